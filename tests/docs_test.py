@@ -229,15 +229,6 @@ def test_links_to_files_lead_somewhere(page):
     assert (page.parent / target).is_file(), target
 
 
-def test_modules_on_the_page_of_what_is_public_exist():
-  text = (ROOT / "docs" / "api.md").read_text(encoding="utf-8")
-  modules = re.findall(r"^::: ([\w.]+)$", text, re.M)
-  assert len(modules) > 5
-  for module in modules:
-    path = ROOT / module.replace(".", "/")
-    assert path.with_suffix(".py").is_file() or path.is_dir(), module
-
-
 def _messages() -> list[str]:
   """Returns every string of the package, with "..." for its fields."""
   found = []

@@ -11,9 +11,7 @@ import pytest
 
 from palm_mtf import config
 from palm_mtf._tf import tf
-from palm_mtf.accounting.communication import sent_bytes
 from palm_mtf.accounting.hardware import check_chip, chip_names
-from palm_mtf.accounting.memory import device_bytes, parameter_slices
 from palm_mtf.architecture.parameters import count_parameters, parameter_shapes
 from palm_mtf.checkpoints.writer import removable
 from palm_mtf.cli import gin_files
@@ -23,7 +21,6 @@ from palm_mtf.cli.gin_statements import read_file
 from palm_mtf.config import mesh_layout
 from palm_mtf.config.macros import macros_of
 from palm_mtf.config.tpu_slice import tpu_slice
-from palm_mtf.errors import UserError
 from palm_mtf.machine.activation_dtype import resolve_dtype
 from palm_mtf.model_dir.paths import step_of
 from palm_mtf.programs.train_program import build_train_program
@@ -289,8 +286,8 @@ def test_the_header_of_a_defaults_file_speaks_of_its_command(command):
 
 
 # PaLM (sections 4 and 5.1) has 3,072 chips per pod in a mesh of 12 x 256, 768
-# hosts, 1.3 GB per step from a host to its counterpart, and rewinds of about
-# 100 steps that skip 200 to 500 batches. The slices of 8B and 62B are ours.
+# hosts, and rewinds of about 100 steps that skip 200 to 500 batches. The slices
+# of 8B and 62B are ours.
 @pytest.mark.parametrize(
   ("name", "axes", "rows"),
   [
@@ -317,41 +314,8 @@ def test_recipes_of_two_pods_join_what_the_paper_trained_with(name, axes, rows):
   assert watch.spike_policy == "rewind" and 200 <= watch.spike_skip_steps <= 500
   where = tpu_slice(mesh.tpu)
   assert math.prod(where.chips) == math.prod(axes.values())
-  if name == "palm_540b":
+  if name == "palm_540b":  # communication_test.py has its 1.3 GB
     assert (2 * math.prod(where.chips), where.num_hosts) == (6144, 768)
-    sent = sum(sent_bytes(settings.model, mesh, pods).values())
-    assert sent / where.num_hosts / 2**30 == pytest.approx(1.31, abs=0.005)
-
-
-# 12 x 21,333 is 255,996, so only PaLM 540B's pod needs rows of padding.
-@pytest.mark.parametrize(
-  ("name", "axis", "rows"),
-  [("8b", 4, 64_000), ("62b", 8, 32_000), ("540b", 12, 21_334)],
-)
-def test_the_vocabulary_of_256000_is_padded_to_what_the_pod_divides(
-  name, axis, rows
-):
-  _, settings = load_recipe(
-    FOLDER / "recipes" / f"palm_{name}_two_pods.gin"
-  ).build()
-  model, mesh = settings.model, settings.mesh_layout
-  assert model.vocab_size == 256_000
-  assert mesh.axis_size_of("vocab") == axis
-  assert mesh.padded_vocab_size(256_000) == axis * rows
-  # A device stores its rows in parts over the other axis.
-  stored = parameter_slices(model, mesh)["embedding"].sizes
-  assert stored == (rows, model.d_model // mesh.axis_size_of("d_model_stored"))
-  assert parameter_shapes(model)["embedding"] == (256_000, model.d_model)
-
-
-@pytest.mark.parametrize("name", ["8b", "62b"])
-def test_smaller_models_do_not_divide_over_the_pod_of_540b(name):
-  files = [f"recipes/palm_{name}_two_pods.gin", "layouts/tpu_palm_540b.gin"]
-  _, settings = gin_files.load("train", files, ["MODEL_DIR='x'"]).build()
-  with pytest.raises(
-    UserError, match=r"heads=\d+ is not divisible by mesh axis"
-  ):
-    mesh_layout.check_layout(settings.mesh_layout, settings.model)
 
 
 @pytest.mark.parametrize("recipe", RECIPES, ids=name_of)
@@ -400,28 +364,6 @@ def test_62b_continues_from_600b_tokens_to_1325b():
     "all",
     "palm_continued",
   )
-
-
-@pytest.mark.parametrize("name", ["palm_8b", "palm_62b", "palm_540b"])
-def test_a_chip_of_two_pods_has_memory_for_what_it_keeps(name):
-  """TPU v4 has 32 GiB. The test computes the activations that REMAT keeps."""
-  _, settings = load_recipe(FOLDER / "recipes" / f"{name}_two_pods.gin").build()
-  model, mesh = settings.model, settings.mesh_layout
-  kept = device_bytes(model, mesh, settings.optimizer)
-  rows = settings.run.batch_sizes.largest / 2 / mesh.num_microbatches
-  tokens = rows / mesh.axes["data"] * model.sequence_length
-  d, q, n = model.d_model, model.num_heads * model.d_kv, mesh.axes["model"]
-  stream = 2 * d / n
-  if model.remat == "layer":
-    of_layer = stream
-  else:  # norm, joined product, rotated q, k and v, attention, SwiGLU
-    of_layer = stream + 2 * (
-      d + (q + 2 * model.d_ff) / n + 4 * model.d_kv + (2 * q + model.d_ff) / n
-    )
-  logits = (4 + 2) * model.vocab_size / n
-  activations = tokens * (model.num_layers * of_layer + logits)
-  total = kept.weights + kept.slots + kept.gradients + activations
-  assert total < 0.8 * 32 * 2**30  # the rest is for gathered weights and more
 
 
 LARGE = ("palm_8b", "palm_62b", "palm_540b")  # up to half a minute each

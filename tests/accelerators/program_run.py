@@ -1,6 +1,10 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Runs a training program on the host path or on virtual accelerators."""
+"""Runs a training program on the host path or on virtual accelerators.
+
+The tests give JAX eight virtual CPU devices (tests/conftest.py), so that a
+process has two pods of four devices, or one of eight.
+"""
 
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
@@ -9,16 +13,32 @@ from typing import Any
 import numpy as np
 
 from palm_mtf._tf import tf
+from palm_mtf.accelerators import train_program
 from palm_mtf.config import MeshLayout, ModelConfig, PodsConfig
 from palm_mtf.mesh.session import session_config
 from palm_mtf.programs.train_program import TrainProgram, build_train_program
 from palm_mtf.runtime.client.client import Client
+from palm_mtf.runtime.client.connect import accelerators_here
 from palm_mtf.training.step import TrainStep
-from tests.accelerators import on_virtual_devices
 from tests.mtf_testing import PALM_OPTIMIZER, read_variables
 
 FEATURES = ("inputs", "targets", "segments", "loss_weights", "prefix")
 BATCH_SIZE = 8
+
+
+def build_on_accelerators(
+  config: ModelConfig,
+  mesh_layout: MeshLayout,
+  optimizer: object,
+  *,
+  pods: PodsConfig,
+  **more: object,
+) -> TrainProgram:
+  """Builds a training step of accelerators in the current tf.Graph."""
+  devices = accelerators_here(mesh_layout, pods.num_pods).devices
+  return train_program.build_train_program(
+    config, mesh_layout, optimizer, pods=pods, devices=devices, **more
+  )
 
 
 class ProgramRun:
@@ -49,9 +69,7 @@ def run_of(
   batch_size: int = BATCH_SIZE,
 ) -> Iterator[ProgramRun]:
   """Opens a run; on accelerators if `mesh` has TPU."""
-  build = build_train_program
-  if mesh.tpu:
-    build = on_virtual_devices.build_train_program
+  build = build_on_accelerators if mesh.tpu else build_train_program
   with (
     tf.Graph().as_default(),
     tf.Session(config=session_config(mesh.num_devices, num_pods)) as session,

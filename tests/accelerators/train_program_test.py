@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from palm_mtf.config import MeshLayout, PodsConfig
-from tests.accelerators.on_virtual_devices import build_train_program
+from tests.accelerators.program_run import build_on_accelerators
 from tests.blocks import SETTINGS, block_config
 from tests.mtf_testing import (
   PALM_OPTIMIZER,
@@ -68,7 +68,7 @@ def train_here(
     num_steps=num_steps,
     batch_size=BATCH_SIZE,
     pods=PodsConfig(num_pods=num_pods, dcn_dtype="float32"),
-    build=build_train_program,
+    build=build_on_accelerators,
   )
 
 

@@ -54,29 +54,22 @@ def recomputing(*args, **settings) -> ModelResult:
 
 SPLIT = mesh_layout("all over data and model")
 _PALM = "layer_norm parallel multi_query"
-_LLAMA = "rms_norm serial multi_head"
+# `make test` tries these with documents or on a mesh, and other blocks of
+# SETTINGS on one device. Learned positions count from a document's start.
+_IN_DOCUMENTS = ("GPT-2", "LaMDA", "Transformer-XL in groups")
+_ON_A_MESH = ("LLaMA 3",)
 # {what computes: (function, rows, names that `make test` tries, other names)}.
-# `make test` tries each block that is not PaLM's once, and pairs of PaLM's
-# choices.
 EXECUTORS = {
   "one device": (
     run_model,
     random_tokens,
-    (
-      *("LLaMA", "Mistral", "Qwen 3", "Gemma", "GPT-J", "GPT-NeoX", "Gopher"),
-      *("BLOOM", "no positions", "ALiBi with a norm of q and k"),
-      *("T5 with one key head", _PALM, _LLAMA),
-    ),
+    (_PALM, *(x for x in SETTINGS if x not in _IN_DOCUMENTS + _ON_A_MESH)),
     {**SETTINGS, **PALM},
   ),
-  # Learned positions count from the start of each document.
   "documents": (
     run_model,
     random_documents,
-    (
-      *("GPT-2", "LaMDA", "Transformer-XL in groups"),
-      "layer_norm serial multi_head",
-    ),
+    (*_IN_DOCUMENTS, "layer_norm serial multi_head"),
     {**SETTINGS, **PALM},
   ),
   "prefixes": (
@@ -88,13 +81,13 @@ EXECUTORS = {
   "without C++": (
     without_cpp,
     random_documents,
-    ("Phi", "Gemma", _PALM),
-    ("LLaMA 3", "GPT-2", "layer_norm serial multi_head"),
+    ("Gemma", _PALM),
+    ("LLaMA 3", "GPT-2", "Phi", "layer_norm serial multi_head"),
   ),
   "PaLM's 2D": (
     functools.partial(run_model, mesh=mesh_layout("PaLM's 2D")),
     random_documents,
-    ("LLaMA 3",),
+    _ON_A_MESH,
     SETTINGS,
   ),
   "all over data and model": (
@@ -152,24 +145,20 @@ def test_logits_and_gradients_equal_the_oracle_s(executor, name):
   result_of(executor, name)
 
 
-def test_make_test_tries_each_block():
-  tried = {x for _, _, fast, _ in EXECUTORS.values() for x in fast}
-  assert tried >= SETTINGS.keys() - {"without statistics"}
-
-
 @pytest.mark.parametrize(
   ("run", "name"),
   [
     (run_model, _PALM),
-    (run_model, _LLAMA),
-    *(
-      pytest.param(run_model, name, marks=pytest.mark.slow)
-      for name in PALM
-      if name not in (_PALM, _LLAMA)
-    ),
-    pytest.param(without_cpp, _PALM, marks=pytest.mark.slow),
-    pytest.param(without_cpp, _LLAMA, marks=pytest.mark.slow),
+    (run_model, "LLaMA"),
     (run_unitransformer, _PALM),
+    *(
+      pytest.param(run, name, marks=pytest.mark.slow)
+      for run, names in (
+        (run_model, list(PALM)[1:]),
+        (without_cpp, (_PALM, "LLaMA")),
+      )
+      for name in names
+    ),
   ],
 )
 def test_bfloat16_agrees_with_the_oracle_to_its_8_bits(run, name):

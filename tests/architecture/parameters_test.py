@@ -78,24 +78,6 @@ def test_names_and_shapes_follow_the_schema_in_order_of_creation():
   ]
 
 
-@pytest.mark.parametrize(
-  ("changes", "different"),
-  [
-    (
-      {"attention": "multi_head"},
-      {"layer_000/attention/k": (8, 3, 4), "layer_000/attention/v": (8, 3, 4)},
-    ),
-    ({"block": "serial"}, {"layer_000/mlp_norm/scale": (8,)}),
-    ({"norm": "rms_norm"}, {}),
-  ],
-)
-def test_other_forms_have_these_parameters_instead_or_besides(
-  changes, different
-):
-  shapes = parameter_shapes(dataclasses.replace(TINY, **changes))
-  assert shapes == {**parameter_shapes(TINY), **different}
-
-
 def test_the_serial_block_has_its_second_norm_before_its_mlp():
   names = list(parameter_shapes(dataclasses.replace(TINY, block="serial")))
   assert names.index("layer_000/mlp_norm/scale") == (

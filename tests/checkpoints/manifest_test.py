@@ -38,6 +38,7 @@ from tests.checkpoint_files import (
   steps_of,
   write,
 )
+from tests.refusals import message_of
 
 
 def flip_bit(path: pathlib.Path, place: int) -> None:
@@ -94,9 +95,7 @@ def test_what_cannot_be_read_just_now_is_not_called_damaged(
     raise OSError(errno.EIO, os.strerror(errno.EIO))
 
   monkeypatch.setattr(manifest_module, "hash_file", fail)
-  with pytest.raises(UserError) as error:
-    newest_whole(str(tmp_path))
-  assert str(error.value) == (
+  assert message_of(newest_whole, str(tmp_path)) == (
     f"cannot read {newest}/weights.data: Input/output error; mend that, or "
     f"move {newest} away."
   )
@@ -133,9 +132,9 @@ def test_what_a_later_version_wrote_is_not_called_damaged(tmp_path, capsys):
   del content["blake2b"]
   with open(f"{newest}/manifest.json", "w") as file:
     json.dump(seal({**content, "later": 1}, "blake2b"), file)
-  with pytest.raises(UserError) as error:
-    newest_whole(str(tmp_path))
-  assert str(error.value).startswith(f"{newest} is of another version of palm")
+  assert message_of(newest_whole, str(tmp_path)).startswith(
+    f"{newest} is of another version of palm"
+  )
   assert not capsys.readouterr().err
 
 

@@ -25,6 +25,7 @@ from palm_mtf.data.batches.corpus import Corpus
 from palm_mtf.errors import UserError
 from tests import checkpoint_files
 from tests.checkpoint_files import SHAPES, save_tensors, write
+from tests.refusals import message_of
 
 DATA = DataConfig(text_files="*.txt", vocabulary=None, validation_share=0.1)
 
@@ -40,9 +41,9 @@ def test_what_is_not_asked_for_or_not_needed_is_not_read(tmp_path, capsys):
 
 def test_another_model_is_refused_with_names_and_shapes(tmp_path):
   path = write(tmp_path, 3).path
-  with pytest.raises(UserError) as error:
-    find_initial_weights(path, None, {**SHAPES, "embedding": (5, 2)})
-  assert str(error.value).startswith(
+  assert message_of(
+    find_initial_weights, path, None, {**SHAPES, "embedding": (5, 2)}
+  ).startswith(
     f"INIT_CHECKPOINT = {path!r}: {path} has embedding [4, 2], the model wants "
     "[5, 2]: it is of another model"
   )
@@ -71,9 +72,9 @@ def test_a_file_that_says_no_step_has_no_state_to_resume(tmp_path):
   save_tensors(tmp_path / "file", embedding=np.zeros([4, 2], np.float32))
   path = str(tmp_path / "file")
   weights = find_weights("INIT_CHECKPOINT", path)
-  with pytest.raises(UserError) as error:
-    weights_to_load.find_initial_state(weights, run=None, optimizer=None)
-  assert str(error.value) == (
+  assert message_of(
+    weights_to_load.find_initial_state, weights, run=None, optimizer=None
+  ) == (
     f'INIT_CHECKPOINT = {path!r}: INIT_STATE = "all", and a checkpoint of '
     "TensorFlow does not say its step; give one of palm_mtf, or set INIT_STATE "
     'to "weights".'
@@ -86,9 +87,9 @@ def test_weights_without_their_vocabulary_are_refused(tmp_path, capsys):
   weights = find_initial_weights(path, None, SHAPES)
   given = f"INIT_CHECKPOINT = {path!r}"
   for hint in ("", f", such as '{theirs}/vocabulary.model'"):
-    with pytest.raises(UserError) as error:
-      weights_to_load.check_vocabulary_given(weights, str(mine), DATA)
-    assert str(error.value) == (
+    assert message_of(
+      weights_to_load.check_vocabulary_given, weights, str(mine), DATA
+    ) == (
       f"VOCABULARY = None: {given} was trained with another vocabulary; name "
       f"that vocabulary in VOCABULARY{hint}."
     )
@@ -165,9 +166,9 @@ def test_a_file_that_tensorflow_cannot_read_is_one_line(tmp_path):
 def test_other_models_and_vocabularies_are_refused(tmp_path):
   checkpoint = write(tmp_path, 1)
   check_same_model(checkpoint, SHAPES, "f00d")
-  with pytest.raises(UserError) as error:
-    check_same_model(checkpoint, {**SHAPES, "embedding": (4, 3)})
-  assert str(error.value) == (
+  assert message_of(
+    check_same_model, checkpoint, {**SHAPES, "embedding": (4, 3)}
+  ) == (
     f"{checkpoint.path} has embedding [4, 2], the model wants [4, 3]: it is of "
     "another model; use the models/*.gin it was trained with, or another "
     "MODEL_DIR."

@@ -10,8 +10,8 @@ from palm_mtf.cli import gin_checks
 from palm_mtf.cli.gin_files import load
 from palm_mtf.cli.gin_statements import read_file
 from palm_mtf.cli.main import main
-from palm_mtf.errors import UserError
 from tests import processes
+from tests.refusals import message_of
 
 
 def check(tmp_path, *lines):
@@ -101,9 +101,7 @@ def test_literals_of_macros_and_of_our_tasks_are_data(tmp_path, lines):
   ],
 )
 def test_whatever_could_run_code_is_refused_by_its_line(tmp_path, lines, bad):
-  with pytest.raises(UserError) as info:
-    check(tmp_path, "SEED = 3", *lines)
-  assert str(info.value) == (
+  assert message_of(check, tmp_path, "SEED = 3", *lines) == (
     f"config.gin:{1 + len(lines)}: {bad}: runs or permits code from "
     "the author of this run; if you trust the author, add --trust_config."
   )
@@ -111,8 +109,8 @@ def test_whatever_could_run_code_is_refused_by_its_line(tmp_path, lines, bad):
 
 def test_an_included_file_is_data_too(tmp_path):
   (tmp_path / "more.gin").write_text("import subprocess\n")
-  with pytest.raises(UserError, match=r"more\.gin:1: import subprocess: runs"):
-    check(tmp_path, "include 'more.gin'")
+  said = message_of(check, tmp_path, "include 'more.gin'")
+  assert said.startswith("more.gin:1: import subprocess: runs")
 
 
 def test_a_run_is_checked_before_its_modules_and_files_of_the_user_are_not(
@@ -123,10 +121,10 @@ def test_a_run_is_checked_before_its_modules_and_files_of_the_user_are_not(
   run = tmp_path / "config.gin"
   run.write_text("include 'recipes/quickstart.gin'\nimport of_a_stranger\n")
   directory = "MODEL_DIR='x'"
-  with pytest.raises(UserError, match="import of_a_stranger: runs or permits"):
-    load("generate", [], [directory], model_dir=str(tmp_path))
-  with pytest.raises(UserError, match="SystemExit: it ran"):
-    load("generate", [str(run)], [directory]).build()
+  said = message_of(load, "generate", [], [directory], model_dir=str(tmp_path))
+  assert "import of_a_stranger: runs or permits" in said
+  said = message_of(load("generate", [str(run)], [directory]).build)
+  assert "SystemExit: it ran" in said
   run.write_text("include 'recipes/quickstart.gin'\nD_FF = 64\n")
   (tmp_path / "mine.gin").write_text("import json\nSEED = 5\n")
   settings = load(
@@ -170,100 +168,77 @@ import numpy as np
 gin.constant("own.SIZE", 3)
 gin.constant("own.PLACE", object())
 
-
 class Kind(enum.IntEnum):
   SMALL = 2
-
 
 class Plan:
   def __init__(self, layers=1):
     self.layers = layers
 
-
 class UnreadableError(Exception):
   def __str__(self):
     raise ValueError
-
 
 class Unreadable:
   def __repr__(self):
     raise UnreadableError
 
-
 @gin.configurable
 def needs(size=gin.REQUIRED):
   return size
 
-
 def layers_of(plan=None):
   return plan.layers
-
 
 def numpy_number():
   return np.int64(3)
 
-
 def array():
   return np.array([[0, 8], [10, 16]])
-
 
 def path():
   return pathlib.Path("texts") / "*.txt"
 
-
 def kind():
   return Kind.SMALL
-
 
 def group():
   raise ExceptionGroup("several", [ValueError("a"), KeyError("b")])
 
-
 def unreadable_error():
   raise UnreadableError  # whose message raises
-
 
 def interrupted():
   raise KeyboardInterrupt
 
-
 def lines():
   raise ValueError("first\\n  second")
-
 
 def leave():
   sys.exit("no such size")
 
-
 def deeper(inner=None):
   return inner
-
 
 def itself():
   value = []
   value.append(value)
   return value
 
-
 def text():
   return "many"
-
 
 def chip():
   return "v100"
 
-
 def not_a_number():
   return np.float32("nan")
-
 
 def a_set():
   return {1}
 
-
 def unreadable():
   return Unreadable()
-
 
 def chatter():
   print("chatter")
@@ -297,12 +272,8 @@ def configure(here, *lines):
 
 def refusal(here, *lines):
   configuration = configure(here, *lines)
-  with pytest.raises(UserError) as error:
-    configuration.build()
   # The command adds where the macro was set.
-  message = configuration.add_location(str(error.value))
-  assert "\n" not in message
-  return message
+  return configuration.add_location(message_of(configuration.build))
 
 
 def line_of(own, text):
@@ -549,19 +520,28 @@ def layers():
 """
 
 
+@pytest.fixture
+def print_config(here, monkeypatch):
+  """Prints the configuration in a process that calls a module's function."""
+
+  def run(module):
+    monkeypatch.delenv("TF_CPP_MIN_LOG_LEVEL")
+    (here / "mine.py").write_text(module)
+    (here / "mine.gin").write_text(
+      f"include '{RECIPE}'\nimport mine\nNUM_LAYERS = @mine.layers()"
+    )
+    return processes.python(
+      *("-m", "palm_mtf", "train", "--gin_file=mine.gin"),
+      *("--gin.MODEL_DIR='run'", "--print_config"),
+    )
+
+  return run
+
+
 def test_a_module_of_the_user_imports_tensorflow_without_its_notices(
-  tmp_path, monkeypatch
+  print_config,
 ):
-  monkeypatch.delenv("TF_CPP_MIN_LOG_LEVEL")
-  monkeypatch.chdir(tmp_path)
-  (tmp_path / "mine.py").write_text(MODULE)
-  (tmp_path / "mine.gin").write_text(
-    "include 'recipes/quickstart.gin'\nimport mine\nNUM_LAYERS = @mine.layers()"
-  )
-  done = processes.python(
-    *("-m", "palm_mtf", "train", "--gin_file=mine.gin"),
-    *("--gin.MODEL_DIR='run'", "--print_config"),
-  )
+  done = print_config(MODULE)
   assert (done.returncode, done.stderr) == (0, "")
   assert "\nNUM_LAYERS = @mine.layers()" in done.stdout
 
@@ -572,22 +552,13 @@ def test_a_module_of_the_user_imports_tensorflow_without_its_notices(
   [
     "from palm_mtf.tasks import corpus",
     "import palm_mtf.unitransformer",
-    pytest.param("import mesh_tensorflow", marks=pytest.mark.slow),
-    pytest.param("import seqio", marks=pytest.mark.slow),
+    "import mesh_tensorflow",
+    "import seqio",
   ],
 )
 def test_modules_that_import_tensorflow_print_no_notices(
-  statement, tmp_path, monkeypatch
+  statement, print_config
 ):
-  monkeypatch.delenv("TF_CPP_MIN_LOG_LEVEL")
-  monkeypatch.chdir(tmp_path)
-  (tmp_path / "mine.py").write_text(f"{statement}\ndef layers():\n  return 3\n")
-  (tmp_path / "mine.gin").write_text(
-    "include 'recipes/quickstart.gin'\nimport mine\nNUM_LAYERS = @mine.layers()"
-  )
-  done = processes.python(
-    *("-m", "palm_mtf", "train", "--gin_file=mine.gin"),
-    *("--gin.MODEL_DIR='run'", "--print_config"),
-  )
+  done = print_config(f"{statement}\ndef layers():\n  return 3\n")
   assert done.returncode == 0, done.stderr
   assert "oneDNN" not in done.stderr

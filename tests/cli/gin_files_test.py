@@ -14,9 +14,9 @@ import pytest
 from palm_mtf.cli.gin_files import load, read_chip
 from palm_mtf.config import Config
 from palm_mtf.config.macros import macros_of
-from palm_mtf.errors import UserError
 from palm_mtf.machine.cache_folder import measured_hardware, write_cached
 from tests import processes
+from tests.refusals import message_of
 
 RECIPE = "recipes/quickstart.gin"
 DIR = 'MODEL_DIR="runs/x"'
@@ -49,9 +49,7 @@ def without_origins(configuration) -> list[str]:
 
 
 def refusal(*files: str, bindings: tuple[str, ...] = (DIR,)) -> str:
-  with pytest.raises(UserError) as error:
-    load("train", files, bindings)
-  return str(error.value)
+  return message_of(load, "train", files, bindings)
 
 
 @pytest.mark.parametrize("command", ["evaluate", "generate", "train"])
@@ -369,9 +367,7 @@ def test_a_macro_that_is_not_set_is_named(file, message):
 
 def test_a_list_as_the_key_of_a_dict_is_one_line(here):
   mine = write(here, "mine.gin", "PROMPT_HEADERS = {%A: 'x'}\nA = [1]\n")
-  with pytest.raises(UserError) as error:
-    load("evaluate", [RECIPE, mine], [DIR]).build()
-  assert str(error.value) == (
+  assert message_of(load("evaluate", [RECIPE, mine], [DIR]).build) == (
     'PROMPT_HEADERS = {%A: "x"} (mine.gin:1): a list or a dict cannot be the '
     "key of a dict."
   )
@@ -384,9 +380,7 @@ def test_many_macros_that_are_not_set_are_counted():
     if default is dataclasses.MISSING
   ]
   count = 1 + len(required)  # MODEL_DIR
-  with pytest.raises(UserError) as error:
-    load("evaluate")
-  assert str(error.value) == (
+  assert message_of(load, "evaluate") == (
     f"MODEL_DIR, NUM_LAYERS, D_MODEL and {count - 3} more are not set; start "
     "from a recipe, such as --gin_file=recipes/quickstart.gin"
   )
@@ -452,6 +446,8 @@ def test_what_names_no_file_brings_nothing(chip):
 def measured(tmp_path, monkeypatch):
   """The file of this machine's rates."""
   monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+  assert hardware().chip_memory_bandwidth is None
+  assert measured_hardware().startswith(f"{tmp_path}/palm_mtf/hardware/")
   write_cached(measured_hardware(), b"CHIP_MEMORY_BANDWIDTH = 2e10\n")
   assert hardware().chip_memory_bandwidth == 2e10
   return pathlib.Path(measured_hardware())
@@ -498,15 +494,6 @@ def test_a_cache_that_may_not_be_searched_is_like_none(measured, tmp_path):
   assert (run.returncode, run.stdout) == (0, "{}\n"), run.stderr
 
 
-def test_the_measured_rates_are_this_machines(tmp_path, monkeypatch):
-  monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-  assert hardware().chip_memory_bandwidth is None
-  path = tmp_path / "palm_mtf" / "hardware"
-  path.mkdir(parents=True)
-  assert measured_hardware().startswith(str(path))
-  with open(measured_hardware(), "w") as file:
-    file.write("CHIP_MEMORY_BANDWIDTH = 2e10\n")
-  assert hardware().chip_memory_bandwidth == 2e10
-  # Rates are stored per number of usable cores.
+def test_rates_are_of_the_cores_that_the_process_may_use(measured, monkeypatch):
   monkeypatch.setattr("palm_mtf.machine.cache_folder.usable_cores", lambda: 99)
   assert hardware().chip_memory_bandwidth is None

@@ -15,6 +15,7 @@ from palm_mtf.cli.gin_statements import (
   read_file,
 )
 from palm_mtf.errors import UserError
+from tests.refusals import message_of
 
 
 @pytest.fixture(autouse=True)
@@ -27,12 +28,6 @@ def read(here, text: str):
   path = here / "mine.gin"
   path.write_text(text, encoding="utf-8")
   return read_file(path)
-
-
-def refusal(read_it, *arguments) -> str:
-  with pytest.raises(UserError) as error:
-    read_it(*arguments)
-  return str(error.value)
 
 
 def test_settings_keep_their_origins_through_includes(here):
@@ -143,7 +138,7 @@ KINDS = "write a number, True, None, a quoted text or a list of these."
 )
 def test_a_text_without_quotes_is_answered_with_what_was_meant(binding, meant):
   name, _, text = binding.partition("=")
-  assert refusal(read_command_line, [binding]) == (
+  assert message_of(read_command_line, [binding]) == (
     f"--gin.{binding}: {text} is not a Python value; write --gin.{name}={meant}"
   )
 
@@ -152,7 +147,6 @@ def test_a_text_without_quotes_is_answered_with_what_was_meant(binding, meant):
   ("binding", "message"),
   [
     *((text, "write --gin.NAME=VALUE.") for text in ("SEED", "=3", "A B=3")),
-    ("SEED=1\nX=2", "give one value."),
     ("P=[a]", f"a is not a Python value; {KINDS}"),
     ("SEED=", f"unable to parse value; {KINDS}"),
     ("P=[1", f"a bracket or a quote is not closed; {KINDS}"),
@@ -161,7 +155,9 @@ def test_a_text_without_quotes_is_answered_with_what_was_meant(binding, meant):
   ],
 )
 def test_a_wrong_value_on_the_command_line_is_shown_quoted(binding, message):
-  assert refusal(read_command_line, [binding]) == f"--gin.{binding}: {message}"
+  assert (
+    message_of(read_command_line, [binding]) == f"--gin.{binding}: {message}"
+  )
 
 
 @pytest.mark.parametrize(
@@ -190,12 +186,12 @@ def test_a_wrong_value_on_the_command_line_is_shown_quoted(binding, message):
   ],
 )
 def test_a_wrong_line_in_a_file_is_named(here, text, message):
-  assert refusal(read, here, text) == f"mine.gin:{message}"
+  assert message_of(read, here, text) == f"mine.gin:{message}"
 
 
 def test_files_that_include_each_other_are_named(here):
   (here / "other.gin").write_text("include 'mine.gin'\n")
-  assert refusal(read, here, "include 'other.gin'\n") == (
+  assert message_of(read, here, "include 'other.gin'\n") == (
     "mine.gin -> other.gin -> mine.gin: gin files include each other in a "
     "circle."
   )
@@ -210,8 +206,8 @@ def test_a_file_may_be_included_twice(here):
 
 def test_a_file_that_is_no_text_is_named(here):
   (here / "mine.gin").write_bytes(b"A = '\xff'\n")
-  with pytest.raises(UserError, match=r"^mine\.gin, line 1: not UTF-8, byte"):
-    read_file(here / "mine.gin")
+  said = message_of(read_file, here / "mine.gin")
+  assert said.startswith("mine.gin, line 1: not UTF-8, byte")
 
 
 @pytest.mark.filterwarnings("ignore:invalid escape sequence")

@@ -27,6 +27,7 @@ def results(finished, palm_mtf):
   def run(command, *flags, form=("--model_dir", finished)):
     code, out, err = palm_mtf(command, *form, *flags, "--json")
     assert code == 0, err
+    assert "warning" not in err
     first = without_stamps(err).splitlines()[0].removeprefix("palm_mtf: ")
     return first, [json.loads(line) for line in out.splitlines()]
 

@@ -101,19 +101,18 @@ def test_wrong_input_is_one_line(fails, flags, message):
   ("flag", "rule"),
   [
     ("NUM_LAYERS=1000000000", "at most 10,000"),
-    ("D_MODEL=1000000000", "at most 16,777,216"),
-    ("NUM_HEADS=1000000000", "at most 16,777,216"),
-    ("D_KV=1000000000", "at most 16,777,216"),
-    ("D_FF=1000000000", "at most 16,777,216"),
-    ("VOCAB_SIZE=1000000000", "at most 16,777,216"),
-    ("SEQUENCE_LENGTH=1000000000", "at most 16,777,216"),
-    ("GLOBAL_BATCH_SIZE=1000000000000", "at most 16,777,216"),
+    *(
+      (f"{name}=1000000000", "at most 16,777,216")
+      for name in (
+        *("D_MODEL", "NUM_HEADS", "D_KV", "D_FF", "VOCAB_SIZE"),
+        *("SEQUENCE_LENGTH", "GLOBAL_BATCH_SIZE", "NUM_MICROBATCHES"),
+      )
+    ),
     ("GLOBAL_BATCH_SIZE=[[0, 1000000000000]]", "at most 16,777,216"),
     (
       "GLOBAL_BATCH_SIZE=[[0, 8], [1000000000000, 16]]",
       "at most 1,000,000,000",
     ),
-    ("NUM_MICROBATCHES=1000000000", "at most 16,777,216"),
     ("TRAIN_STEPS=1000000000000", "at most 1,000,000,000"),
     ("EVAL_BATCHES=1000000000000", "at most 1,000,000"),
     ("SAMPLE_TOKENS=1000000000000", "at most 16,777,216"),

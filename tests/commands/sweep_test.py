@@ -161,8 +161,8 @@ def children_of(pid):
   ("number", "code"),
   [
     (signal.SIGTERM, 143),
-    pytest.param(signal.SIGINT, 130, marks=pytest.mark.slow),
-    pytest.param(signal.SIGKILL, -9, marks=pytest.mark.slow),
+    (signal.SIGINT, 130),
+    (signal.SIGKILL, -9),
   ],
 )
 def test_a_stopped_sweep_leaves_no_process_and_resumes(
@@ -215,63 +215,48 @@ def test_a_sweep_that_was_killed_ends_with_the_bits_of_one_that_was_not(
     )
 
 
-MANY = {"SWEEP_AT_ONCE": 10_000}
+UNKNOWN = 'unknown macro NUM_LAYER (did you mean "NUM_LAYERS"?) in SWEEP_RUNS '
+BATCH = {"GLOBAL_BATCH_SIZE": 3, "NUM_PODS": 2}
+# (SWEEP_RUNS, the message after "SWEEP_RUNS")
+AXES = [
+  ([], " = []: give a list of axes, such as"),
+  ([{}], ": an axis is {}; give"),
+  ([{"a/b": {}}], ": a run is named 'a/b'"),
+  ([{"a": 1}], ' "a": is 1; give {macro: value}'),
+  ([{"a": BATCH}], ' "a": a batch of 3 is not divisible by NUM_PODS = 2.'),
+  (
+    [{"a": {}, "a-b": {}}, {"b-c": {}, "c": {}}],
+    ': two runs are named "a-b-c"',
+  ),
+  (
+    [{"a": {"D_FF": 64}}, {"b": {"D_FF": 32}}],
+    ' "b": sets D_FF, which another',
+  ),
+  ([{"a": {"MODEL_DIR": "x"}}], ' "a": sets MODEL_DIR, which is of the whole'),
+  (
+    [{"a": {}, "b": {"VOCAB_SIZE": 400}}],
+    ' "b": VOCAB_SIZE = 400, and "a" has',
+  ),
+  (
+    [{"a": {}, "b": {"GLOBAL_BATCH_SIZE": 8}}],
+    ' "b": validates on 16 rows, an',
+  ),
+]
 
 
 @pytest.mark.parametrize(
   ("axes", "macros", "said"),
   [
-    ([], {}, "SWEEP_RUNS = []: give a list of axes, such as"),
-    ([{}], {}, "SWEEP_RUNS: an axis is {}; give"),
-    ([{"a/b": {}}], {}, "SWEEP_RUNS: a run is named 'a/b'"),
-    ([{"a": 1}], {}, 'SWEEP_RUNS "a": is 1; give {macro: value}'),
-    (
-      [{"a": {"NUM_LAYER": 2}}],
-      {},
-      'unknown macro NUM_LAYER (did you mean "NUM_LAYERS"?) in SWEEP_RUNS "a"',
-    ),
-    (
-      [{"a": {"D_KV": 7}}],
-      {},
-      "D_KV = 7: rotary embedding turns pairs of numbers",
-    ),
-    (
-      [{"a": {"GLOBAL_BATCH_SIZE": 3, "NUM_PODS": 2}}],
-      {},
-      'SWEEP_RUNS "a": a batch of 3 is not divisible by NUM_PODS = 2.',
-    ),
-    (
-      [{"a": {}, "a-b": {}}, {"b-c": {}, "c": {}}],
-      {},
-      'SWEEP_RUNS: two runs are named "a-b-c"; rename one.',
-    ),
-    (
-      [{"a": {"D_FF": 64}}, {"b": {"D_FF": 32}}],
-      {},
-      'SWEEP_RUNS "b": sets D_FF, which another axis sets too',
-    ),
-    (
-      [{"a": {"MODEL_DIR": "x"}}],
-      {},
-      'SWEEP_RUNS "a": sets MODEL_DIR, which is of the whole sweep',
-    ),
-    (
-      [{"a": {}, "b": {"VOCAB_SIZE": 400}}],
-      {},
-      'SWEEP_RUNS "b": VOCAB_SIZE = 400, and "a" has 320: losses of other',
-    ),
-    (
-      [{"a": {}, "b": {"GLOBAL_BATCH_SIZE": 8}}],
-      {},
-      'SWEEP_RUNS "b": validates on 16 rows, and "a" on 8',
-    ),
+    *((axes, {}, f"SWEEP_RUNS{said}") for axes, said in AXES),
+    ([{"a": {"NUM_LAYER": 2}}], {}, f'{UNKNOWN}"a"'),
+    ([{"a": {"D_KV": 7}}], {}, "D_KV = 7: rotary embedding turns pairs of num"),
     (
       TWO,
       {"SWEEP_HELD_OUT": ["smal"]},
       "SWEEP_HELD_OUT = ['smal']: no axis of SWEEP_RUNS has \"smal\" (did you "
       'mean "small"?)',
     ),
-    (TWO, MANY, "SWEEP_AT_ONCE = 10000: more runs than the"),
+    (TWO, {"SWEEP_AT_ONCE": 10_000}, "SWEEP_AT_ONCE = 10000: more runs than"),
     (TWO, {"SWEEP_AT_ONCE": 0}, "SWEEP_AT_ONCE = 0: give a whole number"),
   ],
 )

@@ -11,6 +11,7 @@ import pathlib
 import shlex
 import shutil
 import signal
+import threading
 import types
 from concurrent import futures
 
@@ -152,19 +153,19 @@ def test_a_resume_with_other_kernels_says_so_before_the_first_step(
   corpus, finished, tmp_path, monkeypatch, capsys
 ):
   model_dir = copy_of(finished, tmp_path)
-
-  def resumed(steps):
-    settings = {"TRAIN_STEPS": steps, "PROMPTS": [], "LOG_STEPS": 1}
-    assert runs.run("train", corpus, model_dir, **settings) == 0
-    return capsys.readouterr().err.partition(f"step {steps}/")[0]
-
   monkeypatch.setenv("TF_ENABLE_ONEDNN_OPTS", "0")
-  (line,) = (x for x in resumed(13).splitlines() if "kernels" in x)
+  settings = {"TRAIN_STEPS": 13, "PROMPTS": [], "LOG_STEPS": 1}
+  assert runs.run("train", corpus, model_dir, **settings) == 0
+  before, _, _ = capsys.readouterr().err.partition("step 13/")
+  (line,) = (x for x in before.splitlines() if "kernels" in x)
   assert line.endswith(
     "warning: from step 12 on, other kernels compute the numbers: "
     "TF_ENABLE_ONEDNN_OPTS: 0, before not set"
   )
-  assert "kernels" not in resumed(14)  # the checkpoint of step 13 has them
+  # So that the next resume is silent, the checkpoint has the other kernels.
+  manifest = newest_whole(str(model_dir)).manifest
+  assert manifest.step == 13
+  assert manifest.kernels["TF_ENABLE_ONEDNN_OPTS"] == "0"
 
 
 @pytest.mark.slow
@@ -320,32 +321,53 @@ def test_learns_from_context_what_no_unigram_model_can(
   assert "one two three four five six" in out
 
 
-@pytest.mark.parametrize(
-  "number",
-  [pytest.param(signal.SIGINT, marks=pytest.mark.slow), signal.SIGTERM],
-)
+ENDLESS = {"TRAIN_STEPS": 100_000, "CHECKPOINT_STEPS": 100_000, "PROMPTS": []}
+
+
+def has_evaluated(model_dir):
+  metrics = model_dir / "metrics.jsonl"
+  return metrics.exists() and "validation_loss" in metrics.read_text()
+
+
 def test_a_second_trainer_is_refused_and_a_signal_stops_the_first_cleanly(
-  number, corpus, tmp_path, capsys
+  corpus, tmp_path, capsys
 ):
-  settings = {"CHECKPOINT_STEPS": 100_000, "PROMPTS": []}
-  process = runs.start(
-    "train", corpus, tmp_path, TRAIN_STEPS=100_000, **settings
-  )
-  lines = []
-  for line in process.stderr:
-    lines.append(line)
-    if "  validation loss " in line:  # of step 6
-      assert runs.run("train", corpus, tmp_path) == 2
-      assert f"process {process.pid} on" in capsys.readouterr().err
-      process.send_signal(number)
-      break
-  _, rest = process.communicate(timeout=60)
+  ended, codes = threading.Event(), []
+
+  def meet():
+    while not has_evaluated(tmp_path):
+      if ended.wait(0.01):
+        return
+    try:
+      codes.append(runs.run("train", corpus, tmp_path))
+    finally:
+      os.kill(os.getpid(), signal.SIGTERM)
+
+  thread = threading.Thread(target=meet)
+  thread.start()
+  codes.append(runs.run("train", corpus, tmp_path, **ENDLESS))
+  ended.set()
+  thread.join()
   # The exit code makes `train && evaluate` stop.
-  assert process.returncode == 128 + number, rest
-  assert f"stopped by {number.name}" in rest
-  assert "run the same command to resume" in rest
+  assert codes == [2, 128 + signal.SIGTERM]
+  said = capsys.readouterr().err
+  assert f"process {os.getpid()} on" in said
+  assert "stopped by SIGTERM" in said
+  assert "run the same command to resume" in said
   newest = newest_whole(str(tmp_path)).manifest.step
   assert newest >= runs.read_metrics(tmp_path)[-1]["step"] >= 6
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_stops_a_process_that_trains(number, corpus, tmp_path):
+  process = runs.start("train", corpus, tmp_path, **ENDLESS)
+  wait_until(lambda: has_evaluated(tmp_path), process)
+  process.send_signal(number)
+  _, said = process.communicate(timeout=60)
+  assert process.returncode == 128 + number, said
+  assert f"stopped by {number.name}" in said
+  assert newest_whole(str(tmp_path)).manifest.step >= 6
 
 
 @pytest.mark.slow

@@ -10,8 +10,8 @@ from palm_mtf.config.tpu_slice import (
   check_pods,
   tpu_slice,
 )
-from palm_mtf.errors import UserError
 from tests.mtf_testing import small_config
+from tests.refusals import message_of
 
 
 @pytest.mark.parametrize(
@@ -85,6 +85,4 @@ def test_a_slice_has_the_devices_and_hosts_of_its_name(name, devices, hosts):
   ],
 )
 def test_what_does_not_fit_is_told_with_the_rule_and_the_fix(make, message):
-  with pytest.raises(UserError) as error:
-    make()
-  assert str(error.value) == message
+  assert message_of(make) == message

@@ -47,10 +47,6 @@ def test_pieces_that_join_digits_are_found(foreign, joined):
   assert any(c.isdigit() for c in pieces.first_joined_digits) == joined
 
 
-def test_our_vocabulary_loses_nothing(vocabulary):
-  assert vocabulary.losses() == []
-
-
 @pytest.mark.parametrize(
   ("settings", "lost"),
   [

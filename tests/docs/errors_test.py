@@ -18,7 +18,7 @@ from palm_mtf.json_text import json_text
 from palm_mtf.model_dir.foreign_files import read_sealed, seal
 from palm_mtf.model_dir.lock import training_lock
 from tests import runs
-from tests.source_files import ROOT
+from tests.source_files import ROOT, python_files, text_of
 
 PAGE = (ROOT / "docs" / "errors.md").read_text(encoding="utf-8")
 MESSAGES = re.findall(r"^\| `(.+?)` \|", PAGE, re.M)
@@ -89,108 +89,34 @@ COMMANDS = {
   "--slots": ["serve", "--model_dir={finished}", "--slots=900000000"],
 }
 
-# Messages that need servers, libraries or full disks: other tests give them.
+# Messages that need servers, libraries or full disks, and the first words of
+# the test that gives each of them.
 TESTS = {
-  "--compile needs libtpu": (
-    "commands/plan_test.py",
-    "test_compiling_needs_a_chip_that_it_knows_and_its_compiler",
-  ),
-  "--compile needs jax-cuda12-plugin": (
-    "commands/plan_test.py",
-    "test_compiling_needs_a_chip_that_it_knows_and_its_compiler",
-  ),
-  "...: the compiled step does not fit": (
-    "accelerators/compile_test.py",
-    "test_settings_that_fit_are_found_by_compiling_them",
-  ),
-  "... returns ...; return a dict": (
-    "evaluation/seqio_evaluator_test.py",
-    "test_a_metric_function_that_returns_no_dict_is_named",
-  ),
-  'SWEEP_RUNS "..."': (
-    "commands/sweep_test.py",
-    "test_a_run_whose_settings_changed_is_refused_by_name",
-  ),
-  "MESH_SHAPE and NUM_PODS": (
-    "mesh/cpu_gpu_test.py",
-    "test_fewer_gpus_than_devices_is_an_error_with_the_numbers",
-  ),
-  "... was trained with another vocabulary": (
-    "commands/train_test.py",
-    "test_model_dir_of_another_vocabulary_is_refused_and_left_as_it_was",
-  ),
-  "cannot read ...: ...; mend that, or remove": (
-    "data/tokens/shard_test.py",
-    "test_a_file_that_cannot_be_read_is_not_called_damaged",
-  ),
-  "cannot read ...: ...; mend that, or move": (
-    "checkpoints/manifest_test.py",
-    "test_what_cannot_be_read_just_now_is_not_called_damaged",
-  ),
-  "...: was changed while": (
-    "data/tokens/store_test.py",
-    "test_text_that_changes_while_it_is_encoded_gets_no_tokens_of_its_old_name",
-  ),
-  "has another kind of CPU": (
-    "runtime/server_info_test.py",
-    "test_another_kind_of_cpu_is_refused_by_its_instructions",
-  ),
-  "JAX failed in": (
-    "accelerators/host_calls_test.py",
-    "test_training_ends_with_one_line_and_its_checkpoint_is_whole",
-  ),
-  "pod ...: the server": (
-    "accelerators/host_calls_test.py",
-    "test_a_server_on_which_jax_does_not_start_in_time_is_named",
-  ),
-  "TensorFlow cannot be loaded": (
-    "_tf_test.py",
-    "test_too_little_memory_for_tensorflow_is_said_in_one_line",
-  ),
-  "no ... can hold": (
-    "runtime/client/places_test.py",
-    "test_pods_that_no_island_can_hold_are_refused_before_a_run",
-  ),
-  "...: no manager answers": (
-    "runtime/manager/client_test.py",
-    "test_where_no_manager_answers_is_one_line",
-  ),
-  "another manager uses it": (
-    "commands/pods_test.py",
-    "test_a_second_manager_on_the_same_file_is_refused",
-  ),
-  "no disk space left": (
-    "model_dir/atomic_files_test.py",
-    "test_what_the_disk_refuses_is_told_with_the_folder",
-  ),
-  "palm_mtf serve answers by aiohttp": (
-    "commands/serve_test.py",
-    "test_a_missing_library_is_one_line",
-  ),
-  "...: is no whole safetensors": (
-    "export/huggingface/tensor_files_test.py",
-    "test_a_header_that_is_no_safetensors_header_is_refused",
-  ),
-  "...: its ... holds a number": (
-    "export/huggingface/tensor_files_test.py",
-    "test_a_number_that_is_not_finite_is_refused_by_the_tensors_name",
-  ),
-  "...: only ... is read": (
-    "export/huggingface/tensor_files_test.py",
-    "test_other_weights_in_the_folder_are_refused_by_name",
-  ),
-  "... = ...: palm_mtf computes only": (
-    "export/huggingface/config_json_test.py",
-    "test_a_setting_that_is_not_of_our_models_is_named",
-  ),
-  "...: other users can": (
-    "generation/serving/access_test.py",
-    "test_a_file_without_private_keys_is_one_error_line",
-  ),
-  "Host: ...": (
-    "generation/serving/access_test.py",
-    "test_a_server_on_loopback_answers_its_own_names_only",
-  ),
+  "--compile needs libtpu": "test_compiling_needs_a_chip_that_it_knows_and_its",
+  "--compile needs jax-cuda12-plugin": "test_compiling_needs_a_chip_that_it",
+  "...: the compiled step does not fit": "test_settings_that_fit_are_found_by",
+  "... returns ...; return a dict": "test_a_metric_function_that_returns_no",
+  'SWEEP_RUNS "..."': "test_a_run_whose_settings_changed_is_refused_by_name",
+  "MESH_SHAPE and NUM_PODS": "test_fewer_gpus_than_devices_is_an_error_with",
+  "... was trained with": "test_model_dir_of_another_vocabulary_is_refused",
+  "cannot read ...: ...; mend that, or remove": "test_a_file_that_cannot_be",
+  "cannot read ...: ...; mend that, or move": "test_what_cannot_be_read_just",
+  "...: was changed while": "test_text_that_changes_while_it_is_encoded_gets",
+  "has another kind of CPU": "test_another_kind_of_cpu_is_refused_by_its",
+  "JAX failed in": "test_training_ends_with_one_line_and_its_checkpoint_is",
+  "pod ...: the server": "test_a_server_on_which_jax_does_not_start_in_time_is",
+  "TensorFlow cannot be loaded": "test_too_little_memory_for_tensorflow_is",
+  "no ... can hold": "test_pods_that_no_island_can_hold_are_refused_before_a",
+  "...: no manager answers": "test_where_no_manager_answers_is_one_line",
+  "another manager uses it": "test_a_second_manager_on_the_same_file_is",
+  "no disk space left": "test_what_the_disk_refuses_is_told_with_the_folder",
+  "palm_mtf serve answers by aiohttp": "test_a_missing_library_is_one_line",
+  "...: is no whole safetensors": "test_a_file_without_a_header_of_safetensors",
+  "...: its ... holds a number": "test_a_number_that_is_not_finite_is_refused",
+  "...: only ... is read": "test_other_weights_in_the_folder_are_refused_by",
+  "... = ...: palm_mtf computes only": "test_a_setting_that_is_not_of_our",
+  "...: other users can": "test_a_file_without_private_keys_is_one_error_line",
+  "Host: ...": "test_a_server_on_loopback_answers_its_own_names_only",
 }
 
 
@@ -265,10 +191,11 @@ def test_the_command_gives_the_message(
   assert re.fullmatch(rf"palm_mtf: {pattern}( \(\w+ is set .*\))?", line), line
 
 
-@pytest.mark.parametrize(("file", "name"), TESTS.values())
-def test_the_other_messages_have_tests(file, name):
-  text = (ROOT / "tests" / file).read_text(encoding="utf-8")
-  assert f"\ndef {name}(" in text
+def test_the_other_messages_have_tests():
+  text = "".join(map(text_of, python_files("tests")))
+  for name in TESTS.values():
+    found = re.findall(rf"^def ({name}\w*)\(", text, re.M)
+    assert len(found) == 1, (name, found)
 
 
 def test_every_message_has_its_test():

@@ -249,9 +249,3 @@ def test_an_action_runs_after_its_steps(block, changed, corpus):
     "2",
     "4",
   ]
-
-
-def test_the_glossary_is_sorted():
-  glossary = PAGE.text.partition("\n## Glossary\n")[2]
-  words = re.findall(r"^\| ([a-z ]+) \| ", glossary, re.M)[1:]
-  assert len(words) > 20 and words == sorted({*words})

@@ -3,13 +3,11 @@
 import contextlib
 import json
 import re
-import shlex
 import ssl
 import subprocess
 
 import pytest
 
-from palm_mtf.cli.command_table import COMMANDS, split_name
 from tests import pod_examples_test, processes, runs
 from tests.doc_pages import Page
 from tests.source_files import ROOT
@@ -144,15 +142,6 @@ def test_the_run_of_the_page_names_the_servers_of_the_page(block):
   assert json.loads(islands.partition("=")[2]) == [
     [f"{host}:2222"] for host in hosts
   ]
-
-
-def test_calls_of_servers_in_sentences_have_flags_of_the_command():
-  calls = re.findall(r"`(palm_mtf pods serve [^`]+)`", PAGE.text)
-  assert len(calls) == 2
-  for call in calls:
-    name, flags = split_name(shlex.split(call)[1:])
-    given = {x for x in flags if x.startswith("--")}
-    assert given <= {*COMMANDS[name].flags}
 
 
 @PAGE.shows("openssl req")

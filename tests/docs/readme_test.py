@@ -90,16 +90,6 @@ def test_flags_in_the_table_of_commands_are_those_of_the_command():
     assert {*re.findall(r"(--\w+)", said)} <= known, name
 
 
-def test_a_model_dir_holds_the_files_that_the_page_lists(finished):
-  said = re.search(r"^`MODEL_DIR` holds (.*?), which", PAGE.text, re.M | re.S)[
-    1
-  ]
-  named = {x.rstrip("/") for x in re.findall(r"`([\w./]+)`", said)}
-  files = {x.name for x in finished.iterdir()}
-  assert named - files == {"traces"}  # of TRACE_STEPS
-  assert any(x.startswith("events.out.tfevents") for x in files)
-
-
 def test_every_block_is_tested():
   PAGE.assert_every_block_is_tested(
     "2026-11-22",  # above

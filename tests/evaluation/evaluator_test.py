@@ -148,35 +148,30 @@ def evaluate_clean(task, contaminated, scores):
 
 
 def test_clean_examples_are_those_of_sets_of_8_grams_and_have_metrics(find):
-  register("plain")
+  register("plain", exemplar_group=["a", "b"] * 6)
   task, found = find("plain")
   assert found == find_contaminated(EXAMPLES, DOCUMENTS)
   assert 0 < len(found) < 12
   scores = [float(2**i) for i in range(12)]
   result = evaluate_clean(task, found, scores)
-  clean = [s for i, s in enumerate(scores) if i not in found]
-  assert result.metrics == {
+  clean = {i: s for i, s in enumerate(scores) if i not in found}
+  of_each = [
+    np.mean([s for i, s in clean.items() if i % 2 == j]) for j in (0, 1)
+  ]
+  expected = {
     "mean_score": np.mean(scores),
-    "mean_score_clean": np.mean(clean),
+    "macro_mean_score": np.mean([np.mean(scores[::2]), np.mean(scores[1::2])]),
+  }
+  assert result.metrics == {
+    **expected,
+    "mean_score_clean": np.mean(list(clean.values())),
+    "macro_mean_score_clean": np.mean(of_each),
   }
   marked = [i for i, x in enumerate(result.records) if x["contaminated"]]
   assert marked == found
   plain = task.evaluate(1, Says(numbers=scores))
-  assert plain.metrics == {"mean_score": np.mean(scores)}
+  assert plain.metrics == expected
   assert "contaminated" not in plain.records[0]
-
-
-def test_averages_over_categories_are_of_clean_examples_too(find):
-  categories = [f"{'ab'[i % 2]}" for i in range(12)]
-  register("plain", exemplar_group=categories)
-  task, found = find("plain")
-  scores = [float(2**i) for i in range(12)]
-  metrics = evaluate_clean(task, found, scores).metrics
-  means = [
-    np.mean([s for i, s in enumerate(scores) if i % 2 == j and i not in found])
-    for j in range(2)
-  ]
-  assert metrics["macro_mean_score_clean"] == np.mean(means)
 
 
 def test_options_of_a_question_stay_together(find):

@@ -32,9 +32,7 @@ def test_the_arrays_equal_the_newest_checkpoint(folder, finished):
       np.testing.assert_array_equal(arrays[name], tensors[name], err_msg=name)
 
 
-def test_the_oracle_scores_like_score_with_only_the_folder(
-  folder, finished, capsys
-):
+def test_the_oracle_scores_like_score_with_only_the_folder(folder, finished):
   fields = json.loads((folder / "config.json").read_text())
   sizes = {name.lower(): value for name, value in fields.items()}
   config = types.SimpleNamespace(**sizes)
@@ -45,10 +43,9 @@ def test_the_oracle_scores_like_score_with_only_the_folder(
     params = {name: arrays[name].astype(np.float64) for name in arrays}
   ids = processor.Encode(TEXT)
   expected = oracle.log_likelihood(config, params, [], ids, config.start_id)
-  capsys.readouterr()
-  flags = ["--model_dir", str(finished), "--json"]
-  assert main(["score", *flags, "--text", TEXT]) == 0
-  score = json.loads(capsys.readouterr().out)
+  (score,) = runs.printed(
+    *("score", "--model_dir", finished, "--json", "--text", TEXT)
+  )
   assert score["log_likelihood"] == pytest.approx(expected, rel=1e-5)
 
 

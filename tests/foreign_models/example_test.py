@@ -66,17 +66,6 @@ def test_the_command_trains_on_two_pods(main, tmp_path, capsys):
       "another GLOBAL_BATCH_SIZE.",
     ),
     (
-      "--gin.AdafactorConfig.learning_rat=0.1",
-      "AdafactorConfig.learning_rat = 0.1 (command line): AdafactorConfig has "
-      'no parameter "learning_rat" (did you mean "learning_rate"?).',
-    ),
-    (
-      "--gin.PodConfig.num_pods=1",
-      'PodConfig.num_pods = 1 (command line): gin knows no "PodConfig" (did '
-      'you mean "PodsConfig"?); import its module, and decorate it with '
-      "gin.configurable.",
-    ),
-    (
       "--gin.NUM_POD=1",
       "NUM_POD = 1 (command line): nothing refers to NUM_POD (did you mean "
       '"NUM_PODS"?); remove it.',

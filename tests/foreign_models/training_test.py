@@ -25,6 +25,7 @@ from palm_mtf.runtime.program import Program
 from palm_mtf.training.step import TrainStep
 from tests import oracle
 from tests.mtf_testing import relative_error
+from tests.refusals import message_of
 from tests.t5_model import FEATURES, MeshTensorFlow, reversed_rows, t5_loss
 
 BATCH_SIZE, NUM_STEPS = 8, 3
@@ -250,9 +251,7 @@ def test_numbers_of_any_library_are_taken(value, dtype, read):
   ],
 )
 def test_what_the_dtype_cannot_hold_is_refused(value, dtype):
-  with pytest.raises(UserError) as error:
-    convert_numbers("x in the batch", value, dtype)
-  assert str(error.value) == (
+  assert message_of(convert_numbers, "x in the batch", value, dtype) == (
     f"x in the batch: give numbers that {dtype.name} holds, in an array or in "
     "lists of equal lengths."
   )

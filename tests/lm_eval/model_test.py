@@ -149,15 +149,3 @@ def test_a_wrong_setting_is_one_line(finished, tmp_path):
   assert "Traceback" not in done.stderr
   last = done.stderr.splitlines()[-1]
   assert last.startswith("palm_mtf: unknown macro STRIDES (did you mean")
-
-
-def test_a_missing_harness_is_one_line():
-  program = (
-    "import runpy, sys; sys.modules['lm_eval'] = None; "
-    "runpy.run_module('palm_mtf.lm_eval', run_name='__main__')"
-  )
-  done = processes.python("-c", program)
-  assert done.returncode == 2
-  assert done.stderr == (
-    "palm_mtf: lm_eval is not installed; pip install 'palm_mtf[lm_eval]'\n"
-  )

@@ -2,11 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """A run answers the harness as `palm_mtf score` and `generate` do."""
 
-import json
-
 import pytest
 
-from palm_mtf.cli.main import main
 from palm_mtf.config import DecodeConfig
 from palm_mtf.data.vocabulary.load import open_vocabulary
 from palm_mtf.errors import UserError
@@ -27,11 +24,8 @@ def run(finished):
   return Run(str(finished), {}, False)
 
 
-def _run_command(command, finished, capsys, *flags) -> list[dict]:
-  capsys.readouterr()
-  given = ["--model_dir", str(finished), "--json", *flags]
-  assert main([command, *given]) == 0
-  return [json.loads(x) for x in capsys.readouterr().out.splitlines()]
+def _printed(command, finished, *flags) -> list[dict]:
+  return runs.printed(command, "--model_dir", finished, "--json", *flags)
 
 
 def _scores(run, pairs):
@@ -39,21 +33,17 @@ def _scores(run, pairs):
   return [found[i] for i in range(len(pairs))]
 
 
-def test_continuations_have_the_likelihoods_of_targets(
-  run, finished, tmp_path, capsys
-):
+def test_continuations_have_the_likelihoods_of_targets(run, finished, tmp_path):
   file = tmp_path / "pairs.tsv"
   file.write_text("".join("\t".join(pair) + "\n" for pair in PAIRS))
-  lines = _run_command("score", finished, capsys, "--input", str(file))
+  lines = _printed("score", finished, "--input", str(file))
   expected = [line["log_likelihood"] for line in lines[: len(PAIRS)]]
   assert [x.log_likelihood for x in _scores(run, PAIRS)] == expected
 
 
-def test_a_document_of_any_length_has_the_likelihood_of_a_text(
-  run, finished, capsys
-):
+def test_a_document_of_any_length_has_the_likelihood_of_a_text(run, finished):
   flags = ["--text", "one two three", "--text", LONG]
-  lines = _run_command("score", finished, capsys, *flags)
+  lines = _printed("score", finished, *flags)
   found = _scores(run, [("", "one two three"), ("", LONG)])
   expected = [line["log_likelihood"] for line in lines[:2]]
   assert [x.log_likelihood for x in found] == expected
@@ -72,13 +62,13 @@ def test_what_is_empty_is_certain(run):
 
 
 def test_the_greedy_text_is_that_of_generate_and_is_called_greedy(
-  run, finished, capsys
+  run, finished
 ):
   prompts = ["one two", "5: three", "one two"]
   found = dict(run.continuations([(x, GREEDY) for x in prompts]))
   flags = ["--gin.TEMPERATURE=0.0", "--gin.SAMPLE_TOKENS=8"]
   flags += ["--prompt", prompts[0], "--prompt", prompts[1]]
-  lines = _run_command("generate", finished, capsys, *flags)
+  lines = _printed("generate", finished, *flags)
   expected = [line["continuation"] for line in lines]
   assert [found[i] for i in range(3)] == [*expected, expected[0]]
   (greedy,) = _scores(run, [(prompts[0], expected[0])])

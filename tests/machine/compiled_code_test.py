@@ -137,27 +137,19 @@ def test_processes_that_share_the_folder_keep_each_others_code(code):
   assert code.next_process_reads().keys() == {"1.pb", "2.pb"}
 
 
-@pytest.mark.parametrize(
-  "damage",
-  [
-    lambda path: os.truncate(path, path.stat().st_size // 2),
-    lambda path: os.truncate(path, 0),
-    lambda path: path.write_bytes(path.read_bytes()[:500] + bytes(532)),
-    lambda path: path.write_bytes(path.read_bytes().replace(b"d", b"e", 1)),
-  ],
-  ids="half empty zeros flipped".split(),
-)
-def test_xla_never_sees_a_damaged_file(damage, code, caplog):
+def test_xla_never_sees_a_damaged_file(code, caplog):
+  """cache_folder_test.py has every kind of damage."""
   for name in ("1.pb", "2.pb"):
     code.xla_writes(name, b"code" * 250)
   code.code.save()
-  damage(code.folder / "1.pb")
+  path = code.folder / "1.pb"
+  os.truncate(path, path.stat().st_size // 2)
   assert code.next_process_reads() == {"2.pb": b"code" * 250}
   assert (
     "not what this user wrote there, removed and compiled again: 1.pb"
     in caplog.text
   )
-  assert not (code.folder / "1.pb").exists()
+  assert not path.exists()
 
 
 def test_a_full_disk_ends_nothing_and_one_line_says_so(
@@ -175,14 +167,6 @@ def test_a_full_disk_ends_nothing_and_one_line_says_so(
   assert line == f"the cache is not used: {top}: No space left on device"
   assert not [*code.folder.iterdir()]
   assert tf.io.gfile.exists(f"{code.memory}/2.pb")  # for this process
-
-
-def test_code_of_another_user_is_not_read(code, monkeypatch, caplog):
-  code.xla_writes("1.pb", b"code")
-  code.code.save()
-  monkeypatch.setattr(os, "geteuid", lambda: 12345)
-  assert code.next_process_reads() == {}
-  assert "palm_mtf belongs to another user" in caplog.text
 
 
 def test_xla_compiles_to_memory_and_loads_from_there():

@@ -32,10 +32,7 @@ from tests.mtf_testing import (
 
 BATCH = mtf.Dimension("batch", 2)
 LENGTH = mtf.Dimension("length", 6)
-MEMORY_LENGTH = mtf.Dimension("memory_length", 6)
 D_MODEL = mtf.Dimension("d_model", 8)
-HEADS = mtf.Dimension("heads", 2)
-D_KV = mtf.Dimension("d_kv", 4)
 VOCAB = mtf.Dimension("vocab", 12)
 
 VOCAB_SPLIT = MeshLayout(mesh_shape="model:4", layout="vocab:model")

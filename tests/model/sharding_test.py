@@ -10,7 +10,7 @@ from palm_mtf._tf import tf
 from palm_mtf.config import MeshLayout
 from palm_mtf.mesh.placement import ALL_GATHER
 from palm_mtf.programs.train_program import build_train_program
-from tests.mtf_testing import PALM_OPTIMIZER, mesh_layout, small_config
+from tests.mtf_testing import PALM_OPTIMIZER, small_config
 from tools.traffic import collective_of
 
 KERNELS = ("attention/q", "attention/k", "attention/o", "mlp/wi", "mlp/wo")
@@ -78,7 +78,9 @@ def test_layouts_without_stored_weights_have_nothing_of_it():
   with tf.Graph().as_default() as graph:
     build_train_program(
       small_config(num_layers=1),
-      mesh_layout("all over data and model"),
+      MeshLayout(
+        mesh_shape="model:2", layout="heads:model,d_ff:model,vocab:model"
+      ),
       PALM_OPTIMIZER,
       batch_size=4,
       seed=0,

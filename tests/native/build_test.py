@@ -166,11 +166,10 @@ def test_compiling_is_announced_and_the_library_is_kept(
   "damage",
   [
     lambda path: os.truncate(path, 10),
-    lambda path: path.write_bytes(bytes(600)),
     lambda path: path.write_bytes(b"an older library, whole but for its hash"),
     lambda path: (path.unlink(), path.mkdir(), (path / "x").touch()),
   ],
-  ids="cut zeros stale folder".split(),
+  ids="cut stale folder".split(),
 )
 def test_a_damaged_library_is_compiled_again(damage, caches, compiler):
   compiler()
@@ -233,14 +232,3 @@ def test_a_hanging_compiler_is_ended_with_all_its_processes(
   for file in tmp_path.glob("pid"):
     while is_running(file.read_text().strip()):
       time.sleep(0.01)
-
-
-def test_a_library_of_another_user_is_not_loaded(
-  caches, compiler, monkeypatch, caplog
-):
-  compiler()
-  build.load_library()
-  monkeypatch.setattr(os, "geteuid", lambda: 12345)
-  with pytest.raises(build.BuildError):  # the pretended user owns no folder
-    build.load_library()
-  assert f"{caches} belongs to another user" in caplog.text

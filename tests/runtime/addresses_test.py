@@ -6,7 +6,6 @@ import socket
 
 import pytest
 
-from palm_mtf.errors import UserError
 from palm_mtf.runtime.addresses import (
   check_free,
   resolve,
@@ -14,12 +13,7 @@ from palm_mtf.runtime.addresses import (
   split_address,
 )
 from palm_mtf.runtime.server.restricted_port import restrict_to_address
-
-
-def message_of(function, *arguments):
-  with pytest.raises(UserError) as error:
-    function(*arguments)
-  return str(error.value)
+from tests.refusals import message_of
 
 
 def test_a_name_without_an_address_is_named():

@@ -4,7 +4,7 @@
 
 import contextlib
 
-from tests.commands.pods_test import serve
+from tests import processes
 
 
 class Served(contextlib.ExitStack):
@@ -24,6 +24,12 @@ class Served(contextlib.ExitStack):
 
   def start(self, port=0):
     """Starts another server, at `port`; 0 is any free port."""
-    process = self.enter_context(serve(1, self._threads, port, self._variables))
+    flags = [f"--listen=localhost:{port}", f"--threads={self._threads}"]
+    process = processes.start(
+      *("-m", "palm_mtf", "pods", "serve", "--devices=1", *flags),
+      variables=self._variables,
+      stderr=None,
+    )
+    self.enter_context(process)
     self.callback(process.kill)
     return process

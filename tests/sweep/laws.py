@@ -10,7 +10,7 @@ import numpy as np
 from palm_mtf.config import ModelConfig
 from palm_mtf.sweep.runs import SweepRun
 from palm_mtf.sweep.scaling_law import Law
-from tests.config.run_test import PALM
+from tests.config.checked_test import PALM
 
 # Hoffmann et al. 2022, equation 10 of their appendix D.3.
 CHINCHILLA = Law(1.69, 406.4, 0.34, 410.7, 0.28)

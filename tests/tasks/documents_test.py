@@ -154,7 +154,8 @@ def test_a_tfds_task_of_the_user_is_a_source(dataset, tmp_path):
   assert open_task("my_tfds_task", 0.2)[0].fingerprint() != first
 
 
-PREPARED = {"tfds_text__name": "my_texts:1.0.0"}
+NAME, FEATURE = "tfds_text__name", "tfds_text__text_feature"
+PREPARED = {NAME: "my_texts:1.0.0"}
 
 
 @pytest.mark.parametrize(
@@ -174,20 +175,12 @@ PREPARED = {"tfds_text__name": "my_texts:1.0.0"}
     ),
     (
       "tfds_text",
-      {**PREPARED, "tfds_text__text_feature": "bodi"},
+      {**PREPARED, FEATURE: "bodi"},
       "documents.tfds_text.text_feature = 'bodi': no such feature (did you "
       "mean \"body\"?); give one of 'body', 'id'.",
     ),
-    (
-      "tfds_text",
-      {"tfds_text__name": "no_such_set"},
-      "TFDS name must contain a version number",
-    ),
-    (
-      "tfds_text",
-      {"tfds_text__name": "no_such_set:1.0.0"},
-      "Dataset no_such_set not found",
-    ),
+    ("tfds_text", {NAME: "no_such"}, "TFDS name must contain a version number"),
+    ("tfds_text", {NAME: "no_such:1.0.0"}, "Dataset no_such not found"),
     (
       "tfds_text",
       {**PREPARED, "tfds_text__data_dir": "/nowhere"},

@@ -70,11 +70,7 @@ def test_fields_of_their_kinds_pass():
   [
     (["a"], "x", "field 'a' is \"x\", not a list; "),
     (["a", 0], 5, "field 'a[0]' is 5, not a text; "),
-    (
-      ["a", 0],
-      "\0",
-      "field 'a[0]' has a NUL, which a text cannot have; ",
-    ),
+    (["a", 0], "\0", "field 'a[0]' has a NUL, which a text cannot have; "),
     (["b"], [], "field 'b' is [], not a JSON object; "),
     (["b"], {"c": 1, "dd": []}, "no field 'b.d' (did you mean \"dd\"?); "),
     (["b", "c"], "1", "field 'b.c' is \"1\", not a whole number; "),

@@ -5,7 +5,6 @@ import pytest
 from palm_mtf.data.sources.seqio_task import open_task
 from palm_mtf.errors import UserError
 from palm_mtf.tasks import palm_mixture  # noqa: F401
-from tests.seqio_testing import bind
 
 RATES = {
   "social_media": 0.50,
@@ -35,24 +34,6 @@ def test_the_rates_are_those_of_the_paper(mixture, rates):
     f"palm_{name}": pytest.approx(rate) for name, rate in rates.items()
   }
   assert sum(sources.values()) == pytest.approx(1)
-
-
-@pytest.mark.slow
-def test_each_source_reads_its_own_files(tmp_path):
-  for name in RATES:
-    (tmp_path / name).mkdir()
-    for i in range(40):
-      (tmp_path / name / f"{i}.txt").write_text(f"{name} {i}")
-  files = {f"{name}__files": f"{tmp_path}/{name}/*.txt" for name in RATES}
-  shares = {f"{name}__validation_share": 0.3 for name in RATES}
-  bind(**{f"palm_mixture__{k}": v for k, v in {**files, **shares}.items()})
-  for source in open_task("palm", 0.1):
-    name = source.name.removeprefix("palm_")
-    documents = list(source.documents())
-    assert sorted(d.text for _, d in documents) == sorted(
-      f"{name} {i}" for i in range(40)
-    )
-    assert {split for split, _ in documents} == {"train", "validation"}
 
 
 @pytest.mark.parametrize("missing", RATES)

@@ -82,10 +82,7 @@ def test_records_may_be_compressed(put):
 @pytest.mark.parametrize(
   ("line", "message"),
   [
-    (
-      b'{"question": "caf\xe9"}',
-      ": not UTF-8, byte 0xe9 at column 18; convert",
-    ),
+    (b'{"question": "caf\xe9"}', ": not UTF-8, byte 0xe9 at column 18; conv"),
     (b"[1]", ": [1] is no JSON object; mend the line."),
     (
       b'{"question": "a", "passage": "b", "lable": 1}',

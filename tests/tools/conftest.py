@@ -4,6 +4,7 @@
 
 import functools
 import importlib
+import json
 import sys
 
 import pytest
@@ -25,3 +26,15 @@ def run_tool(monkeypatch, capsys):
 def run_bench(run_tool):
   """Runs a case of the bench as `run_tool` runs a tool."""
   return functools.partial(run_tool, "bench.command")
+
+
+@pytest.fixture
+def measure(run_bench):
+  """Runs a case of the bench with success; returns its records."""
+
+  def run(case, *flags):
+    code, out, err = run_bench(case, *flags, "--json")
+    assert code == 0, err
+    return [json.loads(line) for line in out.splitlines()]
+
+  return run

@@ -50,10 +50,7 @@ def noisy(losses, noise, seed):
 
 
 def palm_curve(seed, num_steps=4000, noise=0.03, until=1000):
-  """Returns a warm-up, a power law, and noise that falls as batches grow.
-
-  The curve is of `num_steps` steps; its first `until` steps are returned.
-  """
+  """Returns a warm-up and a power law with noise that batches later reduce."""
   step = np.arange(num_steps)
   losses = 1.6 + 9.0 * (1 + step / 5) ** -0.45
   scale = np.where(step < num_steps // 2, noise, noise / np.sqrt(2))

@@ -14,7 +14,7 @@ from mesh_tensorflow.transformer import transformer
 
 from palm_mtf._tf import mtf, tf
 from palm_mtf.errors import UserError
-from palm_mtf.foreign_models import DeviceMesh, PodsConfig, PodTraining
+from palm_mtf.foreign_models import DeviceMesh, PodTraining
 from palm_mtf.unitransformer import (
   Attention,
   Mlp,
@@ -157,7 +157,6 @@ def test_foreign_models_train_the_layers_with_the_loss_of_our_model():
     mesh=DeviceMesh(mesh_shape="model:2", layout="heads:model,d_ff:model"),
     optimizer=dataclasses.replace(PALM_OPTIMIZER, z_loss=0.0),
     global_batch_size=2,
-    pods=PodsConfig(num_pods=2),
   ) as training:
     for _ in range(2):
       params = {our_name(x): y for x, y in training.variables().items()}

@@ -16,6 +16,7 @@ import dataclasses
 import json
 import math
 import os
+import signal
 import statistics
 import subprocess
 import sys
@@ -67,7 +68,10 @@ class Program:
     self._process = subprocess.Popen(
       command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     )
-    self.facts = self._read()
+    _, _, model = " ".join(command).partition("--model=")
+    self.facts = self._read(
+      f"read {model.split()[0]}" if model else "warmed up"
+    )
 
   def __enter__(self) -> "Program":
     return self
@@ -86,14 +90,27 @@ class Program:
 
   def _take_turn(self) -> dict[str, float]:
     print(file=self._process.stdin, flush=True)
-    values = self._read()
+    values = self._read("took a turn")
     return {"peak_bytes": largest_resident_bytes(self._process.pid), **values}
 
-  def _read(self) -> dict[str, float]:
+  def _read(self, doing: str) -> dict[str, float]:
     line = self._process.stdout.readline()
     if not line:
-      raise UserError(f"{self.name} ended before its turn; see above.")
+      end = describe_end(self.name, self._process.wait(), doing)
+      raise UserError(f"{end}; see above.")
     return json.loads(line)
+
+
+def describe_end(name: str, code: int, doing: str) -> str:
+  """Returns how a program ended, e.g. "x ended by SIGSEGV while it read y".
+
+  Args:
+    name: name of the program.
+    code: exit code of the process, negative if a signal ended it.
+    doing: what the program did then.
+  """
+  how = f"by {signal.Signals(-code).name}" if code < 0 else f"with code {code}"
+  return f"{name} ended {how} while it {doing}"
 
 
 def time_call(function: Callable[..., object], *arguments: object) -> float:

@@ -20,7 +20,7 @@ class Peer:
   """A program in tools/peers/.
 
   Attributes:
-    script: name of the file, and flags that only this peer passes to it.
+    script: name of the file, and arguments that only this peer passes to it.
     modules: modules that its Python must have.
     dtypes: {number of bits per weight: the peer's dtype with so many bits}.
   """
@@ -34,13 +34,13 @@ _FLOATS = {32: "float32", 16: "bfloat16"}
 # Peers of each case, by the name for --peer.
 PEERS = {
   "train": {
-    "torch": Peer("torch_palm.py --compile", ("torch",), _FLOATS),
-    "torch_eager": Peer("torch_palm.py", ("torch",), _FLOATS),
-    "jax": Peer("jax_palm.py", ("jax",), _FLOATS),
+    "torch": Peer("torch_peer.py train --compile", ("torch",), _FLOATS),
+    "torch_eager": Peer("torch_peer.py train", ("torch",), _FLOATS),
+    "jax": Peer("jax_peer.py train", ("jax",), _FLOATS),
   },
   "decode": {
-    "torch": Peer("torch_decode.py", ("torch",), _FLOATS),
-    "jax": Peer("jax_decode.py", ("jax",), _FLOATS),
+    "torch": Peer("torch_peer.py decode", ("torch",), _FLOATS),
+    "jax": Peer("jax_peer.py decode", ("jax",), _FLOATS),
     "llama_cpp": Peer(
       "llama_cpp_decode.py",
       ("llama_cpp",),
@@ -53,7 +53,7 @@ PEERS = {
     ),
   },
   # This peer chooses the faster dtype itself.
-  "learning": {"gpt": Peer("torch_gpt.py", ("torch", "numpy"), _FLOATS)},
+  "learning": {"gpt": Peer("torch_peer.py gpt", ("torch", "numpy"), _FLOATS)},
 }
 
 

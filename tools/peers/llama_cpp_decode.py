@@ -7,16 +7,15 @@ python llama_cpp_decode.py --model model.gguf --dtype q4_0
 
 # As llama-batched-bench does, each step decodes one token of every sequence in
 # one batch on all cores, and chooses the likeliest tokens. Needs
-# llama-cpp-python, compiled for this machine. tools/bench writes the model and
-# starts the program.
+# llama-cpp-python, compiled for this machine, e.g. with the settings in
+# requirements-peers.lock. tools/bench writes the model and starts the program.
 
 import ctypes
 import os
 
 import llama_cpp
 import numpy as np
-from arguments import make_parser
-from continuations import continue_in_turns
+from turns import continue_in_turns, make_parser
 
 FILE_TYPES = {
   "float16": llama_cpp.LLAMA_FTYPE_MOSTLY_F16,
@@ -83,19 +82,17 @@ class Decoder:
 
 def main() -> None:
   """Takes turns."""
-  parser = make_parser(
-    __doc__.splitlines()[0],
-    dtypes=["float32", *FILE_TYPES],
-    prompt_tokens=64,
-    batch_size=1,
-  )
+  parser = make_parser(__doc__.splitlines()[0], ["float32", *FILE_TYPES])
   parser.add_argument("--model", required=True, help="GGUF file, float32")
   sizes = parser.parse_args()
   llama_cpp.llama_log_set(ignore, ctypes.c_void_p(0))
   llama_cpp.llama_backend_init()
   decoder = Decoder(sizes, quantize(sizes.model, sizes.dtype))
   count = llama_cpp.llama_model_n_params(decoder.model)
-  continue_in_turns(decoder.read, sizes, count)
+  prompts = np.random.default_rng(0).integers(
+    sizes.vocab_size, size=[sizes.batch_size, sizes.prompt_tokens]
+  )
+  continue_in_turns(decoder.read, prompts, sizes, count)
 
 
 if __name__ == "__main__":

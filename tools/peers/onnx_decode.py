@@ -16,9 +16,8 @@ import tempfile
 
 import numpy as np
 import onnxruntime
-from arguments import make_parser
-from continuations import continue_in_turns
 from onnx import TensorProto, helper, numpy_helper, save
+from turns import continue_in_turns, make_parser
 
 BITS = {"int8": 8, "int4": 4}
 BLOCK = 32
@@ -196,18 +195,16 @@ class Decoder:
 
 def main() -> None:
   """Takes turns."""
-  sizes = make_parser(
-    __doc__.splitlines()[0],
-    dtypes=["float32", *BITS],
-    prompt_tokens=64,
-    batch_size=1,
-  ).parse_args()
+  sizes = make_parser(__doc__.splitlines()[0], ["float32", *BITS]).parse_args()
   graph = Graph(sizes)
   with tempfile.TemporaryDirectory() as folder:
     path = os.path.join(folder, "model.onnx")
     graph.save(path)
     decoder = Decoder(sizes, path)
-  continue_in_turns(decoder.read, sizes, graph.num_parameters)
+  prompts = np.random.default_rng(0).integers(
+    sizes.vocab_size, size=[sizes.batch_size, sizes.prompt_tokens]
+  )
+  continue_in_turns(decoder.read, prompts, sizes, graph.num_parameters)
 
 
 if __name__ == "__main__":

@@ -1,14 +1,40 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Lets the program of a bench take a turn for each line of its stdin.
+"""Flags of the programs that a bench compares, and their turns.
 
 Imports only the standard library, because peers run in other environments.
 """
 
+import argparse
 import json
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
+
+# The model of 26.6M parameters in tools/bench/models.py. Flags have the names
+# of palm_mtf.config.ModelConfig, and the bench passes all of them.
+_SIZES = {
+  "num_layers": 6,
+  "d_model": 512,
+  "num_heads": 8,
+  "d_kv": 64,
+  "d_ff": 2048,
+  "vocab_size": 8192,
+  "sequence_length": 256,
+  "prompt_tokens": 64,
+  "batch_size": 8,
+}
+
+
+def make_parser(
+  description: str, dtypes: Collection[str]
+) -> argparse.ArgumentParser:
+  """Returns a parser of the sizes and of --dtype, by default the first."""
+  parser = argparse.ArgumentParser(description=description)
+  for name, default in _SIZES.items():
+    parser.add_argument(f"--{name}", type=int, default=default)
+  parser.add_argument("--dtype", choices=dtypes, default=next(iter(dtypes)))
+  return parser
 
 
 def take_turns(
@@ -27,3 +53,28 @@ def take_turns(
     values = turn()
     secs = time.perf_counter() - start
     print(json.dumps({"secs": secs, **values}), flush=True)
+
+
+def continue_in_turns(
+  read: Callable, prompts, sizes: argparse.Namespace, num_parameters: int
+) -> None:
+  """Takes turns: a continuation of all prompts each. Prompts are not timed.
+
+  Args:
+    read: function of tokens, [batch, length], and the position of the first
+      token; returns the likeliest next token of each row, [batch, 1]. Position
+      0 begins new sequences.
+    prompts: array of tokens, [batch, length].
+    sizes: flags of `make_parser`.
+    num_parameters: number of parameters of the model.
+  """
+
+  def turn() -> dict[str, float]:
+    tokens = read(prompts, 0)
+    start = time.perf_counter()
+    for place in range(sizes.prompt_tokens, sizes.sequence_length - 1):
+      tokens = read(tokens, place)
+    return {"secs": time.perf_counter() - start}
+
+  turn()  # warms up
+  take_turns(turn, {"parameters": num_parameters})

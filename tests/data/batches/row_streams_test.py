@@ -157,27 +157,12 @@ def tokens_of(stretches) -> list[tuple[int, int, int]]:
   ]
 
 
-def shares_of_neighbours(stretches, group_of) -> float:
-  """Returns the share of neighbors that are in the same group."""
-  groups = list(map(group_of, stretches))
-  same = [a == b for a, b in itertools.pairwise(groups)]
-  return sum(same) / len(same)
-
-
-def test_neighbours_are_of_one_folder_no_more_often_than_chance():
-  num_folders, of_folder = 25, 200  # as files are read: folder by folder
-  stream = stream_of((1.0, [7] * (num_folders * of_folder)))
-  found = stream.stretches(0, 7 * num_folders * of_folder)
-  share = shares_of_neighbours(found, lambda x: x.document // of_folder)
-  chance, count = 1 / num_folders, len(found)
-  assert abs(share - chance) < 4 * (chance * (1 - chance) / count) ** 0.5
-
-
 def test_neighbours_are_of_one_source_no_more_often_than_chance():
   rates = (0.5, 0.3, 0.2)
   stream = stream_of(*((rate, [7] * 3000) for rate in rates))
   found = stream.stretches(0, 7 * 9000)
-  share = shares_of_neighbours(found, lambda x: x.source)
+  pairs = itertools.pairwise(x.source for x in found)
+  share = np.mean([one == other for one, other in pairs])
   chance, count = sum(rate**2 for rate in rates), len(found)
   assert abs(share - chance) < 4 * (chance * (1 - chance) / count) ** 0.5
   # And neighbors from one source are not neighbors in its text.

@@ -2,7 +2,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
 import collections
-import functools
 import hashlib
 import itertools
 
@@ -23,6 +22,7 @@ from palm_mtf.data.filters.decide import (
 from palm_mtf.data.sources.document import TRAIN, VALIDATION, Document
 from palm_mtf.data.statistics.ngrams import ContainedExamples
 from palm_mtf.errors import UserError
+from tests.data.near_duplicates import planted, similarity
 from tests.data.processes import peak_memory
 from tests.data.small_sources import ListSource, repeatable
 
@@ -137,36 +137,6 @@ def test_every_document_is_counted_once():
   assert sum(counts.values()) - 6 == 4
 
 
-# Near duplicates share more than 0.93 of their 5-word runs, which MinHash finds
-# with a probability of 0.9999; other texts less than half.
-def planted(seed: int) -> list[str]:
-  rng = np.random.default_rng(seed)
-  texts = []
-  for _ in range(12):
-    words = [f"w{i}" for i in rng.integers(0, 1000, 200)]
-    texts.append(" ".join(words))
-    for _ in range(rng.integers(3)):
-      edited = [*words]
-      edited[0 if rng.integers(2) else -1] = f"edit{rng.integers(1000)}"
-      texts.append(" ".join(edited))
-    texts.append(" ".join([*words[:60], *map(str, rng.integers(0, 999, 140))]))
-  return [*texts, *texts[:5], "one two", "one three", ""]
-
-
-@functools.cache
-def runs_of(text: str) -> set[tuple[str, ...]]:
-  words = text.split()
-  n = min(5, len(words))
-  return {tuple(words[i : i + n]) for i in range(len(words) - n + 1)}
-
-
-def is_near(one: str, other: str) -> bool:
-  a, b = runs_of(one), runs_of(other)
-  share = len(a & b) / max(1, len(a | b))
-  assert share > 0.93 or share < 0.5
-  return share > 0.93
-
-
 def kept_by_hand(sources) -> list[list[str]]:
   """Compares every pair; returns the texts that each source keeps, sorted."""
   source_of = {}
@@ -174,7 +144,7 @@ def kept_by_hand(sources) -> list[list[str]]:
     source_of |= dict.fromkeys(texts, number)
   groups = {text: {text} for text in source_of}
   for one, other in itertools.combinations(source_of, 2):
-    if groups[one] is not groups[other] and is_near(one, other):
+    if groups[one] is not groups[other] and similarity(one, other) > 0.9:
       groups[one] |= groups[other]
       groups |= dict.fromkeys(groups[other], groups[one])
   kept = [[] for _ in sources]
@@ -201,7 +171,7 @@ def kept(sources, num_processes=0) -> list[list[Document]]:
 def test_one_of_each_group_of_near_duplicates_stays_that_of_the_first_source(
   seed,
 ):
-  texts = planted(seed)
+  texts = planted(seed, 12)
   split = [texts[::2], texts[1::2]]
   sources = [ListSource(each, name=f"{i}") for i, each in enumerate(split)]
   found = kept(sources)
@@ -216,7 +186,7 @@ def test_one_of_each_group_of_near_duplicates_stays_that_of_the_first_source(
 
 def test_neither_order_nor_processes_change_what_stays(monkeypatch):
   monkeypatch.setattr(worker_pool, "_BATCHES_BEFORE_PROCESSES", 0)
-  texts = [*planted(0), *planted(1)]
+  texts = [*planted(0, 12), *planted(1, 12)]
   first = kept([ListSource(texts)])
   assert kept([ListSource(texts)], 2) == first
   shuffled = [
@@ -226,13 +196,13 @@ def test_neither_order_nor_processes_change_what_stays(monkeypatch):
 
 
 def test_whether_a_near_duplicate_is_held_out_does_not_count():
-  texts = planted(0)
+  texts = planted(0, 12)
   one = kept([ListSource(texts)])
   assert kept([ListSource(texts[::2], texts[1::2])]) == one
 
 
 def test_exact_and_near_duplicates_are_counted_apart():
-  texts = planted(2)
+  texts = planted(2, 12)
   source = ListSource(texts)
   (decisions,) = decide([source], FilterConfig(remove_duplicates="near"))
   counts = count_removed(decisions)

@@ -31,6 +31,7 @@ from tests.seqio_testing import (  # noqa: E402
 )
 
 TOKENIZE = [seqio.preprocessors.tokenize]
+BOTH = ("inputs", "targets")
 
 
 @pytest.fixture(autouse=True)
@@ -43,13 +44,16 @@ def examples_of(name) -> list[Document]:
   return list(evaluation_examples(name, "SETTING"))
 
 
+LONG = "one two three four five six seven eight"
+
+
 def question(text: str) -> dict:
   return {"inputs": [f"{text}?"], "targets": [f"{text}!"]}
 
 
 def test_examples_are_those_of_all_splits_but_train():
   splits = {name: question(name) for name in ("train", "validation", "test")}
-  add_examples("one", splits, TOKENIZE, features=("inputs", "targets"))
+  add_examples("one", splits, TOKENIZE, features=BOTH)
   assert examples_of("one") == [
     Document("validation!", inputs="validation?"),
     Document("test!", inputs="test?"),
@@ -57,9 +61,8 @@ def test_examples_are_those_of_all_splits_but_train():
 
 
 def test_a_mixture_has_the_examples_of_all_its_tasks():
-  both = ("inputs", "targets")
   for name in ("first", "second"):
-    add_examples(name, {"test": question(name)}, TOKENIZE, features=both)
+    add_examples(name, {"test": question(name)}, TOKENIZE, features=BOTH)
   seqio.MixtureRegistry.add("both", ["first", "second"], default_rate=1.0)
   assert sorted(d.text for d in examples_of("both")) == ["first!", "second!"]
 
@@ -70,7 +73,7 @@ def test_an_option_without_its_question_is_no_example():
     "targets": ["option", "option"],
     "unconditional": [False, True],
   }
-  add_examples("one", {"test": rows}, TOKENIZE, features=("inputs", "targets"))
+  add_examples("one", {"test": rows}, TOKENIZE, features=BOTH)
   assert examples_of("one") == [Document("option", inputs="question")]
 
 
@@ -94,7 +97,7 @@ def test_texts_without_inputs_come_in_their_order():
   ],
 )
 def test_a_task_without_texts_for_evaluation_is_an_error(splits, message):
-  add_examples("some", splits, [], features=("inputs", "targets"))
+  add_examples("some", splits, [], features=BOTH)
   with pytest.raises(UserError) as info:
     examples_of("some")
   assert str(info.value).startswith(message)
@@ -106,9 +109,6 @@ def test_an_unknown_task_is_an_error_with_the_nearest_name():
     UserError, match=r"SETTING = 'my_tsk': no such .* \"my_ta"
   ):
     examples_of("my_tsk")
-
-
-LONG = "one two three four five six seven eight"
 
 
 def data_of(**filters) -> DataConfig:
@@ -123,12 +123,7 @@ def data_of(**filters) -> DataConfig:
 
 def add(name, *targets) -> None:
   examples = {"inputs": [""] * len(targets), "targets": [*targets]}
-  add_examples(
-    name,
-    {"validation": examples},
-    [seqio.preprocessors.tokenize],
-    features=("inputs", "targets"),
-  )
+  add_examples(name, {"validation": examples}, TOKENIZE, features=BOTH)
 
 
 def test_examples_come_of_tasks_and_files(tmp_path):
@@ -188,12 +183,11 @@ def path(tmp_path):
   return path
 
 
-def test_decisions_are_read_as_they_were_written(path):
+def test_decisions_are_read_and_a_missing_or_damaged_file_has_none(
+  path, capsys
+):
   found = read_decisions(str(path))
   assert [each.tolist() for each in found] == [[0, 1, 4], [], [2]]
-
-
-def test_no_file_and_any_damaged_one_has_no_decisions(path, capsys):
   content = path.read_bytes()
   assert read_decisions(f"{path}.missing") is None
   for i in range(len(content)):
@@ -357,10 +351,7 @@ def test_what_was_removed_is_said(opened, capsys):
 
 
 def test_a_mixture_keeps_a_text_in_the_first_of_its_tasks(tmp_path):
-  seqio = pytest.importorskip("seqio", reason="SeqIO is not installed")
-  from tests.seqio_testing import REKEY, add_examples, registries_restored
-
-  steps = [REKEY, seqio.preprocessors.tokenize]
+  steps = [REKEY, *TOKENIZE]
   with registries_restored():
     add_examples("a", {"train": {"text": ["one", "two", "one"]}}, steps)
     add_examples(

@@ -2,7 +2,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
 import functools
-import importlib
 import os
 
 import pytest
@@ -114,9 +113,7 @@ def test_a_description_is_the_same_in_every_process():
 seqio = pytest.importorskip("seqio", reason="SeqIO is not installed")
 tf = pytest.importorskip("tensorflow")
 
-from palm_mtf.config import DataConfig  # noqa: E402
 from palm_mtf.data.sources.seqio_task import open_task  # noqa: E402
-from palm_mtf.data.sources.text_files import open_sources  # noqa: E402
 from palm_mtf.errors import UserError  # noqa: E402
 from tests.log_lines import without_stamps  # noqa: E402
 from tests.seqio_testing import (  # noqa: E402
@@ -235,6 +232,13 @@ def forgets_to_return(dataset):
   dataset.map(lambda example: example)
 
 
+def uses_no_feature(dataset):
+  return dataset.map(lambda example: example["no"])
+
+
+FORGETS, USES = forgets_to_return.__name__, uses_no_feature.__name__
+
+
 def calls_python(dataset):
   def look_up(text):
     raise ValueError("no such word")
@@ -246,55 +250,32 @@ def calls_python(dataset):
   return dataset.map(to_word)
 
 
+MIXED = {"inputs": [""] * 40 + ["a"], "targets": ["t"] * 41}
+HERE = "(tests/data/sources/"
+
+
+def mapped(make):
+  """Returns a preprocessor that maps examples to {"targets": make(text)}."""
+  return lambda dataset: dataset.map(lambda e: {"targets": make(e["text"])})
+
+
 @pytest.mark.parametrize(
   ("examples", "steps", "message"),
   [
+    (TEXT, [], " makes no feature 'targets', only 'text'; let a preprocessor"),
+    (TEXT, [mapped(lambda x: [x])], " makes {'targets': 'string of rank 1'}; "),
+    (TEXT, [lambda ds: ds.no()], ": preprocessor <lambda>: AttributeError: "),
+    (TEXT, [uses_no_feature], f": preprocessor {USES}: KeyError: 'no' {HERE}"),
+    (TEXT, [forgets_to_return], f": preprocessor {FORGETS} returns None; retu"),
+    (TEXT, [calls_python], f", split 'train': ValueError: no such word {HERE}"),
+    (TEXT, [mapped(tf.io.read_file)], ", split 'train': NotFoundError: "),
     (
-      TEXT,
-      [],
-      " makes no feature 'targets', only 'text'; let a preprocessor re",
-    ),
-    (
-      TEXT,
-      [lambda ds: ds.map(lambda e: {"targets": [e["text"]]})],
-      " makes {'targets': 'string of rank 1'}; make all of them texts, or",
-    ),
-    (
-      TEXT,
-      [lambda ds: ds.nothing()],
-      ": preprocessor <lambda>: AttributeError: ",
-    ),
-    (
-      TEXT,
-      [lambda ds: ds.map(lambda e: e["nothing"])],
-      ": preprocessor <lambda>: KeyError: 'nothing' (tests/data/sources/",
-    ),
-    (
-      TEXT,
-      [forgets_to_return],
-      ": preprocessor forgets_to_return returns None; return a tf.data.Data",
-    ),
-    (
-      TEXT,
-      [calls_python],
-      ", split 'train': ValueError: no such word (tests/data/sources/",
-    ),
-    (
-      TEXT,
-      [lambda ds: ds.map(lambda e: {"targets": tf.io.read_file(e["text"])})],
-      ", split 'train': NotFoundError: ",
-    ),
-    (
-      {"test": {"targets": ["a"]}, "dev": {"targets": ["a"]}},
+      {split: {"targets": ["a"]} for split in ("test", "dev")},
       [],
       " has no split 'train', only 'test', 'dev'; give a task with one.",
     ),
     ({"train": {"targets": [""]}}, [], " has no document."),
-    (
-      {"train": {"inputs": [""] * 40 + ["a"], "targets": ["t"] * 41}},
-      [],
-      ": example 40 of 'train' has inputs, but the first have none; give all",
-    ),
+    ({"train": MIXED}, [], ": example 40 of 'train' has inputs, but the first"),
   ],
 )
 def test_a_task_that_does_not_work_is_named(examples, steps, message):
@@ -383,46 +364,3 @@ def test_fingerprint_follows_code_arguments_share_and_first_documents(lines):
   outside[0] = "?"
   seen.append(fingerprint(functools.partial(end, mark="")))
   assert len(set(seen)) == 5
-
-
-@pytest.mark.slow
-def test_fingerprint_is_the_same_in_every_process(lines, tmp_path, monkeypatch):
-  (tmp_path / "my_tasks.py").write_text(f"""
-import functools
-import seqio
-
-def to_text(dataset, mark):
-  return dataset.map(lambda line: {{"targets": line + mark}})
-
-seqio.TaskRegistry.add(
-  "mine",
-  source=seqio.TextLineDataSource({{"train": "{lines}"}}),
-  preprocessors=[
-    functools.partial(to_text, mark="."), seqio.preprocessors.tokenize
-  ],
-  output_features={{
-    "targets": seqio.Feature(seqio.SentencePieceVocabulary("/no/such.model"))
-  }},
-)
-""")
-  program = (
-    "import my_tasks\n"
-    "from palm_mtf.data.sources.seqio_task import open_task\n"
-    "print(open_task('mine', 0.1)[0].fingerprint())"
-  )
-  monkeypatch.syspath_prepend(tmp_path)
-  there = processes.python(
-    "-c", program, variables={"PYTHONHASHSEED": "1"}
-  ).stdout
-  importlib.import_module("my_tasks")
-  assert there.split() == [open_one("mine").fingerprint()]
-
-
-def test_open_sources_opens_what_task_names(lines):
-  add_lines("lines", lines)
-  data = DataConfig(
-    task="lines", text_files=None, vocabulary=None, validation_share=0.1
-  )
-  (source,) = open_sources(data)
-  assert source.name == "lines"
-  assert set(texts_of(source)) <= set(TEXTS)

@@ -1,7 +1,6 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
 import collections
-import functools
 import itertools
 import operator
 import sys
@@ -25,6 +24,12 @@ from palm_mtf.data.statistics.ngrams import (
   hash_document,
   hash_ngrams,
   hash_words,
+)
+from tests.data.near_duplicates import (
+  edited,
+  planted,
+  random_text,
+  similarity,
 )
 from tests.data.processes import peak_memory
 from tests.data.small_sources import repeatable
@@ -55,8 +60,7 @@ def test_words_are_equal_where_those_of_lower_and_split_are(texts):
 def test_ngrams_are_equal_where_the_runs_of_words_are(texts, n):
   hashes, runs = [np.empty(0, np.uint64)], []
   for text in texts:
-    words = text.lower().split()
-    runs += [tuple(words[i : i + n]) for i in range(len(words) - n + 1)]
+    runs += ngrams(text, n)
     hashes.append(hash_ngrams(hash_words(text), n))
   assert_same_pattern(np.concatenate(hashes), runs)
 
@@ -126,42 +130,6 @@ def sketch(texts, split=TRAIN) -> Sketches:
 
 def duplicates_of(texts, num_largest=3) -> Duplicates:
   return find_duplicates([sketch(texts)], num_largest)
-
-
-@functools.cache
-def runs_of(text: str) -> set[tuple[str, ...]]:
-  words = text.lower().split()
-  n = min(5, len(words))
-  return {tuple(words[i : i + n]) for i in range(len(words) - n + 1)}
-
-
-def similarity(one: str, other: str) -> float:
-  """Exact Jaccard similarity of the sets of 5-word runs."""
-  a, b = runs_of(one), runs_of(other)
-  return len(a & b) / max(1, len(a | b))
-
-
-def edited(text: str, num_edits: int, rng: np.random.Generator) -> str:
-  words = text.split()
-  for place in rng.choice(len(words), num_edits, replace=False):
-    words[place] = f"edit{rng.integers(1 << 40)}"
-  return " ".join(words)
-
-
-def random_text(rng: np.random.Generator, num_words: int) -> str:
-  return " ".join(map(str, rng.integers(0, 5000, num_words)))
-
-
-def planted(seed: int) -> list[str]:
-  """Returns texts, near copies of some, and texts with half of another."""
-  rng = np.random.default_rng(seed)
-  texts = [random_text(rng, 300) for _ in range(30)]
-  near = [edited(text, 1, rng) for text in texts[:10] for _ in range(3)]
-  halves = [
-    " ".join([*text.split()[:150], random_text(rng, 150)])
-    for text in texts[10:20]
-  ]
-  return [*texts, *near, *halves, texts[0], texts[0], near[5]]
 
 
 @given(st.lists(st.sampled_from(["", " ", "a", "a b", "b", "\u00e9"])))
@@ -334,13 +302,13 @@ def contamination_of(examples, training, max_ngrams=10**6) -> Contamination:
   return search.result()
 
 
+def ngrams(text: str, n: int) -> list[tuple[str, ...]]:
+  words = text.lower().split()
+  return [tuple(words[i : i + n]) for i in range(len(words) - n + 1)]
+
+
 def by_sets(examples: list[str], training: list[str]) -> Contamination:
   """Returns the contamination, found with sets of tuples of words."""
-
-  def ngrams(text, n):
-    words = text.lower().split()
-    return [tuple(words[i : i + n]) for i in range(len(words) - n + 1)]
-
   seen = {
     ngram for text in training for n in range(1, 9) for ngram in ngrams(text, n)
   }
@@ -367,12 +335,17 @@ def test_the_contamination_is_that_of_sets_of_ngrams(examples, training):
   assert contamination_of(examples, training) == by_sets(examples, training)
 
 
-@pytest.mark.parametrize(("shared", "contaminated"), [(13, 0), (14, 1)])
-def test_seventy_percent_is_the_border(shared, contaminated):
-  words = [f"word{i}" for i in range(17)]  # ten 8-grams
-  result = contamination_of([" ".join(words)], [" ".join(words[:shared])])
-  assert result.contaminated == contaminated
+WORDS = [f"word{i}" for i in range(17)]  # ten 8-grams
+OTHER = " ".join(f"other{i}" for i in range(5000))
+
+
+@pytest.mark.parametrize(("shared", "found"), [(13, False), (14, True)])
+def test_seventy_percent_is_the_border(shared, found):
+  example, text = " ".join(WORDS), " ".join(WORDS[:shared])
+  result = contamination_of([example], [text])
+  assert result.contaminated == found
   assert result.ngram_share == (shared - 7) / 10
+  assert contains([OTHER, example], text) == found
 
 
 def test_a_short_example_is_sought_as_a_whole_and_counted_apart():
@@ -425,10 +398,6 @@ def test_memory_does_not_grow_with_the_training_text_or_the_evaluation_set():
   assert max(peaks) < 75 * 20_000
 
 
-# Few words, so that runs of eight come again; any case, any white space.
-_words = st.text(alphabet="abA \n", max_size=60).map(" ".join)
-
-
 def contains(examples, text: str) -> bool:
   index = ContainedExamples(
     each if isinstance(each, Document) else Document(each) for each in examples
@@ -436,46 +405,27 @@ def contains(examples, text: str) -> bool:
   return index.any_in(find_ngrams(index.table, Document(text)))
 
 
-def ngrams(text: str) -> list[tuple[str, ...]]:
-  words = text.lower().split()
-  return [tuple(words[i : i + 8]) for i in range(len(words) - 7)]
+def contained_by_sets(examples, documents) -> list[bool]:
+  seen = {ngram for each in documents for ngram in ngrams(each, 8)}
+  return [
+    10 * sum(x in seen for x in found) >= 7 * len(found) > 0
+    for found in (ngrams(example, 8) for example in examples)
+  ]
 
 
-@given(st.lists(_words, max_size=6), _words)
+@given(FOUND_TEXTS, FOUND_TEXTS)
 @repeatable(120)
-def test_a_document_contains_what_sets_of_8_grams_say(examples, text):
-  seen = {*ngrams(text)}
-  expected = any(
-    10 * sum(x in seen for x in ngrams(example)) >= 7 * len(ngrams(example)) > 0
-    for example in examples
-  )
-  assert contains(examples, text) == expected
-
-
-@given(st.lists(_words, max_size=6), st.lists(_words, max_size=3))
-@repeatable(60)
 def test_a_text_of_many_documents_contains_what_their_8_grams_say(
   examples, documents
 ):
   index = ContainedExamples(map(Document, examples))
   found = np.zeros(len(index.table), bool)
   for each in documents:
-    found[find_ngrams(index.table, Document(each))] = True
-  seen = {ngram for each in documents for ngram in ngrams(each)}
-  assert index.contained(found).tolist() == [
-    10 * sum(x in seen for x in ngrams(example)) >= 7 * len(ngrams(example)) > 0
-    for example in examples
-  ]
-
-
-WORDS = [f"word{i}" for i in range(17)]  # ten 8-grams
-OTHER = " ".join(f"other{i}" for i in range(5000))
-
-
-@pytest.mark.parametrize(("shared", "contained"), [(13, False), (14, True)])
-def test_seventy_percent_of_one_example_is_the_border(shared, contained):
-  examples = [OTHER, " ".join(WORDS)]
-  assert contains(examples, " ".join(WORDS[:shared])) == contained
+    mine = find_ngrams(index.table, Document(each))
+    assert index.any_in(mine) == any(contained_by_sets(examples, [each]))
+    found[mine] = True
+  expected = contained_by_sets(examples, documents)
+  assert index.contained(found).tolist() == expected
 
 
 def test_an_example_is_found_in_the_middle_of_a_long_document():

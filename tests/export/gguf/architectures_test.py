@@ -2,8 +2,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """llama.cpp computes our logits of a model of each of its architectures."""
 
-import itertools
-
 import numpy as np
 import pytest
 
@@ -20,9 +18,10 @@ from palm_mtf.export.gguf.architectures import (
 from palm_mtf.export.gguf.files import GgufFile, write_gguf
 from palm_mtf.export.gguf.model import import_gguf_parameters, make_reader
 from palm_mtf.export.huggingface.weights import find_tensor_shapes
-from tests import oracle, tokenizer_files
+from tests import llama_cpp_peer, oracle, tokenizer_files
 from tests.blocks import SETTINGS
 from tests.mtf_testing import small_config
+from tests.transformers_folder import parameters
 
 # llama.cpp takes heads of 32 numbers, whose products it computes in float32.
 SIZES = dict(
@@ -80,22 +79,6 @@ def vocabulary(request, tmp_path_factory):
   return open_vocabulary(str(path))
 
 
-@pytest.fixture(scope="module")
-def open_peer():
-  """A function from a GGUF file to llama.cpp's model in float32."""
-  import llama_cpp
-
-  def open_file(path):
-    return llama_cpp.Llama(
-      str(path),
-      **{"logits_all": True, "verbose": False, "n_threads": 1, "n_ctx": 32},
-      # float32 keys and values; float16 would cost 1e-4 of the range.
-      **{"type_k": 0, "type_v": 0},
-    )
-
-  return open_file
-
-
 def write(path, model, params, vocabulary, start_id=1):
   """Writes a model in float32 as `palm_mtf export` does."""
   own = find_gguf_architecture(model)
@@ -111,19 +94,11 @@ def write(path, model, params, vocabulary, start_id=1):
   return own
 
 
-def logits_of(peer, ids):
-  """Returns the logits of llama.cpp, [L, V]."""
-  peer.reset()
-  peer.eval(ids)
-  return peer.scores[: len(ids)].copy()
-
-
 def make_model(name):
   """Returns a model and float32 parameters that move its greedy choices."""
   settings = {**SIZES, **MODELS[name][1]}
   model = small_config(**settings)
-  params = oracle.random_parameters(model, seed=1)
-  return model, {key: x.astype(np.float32) for key, x in params.items()}
+  return model, parameters(model)
 
 
 def test_each_architecture_has_a_model_here():
@@ -139,26 +114,25 @@ def compute(model, params, ids):
 @pytest.mark.peers
 @pytest.mark.parametrize("name", MODELS)
 def test_llama_cpp_has_our_logits_and_our_greedy_tokens(
-  name, vocabulary, open_peer, tmp_path
+  name, vocabulary, tmp_path
 ):
   model, params = make_model(name)
   path = tmp_path / "model.gguf"
   own = write(path, model, params, vocabulary)
   assert own.name == MODELS[name][0]
-  peer = open_peer(path)
   text = "def f(x): return 'caf\u00e9' + x"
-  ids = peer.tokenize(text.encode(), add_bos=True, special=False)
+  (ids,) = llama_cpp_peer.call(llama_cpp_peer.tokenize, path, [text], True)
   assert ids == [1, *vocabulary.encode(text)]
   ids = ids[:16]
   ours = compute(model, params, ids)
   # llama.cpp looks GELU up in a table of float16, with errors of 2^-11.
   limit = 1e-4 if "gelu" in model.mlp or "geglu" in model.mlp else 1e-6
-  assert np.abs(ours - logits_of(peer, ids)).max() < limit * np.ptp(ours)
+  theirs = llama_cpp_peer.call(llama_cpp_peer.compute_logits, path, ids)
+  assert np.abs(ours - theirs).max() < limit * np.ptp(ours)
   for _ in range(8):
     ids.append(int(compute(model, params, ids)[-1].argmax()))
-  peer.reset()
-  generated = peer.generate(ids[:16], temp=0.0)
-  assert [*itertools.islice(generated, 8)] == ids[16:]
+  found = llama_cpp_peer.call(llama_cpp_peer.choose, path, ids[:16], 8)
+  assert found == ids[16:]
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -251,15 +225,15 @@ def test_what_we_do_not_compute_is_refused(key, value):
   )
 
 
-def test_an_unknown_architecture_is_refused_with_the_nearest():
+@pytest.mark.parametrize(
+  "change, message",
+  [
+    ({"general.architecture": "qwen2moe"}, r"'qwen2moe' \(did you mean"),
+    ({"llama.block_count": None}, r"^x\.gguf: .* give a whole number"),
+  ],
+)
+def test_an_unknown_architecture_or_size_is_refused(change, message):
   metadata, shapes = describe()
-  metadata["general.architecture"] = "qwen2moe"
-  with pytest.raises(UserError, match=r"'qwen2moe' \(did you mean"):
-    read_model_metadata(metadata, shapes, "x.gguf")
-
-
-def test_a_missing_size_is_refused():
-  metadata, shapes = describe()
-  del metadata["llama.block_count"]
-  with pytest.raises(UserError, match=r"^x\.gguf: .* give a whole number"):
+  metadata = {k: x for k, x in {**metadata, **change}.items() if x is not None}
+  with pytest.raises(UserError, match=message):
     read_model_metadata(metadata, shapes, "x.gguf")

@@ -6,7 +6,6 @@
 ggml-common.h and ggml-quants.c.
 """
 
-import ctypes
 import itertools
 import struct
 
@@ -15,21 +14,15 @@ import numpy as np
 import pytest
 
 from palm_mtf.cli.main import main
-from palm_mtf.data.vocabulary.load import open_vocabulary
-from palm_mtf.data.vocabulary.training import learn_model
 from palm_mtf.errors import UserError
 from palm_mtf.export.gguf.architectures import read_model_metadata
 from palm_mtf.export.gguf.files import GgufFile, write_gguf
 from palm_mtf.export.gguf.model import import_gguf_parameters
-from tests import oracle, tokenizer_files
+from tests import llama_cpp_peer
 from tests.blocks import SETTINGS
-from tests.export.gguf.architectures_test import (
-  SIZES,
-  compute,
-  logits_of,
-  write,
-)
+from tests.export.gguf.architectures_test import SIZES, compute, write
 from tests.mtf_testing import small_config
+from tests.transformers_folder import parameters
 
 
 def halves(block, *places):
@@ -157,19 +150,10 @@ MODEL = small_config(**{**SIZES, **SETTINGS["LLaMA 3"]})
 
 
 @pytest.fixture(scope="module")
-def vocabulary(tmp_path_factory):
-  path = tmp_path_factory.mktemp("vocabulary") / "vocabulary.model"
-  path.write_bytes(learn_model(tokenizer_files.CORPUS[:20], 400))
-  return open_vocabulary(str(path))
-
-
-@pytest.fixture(scope="module")
 def whole(vocabulary, tmp_path_factory):
   """A file that is imported without an error."""
   path = tmp_path_factory.mktemp("whole") / "model.gguf"
-  params = oracle.random_parameters(MODEL, seed=1)
-  params = {key: x.astype(np.float32) for key, x in params.items()}
-  write(path, MODEL, params, vocabulary)
+  write(path, MODEL, parameters(MODEL), vocabulary)
   return path
 
 
@@ -275,43 +259,24 @@ QUANTIZED = {
 
 
 @pytest.fixture(scope="module")
-def quantize():
-  """A function that calls llama.cpp's own quantizer; ftype 0 is float32."""
-  import llama_cpp
-
-  def convert(source, path, ftype):
-    settings = llama_cpp.llama_model_quantize_default_params()
-    settings.ftype, settings.nthread = ftype, 1
-    settings.allow_requantize = True
-    assert not llama_cpp.llama_model_quantize(
-      str(source).encode(), str(path).encode(), ctypes.byref(settings)
-    )
-
-  return convert
-
-
-@pytest.fixture(scope="module")
 def large(vocabulary, tmp_path_factory):
   """A file in float32 with rows of 256 numbers, which K-quants need."""
   path = tmp_path_factory.mktemp("large") / "model.gguf"
   sizes = {**SIZES, "d_model": 256, "d_kv": 64, "d_ff": 512}
   model = small_config(**{**sizes, **SETTINGS["LLaMA 3"]})
-  params = oracle.random_parameters(model, seed=1)
-  params = {key: x.astype(np.float32) for key, x in params.items()}
-  write(path, model, params, vocabulary)
+  write(path, model, parameters(model), vocabulary)
   return path
 
 
 @pytest.mark.peers
 @pytest.mark.parametrize("name", QUANTIZED)
 def test_files_of_llama_cpps_quantizer_have_its_numbers_and_logits(
-  name, large, quantize, tmp_path
+  name, large, tmp_path
 ):
-  import llama_cpp
-
   path, plain = tmp_path / "quantized.gguf", tmp_path / "float32.gguf"
-  quantize(large, path, getattr(llama_cpp, f"LLAMA_FTYPE_MOSTLY_{name}"))
-  quantize(path, plain, llama_cpp.LLAMA_FTYPE_ALL_F32)
+  quantize = llama_cpp_peer.quantize
+  llama_cpp_peer.call(quantize, large, path, f"MOSTLY_{name}")
+  llama_cpp_peer.call(quantize, path, plain, "ALL_F32")
   file, theirs = GgufFile(str(path)), GgufFile(str(plain))
   assert {"F32"} < {*file.dtypes.values()}
   assert {*theirs.dtypes.values()} == {"F32"}
@@ -323,10 +288,6 @@ def test_files_of_llama_cpps_quantizer_have_its_numbers_and_logits(
   ids = [*range(1, 17)]
   ours = compute(model, params, ids)
   for each, limit in ((plain, 1e-6), (path, QUANTIZED[name])):
-    peer = llama_cpp.Llama(
-      str(each),
-      **{"logits_all": True, "verbose": False, "n_threads": 1, "n_ctx": 32},
-      **{"type_k": 0, "type_v": 0},
-    )
-    difference = np.abs(logits_of(peer, ids) - ours).max()
+    found = llama_cpp_peer.call(llama_cpp_peer.compute_logits, each, ids)
+    difference = np.abs(found - ours).max()
     assert difference < limit * np.ptp(ours)

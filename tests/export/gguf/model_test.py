@@ -12,8 +12,6 @@ import sentencepiece
 from palm_mtf.cli.main import main
 from palm_mtf.data.vocabulary.gguf_tokenizer import make_gguf_tokenizer
 from palm_mtf.data.vocabulary.load import open_vocabulary
-from palm_mtf.data.vocabulary.training import learn_model
-from palm_mtf.data.vocabulary.vocabulary import Vocabulary
 from palm_mtf.errors import UserError
 from palm_mtf.export.gguf.architectures import (
   find_gguf_architecture,
@@ -22,11 +20,10 @@ from palm_mtf.export.gguf.architectures import (
 from palm_mtf.export.gguf.files import write_gguf
 from palm_mtf.export.gguf.model import check_vocabulary, make_reader
 from palm_mtf.export.huggingface.weights import find_tensor_shapes
-from tests import oracle, runs
+from tests import llama_cpp_peer, oracle, runs, tokenizer_files
 from tests.export import llama_cpp_oracle
 from tests.export.read_gguf import read_gguf
 from tests.mtf_testing import random_tokens, small_config
-from tests.source_files import PACKAGE, text_of
 
 WIDTH = {"d_model": 24, "num_heads": 3, "d_kv": 8}
 SERIAL = {"block": "serial", "norm": "rms_norm"}
@@ -76,15 +73,7 @@ def test_a_serial_model_of_any_width_and_depth_is_a_granite():
   assert find_gguf_architecture(model).name == "granite"
 
 
-SOURCES = [text_of(path) for path in PACKAGE if text_of(path)][:20]
 NORMAL, UNKNOWN, CONTROL, UNUSED, BYTE = 1, 2, 3, 5, 6
-
-
-@pytest.fixture(scope="module")
-def vocabulary(tmp_path_factory) -> Vocabulary:
-  path = tmp_path_factory.mktemp("vocabulary") / "code.model"
-  path.write_bytes(learn_model(SOURCES, 400))
-  return open_vocabulary(str(path))
 
 
 def test_pieces_scores_and_types_are_sentencepieces(vocabulary):
@@ -128,7 +117,7 @@ def test_a_vocabulary_that_llama_cpp_would_encode_differently_is_refused(
   tmp_path,
 ):
   sentencepiece.SentencePieceTrainer.Train(
-    sentence_iterator=iter(SOURCES[3].splitlines()),
+    sentence_iterator=iter(tokenizer_files.CORPUS[3].splitlines()),
     model_prefix=str(tmp_path / "foreign"),
     model_type="unigram",
     vocab_size=400,
@@ -190,6 +179,15 @@ TEXT = "one two"
 LIMITS = {"float32": 1e-5, "float16": 1e-3, "q8_0": 2e-2}
 
 
+@pytest.fixture(scope="module")
+def files(finished, tmp_path_factory):
+  """{dtype: the file of `finished`}"""
+  folder = tmp_path_factory.mktemp("exported")
+  return {
+    dtype: read_gguf(_export(finished, folder, dtype)) for dtype in LIMITS
+  }
+
+
 def _export(run, folder, dtype):
   path = folder / f"{dtype}.gguf"
   flags = ["--model_dir", str(run), "--format=gguf", f"--dtype={dtype}"]
@@ -209,9 +207,9 @@ def _logits(run, ids) -> np.ndarray:
 
 @pytest.mark.parametrize("dtype, number", [("float32", 0), ("float16", 1)])
 def test_tensors_are_the_rounded_ones_of_the_newest_checkpoint(
-  dtype, number, finished, tmp_path
+  dtype, number, finished, files
 ):
-  file = read_gguf(_export(finished, tmp_path, dtype))
+  file = files[dtype]
   ours = runs.read_tensors(finished, 12)
   for name, expected in (
     ("token_embd.weight", ours["embedding"]),
@@ -227,9 +225,9 @@ def test_tensors_are_the_rounded_ones_of_the_newest_checkpoint(
 
 @pytest.mark.parametrize("dtype", LIMITS)
 def test_the_file_run_as_llama_cpp_runs_it_gives_our_logits(
-  dtype, finished, tmp_path
+  dtype, finished, files
 ):
-  file = read_gguf(_export(finished, tmp_path, dtype))
+  file = files[dtype]
   ids = np.array([[1, 300, 12, 290, 305]])
   found = llama_cpp_oracle.forward(file.metadata, file.tensors, ids[0])
   expected = _logits(finished, ids)
@@ -237,8 +235,8 @@ def test_the_file_run_as_llama_cpp_runs_it_gives_our_logits(
   assert difference < LIMITS[dtype] * np.ptp(expected)
 
 
-def test_q8_0_holds_all_matrices_in_int8(finished, tmp_path):
-  file = read_gguf(_export(finished, tmp_path, "q8_0"))
+def test_q8_0_holds_all_matrices_in_int8(files):
+  file = files["q8_0"]
   for name, value in file.tensors.items():
     assert file.dtypes[name] == (8 if value.ndim == 2 else 0)
   assert file.metadata["general.file_type"] == 7
@@ -273,32 +271,20 @@ def a_run(request, corpus, tmp_path_factory):
   return path
 
 
-@pytest.fixture(scope="module")
-def llama_cpp():
-  import llama_cpp
-
-  return llama_cpp
-
-
 @pytest.mark.peers
 @pytest.mark.parametrize("dtype", LIMITS)
 def test_llama_cpp_computes_our_logits_and_our_greedy_text(
-  dtype, llama_cpp, a_run, tmp_path, capsys
+  dtype, a_run, tmp_path, capsys
 ):
-  model = llama_cpp.Llama(
-    str(_export(a_run, tmp_path, dtype)),
-    **{"logits_all": True, "verbose": False, "n_threads": 1},
-    # float32 keys and values; float16 would cost 1e-4 of the range.
-    **{"type_k": 0, "type_v": 0},
-  )
-  ids = model.tokenize(TEXT.encode())
+  path = _export(a_run, tmp_path, dtype)
+  (ids,) = llama_cpp_peer.call(llama_cpp_peer.tokenize, path, [TEXT], True)
   assert ids == [
     1,
     *open_vocabulary(str(a_run / "vocabulary.model")).encode(TEXT),
   ]
-  model.eval(ids)
+  found = llama_cpp_peer.call(llama_cpp_peer.compute_logits, path, ids)
   expected = _logits(a_run, np.array([ids]))
-  difference = np.abs(model.scores[: len(ids)] - expected).max()
+  difference = np.abs(found - expected).max()
   assert difference < LIMITS[dtype] * np.ptp(expected)
   if dtype == "q8_0":  # its rounding may change a close choice
     return
@@ -307,20 +293,20 @@ def test_llama_cpp_computes_our_logits_and_our_greedy_text(
   flags = ["--model_dir", str(a_run), "--prompt", TEXT]
   assert main(["generate", *flags, *greedy]) == 0
   ours = json.loads(capsys.readouterr().out)["continuation"]
-  found = model.create_completion(TEXT, max_tokens=8, temperature=0.0)
-  assert found["choices"][0]["text"] == ours
+  assert llama_cpp_peer.call(llama_cpp_peer.generate, path, [ids], 8) == [ours]
 
 
 @pytest.mark.peers
-def test_llama_cpp_has_the_ids_of_the_vocabulary(llama_cpp, finished, tmp_path):
+def test_llama_cpp_has_the_ids_of_the_vocabulary(finished, tmp_path):
   path = _export(finished, tmp_path, "float16")
-  model = llama_cpp.Llama(str(path), vocab_only=True, verbose=False)
   vocabulary = open_vocabulary(str(finished / "vocabulary.model"))
   rng = random.Random(0)
   pieces = [vocabulary.piece(i) for i in range(vocabulary.size)]
   pieces += ["\u00e9", "\0", "\n", "\U0001f600"]
-  for _ in range(3000):
-    text = "".join(rng.choices(pieces, k=rng.randrange(12)))
-    text = text.replace("\u2581", " ")
-    ids = model.tokenize(text.encode(), add_bos=False, special=False)
+  texts = [
+    "".join(rng.choices(pieces, k=rng.randrange(12))).replace("\u2581", " ")
+    for _ in range(3000)
+  ]
+  found = llama_cpp_peer.call(llama_cpp_peer.tokenize, path, texts)
+  for text, ids in zip(texts, found, strict=True):
     assert ids == vocabulary.encode(text), repr(text)

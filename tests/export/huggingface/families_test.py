@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 
 from palm_mtf.export.huggingface.config_json import (
-  find_family,
   make_config,
   parse_config,
   read_config,
@@ -16,13 +15,12 @@ from palm_mtf.export.huggingface.config_json import (
 from palm_mtf.export.huggingface.tensor_files import TensorFiles
 from palm_mtf.export.huggingface.weights import (
   check_tensors,
-  find_tensor_shapes,
   import_parameters,
-  make_tensor_reader,
 )
 from tests import oracle
 from tests.blocks import block_config
 from tests.mtf_testing import run_model
+from tests.transformers_folder import parameters, tensors
 
 SIZES = dict(
   vocab_size=44,
@@ -194,28 +192,21 @@ def exported_config(name):
   return block_config(name, **ONE_WIDTH)
 
 
-def export(model, packing="joined"):
+def export(model):
   """Returns config.json, and the tensors by their names in transformers."""
-  params = {
-    name: x.astype(np.float32)
-    for name, x in oracle.random_parameters(model, seed=1).items()
-  }
-  config = make_config(model, start_id=1, eod_id=1, packing=packing)
-  family = find_family(model)
-  read = make_tensor_reader(model, family, params.__getitem__)
-  tensors = {name: read(name) for name in find_tensor_shapes(model, family)}
-  return params, config, tensors
+  config = make_config(model, start_id=1, eod_id=1, packing="joined")
+  return parameters(model), config, tensors(model)
 
 
 @pytest.mark.parametrize("name", EXPORTED)
 def test_an_export_is_imported_bit_for_bit(name):
   """Only the pairs of rotary embedding may differ, which the import chooses."""
   model = exported_config(name)
-  params, config, tensors = export(model)
+  params, config, exported = export(model)
   assert config["architectures"] == [EXPORTED[name]]
   family, again, *_ = parse_config(json.loads(json.dumps(config)), "there")
-  params_again = import_parameters(again, family, tensors.__getitem__)
-  _, config_again, tensors_again = export(again)
+  params_again = import_parameters(again, family, exported.__getitem__)
+  _, config_again, exported_again = export(again)
   assert config_again == config
   for key, value in params.items():
     if model.rotary_pairs == again.rotary_pairs or "attention" not in key:
@@ -228,7 +219,7 @@ def test_an_export_is_imported_bit_for_bit(name):
     for config, each in ((model, params), (again, params_again))
   )
   np.testing.assert_allclose(after, before, rtol=1e-9, atol=1e-9)
-  assert tensors_again.keys() == tensors.keys()
+  assert exported_again.keys() == exported.keys()
 
 
 @pytest.mark.peers

@@ -43,41 +43,39 @@ def _assert_same(vocabulary, tokenizer, text: str) -> None:
   assert tokenizer.decode(ids) == text
 
 
-def test_ids_of_source_code_are_the_same(vocabulary, tokenizer):
-  for text in SOURCES:
-    _assert_same(vocabulary, tokenizer, text)
-
-
-def test_ids_of_pieces_strung_together_are_the_same(vocabulary, tokenizer):
+def draw_texts(vocabulary):
+  """Yields source code, pieces strung together, and repeated characters."""
+  yield from SOURCES
   rng = random.Random(0)
   pieces = [vocabulary.piece(i) for i in range(vocabulary.size)]
-  for _ in range(500):
+  for number in range(500):
     text = "".join(rng.choices(pieces, k=rng.randrange(12)))
-    if rng.random() < 0.8:
-      text = text.replace("\u2581", " ")
-    _assert_same(vocabulary, tokenizer, text)
-
-
-def test_ids_of_repeated_characters_are_the_same(vocabulary, tokenizer):
-  rng = random.Random(0)
-  for _ in range(500):
+    yield text if number % 5 == 0 else text.replace("\u2581", " ")
     letters = rng.choices(" \n=-#.\"'etn0_", k=2)
-    text = "".join(rng.choices(letters, k=rng.randrange(40)))
+    yield "".join(rng.choices(letters, k=rng.randrange(40)))
+  # A text that names a special piece has the ids of its letters.
+  yield from (
+    "[eod]",
+    "<pad>",
+    "<unk>",
+    "<0x41>",
+    "a\u2581b",
+    "\u2585",
+    "\0",
+    "",
+  )
+
+
+def test_ids_of_source_code_and_of_rare_texts_are_the_same(
+  vocabulary, tokenizer
+):
+  for text in draw_texts(vocabulary):
     _assert_same(vocabulary, tokenizer, text)
 
 
 @settings(max_examples=100, deadline=None)
 @given(text=st.text())
 def test_ids_of_any_text_are_the_same(vocabulary, tokenizer, text):
-  _assert_same(vocabulary, tokenizer, text)
-
-
-@pytest.mark.parametrize(
-  "text", ["[eod]", "<pad>", "<unk>", "<0x41>", "a\u2581b", "\u2585", "\0", ""]
-)
-def test_a_text_that_names_a_special_piece_has_the_ids_of_its_letters(
-  vocabulary, tokenizer, text
-):
   _assert_same(vocabulary, tokenizer, text)
 
 

@@ -258,45 +258,42 @@ def test_a_tensor_with_wrong_offsets_or_size_is_refused(change, tmp_path):
   _check_refused(path)
 
 
+def _framed(header: bytes) -> bytes:
+  return len(header).to_bytes(8, "little") + header
+
+
 @pytest.mark.parametrize(
-  "header",
+  "content",
   [
-    b"[" * 200_000,
-    b'{"a":' * 200_000,
+    _framed(b"[" * 200_000),
+    _framed(b'{"a":' * 200_000),
+    _framed(b""),
+    _framed(b"\xff"),
+    _framed(b"[]"),
+    _framed(b"null"),
+    _framed(b'{"a": [1]}'),
+    _framed(b'{"__metadata__": {"a": 1}}'),
+    _framed(b'{"a": {"dtype": "F32", "shape": [0], "data_offsets": [0, 0]}} x'),
+    # Without a header.
     b"",
-    b"\xff",
-    b"[]",
-    b"null",
-    b'{"a": [1]}',
-    b'{"__metadata__": {"a": 1}}',
-    b'{"a": {"dtype": "F32", "shape": [0], "data_offsets": [0, 0]}} x',
+    b"\xff" * 8 + b"{}",
+    b"\0" * 8,
   ],
-  ids=lambda x: str(x[:9]),
+  ids=lambda x: str(x[:17]),
 )
-def test_a_header_that_is_no_safetensors_header_is_refused(header, tmp_path):
-  path = tmp_path / "x"
-  transformers_folder.write_parts(path, header, b"")
-  _check_refused(tmp_path / "x")
-
-
-@pytest.mark.parametrize("content", [b"", b"\xff" * 8 + b"{}", b"\0" * 8])
-def test_a_file_without_a_header_is_refused(content, tmp_path):
+def test_a_file_without_a_header_of_safetensors_is_refused(content, tmp_path):
   (tmp_path / "x").write_bytes(content)
   _check_refused(tmp_path / "x")
 
 
-def test_bytes_of_no_tensor_are_refused(tmp_path):
-  _write(tmp_path / "x")
-  with (tmp_path / "x").open("ab") as file:
-    file.write(b"\0" * 8)
-  _check_refused(tmp_path / "x")
-
-
-def test_a_file_that_is_cut_short_is_refused(tmp_path):
+@pytest.mark.parametrize(
+  "change", [lambda x: x + b"\0" * 8, lambda x: x[:-1]], ids=["more", "less"]
+)
+def test_a_file_with_more_or_fewer_bytes_is_refused(change, tmp_path):
   path = tmp_path / "x"
   _write(path)
-  path.write_bytes(path.read_bytes()[:-1])
-  _check_refused(tmp_path / "x")
+  path.write_bytes(change(path.read_bytes()))
+  _check_refused(path)
 
 
 @pytest.mark.parametrize("number", [np.nan, np.inf, -np.inf])

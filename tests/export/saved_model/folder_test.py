@@ -80,11 +80,8 @@ def test_every_operation_is_tensorflows(folder):
   assert not any("PyFunc" in x.op for x in nodes)
 
 
-def _printed(command, finished, capsys, *flags) -> list[dict]:
-  capsys.readouterr()
-  given = ["--model_dir", str(finished), "--json", *flags]
-  assert main([command, *given]) == 0
-  return [json.loads(x) for x in capsys.readouterr().out.splitlines()]
+def _printed(command, finished, *flags) -> list[dict]:
+  return runs.printed(command, "--model_dir", finished, "--json", *flags)
 
 
 @pytest.mark.slow
@@ -94,31 +91,27 @@ def test_the_folders_are_as_tensorflow_serving_wants(folder):
   assert (folder / "12" / "variables").is_dir()
 
 
-def test_likelihoods_of_texts_of_any_length_equal_score(
-  results, finished, capsys
-):
+def test_likelihoods_of_texts_of_any_length_equal_score(results, finished):
   flags = [flag for text in TEXTS for flag in ("--text", text)]
-  lines = _printed("score", finished, capsys, *flags)[: len(TEXTS)]
+  lines = _printed("score", finished, *flags)[: len(TEXTS)]
   expected = [line["log_likelihood"] for line in lines]
   assert results["score"]["log_likelihood"] == pytest.approx(expected, rel=1e-5)
   assert results["score"]["tokens"] == [line["tokens"] for line in lines]
 
 
-def test_likelihoods_of_targets_equal_score(
-  results, finished, tmp_path, capsys
-):
+def test_likelihoods_of_targets_equal_score(results, finished, tmp_path):
   file = tmp_path / "pairs.tsv"
   file.write_text("".join("\t".join(pair) + "\n" for pair in PAIRS))
-  lines = _printed("score", finished, capsys, "--input", str(file))
+  lines = _printed("score", finished, "--input", str(file))
   expected = [line["log_likelihood"] for line in lines[: len(PAIRS)]]
   found = results["score_targets"]["log_likelihood"]
   assert found == pytest.approx(expected, rel=1e-5)
 
 
-def test_greedy_text_equals_generate(results, finished, capsys):
+def test_greedy_text_equals_generate(results, finished):
   flags = [flag for prompt in PROMPTS for flag in ("--prompt", prompt)]
   greedy = ["--gin.TEMPERATURE=0.0", "--gin.SAMPLE_TOKENS=8"]
-  lines = _printed("generate", finished, capsys, *flags, *greedy)
+  lines = _printed("generate", finished, *flags, *greedy)
   assert results["generate"] == {
     "continuation": [line["continuation"] for line in lines],
     "num_tokens": [line["num_tokens"] for line in lines],
@@ -131,11 +124,8 @@ def test_missing_arguments_have_the_settings_of_the_run(results):
   assert all(0 < each <= sample_tokens for each in found)
 
 
-def test_a_prompt_without_room_is_an_error(results):
+def test_arguments_that_cannot_work_are_errors(results):
   assert "max_tokens are more than 32 tokens" in results["too much"]
-
-
-def test_a_number_that_leaves_no_token_is_an_error(results):
   assert "top_k is not above 0" in results["from none"]
 
 

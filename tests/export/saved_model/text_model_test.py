@@ -12,16 +12,20 @@ import pytest
 import sentencepiece
 
 from palm_mtf._tf import tf2
+from palm_mtf.config import DecodeConfig
 from palm_mtf.data.vocabulary.load import open_vocabulary
 from palm_mtf.data.vocabulary.text_reader import decode_after
 from palm_mtf.data.vocabulary.training import learn_model
 from palm_mtf.data.vocabulary.vocabulary import Vocabulary
 from palm_mtf.export.saved_model.text_model import Sampler, TextCoder
+from tests.generation.decode.sampling_test import (
+  DRAWS,
+  LOGITS,
+  NUM_TOKENS,
+  expected_shares,
+)
 from tests.prefixed_vocabulary import train_prefixed
 from tests.source_files import PACKAGE, text_of
-
-VOCAB, NUM_TOKENS, DRAWS = 12, 10, 4000
-LOGITS = np.random.default_rng(5).normal(size=VOCAB).astype(np.float32) * 2
 
 
 def _draw(temperature=1.0, top_k=NUM_TOKENS, top_p=1.0, seed=0, place=0):
@@ -36,21 +40,10 @@ def _draw(temperature=1.0, top_k=NUM_TOKENS, top_p=1.0, seed=0, place=0):
   return sampler.next_tokens(rows, tf2.constant(place)).numpy()
 
 
-def _shares(temperature=1.0, top_k=NUM_TOKENS, top_p=1.0) -> np.ndarray:
-  shares = np.exp(LOGITS[:NUM_TOKENS].astype(np.float64) / temperature)
-  order = np.argsort(-shares)
-  shares[order[top_k:]] = 0
-  shares /= shares.sum()
-  before = np.cumsum(shares[order]) - shares[order]
-  shares[order[before >= top_p]] = 0
-  return shares / shares.sum()
-
-
 @pytest.mark.parametrize(
   "numbers",
   [
     {},
-    {"temperature": 0.5},
     {"top_k": 3},
     {"top_p": 0.6},
     {"temperature": 2.0, "top_k": 5, "top_p": 0.8},
@@ -59,7 +52,8 @@ def _shares(temperature=1.0, top_k=NUM_TOKENS, top_p=1.0) -> np.ndarray:
 )
 def test_tokens_are_drawn_with_the_probabilities_of_the_settings(numbers):
   found = np.bincount(_draw(**numbers), minlength=NUM_TOKENS) / DRAWS
-  expected = _shares(**numbers)
+  config = DecodeConfig(**{"temperature": 1.0, **numbers})
+  expected = expected_shares(config)
   assert not found[expected == 0].any()
   np.testing.assert_allclose(found, expected, atol=0.03)
 

@@ -84,7 +84,10 @@ def test_greedy_tokens_depend_on_neither_pauses_nor_earlier_batches(expected):
       decoder.start()
       for limit in (4, 8, MAX_TOKENS):
         decoder.advance(limit)
-      assert decoder.read().tokens[:, 0].tolist() == expected
+      result = decoder.read()
+      assert result.tokens[:, 0].tolist() == expected
+      ended = [EOD in tokens for tokens in expected]
+      assert result.is_over[:, 0].tolist() == ended
     # Of equal logits, the first is taken.
     decoder.load({x: np.zeros_like(value) for x, value in PARAMS.items()})
     decoder.start()

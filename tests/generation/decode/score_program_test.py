@@ -82,5 +82,5 @@ def test_bfloat16_stays_near_the_oracle():
   params, batch, log_p = case_of(config)
   loss, *_ = score(config, params, batch)
   exact = gather(log_p, batch["targets"][..., np.newaxis])[..., 0]
-  # The tolerance of the logits, see model/palm_test.py.
+  # The tolerance of the logits, see architecture/block_test.py.
   assert np.linalg.norm(loss + exact) < 0.02 * np.linalg.norm(exact)

@@ -52,32 +52,26 @@ def counting(corpus, vocabulary, tmp_path_factory):
   return model_dir
 
 
-@pytest.fixture
-def generate(counting, capsys):
-  def run(*flags):
-    capsys.readouterr()
-    given = ["generate", "--model_dir", str(counting), *GREEDY, *flags]
-    assert main(given) == 0
-    return capsys.readouterr().out
-
-  return run
-
-
 @pytest.mark.slow
-def test_generate_its_stream_and_beams_keep_the_space(generate):
-  flags = ["--json", f"--prompt={PROMPT}"]
-  first, _ = map(json.loads, generate(*flags, "--prompt=7").splitlines())
+def test_generate_its_stream_and_beams_keep_the_space(counting, capsys):
+  given = ["generate", "--model_dir", counting, *GREEDY, f"--prompt={PROMPT}"]
+  first, _ = runs.printed(*given, "--json", "--prompt=7")
   assert (first["continuation"], first["num_tokens"]) == (CONTINUATION, 3)
-  beam = json.loads(generate(*flags, "--gin.NUM_BEAMS=2"))
+  (beam,) = runs.printed(*given, "--json", "--gin.NUM_BEAMS=2")
   assert beam["continuation"] == CONTINUATION
-  shown = generate(f"--prompt={PROMPT}")
-  assert shown == f"--- {PROMPT!r}\n{PROMPT}{CONTINUATION}\n\n"
+  capsys.readouterr()
+  assert main([str(x) for x in given]) == 0
+  shown = f"--- {PROMPT!r}\n{PROMPT}{CONTINUATION}\n\n"
+  assert capsys.readouterr().out == shown
 
 
-def test_samples_of_training_equal_the_text_of_generate(counting, generate):
+def test_samples_of_training_equal_the_text_of_generate(counting):
   sample = json.loads((counting / "samples.jsonl").read_text())
-  drawn = generate("--json", f"--prompt={PROMPT}", "--gin.TEMPERATURE=0.7")
-  assert sample["continuation"] == json.loads(drawn)["continuation"]
+  flags = ["--json", f"--prompt={PROMPT}", "--gin.TEMPERATURE=0.7"]
+  (drawn,) = runs.printed(
+    "generate", "--model_dir", counting, "--gin.SAMPLE_TOKENS=3", *flags
+  )
+  assert sample["continuation"] == drawn["continuation"]
 
 
 @pytest.mark.slow

@@ -143,14 +143,6 @@ def test_targets_are_greedy_if_the_oracle_finds_nothing_likelier(
       )
 
 
-@pytest.mark.slow
-def test_layouts_do_not_change_scores(scorer, checkpoint):
-  mesh = mesh_layout("all over data and model")
-  with LoadedDecoder(checkpoint, CONFIG, mesh) as loaded:
-    split = scores(Scorer(loaded, STRIDE), EXAMPLES)
-  np.testing.assert_allclose(split, scores(scorer, EXAMPLES), rtol=1e-5)
-
-
 @pytest.mark.parametrize(("length", "stride"), [(1, 1), (4, 1), (7, 3), (7, 7)])
 def test_each_token_of_a_document_is_scored_once_with_enough_before_it(
   length, stride

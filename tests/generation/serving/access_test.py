@@ -10,7 +10,7 @@ import socket
 import pytest
 
 from palm_mtf.errors import UserError
-from tests.generation.serving.live_server import answer_to, ask, http, serving
+from tests.generation.serving.live_server import answer_to, http, serving
 
 pytest.importorskip("aiohttp", reason="aiohttp, which serve needs, is absent")
 
@@ -108,17 +108,20 @@ PROMPT = {"prompt": "one"}
 PAGES = ["/health", "/metrics", "/v1/models", "/v1/models/m", "/none"]
 
 
-def statuses(access, *requests):
-  """Returns the statuses of answers to (method, path, body, headers)."""
+def answers(access, *requests):
+  """Returns status, headers and content of answers to requests in bytes."""
 
   async def run():
     async with serving(access) as (_, address):
-      return [
-        (await ask(address, method, path, body, **headers))[0]
-        for method, path, body, headers in requests
-      ]
+      return [await answer_to(address, x) for x in requests]
 
   return asyncio.run(run())
+
+
+def statuses(access, *requests):
+  """Returns the statuses of answers to (method, path, body, headers)."""
+  made = [http(*request, **headers) for *request, headers in requests]
+  return [status for status, *_ in answers(access, *made)]
 
 
 def of_loopback(*allowed, listen="127.0.0.1"):
@@ -157,28 +160,24 @@ def test_a_server_on_loopback_answers_its_own_names_only(host, status):
 
 
 def test_a_request_without_host_or_with_two_is_refused():
-  async def run():
-    async with serving(of_loopback()) as (_, address):
-      two = http("GET", "/health", Host="localhost\r\nHost: localhost")
-      none = http("GET", "/health", Host=None)
-      old = none.replace(b"HTTP/1.1", b"HTTP/1.0")
-      return [(await answer_to(address, x))[0] for x in (two, none, old)]
-
-  assert asyncio.run(run()) == [400] * 3
+  two = http("GET", "/health", Host="localhost\r\nHost: localhost")
+  none = http("GET", "/health", Host=None)
+  old = none.replace(b"HTTP/1.1", b"HTTP/1.0")
+  found = answers(of_loopback(), two, none, old)
+  assert [status for status, *_ in found] == [400] * 3
 
 
 def test_further_names_come_from_the_flags():
   access = of_loopback("Model.Example", "10.0.0.9", "[fd00::2]", listen="me")
-  for host, status in (
-    ("model.example", 200),
-    ("model.example:443", 200),
-    ("10.0.0.9:1", 200),
-    ("[fd00:0::2]:1", 200),
-    ("me:8000", 200),
-    ("localhost", 200),
-    ("other.example", 403),
-  ):
-    assert statuses(access, ("GET", "/health", b"", {"Host": host})) == [status]
+  given = ["model.example", "model.example:443", "10.0.0.9:1", "[fd00:0::2]:1"]
+  given += ["me:8000", "localhost", "other.example"]
+  assert health(access, *given) == [200] * 6 + [403]
+
+
+def health(access, *hosts):
+  """Returns the statuses of /health for names in Host."""
+  heads = [{"Host": host} for host in hosts]
+  return statuses(access, *(("GET", "/health", b"", head) for head in heads))
 
 
 def test_a_server_on_other_addresses_answers_every_name_until_some_are_given():
@@ -186,17 +185,9 @@ def test_a_server_on_other_addresses_answers_every_name_until_some_are_given():
   hosts = find_allowed_hosts(
     "10.0.0.1", is_loopback=False, allowed=["a.example"]
   )
-  found = statuses(
-    Access(hosts),
-    *(
-      ("GET", "/health", b"", {"Host": host})
-      for host in ("10.0.0.1:80", "a.example", "b.example")
-    ),
-  )
-  assert found == [200, 200, 403]
-  assert statuses(
-    Access(None), ("GET", "/health", b"", {"Host": "b.example"})
-  ) == [200]
+  given = "10.0.0.1:80", "a.example", "b.example"
+  assert health(Access(hosts), *given) == [200, 200, 403]
+  assert health(Access(None), "b.example") == [200]
 
 
 @pytest.mark.parametrize(
@@ -238,12 +229,8 @@ def test_every_page_but_health_needs_a_key():
   ],
 )
 def test_a_wrong_key_is_refused_with_the_way_to_give_one(given):
-  async def run():
-    async with serving(Access(None, ["first"])) as (_, address):
-      data = http("POST", "/v1/completions", PROMPT, Authorization=given)
-      return await answer_to(address, data)
-
-  status, headers, content = asyncio.run(run())
+  data = http("POST", "/v1/completions", PROMPT, Authorization=given)
+  ((status, headers, content),) = answers(Access(None, ["first"]), data)
   assert status == 401 and headers["www-authenticate"] == "bearer"
   assert "Authorization: Bearer KEY" in content["error"]["message"]
   assert "first" not in str(content)

@@ -57,18 +57,15 @@ def scored(ids):
   return [Chosen(i, -0.5 * i, {i: -0.5 * i, 2: -9.0}) for i in ids]
 
 
-def pieces(vocabulary, ended, **body):
-  """Returns what `read` gives after each token of TEXT, and at the end."""
-  return read_all(
-    *begin(vocabulary, **body),
-    [*vocabulary.encode(TEXT), vocabulary.eod_id],
-    ended,
-  )
+def read_all(row, choice, ids, ended, *, streams=True):
+  """Returns what `read` gives after each token, and at the end.
 
-
-def read_all(row, choice, ids, ended):
-  """Returns what `read` gives after each token, and at the end."""
+  If not `streams`, all tokens are there at the first `read`.
+  """
   found = []
+  if not streams:
+    row.chosen.extend(scored(ids))
+    ids = []
   for each in scored(ids):
     row.chosen.append(each)
     found.append(choice.read())
@@ -84,7 +81,8 @@ def joined(found, name):
 
 @pytest.mark.parametrize("echo", [False, True])
 def test_pieces_join_to_the_text_in_whole_characters(vocabulary, echo):
-  found = pieces(vocabulary, "eod", echo=echo)
+  ids = [*vocabulary.encode(TEXT), vocabulary.eod_id]
+  found = read_all(*begin(vocabulary, echo=echo), ids, "eod")
   assert len(found) > 5
   assert "".join(x["text"] for x in found) == ("one" if echo else "") + TEXT
   assert not any("\ufffd" in x["text"] for x in found)
@@ -93,8 +91,9 @@ def test_pieces_join_to_the_text_in_whole_characters(vocabulary, echo):
 
 
 def test_log_p_of_each_token_is_returned_once_with_its_place(vocabulary):
-  found = pieces(vocabulary, "eod", echo=True, logprobs=1)
-  ids = [*vocabulary.encode("one"), *vocabulary.encode(TEXT), vocabulary.eod_id]
+  ids = [*vocabulary.encode(TEXT), vocabulary.eod_id]
+  found = read_all(*begin(vocabulary, echo=True, logprobs=1), ids, "eod")
+  ids = [*vocabulary.encode("one"), *ids]
   assert joined(found, "token_logprobs") == [-0.5 * i for i in ids]
   whole = "one" + TEXT
   offsets, tokens = joined(found, "text_offset"), joined(found, "tokens")
@@ -119,19 +118,15 @@ def test_tokens_join_to_a_text_with_bytes_that_are_characters(vocabulary):
 
 
 @pytest.mark.parametrize("echo", [False, True])
-@pytest.mark.parametrize("text", ["", " two"])
-@pytest.mark.parametrize("streams", [False, True])
+@pytest.mark.parametrize(
+  ("text", "streams"), [("", True), (" two", True), (" two", False)]
+)
 def test_the_eod_that_ends_a_text_has_an_entry_at_the_end_of_the_text(
   vocabulary, echo, text, streams
 ):
   row, choice = begin(vocabulary, echo=echo, logprobs=2)
   ids = [*vocabulary.encode(text), vocabulary.eod_id]
-  if streams:
-    found = read_all(row, choice, ids, "eod")
-  else:
-    row.chosen.extend(scored(ids))
-    row.ended = "eod"
-    found = [choice.read()]
+  found = read_all(row, choice, ids, "eod", streams=streams)
   whole = ("one" if echo else "") + text
   assert "".join(piece["text"] for piece in found) == whole
   assert found[-1]["finish_reason"] == "stop"
@@ -151,11 +146,8 @@ def test_entries_end_with_the_token_that_ends_a_stop_string(
 ):
   row, choice = begin(vocabulary, stop="two", logprobs=0, stream=streams)
   ids = vocabulary.encode("one three two four")
-  if at_once:
-    row.chosen.extend(scored(ids))
-    found = [choice.read()]
-  else:
-    found = read_all(row, choice, ids, "length")[:-1]
+  found = read_all(row, choice, ids, "", streams=not at_once)
+  found = [x for x in found if x["logprobs"]["tokens"]]
   assert choice.is_over()
   assert "".join(piece["text"] for piece in found) == "one three "
   assert found[-1]["finish_reason"] == "stop"
@@ -205,12 +197,7 @@ def test_a_text_keeps_the_space_of_its_first_word(prefixed, echo, streams):
   *prompt, bird, end = prefixed.encode("a red bird.")
   row, choice = begin(prefixed, prompt="a red", echo=echo, logprobs=1)
   assert row.prompt[1:] == prompt
-  if streams:
-    found = read_all(row, choice, [bird, end], "length")
-  else:
-    row.chosen.extend(scored([bird, end]))
-    row.ended = "length"
-    found = [choice.read()]
+  found = read_all(row, choice, [bird, end], "length", streams=streams)
   text = "a red bird." if echo else " bird."
   assert "".join(piece["text"] for piece in found) == text
   assert joined(found, "tokens")[-2:] == [" bird", "."]

@@ -1,13 +1,15 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
+"""A server keeps time limits and its number of rows, and says so."""
 
 import asyncio
 import math
-import time
+import types
 from concurrent import futures
 
 import pytest
 
+from palm_mtf.generation.serving import batcher, served_model
 from tests import strict_json
 from tests.generation.serving.live_server import (
   Repeating,
@@ -22,18 +24,24 @@ PROMPT = {"prompt": "one", "max_tokens": 20}
 STREAMS = pytest.mark.parametrize("stream", [False, True])
 
 
-class Slow(Repeating):
-  """A decoder whose steps take time."""
-
-  def steps(self, texts, count, *, wants_log_probs):
-    time.sleep(0.1)
-    return super().steps(texts, count, wants_log_probs=wants_log_probs)
+@pytest.fixture
+def clock(monkeypatch):
+  """The clock of time limits; it moves only when a test sets `now`."""
+  clock = types.SimpleNamespace(now=0.0, monotonic=lambda: clock.now)
+  for module in (batcher, served_model):
+    monkeypatch.setattr(module, "time", clock)
+  return clock
 
 
 @STREAMS
-def test_a_text_ends_at_its_time_limit(stream):
+def test_a_text_ends_at_its_time_limit(clock, stream):
+  class Slow(Repeating):
+    def steps(self, texts, count, *, wants_log_probs):
+      clock.now += 25
+      return super().steps(texts, count, wants_log_probs=wants_log_probs)
+
   async def run():
-    async with serving(decoder=Slow(), most_secs=0.35) as (_, address):
+    async with serving(decoder=Slow(), most_secs=60) as (_, address):
       return await complete(address, {**PROMPT, "stream": stream})
 
   status, answer = asyncio.run(run())
@@ -42,11 +50,11 @@ def test_a_text_ends_at_its_time_limit(stream):
 
 
 @STREAMS
-def test_a_text_without_a_token_in_time_is_refused(stream):
+def test_a_text_without_a_token_in_time_is_refused(clock, stream):
   decoder = Repeating()
 
   async def run():
-    async with serving(decoder=decoder, most_secs=0.2) as (server, address):
+    async with serving(decoder=decoder, most_secs=60) as (server, address):
       decoder.may_step.clear()
       first = asyncio.create_task(complete(address, PROMPT))
       await until(lambda: server._batcher._running)
@@ -54,7 +62,7 @@ def test_a_text_without_a_token_in_time_is_refused(stream):
         complete(address, {**PROMPT, "stream": stream})
       )
       await until(lambda: len(server._batcher._waiting) == 1)
-      await asyncio.sleep(0.25)
+      clock.now += 61
       decoder.may_step.set()
       return await late, await first
 
@@ -91,8 +99,8 @@ def test_requests_beyond_what_may_wait_are_refused(stream):
     async with serving(decoder=decoder) as (server, address):
       decoder.may_step.clear()
       asked = asyncio.create_task(complete(address, {**PROMPT, "n": 8}))
-      batcher = server._batcher
-      await until(lambda: len(batcher._waiting) + len(batcher._running) == 8)
+      rows = server._batcher
+      await until(lambda: len(rows._waiting) + len(rows._running) == 8)
       refused = await complete(address, {**PROMPT, "stream": stream})
       decoder.may_step.set()
       return refused, await asked
@@ -124,9 +132,6 @@ def test_numbers_that_json_lacks_are_null(stream, log_prob):
     x for each in told for top in each["top_logprobs"] for x in top.values()
   ]
   assert set(tops) == {None}
-
-
-pytest.importorskip("aiohttp", reason="aiohttp, which serve needs, is absent")
 
 
 def test_a_server_answers_from_any_thread():

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 from palm_mtf._tf import tf
-from palm_mtf.errors import UserError
 from palm_mtf.mesh.session import session_config
 from palm_mtf.runtime.client.client import Client
 from palm_mtf.runtime.program import Program
+from tests.refusals import message_of
 
 SECS = 10.0  # after which a call that should have begun is missing
 A, B = frozenset("a"), frozenset("b")
@@ -63,9 +63,7 @@ def test_inputs_and_outputs_have_names(client):
 def test_a_wrong_input_is_named_before_anything_runs(client, given, message):
   names = ("prompts", "lengths")
   program = Program({name: tf.placeholder(tf.int32, []) for name in names})
-  with pytest.raises(UserError) as error:
-    client.run(program, given)
-  assert str(error.value) == message
+  assert message_of(client.run, program, given) == message
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ import pytest
 from palm_mtf import runtime
 from palm_mtf._tf import tf
 from palm_mtf.errors import UserError
+from tests.refusals import message_of
 
 add_one = runtime.function(lambda x: x + 1)
 multiply = runtime.function(lambda x, y: x * y, name="multiply")
@@ -158,9 +159,9 @@ def uses_code_that_is_no_function(x):
 )
 def test_a_block_that_is_no_program_is_one_line(client, block, message):
   line = uses_code_that_is_no_function.__code__.co_firstlineno + 1
-  with pytest.raises(UserError) as error:
-    client.program(block)(np.zeros(2))
-  assert str(error.value) == message.replace("LINE", str(line))
+  assert message_of(client.program(block), np.zeros(2)) == message.replace(
+    "LINE", str(line)
+  )
 
 
 @pytest.mark.parametrize("dispatch", ["op_by_op", "chained", "fused"])
@@ -175,9 +176,7 @@ def test_a_program_that_calls_itself_is_refused(client, slices, dispatch):
   def g(x):
     return f(x)
 
-  with pytest.raises(UserError) as error:
-    f(np.zeros(2))
-  assert str(error.value) == (
+  assert message_of(f, np.zeros(2)) == (
     "f calls itself, so that its results would be its own inputs; a program is "
     "a graph without cycles."
   )
@@ -197,16 +196,12 @@ def test_values_belong_to_their_trace(client, slices):
     return multiply.on(a)(x, kept[0])
 
   buffer = first(np.zeros(2))
-  with pytest.raises(UserError) as error:
-    second(np.zeros(2))
-  assert str(error.value) == (
+  assert message_of(second, np.zeros(2)) == (
     "second: multiply reads a value of another trace, of first; return it "
     "there, and pass the buffer."
   )
   kept[0] = buffer
-  with pytest.raises(UserError) as error:
-    second(np.zeros(2))
-  assert str(error.value) == (
+  assert message_of(second, np.zeros(2)) == (
     "second: an input of multiply is Buffer: give numbers; a buffer can only "
     "be an input of a program."
   )
@@ -220,9 +215,7 @@ def test_a_slice_of_another_client_is_refused(slices):
     def f(x):
       return multiply.on(a)(x, x)
 
-    with pytest.raises(UserError) as error:
-      f(np.zeros(2))
-    assert str(error.value) == (
+    assert message_of(f, np.zeros(2)) == (
       "f: multiply runs on a slice of another client; use slices of the client "
       "that traces the program."
     )

@@ -8,7 +8,15 @@ import numpy as np
 import pytest
 
 from palm_mtf.errors import UserError
-from tools.bench.pairs import MIN_ROUNDS, Program, Turn, alternate, ratio
+from tools.bench.pairs import (
+  MIN_ROUNDS,
+  Program,
+  Turn,
+  alternate,
+  ratio,
+  speed_records,
+  speeds_row,
+)
 
 SLEEPER = """
 import sys, time
@@ -51,7 +59,23 @@ def test_the_interval_has_the_median_in_95_of_100_series():
   assert 930 <= hits <= 985
 
 
-def test_programs_take_turns_and_one_that_ends_is_named():
+def test_ratios_are_of_seconds_and_above_1_where_ours_is_faster():
+  seconds = {("ours", "int8"): (1, 2, 4), ("a", "q8_0"): (3, 4, 8)}
+  found = speed_records(
+    {
+      name: [Turn(x, 0.0, {"peak_bytes": 1e6 * x}) for x in secs]
+      for name, secs in seconds.items()
+    },
+    100,
+  )
+  assert [x["tokens_per_sec"] for x in found] == [50, 25]
+  assert "ratio" not in found[0] and found[1]["ratio"] == 2  # of 3, 2 and 2
+  ours, theirs = map(speeds_row, found)
+  assert ours.split() == ["ours", "int8", "50", "4"]
+  assert theirs.split()[:5] == ["a", "q8_0", "25", "8", "2.00"]
+
+
+def test_programs_take_turns():
   command = [sys.executable, "-c", SLEEPER]
   with (
     Program("a", [*command, "0.05"]) as a,
@@ -62,5 +86,19 @@ def test_programs_take_turns_and_one_that_ends_is_named():
     assert all(turn.secs >= 0.05 > 0 for turn in seen["a"])
     assert {turn.values["value"] for turn in seen["b"]} == {7.0}
     assert all(turn.values["peak_bytes"] > 1e6 for turn in seen["b"])
-  with pytest.raises(UserError, match="c ended before its turn"):
-    Program("c", [sys.executable, "-c", "pass"])
+
+
+@pytest.mark.parametrize(
+  ("code", "flags", "message"),
+  [
+    ("pass", [], "^c ended with code 0 while it warmed up; see above"),
+    (
+      "import os; os.kill(os.getpid(), 11)",
+      ["--bits=8", "--model=/x/y.gguf"],
+      "^c ended by SIGSEGV while it read /x/y.gguf; see above",
+    ),
+  ],
+)
+def test_a_program_that_ends_is_reported_with_its_signal(code, flags, message):
+  with pytest.raises(UserError, match=message):
+    Program("c", [sys.executable, "-c", code, *flags])

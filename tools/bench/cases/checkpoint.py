@@ -59,6 +59,7 @@ def _records(
   )
   with models.pod_cluster(pods, models.ONE_DEVICE) as cluster:
     from palm_mtf.checkpoints.variables import (
+      CheckpointProcesses,
       CheckpointReader,
       WeightsCopier,
       find_checkpoint_processes,
@@ -83,7 +84,7 @@ def _records(
       of_servers = find_checkpoint_processes(
         client, this, cluster.servers, folder
       )
-      kinds = {"servers": of_servers, "client": of_servers.client_only}
+      kinds = {"servers": of_servers, "client": CheckpointProcesses(this)}
       copiers = {
         kind: WeightsCopier(client, slices, hosts)
         for kind, hosts in kinds.items()

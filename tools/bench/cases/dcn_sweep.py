@@ -41,8 +41,6 @@ TIMEOUT_SECS = 240  # limit for the start, and for a few steps over any link
 # One step runs while the link changes; the other steps settle at the new pace.
 SETTLING_STEPS = 6
 _RECIPE = "recipes/quickstart.gin"
-
-
 # Half of the bytes cross the link in each direction. Bytes that the link's
 # token bucket and queue let pass at once are 5% of a step at most.
 BOUNDS = {**pairs.BOUNDS, "link_share": (0, 1.05)}

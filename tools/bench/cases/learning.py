@@ -10,7 +10,7 @@
 # Both programs learn the rows of the quickstart in the same order, with its
 # batch size, and measure their loss on its validation rows. The GPT has the
 # same vocabulary and number of layers, and the width that gives it as many
-# parameters. Its recipe is in tools/peers/torch_gpt.py. Programs take turns; a
+# parameters. Its recipe is in tools/peers/torch_peer.py. Programs take turns; a
 # turn is TURN_SECS of the program's processor time. Only that time counts,
 # without compilation and validation. A GPT trains for each learning rate, and
 # the best GPT is compared.
@@ -85,12 +85,12 @@ def write_rows(config: Config, model_dir: str) -> float:
   return corpus.validation_bytes_per_token
 
 
-def work(files: list[str], macros: list[str], folder: str) -> None:
+def work(files: list[str], macros: list[str], model_dir: str) -> None:
   """Takes turns: training for TURN_SECS of processor time, then the loss."""
   from palm_mtf.generation.inference.sessions import mean_loss
 
   config = train_config(files, macros, _DEFAULTS)
-  corpus, validation = _corpus(config, folder)
+  corpus, validation = _corpus(config, model_dir)
   batches = corpus.batches(config.run.batch_sizes)
   with warm_training(config, batches) as step:
     mean_loss(step.losses, validation[:1])  # compiles
@@ -187,7 +187,9 @@ def measure(chosen: argparse.Namespace) -> Iterator[dict]:
     contextlib.ExitStack() as stack,
   ):
     bytes_per_token = write_rows(config, folder)
-    commands = {"ours": worker_command("learning", folder=folder, **chosen.gin)}
+    commands = {
+      "ours": worker_command("learning", model_dir=folder, **chosen.gin)
+    }
     for rate in chosen.learning_rates if chosen.peer_python else []:
       commands[f"GPT {rate:g}"] = _gpt_command(config, chosen, rate, folder)
     programs = [

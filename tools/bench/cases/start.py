@@ -39,8 +39,6 @@ _KEPT = ("vocabulary.model", "tokens")  # copied from the run for `train`
 _ONE_STEP = ("TRAIN_STEPS=1", "EVAL_BATCHES=1", "PROMPTS=[]")
 BOUNDS = pairs.BOUNDS
 HEAD = f"{'command':<12}{'processor':>12}{'wall':>12}"
-
-
 FLAGS = {
   "--model_dir": Flag(None, "a finished run", settings=REQUIRED),
   "--only": Flag(None, "a command; else all", NAMES, SEVERAL),

@@ -3,7 +3,6 @@
 """Parts of a checkpoint that servers write do not pass through the client."""
 
 import dataclasses
-import json
 
 import pytest
 
@@ -12,16 +11,15 @@ from tools.bench import models
 
 @pytest.mark.slow
 def test_the_clients_memory_grows_with_the_model_only_where_it_writes(
-  run_bench, monkeypatch
+  measure, monkeypatch
 ):
   whole = models.benchmark_config("float32")
   wide = dataclasses.replace(whole, d_model=1024, d_ff=4096)
   monkeypatch.setattr(models, "benchmark_config", lambda dtype: wide)
-  flags = ["--servers=2", "--layers=1,3", "--rounds=2", "--json"]
-  code, out, _ = run_bench("checkpoint", *flags)
-  assert code == 0
+  small, small_client, large, large_client = measure(
+    "checkpoint", "--servers=2", "--layers=1,3", "--rounds=2"
+  )
   grown = {}
-  small, small_client, large, large_client = map(json.loads, out.splitlines())
   for kind, less, more in (
     ("servers", small, large),
     ("client", small_client, large_client),

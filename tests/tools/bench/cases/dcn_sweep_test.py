@@ -2,6 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The sweep limits real links and cleans up, or says why it cannot."""
 
+import contextlib
 import ctypes
 import json
 import pathlib
@@ -15,20 +16,20 @@ from palm_mtf.errors import UserError
 from tests import processes
 from tools.linked_namespaces import ADDRESSES, LinkedNamespaces
 
-SEND = """
-import socket, sys, time
-with socket.create_server(("{address}", 5000)) as server:
+SEND = f"""
+import socket
+with socket.create_server(("{ADDRESSES[1]}", 5000)) as server:
   print("ready", flush=True)
   connection, _ = server.accept()
   with connection, connection.makefile("rb") as file:
-    file.read({num_bytes})
+    file.read(NUM_BYTES)
     connection.sendall(b"!")
 """
-RECEIVE = """
+RECEIVE = f"""
 import socket, time
-with socket.create_connection(("{address}", 5000)) as connection:
+with socket.create_connection(("{ADDRESSES[1]}", 5000)) as connection:
   start = time.monotonic()
-  connection.sendall(bytes({num_bytes}))
+  connection.sendall(bytes(NUM_BYTES))
   connection.recv(1)
   print(time.monotonic() - start)
 """
@@ -36,51 +37,44 @@ with socket.create_connection(("{address}", 5000)) as connection:
 
 def secs_to_send(namespaces, num_bytes):
   """Sends bytes to the second namespace, and waits for one byte back."""
-  words = {"address": ADDRESSES[1], "num_bytes": num_bytes}
-  with subprocess.Popen(
-    namespaces.command(1, sys.executable, "-c", SEND.format(**words)),
-    stdout=subprocess.PIPE,
-  ) as server:
-    server.stdout.readline()
-    return float(
-      subprocess.check_output(
-        namespaces.command(0, sys.executable, "-c", RECEIVE.format(**words)),
-        timeout=60,
-      )
+  server, client = (
+    namespaces.command(
+      side, sys.executable, "-c", f"NUM_BYTES={num_bytes}{code}"
     )
+    for side, code in ((1, SEND), (0, RECEIVE))
+  )
+  with subprocess.Popen(server, stdout=subprocess.PIPE) as process:
+    process.stdout.readline()
+    return float(subprocess.check_output(client, timeout=60))
 
 
-@pytest.fixture(params=[False, True], ids=["without_delay", "with_delay"])
-def namespaces(request):
+@contextlib.contextmanager
+def linked(has_delay):
+  """Yields namespaces; skips the test without the rights to make them."""
   try:
-    with LinkedNamespaces(request.param) as made:
-      yield made
+    with LinkedNamespaces(has_delay) as namespaces:
+      yield namespaces
   except UserError as error:
     pytest.skip(str(error))
 
 
-def test_a_link_has_the_bandwidth_that_it_is_given(namespaces):
+@pytest.mark.parametrize("has_delay", [False, True])
+def test_a_link_has_its_bandwidth_and_is_gone_at_the_end(has_delay):
   """2 MB take 0.16 s at 100 Mb/s; the first bytes may leave immediately."""
-  namespaces.set_link(100e6, 0.0)
-  assert 0.13 < secs_to_send(namespaces, 2_000_000) < 0.3
-  namespaces.set_link(float("inf"), 0.0)
-  assert secs_to_send(namespaces, 2_000_000) < 0.1
+  with linked(has_delay) as namespaces:
+    namespaces.set_link(100e6, 0.0)
+    assert 0.13 < secs_to_send(namespaces, 2_000_000) < 0.3
+    namespaces.set_link(float("inf"), 0.0)
+    assert secs_to_send(namespaces, 2_000_000) < 0.1
+    holder = namespaces._holder.pid
+  assert not pathlib.Path(f"/proc/{holder}").exists()
 
 
 def test_a_link_has_the_delay_that_it_is_given():
   """A byte and its answer take the delay twice."""
-  try:
-    with LinkedNamespaces(has_delay=True) as namespaces:
-      namespaces.set_link(1e9, 0.1)
-      assert 0.2 <= secs_to_send(namespaces, 1) < 0.3
-  except UserError as error:
-    pytest.skip(str(error))
-
-
-def test_with_who_made_them_namespaces_are_gone(namespaces):
-  holder = namespaces._holder.pid
-  namespaces.__exit__()
-  assert not pathlib.Path(f"/proc/{holder}").exists()
+  with linked(has_delay=True) as namespaces:
+    namespaces.set_link(1e9, 0.1)
+    assert 0.2 <= secs_to_send(namespaces, 1) < 0.3
 
 
 def give_up_rights():
@@ -100,12 +94,12 @@ def test_without_the_rights_it_says_so_and_stops():
 
 
 @pytest.mark.slow
-def test_a_slow_link_takes_the_time_of_its_bytes(tmp_path):
+def test_a_slow_link_takes_the_time_of_its_bytes():
   """5.9 MB each way at 100 Mb/s take 0.47 s; a step hides a part of it."""
   done = processes.python(
     *[processes.ROOT / "tools" / "bench", "dcn_sweep"],
     *["--mbits=100", "--delays_ms=0", "--dtypes=float32", "--steps=2"],
-    *["--json", f"--picture={tmp_path}/sweep.png"],
+    "--json",
   )
   if done.returncode == 2:
     pytest.skip(done.stderr)
@@ -116,4 +110,3 @@ def test_a_slow_link_takes_the_time_of_its_bytes(tmp_path):
   assert unlimited["ratio"] == 1
   assert slow["step_secs"] > 8 * slow["dcn_bytes"] / 2 / 100e6 * 0.95
   assert 0.6 < slow["ratio"] < 1.6
-  assert (tmp_path / "sweep.png").read_bytes().startswith(b"\x89PNG")

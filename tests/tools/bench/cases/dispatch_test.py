@@ -2,9 +2,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The bench measures each figure; its break-even is interpolated."""
 
-import json
-import math
-
 import pytest
 
 from tools.bench.cases.dispatch import find_break_even
@@ -20,21 +17,8 @@ def test_the_break_even_lies_between_the_operations_next_to_it():
 
 
 @pytest.mark.slow  # starts a server
-def test_each_figure_has_its_kinds(run_bench):
-  code, out, _ = run_bench(
-    "dispatch", "--servers=1", "--rounds=1", "--length=8", "--json"
-  )
-  assert code == 0
-  records = [json.loads(x) for x in out.splitlines()]
-  kinds = {(x["figure"], x["kind"]) for x in records}
-  for kind in ("op_by_op", "chained", "fused"):
-    assert (5, kind) in kinds
+def test_each_figure_has_its_kinds(measure):
+  flags = ["--servers=1", "--rounds=1", "--length=8"]
+  kinds = {(x["figure"], x["kind"]) for x in measure("dispatch", *flags)}
+  assert {(5, x) for x in ("op_by_op", "chained", "fused")} <= kinds
   assert {(6, "break-even"), (7, "parallel"), (7, "sequential")} <= kinds
-  for record in records:
-    assert record["secs"] is None or 0 < record["secs"] < math.inf
-
-
-def test_an_unknown_figure_is_one_line(run_bench):
-  code, _, said = run_bench("dispatch", "--figures=8")
-  assert code == 2
-  assert said.startswith("bench dispatch: --figures = '8'")

@@ -2,12 +2,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """The table of losses, the GPT's size, and real turns of palm_mtf."""
 
-import json
 import math
 
 import pytest
 
-from tests import processes
 from tools.bench.cases import learning
 from tools.bench.command import train_config
 
@@ -45,26 +43,8 @@ def test_the_gpt_has_as_many_parameters_as_the_quickstart():
   assert count == pytest.approx(1_475_200, rel=0.03)
 
 
-@pytest.mark.parametrize(
-  ("flag", "message"),
-  [
-    ("--minutes=0", "--minutes = 0: give a whole number of at least 1"),
-    ("--learning_rates=high", "give numbers, as in"),
-    ("--minuts=1", "no such flag"),
-  ],
-)
-def test_a_wrong_flag_is_one_line(flag, message, run_bench):
-  code, out, err = run_bench("learning", flag)
-  assert (code, out) == (2, "")
-  (line,) = err.splitlines()
-  assert line.startswith("bench learning: ") and message in line
-
-
 @pytest.mark.slow
-def test_ours_learns_in_its_turns():
-  command = ["-m", "tools.bench", "learning"]
-  flags = ["--json", "--minutes=1", "--gin.EVAL_BATCHES=1"]
-  done = processes.python(*command, *flags, cwd=processes.ROOT)
-  assert done.returncode == 0, done.stderr
-  losses = [x["loss"] for x in json.loads(done.stdout)["ours"]]
+def test_ours_learns_in_its_turns(measure):
+  (record,) = measure("learning", "--minutes=1", "--gin.EVAL_BATCHES=1")
+  losses = [x["loss"] for x in record["ours"]]
   assert len(losses) == 6 and losses[-1] < losses[0]

@@ -3,7 +3,6 @@
 """Stages are compared with whole models, and keep what the forms say."""
 
 import dataclasses
-import json
 
 import pytest
 
@@ -28,16 +27,14 @@ def test_efficiency_is_that_of_half_of_twice_the_work():
 @pytest.mark.parametrize("place", ["in_process", "local_servers"])
 @pytest.mark.parametrize("order", ["1f1b", "gpipe"])
 def test_stages_keep_the_activations_of_the_closed_forms(
-  run_bench, monkeypatch, order, place
+  measure, monkeypatch, order, place
 ):
   """Peak bytes in the queues of each stage, sampled after each pass."""
   whole = pipeline.small_head()
   small = dataclasses.replace(whole, num_layers=2, d_model=64, d_ff=128)
   monkeypatch.setattr(pipeline, "small_head", lambda: small)
   flags = [f"--orders={order}", f"--places={place}", "--microbatches=1,4"]
-  code, out, _ = run_bench("pipeline", *flags, "--rounds=1", "--json")
-  assert code == 0
-  records = [json.loads(line) for line in out.splitlines()]
+  records = measure("pipeline", *flags, "--rounds=1")
   assert [x["num_microbatches"] for x in records] == [1, 4]
   for record in records:
     assert record["kept_bytes"] == record["expected_bytes"]

@@ -3,7 +3,6 @@
 """The exchange is compared with the same pods without an exchange."""
 
 import dataclasses
-import json
 
 import pytest
 
@@ -22,14 +21,11 @@ def test_ratio_and_speed_up_are_medians_of_the_rounds():
 
 
 @pytest.mark.slow
-def test_two_servers_train_joined_apart_and_single(run_bench, monkeypatch):
+def test_two_servers_train_joined_apart_and_single(measure, monkeypatch):
   whole = pods.benchmark_config("bfloat16")
   small = dataclasses.replace(whole, num_layers=1, d_model=32, d_ff=64)
   monkeypatch.setattr(pods, "benchmark_config", lambda dtype: small)
-  flags = ["--microbatches=1,2", "--rounds=1", "--json"]
-  code, out, _ = run_bench("pods", *flags)
-  assert code == 0
-  records = [json.loads(line) for line in out.splitlines()]
+  records = measure("pods", "--microbatches=1,2", "--rounds=1")
   assert [record["num_microbatches"] for record in records] == [1, 2]
   for record in records:
     assert record["dcn_dtype"] == "bfloat16"

@@ -13,7 +13,7 @@ pytestmark = pytest.mark.peers
 def test_it_takes_the_oracle_s_steps():
   import torch
 
-  from tools.peers.torch_adafactor import Adafactor
+  from tools.peers.torch_peer import Adafactor
 
   parameters = {n: torch.tensor(x) for n, x in initial_parameters().items()}
   adafactor = Adafactor(parameters.values())

@@ -6,21 +6,21 @@ import jax
 
 from tests.mtf_testing import relative_error
 from tests.tools.peers.oracle_steps import initial_parameters, oracle_steps
-from tools.peers import jax_adafactor
+from tools.peers import jax_peer
 
 
 def test_it_takes_the_oracle_s_steps():
   with jax.enable_x64(True):
     params = jax.tree.map(jax.numpy.asarray, initial_parameters())
-    state = jax_adafactor.init(params)
+    state = jax_peer.adafactor_init(params)
     for k, gradients, expected in oracle_steps():
-      params, state = jax_adafactor.step(
-        params, state, gradients, *jax_adafactor.schedule(k)
+      params, state = jax_peer.adafactor_step(
+        params, state, gradients, *jax_peer.adafactor_schedule(k)
       )
       for name, value in params.items():
         assert relative_error(value, expected[name]) < 1e-12, (name, k)
 
 
 def test_the_learning_rate_is_the_paper_s():
-  assert jax_adafactor.schedule(1) == (0.0, 0.01)
-  assert jax_adafactor.schedule(40_000)[1] == 0.005
+  assert jax_peer.adafactor_schedule(1) == (0.0, 0.01)
+  assert jax_peer.adafactor_schedule(40_000)[1] == 0.005
