@@ -205,4 +205,5 @@ def test_no_socket_of_hosts_and_client_answers_another_user(corpus, tmp_path):
     intruder.wait_for(*(f"cut 127.0.0.1:{port}" for port in ports))
     client.send_signal(signal.SIGTERM)
     client.communicate(timeout=120)
-  assert intruder.answered() == []
+  # Other processes of this machine may answer.
+  assert not {f"127.0.0.1:{x}" for x in ports}.intersection(intruder.answered())
