@@ -23,9 +23,9 @@ from palm_mtf.machine.host_memory import (
 )
 from tests import claims
 
-# A worker is replaced once it keeps this many bytes after a test. Two workers
-# with this much, and what a test may need, fit into 4 GB.
-_MAX_KEPT_BYTES = 9 * 10**8
+# A worker is replaced once it keeps this many bytes after a test. The imports of
+# all tests of a part keep up to 0.85 GB.
+_MAX_KEPT_BYTES = 12 * 10**8
 # A test, with the fixtures that it is the first to use, may need this much, and
 # a slow test twice as much.
 _MAX_TEST_BYTES = 10**9
@@ -110,7 +110,8 @@ class Replacing:
 
     class Scheduling(LoadFileScheduling):
       def _reschedule(self, node: object) -> None:
-        if node.shutting_down:
+        # A new worker gets files only after it has collected the tests.
+        if node.shutting_down or node not in self.registered_collections:
           return
         if self.workqueue and replacing._is_too_large(node):
           # The worker ends after the tests that it has.
