@@ -133,8 +133,6 @@ def open_coordinator(given: CoordinatorSettings) -> int:
         else f"{ANY_ADDRESS}:{port}",
         given.num_hosts,
       )
-    if is_loopback(ip):
-      restrict_later_ones()
   except (OSError, RuntimeError) as error:
     raise explain_start_error(f"{ip}:{given.port}", error) from None
   _coordinator = service, port, given.num_hosts
@@ -165,6 +163,9 @@ def start_host(host: HostSettings) -> None:
   if host.num_hosts > 1 and not _started:
     if is_rehearsal():
       _make_virtual_devices(host.mesh_layout.num_devices // host.num_hosts)
+    address, _, _ = host.coordinator.rpartition(":")
+    if is_loopback(resolve("ISLANDS", address)):
+      restrict_later_ones()
     opened = contextlib.nullcontext() if host.number else _coordinator_is_open()
     with opened:
       jax.distributed.initialize(host.coordinator, host.num_hosts, host.number)
