@@ -59,7 +59,7 @@ IMPORTS = {
   "generation/decode",
   "accelerators": "errors json_text config machine _tf architecture accounting "
   "ops runtime/program runtime/host_functions runtime/processes mesh model "
-  "optim runtime/server programs generation/decode",
+  "optim runtime/addresses runtime/server programs generation/decode",
   "runtime/manager": "__init__ errors json_text config runtime/addresses "
   "runtime/scheduler runtime/server",
   "runtime/client": "__init__ errors json_text config machine _tf native mesh "

@@ -219,9 +219,7 @@ def connect(
     names |= {x: f"{y.address}/{y.device}" for x, y in of_pod.items()}
   client = f"/job:{name}/task:0/device:cpu:0"
   if uses_accelerators(mesh):
-    held = _connect_accelerators(
-      mesh, name, hosts, infos, pods.coordinator_port
-    )
+    held = _connect_accelerators(mesh, name, hosts, infos, pods)
     cluster = Cluster(held, config, target)
   else:
     # If one server lacks palm_mtf's C++ operations, no pod uses them, because
@@ -267,7 +265,7 @@ def _connect_accelerators(
   name: str,
   pods: Sequence[Mapping[str, Process]],
   infos: Mapping[str, ServerInfo],
-  port: int,
+  config: PodsConfig,
 ) -> Devices:
   """Starts JAX on all hosts of all pods; returns the devices.
 
@@ -276,7 +274,7 @@ def _connect_accelerators(
     name: the client's job.
     pods: for each pod, the process of each host, by its address.
     infos: info of each server, by its address.
-    port: COORDINATOR_PORT.
+    config: settings of the pods.
 
   Raises:
     UserError: a host has other devices than the mesh needs, or JAX does not
@@ -301,7 +299,7 @@ def _connect_accelerators(
     found = call(pod, address, start_host, dataclass_text(settings))
     return f"pod {pod}: the server {address}: {found}" if found else ""
 
-  hosts = []
+  hosts, port = [], config.coordinator_port
   for pod, processes in enumerate(pods):
     coordinator = ""
     if len(processes) > 1:
