@@ -132,6 +132,7 @@ class Replacing:
   def pytest_testnodedown(self, node: object, error: object) -> None:
     """Starts a new worker in place of one that was too large."""
     if not error and node in self._replaced:
+      node.gateway.exit()  # otherwise its process would stay until the end
       self._plugins.getplugin("dsession")._clone_node(node)
 
 

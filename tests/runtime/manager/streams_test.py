@@ -150,9 +150,10 @@ def test_a_stream_without_an_owner_and_a_weight_is_refused(about, channel):
 def test_the_end_of_a_client_s_old_stream_takes_nothing_from_its_new_one(
   channel,
 ):
-  old, new = (Stream(channel, "run", client="1") for _ in range(2))
-  other = Stream(channel, "run", client="2")  # has the same name by accident
+  old = Stream(channel, "run", client="1")
   assert old.next() == []
+  new = Stream(channel, "run", client="1")
+  other = Stream(channel, "run", client="2")  # has the same name by accident
   with pytest.raises(StopIteration):
     old.next()  # the new stream has ended the old one
   assert new.next() == other.next() == []
