@@ -3,8 +3,9 @@
 """A plugin of pytest: `--resume` leaves out tests that passed at this commit.
 
 A run of all slow tests takes longer than some machines are free. Passed tests
-are recorded in .pytest_cache, by commit, Python and TensorFlow. If files differ
-from the commit, nothing is left out and nothing is recorded.
+are recorded in .pytest_cache, by commit, Python and TensorFlow. `--resume` is
+refused if files differ from the commit, or without git, because then a record
+would not say which code passed.
 """
 
 import importlib.metadata
@@ -28,7 +29,13 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def _git(*arguments: str) -> str:
   run = ["git", "-C", str(_ROOT), *arguments]
-  return subprocess.run(run, capture_output=True, text=True, check=True).stdout
+  try:
+    done = subprocess.run(run, capture_output=True, text=True, check=True)
+  except (OSError, subprocess.CalledProcessError) as error:
+    raise pytest.UsageError(
+      f"--resume needs a git checkout ({error}): run the tests without it"
+    ) from None
+  return done.stdout
 
 
 def _find_record() -> Path:

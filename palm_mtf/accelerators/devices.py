@@ -36,7 +36,7 @@ from palm_mtf.runtime.addresses import (
 )
 from palm_mtf.runtime.processes import Process
 from palm_mtf.runtime.server.restricted_port import (
-  restrict_later_ones,
+  restrict_later_listeners,
   restricted_port,
 )
 
@@ -111,13 +111,19 @@ def open_coordinator(given: CoordinatorSettings) -> int:
   is restricted like the TensorFlow server of this process.
 
   Raises:
-    UserError: the port is taken, or the system cannot restrict the service.
+    UserError: the port is taken, the system cannot restrict the service, or
+      this process has a coordinator at another port or of another pod size.
   """
   global _coordinator
   if _coordinator:
     # JAX's processes stay joined until they end, so a further client of this
     # server, such as a resumed run, has the same coordinator.
     _, port, num_hosts = _coordinator
+    if given.port not in (0, port):
+      raise UserError(
+        f"its coordinator listens at port {port}, and COORDINATOR_PORT asks "
+        f"for {given.port}; start its server again."
+      )
     if num_hosts == given.num_hosts:
       return port
     raise UserError(
@@ -165,7 +171,7 @@ def start_host(host: HostSettings) -> None:
       _make_virtual_devices(host.mesh_layout.num_devices // host.num_hosts)
     address, _, _ = host.coordinator.rpartition(":")
     if is_loopback(resolve("ISLANDS", address)):
-      restrict_later_ones()
+      restrict_later_listeners()
     opened = contextlib.nullcontext() if host.number else _coordinator_is_open()
     with opened:
       jax.distributed.initialize(host.coordinator, host.num_hosts, host.number)

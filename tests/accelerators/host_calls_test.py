@@ -11,11 +11,13 @@ import jax
 import pytest
 
 from palm_mtf._tf import tf
-from palm_mtf.accelerators import pod
+from palm_mtf.accelerators import devices, pod
 from palm_mtf.accelerators.devices import find_devices
 from palm_mtf.accelerators.host_calls import (
+  CoordinatorSettings,
   HostSettings,
   call_pod,
+  open_coordinator,
   start_host,
 )
 from palm_mtf.cli.main import main
@@ -126,6 +128,30 @@ def test_why_jax_does_not_join_the_hosts_of_a_pod_is_one_line():
   assert re.fullmatch(
     r"JAX does not start \(.*initialize.*\); start its server again\.", found
   )
+
+
+@pytest.mark.parametrize(
+  ("port", "num_hosts", "found"),
+  [
+    (0, 2, "2222"),
+    (2222, 2, "2222"),
+    (
+      2300,
+      2,
+      "its coordinator listens at port 2222, and COORDINATOR_PORT asks for "
+      "2300; start its server again.",
+    ),
+    (
+      0,
+      3,
+      "it coordinates 2 hosts and cannot coordinate 3; start its server again.",
+    ),
+  ],
+)
+def test_a_server_has_one_coordinator(port, num_hosts, found, monkeypatch):
+  monkeypatch.setattr(devices, "_coordinator", (None, 2222, 2))
+  wanted = CoordinatorSettings(host="127.0.0.1", port=port, num_hosts=num_hosts)
+  assert open_coordinator(dataclass_text(wanted).encode()).decode() == found
 
 
 def test_jax_of_another_version_is_refused(monkeypatch):

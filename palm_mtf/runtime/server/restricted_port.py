@@ -199,17 +199,18 @@ def admit_own_user(port: int) -> None:
 
 # By port of a server of this process: names of the sockets that are checked.
 _known: dict[int, set[str]] = {}
-# Names of the listening sockets that have been found, if `restrict_later_ones`
-# was called, else None.
+# Names of the listening sockets that need no check any more; None before
+# `restrict_later_listeners` is called.
 _listening: set[str] | None = None
 
 
-def restrict_later_ones() -> None:
-  """Restricts what a library lets this process listen on from now on.
+def restrict_later_listeners() -> None:
+  """Restricts every socket with which this process later begins to listen.
 
-  Each socket that listens later is restricted like `restricted_port` on
-  loopback, 0.05 seconds later at most, and connections of others are ended.
-  JAX's collectives on CPUs, for example, listen without any restriction.
+  Libraries open such sockets themselves: JAX's collectives between CPUs, for
+  example, answer every user. At most 0.05 seconds after a socket begins to
+  listen, it is restricted to the loopback interface and to this process's user,
+  and connections of other users are ended.
 
   Raises:
     OSError: the system cannot tell which user has opened a connection.
