@@ -3,9 +3,12 @@
 """Reads the users' text files, by the same rules for all settings and flags.
 
 names   Case does not matter. A suffix in COMPRESSIONS gives the compression of
-        a file. The suffix before it gives the content: .jsonl is lines of JSON,
-        .tsv is columns, any other suffix is plain text. A pipe has no name, so
-        it is plain text; "-" is stdin.
+        a file. The suffix before it gives the content: .jsonl, .ndjson and
+        .json are lines of JSON, .tsv is columns, any other suffix is plain
+        text. A pipe has no name, so it is plain text; "-" is stdin. TEXT_PREFIX
+        before a name makes the file plain text, whatever its suffix is.
+content fits the name: a compression, an archive, a table, or a first line of
+        JSON in plain text is refused.
 bytes   are UTF-8. A byte order mark, which Windows writes, is dropped at the
         beginning of a file and, because files may be joined, of a line.
 lines   end only in a line feed; a carriage return before it is dropped. In JSON
@@ -16,45 +19,74 @@ JSON    is read as Python reads it: NaN and Infinity are numbers, and if two
 texts   have no NUL and no half of a surrogate pair.
 
 A file that breaks these rules is refused with a one-line error. But TEXT_FILES
-may match files that are not text; these are counted and left out.
+may match files whose bytes are no text; these are counted and left out.
 """
 
 import bz2
 import codecs
 import contextlib
 import gzip
+import io
+import itertools
 import json
 import lzma
 import os
 import re
 import stat
 import zlib
-from collections.abc import Iterator
-from typing import BinaryIO
+from collections.abc import Iterable, Iterator
+from typing import BinaryIO, NoReturn
 
 from palm_mtf.errors import UserError
 
 COMPRESSIONS = (".gz", ".bz2", ".xz")
+TEXT_PREFIX = "text:"
+JSON_LINES = (
+  "write one JSON object on each line, or, to read the file as one text, put "
+  f"'{TEXT_PREFIX}' before its name"
+)
+
+_FORMATS = {
+  ".jsonl": ".jsonl",
+  ".ndjson": ".jsonl",
+  ".json": ".jsonl",
+  ".tsv": ".tsv",
+}
 
 _OTHER_COMPRESSIONS = (".zst", ".zstd", ".lz4", ".lzma", ".br", ".lzo", ".z")
 # {suffix: function that opens such a file and decompresses what is read}.
 _OPENERS = {"": open, ".gz": gzip.open, ".bz2": bz2.open, ".xz": lzma.open}
 # Errors for missing, unreadable, truncated and damaged files.
 _READ_ERRORS = (OSError, EOFError, zlib.error, lzma.LZMAError)
-# The first bytes of files that are not plain UTF-8 text. UTF-32 comes first,
-# because its little-endian byte order mark begins with UTF-16's. No UTF-8 text
-# begins with these bytes, except that a text could begin with _BZ2, the first
-# bytes of a bzip2 file, but not by chance.
-_FORMATS = {
-  codecs.BOM_UTF32_LE: "UTF-32",
-  codecs.BOM_UTF32_BE: "UTF-32",
-  codecs.BOM_UTF16_LE: "UTF-16",
-  codecs.BOM_UTF16_BE: "UTF-16",
-  b"\x1f\x8b": ".gz",
-  b"\xfd7zXZ\0": ".xz",
-  b"\x28\xb5\x2f\xfd": ".zst",
+# The first bytes of files that are not plain UTF-8 text. No text begins with
+# them, at least not by chance. UTF-32 comes before UTF-16, because its
+# little-endian byte order mark begins with UTF-16's.
+_ENCODINGS = {
+  "UTF-32": rb"\xff\xfe\0\0|\0\0\xfe\xff",
+  "UTF-16": rb"\xff\xfe|\xfe\xff|([\t-~]\0){4}|(\0[\t-~]){4}",
 }
-_BZ2 = re.compile(rb"BZh[1-9](1AY&SY|\x17\x72\x45\x38\x50\x90)")
+_COMPRESSED = {
+  ".gz": rb"\x1f\x8b",
+  ".xz": rb"\xfd7zXZ\0",
+  ".bz2": rb"BZh[1-9](1AY&SY|\x17\x72\x45\x38\x50\x90)",
+}
+_CONTAINERS = {
+  "a .zst file": rb"\x28\xb5\x2f\xfd",
+  "an .lz4 file": rb"\x04\x22\x4d\x18",
+  "an .lzma file": rb"\x5d\0\0.{2}",
+  "a .Z file": rb"\x1f\x9d",
+  "a Parquet file": rb"PAR1[\0-\x08\x0e-\x1f]",
+  "an Arrow file": rb"ARROW1\0|\xff{4}.{3}\0",
+  "an Avro file": rb"Obj\x01",
+  "an ORC file": rb"ORC[\0-\x08]",
+  "an SQLite database": rb"SQLite format 3\0",
+  "an HDF5 file": rb"\x89HDF",
+  "a zip archive": rb"PK(\x03\x04|\x05\x06)",
+  "a 7z archive": rb"7z\xbc\xaf",
+  "a tar archive": rb".{257}ustar",
+}
+_ARRAY_LINE = re.compile(rb"\s*\[\s*(\{|$)")  # the first of JSON lines
+_JSON_ARRAY = re.compile(rb"\s*\[\s*\{\s*\"")
 _MARK = "\ufeff"
 
 
@@ -66,8 +98,10 @@ def compression_of(path: str) -> str:
 
 def format_of(path: str) -> str:
   """Returns ".jsonl", ".tsv" or, for plain text, "", from the file's name."""
+  if path.startswith(TEXT_PREFIX):
+    return ""
   name = path.lower().removesuffix(compression_of(path))
-  return next((x for x in (".jsonl", ".tsv") if name.endswith(x)), "")
+  return next((x for end, x in _FORMATS.items() if name.endswith(end)), "")
 
 
 def check_compression(path: str, what: str) -> None:
@@ -78,6 +112,18 @@ def check_compression(path: str, what: str) -> None:
       f"{', '.join(COMPRESSIONS)}; compress the text in one of these, or leave "
       "the file out."
     )
+
+
+def check_plain_text(path: str, what: str) -> None:
+  """Raises UserError if the beginning of a file cannot be read as plain text.
+
+  Arguments are those of `read_bytes`. Invalid UTF-8 and NULs are permitted.
+  """
+  try:
+    with _open(path, what) as file:
+      _check_plain_text(file, path, what)
+  except _READ_ERRORS as error:
+    raise _explain_read_error(error, path, what) from None
 
 
 def read_bytes(path: str, what: str) -> bytes:
@@ -104,7 +150,8 @@ def read_text(
 
   Args:
     needed: advice for messages if the file is empty, such as "write one prompt
-      per line"; None if the file may be empty.
+      per line"; None for a file of code, which may be empty and holds no JSON
+      lines.
     keeps_mark: whether to keep a byte order mark at the start of the text.
 
   Raises:
@@ -112,7 +159,10 @@ def read_text(
       although `needed` is given.
   """
   content = read_bytes(path, what)
-  _check_beginning(content, what)
+  if needed:
+    _check_plain_text(io.BytesIO(content), path, what)
+  else:
+    _check_magic(content, what)
   text = _decode(content, what)
   text = text if keeps_mark else text.removeprefix(_MARK)
   if not text and needed:
@@ -169,9 +219,11 @@ def read_json_lines(
     with _open(path, what) as lines:
       for number, line in enumerate(lines, 1):
         if number == 1:
-          _check_beginning(line, what)
+          _check_magic(line, what)
         line = line.removeprefix(codecs.BOM_UTF8)
         if line.strip():
+          if is_blank and _ARRAY_LINE.match(line):
+            _refuse_array(what)
           is_blank = False
           fields = _parse(line, what, number, fix)
           yield number, f"{what}, line {number:,}", fields
@@ -224,6 +276,7 @@ def short_json(value: object) -> str:
 @contextlib.contextmanager
 def _open(path: str, what: str) -> Iterator[BinaryIO]:
   check_compression(path, what)
+  path = path.removeprefix(TEXT_PREFIX)
   if path == "-":
     with open(0, "rb", closefd=False) as content:
       yield content
@@ -258,18 +311,58 @@ def _explain_read_error(
   return UserError(f"{what}: damaged or cut short{after}: {error}; {fix}.")
 
 
-def _check_beginning(content: bytes, what: str) -> None:
+def _check_magic(content: bytes, what: str) -> None:
   """Raises UserError if the first bytes of a file show another format."""
-  found = [x for mark, x in _FORMATS.items() if content.startswith(mark)]
-  if _BZ2.match(content):
-    found.append(".bz2")
-  if not found:
+
+  def find(formats: dict[str, bytes]) -> str | None:
+    matches = (x for x in formats if re.match(formats[x], content, re.DOTALL))
+    return next(matches, None)
+
+  if encoding := find(_ENCODINGS):
+    raise UserError(f"{what}: is {encoding}; convert the file to UTF-8.")
+  if suffix := find(_COMPRESSED):
+    raise UserError(
+      f"{what}: is compressed, and its name does not say so; let it end in "
+      f"{suffix}, or decompress it."
+    )
+  if container := find(_CONTAINERS):
+    raise UserError(
+      f"{what}: is {container}, not text; convert it to text or JSON lines, or "
+      "leave it out."
+    )
+
+
+def _check_plain_text(lines: Iterable[bytes], path: str, what: str) -> None:
+  """Raises UserError if the first lines of a plain text are another format."""
+  unmarked = (line.removeprefix(codecs.BOM_UTF8) for line in lines)
+  filled = (line for line in unmarked if line.strip())
+  # The objects of an array may begin in the third line.
+  lines = [*itertools.islice(filled, 3)]
+  beginning = b"".join(lines)
+  _check_magic(beginning, what)
+  if path.startswith(TEXT_PREFIX):
     return
-  if found[0].startswith("UTF"):
-    raise UserError(f"{what}: is {found[0]}; convert the file to UTF-8.")
+  if beginning.lstrip().startswith(b"{") and _is_json_object(lines[0]):
+    raise UserError(
+      f"{what}: begins with a line of JSON, and its name says plain text; let "
+      f"it end in .jsonl{compression_of(path)} if it holds JSON lines, or, to "
+      f"read it as text, put '{TEXT_PREFIX}' before its name."
+    )
+  if _JSON_ARRAY.match(beginning):
+    _refuse_array(what)
+
+
+def _is_json_object(line: bytes) -> bool:
+  try:
+    return isinstance(json.loads(line), dict)
+  except (ValueError, RecursionError):
+    return False
+
+
+def _refuse_array(what: str) -> NoReturn:
   raise UserError(
-    f"{what}: is compressed, and its name does not say so; let it end in "
-    f"{found[0]}, or decompress it."
+    f"{what}: is one JSON array; {JSON_LINES} (`jq -c '.[]'` makes lines of an "
+    "array)."
   )
 
 

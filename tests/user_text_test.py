@@ -10,9 +10,12 @@ import bz2
 import codecs
 import contextlib
 import gzip
+import io
+import itertools
 import json
 import lzma
 import os
+import tarfile
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -227,6 +230,114 @@ def test_a_name_and_a_content_that_disagree_are_refused(
   )
 
 
+ARRAY = "is one JSON array; "
+TABLE = "not text; convert it to text or JSON lines, or leave it out."
+# {content: part of the message}, by the formats' specifications.
+OTHER_FORMATS = {
+  b"PAR1\x15\x04\x15\x1e": f"is a Parquet file, {TABLE}",
+  b"ARROW1\0\0": f"is an Arrow file, {TABLE}",
+  b"\xff\xff\xff\xff\x78\x01\0\0": f"is an Arrow file, {TABLE}",
+  b"Obj\x01\x04\x14avro.codec": f"is an Avro file, {TABLE}",
+  b"SQLite format 3\0\x10\0": f"is an SQLite database, {TABLE}",
+  b"PK\x03\x04\x14\0\0\0\x08\0": f"is a zip archive, {TABLE}",
+  b"\x28\xb5\x2f\xfd\x04\x58\x09\0": f"is a .zst file, {TABLE}",
+  b"\x04\x22\x4d\x18\x64\x40": f"is an .lz4 file, {TABLE}",
+  "one".encode("utf-16"): "is UTF-16; convert the file to UTF-8.",
+  "three".encode("utf-16-be"): "is UTF-16; convert the file to UTF-8.",
+}
+
+
+def _tar() -> bytes:
+  packed = io.BytesIO()
+  with tarfile.open(fileobj=packed, mode="w") as archive:
+    archive.addfile(tarfile.TarInfo("a.txt"))
+  return packed.getvalue()
+
+
+@each_reader
+@pytest.mark.parametrize("pack", [bytes, gzip.compress])
+def test_an_archive_or_table_is_refused_by_its_name(tmp_path, reader, pack):
+  suffix = ".gz" if pack is gzip.compress else ""
+  for content, message in {**OTHER_FORMATS, _tar(): "is a tar archive"}.items():
+    path = write(tmp_path, f"{reader.name}{suffix}", pack(content))
+    assert message in refusal(reader, path)
+
+
+@pytest.mark.parametrize("name", ["a.jsonl", "A.NDJSON", "a.json"])
+@pytest.mark.parametrize("suffix", ["", *COMPRESS])
+def test_a_name_that_says_json_is_read_as_json_lines(tmp_path, name, suffix):
+  pack = COMPRESS.get(suffix, bytes)
+  for reader in READERS.values():
+    if reader.is_json:
+      content = MARK + b"\n \n" + content_of(reader)
+      path = write(tmp_path, f"{name}{suffix}", pack(content))
+      assert reader.read(path) == TEXTS
+
+
+TEXT_READERS = {
+  "prompts": read_prompts,
+  "score": _targets,
+  "texts": _training_texts,
+  "exemplars": _exemplars,
+}
+each_text_reader = pytest.mark.parametrize(
+  "read", TEXT_READERS.values(), ids=TEXT_READERS
+)
+LINE = '{"text": "one", "inputs": "Q", "targets": "A", "prompt": "P"}'
+JSON_CONTENTS = {
+  f"{LINE}\n{LINE}\n": "begins with a line of JSON, and its name says plain "
+  "text; let it end in .jsonl{} if it holds JSON lines, or, to read it as "
+  "text, put 'text:' before its name.",
+  f"[{LINE}, {LINE}]": ARRAY,
+  f"[\n  {{\n    {LINE[1:]}\n]": ARRAY,
+}
+
+
+@each_text_reader
+@pytest.mark.parametrize("suffix", ["", *COMPRESS])
+@pytest.mark.parametrize("start", ["", "\ufeff", "\n\r\n\ufeff", " \n" * 99])
+def test_json_under_a_name_of_plain_text_is_refused_unless_it_is_meant(
+  tmp_path, read, suffix, start
+):
+  pack = COMPRESS.get(suffix, bytes)
+  cases = itertools.product(
+    ["part-00", "a.txt", "a.tsv"], JSON_CONTENTS.items()
+  )
+  for name, (text, message) in cases:
+    content = f"{start}{text}"
+    path = write(tmp_path, f"{name}{suffix}", pack(content.encode()))
+    with pytest.raises(UserError) as info:
+      read(path)
+    assert message.format(suffix) in str(info.value)
+    if "\n" not in start or read is not read_prompts:  # prompts are not empty
+      found = "\n".join(read(f"text:{path}"))
+      assert text.strip() in found
+
+
+@each_text_reader
+@pytest.mark.parametrize("name", ["a.jsonl", "a.ndjson", "a.json"])
+@pytest.mark.parametrize("text", ["prose", "{\n", "[\n", "[{}]", "PAR1 here"])
+def test_plain_text_under_a_name_of_json_is_refused_unless_it_is_meant(
+  tmp_path, read, name, text
+):
+  path = write(tmp_path, name, text.encode())
+  with pytest.raises(UserError):
+    read(path)
+  assert "\n".join(read(f"text:{path}")) == (
+    text.strip() if read in (read_prompts, _exemplars) else text
+  )
+
+
+@each_text_reader
+@pytest.mark.parametrize(
+  "text", ["{not: json}", "[1] is a note", "{'a': 1}", "ORCHARD", "PAR1", "BZh"]
+)
+def test_a_text_that_only_resembles_another_format_is_text(
+  tmp_path, read, text
+):
+  assert read(write(tmp_path, "a.txt", text.encode())) == [text]
+
+
 @each_reader
 @pytest.mark.parametrize("suffix", [".zst", ".LZ4", ".Z"])
 def test_another_compression_is_refused_with_those_that_are_read(
@@ -243,7 +354,7 @@ def test_another_compression_is_refused_with_those_that_are_read(
     ("utf-16", "is UTF-16; convert the file to UTF-8."),
     ("utf-16-be", "is UTF-16; convert the file to UTF-8."),
     ("utf-32", "is UTF-32; convert the file to UTF-8."),
-    ("utf-16-le", "or convert the file from UTF-16 to UTF-8."),
+    ("utf-16-le", "is UTF-16; convert the file to UTF-8."),
     ("latin-1", "line 2: not UTF-8, byte 0xe9 at column "),
   ],
 )
@@ -323,7 +434,9 @@ def test_what_is_read_once_may_be_a_pipe(reader):
   with pipe(content) as path:
     if reader.read is _training_texts:
       assert f"{path} is a pipe, a device or a link" in refusal(reader, path)
-    elif reader.is_json or reader.name == "a.tsv":  # a pipe has no suffix
+    elif reader.is_json:  # a pipe has no suffix, so it is plain text
+      assert "begins with a line of JSON" in refusal(reader, path)
+    elif reader.name == "a.tsv":
       assert content.decode() in "\n".join([*reader.read(path), ""])
     else:
       assert reader.read(path) == TEXTS

@@ -81,6 +81,15 @@ COMMANDS = {
   "...: is compressed": [
     *("score", "--model_dir={finished}", "--input=packed.txt"),
   ],
+  "...: begins with": [
+    *("score", "--model_dir={finished}", "--input=lines.txt"),
+  ],
+  "...: is one JSON array": [
+    *("score", "--model_dir={finished}", "--input=array.json"),
+  ],
+  "...: is ..., not text": [
+    *("score", "--model_dir={finished}", "--input=table.txt"),
+  ],
   "...: is a device": [
     *("score", "--model_dir={finished}", "--input=/dev/zero"),
   ],
@@ -154,6 +163,9 @@ def here(tmp_path, monkeypatch):
     "from palm_mtf import config\nconfig.ModelConfig.num_layer = 3\n"
   )
   (tmp_path / "utf_16.txt").write_text("one two", encoding="utf-16")
+  (tmp_path / "lines.txt").write_text('{"text": "one"}\n')
+  (tmp_path / "array.json").write_text('[{"text": "one"}]')
+  (tmp_path / "table.txt").write_bytes(b"PAR1\x15\x04")
   (tmp_path / "packed.txt").write_bytes(gzip.compress(b"one two"))
   yield tmp_path
   sys.modules.pop("of_mine", None)

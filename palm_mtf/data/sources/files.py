@@ -22,7 +22,12 @@ from palm_mtf.errors import UserError, did_you_mean
 from palm_mtf.json_text import json_text
 from palm_mtf.model_dir.atomic_files import write_atomically
 from palm_mtf.model_dir.foreign_files import hash_file
-from palm_mtf.user_text import check_compression, compression_of, format_of
+from palm_mtf.user_text import (
+  TEXT_PREFIX,
+  check_compression,
+  compression_of,
+  format_of,
+)
 
 _NOT_STANDARD_LIBRARY = {"site-packages", "dist-packages", "__pycache__"}
 # If a file changes twice within one tick of the file system's clock, its times
@@ -40,6 +45,7 @@ class TextFile(NamedTuple):
   # Programs such as tar can set mtime, so compare ctime and inode too.
   ctime_ns: int
   inode: int
+  is_text: bool = False  # the glob begins with `user_text.TEXT_PREFIX`
 
   @property
   def compression(self) -> str:
@@ -49,7 +55,12 @@ class TextFile(NamedTuple):
   @property
   def is_json_lines(self) -> bool:
     """Whether each line is a document; otherwise the file is one document."""
-    return format_of(self.path) == ".jsonl"
+    return not self.is_text and format_of(self.path) == ".jsonl"
+
+  @property
+  def state(self) -> list[int]:
+    """The numbers that differ after a change of the file."""
+    return [self.num_bytes, self.mtime_ns, self.ctime_ns, self.inode]
 
 
 def find_files(
@@ -57,17 +68,26 @@ def find_files(
 ) -> list[TextFile]:
   """Returns the files that the globs match, without repeats, sorted by path.
 
+  A glob may begin with `user_text.TEXT_PREFIX`; the files that it matches are
+  plain text, even if another glob matches them too.
+
   Raises:
     UserError: a glob matches no file, names a folder, or matches a file that
       may not be read or decompressed; or all files are empty.
   """
-  paths = set()
+  paths: dict[str, bool] = {}  # whether a file is plain text by its glob
   for pattern in [globs] if isinstance(globs, str) else globs:
-    paths.update(_match(pattern, f"{setting} = {pattern!r}"))
+    is_text = pattern.startswith(TEXT_PREFIX)
+    name = pattern.removeprefix(TEXT_PREFIX)
+    for path in _match(name, f"{setting} = {pattern!r}"):
+      paths[path] = is_text or paths.get(path, False)
   # Check all files before the first is read, because reading may take hours.
   for path in sorted(paths):
     check_compression(path, f"{setting}: {path}")
-  files = [describe_file(path, setting) for path in sorted(paths)]
+  files = [
+    describe_file(path, setting)._replace(is_text=is_text)
+    for path, is_text in sorted(paths.items())
+  ]
   if not any(file.num_bytes for file in files):
     raise UserError(
       f"{setting} = {globs!r}: all {len(files):,} files are empty, such as "
@@ -235,7 +255,7 @@ class FileDigests(contextlib.AbstractContextManager):
 
   def _find(self, file: TextFile) -> str | None:
     known = self._known.get(file.path)
-    return known[-1] if known and known[:-1] == [*file[1:]] else None
+    return known[-1] if known and known[:-1] == file.state else None
 
   def _read_one(self, file: TextFile) -> str:
     started_ns = time.time_ns()
@@ -244,7 +264,7 @@ class FileDigests(contextlib.AbstractContextManager):
     except OSError as error:
       raise UserError(f"{file.path}: {error.strerror}.") from None
     if max(file.mtime_ns, file.ctime_ns) < started_ns - _SETTLED_NS:
-      self._known[file.path] = [*file[1:], digest]
+      self._known[file.path] = [*file.state, digest]
       self._has_new = True
     return digest
 

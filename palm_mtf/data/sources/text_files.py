@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The source of TEXT_FILES: text files and files of JSON lines.
 
-A text file is one document, kept byte for byte. In a .jsonl file, each line is
-a document.
+A text file is one document, kept byte for byte. In a file of JSON lines, each
+line is a document. user_text.py says which files these are.
 """
 
 import dataclasses
@@ -150,6 +150,12 @@ class TextFiles:
 
   def documents(self) -> Iterator[tuple[str, Document]]:
     """Yields (split, document); see `Source`."""
+    # Check all files before the first is read, because reading may take hours.
+    for file in self.files:
+      if file.is_json_lines:
+        next(read_jsonl_texts(file, self._fields, self._settings), None)
+      else:
+        user_text.check_plain_text(*self._name(file))
     self._start_counting()
     found = False
     for file in self.files:
@@ -176,6 +182,11 @@ class TextFiles:
     self._skipped_files = _Skipped("not UTF-8, or with NUL bytes")
     self._skipped_lines = _Skipped("text with a NUL or half a surrogate pair")
 
+  def _name(self, file: TextFile) -> tuple[str, str]:
+    """Returns the path and the beginning of messages, for `user_text`."""
+    path = user_text.TEXT_PREFIX * file.is_text + file.path
+    return path, f"{self._settings.files}: {file.path}"
+
   def _read(self, file: TextFile) -> Iterator[Document]:
     if file.is_json_lines:
       lines = read_jsonl_texts(file, self._fields, self._settings)
@@ -186,8 +197,7 @@ class TextFiles:
         elif document.text:
           yield document
       return
-    what = f"{self._settings.files}: {file.path}"
-    text = decode_text(user_text.read_bytes(file.path, what))
+    text = decode_text(user_text.read_bytes(*self._name(file)))
     check_unchanged(file)
     if text is None:
       self._skipped_files.add(file.path)
@@ -220,9 +230,9 @@ def read_jsonl_texts(
     UserError: the file cannot be read or is damaged, or a line is invalid or
       lacks a field; the message names file and line.
   """
-  fix = "a .jsonl file has one JSON object on each line"
   what = f"{settings.files}: {file.path}"
-  for number, where, line in user_text.read_json_lines(file.path, what, fix):
+  lines = user_text.read_json_lines(file.path, what, user_text.JSON_LINES)
+  for number, where, line in lines:
     values = {
       kind: _read_field(kind, line, name, where, settings)
       for kind, name in fields._asdict().items()

@@ -140,7 +140,8 @@ def test_all_files_empty_is_an_error(tmp_path):
   ("name", "is_json_lines"),
   [
     ("a.txt", False),
-    ("a.json", False),
+    ("a.json", True),
+    ("a.ndjson", True),
     ("jsonl", False),
     ("a.jsonl", True),
     ("a.JSONL", True),

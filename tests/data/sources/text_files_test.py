@@ -88,8 +88,39 @@ def test_json_texts_that_are_no_text_are_left_out_counted_and_named(
   )
 
 
+@pytest.mark.parametrize(
+  ("name", "content", "message"),
+  [
+    ("z", b'{"text": "one"}\n', r"z: begins with a line of JSON"),
+    ("z.jsonl", b"plain text\n", r"z\.jsonl, line 1: not JSON"),
+    ("z.jsonl", b'{"body": "one"}\n', r"line 1: no field 'text'"),
+    ("z.gz", b"plain text\n", r"z\.gz: damaged or cut short"),
+  ],
+)
+def test_a_file_that_does_not_fit_its_name_is_refused_before_any_is_read(
+  tmp_path, name, content, message
+):
+  (tmp_path / "a").write_bytes(b"text")
+  (tmp_path / name).write_bytes(content)
+  with pytest.raises(UserError, match=message):
+    next(source_of(tmp_path).documents())
+
+
+def test_a_glob_of_texts_makes_its_files_texts_whatever_others_say(tmp_path):
+  (tmp_path / "a.json").write_text('{"one":\n1}')
+  (tmp_path / "b").write_text('{"two": 2}')
+  (tmp_path / "c.jsonl").write_text('{"text": "three"}')
+  globs = f"{tmp_path}/c*", f"text:{tmp_path}/[ab]*", f"{tmp_path}/b"
+  for each in (globs, globs[::-1]):
+    source = TextFiles(each, TEXT, validation_share=0.5)
+    texts = [d.text for d in documents_of(source)]
+    assert texts == ['{"one":\n1}', '{"two": 2}', "three"]
+  with pytest.raises(UserError, match=r"^TEXT_FILES = 'text:.*matches no file"):
+    TextFiles(f"text:{tmp_path}/d", TEXT, validation_share=0.5)
+
+
 def test_a_corpus_without_any_text_is_an_error(tmp_path):
-  (tmp_path / "a").write_bytes(b"\xff\xfe")
+  (tmp_path / "a").write_bytes(b"caf\xe9")
   with pytest.raises(
     UserError, match=r"none of 1 files is text .*such as .*/a"
   ):
@@ -225,7 +256,7 @@ def test_fingerprint_changes_with_a_byte_a_file_the_order_and_the_kind(corpus):
     yield (corpus / "a.txt").write_text("Text")
     yield (corpus / "c.txt").write_text("new")
     yield (corpus / "a.txt").rename(corpus / "z.txt")
-    yield (corpus / "b.jsonl").rename(corpus / "b.json")
+    yield (corpus / "b.jsonl").rename(corpus / "b.txt")
 
   assert len({source_of(corpus).fingerprint() for _ in changes()}) == 5
 
@@ -308,7 +339,10 @@ def test_a_weight_is_at_least_zero_and_a_quality_any_number(
   assert lines_of(write(tmp_path, line), EVERY) == [expected]
 
 
-OBJECT = "a .jsonl file has one JSON object on each line."
+OBJECT = (
+  "write one JSON object on each line, or, to read the file as one text, put "
+  "'text:' before its name."
+)
 NO_WEIGHT = (
   "not a number of at least 0; set WEIGHT_FIELD to the field that holds the "
   "weight, or to None, or mend the line."
