@@ -168,35 +168,41 @@ def name_errors(task: seqio.Task, where: str) -> seqio.Task:
   return task.replace(**changes)
 
 
-def simplify_metrics(
-  metrics: Any, where: str
-) -> dict[str, float | str | seqio.metrics.MetricValue]:
+def simplify_metrics(metrics: Any, where: str) -> dict[str, float | str]:
   """Converts a metric function's result to {name: number or text}.
 
-  MetricValues of other kinds, such as histograms, stay unchanged. None, the
-  value of a metric that cannot be computed, becomes NaN.
+  None, the value of a metric that cannot be computed, becomes NaN. A histogram,
+  image, audio or raw tensor becomes a text that describes its array.
 
   Raises:
-    UserError: if `metrics` is not a dict of numbers and texts; `where` begins
-      the message.
+    UserError: if `metrics` is not a dict of such values, or two names are
+      equal or cannot be printed; `where` begins the message.
   """
   if not isinstance(metrics, Mapping):
     raise UserError(
       f"{where} returns {type_name(metrics)}; return a dict of numbers by name."
     )
-  return {str(n): _simplify(x, f"{where}: {n!r}") for n, x in metrics.items()}
+  simple: dict[str, float | str] = {}
+  for key, value in metrics.items():
+    name = str(key)
+    if not name.isprintable() or name in simple:
+      raise UserError(
+        f"{where}: {key!r}: give each metric another name, of printable "
+        "characters."
+      )
+    simple[name] = _simplify(value, f"{where}: {name!r}")
+  return simple
 
 
-def _simplify(
-  value: Any, where: str
-) -> float | str | seqio.metrics.MetricValue:
-  if isinstance(value, seqio.metrics.Scalar):
-    value = value.value
-  elif isinstance(value, seqio.metrics.Text):
-    value = value.textdata
-  elif isinstance(value, seqio.metrics.MetricValue):
-    return value
-  if value is None:
+def _simplify(value: Any, where: str) -> float | str:
+  kinds = seqio.metrics
+  while isinstance(value, kinds.Scalar | kinds.Text):
+    value = vars(value)[
+      "value" if isinstance(value, kinds.Scalar) else "textdata"
+    ]
+  if isinstance(value, kinds.MetricValue) and vars(value):
+    return _describe(value)
+  if value is None or (np.ma.is_masked(value) and value.size == 1):
     return math.nan
   item = value
   if hasattr(value, "__array__"):
@@ -210,14 +216,25 @@ def _simplify(
   is_number = isinstance(item, numbers.Real | Decimal | np.bool_) or (
     getattr(item, "dtype", None) == tf.bfloat16.as_numpy_dtype
   )
-  if not is_number:
-    raise UserError(
-      f"{where} is {type_name(value)}; return a number or a text for each name."
-    )
   try:
-    return float(item)
+    if is_number:
+      return float(item)
   except OverflowError:  # an int beyond the largest float
     return math.inf if item > 0 else -math.inf
+  except (TypeError, ValueError):  # a time, or a signalling NaN
+    pass
+  raise UserError(
+    f"{where} is {type_name(value)}; return a number or a text for each name."
+  )
+
+
+def _describe(value: seqio.metrics.MetricValue) -> str:
+  """Returns, for example, "Histogram of 12 values from 0.5 to 3"."""
+  data = np.asarray(next(iter(vars(value).values())))  # the first field
+  bounds = ""
+  if data.size and data.dtype.kind in "biuf":
+    bounds = f" from {float(data.min()):g} to {float(data.max()):g}"
+  return f"{type(value).__name__} of {data.size:,} values{bounds}"
 
 
 def _wrap_metric(function: Callable, where: str) -> Callable:

@@ -266,7 +266,8 @@ class EvalTask:
       averages, categories = group_metrics(
         metrics_of, self._categories, self._groups
       )
-      metrics = self._simplify(results.result()[self.name]) | averages
+      whole = simplify_metrics(results.result()[self.name], self._what)
+      metrics = whole | averages
       records = list(self._make_records(kept))
       if clean is not None:
         metrics |= self._compute_clean_metrics(metrics, metrics_of, clean)
@@ -316,13 +317,8 @@ class EvalTask:
     for function in task.metric_fns:
       names = arguments.keys() & inspect.signature(function).parameters.keys()
       found |= function(**{name: arguments[name] for name in names})
-    return {
-      n: x for n, x in self._simplify(found).items() if isinstance(x, float)
-    }
-
-  def _simplify(self, metrics: Mapping[str, Any]) -> dict[str, float | str]:
-    plain = simplify_metrics(metrics, self._what)
-    return {n: x for n, x in plain.items() if isinstance(x, float | str)}
+    plain = simplify_metrics(found, self._what)
+    return {n: x for n, x in plain.items() if isinstance(x, float)}
 
   def _encode(self, predictions: Sequence[Sequence[str]]) -> np.ndarray:
     """Encodes predictions, because seqio.Evaluator takes and decodes token ids.

@@ -26,6 +26,7 @@ from palm_mtf.config import (  # noqa: E402
 )
 from palm_mtf.data.vocabulary.load import open_vocabulary  # noqa: E402
 from palm_mtf.data.vocabulary.training import train_vocabulary  # noqa: E402
+from palm_mtf.errors import UserError  # noqa: E402
 from palm_mtf.evaluation import evaluator  # noqa: E402
 from palm_mtf.evaluation.answers import INDEPENDENT  # noqa: E402
 from palm_mtf.evaluation.evaluator import (  # noqa: E402
@@ -522,6 +523,24 @@ def test_what_was_answered_is_not_asked_again(evaluated, run):
   run.remove_checkpoint()
   assert run.evaluate("options", "cut_out", "open") == outcomes
   assert run.num_answered == 0
+
+
+def test_a_value_that_is_refused_loses_no_answer(run):
+  def metric(targets, predictions):
+    del targets
+    return {"spread": value(list(map(len, predictions)))}
+
+  value = list
+  splits = {"validation": {"inputs": QUESTIONS[:2], "targets": ["a"] * 2}}
+  add_examples("spread", splits, STEPS, features=BOTH, metric_fns=[metric])
+  with pytest.raises(UserError, match=r"metric function .*'spread' is a list"):
+    run.evaluate("spread")
+  assert run.num_answered == 2
+  run.remove_checkpoint()
+  value = seqio.metrics.Histogram
+  outcome = run.evaluate("spread")["spread"]
+  assert outcome.metrics["spread"].startswith("Histogram of 2 values from ")
+  assert (run.num_answered, outcome.numbers) == (0, {})
 
 
 def test_answers_of_another_model_function_are_asked_again(run, config):

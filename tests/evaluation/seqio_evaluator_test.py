@@ -47,6 +47,9 @@ HALF = 0.5
     (np.array("fine"), "fine"),
     (seqio.metrics.Scalar(np.float32(HALF)), HALF),
     (seqio.metrics.Text("fine"), "fine"),
+    (seqio.metrics.Text(b"fine"), "fine"),
+    (seqio.metrics.Scalar(seqio.metrics.Scalar(True)), 1.0),
+    (seqio.metrics.Scalar(seqio.metrics.Text("fine")), "fine"),
   ],
 )
 def test_numbers_and_texts_of_any_library_are_taken(value, plain):
@@ -57,15 +60,44 @@ def test_numbers_and_texts_of_any_library_are_taken(value, plain):
 
 
 @pytest.mark.parametrize(
-  "value", [None, math.nan, np.float32("nan"), Decimal("nan")]
+  "value",
+  [
+    *(None, math.nan, np.float32("nan"), Decimal("nan")),
+    *(np.ma.masked, np.ma.array(1.0, mask=True), seqio.metrics.Scalar(None)),
+  ],
 )
 def test_what_cannot_be_computed_is_nan(value):
   assert math.isnan(simplify_metrics({"x": value}, WHERE)["x"])
 
 
-def test_histograms_stay_for_those_who_read_them():
-  spread = seqio.metrics.Histogram(np.array([1.0, 2.0]))
-  assert simplify_metrics({"spread": spread}, WHERE) == {"spread": spread}
+PIXELS = np.arange(12, dtype=np.uint8).reshape(1, 2, 2, 3)
+
+
+@pytest.mark.parametrize(
+  ("value", "text"),
+  [
+    (seqio.metrics.Histogram([2.5, 1]), "Histogram of 2 values from 1 to 2.5"),
+    (seqio.metrics.Histogram([]), "Histogram of 0 values"),
+    (seqio.metrics.Image(PIXELS), "Image of 12 values from 0 to 11"),
+    (seqio.metrics.Audio(np.ones((1, 5, 1))), "Audio of 5 values from 1 to 1"),
+    (seqio.metrics.Generic(np.bool_([0, 1]), None), "Generic of 2 values from"),
+    (seqio.metrics.Generic(np.array("a"), None), "Generic of 1 values"),
+  ],
+)
+def test_what_is_no_number_and_no_text_is_described_in_a_text(value, text):
+  assert simplify_metrics({"x": value}, WHERE)["x"].startswith(text)
+
+
+@pytest.mark.parametrize(
+  ("names", "shown"),
+  [((1, "1"), "'1'"), (("a\nb",), r"'a\nb'"), (("\ud83d",), r"'\ud83d'")],
+)
+def test_a_name_that_is_taken_or_cannot_be_printed_is_refused(names, shown):
+  with pytest.raises(UserError) as error:
+    simplify_metrics(dict.fromkeys(names, 0.5), WHERE)
+  assert str(error.value) == (
+    f"{WHERE}: {shown}: give each metric another name, of printable characters."
+  )
 
 
 @pytest.mark.parametrize(
@@ -78,6 +110,10 @@ def test_histograms_stay_for_those_who_read_them():
     (1j, "a complex"),
     (np.array([None]), "a ndarray"),
     (print, "a builtin_function_or_method"),
+    (np.timedelta64(3, "s"), "a timedelta64"),
+    (np.datetime64("2026-01-01"), "a datetime64"),
+    (seqio.metrics.MetricValue(), "a MetricValue"),
+    ({"a": seqio.metrics.Scalar(1)}, "a dict"),
   ],
 )
 def test_a_value_that_is_neither_is_refused_with_its_name_and_type(value, kind):
