@@ -91,7 +91,7 @@ IMPORTS = {
   "export/trained_model": "config data/vocabulary data/batches checkpoints",
   "export/huggingface": "errors json_text config architecture model_dir "
   "data/vocabulary export/trained_model",
-  "export/gguf": "errors config architecture data/vocabulary "
+  "export/gguf": "errors config architecture model_dir data/vocabulary "
   "export/trained_model export/huggingface",
   "export/saved_model": "errors config machine _tf architecture ops model "
   "generation/decode model_dir data/vocabulary export/trained_model",

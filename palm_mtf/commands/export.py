@@ -19,6 +19,7 @@ from palm_mtf.config import Config, ModelConfig
 from palm_mtf.config.macros import macros_of, values_of
 from palm_mtf.data.vocabulary.chat import FILE_NAME as CHAT_FILE
 from palm_mtf.data.vocabulary.chat import read_template
+from palm_mtf.data.vocabulary.gguf_keys import read_key
 from palm_mtf.data.vocabulary.gguf_tokenizer import read_gguf_tokenizer
 from palm_mtf.data.vocabulary.load import open_vocabulary
 from palm_mtf.data.vocabulary.vocabulary import Vocabulary
@@ -163,22 +164,27 @@ def _open_gguf(
 ) -> _Foreign:
   file = GgufFile(path)
   own, model = read_model_metadata(file.metadata, file.shapes, path)
-  if vocabulary_path is None:
-    # Write the vocabulary to files, because vocabularies are opened by path.
-    content = read_gguf_tokenizer(file.metadata)
-    for name, value in content.items():
-      with open(os.path.join(scratch, name), "wb") as part:
-        part.write(value)
-    vocabulary_path = os.path.join(scratch, next(iter(content)))
-  vocabulary = open_vocabulary(vocabulary_path, setting="--vocabulary")
-  start_id = file.metadata.get("tokenizer.ggml.bos_token_id")
-  template = file.metadata.get(CHAT_TEMPLATE)
+  try:
+    content = {} if vocabulary_path else read_gguf_tokenizer(file.metadata)
+    start_id = read_key(file.metadata, "tokenizer.ggml.bos_token_id", int, None)
+    template = read_key(file.metadata, CHAT_TEMPLATE, str, "")
+  except UserError as error:
+    raise UserError(f"{path}: {error}") from None
+  # Write the vocabulary to files, because vocabularies are opened by path.
+  for name, value in content.items():
+    with open(os.path.join(scratch, name), "wb") as part:
+      part.write(value)
+  vocabulary = open_vocabulary(
+    vocabulary_path or os.path.join(scratch, next(iter(content))),
+    setting="--vocabulary",
+    source="" if vocabulary_path else path,
+  )
   data = {"PACKING": "packed", "START_ID": start_id}
   return _Foreign(
     model,
     data,
     vocabulary,
-    template if isinstance(template, str) else "",
+    template,
     file,
     lambda: import_gguf_parameters(file, model, own, path),
   )

@@ -22,6 +22,7 @@ from palm_mtf.data.vocabulary.byte_pair import (
   list_parts,
   start_processor,
 )
+from palm_mtf.data.vocabulary.gguf_keys import read_key
 from palm_mtf.data.vocabulary.sentencepiece_vocabulary import (
   SentencePieceVocabulary,
 )
@@ -34,6 +35,7 @@ _KEY = "tokenizer.ggml."
 _PIECE = sentencepiece_model_pb2.ModelProto.SentencePiece
 _NORMAL, _UNKNOWN, _CONTROL = _PIECE.NORMAL, _PIECE.UNKNOWN, _PIECE.CONTROL
 _USER_DEFINED, _UNUSED, _BYTE = _PIECE.USER_DEFINED, _PIECE.UNUSED, _PIECE.BYTE
+_TYPES = {_NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED, _UNUSED, _BYTE}
 
 _GPT2 = (
   r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+"
@@ -80,29 +82,30 @@ def read_gguf_tokenizer(metadata: Mapping[str, Any]) -> dict[str, bytes]:
     UserError: llama.cpp splits texts in a way that this package lacks, or the
       metadata is incomplete.
   """
-  kind = metadata.get(f"{_KEY}model")
+  kind = read_key(metadata, f"{_KEY}model", str)
   if kind not in ("gpt2", "llama"):
     raise UserError(
       f"{_KEY}model = {kind!r}: only 'gpt2' and 'llama' are read; give a "
       "tokenizer.json or a SentencePiece model."
     )
-  names = ("tokens", "eos_token_id", "merges" if kind == "gpt2" else "scores")
-  for name in names:
-    if metadata.get(f"{_KEY}{name}") is None:
-      raise UserError(
-        f"{_KEY}{name}: is missing in the GGUF file; convert the model again."
-      )
-  tokens, eod_id, _ = (metadata[f"{_KEY}{name}"] for name in names)
-  types = list(metadata.get(f"{_KEY}token_type") or [_NORMAL] * len(tokens))
+  tokens = read_key(metadata, f"{_KEY}tokens", list[str])
+  eod_id = read_key(metadata, f"{_KEY}eos_token_id", int)
+  types = read_key(metadata, f"{_KEY}token_type", list[int], [])
+  types = [*types] or [_NORMAL] * len(tokens)
   lengths = {len(tokens), len(types)}
   if kind == "llama":
-    lengths.add(len(metadata[f"{_KEY}scores"]))
+    lengths.add(len(read_key(metadata, f"{_KEY}scores", list[float])))
   special = ("eos_token_id", "bos_token_id", "unknown_token_id")
-  ids = [metadata.get(f"{_KEY}{name}", 0) for name in special]
+  ids = [read_key(metadata, f"{_KEY}{name}", int, 0) for name in special]
   if len(lengths) > 1 or not all(0 <= i < len(tokens) for i in ids):
     raise UserError(
       f"{_KEY}tokens: are {len(tokens):,} with {len(types):,} types, and the "
       f"ids of special tokens are {ids}; convert the model again."
+    )
+  if not {*types} <= _TYPES:
+    raise UserError(
+      f"{_KEY}token_type: holds {max({*types} - _TYPES)}; types are numbers "
+      f"from {min(_TYPES)} to {max(_TYPES)}; convert the model again."
     )
   types[eod_id] = _CONTROL
   read = _read_byte_level if kind == "gpt2" else _read_sentencepiece
@@ -147,7 +150,7 @@ def _read_byte_level(
   types: Sequence[int],
   eod_id: int,
 ) -> dict[str, bytes]:
-  name = metadata.get(f"{_KEY}pre") or "default"
+  name = read_key(metadata, f"{_KEY}pre", str, "") or "default"
   if name not in _FIRST_NAMES:
     raise UserError(
       f"{_KEY}pre = {name!r}{did_you_mean(name, _FIRST_NAMES)}: this way to "
@@ -160,8 +163,9 @@ def _read_byte_level(
     raise UserError(
       f"{_KEY}tokens: some tokens have the same name; convert the model again."
     )
-  adds_start = metadata.get(f"{_KEY}add_bos_token", ignores_merges)
-  start_id = metadata.get(f"{_KEY}bos_token_id") if adds_start else None
+  start_id = None
+  if read_key(metadata, f"{_KEY}add_bos_token", bool, ignores_merges):
+    start_id = read_key(metadata, f"{_KEY}bos_token_id", int, None)
   plain = dict.fromkeys(
     ("single_word", "lstrip", "rstrip", "normalized"), False
   )
@@ -189,7 +193,7 @@ def _read_byte_level(
       "type": "BPE",
       "ignore_merges": ignores_merges,
       "vocab": ids,
-      "merges": metadata[f"{_KEY}merges"],
+      "merges": read_key(metadata, f"{_KEY}merges", list[str]),
     },
   }
   config = {"eos_token": tokens[eod_id]}
@@ -215,11 +219,16 @@ def _read_sentencepiece(
   eod_id: int,
 ) -> dict[str, bytes]:
   # SentencePiece requires exactly one unknown piece.
-  unknown_id = metadata.get(f"{_KEY}unknown_token_id", 0)
+  unknown_id = read_key(metadata, f"{_KEY}unknown_token_id", int, 0)
+  if unknown_id == eod_id:
+    raise UserError(
+      f"{_KEY}unknown_token_id = {unknown_id}: is also the eos_token_id; "
+      "convert the model again."
+    )
   types = [_CONTROL if kind == _UNKNOWN else kind for kind in types]
   types[unknown_id] = _UNKNOWN
   proto = sentencepiece_model_pb2.ModelProto()
-  scores = metadata[f"{_KEY}scores"]
+  scores = read_key(metadata, f"{_KEY}scores", list[float])
   for token, score, kind in zip(tokens, scores, types, strict=True):
     proto.pieces.add(piece=token, score=score, type=kind)
   trained, normalizer = proto.trainer_spec, proto.normalizer_spec
@@ -229,7 +238,9 @@ def _read_sentencepiece(
   trained.unk_id, trained.unk_piece = unknown_id, tokens[unknown_id]
   trained.eos_id, trained.eos_piece = eod_id, tokens[eod_id]
   normalizer.name = "identity"
-  normalizer.add_dummy_prefix = metadata.get(f"{_KEY}add_space_prefix", True)
+  normalizer.add_dummy_prefix = read_key(
+    metadata, f"{_KEY}add_space_prefix", bool, True
+  )
   normalizer.remove_extra_whitespaces = False
   return {sentencepiece_vocabulary.FILE_NAME: proto.SerializeToString()}
 

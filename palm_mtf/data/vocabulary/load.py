@@ -28,23 +28,30 @@ _MAX_BYTES = 2**30
 
 
 def open_vocabulary(
-  path: str, *, setting: str = "VOCABULARY", extra_ids: int = 0
+  path: str,
+  *,
+  setting: str = "VOCABULARY",
+  source: str = "",
+  extra_ids: int = 0,
 ) -> Vocabulary:
   """Opens a SentencePiece model or a tokenizer.json, whatever its name is.
 
   Args:
     setting: name of the setting that holds `path`, for messages.
+    source: file from which `path` was made, if the user does not know `path`.
     extra_ids: EXTRA_IDS, number of sentinels after the tokens of the file.
 
   Raises:
     UserError: there is no such file, or its vocabulary cannot be used.
   """
-  what = f"{setting} = {path!r}"
+  what = f"{source}: its tokenizer" if source else f"{setting} = {path!r}"
   content = _read(path, what)
   # A SentencePiece model begins with the byte 0x0A, the tag of its first piece.
   is_json = content.lstrip()[:1] == b"{"
   kind = BytePairVocabulary if is_json else SentencePieceVocabulary
-  return kind(path, content, what=what, extra_ids=extra_ids)
+  found = kind(path, content, what=what, extra_ids=extra_ids)
+  found.path = source or path
+  return found
 
 
 def load_vocabulary(

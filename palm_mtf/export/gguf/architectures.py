@@ -14,6 +14,7 @@ import numpy as np
 
 from palm_mtf.architecture.block import NORMS
 from palm_mtf.config import ModelConfig
+from palm_mtf.data.vocabulary.gguf_keys import read_key
 from palm_mtf.errors import UserError, did_you_mean, shorten
 from palm_mtf.export.huggingface import families
 from palm_mtf.export.huggingface.config_json import find_family, parse_config
@@ -69,20 +70,35 @@ _EPSILONS = {
   "mean_square": "attention.layer_norm_rms_epsilon",
   "variance": "attention.layer_norm_epsilon",
 }
+# Keys that llama.cpp gives a default.
+_OPTIONAL = (
+  *("attention.head_count_kv", "attention.key_length"),
+  *("attention.value_length", "rope.dimension_count", "rope.freq_base"),
+)
+# llama.cpp's rotary base for a file without the key.
+_ROTARY_BASE = 10_000.0
 # {key of a feature that we do not compute: values that turn the feature off}
-_REFUSED = {
+_CONSTANTS = {
   "rope.scaling.type": ("none",),
   "rope.scaling.factor": (0.0, 1.0),
+  "rope.scale_linear": (0.0, 1.0),
   "rope.scaling.attn_factor": (1.0,),
   "attention.sliding_window": (0,),
   "attn_logit_softcapping": (0.0,),
   "final_logit_softcapping": (0.0,),
   "expert_count": (0,),
+  "expert_used_count": (0,),
   "attention.causal": (True,),
   "attention.max_alibi_bias": (0.0,),
   "attention.clamp_kqv": (0.0,),
   "residual_scale": (1.0,),
 }
+# Keys that change no number: tensors and tokens have these sizes, or nothing
+# reads the key in a model without scaled rotary embedding.
+_HARMLESS = (
+  *("vocab_size", "tensor_data_layout", "rope.scaling.finetuned"),
+  "rope.scaling.original_context_length",
+)
 # From this many layers on, llama.cpp expects a command-r to normalize q and k.
 _LAYERS_OF_COMMAND_R_PLUS = 64
 
@@ -277,64 +293,110 @@ def read_model_metadata(
   Raises:
     UserError: if palm_mtf cannot compute this model.
   """
-  name = metadata.get("general.architecture")
+  try:
+    own = _find_named(metadata)
+    _check_keys(metadata, own)
+    config = _make_config(metadata, shapes, own)
+  except UserError as error:
+    raise UserError(f"{what}: {error}") from None
+  return own, parse_config(config, what).model
+
+
+def _find_named(metadata: Metadata) -> GgufArchitecture:
+  name = read_key(metadata, "general.architecture", str)
   known = {x.name: x for x in reversed(ARCHITECTURES)}
   if name not in known:
-    hint = did_you_mean(name, known) if isinstance(name, str) else ""
     raise UserError(
-      f"{what}: general.architecture = {shorten(name)}{hint}: the "
+      f"general.architecture = {shorten(name)}{did_you_mean(name, known)}: the "
       f"architectures that palm_mtf reads are {', '.join(known)}."
     )
-  own = known[name]
-  for key, harmless in _REFUSED.items():
-    value = metadata.get(f"{name}.{key}")
-    if value is not None and value not in harmless:
+  return known[name]
+
+
+def _check_keys(metadata: Metadata, own: GgufArchitecture) -> None:
+  """Raises UserError for a key that changes the model and is not read."""
+  parts = read_key(metadata, "split.count", int, 1)
+  if parts > 1:
+    raise UserError(
+      f"split.count = {parts}: is one of several files of a model; join them "
+      "with llama-gguf-split --merge."
+    )
+  known = {*_SIZES, *_EPSILONS.values(), *own.numbers, *own.flags}
+  known |= {*_OPTIONAL, *_HARMLESS}
+  for key, value in metadata.items():
+    prefix, _, part = key.partition(".")
+    if prefix != own.name or part in known:
+      continue
+    if part not in _CONSTANTS:
       raise UserError(
-        f"{what}: {name}.{key} = {shorten(value)}: palm_mtf does not compute "
-        "this."
+        f"{shorten(key)} = {shorten(value)}: palm_mtf does not know this key "
+        f"of a {own.name}, which may change the model."
       )
-  config = _make_config(metadata, shapes, own, what)
-  return own, parse_config(config, what).model
+    harmless = _CONSTANTS[part]
+    if read_key(metadata, key, type(harmless[0])) not in harmless:
+      raise UserError(
+        f"{key} = {shorten(value)}: palm_mtf does not compute this."
+      )
 
 
 def _make_config(
   metadata: Metadata,
   shapes: Mapping[str, tuple[int, ...]],
   own: GgufArchitecture,
-  what: str,
 ) -> dict[str, object]:
-  # Returns the config.json of the same model.
-  def get(key: str) -> Any:
-    value = metadata.get(f"{own.name}.{key}")
+  # Returns the config.json of the same model, with all keys, because defaults
+  # of llama.cpp and of transformers differ.
+  def get(key: str, kind: type, *default: object) -> Any:
+    value = read_key(metadata, f"{own.name}.{key}", kind, *default)
+    if kind is not bool and not 0 < value < 2**53:
+      raise UserError(f"{own.name}.{key} = {value}: give a number above 0.")
     # Numbers are float32, so 9.99999975e-06 is read as 1e-05.
     return float(str(np.float32(value))) if type(value) is float else value
 
-  family, embedding = own.family, shapes.get(_NAMES["embedding"])
-  if not embedding:
-    raise UserError(f"{what}: has no {_NAMES['embedding']}; copy it again.")
+  def check(key: str, value: object, ours: object) -> None:
+    if value != ours:
+      raise UserError(
+        f"{own.name}.{key} = {value}: palm_mtf computes only with {ours}."
+      )
+
+  family, embedding = own.family, shapes.get(_NAMES["embedding"], ())
+  if len(embedding) != 2:
+    raise UserError(
+      f"{_NAMES['embedding']} is {embedding or 'missing'}; the model wants two "
+      "dimensions; convert the model again."
+    )
   keys = {field: key for key, field in family.sizes.items()}
+  sizes = {field: get(key, int) for key, field in _SIZES.items()}
   config: dict[str, object] = {
     "architectures": [family.architecture],
     keys["vocab_size"]: embedding[0],
-    **{keys[field]: get(key) for key, field in _SIZES.items()},
+    **{keys[field]: size for field, size in sizes.items()},
   }
+  heads, width = sizes["num_heads"], sizes["d_model"]
+  default = width // heads
+  key_heads = get("attention.head_count_kv", int, heads)
+  d_kv = get("attention.key_length", int, default)
+  check(
+    "attention.value_length", get("attention.value_length", int, default), d_kv
+  )
   if family.has_key_heads:
-    config["num_key_value_heads"] = get("attention.head_count_kv")
-    config["head_dim"] = get("attention.key_length")
+    config["num_key_value_heads"], config["head_dim"] = key_heads, d_kv
+  else:
+    check("attention.head_count_kv", key_heads, heads)
+    check("attention.key_length", d_kv, default)
   statistic = NORMS[str(family.settings["norm"])].statistic
   epsilon = next(x for x in family.numbers if "eps" in x)
-  config[epsilon] = get(_EPSILONS[statistic])
-  for key, theirs in {**own.numbers, **own.flags}.items():
-    config[theirs] = get(key)
-  size, heads = get("rope.dimension_count"), get("attention.head_count")
-  d_kv = get("attention.key_length")
-  if d_kv is None and isinstance(heads, int) and heads:
-    d_kv = get("embedding_length") // heads
-  if family.rotary_size:
-    config[family.rotary_size[0]] = size
-  elif family.rotary_base is not None:
-    config["rope_theta"] = get("rope.freq_base")
-    if size and d_kv and (size != d_kv or family.rotary_fraction is not None):
+  config[epsilon] = get(_EPSILONS[statistic], float)
+  for key, theirs in own.numbers.items():
+    config[theirs] = get(key, float)
+  for key, theirs in own.flags.items():
+    config[theirs] = get(key, bool)
+  if family.rotary_base is not None:
+    config["rope_theta"] = get("rope.freq_base", float, _ROTARY_BASE)
+    size = get("rope.dimension_count", int, d_kv)
+    if family.rotary_fraction is None:
+      check("rope.dimension_count", size, d_kv)
+    else:
       config["partial_rotary_factor"] = size / d_kv
   layout = own.layout.names
   config["tie_word_embeddings"] = layout["output_embedding"] not in shapes
@@ -345,4 +407,4 @@ def _make_config(
   for key, choice in family.choices.items():
     if choice.setting == "mlp" and (mlp := own.only.get("mlp")):
       config[key] = next(x for x, y in choice.values.items() if y == mlp)
-  return {key: value for key, value in config.items() if value is not None}
+  return config

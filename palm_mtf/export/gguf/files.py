@@ -1,15 +1,15 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Reads and writes GGUF files, with the gguf package."""
+"""Reads and writes tensors of GGUF files, with the gguf package."""
 
 import math
 from collections.abc import Callable, Mapping
-from typing import Any
 
 import numpy as np
 
-from palm_mtf.errors import UserError, shorten
+from palm_mtf.errors import UserError
 from palm_mtf.export.gguf.architectures import Value
+from palm_mtf.export.gguf.header import read_header
 
 Shapes = Mapping[str, tuple[int, ...]]
 
@@ -21,7 +21,7 @@ _BLOCK, _LARGEST_INT8 = 32, np.float32(127)
 
 
 class GgufFile:
-  """A memory-mapped GGUF file.
+  """A GGUF file, whose tensors are memory-mapped.
 
   Attributes:
     metadata: {key: value}.
@@ -35,31 +35,10 @@ class GgufFile:
     Raises:
       UserError: if there is no such file, or it is not a complete GGUF file.
     """
-    from gguf import GGUFReader
-
     self._path = path
-    try:
-      reader = GGUFReader(path)
-      self.metadata: dict[str, Any] = {
-        key: field.contents() for key, field in reader.fields.items()
-      }
-    except FileNotFoundError:
-      raise UserError(f"{path}: no such file.") from None
-    except OSError as error:
-      raise UserError(f"{path}: {error.strerror or error}.") from None
-    # The reader raises these if the file is truncated or not a GGUF file.
-    except (ValueError, IndexError, KeyError, UnicodeDecodeError) as error:
-      raise UserError(
-        f"{path}: is no whole GGUF file: {shorten(str(error))}; copy it again."
-      ) from None
-    self._tensors = {x.name: x for x in reader.tensors}
-    self.shapes = {
-      name: tuple(reversed(x.shape.tolist()))
-      for name, x in self._tensors.items()
-    }
-    self.dtypes = {
-      name: x.tensor_type.name for name, x in self._tensors.items()
-    }
+    self.metadata, self._places = read_header(path)
+    self.shapes = {name: x.shape for name, x in self._places.items()}
+    self.dtypes = {name: x.dtype for name, x in self._places.items()}
 
   def read(self, name: str) -> np.ndarray:
     """Returns a tensor as float32; dequantizes it if it is quantized.
@@ -68,11 +47,13 @@ class GgufFile:
       UserError: if the gguf package does not read the tensor's type, or a
         number is not finite.
     """
-    from gguf import quants
+    from gguf import GGMLQuantizationType, quants
 
-    tensor = self._tensors[name]
+    place = self._places[name]
+    rows = (*place.shape[:-1], place.row_bytes)
+    data = np.memmap(self._path, np.uint8, "r", place.offset, rows)
     try:
-      value = quants.dequantize(tensor.data, tensor.tensor_type)
+      value = quants.dequantize(data, GGMLQuantizationType[place.dtype])
     except NotImplementedError:
       raise UserError(
         f"{self._path}: its {name} is {self.dtypes[name]}, which is not read; "

@@ -2,6 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """llama.cpp computes our logits of a model of each of its architectures."""
 
+import functools
+import re
+
 import numpy as np
 import pytest
 
@@ -196,32 +199,119 @@ def test_what_llama_cpp_does_not_compute_is_refused(settings, message):
     find_gguf_architecture(small_config(**{**SIZES, **settings}))
 
 
-def describe():
-  """Returns the metadata of a LLaMA and the shapes of its tensors."""
-  model, _ = make_model("LLaMA 3")
+@functools.cache
+def describe(name="LLaMA 3"):
+  """Returns the metadata of a model and the shapes of its tensors."""
+  model, _ = make_model(name)
   own = find_gguf_architecture(model)
   shapes = find_tensor_shapes(model, own.layout)
   return make_model_metadata(model, own), shapes
 
 
-@pytest.mark.parametrize(
-  "key, value",
-  [
-    ("rope.scaling.type", "yarn"),
-    ("rope.scaling.factor", 8.0),
-    ("attn_logit_softcapping", 50.0),
-    ("final_logit_softcapping", 30.0),
-    ("attention.sliding_window", 4096),
-    ("expert_count", 8),
-  ],
-)
-def test_what_we_do_not_compute_is_refused(key, value):
-  metadata, shapes = describe()
-  metadata[f"llama.{key}"] = value
+def read(changes, name="LLaMA 3"):
+  """Returns the model that a file with other keys describes; None drops one."""
+  metadata, shapes = describe(name)
+  metadata = {k: x for k, x in {**metadata, **changes}.items() if x is not None}
+  return read_model_metadata(metadata, shapes, "x.gguf")[1]
+
+
+NOT_COMPUTED = {
+  "llama.rope.scaling.type": "yarn",
+  "llama.rope.scaling.factor": 8.0,
+  "llama.rope.scale_linear": 4.0,
+  "llama.attn_logit_softcapping": 50.0,
+  "llama.final_logit_softcapping": 30.0,
+  "llama.attention.sliding_window": 4096,
+  "llama.expert_count": 8,
+  "llama.attention.causal": False,
+}
+# Keys that llama.cpp reads in these or in other architectures.
+UNKNOWN = {
+  "llama.attention.scale": 1.0,
+  "llama.rope.dimension_sections": [1, 2],
+  "llama.rope.freq_base_swa": 1e4,
+  "llama.embedding_scale": 2.0,
+  "llama.rope.scaling.yarn_ext_factor": 1.0,
+  "llama.hidden_activation": "relu",
+  "llama.swin_norm": True,
+  "llama.": 1,
+  "llama.x\ny": 1,
+}
+HARMLESS = {
+  "general.name": "x",
+  "general.quantization_version": 2,
+  "quantize.imatrix.file": "x",
+  "tokenizer.ggml.any": [1],
+  "other.key": 5,
+  "llama.vocab_size": 912,
+  "llama.tensor_data_layout": "Meta AI original pth",
+  "llama.rope.scaling.type": "none",
+  "llama.expert_count": 0,
+  "llama.expert_used_count": 0,
+  "llama.attention.causal": True,
+  "llama.attention.layer_norm_epsilon": 1e-5,
+  "llama.residual_scale": 1.0,
+}
+
+
+@pytest.mark.parametrize("key", NOT_COMPUTED)
+def test_what_we_do_not_compute_is_refused(key):
   with pytest.raises(UserError) as error:
-    read_model_metadata(metadata, shapes, "x.gguf")
+    read({key: NOT_COMPUTED[key]})
   assert str(error.value) == (
-    f"x.gguf: llama.{key} = {value!r}: palm_mtf does not compute this."
+    f"x.gguf: {key} = {NOT_COMPUTED[key]!r}: palm_mtf does not compute this."
+  )
+
+
+@pytest.mark.parametrize("key", UNKNOWN)
+def test_an_unknown_key_of_the_architecture_is_refused_by_its_name(key):
+  with pytest.raises(
+    UserError, match="does not know this key of a ll"
+  ) as error:
+    read({key: UNKNOWN[key]})
+  assert repr(key) in str(error.value) and "\n" not in str(error.value)
+
+
+def test_keys_that_change_no_number_are_accepted():
+  assert read(HARMLESS) == read({})
+
+
+L = "llama."
+OF_TYPE = {
+  **dict.fromkeys(
+    [f"{L}{x}" for x in ("block_count", "embedding_length", "context_length")]
+    + [f"{L}feed_forward_length", f"{L}rope.dimension_count"]
+    + [f"{L}attention.{x}" for x in ("head_count", "head_count_kv")]
+    + [f"{L}attention.{x}" for x in ("key_length", "value_length")]
+    + [f"{L}expert_count"],
+    "a whole number",
+  ),
+  f"{L}attention.layer_norm_rms_epsilon": "a number",
+  f"{L}rope.freq_base": "a number",
+  f"{L}rope.scale_linear": "a number",
+  f"{L}rope.scaling.type": "a text",
+  f"{L}attention.causal": "true or false",
+  "general.architecture": "a text",
+  "split.count": "a whole number",
+}
+
+
+@pytest.mark.parametrize("value", ["two", [4], 1.5, True, ["x"], 7], ids=repr)
+@pytest.mark.parametrize("key", OF_TYPE)
+def test_a_value_of_another_type_is_refused_by_the_name_of_its_key(key, value):
+  kinds = {
+    "a whole number": (int,),
+    "a number": (int, float),
+    "a text": (str,),
+    "true or false": (bool,),
+  }
+  if type(value) in kinds[OF_TYPE[key]]:
+    return
+  with pytest.raises(UserError) as error:
+    read({key: value})
+  assert str(error.value) == (
+    f"x.gguf: {key} = {value!r}: is not {OF_TYPE[key]}; convert the model "
+    "again."
   )
 
 
@@ -229,11 +319,93 @@ def test_what_we_do_not_compute_is_refused(key, value):
   "change, message",
   [
     ({"general.architecture": "qwen2moe"}, r"'qwen2moe' \(did you mean"),
-    ({"llama.block_count": None}, r"^x\.gguf: .* give a whole number"),
+    ({"general.architecture": None}, "general.architecture: is missing"),
+    ({"split.count": 3}, "split.count = 3: .* join them"),
+    ({f"{L}attention.head_count": 0}, "head_count = 0: give a number above 0"),
+    ({f"{L}attention.key_length": 0}, "key_length = 0: give a number above 0"),
+    ({f"{L}embedding_length": -64}, "embedding_length = -64: give a number"),
+    ({f"{L}block_count": 10**9}, "give a whole number from 1 to"),
+    ({f"{L}rope.freq_base": float("nan")}, "freq_base = nan: give a number"),
+    ({f"{L}rope.freq_base": float("inf")}, "freq_base = inf: give a number"),
+    ({f"{L}attention.value_length": 16}, "value_length = 16: .* only with 32"),
+    ({f"{L}rope.dimension_count": 16}, "dimension_count = 16: .* only with 32"),
   ],
 )
-def test_an_unknown_architecture_or_size_is_refused(change, message):
+def test_another_value_is_refused(change, message):
+  with pytest.raises(UserError, match=r"^x\.gguf: ") as error:
+    read(change)
+  assert re.search(message, str(error.value))
+
+
+@pytest.mark.parametrize("shape", [None, (), (912,), (912, 64, 1)], ids=str)
+def test_an_embedding_of_another_rank_is_refused(shape):
   metadata, shapes = describe()
-  metadata = {k: x for k, x in {**metadata, **change}.items() if x is not None}
-  with pytest.raises(UserError, match=message):
+  shapes = {**shapes, "token_embd.weight": shape}
+  if shape is None:
+    del shapes["token_embd.weight"]
+  with pytest.raises(
+    UserError, match=r"token_embd\.weight is .* two dimensions"
+  ):
     read_model_metadata(metadata, shapes, "x.gguf")
+
+
+# Keys for which llama.cpp has a default, with the default for these models.
+DEFAULTS = {
+  "attention.head_count_kv": lambda model: model.num_heads,
+  "attention.key_length": lambda model: model.d_model // model.num_heads,
+  "attention.value_length": lambda model: model.d_model // model.num_heads,
+  "rope.dimension_count": lambda model: model.d_kv,
+  "rope.freq_base": lambda model: 10_000.0,
+}
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_a_missing_key_is_refused_or_has_the_default_of_llama_cpp(name):
+  model, _ = make_model(name)
+  metadata, _ = describe(name)
+  for key in metadata.keys() - {"general.architecture"}:
+    _, _, part = key.partition(".")
+    if part in DEFAULTS:
+      same = {key: DEFAULTS[part](model)}
+      assert _try(same, name) == _try({key: None}, name), key
+    elif part != "vocab_size":
+      with pytest.raises(UserError, match=f"^x.gguf: {key}: is missing in"):
+        read({key: None}, name)
+
+
+def _try(changes, name):
+  try:
+    return read(changes, name)
+  except UserError as error:
+    return str(error)
+
+
+@pytest.mark.peers
+@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("vocabulary", ["SentencePiece"], indirect=True)
+def test_a_file_without_a_key_is_read_as_llama_cpp_reads_it(
+  name, vocabulary, tmp_path
+):
+  """llama.cpp loads the file with our logits, or we refuse it."""
+  model, params = make_model(name)
+  whole, path = tmp_path / "whole.gguf", tmp_path / "model.gguf"
+  write(whole, model, params, vocabulary)
+  file = GgufFile(str(whole))
+  ids = [*range(1, 17)]
+  limit = 1e-4 if "gelu" in model.mlp or "geglu" in model.mlp else 1e-6
+  num_read = 0
+  for key in file.metadata:
+    if not key.startswith(file.metadata["general.architecture"] + "."):
+      continue
+    metadata = {k: x for k, x in file.metadata.items() if k != key}
+    write_gguf(str(path), metadata, file.shapes, "float32", file.read)
+    try:
+      own, found = read_model_metadata(metadata, file.shapes, str(path))
+      again = import_gguf_parameters(GgufFile(str(path)), found, own, str(path))
+    except UserError:
+      continue
+    num_read += 1
+    ours = compute(found, again, ids)
+    theirs = llama_cpp_peer.call(llama_cpp_peer.compute_logits, path, ids)
+    assert np.abs(ours - theirs).max() < limit * np.ptp(ours), key
+  assert num_read

@@ -161,10 +161,7 @@ def copy(source, path, *, drop=(), **changes):
   """Writes a file again without some tensors, and with other keys."""
   file = GgufFile(str(source))
   shapes = {name: x for name, x in file.shapes.items() if name not in drop}
-  metadata = {
-    key: x for key, x in file.metadata.items() if not key.startswith("GGUF.")
-  }
-  write_gguf(str(path), metadata | changes, shapes, "float32", file.read)
+  write_gguf(str(path), file.metadata | changes, shapes, "float32", file.read)
 
 
 NOT_A_NUMBER = struct.pack("<f", float("nan"))
@@ -191,6 +188,25 @@ OTHERS = [
   ),
   (["blk.1.ffn_up.weight"], (), "blk.1.ffn_up.weight is missing"),
   ([], ("tokenizer.ggml.model", "bert"), "tokenizer.ggml.model = 'bert'"),
+  ([], ("tokenizer.chat_template", 5), "chat_template = 5: is not a text"),
+  *(
+    ([], (f"tokenizer.ggml.{key}", value), f"x.gguf: tokenizer.ggml.{key}{why}")
+    for key, value, why in (
+      ("model", ["llama"], " = ['llama']: is not a text"),
+      ("bos_token_id", "x", " = 'x': is not a whole number"),
+      ("bos_token_id", 1.5, " = 1.5: is not a whole number"),
+      ("eos_token_id", True, " = True: is not a whole number"),
+      ("unknown_token_id", [1], " = [1]: is not a whole number"),
+      ("unknown_token_id", 1, " = 1: is also the eos_token_id"),
+      ("tokens", "abc", " = 'abc': is not an array of texts"),
+      ("tokens", [1, 2], " = [1, 2]: is not an array of texts"),
+      ("token_type", 1, " = 1: is not an array of whole numbers"),
+      ("token_type", [99] * 912, ": holds 99"),
+      ("scores", 1.0, " = 1.0: is not an array of numbers"),
+      ("scores", ["x"], " = ['x']: is not an array of numbers"),
+      ("add_space_prefix", "no", " = 'no': is not true or false"),
+    )
+  ),
 ]
 
 
@@ -216,7 +232,7 @@ def test_a_damaged_file_is_refused_in_one_line(damage, whole, tmp_path, capsys):
 def test_another_file_is_refused_in_one_line(
   drop, change, message, whole, tmp_path, capsys
 ):
-  path = tmp_path / "model.gguf"
+  path = tmp_path / "x.gguf"
   copy(whole, path, drop=drop, **dict([change] if change else []))
   check_refused(path, message, capsys)
 
