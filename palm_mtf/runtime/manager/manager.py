@@ -36,7 +36,7 @@ _FORMAT = 2  # of the file
 
 
 class Store:
-  """Servers and allocations. A change is on disk when its call returns.
+  """Servers and allocations. What `put` adds is on disk when it returns.
 
   Attributes:
     servers: servers by address.
@@ -121,12 +121,18 @@ class Store:
     getattr(self, kind)[name] = item
 
   def remove(self, kind: str, name: str) -> None:
-    """Removes an item; `kind` is "servers" or "allocations"."""
-    with self._explain_errors(), self._file:
-      self._file.execute(
-        "DELETE FROM items WHERE kind = ? AND name = ?", (kind, name)
-      )
+    """Removes an item, in memory only if the disk is full.
+
+    A restarted manager then finds the item again, and later that it is silent.
+    """
     del getattr(self, kind)[name]
+    try:
+      with self._explain_errors(), self._file:
+        self._file.execute(
+          "DELETE FROM items WHERE kind = ? AND name = ?", (kind, name)
+        )
+    except UserError as error:
+      _logger.warning(f"{name} is removed in memory only: {error}")
 
   def close(self) -> None:
     """Lets another manager open the file."""

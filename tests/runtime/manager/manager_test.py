@@ -9,6 +9,8 @@ real servers.
 import contextlib
 import dataclasses
 import json
+import os
+import resource
 import sqlite3
 
 import pytest
@@ -405,3 +407,38 @@ def test_a_full_disk_refuses_slices_and_loses_none(cluster):
     )
   assert cluster.hosts("run") == ["a"]
   assert "x" not in store.allocations
+
+
+@contextlib.contextmanager
+def full_disk(path: str):
+  """In this process, no file gets larger than SQLite's log of `path` is."""
+  _, most = limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+  size = os.path.getsize(f"{path}-wal")
+  resource.setrlimit(resource.RLIMIT_FSIZE, (size, most))
+  try:
+    yield
+  finally:
+    resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+
+
+def test_on_a_full_disk_slices_are_released_and_nothing_new_is_kept(
+  cluster, caplog
+):
+  """A silent owner does not make all requests fail."""
+  cluster.join("a", "b")
+  assert [*cluster.hosts("run"), *cluster.hosts("other")] == ["a", "b"]
+  with full_disk(cluster.path):
+    cluster.wait(31, "a:1", "b:1", "run")
+    assert cluster.states() == {"a": "serving", "b": "serving"}
+    assert cluster.hosts("run") == ["a"]
+    assert [*cluster.store.allocations] == ["run"]
+    cluster.manager.leave("b:1")
+    assert cluster.states() == {"a": "serving"}
+    with pytest.raises(UserError, match=r"disk I/O error|disk is full"):
+      cluster.join("c")
+  assert "other is removed in memory only: --state = " in caplog.text
+  cluster.start()
+  assert cluster.states() == {"a": "serving", "b": "serving"}
+  cluster.wait(31, "a:1", "run")
+  assert cluster.states() == {"a": "serving", "b": "lost"}
+  assert [*cluster.store.allocations] == ["run"]
