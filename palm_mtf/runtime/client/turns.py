@@ -157,7 +157,9 @@ class ManagedTurns(TurnTaker):
     """
     super().__init__(devices)
     self._stream = stream
-    # The client's messages; None while no manager answers.
+    # Messages of the newest stream, which None ends.
+    self._newest: queue.SimpleQueue[Message | None] = queue.SimpleQueue()
+    # The same, but None while no manager answers.
     self._requests: queue.SimpleQueue[Message | None] | None = None
     # Bytes of buffers and reserved bytes, by device.
     self._kept = Counter(dict.fromkeys(devices.values(), reserved))
@@ -192,8 +194,7 @@ class ManagedTurns(TurnTaker):
   def _end_turns(self) -> None:
     """Ends the stream, and lets all waiting programs run."""
     with self._lock:
-      if self._requests:
-        self._requests.put(None)
+      self._newest.put(None)
       self._requests = None
     self._begin_turns()
 
@@ -206,7 +207,11 @@ class ManagedTurns(TurnTaker):
     """Reads the manager's answers, until the taker is closed."""
     is_told = False  # whether it is logged that no manager answers
     while True:
-      requests: queue.SimpleQueue[Message | None] = queue.SimpleQueue()
+      with self._lock:
+        # `close` sets `_ended` first, and then ends `_newest`.
+        requests = self._newest = queue.SimpleQueue()
+        if self._ended.is_set():
+          return
       try:
         for answers in self._stream(join_messages(requests)):
           # A stopped manager accepts connections, but answers nothing.
@@ -219,7 +224,6 @@ class ManagedTurns(TurnTaker):
         if not (is_told or self._ended.is_set()):
           _logger.warning(f"programs run without turns: {error}")
         is_told = True
-      requests.put(None)
       self._end_turns()
       if self._ended.wait(_RETRY_SECS):
         return

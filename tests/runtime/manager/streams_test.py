@@ -16,12 +16,14 @@ import grpc
 import pytest
 
 from palm_mtf.errors import UserError
+from palm_mtf.runtime.client import turns as turns_module
 from palm_mtf.runtime.client.turns import ManagedTurns
 from palm_mtf.runtime.manager import client as client_module
 from palm_mtf.runtime.manager import service
 from palm_mtf.runtime.manager.client import ManagerClient
 from palm_mtf.runtime.manager.manager import Manager
 from palm_mtf.runtime.program import Program
+from tests.relay import Relay
 
 SECS = 60.0
 DEVICES = {"/cpu:0": "host:1/0"}
@@ -238,8 +240,21 @@ with service.serve("127.0.0.1", 0, sys.argv[1], "") as port:
 """
 
 
-def test_programs_run_while_their_manager_is_stopped_and_take_turns_again(
-  hasty, tmp_path, caplog
+@contextlib.contextmanager
+def separate_manager(path):
+  """Yields a manager's process and port."""
+  with subprocess.Popen(
+    [sys.executable, "-c", MANAGER, str(path)], stdout=subprocess.PIPE
+  ) as manager:
+    try:
+      yield manager, int(manager.stdout.readline())
+    finally:
+      manager.kill()
+
+
+@pytest.mark.parametrize("fault", ["is stopped", "gets no packets"])
+def test_programs_run_while_their_manager_is_silent_and_take_turns_again(
+  hasty, tmp_path, caplog, fault
 ):
   def start(turns, entered, may_end):
     def run():
@@ -250,25 +265,24 @@ def test_programs_run_while_their_manager_is_stopped_and_take_turns_again(
     threading.Thread(target=run, daemon=True).start()
 
   with contextlib.ExitStack() as stack:
-    manager = stack.enter_context(
-      subprocess.Popen(
-        [sys.executable, "-c", MANAGER, str(tmp_path / "state")],
-        stdout=subprocess.PIPE,
-      )
-    )
-    stack.callback(manager.kill)
-    port = int(manager.stdout.readline())
-    client = stack.enter_context(ManagerClient("MANAGER", f"127.0.0.1:{port}"))
+    manager, port = stack.enter_context(separate_manager(tmp_path / "state"))
+    relay = Relay(f"127.0.0.1:{port}")
+    stack.callback(relay.close)
+    client = stack.enter_context(ManagerClient("MANAGER", relay.address))
     turns = ManagedTurns(client.open_turns("run", 1.0), DEVICES)
     stack.callback(turns.close)
     with turns.take(Program()):
       pass
-    os.kill(manager.pid, signal.SIGSTOP)
+    if fault == "is stopped":
+      os.kill(manager.pid, signal.SIGSTOP)
+    else:
+      relay.fail_after(0, closes=False)
     for _ in range(6):  # the first waits until the client knows
       with turns.take(Program()):
         pass
     assert caplog.text.count("programs run without turns") == 1
     os.kill(manager.pid, signal.SIGCONT)
+    relay.fail_after(10**9, closes=False)
     wait_for(lambda: turns._requests is not None)
     entered, may_end = [], threading.Event()
     stack.callback(may_end.set)
@@ -277,3 +291,18 @@ def test_programs_run_while_their_manager_is_stopped_and_take_turns_again(
     wait_for(lambda: len(entered) == 4)
     assert not turns._ended.wait(0.2)
     assert len(entered) == 4, "a manager lets four programs run at a time"
+
+
+def test_a_client_that_ends_before_the_first_answer_leaves_no_thread(
+  tmp_path, monkeypatch
+):
+  monkeypatch.setattr(turns_module, "_FIRST_SECS", 0.5)
+  with separate_manager(tmp_path / "state") as (manager, port):
+    os.kill(manager.pid, signal.SIGSTOP)
+    before = {*threading.enumerate()}
+    with ManagerClient("MANAGER", f"127.0.0.1:{port}") as client:
+      turns = ManagedTurns(client.open_turns("run", 1.0), DEVICES)
+      assert {*threading.enumerate()} - before
+      turns.close()
+      os.kill(manager.pid, signal.SIGCONT)
+      wait_for(lambda: not {*threading.enumerate()} - before)
