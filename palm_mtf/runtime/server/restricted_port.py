@@ -85,10 +85,13 @@ def restricted_port(ip: str, port: int) -> Iterator[int]:
   Yields:
     The port that the body has to use.
 
+  Call this before `restrict_later_listeners`.
+
   Raises:
     OSError: another socket has the port (EADDRINUSE), or the system cannot
       restrict sockets.
   """
+  assert _listening is None, "its thread would let guards accept connections"
   with contextlib.ExitStack() as stack:
     guards = []
     # A guard is a socket that drops the port's packets. The kernel groups
@@ -199,8 +202,8 @@ def admit_own_user(port: int) -> None:
 
 # By port of a server of this process: names of the sockets that are checked.
 _known: dict[int, set[str]] = {}
-# Names of the listening sockets that need no check any more; None before
-# `restrict_later_listeners` is called.
+# Names of the sockets that need no check any more, because they listen already
+# or never will; None before `restrict_later_listeners` is called.
 _listening: set[str] | None = None
 
 
@@ -264,11 +267,14 @@ def _restrict_new(numbers: Mapping[str, int], seen: set[str]) -> None:
   seen.intersection_update(numbers)
   for name in numbers.keys() - seen:
     with contextlib.suppress(OSError), duplicate(numbers[name]) as copy:
-      if copy.family in (socket.AF_INET, socket.AF_INET6) and accepts(copy):
+      is_ip = copy.family in (socket.AF_INET, socket.AF_INET6)
+      if is_ip and accepts(copy):
         restrict_to_loopback(copy)
         restrict_to_admitted(copy)
         _known[copy.getsockname()[1]] = set()
-        seen.add(name)
+      elif is_ip:
+        copy.getpeername()  # raises OSError if the socket may listen later
+      seen.add(name)
 
 
 def _admit_new(

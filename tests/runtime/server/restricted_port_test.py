@@ -297,3 +297,37 @@ def test_a_uid_that_stands_for_other_users_too_admits_nobody():
     f"PermissionError: [Errno 1] user {uid} stands for all users that this "
     "user namespace does not map"
   )
+
+
+def test_only_sockets_that_may_listen_later_are_checked_again():
+  with (
+    socket.create_server(("127.0.0.1", 0)) as listener,
+    socket.create_connection(listener.getsockname()) as client,
+    socket.socket() as idle,
+    socket.socket(socket.AF_UNIX) as other,
+  ):
+    names = {
+      f"socket:[{os.fstat(x.fileno()).st_ino}]": x.fileno()
+      for x in (listener, client, idle, other)
+    }
+    seen: set[str] = set()
+    module._restrict_new(names, seen)
+    module._known.pop(listener.getsockname()[1])
+    assert [names[x] for x in names.keys() - seen] == [idle.fileno()]
+
+
+LATER = """
+from palm_mtf.runtime.server import restricted_port as module
+module.restrict_later_listeners()
+with module.restricted_port("127.0.0.1", 0):
+  print("listens")
+"""
+
+
+def test_no_guard_listens_where_later_listeners_are_restricted():
+  """The restriction would replace the guard's filter, which drops all."""
+  done = subprocess.run(
+    [sys.executable, "-c", LATER], capture_output=True, text=True, check=False
+  )
+  assert (done.returncode, done.stdout) == (1, "")
+  assert "AssertionError: its thread would let guards accept" in done.stderr
