@@ -56,7 +56,7 @@ def check_choice(name: str, value: object, choices: Iterable[str]) -> None:
   choices = list(choices)
   if value not in choices:
     raise UserError(
-      f"{name} = {value!r}{did_you_mean(str(value), choices)}: "
+      f"{name} = {shorten(value)}{did_you_mean(str(value), choices)}: "
       f"choose one of {', '.join(map(repr, choices))}."
     )
 

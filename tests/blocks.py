@@ -54,12 +54,23 @@ _GPTJ = dict(
   logits_scale=1.0,
 )
 _GQA = dict(attention="grouped_query", num_kv_heads=2)
+# Pairs of all three kinds: fast, slow and between. Most positions are beyond
+# the original length.
+BY_TURNS = dict(
+  rotary_base=10.0,
+  rotary_factor=3.0,
+  rotary_original_length=4,
+  rotary_slow=0.2,
+  rotary_fast=0.5,
+)
 
 # {name: settings}. Together they have each value of each setting, and the mixed
 # ones have the values that no known model combines.
 SETTINGS = {
   "LLaMA": _LLAMA,
+  "Yarn LLaMA 2": {**_LLAMA, **BY_TURNS, "rotary_scaling": "yarn"},
   "LLaMA 3": {**_LLAMA, **_GQA, "rotary_base": 5e5},
+  "LLaMA 3.1": {**_LLAMA, **_GQA, **BY_TURNS, "rotary_scaling": "llama3"},
   "Mistral": {**_LLAMA, **_GQA, "attention_window": 3},
   "Qwen 3": {**_LLAMA, **_GQA, "qk_norm": "rms_norm"},
   "Gemma": dict(
@@ -141,6 +152,8 @@ MIXTURES = {
     rotary_fraction=0.4,
     rotary_pairs="neighbours",
     rotary_base=5e5,
+    rotary_scaling="linear",
+    rotary_factor=2.0,
     biases="qkv",
   ),
   "GPT-2 with ALiBi": dict(

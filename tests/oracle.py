@@ -124,6 +124,45 @@ def normalize(config, params, name: str, x_BLD):
   return x_BLD + params.get(f"{name}/bias", 0.0)
 
 
+def rotary_scaling(config, size: int) -> tuple[list[float], float]:
+  """Returns radians per position of each pair, and the factor of q and k.
+
+  linear: positions are divided by the factor s (Chen et al. 2023, 3.2).
+  llama3: Llama 3.1's published code compares wavelengths.
+  yarn: Peng et al. 2023, 3.2 and 3.4. h(theta) = (1 - g) theta / s + g theta,
+  where, in the authors' code, g falls linearly from 1 at the pair that turns
+  beta times in the original length to 0 at the pair that turns alpha times.
+  """
+  s, original = config.rotary_factor, config.rotary_original_length
+  alpha, beta = config.rotary_slow or 1, config.rotary_fast or 32
+  found, magnitude = [], 1.0
+  for pair in range(size // 2):
+    theta = config.rotary_base ** (-2 * pair / size)
+    wavelength = 2 * math.pi / theta
+    if config.rotary_scaling == "linear":
+      theta = theta / s
+    elif config.rotary_scaling == "llama3":
+      if wavelength > original / alpha:
+        theta = theta / s
+      elif wavelength > original / beta:
+        smooth = (original / wavelength - alpha) / (beta - alpha)
+        theta = (1 - smooth) * theta / s + smooth * theta
+    elif config.rotary_scaling == "yarn":
+      # The pair p with theta_p = 2 pi turns / original.
+      low, high = (
+        -size / 2 * math.log(2 * math.pi * x / original, config.rotary_base)
+        for x in (beta, alpha)
+      )
+      if config.rotary_truncate:
+        low, high = math.floor(low), math.ceil(high)
+      low, high = max(low, 0), min(high, size - 1)
+      g = min(1, max(0, (high - pair) / max(high - low, 0.001)))
+      theta = (1 - g) * theta / s + g * theta
+      magnitude = config.rotary_attention_factor or 0.1 * math.log(s) + 1
+    found.append(theta)
+  return found, magnitude
+
+
 def rotate(config, x_BLHK):
   """Returns x with pairs of its first numbers turned by their position's angle.
 
@@ -133,9 +172,9 @@ def rotate(config, x_BLHK):
   if config.positions != "rotary":
     return x_BLHK
   length, size = x_BLHK.shape[1], round(config.rotary_fraction * config.d_kv)
-  timescale_K = config.rotary_base ** (np.arange(0, size, 2) / size)
-  angle_LK = np.arange(length)[:, None] / timescale_K
-  cos_LHK, sin_LHK = np.cos(angle_LK)[:, None, :], np.sin(angle_LK)[:, None, :]
+  theta_K, magnitude = rotary_scaling(config, size)
+  angle_LHK = np.arange(length)[:, None, None] * np.array(theta_K)
+  cos_LHK, sin_LHK = (magnitude * f(angle_LHK) for f in (np.cos, np.sin))
   first_K = np.arange(size // 2)
   second_K = first_K + size // 2
   if config.rotary_pairs == "neighbours":

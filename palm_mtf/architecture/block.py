@@ -20,6 +20,7 @@ import functools
 from collections.abc import Iterator
 from typing import NamedTuple
 
+from palm_mtf.architecture.rotary import Rotary, rotary_of
 from palm_mtf.config import ModelConfig
 
 Dims = tuple[str, ...]  # names of dimensions, as in `model.dims.Dims`
@@ -54,14 +55,6 @@ MLPS = {
   "relu": ("relu", _PLAIN),
   "relu2": ("relu2", _PLAIN),
 }
-
-
-class Rotary(NamedTuple):
-  """How positions rotate q and k."""
-
-  size: int  # the first `size` numbers of each head are rotated
-  pairs: str  # value of ROTARY_PAIRS
-  base: float
 
 
 class Projection(NamedTuple):
@@ -270,13 +263,6 @@ def _attention(config: ModelConfig) -> Branch:
       "attention/o", _HEADS, ("d_model",), "o" in config.bias_places
     ),
   )
-
-
-def rotary_of(config: ModelConfig) -> Rotary | None:
-  """Returns how positions rotate q and k; None if POSITIONS is not "rotary"."""
-  if config.positions != "rotary":
-    return None
-  return Rotary(config.rotary_size, config.rotary_pairs, config.rotary_base)
 
 
 def _mlp(config: ModelConfig) -> Branch:

@@ -163,7 +163,7 @@ def _open_gguf(
   path: str, vocabulary_path: str | None, scratch: str
 ) -> _Foreign:
   file = GgufFile(path)
-  own, model = read_model_metadata(file.metadata, file.shapes, path)
+  own, model = read_model_metadata(file.metadata, file.shapes, path, file.read)
   try:
     content = {} if vocabulary_path else read_gguf_tokenizer(file.metadata)
     start_id = read_key(file.metadata, "tokenizer.ggml.bos_token_id", int, None)

@@ -3,6 +3,7 @@
 """The architecture of the model."""
 
 import dataclasses
+import math
 from typing import Annotated, Literal
 
 from palm_mtf.config.checked import Checked, Count, real, whole
@@ -18,6 +19,20 @@ Size = Annotated[int, whole(maximum=MAX_SIZE)]
 # Places of BIASES: a bias is added to q, k and v; to the product of o; to the
 # products of the MLP's kernels; and to the logits.
 BIAS_PLACES = ("qkv", "o", "mlp", "logits")
+
+# {value of ROTARY_SCALING: (settings that it wants, others that it takes)}, and
+# the settings without a scaling.
+_ROTARY = ("ROTARY_FRACTION", "ROTARY_PAIRS", "ROTARY_BASE", "ROTARY_SCALING")
+_BY_TURNS = "ROTARY_FACTOR ROTARY_ORIGINAL_LENGTH"
+ROTARY_SCALINGS = {
+  "none": ("", ""),
+  "linear": ("ROTARY_FACTOR", ""),
+  "llama3": (f"{_BY_TURNS} ROTARY_SLOW ROTARY_FAST", ""),
+  "yarn": (
+    _BY_TURNS,
+    "ROTARY_SLOW ROTARY_FAST ROTARY_TRUNCATE ROTARY_ATTENTION_FACTOR",
+  ),
+}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -56,6 +71,20 @@ class ModelConfig(Checked):
     rotary_pairs: which numbers rotary embedding rotates together: "halves", (i,
       i + n / 2) of n rotated numbers, or "neighbours", (2 i, 2 i + 1).
     rotary_base: base of the geometric series of rotary wavelengths.
+    rotary_scaling: how frequencies of "rotary" are divided, so that positions
+      beyond those of the training are useful: "none"; "linear", all by
+      ROTARY_FACTOR (Chen et al. 2023); or, by their turns within the original
+      length, "llama3" (Llama 3.1) or "yarn" (Peng et al. 2023).
+    rotary_factor: number by which a scaling divides the lowest frequencies.
+    rotary_original_length: SEQUENCE_LENGTH before the scaling.
+    rotary_slow: pairs of numbers with fewer turns within the original length
+      are divided by the whole factor; None for 1, in "yarn" only.
+    rotary_fast: pairs with more turns are not divided; None for 32, in "yarn"
+      only.
+    rotary_truncate: whether "yarn" rounds the two pairs at these limits to
+      whole numbers, as its authors' code does.
+    rotary_attention_factor: factor of rotated q and k in "yarn"; None for
+      0.1 ln(ROTARY_FACTOR) + 1.
     mlp: "swiglu", "geglu" or "geglu_tanh", (f(x wi_gate) * (x wi)) wo with f =
       swish, GELU or its tanh approximation; or "gelu", "gelu_tanh", "relu" or
       "relu2" (relu squared), f(x wi) wo.
@@ -111,6 +140,13 @@ class ModelConfig(Checked):
   rotary_fraction: Annotated[float, real(0.0, 1.0)] = 1.0
   rotary_pairs: Literal["halves", "neighbours"] = "halves"
   rotary_base: Annotated[float, real(1.0, 1e12)] = 10_000.0
+  rotary_scaling: Literal["none", "linear", "llama3", "yarn"] = "none"
+  rotary_factor: Annotated[float | None, real(1.0, 1e6)] = None
+  rotary_original_length: Size | None = None
+  rotary_slow: Annotated[float | None, real(1e-6, 1e6)] = None
+  rotary_fast: Annotated[float | None, real(1e-6, 1e6)] = None
+  rotary_truncate: bool = True
+  rotary_attention_factor: Annotated[float | None, real(1e-6, 1e6)] = None
   mlp: Literal[
     "swiglu", "geglu", "geglu_tanh", "gelu", "gelu_tanh", "relu", "relu2"
   ] = "swiglu"
@@ -159,6 +195,11 @@ class ModelConfig(Checked):
       )
 
   def _check_rotary(self) -> None:
+    changed = [
+      x.name.upper()
+      for x in dataclasses.fields(self)
+      if x.name.startswith("rotary_") and getattr(self, x.name) != x.default
+    ]
     if self.positions == "rotary":
       size, fraction = self.rotary_size, self.rotary_fraction
       if size % 2 or not size or abs(fraction * self.d_kv - size) > 1e-6:
@@ -167,14 +208,39 @@ class ModelConfig(Checked):
           f"{what} = {fraction * self.d_kv:g}: rotary embedding turns pairs of "
           f"numbers, so {what} is even; use {max(2, size + size % 2)}."
         )
-      return
-    defaults = {x.name: x.default for x in dataclasses.fields(self)}
-    for name in ("rotary_fraction", "rotary_pairs", "rotary_base"):
-      if getattr(self, name) != defaults[name]:
+      return self._check_scaling(changed)
+    for name in changed:
+      raise UserError(
+        f"{name} = {getattr(self, name.lower())!r} and POSITIONS = "
+        f'{self.positions!r}: only "rotary" has this setting; leave it out.'
+      )
+
+  def _check_scaling(self, changed: list[str]) -> None:
+    kind, length = self.rotary_scaling, self.rotary_original_length
+    wanted, others = (x.split() for x in ROTARY_SCALINGS[kind])
+    for name in [x for x in wanted if x not in changed]:
+      raise UserError(f"ROTARY_SCALING = {kind!r}: give {name}, too.")
+    for name in changed:
+      if name not in (*_ROTARY, *wanted, *others):
         raise UserError(
-          f"{name.upper()} = {getattr(self, name)!r} and POSITIONS = "
-          f'{self.positions!r}: only "rotary" has this setting; leave it out.'
+          f"{name} = {getattr(self, name.lower())!r} and ROTARY_SCALING = "
+          f"{kind!r}: the scaling has no such setting; leave it out."
         )
+    if not length:
+      return
+    slow, fast = self.rotary_slow or 1.0, self.rotary_fast or 32.0
+    turns = length / (2 * math.pi)  # of the first pair
+    if slow >= (min(fast, turns) if kind == "yarn" else fast):
+      raise UserError(
+        f"ROTARY_SLOW = {slow:g}: give a number below ROTARY_FAST = {fast:g} "
+        f"and below ROTARY_ORIGINAL_LENGTH / 2 pi = {turns:g}."
+      )
+    if kind == "yarn" and self.rotary_base**2 <= max(1.0, turns / fast):
+      raise UserError(
+        f"ROTARY_BASE = {self.rotary_base:g}: all pairs of numbers turn more "
+        f"than ROTARY_FAST = {fast:g} times within ROTARY_ORIGINAL_LENGTH = "
+        f"{length:,}; use a larger base."
+      )
 
   def _check_biases(self) -> None:
     if not isinstance(self.biases, str):

@@ -19,8 +19,9 @@ import functools
 from collections.abc import Callable, Iterable
 
 from palm_mtf._tf import mtf
-from palm_mtf.architecture.block import NORMS, Attention, layer_of, rotary_of
+from palm_mtf.architecture.block import NORMS, Attention, layer_of
 from palm_mtf.architecture.parameters import layer_name
+from palm_mtf.architecture.rotary import rotary_of
 from palm_mtf.config import ModelConfig
 from palm_mtf.model.attention import self_attention
 from palm_mtf.model.dims import Dims

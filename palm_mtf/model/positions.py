@@ -18,8 +18,13 @@ from collections.abc import Sequence
 import numpy as np
 
 from palm_mtf._tf import mtf, tf
-from palm_mtf.architecture.block import Rotary, rotary_of
 from palm_mtf.architecture.parameters import NUM_BUCKETS
+from palm_mtf.architecture.rotary import (
+  Rotary,
+  find_frequencies,
+  find_magnitude,
+  rotary_of,
+)
 from palm_mtf.config import ModelConfig
 from palm_mtf.ops.slicewise import WholeSlice
 
@@ -34,9 +39,10 @@ Angles = Sequence[tf.Tensor]
 def rotary_tables(
   mesh: mtf.Mesh, length: mtf.Dimension, rotary: Rotary
 ) -> list[mtf.Tensor]:
-  """Returns sin and cos of position * base ** (-2i / size) on a mesh.
+  """Returns sin and cos of the angles of pairs of numbers on a mesh.
 
-  Both tables are [length, size / 2], float32, indexed by position and i.
+  Both tables are [length, size / 2], float32, indexed by position and pair, and
+  multiplied by `find_magnitude`.
   """
   pairs = mtf.Dimension("d_kv_pairs", rotary.size // 2)
   return [
@@ -50,10 +56,9 @@ def sines_and_cosines(
 ) -> tuple[np.ndarray, np.ndarray]:
   """Returns the values of `rotary_tables` as NumPy arrays."""
   # Tables are in float32, because bfloat16 rounds position 257 to 256.
-  pairs = rotary.size // 2
-  frequency = rotary.base ** (-np.arange(pairs) / pairs)
-  angle = np.arange(length)[:, np.newaxis] * frequency
-  return np.sin(angle).astype(np.float32), np.cos(angle).astype(np.float32)
+  angle = np.arange(length)[:, np.newaxis] * find_frequencies(rotary)
+  sin, cos = np.array([np.sin(angle), np.cos(angle)]) * find_magnitude(rotary)
+  return sin.astype(np.float32), cos.astype(np.float32)
 
 
 def find_angles(config: ModelConfig, length: int) -> list[np.ndarray]:

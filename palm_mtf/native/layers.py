@@ -10,7 +10,6 @@ from palm_mtf.architecture.block import (
   Attention,
   Mlp,
   Read,
-  Rotary,
 )
 from palm_mtf.native.operations import operations, set_shapes
 
@@ -23,8 +22,7 @@ def reads(read: Read, shapes: Sequence[Sequence[int]]) -> bool:
   for each, shape in zip(read.projections, shapes, strict=True):
     if each.has_bias or each.head_norm:
       return False
-    whole_head = Rotary(shape[-1], "halves", 0.0)
-    if each.rotary and each.rotary._replace(base=0.0) != whole_head:
+    if each.rotary and each.rotary[:2] != (shape[-1], "halves"):
       return False
   mixers = [branch.mixer for branch in read.branches]
   mlps = [x for x in mixers if isinstance(x, Mlp)]

@@ -18,6 +18,7 @@ from mesh_tensorflow.transformer import transformer
 
 from palm_mtf._tf import mtf, tf
 from palm_mtf.architecture import block, parameters
+from palm_mtf.architecture.rotary import Rotary
 from palm_mtf.config import MeshLayout, ModelConfig
 from palm_mtf.errors import UserError, check_choice
 from palm_mtf.generation.decode.block import attend_to_cache, mix_products
@@ -33,7 +34,9 @@ from palm_mtf.ops.variables import Fill
 _SETTINGS = {
   "norm": "norm norm_epsilon",
   "attention": "num_heads d_kv attention num_kv_heads attention_window qk_norm "
-  "norm_epsilon positions rotary_fraction rotary_pairs rotary_base biases",
+  "norm_epsilon positions rotary_fraction rotary_pairs rotary_base "
+  "rotary_scaling rotary_factor rotary_original_length rotary_slow rotary_fast "
+  "rotary_truncate rotary_attention_factor biases",
   "mlp": "d_ff mlp biases",
 }
 _SIZES = "num_layers d_model num_heads d_kv d_ff vocab_size sequence_length"
@@ -150,7 +153,7 @@ class _Call:
     return mtf.broadcast(_reshape(y, [*self.batch_dims, *others]), x.shape)
 
   def find_angles(
-    self, rotary: block.Rotary, length: mtf.Dimension
+    self, rotary: Rotary, length: mtf.Dimension
   ) -> list[mtf.Tensor]:
     """Returns sin and cos for the positions of q and k; see `read_product`."""
     mesh, batch = self.context.mesh, self.dims.batch
@@ -320,8 +323,8 @@ class Attention(_Branch):
   """Self-attention with `num_heads` heads of width `d_kv`.
 
   Other settings, if they differ from PaLM's, are `attention`, `num_kv_heads`,
-  `attention_window`, `qk_norm`, `norm_epsilon`, `positions`, `rotary_fraction`,
-  `rotary_pairs`, `rotary_base` and `biases`. With `positions` = "learned",
+  `attention_window`, `qk_norm`, `norm_epsilon`, `positions`, those that begin
+  with `rotary_`, and `biases`. With `positions` = "learned",
   `Unitransformer.positional_embedding` adds the vectors of positions.
   """
 

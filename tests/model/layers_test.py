@@ -7,7 +7,8 @@ import pytest
 import tensorflow as tf2
 
 from palm_mtf._tf import mtf, tf
-from palm_mtf.architecture.block import NORMS, Rotary
+from palm_mtf.architecture.block import NORMS
+from palm_mtf.architecture.rotary import Rotary
 from palm_mtf.checkpoints.variables import WeightsCopier
 from palm_mtf.config import DecodeConfig, MeshLayout
 from palm_mtf.mesh.session import session_config

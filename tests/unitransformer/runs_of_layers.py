@@ -27,7 +27,8 @@ _SETTINGS = {
   "Attention": (
     *("num_heads", "d_kv", "attention", "num_kv_heads", "attention_window"),
     *("qk_norm", "norm_epsilon", "positions", "rotary_fraction"),
-    *("rotary_pairs", "rotary_base", "biases"),
+    *("rotary_pairs", "rotary_base", "rotary_scaling", "rotary_factor"),
+    "biases",
   ),
   "Mlp": ("d_ff", "mlp", "biases"),
 }

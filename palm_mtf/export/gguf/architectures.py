@@ -7,18 +7,24 @@ names for keys and tensors. Kernels are always [outputs, inputs].
 """
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
 
 from palm_mtf.architecture.block import NORMS
+from palm_mtf.architecture.rotary import yarn_magnitude
 from palm_mtf.config import ModelConfig
 from palm_mtf.data.vocabulary.gguf_keys import read_key
-from palm_mtf.errors import UserError, did_you_mean, shorten
+from palm_mtf.errors import UserError, check_choice, did_you_mean, shorten
 from palm_mtf.export.huggingface import families
-from palm_mtf.export.huggingface.config_json import find_family, parse_config
+from palm_mtf.export.huggingface.config_json import (
+  find_family,
+  make_rope_scaling,
+  parse_config,
+)
 from palm_mtf.export.huggingface.families import Family
+from palm_mtf.export.huggingface.weights import DIVISORS
 
 Value = bool | int | float | str | list
 Metadata = Mapping[str, Any]
@@ -79,10 +85,8 @@ _OPTIONAL = (
 _ROTARY_BASE = 10_000.0
 # {key of a feature that we do not compute: values that turn the feature off}
 _CONSTANTS = {
-  "rope.scaling.type": ("none",),
-  "rope.scaling.factor": (0.0, 1.0),
-  "rope.scale_linear": (0.0, 1.0),
-  "rope.scaling.attn_factor": (1.0,),
+  "rope.scaling.yarn_beta_fast": (32.0,),
+  "rope.scaling.yarn_beta_slow": (1.0,),
   "attention.sliding_window": (0,),
   "attn_logit_softcapping": (0.0,),
   "final_logit_softcapping": (0.0,),
@@ -94,11 +98,22 @@ _CONSTANTS = {
   "residual_scale": (1.0,),
 }
 # Keys that change no number: tensors and tokens have these sizes, or nothing
-# reads the key in a model without scaled rotary embedding.
-_HARMLESS = (
-  *("vocab_size", "tensor_data_layout", "rope.scaling.finetuned"),
-  "rope.scaling.original_context_length",
+# reads the key.
+_HARMLESS = ("vocab_size", "tensor_data_layout", "rope.scaling.finetuned")
+_BETAS = ("beta_fast", "beta_slow")
+_SCALING = (
+  *("rope.scale_linear", "rope.scaling.type", "rope.scaling.factor"),
+  *("rope.scaling.attn_factor", "rope.scaling.original_context_length"),
 )
+# The tensor with Llama 3's divisors of frequencies; and their settings, which
+# only palm_mtf writes, with those of all published models.
+_DIVISORS = "rope_freqs.weight"
+_LENGTH = "original_max_position_embeddings"
+_LLAMA3 = {
+  _LENGTH: 8192,
+  "low_freq_factor": 1.0,
+  "high_freq_factor": 4.0,
+}
 # From this many layers on, llama.cpp expects a command-r to normalize q and k.
 _LAYERS_OF_COMMAND_R_PLUS = 64
 
@@ -118,6 +133,7 @@ class GgufArchitecture:
     only: {field of ModelConfig: the only value that llama.cpp computes}, where
       the class computes several values.
     has_one_width: whether llama.cpp requires NUM_HEADS * D_KV = D_MODEL.
+    has_divisors: whether llama.cpp reads divisors of rotary frequencies.
   """
 
   name: str
@@ -129,13 +145,18 @@ class GgufArchitecture:
   flags: Mapping[str, str] = dataclasses.field(default_factory=dict)
   only: Mapping[str, str] = dataclasses.field(default_factory=dict)
   has_one_width: bool = False
+  has_divisors: bool = False
 
   @property
   def layout(self) -> Family:
     """The family, with GGUF's names and layouts of tensors."""
     return dataclasses.replace(
       self.family,
-      names={**_NAMES, **(_JOINED if self.joins_qkv else {})},
+      names={
+        **_NAMES,
+        **(_JOINED if self.joins_qkv else {}),
+        **({DIVISORS: _DIVISORS} if self.has_divisors else {}),
+      },
       rotary_pairs=self.rotary_pairs,
       is_conv1d=False,
       joins_heads=False,
@@ -147,11 +168,11 @@ _TANH = {"mlp": "gelu_tanh"}
 _TIED, _SEPARATE = ({"output_embedding": x} for x in ("tied", "separate"))
 _NO_BIASES = {"biases": ""}
 ARCHITECTURES = (
-  GgufArchitecture(
-    name="llama", family=families.LLAMA, rotary_pairs="neighbours"
-  ),
-  GgufArchitecture(
-    name="llama", family=families.MISTRAL, rotary_pairs="neighbours"
+  *(
+    GgufArchitecture(
+      name="llama", family=x, rotary_pairs="neighbours", has_divisors=True
+    )
+    for x in (families.LLAMA, families.MISTRAL)
   ),
   GgufArchitecture(name="qwen2", family=families.QWEN2, has_one_width=True),
   GgufArchitecture(name="qwen3", family=families.QWEN3, only=_NO_BIASES),
@@ -165,6 +186,7 @@ ARCHITECTURES = (
     name="granite",
     family=families.GRANITE,
     rotary_pairs="neighbours",
+    has_divisors=True,
     numbers={
       "logit_scale": "logits_scaling",
       "embedding_scale": "embedding_multiplier",
@@ -227,6 +249,18 @@ def find_gguf_architecture(model: ModelConfig) -> GgufArchitecture:
       f"ATTENTION_WINDOW = {model.attention_window}: a {own.name} of llama.cpp "
       "has no window; use another --format."
     )
+  if model.rotary_scaling == "llama3" and not own.has_divisors:
+    raise UserError(
+      f"ROTARY_SCALING = 'llama3': llama.cpp computes no {own.name} with this "
+      "scaling; use another --format."
+    )
+  for name, value in (("slow", 1.0), ("fast", 32.0), ("truncate", True)):
+    given = getattr(model, f"rotary_{name}")
+    if model.rotary_scaling == "yarn" and given not in (None, value):
+      raise UserError(
+        f"ROTARY_{name.upper()} = {given}: llama.cpp computes YaRN only with "
+        f"{value}; use another --format."
+      )
   width = model.num_heads * model.d_kv
   if own.has_one_width and width != model.d_model:
     raise UserError(
@@ -257,11 +291,28 @@ def make_model_metadata(
   described["attention.value_length"] = model.d_kv
   if model.positions == "rotary":
     described["rope.dimension_count"] = model.rotary_size
-    described["rope.freq_base"] = model.rotary_base
+    described["rope.freq_base"] = float(model.rotary_base)
+  scaling, others = make_rope_scaling(model), {}
+  if model.rotary_scaling == "llama3":
+    defaults = {"factor": 1.0, **_LLAMA3}
+    others = {f"palm_mtf.{k}": type(x)(scaling[k]) for k, x in defaults.items()}
+  elif model.rotary_scaling != "none":
+    described["rope.scaling.type"] = model.rotary_scaling
+    described["rope.scaling.factor"] = float(scaling["factor"])
+  if model.rotary_scaling == "yarn":
+    for x in _BETAS:
+      if x in scaling:
+        described[f"rope.scaling.yarn_{x}"] = float(scaling[x])
+    described["rope.scaling.original_context_length"] = scaling[_LENGTH]
+    if "attention_factor" in scaling:
+      magnitude = scaling["attention_factor"] / yarn_magnitude(
+        scaling["factor"]
+      )
+      described["rope.scaling.attn_factor"] = magnitude
   described[_EPSILONS[NORMS[model.norm].statistic]] = model.norm_epsilon
   for key, theirs in own.numbers.items():
     if theirs in family.numbers:
-      described[key] = family.numbers[theirs].get(model)
+      described[key] = float(family.numbers[theirs].get(model))
     else:
       described[key] = family.derived[theirs][0](model)
   for key, theirs in own.flags.items():
@@ -269,6 +320,7 @@ def make_model_metadata(
   return {
     "general.architecture": own.name,
     **{f"{own.name}.{key}": value for key, value in described.items()},
+    **others,
   }
 
 
@@ -281,7 +333,10 @@ def _flag_of(model: ModelConfig, family: Family, key: str) -> object:
 
 
 def read_model_metadata(
-  metadata: Metadata, shapes: Mapping[str, tuple[int, ...]], what: str
+  metadata: Metadata,
+  shapes: Mapping[str, tuple[int, ...]],
+  what: str,
+  read: Callable[[str], np.ndarray] | None = None,
 ) -> tuple[GgufArchitecture, ModelConfig]:
   """Returns the architecture and the model that a GGUF file describes.
 
@@ -289,14 +344,17 @@ def read_model_metadata(
     metadata: {key: value} of the file.
     shapes: {name: shape} of its tensors.
     what: names the file in messages.
+    read: function from a tensor's name to its value.
 
   Raises:
     UserError: if palm_mtf cannot compute this model.
   """
+  divisors = read(_DIVISORS) if read and _DIVISORS in shapes else None
   try:
     own = _find_named(metadata)
     _check_keys(metadata, own)
     config = _make_config(metadata, shapes, own)
+    config["rope_scaling"] = _make_scaling(metadata, own, divisors)
   except UserError as error:
     raise UserError(f"{what}: {error}") from None
   return own, parse_config(config, what).model
@@ -322,7 +380,7 @@ def _check_keys(metadata: Metadata, own: GgufArchitecture) -> None:
       "with llama-gguf-split --merge."
     )
   known = {*_SIZES, *_EPSILONS.values(), *own.numbers, *own.flags}
-  known |= {*_OPTIONAL, *_HARMLESS}
+  known |= {*_OPTIONAL, *_HARMLESS, *_SCALING}
   for key, value in metadata.items():
     prefix, _, part = key.partition(".")
     if prefix != own.name or part in known:
@@ -339,6 +397,51 @@ def _check_keys(metadata: Metadata, own: GgufArchitecture) -> None:
       )
 
 
+def _to_decimal(value: Any) -> Any:
+  # Numbers are float32, so 9.99999975e-06 is read as 1e-05.
+  return float(str(np.float32(value))) if type(value) is float else value
+
+
+def _make_scaling(
+  metadata: Metadata, own: GgufArchitecture, divisors: np.ndarray | None
+) -> dict[str, object] | None:
+  # Returns the key rope_scaling of config.json.
+  def get(key: str, default: Any) -> Any:
+    return _to_decimal(read_key(metadata, key, type(default), default))
+
+  prefix = f"{own.name}.rope.scaling."
+  kind = get(f"{prefix}type", "linear")
+  check_choice(f"{prefix}type", kind, ("none", "linear", "yarn"))
+  factor = get(f"{own.name}.rope.scale_linear", 0.0)
+  factor = get(f"{prefix}factor", factor) or 1.0
+  magnitude = get(f"{prefix}attn_factor", 1.0)
+  if kind == "yarn":
+    length = read_key(metadata, f"{own.name}.context_length", int)
+    found = {_LENGTH: get(f"{prefix}original_context_length", length)}
+    found |= {
+      x: metadata[f"{prefix}yarn_{x}"]
+      for x in _BETAS
+      if f"{prefix}yarn_{x}" in metadata
+    }
+    if magnitude != 1:
+      magnitude *= yarn_magnitude(factor)
+      # This many digits are the same in float32.
+      found["attention_factor"] = float(f"{magnitude:.7g}")
+    return {"rope_type": kind, "factor": factor, **found}
+  if magnitude != 1:
+    raise UserError(
+      f"{prefix}attn_factor = {magnitude}: palm_mtf computes only with 1.0 "
+      f"here, because {prefix}type is {kind!r}."
+    )
+  if kind == "linear" and factor != 1:
+    return {"rope_type": kind, "factor": factor}
+  if divisors is None:
+    return None
+  defaults = {"factor": float(divisors.max()), **_LLAMA3}
+  found = {key: get(f"palm_mtf.{key}", x) for key, x in defaults.items()}
+  return {"rope_type": "llama3", **found}
+
+
 def _make_config(
   metadata: Metadata,
   shapes: Mapping[str, tuple[int, ...]],
@@ -350,8 +453,7 @@ def _make_config(
     value = read_key(metadata, f"{own.name}.{key}", kind, *default)
     if kind is not bool and not 0 < value < 2**53:
       raise UserError(f"{own.name}.{key} = {value}: give a number above 0.")
-    # Numbers are float32, so 9.99999975e-06 is read as 1e-05.
-    return float(str(np.float32(value))) if type(value) is float else value
+    return _to_decimal(value)
 
   def check(key: str, value: object, ours: object) -> None:
     if value != ours:

@@ -10,11 +10,17 @@ import dataclasses
 import math
 import os
 from collections.abc import Iterator, Mapping
-from typing import NamedTuple, get_args
+from typing import Any, NamedTuple, get_args
 
+from palm_mtf.architecture.rotary import yarn_magnitude
 from palm_mtf.config.data import Packing
-from palm_mtf.config.model import MAX_LAYERS, MAX_SIZE, ModelConfig
-from palm_mtf.errors import UserError, did_you_mean, shorten
+from palm_mtf.config.model import (
+  MAX_LAYERS,
+  MAX_SIZE,
+  ROTARY_SCALINGS,
+  ModelConfig,
+)
+from palm_mtf.errors import UserError, check_choice, did_you_mean, shorten
 from palm_mtf.export.huggingface.families import (
   BY_ARCHITECTURE,
   FAMILIES,
@@ -41,11 +47,31 @@ _CONSTANTS = {
   "add_cross_attention": False,
   "is_encoder_decoder": False,
 }
-# Keys of rope_parameters (before transformers 5: rope_scaling): kind of rotary
-# embedding, and the only kind that we compute; base; rotated share.
-_ROPE_TYPES, _ROPE_TYPE = ("rope_type", "type"), "default"
-_BASES = ("rope_theta", "rotary_emb_base")
-_FRACTIONS = ("partial_rotary_factor", "rotary_pct")
+# Keys of rope_parameters (before transformers 5: rope_scaling): the kind of
+# rotary embedding, and {key: field of Rotary} for all kinds and for each kind.
+_ROPE_TYPES = ("rope_type", "type")
+_ROTARY = {
+  **dict.fromkeys(("rope_theta", "rotary_emb_base"), "base"),
+  **dict.fromkeys(("partial_rotary_factor", "rotary_pct"), "fraction"),
+}
+_LENGTH = "original_max_position_embeddings"
+_BY_TURNS = {"factor": "factor", _LENGTH: "original_length"}
+_SCALINGS = {
+  "default": {},
+  "linear": {"factor": "factor"},
+  "llama3": {
+    **_BY_TURNS,
+    "low_freq_factor": "slow",
+    "high_freq_factor": "fast",
+  },
+  "yarn": {
+    **_BY_TURNS,
+    **{"beta_slow": "slow", "beta_fast": "fast", "truncate": "truncate"},
+    **{x: x for x in ("attention_factor", "mscale", "mscale_all_dim")},
+  },
+}
+# Keys that transformers reads also outside of these tables.
+_OUTSIDE = (*_ROTARY, _LENGTH)
 # Settings that change no result; rotary_pairs, which weights.py converts; and
 # logits_scale, which is compared as `logits_factor`.
 _NOT_COMPARED = (
@@ -96,7 +122,7 @@ def _list_differences(
     ours, theirs = getattr(model, field.name), getattr(other, field.name)
     if field.name == "biases":
       ours, theirs = (",".join(sorted(x.split(","))) for x in (ours, theirs))
-    is_float = isinstance(ours, float)
+    is_float = isinstance(ours, float) and isinstance(theirs, float)
     if not (math.isclose(ours, theirs) if is_float else ours == theirs):
       yield field.name, getattr(other, field.name)
   if not math.isclose(model.logits_factor, other.logits_factor):
@@ -151,16 +177,32 @@ def _make_model_keys(family: Family, model: ModelConfig) -> dict[str, object]:
   if family.rotary_size:
     config[family.rotary_size[0]] = model.rotary_size
   if family.rotary_base is not None:
-    rope = {"rope_type": _ROPE_TYPE, "rope_theta": model.rotary_base}
+    rope = {"rope_theta": model.rotary_base}
     if family.rotary_fraction is not None:
       rope["partial_rotary_factor"] = model.rotary_fraction
-    # transformers 5 reads rope_parameters; earlier versions, top-level keys.
-    config["rope_parameters"] = rope
-    config |= {key: x for key, x in rope.items() if key != "rope_type"}
+    scaling = make_rope_scaling(model)
+    # transformers 5 reads rope_parameters; earlier versions, the other keys.
+    config |= {"rope_parameters": {**scaling, **rope}, **rope}
     config |= {old: rope[new] for old, new in family.older_names.items()}
+    if model.rotary_scaling != "none":
+      config["rope_scaling"] = scaling
   for key, (value, _) in family.derived.items():
     config[key] = value(model)
   return {**config, **family.constants, "attention_dropout": 0.0}
+
+
+def make_rope_scaling(model: ModelConfig) -> dict[str, Any]:
+  """Returns config.json's keys of the scaling of rotary embedding."""
+  scaling = model.rotary_scaling
+  kind = "default" if scaling == "none" else scaling
+  found = {
+    key: getattr(model, f"rotary_{name}", None)
+    for key, name in _SCALINGS[kind].items()
+  }
+  # Older versions of transformers do not know `truncate`.
+  found["truncate"] = None if model.rotary_truncate else False
+  found = {key: value for key, value in found.items() if value is not None}
+  return {"rope_type": kind, **found}
 
 
 class DescribedModel(NamedTuple):
@@ -370,44 +412,64 @@ def _parse_rotary(config: Json, family: Family, d_kv: int) -> dict[str, object]:
   if family.rotary_size:
     size = _parse_size(config, *family.rotary_size)
     return {"rotary_fraction": size / d_kv}
-  known = {
-    **dict.fromkeys(_BASES, family.rotary_base),
-    **dict.fromkeys(_FRACTIONS, family.rotary_fraction or 1.0),
-  }
-  found: dict[str, float] = {}
-  for table in ("rope_parameters", "rope_scaling", None):
-    keys = config if table is None else config.get(table)
-    if keys is None:
-      continue
+  found: dict = {}
+
+  def keep(name: str, key: str, value: object) -> None:
+    if not _is_same(value, found.setdefault(name, value)):
+      raise UserError(
+        f"{key} = {shorten(value)}: another key says {found[name]!r}."
+      )
+
+  tables = {x: config.get(x) for x in ("rope_parameters", "rope_scaling")}
+  tables = {x: keys for x, keys in tables.items() if keys is not None}
+  for table, keys in tables.items():
     if not isinstance(keys, dict):
       raise UserError(f"{table} = {shorten(keys)}: is no JSON object.")
+    for key in [x for x in _ROPE_TYPES if x in keys]:
+      check_choice(f"{table}: {key}", keys[key], _SCALINGS)
+      keep("scaling", f"{table}: {key}", keys[key])
+  kind = found.setdefault("scaling", "default")
+  known = {**_ROTARY, **_SCALINGS[kind]}
+  outside = {x: config[x] for x in _OUTSIDE if x in known and x in config}
+  for table, keys in (*tables.items(), ("", outside)):
     for key, value in keys.items():
       if key in known:
-        number = _parse_number(keys, key, 1.0)
-        if not _is_same(number, found.setdefault(_name_of(key), number)):
-          raise UserError(
-            f"{key} = {shorten(value)}: another key says "
-            f"{found[_name_of(key)]!r}."
-          )
-      elif table and not (key in _ROPE_TYPES and value == _ROPE_TYPE):
+        if value is not None or key in _ROTARY:
+          keep(known[key], key, _parse_rotary_key(keys, key, known[key]))
+      elif key not in _ROPE_TYPES:
         raise UserError(
-          f"{table}: {shorten(key)} = {shorten(value)}: palm_mtf computes only "
-          f"with rope_type = {_ROPE_TYPE!r}, without scaling."
+          f"{table}: {shorten(key)} = {shorten(value)}"
+          f"{did_you_mean(key, known)}: palm_mtf does not compute this with "
+          f"rope_type = {kind!r}."
         )
+  wanted = ROTARY_SCALINGS["none" if kind == "default" else kind][0].split()
+  for key, name in known.items():
+    if f"ROTARY_{name.upper()}" in wanted and name not in found:
+      raise UserError(f"rope_type = {kind!r}: wants {key}.")
   fraction = found.get("fraction", family.rotary_fraction or 1.0)
   if family.rotary_fraction is None and fraction != 1:
     raise UserError(
       f"partial_rotary_factor = {fraction}: palm_mtf computes only with 1.0."
     )
+  weights = [found.pop(x, None) for x in ("mscale", "mscale_all_dim")]
+  if all(weights) and "attention_factor" not in found:
+    above, below = (yarn_magnitude(found["factor"], x) for x in weights)
+    found["attention_factor"] = above / below
   # transformers rounds the number of rotated dimensions down.
-  return {
-    "rotary_base": found.get("base", family.rotary_base),
-    "rotary_fraction": 1.0 if fraction == 1 else int(fraction * d_kv) / d_kv,
-  }
+  share = 1.0 if fraction == 1 else int(fraction * d_kv) / d_kv
+  scaling = "none" if kind == "default" else kind
+  found = {"base": family.rotary_base, **found, "scaling": scaling}
+  return {f"rotary_{x}": y for x, y in {**found, "fraction": share}.items()}
 
 
-def _name_of(key: str) -> str:
-  return "base" if key in _BASES else "fraction"
+def _parse_rotary_key(keys: Json, key: str, name: str) -> object:
+  if name == "original_length":
+    return _parse_size(keys, key)
+  if name == "truncate":
+    if not isinstance(keys[key], bool):
+      raise UserError(f"{key} = {shorten(keys[key])}: give true or false.")
+    return keys[key]
+  return _parse_number(keys, key, 1.0)
 
 
 def _is_same(value: object, ours: object) -> bool:

@@ -18,6 +18,7 @@ from palm_mtf.architecture.parameters import (
   parameter_shapes,
   parse_name,
 )
+from palm_mtf.architecture.rotary import find_divisors, rotary_of
 from palm_mtf.config import ModelConfig
 from palm_mtf.errors import UserError, shorten
 from palm_mtf.export.huggingface.families import Family
@@ -37,6 +38,8 @@ _MASK = re.compile(
   r"(masked_)?bias",
   re.ASCII,
 )
+# Part of the divisors of rotary frequencies (GGUF).
+DIVISORS = "rotary/divisors"
 # {dtype: maximum relative error of the frequencies}. The error is from rounding
 # to the dtype and, for float32, also from computing the power.
 _ROUNDING = {"F32": 1e-6, "F16": 2.0**-11, "BF16": 2.0**-8}
@@ -47,7 +50,8 @@ def find_tensors(model: ModelConfig, family: Family) -> dict[str, list[str]]:
   """Returns {name in transformers: our parameters} of every tensor.
 
   A tensor has several parameters if it joins q, k and v. It has none if it is a
-  vector of the last norm, and FINAL_NORM_SCALE is "none".
+  vector of the last norm, and FINAL_NORM_SCALE is "none"; or if it has the
+  divisors of rotary frequencies.
   """
   found: dict[str, list[str]] = {}
   for name in parameter_shapes(model):
@@ -58,6 +62,8 @@ def find_tensors(model: ModelConfig, family: Family) -> dict[str, list[str]]:
     found[family.names["final_norm/scale"]] = []
     if NORMS[model.norm].has_bias:
       found[family.names["final_norm/bias"]] = []
+  if model.rotary_scaling == "llama3" and DIVISORS in family.names:
+    found[family.names[DIVISORS]] = []
   return found
 
 
@@ -69,7 +75,7 @@ def find_tensor_shapes(
   found: dict[str, tuple[int, ...]] = {}
   for theirs, names in find_tensors(model, family).items():
     if not names:
-      found[theirs] = (model.d_model,)
+      found[theirs] = _make_constant(theirs, model, family).shape
       continue
     sizes = [int(np.prod(shapes[name])) for name in names]
     parameter = parse_name(names[0])
@@ -93,10 +99,8 @@ def make_tensor_reader(model: ModelConfig, family: Family, read: Read) -> Read:
   ours = find_tensors(model, family)
 
   def read_exported(theirs: str) -> np.ndarray:
-    if not ours[theirs]:  # FINAL_NORM_SCALE = "none"
-      is_bias = theirs == family.names.get("final_norm/bias")
-      scale = 0.0 if is_bias else 1.0 - NORMS[model.norm].scale_offset
-      return np.full(model.d_model, scale, np.float32)
+    if not ours[theirs]:
+      return _make_constant(theirs, model, family)
     parts = [_to_matrix(name, read(name)) for name in ours[theirs]]
     if _permutes(model, family):
       parts = [
@@ -110,6 +114,18 @@ def make_tensor_reader(model: ModelConfig, family: Family, read: Read) -> Read:
     return value.T if is_kernel and not family.is_conv1d else value
 
   return read_exported
+
+
+def _make_constant(
+  theirs: str, model: ModelConfig, family: Family
+) -> np.ndarray:
+  # Returns a tensor that has no parameters of ours.
+  rotary = rotary_of(model)
+  if rotary and theirs == family.names.get(DIVISORS):
+    return find_divisors(rotary).astype(np.float32)
+  is_bias = theirs == family.names.get("final_norm/bias")
+  scale = 0.0 if is_bias else 1.0 - NORMS[model.norm].scale_offset
+  return np.full(model.d_model, scale, np.float32)
 
 
 def import_parameters(
@@ -252,10 +268,12 @@ def _check_redundant(
     ours = model.rotary_base ** (-np.arange(0, size, 2) / size)
     reason = f"the frequencies of rope_theta = {model.rotary_base}"
     error = _ROUNDING[files.dtypes[name]]
+  elif name == family.names.get(DIVISORS):
+    ours = _make_constant(name, model, family)
+    reason, error = "those of Llama 3's rotary scaling", 1e-5
   else:
-    is_bias = name == family.names.get("final_norm/bias")
-    ours = 0.0 if is_bias else 1.0 - NORMS[model.norm].scale_offset
-    reason = f'{ours:g}, and FINAL_NORM_SCALE is "none"'
+    ours = _make_constant(name, model, family)
+    reason = f'{ours[0]:g}, and FINAL_NORM_SCALE is "none"'
   if not np.allclose(value, ours, rtol=error, atol=0):
     raise UserError(
       f"{what}: {name} is not {reason}; palm_mtf computes only with these "

@@ -216,9 +216,7 @@ def read(changes, name="LLaMA 3"):
 
 
 NOT_COMPUTED = {
-  "llama.rope.scaling.type": "yarn",
-  "llama.rope.scaling.factor": 8.0,
-  "llama.rope.scale_linear": 4.0,
+  "llama.rope.scaling.yarn_beta_fast": 16.0,
   "llama.attn_logit_softcapping": 50.0,
   "llama.final_logit_softcapping": 30.0,
   "llama.attention.sliding_window": 4096,

@@ -178,8 +178,8 @@ OTHERS = [
   ([], ("general.architecture", "mamba"), "general.architecture = 'mamba'"),
   (
     [],
-    ("llama.rope.scaling.type", "linear"),
-    "llama.rope.scaling.type = 'linear'",
+    ("llama.rope.scaling.type", "longrope"),
+    "llama.rope.scaling.type = 'longrope'",
   ),
   (
     [],

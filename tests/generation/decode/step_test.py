@@ -112,7 +112,7 @@ def check_cached_logits(name, mesh=SINGLE):
   [
     *("PaLM", "multi-head", "serial"),
     pytest.param("serial, multi-head", marks=pytest.mark.slow),
-    *fast_only("LLaMA 3", "Gemma", "GPT-2", "Gopher", "GPT-NeoX", "Qwen 3"),
+    *fast_only("LLaMA 3.1", "Gemma", "GPT-2", "Gopher", "GPT-NeoX", "Qwen 3"),
   ],
 )
 def test_cached_logits_are_the_oracle_s(name):
@@ -137,7 +137,7 @@ def test_split_logits_are_the_oracle_s(name, layout):
 
 # The tests above also compute the other blocks of tests/blocks.py without C++.
 @pytest.mark.usefixtures("without_operations")
-@pytest.mark.parametrize("name", ["PaLM", "Gemma"])
+@pytest.mark.parametrize("name", ["PaLM", "Gemma", "Yarn LLaMA 2"])
 def test_tensorflow_operations_give_the_same_logits(name):
   check_cached_logits(name)
 
@@ -146,6 +146,8 @@ def test_tensorflow_operations_give_the_same_logits(name):
   ("name", "missing"),
   [
     ("LLaMA 3", None),
+    ("LLaMA 3.1", None),
+    ("Yarn LLaMA 2", None),
     ("Gemma", None),
     ("Mistral", "ATTENTION_WINDOW"),
     ("GPT-2", "NORM"),

@@ -1,0 +1,98 @@
+# Copyright 2026 The palm_mtf authors.
+# SPDX-License-Identifier: Apache-2.0
+"""The frequencies of rotary embedding, also scaled for longer contexts.
+
+At each position, the pair i of n rotated numbers turns by base ** (-2 i / n)
+radians (Su et al. 2021). A scaling divides these frequencies, so that a model
+knows the angles at positions beyond its original length:
+
+linear   all by the factor (Chen et al. 2023)
+llama3   pairs with fewer than `slow` turns within the original length by the
+         factor, pairs with more than `fast` turns by 1, and others by a number
+         that depends on their turns (Llama 3.1's published code)
+yarn     the same, except that the number of other pairs depends on i, and q and
+         k are also multiplied by a number (Peng et al. 2023)
+"""
+
+import math
+from typing import NamedTuple
+
+import numpy as np
+
+from palm_mtf.config import ModelConfig
+
+
+class Rotary(NamedTuple):
+  """How positions rotate q and k; see the settings ROTARY_*."""
+
+  size: int  # the first `size` numbers of each head are rotated
+  pairs: str
+  base: float
+  scaling: str = "none"
+  factor: float = 1.0
+  original_length: int = 1
+  slow: float = 1.0
+  fast: float = 32.0
+  truncate: bool = True
+  attention_factor: float | None = None
+
+
+def rotary_of(config: ModelConfig) -> Rotary | None:
+  """Returns how positions rotate q and k; None if POSITIONS is not "rotary"."""
+  if config.positions != "rotary":
+    return None
+  settings = {x: getattr(config, f"rotary_{x}") for x in Rotary._fields}
+  return Rotary(**{k: x for k, x in settings.items() if x is not None})
+
+
+def find_frequencies(rotary: Rotary) -> np.ndarray:
+  """Returns radians per position of each pair, [size / 2] float64."""
+  return _find_plain_frequencies(rotary) / find_divisors(rotary)
+
+
+def find_divisors(rotary: Rotary) -> np.ndarray:
+  """Returns the numbers that divide the frequencies, [size / 2] float64."""
+  pairs = np.arange(rotary.size // 2)
+  # The share of its own frequency that each pair keeps.
+  if rotary.scaling == "llama3":
+    period = 2 * math.pi / _find_plain_frequencies(rotary)
+    turns = rotary.original_length / period
+    kept = (turns - rotary.slow) / (rotary.fast - rotary.slow)
+  elif rotary.scaling == "yarn":
+    first, last = _find_yarn_range(rotary)
+    kept = 1 - (pairs - first) / (last - first)
+  else:
+    kept = np.zeros(len(pairs))
+  kept = np.clip(kept, 0, 1)
+  return 1 / (kept + (1 - kept) / rotary.factor)
+
+
+def find_magnitude(rotary: Rotary) -> float:
+  """Returns the factor of rotated q and k."""
+  if rotary.scaling != "yarn":
+    return 1.0
+  return rotary.attention_factor or yarn_magnitude(rotary.factor)
+
+
+def yarn_magnitude(factor: float, weight: float = 1.0) -> float:
+  """Returns YaRN's factor of q and k (Peng et al. 2023, eq. 22)."""
+  return 0.1 * weight * math.log(max(factor, 1.0)) + 1.0
+
+
+def _find_plain_frequencies(rotary: Rotary) -> np.ndarray:
+  pairs = rotary.size // 2
+  return rotary.base ** (-np.arange(pairs) / pairs)
+
+
+def _find_yarn_range(rotary: Rotary) -> tuple[float, float]:
+  # Returns the last pair that keeps its frequency, and the first pair whose
+  # frequency is divided by the factor, as the authors' code finds them.
+  periods = (rotary.original_length / x for x in (rotary.fast, rotary.slow))
+  first, last = (
+    rotary.size / 2 * math.log(x / (2 * math.pi)) / math.log(rotary.base)
+    for x in periods
+  )
+  if rotary.truncate:
+    first, last = math.floor(first), math.ceil(last)
+  first, last = max(first, 0), min(last, rotary.size - 1)
+  return first, last + 0.001 if first == last else last
