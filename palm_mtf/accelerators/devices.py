@@ -112,7 +112,8 @@ def open_coordinator(given: CoordinatorSettings) -> int:
 
   Raises:
     UserError: the port is taken, the system cannot restrict the service, or
-      this process has a coordinator at another port or of another pod size.
+      this process has a coordinator at another port or of another pod size, or
+      is another host of a pod.
   """
   global _coordinator
   if _coordinator:
@@ -130,6 +131,7 @@ def open_coordinator(given: CoordinatorSettings) -> int:
       f"it coordinates {num_hosts} hosts and cannot coordinate "
       f"{given.num_hosts}; start its server again."
     )
+  _check_role(0, given.num_hosts)  # before a port is restricted
   ip = resolve("ISLANDS", given.host)
   try:
     with restricted_port(ip, given.port) as port:
@@ -157,6 +159,15 @@ def _coordinator_is_open() -> Iterator[None]:
     _jax.get_distributed_runtime_service = start
 
 
+def _check_role(number: int, num_hosts: int) -> None:
+  """Raises UserError if this process is already another host of a pod."""
+  if _started and _started != (number, num_hosts):
+    raise UserError(
+      f"it was host {_started[0]} of {_started[1]} and cannot become host "
+      f"{number} of {num_hosts}; start its server again."
+    )
+
+
 def start_host(host: HostSettings) -> None:
   """Starts JAX on a host of a pod.
 
@@ -176,11 +187,7 @@ def start_host(host: HostSettings) -> None:
     with opened:
       jax.distributed.initialize(host.coordinator, host.num_hosts, host.number)
     _started = (host.number, host.num_hosts)
-  if _started and _started != (host.number, host.num_hosts):
-    raise UserError(
-      f"it was host {_started[0]} of {_started[1]} and cannot become host "
-      f"{host.number} of {host.num_hosts}; start its server again."
-    )
+  _check_role(host.number, host.num_hosts)
   devices = find_devices(host.mesh_layout, host.num_hosts)
   numbers = host_of_devices(host.mesh_layout, host.num_hosts)
   here = {

@@ -154,6 +154,16 @@ def test_a_server_has_one_coordinator(port, num_hosts, found, monkeypatch):
   assert open_coordinator(dataclass_text(wanted).encode()).decode() == found
 
 
+def test_a_server_that_was_another_host_gets_no_coordinator(monkeypatch):
+  """Its thread would restrict the guards of the coordinator's port."""
+  monkeypatch.setattr(devices, "_coordinator", None)
+  monkeypatch.setattr(devices, "_started", (1, 2))
+  wanted = CoordinatorSettings(host="127.0.0.1", port=0, num_hosts=2)
+  assert open_coordinator(dataclass_text(wanted).encode()).decode() == (
+    "it was host 1 of 2 and cannot become host 0 of 2; start its server again."
+  )
+
+
 def test_jax_of_another_version_is_refused(monkeypatch):
   monkeypatch.setattr(jax, "__version__", "0.9.1")
   with pytest.raises(UserError) as error:
