@@ -80,6 +80,7 @@ class Decoder:
     keys: Sequence[int] | None = None,
     mesh: MeshLayout = SINGLE,
     num_tokens: int | None = None,
+    end_ids: tuple[int, ...] = (EOD,),
   ):
     inputs = np.zeros(
       [len(prompts), 1 + max(len(each) for each in prompts)], np.int32
@@ -93,7 +94,7 @@ class Decoder:
       prompt_tokens=inputs.shape[1],
       max_tokens=max_tokens,
       num_tokens=num_tokens or config.vocab_size,
-      eod_id=EOD,
+      end_ids=end_ids,
     )
     self._client = client
     with client.graph.as_default():

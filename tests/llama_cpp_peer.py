@@ -88,6 +88,16 @@ def tokenize(path: str, texts: Sequence[str], adds_bos: bool = False) -> list:
   ]
 
 
+def list_ends(path: str) -> list[int]:
+  """Returns the ids of the tokens that end a text."""
+  import llama_cpp
+
+  model = _open(path, vocab_only=True)
+  vocabulary = llama_cpp.llama_model_get_vocab(model.model)
+  ids = range(model.n_vocab())
+  return [i for i in ids if llama_cpp.llama_vocab_is_eog(vocabulary, i)]
+
+
 def compute_logits(path: str, ids: Sequence[int]) -> np.ndarray:
   """Returns the logits after each token, [tokens, vocab]."""
   model = _open(path, logits_all=True, n_ctx=len(ids) + 8)

@@ -44,6 +44,7 @@ NOT_MIRRORED = {
   "commands/data_cache_test.py",
   "commands/data_inspect_test.py",
   "commands/dtype_test.py",
+  "commands/imported_texts_test.py",
   "conftest_test.py",
   "evaluate_processes_test.py",
   "fuzz_test.py",

@@ -56,7 +56,7 @@ def write(folder: Path, model: ModelConfig) -> Path:
   folder.mkdir(parents=True, exist_ok=True)
   texts = [" ".join(runs.WORDS[n:]) for n in range(10)]
   train_vocabulary(texts, VOCAB_SIZE, path=str(folder / "vocabulary.model"))
-  config = make_config(model, start_id=1, eod_id=1, packing="joined")
+  config = make_config(model, start_id=1, end_ids=[1], packing="joined")
   (folder / "config.json").write_text(json.dumps(config))
   write_tensors(folder / WEIGHTS, tensors(model))
   return folder

@@ -188,7 +188,7 @@ def compile_decoding(config: PlanConfig) -> dict[str, Any]:
     prompt_tokens=half + 1,
     max_tokens=half,
     num_tokens=model.vocab_size,
-    eod_id=0,
+    end_ids=(0,),
   )
   settings = DecodeSettings(
     model=model, mesh_layout=layout, weight_dtype="activation"

@@ -20,8 +20,11 @@ from palm_mtf.config.macros import macros_of, values_of
 from palm_mtf.data.vocabulary.chat import FILE_NAME as CHAT_FILE
 from palm_mtf.data.vocabulary.chat import read_template
 from palm_mtf.data.vocabulary.gguf_keys import read_key
-from palm_mtf.data.vocabulary.gguf_tokenizer import read_gguf_tokenizer
-from palm_mtf.data.vocabulary.load import open_vocabulary
+from palm_mtf.data.vocabulary.gguf_tokenizer import (
+  read_gguf_start,
+  read_gguf_tokenizer,
+)
+from palm_mtf.data.vocabulary.load import open_vocabulary, read_start
 from palm_mtf.data.vocabulary.vocabulary import Vocabulary
 from palm_mtf.errors import UserError
 from palm_mtf.export.gguf.architectures import read_model_metadata
@@ -129,6 +132,12 @@ def import_model(
         file.write(found.chat_template)
     with open(paths.config, "w", encoding="utf-8") as file:
       file.write(_format_gin(found.model, found.data))
+  if not found.data["ADD_START"]:
+    end = found.vocabulary.piece(found.vocabulary.eod_id)
+    print(
+      "no start token stands before texts, as in the model's tokenizer; the "
+      f"log p of a first token is that after {end}, which separates documents"
+    )
   print(f"{folder} is in {output}: give it as --model_dir or INIT_CHECKPOINT")
 
 
@@ -147,14 +156,21 @@ def _open_folder(
         f"{folder}: has none of vocabulary.model, tokenizer.json and "
         "tokenizer.model; give --vocabulary PATH, the vocabulary of its ids."
       )
-  vocabulary = open_vocabulary(vocabulary_path, setting="--vocabulary")
+  vocabulary = open_vocabulary(
+    vocabulary_path, setting="--vocabulary", model_folder=folder
+  )
   files = TensorFiles(folder)
 
   def read() -> dict[str, np.ndarray]:
     check_tensors(files, model, family, folder)
     return import_parameters(model, family, files.read)
 
-  data = {"PACKING": described.packing, "START_ID": described.start_id}
+  added = read_start(vocabulary, described.start_id)
+  data = _make_data(model, vocabulary, described.start_id, added)
+  data["PACKING"] = described.packing
+  has_pad = described.packing != "joined" and vocabulary.is_control(0)
+  if described.is_own and added == (0 if has_pad else vocabulary.eod_id):
+    data["START_ID"] = None  # stands for the same token
   template = read_template(folder)
   return _Foreign(model, data, vocabulary, template, files, read)
 
@@ -166,7 +182,7 @@ def _open_gguf(
   own, model = read_model_metadata(file.metadata, file.shapes, path, file.read)
   try:
     content = {} if vocabulary_path else read_gguf_tokenizer(file.metadata)
-    start_id = read_key(file.metadata, "tokenizer.ggml.bos_token_id", int, None)
+    starts = read_gguf_start(file.metadata)
     template = read_key(file.metadata, CHAT_TEMPLATE, str, "")
   except UserError as error:
     raise UserError(f"{path}: {error}") from None
@@ -179,7 +195,7 @@ def _open_gguf(
     setting="--vocabulary",
     source="" if vocabulary_path else path,
   )
-  data = {"PACKING": "packed", "START_ID": start_id}
+  data = _make_data(model, vocabulary, *starts)
   return _Foreign(
     model,
     data,
@@ -188,6 +204,25 @@ def _open_gguf(
     file,
     lambda: import_gguf_parameters(file, model, own, path),
   )
+
+
+def _make_data(
+  model: ModelConfig,
+  vocabulary: Vocabulary,
+  bos_id: int | None,
+  added: int | None,
+) -> dict[str, object]:
+  """Returns macros of the data; `added` is the token before each text."""
+  added = added if vocabulary.has_id(added) else None
+  # A token of texts, such as "!" with id 0, starts no text.
+  is_control = vocabulary.has_id(bos_id) and vocabulary.is_control(bos_id)
+  known = bos_id if is_control else None
+  return {
+    "PACKING": "packed",
+    "START_ID": known if added is None else added,
+    "ADD_START": added is not None,
+    "CONTEXT_LENGTH": model.sequence_length,
+  }
 
 
 def _check_memory(files: TensorFiles | GgufFile, folder: str) -> int:
@@ -209,7 +244,7 @@ def _format_gin(model: ModelConfig, data: Mapping[str, object]) -> str:
   The text has only settings that differ from their defaults.
   """
   settings = {**values_of(model), **data}
-  defaults = {**macros_of(ModelConfig), "START_ID": None}
+  defaults = {**macros_of(ModelConfig), "START_ID": None, "ADD_START": True}
   lines = [
     'include "recipes/finetune.gin"',
     # The user has to set TASK or TEXT_FILES. Until then, the error message that

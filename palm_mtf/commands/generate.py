@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from palm_mtf.checkpoints.weights_to_load import open_newest
 from palm_mtf.config import Config, RunConfig, mesh_layout
-from palm_mtf.data.batches.packing import document_start
+from palm_mtf.data.batches.packing import prompt_start
 from palm_mtf.data.vocabulary.chat import ChatTemplate
 from palm_mtf.errors import UserError
 from palm_mtf.generation.inference.prompts import (
@@ -61,7 +61,7 @@ def generate(
     )
   checkpoint, vocabulary = open_newest(model_dir, config)
   check_room(model, run)
-  start_id = document_start(config.data, vocabulary.eod_id)
+  start_id = prompt_start(config.data, vocabulary)
   template = ChatTemplate(vocabulary, start_id) if chat else None
 
   def check(texts):

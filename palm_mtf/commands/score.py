@@ -19,7 +19,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from palm_mtf.checkpoints.manifest import Checkpoint
 from palm_mtf.checkpoints.weights_to_load import open_newest
 from palm_mtf.config import Config, ModelConfig, mesh_layout
-from palm_mtf.data.batches.packing import document_start
 from palm_mtf.data.vocabulary.vocabulary import Vocabulary
 from palm_mtf.errors import UserError
 from palm_mtf.json_text import json_text
@@ -159,8 +158,9 @@ def score(
   checkpoint, vocabulary = open_newest(model_dir, config)
   encoded = _encode(items, vocabulary, model)
   log_dtype(model, mesh)
-  start_id = document_start(config.data, vocabulary.eod_id)
-  likelihoods = _compute_log_likelihoods(checkpoint, config, encoded, start_id)
+  likelihoods = _compute_log_likelihoods(
+    checkpoint, config, vocabulary, encoded
+  )
   records = []
   for item, examples in zip(items, encoded, strict=True):
     scores = [
@@ -208,11 +208,11 @@ def _encode(
 def _compute_log_likelihoods(
   checkpoint: Checkpoint,
   config: Config,
+  vocabulary: Vocabulary,
   encoded: Sequence[Sequence[tuple[list[int], list[int]]]],
-  start_id: int,
 ) -> Iterator[float]:
   # Import TensorFlow, which takes seconds, only after all checks.
-  from palm_mtf.generation.inference.scorer import Example, Scorer
+  from palm_mtf.generation.inference.scorer import Example, make_scorer
   from palm_mtf.generation.inference.sessions import LoadedDecoder
   from palm_mtf.rates.measure import warn_if_slow
 
@@ -222,9 +222,7 @@ def _compute_log_likelihoods(
   model, mesh = config.model, config.mesh_layout
   warn_if_slow(model, mesh)
   with LoadedDecoder(checkpoint, model, mesh, pods=config.pods) as loaded:
-    scorer = Scorer(
-      loaded, config.evaluation.stride, start_id, config.data.start_id or 0
-    )
+    scorer = make_scorer(loaded, config, vocabulary)
     found = dict(scorer.log_likelihoods(examples))
   return (found[index] for index in range(len(examples)))
 

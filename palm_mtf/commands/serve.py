@@ -175,7 +175,7 @@ def _serve(
     weights.load(checkpoint)
     counters = Counters()
     batcher = Batcher(
-      weights, counters, eod_id=vocabulary.eod_id, most_waiting=most_waiting
+      weights, counters, end_ids=vocabulary.end_ids, most_waiting=most_waiting
     )
     served = ServedModel(
       name=name,

@@ -148,7 +148,14 @@ class DataConfig(Checked):
       (one document per row, padded).
     start_id: id of the token that the model reads before each document, and at
       the start of each row; None for 0 or, between "joined" documents, [eod].
-      Imported models have the token with which they were trained.
+      [eod] takes the place of 0 if 0 is no control token. Imported models have
+      the token with which they were trained.
+    add_start: whether `start_id` stands before texts. If False, a prompt begins
+      with its first token, and [eod] stands before documents and at the start
+      of rows. Imported models do what their tokenizers do.
+    context_length: maximum number of tokens in a text of an imported model,
+      which exports keep if SEQUENCE_LENGTH is shorter; None for
+      SEQUENCE_LENGTH.
     noise_density: share of a text's tokens that OBJECTIVE = "span_corruption"
       removes.
     mean_span_length: tokens per removed span, on average.
@@ -166,6 +173,8 @@ class DataConfig(Checked):
   cache_dir: Annotated[str | None, text("the path of a folder, or None")] = None
   packing: Packing = "joined"
   start_id: Annotated[int | None, whole(0)] = None
+  add_start: bool = True
+  context_length: Annotated[int | None, whole()] = None
   extra_ids: Annotated[int, whole(0, 10_000)] = 0
   noise_density: Annotated[float, real(0.01, 0.99)] = 0.15  # as in T5
   mean_span_length: Annotated[float, real(1.0, 1000.0)] = 3.0  # as in T5

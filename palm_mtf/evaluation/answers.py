@@ -14,10 +14,11 @@ from collections.abc import Callable, Mapping, Sequence
 from palm_mtf.checkpoints.manifest import Checkpoint
 from palm_mtf.config import Config
 from palm_mtf.config.macros import values_of
+from palm_mtf.data.batches.packing import prompt_start, row_start
 from palm_mtf.data.vocabulary.vocabulary import Vocabulary
 from palm_mtf.errors import UserError
 from palm_mtf.generation.inference.generator import Generator
-from palm_mtf.generation.inference.scorer import Example, Scorer
+from palm_mtf.generation.inference.scorer import Example, make_scorer
 from palm_mtf.generation.inference.sessions import LoadedDecoder
 from palm_mtf.json_text import json_text
 from palm_mtf.model_dir.json_lines import (
@@ -36,19 +37,23 @@ class CheckpointModel(contextlib.ExitStack):
     super().__init__()
     self.config, self.vocabulary = config, vocabulary
     self._checkpoint = checkpoint
-    # Both functions take a start id, the id of the token before each text.
+    # Both functions take whether texts are from the middle of documents.
     self.get_generator = functools.cache(
-      lambda start_id: Generator(
+      lambda within_document: Generator(
         self._loaded,
         vocabulary,
         config.decode,
         sample_tokens=config.run.sample_tokens,
         seed=config.run.seed,
-        start_id=start_id,
+        start_id=row_start(config.data, vocabulary)
+        if within_document and config.data.add_start
+        else prompt_start(config.data, vocabulary),
       )
     )
     self.get_scorer = functools.cache(
-      lambda start_id: Scorer(self._loaded, start_id=start_id)
+      lambda within_document: make_scorer(
+        self._loaded, config, vocabulary, within_document=within_document
+      )
     )
 
   # Load the weights only when an answer is not in a journal.
@@ -68,8 +73,9 @@ class CheckpointModel(contextlib.ExitStack):
 class TaskAnswers:
   """A model's answers to a task's examples, in the examples' order.
 
-  Each method computes only the answers that `journal` lacks. Token `start_id`
-  precedes each example. `inputs` and `targets` are token ids, [examples].
+  Each method computes only the answers that `journal` lacks. `inputs` and
+  `targets` are token ids, [examples]. `within_document` says that they are from
+  the middle of documents.
   """
 
   def __init__(
@@ -78,9 +84,10 @@ class TaskAnswers:
     targets: Sequence[list[int]],
     model: CheckpointModel,
     journal: "AnswerJournal",
-    start_id: int,
+    within_document: bool,
   ):
-    self._inputs, self._targets, self._start_id = inputs, targets, start_id
+    self._inputs, self._targets = inputs, targets
+    self._within_document = within_document
     self._model, self._journal = model, journal
     self._cut: set[int] = set()  # indices of examples with truncated inputs
 
@@ -105,7 +112,8 @@ class TaskAnswers:
     missing = [n for n in range(len(prompts)) if n not in known]
     missing.sort(key=lambda n: len(prompts[n]))
     if missing:
-      results = self._model.get_generator(self._start_id).continue_tokens(
+      generator = self._model.get_generator(self._within_document)
+      results = generator.continue_tokens(
         [prompts[n] for n in missing], are_inputs=True
       )
       for number, each in zip(missing, results, strict=True):
@@ -144,7 +152,7 @@ class TaskAnswers:
     missing = [n for n in range(len(examples)) if n not in known]
     if missing:
       for place, value in self._model.get_scorer(
-        self._start_id
+        self._within_document
       ).log_likelihoods([examples[n] for n in missing]):
         self._journal.add(kind, missing[place], value)
 
@@ -224,7 +232,7 @@ INDEPENDENT = {
     LEARNING_RATE_DECAY_STEPS SECOND_MOMENT MOMENTUM_DTYPE PARAMETER_SCALE
     PARAMETER_SCALE_FLOOR WEIGHT_DECAY_ON NORM_SCALE
     TRAIN_STEPS GLOBAL_BATCH_SIZE NUM_MICROBATCHES GRADIENT_DTYPE STEPS_PER_LOOP
-    INIT_CHECKPOINT INIT_STATE
+    INIT_CHECKPOINT INIT_STATE CONTEXT_LENGTH
     NUM_PODS MANAGER MANAGER_TLS DEVICE_BYTES SHARE
     DCN_DTYPE FINGERPRINT_STEPS ON_POD_FAILURE POD_WAIT_SECS
     SKIP_STEPS SPIKE_POLICY SPIKE_SKIP_STEPS SPIKE_REWINDS WATCHDOG_SECS""",
@@ -239,7 +247,7 @@ INDEPENDENT = {
   "any pod computes the same": "PODS ISLANDS CLIENT_ADDRESS POD_TIMEOUT_SECS",
   "other commands read it, or it decides on files other than checkpoints": """
     LOG_STEPS EVAL_STEPS EVAL_BATCHES CHECKPOINT_STEPS KEEP_CHECKPOINTS
-    KEEP_EVERY_STEPS SAMPLE_STEPS TRACE_STEPS PROMPTS STRIDE
+    KEEP_EVERY_STEPS SAMPLE_STEPS TRACE_STEPS PROMPTS
     INSPECT_STEPS INSPECT_ROWS OVERLAP_FILES""",
   "plans and MFU are computed from the rates of devices": """
     CHIP CHIP_BFLOAT16_FLOPS CHIP_FLOAT32_FLOPS CHIP_EFFICIENCY CHIP_DEVICES

@@ -23,7 +23,6 @@ import numpy as np
 
 from palm_mtf.checkpoints.manifest import Checkpoint
 from palm_mtf.config import Config
-from palm_mtf.data.batches.packing import document_start
 from palm_mtf.data.filters.decide import MeasuringPool
 from palm_mtf.data.filters.filtered_source import open_filtered
 from palm_mtf.data.sources.document import (
@@ -195,7 +194,6 @@ class TaskEvaluation:
     self._model_dir = ModelDir(model_dir)
     self._config, self._vocabulary = config, vocabulary
     self._tasks = tasks
-    self._start_id = document_start(config.data, vocabulary.eod_id)
     self._clean: dict[str, list[int]] = {}
     if config.evaluation.clean_subset:
       self._clean = find_clean_examples(model_dir, config, self._tasks)
@@ -221,18 +219,17 @@ class TaskEvaluation:
         # Quote the file's name, because a split may be "validation[:10%]".
         name = urllib.parse.quote(f"{task.name}-{task.split}", safe="")
         path = os.path.join(self._model_dir.evaluation(step), name)
-        # As in training, token 0 precedes text from the middle of a document.
-        start_id = 0 if task.within_document else self._start_id
         depends_on = {
           "checkpoint": checkpoint.blake2b,
           "examples": task.fingerprint,
-          "start_id": start_id,
+          "within_document": task.within_document,
+          "end_ids": self._vocabulary.end_ids,
           **self._depends_on,
         }
         journal = AnswerJournal(f"{path}.answers.jsonl", depends_on, answered)
         with journal:
           answers = TaskAnswers(
-            task.inputs, task.targets, model, journal, start_id
+            task.inputs, task.targets, model, journal, task.within_document
           )
           clean = self._clean.get(task.name)
           result = task.evaluate(step, answers, clean)

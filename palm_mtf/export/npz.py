@@ -29,7 +29,9 @@ def make_npz(trained: TrainedModel) -> Export:
       **trained.model.macros(),
       "PACKING": trained.config.data.packing,
       "start_id": trained.start_id,
+      "prompt_start": trained.prompt_start,
       "eod_id": trained.vocabulary.eod_id,
+      "end_ids": trained.vocabulary.end_ids,
       "step": trained.checkpoint.manifest.step,
     }
     with open(os.path.join(path, "config.json"), "w", encoding="utf-8") as file:

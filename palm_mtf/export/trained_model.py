@@ -10,7 +10,7 @@ import numpy as np
 
 from palm_mtf.checkpoints.manifest import Checkpoint
 from palm_mtf.config import Config, ModelConfig
-from palm_mtf.data.batches.packing import document_start
+from palm_mtf.data.batches.packing import document_start, prompt_start
 from palm_mtf.data.vocabulary.vocabulary import Vocabulary
 
 Reader = Callable[[str], np.ndarray]  # parameter's name -> its value, float32
@@ -30,9 +30,30 @@ class TrainedModel:
     return self.config.model
 
   @property
+  def described(self) -> ModelConfig:
+    """The architecture with the context length that other software may use."""
+    length = max(
+      self.config.data.context_length or 0, self.model.sequence_length
+    )
+    if self.model.positions == "learned":  # the table has no further positions
+      return self.model
+    return dataclasses.replace(self.model, sequence_length=length)
+
+  @property
   def start_id(self) -> int:
-    """Id of the token that the model reads at position 0."""
-    return document_start(self.config.data, self.vocabulary.eod_id)
+    """Id of the token before a document."""
+    return document_start(self.config.data, self.vocabulary)
+
+  @property
+  def prompt_start(self) -> int | None:
+    """Id of the token before a prompt; None if prompts have no start token."""
+    return prompt_start(self.config.data, self.vocabulary)
+
+  @property
+  def bos_id(self) -> int | None:
+    """Id that other software knows as the start token, even if it adds none."""
+    added, data = self.prompt_start, self.config.data
+    return data.start_id if added is None else added
 
 
 class Export(NamedTuple):

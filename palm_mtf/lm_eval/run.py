@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from palm_mtf.checkpoints.weights_to_load import open_newest
 from palm_mtf.cli.gin_files import load_run
 from palm_mtf.config import DecodeConfig, mesh_layout
-from palm_mtf.data.batches.packing import document_start
+from palm_mtf.data.batches.packing import prompt_start
 from palm_mtf.errors import UserError
 from palm_mtf.machine.activation_dtype import log_dtype
 
@@ -113,7 +113,7 @@ class Run:
     self._config = config
     checkpoint, self._vocabulary = open_newest(model_dir, config)
     log_dtype(config.model, config.mesh_layout)
-    from palm_mtf.generation.inference.scorer import Scorer
+    from palm_mtf.generation.inference.scorer import make_scorer
     from palm_mtf.generation.inference.sessions import LoadedDecoder
 
     self.name = f"{checkpoint.path} {checkpoint.blake2b}"
@@ -125,10 +125,7 @@ class Run:
       config.decode.weight_dtype,
       pods=config.pods,
     )
-    self._start_id = document_start(config.data, self._vocabulary.eod_id)
-    self._scorer = Scorer(
-      self._loaded, config.evaluation.stride, self._start_id
-    )
+    self._scorer = make_scorer(self._loaded, config, self._vocabulary)
 
   def scores(
     self, pairs: Sequence[tuple[str, str]]
@@ -192,7 +189,7 @@ class Run:
       decode,
       sample_tokens=asked.max_tokens,
       seed=self._config.run.seed,
-      start_id=self._start_id,
+      start_id=prompt_start(self._config.data, self._vocabulary),
     )
     room = self._config.model.sequence_length - asked.max_tokens
     ids = self._vocabulary.encode_batch(list(places))

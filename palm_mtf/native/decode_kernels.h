@@ -107,7 +107,7 @@ struct StepKernel {
 
 struct TextKernel : StepKernel {
   float most_greedy, repetition_penalty;
-  int num_tokens, eod, num_seen;
+  int num_tokens, num_seen;
   bool keeps_logits;
 
   explicit TextKernel(const Attributes& attrs)
@@ -115,13 +115,13 @@ struct TextKernel : StepKernel {
         most_greedy(attrs.real("most_greedy")),
         repetition_penalty(attrs.real("repetition_penalty")),
         num_tokens(attrs.number("num_tokens")),
-        eod(attrs.number("eod")),
         num_seen(attrs.number("num_seen")),
         keeps_logits(attrs.flag("keeps_logits")) {}
 
   template <class T>
   void compute(Call& call) const {
     const int count = *call.next_data<int32_t>();
+    const std::vector<int32_t> ends = call.next_values<int32_t>();
     std::vector<int32_t> tokens = call.next_values<int32_t>();
     std::vector<int32_t> positions = call.next_values<int32_t>();
     std::vector<int32_t> places = call.next_values<int32_t>();
@@ -166,8 +166,8 @@ struct TextKernel : StepKernel {
       step.run();
       lock.unlock();
       for (int row = 0; row < num_rows; ++row) {
-        tokens[row] = is_over[row] ? eod : found[row];
-        is_over[row] = is_over[row] || tokens[row] == eod;
+        tokens[row] = is_over[row] ? ends[0] : found[row];
+        is_over[row] = is_over[row] || std::ranges::count(ends, tokens[row]);
         if (num_seen) seen.row(row)[tokens[row]] = true;
         ++positions[row], ++places[row];
       }

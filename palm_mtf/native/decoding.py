@@ -223,7 +223,9 @@ class TextSettings(NamedTuple):
   """Settings of steps that all texts share."""
 
   num_tokens: int  # number of pieces in the vocabulary
-  eod_id: int  # token that ends a text; -1 if no token does
+  # Tokens that end a text; (-1,) if no token does. After its end, a text is
+  # filled with the first of these tokens.
+  end_ids: Sequence[int]
   repetition_penalty: float = 1.0  # REPETITION_PENALTY
   keeps_logits: bool = False  # whether to return the last step's logits
   # Maximum number of steps. XLA, in which shapes are constant, makes room for
@@ -236,8 +238,8 @@ class TextSteps(NamedTuple):
 
   # Number of steps, [] int32.
   num_steps: tf.Tensor
-  # Chosen tokens, [rows, at least num_steps] int32; `eod_id` after a text has
-  # ended, and after the last step.
+  # Chosen tokens, [rows, at least num_steps] int32; `end_ids[0]` after a text
+  # has ended, and after the last step.
   chosen: tf.Tensor
   # If `keeps_logits`, logits of the last step, [rows, vocab] float32; otherwise
   # empty, [0, vocab].
@@ -264,11 +266,11 @@ def run_text_steps(
   """
   chosen, logits, seen_after, cache_after = operations().palm_text_steps(
     count=count,
+    ends=tf.constant(list(settings.end_ids)),
     **texts._asdict(),
     cache=cache,
     most_greedy=MOST_GREEDY,
     num_tokens=settings.num_tokens,
-    eod=settings.eod_id,
     repetition_penalty=settings.repetition_penalty,
     keeps_logits=settings.keeps_logits,
     **weights.make_arguments(),

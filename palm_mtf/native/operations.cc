@@ -120,16 +120,15 @@ void register_decode_operations() {
                      true);
   register_operation(
     texts,
-    append({"count: int32", "tokens: int32", "positions: int32",
-                 "places: int32", "is_over: bool", "keys: int32",
+    append({"count: int32", "ends: int32", "tokens: int32",
+                 "positions: int32", "places: int32", "is_over: bool", "keys: int32",
                  "temperature: float", "top_k: int32", "top_p: float",
                  "seen: num_seen * bool"},
                 weights),
     {"chosen: int32", "logits: float", "seen_after: num_seen * bool",
      "cache_after: num_cache * T"},
     append({"num_seen: int >= 0", "most_greedy: float", "num_tokens: int",
-                 "eod: int", "repetition_penalty: float",
-                 "keeps_logits: bool"},
+                 "repetition_penalty: float", "keeps_logits: bool"},
                 attrs),
     true);
   register_kernels<StepKernel>(step);

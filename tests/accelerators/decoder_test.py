@@ -133,7 +133,7 @@ def continue_texts(loaded, settings):
     prompt_tokens=5,
     max_tokens=4,
     num_tokens=loaded.config.vocab_size,
-    eod_id=EOD,
+    end_ids=(EOD, 5, 29),
   )
   programs = build_decode_programs(loaded.build, settings, sizes)
   rows = range(settings.rows_per_prompt)

@@ -49,7 +49,7 @@ def test_rows_with_different_settings_draw_the_tokens_of_tensorflow():
       tf.constant(1),
       Texts(*(pack([x]) for x in texts[:-1])),
       cache,
-      TextSettings(NUM_TOKENS, eod_id=-1, keeps_logits=True),
+      TextSettings(NUM_TOKENS, end_ids=(-1,), keeps_logits=True),
     )
     (logits,), (chosen,) = found.logits.tensor_list, found.chosen.tensor_list
     settings = SamplingSettings(texts.temperature, texts.top_k, texts.top_p)

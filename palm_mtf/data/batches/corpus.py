@@ -32,6 +32,7 @@ from palm_mtf.data.batches.packing import (
   Row,
   WholeRows,
   make_objective,
+  row_start,
   to_json,
 )
 from palm_mtf.data.batches.row_streams import (
@@ -396,7 +397,7 @@ def corpus_of_run(
     sequence_length=sequence_length,
     eod_id=vocabulary.eod_id,
     seed=config.run.seed,
-    first=data.start_id or 0,
+    first=row_start(data, vocabulary),
   )
 
 

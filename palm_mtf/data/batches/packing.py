@@ -35,7 +35,8 @@ Documents are packed in four ways. The figure packs three documents into rows of
                  loss_weights   1 1 1 0 0 0    1 1 0 0 0 0    0 0 1 1 0 0
 
 If START_ID is set, it replaces the 0 at the start of each row or segment, but
-not the 0 in padding.
+not the 0 in padding. So does [eod] if ADD_START is False, or if 0 is not a
+control token, because no row may begin with a word that is not in its text.
 
 PaLM (section 5) uses "joined". A token attends only to its own segment. Under
 prefix_lm and span_corruption, inputs attend to one another in both directions.
@@ -273,17 +274,27 @@ class JoinedRows:
     )
 
 
-def document_start(data: DataConfig, eod_id: int) -> int:
-  """Returns the input id from which training predicts a document's first token.
-
-  `eod_id` is the id of [eod].
-  """
-  if data.start_id is not None:
+def row_start(data: DataConfig, vocabulary: Vocabulary) -> int:
+  """Returns the input id at the start of a row, maybe within a document."""
+  if data.add_start and data.start_id is not None:
     return data.start_id
+  has_pad = data.add_start and vocabulary.is_control(0)
+  return 0 if has_pad else vocabulary.eod_id
+
+
+def document_start(data: DataConfig, vocabulary: Vocabulary) -> int:
+  """Returns the input id from which a document's first token is predicted."""
   # Rows of "joined" begin with input 0 even in the middle of a document, so
   # only [eod] marks the start of a document. In other packings, every document
   # begins with input 0.
-  return eod_id if data.packing == "joined" else 0
+  if data.packing == "joined" and data.start_id is None:
+    return vocabulary.eod_id
+  return row_start(data, vocabulary)
+
+
+def prompt_start(data: DataConfig, vocabulary: Vocabulary) -> int | None:
+  """Returns the id before a prompt's first token; None for no start token."""
+  return document_start(data, vocabulary) if data.add_start else None
 
 
 def join_features(

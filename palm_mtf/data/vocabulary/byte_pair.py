@@ -10,7 +10,8 @@ Two kinds of byte-pair encoding keep every text:
                   or one byte; most files write a space as U+2581
 
 The library splits and merges texts as the file says, except that it does not
-apply the file's post-processor, which may add a token at the start of a text.
+apply the file's post-processor, which may add a token at the start of a text
+(see `start_ids`).
 
 A text that spells a special token is encoded like any other text. llama.cpp and
 transformers do the same if their caller says that a text is plain. In a text,
@@ -21,7 +22,6 @@ import functools
 import hashlib
 import itertools
 import json
-import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
@@ -32,13 +32,12 @@ from palm_mtf.data.vocabulary.vocabulary import (
   EACH_BYTE,
   Vocabulary,
   encode_parts,
+  find_ends,
 )
 from palm_mtf.errors import UserError, shorten
 from palm_mtf.json_text import json_text
-from palm_mtf.model_dir.foreign_files import read_json_object
 
 FILE_NAME, CONFIG = "tokenizer.json", "tokenizer_config.json"
-_ID_FILES = ("config.json", "generation_config.json")
 _END_NAMES = ("<|endoftext|>", "</s>", "<|end_of_text|>", "<eos>")
 _OTHER = "give a byte-pair encoding that keeps bytes, or a SentencePiece model"
 _BYTE = re.compile("<0x([0-9A-F]{2})>")
@@ -55,25 +54,32 @@ Json = dict[str, Any]
 class BytePairVocabulary(Vocabulary):
   """A tokenizer.json whose model is a byte-pair encoding that keeps bytes."""
 
-  def __init__(self, path: str, model: bytes, *, what: str, extra_ids: int = 0):
-    """Reads a tokenizer, and finds out which token is [eod].
-
-    The end of a document is `eos_token` in a tokenizer_config.json in the same
-    folder, else `eos_token_id` in config.json or generation_config.json, else a
-    token with a well-known name, such as "<|endoftext|>".
+  def __init__(
+    self,
+    path: str,
+    model: bytes,
+    *,
+    what: str,
+    extra_ids: int = 0,
+    ends: Sequence[str | int] = (),
+  ):
+    """Reads a tokenizer.
 
     Args:
       path: path of the tokenizer.json.
       model: content of that file.
       what: the setting and the path, for messages.
       extra_ids: EXTRA_IDS, number of sentinels after the tokens of the file.
+      ends: names or ids of the tokens that end a text. The first is [eod]; if
+        there is none, [eod] is a token with a well-known name, such as
+        "<|endoftext|>".
 
     Raises:
       UserError: the file is damaged, or is a tokenizer of another kind, or no
         token is the end of a document.
     """
     self.path, self.extra_ids = path, extra_ids
-    self._model, self._what = model, what
+    self._model, self._what, self._ends = model, what, ends
     described = _read_tokenizer(model, what)
     text = model.decode()
     self._tokenizer = self._inside = _make_tokenizer(text, extra_ids, what)
@@ -89,16 +95,16 @@ class BytePairVocabulary(Vocabulary):
     self.size = max(self._names) + 1
     if self.size > _MOST_IDS:
       raise UserError(f"{what}: has an id above {_MOST_IDS:,}; copy it again.")
-    self.eod_id = _find_eod(path, ids, what)
-    if self.eod_id not in self._names:
-      raise UserError(
-        f"{what}: the files in its folder say that id {self.eod_id} ends a "
-        "text, but no token has this id; copy all files again."
-      )
+    self.end_ids = _find_ends(ends, ids, what)
+    self.eod_id = self.end_ids[0]
     added = self._tokenizer.get_added_tokens_decoder()
+    names = [self._names[i] for i in self.end_ids if i in added]
+    for tokenizer in (self._tokenizer, self._inside):
+      # A text that spells the end of a text is plain, too.
+      tokenizer.add_special_tokens(names)
     # Special tokens and unused ids have no text.
     self._controls = {i for i in range(self.size) if i not in self._names}
-    self._controls |= {self.eod_id, *(i for i in added if added[i].special)}
+    self._controls |= {*self.end_ids, *(i for i in added if added[i].special)}
     to_bytes, self._drops_space = _read_decoders(described, what)
     self._bytes = [b""] * self.size  # of each token
     self.is_byte = np.zeros(self.size, bool)
@@ -115,16 +121,30 @@ class BytePairVocabulary(Vocabulary):
   def __reduce__(self) -> tuple:
     # Worker processes read the file's content again, because a pickled
     # tokenizer loses the setting to encode special tokens as text.
-    settings = {"what": self._what, "extra_ids": self.extra_ids}
+    settings = {
+      "what": self._what,
+      "extra_ids": self.extra_ids,
+      "ends": self._ends,
+    }
     make = functools.partial(BytePairVocabulary, **settings)
     return make, (self.path, self._model)
 
   def files(self) -> Mapping[str, bytes]:
-    """Returns tokenizer.json, with sentinels, and a file that names [eod]."""
+    """Returns tokenizer.json, with sentinels, and files that name the ends."""
     model, config = self._model, {"eos_token": self.piece(self.eod_id)}
     if self.extra_ids:
       model = self._tokenizer.to_str().encode()
-    return {FILE_NAME: model, CONFIG: json_text(config).encode()}
+    return {
+      FILE_NAME: model,
+      CONFIG: json_text(config).encode(),
+      **self.end_files(),
+    }
+
+  def start_ids(self) -> list[int]:
+    """Returns the ids that the file's own post-processor puts before a text."""
+    found = self._tokenizer.encode("a")
+    pairs = zip(found.ids, found.special_tokens_mask, strict=True)
+    return [i for i, _ in itertools.takewhile(lambda pair: pair[1], pairs)]
 
   def piece(self, i: int) -> str:
     """Returns the name of id `i` in the file; "" if the id is unused."""
@@ -238,35 +258,25 @@ def _drop_prefix(part: Json | None) -> Json | None:
   return part | changes
 
 
-def _find_eod(path: str, ids: Mapping[str, int], what: str) -> int:
-  """Returns the id of the end of a document; see BytePairVocabulary."""
-
-  def read(name: str) -> Json:
-    found = os.path.join(os.path.dirname(path), name)
-    is_there = os.path.exists(found)
-    return read_json_object(found, "copy it again") if is_there else {}
-
-  name = read(CONFIG).get("eos_token")
-  if isinstance(name, dict):  # an added token, with its settings
-    name = name.get("content")
-  if isinstance(name, str):
-    if name not in ids:
-      raise UserError(
-        f"{what}: has no token {shorten(name)}, the eos_token in its folder's "
-        f"{CONFIG}; name a token of the file there."
-      )
-    return ids[name]
-  for given in (read(x).get("eos_token_id") for x in _ID_FILES):
-    found = given[0] if isinstance(given, list) and given else given
-    if isinstance(found, int):
-      return found
-  for name in _END_NAMES:
-    if name in ids:
-      return ids[name]
-  raise UserError(
-    f"{what}: no token is known as the end of a text; write "
-    f'{{"eos_token": "..."}} with its name into a {CONFIG} in its folder.'
-  )
+def _find_ends(
+  ends: Sequence[str | int], ids: Mapping[str, int], what: str
+) -> tuple[int, ...]:
+  """Returns the ids of the tokens that end a text, [eod] first."""
+  if not ends:
+    ends = [name for name in _END_NAMES if name in ids][:1]
+  if not ends:
+    raise UserError(
+      f"{what}: no token is known as the end of a text; write "
+      f'{{"eos_token": "..."}} with its name into a {CONFIG} in its folder.'
+    )
+  name = ends[0]
+  if not find_ends([name], ids):
+    token = f"token {shorten(name)}" if isinstance(name, str) else f"id {name}"
+    raise UserError(
+      f"{what}: has no {token}, the end of a text in the files of its folder; "
+      f"copy all files again, or name a token as the eos_token in {CONFIG}."
+    )
+  return find_ends(ends, ids)
 
 
 def start_processor(name: str, start_id: int) -> Json:

@@ -61,11 +61,11 @@ def read_template(folder: str) -> str:
 class ChatTemplate:
   """The template in the folder of a vocabulary."""
 
-  def __init__(self, vocabulary: Vocabulary, start_id: int):
+  def __init__(self, vocabulary: Vocabulary, start_id: int | None):
     """Reads and compiles the template.
 
     Args:
-      start_id: start token of the model, from packing.document_start.
+      start_id: start token of prompts, from packing.prompt_start.
 
     Raises:
       UserError: there is no template, the template is damaged, or jinja2 is not
@@ -112,14 +112,16 @@ class ChatTemplate:
   def encode(self, messages: Sequence[Message]) -> list[int]:
     """Returns the tokens of a conversation up to the start of an answer.
 
-    The first token is the start token: the template's first token if this is a
-    control token, else `start_id`.
+    If the template's first token is no control token, `start_id` stands before
+    it, unless `start_id` is None.
 
     Raises:
       UserError: the template refuses the messages, or a message holds half of a
         surrogate pair.
     """
-    names = {"bos_token": self._start_id, "eos_token": self._vocabulary.eod_id}
+    names = {"eos_token": self._vocabulary.eod_id}
+    if self._start_id is not None:
+      names["bos_token"] = self._start_id
     try:
       text = self._template.render(
         messages=[
@@ -138,7 +140,10 @@ class ChatTemplate:
     for name, part in zip(self._names.findall(text), others, strict=True):
       ids += [self._controls[name], *part]
     is_start = bool(ids) and self._vocabulary.is_control(ids[0])
-    return ids if is_start else [self._start_id, *ids]
+    if is_start or (ids and self._start_id is None):
+      return ids
+    start = [self._start_id, self._vocabulary.eod_id][self._start_id is None]
+    return [start, *ids]
 
   def _hide_names(self, text: str) -> str:
     text.encode()  # fails for half of a surrogate pair, such as _MARK

@@ -26,7 +26,7 @@ from palm_mtf.data.vocabulary.gguf_keys import read_key
 from palm_mtf.data.vocabulary.sentencepiece_vocabulary import (
   SentencePieceVocabulary,
 )
-from palm_mtf.data.vocabulary.vocabulary import Vocabulary
+from palm_mtf.data.vocabulary.vocabulary import GENERATION_CONFIG, Vocabulary
 from palm_mtf.errors import UserError, did_you_mean
 from palm_mtf.json_text import json_text
 
@@ -71,6 +71,37 @@ _FIRST_NAMES = {x: x for x in _SPLITS} | {
   x: first for first, names in _SAME.items() for x in names.split()
 }
 
+# Control tokens that llama.cpp takes for the end of a text because of their
+# names, besides the ids that a file names in the keys of _ENDS.
+_END_NAMES = set(
+  "<|endoftext|> <|end_of_text|> </s> <eos> [EOS] <|end|> <|im_end|> "
+  "<|eot_id|> <|eom_id|> <end_of_turn> <turn|> <EOT> _<EOT> [EOT] <|return|> "
+  "<|call|> <|calls|> <|flush|> <|tool_response> <end_of_utterance> "
+  "<\uff5cend\u2581of\u2581sentence\uff5c> "
+  "<|fim_pad|> <fim-pad> <fim_pad> <PAD> [PAD] <|fim_repo|> <fim-repo> <REPO> "
+  "<|repo_name|> <reponame> <|file_sep|>".split()
+)
+_ENDS = ("eos_token_id", "eot_token_id", "eom_token_id")
+
+
+def read_gguf_start(
+  metadata: Mapping[str, Any],
+) -> tuple[int | None, int | None]:
+  """Returns the id of the start token, and the id that stands before texts.
+
+  Both may be None; the defaults are those of llama.cpp.
+  """
+  is_llama = read_key(metadata, f"{_KEY}model", str, "") == "llama"
+  bos_id = read_key(
+    metadata, f"{_KEY}bos_token_id", int, 1 if is_llama else None
+  )
+  name = read_key(metadata, f"{_KEY}pre", str, "")
+  _, adds_start = _SPLITS[_FIRST_NAMES.get(name, "default")]
+  is_added = read_key(
+    metadata, f"{_KEY}add_bos_token", bool, is_llama or adds_start
+  )
+  return bos_id, bos_id if is_added else None
+
 
 def read_gguf_tokenizer(metadata: Mapping[str, Any]) -> dict[str, bytes]:
   """Returns {name: content} of files; the first file is the vocabulary.
@@ -95,7 +126,7 @@ def read_gguf_tokenizer(metadata: Mapping[str, Any]) -> dict[str, bytes]:
   lengths = {len(tokens), len(types)}
   if kind == "llama":
     lengths.add(len(read_key(metadata, f"{_KEY}scores", list[float])))
-  special = ("eos_token_id", "bos_token_id", "unknown_token_id")
+  special = (*_ENDS, "bos_token_id", "unknown_token_id")
   ids = [read_key(metadata, f"{_KEY}{name}", int, 0) for name in special]
   if len(lengths) > 1 or not all(0 <= i < len(tokens) for i in ids):
     raise UserError(
@@ -109,16 +140,31 @@ def read_gguf_tokenizer(metadata: Mapping[str, Any]) -> dict[str, bytes]:
     )
   types[eod_id] = _CONTROL
   read = _read_byte_level if kind == "gpt2" else _read_sentencepiece
-  return read(metadata, tokens, types, eod_id)
+  named = [
+    i
+    for i, name in enumerate(tokens)
+    if name in _END_NAMES and types[i] == _CONTROL
+  ]
+  given = [read_key(metadata, f"{_KEY}{x}", int, eod_id) for x in _ENDS]
+  ends = {"eos_token_id": [*dict.fromkeys([*given, *named])]}
+  return {
+    **read(metadata, tokens, types, eod_id),
+    GENERATION_CONFIG: json_text(ends).encode(),
+  }
 
 
 def make_gguf_tokenizer(
-  vocabulary: Vocabulary, *, start_id: int, vocab_size: int
+  vocabulary: Vocabulary,
+  *,
+  start_id: int | None,
+  vocab_size: int,
+  adds_start: bool = True,
 ) -> dict[str, Any]:
   """Returns {key of GGUF: value} for a tokenizer with the vocabulary's ids.
 
-  The embedding has `vocab_size` rows. The model reads token `start_id` at
-  position 0. The ids of a SentencePieceVocabulary are those of llama.cpp only
+  The embedding has `vocab_size` rows. `start_id` is the id of the
+  start token, if there is one, and `adds_start` says whether it stands before
+  texts. The ids of a SentencePieceVocabulary are those of llama.cpp only
   if `palm_mtf vocab` trained it.
 
   Raises:
@@ -133,10 +179,10 @@ def make_gguf_tokenizer(
   if not is_bytes:
     described["scores"] += [0.0] * len(missing)
   described |= {
-    "bos_token_id": start_id,
-    "eos_token_id": vocabulary.eod_id,
+    **dict(zip(_ENDS, vocabulary.end_ids, strict=False)),
+    **({} if start_id is None else {"bos_token_id": start_id}),
     "padding_token_id": vocabulary.eod_id,
-    "add_bos_token": True,
+    "add_bos_token": adds_start,
     "add_eos_token": False,
     "add_space_prefix": False,
     "remove_extra_whitespaces": False,
@@ -163,9 +209,7 @@ def _read_byte_level(
     raise UserError(
       f"{_KEY}tokens: some tokens have the same name; convert the model again."
     )
-  start_id = None
-  if read_key(metadata, f"{_KEY}add_bos_token", bool, ignores_merges):
-    start_id = read_key(metadata, f"{_KEY}bos_token_id", int, None)
+  _, start_id = read_gguf_start(metadata)
   plain = dict.fromkeys(
     ("single_word", "lstrip", "rstrip", "normalized"), False
   )

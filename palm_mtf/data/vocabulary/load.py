@@ -4,20 +4,20 @@
 
 import logging
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 
 from palm_mtf.config import DataConfig
 from palm_mtf.data.filters.filtered_source import open_filtered
 from palm_mtf.data.sources.document import TRAIN, Source, read_with_progress
-from palm_mtf.data.vocabulary.byte_pair import BytePairVocabulary
+from palm_mtf.data.vocabulary.byte_pair import CONFIG, BytePairVocabulary
 from palm_mtf.data.vocabulary.sentencepiece_vocabulary import (
   TRAIN_ONE,
   SentencePieceVocabulary,
 )
 from palm_mtf.data.vocabulary.training import train_vocabulary
-from palm_mtf.data.vocabulary.vocabulary import Vocabulary
-from palm_mtf.errors import UserError, suggest_name
-from palm_mtf.model_dir.foreign_files import read_regular
+from palm_mtf.data.vocabulary.vocabulary import GENERATION_CONFIG, Vocabulary
+from palm_mtf.errors import UserError, shorten, suggest_name
+from palm_mtf.model_dir.foreign_files import read_json_object, read_regular
 from palm_mtf.model_dir.paths import ModelDir
 
 _logger = logging.getLogger(__name__)
@@ -32,13 +32,20 @@ def open_vocabulary(
   *,
   setting: str = "VOCABULARY",
   source: str = "",
+  model_folder: str | None = None,
   extra_ids: int = 0,
 ) -> Vocabulary:
   """Opens a SentencePiece model or a tokenizer.json, whatever its name is.
 
+  Files of transformers in the same folder say which tokens end a text:
+  `eos_token` in tokenizer_config.json, and `eos_token_id`, which may be a list,
+  in config.json and generation_config.json.
+
   Args:
     setting: name of the setting that holds `path`, for messages.
     source: file from which `path` was made, if the user does not know `path`.
+    model_folder: folder of the model; its files say which tokens end a text,
+      too. None for the folder of `path`.
     extra_ids: EXTRA_IDS, number of sentinels after the tokens of the file.
 
   Raises:
@@ -49,9 +56,44 @@ def open_vocabulary(
   # A SentencePiece model begins with the byte 0x0A, the tag of its first piece.
   is_json = content.lstrip()[:1] == b"{"
   kind = BytePairVocabulary if is_json else SentencePieceVocabulary
-  found = kind(path, content, what=what, extra_ids=extra_ids)
+  folders = dict.fromkeys(
+    [os.path.dirname(path), model_folder or os.path.dirname(path)]
+  )
+  ends = [end for folder in folders for end in _read_ends(folder)]
+  found = kind(path, content, what=what, extra_ids=extra_ids, ends=ends)
   found.path = source or path
   return found
+
+
+def read_start(vocabulary: Vocabulary, bos_id: int | None) -> int | None:
+  """Returns the id that a tokenizer's own files put before each text, or None.
+
+  The files are a tokenizer.json, whose post-processor may add a token, and
+  `add_bos_token` and `bos_token` in tokenizer_config.json. A SentencePiece
+  model without such a file adds the start token, as in transformers.
+
+  Args:
+    bos_id: id of the start token in the model's configuration.
+
+  Raises:
+    UserError: the tokenizer puts several tokens before each text.
+  """
+  path = os.path.join(os.path.dirname(vocabulary.path), CONFIG)
+  has_config = os.path.exists(path)
+  config = read_json_object(path, "copy it again") if has_config else {}
+  is_json = isinstance(vocabulary, BytePairVocabulary)
+  found = vocabulary.start_ids() if is_json else []
+  if len(found) > 1:
+    raise UserError(
+      f"{vocabulary.path}: puts {len(found)} tokens before each text; a model "
+      "of palm_mtf reads one at most."
+    )
+  if found or config.get("add_bos_token", not is_json) is not True:
+    return found[0] if found else None
+  name = _read_name(config, "bos_token")
+  ids = (i for i in range(vocabulary.size) if vocabulary.piece(i) == name != "")
+  has_bos = vocabulary.has_id(bos_id) and vocabulary.is_control(bos_id)
+  return next(ids, bos_id if has_bos else None)
 
 
 def load_vocabulary(
@@ -97,6 +139,36 @@ def training_texts(sources: Iterable[Source]) -> Iterator[str]:
         for text in (document.inputs, document.text):
           if isinstance(text, str):
             yield text
+
+
+def _read_ends(folder: str) -> Iterator[str | int]:
+  """Yields names and ids of tokens that end a text, from files in `folder`."""
+  for file in (CONFIG, "config.json", GENERATION_CONFIG):
+    path = os.path.join(folder, file)
+    if not os.path.exists(path):
+      continue
+    found = read_json_object(path, "copy it again")
+    if file == CONFIG:
+      if name := _read_name(found, "eos_token"):
+        yield name
+      continue
+    given = found.get("eos_token_id")
+    for each in given if isinstance(given, list) else [given]:
+      if type(each) is int:
+        yield each
+      elif each is not None:
+        raise UserError(
+          f"{path}: eos_token_id = {shorten(given)}: is neither an id nor a "
+          "list of ids; copy it again."
+        )
+
+
+def _read_name(config: Mapping[str, object], key: str) -> str:
+  """Returns the name of a special token; "" if the file names none."""
+  name = config.get(key)
+  # The name may be in an object with settings of the token.
+  name = name.get("content") if isinstance(name, Mapping) else name
+  return name if isinstance(name, str) else ""
 
 
 def _read(path: str, what: str) -> bytes:

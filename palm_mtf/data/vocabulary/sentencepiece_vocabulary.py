@@ -27,7 +27,11 @@ import sentencepiece
 from google.protobuf.message import DecodeError
 from sentencepiece import sentencepiece_model_pb2
 
-from palm_mtf.data.vocabulary.vocabulary import Vocabulary, encode_parts
+from palm_mtf.data.vocabulary.vocabulary import (
+  Vocabulary,
+  encode_parts,
+  find_ends,
+)
 from palm_mtf.errors import UserError
 
 FILE_NAME = "vocabulary.model"
@@ -38,7 +42,15 @@ TRAIN_ONE = "or train one (palm_mtf vocab)"
 class SentencePieceVocabulary(Vocabulary):
   """A SentencePiece model, trained by this package or by another program."""
 
-  def __init__(self, path: str, model: bytes, *, what: str, extra_ids: int = 0):
+  def __init__(
+    self,
+    path: str,
+    model: bytes,
+    *,
+    what: str,
+    extra_ids: int = 0,
+    ends: Sequence[str | int] = (),
+  ):
     """Reads a model.
 
     Args:
@@ -46,6 +58,8 @@ class SentencePieceVocabulary(Vocabulary):
       model: content of that file.
       what: the setting and the path, for messages.
       extra_ids: EXTRA_IDS, number of sentinels after the pieces of the file.
+      ends: names or ids of pieces that end a text in addition to the model's
+        end-of-sentence piece, which is [eod].
 
     Raises:
       UserError: the model cannot be used.
@@ -54,7 +68,8 @@ class SentencePieceVocabulary(Vocabulary):
     self.extra_ids = extra_ids
     self._processor = sentencepiece.SentencePieceProcessor()
     try:
-      self.model = add_sentinels(model, extra_ids)
+      self._content = add_sentinels(model, extra_ids)
+      self.model, other_ends = _hide_ends(self._content, ends)
       self._processor.LoadFromSerializedProto(self.model)
     # UnicodeDecodeError occurs if SentencePiece's error message is not UTF-8.
     except (RuntimeError, UnicodeDecodeError, DecodeError):
@@ -68,7 +83,7 @@ class SentencePieceVocabulary(Vocabulary):
     self._inside = self.inside_model and sentencepiece.SentencePieceProcessor(
       model_proto=self.inside_model
     )
-    self.sha256 = hashlib.sha256(self.model).hexdigest()
+    self.sha256 = hashlib.sha256(self._content).hexdigest()
     self.size = self._processor.GetPieceSize()  # ids are 0 .. size - 1
     self.unknown_id = self._processor.unk_id()
     self.eod_id = self._processor.eos_id()
@@ -77,6 +92,7 @@ class SentencePieceVocabulary(Vocabulary):
         f"{what}: has no end-of-sentence piece, which marks the end of a "
         f"document; give a model with an eos id, {TRAIN_ONE}."
       )
+    self.end_ids = tuple(dict.fromkeys([self.eod_id, *other_ends]))
     self.is_byte = np.array(  # [size], bool
       [self._processor.IsByte(i) for i in range(self.size)]
     )
@@ -100,8 +116,8 @@ class SentencePieceVocabulary(Vocabulary):
     self._bytes_inside: dict[int, bytes] = {}
 
   def files(self) -> Mapping[str, bytes]:
-    """Returns the model, with its sentinels."""
-    return {FILE_NAME: self.model}
+    """Returns the model, with its sentinels, and a file that lists the ends."""
+    return {FILE_NAME: self._content, **self.end_files()}
 
   def piece(self, i: int) -> str:
     """Returns the piece of id `i`, with spaces written as U+2581."""
@@ -195,6 +211,25 @@ def add_sentinels(model: bytes, extra_ids: int) -> bytes:
       type=sentencepiece_model_pb2.ModelProto.SentencePiece.USER_DEFINED,
     )
   return proto.SerializeToString()
+
+
+def _hide_ends(
+  model: bytes, ends: Sequence[str | int]
+) -> tuple[bytes, tuple[int, ...]]:
+  """Makes pieces that end a text control pieces, which no text contains.
+
+  Returns:
+    The serialized model, and the ids of `ends`.
+  """
+  if not ends:
+    return model, ()
+  proto = sentencepiece_model_pb2.ModelProto.FromString(model)
+  found = find_ends(ends, {x.piece: i for i, x in enumerate(proto.pieces)})
+  kinds = sentencepiece_model_pb2.ModelProto.SentencePiece
+  for piece in (proto.pieces[i] for i in found):
+    if piece.type in (kinds.NORMAL, kinds.USER_DEFINED):
+      piece.type = kinds.CONTROL
+  return proto.SerializeToString(), found
 
 
 def drop_prefix(model: bytes) -> bytes | None:

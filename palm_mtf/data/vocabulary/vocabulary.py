@@ -17,6 +17,7 @@ import numpy as np
 
 from palm_mtf.data.worker_pool import num_cores
 from palm_mtf.errors import UserError
+from palm_mtf.json_text import json_text
 
 # Kinds of text that decode(encode(text)) may change, each with an example to
 # try. Settings in a vocabulary's file are not read, so that files of any
@@ -35,6 +36,8 @@ _PROBES = {
 }
 # A space in a token's name: SentencePiece's, byte level's, and a plain space.
 SPACE_MARKS = "\u2581\u0120 "
+# A file of transformers; lists tokens that end a text.
+GENERATION_CONFIG = "generation_config.json"
 _CHARACTERS = string.ascii_letters + string.digits + string.punctuation
 # Name of the error handler of codecs that replaces each byte by U+FFFD.
 EACH_BYTE = "palm_mtf.each_byte"
@@ -55,6 +58,9 @@ class Vocabulary(abc.ABC):
   extra_ids: int  # EXTRA_IDS, number of sentinels, which have the last ids
   size: int  # ids are 0 .. size - 1
   eod_id: int  # id of [eod], the end of a document
+  # Ids of tokens that end a text of the model, [eod] first; such as the end of
+  # a turn in a conversation.
+  end_ids: tuple[int, ...]
   sha256: str  # hash of everything that decides the ids
   # [size], bool: whether a token is a byte piece or a part of a character.
   is_byte: np.ndarray
@@ -68,6 +74,12 @@ class Vocabulary(abc.ABC):
     for name, content in self.files().items():
       with open(os.path.join(folder, name), "wb") as file:
         file.write(content)
+
+  def end_files(self) -> dict[str, bytes]:
+    """Returns the file that lists the ends of a text; {} if only [eod] ends."""
+    content = {"eos_token_id": list(self.end_ids)}
+    has_more = len(self.end_ids) > 1
+    return {GENERATION_CONFIG: json_text(content).encode()} if has_more else {}
 
   @abc.abstractmethod
   def piece(self, i: int) -> str:
@@ -103,6 +115,10 @@ class Vocabulary(abc.ABC):
     Raises:
       TypeError, UnicodeEncodeError: a text holds half a surrogate pair.
     """
+
+  def has_id(self, i: int | None) -> bool:
+    """Whether `i` is the id of a token."""
+    return i is not None and 0 <= i < self.size
 
   @property
   def has_bytes(self) -> bool:
@@ -174,6 +190,15 @@ class Vocabulary(abc.ABC):
   def byte_share(self, ids: Sequence[int]) -> float:
     """Returns the share of `ids` for which `is_byte` is true."""
     return float(self.is_byte[np.asarray(ids, int)].sum()) / max(1, len(ids))
+
+
+def find_ends(
+  ends: Iterable[str | int], ids: Mapping[str, int]
+) -> tuple[int, ...]:
+  """Returns the ids of names and ids, each once; omits those not in `ids`."""
+  found = [ids.get(x) if isinstance(x, str) else x for x in ends]
+  known = {*ids.values()}
+  return tuple(dict.fromkeys(x for x in found if x in known))
 
 
 def encode_parts(

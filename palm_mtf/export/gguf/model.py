@@ -8,6 +8,7 @@ a U+2581 in a text as a space, not as three bytes. gguf_tokenizer.py makes this
 tokenizer and others.
 """
 
+import logging
 import os
 from collections.abc import Callable, Mapping
 
@@ -44,6 +45,8 @@ from palm_mtf.export.huggingface.weights import (
 )
 from palm_mtf.export.trained_model import Export, Reader, TrainedModel
 
+_logger = logging.getLogger(__name__)
+
 # Key of the chat template.
 CHAT_TEMPLATE = "tokenizer.chat_template"
 
@@ -60,15 +63,23 @@ def make_gguf(trained: TrainedModel, dtype: str) -> Export:
   own = find_gguf_architecture(model)
   check_vocabulary(vocabulary)
   metadata = {
-    **make_model_metadata(model, own),
+    **make_model_metadata(trained.described, own),
     "general.file_type": FILE_TYPES[dtype],
     "general.quantization_version": 2,
     **make_gguf_tokenizer(
-      vocabulary, start_id=trained.start_id, vocab_size=model.vocab_size
+      vocabulary,
+      start_id=trained.bos_id,
+      adds_start=trained.prompt_start is not None,
+      vocab_size=model.vocab_size,
     ),
   }
   if template := read_template(os.path.dirname(vocabulary.path)):
     metadata[CHAT_TEMPLATE] = template
+  if others := vocabulary.end_ids[3:]:
+    names = ", ".join(map(vocabulary.piece, others))
+    _logger.warning(
+      f"GGUF names three ends of a text; llama.cpp knows {names} only by name"
+    )
   shapes = find_tensor_shapes(model, own.layout)
 
   def write(path: str, read: Reader) -> None:

@@ -71,12 +71,11 @@ def make_hf(trained: TrainedModel) -> Export:
 
 def _make_json_files(trained: TrainedModel) -> dict[str, object]:
   """Returns {file name: content}."""
-  model, vocabulary = trained.model, trained.vocabulary
-  start_id = trained.start_id
+  vocabulary = trained.vocabulary
   described = make_config(
-    model,
-    start_id=start_id,
-    eod_id=vocabulary.eod_id,
+    trained.described,
+    start_id=trained.bos_id,
+    end_ids=vocabulary.end_ids,
     packing=trained.config.data.packing,
   )
   ids = ("bos_token_id", "eos_token_id", "pad_token_id")
@@ -93,15 +92,13 @@ def _make_json_files(trained: TrainedModel) -> dict[str, object]:
       "with SentencePiece and vocabulary.model"
     )
     return files
-  tokenizer_config = make_tokenizer_config(
-    vocabulary, start_id=start_id, sequence_length=model.sequence_length
-  )
+  tokenizer_config = make_tokenizer_config(trained)
   if template := read_template(os.path.dirname(vocabulary.path)):
     # A template contains names of special tokens, to be encoded as their ids.
     tokenizer_config["chat_template"] = template
     tokenizer_config["split_special_tokens"] = False
   return files | {
-    "tokenizer.json": make_tokenizer_json(vocabulary, start_id),
+    "tokenizer.json": make_tokenizer_json(vocabulary, trained.prompt_start),
     "tokenizer_config.json": tokenizer_config,
   }
 
@@ -127,15 +124,18 @@ def explain_inexact(vocabulary: SentencePieceVocabulary) -> str:
 
 
 def make_tokenizer_json(
-  vocabulary: Vocabulary, start_id: int
+  vocabulary: Vocabulary, start_id: int | None
 ) -> dict[str, object]:
   """Returns tokenizer.json, which gives the vocabulary's ids for every text.
 
-  An encoding with special tokens begins with `start_id`. `explain_inexact` must
-  return "" for a SentencePieceVocabulary.
+  An encoding with special tokens begins with `start_id`, unless it is None.
+  `explain_inexact` must return "" for a SentencePieceVocabulary.
   """
+  start = None
+  if start_id is not None:
+    name = vocabulary.piece(start_id).replace(SPACE_MARK, " ")
+    start = start_processor(name, start_id)
   if isinstance(vocabulary, BytePairVocabulary):
-    start = start_processor(vocabulary.piece(start_id), start_id)
     found = json.loads(vocabulary.files()[FILE_NAME])
     return {**found, "post_processor": start}
   model = parse_model(vocabulary)
@@ -162,7 +162,7 @@ def make_tokenizer_json(
     "added_tokens": [],
     "normalizer": None,
     "pre_tokenizer": None,
-    "post_processor": start_processor(pieces[start_id], start_id),
+    "post_processor": start,
     "decoder": {
       "type": "Sequence",
       "decoders": [{"type": "ByteFallback"}, {"type": "Fuse"}],
@@ -182,20 +182,23 @@ def make_tokenizer_json(
   }
 
 
-def make_tokenizer_config(
-  vocabulary: Vocabulary, *, start_id: int, sequence_length: int
-) -> dict[str, object]:
-  """Returns tokenizer_config.json for texts that begin with `start_id`."""
-  eod = vocabulary.piece(vocabulary.eod_id)
+def make_tokenizer_config(trained: TrainedModel) -> dict[str, object]:
+  """Returns tokenizer_config.json."""
+  vocabulary, bos_id = trained.vocabulary, trained.bos_id
+  eod, named = vocabulary.piece(vocabulary.eod_id), {}
+  # transformers cuts each token that is named here out of texts.
+  if bos_id is not None and vocabulary.is_control(bos_id):
+    named = {"bos_token": vocabulary.piece(bos_id)}
   return {
     "tokenizer_class": "PreTrainedTokenizerFast",
-    "bos_token": vocabulary.piece(start_id),
+    **named,
+    "add_bos_token": trained.prompt_start is not None,
     "eos_token": eod,
     "pad_token": eod,
     # Encode "[eod]" in a text as text, not as the id of [eod].
     "split_special_tokens": True,
     "clean_up_tokenization_spaces": False,
-    "model_max_length": sequence_length,
+    "model_max_length": trained.described.sequence_length,
   }
 
 

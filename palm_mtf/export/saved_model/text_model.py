@@ -19,8 +19,9 @@ from palm_mtf.machine.process import silent_unless_it_fails
 class TextModel(tf2.Module):
   """Continues and scores batches of texts.
 
-  The model reads token `start_id` at position 0. Windows over a long text
-  advance by `stride` tokens.
+  Token `start_id` stands before documents and, if `adds_start`, before prompts
+  and inputs. Windows over a long text advance by `stride` tokens. A window that
+  begins within the text begins with token `row_start`.
   """
 
   def __init__(
@@ -30,13 +31,16 @@ class TextModel(tf2.Module):
     vocabulary: SentencePieceVocabulary,
     *,
     start_id: int,
+    row_start: int,
+    adds_start: bool,
     stride: int,
   ):
     super().__init__("text_model")
     self._decoder, self._coder = Decoder(model, read), TextCoder(vocabulary)
     self._length, self._stride = model.sequence_length, stride
-    self._num_tokens, self._eod_id = vocabulary.size, vocabulary.eod_id
-    self._start_id = start_id
+    self._num_tokens, self._ends = vocabulary.size, list(vocabulary.end_ids)
+    self._start_id, self._row_start = start_id, row_start
+    self._adds_start = adds_start
 
   def make_signatures(
     self, decode: DecodeConfig, *, sample_tokens: int, seed: int
@@ -81,12 +85,12 @@ class TextModel(tf2.Module):
 
   def _generate(self, prompts, max_tokens, sampler):
     prompt_ids = self._coder.encode(prompts)
-    starts = tf2.fill([prompt_ids.nrows(), 1], self._start_id)
-    ids = tf2.concat([starts, prompt_ids], 1)
+    ids = tf2.concat([self._make_starts(prompt_ids), prompt_ids], 1)
     lengths = tf2.cast(ids.row_lengths(), tf2.int32)
     longest = tf2.reduce_max(lengths)
-    # `longest` includes the start token, which does not count towards the
-    # limit, as in `palm_mtf generate`.
+    # The start token does not count towards the limit, as in `palm_mtf
+    # generate`.
+    longest_prompt = tf2.cast(prompt_ids.bounding_shape(1), tf2.int32)
     numbers = {
       "max_tokens": max_tokens,
       "top_k": sampler.top_k,
@@ -98,7 +102,7 @@ class TextModel(tf2.Module):
         for name, value in numbers.items()
       ),
       tf2.debugging.assert_less_equal(
-        longest - 1 + max_tokens,
+        longest_prompt + max_tokens,
         self._length,
         f"a prompt and max_tokens are more than {self._length} tokens",
       ),
@@ -110,23 +114,37 @@ class TextModel(tf2.Module):
     )
     y = tf2.gather(y, lengths - 1, batch_dims=1)
     tokens = self._sample_tokens(y, lengths, cache, max_tokens, sampler)
-    is_text = tf2.cumsum(tf2.cast(tokens == self._eod_id, tf2.int32), 1) == 0
+    is_text = tf2.cumsum(tf2.cast(self._is_end(tokens), tf2.int32), 1) == 0
     kept = tf2.ragged.boolean_mask(tokens, is_text)
     return {
       "continuation": self._coder.decode_after(prompt_ids, kept),
       "num_tokens": tf2.cast(kept.row_lengths(), tf2.int32),
     }
 
+  def _make_starts(self, ids):
+    """Returns the start tokens of texts [batch, (tokens)], [batch, (0 or 1)].
+
+    Without a start token, one stands for a text without tokens.
+    """
+    is_there = tf2.ones_like(ids.row_lengths(), tf2.bool)
+    if not self._adds_start:
+      is_there = ids.row_lengths() == 0
+    starts = tf2.fill([ids.nrows(), 1], self._start_id)
+    return tf2.ragged.boolean_mask(starts, is_there[:, tf2.newaxis])
+
+  def _is_end(self, tokens):
+    return tf2.reduce_any(tokens[..., tf2.newaxis] == self._ends, -1)
+
   def _sample_tokens(self, y, lengths, cache, max_tokens, sampler):
     """Returns sampled tokens, [batch, max_tokens], padded with [eod]."""
-    tokens = tf2.fill([tf2.size(lengths), max_tokens], self._eod_id)
+    tokens = tf2.fill([tf2.size(lengths), max_tokens], self._ends[0])
 
     def choose(y, place, tokens, is_over):
       token = sampler.next_tokens(self._decoder.logits(y), place)
-      token = tf2.where(is_over, self._eod_id, token)
+      token = tf2.where(is_over, self._ends[0], token)
       at = tf2.range(max_tokens) == place
       tokens = tf2.where(at, token[:, tf2.newaxis], tokens)
-      return token, tokens, is_over | (token == self._eod_id)
+      return token, tokens, is_over | self._is_end(token)
 
     def step(place, token, tokens, is_over, cache):
       start = lengths + place - 1
@@ -148,6 +166,8 @@ class TextModel(tf2.Module):
     # Compute log p of targets given inputs, in the same windows as
     # generation/inference/scorer.py.
     given, wanted = self._coder.encode(inputs), self._coder.encode(targets)
+    given = tf2.concat([self._make_starts(given), given], 1)
+    starts, given = given[:, :1].to_tensor(), given[:, 1:]
     ids = tf2.concat([given, wanted], 1)
     scored = tf2.cast(given.row_lengths(), tf2.int32)
     ends = tf2.cast(ids.row_lengths(), tf2.int32)
@@ -156,7 +176,7 @@ class TextModel(tf2.Module):
     ids = ids.to_tensor()
 
     def score_next_window(start, scored, stop, total):
-      found = self._score_window(ids, start, scored, stop, room)
+      found = self._score_window(starts, ids, start, scored, stop, room)
       after = tf2.minimum(stop + self._stride, ends)
       start = tf2.where(after > stop, after - self._length, start)
       return start, stop, after, total + found
@@ -176,13 +196,13 @@ class TextModel(tf2.Module):
       "tokens": tf2.cast(wanted.row_lengths(), tf2.int32),
     }
 
-  def _score_window(self, ids, start, scored, stop, room):
+  def _score_window(self, starts, ids, start, scored, stop, room):
     """Returns log p of the tokens from `scored` to `stop` - 1, [batch]."""
     places = start[:, tf2.newaxis] + tf2.range(room)
     last = tf2.shape(ids)[1] - 1
     targets = tf2.gather(ids, tf2.minimum(places, last), batch_dims=1)
-    # As in training, token 0 precedes a window that begins within a text.
-    begin = tf2.where(start == 0, self._start_id, 0)[:, tf2.newaxis]
+    is_first = start[:, tf2.newaxis] == 0
+    begin = tf2.where(is_first, starts, self._row_start)
     tokens = tf2.concat([begin, targets[:, :-1]], 1)
     cache = self._decoder.make_empty_cache(tf2.shape(ids)[0], room)
     num_given = 1 + scored - start

@@ -21,7 +21,7 @@ from palm_mtf.generation.decode.rows import (
   repeat,
   split_rows,
 )
-from palm_mtf.generation.decode.sampling import mask_logits
+from palm_mtf.generation.decode.sampling import is_among, mask_logits
 from palm_mtf.generation.decode.step import make_step, repeat_step
 from palm_mtf.generation.decode.weights import DecodeModel
 from palm_mtf.native.decoding import Texts, TextSettings
@@ -44,7 +44,10 @@ class PromptBatch:
   prompt_tokens: int  # length of padded prompts, with the start token
   max_tokens: int  # maximum length of a continuation
   num_tokens: int  # number of pieces in the vocabulary
-  eod_id: int  # token that ends a continuation
+  # Tokens that end a continuation. After its end, a continuation is filled with
+  # the first of these tokens.
+  end_ids: tuple[int, ...]
+  has_start: bool = True  # whether a prompt's first token is a start token
 
 
 @dataclasses.dataclass(frozen=True)
@@ -148,8 +151,8 @@ class ReadTexts(_OfBatch):
   """Returns the texts so far.
 
   Outputs:
-    tokens: [prompts, rows, max_tokens], int32: continuations, [eod] after the
-      end. With beam search: the ended texts found so far, best first.
+    tokens: [prompts, rows, max_tokens], int32: continuations, filled after
+      their ends. With beam search: the ended texts found so far, best first.
     num_done: [], int32: number of new tokens per row so far.
     is_over: [prompts, rows], bool: whether the row has ended; with beam search,
       whether the prompt's search is over.
@@ -241,11 +244,13 @@ class _Samples(_Continuations):
     )
     rows = num_prompts * num_samples
     last = tf.gather(prompts, lengths - 1, batch_dims=1)
-    tokens = tf.fill([rows, self._sizes.max_tokens], self._sizes.eod_id)
+    tokens = tf.fill([rows, self._sizes.max_tokens], self._sizes.end_ids[0])
     state = [tf.fill([rows], False), repeat(last, num_samples), tokens]
     if self._decode.repetition_penalty != 1:
       place = tf.range(length)
-      is_text = (place > 0) & (place < lengths[:, tf.newaxis])
+      is_text = place < lengths[:, tf.newaxis]
+      if self._sizes.has_start:
+        is_text &= place > 0
       row = tf.broadcast_to(tf.range(num_prompts)[:, tf.newaxis], prompts.shape)
       counts = tf.scatter_nd(
         tf.stack([row, prompts], -1),
@@ -262,7 +267,7 @@ class _Samples(_Continuations):
     """
     is_over, last, tokens, *seen = state
     places = self._impl.slicewise(lambda n: tf.fill(n.shape, place), lengths)
-    decode, eod_id = self._decode, self._sizes.eod_id
+    decode, end_ids = self._decode, self._sizes.end_ids
     steps = make_step(self._model).advance(
       limit - place,
       Texts(
@@ -273,7 +278,7 @@ class _Samples(_Continuations):
       cache,
       TextSettings(
         self._sizes.num_tokens,
-        eod_id,
+        end_ids,
         decode.repetition_penalty,
         most_steps=self._sizes.max_tokens,
       ),
@@ -287,9 +292,9 @@ class _Samples(_Continuations):
       put_here = tf.gather(longer, tf.clip_by_value(at + 1, 0, most), axis=1)
       is_new = (at >= 0) & (at < steps.num_steps)
       tokens = tf.where_v2(is_new, put_here, tokens)
-      is_eod = tf.equal(tokens, eod_id) & is_new
+      is_end = is_among(tokens, end_ids) & is_new
       return (
-        is_over | tf.reduce_any(is_eod, 1),
+        is_over | tf.reduce_any(is_end, 1),
         tf.gather(longer, steps.num_steps, axis=1),
         tokens,
       )
@@ -374,7 +379,7 @@ class BeamSearch:
 
     score = log p(tokens) / ((5 + length) / 6) ** LENGTH_PENALTY
 
-  (Wu et al. 2016, equation 14). [eod] counts in both log p and length.
+  (Wu et al. 2016, equation 14). The end token counts in both log p and length.
 
   Each prompt has a separate search. A living prefix is a continuation that has
   not ended. The state of the searches is a list of:
@@ -394,7 +399,7 @@ class BeamSearch:
     shape = [num_prompts, self._num_beams]
     # At first all beams of a prompt are equal, so only the first beam lives.
     living = tf.where_v2(tf.equal(tf.range(shape[1]), 0), 0.0, _NEVER)
-    tokens = tf.fill([*shape, self._sizes.max_tokens], self._sizes.eod_id)
+    tokens = tf.fill([*shape, self._sizes.max_tokens], self._sizes.end_ids[0])
     return [
       tf.fill(shape[:1], False),
       tf.broadcast_to(living, shape),
@@ -424,13 +429,15 @@ class BeamSearch:
     log_p = _compute_log_probabilities(logits, sizes.num_tokens)
     log_p = tf.reshape(log_p, [prompts, beams, vocab]) + living[..., tf.newaxis]
     log_p = tf.reshape(log_p, [prompts, beams * vocab])
-    # Take the 2 * NUM_BEAMS likeliest continuations. At least NUM_BEAMS of
-    # these live, because at most one continuation per prefix ends with [eod].
-    best, index = tf.math.top_k(log_p, min(2 * beams, beams * vocab))
+    # Take so many of the likeliest continuations that NUM_BEAMS of these live:
+    # of one prefix, as many continuations end as there are end tokens.
+    count = (1 + len(sizes.end_ids)) * beams
+    best, index = tf.math.top_k(log_p, min(count, beams * vocab))
     parent, token = index // vocab, index % vocab
     is_new = tf.equal(tf.range(sizes.max_tokens), place)
     longer = tf.where_v2(is_new, token[..., tf.newaxis], _pick(tokens, parent))
-    ends = tf.equal(token, sizes.eod_id) | tf.equal(place + 1, sizes.max_tokens)
+    ends = is_among(token, sizes.end_ids)
+    ends |= tf.equal(place + 1, sizes.max_tokens)
     ends &= best > _NEVER / 2
     # Continuations that end now compete with texts that ended earlier.
     new_scores = tf.where_v2(

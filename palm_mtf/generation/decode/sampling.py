@@ -10,6 +10,7 @@
    sum to at least TOP_P times the sum of all k (Holtzman et al. 2020).
 """
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from palm_mtf._tf import tf
@@ -78,6 +79,11 @@ def _keep_likely(shares, top_k, top_p):
     # TOP_P = 1 keeps all tokens, whatever the rounding errors of the sums.
     shares = tf.where_v2((shares >= least) | (top_p >= 1), shares, 0.0)
   return shares
+
+
+def is_among(tokens: tf.Tensor, ids: Sequence[int]) -> tf.Tensor:
+  """Returns whether each token is one of `ids`, in the shape of `tokens`."""
+  return tf.reduce_any(tf.equal(tokens[..., tf.newaxis], list(ids)), -1)
 
 
 def mask_logits(logits: tf.Tensor, num_tokens: int) -> tf.Tensor:

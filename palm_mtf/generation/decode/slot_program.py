@@ -180,7 +180,7 @@ class StepSlots(DecodeFunction):
       # The caller finds the end of each text.
       TextSettings(
         self.num_tokens,
-        eod_id=-1,
+        end_ids=(-1,),
         keeps_logits=self.wants_log_probs,
         most_steps=1 if self.wants_log_probs else MOST_STEPS,
       ),

@@ -39,7 +39,11 @@ from palm_mtf.generation.decode.rows import (
   unflatten,
   write_places,
 )
-from palm_mtf.generation.decode.sampling import SamplingSettings, choose_tokens
+from palm_mtf.generation.decode.sampling import (
+  SamplingSettings,
+  choose_tokens,
+  is_among,
+)
 from palm_mtf.generation.decode.weights import DecodeModel
 from palm_mtf.mesh.cpu_gpu import CpuGpuPlacement
 from palm_mtf.model.positions import find_angles
@@ -318,7 +322,7 @@ class TensorflowStep:
     settings: TextSettings,
   ) -> TextSteps:
     """Continues texts; see `Step`."""
-    impl, eod_id = self._impl, settings.eod_id
+    impl, end_ids = self._impl, list(settings.end_ids)
     first_cache = 3 + len(texts.seen)
 
     def choose(i, logits, is_over, chosen, places, keys, *rest):
@@ -331,10 +335,10 @@ class TensorflowStep:
         SamplingSettings(*limits, settings.repetition_penalty),
         settings.num_tokens,
       )
-      token = tf.where_v2(is_over, eod_id, token)
+      token = tf.where_v2(is_over, end_ids[0], token)
       at = tf.equal(tf.range(tf.shape(chosen)[1]), i)
       chosen = tf.where_v2(at, token[:, tf.newaxis], chosen)
-      is_over |= tf.equal(token, eod_id)
+      is_over |= is_among(token, end_ids)
       seen = [
         x | tf.one_hot(token, x.shape[1], True, False, dtype=tf.bool)
         for x in seen
@@ -354,7 +358,7 @@ class TensorflowStep:
 
     width = settings.most_steps if in_xla_computation() else count
     chosen = impl.slicewise(
-      lambda x: tf.fill([x.shape[0], width], eod_id), texts.tokens
+      lambda x: tf.fill([x.shape[0], width], end_ids[0]), texts.tokens
     )
     state = [texts.is_over, texts.tokens, chosen, *texts.seen, *cache]
     if settings.keeps_logits:

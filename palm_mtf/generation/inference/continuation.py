@@ -1,6 +1,6 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Text of a continuation, from its token ids up to [eod] or a stop string."""
+"""Text of a continuation, up to an end token or a stop string."""
 
 import dataclasses
 import hashlib
@@ -16,9 +16,10 @@ from palm_mtf.data.vocabulary.vocabulary import Vocabulary
 class Continuation:
   """Text that continues a prompt."""
 
-  text: str  # without [eod] or the stop string
+  text: str  # without the end token or the stop string
   num_tokens: int  # number of tokens that begin in the text
-  ended: str  # "eod", "stop" (a stop string), "length"; "" if unfinished
+  # "eod" (an end token), "stop" (a stop string), "length"; "" if unfinished.
+  ended: str
   score: float | None = None  # from beam search
 
 
@@ -43,12 +44,12 @@ class ContinuationReader:
       prompt: tokens before the continuation, without the start token. () if the
         continuation is encoded as a separate text, such as targets.
     """
-    self._eod_id = vocabulary.eod_id
+    self._end_ids = vocabulary.end_ids
     self._stop_strings = stop_strings
     self._reader = TextReader(vocabulary, prompt)
     self._end: int | None = None  # index at which a stop string begins, if any
-    # Tokens up to and including the token that ended the text: [eod], or the
-    # token that completed a stop string.
+    # Tokens up to and including the token that ended the text: an end token,
+    # or the token that completed a stop string.
     self.ids: list[int] = []
     # For each of `ids`, the index in the text at which the token begins.
     self.places: list[int] = []
@@ -62,7 +63,7 @@ class ContinuationReader:
       num_read = len(self._reader.text)
       self.ids.append(token)
       self.places.append(self._reader.add(token))
-      if token == self._eod_id:
+      if token in self._end_ids:
         self.ended = "eod"
       # Look for stop strings after each token, so that the end of a text does
       # not depend on how many tokens one call adds.

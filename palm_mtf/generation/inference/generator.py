@@ -42,14 +42,14 @@ class Generator:
     *,
     sample_tokens: int,
     seed: int,
-    start_id: int = 0,
+    start_id: int | None = 0,
   ):
     """Takes the weights; each program is built at its first use.
 
     Args:
       loaded: weights in `decode.weight_dtype`.
       sample_tokens: maximum number of tokens in a continuation.
-      start_id: start token, from packing.document_start.
+      start_id: token before each prompt, from packing.prompt_start.
     """
     self._loaded = loaded
     self._vocabulary = vocabulary
@@ -60,7 +60,7 @@ class Generator:
     self._seed = seed
     self._start_id = start_id
     self._client = loaded.client
-    self._programs: dict[tuple[int, int], DecodePrograms] = {}
+    self._programs: dict[tuple[int, int, bool], DecodePrograms] = {}
 
   @property
   def activation_dtype(self) -> str:
@@ -96,22 +96,27 @@ class Generator:
       step = _TOKENS_TO_STOP if self._decode.stop_strings else None
       before = [() if are_inputs else ids for ids in some]
       rows = []
-      for rows in self._continue_batch(some, before, size, step):
+      for rows in self._continue_batch(
+        some, before, size, step, self._start_id
+      ):
         if all(found.ended for row in rows for _, found in row):
           break
       yield from ([found for _, found in row] for row in rows)
 
   def stream(self, prompt: str) -> Iterator[str]:
     """Yields the text of a prompt's only continuation, piece by piece."""
-    return self.stream_tokens(
-      [self._start_id, *self._vocabulary.encode(prompt)]
-    )
+    return self._stream(self._start_id, self._vocabulary.encode(prompt))
 
   def stream_tokens(self, prompt: Sequence[int]) -> Iterator[str]:
-    """Does what `stream` does, given tokens that begin with a start token."""
+    """Does what `stream` does, given all tokens that the model reads."""
+    has_start = self._vocabulary.is_control(prompt[0])
+    return self._stream(
+      prompt[0] if has_start else None, prompt[int(has_start) :]
+    )
+
+  def _stream(self, start_id: int | None, ids: Sequence[int]) -> Iterator[str]:
     shown = 0
     size = self._loaded.num_slices
-    start_id, *ids = prompt
     for (((reader, found),),) in self._continue_batch(
       [ids], [ids], size, _TOKENS_TO_SHOW, start_id
     ):
@@ -127,19 +132,23 @@ class Generator:
     before: Sequence[Sequence[int]],
     size: int,
     step: int | None,
-    start_id: int | None = None,
+    start_id: int | None,
   ) -> Iterator[list[list[_Row]]]:
     # Yields the texts after every `step` tokens and at the end; if `step` is
     # None, only at the end. Copies of the first prompt pad the batch to `size`
     # prompts. A copy ends at the same step as the first prompt, so that padding
     # never makes decoding longer. `before` holds, for each prompt, the tokens
-    # that its ContinuationReader reads before the generated tokens. `start_id`
-    # replaces the Generator's start token.
+    # that its ContinuationReader reads before the generated tokens.
     filled = [*prompts, *[prompts[0]] * (size - len(prompts))]
-    start_id = self._start_id if start_id is None else start_id
-    tokens = [[start_id, *ids] for ids in filled]
+    tokens = [
+      [*ids] or [self._vocabulary.eod_id]
+      if start_id is None
+      else [start_id, *ids]
+      for ids in filled
+    ]
     lengths = [len(each) for each in tokens]
-    programs, client = self._get_programs(size, max(lengths)), self._client
+    programs = self._get_programs(size, max(lengths), start_id is not None)
+    client = self._client
     inputs = np.zeros(programs.start.inputs["prompts"].shape, np.int32)
     for row, ids in enumerate(tokens):
       inputs[row, : len(ids)] = ids
@@ -189,22 +198,26 @@ class Generator:
         rows[-1].append((reader, found))
     return rows
 
-  def _get_programs(self, size: int, prompt_tokens: int) -> DecodePrograms:
+  def _get_programs(
+    self, size: int, prompt_tokens: int, has_start: bool
+  ) -> DecodePrograms:
     # The first run of each program compiles the program, so pad prompts to a
     # power of two: few programs then serve all lengths.
     room = min(1 << (prompt_tokens - 1).bit_length(), self._most_prompt_tokens)
-    if (size, room) not in self._programs:
+    key = size, room, has_start
+    if key not in self._programs:
       sizes = PromptBatch(
         num_prompts=size,
         prompt_tokens=room,
         max_tokens=self._sample_tokens,
         num_tokens=self._vocabulary.size,
-        eod_id=self._vocabulary.eod_id,
+        end_ids=self._vocabulary.end_ids,
+        has_start=has_start,
       )
-      self._programs[size, room] = build_decode_programs(
+      self._programs[key] = build_decode_programs(
         self._loaded.build, self._decode, sizes
       )
-    return self._programs[size, room]
+    return self._programs[key]
 
   def _make_keys(self, prompt: Sequence[int]) -> np.ndarray:
     text = self._vocabulary.decode(prompt)

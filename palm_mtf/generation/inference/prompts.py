@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from palm_mtf.checkpoints.manifest import Checkpoint
 from palm_mtf.config import Config, ModelConfig, RunConfig
-from palm_mtf.data.batches.packing import document_start
+from palm_mtf.data.batches.packing import prompt_start
 from palm_mtf.data.vocabulary.vocabulary import Vocabulary
 from palm_mtf.errors import UserError, did_you_mean
 from palm_mtf.user_text import (
@@ -71,13 +71,18 @@ def check_room(model: ModelConfig, run: RunConfig) -> None:
     )
 
 
-def add_start(ids: Sequence[int], start_id: int) -> list[int]:
-  """Returns the ids of a prompt with exactly one start token before them.
+def add_start(
+  ids: Sequence[int], start_id: int | None, eod_id: int
+) -> list[int]:
+  """Returns the tokens that the model reads for a prompt; at least one.
 
   Ids from an exported tokenizer already begin with the start token `start_id`,
-  from packing.document_start. Ids of a text never contain this token, because
-  even the text "[eod]" has other ids.
+  from packing.prompt_start. Ids of a text never contain this token, because
+  even the text "[eod]" has other ids. If there is no start token, [eod] stands
+  for a prompt without tokens.
   """
+  if start_id is None:
+    return [*ids] or [eod_id]
   return [*ids] if [*ids[:1]] == [start_id] else [start_id, *ids]
 
 
@@ -152,5 +157,5 @@ def open_generator(
       config.decode,
       sample_tokens=config.run.sample_tokens,
       seed=config.run.seed,
-      start_id=document_start(config.data, vocabulary.eod_id),
+      start_id=prompt_start(config.data, vocabulary),
     )

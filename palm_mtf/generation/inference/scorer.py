@@ -18,6 +18,9 @@ from typing import NamedTuple
 
 import numpy as np
 
+from palm_mtf.config import Config
+from palm_mtf.data.batches.packing import document_start, row_start
+from palm_mtf.data.vocabulary.vocabulary import Vocabulary
 from palm_mtf.generation.decode.score_program import ScoreRows
 from palm_mtf.generation.inference.sessions import LoadedDecoder
 from palm_mtf.generation.inference.slot_decoder import Chosen
@@ -85,11 +88,39 @@ class Example(NamedTuple):
   targets: Sequence[int]  # at least one
 
 
+class _Text(NamedTuple):
+  start_id: int  # token before `ids`
+  ids: list[int]
+  num_given: int  # number of `ids` that are not scored
+
+
 class Score(NamedTuple):
   """The likelihood of the targets of one example."""
 
   log_likelihood: float  # in nats
   is_greedy: bool  # whether greedy decoding gives the targets
+
+
+def make_scorer(
+  loaded: LoadedDecoder,
+  config: Config,
+  vocabulary: Vocabulary,
+  *,
+  within_document: bool = False,
+) -> "Scorer":
+  """Makes the scorer of a run: all commands compute the same log p.
+
+  `within_document` says that texts are from the middle of documents.
+  """
+  data = config.data
+  first = row_start(data, vocabulary)
+  return Scorer(
+    loaded,
+    config.evaluation.stride,
+    first if within_document else document_start(data, vocabulary),
+    first,
+    adds_start=data.add_start,
+  )
 
 
 class Scorer:
@@ -101,17 +132,21 @@ class Scorer:
     stride: int | None = None,
     start_id: int = 0,
     first: int = 0,
+    *,
+    adds_start: bool = True,
   ):
     """Takes the weights; each program is built at its first use.
 
     Args:
       stride: number of scored tokens in each window after the first; None for
         half of the sequence length.
-      start_id: start token, from packing.document_start.
-      first: input of a window that begins within a text; as in training, the
-        input of a row that begins within a document.
+      start_id: token before a text, from packing.document_start.
+      first: input of a window that begins within a text, from
+        packing.row_start.
+      adds_start: whether `start_id` stands before inputs, too; if False, inputs
+        begin with their first token.
     """
-    self._loaded = loaded
+    self._loaded, self._adds_start = loaded, adds_start
     self._start_id, self._first = start_id, first
     self._length = loaded.config.sequence_length
     self._stride = stride or max(self._length // 2, 1)
@@ -166,10 +201,10 @@ class Scorer:
     # the program's outputs in `names`, at the scored tokens of the window.
     rows = collections.defaultdict(list)  # {row length: [(index, window)]}
     missing = []  # number of windows that each example waits for
-    for index, (inputs, targets) in enumerate(examples):
-      first = len(inputs)
+    texts = [self._begin(example) for example in examples]
+    for index, text in enumerate(texts):
       found = find_windows(
-        first + len(targets), first, self._length, self._stride
+        len(text.ids), text.num_given, self._length, self._stride
       )
       missing.append(len(found))
       for window in found:
@@ -181,15 +216,21 @@ class Scorer:
       size = count_rows_at_once(length, self._loaded.num_slices)
       for start in range(0, len(rows[length]), size):
         some = rows[length][start : start + size]
-        found = self._score_rows(examples, some, length, size, names)
+        found = self._score_rows(texts, some, length, size, names)
         for (index, _), part in zip(some, found, strict=True):
           parts[index].append(part)
           if len(parts[index]) == missing[index]:
             yield index, parts.pop(index)
 
+  def _begin(self, example: Example) -> _Text:
+    inputs, targets = example
+    if inputs and not self._adds_start:
+      return _Text(inputs[0], [*inputs[1:], *targets], len(inputs) - 1)
+    return _Text(self._start_id, [*inputs, *targets], len(inputs))
+
   def _score_rows(
     self,
-    examples: Sequence[Example],
+    texts: Sequence[_Text],
     rows: Sequence[tuple[int, Window]],
     length: int,
     size: int,
@@ -199,10 +240,10 @@ class Scorer:
     inputs, targets = np.zeros([2, size, length], np.int32)
     num_given = np.zeros([size], np.int32)
     for row, (index, window) in enumerate(rows):
-      ids = [*examples[index].inputs, *examples[index].targets]
+      start_id, ids, _ = texts[index]
       ids = ids[window.start : window.stop]
       targets[row, : len(ids)] = ids
-      inputs[row, 0] = self._first if window.start else self._start_id
+      inputs[row, 0] = self._first if window.start else start_id
       inputs[row, 1 : len(ids)] = ids[:-1]
       # All tokens before the first scored token count as given inputs.
       num_given[row] = 1 + window.first - window.start

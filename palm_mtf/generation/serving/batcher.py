@@ -6,7 +6,14 @@ import collections
 import dataclasses
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import (
+  Callable,
+  Collection,
+  Iterable,
+  Iterator,
+  Mapping,
+  Sequence,
+)
 
 import numpy as np
 
@@ -19,7 +26,8 @@ from palm_mtf.generation.serving.served_weights import ServedWeights
 class Row:
   """Text to continue, and its tokens so far."""
 
-  prompt: Sequence[int]  # token ids, with the start token
+  prompt: Sequence[int]  # token ids, with the start token if there is one
+  num_start: int = 1  # number of start tokens, 0 or 1
   asked: CompletionRequest  # the request that asks for the row
   key: np.ndarray  # random key, [2] int32
   # Value of time.monotonic(), in seconds, at which the row ends.
@@ -30,7 +38,7 @@ class Row:
   changed: Callable[[], None]
   # Log p of the prompt's tokens; () until computed.
   prompt_scores: Sequence[Chosen] = ()
-  # Tokens so far, including [eod].
+  # Tokens so far, including the end token.
   chosen: list[Chosen] = dataclasses.field(default_factory=list)
   # "" while the row continues; then "eod", "length", "time", "cancelled" or
   # "failed".
@@ -142,7 +150,7 @@ class Batcher:
     engine: ServedWeights,
     counters: Counters,
     *,
-    eod_id: int,
+    end_ids: Collection[int],
     most_waiting: int,
   ):
     """Begins without rows.
@@ -153,7 +161,7 @@ class Batcher:
     self.engine = engine
     self._counters = counters
     self._counters.checkpoint_step = engine.step
-    self._eod_id = eod_id
+    self._end_ids = end_ids
     self._most_waiting = most_waiting
     # Maximum number of rows per client, running and waiting together.
     self.most_rows = engine.decoder.num_slots + most_waiting
@@ -282,7 +290,7 @@ class Batcher:
       self._end(row, "length")
     if others and is_owed:
       self._owed_secs = time.monotonic() - begin
-    self._counters.prompt_tokens += len(row.prompt) - 1
+    self._counters.prompt_tokens += len(row.prompt) - row.num_start
 
   def _run_steps(self) -> None:
     rows = {i: x for i, x in self._running.items() if x.asked.max_tokens}
@@ -316,8 +324,8 @@ class Batcher:
 
   def _append(self, row: Row, found: Sequence[Chosen]) -> None:
     tokens = [each.token for each in found]
-    ends = self._eod_id in tokens
-    count = tokens.index(self._eod_id) + 1 if ends else len(tokens)
+    ends = [i for i, token in enumerate(tokens, 1) if token in self._end_ids]
+    count = ends[0] if ends else len(tokens)
     row.chosen += found[:count]
     self._counters.generated_tokens += count
     if ends:
@@ -367,7 +375,7 @@ class Batcher:
 
 
 def _find_position(row: Row) -> int:
-  # Returns the position of the row's last token, from 0 for the start token.
+  # Returns the position of the row's last token, from 0 for the first token.
   return len(row.prompt) + len(row.chosen) - 1
 
 

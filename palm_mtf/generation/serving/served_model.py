@@ -6,11 +6,11 @@ import dataclasses
 import functools
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from palm_mtf.config import Config
-from palm_mtf.data.batches.packing import document_start
+from palm_mtf.data.batches.packing import prompt_start
 from palm_mtf.data.vocabulary.chat import ChatTemplate
 from palm_mtf.data.vocabulary.text_reader import TextReader
 from palm_mtf.data.vocabulary.vocabulary import Vocabulary
@@ -40,7 +40,7 @@ class _Entry(NamedTuple):
   """Entry for one token in the field `logprobs` of an answer."""
 
   text: str
-  log_prob: float | None  # None for the start token
+  log_prob: float | None  # None for the first token that the model reads
   likeliest: Mapping[str, float] | None
   place: int  # index in the answer's text at which the token begins
 
@@ -62,11 +62,9 @@ class Choice:
     # Whether the client's token ids begin with the start token, which then
     # counts as part of the prompt.
     given = row.asked.prompts[index // row.asked.n]
-    self._gives_start = not isinstance(given, str) and (
-      len(given) == len(row.prompt)
-    )
-    prompt = row.prompt[1:]
-    self.num_prompt_tokens = len(prompt) + self._gives_start
+    gives_start = not isinstance(given, str) and (len(given) == len(row.prompt))
+    prompt = row.prompt[row.num_start :]
+    self.num_prompt_tokens = max(len(prompt), len(row.prompt) * gives_start)
     self._reader = ContinuationReader(vocabulary, row.asked.stop, prompt)
     self._start = ""
     if row.asked.echo:
@@ -142,8 +140,10 @@ class Choice:
 
   def _add_prompt_entries(self) -> None:
     reader = TextReader(self._vocabulary)
-    if self._gives_start:
-      self._entries.append(_Entry("", None, None, 0))
+    if self.num_prompt_tokens == len(self.row.prompt):
+      first = self.row.prompt[0]
+      text = reader.token_text(first)
+      self._entries.append(_Entry(text, None, None, reader.add(first)))
     for each in self.row.prompt_scores:
       entry = self._make_entry(each, reader.token_text)
       self._entries.append(entry._replace(place=reader.add(each.token)))
@@ -222,7 +222,7 @@ class ServedModel:
 
   @functools.cached_property
   def _chat_template(self) -> ChatTemplate:
-    start_id = document_start(self.config.data, self.vocabulary.eod_id)
+    start_id = prompt_start(self.config.data, self.vocabulary)
     return ChatTemplate(self.vocabulary, start_id)
 
   def read(self, body: object, *, is_chat: bool = False) -> CompletionRequest:
@@ -263,20 +263,24 @@ class ServedModel:
     rows = [
       Row(
         prompt=prompt,
+        num_start=num_start,
         asked=asked,
         key=make_sampling_key(
-          asked.seed, sample, self.vocabulary.decode(prompt[1:])
+          asked.seed, sample, self.vocabulary.decode(prompt[num_start:])
         ),
         deadline=time.monotonic() + self.most_secs,
         client=client,
         changed=changed,
       )
-      for prompt in self._encode(asked)
+      for prompt, num_start in self._encode(asked)
       for sample in range(asked.n)
     ]
     return [Choice(i, row, self.vocabulary) for i, row in enumerate(rows)]
 
-  def _encode(self, asked: CompletionRequest) -> list[Sequence[int]]:
+  def _encode(
+    self, asked: CompletionRequest
+  ) -> Iterator[tuple[Sequence[int], int]]:
+    """Yields each prompt, and the number of its start tokens, 0 or 1."""
     texts = [x for x in asked.prompts if isinstance(x, str)]
     # Check lengths first, because encoding a megabyte of text takes seconds.
     longest = max(map(len, texts), default=0)
@@ -287,14 +291,16 @@ class ServedModel:
       )
     # Use one thread, because starting threads takes longer than encoding.
     encoded = iter(self.vocabulary.encode_arrays(texts, 1) if texts else [])
-    start = document_start(self.config.data, self.vocabulary.eod_id)
-    prompts = [
-      [start, *next(encoded).tolist()]
-      if isinstance(x, str)
-      else (x if asked.is_chat else add_start(x, start))
-      for x in asked.prompts
-    ]
-    for _, *ids in prompts:
+    start = prompt_start(self.config.data, self.vocabulary)
+    for given in asked.prompts:
+      is_text = isinstance(given, str)
+      prompt = next(encoded).tolist() if is_text else given
+      if not asked.is_chat:
+        has_start = start is not None or not prompt
+        prompt = add_start(prompt, start, self.vocabulary.eod_id)
+      else:
+        has_start = self.vocabulary.is_control(prompt[0])
+      ids = prompt[int(has_start) :]
       if not all(0 <= i < self.vocabulary.size for i in ids):
         raise UserError(
           f"prompt: token ids are from 0 to {self.vocabulary.size - 1:,}."
@@ -305,4 +311,4 @@ class ServedModel:
           f"{asked.max_tokens:,}, together more than SEQUENCE_LENGTH = "
           f"{self.sequence_length:,}: shorten one of them."
         )
-    return prompts
+      yield prompt, int(has_start)

@@ -22,6 +22,8 @@ from palm_mtf.data.batches.packing import (
   WholeRows,
   document_start,
   from_json,
+  prompt_start,
+  row_start,
   to_json,
 )
 from palm_mtf.data.batches.row_streams import MixedRows, RowSource
@@ -201,26 +203,35 @@ def test_rows_of_whole_documents_are_as_few_as_they_fill(packed):
 
 
 @pytest.mark.parametrize(
-  ("packing", "start_id", "start"),
+  ("packing", "settings", "pad", "start"),
   [
-    ("joined", None, EOD),
-    ("joined", EOD, EOD),
-    ("joined_masked", None, 0),
-    ("joined_masked", 3, 3),
-    ("packed", None, 0),
-    ("packed", 3, 3),
-    ("single", None, 0),
-    ("single", 3, 3),
+    ("joined", {}, 0, EOD),
+    ("joined", {"start_id": EOD}, 0, EOD),
+    ("joined_masked", {}, 0, 0),
+    ("joined_masked", {"start_id": 3}, 0, 3),
+    ("packed", {}, 0, 0),
+    ("packed", {"start_id": 3}, 0, 3),
+    ("packed", {}, None, EOD),
+    ("packed", {"start_id": 3, "add_start": False}, 0, EOD),
+    ("single", {}, 0, 0),
+    ("single", {"start_id": 3}, 0, 3),
   ],
 )
 def test_the_start_of_a_document_is_the_input_before_it_in_training(
-  packing, start_id, start
+  packing, settings, pad, start
 ):
   """Except for the first document of a joined row, which is cut anywhere."""
-  data = SimpleNamespace(packing=packing, start_id=start_id)
-  assert document_start(data, EOD) == start
+  data = SimpleNamespace(
+    packing=packing, **{"start_id": None, "add_start": True} | settings
+  )
+  vocabulary = SimpleNamespace(eod_id=EOD, is_control=lambda i: i in (pad, EOD))
+  assert document_start(data, vocabulary) == start
+  adds_start = settings.get("add_start", True)
+  assert prompt_start(data, vocabulary) == (start if adds_start else None)
   tokens = token_array([([], [5, 6]), ([], [7, 8])], has_inputs=False)
-  first = start_id or 0
+  first = row_start(data, vocabulary)
+  # The token "0" of a text begins no row that does not begin with it.
+  assert first in (pad, EOD, settings.get("start_id"))
   if packing.startswith("joined"):
     is_masked = packing == "joined_masked"
     rows = joined(tokens, 6, masked=is_masked, first=first)

@@ -4,6 +4,7 @@
 
 import copy
 import json
+import os
 import pickle
 import unicodedata
 
@@ -226,11 +227,50 @@ def test_the_end_of_a_document_is_what_the_files_of_the_model_say(
   (tmp_path / "config.json").write_text('{"eos_token_id": 5}')
   assert end() == 5
   assert end(eos_token=START) == 1
-  with pytest.raises(UserError, match="has no token '<none>', the eos_token"):
+  with pytest.raises(UserError, match="has no token '<none>', the end of"):
     end(eos_token="<none>")
   (tmp_path / "config.json").write_text('{"eos_token_id": 50256}')
-  with pytest.raises(UserError, match="say that id 50256 ends a text, but no"):
+  with pytest.raises(UserError, match="has no id 50256, the end of"):
     end()
+
+
+def test_the_ends_of_a_text_are_those_of_all_files_of_the_model(
+  gpt2, tmp_path
+):
+  """As in transformers, of which generation_config.json is a file."""
+  path = tokenizer_files.write(tmp_path, gpt2.content, eos_token=END)
+  (tmp_path / "config.json").write_text('{"eos_token_id": [1, 0]}')
+  (tmp_path / "generation_config.json").write_text(
+    '{"eos_token_id": [5, 50256]}'
+  )
+  vocabulary = open_vocabulary(path)
+  assert vocabulary.eod_id == 0
+  assert vocabulary.end_ids == (0, 1, 5)  # no token has id 50256
+  assert vocabulary.decode([6, 5, 6]) == 2 * vocabulary.decode([6])
+  os.mkdir(tmp_path / "run")
+  vocabulary.write(tmp_path / "run")
+  again = open_vocabulary(str(tmp_path / "run" / "tokenizer.json"))
+  assert again.end_ids == (0, 1, 5)
+  assert pickle.loads(pickle.dumps(again)).end_ids == (0, 1, 5)
+  assert again.sha256 == vocabulary.sha256
+  for wrong in ('["5"]', "true", "{}", "[[1]]", "1.0"):
+    text = f'{{"eos_token_id": {wrong}}}'
+    (tmp_path / "config.json").write_text(text)
+    with pytest.raises(UserError, match="neither an id nor a list of ids"):
+      open_vocabulary(path)
+
+
+def test_a_text_that_spells_an_end_is_plain_though_no_special_token(
+  gpt2, tmp_path
+):
+  content = json.loads(json.dumps(gpt2.content))
+  for token in content["added_tokens"]:
+    token["special"] = False
+  path = tokenizer_files.write(tmp_path, content, eos_token=END)
+  vocabulary = open_vocabulary(path)
+  ids = vocabulary.encode(f"a{END}b")
+  assert vocabulary.eod_id not in ids
+  assert vocabulary.decode(ids) == f"a{END}b"
 
 
 def test_without_any_end_of_a_document_an_error_says_where_to_name_it(

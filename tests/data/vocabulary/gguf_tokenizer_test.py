@@ -12,7 +12,9 @@ import sentencepiece
 import tokenizers
 
 from palm_mtf.data.vocabulary.gguf_tokenizer import (
+  _END_NAMES,
   make_gguf_tokenizer,
+  read_gguf_start,
   read_gguf_tokenizer,
 )
 from palm_mtf.data.vocabulary.load import open_vocabulary
@@ -122,6 +124,62 @@ def test_names_of_the_same_way_to_split_give_the_same_file(
   assert read_gguf_tokenizer(metadata | {f"{KEY}pre": name}) == expected
 
 
+# Names that llama.cpp takes for ends, and some that it does not.
+ENDS = (
+  *("<|endoftext|>", "<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<|end|>"),
+  *("<end_of_turn>", "<EOT>", "[EOS]", "</s>", "<eos>", "<|end_of_text|>"),
+)
+NO_ENDS = ("<|im_start|>", "<pad>", "<|eot|>", "<|end_of_turn|>")
+
+
+@pytest.mark.parametrize("kind", [CONTROL, NORMAL, USER_DEFINED])
+def test_ends_are_those_of_the_file_and_control_tokens_with_known_names(
+  kind, gpt2, tmp_path
+):
+  metadata = _metadata(gpt2, tmp_path)
+  tokens, types = metadata[f"{KEY}tokens"], metadata[f"{KEY}token_type"]
+  for i, name in enumerate((*ENDS[1:], *NO_ENDS), 920):
+    tokens[i], types[i] = name, kind
+  types[300] = types[301] = CONTROL
+  ids = {"eos_token_id": 0, "eot_token_id": 300, "eom_token_id": 301}
+  changes = {"tokens": tokens, "token_type": types, **ids}
+  model = _read(_metadata(gpt2, tmp_path, **changes), tmp_path)
+  named = [*range(920, 919 + len(ENDS))] if kind == CONTROL else []
+  assert model.end_ids == (0, 300, 301, *named)
+  assert model.token_bytes(300) == b""
+  made = make_gguf_tokenizer(model, start_id=1, vocab_size=1000)
+  assert {key: made[f"{KEY}{key}"] for key in ids} == ids
+
+
+@pytest.mark.peers
+def test_llama_cpp_knows_the_same_names_of_ends(gpt2, tmp_path):
+  metadata, path = _metadata(gpt2, tmp_path), tmp_path / "end.gguf"
+  metadata[f"{KEY}token_type"][950] = CONTROL
+  for name in {*ENDS[1:], *NO_ENDS, *_END_NAMES} - {END}:
+    metadata[f"{KEY}tokens"][950] = name
+    _write(metadata, path)
+    found = llama_cpp_peer.call(llama_cpp_peer.list_ends, path)
+    assert found == [0, *([950] if name in _END_NAMES else [])], name
+    model = _read(metadata, tmp_path)
+    assert [*model.end_ids] == found
+
+
+@pytest.mark.parametrize(
+  ("changes", "start"),
+  [
+    ({}, (1, 1)),
+    ({"add_bos_token": False}, (1, None)),
+    ({"add_bos_token": None}, (1, None)),
+    ({"add_bos_token": None, "pre": "llama-bpe"}, (1, 1)),
+    ({"bos_token_id": None}, (None, None)),
+    ({"model": "llama", "bos_token_id": None, "add_bos_token": None}, (1, 1)),
+    ({"model": "llama", "add_bos_token": False}, (1, None)),
+  ],
+)
+def test_starts_are_those_of_llama_cpp(changes, start, gpt2, tmp_path):
+  assert read_gguf_start(_metadata(gpt2, tmp_path, **changes)) == start
+
+
 @pytest.mark.parametrize("adds_start", [True, False])
 def test_the_start_token_is_in_the_file_and_in_no_ids(
   adds_start, gpt2, tmp_path
@@ -142,7 +200,7 @@ def test_the_start_token_is_in_the_file_and_in_no_ids(
     ({"merges": None}, r"tokenizer\.ggml\.merges: is missing in the GGUF"),
     ({"tokens": None}, r"tokenizer\.ggml\.tokens: is missing"),
     ({"eos_token_id": None}, r"tokenizer\.ggml\.eos_token_id: is missing"),
-    ({"eos_token_id": 5000}, r"special tokens are \[5000, 1, 0\]; convert"),
+    ({"eos_token_id": 5000}, r"special tokens are \[5000, 0, 0, 1, 0\]; conv"),
     ({"model": "llama", "scores": [0.0]}, r"are 1,000 with 1,000 types"),
     ({"token_type": [1]}, r"are 1,000 with 1 types"),
     ({"tokens": ["a"] * 1000}, r"some tokens have the same name"),

@@ -10,6 +10,7 @@ import tensorflow as tf
 from tensorflow.core.protobuf import saved_model_pb2
 
 from palm_mtf.cli.main import main
+from palm_mtf.data.vocabulary.load import open_vocabulary
 from tests import processes, runs
 from tests.export.saved_model import call_signatures
 
@@ -116,6 +117,31 @@ def test_greedy_text_equals_generate(results, finished):
     "continuation": [line["continuation"] for line in lines],
     "num_tokens": [line["num_tokens"] for line in lines],
   }
+
+
+def test_ends_and_starts_are_those_of_an_imported_model(
+  finished, results, tmp_path
+):
+  """Several tokens end its texts, and no start token stands before prompts."""
+  run, served = tmp_path / "run", tmp_path / "served"
+  shutil.copytree(finished, run)
+  vocabulary = open_vocabulary(str(finished / "vocabulary.model"))
+  text = results["generate"]["continuation"][0]
+  ends = [vocabulary.eod_id, vocabulary.encode(text)[3]]
+  (run / "generation_config.json").write_text(f'{{"eos_token_id": {ends}}}')
+  with open(run / "config.gin", "a") as file:
+    file.write("ADD_START = False\n")
+  flags = ["--model_dir", str(run), "--format=saved_model"]
+  assert main(["export", *flags, "--output", str(served)]) == 0
+  kinds = ("score", "score_targets", "generate")
+  found = call_signatures.call(str(served / "12"), [CALLS[x] for x in kinds])
+  for kind, each in zip(kinds, found, strict=True):
+    assert each != results[kind]
+  test_likelihoods_of_texts_of_any_length_equal_score({"score": found[0]}, run)
+  test_likelihoods_of_targets_equal_score(
+    {"score_targets": found[1]}, run, tmp_path
+  )
+  test_greedy_text_equals_generate({"generate": found[2]}, run)
 
 
 def test_missing_arguments_have_the_settings_of_the_run(results):

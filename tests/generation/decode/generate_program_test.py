@@ -77,6 +77,25 @@ def test_greedy_tokens_equal_full_recomputation(layout, expected):
   assert result.is_over[:, 0].tolist() == ended
 
 
+@pytest.mark.parametrize("layout", [None, "all over data and model"])
+def test_any_of_several_ends_ends_a_text_in_both_executors(layout, expected):
+  """The C++ step, if it was compiled, and TensorFlow's on several devices."""
+  other = next(x[2] for x in expected if EOD not in x[:3])
+  ends = (EOD, other, CONFIG.vocab_size - 1)
+  mesh = mesh_layout(layout) if layout else SINGLE
+  found = decode(
+    *(CONFIG, PARAMS, PROMPTS, GREEDY),
+    max_tokens=MAX_TOKENS,
+    end_ids=ends,
+    mesh=mesh,
+  )
+  for row, tokens in enumerate(expected):
+    count = next((i for i, x in enumerate(tokens, 1) if x in ends), MAX_TOKENS)
+    filled = [*tokens[:count], *[EOD] * (MAX_TOKENS - count)]
+    assert found.tokens[row, 0].tolist() == filled
+    assert found.is_over[row, 0] == bool({*tokens} & {*ends})
+
+
 def test_greedy_tokens_depend_on_neither_pauses_nor_earlier_batches(expected):
   with tf.Graph().as_default(), Client(tf.Session()) as client:
     decoder = Decoder(client, CONFIG, PARAMS, PROMPTS, GREEDY, MAX_TOKENS)
@@ -165,7 +184,7 @@ def test_samples_equal_full_recomputation(changes, recomputed):
 )
 def test_xla_compiles_nothing_that_c_computes(settings, weight_dtype):
   sizes = PromptBatch(
-    num_prompts=2, prompt_tokens=4, max_tokens=4, num_tokens=25, eod_id=EOD
+    num_prompts=2, prompt_tokens=4, max_tokens=4, num_tokens=25, end_ids=(EOD,)
   )
   with tf.Graph().as_default() as graph:
     model = build_decode_model(CONFIG, SINGLE, weight_dtype)
@@ -257,7 +276,7 @@ def log_softmax(x):
   return x - np.log(np.exp(x).sum(-1, keepdims=True))
 
 
-def run_search(tables, num_beams, length_penalty):
+def run_search(tables, num_beams, length_penalty, ends=(END,)):
   """Returns tokens [prompts, beams, max_tokens] and scores [prompts, beams]."""
   decode = DecodeConfig(num_beams=num_beams, length_penalty=length_penalty)
   sizes = PromptBatch(
@@ -265,7 +284,7 @@ def run_search(tables, num_beams, length_penalty):
     prompt_tokens=1,
     max_tokens=LENGTH,
     num_tokens=TOKENS,
-    eod_id=END,
+    end_ids=ends,
   )
   search = BeamSearch(decode, sizes)
   with tf.Graph().as_default(), tf.Session() as session:
@@ -310,14 +329,14 @@ def test_a_wide_search_finds_the_best_of_all_texts_in_order(length_penalty):
       )
 
 
-def beam_search(table, num_beams, length_penalty):
+def beam_search(table, num_beams, length_penalty, ends):
   """Runs a beam search in plain Python; returns its best texts."""
   living, ended = [()], []
   for length in range(1, LENGTH + 1):
     longer = [(*text, token) for text in living for token in range(TOKENS)]
     longer.sort(key=lambda text: score(table, text, 0.0), reverse=True)
-    longer = longer[: 2 * num_beams]
-    is_end = [t[-1] == END or length == LENGTH for t in longer]
+    longer = longer[: (1 + len(ends)) * num_beams]
+    is_end = [t[-1] in ends or length == LENGTH for t in longer]
     ended += [t for t, end in zip(longer, is_end, strict=True) if end]
     living = [t for t, end in zip(longer, is_end, strict=True) if not end]
     living = living[:num_beams]
@@ -325,11 +344,12 @@ def beam_search(table, num_beams, length_penalty):
   return ended[:num_beams]
 
 
+@pytest.mark.parametrize("ends", [(END,), (END, 3)])
 @pytest.mark.parametrize("num_beams", [1, 2, 3])
-def test_a_narrow_search_keeps_the_beams_that_it_should(num_beams):
+def test_a_narrow_search_keeps_the_beams_that_it_should(num_beams, ends):
   models = tables(seed=2)
-  tokens, _ = run_search(models, num_beams, 0.6)
+  tokens, _ = run_search(models, num_beams, 0.6, ends)
   for prompt, table in enumerate(models):
-    for row, text in enumerate(beam_search(table, num_beams, 0.6)):
+    for row, text in enumerate(beam_search(table, num_beams, 0.6, ends)):
       expected = [*text, *[END] * (LENGTH - len(text))]
       assert tokens[prompt, row].tolist() == expected

@@ -72,4 +72,9 @@ def test_an_invalid_prompt_is_one_error_line(tmp_path, name, content, message):
   ],
 )
 def test_ids_begin_with_the_start_token_once(ids, expected):
-  assert add_start(ids, 1) == expected
+  assert add_start(ids, 1, eod_id=1) == expected
+
+
+def test_without_a_start_token_ids_stay_as_they_are():
+  assert add_start([0, 5], None, eod_id=1) == [0, 5]
+  assert add_start([], None, eod_id=1) == [1]

@@ -91,6 +91,24 @@ def test_a_document_begins_after_the_start_token_and_a_later_row_after_0(
   np.testing.assert_allclose(scores(behind_7, examples), expected, rtol=1e-5)
 
 
+def test_without_a_start_token_inputs_begin_with_their_first_token(scorer):
+  bare = Scorer(scorer._loaded, STRIDE, start_id=7, first=7, adds_start=False)
+  long = ids(LENGTH + STRIDE, 10)
+  expected = [
+    oracle.log_likelihood(CONFIG, PARAMS, given[1:], targets, start=given[0])
+    if given
+    else oracle.log_likelihood(CONFIG, PARAMS, [], targets, start=7)
+    for given, targets in EXAMPLES
+  ]
+  given = long[STRIDE:LENGTH]
+  expected.append(
+    oracle.log_likelihood(CONFIG, PARAMS, [], long[:LENGTH], start=7)
+    + oracle.log_likelihood(CONFIG, PARAMS, given, long[LENGTH:], start=7)
+  )
+  examples = [*EXAMPLES, Example([], long)]
+  np.testing.assert_allclose(scores(bare, examples), expected, rtol=1e-5)
+
+
 def test_a_score_has_the_same_bits_whatever_else_is_scored(scorer):
   many = EXAMPLES + [Example(ids(9, i), ids(7, i)) for i in range(70)]
   together = scores(scorer, many)

@@ -25,7 +25,7 @@ from palm_mtf.generation.serving.completion_request import (
 )
 from tests.generation.serving.live_server import Weights
 
-EOD, SLOTS, MOST_WAITING = 1, 2, 3
+EOD, OTHER_END, SLOTS, MOST_WAITING = 1, 1000, 2, 3
 
 
 class Counting:
@@ -92,7 +92,7 @@ class Run:
     self.batcher = Batcher(
       Weights(self.decoder),
       self.counters,
-      eod_id=EOD,
+      end_ids=(EOD, OTHER_END),
       most_waiting=MOST_WAITING,
     )
     self.thread = threading.Thread(target=self.batcher.run)
@@ -199,6 +199,13 @@ def test_tokens_after_the_end_of_a_text_are_dropped(run):
   assert tokens(short) == [*range(EOD - 5, EOD + 1)] and short.ended == "eod"
   assert tokens(long) == [*range(51, 81)]
   assert run.counters.generated_tokens == 36
+
+
+def test_the_first_of_several_ends_ends_a_text(run):
+  run.decoder.most = 10**6
+  row = run.row(OTHER_END - 2, max_tokens=9)
+  run.serve(row)
+  assert tokens(row) == [OTHER_END - 1, OTHER_END] and row.ended == "eod"
 
 
 def test_a_call_is_no_longer_than_a_new_row_may_wait(run):

@@ -91,7 +91,7 @@ async def serving(access=None, decoder=None, **model):
 
   decoder = decoder or Repeating()
   counters = Counters()
-  batcher = Batcher(Weights(decoder), counters, eod_id=1, most_waiting=4)
+  batcher = Batcher(Weights(decoder), counters, end_ids=(1,), most_waiting=4)
   given = {"most_rows": batcher.most_rows, "most_secs": 60, **model}
   served = ServedModel(
     name="m",

@@ -42,7 +42,7 @@ def begin(vocabulary, prompt="one", **body):
   row = Row(
     prompt=[0, *vocabulary.encode(prompt)]
     if isinstance(prompt, str)
-    else add_start(prompt, 0),
+    else add_start(prompt, 0, vocabulary.eod_id),
     asked=asked,
     key=np.zeros([2], np.int32),
     deadline=time.monotonic() + 60,
