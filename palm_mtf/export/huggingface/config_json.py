@@ -7,9 +7,10 @@ class gives the same model.
 """
 
 import dataclasses
+import logging
 import math
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple, get_args
 
 from palm_mtf.architecture.rotary import yarn_magnitude
@@ -25,28 +26,52 @@ from palm_mtf.export.huggingface.families import (
   BY_ARCHITECTURE,
   FAMILIES,
   REFUSED,
+  SIZES,
   Family,
 )
+from palm_mtf.export.huggingface.tensor_files import ORIGINAL
 from palm_mtf.model_dir.foreign_files import read_json_object
+
+_logger = logging.getLogger(__name__)
 
 Json = Mapping[str, object]
 
+_MOST_NAMED = 10  # maximum number of keys named in a warning
 # Key for settings that transformers lacks; transformers ignores the key.
 _OWN = "palm_mtf"
 _OWN_CHOICES = {
   "FINAL_NORM_SCALE": ("learned", "none"),
   "PACKING": get_args(Packing),
 }
-# Keys that must have these values. Otherwise the model has quantized weights,
-# code from outside transformers, or other layers.
+# Keys that must have these values. Otherwise the model has code from outside
+# transformers, or other layers.
 _CONSTANTS = {
-  "quantization_config": None,
-  "compression_config": None,
   "auto_map": None,
+  "is_causal": True,
+  "per_layer_config": None,
   "pruned_heads": {},
   "add_cross_attention": False,
   "is_encoder_decoder": False,
 }
+# Keys of quantized weights.
+_QUANTIZED = ("quantization_config", "compression_config")
+# Keys that change no logits: keys of training, of tokens, of the order of sums
+# and of names. A warning names any other key that is not read.
+_HARMLESS = set(
+  "architectures transformers_version _name_or_path dtype torch_dtype "
+  "use_cache bos_token_id eos_token_id pad_token_id sep_token_id unk_token_id "
+  "tokenizer_class initializer_range gradient_checkpointing is_decoder "
+  "attention_dropout hidden_dropout classifier_dropout "
+  "attn_pdrop embd_pdrop resid_pdrop output_attentions output_hidden_states "
+  "return_dict return_dict_in_generate torchscript chunk_size_feed_forward "
+  "id2label label2id num_labels problem_type task_specific_params "
+  "attn_implementation _attn_implementation _attn_implementation_autoset "
+  "reorder_and_upcast_attn pretraining_tp max_window_layers n_ctx "
+  "summary_activation summary_first_dropout summary_last_dropout "
+  "summary_proj_to_labels summary_type summary_use_proj model_type "
+  "layer_types rope_parameters rope_scaling unsloth_version "
+  "unsloth_fixed".split()
+)
 # Keys of rope_parameters (before transformers 5: rope_scaling): the kind of
 # rotary embedding, and {key: field of Rotary} for all kinds and for each kind.
 _ROPE_TYPES = ("rope_type", "type")
@@ -130,17 +155,12 @@ def _list_differences(
 
 
 def make_config(
-  model: ModelConfig,
-  *,
-  start_id: int | None,
-  end_ids: Sequence[int],
-  packing: str,
+  model: ModelConfig, *, start_id: int, eod_id: int, packing: str
 ) -> dict[str, object]:
   """Returns the content of config.json.
 
-  `start_id` is the id of the start token, if there is one, and `end_ids` are
-  those of the tokens that end a text, [eod] first. The content includes the
-  run's PACKING, so that `parse_config` can return it.
+  The model reads token `start_id` at position 0. The content includes the run's
+  PACKING, so that `parse_config` can return it.
 
   Raises:
     UserError: if no class of transformers computes this model.
@@ -152,9 +172,9 @@ def make_config(
     **_make_model_keys(family, model),
     "torch_dtype": "float32",
     "bos_token_id": start_id,
-    "eos_token_id": end_ids[0] if len(end_ids) == 1 else [*end_ids],
+    "eos_token_id": eod_id,
     # Not 0, because transformers would mask the token 0 at the start of a text.
-    "pad_token_id": end_ids[0],
+    "pad_token_id": eod_id,
     _OWN: {"FINAL_NORM_SCALE": model.final_norm_scale, "PACKING": packing},
   }
 
@@ -216,8 +236,7 @@ class DescribedModel(NamedTuple):
   family: Family
   model: ModelConfig
   packing: str  # PACKING of the run that trained the model
-  start_id: int | None  # id of the start token, if there is one
-  is_own: bool  # whether an export of palm_mtf made it
+  start_id: int | None  # START_ID of the run
 
 
 def read_config(folder: str) -> DescribedModel:
@@ -252,14 +271,43 @@ def parse_config(config: Json, what: str) -> DescribedModel:
   family = BY_ARCHITECTURE[name]
   own = _parse_own_settings(config, what)
   model = _parse_model(config, family, own, what)
-  start_id = config.get("bos_token_id", family.start_id)
-  ends = config.get("eos_token_id")
-  ends = ends if isinstance(ends, list) else [ends]
-  begins_with_eod = start_id is not None and start_id in ends
+  _warn_of_unknown_keys(config, family, what)
+  start_id, eod_id = config.get("bos_token_id"), config.get("eos_token_id")
+  begins_with_eod = start_id is not None and start_id == eod_id
   packing = own.get("PACKING", "joined" if begins_with_eod else "packed")
+  # By default, texts begin with [eod] if PACKING is "joined", else with 0.
+  is_default = start_id == (eod_id if packing == "joined" else 0)
   is_known = type(start_id) is int and 0 <= start_id < model.vocab_size
-  start_id = start_id if is_known else None
-  return DescribedModel(family, model, packing, start_id, bool(own))
+  start_id = None if is_default or not is_known else start_id
+  return DescribedModel(family, model, packing, start_id)
+
+
+def _warn_of_unknown_keys(config: Json, family: Family, what: str) -> None:
+  known = {*_HARMLESS, *_CONSTANTS, *_QUANTIZED, *_OUTSIDE, _OWN}
+  for table in (
+    *(family.sizes, family.choices, family.numbers, family.biases),
+    *(family.constants, family.derived, family.rotary_size or ()),
+  ):
+    known |= {*table}
+  known |= {y for x in family.choices.values() for y in x.other_names}
+  known |= _common_names(family).keys() | {"head_dim"}
+  if family.has_key_heads:
+    known.add("num_key_value_heads")
+  if family.window is not None or "use_sliding_window" in family.constants:
+    known.add("sliding_window")
+  unknown = [x for x in config if x not in known and config[x] is not None]
+  if unknown:
+    shown = ", ".join(map(shorten, sorted(unknown)[:_MOST_NAMED]))
+    more = len(unknown) - _MOST_NAMED
+    _logger.warning(
+      f"{what}: palm_mtf does not know these keys of a {family.architecture}, "
+      f"and ignores them: {shown}{f' and {more:,} more' if more > 0 else ''}."
+    )
+
+
+def _common_names(family: Family) -> dict[str, str]:
+  """Returns {name of a size in most classes: field}, if it has two names."""
+  return {key: field for key, field in SIZES.items() if key not in family.sizes}
 
 
 def _parse_own_settings(config: Json, what: str) -> dict[str, str]:
@@ -316,6 +364,17 @@ def _parse_model(
     **family.constants,
     "model_type": family.model_type,
   }
+  for key in _QUANTIZED:
+    if config.get(key) is not None:
+      raise UserError(f"{what}: {key}: the weights are quantized; {ORIGINAL}.")
+  # In classes with other names of sizes, both names may be given.
+  constants |= {
+    key: getattr(model, field) for key, field in _common_names(family).items()
+  }
+  if not family.has_key_heads:
+    constants["head_dim"] = model.d_kv
+  if config.get("layer_types") is not None:
+    constants["layer_types"] = ["full_attention"] * model.num_layers
   compared = [(key, config.get(key, x), x) for key, x in constants.items()]
   for key, (value, default) in family.derived.items():
     compared.append((key, config.get(key, default), value(model)))
@@ -329,10 +388,16 @@ def _parse_model(
 
 
 def _parse_size(
-  config: Json, key: str, default: int | None = None, most: int = MAX_SIZE
+  config: Json,
+  key: str,
+  default: int | None = None,
+  *,
+  null: int | None = None,
+  most: int = MAX_SIZE,
 ) -> int:
-  value = config.get(key)
-  value = default if value is None else value
+  # A missing key stands for `default`, and null for `null`.
+  value = config.get(key, default)
+  value = null if value is None else value
   if type(value) is not int or not 1 <= value <= most:
     raise UserError(
       f"{key} = {shorten(value)}: give a whole number from 1 to {most:,}."
@@ -347,14 +412,16 @@ def _parse_sizes(config: Json, family: Family) -> dict[str, object]:
   found["d_model"] = _parse_size(config, keys["d_model"])
   for field, key in keys.items():
     # Without n_inner, MLPs of GPT-2 and GPT-J are 4 * d_model wide.
-    default = 4 * found["d_model"] if key == "n_inner" else None
+    null = 4 * found["d_model"] if key == "n_inner" else None
     most = MAX_LAYERS if field == "num_layers" else MAX_SIZE
-    found[field] = _parse_size(config, key, default, most)
+    found[field] = _parse_size(config, key, null=null, most=most)
   heads, width = found["num_heads"], found["d_model"]
   key_heads, d_kv = heads, width // heads
   if family.has_key_heads:
-    key_heads = _parse_size(config, "num_key_value_heads", heads)
-    d_kv = _parse_size(config, "head_dim", d_kv)
+    key_heads = _parse_size(
+      config, "num_key_value_heads", family.key_heads, null=heads
+    )
+    d_kv = _parse_size(config, "head_dim", family.head_dim, null=d_kv)
   elif width % heads:
     raise UserError(
       f"{keys['num_heads']} = {heads}: it divides {keys['d_model']} = {width}."

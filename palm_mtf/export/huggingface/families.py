@@ -14,7 +14,7 @@ from typing import NamedTuple
 from palm_mtf.config import ModelConfig
 
 # {key of config.json for a size: field of ModelConfig}
-_SIZES = {
+SIZES = {
   "vocab_size": "vocab_size",
   "hidden_size": "d_model",
   "intermediate_size": "d_ff",
@@ -57,12 +57,13 @@ class Family:
   Attributes:
     architecture: the class, such as "LlamaForCausalLM".
     model_type: value of the key model_type.
-    start_id: default of the key bos_token_id; None for no start token.
     settings: settings that all models of the class have; a function computes
       the value from D_MODEL.
     sizes: {key: field of ModelConfig}.
     has_key_heads: whether the keys num_key_value_heads and head_dim exist;
       otherwise every head has its own keys, and d_kv is width / heads.
+    key_heads, head_dim: defaults of these keys; None for as many as there are
+      heads, and for width / heads.
     choices: {key that chooses the value of a setting: its `Choice`}.
     numbers: {key that holds a number: its `Number`}.
     biases: {key: (places of BIASES that a true value adds, default)}; {} if the
@@ -89,9 +90,10 @@ class Family:
   model_type: str
   settings: Mapping[str, object]
   names: Mapping[str, str]
-  sizes: Mapping[str, str] = dataclasses.field(default_factory=lambda: _SIZES)
-  start_id: int | None = None
+  sizes: Mapping[str, str] = dataclasses.field(default_factory=lambda: SIZES)
   has_key_heads: bool = True
+  key_heads: int | None = None
+  head_dim: int | None = None
   choices: Mapping[str, Choice] = dataclasses.field(default_factory=dict)
   numbers: Mapping[str, Number] = dataclasses.field(default_factory=dict)
   biases: Mapping[str, tuple[str, bool]] = dataclasses.field(
@@ -181,7 +183,6 @@ _LLAMA_SETTINGS = {
 LLAMA = Family(
   architecture="LlamaForCausalLM",
   model_type="llama",
-  start_id=1,
   settings=_LLAMA_SETTINGS,
   choices={"hidden_act": _SWIGLU, "tie_word_embeddings": _tie(False)},
   numbers={"rms_norm_eps": _epsilon(1e-6)},
@@ -194,12 +195,12 @@ MISTRAL = dataclasses.replace(
   architecture="MistralForCausalLM",
   model_type="mistral",
   biases={},
+  key_heads=8,
   window=4096,
 )
 GEMMA = Family(
   architecture="GemmaForCausalLM",
   model_type="gemma",
-  start_id=2,
   settings={
     "block": "serial",
     "norm": "rms_norm_1p",
@@ -217,6 +218,8 @@ GEMMA = Family(
   },
   numbers={"rms_norm_eps": _epsilon(1e-6)},
   biases={"attention_bias": ("qkv,o", False)},
+  key_heads=16,
+  head_dim=256,
   rotary_base=10_000.0,
   constants={"use_bidirectional_attention": None},
   names=_LLAMA_NAMES,
@@ -224,7 +227,6 @@ GEMMA = Family(
 COHERE = Family(
   architecture="CohereForCausalLM",
   model_type="cohere",
-  start_id=5,
   settings={"block": "parallel", "norm": "layer_norm"},
   choices={"hidden_act": _SWIGLU, "tie_word_embeddings": _tie(True)},
   numbers={
@@ -236,7 +238,7 @@ COHERE = Family(
     ),
   },
   biases={"attention_bias": ("qkv,o", False)},
-  rotary_base=10_000.0,
+  rotary_base=500_000.0,  # 10,000 before transformers 5
   rotary_pairs="neighbours",
   constants={"use_qk_norm": False},
   names=_LLAMA_NAMES,
@@ -244,7 +246,6 @@ COHERE = Family(
 GRANITE = Family(
   architecture="GraniteForCausalLM",
   model_type="granite",
-  start_id=1,
   settings={"block": "serial", "norm": "rms_norm"},
   choices={"hidden_act": _SWIGLU, "tie_word_embeddings": _tie(False)},
   numbers={
@@ -285,7 +286,6 @@ _GPT_NAMES = {
 GPT2 = Family(
   architecture="GPT2LMHeadModel",
   model_type="gpt2",
-  start_id=50_256,
   settings={
     **_GPT_SETTINGS,
     "block": "serial",
@@ -323,7 +323,6 @@ GPT2 = Family(
 GPTJ = Family(
   architecture="GPTJForCausalLM",
   model_type="gptj",
-  start_id=50_256,
   settings={**_GPT_SETTINGS, "block": "parallel", "biases": "mlp,logits"},
   sizes=_GPT_SIZES,
   has_key_heads=False,
@@ -350,7 +349,6 @@ GPTJ = Family(
 GPT_NEOX = Family(
   architecture="GPTNeoXForCausalLM",
   model_type="gpt_neox",
-  start_id=0,
   settings={**_GPT_SETTINGS, "biases": "mlp"},
   has_key_heads=False,
   choices={
@@ -395,7 +393,6 @@ GPT_NEOX = Family(
 PHI = Family(
   architecture="PhiForCausalLM",
   model_type="phi",
-  start_id=1,
   settings={
     "block": "parallel",
     "norm": "layer_norm_bias",
@@ -428,7 +425,6 @@ PHI = Family(
 STABLELM = Family(
   architecture="StableLmForCausalLM",
   model_type="stablelm",
-  start_id=0,
   settings={"block": "serial", "norm": "layer_norm_bias", "logits_scale": 1.0},
   choices={"hidden_act": _SWIGLU, "tie_word_embeddings": _tie(False)},
   numbers={"layer_norm_eps": _epsilon(1e-5)},
@@ -442,18 +438,19 @@ QWEN2 = dataclasses.replace(
   LLAMA,
   architecture="Qwen2ForCausalLM",
   model_type="qwen2",
-  start_id=None,
   settings={**_LLAMA_SETTINGS, "biases": "qkv"},
   biases={},
+  key_heads=32,
   constants={"use_sliding_window": False},
 )
 QWEN3 = dataclasses.replace(
   LLAMA,
   architecture="Qwen3ForCausalLM",
   model_type="qwen3",
-  start_id=None,
   settings={**_LLAMA_SETTINGS, "qk_norm": "rms_norm"},
   biases={"attention_bias": ("qkv,o", False)},
+  key_heads=32,
+  head_dim=128,
   constants={"use_sliding_window": False},
   names={
     **_LLAMA_NAMES,

@@ -166,6 +166,8 @@ _ALIGNMENT = 8
 # accepts 100 MB, but then reading the header takes seconds and gigabytes.
 _MAX_HEADER_BYTES = 20_000_000
 _DTYPES = ("F32", "F16", "BF16")
+# What a user does who has quantized weights.
+ORIGINAL = "give the original weights, or a GGUF file"
 
 
 def write_safetensors(
@@ -240,7 +242,8 @@ class SafetensorsFile:
     dtype = self.dtypes[name]
     if dtype not in _DTYPES:
       raise UserError(
-        f"{self._path}: its {name} is {dtype}; weights are F32, F16 or BF16."
+        f"{self._path}: its {name} is {dtype}; weights are F32, F16 or BF16; "
+        f"{ORIGINAL}."
       )
     value = self._file.get_tensor(name).astype(np.float32, copy=False)
     if not np.isfinite(value).all():

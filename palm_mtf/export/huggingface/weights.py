@@ -8,8 +8,9 @@ rotate elements (2i, 2i + 1) of a head together, but our models usually rotate
 (i, i + n / 2); then the columns of q and k are permuted.
 """
 
+import itertools
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 
 import numpy as np
 
@@ -22,7 +23,7 @@ from palm_mtf.architecture.rotary import find_divisors, rotary_of
 from palm_mtf.config import ModelConfig
 from palm_mtf.errors import UserError, shorten
 from palm_mtf.export.huggingface.families import Family
-from palm_mtf.export.huggingface.tensor_files import TensorFiles
+from palm_mtf.export.huggingface.tensor_files import ORIGINAL, TensorFiles
 
 Read = Callable[[str], np.ndarray]
 
@@ -40,6 +41,9 @@ _MASK = re.compile(
 )
 # Part of the divisors of rotary frequencies (GGUF).
 DIVISORS = "rotary/divisors"
+# Types of safetensors and GGUF that hold no weights without a scale.
+_OTHER_TYPES = re.compile(r"[IU]\d+|F4|F[68]_.*|BOOL")
+_ADAPTER = re.compile(r"lora_|base_layer\.|modules_to_save\.")
 # {dtype: maximum relative error of the frequencies}. The error is from rounding
 # to the dtype and, for float32, also from computing the power.
 _ROUNDING = {"F32": 1e-6, "F16": 2.0**-11, "BF16": 2.0**-8}
@@ -222,6 +226,7 @@ def check_tensors(
   messages.
   """
   wanted = find_tensor_shapes(model, family)
+  _check_not_quantized(files, wanted, what)
   ours, redundant = find_tensors(model, family), []
   for name in sorted({*wanted, *files.shapes}):
     if _MASK.fullmatch(name) and name not in wanted:
@@ -238,6 +243,27 @@ def check_tensors(
       redundant.append(name)
   for name in redundant:
     _check_redundant(name, files, model, family, what)
+
+
+def _check_not_quantized(
+  files: TensorFiles, wanted: Collection[str], what: str
+) -> None:
+  """Raises UserError if a tensor of the model is stored in other numbers."""
+  layers = {name.rpartition(".")[0] for name in wanted}
+  for name in sorted(files.shapes):
+    prefixes = itertools.accumulate(name.split("."), "{}.{}".format)
+    layer = next((x for x in prefixes if x in layers), None)
+    rest = name.removeprefix(f"{layer}.")
+    is_other = layer and rest not in ("weight", "bias")
+    is_adapter = _ADAPTER.match(rest)
+    has_other_type = name in wanted and _OTHER_TYPES.fullmatch(
+      files.dtypes[name]
+    )
+    if has_other_type or (is_other and not is_adapter):
+      raise UserError(
+        f"{what}: {shorten(name)} is {files.dtypes[name]}, of quantized "
+        f"weights, which are not read here; {ORIGINAL}."
+      )
 
 
 def _find_redundant_shape(

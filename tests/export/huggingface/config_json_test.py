@@ -10,6 +10,7 @@ from palm_mtf.export.huggingface.config_json import (
   parse_config,
   read_config,
 )
+from palm_mtf.export.huggingface.families import BY_ARCHITECTURE
 from tests import blocks
 from tests.mtf_testing import small_config
 
@@ -18,7 +19,7 @@ SERIAL = {"block": "serial", "norm": "rms_norm"}
 
 def _config(**changes) -> dict:
   model = small_config(**changes)
-  return make_config(model, start_id=1, end_ids=[1], packing="joined")
+  return make_config(model, start_id=1, eod_id=1, packing="joined")
 
 
 def _refused(**changes) -> str:
@@ -108,6 +109,13 @@ def test_a_config_that_describes_no_model_is_refused(content, tmp_path):
     ("tie_word_embeddings", None),
     ("quantization_config", {"quant_method": "gptq"}),
     ("compression_config", {"format": "dense"}),
+    ("is_causal", False),
+    ("is_causal", None),
+    ("is_causal", 0),
+    ("per_layer_config", {"0": {"head_dim": 4}}),
+    ("layer_types", ["sliding_attention"] * 2),
+    ("layer_types", ["full_attention"]),
+    ("layer_types", "full_attention"),
     ("auto_map", {"AutoModelForCausalLM": "other.Model"}),
     ("pruned_heads", {"0": [1]}),
     ("is_encoder_decoder", True),
@@ -135,6 +143,65 @@ def test_a_missing_key_has_the_default_of_its_class():
   config = _config(**SERIAL)
   del config["tie_word_embeddings"]  # False in Granite
   assert parse_config(config, "there").model.output_embedding == "separate"
+
+
+def test_a_key_that_nobody_reads_is_named_in_a_warning(caplog):
+  """Keys of training, tokens and names, and null, are no reason to warn."""
+  config = _config() | {"hidden_act_2": "relu", "use_qk_norms": None}
+  config |= {"initializer_range": 0.1, "use_cache": True, "is_causal": True}
+  config |= {"layer_types": None, "id2label": {"0": "a"}, "pad_token_id": 3}
+  assert (
+    parse_config(config, "there").model
+    == parse_config(_config(), "there").model
+  )
+  (line,) = caplog.messages
+  assert line == (
+    "there: palm_mtf does not know these keys of a CohereForCausalLM, and "
+    "ignores them: 'hidden_act_2'."
+  )
+
+
+def _gpt_config():
+  model = blocks.block_config("GPT-2", d_kv=6)
+  return make_config(model, start_id=1, eod_id=1, packing="joined")
+
+
+@pytest.mark.parametrize(
+  "name, key",
+  [
+    ("hidden_size", "n_embd"),
+    ("num_attention_heads", "n_head"),
+    ("num_hidden_layers", "n_layer"),
+    ("max_position_embeddings", "n_positions"),
+  ],
+)
+def test_both_names_of_a_size_of_gpt_2_agree(name, key, caplog):
+  """transformers takes the second name too (attribute_map)."""
+  config = _gpt_config()
+  again = parse_config({**config, name: config[key]}, "there")
+  assert again == parse_config(config, "there") and not caplog.messages
+  with pytest.raises(UserError, match=f"^there: {name} = 2000: "):
+    parse_config({**config, name: 2000}, "there")
+
+
+# {class: defaults of transformers 5 that other classes or versions do not have}
+DEFAULTS = {
+  "CohereForCausalLM": {"rope_theta": 500_000.0, "num_key_value_heads": None},
+  "MistralForCausalLM": {"num_key_value_heads": 8},
+  "GemmaForCausalLM": {"num_key_value_heads": 16, "head_dim": 256},
+  "Qwen2ForCausalLM": {"num_key_value_heads": 32},
+  "Qwen3ForCausalLM": {"num_key_value_heads": 32, "head_dim": 128},
+}
+
+
+@pytest.mark.parametrize("name", DEFAULTS)
+def test_a_missing_key_has_the_default_of_transformers_5(name):
+  family = BY_ARCHITECTURE[name]
+  config = {"architectures": [name], **dict.fromkeys(family.sizes, 64)}
+  config["hidden_size"] = 128
+  for key, value in DEFAULTS[name].items():
+    without = parse_config(config, "there").model
+    assert parse_config({**config, key: value}, "there").model == without
 
 
 NO_WIDTH = "= 0: give a whole number from 1"
@@ -174,7 +241,7 @@ def test_transformers_4_finds_its_names_of_a_gpt_neox_models_rotation():
   """GPTNeoXConfig of transformers 4 has rotary_pct and rotary_emb_base."""
   changes = {"d_kv": 6, "rotary_fraction": 1 / 3, "rotary_base": 5000.0}
   model = blocks.block_config("GPT-NeoX", **changes)
-  config = make_config(model, start_id=1, end_ids=[1], packing="joined")
+  config = make_config(model, start_id=1, eod_id=1, packing="joined")
   assert config["architectures"] == ["GPTNeoXForCausalLM"]
   rope = config["rope_parameters"]
   assert config["rotary_pct"] == rope["partial_rotary_factor"]

@@ -2,16 +2,20 @@
 # SPDX-License-Identifier: Apache-2.0
 """Models of transformers' own classes have the same logits here, and back."""
 
+import inspect
 import json
+import re
 
 import numpy as np
 import pytest
 
+from palm_mtf.errors import UserError
 from palm_mtf.export.huggingface.config_json import (
   make_config,
   parse_config,
   read_config,
 )
+from palm_mtf.export.huggingface.families import FAMILIES
 from palm_mtf.export.huggingface.tensor_files import TensorFiles
 from palm_mtf.export.huggingface.weights import (
   check_tensors,
@@ -194,7 +198,7 @@ def exported_config(name):
 
 def export(model):
   """Returns config.json, and the tensors by their names in transformers."""
-  config = make_config(model, start_id=1, end_ids=[1], packing="joined")
+  config = make_config(model, start_id=1, eod_id=1, packing="joined")
   return parameters(model), config, tensors(model)
 
 
@@ -245,3 +249,78 @@ def test_transformers_computes_our_logits_of_an_export(name, tmp_path):
     model, {k: v.astype(float) for k, v in params.items()}, tokens
   )
   assert np.abs(ours - theirs).max() < 1e-6 * np.ptp(theirs)
+
+
+def describe(family):
+  """Returns the class of configuration, and a config.json with all its keys."""
+  import transformers
+
+  cls = getattr(transformers, family.architecture).config_class
+  width = "n_embd" if "n_embd" in family.sizes else "hidden_size"
+  heads = "n_head" if "n_head" in family.sizes else "num_attention_heads"
+  sizes = dict.fromkeys(family.sizes, 64) | {width: 512, heads: 32}
+  others = {"rotary_dim": 4, "sliding_window": 8, "attention_multiplier": 0.25}
+  others |= {"num_key_value_heads": 4}
+  config = cls(**sizes | {x: others[x] for x in others if hasattr(cls(), x)})
+  named = {"architectures": [family.architecture]}
+  named |= {"head_dim": 16} if family.has_key_heads else {}
+  return cls, {**config.to_dict(), **named}
+
+
+@pytest.mark.peers
+@pytest.mark.parametrize("family", FAMILIES, ids=lambda x: x.model_type)
+def test_a_missing_key_has_the_default_of_the_installed_class(family):
+  cls, config = describe(family)
+  config.pop("layer_types", None)
+  whole = parse_config(config, "there").model
+  changed = set()
+  for key in config.keys() - {"architectures", "model_type"}:
+    without = {k: x for k, x in config.items() if k != key}
+    try:
+      ours = parse_config(without, "there").model
+    except UserError:  # sizes, or a default that we do not compute
+      continue
+    theirs = {**without, **cls.from_dict(without).to_dict()}
+    theirs["architectures"] = config["architectures"]
+    theirs.pop("layer_types", None)
+    assert ours == parse_config(theirs, "there").model, key
+    if ours != whole:
+      changed.add(key)
+  if family.rotary_base:
+    without = {**config, "rope_parameters": None}
+    theirs = cls.from_dict(without).to_dict()["rope_parameters"]
+    ours = parse_config(without, "there").model
+    assert ours.rotary_base == theirs["rope_theta"] == family.rotary_base
+    share = theirs.get("partial_rotary_factor", 1.0)
+    assert ours.rotary_size == int(share * ours.d_kv)
+  if family.key_heads:
+    assert "num_key_value_heads" in changed
+
+
+# config.KEY and getattr(config, "KEY") in Python
+_READ = re.compile(r'config\.(?!_)(\w+)(?!\w*\()|config, "([a-z]\w+)"')
+# A method, and keys of masks that the other classes do not make.
+_OTHER = {"get_text_config", "attention_chunk_size", "sliding_window"}
+
+
+@pytest.mark.peers
+@pytest.mark.parametrize("family", FAMILIES, ids=lambda x: x.model_type)
+def test_no_key_that_a_class_has_or_reads_is_unknown(family, caplog):
+  import transformers
+  from transformers import masking_utils
+
+  cls, config = describe(family)
+  model = getattr(transformers, family.architecture)
+  keys = {*cls().to_dict()}
+  for part in (inspect.getmodule(model), masking_utils):
+    keys |= {x or y for x, y in _READ.findall(inspect.getsource(part))}
+  parse_config(config, "there")
+  assert not caplog.messages
+  for key in keys - config.keys() - _OTHER:
+    caplog.clear()
+    try:
+      parse_config({**config, key: 1}, "there")
+    except UserError as error:
+      assert key in str(error)
+      continue
+    assert not caplog.messages, key

@@ -12,13 +12,14 @@ import numpy as np
 import pytest
 
 from palm_mtf.architecture.parameters import parameter_shapes
+from palm_mtf.cli.main import main
 from palm_mtf.errors import UserError
 from palm_mtf.export.huggingface.config_json import (
   find_family,
   make_config,
   parse_config,
 )
-from palm_mtf.export.huggingface.tensor_files import TensorFiles
+from palm_mtf.export.huggingface.tensor_files import WEIGHTS, TensorFiles
 from palm_mtf.export.huggingface.weights import (
   check_tensors,
   import_parameters,
@@ -31,9 +32,12 @@ from tests.transformers_folder import (
   MODEL,
   NORM,
   UP,
+  change_json,
   parameters,
+  read_parts,
   set_tensors,
   tensors,
+  write_parts,
   write_tensors,
 )
 
@@ -47,7 +51,7 @@ EXACT = [
 
 
 def _config_json(model) -> dict:
-  return make_config(model, start_id=1, end_ids=[1], packing="joined")
+  return make_config(model, start_id=1, eod_id=1, packing="joined")
 
 
 def _linear(tensors, name, x):
@@ -220,3 +224,91 @@ def test_other_frequencies_of_the_rotary_embedding_are_refused(model_folder):
     model_folder, **{FREQUENCIES.replace("1", "2"): ours}
   )  # of 2 layers
   assert FREQUENCIES.replace("1", "2") in _refused(model_folder)
+
+
+DOWN = "model.layers.0.mlp.down_proj"
+# {method: {end of a tensor's name: (type, shape)}} in place of DOWN's weight of
+# [24, 40], as the method's program writes them
+QUANTIZED = {
+  "GPTQ": {
+    "qweight": ("I32", [5, 24]),
+    "qzeros": ("I32", [1, 3]),
+    "scales": ("F16", [1, 24]),
+    "g_idx": ("I32", [40]),
+  },
+  "AWQ": {
+    "qweight": ("I32", [40, 3]),
+    "qzeros": ("I32", [1, 3]),
+    "scales": ("F16", [1, 24]),
+  },
+  "nf4": {
+    "weight": ("U8", [480, 1]),
+    "weight.absmax": ("U8", [15]),
+    "weight.quant_map": ("F32", [16]),
+    "weight.quant_state.bitsandbytes__nf4": ("U8", [80]),
+  },
+  "int8": {"weight": ("I8", [24, 40]), "SCB": ("F32", [24])},
+  "int8 alone": {"weight": ("I8", [24, 40])},
+  "FP8": {
+    "weight": ("F8_E4M3", [24, 40]),
+    "weight_scale": ("F32", [24, 1]),
+    "input_scale": ("F32", [1]),
+  },
+  "FP8 in blocks": {
+    "weight": ("F8_E4M3", [24, 40]),
+    "weight_scale_inv": ("F32", [1, 1]),
+  },
+  "FP8 alone": {"weight": ("F8_E5M2", [24, 40])},
+  "packed": {
+    "weight_packed": ("I32", [24, 5]),
+    "weight_scale": ("F16", [24, 1]),
+    "weight_shape": ("I64", [2]),
+  },
+  "packed bytes": {"weight": ("U8", [24, 20])},
+  "scaled": {"weight": ("F16", [24, 40]), "weight_scale": ("F32", [1])},
+  "HQQ": {"W_q": ("U8", [480]), "scale": ("F16", [1]), "zero": ("F16", [1])},
+}
+BITS = {"I8": 8, "U8": 8, "F16": 16, "I32": 32, "F32": 32, "I64": 64}
+
+
+@pytest.mark.parametrize("has_key", [True, False])
+@pytest.mark.parametrize("method", QUANTIZED)
+def test_quantized_weights_are_called_so_with_the_fix(
+  method, has_key, model_folder, tmp_path, capsys
+):
+  path = model_folder / WEIGHTS
+  header, content = read_parts(path)
+  del header[f"{DOWN}.weight"]
+  kept = {name: x for name, x in header.items() if name != "__metadata__"}
+  end, header, parts = 0, {}, []
+  for name, x in kept.items():
+    begin, stop = x["data_offsets"]
+    parts.append(content[begin:stop])
+    header[name] = {**x, "data_offsets": [end, end + stop - begin]}
+    end += stop - begin
+  for name, (dtype, shape) in QUANTIZED[method].items():
+    size = int(np.prod(shape)) * BITS.get(dtype, 8) // 8
+    parts.append(bytes(size))
+    offsets = [end, end + size]
+    described = {"dtype": dtype, "shape": shape, "data_offsets": offsets}
+    header[f"{DOWN}.{name}"] = described
+    end += size
+  write_parts(path, header, b"".join(parts))
+  key = {"quantization_config": {"quant_method": "any"}} if has_key else {}
+  change_json(model_folder / "config.json", **key)
+  assert (
+    main(["import", str(model_folder), "--output", str(tmp_path / "x")]) == 2
+  )
+  (line,) = capsys.readouterr().err.splitlines()
+  assert "quantized" in line
+  assert line.endswith("; give the original weights, or a GGUF file.")
+
+
+@pytest.mark.parametrize("name", ["q_proj.bias", "up_proj.lora_A.weight"])
+def test_a_bias_or_an_adapter_is_not_called_quantized(name, model_folder):
+  name = f"model.layers.0.mlp.{name}".replace("mlp.q_", "self_attn.q_")
+  set_tensors(model_folder, **{name: np.zeros(3, np.float32)})
+  with pytest.raises(UserError, match="no such tensor"):
+    check_tensors(
+      TensorFiles(str(model_folder)), MODEL, find_family(MODEL), "folder"
+    )
