@@ -10,7 +10,7 @@ import dataclasses
 import logging
 import math
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, get_args
 
 from palm_mtf.architecture.rotary import yarn_magnitude
@@ -155,12 +155,17 @@ def _list_differences(
 
 
 def make_config(
-  model: ModelConfig, *, start_id: int, eod_id: int, packing: str
+  model: ModelConfig,
+  *,
+  start_id: int | None,
+  end_ids: Sequence[int],
+  packing: str,
 ) -> dict[str, object]:
   """Returns the content of config.json.
 
-  The model reads token `start_id` at position 0. The content includes the run's
-  PACKING, so that `parse_config` can return it.
+  `start_id` is the id of the start token, if there is one, and `end_ids` are
+  those of the tokens that end a text, [eod] first. The content includes the
+  run's PACKING, so that `parse_config` can return it.
 
   Raises:
     UserError: if no class of transformers computes this model.
@@ -172,9 +177,9 @@ def make_config(
     **_make_model_keys(family, model),
     "torch_dtype": "float32",
     "bos_token_id": start_id,
-    "eos_token_id": eod_id,
+    "eos_token_id": end_ids[0] if len(end_ids) == 1 else [*end_ids],
     # Not 0, because transformers would mask the token 0 at the start of a text.
-    "pad_token_id": eod_id,
+    "pad_token_id": end_ids[0],
     _OWN: {"FINAL_NORM_SCALE": model.final_norm_scale, "PACKING": packing},
   }
 
@@ -236,7 +241,8 @@ class DescribedModel(NamedTuple):
   family: Family
   model: ModelConfig
   packing: str  # PACKING of the run that trained the model
-  start_id: int | None  # START_ID of the run
+  start_id: int | None  # id of the start token, if there is one
+  is_own: bool  # whether an export of palm_mtf made it
 
 
 def read_config(folder: str) -> DescribedModel:
@@ -272,14 +278,14 @@ def parse_config(config: Json, what: str) -> DescribedModel:
   own = _parse_own_settings(config, what)
   model = _parse_model(config, family, own, what)
   _warn_of_unknown_keys(config, family, what)
-  start_id, eod_id = config.get("bos_token_id"), config.get("eos_token_id")
-  begins_with_eod = start_id is not None and start_id == eod_id
+  start_id = config.get("bos_token_id", family.start_id)
+  ends = config.get("eos_token_id")
+  ends = ends if isinstance(ends, list) else [ends]
+  begins_with_eod = start_id is not None and start_id in ends
   packing = own.get("PACKING", "joined" if begins_with_eod else "packed")
-  # By default, texts begin with [eod] if PACKING is "joined", else with 0.
-  is_default = start_id == (eod_id if packing == "joined" else 0)
   is_known = type(start_id) is int and 0 <= start_id < model.vocab_size
-  start_id = None if is_default or not is_known else start_id
-  return DescribedModel(family, model, packing, start_id)
+  start_id = start_id if is_known else None
+  return DescribedModel(family, model, packing, start_id, bool(own))
 
 
 def _warn_of_unknown_keys(config: Json, family: Family, what: str) -> None:

@@ -57,6 +57,7 @@ class Family:
   Attributes:
     architecture: the class, such as "LlamaForCausalLM".
     model_type: value of the key model_type.
+    start_id: default of the key bos_token_id; None for no start token.
     settings: settings that all models of the class have; a function computes
       the value from D_MODEL.
     sizes: {key: field of ModelConfig}.
@@ -91,6 +92,7 @@ class Family:
   settings: Mapping[str, object]
   names: Mapping[str, str]
   sizes: Mapping[str, str] = dataclasses.field(default_factory=lambda: SIZES)
+  start_id: int | None = None
   has_key_heads: bool = True
   key_heads: int | None = None
   head_dim: int | None = None
@@ -183,6 +185,7 @@ _LLAMA_SETTINGS = {
 LLAMA = Family(
   architecture="LlamaForCausalLM",
   model_type="llama",
+  start_id=1,
   settings=_LLAMA_SETTINGS,
   choices={"hidden_act": _SWIGLU, "tie_word_embeddings": _tie(False)},
   numbers={"rms_norm_eps": _epsilon(1e-6)},
@@ -201,6 +204,7 @@ MISTRAL = dataclasses.replace(
 GEMMA = Family(
   architecture="GemmaForCausalLM",
   model_type="gemma",
+  start_id=2,
   settings={
     "block": "serial",
     "norm": "rms_norm_1p",
@@ -227,6 +231,7 @@ GEMMA = Family(
 COHERE = Family(
   architecture="CohereForCausalLM",
   model_type="cohere",
+  start_id=5,
   settings={"block": "parallel", "norm": "layer_norm"},
   choices={"hidden_act": _SWIGLU, "tie_word_embeddings": _tie(True)},
   numbers={
@@ -246,6 +251,7 @@ COHERE = Family(
 GRANITE = Family(
   architecture="GraniteForCausalLM",
   model_type="granite",
+  start_id=1,
   settings={"block": "serial", "norm": "rms_norm"},
   choices={"hidden_act": _SWIGLU, "tie_word_embeddings": _tie(False)},
   numbers={
@@ -286,6 +292,7 @@ _GPT_NAMES = {
 GPT2 = Family(
   architecture="GPT2LMHeadModel",
   model_type="gpt2",
+  start_id=50_256,
   settings={
     **_GPT_SETTINGS,
     "block": "serial",
@@ -323,6 +330,7 @@ GPT2 = Family(
 GPTJ = Family(
   architecture="GPTJForCausalLM",
   model_type="gptj",
+  start_id=50_256,
   settings={**_GPT_SETTINGS, "block": "parallel", "biases": "mlp,logits"},
   sizes=_GPT_SIZES,
   has_key_heads=False,
@@ -349,6 +357,7 @@ GPTJ = Family(
 GPT_NEOX = Family(
   architecture="GPTNeoXForCausalLM",
   model_type="gpt_neox",
+  start_id=0,
   settings={**_GPT_SETTINGS, "biases": "mlp"},
   has_key_heads=False,
   choices={
@@ -393,6 +402,7 @@ GPT_NEOX = Family(
 PHI = Family(
   architecture="PhiForCausalLM",
   model_type="phi",
+  start_id=1,
   settings={
     "block": "parallel",
     "norm": "layer_norm_bias",
@@ -425,6 +435,7 @@ PHI = Family(
 STABLELM = Family(
   architecture="StableLmForCausalLM",
   model_type="stablelm",
+  start_id=0,
   settings={"block": "serial", "norm": "layer_norm_bias", "logits_scale": 1.0},
   choices={"hidden_act": _SWIGLU, "tie_word_embeddings": _tie(False)},
   numbers={"layer_norm_eps": _epsilon(1e-5)},
@@ -438,6 +449,7 @@ QWEN2 = dataclasses.replace(
   LLAMA,
   architecture="Qwen2ForCausalLM",
   model_type="qwen2",
+  start_id=None,
   settings={**_LLAMA_SETTINGS, "biases": "qkv"},
   biases={},
   key_heads=32,
@@ -447,6 +459,7 @@ QWEN3 = dataclasses.replace(
   LLAMA,
   architecture="Qwen3ForCausalLM",
   model_type="qwen3",
+  start_id=None,
   settings={**_LLAMA_SETTINGS, "qk_norm": "rms_norm"},
   biases={"attention_bias": ("qkv,o", False)},
   key_heads=32,

@@ -19,7 +19,7 @@ SERIAL = {"block": "serial", "norm": "rms_norm"}
 
 def _config(**changes) -> dict:
   model = small_config(**changes)
-  return make_config(model, start_id=1, eod_id=1, packing="joined")
+  return make_config(model, start_id=1, end_ids=[1], packing="joined")
 
 
 def _refused(**changes) -> str:
@@ -163,7 +163,7 @@ def test_a_key_that_nobody_reads_is_named_in_a_warning(caplog):
 
 def _gpt_config():
   model = blocks.block_config("GPT-2", d_kv=6)
-  return make_config(model, start_id=1, eod_id=1, packing="joined")
+  return make_config(model, start_id=1, end_ids=[1], packing="joined")
 
 
 @pytest.mark.parametrize(
@@ -241,7 +241,7 @@ def test_transformers_4_finds_its_names_of_a_gpt_neox_models_rotation():
   """GPTNeoXConfig of transformers 4 has rotary_pct and rotary_emb_base."""
   changes = {"d_kv": 6, "rotary_fraction": 1 / 3, "rotary_base": 5000.0}
   model = blocks.block_config("GPT-NeoX", **changes)
-  config = make_config(model, start_id=1, eod_id=1, packing="joined")
+  config = make_config(model, start_id=1, end_ids=[1], packing="joined")
   assert config["architectures"] == ["GPTNeoXForCausalLM"]
   rope = config["rope_parameters"]
   assert config["rotary_pct"] == rope["partial_rotary_factor"]

@@ -198,7 +198,7 @@ def exported_config(name):
 
 def export(model):
   """Returns config.json, and the tensors by their names in transformers."""
-  config = make_config(model, start_id=1, eod_id=1, packing="joined")
+  config = make_config(model, start_id=1, end_ids=[1], packing="joined")
   return parameters(model), config, tensors(model)
 
 

@@ -51,7 +51,7 @@ EXACT = [
 
 
 def _config_json(model) -> dict:
-  return make_config(model, start_id=1, eod_id=1, packing="joined")
+  return make_config(model, start_id=1, end_ids=[1], packing="joined")
 
 
 def _linear(tensors, name, x):
