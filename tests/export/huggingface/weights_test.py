@@ -156,10 +156,11 @@ def test_exported_tensors_give_our_logits_in_the_architecture_named(changes):
 def test_what_is_exported_is_imported_bit_for_bit(changes):
   model = small_config(**changes)
   params = parameters(model)
-  family, again, packing, start_id = parse_config(_config_json(model), "folder")
+  described = parse_config(_config_json(model), "folder")
+  family, again, packing, start_id, _ = described
   found = import_parameters(again, family, tensors(model).__getitem__)
   assert packing == "joined"
-  assert start_id is None
+  assert start_id == 1
   assert parameter_shapes(again) == parameter_shapes(model)
   assert found.keys() == params.keys()
   for name, value in params.items():
