@@ -14,14 +14,19 @@ import pytest
 import tokenizers
 
 from palm_mtf.architecture.parameters import parameter_shapes
+from palm_mtf.checkpoints.weights_to_load import open_newest
+from palm_mtf.cli.gin_files import load_run
 from palm_mtf.cli.main import main
 from palm_mtf.data.vocabulary.load import open_vocabulary
+from palm_mtf.evaluation.answers import CheckpointModel
 from palm_mtf.export.huggingface.config_json import find_family, make_config
+from palm_mtf.export.huggingface.families import FAMILIES
 from palm_mtf.export.huggingface.tensor_files import WEIGHTS
 from palm_mtf.export.huggingface.weights import (
   find_tensor_shapes,
   make_tensor_reader,
 )
+from palm_mtf.generation.inference.scorer import Example
 from palm_mtf.lm_eval.run import Run
 from tests import llama_cpp_peer, oracle, runs, tokenizer_files
 from tests.export.read_gguf import read_gguf
@@ -310,6 +315,18 @@ def test_score_and_the_harness_print_the_same_number(run):
   assert found.log_likelihood == pytest.approx(expected, rel=1e-5)
 
 
+def test_a_task_has_the_scores_of_score(run):
+  flags = ["--gin.SEQUENCE_LENGTH=32", "--gin.STRIDE=20"]
+  macros = {"ACTIVATION_DTYPE": "float32", "SEQUENCE_LENGTH": 32, "STRIDE": 20}
+  _, config = load_run("evaluate", str(run), macros, False)
+  checkpoint, vocabulary = open_newest(str(run), config)
+  with CheckpointModel(checkpoint, config, vocabulary) as model:
+    scorer = model.get_scorer(False)
+    examples = [Example([], vocabulary.encode(TEXT))]
+    ((_, found),) = scorer.log_likelihoods(examples)
+  assert found == score(run, TEXT, *flags)
+
+
 def test_a_first_token_follows_the_start_token_or_the_end_of_a_document(run):
   start = 1 if "ADD_START" not in texts_of(run) else 0
   ids = open_vocabulary(str(run / "tokenizer.json")).encode("the model")
@@ -377,6 +394,15 @@ def test_transformers_and_llama_cpp_agree_on_starts_texts_and_numbers(
   )[0, len(ids) :].tolist()
   vocabulary = open_vocabulary(str(run / "tokenizer.json"))
   assert record["continuation"] == vocabulary.decode(made)
+
+
+@pytest.mark.peers
+@pytest.mark.parametrize("family", FAMILIES, ids=lambda x: x.model_type)
+def test_start_tokens_of_classes_are_those_of_transformers(family):
+  import transformers
+
+  config = transformers.AutoConfig.for_model(family.model_type)
+  assert family.start_id == config.bos_token_id
 
 
 @pytest.mark.peers

@@ -1,6 +1,9 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
+import json
+import os
 import pathlib
+import shutil
 import string
 
 import hypothesis
@@ -250,6 +253,30 @@ OF_T5 = {
   "unk_id": 2,
   "bos_id": -1,
 }
+
+
+def test_a_model_beside_files_of_transformers_has_their_ends(foreign, tmp_path):
+  """A piece that ends a text has no text, and no text contains it."""
+  path = tmp_path / "tokenizer.model"
+  shutil.copy(foreign(), path)
+  before = open_vocabulary(str(path))
+  piece = next(
+    i
+    for i in range(before.size)
+    if len(before.piece(i)) > 2 and before.encode(before.decode([i])) == [i]
+  )
+  ids = [before.eod_id, piece, 10**6]
+  (tmp_path / "config.json").write_text(json.dumps({"eos_token_id": ids}))
+  model = open_vocabulary(str(path))
+  assert (model.eod_id, model.end_ids) == (ids[0], (ids[0], piece))
+  assert model.is_control(piece) and not model.token_bytes(piece)
+  text = before.decode([piece])
+  assert piece not in model.encode(text) and model.decode([piece]) == ""
+  assert model.sha256 == before.sha256
+  os.mkdir(tmp_path / "run")
+  model.write(str(tmp_path / "run"))
+  again = open_vocabulary(str(tmp_path / "run" / "vocabulary.model"))
+  assert again.end_ids == model.end_ids and again.sha256 == before.sha256
 
 
 @pytest.mark.parametrize("extra_ids", [0, 1, 100])

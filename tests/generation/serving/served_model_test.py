@@ -182,6 +182,18 @@ def test_ids_that_hold_the_start_token_have_an_entry_for_it(vocabulary):
   assert told["text_offset"][:2] == [0, 0]
 
 
+def test_without_a_start_token_the_first_token_has_no_log_p(vocabulary):
+  row, _ = begin(vocabulary, echo=True, logprobs=1)
+  row.prompt, row.num_start = row.prompt[1:], 0
+  row.prompt_scores = scored(row.prompt[1:])
+  choice = Choice(0, row, vocabulary)
+  assert choice.num_prompt_tokens == len(row.prompt)
+  row.ended = "length"
+  told = choice.read()["logprobs"]
+  assert "".join(told["tokens"]) == "one"
+  assert told["token_logprobs"] == [None, *(-0.5 * i for i in row.prompt[1:])]
+
+
 @pytest.fixture(scope="module", params=[False, True])
 def prefixed(request, tmp_path_factory):
   return train_prefixed(
