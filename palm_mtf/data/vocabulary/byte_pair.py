@@ -18,10 +18,12 @@ transformers do the same if their caller says that a text is plain. In a text,
 the name of an added token that is not special becomes its id.
 """
 
+import contextlib
 import functools
 import hashlib
 import itertools
 import json
+import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
@@ -45,6 +47,9 @@ _BYTE = re.compile("<0x([0-9A-F]{2})>")
 _MOST_IDS = 2**20
 # Fields with the parts of a normalizer, pre-tokenizer or decoder "Sequence".
 _PARTS = ("normalizers", "pretokenizers", "decoders")
+# A text on which nested repetitions in a pattern take too many steps.
+_PROBE = f"{'a' * 99}! 1 a\u00e9\n"
+_MOST_SHOWN = 200  # characters of an error of the library
 # Decoders that files with byte fallback may have.
 _FALLBACK = {"ByteFallback", "Fuse", "Metaspace", "Replace", "Strip"}
 
@@ -184,7 +189,10 @@ class BytePairVocabulary(Vocabulary):
 
     first = functools.partial(encode, self._tokenizer)
     inside = functools.partial(encode, self._inside)
-    return encode_parts(first, inside, texts, are_inside)
+    with _library_errors(
+      self._what, "leave out the text that it cannot encode"
+    ):
+      return encode_parts(first, inside, texts, are_inside)
 
 
 def _read_tokenizer(model: bytes, what: str) -> Json:
@@ -198,6 +206,12 @@ def _read_tokenizer(model: bytes, what: str) -> Json:
       f"{what}: is JSON, but no tokenizer.json of Hugging Face's tokenizers; "
       "copy it again, or give another file."
     )
+  for name in ("normalizer", "pre_tokenizer", "decoder"):
+    if not _has_parts(found.get(name)):
+      raise UserError(
+        f"{what}: its {name} is {shorten(found[name])}, but no JSON object; "
+        "copy the file again."
+      )
   kind = found["model"].get("type", "BPE")
   if kind != "BPE":
     raise UserError(f"{what}: its model is {kind}; {_OTHER}.")
@@ -217,10 +231,10 @@ def _make_tokenizer(text: str, extra_ids: int, what: str) -> Any:
       f"imported ({error}): pip install 'palm_mtf[tokenizers]', or give a "
       "SentencePiece model."
     ) from None
-  try:
+  with _library_errors(what, "copy the file again"), _quiet_stderr():
     made = tokenizers.Tokenizer.from_str(text)
-  except Exception as error:  # the library's errors have no class
-    raise UserError(f"{what}: {error}; copy the file again.") from None
+    # Some patterns fail only when they meet a text.
+    made.encode(_PROBE)
   made.no_truncation()
   made.no_padding()
   made.model.dropout = None  # no random merges
@@ -231,6 +245,46 @@ def _make_tokenizer(text: str, extra_ids: int, what: str) -> Any:
     [tokenizers.AddedToken(x, normalized=False) for x in sentinels]
   )
   return made
+
+
+@contextlib.contextmanager
+def _library_errors(what: str, fix: str) -> Iterator[None]:
+  """Turns errors of the library into UserErrors."""
+  try:
+    yield
+  except (TypeError, UnicodeEncodeError):  # of a text that is not Unicode
+    raise
+  # The library's errors have no class, and panics of Rust are no Exceptions.
+  except BaseException as error:
+    is_panic = type(error).__name__ == "PanicException"
+    if not is_panic and not isinstance(error, Exception):
+      raise
+    line = " ".join(str(error).split())
+    raise UserError(f"{what}: {line[:_MOST_SHOWN]}; {fix}.") from None
+
+
+@contextlib.contextmanager
+def _quiet_stderr() -> Iterator[None]:
+  """Drops what Rust prints of a panic; for a process without other threads."""
+  kept, null = os.dup(2), os.open(os.devnull, os.O_WRONLY)
+  os.dup2(null, 2)
+  try:
+    yield
+  finally:
+    os.dup2(kept, 2)
+    os.close(kept)
+    os.close(null)
+
+
+def _has_parts(part: object) -> bool:
+  """Whether a normalizer, pre-tokenizer or decoder is null or an object."""
+  if not isinstance(part, dict):
+    return part is None
+  parts = [part.get(name, []) for name in _PARTS]
+  return all(
+    isinstance(x, list) and None not in x and all(map(_has_parts, x))
+    for x in parts
+  )
 
 
 def list_parts(part: Json | None) -> Iterator[Json]:

@@ -234,9 +234,7 @@ def test_the_end_of_a_document_is_what_the_files_of_the_model_say(
     end()
 
 
-def test_the_ends_of_a_text_are_those_of_all_files_of_the_model(
-  gpt2, tmp_path
-):
+def test_the_ends_of_a_text_are_those_of_all_files_of_the_model(gpt2, tmp_path):
   """As in transformers, of which generation_config.json is a file."""
   path = tokenizer_files.write(tmp_path, gpt2.content, eos_token=END)
   (tmp_path / "config.json").write_text('{"eos_token_id": [1, 0]}')
@@ -313,6 +311,64 @@ def test_json_that_is_no_tokenizer_is_refused_in_one_line(tmp_path, text):
   path.write_bytes(text.encode("latin-1"))
   with pytest.raises(UserError, match=r"is JSON, but no tokenizer\.json"):
     open_vocabulary(str(path))
+
+
+def split_by(pattern):
+  kind = {"type": "Split", "behavior": "Isolated", "invert": False}
+  return {**kind, "pattern": pattern}
+
+
+def replace_empty(part):
+  return {"type": "Replace", "pattern": {"String": part}, "content": "x"}
+
+
+# {a change of a file: message}. The library panics at the first four.
+ODD = [
+  ({"normalizer": {"type": "Precompiled", "precompiled_charsmap": "AAAA"}}, ""),
+  ({"normalizer": replace_empty("")}, "index out of bounds"),
+  ({"pre_tokenizer": split_by({"Regex": "(a+)+$"})}, "retry-limit-in-match"),
+  ({"continuing_subword_prefix": "\u00e9\u00e9"}, ""),
+  ({"pre_tokenizer": split_by({"Regex": "("})}, "unmatched parenthesis"),
+  ({"normalizer": []}, "its normalizer is [], but no JSON object"),
+  ({"normalizer": [[]]}, "its normalizer is [[]], but no JSON object"),
+  ({"normalizer": 3}, "its normalizer is 3, but no JSON object"),
+  (
+    {"pre_tokenizer": {"type": "Sequence", "pretokenizers": [[]]}},
+    "its pre_tokenizer is {'pretokenizers': [[]], 'type': 'Sequence'}, but no",
+  ),
+  ({"decoder": {"type": "Sequence", "decoders": {}}}, "its decoder is "),
+  ({"decoder": ["ByteLevel"]}, "its decoder is ['ByteLevel'], but no JSON"),
+]
+
+
+@pytest.mark.parametrize(("change", "message"), ODD, ids=str)
+def test_a_file_at_which_the_library_fails_is_refused_in_one_line(
+  gpt2, tmp_path, change, message, capfd
+):
+  """Rust writes nothing to stderr either."""
+  content = copy.deepcopy(gpt2.content)
+  part = content["model"] if "continuing_subword_prefix" in change else content
+  part |= change
+  path = tokenizer_files.write(tmp_path, content, eos_token=END)
+  with pytest.raises(UserError) as info:
+    open_vocabulary(path)
+  line = str(info.value)
+  assert line.startswith(f"VOCABULARY = {path!r}: ") and message in line
+  assert "\n" not in line and len(line) < 400 + len(path)
+  assert capfd.readouterr().err == ""
+
+
+def test_a_text_at_which_the_library_fails_is_refused_in_one_line(
+  gpt2, tmp_path
+):
+  slow = split_by({"Regex": "(b+)+$"})
+  content = {**gpt2.content, "pre_tokenizer": slow}
+  path = tokenizer_files.write(tmp_path, content, eos_token=END)
+  vocabulary = open_vocabulary(path)
+  assert vocabulary.encode("a bb")
+  for texts in (["b" * 40 + "!"], ["a", "b" * 40 + "!"]):
+    with pytest.raises(UserError, match=r"retry-limit-in-match.*leave out the"):
+      vocabulary.encode_batch(texts)
 
 
 def test_half_a_surrogate_pair_is_refused(gpt2):
