@@ -8,6 +8,7 @@ They still do after an export, and after the import of the export.
 import itertools
 import json
 import re
+import shutil
 
 import numpy as np
 import pytest
@@ -28,9 +29,16 @@ from palm_mtf.export.huggingface.weights import (
 )
 from palm_mtf.generation.inference.scorer import Example
 from palm_mtf.lm_eval.run import Run
-from tests import llama_cpp_peer, oracle, runs, tokenizer_files
+from tests import (
+  llama_cpp_peer,
+  oracle,
+  runs,
+  tokenizer_files,
+  transformers_folder,
+)
 from tests.export.read_gguf import read_gguf
 from tests.mtf_testing import small_config
+from tests.prefixed_vocabulary import train_prefixed
 from tests.tokenizer_files import END, START, SYSTEM
 from tests.transformers_folder import change_json, write_tensors
 
@@ -229,6 +237,10 @@ BYTE_LEVEL = {
   [
     (ADDS, {}, 1, "1", True),  # LLaMA 3
     (ADDS, {}, None, "1", True),
+    (
+      {"type": "Sequence", "processors": [BYTE_LEVEL, ADDS]},
+      *({"add_bos_token": False}, 0, "1", True),
+    ),
     (ADDS, {"bos_token": START, "add_bos_token": True}, 1, "1", True),
     # LLaMA 2, whose files of transformers 4 say so in this way
     (None, {"bos_token": START, "add_bos_token": True}, 1, "1", True),
@@ -275,6 +287,25 @@ def test_before_a_text_stands_what_the_tokenizer_puts_there(
   for number, path in enumerate((hf, gguf)):
     again = import_model(path, tmp_path / f"again{number}")
     assert texts_of(again) == expected
+
+
+@pytest.mark.parametrize("is_exact", [True, False])
+def test_a_sentencepiece_model_without_a_start_token_keeps_having_none(
+  is_exact, tmp_path
+):
+  folder = transformers_folder.write(
+    tmp_path / "model", transformers_folder.MODEL
+  )
+  if not is_exact:
+    path = train_prefixed(TEXT, tmp_path, vocab_size=290).path
+    shutil.copy(path, folder / "vocabulary.model")
+  names = {"add_bos_token": False, "eos_token": "</s>"}
+  (folder / "tokenizer_config.json").write_text(json.dumps(names))
+  run = import_model(folder, tmp_path / "run")
+  hf = export(run, tmp_path / "hf", "hf")
+  assert (hf / "tokenizer.json").exists() == is_exact
+  for each in (run, import_model(hf, tmp_path / "again")):
+    assert texts_of(each)["ADD_START"] == "False"
 
 
 def test_two_tokens_before_each_text_are_refused(tokenizer, tmp_path, capsys):

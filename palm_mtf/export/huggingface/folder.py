@@ -79,9 +79,15 @@ def _make_json_files(trained: TrainedModel) -> dict[str, object]:
     packing=trained.config.data.packing,
   )
   ids = ("bos_token_id", "eos_token_id", "pad_token_id")
+  tokenizer_config = make_tokenizer_config(trained)
+  if template := read_template(os.path.dirname(vocabulary.path)):
+    # A template contains names of special tokens, to be encoded as their ids.
+    tokenizer_config["chat_template"] = template
+    tokenizer_config["split_special_tokens"] = False
   files = {
     "config.json": described,
     "generation_config.json": {name: described[name] for name in ids},
+    "tokenizer_config.json": tokenizer_config,
   }
   if reason := (
     isinstance(vocabulary, SentencePieceVocabulary)
@@ -92,15 +98,8 @@ def _make_json_files(trained: TrainedModel) -> dict[str, object]:
       "with SentencePiece and vocabulary.model"
     )
     return files
-  tokenizer_config = make_tokenizer_config(trained)
-  if template := read_template(os.path.dirname(vocabulary.path)):
-    # A template contains names of special tokens, to be encoded as their ids.
-    tokenizer_config["chat_template"] = template
-    tokenizer_config["split_special_tokens"] = False
-  return files | {
-    "tokenizer.json": make_tokenizer_json(vocabulary, trained.prompt_start),
-    "tokenizer_config.json": tokenizer_config,
-  }
+  tokenizer = make_tokenizer_json(vocabulary, trained.prompt_start)
+  return files | {"tokenizer.json": tokenizer}
 
 
 def explain_inexact(vocabulary: SentencePieceVocabulary) -> str:

@@ -17,6 +17,7 @@ import pytest
 
 from palm_mtf.config import DecodeConfig, MeshLayout, ModelConfig
 from palm_mtf.data.vocabulary.load import open_vocabulary
+from palm_mtf.data.vocabulary.text_reader import decode_after
 from palm_mtf.data.vocabulary.training import train_vocabulary
 from palm_mtf.generation.inference.generator import Generator
 from palm_mtf.generation.inference.sessions import LoadedDecoder
@@ -177,6 +178,31 @@ def test_samples_depend_only_on_seed_and_prompt(make):
 def test_a_prompt_may_take_all_the_room(greedy, config):
   prompt = "a" * (config.sequence_length - SAMPLE_TOKENS)
   assert texts(greedy, [prompt, "j"]) == [[ORDER[1:]], ["\u00e9k"]]
+
+
+def test_without_a_start_token_a_prompt_begins_with_its_first_token(
+  vocabulary, tmp_path
+):
+  """The penalty of repetition counts it; [eod] stands for an empty prompt."""
+  config = small_config(sequence_length=24, vocab_size=vocabulary.size)
+  params = oracle.random_parameters(config, seed=3)
+  checkpoint = save_checkpoint(config, params, tmp_path)
+  prompts = [[5, 9], [], [7] * 20]
+  settings = DecodeConfig(temperature=0.0, repetition_penalty=3.0)
+  with LoadedDecoder(checkpoint, config, SINGLE) as loaded:
+    generator = make_generator(
+      loaded, vocabulary, settings, sample_tokens=4, start_id=None
+    )
+    found = [x.text for (x,) in generator.continue_tokens(prompts)]
+  for text, prompt in zip(found, prompts, strict=True):
+    tokens = [*prompt] or [vocabulary.eod_id]
+    count = len(tokens)
+    while len(tokens) < count + 4 and vocabulary.eod_id not in tokens[count:]:
+      logits = oracle.forward(config, params, np.array([tokens]))[0, -1]
+      for token in {*tokens}:
+        logits[token] *= 1 / 3 if logits[token] > 0 else 3
+      tokens.append(int(np.argmax(logits[: vocabulary.size])))
+    assert text == decode_after(vocabulary, prompt, tokens[count:])
 
 
 def test_a_prompt_comes_after_the_start_token_and_is_given(
