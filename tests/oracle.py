@@ -156,7 +156,7 @@ def rotary_scaling(config, size: int) -> tuple[list[float], float]:
       if config.rotary_truncate:
         low, high = math.floor(low), math.ceil(high)
       low, high = max(low, 0), min(high, size - 1)
-      g = min(1, max(0, (high - pair) / max(high - low, 0.001)))
+      g = 1 - min(1, max(0, (pair - low) / max(high - low, 0.001)))
       theta = (1 - g) * theta / s + g * theta
       magnitude = config.rotary_attention_factor or 0.1 * math.log(s) + 1
     found.append(theta)

@@ -59,6 +59,7 @@ NOT_MIRRORED = {
   "old_run_test.py",
   "oracle_test.py",
   "packaging_test.py",
+  "export/rotary_scaling_test.py",
   "foreign_models/example_test.py",
   "runtime/tracer/budgets_test.py",
   "runtime/tracer/example_test.py",

@@ -3,15 +3,13 @@
 """The frequencies of rotary embedding, also scaled for longer contexts.
 
 At each position, the pair i of n rotated numbers turns by base ** (-2 i / n)
-radians (Su et al. 2021). A scaling divides these frequencies, so that a model
-knows the angles at positions beyond its original length:
+radians (Su et al. 2021). A scaling divides these frequencies:
 
 linear   all by the factor (Chen et al. 2023)
 llama3   pairs with fewer than `slow` turns within the original length by the
          factor, pairs with more than `fast` turns by 1, and others by a number
          that depends on their turns (Llama 3.1's published code)
-yarn     the same, except that the number of other pairs depends on i, and q and
-         k are also multiplied by a number (Peng et al. 2023)
+yarn     the same, except that the number depends on i (Peng et al. 2023)
 """
 
 import math
@@ -54,15 +52,21 @@ def find_divisors(rotary: Rotary) -> np.ndarray:
   """Returns the numbers that divide the frequencies, [size / 2] float64."""
   pairs = np.arange(rotary.size // 2)
   # The share of its own frequency that each pair keeps.
+  kept = np.zeros(len(pairs))
+  original = rotary.original_length / (2 * math.pi)
   if rotary.scaling == "llama3":
-    period = 2 * math.pi / _find_plain_frequencies(rotary)
-    turns = rotary.original_length / period
+    turns = original * _find_plain_frequencies(rotary)
     kept = (turns - rotary.slow) / (rotary.fast - rotary.slow)
   elif rotary.scaling == "yarn":
-    first, last = _find_yarn_range(rotary)
-    kept = 1 - (pairs - first) / (last - first)
-  else:
-    kept = np.zeros(len(pairs))
+    # The pairs that turn so often, as the authors' code finds them.
+    first, last = (
+      rotary.size / 2 * math.log(original / turns, rotary.base)
+      for turns in (rotary.fast, rotary.slow)
+    )
+    if rotary.truncate:
+      first, last = math.floor(first), math.ceil(last)
+    first, last = max(first, 0), min(last, rotary.size - 1)
+    kept = 1 - (pairs - first) / (last - first or 0.001)
   kept = np.clip(kept, 0, 1)
   return 1 / (kept + (1 - kept) / rotary.factor)
 
@@ -82,17 +86,3 @@ def yarn_magnitude(factor: float, weight: float = 1.0) -> float:
 def _find_plain_frequencies(rotary: Rotary) -> np.ndarray:
   pairs = rotary.size // 2
   return rotary.base ** (-np.arange(pairs) / pairs)
-
-
-def _find_yarn_range(rotary: Rotary) -> tuple[float, float]:
-  # Returns the last pair that keeps its frequency, and the first pair whose
-  # frequency is divided by the factor, as the authors' code finds them.
-  periods = (rotary.original_length / x for x in (rotary.fast, rotary.slow))
-  first, last = (
-    rotary.size / 2 * math.log(x / (2 * math.pi)) / math.log(rotary.base)
-    for x in periods
-  )
-  if rotary.truncate:
-    first, last = math.floor(first), math.ceil(last)
-  first, last = max(first, 0), min(last, rotary.size - 1)
-  return first, last + 0.001 if first == last else last

@@ -20,19 +20,17 @@ Size = Annotated[int, whole(maximum=MAX_SIZE)]
 # products of the MLP's kernels; and to the logits.
 BIAS_PLACES = ("qkv", "o", "mlp", "logits")
 
-# {value of ROTARY_SCALING: (settings that it wants, others that it takes)}, and
-# the settings without a scaling.
-_ROTARY = ("ROTARY_FRACTION", "ROTARY_PAIRS", "ROTARY_BASE", "ROTARY_SCALING")
-_BY_TURNS = "ROTARY_FACTOR ROTARY_ORIGINAL_LENGTH"
-ROTARY_SCALINGS = {
-  "none": ("", ""),
-  "linear": ("ROTARY_FACTOR", ""),
-  "llama3": (f"{_BY_TURNS} ROTARY_SLOW ROTARY_FAST", ""),
-  "yarn": (
-    _BY_TURNS,
-    "ROTARY_SLOW ROTARY_FAST ROTARY_TRUNCATE ROTARY_ATTENTION_FACTOR",
-  ),
+# {value of ROTARY_SCALING: settings that it wants}; others that each may have.
+_WANTED = {
+  "none": "",
+  "linear": "ROTARY_FACTOR",
+  "llama3": "ROTARY_FACTOR ROTARY_ORIGINAL_LENGTH ROTARY_SLOW ROTARY_FAST",
+  "yarn": "ROTARY_FACTOR ROTARY_ORIGINAL_LENGTH",
 }
+_ROTARY = ("ROTARY_FRACTION", "ROTARY_PAIRS", "ROTARY_BASE", "ROTARY_SCALING")
+_YARN = (
+  "ROTARY_SLOW ROTARY_FAST ROTARY_TRUNCATE ROTARY_ATTENTION_FACTOR".split()
+)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -71,18 +69,15 @@ class ModelConfig(Checked):
     rotary_pairs: which numbers rotary embedding rotates together: "halves", (i,
       i + n / 2) of n rotated numbers, or "neighbours", (2 i, 2 i + 1).
     rotary_base: base of the geometric series of rotary wavelengths.
-    rotary_scaling: how frequencies of "rotary" are divided, so that positions
-      beyond those of the training are useful: "none"; "linear", all by
-      ROTARY_FACTOR (Chen et al. 2023); or, by their turns within the original
-      length, "llama3" (Llama 3.1) or "yarn" (Peng et al. 2023).
-    rotary_factor: number by which a scaling divides the lowest frequencies.
+    rotary_scaling: how frequencies of "rotary" are divided for longer contexts:
+      "none"; "linear", all by ROTARY_FACTOR (Chen et al. 2023); or, by their
+      turns, "llama3" (Llama 3.1) or "yarn" (Peng et al. 2023).
+    rotary_factor: number that divides the lowest frequencies.
     rotary_original_length: SEQUENCE_LENGTH before the scaling.
-    rotary_slow: pairs of numbers with fewer turns within the original length
-      are divided by the whole factor; None for 1, in "yarn" only.
-    rotary_fast: pairs with more turns are not divided; None for 32, in "yarn"
-      only.
-    rotary_truncate: whether "yarn" rounds the two pairs at these limits to
-      whole numbers, as its authors' code does.
+    rotary_slow, rotary_fast: turns within the original length, below which the
+      whole factor divides, and above which nothing does; None for 1 and 32, in
+      "yarn" only.
+    rotary_truncate: whether "yarn" rounds the pairs at these limits.
     rotary_attention_factor: factor of rotated q and k in "yarn"; None for
       0.1 ln(ROTARY_FACTOR) + 1.
     mlp: "swiglu", "geglu" or "geglu_tanh", (f(x wi_gate) * (x wi)) wo with f =
@@ -217,11 +212,11 @@ class ModelConfig(Checked):
 
   def _check_scaling(self, changed: list[str]) -> None:
     kind, length = self.rotary_scaling, self.rotary_original_length
-    wanted, others = (x.split() for x in ROTARY_SCALINGS[kind])
+    wanted = _WANTED[kind].split()
     for name in [x for x in wanted if x not in changed]:
       raise UserError(f"ROTARY_SCALING = {kind!r}: give {name}, too.")
     for name in changed:
-      if name not in (*_ROTARY, *wanted, *others):
+      if name not in (*_ROTARY, *wanted, *(_YARN if kind == "yarn" else ())):
         raise UserError(
           f"{name} = {getattr(self, name.lower())!r} and ROTARY_SCALING = "
           f"{kind!r}: the scaling has no such setting; leave it out."
@@ -238,8 +233,7 @@ class ModelConfig(Checked):
     if kind == "yarn" and self.rotary_base**2 <= max(1.0, turns / fast):
       raise UserError(
         f"ROTARY_BASE = {self.rotary_base:g}: all pairs of numbers turn more "
-        f"than ROTARY_FAST = {fast:g} times within ROTARY_ORIGINAL_LENGTH = "
-        f"{length:,}; use a larger base."
+        f"than ROTARY_FAST = {fast:g} times; use a larger base."
       )
 
   def _check_biases(self) -> None:

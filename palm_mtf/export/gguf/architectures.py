@@ -58,6 +58,7 @@ _NAMES |= {
   "position_embedding": "position_embd.weight",
   "output_embedding": "output.weight",
   "logits/bias": "output.bias",
+  DIVISORS: "rope_freqs.weight",
 }
 _JOINED = {
   f"attention/{x}{our_end}": f"blk.{{}}.attn_qkv.{their_end}"
@@ -83,10 +84,10 @@ _OPTIONAL = (
 )
 # llama.cpp's rotary base for a file without the key.
 _ROTARY_BASE = 10_000.0
+_BETAS = {"beta_fast": 32.0, "beta_slow": 1.0}  # llama.cpp's limits of YaRN
 # {key of a feature that we do not compute: values that turn the feature off}
 _CONSTANTS = {
-  "rope.scaling.yarn_beta_fast": (32.0,),
-  "rope.scaling.yarn_beta_slow": (1.0,),
+  **{f"rope.scaling.yarn_{key}": (x,) for key, x in _BETAS.items()},
   "attention.sliding_window": (0,),
   "attn_logit_softcapping": (0.0,),
   "final_logit_softcapping": (0.0,),
@@ -100,20 +101,14 @@ _CONSTANTS = {
 # Keys that change no number: tensors and tokens have these sizes, or nothing
 # reads the key.
 _HARMLESS = ("vocab_size", "tensor_data_layout", "rope.scaling.finetuned")
-_BETAS = ("beta_fast", "beta_slow")
 _SCALING = (
   *("rope.scale_linear", "rope.scaling.type", "rope.scaling.factor"),
   *("rope.scaling.attn_factor", "rope.scaling.original_context_length"),
 )
-# The tensor with Llama 3's divisors of frequencies; and their settings, which
-# only palm_mtf writes, with those of all published models.
-_DIVISORS = "rope_freqs.weight"
+# Settings of Llama 3's divisors, which only palm_mtf writes, with
+# those of all published models.
 _LENGTH = "original_max_position_embeddings"
-_LLAMA3 = {
-  _LENGTH: 8192,
-  "low_freq_factor": 1.0,
-  "high_freq_factor": 4.0,
-}
+_LLAMA3 = {_LENGTH: 8192, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
 # From this many layers on, llama.cpp expects a command-r to normalize q and k.
 _LAYERS_OF_COMMAND_R_PLUS = 64
 
@@ -152,11 +147,7 @@ class GgufArchitecture:
     """The family, with GGUF's names and layouts of tensors."""
     return dataclasses.replace(
       self.family,
-      names={
-        **_NAMES,
-        **(_JOINED if self.joins_qkv else {}),
-        **({DIVISORS: _DIVISORS} if self.has_divisors else {}),
-      },
+      names={**_NAMES, **(_JOINED if self.joins_qkv else {})},
       rotary_pairs=self.rotary_pairs,
       is_conv1d=False,
       joins_heads=False,
@@ -300,9 +291,8 @@ def make_model_metadata(
     described["rope.scaling.type"] = model.rotary_scaling
     described["rope.scaling.factor"] = float(scaling["factor"])
   if model.rotary_scaling == "yarn":
-    for x in _BETAS:
-      if x in scaling:
-        described[f"rope.scaling.yarn_{x}"] = float(scaling[x])
+    for key in scaling.keys() & _BETAS.keys():
+      described[f"rope.scaling.yarn_{key}"] = _BETAS[key]
     described["rope.scaling.original_context_length"] = scaling[_LENGTH]
     if "attention_factor" in scaling:
       magnitude = scaling["attention_factor"] / yarn_magnitude(
@@ -349,7 +339,8 @@ def read_model_metadata(
   Raises:
     UserError: if palm_mtf cannot compute this model.
   """
-  divisors = read(_DIVISORS) if read and _DIVISORS in shapes else None
+  name = _NAMES[DIVISORS]
+  divisors = read(name) if read and name in shapes else None
   try:
     own = _find_named(metadata)
     _check_keys(metadata, own)
@@ -404,7 +395,7 @@ def _to_decimal(value: Any) -> Any:
 
 def _make_scaling(
   metadata: Metadata, own: GgufArchitecture, divisors: np.ndarray | None
-) -> dict[str, object] | None:
+) -> dict[str, object]:
   # Returns the key rope_scaling of config.json.
   def get(key: str, default: Any) -> Any:
     return _to_decimal(read_key(metadata, key, type(default), default))
@@ -415,31 +406,25 @@ def _make_scaling(
   factor = get(f"{own.name}.rope.scale_linear", 0.0)
   factor = get(f"{prefix}factor", factor) or 1.0
   magnitude = get(f"{prefix}attn_factor", 1.0)
+  found: dict[str, object] = {"rope_type": "default"}
   if kind == "yarn":
     length = read_key(metadata, f"{own.name}.context_length", int)
-    found = {_LENGTH: get(f"{prefix}original_context_length", length)}
+    length = get(f"{prefix}original_context_length", length)
+    found = {"rope_type": kind, "factor": factor, _LENGTH: length}
     found |= {
-      x: metadata[f"{prefix}yarn_{x}"]
-      for x in _BETAS
-      if f"{prefix}yarn_{x}" in metadata
+      k: x for k, x in _BETAS.items() if f"{prefix}yarn_{k}" in metadata
     }
-    if magnitude != 1:
-      magnitude *= yarn_magnitude(factor)
-      # This many digits are the same in float32.
-      found["attention_factor"] = float(f"{magnitude:.7g}")
-    return {"rope_type": kind, "factor": factor, **found}
+  elif kind == "linear" and factor != 1:
+    found = {"rope_type": kind, "factor": factor}
+  elif divisors is not None and own.has_divisors:
+    defaults = {"factor": float(divisors.max()), **_LLAMA3}
+    found = {key: get(f"palm_mtf.{key}", x) for key, x in defaults.items()}
+    found["rope_type"] = "llama3"
   if magnitude != 1:
-    raise UserError(
-      f"{prefix}attn_factor = {magnitude}: palm_mtf computes only with 1.0 "
-      f"here, because {prefix}type is {kind!r}."
-    )
-  if kind == "linear" and factor != 1:
-    return {"rope_type": kind, "factor": factor}
-  if divisors is None:
-    return None
-  defaults = {"factor": float(divisors.max()), **_LLAMA3}
-  found = {key: get(f"palm_mtf.{key}", x) for key, x in defaults.items()}
-  return {"rope_type": "llama3", **found}
+    # llama.cpp multiplies both. This many digits are the same in float32.
+    magnitude *= yarn_magnitude(factor)
+    found["attention_factor"] = float(f"{magnitude:.7g}")
+  return found
 
 
 def _make_config(

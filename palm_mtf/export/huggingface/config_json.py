@@ -15,12 +15,7 @@ from typing import Any, NamedTuple, get_args
 
 from palm_mtf.architecture.rotary import yarn_magnitude
 from palm_mtf.config.data import Packing
-from palm_mtf.config.model import (
-  MAX_LAYERS,
-  MAX_SIZE,
-  ROTARY_SCALINGS,
-  ModelConfig,
-)
+from palm_mtf.config.model import MAX_LAYERS, MAX_SIZE, ModelConfig
 from palm_mtf.errors import UserError, check_choice, did_you_mean, shorten
 from palm_mtf.export.huggingface.families import (
   BY_ARCHITECTURE,
@@ -81,6 +76,10 @@ _ROTARY = {
 }
 _LENGTH = "original_max_position_embeddings"
 _BY_TURNS = {"factor": "factor", _LENGTH: "original_length"}
+_YARN = {  # optional
+  **{"beta_slow": "slow", "beta_fast": "fast", "truncate": "truncate"},
+  **{x: x for x in ("attention_factor", "mscale", "mscale_all_dim")},
+}
 _SCALINGS = {
   "default": {},
   "linear": {"factor": "factor"},
@@ -89,11 +88,7 @@ _SCALINGS = {
     "low_freq_factor": "slow",
     "high_freq_factor": "fast",
   },
-  "yarn": {
-    **_BY_TURNS,
-    **{"beta_slow": "slow", "beta_fast": "fast", "truncate": "truncate"},
-    **{x: x for x in ("attention_factor", "mscale", "mscale_all_dim")},
-  },
+  "yarn": {**_BY_TURNS, **_YARN},
 }
 # Keys that transformers reads also outside of these tables.
 _OUTSIDE = (*_ROTARY, _LENGTH)
@@ -223,16 +218,14 @@ def _make_model_keys(family: Family, model: ModelConfig) -> dict[str, object]:
 
 def make_rope_scaling(model: ModelConfig) -> dict[str, Any]:
   """Returns config.json's keys of the scaling of rotary embedding."""
-  scaling = model.rotary_scaling
-  kind = "default" if scaling == "none" else scaling
-  found = {
-    key: getattr(model, f"rotary_{name}", None)
-    for key, name in _SCALINGS[kind].items()
-  }
-  # Older versions of transformers do not know `truncate`.
-  found["truncate"] = None if model.rotary_truncate else False
-  found = {key: value for key, value in found.items() if value is not None}
-  return {"rope_type": kind, **found}
+  kind = "default" if model.rotary_scaling == "none" else model.rotary_scaling
+  found: dict[str, Any] = {"rope_type": kind}
+  for key, name in _SCALINGS[kind].items():
+    value = getattr(model, f"rotary_{name}", None)
+    # Older versions of transformers do not know `truncate`, which is true.
+    if value is not None and value is not True:
+      found[key] = value
+  return found
 
 
 class DescribedModel(NamedTuple):
@@ -521,9 +514,8 @@ def _parse_rotary(config: Json, family: Family, d_kv: int) -> dict[str, object]:
           f"{did_you_mean(key, known)}: palm_mtf does not compute this with "
           f"rope_type = {kind!r}."
         )
-  wanted = ROTARY_SCALINGS["none" if kind == "default" else kind][0].split()
-  for key, name in known.items():
-    if f"ROTARY_{name.upper()}" in wanted and name not in found:
+  for key, name in _SCALINGS[kind].items():
+    if name not in found and key not in _YARN:
       raise UserError(f"rope_type = {kind!r}: wants {key}.")
   fraction = found.get("fraction", family.rotary_fraction or 1.0)
   if family.rotary_fraction is None and fraction != 1:

@@ -294,12 +294,11 @@ def _check_redundant(
     ours = model.rotary_base ** (-np.arange(0, size, 2) / size)
     reason = f"the frequencies of rope_theta = {model.rotary_base}"
     error = _ROUNDING[files.dtypes[name]]
-  elif name == family.names.get(DIVISORS):
-    ours = _make_constant(name, model, family)
-    reason, error = "those of Llama 3's rotary scaling", 1e-5
   else:
     ours = _make_constant(name, model, family)
     reason = f'{ours[0]:g}, and FINAL_NORM_SCALE is "none"'
+    if name == family.names.get(DIVISORS):
+      reason, error = "those of Llama 3's rotary scaling", 1e-5
   if not np.allclose(value, ours, rtol=error, atol=0):
     raise UserError(
       f"{what}: {name} is not {reason}; palm_mtf computes only with these "
