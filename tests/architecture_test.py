@@ -79,7 +79,8 @@ IMPORTS = {
   "data/worker_pool": "errors console",
   "data/filters": "errors json_text user_code config model_dir data/sources "
   "data/statistics data/worker_pool",
-  "data/vocabulary": "errors console json_text config model_dir data/sources "
+  "data/vocabulary": "errors console json_text config machine model_dir "
+  "data/sources "
   "data/worker_pool data/filters",
   "data/tokens": "errors json_text config model_dir data/sources "
   "data/worker_pool data/filters data/vocabulary",
@@ -151,20 +152,25 @@ ONLY_IMPORTERS = {
   "matplotlib": "palm_mtf/report/",
   "scipy": "palm_mtf/sweep/scaling_law.py",
   "aiohttp": "palm_mtf/generation/serving/",
-  "jinja2": "palm_mtf/data/vocabulary/chat.py",
+  "jinja2": "palm_mtf/data/vocabulary/chat_process.py",
   "ml_dtypes": "palm_mtf/export/huggingface/tensor_files.py",
   "grpc": "palm_mtf/runtime/manager/",
   "grpc_health": "palm_mtf/runtime/manager/service.py",
   "safetensors": "palm_mtf/export/huggingface/tensor_files.py",
-  "tokenizers": "palm_mtf/data/vocabulary/byte_pair.py",
+  "tokenizers": (
+    "palm_mtf/data/vocabulary/byte_pair.py",
+    "palm_mtf/data/vocabulary/conversation_tokens.py",
+  ),
 }
 
 # Only these modules may call Python's json.dumps, which writes NaN as NaN.
 JSON_WRITERS = {
   "palm_mtf/json_text.py",  # which all other writers call
   "palm_mtf/user_text.py",  # shows the user's value in a message
-  # The function of chat templates that transformers defines.
-  "palm_mtf/data/vocabulary/chat.py",
+  # The function of chat templates that transformers defines, and values for a
+  # template, in which JSON of a request may have NaN.
+  "palm_mtf/data/vocabulary/chat_process.py",
+  "palm_mtf/data/vocabulary/chat_renderer.py",
   # Names, shapes and offsets, no floats.
   "palm_mtf/export/huggingface/tensor_files.py",
   "palm_mtf/model_dir/foreign_files.py",  # text that is hashed, never written
@@ -406,6 +412,8 @@ WITHOUT_TENSORFLOW = tuple(
   _module_name(path)
   for path in PACKAGE
   if _is_in(_find_part(path), TENSORFLOW_FREE) or path in TENSORFLOW_FREE_FILES
+  # The tests of this process need jinja2, and see that it has no TensorFlow.
+  if path != "palm_mtf/data/vocabulary/chat_process.py"
 )
 
 

@@ -136,7 +136,8 @@ class BytePairVocabulary(Vocabulary):
 
   def files(self) -> Mapping[str, bytes]:
     """Returns tokenizer.json, with sentinels, and files that name the ends."""
-    model, config = self._model, {"eos_token": self.piece(self.eod_id)}
+    model, config = self._model, dict(self.special_tokens)
+    config["eos_token"] = self.piece(self.eod_id)
     if self.extra_ids:
       model = self._tokenizer.to_str().encode()
     return {

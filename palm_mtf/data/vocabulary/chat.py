@@ -4,29 +4,37 @@
 
 A template is a text for Jinja2, as in files of transformers and llama.cpp. The
 file is chat_template.jinja in the folder of the vocabulary. Names of control
-tokens in the template's text become the ids of these tokens. The same names in
-a message become the ids of their letters, so that no message can end a turn.
+tokens that the template writes become the ids of these tokens. The same names
+in a message become the ids of their letters, so that no message can end a turn.
 """
 
-import datetime
-import functools
-import json
+import importlib.util
+import itertools
 import os
 import re
 from collections.abc import Mapping, Sequence
+from typing import Any
 
-from palm_mtf.data.vocabulary.byte_pair import CONFIG
+from palm_mtf.data.vocabulary.byte_pair import CONFIG, BytePairVocabulary
+from palm_mtf.data.vocabulary.chat_renderer import ChatRenderer, RenderError
+from palm_mtf.data.vocabulary.conversation_tokens import make_encoder
 from palm_mtf.data.vocabulary.vocabulary import Vocabulary
 from palm_mtf.errors import UserError, shorten
 from palm_mtf.model_dir.foreign_files import read_json_object, read_regular
 
 FILE_NAME = "chat_template.jinja"
 _MAX_BYTES = 10**6
-# While a message is rendered, this mark splits the names of control tokens in
-# the message. No text has the mark, which is half of a surrogate pair.
-_MARK = "\ud800"
+# Other names for a message's reasoning_content, as in transformers.
+_REASONING = ("reasoning_content", "thinking", "reasoning")
+# Characters of other origins (see chat_process.py) become this half of a
+# surrogate pair, which no name has.
+_OTHER = "\ud800"
+_TEMPLATE, _UNKNOWN = 1, 2
+_PROBE = "text of the only part"
 
-Message = Mapping[str, str]  # {"role": "user", "content": ...}
+# {"role": "user", "content": ...}; contents are texts, or lists of parts such
+# as {"type": "text", "text": ...}.
+Message = Mapping[str, Any]
 
 
 def read_template(folder: str) -> str:
@@ -62,7 +70,7 @@ class ChatTemplate:
   """The template in the folder of a vocabulary."""
 
   def __init__(self, vocabulary: Vocabulary, start_id: int | None):
-    """Reads and compiles the template.
+    """Reads the template, and starts the process that renders it.
 
     Args:
       start_id: start token of prompts, from packing.prompt_start.
@@ -71,87 +79,127 @@ class ChatTemplate:
       UserError: there is no template, the template is damaged, or jinja2 is not
         installed.
     """
-    text = read_template(os.path.dirname(vocabulary.path))
+    folder = os.path.dirname(vocabulary.path)
+    text = read_template(folder)
     if not text:
       raise UserError(
         f"{FILE_NAME}: is missing next to the vocabulary; import a model that "
         "has such a form of conversations, or write the file."
       )
-    try:
-      from jinja2 import TemplateError, sandbox
-    except ImportError as error:
+    if importlib.util.find_spec("jinja2") is None:
       raise UserError(
-        f"{FILE_NAME}: is rendered by jinja2, which cannot be imported "
-        f"({error}): pip install 'palm_mtf[chat]'."
-      ) from None
-
-    def raise_exception(message: str) -> None:
-      raise TemplateError(message)
-
-    # These settings and functions are those of transformers.
-    made = sandbox.ImmutableSandboxedEnvironment(
-      trim_blocks=True,
-      lstrip_blocks=True,
-      extensions=["jinja2.ext.loopcontrols"],
-    )
-    made.filters["tojson"] = functools.partial(json.dumps, ensure_ascii=False)
-    made.globals["raise_exception"] = raise_exception
-    made.globals["strftime_now"] = lambda form: (
-      datetime.datetime.now().strftime(form)
-    )
+        f"{FILE_NAME}: is rendered by jinja2, which is not installed: pip "
+        "install 'palm_mtf[chat]'."
+      )
+    # Words in the template, among them the fields of messages that it reads.
+    self.words = frozenset(re.findall(r"\w+", text))
     self._vocabulary, self._start_id = vocabulary, start_id
-    ids = filter(vocabulary.is_control, range(vocabulary.size))
-    self._controls = {x: i for i in ids if len(x := vocabulary.piece(i)) > 1}
+    pieces = {vocabulary.piece(i): i for i in range(vocabulary.size)}
+    self._special = {"eos_token": vocabulary.piece(vocabulary.eod_id)}
+    if start_id is not None:
+      self._special["bos_token"] = vocabulary.piece(start_id)
+    self._special |= vocabulary.special_tokens
+    named = {*vocabulary.special_tokens.values()}
+    self._controls = {
+      name: i
+      for name, i in pieces.items()
+      if name and (name in named or vocabulary.is_control(i))
+    }
     names = sorted(self._controls, key=len, reverse=True)
-    self._names = re.compile("|".join(map(re.escape, names)))
+    self._names = re.compile("|".join(map(re.escape, names)) or "(?!)")
+    self._encode = make_encoder(vocabulary, self._controls)
     try:
-      self._template = made.from_string(text)
-    except TemplateError as error:
-      raise self._explain(error) from None
+      self._renderer = ChatRenderer(text)
+    except RenderError as error:
+      raise _explain(error) from None
+    self._takes_parts = self._reads_parts()
 
   def encode(self, messages: Sequence[Message]) -> list[int]:
     """Returns the tokens of a conversation up to the start of an answer.
 
-    If the template's first token is no control token, `start_id` stands before
-    it, unless `start_id` is None.
+    With a tokenizer.json, these are the template's tokens, as in transformers.
+    With a SentencePiece model, the start token precedes them, as in llama.cpp.
 
     Raises:
-      UserError: the template refuses the messages, or a message holds half of a
-        surrogate pair.
+      UserError: the template refuses the messages, or needs too much time or
+        memory, or a message holds half of a surrogate pair.
     """
-    names = {"eos_token": self._vocabulary.eod_id}
-    if self._start_id is not None:
-      names["bos_token"] = self._start_id
     try:
-      text = self._template.render(
-        messages=[
-          {key: self._hide_names(value) for key, value in message.items()}
-          for message in messages
-        ],
-        add_generation_prompt=True,
-        **{key: self._vocabulary.piece(i) for key, i in names.items()},
-      )
-    # A template is a program, which may raise any exception.
-    except Exception as error:
-      raise self._explain(error) from None
-    plain = [x.replace(_MARK, "") for x in self._names.split(text)]
-    are_inside = [i > 0 for i in range(len(plain))]
-    ids, *others = self._vocabulary.encode_batch(plain, are_inside)
-    for name, part in zip(self._names.findall(text), others, strict=True):
-      ids += [self._controls[name], *part]
-    is_start = bool(ids) and self._vocabulary.is_control(ids[0])
-    if is_start or (ids and self._start_id is None):
-      return ids
-    start = [self._start_id, self._vocabulary.eod_id][self._start_id is None]
-    return [start, *ids]
+      text, runs = self._renderer.render(self._values(messages))
+    except RenderError as error:
+      raise _explain(error) from None
+    try:
+      text.encode()
+    except UnicodeEncodeError:
+      raise UserError(
+        "messages: hold half of a surrogate pair, which is not Unicode text; "
+        "leave it out."
+      ) from None
+    own = _keep(text, runs, {_TEMPLATE})
+    found = [*self._names.finditer(own)]
+    traced = _keep(text, runs, {_TEMPLATE, _UNKNOWN})
+    if len(self._names.findall(traced)) > len(found):
+      raise _explain("it changes the name of a control token")
+    ends = [0, *(x for each in found for x in each.span()), len(text)]
+    parts: list[str | int] = [
+      self._controls[own[begin:end]] if i % 2 else text[begin:end]
+      for i, (begin, end) in enumerate(itertools.pairwise(ends))
+    ]
+    ids = self._encode([x for x in parts if x != ""])
+    start = [] if self._start_id is None else [self._start_id]
+    is_json = isinstance(self._vocabulary, BytePairVocabulary)
+    if not (ids and is_json) and ids[:1] != start:
+      ids = [*start, *ids]
+    return ids or [
+      self._vocabulary.eod_id
+    ]  # the model reads at least one token
 
-  def _hide_names(self, text: str) -> str:
-    text.encode()  # fails for half of a surrogate pair, such as _MARK
-    return self._names.sub(lambda x: x[0][:1] + _MARK + x[0][1:], text)
+  def _values(self, messages: Sequence[Message]) -> dict[str, Any]:
+    """Returns what transformers passes to a template."""
+    return {
+      "messages": [*map(self._read_message, messages)],
+      "tools": None,
+      "documents": None,
+      "add_generation_prompt": True,
+      **self._special,
+    }
 
-  def _explain(self, error: Exception) -> UserError:
-    reason = " ".join(f"{type(error).__name__}: {error}".split())
-    return UserError(
-      f"{FILE_NAME}: cannot be rendered: {shorten(reason)}; correct it, or the "
-      "messages."
-    )
+  def _read_message(self, message: Message) -> dict[str, Any]:
+    found = {name: x for name, x in message.items() if x is not None}
+    content = found.get("content")
+    if isinstance(content, list) and not self._takes_parts:
+      found["content"] = "\n".join(x.get("text", "") for x in content)
+    for name in _REASONING:
+      if name in found:
+        reasoning = found[name]
+        return {"thinking": reasoning, **found, "reasoning_content": reasoning}
+    return found
+
+  def _reads_parts(self) -> bool:
+    """Whether the template reads lists of parts, not only texts."""
+    self._takes_parts = True
+    content = [{"type": "text", "text": _PROBE}]
+    asked = self._values([{"role": "user", "content": content}])
+    try:
+      text, _ = self._renderer.render(asked)
+    except RenderError:
+      return False
+    return _PROBE in text and str(content) not in text
+
+
+def _keep(text: str, runs: Sequence[Sequence[int]], kept: set[int]) -> str:
+  """Returns `text` with _OTHER for each character that has another origin."""
+  place, found = 0, ""
+  for origin, length in runs:
+    part = text[place : place + length]
+    found += part if origin in kept else _OTHER * length
+    place += length
+  return found
+
+
+def _explain(error: object) -> UserError:
+  reason = " ".join(str(error).split())
+  return UserError(
+    f"{FILE_NAME}: cannot be rendered: {shorten(reason)}; correct it, or the "
+    "messages."
+  )

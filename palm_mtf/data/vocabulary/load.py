@@ -25,6 +25,10 @@ _logger = logging.getLogger(__name__)
 # Larger files are refused. 256,000 pieces take 5 MB in SentencePiece's format,
 # and 40 MB in a tokenizer.json.
 _MAX_BYTES = 2**30
+# The special tokens that transformers passes to a chat template.
+_SPECIAL_TOKENS = tuple(
+  f"{x}_token" for x in ("bos", "eos", "unk", "sep", "pad", "cls", "mask")
+)
 
 
 def open_vocabulary(
@@ -62,7 +66,16 @@ def open_vocabulary(
   ends = [end for folder in folders for end in _read_ends(folder)]
   found = kind(path, content, what=what, extra_ids=extra_ids, ends=ends)
   found.path = source or path
+  config = _read_config(os.path.dirname(path))
+  named = {name: _read_name(config, name) for name in _SPECIAL_TOKENS}
+  found.special_tokens = {name: token for name, token in named.items() if token}
   return found
+
+
+def _read_config(folder: str) -> Mapping[str, object]:
+  """Returns a folder's tokenizer_config.json; {} if there is none."""
+  path = os.path.join(folder, CONFIG)
+  return read_json_object(path, "copy it again") if os.path.exists(path) else {}
 
 
 def read_start(vocabulary: Vocabulary, bos_id: int | None) -> int | None:
@@ -78,9 +91,7 @@ def read_start(vocabulary: Vocabulary, bos_id: int | None) -> int | None:
   Raises:
     UserError: the tokenizer puts several tokens before each text.
   """
-  path = os.path.join(os.path.dirname(vocabulary.path), CONFIG)
-  has_config = os.path.exists(path)
-  config = read_json_object(path, "copy it again") if has_config else {}
+  config = _read_config(os.path.dirname(vocabulary.path))
   is_json = isinstance(vocabulary, BytePairVocabulary)
   found = vocabulary.start_ids() if is_json else []
   if len(found) > 1:

@@ -11,6 +11,7 @@ import abc
 import codecs
 import os
 import string
+import types
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import numpy as np
@@ -61,6 +62,8 @@ class Vocabulary(abc.ABC):
   # Ids of tokens that end a text of the model, [eod] first; such as the end of
   # a turn in a conversation.
   end_ids: tuple[int, ...]
+  # {"pad_token": name, ...} in a tokenizer_config.json, for chat templates.
+  special_tokens: Mapping[str, str] = types.MappingProxyType({})
   sha256: str  # hash of everything that decides the ids
   # [size], bool: whether a token is a byte piece or a part of a character.
   is_byte: np.ndarray

@@ -18,16 +18,33 @@ from palm_mtf.errors import (
 MOST_LOG_PROBS = 5  # as in OpenAI's API
 _MOST_STOPS = 4  # as in OpenAI's API
 _MOST_STOP_CHARACTERS = 1000
-# Unsupported fields of OpenAI's API. Only these values, which have no effect,
-# are accepted.
-_WITHOUT_EFFECT = {
-  "best_of": (None, 1),
-  "frequency_penalty": (None, 0),
-  "logit_bias": (None, {}),
-  "presence_penalty": (None, 0),
-  "suffix": (None, ""),
+# Fields of OpenAI's API and of vLLM that are not supported. Only these values,
+# which have no effect, are accepted.
+_WITHOUT_EFFECT: Mapping[str, tuple[object, ...]] = {
+  "add_generation_prompt": (True,),
+  "best_of": (1,),
+  "frequency_penalty": (0,),
+  "function_call": ("none", "auto"),
+  "functions": ([],),
+  "ignore_eos": (False,),
+  "logit_bias": ({},),
+  "min_p": (0,),
+  "modalities": (["text"],),
+  "parallel_tool_calls": (True, False),  # there are no tools
+  "presence_penalty": (0,),
+  "repetition_penalty": (1,),
+  "response_format": ({"type": "text"},),
+  "service_tier": ("auto", "default"),
+  "skip_special_tokens": (True,),
+  "stop_token_ids": ([],),
+  "store": (False,),
+  "suffix": ("",),
+  "tool_choice": ("none", "auto"),
+  "tools": ([],),
+  "top_logprobs": (0,),
 }
-_IGNORED = ("model", "user")
+# Names that clients give to their requests, and the name of the model.
+_IGNORED = "metadata model prompt_cache_key safety_identifier user".split()
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)  # identity counts
@@ -110,8 +127,7 @@ def read_completion_request(
 def _check_names(given: Mapping[str, object]) -> None:
   for name, value in given.items():
     if name in _WITHOUT_EFFECT:
-      neutral = _WITHOUT_EFFECT[name]
-      if value not in neutral:
+      if value not in _WITHOUT_EFFECT[name]:
         raise UserError(
           f"{name} = {shorten(value)}: is not supported; leave it out."
         )

@@ -2,22 +2,31 @@
 # SPDX-License-Identifier: Apache-2.0
 """Conversations in OpenAI's form, answered as completions of one prompt."""
 
-from collections.abc import Mapping
+import re
+from collections.abc import Iterator, Mapping, Set
+from typing import Any
 
 from palm_mtf.data.vocabulary.chat import ChatTemplate, Message
 from palm_mtf.errors import UserError, shorten
 
 _FORM = 'give [{"role": "user", "content": "..."}]'
+_NO_VALUES: tuple[object, ...] = (None, "", [], {})
+_ROLE = re.compile(r"\w{1,64}", re.ASCII)
 
 
 def make_completion_body(
-  body: object, template: ChatTemplate, most_characters: float
+  body: object,
+  template: ChatTemplate,
+  *,
+  most_messages: int,
+  most_characters: float,
 ) -> object:
   """Returns the body of the completion that answers a conversation.
 
   Raises:
-    UserError: if messages are missing, are not texts, or have more than
-      `most_characters` characters; or if a field is not supported.
+    UserError: if messages are missing or wrong, or are more than
+      `most_messages`, or have more than `most_characters` characters; or if a
+      field is not supported.
   """
   if not isinstance(body, Mapping):
     return body
@@ -30,19 +39,61 @@ def make_completion_body(
   )
   if not isinstance(messages, list) or not messages:
     raise UserError(f"messages = {shorten(messages)}: {_FORM}.")
-  messages = [_read_message(x) for x in messages]
-  if sum(len(x["content"]) for x in messages) > most_characters:
+  messages = [_read_message(x, template.words) for x in messages]
+  size = sum(len(text) for each in messages for text in _texts(each))
+  # Each message takes at least one token.
+  if len(messages) > most_messages or size > most_characters:
     raise UserError("messages: are longer than SEQUENCE_LENGTH; shorten them.")
   fields |= {} if most is None else {"max_tokens": most}
   return {**fields, "prompt": template.encode(messages)}
 
 
-def _read_message(given: object) -> Message:
-  fields = given if isinstance(given, Mapping) else {}
-  found = {name: fields.get(name) for name in ("role", "content")}
-  if not all(isinstance(x, str) for x in found.values()):
+def _texts(message: Mapping[str, object]) -> Iterator[str]:
+  """Yields the texts of a message that may become tokens."""
+  found = [x for name, x in message.items() if name != "role"]
+  while found:
+    each = found.pop()
+    if isinstance(each, str) and each not in ("type", "text"):
+      yield each
+    elif isinstance(each, Mapping):
+      found += (x for field in each.items() for x in field)
+    elif isinstance(each, list):
+      found += each
+
+
+def _read_message(given: object, words: Set[str]) -> Message:
+  message = given if isinstance(given, Mapping) else {}
+  role, content = message.get("role"), message.get("content")
+  if content is None and role == "assistant":
+    content = ""
+  if not isinstance(role, str) or not (isinstance(content, (str, list))):
     raise UserError(f"messages: {shorten(given)}: {_FORM}.")
-  return found
+  if not _ROLE.fullmatch(role):
+    raise UserError(
+      f"role = {shorten(role)}: give at most 64 letters, digits or _."
+    )
+  for part in content if isinstance(content, list) else ():
+    if not _is_text_part(part):
+      raise UserError(
+        f"messages: {shorten(part)}: is not supported as a part of a content; "
+        'give {"type": "text", "text": "..."}.'
+      )
+  # A field without a value changes nothing.
+  others = {name: x for name, x in message.items() if x not in _NO_VALUES}
+  for name in others.keys() - words - {"role", "content"}:
+    raise UserError(
+      f"messages: {shorten(name)}: the model's chat template does not read "
+      "this field; leave it out."
+    )
+  return {**others, "role": role, "content": content}
+
+
+def _is_text_part(part: Any) -> bool:
+  return (
+    isinstance(part, Mapping)
+    and part.get("type") == "text"
+    and isinstance(part.get("text"), str)
+  )
 
 
 def as_message(

@@ -237,7 +237,10 @@ class ServedModel:
     run = self.config.run
     if is_chat:
       body = make_completion_body(
-        body, self._chat_template, self.most_characters
+        body,
+        self._chat_template,
+        most_messages=self.sequence_length,
+        most_characters=self.most_characters,
       )
     asked = read_completion_request(
       body, self.config.decode, sample_tokens=run.sample_tokens, seed=run.seed

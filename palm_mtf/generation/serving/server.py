@@ -4,11 +4,14 @@
 
 import asyncio
 import functools
+import os
+import signal
 import socket
 import threading
 import time
 import uuid
 from collections.abc import Awaitable, Callable, Sequence
+from concurrent import futures
 
 from aiohttp import web
 
@@ -46,6 +49,9 @@ class _Completions:
 
   def __init__(self, model: ServedModel, batcher: Batcher):
     self._model, self._batcher = model, batcher
+    # Templates of chats are rendered by one thread, and one after another, so
+    # that slow ones leave the other threads to other requests.
+    self._chat_thread = futures.ThreadPoolExecutor(1)
 
   async def answer(self, request: web.Request) -> web.StreamResponse:
     """Answers one request.
@@ -57,11 +63,15 @@ class _Completions:
     if isinstance(body, dict) and body.get("model") is not None:
       _check_name(self._model, body["model"])
     is_chat = request.path == _CHAT
-    # Use another thread, because a conversation is encoded while it is read.
-    read = functools.partial(self._model.read, body, is_chat=is_chat)
-    asked = await asyncio.to_thread(read) if is_chat else read()
-    changed = asyncio.Event()
     loop = asyncio.get_running_loop()
+    read = functools.partial(self._model.read, body, is_chat=is_chat)
+    try:
+      async with asyncio.timeout(self._model.most_secs):
+        run = functools.partial(loop.run_in_executor, self._chat_thread)
+        asked = await run(read) if is_chat else read()
+    except TimeoutError:
+      raise RefusalError(503, "other conversations take too long.") from None
+    changed = asyncio.Event()
     begin = functools.partial(
       self._model.make_choices,
       asked,
@@ -230,7 +240,7 @@ class Server:
     """
     loop = asyncio.get_running_loop()
     for number in handled_signals():
-      loop.add_signal_handler(number, self.stop, number.name)
+      loop.add_signal_handler(number, self._take_signal, number)
     # If a client disconnects, aiohttp cancels the handler of the client's
     # request, and the handler cancels the request's rows.
     runner = web.AppRunner(
@@ -276,11 +286,15 @@ class Server:
     if self._batcher.failure:
       loop.call_soon_threadsafe(self._stopped.set)
 
+  def _take_signal(self, number: signal.Signals) -> None:
+    # A second signal ends the process, whatever its threads do. SIGHUP does
+    # not, because a closing terminal may send it twice.
+    if self._signal and number != signal.SIGHUP:
+      os._exit(128 + number)
+    self.stop(number.name)
+
   def stop(self, signal_name: str) -> None:
-    """Stops serving; a second call aborts unfinished answers."""
-    # SIGHUP aborts nothing, because a closing terminal may send it twice.
-    if self._signal and signal_name != "SIGHUP":
-      self._batcher.give_up()
+    """Stops serving once the last answer is sent."""
     self._signal = self._signal or signal_name
     self._stopped.set()
 

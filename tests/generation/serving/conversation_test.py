@@ -15,12 +15,16 @@ MESSAGES = [{"role": "user", "content": "a"}]
 class Lengths:
   """A template that makes the lengths of contents the tokens."""
 
+  words = frozenset({"name"})
+
   def encode(self, messages):
     return [len(x["content"]) for x in messages]
 
 
 def read(body):
-  return make_completion_body(body, Lengths(), most_characters=10)
+  return make_completion_body(
+    body, Lengths(), most_messages=9, most_characters=10
+  )
 
 
 def test_messages_become_the_tokens_of_the_prompt():

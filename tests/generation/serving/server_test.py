@@ -72,7 +72,7 @@ def test_a_text_without_a_token_in_time_is_refused(clock, stream):
 
 
 @STREAMS
-def test_a_server_that_stops_at_once_says_so(stream):
+def test_a_text_that_a_failure_ends_is_answered(stream):
   decoder = Repeating()
 
   async def run():
@@ -82,8 +82,7 @@ def test_a_server_that_stops_at_once_says_so(stream):
         complete(address, {**PROMPT, "stream": stream})
       )
       await until(lambda: server._batcher._running)
-      server.stop("SIGTERM")
-      server.stop("SIGTERM")
+      server._batcher.give_up()
       decoder.may_step.set()
       return await asked
 

@@ -1,0 +1,296 @@
+# Copyright 2026 The palm_mtf authors.
+# SPDX-License-Identifier: Apache-2.0
+"""The process that renders a chat template; chat_renderer.py starts it.
+
+A template is a program of a stranger, which may never end or fill the memory.
+So this process limits its own memory and processor time.
+
+  stdin   one JSON object per line: first {"template": TEXT}, then the values
+          that each rendering gets
+  stdout  one JSON object per line: {}, then {"text": TEXT, "origins": [[origin,
+          number of characters], ...]}; or {"error": REASON}
+"""
+
+import datetime
+import itertools
+import json
+import os
+import resource
+import signal
+import sys
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+from jinja2 import Environment, TemplateError, nodes, pass_eval_context, sandbox
+from jinja2.compiler import CodeGenerator
+from jinja2.exceptions import SecurityError
+from jinja2.ext import Extension
+from jinja2.filters import sync_do_join
+from jinja2.parser import Parser
+from jinja2.utils import Namespace
+
+from palm_mtf.machine.process import die_with
+
+_MOST_BYTES = 2**29  # of memory
+_CPU_SECS = 3
+_MOST_CHARACTERS = 2**23  # in a rendered text
+# Origins of a character: a value of a message, the template's own text, or the
+# template's text after a method that does not keep track of characters.
+MESSAGE, TEMPLATE, UNKNOWN = range(3)
+# A template may make the name of a control token from these roles of messages.
+_ROLES = ("assistant", "developer", "function", "system", "tool", "user")
+
+
+class _Text(str):
+  """A text of the template that knows where each of its characters is from.
+
+  A plain str is a value of a message.
+  """
+
+  _origins: bytes  # [length]; templates cannot read names with an underscore
+
+  def __new__(cls, text: str, origins: bytes | None = None) -> "_Text":
+    made = super().__new__(cls, text)
+    made._origins = origins or bytes([UNKNOWN]) * len(made)
+    return made
+
+  def __str__(self) -> "_Text":
+    return self
+
+  def __add__(self, other: str) -> "_Text":
+    return _join(_Text(""), [self, other]) if isinstance(other, str) else _NO
+
+  def __radd__(self, other: str) -> "_Text":
+    return _join(_Text(""), [other, self]) if isinstance(other, str) else _NO
+
+  def __mul__(self, count: int) -> "_Text":
+    return _Text(super().__mul__(count), self._origins * count)
+
+  __rmul__ = __mul__
+
+  def __getitem__(self, key: int | slice) -> "_Text":
+    if not isinstance(key, slice):
+      key = slice(key, key + 1 or None) if super().__getitem__(key) else key
+    return _Text(super().__getitem__(key), self._origins[key])
+
+  def __iter__(self) -> Iterator["_Text"]:
+    return (self[i] for i in range(len(self)))
+
+  def join(self, parts: Iterable[str]) -> "_Text":
+    return _join(self, parts)
+
+  def lstrip(self, chars: str | None = None) -> "_Text":
+    return self[len(self) - len(super().lstrip(chars)) :]
+
+  def rstrip(self, chars: str | None = None) -> "_Text":
+    return self[: len(super().rstrip(chars))]
+
+  def strip(self, chars: str | None = None) -> "_Text":
+    return self.lstrip(chars).rstrip(chars)
+
+  def split(self, sep: str | None = None, maxsplit: int = -1) -> list["_Text"]:
+    found, place = [], 0
+    for part in super().split(sep, maxsplit):
+      if sep is None:
+        place = self.find(part, place)
+      found.append(self[place : place + len(part)])
+      place += len(part) + len(sep or "")
+    return found
+
+  def replace(self, old: str, new: str, count: int = -1) -> "_Text":
+    if not (old and isinstance(old, str) and isinstance(new, str)):
+      return _Text(super().replace(old, new, count))
+    return _join(new, self.split(old, count))
+
+
+def _join(between: str, parts: Iterable[str]) -> _Text:
+  parts = list(parts)
+  text = str.join(between, parts)
+  return _Text(text, _origins(between).join(map(_origins, parts)))
+
+
+def _origins(text: str) -> bytes:
+  return text._origins if isinstance(text, _Text) else bytes(len(text))
+
+
+def _keeping_length(name: str) -> Any:
+  def changed(self: _Text) -> _Text:
+    found = getattr(str, name)(self)
+    return _Text(found, self._origins if len(found) == len(self) else None)
+
+  return changed
+
+
+def _losing_track(name: str) -> Any:
+  def changed(self: _Text, *args: Any, **kwargs: Any) -> Any:
+    found = getattr(str, name)(self, *args, **kwargs)
+    if isinstance(found, (list, tuple)):
+      return type(found)(map(_Text, found))
+    return _Text(found) if isinstance(found, str) else found
+
+  return changed
+
+
+_NO = NotImplemented
+for _name in "capitalize casefold lower swapcase title upper".split():
+  setattr(_Text, _name, _keeping_length(_name))
+# The sandbox replaces format and format_map, and makes Text of their results.
+for _name in (
+  "__format__ __mod__ center expandtabs ljust partition removeprefix "
+  "removesuffix rjust rpartition rsplit splitlines translate zfill"
+).split():
+  setattr(_Text, _name, _losing_track(_name))
+
+
+class _Generator(CodeGenerator):
+  """Makes a Text of each text in a template."""
+
+  def visit_Const(self, node: nodes.Const, frame: Any) -> None:  # noqa: N802
+    value = node.as_const(frame.eval_ctx)
+    if isinstance(value, str):
+      self.write(f"environment.own({value!r})")
+    else:
+      super().visit_Const(node, frame)
+
+  def visit_TemplateData(  # noqa: N802
+    self, node: nodes.TemplateData, frame: Any
+  ) -> None:
+    self.write(f"environment.own({node.data!r})")
+
+  def visit_Concat(self, node: nodes.Concat, frame: Any) -> None:  # noqa: N802
+    self.write("environment.concat((")
+    for part in node.nodes:
+      self.visit(part, frame)
+      self.write(", ")
+    self.write("))")
+
+  def _output_const_repr(self, group: Iterable[Any]) -> str:
+    return f"environment.own({''.join(group)!r})"
+
+
+class _Generation(Extension):
+  """The tag with which transformers marks answers for training."""
+
+  tags = {"generation"}  # noqa: RUF012
+
+  def parse(self, parser: Parser) -> nodes.Node:
+    line = next(parser.stream).lineno
+    body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
+    return nodes.Scope(body, lineno=line)
+
+
+class _Namespace(Namespace):
+  """As in transformers, has no attribute that Python may call by itself."""
+
+  def __init__(*args: Any, **kwargs: Any):
+    values = dict(*args[1:], **kwargs)
+    Namespace.__init__(args[0])
+    for name, value in values.items():
+      args[0][name] = value
+
+  def __setitem__(self, name: str, value: Any) -> None:
+    if isinstance(name, str) and name.startswith("_"):
+      raise SecurityError(f"a namespace has no attribute {name!r}")
+    super().__setitem__(name, value)
+
+
+def _make_environment() -> Environment:
+  """Returns an environment with the settings and functions of transformers."""
+
+  def raise_exception(message: str) -> None:
+    raise TemplateError(message)
+
+  def to_json(
+    x: Any,
+    ensure_ascii: bool = False,
+    indent: int | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+  ) -> str:
+    return json.dumps(
+      x,
+      ensure_ascii=ensure_ascii,
+      indent=indent,
+      separators=separators,
+      sort_keys=sort_keys,
+    )
+
+  @pass_eval_context
+  def join(
+    context: Any, value: Iterable[Any], d: object = "", attribute: Any = None
+  ) -> str:
+    between = d if isinstance(d, _Text) else _Text(str(d), bytes(len(str(d))))
+    return sync_do_join(context, value, between, attribute)
+
+  class _Environment(sandbox.ImmutableSandboxedEnvironment):
+    code_generator_class = _Generator
+
+    def own(self, text: str) -> _Text:
+      return _Text(text, bytes([TEMPLATE]) * len(text))
+
+    def concat(self, parts: Iterable[Any]) -> _Text:
+      return _join("", map(str, parts))
+
+  made = _Environment(
+    trim_blocks=True,
+    lstrip_blocks=True,
+    extensions=["jinja2.ext.loopcontrols", _Generation],
+  )
+  made.filters |= {"tojson": to_json, "join": join}
+  made.globals |= {
+    "raise_exception": raise_exception,
+    "strftime_now": lambda form: datetime.datetime.now().strftime(form),
+    "namespace": _Namespace,
+  }
+  return made
+
+
+class _Process:
+  """Answers lines; the first one has the template."""
+
+  def __init__(self) -> None:
+    self._environment = _make_environment()
+    self._template: Any = None
+
+  def answer(self, asked: Mapping[str, Any]) -> dict[str, Any]:
+    if self._template is None:
+      self._template = self._environment.from_string(asked["template"])
+      return {}
+    own = self._environment.own
+    values = {k: own(x) if isinstance(x, str) else x for k, x in asked.items()}
+    values["messages"] = [
+      {**x, "role": own(x["role"])} if x.get("role") in _ROLES else x
+      for x in asked["messages"]
+    ]
+    text = self._template.render(values)
+    if len(text) > _MOST_CHARACTERS:
+      raise TemplateError(f"its text has {len(text):,} characters")
+    runs = itertools.groupby(_origins(text))
+    return {"text": text, "origins": [[x, len([*run])] for x, run in runs]}
+
+
+def _limit(kind: int, most: int) -> None:
+  _, hard = resource.getrlimit(kind)
+  most = most if hard == resource.RLIM_INFINITY else min(most, hard)
+  resource.setrlimit(kind, (most, hard))
+
+
+def main() -> None:
+  """Answers each line of stdin, until the client closes stdin."""
+  die_with(int(sys.argv[1]))
+  signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C ends only the client
+  _limit(resource.RLIMIT_AS, _MOST_BYTES)
+  _limit(resource.RLIMIT_CORE, 0)
+  process = _Process()
+  for line in sys.stdin:
+    times = os.times()
+    _limit(resource.RLIMIT_CPU, int(times.user + times.system) + _CPU_SECS)
+    try:
+      answer = process.answer(json.loads(line))
+    except Exception as error:  # a template may raise any exception
+      answer = {"error": f"{type(error).__name__}: {error}"[:1000]}
+    print(json.dumps(answer), flush=True)
+
+
+if __name__ == "__main__":
+  main()

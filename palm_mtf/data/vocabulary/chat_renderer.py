@@ -1,0 +1,101 @@
+# Copyright 2026 The palm_mtf authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Renders a chat template in a separate process, which may be killed."""
+
+import contextlib
+import json
+import os
+import subprocess
+import sys
+import threading
+import weakref
+from collections.abc import Mapping
+from typing import Any
+
+from palm_mtf.machine.process import make_child_environment
+
+_MOST_SECS = 5
+
+
+class RenderError(Exception):
+  """A template cannot be rendered; the message says why."""
+
+
+class ChatRenderer:
+  """A template, and a process that is started again whenever it has ended.
+
+  Several threads may use a renderer; they take turns.
+  """
+
+  def __init__(self, template: str):
+    """Starts the process, which compiles the template.
+
+    Raises:
+      RenderError: the template is damaged.
+    """
+    self._template = template
+    self._lock = threading.Lock()
+    self._process = self._start()
+
+  def render(self, values: Mapping[str, Any]) -> tuple[str, list[list[int]]]:
+    """Returns the text, and runs [origin, number of characters] of it.
+
+    Origins are those of chat_process.py.
+
+    Raises:
+      RenderError: the template raises an error, or needs too much time or
+        memory.
+    """
+    with self._lock:
+      if self._process.poll() is not None:
+        self._process = self._start()
+      found = _ask(self._process, values)
+    return found["text"], found["origins"]
+
+  def _start(self) -> Any:  # subprocess.Popen, whose pipes mypy takes for None
+    process = subprocess.Popen(
+      [
+        *(sys.executable, "-m", "palm_mtf.data.vocabulary.chat_process"),
+        str(os.getpid()),
+      ],
+      stdin=subprocess.PIPE,
+      stdout=subprocess.PIPE,
+      env=make_child_environment(),
+    )
+    weakref.finalize(self, _end, process)
+    _ask(process, {"template": self._template})
+    return process
+
+
+def _ask(process: Any, asked: Mapping[str, Any]) -> Any:
+  try:
+    line = json.dumps(asked)
+  except RecursionError:
+    raise RenderError("the messages are nested too deep") from None
+  timer = threading.Timer(_MOST_SECS, process.kill)
+  timer.start()
+  try:
+    process.stdin.write(f"{line}\n".encode())
+    process.stdin.flush()
+    answer = process.stdout.readline()
+  except BrokenPipeError:
+    answer = b""
+  finally:
+    timer.cancel()
+  if not answer.endswith(b"\n"):
+    _end(process)
+    raise RenderError(
+      f"it takes more than {_MOST_SECS} seconds, or too much memory"
+    )
+  found = json.loads(answer)
+  if "error" in found:
+    raise RenderError(found["error"])
+  return found
+
+
+def _end(process: Any) -> None:
+  process.kill()
+  process.wait()
+  process.stdout.close()
+  with contextlib.suppress(BrokenPipeError):  # a part of a line is unsent
+    process.stdin.close()
