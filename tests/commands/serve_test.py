@@ -4,6 +4,7 @@
 
 import concurrent.futures
 import contextlib
+import functools
 import http.client
 import json
 import shutil
@@ -442,14 +443,22 @@ def test_a_missing_library_is_one_line(finished, fails, monkeypatch):
   )
 
 
+def _make_talking(finished, tmp_path):
+  run = tmp_path / "run"
+  shutil.copytree(finished, run)
+  # The template loops for as long as a message says.
+  (run / "chat_template.jinja").write_text(
+    "{% for x in messages %}{{ x.content }}{% endfor %}"
+    "{% for i in range(messages[0].content | int) %}"
+    "{% for i in range(messages[0].content | int) %}{% endfor %}{% endfor %}"
+  )
+  return run
+
+
 @pytest.fixture
 def talking(finished, tmp_path):
   """A server of a run with a chat template, and the run."""
-  run = tmp_path / "run"
-  shutil.copytree(finished, run)
-  (run / "chat_template.jinja").write_text(
-    "{% for x in messages %}{{ x.content }}{% endfor %}"
-  )
+  run = _make_talking(finished, tmp_path)
   with start(run) as process:
     try:
       yield make_url(process), run
@@ -486,11 +495,94 @@ def test_a_conversation_is_answered_as_generate_continues_it(talking):
     ]
     assert [x.role for x in deltas] == ["assistant"] + [None] * len(deltas[1:])
     assert "".join(x.content for x in deltas) == message.content
-    with pytest.raises(openai.BadRequestError, match="unknown field 'tools'"):
+    with pytest.raises(
+      openai.BadRequestError, match=r"tools = .*is not supported"
+    ):
       conversations.create(**asked, tools=[{"type": "function"}])
     long = [{"role": "user", "content": "one two " * 40}]
     with pytest.raises(openai.BadRequestError, match="longer than SEQUENCE_L"):
       conversations.create(model="run", messages=long)
+
+
+# What clients of OpenAI's API send by default, or where it changes nothing.
+DEFAULTS = {
+  "tools": [],
+  "tool_choice": "none",
+  "response_format": {"type": "text"},
+  "metadata": {"a": "b"},
+  "service_tier": "auto",
+  "store": False,
+  "parallel_tool_calls": True,
+  "user": "u",
+  "logprobs": False,
+  "top_logprobs": 0,
+  "extra_body": {"stop_token_ids": [], "min_p": 0, "ignore_eos": False},
+}
+
+
+@pytest.mark.peers
+def test_a_public_client_may_send_its_defaults(talking):
+  import openai
+
+  server, _ = talking
+  parts = [{"type": "text", "text": "three four"}]
+  messages = [
+    {"role": "user", "content": parts},
+    {"role": "assistant", "content": None, "tool_calls": []},
+  ]
+  with openai.OpenAI(base_url=f"http://{server}/v1", api_key="none") as client:
+    ask_for = functools.partial(client.chat.completions.create, model="run")
+    plain = ask_for(messages=[{"role": "user", "content": "three four"}])
+    same = ask_for(messages=messages, **DEFAULTS)
+    assert same.choices[0].message == plain.choices[0].message
+    for name, value in {
+      "tools": [{"type": "function"}],
+      "response_format": {"type": "json_object"},
+      "store": True,
+      "service_tier": "priority",
+      "extra_body": {"stop_token_ids": [5]},
+    }.items():
+      shown = "stop_token_ids" if name == "extra_body" else name
+      with pytest.raises(
+        openai.BadRequestError, match=f"{shown} = .*supported"
+      ):
+        ask_for(messages=messages, **{name: value})
+    image = {"type": "image_url", "image_url": {"url": "data:,"}}
+    with pytest.raises(openai.BadRequestError, match=r"image_url.*supported"):
+      ask_for(messages=[{"role": "user", "content": [image]}])
+
+
+@pytest.mark.peers
+def test_chats_without_an_end_leave_others_alone_and_a_second_signal_ends_all(
+  finished, tmp_path
+):
+  run = _make_talking(finished, tmp_path)
+  path = "/v1/chat/completions"
+  body = {"messages": [{"role": "user", "content": "99999"}]}
+  with (
+    concurrent.futures.ThreadPoolExecutor() as pool,
+    start(run) as process,
+  ):
+    server = make_url(process)
+    complete(server, prompt="one")
+    endless = [pool.submit(ask, server, path, body) for _ in range(2)]
+    begin = time.monotonic()
+    while not all(x.done() for x in endless):
+      assert ask(server, "/health")[0] == 200
+      assert complete(server, prompt="one two")["choices"]
+    assert time.monotonic() - begin < 30
+    for status, answer in (x.result() for x in endless):
+      assert status == 400, answer
+      assert "takes more than 5 seconds" in answer["error"]["message"]
+    pool.submit(ask, server, path, body)
+    time.sleep(1)  # the template is being rendered
+    begin = time.monotonic()
+    process.send_signal(signal.SIGTERM)
+    time.sleep(0.2)
+    process.send_signal(signal.SIGTERM)
+    process.communicate(timeout=60)
+    assert process.returncode == 143
+    assert time.monotonic() - begin < 2
 
 
 def test_a_model_without_a_chat_template_refuses_a_conversation(server):

@@ -102,6 +102,23 @@ def test_all_fields_of_a_body_are_read():
     ({"prompt": "a", "stream_options": {"a": 1}}, "stream_options = "),
     ({"prompt": "a", "suffix": "b"}, "suffix = 'b': is not supported"),
     ({"prompt": "a", "best_of": 3}, "best_of = 3: is not supported"),
+    ({"prompt": "a", "tools": [1]}, "tools = [1]: is not supported"),
+    (
+      {"prompt": "a", "tool_choice": "f"},
+      "tool_choice = 'f': is not supported",
+    ),
+    (
+      {"prompt": "a", "response_format": {"type": "json"}},
+      "response_format = ",
+    ),
+    ({"prompt": "a", "stop_token_ids": [1]}, "stop_token_ids = [1]: is not"),
+    ({"prompt": "a", "service_tier": "flex"}, "service_tier = 'flex': is not"),
+    ({"prompt": "a", "store": True}, "store = True: is not supported"),
+    ({"prompt": "a", "min_p": 0.1}, "min_p = 0.1: is not supported"),
+    (
+      {"prompt": "a", "ignore_eos": True},
+      "ignore_eos = True: is not supported",
+    ),
     ({"prompt": "a", "logit_bias": {"5": 1}}, "logit_bias = "),
     ({"prompt": "a", "presence_penalty": 0.5}, "presence_penalty = 0.5"),
   ],

@@ -43,7 +43,27 @@ def test_messages_become_the_tokens_of_the_prompt():
     ({"messages": ["a"]}, "messages: 'a': give"),
     ({"messages": [{"role": "user"}]}, "messages: {'role': 'user'}: give"),
     ({"messages": [{"role": 1, "content": ""}]}, "messages: {.*'role': 1"),
-    ({"messages": MESSAGES * 11}, "longer than SEQUENCE_LENGTH"),
+    ({"messages": [{**MESSAGES[0], "content": "a" * 11}]}, "longer than S"),
+    ({"messages": [{**MESSAGES[0], "name": "a" * 10}]}, "longer than S"),
+    ({"messages": [{**MESSAGES[0], "name": [["a" * 10]]}]}, "longer than S"),
+    ({"messages": [{**MESSAGES[0], "name": {"a" * 10: 1}}]}, "longer than S"),
+    ({"messages": [{**MESSAGES[0], "content": ""}] * 10}, "longer than S"),
+    ({"messages": [{**MESSAGES[0], "role": "a" * 65}]}, "role = .*at most 64"),
+    ({"messages": [{**MESSAGES[0], "role": "a]"}]}, "role = 'a]': give"),
+    ({"messages": [{**MESSAGES[0], "role": ""}]}, "role = '': give"),
+    (
+      {"messages": [{**MESSAGES[0], "tool_calls": [1]}]},
+      "'tool_calls': the mo",
+    ),
+    (
+      {"messages": [{"role": "user", "content": None}]},
+      "'content': None, .*: give",
+    ),
+    ({"messages": [{"role": "user", "content": [1]}]}, "messages: 1: is not"),
+    (
+      {"messages": [{"role": "user", "content": [{"type": "text"}]}]},
+      "messages: {'type': 'text'}: is not supported as a part",
+    ),
     ({"messages": MESSAGES, "prompt": "a"}, "^prompt: is not supported"),
     ({"messages": MESSAGES, "echo": True}, "^echo: is not supported"),
     ({"messages": MESSAGES, "logprobs": True}, "^logprobs: is not supported"),
@@ -56,6 +76,13 @@ def test_a_wrong_field_is_refused(body, message):
 
 def test_a_body_that_is_no_object_is_left_to_the_reader_of_completions():
   assert read([1]) == [1]
+
+
+def test_fields_without_a_value_change_nothing():
+  answer = {"role": "assistant", "content": None, "tool_calls": [], "x": None}
+  parts = [{"type": "text", "text": "ab"}]
+  body = {"messages": [{"role": "user", "content": parts}, answer]}
+  assert read(body) == {"prompt": [1, 0]}  # one part, and an empty text
 
 
 def test_an_answer_names_its_role_once():
