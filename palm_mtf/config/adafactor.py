@@ -16,7 +16,8 @@ class AdafactorConfig(Checked):
   If the paper leaves a choice open, the default is our reading of the paper.
 
   Attributes:
-    learning_rate: lr = min(learning_rate, 1 / sqrt(k)) at step k = 1, 2, ...
+    learning_rate: lr = min(learning_rate, 1 / sqrt(k)) at step k = 1, 2, ...; with
+      0, no step changes a parameter.
     beta1: decay of the momentum; with 0, no momentum is kept.
     beta2_exponent: beta2 = 1 - k ** -beta2_exponent.
     update_clip: maximum root mean square of an update, before lr and
@@ -52,7 +53,7 @@ class AdafactorConfig(Checked):
   """
 
   # The bounds reject typos, not unusual choices.
-  learning_rate: Annotated[float, real(1e-9, 10.0)]
+  learning_rate: Annotated[float, real(0.0, 10.0)]
   beta1: Annotated[float, real(0.0, 0.9999)]
   # PaLM (section 5) and Adafactor (section 7.2) use 0.8.
   beta2_exponent: Annotated[float, real(0.01, 2.0)]

@@ -103,7 +103,7 @@ CLIP = "0.001 to 1000000000.0, or None for no clipping"
 @pytest.mark.parametrize(
   ("settings", "name", "value", "bounds"),
   [
-    (ADAFACTOR, "learning_rate", 0, "1e-09 to 10.0"),
+    (ADAFACTOR, "learning_rate", -1, "0.0 to 10.0"),
     (ADAFACTOR, "beta1", 1.0, "0.0 to 0.9999"),
     (ADAFACTOR, "beta2_exponent", "0.8", "0.01 to 2.0"),
     (ADAFACTOR, "update_clip", 0, CLIP),

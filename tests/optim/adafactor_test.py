@@ -252,6 +252,20 @@ def test_every_form_takes_other_steps_than_palm_s(form):
   assert any(relative_error(one[n], other[n]) > 1e-5 for n in one)
 
 
+@pytest.mark.parametrize("schedule_name", ["palm", "constant"])
+def test_a_rate_of_zero_changes_no_parameter(schedule_name):
+  optimizer = dataclasses.replace(
+    PALM_OPTIMIZER, learning_rate=0.0, learning_rate_schedule=schedule_name
+  )
+  params, gradients = random_run()
+  session, run = build_steps(optimizer, SINGLE)
+  with session:
+    values, norms = run(params, gradients[:3])
+  assert all(norms)
+  for name, param in params.items():
+    np.testing.assert_array_equal(values[name], np.float32(param))
+
+
 @pytest.mark.parametrize(
   ("form", "mesh", "center"),
   [(PALM, "one device", 1.0), (PLAIN, "split", 0.0)],
