@@ -79,11 +79,16 @@ def _open(path: str, **settings: Any) -> Any:
   return llama_cpp.Llama(path, verbose=False, **exact, **settings)
 
 
-def tokenize(path: str, texts: Sequence[str], adds_bos: bool = False) -> list:
-  """Returns the ids of each text."""
+def tokenize(
+  path: str,
+  texts: Sequence[str],
+  adds_bos: bool = False,
+  special: bool = False,
+) -> list:
+  """Returns the ids of each text; `special`: names of control tokens count."""
   model = _open(path, vocab_only=True)
   return [
-    model.tokenize(text.encode(), add_bos=adds_bos, special=False)
+    model.tokenize(text.encode(), add_bos=adds_bos, special=special)
     for text in texts
   ]
 

@@ -11,6 +11,7 @@ import pytest
 import sentencepiece
 import tokenizers
 
+from palm_mtf.data.vocabulary.conversation_tokens import make_encoder
 from palm_mtf.data.vocabulary.gguf_tokenizer import (
   _END_NAMES,
   make_gguf_tokenizer,
@@ -323,6 +324,27 @@ def test_llama_cpp_gives_the_same_ids_with_sentencepiece(adds_space, tmp_path):
   model = _read(metadata, tmp_path)
   _write(metadata, tmp_path / "vocabulary.gguf")
   _assert_same_ids(tmp_path / "vocabulary.gguf", model, fuzzed_texts(3000))
+
+
+@pytest.mark.peers
+@pytest.mark.parametrize("adds_space", [True, False])
+def test_llama_cpp_gives_conversations_the_same_ids(adds_space, tmp_path):
+  text = "a red bird isn't 12 caf\u00e9"
+  before = train_prefixed(text, tmp_path, add_dummy_prefix=adds_space)
+  metadata = make_gguf_tokenizer(before, start_id=1, vocab_size=before.size)
+  metadata[f"{KEY}add_space_prefix"] = adds_space
+  model = _read(metadata, tmp_path)
+  _write(metadata, tmp_path / "vocabulary.gguf")
+  turns = [" ".join(x.split(model.piece(1))) for x in fuzzed_texts(300)]
+  turns = [x for x in turns if model.piece(2) not in x and x]
+  end = model.piece(model.eod_id)
+  (theirs,) = llama_cpp_peer.call(
+    llama_cpp_peer.tokenize,
+    *(tmp_path / "vocabulary.gguf", [end.join(turns)], True, True),
+  )
+  parts = [x for turn in turns for x in (model.eod_id, turn)]
+  encode = make_encoder(model, {end: model.eod_id})
+  assert [1, *encode(parts[1:])] == theirs
 
 
 def _rare_texts(count: int) -> list[str]:
