@@ -16,8 +16,8 @@ class AdafactorConfig(Checked):
   If the paper leaves a choice open, the default is our reading of the paper.
 
   Attributes:
-    learning_rate: lr = min(learning_rate, 1 / sqrt(k)) at step k = 1, 2, ...; with
-      0, no step changes a parameter.
+    learning_rate: lr = min(learning_rate, 1 / sqrt(k)) at step k = 1, 2, ...
+      With 0, no step changes a parameter.
     beta1: decay of the momentum; with 0, no momentum is kept.
     beta2_exponent: beta2 = 1 - k ** -beta2_exponent.
     update_clip: maximum root mean square of an update, before lr and
