@@ -212,6 +212,19 @@ def test_ends_end_beams_samples_chats_and_answers_of_the_harness(
   assert found == {0: "b"}
 
 
+def test_a_word_may_end_a_text_and_stays_a_word(tokenizer, tmp_path):
+  """transformers ends at such an id, too."""
+  model, parameters = chain_model(tokenizer, "a", "b", "!", "c", END)
+  folder = write_model(
+    *(tmp_path / "model", tokenizer | PLAIN, parameters, model),
+    generation_config={"eos_token_id": [0, 2]},
+  )
+  run = import_model(folder, tmp_path / "run")
+  assert continuation(run) == "b"
+  vocabulary = open_vocabulary(str(run / "tokenizer.json"))
+  assert vocabulary.decode(vocabulary.encode("Stop! Now!")) == "Stop! Now!"
+
+
 ADDS = {
   "type": "TemplateProcessing",
   "single": [
@@ -253,6 +266,7 @@ BYTE_LEVEL = {
     (None, {}, "none", "1", False),  # the default of LLaMA's class
     (None, {}, 2, None, False),  # "!", a token of texts
     (None, {"add_bos_token": True}, 2, None, False),
+    (None, {"add_bos_token": True, "bos_token": "!"}, 1, "1", False),
     (None, {"add_bos_token": "yes"}, 10**6, None, False),
     (None, {"add_bos_token": True}, [1], None, False),
   ],

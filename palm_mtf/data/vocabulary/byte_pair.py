@@ -109,7 +109,9 @@ class BytePairVocabulary(Vocabulary):
       tokenizer.add_special_tokens(names)
     # Special tokens and unused ids have no text.
     self._controls = {i for i in range(self.size) if i not in self._names}
-    self._controls |= {*self.end_ids, *(i for i in added if added[i].special)}
+    self._controls |= {i for i in added if added[i].special}
+    # Words of texts keep their text even if they end a text.
+    self._controls |= {self.eod_id, *(i for i in self.end_ids if i in added)}
     to_bytes, self._drops_space = _read_decoders(described, what)
     self._bytes = [b""] * self.size  # of each token
     self.is_byte = np.zeros(self.size, bool)

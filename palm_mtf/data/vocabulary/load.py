@@ -66,15 +66,15 @@ def open_vocabulary(
   ends = [end for folder in folders for end in _read_ends(folder)]
   found = kind(path, content, what=what, extra_ids=extra_ids, ends=ends)
   found.path = source or path
-  config = _read_config(os.path.dirname(path))
+  config = _read_object(os.path.dirname(path), CONFIG)
   named = {name: _read_name(config, name) for name in _SPECIAL_TOKENS}
   found.special_tokens = {name: token for name, token in named.items() if token}
   return found
 
 
-def _read_config(folder: str) -> Mapping[str, object]:
-  """Returns a folder's tokenizer_config.json; {} if there is none."""
-  path = os.path.join(folder, CONFIG)
+def _read_object(folder: str, name: str) -> Mapping[str, object]:
+  """Returns the object in a folder's JSON file; {} if there is no such file."""
+  path = os.path.join(folder, name)
   return read_json_object(path, "copy it again") if os.path.exists(path) else {}
 
 
@@ -91,7 +91,7 @@ def read_start(vocabulary: Vocabulary, bos_id: int | None) -> int | None:
   Raises:
     UserError: the tokenizer puts several tokens before each text.
   """
-  config = _read_config(os.path.dirname(vocabulary.path))
+  config = _read_object(os.path.dirname(vocabulary.path), CONFIG)
   is_json = isinstance(vocabulary, BytePairVocabulary)
   found = vocabulary.start_ids() if is_json else []
   if len(found) > 1:
@@ -102,9 +102,13 @@ def read_start(vocabulary: Vocabulary, bos_id: int | None) -> int | None:
   if found or config.get("add_bos_token", not is_json) is not True:
     return found[0] if found else None
   name = _read_name(config, "bos_token")
-  ids = (i for i in range(vocabulary.size) if vocabulary.piece(i) == name != "")
-  has_bos = vocabulary.has_id(bos_id) and vocabulary.is_control(bos_id)
-  return next(ids, bos_id if has_bos else None)
+  named = (
+    i for i in range(vocabulary.size) if vocabulary.piece(i) == name != ""
+  )
+  found = next(named, bos_id)
+  # A token of texts, such as "!" with id 0, starts no text.
+  has_it = vocabulary.has_id(found) and vocabulary.is_control(found)
+  return found if has_it else None
 
 
 def load_vocabulary(
@@ -154,23 +158,17 @@ def training_texts(sources: Iterable[Source]) -> Iterator[str]:
 
 def _read_ends(folder: str) -> Iterator[str | int]:
   """Yields names and ids of tokens that end a text, from files in `folder`."""
-  for file in (CONFIG, "config.json", GENERATION_CONFIG):
-    path = os.path.join(folder, file)
-    if not os.path.exists(path):
-      continue
-    found = read_json_object(path, "copy it again")
-    if file == CONFIG:
-      if name := _read_name(found, "eos_token"):
-        yield name
-      continue
-    given = found.get("eos_token_id")
+  if name := _read_name(_read_object(folder, CONFIG), "eos_token"):
+    yield name
+  for file in ("config.json", GENERATION_CONFIG):
+    given = _read_object(folder, file).get("eos_token_id")
     for each in given if isinstance(given, list) else [given]:
       if type(each) is int:
         yield each
       elif each is not None:
         raise UserError(
-          f"{path}: eos_token_id = {shorten(given)}: is neither an id nor a "
-          "list of ids; copy it again."
+          f"{os.path.join(folder, file)}: eos_token_id = {shorten(given)}: is "
+          "neither an id nor a list of ids; copy it again."
         )
 
 

@@ -216,7 +216,9 @@ def add_sentinels(model: bytes, extra_ids: int) -> bytes:
 def _hide_ends(
   model: bytes, ends: Sequence[str | int]
 ) -> tuple[bytes, tuple[int, ...]]:
-  """Makes pieces that end a text control pieces, which no text contains.
+  """Makes user-defined pieces that end a text control pieces.
+
+  Otherwise a text that spells such a piece would contain the end of a text.
 
   Returns:
     The serialized model, and the ids of `ends`.
@@ -227,7 +229,7 @@ def _hide_ends(
   found = find_ends(ends, {x.piece: i for i, x in enumerate(proto.pieces)})
   kinds = sentencepiece_model_pb2.ModelProto.SentencePiece
   for piece in (proto.pieces[i] for i in found):
-    if piece.type in (kinds.NORMAL, kinds.USER_DEFINED):
+    if piece.type == kinds.USER_DEFINED:
       piece.type = kinds.CONTROL
   return proto.SerializeToString(), found
 

@@ -44,7 +44,7 @@ class ContinuationReader:
       prompt: tokens before the continuation, without the start token. () if the
         continuation is encoded as a separate text, such as targets.
     """
-    self._end_ids = vocabulary.end_ids
+    self._eod_id, self._end_ids = vocabulary.eod_id, vocabulary.end_ids
     self._stop_strings = stop_strings
     self._reader = TextReader(vocabulary, prompt)
     self._end: int | None = None  # index at which a stop string begins, if any
@@ -62,9 +62,9 @@ class ContinuationReader:
         return
       num_read = len(self._reader.text)
       self.ids.append(token)
-      self.places.append(self._reader.add(token))
       if token in self._end_ids:
-        self.ended = "eod"
+        self.ended, token = "eod", self._eod_id  # other ends may have a text
+      self.places.append(self._reader.add(token))
       # Look for stop strings after each token, so that the end of a text does
       # not depend on how many tokens one call adds.
       found = [
@@ -77,7 +77,8 @@ class ContinuationReader:
 
   def token_text(self, token: int) -> str:
     """Returns the text that a token would add; see TextReader.token_text."""
-    return self._reader.token_text(token)
+    ends = token in self._end_ids
+    return self._reader.token_text(self._eod_id if ends else token)
 
   def sure_text(self) -> str:
     """Returns the part of the text that no further token can change."""

@@ -244,7 +244,7 @@ def test_the_ends_of_a_text_are_those_of_all_files_of_the_model(gpt2, tmp_path):
   vocabulary = open_vocabulary(path)
   assert vocabulary.eod_id == 0
   assert vocabulary.end_ids == (0, 1, 5)  # no token has id 50256
-  assert vocabulary.decode([6, 5, 6]) == 2 * vocabulary.decode([6])
+  assert vocabulary.is_control(1) and not vocabulary.is_control(5)
   os.mkdir(tmp_path / "run")
   vocabulary.write(tmp_path / "run")
   again = open_vocabulary(str(tmp_path / "run" / "tokenizer.json"))

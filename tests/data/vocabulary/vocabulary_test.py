@@ -256,22 +256,25 @@ OF_T5 = {
 
 
 def test_a_model_beside_files_of_transformers_has_their_ends(foreign, tmp_path):
-  """A piece that ends a text has no text, and no text contains it."""
+  """Words stay words; no text contains a user-defined piece that ends it."""
   path = tmp_path / "tokenizer.model"
-  shutil.copy(foreign(), path)
+  shutil.copy(foreign(user_defined_symbols=["<|im_end|>"]), path)
   before = open_vocabulary(str(path))
   piece = next(
     i
     for i in range(before.size)
     if len(before.piece(i)) > 2 and before.encode(before.decode([i])) == [i]
   )
-  ids = [before.eod_id, piece, 10**6]
+  own = next(i for i in range(9) if before.piece(i) == "<|im_end|>")
+  assert own in before.encode("a<|im_end|>b")
+  ids = [before.eod_id, piece, own, 10**6]
   (tmp_path / "config.json").write_text(json.dumps({"eos_token_id": ids}))
   model = open_vocabulary(str(path))
-  assert (model.eod_id, model.end_ids) == (ids[0], (ids[0], piece))
-  assert model.is_control(piece) and not model.token_bytes(piece)
+  assert (model.eod_id, model.end_ids) == (ids[0], tuple(ids[:3]))
+  assert model.is_control(own) and not model.token_bytes(own)
+  assert own not in model.encode("a<|im_end|>b")
   text = before.decode([piece])
-  assert piece not in model.encode(text) and model.decode([piece]) == ""
+  assert model.encode(text) == [piece] and model.decode([piece]) == text
   assert model.sha256 == before.sha256
   os.mkdir(tmp_path / "run")
   model.write(str(tmp_path / "run"))
