@@ -334,7 +334,7 @@ def _check_magic(content: bytes, what: str) -> None:
 
 def _check_plain_text(lines: Iterable[bytes], path: str, what: str) -> None:
   """Raises UserError if the first lines of a plain text are another format."""
-  unmarked = (line.removeprefix(codecs.BOM_UTF8) for line in lines)
+  unmarked = (line.lstrip(codecs.BOM_UTF8) for line in lines)
   filled = (line for line in unmarked if line.strip())
   # The objects of an array may begin in the third line.
   lines = [*itertools.islice(filled, 3)]
@@ -342,7 +342,7 @@ def _check_plain_text(lines: Iterable[bytes], path: str, what: str) -> None:
   _check_magic(beginning, what)
   if path.startswith(TEXT_PREFIX):
     return
-  if beginning.lstrip().startswith(b"{") and _is_json_object(lines[0]):
+  if lines and _has_json_objects(lines[0]):
     raise UserError(
       f"{what}: begins with a line of JSON, and its name says plain text; let "
       f"it end in .jsonl{compression_of(path)} if it holds JSON lines, or, to "
@@ -352,11 +352,15 @@ def _check_plain_text(lines: Iterable[bytes], path: str, what: str) -> None:
     _refuse_array(what)
 
 
-def _is_json_object(line: bytes) -> bool:
+def _has_json_objects(line: bytes) -> bool:
+  """Returns whether a line is a JSON object, or begins with one and another."""
+  between = " \t\r\n,\x1e"  # also those of JSON texts that are joined
   try:
-    return isinstance(json.loads(line), dict)
+    text = line.decode().lstrip(between)
+    value, end = json.JSONDecoder().raw_decode(text)
   except (ValueError, RecursionError):
     return False
+  return isinstance(value, dict) and text[end:].lstrip(between)[:1] in ("", "{")
 
 
 def _refuse_array(what: str) -> NoReturn:
