@@ -8,6 +8,7 @@ tokens that the template writes become the ids of these tokens. The same names
 in a message become the ids of their letters, so that no message can end a turn.
 """
 
+import functools
 import importlib.util
 import itertools
 import os
@@ -112,7 +113,6 @@ class ChatTemplate:
       self._renderer = ChatRenderer(text)
     except RenderError as error:
       raise _explain(error) from None
-    self._takes_parts = self._reads_parts()
 
   def encode(self, messages: Sequence[Message]) -> list[int]:
     """Returns the tokens of a conversation up to the start of an answer.
@@ -167,7 +167,7 @@ class ChatTemplate:
   def _read_message(self, message: Message) -> dict[str, Any]:
     found = {name: x for name, x in message.items() if x is not None}
     content = found.get("content")
-    if isinstance(content, list) and not self._takes_parts:
+    if isinstance(content, list) and not self._reads_parts:
       found["content"] = "\n".join(x.get("text", "") for x in content)
     for name in _REASONING:
       if name in found:
@@ -175,13 +175,13 @@ class ChatTemplate:
         return {"thinking": reasoning, **found, "reasoning_content": reasoning}
     return found
 
+  @functools.cached_property
   def _reads_parts(self) -> bool:
     """Whether the template reads lists of parts, not only texts."""
-    self._takes_parts = True
     content = [{"type": "text", "text": _PROBE}]
-    asked = self._values([{"role": "user", "content": content}])
+    asked = {"messages": [{"role": "user", "content": content}]}
     try:
-      text, _ = self._renderer.render(asked)
+      text, _ = self._renderer.render({**self._values([]), **asked})
     except RenderError:
       return False
     return _PROBE in text and str(content) not in text

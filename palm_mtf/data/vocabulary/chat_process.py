@@ -33,7 +33,7 @@ from palm_mtf.machine.process import die_with
 
 _MOST_BYTES = 2**29  # of memory
 _CPU_SECS = 3
-_MOST_CHARACTERS = 2**23  # in a rendered text
+_MOST_CHARACTERS = 2**21  # in a rendered text
 # Origins of a character: a value of a message, the template's own text, or the
 # template's text after a method that does not keep track of characters.
 MESSAGE, TEMPLATE, UNKNOWN = range(3)
@@ -146,11 +146,8 @@ class _Generator(CodeGenerator):
   """Makes a Text of each text in a template."""
 
   def visit_Const(self, node: nodes.Const, frame: Any) -> None:  # noqa: N802
-    value = node.as_const(frame.eval_ctx)
-    if isinstance(value, str):
-      self.write(f"environment.own({value!r})")
-    else:
-      super().visit_Const(node, frame)
+    # May be a list of texts, because jinja2 computes what is constant.
+    self.write(f"environment.own({node.as_const(frame.eval_ctx)!r})")
 
   def visit_TemplateData(  # noqa: N802
     self, node: nodes.TemplateData, frame: Any
@@ -225,8 +222,13 @@ def _make_environment() -> Environment:
   class _Environment(sandbox.ImmutableSandboxedEnvironment):
     code_generator_class = _Generator
 
-    def own(self, text: str) -> _Text:
-      return _Text(text, bytes([TEMPLATE]) * len(text))
+    def own(self, value: Any) -> Any:
+      if isinstance(value, str):
+        return _Text(value, bytes([TEMPLATE]) * len(value))
+      if isinstance(value, dict):
+        return {self.own(key): self.own(x) for key, x in value.items()}
+      is_list = isinstance(value, (list, tuple))
+      return type(value)(map(self.own, value)) if is_list else value
 
     def concat(self, parts: Iterable[Any]) -> _Text:
       return _join("", map(str, parts))
@@ -257,11 +259,11 @@ class _Process:
       self._template = self._environment.from_string(asked["template"])
       return {}
     own = self._environment.own
-    values = {k: own(x) if isinstance(x, str) else x for k, x in asked.items()}
-    values["messages"] = [
+    messages = [
       {**x, "role": own(x["role"])} if x.get("role") in _ROLES else x
       for x in asked["messages"]
     ]
+    values = {**own({**asked, "messages": None}), "messages": messages}
     text = self._template.render(values)
     if len(text) > _MOST_CHARACTERS:
       raise TemplateError(f"its text has {len(text):,} characters")
