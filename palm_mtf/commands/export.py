@@ -21,6 +21,7 @@ from palm_mtf.data.vocabulary.chat import FILE_NAME as CHAT_FILE
 from palm_mtf.data.vocabulary.chat import read_template
 from palm_mtf.data.vocabulary.gguf_keys import read_key
 from palm_mtf.data.vocabulary.gguf_tokenizer import (
+  read_gguf_ends,
   read_gguf_start,
   read_gguf_tokenizer,
 )
@@ -181,7 +182,8 @@ def _open_gguf(
   file = GgufFile(path)
   own, model = read_model_metadata(file.metadata, file.shapes, path, file.read)
   try:
-    content = {} if vocabulary_path else read_gguf_tokenizer(file.metadata)
+    read = read_gguf_ends if vocabulary_path else read_gguf_tokenizer
+    content = read(file.metadata)
     starts = read_gguf_start(file.metadata)
     template = read_key(file.metadata, CHAT_TEMPLATE, str, "")
   except UserError as error:
@@ -194,6 +196,7 @@ def _open_gguf(
     vocabulary_path or os.path.join(scratch, next(iter(content))),
     setting="--vocabulary",
     source="" if vocabulary_path else path,
+    model_folder=scratch,
   )
   data = _make_data(model, vocabulary, *starts)
   return _Foreign(

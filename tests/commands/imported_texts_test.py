@@ -118,8 +118,8 @@ def chain_model(tokenizer, *texts):
   return model, found
 
 
-def import_model(folder, output):
-  assert main(["import", str(folder), "--output", str(output)]) == 0
+def import_model(folder, output, *flags):
+  assert main(["import", str(folder), "--output", str(output), *flags]) == 0
   return output
 
 
@@ -186,8 +186,10 @@ def test_each_end_ends_a_text_also_after_exports(files, tokenizer, tmp_path):
   metadata = read_gguf(gguf).metadata
   assert metadata["tokenizer.ggml.eos_token_id"] == 0
   assert metadata["tokenizer.ggml.eot_token_id"] == system
-  for number, path in enumerate((hf, gguf)):
-    again = import_model(path, tmp_path / f"again{number}")
+  tokenizer_files.write(tmp_path, tokenizer, eos_token=END)
+  other = ["--vocabulary", str(tmp_path / "tokenizer.json")]
+  for number, (path, *flags) in enumerate([(hf,), (gguf,), (gguf, *other)]):
+    again = import_model(path, tmp_path / f"again{number}", *flags)
     assert continuation(again) == "bc"
     vocabulary = open_vocabulary(str(again / "tokenizer.json"))
     assert vocabulary.end_ids == (0, system)

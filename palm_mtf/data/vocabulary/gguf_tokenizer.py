@@ -103,6 +103,20 @@ def read_gguf_start(
   return bos_id, bos_id if is_added else None
 
 
+def read_gguf_ends(metadata: Mapping[str, Any]) -> dict[str, bytes]:
+  """Returns {name: content} of a file that lists the ends of a text."""
+  tokens = read_key(metadata, f"{_KEY}tokens", list[str], [])
+  types = read_key(metadata, f"{_KEY}token_type", list[int], [])
+  given = [read_key(metadata, f"{_KEY}{x}", int, None) for x in _ENDS]
+  named = [
+    i
+    for i, (name, kind) in enumerate(zip(tokens, types, strict=False))
+    if name in _END_NAMES and kind == _CONTROL
+  ]
+  ids = [i for i in dict.fromkeys([*given, *named]) if i is not None]
+  return {GENERATION_CONFIG: json_text({"eos_token_id": ids}).encode()}
+
+
 def read_gguf_tokenizer(metadata: Mapping[str, Any]) -> dict[str, bytes]:
   """Returns {name: content} of files; the first file is the vocabulary.
 
@@ -140,17 +154,7 @@ def read_gguf_tokenizer(metadata: Mapping[str, Any]) -> dict[str, bytes]:
     )
   types[eod_id] = _CONTROL
   read = _read_byte_level if kind == "gpt2" else _read_sentencepiece
-  named = [
-    i
-    for i, name in enumerate(tokens)
-    if name in _END_NAMES and types[i] == _CONTROL
-  ]
-  given = [read_key(metadata, f"{_KEY}{x}", int, eod_id) for x in _ENDS]
-  ends = {"eos_token_id": [*dict.fromkeys([*given, *named])]}
-  return {
-    **read(metadata, tokens, types, eod_id),
-    GENERATION_CONFIG: json_text(ends).encode(),
-  }
+  return read(metadata, tokens, types, eod_id) | read_gguf_ends(metadata)
 
 
 def make_gguf_tokenizer(
