@@ -11,6 +11,7 @@ before it.
 """
 
 import json
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -139,7 +140,13 @@ def read_gguf_tokenizer(metadata: Mapping[str, Any]) -> dict[str, bytes]:
   types = [*types] or [_NORMAL] * len(tokens)
   lengths = {len(tokens), len(types)}
   if kind == "llama":
-    lengths.add(len(read_key(metadata, f"{_KEY}scores", list[float])))
+    scores = read_key(metadata, f"{_KEY}scores", list[float])
+    lengths.add(len(scores))
+    if not all(map(math.isfinite, scores)):
+      raise UserError(
+        f"{_KEY}scores: holds a number that is not finite; convert the model "
+        "again."
+      )
   special = (*_ENDS, "bos_token_id", "unknown_token_id")
   ids = [read_key(metadata, f"{_KEY}{name}", int, 0) for name in special]
   if len(lengths) > 1 or not all(0 <= i < len(tokens) for i in ids):

@@ -204,6 +204,7 @@ OTHERS = [
       ("token_type", [99] * 912, ": holds 99"),
       ("scores", 1.0, " = 1.0: is not an array of numbers"),
       ("scores", ["x"], " = ['x']: is not an array of numbers"),
+      ("scores", [float("nan")] * 912, ": holds a number that is not finite"),
       ("add_space_prefix", "no", " = 'no': is not true or false"),
     )
   ),
