@@ -381,7 +381,7 @@ def _parse_model(
     if not _is_same(value, ours):
       raise UserError(
         f"{what}: {key} = {shorten(value)}: palm_mtf computes only with "
-        f"{ours!r}."
+        f"{shorten(ours)}."
       )
   return model
 
