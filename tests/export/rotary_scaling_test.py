@@ -139,11 +139,11 @@ def log_p(logits, ids):
   return (chosen - np.log(np.exp(rows).sum(-1))).sum()
 
 
-# llama.cpp computes YaRN with 1 and 32 turns.
+# llama.cpp computes YaRN with 1 and 32 turns. It wants numbers as floats.
 YARN_GGUF = dict(
   rotary_scaling="yarn",
-  rotary_base=10.0,
-  rotary_factor=4.0,
+  rotary_base=10,
+  rotary_factor=4,
   rotary_original_length=16,
 )
 LLAMA, LINEAR_GGUF = (
@@ -270,7 +270,7 @@ def test_divisors_of_llama_cpp_s_converter_are_llama_3_s(error, tmp_path):
     assert read(other)[0] == read(path)[0]
 
 
-# {key of config.json's table: value; None drops it}, message
+# {key of config.json's table: value; ... drops it}, message
 REFUSED = [
   *(
     (YARN, {"rope_type": x}, f"rope_type = {x!r}")
@@ -289,7 +289,8 @@ REFUSED = [
   (LINEAR, {"factor": [2.0]}, "factor = [2.0]: give a number"),
   (LINEAR, {ORIGINAL: 16}, f"'{ORIGINAL}' = 16: palm_mtf does not compute"),
   *(
-    (LLAMA3, {x: None}, f"rope_type = 'llama3': wants {x}.")
+    (LLAMA3, {x: missing}, f"rope_type = 'llama3': wants {x}.")
+    for missing in (None, ...)
     for x in LLAMA3
     if x != "rope_type"
   ),
@@ -303,6 +304,7 @@ REFUSED = [
   (YARN, {"attention_factor": 0}, "attention_factor = 0: give a number above"),
   (YARN, {"attention_factor": "1"}, "attention_factor = '1': give a number"),
   (YARN, {"truncate": 1}, "truncate = 1: give true or false."),
+  (YARN, {"truncate": None}, "truncate = None: give true or false."),
   (YARN, {ORIGINAL: None}, f"rope_type = 'yarn': wants {ORIGINAL}."),
   (YARN, {ORIGINAL: 16.0}, f"{ORIGINAL} = 16.0: give a whole number"),
   (YARN, {ORIGINAL: 0}, f"{ORIGINAL} = 0: give a whole number"),
@@ -324,7 +326,7 @@ def test_a_table_without_a_meaning_is_refused_in_a_line(
   )
   del config["rope_parameters"]
   keys = {**scaling, **change}
-  keys = {key: x for key, x in keys.items() if x is not None}
+  keys = {key: x for key, x in keys.items() if x is not ...}
   with pytest.raises(UserError) as error:
     parse_config({**config, table: keys}, "there")
   line = str(error.value)

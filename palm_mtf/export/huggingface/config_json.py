@@ -506,7 +506,7 @@ def _parse_rotary(config: Json, family: Family, d_kv: int) -> dict[str, object]:
   for table, keys in (*tables.items(), ("", outside)):
     for key, value in keys.items():
       if key in known:
-        if value is not None or key in _ROTARY:
+        if value is not None or key in (*_ROTARY, "truncate"):
           keep(known[key], key, _parse_rotary_key(keys, key, known[key]))
       elif key not in _ROPE_TYPES:
         raise UserError(
