@@ -125,7 +125,7 @@ def decoding(task: Task, dtype: str) -> Iterator[tuple]:
     prompt_tokens=task.prompt_tokens,
     max_tokens=task.sequence_length - task.prompt_tokens,
     num_tokens=config.vocab_size - 1,
-    eod_id=config.vocab_size - 1,
+    end_ids=(config.vocab_size - 1,),
   )
   weight_dtype = dtype if dtype in _QUANTIZED else "activation"
   session_config = step_session_config(config, mesh, weight_dtype)
