@@ -91,7 +91,8 @@ def exchange_secs(
 ) -> tuple[float, float]:
   """Returns the seconds that a pod takes to send gradients to all other pods.
 
-  The first number is for the embedding, the second for all other parameters.
+  The first result counts only the gradient of the embedding, which is ready
+  last; the second result counts all other gradients.
   """
   sent = sent_bytes(config, mesh, pods)
   secs_per_byte = (pods.num_pods - 1) * 8 / link.bits_per_sec
@@ -161,7 +162,7 @@ class _Traffic:
   def summed_axes(self, name: str) -> set[str]:
     """Returns the mesh axes over which devices sum a parameter's gradient."""
     part = parse_name(name).part
-    if part == RELATIVE:  # add_activations sums gradients of its vectors
+    if part == RELATIVE:  # add_activations counts the sum of this gradient
       return set()
     dims = ["batch"]
     # A device computes gradients from its own heads only. Therefore the
@@ -197,19 +198,19 @@ class _Traffic:
     again = layers if config.remat == "layer" else 0
 
     # A branch (attention or MLP) ends in a sum over the axis that splits its
-    # heads or d_ff: a reduce-scatter if this axis also splits the residual
-    # stream, otherwise an all-reduce.
+    # heads or d_ff. If this axis also splits the residual stream, the sum is a
+    # reduce-scatter, otherwise an all-reduce.
     def add_ends(axis, times):
       kind = "reduce_scatter" if axis == residual else "all_reduce"
       self.add(kind, (axis,), of_stream, times)
 
-    # The forward pass adds up the branches of a sum; the backward pass adds up
-    # their gradients with respect to a norm's output. If one axis splits all of
-    # these branches, they share one collective. Otherwise each branch is
-    # all-reduced before the addition.
+    # The forward pass adds up the outputs of the branches of a sum. The
+    # backward pass adds up the gradients of the norm output that several
+    # branches read. If one axis splits all of these branches, they share one
+    # collective. Otherwise each branch is all-reduced before the addition.
     layer = layer_of(config)
     for each in layer.sums:
-      # REMAT repeats the sums that later branches of the layer read.
+      # REMAT = "layer" repeats the sums that later branches of the layer read.
       times = layers + (again if each != layer.sums[-1] else 0)
       axes = {self._split_axis(x): None for x in each.branches}
       if len(axes) == 1:
@@ -278,17 +279,16 @@ class _Traffic:
   def add_exchanged(
     self, summed: set[str], each: ParameterSlice, width: int, count: int
   ) -> None:
-    """Adds a pod's own collectives for gradients summed over pods.
+    """Adds the collectives within a pod for gradients that pods exchange.
 
     `each` is a device's slice of each of `count` equal gradients, with `width`
     bytes per element.
     """
     sizes = self._mesh.axes
     replicated = [a for a in sizes if a not in each.axes]
-    # Devices that hold the same slice divide it into parts, padded to equal
-    # sizes. Axes that need no sum come first: along them, devices hold equal
-    # gradients and take their parts without a message, so that the later
-    # reduce-scatters move less.
+    # Devices divide the slice as in `sent_bytes`. Axes that need no sum come
+    # first: along them, devices hold equal gradients and take their parts
+    # without a message, so the later reduce-scatters move less.
     numbers = each.num_replicas * -(-each.size // each.num_replicas)
     for axis in sorted(replicated, key=lambda axis: axis in summed):
       if axis in summed:
@@ -310,8 +310,8 @@ class _Traffic:
       self.add("all_reduce", split[0], _FLOAT32)
     else:
       for i, (axes, (*_, count)) in enumerate(zip(split, slices, strict=True)):
-        # The embedding and layer 0 come first. So of a parameter's `count`
-        # all-reduces, only that of the embedding or of layer 0 is shared.
+        # The embedding and layer 0 come first, so at most one of a parameter's
+        # `count` sums is in the shared all-reduce.
         joined = i < num_alike - 1
         self.add("all_reduce", axes, _FLOAT32, count - joined)
     state = optimizer_state(optimizer)
@@ -361,9 +361,9 @@ def step_bytes(
   traffic.add_stored()
   for key in traffic.bytes_moved:
     traffic.bytes_moved[key] *= mesh.num_microbatches
-  # Gradients are all-reduced once per step. If one axis splits d_model_stored
-  # and the batch, each microbatch reduce-scatters its gradients over this axis
-  # instead (`add_stored`).
+  # Gradients are all-reduced once per step. Only if one axis splits
+  # d_model_stored and the batch, each microbatch reduce-scatters them over it
+  # (`add_stored`).
   for name, each, count in distinct_slices(config, mesh):
     width = gradient_bytes(name, config, mesh)
     summed = traffic.summed_axes(name)
@@ -405,7 +405,7 @@ def axes_bandwidth(
 def _rings(mesh: MeshLayout, device: HardwareConfig) -> dict[str, float]:
   """Returns {mesh axis: number of torus dimensions that the axis spans}.
 
-  A dimension without wrap-around counts 0.5.
+  A dimension without wrap-around has half the bandwidth, and counts 0.5.
   """
   if not mesh.tpu:
     return _rings_of_any_slice(mesh, device)
@@ -429,7 +429,7 @@ def _rings(mesh: MeshLayout, device: HardwareConfig) -> dict[str, float]:
 def _rings_of_any_slice(
   mesh: MeshLayout, device: HardwareConfig
 ) -> dict[str, float]:
-  """Returns the result of `_rings` for the best placement, if TPU is unset."""
+  """Returns {mesh axis: torus dimensions} of the best placement, without TPU."""
   *outer, inner = (axis for axis, size in mesh.axes.items() if size > 1)
   dims = device.chip_link_dims
   if not outer:

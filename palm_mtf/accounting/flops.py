@@ -75,7 +75,7 @@ def train_flops_per_token(config: ModelConfig) -> int:
 def device_flops(
   config: ModelConfig, mesh: MeshLayout, pod_tokens: int
 ) -> float:
-  """Returns the FLOPs of one device in a step; its pod reads `pod_tokens`."""
+  """Returns a device's FLOPs in a step of `pod_tokens` tokens per pod."""
   dims_of = {
     x.part: (*x.inputs, *x.outputs) for x in layer_of(config).projections
   }

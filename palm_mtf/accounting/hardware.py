@@ -47,7 +47,7 @@ def peak_flops_per_sec(chip: str, hardware: HardwareConfig) -> float:
   if chip != MEASURED and hardware.chip_bfloat16_flops:
     return hardware.chip_bfloat16_flops
   known = (MEASURED, *chip_names())
-  # Names that begin with the user's text come first, so that "h100" suggests
+  # Names that begin with the given name come first, so that "h100" suggests
   # "h100_sxm" and not "v100", whose edit distance is smaller.
   name = str(chip).lower()
   guess = did_you_mean(name, [x for x in known if x.startswith(name)] or known)

@@ -95,8 +95,9 @@ def parameter_slices(
 def distinct_slices(
   config: ModelConfig, mesh: MeshLayout, stage: int = 0
 ) -> Sequence[tuple[str, ParameterSlice, int]]:
-  """Returns `distinct_parameters` with a device's slice for each shape.
+  """Returns [(name, one device's slice, number of parameters)] of a stage.
 
+  A parameter of layer 0 stands for those of all layers, whose slices are equal.
   Only stage 0 has parameters outside the layers.
   """
   one_layer = dataclasses.replace(config, num_layers=1)
@@ -163,7 +164,7 @@ class Activations:
     pairs = block_pairs(length, config.has_prefix, config.attention_window)
     # The sizes below are elements per token.
     self._stream = config.d_model
-    # The stream between blocks, where a rule may split d_model.
+    # The stream between blocks is smaller if a rule splits its d_model.
     self._residual = config.d_model // mesh.axis_size_of("d_model_residual")
     self._queries = heads * config.d_kv
     layer = layer_of(config)
@@ -175,8 +176,7 @@ class Activations:
       self._columns += sum(sizes)
       is_mlp = isinstance(branch.mixer, Mlp)
       self._read += sizes[-1] if is_mlp else sum(sizes)
-    # Attention scores per token: of all blocks of queries, and of only the
-    # largest block.
+    # Attention scores per token: of all blocks of queries, and of the largest.
     self._scores = heads * sum(pairs) / length
     self._block_scores = heads * max(pairs) / length
     padded = mesh.padded_vocab_size(config.vocab_size)
@@ -278,9 +278,9 @@ class Activations:
       kind: self._config.num_layers * width * numbers
       for kind, numbers in self.block_passes().items()
     }
-    # Outside the blocks, passes compute and recompute the last norm, compute
-    # its gradient, look up rows of the embedding, and add up the gradient of
-    # these rows in float32.
+    # Outside the blocks, passes compute and recompute the last norm and compute
+    # its gradient. They also look up rows of the embedding, and add up the
+    # gradient of these rows in float32.
     of_token["blocks"] += self._stream * (7 * width + 3 * width + 2 * _FLOAT32)
     # The loss reads logits twice, once to sum over the vocabulary and once for
     # the gradient, and writes the gradient.
@@ -315,7 +315,7 @@ def weight_copy_bytes(
 def exchange_bytes(
   config: ModelConfig, mesh: MeshLayout, pods: PodsConfig, stage: int = 0
 ) -> int:
-  """Returns the bytes of gradients from other pods, and of sums over pods."""
+  """Returns the bytes of buffers for other pods' gradients and for the sums."""
   if pods.num_pods == 1:
     return 0
   width = DTYPE_BYTES[pods.dcn_dtype]
@@ -389,8 +389,8 @@ def cache_bytes_per_token(config: ModelConfig) -> int:
 
 def step_threads(config: ModelConfig, weight_dtype: str, cores: int) -> int:
   """Returns how many of `cores` compute a decoding step's matrix products."""
-  # A layer has one product with the joined kernels that read a norm, and one
-  # with the joined output kernels of a sum. One more product gives the logits.
+  # Per layer, one product joins all kernels that read the same norm, and one
+  # joins the output kernels of a sum. One more product gives the logits.
   layer = layer_of(config)
   products = (len(layer.reads) + len(layer.sums)) * config.num_layers + 1
   mean = decode_weight_bytes(config, weight_dtype) / products

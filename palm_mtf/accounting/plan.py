@@ -47,7 +47,8 @@ from palm_mtf.errors import UserError
 REMATS = ("none", "attention", "layer")
 _HOUR = 3600
 _JOULES_OF_KWH = 3.6e6
-_FACTORS = tuple(2.0**n for n in range(-6, 4))  # `curves` plans macro * factor
+# What-if curves plan a setting multiplied by each of these factors.
+_FACTORS = tuple(2.0**n for n in range(-6, 4))
 
 AnyConfig = Config | PlanConfig
 
@@ -70,7 +71,7 @@ def memory_parts(
   pods, num_devices = config.pods, config.mesh_layout.num_devices
   if pods.pods == "in_process":  # one process has all stages of all pods
     num_devices *= pods.num_pods * config.mesh_layout.stages
-  # A device's share of what its process holds besides tensors.
+  # The process holds memory besides tensors; this is one device's share of it.
   process = round((config.hardware.chip_process_bytes or 0) / num_devices)
   return {**({"process": process} if process else {}), **tensors}
 
@@ -83,7 +84,7 @@ def tensor_bytes(
   batch_size: int,
   stage: int = 0,
 ) -> dict[str, int]:
-  """Returns `memory_parts` of a stage without the memory of the process."""
+  """Returns the items of `memory_parts` that are tensors."""
   more, microbatches = {}, 1
   share = model.num_layers // mesh.stages
   model = dataclasses.replace(model, num_layers=share)

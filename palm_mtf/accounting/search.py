@@ -52,8 +52,7 @@ def search(config: AnyConfig, num_devices: int) -> SearchResult:
   other settings are those of `config`, with the run's largest batch size.
 
   Raises:
-    UserError: if no TPU slice fits `num_devices`, or there are too many
-      candidates.
+    UserError: if no TPU slice fits `num_devices`, or candidates are too many.
   """
   most = _most_candidates(config, num_devices)
   if most > _MAX_CANDIDATES:
@@ -133,7 +132,7 @@ def _most_candidates(config: AnyConfig, num_devices: int) -> int:
 
 
 def shares(found: Found) -> str:
-  """Returns a text such as "products 80%, passes 20%": shares of the time."""
+  """Returns the largest shares of a step's time: "products 80%, passes 20%"."""
   total = found.step.total
   largest = sorted(found.step.parts.items(), key=lambda x: -x[1])
   return ", ".join(
@@ -149,7 +148,7 @@ def reason(best: Found, other: Found) -> str:
     x: getattr(other.step, x) - getattr(best.step, x)
     for x in ("products", "passes", "update", "exchange")
   }
-  # Collectives are compared per axis, so that the result names an axis.
+  # Collectives are compared per axis, because the result names an axis.
   for key in {*best.step.collectives, *other.step.collectives}:
     name = f"{key[0]} over {'+'.join(key[1])}"
     lost = other.step.collectives.get(key, 0.0)

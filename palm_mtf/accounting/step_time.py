@@ -14,8 +14,7 @@ exchange      exchange of gradients between pods, except for the part that the
               backward pass of the last microbatch hides (never on TPUs or in
               stages)
 
-With stages, all parts but the last two are those of the first stage, which is
-the slowest.
+With stages, all parts but the last two are those of stage 0, the slowest.
 """
 
 import dataclasses
@@ -226,7 +225,7 @@ def _predict_stages(
 
 
 def pass_bandwidths(rates: HardwareConfig, dtype: str) -> dict[str, float]:
-  """Returns a device's bytes/s for each kind of pass over memory (PASSES)."""
+  """Returns {kind of pass: bytes/s of a device}, by default of its memory."""
   measured = (rates.chip_pass_bandwidths or {}).get(dtype, {})
   return {
     kind: measured.get(kind, rates.chip_memory_bandwidth) for kind in PASSES

@@ -15,7 +15,7 @@ from palm_mtf.config import HardwareConfig, ModelConfig
 class PublishedRun(NamedTuple):
   """A row of PaLM's Table 3, with the published numbers of one model."""
 
-  name: str  # name of the model
+  name: str
   # Number of parameters; rounded, as published, except for PaLM.
   parameters: int
   chip: str  # name of a file in gin/hardware
