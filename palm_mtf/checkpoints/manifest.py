@@ -157,7 +157,7 @@ def open_weights(
 
 @host_function
 def find_opened_prefix(prefix: bytes) -> bytes:
-  """Maps the `prefix` given to `open_weights` to the prefix of the links."""
+  """Returns the prefix of the links to files that `open_weights` has opened."""
   return _open[prefix].prefix.encode()
 
 
@@ -202,13 +202,14 @@ class Manifest:
   data: Mapping[str, object]
   settings: Mapping[str, object]  # {macro: value} of the settings for training
   versions: Mapping[str, str]  # of palm_mtf, Python and numerical libraries
-  # Versions and settings of the kernels that computed the steps, from
-  # `kernels_here`; {} in manifests of earlier versions of palm_mtf.
+  # Versions and settings of the kernels that computed the steps, so that a run
+  # that resumes with others warns; {} in manifests of earlier versions of
+  # palm_mtf.
   kernels: Mapping[str, str] = dataclasses.field(default_factory=dict)
   step: int = 0  # training steps done
   next_row: int = 0  # row of the training data that the next step begins with
-  # Name and hash (`Checkpoint.as_parent`) of the run's previous checkpoint, or
-  # of another run's checkpoint from which this run starts; otherwise None.
+  # Name and hash (`Checkpoint.as_parent`) of the checkpoint from which training
+  # continued, of this run or of another run; None if there is none.
   parent: Mapping[str, str] | None = None
 
 
@@ -219,10 +220,10 @@ class Checkpoint:
   path: str  # its folder
   manifest: Manifest
   files: Mapping[str, FileSeal]  # by name
-  # Hash of the manifest. It covers all files, because the manifest holds the
-  # hash of each file.
+  # Hash of the manifest, and so of all files, whose hashes the manifest holds.
   blake2b: str
-  # Whether every file was compared with its hash in the manifest.
+  # Whether every file was compared with its hash; if not, the training session
+  # compares the files before it restores them.
   is_verified: bool = dataclasses.field(default=False, compare=False)
   # The weights' files if they are held open, because a trainer may remove the
   # checkpoint while it is read; otherwise None.
@@ -330,13 +331,11 @@ def read_whole(path: str, *, hold: bool = False) -> Checkpoint:
   """Returns a checkpoint after comparing every file with its hash.
 
   Args:
-    hold: whether to keep the compared files open, because a trainer may remove
-      the checkpoint.
+    hold: whether to keep the files open, because a trainer may remove them.
 
   Raises:
     DamagedCheckpointError: a file is missing, truncated or changed.
-    UserError: a file cannot be read, or another version of palm_mtf wrote the
-      manifest.
+    UserError: a file cannot be read, or another version wrote the manifest.
   """
   checkpoint = read_checkpoint(path)
   if hold:
@@ -351,7 +350,6 @@ def read_whole(path: str, *, hold: bool = False) -> Checkpoint:
   return verify(checkpoint, found)
 
 
-# Reads a checkpoint as `read_whole` does, and keeps its files open.
 read_and_hold = functools.partial(read_whole, hold=True)
 
 
@@ -377,8 +375,7 @@ def read_checkpoint(path: str) -> Checkpoint:
   Raises:
     DamagedCheckpointError: a file is missing or truncated, or the manifest
       changed.
-    UserError: a file cannot be read, or another version of palm_mtf wrote the
-      manifest.
+    UserError: a file cannot be read, or another version wrote the manifest.
   """
   try:
     with reading(path, MANIFEST):

@@ -82,9 +82,8 @@ def find_checkpoint_processes(
 ) -> CheckpointProcesses:
   """Returns the processes that read and write the checkpoints in a folder.
 
-  These are the servers if all of them share the folder, otherwise the client.
-  The folder is made if it is missing. `servers` is empty if the client has the
-  devices.
+  These are the servers if all of them share the folder, otherwise the client. A
+  missing folder is made. `servers` is empty if the client has the devices.
   """
   if not servers:
     return CheckpointProcesses(this)
@@ -122,10 +121,8 @@ def assign_slices(
   all pods, may hold the same region.
 
   Returns:
-    The slices that each process has to write, without processes that write
-    none.
+    {process: slices that it has to write}, for processes that have any.
   """
-  # For each region, collect one slice per process that holds the region.
   regions = []
   for name in pods[0]:
     holders = collections.defaultdict(dict)
@@ -134,8 +131,8 @@ def assign_slices(
         if part.spec is not None:
           holders[part.spec].setdefault(processes.of(part).device, part)
     regions += holders.values()
-  # Begin with the largest region. Assign each region to the process that has
-  # the fewest bytes so far, of those that hold the region.
+  # Begin with the largest region. Of the processes that hold a region, the
+  # process with the fewest bytes so far gets it.
   num_bytes = {process.device: 0 for process in processes.all}
   found = {process.device: [] for process in processes.all}
   for holders in sorted(regions, key=_count_bytes, reverse=True):
@@ -274,9 +271,8 @@ def _write_slices(
   """Writes slices to a file in a process; returns `seal_file`'s results."""
   with tf.device(process.device):
     rows = zip(slices, values, strict=True)
-    # The specs say which part of the variable each slice is, so that
-    # tf.train.load_checkpoint, and programs with another layout, can read the
-    # whole variable.
+    # The specs say which part of the variable each slice is, so that programs
+    # with any layout, and tf.train.load_checkpoint, can read the variable.
     write = tf.raw_ops.SaveV2(
       prefix=prefix,
       tensor_names=[name for part in slices for name in part.names],
@@ -299,7 +295,7 @@ class CheckpointReader:
   def __init__(
     self, client: Client, processes: CheckpointProcesses = THIS_PROCESS
   ):
-    """Builds programs that open files in `processes`, which read them."""
+    """Builds the programs by which `processes` open and close files."""
     self._client, self._processes = client, processes
     self._programs: dict[str, Program] = {}  # by the names of variables
     with client.graph.as_default(), tf.device(processes.client.device):
@@ -346,9 +342,9 @@ class CheckpointReader:
       )
 
   def read_whole(self, path: str) -> Checkpoint:
-    """Reads a checkpoint like manifest.py's `read_whole`.
+    """Returns a checkpoint after the processes have compared its hashes.
 
-    Each process hashes some of the files.
+    Each process hashes some of the files. Raises as manifest.py's `read_whole`.
     """
     checkpoint = read_checkpoint(path)
     prefix = os.path.abspath(checkpoint.prefix)
@@ -402,8 +398,7 @@ class CheckpointReader:
     """
     try:
       self.restore(pods, weights.prefix)
-    # All other errors come from the session, for example because a pod is lost.
-    # They pass to the caller.
+    # Other errors, such as that of a lost pod, come from the session.
     except _DAMAGE as error:
       # Take the reason from the message, which begins with the place in our
       # code that made the operation, and ends with the operation.
@@ -419,8 +414,7 @@ def build_restorer(
   """Builds the operation that restores the variables of all pods.
 
   Args:
-    pods: slices of each pod, by name in the checkpoint; all pods have the same
-      names.
+    pods: slices of each pod, by name in the checkpoint, the same in all pods.
     prefix: [], string, to be fed: TensorFlow's prefix of files that all
       processes have opened.
     processes: processes that read the files, each for its own devices.
@@ -435,16 +429,14 @@ def build_restorer(
   # The last two assignments that were built for each process.
   done: dict[str, list[tf.Operation]] = {x.device: [] for x in processes.all}
   for key in pods[0]:
-    # A process reads each part of a variable only once, for all of the devices
-    # of that process that hold the part.
+    # A process reads each part of a variable once for all of its devices.
     parts_of = collections.defaultdict(list)
     for slices in pods:
       for part in slices[key]:
         parts_of[processes.of(part).device, part.spec].append(part)
     for (device, _), parts in parts_of.items():
       # A read waits until the part before the previous part is assigned, so
-      # that a process holds at most two parts: one that it reads, and one that
-      # it sends to devices.
+      # that a process holds at most two parts: one being read, one being sent.
       with tf.device(device), tf.control_dependencies(done[device][:-1]):
         value = _read_slice(prefixes[device], parts[0])
       assigned = tf.group([each.variable.assign(value).op for each in parts])

@@ -101,7 +101,7 @@ def check_same_model(
 def shape_differences(
   held: Mapping[str, tuple[int, ...]], wanted: Mapping[str, tuple[int, ...]]
 ) -> str:
-  """Returns a text about parameters whose shapes differ; "" if none differ.
+  """Returns a message that names parameters whose shapes differ, or "".
 
   `held` and `wanted` are {parameter: shape} of the checkpoint and of the model.
   """
@@ -123,7 +123,7 @@ def _shape_text(shape: tuple[int, ...] | None) -> str:
 def warn_of_other_evaluation_text(
   checkpoint: Checkpoint, corpus: Corpus, data: DataConfig
 ) -> None:
-  """Warns if the validation text is not the text held out in training."""
+  """Warns if the validation documents are not those held out in training."""
   if not _is_other(checkpoint, corpus):
     return
   before, now = _share_before(checkpoint, data), data.validation_share
@@ -157,7 +157,7 @@ def warn_of_larger_share(checkpoint: Checkpoint, data: DataConfig) -> None:
 def warn_of_other_split(
   checkpoint: Checkpoint, corpus: Corpus, data: DataConfig
 ) -> None:
-  """Warns if a resumed run holds out different validation text than before."""
+  """Warns if a resumed run holds out other validation documents than before."""
   before, now = _share_before(checkpoint, data), data.validation_share
   if before == now or not _is_other(checkpoint, corpus):
     return
@@ -171,7 +171,7 @@ def warn_of_other_split(
 
 
 def _is_other(checkpoint: Checkpoint, corpus: Corpus) -> bool:
-  """Returns whether documents, or those held out, differ from training."""
+  """Returns whether the run trained on, or held out, other documents."""
   trained = checkpoint.manifest.data
   # Use the checkpoint's packing, because only the documents are compared.
   in_its_rows = dataclasses.replace(
@@ -217,8 +217,7 @@ def find_weights(setting: str, path: str) -> NamedWeights:
   """
   given = f"{setting} = {path!r}"
   path = os.path.expanduser(path).rstrip("/")
-  # `path` is a checkpoint, such as runs/first/checkpoints/step_00000200, or a
-  # copy of one.
+  # `path` is a checkpoint, such as runs/first/checkpoints/step_00000200.
   if step_of(path) is not None or os.path.exists(os.path.join(path, MANIFEST)):
     if os.path.isdir(path):
       try:

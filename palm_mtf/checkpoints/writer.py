@@ -162,8 +162,8 @@ def write_checkpoint(
 ) -> Checkpoint:
   """Writes a checkpoint, then removes old checkpoints that need not be kept.
 
-  The last `keep` checkpoints and those at multiples of `keep_every_steps` are
-  kept.
+  Keeps the last `keep` checkpoints and those at multiples of
+  `keep_every_steps`.
 
   Raises:
     UserError: the disk is full, or MODEL_DIR cannot be written.
@@ -309,8 +309,7 @@ def check_space(
   wanted = run.keep_checkpoints + 1
   if run.keep_every_steps:
     wanted += run.train_steps // run.keep_every_steps
-  # The run writes at most one checkpoint per CHECKPOINT_STEPS, and one at the
-  # end.
+  # A run writes a checkpoint per CHECKPOINT_STEPS at most, and one at the end.
   wanted = min(wanted, run.train_steps // run.checkpoint_steps + 1)
   # Checkpoints that already exist need no more space.
   count = max(1, wanted - len(checkpoint_folders(model_dir)))
