@@ -50,7 +50,7 @@ __all__ = [
   "WatchConfig",
 ]
 
-# {name of a class until 0.3: its name}
+# {old name of a class, accepted until 0.3: new name}
 NEW_NAMES = {"PalmConfig": "ModelConfig"}
 
 

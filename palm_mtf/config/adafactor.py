@@ -26,10 +26,8 @@ class AdafactorConfig(Checked):
     gradient_clip: maximum global norm of all gradients.
     weight_decay_exponent: each step subtracts lr ** weight_decay_exponent times
       the parameter; None turns weight decay off.
-    z_loss: weight in the loss of log(Z) ** 2, where Z is the softmax
-      normalizer.
-    dropout: share of the activations that a training step drops, for
-      finetuning.
+    z_loss: weight in the loss of log(Z) ** 2; Z is the softmax normalizer.
+    dropout: share of the activations that are dropped, for finetuning.
     learning_rate_schedule: "palm", the formula above; "constant", learning_rate
       at every step; or "cosine", from learning_rate to a tenth of it.
     learning_rate_decay_steps: steps of the cosine, usually %TRAIN_STEPS; None

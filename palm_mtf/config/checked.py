@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Dataclasses of settings, whose values are checked against the fields' types.
 
-  norm: Literal["layer_norm", "rms_norm"]               one of these texts
+  norm: Literal["layer_norm", "rms_norm"]               one of these strings
   clean_subset: bool                                    True or False
   num_layers: Annotated[int, whole(maximum=10_000)]     values the check accepts
   top_k: Count | None                                   the same, or None
@@ -60,7 +60,7 @@ def real(low: float, high: float, none: str = "") -> _Check:
 
 
 def text(what: str) -> _Check:
-  """Returns a check that a value is a text, not ""; errors ask for `what`."""
+  """Returns a check for a nonempty string; errors ask for `what`."""
 
   def check(name: str, value: object) -> None:
     if not isinstance(value, str) or not value:
@@ -70,7 +70,7 @@ def text(what: str) -> _Check:
 
 
 def texts(what: str) -> _Check:
-  """Returns a check that a value is a list of texts; errors ask for `what`."""
+  """Returns a check for a list of nonempty strings; errors ask for `what`."""
 
   def check(name: str, value: object) -> None:
     if not are_texts(value):
@@ -82,7 +82,7 @@ def texts(what: str) -> _Check:
 
 
 def texts_by_task(example: str) -> _Check:
-  """Returns a check that a value is {task: text}; errors show `example`."""
+  """Returns a check that a value is {task: string}; errors show `example`."""
 
   def check(name: str, value: object) -> None:
     if not isinstance(value, Mapping) or not all(

@@ -55,8 +55,7 @@ class SweepConfig(Checked):
       for each combination of names. [{"small": {"D_MODEL": 64}, "large": ...},
       {"short": {"TRAIN_STEPS": 100}, "long": ...}] has four runs, "small-short"
       and so on.
-    sweep_at_once: number of runs that train at the same time, each on its share
-      of the cores.
+    sweep_at_once: number of runs that train at once, and share the cores.
     sweep_held_out: names in sweep_runs. The scaling law is fitted without runs
       that have one of these names, and checked on its predictions for them.
     sweep_budget_flops: training FLOPs for which the compute-optimal model size
@@ -116,8 +115,7 @@ class StatisticsConfig(CorpusConfig):
   """The settings of `palm_mtf data statistics`.
 
   Attributes:
-    train_steps: steps of the training run whose epochs are counted; None counts
-      no epochs.
+    train_steps: steps of the run whose epochs are counted; None counts none.
     global_batch_size: sequences in each step; None counts no epochs.
     seed: seed of the training run.
   """

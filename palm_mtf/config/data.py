@@ -150,14 +150,12 @@ class DataConfig(Checked):
       the start of each row; None for 0 or, between "joined" documents, [eod].
       [eod] takes the place of 0 if 0 is no control token. Imported models have
       the token with which they were trained.
-    add_start: whether `start_id` stands before texts. If False, a prompt begins
-      with its first token, and [eod] stands before documents and at the start
-      of rows. Imported models do what their tokenizers do.
-    context_length: maximum number of tokens in a text of an imported model,
-      which exports keep if SEQUENCE_LENGTH is shorter; None for
-      SEQUENCE_LENGTH.
-    noise_density: share of a text's tokens that OBJECTIVE = "span_corruption"
-      removes.
+    add_start: whether `start_id` stands before prompts and documents. If False,
+      nothing stands before a prompt, and [eod] before documents and at the
+      start of rows. Imported models do what their tokenizers do.
+    context_length: maximum sequence length of an imported model, in tokens.
+      Exports keep it if SEQUENCE_LENGTH is shorter. None for SEQUENCE_LENGTH.
+    noise_density: share of the tokens that "span_corruption" removes.
     mean_span_length: tokens per removed span, on average.
     filters: which documents are removed.
   """

@@ -1,6 +1,6 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""How texts are continued: settings of sampling and beam search."""
+"""How prompts are continued: settings of sampling and beam search."""
 
 import dataclasses
 from typing import Annotated, Literal
@@ -21,13 +21,13 @@ class DecodeConfig(Checked):
     top_k: tokens are drawn only from the k likeliest; None for all.
     top_p: tokens are drawn only from the likeliest, up to this total
       probability (nucleus sampling).
-    repetition_penalty: with a number above 1, tokens that the text already
-      contains become less likely; 1 is off.
+    repetition_penalty: with a number above 1, tokens that occur in the prompt
+      or the continuation become less likely; 1 is off.
     num_samples: number of continuations of each prompt.
     num_beams: with a number above 1, beam search finds the continuation.
     length_penalty: exponent of beam search's length penalty; values above 0
-      favour longer texts.
-    stop_strings: a continuation ends before the first of these texts.
+      favour longer continuations.
+    stop_strings: a continuation ends before the first of these strings.
     weight_dtype: dtype of the weights of matrix products. "activation": as in
       training. "int8": int8, for the inputs of these products too. "int4":
       int4, except that the weights that give the logits are int8. Norms and the

@@ -35,8 +35,7 @@ class DeviceMesh(Checked):
   layout: str
   num_microbatches: Annotated[int, whole(maximum=MAX_BATCH_SIZE)] = 1
 
-  # Only PaLM runs on TPUs and in stages, so these are settings only in
-  # `MeshLayout`.
+  # Only PaLM runs on TPUs and in stages, so only `MeshLayout` sets these.
   tpu = ""
   steps_per_loop = 1
   stages, stage_order = 1, "1f1b"
@@ -118,7 +117,7 @@ def pairs(name: str, value: object, example: str) -> list[tuple[str, str]]:
   """Splits "a:b,c:d" into the pairs ("a", "b") and ("c", "d").
 
   Raises:
-    UserError: if `value` is not a text of such pairs. The message has the
+    UserError: if `value` is not a string of such pairs. The message has the
       setting's `name` and a valid `example`.
   """
   if not isinstance(value, str):

@@ -20,7 +20,8 @@ Size = Annotated[int, whole(maximum=MAX_SIZE)]
 # products of the MLP's kernels; and to the logits.
 BIAS_PLACES = ("qkv", "o", "mlp", "logits")
 
-# {value of ROTARY_SCALING: settings that it wants}; others that each may have.
+# The rotary settings that each ROTARY_SCALING needs; _ROTARY and _YARN list
+# settings that it may have.
 _WANTED = {
   "none": "",
   "linear": "ROTARY_FACTOR",
@@ -65,19 +66,19 @@ class ModelConfig(Checked):
       al. 2020), "alibi" a multiple of the distance (Press et al. 2022), and
       "transformer_xl" a product with a vector per distance (Dai et al. 2019);
       "none" uses only the causal mask.
-    rotary_fraction: share of a head that "rotary" rotates, its first numbers.
-    rotary_pairs: which numbers rotary embedding rotates together: "halves", (i,
-      i + n / 2) of n rotated numbers, or "neighbours", (2 i, 2 i + 1).
+    rotary_fraction: share of a head's elements, from the first, that rotate.
+    rotary_pairs: which elements of a head rotate together: "halves", (i, i + n
+      / 2) of n rotated elements, or "neighbours", (2 i, 2 i + 1).
     rotary_base: base of the geometric series of rotary wavelengths.
     rotary_scaling: how frequencies of "rotary" are divided for longer contexts:
-      "none"; "linear", all by ROTARY_FACTOR (Chen et al. 2023); or, by their
-      turns, "llama3" (Llama 3.1) or "yarn" (Peng et al. 2023).
+      "none"; "linear", all by ROTARY_FACTOR (Chen et al. 2023); or, only low
+      ones, "llama3" (Llama 3.1) or "yarn" (Peng et al. 2023).
     rotary_factor: number that divides the lowest frequencies.
-    rotary_original_length: SEQUENCE_LENGTH before the scaling.
-    rotary_slow, rotary_fast: turns within the original length, below which the
-      whole factor divides, and above which nothing does; None for 1 and 32, in
-      "yarn" only.
-    rotary_truncate: whether "yarn" rounds the pairs at these limits.
+    rotary_original_length: SEQUENCE_LENGTH before the context was extended.
+    rotary_slow, rotary_fast: numbers of rotations of a pair within the original
+      length. Below rotary_slow, a frequency is divided by the whole factor;
+      above rotary_fast, it is kept. None for 1 and 32, in "yarn" only.
+    rotary_truncate: whether "yarn" rounds the pair indices of these limits.
     rotary_attention_factor: factor of rotated q and k in "yarn"; None for
       0.1 ln(ROTARY_FACTOR) + 1.
     mlp: "swiglu", "geglu" or "geglu_tanh", (f(x wi_gate) * (x wi)) wo with f =
@@ -105,9 +106,9 @@ class ModelConfig(Checked):
       "attention" (only attention weights) or "layer" (all activations of a
       layer). The result has the same bits in all three cases.
     objective: what training predicts: "causal", each token from the tokens
-      before it; "prefix_lm", the rest of a text from its start; or
-      "span_corruption", removed spans from the remaining text. With the last
-      two, inputs attend to one another in both directions
+      before it; "prefix_lm", the rest of a document from its start; or
+      "span_corruption", removed spans from the rest of the document. With the
+      last two, inputs attend to one another in both directions
       (data/batches/packing.py).
   """
 
@@ -224,7 +225,7 @@ class ModelConfig(Checked):
     if not length:
       return
     slow, fast = self.rotary_slow or 1.0, self.rotary_fast or 32.0
-    turns = length / (2 * math.pi)  # of the first pair
+    turns = length / (2 * math.pi)  # rotations of the first pair
     if slow >= (min(fast, turns) if kind == "yarn" else fast):
       raise UserError(
         f"ROTARY_SLOW = {slow:g}: give a number below ROTARY_FAST = {fast:g} "
@@ -265,7 +266,7 @@ class ModelConfig(Checked):
 
   @property
   def rotary_size(self) -> int:
-    """How many numbers of a head "rotary" rotates."""
+    """Number of elements of a head that "rotary" rotates."""
     return round(self.rotary_fraction * self.d_kv)
 
   @property

@@ -48,8 +48,7 @@ class PodsConfig(Checked):
     share: this client's share of the time of devices that it shares with other
       clients, if the manager's --policy is "shares"; its priority if that is
       "priority".
-    client_address: "host" or "host:port" where servers of a cluster reach the
-      client.
+    client_address: "host" or "host:port" where servers reach the client.
     coordinator_port: port on which the first host of a pod of accelerators on
       several hosts lets the others join it; the next pods use the next ports.
       0 is any free port.

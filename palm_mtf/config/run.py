@@ -123,7 +123,7 @@ class RunConfig(Checked):
       permanently; None keeps none permanently.
     chip: chip whose peak FLOP/s is an MFU of 100%: a file in gin/hardware, or
       "measured" for the matrix-product rate of this machine.
-    prompts: texts that are continued at the end of training.
+    prompts: prompts that are continued at the end of training.
     sample_tokens: length of each continuation, in tokens.
     sample_steps: training steps between continuations of the prompts, which are
       added to samples.jsonl; a checkpoint is written at each of these steps.

@@ -78,8 +78,7 @@ class TaskEvalConfig(Checked):
     eval_tasks: names of SeqIO tasks or mixtures with metric functions; [] for
       the validation loss.
     eval_split: split of the tasks.
-    eval_examples: number of examples per task, from the start of the split;
-      None for all.
+    eval_examples: number of examples per task, the first ones; None for all.
     few_shot: exemplars and header before each example.
     answer_patterns: {task: regular expression}, whose only group matches the
       answer in an output (evaluation/few_shot.py).
@@ -93,8 +92,8 @@ class TaskEvalConfig(Checked):
       a checkpoint; None for no evaluations during training.
     clean_subset: whether metrics are also computed over the examples that the
       run's training text does not contain (evaluation/evaluator.py).
-    stride: if `score` splits a long text into overlapping rows, the number of
-      tokens between the starts of two rows; None means half of sequence_length.
+    stride: tokens between the starts of the overlapping rows into which `score`
+      splits a long document; None means half of sequence_length.
   """
 
   eval_tasks: Annotated[

@@ -7,8 +7,7 @@
   TPU = "v4-12x16x16"    3,072 chips of this shape (each pod in PaLM's paper)
 
 Chips lie on a torus with the coordinates x, y and z; each host has 2 x 2 x 1
-chips. A v2 or v3 chip is two devices, one per core; the two cores of a v4 chip
-are one device.
+chips. A v2 or v3 chip is two devices, one per core; a v4 chip is one device.
 """
 
 import math

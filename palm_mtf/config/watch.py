@@ -97,8 +97,7 @@ class WatchConfig(Checked):
       an earlier checkpoint and skips the batches around the spike
       (training/loss_spikes.py).
     spike_skip_steps: number of batches that a rewind skips, 200-500 in PaLM.
-    spike_rewinds: maximum number of rewinds in a run; PaLM 540B had about 20
-      spikes.
+    spike_rewinds: most rewinds in a run; PaLM 540B had about 20 spikes.
     watchdog_secs: if no step ends for so many seconds, the run ends with stack
       traces; the first step and a checkpoint may take ten times as long. None
       turns this watchdog off.
