@@ -17,34 +17,33 @@ class Command(NamedTuple):
   """A command, its flags and its configuration."""
 
   summary: str  # one line for `palm_mtf --help`
-  # Dotted path of the function that runs the command. It takes only keyword
-  # arguments.
+  # Dotted path of the command's function, which takes only keyword arguments.
   entry_point: str
   # Name of a class in palm_mtf.config; "" for a command that has only flags.
   # The entry point takes `model_dir` and `config`, an object of this class,
   # whose fields gin's macros set. The command's help and defaults are in
   # gin/defaults/<name>.gin, with "_" for a space.
   config: str = ""
-  # Name of the class of a part of `config` that macros do not set.
+  # Name of a class in palm_mtf.config, or "". The command does not use the
+  # macros of this class, so this part of `config` keeps its defaults.
   leaves_out: str = ""
   # Whether the entry point takes `as_json`. If `as_json` is true, the entry
   # point prints results as JSON, one object per line.
   has_results: bool = False
-  # Whether the entry point takes `config_files`, the method of
-  # `gin_files.Configuration`.
+  # Whether the command saves its configuration. If so, the entry point takes
+  # `config_files`, a function that returns the gin files to save.
   keeps_config: bool = False
-  # Whether the entry point takes `load_run`, a function from
-  # `gin_files.make_run_loader`.
+  # Whether the command trains several runs. If so, the entry point takes
+  # `load_run`, a function that makes the settings of one run.
   starts_runs: bool = False
-  # Whether the command has --model_dir. If the user gives this flag, the
-  # command reads the config.gin in that folder.
+  # Whether the command has --model_dir, a folder whose config.gin it reads.
   takes_model_dir: bool = False
   # {flag: keywords for argparse}; a flag without dashes is positional. The
   # entry point takes the value of each flag as a keyword.
   flags: Mapping[str, Mapping[str, Any]] = {}
   # {flag: (dotted path, help)} for flags that run the function at this path
   # instead of the entry point, without configuration. The function takes
-  # `gin_files.hardware_of` and `as_json`.
+  # `as_json` and `hardware_of`, a function from a chip's name to its rates.
   standalone: Mapping[str, tuple[str, str]] = {}
 
 

@@ -99,7 +99,7 @@ class Installation:
   # Requirements of the packages in _REQUIRERS, in the form of package metadata,
   # such as "numpy<3,>=2.1".
   requirements: Sequence[str] = ()
-  # Text that says which import failed and why; "" if none failed.
+  # Which import failed and why; "" if none failed.
   import_error: str = ""
 
   @property
@@ -110,8 +110,8 @@ class Installation:
   @property
   def specifiers(self) -> dict[str, object]:
     """{required package: specifier of the accepted versions}."""
-    # Return nothing if a broken installation lacks `packaging`, so that the
-    # other checks still work.
+    # If `packaging` is missing, return nothing, so that other checks still
+    # work.
     if "packaging" not in self.versions:
       return {}
     from packaging.requirements import Requirement
@@ -146,7 +146,6 @@ def main(measure: bool = False, as_json: bool = False) -> int:
   )
   found = _describe(installed.versions, devices)
   problems = find_faults(installed)
-  # Measuring needs an installation without faults.
   if measure and not problems:
     found["measured"] = _measure_rates()
   problems += find_slowness(

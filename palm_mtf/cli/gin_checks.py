@@ -184,8 +184,7 @@ def _advise(setting: Setting, known: Collection[str]) -> str:
   macro = setting.name.upper()
   if setting.selector and macro in known:
     return f"set {macro} = {format_value(setting.value)} instead"
-  # If the value is a reference (@...), suggest no macro: no macro of palm_mtf
-  # holds an object.
+  # A reference (@...) gets no suggestion, because no macro holds an object.
   is_value = setting.selector and not isinstance(setting.value, Reference)
   return "set a macro instead" + (did_you_mean(macro, known) * bool(is_value))
 

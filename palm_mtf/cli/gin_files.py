@@ -64,8 +64,8 @@ class Configuration:
   bindings: tuple[Setting, ...]
   # The command line as the user gave it, for the first line of config.gin.
   asked: str
-  # The macros for a chip's rates, such as FLOP/s, that the user has not set, so
-  # that CHIP decides their values.
+  # Macros for a chip's rates, such as FLOP/s, that the user has not set.
+  # `format_effective` comments them out, so that CHIP decides their values.
   implied: Collection[str]
 
   def format_effective(self) -> str:
@@ -74,8 +74,6 @@ class Configuration:
     for group in (self.macros.values(), self.bindings):
       lines.append("")
       for each in group:
-        # Comment out the macros that CHIP decides, so that a user who changes
-        # CHIP in the file gets the values of the new chip.
         mark = "# " if each.name in self.implied else ""
         lines.append(f"{mark}{each}  # {each.origin}")
     return "\n".join(lines).rstrip() + "\n"
@@ -214,8 +212,7 @@ class Configuration:
     for setting in [*self.macros.values(), *self.bindings]:
       if setting.name not in self.implied:
         with user_code(setting.cited):
-          # Repeat the imports, because gin only resolves names that the parsed
-          # text imports.
+          # Repeat the imports: gin resolves only names that the text imports.
           gin.parse_config([*self._format_imports(), str(setting)])
 
   def _call_functions(self, values: Mapping[str, object]) -> dict[str, object]:
@@ -256,14 +253,13 @@ def load(
   Args:
     command: name of a command that gin configures, such as "data cache".
     gin_files: the user's files; a later file overrides an earlier one.
-    bindings: "NAME=VALUE" texts, which override all files.
+    bindings: "NAME=VALUE" strings, which override all files.
     asked: the command line, for the first line of config.gin.
     model_dir: MODEL_DIR of a training run, whose config.gin is read before
       `gin_files`; None for no run.
     trust_config: whether the run's config.gin may run code; if not, a file that
       can run code is an error (gin_checks.check_runs_no_code).
-    over: settings that override all others, such as those of one run of a
-      sweep.
+    over: settings that override all others, such as those of a sweep's run.
 
   Raises:
     UserError: if anything is wrong; the message is about the first fault.
@@ -367,10 +363,10 @@ def make_run_loader(
   """Returns a function that makes the settings of one run of a sweep.
 
   Returns:
-    A function with two arguments: a text for messages that says where macros
-    were set, and {macro: value} that override the sweep's values. It returns
-    the settings of a training run and the text of a gin file with the same
-    settings, or raises UserError if the settings do not fit together.
+    A function with two arguments: a string for messages, which says where
+    macros were set, and {macro: value} that override the sweep's values. It
+    returns the settings of a training run and the text of a gin file with the
+    same settings, or raises UserError if the settings do not fit together.
 
   Raises:
     UserError: if a file is a pipe, which only one of the runs could read.

@@ -199,14 +199,14 @@ def read_statements(text: str, name: str) -> list[Statement]:
 
 
 def read_command_line(bindings: Iterable[str]) -> list[Setting]:
-  """Parses "NAME=VALUE" texts, from flags --gin.NAME=VALUE, into settings."""
+  """Parses strings "NAME=VALUE", from flags --gin.NAME=VALUE, into settings."""
   settings: list[Setting] = []
   for binding in bindings:
     name, equals, value = binding.partition("=")
     if not equals or not re.fullmatch(r"[\w./]+", name):
       raise UserError(f"--gin.{binding}: write --gin.NAME=VALUE.")
-    # Parse the text as a line of a gin file, so that flags and files accept the
-    # same values.
+    # Parse the string as a line of a gin file, so that flags and files accept
+    # the same values.
     statements = _parse(f"{name} = {value}", lambda _: COMMAND_LINE, binding)
     if len(statements) != 1:
       raise UserError(f"--gin.{binding}: give one value.")
