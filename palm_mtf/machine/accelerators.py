@@ -53,7 +53,6 @@ def has_gpus() -> bool:
 def is_rehearsal() -> bool:
   """Returns whether virtual CPU devices take the place of accelerators.
 
-  This is so if the environment variable JAX_PLATFORMS, which JAX reads, is
-  "cpu".
+  This is so if JAX's environment variable JAX_PLATFORMS is "cpu".
   """
   return os.environ.get("JAX_PLATFORMS") == "cpu"

@@ -42,7 +42,7 @@ def resolve_dtype(
   if model.activation_dtype != "auto":
     return model
   # Checkpoints are float32 with either dtype. A resumed run still keeps its
-  # dtype on another machine, so that it computes the same numbers.
+  # dtype on another machine, because another dtype would change its results.
   fast = "bfloat16" if native_bfloat16(mesh.tpu) else "float32"
   return dataclasses.replace(model, activation_dtype=begun_in or fast)
 

@@ -59,7 +59,7 @@ def cache_path(kind: str, *key: str) -> str:
 
   Args:
     kind: name of a folder below ~/.cache/palm_mtf.
-    *key: texts, besides the CPU, that the content depends on.
+    *key: strings that the content depends on, besides the CPU.
   """
   # The XDG Base Directory Specification says to ignore relative paths.
   caches = os.environ.get("XDG_CACHE_HOME", "")
@@ -175,8 +175,8 @@ def _open_own(name: str, above: int, path: str, make: bool) -> int:
   try:
     _check_owner(os.fstat(folder), path)
     if os.fstat(folder).st_mode & _WRITABLE_BY_OTHERS:
-      # The folder may have been made with another umask. Restrict and use it,
-      # because `read` refuses files that other users have put there.
+      # The folder may have been made with another umask. Take away other users'
+      # permissions; `read` refuses files that these users have put there.
       os.fchmod(folder, 0o700)
     if os.fstat(folder).st_mode & _WRITABLE_BY_OTHERS:
       raise CacheError(f"other users may write {path}")

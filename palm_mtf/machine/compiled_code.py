@@ -27,8 +27,8 @@ from palm_mtf.machine.cache_folder import (
 )
 
 _VARIABLE = "TF_XLA_FLAGS"
-# The folder in memory has the same path as the folder on the disk, so that
-# child processes, which inherit TF_XLA_FLAGS, find the folder on the disk too.
+# The folder in ram:// has the path of the folder on the disk. Child processes
+# inherit TF_XLA_FLAGS, and so find the folder on the disk too.
 _FLAG = "--tf_xla_persistent_cache_directory=ram://"
 _SAVE_SECS = 1.0
 # With both flags, TensorFlow compiles CPU operations with XLA even where no
@@ -56,8 +56,7 @@ def check_xla_flags(num_devices: int) -> None:
   """
   flags = os.environ.get(_VARIABLE, "")
   # With both flags of _COMPILES_FOR_CPUS, TensorFlow puts operations of several
-  # devices into one XLA program, which fails when it runs ("Multiple CPU
-  # devices").
+  # devices into one XLA program, which then fails ("Multiple CPU devices").
   if num_devices > 1 and all(x.search(flags) for x in _COMPILES_FOR_CPUS):
     raise UserError(
       f"{_VARIABLE} = {shorten(flags)}: TensorFlow cannot compile for the "

@@ -94,7 +94,7 @@ CPU_PERIOD = Path("/sys/fs/cgroup/cpu/cpu.cfs_period_us")
 
 
 def visible_cores() -> list[int]:
-  """Returns the numbers of the cores that this process may run on."""
+  """Returns the indices of the cores that this process may run on."""
   return sorted(os.sched_getaffinity(0))
 
 
