@@ -217,8 +217,7 @@ class CpuGpuPlacement(mtf.placement_mesh_impl.PlacementMeshImpl):
       for pnum, region in enumerate(regions_of(variable, mesh_impl)):
         device = mesh_impl.devices[pnum]
 
-        # Each device draws the initial value of its slice, so that no initial
-        # values are sent.
+        # Each device draws its slice's initial value, so that none is sent.
         def make_value(region: Region = region) -> tf.Tensor:
           value = variable.initializer.slice_value(
             name, variable.sizes, region.begin, region.sizes

@@ -38,7 +38,7 @@ class OperationCopies:
     )
 
   def make(self, device: str, tensors: dict[int, tf.Tensor]) -> dict:
-    """Copies the operations; returns {id(original): copy}.
+    """Copies the operations; returns {id(original tensor): its copy}.
 
     Args:
       device: device of the copies.

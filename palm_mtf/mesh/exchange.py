@@ -15,17 +15,15 @@ from palm_mtf.ops.slicewise import split_axes
 from palm_mtf.ops.xla import fused
 
 # Each device sends its gradients only to the device with the same index in
-# every other pod. The transfer is an edge of the graph, so that TensorFlow
-# begins to send a gradient as soon as the gradient is computed, during the rest
-# of the backward pass.
+# every other pod. The transfer is an edge of the graph, so TensorFlow sends a
+# gradient as soon as it is computed, during the rest of the backward pass.
 
 
 def sum_in_order(*terms: tf.Tensor) -> tf.Tensor:
   """Adds up `terms`, one tensor per pod; returns a float32 tensor."""
-  # All pods add the same terms in the same order, so that the sum has the same
-  # bits on all pods.
+  # All pods add the terms in the same order, so all sums have the same bits.
   if len(terms) == 2 and terms[0].dtype == tf.float32:
-    return terms[0] + terms[1]  # one pass, with nothing to compile
+    return terms[0] + terms[1]  # one pass over memory, with nothing to compile
   return _cast_and_add(*terms)
 
 

@@ -70,12 +70,12 @@ class Placement(Protocol):
   def import_copies(
     self, mesh: mtf.Mesh, tensors: Mapping[str, tf.Tensor], shape: mtf.Shape
   ) -> mtf.Tensor:
-    """Imports a whole tensor; each device gets a slice from its own process.
+    """Imports a whole tensor; each device gets its slice.
 
     Args:
       mesh: mesh of this placement.
-      tensors: {name of a CPU: copy of the whole tensor on this CPU}, for each
-        of `reading_cpus`, or only for `cpu`.
+      tensors: {name of a CPU: the whole tensor there}, for each of
+        `reading_cpus`, so that processes send no slices; or only for `cpu`.
       shape: shape of the tensor.
     """
 
@@ -150,8 +150,7 @@ class Lowering(Protocol):
   """A Mesh TensorFlow graph as TensorFlow operations, ready to run.
 
   Attributes:
-    slices: for each mesh, {name in checkpoints: slices of the variable, one per
-      device}.
+    slices: for each mesh, {name in checkpoints: a slice for each device}.
     initialize: operation that sets every slice to its initial value.
   """
 

@@ -15,11 +15,11 @@ class Region:
 
   begin: list[int]
   sizes: list[int]  # without the padding at the end
-  # TensorFlow's shape-and-slice text, "8 4 0,4:0,4": sizes of the variable,
+  # TensorFlow's shape-and-slice string, "8 4 0,4:0,4": sizes of the variable,
   # then begin,size of each dimension. "" if the region is the whole variable,
   # None if it is only padding, which no checkpoint holds.
   spec: str | None
-  is_first: bool  # no earlier device holds the same region
+  is_first: bool  # no earlier device holds this region, so read it here
 
 
 @dataclasses.dataclass(frozen=True)
@@ -30,8 +30,8 @@ class Slice(Region):
   # The slice, in the stored dtype. Only accelerators have stacks; the first
   # dimension of a stack counts the variables in `names`.
   variable: tf.Variable
-  # The device that checks the value: the variable's device, or the CPU of an
-  # accelerator's host.
+  # The device that checks and pads the value: the variable's device, or the CPU
+  # of an accelerator's host.
   near: str
 
   def read(self) -> tf.Tensor:

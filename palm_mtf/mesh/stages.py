@@ -100,7 +100,7 @@ class StagesLowering(CpuGpuLowering):
   ):
     """Lowers all operations; `parts` is the result of `find_parts`."""
     self._parts = parts
-    # {(tensor, part that takes it): the tensor in that part}
+    # {(tensor, part): what the part takes}: it takes a tensor only once.
     self._taken: dict[tuple[mtf.Tensor, int], LaidOut] = {}
     # {part: tensors that it takes}, and {part: [(part that takes a tensor,
     # operation that keeps the tensor)]}.
@@ -160,8 +160,7 @@ class StagesLowering(CpuGpuLowering):
 
 def _pass_by_queue(x: tf.Tensor) -> tuple[tf.Tensor, tf.Operation]:
   """Returns the value of x for another call, and an operation that keeps x."""
-  # All programs of a session are in one graph, so that no two queues share a
-  # name.
+  # `unique_name` is enough, because all programs of a session are in one graph.
   name, types = tf.get_default_graph().unique_name("queue"), [x.dtype]
   queue = tf.raw_ops.FIFOQueueV2(component_types=types, shared_name=name)
   (value,) = tf.raw_ops.QueueDequeueV2(handle=queue, component_types=types)
