@@ -183,7 +183,7 @@ def writing(path: str, needed_bytes: int | None) -> Iterator[None]:
 
 @contextlib.contextmanager
 def as_os_errors(but: tuple[type[Exception], ...] = ()) -> Iterator[None]:
-  """Converts TensorFlow's errors, except `but`, to OSErrors for `writing`."""
+  """Turns TensorFlow errors, except `but`, into OSError, as `writing` needs."""
   from palm_mtf._tf import tf
 
   try:

@@ -18,7 +18,7 @@ from palm_mtf.errors import UserError
 from palm_mtf.json_text import json_text
 
 _READ_BYTES = 2**20
-# Larger files are refused. A 10,000-layer model's index of tensors has 10 MB.
+# Larger files are refused. A 10,000-layer model's index of tensors is 10 MB.
 _MAX_JSON_BYTES = 20_000_000
 
 
@@ -86,7 +86,7 @@ def read_json_object(path: str, hint: str) -> dict[str, Any]:
   return found
 
 
-# Larger files are refused. The manifest of a 10,000-layer model has 20 MB.
+# Larger files are refused. The manifest of a 10,000-layer model is 20 MB.
 _MAX_BYTES = 2**28
 _BLAKE2B = functools.partial(hashlib.blake2b, digest_size=16)
 

@@ -28,8 +28,7 @@ def training_lock(model_dir: str) -> Iterator[None]:
   """Locks `model_dir` while the body runs.
 
   Raises:
-    UserError: another process holds the lock, or the lock file cannot be
-      written.
+    UserError: another process holds the lock, or its file cannot be written.
   """
   path = ModelDir(model_dir).lock
   is_new = not os.path.isdir(model_dir)
