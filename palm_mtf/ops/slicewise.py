@@ -118,7 +118,7 @@ class WholeSlice(mtf.Operation):
     return self._gradient(self, *grad_ys)
 
   def recompute(self, x: mtf.Tensor, signal: mtf.Tensor) -> mtf.Tensor:
-    """Returns output x after `signal`; recomputes x unless `is_kept`."""
+    """Returns output x after `signal`; if not `is_kept`, computes x again."""
     if self._is_kept:
       return delay(x, signal)
     first = self.inputs[0]  # one delayed input delays the whole operation

@@ -22,7 +22,7 @@ _KEPT = "palm_mtf_variables"
 
 
 def key_of(name: str) -> int:
-  """Returns a hash of a variable's name, a signed 32-bit integer."""
+  """Returns a variable's random seed, a hash of its name, 32 bits signed."""
   digest = hashlib.blake2b(name.encode(), digest_size=4).digest()
   return int.from_bytes(digest, "little", signed=True)
 
