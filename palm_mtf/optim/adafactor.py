@@ -120,8 +120,7 @@ class _Parameter:
     self._clip, self._rate, self._decay, self._is_finite = (
       lowering.tensors[x] for x in scalars
     )
-    # u is computed from v or, if v is factored, from the next row means and
-    # column means.
+    # If v is factored, u is computed from the next row means and column means.
     moment = tuple(values.values())
     self._next_means, self._factors = (), ()
     if len(moment) == 1:
