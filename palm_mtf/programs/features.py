@@ -20,12 +20,11 @@ FEATURE_DTYPES = {
 REQUIRED_FEATURES = ("inputs", "targets")
 
 
-# A function that builds the operations by which a server reads one part of a
-# step's batch. A part is one microbatch of one pod. The function returns one
-# tensor per feature. Its arguments are the name of the server's CPU; the text
-# that describes all batches, [] string; the number of steps done before, []
-# int64; the index of the part in the batch, [] int32; and the number of parts
-# in the batch.
+# A function that builds the operations by which a server reads one part (one
+# microbatch of one pod) of a step's batch. It returns one tensor per feature.
+# Its arguments are the name of the server's CPU; the JSON that describes all
+# batches, [] string; the number of steps done before, [] int64; the index of
+# the part in the batch, [] int32; and the number of parts in the batch.
 ReadFeatures = Callable[
   [str, tf.Tensor, tf.Tensor, tf.Tensor, int], Sequence[tf.Tensor]
 ]
@@ -52,7 +51,7 @@ class Stage(NamedTuple):
   placement: Placement
   features: dict[str, tf.Tensor]  # placeholders of a microbatch's rows
   copies: list[dict[str, tf.Tensor]]  # of `features`, on other hosts
-  numbers: dict[str, tf.Tensor]  # from `PodBuilder.build_numbers`
+  numbers: dict[str, tf.Tensor]  # scalars such as the learning rate, by name
   batch: dict[str, mtf.Tensor]  # the rows, on the mesh
   # [4] int32, see `Dropout.state`; None if DROPOUT is 0.
   dropout_state: mtf.Tensor | None

@@ -33,8 +33,7 @@ class ForwardProgram:
     loss: [], float32: mean of -log p(target), in nats, weighted by the loss
       weights.
     weight_sum: [], float32: sum of the loss weights in the batch.
-    slices: every variable's slices on the devices, by the variable's name in
-      checkpoints.
+    slices: every variable's slices, by the variable's name in checkpoints.
   """
 
   features: dict[str, tf.Tensor]

@@ -74,7 +74,7 @@ class PalmLoss:
       feature_names: keys of FEATURE_DTYPES that every batch has.
       num_rows: sequences in a microbatch.
       seed: seed of the initial weights and of dropout.
-      pass_on: passes the residual stream on to the blocks of a stage and to the
+      pass_on: passes the residual stream to the blocks of a stage or to the
         head.
 
     Raises:

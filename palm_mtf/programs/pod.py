@@ -208,7 +208,7 @@ def exchange_sums(pods: Sequence[Sums], dtype: tf.DType) -> list[Sums]:
   exchanged = [[Exchange(x, y.mesh).outputs[0] for y in x] for x in numbers]
   for gradients in zip(*(x.gradients for x in pods), strict=True):
     # Each device of a pod sends a different part of the gradient. A pod rounds
-    # its own gradient to `dtype` too, so that all pods add the same numbers.
+    # its own gradient to `dtype` too, so that all pods add the same values.
     own = [OwnPart(x, dtype) for x in gradients]
     parts = [x.outputs[0] for x in own]
     exchanged.append([Exchange(parts, x.mesh, x).outputs[0] for x in own])
@@ -248,7 +248,7 @@ class Update:
 
   @property
   def fetched(self) -> dict[str, mtf.Tensor]:
-    """The numbers that the client fetches in each step, [] each, by name."""
+    """Scalars that the client fetches in each step, for metrics, by name."""
     measured = (x for each in self.operations for x in each.sums_of_squares)
     return {
       **self.losses,
@@ -282,7 +282,7 @@ class PodBuilder:
       self.step = tf.placeholder_with_default(no_step, [], "step")
       # Index of the microbatch in the step, [], int32.
       self.microbatch = tf.placeholder_with_default(0, [], "microbatch")
-      # Text that describes the batches that servers read, [], string.
+      # JSON that describes the batches that servers read, [], string.
       self.batches = tf.placeholder(tf.string, [], "batches")
 
   def build_gradients(
@@ -323,10 +323,9 @@ class PodBuilder:
     placement: Placement,
     read: ReadFeatures | None,
   ) -> Stage:
-    """Imports features and numbers; for `read` see `build_gradients`."""
+    """Imports features and scalars; for `read` see `build_gradients`."""
     num_before = len(self._graph.operations)
-    # Place the placeholders in the stage's process, so that the client sends
-    # each pod only its rows.
+    # Placeholders in the stage's process let the client send it only its rows.
     with tf.device(placement.cpu):
       by_cpu = self._make_placeholders(pod, placement, read)
       first, *copies = by_cpu.values()
@@ -362,7 +361,7 @@ class PodBuilder:
   def build_numbers(
     self, pod: int, step: tf.Tensor, microbatch: tf.Tensor
   ) -> dict[str, tf.Tensor]:
-    """Returns, by name, the numbers that a pod's devices need for a microbatch.
+    """Returns {name: scalar} that a pod's devices need for a microbatch.
 
     `step`, [] int64, is the number of steps done before. `microbatch`, []
     int32, is the index of the microbatch in the step.

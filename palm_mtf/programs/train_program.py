@@ -104,7 +104,7 @@ class TrainProgram:
   step: tf.Tensor
   microbatch: tf.Tensor  # index of the microbatch in the step, [] int32
   num_microbatches: int
-  # Updates all variables. If a number in `losses` is infinite or NaN, `update`
+  # Updates all variables. If a value in `losses` is infinite or NaN, `update`
   # raises InvalidArgumentError and changes no variable.
   update: tf.Operation
   is_finite: tf.Tensor  # whether all losses are finite, [] bool
@@ -119,7 +119,7 @@ class TrainProgram:
   parameters: list[str]  # names of the trained variables, in the model's order
   initialize: tf.Operation  # draws the initial weights
   devices: Devices
-  # Placeholder of the text that describes the batches that servers read, []
+  # Placeholder of the JSON that describes the batches that servers read, []
   # string; None if the client feeds all features.
   batches: tf.Tensor | None
   loop: LoopProgram | None  # if STEPS_PER_LOOP is above 1
@@ -234,7 +234,6 @@ def build_program(
     }
     for x in built
   ]
-  # The code above built Mesh TensorFlow operations; the code below lowers them.
   lowering = _lower(built)
   losses = [lowering.call(x)[0] for x in mean_losses]
   stages = [_build_stages(pod, lowering) for pod in built]
@@ -334,7 +333,7 @@ def _lower_step(
 ) -> dict[str, object]:
   """Lowers the last session.run of a step; returns fields of TrainProgram."""
   operations = [x for update in updates for x in update.operations]
-  # All pods compute the same numbers, so fetch them only from the first pod.
+  # All pods compute the same values, so fetch them only from the first pod.
   update = updates[0]
   values, done = lowering.call(update.fetched, operations)
   stage = pod.stages[0]
