@@ -114,8 +114,7 @@ def calibration() -> dict[str, Any]:
   flops, pass_bandwidths = {}, {}
   for dtype in ("float32", "bfloat16"):
     flops[dtype], pass_bandwidths[dtype] = _rates(dtype, memory_bandwidth)
-  # Virtual devices and pods exchange data by copies in memory, and a copy reads
-  # and writes every byte.
+  # A copy between virtual devices or pods reads and writes every byte.
   copied = memory_bandwidth / 2
   return {
     "CHIP_BFLOAT16_FLOPS": flops["bfloat16"],

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Measures this machine: FLOP/s of matrix products, bytes/s of memory.
 
-`python -m palm_mtf.rates.measure` prints a JSON object {name: text}, for
+`python -m palm_mtf.rates.measure` prints the rates as a JSON object, for
 `palm_mtf doctor --measure`.
 """
 
@@ -31,8 +31,7 @@ PRODUCT_SIZE = 1536
 PRODUCT_FLOPS = 2 * PRODUCT_SIZE**3  # a multiply-add counts as 2
 _REPEATS = 4
 _READ_BYTES = 2**28  # more than a cache holds, so that memory is read
-# To compare bfloat16 with float32, products of _TOKENS rows are timed
-# _COMPARISONS times.
+# Products of _TOKENS rows compare bfloat16 with float32, _COMPARISONS times.
 _TOKENS, _COMPARISONS = 1024, 5
 
 
@@ -128,7 +127,7 @@ def warn_if_slow(
 
 
 def describe_rates() -> dict[str, str]:
-  """Returns {name of a rate of this machine: text}."""
+  """Returns {name: value with unit} of the rates of this machine."""
   texts = {}
   for dtype in ("float32", "bfloat16"):
     rate = measured_flops_per_sec(tf.as_dtype(dtype))
