@@ -294,7 +294,6 @@ def _draw_points(
 
 
 def _find_x(run: Run, step: float, x_field: str) -> float:
-  # Interpolate x between the steps in metrics.jsonl.
   steps, xs = zip((0, 0), *run.points(x_field, "step"), strict=True)
   if step > steps[-1] > 0:
     # The run was rewound and ended before it reached this step again.
@@ -339,8 +338,7 @@ def _set_axes(axes: Any, panel: Panel, x_field: str) -> None:
 _STYLE = Path(__file__).with_suffix(".css").read_text(encoding="utf-8")
 
 # Rows of the table of results: (title, field of metrics.jsonl, statistic over
-# the lines, format). Speed is a median, because steps are slower while a
-# checkpoint is written.
+# the lines, format). Speed is a median, because checkpoints slow steps down.
 _last = operator.itemgetter(-1)
 _BYTES = ""  # in place of a format string: format_bytes formats the value
 _RESULTS = (
