@@ -272,8 +272,7 @@ def tabulate(runs: Sequence[SweepRun], where: SweepDir) -> list[Row]:
 
   `flops` are model FLOPs. `secs` is the time of all training steps up to the
   last evaluation. `loss` is the last validation loss, in nats per token, and
-  `best_loss` is the lowest finite validation loss. A loss that is not finite is
-  None.
+  `best_loss` is the lowest finite one. A loss that is not finite is None.
   """
   rows = []
   for run in runs:
@@ -341,7 +340,7 @@ class _Process:
 
 
 def cores_of_runs(num_at_once: int) -> list[list[int]]:
-  """Returns core numbers for each of `num_at_once` runs.
+  """Returns the indices of the cores for each of `num_at_once` runs.
 
   Raises:
     UserError: if there are fewer cores than runs.
@@ -353,7 +352,7 @@ def cores_of_runs(num_at_once: int) -> list[list[int]]:
     )
   cores = visible_cores()
   share = len(cores) // num_at_once
-  # Give all runs the same number of cores, so that their times compare.
+  # All runs get equally many cores, so that their times are comparable.
   return [cores[i * share : (i + 1) * share] for i in range(num_at_once)]
 
 

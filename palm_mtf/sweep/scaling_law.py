@@ -109,8 +109,7 @@ def fit(
     parameters: [runs], sizes of the models.
     tokens: [runs], training tokens.
     losses: [runs], validation losses, nats per token.
-    start: a law near the result, from which the fit starts; None tries several
-      starts.
+    start: law from which the fit starts; None tries several starts.
   """
   # Divide N and D by their geometric means, so that A and B have the magnitude
   # of the losses.
