@@ -50,8 +50,7 @@ _DEVICE = re.compile(
 # TensorFlow's label of a received tensor: the operation that computed it, the
 # sender's device, the receiver's device.
 _RECEIVED = re.compile(r"edge_\d+_(\S+) from (\S+) to (\S+)$")
-# Maximum number of operations from a transferred tensor to the update of its
-# variable.
+# Maximum number of operations from a received tensor to its variable's update.
 _MOST_OPERATIONS_TO_UPDATE = 4
 
 
@@ -114,7 +113,7 @@ class _Span:
 def read_trace(calls: Sequence[tf.RunMetadata], program: TrainProgram) -> Trace:
   """Returns the trace of a step, given the record of each session call."""
   graph, devices = program.step.graph, program.devices
-  # {device: (pod, number in the pod)}, without the client's devices.
+  # {device: (pod, device's index in the pod)}, without the client's devices.
   numbers = {
     _parse_device(name): (pod, number)
     for pod, names in enumerate(devices.pods)
@@ -413,7 +412,6 @@ def _headline(step: int, num_pods: int, figures: Mapping[str, float]) -> str:
   if num_pods == 1:
     return text
   text += f"; {figures['traced_dcn_bytes'] / 1e6:,.1f} MB crossed between pods"
-  # Pods of one process pass tensors in memory, so there is no transfer rate.
   if "traced_gbits_per_sec" not in figures:
     return f"{text}, in memory"
   return (
