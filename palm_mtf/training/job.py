@@ -72,11 +72,11 @@ _logger = logging.getLogger(__name__)
 def write_samples(
   model_dir: str, step: int, prompts: Sequence[str], texts: Sequence[str]
 ) -> None:
-  """Adds `texts`, which continue `prompts` at a step, to samples.jsonl."""
+  """Adds the continuations `texts` of `prompts` to samples.jsonl."""
   if not prompts:
     return
   path = ModelDir(model_dir).samples
-  # Drop samples of this and later steps, which a resumed run makes again.
+  # Drop samples of this and later steps: a resumed run makes them again.
   lines = read_json_lines(path, number="step")
   kept = [x for x in lines if x["step"] < step]
   new = [
@@ -306,9 +306,8 @@ def _warn_of_short_ramp(run: RunConfig) -> None:
 
 def _find_newest(model_dir: str, config: Config) -> Checkpoint | None:
   """Returns the checkpoint to resume from; None if MODEL_DIR has none."""
-  # If the pods run on servers, compare only the sizes of the files now: the
-  # servers compare the hashes when the training session restores the
-  # checkpoint.
+  # If the pods run on servers, compare only file sizes now; the servers compare
+  # hashes when the session restores the checkpoint.
   read = read_whole if config.pods.pods == "in_process" else read_checkpoint
   newest = newest_whole(model_dir, read=read)
   if newest:

@@ -214,8 +214,7 @@ class TrainLoop:
 
   def _rewind(self, loss: float, stop: StopRequest) -> Event:
     newest = self._wait_for_writer()
-    # After a stop signal do not rewind: the resumed run will detect the same
-    # spike.
+    # After a stop signal do not rewind: the resumed run detects the same spike.
     if stop.signal_name:
       return Stopped(newest, stop.signal_name)
     return Spike(
@@ -391,8 +390,7 @@ class TrainLoop:
     job, session = self._job, self._session
     self._watchdog.expect_slow()
     sizes = self._config.run.batch_sizes
-    # Index of the first row of the next step, among all rows of the data,
-    # including skipped rows.
+    # Index of the next step's first row among all rows, skipped rows included.
     next_row = self._spikes.skips.rows(sizes.rows_before(self._step), sizes)
     manifest = dataclasses.replace(
       job.manifest,

@@ -58,7 +58,7 @@ class SpikeDetector:
     self.seen = [list(pair) for pair in seen]
 
   def sees_spike(self, loss: float, grad_norm: float) -> bool:
-    """Adds a step's numbers; returns whether the loss has now spiked."""
+    """Adds a step's loss and gradient norm; returns whether the loss spikes."""
     self.seen = [*self.seen, [loss, grad_norm]][-_RECENT - _WINDOW :]
     if len(self.seen) < _RECENT + _WINDOW:
       return False
@@ -77,20 +77,19 @@ class SpikeDetector:
 
 
 def _score_rise(x: np.ndarray, floor: float) -> float:
-  """Returns the rise of the last 5 of 105 numbers, in units of the noise.
+  """Returns the rise of the last 5 of 105 values, in units of the noise.
 
   The rise is the difference of the medians of the last 5 and the first 100.
   `floor` is a lower bound of the noise.
   """
   before, recent = x[:_WINDOW], x[_WINDOW:]
-  # The noise is the standard deviation of one number, estimated from
-  # differences of neighbours: for a normal distribution, the standard deviation
-  # is 1.4826 times the median absolute value, and a difference has sqrt(2)
-  # times the noise of one number. The median of the last 5 ignores single bad
-  # batches, because it rises only if three numbers are high. Two errors may
-  # hide a spike, but never make noise look like a spike: while the loss falls,
-  # the median of the first 100 is too high; after a change to larger batches,
-  # the noise is that of the smaller batches, which is too large.
+  # The noise is the standard deviation of one value, estimated from differences
+  # of neighbours: for a normal distribution, it is 1.4826 times the median
+  # absolute value, and a difference has sqrt(2) times the noise of one value.
+  # The median of the last 5 ignores up to two bad batches. The estimates may
+  # hide a spike, but never make noise look like one: while the loss falls, the
+  # median of the first 100 is too high; after a change to larger batches, the
+  # noise is too large.
   noise = 1.4826 * np.median(abs(np.diff(before))) / math.sqrt(2)
   rise = np.median(recent) - np.median(before)
   return float(rise / max(noise, floor))

@@ -66,7 +66,6 @@ class TrainStep:
     )
     # Stages wait for each other, so all their calls share one turn.
     self._turn = Program() if has_stages else None
-    # Runs the exchange of gradients and the update.
     self._update = Program(
       inputs=fed,
       outputs=program.metrics,
@@ -127,10 +126,9 @@ class TrainStep:
 
     Args:
       batch: arrays of the program's features; if servers read the batches, the
-        text that describes all batches.
+        JSON that describes all batches.
       step: number of steps done before.
-      records: list to which the trace of each call is added; None to trace
-        nothing.
+      records: list to which each call's trace is added; None to trace nothing.
 
     Raises:
       NonFiniteStepError: the loss or the gradients are not finite.
