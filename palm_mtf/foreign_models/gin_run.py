@@ -32,7 +32,7 @@ from palm_mtf.foreign_models.training import ModelFunction, PodTraining
 from palm_mtf.user_code import user_code
 
 _MODULE = "palm_mtf.foreign_models"
-# Start of the text that gin appends to the message of an exception.
+# Start of gin's addition to the message of an exception.
 _GINS_ADDITION = "\n  In call to configurable"
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
@@ -167,7 +167,7 @@ def parse_gin(
   Args:
     gin_files: names of files, which are searched for like --gin_file; later
       files override earlier files.
-    bindings: "NAME=VALUE" texts, which override all files.
+    bindings: "NAME=VALUE" strings, which override all files.
 
   Returns:
     The settings, in the order read.

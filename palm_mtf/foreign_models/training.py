@@ -194,7 +194,7 @@ class PodTraining:
   a batch. The gradients are summed over the data-center network, and every pod
   makes the same update, so that variables are bit-identical on all pods.
   `palm_mtf train` runs the same steps in a loop with data, checkpoints and
-  recovery; here your code provides these.
+  recovery; here your code provides the loop, data, checkpoints and recovery.
 
   Attributes:
     program: the graph of a step.
@@ -314,8 +314,7 @@ class PodTraining:
     are compared.
 
     Args:
-      batch: the features, [GLOBAL_BATCH_SIZE, ...] each; the first rows go to
-        the first pod.
+      batch: the features, [GLOBAL_BATCH_SIZE, ...]; pod 0 gets the first rows.
 
     Raises:
       UserError: the batch does not have this form, the loss or the gradients
@@ -344,8 +343,7 @@ class PodTraining:
     """Sets variables on all pods.
 
     Args:
-      values: whole variables by name, some or all of those that `variables`
-        returns.
+      values: {name: whole variable}, some or all of those in `variables`.
       num_steps: number of steps already done, for the learning rate schedule.
 
     Raises:
@@ -397,11 +395,10 @@ def _check_optimizer(optimizer: AdafactorConfig) -> None:
 def convert_numbers(name: str, value: object, dtype: tf.DType) -> np.ndarray:
   """Converts an array, or nested lists of numbers, to an array of `dtype`.
 
-  Floats are rounded to `dtype`. `name` names the numbers in messages.
+  Floats are rounded to `dtype`. `name` is the name of the array in messages.
 
   Raises:
-    UserError: `value` has another form, or an integer dtype would change a
-      number.
+    UserError: `value` has another form, or an integer dtype changes a number.
   """
   try:
     given = np.asarray(value)
