@@ -29,9 +29,8 @@ __all__ = [
 ]
 
 
-# Let old gin files still use the module name `palm_mtf.layers`. Add only exact
-# names, because a second entry in gin's tree of partial names would make the
-# bare name ambiguous.
+# Let old gin files use the module name `palm_mtf.layers`. Add only exact names:
+# a second entry in gin's tree of partial names makes the bare name ambiguous.
 _registry = gin.config._REGISTRY
 for _name in __all__:
   for _old in (f"palm_mtf.layers.{_name}", f"layers.{_name}"):

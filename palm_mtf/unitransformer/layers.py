@@ -155,7 +155,7 @@ class _Call:
   def find_angles(
     self, rotary: Rotary, length: mtf.Dimension
   ) -> list[mtf.Tensor]:
-    """Returns sin and cos for the positions of q and k; see `read_product`."""
+    """Returns the rotary tables, sin and cos, for the positions of q and k."""
     mesh, batch = self.context.mesh, self.dims.batch
     if length == self.context.length_dim:
       return positions.rotary_tables(mesh, length, rotary)
@@ -176,8 +176,8 @@ class _Call:
     """Returns the attention of all positions; `given`: q, k, v, the mixer."""
     *qkv, mixer = given
     extras = weights.score_extras(_LAYER, mixer, self.context.length_dim)
-    # If the layout splits `length`, each device computes the attention of all
-    # positions, because the blocks of queries have fixed positions.
+    # Each device computes all positions, even if the layout splits `length`,
+    # because the blocks of queries have fixed positions.
     whole = self.context.length_dim, self.dims.memory_length
     q, k, v, *masks = (
       Resharded(x, whole).outputs[0] for x in (*qkv, *self.find_masks())
@@ -190,7 +190,7 @@ class _Call:
     return Resharded(y, whole[::-1]).outputs[0]
 
   def find_masks(self) -> list[mtf.Tensor]:
-    """Returns segments and prefix if there are any; see `self_attention`."""
+    """Returns the segment ids and the prefix of each row, if there are any."""
     context = self.context
     segments = [
       self.join_batch(x)
@@ -199,7 +199,7 @@ class _Call:
     ][:1]
     if context.model.fully_autoregressive:
       return segments
-    # The prefix has all positions of an encoder, or the inputs of a text.
+    # The prefix has all positions of an encoder, or else those of the inputs.
     prefix = mtf.ones(context.mesh, [context.length_dim], tf.int32)
     if context.write_priority is not None:
       prefix = mtf.cast(mtf.equal(context.write_priority, 0), tf.int32)
@@ -251,8 +251,7 @@ class _Call:
 
   def find_position(self) -> mtf.Tensor:
     """Returns the position of each row's token, [batch] int32."""
-    # A sequence that has ended stays in the decoding batch, and its position
-    # keeps growing.
+    # A sequence that has ended stays in the batch, and its position grows.
     last = self.context.length_dim.size - 1
     return self.join_batch(mtf.minimum(self.context.position, last))
 
