@@ -192,8 +192,7 @@ def _find_folders(model_dir: str) -> list[str]:
 
 
 def _find_set_aside(model_dir: str) -> list[str]:
-  # Training renames a damaged checkpoint to step_<n>.damaged instead of
-  # removing it.
+  # Training renames a damaged checkpoint to step_<n>.damaged.
   root = ModelDir(model_dir).checkpoints
   return sorted(
     os.path.join(root, name)
@@ -267,6 +266,6 @@ def _compare_settings(a: NamedWeights, b: NamedWeights) -> dict[str, list[Any]]:
 
 def _read_settings(checkpoint: Checkpoint) -> dict[str, Any]:
   manifest = checkpoint.manifest
-  # Compare the hash of the tokens too, because the files that TEXT_FILES names
-  # may have changed.
+  # The caller compares these. Include the hash of the tokens, because the files
+  # that TEXT_FILES names may have changed.
   return {**manifest.settings, "the tokens": manifest.data.get("the tokens")}

@@ -45,7 +45,6 @@ def data_cache(
   if CACHE_DIR is not set.
   """
   model, data = config.model, config.data
-  # If VOCABULARY is None, read MODEL_DIR's vocabulary, or train it if missing.
   vocabulary = load_vocabulary(model_dir, data, vocab_size=model.vocab_size)
   sources = open_filtered(model_dir, data, model.sequence_length)
   start = time.perf_counter()
@@ -106,13 +105,12 @@ def describe_step(
 ) -> dict:
   """Returns figures of a step's batch, and its first `num_rows` rows as text.
 
-  `continued` names the sources in which inputs and targets are parts of one
-  text. In other sources, inputs and targets were encoded as separate texts.
+  `continued` names the sources whose inputs and targets were encoded together,
+  as one string. In other sources, they were encoded separately.
   """
   batch, pieces = batches.batch(step), batches.pieces(step)
   targets = batch["targets"]  # [rows, length]
-  # If PACKING = "joined", a batch has no loss weights, because every token
-  # counts in the loss.
+  # With PACKING = "joined" every token counts in the loss, without weights.
   weights = batch.get("loss_weights", np.ones(targets.shape, np.float32))
   is_padding = _find_padding(batch, vocabulary.eod_id)
   tokens = targets[~is_padding]
@@ -160,7 +158,7 @@ def _split_row(
   vocabulary: Vocabulary,
   continued: Container[str],
 ) -> Iterator[dict]:
-  """Yields a row's texts, split after each [eod] and where `in_loss` changes.
+  """Yields decoded parts of a row, cut after [eod] and where `in_loss` changes.
 
   `ids` (int32) and `in_loss` (bool, whether a token is a target) are [tokens],
   without padding. `continued` is as in `describe_step`.
@@ -176,7 +174,7 @@ def _split_row(
     is_inside = (
       document.begin > 0 if start in begun else document.source in continued
     )
-    # If `before` is (), decoding drops a space at the start of the text.
+    # If `before` is (), decoding drops a space at the start of the part.
     before = None if is_inside else ()
     yield {
       "text": decode_after(vocabulary, before, ids[start:end].tolist()),

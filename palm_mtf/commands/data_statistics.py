@@ -126,8 +126,7 @@ def survey(
     sources: sources of a run; each logs a warning if it skips documents.
     count_tokens: function that counts documents' tokens; None to count none.
     evaluation_sets: evaluation sets by name, without the validation split.
-    note_length: function to call for each training document whose tokens are
-      counted.
+    note_length: called for each training document whose tokens are counted.
 
   Raises:
     UserError: a source cannot be read.
@@ -135,7 +134,7 @@ def survey(
   total, counts = TextCounts(), [TextCounts() for _ in sources]
   sketches = [Sketches() for _ in sources]
   held_out = Examples()
-  # First pass: counts, sketches of all documents to find duplicates, and
+  # First reading: counts, sketches of all documents to find duplicates, and
   # n-grams of held-out documents to find contamination.
   for source, counted, sketch in zip(sources, counts, sketches, strict=True):
     documents = read_with_progress(source, "Measuring")
@@ -158,7 +157,7 @@ def survey(
     for source, counted, sketch in zip(sources, counts, sketches, strict=True)
   }
   everything = Measured(total, find_duplicates(sketches))
-  del sketches, sketch  # frees memory for the second pass
+  del sketches, sketch  # frees memory for the second reading
   searches = {
     name: ContaminationSearch(examples)
     for name, examples in {"validation": held_out, **evaluation_sets}.items()

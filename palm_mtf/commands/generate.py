@@ -175,8 +175,7 @@ def _answer_stdin(
 def _chat(loaded: "Generator", template: ChatTemplate, most: int) -> None:
   """Answers each line of stdin, until the end of stdin or an empty line.
 
-  The model reads the whole conversation, at most `most` tokens, before each
-  answer.
+  Before each answer the model reads the conversation, at most `most` tokens.
   """
   messages: list[dict[str, str]] = []
   # Print "> " to stderr, because stdout gets only answers.

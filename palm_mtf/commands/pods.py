@@ -142,8 +142,7 @@ def manage(
   """Prints the address, then manages servers until a signal arrives.
 
   Raises:
-    UserError: this host cannot listen on that address, or another manager uses
-      `state`.
+    UserError: this host cannot listen there, or another manager uses `state`.
   """
   ip, port = listening_address(listen, allow_any_address)
   if not is_loopback(ip) and not manager_tls:

@@ -95,8 +95,7 @@ def _check_not_stopped(outcome: Finished | Stopped, model_dir: str) -> None:
 
 
 def _report(loss: float, entropy: float) -> None:
-  # The entropy is the lowest possible loss of a model that knows only how
-  # frequent each token is.
+  # The entropy is the lowest loss of a model that knows only token frequencies.
   print(f"validation loss  {loss:.4f} nats/token")
   print(f"unigram entropy  {entropy:.4f} nats/token, the same tokens")
   if loss < entropy:
