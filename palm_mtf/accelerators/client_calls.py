@@ -17,7 +17,7 @@ def call_host(
   inputs: Sequence[object],
   dtypes: Sequence[tf.DType],
 ) -> list[tf.Tensor]:
-  """Calls a function in a host's process; see `call_pod`, `Process.call`."""
+  """Calls a function of pod.py or decoder.py in a host's process."""
   return process.call(call_pod, [function, *inputs], dtypes)
 
 

@@ -122,8 +122,7 @@ def _call(
     for each in (x.shape.as_list(), shape)
   )
   # With a channel and use_global_device_ids, XLA reads the groups as numbers of
-  # devices; otherwise it would read them as numbers of replicas. An all_to_all
-  # needs only the channel.
+  # devices, and otherwise of replicas. An all_to_all needs only the channel.
   channel = "channel_handle = #stablehlo.channel_handle<handle = 1, type = 1>"
   attributes = [*attributes, channel]
   if name != "all_to_all":

@@ -177,7 +177,7 @@ def _compile_run(config: PlanConfig) -> dict[str, Any]:
 def compile_decoding(config: PlanConfig) -> dict[str, Any]:
   """Compiles the prefill and the steps of decoding; returns a record.
 
-  Each slice of the batch has one text, whose second half is generated. A
+  Each slice of the batch has one sequence, whose second half is generated. A
   program that does not fit is an entry of "programs" with only its "error".
   """
   model, layout = config.model, config.mesh_layout
@@ -251,9 +251,8 @@ def _compile_programs(
 
 
 def _settings(config: PlanConfig) -> StepSettings:
-  # A plan has no data, so assume the most features that a run can have: those
-  # of documents joined into sequences, from a mixture in which a source has
-  # inputs and targets.
+  # A plan has no data, so assume all features that a run can have: "segments"
+  # for packed documents, "loss_weights" for a source with inputs and targets.
   features = ["inputs", "targets", "segments", "loss_weights"]
   if config.model.has_prefix:
     features.append("prefix")

@@ -1,8 +1,8 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Reads the text of a program that XLA has compiled for TPUs or GPUs.
+"""Reads the HLO text of a program that XLA has compiled for TPUs or GPUs.
 
-The text has one line per instruction, in the order in which a device runs them:
+HLO text has one line per instruction, in the order in which a device runs them:
 
   %all-gather.1 = bf16[128,64]{1,0} all-gather(%x), replica_groups={{0,1}}, ...
 
@@ -87,7 +87,7 @@ class _Instruction(NamedTuple):
 
 
 class CompiledText:
-  """The text of a compiled program."""
+  """The HLO text of a compiled program."""
 
   def __init__(self, text: str):
     self._computations: dict[str, dict[str, _Instruction]] = {}
@@ -124,10 +124,10 @@ class CompiledText:
   def _run(
     self, computation: str, times: int
   ) -> Iterator[tuple[_Instruction, int]]:
-    """Yields (instruction, how many times it runs), in the order of the text.
+    """Yields (instruction, times it runs) of a computation run `times` times.
 
-    Enters loops, calls and asynchronous calls, but neither fusions nor
-    conditionals.
+    The body of a loop, a call or an asynchronous call follows its instruction.
+    Fusions and conditionals are not entered.
     """
     for each in self._computations[computation].values():
       yield each, times
@@ -148,8 +148,8 @@ class CompiledText:
   def _count_rounds(self, computation: str, loop: _Instruction) -> int:
     """Returns the number of iterations of a loop.
 
-    XLA for GPUs writes the number into the text. On TPUs, the loop's counter is
-    one of the loop's values, and the loop ends when it reaches a constant.
+    HLO text for GPUs gives this number. On TPUs, the loop's counter is one of
+    the loop's values, and the loop ends when it reaches a constant.
     """
     if known := re.search(r'"known_trip_count":\{"n":"(\d+)"', loop.rest):
       return int(known[1])

@@ -58,7 +58,7 @@ OUTSIDE = -1  # layer number of weights that belong to no layer
 
 
 def function_text(function: DecodeFunction) -> str:
-  """Returns a function as text, which `run_function` takes."""
+  """Returns the function's class and JSON settings, for `run_function`."""
   return f"{type(function).__name__} {dataclass_text(function)}"
 
 

@@ -107,11 +107,11 @@ def open_coordinator(given: CoordinatorSettings) -> int:
   """Starts JAX's coordination service in this process; returns its port.
 
   JAX itself would let the service listen on every address of this host, for
-  every user: whoever reaches it can abort all hosts of the pod. This service
-  is restricted like the TensorFlow server of this process.
+  every user: whoever reaches it can abort all hosts of the pod. Here only users
+  of this process's TensorFlow server may connect to the service.
 
   Raises:
-    UserError: the port is taken, the system cannot restrict the service, or
+    UserError: the port is taken, the system cannot limit who may connect, or
       this process has a coordinator at another port or of another pod size, or
       is another host of a pod.
   """
@@ -131,7 +131,7 @@ def open_coordinator(given: CoordinatorSettings) -> int:
       f"it coordinates {num_hosts} hosts and cannot coordinate "
       f"{given.num_hosts}; start its server again."
     )
-  _check_role(0, given.num_hosts)  # before a port is restricted
+  _check_role(0, given.num_hosts)  # before a port is opened
   ip = resolve("ISLANDS", given.host)
   try:
     with restricted_port(ip, given.port) as port:

@@ -79,7 +79,7 @@ def open_coordinator(text: bytes) -> bytes:
     text: a `CoordinatorSettings` as JSON.
 
   Returns:
-    The service's port as text, or why it cannot listen.
+    The service's port in decimal digits, or why it cannot listen.
   """
   given = read_dataclass(CoordinatorSettings, text)
   devices = importlib.import_module("palm_mtf.accelerators.devices")

@@ -78,8 +78,7 @@ class _Programs:
     return [np.array(by_device[self.devices[i]]) for i in self.local]
 
 
-# Programs outlive their client, so that a client that reconnects need not wait
-# for compilation.
+# Programs outlive their client, so that a client that reconnects compiles none.
 make_programs = functools.lru_cache(maxsize=4)(_Programs)
 
 
@@ -164,8 +163,7 @@ def initialize_arrays(pod: bytes, settings: bytes) -> np.int32:
   """Draws the initial values of all arrays."""
   held, programs = _open(pod, settings)
   made = programs.pod_step
-  # Use separate threads, because all threads of the calling session may wait
-  # for this function.
+  # Separate threads, because all threads of the calling session may be waiting.
   config = tf.ConfigProto(use_per_session_threads=True)
   with tf.Graph().as_default(), tf.Session(config=config) as session:
     for array in made.variables:
@@ -201,7 +199,7 @@ def run_steps(
     features: each feature of each step, [steps, batch, ...].
 
   Returns:
-    The numbers of each step, [steps, numbers] float32 (`PodStep.step`), zeros
+    The metrics of each step, [steps, metrics] float32 (`PodStep.step`), zeros
     after the first `num_steps`; and the number of steps up to and including the
     first step that is not finite, or `num_steps` if all are finite. Neither the
     step that is not finite nor a later step changes a variable.
@@ -210,9 +208,8 @@ def run_steps(
   found, goes_on = [], np.array(True)
   is_finite = programs.pod_step.find_number("is_finite")
   for i in range(int(num_steps)):
-    # Dispatch the next step without reading the numbers of this step on the
-    # host, so that the devices never wait for the host. `goes_on` stays on the
-    # devices.
+    # Dispatch the next step before the host reads the metrics of this step, so
+    # that the devices never wait for the host. `goes_on` stays on the devices.
     numbers = _numbers(rates[i], dropout_state[i], goes_on)
     batch = programs.put_batch([x[i] for x in features])
     held.arrays, of_step = programs.step(held.arrays, batch, numbers)
@@ -269,7 +266,7 @@ def update_arrays(
   """Updates all arrays from the sums of all pods' losses and parts.
 
   Returns:
-    The numbers of the step, [numbers] float32 (`PodStep.step`).
+    The metrics of the step, [metrics] float32 (`PodStep.step`).
   """
   held, programs = _open(pod, settings)
   numbers = _numbers(rates, dropout_state)

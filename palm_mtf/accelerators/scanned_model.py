@@ -157,7 +157,6 @@ class ScannedModel:
     call = self._caller(batch, dropout_state)
     of_forward, of_head, of_backward = self._functions[1:4]
     layers = {x: y for x, y in variables.items() if is_stacked(x)}
-    # Tensors that one part passes to another.
     kept = _passed(of_forward, of_backward)
     (last_gradient,) = _passed(of_head, of_backward)
     (stream_gradient,) = _passed(of_backward, self._functions[_EMBED_GRADIENT])

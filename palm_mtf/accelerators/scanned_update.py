@@ -43,7 +43,7 @@ class ScannedUpdate:
   Attributes:
     variables: the trained variables and their optimizer slots, by name; those
       of a layer stand for the variables of all layers.
-    fetched: the numbers that `apply` returns, by name.
+    fetched: the metrics that `apply` returns, by name.
     losses: names of the losses in `fetched`.
     sums_of_squares: sums in `fetched` of variables and of their updates.
   """
@@ -141,7 +141,7 @@ class ScannedUpdate:
       )
 
   def is_of_layers(self, name: str) -> bool:
-    """Returns whether `apply` returns the number `name` for each layer."""
+    """Returns whether `apply` returns the metric `name` for each layer."""
     return self.fetched[name] in self._of_layers
 
   def apply(
@@ -151,7 +151,7 @@ class ScannedUpdate:
     gradients: Arrays,
     numbers: Mapping[str, jax.Array],
   ) -> tuple[Arrays, Arrays]:
-    """Returns the next variables, and the numbers of `fetched`, on one device.
+    """Returns the next variables, and the metrics in `fetched`, on one device.
 
     Call it inside `jax.shard_map`.
 

@@ -57,8 +57,7 @@ class StackedWeights:
 
   Attributes:
     placement: builds the operations of one device.
-    variables: the parameters of one layer, and those outside of all layers, by
-      name.
+    variables: parameters of one layer and outside of all layers, by name.
     axis: the mesh axis that splits d_model of weights; None if none does.
   """
 

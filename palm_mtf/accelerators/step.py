@@ -160,7 +160,7 @@ class PodStep:
 
   @property
   def num_numbers(self) -> dict[str, int]:
-    """{name: how many numbers of this name a step returns}, in order."""
+    """{name of a metric: number of values that a step returns}, in order."""
     layers = self._settings.model.num_layers
     return {
       name: layers if self.update.is_of_layers(name) else 1
@@ -168,7 +168,7 @@ class PodStep:
     }
 
   def find_number(self, name: str) -> int:
-    """Returns the index in a step's vector of a number that no layer has."""
+    """Returns the index, in a step's vector, of a metric of the whole step."""
     sizes = self.num_numbers
     return sum(sizes[x] for x in [*sizes][: [*sizes].index(name)])
 
@@ -196,7 +196,7 @@ class PodStep:
 
   @staticmethod
   def abstract_numbers(mesh: Mesh) -> Arrays:
-    """Returns shape and dtype of the numbers of a step; see `step`."""
+    """Returns shape and dtype of each item of `numbers`; see `step`."""
     everywhere = NamedSharding(mesh, _REPLICATED)
     return {
       name: jax.ShapeDtypeStruct(shape, dtype, sharding=everywhere)
@@ -213,8 +213,7 @@ class PodStep:
     The function donates `state`, the arrays of `variables` by name. `batch` has
     the features by name, [microbatches, rows, ...] each. `numbers` has "rates",
     [2] float32, in the order of RATES; "dropout_state", [4] int32, for the
-    first microbatch; and "goes_on", [] bool, false if the step must change no
-    variable.
+    first microbatch; and "goes_on", [] bool, false to change no variable.
 
     The function returns the next state, and one vector, [sum of num_numbers]
     float32, with the values named in `num_numbers`, in that order.

@@ -224,7 +224,7 @@ class _Builder:
     rows: Sequence[Sequence[Mapping[str, tf.Tensor]]],
     rates: Mapping[str, tf.Tensor],
   ) -> tf.Tensor:
-    """Trains all pods for a step; returns its numbers, [numbers] float32."""
+    """Trains all pods for a step; returns its metrics, [metrics] float32."""
     with tf.device(self._devices.client):
       of_step = tf.stack([rates[x] for x in RATES])
       states = [self._dropout_state(self._step, i) for i in range(len(rows))]
@@ -351,10 +351,10 @@ class _Builder:
     return build_dropout_state(step, pod * self._settings.num_rows)
 
   def _split(self, numbers: tf.Tensor) -> dict[str, tf.Tensor]:
-    """Splits the numbers of steps, [..., numbers], by their names.
+    """Splits the packed metrics of steps, [..., metrics], into {name: values}.
 
     Returns:
-      {name: [...]}; [..., layers] for a number that each layer has.
+      {name: [...]}; [..., layers] for a metric that each layer has.
     """
     sizes = self._pod_step.num_numbers
     found = tf.split(numbers, [*sizes.values()], -1)
