@@ -5,8 +5,8 @@
 Old names of palm_mtf's modules work until 0.3. Mesh TensorFlow 0.1.21 was
 written for TensorFlow 1. On TensorFlow 2.16 and later its import needs:
 
-* `tensorflow.compat.v1.estimator` (removed in 2.16) with two hook classes that
-  still exist in `tf.train`, also as `tensorflow.estimator`;
+* a module `tensorflow.compat.v1.estimator` (removed in 2.16), which holds two
+  hook classes of `tf.train` and is also importable as `tensorflow.estimator`;
 * `ops.register_tensor_conversion_function`, which moved to another module;
 * `tensorflow.python.tpu.tpu_config` and `tpu_estimator`, which
   `mesh_tensorflow.transformer` imports but which we never use.

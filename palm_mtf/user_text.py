@@ -146,7 +146,7 @@ def read_bytes(path: str, what: str) -> bytes:
 def read_text(
   path: str, what: str, needed: str | None, *, keeps_mark: bool = False
 ) -> str:
-  """Returns the text of a file (see `read_bytes`); keeps its line ends.
+  """Returns the text of a file, decompressed; keeps its line ends.
 
   Args:
     needed: advice for messages if the file is empty, such as "write one prompt
@@ -175,8 +175,7 @@ def read_lines(
 ) -> Iterator[tuple[int, str, str]]:
   """Yields (number from 1, "WHAT, line NUMBER", text) for each line.
 
-  Empty lines at the end of the file are left out. Arguments are those of
-  `read_text`.
+  Empty lines at the end are left out. Arguments are those of `read_text`.
 
   Raises:
     UserError: the file cannot be read, is damaged or not text, or has no lines.
@@ -203,8 +202,8 @@ def read_json_lines(
 ) -> Iterator[tuple[int, str, dict[str, object]]]:
   """Yields (number from 1, "WHAT, line NUMBER", JSON object) for each line.
 
-  Blank lines are left out. Only one line of the file (see `read_bytes`) is in
-  memory at a time.
+  Blank lines are left out. Only one line of the file is in memory at a time.
+  For `path` and `what` see `read_bytes`.
 
   Args:
     fix: advice for messages about a line that is not a JSON object.
