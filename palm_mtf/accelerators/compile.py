@@ -147,7 +147,7 @@ def _suggest(config: PlanConfig, error: _TooLargeError) -> str:
 
 
 def _compile_run(config: PlanConfig) -> dict[str, Any]:
-  """Returns the result of `compile_run`; raises _TooLargeError."""
+  """Compiles the largest step; raises _TooLargeError if it does not fit."""
   layout, rates = config.mesh_layout, device_rates(config)
   programs, moved, cycles = [], [], 0
   for name, compiled, kept, secs in _compile_programs(config):

@@ -50,7 +50,7 @@ class PodDecoder:
     ]
 
   def build(self, function: DecodeFunction, state: str) -> Program:
-    """Builds the program of a function; see `LocalPrograms.build`."""
+    """Builds the program that runs a function on the state named `state`."""
     with tf.device(self._devices.client):
       inputs = {
         name: tf.placeholder(x.dtype, x.shape, name)

@@ -152,7 +152,7 @@ class PodPrograms:
   def abstract_state(self, function: str, weights: Arrays) -> list[jax.Array]:
     """Returns the shape, dtype and sharding of the arrays of a new state.
 
-    `function` is the text (`function_text`) of a function that makes a state.
+    `function` is a function that makes a state, as `function_text` writes it.
     """
     inputs = abstract_inputs(function)
     state, _ = jax.eval_shape(self.get_function(function), weights, [], inputs)

@@ -70,7 +70,7 @@ class ScannedModel:
     seed: int,
     platform: str,
   ):
-    """Builds the graph; see `PalmLoss` and `XlaPlacement`."""
+    """Builds the graph; the arguments are those of `PalmLoss`."""
     self.placement = XlaPlacement(mesh_layout, platform)
     self._num_layers = config.num_layers
     one_layer = dataclasses.replace(config, num_layers=1)

@@ -286,9 +286,9 @@ class _Traffic:
     """
     sizes = self._mesh.axes
     replicated = [a for a in sizes if a not in each.axes]
-    # Devices divide the slice as in `sent_bytes`. Axes that need no sum come
-    # first: along them, devices hold equal gradients and take their parts
-    # without a message, so the later reduce-scatters move less.
+    # Devices that hold the same slice divide it into equal parts. Axes that
+    # need no sum come first: along them, devices hold equal gradients and take
+    # their parts without a message, so the later reduce-scatters move less.
     numbers = each.num_replicas * -(-each.size // each.num_replicas)
     for axis in sorted(replicated, key=lambda axis: axis in summed):
       if axis in summed:
@@ -429,7 +429,7 @@ def _rings(mesh: MeshLayout, device: HardwareConfig) -> dict[str, float]:
 def _rings_of_any_slice(
   mesh: MeshLayout, device: HardwareConfig
 ) -> dict[str, float]:
-  """Returns {mesh axis: torus dimensions} of the best placement, without TPU."""
+  """Returns {mesh axis: torus dimensions} for the best placement."""
   *outer, inner = (axis for axis, size in mesh.axes.items() if size > 1)
   dims = device.chip_link_dims
   if not outer:

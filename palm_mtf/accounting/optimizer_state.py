@@ -54,7 +54,7 @@ def optimizer_state(optimizer: AdafactorConfig) -> OptimizerState:
 
 
 def row_rank(parameter: str) -> int:
-  """Returns how many leading dimensions of a parameter make up matrix rows."""
+  """Returns how many leading dimensions of a parameter form a matrix's rows."""
   # A product x w sums over the rows of w: q [d_model, heads, d_kv] has d_model
   # rows, and o [heads, d_kv, d_model] has heads * d_kv rows.
   return 2 if parse_name(parameter).part == "attention/o" else 1

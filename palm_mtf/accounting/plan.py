@@ -223,7 +223,7 @@ def plan_of(config: AnyConfig) -> dict[str, Any]:
 
 
 def plan_if_known(config: AnyConfig) -> dict[str, Any] | None:
-  """Returns the result of `plan_of`; None if a rate of CHIP is not known."""
+  """Returns the plan of a run; None if a rate of CHIP is not known."""
   try:
     return plan_of(config)
   except UserError:

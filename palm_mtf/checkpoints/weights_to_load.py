@@ -145,7 +145,7 @@ def warn_of_other_evaluation_text(
 
 
 def warn_of_larger_share(checkpoint: Checkpoint, data: DataConfig) -> None:
-  """Warns if tasks of palm_mtf.tasks.corpus use text that was trained on."""
+  """Warns if tasks of palm_mtf.tasks.corpus use documents of training."""
   before, now = _share_before(checkpoint, data), data.validation_share
   if data.task is None and before < now:
     _logger.warning(

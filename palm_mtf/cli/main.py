@@ -54,7 +54,7 @@ def run_command(run: Callable[[], int]) -> int:
       sys.stdout.flush()
     return code
   except UserError as error:
-    # Escape line ends, because the message may quote a text of several lines.
+    # Escape line ends, because the message may quote a string of several lines.
     message = escape(str(error).replace("\n", "\\n"))
     print(f"palm_mtf: {message}", file=sys.stderr)
     return 2

@@ -242,7 +242,7 @@ def _compare_tensors(
     # Compare bytes, not values: -0 equals 0, and NaN does not equal NaN.
     if a.tobytes() != b.tobytes():
       largest = float(np.max(np.abs(a.astype(np.float64) - b)))
-      # Infinity and NaN become text, because JSON does not have them.
+      # Infinity and NaN become strings, because JSON does not have them.
       differences[name] = largest if np.isfinite(largest) else str(largest)
   return differences
 

@@ -1,6 +1,6 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""`palm_mtf data cache` encodes a run's text; `data inspect` shows a batch."""
+"""`palm_mtf data cache` tokenizes documents; `data inspect` shows a batch."""
 
 # A token store holds the tokens of one source. Training with the same CACHE_DIR
 # reads the stores, and encodes only sources without a store. A store is found

@@ -28,7 +28,7 @@ class InspectionConfig(Checked):
     inspect_steps: steps, counted from 0, whose batches are shown.
     inspect_rows: number of rows shown per batch.
     overlap_files: a glob, or a list of globs, of files of an evaluation set
-      whose overlap with the training text is measured too; or None.
+      whose overlap with the training documents is measured too; or None.
   """
 
   inspect_steps: list[int] | tuple[int, ...] = (0,)

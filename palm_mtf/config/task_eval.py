@@ -91,7 +91,7 @@ class TaskEvalConfig(Checked):
     task_eval_steps: training steps between evaluations on the tasks, each with
       a checkpoint; None for no evaluations during training.
     clean_subset: whether metrics are also computed over the examples that the
-      run's training text does not contain (evaluation/evaluator.py).
+      run's training documents do not contain (evaluation/evaluator.py).
     stride: tokens between the starts of the overlapping rows into which `score`
       splits a long document; None means half of sequence_length.
   """

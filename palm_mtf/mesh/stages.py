@@ -98,7 +98,7 @@ class StagesLowering(CpuGpuLowering):
     placements: Mapping[mtf.Mesh, Placement],
     parts: Mapping[mtf.Operation, int],
   ):
-    """Lowers all operations; `parts` is the result of `find_parts`."""
+    """Lowers all operations; `parts` has the part of each (`find_parts`)."""
     self._parts = parts
     # {(tensor, part): what the part takes}: it takes a tensor only once.
     self._taken: dict[tuple[mtf.Tensor, int], LaidOut] = {}

@@ -15,7 +15,7 @@ class ModelDir:
     self.path = path
     # All settings of the run as a gin file, which other commands can read.
     self.config = os.path.join(path, "config.gin")
-    # The default of CACHE_DIR, a folder with the tokenized text.
+    # The default of CACHE_DIR, a folder with the tokens of the documents.
     self.tokens = os.path.join(path, "tokens")
     # Folders step_00000200/ with manifest.json and TensorFlow's files.
     self.checkpoints = os.path.join(path, "checkpoints")
@@ -27,7 +27,7 @@ class ModelDir:
     self.rewinds = os.path.join(path, "rewinds.jsonl")
     # Folders step_00000200/ with answers and metrics of SeqIO tasks.
     self.evaluations = os.path.join(path, "eval")
-    # Which examples of SeqIO tasks the training text contains.
+    # Which examples of SeqIO tasks the training documents contain.
     self.contamination = os.path.join(self.evaluations, "contamination")
     # Files step_00000200.* of traced steps.
     self.traces = os.path.join(path, "traces")

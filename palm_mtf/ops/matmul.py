@@ -15,8 +15,8 @@ from palm_mtf.ops.xla import fused, in_xla_computation
 
 # On a CPU that cannot multiply bfloat16, TensorFlow's bfloat16 products are
 # slow, so `einsum` and `matmul` compute in float32 and round the result once.
-# Other CPUs get the same numbers, because the product of two bfloat16 numbers
-# is exact in float32, and all CPUs accumulate in float32.
+# Other CPUs get the same results, because the product of two bfloat16 values is
+# exact in float32, and all CPUs accumulate in float32.
 
 
 def is_emulated(x: tf.Tensor) -> bool:

@@ -395,7 +395,7 @@ def shares_scale(name: str, parameter_scale: str) -> bool:
 
 
 def is_decayed(name: str, weight_decay_on: str) -> bool:
-  """Returns whether a parameter has weight decay, by WEIGHT_DECAY_ON."""
+  """Returns whether WEIGHT_DECAY_ON makes a parameter decay."""
   if weight_decay_on == "all":
     return True
   if weight_decay_on == "all_but_scales":

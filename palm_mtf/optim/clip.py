@@ -33,12 +33,12 @@ def sums_of_squares(gradients: Sequence[mtf.Tensor]) -> list[mtf.Tensor]:
 
 
 def global_norm(sums: Sequence[mtf.Tensor]) -> mtf.Tensor:
-  """Returns the L2 norm of all gradients, [] float32; see `sums_of_squares`."""
+  """Returns the L2 norm of all gradients, [] float32, from sums of squares."""
   return mtf.sqrt(mtf.add_n(sums))
 
 
 def all_finite(numbers: Sequence[mtf.Tensor]) -> mtf.Tensor:
-  """Returns whether none of `numbers`, [] float32 each, is infinite or NaN."""
+  """Returns whether all of `numbers`, [] float32 each, are finite, [] bool."""
   return mtf.cwise(
     lambda *xs: tf.reduce_all(tf.math.is_finite(tf.stack(xs))),
     numbers,

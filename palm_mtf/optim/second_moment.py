@@ -17,7 +17,7 @@ from palm_mtf.ops.slicewise import split_axes
 from palm_mtf.ops.xla import fused
 
 # The factored form is Algorithm 4 of Adafactor (Shazeer and Stern 2018), which
-# keeps sums of rows and columns. This module keeps means instead, m + n numbers
+# keeps sums of rows and columns. This module keeps means instead, m + n values
 # for an m x n matrix; the update u is the same.
 
 GRADIENT_FLOOR = 1e-30  # epsilon_1 of the Adafactor paper
@@ -35,7 +35,7 @@ def full_update(g, clip, one_minus_beta2, v):
 
 
 def factored_update(g, clip, row, column):
-  """Returns u; `row` and `column` are from `row_and_column_factors`."""
+  """Returns u; `row` is 1 / sqrt(r / mean(r)), `column` is 1 / sqrt(c)."""
   ones = [1] * column.shape.rank
   return _clip_gradient(g, clip) * tf.reshape(row, [*row.shape, *ones]) * column
 

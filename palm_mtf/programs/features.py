@@ -53,7 +53,7 @@ class Stage(NamedTuple):
   copies: list[dict[str, tf.Tensor]]  # of `features`, on other hosts
   numbers: dict[str, tf.Tensor]  # scalars such as the learning rate, by name
   batch: dict[str, mtf.Tensor]  # the rows, on the mesh
-  # [4] int32, see `Dropout.state`; None if DROPOUT is 0.
+  # [4] int32: step, first row, whether to drop, place; None if DROPOUT is 0.
   dropout_state: mtf.Tensor | None
   imports: list[mtf.Operation]  # operations that import tensors into the mesh
 

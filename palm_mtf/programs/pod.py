@@ -225,7 +225,7 @@ class Gradients:
   """The gradients of one pod, before they are summed over all pods."""
 
   pod: int
-  stages: list[Stage]  # as in `LossFunction.build_sums`
+  stages: list[Stage]  # in order, then the head; one for a whole pod
   losses: LossSums  # of one microbatch
   variables: list[mtf.Variable]  # trained variables
   sums: Sums  # of the step; see `accumulate_sums`
@@ -244,7 +244,7 @@ class Update:
   squares: list[mtf.Tensor]  # sum of squares of each summed gradient
   losses: dict[str, mtf.Tensor]  # terms of the loss, and grad_norm
   is_finite: mtf.Tensor  # whether all losses are finite, bool
-  scalars: list[mtf.Tensor]  # those of `adafactor_updates`, on the first mesh
+  scalars: list[mtf.Tensor]  # clip factor, rates, is_finite; on the first mesh
 
   @property
   def fetched(self) -> dict[str, mtf.Tensor]:
@@ -435,7 +435,7 @@ def build_update(
     rates: learning rate and 1 - beta2, [] float32 each.
     optimizer: settings.
     meshes: meshes of the variables; the first computes the scalars.
-    num_layers: see `adafactor_updates`.
+    num_layers: number of layers that one layer's variable represents.
   """
   weight = divisor(sums.losses.weight)
   squares = [send(x, meshes[0]) for x in sums_of_squares(sums.gradients)]

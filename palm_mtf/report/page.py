@@ -154,7 +154,7 @@ def _read_settings(path: str) -> tuple[dict[str, Any], Set[str]]:
   defaults = {x for x, text in settings.items() if text.endswith("# default")}
   for name, text in settings.items():
     # literal_eval skips comments, as in "3  # recipes/quickstart.gin:10".
-    # Non-literals, such as @optimizer, stay text.
+    # Non-literals, such as @optimizer, stay strings.
     with contextlib.suppress(ValueError, SyntaxError):
       settings[name] = ast.literal_eval(text)
   return settings, defaults
@@ -215,7 +215,7 @@ def check_can_draw() -> None:
 
 
 def choose_panels(runs: Sequence[Run]) -> list[Panel]:
-  """Returns the panels for which runs have numbers, those of _PANELS first."""
+  """Returns the panels for which runs have values, those of _PANELS first."""
   fields = dict.fromkeys(x for run in runs for line in run.lines for x in line)
   values = {x: {y for run in runs for y in run.values(x)} for x in fields}
   found = [p for p in _PANELS if any(values.get(x) for x in p.fields)]

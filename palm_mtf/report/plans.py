@@ -98,7 +98,7 @@ def format_compiled(
 
 
 def _list_decoding(decoding: Mapping[str, Any]) -> Iterator[str]:
-  """Yields a line for each program that continues texts."""
+  """Yields a line for each compiled program of decoding."""
   yield f"decoding {decoding['texts']:,} texts of SEQUENCE_LENGTH tokens"
   for each in decoding["programs"]:
     found = each.get("error")

@@ -99,7 +99,7 @@ class Trace:
 class _Span:
   """One record of a device: an operation, or a received tensor."""
 
-  device: tuple  # job, task, kind, number
+  device: tuple  # job, task, kind, index
   name: str
   # Nanoseconds since 1970, as whole numbers, because a float64 would round them
   # to a quarter of a microsecond.

@@ -3,7 +3,7 @@
 """Times the steps of a run, shows its progress on stderr, ends it if it hangs.
 
 A terminal shows a bar with step, loss, tokens/s, MFU and remaining time. A file
-or a pipe gets these numbers in log lines, one every 10 seconds.
+or a pipe gets these values in log lines, one every 10 seconds.
 """
 
 import contextlib

@@ -169,7 +169,7 @@ class TrainStep:
       return _to_floats(self._client.call(self._update, inputs, **more()))
     except tf.errors.InvalidArgumentError:
       # The graph has refused the update. Compute the step again without the
-      # update, to find out which numbers are not finite.
+      # update, to find out which values are not finite.
       losses, squares, is_finite = self._client.call(self._measure, inputs)
       if is_finite:
         raise  # another error
