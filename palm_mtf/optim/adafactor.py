@@ -97,9 +97,9 @@ class _Parameter:
     gradient: mtf.Tensor,
     center: float,
   ):
-    # `slots` maps the names of optimizer slots to variables; `scalars` are the
-    # scalars of `adafactor_updates` on the variable's mesh. p decays towards
-    # `center`, and RMS(p) means RMS(p - center).
+    # `slots` maps names of optimizer slots to variables; `scalars` are clip
+    # factor, learning rate, 1 - beta2 and is_finite, on the variable's mesh. p
+    # decays towards `center`, and RMS(p) means RMS(p - center).
     self.name = variable.name
     self.center = center
     self.size = math.prod(variable.sizes)

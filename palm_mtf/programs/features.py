@@ -41,7 +41,7 @@ class Feature(NamedTuple):
   """Dtype and shape of one feature of a microbatch."""
 
   dtype: tf.DType
-  shape: mtf.Shape  # rows first
+  shape: mtf.Shape  # the first dimension counts rows
 
 
 class Stage(NamedTuple):

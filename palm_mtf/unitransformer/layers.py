@@ -79,7 +79,8 @@ class _Call:
       sequence_length=context.length_dim.size,
     )
     num_rows = mtf.Shape(context.batch_dims).size
-    mesh = MeshLayout(mesh_shape="", layout="")  # Mesh TensorFlow has its own
+    # Mesh TensorFlow itself lays out tensors.
+    mesh = MeshLayout(mesh_shape="", layout="")
     self.dims = model_dims(self.config, num_rows, mesh)
 
   def make_variables(self, kind: str) -> dict[str, mtf.Tensor]:
