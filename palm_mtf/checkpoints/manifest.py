@@ -196,7 +196,7 @@ class Manifest:
   """A checkpoint's description of its weights and of the run that made them."""
 
   shapes: Mapping[str, tuple[int, ...]]  # shape of every parameter, by name
-  vocabulary_sha256: str  # hash of the vocabulary
+  vocabulary_sha256: str  # the weights fit only this vocabulary
   # The settings and hashes that decide which batch each step trains on, and the
   # state of the loss spike detector.
   data: Mapping[str, object]

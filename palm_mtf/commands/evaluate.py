@@ -232,4 +232,5 @@ def _wait_for_each(
       continue
     check_same_model(checkpoint, shapes)
     yield checkpoint
-    waiting_since = time.monotonic()  # do not count the evaluation
+    # The time of the evaluation does not count.
+    waiting_since = time.monotonic()

@@ -43,7 +43,7 @@ class ScoreItem:
 
   origin: str  # file and line, for messages
   inputs: str  # "" for a document
-  targets: tuple[str, ...]  # one text, or the options
+  targets: tuple[str, ...]  # one target, or the options
   kind: str  # "text", "targets" or "options"
 
 

@@ -55,7 +55,7 @@ from palm_mtf.programs.loss_function import LossFunction, LossSums
 class Sums:
   """Sums over rows, on the mesh of one pod, float32."""
 
-  losses: LossSums  # sums of the losses
+  losses: LossSums
   # Sums of the gradients of the sum of all terms, one per variable.
   gradients: Sequence[mtf.Tensor]
 
@@ -110,7 +110,7 @@ class Accumulate(mtf.Operation):
     )
     super().__init__([value], name=f"{name}/add")
     self._is_first = is_first
-    self.open_axes: list[int] = []  # of a pending all-reduce
+    self.open_axes: list[int] = []  # mesh axes of a pending all-reduce
 
   def lower(self, lowering: mtf.Lowering) -> None:
     """Lowers to one in-place addition per slice."""
@@ -228,8 +228,8 @@ class Gradients:
   stages: list[Stage]  # in order, then the head; one for a whole pod
   losses: LossSums  # of one microbatch
   variables: list[mtf.Variable]  # trained variables
-  sums: Sums  # of the step; see `accumulate_sums`
-  accumulations: list[Accumulate]  # see `accumulate_sums`
+  sums: Sums  # of the step's microbatches
+  accumulations: list[Accumulate]  # operations that add a microbatch's sums
 
 
 @dataclasses.dataclass(frozen=True)

@@ -102,7 +102,7 @@ class TrainJob:
   corpus: Corpus
   manifest: Manifest  # the fields that all checkpoints share
   checkpoint: Checkpoint | None  # checkpoint of this run to resume from
-  unigram_entropy: float  # of validation tokens, nats per token
+  unigram_entropy: float  # of validation tokens, nats; shown next to the loss
   task_evaluation: "TaskEvaluation | None" = None  # on EVAL_TASKS
   initial_weights: NamedWeights | None = None  # used without a checkpoint
   # Checkpoint of another run, whose step, weights and optimizer state this run

@@ -30,7 +30,7 @@ class NonFiniteStepError(Exception):
   ):
     super().__init__(step, losses)
     self.step = step  # counted from 1
-    self.losses = losses  # TrainProgram.losses
+    self.losses = losses  # terms of the loss, and grad_norm, by name
     self.gradient_squares = gradient_squares  # [parameters], float32
 
 
