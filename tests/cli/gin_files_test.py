@@ -159,32 +159,8 @@ def test_own_macros_functions_and_imports_stay_in_the_text(here):
     "their_data.mixture.rate = 2.0\nD_MODEL = %DEPTH\n",
   )
   lines = load("train", [RECIPE, mine], [DIR]).format_effective().splitlines()
-  for line in (
-    "import their.models",
-    "import tasks_of_mine",
-    "from their import data as their_data",
-    "DEPTH = 9  # mine.gin:7",
-    "NUM_LAYERS = @their.models.depth()  # mine.gin:5",
-    "their.models.depth.most = %DEPTH  # mine.gin:6",
-    "their_data.mixture.rate = 2.0  # mine.gin:8",
-    "D_MODEL = %DEPTH  # mine.gin:9",
-  ):
-    assert line in lines
-
-
-def test_what_runs_of_earlier_versions_bound_is_what_their_macros_say(here):
-  plain = load("train", [RECIPE], [DIR])
-  old = write(
-    here,
-    "old.gin",
-    "from palm_mtf import config\nfrom palm_mtf import layout\n"
-    "from palm_mtf import train\n"
-    "train.train.model_dir = %MODEL_DIR\n"
-    "train.train.mesh = @layout.MeshLayout()\n"
-    "config.PalmConfig.d_ff = %D_FF\n",
-  )
-  again = load("train", [RECIPE, old], [DIR])
-  assert without_origins(again) == without_origins(plain)
+  for number, line in enumerate((here / mine).read_text().splitlines(), 1):
+    assert (f"{line}  # mine.gin:{number}" if "=" in line else line) in lines
 
 
 @pytest.mark.parametrize(
@@ -192,7 +168,6 @@ def test_what_runs_of_earlier_versions_bound_is_what_their_macros_say(here):
   [
     "PalmConfig.d_ff = 72",
     "config.PalmConfig.d_ff = 72",
-    "from palm_mtf import config as c\nc.PalmConfig.d_ff = 72",
     "from palm_mtf.config import palm\npalm.PalmConfig.d_ff = 72",
   ],
 )
@@ -283,10 +258,6 @@ def test_an_unknown_macro_is_refused_wherever_it_is_set(here, name, hint):
       id="what earlier versions bound, to the user's own function",
     ),
     (
-      "foo.bar.x = 1",
-      'no import provides "foo"; import it, or set a macro instead.',
-    ),
-    (
       "import their\nther.bar.x = 1",
       'no import provides "ther" (did you mean "their"?); import it, or set a '
       "macro instead.",
@@ -295,7 +266,6 @@ def test_an_unknown_macro_is_refused_wherever_it_is_set(here, name, hint):
       "NUM_LAYERS = @foo.depth()",
       'no import provides "foo"; import it, or set a macro instead.',
     ),
-    ("D_MODEL = %WIDHT", "WIDHT is not set; pass --gin.WIDHT=..."),
     (
       "D_MODEL = %D_FFF",
       'D_FFF is not set (did you mean "D_FF"?); pass --gin.D_FFF=...',
@@ -321,39 +291,29 @@ def test_a_last_line_that_would_have_no_effect_is_refused(here, text, message):
   )
 
 
-@pytest.mark.parametrize(
-  ("text", "message"),
-  [
+def test_an_import_or_include_that_cannot_be_is_named(here):
+  for text, message in (
     (
       "import their.data\nfrom mine import data as their",
-      'mine.gin:2: from mine import data as their: "their" is already '
-      "their (mine.gin:1); import it as another name.",
+      'from mine import data as their: "their" is already their (mine.gin:1); '
+      "import it as another name.",
     ),
     (
       "\ninclude 'models/palm_9b.gin'",
-      'mine.gin:2: include "models/palm_9b.gin": no such file (did you mean '
+      'include "models/palm_9b.gin": no such file (did you mean '
       '"models/palm_8b.gin"?). Looked in the current folder and the '
       "package's gin folder.",
     ),
-  ],
-)
-def test_an_import_or_include_that_cannot_be_is_named(here, text, message):
-  assert refusal(RECIPE, write(here, "mine.gin", text)) == message
+  ):
+    mine = write(here, "mine.gin", text)
+    assert refusal(RECIPE, mine) == f"mine.gin:2: {message}"
 
 
-@pytest.mark.parametrize(
-  ("file", "message"),
-  [
-    (RECIPE, "MODEL_DIR is not set; pass --gin.MODEL_DIR='\"...\"'"),
-    (
-      "recipes/palm_8b.gin",
-      "MODEL_DIR and TEXT_FILES are not set; pass --gin.MODEL_DIR='\"...\"' "
-      "--gin.TEXT_FILES='\"...\"'",
-    ),
-  ],
-)
-def test_a_macro_that_is_not_set_is_named(file, message):
-  assert refusal(file, bindings=()) == message
+def test_macros_that_are_not_set_are_named():
+  assert refusal("recipes/palm_8b.gin", bindings=()) == (
+    "MODEL_DIR and TEXT_FILES are not set; pass --gin.MODEL_DIR='\"...\"' "
+    "--gin.TEXT_FILES='\"...\"'"
+  )
 
 
 def test_a_list_as_the_key_of_a_dict_is_one_line(here):
@@ -403,29 +363,22 @@ def test_a_command_has_its_defaults_unless_the_user_sets_them(here):
   assert without_origins(load("evaluate", [kept])) == without_origins(plain)
 
 
-def load_macros(*given):
-  return load("train", [RECIPE], [DIR, *given])
-
-
 def hardware(*given):
-  return load_macros(*given).build()[1].hardware
+  return load("train", [RECIPE], [DIR, *given]).build()[1].hardware
 
 
-def test_a_chip_brings_its_rates_and_the_user_has_the_last_word():
-  assert hardware('CHIP="tpu_v4"').chip_watts == 378.5
-  mine = hardware('CHIP="tpu_v4"', "CHIP_WATTS=500")
-  assert (mine.chip_watts, mine.chip_memory_bytes) == (500, 32 * 2**30)
-
-
-def test_another_chip_over_a_runs_config_brings_its_own_rates(tmp_path):
+def test_a_chip_brings_its_rates_and_the_user_has_the_last_word(here):
   """config.gin only has comments for the settings that followed from CHIP."""
-  text = load_macros('CHIP="tpu_v4"', "CHIP_WATTS=500").format_effective()
-  file = tmp_path / "config.gin"
-  file.write_text(text)
-  again = load("train", [str(file)], ['CHIP="a100"']).build()[1]
+  assert hardware('CHIP="tpu_v4"').chip_watts == 378.5
+  mine = load("train", [RECIPE], [DIR, 'CHIP="tpu_v4"', "CHIP_WATTS=500"])
+  found = mine.build()[1].hardware
+  assert (found.chip_watts, found.chip_memory_bytes) == (500, 32 * 2**30)
+  text = mine.format_effective()
+  assert "# CHIP_MEMORY_BYTES = 34359738368  # hardware/tpu_v4.gin" in text
+  file = write(here, "config.gin", text)
+  again = load("train", [file], ['CHIP="a100"']).build()[1]
   assert again.hardware.chip_bfloat16_flops == 312e12
   assert again.hardware.chip_watts == 500
-  assert "# CHIP_MEMORY_BYTES = 34359738368  # hardware/tpu_v4.gin" in text
 
 
 @pytest.mark.parametrize("chip", ["../models/palm_8b", "nochip", 3, None, ""])
