@@ -1,7 +1,6 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
 import collections
-import dataclasses
 import itertools
 import re
 import types
@@ -28,8 +27,6 @@ from palm_mtf.data.batches.row_streams import MixedRows, RowSource
 from palm_mtf.data.batches.shuffle import shuffle
 from tests.data.small_sources import (
   EOD,
-  ListSource,
-  corpus_of,
   examples,
   repeatable,
   token_array,
@@ -129,16 +126,6 @@ def test_no_packed_row_could_have_taken_the_next_document_too(
     assert sum(map(len, this)) + len(following[0]) > length
 
 
-def test_another_seed_packs_other_documents_together():
-  documents = [([], [i] * (i % 5)) for i in range(2, 50)]
-  tokens = token_array(documents, has_inputs=False)
-  packed = {
-    whole(tokens, 12, packed=True, seed=seed).read(0)["targets"].tobytes()
-    for seed in range(10)
-  }
-  assert len(packed) > 5
-
-
 @pytest.mark.parametrize("packed", [True, False])
 @hypothesis.given(_shards, st.integers(1, 15), st.integers(0, 9))
 @repeatable(40)
@@ -188,16 +175,6 @@ def test_an_example_that_is_too_long_keeps_its_targets_and_the_end_of_inputs(
     shifted = [0, *given, *targets][: len(given) + len(targets)]
     assert row["inputs"].tolist() == shifted + padding
   assert rows.num_cut == num_cut
-
-
-@pytest.mark.parametrize("packed", [True, False])
-def test_rows_of_whole_documents_are_as_few_as_they_fill(packed):
-  documents = [([], [i] * 4) for i in range(2, 9)]
-  tokens = token_array(documents, has_inputs=False)
-  rows = whole(tokens, 11, packed=packed)
-  assert rows.num_rows == (4 if packed else 7)
-  found = [piece for i in range(rows.num_rows) for piece in rows.pieces(i)]
-  assert sorted(found) == [(i, 0, 5) for i in range(7)]
 
 
 @pytest.mark.parametrize(
@@ -334,15 +311,6 @@ def test_rows_of_corrupted_text_are_as_full_as_they_can_be():
   assert min(used) >= 98
 
 
-def test_a_span_s_sentinel_is_the_one_in_its_place():
-  inputs, targets = next(
-    documents(rows_of(SPANS, length=100, texts=TEXTS[1:2]))
-  )
-  sentinels = [x for x in inputs if x > 1900]
-  assert sentinels == [x for x in targets if x > 1900]
-  assert sentinels == [SENTINEL - i for i in range(len(sentinels))]
-
-
 @pytest.fixture(scope="module")
 def t5():
   pytest.importorskip("t5", reason="t5 is not installed")
@@ -426,17 +394,6 @@ def test_a_stream_of_rows_draws_anew_in_each_epoch():
   assert stream.features[-1] == "prefix"
   cuts = {int(x["prefix"].sum()) for x in stream.read(np.arange(40))}
   assert len(cuts) > 10
-
-
-def test_tokens_are_others_with_another_objective(vocabulary, tmp_path):
-  corpus = corpus_of(
-    [ListSource(["a text"] * 30)], vocabulary, tmp_path, packing="packed"
-  )
-  changed = {
-    dataclasses.replace(corpus, objective=x).fingerprint
-    for x in (CAUSAL, PrefixLM(), SPANS, dataclasses.replace(SPANS, eod_id=9))
-  }
-  assert len(changed) == 4 and corpus.fingerprint in changed
 
 
 @pytest.mark.parametrize("objective", [CAUSAL, PrefixLM(), SPANS], ids=str)
