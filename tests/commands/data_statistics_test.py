@@ -13,7 +13,6 @@ from palm_mtf.commands.data_statistics import EpochLengths, epochs_of_run
 from palm_mtf.config.run import BatchSizes
 from palm_mtf.data.batches.packing import CAUSAL
 from palm_mtf.data.sources.document import Document
-from palm_mtf.data.statistics.ngrams import Examples
 from palm_mtf.data.tokens.encoder import Encoder
 from palm_mtf.data.vocabulary.load import open_vocabulary
 from palm_mtf.data.vocabulary.training import train_vocabulary
@@ -196,13 +195,6 @@ def test_another_evaluation_set_is_compared_with_the_training_text(
   held_out = results["all"]["held_out_documents"]
   assert 54 - held_out <= overlap["contaminated"] <= 54
   assert "\nOVERLAP_FILES      55 documents\n" in statistics(**macros)[1]
-
-
-def test_a_sample_of_a_large_evaluation_set_is_said_to_be_one(
-  statistics, monkeypatch
-):
-  monkeypatch.setattr(Examples.__init__, "__defaults__", (1000,))
-  assert "\n  searched         a sample of 5 of them" in statistics()[1]
 
 
 def test_where_no_vocabulary_can_be_trained_tokens_are_not_counted(statistics):

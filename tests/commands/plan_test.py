@@ -163,23 +163,6 @@ def test_curves_are_tables_json_and_a_picture(palm_mtf, tmp_path):
   assert [x["value"] for x in record["NUM_PODS"]] == list(range(1, 9))
 
 
-def test_table3_needs_no_recipe(palm_mtf):
-  code, out, _ = palm_mtf("plan", "--table3")
-  assert code == 0
-  (palm,) = [x for x in out.splitlines() if x.startswith("PaLM")]
-  assert "46.2%" in palm and "57.83%" in palm
-  rows = [
-    json.loads(x)
-    for x in palm_mtf("plan", "--table3", "--json")[1].split("\n")[:-1]
-  ]
-  assert [x["model"] for x in rows] == [
-    "GPT-3",
-    "Gopher",
-    "Megatron-Turing NLG",
-    "PaLM",
-  ]
-
-
 def test_this_machine_is_measured_once_for_all_plans(
   palm_mtf, fails, tmp_path, monkeypatch
 ):
@@ -220,18 +203,6 @@ def test_this_machine_is_measured_once_for_all_plans(
   version = cache_folder.CALIBRATION + 1
   monkeypatch.setattr(cache_folder, "CALIBRATION", version)
   assert "another version's; run `palm_mtf plan" in fails("plan", quickstart)
-
-
-@pytest.mark.slow
-def test_a_search_prints_the_fastest_and_where_the_given_one_stands(palm_mtf):
-  code, out, _ = palm_mtf("plan", PALM, "--search")
-  assert code == 0
-  title, _, best, *_, last = out.splitlines()
-  assert title == "layouts of 6,144 devices, fastest first"
-  assert "data:256,model:12" in best
-  assert last.endswith("the given settings are number 1")
-  first = palm_mtf("plan", PALM, "--search", "--json")[1].splitlines()[0]
-  assert json.loads(first)["settings"]["REMAT"] == "layer"
 
 
 @pytest.mark.slow

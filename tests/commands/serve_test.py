@@ -220,21 +220,6 @@ def test_a_wrong_body_is_answered_by_one_line(server, body, status, message):
   assert message in found and "\n" not in found
 
 
-def test_wrong_requests_are_answered_in_json(server):
-  path = "/v1/completions"
-  for status, answer in (
-    (400, ask(server, path, "{")),
-    (400, ask(server, path, "[" * 100_000)),
-    (400, ask(server, path, "[]")),
-    (404, ask(server, "/v1/chats")),
-    (405, ask(server, path)),
-    (413, ask(server, path, json.dumps({"prompt": "a" * 3_000_000}))),
-    (415, ask(server, path, "{}", **{"Content-Type": "text/plain"})),
-  ):
-    assert answer[0] == status, answer
-    assert answer[1]["error"]["message"]
-
-
 def test_health_models_and_metrics_have_their_pages(server, finished):
   assert ask(server, "/health") == (200, {"status": "ok"})
   _, models = ask(server, "/v1/models")
@@ -373,21 +358,6 @@ def test_under_load_nobody_gets_the_text_of_another_or_none(server, generated):
   while metrics(server)["palm_mtf_running"]:
     time.sleep(0.01)
   assert metrics(server)["palm_mtf_waiting"] == 0
-
-
-@pytest.mark.slow
-def test_a_second_signal_gives_up_what_is_under_way(long_server):
-  process, server = long_server
-  with request_under_way(server, **LONG) as events:
-    process.send_signal(signal.SIGINT)
-    with pytest.raises(ConnectionError):
-      while True:
-        ask(server, "/health")
-    process.send_signal(signal.SIGTERM)
-    assert b"this server is stopping" in events.read()
-    _, error = process.communicate(timeout=60)
-  assert process.returncode == 130, error
-  assert "Traceback" not in error, error
 
 
 @pytest.mark.parametrize(

@@ -359,18 +359,6 @@ def test_a_second_trainer_is_refused_and_a_signal_stops_the_first_cleanly(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_signal_stops_a_process_that_trains(number, corpus, tmp_path):
-  process = runs.start("train", corpus, tmp_path, **ENDLESS)
-  wait_until(lambda: has_evaluated(tmp_path), process)
-  process.send_signal(number)
-  _, said = process.communicate(timeout=60)
-  assert process.returncode == 128 + number, said
-  assert f"stopped by {number.name}" in said
-  assert newest_whole(str(tmp_path)).manifest.step >= 6
-
-
-@pytest.mark.slow
 def test_a_closed_terminal_stops_a_run_that_nobody_reads_and_all_is_saved(
   corpus, tmp_path
 ):
