@@ -54,12 +54,6 @@ def test_examples_count_inputs_and_targets_and_ids_count_as_they_are(
   assert counts.longest_start == "token ids 0, 1, 2"
 
 
-def test_without_a_vocabulary_tokens_are_not_counted():
-  result = survey([source("x", ["a"]), source("y", ["b"])], None, {})
-  assert result.sources["x"].counts.tokens is None
-  assert result.total.counts.tokens is None
-
-
 def test_duplicates_among_sources_count_in_all_of_them_only(code):
   sources = [source("one", [code[0], code[1]]), source("two", [code[0]])]
   result = survey(sources, None, {})

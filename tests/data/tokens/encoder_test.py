@@ -80,16 +80,6 @@ def test_any_documents_have_the_ids_of_their_parts_in_order(
       assert ids.dtype == np.int32
 
 
-def test_documents_of_many_batches_are_put_together_again(encoder, vocabulary):
-  lines = [f"line {i} of a long document\n" for i in range(60)]
-  documents = [(TRAIN, Document("".join(lines[:i]))) for i in (60, 0, 3, 40)]
-  for _ in range(2):  # processes serve one call after the other
-    encoded = list(encoder.encode(documents))
-    assert [one.text.tolist() for one in encoded] == [
-      encoded_by_hand(vocabulary, d.text) for _, d in documents
-    ]
-
-
 @pytest.fixture
 def at_once(monkeypatch):
   """Makes processes work from the first batch on."""

@@ -1,8 +1,6 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-import dataclasses
 import itertools
-import json
 import os
 import re
 import resource
@@ -187,14 +185,6 @@ def test_no_changed_byte_of_the_summary_goes_unnoticed(folder):
       assert found == before  # white space
 
 
-def test_the_summary_says_the_counts_to_people_too(folder):
-  content = json.loads((folder / "shard-00000.json").read_text())
-  summary = check_shard(str(folder), 0, reads=True)
-  for split, counts in summary.counts.items():
-    assert content["counts"][split] == dataclasses.asdict(counts)
-  assert sorted(content["blake2b"]) == sorted(FILES[1:])
-
-
 def test_a_weight_that_no_memory_holds_is_an_error_before_it_fills(tmp_path):
   document = encoded([], [5] * 100, weight=1e7)
   with pytest.raises(UserError, match="a document of 199 bytes has weight 1e"):
@@ -325,12 +315,6 @@ def test_no_tokens_at_all_read_as_none():
   assert (len(tokens), tokens.has_inputs) == (0, False)
   assert tokens.read(0, 0)[0].size == 0
   assert tokens.spans().shape == (0, 3)
-
-
-@pytest.mark.parametrize("has_inputs", [True, False])
-def test_examples_are_told_from_documents(has_inputs):
-  tokens = token_array([([5], [6])], [], has_inputs=has_inputs)
-  assert tokens.has_inputs == has_inputs
 
 
 def test_reading_a_part_reads_no_more_than_that_part():

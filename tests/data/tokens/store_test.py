@@ -493,14 +493,6 @@ def test_a_changed_bit_is_found_where_every_byte_is_compared(
   assert mended.fingerprint == first.fingerprint
 
 
-def test_data_cache_says_where_the_tokens_are(run, cache, tmp_path):
-  path, store = run(cached=cache, command=cache_stores)
-  assert [path] == [str(each) for each in stores(cache)]
-  own, again = run(command=cache_stores)
-  assert os.path.dirname(own) == str(tmp_path / "run" / "tokens")
-  assert again.fingerprint == store.fingerprint
-
-
 PROGRAM = """
 import sys
 from palm_mtf.config import DataConfig
@@ -562,9 +554,3 @@ def test_a_process_waits_for_another_that_encodes_until_it_is_killed(
   assert without_stamps(capsys.readouterr().err).startswith(
     f"palm_mtf: waiting for another process that encodes into {tokens}\n"
   )
-
-
-def test_a_model_dir_that_is_a_file_is_an_error(run, tmp_path):
-  (tmp_path / "run").write_text("")
-  with pytest.raises(UserError, match=r"cannot write .*/run/tokens.*choose an"):
-    run()
