@@ -22,7 +22,6 @@ from palm_mtf.data.sources.text_files import (
   read_jsonl_texts,
 )
 from palm_mtf.errors import UserError
-from palm_mtf.user_text import read_bytes
 from tests.data.processes import peak_memory
 from tests.data.small_sources import repeatable
 from tests.log_lines import without_stamps
@@ -261,14 +260,6 @@ def write(folder, content: bytes, suffix: str = "", name: str = "a.jsonl"):
   return file
 
 
-@each_compression
-@given(content=st.binary())
-@on_disk
-def test_a_file_is_read_byte_for_byte(tmp_path, suffix, content):
-  file = write(tmp_path, b"1" + content, suffix, "a.txt")
-  assert read_bytes(file.path, file.path) == b"1" + content
-
-
 def lines_of(file, fields=TEXT) -> list[tuple[int, str, float, float | None]]:
   lines = read_jsonl_texts(file, fields, MACROS)
   return [(number, x.text, x.weight, x.quality) for number, x in lines]
@@ -365,22 +356,6 @@ def test_a_file_that_is_cut_short_is_named_with_the_last_line(tmp_path, suffix):
   assert str(info.value).endswith(
     f"; copy or compress the {suffix} file again."
   )
-
-
-def test_a_damaged_checksum_is_found(tmp_path):
-  content = bytearray(gzip.compress(b"text" * 1000))
-  content[-8:-4] = b"\0\0\0\0"
-  file = write(tmp_path, content, name="a.txt.gz")
-  with pytest.raises(UserError, match="damaged or cut short: CRC check"):
-    read_bytes(file.path, file.path)
-
-
-def test_a_file_that_vanishes_is_named(tmp_path):
-  file = write(tmp_path, b"text")
-  os.unlink(file.path)
-  assert error(file) == ": No such file or directory; give a text file."
-  with pytest.raises(UserError, match=r"a\.jsonl: No such file or directory"):
-    read_bytes(file.path, file.path)
 
 
 @each_compression
