@@ -19,7 +19,6 @@ from palm_mtf.checkpoints.manifest import newest_whole
 from palm_mtf.config import MeshLayout, PodsConfig
 from palm_mtf.native.operations import operations
 from palm_mtf.runtime.client import connect
-from palm_mtf.runtime.client.client import Client
 from palm_mtf.runtime.client.connect import memory_reader
 from palm_mtf.runtime.client.heartbeat import PodLostError
 from palm_mtf.runtime.client.local_servers import cores_of_pods
@@ -29,11 +28,8 @@ from palm_mtf.runtime.server.start import start_server
 from palm_mtf.runtime.server_info import read_info
 from palm_mtf.training import session
 from tests import runs
-from tests.runtime.client.local_servers_test import (
-  is_running,
-  servers_of,
-  wait_until,
-)
+from tests.processes import is_running, wait_for
+from tests.runtime.client.local_servers_test import servers_of
 from tests.runtime.served import Served
 
 
@@ -142,7 +138,7 @@ def test_every_line_has_the_memory_of_each_server_and_a_lost_one_is_named(
     pids = servers_of(os.getpid())
     before = [*map(resident_bytes_of, pids)]
     if len(seen) == 3:
-      wait_until((tmp_path / "checkpoints" / "step_00000002").exists)
+      wait_for((tmp_path / "checkpoints" / "step_00000002").exists)
       os.kill(pids[1], signal.SIGKILL)
       lost.append((time.monotonic(), pids))
     found = real()
@@ -178,9 +174,3 @@ def test_every_line_has_the_memory_of_each_server_and_a_lost_one_is_named(
     r"command to resume\.",
     line,
   ), line
-
-
-def test_pods_in_process_have_the_memory_of_the_process_alone():
-  with tf.Graph().as_default(), Client(tf.Session()) as client:
-    tf.constant(0)  # an empty graph cannot run
-    assert memory_reader(client, [])() == {}

@@ -10,7 +10,6 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 
 import grpc
 import pytest
@@ -22,6 +21,7 @@ from palm_mtf.runtime.manager import service
 from palm_mtf.runtime.manager.client import ManagerClient
 from palm_mtf.runtime.manager.manager import Manager
 from palm_mtf.runtime.program import Program
+from tests.processes import wait_for
 
 SECS = 60.0
 DEVICES = {"/cpu:0": "host:1/0"}
@@ -78,13 +78,6 @@ class Stream:
 def channel(address):
   with grpc.insecure_channel(address, client_module.CHANNEL_OPTIONS) as channel:
     yield channel
-
-
-def wait_for(condition):
-  end = time.monotonic() + SECS
-  while not condition():
-    assert time.monotonic() < end
-    time.sleep(0.02)
 
 
 def ask(address, method, **arguments):
