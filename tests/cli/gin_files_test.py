@@ -337,17 +337,6 @@ def test_many_macros_that_are_not_set_are_counted():
   )
 
 
-def test_only_a_message_about_a_macro_says_where_it_was_set():
-  configuration = load("train", [RECIPE], [DIR, "D_KV=7"])
-  assert configuration.add_location("D_KV = 7: no.") == (
-    "D_KV = 7: no. (D_KV is set on the command line)"
-  )
-  assert configuration.add_location("D_FF = 1: no.") == (
-    "D_FF = 1: no. (D_FF is set in models/palm_tiny.gin:7)"
-  )
-  assert configuration.add_location("no space left") == "no space left"
-
-
 def test_a_command_has_its_defaults_unless_the_user_sets_them(here):
   plain = load("evaluate", [RECIPE], [DIR])
   assert values(plain)["TEMPERATURE"] == 0.0

@@ -2,8 +2,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Statements keep their values and origins; a wrong line is named."""
 
-import random
-
 import pytest
 
 from palm_mtf.cli.gin_statements import (
@@ -14,7 +12,6 @@ from palm_mtf.cli.gin_statements import (
   read_command_line,
   read_file,
 )
-from palm_mtf.errors import UserError
 from tests.refusals import message_of
 
 
@@ -177,24 +174,3 @@ def test_a_file_may_be_included_twice(here):
   (here / "a.gin").write_text("A = 1\n")
   settings = read(here, "include 'a.gin'\ninclude 'a.gin'\n")
   assert list(map(str, settings)) == ["A = 1", "A = 1"]
-
-
-@pytest.mark.filterwarnings("ignore:invalid escape sequence")
-def test_no_damage_to_a_file_gives_anything_but_statements_or_a_line(here):
-  text = (
-    "# Header.\nfrom a import b\nA = [1, (2.5, 'x')]\nb.c:\n  d = @b.e()\n"
-    "B = {'k': %A}\n"
-  )
-  damage = random.Random(0)
-  refused = 0
-  for _ in range(500):
-    start = damage.randrange(len(text))
-    end = start + damage.randrange(4)
-    bits = damage.choices("\n\t []{}()'\"%@=:.,/\\#-!$?0e\u00e4", k=3)
-    try:
-      read(here, text[:start] + "".join(bits) + text[end:])
-    except UserError as error:
-      refused += 1
-      assert "mine.gin:" in str(error)
-      assert "\n" not in str(error)
-  assert refused > 100

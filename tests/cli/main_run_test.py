@@ -18,29 +18,6 @@ def settings_of(done: Done) -> dict:
   return json.loads(done.stdout)["settings"]
 
 
-def test_the_entry_point_gets_settings_built_from_the_macros(palm_mtf):
-  done = palm_mtf("train", RECIPE, DIR, "--gin.D_FF=512")
-  got = json.loads(done.stdout)
-  assert got["kinds"] == {
-    "model": "ModelConfig",
-    "mesh_layout": "MeshLayout",
-    "optimizer": "AdafactorConfig",
-    "data": "DataConfig",
-    "run": "RunConfig",
-    "pods": "PodsConfig",
-    "fault_tolerance": "WatchConfig",
-    "decode": "DecodeConfig",
-    "inspection": "InspectionConfig",
-    "evaluation": "TaskEvalConfig",
-    "hardware": "HardwareConfig",
-  }
-  assert got["settings"]["model"]["d_ff"] == 512
-  assert got["settings"]["model"]["norm"] == "layer_norm"
-  assert isinstance(got["settings"]["run"]["prompts"], list)
-  assert (got["as_json"], done.returncode) == (None, 0)
-  assert not {"tensorflow", "numpy"} & done.modules
-
-
 def test_training_keeps_both_configurations_and_either_gives_the_same(
   palm_mtf, tmp_path
 ):
@@ -64,20 +41,6 @@ def test_training_keeps_both_configurations_and_either_gives_the_same(
       assert again.keys() - first.keys() == own[command]
       common = first.keys() - {"decode"}  # training does not set decoding
       assert {x: again[x] for x in common} == {x: first[x] for x in common}
-
-
-def test_generate_takes_its_flags_and_the_settings_of_a_model_dir(
-  palm_mtf, tmp_path
-):
-  palm_mtf("train", RECIPE, DIR, "--gin.NUM_LAYERS=3")
-  (tmp_path / "x").rename(tmp_path / "moved")
-  flags = ["--model_dir", "moved", "--prompt", "a", "--prompt=b c"]
-  got = settings_of(palm_mtf("generate", *flags, "--gin.TOP_P=0.5"))
-  assert got["model"]["num_layers"] == 3
-  assert got["prompts"] == ["a", "b c"]
-  assert got["decode"]["top_p"] == 0.5
-  assert got["run"]["prompts"] == []
-  assert settings_of(palm_mtf("generate", RECIPE, DIR))["run"]["prompts"]
 
 
 @pytest.mark.parametrize(

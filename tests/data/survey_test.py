@@ -54,18 +54,6 @@ def test_examples_count_inputs_and_targets_and_ids_count_as_they_are(
   assert counts.longest_start == "token ids 0, 1, 2"
 
 
-def test_duplicates_among_sources_count_in_all_of_them_only(code):
-  sources = [source("one", [code[0], code[1]]), source("two", [code[0]])]
-  result = survey(sources, None, {})
-  assert [
-    each.duplicates.exact_documents for each in result.sources.values()
-  ] == [0, 0]
-  assert result.total.duplicates.exact_documents == 1
-  (group,) = result.total.duplicates.largest_exact
-  assert group.digest == Document(code[0]).digest()
-  assert result.starts == {group.digest: code[0][:60]}
-
-
 def test_overlap_is_with_the_training_documents_of_all_sources(code):
   mine = Examples()
   for text in (*code[:3], code[5]):

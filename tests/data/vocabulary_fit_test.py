@@ -27,18 +27,6 @@ def lossless(foreign):
   return lambda **settings: open_vocabulary(foreign(**LOSSLESS | settings))
 
 
-def test_every_piece_is_of_one_kind(vocabulary):
-  pieces = count_pieces(vocabulary)
-  assert (pieces.control, pieces.byte, pieces.digit) == (3, 256, 10)
-  assert pieces.joined_digits == 0
-  assert pieces.white_space > 3
-  rest = vocabulary.size - 3 - 256 - 10 - pieces.white_space
-  assert pieces.other == rest
-  lengths = [len(piece) for piece in pieces.longest]
-  assert lengths == sorted(lengths, reverse=True)
-  assert not any("\u2581" in piece for piece in pieces.longest)
-
-
 @pytest.mark.parametrize("joined", [False, True])
 def test_pieces_that_join_digits_are_found(foreign, joined):
   path = foreign(model_type="bpe", split_digits=not joined)
@@ -80,11 +68,6 @@ def test_fit_is_counted_as_sentencepiece_itself_encodes(vocabulary):
   assert fit.tokens_per_byte == len(ids) / fit.num_bytes
   assert fit.bytes_per_token == fit.num_bytes / len(ids)
   assert (fit.num_changed, fit.first_change) == (0, "")
-
-
-def test_long_texts_are_whole_again(vocabulary, code):
-  fit = measure_fit(vocabulary, ["".join(code), *code])
-  assert (fit.num_documents, fit.num_changed) == (1 + len(code), 0)
 
 
 def test_long_texts_of_a_vocabulary_with_a_prefix_are_whole_again(tmp_path):

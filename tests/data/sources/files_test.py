@@ -210,14 +210,6 @@ def test_a_file_that_was_written_just_now_is_not_kept(folder, tmp_path):
   assert [os.path.basename(path) for path in kept] == ["b"]
 
 
-@pytest.mark.parametrize("content", ["", "{", "[]", '{"/a": 3}', "\udce9"])
-def test_a_damaged_file_of_digests_is_made_anew(folder, tmp_path, content):
-  kept = tmp_path / "digests.json"
-  kept.write_bytes(content.encode("utf-8", "surrogateescape"))
-  assert read(folder, kept) == FileDigests().read(find_files(f"{folder}/*"))
-  assert len(json.loads(kept.read_text())) == 2
-
-
 def test_what_was_read_before_an_interrupt_is_kept(folder, tmp_path):
   kept = tmp_path / "digests.json"
   with pytest.raises(KeyboardInterrupt), FileDigests(str(kept)) as digests:

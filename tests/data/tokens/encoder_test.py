@@ -1,6 +1,5 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-import itertools
 import multiprocessing
 import os
 import signal
@@ -103,23 +102,6 @@ def test_a_killed_worker_process_is_an_error_that_says_so(vocabulary, at_once):
     "a process that encodes text was killed, as happens when memory runs out; "
     "free some and start again: what is encoded is kept."
   )
-  assert multiprocessing.active_children() == []
-
-
-def broken():
-  yield from itertools.islice(many(), 400)
-  raise UserError("line 7 is broken")
-
-
-def test_processes_end_with_the_encoder_also_by_an_error_of_the_documents(
-  vocabulary, at_once
-):
-  with (
-    pytest.raises(UserError, match="line 7"),
-    Encoder(vocabulary, 2) as encoder,
-  ):
-    for _ in encoder.encode(broken()):
-      assert len(multiprocessing.active_children()) == 2
   assert multiprocessing.active_children() == []
 
 

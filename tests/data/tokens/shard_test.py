@@ -1,6 +1,5 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-import contextlib
 import itertools
 import os
 import re
@@ -152,7 +151,7 @@ def test_every_damage_is_found_and_the_file_is_named(
   folder, damage, name, reads
 ):
   if (damage, name) == ("appended", FILES[0]):
-    return  # tested byte by byte below
+    return  # fuzz_test.py changes its content
   path, why = folder / name, "its content is not what was written"
   if damage == "removed":
     path.unlink()
@@ -165,19 +164,6 @@ def test_every_damage_is_found_and_the_file_is_named(
   with pytest.raises(DamagedShardError) as info:
     check_shard(str(folder), 0, reads=reads)
   assert str(info.value) == f"{path}: {why}"
-
-
-def test_no_changed_byte_of_the_summary_goes_unnoticed(folder):
-  path = folder / "shard-00000.json"
-  content = path.read_bytes()
-  before = check_shard(str(folder), 0, reads=False)
-  for place in range(len(content)):
-    changed = bytearray(content)
-    changed[place] ^= 1 << place % 8
-    path.write_bytes(changed)
-    with contextlib.suppress(DamagedShardError):
-      found = check_shard(str(folder), 0, reads=False)
-      assert found == before  # white space
 
 
 def test_a_weight_that_no_memory_holds_is_an_error_before_it_fills(tmp_path):
