@@ -234,27 +234,6 @@ def test_what_xla_compiles_is_named_by_what_it_computes():
   assert name_in_a_new_graph(squared, [2]) != name
 
 
-@pytest.mark.slow
-def test_a_process_finds_what_another_has_compiled(tmp_path):
-  program = """
-from palm_mtf._tf import tf
-from palm_mtf.ops.xla import fused
-@fused
-def f(x):
-  return x + x
-with tf.Graph().as_default(), tf.Session() as session:
-  x = tf.placeholder(tf.float32, [2])  # a constant would be folded
-  print(session.run(f(x), {x: [1.0, 1.0]}))
-"""
-  flags = f"--tf_xla_persistent_cache_directory={tmp_path}"
-  kept = []
-  for _ in range(2):
-    shown = processes.python("-c", program, variables={"TF_XLA_FLAGS": flags})
-    assert shown.stdout == "[2. 2.]\n"
-    kept.append({x.name: x.stat().st_mtime_ns for x in tmp_path.iterdir()})
-  assert len(kept[0]) == 1 and kept[1] == kept[0]
-
-
 @function
 def halved(x):
   return x / 2

@@ -97,23 +97,6 @@ def test_a_recipe_is_a_header_includes_and_macros(path):
   assert len(read_statements(path)) == len(included) + len(macros_set_in(path))
 
 
-@pytest.mark.parametrize("path", FILES, ids=name_of)
-def test_lines_fit_into_eighty_columns(path):
-  assert max(map(len, path.read_text().splitlines())) <= 80
-
-
-def test_only_recipes_and_sweeps_include_and_what_they_include_does_not():
-  for path in FILES:
-    text = path.read_text()
-    for name in re.findall(r"^include '(.*)'$", text, re.MULTILINE):
-      assert path.parent.name in ("recipes", "sweeps")
-      if path.parent.name == "sweeps":
-        assert FOLDER / name in RECIPES
-        continue
-      included = (FOLDER / name).read_text()
-      assert not re.search("^include", included, re.MULTILINE), name
-
-
 def test_folders_set_disjoint_macros():
   owner = {}
   for path in [*FRAGMENTS, *RECIPES]:

@@ -106,22 +106,16 @@ def with_gpus(monkeypatch, number):
   )
 
 
-def test_without_gpus_any_number_of_devices_is_virtual(monkeypatch):
-  with_gpus(monkeypatch, 0)
-  devices = local_devices(2, 2)
-  assert devices.pods == [
-    ["/device:cpu:0", "/device:cpu:1"],
-    ["/device:cpu:2", "/device:cpu:3"],
-  ]
-
-
-def test_gpus_are_used_in_order(monkeypatch):
-  with_gpus(monkeypatch, 8)
+@pytest.mark.parametrize(("gpus", "kind"), [(0, "cpu"), (8, "gpu")])
+def test_gpus_are_used_in_order_and_without_any_devices_are_virtual(
+  gpus, kind, monkeypatch
+):
+  with_gpus(monkeypatch, gpus)
   devices = local_devices(2, 2)
   assert devices.client == "/device:cpu:0"
   assert devices.pods == [
-    ["/device:gpu:0", "/device:gpu:1"],
-    ["/device:gpu:2", "/device:gpu:3"],
+    [f"/device:{kind}:0", f"/device:{kind}:1"],
+    [f"/device:{kind}:2", f"/device:{kind}:3"],
   ]
 
 

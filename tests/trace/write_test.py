@@ -5,7 +5,6 @@
 import collections
 import itertools
 import json
-import random
 
 import pytest
 
@@ -17,8 +16,6 @@ from palm_mtf.trace.write import (
   length,
   measure_received,
   step_figures,
-  subtract,
-  union,
 )
 from tests import runs
 from tests.log_lines import without_stamps
@@ -80,22 +77,6 @@ def test_figures_are_means_over_pods_and_the_rate_is_that_of_a_pod():
   assert figures["traced_dcn_bytes"] == 8
   assert figures["traced_hidden_secs"] == figures["traced_exposed_secs"] == 0
   assert "traced_gbits_per_sec" not in figures, "it took no time"
-
-
-def cells(intervals):
-  return {i for start, end in intervals for i in range(start, end)}
-
-
-def test_any_intervals_are_subtracted_as_sets_are():
-  rng = random.Random(0)
-  for _ in range(50):
-    one, other = (
-      union([(a, a + rng.randrange(8)) for a in rng.choices(range(60), k=12)])
-      for _ in range(2)
-    )
-    left = subtract(one, other)
-    assert cells(left) == cells(one) - cells(other)
-    assert all(a < b for a, b in left) and left == sorted(left)
 
 
 # Weights make the weight of a step a tensor: TensorFlow folds a constant one.
@@ -229,17 +210,6 @@ def test_each_pod_s_phases_come_in_their_order(in_servers):
 
 
 @pytest.mark.slow
-def test_each_device_of_a_pod_is_in_the_trace(corpus, tmp_path):
-  split = {"MESH_SHAPE": "model:2", "LAYOUT": "heads:model,d_ff:model"}
-  train_in_servers(corpus, tmp_path, **split)
-  of_lanes = lanes(read(tmp_path, 2))
-  for pod in ("pod 0", "pod 1"):
-    assert {x["args"]["device"] for x in of_lanes[pod]} == {0, 1}
-  (line,) = (x for x in runs.read_metrics(tmp_path) if x["step"] == 2)
-  assert line["traced_dcn_bytes"] == line["dcn_bytes"]
-
-
-@pytest.mark.slow
 def test_a_line_is_said_of_each_step(in_servers):
   for step in (2, 4):
     path = in_servers / "traces" / f"step_{step:08d}.json"
@@ -306,14 +276,6 @@ def events(written, name):
   return [
     x for x in written["traceEvents"] if x["ph"] == "X" and x["pid"] == pid
   ]
-
-
-def test_each_pod_and_each_way_has_a_process(written):
-  assert [x["name"] for x in events(written, "pod 0")] == ["a", "b", "c"]
-  assert [x["cat"] for x in events(written, "pod 1")] == ["exchange"]
-  assert len(events(written, "pod 0 -> pod 1")) == 2
-  names = [x for x in written["traceEvents"] if x["name"] == "process_name"]
-  assert len(names) == 3  # nothing went from pod 1 to pod 0
 
 
 def test_what_runs_at_once_has_rows_of_its_own(written):
