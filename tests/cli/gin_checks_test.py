@@ -23,27 +23,23 @@ def check(tmp_path, *lines):
 @pytest.mark.parametrize(
   "lines",
   [
-    ("SEED = 3", "PROMPTS = ['a', \"b\"]", "D_FF = %D_MODEL"),
-    ("HEADERS = {'a': [1, (2.0, None)]}",),
-    (
-      "from __gin__ import dynamic_registration",
-      "from palm_mtf.tasks import records",
-      "from palm_mtf.tasks import palm_mixture",
-      "records.places.folder = '/data'",
-      "palm_mixture.books.files = %TEXT_FILES",
-    ),
-    (  # from an earlier version, which bound its own functions in gin
-      "from palm_mtf import config",
-      "from palm_mtf import train",
-      "train.train.model = @config.PalmConfig()",
-      "config.PalmConfig.d_ff = %D_FF",
-    ),
-    ("ModelConfig.d_ff = 64", "AdafactorConfig.learning_rate = 0.5"),
-    ("PalmConfig.d_ff = 64",),
+    "SEED = 3\nPROMPTS = ['a', \"b\"]\nD_FF = %D_MODEL",
+    "HEADERS = {'a': [1, (2.0, None)]}",
+    "from __gin__ import dynamic_registration\n"
+    "from palm_mtf.tasks import records\n"
+    "from palm_mtf.tasks import palm_mixture\n"
+    "records.places.folder = '/data'\n"
+    "palm_mixture.books.files = %TEXT_FILES",
+    # From an earlier version, which bound its own functions in gin.
+    "from palm_mtf import config\nfrom palm_mtf import train\n"
+    "train.train.model = @config.PalmConfig()\n"
+    "config.PalmConfig.d_ff = %D_FF",
+    "ModelConfig.d_ff = 64\nAdafactorConfig.learning_rate = 0.5",
+    "PalmConfig.d_ff = 64",
   ],
 )
 def test_literals_of_macros_and_of_our_tasks_are_data(tmp_path, lines):
-  check(tmp_path, *lines)
+  check(tmp_path, lines)
 
 
 @pytest.mark.parametrize(
@@ -158,17 +154,8 @@ def needs(size=gin.REQUIRED):
 def layers_of(plan=None):
   return plan.layers
 
-def numpy_number():
-  return np.int64(3)
-
-def array():
-  return np.array([[0, 8], [10, 16]])
-
-def path():
-  return pathlib.Path("texts") / "*.txt"
-
-def kind():
-  return Kind.SMALL
+def deeper(inner=None):
+  return inner
 
 def group():
   raise ExceptionGroup("several", [ValueError("a"), KeyError("b")])
@@ -185,32 +172,32 @@ def lines():
 def leave():
   sys.exit("no such size")
 
-def deeper(inner=None):
-  return inner
-
-def itself():
-  value = []
-  value.append(value)
-  return value
-
-def text():
-  return "many"
-
-def chip():
-  return "v100"
-
-def not_a_number():
-  return np.float32("nan")
-
-def a_set():
-  return {1}
-
-def unreadable():
-  return Unreadable()
-
 def chatter():
   print("chatter")
   return 3
+
+def returning(name, value):
+  def function():
+    return value
+
+  function.__name__ = function.__qualname__ = name
+  return function
+
+ITSELF = []
+ITSELF.append(ITSELF)
+RESULTS = dict(
+  numpy_number=np.int64(3),
+  array=np.array([[0, 8], [10, 16]]),
+  path=pathlib.Path("texts") / "*.txt",
+  kind=Kind.SMALL,
+  itself=ITSELF,
+  text="many",
+  chip="v100",
+  not_a_number=np.float32("nan"),
+  a_set={1},
+  unreadable=Unreadable(),
+)
+globals().update({name: returning(name, RESULTS[name]) for name in RESULTS})
 """
 
 

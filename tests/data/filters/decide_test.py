@@ -2,7 +2,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
 import collections
-import hashlib
 import itertools
 
 import numpy as np
@@ -12,14 +11,8 @@ from hypothesis import strategies as st
 
 from palm_mtf.config.data import FilterConfig
 from palm_mtf.data import worker_pool
-from palm_mtf.data.filters.decide import (
-  REASONS,
-  Candidates,
-  count_removed,
-  decide,
-  find_repeats,
-)
-from palm_mtf.data.sources.document import TRAIN, Document
+from palm_mtf.data.filters.decide import REASONS, count_removed, decide
+from palm_mtf.data.sources.document import TRAIN, VALIDATION, Document
 from palm_mtf.data.statistics.ngrams import ContainedExamples
 from palm_mtf.errors import UserError
 from tests.data.near_duplicates import planted, similarity
@@ -33,28 +26,24 @@ _documents = st.lists(
 )
 
 
-def candidates(documents) -> Candidates:
-  digests = [
-    hashlib.blake2b(text.encode(), digest_size=16).digest()
-    for text, _, _ in documents
-  ]
-  return Candidates(
-    digests=np.frombuffer(b"".join(digests), np.uint64).reshape(-1, 2),
-    values=np.zeros([len(documents), 0], np.uint16),
-    weights=np.array([weight for _, weight, _ in documents], np.float64),
-    held_out=np.array([held_out for _, _, held_out in documents], bool),
-  )
-
-
 def documents_that_stay(sources) -> list[list[tuple]]:
   """Returns the documents of each source that stay, sorted."""
-  removed = find_repeats([candidates(source) for source in sources])
-  assert {code for each in removed for code in each} <= {
-    0,
-    REASONS.index("exact_duplicates"),
-  }
+  sources = [
+    ListSource(
+      *(
+        [Document(t, weight=w) for t, w, held_out in source if held_out == x]
+        for x in (False, True)
+      )
+    )
+    for source in sources
+  ]
+  removed = decide(sources, FilterConfig(remove_duplicates="exact"))
   return [
-    sorted(d for d, r in zip(source, mine, strict=True) if not r)
+    sorted(
+      (each.text, each.weight, split == VALIDATION)
+      for (split, each), reason in zip(source.documents(), mine, strict=True)
+      if REASONS[reason] != "exact_duplicates"
+    )
     for source, mine in zip(sources, removed, strict=True)
   ]
 
