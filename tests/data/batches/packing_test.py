@@ -197,12 +197,12 @@ def test_the_start_of_a_document_is_the_input_before_it_in_training(
   data = SimpleNamespace(packing=packing, start_id=start_id)
   assert document_start(data, EOD) == start
   tokens = token_array([([], [5, 6]), ([], [7, 8])], has_inputs=False)
-  first = start_id or 0
-  if packing.startswith("joined"):
-    is_masked = packing == "joined_masked"
-    rows = joined(tokens, 6, masked=is_masked, first=first)
-  else:
-    rows = whole(tokens, 6, packed=packing == "packed", first=first)
+  rows = {
+    "joined": functools.partial(joined, masked=False),
+    "joined_masked": functools.partial(joined, masked=True),
+    "packed": functools.partial(whole, packed=True),
+    "single": functools.partial(whole, packed=False),
+  }[packing](tokens, 6, first=start_id or 0)
   second = rows.read(0)
   place = second["targets"].tolist().index(7 if 7 in second["targets"] else 5)
   assert second["inputs"][place] == start
@@ -300,15 +300,6 @@ def test_the_spans_and_the_rest_are_the_text_and_the_next_epoch_takes_others(
   for epoch in found:
     tokens = [token for each in epoch for token in restored(*each)]
     assert sorted(tokens) == sorted(x for text in TEXTS for x in text)
-
-
-def test_rows_of_corrupted_text_are_as_full_as_they_can_be():
-  """Longer pieces do not fit: 100 is 90 of text, 4 or 5 spans and [eod]."""
-  rows = rows_of(SPANS, length=100, packed=False, texts=[list(range(900))])
-  used = [
-    (rows.read(i)["segments"] > 0).sum() for i in range(rows.num_rows - 1)
-  ]
-  assert min(used) >= 98
 
 
 @pytest.fixture(scope="module")
