@@ -7,11 +7,9 @@ import time
 
 import numpy as np
 import pytest
-import seqio
 
 from palm_mtf.data.vocabulary.load import open_vocabulary
 from tests import processes, runs
-from tests.seqio_testing import add_examples, registries_restored
 
 
 @pytest.fixture
@@ -210,28 +208,6 @@ def test_what_filters_removed_is_in_the_report_and_in_the_manifest(cache_lines):
   for split in ("training_documents", "validation_documents"):
     assert found[split] < plain[split]
   assert found["training_documents"] + found["validation_documents"] == 50
-
-
-def test_documents_with_examples_of_named_tasks_are_removed(
-  cache_lines, tmp_path
-):
-  # A JSON line of an evaluation set, and an example of a SeqIO task.
-  line, inputs, targets = text_of(0), *text_of(21).split(" five21", 1)
-  (tmp_path / "set.jsonl").write_text(json.dumps({"text": line}) + "\n")
-  with registries_restored():
-    add_examples(
-      "named",
-      {"validation": {"inputs": [inputs], "targets": [f"five21{targets}"]}},
-      [seqio.preprocessors.tokenize],
-      features=("inputs", "targets"),
-    )
-    _, found = cache_lines(
-      "filtered",
-      DECONTAMINATE_TASKS=["named"],
-      DECONTAMINATE_FILES=str(tmp_path / "set.jsonl"),
-    )
-  assert found["removed_contaminated"] == 1 + 2  # text 21 occurs twice
-  assert found["training_documents"] + found["validation_documents"] == 77
 
 
 @pytest.mark.parametrize("moment", ["removed-*", "*.partial"])

@@ -19,23 +19,18 @@ from palm_mtf.evaluation import answers
 from tests import runs, strict_json
 from tests.checkpoint_files import SHAPES, write
 from tests.refusals import message_of
-from tests.seqio_testing import add_examples, registries_restored
+from tests.seqio_testing import (
+  add_examples,
+  exact,
+  mean_score,
+  registries_restored,
+)
 
 EXAMPLES = {
   "inputs": ["one two", "three four", "seven"],
   "targets": [" three", " five", " eight"],
 }
 TRAIN = {"TRAIN_STEPS": 8, "CHECKPOINT_STEPS": 8, "PROMPTS": []}
-
-
-def mean_score(targets, scores):
-  del targets
-  return {"mean_score": np.mean(scores)}
-
-
-def exact(targets, predictions):
-  same = [t == p for t, p in zip(targets, predictions, strict=True)]
-  return {"exact": np.mean(same)}
 
 
 def not_finite(targets, scores):
@@ -169,18 +164,6 @@ def test_what_is_not_finite_is_null_in_whatever_is_printed_and_written(
     for target in EXAMPLES["targets"]
   ]
   strict_json.load_lines(path.with_suffix(".answers.jsonl"))
-
-
-def test_fewer_examples_are_the_first_ones(evaluate, evaluated):
-  code, _, err = evaluate("--gin.EVAL_EXAMPLES=2")
-  assert code == 0, err
-  folder = evaluated / "eval" / "step_00000008"
-  lines = (folder / "counting-validation.jsonl").read_text().splitlines()
-  records = [json.loads(line) for line in lines]
-  assert [x["inputs"] for x in records] == EXAMPLES["inputs"][:2]
-  assert {*records[0]} == {
-    *("inputs", "targets", "expected", "output", "prediction", "score")
-  }
 
 
 def test_a_checkpoint_that_is_removed_while_it_is_read_is_evaluated(

@@ -153,16 +153,6 @@ def test_a_search_among_too_many_layouts_is_refused_before_it_begins(fails):
   assert "at most 100,000 are planned" in line
 
 
-def test_curves_are_tables_json_and_a_picture(palm_mtf, tmp_path):
-  pytest.importorskip("matplotlib")
-  path = tmp_path / "curves.png"
-  code, out, _ = palm_mtf("plan", PALM, "--curves", f"--plot={path}")
-  assert code == 0 and path.read_bytes().startswith(b"\x89PNG")
-  assert out.startswith("CHIP_DCN_BANDWIDTH") and "does not fit" in out
-  record = json.loads(palm_mtf("plan", PALM, "--curves", "--json")[1])
-  assert [x["value"] for x in record["NUM_PODS"]] == list(range(1, 9))
-
-
 def test_this_machine_is_measured_once_for_all_plans(
   palm_mtf, fails, tmp_path, monkeypatch
 ):
@@ -274,10 +264,7 @@ def test_what_a_compiler_says_stands_next_to_the_plan():
     "secs": {"compute": 13.5, "collectives": 3.25},
     "decoding": {
       "texts": 256,
-      "programs": [
-        {"program": "prefill", "error": "does not fit: 33.00 of 32.00 GiB"},
-        {"program": "steps", "peak_bytes": 2**29, "secs": 7.2},
-      ],
+      "programs": [{"program": "steps", "error": "does not fit: 33 of 32 GiB"}],
     },
   }
   lines = format_compiled(found, plan).splitlines()
@@ -290,10 +277,9 @@ def test_what_a_compiler_says_stands_next_to_the_plan():
   name = f"{planned['kind']} over model"
   assert by_name[name] == ["0.0000", f"{planned['bytes'] / 1e9:.4f}", "GB"]
   assert by_name["both, one after the other"][0] == "16.7500"
-  assert by_name["prefill"] == "does not fit: 33.00 of 32.00 GiB".split()
-  assert by_name["steps"] == "0.500 GiB, compiled in 7 s".split()
+  assert by_name["steps"] == "does not fit: 33 of 32 GiB".split()
   # The compiler of GPUs estimates no cycles.
   of_gpu = {**found, "secs": {"collectives": 3.25}}
   lines = format_compiled(of_gpu, plan).splitlines()
   assert not any("cycles" in x or "both" in x for x in lines)
-  assert lines[-4].split()[-3] == "3.2500"
+  assert lines[-3].split()[-3] == "3.2500"

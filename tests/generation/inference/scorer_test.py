@@ -8,7 +8,6 @@ import pytest
 from palm_mtf.generation.inference.scorer import (
   Example,
   Scorer,
-  Window,
   choose_row_length,
   count_rows_at_once,
   find_windows,
@@ -155,15 +154,6 @@ def test_each_token_of_a_document_is_scored_once_with_enough_before_it(
       assert 0 <= w.start <= w.first < w.stop <= w.start + length
       for place in range(w.first, w.stop):
         assert place - w.start >= min(place, length - stride)
-
-
-def test_the_picture_of_the_module_is_right():
-  assert find_windows(10, 0, 4, 2) == [
-    Window(0, 0, 4),
-    Window(2, 4, 6),
-    Window(4, 6, 8),
-    Window(6, 8, 10),
-  ]
 
 
 @pytest.mark.parametrize(
