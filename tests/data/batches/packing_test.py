@@ -1,6 +1,7 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
 import collections
+import functools
 import itertools
 import re
 import types
