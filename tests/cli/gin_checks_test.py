@@ -469,18 +469,8 @@ def test_a_module_of_the_user_imports_tensorflow_without_its_notices(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-  "statement",
-  [
-    "from palm_mtf.tasks import corpus",
-    "import palm_mtf.unitransformer",
-    "import mesh_tensorflow",
-    "import seqio",
-  ],
-)
-def test_modules_that_import_tensorflow_print_no_notices(
-  statement, print_config
-):
-  done = print_config(f"{statement}\ndef layers():\n  return 3\n")
+@pytest.mark.parametrize("module", ["mesh_tensorflow", "seqio"])
+def test_modules_that_import_tensorflow_print_no_notices(module, print_config):
+  done = print_config(f"import {module}\ndef layers():\n  return 3\n")
   assert done.returncode == 0, done.stderr
   assert "oneDNN" not in done.stderr

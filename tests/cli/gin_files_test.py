@@ -4,7 +4,6 @@
 
 import dataclasses
 import importlib
-import itertools
 import os
 import pathlib
 import re
@@ -67,34 +66,12 @@ def test_a_later_file_and_then_the_command_line_hold(here, command):
   assert places["TRAIN_STEPS"].startswith("recipes/quickstart.gin:")
 
 
-def test_train_and_evaluate_see_the_same_values_and_origins(here):
-  mine = write(here, "mine.gin", f"include '{RECIPE}'\nSEED = 5\n")
-  arguments = [mine], [DIR, "D_FF=128"]
-  train, evaluate = load("train", *arguments), load("evaluate", *arguments)
-  both = values(train).keys() & values(evaluate).keys()
-  assert both >= {"SEED", "D_FF", "NUM_LAYERS", "TEXT_FILES"}
-  for told in (values, origins):
-    a, b = told(train), told(evaluate)
-    # A command may have separate macros, with values in gin/defaults.
-    assert {x: a[x] for x in both} == {x: b[x] for x in both}
-
-
 def test_what_a_file_sets_after_an_include_holds(here):
   mine = write(here, "mine.gin", f"SEED = 4\ninclude '{RECIPE}'\nD_FF = 5\n")
   got = values(load("train", [mine], [DIR]))
   recipe = values(load("train", [RECIPE], [DIR]))
   assert recipe["SEED"] != 4
   assert got == {**recipe, "D_FF": 5}
-
-
-def test_the_order_of_fragments_and_defaults_does_not_matter():
-  names = ["models/palm_8b.gin", "defaults/train.gin", "layouts/single.gin"]
-  rest = [RECIPE]
-  texts = {
-    tuple(without_origins(load("train", [*rest, *order], [DIR])))
-    for order in itertools.permutations(names)
-  }
-  assert len(texts) == 1
 
 
 def test_a_command_needs_only_the_macros_that_it_uses(here):
@@ -263,20 +240,12 @@ def test_an_unknown_macro_is_refused_wherever_it_is_set(here, name, hint):
       "macro instead.",
     ),
     (
-      "NUM_LAYERS = @foo.depth()",
-      'no import provides "foo"; import it, or set a macro instead.',
-    ),
-    (
       "D_MODEL = %D_FFF",
       'D_FFF is not set (did you mean "D_FF"?); pass --gin.D_FFF=...',
     ),
     (
       'D_MODEL = [%D_FF]\nD_FF = {"a": %D_MODEL}',
       "macros refer to each other in a circle: D_MODEL -> D_FF -> D_MODEL.",
-    ),
-    (
-      "SEED = %gin.REQUIRED",
-      "leave the line out; a macro that is required and not set is reported.",
     ),
     (
       "import their\ntheir.bar.x = [%REQUIRED]",
@@ -325,12 +294,8 @@ def test_a_list_as_the_key_of_a_dict_is_one_line(here):
 
 
 def test_many_macros_that_are_not_set_are_counted():
-  required = [
-    name
-    for name, default in macros_of(Config).items()
-    if default is dataclasses.MISSING
-  ]
-  count = 1 + len(required)  # MODEL_DIR
+  defaults = macros_of(Config).values()
+  count = 1 + [*defaults].count(dataclasses.MISSING)  # MODEL_DIR
   assert message_of(load, "evaluate") == (
     f"MODEL_DIR, NUM_LAYERS, D_MODEL and {count - 3} more are not set; start "
     "from a recipe, such as --gin_file=recipes/quickstart.gin"

@@ -40,20 +40,6 @@ def test_counts_are_those_of_each_source_and_of_all(code, vocabulary):
   assert (total.held_out_documents, second.held_out_documents) == (2, 0)
 
 
-def test_examples_count_inputs_and_targets_and_ids_count_as_they_are(
-  vocabulary,
-):
-  documents = [
-    Document("b c", inputs="a"),
-    Document(np.arange(5), inputs=np.arange(3)),
-  ]
-  with Encoder(vocabulary) as encoder:
-    counts = survey([source("x", documents)], encoder.count, {}).total.counts
-  words = len(vocabulary.encode("b c")) + len(vocabulary.encode("a"))
-  assert counts.tokens == words + 1 + 8 + 1
-  assert counts.longest_start == "token ids 0, 1, 2"
-
-
 def test_overlap_is_with_the_training_documents_of_all_sources(code):
   mine = Examples()
   for text in (*code[:3], code[5]):

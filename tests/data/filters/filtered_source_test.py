@@ -129,18 +129,10 @@ def test_examples_come_of_tasks_and_files(tmp_path):
   assert texts == [LONG, "short", f"{LONG} nine"]
 
 
-def open_source(tmp_path, name) -> FilteredSource:
-  path = tmp_path / "text.jsonl"
-  path.write_text("".join(json.dumps({"body": x}) + "\n" for x in "abc"))
-  data = data_of(decontaminate_tasks=[name])
-  data = dataclasses.replace(data, text_files=str(path))
-  (source,) = open_filtered(str(tmp_path / "run"), data)
-  return source
-
-
-def test_the_number_of_examples_is_logged(tmp_path, capsys):
+def test_the_number_of_examples_is_logged(opened, capsys):
   add("first", LONG, "short")
-  assert open_source(tmp_path, "first").counts["documents_read"] == 3
+  source = opened(decontaminate_tasks=["first"])
+  assert source.counts["documents_read"] == 5
   assert without_stamps(capsys.readouterr().err) == (
     "palm_mtf: documents that contain one of 2 evaluation examples are removed;"
     " 1 of fewer than 8 words are not looked for\n"

@@ -21,7 +21,6 @@ from palm_mtf.data.statistics.ngrams import (
   Sketches,
   find_duplicates,
   find_ngrams,
-  hash_document,
   hash_ngrams,
   hash_words,
 )
@@ -88,14 +87,6 @@ def test_token_ids_are_words():
   ids = np.array([3, 1, 3, 2**31 - 1], np.int32)
   assert_same_pattern(hash_words(ids), ids.tolist())
   assert ids.tolist() == [3, 1, 3, 2**31 - 1]  # not written to
-
-
-def test_the_words_of_an_example_are_those_of_inputs_and_text():
-  example = Document("targets", inputs="some inputs")
-  assert np.array_equal(
-    hash_document(example), hash_words("some inputs targets")
-  )
-  assert np.array_equal(hash_document(Document("a b")), hash_words("a b"))
 
 
 def test_hashes_are_the_same_in_every_process():

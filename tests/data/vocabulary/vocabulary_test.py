@@ -171,13 +171,6 @@ def test_held_out_documents_never_reach_the_vocabulary(folder, tmp_path):
   assert with_them.sha256 == without.sha256
 
 
-def test_a_given_vocabulary_is_used_where_it_is(vocabulary, folder, tmp_path):
-  data = text_config(folder, vocabulary=vocabulary.path)
-  loaded = load_vocabulary(str(tmp_path / "run"), data, vocab_size=4096)
-  assert loaded.sha256 == vocabulary.sha256
-  assert not (tmp_path / "run").exists()
-
-
 def test_a_vocabulary_larger_than_the_embedding_is_an_error(
   vocabulary, folder, tmp_path
 ):
