@@ -45,7 +45,6 @@ NOT_MIRRORED = {
   "commands/dtype_test.py",
   "data/sources/seqio_steps_test.py",
   "data/survey_test.py",
-  "data/vocabulary_fit_test.py",
   "docs/readme_test.py",
   "foreign_models/example_test.py",
   "generation/inference/kept_space_test.py",

@@ -7,6 +7,7 @@ import pathlib
 import shutil
 import signal
 import threading
+from concurrent import futures
 
 import numpy as np
 import pytest
@@ -187,49 +188,6 @@ def test_a_damaged_manifest_is_found_and_no_shard_is_made_anew(
   store_of(source, vocabulary, path, shard_bytes=SHARD)
   after = inodes(path)
   assert {n for n in after if after[n] != before[n]} == {"manifest.json"}
-
-
-STOPPED = """
-import time
-from palm_mtf.data.tokens.store import write_store
-from palm_mtf.data.vocabulary.load import open_vocabulary
-from palm_mtf.data import worker_pool
-from tests.data.small_sources import ListSource
-
-worker_pool._BATCHES_BEFORE_PROCESSES = 0
-
-class Slow(ListSource):
-  def documents(self):
-    for number, each in enumerate(super().documents()):
-      if number == 30:
-        print("stopped", flush=True)
-        time.sleep(60)
-      yield each
-
-texts = [f"document {{i}}\\n" * 500 for i in range(40)]
-write_store({path!r}, Slow(texts), open_vocabulary({vocabulary!r}),
-            num_processes=1, shard_bytes=20_000)
-"""
-
-
-def test_a_killed_writer_is_followed_by_one_that_goes_on(vocabulary, tmp_path):
-  texts = [f"document {i}\n" * 500 for i in range(40)]
-  path = str(tmp_path / "store")
-  program = STOPPED.format(path=path, vocabulary=vocabulary.path)
-  process = processes.start("-c", program)
-  assert process.stdout.readline() == "stopped\n"
-  process.kill()
-  process.communicate(timeout=20)
-  assert not os.path.exists(path)
-  finished = inodes(f"{path}.partial")
-  assert sum(name.startswith("shard-") for name in finished) >= 5
-  settings = {"shard_bytes": 20_000}
-  store = store_of(ListSource(texts), vocabulary, path, **settings)
-  assert finished.items() <= inodes(path).items()
-  once = store_of(ListSource(texts), vocabulary, tmp_path / "once", **settings)
-  assert store.fingerprint == once.fingerprint
-  assert every_token(store) == every_token(once)
-  assert sorted(os.listdir(tmp_path)) == ["once", "store"]
 
 
 def test_a_full_disk_is_named_and_what_is_finished_stays(
@@ -478,44 +436,14 @@ def test_a_changed_bit_is_found_where_every_byte_is_compared(
   assert mended.fingerprint == first.fingerprint
 
 
-PROGRAM = """
-import sys
-from palm_mtf.config import DataConfig
-from palm_mtf.console import configure_logging
-from palm_mtf.data.sources.text_files import open_sources
-from palm_mtf.data.tokens.store import load_stores
-from palm_mtf.data.vocabulary.load import open_vocabulary
-configure_logging()
-data = DataConfig(text_files={texts!r}, vocabulary=None, validation_share=0.2)
-sources = open_sources(data)
-print("ready", flush=True)
-sys.stdin.readline()
-vocabulary = open_vocabulary({vocabulary!r})
-(store,) = load_stores({model_dir!r}, data, sources, vocabulary)
-print(store.fingerprint)
-"""
-
-
-def test_of_two_processes_at_once_one_waits_and_both_get_the_tokens(
-  run, folder, vocabulary, tmp_path
+def test_of_two_at_once_one_waits_and_both_get_the_tokens(
+  run, tmp_path, capsys
 ):
-  program = PROGRAM.format(
-    texts=f"{folder}/*.txt",
-    model_dir=str(tmp_path / "both"),
-    vocabulary=vocabulary.path,
-  )
-  encoders = [processes.start("-c", program, stdin=-1) for _ in range(2)]
-  for process in encoders:
-    assert process.stdout.readline() == "ready\n"
-  for process in encoders:
-    process.stdin.write("\n")
-    process.stdin.flush()
-  ends = [process.communicate(timeout=60) for process in encoders]
-  expected = run().fingerprint
-  assert [out for out, _ in ends] == [f"{expected}\n"] * 2
-  said = "".join(err for _, err in ends)
-  assert said.count("encoded ") == 1
-  assert len(stores(tmp_path / "both" / "tokens")) == 1
+  with futures.ThreadPoolExecutor(2) as threads:
+    found = [threads.submit(run) for _ in range(2)]
+  assert len({each.result().fingerprint for each in found}) == 1
+  assert capsys.readouterr().err.count("encoded ") == 1
+  assert len(stores(tmp_path / "run" / "tokens")) == 1
 
 
 def test_a_process_waits_for_another_that_encodes_until_it_is_killed(

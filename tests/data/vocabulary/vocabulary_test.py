@@ -214,6 +214,34 @@ def test_a_foreign_model_keeps_its_own_end_of_document_and_needs_one(foreign):
     open_vocabulary(foreign(eos_id=-1))
 
 
+LOSSLESS = {
+  "model_type": "bpe",
+  "normalization_rule_name": "identity",
+  "add_dummy_prefix": False,
+  "remove_extra_whitespaces": False,
+  "split_digits": True,
+}
+
+
+@pytest.mark.parametrize(
+  ("settings", "lost"),
+  [
+    ({}, []),
+    ({"remove_extra_whitespaces": True}, ["runs of spaces"]),
+    ({"normalization_rule_name": "nfkc"}, ["compatibility characters"]),
+    (
+      {"normalization_rule_name": "nmt_nfkc"},
+      ["tabs", "line ends", "control characters"],
+    ),
+  ],
+  ids=str,
+)
+def test_what_a_foreign_model_changes_is_named(foreign, settings, lost):
+  losses = set(open_vocabulary(foreign(**LOSSLESS | settings)).losses())
+  assert losses >= set(lost)
+  assert bool(losses) == bool(settings)
+
+
 # Like T5's vocabulary: no byte pieces, and its order of ids.
 OF_T5 = {
   "byte_fallback": False,
