@@ -110,27 +110,6 @@ def test_every_source_has_its_rate_of_tokens_to_within_a_document(
       assert abs(tokens - rate * position) <= 3 * 60
 
 
-@hypothesis.given(st.integers(0, 10**5), st.integers(1, 500))
-@repeatable(10)
-def test_any_part_is_that_part_of_the_whole(begin, length):
-  sources = (0.6, LENGTHS[:60]), (0.4, LENGTHS[60:90])
-  with pytest.MonkeyPatch.context() as patch:
-    patch.setattr(row_streams, "_BLOCK_TOKENS", 700)
-    # Read from another start, and with a fresh stream.
-    whole = tokens_of(
-      stream_of(*sources).stretches(max(0, begin - 999), begin + 999)
-    )
-    part = tokens_of(stream_of(*sources).stretches(begin, begin + length))
-  offset = begin - max(0, begin - 999)
-  assert part == whole[offset : offset + length]
-
-
-def tokens_of(stretches) -> list[tuple[int, int, int]]:
-  return [
-    (x.source, x.epoch, x.start + i) for x in stretches for i in range(x.length)
-  ]
-
-
 def test_neighbours_are_of_one_source_no_more_often_than_chance():
   rates = (0.5, 0.3, 0.2)
   stream = stream_of(*((rate, [7] * 3000) for rate in rates))

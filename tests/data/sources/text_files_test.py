@@ -46,16 +46,6 @@ def write_lines(path, *lines: dict) -> None:
   path.write_text("".join(json.dumps(line) + "\n" for line in lines))
 
 
-def test_documents_are_the_files_byte_for_byte(tmp_path, capsys):
-  texts = ["a\r\n\tb\r", "\ufeffmark", "\u00e9\u05d0\U0001f600\n\n"]
-  for i, text in enumerate(texts):
-    (tmp_path / f"{i}").write_bytes(text.encode())
-  source = source_of(tmp_path)
-  assert [d.text for d in documents_of(source)] == texts
-  source.report_skipped()
-  assert capsys.readouterr() == ("", "")
-
-
 def test_what_is_no_text_is_left_out_counted_and_named(tmp_path, capsys):
   for name, content in enumerate((b"caf\xe9", b"nul\0", b"text", b"")):
     (tmp_path / f"{name}").write_bytes(content)

@@ -388,21 +388,6 @@ def test_text_that_changes_while_it_is_encoded_gets_no_tokens_of_its_old_name(
   assert [x.suffix for x in stores(tmp_path / "run" / "tokens")] == [".partial"]
 
 
-def test_damaged_tokens_are_mended_and_that_is_said(run, tmp_path, capsys):
-  first = run()
-  (store,) = stores(tmp_path / "run" / "tokens")
-  os.truncate(store / "train-00000.npy", 1000)
-  capsys.readouterr()
-  assert run().fingerprint == first.fingerprint
-  said = without_stamps(capsys.readouterr().err).splitlines()
-  assert said[0] == (
-    f"palm_mtf: warning: damaged tokens are encoded again: {store}/"
-    "train-00000.npy: its content is not what was written"
-  )
-  assert said[1].startswith("palm_mtf: encoded ")
-  assert stores(tmp_path / "run" / "tokens") == [store]
-
-
 def test_damage_in_cache_dir_is_not_mended_by_a_run(
   run, cache, tmp_path, capsys
 ):
@@ -432,7 +417,10 @@ def test_a_changed_bit_is_found_where_every_byte_is_compared(
   assert capsys.readouterr().err == ""
   verify = functools.partial(cache_stores, verify=True)
   _, mended = run(cached=cache, command=verify)
-  assert f"{store}/train-00000.npy: its content" in capsys.readouterr().err
+  assert without_stamps(capsys.readouterr().err).startswith(
+    f"palm_mtf: warning: damaged tokens are encoded again: {store}/"
+    "train-00000.npy: its content is not what was written\n"
+  )
   assert mended.fingerprint == first.fingerprint
 
 
