@@ -209,16 +209,11 @@ def test_what_filters_keep_comes_in_its_order_with_its_split_and_that_is_said(
 
 
 def test_each_filter_changes_the_fingerprint(opened):
-  settings = (
-    {},
-    QUALITY,
-    QUALITY | {"min_quality": 0.6},
-    {"min_document_bytes": 1},
-    {"max_document_bytes": 4},
-    {"remove_duplicates": "exact"},
-  )
+  settings = [{}, QUALITY, QUALITY | {"min_quality": 0.6}]
+  settings += [{"min_document_bytes": 1}, {"max_document_bytes": 4}]
+  settings += [{"remove_duplicates": "exact"}]
   assert len({opened(**each).fingerprint() for each in settings}) == 6
-  assert len({opened(**QUALITY).fingerprint() for _ in range(2)}) == 1
+  assert opened(**QUALITY).fingerprint() == opened(**QUALITY).fingerprint()
 
 
 def test_the_fingerprint_is_that_of_the_examples_wherever_they_lie(
