@@ -197,13 +197,6 @@ def squared(x):
   return x * x
 
 
-def name_in_a_new_graph(function, shape):
-  with tf.Graph().as_default() as graph:
-    function(tf.zeros(shape))
-    (compiled,) = graph.as_graph_def().library.function
-  return compiled.signature.name
-
-
 def test_functions_of_others_are_called_as_tensorflow_does():
   """A program that uses our layers may have its own graphs and functions."""
 
@@ -225,13 +218,6 @@ def test_functions_of_others_are_called_as_tensorflow_does():
   their_name, our_name = sorted(names, key=lambda x: "ours" in x)
   assert re.fullmatch(r"__inference_theirs_\d+", their_name)
   assert re.fullmatch(r"__inference_palm_mtf_ours_[0-9a-f]{16}", our_name)
-
-
-def test_what_xla_compiles_is_named_by_what_it_computes():
-  name = name_in_a_new_graph(doubled, [2])
-  assert name_in_a_new_graph(doubled, [2]) == name
-  assert name_in_a_new_graph(doubled, [3]) != name
-  assert name_in_a_new_graph(squared, [2]) != name
 
 
 @function
@@ -256,22 +242,6 @@ def test_a_graph_that_nobody_holds_is_freed_with_what_it_compiled():
   graph = run_and_drop(num_bytes=1)
   gc.collect()
   assert graph() is None
-
-
-def test_a_graph_traces_a_function_once_for_each_shape():
-  traced = []
-
-  @fused
-  def seen(x):
-    traced.append(x.shape)
-    return x + x
-
-  for _ in range(2):
-    with tf.Graph().as_default():
-      x = tf.zeros([2])
-      for each in (x, x, tf.zeros([3])):
-        seen(each)
-  assert [x.as_list() for x in traced] == [[2], [3]] * 2
 
 
 def test_calls_of_our_functions_know_their_shapes_and_others_are_looked_into():

@@ -14,7 +14,6 @@ import pathlib
 import re
 import runpy
 import shlex
-import subprocess
 import sys
 
 import pytest
@@ -31,7 +30,6 @@ TEXT = "\n".join(page.read_text(encoding="utf-8") for page in PAGES)
 PROSE = re.sub(r"^```.*?^```$", "", TEXT, flags=re.DOTALL | re.MULTILINE)
 # Calls that an earlier commit has: "`python -m tools.x` at commit 45f2ee92".
 _PAST = re.compile(r"`python -m (tools\.[^`]+)`\s+at\s+commit\s+(\w+)")
-PAST_CALLS = [(call.split(), commit) for call, commit in _PAST.findall(PROSE)]
 PROSE = _PAST.sub("", PROSE)
 
 
@@ -163,21 +161,6 @@ def test_a_tool_takes_the_flags_that_the_page_writes(
       importlib.import_module(path[: -len(".py")].replace("/", ".")).main()
     else:
       runpy.run_path(str(ROOT / path), run_name="__main__")
-
-
-@pytest.mark.parametrize(
-  ("words", "commit"), PAST_CALLS, ids=[" ".join(x) for x, _ in PAST_CALLS]
-)
-def test_a_call_at_a_commit_has_its_file_in_that_commit(words, commit):
-  tool, *flags = words
-  path = tool.replace(".", "/")
-  path += f"/cases/{flags[0]}.py" if tool == "tools.bench" else ".py"
-  git = ["git", "-C", str(ROOT), "cat-file", "-e"]
-  if subprocess.run(
-    [*git, commit], check=False, capture_output=True
-  ).returncode:
-    pytest.skip(f"no commit {commit} in this copy")
-  assert not subprocess.run([*git, f"{commit}:{path}"], check=False).returncode
 
 
 def test_every_path_that_is_named_exists():

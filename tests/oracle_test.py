@@ -109,29 +109,6 @@ def test_the_jax_oracle_leaves_other_jax_code_in_float32():
   assert jax.numpy.ones(1).dtype == np.float32
 
 
-def test_rotary_turns_halves_with_the_frequencies_of_theta_10000():
-  vectors = np.tile([1.0, 2.0, 3.0, 4.0], (1, 3, 1, 1))
-  config = dataclasses.replace(SMALL, d_kv=4)
-  turned = oracle.rotate(config, vectors)[0, :, 0]
-  np.testing.assert_array_equal(turned[0], [1, 2, 3, 4])
-  first = (1 + 3j) * np.exp(2j)  # position 2, frequency 1
-  second = (2 + 4j) * np.exp(0.02j)  # position 2, frequency 10000 ** -0.5
-  np.testing.assert_allclose(
-    turned[2], [first.real, second.real, first.imag, second.imag], rtol=1e-14
-  )
-
-
-def test_equal_logits_cost_the_logarithm_of_the_vocabulary():
-  params = oracle.random_parameters(SMALL, seed=13)
-  params["embedding"] *= 0.0
-  inputs, targets = tokens(seed=14)
-  np.testing.assert_allclose(
-    oracle.loss(SMALL, params, inputs, targets, 0.5),
-    [np.log(17), 0.5 * np.log(17) ** 2],
-    rtol=1e-14,
-  )
-
-
 def some_parameters(seed):
   """Three variables; the root mean square of "tiny" is below 1e-3."""
   rng = np.random.default_rng(seed)

@@ -211,23 +211,6 @@ def test_a_suspended_client_counts_as_gone_and_is_told_so(corpus, tmp_path):
 
 
 @pytest.mark.slow
-def test_clients_that_come_and_go_leave_nothing_in_tensorflows_allocator(
-  corpus, tmp_path
-):
-  held = []
-  with Served(2) as servers:
-    large = cluster(servers, **LARGE)
-    for i, number in enumerate([signal.SIGKILL, signal.SIGTERM] * 2):
-      with training(corpus, tmp_path / str(i), 2, **large) as client:
-        held.append(max(memory_of(servers)))
-        client.send_signal(number)
-        client.communicate(timeout=120)
-      time.sleep(TIMEOUT_SECS)
-  print(f"\n{held} bytes")
-  assert max(held) < held[0] + LARGE_BYTES / 2
-
-
-@pytest.mark.slow
 def test_a_client_that_is_cut_off_loses_its_pod_and_another_does_not_notice(
   corpus, tmp_path
 ):

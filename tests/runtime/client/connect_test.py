@@ -7,7 +7,6 @@ import functools
 import os
 import re
 import signal
-import threading
 import time
 import types
 
@@ -20,7 +19,6 @@ from palm_mtf.config import MeshLayout, PodsConfig
 from palm_mtf.native.operations import operations
 from palm_mtf.runtime.client import connect
 from palm_mtf.runtime.client.connect import memory_reader
-from palm_mtf.runtime.client.heartbeat import PodLostError
 from palm_mtf.runtime.client.local_servers import cores_of_pods
 from palm_mtf.runtime.client.places import Place
 from palm_mtf.runtime.processes import Process
@@ -67,21 +65,6 @@ def test_pods_in_all_three_places_hold_the_same_bits_for_200_steps(
     runs.assert_same_tensors(tmp_path / "in_process", tmp_path / place, 200)
   names = runs.read_tensors(tmp_path / "in_process", 200)
   assert any(name.endswith("/momentum") for name in names)
-
-
-def test_a_session_of_a_lost_pod_is_not_waited_for(monkeypatch):
-  """`close` of the session would wait for the pod."""
-  comes_back = threading.Event()
-  session = types.SimpleNamespace(close=comes_back.wait, graph=tf.Graph())
-  monkeypatch.setattr(connect.tf, "Session", lambda *_, **__: session)
-  start = time.monotonic()
-  with (
-    pytest.raises(PodLostError),
-    connect.Cluster(devices=[], config=None).client(),
-  ):
-    raise PodLostError(1, "pod 1 is gone")
-  assert time.monotonic() - start < 8
-  comes_back.set()
 
 
 @pytest.mark.parametrize(

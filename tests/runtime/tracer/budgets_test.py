@@ -13,12 +13,8 @@ import pytest
 
 from palm_mtf import runtime
 from palm_mtf._tf import tf
-from palm_mtf.commands.pods import join_manager
 from palm_mtf.runtime.client import turns
-from palm_mtf.runtime.manager.client import ManagerClient
-from palm_mtf.runtime.manager.service import serve
 from palm_mtf.runtime.program import Program
-from palm_mtf.runtime.server import start
 from tests import processes
 from tests.refusals import message_of
 
@@ -158,44 +154,3 @@ def test_random_programs_all_run_within_the_budget(seed):
     processes.wait_for(
       lambda: not any(client.programs.call(read_stored, has_turn=True))
     )
-
-
-OWNER = """
-import signal, sys
-import numpy as np
-from palm_mtf import runtime
-
-with runtime.connect_managed(sys.argv[1], ["1"]) as client:
-  (a,) = client.slices("1")
-  add_one = runtime.function(lambda x: x + 1)
-  kept = add_one.on(a)(np.zeros(15, np.float32))
-  kept.wait()
-  print("keeps", flush=True)
-  signal.pause()
-"""
-
-
-@pytest.mark.slow  # a process of a client
-def test_a_client_that_is_killed_gives_its_bytes_to_the_others(
-  tmp_path, monkeypatch
-):
-  monkeypatch.setattr(start, "memory_bytes", lambda: (1000, 100))
-  with (
-    serve("127.0.0.1", 0, str(tmp_path / "state"), "") as port,
-    ManagerClient("MANAGER", f"127.0.0.1:{port}") as join,
-  ):
-    address = f"127.0.0.1:{port}"
-    server = start.start_server(1, num_threads=1)
-    join_manager(join, server.target.removeprefix("grpc://"), "main")
-    owner = processes.start("-c", OWNER, address, stderr=None)
-    assert owner.stdout.readline() == "keeps\n"
-    with runtime.connect_managed(address, ["1"]) as client:
-      (a,) = client.slices("1")
-      assert add_one.on(a)(rows(40)).fetch().tolist() == [1] * 10
-      large = add_one.on(a)(rows(80))
-      time.sleep(0.2)
-      assert not large.begun.done()
-      owner.kill()
-      owner.wait()
-      large.made.result(SECS)
-      assert large.fetch().tolist() == [1] * 20

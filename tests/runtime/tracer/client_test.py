@@ -297,22 +297,6 @@ def test_a_call_knows_its_bytes_per_device(client):
   assert lowered.program.device_bytes == expected
 
 
-@in_process
-def test_calls_of_one_function_share_a_program(client):
-  (a,) = client.slices("2")
-
-  @client.program(dispatch="op_by_op")
-  def f(x):
-    for _ in range(8):
-      x = add_one.on(a)(x)
-    return x
-
-  assert f(np.zeros(2)).fetch().tolist() == [8, 8]
-  num_operations = client.programs.graph.num_operations()
-  assert f(np.ones(2)).fetch().tolist() == [9, 9]
-  assert client.programs.graph.num_operations() == num_operations
-
-
 @pytest.mark.slow  # two server processes
 def test_a_server_that_ends_is_named():
   with Served(2) as servers:
