@@ -31,7 +31,7 @@ def _run_doctor(*flags: str, **environment: str) -> subprocess.CompletedProcess:
 
 @pytest.mark.slow
 def test_the_report_agrees_with_this_environment():
-  result = _run_doctor("--json")
+  result = _run_doctor("--json", "--measure")
   report = json.loads(result.stdout)
   assert result.returncode == (2 if report["problems"] else 0)
   # Only SeqIO's editdistance may be missing: it has no wheel for Python 3.13.
@@ -42,22 +42,9 @@ def test_the_report_agrees_with_this_environment():
   assert report["cores"] == len(os.sched_getaffinity(0))
   assert "CPU:0" in report["devices"]
   assert '"auto" is ' in report["bfloat16"]
-
-
-@pytest.mark.slow
-def test_measured_rates_are_those_a_machine_can_have():
-  result = subprocess.run(
-    [sys.executable, "-m", "palm_mtf.rates.measure"],
-    capture_output=True,
-    check=True,
-    cwd=ROOT,
-  )
-  rates = json.loads(result.stdout)
-  assert sorted(rates) == [
-    "bfloat16 products",
-    "float32 products",
-    "memory read",
-  ]
+  names = ["bfloat16 products", "float32 products", "memory read"]
+  rates = report.get("measured", {})  # only without problems
+  assert sorted(rates) == ([] if report["problems"] else names)
   for text in rates.values():
     number, unit = text.replace(",", "").split()
     assert unit in ("GFLOP/s", "GB/s")
@@ -84,11 +71,7 @@ def test_a_library_that_crashes_is_reported_and_the_rest_is_shown(tmp_path):
 @pytest.mark.parametrize(
   ("why", "line"),
   [
-    (
-      "TypeError: Descriptors cannot be created directly.\nIf this call came "
-      "from a _pb2.py file, regenerate it.\nhttps://example.org\n",
-      "TypeError: Descriptors cannot be created directly.",
-    ),
+    ("TypeError: not directly.\nIf this\ncall\n", "TypeError: not directly."),
     (
       "ImportError: Traceback (most recent call last):\n  File x\n"
       "ImportError: libx.so: undefined symbol: y\n\nFailed to load.\n",

@@ -79,18 +79,15 @@ def test_any_documents_have_the_ids_of_their_parts_in_order(
       assert ids.dtype == np.int32
 
 
-@pytest.fixture
-def at_once(monkeypatch):
-  """Makes processes work from the first batch on."""
-  monkeypatch.setattr(f"{POOL}._BATCHES_BEFORE_PROCESSES", 0)
-
-
 def many():
   for _ in range(2000):
     yield TRAIN, Document("some words, and some more\n" * 100)
 
 
-def test_a_killed_worker_process_is_an_error_that_says_so(vocabulary, at_once):
+def test_a_killed_worker_process_is_an_error_that_says_so(
+  vocabulary, monkeypatch
+):
+  monkeypatch.setattr(f"{POOL}._BATCHES_BEFORE_PROCESSES", 0)
   with (
     pytest.raises(UserError) as info,
     Encoder(vocabulary, 1) as encoder,

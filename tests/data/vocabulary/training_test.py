@@ -95,22 +95,23 @@ def test_digits_of_every_script_are_learnt_alone(tmp_path):
     ) + 3 * len(text)
 
 
+SETTINGS = {"model_type": "bpe", "vocab_size": 1000, "byte_fallback": True}
+
+
 def test_the_list_of_pieces_is_sentencepieces_own_with_line_breaks_escaped(
   code, tmp_path
 ):
   sentencepiece.SentencePieceTrainer.Train(
     sentence_iterator=iter(code),
     model_prefix=str(tmp_path / "theirs"),
-    model_type="bpe",
-    vocab_size=700,
     normalization_rule_name="identity",
     allow_whitespace_only_pieces=True,
-    byte_fallback=True,
     max_sentence_length=1 << 20,
     minloglevel=2,
+    **SETTINGS,
   )
   ours = list_pieces((tmp_path / "theirs.model").read_bytes())
-  assert ours.count("\n") == ours.count("\t") == 700
+  assert ours.count("\n") == ours.count("\t") == 1000
   assert "\\n" in ours
   unescaped = re.sub(
     r"\\(\\|n|t|r|x[0-9a-f]{2})",
@@ -232,9 +233,6 @@ def test_256000_pieces_are_the_same_on_any_cores_in_less_than_4_gb(
     )
     assert gigabytes < 4
   assert hashes[0] == hashes[1]
-
-
-SETTINGS = {"model_type": "bpe", "vocab_size": 1000, "byte_fallback": True}
 
 
 def train_on(sentences, told=None) -> bytes:
