@@ -5,6 +5,7 @@
 import collections
 import itertools
 import json
+import random
 
 import pytest
 
@@ -16,6 +17,8 @@ from palm_mtf.trace.write import (
   length,
   measure_received,
   step_figures,
+  subtract,
+  union,
 )
 from tests import runs
 from tests.log_lines import without_stamps
@@ -77,6 +80,22 @@ def test_figures_are_means_over_pods_and_the_rate_is_that_of_a_pod():
   assert figures["traced_dcn_bytes"] == 8
   assert figures["traced_hidden_secs"] == figures["traced_exposed_secs"] == 0
   assert "traced_gbits_per_sec" not in figures, "it took no time"
+
+
+def cells(intervals):
+  return {i for start, end in intervals for i in range(start, end)}
+
+
+def test_any_intervals_are_subtracted_as_sets_are():
+  rng = random.Random(0)
+  for _ in range(50):
+    one, other = (
+      union([(a, a + rng.randrange(8)) for a in rng.choices(range(60), k=12)])
+      for _ in range(2)
+    )
+    left = subtract(one, other)
+    assert cells(left) == cells(one) - cells(other)
+    assert all(a < b for a, b in left) and left == sorted(left)
 
 
 # Weights make the weight of a step a tensor: TensorFlow folds a constant one.

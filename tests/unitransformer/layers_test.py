@@ -263,18 +263,9 @@ def build_logits(*lines, layout=SINGLE):
       "numbers, so rotary_fraction * d_kv is even; use 4.",
     ),
     (
-      lambda: Attention(num_heads=4, d_kv=None),
-      "Attention.d_kv = None: give a whole number of at least 1.",
-    ),
-    (
       lambda: Mlp(d_ff=4, mpl="gelu"),
       "setting of Mlp = 'mpl' (did you mean \"mlp\"?): choose one of 'd_ff', "
       "'mlp', 'biases'.",
-    ),
-    (
-      lambda: MultiQueryAttention(num_heads=4, d_kv=9),
-      "MultiQueryAttention.d_kv = 9: rotary embedding turns pairs of numbers, "
-      "so d_kv is even; use 10.",
     ),
     (
       lambda: MultiQueryAttention(num_heads=0, d_kv=8),

@@ -191,7 +191,8 @@ CLIENT = f"""
 import json, queue, sys, grpc
 requests = queue.SimpleQueue()
 submits = [dict(submit=i, **{SUBMIT}) for i in range(4)]
-requests.put(json.dumps(submits).encode())
+keeps = {{"keep": {{"host:1/0": 600}}}}
+requests.put(json.dumps([keeps, *submits]).encode())
 about = dict(protocol="{client_module.PROTOCOL}", owner="silent", weight="1")
 channel = grpc.insecure_channel(sys.argv[1])
 answers = channel.stream_stream("/palm_mtf.Manager/turns")(
@@ -202,17 +203,20 @@ for answer in answers:
 """
 
 
-def test_a_client_that_is_stopped_loses_its_turns(hasty, address):
+@pytest.mark.parametrize("number", [signal.SIGSTOP, signal.SIGKILL])
+def test_a_client_that_is_stopped_or_killed_loses_its_turns_and_its_bytes(
+  number, hasty, address
+):
   with subprocess.Popen(
     [sys.executable, "-c", CLIENT, address], stdout=subprocess.PIPE
   ) as silent:
     assert silent.stdout.readline() == b"[]\n"
     assert silent.stdout.readline().count(b"start") == 4
-    os.kill(silent.pid, signal.SIGSTOP)
+    os.kill(silent.pid, number)
     try:
       with ManagerClient("MANAGER", address) as client:
         turns = ManagedTurns(client.open_turns("other", 1.0), DEVICES)
-        with turns.take(Program()):
+        with turns.take(Program(device_bytes={"/cpu:0": 500})):
           pass
         assert [x["client"] for x in ask(address, "list_all")] == ["other"]
         turns.close()
