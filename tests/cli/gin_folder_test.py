@@ -22,18 +22,14 @@ def here(tmp_path, monkeypatch):
   return tmp_path
 
 
-def test_the_current_folder_comes_before_the_gin_folder(here):
+def test_only_plain_gins_name_of_our_file_finds_it_before_one_that_is_here(
+  here,
+):
   shipped = gin_folder() / "layouts" / "single.gin"
   assert find_gin_file("layouts/single.gin") == shipped
   (here / "layouts").mkdir()
   (here / "layouts" / "single.gin").touch()
   assert find_gin_file("layouts/single.gin") == here / "layouts/single.gin"
-
-
-def test_plain_gins_name_of_our_files_finds_only_our_files(here):
-  shipped = gin_folder() / "layouts" / "single.gin"
-  (here / "layouts").mkdir()
-  (here / "layouts" / "single.gin").touch()
   name = "palm_mtf/gin/layouts/single.gin"
   assert find_gin_file(name) == shipped
   assert find_include(name, here / "mine.gin", 1) == shipped

@@ -268,10 +268,9 @@ def corpus(code, vocabulary, tmp_path_factory):
   return make
 
 
-PACKINGS = ("joined", "joined_masked", "packed", "single")
-
-
-@pytest.mark.parametrize("packing", PACKINGS)
+@pytest.mark.parametrize(
+  "packing", ["joined", "joined_masked", "packed", "single"]
+)
 def test_parts_of_any_number_of_pods_joined_are_the_batch(corpus, packing):
   data = corpus(packing).batches(BatchSizes(RAMP))
   for step in range(12):

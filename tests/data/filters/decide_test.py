@@ -140,21 +140,16 @@ def test_one_of_each_group_of_near_duplicates_stays_that_of_the_first_source(
     assert counts == dict.fromkeys(range(len(groups)), 1)
 
 
-def test_neither_order_nor_processes_change_what_stays(monkeypatch):
+def test_neither_order_nor_split_nor_processes_change_what_stays(monkeypatch):
   monkeypatch.setattr(worker_pool, "_BATCHES_BEFORE_PROCESSES", 0)
   texts = [*planted(0, 12), *planted(1, 12)]
   first = kept([ListSource(texts)])
   assert kept([ListSource(texts)], 2) == first
+  assert kept([ListSource(texts[::2], texts[1::2])]) == first
   shuffled = [
     texts[i] for i in np.random.default_rng(0).permutation(len(texts))
   ]
   assert kept([ListSource(shuffled)]) == first
-
-
-def test_whether_a_near_duplicate_is_held_out_does_not_count():
-  texts = planted(0, 12)
-  one = kept([ListSource(texts)])
-  assert kept([ListSource(texts[::2], texts[1::2])]) == one
 
 
 def test_exact_and_near_duplicates_are_counted_apart():

@@ -51,20 +51,15 @@ def question(text: str) -> dict:
   return {"inputs": [f"{text}?"], "targets": [f"{text}!"]}
 
 
-def test_examples_are_those_of_all_splits_but_train():
+def test_examples_are_those_of_all_tasks_and_all_splits_but_train():
   splits = {name: question(name) for name in ("train", "validation", "test")}
   add_examples("one", splits, TOKENIZE, features=BOTH)
-  assert examples_of("one") == [
-    Document("validation!", inputs="validation?"),
-    Document("test!", inputs="test?"),
+  add_examples("two", {"test": question("last")}, TOKENIZE, features=BOTH)
+  seqio.MixtureRegistry.add("both", ["one", "two"], default_rate=1.0)
+  assert sorted(examples_of("both"), key=lambda each: each.text) == [
+    Document(f"{name}!", inputs=f"{name}?")
+    for name in ("last", "test", "validation")
   ]
-
-
-def test_a_mixture_has_the_examples_of_all_its_tasks():
-  for name in ("first", "second"):
-    add_examples(name, {"test": question(name)}, TOKENIZE, features=BOTH)
-  seqio.MixtureRegistry.add("both", ["first", "second"], default_rate=1.0)
-  assert sorted(d.text for d in examples_of("both")) == ["first!", "second!"]
 
 
 def test_an_option_without_its_question_is_no_example():

@@ -256,8 +256,7 @@ def test_a_task_that_does_not_work_is_named(examples, steps, message):
 
 def test_rates_that_are_no_shares_are_an_error(lines):
   add_lines("one", lines)
-  seqio.MixtureRegistry.add("zero", [("one", 0)])
-  for rate in (float("nan"), float("inf"), -1.0):
+  for rate in (float("nan"), float("inf"), -1.0, 0.0):
     seqio.MixtureRegistry.add("odd", [("one", rate)])
     assert error("odd") == (
       f"TASK = 'odd': its rates are [{rate}]; give finite rates of at least 0 "
@@ -265,7 +264,6 @@ def test_rates_that_are_no_shares_are_an_error(lines):
     )
     seqio.MixtureRegistry.remove("odd")
   seqio.MixtureRegistry.add("fails", [("one", lambda task: 1 / 0)])
-  assert "TASK = 'zero': its rates are [0.0]" in error("zero")
   assert error("fails").startswith(
     "TASK = 'fails': its rates: ZeroDivisionError: "
   )
