@@ -4,16 +4,14 @@
 
 import dataclasses
 
-import pytest
-
 from palm_mtf import config as configs
 from palm_mtf.cli import gin_files
 from palm_mtf.config.macros import macros_of
-from palm_mtf.evaluation.answers import INDEPENDENT, select_settings
-
-pytest.importorskip("seqio", reason="SeqIO is not installed")
-
-from palm_mtf.evaluation.answers import AnswerJournal
+from palm_mtf.evaluation.answers import (
+  INDEPENDENT,
+  AnswerJournal,
+  select_settings,
+)
 from tests import strict_json
 
 BY = {"checkpoint": "f00d", "SEED": 0}

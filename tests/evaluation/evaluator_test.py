@@ -10,12 +10,11 @@ import sys
 
 import numpy as np
 import pytest
+import seqio
 
-seqio = pytest.importorskip("seqio", reason="SeqIO is not installed")
-
-from palm_mtf._tf import tf  # noqa: E402
-from palm_mtf.checkpoints.manifest import Checkpoint  # noqa: E402
-from palm_mtf.config import (  # noqa: E402
+from palm_mtf._tf import tf
+from palm_mtf.checkpoints.manifest import Checkpoint
+from palm_mtf.config import (
   Config,
   CorpusConfig,
   DataConfig,
@@ -23,24 +22,17 @@ from palm_mtf.config import (  # noqa: E402
   FewShotConfig,
   TaskEvalConfig,
 )
-from palm_mtf.data.vocabulary.load import open_vocabulary  # noqa: E402
-from palm_mtf.data.vocabulary.training import train_vocabulary  # noqa: E402
-from palm_mtf.evaluation import evaluator  # noqa: E402
-from palm_mtf.evaluation.answers import INDEPENDENT  # noqa: E402
-from palm_mtf.evaluation.evaluator import (  # noqa: E402
-  TaskEvaluation,
-  find_clean_examples,
-)
-from palm_mtf.evaluation.seqio_tasks import open_eval_tasks  # noqa: E402
-from tests import checkpoint_files, oracle  # noqa: E402
-from tests.config import checked_test  # noqa: E402
-from tests.decode_testing import save_checkpoint  # noqa: E402
-from tests.mtf_testing import (  # noqa: E402
-  PALM_OPTIMIZER,
-  SINGLE,
-  small_config,
-)
-from tests.seqio_testing import (  # noqa: E402
+from palm_mtf.data.vocabulary.load import open_vocabulary
+from palm_mtf.data.vocabulary.training import train_vocabulary
+from palm_mtf.evaluation import evaluator
+from palm_mtf.evaluation.answers import INDEPENDENT
+from palm_mtf.evaluation.evaluator import TaskEvaluation, find_clean_examples
+from palm_mtf.evaluation.seqio_tasks import open_eval_tasks
+from tests import checkpoint_files, oracle
+from tests.config import checked_test
+from tests.decode_testing import save_checkpoint
+from tests.mtf_testing import PALM_OPTIMIZER, SINGLE, small_config
+from tests.seqio_testing import (
   Says,
   add_examples,
   mean_score,

@@ -4,11 +4,6 @@ import functools
 import json
 
 import pytest
-
-from palm_mtf.evaluation.few_shot import make_answer_finder
-
-pytest.importorskip("seqio", reason="SeqIO is not installed")
-
 import seqio
 
 from palm_mtf.config import FewShotConfig
@@ -16,6 +11,7 @@ from palm_mtf.errors import UserError
 from palm_mtf.evaluation.few_shot import (
   SEPARATOR,
   few_shot_task,
+  make_answer_finder,
   make_few_shot,
   read_exemplars,
 )

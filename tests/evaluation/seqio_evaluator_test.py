@@ -9,17 +9,13 @@ from decimal import Decimal
 
 import numpy as np
 import pytest
+import seqio
 
-seqio = pytest.importorskip("seqio", reason="SeqIO is not installed")
-
-from palm_mtf._tf import eager_mode, tf  # noqa: E402
-from palm_mtf.errors import UserError  # noqa: E402
-from palm_mtf.evaluation.seqio_evaluator import (  # noqa: E402
-  name_errors,
-  simplify_metrics,
-)
-from tests.refusals import message_of  # noqa: E402
-from tests.seqio_testing import add_examples, registries_restored  # noqa: E402
+from palm_mtf._tf import eager_mode, tf
+from palm_mtf.errors import UserError
+from palm_mtf.evaluation.seqio_evaluator import name_errors, simplify_metrics
+from tests.refusals import message_of
+from tests.seqio_testing import add_examples, registries_restored
 
 WHERE = "EVAL_TASKS: mine"
 HALF = 0.5

@@ -8,18 +8,19 @@ import os
 
 import numpy as np
 import pytest
+import seqio
 
-from palm_mtf.evaluation.seqio_tasks import check_groups, group_metrics
-
-seqio = pytest.importorskip("seqio", reason="SeqIO is not installed")
-
-from palm_mtf._tf import tf  # noqa: E402
-from palm_mtf.config import FewShotConfig, TaskEvalConfig  # noqa: E402
-from palm_mtf.data.vocabulary.load import open_vocabulary  # noqa: E402
-from palm_mtf.data.vocabulary.training import train_vocabulary  # noqa: E402
-from palm_mtf.evaluation.seqio_tasks import open_eval_tasks  # noqa: E402
-from tests.refusals import message_of  # noqa: E402
-from tests.seqio_testing import (  # noqa: E402
+from palm_mtf._tf import tf
+from palm_mtf.config import FewShotConfig, TaskEvalConfig
+from palm_mtf.data.vocabulary.load import open_vocabulary
+from palm_mtf.data.vocabulary.training import train_vocabulary
+from palm_mtf.evaluation.seqio_tasks import (
+  check_groups,
+  group_metrics,
+  open_eval_tasks,
+)
+from tests.refusals import message_of
+from tests.seqio_testing import (
   Says,
   add_examples,
   exact,

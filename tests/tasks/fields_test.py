@@ -7,8 +7,6 @@ import json
 
 import pytest
 
-pytest.importorskip("seqio", reason="SeqIO is not installed")
-
 from palm_mtf.tasks import code, fewshot
 from palm_mtf.tasks.fields import check_fields
 from tests.refusals import message_of

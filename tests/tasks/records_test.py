@@ -10,9 +10,6 @@ import os
 from collections.abc import Callable
 
 import pytest
-
-pytest.importorskip("seqio", reason="SeqIO is not installed")
-
 import tensorflow as tf
 
 from palm_mtf.data.filters.filtered_source import evaluation_examples
