@@ -18,9 +18,7 @@ from palm_mtf.accounting.communication import (
   step_bytes,
   step_secs,
 )
-from palm_mtf.architecture.parameters import (
-  count_parameters,
-)
+from palm_mtf.architecture.parameters import count_parameters
 from palm_mtf.cli.gin_files import hardware_of
 from palm_mtf.config import MeshLayout, PodsConfig
 from palm_mtf.programs.train_program import build_train_program

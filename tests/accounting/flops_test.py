@@ -18,7 +18,6 @@ from palm_mtf.cli.gin_files import hardware_of
 from palm_mtf.config import MeshLayout
 from tests.accounting.published_sizes import PALM_8B, PALM_62B, PALM_540B
 
-PALM_TOKENS_PER_SEC = 238_300
 PALM_PEAK = 6144 * hardware_of("tpu_v4").chip_bfloat16_flops
 
 

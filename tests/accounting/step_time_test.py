@@ -4,11 +4,7 @@
 
 import pytest
 
-from palm_mtf.accounting.memory import (
-  Activations,
-  device_bytes,
-  update_traffic,
-)
+from palm_mtf.accounting.memory import Activations, device_bytes, update_traffic
 from palm_mtf.accounting.plan import rates_of
 from palm_mtf.accounting.step_time import device_rates, predict_step
 from tests.planning import palm_540b, plan_config

@@ -7,11 +7,7 @@ import dataclasses
 import pytest
 
 from palm_mtf.config import ModelConfig
-from palm_mtf.config.mesh_layout import (
-  DIMENSIONS,
-  MeshLayout,
-  check_layout,
-)
+from palm_mtf.config.mesh_layout import DIMENSIONS, MeshLayout, check_layout
 from tests.refusals import message_of
 
 SPLITTABLE = "batch, heads, d_ff, vocab, d_model_stored, d_model_residual"
