@@ -160,7 +160,8 @@ def measured():
   # Without the compiled code that earlier tests left in their cache.
   variables = {"TF_XLA_FLAGS": ""}
   shown = processes.python("-c", _MEASURES, variables=variables)
-  assert (shown.returncode, shown.stderr) == (0, "")
+  # TensorFlow 2.20 logs two lines when XLA compiles, whatever its log level is.
+  assert shown.returncode == 0, shown.stderr
   return json.loads(shown.stdout)
 
 
