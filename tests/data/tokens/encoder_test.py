@@ -142,9 +142,10 @@ def test_memory_stays_small_for_any_number_of_short_documents(
       encoded = encoder.encode((TRAIN, document) for _ in range(count))
       assert sum(1 for _ in encoded) == count
 
-  # A batch has up to 256 documents; 1,500 more documents take over 1 MB.
-  peaks = [peak_memory(lambda n=n: encode(n)) for n in (500, 2000)]
-  assert peaks[1] < peaks[0] + 200_000
+  # A batch has up to 256 documents; 3,500 more documents take over 2.3 MB. Other
+  # threads of the process, which are measured too, take up to 0.4 MB.
+  peaks = [peak_memory(lambda n=n: encode(n)) for n in (500, 4000)]
+  assert peaks[1] < peaks[0] + 1_000_000
 
 
 def test_a_long_document_comes_back_from_its_parts_without_added_spaces(
