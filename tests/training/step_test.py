@@ -2,13 +2,17 @@
 # SPDX-License-Identifier: Apache-2.0
 """Stages take the steps of one mesh with the same microbatches, to the bit."""
 
+import concurrent.futures
+import contextlib
 import dataclasses
+import threading
 
 import numpy as np
 import pytest
 
 from palm_mtf._tf import tf
 from palm_mtf.config import PodsConfig
+from palm_mtf.mesh.cpu_gpu import local_devices
 from palm_mtf.mesh.session import session_config
 from palm_mtf.programs.train_program import build_train_program
 from palm_mtf.runtime.client.client import Client
@@ -107,6 +111,37 @@ def run_step(mesh, batch, use):
     )
     session.run(program.initialize)
     return use(TrainStep(Client(session), program))
+
+
+def test_programs_of_one_client_on_different_devices_train_at_the_same_time():
+  devices, config = local_devices(1, num_pods=2), small_config()
+  batch = random_examples(config, 4, seed=1)
+  # Two calls are begun only if both may run at once.
+  both_begun = threading.Barrier(2)
+
+  @contextlib.contextmanager
+  def take_turn(*unused):
+    both_begun.wait(timeout=60)
+    yield
+
+  with tf.Graph().as_default(), tf.Session(config=session_config(2)) as session:
+    client, steps = Client(session), []
+    for pod in devices.pods:
+      program = build_train_program(
+        config,
+        in_stages(1, num_microbatches=2),
+        PALM_OPTIMIZER,
+        batch_size=4,
+        seed=0,
+        features=list(batch),
+        devices=dataclasses.replace(devices, pods=[pod]),
+      )
+      session.run(program.initialize)
+      steps.append(TrainStep(client, program))
+    client.take_turn = take_turn
+    with concurrent.futures.ThreadPoolExecutor(2) as threads:
+      first, second = threads.map(lambda step: step.run(batch, 0), steps)
+  assert first == second
 
 
 @pytest.mark.slow
