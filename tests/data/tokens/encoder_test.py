@@ -142,8 +142,8 @@ def test_memory_stays_small_for_any_number_of_short_documents(
       encoded = encoder.encode((TRAIN, document) for _ in range(count))
       assert sum(1 for _ in encoded) == count
 
-  # A batch has up to 256 documents; 3,500 more documents take over 2.3 MB. Other
-  # threads of the process, which are measured too, take up to 0.4 MB.
+  # A batch has up to 256 documents; 3,500 more documents take over 2.3 MB.
+  # Other threads of the process, which are measured too, take up to 0.4 MB.
   peaks = [peak_memory(lambda n=n: encode(n)) for n in (500, 4000)]
   assert peaks[1] < peaks[0] + 1_000_000
 
