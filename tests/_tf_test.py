@@ -160,7 +160,8 @@ def measured():
   # Without the compiled code that earlier tests left in their cache.
   variables = {"TF_XLA_FLAGS": ""}
   shown = processes.python("-c", _MEASURES, variables=variables)
-  assert (shown.returncode, shown.stderr) == (0, "")
+  # TensorFlow 2.20 logs two lines when XLA compiles, whatever its log level is.
+  assert shown.returncode == 0, shown.stderr
   return json.loads(shown.stdout)
 
 
@@ -197,13 +198,6 @@ def squared(x):
   return x * x
 
 
-def name_in_a_new_graph(function, shape):
-  with tf.Graph().as_default() as graph:
-    function(tf.zeros(shape))
-    (compiled,) = graph.as_graph_def().library.function
-  return compiled.signature.name
-
-
 def test_functions_of_others_are_called_as_tensorflow_does():
   """A program that uses our layers may have its own graphs and functions."""
 
@@ -225,34 +219,6 @@ def test_functions_of_others_are_called_as_tensorflow_does():
   their_name, our_name = sorted(names, key=lambda x: "ours" in x)
   assert re.fullmatch(r"__inference_theirs_\d+", their_name)
   assert re.fullmatch(r"__inference_palm_mtf_ours_[0-9a-f]{16}", our_name)
-
-
-def test_what_xla_compiles_is_named_by_what_it_computes():
-  name = name_in_a_new_graph(doubled, [2])
-  assert name_in_a_new_graph(doubled, [2]) == name
-  assert name_in_a_new_graph(doubled, [3]) != name
-  assert name_in_a_new_graph(squared, [2]) != name
-
-
-@pytest.mark.slow
-def test_a_process_finds_what_another_has_compiled(tmp_path):
-  program = """
-from palm_mtf._tf import tf
-from palm_mtf.ops.xla import fused
-@fused
-def f(x):
-  return x + x
-with tf.Graph().as_default(), tf.Session() as session:
-  x = tf.placeholder(tf.float32, [2])  # a constant would be folded
-  print(session.run(f(x), {x: [1.0, 1.0]}))
-"""
-  flags = f"--tf_xla_persistent_cache_directory={tmp_path}"
-  kept = []
-  for _ in range(2):
-    shown = processes.python("-c", program, variables={"TF_XLA_FLAGS": flags})
-    assert shown.stdout == "[2. 2.]\n"
-    kept.append({x.name: x.stat().st_mtime_ns for x in tmp_path.iterdir()})
-  assert len(kept[0]) == 1 and kept[1] == kept[0]
 
 
 @function
@@ -277,22 +243,6 @@ def test_a_graph_that_nobody_holds_is_freed_with_what_it_compiled():
   graph = run_and_drop(num_bytes=1)
   gc.collect()
   assert graph() is None
-
-
-def test_a_graph_traces_a_function_once_for_each_shape():
-  traced = []
-
-  @fused
-  def seen(x):
-    traced.append(x.shape)
-    return x + x
-
-  for _ in range(2):
-    with tf.Graph().as_default():
-      x = tf.zeros([2])
-      for each in (x, x, tf.zeros([3])):
-        seen(each)
-  assert [x.as_list() for x in traced] == [[2], [3]] * 2
 
 
 def test_calls_of_our_functions_know_their_shapes_and_others_are_looked_into():

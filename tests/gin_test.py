@@ -77,18 +77,6 @@ def load_recipe(
   return gin_files.load(command, [name_of(recipe)], mine)
 
 
-def test_every_folder_is_one_of_the_known_kinds():
-  assert {path.parent.name for path in FILES} == {
-    *FRAGMENT_FOLDERS,
-    "defaults",
-    "eval",
-    "hardware",
-    "mesh_tensorflow",
-    "recipes",
-    "sweeps",
-  }
-
-
 @pytest.mark.parametrize("path", FRAGMENTS, ids=name_of)
 def test_a_fragment_is_a_header_imports_and_macros_in_twenty_lines(path):
   text = path.read_text(encoding="ascii")
@@ -96,29 +84,6 @@ def test_a_fragment_is_a_header_imports_and_macros_in_twenty_lines(path):
   assert re.match(r"# [A-Z](.|\n# )*\.\n", text)
   statements = r"[A-Z0-9_]+ = |from [\w.]+ import \w+$"
   assert all(re.match(statements, line) for line in read_statements(path))
-
-
-def test_only_data_imports_and_only_tasks():
-  for path in FRAGMENTS:
-    imports = {
-      line for line in read_statements(path) if line.startswith("from ")
-    }
-    imports.discard("from __gin__ import dynamic_registration")
-    assert path.parent.name == "data" or not imports
-    assert all(line.startswith("from palm_mtf.tasks ") for line in imports)
-
-
-def test_what_eval_holds_sets_tasks_by_the_macros_of_the_run_or_their_size():
-  for path in (FOLDER / "eval").glob("*.gin"):
-    assert re.match(r"# [A-Z](.|\n# )*\.\n", path.read_text())
-    imports = r"from (__gin__|palm_mtf\.tasks) import \w+$"
-    bindings = (
-      r"(EVAL_TASKS|SAMPLE_TOKENS) = |"
-      r"[a-z_]+\.[a-z_]+\.[a-z_]+ = (%[A-Z_]+|\d+)$"
-    )
-    assert all(
-      re.match(f"{imports}|{bindings}", x) for x in read_statements(path)
-    )
 
 
 @pytest.mark.parametrize("path", RECIPES, ids=name_of)
@@ -132,23 +97,6 @@ def test_a_recipe_is_a_header_includes_and_macros(path):
   assert len(read_statements(path)) == len(included) + len(macros_set_in(path))
 
 
-@pytest.mark.parametrize("path", FILES, ids=name_of)
-def test_lines_fit_into_eighty_columns(path):
-  assert max(map(len, path.read_text().splitlines())) <= 80
-
-
-def test_only_recipes_and_sweeps_include_and_what_they_include_does_not():
-  for path in FILES:
-    text = path.read_text()
-    for name in re.findall(r"^include '(.*)'$", text, re.MULTILINE):
-      assert path.parent.name in ("recipes", "sweeps")
-      if path.parent.name == "sweeps":
-        assert FOLDER / name in RECIPES
-        continue
-      included = (FOLDER / name).read_text()
-      assert not re.search("^include", included, re.MULTILINE), name
-
-
 def test_folders_set_disjoint_macros():
   owner = {}
   for path in [*FRAGMENTS, *RECIPES]:
@@ -160,22 +108,6 @@ def test_folders_set_disjoint_macros():
 def test_fragments_of_one_folder_set_the_same_macros(folder):
   sets = {frozenset(macros_set_in(p)) for p in (FOLDER / folder).glob("*.gin")}
   assert len(sets) == 1
-
-
-def test_every_data_fragment_sets_all_but_what_is_the_users():
-  every = set.union(*map(macros_set_in, (FOLDER / "data").glob("*.gin")))
-  left = {
-    path.name: every - macros_set_in(path)
-    for path in (FOLDER / "data").glob("*.gin")
-  }
-  assert left == {
-    "examples.gin": {"TASK", "VOCABULARY"},
-    "palm_continued.gin": {"VOCABULARY"},
-    "palm_mixture.gin": set(),
-    "python_stdlib.gin": set(),
-    "seqio_task.gin": {"TASK"},
-    "text.gin": {"TEXT_FILES"},
-  }
 
 
 @pytest.mark.parametrize("path", FILES, ids=name_of)
@@ -198,18 +130,14 @@ def test_every_recipe_is_complete_for_every_command(recipe, command):
   model_dir, settings = load_recipe(recipe, command).build()
   assert model_dir == "model_dir"
   assert isinstance(settings, getattr(config, COMMANDS[command].config))
-
-
-@pytest.mark.parametrize("recipe", RECIPES, ids=name_of)
-def test_every_recipe_builds_settings_that_fit_together(recipe):
-  _, settings = load_recipe(recipe).build()
-  mesh_layout.check_layout(
-    settings.mesh_layout,
-    settings.model,
-    *settings.run.batch_sizes.sizes,
-    num_pods=settings.pods.num_pods,
-  )
-  check_chip(settings.run.chip, settings.hardware)
+  if command == "train":
+    mesh_layout.check_layout(
+      settings.mesh_layout,
+      settings.model,
+      *settings.run.batch_sizes.sizes,
+      num_pods=settings.pods.num_pods,
+    )
+    check_chip(settings.run.chip, settings.hardware)
 
 
 @pytest.mark.parametrize("path", LAYOUTS, ids=name_of)

@@ -29,10 +29,11 @@ from palm_mtf.model.weights import TrainedWeights
 from palm_mtf.programs.train_program import TrainProgram, build_train_program
 from palm_mtf.runtime.client.client import Client
 from palm_mtf.training.step import TrainStep
-from tests import oracle
+from tests import oracle, settings
 
 SINGLE = MeshLayout(mesh_shape="", layout="")
 ONE_POD = PodsConfig()
+PALM_OPTIMIZER = settings.PALM_OPTIMIZER
 
 # Every dimension that can be split is split, by itself and with others.
 LAYOUTS = {
@@ -57,17 +58,6 @@ LAYOUTS = {
     "d_model_stored:data,d_model_residual:model",
   ),
 }
-
-PALM_OPTIMIZER = AdafactorConfig(
-  learning_rate=0.01,
-  beta1=0.9,
-  beta2_exponent=0.8,
-  update_clip=1.0,
-  gradient_clip=1.0,
-  weight_decay_exponent=2.0,
-  z_loss=1e-4,
-)
-
 
 # Steps that `train` takes, and sequences per step.
 NUM_STEPS, BATCH_SIZE = 5, 4

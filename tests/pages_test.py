@@ -7,11 +7,9 @@ import shlex
 
 import pytest
 
-from palm_mtf.cli.command_table import COMMANDS
 from palm_mtf.cli.main import main
 from tests.source_files import ROOT
 
-README = (ROOT / "README.md").read_text(encoding="utf-8")
 PLAN = (ROOT / "docs" / "plan.md").read_text(encoding="utf-8")
 TWO_PODS = "palm_mtf plan --gin_file=recipes/palm_540b_two_pods.gin"
 
@@ -44,19 +42,3 @@ def test_the_output_shown_is_what_the_command_prints(
   pattern = ".*".join(map(re.escape, parts))
   # plan.md leaves out the tables of parameters and FLOPs, which come first.
   assert re.search(f"{pattern}$", printed, re.S), printed
-
-
-def test_the_readme_lists_every_command_and_no_other():
-  listed = re.findall(r"^\| `palm_mtf ([a-z ]+)` \|", README, re.M)
-  assert sorted(listed) == sorted(COMMANDS)
-
-
-def test_the_readme_lists_every_folder_of_the_package_and_no_other():
-  block = re.search(r"^palm_mtf/\n(.*?)^```$", README, re.M | re.S)[1]
-  listed = re.findall(r"^  (\w+)/ ", block, re.M)
-  package = ROOT / "palm_mtf"
-  folders = [x.parent.name for x in package.glob("*/__init__.py")]
-  assert sorted(listed) == sorted({*folders} - {"gin"})
-  parts = re.search(r"^  data/ (.*?)(?=^  \w)", block, re.M | re.S)[1]
-  of_data = [x.parent.name for x in package.glob("data/*/__init__.py")]
-  assert sorted(re.findall(r"(\w+)/", parts)) == sorted(of_data)

@@ -342,29 +342,6 @@ def test_the_client_names_the_hosts_that_the_service_gives_the_servers(
   assert re.search(rf"^NUM_PODS = {len(hosts)}\b", config, re.M)
 
 
-def test_the_documents_name_each_other(documents):
-  name = documents["JobSet"]["metadata"]["name"]
-  pods = {"jobset.sigs.k8s.io/jobset-name": name}
-  assert documents["Service"]["spec"]["selector"] == pods
-  assert documents["Service"]["spec"]["clusterIP"] == "None"
-  policy = documents["NetworkPolicy"]["spec"]
-  assert policy["podSelector"]["matchLabels"] == pods
-  assert policy["ingress"] == [
-    {"from": [{"podSelector": {"matchLabels": pods}}]}
-  ]
-  jobs = documents["JobSet"]["spec"]["replicatedJobs"]
-  client = jobs[1]["template"]["spec"]["template"]["spec"]
-  (volume,) = client["volumes"]
-  claim = volume["persistentVolumeClaim"]["claimName"]
-  assert claim == documents["PersistentVolumeClaim"]["metadata"]["name"]
-  (mount,) = client["containers"][0]["volumeMounts"]
-  assert mount["name"] == volume["name"]
-  (folder,) = re.findall(
-    r'--gin.MODEL_DIR="(.+)/\w+"', "\n".join(client["containers"][0]["args"])
-  )
-  assert folder == mount["mountPath"]
-
-
 def test_a_server_has_as_many_threads_as_its_container_has_cores(documents):
   """A process sees all cores of its node, whatever its container may use."""
   server = _containers(documents)["pod"]

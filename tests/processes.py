@@ -1,6 +1,6 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Runs Python in separate processes, which import what this process imports."""
+"""Runs Python in separate processes, and waits for what they do."""
 
 import os
 import subprocess
@@ -49,3 +49,20 @@ def wait_until(happens: Callable[[], bool], process: subprocess.Popen) -> None:
   while not happens():
     assert process.poll() is None, process.communicate()[1]
     time.sleep(0.001)
+
+
+def wait_for(happens: Callable[[], bool], secs: float = 60.0) -> None:
+  """Waits for at most this many seconds; fails after that."""
+  end = time.monotonic() + secs
+  while not happens():
+    assert time.monotonic() < end, "it did not happen in time"
+    time.sleep(0.01)
+
+
+def is_running(pid: int) -> bool:
+  """Returns whether a process exists and has not ended."""
+  try:
+    stat = Path(f"/proc/{pid}/stat").read_text()
+  except FileNotFoundError:
+    return False
+  return stat.rpartition(")")[2].split()[0] != "Z"

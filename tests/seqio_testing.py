@@ -8,6 +8,7 @@ import functools
 from collections.abc import Iterator
 
 import gin
+import numpy as np
 import seqio
 import tensorflow as tf
 
@@ -129,6 +130,16 @@ def scores_of(name: str, examples: list[dict], likelihood) -> dict[str, float]:
   for metric in seqio.get_mixture_or_task(name).score_metric_fns:
     results |= metric(targets, scores)
   return results
+
+
+def mean_score(targets, scores) -> dict[str, float]:
+  assert len(targets) == len(scores)
+  return {"mean_score": np.mean(scores)}
+
+
+def exact(targets, predictions) -> dict[str, float]:
+  same = [t == p for t, p in zip(targets, predictions, strict=True)]
+  return {"exact": np.mean(same)}
 
 
 @dataclasses.dataclass

@@ -182,7 +182,6 @@ def test_a_killed_client_gives_its_memory_back_and_another_does_not_notice(
         client.send_signal(signal.SIGKILL)
         secs = wait_until_returned(servers, before, held)
       runs.finish(other)
-  print(f"\n{before} -> {held} bytes, returned in {secs:.1f} s")
   assert min(held) - max(before) > LARGE_BYTES
   assert secs < TIMEOUT_SECS
   train_alone(corpus, tmp_path / "alone", **steps)
@@ -197,10 +196,9 @@ def test_a_suspended_client_counts_as_gone_and_is_told_so(corpus, tmp_path):
     with training(corpus, tmp_path, 2, **large) as client:
       held = memory_of(servers)
       client.send_signal(signal.SIGSTOP)
-      secs = wait_until_returned(servers, before, held)
+      wait_until_returned(servers, before, held)
       client.send_signal(signal.SIGCONT)
       _, error = client.communicate(timeout=120)
-  print(f"\n{before} -> {held} bytes, returned in {secs:.1f} s")
   assert client.returncode == 2
   assert re.fullmatch(
     r"palm_mtf: pod \d: its server \S+ answers, but has broken off \(it had no "
@@ -208,23 +206,6 @@ def test_a_suspended_client_counts_as_gone_and_is_told_so(corpus, tmp_path):
     r"has ended\), .*; run the same command to resume\.",
     error.splitlines()[-1],
   ), error
-
-
-@pytest.mark.slow
-def test_clients_that_come_and_go_leave_nothing_in_tensorflows_allocator(
-  corpus, tmp_path
-):
-  held = []
-  with Served(2) as servers:
-    large = cluster(servers, **LARGE)
-    for i, number in enumerate([signal.SIGKILL, signal.SIGTERM] * 2):
-      with training(corpus, tmp_path / str(i), 2, **large) as client:
-        held.append(max(memory_of(servers)))
-        client.send_signal(number)
-        client.communicate(timeout=120)
-      time.sleep(TIMEOUT_SECS)
-  print(f"\n{held} bytes")
-  assert max(held) < held[0] + LARGE_BYTES / 2
 
 
 @pytest.mark.slow
@@ -275,5 +256,4 @@ def test_a_server_frees_the_memory_of_a_client_that_could_not_leave_it(
       step = int(line.partition("continuing from step ")[2].split()[0])
       wait_until(lambda: has_step(tmp_path, step + 2), client)
       after = memory_of(servers)
-  print(f"\n{held} -> {after} bytes")
   assert after[1] < held[1] + LARGE_BYTES / 2

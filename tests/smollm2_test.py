@@ -9,7 +9,6 @@ skipped where the package is not installed. Texts are Python's own help.
 import importlib.util
 import json
 import pydoc_data.topics
-import sysconfig
 from pathlib import Path
 
 import numpy as np
@@ -199,36 +198,6 @@ def test_an_export_comes_back_with_the_same_bits(
     np.testing.assert_array_equal(
       found.get_tensor(name), expected.get_tensor(name), err_msg=name
     )
-
-
-def train(imported, model_dir, num_steps, *flags):
-  """Trains the imported shape on the standard library; returns the losses."""
-  command(
-    *("train", f"--gin_file={imported / 'config.gin'}", *flags),
-    f"--gin.MODEL_DIR={str(model_dir)!r}",
-    f"--gin.VOCABULARY={str(imported / 'tokenizer.json')!r}",
-    f"--gin.TEXT_FILES={sysconfig.get_path('stdlib') + '/*.py'!r}",
-    "--gin.VALIDATION_SHARE=0.1",
-    *("--gin.SEQUENCE_LENGTH=256", "--gin.GLOBAL_BATCH_SIZE=4"),
-    *(f"--gin.TRAIN_STEPS={num_steps}", f"--gin.EVAL_STEPS={num_steps // 2}"),
-    "--gin.EVAL_BATCHES=10",
-  )
-  lines = map(json.loads, (model_dir / "metrics.jsonl").open())
-  return [x["validation_loss"] for x in lines if "validation_loss" in x]
-
-
-def test_finetuning_beats_training_from_scratch_for_longer(imported, tmp_path):
-  """The untrained model takes twice as many steps, with the quickstart's rates.
-
-  Measured: 2.47 nats per token after 20 steps, 7.32 after 40 from scratch.
-  """
-  init = f"--gin.INIT_CHECKPOINT={str(imported)!r}"
-  finetuned = train(imported, tmp_path / "finetuned", 10, init)
-  optimizer = "--gin_file=optim/palm_minutes.gin"
-  untrained = train(imported, tmp_path / "untrained", 20, optimizer)
-  # Pretraining is worth nats, not the noise of 40 rows.
-  assert finetuned[-1] + 1 < untrained[-1]
-  assert finetuned[-1] < finetuned[0]
 
 
 MESSAGES = [

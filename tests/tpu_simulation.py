@@ -10,14 +10,10 @@ may contain collectives too, are unrolled. The module knows only TensorFlow's
 operations, none of palm_mtf.
 """
 
-import collections
-import dataclasses
-
 import numpy as np
 from tensorflow.python.framework.function_def_to_graph import (
   function_def_to_graph_def,
 )
-from tensorflow.python.ops.resource_variable_ops import BaseResourceVariable
 
 from palm_mtf._tf import tf
 
@@ -31,51 +27,15 @@ def simulated(graph: tf.Graph, *max_rounds: int) -> tf.Graph:
     graph: programs for TPUs.
     *max_rounds: largest number of rounds of a loop; of a loop inside a loop.
   """
-  with tf.Graph().as_default() as made:
-    simulate(graph, *max_rounds)
-  return made
-
-
-def simulate(graph: tf.Graph, *max_rounds: int) -> None:
-  """Adds the graph that `simulated` returns to the current graph."""
   definition = graph.as_graph_def()
   functions = tf.GraphDef(library=definition.library)
-  tf.import_graph_def(functions, name="")  # finds loops inside loops
-  for rounds in max_rounds:
-    _write_out_loops(definition, rounds)
-  assert not any(_is_loop(node) for node in definition.node)
-  tf.import_graph_def(_Simulation(definition).definition(), name="")
-
-
-def moved(x: object) -> object:
-  """Returns the counterpart in the current graph of x in the original graph.
-
-  Args:
-    x: a tensor, an operation, a variable, or a structure of these.
-  """
-  if isinstance(x, (tf.Tensor, tf.Operation)):
-    return tf.get_default_graph().as_graph_element(x.name)
-  if isinstance(x, BaseResourceVariable):
-    return BaseResourceVariable(
-      trainable=False,
-      shape=x.shape,
-      dtype=x.dtype,
-      handle=moved(x.handle),
-      handle_name=x.name.removesuffix(":0"),
-      unique_id=x.name,
-      initializer_op=moved(x.initializer),
-      in_graph_mode=True,
-    )
-  if dataclasses.is_dataclass(x):
-    fields = {each.name for each in dataclasses.fields(x)}
-    return dataclasses.replace(
-      x, **{name: moved(getattr(x, name)) for name in fields}
-    )
-  if isinstance(x, dict):
-    return {key: moved(value) for key, value in x.items()}
-  if hasattr(x, "_asdict"):  # a NamedTuple
-    return x._replace(**moved(x._asdict()))
-  return [moved(each) for each in x] if isinstance(x, list) else x
+  with tf.Graph().as_default() as made:
+    tf.import_graph_def(functions, name="")  # finds loops inside loops
+    for rounds in max_rounds:
+      _write_out_loops(definition, rounds)
+    assert not any(_is_loop(node) for node in definition.node)
+    tf.import_graph_def(_Simulation(definition).definition(), name="")
+  return made
 
 
 def _is_loop(node: tf.NodeDef) -> bool:
@@ -293,18 +253,3 @@ def _split(name: str) -> tuple[str, int | None]:
     return name[1:], None
   operation, _, index = name.partition(":")
   return operation, int(index or 0)
-
-
-def counts(graph: tf.Graph) -> dict[str, int]:
-  """Returns how many operations of each type one device's programs have."""
-  return collections.Counter(
-    op.type for op in graph.get_operations() if in_tpu_program(op)
-  )
-
-
-def in_tpu_program(op: tf.Operation) -> bool:
-  """Returns whether TPU devices run an operation."""
-  try:
-    return bool(op.get_attr(_CLUSTER))
-  except ValueError:
-    return False

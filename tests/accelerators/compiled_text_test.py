@@ -46,8 +46,9 @@ def test_collectives_of_a_loop_count_once_per_round():
   assert found["all_reduce"].origin.endswith("/psum")
 
 
-def test_each_collective_is_over_an_axis_of_the_mesh():
-  collectives = read("compiled_for_v4.txt").collectives
+@pytest.mark.parametrize("chip", ["v4", "h100"])
+def test_each_collective_is_over_an_axis_of_the_mesh(chip):
+  collectives = read(f"compiled_for_{chip}.txt").collectives
   assert {x.kind: find_axes(x, [2, 2]) for x in collectives} == {
     "all_gather": (0,),
     "reduce_scatter": (0,),
@@ -71,12 +72,6 @@ def test_gpus_run_a_part_of_the_first_and_the_last_round_outside_of_the_loop():
     "permute": 2 * half,
   }
   assert {*times.values()} == {3, 1}
-  assert {x.kind: find_axes(x, [2, 2]) for x in text.collectives} == {
-    "all_gather": (0,),
-    "reduce_scatter": (0,),
-    "all_reduce": (1,),
-    "permute": (1,),
-  }
   assert text.estimated_cycles == 0
 
 

@@ -80,22 +80,6 @@ def test_the_loss_of_other_batches_is_that_of_the_host_path():
 
 
 @pytest.mark.slow
-def test_a_loop_holds_the_bits_of_as_many_calls():
-  dropout = dataclasses.replace(PALM_OPTIMIZER, dropout=0.5)
-  batches = [batch_of(x) for x in range(3)]
-  with run_of(CONFIG, TWO_D, optimizer=dropout) as run:
-    expected = [run.step.run(x, step) for step, x in enumerate(batches)]
-    variables = run.variables()
-  looped = dataclasses.replace(TWO_D, steps_per_loop=2)
-  with run_of(CONFIG, looped, optimizer=dropout) as run:
-    found = run.step.run_loop(batches[:2], 0) + run.step.run_loop(
-      batches[2:], 2
-    )
-    assert found == expected
-    assert_same_bits(run.variables(), variables)
-
-
-@pytest.mark.slow
 def test_a_loop_ends_at_a_step_that_is_not_finite_which_changes_nothing():
   good, bad, never = (batch_of(x) for x in range(3))
   bad["loss_weights"] = np.full_like(bad["loss_weights"], np.inf)

@@ -10,8 +10,6 @@ from palm_mtf.accounting.flops import (
   attention_flops_per_token,
   device_flops,
   forward_flops,
-  hfu,
-  mfu,
   recomputed_flops,
   train_flops_per_token,
 )
@@ -20,7 +18,6 @@ from palm_mtf.cli.gin_files import hardware_of
 from palm_mtf.config import MeshLayout
 from tests.accounting.published_sizes import PALM_8B, PALM_62B, PALM_540B
 
-PALM_TOKENS_PER_SEC = 238_300
 PALM_PEAK = 6144 * hardware_of("tpu_v4").chip_bfloat16_flops
 
 
@@ -103,15 +100,6 @@ def test_a_layer_repeats_all_but_the_last_products(block, share):
   assert products / forward == pytest.approx(share, abs=0.002)
 
 
-def test_hfu_is_mfu_and_what_is_repeated():
-  rate = PALM_TOKENS_PER_SEC
-  assert hfu(rate, PALM_540B, PALM_PEAK) == mfu(rate, PALM_540B, PALM_PEAK)
-  # The paper's 57.8% count 10.5% of the forward products that our REMAT does
-  # not repeat; a forward pass is a third of 45.7%.
-  repeated = hfu(rate, with_remat(PALM_540B, "layer"), PALM_PEAK)
-  assert repeated == pytest.approx(0.578 - 0.105 * 0.457 / 3, abs=0.002)
-
-
 # PaLM Appendix B: 2 N of products and 4 L H Q T of attention, forward.
 def test_terms_of_a_token_add_up_to_the_formula():
   c = PALM_540B
@@ -151,13 +139,3 @@ def test_a_device_computes_the_logits_of_padding_too():
   logits = 3 * tokens * 2 * PALM_540B.d_model
   found = device_flops(PALM_540B, mesh, tokens)
   assert whole - found == pytest.approx(logits * (256_000 - 21_334))
-
-
-def test_what_no_rule_splits_every_device_computes():
-  one = MeshLayout(mesh_shape="", layout="")
-  of_mlp = MeshLayout(mesh_shape="model:2", layout="d_ff:model")
-  forward = forward_flops(PALM_8B)
-  halved = 3 * sum(n for x, n in forward.items() if x.startswith("mlp/")) / 2
-  assert device_flops(PALM_8B, one, 10) - device_flops(PALM_8B, of_mlp, 10) == (
-    pytest.approx(10 * halved)
-  )

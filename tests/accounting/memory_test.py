@@ -10,7 +10,6 @@ import pytest
 
 from palm_mtf._tf import mtf, tf
 from palm_mtf.accounting.memory import (
-  PASSES,
   Activations,
   DeviceBytes,
   cache_bytes_per_token,
@@ -19,7 +18,6 @@ from palm_mtf.accounting.memory import (
   exchange_bytes,
   parameter_slices,
   step_threads,
-  step_traffic,
   update_traffic,
   weight_copy_bytes,
   weight_traffic,
@@ -296,14 +294,6 @@ def test_the_loss_passes_twice_over_logits_and_writes_their_gradient():
   assert loss == tokens * 1000 * 3 * 2
 
 
-def test_traffic_is_of_the_tokens_whatever_the_microbatches():
-  parts = MeshLayout(mesh_shape="", layout="", num_microbatches=4)
-  one = Activations(C, SINGLE, 8).traffic()
-  assert Activations(C, parts, 8).traffic() == one
-  twice = {kind: 2 * size for kind, size in one.items()}
-  assert Activations(C, SINGLE, 16).traffic() == twice
-
-
 def test_each_microbatch_casts_kernels_twice_and_adds_its_gradients():
   kernels = count_parameters(C) - C.vocab_size * C.d_model
   others = C.vocab_size * C.d_model + count_norm_scales(C)
@@ -319,15 +309,6 @@ def test_each_microbatch_casts_kernels_twice_and_adds_its_gradients():
 def test_the_update_reads_and_writes_weights_and_slots():
   kept = DeviceBytes(weights=400, slots=800, gradients=200)
   assert update_traffic(kept) == 3 * 200 + 3 * 400 + 2 * 800
-
-
-def test_the_traffic_of_a_step_has_casts_sums_and_update_in_one_kind():
-  kept = DeviceBytes(weights=400, slots=800, gradients=200)
-  assert step_traffic(C, SINGLE, kept, 8) == {
-    **Activations(C, SINGLE, 8).traffic(),
-    "weights": weight_traffic(C, SINGLE) + update_traffic(kept),
-  }
-  assert set(step_traffic(C, SINGLE, kept, 8)) == set(PASSES)
 
 
 # 26.6M parameters: products of 1.9M weights.

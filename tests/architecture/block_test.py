@@ -28,7 +28,7 @@ from tests.mtf_testing import (
   run_model,
   without_compiler,
 )
-from tests.unitransformer.runs_of_layers import run_unitransformer
+from tests.unitransformer.runs_of_layers import run_unitransformer, split_by
 
 
 def without_cpp(*args, **settings) -> ModelResult:
@@ -112,7 +112,16 @@ EXECUTORS = {
     functools.partial(run_unitransformer, layout=SPLIT),
     whole_documents,
     (),
-    ("in groups", "GPT-2 with ALiBi"),
+    ("in groups", "GPT-2 with ALiBi", _PALM),
+  ),
+  "Mesh TensorFlow, split positions": (
+    functools.partial(
+      run_unitransformer,
+      layout=split_by("data:2,model:3", "batch:data,length:model"),
+    ),
+    random_tokens,
+    (),
+    (_PALM,),
   ),
   "Mesh TensorFlow, recomputed": (
     recomputing,

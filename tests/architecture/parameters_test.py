@@ -78,13 +78,6 @@ def test_names_and_shapes_follow_the_schema_in_order_of_creation():
   ]
 
 
-def test_the_serial_block_has_its_second_norm_before_its_mlp():
-  names = list(parameter_shapes(dataclasses.replace(TINY, block="serial")))
-  assert names.index("layer_000/mlp_norm/scale") == (
-    names.index("layer_000/mlp/wi_gate") - 1
-  )
-
-
 @pytest.mark.parametrize(
   ("name", "layer", "part", "kind"),
   [

@@ -12,7 +12,6 @@ import pytest
 from palm_mtf.checkpoints import weights_to_load
 from palm_mtf.checkpoints.manifest import Checkpoint
 from palm_mtf.checkpoints.weights_to_load import (
-  check_same_model,
   find_initial_weights,
   find_weights,
   read_shapes,
@@ -161,20 +160,6 @@ def test_a_file_that_tensorflow_cannot_read_is_one_line(tmp_path):
   (tmp_path / "model.index").write_text("no index")
   with pytest.raises(UserError, match=r"A = .*: TensorFlow cannot read it: ."):
     read_shapes(find_weights("A", str(tmp_path / "model")))
-
-
-def test_other_models_and_vocabularies_are_refused(tmp_path):
-  checkpoint = write(tmp_path, 1)
-  check_same_model(checkpoint, SHAPES, "f00d")
-  assert message_of(
-    check_same_model, checkpoint, {**SHAPES, "embedding": (4, 3)}
-  ) == (
-    f"{checkpoint.path} has embedding [4, 2], the model wants [4, 3]: it is of "
-    "another model; use the models/*.gin it was trained with, or another "
-    "MODEL_DIR."
-  )
-  with pytest.raises(UserError, match="was trained with another vocabulary"):
-    check_same_model(checkpoint, SHAPES, "beef")
 
 
 def test_differences_are_the_first_three_and_how_many_more():

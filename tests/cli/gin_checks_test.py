@@ -23,86 +23,50 @@ def check(tmp_path, *lines):
 @pytest.mark.parametrize(
   "lines",
   [
-    ("SEED = 3", "PROMPTS = ['a', \"b\"]", "D_FF = %D_MODEL"),
-    ("HEADERS = {'a': [1, (2.0, None)]}",),
-    (
-      "from __gin__ import dynamic_registration",
-      "from palm_mtf.tasks import records",
-      "from palm_mtf.tasks import palm_mixture",
-      "records.places.folder = '/data'",
-      "palm_mixture.books.files = %TEXT_FILES",
-    ),
-    (  # from an earlier version, which bound its own functions in gin
-      "from palm_mtf import config",
-      "from palm_mtf import train",
-      "train.train.model = @config.PalmConfig()",
-      "config.PalmConfig.d_ff = %D_FF",
-    ),
-    ("ModelConfig.d_ff = 64", "AdafactorConfig.learning_rate = 0.5"),
-    ("PalmConfig.d_ff = 64",),
+    "SEED = 3\nPROMPTS = ['a', \"b\"]\nD_FF = %D_MODEL",
+    "HEADERS = {'a': [1, (2.0, None)]}",
+    "from __gin__ import dynamic_registration\n"
+    "from palm_mtf.tasks import records\n"
+    "from palm_mtf.tasks import palm_mixture\n"
+    "records.places.folder = '/data'\n"
+    "palm_mixture.books.files = %TEXT_FILES",
+    # From an earlier version, which bound its own functions in gin.
+    "from palm_mtf import config\nfrom palm_mtf import train\n"
+    "train.train.model = @config.PalmConfig()\n"
+    "config.PalmConfig.d_ff = %D_FF",
+    "ModelConfig.d_ff = 64\nAdafactorConfig.learning_rate = 0.5",
+    "PalmConfig.d_ff = 64",
   ],
 )
 def test_literals_of_macros_and_of_our_tasks_are_data(tmp_path, lines):
-  check(tmp_path, *lines)
+  check(tmp_path, lines)
 
 
 @pytest.mark.parametrize(
-  ("lines", "bad"),
+  "lines",
   [
-    (("import subprocess",), "import subprocess"),
-    (("import my_tasks",), "import my_tasks"),
-    (("from os import path",), "from os import path"),
-    (("import palm_mtfx.tasks",), "import palm_mtfx.tasks"),
-    (("A = @gin.singleton()",), "A = @gin.singleton()"),
-    (("A = [{1: @f}]",), "A = [{1: @f}]"),
-    (("A = %my_tasks.NAME",), "A = %my_tasks.NAME"),
-    (
-      (
-        "from palm_mtf.tasks import code_execution as x",
-        "SAMPLE_TOKENS = @x.subprocess.getoutput()",
-      ),
-      "SAMPLE_TOKENS = @x.subprocess.getoutput()",
-    ),
-    (
-      (
-        "from palm_mtf.tasks import records",
-        "records.places.folder = @records.Path()",
-      ),
-      "records.places.folder = @records.Path()",
-    ),
-    (
-      ("from palm_mtf.tasks import code as c", "c.programs.allowed = True"),
-      "c.programs.allowed = True",
-    ),
-    (
-      ("import palm_mtf.tasks.code", "palm_mtf.tasks.code.programs.secs = 9"),
-      "palm_mtf.tasks.code.programs.secs = 9",
-    ),
-    (("os.system.command = 'true'",), 'os.system.command = "true"'),
-    (
-      ("ModelConfig.d_ff = [@f()]",),
-      "ModelConfig.d_ff = [@f()]",
-    ),
-    (("PalmConfig.d_ff = [@f()]",), "PalmConfig.d_ff = [@f()]"),
-    (
-      (
-        "from palm_mtf.tasks import code_execution as x",
-        "ModelConfig.d_ff = @x.subprocess.getoutput()",
-      ),
-      "ModelConfig.d_ff = @x.subprocess.getoutput()",
-    ),
-    (
-      (
-        "from palm_mtf import config",
-        "config.ModelConfig.d_ff = [@config.os()]",
-      ),
-      "config.ModelConfig.d_ff = [@config.os()]",
-    ),
+    "import subprocess",
+    "from os import path",
+    "import palm_mtfx.tasks",
+    "A = @gin.singleton()",
+    "A = [{1: @f}]",
+    "A = %my_tasks.NAME",
+    "from palm_mtf.tasks import code_execution as x\n"
+    "SAMPLE_TOKENS = @x.subprocess.getoutput()",
+    "from palm_mtf.tasks import records\n"
+    "records.places.folder = @records.Path()",
+    "from palm_mtf.tasks import code as c\nc.programs.allowed = True",
+    "import palm_mtf.tasks.code\npalm_mtf.tasks.code.programs.secs = 9",
+    'os.system.command = "true"',
+    "ModelConfig.d_ff = [@f()]",
+    "from palm_mtf.tasks import code_execution as x\n"
+    "ModelConfig.d_ff = @x.subprocess.getoutput()",
   ],
 )
-def test_whatever_could_run_code_is_refused_by_its_line(tmp_path, lines, bad):
-  assert message_of(check, tmp_path, "SEED = 3", *lines) == (
-    f"config.gin:{1 + len(lines)}: {bad}: runs or permits code from "
+def test_whatever_could_run_code_is_refused_by_its_line(tmp_path, lines):
+  lines = ["SEED = 3", *lines.splitlines()]
+  assert message_of(check, tmp_path, *lines) == (
+    f"config.gin:{len(lines)}: {lines[-1]}: runs or permits code from "
     "the author of this run; if you trust the author, add --trust_config."
   )
 
@@ -190,59 +154,41 @@ def needs(size=gin.REQUIRED):
 def layers_of(plan=None):
   return plan.layers
 
-def numpy_number():
-  return np.int64(3)
-
-def array():
-  return np.array([[0, 8], [10, 16]])
-
-def path():
-  return pathlib.Path("texts") / "*.txt"
-
-def kind():
-  return Kind.SMALL
-
-def group():
-  raise ExceptionGroup("several", [ValueError("a"), KeyError("b")])
+def deeper(inner=None):
+  return inner
 
 def unreadable_error():
   raise UnreadableError  # whose message raises
 
-def interrupted():
-  raise KeyboardInterrupt
-
-def lines():
-  raise ValueError("first\\n  second")
-
 def leave():
   sys.exit("no such size")
-
-def deeper(inner=None):
-  return inner
-
-def itself():
-  value = []
-  value.append(value)
-  return value
-
-def text():
-  return "many"
-
-def chip():
-  return "v100"
-
-def not_a_number():
-  return np.float32("nan")
-
-def a_set():
-  return {1}
-
-def unreadable():
-  return Unreadable()
 
 def chatter():
   print("chatter")
   return 3
+
+def returning(name, value):
+  def function():
+    return value
+
+  function.__name__ = function.__qualname__ = name
+  return function
+
+ITSELF = []
+ITSELF.append(ITSELF)
+RESULTS = dict(
+  numpy_number=np.int64(3),
+  array=np.array([[0, 8], [10, 16]]),
+  path=pathlib.Path("texts") / "*.txt",
+  kind=Kind.SMALL,
+  itself=ITSELF,
+  text="many",
+  chip="v100",
+  not_a_number=np.float32("nan"),
+  a_set={1},
+  unreadable=Unreadable(),
+)
+globals().update({name: returning(name, RESULTS[name]) for name in RESULTS})
 """
 
 
@@ -304,44 +250,30 @@ def test_numbers_arrays_and_paths_of_libraries_are_taken(
 @pytest.mark.parametrize(
   ("lines", "layers"),
   [
-    (["NUM_LAYERS = %own.SIZE"], 3),
-    (["NUM_LAYERS = @own.SIZE/constant()"], 3),
-    (["MY/macro.value = 4", "NUM_LAYERS = @MY/gin.macro()"], 4),
+    ("NUM_LAYERS = %own.SIZE", 3),
+    ("NUM_LAYERS = @own.SIZE/constant()", 3),
+    ("MY/macro.value = 4\nNUM_LAYERS = @MY/gin.macro()", 4),
     (
-      [
-        "one/singleton.constructor = @own.Plan",
-        "own.Plan.layers = 5",
-        "own.layers_of.plan = @one/singleton()",
-        "NUM_LAYERS = @own.layers_of()",
-      ],
+      "one/singleton.constructor = @own.Plan\nown.Plan.layers = 5\n"
+      "own.layers_of.plan = @one/singleton()\nNUM_LAYERS = @own.layers_of()",
       5,
     ),
-    (["own.needs.size = 6", "NUM_LAYERS = @own.needs()"], 6),
+    ("own.needs.size = 6\nNUM_LAYERS = @own.needs()", 6),
   ],
 )
 def test_gins_own_functions_are_taken_with_and_without_their_module(
   here, lines, layers
 ):
-  _, config = configure(here, *lines).build()
+  _, config = configure(here, lines).build()
   assert config.model.num_layers == layers
 
 
 def test_a_chip_has_its_rates_however_its_name_is_given(here):
   _, plain = configure(here, 'CHIP = "v100"').build()
   assert plain.hardware.chip_memory_bytes
-  for lines in (
-    ["CHIP = @own.chip()"],
-    ["CHIP = %MINE", 'MINE = "v100"'],
-    ["CHIP = %MINE", "MINE = @own.chip()"],
-  ):
-    _, config = configure(here, *lines).build()
+  for lines in ("CHIP = @own.chip()", "CHIP = %MINE\nMINE = @own.chip()"):
+    _, config = configure(here, lines).build()
     assert config.hardware == plain.hardware
-
-
-def test_what_a_function_prints_is_no_result(here, capsys):
-  _, config = configure(here, "NUM_LAYERS = @own.chatter()").build()
-  assert config.model.num_layers == 3
-  assert capsys.readouterr() == ("", "chatter\n")
 
 
 @pytest.mark.parametrize(
@@ -352,13 +284,7 @@ def test_what_a_function_prints_is_no_result(here, capsys):
       "AttributeError: 'NoneType' object has no attribute 'layers'",
       "return plan.layers",
     ),
-    (
-      "@own.group()",
-      "ExceptionGroup: several (2 sub-exceptions)",
-      "raise ExceptionGroup",
-    ),
     ("@own.unreadable_error()", "UnreadableError", "raise UnreadableError  #"),
-    ("@own.lines()", "ValueError: first second", "raise ValueError("),
     ("@own.leave()", "SystemExit: no such size", "sys.exit("),
   ],
 )
@@ -369,6 +295,9 @@ def test_an_exception_is_one_line_with_macro_function_and_their_places(
   assert refusal(here, "SEED = 1", f"NUM_LAYERS = {value}") == (
     f"NUM_LAYERS = {value} (mine.gin:4): {message} ({place})"
   )
+
+
+NO_DATA = "return a number, a text, None, or a list, tuple or dict of these."
 
 
 @pytest.mark.parametrize(
@@ -391,105 +320,69 @@ def test_an_exception_is_one_line_with_macro_function_and_their_places(
       ["one/singleton.constructor = 3", "NUM_LAYERS = @one/gin.singleton()"],
       "The constructor for singleton 'one' is not callable",
     ),
+    # The macro whose function fails is named, not one that refers to it.
+    (["D_MODEL = %MINE", "MINE = @own.leave()"], "SystemExit: no such size"),
+    (
+      ["NUM_LAYERS = @own.layers_of"],
+      "is the function or class itself; write @own.layers_of() to call it.",
+    ),
+    (["NUM_LAYERS = @own.Plan()"], f"gives a Plan; {NO_DATA}"),
+    (["LAYOUT = @own.unreadable()"], f"gives a Unreadable; {NO_DATA}"),
+    (["PROMPTS = [@own.a_set()]"], f"gives a set; {NO_DATA}"),
+    (["PROMPTS = @own.itself()"], "contains itself."),
+    (["NUM_LAYERS = %own.PLACE"], f"gives a object; {NO_DATA}"),
   ],
 )
-def test_what_gin_cannot_compute_is_one_line_with_the_setting(
-  here, lines, message
-):
+def test_what_gives_no_data_is_one_line_with_the_setting(here, lines, message):
   said = refusal(here, *lines)
   assert said.startswith(f"{lines[-1]} (mine.gin:{2 + len(lines)}): ")
   assert message in said
 
 
-def test_the_macro_whose_function_fails_is_named_not_one_that_refers_to_it(
-  here,
-):
-  said = refusal(here, "D_MODEL = %MINE", "MINE = @own.leave()")
-  assert said.startswith("MINE = @own.leave() (mine.gin:4): SystemExit: ")
-
-
 @pytest.mark.parametrize(
-  ("macro", "value", "message"),
+  ("line", "message"),
   [
-    (
-      "NUM_LAYERS",
-      "@own.layers_of",
-      "is the function or class itself; write @own.layers_of() to call it.",
+    *(
+      (
+        f"NUM_LAYERS = @own.{function}()",
+        f"NUM_LAYERS = {value}: give a whole number of at least 1. (NUM_LAYERS "
+        "is set in mine.gin:3)",
+      )
+      for function, value in (("text", "'many'"), ("not_a_number", "nan"))
     ),
-    (
-      "NUM_LAYERS",
-      "@own.Plan()",
-      "gives a Plan; return a number, a text, None, or a list, tuple or dict "
-      "of these.",
+    *(
+      (
+        f'CACHE_DIR = "{text}"',
+        "has a character that neither a path nor a text",
+      )
+      for text in (r"a\0b", r"\ud800")
     ),
-    ("LAYOUT", "@own.unreadable()", "gives a Unreadable; return a number, "),
-    ("PROMPTS", "[@own.a_set()]", "gives a set; return a number, a text, "),
-    ("PROMPTS", "@own.itself()", "contains itself."),
-    ("NUM_LAYERS", "%own.PLACE", "gives a object; return a number, a text, "),
   ],
 )
-def test_a_value_that_is_no_data_is_refused_with_its_type(
-  here, macro, value, message
+def test_data_that_does_not_fit_is_refused_as_if_it_were_written_there(
+  here, line, message
 ):
-  said = refusal(here, f"{macro} = {value}")
-  assert said.startswith(f"{macro} = {value} (mine.gin:3): {message}")
-
-
-@pytest.mark.parametrize(
-  ("function", "value"), [("text", "'many'"), ("not_a_number", "nan")]
-)
-def test_data_of_the_wrong_kind_is_refused_as_if_it_were_written_there(
-  here, function, value
-):
-  assert refusal(here, f"NUM_LAYERS = @own.{function}()") == (
-    f"NUM_LAYERS = {value}: give a whole number of at least 1. (NUM_LAYERS is "
-    "set in mine.gin:3)"
-  )
-
-
-@pytest.mark.parametrize("text", [r"a\0b", r"\ud800"])
-def test_a_text_that_is_neither_path_nor_utf_8_is_refused(here, text):
-  said = refusal(here, f'CACHE_DIR = "{text}"')
-  assert "has a character that neither a path nor a text" in said
+  assert message in refusal(here, line)
 
 
 @pytest.mark.parametrize(
   ("name", "text", "message"),
   [
-    (
-      "raises",
-      "raise KeyError('x')",
-      "KeyError: 'x' (raises.py:1, in <module>)",
-    ),
+    ("bad", "raise KeyError('x')", "KeyError: 'x' (bad.py:1, in <module>)"),
     ("cut", "x = (", "SyntaxError: '(' was never closed (cut.py, line 1)"),
-    (
-      "leaves",
-      "import sys\nsys.exit(3)",
-      "SystemExit: 3 (leaves.py:2, in <module>)",
-    ),
+    ("end", "exit(3)", "SystemExit: 3 (end.py:1, in <module>)"),
     ("lacks", "import no_such", "No module named 'no_such'; is it installed?"),
+    ("absent", None, "No module named 'absent'; is it installed?"),
   ],
 )
 def test_a_module_that_cannot_be_imported_is_one_line(
   here, monkeypatch, name, text, message
 ):
-  (here / f"{name}.py").write_text(text)
+  if text:
+    (here / f"{name}.py").write_text(text)
   monkeypatch.syspath_prepend(here)
   said = refusal(here, f"import {name}")
   assert said == f"mine.gin:3: import {name}: {message}"
-
-
-def test_a_module_that_does_not_exist_is_one_line(here):
-  assert refusal(here, "import no_such_module") == (
-    "mine.gin:3: import no_such_module: No module named 'no_such_module'; is "
-    "it installed?"
-  )
-
-
-def test_an_interruption_is_no_fault_of_the_function(here):
-  configuration = configure(here, "NUM_LAYERS = @own.interrupted()")
-  with pytest.raises(KeyboardInterrupt):
-    configuration.build()
 
 
 def test_print_config_computes_values_and_prints_how_they_are_set(here, capsys):
@@ -547,18 +440,8 @@ def test_a_module_of_the_user_imports_tensorflow_without_its_notices(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-  "statement",
-  [
-    "from palm_mtf.tasks import corpus",
-    "import palm_mtf.unitransformer",
-    "import mesh_tensorflow",
-    "import seqio",
-  ],
-)
-def test_modules_that_import_tensorflow_print_no_notices(
-  statement, print_config
-):
-  done = print_config(f"{statement}\ndef layers():\n  return 3\n")
+@pytest.mark.parametrize("module", ["mesh_tensorflow", "seqio"])
+def test_modules_that_import_tensorflow_print_no_notices(module, print_config):
+  done = print_config(f"import {module}\ndef layers():\n  return 3\n")
   assert done.returncode == 0, done.stderr
   assert "oneDNN" not in done.stderr

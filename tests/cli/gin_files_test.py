@@ -4,7 +4,6 @@
 
 import dataclasses
 import importlib
-import itertools
 import os
 import pathlib
 import re
@@ -67,34 +66,12 @@ def test_a_later_file_and_then_the_command_line_hold(here, command):
   assert places["TRAIN_STEPS"].startswith("recipes/quickstart.gin:")
 
 
-def test_train_and_evaluate_see_the_same_values_and_origins(here):
-  mine = write(here, "mine.gin", f"include '{RECIPE}'\nSEED = 5\n")
-  arguments = [mine], [DIR, "D_FF=128"]
-  train, evaluate = load("train", *arguments), load("evaluate", *arguments)
-  both = values(train).keys() & values(evaluate).keys()
-  assert both >= {"SEED", "D_FF", "NUM_LAYERS", "TEXT_FILES"}
-  for told in (values, origins):
-    a, b = told(train), told(evaluate)
-    # A command may have separate macros, with values in gin/defaults.
-    assert {x: a[x] for x in both} == {x: b[x] for x in both}
-
-
 def test_what_a_file_sets_after_an_include_holds(here):
   mine = write(here, "mine.gin", f"SEED = 4\ninclude '{RECIPE}'\nD_FF = 5\n")
   got = values(load("train", [mine], [DIR]))
   recipe = values(load("train", [RECIPE], [DIR]))
   assert recipe["SEED"] != 4
   assert got == {**recipe, "D_FF": 5}
-
-
-def test_the_order_of_fragments_and_defaults_does_not_matter():
-  names = ["models/palm_8b.gin", "defaults/train.gin", "layouts/single.gin"]
-  rest = [RECIPE]
-  texts = {
-    tuple(without_origins(load("train", [*rest, *order], [DIR])))
-    for order in itertools.permutations(names)
-  }
-  assert len(texts) == 1
 
 
 def test_a_command_needs_only_the_macros_that_it_uses(here):
@@ -148,15 +125,6 @@ def test_the_effective_text_gives_the_same_configuration_again(here, command):
   } <= {f"config.gin:{i}" for i in range(1, 200)}
 
 
-@pytest.mark.parametrize("command", COMMANDS)
-def test_the_text_of_a_training_run_configures_every_command(here, command):
-  text = load("train", [RECIPE], [DIR]).format_effective()
-  name = write(here, "config.gin", text)
-  assert without_origins(load(command, [name])) == without_origins(
-    load(command, [RECIPE], [DIR])
-  )
-
-
 def test_own_macros_functions_and_imports_stay_in_the_text(here):
   mine = write(
     here,
@@ -168,32 +136,8 @@ def test_own_macros_functions_and_imports_stay_in_the_text(here):
     "their_data.mixture.rate = 2.0\nD_MODEL = %DEPTH\n",
   )
   lines = load("train", [RECIPE, mine], [DIR]).format_effective().splitlines()
-  for line in (
-    "import their.models",
-    "import tasks_of_mine",
-    "from their import data as their_data",
-    "DEPTH = 9  # mine.gin:7",
-    "NUM_LAYERS = @their.models.depth()  # mine.gin:5",
-    "their.models.depth.most = %DEPTH  # mine.gin:6",
-    "their_data.mixture.rate = 2.0  # mine.gin:8",
-    "D_MODEL = %DEPTH  # mine.gin:9",
-  ):
-    assert line in lines
-
-
-def test_what_runs_of_earlier_versions_bound_is_what_their_macros_say(here):
-  plain = load("train", [RECIPE], [DIR])
-  old = write(
-    here,
-    "old.gin",
-    "from palm_mtf import config\nfrom palm_mtf import layout\n"
-    "from palm_mtf import train\n"
-    "train.train.model_dir = %MODEL_DIR\n"
-    "train.train.mesh = @layout.MeshLayout()\n"
-    "config.PalmConfig.d_ff = %D_FF\n",
-  )
-  again = load("train", [RECIPE, old], [DIR])
-  assert without_origins(again) == without_origins(plain)
+  for number, line in enumerate((here / mine).read_text().splitlines(), 1):
+    assert (f"{line}  # mine.gin:{number}" if "=" in line else line) in lines
 
 
 @pytest.mark.parametrize(
@@ -201,7 +145,6 @@ def test_what_runs_of_earlier_versions_bound_is_what_their_macros_say(here):
   [
     "PalmConfig.d_ff = 72",
     "config.PalmConfig.d_ff = 72",
-    "from palm_mtf import config as c\nc.PalmConfig.d_ff = 72",
     "from palm_mtf.config import palm\npalm.PalmConfig.d_ff = 72",
   ],
 )
@@ -292,19 +235,10 @@ def test_an_unknown_macro_is_refused_wherever_it_is_set(here, name, hint):
       id="what earlier versions bound, to the user's own function",
     ),
     (
-      "foo.bar.x = 1",
-      'no import provides "foo"; import it, or set a macro instead.',
-    ),
-    (
       "import their\nther.bar.x = 1",
       'no import provides "ther" (did you mean "their"?); import it, or set a '
       "macro instead.",
     ),
-    (
-      "NUM_LAYERS = @foo.depth()",
-      'no import provides "foo"; import it, or set a macro instead.',
-    ),
-    ("D_MODEL = %WIDHT", "WIDHT is not set; pass --gin.WIDHT=..."),
     (
       "D_MODEL = %D_FFF",
       'D_FFF is not set (did you mean "D_FF"?); pass --gin.D_FFF=...',
@@ -312,10 +246,6 @@ def test_an_unknown_macro_is_refused_wherever_it_is_set(here, name, hint):
     (
       'D_MODEL = [%D_FF]\nD_FF = {"a": %D_MODEL}',
       "macros refer to each other in a circle: D_MODEL -> D_FF -> D_MODEL.",
-    ),
-    (
-      "SEED = %gin.REQUIRED",
-      "leave the line out; a macro that is required and not set is reported.",
     ),
     (
       "import their\ntheir.bar.x = [%REQUIRED]",
@@ -330,39 +260,29 @@ def test_a_last_line_that_would_have_no_effect_is_refused(here, text, message):
   )
 
 
-@pytest.mark.parametrize(
-  ("text", "message"),
-  [
+def test_an_import_or_include_that_cannot_be_is_named(here):
+  for text, message in (
     (
       "import their.data\nfrom mine import data as their",
-      'mine.gin:2: from mine import data as their: "their" is already '
-      "their (mine.gin:1); import it as another name.",
+      'from mine import data as their: "their" is already their (mine.gin:1); '
+      "import it as another name.",
     ),
     (
       "\ninclude 'models/palm_9b.gin'",
-      'mine.gin:2: include "models/palm_9b.gin": no such file (did you mean '
+      'include "models/palm_9b.gin": no such file (did you mean '
       '"models/palm_8b.gin"?). Looked in the current folder and the '
       "package's gin folder.",
     ),
-  ],
-)
-def test_an_import_or_include_that_cannot_be_is_named(here, text, message):
-  assert refusal(RECIPE, write(here, "mine.gin", text)) == message
+  ):
+    mine = write(here, "mine.gin", text)
+    assert refusal(RECIPE, mine) == f"mine.gin:2: {message}"
 
 
-@pytest.mark.parametrize(
-  ("file", "message"),
-  [
-    (RECIPE, "MODEL_DIR is not set; pass --gin.MODEL_DIR='\"...\"'"),
-    (
-      "recipes/palm_8b.gin",
-      "MODEL_DIR and TEXT_FILES are not set; pass --gin.MODEL_DIR='\"...\"' "
-      "--gin.TEXT_FILES='\"...\"'",
-    ),
-  ],
-)
-def test_a_macro_that_is_not_set_is_named(file, message):
-  assert refusal(file, bindings=()) == message
+def test_macros_that_are_not_set_are_named():
+  assert refusal("recipes/palm_8b.gin", bindings=()) == (
+    "MODEL_DIR and TEXT_FILES are not set; pass --gin.MODEL_DIR='\"...\"' "
+    "--gin.TEXT_FILES='\"...\"'"
+  )
 
 
 def test_a_list_as_the_key_of_a_dict_is_one_line(here):
@@ -374,27 +294,12 @@ def test_a_list_as_the_key_of_a_dict_is_one_line(here):
 
 
 def test_many_macros_that_are_not_set_are_counted():
-  required = [
-    name
-    for name, default in macros_of(Config).items()
-    if default is dataclasses.MISSING
-  ]
-  count = 1 + len(required)  # MODEL_DIR
+  defaults = macros_of(Config).values()
+  count = 1 + [*defaults].count(dataclasses.MISSING)  # MODEL_DIR
   assert message_of(load, "evaluate") == (
     f"MODEL_DIR, NUM_LAYERS, D_MODEL and {count - 3} more are not set; start "
     "from a recipe, such as --gin_file=recipes/quickstart.gin"
   )
-
-
-def test_only_a_message_about_a_macro_says_where_it_was_set():
-  configuration = load("train", [RECIPE], [DIR, "D_KV=7"])
-  assert configuration.add_location("D_KV = 7: no.") == (
-    "D_KV = 7: no. (D_KV is set on the command line)"
-  )
-  assert configuration.add_location("D_FF = 1: no.") == (
-    "D_FF = 1: no. (D_FF is set in models/palm_tiny.gin:7)"
-  )
-  assert configuration.add_location("no space left") == "no space left"
 
 
 def test_a_command_has_its_defaults_unless_the_user_sets_them(here):
@@ -412,29 +317,22 @@ def test_a_command_has_its_defaults_unless_the_user_sets_them(here):
   assert without_origins(load("evaluate", [kept])) == without_origins(plain)
 
 
-def load_macros(*given):
-  return load("train", [RECIPE], [DIR, *given])
-
-
 def hardware(*given):
-  return load_macros(*given).build()[1].hardware
+  return load("train", [RECIPE], [DIR, *given]).build()[1].hardware
 
 
-def test_a_chip_brings_its_rates_and_the_user_has_the_last_word():
-  assert hardware('CHIP="tpu_v4"').chip_watts == 378.5
-  mine = hardware('CHIP="tpu_v4"', "CHIP_WATTS=500")
-  assert (mine.chip_watts, mine.chip_memory_bytes) == (500, 32 * 2**30)
-
-
-def test_another_chip_over_a_runs_config_brings_its_own_rates(tmp_path):
+def test_a_chip_brings_its_rates_and_the_user_has_the_last_word(here):
   """config.gin only has comments for the settings that followed from CHIP."""
-  text = load_macros('CHIP="tpu_v4"', "CHIP_WATTS=500").format_effective()
-  file = tmp_path / "config.gin"
-  file.write_text(text)
-  again = load("train", [str(file)], ['CHIP="a100"']).build()[1]
+  assert hardware('CHIP="tpu_v4"').chip_watts == 378.5
+  mine = load("train", [RECIPE], [DIR, 'CHIP="tpu_v4"', "CHIP_WATTS=500"])
+  found = mine.build()[1].hardware
+  assert (found.chip_watts, found.chip_memory_bytes) == (500, 32 * 2**30)
+  text = mine.format_effective()
+  assert "# CHIP_MEMORY_BYTES = 34359738368  # hardware/tpu_v4.gin" in text
+  file = write(here, "config.gin", text)
+  again = load("train", [file], ['CHIP="a100"']).build()[1]
   assert again.hardware.chip_bfloat16_flops == 312e12
   assert again.hardware.chip_watts == 500
-  assert "# CHIP_MEMORY_BYTES = 34359738368  # hardware/tpu_v4.gin" in text
 
 
 @pytest.mark.parametrize("chip", ["../models/palm_8b", "nochip", 3, None, ""])
@@ -471,12 +369,6 @@ def test_rates_of_another_user_are_not_read(measured, monkeypatch, caplog):
   assert hardware().chip_memory_bandwidth is None
   (line,) = caplog.messages
   assert "palm_mtf belongs to another user; set XDG_CACHE_HOME" in line
-
-
-def test_rates_that_others_may_write_are_not_read(measured, caplog):
-  measured.chmod(0o666)
-  assert hardware().chip_memory_bandwidth is None
-  assert f"other users may write {measured}; remove it" in caplog.text
 
 
 _READS = """

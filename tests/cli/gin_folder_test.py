@@ -2,11 +2,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Gin files are found from a checkout, a wheel and the current folder."""
 
-import shutil
-import subprocess
-import sys
-from pathlib import Path
-
 import pytest
 
 from palm_mtf.cli.gin_folder import (
@@ -18,7 +13,6 @@ from palm_mtf.cli.gin_folder import (
 )
 from tests.refusals import message_of
 
-ROOT = Path(__file__).resolve().parent.parent.parent
 LOOKED = " Looked in the current folder and the package's gin folder."
 
 
@@ -28,49 +22,14 @@ def here(tmp_path, monkeypatch):
   return tmp_path
 
 
-def copy_package(folder: Path, inside: bool) -> str:
-  """Copies the package to `folder`; returns the gin folder that it finds."""
-  shutil.copytree(ROOT / "palm_mtf" / "cli", folder / "palm_mtf" / "cli")
-  for name in ("__init__.py", "_old_names.py", "errors.py"):
-    shutil.copy(ROOT / "palm_mtf" / name, folder / "palm_mtf")
-  gin = folder / "palm_mtf" / "gin" if inside else folder / "gin"
-  shutil.copytree(gin_folder(), gin)
-  if not inside:
-    (folder / "palm_mtf" / "gin").symlink_to("../gin")
-  program = "from palm_mtf.cli.gin_folder import *; print(gin_folder())"
-  done = subprocess.run(
-    [sys.executable, "-c", program],
-    env={"PYTHONPATH": str(folder)},
-    capture_output=True,
-    text=True,
-    check=True,
-  )
-  return done.stdout.strip()
-
-
-def test_a_checkout_has_its_gin_folder_next_to_the_package(here):
-  assert copy_package(here, inside=False) == str(here / "gin")
-
-
-def test_a_wheel_has_its_gin_folder_inside_the_package(here):
-  # Next to an installed package, the folder "gin" is gin's own package.
-  (here / "gin").mkdir()
-  (here / "gin" / "__init__.py").touch()
-  assert copy_package(here, inside=True) == str(here / "palm_mtf" / "gin")
-
-
-def test_the_current_folder_comes_before_the_gin_folder(here):
+def test_only_plain_gins_name_of_our_file_finds_it_before_one_that_is_here(
+  here,
+):
   shipped = gin_folder() / "layouts" / "single.gin"
   assert find_gin_file("layouts/single.gin") == shipped
   (here / "layouts").mkdir()
   (here / "layouts" / "single.gin").touch()
   assert find_gin_file("layouts/single.gin") == here / "layouts/single.gin"
-
-
-def test_plain_gins_name_of_our_files_finds_only_our_files(here):
-  shipped = gin_folder() / "layouts" / "single.gin"
-  (here / "layouts").mkdir()
-  (here / "layouts" / "single.gin").touch()
   name = "palm_mtf/gin/layouts/single.gin"
   assert find_gin_file(name) == shipped
   assert find_include(name, here / "mine.gin", 1) == shipped

@@ -18,39 +18,6 @@ def settings_of(done: Done) -> dict:
   return json.loads(done.stdout)["settings"]
 
 
-def test_the_entry_point_gets_settings_built_from_the_macros(palm_mtf):
-  done = palm_mtf("train", RECIPE, DIR, "--gin.D_FF=512")
-  got = json.loads(done.stdout)
-  assert got["kinds"] == {
-    "model": "ModelConfig",
-    "mesh_layout": "MeshLayout",
-    "optimizer": "AdafactorConfig",
-    "data": "DataConfig",
-    "run": "RunConfig",
-    "pods": "PodsConfig",
-    "fault_tolerance": "WatchConfig",
-    "decode": "DecodeConfig",
-    "inspection": "InspectionConfig",
-    "evaluation": "TaskEvalConfig",
-    "hardware": "HardwareConfig",
-  }
-  assert got["settings"]["model"]["d_ff"] == 512
-  assert got["settings"]["model"]["norm"] == "layer_norm"
-  assert got["settings"]["mesh_layout"] == {
-    "mesh_shape": "",
-    "layout": "",
-    "gradient_dtype": "activation",
-    "num_microbatches": 1,
-    "stages": 1,
-    "stage_order": "1f1b",
-    "steps_per_loop": 1,
-    "tpu": "",
-  }
-  assert isinstance(got["settings"]["run"]["prompts"], list)
-  assert (got["as_json"], done.returncode) == (None, 0)
-  assert not {"tensorflow", "numpy"} & done.modules
-
-
 def test_training_keeps_both_configurations_and_either_gives_the_same(
   palm_mtf, tmp_path
 ):
@@ -74,36 +41,6 @@ def test_training_keeps_both_configurations_and_either_gives_the_same(
       assert again.keys() - first.keys() == own[command]
       common = first.keys() - {"decode"}  # training does not set decoding
       assert {x: again[x] for x in common} == {x: first[x] for x in common}
-
-
-def test_generate_takes_its_flags_and_the_settings_of_a_model_dir(
-  palm_mtf, tmp_path
-):
-  palm_mtf("train", RECIPE, DIR, "--gin.NUM_LAYERS=3")
-  (tmp_path / "x").rename(tmp_path / "moved")
-  flags = ["--model_dir", "moved", "--prompt", "a", "--prompt=b c"]
-  got = settings_of(palm_mtf("generate", *flags, "--gin.TOP_P=0.5"))
-  assert got["model"]["num_layers"] == 3
-  assert got["prompts"] == ["a", "b c"]
-  assert got["decode"]["top_p"] == 0.5
-  assert got["run"]["prompts"] == []
-  assert settings_of(palm_mtf("generate", RECIPE, DIR))["run"]["prompts"]
-
-
-def test_a_model_dir_without_settings_is_one_line(palm_mtf):
-  done = palm_mtf("generate", "--model_dir=nowhere")
-  assert done.returncode == 2
-  assert done.stderr == (
-    "palm_mtf: --model_dir = 'nowhere': there is no config.gin in it; give the "
-    "MODEL_DIR of a training run.\n"
-  )
-
-
-@pytest.mark.parametrize("name", ["evaluate", "generate", "data inspect"])
-def test_json_reaches_the_commands_with_results(palm_mtf, name):
-  for flags, as_json in (((), False), (("--json",), True)):
-    done = palm_mtf(*name.split(), RECIPE, DIR, *flags)
-    assert json.loads(done.stdout)["as_json"] is as_json
 
 
 @pytest.mark.parametrize(
@@ -148,27 +85,3 @@ def test_a_fault_of_ours_has_its_traceback_and_exits_with_one(
 def test_an_interrupt_before_the_run_ends_cleanly(palm_mtf):
   done = palm_mtf("train", RECIPE, '--gin.MODEL_DIR="x!interrupt"')
   assert (done.returncode, done.stderr) == (130, "palm_mtf: interrupted\n")
-
-
-MINE = """
-import my_models
-NUM_LAYERS = @my_models.tall()
-my_models.tall.depth = %DEPTH
-DEPTH = 9
-"""
-MY_MODELS = """
-def tall(depth):
-  return depth
-"""
-
-
-@pytest.mark.slow
-def test_a_users_own_function_is_registered_by_its_import(palm_mtf, tmp_path):
-  (tmp_path / "my_models.py").write_text(MY_MODELS)
-  (tmp_path / "mine.gin").write_text(MINE)
-  mine = "--gin_file=mine.gin"
-  plain = settings_of(palm_mtf("train", RECIPE, DIR))["model"]
-  model = settings_of(palm_mtf("train", RECIPE, mine, DIR))["model"]
-  assert model == {**plain, "num_layers": 9}
-  again = palm_mtf("train", "--gin_file=x/config.gin", "--gin.DEPTH=8")
-  assert settings_of(again)["model"]["num_layers"] == 8

@@ -53,10 +53,8 @@ def test_help_lists_the_commands_of_a_group_and_no_others(palm_mtf, group):
   ]
 
 
-@pytest.mark.parametrize("name", ["train", "evaluate", "generate", "score"])
-def test_help_of_a_command_says_what_it_requires_with_an_example(
-  palm_mtf, name
-):
+@pytest.mark.parametrize("name", ["train", "score"])
+def test_help_says_what_is_required_with_an_example(palm_mtf, name):
   text = palm_mtf(name, "--help").stdout
   assert "Required: MODEL_DIR" in text
   assert f"Example:\n  palm_mtf {name} --gin_file=" in text
@@ -75,15 +73,9 @@ def test_version(palm_mtf):
       ["trian"],
       f'unknown command "trian" (did you mean "train"?). Commands: {COMMANDS}.',
     ),
-    (["xyz"], f'unknown command "xyz". Commands: {COMMANDS}.'),
     (
       ["dta", "cache"],
       'unknown command "dta cache" (did you mean "data cache"?). Commands: '
-      f"{COMMANDS}.",
-    ),
-    (
-      ["chekpoints"],
-      'unknown command "chekpoints" (did you mean "checkpoints"?). Commands: '
       f"{COMMANDS}.",
     ),
     (["--foo"], "unknown flag --foo; see palm_mtf --help"),
@@ -97,7 +89,6 @@ def test_version(palm_mtf):
       "data is not a command by itself: give one of data cache, data inspect, "
       "data statistics; see palm_mtf data --help",
     ),
-    (["data", "--foo"], "unknown flag --foo; see palm_mtf data --help"),
     (
       ["vocab", "inspect", "--vocabulary=v", "--input=a", "4"],
       'unknown argument "4"; see palm_mtf vocab inspect --help',
@@ -112,10 +103,6 @@ def test_version(palm_mtf):
       "argument --size: invalid int value: 'many'; see palm_mtf vocab --help",
     ),
     (
-      ["vocab", RECIPE],
-      "unknown flag --gin_file; see palm_mtf vocab --help",
-    ),
-    (
       ["vocab", "inspect", "--input", "x"],
       "the following arguments are required: --vocabulary; see palm_mtf vocab "
       "inspect --help",
@@ -125,10 +112,6 @@ def test_version(palm_mtf):
       ["train", "recipes/quickstart.gin"],
       'unknown argument "recipes/quickstart.gin"; for a gin file, write '
       "--gin_file=recipes/quickstart.gin",
-    ),
-    (
-      ["train", "--gin_file"],
-      "argument --gin_file: expected one argument; see palm_mtf train --help",
     ),
     (
       ["train", RECIPE, "--gin.SEED=1\nX=2"],
@@ -184,27 +167,6 @@ def test_a_checkout_prints_the_same_and_a_process_of_its_own_imports_no_more(
   assert not {line.rpartition("|")[2].strip() for line in lines} & HEAVY
 
 
-def test_vocab_gets_its_flags(palm_mtf):
-  given = ["--size=300", "--output", "y", "--input", "a", "b", "--input=c"]
-  flags = {
-    "as_json": False,
-    "globs": ["a", "b", "c"],
-    "size": 300,
-    "prefix": "y",
-    "text_field": "text",
-    "sample_characters": None,
-  }
-  assert palm_mtf("vocab", *given).stdout == f"vocab {flags}\n"
-  given = ["--vocabulary=x", "--json", "--input=a", "--text_field=body"]
-  flags = {
-    "as_json": True,
-    "vocabulary": "x",
-    "globs": ["a"],
-    "text_field": "body",
-  }
-  assert palm_mtf("vocab", "inspect", *given).stdout == f"inspect {flags}\n"
-
-
 def test_doctor_gets_its_flags_and_gives_its_code(palm_mtf):
   flags = {"as_json": False, "measure": False}
   assert palm_mtf("doctor").stdout == f"doctor {flags}\n"
@@ -216,13 +178,13 @@ def test_doctor_gets_its_flags_and_gives_its_code(palm_mtf):
 @pytest.mark.parametrize(
   ("arguments", "unbuffered"),
   [
-    (("--help",), ""),
-    (("--help",), "1"),
+    (("train", "--help"), ""),
+    (("train", "--help"), "1"),
     (("train", RECIPE, DIR, "--print_config"), "1"),
     (("evaluate", RECIPE, DIR), ""),
   ],
 )
-def test_a_reader_that_has_read_enough_is_no_error(
+def test_only_a_full_disk_is_an_error_and_not_a_reader_that_has_read_enough(
   palm_mtf_process, monkeypatch, unbuffered, arguments
 ):
   monkeypatch.setenv("PYTHONUNBUFFERED", unbuffered)
@@ -231,21 +193,6 @@ def test_a_reader_that_has_read_enough_is_no_error(
   done = palm_mtf_process(*arguments, stdout=writing)
   os.close(writing)
   assert (done.returncode, done.stderr) == (0, "")
-
-
-@pytest.mark.parametrize(
-  ("arguments", "unbuffered"),
-  [
-    (("train", "--help"), ""),
-    (("train", "--help"), "1"),
-    (("doctor",), "1"),
-    (("evaluate", RECIPE, DIR), ""),
-  ],
-)
-def test_results_for_a_full_disk_are_one_line(
-  palm_mtf_process, monkeypatch, unbuffered, arguments
-):
-  monkeypatch.setenv("PYTHONUNBUFFERED", unbuffered)
   with open("/dev/full", "w") as full:
     done = palm_mtf_process(*arguments, stdout=full)
   assert (done.returncode, done.stderr) == (

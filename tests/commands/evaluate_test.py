@@ -19,23 +19,18 @@ from palm_mtf.evaluation import answers
 from tests import runs, strict_json
 from tests.checkpoint_files import SHAPES, write
 from tests.refusals import message_of
-from tests.seqio_testing import add_examples, registries_restored
+from tests.seqio_testing import (
+  add_examples,
+  exact,
+  mean_score,
+  registries_restored,
+)
 
 EXAMPLES = {
   "inputs": ["one two", "three four", "seven"],
   "targets": [" three", " five", " eight"],
 }
 TRAIN = {"TRAIN_STEPS": 8, "CHECKPOINT_STEPS": 8, "PROMPTS": []}
-
-
-def mean_score(targets, scores):
-  del targets
-  return {"mean_score": np.mean(scores)}
-
-
-def exact(targets, predictions):
-  same = [t == p for t, p in zip(targets, predictions, strict=True)]
-  return {"exact": np.mean(same)}
 
 
 def not_finite(targets, scores):
@@ -53,7 +48,6 @@ def registered():
     for name, metrics in (
       ("counting", [mean_score, exact]),
       ("scored", [mean_score]),
-      ("bare", []),
       ("not_finite", [not_finite]),
     ):
       add_examples(
@@ -172,18 +166,6 @@ def test_what_is_not_finite_is_null_in_whatever_is_printed_and_written(
   strict_json.load_lines(path.with_suffix(".answers.jsonl"))
 
 
-def test_fewer_examples_are_the_first_ones(evaluate, evaluated):
-  code, _, err = evaluate("--gin.EVAL_EXAMPLES=2")
-  assert code == 0, err
-  folder = evaluated / "eval" / "step_00000008"
-  lines = (folder / "counting-validation.jsonl").read_text().splitlines()
-  records = [json.loads(line) for line in lines]
-  assert [x["inputs"] for x in records] == EXAMPLES["inputs"][:2]
-  assert {*records[0]} == {
-    *("inputs", "targets", "expected", "output", "prediction", "score")
-  }
-
-
 def test_a_checkpoint_that_is_removed_while_it_is_read_is_evaluated(
   evaluate, evaluated, tmp_path, monkeypatch
 ):
@@ -215,24 +197,14 @@ def test_a_checkpoint_that_is_removed_while_it_is_read_is_evaluated(
       "counting has no split 'test', only 'validation'; se",
     ),
     ("EVAL_CHECKPOINTS=[5]", "it has: 4, 8."),
-    ("SAMPLE_TOKENS=32", "leaves no room for a prompt"),
-    ("D_MODEL=64", "it is of another model; use the"),
     ("NUM_SHOTS=3", "split 'validation' has only 2 other examples; give"),
     (
       "EXEMPLAR_FILES={'counting': '/none.jsonl'}",
       "EXEMPLAR_FILES = '/none.jsonl': No such file or directory; give a text",
     ),
     (
-      "EXEMPLAR_FILES={'countin': '/none.jsonl'}",
-      "EXEMPLAR_FILES = 'countin': no such SeqIO task or mixture is registered",
-    ),
-    (
       "PROMPT_HEADERS={'counting': 'About {group}:'}",
       "PROMPT_HEADERS: 'About {group}:' of counting, whose examples have no",
-    ),
-    (
-      "ANSWER_PATTERNS={'counting': 'is .*'}",
-      "ANSWER_PATTERNS: 'is .*' of counting: has 0 groups; put the answer",
     ),
     (
       "ANSWER_PATTERNS={'scored': 'is (.*)'}",
@@ -243,7 +215,6 @@ def test_a_checkpoint_that_is_removed_while_it_is_read_is_evaluated(
       "CATEGORY_GROUPS: 'art' in 'law' is not a category of counting; correct",
     ),
     ("EVAL_TASKS=['countin']", 'is registered (did you mean "counting"?)'),
-    ("EVAL_TASKS=['bare']", "EVAL_TASKS = 'bare': bare has no metric functio"),
   ],
 )
 def test_bad_input_is_one_line(evaluate, flag, message):
@@ -283,7 +254,7 @@ def texts(tmp_path):
   texts = [" ".join(rng.choice(words, 60)) for _ in range(50)]
   folder = tmp_path / "texts"
   folder.mkdir()
-  lines = [*texts, *texts[:5], *(f"{text} end" for text in texts[5:8]), "short"]
+  lines = [*texts, *texts[:5], *(f"{text} end" for text in texts[5:8])]
   content = [json.dumps({"text": text}) + "\n" for text in lines]
   (folder / "a.jsonl").write_text("".join(content))
   return texts
@@ -316,7 +287,6 @@ def test_a_corpus_is_filtered_trained_on_and_evaluated(
     "CACHE_DIR": str(tmp_path / "cache"),
     "REMOVE_DUPLICATES": "near",
     "DECONTAMINATE_TASKS": ["removed"],
-    "MIN_DOCUMENT_BYTES": 10,
     "VALIDATION_SHARE": 0.05,
     "EVAL_BATCHES": 1,
   }
@@ -324,15 +294,7 @@ def test_a_corpus_is_filtered_trained_on_and_evaluated(
   command = runs.arguments("data cache", tmp_path, model_dir, **macros)
   code, out, err = palm_mtf(*command, "--json")
   assert code == 0, err
-  found = json.loads(out)
-  counts = {x: n for x, n in found.items() if x.startswith("removed_") and n}
-  assert found["documents_read"] == 59
-  assert counts == {
-    "removed_too_short": 1,
-    "removed_contaminated": 2,
-    "removed_exact_duplicates": 5,
-    "removed_near_duplicates": 3,
-  }
+  assert json.loads(out)["removed_contaminated"] == 2
   short = {"TRAIN_STEPS": 2, "CHECKPOINT_STEPS": 2, "PROMPTS": []}
   macros |= {"EVAL_TASKS": ["half_seen"], "TASK_EVAL_STEPS": 2}
   macros |= {"CLEAN_SUBSET": True}
@@ -356,15 +318,6 @@ def test_a_corpus_is_filtered_trained_on_and_evaluated(
   assert half["metrics"]["mean_score_clean"] == clean
   assert logged["half_seen/mean_score_clean"] == clean
   assert half["metrics"]["mean_score"] != clean
-  _, table, _ = palm_mtf(
-    *("evaluate", "--model_dir", model_dir),
-    '--gin.EVAL_TASKS=["half_seen"]',
-  )
-  rows = [line.split() for line in table.splitlines()[1:]]
-  assert [row[3:5] for row in rows] == [
-    ["4", "mean_score"],
-    ["2", "mean_score_clean"],
-  ]
 
 
 def find(folder, choice, train_steps=30, wait_secs=0.0, shapes=SHAPES):
@@ -381,11 +334,6 @@ def folder(tmp_path):
   for step in (10, 20):
     write(tmp_path, step)
   return tmp_path
-
-
-def test_the_newest_or_those_of_a_list(folder):
-  assert steps(find(folder, "newest")) == [20]
-  assert steps(find(folder, [20, 10])) == [20, 10]
 
 
 def test_every_one_comes_once_as_it_is_written_up_to_the_last_step(

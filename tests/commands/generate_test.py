@@ -138,8 +138,6 @@ def test_a_dash_is_no_flag_and_a_pipe_may_be_a_gin_file(fails, finished):
   [
     (["--prompt="], "--prompt = '': is empty; there has to be a text"),
     (["--prompt=" + "one two " * 40], "tokens and SAMPLE_TOKENS = 8, together"),
-    (["--prompt=a", "--gin.TOP_P=0"], "TOP_P = 0: no token has a share of 0"),
-    (["--prompt=a", "--gin.TOP_P=2"], "TOP_P = 2: give a number from 0.0 to"),
     (["--prompt=a", "--input=b"], "--prompt and --input: give one of them."),
     (["--input=none.txt"], "--input = 'none.txt': No such file or directory"),
     (["--prompt=a", "--interactive"], "leave out --prompt and --input."),

@@ -153,33 +153,6 @@ def test_a_search_among_too_many_layouts_is_refused_before_it_begins(fails):
   assert "at most 100,000 are planned" in line
 
 
-def test_curves_are_tables_json_and_a_picture(palm_mtf, tmp_path):
-  pytest.importorskip("matplotlib")
-  path = tmp_path / "curves.png"
-  code, out, _ = palm_mtf("plan", PALM, "--curves", f"--plot={path}")
-  assert code == 0 and path.read_bytes().startswith(b"\x89PNG")
-  assert out.startswith("CHIP_DCN_BANDWIDTH") and "does not fit" in out
-  record = json.loads(palm_mtf("plan", PALM, "--curves", "--json")[1])
-  assert [x["value"] for x in record["NUM_PODS"]] == list(range(1, 9))
-
-
-def test_table3_needs_no_recipe(palm_mtf):
-  code, out, _ = palm_mtf("plan", "--table3")
-  assert code == 0
-  (palm,) = [x for x in out.splitlines() if x.startswith("PaLM")]
-  assert "46.2%" in palm and "57.83%" in palm
-  rows = [
-    json.loads(x)
-    for x in palm_mtf("plan", "--table3", "--json")[1].split("\n")[:-1]
-  ]
-  assert [x["model"] for x in rows] == [
-    "GPT-3",
-    "Gopher",
-    "Megatron-Turing NLG",
-    "PaLM",
-  ]
-
-
 def test_this_machine_is_measured_once_for_all_plans(
   palm_mtf, fails, tmp_path, monkeypatch
 ):
@@ -220,18 +193,6 @@ def test_this_machine_is_measured_once_for_all_plans(
   version = cache_folder.CALIBRATION + 1
   monkeypatch.setattr(cache_folder, "CALIBRATION", version)
   assert "another version's; run `palm_mtf plan" in fails("plan", quickstart)
-
-
-@pytest.mark.slow
-def test_a_search_prints_the_fastest_and_where_the_given_one_stands(palm_mtf):
-  code, out, _ = palm_mtf("plan", PALM, "--search")
-  assert code == 0
-  title, _, best, *_, last = out.splitlines()
-  assert title == "layouts of 6,144 devices, fastest first"
-  assert "data:256,model:12" in best
-  assert last.endswith("the given settings are number 1")
-  first = palm_mtf("plan", PALM, "--search", "--json")[1].splitlines()[0]
-  assert json.loads(first)["settings"]["REMAT"] == "layer"
 
 
 @pytest.mark.slow
@@ -303,10 +264,7 @@ def test_what_a_compiler_says_stands_next_to_the_plan():
     "secs": {"compute": 13.5, "collectives": 3.25},
     "decoding": {
       "texts": 256,
-      "programs": [
-        {"program": "prefill", "error": "does not fit: 33.00 of 32.00 GiB"},
-        {"program": "steps", "peak_bytes": 2**29, "secs": 7.2},
-      ],
+      "programs": [{"program": "steps", "error": "does not fit: 33 of 32 GiB"}],
     },
   }
   lines = format_compiled(found, plan).splitlines()
@@ -319,10 +277,9 @@ def test_what_a_compiler_says_stands_next_to_the_plan():
   name = f"{planned['kind']} over model"
   assert by_name[name] == ["0.0000", f"{planned['bytes'] / 1e9:.4f}", "GB"]
   assert by_name["both, one after the other"][0] == "16.7500"
-  assert by_name["prefill"] == "does not fit: 33.00 of 32.00 GiB".split()
-  assert by_name["steps"] == "0.500 GiB, compiled in 7 s".split()
+  assert by_name["steps"] == "does not fit: 33 of 32 GiB".split()
   # The compiler of GPUs estimates no cycles.
   of_gpu = {**found, "secs": {"collectives": 3.25}}
   lines = format_compiled(of_gpu, plan).splitlines()
   assert not any("cycles" in x or "both" in x for x in lines)
-  assert lines[-4].split()[-3] == "3.2500"
+  assert lines[-3].split()[-3] == "3.2500"

@@ -452,23 +452,6 @@ def test_whoever_listens_on_every_address_is_warned(palm_mtf, monkeypatch):
   assert end == "palm_mtf: no server"
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-  ("listen", "where"),
-  [("10.9.8.7:2222", "10.9.8.7"), ("0.0.0.0:2222 --allow_any_address", ANY)],
-)
-def test_a_wide_address_is_served_with_a_warning(listen, where):
-  with apart(
-    "ip address add 10.9.8.7/32 dev lo\n"
-    f"exec {sys.executable} -m palm_mtf pods serve --listen {listen}"
-  ) as process:
-    serving = process.stdout.readline()
-    process.terminate()
-    _, error = process.communicate(timeout=60)
-  assert serving == f"serving 1 devices on {listen.split()[0]}\n"
-  assert without_stamps(error).splitlines()[0] == WARNING.format(where=where)
-
-
 def test_a_cluster_without_servers_is_refused():
   said = message_of(PodsConfig, num_pods=2, pods="cluster")
   assert "ISLANDS is empty" in said

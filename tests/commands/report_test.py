@@ -18,13 +18,6 @@ def folders(write_run):
   return [str(write_run(name, lines, files)) for name in ("one", "two")]
 
 
-def error_of(capsys) -> str:
-  output = capsys.readouterr()
-  assert output.out == ""
-  (line,) = output.err.splitlines()
-  return line.removeprefix("palm_mtf: ")
-
-
 def test_the_page_is_in_the_first_model_dir_or_where_it_is_asked_for(
   folders, tmp_path, capsys
 ):
@@ -37,23 +30,12 @@ def test_the_page_is_in_the_first_model_dir_or_where_it_is_asked_for(
   assert other.read_text(encoding="utf-8") == page
 
 
-def test_a_folder_as_output_is_an_error(folders, tmp_path, capsys):
-  assert main(["report", *folders, f"--output={tmp_path}"]) == 2
-  assert error_of(capsys) == (
+def test_what_cannot_work_is_one_line(folders, tmp_path, fails, monkeypatch):
+  assert fails("report", *folders, f"--output={tmp_path}") == (
     f"--output = '{tmp_path}': is a folder; name a file in it, such as "
     f"'{tmp_path}/report.html'."
   )
-
-
-def test_no_run_is_an_error(capsys):
-  assert main(["report"]) == 2
-  assert "MODEL_DIR" in error_of(capsys)
-
-
-def test_without_matplotlib_the_message_says_how_to_install_it(
-  folders, capsys, monkeypatch
-):
+  assert "MODEL_DIR" in fails("report")
   monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-  assert main(["report", *folders]) == 2
-  line = error_of(capsys)
+  line = fails("report", *folders)
   assert "-m pip install 'matplotlib>=3.10,<4'" in line

@@ -139,23 +139,6 @@ def test_a_harness_that_cuts_the_last_entry_off_reads_the_numbers_of_score(
   assert choice["finish_reason"] == ("stop" if stop else "length")
 
 
-def test_every_token_that_usage_counts_has_an_entry(server):
-  asked = {"prompt": "one", "temperature": 3.0, "n": 4, "logprobs": 1}
-  whole = complete(server, **asked, echo=True)
-  counts = [len(x["logprobs"]["tokens"]) for x in whole["choices"]]
-  usage = whole["usage"]
-  num_prompt = usage["prompt_tokens"]
-  assert sum(counts) - 4 * num_prompt == usage["completion_tokens"]
-  *events, last = streamed(
-    server, **asked, stream_options={"include_usage": True}
-  )
-  told = [event["choices"][0]["logprobs"] for event in events]
-  for name in ("tokens", "token_logprobs", "top_logprobs", "text_offset"):
-    num_entries = sum(len(each[name]) for each in told)
-    assert num_entries == last["usage"]["completion_tokens"]
-  assert last["usage"] == usage
-
-
 def test_ids_that_hold_the_start_token_are_read_as_without_it(server, finished):
   vocabulary = open_vocabulary(str(finished / "vocabulary.model"))
   ids = vocabulary.encode("one two")
@@ -190,19 +173,6 @@ def test_a_seed_gives_the_same_samples_and_another_seed_others(server):
   assert texts(2) != first
 
 
-def test_a_text_ends_before_a_stop_string(server, generated):
-  text = generated["one two"]
-  stop = text[len(text) // 2 :][:2]
-  for found in (
-    complete(server, prompt="one two", stop=stop),
-    streamed(server, prompt="one two", stop=[stop])[-1],
-  ):
-    assert found["choices"][0]["finish_reason"] == "stop"
-  pieces = streamed(server, prompt="one two", stop=[stop])
-  joined = "".join(x["choices"][0]["text"] for x in pieces)
-  assert joined == text[: text.index(stop)]
-
-
 @pytest.mark.parametrize(
   ("body", "status", "message"),
   [
@@ -219,21 +189,6 @@ def test_a_text_ends_before_a_stop_string(server, generated):
 def test_a_wrong_body_is_answered_by_one_line(server, body, status, message):
   found = refused(server, status, **body)
   assert message in found and "\n" not in found
-
-
-def test_wrong_requests_are_answered_in_json(server):
-  path = "/v1/completions"
-  for status, answer in (
-    (400, ask(server, path, "{")),
-    (400, ask(server, path, "[" * 100_000)),
-    (400, ask(server, path, "[]")),
-    (404, ask(server, "/v1/chats")),
-    (405, ask(server, path)),
-    (413, ask(server, path, json.dumps({"prompt": "a" * 3_000_000}))),
-    (415, ask(server, path, "{}", **{"Content-Type": "text/plain"})),
-  ):
-    assert answer[0] == status, answer
-    assert answer[1]["error"]["message"]
 
 
 def test_health_models_and_metrics_have_their_pages(server, finished):
@@ -376,21 +331,6 @@ def test_under_load_nobody_gets_the_text_of_another_or_none(server, generated):
   assert metrics(server)["palm_mtf_waiting"] == 0
 
 
-@pytest.mark.slow
-def test_a_second_signal_gives_up_what_is_under_way(long_server):
-  process, server = long_server
-  with request_under_way(server, **LONG) as events:
-    process.send_signal(signal.SIGINT)
-    with pytest.raises(ConnectionError):
-      while True:
-        ask(server, "/health")
-    process.send_signal(signal.SIGTERM)
-    assert b"this server is stopping" in events.read()
-    _, error = process.communicate(timeout=60)
-  assert process.returncode == 130, error
-  assert "Traceback" not in error, error
-
-
 @pytest.mark.parametrize(
   ("flags", "message"),
   [
@@ -403,7 +343,6 @@ def test_a_second_signal_gives_up_what_is_under_way(long_server):
     (["--allowed_host=a:80"], "--allowed_host = 'a:80': give the name of a"),
     (["--gin.NUM_BEAMS=2"], "NUM_BEAMS = 2: serve samples without it; set"),
     (["--gin.NUM_SAMPLES=2"], "NUM_SAMPLES = 2: each request says n; set it"),
-    (["--gin.SAMPLE_TOKENS=32"], "leaves no room for a prompt"),
   ],
 )
 def test_bad_input_is_one_line(library, finished, fails, flags, message):

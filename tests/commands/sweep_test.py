@@ -257,7 +257,6 @@ AXES = [
       'mean "small"?)',
     ),
     (TWO, {"SWEEP_AT_ONCE": 10_000}, "SWEEP_AT_ONCE = 10000: more runs than"),
-    (TWO, {"SWEEP_AT_ONCE": 0}, "SWEEP_AT_ONCE = 0: give a whole number"),
   ],
 )
 def test_what_cannot_work_is_refused_in_one_line_before_anything_is_made(

@@ -359,18 +359,6 @@ def test_a_second_trainer_is_refused_and_a_signal_stops_the_first_cleanly(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_signal_stops_a_process_that_trains(number, corpus, tmp_path):
-  process = runs.start("train", corpus, tmp_path, **ENDLESS)
-  wait_until(lambda: has_evaluated(tmp_path), process)
-  process.send_signal(number)
-  _, said = process.communicate(timeout=60)
-  assert process.returncode == 128 + number, said
-  assert f"stopped by {number.name}" in said
-  assert newest_whole(str(tmp_path)).manifest.step >= 6
-
-
-@pytest.mark.slow
 def test_a_closed_terminal_stops_a_run_that_nobody_reads_and_all_is_saved(
   corpus, tmp_path
 ):
@@ -415,16 +403,6 @@ WIDER = (
       {"NUM_LAYERS": 2},
       "has layer_001/norm/scale nothing, the model wants [32]",
     ),
-    (
-      "train",
-      {"BLOCK": "serial"},
-      "has layer_000/mlp_norm/scale nothing, the model wants [32]",
-    ),
-    (
-      "evaluate",
-      {"VOCAB_SIZE": 300},
-      "has embedding [320, 32], the model wants [300, 32]",
-    ),
   ],
 )
 def test_model_dir_of_another_model_is_refused_and_left_as_it_was(
@@ -449,15 +427,6 @@ def test_model_dir_of_another_vocabulary_is_refused_and_left_as_it_was(
   assert runs.run("train", corpus, finished, VOCABULARY=vocabulary) == 2
   assert "was trained with another vocabulary" in capsys.readouterr().err
   assert runs.read_files(finished) == before
-
-
-def test_prompt_longer_than_the_context_is_refused_before_training(
-  corpus, tmp_path, capsys
-):
-  prompts = ["one two three four " * 20]
-  assert runs.run("train", corpus, tmp_path, PROMPTS=prompts) == 2
-  assert "together more than SEQUENCE_LENGTH = 32" in capsys.readouterr().err
-  assert not (tmp_path / "checkpoints").exists()
 
 
 @pytest.mark.parametrize("command", ["evaluate", "generate", "score --text=a"])

@@ -107,16 +107,6 @@ def test_inspect_shows_pieces_fit_and_losses(words, capsys):
   assert 0 < results["pieces_used"] <= 500
 
 
-def test_inspect_prints_a_line_for_each_result(words, capsys):
-  flags = ["--vocabulary", words, "--input", JSON]
-  assert main(["vocab", "inspect", *flags]) == 0
-  lines = capsys.readouterr().out.splitlines()
-  shown = {line[:21].strip(): line[21:] for line in lines}
-  assert shown["end of document"] == "[eod]"
-  assert shown["byte pieces"] == "256"
-  assert (shown["lossless"], shown["losses"]) == ("yes", "none")
-
-
 def test_inspect_says_what_a_foreign_model_loses(here, capsys):
   model = io.BytesIO()
   text = (STDLIB / "argparse.py").read_text(encoding="utf-8")

@@ -8,7 +8,6 @@ import typing
 import pytest
 
 from palm_mtf.config import (
-  AdafactorConfig,
   DataConfig,
   DecodeConfig,
   FewShotConfig,
@@ -22,6 +21,7 @@ from palm_mtf.config import (
   WatchConfig,
 )
 from tests.refusals import message_of
+from tests.settings import PALM_OPTIMIZER
 
 PALM = ModelConfig(
   num_layers=2,
@@ -32,15 +32,7 @@ PALM = ModelConfig(
   vocab_size=300,
   sequence_length=16,
 )
-ADAFACTOR = AdafactorConfig(
-  learning_rate=0.01,
-  beta1=0.9,
-  beta2_exponent=0.8,
-  update_clip=1.0,
-  gradient_clip=1.0,
-  weight_decay_exponent=2.0,
-  z_loss=1e-4,
-)
+ADAFACTOR = PALM_OPTIMIZER
 TEXT = DataConfig(text_files="*.txt", vocabulary=None, validation_share=0.1)
 RUN = RunConfig(
   train_steps=2,
@@ -78,7 +70,7 @@ def fields_of(*kinds: type, settings=EVERY) -> list:
 
 @pytest.mark.parametrize(
   ("settings", "name"),
-  fields_of(int, settings=(PALM, RUN, PODS, INSPECTION)),
+  fields_of(int, settings=(PALM, RUN, PODS, INSPECTION, DECODE)),
 )
 @pytest.mark.parametrize("value", [-1, 1.5, "4", True, None])
 def test_a_count_is_a_whole_number(settings, name, value):
@@ -122,10 +114,8 @@ CLIP = "0.001 to 1000000000.0, or None for no clipping"
     (PODS, "pod_timeout_secs", 0, "1.0 to 1000000.0"),
     (DECODE, "temperature", -1, "0.0 to 100.0"),
     (DECODE, "top_p", 1.1, "0.0 to 1.0"),
-    (DECODE, "top_p", "x", "0.0 to 1.0"),
     (CHIP, "chip_memory_bytes", "32 GB", "0 to 1e+30"),
     (CHIP, "chip_watts", -1, "0 to 1e+30"),
-    (CHIP, "chip_link_bandwidth", float("nan"), "0 to 1e+30"),
   ],
 )
 def test_a_number_out_of_bounds_is_named_with_them(
@@ -148,6 +138,7 @@ PATTERNS, GROUPS = "answer_patterns", "category_groups"
   ("settings", "changes", "rule"),
   [
     (PALM, {"norm": "layernorm"}, '(did you mean "layer_norm"?): choose one'),
+    (PALM, {"output_fan_in": "joined", "block": "serial"}, 'use "separate".'),
     (PALM, {"d_kv": 7}, "rotary embedding turns pairs of numbers, so D_KV is"),
     (TEXT, {"text_files": []}, GLOBS),
     (TEXT, {"text_files": ["a", 3]}, GLOBS),
@@ -155,7 +146,6 @@ PATTERNS, GROUPS = "answer_patterns", "category_groups"
     (RUN, {"prompts": "one"}, LIST),
     (RUN, {"prompts": ["a", ""]}, LIST),
     (RUN, {"sample_steps": 0}, WHOLE),
-    (RUN, {"keep_every_steps": 0}, WHOLE),
     (
       RUN,
       {"keep_every_steps": 250, "checkpoint_steps": 100},
@@ -168,7 +158,6 @@ PATTERNS, GROUPS = "answer_patterns", "category_groups"
     (PODS, {"client_address": "a:b:c"}, 'write "host" or "host:port", of this'),
     (INSPECTION, {"inspect_steps": []}, "give a list of steps, such as [0, 10"),
     (INSPECTION, {"overlap_files": [3]}, GLOBS_OR_NONE),
-    (FILTER, {"remove_duplicates": "exakt"}, '(did you mean "exact"?): choose'),
     (FILTER, {"min_document_bytes": -1}, "give a whole number of at least 0."),
     (
       FILTER,
@@ -183,11 +172,8 @@ PATTERNS, GROUPS = "answer_patterns", "category_groups"
     (DECODE, {"top_k": 0}, WHOLE),
     (DECODE, {"top_p": 0}, "no token has a share of 0;"),
     (DECODE, {"repetition_penalty": 0}, "give a number from"),
-    (DECODE, {"num_samples": 0}, WHOLE),
-    (DECODE, {"num_beams": 1.5}, WHOLE),
     (DECODE, {"stop_strings": "."}, "give a list of texts, or []"),
     (DECODE, {"stop_strings": [""]}, "give a list of texts"),
-    (DECODE, {"weight_dtype": "int16"}, '(did you mean "int8"?): choose one o'),
     (
       DECODE,
       {"num_beams": 2, "num_samples": 3},
@@ -210,7 +196,6 @@ PATTERNS, GROUPS = "answer_patterns", "category_groups"
     ),
     (CHIP, {"chip_pass_bandwidths": 5e9}, "give bytes/s by dtype and kind"),
     (TASKS, {"eval_tasks": "mine"}, "give a list of names of"),
-    (TASKS, {"eval_tasks": [""]}, "give a list"),
     (TASKS, {"eval_split": None}, "give the name of a split"),
     (TASKS, {"eval_examples": 0}, "give a whole number"),
     (TASKS, {PATTERNS: "The answer"}, "give texts by task, such as {"),
@@ -242,15 +227,6 @@ def test_a_wrong_setting_is_one_line_with_its_value_and_the_rule(
   assert rule in message
 
 
-def test_settings_that_fit_are_taken():
-  config = TaskEvalConfig(
-    eval_tasks=["a"], eval_checkpoints=[5, 10], task_eval_steps=5
-  )
-  assert config.eval_split == "validation"
-  assert HardwareConfig().chip_dcn_bandwidth is None  # not published
-  assert dataclasses.replace(RUN, trace_steps=[2]).trace_steps == [2]
-
-
 @pytest.mark.parametrize(
   "steps",
   [20, None, "[1]", [0], [3], [1, 3], [True], [1.0], [[1, 2]], [1] * 11],
@@ -268,13 +244,6 @@ def test_a_quality_is_of_text_files():
   assert said.startswith("QUALITY_FIELD = 'q': is a field of T")
 
 
-def test_a_serial_block_has_no_joined_fan_in():
-  assert refusal(PALM, block="serial", output_fan_in="joined") == (
-    'OUTPUT_FAN_IN = "joined": a serial block never adds the products of o and '
-    'wo; use "separate".'
-  )
-
-
 @pytest.mark.parametrize(
   ("schedule", "steps"), [("cosine", None), ("palm", 100), ("constant", 100)]
 )
@@ -282,13 +251,6 @@ def test_a_cosine_and_no_other_schedule_has_a_length(schedule, steps):
   changes = {"learning_rate_decay_steps": steps}
   said = refusal(ADAFACTOR, learning_rate_schedule=schedule, **changes)
   assert "LEARNING_RATE_DECAY_STEPS = " in said
-
-
-@pytest.mark.parametrize("settings", EVERY)
-def test_settings_are_frozen(settings):
-  name = dataclasses.fields(settings)[0].name
-  with pytest.raises(dataclasses.FrozenInstanceError):
-    setattr(settings, name, getattr(settings, name))
 
 
 def test_the_defaults_are_the_paper_on_one_pod():
@@ -312,12 +274,6 @@ def test_defaults_remove_nothing_and_any_filter_is_seen():
   assert FilterConfig(decontaminate_tasks=["squad"]).removes
   assert FilterConfig(min_document_bytes=1).removes
   assert FilterConfig(remove_duplicates="exact").removes
-
-
-def test_a_prompt_has_a_row_for_each_sample_or_beam():
-  assert DecodeConfig().rows_per_prompt == 1
-  assert DecodeConfig(num_samples=3).rows_per_prompt == 3
-  assert DecodeConfig(num_beams=4).rows_per_prompt == 4
 
 
 def test_a_temperature_near_0_is_greedy():

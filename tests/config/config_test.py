@@ -53,8 +53,3 @@ def test_noise_is_a_share_in_spans_of_a_token_or_more():
   assert message_of(config_of, noise_density=1.0).startswith("NOISE_DENSITY")
   said = message_of(config_of, mean_span_length=0.5)
   assert said.startswith("MEAN_SPAN_LENGTH")
-
-
-def test_a_model_that_does_not_exist_is_refused():
-  said = message_of(small_config, objective="prefixlm")
-  assert 'did you mean "prefix_lm"' in said

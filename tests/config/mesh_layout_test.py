@@ -7,13 +7,7 @@ import dataclasses
 import pytest
 
 from palm_mtf.config import ModelConfig
-from palm_mtf.config.mesh_layout import (
-  DIMENSIONS,
-  SPLIT_DIMENSIONS,
-  WORK_DIMENSIONS,
-  MeshLayout,
-  check_layout,
-)
+from palm_mtf.config.mesh_layout import DIMENSIONS, MeshLayout, check_layout
 from tests.refusals import message_of
 
 SPLITTABLE = "batch, heads, d_ff, vocab, d_model_stored, d_model_residual"
@@ -73,12 +67,6 @@ def test_empty_texts_are_one_device_that_splits_nothing():
   check_layout(mesh, CONFIG, 7)
 
 
-def test_axis_size_of_is_the_number_of_slices():
-  mesh = layout("data:2,model:4", "batch:data,d_ff:model")
-  sizes = {name: mesh.axis_size_of(name) for name in DIMENSIONS}
-  assert sizes == {**dict.fromkeys(DIMENSIONS, 1), "batch": 2, "d_ff": 4}
-
-
 @pytest.mark.parametrize(
   ("mesh_shape", "rules"),
   [
@@ -99,16 +87,6 @@ def test_any_vocabulary_is_padded_to_what_its_axis_divides():
   check_layout(mesh, CONFIG, 8)
   assert [mesh.padded_vocab_size(n) for n in (320, 321, 1)] == [321, 321, 3]
   assert layout("model:3", "heads:model").padded_vocab_size(320) == 320
-
-
-def test_four_dimensions_split_work_and_two_memory_alone():
-  assert WORK_DIMENSIONS == ("batch", "heads", "d_ff", "vocab")
-  assert SPLIT_DIMENSIONS == (
-    *WORK_DIMENSIONS,
-    "d_model_stored",
-    "d_model_residual",
-  )
-  assert set(SPLIT_DIMENSIONS) < set(DIMENSIONS)
 
 
 @pytest.mark.parametrize(

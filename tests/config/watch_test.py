@@ -21,12 +21,6 @@ RANGES = st.lists(
 SIZES = st.sampled_from([3, [[0, 2], [7, 5]], [[0, 4], [3, 1], [9, 6]]])
 
 
-def test_the_example_of_the_module():
-  skips, sizes = Skips([[2, 3]]), BatchSizes(1)
-  assert skips.rows(np.arange(5), sizes).tolist() == [0, 1, 4, 5, 6]
-  assert [skips.batch_read(step, sizes) for step in range(5)] == [0, 1, 4, 5, 6]
-
-
 @given(RANGES, SIZES)
 @repeatable(100)
 def test_rows_are_all_but_those_of_the_batches_left_out(ranges, size):

@@ -30,15 +30,9 @@ def vocabulary(code, tmp_path_factory) -> Vocabulary:
   return open_vocabulary(path)
 
 
-@pytest.fixture
-def foreign(train_foreign):
-  """Trains a model with SentencePiece's defaults except for `settings`."""
-  return train_foreign
-
-
 @pytest.fixture(scope="session")
-def train_foreign(code, tmp_path_factory):
-  """The function that `foreign` returns, for fixtures of a module."""
+def foreign(code, tmp_path_factory):
+  """Trains a model with SentencePiece's defaults except for `settings`."""
 
   def train(**settings) -> str:
     model = io.BytesIO()

@@ -40,38 +40,6 @@ def test_counts_are_those_of_each_source_and_of_all(code, vocabulary):
   assert (total.held_out_documents, second.held_out_documents) == (2, 0)
 
 
-def test_examples_count_inputs_and_targets_and_ids_count_as_they_are(
-  vocabulary,
-):
-  documents = [
-    Document("b c", inputs="a"),
-    Document(np.arange(5), inputs=np.arange(3)),
-  ]
-  with Encoder(vocabulary) as encoder:
-    counts = survey([source("x", documents)], encoder.count, {}).total.counts
-  words = len(vocabulary.encode("b c")) + len(vocabulary.encode("a"))
-  assert counts.tokens == words + 1 + 8 + 1
-  assert counts.longest_start == "token ids 0, 1, 2"
-
-
-def test_without_a_vocabulary_tokens_are_not_counted():
-  result = survey([source("x", ["a"]), source("y", ["b"])], None, {})
-  assert result.sources["x"].counts.tokens is None
-  assert result.total.counts.tokens is None
-
-
-def test_duplicates_among_sources_count_in_all_of_them_only(code):
-  sources = [source("one", [code[0], code[1]]), source("two", [code[0]])]
-  result = survey(sources, None, {})
-  assert [
-    each.duplicates.exact_documents for each in result.sources.values()
-  ] == [0, 0]
-  assert result.total.duplicates.exact_documents == 1
-  (group,) = result.total.duplicates.largest_exact
-  assert group.digest == Document(code[0]).digest()
-  assert result.starts == {group.digest: code[0][:60]}
-
-
 def test_overlap_is_with_the_training_documents_of_all_sources(code):
   mine = Examples()
   for text in (*code[:3], code[5]):

@@ -21,9 +21,9 @@ def double(batch: int) -> int:
   return 2 * batch
 
 
-def make(num_processes: int) -> WorkerPool:
+def make(num_processes: int, function=double) -> WorkerPool:
   return WorkerPool(
-    double, when_killed="was killed.", num_processes=num_processes
+    function, when_killed="was killed.", num_processes=num_processes
   )
 
 
@@ -82,9 +82,7 @@ def test_a_worker_that_is_killed_in_the_middle_of_a_result_is_an_error(
   monkeypatch,
 ):
   monkeypatch.setattr(worker_pool, "_BATCHES_BEFORE_PROCESSES", 0)
-  workers = WorkerPool(
-    be_killed_while_sending, when_killed="was killed.", num_processes=2
-  )
+  workers = make(2, be_killed_while_sending)
   with pytest.raises(UserError, match=r"^was killed\.$"), workers:
     for _ in workers.map(range(10)):
       pass
@@ -99,9 +97,9 @@ def test_an_error_of_the_function_is_raised_here_and_says_where_it_was(
   monkeypatch,
 ):
   monkeypatch.setattr(worker_pool, "_BATCHES_BEFORE_PROCESSES", 0)
-  workers = WorkerPool(
-    raise_key_error, when_killed="was killed.", num_processes=1
-  )
-  with pytest.raises(KeyError, match="5") as info, workers:
+  with (
+    pytest.raises(KeyError, match="5") as info,
+    make(1, raise_key_error) as workers,
+  ):
     next(workers.map([5]))
   assert "in raise_key_error" in info.value.__notes__[0]

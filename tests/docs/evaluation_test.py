@@ -7,18 +7,20 @@ import shutil
 import sys
 
 import gin
-import numpy as np
 import pytest
 import seqio
 
 from palm_mtf.cli.main import main
-from palm_mtf.config import DecodeConfig
 from palm_mtf.lm_eval import __main__ as command
-from palm_mtf.lm_eval.run import Run, read_generation
 from palm_mtf.tasks import corpus, fewshot, memorisation
 from tests import processes
 from tests.doc_pages import Page
-from tests.seqio_testing import add_examples, registries_restored
+from tests.seqio_testing import (
+  add_examples,
+  exact,
+  mean_score,
+  registries_restored,
+)
 from tests.source_files import ROOT
 from tests.tasks.averages_test import PUBLISHED, PUBLISHED_AVERAGES
 
@@ -68,36 +70,7 @@ def test_the_command_measures_a_task(block, quickstart):
   assert "bits_per_byte" in done.stdout
 
 
-def test_model_args_are_macros_over_those_of_the_run(quickstart):
-  shown = re.search(r"Other `model_args` are macros(.*?);", PAGE.text, re.S)[1]
-  macros = dict(x.split("=") for x in re.findall(r"`(\w+=\w+)`", shown))
-  assert macros == {"STRIDE": "64", "WEIGHT_DTYPE": "int8"}
-  # The harness reads numbers as such.
-  run = Run(str(quickstart), {**macros, "STRIDE": 64}, False)
-  (text,) = dict(run.continuations([("one", {"max_gen_toks": 3})])).values()
-  assert isinstance(text, str)
-
-
-def test_the_keywords_of_generation_that_the_table_names_are_followed():
-  row = re.search(r"^\| `generate_until` \|.*", PAGE.text, re.M)[0]
-  names = re.findall(r"`(do_sample|temperature|top_k|top_p|until)`", row)
-  assert len(names) == 5
-  values = {"do_sample": True, "temperature": 0.5, "top_k": 3, "top_p": 0.9}
-  asked = read_generation({**values, "until": "x"}, DecodeConfig(), 512).decode
-  assert (asked.temperature, asked.top_k, asked.top_p) == (0.5, 3, 0.9)
-  assert asked.stop_strings == ("x",)
-
-
 EXAMPLES = {"inputs": ["one two", "three four"], "targets": [" three", " five"]}
-
-
-def mean_score(targets, scores):
-  return {"mean_score": np.mean(scores)}
-
-
-def exact(targets, predictions):
-  pairs = zip(targets, predictions, strict=True)
-  return {"exact": np.mean([t == p for t, p in pairs])}
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from tests import processes, runs
-from tests.doc_pages import Block, Page
+from tests.doc_pages import Page
 from tests.internals_page import change_files, read_spine
 from tests.source_files import ROOT
 
@@ -88,12 +88,6 @@ def changed(block, project: Project) -> Project:
   return project
 
 
-def list_files(block: Block) -> set[str]:
-  """Returns the files of the functions of a step."""
-  lines = read_spine(block.text)
-  return {x.partition(":")[0] for functions, _ in lines for x in functions}
-
-
 @pytest.fixture(scope="module")
 def traced(corpus, tmp_path_factory) -> dict:
   """What `tests.traced_step` finds in a run of one step."""
@@ -118,24 +112,6 @@ def test_each_function_of_a_step_is_called_by_the_one_above_it(block, traced):
       assert not callers or found & set(callers), f"{function} by {callers}"
 
 
-@PAGE.shows("cli/main.py: main")
-def test_the_spine_has_at_most_16_files_each_with_a_paragraph(block):
-  files = list_files(block)
-  assert len(files) <= 16
-  told = re.findall(r"^\d+\. `([\w/]+\.py)` ", PAGE.text, re.M)
-  assert len(told) == len(files) and set(told) == files
-
-
-@slow
-@PAGE.shows("cli/main.py: main")
-def test_every_other_file_of_the_step_is_in_a_folder_of_leaves(block, traced):
-  rows = re.findall(r"^\| (`[\w/]+/`.*?) \|", PAGE.text, re.M)
-  told = {x for row in rows for x in re.findall(r"`([\w/]+)/`", row)}
-  spine = list_files(block)
-  left = [Path("palm_mtf", x).parts for x in traced["files"] if x not in spine]
-  assert told == {parts[1] if len(parts) > 2 else parts[0] for parts in left}
-
-
 @slow
 @PAGE.shows("--- palm_mtf/config/adafactor.py")
 def test_a_setting_is_a_macro_that_training_reads(block, changed, corpus):
@@ -150,17 +126,6 @@ def test_a_setting_is_a_macro_that_training_reads(block, changed, corpus):
   lines = runs.read_metrics(changed.train(corpus, "run", WARMUP_STEPS=4))
   rates = [line["learning_rate"] for line in lines]
   assert rates == pytest.approx([0.01 * 1 / 4, 0.01 * 2 / 4])
-
-
-@PAGE.shows("--- palm_mtf/config/model.py")
-def test_a_new_norm_touches_at_most_12_files(block):
-  files = re.findall(r"^\+\+\+ (.+)$", block.text, re.M)
-  assert files[:3] == [
-    "palm_mtf/config/model.py",
-    "palm_mtf/architecture/block.py",
-    "palm_mtf/model/layers.py",
-  ]
-  assert len(files) == 5
 
 
 @slow

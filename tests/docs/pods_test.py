@@ -8,7 +8,7 @@ import subprocess
 
 import pytest
 
-from tests import pod_examples_test, processes, runs
+from tests import pod_examples_test, processes, runs, tls_tunnel_test
 from tests.doc_pages import Page
 from tests.source_files import ROOT
 
@@ -134,16 +134,6 @@ def test_the_files_of_the_page_exist_and_show_its_commands(block):
       assert f'"{address}"' in CLUSTER.text
 
 
-@PAGE.shows(CLUSTER.text)
-def test_the_run_of_the_page_names_the_servers_of_the_page(block):
-  (command,) = block.commands
-  (islands,) = (x for x in command if x.startswith("--gin.ISLANDS="))
-  hosts = re.search(r"each of two hosts, (.*?) and (.*?):", PAGE.text).groups()
-  assert json.loads(islands.partition("=")[2]) == [
-    [f"{host}:2222"] for host in hosts
-  ]
-
-
 @PAGE.shows("openssl req")
 def test_the_key_and_certificate_of_the_page_authenticate_both_ends(
   block, tmp_path, openssl
@@ -152,14 +142,9 @@ def test_the_key_and_certificate_of_the_page_authenticate_both_ends(
   subprocess.run(command, cwd=tmp_path, check=True, capture_output=True)
   files = [tmp_path / name for name in ("pods.pem", "pods.key")]
   ends = []
-  for protocol in (ssl.PROTOCOL_TLS_SERVER, ssl.PROTOCOL_TLS_CLIENT):
-    context = ssl.SSLContext(protocol)
-    context.check_hostname = False
-    context.verify_mode = ssl.CERT_REQUIRED
-    context.load_verify_locations(files[0])
-    context.load_cert_chain(*files)
+  for is_server in (True, False):
     buffers = ssl.MemoryBIO(), ssl.MemoryBIO()
-    is_server = protocol == ssl.PROTOCOL_TLS_SERVER
+    context = tls_tunnel_test.context_of(files, files, is_server)
     ends.append((context.wrap_bio(*buffers, server_side=is_server), *buffers))
   for _ in range(4):  # messages of a handshake
     for (end, _, out), (_, other_in, _) in (ends, ends[::-1]):
@@ -225,6 +210,7 @@ def test_each_address_means_the_same_server_on_both_hosts(block):
 
 def test_every_block_is_tested():
   PAGE.assert_every_block_is_tested(
+    CLUSTER.text,  # with the servers of the page
     "DCN_DTYPE   bandwidth",
     "time -->",  # a picture
     ".venv/bin/python -m tools.bench pods",  # flags: docs_test.py

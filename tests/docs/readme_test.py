@@ -7,7 +7,6 @@ import re
 import shlex
 import subprocess
 
-from palm_mtf.cli.command_table import COMMANDS
 from palm_mtf.cli.main import main
 from tests import runs
 from tests.doc_pages import Page
@@ -78,16 +77,6 @@ def test_a_run_is_evaluated_and_continues_texts(block, quickstart, capsys):
   assert main(generate[1:]) == 0
   texts = capsys.readouterr().out
   assert "--- 'def main('\ndef main(" in texts and "--- 'class'\nclass" in texts
-
-
-def test_flags_in_the_table_of_commands_are_those_of_the_command():
-  rows = re.findall(r"^\| `palm_mtf ([a-z ]+)` \| (.*) \|$", PAGE.text, re.M)
-  assert len(rows) > 15
-  for name, said in rows:
-    command = COMMANDS[name]
-    known = {*command.flags, *command.standalone}
-    known |= {"--gin_file"} if command.config else set()
-    assert {*re.findall(r"(--\w+)", said)} <= known, name
 
 
 def test_every_block_is_tested():

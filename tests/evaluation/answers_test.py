@@ -4,16 +4,14 @@
 
 import dataclasses
 
-import pytest
-
 from palm_mtf import config as configs
 from palm_mtf.cli import gin_files
 from palm_mtf.config.macros import macros_of
-from palm_mtf.evaluation.answers import INDEPENDENT, select_settings
-
-pytest.importorskip("seqio", reason="SeqIO is not installed")
-
-from palm_mtf.evaluation.answers import AnswerJournal
+from palm_mtf.evaluation.answers import (
+  INDEPENDENT,
+  AnswerJournal,
+  select_settings,
+)
 from tests import strict_json
 
 BY = {"checkpoint": "f00d", "SEED": 0}
@@ -102,38 +100,3 @@ def test_a_new_field_of_any_part_counts_by_default():
 def test_each_macro_that_is_left_out_exists_and_has_one_reason():
   assert len(INDEPENDENT_MACROS) == len(set(INDEPENDENT_MACROS))
   assert set(INDEPENDENT_MACROS) <= macros_of(configs.Config).keys()
-
-
-@pytest.mark.parametrize(
-  "setting",
-  [
-    "ACTIVATION_DTYPE='bfloat16'",
-    "LOGITS_DTYPE='activation'",
-    "NORM='rms_norm'",
-    "BLOCK='serial'",
-    "ATTENTION='multi_head'",
-    "FINAL_NORM_SCALE='none'",
-    "SEQUENCE_LENGTH=64",
-    "LAYOUT='d_ff:model'",
-    "SEED=9",
-    "SAMPLE_TOKENS=9",
-    "TEMPERATURE=0.5",
-    "STOP_STRINGS=['x']",
-    "WEIGHT_DTYPE='int8'",
-    "EXTRA_IDS=9",
-    "PACKING='packed'",
-  ],
-)
-def test_a_setting_that_changes_answers_counts(setting):
-  mesh = ["MESH_SHAPE='model:2'", "LAYOUT='heads:model'"]
-  changed = select_settings(load(*mesh, setting))
-  assert changed != select_settings(load(*mesh))
-
-
-def test_a_prefix_objective_counts():
-  packed, extra = "PACKING='packed'", "EXTRA_IDS=100"
-  found = [
-    select_settings(load(packed, extra, f"OBJECTIVE={each!r}"))
-    for each in ("causal", "prefix_lm", "span_corruption")
-  ]
-  assert found[0] != found[1] != found[2] != found[0]

@@ -4,11 +4,6 @@ import functools
 import json
 
 import pytest
-
-from palm_mtf.evaluation.few_shot import change_outputs, make_answer_finder
-
-pytest.importorskip("seqio", reason="SeqIO is not installed")
-
 import seqio
 
 from palm_mtf.config import FewShotConfig
@@ -16,9 +11,11 @@ from palm_mtf.errors import UserError
 from palm_mtf.evaluation.few_shot import (
   SEPARATOR,
   few_shot_task,
+  make_answer_finder,
   make_few_shot,
   read_exemplars,
 )
+from tests.refusals import message_of
 from tests.seqio_testing import add_examples, registries_restored
 
 BYTES = seqio.ByteVocabulary()
@@ -107,16 +104,6 @@ def make_form(name, **settings) -> tuple[str, list[str]]:
 
 def solve(*numbers) -> list[str]:
   return [f"Q: {n} + {n}?\nA: {2 * n}" for n in numbers]
-
-
-def test_the_first_training_examples_stand_before_every_input():
-  add_sums(train=(7, 5, 3, 1))
-  name, texts = make_form("sums", num_shots=2, exemplars="first", seed=4)
-  assert name == "sums_2_shot_custom"
-  assert texts == [
-    SEPARATOR.join([*solve(7, 5), f"Q: {n} + {n}?\nA:"])
-    for n in range(100, 110)
-  ]
 
 
 def halves(low="low", high="high"):
@@ -325,10 +312,7 @@ def test_what_cannot_work_is_one_line():
     (("sums", -1), "NUM_SHOTS = -1: give a whole number of at least 0."),
     (("ids", 1), "task 'ids' has no few-shot form: its preprocessors make no"),
   ):
-    with pytest.raises(UserError) as info:
-      few_shot_task(*arguments)
-    assert message in str(info.value)
-    assert "\n" not in str(info.value)
+    assert message in message_of(few_shot_task, *arguments)
   with pytest.raises(UserError, match="'sums_1_shot' has exemplars already"):
     few_shot_task(few_shot_task("sums", 1), 1)
   with pytest.raises(Exception, match=r"sums, whose examples have no group"):
@@ -358,26 +342,6 @@ def test_the_answer_is_the_group_of_the_first_match_or_nothing(
   assert make_answer_finder(pattern)(output) == answer
 
 
-def test_outputs_are_changed_in_turn_and_before_the_postprocessor():
-  def postprocess(output, example=None, is_target=False):
-    return f"<{output}>"
-
-  once = change_outputs(postprocess, lambda text: text.partition("|")[0])
-  twice = change_outputs(once, lambda text: text + "!")
-  assert once("a|b", example={}, is_target=False) == "<a>"
-  assert twice("a|b", example={}, is_target=False) == "<a!>"
-  assert twice("a|b", example={}, is_target=True) == "<a|b>"
-
-
-def test_each_of_several_samples_is_changed():
-  upper = change_outputs(None, str.upper)
-  assert upper(["a", "b"], example={}) == ["A", "B"]
-  assert upper("a", is_target=True) == "a"
-
-
-TEXT = "Q: 1 + 1?\nA: 1 + 1 = 2.\n\tThe answer is 2.\r\n\nQ: 2?\nA: 2.\n\n"
-
-
 def write_lines(folder, *lines):
   path = folder / "exemplars.jsonl"
   path.write_text("".join(json.dumps(line) + "\n" for line in lines))
@@ -388,15 +352,6 @@ def one(inputs, targets, **more):
   return {"inputs": inputs, "targets": targets, **more}
 
 
-def test_a_text_is_used_to_the_letter(tmp_path, caplog):
-  path = tmp_path / "cot.txt"
-  path.write_bytes(TEXT.encode())
-  exemplars = read_exemplars(str(path), 8)
-  assert exemplars.text == TEXT
-  assert exemplars.choose("any", "law") == []
-  assert not caplog.records
-
-
 def test_a_text_that_runs_into_the_question_warns(tmp_path, caplog):
   for number, text in enumerate(("Q: 1?\nA: 1.\n\nQ: 2?\nA: 2.\n", "Answer")):
     path = tmp_path / f"{number}.txt"
@@ -404,16 +359,6 @@ def test_a_text_that_runs_into_the_question_warns(tmp_path, caplog):
     assert read_exemplars(str(path), None).text == text
     assert "the question follows its last character" in caplog.text
     caplog.clear()
-
-
-def test_lines_stand_in_file_order_for_every_question(tmp_path):
-  lines = [one(f"Q: {n}?\nA:", f" {n}\u2028{n}") for n in (3, 1, 2)]
-  path = write_lines(tmp_path, *lines)
-  texts = [x["inputs"] + x["targets"] for x in lines]
-  for key in ("a", "b"):
-    assert read_exemplars(path, None).choose(key, "") == texts
-    assert read_exemplars(path, 2).choose(key, "") == texts[:2]
-    assert read_exemplars(path, 0).choose(key, "") == []
 
 
 def test_a_group_has_its_own_lines_and_those_of_no_group(tmp_path):
@@ -427,9 +372,7 @@ def test_a_group_has_its_own_lines_and_those_of_no_group(tmp_path):
   exemplars = read_exemplars(path, 2)
   assert exemplars.choose("", "law") == ["a 1", "b 2"]
   assert exemplars.choose("", "art") == ["b 2", "c 3"]
-  with pytest.raises(UserError) as info:
-    exemplars.choose("", "chess")
-  assert str(info.value) == (
+  assert message_of(exemplars.choose, "", "chess") == (
     f"EXEMPLAR_FILES: NUM_SHOTS = 2, but {path} has only 1 exemplars of group "
     "'chess'; give a smaller number."
   )
@@ -443,9 +386,6 @@ def test_a_group_has_its_own_lines_and_those_of_no_group(tmp_path):
   [
     (b"", "is empty; write the exemplars."),
     (b"\n \n", "is empty; write the exemplars."),
-    (b"\xff", "line 1: not UTF-8, byte 0xff at column 1; convert the file"),
-    (b'{"inputs": "a"', ", line 1: not JSON: Expecting ',' delimiter at colu"),
-    (b'["a", "b"]\n', ', line 1: ["a", "b"] is no JSON object; give {'),
     (b'{"inputs": "a"}\n', ", line 1 has the fields ['inputs']; give"),
     (
       b'{"inputs": "a", "targets": " b"}\n'
@@ -460,15 +400,11 @@ def test_a_group_has_its_own_lines_and_those_of_no_group(tmp_path):
       b'{"inputs": "a", "targets": ""}\n',
       ", line 1: 'targets' is empty; give {",
     ),
-    (None, "No such file or directory; give a text"),
   ],
 )
 def test_a_wrong_file_is_one_line(tmp_path, content, message):
   path = tmp_path / "exemplars.jsonl"
-  if content is not None:
-    path.write_bytes(content)
-  with pytest.raises(UserError) as info:
-    read_exemplars(str(path), None)
-  assert str(info.value).startswith(f"EXEMPLAR_FILES = {str(path)!r}")
-  assert message in str(info.value)
-  assert "\n" not in str(info.value)
+  path.write_bytes(content)
+  said = message_of(read_exemplars, str(path), None)
+  assert said.startswith(f"EXEMPLAR_FILES = {str(path)!r}")
+  assert message in said

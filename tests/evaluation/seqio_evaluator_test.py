@@ -9,16 +9,13 @@ from decimal import Decimal
 
 import numpy as np
 import pytest
+import seqio
 
-seqio = pytest.importorskip("seqio", reason="SeqIO is not installed")
-
-from palm_mtf._tf import eager_mode, tf  # noqa: E402
-from palm_mtf.errors import UserError  # noqa: E402
-from palm_mtf.evaluation.seqio_evaluator import (  # noqa: E402
-  name_errors,
-  simplify_metrics,
-)
-from tests.seqio_testing import add_examples, registries_restored  # noqa: E402
+from palm_mtf._tf import eager_mode, tf
+from palm_mtf.errors import UserError
+from palm_mtf.evaluation.seqio_evaluator import name_errors, simplify_metrics
+from tests.refusals import message_of
+from tests.seqio_testing import add_examples, registries_restored
 
 WHERE = "EVAL_TASKS: mine"
 HALF = 0.5
@@ -28,13 +25,9 @@ HALF = 0.5
   ("value", "plain"),
   [
     (3, 3.0),
-    (True, 1.0),
-    (np.int64(3), 3.0),
     (np.float16(HALF), HALF),
     (np.bool_(True), 1.0),
     (np.array(HALF), HALF),
-    (np.array([[HALF]]), HALF),
-    (lambda: tf.constant(HALF), HALF),
     (lambda: tf.constant([HALF], tf.bfloat16), HALF),
     (lambda: tf.constant("fine"), "fine"),
     (Decimal("0.5"), HALF),
@@ -43,7 +36,6 @@ HALF = 0.5
     (-math.inf, -math.inf),
     ("fine", "fine"),
     (b"fine", "fine"),
-    (np.str_("fine"), "fine"),
     (np.array("fine"), "fine"),
     (seqio.metrics.Scalar(np.float32(HALF)), HALF),
     (seqio.metrics.Text("fine"), "fine"),
@@ -117,9 +109,7 @@ def test_a_name_that_is_taken_or_cannot_be_printed_is_refused(names, shown):
   ],
 )
 def test_a_value_that_is_neither_is_refused_with_its_name_and_type(value, kind):
-  with pytest.raises(UserError) as error:
-    simplify_metrics({"each": value}, WHERE)
-  assert str(error.value) == (
+  assert message_of(simplify_metrics, {"each": value}, WHERE) == (
     f"{WHERE}: 'each' is {kind}; return a number or a text for each name."
   )
 
@@ -156,9 +146,7 @@ def task():
 )
 def test_a_metric_function_that_returns_no_dict_is_named(task, value, kind):
   (metric,) = task(returns(value)).metric_fns
-  with pytest.raises(UserError) as error:
-    metric(["a"], ["b"])
-  assert str(error.value) == (
+  assert message_of(metric, ["a"], ["b"]) == (
     f"{WHERE}: metric function returns.<locals>.metric returns {kind}; return "
     "a dict of numbers by name."
   )

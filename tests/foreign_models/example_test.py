@@ -57,30 +57,13 @@ def test_the_command_trains_on_two_pods(main, tmp_path, capsys):
   assert np.load(file)["shared/embedding"].shape == (128, 64)
 
 
-@pytest.mark.parametrize(
-  ("flag", "message"),
-  [
-    (
-      "--gin.NUM_PODS=3",
-      "a batch of 16 is not divisible by NUM_PODS = 3. Use a divisor of 16, or "
-      "another GLOBAL_BATCH_SIZE.",
-    ),
-    (
-      "--gin.NUM_POD=1",
-      "NUM_POD = 1 (command line): nothing refers to NUM_POD (did you mean "
-      '"NUM_PODS"?); remove it.',
-    ),
-    (
-      "--gin.PODS='local_server'",
-      "PODS = 'local_server' (did you mean \"local_servers\"?): choose one of "
-      "'in_process', 'local_servers', 'cluster'. (PODS is set on the command "
-      "line)",
-    ),
-  ],
-)
-def test_a_wrong_binding_is_one_line(main, capsys, flag, message):
-  assert main(flag) == 2
-  assert capsys.readouterr() == ("", f"palm_mtf: {message}\n")
+def test_a_wrong_binding_is_one_line(main, capsys):
+  assert main("--gin.NUM_POD=1") == 2
+  assert capsys.readouterr() == (
+    "",
+    "palm_mtf: NUM_POD = 1 (command line): nothing refers to NUM_POD (did you "
+    'mean "NUM_PODS"?); remove it.\n',
+  )
 
 
 @pytest.mark.slow

@@ -8,6 +8,7 @@ import pytest
 
 from palm_mtf import foreign_models
 from palm_mtf.errors import UserError
+from tests.settings import FOREIGN_OPTIMIZER
 
 FILE = """
 import palm_mtf.foreign_models
@@ -82,15 +83,7 @@ def test_gin_alone_gives_the_losses_of_the_same_settings_in_python(
     namespace["loss"],
     {"x": ("float32", "d:8")},
     mesh=foreign_models.DeviceMesh(mesh_shape="data:2", layout="batch:data"),
-    optimizer=foreign_models.AdafactorConfig(
-      learning_rate=0.1,
-      beta1=0.9,
-      beta2_exponent=0.8,
-      update_clip=1.0,
-      gradient_clip=1.0,
-      weight_decay_exponent=None,
-      z_loss=0.0,
-    ),
+    optimizer=FOREIGN_OPTIMIZER,
     global_batch_size=4,
   )
   with training:

@@ -12,7 +12,6 @@ from palm_mtf._tf import mtf, tf
 from palm_mtf.config import MeshLayout
 from palm_mtf.errors import UserError
 from palm_mtf.foreign_models import (
-  AdafactorConfig,
   DeviceMesh,
   PodsConfig,
   PodTraining,
@@ -26,6 +25,7 @@ from palm_mtf.training.step import TrainStep
 from tests import oracle
 from tests.mtf_testing import relative_error
 from tests.refusals import message_of
+from tests.settings import FOREIGN_OPTIMIZER
 from tests.t5_model import FEATURES, MeshTensorFlow, reversed_rows, t5_loss
 
 BATCH_SIZE, NUM_STEPS = 8, 3
@@ -39,14 +39,11 @@ FOUR_DEVICES = DeviceMesh(
 )
 TWO_PODS = PodsConfig(num_pods=2, fingerprint_steps=1)
 # Every clip is active, and every setting that depends on parameter names.
-OPTIMIZER = AdafactorConfig(
-  learning_rate=0.1,
-  beta1=0.9,
-  beta2_exponent=0.8,
+OPTIMIZER = dataclasses.replace(
+  FOREIGN_OPTIMIZER,
   update_clip=0.9,
   gradient_clip=0.5,
   weight_decay_exponent=1.5,
-  z_loss=0.0,
   weight_decay_on="all_but_scales",
 )
 

@@ -9,7 +9,6 @@ import pathlib
 import pytest
 
 from palm_mtf._tf import tf
-from palm_mtf.errors import UserError
 from palm_mtf.machine.compiled_code import (
   CompiledCode,
   check_xla_flags,
@@ -20,6 +19,7 @@ from palm_mtf.machine.compiled_code import (
 from palm_mtf.mesh.session import session_config
 from tests import processes
 from tests.cpus import ZEN_3, ZEN_4, pretend_cpu
+from tests.refusals import message_of
 
 
 @pytest.fixture
@@ -62,9 +62,7 @@ def test_flags_of_the_user_stay(caches, monkeypatch):
 def test_flags_that_fail_on_several_cpu_devices_are_refused(flags, monkeypatch):
   monkeypatch.setenv("TF_XLA_FLAGS", flags)
   check_xla_flags(1)
-  with pytest.raises(UserError) as error:
-    session_config(1, num_pods=2)
-  assert str(error.value) == (
+  assert message_of(session_config, 1, num_pods=2) == (
     f"TF_XLA_FLAGS = '{flags}': TensorFlow cannot compile for the 2 CPU "
     "devices of one process; remove --tf_xla_cpu_global_jit."
   )

@@ -17,14 +17,6 @@ def test_only_the_main_thread_handles_signals():
     assert pool.submit(handled_signals).result() == []
 
 
-def test_what_is_ignored_stays_ignored():
-  before = signal.signal(signal.SIGHUP, signal.SIG_IGN)  # as nohup does
-  try:
-    assert handled_signals() == STOP[:2]
-  finally:
-    signal.signal(signal.SIGHUP, before)
-
-
 def send(number):
   os.kill(os.getpid(), number)
 

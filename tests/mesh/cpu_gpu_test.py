@@ -13,31 +13,11 @@ from palm_mtf.mesh.cpu_gpu import local_devices
 from palm_mtf.mesh.placement import Devices, Lowering, Placement
 from palm_mtf.mesh.session import session_config
 from palm_mtf.ops.variables import Fill, SlicedVariable
-from tests import processes
 from tests.mtf_testing import lower, mesh_layout, placement
 from tests.refusals import message_of
 from tools.traffic import traffic
 
 MESH = mesh_layout("all over data and model")
-# Prints the bytes of 32 variables of zeros, and the bytes that setting them
-# takes. Each has 8 MB; TensorFlow turns zeros of up to 10 MB into constants.
-_ZEROS = """
-from palm_mtf._tf import mtf, tf
-from palm_mtf.machine.host_memory import largest_resident_bytes, resident_bytes
-from palm_mtf.mesh.session import session_config
-from palm_mtf.ops.variables import Fill, SlicedVariable
-from tests.mtf_testing import SINGLE, lower, placement
-shape = mtf.Shape([mtf.Dimension("d_model", 2**21)])
-mesh = mtf.Mesh(mtf.Graph(), "mesh")
-graph, config = tf.Graph(), session_config(1)
-with graph.as_default(), tf.Session(config=config) as session:
-  for name in map(str, range(32)):
-    SlicedVariable(mesh, name, shape, initializer=Fill(0.0))
-  lowered = lower({mesh: placement(SINGLE)}, {})
-  before = resident_bytes()
-  session.run(lowered.initialize)
-  print(32 * 4 * shape.size, largest_resident_bytes() - before)
-"""
 
 
 class Assign(mtf.Operation):
@@ -92,13 +72,6 @@ def test_a_step_that_is_not_finite_raises_and_assigns_nothing():
     np.testing.assert_equal(values(), [2.0] * 8)
 
 
-@pytest.mark.slow
-def test_variables_of_zeros_are_set_without_constants_beside_them():
-  shown = processes.python("-c", _ZEROS)
-  size, used = map(int, shown.stdout.split())
-  assert used < 1.4 * size
-
-
 def with_gpus(monkeypatch, number):
   """Pretends that TensorFlow sees GPUs."""
   monkeypatch.setattr(
@@ -106,22 +79,16 @@ def with_gpus(monkeypatch, number):
   )
 
 
-def test_without_gpus_any_number_of_devices_is_virtual(monkeypatch):
-  with_gpus(monkeypatch, 0)
-  devices = local_devices(2, 2)
-  assert devices.pods == [
-    ["/device:cpu:0", "/device:cpu:1"],
-    ["/device:cpu:2", "/device:cpu:3"],
-  ]
-
-
-def test_gpus_are_used_in_order(monkeypatch):
-  with_gpus(monkeypatch, 8)
+@pytest.mark.parametrize(("gpus", "kind"), [(0, "cpu"), (8, "gpu")])
+def test_gpus_are_used_in_order_and_without_any_devices_are_virtual(
+  gpus, kind, monkeypatch
+):
+  with_gpus(monkeypatch, gpus)
   devices = local_devices(2, 2)
   assert devices.client == "/device:cpu:0"
   assert devices.pods == [
-    ["/device:gpu:0", "/device:gpu:1"],
-    ["/device:gpu:2", "/device:gpu:3"],
+    [f"/device:{kind}:0", f"/device:{kind}:1"],
+    [f"/device:{kind}:2", f"/device:{kind}:3"],
   ]
 
 

@@ -130,12 +130,6 @@ def test_slices_and_microbatches_compute_their_part_of_one_mask(whole):
   np.testing.assert_array_equal(half, whole[ROWS // 2 :])
 
 
-def test_nothing_is_dropped_where_it_is_off():
-  y, dx = dropped(ones(), is_on=0)
-  np.testing.assert_array_equal(y, ones())
-  np.testing.assert_array_equal(dx, 2 * ones())
-
-
 def one_step(mesh=SINGLE, **changes):
   return train(
     dataclasses.replace(CONFIG, **changes),

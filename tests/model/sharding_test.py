@@ -72,18 +72,3 @@ def test_a_kernel_is_gathered_when_it_is_used_and_again_on_the_way_back(remat):
     assert any(x.startswith("layer_000/mlp/wo/") for x in names)
   uses = gathers["embedding"]
   assert [targets in each for each in uses] == [False, False]
-
-
-def test_layouts_without_stored_weights_have_nothing_of_it():
-  with tf.Graph().as_default() as graph:
-    build_train_program(
-      small_config(num_layers=1),
-      MeshLayout(
-        mesh_shape="model:2", layout="heads:model,d_ff:model,vocab:model"
-      ),
-      PALM_OPTIMIZER,
-      batch_size=4,
-      seed=0,
-    )
-    kinds = {collective_of(op.name) for op in graph.get_operations()}
-  assert {kind for kind, _ in filter(None, kinds)} == {"all_reduce"}

@@ -48,13 +48,7 @@ def products_on_one_device(config, mesh):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-  "layout",
-  [
-    pytest.param(x, marks=() if i in (0, 5) else pytest.mark.slow)
-    for i, x in enumerate(ONE_AXIS)
-  ],
-)
+@pytest.mark.parametrize("layout", ONE_AXIS)
 def test_kernels_that_read_one_norm_are_one_product_in_every_layout(layout):
   """One product forward and two backward; the same for o, wo and logits."""
   parallel = small_config(num_layers=2)

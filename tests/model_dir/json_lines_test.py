@@ -13,6 +13,7 @@ from palm_mtf.model_dir.json_lines import (
   read_json_lines,
   write_json_lines,
 )
+from tests.refusals import message_of
 
 VALUES = [{"step": 1, "text": "a\u2028b\n"}, [1, 2.5], None]
 
@@ -40,16 +41,6 @@ def test_half_a_last_line_is_not_read(tmp_path, length):
   assert list(read_json_lines(str(path))) == [{"a": 1}]
 
 
-@pytest.mark.parametrize("line", ['{"b": ', "[2]"])
-def test_another_line_that_is_no_json_object_is_named(tmp_path, line):
-  path = tmp_path / "x.jsonl"
-  path.write_text(f'{{"a": 1}}\n{line}\n{{"c": 3}}\n')
-  with pytest.raises(
-    UserError, match=r"x\.jsonl, line 2: is no JSON object; remove"
-  ):
-    list(read_json_lines(str(path)))
-
-
 @pytest.mark.parametrize(
   "content",
   [
@@ -64,16 +55,27 @@ def test_zeros_that_a_loss_of_power_left_are_no_line(tmp_path, content):
   assert list(read_json_lines(str(path))) == [{"a": 1}]
 
 
-@pytest.mark.parametrize("line", [b"7", b'{"a": 1}', b'{"step": "1"}', b"\xff"])
-def test_a_line_without_its_number_or_in_another_encoding_is_named(
-  tmp_path, line
+def read(path, **named):
+  return list(read_json_lines(str(path), **named))
+
+
+@pytest.mark.parametrize(
+  ("line", "named", "kind"),
+  [
+    *((line, {}, "") for line in (b'{"b": ', b"[2]")),
+    *(
+      (line, {"number": "step"}, ' with a "step"')
+      for line in (b"7", b'{"a": 1}', b'{"step": "1"}', b"\xff")
+    ),
+  ],
+)
+def test_another_line_that_is_no_json_object_or_has_no_number_is_named(
+  tmp_path, line, named, kind
 ):
   path = tmp_path / "x.jsonl"
-  path.write_bytes(b'{"step": 1}\n' + line + b"\n")
-  with pytest.raises(UserError) as error:
-    list(read_json_lines(str(path), number="step"))
-  assert str(error.value) == (
-    f'{path}, line 2: is no JSON object with a "step"; remove the line.'
+  path.write_bytes(b'{"step": 1}\n' + line + b'\n{"step": 3}\n')
+  assert message_of(read, path, **named) == (
+    f"{path}, line 2: is no JSON object{kind}; remove the line."
   )
 
 

@@ -5,13 +5,12 @@
 import os
 import platform
 import tempfile
-import time
-from pathlib import Path
 
 import pytest
 
 from palm_mtf.machine import processors as cpu
 from palm_mtf.native import build, operations
+from tests import processes
 from tests.cpus import (
   ALDER_LAKE,
   CASCADE_LAKE,
@@ -213,14 +212,6 @@ def test_cxx_is_a_command_with_arguments_or_a_name_with_spaces(
     build.load_library()
 
 
-def is_running(pid):
-  try:
-    stat = Path(f"/proc/{pid}/stat").read_text()
-  except FileNotFoundError:
-    return False
-  return stat.rpartition(")")[2].split()[0] != "Z"
-
-
 def test_a_hanging_compiler_is_ended_with_all_its_processes(
   caches, compiler, tmp_path, monkeypatch
 ):
@@ -230,5 +221,5 @@ def test_a_hanging_compiler_is_ended_with_all_its_processes(
     build.load_library()
   # On a slow machine it may have been ended before it started a process.
   for file in tmp_path.glob("pid"):
-    while is_running(file.read_text().strip()):
-      time.sleep(0.01)
+    pid = file.read_text().strip()
+    processes.wait_for(lambda pid=pid: not processes.is_running(pid))

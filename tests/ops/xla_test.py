@@ -9,29 +9,6 @@ from palm_mtf._tf import eager_mode, tf, tf2
 from palm_mtf.ops import xla as sums
 from palm_mtf.ops.variables import make_variable
 from palm_mtf.ops.xla import fused_sum, fused_update
-from tests import processes
-
-# Prints the bytes of a variable, and the further bytes of updating two.
-_LARGE = """
-from palm_mtf._tf import tf
-from palm_mtf.machine.host_memory import largest_resident_bytes
-from palm_mtf.ops.variables import make_variable
-from palm_mtf.ops.xla import fused_update
-from tests.ops.xla_test import summed
-with tf.Graph().as_default(), tf.Session() as session:
-  for size in 2**10, 2**25:  # the first one loads the compiler
-    like, *variables = every = [
-      make_variable(tf.random.stateless_uniform([size], [0, i]), "x")
-      for i in range(3)
-    ]
-    update = fused_update(summed)(variables, like.read_value())
-    for each in every:
-      session.run(each.initializer)
-    before = largest_resident_bytes()
-    for _ in range(3):
-      session.run(update)
-  print(4 * size, largest_resident_bytes() - before)
-"""
 
 
 def _swapped(values, factor):
@@ -61,13 +38,6 @@ def test_all_variables_are_set_from_the_values_before(fn):
       np.testing.assert_array_equal(
         session.run([each.read_value() for each in variables]), [x, y]
       )
-
-
-@pytest.mark.slow
-def test_an_update_needs_no_memory_beside_the_variables():
-  shown = processes.python("-c", _LARGE)
-  size, more = map(int, shown.stdout.split())
-  assert more < 0.5 * size
 
 
 @fused_sum

@@ -9,7 +9,7 @@ from palm_mtf.accounting.flops import mfu
 from palm_mtf.cli import gin_files
 from palm_mtf.config import Config
 from palm_mtf.rates import measure
-from palm_mtf.rates.measure import measured_flops_per_sec, run_flops_per_sec
+from palm_mtf.rates.measure import run_flops_per_sec
 
 
 def settings(recipe: str, layout: str, num_pods: int, chip: str) -> Config:
@@ -29,12 +29,6 @@ def test_the_log_of_palms_own_run_would_say_46_2_percent():
   assert f"{mfu(238_300, config.model, peak):.1%}" == "46.2%"
 
 
-def test_two_devices_of_a_v3_chip_have_one_chips_peak():
-  assert run_flops_per_sec(settings("palm_8b", "tpu_v3_8", 1, "tpu_v3")) == (
-    4 * 123e12
-  )
-
-
 @pytest.mark.parametrize(
   ("num_pods", "num_hosts", "at_once"), [(2, 1, 2), (2, 2, 1), (4, 2, 2)]
 )
@@ -51,9 +45,3 @@ def test_a_measured_peak_is_that_of_all_hosts_with_the_pods_each_has(
   config = settings("quickstart", "data_parallel", num_pods, "measured")
   assert run_flops_per_sec(config, num_hosts) == num_hosts * 1e12
   assert seen == [(tf.float32, at_once)]
-
-
-def test_a_measured_peak_is_a_rate_a_cpu_can_have():
-  """From an old laptop's core to a large server."""
-  for dtype in (tf.float32, tf.bfloat16):
-    assert 1e9 < measured_flops_per_sec(dtype) < 1e15

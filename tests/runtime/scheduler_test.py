@@ -112,30 +112,6 @@ def _drain(scheduler: GangScheduler) -> list[Ticket]:
   return ran
 
 
-def test_a_program_waits_for_an_earlier_gang_that_waits_for_another_device():
-  scheduler = scheduler_of(max_in_flight=1)
-  first, gang, later = (
-    scheduler.submit("a", on(*x)) for x in (["pod0"], PODS, ["pod1"])
-  )
-  assert scheduler.start() == [first]
-  assert (gang.state, later.state) == ("waiting", "waiting")
-  scheduler.finish(first)
-  assert scheduler.start() == [gang]
-  scheduler.finish(gang)
-  assert scheduler.start() == [later]
-
-
-def test_four_programs_are_in_flight_on_a_device():
-  scheduler = scheduler_of()
-  tickets = [scheduler.submit("a", on(*PODS)) for _ in range(6)]
-  other = scheduler.submit("b", on("pod0"))
-  assert scheduler.start() == tickets[:4]
-  assert not scheduler.start()
-  scheduler.finish(tickets[2])
-  assert scheduler.start() == [tickets[4]]
-  assert other.state == "waiting"
-
-
 # Deadlocks.
 
 
@@ -427,13 +403,6 @@ def test_a_withdrawn_program_does_not_run_and_costs_nothing():
   first = scheduler.submit("a", on(*PODS))
   scheduler.submit("b", on(*PODS))
   assert scheduler.start() == [first]
-
-
-def test_a_device_may_join():
-  scheduler = scheduler_of()
-  scheduler.budgets["pod2"] = 10
-  ticket = scheduler.submit("a", on("pod2", num_bytes=10))
-  assert scheduler.start() == [ticket]
 
 
 @pytest.mark.parametrize(

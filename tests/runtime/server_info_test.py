@@ -25,13 +25,6 @@ from tests.runtime.served import Served
 
 
 @pytest.fixture(scope="module")
-def address():
-  """The address of a server in a separate process."""
-  with Served(1) as servers:
-    yield servers.addresses[0]
-
-
-@pytest.fixture(scope="module")
 def address_here():
   """The address of a server in this process, which starts faster."""
   return start_server(1, 1).target.removeprefix("grpc://")
@@ -46,17 +39,19 @@ def compute(address):
 
 
 @pytest.mark.slow
-def test_a_server_that_computes_answers_at_once(address):
-  before = read_incarnation(address, 5.0)
-  thread = threading.Thread(target=compute, args=[address])
-  thread.start()
-  late = 0
-  while thread.is_alive():
-    assert read_incarnation(address, 1.0) == before
-    try:
-      read_info(address, 0.1)
-    except NoAnswerError:
-      late += 1
+def test_a_server_that_computes_answers_at_once():
+  with Served(1) as servers:
+    (address,) = servers.addresses
+    before = read_incarnation(address, 5.0)
+    thread = threading.Thread(target=compute, args=[address])
+    thread.start()
+    late = 0
+    while thread.is_alive():
+      assert read_incarnation(address, 1.0) == before
+      try:
+        read_info(address, 0.1)
+      except NoAnswerError:
+        late += 1
   assert late > 0, "it was never busy"
 
 
@@ -102,11 +97,3 @@ def test_a_server_without_bfloat16_gets_no_such_products_of_the_client(
 def test_a_server_says_what_computes_there(address_here):
   built_with = operations_built_with()
   assert read_info(address_here, 5.0).kernels == kernels_here(built_with)
-
-
-@pytest.mark.slow
-def test_each_start_of_a_server_has_its_own_number(address):
-  assert read_info(address, 5.0).num_devices == 1
-  with Served(1) as servers:
-    of_other = read_incarnation(servers.addresses[0], 5.0)
-  assert read_incarnation(address, 5.0) != of_other

@@ -228,13 +228,3 @@ def test_seqio_itself_reads_the_tasks_with_the_vocabulary_of_gin(
     ids = example["targets"].tolist()
     assert ids[-1] == vocabulary.eod_id
     assert vocabulary.decode(ids[:-1]) in TEXTS
-
-
-def test_seqio_without_the_vocabulary_is_told_to_set_it(weighted):
-  configure(text_files__files=str(weighted), text_files__text_field="body")
-  with pytest.raises(
-    Exception, match=r"documents\.vocabulary\.path is not set"
-  ):
-    seqio.get_mixture_or_task("text_files").get_dataset(
-      {"targets": 64}, split="train", shuffle=False
-    )

@@ -7,7 +7,6 @@ import importlib.resources.abc
 import importlib.util
 import json
 import os
-import shutil
 import sys
 
 import pytest
@@ -209,29 +208,6 @@ def test_likely_right_options_are_all_right(name, folder):
   assert results["chance"] == pytest.approx(100 / len(options))
 
 
-def test_seqios_evaluator_takes_the_few_shot_form_of_a_task(folder):
-  name = few_shot_task("boolq", 2)
-  evaluator = seqio.Evaluator(
-    name,
-    seqio.EncDecFeatureConverter(pack=False),
-    eval_split="validation",
-    sequence_length={"inputs": 256, "targets": 16},
-  )
-  yes = evaluator.cached_task_datasets[name].enumerate()
-  scores = {
-    int(i): float(e["targets_pretokenized"] == b" yes")
-    for i, e in yes.as_numpy_iterator()
-  }
-  results, _ = evaluator.evaluate(
-    compute_metrics=True,
-    score_fn=lambda dataset: [
-      (int(i), scores[int(i)]) for i, _ in dataset.as_numpy_iterator()
-    ],
-  )
-  expected = {"accuracy": 100, "chance": 50, "margin": 50}
-  assert results.result()[name] == expected
-
-
 def test_gin_chooses_what_is_compared(folder, vocabulary):
   assert not any(e["unconditional"] for e in examples_of("piqa"))
   bind_places(vocabulary, "unconditional", folder=str(folder))
@@ -242,16 +218,9 @@ def test_gin_chooses_what_is_compared(folder, vocabulary):
     examples_of("piqa")
 
 
-def test_missing_records_are_named(written, tmp_path, vocabulary):
-  folder = shutil.copytree(written, tmp_path / "records")
-  bind_places(vocabulary, folder=str(folder))
-  (folder / "piqa" / "validation.jsonl").unlink()
-  with pytest.raises(Exception, match=r"there is no file .*piqa/validation"):
-    examples_of("piqa")
-  (folder / "gsm8k" / "validation.jsonl").write_text("{\n")
-  with pytest.raises(Exception, match=r"gsm8k/validation.jsonl, line 1: not"):
-    examples_of("gsm8k")
-  bind_places(vocabulary, data_dir=str(folder / "none"))
+def test_missing_records_are_named(tmp_path, vocabulary):
+  """In TFDS; records_test.py has those in files."""
+  bind_places(vocabulary, data_dir=str(tmp_path / "none"))
   with pytest.raises(Exception, match="hellaswag: not prepared in TFDS"):
     examples_of("hellaswag")
   with pytest.raises(Exception, match="mmlu is not in TFDS: set records"):

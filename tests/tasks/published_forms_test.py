@@ -117,31 +117,6 @@ def test_mmlu_in_the_form_of_its_authors(evaluated, vocabulary):
   )
 
 
-def test_mmlus_subjects_have_averages_by_hand(evaluated):
-  groups = {"mmlu": {"STEM": ["abstract_algebra"], "humanities": ["law"]}}
-  task = evaluated("mmlu", MMLU, category_groups=groups)
-  # B is right. The answers are B, B, A for algebra and A, A, B for law.
-  answers = "BBAAAB"
-  scores = [0.0 if a == x else -1.0 for a in answers for x in "ABCD"]
-  result = task.evaluate(1, Says(numbers=scores))
-  accuracy = {k: v["accuracy"] for k, v in result.categories.items()}
-  assert accuracy == pytest.approx(
-    {"abstract_algebra": 200 / 3, "law": 100 / 3}
-  )
-  assert result.metrics == pytest.approx(
-    {
-      "accuracy": 50, "chance": 25, "margin": 25,
-      "macro_accuracy": 50, "macro_chance": 25, "macro_margin": 25,
-      "accuracy/STEM": 200 / 3, "chance/STEM": 25, "margin/STEM": 125 / 3,
-      "macro_accuracy/STEM": 200 / 3, "macro_chance/STEM": 25,
-      "macro_margin/STEM": 125 / 3,
-      "accuracy/humanities": 100 / 3, "chance/humanities": 25,
-      "margin/humanities": 25 / 3, "macro_accuracy/humanities": 100 / 3,
-      "macro_chance/humanities": 25, "macro_margin/humanities": 25 / 3,
-    }
-  )  # fmt: skip
-
-
 def test_chains_of_thought_of_the_users_file(evaluated, vocabulary, tmp_path):
   files = {"gsm8k": str(tmp_path / "cot.txt")}
   task = evaluated(

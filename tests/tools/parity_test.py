@@ -8,7 +8,6 @@ import math
 import numpy as np
 import pytest
 
-from palm_mtf.config import ModelConfig
 from tools import parity
 
 SMALL = ["--d_model=64", "--d_kv=16", "--d_ff=256", "--sequence_length=64"]
@@ -36,18 +35,6 @@ def test_a_curve_that_differs_is_told_from_one_that_agrees():
   assert not record["agrees"]
   assert record["largest_difference"] == 2e-3
   assert record["first_difference"] == 0
-
-
-@pytest.mark.parametrize("bad", [math.nan, math.inf])
-def test_a_loss_that_is_no_number_does_not_agree(bad):
-  assert not parity.compare([3.0, bad], [3.0, 2.0])["agrees"]
-  assert not parity.compare([3.0, 2.0], [3.0, bad])["agrees"]
-
-
-def test_batches_are_text_one_token_apart_and_the_same_each_time():
-  config = ModelConfig(**parity.SIZES, vocab_size=256)
-  first, again = (list(parity.batches(config, 2, 3, seed=0)) for _ in "ab")
-  for one, other in zip(first, again, strict=True):
-    np.testing.assert_array_equal(one["inputs"], other["inputs"])
-    np.testing.assert_array_equal(one["inputs"][:, 1:], one["targets"][:, :-1])
-  assert bytes(first[0]["targets"][0].tolist()) in parity.read_bytes().tobytes()
+  for bad in (math.nan, math.inf):
+    assert not parity.compare([3.0, bad], [3.0, 2.0])["agrees"]
+    assert not parity.compare([3.0, 2.0], [3.0, bad])["agrees"]

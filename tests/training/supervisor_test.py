@@ -17,7 +17,6 @@ from palm_mtf.checkpoints import variables
 from palm_mtf.checkpoints.manifest import find_checkpoints, newest_whole
 from palm_mtf.checkpoints.variables import CheckpointReader
 from palm_mtf.config import PodsConfig
-from palm_mtf.errors import UserError
 from palm_mtf.generation.inference import sessions
 from palm_mtf.machine.host_memory import free_garbage
 from palm_mtf.runtime.client.client import Client
@@ -30,10 +29,10 @@ from palm_mtf.training.supervisor import PodRecovery
 from palm_mtf.training.variable_checks import VariableChecks
 from tests import runs
 from tests.mtf_testing import SINGLE, small_config
+from tests.refusals import message_of
 from tests.runtime.client.local_servers_test import servers_of
 from tests.runtime.served import Served
 from tests.seqio_testing import registries_restored
-from tests.training.variable_checks_test import plant
 from tools.bench.cases.memory import (
   add_task,
   make_macros,
@@ -289,26 +288,6 @@ def test_pods_that_are_left_train_what_was_planned_for_them(corpus, tmp_path):
 
 
 @pytest.mark.slow
-def test_a_server_of_another_host_that_is_started_again_is_taken_back(
-  corpus, tmp_path
-):
-  lost, undisturbed = tmp_path / "lost", tmp_path / "undisturbed"
-  with Served(2) as servers:
-
-    def start_again(unused_client):
-      servers.processes[1].kill()
-      servers.processes[1].wait()
-      servers.start(servers.addresses[1].rpartition(":")[2])
-
-    cluster = {"PODS": "cluster", "ISLANDS": servers.islands}
-    cluster["ON_POD_FAILURE"] = "wait"
-    error = train(corpus, lost, start_again, **cluster)
-    train(corpus, undisturbed, **cluster)
-  assert 4 <= resumed_step(error) < 60
-  runs.assert_same_tensors(lost, undisturbed, 60)
-
-
-@pytest.mark.slow
 def test_pods_that_are_lost_at_once_are_all_done_without(corpus, tmp_path):
   lost, planned = tmp_path / "lost", tmp_path / "planned"
   with Served(3) as servers:
@@ -392,40 +371,17 @@ def test_a_pod_may_be_lost_in_any_phase(corpus, tmp_path, capsys, monkeypatch):
   runs.assert_same_tensors(tmp_path / "lost", tmp_path / "whole", 12)
 
 
-@pytest.mark.slow
-def test_a_pod_lost_while_a_diverged_step_is_looked_into_is_named(
-  corpus, tmp_path, capsys, monkeypatch
-):
-  assert runs.run("train", corpus, tmp_path, PROMPTS=[]) == 0
-  plant(tmp_path, "embedding", (7, 3), float("nan"))
-  killing(monkeypatch, VariableChecks, "make_step_error", 1)
-  settings = {**LOCAL, "TRAIN_STEPS": 14}
-  assert runs.run("train", corpus, tmp_path, **settings) == 2
-  line = capsys.readouterr().err.splitlines()[-1]
-  assert re.fullmatch(
-    r"palm_mtf: pod 0: its server \S+ \(process \d+\) was killed by SIGKILL, "
-    r"in step \d+; run the same command to resume\.",
-    line,
-  ), line
-
-
 LOST = PodLostError(1, "pod 1 is gone")
-
-
-def message_of(pods, recovery, step=0):
-  with pytest.raises(UserError) as error:
-    recovery.pods_after(LOST, pods, SINGLE, step)
-  return str(error.value)
 
 
 def test_a_batch_that_fewer_pods_cannot_share_ends_the_run():
   one, three = (PodsConfig(num_pods=n, on_pod_failure="shrink") for n in (1, 3))
   with PodServers(three, SINGLE) as servers:
     recovery = PodRecovery(servers, small_config(), [5, 4])
-    assert message_of(one, recovery) == (
+    assert message_of(recovery.pods_after, LOST, one, SINGLE, 0) == (
       "pod 1 is gone; no pod is left to shrink to."
     )
-    assert message_of(three, recovery).startswith(
+    assert message_of(recovery.pods_after, LOST, three, SINGLE, 0).startswith(
       "pod 1 is gone; the run cannot shrink to 2 pods: a batch of 5 is not "
       "divisible by NUM_PODS = 2."
     )
@@ -437,7 +393,7 @@ def test_a_pod_that_is_lost_again_and_again_ends_the_run():
     recovery = PodRecovery(servers, small_config(), [4])
     for _ in range(3):
       assert recovery.pods_after(LOST, pods, SINGLE, 8) == pods
-    assert message_of(pods, recovery, 8) == (
+    assert message_of(recovery.pods_after, LOST, pods, SINGLE, 8) == (
       "pod 1 is gone; a pod was lost 4 times since step 8 was saved; save more "
       "often (CHECKPOINT_STEPS), or repair that pod, and run the same command "
       "to resume."

@@ -105,43 +105,41 @@ def masters_of(
   return masters
 
 
-class Run:
-  """A lowered graph, in a session that has the weights.
+def split_by(mesh_shape: str, rules: str) -> MeshLayout:
+  """Returns a mesh with layout rules that palm_mtf itself lacks."""
+  axes = [x.partition(":")[0] for x in mesh_shape.split(",")]
+  ours = zip(("batch", "heads"), axes, strict=False)
+  layout = MeshLayout(
+    mesh_shape=mesh_shape, layout=",".join(map(":".join, ours))
+  )
+  object.__setattr__(layout, "layout", rules)
+  return layout
 
-  Attributes:
-    values: values of the tensors that `build` returns, by name.
-  """
 
-  def __init__(
-    self,
-    build: Callable[[mtf.Mesh], Mapping[str, mtf.Tensor]],
-    params: Mapping[str, np.ndarray],
-    layout: MeshLayout = SINGLE,
-    num_steps: int = 1,
-  ):
-    with tf.Graph().as_default():
-      graph = mtf.Graph()
-      mesh = mtf.Mesh(graph, "mesh")
-      tensors = build(mesh)
-      updates = [x for x in graph.operations if isinstance(x, mtf.Assign)]
-      masters = masters_of(graph, params)
-      lowering = mtf.Lowering(graph, {mesh: placement(layout)})
-      fetches = {
-        name: lowering.export_to_tf_tensor(x) for name, x in tensors.items()
-      }
-      done = tf.group([lowering.lowered_operation(x) for x in updates])
-      start = tf.global_variables_initializer()
-      copy = lowering.copy_masters_to_slices()
-      with tf.Session(config=session_config(layout.num_devices)) as session:
-        session.run(start)
-        for name, master in masters.items():
-          session.run(
-            master.initializer, {master.initializer.inputs[1]: params[name]}
-          )
-        session.run(copy)
-        self.values = [
-          session.run([fetches, done])[0] for _ in range(num_steps)
-        ]
+def run(
+  build: Callable[[mtf.Mesh], Mapping[str, mtf.Tensor]],
+  params: Mapping[str, np.ndarray],
+  layout: MeshLayout = SINGLE,
+) -> dict[str, np.ndarray]:
+  """Returns the values of the tensors that `build` returns, by name."""
+  with tf.Graph().as_default():
+    graph = mtf.Graph()
+    mesh = mtf.Mesh(graph, "mesh")
+    tensors = build(mesh)
+    masters = masters_of(graph, params)
+    lowering = mtf.Lowering(graph, {mesh: placement(layout)})
+    fetches = {
+      name: lowering.export_to_tf_tensor(x) for name, x in tensors.items()
+    }
+    start = tf.global_variables_initializer()
+    copy = lowering.copy_masters_to_slices()
+    with tf.Session(config=session_config(layout.num_devices)) as session:
+      session.run(start)
+      for name, master in masters.items():
+        write = master.initializer
+        session.run(write, {write.inputs[1]: params[name]})
+      session.run(copy)
+      return session.run(fetches)
 
 
 def imported(
@@ -206,8 +204,7 @@ def run_unitransformer(
   def build(mesh):
     return of_loss(config, mesh, batch, *lines, z_loss=z_loss)
 
-  (values,) = Run(build, params, layout).values
-  return as_result(values)
+  return as_result(run(build, params, layout))
 
 
 def logits_of(
@@ -239,7 +236,7 @@ def logits_of(
       )
     return {"logits": logits}
 
-  (values,) = Run(build, params, layout).values
+  values = run(build, params, layout)
   return values["logits"].reshape([rows, length, config.vocab_size])
 
 

@@ -2,7 +2,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
 import collections
-import hashlib
 import itertools
 
 import numpy as np
@@ -12,13 +11,7 @@ from hypothesis import strategies as st
 
 from palm_mtf.config.data import FilterConfig
 from palm_mtf.data import worker_pool
-from palm_mtf.data.filters.decide import (
-  REASONS,
-  Candidates,
-  count_removed,
-  decide,
-  find_repeats,
-)
+from palm_mtf.data.filters.decide import REASONS, count_removed, decide
 from palm_mtf.data.sources.document import TRAIN, VALIDATION, Document
 from palm_mtf.data.statistics.ngrams import ContainedExamples
 from palm_mtf.errors import UserError
@@ -33,28 +26,24 @@ _documents = st.lists(
 )
 
 
-def candidates(documents) -> Candidates:
-  digests = [
-    hashlib.blake2b(text.encode(), digest_size=16).digest()
-    for text, _, _ in documents
-  ]
-  return Candidates(
-    digests=np.frombuffer(b"".join(digests), np.uint64).reshape(-1, 2),
-    values=np.zeros([len(documents), 0], np.uint16),
-    weights=np.array([weight for _, weight, _ in documents], np.float64),
-    held_out=np.array([held_out for _, _, held_out in documents], bool),
-  )
-
-
 def documents_that_stay(sources) -> list[list[tuple]]:
   """Returns the documents of each source that stay, sorted."""
-  removed = find_repeats([candidates(source) for source in sources])
-  assert {code for each in removed for code in each} <= {
-    0,
-    REASONS.index("exact_duplicates"),
-  }
+  sources = [
+    ListSource(
+      *(
+        [Document(t, weight=w) for t, w, held_out in source if held_out == x]
+        for x in (False, True)
+      )
+    )
+    for source in sources
+  ]
+  removed = decide(sources, FilterConfig(remove_duplicates="exact"))
   return [
-    sorted(d for d, r in zip(source, mine, strict=True) if not r)
+    sorted(
+      (each.text, each.weight, split == VALIDATION)
+      for (split, each), reason in zip(source.documents(), mine, strict=True)
+      if REASONS[reason] != "exact_duplicates"
+    )
     for source, mine in zip(sources, removed, strict=True)
   ]
 
@@ -91,50 +80,17 @@ def test_length_is_of_inputs_and_text_in_utf_8_and_both_bounds_are_kept():
     ["\u00e9", "abc", "abcd", Document("ab", "cd"), Document("ab", "cde")],
     ["a"],
   )
-  assert reasons(source, min_document_bytes=3, max_document_bytes=4) == [
-    "too_short",
-    "",
-    "",
-    "",
-    "too_long",
-    "too_short",
-  ]
+  found = reasons(source, min_document_bytes=3, max_document_bytes=4)
+  assert found == ["too_short", "", "", "", "too_long", "too_short"]
 
 
-def test_a_quality_below_the_lowest_is_removed_and_the_lowest_is_kept():
-  source = ListSource([Document("a", quality=x) for x in (0.4, 0.5, 2)])
-  found = reasons(source, quality_field="q", min_quality=0.5)
-  assert found == ["low_quality", "", ""]
-
-
-def test_none_is_the_duplicate_of_a_document_that_another_filter_removes():
-  documents = [Document("a", weight=2, quality=0), Document("a", quality=1)]
-  source = ListSource([*documents, documents[1]])
+def test_only_a_quality_below_the_lowest_is_removed_before_duplicates_are():
+  qualities = (0.4, 0.5, 2)
+  source = ListSource([Document("a", quality=x) for x in qualities])
   found = reasons(
-    source, quality_field="q", min_quality=1, remove_duplicates="exact"
+    source, quality_field="q", min_quality=0.5, remove_duplicates="exact"
   )
   assert found == ["low_quality", "", "exact_duplicates"]
-
-
-def test_duplicates_are_found_among_sources_and_the_first_source_keeps_them():
-  sources = [
-    ListSource(["a", "b"], name="first"),
-    ListSource(["b", "c", "a"], ["d", "d"], name="second"),
-  ]
-  found = decide(sources, FilterConfig(remove_duplicates="exact"))
-  exact = REASONS.index("exact_duplicates")
-  assert [each.tolist() for each in found] == [
-    [0, 0],
-    [exact, 0, exact, 0, exact],
-  ]
-
-
-def test_every_document_is_counted_once():
-  decisions = np.array([0, 1, 1, 0, 4, 2], np.uint8)
-  counts = count_removed(decisions)
-  assert counts["documents_read"] == 6
-  assert counts["removed_low_quality"] == 2
-  assert sum(counts.values()) - 6 == 4
 
 
 def kept_by_hand(sources) -> list[list[str]]:
@@ -184,21 +140,16 @@ def test_one_of_each_group_of_near_duplicates_stays_that_of_the_first_source(
     assert counts == dict.fromkeys(range(len(groups)), 1)
 
 
-def test_neither_order_nor_processes_change_what_stays(monkeypatch):
+def test_neither_order_nor_split_nor_processes_change_what_stays(monkeypatch):
   monkeypatch.setattr(worker_pool, "_BATCHES_BEFORE_PROCESSES", 0)
   texts = [*planted(0, 12), *planted(1, 12)]
   first = kept([ListSource(texts)])
   assert kept([ListSource(texts)], 2) == first
+  assert kept([ListSource(texts[::2], texts[1::2])]) == first
   shuffled = [
     texts[i] for i in np.random.default_rng(0).permutation(len(texts))
   ]
   assert kept([ListSource(shuffled)]) == first
-
-
-def test_whether_a_near_duplicate_is_held_out_does_not_count():
-  texts = planted(0, 12)
-  one = kept([ListSource(texts)])
-  assert kept([ListSource(texts[::2], texts[1::2])]) == one
 
 
 def test_exact_and_near_duplicates_are_counted_apart():
@@ -209,15 +160,6 @@ def test_exact_and_near_duplicates_are_counted_apart():
   assert counts["removed_exact_duplicates"] == len(texts) - len({*texts})
   (groups,) = kept_by_hand([texts])
   assert counts["removed_near_duplicates"] == len({*texts}) - len(groups)
-
-
-def test_a_held_out_document_stays_before_its_copy_for_training():
-  source = ListSource(["a", "b"], ["b"])
-  filters = FilterConfig(remove_duplicates="exact")
-  (decisions,) = decide([source], filters)
-  found = [each for each, _ in source.documents()]
-  assert found == [TRAIN, TRAIN, VALIDATION]
-  assert decisions.astype(bool).tolist() == [False, True, False]
 
 
 EXAMPLE = " ".join(f"question{i}" for i in range(20))
@@ -240,21 +182,11 @@ def test_documents_with_an_example_are_removed_before_duplicates_are_found(
   source = ListSource(documents, [f"a {EXAMPLE}", "y"])
   filters = FilterConfig(remove_duplicates="near", max_document_bytes=8000)
   assert contaminated(source, filters, num_processes) == [
-    "contaminated",
-    "",
-    "",
-    "too_long",
-    "exact_duplicates",
-    "contaminated",
-    "",
+    *("contaminated", "", "", "too_long", "exact_duplicates"),
+    *("contaminated", ""),
   ]
   alone = contaminated(source, FilterConfig(min_document_bytes=2))
-  assert [each for each in alone if each] == [
-    "contaminated",
-    "too_short",
-    "contaminated",
-    "too_short",
-  ]
+  assert [x for x in alone if x] == 2 * ["contaminated", "too_short"]
 
 
 def test_token_ids_are_not_compared_with_texts():

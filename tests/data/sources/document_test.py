@@ -65,14 +65,6 @@ def test_repeats_tell_nothing_about_the_split():
     assert abs(kept - len(held_out) / 2) < deviation
 
 
-@given(st.text(), st.floats(0, 100), st.floats(0, 100))
-def test_a_larger_weight_repeats_at_least_as_often(text, first, second):
-  low, high = sorted((first, second))
-  assert num_repeats(Document(text, weight=low)) <= num_repeats(
-    Document(text, weight=high)
-  )
-
-
 @given(st.text("ab\n"), st.integers(1, 9))
 def test_parts_are_short_make_the_text_again_and_end_with_a_line_if_one_fits(
   text, size

@@ -1,8 +1,6 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-import dataclasses
 import itertools
-import json
 import os
 import re
 import resource
@@ -112,13 +110,10 @@ def test_no_document_writes_no_file(tmp_path):
   assert os.listdir(tmp_path) == []
 
 
-def test_files_are_what_numpy_reads_and_are_mapped(tmp_path):
+def test_files_are_what_numpy_reads(tmp_path):
   write(tmp_path, [encoded([5], [6, 7])])
   assert np.load(tmp_path / "train-00000.npy").tolist() == [5, 6, 7, EOD]
   assert np.load(tmp_path / "train-00000.documents.npy").tolist() == [[1], [4]]
-  tokens = map_shard(str(tmp_path), 0, TRAIN, has_inputs=True).tokens
-  with pytest.raises(ValueError, match="read-only"):
-    tokens[0] = 1
 
 
 @pytest.fixture
@@ -156,7 +151,7 @@ def test_every_damage_is_found_and_the_file_is_named(
   folder, damage, name, reads
 ):
   if (damage, name) == ("appended", FILES[0]):
-    return  # tested byte by byte below
+    return  # fuzz_test.py changes its content
   path, why = folder / name, "its content is not what was written"
   if damage == "removed":
     path.unlink()
@@ -169,30 +164,6 @@ def test_every_damage_is_found_and_the_file_is_named(
   with pytest.raises(DamagedShardError) as info:
     check_shard(str(folder), 0, reads=reads)
   assert str(info.value) == f"{path}: {why}"
-
-
-def test_no_changed_byte_of_the_summary_goes_unnoticed(folder):
-  path = folder / "shard-00000.json"
-  content = path.read_bytes()
-  before = check_shard(str(folder), 0, reads=True)
-  for place in range(len(content)):
-    for bit in (1 << place % 8,):
-      changed = bytearray(content)
-      changed[place] ^= bit
-      path.write_bytes(changed)
-      try:
-        found = check_shard(str(folder), 0, reads=True)
-      except DamagedShardError:
-        continue
-      assert found == before  # white space
-
-
-def test_the_summary_says_the_counts_to_people_too(folder):
-  content = json.loads((folder / "shard-00000.json").read_text())
-  summary = check_shard(str(folder), 0, reads=True)
-  for split, counts in summary.counts.items():
-    assert content["counts"][split] == dataclasses.asdict(counts)
-  assert sorted(content["blake2b"]) == sorted(FILES[1:])
 
 
 def test_a_weight_that_no_memory_holds_is_an_error_before_it_fills(tmp_path):
@@ -285,15 +256,17 @@ _shards = st.lists(st.lists(examples(), max_size=4), max_size=5)
 
 
 @hypothesis.given(_shards, st.data(), st.booleans())
-@repeatable(80)
+@repeatable(60)
 def test_reading_across_shards_is_a_slice_of_all_of_them(
   shards, data, has_inputs
 ):
   tokens = token_array(*shards, has_inputs=has_inputs)
-  every, learned = [], []
+  every, learned, expected = [], [], []
   for inputs, text in list(itertools.chain(*shards)):
+    begin, targets = len(every), len(every) + len(inputs) * has_inputs
     every += [*inputs, *text, EOD]
     learned += [not has_inputs] * len(inputs) + [True] * (len(text) + 1)
+    expected.append([begin, targets, len(every)])
   assert len(tokens) == len(every)
   start = data.draw(st.integers(0, len(every)))
   stop = data.draw(st.integers(start, len(every)))
@@ -301,36 +274,12 @@ def test_reading_across_shards_is_a_slice_of_all_of_them(
   assert read.tolist() == every[start:stop]
   assert is_target.tolist() == learned[start:stop]
   assert (read.dtype, is_target.dtype) == (np.int32, np.bool_)
-
-
-@hypothesis.given(_shards, st.booleans())
-@repeatable(50)
-def test_spans_say_where_every_document_and_its_targets_are(shards, has_inputs):
-  tokens = token_array(*shards, has_inputs=has_inputs)
-  expected, end = [], 0
-  for inputs, text in list(itertools.chain(*shards)):
-    begin, end = end, end + len(inputs) + len(text) + 1
-    targets = begin + len(inputs) if has_inputs else begin
-    expected.append([begin, targets, end])
   assert tokens.spans().tolist() == expected
   # Any of them, in any order.
   numbers = np.arange(len(expected))[::-1].repeat(2)
   begins, ends = tokens.extents(numbers)
   assert begins.tolist() == [expected[n][0] for n in numbers]
   assert ends.tolist() == [expected[n][2] for n in numbers]
-
-
-def test_no_tokens_at_all_read_as_none():
-  tokens = TokenArray([Shard(np.empty(0, "<u2"), np.empty([2, 0], np.int64))])
-  assert (len(tokens), tokens.has_inputs) == (0, False)
-  assert tokens.read(0, 0)[0].size == 0
-  assert tokens.spans().shape == (0, 3)
-
-
-@pytest.mark.parametrize("has_inputs", [True, False])
-def test_examples_are_told_from_documents(has_inputs):
-  tokens = token_array([([5], [6])], [], has_inputs=has_inputs)
-  assert tokens.has_inputs == has_inputs
 
 
 def test_reading_a_part_reads_no_more_than_that_part():

@@ -33,8 +33,8 @@ SETTINGS = {
 
 
 @pytest.fixture(scope="module", params=list(SETTINGS))
-def some(request, train_foreign):
-  return open_vocabulary(train_foreign(**SETTINGS[request.param]))
+def some(request, foreign):
+  return open_vocabulary(foreign(**SETTINGS[request.param]))
 
 
 def _ids(vocabulary):

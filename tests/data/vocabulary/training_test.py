@@ -30,7 +30,6 @@ from palm_mtf.data.vocabulary.training import (
 )
 from palm_mtf.errors import UserError
 from tests import processes
-from tests.data.processes import disk_full_at
 
 
 def train(documents, vocab_size, path) -> bytes:
@@ -75,17 +74,12 @@ def test_too_little_text_is_an_error(tmp_path, documents, size, message):
     train(documents, size, tmp_path / "a")
 
 
-def test_digits_are_pieces_even_where_the_text_has_none(tmp_path):
-  train(["some words and some more words\n"] * 9, 290, tmp_path / "a")
-  vocabulary = open_vocabulary(str(tmp_path / "a"))
-  ids = vocabulary.encode("0123456789")
-  assert [vocabulary.piece(i) for i in ids] == list("0123456789")
-
-
-def test_digits_of_every_script_are_learnt_alone(tmp_path):
+def test_digits_of_every_script_and_ours_without_being_in_the_text_are_alone(
+  tmp_path,
+):
   scripts = ["0123456789", "\uff10\uff11\uff12", "\u0660\u0661\u0662"]
   scripts += ["\u0966\u0967\u0968", "\U0001d7ce\U0001d7cf\U0001d7d0"]
-  words = [f"{digits} words {digits}{digits}\n" for digits in scripts] * 50
+  words = [f"{digits} words {digits}{digits}\n" for digits in scripts[1:]] * 50
   train(words, 297, tmp_path / "a")
   vocabulary = open_vocabulary(str(tmp_path / "a"))
   for text in scripts:
@@ -96,25 +90,24 @@ def test_digits_of_every_script_are_learnt_alone(tmp_path):
     ) + 3 * len(text)
 
 
+SETTINGS = {"model_type": "bpe", "vocab_size": 1000, "byte_fallback": True}
+
+
 def test_the_list_of_pieces_is_sentencepieces_own_with_line_breaks_escaped(
   code, tmp_path
 ):
   sentencepiece.SentencePieceTrainer.Train(
     sentence_iterator=iter(code),
     model_prefix=str(tmp_path / "theirs"),
-    model_type="bpe",
-    vocab_size=700,
     normalization_rule_name="identity",
     allow_whitespace_only_pieces=True,
-    byte_fallback=True,
     max_sentence_length=1 << 20,
     minloglevel=2,
+    **SETTINGS,
   )
   ours = list_pieces((tmp_path / "theirs.model").read_bytes())
-  lines = ours.removesuffix("\n").split("\n")
-  assert len(lines) == 700
-  assert all(line.count("\t") == 1 for line in lines)
-  assert any("\\n" in line for line in lines)
+  assert ours.count("\n") == ours.count("\t") == 1000
+  assert "\\n" in ours
   unescaped = re.sub(
     r"\\(\\|n|t|r|x[0-9a-f]{2})",
     lambda match: ast.literal_eval(f"'\\{match[1]}'"),
@@ -130,13 +123,6 @@ def test_reserved_characters_cost_no_more_than_themselves(code, tmp_path):
     train(documents, 700, tmp_path / "a")
     sizes.append(len(open_vocabulary(str(tmp_path / "a")).encode(code[0])))
   assert sizes[0] == pytest.approx(sizes[1], rel=0.02)
-
-
-def test_a_full_disk_is_named_and_nothing_is_left(code, tmp_path):
-  with disk_full_at(1000), pytest.raises(UserError) as info:
-    train(code, 700, tmp_path / "a")
-  assert f"no disk space left for {tmp_path}, which needs" in str(info.value)
-  assert os.listdir(tmp_path) == []
 
 
 def test_a_sample_is_the_same_in_any_order_and_fits(code):
@@ -242,9 +228,6 @@ def test_256000_pieces_are_the_same_on_any_cores_in_less_than_4_gb(
     )
     assert gigabytes < 4
   assert hashes[0] == hashes[1]
-
-
-SETTINGS = {"model_type": "bpe", "vocab_size": 1000, "byte_fallback": True}
 
 
 def train_on(sentences, told=None) -> bytes:

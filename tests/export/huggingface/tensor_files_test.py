@@ -34,7 +34,6 @@ def _refused(folder) -> str:
     b"{}",
     b"[" * 200_000,
     b'{"weight_map": {}}',
-    b'{"weight_map": []}',
     b'{"weight_map": "a"}',
   ],
   ids=lambda x: str(x[:20]),
@@ -49,14 +48,11 @@ def test_an_index_without_a_map_is_refused(content, model_folder):
   "file",
   [
     5,
-    None,
     ["a.safetensors"],
     "",
-    ".",
     "..",
     "a\0b.safetensors",
     "../model/" + SHARD,
-    "/etc/passwd",
     "/tmp/x.safetensors",
     "sub/x.safetensors",
     "config.json",
@@ -194,12 +190,6 @@ def test_what_the_library_writes_is_read(tmp_path):
     np.testing.assert_array_equal(file.read(name), value)
 
 
-def test_what_is_written_is_read_bit_for_bit(tmp_path):
-  file = SafetensorsFile(_write(tmp_path / "x"))
-  for name, value in TENSORS.items():
-    assert file.read(name).tobytes() == value.tobytes()
-
-
 def test_a_transposed_tensor_is_written_in_row_major_order(tmp_path):
   value = np.arange(6, dtype=np.float32).reshape(2, 3).T
   file = SafetensorsFile(_write(tmp_path / "x", {"a": value}))
@@ -225,25 +215,18 @@ def test_integers_are_refused_by_the_tensors_name(tmp_path):
     lambda x: {"data_offsets": x[GATE]["data_offsets"]},
     lambda x: {"data_offsets": [0, x[UP]["data_offsets"][1]]},
     lambda x: {"data_offsets": [-4, x[UP]["data_offsets"][1]]},
-    lambda x: {"data_offsets": [-(10**6), x[UP]["data_offsets"][1]]},
     lambda x: {"data_offsets": [10**30, x[UP]["data_offsets"][1]]},
     lambda x: {"data_offsets": x[UP]["data_offsets"][::-1]},
     lambda x: {"data_offsets": [a + 10**6 for a in x[UP]["data_offsets"]]},
     lambda x: {"data_offsets": [*map(float, x[UP]["data_offsets"])]},
-    lambda x: {"data_offsets": [*map(str, x[UP]["data_offsets"])]},
     lambda _: {"data_offsets": [None, None]},
     lambda _: {"data_offsets": [0]},
-    lambda _: {"data_offsets": {}},
     lambda _: {"dtype": "F16"},
-    lambda _: {"dtype": "F64"},
-    lambda _: {"dtype": "I32"},
     lambda _: {"dtype": "bogus"},
     lambda _: {"dtype": ["F32"]},
-    lambda _: {"dtype": None},
     lambda _: {"shape": [36.0, 24.0]},
     lambda _: {"shape": [-36, -24]},
     lambda _: {"shape": [2**62, 2**62]},
-    lambda _: {"shape": "ab"},
     lambda _: {"shape": [[36], [24]]},
     lambda _: {"shape": None},
   ],

@@ -85,13 +85,6 @@ def _printed(command, finished, *flags) -> list[dict]:
   return runs.printed(command, "--model_dir", finished, "--json", *flags)
 
 
-@pytest.mark.slow
-def test_the_folders_are_as_tensorflow_serving_wants(folder):
-  assert [path.name for path in folder.iterdir()] == ["12"]  # the step
-  assert (folder / "12" / "saved_model.pb").is_file()
-  assert (folder / "12" / "variables").is_dir()
-
-
 def test_likelihoods_of_texts_of_any_length_equal_score(results, finished):
   flags = [flag for text in TEXTS for flag in ("--text", text)]
   lines = _printed("score", finished, *flags)[: len(TEXTS)]

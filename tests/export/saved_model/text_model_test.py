@@ -115,19 +115,17 @@ def test_source_code_comes_back_from_its_ids(vocabulary, coder):
 
 def test_ids_of_any_characters_are_the_same(vocabulary, coder):
   rng = random.Random(0)
-  letters = [
-    " ",
-    "  ",
-    "\n",
-    "\t",
-    "a",
-    "the",
-    "\u2581",
-    "\u2581 ",
-    "\u00e9",
+  letters = [" ", "  ", "\n", "\t", "a", "the", "\u2581", "\u2581 ", "\u00e9"]
+  letters += [
     "\0",
+    "[eod]",
+    "<pad>",
+    "<unk>",
+    "<0x41>",
+    "7",
+    "\u2585",
+    "\U0001f600",
   ]
-  letters += ["[eod]", "<pad>", "<unk>", "<0x41>", "7", "\u2585", "\U0001f600"]
   texts = [
     "".join(rng.choices(letters, k=rng.randrange(9))) for _ in range(999)
   ]

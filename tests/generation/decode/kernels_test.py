@@ -3,13 +3,10 @@
 """Products with constant weights equal NumPy's."""
 
 import numpy as np
-import pytest
 
 from palm_mtf._tf import tf
 from palm_mtf.generation.decode.kernels import (
   find_largest,
-  make_kernel,
-  multiply,
   round_to_int4,
   round_to_int8,
 )
@@ -19,25 +16,6 @@ ROWS, INNER, OUTER = 3, 20, 7
 
 def random(seed, *shape):
   return np.random.default_rng(seed).normal(size=shape).astype(np.float32)
-
-
-def multiply_in_session(x, w, *, is_step):
-  """Returns two products in one session, as a loop would run them."""
-  with tf.Graph().as_default(), tf.Session() as session:
-    kernel = make_kernel(tf.constant(w), tf.float32, "w")
-    session.run(kernel.initialize)
-    result = multiply([tf.constant(x)], kernel, is_step=is_step)
-    first = session.run(result)
-    np.testing.assert_array_equal(session.run(result), first)
-    return first
-
-
-@pytest.mark.parametrize("is_step", [False, True])
-@pytest.mark.parametrize("num_rows", [1, ROWS])
-def test_float_products_are_numpy_s(is_step, num_rows):
-  x, w = random(0, num_rows, INNER), random(1, INNER, OUTER)
-  y = multiply_in_session(x, w, is_step=is_step)
-  np.testing.assert_allclose(y, x @ w, rtol=1e-5, atol=1e-5)
 
 
 def test_numbers_are_rounded_to_255_of_a_column():

@@ -11,7 +11,6 @@ import json
 
 import pytest
 import seqio
-import tensorflow as tf
 
 from palm_mtf.cli.main import main
 from palm_mtf.lm_eval.run import Run
@@ -72,20 +71,6 @@ def test_samples_of_training_equal_the_text_of_generate(counting):
     "generate", "--model_dir", counting, "--gin.SAMPLE_TOKENS=3", *flags
   )
   assert sample["continuation"] == drawn["continuation"]
-
-
-@pytest.mark.slow
-def test_a_saved_model_keeps_the_space(counting, tmp_path):
-  served = tmp_path / "served"
-  flags = ["--model_dir", str(counting), "--format=saved_model"]
-  assert main(["export", *flags, "--output", str(served)]) == 0
-  model = tf.saved_model.load(str(served / "40"))
-  prompts = tf.constant([PROMPT, "one", ""])
-  found = model.generate(prompts, max_tokens=3, temperature=0.0)
-  first, second, third = found["continuation"].numpy()
-  assert first.decode() == CONTINUATION
-  assert second.decode().startswith(" two")
-  assert third[:1] != b" "  # begins a text
 
 
 def test_lm_eval_keeps_the_space_and_cuts_at_it(counting):

@@ -11,6 +11,7 @@ import pytest
 
 from palm_mtf.errors import UserError
 from tests.generation.serving.live_server import answer_to, http, serving
+from tests.refusals import message_of
 
 pytest.importorskip("aiohttp", reason="aiohttp, which serve needs, is absent")
 
@@ -91,17 +92,7 @@ def test_every_address_needs_its_flag_and_warns(given, caplog):
   ],
 )
 def test_what_is_not_an_address_of_this_host_is_one_error_line(given, message):
-  with pytest.raises(UserError) as error:
-    begin(given)
-  assert message in str(error.value)
-
-
-@needs_ipv6
-def test_a_port_in_use_is_named_with_its_address():
-  with begin("[::1]:0") as listening:
-    port = listening.getsockname()[1]
-    with pytest.raises(UserError, match=rf"\[::1\]:{port}.: port {port} is in"):
-      begin(f"[::1]:{port}")
+  assert message in message_of(begin, given)
 
 
 PROMPT = {"prompt": "one"}
@@ -236,23 +227,6 @@ def test_a_wrong_key_is_refused_with_the_way_to_give_one(given):
   assert "first" not in str(content)
 
 
-def test_public_client_gives_its_key():
-  openai = pytest.importorskip("openai", reason="the client openai is absent")
-
-  async def run():
-    async with serving(Access(None, ["secret"])) as (_, address):
-      url = f"http://{address[0]}:{address[1]}/v1"
-      right = openai.AsyncOpenAI(base_url=url, api_key="secret")
-      wrong = openai.AsyncOpenAI(base_url=url, api_key="none", max_retries=0)
-      async with right, wrong:
-        answer = await right.completions.create(model="m", prompt="one")
-        assert answer.choices[0].text
-        with pytest.raises(openai.AuthenticationError, match="Bearer KEY"):
-          await wrong.completions.create(model="m", prompt="one")
-
-  asyncio.run(run())
-
-
 def test_keys_are_the_lines_of_a_file(tmp_path):
   path = tmp_path / "keys"
   path.write_bytes(b"\xef\xbb\xbffirst\r\n\n  sk-second \n")
@@ -278,8 +252,7 @@ def test_a_file_without_private_keys_is_one_error_line(
   if content is not None:
     path.write_bytes(content)
     path.chmod(mode)
-  with pytest.raises(UserError) as error:
-    read_keys(str(path))
-  assert message in str(error.value) and "two words" not in str(error.value)
+  said = message_of(read_keys, str(path))
+  assert message in said and "two words" not in said
   with pytest.raises(UserError, match="give a text file"):
     read_keys(os.path.dirname(path))

@@ -246,19 +246,6 @@ def test_a_cancelled_row_gives_its_slot_and_place_to_others(run):
   assert run.counters.cancelled == 3
 
 
-def test_a_row_ends_when_its_time_is_over_waiting_or_not(run):
-  run.decoder.may_step = threading.Semaphore(3)
-  late = [run.row(10, max_tokens=10**6, secs=0.2) for _ in range(SLOTS + 1)]
-  run.batcher.submit(late)
-  run.thread.start()
-  wait_for(late[0], 2)
-  run.decoder.clock += 0.3
-  run.decoder.may_step.release(1000)
-  run.end()
-  assert [row.ended for row in late] == ["time"] * 3
-  assert 0 < len(late[0].chosen) < 10 and late[-1].chosen == []
-
-
 def test_a_row_that_is_only_scored_takes_no_step(run):
   row = run.row(5, 6, max_tokens=0, scores=True)
   run.serve(row)
@@ -277,15 +264,6 @@ def test_a_step_that_fails_ends_all_rows_and_the_batch(run):
   assert {row.ended for row in rows} == {"failed"}
   with pytest.raises(FullError):
     run.batcher.submit([run.row(1)])
-
-
-def test_giving_up_ends_rows_that_would_continue(run):
-  rows = [run.row(1, max_tokens=10**6) for _ in range(SLOTS + 1)]
-  run.batcher.submit(rows)
-  run.thread.start()
-  run.batcher.give_up()
-  run.end()
-  assert {row.ended for row in rows} == {"failed"}
 
 
 def test_a_client_with_many_rows_blocks_no_other_client(run):
@@ -467,16 +445,3 @@ def test_a_new_client_comes_after_waiting_clients_but_before_their_next_turn():
   first = rows.take([])
   rows.add([Waiting("c", "3")])
   assert first.asked + serve_slot(rows) == "1213212"
-
-
-def test_ended_rows_leave_and_are_not_counted():
-  rows = waiting(("a", "1", 2), ("b", "2", 1))
-  first, *_ = rows
-  first.ended = "cancelled"
-  assert len(rows) == 3
-  rows.remove_ended()
-  assert [row.client for row in rows] == ["a", "b"]
-  for row in rows:
-    row.ended = "time"
-  rows.remove_ended()
-  assert len(rows) == 0 and not list(rows)

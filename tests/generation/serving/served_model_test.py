@@ -158,30 +158,6 @@ def test_entries_end_with_the_token_that_ends_a_stop_string(
   assert found[-1]["logprobs"]["top_logprobs"] is None
 
 
-def test_a_prompt_that_is_only_scored_has_its_entries_and_no_other(vocabulary):
-  row, choice = begin(vocabulary, echo=True, logprobs=1, max_tokens=0)
-  row.ended = "length"
-  found = choice.read()
-  assert (found["text"], found["finish_reason"]) == ("one", "length")
-  assert len(found["logprobs"]["tokens"]) == choice.num_prompt_tokens
-  assert choice.num_tokens == 0
-
-
-def test_ids_that_hold_the_start_token_have_an_entry_for_it(vocabulary):
-  ids = vocabulary.encode("one")
-  row, choice = begin(vocabulary, prompt=[0, *ids], echo=True, logprobs=1)
-  assert row.prompt == [0, *ids]
-  assert choice.num_prompt_tokens == 1 + len(ids)
-  row.ended = "length"
-  found = choice.read()
-  assert found["text"] == "one"
-  told = found["logprobs"]
-  assert told["tokens"][0] == "" and "".join(told["tokens"]) == "one"
-  assert told["token_logprobs"] == [None, *(-0.5 * i for i in ids)]
-  assert told["top_logprobs"][0] is None
-  assert told["text_offset"][:2] == [0, 0]
-
-
 def test_without_a_start_token_the_first_token_has_no_log_p(vocabulary):
   row, _ = begin(vocabulary, echo=True, logprobs=1)
   row.prompt, row.num_start = row.prompt[1:], 0

@@ -7,7 +7,6 @@ import functools
 import os
 import re
 import signal
-import threading
 import time
 import types
 
@@ -19,9 +18,7 @@ from palm_mtf.checkpoints.manifest import newest_whole
 from palm_mtf.config import MeshLayout, PodsConfig
 from palm_mtf.native.operations import operations
 from palm_mtf.runtime.client import connect
-from palm_mtf.runtime.client.client import Client
 from palm_mtf.runtime.client.connect import memory_reader
-from palm_mtf.runtime.client.heartbeat import PodLostError
 from palm_mtf.runtime.client.local_servers import cores_of_pods
 from palm_mtf.runtime.client.places import Place
 from palm_mtf.runtime.processes import Process
@@ -29,11 +26,8 @@ from palm_mtf.runtime.server.start import start_server
 from palm_mtf.runtime.server_info import read_info
 from palm_mtf.training import session
 from tests import runs
-from tests.runtime.client.local_servers_test import (
-  is_running,
-  servers_of,
-  wait_until,
-)
+from tests.processes import is_running, wait_for
+from tests.runtime.client.local_servers_test import servers_of
 from tests.runtime.served import Served
 
 
@@ -71,21 +65,6 @@ def test_pods_in_all_three_places_hold_the_same_bits_for_200_steps(
     runs.assert_same_tensors(tmp_path / "in_process", tmp_path / place, 200)
   names = runs.read_tensors(tmp_path / "in_process", 200)
   assert any(name.endswith("/momentum") for name in names)
-
-
-def test_a_session_of_a_lost_pod_is_not_waited_for(monkeypatch):
-  """`close` of the session would wait for the pod."""
-  comes_back = threading.Event()
-  session = types.SimpleNamespace(close=comes_back.wait, graph=tf.Graph())
-  monkeypatch.setattr(connect.tf, "Session", lambda *_, **__: session)
-  start = time.monotonic()
-  with (
-    pytest.raises(PodLostError),
-    connect.Cluster(devices=[], config=None).client(),
-  ):
-    raise PodLostError(1, "pod 1 is gone")
-  assert time.monotonic() - start < 8
-  comes_back.set()
 
 
 @pytest.mark.parametrize(
@@ -142,7 +121,7 @@ def test_every_line_has_the_memory_of_each_server_and_a_lost_one_is_named(
     pids = servers_of(os.getpid())
     before = [*map(resident_bytes_of, pids)]
     if len(seen) == 3:
-      wait_until((tmp_path / "checkpoints" / "step_00000002").exists)
+      wait_for((tmp_path / "checkpoints" / "step_00000002").exists)
       os.kill(pids[1], signal.SIGKILL)
       lost.append((time.monotonic(), pids))
     found = real()
@@ -178,9 +157,3 @@ def test_every_line_has_the_memory_of_each_server_and_a_lost_one_is_named(
     r"command to resume\.",
     line,
   ), line
-
-
-def test_pods_in_process_have_the_memory_of_the_process_alone():
-  with tf.Graph().as_default(), Client(tf.Session()) as client:
-    tf.constant(0)  # an empty graph cannot run
-    assert memory_reader(client, [])() == {}

@@ -4,10 +4,8 @@
 
 import os
 import pathlib
-import re
 import shutil
 import subprocess
-import time
 
 import pytest
 
@@ -79,13 +77,6 @@ def test_a_server_that_ends_is_named():
   )
 
 
-def wait_until(condition, secs=60):
-  end = time.monotonic() + secs
-  while not condition():
-    assert time.monotonic() < end, "it did not happen in time"
-    time.sleep(0.05)
-
-
 def servers_of(client):
   """Returns the process ids of the servers that `client` has started."""
   children = [
@@ -101,14 +92,6 @@ def servers_of(client):
   ]
 
 
-def is_running(pid):
-  try:
-    status = pathlib.Path(f"/proc/{pid}/status").read_text()
-  except FileNotFoundError:
-    return False
-  return not re.search(r"^State:\s+Z", status, re.M)
-
-
 @pytest.mark.slow
 def test_a_killed_client_leaves_no_server(corpus, tmp_path):
   settings = {"NUM_PODS": 2, "PODS": "local_servers", "LOG_STEPS": 1}
@@ -120,7 +103,7 @@ def test_a_killed_client_leaves_no_server(corpus, tmp_path):
   assert len(pids) == 2
   process.kill()
   process.communicate()
-  wait_until(lambda: not any(map(is_running, pids)))
+  processes.wait_for(lambda: not any(map(processes.is_running, pids)))
 
 
 def test_cores_are_divided_equally(monkeypatch):

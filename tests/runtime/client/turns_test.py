@@ -8,12 +8,12 @@ import time
 
 import pytest
 
-from palm_mtf.errors import UserError
 from palm_mtf.runtime.client.turns import ManagedTurns
 from palm_mtf.runtime.manager import service
 from palm_mtf.runtime.manager.client import ManagerClient
 from palm_mtf.runtime.manager.manager import Manager
 from palm_mtf.runtime.program import Program
+from tests.processes import wait_for
 
 SECS = 10.0
 DEVICES = {"/cpu:0": "host:1/0", "/cpu:1": "host:1/1"}
@@ -58,13 +58,6 @@ def start(turns, program, order, name, may_end):
   return thread
 
 
-def wait_for(condition):
-  end = time.monotonic() + SECS
-  while not condition():
-    assert time.monotonic() < end
-    time.sleep(0.01)
-
-
 def test_a_bounded_number_of_programs_of_all_clients_runs_at_a_time(manager):
   order, may_end = [], threading.Event()
   with (
@@ -98,21 +91,6 @@ def test_programs_on_other_devices_do_not_wait(manager):
       thread.join(SECS)
 
 
-def test_a_program_that_no_device_can_hold_is_refused_in_one_line(manager):
-  big = Program(device_bytes=dict.fromkeys(DEVICES, BYTES + 1))
-  with (
-    manager() as address,
-    taker(address, "a") as a,
-    pytest.raises(UserError) as error,
-    a.take(big),
-  ):
-    pass
-  assert str(error.value) == (
-    "1,001 bytes on device 'host:1/0': its budget is 1,000: use more devices, "
-    "or raise the budget."
-  )
-
-
 def test_buffers_wait_for_memory_that_a_run_reserves(manager):
   order, may_end = [], threading.Event()
   may_end.set()
@@ -142,29 +120,6 @@ def test_a_client_that_ends_gives_its_turns_to_the_others(manager):
     for thread in threads:
       thread.join(SECS)
   assert order == [*"aaaa", "b"]
-
-
-@pytest.mark.slow
-def test_programs_run_while_no_manager_answers_and_take_turns_again(manager):
-  with manager() as address:
-    with taker(address, "a") as a:
-      with a.take(Program()):
-        pass
-      port = int(address.rpartition(":")[2])
-  with taker(address, "a") as a:
-    with a.take(Program()):  # no manager
-      pass
-    order, may_end = [], threading.Event()
-    with manager(port) as again:
-      assert again == address
-      time.sleep(2.5)
-      threads = [start(a, Program(), order, i, may_end) for i in range(5)]
-      wait_for(lambda: len(order) == 4)
-      time.sleep(0.2)
-      assert len(order) == 4
-      may_end.set()
-      for thread in threads:
-        thread.join(SECS)
 
 
 @pytest.mark.slow

@@ -13,10 +13,11 @@ from palm_mtf.errors import UserError
 from palm_mtf.runtime.manager.client import ManagerClient
 from palm_mtf.runtime.manager.service import serve
 from palm_mtf.runtime.manager.slices import Wish
+from tests.processes import wait_for
+from tests.refusals import message_of
 from tests.runtime.intrusion import free_ports
 from tests.runtime.manager.service_test import (
   connect,
-  message_of,
   register,
   tensorflow_address,
 )
@@ -57,37 +58,11 @@ def test_a_server_of_tensorflow_is_no_manager():
   )
 
 
-@pytest.mark.parametrize(
-  ("address", "message"),
-  [
-    (
-      "manager",
-      '--manager = "manager": write ADDRESS:PORT, the port from 0 (any that is '
-      'free) to 65535, as in "127.0.0.1:2222".',
-    ),
-    (
-      "no-such-host.invalid:1",
-      '--manager: the name "no-such-host.invalid" has no IPv4 address on this '
-      "host; correct it, add it to /etc/hosts, or give the address itself.",
-    ),
-  ],
-)
-def test_an_address_that_cannot_be_is_one_line(address, message):
-  assert message_of(ManagerClient, "--manager", address) == message
-
-
 def test_an_environment_with_a_proxy_reaches_the_manager(tmp_path, monkeypatch):
   monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")
   with serve("127.0.0.1", 0, str(tmp_path / "state"), "") as port:
     with connect(port) as client:
       assert client.call("list_all") == []
-
-
-def wait_until(happens):
-  end = time.monotonic() + 30
-  while not happens():
-    assert time.monotonic() < end
-    time.sleep(0.05)
 
 
 def is_listed(port, owner):
@@ -108,7 +83,7 @@ def test_an_owner_keeps_its_slices_while_the_manager_is_away(tmp_path):
     with pytest.raises(UserError):
       client.allocate("another", wish)
     with serve("127.0.0.1", port, state, ""):
-      wait_until(lambda: is_listed(port, "run"))
+      wait_for(lambda: is_listed(port, "run"))
       assert client.allocate("run", wish) == places
       client.close()
       assert not is_listed(port, "run")
@@ -121,7 +96,7 @@ def test_an_owner_whose_slices_are_released_is_warned_once(tmp_path, caplog):
       register(client, tensorflow_address(), 2)
       client.allocate("run", Wish(slices=["2"]))
       other.call("release", owner="run")
-      wait_until(lambda: "the manager has released" in caplog.text)
+      wait_for(lambda: "the manager has released" in caplog.text)
       time.sleep(2.5)  # more beats
   warnings = [x.message for x in caplog.records if x.levelname == "WARNING"]
   assert warnings == [

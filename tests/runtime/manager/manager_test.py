@@ -19,6 +19,7 @@ from palm_mtf.errors import UserError
 from palm_mtf.runtime.manager.manager import Manager, Store
 from palm_mtf.runtime.manager.slices import Allocation, Server, Wish
 from tests import processes
+from tests.refusals import message_of
 
 KIND = {"palm_mtf": "1", "threads": "2"}
 ONE = {"slices": ["2"]}
@@ -72,12 +73,6 @@ def cluster(tmp_path):
   found = Cluster(tmp_path / "state")
   with contextlib.closing(found.store):
     yield found
-
-
-def message_of(function, *arguments):
-  with pytest.raises(UserError) as error:
-    function(*arguments)
-  return str(error.value)
 
 
 def test_a_slice_moves_from_a_lost_server_and_not_from_a_silent_second(cluster):
@@ -255,12 +250,6 @@ ALLOCATION = Allocation(
 )
 
 
-def refusal(path):
-  with pytest.raises(UserError) as error:
-    Store(str(path))
-  return str(error.value)
-
-
 def test_another_process_reads_what_was_put_before_a_kill(tmp_path):
   path = str(tmp_path / "state")
   program = f"""
@@ -289,7 +278,7 @@ os.kill(os.getpid(), signal.SIGKILL)
 def test_a_second_manager_is_refused_while_the_first_lives(tmp_path):
   path = tmp_path / "state"
   store = Store(str(path))
-  assert refusal(path) == (
+  assert message_of(Store, str(path)) == (
     f"--state = '{path}': another manager uses it; stop that one, or name "
     "another file."
   )
@@ -301,13 +290,13 @@ def test_what_is_no_state_of_this_version_is_refused(tmp_path):
   path = tmp_path / "state"
   path.write_text("not a database, but a longer text than its header\n" * 9)
   before = path.read_bytes()
-  assert refusal(path) == (
+  assert message_of(Store, str(path)) == (
     f"--state = '{path}': file is not a database; mend that, or name another "
     "file."
   )
   assert path.read_bytes() == before
   missing = tmp_path / "missing" / "state"
-  assert refusal(missing) == (
+  assert message_of(Store, str(missing)) == (
     f"--state = '{missing}': unable to open database file; mend that, or name "
     "another file."
   )
@@ -315,7 +304,7 @@ def test_what_is_no_state_of_this_version_is_refused(tmp_path):
   with sqlite3.connect(later) as file:
     file.execute("PRAGMA user_version = 99")
   file.close()
-  assert refusal(later) == (
+  assert message_of(Store, str(later)) == (
     f"--state = '{later}': is of another version of palm_mtf; use that "
     "version, or another file."
   )
@@ -324,12 +313,12 @@ def test_what_is_no_state_of_this_version_is_refused(tmp_path):
     file.execute("CREATE TABLE photos (x)")
   file.close()
   before = foreign.read_bytes()
-  assert refusal(foreign) == (
+  assert message_of(Store, str(foreign)) == (
     f"--state = '{foreign}': is a database of another program; name another "
     "file."
   )
   assert foreign.read_bytes() == before
-  assert refusal("") == (
+  assert message_of(Store, "") == (
     "--state is empty: name a file for servers and slices."
   )
 
@@ -351,7 +340,7 @@ def test_a_stored_item_that_is_damaged_is_named(kind, text, tmp_path):
   with sqlite3.connect(path) as file:
     file.execute("INSERT INTO items VALUES (?, ?, ?)", (kind, "a", text))
   file.close()
-  assert refusal(path) == (
+  assert message_of(Store, str(path)) == (
     f"--state = '{path}': ('{kind}', 'a') is damaged; name another file, with "
     "which servers and runs join again."
   )

@@ -11,12 +11,12 @@ import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from palm_mtf.errors import UserError
 from palm_mtf.runtime.manager import client as client_module
 from palm_mtf.runtime.manager.client import ManagerClient
 from palm_mtf.runtime.manager.service import serve
-from palm_mtf.runtime.manager.slices import Server, Wish
+from palm_mtf.runtime.manager.slices import Server
 from palm_mtf.runtime.server.start import start_server
+from tests.refusals import message_of
 from tests.runtime.intrusion import NOBODY, Intruder, free_ports
 
 
@@ -34,12 +34,6 @@ def port(tmp_path):
 
 def connect(port, tls=""):
   return ManagerClient("MANAGER", f"127.0.0.1:{port}", tls)
-
-
-def message_of(function, *arguments, **keywords):
-  with pytest.raises(UserError) as error:
-    function(*arguments, **keywords)
-  return str(error.value)
 
 
 def register(client, address, devices):
@@ -73,16 +67,6 @@ def test_a_server_that_the_manager_does_not_reach_is_refused(port):
         f"no TensorFlow server answers the manager at {address}; start the "
         "server at an address that the manager reaches (--listen)."
       )
-
-
-def test_an_owner_has_its_slices_until_its_client_is_closed(port):
-  with connect(port) as other:
-    register(other, tensorflow_address(), 2)
-    with connect(port) as client:
-      places = client.allocate("run", Wish(slices=["1x2"]))
-      assert places == [[(tensorflow_address(), 0), (tensorflow_address(), 1)]]
-      assert other.call("list_all")[0]["owners"] == ["run"]
-    assert other.call("list_all")[0]["owners"] == []
 
 
 def test_another_version_of_requests_is_refused_by_both_versions(

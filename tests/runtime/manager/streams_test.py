@@ -10,7 +10,6 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 
 import grpc
 import pytest
@@ -23,6 +22,7 @@ from palm_mtf.runtime.manager import service
 from palm_mtf.runtime.manager.client import ManagerClient
 from palm_mtf.runtime.manager.manager import Manager
 from palm_mtf.runtime.program import Program
+from tests.processes import wait_for
 from tests.relay import Relay
 
 SECS = 60.0
@@ -80,13 +80,6 @@ class Stream:
 def channel(address):
   with grpc.insecure_channel(address, client_module.CHANNEL_OPTIONS) as channel:
     yield channel
-
-
-def wait_for(condition):
-  end = time.monotonic() + SECS
-  while not condition():
-    assert time.monotonic() < end
-    time.sleep(0.02)
 
 
 def ask(address, method, **arguments):
@@ -200,7 +193,8 @@ CLIENT = f"""
 import json, queue, sys, grpc
 requests = queue.SimpleQueue()
 submits = [dict(submit=i, **{SUBMIT}) for i in range(4)]
-requests.put(json.dumps(submits).encode())
+keeps = {{"keep": {{"host:1/0": 600}}}}
+requests.put(json.dumps([keeps, *submits]).encode())
 about = dict(protocol="{client_module.PROTOCOL}", owner="silent", weight="1")
 channel = grpc.insecure_channel(sys.argv[1])
 answers = channel.stream_stream("/palm_mtf.Manager/turns")(
@@ -211,17 +205,20 @@ for answer in answers:
 """
 
 
-def test_a_client_that_is_stopped_loses_its_turns(hasty, address):
+@pytest.mark.parametrize("number", [signal.SIGSTOP, signal.SIGKILL])
+def test_a_client_that_is_stopped_or_killed_loses_its_turns_and_its_bytes(
+  number, hasty, address
+):
   with subprocess.Popen(
     [sys.executable, "-c", CLIENT, address], stdout=subprocess.PIPE
   ) as silent:
     assert silent.stdout.readline() == b"[]\n"
     assert silent.stdout.readline().count(b"start") == 4
-    os.kill(silent.pid, signal.SIGSTOP)
+    os.kill(silent.pid, number)
     try:
       with ManagerClient("MANAGER", address) as client:
         turns = ManagedTurns(client.open_turns("other", 1.0), DEVICES)
-        with turns.take(Program()):
+        with turns.take(Program(device_bytes={"/cpu:0": 500})):
           pass
         assert [x["client"] for x in ask(address, "list_all")] == ["other"]
         turns.close()

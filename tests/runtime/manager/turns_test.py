@@ -62,25 +62,6 @@ def test_the_times_of_all_programs_add_up_to_the_time_that_a_device_works(
   assert abs(total - len(worked)) < 1e-9
 
 
-def test_a_client_that_ends_leaves_nothing_to_the_manager():
-  turns = Turns(GangScheduler("shares", {}), lambda: {"a": 10})
-
-  def submit(tenant, number, num_bytes):
-    message = {"submit": number, "program": 7, "num_bytes": {"a": num_bytes}}
-    turns.take(tenant, [message | {"after": []}])
-
-  turns.add_client("client", 1.0, (answers := []).append)
-  submit("client", 1, 5)
-  turns.take("client", [{"run": 1}])
-  assert answers == [{"start": 1}]
-  turns.remove_client("client")
-  turns.add_client("next", 1.0, (started := []).append)
-  for number in range(4):
-    submit("next", number, 10)
-    turns.take("next", [{"run": number}, {"finish": number, "kept": {}}])
-  assert started == [{"start": number} for number in range(4)]
-
-
 def test_a_program_on_devices_that_no_server_has_registered_yet_runs():
   devices = {}
   turns = Turns(GangScheduler("fifo", {}), lambda: devices)

@@ -20,6 +20,7 @@ from palm_mtf.runtime.server import clients
 from palm_mtf.runtime.server.clients import find_silent_peers
 from palm_mtf.runtime.server.start import start_server
 from palm_mtf.runtime.server_info import call_function, read_info
+from tests.processes import wait_for
 from tests.relay import Relay
 from tests.runtime.served import Served
 
@@ -72,10 +73,7 @@ def hold(stack, cluster, value):
 
 
 def wait_until_forgotten(name):
-  end = time.monotonic() + SECS
-  while name in clients._clients:
-    assert time.monotonic() < end
-    time.sleep(0.05)
+  wait_for(lambda: name not in clients._clients, SECS)
 
 
 def test_clients_join_and_leave_in_any_order(address):
@@ -157,10 +155,7 @@ def ask_silent(address, peer):
 
 def wait_for_silent(address, peer, expected, secs):
   """Waits until a server reports `expected`."""
-  start = time.monotonic()
-  while (found := ask_silent(address, peer)) != expected:
-    assert time.monotonic() - start < secs, found
-    time.sleep(0.05)
+  wait_for(lambda: ask_silent(address, peer) == expected, secs)
 
 
 @pytest.mark.slow  # waits for its timeouts

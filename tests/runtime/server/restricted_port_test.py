@@ -17,8 +17,6 @@ from palm_mtf.runtime.server import restricted_port as module
 from palm_mtf.runtime.server import start
 from palm_mtf.runtime.server.restricted_port import (
   _admit_new,
-  admit_own_user,
-  restrict_to_admitted,
   restricted_port,
 )
 from tests import processes, runs
@@ -158,13 +156,10 @@ def apart(*command, as_user=("--user", "--map-root-user")):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-  "num_tens", [1, pytest.param(10, marks=pytest.mark.slow)]
-)
-def test_another_host_gets_no_answer_from_servers_that_start(num_tens):
+def test_another_host_gets_no_answer_from_a_hundred_servers_that_start():
   """Only a server that listens at an address of this host answers there."""
   command = apart(sys.executable, "-m", "tests.runtime.intrusion", "10")
-  for _ in range(num_tens):
+  for _ in range(10):
     done = subprocess.run(
       command, stdout=subprocess.PIPE, text=True, env=processes.environment()
     )
@@ -197,83 +192,16 @@ def test_another_user_gets_no_answer_from_any_server_of_a_run(corpus, tmp_path):
   assert len({x for x in intruder.lines if x.startswith("cut")}) == 3
 
 
-def speak(port, uid=None, ip="127.0.0.1"):
-  """Connects and says "hello" as a user; returns the process that waits."""
-  pid = os.fork()
-  if pid:
-    return pid
-  code = 1
-  try:
-    if uid is not None:
-      os.setuid(uid)
-    with socket.create_connection((ip, port), timeout=10) as connection:
-      connection.sendall(b"hello")
-      code = 0 if connection.recv(1) == b"!" else 1
-  finally:
-    os._exit(code)
-
-
-def heard(listener):
-  """Accepts a connection; returns what arrives by it, and answers."""
-  connection, _ = listener.accept()
-  with connection, contextlib.suppress(ConnectionResetError):
-    connection.settimeout(10)
-    data = connection.recv(5)
-    if data:
-      connection.sendall(b"!")
-    return data
-  return b""
-
-
-def exit_code(pid):
-  return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
-
-
-@pytest.fixture(params=[socket.AF_INET, socket.AF_INET6], ids=["ipv4", "ipv6"])
-def listener(request):
-  """Listens on IPv4, or like TensorFlow on IPv6 and IPv4 at once."""
-  dual = request.param == socket.AF_INET6
-  if dual and not socket.has_dualstack_ipv6():
-    pytest.skip("no IPv6 here")
-  with socket.create_server(
-    ("", 0), family=request.param, dualstack_ipv6=dual
-  ) as server:
-    server.settimeout(10)
-    yield server
-
-
-def test_the_own_user_is_heard(listener):
-  port = listener.getsockname()[1]
-  restrict_to_admitted(listener)
-  admit_own_user(port)
-  ips = ["127.0.0.1", "127.0.0.2"]
-  if listener.family == socket.AF_INET6:
-    ips.append("::1")
-  for ip in ips:
-    pid = speak(port, ip=ip)
-    assert heard(listener) == b"hello"
-    assert exit_code(pid) == 0
-
-
-def test_a_connection_is_checked_only_once(listener):
+def test_a_connection_is_checked_only_once():
   """A server with many connections is not busy with checks all the time."""
-  before, known = {*socket_numbers()}, set()
-  _admit_new(socket_numbers(), {listener.getsockname()[1]: known})
-  # Servers that earlier tests started in this process may open and close
-  # connections at the same time; all other sockets are known from now on.
-  lasting = before & {*socket_numbers()}
-  assert f"socket:[{os.fstat(listener.fileno()).st_ino}]" in lasting
+  with socket.create_server(("", 0)) as listener:
+    before, known = {*socket_numbers()}, set()
+    _admit_new(socket_numbers(), {listener.getsockname()[1]: known})
+    # Servers that earlier tests started in this process may open and close
+    # connections at the same time; all other sockets are known from now on.
+    lasting = before & {*socket_numbers()}
+    assert f"socket:[{os.fstat(listener.fileno()).st_ino}]" in lasting
   assert lasting <= known
-
-
-@as_root
-def test_another_user_is_cut_off_unheard(listener):
-  port = listener.getsockname()[1]
-  restrict_to_admitted(listener)
-  admit_own_user(port)
-  pid = speak(port, NOBODY)
-  assert heard(listener) == b""
-  assert exit_code(pid) == 1
 
 
 def test_a_uid_that_stands_for_other_users_too_admits_nobody():

@@ -217,25 +217,8 @@ def test_buffers_that_nothing_holds_leave_the_devices(client):
     gc.collect()
     assert reference() is None
   kept = add_one.on(a)(x)
-  end = time.monotonic() + SECS
-  while max(stored(client, a)) > max(before) + 1:
-    assert time.monotonic() < end, stored(client, a)
-    time.sleep(0.01)
+  processes.wait_for(lambda: max(stored(client, a)) <= max(before) + 1)
   assert kept.fetch().sum() == 2**19
-
-
-def test_small_buffers_leave_soon(client):
-  (a,) = client.slices("2")
-  x = add_one.on(a)(np.zeros(2, np.float32))
-  x.wait()
-  before = stored(client, a)
-  for _ in range(100):
-    x = add_one.on(a)(x)
-  assert x.fetch().tolist() == [101, 101]
-  end = time.monotonic() + SECS
-  while max(stored(client, a)) > max(before):
-    assert time.monotonic() < end, stored(client, a)
-    time.sleep(0.01)
 
 
 def test_a_closed_client_has_no_buffers():
@@ -312,22 +295,6 @@ def test_a_call_knows_its_bytes_per_device(client):
   expected |= dict.fromkeys(a.devices, 2 * 3 * 4)
   expected[b.devices[0]] += 4 * 3 * 4
   assert lowered.program.device_bytes == expected
-
-
-@in_process
-def test_calls_of_one_function_share_a_program(client):
-  (a,) = client.slices("2")
-
-  @client.program(dispatch="op_by_op")
-  def f(x):
-    for _ in range(8):
-      x = add_one.on(a)(x)
-    return x
-
-  assert f(np.zeros(2)).fetch().tolist() == [8, 8]
-  num_operations = client.programs.graph.num_operations()
-  assert f(np.ones(2)).fetch().tolist() == [9, 9]
-  assert client.programs.graph.num_operations() == num_operations
 
 
 @pytest.mark.slow  # two server processes

@@ -10,7 +10,7 @@ import pytest
 
 from palm_mtf import runtime
 from palm_mtf._tf import tf
-from palm_mtf.config import AdafactorConfig, DecodeConfig, PodsConfig
+from palm_mtf.config import DecodeConfig, PodsConfig
 from palm_mtf.config.device_mesh import DeviceMesh
 from palm_mtf.foreign_models.training import ModelLoss
 from palm_mtf.mesh.cpu_gpu import CpuGpuDevices
@@ -21,6 +21,7 @@ from tests import oracle
 from tests.decode_testing import Decoder, decode
 from tests.mtf_testing import small_config
 from tests.refusals import message_of
+from tests.settings import FOREIGN_OPTIMIZER
 
 GREEDY = DecodeConfig(temperature=0.0)
 
@@ -188,15 +189,7 @@ def build_step(client, slice_):
     program = build_program(
       ModelLoss(loss, {"x": ("float32", "d:8")}, mesh, num_rows=4, seed=0),
       mesh,
-      AdafactorConfig(
-        learning_rate=0.1,
-        beta1=0.9,
-        beta2_exponent=0.8,
-        update_clip=1.0,
-        gradient_clip=1.0,
-        weight_decay_exponent=None,
-        z_loss=0.0,
-      ),
+      FOREIGN_OPTIMIZER,
       batch_size=4,
       pods=PodsConfig(),
       devices=CpuGpuDevices(client.devices[0], [slice_.devices]),

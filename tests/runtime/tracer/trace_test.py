@@ -74,23 +74,6 @@ def test_dispatch_decides_calls_and_functions_but_no_result(
   np.testing.assert_allclose(found, x / x.sum(), rtol=1e-15)
 
 
-def test_a_fused_function_returns_only_what_is_read_elsewhere(client, slices):
-  a, b = slices
-
-  @client.program(dispatch="fused")
-  def f(x):
-    y = add_one.on(a)(x)
-    z = multiply.on(a)(y, y)
-    return share.on(b)(y), add_one.on(a)(z)
-
-  before = len(compiled_functions(client))
-  first, second = f(np.arange(4.0))
-  np.testing.assert_array_equal(first.fetch(), np.arange(1, 5) / 10)
-  np.testing.assert_array_equal(second.fetch(), np.arange(1, 5) ** 2 + 1)
-  made = compiled_functions(client)[before:]
-  assert [len(x.outputs) for x in made[:2]] == [2, 2]
-
-
 def test_a_block_is_traced_once_per_kind_of_input(client, slices):
   a, _ = slices
   kinds = []

@@ -42,6 +42,7 @@ AT_LEAST_1 = "give a whole number of at least 1"
     ("bench dcn_sweep", "--mbits=fast", "give numbers, as in 200,50"),
     ("bench dcn_sweep", "--dtypes=int8", "--dtypes"),
     ("bench quantized_loss", "--model_dir=nowhere", "there is no config.gin"),
+    ("chaos", "--minutes=-1", "--minutes = -1.0: give a number of minutes abo"),
     ("parity", "--d_kv=7", "D_KV = 7"),
   ],
 )
@@ -70,21 +71,13 @@ def test_the_bench_lists_its_cases_with_a_line_each(run_bench):
   assert all(line.endswith(".") for line in lines)
 
 
-@pytest.mark.parametrize("case", CASES)
-def test_a_case_has_help(case, run_bench, capsys):
-  with pytest.raises(SystemExit, match=r"^0$"):
-    run_bench(case, "--help")
-  out = capsys.readouterr().out
-  assert f"python -m tools.bench {case}" in out
-  assert "--json" in out
-
-
 # Cases without a separate test, with their smallest sizes.
 _SMALL = ("--size=4.8M", "--rounds=1")
 SMALL = {
   "accelerators": (*_SMALL, "--dtype=float32"),
   "data": ("--input={corpus}/*.txt", "--size=300", "--rounds=1"),
   "decode": (*_SMALL, "--bits=8", "--sequence_length=16"),
+  "dispatch": ("--servers=1", "--rounds=1", "--length=8"),
   "prompt": (*_SMALL, "--tokens=8"),
   "train": (*_SMALL, "--dtype=float32"),
 }

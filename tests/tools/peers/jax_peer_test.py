@@ -19,8 +19,3 @@ def test_it_takes_the_oracle_s_steps():
       )
       for name, value in params.items():
         assert relative_error(value, expected[name]) < 1e-12, (name, k)
-
-
-def test_the_learning_rate_is_the_paper_s():
-  assert jax_peer.adafactor_schedule(1) == (0.0, 0.01)
-  assert jax_peer.adafactor_schedule(40_000)[1] == 0.005

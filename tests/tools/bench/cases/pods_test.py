@@ -7,17 +7,6 @@ import dataclasses
 import pytest
 
 from tools.bench.cases import pods
-from tools.bench.pairs import Turn
-
-
-def test_ratio_and_speed_up_are_medians_of_the_rounds():
-  secs = {"joined": [4, 2, 8], "apart": [3, 1.8, 4], "single": [2, 1.6, 3]}
-  record = pods.summarize(
-    {kind: [Turn(x, 0.0, {}) for x in each] for kind, each in secs.items()}
-  )
-  assert (record["low"], record["high"]) == (0.5, 0.9)
-  assert (record["ratio"], record["speed_up"]) == (0.75, 1)
-  assert (record["joined_secs"], record["single_secs"]) == (4, 2)
 
 
 @pytest.mark.slow

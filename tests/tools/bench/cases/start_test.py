@@ -38,12 +38,6 @@ def test_each_round_runs_all_commands_and_trains_from_the_start(
   assert f"--gin_file={model_dir}/config.gin" in ran[-1]
 
 
-def test_help_is_measured_in_a_process_of_its_own(model_dir, measure):
-  flags = [f"--model_dir={model_dir}", "--only=help", "--rounds=1"]
-  (record,) = measure("start", *flags)
-  assert 0 < record["cpu_secs"] < 60 and 0 < record["wall_secs"] < 60
-
-
 def test_a_command_that_fails_says_why():
   with pytest.raises(UserError, match="failed and said NameError: name 'x'"):
     start.run_python(["-c", "x"])
