@@ -46,13 +46,6 @@ JSON_LINES = (
   f"'{TEXT_PREFIX}' before its name"
 )
 
-_FORMATS = {
-  ".jsonl": ".jsonl",
-  ".ndjson": ".jsonl",
-  ".json": ".jsonl",
-  ".tsv": ".tsv",
-}
-
 _OTHER_COMPRESSIONS = (".zst", ".zstd", ".lz4", ".lzma", ".br", ".lzo", ".z")
 # {suffix: function that opens such a file and decompresses what is read}.
 _OPENERS = {"": open, ".gz": gzip.open, ".bz2": bz2.open, ".xz": lzma.open}
@@ -101,7 +94,9 @@ def format_of(path: str) -> str:
   if path.startswith(TEXT_PREFIX):
     return ""
   name = path.lower().removesuffix(compression_of(path))
-  return next((x for end, x in _FORMATS.items() if name.endswith(end)), "")
+  if name.endswith((".jsonl", ".ndjson", ".json")):
+    return ".jsonl"
+  return ".tsv" if name.endswith(".tsv") else ""
 
 
 def check_compression(path: str, what: str) -> None:
@@ -312,19 +307,18 @@ def _explain_read_error(
 
 def _check_magic(content: bytes, what: str) -> None:
   """Raises UserError if the first bytes of a file show another format."""
-
-  def find(formats: dict[str, bytes]) -> str | None:
-    matches = (x for x in formats if re.match(formats[x], content, re.DOTALL))
-    return next(matches, None)
-
-  if encoding := find(_ENCODINGS):
+  encoding, suffix, container = (
+    next((x for x in formats if re.match(formats[x], content, re.DOTALL)), None)
+    for formats in (_ENCODINGS, _COMPRESSED, _CONTAINERS)
+  )
+  if encoding:
     raise UserError(f"{what}: is {encoding}; convert the file to UTF-8.")
-  if suffix := find(_COMPRESSED):
+  if suffix:
     raise UserError(
       f"{what}: is compressed, and its name does not say so; let it end in "
       f"{suffix}, or decompress it."
     )
-  if container := find(_CONTAINERS):
+  if container:
     raise UserError(
       f"{what}: is {container}, not text; convert it to text or JSON lines, or "
       "leave it out."
