@@ -28,10 +28,8 @@ _WANTED = {
   "llama3": "ROTARY_FACTOR ROTARY_ORIGINAL_LENGTH ROTARY_SLOW ROTARY_FAST",
   "yarn": "ROTARY_FACTOR ROTARY_ORIGINAL_LENGTH",
 }
-_ROTARY = ("ROTARY_FRACTION", "ROTARY_PAIRS", "ROTARY_BASE", "ROTARY_SCALING")
-_YARN = (
-  "ROTARY_SLOW ROTARY_FAST ROTARY_TRUNCATE ROTARY_ATTENTION_FACTOR".split()
-)
+_ROTARY = "ROTARY_FRACTION ROTARY_PAIRS ROTARY_BASE ROTARY_SCALING"
+_YARN = "ROTARY_SLOW ROTARY_FAST ROTARY_TRUNCATE ROTARY_ATTENTION_FACTOR"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -214,10 +212,11 @@ class ModelConfig(Checked):
   def _check_scaling(self, changed: list[str]) -> None:
     kind, length = self.rotary_scaling, self.rotary_original_length
     wanted = _WANTED[kind].split()
+    optional = f"{_ROTARY} {_YARN if kind == 'yarn' else ''}".split()
     for name in [x for x in wanted if x not in changed]:
       raise UserError(f"ROTARY_SCALING = {kind!r}: give {name}, too.")
     for name in changed:
-      if name not in (*_ROTARY, *wanted, *(_YARN if kind == "yarn" else ())):
+      if name not in wanted + optional:
         raise UserError(
           f"{name} = {getattr(self, name.lower())!r} and ROTARY_SCALING = "
           f"{kind!r}: the scaling has no such setting; leave it out."

@@ -197,9 +197,7 @@ def simplify_metrics(metrics: Any, where: str) -> dict[str, float | str]:
 def _simplify(value: Any, where: str) -> float | str:
   kinds = seqio.metrics
   while isinstance(value, kinds.Scalar | kinds.Text):
-    value = vars(value)[
-      "value" if isinstance(value, kinds.Scalar) else "textdata"
-    ]
+    value = next(iter(vars(value).values()))  # the first field
   if isinstance(value, kinds.MetricValue) and vars(value):
     return _describe(value)
   if value is None or (np.ma.is_masked(value) and value.size == 1):
