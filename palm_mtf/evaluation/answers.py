@@ -37,7 +37,7 @@ class CheckpointModel(contextlib.ExitStack):
     super().__init__()
     self.config, self.vocabulary = config, vocabulary
     self._checkpoint = checkpoint
-    # Both functions take whether texts are from the middle of documents.
+    # The argument says whether examples are from the middle of documents.
     self.get_generator = functools.cache(
       lambda within_document: Generator(
         self._loaded,

@@ -82,8 +82,8 @@ def find_clean_examples(
     text = [source.fingerprint(digests) for source in sources]
   paths, found = {}, {}
   for task in tasks:
-    # The file's name depends only on the training text and the task's examples,
-    # so that the file is found even if other settings change.
+    # The file's name depends only on the training documents and the task's
+    # examples, because the file must be found if other settings change.
     examples = [each.digest() for each in task.texts]
     key = hash_parts((_VERSION, text, examples), num_bytes=8)
     name = urllib.parse.quote(f"{task.name}-{task.split}-{key}.json", safe="")

@@ -88,7 +88,7 @@ class SplitExemplars:
     self._seed = config.seed
 
   def choose(self, key: str, group: str) -> list[str]:
-    """Returns the exemplars for one question; see `Exemplars`."""
+    """Returns the exemplars for the question with this key and group."""
     if not self._num_shots:
       return []
     # Exclude the question itself, because exemplars may come from the
@@ -172,7 +172,7 @@ def group_of(example: Mapping[str, Any]) -> str:
 
 
 def inputs_of(example: Mapping[str, Any]) -> str:
-  """Returns an example's inputs; see `separate`."""
+  """Returns an example's inputs, separated from its targets."""
   return separate(text_of(example["inputs"]), text_of(example["targets"]))
 
 
@@ -304,7 +304,7 @@ def make_few_shot(task: Any, config: FewShotConfig) -> Any:
     exemplars = Exemplars(SplitExemplars(task, to_text, config).choose)
   add = []
   if config.num_shots or path or header:
-    # Add exemplars as texts, before `tokenize`, so that any vocabulary works.
+    # Add exemplars before `tokenize`: as strings, they suit any vocabulary.
     add.append(_Prompts(task.name, header, exemplars).add)
   return task.replace(
     name=_name_form(task.name, config),

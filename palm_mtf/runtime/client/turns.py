@@ -157,9 +157,9 @@ class ManagedTurns(TurnTaker):
     """
     super().__init__(devices)
     self._stream = stream
-    # Messages of the newest stream, which None ends.
+    # Messages to the manager on the newest stream; None ends the stream.
     self._newest: queue.SimpleQueue[Message | None] = queue.SimpleQueue()
-    # The same, but None while no manager answers.
+    # The same queue; None while no manager answers, to drop later messages.
     self._requests: queue.SimpleQueue[Message | None] | None = None
     # Bytes of buffers and reserved bytes, by device.
     self._kept = Counter(dict.fromkeys(devices.values(), reserved))
