@@ -17,7 +17,6 @@ matrix product joins follow from this description.
 
 import dataclasses
 import functools
-from collections.abc import Iterator
 from typing import NamedTuple
 
 from palm_mtf.architecture.rotary import Rotary, rotary_of
@@ -191,30 +190,13 @@ class Layer(NamedTuple):
 @functools.cache  # because a search over layouts makes thousands of calls
 def layer_of(config: ModelConfig) -> Layer:
   """Returns the layer that the settings describe; all layers are alike."""
-  build = {
-    "parallel": _parallel,
-    "parallel_two_norms": _parallel_two_norms,
-    "serial": _serial,
-  }[config.block]
-  return build(config)
-
-
-def _parallel(config: ModelConfig) -> Layer:
-  both = _attention(config), _mlp(config)
-  return Layer((Sum((Read("norm", both),)),))
-
-
-def _parallel_two_norms(config: ModelConfig) -> Layer:
-  return Layer((Sum(tuple(_two_reads(config))),))
-
-
-def _serial(config: ModelConfig) -> Layer:
-  return Layer(tuple(Sum((read,)) for read in _two_reads(config)))
-
-
-def _two_reads(config: ModelConfig) -> Iterator[Read]:
-  yield Read("norm", (_attention(config),))
-  yield Read("mlp_norm", (_mlp(config),))
+  attention, mlp = _attention(config), _mlp(config)
+  if config.block == "parallel":
+    return Layer((Sum((Read("norm", (attention, mlp)),)),))
+  reads = Read("norm", (attention,)), Read("mlp_norm", (mlp,))
+  if config.block == "parallel_two_norms":
+    return Layer((Sum(reads),))
+  return Layer(tuple(Sum((read,)) for read in reads))  # "serial"
 
 
 # {value of ATTENTION: dimensions of one position's keys or values}
