@@ -40,7 +40,7 @@ class ContinuationReader:
     """Begins a continuation without tokens.
 
     Args:
-      stop_strings: the continuation ends where the first of these texts begins.
+      stop_strings: the text ends where the first of these strings begins.
       prompt: tokens before the continuation, without the start token. () if the
         continuation is encoded as a separate text, such as targets.
     """

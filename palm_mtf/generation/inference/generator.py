@@ -32,7 +32,7 @@ _Row = tuple[ContinuationReader, Continuation]
 
 
 class Generator:
-  """Continues texts with the weights of one checkpoint."""
+  """Continues prompts with the weights of one checkpoint."""
 
   def __init__(
     self,
