@@ -54,9 +54,13 @@ def die_with(parent: int) -> None:
 
 
 def make_child_environment() -> dict[str, str]:
-  """Returns environment variables so that a child finds the same modules."""
+  """Returns environment variables so that a child finds the same modules.
+
+  Without PYTHONSAFEPATH, `python -m` would look for modules in the current
+  folder first, and would run files that a downloaded model brings.
+  """
   path = os.pathsep.join(folder for folder in sys.path if folder)
-  return {**os.environ, "PYTHONPATH": path}
+  return {**os.environ, "PYTHONPATH": path, "PYTHONSAFEPATH": "1"}
 
 
 @contextlib.contextmanager

@@ -127,7 +127,7 @@ def test_a_class_that_python_makes_does_not_read_gin(main):
     ),
     (
       {"added": "RATE = 99\nAdafactorConfig.learning_rate = %RATE"},
-      "LEARNING_RATE = 99: give a number from 1e-09 to 10.0. (RATE is set in "
+      "LEARNING_RATE = 99: give a number from 0.0 to 10.0. (RATE is set in "
       "own.gin:21)",
     ),
     (

@@ -159,9 +159,13 @@ def test_no_object_is_left_of_samples_evaluations_and_rewinds(
   # Per step, a loop, tasks and samples count, before and after weights are
   # loaded. The last step's samples have no loop.
   assert len(counts) == 5 * 4
-  # A count may be lower than before, because a file was open at that time.
-  for earlier, later in zip(counts[5:10], counts[10:15], strict=True):
-    assert all(later[kind] <= earlier[kind] for kind in earlier), counts
+  # What each step leaves behind counts at all five places. A file or a thread
+  # of the moment counts at one or two.
+  earlier, later = (
+    {kind: sum(x[kind] for x in each) for kind in each[0]}
+    for each in (counts[5:10], counts[10:15])
+  )
+  assert all(later[kind] < earlier[kind] + 5 for kind in earlier), counts
 
 
 def test_training_reads_the_cache_when_it_is_there_and_says_so(

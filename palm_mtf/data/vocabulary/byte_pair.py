@@ -103,6 +103,7 @@ class BytePairVocabulary(Vocabulary):
     self.end_ids = _find_ends(ends, ids, what)
     self.eod_id = self.end_ids[0]
     added = self._tokenizer.get_added_tokens_decoder()
+    self.added_ids = frozenset(added)
     names = [self._names[i] for i in self.end_ids if i in added]
     for tokenizer in (self._tokenizer, self._inside):
       # A text that spells the end of a text is plain, too.

@@ -101,6 +101,16 @@ class ChatTemplate:
       self._special["bos_token"] = vocabulary.piece(start_id)
     self._special |= vocabulary.special_tokens
     named = {*vocabulary.special_tokens.values()}
+    is_json = isinstance(vocabulary, BytePairVocabulary)
+    added = vocabulary.added_ids if is_json else frozenset()
+    # Files may not call the marks of turns special, although the template or
+    # their form says so. A word or spaces are no such mark.
+    named |= {
+      name
+      for name, i in pieces.items()
+      if i in added and (name in text or re.fullmatch(r"<\|.*\|>", name))
+      if re.search(r"[^\w\s]", name)
+    }
     self._controls = {
       name: i
       for name, i in pieces.items()

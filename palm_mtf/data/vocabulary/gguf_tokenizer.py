@@ -72,8 +72,8 @@ _FIRST_NAMES = {x: x for x in _SPLITS} | {
   x: first for first, names in _SAME.items() for x in names.split()
 }
 
-# Control tokens that llama.cpp takes for the end of a text because of their
-# names, besides the ids that a file names in the keys of _ENDS.
+# Tokens that llama.cpp takes for control tokens that end a text because of
+# their names, whatever their types are. The keys of _ENDS name further ids.
 _END_NAMES = set(
   "<|endoftext|> <|end_of_text|> </s> <eos> [EOS] <|end|> <|im_end|> "
   "<|eot_id|> <|eom_id|> <end_of_turn> <turn|> <EOT> _<EOT> [EOT] <|return|> "
@@ -107,13 +107,8 @@ def read_gguf_start(
 def read_gguf_ends(metadata: Mapping[str, Any]) -> dict[str, bytes]:
   """Returns {name: content} of a file that lists the ends of a text."""
   tokens = read_key(metadata, f"{_KEY}tokens", list[str], [])
-  types = read_key(metadata, f"{_KEY}token_type", list[int], [])
   given = [read_key(metadata, f"{_KEY}{x}", int, None) for x in _ENDS]
-  named = [
-    i
-    for i, (name, kind) in enumerate(zip(tokens, types, strict=False))
-    if name in _END_NAMES and kind == _CONTROL
-  ]
+  named = [i for i, name in enumerate(tokens) if name in _END_NAMES]
   ids = [i for i in dict.fromkeys([*given, *named]) if i is not None]
   return {GENERATION_CONFIG: json_text({"eos_token_id": ids}).encode()}
 
@@ -159,7 +154,9 @@ def read_gguf_tokenizer(metadata: Mapping[str, Any]) -> dict[str, bytes]:
       f"{_KEY}token_type: holds {max({*types} - _TYPES)}; types are numbers "
       f"from {min(_TYPES)} to {max(_TYPES)}; convert the model again."
     )
-  types[eod_id] = _CONTROL
+  for i, name in enumerate(tokens):
+    if i == eod_id or name in _END_NAMES:
+      types[i] = _CONTROL
   read = _read_byte_level if kind == "gpt2" else _read_sentencepiece
   return read(metadata, tokens, types, eod_id) | read_gguf_ends(metadata)
 

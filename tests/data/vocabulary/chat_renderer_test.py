@@ -58,6 +58,13 @@ def test_one_process_renders_all_and_is_replaced_when_it_has_ended(monkeypatch):
   assert renderer.render({**VALUES, "n": 1}) == expected
 
 
+def test_the_process_runs_no_file_of_the_current_folder(tmp_path, monkeypatch):
+  """A user may stand in the folder of a model that somebody else made."""
+  (tmp_path / "jinja2.py").write_text("raise SystemExit")
+  monkeypatch.chdir(tmp_path)
+  assert ChatRenderer(GREETS).render(VALUES)[0] == "a[eod]"
+
+
 def test_the_process_has_no_socket_and_no_tensorflow():
   with socket.create_server(("127.0.0.1", 0)):
     renderer = ChatRenderer(GREETS)

@@ -144,6 +144,23 @@ def test_no_text_of_a_message_becomes_a_control_token(
 
 
 @pytest.mark.peers
+def test_a_message_makes_no_mark_of_a_turn_that_the_file_does_not_call_special(
+  tmp_path,
+):
+  content = tokenizer_files.make_byte_level("smollm")
+  for token in content["added_tokens"]:
+    token["special"] = token["content"] == END
+  path = tokenizer_files.write(tmp_path, content, eos_token=END)
+  (tmp_path / FILE_NAME).write_text("<|system|>{{ messages[0].content }}")
+  model = open_vocabulary(path)
+  mark = model.encode(SYSTEM)
+  assert len(mark) == 1
+  ids = ChatTemplate(model, None).encode([{"role": "user", "content": SYSTEM}])
+  assert ids[:1] == mark and mark[0] not in ids[1:]
+  assert model.decode(ids[1:]) == SYSTEM
+
+
+@pytest.mark.peers
 def test_a_control_token_that_a_template_changes_is_refused(tmp_path):
   model = make_vocabulary(tmp_path, "{{ '%s' % eos_token }}")
   with pytest.raises(UserError, match="changes the name of a control token"):

@@ -134,7 +134,7 @@ NO_ENDS = ("<|im_start|>", "<pad>", "<|eot|>", "<|end_of_turn|>")
 
 
 @pytest.mark.parametrize("kind", [CONTROL, NORMAL, USER_DEFINED])
-def test_ends_are_those_of_the_file_and_control_tokens_with_known_names(
+def test_ends_are_those_of_the_file_and_tokens_with_known_names(
   kind, gpt2, tmp_path
 ):
   metadata = _metadata(gpt2, tmp_path)
@@ -145,17 +145,17 @@ def test_ends_are_those_of_the_file_and_control_tokens_with_known_names(
   ids = {"eos_token_id": 0, "eot_token_id": 300, "eom_token_id": 301}
   changes = {"tokens": tokens, "token_type": types, **ids}
   model = _read(_metadata(gpt2, tmp_path, **changes), tmp_path)
-  named = [*range(920, 919 + len(ENDS))] if kind == CONTROL else []
-  assert model.end_ids == (0, 300, 301, *named)
-  assert model.token_bytes(300) == b""
+  assert model.end_ids == (0, 300, 301, *range(920, 919 + len(ENDS)))
+  assert model.token_bytes(300) == model.token_bytes(920) == b""
   made = make_gguf_tokenizer(model, start_id=1, vocab_size=1000)
   assert {key: made[f"{KEY}{key}"] for key in ids} == ids
 
 
 @pytest.mark.peers
-def test_llama_cpp_knows_the_same_names_of_ends(gpt2, tmp_path):
+@pytest.mark.parametrize("kind", [CONTROL, NORMAL, USER_DEFINED])
+def test_llama_cpp_knows_the_same_names_of_ends(kind, gpt2, tmp_path):
   metadata, path = _metadata(gpt2, tmp_path), tmp_path / "end.gguf"
-  metadata[f"{KEY}token_type"][950] = CONTROL
+  metadata[f"{KEY}token_type"][950] = kind
   for name in {*ENDS[1:], *NO_ENDS, *_END_NAMES} - {END}:
     metadata[f"{KEY}tokens"][950] = name
     _write(metadata, path)
