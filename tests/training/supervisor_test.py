@@ -159,7 +159,7 @@ def test_no_object_is_left_of_samples_evaluations_and_rewinds(
   # Per step, a loop, tasks and samples count, before and after weights are
   # loaded. The last step's samples have no loop.
   assert len(counts) == 5 * 4
-  # What each step leaves behind counts at all five places. A file or a thread
+  # What each step does not free counts at all five places. A file or a thread
   # of the moment counts at one or two.
   earlier, later = (
     {kind: sum(x[kind] for x in each) for kind in each[0]}
