@@ -113,9 +113,10 @@ def test_hosts_read_the_rows_that_the_client_does_not_feed():
 
 
 def save(run, path):
-  writer = build_writer([x.slices for x in run.program.pods], THIS_PROCESS)
-  run.session.run(writer.copy)
-  run.session.run(writer.sealed_files, {writer.prefix: path})
+  pods = [x.slices for x in run.program.pods]
+  copy, write = build_writer(pods, THIS_PROCESS)
+  run.session.run(copy.operations)
+  run.session.run(write.outputs, {write.inputs["prefix"]: path})
 
 
 def restore(run, path):
