@@ -5,7 +5,7 @@
 # A run for which VOCABULARY is not set trains a vocabulary on its own training
 # documents. This command trains a vocabulary for many runs, on --input files.
 
-import dataclasses
+import collections
 import itertools
 import os
 from collections.abc import Iterable, Iterator, Sequence
@@ -31,93 +31,21 @@ _NUM_LONGEST = 5
 _CONTEXT = 10  # characters shown before and after the first difference
 
 
-@dataclasses.dataclass(frozen=True)
-class Pieces:
-  """How many pieces of each kind a vocabulary has."""
+def _sort_pieces(vocabulary: Vocabulary) -> dict[str, list[str]]:
+  """Returns {kind: texts of the vocabulary's pieces of this kind}.
 
-  control: int  # never part of a text: padding, end of document, unknown
-  byte: int  # byte pieces, and pieces that end within a character
-  digit: int  # one decimal digit of any script
-  joined_digits: int  # longer pieces that hold a digit; PaLM has none
-  white_space: int  # runs of two or more spaces, tabs and line ends
-  other: int  # all other learned pieces
-  longest: list[str]  # the longest pieces of `other`, longest first
-  first_joined_digits: str  # the first such piece; "" if there is none
-
-
-def count_pieces(vocabulary: Vocabulary) -> Pieces:
-  """Counts a vocabulary's pieces by kind."""
-  kinds = {"control": [], "byte": [], "digit": [], "joined_digits": []}
-  kinds |= {"white_space": [], "other": []}
+  control        never part of a text: padding, end of document, unknown
+  byte           byte pieces, and pieces that end within a character
+  digit          one decimal digit of any script
+  joined_digits  longer pieces that hold a digit; PaLM has none
+  white_space    runs of two or more spaces, tabs and line ends
+  other          all other learned pieces
+  """
+  kinds = collections.defaultdict(list)
   for i in range(vocabulary.size):
     text = vocabulary.token_bytes(i).decode(errors=EACH_BYTE)
     kinds[_kind_of(vocabulary, i, text)].append(text)
-  longest = sorted(kinds["other"], key=lambda x: (-len(x), x))[:_NUM_LONGEST]
-  joined = kinds["joined_digits"]
-  return Pieces(
-    **{kind: len(pieces) for kind, pieces in kinds.items()},
-    longest=longest,
-    first_joined_digits=joined[0] if joined else "",
-  )
-
-
-class Fit:
-  """Statistics of how a vocabulary encodes texts."""
-
-  def __init__(self, vocabulary: Vocabulary):
-    self._vocabulary = vocabulary
-    self.num_documents = 0
-    self.num_bytes = 0  # size of the texts in UTF-8
-    self.counts = np.zeros(vocabulary.size, np.int64)  # number of tokens per id
-    self.num_changed = 0  # texts that decode(encode(text)) changes
-    self.first_change = ""  # where and how the first of these texts changes
-
-  @property
-  def num_tokens(self) -> int:
-    """Number of tokens in all texts, without [eod]."""
-    return int(self.counts.sum())
-
-  @property
-  def num_used(self) -> int:
-    """Number of pieces that occur in the encoded texts."""
-    return int((self.counts > 0).sum())
-
-  @property
-  def byte_share(self) -> float:
-    """Share of the tokens that are byte pieces or parts of characters."""
-    made = int(self.counts[self._vocabulary.is_byte].sum())
-    return made / max(1, self.num_tokens)
-
-  @property
-  def tokens_per_byte(self) -> float:
-    """Tokens per byte of text."""
-    return self.num_tokens / max(1, self.num_bytes)
-
-  @property
-  def bytes_per_token(self) -> float:
-    """Bytes of text per token."""
-    return self.num_bytes / max(1, self.num_tokens)
-
-  def add(self, text: str, ids: np.ndarray) -> None:
-    """Counts a text's tokens `ids`; compares the text with the decoded ids."""
-    self.num_documents += 1
-    self.num_bytes += len(text.encode())
-    np.add.at(self.counts, ids, 1)
-    again = self._vocabulary.decode(ids)
-    if again != text:
-      self.num_changed += 1
-      self.first_change = self.first_change or (
-        f"document {self.num_documents:,}: {_show_difference(text, again)}"
-      )
-
-
-def measure_fit(vocabulary: Vocabulary, texts: Iterable[str]) -> Fit:
-  """Measures how a vocabulary encodes texts."""
-  fit = Fit(vocabulary)
-  with Encoder(vocabulary) as encoder:
-    for each in encoder.encode((TRAIN, Document(text)) for text in texts):
-      fit.add(each.document.text, each.text)
-  return fit
+  return kinds
 
 
 def _kind_of(vocabulary: Vocabulary, i: int, text: str) -> str:
@@ -132,6 +60,38 @@ def _kind_of(vocabulary: Vocabulary, i: int, text: str) -> str:
   return "other"
 
 
+def _measure_fit(
+  vocabulary: Vocabulary, texts: Iterable[str]
+) -> dict[str, int | float | str]:
+  """Returns statistics of the encoded texts; tokens exclude [eod]."""
+  num_documents = num_bytes = num_changed = 0
+  first_change = ""
+  counts = np.zeros(vocabulary.size, np.int64)  # number of tokens per id
+  with Encoder(vocabulary) as encoder:
+    for each in encoder.encode((TRAIN, Document(text)) for text in texts):
+      text, again = each.document.text, vocabulary.decode(each.text)
+      num_documents += 1
+      num_bytes += len(text.encode())
+      np.add.at(counts, each.text, 1)
+      if again != text:
+        num_changed += 1
+        first_change = first_change or (
+          f"document {num_documents:,}: {_show_difference(text, again)}"
+        )
+  num_tokens = int(counts.sum())
+  return {
+    "documents": num_documents,
+    "documents_changed": num_changed,
+    "first_change": first_change,
+    "measured_bytes": num_bytes,
+    "measured_tokens": num_tokens,
+    "tokens_per_byte": num_tokens / max(1, num_bytes),
+    "bytes_per_token": num_bytes / max(1, num_tokens),
+    "byte_share": int(counts[vocabulary.is_byte].sum()) / max(1, num_tokens),
+    "pieces_used": int((counts > 0).sum()),
+  }
+
+
 def _show_difference(before: str, after: str) -> str:
   pairs = enumerate(itertools.zip_longest(before, after))
   same = next(i for i, (x, y) in pairs if x != y)
@@ -143,6 +103,12 @@ def _show_difference(before: str, after: str) -> str:
 # flag for the field with a document's weight.
 _SETTINGS = Settings("--input", "--text_field", weight_field="")
 _MEASURED_CHUNKS = 1024  # texts of at most 4,096 characters
+# The statistics of the sample that `vocab` prints. The others count documents,
+# which chunks of a sample are not.
+_OF_SAMPLE = (
+  *("measured_bytes", "measured_tokens"),
+  *("tokens_per_byte", "bytes_per_token", "byte_share"),
+)
 
 
 def vocab(
@@ -174,12 +140,12 @@ def vocab(
   vocabulary = open_vocabulary(path, setting="--output")
   # The sample's chunks are in the order of their hashes, not of the files, so
   # the first chunks are a random sample of all files.
-  fit = measure_fit(vocabulary, sample[:_MEASURED_CHUNKS])
+  fit = _measure_fit(vocabulary, sample[:_MEASURED_CHUNKS])
   results = {
     "vocabulary": path,
     "pieces": vocabulary.size,
     "sample_characters": sum(map(len, sample)),
-    **_make_fit_results(fit),
+    **{name: fit[name] for name in _OF_SAMPLE},
     "sha256": vocabulary.sha256,
   }
   print_results(results, as_json, " ")
@@ -198,31 +164,29 @@ def inspect(
   """
   path = os.path.expanduser(vocabulary)
   loaded = open_vocabulary(path, setting="--vocabulary")
+  kinds = _sort_pieces(loaded)
+  joined = kinds["joined_digits"]
+  longest = sorted(kinds["other"], key=lambda x: (-len(x), x))[:_NUM_LONGEST]
   # decode(encode(text)) may differ from the text. `losses` checks this on short
-  # probe texts, `measure_fit` on every document.
-  pieces = count_pieces(loaded)
+  # probe texts, `_measure_fit` on every document.
   losses = loaded.losses()
-  fit = measure_fit(loaded, _read(globs, text_field))
+  fit = _measure_fit(loaded, _read(globs, text_field))
   results = {
     "vocabulary": path,
     "pieces": loaded.size,
-    "control_pieces": pieces.control,
-    "byte_pieces": pieces.byte,
-    "digit_pieces": pieces.digit,
-    "white_space_runs": pieces.white_space,
-    "other_pieces": pieces.other,
-    "longest_pieces": pieces.longest,
+    "control_pieces": len(kinds["control"]),
+    "byte_pieces": len(kinds["byte"]),
+    "digit_pieces": len(kinds["digit"]),
+    "white_space_runs": len(kinds["white_space"]),
+    "other_pieces": len(kinds["other"]),
+    "longest_pieces": longest,
     "end_of_document": loaded.piece(loaded.eod_id),
-    "digits_stand_alone": not pieces.joined_digits,
-    "joined_digits": pieces.joined_digits,
-    "first_joined_digits": pieces.first_joined_digits,
-    "lossless": not losses and not fit.num_changed,
+    "digits_stand_alone": not joined,
+    "joined_digits": len(joined),
+    "first_joined_digits": joined[0] if joined else "",
+    "lossless": not losses and not fit["documents_changed"],
     "losses": losses,
-    "documents": fit.num_documents,
-    "documents_changed": fit.num_changed,
-    "first_change": fit.first_change,
-    **_make_fit_results(fit),
-    "pieces_used": fit.num_used,
+    **fit,
     "sha256": loaded.sha256,
   }
   print_results(results, as_json, " ")
@@ -262,13 +226,3 @@ def _check_output(prefix: str, path: str) -> None:
     raise UserError(
       f"{what}: {folder} is not a writable folder; give another --output."
     )
-
-
-def _make_fit_results(fit: Fit) -> dict[str, int | float]:
-  return {
-    "measured_bytes": fit.num_bytes,
-    "measured_tokens": fit.num_tokens,
-    "tokens_per_byte": fit.tokens_per_byte,
-    "bytes_per_token": fit.bytes_per_token,
-    "byte_share": fit.byte_share,
-  }
