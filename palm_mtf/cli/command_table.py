@@ -18,7 +18,9 @@ class Command(NamedTuple):
 
   summary: str  # one line for `palm_mtf --help`
   # Dotted path of the command's function, which takes only keyword arguments.
-  entry_point: str
+  # By default, the last word of the command's name names the function, and the
+  # first word names its module in palm_mtf.commands.
+  entry_point: str = ""
   # Name of a class in palm_mtf.config; "" for a command that has only flags.
   # The entry point takes `model_dir` and `config`, an object of this class,
   # whose fields gin's macros set. The command's help and defaults are in
@@ -124,7 +126,6 @@ _TO_MANAGER = {
 COMMANDS = {
   "train": Command(
     "train a model, or resume its training",
-    entry_point="palm_mtf.commands.train.train",
     config="Config",
     # Leave decoding settings to the commands that read the run's config.gin.
     leaves_out="DecodeConfig",
@@ -132,7 +133,6 @@ COMMANDS = {
   ),
   "plan": Command(
     "predict time, memory and cost of a training run",
-    entry_point="palm_mtf.commands.plan.plan",
     config="PlanConfig",
     has_results=True,
     flags={
@@ -175,21 +175,18 @@ COMMANDS = {
   ),
   "sweep": Command(
     "train runs that differ in some settings, and fit a scaling law to them",
-    entry_point="palm_mtf.commands.sweep.sweep",
     config="ConfigOfSweep",
     has_results=True,
     starts_runs=True,
   ),
   "evaluate": Command(
     "print validation loss, or the metrics of SeqIO tasks",
-    entry_point="palm_mtf.commands.evaluate.evaluate",
     config="Config",
     has_results=True,
     takes_model_dir=True,
   ),
   "generate": Command(
     "continue texts",
-    entry_point="palm_mtf.commands.generate.generate",
     config="Config",
     has_results=True,
     takes_model_dir=True,
@@ -216,7 +213,6 @@ COMMANDS = {
   ),
   "score": Command(
     "print how likely texts, targets or options are",
-    entry_point="palm_mtf.commands.score.score",
     config="Config",
     has_results=True,
     takes_model_dir=True,
@@ -236,14 +232,12 @@ COMMANDS = {
   ),
   "serve": Command(
     "answer HTTP requests for completions, as OpenAI's clients send them",
-    entry_point="palm_mtf.commands.serve.serve",
     config="Config",
     takes_model_dir=True,
     flags=_SERVE_FLAGS,
   ),
   "export": Command(
     "write the newest checkpoint for other software",
-    entry_point="palm_mtf.commands.export.export",
     config="Config",
     takes_model_dir=True,
     flags={
@@ -321,13 +315,11 @@ COMMANDS = {
   "checkpoints verify": Command(
     "compare every byte of every checkpoint with its hashes",
     has_results=True,
-    entry_point="palm_mtf.commands.checkpoints.verify",
     flags={"model_dir": _MODEL_DIR},
   ),
   "checkpoints compare": Command(
     "print how two checkpoints differ",
     has_results=True,
-    entry_point="palm_mtf.commands.checkpoints.compare",
     flags={
       "first": _flag(
         "A",
@@ -340,7 +332,6 @@ COMMANDS = {
   "checkpoints prune": Command(
     "remove all but the newest whole checkpoints",
     has_results=True,
-    entry_point="palm_mtf.commands.checkpoints.prune",
     flags={
       "model_dir": _MODEL_DIR,
       "--keep": _number("N", "how many of the newest stay", required=True),
@@ -352,7 +343,6 @@ COMMANDS = {
   "vocab": Command(
     "train a vocabulary on your text",
     has_results=True,
-    entry_point="palm_mtf.commands.vocab.vocab",
     flags={
       "--input": _INPUT,
       "--size": _number(
@@ -377,7 +367,6 @@ COMMANDS = {
   "vocab inspect": Command(
     "show the pieces of a vocabulary, and how well it fits your text",
     has_results=True,
-    entry_point="palm_mtf.commands.vocab.inspect",
     flags={
       "--vocabulary": _flag(
         "PATH", "a SentencePiece model or a tokenizer.json", required=True
@@ -388,7 +377,6 @@ COMMANDS = {
   ),
   "pods serve": Command(
     "serve devices of this host to the client of a cluster",
-    entry_point="palm_mtf.commands.pods.serve",
     flags={
       "--listen": _listen("127.0.0.1:0"),
       "--devices": _number("N", "virtual CPU devices", default=1),
@@ -411,7 +399,6 @@ COMMANDS = {
   ),
   "pods manage": Command(
     "give the devices of many servers to many clients",
-    entry_point="palm_mtf.commands.pods.manage",
     flags={
       "--listen": _listen("127.0.0.1:2200"),
       "--state": _flag(
@@ -436,7 +423,6 @@ COMMANDS = {
   "pods drain": Command(
     "let clients avoid a server, and runs leave it",
     has_results=True,
-    entry_point="palm_mtf.commands.pods.drain",
     flags={
       "server": _flag("SERVER", "its address"),
       "--undo": _switch("let new clients use the server again"),
@@ -446,12 +432,10 @@ COMMANDS = {
   "pods release": Command(
     "give the devices of a client to other clients",
     has_results=True,
-    entry_point="palm_mtf.commands.pods.release",
     flags={"owner": _flag("OWNER", "name of the client"), **_TO_MANAGER},
   ),
   "report": Command(
     "draw what one run or several logged, as one HTML page",
-    entry_point="palm_mtf.commands.report.report",
     flags={
       "model_dirs": _flag(
         "MODEL_DIR", "of a run; give several to compare them", nargs="+"
@@ -504,6 +488,13 @@ def split_name(arguments: Sequence[str]) -> tuple[str, list[str]]:
     f'unknown command "{name}"{did_you_mean(name, names)}. '
     f"Commands: {', '.join(known)}."
   )
+
+
+def entry_point(name: str) -> str:
+  """Returns the dotted path of a command's function."""
+  words = name.split(" ")
+  default = f"palm_mtf.commands.{words[0]}.{words[-1]}"
+  return COMMANDS[name].entry_point or default
 
 
 def commands_in(group: str) -> dict[str, Command]:

@@ -26,6 +26,7 @@ from palm_mtf.cli.command_table import (
   COMMANDS,
   Command,
   commands_in,
+  entry_point,
   split_name,
 )
 from palm_mtf.console import configure_logging, escape, results_on_stdout
@@ -100,8 +101,8 @@ def _run(arguments: list[str]) -> int:
     return 0
   options = parse_flags(parser, rest)
   _prepare_for_tensorflow()
-  entry_point = pkgutil.resolve_name(command.entry_point)
-  return entry_point(**{x: getattr(options, x) for x in own}) or 0
+  function = pkgutil.resolve_name(entry_point(name))
+  return function(**{x: getattr(options, x) for x in own}) or 0
 
 
 def _prepare_for_tensorflow() -> None:
@@ -149,15 +150,15 @@ def _run_configured(
     return
   try:
     model_dir, settings = configuration.build()
-    keywords = {name: getattr(options, name) for name in own}
+    keywords = {each: getattr(options, each) for each in own}
     if command.keeps_config:
       keywords["config_files"] = configuration.config_files
     if command.starts_runs:
       keywords["load_run"] = gin_files.make_run_loader(
         options.gin_file, bindings
       )
-    entry_point = pkgutil.resolve_name(command.entry_point)
-    entry_point(model_dir=model_dir, config=settings, **keywords)
+    function = pkgutil.resolve_name(entry_point(name))
+    function(model_dir=model_dir, config=settings, **keywords)
   except UserError as error:
     # The message names only the macro, so add where the macro was set.
     raise UserError(configuration.add_location(str(error))) from error

@@ -55,6 +55,8 @@ from palm_mtf.data.vocabulary.vocabulary import Vocabulary
 from palm_mtf.errors import UserError
 from palm_mtf.json_text import json_text
 
+_logger = logging.getLogger(__name__)
+
 _START_CHARACTERS = 60
 _START_IDS = 10
 
@@ -93,6 +95,31 @@ class TextCounts:
       self.longest_start = _start_of(document)
 
 
+class EpochLengths:
+  """Lengths of one source's training documents; takes 16 bytes per document."""
+
+  def __init__(self) -> None:
+    self._inputs, self._texts = array("q"), array("q")
+
+  def add(self, document: Document, num_inputs: int, num_text: int) -> None:
+    """Adds a document as often as an epoch reads it; counts exclude [eod]."""
+    times = num_repeats(document)
+    self._inputs.extend([num_inputs] * times)
+    self._texts.extend([num_text + 1] * times)
+
+  def tokens(self, has_inputs: bool) -> TokenArray:
+    """Returns documents of the added lengths, whose token ids are all 0."""
+    inputs, texts = (
+      np.frombuffer(x, np.int64) for x in (self._inputs, self._texts)
+    )
+    ends = np.cumsum(inputs + texts)
+    total = int(ends[-1]) if len(ends) else 0
+    tokens = np.broadcast_to(np.uint16(0), [total])  # takes no memory
+    return TokenArray(
+      [Shard(tokens, np.stack([ends - texts, ends]), has_inputs)]
+    )
+
+
 class Measured(NamedTuple):
   """The counts and the duplicates of one source, or of all sources together."""
 
@@ -109,16 +136,17 @@ class Survey:
   # Maps each evaluation set to its contamination by all training documents.
   # The set "validation" is the validation split of all sources.
   contamination: dict[str, Contamination]
-  # {`digest` of one of the largest groups of duplicates: the beginning of a
+  # {digest of one of the largest groups of duplicates: the beginning of a
   # document with this digest}.
   starts: dict[bytes, str]
+  # An item per source; without documents if tokens were not counted.
+  lengths: list[EpochLengths]
 
 
 def survey(
   sources: Sequence[Source],
   count_tokens: CountTokens | None,
   evaluation_sets: dict[str, Examples],
-  note_length: Callable[[Source, Document, Lengths], None] = lambda *_: None,
 ) -> Survey:
   """Reads all sources twice and returns their statistics.
 
@@ -126,26 +154,28 @@ def survey(
     sources: sources of a run; each logs a warning if it skips documents.
     count_tokens: function that counts documents' tokens; None to count none.
     evaluation_sets: evaluation sets by name, without the validation split.
-    note_length: called for each training document whose tokens are counted.
 
   Raises:
     UserError: a source cannot be read.
   """
-  total, counts = TextCounts(), [TextCounts() for _ in sources]
-  sketches = [Sketches() for _ in sources]
-  held_out = Examples()
+  counts, sketches, lengths = (
+    [kind() for _ in sources] for kind in (TextCounts, Sketches, EpochLengths)
+  )
+  total, held_out = TextCounts(), Examples()
   # First reading: counts, sketches of all documents to find duplicates, and
   # n-grams of held-out documents to find contamination.
-  for source, counted, sketch in zip(sources, counts, sketches, strict=True):
+  for source, counted, sketch, length in zip(
+    sources, counts, sketches, lengths, strict=True
+  ):
     documents = read_with_progress(source, "Measuring")
     if count_tokens:
       counts_of = count_tokens(documents)
     else:
       counts_of = ((*each, None) for each in documents)
-    for split, document, lengths in counts_of:
-      tokens = None if lengths is None else sum(lengths)
-      if split == TRAIN and lengths is not None:
-        note_length(source, document, lengths)
+    for split, document, parts in counts_of:
+      tokens = None if parts is None else sum(parts)
+      if split == TRAIN and parts is not None:
+        length.add(document, *parts)
       counted.add(split, document, tokens)
       total.add(split, document, tokens)
       sketch.add(document, split)
@@ -164,7 +194,7 @@ def survey(
   }
   starts = _search(sources, [*measured.values(), everything], searches.values())
   found = {name: each.result() for name, each in searches.items()}
-  return Survey(measured, everything, found, starts)
+  return Survey(measured, everything, found, starts, lengths)
 
 
 def _search(
@@ -195,37 +225,6 @@ def _start_of(document: Document) -> str:
   if isinstance(text, str):
     return text[:_START_CHARACTERS]
   return f"token ids {', '.join(map(str, text[:_START_IDS].tolist()))}"
-
-
-_logger = logging.getLogger(__name__)
-
-
-class EpochLengths:
-  """Lengths of one source's training documents; takes 16 bytes per document."""
-
-  def __init__(self) -> None:
-    self._inputs, self._texts = array("q"), array("q")
-
-  def add(self, document: Document, num_inputs: int, num_text: int) -> None:
-    """Adds a training document as many times as one epoch reads it.
-
-    `num_inputs` and `num_text` count tokens, without [eod].
-    """
-    times = num_repeats(document)
-    self._inputs.extend([num_inputs] * times)
-    self._texts.extend([num_text + 1] * times)
-
-  def tokens(self, has_inputs: bool) -> TokenArray:
-    """Returns documents of the added lengths, whose token ids are all 0."""
-    inputs, texts = (
-      np.frombuffer(x, np.int64) for x in (self._inputs, self._texts)
-    )
-    ends = np.cumsum(inputs + texts)
-    total = int(ends[-1]) if len(ends) else 0
-    tokens = np.broadcast_to(np.uint16(0), [total])  # takes no memory
-    return TokenArray(
-      [Shard(tokens, np.stack([ends - texts, ends]), has_inputs)]
-    )
 
 
 class Reading(NamedTuple):
@@ -292,17 +291,12 @@ def data_statistics(
   if vocabulary is None:
     result = survey(sources, None, evaluation_sets)
   else:
-    lengths = {source.name: EpochLengths() for source in sources}
-
-    def note_length(source, document, tokens):
-      lengths[source.name].add(document, *tokens)
-
     with Encoder(vocabulary) as encoder:
-      result = survey(sources, encoder.count, evaluation_sets, note_length)
+      result = survey(sources, encoder.count, evaluation_sets)
     if config.num_rows is not None:
       epochs = epochs_of_run(
         sources,
-        [lengths[source.name] for source in sources],
+        result.lengths,
         num_rows=config.num_rows,
         sequence_length=config.model.sequence_length,
         packing=config.data.packing,
