@@ -65,7 +65,7 @@ class Link:
 def dcn_bytes(config: ModelConfig, mesh: MeshLayout, pods: PodsConfig) -> int:
   """Returns the bytes that all pods together send to each other per step."""
   to_each = sum(sent_bytes(config, mesh, pods).values())
-  to_each += mesh.num_devices * _TOKEN_SUMS * DTYPE_BYTES["float32"]
+  to_each += mesh.num_devices * _TOKEN_SUMS * _FLOAT32
   return pods.num_pods * (pods.num_pods - 1) * to_each
 
 
@@ -133,6 +133,8 @@ class _Traffic:
 
   def __init__(self, config: ModelConfig, mesh: MeshLayout):
     self._config, self._mesh, self._rules = config, mesh, mesh.rules
+    self._slices = distinct_slices(config, mesh)
+    self._dims = parameter_dims(dataclasses.replace(config, num_layers=1))
     # {(kind of collective, its mesh axes): bytes sent by all devices}
     self.bytes_moved = collections.Counter()
 
@@ -168,22 +170,17 @@ class _Traffic:
     # A device computes gradients from its own heads only. Therefore the
     # gradients of parameters that all heads share, such as k and v of
     # multi-query attention, are summed over `heads` too.
-    own = self._dims_of(name)
     output = layer_of(self._config).attention.output
     if (
       part.startswith("attention/")
       and part not in (output.part, output.bias)
-      and not {"heads", "kv_heads"} & {*own}
+      and not {"heads", "kv_heads"} & {*self._dims[name]}
     ):
       dims.append("heads")
     return {self._rules[dim] for dim in dims if dim in self._rules}
 
-  def _dims_of(self, name: str) -> tuple[str, ...]:
-    one_layer = dataclasses.replace(self._config, num_layers=1)
-    return parameter_dims(one_layer)[name]
-
   def _split_axis(self, branch: Branch) -> str | None:
-    # Returns the axis that splits the inputs of a branch's last product.
+    """Returns the axis that splits the inputs of a branch's last product."""
     (axis,) = {
       self._mesh.axis_of(dim) for dim in branch.output.inputs if dim != "d_kv"
     }
@@ -252,7 +249,7 @@ class _Traffic:
     whole = dataclasses.replace(self._mesh, layout=text)
     is_tied = logits_table(config) == "embedding"
     for name, each, count in distinct_slices(config, whole):
-      if "d_model" not in self._dims_of(name):
+      if "d_model" not in self._dims[name]:
         continue
       parameter = parse_name(name)
       if parameter.part == RELATIVE:
@@ -303,21 +300,19 @@ class _Traffic:
     # each gradient, and adds up these sums in the order of the parameters. The
     # sums share one all-reduce up to the first parameter that is not split by
     # the same axes as the embedding.
-    slices = distinct_slices(self._config, self._mesh)
-    split = [each.axes for _, each, _ in slices]
+    split = [each.axes for _, each, _ in self._slices]
     num_alike = len(list(itertools.takewhile(lambda x: x == split[0], split)))
-    if num_alike == len(slices):
+    if num_alike == len(split):
       self.add("all_reduce", split[0], _FLOAT32)
     else:
-      for i, (axes, (*_, count)) in enumerate(zip(split, slices, strict=True)):
+      for i, (_, each, count) in enumerate(self._slices):
         # The embedding and layer 0 come first, so at most one of a parameter's
         # `count` sums is in the shared all-reduce.
         joined = i < num_alike - 1
-        self.add("all_reduce", axes, _FLOAT32, count - joined)
+        self.add("all_reduce", each.axes, _FLOAT32, count - joined)
     state = optimizer_state(optimizer)
-    dims_of = parameter_dims(dataclasses.replace(self._config, num_layers=1))
-    for name, each, count in slices:
-      dims = dims_of[name]
+    for name, each, count in self._slices:
+      dims = self._dims[name]
       # Two sums of squares: of the update, for UPDATE_CLIP, and of the
       # parameter, because the parameter's root mean square scales the update.
       self.add("all_reduce", each.axes, _FLOAT32, 2 * count)
@@ -386,19 +381,16 @@ def axes_bandwidth(
     rings = _rings(mesh, device)
     total = min(sum(rings[axis] for axis in axes), device.chip_link_dims)
     return device.chip_link_bandwidth * total / device.chip_link_dims
-  joined = device.chip_link_chips
-  if joined is None or mesh.num_devices <= joined:
-    return device.chip_link_bandwidth
+  joined = device.chip_link_chips or mesh.num_devices
   # Device numbers change fastest along the last mesh axis. If the devices along
-  # `axes` are on several switches, the devices on one switch (`neighbours`) use
-  # all their network links together for the traffic to other switches.
+  # `axes` are on several switches, those on one switch use all their network
+  # links together for the traffic to other switches.
   names = list(mesh.axes)
   inner = math.prod(mesh.axes[x] for x in names[names.index(axes[-1]) + 1 :])
   size = math.prod(mesh.axes[axis] for axis in axes)
   if inner * size <= joined:
     return device.chip_link_bandwidth
-  neighbours = max(1, joined // inner)
-  network = neighbours * device.chip_dcn_bandwidth
+  network = max(1, joined // inner) * device.chip_dcn_bandwidth
   return min(device.chip_link_bandwidth, network)
 
 

@@ -113,14 +113,14 @@ def distinct_slices(
 def gradient_bytes(name: str, config: ModelConfig, mesh: MeshLayout) -> int:
   """Returns the bytes per element of a parameter's gradient."""
   if mesh.num_microbatches > 1:  # gradients are summed in float32
-    return DTYPE_BYTES["float32"]
+    return _FLOAT32
   return summed_bytes(name, config, mesh)
 
 
 def summed_bytes(name: str, config: ModelConfig, mesh: MeshLayout) -> int:
   """Returns the bytes per element of a gradient while devices sum it."""
   if mesh.gradient_dtype == "float32" or parse_name(name).is_vector:
-    return DTYPE_BYTES["float32"]
+    return _FLOAT32
   return DTYPE_BYTES[config.activation_dtype]
 
 
@@ -167,12 +167,16 @@ class Activations:
     # The stream between blocks is smaller if a rule splits its d_model.
     self._residual = config.d_model // mesh.axis_size_of("d_model_residual")
     self._queries = heads * config.d_kv
-    layer = layer_of(config)
+    layer, sizes_of = layer_of(config), dimension_sizes(config)
+
+    def slice_size(dims: Sequence[str]) -> int:  # per row of a product
+      return math.prod(sizes_of[x] // mesh.axis_size_of(x) for x in dims)
+
     # The columns of the products with a norm, and the sizes of q, k, v and the
     # hidden layer, which are read from them (a gated MLP reads two products).
     self._columns = self._read = 0
     for branch in layer.branches:
-      sizes = [_slice_size(x.outputs, config, mesh) for x in branch.inputs]
+      sizes = [slice_size(x.outputs) for x in branch.inputs]
       self._columns += sum(sizes)
       is_mlp = isinstance(branch.mixer, Mlp)
       self._read += sizes[-1] if is_mlp else sum(sizes)
@@ -358,14 +362,6 @@ def step_traffic(
     **Activations(config, mesh, pod_batch_size).traffic(),
     "weights": weight_traffic(config, mesh) + update_traffic(kept),
   }
-
-
-def _slice_size(
-  dims: Sequence[str], config: ModelConfig, mesh: MeshLayout
-) -> int:
-  """Returns the number of elements of one row of a product on a device."""
-  sizes = dimension_sizes(config)
-  return math.prod(sizes[dim] // mesh.axis_size_of(dim) for dim in dims)
 
 
 def decode_weight_bytes(config: ModelConfig, weight_dtype: str) -> int:

@@ -236,12 +236,10 @@ def rates_of(
   """Returns tokens per second, MFU and HFU if a step takes `secs` seconds."""
   num_devices = config.pods.num_pods * config.mesh_layout.pod_devices
   hardware = config.hardware
-  if config.run.chip != MEASURED:
-    peak = peak_of_devices(config.run.chip, hardware, num_devices)
-  elif config.model.activation_dtype == "float32":
-    peak = hardware.chip_float32_flops
+  if config.run.chip == MEASURED:
+    peak = getattr(hardware, f"chip_{config.model.activation_dtype}_flops")
   else:
-    peak = hardware.chip_bfloat16_flops
+    peak = peak_of_devices(config.run.chip, hardware, num_devices)
   tokens_per_sec = batch_size * config.model.sequence_length / secs
   return {
     "tokens_per_sec": tokens_per_sec,
@@ -310,9 +308,6 @@ def _run(config: AnyConfig) -> dict[str, float | None]:
   }
 
 
-_Point = tuple[float, AnyConfig, int]  # value of a macro, settings, batch size
-
-
 def curves(config: AnyConfig) -> dict[str, list[dict[str, Any]]]:
   """Returns {macro: predictions for several of its values}.
 
@@ -325,58 +320,35 @@ def curves(config: AnyConfig) -> dict[str, list[dict[str, Any]]]:
   tokens/s, MFU, HFU, and whether the step fits into memory. A value is omitted
   if the layout does not divide its batches or its model.
   """
-  found = {}
-  for macro, points in _variants(config).items():
-    planned = [_plan_point(*x) for x in points if divides(*x[1:])]
-    if len(planned) > 1:
-      found[macro] = planned
-  return found
+  found = collections.defaultdict(list)
+  for macro, value, each, batch_size in _variants(config):
+    if divides(each, batch_size):
+      secs = predict_step(each, batch_size).total
+      point = {"value": value, "batch_size": batch_size, "step_secs": secs}
+      point |= rates_of(each, batch_size, secs)
+      found[macro].append({**point, "fits": fits(each, batch_size)})
+  return {macro: points for macro, points in found.items() if len(points) > 1}
 
 
-def _variants(config: AnyConfig) -> dict[str, list[_Point]]:
+def _variants(
+  config: AnyConfig,
+) -> Iterator[tuple[str, float, AnyConfig, int]]:
+  """Yields (macro, value of the macro, settings with it, batch size)."""
   replace, model, pods = dataclasses.replace, config.model, config.pods
   batch_size, hardware = config.run.batch_sizes.largest, config.hardware
   bandwidth, of_pod = hardware.chip_dcn_bandwidth, batch_size // pods.num_pods
-  networks, pod_counts = [], []
-  if bandwidth is not None:
-    pod_counts = range(1, MAX_PODS + 1)
-    if pods.num_pods > 1:
-      networks = [
-        replace(hardware, chip_dcn_bandwidth=bandwidth * x) for x in _FACTORS
-      ]
-  lengths = [(x, int(model.sequence_length * x)) for x in _FACTORS]
-  return {
-    "CHIP_DCN_BANDWIDTH": [
-      (x.chip_dcn_bandwidth, replace(config, hardware=x), batch_size)
-      for x in networks
-    ],
-    "NUM_PODS": [
-      (n, replace(config, pods=replace(pods, num_pods=n)), n * of_pod)
-      for n in pod_counts
-    ],
-    "GLOBAL_BATCH_SIZE": [
-      (batch_size * x, config, int(batch_size * x)) for x in _FACTORS
-    ],
-    "SEQUENCE_LENGTH": [
-      (
-        length,
-        replace(config, model=replace(model, sequence_length=length)),
-        int(batch_size / x),
-      )
-      for x, length in lengths
-      if 1 <= length <= MAX_SIZE
-    ],
-  }
-
-
-def _plan_point(
-  value: float, config: AnyConfig, batch_size: int
-) -> dict[str, Any]:
-  secs = predict_step(config, batch_size).total
-  return {
-    "value": value,
-    "batch_size": batch_size,
-    "step_secs": secs,
-    **rates_of(config, batch_size, secs),
-    "fits": fits(config, batch_size),
-  }
+  if bandwidth is not None and pods.num_pods > 1:
+    for value in (bandwidth * x for x in _FACTORS):
+      network = replace(hardware, chip_dcn_bandwidth=value)
+      changed = replace(config, hardware=network)
+      yield "CHIP_DCN_BANDWIDTH", value, changed, batch_size
+  for n in range(1, MAX_PODS + 1) if bandwidth is not None else ():
+    changed = replace(config, pods=replace(pods, num_pods=n))
+    yield "NUM_PODS", n, changed, n * of_pod
+  for x in _FACTORS:
+    yield "GLOBAL_BATCH_SIZE", batch_size * x, config, int(batch_size * x)
+  for x in _FACTORS:
+    length = int(model.sequence_length * x)
+    if 1 <= length <= MAX_SIZE:
+      changed = replace(config, model=replace(model, sequence_length=length))
+      yield "SEQUENCE_LENGTH", length, changed, int(batch_size / x)

@@ -61,9 +61,7 @@ class StepTime:
   @property
   def total(self) -> float:
     """Seconds of the step."""
-    of_pod = self.products + self.passes + self.update
-    of_pod += sum(self.collectives.values()) + self.bubble
-    return of_pod + self.exchange
+    return sum(self.parts.values())
 
   @property
   def parts(self) -> dict[str, float]:
@@ -99,9 +97,8 @@ def _check_known(config: Config | PlanConfig, rates: HardwareConfig) -> None:
       'CHIP = "measured": the rates of this machine are not known yet, or are '
       "another version's; run `palm_mtf plan --calibrate`, or name a chip."
     )
-  is_float32 = config.model.activation_dtype == "float32"
   needed = ["chip_memory_bandwidth", "chip_memory_bytes"]
-  needed.append("chip_float32_flops" if is_float32 else "chip_bfloat16_flops")
+  needed.append(f"chip_{config.model.activation_dtype}_flops")
   if mesh.pod_devices > 1:
     needed.append("chip_link_bandwidth")
   chips = mesh.pod_devices / config.hardware.chip_devices
@@ -152,11 +149,7 @@ def _predict_mesh(
   """Returns the time of a step on one mesh: without other pods and stages."""
   mesh, rates = config.mesh_layout, device_rates(config)
   pod_batch_size = batch_size // config.pods.num_pods
-  peak = (
-    rates.chip_float32_flops
-    if model.activation_dtype == "float32"
-    else rates.chip_bfloat16_flops
-  )
+  peak = getattr(rates, f"chip_{model.activation_dtype}_flops")
   flops = device_flops(model, mesh, pod_batch_size * model.sequence_length)
   kept = device_bytes(model, mesh, config.optimizer)
   passes = Activations(model, mesh, pod_batch_size).traffic()
