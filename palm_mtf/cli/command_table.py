@@ -31,7 +31,7 @@ class Command(NamedTuple):
   leaves_out: str = ""
   # Whether the entry point takes `as_json`. If `as_json` is true, the entry
   # point prints results as JSON, one object per line.
-  has_results: bool = False
+  has_results: bool = True
   # Whether the command saves its configuration. If so, the entry point takes
   # `config_files`, a function that returns the gin files to save.
   keeps_config: bool = False
@@ -126,6 +126,7 @@ _TO_MANAGER = {
 COMMANDS = {
   "train": Command(
     "train a model, or resume its training",
+    has_results=False,
     config="Config",
     # Leave decoding settings to the commands that read the run's config.gin.
     leaves_out="DecodeConfig",
@@ -134,7 +135,6 @@ COMMANDS = {
   "plan": Command(
     "predict time, memory and cost of a training run",
     config="PlanConfig",
-    has_results=True,
     flags={
       "--plot": _flag(
         "FILE", "write a picture of memory and time by part, a PNG"
@@ -176,19 +176,16 @@ COMMANDS = {
   "sweep": Command(
     "train runs that differ in some settings, and fit a scaling law to them",
     config="ConfigOfSweep",
-    has_results=True,
     starts_runs=True,
   ),
   "evaluate": Command(
     "print validation loss, or the metrics of SeqIO tasks",
     config="Config",
-    has_results=True,
     takes_model_dir=True,
   ),
   "generate": Command(
     "continue texts",
     config="Config",
-    has_results=True,
     takes_model_dir=True,
     flags={
       "--prompt": _flag(
@@ -214,7 +211,6 @@ COMMANDS = {
   "score": Command(
     "print how likely texts, targets or options are",
     config="Config",
-    has_results=True,
     takes_model_dir=True,
     flags={
       "--text": _flag(
@@ -232,12 +228,14 @@ COMMANDS = {
   ),
   "serve": Command(
     "answer HTTP requests for completions, as OpenAI's clients send them",
+    has_results=False,
     config="Config",
     takes_model_dir=True,
     flags=_SERVE_FLAGS,
   ),
   "export": Command(
     "write the newest checkpoint for other software",
+    has_results=False,
     config="Config",
     takes_model_dir=True,
     flags={
@@ -265,6 +263,7 @@ COMMANDS = {
   ),
   "import": Command(
     "turn a model of Hugging Face transformers or llama.cpp into a checkpoint",
+    has_results=False,
     entry_point="palm_mtf.commands.export.import_model",
     flags={
       "folder": _flag(
@@ -287,7 +286,6 @@ COMMANDS = {
     "encode the documents of a run, to be shared by runs",
     entry_point="palm_mtf.commands.data.data_cache",
     config="CorpusConfig",
-    has_results=True,
     flags={
       "--verify": _switch(
         "compare every stored byte with its hash; encode damaged shards again"
@@ -298,28 +296,23 @@ COMMANDS = {
     "print what a training step reads, as text",
     entry_point="palm_mtf.commands.data.data_inspect",
     config="Config",
-    has_results=True,
   ),
   "data statistics": Command(
     "count documents, tokens, epochs, duplicates and overlap",
     entry_point="palm_mtf.commands.data_statistics.data_statistics",
     config="StatisticsConfig",
-    has_results=True,
   ),
   "checkpoints list": Command(
     "print step, date, size and loss of every checkpoint",
-    has_results=True,
     entry_point="palm_mtf.commands.checkpoints.list_all",
     flags={"model_dir": _MODEL_DIR},
   ),
   "checkpoints verify": Command(
     "compare every byte of every checkpoint with its hashes",
-    has_results=True,
     flags={"model_dir": _MODEL_DIR},
   ),
   "checkpoints compare": Command(
     "print how two checkpoints differ",
-    has_results=True,
     flags={
       "first": _flag(
         "A",
@@ -331,7 +324,6 @@ COMMANDS = {
   ),
   "checkpoints prune": Command(
     "remove all but the newest whole checkpoints",
-    has_results=True,
     flags={
       "model_dir": _MODEL_DIR,
       "--keep": _number("N", "how many of the newest stay", required=True),
@@ -342,7 +334,6 @@ COMMANDS = {
   ),
   "vocab": Command(
     "train a vocabulary on your text",
-    has_results=True,
     flags={
       "--input": _INPUT,
       "--size": _number(
@@ -366,7 +357,6 @@ COMMANDS = {
   ),
   "vocab inspect": Command(
     "show the pieces of a vocabulary, and how well it fits your text",
-    has_results=True,
     flags={
       "--vocabulary": _flag(
         "PATH", "a SentencePiece model or a tokenizer.json", required=True
@@ -377,6 +367,7 @@ COMMANDS = {
   ),
   "pods serve": Command(
     "serve devices of this host to the client of a cluster",
+    has_results=False,
     flags={
       "--listen": _listen("127.0.0.1:0"),
       "--devices": _number("N", "virtual CPU devices", default=1),
@@ -399,6 +390,7 @@ COMMANDS = {
   ),
   "pods manage": Command(
     "give the devices of many servers to many clients",
+    has_results=False,
     flags={
       "--listen": _listen("127.0.0.1:2200"),
       "--state": _flag(
@@ -416,13 +408,11 @@ COMMANDS = {
   ),
   "pods list": Command(
     "print the servers of a manager, and who has their devices",
-    has_results=True,
     entry_point="palm_mtf.commands.pods.list_all",
     flags=_TO_MANAGER,
   ),
   "pods drain": Command(
     "let clients avoid a server, and runs leave it",
-    has_results=True,
     flags={
       "server": _flag("SERVER", "its address"),
       "--undo": _switch("let new clients use the server again"),
@@ -431,11 +421,11 @@ COMMANDS = {
   ),
   "pods release": Command(
     "give the devices of a client to other clients",
-    has_results=True,
     flags={"owner": _flag("OWNER", "name of the client"), **_TO_MANAGER},
   ),
   "report": Command(
     "draw what one run or several logged, as one HTML page",
+    has_results=False,
     flags={
       "model_dirs": _flag(
         "MODEL_DIR", "of a run; give several to compare them", nargs="+"
@@ -447,7 +437,6 @@ COMMANDS = {
   ),
   "doctor": Command(
     "print versions, devices, and problems with their fixes",
-    has_results=True,
     entry_point="palm_mtf.cli.doctor.main",
     flags={
       "--measure": _switch(

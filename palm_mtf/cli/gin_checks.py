@@ -25,6 +25,7 @@ from palm_mtf.cli.gin_statements import (
   Setting,
   Statement,
   format_value,
+  leaves_of,
   names_in,
 )
 from palm_mtf.config.macros import MISSING
@@ -348,23 +349,16 @@ def convert_to_data(setting: Setting, value: Any) -> Any:
 
 def check_characters(setting: Setting, value: Any) -> None:
   """Raises UserError if a string in `value` has a NUL or invalid characters."""
-  if isinstance(value, str):
+  for text in (x for x in leaves_of(value) if isinstance(x, str)):
     try:
-      bad = "\0" in value
-      os.fsencode(value)
+      bad = b"\0" in os.fsencode(text)
     except UnicodeEncodeError:
       bad = True
     if bad:
       raise UserError(
-        f"{setting.cited}: {value!r} has a character that neither a path nor a "
+        f"{setting.cited}: {text!r} has a character that neither a path nor a "
         "text in UTF-8 can have; remove it."
       )
-  elif isinstance(value, dict):
-    for item in value.items():
-      check_characters(setting, item)
-  elif isinstance(value, list | tuple):
-    for item in value:
-      check_characters(setting, item)
 
 
 def _convert(value: Any, cited: str) -> Any:

@@ -30,7 +30,6 @@ from palm_mtf.cli.gin_statements import (
   Import,
   Macro,
   Setting,
-  Statement,
   names_in,
   read_command_line,
   read_file,
@@ -117,12 +116,9 @@ class Configuration:
 
   def format_values(self) -> str:
     """Returns the text of a gin file with the values but without origins."""
-    settings = [
-      x
-      for x in self._make_operative().macros.values()
-      if x.name not in self.implied
-    ]
-    lines = [*self._format_imports(), *map(str, [*settings, *self.bindings])]
+    settings = [*self._make_operative().macros.values(), *self.bindings]
+    given = [str(x) for x in settings if x.name not in self.implied]
+    lines = [*self._format_imports(), *given]
     return "\n".join(lines) + "\n"
 
   def _make_operative(self) -> "Configuration":
@@ -266,7 +262,13 @@ def load(
   """
   statements = read_file(defaults_file(command))
   if model_dir:
-    of_run = _read_run(model_dir)
+    file = ModelDir(model_dir).config
+    if not os.path.isfile(file):
+      raise UserError(
+        f"--model_dir = {model_dir!r}: there is no config.gin in it; give the "
+        "MODEL_DIR of a training run."
+      )
+    of_run = read_file(Path(file).resolve())
     if not trust_config:
       gin_checks.check_runs_no_code(of_run)
     statements += of_run
@@ -321,16 +323,6 @@ def _add_defaults(
     name: given.get(name, Setting(name=name, value=value, origin=DEFAULT))
     for name, value in defaults.items()
   }
-
-
-def _read_run(model_dir: str) -> list[Statement]:
-  file = ModelDir(model_dir).config
-  if not os.path.isfile(file):
-    raise UserError(
-      f"--model_dir = {model_dir!r}: there is no config.gin in it; give the "
-      "MODEL_DIR of a training run."
-    )
-  return read_file(Path(file).resolve())
 
 
 def load_run(

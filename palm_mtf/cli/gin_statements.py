@@ -148,16 +148,20 @@ def format_value(value: object) -> str:
   return text
 
 
+def leaves_of(value: object) -> Iterator[object]:
+  """Yields a value, or the leaves of a list, a tuple, or a dict with keys."""
+  if isinstance(value, dict):
+    value = [*value.items()]
+  if isinstance(value, (list, tuple)):
+    for item in value:
+      yield from leaves_of(item)
+  else:
+    yield value
+
+
 def names_in(value: object) -> Iterator[Reference | Macro]:
   """Yields every `Reference` and `Macro` inside a value."""
-  if isinstance(value, (Reference, Macro)):
-    yield value
-  elif isinstance(value, dict):
-    for item in value.items():
-      yield from names_in(item)
-  elif isinstance(value, (list, tuple)):
-    for item in value:
-      yield from names_in(item)
+  return (x for x in leaves_of(value) if isinstance(x, (Reference, Macro)))
 
 
 def read_file(path: Path, including: tuple[Path, ...] = ()) -> list[Statement]:

@@ -18,6 +18,7 @@ coefficients.
 
 import dataclasses
 import itertools
+import operator
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -270,11 +271,10 @@ def law_record(rows: Sequence[Row], budget: float | None) -> dict[str, Any]:
   }
   return {
     "num_runs": len(runs),
-    "E": found.interval(lambda law: law.e),
-    "A": found.interval(lambda law: law.a),
-    "alpha": found.interval(lambda law: law.alpha),
-    "B": found.interval(lambda law: law.b),
-    "beta": found.interval(lambda law: law.beta),
+    **{
+      name: found.interval(operator.attrgetter(name.lower()))
+      for name in ("E", "A", "alpha", "B", "beta")
+    },
     "gamma": found.interval(lambda law: law.alpha * cost.power_of_size(law)),
     "size_power": found.interval(cost.power_of_size),
     "cost": dataclasses.asdict(cost),
