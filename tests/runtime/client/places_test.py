@@ -277,23 +277,27 @@ def test_a_run_outlives_its_manager_and_leaves_a_drained_server(
       "MANAGER": pods.address,
       "ON_POD_FAILURE": "wait",
     }
+    # The new manager and the beats of the servers take seconds, in which a
+    # quick machine trains 60 steps.
+    num_steps = 250
 
-    def disturb(unused_client):
+    def disturb(client):
       pods.manager.kill()
       pods.manager.wait()
       pods.manager = pods.manage()
       pods.wait_for(dict.fromkeys(servers, "serving"))
       first, second = (x["address"] for x in pods.list_all() if x.get("owners"))
-      with connect(pods.address.partition(":")[2]) as client:
-        client.call("drain", address=first, is_drained=True)
+      with connect(pods.address.partition(":")[2]) as manager:
+        manager.call("drain", address=first, is_drained=True)
       servers[second].send_signal(signal.SIGKILL)
       used = set()
       while len(used - {second}) < 2 or first in used:
+        assert client.poll() is None, "the run has ended before it has moved"
         used = {x["address"] for x in pods.list_all() if x.get("owners")}
         time.sleep(0.1)
 
-    error = train(corpus, disturbed, disturb, **managed)
-    assert 4 <= resumed_step(error) < 60
+    error = train(corpus, disturbed, disturb, TRAIN_STEPS=num_steps, **managed)
+    assert 4 <= resumed_step(error) < num_steps
     assert not any(x.get("owners") for x in pods.list_all())
-    train(corpus, undisturbed, PODS="in_process")
-  runs.assert_same_tensors(disturbed, undisturbed, 60)
+    train(corpus, undisturbed, PODS="in_process", TRAIN_STEPS=num_steps)
+  runs.assert_same_tensors(disturbed, undisturbed, num_steps)
