@@ -15,7 +15,6 @@ computing   #########------##########
                   hhheee      hhhh      hidden, exposed
 """
 
-import collections
 import dataclasses
 import heapq
 import itertools
@@ -30,18 +29,13 @@ from palm_mtf.model_dir.atomic_files import write_atomically
 from palm_mtf.model_dir.paths import ModelDir
 from palm_mtf.programs.train_program import TrainProgram
 
-FORWARD, BACKWARD, EXCHANGE, UPDATE = PHASES = (
-  "forward",
-  "backward",
-  "exchange",
-  "update",
-)
 _EXCHANGE = re.compile(r"^(exchange|own_part)(_\d+)?/")
-# An operation has the first phase whose pattern is found in its name.
+# An operation has the first phase whose pattern is found in its name. Another
+# operation belongs to "forward" if a loss depends on it, otherwise to "update".
 _PHASES = {
-  EXCHANGE: _EXCHANGE,
-  UPDATE: re.compile(r"/update(_\d+)?/|^sum_of_squares(_\d+)?/"),
-  BACKWARD: re.compile(r"/gradients/|_sum/(add|read)(_\d+)?/"),
+  "exchange": _EXCHANGE,
+  "update": re.compile(r"/update(_\d+)?/|^sum_of_squares(_\d+)?/"),
+  "backward": re.compile(r"/gradients/|_sum/(add|read)(_\d+)?/"),
 }
 _UPDATED = re.compile(r"^(.+)/update(_\d+)?/")
 _DEVICE = re.compile(
@@ -61,7 +55,9 @@ class Operation:
   pod: int
   device: int  # number of the device in the pod's mesh
   name: str
-  phase: str  # one of PHASES; EXCHANGE includes reduce-scatters within the pod
+  # "forward", "backward", "exchange" or "update"; "exchange" includes
+  # reduce-scatters within the pod.
+  phase: str
   start: float
   end: float
 
@@ -70,7 +66,8 @@ class Operation:
 class Transfer:
   """A tensor sent from pod to pod; times are seconds since the step began.
 
-  Pods of one process pass tensors in memory, so the three times are equal.
+  Pods of one process pass tensors through its memory, so the three times are
+  equal.
   """
 
   name: str  # for a gradient, its variable; otherwise the operation
@@ -95,19 +92,20 @@ class Trace:
   end: float  # end of the last record
 
 
-@dataclasses.dataclass(frozen=True)
-class _Span:
+class _Span(NamedTuple):
   """One record of a device: an operation, or a received tensor."""
 
   device: tuple  # job, task, kind, index
-  name: str
   # Nanoseconds since 1970, as whole numbers, because a float64 would round them
-  # to a quarter of a microsecond.
-  start: int
-  end: int
-  # The next two fields describe a received tensor; an operation has 0 and "".
-  num_bytes: int
-  label: str
+  # to a quarter of a microsecond; later, seconds since the step began.
+  start: float
+  end: float
+  record: Any  # TensorFlow's NodeExecStats
+
+  @property
+  def is_received(self) -> bool:
+    """Whether the record is of a received tensor."""
+    return self.record.node_name == "RecvTensor"
 
 
 def read_trace(calls: Sequence[tf.RunMetadata], program: TrainProgram) -> Trace:
@@ -121,32 +119,31 @@ def read_trace(calls: Sequence[tf.RunMetadata], program: TrainProgram) -> Trace:
   }
   spans = [list(_read_spans(call)) for call in calls]
   begin = min(span.start for each in spans for span in each)
+  spans = [
+    [
+      x._replace(start=(x.start - begin) / 1e9, end=(x.end - begin) / 1e9)
+      for x in each
+    ]
+    for each in spans
+  ]
   operations, transfers = [], []
   forward = _find_forward(program)
   for each in spans:
-    ran = [x for x in each if not x.label and x.device in numbers]
+    ran = [x for x in each if not x.is_received and x.device in numbers]
     transfers += _read_transfers(each, ran, graph, numbers)
-    operations += [
-      Operation(
-        *numbers[x.device], x.name, _find_phase(x.name, forward), x.start, x.end
+    for x in ran:
+      name = x.record.node_name
+      phase = _find_phase(name, forward)
+      operations.append(
+        Operation(*numbers[x.device], name, phase, x.start, x.end)
       )
-      for x in ran
-    ]
   return Trace(
     num_pods=len(devices.pods),
-    last_call=(min(x.start for x in spans[-1]) - begin) / 1e9,
-    operations=[_to_seconds(begin, x, "start", "end") for x in operations],
-    transfers=[
-      _to_seconds(begin, x, "ready", "sent", "arrived") for x in transfers
-    ],
-    end=(max(x.end for each in spans for x in each) - begin) / 1e9,
+    last_call=min(x.start for x in spans[-1]),
+    operations=operations,
+    transfers=transfers,
+    end=max(x.end for each in spans for x in each),
   )
-
-
-def _to_seconds(begin: int, record: Any, *names: str) -> Any:
-  """Converts the fields `names` of a record to seconds since `begin`."""
-  times = {name: (getattr(record, name) - begin) / 1e9 for name in names}
-  return dataclasses.replace(record, **times)
 
 
 def _parse_device(name: str) -> tuple:
@@ -158,25 +155,12 @@ def _read_spans(call: tf.RunMetadata) -> Iterator[_Span]:
   for device in call.step_stats.dev_stats:
     if not _DEVICE.fullmatch(device.device):
       continue  # a GPU's stream; the GPU has records of the operations too
-    for node in device.node_stats:
-      received = node.node_name == "RecvTensor"
+    place = _parse_device(device.device)
+    for x in device.node_stats:
       # Records of received tensors have times only in microseconds.
-      begin = node.all_start_nanos or node.all_start_micros * 1000
-      end = node.op_end_rel_nanos or node.op_end_rel_micros * 1000
-      num_bytes = (
-        node.output[0].tensor_description.allocation_description.requested_bytes
-        if received
-        else 0
-      )
-      label = node.timeline_label if received else ""
-      yield _Span(
-        _parse_device(device.device),
-        node.node_name,
-        begin + node.op_start_rel_nanos,
-        begin + end,
-        num_bytes,
-        label,
-      )
+      begin = x.all_start_nanos or x.all_start_micros * 1000
+      end = x.op_end_rel_nanos or x.op_end_rel_micros * 1000
+      yield _Span(place, begin + x.op_start_rel_nanos, begin + end, x)
 
 
 def _find_forward(program: TrainProgram) -> set[str]:
@@ -197,10 +181,8 @@ def _find_forward(program: TrainProgram) -> set[str]:
 
 
 def _find_phase(name: str, forward: set[str]) -> str:
-  # An operation that matches no pattern belongs to the forward pass if a loss
-  # depends on it, otherwise to the update.
   scoped = (phase for phase, scope in _PHASES.items() if scope.search(name))
-  return next(scoped, FORWARD if name in forward else UPDATE)
+  return next(scoped, "forward" if name in forward else "update")
 
 
 def _read_transfers(
@@ -214,12 +196,12 @@ def _read_transfers(
   # when sending starts, and when the tensor arrives. If a step takes only
   # milliseconds, its first transfers may be missing, because the client does
   # not wait until a server has started to record.
-  ends = {(x.device, x.name): x.end for x in ran}
+  ends = {(x.device, x.record.node_name): x.end for x in ran}
   yield from _infer_transfers(graph, ends, numbers)
   for span in spans:
-    if not span.label:
+    if not span.is_received:
       continue
-    name, *places = _RECEIVED.search(span.label).groups()
+    name, *places = _RECEIVED.search(span.record.timeline_label).groups()
     source, target = map(_parse_device, places)
     if source not in numbers or target not in numbers:
       continue  # the client sent or received the tensor
@@ -230,19 +212,16 @@ def _read_transfers(
     # the interval from the receiver's request to the arrival. Clamp `ready`
     # too, to be no later than the send time.
     ready = min(ends.get((source, name), span.start), span.start)
+    sent = span.record.output[0].tensor_description.allocation_description
+    times = ready, span.start, span.end
     yield Transfer(
-      _find_variable(graph, name),
-      *pods,
-      span.num_bytes,
-      ready,
-      span.start,
-      span.end,
+      _find_variable(graph, name), *pods, sent.requested_bytes, *times
     )
 
 
 def _infer_transfers(
   graph: tf.Graph,
-  ends: Mapping[tuple[tuple, str], int],
+  ends: Mapping[tuple[tuple, str], float],
   numbers: Mapping[tuple, tuple[int, int]],
 ) -> Iterator[Transfer]:
   """Yields transfers between pods of this process; TensorFlow records none."""
@@ -258,18 +237,14 @@ def _infer_transfers(
     for x in operation.inputs:
       source = _parse_device(x.op.device) if x.op.device else target
       ready = ends.get((source, x.op.name))
-      if ready is None or numbers[source][0] == numbers[target][0]:
-        continue
-      if (x.name, target) in seen:  # TensorFlow sends x to a device once
-        continue
+      if ready is None or (x.name, target) in seen:
+        continue  # TensorFlow sends x to a device once
       seen.add((x.name, target))
-      yield Transfer(
-        _find_variable(graph, x.op.name),
-        numbers[source][0],
-        numbers[target][0],
-        x.dtype.size * math.prod(x.shape.as_list()),
-        *[ready] * 3,
-      )
+      pods = numbers[source][0], numbers[target][0]
+      if pods[0] != pods[1]:
+        name = _find_variable(graph, x.op.name)
+        num_bytes = x.dtype.size * math.prod(x.shape.as_list())
+        yield Transfer(name, *pods, num_bytes, *[ready] * 3)
 
 
 def _find_variable(graph: tf.Graph, name: str) -> str:
@@ -288,10 +263,10 @@ def _find_variable(graph: tf.Graph, name: str) -> str:
       for x in operation.outputs
       for consumer in x.consumers()
     ]
-    matches = filter(None, (_UPDATED.match(x.name) for x in level))
-    variables = collections.Counter(match[1] for match in matches)
+    matches = (_UPDATED.match(x.name) for x in level)
+    variables = {match[1] for match in matches if match}
     if variables:
-      return next(iter(variables)) if len(variables) == 1 else name
+      return variables.pop() if len(variables) == 1 else name
   return name
 
 
@@ -427,21 +402,20 @@ def _ms(secs: float) -> str:
 
 def chrome_trace(trace: Trace, step: int) -> dict[str, Any]:
   """Returns the content of a step's trace file."""
-  # Omit operations that are too short to be seen in a viewer, as most are.
-  operations = [
-    x for x in trace.operations if x.end - x.start >= _SHORTEST_SECS
-  ]
   # Lanes of pods come first, then a lane for each direction of transfers.
   events: list[dict] = []
   for pod in range(trace.num_pods):
+    # Omit operations that are too short to be seen in a viewer, as most are.
     of_pod = [
       _event(x.name, x.phase, x.start, x.end, {"device": x.device})
-      for x in operations
-      if x.pod == pod
+      for x in trace.operations
+      if x.pod == pod and x.end - x.start >= _SHORTEST_SECS
     ]
     events += _lane(f"pod {pod}", pod, of_pod)
-  directions = sorted({(x.source, x.target) for x in trace.transfers})
-  for number, (source, target) in enumerate(directions, start=trace.num_pods):
+  directions = []
+  for number, (source, target) in enumerate(
+    sorted({(x.source, x.target) for x in trace.transfers}), trace.num_pods
+  ):
     crossed = []
     for x in trace.transfers:
       if (x.source, x.target) == (source, target):
@@ -449,34 +423,28 @@ def chrome_trace(trace: Trace, step: int) -> dict[str, Any]:
         details = {"bytes": x.num_bytes, "usecs until sent": sent}
         crossed.append(_event(x.name, "transfer", x.ready, x.arrived, details))
     events += _lane(f"pod {source} -> pod {target}", number, crossed)
+    received = measure_received(trace, target, [source])
+    directions.append(
+      {
+        "pid": number,
+        "source": source,
+        "target": target,
+        "bytes": received.received_bytes,
+        "hidden_usecs": _micros(received.hidden_secs),
+        "exposed_usecs": _micros(length(received.exposed)),
+        "exposed": [[*map(_micros, x)] for x in received.exposed],
+      }
+    )
   return {
     "displayTimeUnit": "ms",
     "traceEvents": events,
     "otherData": {
       "step": step,
       "num_pods": trace.num_pods,
-      "directions": [
-        _direction(trace, number, *places)
-        for number, places in enumerate(directions, start=trace.num_pods)
-      ],
+      "directions": directions,
       "last_call": _micros(trace.last_call),
       "figures": step_figures(trace),
     },
-  }
-
-
-def _direction(
-  trace: Trace, number: int, source: int, target: int
-) -> dict[str, Any]:
-  crossed = measure_received(trace, target, [source])
-  return {
-    "pid": number,
-    "source": source,
-    "target": target,
-    "bytes": crossed.received_bytes,
-    "hidden_usecs": _micros(crossed.hidden_secs),
-    "exposed_usecs": _micros(length(crossed.exposed)),
-    "exposed": [[_micros(a), _micros(b)] for a, b in crossed.exposed],
   }
 
 
