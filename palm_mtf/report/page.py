@@ -100,7 +100,7 @@ def _read_run(path: str, name: str) -> Run:
     _read_lines(model_dir.samples),
     _read_evaluations(model_dir.evaluations),
     *_read_settings(model_dir.config),
-    _read_plan(model_dir.plan),
+    {k: x for k, x in _read_json(model_dir.plan).items() if is_number(x)},
   )
 
 
@@ -124,25 +124,22 @@ def _explain_no_run(model_dir: ModelDir) -> str:
 
 
 def _read_evaluations(folder: str) -> list[dict[str, Any]]:
-  results = []
   # Sorting by name sorts by step, because steps have leading zeros.
-  for path in sorted(glob.glob(f"{glob.escape(folder)}/step_*/*.json")):
-    # Skip damaged results, which `evaluate` writes again.
-    damaged = (OSError, ValueError, RecursionError, TypeError, KeyError)
-    with contextlib.suppress(*damaged), open(path, "rb") as file:
-      result = json.load(file)
-      if is_number(result["step"]) and isinstance(result["metrics"], dict):
-        results.append(result)
-  return results
+  paths = sorted(glob.glob(f"{glob.escape(folder)}/step_*/*.json"))
+  return [
+    x
+    for x in map(_read_json, paths)
+    if is_number(x.get("step")) and isinstance(x.get("metrics"), dict)
+  ]
 
 
-def _read_plan(path: str) -> dict[str, Any]:
+def _read_json(path: str) -> dict[str, Any]:
+  """Returns a JSON object; {} if the file is missing or damaged."""
+  # The commands that write these files write a damaged file again.
+  content = None
   with contextlib.suppress(OSError, ValueError, RecursionError):
-    with open(path, "rb") as file:
-      plan = json.load(file)
-    if isinstance(plan, dict):
-      return {name: x for name, x in plan.items() if is_number(x)}
-  return {}
+    content = json.loads(Path(path).read_bytes())
+  return content if isinstance(content, dict) else {}
 
 
 def _read_settings(path: str) -> tuple[dict[str, Any], Set[str]]:

@@ -101,10 +101,9 @@ def _list_decoding(decoding: Mapping[str, Any]) -> Iterator[str]:
   """Yields a line for each compiled program of decoding."""
   yield f"decoding {decoding['texts']:,} texts of SEQUENCE_LENGTH tokens"
   for each in decoding["programs"]:
-    found = each.get("error")
-    if not found:
-      peak = f"{each['peak_bytes'] / _GIB:.3f} GiB"
-      found = f"{peak}, compiled in {each['secs']:.0f} s"
+    found = each.get("error") or (
+      f"{each['peak_bytes'] / _GIB:.3f} GiB, compiled in {each['secs']:.0f} s"
+    )
     yield f"  {each['program']:<34}{found:>10}"
 
 
@@ -112,26 +111,21 @@ def _list_compiled_moves(
   compiled: Mapping[str, Any], plan: Mapping[str, Any]
 ) -> Iterator[str]:
   """Yields a line for each kind of collective and its axes, largest first."""
-  planned = {
-    (x["kind"], *x["axes"]): x["bytes"]
-    for x in plan["moved"]
-    if x["link"] == "pod"
-  }
-  found = {(x["kind"], *x["axes"]): x for x in compiled["moved"]}
-  sizes = {key: x["bytes"] for key, x in found.items()}
-  for key in sorted(
-    {**planned, **sizes},
-    key=lambda x: -max(planned.get(x, 0), sizes.get(x, 0)),
-  ):
+  found, planned = (
+    {(x["kind"], *x["axes"]): x for x in moved if x.get("link") != "dcn"}
+    for moved in (compiled["moved"], plan["moved"])
+  )
+  rows = []
+  for key in {**planned, **found}:
+    sizes = [x[key]["bytes"] if key in x else 0 for x in (found, planned)]
     kind, *axes = key
-    groups = found.get(key)
-    where = f"  in groups of {groups['group_devices']:,}" if groups else ""
     name = f"{kind} over {'+'.join(axes) or 'other devices'}"
-    yield (
-      f"  {name:<34}"
-      f"{sizes.get(key, 0) / _GB:>10.4f}{planned.get(key, 0) / _GB:>14.4f} GB"
-      f"{where}"
-    )
+    line = f"  {name:<34}{sizes[0] / _GB:>10.4f}{sizes[1] / _GB:>14.4f} GB"
+    if key in found:
+      line += f"  in groups of {found[key]['group_devices']:,}"
+    rows.append((max(sizes), line))
+  for _, line in sorted(rows, key=lambda x: -x[0]):
+    yield line
 
 
 def format_prediction(plan: Mapping[str, Any]) -> str:
@@ -147,18 +141,16 @@ def format_prediction(plan: Mapping[str, Any]) -> str:
 
 def format_table3(rows: Sequence[Mapping[str, Any]]) -> str:
   """Returns the rows from accounting/table3.py as text."""
-  head = ("chips", "published", "MFU", "without attention", "HFU", "ours")
   lines = [
-    "model".ljust(21) + "{:>13}{:>11}{:>8}{:>19}{:>8}{:>8}".format(*head)
+    f"{'model':<21}{'chips':>13}{'published':>11}{'MFU':>8}"
+    f"{'without attention':>19}{'HFU':>8}{'ours':>8}"
   ]
   for row in rows:
     names = ("mfu", "mfu_without_attention", "hfu", "hfu_of_remat_layer")
     mfu, without, hfu, ours = (
       "-" if row[x] is None else f"{row[x]:.2%}" for x in names
     )
-    chips = row["chip"]
-    if row["chips"]:
-      chips = f"{row['chips']:,} {chips}"
+    chips = (f"{row['chips']:,} " if row["chips"] else "") + row["chip"]
     lines.append(
       f"{row['model']:<21}{chips:>13}{row['published_mfu']:>11.1%}{mfu:>8}"
       f"{without:>19}{hfu:>8}{ours:>8}  {row['note']}"
