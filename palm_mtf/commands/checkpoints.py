@@ -13,7 +13,6 @@ from typing import Any
 
 from palm_mtf.checkpoints.manifest import (
   MANIFEST,
-  Checkpoint,
   DamagedCheckpointError,
   RemovedCheckpointError,
   checkpoint_folders,
@@ -97,8 +96,8 @@ def verify(*, model_dir: str, as_json: bool) -> None:
       continue  # a training run has just removed it
     # Print each state immediately, because hashing gigabytes takes seconds.
     row = {"step": step_of(path), "path": path, "state": state}
-    print(json_text(row) if as_json else f"{path}  {row['state']}")
-    if row["state"] != _WHOLE:
+    print(json_text(row) if as_json else f"{path}  {state}")
+    if state != _WHOLE:
       damaged.append(os.path.basename(path))
   if damaged:
     raise UserError(
@@ -215,15 +214,11 @@ def _check_state(path: str) -> str:
 
 def _read_losses(model_dir: str) -> dict[int, dict[str, float]]:
   """Returns {step: {name: loss}} from metrics.jsonl, in nats per token."""
-  losses = {}
-  path = ModelDir(model_dir).metrics
-  for values in read_json_lines(path, number="step"):
-    losses[values["step"]] = {
-      name: values[name]
-      for name in ("loss", "validation_loss")
-      if is_number(values.get(name))
-    }
-  return losses
+  names = ("loss", "validation_loss")
+  return {
+    line["step"]: {x: line[x] for x in names if is_number(line.get(x))}
+    for line in read_json_lines(ModelDir(model_dir).metrics, number="step")
+  }
 
 
 def _compare_tensors(
@@ -256,16 +251,14 @@ def _compare_settings(a: NamedWeights, b: NamedWeights) -> dict[str, list[Any]]:
   """Returns {macro: [value in a, value in b]} for the macros that differ."""
   if not a.checkpoint or not b.checkpoint:
     return {}  # a TensorFlow prefix has no manifest
-  ours, theirs = _read_settings(a.checkpoint), _read_settings(b.checkpoint)
+  # Compare the hash of the tokens too, because the files that TEXT_FILES names
+  # may have changed.
+  ours, theirs = (
+    {**x.settings, "the tokens": x.data.get("the tokens")}
+    for x in (a.checkpoint.manifest, b.checkpoint.manifest)
+  )
   return {
     name: [ours.get(name), theirs.get(name)]
     for name in sorted(ours.keys() | theirs.keys())
     if ours.get(name) != theirs.get(name)
   }
-
-
-def _read_settings(checkpoint: Checkpoint) -> dict[str, Any]:
-  manifest = checkpoint.manifest
-  # The caller compares these. Include the hash of the tokens, because the files
-  # that TEXT_FILES names may have changed.
-  return {**manifest.settings, "the tokens": manifest.data.get("the tokens")}

@@ -335,18 +335,16 @@ def _find_vocabulary(model_dir: str, config: CorpusConfig) -> Vocabulary | None:
 
 
 def _make_record(result: Survey) -> dict[str, object]:
-  # A group of copies is named by the beginning of its text, not by its digest,
-  # because JSON cannot represent bytes.
-  def groups(found: Sequence[Group]) -> list[dict[str, object]]:
-    return [
-      {"size": each.size, "start": result.starts[each.digest]} for each in found
-    ]
-
   def flat(measured: Measured) -> dict[str, object]:
     found = measured.duplicates
     values = dataclasses.asdict(measured.counts) | dataclasses.asdict(found)
-    values["largest_exact"] = groups(found.largest_exact)
-    values["largest_near"] = groups(found.largest_near)
+    for name in ("largest_exact", "largest_near"):
+      # A group of copies is named by the beginning of its text, not by its
+      # digest, because JSON cannot represent bytes.
+      values[name] = [
+        {"size": each.size, "start": result.starts[each.digest]}
+        for each in getattr(found, name)
+      ]
     return values
 
   return {

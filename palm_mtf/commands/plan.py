@@ -86,11 +86,12 @@ def plan(
       config, num_devices=num_devices, output=output, as_json=as_json
     )
     return
-  draw: Callable[..., None] = write_plan_picture
-  if has_curves:
-    record, text, draw = curves(config), format_curves, write_curves_picture
-  else:
-    record, text = plan_of(config), format_plan
+  make, text, draw = (
+    (curves, format_curves, write_curves_picture)
+    if has_curves
+    else (plan_of, format_plan, write_plan_picture)
+  )
+  record = make(config)
   print(json_text(record) if as_json else text(record))
   if plot:
     draw(record, os.path.expanduser(plot))
@@ -206,13 +207,11 @@ def calibrate(
       from palm_mtf.rates.calibration import calibration
 
       macros = _round(calibration())
-    lines = [f"{name} = {value!r}" for name, value in macros.items()]
-    write_cached(path, "\n".join([*lines, ""]).encode())
+    text = "\n".join(f"{name} = {value!r}" for name, value in macros.items())
+    write_cached(path, f"{text}\n".encode())
   except CacheError as error:
     raise UserError(f"the measured rates cannot be kept: {error}.") from None
-  print(json_text({"file": path, **macros}) if as_json else path)
-  if not as_json:
-    print("\n".join(lines))
+  print(json_text({"file": path, **macros}) if as_json else f"{path}\n{text}")
 
 
 def _round(value: Any) -> Any:

@@ -49,24 +49,24 @@ def train(
     dtype = job.config.model.activation_dtype
     for name, text in config_files(ACTIVATION_DTYPE=dtype).items():
       write_atomically(os.path.join(model_dir, name), text.encode())
-    _predict(job)
+    if plan := plan_if_known(job.config):
+      _logger.info(format_prediction(plan))
+      # `palm_mtf report` reads this file.
+      write_atomically(ModelDir(model_dir).plan, json_text(plan).encode())
     outcome = _run(job)
-    _check_not_stopped(outcome, model_dir)
+    if isinstance(outcome, Stopped):
+      where = outcome.checkpoint.path if outcome.checkpoint else model_dir
+      _logger.info(
+        f"stopped by {outcome.signal_name}; {where} holds all that was learned"
+      )
+      _logger.info("run the same command to resume")
+      raise StoppedError(outcome.signal_name)
     # Write the samples before printing, which fails if stdout is closed.
     texts = job.write_samples(outcome.checkpoint)
     _report(outcome.validation_loss, job.unigram_entropy)
     for prompt, text in zip(config.run.prompts, texts, strict=True):
       print(f"\n--- {prompt!r} continues:\n{prompt}{text}")
     _suggest_commands(model_dir, config.run)
-
-
-def _predict(job: TrainJob) -> None:
-  """Logs the run's predicted time; writes the plan for `palm_mtf report`."""
-  plan = plan_if_known(job.config)
-  if plan:
-    _logger.info(format_prediction(plan))
-    path = ModelDir(job.model_dir).plan
-    write_atomically(path, json_text(plan).encode())
 
 
 def _run(job: TrainJob) -> Finished | Stopped:
@@ -81,17 +81,6 @@ def _run(job: TrainJob) -> Finished | Stopped:
     session = session_config(1, config.pods.num_pods)
     warn_if_slow(config.model, config.mesh_layout, session)
     return run_training(job, servers)
-
-
-def _check_not_stopped(outcome: Finished | Stopped, model_dir: str) -> None:
-  if isinstance(outcome, Finished):
-    return
-  where = outcome.checkpoint.path if outcome.checkpoint else model_dir
-  _logger.info(
-    f"stopped by {outcome.signal_name}; {where} holds all that was learned"
-  )
-  _logger.info("run the same command to resume")
-  raise StoppedError(outcome.signal_name)
 
 
 def _report(loss: float, entropy: float) -> None:
