@@ -15,7 +15,7 @@ import importlib.metadata
 import importlib.util
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from palm_mtf import __version__
@@ -237,17 +237,19 @@ def difference(now: Mapping[str, str], before: Mapping[str, str]) -> str:
 
   Names that only one result has are left out.
   """
-  return "; ".join(
-    _describe_change(name, now[name], before[name])
-    for name in now
-    if name in before and now[name] != before[name]
+  changes = []
+  for name in now:
+    new, old = now[name], before.get(name, now[name])
+    if name == _INSTRUCTIONS and new != old:
+      changes.append(f"{name}: {describe_flags(new.split(), old.split())}")
+    elif new != old:
+      changes.append(f"{name}: {new or 'not set'}, before {old or 'not set'}")
+  return "; ".join(changes)
+
+
+def describe_flags(flags: Iterable[str], others: Iterable[str]) -> str:
+  """Returns how the flags of one CPU differ from the flags of another."""
+  added = [f"with {x}" for x in sorted({*flags} - {*others})]
+  return ", ".join(
+    added + [f"without {x}" for x in sorted({*others} - {*flags})]
   )
-
-
-def _describe_change(name: str, now: str, before: str) -> str:
-  if name != _INSTRUCTIONS:
-    return f"{name}: {now or 'not set'}, before {before or 'not set'}"
-  added, lost = {*now.split()}, {*before.split()}
-  changes = [f"with {x}" for x in sorted(added - lost)]
-  changes += [f"without {x}" for x in sorted(lost - added)]
-  return f"{name}: {', '.join(changes)}"

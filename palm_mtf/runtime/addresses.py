@@ -15,11 +15,7 @@ ANY_ADDRESS = "0.0.0.0"
 
 
 def split_address(setting: str, given: str) -> tuple[str, int]:
-  """Returns host and port of `given`, the value of `setting`.
-
-  Raises:
-    UserError: the value is not "host:port", or its port is above 65535.
-  """
+  """Returns host and port of `given`; UserError if it is not "host:port"."""
   host, _, port = given.rpartition(":")
   if not host or not port.isascii() or not port.isdigit() or int(port) > 65535:
     raise UserError(
@@ -158,11 +154,7 @@ def duplicate(number: int) -> socket.socket:
 def listeners(
   port: int, besides: Collection[socket.socket] = ()
 ) -> Iterator[socket.socket]:
-  """Yields duplicates of this process's sockets that listen on a TCP port.
-
-  Each duplicate is closed when the next one is taken. Sockets in `besides` are
-  left out.
-  """
+  """Yields duplicates of sockets that listen on a TCP port (`_sockets`)."""
   for each in _sockets(besides):
     if is_inet(each, port) and accepts(each):
       yield each
@@ -182,7 +174,10 @@ def accepts(found: socket.socket) -> bool:
 def _sockets(
   besides: Collection[socket.socket] = (),
 ) -> Iterator[socket.socket]:
-  """Yields a duplicate of each socket, and closes it when the next is taken."""
+  """Yields a duplicate of each of this process's sockets, but not `besides`.
+
+  Each duplicate is closed when the next one is taken.
+  """
   left_out = {each.fileno() for each in besides}
   for number in {*socket_numbers().values()} - left_out:
     try:

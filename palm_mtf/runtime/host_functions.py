@@ -23,8 +23,7 @@ HOST_FUNCTIONS: dict[str, Callable] = {}  # by name
 def host_function(function: _Function) -> _Function:
   """Registers a module-level function of NumPy values, and returns it.
 
-  Raises:
-    ValueError: another function of this name is registered.
+  Raises ValueError if another function of this name is registered.
   """
   held = HOST_FUNCTIONS.setdefault(function.__name__, function)
   if held.__module__ != function.__module__:

@@ -53,11 +53,7 @@ class Program:
     )
 
   def order_inputs(self, values: Mapping[str, object]) -> list[object]:
-    """Returns values in the order of `inputs`.
-
-    Raises:
-      UserError: an input is missing, or there is no such input.
-    """
+    """Returns values in the order of `inputs`; UserError if names differ."""
     for name in values:
       if name not in self.inputs:
         raise UserError(

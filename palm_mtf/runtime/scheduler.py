@@ -167,31 +167,28 @@ class GangScheduler:
 
     Args:
       ticket: the program.
-      secs: measured device time in seconds, if known.
-      kept: bytes of its results, by device, until the tenant frees them.
-
-    Raises:
-      UserError: the program keeps more bytes than it reserved.
+      secs: measured device time in seconds; None for the estimated time.
+      kept: bytes of its results, by device, until the tenant frees them. Raises
+        UserError if the program reserved fewer bytes.
     """
     if ticket.state == "ended":
       return
     rule = "the program reserved {}: reserve the bytes of its results, too"
     _check_bytes(kept or {}, ticket.num_bytes, rule)
-    errors.check_real("secs", 0.0 if secs is None else secs, 0.0, 1e9)
+    secs = ticket.secs if secs is None else secs
+    errors.check_real("secs", secs, 0.0, 1e9)
     if ticket.state == "running":
       self._running.remove(ticket)
       self._num_running.subtract(ticket.num_bytes.keys())
       self._full -= ticket.num_bytes.keys()
       self._used.subtract(ticket.num_bytes)
       self.keep(ticket.tenant, kept or {})
+      for device in ticket.num_bytes:
+        excess = (secs - ticket.secs) / ticket.weight
+        self._finish_tags[ticket.tenant][device] += excess
     else:
       self._waiting.remove(ticket)
-      secs = None
     ticket.state, ticket.after = "ended", ()
-    if secs is not None:
-      excess = (secs - ticket.secs) / ticket.weight
-      for device in ticket.num_bytes:
-        self._finish_tags[ticket.tenant][device] += excess
     self._tag(ticket.tenant)
 
   def explain_wait(self, ticket: Ticket) -> str:
@@ -212,11 +209,7 @@ class GangScheduler:
     return ""
 
   def free(self, tenant: str, num_bytes: Bytes) -> None:
-    """Gives back bytes, by device, that a tenant's programs kept.
-
-    Raises:
-      UserError: the tenant keeps fewer bytes on a device.
-    """
+    """Gives back bytes, by device; UserError if the tenant keeps fewer."""
     rule = "the client keeps {}: free each buffer once"
     _check_bytes(num_bytes, self._kept_by[tenant], rule)
     self._num_freed += 1
@@ -272,8 +265,9 @@ class GangScheduler:
     for device in ticket.num_bytes:
       if self._num_running[device] >= self._max_in_flight:
         self._full.add(device)
-      now = max(self._virtual_times[device], ticket.order[0])
-      self._virtual_times[device] = now
+      self._virtual_times[device] = max(
+        self._virtual_times[device], ticket.order[0]
+      )
 
   def kept_by(self, tenant: str) -> dict[Hashable, int]:
     """Returns the bytes of a tenant's buffers, by device."""

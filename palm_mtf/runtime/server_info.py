@@ -15,7 +15,11 @@ from palm_mtf import __version__
 from palm_mtf._tf import tf
 from palm_mtf.errors import UserError
 from palm_mtf.json_text import json_text
-from palm_mtf.machine.processors import BFLOAT16_FLAGS, bfloat16_flags
+from palm_mtf.machine.processors import (
+  BFLOAT16_FLAGS,
+  bfloat16_flags,
+  describe_flags,
+)
 from palm_mtf.runtime.processes import Process
 
 _INFO = "palm_mtf_server_facts"  # name of the variable, a `ServerInfo`
@@ -52,9 +56,8 @@ class NotOursError(NoAnswerError):
 def read_info(address: str, secs: float) -> ServerInfo:
   """Reads the info of the server at `address`, "host:port".
 
-  Raises:
-    NoAnswerError: the server does not answer within `secs` seconds, or has no
-      info.
+  Raises NoAnswerError if the server has no info, or does not answer within
+  `secs` seconds.
   """
   # The read waits for a free thread of the server. A training step may keep all
   # threads busy for long, above all the first step, which compiles.
@@ -67,17 +70,10 @@ def read_info(address: str, secs: float) -> ServerInfo:
 def call_function(
   address: str, info: ServerInfo, function: Callable, text: str, secs: float
 ) -> str:
-  """Calls a host function, which takes and returns a text, in a server.
+  """Calls a host function in the server at `address`; returns its result.
 
-  Args:
-    address: "host:port" of the server.
-    info: info of the server.
-    function: a host function.
-    text: argument of the function.
-    secs: timeout in seconds.
-
-  Raises:
-    NoAnswerError: the server does not answer in time.
+  The function takes and returns one string. `info` is the server's info. Raises
+  NoAnswerError if the server does not answer within `secs` seconds.
   """
   with _session(address, secs) as session:
     with session.graph.as_default():
@@ -90,10 +86,8 @@ def read_incarnation(address: str, secs: float) -> int:
   """Reads the incarnation, a random number that a server draws at its start.
 
   A number that differs from an earlier read shows that the server was
-  restarted.
-
-  Raises:
-    NoAnswerError: the server does not answer within `secs` seconds.
+  restarted. Raises NoAnswerError if the server does not answer within `secs`
+  seconds.
   """
   # Listing the devices needs no thread of the server's pool for computing, so
   # even a busy server answers at once.
@@ -139,8 +133,8 @@ def difference(info: ServerInfo, first: ServerInfo) -> str:
   if info.cpu_flags != first.cpu_flags:
     return (
       "has another kind of CPU than pod 0's first "
-      f"({_describe_changes(info.cpu_flags, first.cpu_flags)}): its kernels "
-      "may compute other bits, and the comparison of the pods "
+      f"({describe_flags(info.cpu_flags, first.cpu_flags)}): its kernels may "
+      "compute other bits, and the comparison of the pods "
       "(FINGERPRINT_STEPS) would stop the run; use servers with one kind of CPU"
     )
   return ""
@@ -162,16 +156,6 @@ def check_bfloat16(infos: Mapping[str, ServerInfo], dtype: str) -> None:
         "not multiply bfloat16 numbers, but this client's CPU does; start the "
         'client on the same kind of CPU as the servers, or give "float32".'
       )
-
-
-def _describe_changes(flags: Sequence[str], others: Sequence[str]) -> str:
-  sides = (
-    ("with", set(flags) - set(others)),
-    ("without", set(others) - set(flags)),
-  )
-  return "; ".join(
-    f"{word} {', '.join(sorted(found))}" for word, found in sides if found
-  )
 
 
 def publish_info(target: str, info: ServerInfo) -> None:

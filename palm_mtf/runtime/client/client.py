@@ -102,8 +102,7 @@ class Client:
         with the same error.
       more: arguments of `call` that are given by name.
 
-    Raises:
-      UserError: an input is missing, or the program has no such input.
+    Raises UserError if an input is missing, or the program has no such input.
     """
     run, future = self._prepare(program, *inputs, after=after, **more)
     # A low-level thread that waits for a lost server does not keep this process
@@ -112,16 +111,13 @@ class Client:
     return future
 
   def call(self, program: Program, *inputs: Inputs, **more: Any) -> Any:
-    """Runs a program, and returns its outputs.
+    """Runs a program, and returns its outputs; see `run` for the errors.
 
     Args:
       program: program that was built in `graph`.
       inputs: values of the program's inputs, by name.
       more: `options` and `run_metadata`, as in `tf.Session.run`; and
         `has_turn`, true if the program need not wait for a turn.
-
-    Raises:
-      UserError: an input is missing, or the program has no such input.
     """
     run, future = self._prepare(program, *inputs, **more)
     run()
@@ -132,10 +128,10 @@ class Client:
     sequences: Iterable[Iterable[tuple[Program, Inputs, dict[str, Any]]]],
     turn: Program | None = None,
   ) -> list[list[Any]]:
-    """Runs sequences of calls at the same time; returns their outputs.
+    """Runs sequences of calls at the same time; returns the calls' outputs.
 
-    If a call fails, raises its error at once, because other calls may wait for
-    that call.
+    If a call fails, raises the call's error at once, because other calls may
+    wait for that call.
 
     Args:
       sequences: for each sequence, the arguments of successive calls: program,

@@ -68,18 +68,14 @@ _NUM_THREADS = 64  # threads that call servers at the same time
 
 @dataclasses.dataclass(frozen=True)
 class Membership:
-  """Joins a client to servers; these free its memory when it leaves or is lost.
+  """Joins a client to servers, which free its memory once it is gone."""
 
-  Attributes:
-    client: the data that this client sends to its servers.
-    infos: info of each server, by its address.
-  """
-
-  client: Registration
-  infos: Mapping[str, ServerInfo]
+  client: Registration  # what this client tells its servers
+  infos: Mapping[str, ServerInfo]  # by the server's address
 
   # For each server's address, the names of this process's clients that have
-  # ended but got no answer when they left that server.
+  # ended but got no answer when they left that server. The server may still
+  # hold their memory, so the next client that joins reports the names.
   _ended: ClassVar[dict[str, set[str]]] = collections.defaultdict(set)
 
   def join(self) -> None:
@@ -167,7 +163,7 @@ def connect(
   infos: Mapping[str, ServerInfo],
   stream: Stream | None = None,
 ) -> Cluster:
-  """Returns the cluster of a run.
+  """Returns the cluster of a run; raises UserError if accelerators are missing.
 
   Args:
     pods: settings of the pods, such as CLIENT_ADDRESS.
@@ -175,9 +171,6 @@ def connect(
     places: each pod's devices on servers; empty if this process has all pods.
     infos: info of each server, by the server's address.
     stream: manager's stream of turns; None without a manager.
-
-  Raises:
-    UserError: accelerators are missing.
   """
   if not places:
     if uses_accelerators(mesh):
@@ -190,7 +183,7 @@ def connect(
   # jobs and addresses of all servers, because a server knows only its own port.
   host, _, port = pods.client_address.partition(":")
   ip = resolve("CLIENT_ADDRESS", host)
-  target = _client_server(ip, int(port or 0)).target
+  target = _client_server(1, 0, (ip, int(port or 0))).target
   config = session_config(1)
   # Free the variables of a session when the session ends. Otherwise they would
   # stay in the memory of the servers.
@@ -244,8 +237,7 @@ def connect(
 def accelerators_here(mesh: MeshLayout, num_pods: int) -> Cluster:
   """Returns a cluster of this process's accelerators.
 
-  Raises:
-    UserError: this machine has other devices than the pods need.
+  Raises UserError if this machine has other devices than the pods need.
   """
   from palm_mtf.accelerators.devices import AcceleratorDevices, find_devices
 
@@ -269,16 +261,9 @@ def _connect_accelerators(
 ) -> Devices:
   """Starts JAX on all hosts of all pods; returns the devices.
 
-  Args:
-    mesh: axes of each pod.
-    name: the client's job.
-    pods: for each pod, the process of each host, by its address.
-    infos: info of each server, by its address.
-    config: settings of the pods.
-
-  Raises:
-    UserError: a host has other devices than the mesh needs, or JAX does not
-      start there.
+  `name` is the client's job. `pods` has, for each pod, the process of each
+  host, by the host's address. Raises UserError if a host has other devices than
+  the mesh needs, or if JAX does not start there.
   """
   from palm_mtf.accelerators.devices import AcceleratorDevices, host_of_devices
 
@@ -333,10 +318,8 @@ def _connect_accelerators(
   )
 
 
-@functools.cache
-def _client_server(ip: str, port: int) -> tf.distribute.Server:
-  """Starts the client's server, only once because no server can be stopped."""
-  return start_server(1, 0, (ip, port))
+# A process starts its client's server only once, because no server can stop.
+_client_server = functools.cache(start_server)
 
 
 def memory_reader(
@@ -362,16 +345,12 @@ def memory_reader(
 def open_pod(
   mesh: MeshLayout, pods: PodsConfig
 ) -> Iterator[tuple[Client, Devices]]:
-  """Opens a client; yields the client and the pod's devices.
+  """Opens a client; yields the client and the devices of a pod.
 
-  Args:
-    mesh: axes of the pod.
-    pods: settings of the run's pods. If ISLANDS names servers, the pod is the
-      first pod of ISLANDS; otherwise this process has the accelerators.
-
-  Raises:
-    UserError: accelerators or servers are missing, or a server is lost while
-      the client is open.
+  The pod has the axes of `mesh`. If ISLANDS names servers, it is the first pod
+  of ISLANDS; otherwise this process has the accelerators. Raises UserError if
+  accelerators or servers are missing, or if a server is lost while the client
+  is open.
   """
   here = PodsConfig(pod_timeout_secs=pods.pod_timeout_secs)
   first = dataclasses.replace(pods, num_pods=1, islands=pods.islands[:1])

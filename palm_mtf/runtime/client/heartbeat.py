@@ -81,10 +81,8 @@ class Heartbeat:
   ):
     """Asks each server for its incarnation, versions and devices.
 
-    Args:
-      servers: server processes on this machine, if there are any.
-      places: each pod's devices on servers; empty if this process has all pods.
-      secs: POD_TIMEOUT_SECS.
+    `places` has each pod's devices on servers; it is empty if this process has
+    all pods. `secs` is POD_TIMEOUT_SECS.
 
     Raises:
       PodLostError: a server does not answer.
@@ -105,7 +103,6 @@ class Heartbeat:
     self._threads: dict[str, threading.Thread] = {}
     self._incarnations: dict[str, int] = {}
     self.infos: dict[str, ServerInfo] = {}
-    first = None
     with concurrent.futures.ThreadPoolExecutor(_NUM_THREADS) as threads:
       asked = {x: threads.submit(self._first_answer, x) for x in self._pods}
     for address, answer in asked.items():
@@ -118,8 +115,7 @@ class Heartbeat:
           is_missing=True,
         ) from None
       self.infos[address] = info
-      first = first or info
-      how = difference(info, first)
+      how = difference(info, next(iter(self.infos.values())))
       most = max(x.device for y in places for x in y if x.address == address)
       if most >= info.num_devices:
         how = how or (
@@ -172,8 +168,8 @@ class Heartbeat:
   def during(self, phase: str) -> Iterator[None]:
     """Raises PodLostError if the body fails because a pod is lost.
 
-    Raises UserError if the body fails because accelerators cannot run a
-    program. The message names `phase`, such as "in step 8".
+    Raises UserError if accelerators cannot run a program of the body. The
+    message names `phase`, such as "in step 8".
     """
     try:
       yield
@@ -305,8 +301,7 @@ class Heartbeat:
 def _choose_peers(pods: Mapping[str, int]) -> dict[str, list[str]]:
   """Chooses at most three other servers that each server probes.
 
-  Args:
-    pods: {address of a server: index of its pod}.
+  `pods` is {address of a server: index of the server's pod}.
   """
   # Links between pods come first, because a step uses the links between servers
   # with the same number in their pods. In a ring in this order, each server

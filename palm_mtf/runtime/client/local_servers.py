@@ -49,10 +49,10 @@ class _Server:
 
 
 def cores_of_pods(num_pods: int) -> list[list[int]]:
-  """Returns the numbers of each pod's CPU cores, or of each stage's.
+  """Returns the numbers of each pod's CPU cores.
 
-  Pods share cores only if there are fewer cores than pods. `num_pods` is the
-  number of pods, or of stages in all pods.
+  Pods share cores only if there are fewer cores than pods. If pods have stages,
+  each stage counts as a pod here.
   """
   # All pods get equally many cores, because the last bit of a sum depends on
   # the number of threads, and all pods must compute the same bits. Cores that
@@ -69,9 +69,6 @@ class PodServers:
   """Starts and stops the server processes; a context manager.
 
   There are such processes only if PODS = "local_servers".
-
-  Attributes:
-    managed: slices that a manager allocates; None without a manager.
   """
 
   def __init__(
@@ -81,6 +78,7 @@ class PodServers:
     # Start the servers now, so that they import TensorFlow, which takes
     # seconds, at the same time as the client.
     self._pods, self._mesh, self._modules = pods, mesh, modules
+    # The slices that a manager allocates; None without a manager.
     self.managed = ManagedPlaces(pods) if pods.is_managed else None
     self._start()
 
@@ -123,8 +121,7 @@ class PodServers:
   def places(self) -> list[list[Place]]:
     """Returns the devices of each pod once all servers have started.
 
-    Raises:
-      UserError: a server has ended, or does not start.
+    Raises UserError if a server has ended, or does not start.
     """
     if self.managed:
       shapes = pod_slices(self._pods, self._mesh)
@@ -162,9 +159,7 @@ class PodServers:
   def find_ended(self) -> tuple[str, str] | None:
     """Waits up to 2 seconds for a server to end.
 
-    Returns:
-      The server's address, and text on how the server ended; None if no server
-      ended.
+    Returns the server's address and how the server ended; None if none ended.
     """
     end = time.monotonic() + _DEATH_SECS
     while self._servers and time.monotonic() < end:
@@ -212,13 +207,12 @@ def _read_address(server: _Server, secs: float) -> str:
 
 def _describe_end(server: _Server) -> str:
   code = server.process.returncode
-  how = f"exited with {code}"
   if code < 0:
-    how = f"was killed by {signal.Signals(-code).name}"
+    return f"was killed by {signal.Signals(-code).name}"
   server.log.seek(0)
   lines = server.log.read().decode(errors="replace").splitlines()
-  last = " / ".join(lines[-_LAST_LINES:]) if code > 0 else ""
-  return f"{how}{last and f' ({last})'}"
+  last = " / ".join(lines[-_LAST_LINES:])
+  return f"exited with {code}" + (f" ({last})" if code and last else "")
 
 
 def _stop(server: _Server) -> None:

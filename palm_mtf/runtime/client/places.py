@@ -13,6 +13,7 @@ stage 0 of pod 0, and server b has stage 1.
 import collections
 import contextlib
 import importlib.metadata
+import itertools
 import os
 import re
 import secrets
@@ -43,8 +44,7 @@ class Place(NamedTuple):
 def cluster_places(pods: PodsConfig, mesh: DeviceMesh) -> list[list[Place]]:
   """Returns each pod's devices in order, with the IP addresses of servers.
 
-  Raises:
-    UserError: ISLANDS or CLIENT_ADDRESS cannot be used.
+  Raises UserError if ISLANDS or CLIENT_ADDRESS cannot be used.
   """
   return resolve_places(places_of_pods(pods, mesh), pods.client_address)
 
@@ -52,17 +52,15 @@ def cluster_places(pods: PodsConfig, mesh: DeviceMesh) -> list[list[Place]]:
 def places_of_pods(pods: PodsConfig, mesh: DeviceMesh) -> list[list[Place]]:
   """Returns the devices of each pod, in order, with host names from ISLANDS.
 
-  Raises:
-    UserError: ISLANDS does not fit NUM_PODS or `mesh`, or names a device twice.
+  Raises UserError if ISLANDS does not fit NUM_PODS or `mesh`, or names a device
+  twice.
   """
   if len(pods.islands) != pods.num_pods:
     raise UserError(
       f"ISLANDS has {len(pods.islands)} pods and NUM_PODS = {pods.num_pods}: "
       "give each pod a list of its servers."
     )
-  made = [
-    _places(pod, entries, mesh) for pod, entries in enumerate(pods.islands)
-  ]
+  made = [_places(pod, x, mesh) for pod, x in enumerate(pods.islands)]
   _check_distinct(made)
   return made
 
@@ -72,7 +70,7 @@ def _places(pod: int, entries: Sequence[str], mesh: DeviceMesh) -> list[Place]:
   has, total = f'MESH_SHAPE = "{mesh.mesh_shape}"', mesh.pod_devices
   factors = [*mesh.axes.values()]
   if mesh.stages > 1:
-    factors = [mesh.stages, *factors]
+    factors.insert(0, mesh.stages)
     has += f", STAGES = {mesh.stages}"
   needed = " x ".join(map(str, factors)) or "1"
   if len(factors) > 1:
@@ -124,9 +122,8 @@ def _parse_numbers(text: str) -> Iterator[int]:
 
 def _check_distinct(pods: Sequence[Sequence[Place]]) -> None:
   """Raises UserError if a device is given twice, or a server is in two pods."""
-  place, count = collections.Counter(
-    place for places in pods for place in places
-  ).most_common(1)[0]
+  counts = collections.Counter(itertools.chain(*pods))
+  ((place, count),) = counts.most_common(1)
   if count > 1:
     raise UserError(
       f"ISLANDS: device {place.device} of {place.address} is given {count} "
@@ -147,14 +144,12 @@ def resolve_places(
 ) -> list[list[Place]]:
   """Returns the places with host names replaced by IPv4 addresses.
 
-  Raises:
-    UserError: a name has no address, or an address that other hosts cannot
-      reach.
+  Raises UserError if other hosts cannot reach an address, or a name has none.
   """
   # The client sends servers IP addresses, not names, because a name may have a
   # loopback address in /etc/hosts of one host, and another address elsewhere.
   ips = {}
-  for address in {place.address for places in pods for place in places}:
+  for address in {x.address for x in itertools.chain(*pods)}:
     host, _, port = address.rpartition(":")
     ips[address] = resolve("ISLANDS", host), port
   client, _, _ = client_address.partition(":")
@@ -178,18 +173,14 @@ def resolve_places(
 
 
 class ManagedPlaces:
-  """Slices that a manager allocates to this process until `close`.
-
-  Attributes:
-    stream: function that opens the manager's stream of turns.
-  """
+  """Slices that a manager allocates to this process until `close`."""
 
   def __init__(self, pods: PodsConfig):
-    """Opens a client of the manager; for errors see `ManagerClient`."""
     self._pods = pods
     self._client = ManagerClient("MANAGER", pods.manager, pods.manager_tls)
     host, number = socket.gethostname(), secrets.token_hex(2)
     self._owner = f"{host}-{os.getpid()}-{number}"
+    # Opens the manager's stream of turns.
     self.stream = self._client.open_turns(self._owner, pods.share)
     self._places: list[list[Place]] = []
     self._lost: set[str] = set()  # addresses of servers
@@ -201,12 +192,9 @@ class ManagedPlaces:
   def bind(self, shapes: Sequence[str], stages: int = 1) -> list[list[Place]]:
     """Returns each pod's devices; asks the manager to avoid lost servers.
 
-    Args:
-      shapes: shape of each slice, such as "2x4".
-      stages: number of consecutive slices that form a pod.
-
-    Raises:
-      UserError: no island can hold a slice, or no manager answers.
+    A pod has `stages` consecutive slices; `shapes` has the shape of each slice,
+    such as "2x4". Raises UserError if no island can hold a slice, or no manager
+    answers.
     """
     self._wish = _make_wish(self._pods, shapes)
     self._found = found = self._ask()

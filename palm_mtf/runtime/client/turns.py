@@ -70,7 +70,7 @@ class TurnTaker:
     than its devices may hold, or waits too long for buffers to be freed.
 
     Args:
-      program: the program.
+      program: has the bytes that it needs on each device.
       after: futures. If one of them is the `begun` of an earlier program, this
         program's turn comes after that program's turn.
       begun: future that the caller completes when the program begins or fails.
@@ -116,7 +116,6 @@ class TurnTaker:
     return {self._devices[name]: n for name, n in num_bytes.items()}
 
   def _send(self, message: Message) -> None:
-    """Sends a message to the scheduler."""
     raise NotImplementedError
 
   def _take_answer(self, answer: Message) -> None:
@@ -148,12 +147,10 @@ class ManagedTurns(TurnTaker):
   def __init__(
     self, stream: Stream, devices: Mapping[str, str], reserved: int = 0
   ):
-    """Opens the stream.
+    """Opens the manager's stream of turns by calling `stream`.
 
-    Args:
-      stream: function that opens the manager's stream of turns.
-      devices: {TensorFlow's name of a device: the manager's name}.
-      reserved: bytes per device that no client's buffers may use.
+    `devices` is {TensorFlow's name of a device: the manager's name}. No
+    client's buffers may use `reserved` bytes per device.
     """
     super().__init__(devices)
     self._stream = stream

@@ -58,15 +58,12 @@ class ManagerClient:
   """Sends requests to a manager; a context manager, which closes the client."""
 
   def __init__(self, setting: str, address: str, tls: str = ""):
-    """Opens a channel.
+    """Opens a channel; raises UserError if address or key cannot be used.
 
     Args:
       setting: name of the flag or macro that has `address`, for errors.
       address: "host:port" of the manager.
       tls: PREFIX of the manager's key and certificate (`read_tls`), or "".
-
-    Raises:
-      UserError: the address or the key cannot be used.
     """
     host, _ = split_address(setting, address)
     resolve(setting, host)
@@ -129,12 +126,10 @@ class ManagerClient:
     return places
 
   def send_beats(self, name: str, take_unknown: Callable[[], None]) -> None:
-    """Starts a thread that sends heartbeats of a server or an owner.
+    """Starts a thread that sends heartbeats of a server or an owner of slices.
 
-    Args:
-      name: address of the server, or name of the owner.
-      take_unknown: function to call if the manager does not know the name. A
-        UserError that it raises is logged.
+    `name` is the server's address or the owner's name. If the manager does not
+    know it, calls `take_unknown`, and logs a UserError that this raises.
     """
 
     def run() -> None:
@@ -219,10 +214,7 @@ def read_tls(prefix: str) -> tuple[bytes, bytes]:
   """Reads PREFIX.key and its self-signed certificate, PREFIX.pem.
 
   The manager and its clients have the same two files, and refuse peers that do
-  not have them.
-
-  Raises:
-    UserError: the files are not a key and its certificate.
+  not have them. Raises UserError if the files are no key and certificate.
   """
   key, certificate = f"{prefix}.key", f"{prefix}.pem"
   try:

@@ -22,6 +22,7 @@ from palm_mtf import errors
 from palm_mtf.errors import UserError, did_you_mean
 from palm_mtf.json_text import json_text
 from palm_mtf.runtime.manager.slices import (
+  WRONG_JSON,
   Allocation,
   Place,
   Places,
@@ -36,19 +37,10 @@ _FORMAT = 2  # of the file
 
 
 class Store:
-  """Servers and allocations. What `put` adds is on disk when it returns.
-
-  Attributes:
-    servers: servers by address.
-    allocations: allocations by owner.
-  """
+  """Servers and allocations. What `put` adds is on disk when it returns."""
 
   def __init__(self, path: str):
-    """Reads the file, or makes it.
-
-    Raises:
-      UserError: another manager uses the file, or its format differs.
-    """
+    """Reads the file, or makes it; UserError if the file cannot be used."""
     if not path:
       raise UserError("--state is empty: name a file for servers and slices.")
     self._path = path
@@ -66,19 +58,12 @@ class Store:
         "(kind TEXT, name TEXT, value TEXT, PRIMARY KEY (kind, name))"
       )
       rows = [*self._file.execute("SELECT * FROM items ORDER BY name")]
-    self.servers: dict[str, Server] = {}
-    self.allocations: dict[str, Allocation] = {}
+    self.servers: dict[str, Server] = {}  # by address
+    self.allocations: dict[str, Allocation] = {}  # by owner
     for row in rows:
       try:
         self._add(*row)
-      except (
-        AttributeError,
-        LookupError,
-        RecursionError,
-        TypeError,
-        UserError,
-        ValueError,
-      ):
+      except WRONG_JSON:  # a UserError is a ValueError
         raise UserError(
           f"--state = {path!r}: {errors.shorten(row[:2])} is damaged; name "
           "another file, with which servers and runs join again."
@@ -87,15 +72,13 @@ class Store:
   def _check_format(self) -> None:
     """Raises UserError, before any change, unless the file is a manager's."""
     (found,) = self._file.execute("PRAGMA user_version").fetchone()
-    tables = [
-      x for (x,) in self._file.execute("SELECT name FROM sqlite_master")
-    ]
+    has_tables = self._file.execute("SELECT 1 FROM sqlite_master").fetchone()
     if found not in (0, _FORMAT):
       raise UserError(
         f"--state = {self._path!r}: is of another version of palm_mtf; use "
         "that version, or another file."
       )
-    if tables and not found:
+    if has_tables and not found:
       raise UserError(
         f"--state = {self._path!r}: is a database of another program; name "
         "another file."
@@ -199,10 +182,10 @@ class Manager:
       self._last = now
 
   def register(self, server: Mapping[str, Any]) -> None:
-    """Adds or replaces a server, given its fields.
+    """Adds or replaces a server, given the fields of its `Server`.
 
-    Raises:
-      UserError: the TensorFlow server has fewer devices, or does not answer.
+    Raises UserError if TensorFlow's server has fewer devices, or does not
+    answer.
     """
     new = Server(**server)
     found = self._count_devices(new.address)
@@ -254,8 +237,7 @@ class Manager:
       avoid: addresses of servers that the owner has lost.
       is_trial: if true, nothing changes.
 
-    Raises:
-      UserError: no island can hold a slice.
+    Raises UserError if no island can hold a slice.
     """
     new = Wish(**wish)
     with self._lock:

@@ -8,7 +8,7 @@ import functools
 import json
 import resource
 import threading
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -17,19 +17,18 @@ from google.protobuf.empty_pb2 import Empty
 from google.protobuf.unknown_fields import UnknownFieldSet
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
-from palm_mtf import __version__
 from palm_mtf.errors import UserError
 from palm_mtf.json_text import json_text
 from palm_mtf.runtime.addresses import ANY_ADDRESS, explain_start_error
 from palm_mtf.runtime.manager.client import (
   CHANNEL_OPTIONS,
-  PROTOCOL,
   SERVICE,
   TURNS,
   read_tls,
 )
 from palm_mtf.runtime.manager.manager import Manager, Store
-from palm_mtf.runtime.manager.streams import Streams
+from palm_mtf.runtime.manager.slices import WRONG_JSON
+from palm_mtf.runtime.manager.streams import Streams, check_versions
 from palm_mtf.runtime.manager.turns import Turns
 from palm_mtf.runtime.scheduler import GangScheduler
 from palm_mtf.runtime.server.restricted_port import restricted_port
@@ -58,7 +57,8 @@ def serve(
 ) -> Iterator[int]:
   """Answers requests to the manager while the body runs.
 
-  Access is restricted as for TensorFlow's servers (server/restricted_port.py).
+  The same hosts and users may connect to the port as to a TensorFlow server
+  (server/restricted_port.py).
 
   Args:
     ip: IPv4 address; "0.0.0.0" is every address of this host.
@@ -72,22 +72,18 @@ def serve(
 
   Raises:
     UserError: another manager uses the file, the key cannot be used, the port
-      is taken, or the system cannot restrict the port.
+      is taken, or the system cannot limit who may connect to the port.
   """
   with contextlib.ExitStack() as stack:
     store = stack.enter_context(contextlib.closing(Store(state)))
     loop = stack.enter_context(_event_loop())
-    streams: list[Streams] = []
-
-    def end_turns(owner: str) -> None:
-      loop.call_soon_threadsafe(streams[0].end_all, owner)
-
+    scheduler = GangScheduler(policy, {})
+    streams = Streams(Turns(scheduler, lambda: manager.list_devices()))
+    end_turns = functools.partial(loop.call_soon_threadsafe, streams.end_all)
     manager = Manager(store, count_devices, end_turns)
-    turns = Turns(GangScheduler(policy, {}), manager.list_devices)
-    streams.append(Streams(turns))
     _allow_many_files()
     started = asyncio.run_coroutine_threadsafe(
-      _start(manager, streams[0], ip, port, tls), loop
+      _start(manager, streams, ip, port, tls), loop
     )
     server, port = started.result()
 
@@ -131,7 +127,7 @@ async def _start(
     )
     for name in _METHODS
   }
-  handlers[TURNS] = grpc.stream_stream_rpc_method_handler(calls.serve_turns)
+  handlers[TURNS] = grpc.stream_stream_rpc_method_handler(streams.serve)
   server.add_generic_rpc_handlers(
     [grpc.method_handlers_generic_handler(SERVICE, handlers)]
   )
@@ -181,20 +177,13 @@ class _Calls:
     self, method: str, request: bytes, context: grpc.aio.ServicerContext
   ) -> bytes:
     """Returns the answer to a request, or ends the call with one line."""
-    await _check_versions(context)
+    await check_versions(context)
     try:
       found = await self._call(method, json.loads(request))
       return json_text(found).encode()
     except UserError as error:
       code, why = grpc.StatusCode.INVALID_ARGUMENT, str(error)
-    except (
-      ArithmeticError,
-      AttributeError,
-      LookupError,
-      RecursionError,
-      TypeError,
-      ValueError,
-    ):
+    except WRONG_JSON:
       code, why = grpc.StatusCode.INTERNAL, "no request of palm_mtf"
     await context.abort(code, why)
     raise AssertionError  # abort raises an exception
@@ -213,31 +202,11 @@ class _Calls:
       return None
     return found + self._streams.list_all() if method == "list_all" else found
 
-  async def serve_turns(
-    self, requests: AsyncIterator[bytes], context: grpc.aio.ServicerContext
-  ) -> AsyncIterator[bytes]:
-    """Answers a client's stream of turns."""
-    await _check_versions(context)
-    async for answers in self._streams.serve(requests, context):
-      yield answers
-
-
-async def _check_versions(context: grpc.aio.ServicerContext) -> None:
-  """Ends a call with another protocol."""
-  about = dict(context.invocation_metadata())
-  if about.get("protocol") != str(PROTOCOL):
-    await context.abort(
-      grpc.StatusCode.FAILED_PRECONDITION,
-      f"the manager is of palm_mtf {__version__} and you have palm_mtf "
-      f"{about.get('palm_mtf')}, whose requests differ; use one version",
-    )
-
 
 def count_devices(address: str) -> int:
   """Asks the TensorFlow server at `address` how many CPU devices it has.
 
-  Raises:
-    UserError: no TensorFlow server answers there.
+  Raises UserError if no TensorFlow server answers there.
   """
   try:
     with grpc.insecure_channel(address, CHANNEL_OPTIONS) as channel:

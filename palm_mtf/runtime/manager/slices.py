@@ -21,6 +21,15 @@ from palm_mtf.config.pods import MANAGED_ISLANDS
 from palm_mtf.errors import UserError, check_choice, check_count, shorten
 from palm_mtf.runtime.addresses import split_address
 
+# What wrong JSON of another process, or of a damaged file, can raise.
+WRONG_JSON = (
+  ArithmeticError,
+  AttributeError,
+  LookupError,
+  RecursionError,
+  TypeError,
+  ValueError,
+)
 Place = tuple[str, int]  # "host:port" of a server, and the number of a device
 Places = list[list[Place]]  # devices of each slice, in the order of its mesh
 # {address of a server: (load, number) of its devices, lowest load first}
@@ -137,9 +146,8 @@ def bind(
     others: allocations of other owners.
     kept: devices of slices that do not move, by the slice's index.
 
-  Raises:
-    UserError: no island can hold a slice. The message names the largest
-      slices that fit.
+  Raises UserError, which names the largest slices that fit, if no island can
+  hold a slice.
   """
   loads: collections.Counter[Place] = collections.Counter()
   used: collections.Counter[Place] = collections.Counter()  # bytes

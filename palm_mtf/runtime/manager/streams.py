@@ -16,8 +16,10 @@ from typing import Any
 
 import grpc
 
+from palm_mtf import __version__
 from palm_mtf.errors import UserError
 from palm_mtf.json_text import json_text
+from palm_mtf.runtime.manager.client import PROTOCOL
 from palm_mtf.runtime.manager.slices import check_name
 from palm_mtf.runtime.manager.turns import Message, Turns, read_messages
 
@@ -38,6 +40,17 @@ class _Stream:
   refusal: tuple[grpc.StatusCode, str] | None = None
 
 
+async def check_versions(context: grpc.aio.ServicerContext) -> None:
+  """Ends a call whose client has another protocol."""
+  about = dict(context.invocation_metadata())
+  if about.get("protocol") != str(PROTOCOL):
+    await context.abort(
+      grpc.StatusCode.FAILED_PRECONDITION,
+      f"the manager is of palm_mtf {__version__} and you have palm_mtf "
+      f"{about.get('palm_mtf')}, whose requests differ; use one version",
+    )
+
+
 class Streams:
   """Serves the streams; all methods run in the thread of the event loop."""
 
@@ -50,6 +63,7 @@ class Streams:
     self, requests: AsyncIterator[bytes], context: grpc.aio.ServicerContext
   ) -> AsyncIterator[bytes]:
     """Answers a client's messages until the client ends its stream."""
+    await check_versions(context)
     about = dict(context.invocation_metadata())
     try:
       owner, weight = about["owner"], float(about["weight"])

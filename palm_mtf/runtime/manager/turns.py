@@ -31,14 +31,7 @@ import statistics
 import threading
 import time
 from collections import Counter, defaultdict, deque
-from collections.abc import (
-  Callable,
-  Hashable,
-  Iterable,
-  Iterator,
-  Mapping,
-  Sequence,
-)
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from typing import Any
 
 from palm_mtf.errors import UserError
@@ -119,12 +112,10 @@ class Turns:
     self._device_time = DeviceTime()
 
   def add_client(self, tenant: str, weight: float, answer: Answer) -> None:
-    """Adds a client.
+    """Adds a client, which has the unique name `tenant`.
 
-    Args:
-      tenant: name of the client, unique.
-      weight: the client's share or priority, as the scheduler's policy says.
-      answer: takes the messages for the client.
+    `weight` is the client's share or priority, as the scheduler's policy says.
+    `answer` takes the messages for the client.
     """
     with self._lock:
       self._scheduler.budgets.update(self._list_devices())
@@ -150,11 +141,7 @@ class Turns:
       }
 
   def take(self, tenant: str, messages: Iterable[Message]) -> None:
-    """Takes messages of a client.
-
-    Raises:
-      UserError: the client frees or keeps more bytes than it may.
-    """
+    """Takes messages of a client; UserError if it frees or keeps too much."""
     with self._lock:
       for message in messages:
         self._take(tenant, self._clients[tenant], message)
@@ -163,9 +150,8 @@ class Turns:
   def _take(self, tenant: str, client: _Client, message: Message) -> None:
     live, runs = client.live, client.runs
     match message:
-      case {"submit": number, "program": program, "num_bytes": num_bytes}:
-        after = [live[x][0] for x in message["after"] if x in live]
-        self._submit(tenant, client, number, program, num_bytes, after)
+      case {"submit": _}:
+        self._submit(tenant, client, message)
       case {"check": number} if number in live:
         ticket, _ = live[number]
         if why := self._scheduler.explain_wait(ticket):
@@ -193,15 +179,10 @@ class Turns:
       case {"free": num_bytes}:
         self._scheduler.free(tenant, num_bytes)
 
-  def _submit(
-    self,
-    tenant: str,
-    client: _Client,
-    number: int,
-    program: int,
-    num_bytes: Mapping[str, int],
-    after: Sequence[Ticket],
-  ) -> None:
+  def _submit(self, tenant: str, client: _Client, message: Message) -> None:
+    number, program = message["submit"], message["program"]
+    num_bytes, live = message["num_bytes"], client.live
+    after = [live[x][0] for x in message["after"] if x in live]
     budgets = self._scheduler.budgets
     if not num_bytes.keys() <= budgets.keys():
       budgets.update(self._list_devices())
@@ -218,7 +199,7 @@ class Turns:
     except UserError as error:
       client.answer({"refuse": number, "why": str(error)})
       return
-    client.live[number] = ticket, program
+    live[number] = ticket, program
     self._tickets[ticket] = number, client.answer
 
   def _end(self, ticket: Ticket) -> float:
