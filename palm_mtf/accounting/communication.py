@@ -15,26 +15,15 @@ import dataclasses
 import itertools
 import math
 
-from palm_mtf.accounting.memory import (
-  Activations,
-  ParameterSlice,
-  distinct_slices,
-  gradient_bytes,
-  summed_bytes,
-)
+from palm_mtf.accounting import memory
 from palm_mtf.accounting.optimizer_state import (
   DTYPE_BYTES,
   optimizer_state,
   parameter_slots,
   row_rank,
 )
+from palm_mtf.architecture import parameters
 from palm_mtf.architecture.block import Branch, layer_of
-from palm_mtf.architecture.parameters import (
-  RELATIVE,
-  logits_table,
-  parameter_dims,
-  parse_name,
-)
 from palm_mtf.config import (
   AdafactorConfig,
   HardwareConfig,
@@ -82,7 +71,7 @@ def sent_bytes(
   # sizes. Each device sends its part to one device of the other pod.
   return {
     name: mesh.num_devices * -(-each.size // each.num_replicas) * width * n
-    for name, each, n in distinct_slices(config, mesh)
+    for name, each, n in memory.distinct_slices(config, mesh)
   }
 
 
@@ -133,8 +122,10 @@ class _Traffic:
 
   def __init__(self, config: ModelConfig, mesh: MeshLayout):
     self._config, self._mesh, self._rules = config, mesh, mesh.rules
-    self._slices = distinct_slices(config, mesh)
-    self._dims = parameter_dims(dataclasses.replace(config, num_layers=1))
+    self._slices = memory.distinct_slices(config, mesh)
+    self._dims = parameters.parameter_dims(
+      dataclasses.replace(config, num_layers=1)
+    )
     # {(kind of collective, its mesh axes): bytes sent by all devices}
     self.bytes_moved = collections.Counter()
 
@@ -163,8 +154,10 @@ class _Traffic:
 
   def summed_axes(self, name: str) -> set[str]:
     """Returns the mesh axes over which devices sum a parameter's gradient."""
-    part = parse_name(name).part
-    if part == RELATIVE:  # add_activations counts the sum of this gradient
+    part = parameters.parse_name(name).part
+    if (
+      part == parameters.RELATIVE
+    ):  # add_activations counts the sum of this gradient
       return set()
     dims = ["batch"]
     # A device computes gradients from its own heads only. Therefore the
@@ -247,12 +240,12 @@ class _Traffic:
     rules = {k: v for k, v in self._rules.items() if k != "d_model_stored"}
     text = ",".join(f"{dim}:{axis}" for dim, axis in rules.items())
     whole = dataclasses.replace(self._mesh, layout=text)
-    is_tied = logits_table(config) == "embedding"
-    for name, each, count in distinct_slices(config, whole):
+    is_tied = parameters.logits_table(config) == "embedding"
+    for name, each, count in memory.distinct_slices(config, whole):
       if "d_model" not in self._dims[name]:
         continue
-      parameter = parse_name(name)
-      if parameter.part == RELATIVE:
+      parameter = parameters.parse_name(name)
+      if parameter.part == parameters.RELATIVE:
         # Devices have equal gradients, and gather the kernel only once.
         width = DTYPE_BYTES[config.activation_dtype]
         self.add("all_gather", (stored,), width * each.size, count)
@@ -270,11 +263,11 @@ class _Traffic:
       times = uses if is_table else 1 if is_kept else 2
       self.add("all_gather", (stored,), num_bytes, times * count)
       if self._rules.get("batch") == stored:
-        num_bytes = summed_bytes(name, config, self._mesh) * each.size
+        num_bytes = memory.summed_bytes(name, config, self._mesh) * each.size
         self.add("reduce_scatter", (stored,), num_bytes, uses * count)
 
   def add_exchanged(
-    self, summed: set[str], each: ParameterSlice, width: int, count: int
+    self, summed: set[str], each: memory.ParameterSlice, width: int, count: int
   ) -> None:
     """Adds the collectives within a pod for gradients that pods exchange.
 
@@ -350,7 +343,7 @@ def step_bytes(
   A key is a kind of collective ("all_reduce", "reduce_scatter" or "all_gather")
   and its mesh axes, in the order of MESH_SHAPE.
   """
-  tokens = Activations(config, mesh, pod_batch_size).tokens
+  tokens = memory.Activations(config, mesh, pod_batch_size).tokens
   traffic = _Traffic(config, mesh)
   traffic.add_activations(tokens)
   traffic.add_stored()
@@ -359,8 +352,8 @@ def step_bytes(
   # Gradients are all-reduced once per step. Only if one axis splits
   # d_model_stored and the batch, each microbatch reduce-scatters them over it
   # (`add_stored`).
-  for name, each, count in distinct_slices(config, mesh):
-    width = gradient_bytes(name, config, mesh)
+  for name, each, count in memory.distinct_slices(config, mesh):
+    width = memory.gradient_bytes(name, config, mesh)
     summed = traffic.summed_axes(name)
     if num_pods > 1:
       traffic.add_exchanged(summed, each, width, count)

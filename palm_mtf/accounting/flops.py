@@ -7,13 +7,9 @@ import functools
 import math
 from collections.abc import Mapping
 
+from palm_mtf.architecture import parameters
 from palm_mtf.architecture.attention_blocks import block_pairs
 from palm_mtf.architecture.block import layer_of
-from palm_mtf.architecture.parameters import (
-  distinct_parameters,
-  logits_table,
-  parse_name,
-)
 from palm_mtf.config import MeshLayout, ModelConfig
 
 SCORES = "attention/scores"
@@ -32,11 +28,11 @@ def forward_flops(config: ModelConfig) -> Mapping[str, int]:
   counts as 2 FLOPs.
   """
   products = {x.part for x in layer_of(config).projections}
-  products.add(logits_table(config))
+  products.add(parameters.logits_table(config))
   terms: collections.Counter[str] = collections.Counter()
-  for name, shape, n in distinct_parameters(config):
-    if parse_name(name).part in products:
-      terms[parse_name(name).part] += 2 * math.prod(shape) * n
+  for name, shape, n in parameters.distinct_parameters(config):
+    if parameters.parse_name(name).part in products:
+      terms[parameters.parse_name(name).part] += 2 * math.prod(shape) * n
   # Attention has two products: q k^T, and attention weights times v. With
   # Transformer-XL's positions, q is also multiplied by a vector per distance.
   # The half that the causal mask hides counts too, as in other papers.
@@ -57,7 +53,7 @@ def recomputed_flops(config: ModelConfig) -> Mapping[str, int]:
   # The backward pass does not repeat the last products of a block, because no
   # gradient needs their results. In a serial block, the MLP reads the product
   # with `o`, so that product is repeated.
-  unused = {logits_table(config), *layer_of(config).sums[-1].outputs}
+  unused = {parameters.logits_table(config), *layer_of(config).sums[-1].outputs}
   return {term: n for term, n in forward.items() if term not in unused}
 
 
@@ -79,12 +75,14 @@ def device_flops(
   dims_of = {
     x.part: (*x.inputs, *x.outputs) for x in layer_of(config).projections
   }
-  dims_of |= {SCORES: ("heads",), logits_table(config): ("vocab",)}
+  dims_of |= {SCORES: ("heads",), parameters.logits_table(config): ("vocab",)}
   repeated, length = recomputed_flops(config), config.sequence_length
   flops = 0.0
   for term, forward in forward_flops(config).items():
     of_token = _PASSES * forward + repeated.get(term, 0)
-    if term == logits_table(config):  # the table's padding rows have logits too
+    if term == parameters.logits_table(
+      config
+    ):  # the table's padding rows have logits too
       of_token *= mesh.padded_vocab_size(config.vocab_size) / config.vocab_size
     if term == SCORES:  # attention skips most of what the mask hides
       pairs = block_pairs(length, config.has_prefix, config.attention_window)

@@ -24,16 +24,9 @@ from palm_mtf.accounting.optimizer_state import (
   optimizer_state,
   slot_bytes,
 )
+from palm_mtf.architecture import parameters
 from palm_mtf.architecture.attention_blocks import block_pairs
 from palm_mtf.architecture.block import Mlp, layer_of
-from palm_mtf.architecture.parameters import (
-  dimension_sizes,
-  distinct_parameters,
-  logits_table,
-  parameter_dims,
-  parameter_shapes,
-  parse_name,
-)
 from palm_mtf.config import AdafactorConfig, MeshLayout, ModelConfig, PodsConfig
 
 PASSES = ("blocks", "attention", "loss", "weights")
@@ -76,8 +69,8 @@ def parameter_slices(
 ) -> dict[str, ParameterSlice]:
   """Returns {name of a parameter: one device's slice of it}."""
   slices = {}
-  shapes = parameter_shapes(config)
-  for name, dims in parameter_dims(config).items():
+  shapes = parameters.parameter_shapes(config)
+  for name, dims in parameters.parameter_dims(config).items():
     split = ["d_model_stored" if dim == "d_model" else dim for dim in dims]
     # Sizes are rounded up, because the embedding may have padding rows.
     sizes = tuple(
@@ -102,7 +95,7 @@ def distinct_slices(
   """
   one_layer = dataclasses.replace(config, num_layers=1)
   slices = parameter_slices(one_layer, mesh).items()
-  outside = {x for x, _ in slices if parse_name(x).layer is None}
+  outside = {x for x, _ in slices if parameters.parse_name(x).layer is None}
   return [
     (name, each, 1 if name in outside else config.num_layers)
     for name, each in slices
@@ -119,7 +112,7 @@ def gradient_bytes(name: str, config: ModelConfig, mesh: MeshLayout) -> int:
 
 def summed_bytes(name: str, config: ModelConfig, mesh: MeshLayout) -> int:
   """Returns the bytes per element of a gradient while devices sum it."""
-  if mesh.gradient_dtype == "float32" or parse_name(name).is_vector:
+  if mesh.gradient_dtype == "float32" or parameters.parse_name(name).is_vector:
     return _FLOAT32
   return DTYPE_BYTES[config.activation_dtype]
 
@@ -167,7 +160,7 @@ class Activations:
     # The stream between blocks is smaller if a rule splits its d_model.
     self._residual = config.d_model // mesh.axis_size_of("d_model_residual")
     self._queries = heads * config.d_kv
-    layer, sizes_of = layer_of(config), dimension_sizes(config)
+    layer, sizes_of = layer_of(config), parameters.dimension_sizes(config)
 
     def slice_size(dims: Sequence[str]) -> int:  # per row of a product
       return math.prod(sizes_of[x] // mesh.axis_size_of(x) for x in dims)
@@ -306,7 +299,7 @@ def weight_copy_bytes(
   joined = {x for read in layer_of(config).reads for x in read.parts}
   total = 0
   for name, each, _ in distinct_slices(config, mesh, stage):
-    parameter = parse_name(name)
+    parameter = parameters.parse_name(name)
     if parameter.is_vector:
       continue
     copies = 0 if width == _FLOAT32 else 1
@@ -338,7 +331,7 @@ def weight_traffic(config: ModelConfig, mesh: MeshLayout) -> int:
   for name, each, count in distinct_slices(config, mesh):
     of_number = 0
     if width != _FLOAT32:  # casts; the backward pass casts kernels again
-      passes = 2 if parse_name(name).is_kernel else 1
+      passes = 2 if parameters.parse_name(name).is_kernel else 1
       of_number += passes * (_FLOAT32 + width)
     if mesh.num_microbatches > 1:  # adds a gradient to the sum in memory
       of_number += 2 * _FLOAT32 + gradient_bytes(name, config, mesh)
@@ -368,9 +361,11 @@ def decode_weight_bytes(config: ModelConfig, weight_dtype: str) -> int:
   """Returns the bytes of all weights; a decoding step reads each once."""
   is_quantized = weight_dtype != "activation"
   total = 0
-  for name, shape, n in distinct_parameters(config):
-    dtype = weight_dtype if parse_name(name).is_kernel else "activation"
-    if name == logits_table(config) and is_quantized:
+  for name, shape, n in parameters.distinct_parameters(config):
+    dtype = (
+      weight_dtype if parameters.parse_name(name).is_kernel else "activation"
+    )
+    if name == parameters.logits_table(config) and is_quantized:
       dtype = "int8"  # for the logits (generation/decode/weights.py)
     width = _QUANTIZED_BYTES.get(dtype, DTYPE_BYTES[config.activation_dtype])
     total += int(math.prod(shape) * width) * n

@@ -9,14 +9,8 @@ import math
 from collections.abc import Iterator
 from typing import Any
 
+from palm_mtf.accounting import flops
 from palm_mtf.accounting.communication import dcn_bytes
-from palm_mtf.accounting.flops import (
-  forward_flops,
-  hfu,
-  mfu,
-  recomputed_flops,
-  train_flops_per_token,
-)
 from palm_mtf.accounting.hardware import (
   MEASURED,
   describe_remat,
@@ -199,9 +193,9 @@ def plan_of(config: AnyConfig) -> dict[str, Any]:
   return {
     "parameters": dict(parameters),
     "flops_per_token": {
-      "forward": dict(forward_flops(config.model)),
-      "recomputed": dict(recomputed_flops(config.model)),
-      "model": train_flops_per_token(config.model),
+      "forward": dict(flops.forward_flops(config.model)),
+      "recomputed": dict(flops.recomputed_flops(config.model)),
+      "model": flops.train_flops_per_token(config.model),
     },
     "device_bytes": memory,
     "stage_bytes": [
@@ -243,8 +237,8 @@ def rates_of(
   tokens_per_sec = batch_size * config.model.sequence_length / secs
   return {
     "tokens_per_sec": tokens_per_sec,
-    "mfu": mfu(tokens_per_sec, config.model, peak),
-    "hfu": hfu(tokens_per_sec, config.model, peak),
+    "mfu": flops.mfu(tokens_per_sec, config.model, peak),
+    "hfu": flops.hfu(tokens_per_sec, config.model, peak),
   }
 
 

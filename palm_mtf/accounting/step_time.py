@@ -21,22 +21,9 @@ import dataclasses
 import math
 from collections.abc import Mapping
 
-from palm_mtf.accounting.communication import (
-  Link,
-  axes_bandwidth,
-  exchange_secs,
-  step_bytes,
-  step_secs,
-)
+from palm_mtf.accounting import communication, memory
 from palm_mtf.accounting.flops import device_flops
 from palm_mtf.accounting.hardware import MEASURED, describe_remat, share_chip
-from palm_mtf.accounting.memory import (
-  PASSES,
-  Activations,
-  device_bytes,
-  update_traffic,
-  weight_traffic,
-)
 from palm_mtf.accounting.pipeline import pipeline_secs
 from palm_mtf.config import Config, HardwareConfig, ModelConfig, PlanConfig
 from palm_mtf.errors import UserError
@@ -135,10 +122,10 @@ def predict_step(config: Config | PlanConfig, batch_size: int) -> StepTime:
   # The program of a TPU pod outputs all gradients only when the program ends
   # (accelerators/pod.py), so no computation hides the exchange.
   is_tpu = bool(mesh.tpu or rates.chip_link_dims)
-  exposed = -alone.total + step_secs(
+  exposed = -alone.total + communication.step_secs(
     model, mesh, pods, alone.total, link, overlaps=not is_tpu
   )
-  sending = sum(exchange_secs(model, mesh, pods, link))
+  sending = sum(communication.exchange_secs(model, mesh, pods, link))
   hidden = max(0.0, sending - exposed)
   return dataclasses.replace(alone, exchange=exposed, hidden_exchange=hidden)
 
@@ -151,11 +138,11 @@ def _predict_mesh(
   pod_batch_size = batch_size // config.pods.num_pods
   peak = getattr(rates, f"chip_{model.activation_dtype}_flops")
   flops = device_flops(model, mesh, pod_batch_size * model.sequence_length)
-  kept = device_bytes(model, mesh, config.optimizer)
-  passes = Activations(model, mesh, pod_batch_size).traffic()
-  passes["weights"] = weight_traffic(model, mesh)
+  kept = memory.device_bytes(model, mesh, config.optimizer)
+  passes = memory.Activations(model, mesh, pod_batch_size).traffic()
+  passes["weights"] = memory.weight_traffic(model, mesh)
   bandwidths = pass_bandwidths(rates, model.activation_dtype)
-  moved = step_bytes(
+  moved = communication.step_bytes(
     model,
     mesh,
     config.optimizer,
@@ -168,10 +155,10 @@ def _predict_mesh(
     collectives={
       (kind, axes): num_bytes
       / mesh.num_devices
-      / axes_bandwidth(mesh, axes, rates)
+      / communication.axes_bandwidth(mesh, axes, rates)
       for (kind, axes), num_bytes in moved.items()
     },
-    update=update_traffic(kept) / bandwidths["weights"],
+    update=memory.update_traffic(kept) / bandwidths["weights"],
     exchange=0.0,
     hidden_exchange=0.0,
     moved=moved,
@@ -195,7 +182,7 @@ def _predict_stages(
   other = num_layers * (two.total - two.update - one.total + one.update)
   # In each microbatch, a stage receives activations and gradients.
   send = ("send", ("stages",))
-  activations = Activations(model, mesh, batch_size // pods.num_pods)
+  activations = memory.Activations(model, mesh, batch_size // pods.num_pods)
   sent = 2 * mesh.num_microbatches * activations.stream_bytes()
   chips = mesh.pod_devices / config.hardware.chip_devices
   is_beyond_links = chips > (rates.chip_link_chips or chips)
@@ -206,7 +193,7 @@ def _predict_stages(
   exchange = 0.0
   if pods.num_pods > 1:  # the exchange begins after the last microbatch
     link = pod_link(config, rates)
-    embedding, others = exchange_secs(model, mesh, pods, link)
+    embedding, others = communication.exchange_secs(model, mesh, pods, link)
     exchange = embedding + others / mesh.stages
   return dataclasses.replace(
     first,
@@ -221,11 +208,16 @@ def pass_bandwidths(rates: HardwareConfig, dtype: str) -> dict[str, float]:
   """Returns {kind of pass: bytes/s of a device}, by default of its memory."""
   measured = (rates.chip_pass_bandwidths or {}).get(dtype, {})
   return {
-    kind: measured.get(kind, rates.chip_memory_bandwidth) for kind in PASSES
+    kind: measured.get(kind, rates.chip_memory_bandwidth)
+    for kind in memory.PASSES
   }
 
 
-def pod_link(config: Config | PlanConfig, rates: HardwareConfig) -> Link:
+def pod_link(
+  config: Config | PlanConfig, rates: HardwareConfig
+) -> communication.Link:
   """Returns a pod's link to other pods: all links of its devices together."""
   bandwidth = rates.chip_dcn_bandwidth or math.inf
-  return Link(bits_per_sec=8 * bandwidth * config.mesh_layout.num_devices)
+  return communication.Link(
+    bits_per_sec=8 * bandwidth * config.mesh_layout.num_devices
+  )

@@ -37,12 +37,8 @@ from palm_mtf.cli.gin_statements import (
 )
 from palm_mtf.config.macros import MISSING, from_macros, macros_of
 from palm_mtf.errors import UserError
+from palm_mtf.machine import cache_folder
 from palm_mtf.machine.activation_dtype import resolve_dtype
-from palm_mtf.machine.cache_folder import (
-  measured_hardware,
-  read_cached,
-  warn_once,
-)
 from palm_mtf.model_dir.atomic_files import check_model_dir
 from palm_mtf.model_dir.paths import ModelDir
 from palm_mtf.user_code import user_code
@@ -404,14 +400,14 @@ def read_chip(chip: object) -> dict[str, Setting]:
 
 
 def _read_measured_chip() -> dict[str, Setting]:
-  path = measured_hardware()
-  content = read_cached(path)
+  path = cache_folder.measured_hardware()
+  content = cache_folder.read_cached(path)
   if content is None:
     return {}
   try:
     statements = read_statements(content.decode(), path)
   except (UserError, UnicodeDecodeError) as error:
-    warn_once(
+    cache_folder.warn_once(
       f"{path} does not hold measured rates ({error}); measure them again: "
       "palm_mtf plan --calibrate"
     )

@@ -11,20 +11,7 @@ import shutil
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from palm_mtf.checkpoints.manifest import (
-  MANIFEST,
-  DamagedCheckpointError,
-  RemovedCheckpointError,
-  checkpoint_folders,
-  read_checkpoint,
-  read_whole,
-)
-from palm_mtf.checkpoints.weights_to_load import (
-  NamedWeights,
-  find_weights,
-  read_shapes,
-  reading,
-)
+from palm_mtf.checkpoints import manifest, weights_to_load
 from palm_mtf.checkpoints.writer import removable, remove_checkpoint
 from palm_mtf.console import format_table, print_results
 from palm_mtf.errors import UserError, check_count, suggest_name
@@ -47,14 +34,14 @@ def list_all(*, model_dir: str, as_json: bool) -> None:
     try:
       # For speed, `read_checkpoint` compares only file sizes. The command
       # `checkpoints verify` hashes all bytes.
-      checkpoint = read_checkpoint(path)
-      secs = int(os.path.getmtime(os.path.join(path, MANIFEST)))
+      checkpoint = manifest.read_checkpoint(path)
+      secs = int(os.path.getmtime(os.path.join(path, manifest.MANIFEST)))
       written = datetime.datetime.fromtimestamp(secs)  # in local time
       row["written"] = written.isoformat(" ")
       row["bytes"] = sum(size for size, _ in checkpoint.files.values())
-    except (RemovedCheckpointError, FileNotFoundError):
+    except (manifest.RemovedCheckpointError, FileNotFoundError):
       continue  # a training run has just removed it
-    except DamagedCheckpointError as error:
+    except manifest.DamagedCheckpointError as error:
       row["state"] = f"damaged: {error}"
     except UserError as error:
       row["state"] = f"not read: {error}"
@@ -92,7 +79,7 @@ def verify(*, model_dir: str, as_json: bool) -> None:
   for path in paths:
     try:
       state = _check_state(path)
-    except RemovedCheckpointError:
+    except manifest.RemovedCheckpointError:
       continue  # a training run has just removed it
     # Print each state immediately, because hashing gigabytes takes seconds.
     row = {"step": step_of(path), "path": path, "state": state}
@@ -112,8 +99,11 @@ def compare(*, first: str, second: str, as_json: bool) -> None:
   `first` and `second` are paths of checkpoints or MODEL_DIRs, or TensorFlow's
   checkpoint prefixes.
   """
-  a, b = weights = find_weights("A", first), find_weights("B", second)
-  ours, theirs = map(read_shapes, weights)
+  a, b = weights = (
+    weights_to_load.find_weights("A", first),
+    weights_to_load.find_weights("B", second),
+  )
+  ours, theirs = map(weights_to_load.read_shapes, weights)
   shared = sorted(ours.keys() & theirs.keys())
   other_shapes = {
     name: [list(ours[name]), list(theirs[name])]
@@ -181,7 +171,7 @@ def _find_folders(model_dir: str) -> list[str]:
       f"MODEL_DIR = {model_dir!r}: there is no such folder"
       f"{suggest_name(model_dir)}; give the MODEL_DIR of a run."
     )
-  paths = checkpoint_folders(model_dir)
+  paths = manifest.checkpoint_folders(model_dir)
   if not paths:
     raise UserError(
       f"MODEL_DIR = {model_dir!r}: holds no checkpoint; give the MODEL_DIR "
@@ -204,10 +194,10 @@ def _check_state(path: str) -> str:
   # Do not catch UserError: a checkpoint that cannot be read now, or that
   # another version wrote, may be whole, so `prune` must not remove it.
   try:
-    read_whole(path)
-  except RemovedCheckpointError:
+    manifest.read_whole(path)
+  except manifest.RemovedCheckpointError:
     raise
-  except DamagedCheckpointError as error:
+  except manifest.DamagedCheckpointError as error:
     return f"damaged: {error}"
   return _WHOLE
 
@@ -222,7 +212,7 @@ def _read_losses(model_dir: str) -> dict[int, dict[str, float]]:
 
 
 def _compare_tensors(
-  weights: Sequence[NamedWeights], names: Iterable[str]
+  weights: Sequence[weights_to_load.NamedWeights], names: Iterable[str]
 ) -> dict[str, float | str]:
   """Returns {tensor: largest absolute difference} of tensors that differ."""
   import numpy as np
@@ -242,12 +232,16 @@ def _compare_tensors(
   return differences
 
 
-def _read_tensor(weights: NamedWeights, reader: Any, name: str) -> Any:
-  with reading(weights):
+def _read_tensor(
+  weights: weights_to_load.NamedWeights, reader: Any, name: str
+) -> Any:
+  with weights_to_load.reading(weights):
     return reader.get_tensor(name)
 
 
-def _compare_settings(a: NamedWeights, b: NamedWeights) -> dict[str, list[Any]]:
+def _compare_settings(
+  a: weights_to_load.NamedWeights, b: weights_to_load.NamedWeights
+) -> dict[str, list[Any]]:
   """Returns {macro: [value in a, value in b]} for the macros that differ."""
   if not a.checkpoint or not b.checkpoint:
     return {}  # a TensorFlow prefix has no manifest

@@ -26,11 +26,7 @@ from palm_mtf.config import CorpusConfig, StatisticsConfig
 from palm_mtf.console import format_table
 from palm_mtf.data.batches.packing import Objective, WholeRows, make_objective
 from palm_mtf.data.batches.row_streams import BLOCK_ROWS, Mixture
-from palm_mtf.data.filters.filtered_source import (
-  FilteredSource,
-  open_filtered,
-  read_all,
-)
+from palm_mtf.data.filters import filtered_source
 from palm_mtf.data.sources.document import (
   TRAIN,
   VALIDATION,
@@ -39,15 +35,7 @@ from palm_mtf.data.sources.document import (
   num_repeats,
   read_with_progress,
 )
-from palm_mtf.data.statistics.ngrams import (
-  Contamination,
-  ContaminationSearch,
-  Duplicates,
-  Examples,
-  Group,
-  Sketches,
-  find_duplicates,
-)
+from palm_mtf.data.statistics import ngrams
 from palm_mtf.data.tokens.encoder import Encoder
 from palm_mtf.data.tokens.shard import Shard, TokenArray
 from palm_mtf.data.vocabulary.load import load_vocabulary
@@ -124,7 +112,7 @@ class Measured(NamedTuple):
   """The counts and the duplicates of one source, or of all sources together."""
 
   counts: TextCounts
-  duplicates: Duplicates
+  duplicates: ngrams.Duplicates
 
 
 @dataclasses.dataclass(frozen=True)
@@ -135,7 +123,7 @@ class Survey:
   total: Measured  # all sources together, with duplicates across sources
   # Maps each evaluation set to its contamination by all training documents.
   # The set "validation" is the validation split of all sources.
-  contamination: dict[str, Contamination]
+  contamination: dict[str, ngrams.Contamination]
   # {digest of one of the largest groups of duplicates: the beginning of a
   # document with this digest}.
   starts: dict[bytes, str]
@@ -146,7 +134,7 @@ class Survey:
 def survey(
   sources: Sequence[Source],
   count_tokens: CountTokens | None,
-  evaluation_sets: dict[str, Examples],
+  evaluation_sets: dict[str, ngrams.Examples],
 ) -> Survey:
   """Reads all sources twice and returns their statistics.
 
@@ -159,9 +147,10 @@ def survey(
     UserError: a source cannot be read.
   """
   counts, sketches, lengths = (
-    [kind() for _ in sources] for kind in (TextCounts, Sketches, EpochLengths)
+    [kind() for _ in sources]
+    for kind in (TextCounts, ngrams.Sketches, EpochLengths)
   )
-  total, held_out = TextCounts(), Examples()
+  total, held_out = TextCounts(), ngrams.Examples()
   # First reading: counts, sketches of all documents to find duplicates, and
   # n-grams of held-out documents to find contamination.
   for source, counted, sketch, length in zip(
@@ -183,13 +172,13 @@ def survey(
         held_out.add(document)
     source.report_skipped()
   measured = {
-    source.name: Measured(counted, find_duplicates([sketch]))
+    source.name: Measured(counted, ngrams.find_duplicates([sketch]))
     for source, counted, sketch in zip(sources, counts, sketches, strict=True)
   }
-  everything = Measured(total, find_duplicates(sketches))
+  everything = Measured(total, ngrams.find_duplicates(sketches))
   del sketches, sketch  # frees memory for the second reading
   searches = {
-    name: ContaminationSearch(examples)
+    name: ngrams.ContaminationSearch(examples)
     for name, examples in {"validation": held_out, **evaluation_sets}.items()
   }
   starts = _search(sources, [*measured.values(), everything], searches.values())
@@ -200,7 +189,7 @@ def survey(
 def _search(
   sources: Sequence[Source],
   measured: Sequence[Measured],
-  searches: Collection[ContaminationSearch],
+  searches: Collection[ngrams.ContaminationSearch],
 ) -> dict[bytes, str]:
   """Adds the training documents to `searches`; returns `Survey.starts`."""
   wanted = {
@@ -279,12 +268,14 @@ def data_statistics(
   *, model_dir: str, config: StatisticsConfig, as_json: bool = False
 ) -> None:
   """Prints statistics of the training and held-out documents of a run."""
-  sources = open_filtered(model_dir, config.data)
+  sources = filtered_source.open_filtered(model_dir, config.data)
   evaluation_sets = {}
   overlap_files = config.inspection.overlap_files
   if overlap_files is not None:
-    examples = evaluation_sets["OVERLAP_FILES"] = Examples()
-    for document in read_all(overlap_files, config.data, "OVERLAP_FILES"):
+    examples = evaluation_sets["OVERLAP_FILES"] = ngrams.Examples()
+    for document in filtered_source.read_all(
+      overlap_files, config.data, "OVERLAP_FILES"
+    ):
       examples.add(document)
   vocabulary = _find_vocabulary(model_dir, config)
   epochs = {}
@@ -305,7 +296,11 @@ def data_statistics(
         ),
         seed=config.seed,
       )
-  removed = {x.name: x.counts for x in sources if isinstance(x, FilteredSource)}
+  removed = {
+    x.name: x.counts
+    for x in sources
+    if isinstance(x, filtered_source.FilteredSource)
+  }
   if as_json:
     found = _make_record(result)
     if epochs:
@@ -443,14 +438,14 @@ def _format_row(name: str, measured: Measured) -> tuple[str, ...]:
 
 
 def _format_groups(
-  groups: Sequence[Group], what: str, result: Survey
+  groups: Sequence[ngrams.Group], what: str, result: Survey
 ) -> Iterator[str]:
   for group in groups:
     name = f"  {group.size:,} {what}"
     yield f"{name:18} {result.starts[group.digest]!r}"
 
 
-def _format_overlap(overlap: Contamination) -> Iterator[str]:
+def _format_overlap(overlap: ngrams.Contamination) -> Iterator[str]:
   # As in the PaLM paper (section 8), an example is contaminated if at least 70%
   # of its 8-grams occur in training documents.
   share = _format_percent(overlap.contaminated, overlap.judged)

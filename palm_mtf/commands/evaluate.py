@@ -14,21 +14,7 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
 from palm_mtf.architecture.parameters import parameter_shapes
-from palm_mtf.checkpoints.manifest import (
-  Checkpoint,
-  DamagedCheckpointError,
-  RemovedCheckpointError,
-  checkpoint_folders,
-  read_and_hold,
-  warn_of_damage,
-)
-from palm_mtf.checkpoints.weights_to_load import (
-  check_same_model,
-  newest_checkpoint,
-  open_newest,
-  warn_of_larger_share,
-  warn_of_other_evaluation_text,
-)
+from palm_mtf.checkpoints import manifest, weights_to_load
 from palm_mtf.config import Config, mesh_layout
 from palm_mtf.config.task_eval import EVERY, NEWEST, TaskEvalConfig
 from palm_mtf.console import print_results
@@ -85,9 +71,9 @@ def evaluate(*, model_dir: str, config: Config, as_json: bool = False) -> None:
   # If EVAL_CHECKPOINTS = "every", an iteration may wait until training has
   # written the next checkpoint.
   for checkpoint in checkpoints:
-    check_same_model(checkpoint, shapes, vocabulary.sha256)
+    weights_to_load.check_same_model(checkpoint, shapes, vocabulary.sha256)
     if not printed:
-      warn_of_larger_share(checkpoint, config.data)
+      weights_to_load.warn_of_larger_share(checkpoint, config.data)
     for outcome in evaluation.evaluate(checkpoint):
       _print_outcome(outcome, as_json, has_head=printed)
       printed = True
@@ -98,14 +84,14 @@ def _compute_validation_loss(
 ) -> dict[str, object]:
   """Returns validation loss (nats per token), perplexity and bits per byte."""
   model, mesh, run = config.model, config.mesh_layout, config.run
-  checkpoint, vocabulary = open_newest(model_dir, config)
+  checkpoint, vocabulary = weights_to_load.open_newest(model_dir, config)
   log_dtype(model, mesh)
   # This process has the devices of only one pod. So split the batch of all pods
   # into microbatches of the size that training uses, which fit in memory.
   batch_size = run.batch_sizes.sizes[0]
   num_parts = config.pods.num_pods * mesh.num_microbatches
   corpus = corpus_of_run(model_dir, config, vocabulary)
-  warn_of_other_evaluation_text(checkpoint, corpus, config.data)
+  weights_to_load.warn_of_other_evaluation_text(checkpoint, corpus, config.data)
   batches = list(
     corpus.validation_batches(
       batch_size=batch_size, num_rows=run.num_validation_rows
@@ -165,7 +151,7 @@ def find_checkpoints(
   shapes: Mapping[str, tuple[int, ...]],
   config: TaskEvalConfig,
   train_steps: int,
-) -> Iterator[Checkpoint]:
+) -> Iterator[manifest.Checkpoint]:
   """Returns an iterator over the checkpoints to evaluate.
 
   The run may still be training. If EVAL_CHECKPOINTS is "every", `train_steps`
@@ -177,11 +163,13 @@ def find_checkpoints(
       iterator waits for missing checkpoints, and raises the error itself.
   """
   if config.eval_checkpoints == NEWEST:
-    return iter([newest_checkpoint(model_dir, shapes)])
+    return iter([weights_to_load.newest_checkpoint(model_dir, shapes)])
   if config.eval_checkpoints == EVERY:
     return _wait_for_each(model_dir, shapes, config.eval_wait_secs, train_steps)
   # Check all checkpoints now, because evaluating the first one takes long.
-  folders = {step_of(path): path for path in checkpoint_folders(model_dir)}
+  folders = {
+    step_of(path): path for path in manifest.checkpoint_folders(model_dir)
+  }
   found = []
   for step in config.eval_checkpoints:
     if step not in folders:
@@ -191,14 +179,14 @@ def find_checkpoints(
         f"it has: {steps}."
       )
     try:
-      found.append(read_and_hold(folders[step]))
-    except DamagedCheckpointError as error:
-      is_removed = isinstance(error, RemovedCheckpointError)
+      found.append(manifest.read_and_hold(folders[step]))
+    except manifest.DamagedCheckpointError as error:
+      is_removed = isinstance(error, manifest.RemovedCheckpointError)
       why = "was just removed" if is_removed else f"is damaged: {error}"
       raise UserError(
         f"EVAL_CHECKPOINTS: {folders[step]} {why}; leave {step} out."
       ) from None
-    check_same_model(found[-1], shapes)
+    weights_to_load.check_same_model(found[-1], shapes)
   return iter(found)
 
 
@@ -207,12 +195,14 @@ def _wait_for_each(
   shapes: Mapping[str, tuple[int, ...]],
   wait_secs: float,
   train_steps: int,
-) -> Iterator[Checkpoint]:
+) -> Iterator[manifest.Checkpoint]:
   done = -1  # step of the last checkpoint that was yielded or skipped
   waiting_since = time.monotonic()
   while done < train_steps:
     # The run may have added checkpoints. The list is sorted by step.
-    new = [p for p in checkpoint_folders(model_dir) if step_of(p) > done]
+    new = [
+      p for p in manifest.checkpoint_folders(model_dir) if step_of(p) > done
+    ]
     if not new:
       if time.monotonic() - waiting_since > wait_secs:
         _logger.warning(
@@ -224,13 +214,15 @@ def _wait_for_each(
       continue
     done = step_of(new[0])
     try:
-      checkpoint = read_and_hold(new[0])
-    except RemovedCheckpointError:  # removed by the run (KEEP_CHECKPOINTS)
+      checkpoint = manifest.read_and_hold(new[0])
+    except (
+      manifest.RemovedCheckpointError
+    ):  # removed by the run (KEEP_CHECKPOINTS)
       continue
-    except DamagedCheckpointError as error:
-      warn_of_damage(new[0], error)
+    except manifest.DamagedCheckpointError as error:
+      manifest.warn_of_damage(new[0], error)
       continue
-    check_same_model(checkpoint, shapes)
+    weights_to_load.check_same_model(checkpoint, shapes)
     yield checkpoint
     # The time of the evaluation does not count.
     waiting_since = time.monotonic()

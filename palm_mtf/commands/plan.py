@@ -27,24 +27,11 @@ from palm_mtf.config.device_mesh import MAX_DEVICES
 from palm_mtf.config.mesh_layout import check_layout
 from palm_mtf.errors import UserError, check_count
 from palm_mtf.json_text import json_text
+from palm_mtf.machine import cache_folder
 from palm_mtf.machine.activation_dtype import resolve_dtype
-from palm_mtf.machine.cache_folder import (
-  CacheError,
-  measured_hardware,
-  open_cache,
-  write_cached,
-)
 from palm_mtf.model_dir.atomic_files import write_atomically
+from palm_mtf.report import plans
 from palm_mtf.report.page import check_can_draw
-from palm_mtf.report.plans import (
-  format_compiled,
-  format_curves,
-  format_plan,
-  format_search,
-  format_table3,
-  write_curves_picture,
-  write_plan_picture,
-)
 
 
 def plan(
@@ -87,9 +74,9 @@ def plan(
     )
     return
   make, text, draw = (
-    (curves, format_curves, write_curves_picture)
+    (curves, plans.format_curves, plans.write_curves_picture)
     if has_curves
-    else (plan_of, format_plan, write_plan_picture)
+    else (plan_of, plans.format_plan, plans.write_plan_picture)
   )
   record = make(config)
   print(json_text(record) if as_json else text(record))
@@ -139,7 +126,9 @@ def print_compiled(config: PlanConfig, *, as_json: bool) -> None:
   if as_json:
     print(json_text({**record, "compiled": compiled}))
   else:
-    print(f"{format_plan(record)}\n{format_compiled(compiled, record)}")
+    print(
+      f"{plans.format_plan(record)}\n{plans.format_compiled(compiled, record)}"
+    )
 
 
 def _check_can_compile(config: PlanConfig) -> None:
@@ -190,7 +179,9 @@ def print_table3(
   `hardware_of` takes the name of a chip and returns the chip's rates.
   """
   rows = table3(hardware_of)
-  print("\n".join(map(json_text, rows)) if as_json else format_table3(rows))
+  print(
+    "\n".join(map(json_text, rows)) if as_json else plans.format_table3(rows)
+  )
 
 
 def calibrate(
@@ -198,18 +189,18 @@ def calibrate(
 ) -> None:
   """Measures rates, such as FLOP/s, and stores them for CHIP = "measured"."""
   del hardware_of
-  path = measured_hardware()
+  path = cache_folder.measured_hardware()
   try:
     # Open the cache folder before measuring, which takes half a minute, so that
     # an error with the folder appears immediately.
-    with open_cache(os.path.dirname(path), make=True):
+    with cache_folder.open_cache(os.path.dirname(path), make=True):
       # Import TensorFlow here: this takes seconds, and plans do not need it.
       from palm_mtf.rates.calibration import calibration
 
       macros = _round(calibration())
     text = "\n".join(f"{name} = {value!r}" for name, value in macros.items())
-    write_cached(path, f"{text}\n".encode())
-  except CacheError as error:
+    cache_folder.write_cached(path, f"{text}\n".encode())
+  except cache_folder.CacheError as error:
     raise UserError(f"the measured rates cannot be kept: {error}.") from None
   print(json_text({"file": path, **macros}) if as_json else f"{path}\n{text}")
 
@@ -254,7 +245,7 @@ def print_search(
   if as_json:
     print("\n".join(map(json_text, records)))
   else:
-    print(format_search(records, num_devices, _summarize(result, config)))
+    print(plans.format_search(records, num_devices, _summarize(result, config)))
   if output:
     settings, secs = records[0]["settings"], records[0]["step_secs"]
     lines = [

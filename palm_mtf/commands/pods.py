@@ -22,11 +22,7 @@ from palm_mtf.console import format_table
 from palm_mtf.errors import UserError, check_count
 from palm_mtf.json_text import json_text
 from palm_mtf.machine.compiled_code import save_compiled_code
-from palm_mtf.runtime.addresses import (
-  ANY_ADDRESS,
-  is_loopback,
-  listening_address,
-)
+from palm_mtf.runtime import addresses
 from palm_mtf.runtime.host_functions import HOST_MODULES
 from palm_mtf.runtime.manager import service
 from palm_mtf.runtime.manager.client import ManagerClient
@@ -60,9 +56,9 @@ def serve(
   # bit-identical on all pods.
   threads = len(os.sched_getaffinity(0)) if threads is None else threads
   check_count("--threads", threads)
-  ip, port = listening_address(listen, allow_any_address)
-  if not is_loopback(ip):
-    where = "any address of this host" if ip == ANY_ADDRESS else ip
+  ip, port = addresses.listening_address(listen, allow_any_address)
+  if not addresses.is_loopback(ip):
+    where = "any address of this host" if ip == addresses.ANY_ADDRESS else ip
     _logger.warning(
       "TensorFlow's protocol has no authentication: every host that reaches "
       f"{where} can run programs and read files as this user; let a firewall "
@@ -72,7 +68,7 @@ def serve(
   if manager:
     client = ManagerClient("--manager", manager, manager_tls)
     check_name("--island", island)
-    if ip == ANY_ADDRESS:
+    if ip == addresses.ANY_ADDRESS:
       raise UserError(
         f'--listen = "{listen}": clients get the address from the manager; '
         "give the one that they reach."
@@ -144,8 +140,8 @@ def manage(
   Raises:
     UserError: this host cannot listen there, or another manager uses `state`.
   """
-  ip, port = listening_address(listen, allow_any_address)
-  if not is_loopback(ip) and not manager_tls:
+  ip, port = addresses.listening_address(listen, allow_any_address)
+  if not addresses.is_loopback(ip) and not manager_tls:
     _logger.warning(
       f"everyone who reaches {ip} can take and release devices; give a key "
       "(--manager_tls), or let a firewall admit only servers and clients"

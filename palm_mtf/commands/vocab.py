@@ -16,13 +16,8 @@ from palm_mtf.console import print_results, progress_bar
 from palm_mtf.data.sources.document import TRAIN, Document
 from palm_mtf.data.sources.text_files import Fields, Settings, TextFiles
 from palm_mtf.data.tokens.encoder import Encoder
+from palm_mtf.data.vocabulary import training
 from palm_mtf.data.vocabulary.load import open_vocabulary
-from palm_mtf.data.vocabulary.training import (
-  MIN_VOCAB_SIZE,
-  learn_model,
-  list_pieces,
-  training_sample,
-)
 from palm_mtf.data.vocabulary.vocabulary import EACH_BYTE, Vocabulary
 from palm_mtf.errors import UserError, check_count
 from palm_mtf.model_dir.atomic_files import write_atomically
@@ -126,14 +121,16 @@ def vocab(
     UserError: if PREFIX.model exists or cannot be written, or there is too
       little text for `size` pieces.
   """
-  check_count("--size", size, MIN_VOCAB_SIZE)
+  check_count("--size", size, training.MIN_VOCAB_SIZE)
   if sample_characters is not None:
     check_count("--sample_characters", sample_characters)
   path = f"{os.path.expanduser(prefix)}.model"
   _check_output(prefix, path)
-  sample = training_sample(_read(globs, text_field), size, sample_characters)
-  model = learn_model(sample, size, size_setting="--size")
-  pieces = list_pieces(model).encode()
+  sample = training.training_sample(
+    _read(globs, text_field), size, sample_characters
+  )
+  model = training.learn_model(sample, size, size_setting="--size")
+  pieces = training.list_pieces(model).encode()
   write_atomically(f"{path.removesuffix('.model')}.vocab", pieces)
   # Write the model last, so that PREFIX.vocab exists if PREFIX.model exists.
   write_atomically(path, model)
