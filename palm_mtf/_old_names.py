@@ -75,10 +75,6 @@ class MeshTensorFlowFinder:
       _put_back()
 
 
-class _ModeKeys:
-  TRAIN, EVAL, PREDICT = "train", "eval", "infer"
-
-
 def _put_back() -> None:
   """Imports TensorFlow, and adds the old names that TensorFlow lacks."""
   import tensorflow as tf2
@@ -89,7 +85,7 @@ def _put_back() -> None:
     "tensorflow.compat.v1.estimator",
     SessionRunHook=tf.train.SessionRunHook,
     CheckpointSaverListener=tf.train.CheckpointSaverListener,
-    ModeKeys=_ModeKeys,
+    ModeKeys=types.SimpleNamespace(TRAIN="train", EVAL="eval", PREDICT="infer"),
   )
   tf.estimator = tf2.estimator = sys.modules["tensorflow.compat.v1.estimator"]
   sys.modules.setdefault("tensorflow.estimator", tf2.estimator)

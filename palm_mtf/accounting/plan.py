@@ -9,19 +9,12 @@ import math
 from collections.abc import Iterator
 from typing import Any
 
-from palm_mtf.accounting import flops
+from palm_mtf.accounting import flops, memory
 from palm_mtf.accounting.communication import dcn_bytes
 from palm_mtf.accounting.hardware import (
   MEASURED,
   describe_remat,
   peak_of_devices,
-)
-from palm_mtf.accounting.memory import (
-  Activations,
-  cache_bytes_per_token,
-  device_bytes,
-  exchange_bytes,
-  weight_copy_bytes,
 )
 from palm_mtf.accounting.pipeline import num_kept
 from palm_mtf.accounting.step_time import StepTime, device_rates, predict_step
@@ -82,8 +75,8 @@ def tensor_bytes(
   more, microbatches = {}, 1
   share = model.num_layers // mesh.stages
   model = dataclasses.replace(model, num_layers=share)
-  kept = device_bytes(model, mesh, optimizer, stage)
-  activations = Activations(model, mesh, batch_size // pods.num_pods)
+  kept = memory.device_bytes(model, mesh, optimizer, stage)
+  activations = memory.Activations(model, mesh, batch_size // pods.num_pods)
   if mesh.stages > 1:
     microbatches = num_kept(stage, mesh)
     more["waiting"] = activations.waiting_bytes(stage)
@@ -95,11 +88,11 @@ def tensor_bytes(
     **dataclasses.asdict(kept),
     **more,
     "activations": microbatches * activations.kept_bytes(),
-    "weight copies": weight_copy_bytes(model, mesh, stage),
+    "weight copies": memory.weight_copy_bytes(model, mesh, stage),
     # Gradients of other pods arrive only after all activations are freed.
     "buffers": max(
       activations.working_bytes(stage),
-      exchange_bytes(model, mesh, pods, stage),
+      memory.exchange_bytes(model, mesh, pods, stage),
     ),
   }
 
@@ -183,9 +176,9 @@ def plan_of(config: AnyConfig) -> dict[str, Any]:
   """
   batch_size = config.run.batch_sizes.largest
   step = predict_step(config, batch_size)
-  memory = memory_parts(config, batch_size)
+  parts = memory_parts(config, batch_size)
   available = device_rates(config).chip_memory_bytes
-  does_fit = sum(memory.values()) <= available
+  does_fit = sum(parts.values()) <= available
   nearest = None if does_fit else nearest_fit(config, batch_size)
   parameters: collections.Counter[str] = collections.Counter()
   for name, shape, n in distinct_parameters(config.model):
@@ -197,13 +190,13 @@ def plan_of(config: AnyConfig) -> dict[str, Any]:
       "recomputed": dict(flops.recomputed_flops(config.model)),
       "model": flops.train_flops_per_token(config.model),
     },
-    "device_bytes": memory,
+    "device_bytes": parts,
     "stage_bytes": [
       sum(memory_parts(config, batch_size, stage).values())
       for stage in range(config.mesh_layout.stages)
     ],
     "memory_bytes": available,
-    "cache_bytes_per_token": cache_bytes_per_token(config.model),
+    "cache_bytes_per_token": memory.cache_bytes_per_token(config.model),
     "fits": does_fit,
     "nearest": nearest and changes_between(config, nearest),
     "moved": _list_collectives(config, step, batch_size),

@@ -54,7 +54,12 @@ def search(config: AnyConfig, num_devices: int) -> SearchResult:
   Raises:
     UserError: if no TPU slice fits `num_devices`, or candidates are too many.
   """
-  most = _most_candidates(config, num_devices)
+  most = sum(  # an upper bound, because some layouts divide nothing
+    len([*_layouts(data_size, model_size)])
+    * len(_microbatch_counts(config, num_pods, data_size))
+    * len(REMATS)
+    for num_pods, _, data_size, model_size in _meshes(config, num_devices)
+  )
   if most > _MAX_CANDIDATES:
     raise UserError(
       f"--search: up to {most:,} candidates for {num_devices:,} devices and "
@@ -119,16 +124,6 @@ def _meshes(
     if tpu is not None:
       for model_size in divisors(size):
         yield num_pods, tpu, size // model_size, model_size
-
-
-def _most_candidates(config: AnyConfig, num_devices: int) -> int:
-  """Returns an upper bound on the number of candidates."""
-  return sum(
-    len([*_layouts(data_size, model_size)])
-    * len(_microbatch_counts(config, num_pods, data_size))
-    * len(REMATS)
-    for num_pods, _, data_size, model_size in _meshes(config, num_devices)
-  )
 
 
 def shares(found: Found) -> str:

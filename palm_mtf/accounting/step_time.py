@@ -141,7 +141,11 @@ def _predict_mesh(
   kept = memory.device_bytes(model, mesh, config.optimizer)
   passes = memory.Activations(model, mesh, pod_batch_size).traffic()
   passes["weights"] = memory.weight_traffic(model, mesh)
-  bandwidths = pass_bandwidths(rates, model.activation_dtype)
+  measured = (rates.chip_pass_bandwidths or {}).get(model.activation_dtype, {})
+  # A kind of pass that was not measured runs at the bandwidth of memory.
+  bandwidths = {
+    kind: measured.get(kind, rates.chip_memory_bandwidth) for kind in passes
+  }
   moved = communication.step_bytes(
     model,
     mesh,
@@ -202,15 +206,6 @@ def _predict_stages(
     bubble=pipeline_secs(stages, mesh.num_microbatches) - slowest,
     exchange=exchange,
   )
-
-
-def pass_bandwidths(rates: HardwareConfig, dtype: str) -> dict[str, float]:
-  """Returns {kind of pass: bytes/s of a device}, by default of its memory."""
-  measured = (rates.chip_pass_bandwidths or {}).get(dtype, {})
-  return {
-    kind: measured.get(kind, rates.chip_memory_bandwidth)
-    for kind in memory.PASSES
-  }
 
 
 def pod_link(

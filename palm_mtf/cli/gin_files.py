@@ -20,11 +20,6 @@ from pathlib import Path
 from palm_mtf import config
 from palm_mtf.cli import gin_checks
 from palm_mtf.cli.command_table import COMMANDS
-from palm_mtf.cli.gin_checks import (
-  check_characters,
-  convert_to_data,
-  import_modules,
-)
 from palm_mtf.cli.gin_folder import defaults_file, find_gin_file, gin_folder
 from palm_mtf.cli.gin_statements import (
   Import,
@@ -159,7 +154,7 @@ class Configuration:
     """Returns {macro: value}, after calling the user's functions."""
     values = self._resolve_all()
     if self._needs_gin or self._reads_data:
-      import_modules(self.imports)  # this also registers SeqIO tasks
+      gin_checks.import_modules(self.imports)  # this also registers SeqIO tasks
     if self._needs_gin or (self._reads_data and self.bindings):
       self._bind()
       computed = self._call_functions(values)
@@ -168,7 +163,7 @@ class Configuration:
         chip = read_chip(computed["CHIP"])
         values |= {x: chip[x].value for x in chip.keys() & self.implied}
     for name, value in values.items():
-      check_characters(self.macros[name], value)
+      gin_checks.check_characters(self.macros[name], value)
     return values
 
   def _resolve_all(self) -> dict[str, object]:
@@ -225,7 +220,7 @@ class Configuration:
       with user_code(setting.cited), gin.config_scope(setting.name):
         value = macro()
       if setting.name in fields:
-        value = convert_to_data(setting, value)
+        value = gin_checks.convert_to_data(setting, value)
       computed[setting.name] = value
     return computed
 

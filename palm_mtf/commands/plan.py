@@ -11,15 +11,9 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from palm_mtf.accelerators.described_gpus import GPU_CHIPS
+from palm_mtf.accounting import search
 from palm_mtf.accounting.hardware import MEASURED, check_chip
 from palm_mtf.accounting.plan import changes_between, curves, plan_of, rates_of
-from palm_mtf.accounting.search import (
-  Found,
-  SearchResult,
-  reason,
-  search,
-  shares,
-)
 from palm_mtf.accounting.step_time import device_rates
 from palm_mtf.accounting.table3 import table3
 from palm_mtf.config import HardwareConfig, PlanConfig
@@ -231,7 +225,7 @@ def print_search(
   given = config.pods.num_pods * config.mesh_layout.pod_devices
   num_devices = given if num_devices is None else num_devices
   check_count("--devices", num_devices, maximum=MAX_DEVICES)
-  result = search(config, num_devices)
+  result = search.search(config, num_devices)
   has = device_rates(config).chip_memory_bytes
   if not result.fitting:
     enough = num_devices * math.ceil(result.least_bytes / has)
@@ -259,7 +253,7 @@ def print_search(
     write_atomically(os.path.expanduser(output), content)
 
 
-def _make_record(found: Found, best: Found) -> dict[str, object]:
+def _make_record(found: search.Found, best: search.Found) -> dict[str, object]:
   config, mesh = found.config, found.config.mesh_layout
   batch_size = config.run.batch_sizes.largest
   return {
@@ -276,13 +270,13 @@ def _make_record(found: Found, best: Found) -> dict[str, object]:
     "step_secs": found.step.total,
     **rates_of(config, batch_size, found.step.total),
     "device_bytes": found.device_bytes,
-    "reason": shares(found)
+    "reason": search.shares(found)
     if found is best
-    else f"slower by {reason(best, found)}",
+    else f"slower by {search.reason(best, found)}",
   }
 
 
-def _summarize(result: SearchResult, config: PlanConfig) -> str:
+def _summarize(result: search.SearchResult, config: PlanConfig) -> str:
   text = (
     f"{len(result.fitting):,} of {result.num_candidates:,} candidates fit into "
     "memory"

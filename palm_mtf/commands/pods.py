@@ -124,9 +124,6 @@ def join_manager(client: ManagerClient, address: str, island: str) -> None:
   client.send_beats(address, register)
 
 
-_HEAD = ("server", "island", "devices", "GB per device", "state", "owners")
-
-
 def manage(
   *,
   listen: str,
@@ -162,7 +159,7 @@ def list_all(*, manager: str, manager_tls: str, as_json: bool) -> None:
   if as_json:
     print(*map(json_text, found), sep="\n")
     return
-  rows = [_HEAD]
+  rows = [("server", "island", "devices", "GB per device", "state", "owners")]
   for each in (x for x in found if "address" in x):
     gigabytes = f"{each['device_bytes'] / 1e9:.1f}"
     names = each["address"], each["island"], str(each["num_devices"])

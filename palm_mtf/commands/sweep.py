@@ -4,7 +4,6 @@
 
 import dataclasses
 import logging
-from collections.abc import Sequence
 
 from palm_mtf.config import ConfigOfSweep
 from palm_mtf.data.filters.filtered_source import open_filtered
@@ -14,25 +13,18 @@ from palm_mtf.json_text import json_text
 from palm_mtf.model_dir.atomic_files import write_atomically
 from palm_mtf.model_dir.lock import training_lock
 from palm_mtf.model_dir.paths import SweepDir
-from palm_mtf.sweep.runs import (
-  LoadRun,
-  SweepRun,
-  check_none_failed,
-  check_unchanged,
-  cores_of_runs,
-  make_runs,
-  table_csv,
-  table_text,
-  tabulate,
-  train_runs,
-)
+from palm_mtf.sweep import runs
 from palm_mtf.sweep.scaling_law import law_record, law_text, why_no_law
 
 _logger = logging.getLogger(__name__)
 
 
 def sweep(
-  *, model_dir: str, config: ConfigOfSweep, load_run: LoadRun, as_json: bool
+  *,
+  model_dir: str,
+  config: ConfigOfSweep,
+  load_run: runs.LoadRun,
+  as_json: bool,
 ) -> None:
   """Trains the unfinished runs; prints a table and scaling law of all runs.
 
@@ -43,18 +35,28 @@ def sweep(
       (all other runs were trained).
     StoppedError: if a signal arrived; the same command resumes.
   """
-  cores_of_runs(config.sweep.sweep_at_once)  # raises UserError if too few
+  runs.cores_of_runs(config.sweep.sweep_at_once)  # UserError if too few
   where = SweepDir(model_dir)
-  runs = make_runs(config.sweep, config, where, load_run)
-  check_unchanged(runs, where)
+  wanted = runs.make_runs(config.sweep, config, where, load_run)
+  runs.check_unchanged(wanted, where)
   with training_lock(model_dir):
-    _make_data(where, runs[0])
-    failed = train_runs(runs, config.sweep, where)
-    _report(runs, where, config.sweep.sweep_budget_flops, as_json)
-  check_none_failed(failed, where)
+    _make_data(where, wanted[0])
+    failed = runs.train_runs(wanted, config.sweep, where)
+    rows = runs.tabulate(wanted, where)
+    why = why_no_law(rows)
+    law = None if why else law_record(rows, config.sweep.sweep_budget_flops)
+    write_atomically(where.table, runs.table_csv(rows))
+    results = json_text({"runs": rows, "law": law})
+    write_atomically(where.results, results.encode())
+    if as_json:
+      print("\n".join(map(json_text, [*rows, {"law": law}])))
+    else:
+      print(f"{runs.table_text(rows)}\n\n{law_text(law) if law else why}")
+    _logger.info(f"wrote {where.table} and {where.results}")
+  runs.check_none_failed(failed, where)
 
 
-def _make_data(where: SweepDir, run: SweepRun) -> None:
+def _make_data(where: SweepDir, run: runs.SweepRun) -> None:
   """Makes the vocabulary and tokens that all runs share, if missing."""
   model, data = run.config.model, run.config.data
   if data.vocabulary == where.vocabulary:
@@ -62,22 +64,3 @@ def _make_data(where: SweepDir, run: SweepRun) -> None:
   vocabulary = load_vocabulary(where.path, data, vocab_size=model.vocab_size)
   sources = open_filtered(where.path, data, model.sequence_length)
   cache_stores(where.path, data, sources, vocabulary)
-
-
-def _report(
-  runs: Sequence[SweepRun],
-  where: SweepDir,
-  budget: float | None,
-  as_json: bool,
-) -> None:
-  rows = tabulate(runs, where)
-  why = why_no_law(rows)
-  law = None if why else law_record(rows, budget)
-  results = {"runs": rows, "law": law}
-  write_atomically(where.table, table_csv(rows))
-  write_atomically(where.results, json_text(results).encode())
-  if as_json:
-    print("\n".join(map(json_text, [*rows, {"law": law}])))
-  else:
-    print(f"{table_text(rows)}\n\n{law_text(law) if law else why}")
-  _logger.info(f"wrote {where.table} and {where.results}")

@@ -304,9 +304,8 @@ def write_curves_picture(curves: Curves, path: str) -> None:
       xs, ys = ([x[key] for x in points] for key in ("value", name))
       each.plot(xs, ys, marker="o", markersize=4)
       each.set_xscale("log", base=2)
-      each.set_xlabel(macro)
-      each.set_ylabel({"step_secs": "s/step", "mfu": "MFU"}[name])
-      each.set_ylim(0, 1.1 * max(ys))
+      label = {"step_secs": "s/step", "mfu": "MFU"}[name]
+      each.set(xlabel=macro, ylabel=label, ylim=(0, 1.1 * max(ys)))
       each.xaxis.set_major_formatter(ticker.EngFormatter(sep=""))
       each.grid(alpha=0.3)
   write_png(figure, path)
