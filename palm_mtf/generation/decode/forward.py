@@ -26,8 +26,9 @@ from palm_mtf.model.weights import logits_dtype
 from palm_mtf.ops.slicewise import native_threads
 
 # Each forward pass is a separate Mesh TensorFlow graph, lowered into the
-# program's TensorFlow graph. Kernels enter the mesh graph, and keys and values
-# leave it, as slices on the devices, so that nothing is copied or gathered.
+# program's TensorFlow graph. Kernels enter the mesh graph as slices on the
+# devices, and keys and values leave it as slices, so that nothing is copied or
+# gathered.
 
 # The cache has a multiple of this number of positions, because positions that
 # fill whole vector registers are read twice as fast.
@@ -58,7 +59,10 @@ class _OnSlices(mtf.Operation):
 
 
 class JoinedWeights:
-  """Decoding weights with the interface of `model.weights.Weights`."""
+  """Decoding weights for the forward pass of model/palm.py.
+
+  The methods are those of the protocol `Weights` in model/weights.py.
+  """
 
   def __init__(self, mesh: mtf.Mesh, model: DecodeModel):
     self.mesh = mesh
@@ -73,7 +77,7 @@ class JoinedWeights:
   def embed(
     self, tokens: mtf.Tensor, segments: mtf.Tensor | None
   ) -> mtf.Tensor:
-    """Returns the input of the first block; see `Weights`."""
+    """Returns the input of the first block, [batch, length, d_model]."""
     dims, config = self._dims, self._model.config
     table = self._import(self._model.table, dims.vocab, dims.d_model)
     x = embed(table, tokens, scale=config.embedding_scale)
@@ -84,44 +88,38 @@ class JoinedWeights:
     return add_positions(x, table, segments)
 
   def norm_vectors(self, name: str, after: mtf.Tensor) -> list[mtf.Tensor]:
-    """Returns scale and bias of a norm; see `Weights`."""
+    """Returns the scale, and the bias if any, of a norm, [d_model] each."""
     del after  # no gather waits, because every device has the whole vectors
+    vectors, names = self._model.vectors, [f"{name}/scale", f"{name}/bias"]
     return [
-      self._import(x, self._dims.d_model)
-      for x in self._model.norm_vectors(name)
+      self._import(vectors[x], self._dims.d_model)
+      for x in names
+      if x in vectors
     ]
 
   def score_extras(
     self, layer: str, mixer: Attention, length: mtf.Dimension
   ) -> list[mtf.Tensor]:
-    """Returns the `extras` of `score_by_distance`; see `Weights`."""
-    del length  # the weights have vectors of all distances
-    dims = self._dims
-    shapes = {
-      "alibi": [[dims.heads]],
-      "t5": [[dims.buckets, dims.heads]],
-      "transformer_xl": [
-        *([[dims.heads, dims.d_kv]] * 2),
-        [dims.positions, dims.heads, dims.d_kv],
-      ],
-    }
+    """Returns weights that change attention scores, for all distances."""
+    del length
     found = self._model.score_extras(layer, mixer)
+    if mixer.score_positions == "alibi":
+      return [self._import(x, self._dims.heads) for x in found]
+    # Vectors of distances, [positions, ...], replace a kernel [d_model, ...].
+    renamed = {"d_model": "positions"}
     return [
-      self._import(x, *shape)
-      for x, shape in zip(
-        found, shapes[mixer.score_positions] if found else [], strict=True
-      )
+      self._import(x, *(getattr(self._dims, renamed.get(y, y)) for y in dims))
+      for x, (_, dims) in zip(found, mixer.extras, strict=True)
     ]
 
   def project_in(
     self, x: mtf.Tensor, layer: str, read: Read, angles: Sequence[mtf.Tensor]
   ) -> list[mtf.Tensor]:
-    """Multiplies x by the joined kernel of `read`; see `Weights`."""
-    names = tuple(f"{layer}/{part}" for part in read.parts)
+    """Multiplies x by the joined kernel of `read`; splits the product."""
     columns = self._products.columns(layer, read, native_threads(self._impl))
     vectors = self._products.vectors(layer, read)
-    n, m = 1 + len(angles), 1 + len(angles) + len(vectors)
-    dims = self._model.kernels[names].dims
+
+    dims = self._products.joined_kernel(layer, read).dims
     batch, length, _ = x.shape.dims
     outputs = {  # an MLP's hidden layer has the shape of its last product
       part: mtf.Shape([batch, mtf.Dimension(one.positions, length.size), *each])
@@ -130,16 +128,15 @@ class JoinedWeights:
       )
     }
 
-    def project(y: LaidOut, *others: LaidOut) -> Sequence[LaidOut]:
-      rows = y.slice_shape[:2]  # [batch, length]
+    def project(y: LaidOut, *angles: LaidOut) -> Sequence[LaidOut]:
+      rows, n = y.slice_shape[:2], len(angles)  # rows: [batch, length]
       flat = self._impl.slicewise(lambda y: tf.reshape(y, [-1, y.shape[-1]]), y)
 
       def split(wide, *others):
-        angles, vectors = others[: n - 1], others[n - 1 : m - 1]
-        return tuple(columns.split(wide, rows, angles, vectors))
+        return tuple(columns.split(wide, rows, others[:n], others[n:]))
 
-      wide = self._products.project_in(flat, names)
-      found = self._impl.slicewise(split, wide, *others, *vectors)
+      wide = self._products.project_in(flat, layer, read)
+      found = self._impl.slicewise(split, wide, *angles, *vectors)
       return found if isinstance(found, tuple) else [found]
 
     return _OnSlices(project, [x, *angles], list(outputs.values())).outputs
@@ -147,7 +144,7 @@ class JoinedWeights:
   def project_out(
     self, layer: str, branches: Mapping[Projection, mtf.Tensor]
   ) -> mtf.Tensor:
-    """Multiplies each branch by its kernel; returns the sum; see `Weights`."""
+    """Multiplies each branch by its kernel; returns the sum of the products."""
 
     def project(*xs: LaidOut) -> LaidOut:
       return self._products.project_out(
@@ -161,7 +158,7 @@ class JoinedWeights:
   def output_biases(
     self, layer: str, outputs: Iterable[Projection], after: mtf.Tensor
   ) -> list[mtf.Tensor]:
-    """Returns the biases of `outputs`; see `Weights`."""
+    """Returns the biases of `outputs`, [d_model] each."""
     del after  # no gather waits, because every device has the whole vectors
     return [
       self._import(x, self._dims.d_model)
@@ -169,7 +166,7 @@ class JoinedWeights:
     ]
 
   def unembed(self, x: mtf.Tensor) -> mtf.Tensor:
-    """Multiplies x by the table of the logits; see `Weights`."""
+    """Multiplies x by the table of the logits."""
     return self._apply_to_rows(
       self._products.unembed,
       [x],
@@ -232,15 +229,15 @@ def import_rows(
 def make_masks(
   model: DecodeModel, mesh: mtf.Mesh, num_given: LaidOut, shape: mtf.Shape
 ) -> list[mtf.Tensor]:
-  """Returns the arguments `segments` and `prefix` of `Palm`, if any.
+  """Returns the segment ids and the prefix of rows, [batch, length] int32 each.
 
-  Each row is one document.
+  Each row is one document. The result is [] if OBJECTIVE is "causal".
 
   Args:
     model: weights.
     mesh: mesh of `build_palm`.
     num_given: [batch], int32: the first `num_given` tokens attend to one
-      another in both directions, unless OBJECTIVE is "causal".
+      another in both directions.
     shape: [batch, length].
   """
   if not model.config.has_prefix:
@@ -280,8 +277,9 @@ def run_blocks(
     x: [batch, length, d_model]: input of the first block.
     masks: result of `make_masks`.
     keys_and_values: None, or a list to which the keys and values are appended:
-      one pair per layer, [batch, memory_length, ...] each; or, if the model
-      `has_stacks`, one pair for all layers, with the dimension `layers` first.
+      one pair per layer, [batch, memory_length, ...] each; or, on accelerators
+      (`has_stacks`), one pair for all layers, with the dimension `layers`
+      first.
 
   Returns:
     The output of the last block, in the shape of x.
@@ -350,8 +348,8 @@ def prefill(
 ) -> Cache:
   """Returns the keys and values of prompts, from one forward pass.
 
-  The pass computes no logits, so the first decoding step has to read the last
-  token of each prompt again.
+  The forward pass computes no logits, so the first decoding step has to read
+  the last token of each prompt again.
 
   Args:
     prompts: [batch, length], int32, left-aligned.
@@ -359,10 +357,10 @@ def prefill(
     num_positions: minimum number of positions in the cache; at least `length`.
 
   Returns:
-    `Cache`, activation dtype: [batch, positions, d_kv], or if there are several
-    key heads [batch, key_heads, positions, d_kv]; if the model `has_stacks`,
-    with the dimension `layers` first. `positions` is `num_positions`, rounded
-    up to a multiple of _ALIGNMENT.
+    The cache, activation dtype: [batch, positions, d_kv], or if there are
+    several key heads [batch, key_heads, positions, d_kv]; on accelerators
+    (`has_stacks`), with the dimension `layers` first. `positions` is
+    `num_positions`, rounded up to a multiple of _ALIGNMENT.
   """
   impl, (num_rows, length) = model.placement, prompts.shape
   memory_length = -(-num_positions // _ALIGNMENT) * _ALIGNMENT

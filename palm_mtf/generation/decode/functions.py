@@ -2,10 +2,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Decoding functions, and programs that run them on TensorFlow's devices.
 
-A function has no variables. It takes a model, the state that an earlier
-function returned, and inputs. It returns the next state, and outputs.
-TensorFlow's devices keep the state in variables; accelerators
-(accelerators/decoder.py) keep it in arrays.
+A function has no variables. It takes a model, the state (such as the cache)
+that an earlier function returned, and inputs. It returns the next state, and
+outputs. TensorFlow's devices keep the state in variables; accelerators
+(accelerators/decoder.py) keep the state in JAX arrays.
 """
 
 import abc
@@ -15,13 +15,9 @@ from collections.abc import Callable, Mapping
 from typing import ClassVar
 
 from palm_mtf._tf import tf
-from palm_mtf.generation.decode.rows import (
-  State,
-  assign_all,
-  make_variables,
-  read_all,
-)
+from palm_mtf.generation.decode.rows import State
 from palm_mtf.generation.decode.weights import DecodeModel
+from palm_mtf.ops.variables import make_variable
 from palm_mtf.runtime.program import Program
 
 
@@ -38,7 +34,7 @@ class DecodeFunction(abc.ABC):
   """A function that the devices of a mesh run together.
 
   Subclasses are frozen dataclasses. Each field is a JSON value, or a dataclass
-  of JSON values, so that `read_dataclass` can restore the function in a server.
+  of JSON values, because the hosts of accelerators get the function as JSON.
   """
 
   effect: ClassVar[Effect]
@@ -67,7 +63,8 @@ class DecodeFunction(abc.ABC):
     """
 
 
-# Builds the program of a function, given the name of the function's state.
+# Takes a function, and the name of the state that the function makes, changes
+# or reads; returns the program that runs the function.
 BuildProgram = Callable[[DecodeFunction, str], Program]
 
 
@@ -75,33 +72,39 @@ class LocalPrograms:
   """Builds programs of functions for the devices of TensorFlow."""
 
   def __init__(self, model: DecodeModel):
-    """Takes the weights; all programs are built in the graph of the weights."""
     self._model = model
     self._states: dict[str, State] = {}  # variables, by the state's name
 
   def build(self, function: DecodeFunction, state: str) -> Program:
     """Builds the program of a function in the current tf.Graph.
 
-    Args:
-      function: the function.
-      state: name of the state that the function makes, changes or reads. If the
-        function changes or reads a state, it takes the state of the last built
-        function that makes a state with this name.
+    The graph has to be the graph of the weights. `state` is the name of the
+    state that the function makes, changes or reads. A function that changes or
+    reads a state gets the variables of the last built function that makes a
+    state with this name.
     """
     inputs = {
       name: tf.placeholder(x.dtype, x.shape, name)
       for name, x in function.input_specs().items()
     }
-    placement = self._model.placement
-    variables = self._states.get(state, [])
+    on_each_device = self._model.placement.slicewise
     makes = function.effect is Effect.MAKES
-    before = [] if makes else read_all(placement, variables)
+    variables = [] if makes else self._states.get(state, [])
+    before = [on_each_device(lambda v: v.read_value(), x) for x in variables]
     after, outputs = function(self._model, before, inputs)
     if makes:
-      variables = self._states[state] = make_variables(placement, after)
-      before = [None] * len(after)
-    changed = [i for i, x in enumerate(after) if x is not before[i]]
-    assign = assign_all(
-      [variables[i] for i in changed], [after[i] for i in changed]
-    )
-    return Program(inputs, outputs, operations=[assign])
+      variables = self._states[state] = [
+        on_each_device(
+          lambda x: make_variable(tf.zeros(x.shape, x.dtype), "state"), each
+        )
+        for each in after
+      ]
+    assign = [
+      variable.assign(value, read_value=False)
+      for i, x in enumerate(after)
+      if makes or x is not before[i]
+      for variable, value in zip(
+        variables[i].tensor_list, x.tensor_list, strict=True
+      )
+    ]
+    return Program(inputs, outputs, operations=[tf.group(assign)])

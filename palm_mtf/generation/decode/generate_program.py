@@ -1,6 +1,6 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Functions that continue texts: a prefill, then a loop of decoding steps."""
+"""Functions that continue prompts: a prefill, then a loop of decoding steps."""
 
 import dataclasses
 from collections.abc import Mapping, Sequence
@@ -28,11 +28,13 @@ from palm_mtf.native.decoding import Texts, TextSettings
 from palm_mtf.ops.xla import fused
 from palm_mtf.runtime.program import Program
 
-# The state is kept between calls, so that a caller can show tokens before the
-# text is complete. The NUM_SAMPLES or NUM_BEAMS rows of a prompt are adjacent.
+# A caller advances a batch by a few tokens per call, so that it can show tokens
+# before the continuation is complete. The devices keep the state of the batch
+# between these calls. The NUM_SAMPLES or NUM_BEAMS rows of a prompt are
+# adjacent.
 
-# The log p of a prefix, or the score of a text, that does not exist yet. It is
-# less than every real log p or score.
+# Stands for the log p of a prefix, or the score of an ended continuation, that
+# does not exist yet. It is less than every real log p or score.
 _NEVER = -1e30
 
 
@@ -54,9 +56,10 @@ class PromptBatch:
 class _OfBatch(DecodeFunction):
   """Base class of the functions that continue a batch of prompts.
 
-  The state: number of new tokens in each row so far, [] int32; number of tokens
-  of each row's prompt, [rows] int32; random keys, [rows, 2] int32; the tensors
-  of `_Samples` or `_Searches`; and the cache.
+  The state has these tensors: the number of new tokens in each row so far, []
+  int32; the number of tokens in each row's prompt, [rows] int32; random keys,
+  [rows, 2] int32; the tensors of `_Samples` (sampling) or `_Searches` (beam
+  search); and the cache.
   """
 
   decode: DecodeConfig
@@ -84,7 +87,7 @@ class StartTexts(_OfBatch):
   effect = Effect.MAKES
 
   def input_specs(self) -> dict[str, tf.TensorSpec]:
-    """Returns the inputs; see `DecodeFunction`."""
+    """Returns shape and dtype of each input."""
     num, rows = self.sizes.num_prompts, self.decode.rows_per_prompt
     shapes = {
       "prompts": [num, self.sizes.prompt_tokens],
@@ -96,7 +99,7 @@ class StartTexts(_OfBatch):
   def __call__(
     self, model: DecodeModel, state: State, inputs: Mapping[str, tf.Tensor]
   ) -> tuple[State, dict[str, tf.Tensor]]:
-    """Returns the state before the first token; see `DecodeFunction`."""
+    """Builds the prefill; returns the state before the first token."""
     impl, rows = model.placement, self.decode.rows_per_prompt
     prompts, lengths, keys = (
       split_rows(impl, inputs[x]) for x in ("prompts", "lengths", "keys")
@@ -129,13 +132,13 @@ class AdvanceTexts(_OfBatch):
   effect = Effect.CHANGES
 
   def input_specs(self) -> dict[str, tf.TensorSpec]:
-    """Returns the inputs; see `DecodeFunction`."""
+    """Returns shape and dtype of `limit`."""
     return {"limit": tf.TensorSpec([], tf.int32)}
 
   def __call__(
     self, model: DecodeModel, state: State, inputs: Mapping[str, tf.Tensor]
   ) -> tuple[State, dict[str, tf.Tensor]]:
-    """Returns the state after these tokens; see `DecodeFunction`."""
+    """Builds the loop of steps; returns the state after the last step."""
     texts = self._make_texts(model)
     place, lengths, keys, *rest = state
     of_texts, cache = rest[: texts.num_tensors], rest[texts.num_tensors :]
@@ -148,29 +151,30 @@ class AdvanceTexts(_OfBatch):
 
 @dataclasses.dataclass(frozen=True)
 class ReadTexts(_OfBatch):
-  """Returns the texts so far.
+  """Returns the continuations so far.
 
   Outputs:
     tokens: [prompts, rows, max_tokens], int32: continuations, filled after
-      their ends. With beam search: the ended texts found so far, best first.
+      their ends. With beam search: the ended continuations found so far, best
+      first.
     num_done: [], int32: number of new tokens per row so far.
     is_over: [prompts, rows], bool: whether the row has ended; with beam search,
       whether the prompt's search is over.
-    scores: [prompts, beams], float32, only with beam search: the texts' scores;
-      -1e30 where fewer texts than beams have ended.
+    scores: [prompts, beams], float32, only with beam search: the scores of
+      `tokens`; -1e30 where fewer continuations than beams have ended.
   """
 
   effect = Effect.READS
 
   def output_dtypes(self) -> dict[str, tf.DType]:
-    """Returns the dtypes; see `DecodeFunction`."""
+    """Returns the dtype of each output."""
     found = {"tokens": tf.int32, "num_done": tf.int32, "is_over": tf.bool}
     return found | ({"scores": tf.float32} if self.decode.num_beams > 1 else {})
 
   def __call__(
     self, model: DecodeModel, state: State, inputs: Mapping[str, tf.Tensor]
   ) -> tuple[State, dict[str, tf.Tensor]]:
-    """Reads the state; see `DecodeFunction`."""
+    """Returns the same state, and the outputs."""
     impl, texts = model.placement, self._make_texts(model)
     place, _, _, *rest = state
     found = impl.slicewise(texts.read_results, *rest[: texts.num_tensors])
@@ -186,11 +190,11 @@ class ReadTexts(_OfBatch):
 
 
 class DecodePrograms(NamedTuple):
-  """Continue a batch of prompts; each prompt has a row per sample or beam."""
+  """Programs for batches of one size; a prompt has a row per sample or beam."""
 
-  start: Program  # see StartTexts
-  advance: Program  # see AdvanceTexts
-  read: Program  # see ReadTexts
+  start: Program  # prefills a batch: StartTexts
+  advance: Program  # adds tokens: AdvanceTexts
+  read: Program  # returns the continuations: ReadTexts
 
 
 def build_decode_programs(
@@ -225,23 +229,19 @@ class _Continuations:
 class _Samples(_Continuations):
   """Samples tokens of independent rows, or decodes greedily.
 
-  The state: whether rows have ended; the rows' last tokens; all tokens chosen
-  so far, [rows, max_tokens]. If there is a repetition penalty, also whether
-  each token of the vocabulary occurs in the row, [rows, vocab] bool.
+  The state has these tensors: whether rows have ended; the rows' last tokens;
+  all tokens chosen so far, [rows, max_tokens]. If there is a repetition
+  penalty, also whether each token of the vocabulary occurs in the row, [rows,
+  vocab] bool.
   """
 
   @property
   def num_tensors(self) -> int:
-    """Number of tensors of the state."""
     return 3 + (self._decode.repetition_penalty != 1)
 
   def first_state(self, prompts, lengths):
     """Returns the state of a slice of the rows before the first token."""
-    num_prompts, length = prompts.shape
-    num_samples, vocab_size = (
-      self._decode.num_samples,
-      self._model.config.vocab_size,
-    )
+    (num_prompts, length), num_samples = prompts.shape, self._decode.num_samples
     rows = num_prompts * num_samples
     last = tf.gather(prompts, lengths - 1, batch_dims=1)
     tokens = tf.fill([rows, self._sizes.max_tokens], self._sizes.end_ids[0])
@@ -255,7 +255,7 @@ class _Samples(_Continuations):
       counts = tf.scatter_nd(
         tf.stack([row, prompts], -1),
         tf.cast(is_text, tf.int32),
-        [num_prompts, vocab_size],
+        [num_prompts, self._model.config.vocab_size],
       )
       state.append(repeat(counts > 0, num_samples))
     return tuple(state)
@@ -263,7 +263,7 @@ class _Samples(_Continuations):
   def advance(self, limit, place, lengths, keys, state, cache):
     """Continues each row from `place` to `limit` new tokens.
 
-    Returns the number of new tokens, [] int32, the state and the cache.
+    Returns the number of new tokens, [] int32; the state; and the cache.
     """
     is_over, last, tokens, *seen = state
     places = self._impl.slicewise(lambda n: tf.fill(n.shape, place), lengths)
@@ -308,41 +308,32 @@ class _Samples(_Continuations):
 
 
 class _Searches(_Continuations):
-  # Beam search. The state: whether searches are over; the rows' last tokens;
-  # then the other tensors of the state of `BeamSearch`.
+  # Beam search. The state has these tensors: whether searches are over; the
+  # rows' last tokens; then the other tensors of the state of `BeamSearch`.
 
   num_tensors = 6
 
-  @property
-  def _search(self) -> "BeamSearch":
-    return BeamSearch(self._decode, self._sizes)
-
   def first_state(self, prompts, lengths):
-    """Returns the state of a slice of the rows before the first token."""
     last = tf.gather(prompts, lengths - 1, batch_dims=1)
-    is_over, *state = self._search.first_state(prompts.shape[0])
+    search = BeamSearch(self._decode, self._sizes)
+    is_over, *state = search.first_state(prompts.shape[0])
     return (is_over, repeat(last, self._decode.num_beams), *state)
 
   def advance(self, limit, place, lengths, keys, state, cache):
-    """Continues each row from `place` to `limit` new tokens.
-
-    Returns the number of new tokens, [] int32, the state and the cache.
-    """
     del keys
     num_state, reader = len(state), make_step(self._model)
+    search = BeamSearch(self._decode, self._sizes)
 
     def step(place, state):
       def choose(logits, *state):
-        (is_over, *state), last, rows = self._search.advance(
-          state, logits, place
-        )
+        (is_over, *state), last, rows = search.advance(state, logits, place)
         return (is_over, last, *state, rows)
 
-      is_over, last, *search = state[:num_state]
+      is_over, last, *others = state[:num_state]
       logits, cache = reader.read(
         last, self._find_positions(lengths, place), state[num_state:]
       )
-      *state, rows = self._impl.slicewise(choose, logits, is_over, *search)
+      *state, rows = self._impl.slicewise(choose, logits, is_over, *others)
       # Each row copies the keys and values of the prefix that it continues,
       # because one prefix may have two continuations, and another prefix none.
       cache = [
@@ -375,7 +366,7 @@ def _pick(x, index):
 
 
 class BeamSearch:
-  """Keeps NUM_BEAMS prefixes to find the text with the best score.
+  """Keeps NUM_BEAMS prefixes to find the continuation with the best score.
 
     score = log p(tokens) / ((5 + length) / 6) ** LENGTH_PENALTY
 
@@ -386,8 +377,8 @@ class BeamSearch:
     whether each search is over, [prompts] bool;
     log p of living prefixes, [prompts, beams] float32;
     tokens of living prefixes, [prompts, beams, max_tokens] int32;
-    scores of ended texts, [prompts, beams] float32;
-    tokens of ended texts, [prompts, beams, max_tokens] int32.
+    scores of ended continuations, [prompts, beams] float32;
+    tokens of ended continuations, [prompts, beams, max_tokens] int32.
   """
 
   def __init__(self, decode: DecodeConfig, sizes: PromptBatch):
@@ -415,7 +406,7 @@ class BeamSearch:
 
     Args:
       logits: [prompts * beams, vocab], for the new token.
-      place: index of the new token in its text, [] int32.
+      place: index of the new token in its continuation, [] int32.
 
     Returns:
       The state after this token; the new token of each living prefix, [prompts
@@ -423,14 +414,13 @@ class BeamSearch:
       `logits` from which the new token was chosen, [prompts * beams] int32.
     """
     is_over, living, tokens, scores, ended = state
-    prompts, beams = living.shape
-    vocab = logits.shape[-1]
+    (prompts, beams), vocab = living.shape, logits.shape[-1]
     sizes = self._sizes
     log_p = _compute_log_probabilities(logits, sizes.num_tokens)
     log_p = tf.reshape(log_p, [prompts, beams, vocab]) + living[..., tf.newaxis]
     log_p = tf.reshape(log_p, [prompts, beams * vocab])
-    # Take so many of the likeliest continuations that NUM_BEAMS of these live:
-    # of one prefix, as many continuations end as there are end tokens.
+    # At least NUM_BEAMS of the continuations taken here have to be living, and
+    # each prefix has one ended continuation per end token.
     count = (1 + len(sizes.end_ids)) * beams
     best, index = tf.math.top_k(log_p, min(count, beams * vocab))
     parent, token = index // vocab, index % vocab
@@ -439,7 +429,7 @@ class BeamSearch:
     ends = is_among(token, sizes.end_ids)
     ends |= tf.equal(place + 1, sizes.max_tokens)
     ends &= best > _NEVER / 2
-    # Continuations that end now compete with texts that ended earlier.
+    # Continuations that end now compete with those that ended earlier.
     new_scores = tf.where_v2(
       ends, best / self._compute_divisor(place + 1), _NEVER
     )
@@ -448,8 +438,9 @@ class BeamSearch:
     ended = _pick(tf.concat([ended, longer], 1), kept)
     living, kept = tf.math.top_k(tf.where_v2(ends, _NEVER, best), beams)
     # A search is over when no living prefix can reach the score of the worst
-    # ended text. Log p is negative and only falls, so a prefix scores at most
-    # its present log p divided by the largest divisor, that of `max_tokens`.
+    # ended continuation. Log p is negative and only falls, so a prefix scores
+    # at most its present log p divided by the largest divisor, the divisor of
+    # `max_tokens`.
     within_reach = living[:, 0] / self._compute_divisor(sizes.max_tokens)
     is_over |= scores[:, -1] >= within_reach
     first_row = tf.range(prompts)[:, tf.newaxis] * beams

@@ -6,12 +6,9 @@ import functools
 from collections.abc import Iterable, Mapping, Sequence
 
 from palm_mtf._tf import mtf, tf
-from palm_mtf.architecture.block import (
-  Projection,
-  Read,
-)
+from palm_mtf.architecture.block import Projection, Read
 from palm_mtf.generation.decode.rows import LaidOut
-from palm_mtf.generation.decode.weights import DecodeModel
+from palm_mtf.generation.decode.weights import DecodeModel, JoinedKernel
 from palm_mtf.model.projection import JoinedColumns, vectors_of
 from palm_mtf.model.weights import logits_dtype
 from palm_mtf.ops.slicewise import split_axes
@@ -21,58 +18,59 @@ class Products:
   """Multiplies rows of activations by the weights of one model.
 
   The decoding step (step.py) and the forward pass (forward.py) share this code.
+  `layer` is the prefix of the layer's weights in their names.
   """
 
   def __init__(self, model: DecodeModel, *, is_step: bool):
-    """Takes the weights; for `is_step`, see `kernels.multiply`."""
-    self._impl = model.placement
-    self._model = model
-    self._is_step = is_step
+    # `is_step`: whether the rows are those of a decoding step, which are few.
+    self._impl, self._model, self._is_step = model.placement, model, is_step
 
-  def shapes(self, names: Sequence[str]) -> list[list[int]]:
-    """Returns the output shape of each part of a joined kernel, for one row.
+  def _multiply(self, xs: Sequence[LaidOut], kernel: LaidOut) -> LaidOut:
+    return self._model.multiply(xs, kernel, is_step=self._is_step)
 
-    The parts are the kernels `names`. The shape is that of one device's slice,
-    such as [heads, d_kv] for q.
-    """
-    dims = self._model.kernels[tuple(names)].dims
-    return [self._impl.slice_shape(mtf.Shape(part)) for part in dims]
+  def joined_kernel(self, layer: str, read: Read) -> JoinedKernel:
+    """Returns the joined kernel that `read` multiplies a norm by."""
+    return self._model.kernels[tuple(f"{layer}/{x}" for x in read.parts)]
 
   def columns(self, layer: str, read: Read, threads: int) -> JoinedColumns:
     """Returns an object that splits the columns of `project_in`.
 
-    Args:
-      layer: prefix of the kernels' names.
-      read: the branches that read the product.
-      threads: see `JoinedColumns`.
+    `threads` is the number of threads per C++ operation; 0 if XLA computes.
     """
-    shapes = self.shapes([f"{layer}/{part}" for part in read.parts])
+    dims = self.joined_kernel(layer, read).dims
+    shapes = [self._impl.slice_shape(mtf.Shape(part)) for part in dims]
     return JoinedColumns(shapes, read, self._model.config.norm_epsilon, threads)
 
   def vectors(self, layer: str, read: Read) -> list[LaidOut]:
-    """Returns the `vectors` of `read_product`."""
+    """Returns the biases, and the scales of norms of q and k, for `read`."""
     names = vectors_of(read)
     return [self._model.vectors[f"{layer}/{name}"] for name in names]
 
-  def multiply(self, xs: Sequence[LaidOut], kernel: LaidOut) -> LaidOut:
-    """Multiplies rows by a kernel; see `DecodeModel.multiply`."""
-    return self._model.multiply(xs, kernel, is_step=self._is_step)
-
-  def project_in(self, x: LaidOut, names: Sequence[str]) -> LaidOut:
-    """Multiplies x [rows, d_model] by the joined kernel of `names`."""
-    return self.multiply([x], self._model.kernels[tuple(names)].kernel)
+  def project_in(self, x: LaidOut, layer: str, read: Read) -> LaidOut:
+    """Multiplies x [rows, d_model] by the joined kernel of `read`."""
+    return self._multiply([x], self.joined_kernel(layer, read).kernel)
 
   def project_out(
     self, layer: str, branches: Mapping[Projection, LaidOut]
   ) -> LaidOut:
     """Multiplies each branch by its kernel; returns the sum, [rows, d_model].
 
-    Args:
-      layer: prefix of the kernels' names.
-      branches: {product: branch, [rows, inputs]}.
+    `branches` is {product: branch, [rows, inputs]}.
     """
-    return self._project_out(
-      {f"{layer}/{each.part}": x for each, x in branches.items()}
+    kernels, xs = self._model.kernels, branches.values()
+    names = tuple(f"{layer}/{each.part}" for each in branches)
+    if self._model.is_packed:
+      return self._multiply([*xs], kernels[names].kernel)
+    sums = {}
+    for name, x in zip(names, xs, strict=True):
+      joined = kernels[name,]
+      axis = tuple(split_axes(self._impl, joined.dims[0]))
+      sums.setdefault(axis, []).append(self._multiply([x], joined.kernel))
+    # Before the all-reduce, add the products that need the same mesh axes, so
+    # that each set of axes takes only one all-reduce of [rows, d_model].
+    return self._add(
+      self._impl.allreduce(self._add(some), axis, "SUM")
+      for axis, some in sums.items()
     )
 
   def output_biases(
@@ -81,22 +79,6 @@ class Products:
     """Returns the biases of some products, [d_model] float32 each."""
     vectors = self._model.vectors
     return [vectors[f"{layer}/{x.bias}"] for x in outputs if x.has_bias]
-
-  def _project_out(self, branches: Mapping[str, LaidOut]) -> LaidOut:
-    kernels, names = self._model.kernels, tuple(branches)
-    if self._model.is_packed:
-      return self.multiply([*branches.values()], kernels[names].kernel)
-    sums = {}
-    for name, x in branches.items():
-      joined = kernels[name,]
-      axis = tuple(split_axes(self._impl, joined.dims[0]))
-      sums.setdefault(axis, []).append(self.multiply([x], joined.kernel))
-    # Before the all-reduce, add the products that need the same mesh axes, so
-    # that each set of axes takes only one all-reduce of [rows, d_model].
-    return self._add(
-      self._impl.allreduce(self._add(some), axis, "SUM")
-      for axis, some in sums.items()
-    )
 
   def add_bias(self, x: LaidOut, bias: LaidOut) -> LaidOut:
     """Adds a vector to each row of x."""
@@ -111,7 +93,7 @@ class Products:
     """Returns logits of y [rows, d_model]: [rows, vocab], LOGITS_DTYPE."""
     dtype, bias = logits_dtype(self._model.config), "logits/bias"
     y = self._impl.slicewise(lambda y: tf.cast(y, dtype), y)
-    y = self.multiply([y], self._model.to_logits)
+    y = self._multiply([y], self._model.to_logits)
     vectors = self._model.vectors
     return self.add_bias(y, vectors[bias]) if bias in vectors else y
 
@@ -124,5 +106,5 @@ class Products:
     vocab_size = self._model.config.vocab_size
     if self._model.dims.vocab.size == vocab_size:
       return logits
-    # Drop the logits of embedding rows that are only padding.
+    # The other logits are those of the embedding's padding rows.
     return self._impl.slicewise(lambda x: x[:, :vocab_size], logits)

@@ -6,28 +6,28 @@ from collections.abc import Sequence
 
 from palm_mtf._tf import gen_xla_ops, mtf, tf
 from palm_mtf.mesh.cpu_gpu import CpuGpuPlacement
-from palm_mtf.ops.variables import make_variable
 from palm_mtf.ops.xla import in_xla_computation
 
 LaidOut = mtf.placement_mesh_impl.PlacementMeshImpl.LaidOutTensor
 # A cache holds the rotated keys of layer 0, the values of layer 0, the rotated
-# keys of layer 1, and so on; or, if the model `has_stacks`, the keys of all
-# layers, [layers, ...], and the values of all layers.
+# keys of layer 1, and so on. On accelerators (`has_stacks`) it holds only two
+# tensors, [layers, ...] each: the keys of all layers and the values of all.
 Cache = list[LaidOut]
-# The tensors that one decoding function (functions.py) keeps for the next one.
+# The tensors that a decoding function (functions.py) keeps for a later call,
+# such as the cache.
 State = list[LaidOut]
 
 
-# If a layout splits `batch`, a device holds a slice of the rows; otherwise it
-# holds all rows. No other dimension is split, so a dimension of unknown size
-# can have size 1 here.
+# If a layout splits `batch`, a device holds a slice of the rows; otherwise a
+# device holds all rows. No layout splits the other dimensions, so a dimension
+# whose size is unknown when the graph is built can have size 1 here.
 def _make_shape(rows: int, others: list[int | None]) -> mtf.Shape:
   dims = [mtf.Dimension(f"unsplit_{i}", n or 1) for i, n in enumerate(others)]
   return mtf.Shape([mtf.Dimension("batch", rows), *dims])
 
 
 def split_rows(placement: CpuGpuPlacement, x: tf.Tensor) -> LaidOut:
-  """Splits a tensor [batch, ...] into the slices of a mesh's devices."""
+  """Gives each device of a mesh its rows of a tensor [batch, ...]."""
   rows, *others = x.shape.as_list()
   shape = _make_shape(rows, others)
   return placement.LaidOutTensor(placement.make_slices(x, shape))
@@ -53,15 +53,14 @@ def repeat(x: tf.Tensor, times: int, axis: int = 0) -> tf.Tensor:
 def write_row(
   x: tf.Tensor, row: tf.Tensor, value: tf.Tensor, axis: int
 ) -> tf.Tensor:
-  """Returns x, changed in place: `value` replaces one row.
+  """Returns x with one row replaced by `value`; copies nothing.
 
   Args:
-    x: rows along dimension `axis`; nothing else may read x.
+    x: changed in place, so nothing else may read x.
     row: index of the row, [] int32.
     value: the row; its dimension `axis` has size 1.
     axis: dimension of x that `row` indexes; 0 outside of an XLA computation.
   """
-  # Write in place, because copying all rows would cost time.
   if in_xla_computation():
     begin = [row if i == axis else 0 for i in range(x.shape.rank)]
     return gen_xla_ops.xla_dynamic_update_slice(x, value, tf.stack(begin))
@@ -72,10 +71,10 @@ def write_row(
 def write_places(
   x: tf.Tensor, places: tf.Tensor, values: tf.Tensor
 ) -> tf.Tensor:
-  """Returns x, changed in place: `values` replace some of its vectors.
+  """Returns x with some of its vectors replaced by `values`; copies nothing.
 
   Args:
-    x: [..., d]; nothing else may read x.
+    x: [..., d]; changed in place, so nothing else may read x.
     places: [n], int32: different row indices of x reshaped to [vectors, d].
     values: the n new vectors, in any shape that reshapes to [n, d].
   """
@@ -90,46 +89,10 @@ def write_places(
   return tf.reshape(flat, x.shape)
 
 
-def make_variables(
-  placement: CpuGpuPlacement, values: Sequence[LaidOut]
-) -> list[LaidOut]:
-  """Makes variables with the shapes of `values`, on every device."""
-  return [
-    placement.slicewise(
-      lambda x: make_variable(tf.zeros(x.shape, x.dtype), "state"), each
-    )
-    for each in values
-  ]
-
-
-def read_all(
-  placement: CpuGpuPlacement, variables: Sequence[LaidOut]
-) -> list[LaidOut]:
-  """Returns the values of variables, on every device."""
-  return [
-    placement.slicewise(lambda v: v.read_value(), each) for each in variables
-  ]
-
-
-def assign_all(
-  variables: Sequence[LaidOut], values: Sequence[LaidOut]
-) -> tf.Operation:
-  """Assigns values to variables, on every device."""
-  return tf.group(
-    [
-      variable.assign(value, read_value=False)
-      for pair in zip(variables, values, strict=True)
-      for variable, value in zip(*(x.tensor_list for x in pair), strict=True)
-    ]
-  )
-
-
 def have_ended(placement: CpuGpuPlacement, is_over: LaidOut) -> tf.Tensor:
   """Returns whether all rows on all devices have ended, [] bool.
 
-  Args:
-    placement: the devices.
-    is_over: whether each row has ended, [rows] bool.
+  `is_over` says whether each row has ended, [rows] bool.
   """
   here = [tf.reduce_all(x) for x in is_over.tensor_list]
   if len(here) == placement.size:
@@ -141,7 +104,7 @@ def have_ended(placement: CpuGpuPlacement, is_over: LaidOut) -> tf.Tensor:
 
 
 def flatten(xs: Sequence[LaidOut]) -> list[tf.Tensor]:
-  """Returns the slices of all tensors, which a loop can carry."""
+  """Returns the slices of all tensors; tf.while_loop can carry only these."""
   return [part for x in xs for part in x.tensor_list]
 
 

@@ -60,19 +60,19 @@ class ScoreRows(DecodeFunction):
   effect = Effect.READS
 
   def input_specs(self) -> dict[str, tf.TensorSpec]:
-    """Returns the inputs; see `DecodeFunction`."""
+    """Returns shape and dtype of each input."""
     rows = tf.TensorSpec([self.num_rows, self.length], tf.int32)
     num_given = tf.TensorSpec([self.num_rows], tf.int32)
     return {"inputs": rows, "targets": rows, "num_given": num_given}
 
   def output_dtypes(self) -> dict[str, tf.DType]:
-    """Returns the dtypes; see `DecodeFunction`."""
+    """Returns the dtype of each output in `names`."""
     return {name: _DTYPES[name] for name in self.names}
 
   def __call__(
     self, model: DecodeModel, state: State, inputs: Mapping[str, tf.Tensor]
   ) -> tuple[State, dict[str, tf.Tensor]]:
-    """Scores the targets; see `DecodeFunction`."""
+    """Builds one forward pass; returns the same state, and the outputs."""
     impl = model.placement
     mesh, shape, palm = build_palm(model, self.num_rows, self.length)
     num_given = split_rows(impl, inputs["num_given"])
@@ -110,7 +110,8 @@ def _find_likeliest(
 ) -> tuple[LaidOut, LaidOut]:
   """Returns the largest logits, [rows, length, k] float32, and their tokens."""
   impl, vocab = model.placement, model.dims.vocab
-  # The logits of the embedding's padding are lower than all others.
+  # The logits of the embedding's padding rows are lower than all others, so no
+  # padding row is among the first `vocab_size`.
   count = min(NUM_LIKELIEST, model.config.vocab_size)
 
   def find(first, x):
@@ -120,7 +121,7 @@ def _find_likeliest(
 
   found = impl.slicewise(find, slice_offset(impl, vocab), logits)
   for axis in split_axes(impl, [vocab]):
-    # Each slice of the vocabulary has found its own likeliest tokens.
+    # So far, each slice of the vocabulary has its own likeliest tokens.
     top, tokens = (impl.allconcat(x, axis, 2) for x in found)
 
     def choose(top, tokens):

@@ -1,14 +1,14 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Functions that continue texts which begin and end at different times.
+"""Functions for a server, whose texts begin and end at different times.
 
-Each text has a slot, a row of the decoding batch and of the cache. One function
-prefills a slot while the other slots wait; another function adds tokens to all
-slots. If a layout splits `batch` into s slices, slot i is row i // s of slice
-i % s. The first slots are thus the first rows of every slice, so that a step
-can leave out the last slots.
+A text is a prompt and its continuation. Each text has a slot, a row of the
+decoding batch and of the cache. One function prefills a slot while the other
+slots wait; another function adds tokens to all slots. If a layout splits
+`batch` into s slices, slot i is row i // s of slice i % s. The first slots are
+thus the first rows of every slice, so that a step can leave out the last slots.
 
-The state is the cache.
+The state of these functions is the cache.
 """
 
 import dataclasses
@@ -48,7 +48,7 @@ class MakeSlots(DecodeFunction):
   def __call__(
     self, model: DecodeModel, state: State, inputs: Mapping[str, tf.Tensor]
   ) -> tuple[State, dict[str, tf.Tensor]]:
-    """Prefills all slots with a token that no text reads."""
+    """Builds a prefill of all slots with a token that no text attends to."""
     prompts = tf.zeros([self.num_slices, 1], tf.int32)
     ones = tf.ones([self.num_slices], tf.int32)
     cache = _prefill(model, prompts, split_rows(model.placement, ones))
@@ -76,7 +76,7 @@ class InsertPrompts(DecodeFunction):
   effect = Effect.CHANGES
 
   def input_specs(self) -> dict[str, tf.TensorSpec]:
-    """Returns the inputs; see `DecodeFunction`."""
+    """Returns shape and dtype of each input."""
     shapes = {
       "prompts": [self.num_slices, self.prompt_tokens],
       "lengths": [self.num_slices],
@@ -87,7 +87,7 @@ class InsertPrompts(DecodeFunction):
   def __call__(
     self, model: DecodeModel, state: State, inputs: Mapping[str, tf.Tensor]
   ) -> tuple[State, dict[str, tf.Tensor]]:
-    """Prefills; see `DecodeFunction`."""
+    """Builds the prefill; returns the cache with the new prompts."""
     impl = model.placement
     lengths, at = (split_rows(impl, inputs[x]) for x in ("lengths", "rows"))
     new = _prefill(model, inputs["prompts"], lengths)
@@ -137,9 +137,9 @@ class StepSlots(DecodeFunction):
   effect = Effect.CHANGES
 
   def input_specs(self) -> dict[str, tf.TensorSpec]:
-    """Returns the inputs; see `DecodeFunction`."""
-    # Pack the inputs into few tensors, because feeding each tensor takes a
-    # twentieth of the time of a small model's step.
+    """Returns shape and dtype of each input."""
+    # There are few inputs, because a session takes a twentieth of the time of a
+    # small model's step to feed one tensor.
     return {
       "count": tf.TensorSpec([], tf.int32),
       "texts": tf.TensorSpec([self.num_rows, 6], tf.int32),
@@ -147,7 +147,7 @@ class StepSlots(DecodeFunction):
     }
 
   def output_dtypes(self) -> dict[str, tf.DType]:
-    """Returns the dtypes; see `DecodeFunction`."""
+    """Returns the dtype of each output."""
     found = {"tokens": tf.int32}
     if self.wants_log_probs:
       found |= {"of_chosen": tf.float32, "likeliest": tf.int32}
@@ -157,7 +157,7 @@ class StepSlots(DecodeFunction):
   def __call__(
     self, model: DecodeModel, state: State, inputs: Mapping[str, tf.Tensor]
   ) -> tuple[State, dict[str, tf.Tensor]]:
-    """Chooses the tokens; see `DecodeFunction`."""
+    """Builds the steps; returns the cache after the steps, and the outputs."""
     impl, texts = model.placement, inputs["texts"]
     tokens, positions, places, *_, top_k, temperature, top_p, is_over, keys = (
       split_rows(impl, x)

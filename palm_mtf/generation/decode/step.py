@@ -6,14 +6,13 @@
                  [batch, key_heads, memory_length, d_kv]   other attention
 
 A multi-query cache has 2 * num_layers * d_kv numbers per row and position. Rows
-may be at different positions. The protocol `Step` has two implementations, in
-C++ (native/decoding.py) and by TensorFlow's operations.
+may be at different positions. There are two implementations of a step, in C++
+(native/decoding.py) and by TensorFlow's operations.
 """
 
 import itertools
 import math
 from collections.abc import Callable, Sequence
-from typing import Protocol
 
 from palm_mtf._tf import tf
 from palm_mtf.architecture.block import (
@@ -58,56 +57,6 @@ from palm_mtf.native.decoding import (
 from palm_mtf.ops.xla import in_xla_computation
 
 
-class Step(Protocol):
-  """Builds the operations of decoding steps; keeps no state.
-
-  Make a `Step` outside of a loop over steps, because its constructor builds
-  operations that all steps share.
-  """
-
-  def read(
-    self, tokens: LaidOut, positions: LaidOut, cache: Cache
-  ) -> tuple[LaidOut, Cache]:
-    """Reads one token of every row.
-
-    Args:
-      tokens: [batch], int32.
-      positions: [batch], int32: position of each token, from 0.
-      cache: keys and values of earlier tokens, layer after layer; changed in
-        place. Rows of the cache after the first `batch` rows stay unchanged.
-
-    Returns:
-      Logits of the next token, [batch, vocab], not split along vocab; and the
-      cache, which now includes these tokens.
-    """
-
-  def advance(
-    self,
-    count: tf.Tensor,
-    texts: Texts,
-    cache: Cache,
-    settings: TextSettings,
-  ) -> TextSteps:
-    """Continues texts by `count` steps, or until all texts have ended.
-
-    Args:
-      count: number of steps, [] int32. If `keeps_logits`, it must be 1.
-      texts: state of the texts before the steps; each tensor is laid out. As in
-        SamplingSettings, a setting may be one number for all rows.
-      cache: see `read`.
-      settings: vocabulary and other settings of all texts.
-
-    Returns:
-      `TextSteps` of laid-out tensors. Logits of the embedding's padding rows
-      are left out.
-    """
-
-
-def make_step(model: DecodeModel) -> Step:
-  """Returns a NativeStep if the weights are packed, else a TensorflowStep."""
-  return (NativeStep if model.is_packed else TensorflowStep)(model)
-
-
 def repeat_step(
   placement: CpuGpuPlacement,
   step: Callable[[tf.Tensor, list[LaidOut]], list[LaidOut]],
@@ -148,7 +97,10 @@ def repeat_step(
 
 
 class NativeStep:
-  """`Step` for packed weights on one CPU: one C++ operation runs all steps."""
+  """Steps with packed weights on one CPU: one C++ operation runs all steps.
+
+  The methods have the arguments and results of `TensorflowStep`'s methods.
+  """
 
   def __init__(self, model: DecodeModel):
     self._impl, self._config = model.placement, model.config
@@ -158,7 +110,7 @@ class NativeStep:
       for read in layer_of(self._config).reads
     ]
     scales = [
-      *(model.add_scale_offset(model.norm_vectors(x))[0] for x in norms),
+      *(model.norm_vectors(x)[0] for x in norms),
       *model.make_last_norm(),
     ]
     # List scales and kernels in the order in which a step uses them, which is
@@ -173,7 +125,7 @@ class NativeStep:
   def read(
     self, tokens: LaidOut, positions: LaidOut, cache: Cache
   ) -> tuple[LaidOut, Cache]:
-    """Reads one token of every row; see `Step`."""
+    """Reads one token of every row; returns logits and the cache."""
     weights = self._make_weights(cache)
 
     def read(tokens, positions, *cache):
@@ -184,13 +136,9 @@ class NativeStep:
     return logits, after
 
   def advance(
-    self,
-    count: tf.Tensor,
-    texts: Texts,
-    cache: Cache,
-    settings: TextSettings,
+    self, count: tf.Tensor, texts: Texts, cache: Cache, settings: TextSettings
   ) -> TextSteps:
-    """Continues texts; see `Step`."""
+    """Continues texts by `count` steps, or until all texts have ended."""
     rows = texts.tokens.slice_shape
 
     def unpack(x):
@@ -249,11 +197,14 @@ def _find_cache_rows(positions, shape):
 
 
 class TensorflowStep:
-  """`Step` on any devices: the block of model/palm.py for one position.
+  """Steps on any devices: the block of model/palm.py for one position.
 
   This class implements the block again for speed: with one position, the time
   grows with the number of operations, and Mesh TensorFlow would run several
   operations where this class runs one.
+
+  Make the object outside of a loop over steps, because the constructor builds
+  operations that all steps share. The object keeps no cache.
   """
 
   def __init__(self, model: DecodeModel):
@@ -265,7 +216,18 @@ class TensorflowStep:
   def read(
     self, tokens: LaidOut, positions: LaidOut, cache: Cache
   ) -> tuple[LaidOut, Cache]:
-    """Reads one token of every row; see `Step`."""
+    """Reads one token of every row.
+
+    Args:
+      tokens: [batch], int32.
+      positions: [batch], int32: position of each token, from 0.
+      cache: keys and values of earlier tokens, layer after layer; changed in
+        place. Rows of the cache after the first `batch` rows stay unchanged.
+
+    Returns:
+      Logits of the next token, [batch, vocab], not split along vocab; and the
+      cache, which now includes these tokens.
+    """
     impl, model = self._impl, self._model
     shape = cache[0].slice_shape[model.row_axis :]  # of a layer
     num_rows = tokens.slice_shape[0]
@@ -315,13 +277,21 @@ class TensorflowStep:
     return self._products.compute_logits(y), cache
 
   def advance(
-    self,
-    count: tf.Tensor,
-    texts: Texts,
-    cache: Cache,
-    settings: TextSettings,
+    self, count: tf.Tensor, texts: Texts, cache: Cache, settings: TextSettings
   ) -> TextSteps:
-    """Continues texts; see `Step`."""
+    """Continues texts by `count` steps, or until all texts have ended.
+
+    Args:
+      count: number of steps, [] int32. If `keeps_logits`, it must be 1.
+      texts: state of the texts before the steps; each tensor is laid out. As in
+        SamplingSettings, a setting may be one number for all rows.
+      cache: keys and values of the tokens before the last token of each text.
+      settings: vocabulary and other settings of all texts.
+
+    Returns:
+      `TextSteps` of laid-out tensors. Logits of the embedding's padding rows
+      are left out.
+    """
     impl, end_ids = self._impl, list(settings.end_ids)
     first_cache = 3 + len(texts.seen)
 
@@ -373,6 +343,11 @@ class TensorflowStep:
     return TextSteps(num_steps, chosen, logits, seen, state[first_cache:])
 
 
+def make_step(model: DecodeModel) -> NativeStep | TensorflowStep:
+  """Returns a NativeStep if the weights are packed, else a TensorflowStep."""
+  return (NativeStep if model.is_packed else TensorflowStep)(model)
+
+
 def _add_and_scale(
   model: DecodeModel, x: LaidOut, branch: list[LaidOut], vectors: list[LaidOut]
 ) -> tuple[LaidOut, LaidOut]:
@@ -387,7 +362,7 @@ def _add_and_scale(
 
 
 class _Block:
-  """A layer's `Block` (block.py) on the devices of a mesh, for one position.
+  """A layer on the devices of a mesh, for one position; a `Block` of block.py.
 
   Attributes:
     cache: keys and values of the layer; `mix` adds those of the tokens.
@@ -405,10 +380,10 @@ class _Block:
     Args:
       model: weights of only this layer, under the names of layer 0.
       cache: keys and values of earlier tokens.
-      places: positions of the tokens, their rows in the cache, and the angles
-        of rotary embedding, if any.
+      places: position of each token, index of each token in the cache, and the
+        angles of rotary embedding, if any.
       write: adds keys and values to the cache; returns the cache, and the part
-        of the cache that the tokens see.
+        of the cache to which the tokens attend.
     """
     self.cache = cache
     self._impl, self._model = model.placement, model
@@ -418,13 +393,10 @@ class _Block:
   def add_and_norm(
     self, x: LaidOut, branch: list[LaidOut], norm: str
   ) -> tuple[LaidOut, LaidOut]:
-    """Returns x + branch and a norm of this sum; see `Block`."""
     vectors = self._model.norm_vectors(f"{_LAYER}/{norm}")
-    vectors = self._model.add_scale_offset(vectors)
     return _add_and_scale(self._model, x, branch, vectors)
 
   def mix(self, y: LaidOut, read: Read) -> dict[Projection, LaidOut]:
-    """Mixes the products of a norm, [rows, d_model]; see `Block`."""
     columns = self._products.columns(_LAYER, read, threads=0)
     vectors = self._products.vectors(_LAYER, read)
     extras = [
@@ -451,8 +423,7 @@ class _Block:
       mixed = mix_products(read, parts, attend)
       return (*cache, *mixed)
 
-    names = [f"{_LAYER}/{part}" for part in read.parts]
-    wide = self._products.project_in(y, names)
+    wide = self._products.project_in(y, _LAYER, read)
     found = self._impl.slicewise(apply, wide, *itertools.chain(*given))
     n = len(self.cache)
     self.cache = list(found[:n])
@@ -460,7 +431,6 @@ class _Block:
     return dict(zip(outputs, found[n:], strict=True))
 
   def project_out(self, branches: dict[Projection, LaidOut]) -> LaidOut:
-    """Adds up the branches' products, [rows, d_model]; see `Block`."""
     y = self._products.project_out(_LAYER, branches)
     for bias in self._products.output_biases(_LAYER, branches):
       y = self._products.add_bias(y, bias)

@@ -47,11 +47,11 @@ from palm_mtf.ops.xla import in_xla_computation
 
 _logger = logging.getLogger(__name__)
 
-# The decoding weights are made once from a checkpoint's float32 variables: cast
-# to the activation dtype or quantized, and joined where one matrix product
-# replaces several. Norm scales and the embedding's rows are never quantized. A
-# layer's weights depend only on the layer's own variables, so that memory need
-# not hold two layers of a checkpoint at once.
+# The decoding weights are made once from a checkpoint's float32 variables. The
+# kernels are cast to the activation dtype or quantized, and joined where one
+# matrix product replaces several. Norm scales and the embedding's rows are
+# never quantized. A layer's weights depend only on the layer's own variables,
+# so that host memory need not hold two layers of a checkpoint at once.
 
 
 def build_decode_model(
@@ -59,7 +59,7 @@ def build_decode_model(
 ) -> DecodeModel:
   """Builds a checkpoint's variables and decoding weights in the current graph.
 
-  The layout rules of `mesh_layout` must be valid for `config`.
+  The caller has checked the layout rules of `mesh_layout` against `config`.
   """
   mesh = mtf.Mesh(mtf.Graph(), "pod")
   dims = model_dims(config, 1, mesh_layout)
@@ -71,7 +71,7 @@ def build_decode_model(
   palm_variables([mesh], config, dims)
   placement = local_devices(mesh_layout.num_devices).placement(mesh_layout, 0)
   (slices,) = placement.lower({mesh: placement}).slices
-  is_packed = _serves_natively(placement, config)
+  is_packed = _steps_in_cpp(placement, config)
 
   def read(name: str) -> LaidOut:
     values = [part.variable.value() for part in slices[name]]
@@ -97,7 +97,7 @@ def build_decode_model(
   )
 
 
-def _serves_natively(placement: CpuGpuPlacement, config: ModelConfig) -> bool:
+def _steps_in_cpp(placement: CpuGpuPlacement, config: ModelConfig) -> bool:
   if placement.size > 1 or "gpu" in placement.devices[0].lower():
     return False
   if missing := find_missing_in_step(config):
@@ -138,11 +138,9 @@ class WeightMaker:
       dims: dimensions; each device holds all of d_model.
       read: returns a parameter, float32, given its name.
       weight_dtype: WEIGHT_DTYPE.
-      is_packed: whether kernels are packed for `native`'s C++ operations.
+      is_packed: whether kernels are packed for C++ operations.
     """
-    self._impl = placement
-    self._config = config
-    self._read = read
+    self._impl, self._config, self._read = placement, config, read
     self._is_packed = is_packed
     self._is_quantized = weight_dtype != "activation"
     self._dtype = tf.as_dtype(
@@ -152,13 +150,15 @@ class WeightMaker:
       name: [getattr(dims, dim) for dim in names]
       for name, names in parameter_dims(config).items()
     }
-    # {`ParameterName.layer`: initializers of the layer's decoding weights}.
+    # {number of a layer, or None: initializers of its decoding weights}. After
+    # these have run, the layer's parameters can be freed.
     self._initializers = collections.defaultdict(list)
 
   def make_table(self) -> LaidOut:
     """Returns the embedding, [vocab, d_model], activation dtype."""
-    dtype = tf.as_dtype(self._config.activation_dtype)
-    return self._make_constant("table", dtype, self._read("embedding"))
+    return self._make_constant(
+      "table", self._config.activation_dtype, self._read("embedding")
+    )
 
   def make_vectors(self, layer: int | None) -> dict[str, LaidOut]:
     """Returns {name: scale, bias or table of positions}.
@@ -170,32 +170,29 @@ class WeightMaker:
     `layer` is the layer's number; None for weights outside of the layers.
     """
     config, found = self._config, {}
-    dtype = tf.as_dtype(config.activation_dtype)
     for name in self._dims:
-      parameter = parse_name(name)
-      if parameter.layer != layer:
+      parameter, dtype = parse_name(name), config.activation_dtype
+      is_distances = parameter.part == RELATIVE
+      is_table = parameter.part == "position_embedding" or is_distances
+      if parameter.layer != layer or not (parameter.is_vector or is_table):
         continue
-      if parameter.is_vector:
-        found[name] = self._make_constant(name, tf.float32, self._read(name))
-      elif parameter.part == "position_embedding":
-        found[name] = self._make_constant(name, dtype, self._read(name))
-      elif parameter.part == RELATIVE:
-        vectors = self._impl.slicewise(
-          lambda w: project_distances(w, config.sequence_length),
-          self._read(name),
+      value = self._read(name)
+      if is_distances:
+        value = self._impl.slicewise(
+          lambda w: project_distances(w, config.sequence_length), value
         )
-        found[name] = self._make_constant(name, dtype, vectors)
+      found[name] = self._make_constant(
+        name, "float32" if parameter.is_vector else dtype, value
+      )
     if layer is None and config.final_norm_scale == "none":
       name, scale = "final_norm/scale", 1.0 - NORMS[config.norm].scale_offset
       ones = self._impl.slicewise(
         lambda x: tf.fill(x.shape[1:], scale), self._read("embedding")
       )
-      found[name] = self._make_constant(name, tf.float32, ones)
+      found[name] = self._make_constant(name, "float32", ones)
     return found
 
-  def _make_constant(self, name, dtype, value):
-    """Makes a variable that is initialized to `value`; returns its value."""
-
+  def _make_constant(self, name: str, dtype: str, value: LaidOut) -> LaidOut:
     def make(value):
       value = tf.cast(value, dtype)
       if in_xla_computation():
@@ -248,7 +245,7 @@ class WeightMaker:
   def make_joined_kernels(
     self,
   ) -> Iterator[tuple[tuple[str, ...], JoinedKernel]]:
-    """Yields (names of the parts, joined kernel), layer after layer."""
+    """Yields (names of the joined kernels, result), layer after layer."""
     for names, summed in self.find_joins():
       rounds = self._dtype == tf.int8 and not self._is_packed
       largest = [self._find_largest(summed)] if summed and rounds else []
@@ -261,8 +258,9 @@ class WeightMaker:
     """Yields (parts, summed) for each joined kernel of each layer.
 
     parts: names of the kernels that are joined.
-    summed: for a kernel of `project_out`, the names of all kernels whose
-      products are added up, which share int8 scales; for other kernels, ().
+    summed: for a kernel whose product is added to the residual stream, the
+      names of all kernels whose products are added up, which share int8 scales;
+      for other kernels, ().
     """
     for layer in range(self._config.num_layers):
       for each in layer_of(self._config).sums:
@@ -280,9 +278,9 @@ class WeightMaker:
           yield names, outputs
 
   def find_dims(self, names: Sequence[str]) -> list[list[mtf.Dimension]]:
-    """Returns `JoinedKernel.dims` of the parts `names`."""
-    reads, _ = self._find_other_dims(names[0])
-    return [self._dims[name][reads] for name in names]
+    """Returns the dimensions of each kernel in `names`, without d_model."""
+    others, _ = self._find_other_dims(names[0])
+    return [self._dims[name][others] for name in names]
 
   def make_layers(
     self, slices: Mapping[str, Sequence[Slice]]
@@ -291,10 +289,16 @@ class WeightMaker:
     by_layer = collections.defaultdict(dict)
     for name, parts in slices.items():
       by_layer[parse_name(name).layer][name] = parts
-    return [
-      LayerWeights(some, _free_after(self._initializers[layer], some))
-      for layer, some in by_layer.items()
-    ]
+    layers = []
+    for layer, some in by_layer.items():
+      with tf.control_dependencies(self._initializers[layer]):
+        free = [
+          tf.raw_ops.DestroyResourceOp(resource=each.variable.handle)
+          for parts in some.values()
+          for each in parts
+        ]
+      layers.append(LayerWeights(some, tf.group(free)))
+    return layers
 
   def _join(self, names, *largest):
     _, axis = self._find_other_dims(names[0])
@@ -320,8 +324,9 @@ class WeightMaker:
 
   def _find_other_dims(self, name):
     # Returns the Python slice that selects the dimensions other than d_model,
-    # and the axis of the matrix that these dimensions become. The matrix of q
-    # is [d_model, heads * d_kv]; the matrix of o is [heads * d_kv, d_model].
+    # and the axis that these dimensions become in the matrix. For example, the
+    # matrix of q is [d_model, heads * d_kv] (axis 1), and the matrix of o is
+    # [heads * d_kv, d_model] (axis 0).
     is_input = self._dims[name][0].name == "d_model"
     return (slice(1, None), 1) if is_input else (slice(None, -1), 0)
 
@@ -334,8 +339,9 @@ class WeightMaker:
     return self._impl.slicewise(flatten, self._read(name))
 
   def _find_largest(self, names):
-    # Kernels whose products are summed share one scale per output column, as in
-    # `native`, so that the rounded numbers do not depend on the layout.
+    # Kernels whose products are summed share one scale per output column, as
+    # they do when C++ operations pack them into one matrix. Therefore rounded
+    # weights do not depend on the layout.
     found = []
     for name in names:
       largest = self._impl.slicewise(find_largest, self._make_matrix(name))
@@ -343,17 +349,4 @@ class WeightMaker:
       found.append(self._impl.allreduce(largest, axes, "MAX"))
     return self._impl.slicewise(
       lambda *x: functools.reduce(tf.maximum, x), *found
-    )
-
-
-def _free_after(
-  operations: Sequence[tf.Operation], slices: Mapping[str, Sequence[Slice]]
-) -> tf.Operation:
-  with tf.control_dependencies(operations):
-    return tf.group(
-      [
-        tf.raw_ops.DestroyResourceOp(resource=each.variable.handle)
-        for parts in slices.values()
-        for each in parts
-      ]
     )

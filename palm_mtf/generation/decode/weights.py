@@ -6,17 +6,10 @@ import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 
 from palm_mtf._tf import mtf, tf
-from palm_mtf.architecture.block import (
-  NORMS,
-  Attention,
-)
-from palm_mtf.architecture.parameters import (
-  layer_name,
-)
+from palm_mtf.architecture.block import NORMS, Attention
+from palm_mtf.architecture.parameters import layer_name
 from palm_mtf.config import MeshLayout, ModelConfig
-from palm_mtf.generation.decode.kernels import (
-  multiply,
-)
+from palm_mtf.generation.decode.kernels import multiply
 from palm_mtf.generation.decode.rows import LaidOut
 from palm_mtf.mesh.cpu_gpu import CpuGpuPlacement
 from palm_mtf.mesh.slices import Slice
@@ -28,16 +21,10 @@ from palm_mtf.ops.slicewise import slice_offset, split_axes
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class DecodeSettings:
-  """All that decoding weights depend on.
-
-  Attributes:
-    model: architecture.
-    mesh_layout: axes and layout rules, checked against `model`.
-    weight_dtype: WEIGHT_DTYPE.
-  """
+  """All settings that decoding weights depend on; sent to hosts as JSON."""
 
   model: ModelConfig
-  mesh_layout: MeshLayout
+  mesh_layout: MeshLayout  # its rules are checked against `model`
   weight_dtype: str
 
 
@@ -53,8 +40,10 @@ class JoinedKernel:
 class LayerWeights:
   """Slices of a layer's parameters, and the operation that converts the slices.
 
-  `load_weights` (generation/inference/sessions.py) assigns the slices, then
-  runs `prepare`. One more `LayerWeights` has the weights outside of the layers.
+  Loading a checkpoint (generation/inference/sessions.py) assigns the slices of
+  one layer, then runs `prepare`, so that memory never holds the float32
+  parameters of two layers. One more `LayerWeights` has the parameters outside
+  of the layers.
   """
 
   # {name of a checkpoint variable: its slices}.
@@ -65,19 +54,16 @@ class LayerWeights:
 
 @dataclasses.dataclass(frozen=True)
 class DecodeModel:
-  """Weights of one model on one mesh.
-
-  `LoadedDecoder`, in generation/inference/sessions.py, loads the weights.
-  """
+  """Weights of one model on one mesh."""
 
   placement: CpuGpuPlacement  # devices and layout
   config: ModelConfig
-  dims: Dims  # `build_palm` (forward.py) replaces `batch` and `length`
+  dims: Dims  # a forward pass replaces `batch` and `length`
   table: LaidOut  # embedding, [vocab, d_model], activation dtype
   # The transposed table of the logits: a `Kernel` for each device's slice.
   to_logits: LaidOut
   # {name: scale, bias or table of positions}. Scales and biases are float32,
-  # tables have the activation dtype (see `WeightMaker.make_vectors`).
+  # tables have the activation dtype.
   vectors: dict[str, LaidOut]
   kernels: dict[tuple[str, ...], JoinedKernel]  # keys: names of the parts
   is_packed: bool  # whether kernels are packed for `native`'s C++ operations
@@ -103,19 +89,23 @@ class DecodeModel:
     # If a layout splits vocab, all-reduce [rows, d_model]: one slice of the
     # table gives a token's row, and the other slices give zeros.
     axes = split_axes(self.placement, [self.dims.vocab])
-    x, scale = (
-      self.placement.allreduce(x, axes, "SUM"),
-      self.config.embedding_scale,
-    )
+    x = self.placement.allreduce(x, axes, "SUM")
+    scale = self.config.embedding_scale
     return x if scale == 1 else self.placement.slicewise(lambda x: x * scale, x)
 
   def norm_vectors(self, name: str) -> list[LaidOut]:
-    """Returns the scale, and bias if any, of a norm, [d_model] float32 each."""
-    names = [f"{name}/scale", f"{name}/bias"]
-    return [self.vectors[x] for x in names if x in self.vectors]
+    """Returns what a norm multiplies by, and adds, [d_model] float32 each.
+
+    The norm multiplies by its scale plus the offset of NORM. It adds its bias,
+    if there is any.
+    """
+    scale, bias = self.vectors[f"{name}/scale"], f"{name}/bias"
+    if offset := NORMS[self.config.norm].scale_offset:
+      scale = self.placement.slicewise(lambda x: x + offset, scale)
+    return [scale, self.vectors[bias]] if bias in self.vectors else [scale]
 
   def score_extras(self, layer: str, mixer: Attention) -> list[LaidOut]:
-    """Returns the `extras` of `score_by_distance`, for all distances."""
+    """Returns weights that change attention scores, for all distances."""
     if mixer.score_positions == "alibi":
       slopes = tf.constant(alibi_slopes(self.config.num_heads))
       slices = self.placement.make_slices(slopes, mtf.Shape([self.dims.heads]))
@@ -127,7 +117,12 @@ class DecodeModel:
   ) -> LaidOut:
     """Multiplies rows by a kernel on each device; returns [rows, outer].
 
-    See `kernels.multiply` for the arguments; the result has the dtype of `xs`.
+    Args:
+      xs: one tensor [rows, inner]; or, for a packed kernel, also several
+        tensors, split along `inner`.
+      kernel: a `Kernel` for each device's slice of [inner, outer].
+      is_step: whether a decoding step, which has few rows, computes the
+        product.
     """
     return self.placement.slicewise(
       lambda kernel, *xs: multiply(xs, kernel, is_step=is_step), kernel, *xs
@@ -142,51 +137,36 @@ class DecodeModel:
 
     Args:
       run: takes a model with only one layer, whose weights have the names of
-        the first layer; the layer's number, int or [] int32; and a list:
-        `carry` for the first layer, then the result of `run` for the previous
-        layer.
-      carry: see `run`.
+        the first layer; the layer's number, int or [] int32; and the tensors
+        that `run` returned for the previous layer.
+      carry: the tensors that `run` takes for the first layer.
 
     Returns:
-      What `run` returns for the last layer.
+      The tensors that `run` returns for the last layer.
     """
+    one_layer = dataclasses.replace(self.config, num_layers=1)
+    first = layer_name(0)
     for i in range(self.config.num_layers):
-      carry = run(self._take_layer(i), i, carry)
-    return carry
-
-  def _take_layer(self, layer: int) -> "DecodeModel":
-    own, first = layer_name(layer), layer_name(0)
-
-    def rename(name: str) -> str:
-      return name.replace(own, first, 1)
-
-    return dataclasses.replace(
-      self,
-      config=dataclasses.replace(self.config, num_layers=1),
-      vectors={
-        rename(name): x
+      own = layer_name(i)
+      vectors = {
+        name.replace(own, first, 1): x
         for name, x in self.vectors.items()
         if name.startswith(own)
-      },
-      kernels={
-        tuple(map(rename, names)): x
+      }
+      kernels = {
+        tuple(name.replace(own, first, 1) for name in names): x
         for names, x in self.kernels.items()
         if names[0].startswith(own)
-      },
-    )
+      }
+      model = dataclasses.replace(
+        self, config=one_layer, vectors=vectors, kernels=kernels
+      )
+      carry = run(model, i, carry)
+    return carry
 
   def make_last_norm(self) -> list[LaidOut]:
-    """Returns the last norm's scale and bias times the factor of the logits."""
-    # The factor scales the logits, as in model/palm.py.
+    """Returns the last norm's vectors times the factor that scales logits."""
     return [
       self.placement.slicewise(lambda x: x * self.config.logits_factor, x)
-      for x in self.add_scale_offset(self.norm_vectors("final_norm"))
+      for x in self.norm_vectors("final_norm")
     ]
-
-  def add_scale_offset(self, vectors: list[LaidOut]) -> list[LaidOut]:
-    """Adds the offset of NORM to the scale, the first of a norm's vectors."""
-    offset = NORMS[self.config.norm].scale_offset
-    if not offset:
-      return vectors
-    scale, *bias = vectors
-    return [self.placement.slicewise(lambda x: x + offset, scale), *bias]
