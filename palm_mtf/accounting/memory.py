@@ -238,8 +238,7 @@ class Activations:
   def block_passes(self) -> dict[str, float]:
     """Returns how many elements per token a block's passes read and write.
 
-    A pass is an operation other than a matrix product, such as a norm. Keys are
-    the kinds of passes in a block, "blocks" and "attention".
+    Keys are the kinds of passes in a block, "blocks" and "attention".
     """
     norms, stream, residual = self._num_norms, self._stream, self._residual
     columns, read = self._columns, self._read

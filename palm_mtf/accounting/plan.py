@@ -278,7 +278,6 @@ def run_secs(config: AnyConfig) -> float:
 
 
 def _run(config: AnyConfig) -> dict[str, float | None]:
-  """Returns time, energy and cost of all training steps."""
   run, rates = config.run, device_rates(config)
   secs = run_secs(config)
   rows = run.batch_sizes.rows_before(run.train_steps)

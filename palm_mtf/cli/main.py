@@ -18,13 +18,12 @@ import pkgutil
 import select
 import shlex
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import NoReturn
 
 from palm_mtf import __version__
 from palm_mtf.cli.command_table import (
   COMMANDS,
-  Command,
   commands_in,
   entry_point,
   split_name,
@@ -86,7 +85,16 @@ def _run(arguments: list[str]) -> int:
   name, rest = split_name(arguments)
   if name not in COMMANDS:
     return _run_without_command(name, rest)
-  command, parser = COMMANDS[name], _make_parser(name)
+  command = COMMANDS[name]
+  summary = f"{command.summary[0].upper()}{command.summary[1:]}."
+  parser = _make_parser(name, summary)
+  if command.has_results:
+    parser.add_argument(
+      "--json",
+      dest="as_json",
+      action="store_true",
+      help="print one JSON object per line",
+    )
   if command.config:
     _add_gin_flags(parser, name, rest)
   own = ["as_json"] if command.has_results else []
@@ -166,18 +174,13 @@ def _run_configured(
 
 def _run_without_command(group: str, arguments: list[str]) -> int:
   """Handles flags without a command, such as in `palm_mtf data --help`."""
-  within = commands_in(group)
-  program = f"palm_mtf {group}".rstrip()
-  parser = FlagParser(
-    prog=program,
-    usage=f"{program} COMMAND [flags]",
-    description="PaLM-style language models on Mesh TensorFlow, configured "
-    "only by gin files.",
-    epilog=_list_commands(within)
-    + "\npalm_mtf COMMAND --help explains a command.",
-    formatter_class=argparse.RawDescriptionHelpFormatter,
-    allow_abbrev=False,
+  parser = _make_parser(
+    group,
+    "PaLM-style language models on Mesh TensorFlow, configured only by gin "
+    "files.",
   )
+  parser.usage = f"{parser.prog} COMMAND [flags]"
+  parser.epilog += "\npalm_mtf COMMAND --help explains a command."
   if not group:
     parser.add_argument(
       "--version", action="version", version=f"palm_mtf {__version__}"
@@ -186,34 +189,23 @@ def _run_without_command(group: str, arguments: list[str]) -> int:
   if arguments:
     raise UserError(f"{arguments[0]}: give the command before its flags")
   raise UserError(
-    f"{group} is not a command by itself: give one of {', '.join(within)}; "
-    f"see {program} --help"
+    f"{group} is not a command by itself: give one of "
+    f"{', '.join(commands_in(group))}; see {parser.prog} --help"
   )
 
 
-def _make_parser(name: str) -> FlagParser:
-  command = COMMANDS[name]
-  parser = FlagParser(
-    prog=f"palm_mtf {name}",
-    description=f"{command.summary[0].upper()}{command.summary[1:]}.",
-    epilog=_list_commands(commands_in(name)),
+def _make_parser(name: str, description: str) -> FlagParser:
+  """Returns a parser without flags for a command, a group, or "" for all."""
+  commands = commands_in(name)
+  width = max(map(len, commands), default=0) + 2
+  lines = [f"  {x:{width}}{each.summary}\n" for x, each in commands.items()]
+  return FlagParser(
+    prog=f"palm_mtf {name}".rstrip(),
+    description=description,
+    epilog="".join(["commands:\n", *lines]) if lines else "",
     formatter_class=argparse.RawDescriptionHelpFormatter,
     allow_abbrev=False,
   )
-  if command.has_results:
-    parser.add_argument(
-      "--json",
-      dest="as_json",
-      action="store_true",
-      help="print one JSON object per line",
-    )
-  return parser
-
-
-def _list_commands(commands: Mapping[str, Command]) -> str:
-  width = max(map(len, commands), default=0) + 2
-  lines = [f"  {x:{width}}{each.summary}\n" for x, each in commands.items()]
-  return "".join(["commands:\n", *lines]) if lines else ""
 
 
 def _add_gin_flags(

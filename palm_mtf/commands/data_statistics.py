@@ -10,14 +10,7 @@ import dataclasses
 import itertools
 import logging
 from array import array
-from collections.abc import (
-  Callable,
-  Collection,
-  Iterable,
-  Iterator,
-  Mapping,
-  Sequence,
-)
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -47,13 +40,6 @@ _logger = logging.getLogger(__name__)
 
 _START_CHARACTERS = 60
 _START_IDS = 10
-
-# Number of tokens in a document's inputs, and in its text without [eod].
-Lengths = tuple[int, int]
-# Takes pairs (split, document); yields triples (split, document, lengths).
-CountTokens = Callable[
-  [Iterable[tuple[str, Document]]], Iterator[tuple[str, Document, Lengths]]
-]
 
 
 @dataclasses.dataclass
@@ -133,14 +119,14 @@ class Survey:
 
 def survey(
   sources: Sequence[Source],
-  count_tokens: CountTokens | None,
+  count_tokens: Callable[..., Iterator[tuple]] | None,
   evaluation_sets: dict[str, ngrams.Examples],
 ) -> Survey:
   """Reads all sources twice and returns their statistics.
 
   Args:
     sources: sources of a run; each logs a warning if it skips documents.
-    count_tokens: function that counts documents' tokens; None to count none.
+    count_tokens: the method `count` of an `Encoder`; None to count no tokens.
     evaluation_sets: evaluation sets by name, without the validation split.
 
   Raises:
@@ -181,7 +167,7 @@ def survey(
     name: ngrams.ContaminationSearch(examples)
     for name, examples in {"validation": held_out, **evaluation_sets}.items()
   }
-  starts = _search(sources, [*measured.values(), everything], searches.values())
+  starts = _search(sources, [*measured.values(), everything], searches)
   found = {name: each.result() for name, each in searches.items()}
   return Survey(measured, everything, found, starts, lengths)
 
@@ -189,9 +175,9 @@ def survey(
 def _search(
   sources: Sequence[Source],
   measured: Sequence[Measured],
-  searches: Collection[ngrams.ContaminationSearch],
+  searches: Mapping[str, ngrams.ContaminationSearch],
 ) -> dict[bytes, str]:
-  """Adds the training documents to `searches`; returns `Survey.starts`."""
+  """Adds the training documents to all searches; returns `Survey.starts`."""
   wanted = {
     group.digest
     for each in measured
@@ -204,7 +190,7 @@ def _search(
       if digest in wanted:
         starts[digest] = _start_of(document)
       if split == TRAIN:
-        for search in searches:
+        for search in searches.values():
           search.add(document)
   return starts
 

@@ -98,7 +98,6 @@ def format_compiled(
 
 
 def _list_decoding(decoding: Mapping[str, Any]) -> Iterator[str]:
-  """Yields a line for each compiled program of decoding."""
   yield f"decoding {decoding['texts']:,} texts of SEQUENCE_LENGTH tokens"
   for each in decoding["programs"]:
     found = each.get("error") or (

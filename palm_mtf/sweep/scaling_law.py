@@ -190,13 +190,13 @@ class Resampled(NamedTuple):
 
 
 def resample(
-  parameters: np.ndarray, tokens: np.ndarray, losses: np.ndarray, seed: int = 0
+  parameters: np.ndarray, tokens: np.ndarray, losses: np.ndarray
 ) -> Resampled:
   """Fits the law to runs (see `fit`), and to losses drawn around the law."""
   law = fit(parameters, tokens, losses)
   fitted = law.loss(parameters, tokens)
   residuals = np.log(losses / fitted)
-  rng = np.random.default_rng(seed)
+  rng = np.random.default_rng(0)
   # Few residuals leave the variance uncertain, so the variance is drawn too;
   # the noise then has Student's t distribution.
   freedom = len(losses) - len(dataclasses.fields(Law))
