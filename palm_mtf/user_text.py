@@ -12,8 +12,8 @@ content fits the name: a compression, an archive, a table, or a first line of
 bytes   are UTF-8. A byte order mark, which Windows writes, is dropped at the
         beginning of a file and, because files may be joined, of a line.
 lines   end only in a line feed; a carriage return before it is dropped. In JSON
-        lines, blank lines are skipped. In other files, empty lines at the end
-        are skipped.
+        lines, blank lines and record separators (RFC 7464) before a line are
+        skipped. In other files, empty lines at the end are skipped.
 JSON    is read as Python reads it: NaN and Infinity are numbers, and if two
         fields have the same name, the last counts.
 texts   have no NUL and no half of a surrogate pair.
@@ -79,8 +79,9 @@ _CONTAINERS = {
   "a tar archive": rb".{257}ustar",
 }
 _ARRAY_LINE = re.compile(rb"\s*\[\s*(\{|$)")  # the first of JSON lines
-_JSON_ARRAY = re.compile(rb"\s*\[\s*\{\s*\"")
+_JSON_ARRAY = re.compile(rb'\s*\[\s*\{\s*"([^"\\]|\\.)*"\s*:')
 _MARK = "\ufeff"
+_RECORD_SEPARATOR = b"\x1e"  # before each JSON text of RFC 7464
 
 
 def compression_of(path: str) -> str:
@@ -214,7 +215,7 @@ def read_json_lines(
       for number, line in enumerate(lines, 1):
         if number == 1:
           _check_magic(line, what)
-        line = line.removeprefix(codecs.BOM_UTF8)
+        line = line.removeprefix(codecs.BOM_UTF8).lstrip(_RECORD_SEPARATOR)
         if line.strip():
           if is_blank and _ARRAY_LINE.match(line):
             _refuse_array(what)
@@ -350,7 +351,8 @@ def _has_json_objects(line: bytes) -> bool:
   between = " \t\r\n,\x1e"  # also those of JSON texts that are joined
   try:
     text = line.decode().lstrip(between)
-    value, end = json.JSONDecoder().raw_decode(text)
+    # Python converts integers of at most 4,300 digits, so do not convert them.
+    value, end = json.JSONDecoder(parse_int=str).raw_decode(text)
   except (ValueError, RecursionError):
     return False
   return isinstance(value, dict) and text[end:].lstrip(between)[:1] in ("", "{")

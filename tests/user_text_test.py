@@ -269,7 +269,7 @@ def test_a_name_that_says_json_is_read_as_json_lines(tmp_path, name, suffix):
   pack = COMPRESS.get(suffix, bytes)
   for reader in READERS.values():
     if reader.is_json:
-      content = MARK + b"\n \n" + content_of(reader)
+      content = MARK + b"\n \n\x1e" + content_of(reader)  # RFC 7464
       path = write(tmp_path, f"{name}{suffix}", pack(content))
       assert reader.read(path) == TEXTS
 
@@ -295,6 +295,7 @@ JSON_CONTENTS = {
   f"{LINE}\r{LINE}\r": IS_JSON,
   f"{LINE} {LINE}": IS_JSON,
   f"\x1e{LINE}\n": IS_JSON,  # RFC 7464
+  f'{{"n": 1{"0" * 4300}}} {LINE}\n': IS_JSON,
   f"[{LINE}, {LINE}]": ARRAY,
   f"[\n  {{\n    {LINE[1:]}\n]": ARRAY,
 }
@@ -346,6 +347,8 @@ def test_plain_text_under_a_name_of_json_is_refused_unless_it_is_meant(
     "{} is a dict",
     "[1] is a note",
     "{'a': 1}",
+    '[ {"x"} ]',
+    '[{"x" is here}, "x": 1',
     "ORCHARD",
     "PAR1",
     "BZh",

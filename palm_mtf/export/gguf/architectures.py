@@ -97,10 +97,21 @@ _CONSTANTS = {
   "attention.max_alibi_bias": (0.0,),
   "attention.clamp_kqv": (0.0,),
   "residual_scale": (1.0,),
+  "logit_scale": (1.0,),
+  "embedding_scale": (1.0,),
+  "pooling_type": (0,),
 }
-# Keys that change no number: tensors and tokens have these sizes, or nothing
-# reads the key.
-_HARMLESS = ("vocab_size", "tensor_data_layout", "rope.scaling.finetuned")
+# {key that changes no number, because tensors and tokens have these sizes or
+# because nothing reads the key: its type}
+_HARMLESS = {
+  "vocab_size": int,
+  "tensor_data_layout": str,
+  "rope.scaling.finetuned": bool,
+}
+# Keys that may have a number for each layer.
+_BY_LAYER = (
+  *("feed_forward_length", "attention.head_count", "attention.head_count_kv"),
+)
 _SCALING = (
   *("rope.scale_linear", "rope.scaling.type", "rope.scaling.factor"),
   *("rope.scaling.attn_factor", "rope.scaling.original_context_length"),
@@ -127,6 +138,7 @@ class GgufArchitecture:
     flags: {key of GGUF: key of config.json} for booleans.
     only: {field of ModelConfig: the only value that llama.cpp computes}, where
       the class computes several values.
+    constants: {key of GGUF: values that we compute}, besides `_CONSTANTS`.
     has_one_width: whether llama.cpp requires NUM_HEADS * D_KV = D_MODEL.
     has_divisors: whether llama.cpp reads divisors of rotary frequencies.
   """
@@ -139,6 +151,7 @@ class GgufArchitecture:
   numbers: Mapping[str, str] = dataclasses.field(default_factory=dict)
   flags: Mapping[str, str] = dataclasses.field(default_factory=dict)
   only: Mapping[str, str] = dataclasses.field(default_factory=dict)
+  constants: Mapping[str, tuple] = dataclasses.field(default_factory=dict)
   has_one_width: bool = False
   has_divisors: bool = False
 
@@ -183,6 +196,8 @@ ARCHITECTURES = (
       "embedding_scale": "embedding_multiplier",
       "attention.scale": "attention_multiplier",
     },
+    # llama.cpp rotates q and k of a granite only if this is true.
+    constants={"rope.scaling.finetuned": (True,)},
   ),
   GgufArchitecture(
     name="command-r",
@@ -343,6 +358,7 @@ def read_model_metadata(
   divisors = read(name) if read and name in shapes else None
   try:
     own = _find_named(metadata)
+    metadata = _join_equal_layers(metadata, own)
     _check_keys(metadata, own)
     config = _make_config(metadata, shapes, own)
     config["rope_scaling"] = _make_scaling(metadata, own, divisors)
@@ -362,6 +378,16 @@ def _find_named(metadata: Metadata) -> GgufArchitecture:
   return known[name]
 
 
+def _join_equal_layers(metadata: Metadata, own: GgufArchitecture) -> Metadata:
+  """Replaces each array with an equal number for each layer by this number."""
+  num_layers, joined = metadata.get(f"{own.name}.block_count"), {}
+  for key in (f"{own.name}.{part}" for part in _BY_LAYER):
+    value = metadata.get(key)
+    if isinstance(value, list) and len(value) == num_layers:
+      joined |= {key: value[0]} if len({*value}) == 1 else {}
+  return {**metadata, **joined}
+
+
 def _check_keys(metadata: Metadata, own: GgufArchitecture) -> None:
   """Raises UserError for a key that changes the model and is not read."""
   parts = read_key(metadata, "split.count", int, 1)
@@ -371,17 +397,21 @@ def _check_keys(metadata: Metadata, own: GgufArchitecture) -> None:
       "with llama-gguf-split --merge."
     )
   known = {*_SIZES, *_EPSILONS.values(), *own.numbers, *own.flags}
-  known |= {*_OPTIONAL, *_HARMLESS, *_SCALING}
+  known |= {*_OPTIONAL, *_SCALING}
+  constants = {**_CONSTANTS, **own.constants}
   for key, value in metadata.items():
     prefix, _, part = key.partition(".")
     if prefix != own.name or part in known:
       continue
-    if part not in _CONSTANTS:
+    if part in _HARMLESS and part not in constants:
+      read_key(metadata, key, _HARMLESS[part])
+      continue
+    if part not in constants:
       raise UserError(
         f"{shorten(key)} = {shorten(value)}: palm_mtf does not know this key "
         f"of a {own.name}, which may change the model."
       )
-    harmless = _CONSTANTS[part]
+    harmless = constants[part]
     if read_key(metadata, key, type(harmless[0])) not in harmless:
       raise UserError(
         f"{key} = {shorten(value)}: palm_mtf does not compute this."

@@ -25,8 +25,10 @@ _COUNT = "Q"  # format of struct
 _NUMBERS = dict(enumerate("BbHhIif?")) | {10: "Q", 11: "q", 12: "d"}
 _TEXT, _ARRAY = 8, 9
 _MOST_DIMENSIONS = 4  # in llama.cpp
-# The header of a model with 260,000 tokens and 500,000 merges has 16 MB.
-_MOST_BYTES = 2**26
+# The header of a model with 260,000 tokens and 500,000 merges is 16 MB long and
+# has 1.3 million numbers: a text has one, its length. The bound on numbers keeps
+# a file of millions of tiny texts from taking gigabytes of memory.
+_MOST_BYTES, _MOST_NUMBERS = 2**26, 2**22
 
 
 class TensorPlace(NamedTuple):
@@ -72,7 +74,7 @@ class _Walk:
 
   def __init__(self, file: BinaryIO, size: int):
     self._file, self._size = file, size
-    self._left = min(size, _MOST_BYTES)
+    self._left, self._numbers_left = min(size, _MOST_BYTES), _MOST_NUMBERS
 
   def read_all(self) -> GgufHeader:
     if self._take(4) != b"GGUF":
@@ -151,6 +153,9 @@ class _Walk:
 
   def _numbers(self, form: str, count: int = 1) -> tuple:
     size = struct.calcsize(f"<{form}")
+    self._numbers_left -= count
+    if self._left >= count * size and self._numbers_left < 0:
+      raise ValueError(f"the header has over {_MOST_NUMBERS:,} numbers")
     return struct.unpack(f"<{count}{form}", self._take(count * size))
 
   def _take(self, count: int) -> bytes:

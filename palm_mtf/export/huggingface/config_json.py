@@ -45,13 +45,14 @@ _CONSTANTS = {
   "is_causal": True,
   "per_layer_config": None,
   "pruned_heads": {},
+  "rope_interleaved": False,
   "add_cross_attention": False,
   "is_encoder_decoder": False,
 }
 # Keys of quantized weights.
 _QUANTIZED = ("quantization_config", "compression_config")
-# Keys that change no logits: keys of training, of tokens, of the order of sums
-# and of names. A warning names any other key that is not read.
+# Keys that change no logits: keys of training, of tokens, of the order of sums,
+# of names, and keys of other classes. A warning names any other key that is not read.
 _HARMLESS = set(
   "architectures transformers_version _name_or_path dtype torch_dtype "
   "use_cache bos_token_id eos_token_id pad_token_id sep_token_id unk_token_id "
@@ -65,7 +66,8 @@ _HARMLESS = set(
   "summary_activation summary_first_dropout summary_last_dropout "
   "summary_proj_to_labels summary_type summary_use_proj model_type "
   "layer_types rope_parameters rope_scaling unsloth_version "
-  "unsloth_fixed".split()
+  "unsloth_fixed is_llama_config transformers.js_config model_max_length "
+  "rotary scale_attn_weights".split()
 )
 # Keys of rope_parameters (before transformers 5: rope_scaling): the kind of
 # rotary embedding, and {key: field of Rotary} for all kinds and for each kind.

@@ -222,13 +222,16 @@ NOT_COMPUTED = {
   "llama.attention.sliding_window": 4096,
   "llama.expert_count": 8,
   "llama.attention.causal": False,
+  "llama.embedding_scale": 2.0,
+  "llama.pooling_type": 1,
+  # llama.cpp computes no rotary embedding (src/models/granite.cpp).
+  "granite.rope.scaling.finetuned": False,
 }
 # Keys that llama.cpp reads in these or in other architectures.
 UNKNOWN = {
   "llama.attention.scale": 1.0,
   "llama.rope.dimension_sections": [1, 2],
   "llama.rope.freq_base_swa": 1e4,
-  "llama.embedding_scale": 2.0,
   "llama.rope.scaling.yarn_ext_factor": 1.0,
   "llama.hidden_activation": "relu",
   "llama.swin_norm": True,
@@ -249,13 +252,23 @@ HARMLESS = {
   "llama.attention.causal": True,
   "llama.attention.layer_norm_epsilon": 1e-5,
   "llama.residual_scale": 1.0,
+  "llama.logit_scale": 1.0,
+  "llama.embedding_scale": 1.0,
+  "llama.pooling_type": 0,
+  "llama.rope.scaling.finetuned": False,
+  "llama.feed_forward_length": [96, 96],
+  "llama.attention.head_count": [4, 4],
+  "llama.attention.head_count_kv": [2, 2],
 }
+
+
+MODEL_OF = {"llama": "LLaMA 3", "granite": "Granite"}
 
 
 @pytest.mark.parametrize("key", NOT_COMPUTED)
 def test_what_we_do_not_compute_is_refused(key):
   with pytest.raises(UserError) as error:
-    read({key: NOT_COMPUTED[key]})
+    read({key: NOT_COMPUTED[key]}, MODEL_OF[key.partition(".")[0]])
   assert str(error.value) == (
     f"x.gguf: {key} = {NOT_COMPUTED[key]!r}: palm_mtf does not compute this."
   )
@@ -289,6 +302,9 @@ OF_TYPE = {
   f"{L}rope.scale_linear": "a number",
   f"{L}rope.scaling.type": "a text",
   f"{L}attention.causal": "true or false",
+  f"{L}vocab_size": "a whole number",
+  f"{L}tensor_data_layout": "a text",
+  f"{L}rope.scaling.finetuned": "true or false",
   "general.architecture": "a text",
   "split.count": "a whole number",
 }

@@ -64,6 +64,9 @@ DAMAGED = {
   file([key("x", ARRAY, u32(U32) + u64(2**60))]): "the header goes beyond",
   file([key("x", ARRAY, u32(U8) + u64(2**62))]): "the header goes beyond",
   file([key("x", ARRAY, u32(TEXT) + u64(2**62))]): "the header goes beyond",
+  file([key("x", ARRAY, u32(U8) + u64(2**23) + bytes(2**23))]): (
+    "the header has over 4,194,304 numbers"
+  ),
   file([key("x", ARRAY, NESTED * 5000)]): "x is an array of arrays",
   file([key("x", ARRAY, u32(ARRAY) + u64(0))]): "x is an array of arrays",
   file([key("x", 13, u32(1))]): "x has the unknown type 13",

@@ -119,6 +119,7 @@ def test_a_config_that_describes_no_model_is_refused(content, tmp_path):
     ("auto_map", {"AutoModelForCausalLM": "other.Model"}),
     ("pruned_heads", {"0": [1]}),
     ("is_encoder_decoder", True),
+    ("rope_interleaved", True),
     ("palm_mtf", {"PACKING": True}),
     ("palm_mtf", {"PACKING": "bogus"}),
     ("palm_mtf", {"PACKING": 'x"\nimport os\n'}),
@@ -150,6 +151,9 @@ def test_a_key_that_nobody_reads_is_named_in_a_warning(caplog):
   config = _config() | {"hidden_act_2": "relu", "use_qk_norms": None}
   config |= {"initializer_range": 0.1, "use_cache": True, "is_causal": True}
   config |= {"layer_types": None, "id2label": {"0": "a"}, "pad_token_id": 3}
+  config |= {"is_llama_config": True, "rope_interleaved": False}
+  config |= {"transformers.js_config": {}, "model_max_length": 9}
+  config |= {"rotary": True, "scale_attn_weights": True}
   assert (
     parse_config(config, "there").model
     == parse_config(_config(), "there").model
