@@ -26,11 +26,7 @@ from palm_mtf.architecture.parameters import (
 from palm_mtf.generation.decode.kernels import Kernel
 from palm_mtf.generation.decode.rows import LaidOut, flatten, unflatten
 from palm_mtf.generation.decode.weight_maker import WeightMaker
-from palm_mtf.generation.decode.weights import (
-  DecodeModel,
-  DecodeSettings,
-  JoinedKernel,
-)
+from palm_mtf.generation.decode.weights import DecodeModel, DecodeSettings
 from palm_mtf.model.dims import model_dims
 from palm_mtf.model.weights import logits_dtype, palm_variables
 from palm_mtf.ops.matmul import matmul
@@ -108,9 +104,8 @@ class StackedWeights:
     maker = self._make_maker(read)
     found = dict(maker.make_vectors(0 if in_layer else None))
     if in_layer:
-      for names, joined in maker.make_joined_kernels():
-        kernel = self._cut_kernel(joined.kernel, self._find_place(names))
-        found[names[0]] = kernel
+      for names, kernel in maker.make_joined_kernels():
+        found[names[0]] = self._cut_kernel(kernel, self._find_place(names))
     else:
       found["table"] = self._cut(maker.make_table(), 1)
       if self._has_logits_kernel:
@@ -160,7 +155,7 @@ class StackedWeights:
 
   def take_layer(
     self, stacks: Mapping[str, LaidOut], layer: tf.Tensor
-  ) -> tuple[dict[str, LaidOut], dict[tuple[str, ...], JoinedKernel]]:
+  ) -> tuple[dict[str, LaidOut], dict[tuple[str, ...], LaidOut]]:
     """Returns `DecodeModel.vectors` and `kernels` of one layer."""
     own = {
       name: self.placement.slicewise(lambda x: x[layer], x)
@@ -169,10 +164,9 @@ class StackedWeights:
     maker, kernels = self._make_maker(None), {}
     for names, _ in maker.find_joins():
       place = self._find_place(names)
-      kernel = self.placement.slicewise(
+      kernels[names] = self.placement.slicewise(
         lambda x, place=place: SplitKernel(x, tf.no_op(), place), own[names[0]]
       )
-      kernels[names] = JoinedKernel(kernel, maker.find_dims(names))
     joined = {names[0] for names in kernels}
     return {x: y for x, y in own.items() if x not in joined}, kernels
 

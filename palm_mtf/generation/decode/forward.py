@@ -116,15 +116,20 @@ class JoinedWeights:
     self, x: mtf.Tensor, layer: str, read: Read, angles: Sequence[mtf.Tensor]
   ) -> list[mtf.Tensor]:
     """Multiplies x by the joined kernel of `read`; splits the product."""
-    columns = self._products.columns(layer, read, native_threads(self._impl))
+    columns = self._products.columns(read, native_threads(self._impl))
     vectors = self._products.vectors(layer, read)
 
-    dims = self._products.joined_kernel(layer, read).dims
     batch, length, _ = x.shape.dims
     outputs = {  # an MLP's hidden layer has the shape of its last product
-      part: mtf.Shape([batch, mtf.Dimension(one.positions, length.size), *each])
-      for part, one, each in zip(
-        result_indices(read), read.projections, dims, strict=True
+      index: mtf.Shape(
+        [
+          batch,
+          mtf.Dimension(each.positions, length.size),
+          *(getattr(self._dims, name) for name in each.outputs),
+        ]
+      )
+      for index, each in zip(
+        result_indices(read), read.projections, strict=True
       )
     }
 

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from palm_mtf._tf import mtf, tf
 from palm_mtf.architecture.block import Projection, Read
 from palm_mtf.generation.decode.rows import LaidOut
-from palm_mtf.generation.decode.weights import DecodeModel, JoinedKernel
+from palm_mtf.generation.decode.weights import DecodeModel
 from palm_mtf.model.projection import JoinedColumns, vectors_of
 from palm_mtf.model.weights import logits_dtype
 from palm_mtf.ops.slicewise import split_axes
@@ -28,17 +28,18 @@ class Products:
   def _multiply(self, xs: Sequence[LaidOut], kernel: LaidOut) -> LaidOut:
     return self._model.multiply(xs, kernel, is_step=self._is_step)
 
-  def joined_kernel(self, layer: str, read: Read) -> JoinedKernel:
-    """Returns the joined kernel that `read` multiplies a norm by."""
-    return self._model.kernels[tuple(f"{layer}/{x}" for x in read.parts)]
+  def _dims_of(self, names: Iterable[str]) -> list[mtf.Dimension]:
+    return [getattr(self._model.dims, name) for name in names]
 
-  def columns(self, layer: str, read: Read, threads: int) -> JoinedColumns:
+  def columns(self, read: Read, threads: int) -> JoinedColumns:
     """Returns an object that splits the columns of `project_in`.
 
     `threads` is the number of threads per C++ operation; 0 if XLA computes.
     """
-    dims = self.joined_kernel(layer, read).dims
-    shapes = [self._impl.slice_shape(mtf.Shape(part)) for part in dims]
+    shapes = [
+      self._impl.slice_shape(mtf.Shape(self._dims_of(each.outputs)))
+      for each in read.projections
+    ]
     return JoinedColumns(shapes, read, self._model.config.norm_epsilon, threads)
 
   def vectors(self, layer: str, read: Read) -> list[LaidOut]:
@@ -48,7 +49,8 @@ class Products:
 
   def project_in(self, x: LaidOut, layer: str, read: Read) -> LaidOut:
     """Multiplies x [rows, d_model] by the joined kernel of `read`."""
-    return self._multiply([x], self.joined_kernel(layer, read).kernel)
+    names = tuple(f"{layer}/{part}" for part in read.parts)
+    return self._multiply([x], self._model.kernels[names])
 
   def project_out(
     self, layer: str, branches: Mapping[Projection, LaidOut]
@@ -57,15 +59,15 @@ class Products:
 
     `branches` is {product: branch, [rows, inputs]}.
     """
-    kernels, xs = self._model.kernels, branches.values()
-    names = tuple(f"{layer}/{each.part}" for each in branches)
+    kernels = self._model.kernels
     if self._model.is_packed:
-      return self._multiply([*xs], kernels[names].kernel)
+      names = tuple(f"{layer}/{each.part}" for each in branches)
+      return self._multiply([*branches.values()], kernels[names])
     sums = {}
-    for name, x in zip(names, xs, strict=True):
-      joined = kernels[name,]
-      axis = tuple(split_axes(self._impl, joined.dims[0]))
-      sums.setdefault(axis, []).append(self._multiply([x], joined.kernel))
+    for each, x in branches.items():
+      y = self._multiply([x], kernels[f"{layer}/{each.part}",])
+      axis = split_axes(self._impl, self._dims_of(each.inputs))
+      sums.setdefault(tuple(axis), []).append(y)
     # Before the all-reduce, add the products that need the same mesh axes, so
     # that each set of axes takes only one all-reduce of [rows, d_model].
     return self._add(

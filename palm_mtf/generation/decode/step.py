@@ -115,12 +115,10 @@ class NativeStep:
     ]
     # List scales and kernels in the order in which a step uses them, which is
     # also the order of `model.kernels`.
-    kernels = [x.kernel for x in model.kernels.values()]
     (self._table,) = model.table.tensor_list
     self._scales = [x.tensor_list[0] for x in scales]
-    self._kernels = [
-      x.tensor_list[0].weights for x in (*kernels, model.to_logits)
-    ]
+    kernels = *model.kernels.values(), model.to_logits
+    self._kernels = [x.tensor_list[0].weights for x in kernels]
 
   def read(
     self, tokens: LaidOut, positions: LaidOut, cache: Cache
@@ -397,7 +395,7 @@ class _Block:
     return _add_and_scale(self._model, x, branch, vectors)
 
   def mix(self, y: LaidOut, read: Read) -> dict[Projection, LaidOut]:
-    columns = self._products.columns(_LAYER, read, threads=0)
+    columns = self._products.columns(read, threads=0)
     vectors = self._products.vectors(_LAYER, read)
     extras = [
       x

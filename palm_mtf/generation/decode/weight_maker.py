@@ -29,11 +29,7 @@ from palm_mtf.generation.decode.kernels import (
   round_to_int8,
 )
 from palm_mtf.generation.decode.rows import LaidOut
-from palm_mtf.generation.decode.weights import (
-  DecodeModel,
-  JoinedKernel,
-  LayerWeights,
-)
+from palm_mtf.generation.decode.weights import DecodeModel, LayerWeights
 from palm_mtf.mesh.cpu_gpu import CpuGpuPlacement, local_devices
 from palm_mtf.mesh.slices import Slice
 from palm_mtf.model.dims import Dims, model_dims
@@ -242,15 +238,12 @@ class WeightMaker:
     table = self._read(logits_table(self._config))
     return self._make_kernel("to_logits", make, table)
 
-  def make_joined_kernels(
-    self,
-  ) -> Iterator[tuple[tuple[str, ...], JoinedKernel]]:
+  def make_joined_kernels(self) -> Iterator[tuple[tuple[str, ...], LaidOut]]:
     """Yields (names of the joined kernels, result), layer after layer."""
     for names, summed in self.find_joins():
       rounds = self._dtype == tf.int8 and not self._is_packed
       largest = [self._find_largest(summed)] if summed and rounds else []
-      kernel = self._join(names, *largest)
-      yield names, JoinedKernel(kernel, self.find_dims(names))
+      yield names, self._join(names, *largest)
 
   def find_joins(
     self,
@@ -277,11 +270,6 @@ class WeightMaker:
         for names in [outputs] if joins else [(name,) for name in outputs]:
           yield names, outputs
 
-  def find_dims(self, names: Sequence[str]) -> list[list[mtf.Dimension]]:
-    """Returns the dimensions of each kernel in `names`, without d_model."""
-    others, _ = self._find_other_dims(names[0])
-    return [self._dims[name][others] for name in names]
-
   def make_layers(
     self, slices: Mapping[str, Sequence[Slice]]
   ) -> list[LayerWeights]:
@@ -301,7 +289,7 @@ class WeightMaker:
     return layers
 
   def _join(self, names, *largest):
-    _, axis = self._find_other_dims(names[0])
+    axis = self._find_axis(names[0])
 
     def pack_kernel(*parts, name):
       panels = pack(parts, self._dtype, joins_rows=axis == 0)
@@ -322,16 +310,14 @@ class WeightMaker:
     matrices = [self._make_matrix(name) for name in names]
     return self._make_kernel(names[0], make, *matrices, *largest)
 
-  def _find_other_dims(self, name):
-    # Returns the Python slice that selects the dimensions other than d_model,
-    # and the axis that these dimensions become in the matrix. For example, the
-    # matrix of q is [d_model, heads * d_kv] (axis 1), and the matrix of o is
-    # [heads * d_kv, d_model] (axis 0).
-    is_input = self._dims[name][0].name == "d_model"
-    return (slice(1, None), 1) if is_input else (slice(None, -1), 0)
+  def _find_axis(self, name):
+    # Returns the axis of a kernel's matrix that is not d_model. For example,
+    # the matrix of q is [d_model, heads * d_kv] (axis 1), and the matrix of o
+    # is [heads * d_kv, d_model] (axis 0).
+    return int(self._dims[name][0].name == "d_model")
 
   def _make_matrix(self, name):
-    _, axis = self._find_other_dims(name)
+    axis = self._find_axis(name)
 
     def flatten(x):
       return tf.reshape(x, [x.shape[0], -1] if axis else [-1, x.shape[-1]])

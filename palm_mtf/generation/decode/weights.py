@@ -29,14 +29,6 @@ class DecodeSettings:
 
 
 @dataclasses.dataclass(frozen=True)
-class JoinedKernel:
-  """Several kernels of a layer (the parts), concatenated into one matrix."""
-
-  kernel: LaidOut  # a `Kernel` for each device's slice of the matrix
-  dims: list[list[mtf.Dimension]]  # dimensions of each part, without d_model
-
-
-@dataclasses.dataclass(frozen=True)
 class LayerWeights:
   """Slices of a layer's parameters, and the operation that converts the slices.
 
@@ -65,7 +57,9 @@ class DecodeModel:
   # {name: scale, bias or table of positions}. Scales and biases are float32,
   # tables have the activation dtype.
   vectors: dict[str, LaidOut]
-  kernels: dict[tuple[str, ...], JoinedKernel]  # keys: names of the parts
+  # {names of kernels of a layer: a `Kernel` for each device's slice of the one
+  # matrix into which these kernels are joined}.
+  kernels: dict[tuple[str, ...], LaidOut]
   is_packed: bool  # whether kernels are packed for `native`'s C++ operations
   layers: Sequence[LayerWeights] = ()
 

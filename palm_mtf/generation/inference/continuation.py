@@ -42,7 +42,7 @@ class ContinuationReader:
     Args:
       stop_strings: the text ends where the first of these strings begins.
       prompt: tokens before the continuation, without the start token. () if the
-        continuation is encoded as a separate text, such as targets.
+        model has learned continuations as separate texts, such as targets.
     """
     self._eod_id, self._end_ids = vocabulary.eod_id, vocabulary.end_ids
     self._stop_strings = stop_strings
@@ -76,7 +76,7 @@ class ContinuationReader:
         self._end, self.ended = min(found), "stop"
 
   def token_text(self, token: int) -> str:
-    """Returns the text that a token would add; see TextReader.token_text."""
+    """Returns the text that a token would add to the continuation."""
     ends = token in self._end_ids
     return self._reader.token_text(self._eod_id if ends else token)
 

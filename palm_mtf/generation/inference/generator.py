@@ -24,8 +24,8 @@ from palm_mtf.runtime.program import Program
 # The maximum number of rows per batch. With this many rows, reading the weights
 # costs little compared with the arithmetic.
 _MOST_ROWS = 64
-# The texts are fetched after this many tokens per row, to look for stop strings
-# or to stream a text.
+# The new tokens are fetched from the devices after this many steps, to look for
+# stop strings or to show a part of a continuation.
 _TOKENS_TO_STOP, _TOKENS_TO_SHOW = 16, 4
 # The reader of a continuation's tokens, and the continuation so far.
 _Row = tuple[ContinuationReader, Continuation]
@@ -51,15 +51,10 @@ class Generator:
       sample_tokens: maximum number of tokens in a continuation.
       start_id: token before each prompt, from packing.prompt_start.
     """
-    self._loaded = loaded
-    self._vocabulary = vocabulary
-    self._decode = decode
-    self._sample_tokens = sample_tokens
-    length = loaded.config.sequence_length
-    self._most_prompt_tokens = length - sample_tokens + 1
-    self._seed = seed
+    self._loaded, self._client = loaded, loaded.client
+    self._vocabulary, self._decode = vocabulary, decode
+    self._sample_tokens, self._seed = sample_tokens, seed
     self._start_id = start_id
-    self._client = loaded.client
     self._programs: dict[tuple[int, int, bool], DecodePrograms] = {}
 
   @property
@@ -89,15 +84,16 @@ class Generator:
         with a space before each; the decoded continuation lacks this space.
     """
     slices = self._loaded.num_slices
+    # Without stop strings, fetch the tokens only once, at the end.
+    has_stops = bool(self._decode.stop_strings)
+    step = _TOKENS_TO_STOP if has_stops else self._sample_tokens
     most = max(_MOST_ROWS // self._decode.rows_per_prompt, 1)
     size = -(-min(len(prompts), most) // slices) * slices
     for first in range(0, len(prompts), size):
       some = prompts[first : first + size]
-      step = _TOKENS_TO_STOP if self._decode.stop_strings else None
-      before = [() if are_inputs else ids for ids in some]
       rows = []
       for rows in self._continue_batch(
-        some, before, size, step, self._start_id
+        some, size, step, self._start_id, are_inputs=are_inputs
       ):
         if all(found.ended for row in rows for _, found in row):
           break
@@ -108,7 +104,10 @@ class Generator:
     return self._stream(self._start_id, self._vocabulary.encode(prompt))
 
   def stream_tokens(self, prompt: Sequence[int]) -> Iterator[str]:
-    """Does what `stream` does, given all tokens that the model reads."""
+    """Yields the text of the only continuation of a prompt, piece by piece.
+
+    `prompt` has all tokens that the model reads, the start token included.
+    """
     has_start = self._vocabulary.is_control(prompt[0])
     return self._stream(
       prompt[0] if has_start else None, prompt[int(has_start) :]
@@ -116,9 +115,8 @@ class Generator:
 
   def _stream(self, start_id: int | None, ids: Sequence[int]) -> Iterator[str]:
     shown = 0
-    size = self._loaded.num_slices
     for (((reader, found),),) in self._continue_batch(
-      [ids], [ids], size, _TOKENS_TO_SHOW, start_id
+      [ids], self._loaded.num_slices, _TOKENS_TO_SHOW, start_id
     ):
       text = found.text if found.ended else reader.sure_text()
       yield text[shown:]
@@ -129,16 +127,16 @@ class Generator:
   def _continue_batch(
     self,
     prompts: Sequence[Sequence[int]],
-    before: Sequence[Sequence[int]],
     size: int,
-    step: int | None,
+    step: int,
     start_id: int | None,
+    *,
+    are_inputs: bool = False,
   ) -> Iterator[list[list[_Row]]]:
-    # Yields the texts after every `step` tokens and at the end; if `step` is
-    # None, only at the end. Copies of the first prompt pad the batch to `size`
-    # prompts. A copy ends at the same step as the first prompt, so that padding
-    # never makes decoding longer. `before` holds, for each prompt, the tokens
-    # that its ContinuationReader reads before the generated tokens.
+    # Yields each prompt's continuations after every `step` tokens and at the
+    # end. Copies of the first prompt pad the batch to `size` prompts. A copy
+    # ends at the same step as the first prompt, so that padding never makes
+    # decoding longer.
     filled = [*prompts, *[prompts[0]] * (size - len(prompts))]
     tokens = [
       [*ids] or [self._vocabulary.eod_id]
@@ -156,29 +154,27 @@ class Generator:
     client.call(
       programs.start, {"prompts": inputs, "lengths": lengths, "keys": keys}
     )
-    readers = [
-      [self._make_reader(ids) for _ in range(self._decode.num_samples)]
-      for ids in before
-    ]
-    step = step or self._sample_tokens
+    # Targets are separate texts, so their readers begin without the inputs.
+    before = [()] * len(prompts) if are_inputs else prompts
+    stops = self._decode.stop_strings
+    readers: list[list[ContinuationReader]] = []
     for limit in range(step, self._sample_tokens + step, step):
       limit = min(limit, self._sample_tokens)
       client.call(programs.advance, {"limit": limit})
-      if self._decode.num_beams > 1:
-        # The best text may now be a different one, so read the best text from
-        # its beginning.
-        readers = [[self._make_reader(ids)] for ids in before]
+      if not readers or self._decode.num_beams > 1:
+        # In a beam search another continuation may be the best now, so begin
+        # with new readers.
+        readers = [
+          [
+            ContinuationReader(self._vocabulary, stops, ids)
+            for _ in range(self._decode.num_samples)
+          ]
+          for ids in before
+        ]
       yield self._read(programs.read, readers)
 
-  def _make_reader(self, before: Sequence[int]) -> ContinuationReader:
-    return ContinuationReader(
-      self._vocabulary, self._decode.stop_strings, before
-    )
-
   def _read(
-    self,
-    program: Program,
-    readers: Sequence[Sequence[ContinuationReader]],
+    self, program: Program, readers: Sequence[Sequence[ContinuationReader]]
   ) -> list[list[_Row]]:
     values = self._client.call(program)
     tokens, scores = values["tokens"], values.get("scores")
@@ -188,7 +184,7 @@ class Generator:
     rows = []
     for prompt, some in enumerate(readers):
       rows.append([])
-      # A beam search has one reader, for its best text.
+      # A beam search has one reader, for its best continuation.
       for number, reader in enumerate(some):
         reader.add(tokens[prompt, number, len(reader.ids) :].tolist())
         found = reader.continuation(
@@ -201,9 +197,10 @@ class Generator:
   def _get_programs(
     self, size: int, prompt_tokens: int, has_start: bool
   ) -> DecodePrograms:
-    # The first run of each program compiles the program, so pad prompts to a
-    # power of two: few programs then serve all lengths.
-    room = min(1 << (prompt_tokens - 1).bit_length(), self._most_prompt_tokens)
+    # The first run of a program compiles the program. Pad prompts to a power of
+    # two, so that few programs serve all lengths.
+    most = self._loaded.config.sequence_length - self._sample_tokens + 1
+    room = min(1 << (prompt_tokens - 1).bit_length(), most)
     key = size, room, has_start
     if key not in self._programs:
       sizes = PromptBatch(

@@ -137,8 +137,8 @@ def open_generator(
 ) -> Iterator["Generator"]:
   """Loads a checkpoint for decoding, and frees it after the `with` body.
 
-  ACTIVATION_DTYPE must not be "auto", and the checkpoint must have the weights
-  of `config.model`.
+  The caller has resolved ACTIVATION_DTYPE = "auto", and has checked that the
+  checkpoint has the weights of `config.model`.
   """
   from palm_mtf.generation.inference.generator import Generator
   from palm_mtf.generation.inference.sessions import LoadedDecoder

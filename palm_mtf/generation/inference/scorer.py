@@ -27,7 +27,8 @@ from palm_mtf.generation.inference.slot_decoder import Chosen
 
 # Row lengths are powers of two, or SEQUENCE_LENGTH, so that few programs serve
 # all texts and a short text costs less than a long text. The number of rows per
-# batch depends only on the row length, so that other texts change no score.
+# batch depends only on the row length, so that the score of a text does not
+# depend on the other texts.
 _SHORTEST_ROW = 32
 # Tokens per batch. With this many tokens, reading the weights costs little
 # compared with the arithmetic.
@@ -90,7 +91,7 @@ class Example(NamedTuple):
 
 class _Text(NamedTuple):
   start_id: int  # token before `ids`
-  ids: list[int]
+  ids: list[int]  # inputs and targets
   num_given: int  # number of `ids` that are not scored
 
 
@@ -108,7 +109,7 @@ def make_scorer(
   *,
   within_document: bool = False,
 ) -> "Scorer":
-  """Makes the scorer of a run: all commands compute the same log p.
+  """Makes the scorer of a run, so that all commands compute the same log p.
 
   `within_document` says that texts are from the middle of documents.
   """
@@ -141,7 +142,7 @@ class Scorer:
       stride: number of scored tokens in each window after the first; None for
         half of the sequence length.
       start_id: token before a text, from packing.document_start.
-      first: input of a window that begins within a text, from
+      first: token before a window that begins within a text, from
         packing.row_start.
       adds_start: whether `start_id` stands before inputs, too; if False, inputs
         begin with their first token.
@@ -171,11 +172,8 @@ class Scorer:
 
     There are at least 2 and at most SEQUENCE_LENGTH + 1 `ids`.
     """
-    count = len(ids) - 1
-    size, length = (
-      self._loaded.num_slices,
-      choose_row_length(count, self._length),
-    )
+    count, size = len(ids) - 1, self._loaded.num_slices
+    length = choose_row_length(count, self._length)
     inputs, targets = np.zeros([2, size, length], np.int32)
     inputs[:, :count], targets[:, :count] = ids[:-1], ids[1:]
     # Only the first token counts as a given input, because sampling could have

@@ -39,7 +39,7 @@ def step_session_config(
   """Returns the configuration of a session that runs decoding steps."""
   # A single device gets only as many threads as a step can use. Several devices
   # share one thread per core. All sessions of a process share the threads of
-  # the first session, so only the first session's numbers have an effect.
+  # the process's first session, so only that session's configuration counts.
   session = session_config(mesh.num_devices)
   if mesh.num_devices == 1:
     cores = len(os.sched_getaffinity(0))
@@ -66,8 +66,8 @@ def load_weights(
     client.call(Program(operations=[layer.prepare]))
     if i == 0:  # release pages of code that later layers hardly run
       release_file_pages()
-  # Next, the first program is compiled. This takes the most memory of all, so
-  # free memory now.
+  # Free host memory now, because the caller compiles the first program next,
+  # which takes more memory than anything before.
   free_garbage()
   release_file_pages()
 
@@ -77,9 +77,9 @@ class LoadedDecoder(contextlib.AbstractContextManager):
 
   Attributes:
     config: the model.
-    num_slices: number of slices that the layout splits `batch` into.
+    num_slices: number of slices into which the layout splits `batch`. A program
+      needs a multiple of this number of rows.
     client: runs programs.
-    build: builds the program of a decoding function.
   """
 
   def __init__(
@@ -93,44 +93,38 @@ class LoadedDecoder(contextlib.AbstractContextManager):
     for_steps: bool = False,
   ):
     # `for_steps`: whether decoding steps, rather than forward passes, will take
-    # most of the time.
+    # most of the time. Steps use fewer threads.
     free_garbage()  # so that an earlier LoadedDecoder takes no memory
     self.config = config
     self.num_slices = mesh.axis_size_of("batch")
     pods = pods or PodsConfig()
-    # If loading fails, `scope` closes what is open, and names a lost server.
+    settings = DecodeSettings(
+      model=config, mesh_layout=mesh, weight_dtype=weight_dtype
+    )
+    # If loading fails, `scope` closes the client, and the error names the
+    # server that was lost, if any.
     with contextlib.ExitStack() as scope:
       if decodes_on_accelerators(mesh, pods):
-        settings = DecodeSettings(
-          model=config, mesh_layout=mesh, weight_dtype=weight_dtype
-        )
         layers = self._open_accelerators(scope, settings, pods)
       else:
-        layers = self._open_local(scope, config, mesh, weight_dtype, for_steps)
+        layers = self._open_local(scope, settings, for_steps)
       with self._reader.open(checkpoint.prefix) as restore:
         load_weights(self.client, layers, lambda slices: restore([slices]))
       self._scope = scope.pop_all()
 
   def _open_local(
-    self,
-    scope: contextlib.ExitStack,
-    config: ModelConfig,
-    mesh: MeshLayout,
-    weight_dtype: str,
-    for_steps: bool,
+    self, scope: contextlib.ExitStack, settings: DecodeSettings, for_steps: bool
   ) -> Sequence[LayerWeights]:
     """Opens a client of TensorFlow's devices in this process."""
-    _log_absence(mesh)
+    given = settings.model, settings.mesh_layout, settings.weight_dtype
+    _log_absence(settings.mesh_layout)
     graph = tf.Graph()
     with graph.as_default():
-      model = build_decode_model(config, mesh, weight_dtype)
+      model = build_decode_model(*given)
+    session = session_config(settings.mesh_layout.num_devices)
     # Set no limit for packed weights: C++ products limit their own threads.
-    is_limited = for_steps and not model.is_packed
-    session = (
-      step_session_config(config, mesh, weight_dtype)
-      if is_limited
-      else session_config(mesh.num_devices)
-    )
+    if for_steps and not model.is_packed:
+      session = step_session_config(*given)
     self.client = Client(tf.Session(graph=graph, config=session))
     scope.callback(self.client.close)
     self._reader = CheckpointReader(self.client)
@@ -155,7 +149,7 @@ class LoadedDecoder(contextlib.AbstractContextManager):
       return self._programs.make_layers()
 
   def build(self, function: DecodeFunction, state: str) -> Program:
-    """Builds the program of a function; see `LocalPrograms.build`."""
+    """Builds the program of a function on the state with the name `state`."""
     with self.client.graph.as_default():
       return self._programs.build(function, state)
 
@@ -168,7 +162,6 @@ class LoadedDecoder(contextlib.AbstractContextManager):
 
 
 def _log_absence(mesh: MeshLayout) -> None:
-  """Logs that CPUs take the place of a TPU, if the run has one."""
   if mesh.tpu:
     _logger.info(f'TPU = "{mesh.tpu}": absent here, so the CPUs compute')
 
@@ -199,11 +192,12 @@ def compute_mean_loss(
   batches: Sequence[Batch],
   pods: PodsConfig | None = None,
 ) -> float:
-  """Returns the `mean_loss` of a checkpoint on batches of one shape."""
-  # Memory holds only weights: no gradients and no optimizer slots.
-  build, scope = build_forward_program, contextlib.ExitStack()
-  with scope:
-    pods = pods or PodsConfig()
+  """Returns a checkpoint's mean loss (nats) on batches of one shape.
+
+  Memory holds only weights: no gradients and no optimizer slots.
+  """
+  build, pods = build_forward_program, pods or PodsConfig()
+  with contextlib.ExitStack() as scope:
     if decodes_on_accelerators(mesh, pods):
       # This module imports JAX, which computing on CPUs does not need.
       from palm_mtf.accelerators.train_program import build_loss_program
