@@ -90,10 +90,8 @@ class CorpusConfig(Checked):
         f"OBJECTIVE = {objective!r} and PACKING = {packing!r}: inputs and "
         'targets come from one document; set PACKING = "packed" or "single".'
       )
-    if objective == "span_corruption":
-      self._check_sentinels()
-
-  def _check_sentinels(self) -> None:
+    if objective != "span_corruption":
+      return
     length, noise = self.model.sequence_length, self.data.span_corruption
     text = noise.longest_text(length)
     if not text:
@@ -138,40 +136,16 @@ class StatisticsConfig(CorpusConfig):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Config(CorpusConfig):
-  """The settings of a command that runs a model.
+class PlanConfig:
+  """The settings of `palm_mtf plan`: those that set time and memory of a step.
 
   Attributes:
     mesh_layout: mesh of devices in a pod, and layout rules.
     optimizer: Adafactor, its schedule and the z-loss.
     run: steps, batch size, checkpoints, prompts and seed of the run.
     pods: number and place of the pods.
-    fault_tolerance: skipped batches, loss spikes, and the watchdog.
-    decode: settings of sampling and beam search.
-    evaluation: SeqIO tasks, and the checkpoints to evaluate.
     hardware: speed and memory of the chip that CHIP names.
   """
-
-  mesh_layout: MeshLayout
-  optimizer: AdafactorConfig
-  run: RunConfig
-  pods: PodsConfig = dataclasses.field(default_factory=PodsConfig)
-  fault_tolerance: WatchConfig = dataclasses.field(default_factory=WatchConfig)
-  decode: DecodeConfig = dataclasses.field(default_factory=DecodeConfig)
-  evaluation: TaskEvalConfig = dataclasses.field(default_factory=TaskEvalConfig)
-  hardware: HardwareConfig = dataclasses.field(default_factory=HardwareConfig)
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class ConfigOfSweep(Config):
-  """The settings of `palm_mtf sweep`."""
-
-  sweep: SweepConfig = dataclasses.field(default_factory=SweepConfig)
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class PlanConfig:
-  """The settings of `palm_mtf plan`: the fields of `Config` that it uses."""
 
   model: ModelConfig
   mesh_layout: MeshLayout
@@ -179,3 +153,25 @@ class PlanConfig:
   run: RunConfig
   pods: PodsConfig = dataclasses.field(default_factory=PodsConfig)
   hardware: HardwareConfig = dataclasses.field(default_factory=HardwareConfig)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Config(PlanConfig, CorpusConfig):
+  """The settings of a command that runs a model.
+
+  Attributes:
+    fault_tolerance: skipped batches, loss spikes, and the watchdog.
+    decode: settings of sampling and beam search.
+    evaluation: SeqIO tasks, and the checkpoints to evaluate.
+  """
+
+  fault_tolerance: WatchConfig = dataclasses.field(default_factory=WatchConfig)
+  decode: DecodeConfig = dataclasses.field(default_factory=DecodeConfig)
+  evaluation: TaskEvalConfig = dataclasses.field(default_factory=TaskEvalConfig)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ConfigOfSweep(Config):
+  """The settings of `palm_mtf sweep`."""
+
+  sweep: SweepConfig = dataclasses.field(default_factory=SweepConfig)

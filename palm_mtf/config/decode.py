@@ -53,9 +53,6 @@ class DecodeConfig(Checked):
       )
     # Compiled programs are cached by their settings, which must be hashable.
     object.__setattr__(self, "stop_strings", tuple(self.stop_strings))
-    self._check_together()
-
-  def _check_together(self) -> None:
     if self.num_beams > 1:
       for name, off in (
         ("num_samples", 1),

@@ -122,9 +122,6 @@ class MeshLayout(DeviceMesh):
           "every core would repeat the same work. Add a rule such as "
           f'"{"batch" if axis == "data" else "heads"}:{axis}" to LAYOUT.'
         )
-    self._check_tpu()
-
-  def _check_tpu(self) -> None:
     if not self.tpu:
       if self.steps_per_loop > 1:
         raise UserError(

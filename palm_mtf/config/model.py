@@ -161,7 +161,17 @@ class ModelConfig(Checked):
     super().__post_init__()
     self._check_attention()
     self._check_rotary()
-    self._check_biases()
+    if not isinstance(self.biases, str):
+      raise UserError(
+        f'BIASES = {self.biases!r}: give a text, such as "qkv,o".'
+      )
+    for place in self.bias_places:
+      if place not in BIAS_PLACES or self.bias_places.count(place) > 1:
+        raise UserError(
+          f'BIASES = {self.biases!r}: no place "{place}", or twice'
+          f"{did_you_mean(place, BIAS_PLACES)}. Places: "
+          f"{', '.join(BIAS_PLACES)}."
+        )
     if self.output_fan_in == "joined" and self.block == "serial":
       raise UserError(
         'OUTPUT_FAN_IN = "joined": a serial block never adds the products of '
@@ -235,19 +245,6 @@ class ModelConfig(Checked):
         f"ROTARY_BASE = {self.rotary_base:g}: all pairs of numbers turn more "
         f"than ROTARY_FAST = {fast:g} times; use a larger base."
       )
-
-  def _check_biases(self) -> None:
-    if not isinstance(self.biases, str):
-      raise UserError(
-        f'BIASES = {self.biases!r}: give a text, such as "qkv,o".'
-      )
-    for place in self.bias_places:
-      if place not in BIAS_PLACES or self.bias_places.count(place) > 1:
-        raise UserError(
-          f'BIASES = {self.biases!r}: no place "{place}", or twice'
-          f"{did_you_mean(place, BIAS_PLACES)}. Places: "
-          f"{', '.join(BIAS_PLACES)}."
-        )
 
   @property
   def bias_places(self) -> tuple[str, ...]:

@@ -156,16 +156,12 @@ class RunConfig(Checked):
 
   def __post_init__(self) -> None:
     super().__post_init__()
-    self._check_keep_every_steps()
-    self._check_trace_steps()
+    BatchSizes(self.global_batch_size)  # raises UserError for a wrong schedule
     if self.init_state == "all" and self.init_checkpoint is None:
       raise UserError(
         'INIT_STATE = "all": needs a checkpoint to resume from; name it in '
         "INIT_CHECKPOINT."
       )
-    BatchSizes(self.global_batch_size)  # raises UserError for a wrong schedule
-
-  def _check_keep_every_steps(self) -> None:
     every, steps = self.keep_every_steps, self.checkpoint_steps
     if every and every % steps:
       raise UserError(
@@ -173,16 +169,14 @@ class RunConfig(Checked):
         f"CHECKPOINT_STEPS = {steps} steps; give a multiple of that, such as "
         f"{-(-every // steps) * steps}, or None."
       )
-
-  def _check_trace_steps(self) -> None:
-    steps, last = self.trace_steps, self.train_steps
+    traced, last = self.trace_steps, self.train_steps
     if (
-      not isinstance(steps, (list, tuple))
-      or len(steps) > _MAX_TRACED_STEPS
-      or not all(type(x) is int and 1 <= x <= last for x in steps)
+      not isinstance(traced, (list, tuple))
+      or len(traced) > _MAX_TRACED_STEPS
+      or not all(type(x) is int and 1 <= x <= last for x in traced)
     ):
       raise UserError(
-        f"TRACE_STEPS = {steps!r}: give a list of at most {_MAX_TRACED_STEPS} "
+        f"TRACE_STEPS = {traced!r}: give a list of at most {_MAX_TRACED_STEPS} "
         f"steps from 1 to TRAIN_STEPS = {last}, such as {[max(1, last // 2)]}, "
         "or [] for none."
       )

@@ -117,16 +117,11 @@ class TaskEvalConfig(Checked):
 
   def __post_init__(self) -> None:
     super().__post_init__()
-    self._check_answer_patterns()
-    self._check_category_groups()
-    self._check_checkpoints()
     if self.task_eval_steps is not None and not self.eval_tasks:
       raise UserError(
         f"TASK_EVAL_STEPS = {self.task_eval_steps}: no task is given; name "
         "tasks in EVAL_TASKS, or set TASK_EVAL_STEPS to None."
       )
-
-  def _check_answer_patterns(self) -> None:
     for task, pattern in (self.answer_patterns or {}).items():
       what = f"ANSWER_PATTERNS: {pattern!r} of {task}"
       try:
@@ -140,23 +135,19 @@ class TaskEvalConfig(Checked):
           f"{what}: has {groups} groups; put the answer into one (...), and "
           "all else into (?:...)."
         )
-
-  def _check_category_groups(self) -> None:
-    groups = self.category_groups
-    if groups is not None and not (
-      isinstance(groups, Mapping)
+    wanted = self.category_groups
+    if wanted is not None and not (
+      isinstance(wanted, Mapping)
       and all(
         isinstance(each, Mapping)
         and all(names and are_texts(names) for names in each.values())
-        for each in groups.values()
+        for each in wanted.values()
       )
     ):
       raise UserError(
-        f"CATEGORY_GROUPS = {groups!r}: give lists of categories by group, and "
+        f"CATEGORY_GROUPS = {wanted!r}: give lists of categories by group, and "
         'groups by task, such as {"mmlu": {"law": ["jurisprudence"]}}.'
       )
-
-  def _check_checkpoints(self) -> None:
     steps = self.eval_checkpoints
     if isinstance(steps, str):
       check_choice("EVAL_CHECKPOINTS", steps, [NEWEST, EVERY])

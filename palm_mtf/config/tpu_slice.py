@@ -20,23 +20,19 @@ from palm_mtf.errors import UserError, did_you_mean
 HOST_CHIPS = (2, 2, 1)  # along x, y and z (Cloud TPU's system architecture)
 _DEVICES_OF_CHIP = {"v2": 2, "v3": 2, "v4": 1}
 
-# {number of cores in a slice's name: chips along x, y and z}.
+# {number of cores in a slice's name: chips along x, y and z}. A v4 slice has
+# half as many chips as cores, in a box that is as near to a cube as powers of 2
+# allow.
 _FLAT = {8: (2, 2, 1), 32: (4, 4, 1), 128: (8, 8, 1), 512: (16, 16, 1)}
 _SHAPES = {
   "v2": {**_FLAT, 256: (8, 16, 1)},
   "v3": {**_FLAT, 64: (4, 8, 1), 1024: (16, 32, 1), 2048: (32, 32, 1)},
   "v4": {
     8: (2, 2, 1),
-    16: (2, 2, 2),
-    32: (2, 2, 4),
-    64: (2, 4, 4),
-    128: (4, 4, 4),
-    256: (4, 4, 8),
-    512: (4, 8, 8),
-    1024: (8, 8, 8),
-    2048: (8, 8, 16),
-    4096: (8, 16, 16),
-    8192: (16, 16, 16),
+    **{
+      2 ** (n + 1): (2 ** (n // 3), 2 ** ((n + 1) // 3), 2 ** ((n + 2) // 3))
+      for n in range(3, 13)
+    },
   },
 }
 
