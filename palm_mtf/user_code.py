@@ -24,6 +24,7 @@ _STANDARD_LIBRARY = os.path.join(sysconfig.get_path("stdlib"), "")
 _PACKAGE = os.path.dirname(os.path.abspath(__file__))
 # Folders of our code; tasks/ is next to the package in a checkout.
 _OWN = (f"{_PACKAGE}/", f"{os.path.dirname(_PACKAGE)}/tasks/")
+# Paths of installed libraries, and of the code that AutoGraph generates.
 _INSTALLED = re.compile(r"/(?:site|dist)-packages/|/__autograph_generated")
 # Gin's function that raises a user's exception again, as an instance of a new
 # class with a longer message.

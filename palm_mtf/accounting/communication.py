@@ -309,11 +309,8 @@ class _Traffic:
       # Two sums of squares: of the update, for UPDATE_CLIP, and of the
       # parameter, because the parameter's root mean square scales the update.
       self.add("all_reduce", each.axes, _FLOAT32, 2 * count)
-      is_factored = any(
-        x.name == "second_moment_row"
-        for x in parameter_slots(name, len(dims), state)
-      )
-      if not is_factored:
+      slots = parameter_slots(name, len(dims), state)
+      if "second_moment_row" not in {x.name for x in slots}:
         continue
       over = [
         self._mesh.axis_of("d_model_stored" if dim == "d_model" else dim)
@@ -349,9 +346,9 @@ def step_bytes(
   traffic.add_stored()
   for key in traffic.bytes_moved:
     traffic.bytes_moved[key] *= mesh.num_microbatches
-  # Gradients are all-reduced once per step. Only if one axis splits
-  # d_model_stored and the batch, each microbatch reduce-scatters them over it
-  # (`add_stored`).
+  # Gradients are all-reduced once per step. If one axis splits d_model_stored
+  # and the batch, each microbatch has also reduce-scattered its gradients over
+  # this axis; `add_stored` has counted these bytes.
   for name, each, count in memory.distinct_slices(config, mesh):
     width = memory.gradient_bytes(name, config, mesh)
     summed = traffic.summed_axes(name)
@@ -414,7 +411,7 @@ def _rings(mesh: MeshLayout, device: HardwareConfig) -> dict[str, float]:
 def _rings_of_any_slice(
   mesh: MeshLayout, device: HardwareConfig
 ) -> dict[str, float]:
-  """Returns {mesh axis: torus dimensions} for the best placement."""
+  """As `_rings` where TPU is not set: assumes the best placement of devices."""
   *outer, inner = (axis for axis, size in mesh.axes.items() if size > 1)
   dims = device.chip_link_dims
   if not outer:

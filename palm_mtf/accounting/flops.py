@@ -96,8 +96,7 @@ def mfu(
 ) -> float:
   """Returns the model FLOPs utilization, 1.0 at the peak.
 
-  Tokens per second and peak FLOP/s (`hardware.peak_of_devices`) are those of
-  all chips together.
+  The tokens per second and the peak FLOP/s are those of all chips together.
   """
   return tokens_per_sec * train_flops_per_token(config) / peak_flops_per_sec
 

@@ -47,7 +47,7 @@ class DeviceBytes:
 
   weights: int  # float32
   slots: int  # the optimizer slots
-  gradients: int  # of one step
+  gradients: int  # summed over the microbatches of a step
 
 
 @dataclasses.dataclass(frozen=True)
@@ -181,10 +181,10 @@ class Activations:
     self._num_norms, self._num_sums = len(layer.reads), len(layer.sums)
 
   def _kept_in_block(self) -> float:
-    # Returns the elements per token that a block keeps for its backward pass:
-    # the stream before each sum, the product with the joined kernels, the
-    # result of attention and, unless REMAT recomputes them, attention weights.
-    # With REMAT = "layer", the block keeps these only during its backward pass.
+    # Per token, a block keeps for its backward pass the stream before each sum,
+    # the product with the joined kernels, the result of attention and, unless
+    # REMAT recomputes them, attention weights. With REMAT = "layer", the block
+    # recomputes all these, and keeps them only during its backward pass.
     kept = self._num_sums * self._stream + self._columns + self._queries
     return kept + (0 if self._config.remat == "attention" else self._scores)
 
@@ -311,16 +311,14 @@ def weight_copy_bytes(
 def exchange_bytes(
   config: ModelConfig, mesh: MeshLayout, pods: PodsConfig, stage: int = 0
 ) -> int:
-  """Returns the bytes of buffers for other pods' gradients and for the sums."""
+  """Returns the bytes of buffers for gradients of other pods, and for sums."""
   if pods.num_pods == 1:
     return 0
-  width = DTYPE_BYTES[pods.dcn_dtype]
-  total = 0
-  for _, each, count in distinct_slices(config, mesh, stage):
-    part = -(-each.size // each.num_replicas)
-    of_others = part * width * (pods.num_pods - 1)
-    total += count * (of_others + each.size * _FLOAT32)
-  return total
+  of_others = DTYPE_BYTES[pods.dcn_dtype] * (pods.num_pods - 1)
+  return sum(
+    n * (-(-each.size // each.num_replicas) * of_others + each.size * _FLOAT32)
+    for _, each, n in distinct_slices(config, mesh, stage)
+  )
 
 
 def weight_traffic(config: ModelConfig, mesh: MeshLayout) -> int:

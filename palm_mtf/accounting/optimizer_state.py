@@ -41,7 +41,8 @@ class Slot:
   dtype: str  # "float32" or "bfloat16"
 
 
-# The settings with which optimizer slots take the most bytes.
+# The settings with which optimizer slots take the most bytes, for callers of
+# `checkpoint_bytes` that do not know the run's optimizer.
 LARGEST_STATE = OptimizerState(second_moment="full", momentum="float32")
 
 

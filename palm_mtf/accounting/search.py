@@ -23,7 +23,7 @@ from palm_mtf.errors import UserError
 # Dimensions that the mesh axis "model" may split.
 _OF_MODEL = ("heads", "d_ff", "vocab")
 
-_MAX_CANDIDATES = 100_000  # to plan these takes a minute or two
+_MAX_CANDIDATES = 100_000  # planning so many takes a minute or two
 
 
 @dataclasses.dataclass(frozen=True)

@@ -39,8 +39,8 @@ class StepTime:
   passes: float
   collectives: Mapping[Collective, float]
   update: float
-  exchange: float  # not hidden by computation
-  hidden_exchange: float  # hidden by the backward pass
+  exchange: float  # the part that the backward pass does not hide
+  hidden_exchange: float  # the other part, which adds no time to the step
   # Bytes that collectives move, summed over all devices of a mesh.
   moved: Mapping[Collective, int]
   bubble: float = 0.0

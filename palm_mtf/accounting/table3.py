@@ -20,9 +20,9 @@ class PublishedRun(NamedTuple):
   parameters: int
   chip: str  # name of a file in gin/hardware
   published: float  # MFU, 1.0 at the peak
-  # Architecture, which gives the FLOPs of attention. This, the number of chips,
-  # and the tokens per second of all chips are None if the paper does not give
-  # the numbers that the row needs.
+  # Architecture, which gives the FLOPs of attention. `shape`, `num_chips` and
+  # `tokens_per_sec` (of all chips) are None if the paper does not give the
+  # numbers that the row needs.
   shape: ModelConfig | None = None
   num_chips: int | None = None
   tokens_per_sec: float | None = None

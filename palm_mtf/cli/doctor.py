@@ -325,7 +325,7 @@ def find_slowness(
   """Returns the problems that make a run slow.
 
   Args:
-    cores: numbers of the CPU cores that this process may use.
+    cores: indices of the CPU cores that this process may use.
     quota: CPU quota of the container, in cores; None for no limit.
     threads: number of threads that compute one matrix product.
   """

@@ -34,7 +34,7 @@ from palm_mtf.machine.process import is_owned
 from palm_mtf.user_code import user_code
 
 # End of the path of the function `programs` in tasks/code.py. Its parameter
-# permits running programs that a model writes.
+# permits running programs that a model writes, so only the user may set it.
 _PERMISSION = ".programs"
 
 

@@ -25,6 +25,7 @@ from palm_mtf.cli.gin_statements import (
   Import,
   Macro,
   Setting,
+  Statement,
   names_in,
   read_command_line,
   read_file,
@@ -122,7 +123,7 @@ class Configuration:
     return dataclasses.replace(self, macros=macros)
 
   def add_location(self, message: str) -> str:
-    """Appends where a macro is set to a message that begins "MACRO = "."""
+    """If `message` begins "MACRO = ", appends where this macro is set."""
     setting = self.macros.get(message.partition(" = ")[0])
     if (
       not setting
@@ -384,30 +385,27 @@ def make_run_loader(
 
 def read_chip(chip: object) -> dict[str, Setting]:
   """Returns {macro: setting} from a chip's gin file; {} if there is no file."""
+  statements: list[Statement] = []
   if chip == "measured":
-    return _read_measured_chip()
-  path = gin_folder() / "hardware" / f"{chip}.gin"
+    statements = _read_measured_chip()
   # Check the name, because CHIP may have any value, even a path.
-  is_name = isinstance(chip, str) and re.fullmatch(r"\w{1,50}", chip)
-  if not is_name or not path.is_file():
-    return {}
-  return {x.name: x for x in read_file(path) if isinstance(x, Setting)}
+  elif isinstance(chip, str) and re.fullmatch(r"\w{1,50}", chip):
+    path = gin_folder() / "hardware" / f"{chip}.gin"
+    statements = read_file(path) if path.is_file() else []
+  return {x.name: x for x in statements if isinstance(x, Setting)}
 
 
-def _read_measured_chip() -> dict[str, Setting]:
+def _read_measured_chip() -> list[Statement]:
   path = cache_folder.measured_hardware()
   content = cache_folder.read_cached(path)
-  if content is None:
-    return {}
   try:
-    statements = read_statements(content.decode(), path)
+    return [] if content is None else read_statements(content.decode(), path)
   except (UserError, UnicodeDecodeError) as error:
     cache_folder.warn_once(
       f"{path} does not hold measured rates ({error}); measure them again: "
       "palm_mtf plan --calibrate"
     )
-    return {}
-  return {x.name: x for x in statements if isinstance(x, Setting)}
+    return []
 
 
 def hardware_of(chip: str) -> config.HardwareConfig:

@@ -149,7 +149,7 @@ def format_value(value: object) -> str:
 
 
 def leaves_of(value: object) -> Iterator[object]:
-  """Yields a value, or the leaves of a list, a tuple, or a dict with keys."""
+  """Yields the innermost items, and keys, of nested lists, tuples and dicts."""
   if isinstance(value, dict):
     value = [*value.items()]
   if isinstance(value, (list, tuple)):
@@ -167,8 +167,8 @@ def names_in(value: object) -> Iterator[Reference | Macro]:
 def read_file(path: Path, including: tuple[Path, ...] = ()) -> list[Statement]:
   """Returns a gin file's statements.
 
-  The statements of an included file replace the `include` statement. Files
-  `including` one another led to this file.
+  The statements of an included file replace the `include` statement.
+  `including` are the files that led to this file, each including the next.
   """
   # Check for circles, in which gin itself would recurse without end.
   if path in including:

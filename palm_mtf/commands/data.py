@@ -106,7 +106,7 @@ def describe_step(
   """Returns figures of a step's batch, and its first `num_rows` rows as text.
 
   `continued` names the sources whose inputs and targets were encoded together,
-  as one string. In other sources, they were encoded separately.
+  as one string. Their targets keep a space at the beginning.
   """
   batch, pieces = batches.batch(step), batches.pieces(step)
   targets = batch["targets"]  # [rows, length]

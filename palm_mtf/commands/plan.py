@@ -43,9 +43,10 @@ def plan(
   """Prints the plan of a run: the time, memory and cost that the run needs.
 
   Raises:
-    UserError: if settings do not fit together; if the plan needs an unknown
-      rate of the chip, such as its FLOP/s; or if a compiled step does not fit
-      into the memory of the chip.
+    UserError: if settings or flags do not fit together; if the plan needs an
+      unknown rate of the chip, such as its FLOP/s; if the compiler is not
+      installed; if a compiled step or every layout needs more memory than the
+      chip has; or if no TPU slice has `num_devices` devices.
   """
   del model_dir
   if plot:
@@ -60,10 +61,10 @@ def plan(
     )
   config = check_settings(config)
   if is_compiled:
-    print_compiled(config, as_json=as_json)
+    _print_compiled(config, as_json=as_json)
     return
   if is_search:
-    print_search(
+    _print_search(
       config, num_devices=num_devices, output=output, as_json=as_json
     )
     return
@@ -97,16 +98,8 @@ def check_settings(config: PlanConfig) -> PlanConfig:
   return dataclasses.replace(config, model=model)
 
 
-def print_compiled(config: PlanConfig, *, as_json: bool) -> None:
-  """Prints a plan, and a compiler's results for the largest step.
-
-  The compiler is the one for TPUs, or for GPUs if CHIP is a GPU.
-
-  Raises:
-    UserError: if TPU and CHIP are different chips; if TPU is not set and CHIP
-      is not a GPU that can be compiled for; if the compiler is not installed;
-      or if the step does not fit into the memory of the chip.
-  """
+def _print_compiled(config: PlanConfig, *, as_json: bool) -> None:
+  """Prints a plan, and what the chip's compiler says of the largest step."""
   _check_can_compile(config)
   record = plan_of(config)
   try:
@@ -209,19 +202,14 @@ def _round(value: Any) -> Any:
 _NUM_SHOWN = 10
 
 
-def print_search(
+def _print_search(
   config: PlanConfig,
   *,
   num_devices: int | None,
   output: str | None,
   as_json: bool,
 ) -> None:
-  """Prints the fastest layouts, and writes the fastest layout to `output`.
-
-  Raises:
-    UserError: if no TPU slice has this number of devices, or no layout fits
-      into memory.
-  """
+  """Prints the fastest layouts, and writes the fastest layout to `output`."""
   given = config.pods.num_pods * config.mesh_layout.pod_devices
   num_devices = given if num_devices is None else num_devices
   check_count("--devices", num_devices, maximum=MAX_DEVICES)

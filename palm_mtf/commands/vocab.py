@@ -98,12 +98,6 @@ def _show_difference(before: str, after: str) -> str:
 # flag for the field with a document's weight.
 _SETTINGS = Settings("--input", "--text_field", weight_field="")
 _MEASURED_CHUNKS = 1024  # texts of at most 4,096 characters
-# The statistics of the sample that `vocab` prints. The others count documents,
-# which chunks of a sample are not.
-_OF_SAMPLE = (
-  *("measured_bytes", "measured_tokens"),
-  *("tokens_per_byte", "bytes_per_token", "byte_share"),
-)
 
 
 def vocab(
@@ -138,11 +132,14 @@ def vocab(
   # The sample's chunks are in the order of their hashes, not of the files, so
   # the first chunks are a random sample of all files.
   fit = _measure_fit(vocabulary, sample[:_MEASURED_CHUNKS])
+  # Do not print numbers of documents, because the chunks are no documents.
+  for name in ("documents", "documents_changed", "first_change", "pieces_used"):
+    del fit[name]
   results = {
     "vocabulary": path,
     "pieces": vocabulary.size,
     "sample_characters": sum(map(len, sample)),
-    **{name: fit[name] for name in _OF_SAMPLE},
+    **fit,
     "sha256": vocabulary.sha256,
   }
   print_results(results, as_json, " ")

@@ -20,7 +20,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from palm_mtf.accounting.flops import train_flops_per_token
 from palm_mtf.accounting.hardware import check_chip
@@ -45,6 +45,8 @@ _MAX_GIN_BYTES = 10_000_000
 _OF_THE_SWEEP = ("MODEL_DIR", "VOCABULARY", "CACHE_DIR")
 _EXAMPLE = '[{"small": {"D_MODEL": 64}, "large": {"D_MODEL": 128}}]'
 
+# Takes where macros are set, for messages, and {macro: value}; returns a run's
+# settings, and the text of a gin file with these settings.
 LoadRun = Callable[[str, Mapping[str, object]], tuple[Config, str]]
 
 
@@ -287,7 +289,7 @@ def tabulate(runs: Sequence[SweepRun], where: SweepDir) -> list[Row]:
         is_finite = loss is not None and math.isfinite(loss)
         losses.append(loss if is_finite else None)
         tokens, secs = line["tokens"], now
-    is_finished = has_finished(where, run.name)
+    outcome = FINISHED if has_finished(where, run.name) else "not finished"
     rows.append(
       {
         "run": run.name,
@@ -298,7 +300,7 @@ def tabulate(runs: Sequence[SweepRun], where: SweepDir) -> list[Row]:
         "secs": secs,
         "loss": losses[-1] if losses else None,
         "best_loss": min((x for x in losses if x is not None), default=None),
-        "outcome": FINISHED if is_finished else "not finished",
+        "outcome": outcome,
         "held_out": run.is_held_out,
       }
     )
@@ -332,8 +334,7 @@ _POLL_SECS = 0.5
 _LAST_BYTES = 4096  # bytes at the end of a log that are read for its last line
 
 
-@dataclasses.dataclass
-class _Process:
+class _Process(NamedTuple):
   run: SweepRun
   cores: Sequence[int]
   process: subprocess.Popen
