@@ -3,7 +3,8 @@
 """The block of a decoding step, which reads new tokens and a cache.
 
 This is the block of model/palm.py in plain TensorFlow, for some tokens of each
-row, usually one. export/saved_model/decoder.py uses it, too.
+row, usually one. The decoding step (step.py) uses it, and so does the exported
+SavedModel (export/saved_model/decoder.py).
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -47,8 +48,8 @@ class Block(Protocol):
 def run_layer(layer: Layer, block: Block, x: Any, branch: Any) -> tuple:
   """Runs one layer; the input of the layer is x + branch.
 
-  The caller adds the last branch, so that each addition and the norm of its
-  result take one pass over memory.
+  The caller adds the returned branch, together with the next norm, so that the
+  addition and the norm take one pass over memory.
 
   Returns:
     x and the branch to be added to it.
@@ -67,12 +68,10 @@ def mix_products(
   parts: Sequence[tf.Tensor],
   attend: Callable[..., tf.Tensor],
 ) -> list[tf.Tensor]:
-  """Returns the mixers' results, one per branch.
+  """Returns the mixers' results, one per branch of `read`.
 
-  Args:
-    read: the branches.
-    parts: results of `read_product`.
-    attend: takes q, k, v and the branch's mixer; returns attention's result.
+  `parts` are q, k and v of attention, and the hidden layer of an MLP. `attend`
+  takes q, k, v and the branch's mixer, and returns attention's result.
   """
   mixed, parts = [], list(parts)
   for branch in read.branches:
@@ -97,7 +96,7 @@ def add_and_scale(
 
   Args:
     x: [rows, ..., d_model].
-    branch: [] or one tensor like x.
+    branch: [] or one tensor with the shape and dtype of x.
     form: what the norm computes.
     epsilon: NORM_EPSILON.
     vectors: the scale, offset included, and the bias, if any, [d_model] each.
@@ -162,7 +161,7 @@ def attend_to_cache(
     values: shape of keys.
     positions: [rows, tokens], int32.
     mixer: how positions change scores, and the window.
-    extras: see `score_by_distance`.
+    extras: weights that change scores by distance, for `score_by_distance`.
     num_given: () or one tensor, [rows] int32: number of tokens at the start of
       each row that all tokens see.
 

@@ -3,13 +3,13 @@
 """Forward pass of model/palm.py with decoding weights, and the prefill."""
 
 import dataclasses
+import functools
 import itertools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from palm_mtf._tf import mtf, tf
 from palm_mtf.architecture.block import Attention, Projection, Read, layer_of
 from palm_mtf.config import ModelConfig
-from palm_mtf.generation.decode.products import Products
 from palm_mtf.generation.decode.rows import (
   Cache,
   LaidOut,
@@ -61,15 +61,13 @@ class _OnSlices(mtf.Operation):
 class JoinedWeights:
   """Decoding weights for the forward pass of model/palm.py.
 
-  The methods are those of the protocol `Weights` in model/weights.py.
+  The methods are those of TrainedWeights (model/weights.py).
   """
 
   def __init__(self, mesh: mtf.Mesh, model: DecodeModel):
     self.mesh = mesh
     self._impl, self._dims = model.placement, model.dims
     self._model = model
-    self._products = Products(model, is_step=False)
-    self._dtype = tf.as_dtype(model.config.activation_dtype)
 
   def _import(self, x: LaidOut, *dims: mtf.Dimension) -> mtf.Tensor:
     return mtf.import_laid_out_tensor(self.mesh, x, mtf.Shape(dims))
@@ -116,22 +114,14 @@ class JoinedWeights:
     self, x: mtf.Tensor, layer: str, read: Read, angles: Sequence[mtf.Tensor]
   ) -> list[mtf.Tensor]:
     """Multiplies x by the joined kernel of `read`; splits the product."""
-    columns = self._products.columns(read, native_threads(self._impl))
-    vectors = self._products.vectors(layer, read)
-
+    columns = self._model.columns(read, native_threads(self._impl))
+    vectors = self._model.project_vectors(layer, read)
     batch, length, _ = x.shape.dims
-    outputs = {  # an MLP's hidden layer has the shape of its last product
-      index: mtf.Shape(
-        [
-          batch,
-          mtf.Dimension(each.positions, length.size),
-          *(getattr(self._dims, name) for name in each.outputs),
-        ]
-      )
-      for index, each in zip(
-        result_indices(read), read.projections, strict=True
-      )
-    }
+    outputs = {}  # an MLP's hidden layer gets the shape of its last product
+    for index, each in zip(result_indices(read), read.projections, strict=True):
+      positions = mtf.Dimension(each.positions, length.size)
+      dims = [batch, positions, *self._model.dims_of(each.outputs)]
+      outputs[index] = mtf.Shape(dims)
 
     def project(y: LaidOut, *angles: LaidOut) -> Sequence[LaidOut]:
       rows, n = y.slice_shape[:2], len(angles)  # rows: [batch, length]
@@ -140,7 +130,7 @@ class JoinedWeights:
       def split(wide, *others):
         return tuple(columns.split(wide, rows, others[:n], others[n:]))
 
-      wide = self._products.project_in(flat, layer, read)
+      wide = self._model.project_in(flat, layer, read, is_step=False)
       found = self._impl.slicewise(split, wide, *angles, *vectors)
       return found if isinstance(found, tuple) else [found]
 
@@ -152,13 +142,11 @@ class JoinedWeights:
     """Multiplies each branch by its kernel; returns the sum of the products."""
 
     def project(*xs: LaidOut) -> LaidOut:
-      return self._products.project_out(
-        layer, dict(zip(branches, xs, strict=True))
-      )
+      given = dict(zip(branches, xs, strict=True))
+      return self._model.project_out(layer, given, is_step=False)
 
-    return self._apply_to_rows(
-      project, list(branches.values()), self._dims.d_model, self._dtype
-    )
+    xs = list(branches.values())
+    return self._apply_to_rows(project, xs, self._dims.d_model)
 
   def output_biases(
     self, layer: str, outputs: Iterable[Projection], after: mtf.Tensor
@@ -167,26 +155,24 @@ class JoinedWeights:
     del after  # no gather waits, because every device has the whole vectors
     return [
       self._import(x, self._dims.d_model)
-      for x in self._products.output_biases(layer, outputs)
+      for x in self._model.output_biases(layer, outputs)
     ]
 
   def unembed(self, x: mtf.Tensor) -> mtf.Tensor:
     """Multiplies x by the table of the logits."""
-    return self._apply_to_rows(
-      self._products.unembed,
-      [x],
-      self._dims.vocab,
-      logits_dtype(self._model.config),
-    )
+    unembed = functools.partial(self._model.unembed, is_step=False)
+    dtype = logits_dtype(self._model.config)
+    return self._apply_to_rows(unembed, [x], self._dims.vocab, dtype)
 
   def _apply_to_rows(
     self,
     fn: Callable[..., LaidOut],
     xs: list[mtf.Tensor],
     output: mtf.Dimension,
-    dtype: tf.DType,
+    dtype: tf.DType | None = None,
   ) -> mtf.Tensor:
-    # `fn` maps [batch * length, inputs] to [batch * length, output].
+    # `fn` maps [batch * length, inputs] to [batch * length, output]. If `dtype`
+    # is None, the result has the dtype of `xs`.
     def apply(*xs: LaidOut) -> list[LaidOut]:
       batch, length = xs[0].slice_shape[:2]
 
@@ -341,7 +327,7 @@ def run_blocks(
 
 def key_dims(config: ModelConfig, dims: Dims) -> list[mtf.Dimension]:
   """Returns the dimensions of a key: key heads, if there are any, and d_kv."""
-  k = layer_of(config).attention.inputs[1]
+  _, k, _ = layer_of(config).attention.inputs
   return [getattr(dims, name) for name in k.outputs]
 
 

@@ -172,19 +172,15 @@ def choose_tokens(
   """
   temperature, penalty = settings.temperature, settings.repetition_penalty
   is_greedy = temperature <= MOST_GREEDY
-  if not tf.is_tensor(is_greedy):
-    if is_greedy:
-      return _find_likeliest(logits, seen, penalty, num_tokens)
-    return _draw(
-      _compute_shares(logits, seen, settings, num_tokens), key, place
-    )
-  # Some rows may be greedy and others not, so compute the likeliest token and a
-  # random token for all rows.
-  settings = settings._replace(
-    temperature=tf.where_v2(is_greedy, 1.0, temperature)
-  )
-  return tf.where_v2(
-    is_greedy,
-    _find_likeliest(logits, seen, penalty, num_tokens),
-    _draw(_compute_shares(logits, seen, settings, num_tokens), key, place),
-  )
+  # If the temperature is a tensor, some rows may be greedy and others not, so
+  # compute the likeliest token and a random token for all rows.
+  is_mixed = tf.is_tensor(is_greedy)
+  if is_mixed or is_greedy:
+    likeliest = _find_likeliest(logits, seen, penalty, num_tokens)
+    if not is_mixed:
+      return likeliest
+    divisor = tf.where_v2(is_greedy, 1.0, temperature)
+    settings = settings._replace(temperature=divisor)
+  shares = _compute_shares(logits, seen, settings, num_tokens)
+  drawn = _draw(shares, key, place)
+  return tf.where_v2(is_greedy, likeliest, drawn) if is_mixed else drawn

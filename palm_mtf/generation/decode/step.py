@@ -29,7 +29,6 @@ from palm_mtf.generation.decode.block import (
   mix_products,
   run_layer,
 )
-from palm_mtf.generation.decode.products import Products
 from palm_mtf.generation.decode.rows import (
   Cache,
   LaidOut,
@@ -54,6 +53,7 @@ from palm_mtf.native.decoding import (
   run_decode_step,
   run_text_steps,
 )
+from palm_mtf.ops.slicewise import split_axes
 from palm_mtf.ops.xla import in_xla_computation
 
 
@@ -208,7 +208,6 @@ class TensorflowStep:
   def __init__(self, model: DecodeModel):
     self._impl, self._config = model.placement, model.config
     self._model = model
-    self._products = Products(model, is_step=True)
     self._last_norm = model.make_last_norm()
 
   def read(
@@ -272,7 +271,15 @@ class TensorflowStep:
     zeros = impl.slicewise(tf.zeros_like, x)
     x, branch, *cache = model.for_each_layer(run_one, [x, zeros, *cache])
     _, y = _add_and_scale(model, x, [branch], self._last_norm)
-    return self._products.compute_logits(y), cache
+    logits = model.unembed(y, is_step=True)
+    for axis in split_axes(impl, [model.dims.vocab]):
+      # All-gather [rows, vocab], because every device samples from all logits.
+      logits = impl.allconcat(logits, axis, 1)
+    vocab_size = self._config.vocab_size
+    if model.dims.vocab.size > vocab_size:
+      # The other logits are those of the embedding's padding rows.
+      logits = impl.slicewise(lambda x: x[:, :vocab_size], logits)
+    return logits, cache
 
   def advance(
     self, count: tf.Tensor, texts: Texts, cache: Cache, settings: TextSettings
@@ -386,7 +393,6 @@ class _Block:
     self.cache = cache
     self._impl, self._model = model.placement, model
     self._places, self._write = places, write
-    self._products = Products(model, is_step=True)
 
   def add_and_norm(
     self, x: LaidOut, branch: list[LaidOut], norm: str
@@ -395,8 +401,8 @@ class _Block:
     return _add_and_scale(self._model, x, branch, vectors)
 
   def mix(self, y: LaidOut, read: Read) -> dict[Projection, LaidOut]:
-    columns = self._products.columns(read, threads=0)
-    vectors = self._products.vectors(_LAYER, read)
+    columns = self._model.columns(read, threads=0)
+    vectors = self._model.project_vectors(_LAYER, read)
     extras = [
       x
       for branch in read.branches
@@ -421,7 +427,7 @@ class _Block:
       mixed = mix_products(read, parts, attend)
       return (*cache, *mixed)
 
-    wide = self._products.project_in(y, _LAYER, read)
+    wide = self._model.project_in(y, _LAYER, read, is_step=True)
     found = self._impl.slicewise(apply, wide, *itertools.chain(*given))
     n = len(self.cache)
     self.cache = list(found[:n])
@@ -429,7 +435,7 @@ class _Block:
     return dict(zip(outputs, found[n:], strict=True))
 
   def project_out(self, branches: dict[Projection, LaidOut]) -> LaidOut:
-    y = self._products.project_out(_LAYER, branches)
-    for bias in self._products.output_biases(_LAYER, branches):
-      y = self._products.add_bias(y, bias)
+    y = self._model.project_out(_LAYER, branches, is_step=True)
+    for bias in self._model.output_biases(_LAYER, branches):
+      y = self._model.add_bias(y, bias)
     return y

@@ -3,10 +3,11 @@
 """Weights for decoding, and products with them, on every device of a mesh."""
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+import functools
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from palm_mtf._tf import mtf, tf
-from palm_mtf.architecture.block import NORMS, Attention
+from palm_mtf.architecture.block import NORMS, Attention, Projection, Read
 from palm_mtf.architecture.parameters import layer_name
 from palm_mtf.config import MeshLayout, ModelConfig
 from palm_mtf.generation.decode.kernels import multiply
@@ -16,6 +17,8 @@ from palm_mtf.mesh.slices import Slice
 from palm_mtf.model.dims import Dims
 from palm_mtf.model.layers import local_embedding
 from palm_mtf.model.positions import alibi_slopes
+from palm_mtf.model.projection import JoinedColumns, vectors_of
+from palm_mtf.model.weights import logits_dtype
 from palm_mtf.ops.slicewise import slice_offset, split_axes
 
 
@@ -116,11 +119,84 @@ class DecodeModel:
         tensors, split along `inner`.
       kernel: a `Kernel` for each device's slice of [inner, outer].
       is_step: whether a decoding step, which has few rows, computes the
-        product.
+        product. Otherwise a forward pass (forward.py) computes it.
     """
     return self.placement.slicewise(
       lambda kernel, *xs: multiply(xs, kernel, is_step=is_step), kernel, *xs
     )
+
+  def columns(self, read: Read, threads: int) -> JoinedColumns:
+    """Returns an object that splits the columns of `project_in`.
+
+    `threads` is the number of threads per C++ operation; 0 if XLA computes.
+    """
+    shapes = [
+      self.placement.slice_shape(mtf.Shape(self.dims_of(each.outputs)))
+      for each in read.projections
+    ]
+    return JoinedColumns(shapes, read, self.config.norm_epsilon, threads)
+
+  def dims_of(self, names: Iterable[str]) -> list[mtf.Dimension]:
+    """Returns dimensions, given their names in a `Projection`."""
+    return [getattr(self.dims, name) for name in names]
+
+  def project_vectors(self, layer: str, read: Read) -> list[LaidOut]:
+    """Returns the biases, and the scales of norms of q and k, for `read`."""
+    return [self.vectors[f"{layer}/{name}"] for name in vectors_of(read)]
+
+  def project_in(
+    self, x: LaidOut, layer: str, read: Read, *, is_step: bool
+  ) -> LaidOut:
+    """Multiplies x [rows, d_model] by the joined kernel of `read`."""
+    names = tuple(f"{layer}/{part}" for part in read.parts)
+    return self.multiply([x], self.kernels[names], is_step=is_step)
+
+  def project_out(
+    self, layer: str, branches: Mapping[Projection, LaidOut], *, is_step: bool
+  ) -> LaidOut:
+    """Multiplies each branch by its kernel; returns the sum, [rows, d_model].
+
+    `branches` is {product: branch, [rows, inputs]}.
+    """
+    if self.is_packed:
+      names = tuple(f"{layer}/{each.part}" for each in branches)
+      kernel = self.kernels[names]
+      return self.multiply([*branches.values()], kernel, is_step=is_step)
+    sums = {}
+    for each, x in branches.items():
+      kernel = self.kernels[f"{layer}/{each.part}",]
+      y = self.multiply([x], kernel, is_step=is_step)
+      axes = tuple(split_axes(self.placement, self.dims_of(each.inputs)))
+      sums.setdefault(axes, []).append(y)
+    # Before the all-reduce, add the products that need the same mesh axes, so
+    # that each set of axes takes only one all-reduce of [rows, d_model].
+    return self._add(
+      self.placement.allreduce(self._add(some), axes, "SUM")
+      for axes, some in sums.items()
+    )
+
+  def _add(self, xs: Iterable[LaidOut]) -> LaidOut:
+    add = functools.partial(self.placement.slicewise, tf.add)
+    return functools.reduce(add, xs)
+
+  def output_biases(
+    self, layer: str, outputs: Iterable[Projection]
+  ) -> list[LaidOut]:
+    """Returns the biases of some products, [d_model] float32 each."""
+    return [self.vectors[f"{layer}/{x.bias}"] for x in outputs if x.has_bias]
+
+  def add_bias(self, x: LaidOut, bias: LaidOut) -> LaidOut:
+    """Adds a vector to each row of x."""
+    return self.placement.slicewise(
+      lambda x, bias: x + tf.cast(bias, x.dtype), x, bias
+    )
+
+  def unembed(self, y: LaidOut, *, is_step: bool) -> LaidOut:
+    """Returns logits of y [rows, d_model]: [rows, vocab], LOGITS_DTYPE."""
+    dtype, bias = logits_dtype(self.config), self.vectors.get("logits/bias")
+    y = self.placement.slicewise(lambda y: tf.cast(y, dtype), y)
+    y = self.multiply([y], self.to_logits, is_step=is_step)
+    return y if bias is None else self.add_bias(y, bias)
 
   def for_each_layer(
     self,
