@@ -202,9 +202,11 @@ class BlockedAttention:
       dout: gradient of the result of `attend`, shape of q.
       *others: the masks and extras that `attend` took, then its results.
     """
-    heads, num_extras = _Heads(q.shape[2], k.shape), self._count_extras(others)
-    masks, others = others[: self.num_masks], others[self.num_masks :]
-    extras, (out, *kept) = others[:num_extras], others[num_extras:]
+    heads = _Heads(q.shape[2], k.shape)
+    num_results = 1 + (len(self.blocks) if self.keeps_weights else 0)
+    end = len(others) - num_results
+    masks, extras = others[: self.num_masks], others[self.num_masks : end]
+    out, *kept = others[end:]
     dq, dk, dv, dextras = [], [], [], []
     rows = zip(self._split_blocks(out), self._split_blocks(dout), strict=True)
     for (block, own, keys, values, *some), (y, dy) in zip(
@@ -245,10 +247,6 @@ class BlockedAttention:
       _sum_of_parts(dv, places),
       *dextras,
     )
-
-  def _count_extras(self, others):
-    num_results = 1 + (len(self.blocks) if self.keeps_weights else 0)
-    return len(others) - self.num_masks - num_results
 
   def _score_by_distance(self, block, q, extras):
     if self.score_positions is None:
@@ -299,21 +297,6 @@ def _join_blocks(parts: list[tf.Tensor]) -> tf.Tensor:
   return parts[0] if len(parts) == 1 else tf.concat(parts, 1)
 
 
-def _weights_shapes(q: mtf.Tensor, blocks: Sequence[AttentionBlock]):
-  batch, _, heads, _ = q.shape.dims
-  return [
-    mtf.Shape(
-      [
-        batch,
-        mtf.Dimension(f"length_{x.begin}", x.end - x.begin),
-        heads,
-        mtf.Dimension("memory_length", x.num_keys),
-      ]
-    )
-    for x in blocks
-  ]
-
-
 def self_attention(
   q: mtf.Tensor,
   k: mtf.Tensor,
@@ -346,7 +329,7 @@ def self_attention(
   Returns:
     [batch, length, heads, d_kv], before the output projection.
   """
-  _, length, _, d_kv = q.shape.dims
+  batch, length, heads, d_kv = q.shape.dims
   blocks = attention_blocks(length.size, prefix is not None, mixer.window)
   masks = [x for x in (segments, prefix) if x is not None]
   n = len(masks)
@@ -383,11 +366,15 @@ def self_attention(
     ).outputs
     return [*found[:3], *(None for _ in masks), *found[3:]]
 
-  kept = _weights_shapes(q, blocks) if keeps_weights else []
+  results = [q.shape]
+  for x in blocks if keeps_weights else ():
+    queries = mtf.Dimension(f"length_{x.begin}", x.end - x.begin)
+    keys = mtf.Dimension("memory_length", x.num_keys)
+    results.append(mtf.Shape([batch, queries, heads, keys]))
   return WholeSlice(
     ByDevice(blocked.attend, attend_native if is_native else None),
     [q, k, v, *masks, *extras],
-    [(shape, q.dtype) for shape in (q.shape, *kept)],
+    [(shape, q.dtype) for shape in results],
     splittable=["batch", "heads"],
     gradient=gradient,
     name="attention",

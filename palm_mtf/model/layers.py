@@ -207,10 +207,13 @@ def norm(
   rows = [dim.name for dim in x.shape.dims[:-1]]
   how = form.statistic, epsilon
 
+  def times_factor(xs):
+    return [x if factor == 1 else x * factor for x in xs]
+
   def scaled(scale, *bias):
     if form.scale_offset:
       scale = scale + form.scale_offset
-    return [x if factor == 1 else x * factor for x in (scale, *bias)]
+    return times_factor([scale, *bias])
 
   def forward_slice(x, *vectors):
     return apply_norm(x, *how, *scaled(*vectors))
@@ -222,9 +225,6 @@ def norm(
   def native_forward(threads, x, scale):
     y = native.norm(_to_rows(x), *scaled(scale), **native_options(threads))
     return tf.reshape(y, x.shape)
-
-  def times_factor(gradients):
-    return [x if factor == 1 else x * factor for x in gradients]
 
   def backward_slice(x, dy, *vectors):
     scale, *_ = scaled(*vectors)
@@ -265,9 +265,6 @@ def add_bias(x: mtf.Tensor, bias: mtf.Tensor) -> mtf.Tensor:
     bias: [outputs], float32; its gradient is added up in float32.
   """
 
-  def forward(x, bias):
-    return x + tf.cast(bias, x.dtype)
-
   def gradient(op, dy):
     (dbias,) = WholeSlice(
       lambda dy: tf.reduce_sum(tf.cast(_to_rows(dy), tf.float32), 0),
@@ -279,7 +276,7 @@ def add_bias(x: mtf.Tensor, bias: mtf.Tensor) -> mtf.Tensor:
     return [dy, dbias]
 
   return WholeSlice(
-    forward,
+    lambda x, bias: x + tf.cast(bias, x.dtype),
     [x, bias],
     [(x.shape, x.dtype)],
     splittable=x.shape.dimension_names,
@@ -294,18 +291,11 @@ def add_bias(x: mtf.Tensor, bias: mtf.Tensor) -> mtf.Tensor:
 # of them. These logits have no gradient, so that the rows stay zeros.
 
 
-def _exists(first, x, vocab_size):
-  return tf.range(x.shape[-1]) + first < vocab_size
-
-
 @fused
-def _mask(first, x, vocab_size):
-  return tf.where_v2(_exists(first, x, vocab_size), x, x.dtype.min)
-
-
-@fused
-def _mask_gradient(first, dy, vocab_size):
-  return tf.where_v2(_exists(first, dy, vocab_size), dy, tf.zeros_like(dy))
+def _mask(first, x, vocab_size, is_gradient):
+  exists = tf.range(x.shape[-1]) + first < vocab_size
+  padding = 0.0 if is_gradient else x.dtype.min
+  return tf.where_v2(exists, x, tf.constant(padding, x.dtype))
 
 
 def without_padding(logits: mtf.Tensor, vocab_size: int) -> mtf.Tensor:
@@ -314,9 +304,10 @@ def without_padding(logits: mtf.Tensor, vocab_size: int) -> mtf.Tensor:
   if vocab.size == vocab_size:
     return logits
 
-  def masked(x, fn, gradient=None):
+  def masked(x, gradient=None):
+    is_gradient = gradient is None
     return WholeSlice(
-      lambda first, x: fn(first, x, tf.constant(vocab_size)),
+      lambda first, x: _mask(first, x, tf.constant(vocab_size), is_gradient),
       [x],
       [(x.shape, x.dtype)],
       splittable=["batch", "vocab"],
@@ -325,4 +316,4 @@ def without_padding(logits: mtf.Tensor, vocab_size: int) -> mtf.Tensor:
       name="without_padding",
     ).outputs[0]
 
-  return masked(logits, _mask, lambda _, dy: [masked(dy, _mask_gradient)])
+  return masked(logits, lambda _, dy: [masked(dy)])

@@ -29,7 +29,7 @@ from palm_mtf.model.dropout import Dropout
 from palm_mtf.model.layers import add_bias, norm, without_padding
 from palm_mtf.model.positions import rotary_tables
 from palm_mtf.model.sharding import from_residual, to_residual
-from palm_mtf.model.weights import Weights
+from palm_mtf.model.weights import TrainedWeights
 from palm_mtf.ops.recompute import recomputed
 
 KeysAndValues = list[tuple[mtf.Tensor, mtf.Tensor]]
@@ -42,7 +42,7 @@ class Palm:
     self,
     config: ModelConfig,
     dims: Dims,
-    weights: Weights,
+    weights: TrainedWeights,
     dropout: Dropout | None = None,
   ):
     """Makes the rotary tables, which all layers share.
@@ -50,7 +50,7 @@ class Palm:
     Args:
       config: the architecture.
       dims: dimensions of the architecture, from `model_dims`.
-      weights: parameters of the architecture.
+      weights: parameters of the architecture; or, for decoding, JoinedWeights.
       dropout: dropout of a training step; None drops nothing.
     """
     self._config = config
@@ -95,9 +95,7 @@ class Palm:
     """Returns the normalized output of the last block.
 
     Args:
-      inputs: see `logits`.
-      segments: see `logits`.
-      prefix: see `logits`.
+      inputs, segments, prefix: see `logits`.
       keys_and_values: None, or a list to which each layer appends the keys and
         values that its attention reads. A list requires REMAT = "none".
 
@@ -130,20 +128,14 @@ class Palm:
     For the other arguments see `hidden`.
     """
 
-    def attend(layer: int, mixer: Attention, qkv: list[mtf.Tensor]):
-      q, k, v = qkv
+    def attend(name: str, mixer: Attention, qkv: list[mtf.Tensor]):
       if keys_and_values is not None:
-        keys_and_values.append((k, v))
-      extras = self._weights.score_extras(
-        layer_name(layer), mixer, self._dims.length
-      )
-      keeps_weights = self._config.remat != "attention"
-      masks = segments, prefix
+        keys_and_values.append((qkv[1], qkv[2]))
       return self_attention(
-        *(q, k, v, *masks),
+        *(*qkv, segments, prefix),
         mixer=mixer,
-        extras=extras,
-        keeps_weights=keeps_weights,
+        extras=self._weights.score_extras(name, mixer, self._dims.length),
+        keeps_weights=self._config.remat != "attention",
       )
 
     for layer in layers:
@@ -175,11 +167,10 @@ class Palm:
         y = self._norm(x, f"{name}/{read.norm}")
         found = weights.project_in(y, name, read, self._angles)
         for branch in read.branches:
-          mixer = branch.mixer
-          if isinstance(mixer, Attention):
-            mixed = attend(layer, mixer, [found.pop(0) for _ in range(3)])
-          else:
-            mixed = found.pop(0)
+          mixed = found.pop(0)
+          if isinstance(branch.mixer, Attention):
+            qkv = [mixed, found.pop(0), found.pop(0)]
+            mixed = attend(name, branch.mixer, qkv)
           branches[branch.output] = mixed
       # The products of all branches are added first and then share one
       # all-reduce (PaLM, section 2).

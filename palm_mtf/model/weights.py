@@ -5,7 +5,6 @@
 import functools
 import operator
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Protocol
 
 from palm_mtf._tf import mtf, tf
 from palm_mtf.accounting.pipeline import stage_of
@@ -31,83 +30,6 @@ from palm_mtf.ops.matmul import matmul
 from palm_mtf.ops.recompute import recompute
 from palm_mtf.ops.slicewise import WholeSlice
 from palm_mtf.ops.variables import Fill, Normal, SlicedVariable
-
-
-class Weights(Protocol):
-  """Parameters of one model on one mesh, by their names in checkpoints.
-
-  Two classes implement this protocol: TrainedWeights for training, and
-  JoinedWeights for decoding (generation/decode/forward.py).
-  """
-
-  mesh: mtf.Mesh
-
-  def embed(
-    self, tokens: mtf.Tensor, segments: mtf.Tensor | None
-  ) -> mtf.Tensor:
-    """Returns embeddings with learned positions, if the model has any.
-
-    Args:
-      tokens: [batch, length], int32.
-      segments: see `add_positions`.
-
-    Returns:
-      [batch, length, d_model], activation dtype.
-    """
-
-  def norm_vectors(self, name: str, after: mtf.Tensor) -> list[mtf.Tensor]:
-    """Returns the scale, and bias if any, of a norm.
-
-    Each is [d_model] float32; an all-gather, if any, waits for `after`.
-    """
-
-  def score_extras(
-    self, layer: str, mixer: Attention, length: mtf.Dimension
-  ) -> list[mtf.Tensor]:
-    """Returns the `extras` of `score_by_distance` for `length` positions."""
-
-  def project_in(
-    self, x: mtf.Tensor, layer: str, read: Read, angles: Sequence[mtf.Tensor]
-  ) -> list[mtf.Tensor]:
-    """Multiplies x by all kernels of `read`, in one product.
-
-    Args:
-      x: [batch, length, d_model], activation dtype.
-      layer: prefix of the kernels' names, from `layer_name`.
-      read: the branches that read x.
-      angles: sin and cos of rotary embedding, [length, size / 2] float32 each;
-        () without rotary embedding.
-
-    Returns:
-      For attention: q, [batch, length, heads, d_kv]; k; and v. The shape of k
-      and v is [batch, memory_length, d_kv] (multi-query) or [batch,
-      memory_length, key_heads, d_kv]. For an MLP: the hidden layer, [batch,
-      length, d_ff].
-    """
-
-  def project_out(
-    self, layer: str, branches: Mapping[Projection, mtf.Tensor]
-  ) -> mtf.Tensor:
-    """Multiplies each branch by its kernel, and adds up the products.
-
-    Args:
-      layer: prefix of the kernels' names.
-      branches: {product: branch, [batch, length, inputs...]}.
-
-    Returns:
-      [batch, length, d_model], activation dtype.
-    """
-
-  def output_biases(
-    self, layer: str, outputs: Iterable[Projection], after: mtf.Tensor
-  ) -> list[mtf.Tensor]:
-    """Returns the biases of products that are added to the residual stream.
-
-    Each is [d_model] float32; an all-gather, if any, waits for `after`.
-    """
-
-  def unembed(self, x: mtf.Tensor) -> mtf.Tensor:
-    """Returns logits, [batch, length, vocab] `logits_dtype`; does not scale."""
 
 
 def logits_dtype(config: ModelConfig) -> tf.DType:
@@ -188,6 +110,9 @@ def initializer(
 class TrainedWeights:
   """Weights in float32 variables, cast to the activation dtype when read.
 
+  JoinedWeights (generation/decode/forward.py) has the same methods, so that
+  decoding can use the forward pass of palm.py with other weights.
+
   The arguments are the mesh; the arguments of `palm_variables`; the dtype in
   which devices add up gradients of kernels and of the embedding (None:
   activation dtype); and the variables of all stages (None: makes variables on
@@ -212,7 +137,15 @@ class TrainedWeights:
   def embed(
     self, tokens: mtf.Tensor, segments: mtf.Tensor | None
   ) -> mtf.Tensor:
-    """Returns the input of the first block; see `Weights`."""
+    """Returns embeddings with learned positions, if the model has any.
+
+    Args:
+      tokens: [batch, length], int32.
+      segments: see `add_positions`.
+
+    Returns:
+      [batch, length, d_model], activation dtype.
+    """
     table = self._kernel("embedding", tokens)
     scale = self._config.embedding_scale
     x = embed(table, tokens, self._gradient_dtype, scale)
@@ -221,7 +154,10 @@ class TrainedWeights:
     return add_positions(x, self._kernel("position_embedding", x), segments)
 
   def norm_vectors(self, name: str, after: mtf.Tensor) -> list[mtf.Tensor]:
-    """Returns scale and bias of a norm; see `Weights`."""
+    """Returns the scale, and bias if any, of a norm.
+
+    Each is [d_model] float32; an all-gather, if any, waits for `after`.
+    """
     names = [f"{name}/scale", f"{name}/bias"]
     found = [self._kernel(x, after) for x in names if x in self._variables]
     if found:
@@ -234,7 +170,7 @@ class TrainedWeights:
   def score_extras(
     self, layer: str, mixer: Attention, length: mtf.Dimension
   ) -> list[mtf.Tensor]:
-    """Returns the `extras` of `score_by_distance`; see `Weights`."""
+    """Returns the `extras` of `score_by_distance` for `length` positions."""
     if mixer.score_positions == "alibi":
       return [import_slopes(self.mesh, self._dims.heads)]
     found = [self._variables[f"{layer}/{name}"] for name, _ in mixer.extras]
@@ -247,7 +183,21 @@ class TrainedWeights:
   def project_in(
     self, x: mtf.Tensor, layer: str, read: Read, angles: Sequence[mtf.Tensor]
   ) -> list[mtf.Tensor]:
-    """Multiplies by several kernels in one product; see `Weights`."""
+    """Multiplies x by all kernels of `read`, in one product.
+
+    Args:
+      x: [batch, length, d_model], activation dtype.
+      layer: prefix of the kernels' names, from `layer_name`.
+      read: the branches that read x.
+      angles: sin and cos of rotary embedding, [length, size / 2] float32 each;
+        () without rotary embedding.
+
+    Returns:
+      For attention: q, [batch, length, heads, d_kv]; k; and v. The shape of k
+      and v is [batch, memory_length, d_kv] (multi-query) or [batch,
+      memory_length, key_heads, d_kv]. For an MLP: the hidden layer, [batch,
+      length, d_ff].
+    """
     return project(
       x,
       read,
@@ -261,7 +211,15 @@ class TrainedWeights:
   def project_out(
     self, layer: str, branches: Mapping[Projection, mtf.Tensor]
   ) -> mtf.Tensor:
-    """Adds up the branches' products; see `Weights`."""
+    """Multiplies each branch by its kernel, and adds up the products.
+
+    Args:
+      layer: prefix of the kernels' names.
+      branches: {product: branch, [batch, length, inputs...]}.
+
+    Returns:
+      [batch, length, d_model], activation dtype.
+    """
     # If `heads` or `d_ff` is split, a product is an mtf.LazyAllreduceSum, which
     # is all-reduced only when it is read. Therefore, if the same mesh axis
     # splits both dimensions, the branches share one all-reduce.
@@ -278,7 +236,10 @@ class TrainedWeights:
   def output_biases(
     self, layer: str, outputs: Iterable[Projection], after: mtf.Tensor
   ) -> list[mtf.Tensor]:
-    """Returns the biases of `outputs`; see `Weights`."""
+    """Returns the biases of products that are added to the residual stream.
+
+    Each is [d_model] float32; an all-gather, if any, waits for `after`.
+    """
     return [
       self._kernel(f"{layer}/{each.bias}", after)
       for each in outputs
@@ -286,7 +247,7 @@ class TrainedWeights:
     ]
 
   def unembed(self, x: mtf.Tensor) -> mtf.Tensor:
-    """Multiplies by the table of the logits; see `Weights`."""
+    """Returns logits, [batch, length, vocab] `logits_dtype`; does not scale."""
     # The backward pass begins with this product, so the gathered table is kept
     # and not gathered again.
     logits = product(
