@@ -52,7 +52,7 @@ _CONSTANTS = {
 # Keys of quantized weights.
 _QUANTIZED = ("quantization_config", "compression_config")
 # Keys that change no logits: keys of training, of tokens, of the order of sums,
-# of names, and keys of other classes. A warning names any other key that is not read.
+# of names, and of other classes. A warning names any other key that is not read.
 _HARMLESS = set(
   "architectures transformers_version _name_or_path dtype torch_dtype "
   "use_cache bos_token_id eos_token_id pad_token_id sep_token_id unk_token_id "

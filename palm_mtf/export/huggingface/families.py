@@ -141,40 +141,41 @@ _GELUS = {
   "relu2": "relu2",
 }
 
-_TABLES = {
+
+def name_tensors(names: Mapping[str, str]) -> dict[str, str]:
+  """Returns `Family.names` of kernels with biases, and of norms' vectors.
+
+  `names` is {our name without its end: name of a module that has a weight and
+  perhaps a bias}.
+  """
+  found = {}
+  for ours, theirs in names.items():
+    ends = ("/scale", "/bias") if ours.endswith("norm") else ("", "_bias")
+    found |= {f"{ours}{ends[0]}": f"{theirs}.weight"}
+    found |= {f"{ours}{ends[1]}": f"{theirs}.bias"}
+  return found
+
+
+_LLAMA_NAMES = {
   "embedding": "model.embed_tokens.weight",
   "output_embedding": "lm_head.weight",
-  "final_norm/scale": "model.norm.weight",
-  "final_norm/bias": "model.norm.bias",
-}
-_ATTENTION = {
-  f"attention/{ours}{end}": f"model.layers.{{}}.self_attn.{theirs}.{their_end}"
-  for ours, theirs in (
-    *(("q", "q_proj"), ("k", "k_proj")),
-    *(("v", "v_proj"), ("o", "o_proj")),
-  )
-  for end, their_end in (("", "weight"), ("_bias", "bias"))
-}
-_NORMS = {
-  f"{ours}/{end}": f"model.layers.{{}}.{theirs}.{their_end}"
-  for ours, theirs in (
-    ("norm", "input_layernorm"),
-    ("mlp_norm", "post_attention_layernorm"),
-  )
-  for end, their_end in (("scale", "weight"), ("bias", "bias"))
-}
-_LLAMA_NAMES = {
-  **_TABLES,
-  **_NORMS,
-  **_ATTENTION,
-  **{
-    f"mlp/{ours}{end}": f"model.layers.{{}}.mlp.{theirs}.{their_end}"
-    for ours, theirs in (
-      *(("wi_gate", "gate_proj"), ("wi", "up_proj")),
-      ("wo", "down_proj"),
-    )
-    for end, their_end in (("", "weight"), ("_bias", "bias"))
-  },
+  "logits/bias": "lm_head.bias",
+  **name_tensors(
+    {
+      "final_norm": "model.norm",
+      "norm": "model.layers.{}.input_layernorm",
+      "mlp_norm": "model.layers.{}.post_attention_layernorm",
+      "attention/q": "model.layers.{}.self_attn.q_proj",
+      "attention/k": "model.layers.{}.self_attn.k_proj",
+      "attention/v": "model.layers.{}.self_attn.v_proj",
+      "attention/o": "model.layers.{}.self_attn.o_proj",
+      "attention/q_norm": "model.layers.{}.self_attn.q_norm",
+      "attention/k_norm": "model.layers.{}.self_attn.k_norm",
+      "mlp/wi_gate": "model.layers.{}.mlp.gate_proj",
+      "mlp/wi": "model.layers.{}.mlp.up_proj",
+      "mlp/wo": "model.layers.{}.mlp.down_proj",
+    }
+  ),
 }
 _LLAMA_SETTINGS = {
   "block": "serial",
@@ -280,14 +281,15 @@ _GPT_SETTINGS = {
 }
 _GPT_NAMES = {
   "embedding": "transformer.wte.weight",
-  "norm/scale": "transformer.h.{}.ln_1.weight",
-  "norm/bias": "transformer.h.{}.ln_1.bias",
-  "mlp_norm/scale": "transformer.h.{}.ln_2.weight",
-  "mlp_norm/bias": "transformer.h.{}.ln_2.bias",
-  "final_norm/scale": "transformer.ln_f.weight",
-  "final_norm/bias": "transformer.ln_f.bias",
   "output_embedding": "lm_head.weight",
   "logits/bias": "lm_head.bias",
+  **name_tensors(
+    {
+      "norm": "transformer.h.{}.ln_1",
+      "mlp_norm": "transformer.h.{}.ln_2",
+      "final_norm": "transformer.ln_f",
+    }
+  ),
 }
 GPT2 = Family(
   architecture="GPT2LMHeadModel",
@@ -313,17 +315,14 @@ GPT2 = Family(
   names={
     **_GPT_NAMES,
     "position_embedding": "transformer.wpe.weight",
-    **{
-      f"attention/{x}{end}": f"transformer.h.{{}}.attn.c_attn.{their_end}"
-      for end, their_end in (("", "weight"), ("_bias", "bias"))
-      for x in "qkv"
-    },
-    "attention/o": "transformer.h.{}.attn.c_proj.weight",
-    "attention/o_bias": "transformer.h.{}.attn.c_proj.bias",
-    "mlp/wi": "transformer.h.{}.mlp.c_fc.weight",
-    "mlp/wi_bias": "transformer.h.{}.mlp.c_fc.bias",
-    "mlp/wo": "transformer.h.{}.mlp.c_proj.weight",
-    "mlp/wo_bias": "transformer.h.{}.mlp.c_proj.bias",
+    **name_tensors(
+      {
+        **{f"attention/{x}": "transformer.h.{}.attn.c_attn" for x in "qkv"},
+        "attention/o": "transformer.h.{}.attn.c_proj",
+        "mlp/wi": "transformer.h.{}.mlp.c_fc",
+        "mlp/wo": "transformer.h.{}.mlp.c_proj",
+      }
+    ),
   },
   is_conv1d=True,
 )
@@ -343,15 +342,16 @@ GPTJ = Family(
   rotary_pairs="neighbours",
   names={
     **_GPT_NAMES,
-    **{
-      f"attention/{x}": f"transformer.h.{{}}.attn.{x}_proj.weight"
-      for x in "qkv"
-    },
-    "attention/o": "transformer.h.{}.attn.out_proj.weight",
-    "mlp/wi": "transformer.h.{}.mlp.fc_in.weight",
-    "mlp/wi_bias": "transformer.h.{}.mlp.fc_in.bias",
-    "mlp/wo": "transformer.h.{}.mlp.fc_out.weight",
-    "mlp/wo_bias": "transformer.h.{}.mlp.fc_out.bias",
+    **name_tensors(
+      {
+        **{
+          f"attention/{x}": f"transformer.h.{{}}.attn.{x}_proj" for x in "qkv"
+        },
+        "attention/o": "transformer.h.{}.attn.out_proj",
+        "mlp/wi": "transformer.h.{}.mlp.fc_in",
+        "mlp/wo": "transformer.h.{}.mlp.fc_out",
+      }
+    ),
   },
 )
 GPT_NEOX = Family(
@@ -378,24 +378,20 @@ GPT_NEOX = Family(
   names={
     "embedding": "gpt_neox.embed_in.weight",
     "output_embedding": "embed_out.weight",
-    "norm/scale": "gpt_neox.layers.{}.input_layernorm.weight",
-    "norm/bias": "gpt_neox.layers.{}.input_layernorm.bias",
-    "mlp_norm/scale": "gpt_neox.layers.{}.post_attention_layernorm.weight",
-    "mlp_norm/bias": "gpt_neox.layers.{}.post_attention_layernorm.bias",
-    **{
-      f"attention/{x}{end}": "gpt_neox.layers.{}.attention.query_key_value."
-      + their_end
-      for end, their_end in (("", "weight"), ("_bias", "bias"))
-      for x in "qkv"
-    },
-    "attention/o": "gpt_neox.layers.{}.attention.dense.weight",
-    "attention/o_bias": "gpt_neox.layers.{}.attention.dense.bias",
-    "mlp/wi": "gpt_neox.layers.{}.mlp.dense_h_to_4h.weight",
-    "mlp/wi_bias": "gpt_neox.layers.{}.mlp.dense_h_to_4h.bias",
-    "mlp/wo": "gpt_neox.layers.{}.mlp.dense_4h_to_h.weight",
-    "mlp/wo_bias": "gpt_neox.layers.{}.mlp.dense_4h_to_h.bias",
-    "final_norm/scale": "gpt_neox.final_layer_norm.weight",
-    "final_norm/bias": "gpt_neox.final_layer_norm.bias",
+    **name_tensors(
+      {
+        "final_norm": "gpt_neox.final_layer_norm",
+        "norm": "gpt_neox.layers.{}.input_layernorm",
+        "mlp_norm": "gpt_neox.layers.{}.post_attention_layernorm",
+        **dict.fromkeys(
+          [f"attention/{x}" for x in "qkv"],
+          "gpt_neox.layers.{}.attention.query_key_value",
+        ),
+        "attention/o": "gpt_neox.layers.{}.attention.dense",
+        "mlp/wi": "gpt_neox.layers.{}.mlp.dense_h_to_4h",
+        "mlp/wo": "gpt_neox.layers.{}.mlp.dense_4h_to_h",
+      }
+    ),
   },
   joins_heads=True,
 )
@@ -418,18 +414,15 @@ PHI = Family(
   rotary_base=10_000.0,
   constants={"qk_layernorm": False},
   names={
-    **_TABLES,
-    **_NORMS,
-    **_ATTENTION,
-    "attention/o": "model.layers.{}.self_attn.dense.weight",
-    "attention/o_bias": "model.layers.{}.self_attn.dense.bias",
-    "mlp/wi": "model.layers.{}.mlp.fc1.weight",
-    "mlp/wi_bias": "model.layers.{}.mlp.fc1.bias",
-    "mlp/wo": "model.layers.{}.mlp.fc2.weight",
-    "mlp/wo_bias": "model.layers.{}.mlp.fc2.bias",
-    "final_norm/scale": "model.final_layernorm.weight",
-    "final_norm/bias": "model.final_layernorm.bias",
-    "logits/bias": "lm_head.bias",
+    **_LLAMA_NAMES,
+    **name_tensors(
+      {
+        "final_norm": "model.final_layernorm",
+        "attention/o": "model.layers.{}.self_attn.dense",
+        "mlp/wi": "model.layers.{}.mlp.fc1",
+        "mlp/wo": "model.layers.{}.mlp.fc2",
+      }
+    ),
   },
 )
 STABLELM = Family(
@@ -465,11 +458,6 @@ QWEN3 = dataclasses.replace(
   key_heads=32,
   head_dim=128,
   constants={"use_sliding_window": False},
-  names={
-    **_LLAMA_NAMES,
-    "attention/q_norm/scale": "model.layers.{}.self_attn.q_norm.weight",
-    "attention/k_norm/scale": "model.layers.{}.self_attn.k_norm.weight",
-  },
 )
 
 # A model is exported as the first family that computes it.
