@@ -20,6 +20,7 @@ from palm_mtf.errors import UserError, check_choice, did_you_mean, shorten
 from palm_mtf.export.huggingface import families
 from palm_mtf.export.huggingface.config_json import (
   find_family,
+  make_model_keys,
   make_rope_scaling,
   parse_config,
 )
@@ -306,26 +307,14 @@ def make_model_metadata(
       )
       described["rope.scaling.attn_factor"] = magnitude
   described[_EPSILONS[NORMS[model.norm].statistic]] = model.norm_epsilon
-  for key, theirs in own.numbers.items():
-    if theirs in family.numbers:
-      described[key] = float(family.numbers[theirs].get(model))
-    else:
-      described[key] = family.derived[theirs][0](model)
-  for key, theirs in own.flags.items():
-    described[key] = bool(_flag_of(model, family, theirs))
+  keys = make_model_keys(family, model)
+  described |= {x: float(keys[theirs]) for x, theirs in own.numbers.items()}
+  described |= {x: bool(keys[theirs]) for x, theirs in own.flags.items()}
   return {
     "general.architecture": own.name,
     **{f"{own.name}.{key}": value for key, value in described.items()},
     **others,
   }
-
-
-def _flag_of(model: ModelConfig, family: Family, key: str) -> object:
-  if key not in family.choices:
-    return family.constants[key]
-  choice = family.choices[key]
-  own = getattr(model, choice.setting)
-  return next(x for x, value in choice.values.items() if value == own)
 
 
 def read_model_metadata(

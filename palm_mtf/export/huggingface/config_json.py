@@ -51,8 +51,8 @@ _CONSTANTS = {
 }
 # Keys of quantized weights.
 _QUANTIZED = ("quantization_config", "compression_config")
-# Keys that change no logits: keys of training, of tokens, of the order of sums,
-# of names, and of other classes. A warning names any other key that is not read.
+# Keys that change no logits: of training, of tokens, of the order of sums, of
+# names and of other classes. A warning names any other key that is not read.
 _HARMLESS = set(
   "architectures transformers_version _name_or_path dtype torch_dtype "
   "use_cache bos_token_id eos_token_id pad_token_id sep_token_id unk_token_id "
@@ -113,7 +113,7 @@ def find_family(model: ModelConfig) -> Family:
   # {class: settings in which it differs from the model}
   different = {}
   for family in FAMILIES:
-    config = _make_model_keys(family, model)
+    config = make_model_keys(family, model)
     try:
       again = _parse_model(config, family, {}, family.architecture)
     except UserError:  # sizes that the class cannot have
@@ -171,7 +171,7 @@ def make_config(
   return {
     "architectures": [family.architecture],
     "model_type": family.model_type,
-    **_make_model_keys(family, model),
+    **make_model_keys(family, model),
     "torch_dtype": "float32",
     "bos_token_id": start_id,
     "eos_token_id": end_ids[0] if len(end_ids) == 1 else [*end_ids],
@@ -181,7 +181,7 @@ def make_config(
   }
 
 
-def _make_model_keys(family: Family, model: ModelConfig) -> dict[str, object]:
+def make_model_keys(family: Family, model: ModelConfig) -> dict[str, object]:
   """Returns the keys of config.json that describe a model."""
   config: dict[str, object] = {
     key: getattr(model, field) for key, field in family.sizes.items()
@@ -191,10 +191,9 @@ def _make_model_keys(family: Family, model: ModelConfig) -> dict[str, object]:
     config["head_dim"] = model.d_kv
   for key, choice in family.choices.items():
     own = getattr(model, choice.setting)
-    for theirs, ours in choice.values.items():
-      if ours == own:
-        config[key] = theirs
-        break
+    names = [theirs for theirs, ours in choice.values.items() if ours == own]
+    if names:
+      config[key] = names[0]
   for key, number in family.numbers.items():
     config[key] = number.get(model)
   for key, (places, _) in family.biases.items():
@@ -272,7 +271,7 @@ def parse_config(config: Json, what: str) -> DescribedModel:
   family = BY_ARCHITECTURE[name]
   own = _parse_own_settings(config, what)
   model = _parse_model(config, family, own, what)
-  _warn_of_unknown_keys(config, family, what)
+  _warn_of_unknown_keys(config, family, model, what)
   start_id = config.get("bos_token_id", family.start_id)
   ends = config.get("eos_token_id")
   ends = ends if isinstance(ends, list) else [ends]
@@ -283,18 +282,13 @@ def parse_config(config: Json, what: str) -> DescribedModel:
   return DescribedModel(family, model, packing, start_id, bool(own))
 
 
-def _warn_of_unknown_keys(config: Json, family: Family, what: str) -> None:
-  known = {*_HARMLESS, *_CONSTANTS, *_QUANTIZED, *_OUTSIDE, _OWN}
-  for table in (
-    *(family.sizes, family.choices, family.numbers, family.biases),
-    *(family.constants, family.derived, family.rotary_size or ()),
-  ):
-    known |= {*table}
+def _warn_of_unknown_keys(
+  config: Json, family: Family, model: ModelConfig, what: str
+) -> None:
+  known = {*_HARMLESS, *_CONSTANTS, *_QUANTIZED, *_OUTSIDE, _OWN, "head_dim"}
+  known |= {*make_model_keys(family, model), *_common_names(family)}
   known |= {y for x in family.choices.values() for y in x.other_names}
-  known |= _common_names(family).keys() | {"head_dim"}
-  if family.has_key_heads:
-    known.add("num_key_value_heads")
-  if family.window is not None or "use_sliding_window" in family.constants:
+  if "use_sliding_window" in family.constants:
     known.add("sliding_window")
   unknown = [x for x in config if x not in known and config[x] is not None]
   if unknown:

@@ -44,10 +44,19 @@ class Choice(NamedTuple):
 class Number(NamedTuple):
   """A key of config.json that holds the number of a setting."""
 
-  get: Callable[[ModelConfig], float]  # value of the key, given the model
-  # Returns the setting {field: value}, given the value of the key.
-  parse: Callable[[float], Mapping[str, float]]
+  field: str  # field of ModelConfig
   default: float  # value that transformers uses without the key
+  is_inverse: bool = False  # whether the key holds 1 / the setting
+
+  def get(self, model: ModelConfig) -> float:
+    """Returns the value of the key for a model."""
+    is_scale = self.field == "logits_scale"  # None stands for a number
+    value = model.logits_factor if is_scale else getattr(model, self.field)
+    return 1 / value if self.is_inverse else value
+
+  def parse(self, value: float) -> dict[str, float]:
+    """Returns the setting, {field: value}, for the value of the key."""
+    return {self.field: 1 / value if self.is_inverse else value}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
@@ -116,19 +125,11 @@ class Family:
 
 
 def _epsilon(default: float) -> Number:
-  return Number(
-    lambda model: model.norm_epsilon,
-    lambda value: {"norm_epsilon": value},
-    default,
-  )
+  return Number("norm_epsilon", default)
 
 
 def _tie(default: bool) -> Choice:
   return Choice("output_embedding", {True: "tied", False: "separate"}, default)
-
-
-def _activation(values: Mapping[str, str], default: str, *names: str) -> Choice:
-  return Choice("mlp", values, default, names)
 
 
 _SWIGLU = Choice("mlp", {"silu": "swiglu", "swish": "swiglu"}, "silu")
@@ -214,10 +215,11 @@ GEMMA = Family(
   },
   choices={
     # "gelu" in old configurations of Gemma means the tanh approximation.
-    "hidden_act": _activation(
+    "hidden_act": Choice(
+      "mlp",
       {"gelu_pytorch_tanh": "geglu_tanh", "gelu": "geglu_tanh"},
       "gelu_pytorch_tanh",
-      "hidden_activation",
+      ("hidden_activation",),
     ),
     "tie_word_embeddings": _tie(True),
   },
@@ -237,11 +239,7 @@ COHERE = Family(
   choices={"hidden_act": _SWIGLU, "tie_word_embeddings": _tie(True)},
   numbers={
     "layer_norm_eps": _epsilon(1e-5),
-    "logit_scale": Number(
-      lambda model: model.logits_factor,
-      lambda value: {"logits_scale": value},
-      0.0625,
-    ),
+    "logit_scale": Number("logits_scale", 0.0625),
   },
   biases={"attention_bias": ("qkv,o", False)},
   rotary_base=500_000.0,  # 10,000 before transformers 5
@@ -257,16 +255,8 @@ GRANITE = Family(
   choices={"hidden_act": _SWIGLU, "tie_word_embeddings": _tie(False)},
   numbers={
     "rms_norm_eps": _epsilon(1e-6),
-    "logits_scaling": Number(
-      lambda model: 1 / model.logits_factor,
-      lambda value: {"logits_scale": 1 / value},
-      1.0,
-    ),
-    "embedding_multiplier": Number(
-      lambda model: model.embedding_scale,
-      lambda value: {"embedding_scale": value},
-      1.0,
-    ),
+    "logits_scaling": Number("logits_scale", 1.0, is_inverse=True),
+    "embedding_multiplier": Number("embedding_scale", 1.0),
   },
   biases={"attention_bias": ("qkv,o", False), "mlp_bias": ("mlp", False)},
   rotary_base=10_000.0,
@@ -304,7 +294,7 @@ GPT2 = Family(
   sizes=_GPT_SIZES,
   has_key_heads=False,
   choices={
-    "activation_function": _activation(_GELUS, "gelu_new"),
+    "activation_function": Choice("mlp", _GELUS, "gelu_new"),
     "tie_word_embeddings": _tie(True),
   },
   numbers={"layer_norm_epsilon": _epsilon(1e-5)},
@@ -334,7 +324,7 @@ GPTJ = Family(
   sizes=_GPT_SIZES,
   has_key_heads=False,
   choices={
-    "activation_function": _activation(_GELUS, "gelu_new"),
+    "activation_function": Choice("mlp", _GELUS, "gelu_new"),
     "tie_word_embeddings": _tie(False),
   },
   numbers={"layer_norm_epsilon": _epsilon(1e-5)},
@@ -361,7 +351,7 @@ GPT_NEOX = Family(
   settings={**_GPT_SETTINGS, "biases": "mlp"},
   has_key_heads=False,
   choices={
-    "hidden_act": _activation(_GELUS, "gelu"),
+    "hidden_act": Choice("mlp", _GELUS, "gelu"),
     "tie_word_embeddings": _tie(False),
     "use_parallel_residual": Choice(
       "block", {True: "parallel_two_norms", False: "serial"}, True
@@ -406,7 +396,7 @@ PHI = Family(
     "biases": "qkv,o,mlp,logits",
   },
   choices={
-    "hidden_act": _activation(_GELUS, "gelu_new"),
+    "hidden_act": Choice("mlp", _GELUS, "gelu_new"),
     "tie_word_embeddings": _tie(False),
   },
   numbers={"layer_norm_eps": _epsilon(1e-5)},
