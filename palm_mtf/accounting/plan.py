@@ -132,7 +132,7 @@ def nearest_fit(config: AnyConfig, batch_size: int) -> AnyConfig | None:
 
 
 def _smaller(config: AnyConfig, batch_size: int) -> Iterator[AnyConfig]:
-  """Yields configurations for the same devices that may need less memory."""
+  """Yields configurations that may need less memory on the same devices."""
   mesh = config.mesh_layout
   layouts, batch_axis = [mesh.layout], mesh.rules.get("batch")
   if batch_axis and "d_model_stored" not in mesh.rules:

@@ -211,7 +211,7 @@ def _make_parser(name: str, description: str) -> FlagParser:
 def _add_gin_flags(
   parser: FlagParser, command: str, arguments: Sequence[str]
 ) -> None:
-  """Adds gin's flags; the help text is the header of the defaults file."""
+  """Adds gin's flags; help ends with the header of the defaults file."""
   parser.usage = f"{parser.prog} [--gin_file=FILE ...] [--gin.NAME=VALUE ...]"
   parser.add_argument(
     "--gin_file",

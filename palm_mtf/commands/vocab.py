@@ -190,7 +190,7 @@ def _read(globs: Sequence[str], text_field: str) -> Iterator[str]:
   source = TextFiles(
     globs,
     Fields(text_field),
-    validation_share=1.0,  # unused: both splits are read
+    validation_share=1.0,  # without effect, because both splits are read
     settings=_SETTINGS,
   )
   with progress_bar("Reading text", source.num_bytes) as advance:

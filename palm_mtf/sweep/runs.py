@@ -63,7 +63,7 @@ class SweepRun:
 
   @property
   def num_parameters(self) -> int:
-    """Number of parameters without norm scales."""
+    """Number of parameters; norm scales do not count."""
     return count_parameters(self.config.model)
 
   @property
