@@ -3,9 +3,9 @@
 """The corpus of a run: encodes and checks its sources, and makes batches.
 
 A batch is computed from SEED and the step number, without state. The rows of a
-run are numbered. config/run.py gives the number of rows per step, and a
-RowStream reads a row by its number. So a run resumes without reading earlier
-rows, and no row depends on batch sizes, pods or hosts.
+run are numbered. config/run.py gives the number of rows per step, and
+row_streams.py reads a row by its number. So a run resumes without reading
+earlier rows, and no row depends on batch sizes, pods or hosts.
 """
 
 import concurrent.futures
@@ -16,7 +16,6 @@ import hashlib
 import logging
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Protocol
 
 import numpy as np
 
@@ -55,27 +54,14 @@ _logger = logging.getLogger(__name__)
 Batch = dict[str, np.ndarray]  # from names in FEATURES to [batch, length]
 
 
-class RowStream(Protocol):
-  """The training rows of a run; a row depends only on its number.
-
-  Both methods take row numbers, [n], int64, which count from the run's start.
-  """
-
-  features: tuple[str, ...]  # names in a batch, in the order of FEATURES
-  num_rows: int  # rows per epoch, summed over all sources
-
-  def read(self, numbers: np.ndarray) -> list[Row]:
-    """Returns each row's features, [length], int32; loss_weights: float32."""
-
-  def pieces(self, numbers: np.ndarray) -> list[list[Piece]]:
-    """Returns, for each row, the pieces of documents in it, in order."""
-
-
 class Batches:
   """The training batches of a run."""
 
   def __init__(
-    self, rows: RowStream, sizes: BatchSizes, skips: Skips | None = None
+    self,
+    rows: JoinedStream | MixedRows,
+    sizes: BatchSizes,
+    skips: Skips | None = None,
   ):
     """Groups rows into batches; leaves out the batches that `skips` lists."""
     self._rows = rows
@@ -257,8 +243,8 @@ class Corpus:
   @property
   def validation_bytes_per_token(self) -> float:
     """Mean bytes of text per token with a loss in the validation batches."""
-    # Weight each source by its rate, because sources share the validation rows
-    # in proportion to their rates, and every row has the same number of tokens.
+    # Sources share the validation rows in proportion to their rates, and every
+    # row has the same number of tokens.
     return sum(
       source.rate * store.validation.bytes_per_token
       for source, store in zip(self.sources, self.stores, strict=True)
@@ -285,7 +271,7 @@ class Corpus:
   def validation_batches(
     self, *, batch_size: int, num_rows: int
   ) -> Iterator[Batch]:
-    """Returns the validation batches; see the function of this name above."""
+    """Returns the validation batches; see the function of this name."""
     return validation_batches(
       self._validation_rows,
       batch_size=batch_size,
@@ -295,7 +281,7 @@ class Corpus:
 
   # Cache the rows, because WholeRows reads the lengths of all documents.
   @functools.cached_property
-  def _training_rows(self) -> RowStream:
+  def _training_rows(self) -> JoinedStream | MixedRows:
     if self.packing in ("packed", "single"):
       return MixedRows(self._rows("train"), seed=self.seed)
     for source, store in zip(self.sources, self.stores, strict=True):
@@ -402,18 +388,16 @@ def corpus_of_run(
 
 
 def _check_splits(source: Source, store: TokenStore, data: DataConfig) -> None:
-  splits = {"training": store.train, "validation": store.validation}
-  for name, split in splits.items():
-    if split.counts.num_documents:
-      continue
-    # Documents with a rank (a hash in [0, 1)) below VALIDATION_SHARE are held
-    # out, so a share just above the lowest rank holds out a document.
-    others = store.train.counts.num_documents
-    enough = int(store.lowest_rank * 1000 + 1) / 1000
-    fix = "give more text"
-    if name == "validation" and enough <= 0.5 and others > 1:
-      fix = f"set VALIDATION_SHARE = {enough} or give more text"
-    raise UserError(
-      f"VALIDATION_SHARE = {data.validation_share}: leaves no document of "
-      f"{source.name} for {name}; {fix}."
-    )
+  trained = store.train.counts.num_documents
+  if trained and store.validation.counts.num_documents:
+    return
+  # Documents with a rank (a hash in [0, 1)) below VALIDATION_SHARE are held
+  # out, so a share just above the lowest rank holds out a document.
+  enough = int(store.lowest_rank * 1000 + 1) / 1000
+  fix = "give more text"
+  if trained > 1 and enough <= 0.5:
+    fix = f"set VALIDATION_SHARE = {enough} or give more text"
+  raise UserError(
+    f"VALIDATION_SHARE = {data.validation_share}: leaves no document of "
+    f"{source.name} for {'validation' if trained else 'training'}; {fix}."
+  )

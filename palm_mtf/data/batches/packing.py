@@ -92,11 +92,7 @@ class Objective:
     return pieces[:, 1] - pieces[:, 0]
 
   def example(self, tokens: np.ndarray, key: str) -> Example:
-    """Returns the example that is made from a piece.
-
-    Args:
-      key: name of the piece, which seeds the example's random numbers.
-    """
+    """Returns the example of a piece; `key` seeds its random numbers."""
     del key  # this objective is not random
     return Example(tokens, 0)
 
@@ -180,16 +176,13 @@ OBJECTIVES: dict[str, type[Objective]] = {
 def make_objective(
   name: str, data: DataConfig, vocabulary: Vocabulary
 ) -> Objective:
-  """Returns the objective `name`, a key of OBJECTIVES.
-
-  Span corruption needs a vocabulary that ends with EXTRA_IDS sentinels.
-  """
+  """Returns the objective `name`, a key of OBJECTIVES."""
   if name != "span_corruption":
     return OBJECTIVES[name]()
   return SpanCorruptionLM(
     data.noise_density,
     data.mean_span_length,
-    first_sentinel=vocabulary.size - 1,
+    first_sentinel=vocabulary.size - 1,  # EXTRA_IDS sentinels come last
     eod_id=vocabulary.eod_id,
   )
 
@@ -251,14 +244,7 @@ class JoinedRows:
     eod_id: int | None,
     first: int = 0,
   ):
-    """Cuts at least `length` tokens into rows of `length` tokens.
-
-    Args:
-      tokens: the tokens.
-      length: tokens per row.
-      eod_id: id of [eod] if [eod] ends a segment; otherwise None.
-      first: input at the start of a row or segment.
-    """
+    """Cuts tokens into rows of `length` tokens; see `make_joined_row`."""
     self._tokens = tokens
     self._length = length
     self._eod_id, self._first = eod_id, first
@@ -354,6 +340,7 @@ class WholeRows:
 
     Args:
       tokens: tokens of at least one document.
+      length: tokens per row.
       packed: whether a row holds as many documents as fit.
       seed: seed of the packing order and of the objective's random numbers.
       objective: what training predicts.
@@ -442,8 +429,7 @@ def _shift(targets: np.ndarray, first: int) -> np.ndarray:
 def _cut_examples(spans: np.ndarray, length: int) -> np.ndarray:
   """Truncates examples to `length` tokens; returns their spans, [n, 3]."""
   start, targets, stop = spans.T
-  # Keep the first targets that fit into a row, then the last inputs that still
-  # fit.
+  # Keep the first targets that fit a row, then the last inputs that still fit.
   stop = np.minimum(stop, targets + length)
   return np.stack([np.maximum(start, stop - length), targets, stop], axis=1)
 

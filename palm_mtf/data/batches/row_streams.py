@@ -101,9 +101,9 @@ class DocumentOrder:
 
   def _sparse_positions(self, epoch: int) -> np.ndarray:
     """Returns how many tokens of the epoch precede every 256th document."""
-    # A document's position is the sum of all lengths before it, so finding it
-    # takes a pass over the epoch's lengths. Every 256th position is kept, which
-    # takes 3 MB for 10**8 documents.
+    # A document's position is the sum of all lengths before it, which takes a
+    # pass over the epoch's lengths. Every 256th position is kept, which takes
+    # 3 MB for 10**8 documents.
     start, sums = epoch * self.num_documents, []
     stop = start + self.num_documents
     for first in range(start, stop, _CHUNK):
@@ -237,7 +237,11 @@ def _whole_rates(rates: Sequence[float]) -> list[int]:
 
 
 class JoinedStream:
-  """A RowStream (corpus.py) cut from shuffled, mixed and joined documents."""
+  """The training rows of a run, cut from shuffled, mixed and joined documents.
+
+  A row depends only on its number, which counts from the start of the run.
+  `num_rows` is the number of rows per epoch, summed over all sources.
+  """
 
   def __init__(
     self,
@@ -248,15 +252,7 @@ class JoinedStream:
     seed: int,
     first: int = 0,
   ):
-    """Prepares rows.
-
-    Args:
-      sources: the documents.
-      length: tokens per row.
-      eod_id: id of [eod] if [eod] ends a segment; otherwise None.
-      seed: seed of every shuffle.
-      first: input at the start of a row or segment.
-    """
+    """Prepares rows of `length` tokens; see `make_joined_row`."""
     self._sources = sources
     self._length = length
     self._eod_id, self._first = eod_id, first
@@ -267,11 +263,26 @@ class JoinedStream:
     self.features = join_features(tokens, eod_id)
 
   def read(self, numbers: np.ndarray) -> list[Row]:
-    """Returns the features of rows; see `RowStream.read`."""
-    return list(map(self._read_row, self._stretches(numbers)))
+    """Returns the features of rows, given their numbers, [n], int64.
+
+    A feature is [length], int32; "loss_weights" is float32.
+    """
+    rows = []
+    for row in self._stretches(numbers):
+      parts = [
+        self._sources[x.source].tokens.read(x.start, x.start + x.length)
+        for x in row
+      ]
+      targets, is_target = map(np.concatenate, zip(*parts, strict=True))
+      rows.append(
+        make_joined_row(
+          targets, is_target, self.features, self._eod_id, self._first
+        )
+      )
+    return rows
 
   def pieces(self, numbers: np.ndarray) -> list[list[Piece]]:
-    """Returns the pieces of documents in rows; see `RowStream.pieces`."""
+    """Returns, for each row, the pieces of documents in it, in order."""
     return [
       [
         Piece(
@@ -281,16 +292,6 @@ class JoinedStream:
       ]
       for row in self._stretches(numbers)
     ]
-
-  def _read_row(self, row: list[Stretch]) -> Row:
-    parts = [
-      self._sources[x.source].tokens.read(x.start, x.start + x.length)
-      for x in row
-    ]
-    targets, is_target = map(np.concatenate, zip(*parts, strict=True))
-    return make_joined_row(
-      targets, is_target, self.features, self._eod_id, self._first
-    )
 
   def _stretches(self, numbers: np.ndarray) -> list[list[Stretch]]:
     begins = self._shuffle_rows(numbers) * self._length
@@ -395,10 +396,11 @@ class RowSource(NamedTuple):
 
 
 class MixedRows:
-  """A RowStream (corpus.py) that mixes the WholeRows of several sources.
+  """The training rows of a run, which mix the WholeRows of several sources.
 
-  Sources are mixed in blocks of 10,000 rows. In every block, each source has
-  its exact share of rows, and the order of the sources is shuffled:
+  Its attributes and methods are those of JoinedStream. Sources are mixed in
+  blocks of 10,000 rows. In every block, each source has its exact share of
+  rows, and the order of the sources is shuffled:
 
     rates 0.5, 0.3, 0.2 and blocks of 10    a a a a a b b b c c, shuffled
     number                0 1 2 3 4 5 6 7 8 9 | 10 11 ...
@@ -413,7 +415,6 @@ class MixedRows:
   """
 
   def __init__(self, sources: Sequence[RowSource], *, seed: int):
-    """Mixes sources in proportion to their rates."""
     self._sources = sources
     self._seed = seed
     self._mixture = Mixture([source.rate for source in sources], seed=seed)
@@ -421,14 +422,14 @@ class MixedRows:
     self.num_rows = sum(source.rows.num_rows for source in sources)
 
   def read(self, numbers: np.ndarray) -> list[Row]:
-    """Returns the features of rows; see `RowStream.read`."""
+    """Returns each row's features; see `JoinedStream.read`."""
     return [
       source.rows.read(row, epoch)
       for source, epoch, row in self._places(numbers)
     ]
 
   def pieces(self, numbers: np.ndarray) -> list[list[Piece]]:
-    """Returns the pieces of documents in rows; see `RowStream.pieces`."""
+    """Returns, for each row, the pieces of documents in it, in order."""
     return [
       [Piece(source.name, epoch, *piece) for piece in source.rows.pieces(row)]
       for source, epoch, row in self._places(numbers)
