@@ -34,7 +34,7 @@ import os
 import re
 import stat
 import zlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import BinaryIO, NoReturn
 
 from palm_mtf.errors import UserError
@@ -115,11 +115,8 @@ def check_plain_text(path: str, what: str) -> None:
 
   Arguments are those of `read_bytes`. Invalid UTF-8 and NULs are permitted.
   """
-  try:
-    with _open(path, what) as file:
-      _check_plain_text(file, path, what)
-  except _READ_ERRORS as error:
-    raise _explain_read_error(error, path, what) from None
+  with _open(path, what) as file:
+    _check_plain_text(file, path, what)
 
 
 def read_bytes(path: str, what: str) -> bytes:
@@ -132,11 +129,8 @@ def read_bytes(path: str, what: str) -> bytes:
   Raises:
     UserError: the file cannot be read, is a folder or a device, or is damaged.
   """
-  try:
-    with _open(path, what) as file:
-      return file.read()
-  except _READ_ERRORS as error:
-    raise _explain_read_error(error, path, what) from None
+  with _open(path, what) as file:
+    return file.read()
 
 
 def read_text(
@@ -210,20 +204,17 @@ def read_json_lines(
       or a line is not a JSON object.
   """
   number, is_blank = 0, True
-  try:
-    with _open(path, what) as lines:
-      for number, line in enumerate(lines, 1):
-        if number == 1:
-          _check_magic(line, what)
-        line = line.removeprefix(codecs.BOM_UTF8).lstrip(_RECORD_SEPARATOR)
-        if line.strip():
-          if is_blank and _ARRAY_LINE.match(line):
-            _refuse_array(what)
-          is_blank = False
-          fields = _parse(line, what, number, fix)
-          yield number, f"{what}, line {number:,}", fields
-  except _READ_ERRORS as error:
-    raise _explain_read_error(error, path, what, number) from None
+  with _open(path, what, lambda: number) as lines:
+    for number, line in enumerate(lines, 1):
+      if number == 1:
+        _check_magic(line, what)
+      line = line.removeprefix(codecs.BOM_UTF8).lstrip(_RECORD_SEPARATOR)
+      if line.strip():
+        if is_blank and _ARRAY_LINE.match(line):
+          _refuse_array(what)
+        is_blank = False
+        fields = _parse(line, what, number, fix)
+        yield number, f"{what}, line {number:,}", fields
   if is_blank and needed:
     raise UserError(f"{what}: is empty; {needed}.")
 
@@ -269,7 +260,30 @@ def short_json(value: object) -> str:
 
 
 @contextlib.contextmanager
-def _open(path: str, what: str) -> Iterator[BinaryIO]:
+def _open(
+  path: str, what: str, find_line: Callable[[], int] = lambda: 0
+) -> Iterator[BinaryIO]:
+  # `find_line` returns the number of the last line that was read, for messages
+  # about errors of the system and of decompressors while the file is read.
+  try:
+    with _open_unchecked(path, what) as file:
+      yield file
+  except _READ_ERRORS as error:
+    if isinstance(error, OSError) and error.strerror:
+      raise UserError(f"{what}: {error.strerror}; give a text file.") from None
+    # An error without a system message comes from a decompressor.
+    suffix, line = compression_of(path), find_line()
+    after = f" after line {line:,}" if line else ""
+    fix = f"copy or compress the {suffix} file again"
+    if not line:
+      fix += f", or name it without {suffix} if it is not compressed"
+    raise UserError(
+      f"{what}: damaged or cut short{after}: {error}; {fix}."
+    ) from None
+
+
+@contextlib.contextmanager
+def _open_unchecked(path: str, what: str) -> Iterator[BinaryIO]:
   check_compression(path, what)
   path = path.removeprefix(TEXT_PREFIX)
   if path == "-":
@@ -290,20 +304,6 @@ def _open(path: str, what: str) -> Iterator[BinaryIO]:
     if is_device and not os.isatty(content.fileno()):
       raise UserError(f"{what}: is a device; name a file of text.")
     yield content
-
-
-def _explain_read_error(
-  error: Exception, path: str, what: str, line: int = 0
-) -> UserError:
-  if isinstance(error, OSError) and error.strerror:
-    return UserError(f"{what}: {error.strerror}; give a text file.")
-  # An error without a system message comes from a decompressor.
-  suffix = compression_of(path)
-  after = f" after line {line:,}" if line else ""
-  fix = f"copy or compress the {suffix} file again"
-  if not line:
-    fix += f", or name it without {suffix} if it is not compressed"
-  return UserError(f"{what}: damaged or cut short{after}: {error}; {fix}.")
 
 
 def _check_magic(content: bytes, what: str) -> None:
