@@ -15,8 +15,8 @@ def uses_accelerators(mesh: DeviceMesh) -> bool:
   """Returns whether JAX, and not TensorFlow, runs the programs of a mesh.
 
   JAX runs a mesh for which TPU is set and, if this machine has GPUs, any mesh
-  of PaLM without STAGES. In a rehearsal (see `is_rehearsal`), JAX runs these
-  meshes on virtual CPU devices.
+  of PaLM without STAGES. If JAX_PLATFORMS is "cpu" (a rehearsal), JAX runs
+  these meshes on virtual CPU devices.
   """
   if mesh.tpu:
     return True

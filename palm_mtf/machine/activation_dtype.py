@@ -52,9 +52,8 @@ def log_dtype(
 ) -> None:
   """Logs the dtype in which a command computes, and why.
 
-  Commands that run a model log this first, because results of different dtypes
-  differ in the third digit. `model` is the result of `resolve_dtype` for the
-  same `mesh` and `begun_in`.
+  Results of different dtypes differ in the third digit. `model` has a dtype in
+  place of "auto", chosen for the same `mesh` and `begun_in`.
   """
   dtype, native = model.activation_dtype, native_bfloat16(mesh.tpu)
   begun = ", as the run began" if begun_in == dtype else ""

@@ -46,8 +46,7 @@ _FOLDER_FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW
 _FILE_FLAGS = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK
 _SEAL_BYTES = hashlib.sha256().digest_size
 
-# Warnings that this process has logged.
-_said: set[str] = set()
+_said: set[str] = set()  # warnings that this process has logged
 
 
 class CacheError(Exception):
@@ -55,11 +54,10 @@ class CacheError(Exception):
 
 
 def cache_path(kind: str, *key: str) -> str:
-  """Returns a path in the cache that depends on `kind`, `key` and this CPU.
+  """Returns a path in the folder `kind` of the cache.
 
-  Args:
-    kind: name of a folder below ~/.cache/palm_mtf.
-    *key: strings that the content depends on, besides the CPU.
+  The path depends on this CPU and on `key`, the other strings on which the
+  content depends.
   """
   # The XDG Base Directory Specification says to ignore relative paths.
   caches = os.environ.get("XDG_CACHE_HOME", "")
@@ -116,10 +114,8 @@ def write_cached(path: str, content: bytes) -> None:
 def open_cache(path: str, *, make: bool = False) -> Iterator["CacheFolder"]:
   """Opens a folder of the cache; `path` is from `cache_path`.
 
-  If `make`, makes missing folders.
-
   Raises:
-    FileNotFoundError: there is no such folder.
+    FileNotFoundError: there is no such folder, and `make` is false.
     CacheError: the folder belongs to another user, or cannot be opened.
   """
   top, _, below = path.rpartition(f"/{_NAME}/")
@@ -212,15 +208,13 @@ class CacheFolder:
     for name in os.listdir(self.descriptor):
       if not name.startswith(_PARTIAL):
         with contextlib.suppress(FileNotFoundError):  # removed in the meantime
-          status = os.lstat(name, dir_fd=self.descriptor)
-          times[name] = status.st_mtime
+          times[name] = os.lstat(name, dir_fd=self.descriptor).st_mtime
     return sorted(times, key=times.get, reverse=True)
 
   def read(self, name: str) -> bytes | None:
     """Returns the content of a file; None if the file is missing.
 
-    Raises:
-      CacheError: another user may write the file, or it cannot be read.
+    Raises CacheError if another user may write the file, or it is unreadable.
     """
     path = os.path.join(self._path, name)
     try:
@@ -241,8 +235,7 @@ class CacheFolder:
   def write(self, name: str, content: bytes) -> None:
     """Writes a file atomically; replaces a file or folder of the same name.
 
-    Raises:
-      CacheError: the file cannot be written.
+    Raises CacheError if the file cannot be written.
     """
     folder = self.descriptor
     partial = f"{_PARTIAL}{os.urandom(8).hex()}"
@@ -310,10 +303,10 @@ def _seal(name: str, content: bytes) -> bytes:
 
 @contextlib.contextmanager
 def partial_folder(above: int) -> Iterator[CacheFolder]:
-  """Yields a new folder inside the folder that has the descriptor `above`.
+  """Yields a new folder, which is removed at the end.
 
-  First removes folders that killed processes have left in that folder. At the
-  end, removes the new folder.
+  The folder is inside the folder that has the descriptor `above`, from which
+  files and folders of killed processes are removed first.
   """
   remove_abandoned(above)
   name = f"{_PARTIAL}{os.urandom(8).hex()}"

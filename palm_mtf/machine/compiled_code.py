@@ -50,10 +50,7 @@ def keep_compiled_code() -> None:
 
 
 def check_xla_flags(num_devices: int) -> None:
-  """Raises UserError if the user's TF_XLA_FLAGS cannot work.
-
-  `num_devices` is the number of virtual CPU devices of a process.
-  """
+  """Raises UserError if TF_XLA_FLAGS cannot work with so many CPU devices."""
   flags = os.environ.get(_VARIABLE, "")
   # With both flags of _COMPILES_FOR_CPUS, TensorFlow puts operations of several
   # devices into one XLA program, which then fails ("Multiple CPU devices").
@@ -147,13 +144,10 @@ def share_compiled_code(memory: ModuleType) -> None:
 
   saving = threading.Thread(target=save_often, daemon=True)
   saving.start()
-
-  def finish() -> None:
-    end.set()
-    saving.join()
-    code.save()
-
-  atexit.register(finish)
+  # At the exit, calls these functions in the opposite order.
+  atexit.register(code.save)
+  atexit.register(saving.join)
+  atexit.register(end.set)
 
 
 def save_compiled_code() -> None:

@@ -8,7 +8,6 @@ import gc
 import os
 import re
 import resource
-from collections.abc import Callable
 
 from palm_mtf.machine.processors import read_or_empty
 
@@ -31,7 +30,7 @@ def largest_resident_bytes(process: int | str = "self") -> int:
 
 
 def memory_bytes() -> tuple[int, int]:
-  """Returns total memory and memory this process can still take, in bytes."""
+  """Returns total memory, and memory that this process can take, in bytes."""
   # In /proc/meminfo, kB means KiB.
   text = read_or_empty("/proc/meminfo")
   kibibytes = dict(re.findall(r"^(\w+):\s+(\d+) kB$", text, re.MULTILINE))
@@ -54,10 +53,9 @@ def memory_bytes() -> tuple[int, int]:
 def free_garbage() -> None:
   """Frees unreachable objects before a graph is built.
 
-  A graph is a cycle of many objects and tensors. Python collects cycles late,
-  and the C library does not return all freed memory. Without this function, a
-  run that samples, evaluates or rewinds often would hold several graphs at
-  once.
+  A graph is a cycle of objects and tensors. Python collects cycles late, and
+  the C library does not return all freed memory. Without this function, a run
+  that samples, evaluates or rewinds often would hold several graphs at once.
   """
   gc.collect()
   _call_glibc("malloc_trim", 0)
@@ -95,10 +93,9 @@ def _unchanged_files() -> list[tuple[int, int]]:
 
 
 def _call_glibc(name: str, *arguments: object) -> None:
-  if function := _glibc_function(name):
+  if function := getattr(_libc(), name, None):
     function(*arguments)
 
 
-@functools.cache  # because each ctypes.CDLL makes classes
-def _glibc_function(name: str) -> Callable[..., object] | None:
-  return getattr(ctypes.CDLL(None), name, None)
+# Each call of ctypes.CDLL makes classes.
+_libc = functools.cache(lambda: ctypes.CDLL(None))

@@ -54,7 +54,7 @@ def die_with(parent: int) -> None:
 
 
 def make_child_environment() -> dict[str, str]:
-  """Returns environment variables so that a child finds the same modules.
+  """Returns environment variables with which a child finds the same modules.
 
   Without PYTHONSAFEPATH, `python -m` would look for modules in the current
   folder first, and would run files that a downloaded model brings.
@@ -137,12 +137,11 @@ class _Withheld(importlib.abc.MetaPathFinder, importlib.abc.Loader):
     """Returns a spec whose loader raises ImportError, for names in _NAMES."""
     if name == self._AFTER_LIBRARIES:
       release_file_pages()
-    if name not in self._NAMES:
-      return None
-    spec = importlib.machinery.PathFinder.find_spec(name)
-    if spec:
-      spec.loader = self
-    return spec
+    if name in self._NAMES:
+      if spec := importlib.machinery.PathFinder.find_spec(name):
+        spec.loader = self
+        return spec
+    return None
 
   def exec_module(self, module: types.ModuleType) -> None:
     raise ImportError(f"{module.__name__} is not needed yet")

@@ -3,8 +3,7 @@
 """The CPU, its cores and the GPUs that TensorFlow computes on; their kernels.
 
 The same program gives the same bits only with the same kernels, which depend on
-versions, hardware and environment variables. Checkpoints record all of these
-(see `kernels_here`).
+versions, hardware and environment variables. Checkpoints record all of these.
 """
 
 import ctypes

@@ -11,10 +11,9 @@ _STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 def handled_signals() -> list[signal.Signals]:
   """Returns the stop signals that a command in this thread handles.
 
-  Signals that are already ignored, because of nohup or because a shell started
-  a background job, stay ignored. Python lets only the main thread handle
-  signals, so a command in another thread leaves signals to the program that
-  called the command.
+  Signals that are already ignored (by nohup, or in a background job of a shell)
+  stay ignored. Python lets only the main thread handle signals, so a command in
+  another thread leaves signals to the program that called the command.
   """
   if threading.current_thread() is not threading.main_thread():
     return []

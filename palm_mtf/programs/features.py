@@ -53,7 +53,8 @@ class Stage(NamedTuple):
   copies: list[dict[str, tf.Tensor]]  # of `features`, on other hosts
   numbers: dict[str, tf.Tensor]  # scalars such as the learning rate, by name
   batch: dict[str, mtf.Tensor]  # the rows, on the mesh
-  # [4] int32: step, first row, whether to drop, place; None if DROPOUT is 0.
+  # [4] int32: step, first row, whether to drop, uses of dropout before the
+  # graph's first use; None if DROPOUT is 0.
   dropout_state: mtf.Tensor | None
   imports: list[mtf.Operation]  # operations that import tensors into the mesh
 
@@ -61,8 +62,7 @@ class Stage(NamedTuple):
 def find_palm_features(names: Sequence[str], dims: Dims) -> dict[str, Feature]:
   """Returns the dtypes and shapes of PaLM's features, [batch, length] each.
 
-  Raises:
-    UserError: a feature is unknown, or inputs or targets are missing.
+  Raises UserError if a feature is unknown, or inputs or targets are missing.
   """
   for name in names:
     check_choice("feature", name, FEATURE_DTYPES)
@@ -83,16 +83,14 @@ def make_placeholders(
 
   `values` has the features' default values; None if every call feeds them all.
   """
-  if values is None:
-    return {
-      name: tf.placeholder(x.dtype, x.shape.to_integer_list, name)
-      for name, x in features.items()
-    }
   made = {}
-  for (name, x), value in zip(features.items(), values, strict=True):
+  for i, (name, x) in enumerate(features.items()):
     shape = x.shape.to_integer_list
-    value = tf.ensure_shape(value, shape)
-    made[name] = tf.placeholder_with_default(value, shape, name)
+    if values is None:
+      made[name] = tf.placeholder(x.dtype, shape, name)
+    else:
+      value = tf.ensure_shape(values[i], shape)
+      made[name] = tf.placeholder_with_default(value, shape, name)
   return made
 
 
@@ -104,10 +102,8 @@ def import_features(
 ) -> dict[str, mtf.Tensor]:
   """Imports the features of a microbatch into a pod's mesh.
 
-  Args:
-    fed: {name of a CPU device: {feature: placeholder on this CPU}}, with one
-      CPU for each process that imports the features.
-    features: dtypes and shapes, by name.
+  `fed` is {name of a CPU device: {feature: placeholder on this CPU}}, with one
+  CPU for each process that imports the features.
   """
   # A process sends to each of its devices only the rows of that device.
   return {

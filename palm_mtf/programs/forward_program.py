@@ -23,24 +23,18 @@ from palm_mtf.programs.features import (
 
 @dataclasses.dataclass(frozen=True)
 class ForwardProgram:
-  """Forward pass of one pod.
+  """Forward pass of one pod."""
 
-  Attributes:
-    features: placeholders of a batch, by name, in the order of the argument
-      `features` of `build_forward_program`.
-    logits: [batch, length, vocab], LOGITS_DTYPE; do not depend on targets and
-      loss_weights.
-    loss: [], float32: mean of -log p(target), in nats, weighted by the loss
-      weights.
-    weight_sum: [], float32: sum of the loss weights in the batch.
-    slices: every variable's slices, by the variable's name in checkpoints.
-  """
-
+  # Placeholders of a batch, by name, in the order of the argument `features` of
+  # `build_forward_program`.
   features: dict[str, tf.Tensor]
+  # [batch, length, vocab], LOGITS_DTYPE; they do not depend on the features
+  # "targets" and "loss_weights".
   logits: tf.Tensor
+  # Mean of -log p(target), in nats, weighted by the loss weights, [] float32.
   loss: tf.Tensor
-  weight_sum: tf.Tensor
-  slices: dict[str, list[Slice]]
+  weight_sum: tf.Tensor  # sum of the loss weights in the batch, [] float32
+  slices: dict[str, list[Slice]]  # by the variable's name in checkpoints
 
 
 def build_forward_program(
@@ -56,10 +50,8 @@ def build_forward_program(
     config: architecture.
     mesh_layout: devices and layout rules, checked against `config`.
     batch_size: sequences in one pass.
-    features: keys of FEATURE_DTYPES that every batch has.
-
-  Raises:
-    UserError: a feature is unknown, or inputs or targets are missing.
+    features: keys of FEATURE_DTYPES that every batch has; UserError if one is
+      unknown, or inputs or targets are missing.
   """
   mesh = mtf.Mesh(mtf.Graph(), "pod")
   placement = local_devices(mesh_layout.num_devices).placement(mesh_layout, 0)

@@ -16,11 +16,7 @@ from palm_mtf.config import AdafactorConfig, MeshLayout, ModelConfig
 from palm_mtf.mesh.stages import send
 from palm_mtf.model.dims import model_dims
 from palm_mtf.model.dropout import Dropout
-from palm_mtf.model.loss import (
-  cross_entropy,
-  weight_sum,
-  weighted_sum,
-)
+from palm_mtf.model.loss import cross_entropy, weight_sum, weighted_sum
 from palm_mtf.model.palm import Palm
 from palm_mtf.model.weights import TrainedWeights, palm_variables
 from palm_mtf.programs.features import Feature, Stage, find_palm_features
@@ -53,7 +49,7 @@ class LossFunction(Protocol):
 
 
 class PalmLoss:
-  """`LossFunction` of PaLM: cross-entropy and z-loss of every token."""
+  """PaLM and its loss: cross-entropy and z-loss of every token."""
 
   def __init__(
     self,
@@ -66,7 +62,7 @@ class PalmLoss:
     seed: int,
     pass_on: Callable[[mtf.Tensor, mtf.Mesh], mtf.Tensor] = send,
   ):
-    """Checks the features.
+    """Checks the features; UserError if one is unknown or missing.
 
     Args:
       mesh_layout: axes and layout rules of a pod, checked against `config`.
@@ -76,9 +72,6 @@ class PalmLoss:
       seed: seed of the initial weights and of dropout.
       pass_on: passes the residual stream to the blocks of a stage or to the
         head.
-
-    Raises:
-      UserError: a feature is unknown, or inputs or targets are missing.
     """
     self._config, self._optimizer, self._seed = config, optimizer, seed
     self._pass_on = pass_on
@@ -87,7 +80,7 @@ class PalmLoss:
     self.features = find_palm_features(feature_names, self._dims)
 
   def build_sums(self, stages: Sequence[Stage]) -> LossSums:
-    """Makes the variables; returns the sums (see `LossFunction`)."""
+    """Makes the variables of a pod's model; returns a microbatch's loss."""
     config, head = self._config, stages[-1]
     stages = stages[:-1] or stages
     meshes = [x.mesh for x in stages]
@@ -112,11 +105,9 @@ class PalmLoss:
     )
     loss_weights = head.batch.get("loss_weights")
     z_loss = self._optimizer.z_loss * mtf.square(log_z)
+    terms = {"loss": token_loss, "z_loss": z_loss}
     return LossSums(
-      {
-        "loss": weighted_sum(token_loss, loss_weights),
-        "z_loss": weighted_sum(z_loss, loss_weights),
-      },
+      {name: weighted_sum(x, loss_weights) for name, x in terms.items()},
       weight_sum(token_loss, loss_weights),
     )
 

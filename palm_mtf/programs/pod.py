@@ -53,7 +53,7 @@ from palm_mtf.programs.loss_function import LossFunction, LossSums
 
 @dataclasses.dataclass(frozen=True)
 class Sums:
-  """Sums over rows, on the mesh of one pod, float32."""
+  """Sums over rows of losses and gradients, on the mesh of one pod, float32."""
 
   losses: LossSums
   # Sums of the gradients of the sum of all terms, one per variable.
@@ -63,8 +63,7 @@ class Sums:
 def sum_microbatch(losses: LossSums, variables: Sequence[mtf.Variable]) -> Sums:
   """Returns the losses and gradients of one microbatch.
 
-  Raises:
-    UserError: the loss does not depend on one of the trained `variables`.
+  Raises UserError if the loss does not depend on one of `variables`.
   """
   total = functools.reduce(operator.add, losses.terms.values())
   gradients = mtf.gradients([total], [v.value for v in variables])
@@ -93,10 +92,8 @@ class Accumulate(mtf.Operation):
   ):
     """Makes the variable, which no checkpoint holds.
 
-    Args:
-      name: name of the variable, unique in the graph.
-      value: term to add, any float dtype.
-      is_first: [], bool; if true, `value` replaces the sum.
+    `name` is unique in the graph. `value`, of any float dtype, is the term to
+    add; it replaces the sum if `is_first`, [] bool, is true.
     """
     self.sum_name = name
     self.accumulator = SlicedVariable(
@@ -110,7 +107,8 @@ class Accumulate(mtf.Operation):
     )
     super().__init__([value], name=f"{name}/add")
     self._is_first = is_first
-    self.open_axes: list[int] = []  # mesh axes of a pending all-reduce
+    # Mesh axes over which the sum still has to be all-reduced when it is read.
+    self.open_axes: list[int] = []
 
   def lower(self, lowering: mtf.Lowering) -> None:
     """Lowers to one in-place addition per slice."""
@@ -290,10 +288,9 @@ class PodBuilder:
   ) -> Gradients:
     """Builds forward and backward pass of a pod.
 
-    Args:
-      placements: placement of each stage; of the pod if it has no stages.
-      read: builds the operations by which servers read features; None if the
-        client feeds all features.
+    `placements` has the placement of each stage, or of a pod without stages.
+    `read` builds the operations by which servers read features; it is None if
+    the client feeds all features.
     """
     places = [
       (mtf.Mesh(self._graph, f"pod_{pod}/stage_{i}"), x)
@@ -323,7 +320,7 @@ class PodBuilder:
     placement: Placement,
     read: ReadFeatures | None,
   ) -> Stage:
-    """Imports features and scalars; for `read` see `build_gradients`."""
+    """Imports features and scalars into the mesh of a stage."""
     num_before = len(self._graph.operations)
     # Placeholders in the stage's process let the client send it only its rows.
     with tf.device(placement.cpu):
@@ -331,7 +328,15 @@ class PodBuilder:
       first, *copies = by_cpu.values()
       features = self._loss_function.features
       batch = import_features(mesh, placement, by_cpu, features)
-      numbers = self.build_numbers(pod, self.step, self.microbatch)
+      rows_before = self.microbatch * (
+        self._pod_batch_size // self._num_microbatches
+      )
+      first_row = pod * self._pod_batch_size + rows_before
+      numbers = {
+        **build_rates(self._optimizer, self.step),
+        "is_first": tf.equal(self.microbatch, 0),
+        "dropout_state": build_dropout_state(self.step, first_row),
+      }
       dropout_state = None
       if self._optimizer.dropout:
         dropout_state = mtf.import_tf_tensor(
@@ -345,7 +350,7 @@ class PodBuilder:
   def _make_placeholders(
     self, pod: int, placement: Placement, read: ReadFeatures | None
   ) -> dict[str, dict[str, tf.Tensor]]:
-    """Makes the argument `fed` of `import_features`."""
+    """Returns {name of a CPU device: {feature: placeholder on this CPU}}."""
     features = self._loss_function.features
     if read is None:
       return {placement.cpu: make_placeholders(features)}
@@ -358,36 +363,16 @@ class PodBuilder:
         by_cpu[cpu] = make_placeholders(features, values)
     return by_cpu
 
-  def build_numbers(
-    self, pod: int, step: tf.Tensor, microbatch: tf.Tensor
-  ) -> dict[str, tf.Tensor]:
-    """Returns {name: scalar} that a pod's devices need for a microbatch.
-
-    `step`, [] int64, is the number of steps done before. `microbatch`, []
-    int32, is the index of the microbatch in the step.
-    """
-    first_row = pod * self._pod_batch_size
-    first_row += microbatch * (self._pod_batch_size // self._num_microbatches)
-    return {
-      **build_rates(self._optimizer, step),
-      "is_first": tf.equal(microbatch, 0),
-      "dropout_state": build_dropout_state(step, first_row),
-    }
-
   def build_update(self, gradients: Gradients, sums: Sums) -> Update:
     """Builds the update of a pod from the sums over all pods."""
-    stage = gradients.stages[0]
+    stage, meshes = gradients.stages[0], [x.mesh for x in gradients.stages]
     with tf.device(stage.placement.cpu):
       rates = [
         mtf.import_tf_tensor(stage.mesh, stage.numbers[x])
         for x in ("learning_rate", "one_minus_beta2")
       ]
       return build_update(
-        gradients.variables,
-        sums,
-        rates,
-        self._optimizer,
-        meshes=[x.mesh for x in gradients.stages],
+        gradients.variables, sums, rates, self._optimizer, meshes=meshes
       )
 
 
@@ -406,11 +391,11 @@ def build_rates(
 
 
 def build_dropout_state(step: tf.Tensor, first_row: tf.Tensor) -> tf.Tensor:
-  """Returns `Dropout.state` of rows, [4] int32.
+  """Returns the state of rows that `Dropout` takes, [4] int32.
 
-  Args:
-    step: number of steps done before, [] int64; in step -1 nothing is dropped.
-    first_row: index of the first row in the batch of all pods, [] int32.
+  `step`, [] int64, is the number of steps done before; in step -1 nothing is
+  dropped. `first_row`, [] int32, is the index of the first row in the batch of
+  all pods.
   """
   # Dropout of a row depends on SEED, the step, and the row's index in the batch
   # of all pods, but not on the numbers of pods and microbatches.
@@ -427,13 +412,12 @@ def build_update(
   meshes: Sequence[mtf.Mesh],
   num_layers: int = 1,
 ) -> Update:
-  """Builds the update of a pod.
+  """Builds the update of a pod's trained variables.
 
   Args:
     variables: the trained variables.
     sums: sums over all pods.
     rates: learning rate and 1 - beta2, [] float32 each.
-    optimizer: settings.
     meshes: meshes of the variables; the first computes the scalars.
     num_layers: number of layers that one layer's variable represents.
   """

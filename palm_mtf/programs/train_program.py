@@ -161,8 +161,7 @@ def build_train_program(
     pods: number of pods, and the dtype of gradients between them.
     devices: devices of the pods; None for the CPUs or GPUs of this process.
 
-  Raises:
-    UserError: a feature is unknown, or inputs or targets are missing.
+  Raises UserError if a feature is unknown, or inputs or targets are missing.
   """
   names, read = features, None
   if isinstance(features, ServerFeatures):
@@ -198,12 +197,9 @@ def build_program(
 ) -> TrainProgram:
   """Builds a training step of any model in the current tf.Graph.
 
-  For the other arguments see `build_train_program`.
-
-  Args:
-    loss_function: model and loss of a microbatch.
-    read: builds the operations by which servers read features; None if the
-      client feeds all features.
+  `loss_function` is the model and the loss of a microbatch. `read` builds the
+  operations by which servers read features; it is None if the client feeds all
+  features. For the other arguments see `build_train_program`.
   """
   devices = devices or local_devices(mesh_layout.pod_devices, pods.num_pods)
   builder = PodBuilder(
@@ -337,6 +333,12 @@ def _lower_step(
   update = updates[0]
   values, done = lowering.call(update.fetched, operations)
   stage = pod.stages[0]
+  losses = {name: values[name] for name in update.losses}
+  sums = [
+    x._replace(value=values[f"{x.of}_squares/{x.variable}"])
+    for each in update.operations
+    for x in each.sums_of_squares
+  ]
   with tf.device(stage.placement.cpu):
     squares = tf.stack(
       [values[f"squares/{i}"] for i in range(len(update.squares))]
@@ -346,23 +348,10 @@ def _lower_step(
     return {
       "update": tf.group(done, check),
       "is_finite": is_finite,
-      "losses": {name: values[name] for name in update.losses},
-      "metrics": _make_metrics(update, values, stage.numbers["learning_rate"]),
+      "losses": losses,
+      "metrics": make_metrics(losses, sums, stage.numbers["learning_rate"]),
       "gradient_squares": squares / tf.square(values["weight"]),
     }
-
-
-def _make_metrics(
-  update: Update, values: Mapping[str, tf.Tensor], learning_rate: tf.Tensor
-) -> dict[str, tf.Tensor]:
-  measured = (x for each in update.operations for x in each.sums_of_squares)
-  return make_metrics(
-    {name: values[name] for name in update.losses},
-    [
-      x._replace(value=values[f"{x.of}_squares/{x.variable}"]) for x in measured
-    ],
-    learning_rate,
-  )
 
 
 def make_metrics(

@@ -103,9 +103,8 @@ _SHARE, _LEAST_SECS = 0.15, 0.1
 def calibration() -> dict[str, Any]:
   """Measures this machine; takes half a minute if no other program runs.
 
-  Returns:
-    {macro: value} for CHIP = "measured" (`HardwareConfig`), with the rates of
-    all cores together.
+  Returns {macro: value} for CHIP = "measured" (`HardwareConfig`), with the
+  rates of all cores together.
   """
   # The process's memory is measured first, because its peak never falls. The
   # probe of the loss has large products, whose temporary buffers count too.
@@ -236,8 +235,8 @@ def undisturbed_secs(
 ) -> float:
   """Returns the seconds that a call would take if no other program ran.
 
-  For example, if the call took 3 s, and products before and after it took 1.5
-  times their shortest time, the result is 2 s.
+  If the call took 3 s, and products around it 1.5 times their shortest time,
+  the result is 2 s.
   """
   return secs * min(1.0, best_secs / product_secs)
 

@@ -78,7 +78,7 @@ def explain_bind_error(
 
 
 def explain_start_error(address: str, error: Exception) -> UserError:
-  """Returns the error that says why a server in `restricted_port` failed."""
+  """Returns the error that says why a server cannot listen at an address."""
   if isinstance(error, OSError) and error.errno != errno.EADDRINUSE:
     why = (
       "this system does not let a server be restricted to one address and, "
@@ -154,7 +154,7 @@ def duplicate(number: int) -> socket.socket:
 def listeners(
   port: int, besides: Collection[socket.socket] = ()
 ) -> Iterator[socket.socket]:
-  """Yields duplicates of sockets that listen on a TCP port (`_sockets`)."""
+  """Yields duplicates of this process's sockets that listen on a TCP port."""
   for each in _sockets(besides):
     if is_inet(each, port) and accepts(each):
       yield each
@@ -174,9 +174,9 @@ def accepts(found: socket.socket) -> bool:
 def _sockets(
   besides: Collection[socket.socket] = (),
 ) -> Iterator[socket.socket]:
-  """Yields a duplicate of each of this process's sockets, but not `besides`.
+  """Yields a duplicate of each socket of this process, except `besides`.
 
-  Each duplicate is closed when the next one is taken.
+  Each duplicate is closed when the next duplicate is taken.
   """
   left_out = {each.fileno() for each in besides}
   for number in {*socket_numbers().values()} - left_out:

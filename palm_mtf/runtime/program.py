@@ -11,7 +11,7 @@ from palm_mtf.errors import UserError, did_you_mean
 
 
 def state_of(variables: Iterable[tf.Variable]) -> frozenset[str]:
-  """Returns the names of the state (`Program.reads`) of some variables.
+  """Returns the names of state that stand for variables in a `Program`.
 
   All variables of a device are one state, because programs that use the same
   device gain little from running at the same time.
@@ -25,25 +25,20 @@ class Program:
 
   Calls of programs that share state run in the order in which they were made,
   unless both only read the state. Other calls may run at the same time.
-
-  Attributes:
-    inputs: placeholders that every call feeds, by name.
-    outputs: what a call returns: a tensor, or a list or dict of outputs.
-    operations: further operations that a call runs.
-    reads: names of state that the program reads. A name says what the state is
-      and on which device it is.
-    writes: names of state that the program changes.
-    device_bytes: for each device that a call uses, by TensorFlow's name of the
-      device, the bytes of the buffers that the call makes there. The client
-      frees them (`Client.free`). If empty, a call uses all devices of the
-      client, and makes no buffers.
   """
 
+  # Placeholders that every call feeds, by name.
   inputs: Mapping[str, tf.Tensor] = dataclasses.field(default_factory=dict)
+  # What a call returns: a tensor, or nested lists and dicts of tensors.
   outputs: Any = ()
-  operations: Sequence[tf.Operation] = ()
+  operations: Sequence[tf.Operation] = ()  # further operations that a call runs
+  # Names of state that the program reads or changes, such as the variables of a
+  # device.
   reads: frozenset[str] = frozenset()
   writes: frozenset[str] = frozenset()
+  # For each device that a call uses, by TensorFlow's name of the device, the
+  # bytes of the buffers that the call makes there. The owner of the buffers
+  # frees them later. If empty, a call uses all devices and makes no buffers.
   device_bytes: Mapping[str, int] = dataclasses.field(default_factory=dict)
 
   def conflicts_with(self, other: "Program") -> bool:

@@ -37,13 +37,13 @@ MAX_IN_FLIGHT = 4  # per device: more hide delays, fewer follow weights better
 MAX_OVERTAKES = 16  # a few times the programs in flight
 
 Bytes = Mapping[Hashable, int]  # {device: number of bytes}
-Counts = Counter[Hashable]  # numbers by device
-Tags = dict[Hashable, float]  # seconds of virtual time by device
+Counts = Counter[Hashable]  # {device: number of programs or of bytes}
+Tags = dict[Hashable, float]  # {device: seconds of virtual time}
 
 
 @dataclasses.dataclass(eq=False)  # hashed by identity
 class Ticket:
-  """A submitted program; `GangScheduler.submit` explains the first fields."""
+  """A submitted program; the first fields are the arguments of `submit`."""
 
   tenant: str
   num_bytes: Bytes
@@ -54,7 +54,7 @@ class Ticket:
   order: tuple[float, int]  # rank by the policy, then number of the submission
   state: str = "waiting"  # then "running", then "ended"
   num_overtakes: int = 0  # later programs that have overtaken it
-  num_freed: int = -1  # calls of `free` before the last `explain_wait`
+  num_freed: int = -1  # `_num_freed` at the last `explain_wait`
 
 
 class GangScheduler:
@@ -63,9 +63,6 @@ class GangScheduler:
   Call `start` after every other method, and enqueue programs in its order. If
   clients enqueue their own programs, their messages may overtake each other;
   then devices that run one program at a time need max_in_flight = 1.
-
-  Attributes:
-    budgets: {device: bytes for programs and buffers}; devices may be added.
   """
 
   def __init__(
@@ -73,16 +70,17 @@ class GangScheduler:
   ):
     errors.check_choice("policy", policy, POLICIES)
     errors.check_count("max_in_flight", max_in_flight)
+    # {device: bytes for programs and buffers}; devices may be added.
     self.budgets = dict(budgets)
     self._policy, self._max_in_flight = policy, max_in_flight
     self._num_tickets = 0
-    self._waiting: list[Ticket] = []  # in their order
+    self._waiting: list[Ticket] = []  # in the order of the policy
     self._running: set[Ticket] = set()
     self._full: set[Hashable] = set()  # devices that run max_in_flight programs
     self._num_running: Counts = Counter()
     self._used: Counts = Counter()  # bytes of running programs and buffers
     self._kept: Counts = Counter()  # bytes of buffers
-    self._num_freed = 0  # calls of `free`
+    self._num_freed = 0  # calls of `free`, to see whether any bytes were freed
     self._virtual_times: Tags = defaultdict(float)  # tag of the last start
     # By tenant and device: bytes of buffers; finish tag of the program that
     # started last.
@@ -107,8 +105,7 @@ class GangScheduler:
       weight: the tenant's weight or priority, as the policy says.
       after: the tenant's programs that must start before this program.
 
-    Raises:
-      UserError: a device is unknown, or its budget is too small.
+    Raises UserError if a device is unknown, or its budget is too small.
     """
     errors.check_real("secs", secs, 1e-9, 1e9)
     errors.check_real("weight", weight, 1e-6, 1e6)
@@ -130,9 +127,9 @@ class GangScheduler:
     return ticket
 
   def start(self) -> list[Ticket]:
-    """Starts all programs that may start, and returns them in their order."""
+    """Starts all programs that may start; returns them in policy order."""
     started: list[Ticket] = []
-    short: list[Ticket] = []  # that later programs may overtake
+    short: list[Ticket] = []  # programs that later programs may overtake
     # By tenant, the devices of its programs in `short`.
     short_on: dict[str, set[Hashable]] = defaultdict(set)
     blocked = set(self._full)  # devices on which later programs wait

@@ -1,6 +1,6 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Information that servers publish to clients, and calls of functions.
+"""Information that servers publish to clients, and calls of their functions.
 
 A server keeps its versions, devices and functions as JSON in a TensorFlow
 variable that sessions share.
@@ -22,7 +22,7 @@ from palm_mtf.machine.processors import (
 )
 from palm_mtf.runtime.processes import Process
 
-_INFO = "palm_mtf_server_facts"  # name of the variable, a `ServerInfo`
+_INFO = "palm_mtf_server_facts"  # name of the variable with a server's info
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -34,14 +34,14 @@ class ServerInfo:
   num_devices: int
   num_threads: int  # per operation
   device_bytes: int = 0  # memory for each device, in bytes
-  # {name of a function: token with which sessions call the function}; see
-  # runtime/processes.py.
+  # {name of a function: token with which sessions of clients call the function}
   functions: Mapping[str, str] = dataclasses.field(default_factory=dict)
   has_native: bool = False  # whether it has palm_mtf's C++ operations
-  # CPU instruction sets that decide which kernels run, from `kernel_flags`.
+  # CPU instruction sets that decide which kernels run. Servers of a run must
+  # have the same, because the last bits of their results could differ.
   cpu_flags: Sequence[str] = ()
-  # Versions and settings on which the last bits of results depend, from
-  # `kernels_here`.
+  # Versions and settings on which the last bits of results depend. Checkpoints
+  # record them.
   kernels: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
 

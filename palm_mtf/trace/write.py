@@ -465,11 +465,9 @@ def _lane(
   """Yields a lane's events; events that overlap get different rows."""
   # In Chrome's format, a lane is a process ("pid"), and a row in the lane is a
   # thread ("tid"). "M" events are metadata.
-  for kind, key, value in (
-    ("process_name", "name", name),
-    ("process_sort_index", "sort_index", number),
-  ):
-    yield {"ph": "M", "name": kind, "pid": number, "args": {key: value}}
+  for key, value in (("name", name), ("sort_index", number)):
+    about = {"name": f"process_{key}", "args": {key: value}}
+    yield {"ph": "M", "pid": number, **about}
   free: list[tuple[float, int]] = []  # (end of the row's last event, row)
   for event in sorted(events, key=lambda each: each["ts"]):
     row = len(free)

@@ -33,14 +33,12 @@ Inputs = Mapping[str, object]
 
 
 class Call(Future):
-  """A call of a program; its result is the program's outputs.
-
-  Attributes:
-    begun: future that is done once the program runs, or fails before it runs.
-  """
+  """A call of a program; its result is the program's outputs."""
 
   def __init__(self) -> None:
     super().__init__()
+    # This future is done once the program runs, or fails before it runs. A call
+    # that waits in servers for results of this call starts after that.
     self.begun: Future = Future()
 
 
@@ -53,14 +51,15 @@ class Client:
       threads run programs.
     take_turn: requests a program's turn to use its devices, without waiting.
       Returns a context manager for the call, which waits for the turn, and then
-      for futures (`TurnTaker.take`).
+      for futures.
     free: takes {device: bytes} of buffers that the client no longer keeps.
   """
 
   def __init__(self, session: tf.Session):
     """Takes a session, which the client closes."""
     self.graph, self._session = session.graph, session
-    # TensorFlow frees a program's executors with the program's callable.
+    # TensorFlow frees a program's executors with the program's callable, so
+    # keep no callable longer than its program.
     self._callables: weakref.WeakKeyDictionary[Program, Callable[..., Any]] = (
       weakref.WeakKeyDictionary()
     )

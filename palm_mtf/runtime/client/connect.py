@@ -124,8 +124,10 @@ class Cluster:
   servers: Sequence[Process] = ()  # () if this process has the devices
   # {TensorFlow's name of a device: "host:port/number"}, for the manager.
   names: Mapping[str, str] = dataclasses.field(default_factory=dict)
-  stream: Stream | None = None  # for turns; None without a manager
-  membership: Membership | None = None  # if other clients use the servers too
+  stream: Stream | None = None  # the manager's, to ask it for turns
+  membership: Membership | None = (
+    None  # None if no other client may use servers
+  )
   # Frees memory that a client holds in this process besides its session.
   release: Callable[[], None] = lambda: None
 
@@ -327,9 +329,8 @@ def memory_reader(
 ) -> Callable[[], dict[str, int]]:
   """Returns a function that reads the resident memory of a client's servers.
 
-  The function returns the bytes of each pod's largest server, by metric name.
-  It raises OpError if a server is lost. `servers` is empty if the client has
-  the devices.
+  The function returns the bytes of each pod's largest server, by metric name,
+  and raises OpError if a server is lost. `servers` may be empty.
   """
   values: dict[str, list[tf.Tensor]] = {}  # of each server, by metric name
   with client.graph.as_default():

@@ -68,9 +68,6 @@ class Heartbeat:
 
   If server A reports that it gets no answer from server B, but B answers the
   client, A's pod counts as lost.
-
-  Attributes:
-    infos: info of each server, by the server's address.
   """
 
   def __init__(
@@ -101,8 +98,9 @@ class Heartbeat:
     self._lost: dict[str, str] = {}
     self._end = threading.Event()
     self._threads: dict[str, threading.Thread] = {}
+    # {address: incarnation}; a server that later has another was restarted.
     self._incarnations: dict[str, int] = {}
-    self.infos: dict[str, ServerInfo] = {}
+    self.infos: dict[str, ServerInfo] = {}  # by the server's address
     with concurrent.futures.ThreadPoolExecutor(_NUM_THREADS) as threads:
       asked = {x: threads.submit(self._first_answer, x) for x in self._pods}
     for address, answer in asked.items():

@@ -1,6 +1,6 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Server processes on this machine: started, watched, stopped.
+"""Starts, watches and stops server processes on this machine.
 
 There is one server per pod; if pods have stages, one per stage.
 """

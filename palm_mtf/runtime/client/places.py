@@ -183,7 +183,7 @@ class ManagedPlaces:
     # Opens the manager's stream of turns.
     self.stream = self._client.open_turns(self._owner, pods.share)
     self._places: list[list[Place]] = []
-    self._lost: set[str] = set()  # addresses of servers
+    self._lost: set[str] = set()  # addresses of servers to avoid
 
   def close(self) -> None:
     """Gives the slices back."""

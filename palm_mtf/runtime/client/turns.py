@@ -2,9 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Turns of a client, which asks a scheduler before it runs a program.
 
-runtime/manager/turns.py defines the messages. While no manager answers,
-programs run without turns: the client keeps its devices, but time shares and
-memory budgets are not enforced.
+manager/turns.py defines the client's messages to the scheduler. While no
+manager answers, programs run without turns: the client keeps its devices, but
+time shares and memory budgets are not enforced.
 """
 
 import contextlib
@@ -45,14 +45,15 @@ class _Turn:
 
 
 class TurnTaker:
-  """Takes a turn for each program of a client."""
+  """Asks a scheduler for a turn for each program of a client."""
 
   def __init__(self, devices: Mapping[str, str]):
     """Takes {TensorFlow's name of a device: the scheduler's name}."""
     self._devices, self._numbers = devices, itertools.count()
     self._lock = threading.Lock()
     self._turns: dict[int, _Turn] = {}  # turns not yet given
-    # {the future `begun` of a program: number of the program's turn}
+    # {the future `begun` of a program: number of the program's turn}, to tell
+    # the scheduler which programs a later program reads.
     self._numbers_of: weakref.WeakKeyDictionary[Future, int] = (
       weakref.WeakKeyDictionary()
     )

@@ -104,7 +104,7 @@ class ManagerClient:
     avoid: Collection[str] = (),
     is_trial: bool = False,
   ) -> Places:
-    """Returns the devices of an owner's slices (`Manager.allocate`).
+    """Asks the manager for slices; returns their devices.
 
     Unless it is a trial, the owner has its slices until this client is closed
     or silent for 30 seconds. Raises UserError if no island can hold a slice, or

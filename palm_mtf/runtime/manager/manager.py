@@ -33,7 +33,7 @@ from palm_mtf.runtime.manager.slices import (
 
 _logger = logging.getLogger(__name__)
 
-_FORMAT = 2  # of the file
+_FORMAT = 2  # version of the format of the manager's file
 
 
 class Store:
@@ -138,7 +138,7 @@ _MAX_BEATS_PER_SEC = 500.0
 _LOST_BEATS = 6  # a server that misses this many beats is lost
 _OWNER_SECS = 30.0  # an owner that is silent for longer loses its slices
 _FORGET_SECS = 600.0  # a server that is silent for longer is removed
-_LATE_SECS = 3.0  # a longer pause between ticks means that this process stood
+_LATE_SECS = 3.0  # a longer pause between ticks: this process was suspended
 
 
 class Manager:

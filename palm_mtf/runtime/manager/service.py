@@ -81,7 +81,10 @@ def serve(
     streams = Streams(Turns(scheduler, lambda: manager.list_devices()))
     end_turns = functools.partial(loop.call_soon_threadsafe, streams.end_all)
     manager = Manager(store, count_devices, end_turns)
-    _allow_many_files()
+    # Let this process have as many connections as the system allows.
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with contextlib.suppress(ValueError, OSError):
+      resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
     started = asyncio.run_coroutine_threadsafe(
       _start(manager, streams, ip, port, tls), loop
     )
@@ -106,13 +109,6 @@ def _event_loop() -> Iterator[asyncio.AbstractEventLoop]:
   finally:
     loop.call_soon_threadsafe(loop.stop)
     thread.join(_STOP_SECS)
-
-
-def _allow_many_files() -> None:
-  """Lets this process have as many connections as the system allows."""
-  _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-  with contextlib.suppress(ValueError, OSError):
-    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
 async def _start(
@@ -141,7 +137,7 @@ async def _start(
 
 
 def _listen(server: grpc.aio.Server, ip: str, port: int, tls: str) -> int:
-  """Makes a server listen on a port that is restricted to `ip`."""
+  """Makes a server listen on a port, with access only through `ip`."""
   both = read_tls(tls) if tls else None
   try:
     with contextlib.ExitStack() as stack:
@@ -169,7 +165,7 @@ class _Calls:
     self._registering = ThreadPoolExecutor(_NUM_THREADS)
 
   def tick(self) -> None:
-    """Lets the manager note the time, now and then every second."""
+    """Lets the manager note the time now, and again every second."""
     self._threads.submit(self._manager.tick)
     asyncio.get_running_loop().call_later(1.0, self.tick)
 

@@ -38,24 +38,16 @@ _Devices = dict[str, list[tuple[int, int]]]
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Server:
-  """A server of `palm_mtf pods serve`.
+  """A server of `palm_mtf pods serve`."""
 
-  Attributes:
-    address: "host:port" where the manager, clients and servers reach it.
-    island: name that servers with a fast network between them share.
-    num_devices: number of its devices.
-    device_bytes: memory in bytes of each device.
-    kind: its versions, threads and CPU. Servers of different kinds may compute
-      different bits, so all servers of an owner have the same kind.
-    is_drained: whether new slices avoid the server.
-  """
-
-  address: str
-  island: str
+  address: str  # "host:port" where the manager, clients and servers reach it
+  island: str  # name that servers with a fast network between them share
   num_devices: int
-  device_bytes: int
+  device_bytes: int  # memory in bytes of each device
+  # The server's versions, threads and CPU. Servers of different kinds may
+  # compute different bits, so all servers of an owner have the same kind.
   kind: Mapping[str, str]
-  is_drained: bool = False
+  is_drained: bool = False  # whether new slices avoid the server
 
   def __post_init__(self) -> None:
     # Messages of other processes, and the manager's file, may hold any JSON.
@@ -70,19 +62,14 @@ class Server:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Wish:
-  """The slices that an owner wants.
+  """The slices that an owner wants."""
 
-  Attributes:
-    slices: shape of each slice, such as "2x4".
-    device_bytes: memory in bytes that each device needs.
-    islands: "auto", on any islands; "same", all slices on one island; or
-      "apart", each slice on a different island.
-    kind: versions that the servers must have; a subset of `Server.kind`.
-  """
-
-  slices: Sequence[str]
-  device_bytes: int = 0
+  slices: Sequence[str]  # shape of each slice, such as "2x4"
+  device_bytes: int = 0  # memory in bytes that each device needs
+  # "auto", on any islands; "same", all slices on one island; or "apart", each
+  # slice on a different island.
   islands: str = "auto"
+  # Versions that the servers must have; a subset of `Server.kind`.
   kind: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
   def __post_init__(self) -> None:
@@ -124,7 +111,7 @@ def _check_kind(kind: object) -> None:
 
 
 def check_name(what: str, name: str) -> None:
-  """Raises UserError unless `name` is a short word."""
+  """Raises UserError unless `name` is one word of at most 300 characters."""
   if not re.fullmatch(r"[\w.-]{1,300}", name):
     raise UserError(
       f'{what} = {shorten(name)}: give a name of letters, digits, ".", "-" and '

@@ -3,8 +3,8 @@
 """Turns: the manager tells each client when a program may use its devices.
 
 A client opens a stream and submits programs. The manager tells the client when
-each program may start; the client reports when the program has ended. Each text
-in the stream is a JSON list of messages, which are objects:
+each program may start; the client reports when the program has ended. Each item
+of the stream is a JSON list of messages, which are objects:
 
   client   {"keep": {device: bytes}} of the buffers that the client has already
            {"submit": number, "program": id, "num_bytes": {device: bytes},

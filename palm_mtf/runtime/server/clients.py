@@ -12,6 +12,7 @@ its peers (some of the other servers) do not answer it.
 """
 
 import dataclasses
+import errno
 import json
 import logging
 import math
@@ -43,29 +44,22 @@ _LINK_LEASE = 3.0
 _REFUSAL_SECS = 1.0  # timeout for asking whether a port is open
 
 _Function = TypeVar("_Function", bound=Callable[[str], None])
-_leaving: list[Callable[[str], None]] = []  # functions of `at_leave`
+_leaving: list[Callable[[str], None]] = []  # to call with a client's name
 _targets: list[str] = []  # TensorFlow's targets of this process's servers
-_clients: dict[str, "_Probe"] = {}  # by name
+_clients: dict[str, "_Probe"] = {}  # by the client's name
 _links: dict[tuple[str, float], "_Probe"] = {}  # by address and timeout
 _links_lock = threading.Lock()
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Registration:
-  """What a client tells its servers.
+  """What a client tells its servers."""
 
-  Attributes:
-    name: the client's job in TensorFlow's cluster, which no other client has.
-    address: "host:port" of the client's own server.
-    incarnation: random number that the client's server drew at its start.
-    secs: POD_TIMEOUT_SECS, after which a silent client counts as gone.
-    ended: names of earlier clients of the same process that could not leave.
-  """
-
-  name: str
-  address: str
-  incarnation: int
-  secs: float
+  name: str  # the client's job, which no other client of the servers has
+  address: str  # "host:port" of the client's own server
+  incarnation: int  # random number that the client's server drew at its start
+  secs: float  # POD_TIMEOUT_SECS, after which a silent client counts as gone
+  # Names of earlier clients of the same process that could not leave.
   ended: Sequence[str] = ()
 
 
@@ -106,11 +100,9 @@ def leave_server(name: bytes) -> bytes:
 def find_silent_peers(text: bytes) -> bytes:
   """Returns a JSON list of the peers that do not answer this server.
 
-  This server probes `peers` from the first call on until some time after the
-  last call.
-
-  Args:
-    text: JSON of {"peers": addresses of servers, "secs": POD_TIMEOUT_SECS}.
+  `text` is the JSON of {"peers": addresses of servers, "secs":
+  POD_TIMEOUT_SECS}. This server probes the peers from the first call on until
+  some time after the last call.
   """
   asked = json.loads(text)
   secs = asked["secs"]
@@ -126,31 +118,21 @@ def find_silent_peers(text: bytes) -> bytes:
 
 
 class _Probe(threading.Thread):
-  """A thread that probes the server of another process.
+  """A thread that probes the server of another process at `address`.
 
-  The probe of a client frees the client's memory once the client is gone.
-
-  Attributes:
-    until: time at which the thread ends, as in `time.monotonic`.
-    is_silent: whether the server has not answered for `secs` seconds.
+  If a client runs that server, the thread frees the client's memory in this
+  process once the client is gone.
   """
 
   def __init__(
     self, address: str, secs: float, client: Registration | None = None
   ):
-    """Makes a thread, which is not started.
-
-    Args:
-      address: "host:port" of the server.
-      secs: time after which the server is silent.
-      client: the client that runs the server; None if a pod's server.
-    """
     super().__init__(daemon=True)
-    self.until, self.is_silent = math.inf, False
+    self.until = math.inf  # when the thread ends, in seconds of time.monotonic
+    self.is_silent = False  # whether there was no answer for `secs` seconds
     self._address, self._secs, self._client = address, secs, client
 
   def run(self) -> None:
-    """Probes the server until `until`, or until the client is gone."""
     timeout = self._secs / _NUM_PROBES
     heard, num_failed = time.monotonic(), 0
     while time.monotonic() < self.until:
@@ -169,51 +151,39 @@ class _Probe(threading.Thread):
         _logger.warning(f"{self._address} does not answer this server")
       self.is_silent = is_late
       if self._client and (is_late or has_ended):
-        self._collect(self._client.name)
-        return
+        break
       time.sleep(timeout / 4)
-
-  def _collect(self, name: str) -> None:
-    """Frees the memory of a client that is gone, unless it has just left."""
-    if self.until:
-      _logger.warning(f"{name} at {self._address} is gone")
+    if self._client and self.until:  # the client has not left, and is gone
+      _logger.warning(f"{self._client.name} at {self._address} is gone")
       if self.is_silent:
-        # A step that waits for a tensor of the client holds the client's
-        # memory. The step fails when the connection is shut down.
+        # A step that waits for a tensor of the client keeps the client's
+        # variables on this server alive. Shut down the connection, so that the
+        # step fails.
         shut_down_connections(self._address)
-      free_memory(name)
+      free_memory(self._client.name)
 
 
 def _refuses(address: str) -> bool:
   """Returns whether no process listens on a port of a host that answers."""
-  host, _, port = address.rpartition(":")
-  try:
-    socket.create_connection((host, int(port)), _REFUSAL_SECS).close()
-  except ConnectionRefusedError:
-    return True
-  except OSError:
-    pass
-  return False
+  ip, _, port = address.rpartition(":")
+  with socket.socket() as trial:
+    trial.settimeout(_REFUSAL_SECS)
+    return trial.connect_ex((ip, int(port))) == errno.ECONNREFUSED
 
 
 def free_memory(name: str) -> None:
   """Frees the memory of a client in this process; forgets the client."""
   for target in _targets:
-    _delete_sessions(name, target)
+    # TensorFlow deletes the sessions of a client if another process opens a
+    # session under the client's name. Therefore open such a session.
+    config = tf.ConfigProto(isolate_session_state=True)
+    address = target.removeprefix("grpc://")
+    config.cluster_def.job.add(name=name).tasks[0] = address
+    with tf.Session(target, tf.Graph(), config) as session:
+      with session.graph.as_default():
+        tf.no_op()
+      session._extend_graph()  # begins the session
   for free_client in _leaving:
     free_client(name)
   free_garbage()
   _clients.pop(name, None)
-
-
-def _delete_sessions(name: str, target: str) -> None:
-  """Deletes the sessions that a client has opened on a server."""
-  # TensorFlow deletes the sessions of a client if another process opens a
-  # session under the client's name. Therefore open such a session.
-  config = tf.ConfigProto(isolate_session_state=True)
-  address = target.removeprefix("grpc://")
-  config.cluster_def.job.add(name=name).tasks[0] = address
-  with tf.Session(target, tf.Graph(), config) as session:
-    with session.graph.as_default():
-      tf.no_op()
-    session._extend_graph()  # begins the session

@@ -1,6 +1,6 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""A port that nobody can use before access to its server is restricted.
+"""A port that nobody can use before its server limits who may connect.
 
 A TensorFlow server listens on every address of a machine, and runs any program,
 with access to files, for anyone who connects. The server accepts connections as
@@ -76,20 +76,18 @@ def restricted_port(ip: str, port: int) -> Iterator[int]:
   A client that connects during the body reaches the server only if it connects
   again afterwards.
 
+  Call this before `restrict_later_listeners`. Yields the port that the body has
+  to use.
+
   Args:
-    ip: IPv4 address that the server is restricted to. If it is a loopback
-      address, the server is restricted to the loopback interface, and to
-      connections of this process's user.
+    ip: IPv4 address at which clients may connect to the server. If it is a
+      loopback address, only this process's user may connect, and only over the
+      loopback interface.
     port: TCP port; 0 is any free port.
-
-  Yields:
-    The port that the body has to use.
-
-  Call this before `restrict_later_listeners`.
 
   Raises:
     OSError: another socket has the port (EADDRINUSE), or the system cannot
-      restrict sockets.
+      limit who may connect.
   """
   assert _listening is None, "its thread would let guards accept connections"
   with contextlib.ExitStack() as stack:
@@ -102,8 +100,8 @@ def restricted_port(ip: str, port: int) -> Iterator[int]:
     families = [*dual, socket.AF_INET]
     # The first guard binds without SO_REUSEPORT, so that the bind fails if
     # another socket has the port.
-    shares = [False, *[True] * len(families)]
-    for family, is_shared in zip([families[0], *families], shares, strict=True):
+    guarded = [(families[0], False), *((x, True) for x in families)]
+    for family, is_shared in guarded:
       guard = stack.enter_context(socket.socket(family))
       port = _listen(guard, port, is_shared)
       guards.append(guard)
@@ -112,7 +110,6 @@ def restricted_port(ip: str, port: int) -> Iterator[int]:
     for listener in listeners(port, besides=guards):
       if is_loopback(ip):
         restrict_to_loopback(listener)
-        restrict_to_admitted(listener)
       else:
         restrict_to_address(listener, ip)
     if is_loopback(ip):
@@ -127,9 +124,8 @@ def _tensorflow_shares_ports() -> Iterator[None]:
   try:
     yield
   finally:
-    if before is None:
-      del os.environ[_REUSE_PORT]
-    else:
+    del os.environ[_REUSE_PORT]
+    if before is not None:
       os.environ[_REUSE_PORT] = before
 
 
@@ -152,8 +148,12 @@ def _listen(guard: socket.socket, port: int, is_shared: bool) -> int:
 
 
 def restrict_to_loopback(listener: socket.socket) -> None:
-  """Restricts a listening socket to connections over the loopback interface."""
+  """Restricts a listening socket to connections over the loopback interface.
+
+  Drops the data of a new connection until a thread admits the connection.
+  """
   listener.setsockopt(socket.SOL_SOCKET, socket.SO_BINDTODEVICE, b"lo\0")
+  _attach_filter(listener, _TAKE_WITHOUT_DATA)
 
 
 def restrict_to_address(listener: socket.socket, ip: str) -> None:
@@ -171,11 +171,6 @@ def restrict_to_address(listener: socket.socket, ip: str) -> None:
   _attach_filter(listener, program)
 
 
-def restrict_to_admitted(listener: socket.socket) -> None:
-  """Drops the data of new connections until `admit_own_user` admits them."""
-  _attach_filter(listener, _TAKE_WITHOUT_DATA)
-
-
 def _attach_filter(
   to: socket.socket, program: _Program, option: int = _SO_ATTACH_FILTER
 ) -> None:
@@ -189,10 +184,8 @@ def _attach_filter(
 def admit_own_user(port: int) -> None:
   """Lets a thread admit this user's connections and end all others.
 
-  Call `restrict_to_admitted` with the port's listening sockets first.
-
-  Raises:
-    OSError: the system cannot tell which user has opened a connection.
+  Call `restrict_to_loopback` with the port's listening sockets first. Raises
+  OSError if the system cannot tell which user has opened a connection.
   """
   _check_own_uid()
   _uids()
@@ -213,10 +206,8 @@ def restrict_later_listeners() -> None:
   Libraries open such sockets themselves: JAX's collectives between CPUs, for
   example, answer every user. At most 0.05 seconds after a socket begins to
   listen, it is restricted to the loopback interface and to this process's user,
-  and connections of other users are ended.
-
-  Raises:
-    OSError: the system cannot tell which user has opened a connection.
+  and connections of other users are ended. Raises OSError if the system cannot
+  tell which user has opened a connection.
   """
   global _listening
   _check_own_uid()
@@ -270,7 +261,6 @@ def _restrict_new(numbers: Mapping[str, int], seen: set[str]) -> None:
       is_ip = copy.family in (socket.AF_INET, socket.AF_INET6)
       if is_ip and accepts(copy):
         restrict_to_loopback(copy)
-        restrict_to_admitted(copy)
         _known[copy.getsockname()[1]] = set()
       elif is_ip:
         copy.getpeername()  # raises OSError if the socket may listen later
@@ -280,9 +270,9 @@ def _restrict_new(numbers: Mapping[str, int], seen: set[str]) -> None:
 def _admit_new(
   numbers: Mapping[str, int], known: Mapping[int, set[str]]
 ) -> None:
-  """Admits or ends the connections to each port that are not in its set.
+  """Admits or ends the connections to each port whose names are not in `known`.
 
-  Adds this process's sockets, `numbers`, to the sets.
+  Adds the names of all of this process's sockets, `numbers`, to `known`.
   """
   # Read the table of users after the list of sockets, so that the table has all
   # sockets of the list.
@@ -311,7 +301,7 @@ def _admit_or_end(
 
 
 def _uids() -> dict[tuple[bytes, bytes], set[int]]:
-  """Returns {(local end, remote end): uids} of connections (`_end_bytes`)."""
+  """Returns {(local end, remote end): ids of its users} of connections."""
   found = collections.defaultdict(set)
   for path in ("/proc/net/tcp", "/proc/net/tcp6"):
     with contextlib.suppress(FileNotFoundError), open(path) as lines:

@@ -33,8 +33,8 @@ def start_server(
     listen: IPv4 address and port; 0 is any free port, "0.0.0.0" every address.
 
   Raises:
-    UserError: the port is taken, the system cannot restrict the server, or
-      TF_XLA_FLAGS cannot work with so many devices.
+    UserError: the port is taken, the system cannot limit who may connect to the
+      server, or TF_XLA_FLAGS cannot work with so many devices.
   """
   check_xla_flags(num_devices)
   ip, port = listen

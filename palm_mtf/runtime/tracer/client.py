@@ -62,7 +62,7 @@ _GROUP, _GROUP_SECS = 16, 0.03
 _SHORT_SECS = 0.25
 _CLOSE_SECS = 2.0
 
-# Programs whose blocks run in this thread.
+# Programs whose blocks run in this thread, to refuse one that calls itself.
 _RUNNING: contextvars.ContextVar = contextvars.ContextVar("running", default=())
 
 
@@ -83,9 +83,10 @@ class Buffer:
   ):
     self.owner, self.held, self.handle = owner, held, next(owner.numbers)
     self.slice, self.shape, self.dtype = held.slice, held.shape, held.dtype
-    # The program that makes the buffer; `made` is done when its call ends.
+    # The program that makes the buffer; `made` is done when the program's call
+    # ends, and `begun` when it begins.
     self.source, self.made = source, made
-    self.begun: Future = Future()  # is done when its call begins
+    self.begun: Future = Future()
     self.end = 0.0  # time when the call ended
     self.is_signal_taken = False  # by a call that reads the buffer
 
@@ -96,8 +97,7 @@ class Buffer:
   def take_signal(self) -> list[int]:
     """Returns the key of the buffer, and the signal that a call waits for.
 
-    Only the first call waits for the signal. Later calls get the number of a
-    new signal.
+    Only the first call waits for the signal. Later calls get a new signal.
     """
     is_taken, self.is_signal_taken = self.is_signal_taken, True
     return [self.handle, next(self.owner.numbers) if is_taken else self.handle]
@@ -193,9 +193,7 @@ class TracedProgram:
 class RuntimeClient:
   """Virtual slices and traced programs on the devices of a client.
 
-  Attributes:
-    programs: the client, which may also run other programs, such as training.
-    devices: TensorFlow's names of the devices.
+  The client, `programs`, may also run other programs, such as training.
   """
 
   def __init__(
@@ -204,15 +202,15 @@ class RuntimeClient:
     groups: Sequence[Sequence[str]],
     heartbeat: Heartbeat,
   ):
-    # A slice uses devices of only one group; `groups` has device names.
+    # A slice uses devices of only one group; `groups` has TensorFlow's names.
     self.programs, self._groups = programs, sorted(groups, key=len)
     self.devices = [x for group in groups for x in group]
     self._heartbeat, self._is_open = heartbeat, True
     self._num_slices = collections.Counter(dict.fromkeys(self.devices, 0))
-    self.numbers = itertools.count(1)  # for keys and signals
+    self.numbers = itertools.count(1)  # for keys and signals of buffers
     self._lock = threading.Lock()
     self._permits = threading.Semaphore(_MAX_CALLS)
-    self._places: dict[str, tuple] = {}  # of variables
+    self._places: dict[str, tuple] = {}  # {variable: its devices and layout}
     self._functions: dict[tuple[Function, VirtualSlice], TracedProgram] = {}
     self._fetches: dict[Sharding, Program] = {}
     self.removals: dict[Sharding, Program] = {}
@@ -256,11 +254,10 @@ class RuntimeClient:
   ) -> Any:
     """Decorates a Python block that calls functions on slices.
 
-    Args:
-      block: the block.
-      dispatch: "chained" runs all functions in one call; "op_by_op" runs each
-        function in a separate call; "fused" is like "chained", but XLA compiles
-        consecutive functions of a slice as one, which may change last bits.
+    As `dispatch`, "chained" runs all functions in one call; "op_by_op" runs
+    each function in a separate call; "fused" is like "chained", but XLA
+    compiles consecutive functions of a slice as one, which may change last
+    bits.
     """
     if block is None:
       return lambda block: TracedProgram(self, block, dispatch)
@@ -442,11 +439,8 @@ def connect(
     client_address: address of this host where servers reach the client.
     timeout_secs: a server that is silent for so long is lost.
 
-  Yields:
-    A RuntimeClient, whose buffers end with it.
-
-  Raises:
-    UserError: a server cannot be used.
+  Yields a RuntimeClient, whose buffers end with it. Raises UserError if a
+  server cannot be used.
   """
   check_count("budget", budget, minimum=0)
   num_local, addresses = 0, servers
@@ -509,11 +503,8 @@ def connect_managed(
     client_address: address of this host where servers reach the client.
     timeout_secs: a server that is silent for so long is lost.
 
-  Yields:
-    A RuntimeClient, whose buffers and slices end with it.
-
-  Raises:
-    UserError: no island can hold a slice, or a server cannot be used.
+  Yields a RuntimeClient, whose buffers and slices end with it. Raises UserError
+  if no island can hold a slice, or a server cannot be used.
   """
   pods = PodsConfig(
     pods="cluster",

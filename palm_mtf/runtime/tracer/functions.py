@@ -50,10 +50,8 @@ class Function:
   def read(self, slice_: VirtualSlice, inputs: Sequence[Any]) -> list[Sharding]:
     """Returns the shardings in which the function reads its inputs.
 
-    Each input has a shape and a dtype.
-
-    Raises:
-      UserError: the function does not take such inputs.
+    Each input has a shape and a dtype. Raises UserError if the function does
+    not take such inputs.
     """
     self._check(*inputs)
     return [
@@ -69,8 +67,7 @@ class Function:
   ) -> Built:
     """Adds the function to the current graph, for every device of a slice.
 
-    Raises:
-      UserError: the function fails, or a shape of a result is not known.
+    Raises UserError if the function fails, or the shape of a result is unknown.
     """
     copies = _Copies(self.name, slice_.devices, inputs)
     token = _COPIES.set(copies)
@@ -183,7 +180,7 @@ class MeshFunction(Function):
     self._dims = [x.replace(",", " ").split() for x in dims]
 
   def read(self, slice_: VirtualSlice, inputs: Sequence[Any]) -> list[Sharding]:
-    """Returns the shardings of the inputs; see `Function.read`."""
+    """Returns the shardings of the inputs, which `dims` and `layout` decide."""
     self._check(None, *inputs)  # None stands for the mesh
     ranks = [len(x.shape) for x in inputs]
     if ranks != [*map(len, self._dims)]:
@@ -204,7 +201,7 @@ class MeshFunction(Function):
     read: Sequence[Sharding],
     inputs: Sequence[Shards],
   ) -> Built:
-    """Lowers the function to every device of a slice; see `Function.build`."""
+    """Lowers the function to every device of a slice."""
     placement, graph = self._place(slice_), mtf.Graph()
     mesh = mtf.Mesh(graph, self.name)
     with user_code(self.name):
@@ -264,8 +261,7 @@ def function(fn: Callable[..., Any] | str, name: str = "") -> Function:
       registered function.
     name: name under which to register the function.
 
-  Raises:
-    UserError: no function of this name is registered.
+  Raises UserError if no function of this name is registered.
   """
   if callable(fn):
     return _register(Function(fn, name or fn.__name__), name)

@@ -24,36 +24,23 @@ Shards = list[tf.Tensor]  # of an array: the shard of each device of a slice
 
 @dataclasses.dataclass(frozen=True, eq=False)  # hashed by identity
 class VirtualSlice:
-  """Logical devices, which a client asked for by the shape of their mesh.
+  """Logical devices, which a client asked for by the shape of their mesh."""
 
-  Attributes:
-    mesh_shape: mesh axes and their sizes, "x:2,y:2".
-    owner: the client that owns the slice.
-    devices: for each logical device, TensorFlow's name of the device it uses.
-  """
-
-  mesh_shape: str
-  owner: Any = dataclasses.field(repr=False)
+  mesh_shape: str  # mesh axes and their sizes, "x:2,y:2"
+  owner: Any = dataclasses.field(repr=False)  # the client that has the slice
+  # For each logical device, TensorFlow's name of the device that it uses.
   devices: Sequence[str] = dataclasses.field(repr=False)
 
 
 @dataclasses.dataclass(frozen=True)
 class Sharding:
-  """How a slice holds an array: each device has a region of it, its shard.
-
-  Attributes:
-    slice: the slice.
-    shape: shape of the whole array.
-    dtype: dtype of the array.
-    sizes: shape of a shard.
-    begins: for each device, the first indices of its region.
-  """
+  """How a slice holds an array: each device has a region of it, its shard."""
 
   slice: VirtualSlice
-  shape: tuple[int, ...]
+  shape: tuple[int, ...]  # of the whole array
   dtype: tf.DType
-  sizes: tuple[int, ...]
-  begins: tuple[tuple[int, ...], ...]
+  sizes: tuple[int, ...]  # shape of a shard
+  begins: tuple[tuple[int, ...], ...]  # first indices of each device's region
 
   @property
   def shard_bytes(self) -> int:
@@ -78,8 +65,7 @@ def split_rows(
 ) -> Sharding:
   """Gives each device equally many rows of an array, or a copy of a scalar.
 
-  Raises:
-    UserError: the rows cannot be divided equally; `name` names the array.
+  Raises UserError, which says `name`, if the rows cannot be divided equally.
   """
   n = len(slice_.devices)
   if not shape:
@@ -142,19 +128,16 @@ WAIT_SECS = 5.0
 
 
 class Tickets:
-  """Operations on the buffers of a call, which rows of numbers describe.
+  """Operations on the buffers of a call.
 
-  A row has the key of a buffer and the number of its signal, which is negative
-  if the call need not wait for the signal. The last row has 0 and a number that
-  is unique to the call.
-
-  Attributes:
-    placeholders: placeholder of the rows, [buffers + 1, 2] int64, by the CPU of
-      each process.
+  Each call feeds a row per buffer: the key of the buffer and the number of its
+  signal, which is negative if the call need not wait for the signal. The last
+  row has 0 and a number that is unique to the call.
   """
 
   def __init__(self, held: Sequence[Sharding]):
     self._held = held
+    # {CPU of a process: placeholder of the rows, [buffers + 1, 2] int64}
     self.placeholders: dict[str, tf.Tensor] = {}
     self._rows: dict[tuple[str, int], list[tf.Tensor]] = {}
     # By the CPU of a process, so that no process waits for another.
@@ -227,10 +210,10 @@ class Tickets:
 
 
 def build_removal(held: Sharding) -> Program:
-  """Builds a program that removes buffers, which rows of numbers describe.
+  """Builds a program that removes buffers.
 
-  A row has the key of a buffer and the number of its signal. If there is no
-  shard or signal, because a program has failed, the program does not wait.
+  A call feeds a row per buffer: its key and the number of its signal. If there
+  is no shard or signal, because another program has failed, it does not wait.
   """
   rows: dict[str, tf.Tensor] = {}  # by the CPU of each process
   removed = []

@@ -56,18 +56,13 @@ class Node:
 
 
 class Trace:
-  """The calls of functions in a block.
-
-  Attributes:
-    name: name of the block, for messages.
-    nodes: the calls, in order.
-    constants: arrays that the block passes to functions, besides its inputs.
-  """
+  """The calls of functions in a block; messages name the block `name`."""
 
   def __init__(self, name: str, owner: object):
     self.name, self._owner = name, owner
+    # Arrays that the block passes to functions, besides the block's inputs.
     self.constants: dict[Value, np.ndarray] = {}
-    self.nodes: list[Node] = []
+    self.nodes: list[Node] = []  # the calls, in order
     self._graph = tf.Graph()
 
   def run(self, block: Callable[..., Any], inputs: Sequence[Value]) -> Any:
@@ -128,8 +123,7 @@ current_trace: Callable[[], Trace | None] = _TRACE.get
 def to_array(given: object, name: str) -> np.ndarray:
   """Converts numbers to an array, with the dtypes that TensorFlow gives them.
 
-  Raises:
-    UserError: `given`, which `name` names, is not made of numbers.
+  Raises UserError, which says `name`, if `given` is not made of numbers.
   """
   if isinstance(given, np.ndarray) and given.dtype.kind not in "OSU":
     return given
@@ -145,9 +139,7 @@ def to_array(given: object, name: str) -> np.ndarray:
 def fuse(nodes: Sequence[Node], results: Sequence[Value]) -> Iterator[Node]:
   """Joins consecutive nodes of a slice into one function that XLA compiles.
 
-  Args:
-    nodes: nodes of a trace.
-    results: values that the program stores.
+  `nodes` are the nodes of a trace; the program stores the values `results`.
   """
   for _, group in itertools.groupby(
     nodes, lambda node: node.slice if node.can_fuse else node
@@ -180,35 +172,24 @@ def fuse(nodes: Sequence[Node], results: Sequence[Value]) -> Iterator[Node]:
 
 @dataclasses.dataclass(eq=False)
 class Lowered:
-  """A program of a trace in the client's graph.
-
-  Attributes:
-    program: the program.
-    buffers: indices of the inputs that are buffers.
-    feeds: for each input of `program` that takes a region of an array, the
-      index of the array among the inputs, and the region.
-    outputs: sharding of each result.
-    variables: variables that the program reads.
-    secs: seconds that the last call took.
-  """
+  """A program of a trace in the client's graph."""
 
   program: Program
-  buffers: Sequence[int]
+  buffers: Sequence[int]  # indices of the inputs that are buffers
+  # For each input of `program` that takes a region of an array, the index of
+  # the array among the inputs, and the region.
   feeds: dict[str, tuple[int, tuple[slice, ...]]]
-  outputs: Sequence[Sharding]
-  variables: Sequence[tf.Variable]
-  secs: float = math.inf
+  outputs: Sequence[Sharding]  # of each result
+  variables: Sequence[tf.Variable]  # that the program reads
+  secs: float = math.inf  # that the last call took
 
 
 def lower(
   inputs: Sequence[Value], nodes: Sequence[Node], results: Sequence[Value]
 ) -> Lowered:
-  """Builds nodes as one program in the current graph.
+  """Builds the nodes of a trace as one program in the current graph.
 
-  Args:
-    inputs: inputs of the program.
-    nodes: nodes of a trace, in order.
-    results: values that the program stores as buffers.
+  The program stores the values `results` as buffers.
   """
   buffers = [i for i, x in enumerate(inputs) if x.held]
   outputs = [x.held for x in results]
