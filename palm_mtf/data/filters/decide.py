@@ -48,7 +48,6 @@ REASONS = (
 _CONTAMINATED = REASONS.index("contaminated")
 _EXACT, _NEAR = map(REASONS.index, ("exact_duplicates", "near_duplicates"))
 _BATCH_CHARACTERS = 1 << 18  # enough to be worth sending to a worker
-_DOCUMENT_CHARACTERS = 256  # added per document, for memory besides the text
 
 
 def decide(
@@ -85,10 +84,10 @@ def decide(
 def count_removed(decisions: np.ndarray) -> dict[str, int]:
   """Returns counts: "documents_read", and "removed_<reason>" per reason."""
   counts = np.bincount(decisions, minlength=len(REASONS)).tolist()
-  removed = [f"removed_{reason}" for reason in REASONS[1:]]
+  removed = zip(REASONS[1:], counts[1:], strict=True)
   return {
     "documents_read": len(decisions),
-    **dict(zip(removed, counts[1:], strict=True)),
+    **{f"removed_{reason}": count for reason, count in removed},
   }
 
 
@@ -124,11 +123,9 @@ class MeasuringPool(WorkerPool):
 
   def measure(self, documents: Iterable[Document]) -> Iterator[Measures]:
     """Yields the measures of documents in batches, in order."""
-
-    def count_characters(document: Document) -> int:
-      return len(document.text) + _DOCUMENT_CHARACTERS
-
-    return self.map(gather(documents, count_characters, _BATCH_CHARACTERS))
+    # A document takes memory besides its text.
+    batches = gather(documents, lambda x: len(x.text) + 256, _BATCH_CHARACTERS)
+    return self.map(batches)
 
 
 def _measure(
@@ -207,7 +204,6 @@ class _Columns:
     return decisions
 
   def candidates(self) -> Candidates:
-    """Returns the documents that all filters but deduplication keep."""
     weights = np.frombuffer(self._weights, np.float64)
     held_out = np.frombuffer(self._held_out, np.bool_)
     if self._examples is not None:
@@ -224,7 +220,6 @@ class _Columns:
 
 
 def _find_reason(document: Document, filters: FilterConfig) -> str:
-  """Returns why quality or size removes a document; "" if neither does."""
   num_bytes = document.num_bytes
   lowest, longest = filters.min_quality, filters.max_document_bytes
   if lowest is not None and document.quality < lowest:

@@ -125,7 +125,6 @@ class _Decisions:
     self._known: list[str] | None = None
 
   def fingerprint(self, number: int, digests: FileDigests | None) -> str:
-    """Returns a hash of what determines the decisions on source `number`."""
     # Hash the examples first, so that a wrong task name fails before the slow
     # hashing of all text.
     examples = self._examples_fingerprint
@@ -152,8 +151,7 @@ class _Decisions:
     if not self._has_examples:
       return ""
     digests = {each.digest() for each in read_evaluation_sets(self._data)}
-    content = b"".join(sorted(digests))
-    return hashlib.blake2b(content, digest_size=16).hexdigest()
+    return _hash_content(b"".join(sorted(digests))).hex()
 
   @functools.cached_property
   def by_source(self) -> list[np.ndarray]:
@@ -182,7 +180,7 @@ class FilteredSource:
   """A Source that omits the documents of another source that filters remove."""
 
   def __init__(self, source: Source, number: int, decisions: _Decisions):
-    """Filters `source`, whose index among the run's sources is `number`."""
+    # `number` is the index of `source` among the sources of the run.
     self.name, self.rate = source.name, source.rate
     self.num_bytes = source.num_bytes
     self._source, self._number = source, number
@@ -234,8 +232,8 @@ class FilteredSource:
 
 
 def _list_counts(counts: dict[str, int]) -> str:
-  found = {name: count for name, count in counts.items() if count}
-  return ", ".join(f"{n:,} {x.replace('_', ' ')}" for x, n in found.items())
+  found = [f"{n:,} {x.replace('_', ' ')}" for x, n in counts.items() if n]
+  return ", ".join(found)
 
 
 def read_evaluation_sets(data: DataConfig) -> Iterator[Document]:
@@ -255,9 +253,8 @@ def read_all(
 ) -> Iterator[Document]:
   """Yields every document in the files of an evaluation set.
 
-  Args:
-    data: data settings, whose TEXT_FIELD applies to these files too.
-    setting: name of the setting that holds the globs, for messages.
+  TEXT_FIELD applies to these files too. `setting` is the name of the setting
+  that holds the globs, for messages.
 
   Raises:
     UserError: a file cannot be read; see `TextFiles`.

@@ -111,21 +111,18 @@ def _match(pattern: str, what: str) -> list[str]:
     ]
   paths = [path for path in matches if os.path.isfile(path)]
   if not paths and not is_stdlib:
-    literally = glob.glob(_escape_existing(expanded), recursive=True)
+    # Escape the wildcards in the longest prefix that exists.
+    prefix, rest = expanded, []
+    while not os.path.lexists(prefix):
+      prefix, name = os.path.split(prefix)
+      rest.insert(0, name)
+    literal = os.path.join(glob.escape(prefix), *rest)
+    literally = glob.glob(literal, recursive=True)
     paths = [path for path in literally if os.path.isfile(path)]
     matches += literally
   if not paths:
     raise UserError(_explain_no_match(pattern, what, expanded, matches))
   return paths
-
-
-def _escape_existing(pattern: str) -> str:
-  """Escapes wildcards in the longest prefix of `pattern` that exists."""
-  existing, rest = pattern, []
-  while not os.path.lexists(existing):
-    existing, name = os.path.split(existing)
-    rest.insert(0, name)
-  return os.path.join(glob.escape(existing), *rest)
 
 
 def _exclude_installed(pattern: str, stdlib: str) -> list[str]:
@@ -147,16 +144,13 @@ def _exclude_installed(pattern: str, stdlib: str) -> list[str]:
 def _explain_no_match(
   pattern: str, what: str, expanded: str, matches: list[str]
 ) -> str:
-  stem = pattern.rstrip("/*") or "/"
+  example = f"such as '{pattern.rstrip('/*') or '/'}/**/*.txt'"
   if os.path.isdir(expanded):
-    return (
-      f"{what}: a folder; give a glob of the files in it, such as "
-      f"'{stem}/**/*.txt'."
-    )
+    return f"{what}: a folder; give a glob of the files in it, {example}."
   if any(os.path.isdir(path) for path in matches):
     return (
-      f"{what}: matches folders only; give a glob of the files in them, such "
-      f"as '{stem}/**/*.txt'."
+      f"{what}: matches folders only; give a glob of the files in them, "
+      f"{example}."
     )
   if matches:
     return (
@@ -164,7 +158,7 @@ def _explain_no_match(
       "text is read more than once; give a file."
     )
   # Walk up from the glob to the nearest folder that exists. `missing` becomes
-  # the highest folder on the way that has no wildcard and does not exist.
+  # the highest folder on the way that has no wildcard.
   missing, folder = "", expanded
   while not os.path.isdir(folder):
     if not glob.has_magic(folder):
@@ -243,21 +237,18 @@ class FileDigests(contextlib.AbstractContextManager):
     Raises:
       UserError: a file cannot be read; the message names the file.
     """
-    digests = [self._find(file) for file in files]
-    unread = [i for i, digest in enumerate(digests) if digest is None]
+    found = {x: self._known.get(x.path, [None]) for x in files}
+    digests = {x: y[-1] for x, y in found.items() if y[:-1] == x.state}
+    unread = [file for file in files if file not in digests]
     if unread:
-      num_bytes = sum(files[i].num_bytes for i in unread)
+      num_bytes = sum(file.num_bytes for file in unread)
       with progress_bar("Hashing text", num_bytes) as advance:
-        for i in unread:
-          digests[i] = self._read_one(files[i])
-          advance(files[i].num_bytes)
-    return digests
+        for file in unread:
+          digests[file] = self._hash(file)
+          advance(file.num_bytes)
+    return [digests[file] for file in files]
 
-  def _find(self, file: TextFile) -> str | None:
-    known = self._known.get(file.path)
-    return known[-1] if known and known[:-1] == file.state else None
-
-  def _read_one(self, file: TextFile) -> str:
+  def _hash(self, file: TextFile) -> str:
     started_ns = time.time_ns()
     try:
       digest = hash_file(file.path)

@@ -129,8 +129,7 @@ def name_step_errors(step: Callable, where: str) -> Callable:
 
 def function_name(function: Callable) -> str:
   """Returns the name of a function, a functools.partial or other callable."""
-  while isinstance(function, functools.partial):
-    function = function.func
+  function = _unwrap(function)
   return getattr(function, "__qualname__", type(function).__name__)
 
 
@@ -145,10 +144,9 @@ def tokenizes(task: Any) -> bool:
 
 
 def _encodes(step: Callable) -> bool:
-  import seqio
+  from seqio.preprocessors import tokenize, tokenize_and_append_eos
 
-  kinds = seqio.preprocessors
-  return _is_one_of(step, kinds.tokenize, kinds.tokenize_and_append_eos)
+  return _is_one_of(step, tokenize, tokenize_and_append_eos)
 
 
 def _is_one_of(step: Callable, *functions: Callable) -> bool:
@@ -173,12 +171,6 @@ def kind_of_feature(spec: Any) -> str:
   if spec.dtype.is_integer and spec.shape.rank == 1:
     return "ids"
   return f"{spec.dtype.name} of rank {spec.shape.rank}"
-
-
-def strip_eos(ids: np.ndarray, eos_id: int | None) -> np.ndarray:
-  """Returns `ids` without a trailing EOS, [num_tokens], int32."""
-  has_eos = len(ids) and ids[-1] == eos_id
-  return np.asarray(ids[:-1] if has_eos else ids, np.int32)
 
 
 # Number of documents per split that `has_inputs` and `fingerprint` read.
@@ -293,8 +285,7 @@ class SeqioTask:
     self.name = task.name
     self.rate = rate
     self._task = task
-    # Leave out `tokenize` and later steps, which would load the task's
-    # vocabulary.
+    # `tokenize` and later steps would load the task's vocabulary.
     self._steps, _ = split_at_tokenize(task)
     self._lengths = None
     if sequence_length:
@@ -367,10 +358,9 @@ class SeqioTask:
             )
           document = document._replace(inputs=None)
         found = True
-        if self._share is None:
-          yield split, document
-        else:
-          yield SPLITS[document.rank < self._share], document
+        if self._share is not None:
+          split = SPLITS[document.rank < self._share]
+        yield split, document
     if not found:
       raise UserError(f"TASK: {self.name} has no document.")
 
@@ -459,13 +449,18 @@ class SeqioTask:
       columns = [batch[name] for name in eos_ids]  # inputs before targets
       for example in zip(*columns, strict=True) if is_text else [columns]:
         values = [
-          decode_text(value) if is_text else strip_eos(value, eos_id)
+          decode_text(value) if is_text else _strip_eos(value, eos_id)
           for value, eos_id in zip(example, eos_ids.values(), strict=True)
         ]
         if any(value is None for value in values):
           self._num_skipped += 1
         elif len(values[-1]):  # targets come last
           yield Document(*reversed(values))
+
+
+def _strip_eos(ids: np.ndarray, eos_id: int | None) -> np.ndarray:
+  has_eos = len(ids) and ids[-1] == eos_id
+  return np.asarray(ids[:-1] if has_eos else ids, np.int32)
 
 
 def import_seqio(name: str, setting: str = "TASK") -> Any:

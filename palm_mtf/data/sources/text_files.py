@@ -133,17 +133,13 @@ class TextFiles:
     # Leave out paths and times. So files that are moved or touched still match
     # their cached tokens, unless the order of the files changes.
     kinds = [file.is_json_lines for file in self.files]
-    contents = (digests or FileDigests()).read(self.files)
-    # Leave out the quality field, because only filters read it, and
-    # FilteredSource.fingerprint includes it.
-    fields = (self._fields.text, self._fields.weight)
-    return hash_parts(
-      (
-        self._validation_share,
-        fields if any(kinds) else None,
-        *zip(kinds, contents, strict=True),
-      )
+    contents = zip(
+      kinds, (digests or FileDigests()).read(self.files), strict=True
     )
+    # Leave out the quality field, because only filters read it, and the
+    # fingerprint of filters includes it.
+    fields = (self._fields.text, self._fields.weight) if any(kinds) else None
+    return hash_parts((self._validation_share, fields, *contents))
 
   def check_vocabulary(self, sha256: str | None) -> None:
     """Does nothing, because any vocabulary can encode text."""
@@ -243,27 +239,19 @@ def read_jsonl_texts(
 
 
 def _is_number(value: object) -> bool:
-  return (
-    isinstance(value, (int, float))
-    and not isinstance(value, bool)
-    and value == value  # False for NaN
-  )
+  return type(value) in (int, float) and value == value  # False for NaN
 
 
-# {kind of field: (function that accepts a value, what it accepts, what the
-# setting with the field's name should be)}
+# {kind of field: (function that accepts a value, what it accepts, what else the
+# setting with the field's name may be)}
 _KINDS = {
-  "text": (
-    lambda x: isinstance(x, str),
-    "a text",
-    "to the field that holds the text",
-  ),
+  "text": (lambda x: isinstance(x, str), "a text", ""),
   "weight": (
     lambda x: _is_number(x) and 0 <= x < _MAX_WEIGHT,
     "a number of at least 0",
-    "to the field that holds the weight, or to None",
+    ", or to None",
   ),
-  "quality": (_is_number, "a number", "to the field that holds the quality"),
+  "quality": (_is_number, "a number", ""),
 }
 
 
@@ -271,7 +259,7 @@ def _read_field(
   kind: str, line: dict[str, Any], name: str, where: str, settings: Settings
 ) -> Any:
   """Returns a field's value; raises UserError if it is missing or wrong."""
-  is_right, wanted, fix = _KINDS[kind]
+  is_right, wanted, instead = _KINDS[kind]
   setting = getattr(settings, f"{kind}_field")
   if name not in line:
     has = f"has {', '.join(map(repr, line))}" if line else "is empty"
@@ -282,6 +270,7 @@ def _read_field(
   if not is_right(line[name]):
     raise UserError(
       f"{where}: {name!r} is {user_text.short_json(line[name])}, not "
-      f"{wanted}; set {setting} {fix}, or mend the line."
+      f"{wanted}; set {setting} to the field that holds the {kind}{instead}, "
+      "or mend the line."
     )
   return line[name]

@@ -19,7 +19,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from palm_mtf.data.sources.document import SPLITS, TRAIN, Document, num_repeats
+from palm_mtf.data.sources.document import SPLITS, TRAIN, num_repeats
 from palm_mtf.data.tokens.encoder import EncodedDocument
 from palm_mtf.errors import UserError
 from palm_mtf.json_text import json_text
@@ -167,21 +167,12 @@ def map_array(path: str, *, is_random: bool = False) -> np.ndarray:
     if not count:  # an empty range cannot be mapped
       return np.empty(shape, dtype)
     num_bytes = begin + count * dtype.itemsize
-    content = _map(file.fileno(), num_bytes, path, is_random)
-  values = np.frombuffer(content, dtype, count, begin).reshape(shape)
-  values.flags.writeable = False  # because its pages are mapped read-only
-  return values
-
-
-def _map(
-  descriptor: int, num_bytes: int, path: str, is_random: bool
-) -> ctypes.Array:
-  if os.fstat(descriptor).st_size < num_bytes:
-    # Reading a page beyond the end of a file would kill the process (SIGBUS).
-    raise ValueError(f"{path} is cut short")
-  address = _C.mmap(
-    None, num_bytes, mmap.PROT_READ, mmap.MAP_SHARED, descriptor, 0
-  )
+    if os.fstat(file.fileno()).st_size < num_bytes:
+      # Reading a page beyond the end of a file would kill the process (SIGBUS).
+      raise ValueError(f"{path} is cut short")
+    address = _C.mmap(
+      None, num_bytes, mmap.PROT_READ, mmap.MAP_SHARED, file.fileno(), 0
+    )
   if address == _FAILED:
     number = ctypes.get_errno()
     raise OSError(number, os.strerror(number), path)
@@ -192,7 +183,9 @@ def _map(
   release = weakref.finalize(content, _C.munmap, address, num_bytes)
   # Do not unmap at the end of the process, because a thread may still read.
   release.atexit = False
-  return content
+  values = np.frombuffer(content, dtype, count, begin).reshape(shape)
+  values.flags.writeable = False  # because its pages are mapped read-only
+  return values
 
 
 # Maximum total size of a document's repeats, because memory holds all of them.
@@ -216,8 +209,7 @@ class Counts:
   longest_document_tokens: int = 0  # with its [eod]
 
   def __add__(self, other: "Counts") -> "Counts":
-    names = [field.name for field in dataclasses.fields(self)]
-    total = Counts(**{x: getattr(self, x) + getattr(other, x) for x in names})
+    total = Counts(**{x: n + getattr(other, x) for x, n in vars(self).items()})
     total.longest_document_tokens = max(
       self.longest_document_tokens, other.longest_document_tokens
     )
@@ -304,7 +296,13 @@ def write_shard(
     num_read += 1
     lowest_rank = min(lowest_rank, encoded.document.rank)
     repeats = num_repeats(encoded.document)
-    _check_fits(encoded.document, repeats)
+    num_bytes, weight = encoded.document.num_bytes, encoded.document.weight
+    if repeats > 1 and repeats * num_bytes > _MOST_REPEATED_BYTES:
+      raise UserError(
+        f"a document of {num_bytes:,} bytes has weight {weight:g}, and would "
+        f"be more than {_MOST_REPEATED_BYTES:,} bytes of text; give it a lower "
+        f"weight, or cut it. It begins with {encoded.document.text[:40]!r}."
+      )
     # Only training text is repeated; held-out text is evaluated at most once.
     for _ in range(repeats if encoded.split == TRAIN else min(repeats, 1)):
       writers[encoded.split].add(encoded)
@@ -326,16 +324,6 @@ def write_shard(
       _summary_path(folder, number), dataclasses.asdict(summary)
     )
   return summary
-
-
-def _check_fits(document: Document, repeats: int) -> None:
-  if repeats > 1 and repeats * document.num_bytes > _MOST_REPEATED_BYTES:
-    raise UserError(
-      f"a document of {document.num_bytes:,} bytes has weight "
-      f"{document.weight:g}, and would be more than "
-      f"{_MOST_REPEATED_BYTES:,} bytes of text; give it a lower weight, or "
-      f"cut it. It begins with {document.text[:40]!r}."
-    )
 
 
 def check_shard(folder: str, number: int, *, reads: bool) -> ShardSummary:
