@@ -9,7 +9,6 @@ postprocessor and metric functions compute metrics from `TaskAnswers`.
 
 import functools
 import hashlib
-import inspect
 import itertools
 import logging
 from collections.abc import (
@@ -213,23 +212,16 @@ class EvalTask:
         self._vocabulary,
         self._sequence_length,
       )
-    return [
-      Document("")
-      if example.get("unconditional", False)
-      else Document(
-        self._read_text(example, "targets") if "targets" in example else "",
-        self._read_text(example, "inputs") if "inputs" in example else None,
-      )
+    texts = [
+      {} if example.get("unconditional", False) else self._read_texts(example)
       for example in task._examples
     ]
+    return [Document(x.get("targets", ""), x.get("inputs")) for x in texts]
 
   @property
   def questions(self) -> list[Hashable]:
     """A key for each example; all options of a question have the same key."""
-    return [
-      _find_question(example, number)
-      for number, example in enumerate(self._examples)
-    ]
+    return [_find_question(x, n) for n, x in enumerate(self._examples)]
 
   def evaluate(
     self, step: int, answers: TaskAnswers, clean: Sequence[int] | None = None
@@ -245,16 +237,17 @@ class EvalTask:
     """
     # Compute the answers outside the user_code block, so that an error of the
     # model is not reported as an error of the task's code.
-    outputs, predicted, scores = self._outputs, [], []
-    if outputs & _PREDICTS:
+    predicted, scores, scored = [], [], []
+    if self._outputs & _PREDICTS:
       predicted = [*enumerate(self._encode(answers.predictions()))]
-    if _Output.PREDICTION_WITH_AUX in outputs:
+    if _Output.PREDICTION_WITH_AUX in self._outputs:
       scores = answers.prediction_scores()
       if all(len(each) == 1 for each in scores):
         scores = [each[0] for each in scores]
-    scored = [*enumerate(answers.scores())] if _Output.SCORE in outputs else []
+    if _Output.SCORE in self._outputs:
+      scored = [*enumerate(answers.scores())]
     with user_code(self._what), eager_mode():
-      results, _ = self._evaluator.evaluate(
+      results, outputs = self._evaluator.evaluate(
         compute_metrics=True,
         step=step,
         predict_fn=lambda dataset: predicted,
@@ -262,7 +255,9 @@ class EvalTask:
         predict_with_aux_fn=lambda dataset: (predicted, {"scores": scores}),
       )
       (kept,) = self._evaluator.loggers  # a KeptOutputs
-      metrics_of = functools.partial(self._compute_metrics, kept)
+      metrics_of = functools.partial(
+        self._compute_metrics, outputs[self._evaluator.eval_tasks[0].name]
+      )
       averages, categories = group_metrics(
         metrics_of, self._categories, self._groups
       )
@@ -295,28 +290,28 @@ class EvalTask:
     return {f"{name}_clean": value for name, value in found.items()}
 
   def _compute_metrics(
-    self, kept: KeptOutputs, numbers: Sequence[int]
+    self, outputs: Mapping[_Output, Any], numbers: Sequence[int]
   ) -> dict[str, float]:
     """Returns the numeric metrics over the examples with indices `numbers`."""
-    outputs = {
-      "targets": kept.targets,
-      "predictions": kept.inferences.get("prediction"),
-      "scores": kept.inferences.get("score"),
-    }
-    arguments = {
-      name: [values[number] for number in numbers]
-      for name, values in outputs.items()
-      if values is not None
-    }
-    arguments["aux_values"] = {
-      name: np.asarray(values)[numbers]
-      for name, values in kept.inferences.get("aux_value", {}).items()
-    }
+
+    def pick(values: Sequence[Any]) -> np.ndarray:
+      return np.array([values[number] for number in numbers])
+
     (task,) = self._evaluator.eval_tasks
+    given = [self._examples[number] for number in numbers], task.output_features
     found = {}
-    for function in task.metric_fns:
-      names = arguments.keys() & inspect.signature(function).parameters.keys()
-      found |= function(**{name: arguments[name] for name in names})
+    for metric in task.metric_objs:
+      output = outputs[metric.model_output_type]
+      if isinstance(output, tuple):  # predictions, and values by name
+        predictions, named = output
+        picked = pick(predictions), {n: pick(x) for n, x in named.items()}
+      else:
+        picked = pick(output)
+      values = metric.from_model_output(given[0], picked, given[1])
+      if isinstance(values, seqio.metrics.CollectingMetric):
+        found |= values.actual_compute(*given)[0]
+      else:
+        found |= values.compute()
     plain = simplify_metrics(found, self._what)
     return {n: x for n, x in plain.items() if isinstance(x, float)}
 
@@ -340,11 +335,7 @@ class EvalTask:
 
   def _make_records(self, kept: KeptOutputs) -> Iterator[dict]:
     for number, example in enumerate(self._examples):
-      record = {
-        name: self._read_text(example, name)
-        for name in ("inputs", "targets")
-        if name in example
-      }
+      record: dict[str, Any] = self._read_texts(example)
       # The task's postprocessor returned these targets and inferences.
       if kept.targets is not None:
         record["expected"] = kept.targets[number]
@@ -355,11 +346,17 @@ class EvalTask:
           record[name] = values[number]
       yield record
 
-  def _read_text(self, example: dict[str, Any], name: str) -> str:
-    text = example.get(f"{name}_pretokenized")
-    if isinstance(text, bytes):
-      return text.decode("utf-8", "replace")
-    return self._vocabulary.decode(example[name])
+  def _read_texts(self, example: dict[str, Any]) -> dict[str, str]:
+    # Returns the texts of the inputs and targets that an example has, by name.
+    found = {}
+    for name in [x for x in ("inputs", "targets") if x in example]:
+      text = example.get(f"{name}_pretokenized")
+      is_text = isinstance(text, bytes)
+      decode = self._vocabulary.decode
+      found[name] = (
+        text.decode("utf-8", "replace") if is_text else decode(example[name])
+      )
+    return found
 
 
 def _find_question(example: dict[str, Any], number: int) -> Hashable:

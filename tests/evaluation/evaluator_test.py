@@ -8,6 +8,7 @@ import json
 import shutil
 import sys
 
+import flax
 import numpy as np
 import pytest
 import seqio
@@ -91,11 +92,27 @@ def columns(examples) -> dict[str, list[str]]:
   return {"inputs": list(inputs), "targets": list(targets)}
 
 
-def register(name, examples=None, train=None, **features) -> None:
+@flax.struct.dataclass
+class MeanScore(seqio.metrics.CollectingMetric):
+  """The function `mean_score` as SeqIO's newer form, a class."""
+
+  model_output_type = seqio.metrics.ModelOutputType.SCORE
+
+  def actual_compute(self, examples, *unused_arguments):
+    scores, targets = [*self.values["model_output"]], [*examples]
+    assert len(scores) == len(targets)
+    found = {"targets": targets, "score": scores}
+    return {"mean_score": np.mean(scores)}, found
+
+
+def register(name, examples=None, train=None, objects=(), **features) -> None:
   splits = {"validation": columns(examples or EXAMPLES) | features}
   if train:
     splits["train"] = columns(train)
-  add_examples(name, splits, STEPS, features=BOTH, metric_fns=[mean_score])
+  metrics = (
+    {"metric_objs": objects} if objects else {"metric_fns": [mean_score]}
+  )
+  add_examples(name, splits, STEPS, features=BOTH, **metrics)
 
 
 @pytest.fixture
@@ -136,8 +153,13 @@ def evaluate_clean(task, contaminated, scores):
   return task.evaluate(1, Says(numbers=scores), clean)
 
 
-def test_clean_examples_are_those_of_sets_of_8_grams_and_have_metrics(find):
-  register("plain", exemplar_group=["a", "b"] * 6)
+@pytest.mark.parametrize(
+  "objects", [[], [MeanScore]], ids=["function", "class"]
+)
+def test_clean_examples_are_those_of_sets_of_8_grams_and_have_metrics(
+  find, objects
+):
+  register("plain", objects=objects, exemplar_group=["a", "b"] * 6)
   task, found = find("plain")
   assert found == find_contaminated(EXAMPLES, DOCUMENTS)
   assert 0 < len(found) < 12
