@@ -66,7 +66,7 @@ class Exemplars(NamedTuple):
 
 
 class _Exemplar(NamedTuple):
-  key: str  # identifies the question
+  key: str  # of the question, see `key_of`
   group: str
   text: str  # inputs and targets
 
@@ -81,11 +81,9 @@ class SplitExemplars:
   def __init__(
     self, task: Any, to_text: Sequence[Callable], config: FewShotConfig
   ):
-    self._task = task
-    self._to_text = to_text
+    self._task, self._to_text, self._seed = task, to_text, config.seed
     self._num_shots = config.num_shots or 0
     self._is_first = config.exemplars == FIRST
-    self._seed = config.seed
 
   def choose(self, key: str, group: str) -> list[str]:
     """Returns the exemplars for the question with this key and group."""
@@ -110,11 +108,9 @@ class SplitExemplars:
 
   @functools.cached_property
   def _split(self) -> str:
-    splits = list(self._task.splits)
-    return next(
-      (name for name in ("train", "validation", "test") if name in splits),
-      splits[0],
-    )
+    splits = [*self._task.splits]
+    usual = [x for x in ("train", "validation", "test") if x in splits]
+    return [*usual, *splits][0]
 
   @functools.cached_property
   def _pool(self) -> list[_Exemplar]:
@@ -166,9 +162,8 @@ def key_of(example: Mapping[str, Any]) -> str:
 
 def group_of(example: Mapping[str, Any]) -> str:
   """Returns the group of an example, or "" if it has none."""
-  return (
-    text_of(example["exemplar_group"]) if "exemplar_group" in example else ""
-  )
+  group = example.get("exemplar_group")
+  return "" if group is None else text_of(group)
 
 
 def inputs_of(example: Mapping[str, Any]) -> str:
@@ -323,8 +318,7 @@ def adds_exemplars(step: Callable) -> bool:
 
 
 def _name_form(name: str, config: FewShotConfig) -> str:
-  path, shots = config.file_of(name), config.num_shots
-  new_name = name
+  path, shots, new_name = config.file_of(name), config.num_shots, name
   if not path or (shots is not None and format_of(path) == ".jsonl"):
     new_name += f"_{shots or 0}_shot"
   is_first = bool(shots) and config.exemplars == FIRST
@@ -340,9 +334,7 @@ class _Prompts:
   """Joins header, exemplars and question to a task's inputs."""
 
   def __init__(self, name: str, header: str, exemplars: Exemplars):
-    self._name = name
-    self._header = header
-    self._exemplars = exemplars
+    self._name, self._header, self._exemplars = name, header, exemplars
 
   def add(
     self,
@@ -376,7 +368,7 @@ class _Prompts:
     # exemplars: as many as fit into `limit` together with the longest option.
     for key, of_question in itertools.groupby(dataset, key_of):
       examples = list(of_question)
-      asked = [e for e in examples if not e.get("unconditional", False)]
+      asked = [e for e in examples if not e.get("unconditional")]
       group = group_of(examples[0])
       before = self._make_beginning(group)
       shots = self._exemplars.choose(key, group)
@@ -389,7 +381,7 @@ class _Prompts:
       num_short += count < len(shots)
       for example in examples:
         inputs = inputs_of(example)
-        if not example.get("unconditional", False):
+        if not example.get("unconditional"):
           inputs = _assemble(before, shots[:count], inputs)
         yield {**example, "inputs": inputs}
     if num_short:
@@ -427,15 +419,13 @@ def _count_fitting(
   """Returns the largest n for which the exemplars shots[:n] fit."""
   inputs, targets = inputs_of(example), text_of(example["targets"])
 
-  def fit(count: int) -> bool:
-    return fits(_assemble(before, shots[:count], inputs), targets)
+  def is_too_many(count: int) -> bool:
+    return not fits(_assemble(before, shots[:count], inputs), targets)
 
-  if fit(len(shots)):
+  if not is_too_many(len(shots)):
     return len(shots)
-  too_many = bisect.bisect_left(
-    range(len(shots)), True, lo=1, key=lambda count: not fit(count)
-  )
-  return too_many - 1
+  counts = range(len(shots))
+  return bisect.bisect_left(counts, True, lo=1, key=is_too_many) - 1
 
 
 def apply_protocol(task: Any, config: TaskEvalConfig) -> Any:
@@ -449,17 +439,15 @@ def apply_protocol(task: Any, config: TaskEvalConfig) -> Any:
   name = task.name
   if config.few_shot.changes(name):
     task = make_few_shot(task, config.few_shot)
-  pattern = (config.answer_patterns or {}).get(name)
-  if pattern:
+  if pattern := (config.answer_patterns or {}).get(name):
     if all(x.model_output_type.name == "SCORE" for x in task.metric_objs):
       raise UserError(
         f"ANSWER_PATTERNS: {name} compares likelihoods and has no output to "
         "search; leave it out."
       )
+    finder = make_answer_finder(pattern)
     task = task.replace(
-      postprocess_fn=change_outputs(
-        task.postprocessor, make_answer_finder(pattern)
-      )
+      postprocess_fn=change_outputs(task.postprocessor, finder)
     )
   return task
 
@@ -492,32 +480,28 @@ def change_outputs(
   Args:
     postprocess: postprocessor of a `seqio.Task`, or None. If this function made
       `postprocess`, the earlier change is applied before `change`.
-    change: function that takes a model's output, but no target, and returns the
-      changed output.
+    change: function from a model's output to the changed output. Targets are
+      not changed.
   """
-  if (
-    isinstance(postprocess, functools.partial)
-    and postprocess.func is _postprocess
-  ):
+  earlier = []
+  if getattr(postprocess, "func", None) is _postprocess:
     earlier, postprocess = postprocess.args
-    return functools.partial(
-      _postprocess, lambda output: change(earlier(output)), postprocess
-    )
-  return functools.partial(_postprocess, change, postprocess)
+  return functools.partial(_postprocess, [*earlier, change], postprocess)
 
 
 def _postprocess(
-  change: Callable[[str], str],
+  changes: Sequence[Callable[[str], str]],
   postprocess: Callable | None,
   output: Any,
   *,
   is_target: bool = False,
   **keywords: Any,
 ) -> Any:
-  if not is_target and isinstance(output, str):
-    output = change(output)
-  elif not is_target and isinstance(output, list):  # several samples
-    output = [change(text) for text in output]
+  for change in () if is_target else changes:
+    if isinstance(output, str):
+      output = change(output)
+    elif isinstance(output, list):  # several samples
+      output = [change(text) for text in output]
   if postprocess is None:
     return output
   return postprocess(output, is_target=is_target, **keywords)
@@ -526,9 +510,8 @@ def _postprocess(
 def make_answer_finder(pattern: str) -> Callable[[str], str]:
   """Returns a function that finds the answer in a model's output.
 
-  Args:
-    pattern: regular expression with one group, which matches the answer. The
-      first match counts; without a match, the answer is "".
+  The answer is the group of the first match of `pattern`, or "" without a
+  match.
   """
 
   def find(output: str) -> str:

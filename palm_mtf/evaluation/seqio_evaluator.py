@@ -47,9 +47,17 @@ def make_evaluator(
     parameter = inspect.signature(step).parameters.get("sequence_length")
     if parameter and parameter.default is inspect.Parameter.empty:
       lengths = dict.fromkeys(task.output_features, sequence_length)
+  # Replace the task's vocabulary without loading it.
+  own = _RunVocabulary(vocabulary)
+  features = {
+    name: feature
+    if isinstance(feature.vocabulary, seqio.PassThroughVocabulary)
+    else dataclasses.replace(feature, vocabulary=own)
+    for name, feature in task.output_features.items()
+  }
   # seqio.Evaluator finds only registered tasks.
   name = f"palm_mtf_evaluates:{task.name}"
-  seqio.TaskRegistry.add_provider(name, _replace_vocabulary(task, vocabulary))
+  seqio.TaskRegistry.add_provider(name, task.replace(output_features=features))
   try:
     return seqio.Evaluator(
       name,
@@ -63,19 +71,6 @@ def make_evaluator(
     )
   finally:
     seqio.TaskRegistry.remove(name)
-
-
-def _replace_vocabulary(task: seqio.Task, vocabulary: Vocabulary) -> seqio.Task:
-  """Replaces a task's vocabulary without loading the replaced vocabulary."""
-  own = _RunVocabulary(vocabulary)
-  return task.replace(
-    output_features={
-      name: feature
-      if isinstance(feature.vocabulary, seqio.PassThroughVocabulary)
-      else dataclasses.replace(feature, vocabulary=own)
-      for name, feature in task.output_features.items()
-    }
-  )
 
 
 class _RunVocabulary(seqio.Vocabulary):

@@ -51,18 +51,10 @@ class ModelLoss:
     num_rows: int,
     seed: int,
   ):
-    """Checks the features.
-
-    Args:
-      function: makes the model and its loss.
-      features: dtype and row dimensions of each feature, such as
-        {"inputs": ("int32", "length:64")}.
-      mesh: mesh and layout rules of a pod.
-      num_rows: rows in a microbatch.
-      seed: seed of the initial weights.
+    """Checks the features; a microbatch has `num_rows` rows.
 
     Raises:
-      UserError: a feature does not have this form.
+      UserError: a feature does not have the form of `PodTraining`'s.
     """
     self._function, self._device_mesh, self._seed = function, mesh, seed
     self.features: Mapping[str, Feature] = {
@@ -114,7 +106,7 @@ def _describe(returned: object) -> str:
   if isinstance(returned, mtf.Tensor):
     dims = ", ".join(returned.shape.dimension_names)
     return f"a tensor [{dims}] of {returned.dtype.name}"
-  return repr(returned) if returned is None else type(returned).__name__
+  return "None" if returned is None else type(returned).__name__
 
 
 def _make_feature(name: str, given: tuple[str, str], num_rows: int) -> Feature:
