@@ -4,7 +4,7 @@
 
 import dataclasses
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from palm_mtf.checkpoints.weights_to_load import open_newest
@@ -142,6 +142,17 @@ def _print_all(
         print(f"--- {prompt!r}{sample}\n{prompt}{result.text}\n")
 
 
+def _read_lines(ask: str) -> Iterator[str]:
+  """Yields lines of stdin, until the end of stdin or an empty line."""
+  while True:
+    # Print `ask` to stderr, because stdout gets only what the model says.
+    print(ask, end="", file=sys.stderr, flush=True)
+    (line,) = split_lines(sys.stdin.readline())
+    if not line:
+      return
+    yield line
+
+
 def _answer_stdin(
   loaded: "Generator",
   check: Callable[[Sequence[str]], None],
@@ -149,17 +160,12 @@ def _answer_stdin(
   streams: bool,
   as_json: bool,
 ) -> None:
-  """Prints continuations of each line of stdin, until a line is empty."""
+  """Prints continuations of each line of stdin."""
   print(
     "palm_mtf: type a text to continue; an empty line or Ctrl-D ends",
     file=sys.stderr,
   )
-  while True:
-    # Print "> " to stderr, because stdout gets only continuations.
-    print("> ", end="", file=sys.stderr, flush=True)
-    (prompt,) = split_lines(sys.stdin.readline())
-    if not prompt:
-      return
+  for prompt in _read_lines("> "):
     try:
       check([prompt])
     except UserError as error:
@@ -173,18 +179,12 @@ def _answer_stdin(
 
 
 def _chat(loaded: "Generator", template: ChatTemplate, most: int) -> None:
-  """Answers each line of stdin, until the end of stdin or an empty line.
+  """Answers each line of stdin.
 
   Before each answer the model reads the conversation, at most `most` tokens.
   """
   messages: list[dict[str, str]] = []
-  # Print "> " to stderr, because stdout gets only answers.
-  ask = "> " if sys.stdin.isatty() else ""
-  while True:
-    print(ask, end="", file=sys.stderr, flush=True)
-    (line,) = split_lines(sys.stdin.readline())
-    if not line:
-      return
+  for line in _read_lines("> " if sys.stdin.isatty() else ""):
     asked = [*messages, {"role": "user", "content": line}]
     try:
       ids = template.encode(asked)

@@ -48,11 +48,9 @@ _ADVICE = "install g++ 11 or newer, or name it by CXX"
 
 
 def choose_instruction_flags(cpu: frozenset[str], machine: str) -> list[str]:
-  """Returns the compiler's options for a CPU.
+  """Returns the compiler's options for a CPU with these flags, such as "avx2".
 
-  Args:
-    cpu: flags of the CPU (machine/processors.py).
-    machine: result of `platform.machine()` on the CPU's machine.
+  `machine` is the result of `platform.machine()` on the CPU's machine.
   """
   if machine != "x86_64":
     return ["-mcpu=native"] if machine == "aarch64" else []

@@ -70,7 +70,7 @@ struct Step {
     team.run([this](int thread) { steps(thread); });
   }
 
-  // Runs on each thread of the team; a thread does its share of each part.
+  // Runs on each thread of the team, which computes its rows or columns.
   void steps(int thread) {
     size_t norm = 0, kernel = 0;
     for_rows(thread, [this](int row) { embed(row); });

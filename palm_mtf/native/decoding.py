@@ -42,7 +42,10 @@ def find_missing_in_step(config: ModelConfig) -> str | None:
 
 @dataclasses.dataclass(frozen=True)
 class PackedKernel:
-  """A constant weight matrix [inner, outer], in panels of columns."""
+  """A constant weight matrix [inner, outer], in panels of columns.
+
+  C++ products read a panel as one stream of bytes.
+  """
 
   panels: tf.Tensor  # [panels, bytes], uint8
   outer: int
@@ -115,12 +118,10 @@ _BYTES_FOR_A_THREAD = 250_000
 def multiply(
   xs: Sequence[tf.Tensor], kernel: PackedKernel, dtype: tf.DType
 ) -> tf.Tensor:
-  """Multiplies rows by a packed kernel; returns [rows, outer].
+  """Multiplies rows by a packed kernel [inner, outer]; returns [rows, outer].
 
-  Args:
-    xs: parts of the rows [rows, inner], cut along `inner`, float32 or bfloat16.
-    kernel: [inner, outer].
-    dtype: dtype of the product, float32 or bfloat16.
+  `xs` are parts of the rows [rows, inner], cut along `inner`. The rows are
+  float32 or bfloat16, and so is the product, which has `dtype`.
   """
   y = operations().palm_product(
     xs=list(xs),
@@ -138,7 +139,7 @@ def multiply(
 class StepWeights:
   """The inputs of a decoding step besides the tokens and the cache."""
 
-  config: ModelConfig  # the architecture
+  config: ModelConfig
   memory_length: int  # number of positions in the cache
   # Embedding, [vocab, d_model], activation dtype; sin and cos of rotary
   # embedding, if any, [memory_length, rotary_size / 2], float32.
@@ -150,7 +151,7 @@ class StepWeights:
   kernels: Sequence[PackedKernel]
 
   def make_arguments(self) -> dict[str, object]:
-    """Returns the inputs and attributes that both operations below share."""
+    """Returns the inputs and attributes that both C++ operations share."""
     config, kernels = self.config, self.kernels
     table, *angles = self.tables
     sines, cosines = angles or [tf.zeros([self.memory_length, 0])] * 2
@@ -183,7 +184,7 @@ def run_decode_step(
   positions: tf.Tensor,
   cache: Sequence[tf.Tensor],
 ) -> tuple[tf.Tensor, list[tf.Tensor]]:
-  """Reads one token per row; see `Step.read` (generation/decode/step.py).
+  """Reads one token per row; returns the logits of the next token of each row.
 
   Args:
     tokens: [rows], int32.
@@ -214,8 +215,8 @@ class Texts(NamedTuple):
   temperature: tf.Tensor  # TEMPERATURE of each text, [rows] float32
   top_k: tf.Tensor  # TOP_K of each text, [rows] int32; 0 keeps all tokens
   top_p: tf.Tensor  # TOP_P of each text, [rows] float32
-  # () without a repetition penalty, else one tensor, [rows, vocab] bool: which
-  # tokens each text has.
+  # With a repetition penalty, one tensor, [rows, vocab] bool, that says whether
+  # each token occurs in the text. Otherwise ().
   seen: Sequence[tf.Tensor] = ()
 
 
@@ -228,16 +229,15 @@ class TextSettings(NamedTuple):
   end_ids: Sequence[int]
   repetition_penalty: float = 1.0  # REPETITION_PENALTY
   keeps_logits: bool = False  # whether to return the last step's logits
-  # Maximum number of steps. XLA, in which shapes are constant, makes room for
-  # this many tokens; without XLA, no maximum is needed.
+  # Maximum number of steps. XLA needs this maximum, because in XLA the shape of
+  # the chosen tokens is constant; without XLA, None is enough.
   most_steps: int | None = None
 
 
 class TextSteps(NamedTuple):
-  """Results of `run_text_steps`."""
+  """Texts and cache after some steps."""
 
-  # Number of steps, [] int32.
-  num_steps: tf.Tensor
+  num_steps: tf.Tensor  # [] int32
   # Chosen tokens, [rows, at least num_steps] int32; `end_ids[0]` after a text
   # has ended, and after the last step.
   chosen: tf.Tensor
@@ -256,13 +256,9 @@ def run_text_steps(
   cache: Sequence[tf.Tensor],
   settings: TextSettings,
 ) -> TextSteps:
-  """Continues texts by `count` steps, or until all texts have ended.
+  """Continues texts by `count` steps ([] int32), or until all texts have ended.
 
-  Args:
-    count: number of steps, [] int32.
-    texts: state of the texts.
-    cache: see `run_decode_step`.
-    settings: vocabulary and other settings of all texts.
+  `cache` has the shapes of `run_decode_step`, and is written in place.
   """
   chosen, logits, seen_after, cache_after = operations().palm_text_steps(
     count=count,

@@ -15,9 +15,9 @@ from palm_mtf.native.operations import operations, set_shapes
 
 
 def reads(read: Read, shapes: Sequence[Sequence[int]]) -> bool:
-  """Returns whether `read_product` can compute the inputs of `read`'s branches.
+  """Returns whether `read_product` can compute the products of `read`.
 
-  `shapes` has the shape of one row of each product.
+  `shapes` has the shape of one row of each product, such as [heads, d_kv].
   """
   for each, shape in zip(read.projections, shapes, strict=True):
     if each.has_bias or each.head_norm:
@@ -46,7 +46,7 @@ def read_product(
     wide: product of rows with joined kernels, [rows, columns], float32 or
       bfloat16.
     sizes: number of columns of each kernel.
-    angles: see `read_product` in model/projection.py.
+    angles: sin and cos of rotary embedding, [length, size / 2] float32 each.
     is_gated: whether the last two kernels are wi_gate and wi.
 
   Returns:
@@ -100,13 +100,11 @@ def norm(
   epsilon: float,
   threads: int,
 ) -> tf.Tensor:
-  """Normalizes each row of x and multiplies by `scale`; keeps the shape of x.
+  """Normalizes each row of x, and multiplies it by `scale`.
 
-  Args:
-    x: [rows, d_model], float32 or bfloat16.
-    scale: [d_model], float32.
-    is_centered: whether the mean is subtracted first.
-    epsilon: number added to the mean square.
+  x and the result are [rows, d_model], float32 or bfloat16. `scale` is
+  [d_model], float32. `is_centered` says whether the mean is subtracted first;
+  `epsilon` is added to the mean square.
   """
   y = operations().palm_norm(
     x=x,
@@ -128,7 +126,7 @@ def norm_gradient(
   epsilon: float,
   threads: int,
 ) -> tuple[tf.Tensor, ...]:
-  """Returns the gradients of x and scale; see `norm`."""
+  """Returns the gradients of x and scale, given the gradient `dy` of `norm`."""
   gradients = operations().palm_norm_gradient(
     x=x,
     scale=scale,
@@ -141,7 +139,7 @@ def norm_gradient(
 
 
 def attends(mixer: Attention) -> bool:
-  """Returns whether `attend` computes the attention that `mixer` describes."""
+  """Returns whether `attend` can compute the attention of `mixer`."""
   return mixer == PLAIN_ATTENTION
 
 
@@ -160,8 +158,9 @@ def attend(
     k: [batch, length, key_heads, d_kv], where each key head serves an equal
       number of heads, or [batch, length, d_kv] if all share one key head.
     v: shape of k.
-    masks: (), (segments,) or (segments, prefix), [batch, length] int32 each;
-      see `self_attention`.
+    masks: (), (segments,) or (segments, prefix), [batch, length] int32 each:
+      the number of each position's document, and 1 for a position that all
+      positions of its document see.
   """
   out = operations().palm_attention(
     q=q, k=k, v=v, masks=list(masks), threads=threads
@@ -179,7 +178,7 @@ def attend_gradient(
   *,
   threads: int,
 ) -> tuple[tf.Tensor, ...]:
-  """Returns the gradients of q, k and v; see `attend`."""
+  """Returns the gradients of q, k and v, given the gradient `dout`."""
   gradients = operations().palm_attention_gradient(
     q=q, k=k, v=v, dout=dout, masks=list(masks), threads=threads
   )

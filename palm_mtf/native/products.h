@@ -69,7 +69,7 @@ void tile(const Rows& x, int first, const uint8_t* panel, int inner,
         sums[r][v] = to_floats(totals[r][v]) * x.scales[first + r] *
                      load<Floats>(ends + v * sizeof(Floats));
   } else {
-    // `pack_int4` describes the bytes.
+    // The lower 4 bits of a byte hold weight k, the upper 4 bits weight k + 16.
     const int groups = length / kGroup;
     for (int g = 0; g < groups; ++g) {
       Ints totals[kRows][kVectors];

@@ -17,9 +17,9 @@
 
 namespace palm {
 
-constexpr int kParts = 64;  // parts of a matrix; does not depend on `threads`
+constexpr int kParts = 64;  // runs of rows in a matrix, for any `threads`
 
-// Calls use(part, first row, row after the last) for each part of a matrix.
+// Calls use(part, first row, row after the last) for each run of rows.
 template <class T, class Use>
 void for_parts(Matrix<const T> x, int threads, Use use) {
   // Each thread gets at least 250 kB, because waking a thread takes as long as

@@ -1,7 +1,7 @@
 // Copyright 2026 The palm_mtf authors.
 // SPDX-License-Identifier: Apache-2.0
 //
-// Threads and memory that all operations of a process share.
+// Threads and buffers that all operations of a process share.
 
 #pragma once
 

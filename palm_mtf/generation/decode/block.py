@@ -26,7 +26,7 @@ from palm_mtf.ops.xla import fused
 
 
 class Block(Protocol):
-  """Norms, products and mixers of one layer."""
+  """What `run_layer` needs of a layer: its norms, products and mixers."""
 
   def add_and_norm(self, x: Any, branch: list, norm: str) -> tuple[Any, Any]:
     """Returns x + branch, [rows, ..., d_model], and a norm of this sum.
@@ -94,12 +94,8 @@ def add_and_scale(
 ) -> tuple[tf.Tensor, tf.Tensor]:
   """Returns x + branch, and the norm of this sum, with its scale and any bias.
 
-  Args:
-    x: [rows, ..., d_model].
-    branch: [] or one tensor with the shape and dtype of x.
-    form: what the norm computes.
-    epsilon: NORM_EPSILON.
-    vectors: the scale, offset included, and the bias, if any, [d_model] each.
+  x is [rows, ..., d_model]; `branch` is [] or one tensor like x. `vectors` are
+  the scale, offset included, and the bias, if any, [d_model] each.
   """
   for each in branch:
     x += each

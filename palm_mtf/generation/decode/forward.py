@@ -213,7 +213,7 @@ def build_palm(
 def import_rows(
   model: DecodeModel, mesh: mtf.Mesh, x: tf.Tensor, shape: mtf.Shape
 ) -> mtf.Tensor:
-  """Returns x, [batch, length], on a mesh of `build_palm`."""
+  """Brings x, [batch, length], onto a mesh that `build_palm` made."""
   return mtf.import_laid_out_tensor(mesh, split_rows(model.placement, x), shape)
 
 
@@ -222,14 +222,9 @@ def make_masks(
 ) -> list[mtf.Tensor]:
   """Returns the segment ids and the prefix of rows, [batch, length] int32 each.
 
-  Each row is one document. The result is [] if OBJECTIVE is "causal".
-
-  Args:
-    model: weights.
-    mesh: mesh of `build_palm`.
-    num_given: [batch], int32: the first `num_given` tokens attend to one
-      another in both directions.
-    shape: [batch, length].
+  Each row is one document. The first `num_given` tokens of a row ([batch]
+  int32) attend to one another in both directions; but if OBJECTIVE is "causal",
+  the result is [].
   """
   if not model.config.has_prefix:
     return []
@@ -264,9 +259,9 @@ def run_blocks(
 
   Args:
     model: weights.
-    palm: result of `build_palm` for `model`.
+    palm: the model that `build_palm` returned.
     x: [batch, length, d_model]: input of the first block.
-    masks: result of `make_masks`.
+    masks: segment ids and prefix, from `make_masks`.
     keys_and_values: None, or a list to which the keys and values are appended:
       one pair per layer, [batch, memory_length, ...] each; or, on accelerators
       (`has_stacks`), one pair for all layers, with the dimension `layers`
@@ -298,15 +293,12 @@ def run_blocks(
     kept: KeysAndValues = []
     y = palm.run_blocks(x, [0], *masks, keys_and_values=kept)
     y, *kept = take_slices(model, mesh, [y, *kept[0]])
-    return [
-      y,
-      *(
-        impl.slicewise(
-          lambda x, row: write_row(x, layer, row[tf.newaxis], 0), *pair
-        )
-        for pair in zip(stacks, kept, strict=False)
-      ),
-    ]
+
+    def write(stack, x):
+      return write_row(stack, layer, x[tf.newaxis], 0)
+
+    pairs = zip(stacks, kept, strict=False)  # there may be no stacks
+    return [y, *(impl.slicewise(write, *pair) for pair in pairs)]
 
   laid_out_masks: list[LaidOut] = []
 

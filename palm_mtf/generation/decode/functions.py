@@ -53,10 +53,7 @@ class DecodeFunction(abc.ABC):
   ) -> tuple[State, dict[str, tf.Tensor]]:
     """Builds the operations of a call.
 
-    Args:
-      model: weights.
-      state: [] if the function makes a state, or needs none.
-      inputs: values of `input_specs`.
+    `state` is [] if the function makes a state, or needs none.
 
     Returns:
       The next state; and outputs, which are the same on all devices.

@@ -3,6 +3,7 @@
 """Functions that continue prompts: a prefill, then a loop of decoding steps."""
 
 import dataclasses
+import functools
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
@@ -201,12 +202,8 @@ def build_decode_programs(
   build: BuildProgram, decode: DecodeConfig, sizes: PromptBatch
 ) -> DecodePrograms:
   """Builds the programs for batches of one size in the current tf.Graph."""
-  return DecodePrograms(
-    *(
-      build(make(decode, sizes), "texts")
-      for make in (StartTexts, AdvanceTexts, ReadTexts)
-    )
-  )
+  functions = StartTexts, AdvanceTexts, ReadTexts
+  return DecodePrograms(*(build(x(decode, sizes), "texts") for x in functions))
 
 
 class _Continuations:
@@ -336,12 +333,8 @@ class _Searches(_Continuations):
       *state, rows = self._impl.slicewise(choose, logits, is_over, *others)
       # Each row copies the keys and values of the prefix that it continues,
       # because one prefix may have two continuations, and another prefix none.
-      cache = [
-        self._impl.slicewise(
-          lambda x, rows: tf.gather(x, rows, axis=self._model.row_axis), x, rows
-        )
-        for x in cache
-      ]
+      take = functools.partial(tf.gather, axis=self._model.row_axis)
+      cache = [self._impl.slicewise(take, x, rows) for x in cache]
       return [*state, *cache]
 
     place, state = repeat_step(self._impl, step, [*state, *cache], place, limit)
@@ -430,10 +423,9 @@ class BeamSearch:
     ends |= tf.equal(place + 1, sizes.max_tokens)
     ends &= best > _NEVER / 2
     # Continuations that end now compete with those that ended earlier.
-    new_scores = tf.where_v2(
-      ends, best / self._compute_divisor(place + 1), _NEVER
-    )
-    new_scores = tf.where_v2(is_over[:, tf.newaxis], _NEVER, new_scores)
+    new_scores = best / self._compute_divisor(place + 1)
+    competes = ends & ~is_over[:, tf.newaxis]
+    new_scores = tf.where_v2(competes, new_scores, _NEVER)
     scores, kept = tf.math.top_k(tf.concat([scores, new_scores], 1), beams)
     ended = _pick(tf.concat([ended, longer], 1), kept)
     living, kept = tf.math.top_k(tf.where_v2(ends, _NEVER, best), beams)

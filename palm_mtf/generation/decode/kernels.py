@@ -44,23 +44,19 @@ def make_packed_kernel(packed: PackedKernel, name: str) -> Kernel:
 
 
 def make_kernel(w: tf.Tensor, dtype: tf.DType, name: str) -> Kernel:
-  """Makes a kernel for TensorFlow's matrix products.
+  """Makes a kernel of w [inner, outer], rounded to the float type `dtype`.
 
-  A variable holds the kernel, except in an XLA computation.
-
-  Args:
-    w: [inner, outer], float32.
-    dtype: float dtype to which the numbers are rounded.
-    name: name of the variable.
+  The kernel is for TensorFlow's matrix products. The variable `name` holds the
+  kernel, except in an XLA computation.
   """
-  numbers = tf.cast(w, dtype)
+  w = tf.cast(w, dtype)
   if in_xla_computation():
-    return Kernel(numbers, tf.no_op())
+    return Kernel(w, tf.no_op())
   # Products in emulated bfloat16 are computed in float32. Cast the kernel once,
   # here, instead of in every product.
-  if is_emulated(numbers):
-    numbers = tf.cast(numbers, tf.float32)
-  kept = make_variable(numbers, name)
+  if is_emulated(w):
+    w = tf.cast(w, tf.float32)
+  kept = make_variable(w, name)
   return Kernel(kept.value(), kept.initializer)
 
 
@@ -70,11 +66,10 @@ def find_largest(w: tf.Tensor) -> tf.Tensor:
 
 
 def round_to_int8(w: tf.Tensor, largest: tf.Tensor) -> tf.Tensor:
-  """Returns w, each column rounded to multiples of the column's int8 scale.
+  """Returns w, each column rounded to multiples of its scale, `largest` / 127.
 
-  Args:
-    w: [inner, outer], float32: a matrix, or some rows of a matrix.
-    largest: `find_largest` of the whole matrix; the scales are largest / 127.
+  w is a float32 matrix [inner, outer], or some of its rows; `largest` is max
+  |w| of each column of the whole matrix, [1, outer].
   """
   scale = tf.where_v2(largest > 0, largest, 1.0) / _LARGEST
   return tf.round(w / scale) * scale
@@ -126,7 +121,7 @@ def to_int4(w: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
 
 
 def round_to_int4(w: tf.Tensor) -> tf.Tensor:
-  """Returns w [inner, outer], float32, rounded as `to_int4` rounds."""
+  """Returns w [inner, outer], float32, rounded to multiples of int4 scales."""
   numbers, scale = to_int4(w)
   scale = tf.repeat(tf.cast(scale, tf.float32), GROUP, 0)
   return tf.cast(numbers, tf.float32) * scale[: w.shape[0]]

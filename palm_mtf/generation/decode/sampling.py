@@ -41,20 +41,16 @@ def _to_column(setting):
 def _find_least_kept(shares, weights, wanted):
   # Returns the largest t, [rows, 1], such that the weights of tokens with share
   # >= t sum to at least `wanted`. Instead of sorting, bisect over the bits of t
-  # in 31 passes: nonnegative floats have the same order as their bits.
+  # in 31 passes over the shares. This works, because nonnegative floats have
+  # the same order as their bits.
   bits = tf.bitcast(shares, tf.int32)
 
   def halve(i, low, high):
     middle = low + (high - low) // 2
-    total = tf.reduce_sum(
-      tf.where_v2(bits >= middle, weights, 0.0), -1, keepdims=True
-    )
-    enough = total >= wanted
-    return (
-      i + 1,
-      tf.where_v2(enough, middle, low),
-      tf.where_v2(enough, high, middle),
-    )
+    kept = tf.where_v2(bits >= middle, weights, 0.0)
+    enough = tf.reduce_sum(kept, -1, keepdims=True) >= wanted
+    low = tf.where_v2(enough, middle, low)
+    return i + 1, low, tf.where_v2(enough, high, middle)
 
   low = tf.zeros_like(wanted, tf.int32)
   high = tf.fill(wanted.shape, _ONE_BITS + 1)

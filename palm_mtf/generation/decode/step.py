@@ -104,18 +104,14 @@ class NativeStep:
 
   def __init__(self, model: DecodeModel):
     self._impl, self._config = model.placement, model.config
-    norms = [
-      f"{layer_name(i)}/{read.norm}"
+    (self._table,) = model.table.tensor_list
+    # The C++ step takes scales and kernels in the order in which it uses them,
+    # which is also the order of `model.kernels`.
+    scales = [
+      model.norm_vectors(f"{layer_name(i)}/{read.norm}")[0]
       for i in range(self._config.num_layers)
       for read in layer_of(self._config).reads
-    ]
-    scales = [
-      *(model.norm_vectors(x)[0] for x in norms),
-      *model.make_last_norm(),
-    ]
-    # List scales and kernels in the order in which a step uses them, which is
-    # also the order of `model.kernels`.
-    (self._table,) = model.table.tensor_list
+    ] + model.make_last_norm()
     self._scales = [x.tensor_list[0] for x in scales]
     kernels = *model.kernels.values(), model.to_logits
     self._kernels = [x.tensor_list[0].weights for x in kernels]
@@ -145,12 +141,9 @@ class NativeStep:
       return tf.fill(rows, 0 if x is None else x)
 
     *tensors, seen = texts
+    texts = Texts(*map(unpack, tensors), seen=[*map(unpack, seen)])
     steps = run_text_steps(
-      self._make_weights(cache),
-      count,
-      Texts(*map(unpack, tensors), seen=[*map(unpack, seen)]),
-      [*map(unpack, cache)],
-      settings,
+      self._make_weights(cache), count, texts, [*map(unpack, cache)], settings
     )
     pack = self._impl.LaidOutTensor
     return TextSteps(
@@ -162,13 +155,10 @@ class NativeStep:
     )
 
   def _make_weights(self, cache):
-    tables = find_angles(self._config, cache[0].slice_shape[-2])
+    length = cache[0].slice_shape[-2]
+    tables = self._table, *find_angles(self._config, length)
     return StepWeights(
-      config=self._config,
-      memory_length=cache[0].slice_shape[-2],
-      tables=(self._table, *tables),
-      scales=self._scales,
-      kernels=self._kernels,
+      self._config, length, tables, self._scales, self._kernels
     )
 
   def _drop_padding(self, logits):
@@ -356,7 +346,6 @@ def make_step(model: DecodeModel) -> NativeStep | TensorflowStep:
 def _add_and_scale(
   model: DecodeModel, x: LaidOut, branch: list[LaidOut], vectors: list[LaidOut]
 ) -> tuple[LaidOut, LaidOut]:
-  """Calls `add_and_scale` on each device."""
   form, epsilon = NORMS[model.config.norm], model.config.norm_epsilon
 
   def apply(x, *others):

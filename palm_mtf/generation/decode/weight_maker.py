@@ -126,15 +126,10 @@ class WeightMaker:
     *,
     is_packed: bool,
   ):
-    """Takes the parameters.
+    """Takes the settings, and `read`, which returns a float32 parameter.
 
-    Args:
-      placement: the devices.
-      config: architecture.
-      dims: dimensions; each device holds all of d_model.
-      read: returns a parameter, float32, given its name.
-      weight_dtype: WEIGHT_DTYPE.
-      is_packed: whether kernels are packed for C++ operations.
+    Each device holds all of d_model, as `dims` has to say. `is_packed` says
+    whether kernels are packed for C++ operations.
     """
     self._impl, self._config, self._read = placement, config, read
     self._is_packed = is_packed
@@ -220,10 +215,11 @@ class WeightMaker:
     dtype = rounded_to if self._is_packed else logits_dtype(self._config)
 
     def pack_kernel(x, name):
-      is_rounded = rounded_to == tf.bfloat16
-      packed_dtype = tf.int8 if is_quantized else dtype
       panels = pack(
-        [x], packed_dtype, is_transposed=True, is_rounded=is_rounded
+        [x],
+        tf.int8 if is_quantized else dtype,
+        is_transposed=True,
+        is_rounded=rounded_to == tf.bfloat16,
       )
       return make_packed_kernel(panels, name)
 

@@ -67,7 +67,8 @@ class DecodeModel:
   layers: Sequence[LayerWeights] = ()
 
   # Whether a cache has only two tensors: the keys of all layers, and the values
-  # of all layers, each [layers, ...].
+  # of all layers, each [layers, ...]. Accelerators need this, because one block
+  # in a loop computes all layers.
   has_stacks = False
 
   @property
@@ -77,12 +78,8 @@ class DecodeModel:
 
   def embed(self, tokens: LaidOut) -> LaidOut:
     """Returns each token's row of the embedding, [rows, d_model]."""
-    x = self.placement.slicewise(
-      local_embedding,
-      slice_offset(self.placement, self.dims.vocab),
-      self.table,
-      tokens,
-    )
+    first = slice_offset(self.placement, self.dims.vocab)
+    x = self.placement.slicewise(local_embedding, first, self.table, tokens)
     # If a layout splits vocab, all-reduce [rows, d_model]: one slice of the
     # table gives a token's row, and the other slices give zeros.
     axes = split_axes(self.placement, [self.dims.vocab])
@@ -91,10 +88,9 @@ class DecodeModel:
     return x if scale == 1 else self.placement.slicewise(lambda x: x * scale, x)
 
   def norm_vectors(self, name: str) -> list[LaidOut]:
-    """Returns what a norm multiplies by, and adds, [d_model] float32 each.
+    """Returns the factor of a norm, and its bias if any, [d_model] float32 each.
 
-    The norm multiplies by its scale plus the offset of NORM. It adds its bias,
-    if there is any.
+    The factor is the norm's scale plus the offset of NORM.
     """
     scale, bias = self.vectors[f"{name}/scale"], f"{name}/bias"
     if offset := NORMS[self.config.norm].scale_offset:
@@ -114,12 +110,9 @@ class DecodeModel:
   ) -> LaidOut:
     """Multiplies rows by a kernel on each device; returns [rows, outer].
 
-    Args:
-      xs: one tensor [rows, inner]; or, for a packed kernel, also several
-        tensors, split along `inner`.
-      kernel: a `Kernel` for each device's slice of [inner, outer].
-      is_step: whether a decoding step, which has few rows, computes the
-        product. Otherwise a forward pass (forward.py) computes it.
+    `xs` is one tensor [rows, inner]; for a packed kernel, it may be several
+    tensors, split along `inner`. `is_step` says whether a decoding step, which
+    has few rows, computes the product. Otherwise a forward pass computes it.
     """
     return self.placement.slicewise(
       lambda kernel, *xs: multiply(xs, kernel, is_step=is_step), kernel, *xs

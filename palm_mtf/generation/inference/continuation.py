@@ -47,7 +47,8 @@ class ContinuationReader:
     self._eod_id, self._end_ids = vocabulary.eod_id, vocabulary.end_ids
     self._stop_strings = stop_strings
     self._reader = TextReader(vocabulary, prompt)
-    self._end: int | None = None  # index at which a stop string begins, if any
+    # Index in the text at which a stop string begins, if any.
+    self._end: int | None = None
     # Tokens up to and including the token that ended the text: an end token,
     # or the token that completed a stop string.
     self.ids: list[int] = []
@@ -63,7 +64,8 @@ class ContinuationReader:
       num_read = len(self._reader.text)
       self.ids.append(token)
       if token in self._end_ids:
-        self.ended, token = "eod", self._eod_id  # other ends may have a text
+        # [eod] has no text, but other end tokens may have one.
+        self.ended, token = "eod", self._eod_id
       self.places.append(self._reader.add(token))
       # Look for stop strings after each token, so that the end of a text does
       # not depend on how many tokens one call adds.
@@ -93,7 +95,7 @@ class ContinuationReader:
   def continuation(
     self, is_over: bool, score: float | None = None
   ) -> Continuation:
-    """Returns the continuation so far; `is_over` if no further tokens come."""
+    """Returns the continuation so far; if `is_over`, no more tokens come."""
     text = self._reader.whole_text[: self._end]
     num_tokens = len(self.ids)
     if self.ended == "eod":

@@ -2,6 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Generates continuations of prompts, up to [eod] or STOP_STRINGS."""
 
+import functools
 from collections.abc import Iterator, Sequence
 
 import numpy as np
@@ -9,7 +10,6 @@ import numpy as np
 from palm_mtf.config import DecodeConfig
 from palm_mtf.data.vocabulary.vocabulary import Vocabulary
 from palm_mtf.generation.decode.generate_program import (
-  DecodePrograms,
   PromptBatch,
   build_decode_programs,
 )
@@ -55,7 +55,9 @@ class Generator:
     self._vocabulary, self._decode = vocabulary, decode
     self._sample_tokens, self._seed = sample_tokens, seed
     self._start_id = start_id
-    self._programs: dict[tuple[int, int, bool], DecodePrograms] = {}
+    self._build = functools.cache(
+      lambda sizes: build_decode_programs(loaded.build, decode, sizes)
+    )
 
   @property
   def activation_dtype(self) -> str:
@@ -145,7 +147,19 @@ class Generator:
       for ids in filled
     ]
     lengths = [len(each) for each in tokens]
-    programs = self._get_programs(size, max(lengths), start_id is not None)
+    # The first run of a program compiles the program. Pad prompts to a power of
+    # two, so that few programs serve all lengths.
+    most = self._loaded.config.sequence_length - self._sample_tokens + 1
+    programs = self._build(
+      PromptBatch(
+        num_prompts=size,
+        prompt_tokens=min(1 << (max(lengths) - 1).bit_length(), most),
+        max_tokens=self._sample_tokens,
+        num_tokens=self._vocabulary.size,
+        end_ids=self._vocabulary.end_ids,
+        has_start=start_id is not None,
+      )
+    )
     client = self._client
     inputs = np.zeros(programs.start.inputs["prompts"].shape, np.int32)
     for row, ids in enumerate(tokens):
@@ -193,28 +207,6 @@ class Generator:
         )
         rows[-1].append((reader, found))
     return rows
-
-  def _get_programs(
-    self, size: int, prompt_tokens: int, has_start: bool
-  ) -> DecodePrograms:
-    # The first run of a program compiles the program. Pad prompts to a power of
-    # two, so that few programs serve all lengths.
-    most = self._loaded.config.sequence_length - self._sample_tokens + 1
-    room = min(1 << (prompt_tokens - 1).bit_length(), most)
-    key = size, room, has_start
-    if key not in self._programs:
-      sizes = PromptBatch(
-        num_prompts=size,
-        prompt_tokens=room,
-        max_tokens=self._sample_tokens,
-        num_tokens=self._vocabulary.size,
-        end_ids=self._vocabulary.end_ids,
-        has_start=has_start,
-      )
-      self._programs[key] = build_decode_programs(
-        self._loaded.build, self._decode, sizes
-      )
-    return self._programs[key]
 
   def _make_keys(self, prompt: Sequence[int]) -> np.ndarray:
     text = self._vocabulary.decode(prompt)

@@ -1,8 +1,9 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Decodes texts that begin and end at different times.
+"""Decodes texts (prompts and continuations) for a server.
 
-Each text is in a slot, a row of the decoding batch.
+The texts begin and end at different times. Each text is in a slot, a row of the
+decoding batch.
 """
 
 import functools
@@ -53,10 +54,8 @@ class SlotDecoder:
   def __init__(self, loaded: LoadedDecoder, num_tokens: int, num_slots: int):
     """Makes the cache of keys and values for all slots.
 
-    Args:
-      num_tokens: number of pieces in the vocabulary.
-      num_slots: number of slots; rounded up to a multiple of the number of
-        slices of `batch`.
+    The vocabulary has `num_tokens` pieces. The number of slots is rounded up to
+    a multiple of the number of slices of `batch`.
     """
     self._loaded, self._num_tokens = loaded, num_tokens
     n = loaded.num_slices
