@@ -46,11 +46,7 @@ from palm_mtf.machine.host_memory import memory_bytes
 from palm_mtf.model_dir.atomic_files import new_path
 from palm_mtf.model_dir.paths import ModelDir
 
-_FORMATS = {
-  "hf": make_hf,
-  "npz": make_npz,
-  "saved_model": make_saved_model,
-}
+_FORMATS = {"hf": make_hf, "npz": make_npz, "saved_model": make_saved_model}
 
 
 def export(
@@ -64,10 +60,9 @@ def export(
     )
   checkpoint, vocabulary = open_newest(model_dir, config)
   trained = TrainedModel(config, checkpoint, vocabulary)
-  if target == "gguf":
-    exported = make_gguf(trained, dtype)
-  else:
-    exported = _FORMATS[target](trained)
+  exported = (
+    make_gguf(trained, dtype) if target == "gguf" else _FORMATS[target](trained)
+  )
   output = os.path.abspath(os.path.join(output, exported.subfolder))
   check_new(output)
   # Import TensorFlow, which takes seconds, only after all checks.
@@ -86,12 +81,11 @@ def check_new(path: str) -> None:
 
 
 class _Foreign(NamedTuple):
-  """A model that other software has written."""
-
+  # A model that other software has written.
   model: ModelConfig
   data: Mapping[str, object]  # macros of the data, such as PACKING
   vocabulary: Vocabulary
-  chat_template: str  # template of conversations; "" if there is none
+  chat_template: str  # "" if there is none
   files: TensorFiles | GgufFile
   read: Callable[[], dict[str, np.ndarray]]  # reads the parameters, by name
 
@@ -149,14 +143,13 @@ def _open_folder(
   described = read_config(folder)
   model, family = described.model, described.family
   if vocabulary_path is None:
-    vocabulary_path = ModelDir(folder).vocabulary
-    if not os.path.exists(vocabulary_path):
-      vocabulary_path = os.path.join(folder, "tokenizer.model")
-    if not os.path.exists(vocabulary_path):
-      raise UserError(
-        f"{folder}: has none of vocabulary.model, tokenizer.json and "
-        "tokenizer.model; give --vocabulary PATH, the vocabulary of its ids."
-      )
+    own = ModelDir(folder).vocabulary, os.path.join(folder, "tokenizer.model")
+    vocabulary_path = next(filter(os.path.exists, own), None)
+  if vocabulary_path is None:
+    raise UserError(
+      f"{folder}: has none of vocabulary.model, tokenizer.json and "
+      "tokenizer.model; give --vocabulary PATH, the vocabulary of its ids."
+    )
   vocabulary = open_vocabulary(
     vocabulary_path, setting="--vocabulary", model_folder=folder
   )
@@ -199,14 +192,11 @@ def _open_gguf(
     model_folder=scratch,
   )
   data = _make_data(model, vocabulary, *starts)
-  return _Foreign(
-    model,
-    data,
-    vocabulary,
-    template,
-    file,
-    lambda: import_gguf_parameters(file, model, own, path),
-  )
+
+  def read_all() -> dict[str, np.ndarray]:
+    return import_gguf_parameters(file, model, own, path)
+
+  return _Foreign(model, data, vocabulary, template, file, read_all)
 
 
 def _make_data(
@@ -215,15 +205,17 @@ def _make_data(
   bos_id: int | None,
   added: int | None,
 ) -> dict[str, object]:
-  """Returns macros of the data; `added` is the token before each text."""
-  added = added if vocabulary.has_id(added) else None
+  # Returns macros of the data. The tokenizer puts the token `added` before each
+  # text, and knows `bos_id` as the start token.
+  start = added if vocabulary.has_id(added) else None
+  adds_start = start is not None
   # A token of texts, such as "!" with id 0, starts no text.
-  is_control = vocabulary.has_id(bos_id) and vocabulary.is_control(bos_id)
-  known = bos_id if is_control else None
+  if not adds_start and vocabulary.has_id(bos_id):
+    start = bos_id if vocabulary.is_control(bos_id) else None
   return {
     "PACKING": "packed",
-    "START_ID": known if added is None else added,
-    "ADD_START": added is not None,
+    "START_ID": start,
+    "ADD_START": adds_start,
     "CONTEXT_LENGTH": model.sequence_length,
   }
 
@@ -242,10 +234,8 @@ def _check_memory(files: TensorFiles | GgufFile, folder: str) -> int:
 
 
 def _format_gin(model: ModelConfig, data: Mapping[str, object]) -> str:
-  """Returns the text of config.gin, a finetuning recipe for `model`.
-
-  The text has only settings that differ from their defaults.
-  """
+  # Returns the text of config.gin, a finetuning recipe for `model`, which has
+  # only settings that differ from their defaults.
   settings = {**values_of(model), **data}
   defaults = {**macros_of(ModelConfig), "START_ID": None, "ADD_START": True}
   lines = [

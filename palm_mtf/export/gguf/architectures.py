@@ -69,10 +69,12 @@ _EPSILONS = {
   "mean_square": "attention.layer_norm_rms_epsilon",
   "variance": "attention.layer_norm_epsilon",
 }
-# Keys that llama.cpp gives a default.
-_OPTIONAL = (
-  *("attention.head_count_kv", "attention.key_length"),
-  *("attention.value_length", "rope.dimension_count", "rope.freq_base"),
+# Other keys that are read.
+_READ = set(
+  "attention.head_count_kv attention.key_length attention.value_length "
+  "rope.dimension_count rope.freq_base rope.scale_linear rope.scaling.type "
+  "rope.scaling.factor rope.scaling.attn_factor "
+  "rope.scaling.original_context_length".split()
 )
 # llama.cpp's rotary base for a file without the key.
 _ROTARY_BASE = 10_000.0
@@ -101,12 +103,8 @@ _HARMLESS = {
   "rope.scaling.finetuned": bool,
 }
 # Keys that may have a number for each layer.
-_BY_LAYER = (
-  *("feed_forward_length", "attention.head_count", "attention.head_count_kv"),
-)
-_SCALING = (
-  *("rope.scale_linear", "rope.scaling.type", "rope.scaling.factor"),
-  *("rope.scaling.attn_factor", "rope.scaling.original_context_length"),
+_BY_LAYER = set(
+  "feed_forward_length attention.head_count attention.head_count_kv".split()
 )
 # Settings of Llama 3's divisors, which only palm_mtf writes, with
 # those of all published models.
@@ -359,32 +357,29 @@ def _find_named(metadata: Metadata) -> GgufArchitecture:
 
 
 def _join_equal_layers(metadata: Metadata, own: GgufArchitecture) -> Metadata:
-  """Replaces each array with an equal number for each layer by this number."""
-  num_layers, joined = metadata.get(f"{own.name}.block_count"), {}
+  # Replaces an array that has the same number for each layer by this number.
+  joined, num_layers = {**metadata}, metadata.get(f"{own.name}.block_count")
   for key in (f"{own.name}.{part}" for part in _BY_LAYER):
     value = metadata.get(key)
-    if isinstance(value, list) and len(value) == num_layers:
-      joined |= {key: value[0]} if len({*value}) == 1 else {}
-  return {**metadata, **joined}
+    is_array = isinstance(value, list) and len(value) == num_layers
+    if is_array and len({*value}) == 1:
+      joined[key] = value[0]
+  return joined
 
 
 def _check_keys(metadata: Metadata, own: GgufArchitecture) -> None:
-  """Raises UserError for a key that changes the model and is not read."""
+  # A key that is not read must not change the model.
   parts = read_key(metadata, "split.count", int, 1)
   if parts > 1:
     raise UserError(
       f"split.count = {parts}: is one of several files of a model; join them "
       "with llama-gguf-split --merge."
     )
-  known = {*_SIZES, *_EPSILONS.values(), *own.numbers, *own.flags}
-  known |= {*_OPTIONAL, *_SCALING}
-  constants = {**_CONSTANTS, **own.constants}
+  known = {*_SIZES, *_EPSILONS.values(), *_READ, *own.numbers, *own.flags}
+  constants = {**_CONSTANTS, **_HARMLESS, **own.constants}
   for key, value in metadata.items():
     prefix, _, part = key.partition(".")
     if prefix != own.name or part in known:
-      continue
-    if part in _HARMLESS and part not in constants:
-      read_key(metadata, key, _HARMLESS[part])
       continue
     if part not in constants:
       raise UserError(
@@ -392,7 +387,9 @@ def _check_keys(metadata: Metadata, own: GgufArchitecture) -> None:
         f"of a {own.name}, which may change the model."
       )
     harmless = constants[part]
-    if read_key(metadata, key, type(harmless[0])) not in harmless:
+    is_kind = isinstance(harmless, type)
+    found = read_key(metadata, key, harmless if is_kind else type(harmless[0]))
+    if not is_kind and found not in harmless:
       raise UserError(
         f"{key} = {shorten(value)}: palm_mtf does not compute this."
       )
@@ -484,10 +481,8 @@ def _make_config(
   statistic = NORMS[str(family.settings["norm"])].statistic
   epsilon = next(x for x in family.numbers if "eps" in x)
   config[epsilon] = get(_EPSILONS[statistic], float)
-  for key, theirs in own.numbers.items():
-    config[theirs] = get(key, float)
-  for key, theirs in own.flags.items():
-    config[theirs] = get(key, bool)
+  config |= {theirs: get(key, float) for key, theirs in own.numbers.items()}
+  config |= {theirs: get(key, bool) for key, theirs in own.flags.items()}
   if family.rotary_base is not None:
     config["rope_theta"] = get("rope.freq_base", float, _ROTARY_BASE)
     size = get("rope.dimension_count", int, d_kv)

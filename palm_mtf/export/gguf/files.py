@@ -10,6 +10,7 @@ import numpy as np
 from palm_mtf.errors import UserError
 from palm_mtf.export.gguf.architectures import Value
 from palm_mtf.export.gguf.header import read_header
+from palm_mtf.export.huggingface.tensor_files import check_finite
 
 Shapes = Mapping[str, tuple[int, ...]]
 
@@ -60,11 +61,7 @@ class GgufFile:
         "give a file with K-quants, q4_0 to q8_0 or floats."
       ) from None
     value = np.asarray(value, np.float32).reshape(self.shapes[name])
-    if not np.isfinite(value).all():
-      raise UserError(
-        f"{self._path}: its {name} holds a number that is not finite; give a "
-        "model without such weights."
-      )
+    check_finite(value, f"{self._path}: its {name}")
     return value
 
 
@@ -129,13 +126,11 @@ def count_bytes(shape: tuple[int, ...], dtype: str) -> int:
 
 
 def _check_range(x: np.ndarray, dtype: str, name: str) -> None:
-  """Raises UserError if an element or a scale of q8_0 overflows float16."""
-  if dtype == "float32":
-    return
+  # An element, or a scale of q8_0, must not overflow float16.
   largest = np.abs(x).max() / (_LARGEST_INT8 if dtype == "q8_0" else 1)
   with np.errstate(over="ignore"):
     is_finite = np.isfinite(largest.astype(np.float16))
-  if not is_finite:
+  if dtype != "float32" and not is_finite:
     raise UserError(
       f"--dtype = {dtype!r}: numbers of {name} are beyond float16; use float32."
     )

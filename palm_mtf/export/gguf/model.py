@@ -85,24 +85,19 @@ def make_gguf(trained: TrainedModel, dtype: str) -> Export:
   def write(path: str, read: Reader) -> None:
     write_gguf(path, metadata, shapes, dtype, make_reader(model, own, read))
 
-  return Export(
-    f"a {own.name} in {dtype}",
-    sum(
-      count_bytes(shape, choose_dtype(name, shape, dtype))
-      for name, shape in shapes.items()
-    ),
-    write,
+  num_bytes = sum(
+    count_bytes(shape, choose_dtype(name, shape, dtype))
+    for name, shape in shapes.items()
   )
+  return Export(f"a {own.name} in {dtype}", num_bytes, write)
 
 
 def make_reader(
   model: ModelConfig, own: GgufArchitecture, read: Reader
 ) -> Callable[[str], np.ndarray]:
   """Returns a function that reads tensors by their names in GGUF."""
-  read, offsets = (
-    make_tensor_reader(model, own.layout, read),
-    _find_offsets(model, own),
-  )
+  read = make_tensor_reader(model, own.layout, read)
+  offsets = _find_offsets(model, own)
   return lambda name: read(name) + offsets.get(name, np.float32(0))
 
 
@@ -128,12 +123,10 @@ def _find_offsets(
   model: ModelConfig, own: GgufArchitecture
 ) -> Mapping[str, np.float32]:
   # Returns {tensor: number that the file adds to the scale of a norm}.
-  if not own.scale_offset:
-    return {}
   return {
     theirs: np.float32(own.scale_offset)
     for theirs, names in find_tensors(model, own.layout).items()
-    if not names or parse_name(names[0]).is_scale
+    if own.scale_offset and (not names or parse_name(names[0]).is_scale)
   }
 
 
@@ -142,9 +135,9 @@ def check_vocabulary(vocabulary: Vocabulary) -> None:
 
   `make_gguf_tokenizer` checks vocabularies of other kinds.
   """
-  if not isinstance(vocabulary, SentencePieceVocabulary):
-    return
-  if reason := explain_inexact(vocabulary):
+  if isinstance(vocabulary, SentencePieceVocabulary) and (
+    reason := explain_inexact(vocabulary)
+  ):
     raise UserError(
       f"{vocabulary.path}: llama.cpp would encode differently: {reason}; train "
       "a model with a vocabulary of palm_mtf vocab, or use another --format."

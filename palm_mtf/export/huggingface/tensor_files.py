@@ -86,15 +86,13 @@ class TensorFiles:
     self.dtypes = {x: file.dtypes[x] for x, file in self._files.items()}
 
   def read(self, name: str) -> np.ndarray:
-    """Returns a tensor as float32; see `SafetensorsFile.read`."""
+    """Returns a tensor as float32, as `SafetensorsFile.read` does."""
     return self._files[name].read(name)
 
 
 def _read_weight_map(folder: str) -> Mapping[str, str] | None:
-  """Returns {tensor: file} from the index; None if only WEIGHTS is read.
-
-  If index and WEIGHTS both exist, only WEIGHTS is read, as in transformers.
-  """
+  # Returns {tensor: file} from the index; None if only WEIGHTS is read. If both
+  # files exist, only WEIGHTS is read, as in transformers.
   path = os.path.join(folder, _INDEX)
   if not os.path.lexists(path) or os.path.lexists(
     os.path.join(folder, WEIGHTS)
@@ -115,7 +113,7 @@ def _read_weight_map(folder: str) -> Mapping[str, str] | None:
 
 
 def _check_no_other_weights(folder: str, read: list[str], source: str) -> None:
-  """Raises UserError if a folder has an adapter, or weights not in `read`."""
+  # Weight files that are not in `read`, and adapters, would change the model.
   for name in sorted(os.listdir(folder)):
     if name not in read and _is_weight_file(name):
       raise UserError(
@@ -132,10 +130,8 @@ def _check_no_other_weights(folder: str, read: list[str], source: str) -> None:
 
 
 def _warn_of_ignored_files(folder: str, source: str) -> None:
-  """Warns of files that may hold weights but are ignored, as in transformers.
-
-  `source` is the file that is read, or the index of the files that are read.
-  """
+  # transformers ignores these files too. `source` is the file that is read, or
+  # the index of the files that are read.
   found = []
   for path, _, names in os.walk(folder):
     below = os.path.relpath(path, folder)
@@ -163,10 +159,11 @@ def _is_weight_file(name: str) -> bool:
 # As in the safetensors library, the first tensor is aligned to this many bytes.
 _ALIGNMENT = 8
 # The header of a model with 10,000 layers has 10 MB. The safetensors library
-# accepts 100 MB, but then reading the header takes seconds and gigabytes.
+# accepts 100 MB, but then reading the header takes seconds and gigabytes of
+# memory.
 _MAX_HEADER_BYTES = 20_000_000
 _DTYPES = ("F32", "F16", "BF16")
-# What a user does who has quantized weights.
+# The fix in messages about quantized weights.
 ORIGINAL = "give the original weights, or a GGUF file"
 
 
@@ -246,9 +243,14 @@ class SafetensorsFile:
         f"{ORIGINAL}."
       )
     value = self._file.get_tensor(name).astype(np.float32, copy=False)
-    if not np.isfinite(value).all():
-      raise UserError(
-        f"{self._path}: its {name} holds a number that is not finite; give a "
-        "model without such weights."
-      )
+    check_finite(value, f"{self._path}: its {name}")
     return value
+
+
+def check_finite(value: np.ndarray, what: str) -> None:
+  """Raises UserError if a tensor has a number that is not finite."""
+  if not np.isfinite(value).all():
+    raise UserError(
+      f"{what} holds a number that is not finite; give a model without such "
+      "weights."
+    )

@@ -9,6 +9,7 @@ rotate elements (2i, 2i + 1) of a head together, but our models usually rotate
 """
 
 import itertools
+import math
 import re
 from collections.abc import Callable, Collection, Sequence
 
@@ -81,17 +82,13 @@ def find_tensor_shapes(
     if not names:
       found[theirs] = _make_constant(theirs, model, family).shape
       continue
-    sizes = [int(np.prod(shapes[name])) for name in names]
-    parameter = parse_name(names[0])
-    if parameter.is_vector:
-      found[theirs] = (sum(sizes),)
-    elif parameter.is_kernel:
-      inputs = _count_inputs(names[0], shapes[names[0]])
-      outputs = sum(sizes) // inputs
-      is_plain = family.is_conv1d
-      found[theirs] = (inputs, outputs) if is_plain else (outputs, inputs)
-    else:
-      found[theirs] = shapes[names[0]]
+    first, parameter = shapes[names[0]], parse_name(names[0])
+    size = sum(math.prod(shapes[name]) for name in names)
+    found[theirs] = (size,) if parameter.is_vector else first
+    if parameter.is_kernel:
+      inputs = _count_inputs(names[0], first)
+      kernel = size // inputs, inputs
+      found[theirs] = kernel[::-1] if family.is_conv1d else kernel
   return found
 
 
@@ -105,14 +102,11 @@ def make_tensor_reader(model: ModelConfig, family: Family, read: Read) -> Read:
   def read_exported(theirs: str) -> np.ndarray:
     if not ours[theirs]:
       return _make_constant(theirs, model, family)
-    parts = [_to_matrix(name, read(name)) for name in ours[theirs]]
-    if _permutes(model, family):
-      parts = [
-        _permute(x, model, to_neighbours=family.rotary_pairs == "neighbours")
-        if _is_rotated(name)
-        else x
-        for name, x in zip(ours[theirs], parts, strict=True)
-      ]
+    pairs = model.rotary_pairs, family.rotary_pairs
+    parts = [
+      _permute(_to_matrix(name, read(name)), name, model, *pairs)
+      for name in ours[theirs]
+    ]
     value = parts[0] if len(parts) == 1 else _join(parts, model, family)
     is_kernel = parse_name(ours[theirs][0]).is_kernel
     return value.T if is_kernel and not family.is_conv1d else value
@@ -150,9 +144,8 @@ def import_parameters(
     if len(names) > 1:
       parts = _split(value, [shapes[x] for x in names], model, family)
     for name, part in zip(names, parts, strict=True):
-      if _permutes(model, family) and _is_rotated(name):
-        to_neighbours = model.rotary_pairs == "neighbours"
-        part = _permute(part, model, to_neighbours=to_neighbours)
+      pairs = family.rotary_pairs, model.rotary_pairs
+      part = _permute(part, name, model, *pairs)
       parameters[name] = np.ascontiguousarray(part.reshape(shapes[name]))
   return {name: parameters[name] for name in shapes}
 
@@ -187,21 +180,23 @@ def _split(
     heads = x.reshape(*x.shape[:-1], model.num_heads, len(shapes), model.d_kv)
     return [heads[..., i, :] for i in range(len(shapes))]
   rows = x.shape[0] if x.ndim > 1 else 1
-  sizes = [int(np.prod(shape)) // rows for shape in shapes]
+  sizes = [math.prod(shape) // rows for shape in shapes]
   return np.split(x, np.cumsum(sizes)[:-1], -1)
 
 
-def _permutes(model: ModelConfig, family: Family) -> bool:
-  is_rotary = model.positions == "rotary"
-  return is_rotary and model.rotary_pairs != family.rotary_pairs
-
-
 def _permute(
-  x: np.ndarray, model: ModelConfig, *, to_neighbours: bool
+  x: np.ndarray, name: str, model: ModelConfig, pairs: str, wanted: str
 ) -> np.ndarray:
-  # Reorders the rotated numbers of each head along the last dimension.
+  # Reorders the rotated numbers of each head along the last dimension, from the
+  # ROTARY_PAIRS `pairs` to `wanted`, if the parameter `name` is rotated.
+  if (
+    model.positions != "rotary"
+    or pairs == wanted
+    or not _ROTATED.fullmatch(parse_name(name).part)
+  ):
+    return x
   heads, size = x.reshape(*x.shape[:-1], -1, model.d_kv), model.rotary_size
-  sizes = (2, size // 2) if to_neighbours else (size // 2, 2)
+  sizes = (2, size // 2) if wanted == "neighbours" else (size // 2, 2)
   rotated = heads[..., :size].reshape(*heads.shape[:-1], *sizes)
   rotated = rotated.swapaxes(-1, -2).reshape(*heads.shape[:-1], size)
   return np.concatenate([rotated, heads[..., size:]], -1).reshape(x.shape)
@@ -209,11 +204,7 @@ def _permute(
 
 def _count_inputs(name: str, shape: tuple[int, ...]) -> int:
   # The kernel o, [heads, d_kv, d_model], has two input dimensions, not one.
-  return int(np.prod(shape[:-1] if parse_name(name).last == "o" else shape[:1]))
-
-
-def _is_rotated(name: str) -> bool:
-  return bool(_ROTATED.fullmatch(parse_name(name).part))
+  return math.prod(shape[:-1] if parse_name(name).last == "o" else shape[:1])
 
 
 def check_tensors(
