@@ -87,11 +87,20 @@ def _rename_to_new(temporary: str, path: str) -> None:
 
 
 def _remove_abandoned(prefix: str) -> None:
-  """Removes the temporary files of writers that were killed."""
+  """Removes the temporary files and folders of writers that were killed."""
   for path in glob.glob(f"{glob.escape(prefix)}*"):
     with contextlib.suppress(OSError):
-      if time.time() - os.path.getmtime(path) > _ABANDONED_SECS:
-        os.unlink(path)
+      written = [path]
+      for folder, _, names in os.walk(path):
+        written += [os.path.join(folder, name) for name in names]
+      if time.time() - max(map(os.path.getmtime, written)) > _ABANDONED_SECS:
+        _remove(path)
+
+
+def _remove(path: str) -> None:
+  shutil.rmtree(path, ignore_errors=True)
+  with contextlib.suppress(OSError):  # it was a folder, or was renamed
+    os.unlink(path)
 
 
 @contextlib.contextmanager
@@ -118,7 +127,9 @@ def new_path(
   parent, name = os.path.split(path)
   made = [*_missing_folders(parent)]
   with writing(path, needed_bytes):
-    temporary = os.path.join(parent, f"{PARTIAL}{name}_{secrets.token_hex(4)}")
+    partial = os.path.join(parent, f"{PARTIAL}{name}_")
+    _remove_abandoned(partial)
+    temporary = f"{partial}{secrets.token_hex(4)}"
     try:
       os.makedirs(parent, exist_ok=True)
       yield temporary
@@ -133,9 +144,7 @@ def new_path(
       os.rename(temporary, path)
       sync(parent)
     finally:
-      shutil.rmtree(temporary, ignore_errors=True)
-      with contextlib.suppress(OSError):  # already renamed or removed
-        os.unlink(temporary)
+      _remove(temporary)
       if not os.path.lexists(path):
         for folder in made:
           with contextlib.suppress(OSError):  # the folder may not be empty

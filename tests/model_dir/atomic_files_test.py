@@ -68,6 +68,20 @@ def test_what_a_killed_writer_left_is_removed_once_no_writer_can_need_it(
   assert {*tmp_path.iterdir()} == {new, others, tmp_path / "[1]"}
 
 
+def test_what_a_killed_export_left_is_removed_unless_a_file_in_it_is_new(
+  tmp_path,
+):
+  old, new = (tmp_path / f".partial_folder_{name}" for name in "ab")
+  for path in (old, new):
+    (path / "below").mkdir(parents=True)
+    (path / "below" / "file").touch()
+    os.utime(path, (0, 0))
+  os.utime(old / "below" / "file", (0, 0))
+  with new_path(str(tmp_path / "folder"), 0) as temporary:
+    os.mkdir(temporary)
+  assert {*tmp_path.iterdir()} == {new, tmp_path / "folder"}
+
+
 def test_files_and_folders_have_the_rights_of_any_other(tmp_path):
   write_atomically(str(tmp_path / "file"), b"")
   with new_path(str(tmp_path / "folder"), 0) as temporary:
