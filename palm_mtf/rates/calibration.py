@@ -3,10 +3,10 @@
 """Measures what plans need to know about this machine (`plan --calibrate`).
 
 Matrix products are timed separately, and small models (probes) train for a few
-steps. The rest of a step's time goes to passes, which are other operations;
-accounting/memory.py lists the kinds of passes. Each probe spends most of this
-rest on a different kind, and gives one linear equation for the seconds per byte
-of all kinds.
+steps. The rest of a step's time goes to other operations, which pass over
+memory; accounting/memory.py lists the kinds of passes. Each probe spends most
+of this rest on a different kind of pass, and gives one linear equation for the
+seconds per byte of all kinds.
 """
 
 import contextlib
@@ -163,7 +163,7 @@ def training_step(probe: Probe, dtype: str) -> Iterator[Callable[[], object]]:
 
 
 def _process_bytes(probe: Probe) -> int:
-  """Returns this process's peak memory without the tensors of a probe."""
+  """Returns this process's peak memory in bytes, without a probe's tensors."""
   with training_step(probe, "float32"):
     pass
   model = describe_remat(probe.model_in("float32"), _unmeasured_hardware())
@@ -243,7 +243,7 @@ def undisturbed_secs(
 
 @contextlib.contextmanager
 def pace(dtype: tf.DType) -> Iterator[Pace]:
-  """Yields a `Pace` that multiplies matrices of a dtype."""
+  """Yields a `Pace`, which times calls, with matrix products of a dtype."""
   config = session_config(1)
   with tf.Graph().as_default(), Client(tf.Session(config=config)) as client:
     factor = make_variable(client, [PRODUCT_SIZE, PRODUCT_SIZE], dtype)

@@ -52,8 +52,8 @@ def run_flops_per_sec(config: Config, num_hosts: int = 1) -> float:
 
 def measured_flops_per_sec(dtype: tf.DType, num_pods: int = 1) -> float:
   """Returns this host's FLOP/s while `num_pods` matrix products run at once."""
-  # This session has the threads that later sessions need, because a process
-  # keeps the number of threads of its first session.
+  # TensorFlow sizes a process's thread pool at its first session, which may be
+  # this one. So give this session the threads that later sessions need.
   config = session_config(1, num_pods)
   with tf.Graph().as_default(), Client(tf.Session(config=config)) as client:
     factor = make_variable(client, [PRODUCT_SIZE, PRODUCT_SIZE], dtype)
@@ -103,9 +103,9 @@ def warn_if_slow(
 ) -> None:
   """Warns if a model multiplies in bfloat16 and this machine emulates bfloat16.
 
-  `config` must be the configuration of later sessions too, because a process
-  keeps the threads of its first session, which may be the session here. None
-  means the configuration that has a thread per core.
+  `config` must be the configuration of later sessions too, because TensorFlow
+  sizes a process's thread pool at its first session, which may be the session
+  here. None means the configuration that has a thread per core.
   """
   if not is_slow(model, mesh):
     return

@@ -98,7 +98,7 @@ def listening_address(given: str, allow_any_address: bool) -> tuple[str, int]:
 
   Raises:
     UserError: this host cannot listen there, the address is "0.0.0.0" without
-      `allow_any_address`, or a host name has a loopback address.
+      `allow_any_address`, or the name of a host stands for a loopback address.
   """
   host, port = split_address("--listen", given)
   ip = resolve("--listen", host)

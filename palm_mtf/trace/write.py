@@ -96,8 +96,9 @@ class _Span(NamedTuple):
   """One record of a device: an operation, or a received tensor."""
 
   device: tuple  # job, task, kind, index
-  # Nanoseconds since 1970, as whole numbers, because a float64 would round them
-  # to a quarter of a microsecond; later, seconds since the step began.
+  # As read, nanoseconds since 1970, as whole numbers, because a float64 would
+  # round them to a quarter of a microsecond. `read_trace` converts them to
+  # seconds since the step began.
   start: float
   end: float
   record: Any  # TensorFlow's NodeExecStats

@@ -167,7 +167,7 @@ class Client:
     has_turn: bool = False,
     **more: Any,
   ) -> tuple[Callable[[], None], Call]:
-    """Returns a function that runs a program, and the program's call."""
+    """Returns a function that runs a program, and the call that it ends."""
     values = program.order_inputs(inputs)
     if program not in self._callables:
       self._callables[program] = self._make_callable(program)

@@ -41,7 +41,7 @@ class _Turn:
 
   def __init__(self) -> None:
     self.begun = threading.Event()
-    self.refusal = ""
+    self.refusal = ""  # why the scheduler refuses the program, if it does
 
 
 class TurnTaker:

@@ -49,7 +49,7 @@ _NUM_RUNS = 9
 
 
 def read_messages(text: bytes) -> list[Message]:
-  """Reads messages of a client; raises UserError if they are none."""
+  """Reads messages of a client; raises UserError if `text` has none."""
   try:
     messages = json.loads(text)
     if isinstance(messages, list) and all(map(_is_message, messages)):

@@ -254,7 +254,10 @@ def _admit() -> None:
 
 
 def _restrict_new(numbers: Mapping[str, int], seen: set[str]) -> None:
-  """Restricts the listening sockets in `numbers` that are not in `seen`."""
+  """Restricts the listening sockets in `numbers` that are not in `seen`.
+
+  `numbers` is {name of a socket: file descriptor}.
+  """
   seen.intersection_update(numbers)
   for name in numbers.keys() - seen:
     with contextlib.suppress(OSError), duplicate(numbers[name]) as copy:
