@@ -83,9 +83,10 @@ class GangScheduler:
     self._num_freed = 0  # calls of `free`, to see whether any bytes were freed
     self._virtual_times: Tags = defaultdict(float)  # tag of the last start
     # By tenant and device: bytes of buffers; finish tag of the program that
-    # started last.
+    # started last, and of the program that was submitted last.
     self._kept_by: dict[str, Counts] = defaultdict(Counter)
     self._finish_tags: dict[str, Tags] = defaultdict(lambda: defaultdict(float))
+    self._last_tags: dict[str, Tags] = defaultdict(lambda: defaultdict(float))
 
   def submit(
     self,
@@ -122,8 +123,9 @@ class GangScheduler:
     self._num_tickets += 1
     order = (-weight if self._policy == "priority" else 0.0, self._num_tickets)
     ticket = Ticket(tenant, num_bytes, secs, weight, after, now, order)
+    if self._policy == "shares":
+      _set_tag(ticket, self._last_tags[tenant])
     bisect.insort(self._waiting, ticket, key=lambda x: x.order)
-    self._tag(tenant)
     return ticket
 
   def start(self) -> list[Ticket]:
@@ -220,6 +222,7 @@ class GangScheduler:
     self.free(tenant, self._kept_by[tenant])
     del self._kept_by[tenant]
     self._finish_tags.pop(tenant, None)
+    self._last_tags.pop(tenant, None)
 
   def _tag(self, tenant: str) -> None:
     """Computes the start tags of a tenant's programs that wait.
@@ -231,10 +234,8 @@ class GangScheduler:
     finish = self._finish_tags[tenant].copy()
     own = (x for x in self._waiting if x.tenant == tenant)
     for ticket in sorted(own, key=lambda x: x.order[1]):
-      tags = [finish[x] for x in ticket.num_bytes]
-      tag = max(ticket.now, *tags, *(x.order[0] for x in ticket.after))
-      ticket.order = tag, ticket.order[1]
-      finish.update(dict.fromkeys(ticket.num_bytes, _finish_tag(ticket)))
+      _set_tag(ticket, finish)
+    self._last_tags[tenant] = finish
     self._waiting.sort(key=lambda x: x.order)
 
   def _lacks_bytes(self, ticket: Ticket, used: Counts) -> bool:
@@ -274,6 +275,14 @@ class GangScheduler:
     """Adds the bytes of buffers, by device, that a tenant keeps."""
     for counter in (self._used, self._kept, self._kept_by[tenant]):
       counter.update(num_bytes)
+
+
+def _set_tag(ticket: Ticket, finish: Tags) -> None:
+  """Sets a start tag after `finish`, the tags of the tenant's last program."""
+  tags = [finish[x] for x in ticket.num_bytes]
+  tag = max(ticket.now, *tags, *(x.order[0] for x in ticket.after))
+  ticket.order = tag, ticket.order[1]
+  finish.update(dict.fromkeys(ticket.num_bytes, _finish_tag(ticket)))
 
 
 def _finish_tag(ticket: Ticket) -> float:
