@@ -19,7 +19,6 @@ from palm_mtf.generation.decode.weights import DecodeModel
 from palm_mtf.generation.inference.sessions import load_weights
 from palm_mtf.mesh import cpu_gpu as devices
 from palm_mtf.mesh.cpu_gpu import CpuGpuPlacement
-from palm_mtf.mesh.placement import Placement
 from palm_mtf.mesh.session import session_config
 from palm_mtf.mesh.slices import Slice
 from palm_mtf.model.dims import model_dims
@@ -256,7 +255,7 @@ def oracle_slots(adafactor: oracle.Adafactor) -> dict[str, np.ndarray]:
 
 @dataclasses.dataclass(frozen=True)
 class Lowered:
-  """A lowered graph, and the results of one `call`; see `Lowering`."""
+  """A lowered graph, and the results of one `call`; see `CpuGpuLowering`."""
 
   tensors: dict[str, tf.Tensor]
   operations: tf.Operation
@@ -265,11 +264,11 @@ class Lowered:
 
 
 def lower(
-  placements: Mapping[mtf.Mesh, Placement],
+  placements: Mapping[mtf.Mesh, CpuGpuPlacement],
   tensors: Mapping[str, mtf.Tensor],
   operations: Sequence[mtf.Operation] = (),
 ) -> Lowered:
-  """Lowers all meshes of one graph; see `Lowering.call`."""
+  """Lowers all meshes of one graph; see `CpuGpuLowering.call`."""
   first, *_ = placements.values()  # all have the same class
   lowering = first.lower(placements)
   values, done = lowering.call(tensors, operations)

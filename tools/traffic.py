@@ -8,7 +8,7 @@ import re
 from collections.abc import Iterable, Iterator
 
 from palm_mtf._tf import tf
-from palm_mtf.mesh.placement import ALL_GATHER, ALL_REDUCE, REDUCE_SCATTER
+from palm_mtf.mesh.cpu_gpu import ALL_GATHER, ALL_REDUCE, REDUCE_SCATTER
 
 # The bytes are counted in the TensorFlow graph. Operations that the fetches do
 # not need, and tensors that a device already has, do not count. Between CPUs or

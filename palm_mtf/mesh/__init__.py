@@ -1,3 +1,3 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Devices with one interface (placement.py) and two implementations."""
+"""Meshes of CPUs and GPUs: collectives, slices of variables, stages."""

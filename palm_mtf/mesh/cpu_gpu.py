@@ -7,21 +7,15 @@ The graph has the operations of all devices. The placement is Mesh TensorFlow's
 master copy (ops/variables.py).
 """
 
+import contextlib
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Protocol
 
 from palm_mtf._tf import mtf, tf
 from palm_mtf.config.device_mesh import DeviceMesh
 from palm_mtf.errors import UserError
 from palm_mtf.mesh.device_copies import OperationCopies
-from palm_mtf.mesh.placement import (
-  ALL_GATHER,
-  ALL_REDUCE,
-  REDUCE_SCATTER,
-  LaidOut,
-  Placement,
-  collective_scope,
-)
 from palm_mtf.mesh.slices import (
   Region,
   Slice,
@@ -37,11 +31,22 @@ from palm_mtf.ops.recompute import wait_for
 from palm_mtf.ops.variables import SlicedVariable, keep_variable
 from palm_mtf.ops.xla import fused_update
 
+# Bytes that n devices send in total, for a tensor of S bytes:
+#   all-reduce      2 (n - 1) S
+#   reduce-scatter    (n - 1) S    each device gets 1/n of the sum
+#   all-gather        (n - 1) S    each device has 1/n of the tensor
+ALL_REDUCE = "all_reduce"
+ALL_GATHER = "all_gather"
+REDUCE_SCATTER = "reduce_scatter"
+
+# Slices of a variable or a tensor; slices may be partial sums.
+LaidOut = mtf.placement_mesh_impl.PlacementMeshImpl.LaidOutTensor
+
 
 class CpuGpuLowering(mtf.Lowering):
   """Lowers a whole graph at once; session.run runs only fetched operations."""
 
-  def __init__(self, placements: Mapping[mtf.Mesh, Placement]):
+  def __init__(self, placements: "Mapping[mtf.Mesh, CpuGpuPlacement]"):
     # mtf.Lowering's constructor is not called, because it lets TensorFlow
     # choose the device of some operations, such as constants. Here each
     # operation is on a device of its own pod.
@@ -63,7 +68,16 @@ class CpuGpuLowering(mtf.Lowering):
     tensors: Mapping[str, mtf.Tensor],
     operations: Sequence[mtf.Operation] = (),
   ) -> tuple[dict[str, tf.Tensor], tf.Operation]:
-    """Returns unsplit tensors, and one operation that runs `operations`."""
+    """Builds what one session.run of a step, for example, fetches.
+
+    Args:
+      tensors: tensors to fetch, by name.
+      operations: operations to run, such as the updates of a training step.
+
+    Returns:
+      The whole (unsplit) tensors, by name; and one operation that runs all of
+      `operations`.
+    """
     values = {name: self.export_to_tf_tensor(x) for name, x in tensors.items()}
     return values, tf.group([self.lowered_operation(x) for x in operations])
 
@@ -84,7 +98,18 @@ class CpuGpuLowering(mtf.Lowering):
 
 
 class CpuGpuPlacement(mtf.placement_mesh_impl.PlacementMeshImpl):
-  """`Placement` of a pod on CPUs or GPUs."""
+  """The devices of one pod: a Mesh TensorFlow `MeshImpl` with more methods.
+
+  Methods take a variable as its slices (`lowering.variables`). A collective
+  runs separately in each group of devices whose coordinates differ only along
+  `mesh_axes`.
+
+  Attributes:
+    cpu: CPU of the first device's process, through which the pod is fed.
+    reading_cpus: a CPU of each process that may read its own copy of a batch.
+    native_threads: threads per C++ operation (native/) on a device; 0 if the
+      devices have no C++ operations.
+  """
 
   lower = CpuGpuLowering
 
@@ -99,8 +124,14 @@ class CpuGpuPlacement(mtf.placement_mesh_impl.PlacementMeshImpl):
     self.reading_cpus = list(dict.fromkeys(map(cpu_of_process, devices)))
     self._checked: dict[LaidOut, LaidOut] = {}
 
-  def import_copies(self, mesh, tensors, shape):
-    """Imports a tensor; each device gets a slice of its process's copy."""
+  def import_copies(
+    self, mesh: mtf.Mesh, tensors: Mapping[str, tf.Tensor], shape: mtf.Shape
+  ) -> mtf.Tensor:
+    """Imports a whole tensor of `shape`; each device gets its slice.
+
+    `tensors` is {name of a CPU: the whole tensor there}, for each of
+    `reading_cpus`, so that processes send no slices; or only for `cpu`.
+    """
     first, *others = tensors.values()
     if not others:
       return mtf.import_tf_tensor(mesh, first, shape)
@@ -113,7 +144,7 @@ class CpuGpuPlacement(mtf.placement_mesh_impl.PlacementMeshImpl):
     laid_out = self.LaidOutTensor(slices)
     return mtf.import_laid_out_tensor(mesh, laid_out, shape)
 
-  def slicewise(self, fn, *inputs):
+  def slicewise(self, fn: Callable, *inputs: object) -> object:
     """Applies `fn` to the inputs' slices on each device."""
     inputs = mtf.ops.convert_args_to_laid_out_tensors(inputs)
     first, *others = (
@@ -155,7 +186,7 @@ class CpuGpuPlacement(mtf.placement_mesh_impl.PlacementMeshImpl):
     return einsum(equation, *slices)
 
   def allreduce(self, x, mesh_axes, reduction_fn_string):
-    """All-reduces x by Mesh TensorFlow's ring, which fixes a sum's order."""
+    """Reduces x by Mesh TensorFlow's ring, which fixes the order of a "SUM"."""
     with collective_scope(ALL_REDUCE, self.shape, mesh_axes):
       return super().allreduce(x, mesh_axes, reduction_fn_string)
 
@@ -181,15 +212,32 @@ class CpuGpuPlacement(mtf.placement_mesh_impl.PlacementMeshImpl):
     """Returns x, delayed: nothing reads it before `signal` is computed."""
     return self.slicewise(wait_for, x, signal)
 
-  def assign_if_finite(self, variable, value, is_finite) -> list[tf.Operation]:
-    """Assigns `value` if `is_finite`; else raises InvalidArgumentError."""
+  def assign_if_finite(
+    self, variable: LaidOut, value: LaidOut, is_finite: LaidOut
+  ) -> list[tf.Operation]:
+    """Assigns `value`, in the stored dtype, if `is_finite`, [] bool, is true.
+
+    If `is_finite` is false, the operations raise InvalidArgumentError, because
+    keeping the old value by tf.where would cost a pass over memory. XLA cannot
+    raise errors, so accelerators write the old value.
+    """
     checked = self._check(is_finite)
     return self.slicewise(_assign_after, variable, value, checked).all_slices
 
   def update_if_finite(
-    self, fn, variables, operands, is_finite
+    self,
+    fn: Callable[..., Sequence[tf.Tensor]],
+    variables: Sequence[LaidOut],
+    operands: Sequence[LaidOut],
+    is_finite: LaidOut,
   ) -> list[tf.Operation]:
-    """Updates variables if `is_finite`; else raises InvalidArgumentError."""
+    """Updates variables of one shape if `is_finite`; see `assign_if_finite`.
+
+    Args:
+      fn: element-wise module-level function. It takes a list with one slice per
+        variable, then one slice per operand, and returns the next values.
+      operands: tensors; the first has the shape of the variables.
+    """
     num = len(variables)
 
     def update(checked, *others):
@@ -204,8 +252,13 @@ class CpuGpuPlacement(mtf.placement_mesh_impl.PlacementMeshImpl):
       self._checked[is_finite] = self.slicewise(_raise_unless, is_finite)
     return self._checked[is_finite]
 
-  def add(self, accumulator, value, is_first: tf.Tensor) -> list[tf.Operation]:
-    """Adds `value` to an accumulator in place."""
+  def add(
+    self, accumulator: LaidOut, value: LaidOut, is_first: tf.Tensor
+  ) -> list[tf.Operation]:
+    """Adds `value`, of any float dtype, to a float32 variable in place.
+
+    `is_first`, [] bool on `cpu`, begins a new sum with `value` if it is true.
+    """
     return self.slicewise(_add, accumulator, value, is_first).all_slices
 
   class LaidOutVariable:
@@ -297,6 +350,23 @@ def _replace(results: object, made: Mapping[int, object]) -> object:
   return made.get(id(results), results)
 
 
+class Devices(Protocol):
+  """The devices of all pods (copies of the model), by TensorFlow's names.
+
+  Attributes:
+    client: CPU of the client process, which feeds and fetches tensors.
+    pods: devices of each pod: stage after stage, each in the order of the mesh.
+  """
+
+  client: str
+  pods: Sequence[Sequence[str]]
+
+  def placement(
+    self, mesh: DeviceMesh, pod: int, stage: int = 0
+  ) -> CpuGpuPlacement:
+    """Returns the placement of a stage of a pod; accelerators have none."""
+
+
 @dataclasses.dataclass(frozen=True)
 class CpuGpuDevices:
   """`Devices` that are CPUs or GPUs, of this process or of servers.
@@ -342,6 +412,16 @@ def local_devices(num_devices: int, num_pods: int = 1) -> CpuGpuDevices:
     pods=[names[i : i + num_devices] for i in starts],
     native_threads=0 if gpus else threads_here(),
   )
+
+
+def collective_scope(
+  kind: str, shape: mtf.Shape, mesh_axes: Sequence[int]
+) -> contextlib.AbstractContextManager:
+  """Returns the name scope of a collective over axes of a mesh of `shape`."""
+  if not mesh_axes:  # no collective
+    return contextlib.nullcontext()
+  # tools/traffic.py parses the name, such as "all_reduce.data.model".
+  return tf.name_scope(".".join([kind, *(shape[x].name for x in mesh_axes)]))
 
 
 # In the two functions below, device i holds xs[i]; all xs have the same shape

@@ -18,8 +18,7 @@ import collections
 from collections.abc import Callable, Iterable, Mapping
 
 from palm_mtf._tf import mtf, tf
-from palm_mtf.mesh.cpu_gpu import CpuGpuLowering
-from palm_mtf.mesh.placement import LaidOut, Placement
+from palm_mtf.mesh.cpu_gpu import CpuGpuLowering, CpuGpuPlacement, LaidOut
 from palm_mtf.mesh.slices import cpu_near
 
 
@@ -95,7 +94,7 @@ class StagesLowering(CpuGpuLowering):
 
   def __init__(
     self,
-    placements: Mapping[mtf.Mesh, Placement],
+    placements: Mapping[mtf.Mesh, CpuGpuPlacement],
     parts: Mapping[mtf.Operation, int],
   ):
     """Lowers all operations; `parts` has the part of each (`find_parts`)."""

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from palm_mtf._tf import mtf, tf
 from palm_mtf.errors import UserError, check_choice
-from palm_mtf.mesh.placement import Placement
+from palm_mtf.mesh.cpu_gpu import CpuGpuPlacement
 from palm_mtf.model.dims import Dims
 
 FEATURE_DTYPES = {
@@ -48,7 +48,7 @@ class Stage(NamedTuple):
   """A stage of a pod, and its inputs for a microbatch."""
 
   mesh: mtf.Mesh
-  placement: Placement
+  placement: CpuGpuPlacement
   features: dict[str, tf.Tensor]  # placeholders of a microbatch's rows
   copies: list[dict[str, tf.Tensor]]  # of `features`, on other hosts
   numbers: dict[str, tf.Tensor]  # scalars such as the learning rate, by name
@@ -96,7 +96,7 @@ def make_placeholders(
 
 def import_features(
   mesh: mtf.Mesh,
-  placement: Placement,
+  placement: CpuGpuPlacement,
   fed: Mapping[str, Mapping[str, tf.Tensor]],
   features: Mapping[str, Feature],
 ) -> dict[str, mtf.Tensor]:

@@ -27,8 +27,8 @@ from collections.abc import Sequence
 from palm_mtf._tf import mtf, tf
 from palm_mtf.config import AdafactorConfig
 from palm_mtf.errors import UserError
+from palm_mtf.mesh.cpu_gpu import CpuGpuPlacement
 from palm_mtf.mesh.exchange import Exchange, OwnPart
-from palm_mtf.mesh.placement import Placement
 from palm_mtf.mesh.stages import send
 from palm_mtf.model.dropout import DROPOUT_STATE
 from palm_mtf.model.loss import divisor
@@ -284,7 +284,10 @@ class PodBuilder:
       self.batches = tf.placeholder(tf.string, [], "batches")
 
   def build_gradients(
-    self, pod: int, placements: Sequence[Placement], read: ReadFeatures | None
+    self,
+    pod: int,
+    placements: Sequence[CpuGpuPlacement],
+    read: ReadFeatures | None,
   ) -> Gradients:
     """Builds forward and backward pass of a pod.
 
@@ -317,7 +320,7 @@ class PodBuilder:
     self,
     pod: int,
     mesh: mtf.Mesh,
-    placement: Placement,
+    placement: CpuGpuPlacement,
     read: ReadFeatures | None,
   ) -> Stage:
     """Imports features and scalars into the mesh of a stage."""
@@ -348,7 +351,7 @@ class PodBuilder:
     )
 
   def _make_placeholders(
-    self, pod: int, placement: Placement, read: ReadFeatures | None
+    self, pod: int, placement: CpuGpuPlacement, read: ReadFeatures | None
   ) -> dict[str, dict[str, tf.Tensor]]:
     """Returns {name of a CPU device: {feature: placeholder on this CPU}}."""
     features = self._loss_function.features

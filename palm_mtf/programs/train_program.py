@@ -14,8 +14,7 @@ from palm_mtf._tf import tf
 from palm_mtf.accounting.pipeline import FORWARD, Pass, stage_passes
 from palm_mtf.config import AdafactorConfig, MeshLayout, ModelConfig, PodsConfig
 from palm_mtf.config.device_mesh import DeviceMesh
-from palm_mtf.mesh.cpu_gpu import local_devices
-from palm_mtf.mesh.placement import Devices, Lowering
+from palm_mtf.mesh.cpu_gpu import CpuGpuLowering, Devices, local_devices
 from palm_mtf.mesh.slices import Slice
 from palm_mtf.mesh.stages import StagesLowering, find_parts
 from palm_mtf.model.loss import divisor
@@ -263,7 +262,7 @@ def build_program(
   )
 
 
-def _lower(pods: Sequence[Gradients]) -> Lowering:
+def _lower(pods: Sequence[Gradients]) -> CpuGpuLowering:
   """Lowers the graph of all pods; cuts it into parts if there are stages."""
   stages = [stage for pod in pods for stage in pod.stages]
   placements = {x.mesh: x.placement for x in stages}
@@ -290,7 +289,9 @@ def _number_part(pod: Gradients, index: int) -> int:
   return pod.pod * (2 * len(pod.stages) - 1) + index
 
 
-def _build_stages(pod: Gradients, lowering: Lowering) -> list[StageProgram]:
+def _build_stages(
+  pod: Gradients, lowering: CpuGpuLowering
+) -> list[StageProgram]:
   if not isinstance(lowering, StagesLowering):
     _, done = lowering.call({}, pod.accumulations)
     (stage,) = pod.stages
@@ -325,7 +326,7 @@ def _drop_accumulators(
 
 
 def _lower_step(
-  pod: Gradients, updates: Sequence[Update], lowering: Lowering
+  pod: Gradients, updates: Sequence[Update], lowering: CpuGpuLowering
 ) -> dict[str, object]:
   """Lowers the last session.run of a step; returns fields of TrainProgram."""
   operations = [x for update in updates for x in update.operations]

@@ -2,15 +2,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """Variables, devices and collectives of meshes of CPUs and GPUs."""
 
-import inspect
-
 import numpy as np
 import pytest
 
 from palm_mtf._tf import mtf, tf
 from palm_mtf.config import MeshLayout
 from palm_mtf.mesh.cpu_gpu import local_devices
-from palm_mtf.mesh.placement import Devices, Lowering, Placement
 from palm_mtf.mesh.session import session_config
 from palm_mtf.ops.variables import Fill, SlicedVariable
 from tests.mtf_testing import lower, mesh_layout, placement
@@ -168,29 +165,3 @@ def test_a_reduce_scatter_moves_half_of_what_an_all_reduce_does():
   num_bytes = 2 * 3 * 4 * np.prod(SHAPE)  # 2 groups, 3 hops per part, float32
   assert moved == {("reduce_scatter", ("model",)): num_bytes}
   assert by_all_reduce == {("all_reduce", ("model",)): 2 * num_bytes}
-
-
-def parameters(function):
-  names = inspect.signature(function).parameters
-  return [name for name in names if name != "self"]
-
-
-def assert_has_all(thing, protocol):
-  """Compares attributes, methods and the parameters of methods."""
-  assert set(protocol.__annotations__) <= set(dir(thing))
-  for name, method in vars(protocol).items():
-    if inspect.isroutine(method) and not name.startswith("_"):
-      expected = parameters(getattr(protocol, name))
-      found = parameters(getattr(thing, name))
-      assert found[: len(expected)] == expected, name
-      assert set(found) - set(expected) <= {"stack"}, name  # Mesh TensorFlow's
-
-
-def test_local_devices_have_all_members_of_the_interface():
-  devices = local_devices(4)
-  assert_has_all(devices, Devices)
-  impl = devices.placement(MESH, 0)
-  assert impl.cpu.endswith("/device:cpu:0")
-  assert impl.shape.to_integer_list == [2, 2]
-  assert_has_all(impl, Placement)
-  assert_has_all(impl.lower, Lowering)

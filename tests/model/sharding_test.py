@@ -8,7 +8,7 @@ import pytest
 
 from palm_mtf._tf import tf
 from palm_mtf.config import MeshLayout
-from palm_mtf.mesh.placement import ALL_GATHER
+from palm_mtf.mesh.cpu_gpu import ALL_GATHER
 from palm_mtf.programs.train_program import build_train_program
 from tests.mtf_testing import PALM_OPTIMIZER, small_config
 from tools.traffic import collective_of

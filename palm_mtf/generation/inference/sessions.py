@@ -21,7 +21,7 @@ from palm_mtf.generation.decode.weight_maker import build_decode_model
 from palm_mtf.generation.decode.weights import DecodeSettings, LayerWeights
 from palm_mtf.machine.accelerators import decodes_on_accelerators
 from palm_mtf.machine.host_memory import free_garbage, release_file_pages
-from palm_mtf.mesh.placement import Devices
+from palm_mtf.mesh.cpu_gpu import Devices
 from palm_mtf.mesh.session import session_config
 from palm_mtf.mesh.slices import Slice, variables_of
 from palm_mtf.programs.forward_program import build_forward_program

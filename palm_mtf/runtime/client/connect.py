@@ -29,8 +29,7 @@ from palm_mtf.errors import UserError
 from palm_mtf.json_text import dataclass_text, json_text
 from palm_mtf.machine.accelerators import uses_accelerators
 from palm_mtf.machine.host_memory import resident_bytes
-from palm_mtf.mesh.cpu_gpu import CpuGpuDevices, local_devices
-from palm_mtf.mesh.placement import Devices
+from palm_mtf.mesh.cpu_gpu import CpuGpuDevices, Devices, local_devices
 from palm_mtf.mesh.session import session_config
 from palm_mtf.native.operations import operations
 from palm_mtf.runtime.addresses import resolve
