@@ -39,22 +39,12 @@ _FORMS = (
 
 @dataclasses.dataclass(frozen=True)
 class ScoreItem:
-  """A document to score; or inputs, and the targets or options to score."""
+  """A document to score; or inputs with the targets or options to score."""
 
   origin: str  # file and line, for messages
   inputs: str  # "" for a document
   targets: tuple[str, ...]  # one target, or the options
   kind: str  # "text", "targets" or "options"
-
-
-def make_text_items(texts: Sequence[str]) -> list[ScoreItem]:
-  """Makes items from --text flags; raises UserError if a text is empty."""
-  if not all(texts):
-    raise UserError("--text = '': is empty; there has to be a text to score.")
-  return [
-    ScoreItem(f"--text {number}", "", (text,), "text")
-    for number, text in enumerate(texts, 1)
-  ]
 
 
 def read_items(path: str) -> list[ScoreItem]:
@@ -82,7 +72,8 @@ def _read_tsv_item(line: str, what: str, origin: str) -> ScoreItem:
       f"{what} has no tab; write inputs, a tab and targets, or options with "
       "tabs between them."
     )
-  return _make_item(inputs, targets, len(targets) > 1, what, origin)
+  kind = "options" if len(targets) > 1 else "targets"
+  return _check(ScoreItem(origin, inputs, tuple(targets), kind), what)
 
 
 def _read_json_item(
@@ -101,29 +92,22 @@ def _read_json_item(
     if not fields["text"]:
       raise UserError(f"{what}: 'text' is empty; {_FORMS}.")
     return ScoreItem(origin, "", (fields["text"],), "text")
-  has_options = "options" in named
-  targets = fields["options"] if has_options else [fields["targets"]]
-  return _make_item(fields["inputs"], targets, has_options, what, origin)
+  (kind,) = named - {"inputs"}
+  targets = fields[kind] if kind == "options" else [fields[kind]]
+  return _check(ScoreItem(origin, fields["inputs"], tuple(targets), kind), what)
 
 
-def _make_item(
-  inputs: str,
-  targets: Sequence[str],
-  has_options: bool,
-  what: str,
-  origin: str,
-) -> ScoreItem:
-  if not inputs:
+def _check(item: ScoreItem, what: str) -> ScoreItem:
+  if not item.inputs:
     raise UserError(
       f'{what}: inputs are empty; give some, or the targets as {{"text": ...}} '
       "of a JSON line."
     )
-  if not targets or not all(targets):
+  if not item.targets or not all(item.targets):
     raise UserError(
       f"{what}: targets are empty; there has to be a text to score."
     )
-  kind = "options" if has_options else "targets"
-  return ScoreItem(origin, inputs, tuple(targets), kind)
+  return item
 
 
 _SHOWN_CHARACTERS = 40
@@ -152,7 +136,13 @@ def score(
     raise UserError(
       "nothing to score: give at least one --text TEXT, or --input FILE."
     )
-  items = make_text_items(texts or [])
+  texts = texts or []
+  if not all(texts):
+    raise UserError("--text = '': is empty; there has to be a text to score.")
+  items = [
+    ScoreItem(f"--text {number}", "", (text,), "text")
+    for number, text in enumerate(texts, 1)
+  ]
   for path in input_files or []:
     items += read_items(path)
   checkpoint, vocabulary = open_newest(model_dir, config)
@@ -167,9 +157,10 @@ def score(
       _score(next(likelihoods), len(ids), len(text.encode()), item.kind)
       for (_, ids), text in zip(examples, item.targets, strict=True)
     ]
-    one = scores[0]
-    if item.kind == "options":
-      one = {**_find_best(scores), "options": scores}
+    has_options = item.kind == "options"
+    one = (
+      {**_find_best(scores), "options": scores} if has_options else scores[0]
+    )
     records.append({"origin": item.origin, **one})
   totals = [*_sum_scores(items, records)]
   if as_json:
@@ -193,7 +184,7 @@ def _encode(
   for item in items:
     inputs = next(encoded)
     pairs = [(inputs, next(encoded)) for _ in item.targets]
-    longest = max(len(given) + len(ids) for given, ids in pairs)
+    longest = max(len(inputs) + len(ids) for _, ids in pairs)
     # A document may be longer than SEQUENCE_LENGTH, because it is scored in
     # windows. Other items may not, because windows would truncate their inputs.
     if item.kind != "text" and longest > model.sequence_length:

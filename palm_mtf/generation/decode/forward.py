@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from palm_mtf._tf import mtf, tf
 from palm_mtf.architecture.block import Attention, Projection, Read, layer_of
-from palm_mtf.config import ModelConfig
 from palm_mtf.generation.decode.rows import (
   Cache,
   LaidOut,
@@ -17,7 +16,6 @@ from palm_mtf.generation.decode.rows import (
   write_row,
 )
 from palm_mtf.generation.decode.weights import DecodeModel
-from palm_mtf.model.dims import Dims
 from palm_mtf.model.layers import embed
 from palm_mtf.model.palm import KeysAndValues, Palm
 from palm_mtf.model.positions import add_positions
@@ -87,7 +85,7 @@ class JoinedWeights:
 
   def norm_vectors(self, name: str, after: mtf.Tensor) -> list[mtf.Tensor]:
     """Returns the scale, and the bias if any, of a norm, [d_model] each."""
-    del after  # no gather waits, because every device has the whole vectors
+    del after  # no gather has to wait: every device has the whole vectors
     vectors, names = self._model.vectors, [f"{name}/scale", f"{name}/bias"]
     return [
       self._import(vectors[x], self._dims.d_model)
@@ -152,7 +150,7 @@ class JoinedWeights:
     self, layer: str, outputs: Iterable[Projection], after: mtf.Tensor
   ) -> list[mtf.Tensor]:
     """Returns the biases of `outputs`, [d_model] each."""
-    del after  # no gather waits, because every device has the whole vectors
+    del after  # no gather has to wait: every device has the whole vectors
     return [
       self._import(x, self._dims.d_model)
       for x in self._model.output_biases(layer, outputs)
@@ -274,11 +272,11 @@ def run_blocks(
   if not model.has_stacks:
     layers = range(config.num_layers)
     return palm.run_blocks(x, layers, *masks, keys_and_values=keys_and_values)
-  given, dims = [x, *masks], model.dims
+  given = [x, *masks]
   batch, length, _ = x.shape.dims
   layers = mtf.Dimension("layers", config.num_layers)
   memory_length = mtf.Dimension("memory_length", length.size)
-  stack = mtf.Shape([layers, batch, memory_length, *key_dims(config, dims)])
+  stack = mtf.Shape([layers, batch, memory_length, *key_dims(model)])
   num_stacks = 0 if keys_and_values is None else 2
 
   def run_layer(
@@ -317,10 +315,10 @@ def run_blocks(
   return y
 
 
-def key_dims(config: ModelConfig, dims: Dims) -> list[mtf.Dimension]:
+def key_dims(model: DecodeModel) -> list[mtf.Dimension]:
   """Returns the dimensions of a key: key heads, if there are any, and d_kv."""
-  _, k, _ = layer_of(config).attention.inputs
-  return [getattr(dims, name) for name in k.outputs]
+  _, k, _ = layer_of(model.config).attention.inputs
+  return model.dims_of(k.outputs)
 
 
 def prefill(
@@ -360,7 +358,7 @@ def prefill(
     # x is [batch, length, d_kv] or [batch, length, key_heads, d_kv], and may
     # have the dimension of layers first.
     *before, length_at, heads_at, last = range(x.shape.rank)
-    if len(key_dims(model.config, model.dims)) > 1:
+    if len(key_dims(model)) > 1:
       x = tf.transpose(x, [*before, heads_at, length_at, last])
     before = [[0, 0]] * (x.shape.rank - 2)
     return tf.pad(x, [*before, [0, memory_length - length], [0, 0]])

@@ -22,7 +22,7 @@ from palm_mtf.runtime.program import Program
 
 
 class Effect(enum.Enum):
-  """What a function does with the state."""
+  """What a function does with the state; its caller keeps a changed state."""
 
   MAKES = "makes"
   CHANGES = "changes"

@@ -170,8 +170,8 @@ class NativeStep:
 _LAYER = layer_name(0)  # the layer of a model that has only one
 
 # With one token per row, a step spends its time on matrix products and on
-# starting the operations between them. Therefore XLA compiles (`fused`) each
-# function between products into one operation, which passes over memory once.
+# starting the operations between the products. Therefore XLA compiles each
+# function between two products (`fused`) into one operation.
 
 
 def _find_cache_rows(positions, shape):

@@ -329,6 +329,5 @@ class WeightMaker:
       largest = self._impl.slicewise(find_largest, self._make_matrix(name))
       axes = split_axes(self._impl, self._dims[name])
       found.append(self._impl.allreduce(largest, axes, "MAX"))
-    return self._impl.slicewise(
-      lambda *x: functools.reduce(tf.maximum, x), *found
-    )
+    slicewise_maximum = functools.partial(self._impl.slicewise, tf.maximum)
+    return functools.reduce(slicewise_maximum, found)

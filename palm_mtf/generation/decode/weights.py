@@ -24,7 +24,7 @@ from palm_mtf.ops.slicewise import slice_offset, split_axes
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class DecodeSettings:
-  """All settings that decoding weights depend on; sent to hosts as JSON."""
+  """Settings of decoding weights; hosts of accelerators get these as JSON."""
 
   model: ModelConfig
   mesh_layout: MeshLayout  # its rules are checked against `model`
@@ -88,7 +88,7 @@ class DecodeModel:
     return x if scale == 1 else self.placement.slicewise(lambda x: x * scale, x)
 
   def norm_vectors(self, name: str) -> list[LaidOut]:
-    """Returns the factor of a norm, and its bias if any, [d_model] float32 each.
+    """Returns the factor and the bias (if any) of a norm, [d_model] float32.
 
     The factor is the norm's scale plus the offset of NORM.
     """
@@ -163,14 +163,14 @@ class DecodeModel:
       sums.setdefault(axes, []).append(y)
     # Before the all-reduce, add the products that need the same mesh axes, so
     # that each set of axes takes only one all-reduce of [rows, d_model].
-    return self._add(
-      self.placement.allreduce(self._add(some), axes, "SUM")
-      for axes, some in sums.items()
-    )
-
-  def _add(self, xs: Iterable[LaidOut]) -> LaidOut:
     add = functools.partial(self.placement.slicewise, tf.add)
-    return functools.reduce(add, xs)
+    return functools.reduce(
+      add,
+      (
+        self.placement.allreduce(functools.reduce(add, some), axes, "SUM")
+        for axes, some in sums.items()
+      ),
+    )
 
   def output_biases(
     self, layer: str, outputs: Iterable[Projection]

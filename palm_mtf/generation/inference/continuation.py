@@ -40,7 +40,8 @@ class ContinuationReader:
     """Begins a continuation without tokens.
 
     Args:
-      stop_strings: the text ends where the first of these strings begins.
+      stop_strings: the continuation ends before the first place in its text at
+        which one of these strings begins.
       prompt: tokens before the continuation, without the start token. () if the
         model has learned continuations as separate texts, such as targets.
     """
