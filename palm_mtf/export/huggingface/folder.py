@@ -44,6 +44,7 @@ from palm_mtf.json_text import json_text
 _logger = logging.getLogger(__name__)
 
 _NORMAL = sentencepiece_model_pb2.ModelProto.SentencePiece.NORMAL
+_USER_DEFINED = sentencepiece_model_pb2.ModelProto.SentencePiece.USER_DEFINED
 _BPE = sentencepiece_model_pb2.TrainerSpec.BPE
 
 
@@ -70,7 +71,7 @@ def make_hf(trained: TrainedModel) -> Export:
 
 
 def _make_json_files(trained: TrainedModel) -> dict[str, object]:
-  """Returns {file name: content}."""
+  # Returns {file name: content}.
   vocabulary = trained.vocabulary
   described = make_config(
     trained.described,
@@ -104,22 +105,21 @@ def _make_json_files(trained: TrainedModel) -> dict[str, object]:
 
 def explain_inexact(vocabulary: SentencePieceVocabulary) -> str:
   """Returns why an exported tokenizer would change ids; "" if it would not."""
-  model = parse_model(vocabulary)
-  normalizer = model.normalizer_spec
-  if model.trainer_spec.model_type != _BPE:
-    return "it is not a byte-pair encoding"
-  if not vocabulary.has_bytes:
-    return "it has no byte pieces"
-  if normalizer.name != "identity" or normalizer.precompiled_charsmap:
-    return f"it normalizes text ({normalizer.name})"
-  if normalizer.add_dummy_prefix or normalizer.remove_extra_whitespaces:
-    return "it adds or removes spaces"
-  if model.trainer_spec.treat_whitespace_as_suffix:
-    return "its pieces end in spaces"
-  kinds = {each.type for each in model.pieces}
-  if sentencepiece_model_pb2.ModelProto.SentencePiece.USER_DEFINED in kinds:
-    return "it has pieces that are never merged"
-  return ""
+  model = _parse(vocabulary)
+  trainer, normalizer = model.trainer_spec, model.normalizer_spec
+  is_plain = normalizer.name == "identity"
+  reasons = {
+    "it is not a byte-pair encoding": trainer.model_type != _BPE,
+    "it has no byte pieces": not vocabulary.has_bytes,
+    f"it normalizes text ({normalizer.name})": not is_plain
+    or normalizer.precompiled_charsmap,
+    "it adds or removes spaces": normalizer.add_dummy_prefix
+    or normalizer.remove_extra_whitespaces,
+    "its pieces end in spaces": trainer.treat_whitespace_as_suffix,
+    "it has pieces that are never merged": _USER_DEFINED
+    in {each.type for each in model.pieces},
+  }
+  return next((reason for reason, holds in reasons.items() if holds), "")
 
 
 def make_tokenizer_json(
@@ -137,7 +137,7 @@ def make_tokenizer_json(
   if isinstance(vocabulary, BytePairVocabulary):
     found = json.loads(vocabulary.files()[FILE_NAME])
     return {**found, "post_processor": start}
-  model = parse_model(vocabulary)
+  model = _parse(vocabulary)
   pieces = [x.piece.replace(SPACE_MARK, " ") for x in model.pieces]
   scores = {
     piece: each.score
@@ -201,8 +201,7 @@ def make_tokenizer_config(trained: TrainedModel) -> dict[str, object]:
   }
 
 
-def parse_model(
+def _parse(
   vocabulary: SentencePieceVocabulary,
 ) -> sentencepiece_model_pb2.ModelProto:
-  """Returns a vocabulary's pieces, in the order of ids, and its settings."""
   return sentencepiece_model_pb2.ModelProto.FromString(vocabulary.model)

@@ -5,12 +5,19 @@
 The SavedModel needs no Mesh TensorFlow, XLA or palm_mtf.
 """
 
+import dataclasses
 from collections.abc import Callable, Mapping
 
 import numpy as np
 
 from palm_mtf._tf import tf2
-from palm_mtf.architecture.block import NORMS, Projection, Read, layer_of
+from palm_mtf.architecture.block import (
+  NORMS,
+  NormForm,
+  Projection,
+  Read,
+  layer_of,
+)
 from palm_mtf.architecture.parameters import (
   layer_name,
   logits_table,
@@ -55,6 +62,7 @@ class Decoder(tf2.Module):
     shape = [num_rows, model.key_heads, memory_length, model.d_kv]
     return [tf2.zeros(shape) for _ in range(2 * model.num_layers)]
 
+  @without_fusion()
   def hidden(
     self,
     tokens: tf2.Tensor,
@@ -74,10 +82,6 @@ class Decoder(tf2.Module):
       The output of the last norm, [batch, length, d_model], and the cache with
       the keys and values of `tokens` added.
     """
-    with without_fusion():
-      return self._hidden(tokens, start, cache, num_given)
-
-  def _hidden(self, tokens, start, cache, num_given):
     model = self._model
     length = tf2.shape(tokens)[1]
     positions = start[:, tf2.newaxis] + tf2.range(length)
@@ -104,8 +108,7 @@ class Decoder(tf2.Module):
       )
       x, branch = run_layer(layer_of(model), block, x, branch)
       after += block.cache
-    vectors = _norm_vectors(model, self._weights, "final_norm")
-    how = NORMS[model.norm], model.norm_epsilon, vectors
+    how = _describe_norm(model, self._weights, "final_norm")
     return add_and_scale(x, [branch], *how)[1], after
 
   def logits(self, y: tf2.Tensor) -> tf2.Tensor:
@@ -116,40 +119,35 @@ class Decoder(tf2.Module):
     return y if bias is None else y + bias
 
 
-def _norm_vectors(
+def _describe_norm(
   model: ModelConfig, weights: Mapping[str, tf2.Variable], name: str
-) -> list[tf2.Tensor]:
-  names = [x for x in (f"{name}/scale", f"{name}/bias") if x in weights]
-  if not names:  # FINAL_NORM_SCALE = "none"
-    return [tf2.ones([model.d_model])]
-  scale, *bias = (weights[x] for x in names)
-  return [scale + NORMS[model.norm].scale_offset, *bias]
+) -> tuple[NormForm, float, list[tf2.Tensor]]:
+  # Returns the last arguments of `add_and_scale`.
+  form, names = NORMS[model.norm], (f"{name}/scale", f"{name}/bias")
+  vectors = [weights[x] for x in names if x in weights]
+  if not vectors:  # FINAL_NORM_SCALE = "none"
+    return form, model.norm_epsilon, [tf2.ones([model.d_model])]
+  scale, *bias = vectors
+  return form, model.norm_epsilon, [scale + form.scale_offset, *bias]
 
 
+@dataclasses.dataclass(eq=False)
 class _Block:
   """A layer's `Block` (generation/decode/block.py) for tokens of all rows."""
 
-  def __init__(
-    self,
-    model: ModelConfig,
-    weights: Mapping[str, tf2.Variable],
-    cache: Cache,
-    positions: tf2.Tensor,
-    angles: list[tf2.Tensor],
-    num_given: list[tf2.Tensor],
-  ):
-    # positions: [rows, tokens]; angles: [rows, tokens, size / 2] each.
-    self.cache = cache
-    self._model, self._weights, self._positions = model, weights, positions
-    self._angles, self._num_given = angles, num_given
+  model: ModelConfig
+  weights: Mapping[str, tf2.Variable]  # {name in a layer: value}
+  cache: Cache  # keys and values of this layer
+  positions: tf2.Tensor  # [rows, tokens]
+  angles: list[tf2.Tensor]  # [rows, tokens, size / 2] each
+  num_given: list[tf2.Tensor]
 
   def add_and_norm(self, x, branch, norm):
-    form, epsilon = NORMS[self._model.norm], self._model.norm_epsilon
-    vectors = _norm_vectors(self._model, self._weights, norm)
-    return add_and_scale(x, branch, form, epsilon, vectors)
+    how = _describe_norm(self.model, self.weights, norm)
+    return add_and_scale(x, branch, *how)
 
   def mix(self, y, read: Read):
-    kernels = [self._weights[part] for part in read.parts]
+    kernels = [self.weights[part] for part in read.parts]
     rows, tokens = tf2.unstack(tf2.shape(y)[:2])
     joined = [tf2.reshape(x, [y.shape[-1], -1]) for x in kernels]
     wide = tf2.reshape(y, [-1, y.shape[-1]]) @ tf2.concat(joined, 1)
@@ -158,9 +156,9 @@ class _Block:
       [rows, tokens],
       [x.shape[1:].as_list() for x in kernels],
       read,
-      self._model.norm_epsilon,
-      self._angles,
-      [self._weights[name] for name in vectors_of(read)],
+      self.model.norm_epsilon,
+      self.angles,
+      [self.weights[name] for name in vectors_of(read)],
     )
     mixed = mix_products(read, parts, self._attend)
     return {
@@ -171,15 +169,15 @@ class _Block:
     self.cache = [
       self._write(old, new) for old, new in zip(self.cache, (k, v), strict=True)
     ]
-    extras = [self._weights[name] for name, _ in mixer.extras]
+    extras = [self.weights[name] for name, _ in mixer.extras]
     if mixer.score_positions == "alibi":
-      extras = [tf2.constant(alibi_slopes(self._model.num_heads))]
+      extras = [tf2.constant(alibi_slopes(self.model.num_heads))]
     if mixer.score_positions == "transformer_xl":
       content_bias, position_bias, kernel = extras
-      vectors = project_distances(kernel, self._model.sequence_length)
+      vectors = project_distances(kernel, self.model.sequence_length)
       extras = [content_bias, position_bias, vectors]
     return attend_to_cache(
-      q, *self.cache, self._positions, mixer, extras, self._num_given
+      q, *self.cache, self.positions, mixer, extras, self.num_given
     )
 
   def _write(self, cache, new):
@@ -193,7 +191,7 @@ class _Block:
       [
         tf2.broadcast_to(tf2.reshape(tf2.range(rows), [-1, 1, 1]), shape),
         tf2.broadcast_to(tf2.reshape(tf2.range(key_heads), [1, -1, 1]), shape),
-        tf2.broadcast_to(self._positions[:, tf2.newaxis], shape),
+        tf2.broadcast_to(self.positions[:, tf2.newaxis], shape),
       ],
       -1,
     )
@@ -202,9 +200,9 @@ class _Block:
   def project_out(self, branches: Mapping[Projection, tf2.Tensor]):
     y = 0.0
     for each, x in branches.items():
-      kernel = self._weights[each.part]
+      kernel = self.weights[each.part]
       x = tf2.reshape(x, [*tf2.unstack(tf2.shape(x)[:2]), -1])
       y += x @ tf2.reshape(kernel, [-1, kernel.shape[-1]])
       if each.has_bias:
-        y += self._weights[each.bias]
+        y += self.weights[each.bias]
     return y
