@@ -50,13 +50,16 @@ class Stage(NamedTuple):
   mesh: mtf.Mesh
   placement: CpuGpuPlacement
   features: dict[str, tf.Tensor]  # placeholders of a microbatch's rows
-  copies: list[dict[str, tf.Tensor]]  # of `features`, on other hosts
+  # On each other host of the pod, placeholders of the same rows.
+  copies: list[dict[str, tf.Tensor]]
   numbers: dict[str, tf.Tensor]  # scalars such as the learning rate, by name
   batch: dict[str, mtf.Tensor]  # the rows, on the mesh
   # [4] int32: step, first row, whether to drop, uses of dropout before the
   # graph's first use; None if DROPOUT is 0.
   dropout_state: mtf.Tensor | None
-  imports: list[mtf.Operation]  # operations that import tensors into the mesh
+  # Operations that import tensors into the mesh. They tell which operations of
+  # the graph belong to the stage.
+  imports: list[mtf.Operation]
 
 
 def find_palm_features(names: Sequence[str], dims: Dims) -> dict[str, Feature]:

@@ -33,7 +33,8 @@ class StageProgram:
   """The operations of a pod's stage, or of its head, for a microbatch."""
 
   features: dict[str, tf.Tensor]  # placeholders of a microbatch's rows
-  copies: list[dict[str, tf.Tensor]]  # of `features`, on other hosts
+  # On each other host of the pod, placeholders of the same rows.
+  copies: list[dict[str, tf.Tensor]]
   # The forward pass, which keeps what the backward pass reads. `forward` of the
   # head, or of a pod without stages, includes the backward pass.
   forward: tf.Operation
@@ -328,7 +329,7 @@ def _drop_accumulators(
 def _lower_step(
   pod: Gradients, updates: Sequence[Update], lowering: CpuGpuLowering
 ) -> dict[str, object]:
-  """Lowers the last session.run of a step; returns fields of TrainProgram."""
+  """Lowers the last call of a step; returns fields of `TrainProgram`."""
   operations = [x for update in updates for x in update.operations]
   # All pods compute the same values, so fetch them only from the first pod.
   update = updates[0]
@@ -360,5 +361,5 @@ def make_metrics(
   sums: Iterable[SumOfSquares],
   learning_rate: tf.Tensor,
 ) -> dict[str, tf.Tensor]:
-  """Returns the metrics of a step, by name (`TrainProgram.metrics`)."""
+  """Returns the metrics of a step, by name, [] float32 each."""
   return {**losses, "learning_rate": learning_rate, **rms_by_kind(sums)}
