@@ -6,8 +6,11 @@ TensorFlow has no operation for XLA's all-gather, and JAX cannot lower
 TensorFlow's other collectives for CPUs and GPUs. So each collective here is an
 XlaCallModule, whose StableHLO JAX copies into its own program unchanged.
 
-`groups` lists the devices of each group. A device's number is its index in
-`jax.sharding.Mesh.devices`, flattened. All groups have the same size.
+In each function, `x` is float32, bfloat16 or int32, and has the same shape on
+all devices. `groups` lists the numbers of the devices of each group. A device's
+number is its index in `jax.sharding.Mesh.devices`, flattened. All groups have
+the same size, which divides the size of a dimension that is cut. Parts are
+joined in the order of the group.
 """
 
 from collections.abc import Sequence
@@ -17,70 +20,43 @@ from palm_mtf._tf import gen_xla_ops, tf
 Groups = Sequence[Sequence[int]]
 
 _VERSION = 5  # version of XlaCallModule's attributes
-_NAMES = {
-  tf.float32: "f32",
-  tf.bfloat16: "bf16",
-  tf.int32: "i32",
-}
+_NAMES = {tf.float32: "f32", tf.bfloat16: "bf16", tf.int32: "i32"}
 _REDUCTIONS = {"SUM": "add", "MAX": "maximum", "MIN": "minimum"}
 
 
 def all_reduce(x: tf.Tensor, groups: Groups, reduction: str) -> tf.Tensor:
-  """Reduces x over each group; returns a tensor with the shape of x.
+  """Reduces the terms x of each group; returns a tensor with the shape of x.
 
-  Args:
-    x: a device's term, float32, bfloat16 or int32.
-    groups: numbers of devices.
-    reduction: "SUM", "MAX" or "MIN".
+  `reduction` is "SUM", "MAX" or "MIN".
   """
-  attributes = [_replica_groups(groups)]
   region = _region(x, _REDUCTIONS[reduction])
-  return _call("all_reduce", x, attributes, x.shape.as_list(), region)
+  return _call("all_reduce", x, groups, [], x.shape.as_list(), region)
 
 
 def reduce_scatter(x: tf.Tensor, groups: Groups, axis: int) -> tf.Tensor:
-  """Sums x over each group; device i of a group gets part i of the sum.
-
-  Args:
-    x: a device's term, float32, bfloat16 or int32; the number of devices of a
-      group divides the size of its dimension `axis`.
-    groups: numbers of devices.
-    axis: dimension along which the sum is cut.
-  """
+  """Sums x over each group; device i gets part i along `axis` of the sum."""
   shape = x.shape.as_list()
   shape[axis] //= len(groups[0])
-  attributes = [f"scatter_dimension = {axis} : i64", _replica_groups(groups)]
-  return _call("reduce_scatter", x, attributes, shape, _region(x, "add"))
+  attributes = [f"scatter_dimension = {axis} : i64"]
+  return _call(
+    "reduce_scatter", x, groups, attributes, shape, _region(x, "add")
+  )
 
 
 def all_gather(x: tf.Tensor, groups: Groups, axis: int) -> tf.Tensor:
-  """Returns the parts of all devices of a group, joined along `axis`.
-
-  Args:
-    x: this device's part, float32, bfloat16 or int32; it has the same shape on
-      all devices.
-    groups: numbers of devices; parts are joined in the order of a group.
-    axis: dimension along which the parts are joined.
-  """
+  """Returns the parts x of all devices of a group, joined along `axis`."""
   shape = x.shape.as_list()
   shape[axis] *= len(groups[0])
-  attributes = [f"all_gather_dim = {axis} : i64", _replica_groups(groups)]
-  return _call("all_gather", x, attributes, shape)
+  attributes = [f"all_gather_dim = {axis} : i64"]
+  return _call("all_gather", x, groups, attributes, shape)
 
 
 def all_to_all(
   x: tf.Tensor, groups: Groups, split_axis: int, concat_axis: int
 ) -> tf.Tensor:
-  """Cuts x into parts, one for each device of a group; joins received parts.
+  """Cuts x along `split_axis`; joins received parts along `concat_axis`.
 
   Device i of a group gets part i of each device.
-
-  Args:
-    x: float32, bfloat16 or int32; the number of devices of a group divides the
-      size of its dimension `split_axis`.
-    groups: numbers of devices; parts are joined in the order of a group.
-    split_axis: dimension along which x is cut.
-    concat_axis: dimension along which received parts are joined.
   """
   count, shape = len(groups[0]), x.shape.as_list()
   shape[split_axis] //= count
@@ -89,15 +65,8 @@ def all_to_all(
     f"split_dimension = {split_axis} : i64",
     f"concat_dimension = {concat_axis} : i64",
     f"split_count = {count} : i64",
-    _replica_groups(groups),
   ]
-  return _call("all_to_all", x, attributes, shape)
-
-
-def _replica_groups(groups: Groups) -> str:
-  rows = ",".join(f"[{','.join(map(str, x))}]" for x in groups)
-  shape = f"{len(groups)}x{len(groups[0])}"
-  return f"replica_groups = dense<[{rows}]> : tensor<{shape}xi64>"
+  return _call("all_to_all", x, groups, attributes, shape)
 
 
 def _region(x: tf.Tensor, reduction: str) -> str:
@@ -112,6 +81,7 @@ def _region(x: tf.Tensor, reduction: str) -> str:
 def _call(
   name: str,
   x: tf.Tensor,
+  groups: Groups,
   attributes: Sequence[str],
   shape: Sequence[int],
   region: str = "",
@@ -121,10 +91,15 @@ def _call(
     f"tensor<{'x'.join([*map(str, each), _NAMES[x.dtype]])}>"
     for each in (x.shape.as_list(), shape)
   )
-  # With a channel and use_global_device_ids, XLA reads the groups as numbers of
-  # devices, and otherwise of replicas. An all_to_all needs only the channel.
-  channel = "channel_handle = #stablehlo.channel_handle<handle = 1, type = 1>"
-  attributes = [*attributes, channel]
+  rows = ",".join(f"[{','.join(map(str, x))}]" for x in groups)
+  size = f"{len(groups)}x{len(groups[0])}"
+  attributes = [
+    *attributes,
+    f"replica_groups = dense<[{rows}]> : tensor<{size}xi64>",
+    # With a channel and use_global_device_ids, XLA reads the groups as numbers
+    # of devices, and otherwise of replicas. An all_to_all needs only a channel.
+    "channel_handle = #stablehlo.channel_handle<handle = 1, type = 1>",
+  ]
   if name != "all_to_all":
     attributes.append("use_global_device_ids")
   attributes = ", ".join(attributes)

@@ -18,7 +18,7 @@ from typing import Any
 import jax
 from jax import numpy as jnp
 from jax.experimental import topologies
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.sharding import NamedSharding, PartitionSpec
 
 from palm_mtf.accelerators.compiled_text import (
   Collective,
@@ -33,7 +33,8 @@ from palm_mtf.accelerators.decoder import (
 )
 from palm_mtf.accelerators.described_gpus import describe_gpu, describe_hosts
 from palm_mtf.accelerators.devices import first_line, order_tpus
-from palm_mtf.accelerators.step import PodStep, StepSettings
+from palm_mtf.accelerators.scanned_model import StepSettings
+from palm_mtf.accelerators.step import PodStep
 from palm_mtf.accounting.communication import axes_bandwidth
 from palm_mtf.accounting.plan import (
   changes_between,
@@ -150,9 +151,10 @@ def _compile_run(config: PlanConfig) -> dict[str, Any]:
   """Compiles the largest step; raises _TooLargeError if it does not fit."""
   layout, rates = config.mesh_layout, device_rates(config)
   programs, moved, cycles = [], [], 0
-  for name, compiled, kept, secs in _compile_programs(config):
+  for record, compiled in _compile_programs(config):
     text = CompiledText(compiled.as_text())
-    programs.append({"program": name, **_memory(compiled, kept), "secs": secs})
+    programs.append(record)
+    name = record["program"]
     moved += [_describe(x, name, config) for x in text.collectives]
     cycles += text.estimated_cycles
   peak = max(x["peak_bytes"] for x in programs)
@@ -205,48 +207,46 @@ def compile_decoding(config: PlanConfig) -> dict[str, Any]:
   ):
     given = (weights, state, abstract_inputs(function))
     try:
-      _, compiled, _, secs = _compile(
-        name, made.get_function(function), given, _options(config)
-      )
+      record, _ = _compile(config, name, made.get_function(function), given)
     except _TooLargeError as error:
-      programs.append({"program": name, "error": f"does not fit: {error}"})
-      continue
-    programs.append({"program": name, **_memory(compiled, 0), "secs": secs})
+      record = {"program": name, "error": f"does not fit: {error}"}
+    programs.append(record)
   return {"texts": num_texts, "programs": programs}
 
 
-def _compile_programs(
-  config: PlanConfig,
-) -> list[tuple[str, Any, int, float]]:
-  """Compiles the programs of a step.
-
-  Returns:
-    For each program, its name; the compiled program; the bytes per device of
-    arrays that the program does not read, but that stay in memory while the
-    program runs; and the seconds that the compilation took.
-  """
-  options = _options(config)
+def _compile_programs(config: PlanConfig) -> list[tuple[dict[str, Any], Any]]:
+  """Compiles each program of a step by `_compile`; returns its results."""
   made = PodStep(_settings(config), _platform(config))
   mesh = made.model.placement.make_mesh(_devices(config))
   state, numbers = made.abstract_state(mesh), made.abstract_numbers(mesh)
   given = state, made.abstract_batch(mesh), numbers
   if config.pods.num_pods == 1:
-    return [_compile("step", made.step(mesh), given, options)]
+    return [_compile(config, "step", made.step(mesh), given)]
   gradients = made.gradients(mesh)
   parts, losses = jax.eval_shape(gradients, *given)
-  everywhere = PartitionSpec()
-  each_device = PartitionSpec(mesh.axis_names)
-  sums = {name: _float32(x, mesh, each_device) for name, x in parts.items()}
-  losses = _float32(losses, mesh, everywhere)
-  update = made.update_of_parts(mesh)
+  sums, losses = (
+    jax.tree.map(
+      lambda x, spec=spec: jax.ShapeDtypeStruct(
+        x.shape, jnp.float32, sharding=NamedSharding(mesh, spec)
+      ),
+      shapes,
+    )
+    for shapes, spec in (
+      (parts, PartitionSpec(mesh.axis_names)),
+      (losses, PartitionSpec()),
+    )
+  )
+  update = made.update_of_parts(mesh), (state, sums, losses, numbers)
   # JAX drops arguments that a program does not read, so the memory analysis of
   # `gradients` lacks the optimizer slots, which the device holds all the same.
-  slots = [x for name, x in state.items() if name not in made.parameters]
+  kept = sum(
+    math.prod(x.sharding.shard_shape(x.shape)) * x.dtype.itemsize
+    for name, x in state.items()
+    if name not in made.parameters
+  )
   return [
-    _compile(
-      "gradients", gradients, given, options, sum(map(_slice_bytes, slots))
-    ),
-    _compile("update", update, (state, sums, losses, numbers), options),
+    _compile(config, "gradients", gradients, given, kept),
+    _compile(config, "update", *update),
   ]
 
 
@@ -262,7 +262,6 @@ def _settings(config: PlanConfig) -> StepSettings:
     optimizer=config.optimizer,
     features=features,
     num_rows=config.run.batch_sizes.largest // config.pods.num_pods,
-    num_pods=config.pods.num_pods,
     dcn_dtype=config.pods.dcn_dtype,
     seed=config.run.seed,
   )
@@ -274,10 +273,6 @@ def _kind(config: PlanConfig) -> str:
 
 def _platform(config: PlanConfig) -> str:
   return "tpu" if config.mesh_layout.tpu else "cuda"
-
-
-def _options(config: PlanConfig) -> Mapping[str, Any]:
-  return {} if config.mesh_layout.tpu else _CUDA_OPTIONS
 
 
 def _given(config: PlanConfig) -> str:
@@ -331,41 +326,36 @@ def _describe_gpus(config: PlanConfig) -> Sequence[Any]:
   ).devices
 
 
-def _float32(x: Any, mesh: Mesh, spec: PartitionSpec) -> jax.ShapeDtypeStruct:
-  sharding = NamedSharding(mesh, spec)
-  return jax.ShapeDtypeStruct(x.shape, jnp.float32, sharding=sharding)
-
-
-def _slice_bytes(x: jax.ShapeDtypeStruct) -> int:
-  return math.prod(x.sharding.shard_shape(x.shape)) * x.dtype.itemsize
-
-
 def _compile(
+  config: PlanConfig,
   name: str,
   function: Any,
   given: Sequence[Any],
-  options: Mapping[str, Any],
   kept: int = 0,
-) -> tuple[str, Any, int, float]:
+) -> tuple[dict[str, Any], Any]:
+  """Compiles a program for the pod of `config`.
+
+  Args:
+    name: name of the program in the record.
+    function: JAX's function.
+    given: shape, dtype and sharding of the function's arguments.
+    kept: bytes per device of arrays that the program does not read, but that
+      stay in memory while the program runs.
+
+  Returns:
+    A record with the bytes in the memory of a device while the program runs,
+    and with the seconds of the compilation; and the compiled program.
+  """
   begin = time.monotonic()
   lowered = function.lower(*given)
   try:
+    options = {} if config.mesh_layout.tpu else _CUDA_OPTIONS
     compiled = lowered.compile(options)
   except jax.errors.JaxRuntimeError as error:
-    found = read_excess(str(error))
-    if found is None:
-      raise
-    raise _TooLargeError(*found) from None
-  return name, compiled, kept, time.monotonic() - begin
-
-
-def _memory(compiled: Any, kept: int) -> dict[str, int]:
-  """Returns the bytes in the memory of a device while a program runs.
-
-  Args:
-    compiled: the program.
-    kept: bytes of arrays that the program does not read.
-  """
+    if found := read_excess(str(error)):
+      raise _TooLargeError(*found) from None
+    raise
+  secs = time.monotonic() - begin
   found = compiled.memory_analysis()
   parts = {
     "kept_bytes": kept,
@@ -375,7 +365,9 @@ def _memory(compiled: Any, kept: int) -> dict[str, int]:
     "temporary_bytes": found.temp_size_in_bytes,
     "code_bytes": found.generated_code_size_in_bytes,
   }
-  return {"peak_bytes": sum(parts.values()), **parts}
+  peak = sum(parts.values())
+  record = {"program": name, "peak_bytes": peak, **parts, "secs": secs}
+  return record, compiled
 
 
 def _describe(

@@ -17,6 +17,8 @@ import re
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
+import numpy as np
+
 Groups = tuple[tuple[int, ...], ...]
 
 _BYTES = {
@@ -192,12 +194,9 @@ def _constant(x: _Instruction) -> int:
 def _read_collective(
   each: _Instruction, fusion: _Instruction | None, times: int
 ) -> Collective:
-  """Returns the collective of an instruction.
+  """Returns the collective of an instruction, which runs `times` times.
 
-  Args:
-    each: the instruction.
-    fusion: the fusion that contains the instruction, or None.
-    times: how many times the instruction runs.
+  `fusion` is the fusion that contains the instruction, or None.
   """
   kind = _KINDS[each.opcode.removesuffix("-start")]
   arrays = _arrays(each)
@@ -212,9 +211,8 @@ def _read_collective(
     of_fusion = sum(_array_bytes(*x) for x in _ARRAY.findall(fusion.shape))
     if of_fusion * n <= size:
       kind = "reduce_scatter"
-  if kind == "permute":
-    sent = size
-  else:
+  sent = size
+  if kind != "permute":
     sent = (n - 1) / n * size * (2 if kind == "all_reduce" else 1)
   origin = re.search(r'op_name="([^"]*)"', each.rest)
   return Collective(
@@ -276,27 +274,11 @@ def _parse_groups(text: str) -> Groups:
   found = re.match(r"\[(\d+),(\d+)\]<=\[([\d,]+)\](?:T\(([\d,]+)\))?", text)
   if not found:
     raise ValueError(f"device groups in an unknown format: {text!r}")
-  sizes = _numbers(found[3])
-  order = _numbers(found[4]) if found[4] else list(range(len(sizes)))
-  numbers = _transpose(sizes, order)
-  n = int(found[2])
-  return tuple(
-    tuple(numbers[i : i + n]) for i in range(0, int(found[1]) * n, n)
-  )
-
-
-def _numbers(text: str) -> list[int]:
-  return [int(x) for x in text.split(",")]
-
-
-def _transpose(sizes: Sequence[int], order: Sequence[int]) -> list[int]:
-  """Returns the numbers 0, 1, ... of an array [sizes], after transposing it."""
-  strides = [math.prod(sizes[i + 1 :]) for i in range(len(sizes))]
-  numbers = [0]
-  for axis in order:
-    moved = [i * strides[axis] for i in range(sizes[axis])]
-    numbers = [x + y for x in numbers for y in moved]
-  return numbers
+  sizes = [int(x) for x in found[3].split(",")]
+  order = [int(x) for x in found[4].split(",")] if found[4] else None
+  numbers = np.arange(math.prod(sizes)).reshape(sizes).transpose(order)
+  rows = numbers.reshape(int(found[1]), int(found[2])).tolist()
+  return tuple(map(tuple, rows))
 
 
 def find_axes(
@@ -340,8 +322,5 @@ def read_excess(message: str) -> tuple[float, float] | None:
   )
   if not found:
     return None
-  needed, unit, available, unit_of_available = found.groups()
-  return (
-    float(needed) * _UNITS[unit],
-    float(available) * _UNITS[unit_of_available],
-  )
+  needed, unit, available, its_unit = found.groups()
+  return float(needed) * _UNITS[unit], float(available) * _UNITS[its_unit]

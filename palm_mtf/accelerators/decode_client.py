@@ -9,11 +9,11 @@ from palm_mtf._tf import tf
 from palm_mtf.accelerators.client_calls import (
   DeviceArray,
   after_all,
-  call_host,
   make_slice,
 )
 from palm_mtf.accelerators.decoder import OUTSIDE, function_text
 from palm_mtf.accelerators.devices import AcceleratorDevices
+from palm_mtf.accelerators.host_calls import call_pod
 from palm_mtf.accelerators.placement import XlaPlacement
 from palm_mtf.accelerators.stacked_weights import StackedWeights
 from palm_mtf.architecture.parameters import layer_name
@@ -72,15 +72,8 @@ class PodDecoder:
 
   def _call(self, function: str, *inputs: object, dtypes=()):
     """Calls a function of decoder.py in each host."""
-    return [
-      call_host(
-        x,
-        f"decoder.{function}",
-        [self._pod, self._text, *inputs],
-        [tf.int32, *dtypes],
-      )
-      for x in self._hosts
-    ]
+    inputs = [f"decoder.{function}", self._pod, self._text, *inputs]
+    return [x.call(call_pod, inputs, [tf.int32, *dtypes]) for x in self._hosts]
 
   def _make_slices(self, name: str) -> list[Slice]:
     """Returns the slices of a parameter, one for each device."""
@@ -88,7 +81,7 @@ class PodDecoder:
     variables = self._weights.variables
     variable = variables[name if name in variables else first]
     placement = self._weights.placement
-    shape = placement.slice_shape(variable.shape)
+    shape = tf.TensorShape(placement.slice_shape(variable.shape))
     slices = []
     for number, region in enumerate(regions_of(variable, placement)):
       process = self._hosts[self._devices.places[number]]

@@ -79,13 +79,7 @@ class PodPrograms:
   def __init__(
     self, settings: DecodeSettings, devices: Sequence[Any], platform: str
   ):
-    """Takes the settings of the weights, and where the programs run.
-
-    Args:
-      settings: the settings of the weights.
-      devices: JAX's devices, in the order of the mesh.
-      platform: JAX's name of their kind: "cpu", "tpu" or "cuda".
-    """
+    """`platform` is JAX's name of the devices' kind: "cpu", "tpu" or "cuda"."""
     self.placement = XlaPlacement(settings.mesh_layout, platform)
     self.weights = StackedWeights(settings, self.placement)
     self._num_layers = settings.model.num_layers
@@ -95,9 +89,10 @@ class PodPrograms:
     here = jax.process_index()
     self.local = [i for i, x in enumerate(devices) if x.process_index == here]
     self.get_function = functools.cache(self._make_function)
+    make = self.weights.make
     self._make = {
-      x: self._compile(functools.partial(self._make_weights, in_layer=x))
-      for x in (False, True)
+      in_layer: self._compile(lambda x, *_, y=in_layer: (make(x, y), {}))
+      for in_layer in (False, True)
     }
     self._put_layer = jax.jit(
       lambda stack, layer, x: stack.at[:, layer].set(x), donate_argnums=0
@@ -177,13 +172,6 @@ class PodPrograms:
       return [x.one_slice for x in after], outputs
 
     return self._compile(build, function.effect is Effect.CHANGES)
-
-  def _make_weights(
-    self, parameters: dict, state: list, inputs: dict, *, in_layer: bool
-  ):
-    del state, inputs
-    made = self.weights.make(parameters, in_layer=in_layer)
-    return made, {}
 
   def _compile(self, build: Callable, donates: bool = False) -> Callable:
     """Returns JAX's function of (weights, state, inputs) that runs `build`.
@@ -281,7 +269,6 @@ def assign_slice(
   """Keeps the slice of a parameter until `make_layer` runs; returns 0.
 
   Args:
-    pod: the pod.
     name: name of the parameter in checkpoints.
     device: mesh number of a device of this host.
     value: the device's slice, float32.
@@ -295,10 +282,7 @@ def assign_slice(
 def make_layer(pod: bytes, settings: bytes, layer: np.int32) -> np.int32:
   """Makes the weights of a layer from the parameters; drops the parameters.
 
-  Args:
-    pod: the pod.
-    settings: the settings of the weights.
-    layer: number of the layer, or OUTSIDE.
+  `layer` is the number of the layer, or OUTSIDE.
   """
   held = _open(pod)
   programs = held.programs(settings)
@@ -322,8 +306,6 @@ def run_function(
   """Runs a decoding function.
 
   Args:
-    pod: the pod.
-    settings: the settings of the weights.
     function: result of `function_text`.
     state: name of the state that the function makes, changes or reads.
     *inputs: the function's inputs, in the order of `input_specs`.

@@ -86,7 +86,6 @@ class DeviceFunction:
     """Finds the operations; JAX builds them at the first call.
 
     Args:
-      placement: the devices.
       takes: tensors that are given, not computed; tensors that no operation
         needs are left out.
       gives: tensors to return.
@@ -200,7 +199,8 @@ class _Lowering(mtf.Lowering):
     self.graph = operations[0].graph
     self.mesh_to_impl = {operations[0].mesh: placement}
     self.tensors, self.operations = dict(tensors), {}
-    self.variables = _Variables(placement)
+    self.variables = _Variables()
+    self.variables.placement = placement
     self._counters = []
     for operation in operations:
       with tf.name_scope(operation.name):
@@ -208,19 +208,15 @@ class _Lowering(mtf.Lowering):
 
 
 class _Variables(dict):
-  """A device's slice of each variable."""
+  """A device's slice of each variable, made at its first use."""
 
-  # Slices are made at their first use: the variables of an update are not among
-  # its inputs, so the update may be lowered before the variables.
-
-  def __init__(self, placement: XlaPlacement):
-    super().__init__()
-    self._placement = placement
+  # The variables of an update are not among its inputs, so the update may be
+  # lowered before the variables.
+  placement: XlaPlacement
 
   def __missing__(self, variable: mtf.Variable) -> Any:
-    laid_out = self._placement.LaidOutVariable(variable, self._placement)
-    self[variable] = laid_out
-    return laid_out
+    laid_out = self.placement.LaidOutVariable(variable, self.placement)
+    return self.setdefault(variable, laid_out)
 
 
 def _find_operations(
@@ -253,7 +249,6 @@ def cut_graph(
   no part: each part that needs their outputs computes them.
 
   Args:
-    placement: the devices.
     graph: graph of one mesh.
     first: {operation: the first part in which it may be}.
     wanted: tensors that the functions return in addition to those that other

@@ -37,7 +37,8 @@ _TILE_COLUMNS = 128  # columns per tile of a TPU's memory
 class XlaPlacement(mtf.simd_mesh_impl.SimdMeshImpl):
   """Builds the operations of one device; all devices of a pod run them.
 
-  It has only the members of mesh/placement.py that PaLM's graph uses.
+  It has only the members of `CpuGpuPlacement` (mesh/cpu_gpu.py) that PaLM's
+  graph uses.
 
   Attributes:
     platform: JAX's name of the devices' kind in lowered programs.

@@ -22,8 +22,8 @@ from palm_mtf.accelerators.devices import (
   find_devices,
   lowering_platform,
 )
-from palm_mtf.accelerators.scanned_model import Arrays
-from palm_mtf.accelerators.step import PodStep, StepSettings
+from palm_mtf.accelerators.scanned_model import Arrays, StepSettings
+from palm_mtf.accelerators.step import PodStep
 from palm_mtf.json_text import read_dataclass
 from palm_mtf.runtime.server.clients import at_leave
 
@@ -59,7 +59,9 @@ class _Programs:
   def put_batch(self, rows: Sequence[np.ndarray]) -> Arrays:
     """Returns the features, of which each device gets its rows."""
     return {
-      name: _put(values.reshape(x.shape), x.sharding)
+      name: jax.make_array_from_callback(
+        x.shape, x.sharding, values.reshape(x.shape).__getitem__
+      )
       for (name, x), values in zip(self.features.items(), rows, strict=True)
     }
 
@@ -112,7 +114,6 @@ class _Pod:
     are set. Only then does the array change.
 
     Args:
-      programs: the programs.
       name: name of the array.
       device: number of the device in the mesh.
       value: the rows, in any shape that keeps the order of their elements.
@@ -191,8 +192,6 @@ def run_steps(
   """Trains a pod, which is the only pod of its client, for some steps.
 
   Args:
-    pod: the pod.
-    settings: settings of the programs.
     num_steps: number of steps to do, from 1 to `steps`.
     rates: RATES of each step, [steps, 2] float32.
     dropout_state: state of dropout in each step, [steps, 4] int32.
@@ -232,8 +231,6 @@ def find_gradients(
   """Computes the gradients of a pod's share of a batch, summed over the pod.
 
   Args:
-    pod: the pod.
-    settings: settings of the programs.
     rates: RATES, [2] float32; unused.
     dropout_state: state of dropout, [4] int32.
     features: each feature, [batch, ...].
@@ -341,9 +338,3 @@ def _numbers(
 ) -> Arrays:
   """Returns the argument `numbers` of `PodStep.step`."""
   return {"rates": rates, "dropout_state": dropout_state, "goes_on": goes_on}
-
-
-def _put(values: np.ndarray, sharding: NamedSharding) -> jax.Array:
-  return jax.make_array_from_callback(
-    values.shape, sharding, lambda index: values[index]
-  )

@@ -43,6 +43,32 @@ def is_stacked(name: str) -> bool:
   return name.startswith(_ONE_LAYER)
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class StepSettings:
+  """All that the programs of a pod depend on.
+
+  Attributes:
+    mesh_layout: axes and layout rules of a pod, checked against `model`.
+    features: names of the features of every batch.
+    num_rows: sequences of a step in one pod, in all microbatches.
+    dcn_dtype: dtype in which pods exchange gradients.
+    seed: seed of the initial weights and of dropout.
+  """
+
+  model: ModelConfig
+  mesh_layout: MeshLayout
+  optimizer: AdafactorConfig
+  features: Sequence[str]
+  num_rows: int
+  dcn_dtype: str
+  seed: int
+
+  @property
+  def micro_rows(self) -> int:
+    """Sequences of a microbatch in one pod."""
+    return self.num_rows // self.mesh_layout.num_microbatches
+
+
 class ScannedModel:
   """Loss and gradients of a microbatch on the devices of a pod.
 
@@ -59,30 +85,19 @@ class ScannedModel:
     open_axes: mesh axes over which `add_up` has to add a loss or a gradient.
   """
 
-  def __init__(
-    self,
-    config: ModelConfig,
-    mesh_layout: MeshLayout,
-    optimizer: AdafactorConfig,
-    features: Sequence[str],
-    *,
-    num_rows: int,
-    seed: int,
-    platform: str,
-  ):
-    """Builds the graph; the arguments are those of `PalmLoss`."""
-    self.placement = XlaPlacement(mesh_layout, platform)
-    self._num_layers = config.num_layers
-    one_layer = dataclasses.replace(config, num_layers=1)
+  def __init__(self, settings: StepSettings, platform: str):
+    """Builds the graph; `platform` is as in `XlaPlacement`."""
+    self.placement = XlaPlacement(settings.mesh_layout, platform)
+    self._num_layers = settings.model.num_layers
     graph = mtf.Graph()
     mesh = mtf.Mesh(graph, "pod")
     loss_function = PalmLoss(
-      one_layer,
-      mesh_layout,
-      optimizer,
-      features,
-      num_rows=num_rows,
-      seed=seed,
+      dataclasses.replace(settings.model, num_layers=1),
+      settings.mesh_layout,
+      settings.optimizer,
+      settings.features,
+      num_rows=settings.micro_rows,
+      seed=settings.seed,
       pass_on=lambda x, _: cut(x),
     )
     self.features = {
@@ -91,7 +106,7 @@ class ScannedModel:
     }
     batch = {name: x.outputs[0] for name, x in self.features.items()}
     self._dropout_state = None
-    if optimizer.dropout:
+    if settings.optimizer.dropout:
       shape = mtf.Shape([DROPOUT_STATE])
       (self._dropout_state,) = Given(mesh, "dropout", shape, tf.int32).outputs
     stage = Stage(
@@ -107,10 +122,7 @@ class ScannedModel:
     self._functions, self.open_axes = cut_graph(
       self.placement,
       graph,
-      {
-        self.features["inputs"]: _EMBED,
-        losses.weight.operation: _HEAD,
-      },
+      {self.features["inputs"]: _EMBED, losses.weight.operation: _HEAD},
       [*self.losses.values(), *gradients],
       scanned=(_FORWARD, _BACKWARD),
     )
@@ -120,10 +132,7 @@ class ScannedModel:
     # The same parts, without the operations that only gradients need.
     self._forward, self._head = (
       DeviceFunction(
-        self.placement,
-        part.takes,
-        gives,
-        open_axes=self.open_axes,
+        self.placement, part.takes, gives, open_axes=self.open_axes
       )
       for part, gives in (
         (of_forward, [self._last]),
@@ -225,12 +234,9 @@ class ScannedModel:
       names = [self.placement.shape[axis].name for axis in axes or ()]
       return lax.psum(x, names) if names else x
 
-    return tuple(
-      {name: add(x, tensors[name]) for name, x in arrays.items()}
-      for arrays, tensors in (
-        (losses, self.losses),
-        (gradients, self.gradients),
-      )
+    return (
+      {name: add(x, self.losses[name]) for name, x in losses.items()},
+      {name: add(x, self.gradients[name]) for name, x in gradients.items()},
     )
 
 

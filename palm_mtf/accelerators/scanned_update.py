@@ -18,8 +18,11 @@ from jax import lax
 from palm_mtf._tf import mtf, tf
 from palm_mtf.accelerators.parts import DeviceFunction, Given
 from palm_mtf.accelerators.placement import XlaPlacement
-from palm_mtf.accelerators.scanned_model import Arrays, is_stacked
-from palm_mtf.config import AdafactorConfig, MeshLayout, ModelConfig
+from palm_mtf.accelerators.scanned_model import (
+  Arrays,
+  StepSettings,
+  is_stacked,
+)
 from palm_mtf.model.dims import model_dims
 from palm_mtf.model.weights import palm_variables
 from palm_mtf.optim.adafactor import shares_scale
@@ -50,32 +53,18 @@ class ScannedUpdate:
 
   def __init__(
     self,
+    settings: StepSettings,
     placement: XlaPlacement,
-    config: ModelConfig,
-    mesh_layout: MeshLayout,
-    optimizer: AdafactorConfig,
     loss_names: Sequence[str],
-    *,
-    seed: int,
   ):
-    """Builds the graph.
-
-    Args:
-      placement: the devices.
-      config: architecture.
-      mesh_layout: axes and layout rules, checked against `config`.
-      optimizer: settings.
-      loss_names: names of the terms of the loss.
-      seed: seed of the initial weights.
-    """
-    self._optimizer = optimizer
-    one_layer = dataclasses.replace(config, num_layers=1)
+    """Builds the graph; `loss_names` are the names of the terms of the loss."""
+    optimizer, layout = settings.optimizer, settings.mesh_layout
+    one_layer = dataclasses.replace(settings.model, num_layers=1)
     graph = mtf.Graph()
     mesh = mtf.Mesh(graph, "pod")
-    batch = mesh_layout.axis_size_of("batch")  # variables have no batch
-    palm_variables(
-      [mesh], one_layer, model_dims(one_layer, batch, mesh_layout), seed
-    )
+    batch = layout.axis_size_of("batch")  # variables have no batch
+    dims = model_dims(one_layer, batch, layout)
+    palm_variables([mesh], one_layer, dims, settings.seed)
     trained = list(graph.trainable_variables)
 
     def give(name: str, shape: mtf.Shape) -> mtf.Tensor:
@@ -98,7 +87,7 @@ class ScannedUpdate:
         [self._given[x] for x in RATES],
         optimizer,
         meshes=[mesh],
-        num_layers=config.num_layers,
+        num_layers=settings.model.num_layers,
       )
     self.variables = {x.name: x for x in graph.all_variables}
     self.fetched, self.losses = update.fetched, [*update.losses]
@@ -200,6 +189,5 @@ class ScannedUpdate:
       return assign(index, of_layer(gradients) | of_own, layer)[1]
 
     layers = lax.map(run, (layers, of_layers, [measured[x] for x in own]))
-    return {**layers, **others}, {
-      name: found[x] for name, x in self.fetched.items()
-    }
+    metrics = {name: found[x] for name, x in self.fetched.items()}
+    return {**layers, **others}, metrics

@@ -84,7 +84,7 @@ class StackedWeights:
     names = parameter_dims(self._config)
     return [x for x in names if parse_name(x).layer == layer]
 
-  def make(self, parameters: Tensors, *, in_layer: bool) -> Tensors:
+  def make(self, parameters: Tensors, in_layer: bool) -> Tensors:
     """Makes the weights of a layer, or those outside of all layers.
 
     Args:

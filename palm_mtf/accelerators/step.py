@@ -11,7 +11,6 @@ A pod that trains by itself runs `step`. Several pods run `gradients`, exchange
 the parts through their hosts, and run `update`.
 """
 
-import dataclasses
 import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -26,11 +25,11 @@ from palm_mtf._tf import tf
 from palm_mtf.accelerators.scanned_model import (
   Arrays,
   ScannedModel,
+  StepSettings,
   is_stacked,
 )
 from palm_mtf.accelerators.scanned_update import RATES, ScannedUpdate
 from palm_mtf.architecture.parameters import layer_name
-from palm_mtf.config import AdafactorConfig, MeshLayout, ModelConfig
 from palm_mtf.mesh.slices import pad_to
 from palm_mtf.model.dropout import DROPOUT_STATE
 
@@ -51,31 +50,6 @@ def cut_rows(num_rows: int, num_bytes: int) -> list[slice]:
   return [slice(i, min(i + share, num_rows)) for i in range(0, num_rows, share)]
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class StepSettings:
-  """All that the programs of a pod depend on.
-
-  Attributes:
-    model: architecture.
-    mesh_layout: axes and layout rules of a pod, checked against `model`.
-    optimizer: settings.
-    features: names of the features of every batch.
-    num_rows: sequences of a step in one pod, in all microbatches.
-    num_pods: number of pods.
-    dcn_dtype: dtype in which pods exchange gradients.
-    seed: seed of the initial weights and of dropout.
-  """
-
-  model: ModelConfig
-  mesh_layout: MeshLayout
-  optimizer: AdafactorConfig
-  features: Sequence[str]
-  num_rows: int
-  num_pods: int
-  dcn_dtype: str
-  seed: int
-
-
 class PodStep:
   """The programs of a pod.
 
@@ -89,30 +63,13 @@ class PodStep:
   def __init__(self, settings: StepSettings, platform: str):
     """Builds the Mesh TensorFlow graphs of one block.
 
-    Args:
-      settings: what the programs depend on.
-      platform: JAX's name of the devices' kind: "cpu", "tpu" or "cuda".
+    `platform` is JAX's name of the devices' kind: "cpu", "tpu" or "cuda".
     """
     self._settings = settings
-    layout, model = settings.mesh_layout, settings.model
-    self._num_microbatches = layout.num_microbatches
-    self._micro_rows = settings.num_rows // layout.num_microbatches
-    self.model = ScannedModel(
-      model,
-      layout,
-      settings.optimizer,
-      settings.features,
-      num_rows=self._micro_rows,
-      seed=settings.seed,
-      platform=platform,
-    )
+    self._num_microbatches = settings.mesh_layout.num_microbatches
+    self.model = ScannedModel(settings, platform)
     self.update = ScannedUpdate(
-      self.model.placement,
-      model,
-      layout,
-      settings.optimizer,
-      list(self.model.losses)[:-1],
-      seed=settings.seed,
+      settings, self.model.placement, list(self.model.losses)[:-1]
     )
     self.variables = self.update.variables
     self.parameters = [x.name for x in self.model.variables]
@@ -354,7 +311,8 @@ class PodStep:
       found = find(*microbatch)
       return jax.tree.map(lambda x, y: x + y.astype(x.dtype), sums, found), None
 
-    first_rows = jnp.arange(self._num_microbatches) * self._micro_rows
+    micro_rows = self._settings.micro_rows
+    first_rows = jnp.arange(self._num_microbatches) * micro_rows
     zeros = jax.tree.map(
       lambda x: jnp.zeros(x.shape, jnp.float32),
       (dict.fromkeys(self.model.losses, jnp.zeros([])), trained),

@@ -14,13 +14,13 @@ from palm_mtf._tf import tf
 from palm_mtf.accelerators.client_calls import (
   DeviceArray,
   after_all,
-  call_host,
   make_slice,
 )
 from palm_mtf.accelerators.devices import AcceleratorDevices
-from palm_mtf.accelerators.scanned_model import is_stacked
+from palm_mtf.accelerators.host_calls import call_pod
+from palm_mtf.accelerators.scanned_model import StepSettings, is_stacked
 from palm_mtf.accelerators.scanned_update import RATES
-from palm_mtf.accelerators.step import PodStep, StepSettings, cut_rows
+from palm_mtf.accelerators.step import PodStep, cut_rows
 from palm_mtf.architecture.parameters import parameter_shapes
 from palm_mtf.config import AdafactorConfig, MeshLayout, ModelConfig, PodsConfig
 from palm_mtf.json_text import dataclass_text
@@ -68,7 +68,6 @@ def build_train_program(
     optimizer=optimizer,
     features=list(names),
     num_rows=batch_size // pods.num_pods,
-    num_pods=pods.num_pods,
     dcn_dtype=pods.dcn_dtype,
     seed=seed,
   )
@@ -105,7 +104,6 @@ def build_loss_program(
     optimizer=_UNUSED,
     features=list(features),
     num_rows=batch_size,
-    num_pods=1,
     dcn_dtype="float32",
     seed=0,
   )
@@ -197,12 +195,11 @@ class _Builder:
       *inputs: its first arguments after the pod and the settings.
       of_host: further arguments for each host.
     """
-    hosts = self._devices.hosts[pod]
-    name = self._devices.name_pod(pod)
-    of_host, function = of_host or [[]] * len(hosts), f"pod.{function}"
+    hosts, name = self._devices.hosts[pod], self._devices.name_pod(pod)
+    given = [f"pod.{function}", name, self._text, *inputs]
     return [
-      call_host(x, function, [name, self._text, *inputs, *more], dtypes)
-      for x, more in zip(hosts, of_host, strict=True)
+      x.call(call_pod, [*given, *more], dtypes)
+      for x, more in zip(hosts, of_host or [[]] * len(hosts), strict=True)
     ]
 
   def _make_rows(self, pod: int) -> list[dict[str, tf.Tensor]]:
@@ -341,9 +338,8 @@ class _Builder:
           process = hosts[self._devices.places[number]]
           of_device = array, number, rows.start, rows.stop
           key = [self._devices.name_pod(pod), self._text, *of_device]
-          held = DeviceArray(
-            process, key, [*layers, *shape], variable.slice_dtype
-          )
+          of_rows_shape = tf.TensorShape([*layers, *shape])
+          held = DeviceArray(process, key, of_rows_shape, variable.slice_dtype)
           slices[of_rows[0]].append(make_slice(region, of_rows, held))
     return slices
 
