@@ -24,6 +24,7 @@ from palm_mtf.runtime.manager.slices import check_name
 from palm_mtf.runtime.manager.turns import Message, Turns, read_messages
 
 _MAX_STREAMS = 10_000
+_MAX_ANSWERS = 100_000  # for a client that does not read them
 _WRONG = grpc.StatusCode.INVALID_ARGUMENT
 
 
@@ -103,6 +104,8 @@ class Streams:
     try:
       async for text in requests:
         self._turns.take(stream.tenant, read_messages(text))
+        if stream.answers.qsize() > _MAX_ANSWERS:
+          raise UserError("the client does not read its answers.")
     except UserError as error:
       refusal = _WRONG, str(error)
     finally:

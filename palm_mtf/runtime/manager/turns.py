@@ -46,6 +46,10 @@ _FIRST_SECS = 0.01  # estimate for a program that has not run yet
 # run does not delay the next programs. When a program ends, its device time
 # replaces the estimate.
 _NUM_RUNS = 9
+# Bounds for what a client makes the manager store, far above what a client of
+# palm_mtf needs: programs that have not ended, programs whose times are known,
+# and devices that the manager does not know.
+_MAX_LIVE, _MAX_PROGRAMS, _MAX_DEVICES = 100_000, 10_000, 10_000
 
 
 def read_messages(text: bytes) -> list[Message]:
@@ -137,7 +141,11 @@ class Turns:
       return {
         "num_running": states.count("running"),
         "num_waiting": states.count("waiting"),
-        "kept_bytes": self._scheduler.kept_by(tenant),
+        "kept_bytes": {
+          device: num_bytes
+          for device, num_bytes in self._scheduler.kept_by(tenant).items()
+          if device in self._scheduler.budgets
+        },
       }
 
   def take(self, tenant: str, messages: Iterable[Message]) -> None:
@@ -171,17 +179,31 @@ class Turns:
             runs[program].append(secs)
           else:
             runs[program], secs = deque(maxlen=_NUM_RUNS), _FIRST_SECS
+            if len(runs) > _MAX_PROGRAMS:
+              del runs[next(iter(runs))]
           self._scheduler.finish(ticket, secs, kept)
         else:  # a program of an earlier stream, or of an earlier manager
-          self._scheduler.keep(tenant, kept)
+          self._keep(tenant, kept)
       case {"keep": num_bytes}:
-        self._scheduler.keep(tenant, num_bytes)
+        self._keep(tenant, num_bytes)
       case {"free": num_bytes}:
         self._scheduler.free(tenant, num_bytes)
+
+  def _keep(self, tenant: str, num_bytes: Mapping[str, int]) -> None:
+    before = self._scheduler.kept_by(tenant).keys()
+    if len((before | num_bytes.keys()) - self._scheduler.budgets.keys()) > (
+      _MAX_DEVICES
+    ):
+      raise UserError(f"more than {_MAX_DEVICES:,} unknown devices.")
+    self._scheduler.keep(tenant, num_bytes)
 
   def _submit(self, tenant: str, client: _Client, message: Message) -> None:
     number, program = message["submit"], message["program"]
     num_bytes, live = message["num_bytes"], client.live
+    if number in live or len(live) >= _MAX_LIVE:
+      raise UserError(
+        f"program {number}: has not ended, or {_MAX_LIVE:,} others have not."
+      )
     after = [live[x][0] for x in message["after"] if x in live]
     budgets = self._scheduler.budgets
     if not num_bytes.keys() <= budgets.keys():

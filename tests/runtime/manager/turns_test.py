@@ -2,9 +2,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """The manager charges programs the time that devices work for them."""
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from palm_mtf.errors import UserError
+from palm_mtf.runtime.manager import turns as turns_module
 from palm_mtf.runtime.manager.turns import DeviceTime, Turns
 from palm_mtf.runtime.scheduler import GangScheduler, Ticket
 
@@ -74,3 +77,32 @@ def test_a_program_on_devices_that_no_server_has_registered_yet_runs():
   assert answers == [{"start": 1}]
   turns.take("client", [{"free": {"a": 5}}])
   assert answers == [{"start": 1}, {"start": 2}]
+
+
+def _submit(number, device="a"):
+  return {"submit": number, "program": 0, "num_bytes": {device: 0}, "after": []}
+
+
+@pytest.mark.parametrize(
+  ("messages", "why"),
+  [
+    ([_submit(1), _submit(1)], "program 1: has not ended"),
+    ([_submit(i) for i in range(101)], "100 others have not"),
+    ([{"keep": {f"{i}": 1}} for i in range(101)], "100 unknown devices"),
+    ([{"finish": 7, "kept": {f"{i}": 1 for i in range(101)}}], "100 unknown"),
+  ],
+)
+def test_a_client_cannot_make_the_manager_store_without_end(
+  messages, why, monkeypatch
+):
+  monkeypatch.setattr(turns_module, "_MAX_LIVE", 100)
+  monkeypatch.setattr(turns_module, "_MAX_DEVICES", 100)
+  turns = Turns(GangScheduler("shares", {}), lambda: {"a": 10})
+  turns.add_client("client", 1.0, [].append)
+  with pytest.raises(UserError, match=why):
+    turns.take("client", messages)
+  turns.remove_client("client")
+  # What the client held is free again.
+  turns.add_client("other", 1.0, (answers := []).append)
+  turns.take("other", [_submit(1) | {"num_bytes": {"a": 10}}])
+  assert answers == [{"start": 1}]
