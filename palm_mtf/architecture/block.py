@@ -94,12 +94,12 @@ class Attention:
       no limit.
   """
 
-  score_positions: str | None
-  extras: tuple[tuple[str, Dims], ...]
-  window: int | None
+  score_positions: str | None = None
+  extras: tuple[tuple[str, Dims], ...] = ()
+  window: int | None = None
 
 
-PLAIN_ATTENTION = Attention(score_positions=None, extras=(), window=None)
+PLAIN_ATTENTION = Attention()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -126,7 +126,7 @@ class Branch:
 
 
 class Read(NamedTuple):
-  """The branches of a sum that read the same norm, in one joined product."""
+  """The branches of a sum that read the same norm; they share one product."""
 
   norm: str  # name of the norm within the layer
   branches: tuple[Branch, ...]

@@ -51,7 +51,7 @@ class ParameterName(NamedTuple):
 
   @property
   def last(self) -> str:
-    """The text after the last slash, such as "q" for "attention/q"."""
+    """The last word of the name, such as "q" for "attention/q"."""
     return self.part.rpartition("/")[2]
 
   @property
@@ -77,12 +77,9 @@ def layer_name(layer: int) -> str:
 
 def parse_name(name: str) -> ParameterName:
   """Splits a parameter's name, such as "layer_007/attention/q"."""
-  match = _IN_LAYER.fullmatch(name)
-  return (
-    ParameterName(int(match[1]), match[2])
-    if match
-    else ParameterName(None, name)
-  )
+  if match := _IN_LAYER.fullmatch(name):
+    return ParameterName(int(match[1]), match[2])
+  return ParameterName(None, name)
 
 
 def dimension_sizes(config: ModelConfig) -> dict[str, int]:

@@ -51,14 +51,15 @@ def find_frequencies(rotary: Rotary) -> np.ndarray:
 def find_divisors(rotary: Rotary) -> np.ndarray:
   """Returns the numbers that divide the frequencies, [size / 2] float64."""
   pairs = np.arange(rotary.size // 2)
-  # The share of its own frequency that each pair keeps.
+  # Each pair's share of the frequency that is not divided; the rest is.
   kept = np.zeros(len(pairs))
   original = rotary.original_length / (2 * math.pi)
   if rotary.scaling == "llama3":
     turns = original * _find_plain_frequencies(rotary)
     kept = (turns - rotary.slow) / (rotary.fast - rotary.slow)
   elif rotary.scaling == "yarn":
-    # The pairs that turn so often, as the authors' code finds them.
+    # The indices of the pairs that turn `fast` and `slow` times within the
+    # original length, by the formula of the authors' code.
     first, last = (
       rotary.size / 2 * math.log(original / turns, rotary.base)
       for turns in (rotary.fast, rotary.slow)

@@ -44,8 +44,8 @@ def whole(minimum: int = 1, maximum: int = 2**63 - 1) -> _Check:
 def real(low: float, high: float, none: str = "") -> _Check:
   """Returns a check that a value is a number from `low` to `high`.
 
-  If `none` is not "", it says what None means, such as "for no clipping", and
-  the error message offers None too.
+  If `none` says what None means, such as "for no clipping", the error message
+  offers None too.
   """
 
   def check(name: str, value: object) -> None:
@@ -59,40 +59,33 @@ def real(low: float, high: float, none: str = "") -> _Check:
   return check
 
 
-def text(what: str) -> _Check:
-  """Returns a check for a nonempty string; errors ask for `what`."""
-
+def _accept(is_right: Callable[[object], bool], wanted: str) -> _Check:
   def check(name: str, value: object) -> None:
-    if not isinstance(value, str) or not value:
-      raise UserError(f"{name} = {value!r}: give {what}.")
+    if not is_right(value):
+      raise UserError(f"{name} = {value!r}: give {wanted}.")
 
   return check
+
+
+def text(what: str) -> _Check:
+  """Returns a check for a nonempty string; errors ask for `what`."""
+  return _accept(lambda x: isinstance(x, str) and x != "", what)
 
 
 def texts(what: str) -> _Check:
   """Returns a check for a list of nonempty strings; errors ask for `what`."""
-
-  def check(name: str, value: object) -> None:
-    if not are_texts(value):
-      raise UserError(
-        f"{name} = {value!r}: give a list of {what}, or [] for none."
-      )
-
-  return check
+  return _accept(are_texts, f"a list of {what}, or [] for none")
 
 
 def texts_by_task(example: str) -> _Check:
   """Returns a check that a value is {task: string}; errors show `example`."""
 
-  def check(name: str, value: object) -> None:
-    if not isinstance(value, Mapping) or not all(
+  def is_right(value: object) -> bool:
+    return isinstance(value, Mapping) and all(
       isinstance(x, str) and x for each in value.items() for x in each
-    ):
-      raise UserError(
-        f"{name} = {value!r}: give texts by task, such as {example}."
-      )
+    )
 
-  return check
+  return _accept(is_right, f"texts by task, such as {example}")
 
 
 def are_pairs(value: object) -> TypeGuard[Sequence[Sequence[int]]]:
@@ -132,7 +125,7 @@ def _check_of(kind: object) -> _Check | None:
   """Returns the check of a field's type, or None if any value will do."""
   origin, arguments = get_origin(kind), get_args(kind)
   if kind is bool:
-    return _check_bool
+    return _accept(lambda x: isinstance(x, bool), "True or False")
   if origin is Literal:
     return lambda name, value: check_choice(name, value, arguments)
   if origin is Annotated:
@@ -141,11 +134,6 @@ def _check_of(kind: object) -> _Check | None:
   if origin in (Union, types.UnionType):
     return _check_unless_none([x for x in map(_check_of, arguments) if x])
   return None
-
-
-def _check_bool(name: str, value: object) -> None:
-  if not isinstance(value, bool):
-    raise UserError(f"{name} = {value!r}: give True or False.")
 
 
 def _check_unless_none(checks: Sequence[_Check]) -> _Check:

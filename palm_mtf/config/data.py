@@ -90,10 +90,8 @@ class SpanCorruption:
   mean_span_length: float
 
   def num_noise_tokens(self, length: int) -> int:
-    """Returns how many of `length` tokens are removed.
-
-    Of 2 or more tokens, at least one is removed and at least one is kept.
-    """
+    """Returns how many of `length` tokens are removed."""
+    # Of 2 or more tokens, at least one is removed and at least one is kept.
     wanted = max(round(length * self.noise_density), 1)
     return min(wanted, max(length - 1, 1), length)
 

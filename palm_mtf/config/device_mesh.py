@@ -35,7 +35,8 @@ class DeviceMesh(Checked):
   layout: str
   num_microbatches: Annotated[int, whole(maximum=MAX_BATCH_SIZE)] = 1
 
-  # Only PaLM runs on TPUs and in stages, so only `MeshLayout` sets these.
+  # Only PaLM runs on TPUs and in stages, so only MeshLayout has these as
+  # settings. Code that takes both classes reads these values.
   tpu = ""
   steps_per_loop = 1
   stages, stage_order = 1, "1f1b"
@@ -73,7 +74,7 @@ class DeviceMesh(Checked):
           f'"{dimension}:{before[dimension]}"; keep one.'
         )
 
-  @functools.cached_property  # because a search makes thousands of calls
+  @functools.cached_property  # a search of layouts reads it thousands of times
   def axes(self) -> Mapping[str, int]:
     """{mesh axis: size}, in the order of MESH_SHAPE."""
     sizes = pairs("MESH_SHAPE", self.mesh_shape, "data:2,model:4")
@@ -116,9 +117,8 @@ def check_shares(batch_size: int, num_pods: int, num_microbatches: int) -> None:
 def pairs(name: str, value: object, example: str) -> list[tuple[str, str]]:
   """Splits "a:b,c:d" into the pairs ("a", "b") and ("c", "d").
 
-  Raises:
-    UserError: if `value` is not a string of such pairs. The message has the
-      setting's `name` and a valid `example`.
+  Raises UserError, with the setting's `name` and a valid `example`, unless
+  `value` is a string of such pairs.
   """
   if not isinstance(value, str):
     raise UserError(f'{name} = {value!r}: give a text such as "{example}".')

@@ -22,7 +22,6 @@ def _above_0(most: float = _MOST_RATE) -> Callable[[str, object], None]:
 
 
 def _check_bandwidths(name: str, value: object) -> None:
-  """Raises UserError unless `value` is {dtype: {kind of pass: bytes/s}}."""
   if not isinstance(value, Mapping) or not all(
     isinstance(kinds, Mapping)
     and all(
@@ -55,8 +54,8 @@ class HardwareConfig(Checked):
     chip_devices: number of TensorFlow devices on a chip.
     chip_memory_bytes: bytes of the chip's memory.
     chip_memory_bandwidth: bytes/s.
-    chip_pass_bandwidths: {dtype: {kind: bytes/s}} of passes, which are
-      operations other than matrix products; `PASSES` in accounting/memory.py
+    chip_pass_bandwidths: {dtype: {kind: bytes/s}} of passes over memory:
+      operations other than matrix products. `PASSES` in accounting/memory.py
       lists the kinds. Without a value, a pass runs at chip_memory_bandwidth.
       CPUs need values, because arithmetic, not memory, limits their passes.
     chip_process_bytes: memory of a process besides the tensors of its step.

@@ -33,12 +33,10 @@ def macros_of(config_class: type) -> dict[str, object]:
 
 
 def from_macros(config_class: type[_T], values: Mapping[str, object]) -> _T:
-  """Makes a configuration from {macro: value}.
-
-  Fields whose macros have no value keep their defaults.
+  """Makes a configuration from {macro: value}; other fields keep defaults.
 
   Raises:
-    UserError: if a value fails the checks of its dataclass.
+    UserError: a value fails the checks of its dataclass.
   """
   settings: dict[str, object] = {}
   for field in dataclasses.fields(config_class):  # type: ignore[arg-type]

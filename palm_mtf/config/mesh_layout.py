@@ -21,7 +21,6 @@ gradients; if `data` splits it, each device stores only a slice of these tensors
 
 import dataclasses
 import itertools
-from collections.abc import Mapping
 from typing import Literal
 
 from palm_mtf.config.checked import Count
@@ -60,7 +59,8 @@ _UNSPLIT_REASONS = {
   "d_kv": "rotary embedding turns pairs of it",
 }
 
-# Dimensions of the activations and weights that several rules may split.
+# Activations and weights of which rules can split two dimensions. Two of these
+# dimensions cannot be split over the same mesh axis.
 _TENSORS = (
   ("batch", "length", "heads"),
   ("batch", "length", "d_ff"),
@@ -112,9 +112,19 @@ class MeshLayout(DeviceMesh):
     for dimension, axis in rules:
       _check_rule(dimension, axis)
     super().__post_init__()
-    _check_tensors(dict(rules))
+    over = dict(rules)
+    for tensor in _TENSORS:
+      split = [dimension for dimension in tensor if dimension in over]
+      for first, second in itertools.pairwise(split):
+        if over[first] == over[second]:
+          raise UserError(
+            f'layout rules "{first}:{over[first]}" and '
+            f'"{second}:{over[second]}": the tensor [{", ".join(tensor)}] can '
+            f'be split only once over axis "{over[first]}"; move one rule to '
+            "the other axis."
+          )
     for axis, num_devices in self.axes.items():
-      split = [dimension for dimension, over in rules if over == axis]
+      split = [dimension for dimension in over if over[dimension] == axis]
       if num_devices > 1 and not set(split) & set(WORK_DIMENSIONS):
         raise UserError(
           f'mesh axis "{axis}"={num_devices} splits '
@@ -176,11 +186,7 @@ def check_layout(
 ) -> None:
   """Raises UserError unless the layout divides all batches and dims evenly.
 
-  Args:
-    layout: the mesh and the rules.
-    config: the architecture.
-    *batch_sizes: all batch sizes of the run.
-    num_pods: number of pods, which share each batch.
+  `batch_sizes` are all batch sizes of the run; pods share each batch.
   """
   if num_pods > 1 and layout.steps_per_loop > 1:
     raise UserError(
@@ -238,17 +244,3 @@ def _check_rule(dimension: str, axis: str) -> None:
       f'{rule}: no axis "{axis}"{did_you_mean(axis, AXES)}. '
       f"Axes: {', '.join(AXES)}."
     )
-
-
-def _check_tensors(axes: Mapping[str, str]) -> None:
-  """Raises UserError if one axis splits two dimensions of a tensor."""
-  for tensor in _TENSORS:
-    split = [dimension for dimension in tensor if dimension in axes]
-    for first, second in itertools.pairwise(split):
-      if axes[first] == axes[second]:
-        raise UserError(
-          f'layout rules "{first}:{axes[first]}" and '
-          f'"{second}:{axes[second]}": the tensor [{", ".join(tensor)}] can '
-          f'be split only once over axis "{axes[first]}"; move one rule to the '
-          "other axis."
-        )

@@ -159,26 +159,6 @@ class ModelConfig(Checked):
 
   def __post_init__(self) -> None:
     super().__post_init__()
-    self._check_attention()
-    self._check_rotary()
-    if not isinstance(self.biases, str):
-      raise UserError(
-        f'BIASES = {self.biases!r}: give a text, such as "qkv,o".'
-      )
-    for place in self.bias_places:
-      if place not in BIAS_PLACES or self.bias_places.count(place) > 1:
-        raise UserError(
-          f'BIASES = {self.biases!r}: no place "{place}", or twice'
-          f"{did_you_mean(place, BIAS_PLACES)}. Places: "
-          f"{', '.join(BIAS_PLACES)}."
-        )
-    if self.output_fan_in == "joined" and self.block == "serial":
-      raise UserError(
-        'OUTPUT_FAN_IN = "joined": a serial block never adds the products of '
-        'o and wo; use "separate".'
-      )
-
-  def _check_attention(self) -> None:
     heads = self.num_kv_heads
     if self.attention != "grouped_query":
       if heads is not None:
@@ -196,6 +176,23 @@ class ModelConfig(Checked):
         f"ATTENTION_WINDOW = {self.attention_window} and OBJECTIVE = "
         f"{self.objective!r}: all positions see all inputs, which a window "
         "would hide; set ATTENTION_WINDOW = None."
+      )
+    self._check_rotary()
+    if not isinstance(self.biases, str):
+      raise UserError(
+        f'BIASES = {self.biases!r}: give a text, such as "qkv,o".'
+      )
+    for place in self.bias_places:
+      if place not in BIAS_PLACES or self.bias_places.count(place) > 1:
+        raise UserError(
+          f'BIASES = {self.biases!r}: no place "{place}", or twice'
+          f"{did_you_mean(place, BIAS_PLACES)}. Places: "
+          f"{', '.join(BIAS_PLACES)}."
+        )
+    if self.output_fan_in == "joined" and self.block == "serial":
+      raise UserError(
+        'OUTPUT_FAN_IN = "joined": a serial block never adds the products of '
+        'o and wo; use "separate".'
       )
 
   def _check_rotary(self) -> None:

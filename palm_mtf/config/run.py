@@ -43,12 +43,7 @@ class BatchSizes:
   """
 
   def __init__(self, global_batch_size: int | Sequence[Sequence[int]]):
-    """Checks GLOBAL_BATCH_SIZE.
-
-    Raises:
-      UserError: if the value is neither a size nor pairs [step, size] whose
-        steps begin at 0 and ascend, or a number is too large.
-    """
+    """Raises UserError unless the value is a size, or pairs as in `pairs`."""
     self.pairs = _parse_pairs(global_batch_size)
     self._starts = [start for start, _ in self.pairs]
     self.sizes = [size for _, size in self.pairs]

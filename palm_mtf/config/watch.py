@@ -34,12 +34,7 @@ class Skips:
   """
 
   def __init__(self, ranges: Sequence[Sequence[int]] = ()):
-    """Checks SKIP_STEPS.
-
-    Raises:
-      UserError: if the value is not a list of pairs [first, last] of whole
-        numbers with first <= last, or a number is too large.
-    """
+    """Raises UserError unless SKIP_STEPS is a list of [first, last] pairs."""
     if not are_pairs(ranges) or not all(0 <= a <= b for a, b in ranges):
       raise UserError(
         f"SKIP_STEPS = {ranges!r}: give pairs of the first and the last batch "
@@ -63,12 +58,8 @@ class Skips:
     """Converts indices of rows that training reads to indices of all rows.
 
     Rows are counted instead of batches, so that training reads each row outside
-    the ranges once and in order, even if the batch size changes.
-
-    Args:
-      numbers: indices among only the rows that training reads: one number, or
-        an array [n], int64.
-      sizes: the batch size of every step.
+    the ranges once and in order, even if the batch size changes. `numbers` is
+    one index, or an array [n], int64.
     """
     for first, last in self.ranges:
       # `numbers` already counts the skipped rows of all earlier ranges.
@@ -80,8 +71,8 @@ class Skips:
   def batch_read(self, step: int, sizes: BatchSizes) -> int:
     """Returns the number of the batch that a training step reads.
 
-    Skipped batches have numbers too. If the batch size changes, a step may read
-    rows of two batches; the result is the batch of the step's first row.
+    If the batch size changes, a step may read rows of two batches; the result
+    is the batch of the step's first row.
     """
     first_row = self.rows(sizes.rows_before(step), sizes)
     return sizes.step_of_row(first_row)

@@ -5,7 +5,7 @@
 import dataclasses
 
 from palm_mtf._tf import mtf
-from palm_mtf.architecture.parameters import NUM_BUCKETS
+from palm_mtf.architecture.parameters import dimension_sizes
 from palm_mtf.config import MeshLayout, ModelConfig
 
 
@@ -42,25 +42,17 @@ class Dims:
 
 def model_dims(config: ModelConfig, batch_size: int, mesh: MeshLayout) -> Dims:
   """Returns the dimensions of `config` for `batch_size` sequences on a mesh."""
-  vocab_size = mesh.padded_vocab_size(config.vocab_size)
-
-  def d_model_as(name: str) -> mtf.Dimension:
+  sizes = {
+    **dimension_sizes(config),
+    "batch": batch_size,
+    "length": config.sequence_length,
+    "memory_length": config.sequence_length,
+    "vocab": mesh.padded_vocab_size(config.vocab_size),
+  }
+  dims = {name: mtf.Dimension(name, size) for name, size in sizes.items()}
+  dims["kv_heads"] = mtf.Dimension("heads", config.key_heads)
+  for name in ("d_model_stored", "d_model_residual"):
     # Without a split, the name stays d_model, so that no tensor is renamed.
     is_split = mesh.axis_size_of(name) > 1
-    return mtf.Dimension(name if is_split else "d_model", config.d_model)
-
-  return Dims(
-    batch=mtf.Dimension("batch", batch_size),
-    length=mtf.Dimension("length", config.sequence_length),
-    memory_length=mtf.Dimension("memory_length", config.sequence_length),
-    d_model=mtf.Dimension("d_model", config.d_model),
-    d_model_stored=d_model_as("d_model_stored"),
-    d_model_residual=d_model_as("d_model_residual"),
-    heads=mtf.Dimension("heads", config.num_heads),
-    kv_heads=mtf.Dimension("heads", config.key_heads),
-    d_kv=mtf.Dimension("d_kv", config.d_kv),
-    d_ff=mtf.Dimension("d_ff", config.d_ff),
-    vocab=mtf.Dimension("vocab", vocab_size),
-    positions=mtf.Dimension("positions", config.sequence_length),
-    buckets=mtf.Dimension("buckets", NUM_BUCKETS),
-  )
+    dims[name] = mtf.Dimension(name if is_split else "d_model", config.d_model)
+  return Dims(**dims)

@@ -2,7 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Dropout whose masks are a function of (SEED, step, place, row, position).
 
-y = x / (1 - rate) for a number that is kept, else 0
+A place is a use of dropout in the model. An activation x that is kept becomes
+x / (1 - rate); others become 0.
 """
 
 import dataclasses
@@ -61,17 +62,15 @@ class Dropout:
   state: mtf.Tensor
 
   def __call__(self, x: mtf.Tensor, place: int) -> mtf.Tensor:
-    """Applies dropout to x; returns a tensor with the shape and dtype of x.
+    """Applies dropout to x [batch, length, d_model]; keeps its dtype.
 
-    Args:
-      x: [batch, length, d_model], activation dtype.
-      place: index of this use of dropout in the model; each use has its own
-        mask.
+    `place` is the index of this use of dropout in the model; each use has its
+    own mask.
     """
 
     def drop(first_row, x, state):
-      place_ = tf.constant(place)
-      return _drop(first_row, x, state, place_, self.seed, self.rate)
+      at = tf.constant(place)
+      return _drop(first_row, x, state, at, self.seed, self.rate)
 
     def apply(x, state, gradient=None):
       return WholeSlice(

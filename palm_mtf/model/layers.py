@@ -18,10 +18,7 @@ from palm_mtf.ops.xla import fused
 def local_rows(first: tf.Tensor, tokens: tf.Tensor, rows: int) -> tf.Tensor:
   """Returns each token's row in one slice of `vocab`; -1 if not in the slice.
 
-  Args:
-    first: [], int32, token of the slice's first row.
-    tokens: [...], int32.
-    rows: number of rows in the slice.
+  The slice begins at token `first`, [] int32. `tokens` are [...], int32.
   """
   row = tokens - first
   # -1, because unsorted_segment_sum ignores segment -1.
@@ -135,12 +132,9 @@ _STATISTICS = {
 
 
 def normalize(x: tf.Tensor, statistic: str, epsilon: float) -> tf.Tensor:
-  """Normalizes x without a scale; returns [..., d_model], float32.
+  """Normalizes x [..., d_model], any float dtype, without a scale, to float32.
 
-  Args:
-    x: [..., d_model], any float dtype.
-    statistic: see `NormForm`.
-    epsilon: NORM_EPSILON.
+  `statistic` is that of `NormForm`; `epsilon` is NORM_EPSILON.
   """
   forward, _ = _STATISTICS[statistic]
   return forward(tf.cast(x, tf.float32), epsilon)[0]
@@ -258,11 +252,9 @@ def norm(
 
 
 def add_bias(x: mtf.Tensor, bias: mtf.Tensor) -> mtf.Tensor:
-  """Adds a vector to each row.
+  """Adds a bias, [outputs] float32, to x [batch, length, outputs].
 
-  Args:
-    x: [batch, length, outputs], any float dtype.
-    bias: [outputs], float32; its gradient is added up in float32.
+  x has any float dtype; the gradient of the bias is added up in float32.
   """
 
   def gradient(op, dy):

@@ -68,13 +68,8 @@ def _cross_entropy_gradient(
   # dlogits = softmax * (dloss + dlog_z) - onehot(target) * dloss
   row = tf.range(logits.shape[-1]) + first
   is_target = tf.equal(row, targets[..., tf.newaxis])
-  x, log_z, dloss, dlog_z = (
-    tf.cast(logits, tf.float32),
-    log_z[..., tf.newaxis],
-    dloss[..., tf.newaxis],
-    dlog_z[..., tf.newaxis],
-  )
-  dx = tf.exp(x - log_z) * (dloss + dlog_z)
+  log_z, dloss, dlog_z = (x[..., tf.newaxis] for x in (log_z, dloss, dlog_z))
+  dx = tf.exp(tf.cast(logits, tf.float32) - log_z) * (dloss + dlog_z)
   return tf.cast(tf.where_v2(is_target, dx - dloss, dx), dtype)
 
 

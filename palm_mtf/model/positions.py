@@ -33,8 +33,6 @@ _T5_MAX_DISTANCE = 128
 
 Angles = Sequence[tf.Tensor]
 
-# --- Rotary embedding --------------------------------------------------------
-
 
 def rotary_tables(
   mesh: mtf.Mesh, length: mtf.Dimension, rotary: Rotary
@@ -70,13 +68,10 @@ def find_angles(config: ModelConfig, length: int) -> list[np.ndarray]:
 def rotate_pairs(
   x: tf.Tensor, sin: tf.Tensor, cos: tf.Tensor, rotary: Rotary
 ) -> tf.Tensor:
-  """Rotates pairs among the first numbers of each head; keeps shape and dtype.
+  """Rotates pairs of numbers of each head, as `rotary` says.
 
-  Args:
-    x: [..., d_kv].
-    sin: float32, broadcasts to [..., rotary.size / 2].
-    cos: float32, broadcasts to [..., rotary.size / 2].
-    rotary: which numbers are rotated.
+  x is [..., d_kv], and so is the result, in the same dtype. sin and cos are
+  float32, and broadcast to [..., rotary.size / 2].
   """
   size, width = rotary.size, x.shape[-1]
   y = tf.cast(x, tf.float32)
@@ -98,9 +93,6 @@ def rotate_pairs(
   return tf.cast(y, x.dtype)
 
 
-# --- Learned positions -------------------------------------------------------
-
-
 def add_positions(
   x: mtf.Tensor, table: mtf.Tensor, segments: mtf.Tensor | None
 ) -> mtf.Tensor:
@@ -114,10 +106,6 @@ def add_positions(
   """
   rows, d_model = table.shape.dims
   others = [] if segments is None else [segments]
-
-  def forward(x, table, *segments):
-    found = tf.gather(table, _positions(x, *segments))
-    return x + found
 
   def backward(dy, *segments):
     at = tf.broadcast_to(_positions(dy, *segments), dy.shape[:2])
@@ -136,7 +124,7 @@ def add_positions(
     return [dy, dtable, *(None for _ in segments)]
 
   return WholeSlice(
-    forward,
+    lambda x, table, *some: x + tf.gather(table, _positions(x, *some)),
     [x, table, *others],
     [(x.shape, x.dtype)],
     splittable=["batch"],
@@ -161,9 +149,6 @@ def _positions(x, segments=None):
   return at - tf.reduce_max(order, -1)
 
 
-# --- Scores by distance ------------------------------------------------------
-
-
 def alibi_slopes(num_heads: int) -> np.ndarray:
   """Returns the slope of each head, [heads] float32 (Press et al. 2022, 3).
 
@@ -180,18 +165,11 @@ def alibi_slopes(num_heads: int) -> np.ndarray:
   return np.concatenate([of_power(power), more]).astype(np.float32)
 
 
-def import_slopes(mesh: mtf.Mesh, heads: mtf.Dimension) -> mtf.Tensor:
-  """Returns `alibi_slopes` on a mesh."""
-  slopes = tf.constant(alibi_slopes(heads.size))
-  return mtf.import_tf_tensor(mesh, slopes, mtf.Shape([heads]))
-
-
 def distance_vectors(kernel: mtf.Tensor, length: int) -> mtf.Tensor:
   """Returns Transformer-XL's vectors of distances, [distances, heads, d_kv].
 
-  Args:
-    kernel: [d_model, heads, d_kv], activation dtype.
-    length: number of distances, from 0.
+  The kernel is [d_model, heads, d_kv], activation dtype. Distances are 0 to
+  `length` - 1.
   """
   d_model, heads, d_kv = kernel.shape.dims
   shape = mtf.Shape([mtf.Dimension("distances", length), heads, d_kv])
@@ -201,8 +179,7 @@ def distance_vectors(kernel: mtf.Tensor, length: int) -> mtf.Tensor:
     dkernel = tf.einsum("ld,lhk->dhk", x, tf.cast(dy, tf.float32))
     return tf.cast(dkernel, kernel.dtype)
 
-  def gradient(op, dy):
-    del op
+  def gradient(_, dy):
     return WholeSlice(
       backward,
       [dy],

@@ -144,10 +144,8 @@ def kernel_gradient(
 ) -> tf.Tensor:
   """Returns x^T gradient, the gradient of joined kernels.
 
-  Args:
-    x: [rows, d_model].
-    gradient: gradient of x's product, [rows, columns], dtype of x.
-    on_cpu: whether the device is a CPU that runs the operations of `native`.
+  x is [rows, d_model]; the gradient of its product is [rows, columns], dtype of
+  x. `on_cpu`: whether the device is a CPU that runs the operations of `native`.
   """
   if on_cpu and x.dtype == tf.bfloat16 and not is_emulated(x):
     # In bfloat16, oneDNN's product is 3% to 16% faster with a transposed copy
@@ -187,7 +185,7 @@ class JoinedColumns:
     )
     return [
       tf.reshape(part, [*rows, *shape])
-      # wi_gate and wi have two shapes, but only one part, the last.
+      # The last part, the hidden layer, stands for both wi_gate and wi.
       for part, shape in zip(parts, self.shapes, strict=False)
     ]
 
@@ -231,7 +229,7 @@ class JoinedColumns:
 
 
 class _Projection(mtf.Operation):
-  """Outputs the results of `read_product`, and the joined product."""
+  """Outputs q, k, v and the hidden layer; then the joined product itself."""
 
   def __init__(self, x, read, kernels, vectors, angles, epsilon, dtype):
     super().__init__([x, *angles, *vectors, *kernels], name="projection")
@@ -280,7 +278,7 @@ class _Projection(mtf.Operation):
     return [dx, *(None for _ in angles), *others]
 
   def recompute(self, x: mtf.Tensor, signal: mtf.Tensor) -> mtf.Tensor:
-    """Returns x, such as q or the hidden layer, from the product again."""
+    """Computes the output x, such as q, from the product again."""
     # All calls are in one backward pass, so the first signal serves all.
     if self._read_again is None:
       self._read_again = _ReadAgain(self, signal)
@@ -311,7 +309,7 @@ class _Projection(mtf.Operation):
 
 
 class _ReadAgain(mtf.Operation):
-  """Outputs the results of `read_product`, computed again."""
+  """Outputs q, k, v and the hidden layer, computed from the product again."""
 
   def __init__(self, forward, signal):
     *read, wide = forward.outputs

@@ -73,9 +73,8 @@ def _sum_and_cut(mesh_impl, x, axis, place):
 def gather_weight(x: mtf.Tensor, after: mtf.Tensor, dims: Dims) -> mtf.Tensor:
   """All-gathers a weight [..., d_model_stored, ...] to [..., d_model, ...].
 
-  Args:
-    x: the weight; returned unchanged unless a layout splits d_model_stored.
-    after: other input of the layer, which the gather waits for.
+  Unless a layout splits d_model_stored, returns x itself. The gather waits for
+  `after`, the other input of the layer.
   """
   if dims.d_model_stored == dims.d_model:
     return x

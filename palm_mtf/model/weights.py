@@ -21,8 +21,8 @@ from palm_mtf.model.dims import Dims
 from palm_mtf.model.layers import add_bias, embed
 from palm_mtf.model.positions import (
   add_positions,
+  alibi_slopes,
   distance_vectors,
-  import_slopes,
 )
 from palm_mtf.model.projection import project, vectors_of
 from palm_mtf.model.sharding import gather_weight
@@ -139,12 +139,8 @@ class TrainedWeights:
   ) -> mtf.Tensor:
     """Returns embeddings with learned positions, if the model has any.
 
-    Args:
-      tokens: [batch, length], int32.
-      segments: see `add_positions`.
-
-    Returns:
-      [batch, length, d_model], activation dtype.
+    `tokens` are [batch, length], int32; for segments see `add_positions`. The
+    result is [batch, length, d_model], activation dtype.
     """
     table = self._kernel("embedding", tokens)
     scale = self._config.embedding_scale
@@ -172,7 +168,9 @@ class TrainedWeights:
   ) -> list[mtf.Tensor]:
     """Returns the `extras` of `score_by_distance` for `length` positions."""
     if mixer.score_positions == "alibi":
-      return [import_slopes(self.mesh, self._dims.heads)]
+      heads = self._dims.heads
+      slopes = tf.constant(alibi_slopes(heads.size))
+      return [mtf.import_tf_tensor(self.mesh, slopes, mtf.Shape([heads]))]
     found = [self._variables[f"{layer}/{name}"] for name, _ in mixer.extras]
     if mixer.score_positions != "transformer_xl":
       return found
@@ -213,12 +211,8 @@ class TrainedWeights:
   ) -> mtf.Tensor:
     """Multiplies each branch by its kernel, and adds up the products.
 
-    Args:
-      layer: prefix of the kernels' names.
-      branches: {product: branch, [batch, length, inputs...]}.
-
-    Returns:
-      [batch, length, d_model], activation dtype.
+    Branches are [batch, length, inputs...]; the result is [batch, length,
+    d_model], activation dtype. `layer` is the prefix of the kernels' names.
     """
     # If `heads` or `d_ff` is split, a product is an mtf.LazyAllreduceSum, which
     # is all-reduced only when it is read. Therefore, if the same mesh axis

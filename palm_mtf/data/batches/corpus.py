@@ -72,11 +72,8 @@ class Batches:
   def batch(self, step: int, part: int = 0, num_parts: int = 1) -> Batch:
     """Returns the batch of a step, or one of `num_parts` equal parts of it.
 
-    Steps and parts count from 0. Each pod reads a different part.
-
-    Returns:
-      {feature: array} for each of `features`. Each array is
-      [batch / num_parts, length], int32; "loss_weights" is float32.
+    Steps and parts count from 0. Each pod reads a different part. The arrays
+    are [batch / num_parts, length], int32; "loss_weights" is float32.
     """
     rows = self._rows.read(self._row_numbers(step, part, num_parts))
     return _stack(rows, self.features)
@@ -138,7 +135,7 @@ def split_batch(batch: Batch, num_parts: int) -> list[Batch]:
 
 
 def batch_hash(batch: Batch) -> str:
-  """Returns a hash of all values in a batch, in hexadecimal."""
+  """Returns a hash of a batch's arrays, in hexadecimal."""
   digest = hashlib.blake2b(digest_size=8)
   for name in FEATURES:
     if name in batch:
@@ -164,10 +161,10 @@ def unigram_entropy(batches: Iterable[Batch]) -> float:
 
 
 class Prefetcher(contextlib.AbstractContextManager):
-  """A context manager; a thread makes the batches of the next steps.
+  """Makes the batches of the next steps in a thread; a context manager.
 
-  Several threads may ask for the batch of one step. On a server, for example,
-  two stages of a pipeline may read it at the same time.
+  Several threads may ask for the batch of one step, for example two stages of a
+  pipeline on one server.
   """
 
   def __init__(
@@ -184,7 +181,7 @@ class Prefetcher(contextlib.AbstractContextManager):
   def batch(self, step: int) -> Batch:
     """Returns a step's batch, and starts to make the next `depth` batches."""
     with self._lock:
-      # Keep the batch until a call for a later step.
+      # Keep the batch until a thread asks for a later step's batch.
       self._made = {x: made for x, made in self._made.items() if x >= step}
       for each in range(step, min(step + 1 + self._depth, self._last_step)):
         if each not in self._made:
@@ -218,7 +215,7 @@ class Corpus:
 
   sources: list[Source]
   stores: list[TokenStore]  # one per source
-  packing: str  # PACKING
+  packing: str  # value of PACKING
   sequence_length: int
   eod_id: int
   seed: int  # seed of every shuffle

@@ -35,8 +35,8 @@ Documents are packed in four ways. The figure packs three documents into rows of
                  loss_weights   1 1 1 0 0 0    1 1 0 0 0 0    0 0 1 1 0 0
 
 If START_ID is set, it replaces the 0 at the start of each row or segment, but
-not the 0 in padding. So does [eod] if ADD_START is False, or if 0 is not a
-control token, because no row may begin with a word that is not in its text.
+not the 0 in padding. [eod] replaces the 0 there if ADD_START is False, or if 0
+is no control token, because no row may begin with a word that its text lacks.
 
 PaLM (section 5) uses "joined". A token attends only to its own segment. Under
 prefix_lm and span_corruption, inputs attend to one another in both directions.
@@ -77,13 +77,9 @@ class Objective:
   def cut(self, spans: np.ndarray, length: int) -> np.ndarray:
     """Splits texts into pieces, so that each piece's example fits into a row.
 
-    Args:
-      spans: index of each text's first token in the source's tokens, and the
-        index after its [eod], [n, 2].
-
-    Returns:
-      Index of each piece's first token, and the index after its last token,
-      [pieces, 2].
+    `spans`, [n, 2], has the index of each text's first token in the source's
+    tokens, and the index after its [eod]. The result, [pieces, 2], has the same
+    indices for each piece.
     """
     return _cut_spans(spans, length)
 
@@ -270,9 +266,8 @@ def row_start(data: DataConfig, vocabulary: Vocabulary) -> int:
 
 def document_start(data: DataConfig, vocabulary: Vocabulary) -> int:
   """Returns the input id from which a document's first token is predicted."""
-  # Rows of "joined" begin with input 0 even in the middle of a document, so
-  # only [eod] marks the start of a document. In other packings, every document
-  # begins with input 0.
+  # Rows of "joined" begin with input 0 even within a document, so only [eod]
+  # marks its start. In other packings, every document begins with input 0.
   if data.packing == "joined" and data.start_id is None:
     return vocabulary.eod_id
   return row_start(data, vocabulary)
@@ -376,11 +371,9 @@ class WholeRows:
       self.features += ("prefix",)
 
   def read(self, number: int, epoch: int = 0) -> Row:
-    """Returns the features of a row.
+    """Returns the features of row `number`, which is below `num_rows`.
 
-    Args:
-      number: number of the row, below `num_rows`.
-      epoch: number of the epoch, which seeds the objective's random numbers.
+    `epoch` seeds the objective's random numbers.
     """
     row = {name: np.zeros(self._length, np.int32) for name in self.features}
     row["loss_weights"] = np.zeros(self._length, np.float32)
@@ -437,9 +430,7 @@ def _cut_examples(spans: np.ndarray, length: int) -> np.ndarray:
 def _fill_rows(lengths: np.ndarray, length: int) -> np.ndarray:
   """Fills rows of `length` tokens with whole documents of `lengths`, in order.
 
-  Returns:
-    The index of each row's first document, followed by the number of
-    documents, [rows + 1].
+  Returns each row's first document, then the number of documents, [rows + 1].
   """
   ends = np.cumsum(lengths).tolist()
   first, used = [0], 0

@@ -43,7 +43,7 @@ from palm_mtf.data.batches.packing import (
 from palm_mtf.data.batches.shuffle import shuffle, shuffle_epochs
 from palm_mtf.data.tokens.shard import TokenArray
 
-_STRIDE = 256  # memory keeps the position of every 256th document
+_STRIDE = 256  # the position of every 256th document is kept
 _CHUNK = 1 << 20  # number of documents whose lengths are read at once
 # A block has at most about this many tokens: 32,768 rows of 2,048 tokens, or 16
 # batches of PaLM's largest size. A block takes 40 bytes of memory per document.
@@ -76,13 +76,11 @@ class DocumentOrder:
     return shuffle_epochs(numbers, self.num_documents, self._key)
 
   def first_from(self, position: int) -> tuple[int, int]:
-    """Finds the first document that begins at or after `position`.
+    """Returns the first document that begins at or after `position`.
 
-    Returns:
-      The document's number, and the position of its first token.
+    The result is the document's number, and the position of its first token.
     """
     epoch, rest = divmod(position, self.num_tokens)
-    # Find the group of 256 documents that has the position, then the document.
     sparse = self._sparse(epoch)
     group = int(np.searchsorted(sparse, rest, side="right")) - 1
     start = epoch * self.num_documents
@@ -113,7 +111,7 @@ class DocumentOrder:
 
 
 class TokenSource(NamedTuple):
-  """The documents of one source and its share of all tokens."""
+  """The documents of one source, and the source's share of all tokens."""
 
   name: str
   rate: float
@@ -157,7 +155,7 @@ class DocumentStream:
     # Divide `_num_tokens` tokens into a whole number of blocks, so that each
     # epoch ends where a block ends if there is only one source.
     self._num_blocks = -(-self._num_tokens // _BLOCK_TOKENS)
-    # Cache several blocks, because a row may reach into the next block.
+    # A row may reach into the next block, so cache several blocks.
     self._starts = functools.lru_cache(maxsize=8)(self._find_starts)
     self._block = functools.lru_cache(maxsize=3)(self._make_block)
 
@@ -301,10 +299,7 @@ class JoinedStream:
     ]
 
   def _shuffle_rows(self, numbers: np.ndarray) -> np.ndarray:
-    """Converts row numbers in training order to row numbers in the stream.
-
-    Rows of the stream are shuffled within each block.
-    """
+    """Converts row numbers in training order to row numbers in the stream."""
     places = np.empty_like(numbers)
     left = np.arange(len(numbers))
     while len(left):
@@ -335,14 +330,10 @@ class Mixture:
     self._block = functools.lru_cache(maxsize=2)(self._order_block)
 
   def locate(self, numbers: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Returns each row's source, and the row's number within that source.
+    """Returns the index of each row's source, and the row's number there.
 
-    Args:
-      numbers: numbers of rows, counted from the start of the run, [n], int64.
-
-    Returns:
-      Two arrays, [n], int64: the index of the source, and the row's number
-      among the rows of the run that come from this source, counted from 0.
+    All arrays are [n], int64. `numbers` count all rows of the run; the second
+    result counts only the run's rows from the same source.
     """
     # Every block has the same number of rows per source, so that earlier blocks
     # need not be computed.
@@ -358,10 +349,7 @@ class Mixture:
     return sources, blocks * self.rows_of_block[sources] + index
 
   def _order_block(self, block: int) -> tuple[np.ndarray, np.ndarray]:
-    """Returns the source of each row of a block, and the row's rank.
-
-    The rank counts from 0 among the block's rows from the same source.
-    """
+    """Returns each row's source, and its index among that source's rows."""
     ends = np.cumsum(self.rows_of_block)
     key = f"seed {self._seed} mixture block {block}"
     cards = shuffle(np.arange(BLOCK_ROWS), BLOCK_ROWS, key)
@@ -388,7 +376,7 @@ def _apportion(rates: np.ndarray) -> np.ndarray:
 
 
 class RowSource(NamedTuple):
-  """The rows of one source and its share of all rows."""
+  """The rows of one source, and the source's share of all rows."""
 
   name: str
   rate: float

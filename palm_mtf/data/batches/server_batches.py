@@ -65,8 +65,8 @@ def read_batch(
 ) -> tuple[np.ndarray, ...]:
   """Returns a part of a batch, and starts to read this part of the next batch.
 
-  `spec` comes from `batches_spec`. The other arguments are those of
-  `Batches.batch`. The arrays are in the order of `Batches.features`.
+  The arguments after `spec` are those of `Batches.batch`; the arrays are in the
+  order of `Batches.features`.
   """
   return _open_reader(spec).read(int(step), int(part), int(num_parts))
 

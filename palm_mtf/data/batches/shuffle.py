@@ -29,7 +29,7 @@ def shuffle(index: np.ndarray, size: int, key: str) -> np.ndarray:
   Args:
     index: elements in 0 .. size - 1, [...], integer.
     size: number of elements that are shuffled, at least 1.
-    key: seed of the shuffle; different keys shuffle differently.
+    key: seed of the shuffle.
 
   Returns:
     Places in 0 .. size - 1, one to one with the elements, [...], int64.
@@ -61,13 +61,8 @@ def shuffle_epochs(
 ) -> tuple[np.ndarray, np.ndarray]:
   """Shuffles 0 .. size - 1 in each epoch, differently.
 
-  Args:
-    numbers: places in an endless order of epochs, [n], int64.
-    size: number of elements in an epoch, at least 1.
-    key: seed of all epochs.
-
-  Returns:
-    Two arrays, [n], int64: the epoch of each place, and the element there.
+  Returns the epoch of each place in an endless order of epochs, and the element
+  there. `numbers` (the places) and the results are [n], int64.
   """
   epochs, places = np.divmod(numbers, size)
   found = np.empty_like(places)

@@ -47,7 +47,9 @@ REASONS = (
 )
 _CONTAMINATED = REASONS.index("contaminated")
 _EXACT, _NEAR = map(REASONS.index, ("exact_duplicates", "near_duplicates"))
-_BATCH_CHARACTERS = 1 << 18  # enough to be worth sending to a worker
+# Characters per batch: enough that hashing takes longer than sending the batch
+# to a worker.
+_BATCH_CHARACTERS = 1 << 18
 
 
 def decide(

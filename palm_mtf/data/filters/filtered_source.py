@@ -116,7 +116,7 @@ class _Decisions:
   def __init__(
     self, sources: Sequence[Source], data: DataConfig, folders: Sequence[str]
   ):
-    """Reads decisions from any of `folders`; writes them to the first."""
+    # Decisions are read from any of `folders`, and written to the first.
     self._sources, self._folders = sources, folders
     self._data, self._filters = data, data.filters
     self._has_examples = bool(

@@ -64,10 +64,10 @@ def num_repeats(document: Document) -> int:
 class Source(Protocol):
   """A corpus, or a part of it, as a stream of documents in a fixed order."""
 
-  name: str  # for messages, statistics and the token cache
+  name: str  # for messages, statistics and the name of the token store
   rate: float  # mixing rate; the rates of all sources sum to 1
   has_inputs: bool  # whether the documents are examples
-  num_bytes: int | None  # size of the text on disk; None if unknown
+  num_bytes: int | None  # size of the documents' text; None if unknown
 
   def fingerprint(self, digests: FileDigests | None = None) -> str:
     """Returns a hash of everything that decides the documents and their splits.

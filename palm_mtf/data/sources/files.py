@@ -37,7 +37,7 @@ _SETTLED_NS = 2_000_000_000
 
 
 class TextFile(NamedTuple):
-  """A file of documents, with its state when it was found."""
+  """A file of documents, with its size, times and inode when it was found."""
 
   path: str
   num_bytes: int  # on disk
@@ -59,7 +59,7 @@ class TextFile(NamedTuple):
 
   @property
   def state(self) -> list[int]:
-    """The numbers that differ after a change of the file."""
+    """Size, times and inode; one of them differs after a change of the file."""
     return [self.num_bytes, self.mtime_ns, self.ctime_ns, self.inode]
 
 
@@ -220,8 +220,8 @@ class FileDigests(contextlib.AbstractContextManager):
   def __init__(self, path: str | None = None):
     """Loads the file `path` if it exists; if `path` is None, writes no file."""
     self._path = path and os.path.abspath(path)
-    # Maps a path to a file's other fields and hash. Hash a file again only if a
-    # field has changed, because hashing reads only about 1 GB/s.
+    # {path: [*state, hash]}. Hash a file again only if its state has changed,
+    # because hashing reads only about 1 GB/s.
     self._known = _read_known(self._path) if self._path else {}
     self._has_new = False
 
@@ -235,7 +235,7 @@ class FileDigests(contextlib.AbstractContextManager):
     """Returns a hash of each file's bytes, in hexadecimal.
 
     Raises:
-      UserError: a file cannot be read; the message names the file.
+      UserError: a file cannot be read.
     """
     found = {x: self._known.get(x.path, [None]) for x in files}
     digests = {x: y[-1] for x, y in found.items() if y[:-1] == x.state}

@@ -75,10 +75,8 @@ def apply_steps(
 ) -> Any:
   """Returns the tf.data.Dataset that `steps` make from a split, in file order.
 
-  Args:
-    where: beginning of error messages, which names the task.
-    sequence_length: maps a feature to its number of tokens, for steps that
-      truncate token ids.
+  Error messages begin with `where`. `sequence_length` maps a feature to its
+  number of tokens, for steps that truncate token ids.
   """
   import seqio
 
@@ -240,11 +238,8 @@ def check_ids(
 ) -> None:
   """Raises UserError unless a task's token ids are from the run's vocabulary.
 
-  Args:
-    task: a `seqio.Task` that makes token ids.
-    sha256: hash of the run's vocabulary; None if the run has not trained its
-      vocabulary yet.
-    setting: name of the setting that holds the task's name, for messages.
+  `sha256` is the hash of the run's vocabulary, or None if the run has not
+  trained its vocabulary yet. `setting` holds the task's name, for messages.
   """
   for name in features:
     vocabulary = task.output_features[name].vocabulary
@@ -305,7 +300,7 @@ class SeqioTask:
     # Share of documents to hold out; None if the task has a validation split.
     self._share = None if has_validation else validation_share
     self._num_skipped = 0
-    self._unread: Any = None  # dataset of TRAIN that nobody has read yet
+    self._unread: Any = None  # dataset of TRAIN, made only to see its features
 
   @property
   def has_inputs(self) -> bool:
@@ -494,15 +489,11 @@ def _hash_vocabulary(vocabulary: Any) -> str:
 
 
 def describe_code(value: object, within: tuple[int, ...] = ()) -> str:
-  """Returns a text that is the same in every process for the same code.
+  """Describes a function, or a value in it, alike in every process.
 
-  The text has a function's source code, defaults, bound arguments and closure,
-  but not what the function calls, reads from globals or files, or gets from
-  gin.
-
-  Args:
-    value: a function, or a value that a function contains.
-    within: `id` of each value that contains this value.
+  The description has a function's source code, defaults, bound arguments and
+  closure, but not what the function calls, reads from globals or files, or gets
+  from gin. `within` has the `id` of each value that contains this value.
   """
   if isinstance(value, _PLAIN):
     return repr(value)

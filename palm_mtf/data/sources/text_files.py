@@ -97,9 +97,9 @@ class TextFiles:
 
     Args:
       globs: one glob or several; see files.py.
-      fields: fields of a JSON line. If a quality field is set, every file must
-        be .jsonl.
+      fields: names of the fields of a JSON line.
       validation_share: share of the documents that are held out.
+      name: name of the source.
       settings: names of the user's settings, for messages.
 
     Raises:

@@ -70,9 +70,7 @@ def hash_words(text: Text) -> np.ndarray:
 def hash_ngrams(words: np.ndarray, n: int) -> np.ndarray:
   """Returns a hash of each n-gram, [max(0, num_words - n + 1)], uint64.
 
-  Args:
-    words: hashes of the words, [num_words], uint64.
-    n: number of words in an n-gram, at least 1.
+  `words` has the hashes of the words, [num_words], uint64; n is at least 1.
   """
   count = max(0, len(words) - n + 1)
   hashes = np.full(count, n, np.uint64)  # so that hashes of different n differ
@@ -85,9 +83,7 @@ def hash_ngrams(words: np.ndarray, n: int) -> np.ndarray:
 def find_hashes(table: np.ndarray, hashes: np.ndarray) -> np.ndarray:
   """Returns the indices in `table` of the `hashes` that `table` contains.
 
-  Args:
-    table: distinct hashes, sorted, [table], uint64.
-    hashes: hashes in any order, [hashes], uint64.
+  Both are [n], uint64; the hashes of `table` are distinct and sorted.
   """
   if not len(table):
     return np.empty(0, np.int64)
@@ -198,7 +194,7 @@ class Examples:
 class ContaminationSearch:
   """A search for the n-grams of an evaluation set in the training text.
 
-  Memory does not grow with the training text.
+  The memory that it takes does not grow with the training text.
   """
 
   def __init__(self, examples: Examples):
@@ -262,8 +258,7 @@ class ContainedExamples:
   def any_in(self, found: np.ndarray) -> bool:
     """Returns whether a document contains an example.
 
-    Args:
-      found: distinct indices of the document's 8-grams in `table`, [found].
+    `found` has the distinct indices of the document's 8-grams in `table`.
     """
     if not len(found):
       return False
@@ -275,8 +270,7 @@ class ContainedExamples:
   def contained(self, found: np.ndarray) -> np.ndarray:
     """Returns which examples a text contains, [examples], bool.
 
-    Args:
-      found: whether the text has each 8-gram of `table`, [ngrams], bool.
+    `found` says whether the text has each 8-gram of `table`, [ngrams], bool.
     """
     hits = np.bincount(
       self._owners,
@@ -290,8 +284,7 @@ class ContainedExamples:
 def find_ngrams(table: np.ndarray, document: Document) -> np.ndarray:
   """Returns the indices in `table` of a document's 8-grams: distinct, sorted.
 
-  Args:
-    table: hashes of 8-grams, distinct, sorted, [ngrams], uint64.
+  `table` has the hashes of 8-grams, distinct and sorted, [ngrams], uint64.
   """
   ngrams = hash_ngrams(hash_document(document), NGRAM_WORDS)
   return np.unique(find_hashes(table, ngrams))
@@ -321,7 +314,8 @@ _FACTORS |= 1  # odd, so that factor * x + addend is one to one
 class Group(NamedTuple):
   """Documents with the same text, or texts that are near duplicates."""
 
-  size: int  # number of documents or texts in the group
+  # Documents with this text; or, for near duplicates, different texts.
+  size: int
   # Document.digest() of one member, the same member for any order of documents.
   digest: bytes
 
@@ -364,8 +358,7 @@ class Sketches:
   def columns(self) -> tuple[np.ndarray, ...]:
     """Returns digests, MinHash values, sizes, and which documents are held out.
 
-    Each array has an entry per document. The arrays are views: while they
-    exist, `add` fails.
+    The arrays are views of this object's memory: while they exist, `add` fails.
     """
     return (
       np.frombuffer(self._digests, np.uint64).reshape(-1, 2),
@@ -454,9 +447,8 @@ def minhash(document: Document, digest: bytes) -> np.ndarray:
 def group_similar(values: np.ndarray) -> np.ndarray:
   """Returns each text's group: the index of the group's first text, [texts].
 
-  Args:
-    values: MinHash values of each text, [texts, NUM_VALUES], uint16. If texts
-      are sorted by hash, the groups do not depend on the order of documents.
+  `values` are MinHash values, [texts, NUM_VALUES], uint16. If texts are sorted
+  by hash, the groups do not depend on the order of documents.
   """
   # Union-find: groups[text] is the text itself or an earlier text of its group.
   groups = np.arange(len(values))
@@ -471,7 +463,6 @@ def group_similar(values: np.ndarray) -> np.ndarray:
 
 
 def _find_first(groups: np.ndarray, text: int) -> int:
-  """Returns the first text in the group of `text`; shortens the path to it."""
   while (parent := groups[text]) != text:
     groups[text] = groups[parent]
     text = parent

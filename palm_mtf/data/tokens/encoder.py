@@ -133,13 +133,8 @@ def _take(ids: collections.deque[np.ndarray], count: int) -> np.ndarray:
 def _encode(vocabulary: Vocabulary, batch: list[_Part]) -> list[np.ndarray]:
   """Returns the token ids of each part, int32; some parts are already ids."""
   parts = [part for part in batch if isinstance(part.text, str)]
-  ids = iter(
-    vocabulary.encode_arrays(
-      [part.text for part in parts],
-      num_cores(),
-      [part.is_inside for part in parts],
-    )
-  )
+  texts, are_inside = [x.text for x in parts], [x.is_inside for x in parts]
+  ids = iter(vocabulary.encode_arrays(texts, num_cores(), are_inside))
   return [
     next(ids) if isinstance(part.text, str) else part.text.astype(np.int32)
     for part in batch

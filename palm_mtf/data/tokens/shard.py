@@ -74,11 +74,9 @@ class TokenArray:
     return int(self._first_documents[-1])
 
   def read(self, start: int, stop: int) -> tuple[np.ndarray, np.ndarray]:
-    """Returns the tokens `start` to `stop` - 1, across shards.
+    """Returns the tokens `start` to `stop` - 1, and which have a loss.
 
-    Returns:
-      tokens: [stop - start], int32.
-      is_target: [stop - start], bool: whether each token has a loss.
+    The arrays are [stop - start], int32 and bool.
     """
     tokens = np.empty(stop - start, np.int32)
     is_target = np.ones(stop - start, bool)
@@ -86,7 +84,6 @@ class TokenArray:
     done = 0
     while done < len(tokens):
       shard, first = self._shards[number], start + done - self._starts[number]
-      # Only this line reads tokens from disk, in pages.
       part = shard.tokens[first : first + len(tokens) - done]
       tokens[done : done + len(part)] = part
       if shard.has_inputs:
@@ -100,13 +97,12 @@ class TokenArray:
   def extents(self, documents: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Returns where documents, given by their indices, begin and end.
 
-    Returns:
-      Two arrays, [n], int64: the index of each document's first token, and the
-      index after its [eod].
+    The arrays, [n], int64, have the index of each document's first token, and
+    the index after its [eod].
     """
     begins, ends = np.empty_like(documents), np.empty_like(documents)
     shards = np.searchsorted(self._first_documents, documents, "right") - 1
-    # Sort the documents by shard, so that each shard's array is read once.
+    # Sort by shard, so that each shard's array is read once.
     order = np.argsort(shards, kind="stable")
     edges = np.flatnonzero(np.diff(shards[order])) + 1
     for mine in filter(len, np.split(order, edges)):
@@ -119,11 +115,10 @@ class TokenArray:
     return begins, ends
 
   def spans(self) -> np.ndarray:
-    """Returns where every document is; takes 24 bytes of memory per document.
+    """Returns where every document is, [num_documents, 3], int64.
 
-    Returns:
-      [num_documents, 3], int64: the index of each document's first token, of
-      its first target, and the index after its [eod].
+    A row has the indices of a document's first token and of its first target,
+    and the index after its [eod].
     """
     spans = []
     for shard, start in zip(self._shards, self._starts, strict=False):
@@ -194,7 +189,7 @@ _CHANGED = "its content is not what was written"
 
 
 class DamagedShardError(Exception):
-  """A file of a store is missing or changed; the message names the file."""
+  """A file of a store is missing or changed; the tokens are encoded again."""
 
 
 @dataclasses.dataclass(kw_only=True)
@@ -221,7 +216,8 @@ class ShardSummary:
   """The content of a shard's .json."""
 
   num_read: int  # documents read from the source, with any weight
-  lowest_rank: float  # the lowest Document.rank of these documents
+  # The lowest Document.rank; an error says which VALIDATION_SHARE exceeds it.
+  lowest_rank: float
   counts: dict[str, Counts]  # from split to its counts
   has_inputs: bool  # whether documents have inputs and targets
   blake2b: dict[str, str]  # from file name to hash

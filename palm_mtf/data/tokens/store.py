@@ -84,7 +84,7 @@ class Split:
 
 @dataclasses.dataclass(frozen=True)
 class TokenStore:
-  """The tokens of one source in one vocabulary."""
+  """The tokens of one source, encoded by one vocabulary."""
 
   folder: str
   train: Split
@@ -158,11 +158,10 @@ def write_store(
 def _take_bytes(
   documents: Iterator[tuple[str, Document]], max_bytes: int
 ) -> Iterator[tuple[str, Document]]:
-  """Yields documents until their total size reaches `max_bytes`."""
   num_bytes = 0
   for split, document in documents:
     yield split, document
-    # Repeats count too, because a whole shard is held in memory.
+    # Count repeats too, because the writer holds the whole shard in memory.
     num_bytes += int(document.num_bytes * max(1.0, document.weight))
     if num_bytes >= max_bytes:
       return
@@ -271,7 +270,7 @@ def cache_stores(
 def _name_stores(
   own: str, data: DataConfig, sources: Sequence[Source], vocabulary: Vocabulary
 ) -> list[tuple[Source, str]]:
-  """Returns (source, name of its store) pairs; calls `check_vocabulary`."""
+  """Returns (source, name of its store); refuses ids of other vocabularies."""
   for source in sources:
     source.check_vocabulary(vocabulary.sha256)
   # FileDigests caches the hashes of the text files next to the token stores.
@@ -309,7 +308,6 @@ def _find_or_write(
 
 
 def _read(path: str, verify: bool = False) -> TokenStore | None:
-  """Returns a store, or None if it is missing or damaged."""
   if not os.path.isdir(path):
     return None
   try:
