@@ -12,6 +12,7 @@ from palm_mtf.architecture.block import Attention, Projection, Read, layer_of
 from palm_mtf.generation.decode.rows import (
   Cache,
   LaidOut,
+  repeat,
   split_rows,
   write_row,
 )
@@ -326,6 +327,7 @@ def prefill(
   prompts: tf.Tensor,
   lengths: LaidOut,
   num_positions: int,
+  rows_per_prompt: int = 1,
 ) -> Cache:
   """Returns the keys and values of prompts, from one forward pass.
 
@@ -336,10 +338,11 @@ def prefill(
     prompts: [batch, length], int32, left-aligned.
     lengths: [batch], int32: number of tokens per prompt.
     num_positions: minimum number of positions in the cache; at least `length`.
+    rows_per_prompt: number of adjacent rows that get a copy of the prompt.
 
   Returns:
-    The cache, activation dtype: [batch, positions, d_kv], or if there are
-    several key heads [batch, key_heads, positions, d_kv]; on accelerators
+    The cache, activation dtype: [rows, positions, d_kv], or if there are
+    several key heads [rows, key_heads, positions, d_kv]; on accelerators
     (`has_stacks`), with the dimension `layers` first. `positions` is
     `num_positions`, rounded up to a multiple of _ALIGNMENT.
   """
@@ -361,6 +364,7 @@ def prefill(
     if len(key_dims(model)) > 1:
       x = tf.transpose(x, [*before, heads_at, length_at, last])
     before = [[0, 0]] * (x.shape.rank - 2)
-    return tf.pad(x, [*before, [0, memory_length - length], [0, 0]])
+    x = tf.pad(x, [*before, [0, memory_length - length], [0, 0]])
+    return repeat(x, rows_per_prompt, model.row_axis)
 
   return [impl.slicewise(store, x) for x in found]

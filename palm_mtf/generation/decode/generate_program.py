@@ -107,14 +107,9 @@ class StartTexts(_OfBatch):
     )
     # The last token of a continuation is never read, so it needs no position.
     positions = self.sizes.prompt_tokens + self.sizes.max_tokens - 1
-    cache = prefill(model, inputs["prompts"], lengths, positions)
+    cache = prefill(model, inputs["prompts"], lengths, positions, rows)
     first = self._make_texts(model).first_state
     of_texts = impl.slicewise(first, prompts, lengths)
-    # Prefill each prompt once, and copy its keys and values to all its rows.
-    cache = [
-      impl.slicewise(lambda x: repeat(x, rows, model.row_axis), x)
-      for x in cache
-    ]
     place = impl.slicewise(lambda _: tf.constant(0), lengths)
     lengths = impl.slicewise(lambda x: repeat(x, rows), lengths)
     keys = impl.slicewise(lambda x: tf.reshape(x, [-1, 2]), keys)

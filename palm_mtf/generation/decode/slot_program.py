@@ -18,11 +18,8 @@ from palm_mtf._tf import tf
 from palm_mtf.generation.decode.forward import prefill
 from palm_mtf.generation.decode.functions import DecodeFunction, Effect
 from palm_mtf.generation.decode.rows import (
-  Cache,
-  LaidOut,
   State,
   join_rows,
-  repeat,
   split_rows,
   write_row,
 )
@@ -50,13 +47,10 @@ class MakeSlots(DecodeFunction):
   ) -> tuple[State, dict[str, tf.Tensor]]:
     """Builds a prefill of all slots with a token that no text attends to."""
     prompts = tf.zeros([self.num_slices, 1], tf.int32)
-    ones = tf.ones([self.num_slices], tf.int32)
-    cache = _prefill(model, prompts, split_rows(model.placement, ones))
-    times = self.num_slots // self.num_slices
-    return [
-      model.placement.slicewise(lambda x: repeat(x, times, model.row_axis), x)
-      for x in cache
-    ], {}
+    ones = split_rows(model.placement, tf.ones([self.num_slices], tf.int32))
+    length = model.config.sequence_length
+    copies = self.num_slots // self.num_slices
+    return prefill(model, prompts, ones, length, copies), {}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -90,7 +84,8 @@ class InsertPrompts(DecodeFunction):
     """Builds the prefill; returns the cache with the new prompts."""
     impl = model.placement
     lengths, at = (split_rows(impl, inputs[x]) for x in ("lengths", "rows"))
-    new = _prefill(model, inputs["prompts"], lengths)
+    length = model.config.sequence_length
+    new = prefill(model, inputs["prompts"], lengths, length)
     return [
       impl.slicewise(lambda *x: _replace_row(*x, model.row_axis), x, y, at)
       for x, y in zip(state, new, strict=True)
@@ -191,10 +186,6 @@ class StepSlots(DecodeFunction):
       chosen = outputs["tokens"][:, 0]
       outputs |= _find_log_probs(logits, chosen, self.num_tokens)
     return steps.cache, outputs
-
-
-def _prefill(model: DecodeModel, prompts: tf.Tensor, lengths: LaidOut) -> Cache:
-  return prefill(model, prompts, lengths, model.config.sequence_length)
 
 
 def _find_log_probs(logits, chosen, num_tokens):
