@@ -307,7 +307,7 @@ def _open_unchecked(path: str, what: str) -> Iterator[BinaryIO]:
 
 
 def _check_magic(content: bytes, what: str) -> None:
-  """Raises UserError if the first bytes of a file show another format."""
+  # Raises UserError if the first bytes of a file show another format.
   encoding, suffix, container = (
     next((x for x in formats if re.match(formats[x], content, re.DOTALL)), None)
     for formats in (_ENCODINGS, _COMPRESSED, _CONTAINERS)
@@ -327,7 +327,7 @@ def _check_magic(content: bytes, what: str) -> None:
 
 
 def _check_plain_text(lines: Iterable[bytes], path: str, what: str) -> None:
-  """Raises UserError if the first lines of a plain text are another format."""
+  # Raises UserError if the first lines of a plain text are another format.
   unmarked = (line.lstrip(codecs.BOM_UTF8) for line in lines)
   filled = (line for line in unmarked if line.strip())
   # The objects of an array may begin in the third line.
@@ -347,7 +347,7 @@ def _check_plain_text(lines: Iterable[bytes], path: str, what: str) -> None:
 
 
 def _has_json_objects(line: bytes) -> bool:
-  """Returns whether a line is a JSON object, or begins with one and another."""
+  # Returns whether a line is a JSON object, or begins with two objects.
   between = " \t\r\n,\x1e"  # also those of JSON texts that are joined
   try:
     text = line.decode().lstrip(between)
@@ -366,10 +366,8 @@ def _refuse_array(what: str) -> NoReturn:
 
 
 def _decode(content: bytes, what: str, number: int = 1) -> str:
-  """Decodes UTF-8; raises UserError with the place of an invalid byte.
-
-  `number` is the number of the first line of `content` in its file.
-  """
+  # Raises UserError with the place of a byte that is not UTF-8, or a NUL. The
+  # first line of `content` has this number in its file.
   try:
     if b"\0" not in content:
       return content.decode("utf-8")

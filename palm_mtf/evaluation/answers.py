@@ -181,7 +181,8 @@ class AnswerJournal(contextlib.AbstractContextManager):
       path: path of the file, which need not exist.
       depends_on: JSON values of the checkpoint, examples and settings that the
         answers depend on.
-      answered: function to call after each added answer.
+      answered: function to call after each added answer, such as one that tells
+        a watchdog of progress.
 
     Raises:
       UserError: if the file cannot be written, or a line is not an answer.
@@ -219,7 +220,8 @@ class AnswerJournal(contextlib.AbstractContextManager):
     self._answered()
 
 
-# {why answers do not depend on these settings: macros of the settings}.
+# {reason: macros of settings that change no answer}. An evaluation with other
+# values of these settings uses the answers in a journal again.
 INDEPENDENT = {
   "the hash of the checkpoint stands for what training made": """
     OUTPUT_FAN_IN

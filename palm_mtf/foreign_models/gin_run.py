@@ -32,7 +32,7 @@ from palm_mtf.foreign_models.training import ModelFunction, PodTraining
 from palm_mtf.user_code import user_code
 
 _MODULE = "palm_mtf.foreign_models"
-# Start of gin's addition to the message of an exception.
+# Start of the text that gin adds to the message of an exception; it is dropped.
 _GINS_ADDITION = "\n  In call to configurable"
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
@@ -77,7 +77,7 @@ def train_on_pods(
   num_steps: int,
   save_path: str | None = None,
 ) -> None:
-  """Trains, prints the loss of each step, and compares the pods at the end.
+  """Trains, prints each step's loss, and compares the pods' final variables.
 
   Args:
     training: the model, its optimizer, mesh and pods.

@@ -225,6 +225,7 @@ class PodTraining:
     Raises:
       UserError: the settings do not fit each other.
     """
+    by_name = 'the features by name, as in {"inputs": ("int32", "length:64")}'
     for name, value, kind in (
       ("mesh", mesh, DeviceMesh),
       ("optimizer", optimizer, AdafactorConfig),
@@ -233,10 +234,7 @@ class PodTraining:
     ):
       if not isinstance(value, kind):
         right = f"a {kind.__name__}; in a gin file, @{kind.__name__}()"
-        if kind is Mapping:
-          right = (
-            'the features by name, as in {"inputs": ("int32", "length:64")}'
-          )
+        right = by_name if kind is Mapping else right
         raise UserError(f"PodTraining.{name} = {shorten(value)}: give {right}.")
     _check_optimizer(optimizer)
     if mesh.stages > 1:
@@ -302,8 +300,8 @@ class PodTraining:
 
     The metrics are the mean loss, the gradient norm, the learning rate, and the
     root mean squares of parameters and of updates, for each group of parameters
-    whose names have the same first part. Every FINGERPRINT_STEPS steps the pods
-    are compared.
+    whose names have the same first part. Every FINGERPRINT_STEPS steps, the
+    variables of the pods are compared.
 
     Args:
       batch: the features, [GLOBAL_BATCH_SIZE, ...]; pod 0 gets the first rows.
@@ -350,12 +348,11 @@ class PodTraining:
   ) -> dict[str, np.ndarray]:
     """Returns the batch in the dtypes of the features."""
     checked, features = {}, self._loss_function.features
-    for name in batch:
-      if name not in features:
-        raise UserError(
-          f'the batch has "{name}"{did_you_mean(name, features)}: the features '
-          f"are {', '.join(features)}."
-        )
+    for name in [x for x in batch if x not in features]:
+      raise UserError(
+        f'the batch has "{name}"{did_you_mean(name, features)}: the features '
+        f"are {', '.join(features)}."
+      )
     for name, feature in features.items():
       if name not in batch:
         raise UserError(f'the batch has no "{name}": give every feature.')

@@ -47,8 +47,7 @@ def split_pair(context: str, continuation: str) -> tuple[str, str]:
 class Generation:
   """Settings for continuing a prompt."""
 
-  # Settings of sampling, including the strings that end a text.
-  decode: DecodeConfig
+  decode: DecodeConfig  # also has the strings that end a text
   max_tokens: int  # maximum number of tokens to sample
   asked_tokens: int  # the task's maximum, which may be larger than `max_tokens`
 
@@ -67,8 +66,8 @@ def read_generation(
     UserError: if a keyword is unknown to palm_mtf.
   """
   given = {x: y for x, y in gen_kwargs.items() if y is not None}
-  if given.get("num_beams", 1) == 1:
-    given.pop("num_beams", None)
+  if given.get("num_beams") == 1:
+    del given["num_beams"]
   if unknown := sorted(given.keys() - _KNOWN):
     raise UserError(
       f"generation_kwargs have {', '.join(unknown)}; palm_mtf knows "
@@ -76,24 +75,20 @@ def read_generation(
     )
   until = given.get("until", [])
   until = [until] if isinstance(until, str) else until
-  samples = given.get("do_sample", bool(given.get("temperature")))
-  numbers = {
-    "temperature": float(given.get("temperature", 1.0)) if samples else 0.0
-  }
-  if samples:
+  numbers = {"temperature": 0.0}
+  if given.get("do_sample", bool(given.get("temperature"))):
+    numbers = {"temperature": float(given.get("temperature", 1.0))}
     numbers |= {x: given[x] for x in ("top_k", "top_p") if x in given}
-  asked, *_ = [
-    *(given[x] for x in _MAX_TOKENS if x in given),
-    _DEFAULT_MAX_TOKENS,
-  ]
+  limits = [given[x] for x in _MAX_TOKENS if x in given]
+  asked = int([*limits, _DEFAULT_MAX_TOKENS][0])
   return Generation(
     DecodeConfig(
       weight_dtype=decode.weight_dtype,
       stop_strings=[each for each in until if each],
       **numbers,
     ),
-    max_tokens=int(asked) if asked < length else math.ceil(length / 2),
-    asked_tokens=int(asked),
+    max_tokens=asked if asked < length else math.ceil(length / 2),
+    asked_tokens=asked,
   )
 
 

@@ -40,7 +40,8 @@ _SETTINGS = {
   "mlp": "d_ff mlp biases",
 }
 _SIZES = "num_layers d_model num_heads d_kv d_ff vocab_size sequence_length"
-_LAYER = parameters.layer_name(0)  # Mesh TensorFlow's scopes number layers
+# Our name of every layer, because Mesh TensorFlow's scopes number the layers.
+_LAYER = parameters.layer_name(0)
 _MODULE = "palm_mtf.unitransformer"
 
 
@@ -79,7 +80,7 @@ class _Call:
       sequence_length=context.length_dim.size,
     )
     num_rows = mtf.Shape(context.batch_dims).size
-    # Mesh TensorFlow itself lays out tensors.
+    # No layout rules, because Mesh TensorFlow itself lays out tensors.
     mesh = MeshLayout(mesh_shape="", layout="")
     self.dims = model_dims(self.config, num_rows, mesh)
 
@@ -110,7 +111,7 @@ class _Call:
       )
       if context.train and dtype == stored.slice_dtype:
         # Mesh TensorFlow's optimizers write over a variable in place, perhaps
-        # before the backward pass has read it, so both passes read a copy.
+        # before the backward pass has read it. So the model reads a copy.
         x = mtf.slicewise(
           lambda x: tf.raw_ops.Snapshot(input=x),
           [x],

@@ -106,8 +106,8 @@ _HARMLESS = {
 _BY_LAYER = set(
   "feed_forward_length attention.head_count attention.head_count_kv".split()
 )
-# Settings of Llama 3's divisors, which only palm_mtf writes, with
-# those of all published models.
+# Settings that give Llama 3's divisors, with those of published models.
+# Only palm_mtf writes the settings, because GGUF has no keys for them.
 _LENGTH = "original_max_position_embeddings"
 _LLAMA3 = {_LENGTH: 8192, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
 # From this many layers on, llama.cpp expects a command-r to normalize q and k.
@@ -121,10 +121,10 @@ class GgufArchitecture:
   Attributes:
     name: value of the key general.architecture.
     family: the class of transformers that computes the same models.
-    rotary_pairs: which numbers llama.cpp rotates together.
+    rotary_pairs: which elements of a head llama.cpp rotates together.
     joins_qkv: whether q, k and v are one tensor, [q | k | v].
     scale_offset: number that is added to scales of norms in the file.
-    numbers: {key of GGUF: key of config.json} for numbers.
+    numbers: {key of GGUF: key of config.json} for floats.
     flags: {key of GGUF: key of config.json} for booleans.
     only: {field of ModelConfig: the only value that llama.cpp computes}, where
       the class computes several values.
@@ -396,7 +396,7 @@ def _check_keys(metadata: Metadata, own: GgufArchitecture) -> None:
 
 
 def _to_decimal(value: Any) -> Any:
-  # Numbers are float32, so 9.99999975e-06 is read as 1e-05.
+  # GGUF has float32, so return config.json's 1e-05 for 9.99999975e-06.
   return float(str(np.float32(value))) if type(value) is float else value
 
 
@@ -428,7 +428,7 @@ def _make_scaling(
     found = {key: get(f"palm_mtf.{key}", x) for key, x in defaults.items()}
     found["rope_type"] = "llama3"
   if magnitude != 1:
-    # llama.cpp multiplies both. This many digits are the same in float32.
+    # llama.cpp multiplies the file's factor by YaRN's. A float32 has 7 digits.
     magnitude *= yarn_magnitude(factor)
     found["attention_factor"] = float(f"{magnitude:.7g}")
   return found

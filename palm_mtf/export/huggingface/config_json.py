@@ -92,7 +92,7 @@ _SCALINGS = {
   },
   "yarn": {**_BY_TURNS, **_YARN},
 }
-# Keys that transformers reads also outside of these tables.
+# Keys that transformers also reads at the top level of config.json.
 _OUTSIDE = (*_ROTARY, _LENGTH)
 # Settings that change no result; rotary_pairs, which weights.py converts; and
 # logits_scale, which is compared as `logits_factor`.
@@ -137,7 +137,7 @@ def find_family(model: ModelConfig) -> Family:
 def _list_differences(
   model: ModelConfig, other: ModelConfig
 ) -> Iterator[tuple[str, object]]:
-  """Yields (field, value of `other`) for settings that differ."""
+  # Yields (field, value of `other`) for settings that differ.
   for field in dataclasses.fields(model):
     if field.name in (*_NOT_COMPARED, "final_norm_scale"):
       continue
@@ -236,7 +236,7 @@ class DescribedModel(NamedTuple):
   model: ModelConfig
   packing: str  # PACKING of the run that trained the model
   start_id: int | None  # id of the start token, if there is one
-  is_own: bool  # whether an export of palm_mtf made it
+  is_own: bool  # whether an export of palm_mtf made the config.json
 
 
 def read_config(folder: str) -> DescribedModel:

@@ -40,9 +40,9 @@ _MASK = re.compile(
   r"(masked_)?bias",
   re.ASCII,
 )
-# Part of the divisors of rotary frequencies (GGUF).
+# Key of `Family.names` for GGUF's tensor of divisors of rotary frequencies.
 DIVISORS = "rotary/divisors"
-# Types of safetensors and GGUF that hold no weights without a scale.
+# Types of safetensors and GGUF whose elements are weights only after scaling.
 _OTHER_TYPES = re.compile(r"[IU]\d+|F4|F[68]_.*|BOOL")
 _ADAPTER = re.compile(r"lora_|base_layer\.|modules_to_save\.")
 # {dtype: maximum relative error of the frequencies}. The error is from rounding
@@ -239,7 +239,7 @@ def check_tensors(
 def _check_not_quantized(
   files: TensorFiles, wanted: Collection[str], what: str
 ) -> None:
-  """Raises UserError if a tensor of the model is stored in other numbers."""
+  # Quantized weights are integers with scales, which may be separate tensors.
   layers = {name.rpartition(".")[0] for name in wanted}
   for name in sorted(files.shapes):
     prefixes = itertools.accumulate(name.split("."), "{}.{}".format)
@@ -272,10 +272,7 @@ def _find_redundant_shape(
 def _check_redundant(
   name: str, files: TensorFiles, model: ModelConfig, family: Family, what: str
 ) -> None:
-  """Raises UserError if a redundant tensor has unexpected values.
-
-  The last norm's scale and bias are redundant if FINAL_NORM_SCALE is "none".
-  """
+  # The last norm's scale and bias are redundant if FINAL_NORM_SCALE is "none".
   value, error = files.read(name), 0.0
   if name == family.names.get("output_embedding", "lm_head.weight"):
     ours = files.read(family.names["embedding"])

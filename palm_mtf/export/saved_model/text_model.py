@@ -122,10 +122,8 @@ class TextModel(tf2.Module):
     }
 
   def _make_starts(self, ids):
-    """Returns the start tokens of texts [batch, (tokens)], [batch, (0 or 1)].
-
-    Without a start token, one stands for a text without tokens.
-    """
+    # Returns the start tokens, [batch, (0 or 1)], of texts [batch, (tokens)].
+    # Without tokens, a text always gets one, because the model needs an input.
     is_there = tf2.ones_like(ids.row_lengths(), tf2.bool)
     if not self._adds_start:
       is_there = ids.row_lengths() == 0
@@ -136,7 +134,7 @@ class TextModel(tf2.Module):
     return tf2.reduce_any(tokens[..., tf2.newaxis] == self._ends, -1)
 
   def _sample_tokens(self, y, lengths, cache, max_tokens, sampler):
-    """Returns sampled tokens, [batch, max_tokens], padded with [eod]."""
+    # Returns sampled tokens, [batch, max_tokens], padded with [eod].
     tokens = tf2.fill([tf2.size(lengths), max_tokens], self._ends[0])
 
     def choose(y, place, tokens, is_over):
