@@ -21,9 +21,9 @@ from palm_mtf.mesh.slices import (
   Slice,
   cpu_near,
   cpu_of_process,
-  initialize_all,
   pad_to,
   regions_of,
+  variables_of,
 )
 from palm_mtf.native.operations import threads_here
 from palm_mtf.ops.matmul import einsum
@@ -94,7 +94,7 @@ class CpuGpuLowering(mtf.Lowering):
   @property
   def initialize(self) -> tf.Operation:
     """Operation that sets every slice to its initial value."""
-    return initialize_all(self.slices)
+    return tf.group([x.initializer for x in variables_of(self.slices)])
 
 
 class CpuGpuPlacement(mtf.placement_mesh_impl.PlacementMeshImpl):

@@ -60,13 +60,9 @@ def names_of(slices: Mapping[str, Sequence[Slice]]) -> list[str]:
 
 def variables_of(pods: Pods) -> list[tf.Variable]:
   """Returns the variables of all slices."""
-  every = (x for slices in pods for parts in slices.values() for x in parts)
-  return [x.variable for x in every]
-
-
-def initialize_all(pods: Pods) -> tf.Operation:
-  """Returns an operation that sets every slice to its initial value."""
-  return tf.group([x.initializer for x in variables_of(pods)])
+  return [
+    x.variable for slices in pods for parts in slices.values() for x in parts
+  ]
 
 
 def regions_of(

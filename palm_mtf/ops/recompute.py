@@ -14,12 +14,12 @@ attention  attention weights from q and k (model/attention.py), but no product
 layer      the whole block from the residual stream (PaLM 540B)
 """
 
-import contextlib
 import contextvars
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from palm_mtf._tf import mtf, tf
+from palm_mtf.ops.xla import set_true
 
 
 def wait_for(x: tf.Tensor, signal: tf.Tensor | tf.Operation) -> tf.Tensor:
@@ -59,17 +59,8 @@ def delay(x: mtf.Tensor, signal: mtf.Tensor) -> mtf.Tensor:
   return _Delay(x, signal).outputs[0]
 
 
+# Whether a whole block is being recomputed; `recompute` then returns x itself.
 _is_kept = contextvars.ContextVar("is_kept", default=False)
-
-
-@contextlib.contextmanager
-def keep_all() -> Iterator[None]:
-  """Makes `recompute` return x itself, while a whole block is recomputed."""
-  token = _is_kept.set(True)
-  try:
-    yield
-  finally:
-    _is_kept.reset(token)
 
 
 def recompute(x: mtf.Tensor, signal: mtf.Tensor) -> mtf.Tensor:
@@ -108,7 +99,7 @@ def recomputed(
     xs = [mapping[x] for x in all_inputs]
     operations, mapping = dy.graph.clone_operations(forward_operations, mapping)
     ys = [mapping[y] for y in outputs]
-    with keep_all():
+    with set_true(_is_kept):
       return mtf.gradients(ys, xs, grad_ys=[dy], operations=operations)
 
   inputs = list(inputs)

@@ -17,10 +17,6 @@ from palm_mtf._tf import mtf, tf
 # written from slices and restored into slices.
 
 
-# The graph's collection that holds {(name, device): variable}.
-_KEPT = "palm_mtf_variables"
-
-
 def key_of(name: str) -> int:
   """Returns a variable's random seed, a hash of its name, 32 bits signed."""
   digest = hashlib.blake2b(name.encode(), digest_size=4).digest()
@@ -177,10 +173,11 @@ def keep_variable(
     make_value: builds the initial value; called with `device` as the current
       device.
   """
-  held = tf.get_collection_ref(_KEPT)
-  variables = held[0] if held else {}
+  # The graph's collection holds one item, {(name, device): variable}.
+  held = tf.get_collection_ref("palm_mtf_variables")
   if not held:
-    held.append(variables)
+    held.append({})
+  (variables,) = held
   if (name, device) not in variables:
     with tf.device(device):
       variables[name, device] = make_variable(make_value(), name)

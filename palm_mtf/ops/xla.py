@@ -40,8 +40,6 @@ def _name_by_content(
 
 
 atomic_function.from_func_graph = _name_by_content
-
-
 _partitioned_call_op = atomic_function.partitioned_call_op
 
 
@@ -129,19 +127,19 @@ def fused(fn: Callable[..., object]) -> Callable[..., object]:
   return call
 
 
-_is_plain: contextvars.ContextVar[bool] = contextvars.ContextVar(
-  "is_plain", default=False
-)
-
-
 @contextlib.contextmanager
-def without_fusion() -> Iterator[None]:
-  """Makes `fused` functions plain operations, for graphs to be exported."""
-  token = _is_plain.set(True)
+def set_true(flag: contextvars.ContextVar[bool]) -> Iterator[None]:
+  """Makes `flag` true in the `with` body."""
+  token = flag.set(True)
   try:
     yield
   finally:
-    _is_plain.reset(token)
+    flag.reset(token)
+
+
+_is_plain = contextvars.ContextVar("is_plain", default=False)
+# Makes `fused` functions plain operations, for graphs to be exported.
+without_fusion = functools.partial(set_true, _is_plain)
 
 
 @functools.cache
@@ -191,19 +189,9 @@ def function(fn: Callable[..., object]) -> Callable[..., object]:
   return _in_each_graph(fn)
 
 
-_is_xla: contextvars.ContextVar[bool] = contextvars.ContextVar(
-  "is_xla", default=False
-)
-
-
-@contextlib.contextmanager
-def xla_computation() -> Iterator[None]:
-  """Makes `in_xla_computation` true in the `with` body."""
-  token = _is_xla.set(True)
-  try:
-    yield
-  finally:
-    _is_xla.reset(token)
+_is_xla = contextvars.ContextVar("is_xla", default=False)
+# Makes `in_xla_computation` true in the `with` body.
+xla_computation = functools.partial(set_true, _is_xla)
 
 
 def in_xla_computation() -> bool:
