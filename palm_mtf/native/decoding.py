@@ -258,7 +258,8 @@ def run_text_steps(
 ) -> TextSteps:
   """Continues texts by `count` steps ([] int32), or until all texts have ended.
 
-  `cache` has the shapes of `run_decode_step`, and is written in place.
+  `cache` has the shapes of the cache in `run_decode_step`, and is written in
+  place.
   """
   chosen, logits, seen_after, cache_after = operations().palm_text_steps(
     count=count,

@@ -407,8 +407,8 @@ class BeamSearch:
     log_p = _compute_log_probabilities(logits, sizes.num_tokens)
     log_p = tf.reshape(log_p, [prompts, beams, vocab]) + living[..., tf.newaxis]
     log_p = tf.reshape(log_p, [prompts, beams * vocab])
-    # Take enough continuations that NUM_BEAMS of them do not end now, because
-    # each prefix has one continuation that ends per end token.
+    # Each prefix has one continuation per end token that ends now. Therefore
+    # this many continuations have at least NUM_BEAMS that live on.
     count = (1 + len(sizes.end_ids)) * beams
     best, index = tf.math.top_k(log_p, min(count, beams * vocab))
     parent, token = index // vocab, index % vocab

@@ -90,14 +90,11 @@ def write_places(
 
 
 def have_ended(placement: CpuGpuPlacement, is_over: LaidOut) -> tf.Tensor:
-  """Returns whether all rows on all devices have ended, [] bool.
-
-  `is_over` says whether each row has ended, [rows] bool.
-  """
+  """Returns whether `is_over`, [rows] bool, is true on all devices, [] bool."""
   here = [tf.reduce_all(x) for x in is_over.tensor_list]
   if len(here) == placement.size:
     return tf.reduce_all(tf.stack(here))
-  # On accelerators, each device knows only its own rows.
+  # On accelerators, each device knows only its own rows, so ask all devices.
   axes = list(range(placement.shape.ndims))
   ended = placement.LaidOutTensor([tf.cast(here[0], tf.int32)])
   return placement.allreduce(ended, axes, "MIN").tensor_list[0] > 0

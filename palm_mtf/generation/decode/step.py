@@ -105,8 +105,8 @@ class NativeStep:
   def __init__(self, model: DecodeModel):
     self._impl, self._config = model.placement, model.config
     (self._table,) = model.table.tensor_list
-    # The C++ step takes scales and kernels in the order in which it uses them,
-    # which is also the order of `model.kernels`.
+    # The C++ step takes scales and kernels in the order of their use, which is
+    # also the order of `model.kernels`.
     scales = [
       model.norm_vectors(f"{layer_name(i)}/{read.norm}")[0]
       for i in range(self._config.num_layers)

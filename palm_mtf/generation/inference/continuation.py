@@ -17,10 +17,11 @@ class Continuation:
   """Text that continues a prompt."""
 
   text: str  # without the end token or the stop string
-  num_tokens: int  # number of tokens that begin in the text
-  # "eod" (an end token), "stop" (a stop string), "length"; "" if unfinished.
+  num_tokens: int  # number of tokens that begin in `text`
+  # What ended the text: "eod" (an end token), "stop" (a stop string), "length"
+  # (SAMPLE_TOKENS), or "" if the text is unfinished.
   ended: str
-  score: float | None = None  # from beam search
+  score: float | None = None  # BeamSearch's score; None without beam search
 
 
 class ContinuationReader:

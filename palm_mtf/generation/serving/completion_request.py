@@ -23,6 +23,7 @@ _MOST_STOP_CHARACTERS = 1000
 _WITHOUT_EFFECT: Mapping[str, tuple[object, ...]] = {
   "add_generation_prompt": (True,),
   "best_of": (1,),
+  "chat_template_kwargs": ({},),
   "frequency_penalty": (0,),
   "function_call": ("none", "auto"),
   "functions": ([],),
@@ -32,6 +33,7 @@ _WITHOUT_EFFECT: Mapping[str, tuple[object, ...]] = {
   "modalities": (["text"],),
   "parallel_tool_calls": (True, False),  # there are no tools
   "presence_penalty": (0,),
+  "reasoning_effort": ("none", "medium"),
   "repetition_penalty": (1,),
   "response_format": ({"type": "text"},),
   "service_tier": ("auto", "default"),
@@ -42,6 +44,7 @@ _WITHOUT_EFFECT: Mapping[str, tuple[object, ...]] = {
   "tool_choice": ("none", "auto"),
   "tools": ([],),
   "top_logprobs": (0,),
+  "verbosity": ("medium",),
 }
 # Names that clients give to their requests, and the name of the model.
 _IGNORED = "metadata model prompt_cache_key safety_identifier user".split()
@@ -163,8 +166,9 @@ def _check_values(values: Mapping[str, object]) -> None:
   options = values["stream_options"]
   if not (
     isinstance(options, Mapping)
-    and set(options) <= {"include_usage"}
+    and set(options) <= {"include_usage", "include_obfuscation"}
     and isinstance(options.get("include_usage", False), bool)
+    and not options.get("include_obfuscation")
   ):
     raise UserError(
       f'stream_options = {shorten(options)}: give {{"include_usage": true}}.'

@@ -39,7 +39,7 @@ def make_completion_body(
   )
   if not isinstance(messages, list) or not messages:
     raise UserError(f"messages = {shorten(messages)}: {_FORM}.")
-  messages = [_read_message(x, template.words) for x in messages]
+  messages = [_read_message(x, template.fields) for x in messages]
   size = sum(len(text) for each in messages for text in _texts(each))
   # Each message takes at least one token.
   if len(messages) > most_messages or size > most_characters:
@@ -61,7 +61,7 @@ def _texts(message: Mapping[str, object]) -> Iterator[str]:
       found += each
 
 
-def _read_message(given: object, words: Set[str]) -> Message:
+def _read_message(given: object, fields: Set[str]) -> Message:
   message = given if isinstance(given, Mapping) else {}
   role, content = message.get("role"), message.get("content")
   if content is None and role == "assistant":
@@ -78,9 +78,12 @@ def _read_message(given: object, words: Set[str]) -> Message:
         f"messages: {shorten(part)}: is not supported as a part of a content; "
         'give {"type": "text", "text": "..."}.'
       )
-  # A field without a value changes nothing.
+  # A field without a value changes nothing, nor does a name that is the role.
   others = {name: x for name, x in message.items() if x not in _NO_VALUES}
-  for name in others.keys() - words - {"role", "content"}:
+  read = {*fields, "role", "content"}
+  if others.get("name") == role and "name" not in read:
+    del others["name"]
+  for name in others.keys() - read:
     raise UserError(
       f"messages: {shorten(name)}: the model's chat template does not read "
       "this field; leave it out."

@@ -64,13 +64,7 @@ class _Completions:
       _check_name(self._model, body["model"])
     is_chat = request.path == _CHAT
     loop = asyncio.get_running_loop()
-    read = functools.partial(self._model.read, body, is_chat=is_chat)
-    try:
-      async with asyncio.timeout(self._model.most_secs):
-        run = functools.partial(loop.run_in_executor, self._chat_thread)
-        asked = await run(read) if is_chat else read()
-    except TimeoutError:
-      raise RefusalError(503, "other conversations take too long.") from None
+    asked = await self._read_chat(body) if is_chat else self._model.read(body)
     changed = asyncio.Event()
     begin = functools.partial(
       self._model.make_choices,
@@ -95,6 +89,20 @@ class _Completions:
       # If the client has disconnected, this frees the slots. Rows that have
       # ended do not change.
       self._batcher.cancel(rows)
+
+  async def _read_chat(self, body: object) -> CompletionRequest:
+    read = self._chat_thread.submit(self._model.read, body, is_chat=True)
+    try:
+      async with asyncio.timeout(self._model.most_secs):
+        return await asyncio.wrap_future(read)
+    except TimeoutError:
+      # Only a conversation that still waits for others can be cancelled.
+      which = (
+        "other conversations take"
+        if read.cancelled()
+        else ("the chat template takes")
+      )
+      raise RefusalError(503, f"{which} too long.") from None
 
   async def _answer_whole(
     self, head: dict, choices: Sequence[Choice], changed: asyncio.Event
