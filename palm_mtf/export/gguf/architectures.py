@@ -32,31 +32,25 @@ Metadata = Mapping[str, Any]
 
 # {`ParameterName.part`: name in GGUF, where {} stands for the layer's number}
 _NAMES = {
-  **families.name_tensors(
-    {
-      "norm": "blk.{}.attn_norm",
-      "mlp_norm": "blk.{}.ffn_norm",
-      "final_norm": "output_norm",
-      "attention/q": "blk.{}.attn_q",
-      "attention/k": "blk.{}.attn_k",
-      "attention/v": "blk.{}.attn_v",
-      "attention/o": "blk.{}.attn_output",
-      "attention/q_norm": "blk.{}.attn_q_norm",
-      "attention/k_norm": "blk.{}.attn_k_norm",
-      "mlp/wi_gate": "blk.{}.ffn_gate",
-      "mlp/wi": "blk.{}.ffn_up",
-      "mlp/wo": "blk.{}.ffn_down",
-    }
-  ),
+  "norm": "blk.{}.attn_norm",
+  "mlp_norm": "blk.{}.ffn_norm",
+  "final_norm": "output_norm",
+  "attention/q": "blk.{}.attn_q",
+  "attention/k": "blk.{}.attn_k",
+  "attention/v": "blk.{}.attn_v",
+  "attention/o": "blk.{}.attn_output",
+  "attention/q_norm": "blk.{}.attn_q_norm",
+  "attention/k_norm": "blk.{}.attn_k_norm",
+  "mlp/wi_gate": "blk.{}.ffn_gate",
+  "mlp/wi": "blk.{}.ffn_up",
+  "mlp/wo": "blk.{}.ffn_down",
   "embedding": "token_embd.weight",
   "position_embedding": "position_embd.weight",
   "output_embedding": "output.weight",
   "logits/bias": "output.bias",
   DIVISORS: "rope_freqs.weight",
 }
-_JOINED = families.name_tensors(
-  {f"attention/{x}": "blk.{}.attn_qkv" for x in "qkv"}
-)
+_JOINED = {f"attention/{x}": "blk.{}.attn_qkv" for x in "qkv"}
 # {key of GGUF: field of ModelConfig}
 _SIZES = {
   "context_length": "sequence_length",

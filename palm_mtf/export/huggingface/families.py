@@ -90,7 +90,8 @@ class Family:
     derived: {key: (function from a model to the value, default)}, for keys
       whose value follows from other settings.
     names: {`ParameterName.part`: name in transformers, where {} stands for the
-      layer's number}.
+      layer's number}. In arguments, a name may be that of a module, such as
+      "model.norm", which has a weight and perhaps a bias.
     is_conv1d: whether kernels are [inputs, outputs].
     joins_heads: whether the order of joined q, k and v is [heads, 3, d_kv];
       otherwise it is [q | k | v].
@@ -123,6 +124,18 @@ class Family:
   is_conv1d: bool = False
   joins_heads: bool = False
 
+  def __post_init__(self) -> None:
+    """Names both tensors of each module in `names`."""
+    found = {}
+    for ours, theirs in self.names.items():
+      weight, bias = ours, f"{ours}_bias"
+      if ours.endswith("norm"):
+        weight, bias = f"{ours}/scale", f"{ours}/bias"
+      is_module = not theirs.endswith((".weight", ".bias"))
+      ends = {weight: ".weight", bias: ".bias"} if is_module else {ours: ""}
+      found |= {part: f"{theirs}{end}" for part, end in ends.items()}
+    object.__setattr__(self, "names", found)
+
 
 def _epsilon(default: float) -> Number:
   return Number("norm_epsilon", default)
@@ -143,40 +156,22 @@ _GELUS = {
 }
 
 
-def name_tensors(names: Mapping[str, str]) -> dict[str, str]:
-  """Returns `Family.names` of kernels with biases, and of norms' vectors.
-
-  `names` is {our name without its end: name of a module that has a weight and
-  perhaps a bias}.
-  """
-  found = {}
-  for ours, theirs in names.items():
-    ends = ("/scale", "/bias") if ours.endswith("norm") else ("", "_bias")
-    found |= {f"{ours}{ends[0]}": f"{theirs}.weight"}
-    found |= {f"{ours}{ends[1]}": f"{theirs}.bias"}
-  return found
-
-
 _LLAMA_NAMES = {
   "embedding": "model.embed_tokens.weight",
   "output_embedding": "lm_head.weight",
   "logits/bias": "lm_head.bias",
-  **name_tensors(
-    {
-      "final_norm": "model.norm",
-      "norm": "model.layers.{}.input_layernorm",
-      "mlp_norm": "model.layers.{}.post_attention_layernorm",
-      "attention/q": "model.layers.{}.self_attn.q_proj",
-      "attention/k": "model.layers.{}.self_attn.k_proj",
-      "attention/v": "model.layers.{}.self_attn.v_proj",
-      "attention/o": "model.layers.{}.self_attn.o_proj",
-      "attention/q_norm": "model.layers.{}.self_attn.q_norm",
-      "attention/k_norm": "model.layers.{}.self_attn.k_norm",
-      "mlp/wi_gate": "model.layers.{}.mlp.gate_proj",
-      "mlp/wi": "model.layers.{}.mlp.up_proj",
-      "mlp/wo": "model.layers.{}.mlp.down_proj",
-    }
-  ),
+  "final_norm": "model.norm",
+  "norm": "model.layers.{}.input_layernorm",
+  "mlp_norm": "model.layers.{}.post_attention_layernorm",
+  "attention/q": "model.layers.{}.self_attn.q_proj",
+  "attention/k": "model.layers.{}.self_attn.k_proj",
+  "attention/v": "model.layers.{}.self_attn.v_proj",
+  "attention/o": "model.layers.{}.self_attn.o_proj",
+  "attention/q_norm": "model.layers.{}.self_attn.q_norm",
+  "attention/k_norm": "model.layers.{}.self_attn.k_norm",
+  "mlp/wi_gate": "model.layers.{}.mlp.gate_proj",
+  "mlp/wi": "model.layers.{}.mlp.up_proj",
+  "mlp/wo": "model.layers.{}.mlp.down_proj",
 }
 _LLAMA_SETTINGS = {
   "block": "serial",
@@ -273,13 +268,9 @@ _GPT_NAMES = {
   "embedding": "transformer.wte.weight",
   "output_embedding": "lm_head.weight",
   "logits/bias": "lm_head.bias",
-  **name_tensors(
-    {
-      "norm": "transformer.h.{}.ln_1",
-      "mlp_norm": "transformer.h.{}.ln_2",
-      "final_norm": "transformer.ln_f",
-    }
-  ),
+  "norm": "transformer.h.{}.ln_1",
+  "mlp_norm": "transformer.h.{}.ln_2",
+  "final_norm": "transformer.ln_f",
 }
 GPT2 = Family(
   architecture="GPT2LMHeadModel",
@@ -305,14 +296,10 @@ GPT2 = Family(
   names={
     **_GPT_NAMES,
     "position_embedding": "transformer.wpe.weight",
-    **name_tensors(
-      {
-        **{f"attention/{x}": "transformer.h.{}.attn.c_attn" for x in "qkv"},
-        "attention/o": "transformer.h.{}.attn.c_proj",
-        "mlp/wi": "transformer.h.{}.mlp.c_fc",
-        "mlp/wo": "transformer.h.{}.mlp.c_proj",
-      }
-    ),
+    **{f"attention/{x}": "transformer.h.{}.attn.c_attn" for x in "qkv"},
+    "attention/o": "transformer.h.{}.attn.c_proj",
+    "mlp/wi": "transformer.h.{}.mlp.c_fc",
+    "mlp/wo": "transformer.h.{}.mlp.c_proj",
   },
   is_conv1d=True,
 )
@@ -332,16 +319,10 @@ GPTJ = Family(
   rotary_pairs="neighbours",
   names={
     **_GPT_NAMES,
-    **name_tensors(
-      {
-        **{
-          f"attention/{x}": f"transformer.h.{{}}.attn.{x}_proj" for x in "qkv"
-        },
-        "attention/o": "transformer.h.{}.attn.out_proj",
-        "mlp/wi": "transformer.h.{}.mlp.fc_in",
-        "mlp/wo": "transformer.h.{}.mlp.fc_out",
-      }
-    ),
+    **{f"attention/{x}": f"transformer.h.{{}}.attn.{x}_proj" for x in "qkv"},
+    "attention/o": "transformer.h.{}.attn.out_proj",
+    "mlp/wi": "transformer.h.{}.mlp.fc_in",
+    "mlp/wo": "transformer.h.{}.mlp.fc_out",
   },
 )
 GPT_NEOX = Family(
@@ -368,20 +349,16 @@ GPT_NEOX = Family(
   names={
     "embedding": "gpt_neox.embed_in.weight",
     "output_embedding": "embed_out.weight",
-    **name_tensors(
-      {
-        "final_norm": "gpt_neox.final_layer_norm",
-        "norm": "gpt_neox.layers.{}.input_layernorm",
-        "mlp_norm": "gpt_neox.layers.{}.post_attention_layernorm",
-        **dict.fromkeys(
-          [f"attention/{x}" for x in "qkv"],
-          "gpt_neox.layers.{}.attention.query_key_value",
-        ),
-        "attention/o": "gpt_neox.layers.{}.attention.dense",
-        "mlp/wi": "gpt_neox.layers.{}.mlp.dense_h_to_4h",
-        "mlp/wo": "gpt_neox.layers.{}.mlp.dense_4h_to_h",
-      }
+    "final_norm": "gpt_neox.final_layer_norm",
+    "norm": "gpt_neox.layers.{}.input_layernorm",
+    "mlp_norm": "gpt_neox.layers.{}.post_attention_layernorm",
+    **dict.fromkeys(
+      [f"attention/{x}" for x in "qkv"],
+      "gpt_neox.layers.{}.attention.query_key_value",
     ),
+    "attention/o": "gpt_neox.layers.{}.attention.dense",
+    "mlp/wi": "gpt_neox.layers.{}.mlp.dense_h_to_4h",
+    "mlp/wo": "gpt_neox.layers.{}.mlp.dense_4h_to_h",
   },
   joins_heads=True,
 )
@@ -405,14 +382,10 @@ PHI = Family(
   constants={"qk_layernorm": False},
   names={
     **_LLAMA_NAMES,
-    **name_tensors(
-      {
-        "final_norm": "model.final_layernorm",
-        "attention/o": "model.layers.{}.self_attn.dense",
-        "mlp/wi": "model.layers.{}.mlp.fc1",
-        "mlp/wo": "model.layers.{}.mlp.fc2",
-      }
-    ),
+    "final_norm": "model.final_layernorm",
+    "attention/o": "model.layers.{}.self_attn.dense",
+    "mlp/wi": "model.layers.{}.mlp.fc1",
+    "mlp/wo": "model.layers.{}.mlp.fc2",
   },
 )
 STABLELM = Family(
