@@ -14,7 +14,7 @@ from palm_mtf.checkpoints.weights_to_load import open_newest
 from palm_mtf.cli.gin_files import load_run
 from palm_mtf.config import DecodeConfig, mesh_layout
 from palm_mtf.data.batches.packing import prompt_start
-from palm_mtf.errors import UserError
+from palm_mtf.errors import UserError, check_count
 from palm_mtf.machine.activation_dtype import log_dtype
 
 if TYPE_CHECKING:  # the module imports TensorFlow, which takes seconds
@@ -63,7 +63,7 @@ def read_generation(
       `max_tokens` is half of SEQUENCE_LENGTH.
 
   Raises:
-    UserError: if a keyword is unknown to palm_mtf.
+    UserError: if a keyword is unknown to palm_mtf, or its value is wrong.
   """
   given = {x: y for x, y in gen_kwargs.items() if y is not None}
   if given.get("num_beams") == 1:
@@ -74,17 +74,19 @@ def read_generation(
       f"{', '.join(sorted(_KNOWN))}."
     )
   until = given.get("until", [])
-  until = [until] if isinstance(until, str) else until
+  until = until if isinstance(until, list) else [until]
   numbers = {"temperature": 0.0}
   if given.get("do_sample", bool(given.get("temperature"))):
-    numbers = {"temperature": float(given.get("temperature", 1.0))}
+    numbers = {"temperature": given.get("temperature", 1.0)}
     numbers |= {x: given[x] for x in ("top_k", "top_p") if x in given}
-  limits = [given[x] for x in _MAX_TOKENS if x in given]
-  asked = int([*limits, _DEFAULT_MAX_TOKENS][0])
+  limits = {x: given[x] for x in _MAX_TOKENS if x in given}
+  limits = limits or {_MAX_TOKENS[0]: _DEFAULT_MAX_TOKENS}
+  name, asked = next(iter(limits.items()))
+  check_count(f"generation_kwargs: {name}", asked)
   return Generation(
     DecodeConfig(
       weight_dtype=decode.weight_dtype,
-      stop_strings=[each for each in until if each],
+      stop_strings=[each for each in until if each != ""],
       **numbers,
     ),
     max_tokens=asked if asked < length else math.ceil(length / 2),

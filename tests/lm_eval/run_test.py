@@ -141,6 +141,20 @@ def test_a_task_that_says_nothing_has_256_greedy_tokens():
   assert asked.decode.stop_strings == ()
 
 
+@pytest.mark.parametrize(
+  "gen_kwargs",
+  [
+    *({"max_gen_toks": x} for x in (0, -1, "7", 1.5, [3])),
+    *({"do_sample": True, "temperature": x} for x in ("x", -1)),
+    {"until": 5},
+    {"until": [5]},
+  ],
+)
+def test_values_that_mean_nothing_are_refused(gen_kwargs):
+  with pytest.raises(UserError, match="give"):
+    _read_settings(**gen_kwargs)
+
+
 @pytest.mark.parametrize("until, stops", [("x", ("x",)), (["", "a"], ("a",))])
 def test_until_is_a_string_or_several(until, stops):
   assert _read_settings(until=until).decode.stop_strings == stops
