@@ -30,8 +30,8 @@ from palm_mtf.model_dir.paths import ModelDir
 from palm_mtf.programs.train_program import TrainProgram
 
 _EXCHANGE = re.compile(r"^(exchange|own_part)(_\d+)?/")
-# An operation has the first phase whose pattern is found in its name. Another
-# operation belongs to "forward" if a loss depends on it, otherwise to "update".
+# An operation has the first phase whose pattern is found in its name. If no
+# pattern is, it belongs to "forward" if a loss depends on it, else to "update".
 _PHASES = {
   "exchange": _EXCHANGE,
   "update": re.compile(r"/update(_\d+)?/|^sum_of_squares(_\d+)?/"),

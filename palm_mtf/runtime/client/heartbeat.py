@@ -60,7 +60,9 @@ class PodLostError(UserError):
   def __init__(self, pod: int, message: str, is_missing: bool = False):
     super().__init__(message)
     self.pod = pod
-    self.is_missing = is_missing  # whether the pod has never answered
+    # Whether the pod has never answered. The run then keeps the pod, because it
+    # may not be started yet.
+    self.is_missing = is_missing
 
 
 class Heartbeat:

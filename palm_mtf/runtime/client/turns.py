@@ -159,7 +159,7 @@ class ManagedTurns(TurnTaker):
     self._newest: queue.SimpleQueue[Message | None] = queue.SimpleQueue()
     # The same queue; None while no manager answers, to drop later messages.
     self._requests: queue.SimpleQueue[Message | None] | None = None
-    # Bytes of buffers and reserved bytes, by device.
+    # Bytes of buffers and reserved bytes, by device, to tell a new manager.
     self._kept = Counter(dict.fromkeys(devices.values(), reserved))
     self._ended, self._answered = threading.Event(), threading.Event()
     threading.Thread(target=self._read, daemon=True).start()

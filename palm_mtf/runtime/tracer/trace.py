@@ -35,7 +35,7 @@ from palm_mtf.user_code import user_code
 
 @dataclasses.dataclass(frozen=True, eq=False)  # hashed by identity
 class Value:
-  """An array in a traced block; `held` is None if calls feed the array."""
+  """An array in a traced block; `held` is None if each call feeds the array."""
 
   trace: "Trace" = dataclasses.field(repr=False)
   shape: Sequence[int]
