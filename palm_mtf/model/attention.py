@@ -297,6 +297,10 @@ def _join_blocks(parts: list[tf.Tensor]) -> tf.Tensor:
   return parts[0] if len(parts) == 1 else tf.concat(parts, 1)
 
 
+def _attend_native(threads, q, k, v, *masks):
+  return native.attend(q, k, v, masks, threads=threads)
+
+
 def self_attention(
   q: mtf.Tensor,
   k: mtf.Tensor,
@@ -342,9 +346,6 @@ def self_attention(
     score_positions=mixer.score_positions,
   )
 
-  def attend_native(threads, q, k, v, *masks):
-    return native.attend(q, k, v, masks, threads=threads)
-
   def gradient_native(threads, q, k, v, dout, *others):
     return native.attend_gradient(q, k, v, dout, others[:n], threads=threads)
 
@@ -372,7 +373,7 @@ def self_attention(
     keys = mtf.Dimension("memory_length", x.num_keys)
     results.append(mtf.Shape([batch, queries, heads, keys]))
   return WholeSlice(
-    ByDevice(blocked.attend, attend_native if is_native else None),
+    ByDevice(blocked.attend, _attend_native if is_native else None),
     [q, k, v, *masks, *extras],
     [(shape, q.dtype) for shape in results],
     splittable=["batch", "heads"],
