@@ -75,11 +75,8 @@ class CoordinatorSettings:
 def open_coordinator(text: bytes) -> bytes:
   """Starts the service through which JAX's processes of a pod meet.
 
-  Args:
-    text: a `CoordinatorSettings` as JSON.
-
-  Returns:
-    The service's port in decimal digits, or why it cannot listen.
+  Takes a `CoordinatorSettings` as JSON. Returns the service's port in decimal
+  digits, or why it cannot listen.
   """
   given = read_dataclass(CoordinatorSettings, text)
   devices = importlib.import_module("palm_mtf.accelerators.devices")
@@ -93,11 +90,8 @@ def open_coordinator(text: bytes) -> bytes:
 def start_host(text: bytes) -> bytes:
   """Starts JAX on a host of a pod, at the same time as on the other hosts.
 
-  Args:
-    text: a `HostSettings` as JSON.
-
-  Returns:
-    b"", or why the host cannot compute for the pod.
+  Takes a `HostSettings` as JSON. Returns b"", or why the host cannot compute
+  for the pod.
   """
   given = read_dataclass(HostSettings, text)
   devices = importlib.import_module("palm_mtf.accelerators.devices")
@@ -113,14 +107,7 @@ def start_host(text: bytes) -> bytes:
 
 @host_function
 def call_pod(function: bytes, *inputs: Any) -> Any:
-  """Calls a function of pod.py or decoder.py.
-
-  Args:
-    function: its name, such as "pod.run_steps".
-    inputs: its arguments.
-
-  Returns:
-    What the function returns.
+  """Calls a function of pod.py or decoder.py, such as "pod.run_steps".
 
   Raises:
     JaxFailedError: JAX failed, for example because a device lacks memory.

@@ -10,7 +10,6 @@ assign    Adafactor's update of the variables                for each layer
 
 import dataclasses
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
 
 import jax
 from jax import lax
@@ -30,14 +29,6 @@ from palm_mtf.programs.loss_function import LossSums
 from palm_mtf.programs.pod import Sums, Update, build_update
 
 RATES = ("learning_rate", "one_minus_beta2")
-
-
-class _Functions(NamedTuple):
-  """Functions for the variables of a layer, or for all other variables."""
-
-  squares: DeviceFunction
-  measure: DeviceFunction
-  assign: DeviceFunction
 
 
 class ScannedUpdate:
@@ -109,7 +100,9 @@ class ScannedUpdate:
       [*squares.values(), *self._given.values()],
       list(dict.fromkeys([*update.scalars, *numbers])),
     )
-    self._functions = {}
+    # For the variables of a layer (True), and for all other variables (False):
+    # the functions `squares`, `measure` and `assign`.
+    self._functions: dict[bool, tuple[DeviceFunction, ...]] = {}
     self._of_layers: set[mtf.Tensor] = set()
     for of_layers in (True, False):
       own = {x: y for x, y in squares.items() if is_stacked(x) == of_layers}
@@ -123,7 +116,7 @@ class ScannedUpdate:
       if of_layers:
         self._of_layers |= {*own.values(), *sums}
       known = [*gradients, *update.scalars]
-      self._functions[of_layers] = _Functions(
+      self._functions[of_layers] = (
         DeviceFunction(placement, gradients, [*own.values()]),
         DeviceFunction(placement, known, sums),
         DeviceFunction(placement, [*known, *sums], [], updates),
@@ -163,12 +156,13 @@ class ScannedUpdate:
       return taken | {self._gradients[x]: y for x, y in gradients.items()}
 
     squares, measure, assign = self._functions[True]
+    squares_of_others, measure_others, assign_others = self._functions[False]
     # JAX takes no dictionaries with tensors of Mesh TensorFlow as keys.
     mapped = lax.map(
       lambda x: [*squares(index, of_layer(x), {})[0].values()], of_layers
     )
     found = dict(zip(squares.gives, mapped, strict=True))
-    found |= self._functions[False].squares(index, taken, {})[0]
+    found |= squares_of_others(index, taken, {})[0]
     sums = {x: jax.numpy.sum(y) for x, y in found.items()}
     scalars, _ = self._scalars(index, taken | sums, {})
     taken |= scalars
@@ -177,8 +171,8 @@ class ScannedUpdate:
       (layers, of_layers),
     )
     measured = dict(zip(measure.gives, mapped, strict=True))
-    other, _ = self._functions[False].measure(index, taken, others)
-    _, others = self._functions[False].assign(index, taken | other, others)
+    other, _ = measure_others(index, taken, others)
+    _, others = assign_others(index, taken | other, others)
     found |= scalars | measured | other
     taken |= {x: jax.numpy.sum(measured[x]) for x in self._joined}
     own = [x for x in measured if x not in self._joined]

@@ -224,7 +224,10 @@ class _Builder:
     """Trains all pods for a step; returns its metrics, [metrics] float32."""
     with tf.device(self._devices.client):
       of_step = tf.stack([rates[x] for x in RATES])
-      states = [self._dropout_state(self._step, i) for i in range(len(rows))]
+      num_rows = self._settings.num_rows
+      states = [
+        build_dropout_state(self._step, i * num_rows) for i in range(len(rows))
+      ]
     if len(rows) > 1:
       return self._build_exchange(rows, of_step, states)
     found = self._call(
@@ -288,7 +291,7 @@ class _Builder:
       steps = [self._step + i for i in range(max_steps)]
       rates = [build_rates(self._settings.optimizer, x) for x in steps]
       rates = {x: tf.stack([y[x] for y in rates]) for x in RATES}
-      states = tf.stack([self._dropout_state(x, 0) for x in steps])
+      states = tf.stack([build_dropout_state(x, 0) for x in steps])
       inputs = num_steps, tf.stack([*rates.values()], 1), states
     dtypes = [tf.float32, tf.int32]
     found = self._call(0, "run_steps", dtypes, *inputs, *features.values())
@@ -342,9 +345,6 @@ class _Builder:
           held = DeviceArray(process, key, of_rows_shape, variable.slice_dtype)
           slices[of_rows[0]].append(make_slice(region, of_rows, held))
     return slices
-
-  def _dropout_state(self, step: tf.Tensor, pod: int) -> tf.Tensor:
-    return build_dropout_state(step, pod * self._settings.num_rows)
 
   def _split(self, numbers: tf.Tensor) -> dict[str, tf.Tensor]:
     """Splits the packed metrics of steps, [..., metrics], into {name: values}.

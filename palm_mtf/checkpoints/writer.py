@@ -53,7 +53,8 @@ class BackgroundWriter(contextlib.AbstractContextManager):
     """`newest` is the checkpoint to resume from; None for a new run."""
     self._model_dir, self._run = model_dir, run
     self._newest = newest
-    self._step = newest.manifest.step if newest else 0
+    # Step of the newest checkpoint, written or being written; 0 if none.
+    self.step = newest.manifest.step if newest else 0
     self._thread: threading.Thread | None = None
     # The error that the thread raised; `check` raises it in the training loop.
     self._error: BaseException | None = None
@@ -63,11 +64,6 @@ class BackgroundWriter(contextlib.AbstractContextManager):
     # After KeyboardInterrupt, from the user's second Ctrl-C, do not wait.
     if kind is None or issubclass(kind, Exception):
       self._join()
-
-  @property
-  def step(self) -> int:
-    """Step of the newest checkpoint, written or being written; 0 if none."""
-    return self._step
 
   @property
   def newest_path(self) -> str:
@@ -92,7 +88,7 @@ class BackgroundWriter(contextlib.AbstractContextManager):
     if self._newest:
       parent = self._newest.as_parent
       manifest = dataclasses.replace(manifest, parent=parent)
-    self._step = manifest.step
+    self.step = manifest.step
     self._thread = threading.Thread(
       target=self._write, args=(manifest, write_weights), daemon=True
     )

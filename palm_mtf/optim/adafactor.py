@@ -258,9 +258,7 @@ class Measure(mtf.Operation):
 class AdafactorUpdate(mtf.Operation):
   """Updates variables that share a root mean square, and their moments.
 
-  Attributes:
-    variables: the variables and their optimizer slots.
-    sums_of_squares: a SumOfSquares of each variable, then of each update.
+  `variables` and `sums_of_squares` are those of its `Measure`.
   """
 
   def __init__(
@@ -363,13 +361,9 @@ def adafactor_updates(
 # kernels of all layers: the table below names each kernel's matrix. The `norm`
 # scales of all layers form another matrix, and so do the `mlp_norm` scales.
 _STACKED_WITH = {
-  "q": "q_wi",
-  "wi_gate": "q_wi",
-  "wi": "q_wi",
-  "k": "kv",
-  "v": "kv",
-  "o": "o_wo",
-  "wo": "o_wo",
+  **dict.fromkeys(("q", "wi_gate", "wi"), "q_wi"),
+  **dict.fromkeys(("k", "v"), "kv"),
+  **dict.fromkeys(("o", "wo"), "o_wo"),
 }
 
 

@@ -118,13 +118,9 @@ class TrainLoop:
     peak: float,
     must_move: Callable[[], bool],
   ):
-    """Prepares the steps after `job.step`.
+    """Prepares the steps after `job.step`, whose weights `session` has.
 
     Args:
-      job: the run.
-      session: session with the weights after `job.step` steps.
-      spikes: detects loss spikes, and knows which batches to skip.
-      records: writers of metrics and checkpoints, progress and watchdog.
       peak: peak FLOP/s of all devices together, for MFU.
       must_move: returns whether the run has to continue on other servers.
     """

@@ -62,12 +62,7 @@ class TrainSession:
   ):
     """Builds the program of the step after `job.step`; sets no variable.
 
-    Args:
-      job: the run.
-      client: client of the cluster.
-      cluster: devices of the run.
-      heartbeat: heartbeat of the cluster's servers.
-      newest: returns the newest checkpoint or None, for error messages.
+    `newest` returns the newest checkpoint or None, for error messages.
 
     Raises:
       PodLostError: if a server is lost.
@@ -104,8 +99,7 @@ class TrainSession:
   def make_step(self, batch_size: int) -> TrainStep:
     """Returns the program of a step; builds it if the batch size is new.
 
-    Args:
-      batch_size: sequences in one step, over all pods.
+    `batch_size` is the number of sequences in one step, over all pods.
     """
     if self._train_step and self._train_step.program.batch_size == batch_size:
       return self._train_step
@@ -167,15 +161,11 @@ class TrainSession:
       remove_later(job.model_dir, job.step)
 
   def _find_features(self, job: TrainJob) -> Sequence[str] | ServerFeatures:
-    """Finds the features of the batches, and whether servers can read them.
+    """Returns a ServerFeatures if servers can read the batches.
 
-    Args:
-      job: the run, which has the corpus and the batch size of every step.
-
-    Returns:
-      A ServerFeatures if servers can read the batches. They cannot if there are
-      no servers, a server lacks the client's tokens, or a call runs several
-      steps; then the names of the features.
+    Servers cannot read the batches if there are no servers, a server lacks the
+    client's tokens, or a call runs several steps. Then only the names of the
+    features are returned, because the client feeds the batches.
     """
     corpus, sizes = job.corpus, job.config.run.batch_sizes
     names, servers = corpus.batches(sizes).features, self._cluster.servers

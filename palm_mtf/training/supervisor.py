@@ -266,11 +266,7 @@ def _run_loop(
 ) -> Event:
   """Runs a training loop; returns the event that ended it.
 
-  Args:
-    job: the run, after `job.step` steps.
-    pods: connected pods.
-    session: scope of the TrainSession, which is opened if it is not open.
-    records: scope of the open Records.
+  Opens the TrainSession of `session` if it is not open; `records` is open.
   """
   free_garbage()  # from the previous loop
   spikes = SpikePolicy(job.config.fault_tolerance, job.start, job.rewinds)
