@@ -455,7 +455,14 @@ DEFAULTS = {
   "user": "u",
   "logprobs": False,
   "top_logprobs": 0,
-  "extra_body": {"stop_token_ids": [], "min_p": 0, "ignore_eos": False},
+  "reasoning_effort": "none",
+  "verbosity": "medium",
+  "extra_body": {
+    "stop_token_ids": [],
+    "min_p": 0,
+    "ignore_eos": False,
+    "chat_template_kwargs": {},
+  },
 }
 
 

@@ -92,8 +92,6 @@ class ChatTemplate:
         f"{FILE_NAME}: is rendered by jinja2, which is not installed: pip "
         "install 'palm_mtf[chat]'."
       )
-    # Words in the template, among them the fields of messages that it reads.
-    self.words = frozenset(re.findall(r"\w+", text))
     self._vocabulary, self._start_id = vocabulary, start_id
     pieces = {vocabulary.piece(i): i for i in range(vocabulary.size)}
     self._special = {"eos_token": vocabulary.piece(vocabulary.eod_id)}
@@ -123,6 +121,8 @@ class ChatTemplate:
       self._renderer = ChatRenderer(text)
     except RenderError as error:
       raise _explain(error) from None
+    # Names of the fields that the template may read in a message.
+    self.fields = self._renderer.fields
 
   def encode(self, messages: Sequence[Message]) -> list[int]:
     """Returns the tokens of a conversation up to the start of an answer.

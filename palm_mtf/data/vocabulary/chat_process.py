@@ -7,7 +7,8 @@ So this process limits its own memory and processor time.
 
   stdin   one JSON object per line: first {"template": TEXT}, then the values
           that each rendering gets
-  stdout  one JSON object per line: {}, then {"text": TEXT, "origins": [[origin,
+  stdout  one JSON object per line: first {"fields": [names that the template
+          may read in a message]}, then {"text": TEXT, "origins": [[origin,
           number of characters], ...]}; or {"error": REASON}
 """
 
@@ -16,6 +17,7 @@ import itertools
 import json
 import os
 import resource
+import secrets
 import signal
 import sys
 from collections.abc import Iterable, Iterator, Mapping
@@ -34,17 +36,18 @@ from palm_mtf.machine.process import die_with
 _MOST_BYTES = 2**29  # of memory
 _CPU_SECS = 3
 _MOST_CHARACTERS = 2**21  # in a rendered text
-# Origins of a character: a value of a message, the template's own text, or the
-# template's text after a method that does not keep track of characters.
+# Origins of a character: a text of a message, the template's own text, or a
+# function that does not say which characters of its result are from which text.
 MESSAGE, TEMPLATE, UNKNOWN = range(3)
 # A template may make the name of a control token from these roles of messages.
 _ROLES = ("assistant", "developer", "function", "system", "tool", "user")
 
 
 class _Text(str):
-  """A text of the template that knows where each of its characters is from.
+  """A text that knows where each of its characters is from.
 
-  A plain str is a value of a message.
+  All texts that a template reads are of this class. The characters of a plain
+  str, which is the result of a library's function, are of unknown origin.
   """
 
   _origins: bytes  # [length]; templates cannot read names with an underscore
@@ -110,7 +113,26 @@ def _join(between: str, parts: Iterable[str]) -> _Text:
 
 
 def _origins(text: str) -> bytes:
-  return text._origins if isinstance(text, _Text) else bytes(len(text))
+  return text._origins if isinstance(text, _Text) else _Text(text)._origins
+
+
+def _list_runs(text: str) -> Iterator[tuple[int, str]]:
+  """Yields (origin, characters) of each run of characters with one origin."""
+  place = 0
+  for origin, run in itertools.groupby(_origins(text)):
+    end = place + len([*run])
+    yield origin, str(text[place:end])
+    place = end
+
+
+def _own(value: Any, origin: int = TEMPLATE) -> Any:
+  """Returns `value` with a _Text of one origin for each text in it."""
+  if isinstance(value, str):
+    return _Text(value, bytes([origin]) * len(value))
+  if isinstance(value, dict):
+    return {_own(x, origin): _own(y, origin) for x, y in value.items()}
+  is_list = isinstance(value, (list, tuple))
+  return type(value)(_own(x, origin) for x in value) if is_list else value
 
 
 def _keeping_length(name: str) -> Any:
@@ -124,21 +146,25 @@ def _keeping_length(name: str) -> Any:
 def _losing_track(name: str) -> Any:
   def changed(self: _Text, *args: Any, **kwargs: Any) -> Any:
     found = getattr(str, name)(self, *args, **kwargs)
-    if isinstance(found, (list, tuple)):
-      return type(found)(map(_Text, found))
-    return _Text(found) if isinstance(found, str) else found
+    origins = {*self._origins} if name in _PARTS else ()
+    return _own(found, min(origins) if len(origins) == 1 else UNKNOWN)
 
   return changed
 
 
 _NO = NotImplemented
+# Methods whose results are parts of the text; if the text has one origin, its
+# parts have this origin, too.
+_PARTS = (
+  "partition removeprefix removesuffix rpartition rsplit splitlines".split()
+)
 for _name in "capitalize casefold lower swapcase title upper".split():
   setattr(_Text, _name, _keeping_length(_name))
 # The sandbox replaces format and format_map, and makes Text of their results.
 for _name in (
-  "__format__ __mod__ center expandtabs ljust partition removeprefix "
-  "removesuffix rjust rpartition rsplit splitlines translate zfill"
-).split():
+  *_PARTS,
+  *"__format__ __mod__ center expandtabs ljust rjust translate zfill".split(),
+):
   setattr(_Text, _name, _losing_track(_name))
 
 
@@ -203,32 +229,39 @@ def _make_environment() -> Environment:
     indent: int | None = None,
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,
-  ) -> str:
-    return json.dumps(
-      x,
+  ) -> _Text:
+    # json makes plain texts. So marks that nobody can guess stand before the
+    # characters of each origin; what stands between texts is the template's.
+    mark = secrets.token_hex(16)
+
+    def add_marks(x: Any) -> Any:
+      if isinstance(x, str):
+        runs = [*_list_runs(x), (TEMPLATE, "")]
+        return "".join(f"{mark}{origin}{part}" for origin, part in runs)
+      if isinstance(x, dict):
+        items = sorted(x.items()) if sort_keys else x.items()
+        return {add_marks(name): add_marks(value) for name, value in items}
+      return [*map(add_marks, x)] if isinstance(x, (list, tuple)) else x
+
+    made = json.dumps(
+      add_marks(x),
       ensure_ascii=ensure_ascii,
       indent=indent,
       separators=separators,
-      sort_keys=sort_keys,
     )
+    runs = f"{TEMPLATE}{made}".split(mark)
+    return _join("", [_own(run[1:], int(run[0])) for run in runs])
 
   @pass_eval_context
   def join(
     context: Any, value: Iterable[Any], d: object = "", attribute: Any = None
   ) -> str:
-    between = d if isinstance(d, _Text) else _Text(str(d), bytes(len(str(d))))
-    return sync_do_join(context, value, between, attribute)
+    return sync_do_join(context, value, _join("", [str(d)]), attribute)
 
   class _Environment(sandbox.ImmutableSandboxedEnvironment):
     code_generator_class = _Generator
 
-    def own(self, value: Any) -> Any:
-      if isinstance(value, str):
-        return _Text(value, bytes([TEMPLATE]) * len(value))
-      if isinstance(value, dict):
-        return {self.own(key): self.own(x) for key, x in value.items()}
-      is_list = isinstance(value, (list, tuple))
-      return type(value)(map(self.own, value)) if is_list else value
+    own = staticmethod(_own)
 
     def concat(self, parts: Iterable[Any]) -> _Text:
       return _join("", map(str, parts))
@@ -256,19 +289,22 @@ class _Process:
 
   def answer(self, asked: Mapping[str, Any]) -> dict[str, Any]:
     if self._template is None:
-      self._template = self._environment.from_string(asked["template"])
-      return {}
-    own = self._environment.own
-    messages = [
-      {**x, "role": own(x["role"])} if x.get("role") in _ROLES else x
-      for x in asked["messages"]
-    ]
-    values = {**own({**asked, "messages": None}), "messages": messages}
+      parsed = self._environment.parse(asked["template"])
+      self._template = self._environment.from_string(parsed)
+      names = {x.attr for x in parsed.find_all(nodes.Getattr)}
+      texts = [x.value for x in parsed.find_all(nodes.Const)]
+      names |= {x for x in texts if isinstance(x, str) and x.isidentifier()}
+      return {"fields": sorted(names)}
+    messages = _own(asked["messages"], MESSAGE)
+    for each in messages:
+      if each.get("role") in _ROLES:
+        each["role"] = _own(str(each["role"]))
+    values = {**_own({**asked, "messages": None}), "messages": messages}
     text = self._template.render(values)
     if len(text) > _MOST_CHARACTERS:
       raise TemplateError(f"its text has {len(text):,} characters")
-    runs = itertools.groupby(_origins(text))
-    return {"text": text, "origins": [[x, len([*run])] for x, run in runs]}
+    runs = [[origin, len(part)] for origin, part in _list_runs(text)]
+    return {"text": text, "origins": runs}
 
 
 def _limit(kind: int, most: int) -> None:

@@ -5,9 +5,11 @@
 import contextlib
 import json
 import os
+import signal
 import subprocess
 import sys
 import threading
+import time
 import weakref
 from collections.abc import Mapping
 from typing import Any
@@ -63,7 +65,9 @@ class ChatRenderer:
       env=make_child_environment(),
     )
     weakref.finalize(self, _end, process)
-    _ask(process, {"template": self._template})
+    found = _ask(process, {"template": self._template})
+    # Names of the fields that the template may read in a message.
+    self.fields = frozenset(found["fields"])
     return process
 
 
@@ -73,6 +77,7 @@ def _ask(process: Any, asked: Mapping[str, Any]) -> Any:
   except RecursionError:
     raise RenderError("the messages are nested too deep") from None
   timer = threading.Timer(_MOST_SECS, process.kill)
+  begin = time.monotonic()
   timer.start()
   try:
     process.stdin.write(f"{line}\n".encode())
@@ -83,10 +88,13 @@ def _ask(process: Any, asked: Mapping[str, Any]) -> Any:
   finally:
     timer.cancel()
   if not answer.endswith(b"\n"):
+    is_late = time.monotonic() - begin >= _MOST_SECS
+    code = process.wait()
     _end(process)
-    raise RenderError(
-      f"it takes more than {_MOST_SECS} seconds, or too much memory"
-    )
+    if is_late or code == -signal.SIGXCPU:
+      raise RenderError(f"it takes more than {_MOST_SECS} seconds")
+    why = f"signal {signal.Signals(-code).name}" if code < 0 else f"code {code}"
+    raise RenderError(f"its process ended with {why}")
   found = json.loads(answer)
   if "error" in found:
     raise RenderError(found["error"])

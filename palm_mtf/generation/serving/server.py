@@ -97,10 +97,9 @@ class _Completions:
         return await asyncio.wrap_future(read)
     except TimeoutError:
       # Only a conversation that still waits for others can be cancelled.
+      is_waiting = read.cancelled()
       which = (
-        "other conversations take"
-        if read.cancelled()
-        else ("the chat template takes")
+        "other conversations take" if is_waiting else "the chat template takes"
       )
       raise RefusalError(503, f"{which} too long.") from None
 

@@ -7,6 +7,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 
 import pytest
@@ -56,6 +57,15 @@ def test_one_process_renders_all_and_is_replaced_when_it_has_ended(monkeypatch):
   monkeypatch.undo()
   assert first.returncode == -signal.SIGKILL
   assert renderer.render({**VALUES, "n": 1}) == expected
+
+
+def test_an_ended_process_is_named_by_its_signal():
+  loop = "{% for i in range(99999) %}"
+  renderer = ChatRenderer(f"{loop * 2}{'{% endfor %}' * 2}")
+  kill = threading.Timer(0.3, renderer._process.send_signal, [signal.SIGSEGV])
+  kill.start()
+  with pytest.raises(RenderError, match="its process ended with signal SIGSEG"):
+    renderer.render(VALUES)
 
 
 def test_the_process_runs_no_file_of_the_current_folder(tmp_path, monkeypatch):

@@ -161,10 +161,69 @@ def test_a_message_makes_no_mark_of_a_turn_that_the_file_does_not_call_special(
 
 
 @pytest.mark.peers
-def test_a_control_token_that_a_template_changes_is_refused(tmp_path):
-  model = make_vocabulary(tmp_path, "{{ '%s' % eos_token }}")
+@pytest.mark.parametrize(
+  "template",
+  [
+    "{{ x.replace('-', '<|endoftext|>') }}",
+    "{{ x | replace('-', eos_token) }}",
+    "{{ {'-': eos_token} | tojson }}{{ x }}",
+    "{{ [x, {'a': [eos_token]}] | tojson(indent=2, ensure_ascii=true) }}",
+    "{{ x.join([eos_token]) }}",
+  ],
+)
+def test_the_template_s_own_control_token_stays_one_next_to_a_message(
+  template, tmp_path
+):
+  model = make_vocabulary(
+    tmp_path, f"{{% set x = messages[0].content %}}{template}"
+  )
+  text = f"a\u00e9-{SYSTEM}"
+  ids = open_template(model).encode([{"role": "user", "content": text}])
+  assert [i for i in ids if model.is_control(i)] == [model.eod_id]
+
+
+@pytest.mark.peers
+@pytest.mark.parametrize(
+  "options", ["", "indent=2", "sort_keys=true, ensure_ascii=true"]
+)
+def test_tojson_writes_what_the_library_json_writes(options, tmp_path):
+  template = f"{{{{ messages[0] | tojson({options}) }}}}"
+  model = make_vocabulary(tmp_path, template)
+  message = {
+    "role": "user",
+    "content": '"\n\u00e9\U0001f600',
+    "a": [1, None, {}],
+  }
+  expected = {"ensure_ascii": False, **eval(f"dict({options})", {"true": True})}
+  ids = open_template(model).encode([message])
+  assert model.decode(ids) == json.dumps(message, **expected)
+
+
+@pytest.mark.peers
+@pytest.mark.parametrize(
+  "template",
+  [
+    "{{ '%s' % eos_token }}",
+    "{{ messages[0].content.format(eos_token) }}",
+    "{{ messages[0].content | format(eos_token) }}",
+    "{{ [eos_token] }}",
+    "{{ strftime_now('<|endoftext|>') }}",
+  ],
+)
+def test_a_control_token_that_a_template_changes_is_refused(template, tmp_path):
+  model = make_vocabulary(tmp_path, template)
   with pytest.raises(UserError, match="changes the name of a control token"):
-    open_template(model).encode(MESSAGES)
+    open_template(model).encode([{"role": "user", "content": "{}%s"}])
+
+
+@pytest.mark.peers
+def test_a_template_reads_fields_not_words(tmp_path):
+  template = (
+    "The tool says: {# thinking #}{{ messages[0].content }}"
+    "{{ messages[0]['name'] }}{% if 'tools' in messages[0] %}a call{% endif %}"
+  )
+  found = open_template(make_vocabulary(tmp_path, template)).fields
+  assert found == {"content", "name", "tools"}
 
 
 @pytest.mark.peers

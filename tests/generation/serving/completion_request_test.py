@@ -26,6 +26,20 @@ def test_missing_fields_have_the_settings_of_the_run():
   assert not (found.echo or found.stream or found.include_usage)
 
 
+@pytest.mark.parametrize(
+  "neutral",
+  [
+    {"reasoning_effort": "none"},
+    {"reasoning_effort": "medium"},
+    {"verbosity": "medium"},
+    {"chat_template_kwargs": {}},
+    {"stream_options": {"include_obfuscation": False}},
+  ],
+)
+def test_a_neutral_value_of_a_field_changes_nothing(neutral):
+  assert vars(read(prompt="a", **neutral)) == vars(read(prompt="a"))
+
+
 def test_four_long_stop_strings_are_read_and_the_runs_are_unbounded():
   stops = ["a" * 1000] * 4
   assert read(prompt="a", stop=stops).stop == stops
@@ -100,6 +114,15 @@ def test_all_fields_of_a_body_are_read():
     ({"prompt": "a", "n": 2**63}, "n = 9,223,372,036,854,775,808: give a"),
     ({"prompt": "a", "stream": 1}, "stream = 1: give true or false"),
     ({"prompt": "a", "stream_options": {"a": 1}}, "stream_options = "),
+    (
+      {"prompt": "a", "stream_options": {"include_obfuscation": True}},
+      "stream_options = ",
+    ),
+    ({"prompt": "a", "verbosity": "low"}, "verbosity = 'low': is not"),
+    (
+      {"prompt": "a", "chat_template_kwargs": {"a": 1}},
+      "chat_template_kwargs = ",
+    ),
     ({"prompt": "a", "suffix": "b"}, "suffix = 'b': is not supported"),
     ({"prompt": "a", "best_of": 3}, "best_of = 3: is not supported"),
     ({"prompt": "a", "tools": [1]}, "tools = [1]: is not supported"),

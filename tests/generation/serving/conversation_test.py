@@ -15,7 +15,7 @@ MESSAGES = [{"role": "user", "content": "a"}]
 class Lengths:
   """A template that makes the lengths of contents the tokens."""
 
-  words = frozenset({"name"})
+  fields = frozenset({"name"})
 
   def encode(self, messages):
     return [len(x["content"]) for x in messages]
@@ -83,6 +83,16 @@ def test_fields_without_a_value_change_nothing():
   parts = [{"type": "text", "text": "ab"}]
   body = {"messages": [{"role": "user", "content": parts}, answer]}
   assert read(body) == {"prompt": [1, 0]}  # one part, and an empty text
+
+
+def test_a_name_that_is_the_role_changes_nothing(monkeypatch):
+  body = {"messages": [{**MESSAGES[0], "name": "user"}]}
+  assert read(body) == {"prompt": [1]}
+  monkeypatch.setattr(Lengths, "fields", frozenset())
+  assert read(body) == {"prompt": [1]}
+  body["messages"][0]["name"] = "Ann"
+  with pytest.raises(UserError, match="'name': the model's chat template"):
+    read(body)
 
 
 def test_an_answer_names_its_role_once():

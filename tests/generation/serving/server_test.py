@@ -4,6 +4,7 @@
 
 import asyncio
 import math
+import time
 import types
 from concurrent import futures
 
@@ -13,6 +14,7 @@ from palm_mtf.generation.serving import batcher, served_model
 from tests import strict_json
 from tests.generation.serving.live_server import (
   Repeating,
+  ask,
   complete,
   serving,
   until,
@@ -47,6 +49,28 @@ def test_a_text_ends_at_its_time_limit(clock, stream):
   status, answer = asyncio.run(run())
   assert status == 200
   assert '"finish_reason": "length"' in str(answer).replace("'", '"')
+
+
+def test_a_conversation_that_takes_too_long_is_told_which_one_it_was(
+  monkeypatch,
+):
+  """The first one holds the only thread; the second one waits for it."""
+  monkeypatch.setattr(
+    served_model.ServedModel, "read", lambda *_, **__: time.sleep(1)
+  )
+
+  async def run():
+    async with serving(most_secs=0.4) as (_, address):
+      return await asyncio.gather(
+        *(ask(address, "POST", "/v1/chat/completions", {}) for _ in range(2))
+      )
+
+  answers = asyncio.run(run())
+  assert {status for status, _ in answers} == {503}
+  assert {answer["error"]["message"] for _, answer in answers} == {
+    "the chat template takes too long.",
+    "other conversations take too long.",
+  }
 
 
 @STREAMS
