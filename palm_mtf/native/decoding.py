@@ -194,13 +194,14 @@ def run_decode_step(
       memory_length, d_kv], activation dtype; written in place.
 
   Returns:
-    Logits, [rows, vocab] float32, and the cache with these tokens.
+    Logits, [rows, vocab] float32, without those of the embedding's padding
+    rows; and the cache with these tokens.
   """
   logits, after = operations().palm_decode_step(
     tokens=tokens, positions=positions, cache=cache, **weights.make_arguments()
   )
   logits.set_shape([tokens.shape[0], weights.tables[0].shape[0]])
-  return logits, set_shapes(after, cache)
+  return logits[:, : weights.config.vocab_size], set_shapes(after, cache)
 
 
 class Texts(NamedTuple):
@@ -279,7 +280,7 @@ def run_text_steps(
   return TextSteps(
     tf.shape(chosen)[1],
     chosen,
-    logits,
+    logits[:, : weights.config.vocab_size],
     set_shapes(seen_after, texts.seen),
     set_shapes(cache_after, cache),
   )

@@ -70,10 +70,6 @@ class _OfBatch(DecodeFunction):
     make = _Searches if self.decode.num_beams > 1 else _Samples
     return make(model, self.decode, self.sizes)
 
-  def _group(self, x: tf.Tensor) -> tf.Tensor:
-    """Reshapes [rows, ...] to [prompts, rows per prompt, ...]."""
-    return tf.reshape(x, [self.sizes.num_prompts, -1, *x.shape[1:]])
-
 
 @dataclasses.dataclass(frozen=True)
 class StartTexts(_OfBatch):
@@ -174,14 +170,11 @@ class ReadTexts(_OfBatch):
     impl, texts = model.placement, self._make_texts(model)
     place, _, _, *rest = state
     found = impl.slicewise(texts.read_results, *rest[: texts.num_tensors])
-    tokens, is_over, *scores = (join_rows(impl, x) for x in found)
-    outputs = {
-      "tokens": self._group(tokens),
-      "num_done": place.tensor_list[0],
-      "is_over": self._group(is_over),
-    }
-    if scores:
-      outputs["scores"] = self._group(scores[0])
+    outputs = {"num_done": place.tensor_list[0]}
+    # Only beam search has a third result, the scores.
+    for name, x in zip(("tokens", "is_over", "scores"), found, strict=False):
+      x = join_rows(impl, x)  # [rows, ...]
+      outputs[name] = tf.reshape(x, [self.sizes.num_prompts, -1, *x.shape[1:]])
     return state, outputs
 
 

@@ -124,7 +124,7 @@ class NativeStep:
 
     def read(tokens, positions, *cache):
       logits, after = run_decode_step(weights, tokens, positions, cache)
-      return (self._drop_padding(logits), *after)
+      return (logits, *after)
 
     logits, *after = self._impl.slicewise(read, tokens, positions, *cache)
     return logits, after
@@ -149,7 +149,7 @@ class NativeStep:
     return TextSteps(
       steps.num_steps,
       pack([steps.chosen]),
-      pack([self._drop_padding(steps.logits)]),
+      pack([steps.logits]),
       [pack([x]) for x in steps.seen],
       [pack([x]) for x in steps.cache],
     )
@@ -160,9 +160,6 @@ class NativeStep:
     return StepWeights(
       self._config, length, tables, self._scales, self._kernels
     )
-
-  def _drop_padding(self, logits):
-    return logits[:, : self._config.vocab_size]
 
 
 # --- Steps by TensorFlow's operations ----------------------------------------

@@ -164,7 +164,11 @@ class Generator:
     inputs = np.zeros(programs.start.inputs["prompts"].shape, np.int32)
     for row, ids in enumerate(tokens):
       inputs[row, : len(ids)] = ids
-    keys = [self._make_keys(prompt) for prompt in filled]
+    samples = range(self._decode.rows_per_prompt)
+    keys = [
+      [make_sampling_key(self._seed, i, text) for i in samples]
+      for text in map(self._vocabulary.decode, filled)
+    ]
     client.call(
       programs.start, {"prompts": inputs, "lengths": lengths, "keys": keys}
     )
@@ -207,8 +211,3 @@ class Generator:
         )
         rows[-1].append((reader, found))
     return rows
-
-  def _make_keys(self, prompt: Sequence[int]) -> np.ndarray:
-    text = self._vocabulary.decode(prompt)
-    samples = range(self._decode.rows_per_prompt)
-    return np.stack([make_sampling_key(self._seed, i, text) for i in samples])
