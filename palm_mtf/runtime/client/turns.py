@@ -181,14 +181,6 @@ class ManagedTurns(TurnTaker):
         return
     self._begin_turns()
 
-  def _begin_stream(self, requests: queue.SimpleQueue[Message | None]) -> None:
-    """Lets later programs take turns, because the manager has answered."""
-    with self._lock:
-      # A manager that was restarted does not know the client's buffers.
-      requests.put({"keep": {x: n for x, n in self._kept.items() if n}})
-      self._requests = requests
-    self._answered.set()
-
   def _end_turns(self) -> None:
     """Ends the stream, and lets all waiting programs run."""
     with self._lock:
@@ -212,9 +204,14 @@ class ManagedTurns(TurnTaker):
           return
       try:
         for answers in self._stream(join_messages(requests)):
-          # A stopped manager accepts connections, but answers nothing.
+          # A stopped manager accepts connections, but answers nothing. So let
+          # programs take turns only now that the manager has answered.
           if not self._requests and not self._ended.is_set():
-            self._begin_stream(requests)
+            with self._lock:
+              # A manager that was restarted does not know the client's buffers.
+              requests.put({"keep": {x: n for x, n in self._kept.items() if n}})
+              self._requests = requests
+            self._answered.set()
           is_told = False
           for answer in json.loads(answers):
             self._take_answer(answer)

@@ -153,12 +153,9 @@ class Manager:
   ):
     """Continues with the servers and allocations of `store`.
 
-    Args:
-      store: servers and allocations.
-      count_devices: returns how many devices the TensorFlow server at an
-        address has, and raises UserError if no server answers.
-      take_release: called with the name of an owner that has lost its slices.
-      clock: returns seconds.
+    `count_devices` returns how many devices the TensorFlow server at an address
+    has, and raises UserError if no server answers. `take_release` is called
+    with the name of an owner that has lost its slices.
     """
     self._store, self._count_devices = store, count_devices
     self._take_release = take_release
@@ -231,13 +228,9 @@ class Manager:
     avoided. Otherwise it moves if there is room. If there is no room, no slice
     moves, because a lost server may come back.
 
-    Args:
-      owner: name of the owner.
-      wish: fields of a `Wish`.
-      avoid: addresses of servers that the owner has lost.
-      is_trial: if true, nothing changes.
-
-    Raises UserError if no island can hold a slice.
+    `wish` has the fields of a `Wish`, and `avoid` the addresses of servers that
+    the owner has lost. If `is_trial`, nothing changes. Raises UserError if no
+    island can hold a slice.
     """
     new = Wish(**wish)
     with self._lock:

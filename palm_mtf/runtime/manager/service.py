@@ -55,7 +55,7 @@ _DEVICE_ATTRIBUTES, _DEVICE_TYPE = 1, 2  # field numbers
 def serve(
   ip: str, port: int, state: str, tls: str, policy: str = "fifo"
 ) -> Iterator[int]:
-  """Answers requests to the manager while the body runs.
+  """Answers requests to the manager while the body runs; yields the port.
 
   The same hosts and users may connect to the port as to a TensorFlow server
   (server/restricted_port.py).
@@ -66,9 +66,6 @@ def serve(
     state: path of the manager's file.
     tls: PREFIX of the manager's key and certificate (`read_tls`), or "".
     policy: order of the programs of all clients, one of POLICIES.
-
-  Yields:
-    The port.
 
   Raises:
     UserError: another manager uses the file, the key cannot be used, the port

@@ -67,15 +67,11 @@ _RUNNING: contextvars.ContextVar = contextvars.ContextVar("running", default=())
 
 
 class Buffer:
-  """An array on the devices of a slice, which may not exist yet.
+  """An array on the devices of `slice`, which may not exist yet.
 
-  Attributes:
-    handle: number of the buffer, unique per owner.
-    slice: slice whose devices hold the array.
-    owner: the client whose program makes the buffer; the buffer ends with it.
-    shape: shape of the whole array.
-    dtype: dtype of the array.
-    held: which region of the array each device holds.
+  `shape` is the shape of the whole array, and `held` says which region of the
+  array each device holds. The buffer ends with its `owner`, the client whose
+  program makes the buffer; `handle` is a number that is unique per owner.
   """
 
   def __init__(
