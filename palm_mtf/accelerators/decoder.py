@@ -67,7 +67,7 @@ class PodPrograms:
 
   Attributes:
     placement: builds the operations of one device.
-    weights: makes weights.
+    weights: makes decoding weights from parameters.
     mesh: JAX's mesh of the devices.
     devices: JAX's devices, in the order of the mesh.
     sharding: how JAX splits an array with a part for each device.

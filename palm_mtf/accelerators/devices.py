@@ -50,7 +50,7 @@ _started: tuple[int, int] | None = None
 
 @dataclasses.dataclass(frozen=True)
 class PodName:
-  """Names the arrays of a pod in a process.
+  """Name of a pod in its hosts' processes, which hold the pod's arrays.
 
   Attributes:
     client: name of the client, which owns the arrays.
@@ -71,7 +71,8 @@ class AcceleratorDevices:
     client: CPU of the client process.
     hosts: processes of each pod's hosts, in the order of the hosts.
     places: for each device of a mesh, the number of its host.
-    name: name of the client, unique among the clients of each host.
+    name: name of the client, under which hosts keep its arrays; no two clients
+      of a host have the same name.
   """
 
   client: str

@@ -161,7 +161,8 @@ class ScannedModel:
     Args:
       variables: the device's slices, by name.
       batch: the device's slices of the features, by name.
-      dropout_state: see `Dropout.state`; unused if DROPOUT is 0.
+      dropout_state: [4] int32: step, first row, whether to drop, and number of
+        dropouts before the first layer; unused if DROPOUT is 0.
     """
     call = self._caller(batch, dropout_state)
     of_forward, of_head, of_backward = self._functions[1:4]

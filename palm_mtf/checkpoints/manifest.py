@@ -171,7 +171,7 @@ def close_weights(prefix: bytes) -> np.int32:
 
 _logger = logging.getLogger(__name__)
 
-WEIGHTS = "weights"
+WEIGHTS = "weights"  # TensorFlow's prefix of the files in a checkpoint's folder
 MANIFEST = "manifest.json"
 # The manifest's key for the hash of all its other keys.
 _SEAL = "blake2b"
@@ -299,7 +299,7 @@ def first_whole(
   """Returns the first checkpoint that is whole; None if there are no paths.
 
   The `paths` are tried in order. Messages begin with `given`, for example
-  "SETTING = 'folder'". For `read` see `newest_whole`.
+  "SETTING = 'folder'". `read` raises unless a checkpoint is whole.
 
   Raises:
     UserError: all checkpoints are damaged, or one cannot be read.

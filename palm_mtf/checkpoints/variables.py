@@ -344,7 +344,11 @@ class CheckpointReader:
   def read_whole(self, path: str) -> Checkpoint:
     """Returns a checkpoint after the processes have compared its hashes.
 
-    Each process hashes some of the files. Raises as manifest.py's `read_whole`.
+    Each process hashes some of the files.
+
+    Raises:
+      DamagedCheckpointError: a file is missing, truncated or changed.
+      UserError: a file cannot be read, or another version wrote the manifest.
     """
     checkpoint = read_checkpoint(path)
     prefix = os.path.abspath(checkpoint.prefix)

@@ -68,7 +68,7 @@ class CpuGpuLowering(mtf.Lowering):
     tensors: Mapping[str, mtf.Tensor],
     operations: Sequence[mtf.Operation] = (),
   ) -> tuple[dict[str, tf.Tensor], tf.Operation]:
-    """Builds what one session.run of a step, for example, fetches.
+    """Builds what one session.run fetches, such as that of a training step.
 
     Args:
       tensors: tensors to fetch, by name.
@@ -105,8 +105,10 @@ class CpuGpuPlacement(mtf.placement_mesh_impl.PlacementMeshImpl):
   `mesh_axes`.
 
   Attributes:
-    cpu: CPU of the first device's process, through which the pod is fed.
-    reading_cpus: a CPU of each process that may read its own copy of a batch.
+    cpu: CPU of the first device's process; scalars and the rows of a batch come
+      to the pod from there.
+    reading_cpus: a CPU of each process that has devices of the pod; processes
+      may each read their own copy of a batch, and then send no rows.
     native_threads: threads per C++ operation (native/) on a device; 0 if the
       devices have no C++ operations.
   """
@@ -130,7 +132,7 @@ class CpuGpuPlacement(mtf.placement_mesh_impl.PlacementMeshImpl):
     """Imports a whole tensor of `shape`; each device gets its slice.
 
     `tensors` is {name of a CPU: the whole tensor there}, for each of
-    `reading_cpus`, so that processes send no slices; or only for `cpu`.
+    `reading_cpus`. If it has only `cpu`, that process sends all slices.
     """
     first, *others = tensors.values()
     if not others:

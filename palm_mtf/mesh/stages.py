@@ -117,7 +117,8 @@ class StagesLowering(CpuGpuLowering):
     Args:
       part: number of the part.
       operations: operations to run if they are in the part.
-      last: the part keeps tensors only for parts up to this number.
+      last: the part keeps tensors only for parts up to this number. A loss
+        without gradients runs no later part, so nothing would take the others.
     """
     kept = [keep for taker, keep in self._keeps[part] if taker <= last]
     own = [x for x in operations if self._parts[x] == part]
@@ -131,7 +132,7 @@ class StagesLowering(CpuGpuLowering):
     others = {
       x: self.tensors[x]
       for x in operation.inputs
-      # An output may be missing: C++ operations omit some (ByDevice).
+      # An output may be missing, because a C++ function may omit its last ones.
       if self._parts.get(x.operation, part) != part and x in self.tensors
     }
     with tf.name_scope(f"{operation.name}/take"):

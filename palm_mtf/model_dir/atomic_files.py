@@ -192,7 +192,10 @@ def writing(path: str, needed_bytes: int | None) -> Iterator[None]:
 
 @contextlib.contextmanager
 def as_os_errors(but: tuple[type[Exception], ...] = ()) -> Iterator[None]:
-  """Turns TensorFlow errors, except `but`, into OSError, as `writing` needs."""
+  """Raises OSError in place of TensorFlow's errors, except those in `but`.
+
+  `writing` turns only OSError into a message for the user.
+  """
   from palm_mtf._tf import tf
 
   try:

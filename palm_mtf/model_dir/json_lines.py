@@ -81,6 +81,9 @@ def write_json_lines(
   values: Iterable[object],
   default: Callable[[object], object] | None = None,
 ) -> None:
-  """Writes JSON lines to a file, atomically; `json_text` explains `default`."""
+  """Writes JSON lines to a file, atomically.
+
+  `default` converts a value of a type that JSON lacks.
+  """
   lines = [json_text(value, default=default) + "\n" for value in values]
   write_atomically(path, "".join(lines).encode())

@@ -55,7 +55,7 @@ class _Delay(mtf.Operation):
 
 
 def delay(x: mtf.Tensor, signal: mtf.Tensor) -> mtf.Tensor:
-  """Lowers to `wait_for` on each device; `signal` has any shape."""
+  """Returns x, to be read after `signal`, of any shape, on each device."""
   return _Delay(x, signal).outputs[0]
 
 

@@ -49,7 +49,7 @@ class Normal(Initializer):
   seed: int  # of the run
 
   def full_value(self, name: str, shape: list[int]) -> tf.Tensor:
-    """Returns the whole initial value; see `Initializer`."""
+    """Returns the whole initial value of a variable, float32."""
     return self.stddev * tf.random.stateless_normal(
       shape, seed=[self.seed % 2**31, key_of(name)]
     )
@@ -62,14 +62,14 @@ class Fill(Initializer):
   number: float
 
   def full_value(self, name: str, shape: list[int]) -> tf.Tensor:
-    """Returns the whole initial value; see `Initializer`."""
+    """Returns the whole initial value of a variable, float32."""
     del name
     return tf.fill(shape, self.number)
 
   def slice_value(
     self, name: str, shape: list[int], begin: list[int], sizes: list[int]
   ) -> tf.Tensor:
-    """Returns a slice of the initial value; see `Initializer`."""
+    """Returns a slice (see tf.slice) of the initial value, float32."""
     del shape, begin
     if self.number == 0:
       # tf.fill is not used, because TensorFlow would turn zeros of up to 10 MB
@@ -123,7 +123,7 @@ class SlicedVariable(mtf.Variable):
       self.graph.trainable_variables.append(self)
 
   def recompute(self, x: mtf.Tensor, signal: mtf.Tensor) -> mtf.Tensor:
-    """Returns the value, cast again after `signal`; see ops/recompute.py."""
+    """Returns the value, cast again after `signal` instead of being kept."""
     del x  # there is only one output to recompute
     return _Cast(self, signal).outputs[0]
 
@@ -192,7 +192,7 @@ class Drawn(Initializer):
   seed: int  # of the run
 
   def full_value(self, name: str, shape: list[int]) -> tf.Tensor:
-    """Returns the whole initial value; see `Initializer`."""
+    """Returns the whole initial value of a variable, float32."""
     # The values of a TensorFlow initializer depend on the number of operations
     # in its graph. In a separate graph the values depend only on (seed, name).
     with tf.Graph().as_default() as graph:

@@ -227,7 +227,7 @@ class Measure(mtf.Operation):
     )
 
   def parameters(self, lowering: mtf.Lowering) -> list[_Parameter]:
-    """Returns the lowered variables, the same at every call."""
+    """Returns the lowered variables, which `AdafactorUpdate` reads too."""
     if lowering not in self._lowered:
       self._lowered[lowering] = [
         _Parameter(

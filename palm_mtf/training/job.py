@@ -187,7 +187,8 @@ class Spike(NamedTuple):
   rewinds: Sequence[Rewind]  # all rewinds of the run
 
 
-# Settings that earlier versions lacked: {name: value that was implied}.
+# Settings that earlier versions lacked: {name: value that was implied}. A run
+# that resumes from such a version warns if the value differs now.
 _BEFORE = {"NORM_SCALE": "plain", "LOGITS_DTYPE": "activation"}
 # A run's losses and weights depend on the versions of these packages.
 _COMPUTING_PACKAGES = ("tensorflow", "mesh-tensorflow", "numpy")

@@ -99,7 +99,7 @@ class Action:
     return step % self.every == 0 or step in self.steps
 
   def find_next_steps(self, step: int) -> list[int]:
-    """Returns steps after `step`; the action is next due after the smallest."""
+    """Returns later steps; the action is next due after the first of them."""
     found = [x for x in self.steps if x > step]
     if self.every is not None:
       found.append(step - step % self.every + self.every)
@@ -398,5 +398,6 @@ class TrainLoop:
     with self._during(f"while step {self._step} was saved"):
       session.checks.check_finite(self._step)
       session.checks.check_replicas(self._step)
-      self._metrics.sync()  # earlier lines must survive if the checkpoint does
+      # A run that resumes from the checkpoint does not write these lines again.
+      self._metrics.sync()
       self._writer.write(manifest, session.copier.copy)

@@ -138,7 +138,7 @@ class TrainProgress:
 # WATCHDOG_SECS is multiplied by this for slow work, such as the first step,
 # which compiles, a checkpoint, or a validation loss.
 _SLOW_FACTOR = 10
-_TICKS = 20  # per WATCHDOG_SECS
+_TICKS = 20  # how often the watchdog checks the time in WATCHDOG_SECS
 _STDERR = 2
 
 

@@ -45,11 +45,12 @@ class TrainSession:
   with another batch size use another program.
 
   Attributes:
-    during: `Heartbeat.during`, which wraps every call into the session.
+    during: context manager that wraps every call into the session. It takes the
+      name of a phase, which the error names if a pod is lost.
     checks: checks that variables are finite, and equal on all pods.
     copier: copies the weights for a checkpoint.
     read_whole: reads a checkpoint; raises an error if a file is damaged.
-    read_memory: reads the memory use of the servers (`memory_reader`).
+    read_memory: returns the resident memory of the servers, by metric name.
   """
 
   def __init__(

@@ -59,7 +59,7 @@ from palm_mtf.training.session import TrainSession
 
 _logger = logging.getLogger(__name__)
 
-_PAUSE_SECS = 1.0
+_PAUSE_SECS = 1.0  # between two attempts to reach a lost server
 # With ON_POD_FAILURE = "wait", a run ends if it loses pods more often than this
 # between two checkpoints.
 _MAX_LOSSES = 3
@@ -162,7 +162,7 @@ class _Pods(NamedTuple):
   cluster: Cluster
   heartbeat: Heartbeat
   peak: float  # FLOP/s of all devices together
-  kernels: Mapping[str, str]
+  kernels: Mapping[str, str]  # versions and settings, for the manifest
   # One object for all loops, so that a signal between two loops is not lost.
   stop: StopRequest
   must_move: Callable[[], bool]  # whether to continue on other servers
@@ -171,6 +171,7 @@ class _Pods(NamedTuple):
 class _Scope(contextlib.ExitStack):
   """Keeps a context manager open from one loop to the next."""
 
+  # What the open context manager has yielded; None if none is open.
   value: Any = None
 
   def open(self, manager: contextlib.AbstractContextManager) -> None:
