@@ -8,7 +8,7 @@ MODEL_DIR/eval/step_00000200/
   my_task-validation.jsonl              examples with predictions
   my_task-validation.answers.jsonl      AnswerJournal, for a later evaluation
 MODEL_DIR/eval/contamination/
-  my_task-validation-<hash>.json        see `find_clean_examples`
+  my_task-validation-<hash>.json        examples that the training text contains
 """
 
 import dataclasses
@@ -80,7 +80,7 @@ def find_clean_examples(
   folder = writable_folder(config.data.cache_folder, folders.tokens)
   with FileDigests(os.path.join(folder, "digests.json")) as digests:
     text = [source.fingerprint(digests) for source in sources]
-  paths, found = {}, {}
+  paths, found, clean = {}, {}, {}
   for task in tasks:
     # The file's name depends only on the training documents and the task's
     # examples, because the file must be found if other settings change.
@@ -95,14 +95,13 @@ def find_clean_examples(
       content = {"examples": len(task.targets), "contaminated": numbers}
       write_atomically(paths[task], json_text(seal(content)).encode())
       found[task] = numbers
-  clean = {}
   for task, numbers in found.items():
-    contaminated, count = set(numbers), len(task.targets)
+    count = len(task.targets)
     _logger.info(
       f"{task.name}: the training text contains {len(numbers):,} of {count:,} "
       "examples"
     )
-    clean[task.name] = [n for n in range(count) if n not in contaminated]
+    clean[task.name] = sorted({*range(count)} - {*numbers})
   return clean
 
 

@@ -258,18 +258,38 @@ class EvalTask:
       metrics_of = functools.partial(
         self._compute_metrics, outputs[self._evaluator.eval_tasks[0].name]
       )
-      averages, categories = group_metrics(
-        metrics_of, self._categories, self._groups
-      )
-      whole = simplify_metrics(results.result()[self.name], self._what)
-      metrics = whole | averages
+      metrics = simplify_metrics(results.result()[self.name], self._what)
+      categories: dict[str, dict[str, float]] = {}
+      try:
+        averages, categories = group_metrics(
+          metrics_of, self._categories, self._groups
+        )
+        self._add(metrics, averages)
+        if clean is not None:
+          self._add(
+            metrics, self._compute_clean_metrics(metrics, metrics_of, clean)
+          )
+      except UserError as error:  # a metric function may need more examples
+        _logger.warning(
+          f"metrics of some of the examples are left out: {error}"
+        )
       records = list(self._make_records(kept))
       if clean is not None:
-        metrics |= self._compute_clean_metrics(metrics, metrics_of, clean)
         is_clean = set(clean)
         for number, record in enumerate(records):
           record["contaminated"] = number not in is_clean
     return TaskResult(metrics, categories, records)
+
+  def _add(
+    self, metrics: dict[str, float | str], others: Mapping[str, float]
+  ) -> None:
+    """Adds those of `others` whose names the task does not use itself."""
+    if both := metrics.keys() & others.keys():
+      _logger.warning(
+        f"{self._what}: its own {', '.join(sorted(both))} stand for what "
+        "palm_mtf computes under these names"
+      )
+    metrics |= {n: x for n, x in others.items() if n not in metrics}
 
   def _compute_clean_metrics(
     self,
@@ -307,11 +327,12 @@ class EvalTask:
         picked = pick(predictions), {n: pick(x) for n, x in named.items()}
       else:
         picked = pick(output)
-      values = metric.from_model_output(given[0], picked, given[1])
-      if isinstance(values, seqio.metrics.CollectingMetric):
-        found |= values.actual_compute(*given)[0]
-      else:
-        found |= values.compute()
+      with user_code(self._what):
+        values = metric.from_model_output(given[0], picked, given[1])
+        if isinstance(values, seqio.metrics.CollectingMetric):
+          found |= values.actual_compute(*given)[0]
+        else:
+          found |= values.compute()
     plain = simplify_metrics(found, self._what)
     return {n: x for n, x in plain.items() if isinstance(x, float)}
 

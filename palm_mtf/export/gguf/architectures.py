@@ -390,7 +390,7 @@ def _check_keys(metadata: Metadata, own: GgufArchitecture) -> None:
 
 
 def _to_decimal(value: Any) -> Any:
-  # GGUF has float32, so return config.json's 1e-05 for 9.99999975e-06.
+  # GGUF has float32, in which 1e-05 is 9.99999975e-06; config.json has 1e-05.
   return float(str(np.float32(value))) if type(value) is float else value
 
 
@@ -422,7 +422,8 @@ def _make_scaling(
     found = {key: get(f"palm_mtf.{key}", x) for key, x in defaults.items()}
     found["rope_type"] = "llama3"
   if magnitude != 1:
-    # llama.cpp multiplies the file's factor by YaRN's. A float32 has 7 digits.
+    # llama.cpp multiplies the file's factor by YaRN's. Both are float32,
+    # so seven digits are exact.
     magnitude *= yarn_magnitude(factor)
     found["attention_factor"] = float(f"{magnitude:.7g}")
   return found

@@ -44,6 +44,7 @@ _WEIGHT_FILES = re.compile(
 _NEXT_TO_WEIGHTS = re.compile(rf"{_ENDINGS}\..+", re.IGNORECASE)
 # If a folder has such a file, transformers adds an adapter to the model.
 _ADAPTER_CONFIG = re.compile(r"adapter_.*\.json", re.IGNORECASE)
+_SHARD = re.compile(r"[^/\0]+\.safetensors")
 _MOST_NAMED = 3  # maximum number of files named in a warning
 # Files of transformers' Trainer, which hold no weights of the model.
 _TRAINER_FILES = re.compile(
@@ -93,18 +94,14 @@ class TensorFiles:
 def _read_weight_map(folder: str) -> Mapping[str, str] | None:
   # Returns {tensor: file} from the index; None if only WEIGHTS is read. If both
   # files exist, only WEIGHTS is read, as in transformers.
-  path = os.path.join(folder, _INDEX)
-  if not os.path.lexists(path) or os.path.lexists(
-    os.path.join(folder, WEIGHTS)
-  ):
+  path, whole = os.path.join(folder, _INDEX), os.path.join(folder, WEIGHTS)
+  if not os.path.lexists(path) or os.path.lexists(whole):
     return None
   found = read_json_object(path, "copy the folder again").get("weight_map")
   if not isinstance(found, dict) or not found:
     raise UserError(f"{path}: has no weight_map; copy it again.")
   for file in found.values():
-    if not isinstance(file, str) or not re.fullmatch(
-      r"[^/\0]+\.safetensors", file
-    ):
+    if not isinstance(file, str) or not _SHARD.fullmatch(file):
       raise UserError(
         f"{path}: weight_map names {shorten(file)}; it names files of the "
         "folder that end in .safetensors."

@@ -246,11 +246,8 @@ def _check_not_quantized(
     layer = next((x for x in prefixes if x in layers), None)
     rest = name.removeprefix(f"{layer}.")
     is_other = layer and rest not in ("weight", "bias")
-    is_adapter = _ADAPTER.match(rest)
-    has_other_type = name in wanted and _OTHER_TYPES.fullmatch(
-      files.dtypes[name]
-    )
-    if has_other_type or (is_other and not is_adapter):
+    is_coded = name in wanted and _OTHER_TYPES.fullmatch(files.dtypes[name])
+    if is_coded or (is_other and not _ADAPTER.match(rest)):
       raise UserError(
         f"{what}: {shorten(name)} is {files.dtypes[name]}, of quantized "
         f"weights, which are not read here; {ORIGINAL}."
@@ -260,13 +257,12 @@ def _check_not_quantized(
 def _find_redundant_shape(
   name: str, model: ModelConfig, family: Family
 ) -> tuple[int, ...] | None:
-  """Returns the shape of a redundant tensor, or None for any other name."""
+  # Returns the shape of a redundant tensor, or None for any other name.
   if name == family.names.get("output_embedding", "lm_head.weight"):
     return model.vocab_size, model.d_model
   match = _FREQUENCIES.fullmatch(name)
-  if match and int(match["layer"] or 0) < model.num_layers:
-    return (model.rotary_size // 2,)
-  return None
+  is_known = match and int(match["layer"] or 0) < model.num_layers
+  return (model.rotary_size // 2,) if is_known else None
 
 
 def _check_redundant(

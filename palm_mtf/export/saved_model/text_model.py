@@ -91,16 +91,11 @@ class TextModel(tf2.Module):
     # The start token does not count towards the limit, as in `palm_mtf
     # generate`.
     longest_prompt = tf2.cast(prompt_ids.bounding_shape(1), tf2.int32)
-    numbers = {
-      "max_tokens": max_tokens,
-      "top_k": sampler.top_k,
-      "top_p": sampler.top_p,
-    }
+    check = tf2.debugging.assert_positive
     checks = [
-      *(
-        tf2.debugging.assert_positive(value, f"{name} is not above 0")
-        for name, value in numbers.items()
-      ),
+      check(max_tokens, "max_tokens is not above 0"),
+      check(sampler.top_k, "top_k is not above 0"),
+      check(sampler.top_p, "top_p is not above 0"),
       tf2.debugging.assert_less_equal(
         longest_prompt + max_tokens,
         self._length,
@@ -179,15 +174,12 @@ class TextModel(tf2.Module):
       start = tf2.where(after > stop, after - self._length, start)
       return start, stop, after, total + found
 
-    _, _, _, total = tf2.while_loop(
+    stop = tf2.minimum(start + self._length, ends)
+    total = tf2.zeros_like(start, tf2.float32)
+    *_, total = tf2.while_loop(
       lambda start, scored, stop, total: tf2.reduce_any(scored < ends),
       score_next_window,
-      (
-        start,
-        scored,
-        tf2.minimum(start + self._length, ends),
-        tf2.zeros_like(start, tf2.float32),
-      ),
+      (start, scored, stop, total),
     )
     return {
       "log_likelihood": total,
@@ -208,9 +200,8 @@ class TextModel(tf2.Module):
     loss = tf2.nn.sparse_softmax_cross_entropy_with_logits(
       targets, self._decoder.logits(y)
     )
-    counts = (places >= scored[:, tf2.newaxis]) & (
-      places < stop[:, tf2.newaxis]
-    )
+    before, after = scored[:, tf2.newaxis], stop[:, tf2.newaxis]
+    counts = (places >= before) & (places < after)
     return -tf2.reduce_sum(tf2.where(counts, loss, 0.0), 1)
 
 
