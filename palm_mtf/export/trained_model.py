@@ -10,7 +10,11 @@ import numpy as np
 
 from palm_mtf.checkpoints.manifest import Checkpoint
 from palm_mtf.config import Config, ModelConfig
-from palm_mtf.data.batches.packing import document_start, prompt_start
+from palm_mtf.data.batches.packing import (
+  document_start,
+  prompt_start,
+  row_start,
+)
 from palm_mtf.data.vocabulary.vocabulary import Vocabulary
 
 Reader = Callable[[str], np.ndarray]  # parameter's name -> its value, float32
@@ -43,6 +47,11 @@ class TrainedModel:
   def start_id(self) -> int:
     """Id of the token before a document."""
     return document_start(self.config.data, self.vocabulary)
+
+  @property
+  def row_start(self) -> int:
+    """Id of the token at the start of a row that begins within a document."""
+    return row_start(self.config.data, self.vocabulary)
 
   @property
   def prompt_start(self) -> int | None:

@@ -5,7 +5,6 @@
 import math
 
 from palm_mtf.architecture.parameters import parameter_shapes
-from palm_mtf.data.batches.packing import row_start
 from palm_mtf.data.vocabulary.sentencepiece_vocabulary import (
   SentencePieceVocabulary,
 )
@@ -39,7 +38,7 @@ def make_saved_model(trained: TrainedModel) -> Export:
         read,
         vocabulary,
         start_id=trained.start_id,
-        row_start=row_start(config.data, vocabulary),
+        row_start=trained.row_start,
         adds_start=config.data.add_start,
         stride=config.evaluation.stride or max(length // 2, 1),
       )
