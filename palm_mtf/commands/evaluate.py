@@ -133,8 +133,9 @@ def _print_outcome(
       f"{'metric':24}  {'value':>10}"
     )
   for name, value in outcome.metrics.items():
-    is_clean = name.removesuffix("_clean") in outcome.metrics.keys() - {name}
-    count = outcome.num_clean if is_clean else outcome.num_examples
+    count = outcome.num_examples
+    if name.removesuffix("_clean") in outcome.metrics.keys() - {name}:
+      count = outcome.num_clean or count
     text = f"{value:10.4f}" if isinstance(value, float) else repr(value)
     print(
       f"{outcome.step:8}  {outcome.task:28}  {outcome.split:12}  "

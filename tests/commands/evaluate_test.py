@@ -35,7 +35,9 @@ TRAIN = {"TRAIN_STEPS": 8, "CHECKPOINT_STEPS": 8, "PROMPTS": []}
 
 def not_finite(targets, scores):
   del targets, scores
-  return {"nan": np.float32("nan"), "inf": float("-inf"), "none": None}
+  infinite = float("-inf")
+  found = {"nan": np.float32("nan"), "inf": infinite, "inf_clean": infinite}
+  return found | {"none": None}
 
 
 def any_object(output, **unused):
@@ -153,7 +155,7 @@ def test_what_is_not_finite_is_null_in_whatever_is_printed_and_written(
   code, out, err = evaluate("--json", tasks=["not_finite"])
   assert code == 0, err
   (line,) = map(strict_json.loads, out.splitlines())
-  nulls = {"nan": None, "inf": None, "none": None}
+  nulls = dict.fromkeys(["nan", "inf", "inf_clean", "none"])
   assert line["metrics"] == nulls
   path = evaluated / "eval" / "step_00000008" / "not_finite-validation"
   written = strict_json.loads(path.with_suffix(".json").read_text())
@@ -164,6 +166,15 @@ def test_what_is_not_finite_is_null_in_whatever_is_printed_and_written(
     for target in EXAMPLES["targets"]
   ]
   strict_json.load_lines(path.with_suffix(".answers.jsonl"))
+
+
+def test_a_task_s_own_metric_named_clean_is_of_all_examples(evaluate):
+  code, out, err = evaluate(tasks=["not_finite"])
+  assert code == 0, err
+  lines = [line.split() for line in out.splitlines()]
+  assert [x[3:] for x in lines if "inf_clean" in x] == [
+    ["3", "inf_clean", "-inf"]
+  ]
 
 
 def test_a_checkpoint_that_is_removed_while_it_is_read_is_evaluated(

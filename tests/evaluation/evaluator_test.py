@@ -105,13 +105,18 @@ class MeanScore(seqio.metrics.CollectingMetric):
     return {"mean_score": np.mean(scores)}, found
 
 
-def register(name, examples=None, train=None, objects=(), **features) -> None:
+def register(
+  name,
+  examples=None,
+  train=None,
+  functions=(mean_score,),
+  objects=(),
+  **features,
+) -> None:
   splits = {"validation": columns(examples or EXAMPLES) | features}
   if train:
     splits["train"] = columns(train)
-  metrics = (
-    {"metric_objs": objects} if objects else {"metric_fns": [mean_score]}
-  )
+  metrics = {"metric_fns": [*functions], "metric_objs": [*objects]}
   add_examples(name, splits, STEPS, features=BOTH, **metrics)
 
 
@@ -159,7 +164,10 @@ def evaluate_clean(task, contaminated, scores):
 def test_clean_examples_are_those_of_sets_of_8_grams_and_have_metrics(
   find, objects
 ):
-  register("plain", objects=objects, exemplar_group=["a", "b"] * 6)
+  functions = [] if objects else [mean_score]
+  register(
+    "plain", None, None, functions, objects, exemplar_group=["a", "b"] * 6
+  )
   task, found = find("plain")
   assert found == find_contaminated(EXAMPLES, DOCUMENTS)
   assert 0 < len(found) < 12

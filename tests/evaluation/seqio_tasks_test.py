@@ -231,6 +231,41 @@ def test_a_metric_function_that_fails_is_one_line_with_the_task(vocabulary):
   )
 
 
+GROUPED = {name: values * 2 for name, values in QUESTIONS.items()} | {
+  "exemplar_group": ["a", "b"] * 3
+}
+
+
+def test_a_task_s_own_metric_keeps_its_name_and_value(vocabulary, caplog):
+  own = {"m": 1.0, "macro_m": 99.0, "m_clean": 77.0}
+
+  def named(targets, scores):
+    return own
+
+  register("own", [named], GROUPED)
+  (task,) = open_tasks(vocabulary, "own")
+  metrics = task.evaluate(1, Says(numbers=[1.0] * 6), [0, 1, 2]).metrics
+  assert {name: metrics[name] for name in own} == own
+  assert "its own macro_m stand for" in caplog.text
+  assert "its own m_clean" in caplog.text
+
+
+def test_a_metric_that_needs_more_examples_than_a_category_has_is_computed(
+  vocabulary, caplog
+):
+  def correlation(targets, scores):
+    if len(scores) < 4:
+      raise ValueError("4 examples are needed")
+    return {"n": len(scores)}
+
+  register("few", [correlation], GROUPED)
+  (task,) = open_tasks(vocabulary, "few")
+  result = task.evaluate(1, Says(numbers=[1.0] * 6))
+  assert (result.metrics, result.categories) == ({"n": 6.0}, {})
+  assert "metrics of some of the examples are left out" in caplog.text
+  assert "4 examples are needed" in caplog.text
+
+
 # Right answers per category: law 1 of 4, logic 1 of 1, art 2 of 3.
 RIGHT = [1, 0, 0, 0, 1, 1, 1, 0]
 CATEGORIES = ["law", "law", "law", "law", "logic", "art", "art", "art"]
