@@ -117,11 +117,11 @@ class CompiledText:
   @property
   def estimated_cycles(self) -> int:
     """Cycles of a core, without collectives, by the compiler's estimate."""
-    total = 0
-    for each, times in self._run(self._entry, 1):
-      found = re.search(r'"estimated_cycles":"(\d+)"', each.rest)
-      total += times * int(found[1]) if found else 0
-    return total
+    return sum(
+      times * int(found[1])
+      for each, times in self._run(self._entry, 1)
+      if (found := re.search(r'"estimated_cycles":"(\d+)"', each.rest))
+    )
 
   def _run(
     self, computation: str, times: int

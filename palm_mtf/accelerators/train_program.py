@@ -59,9 +59,8 @@ def build_train_program(
 
   Takes the arguments of `build_train_program` in programs/train_program.py.
   """
-  names, read = features, None
-  if isinstance(features, ServerFeatures):
-    names, read = features
+  is_read = isinstance(features, ServerFeatures)
+  names, read = features if is_read else (features, None)
   settings = StepSettings(
     model=config,
     mesh_layout=mesh_layout,

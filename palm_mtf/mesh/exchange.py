@@ -84,12 +84,7 @@ class OwnPart(mtf.Operation):
     )
 
   def whole(self, mesh_impl: mtf.MeshImpl, part: object) -> object:
-    """Gathers the parts of each slice; returns whole slices on all devices.
-
-    Args:
-      mesh_impl: mesh implementation with the layout of the operation's mesh.
-      part: each device's part, as a LaidOutTensor.
-    """
+    """Gathers each device's part; returns whole slices on all devices."""
     if not self._axes:
       return part
     for axis in reversed(self._axes):
@@ -125,11 +120,10 @@ class Exchange(mtf.Operation):
     mesh: mtf.Mesh,
     own: OwnPart | None = None,
   ):
-    """Adds up `terms`.
+    """Adds up `terms` for the pod with the mesh `mesh`.
 
     Args:
       terms: one tensor per pod, in the pods' order; equal shapes and dtypes.
-      mesh: mesh of the pod that gets the sum.
       own: this pod's OwnPart if the terms are outputs of OwnParts; else None.
     """
     super().__init__(list(terms), mesh=mesh, name="exchange")

@@ -22,11 +22,9 @@ ONE_BY_ONE = tf.RunOptions(inter_op_thread_pool=1)
 
 
 def session_config(num_devices: int, num_pods: int = 1) -> tf.ConfigProto:
-  """Returns a configuration with virtual CPU devices.
+  """Returns a configuration with virtual CPU devices for this process's pods.
 
-  Args:
-    num_devices: devices per pod.
-    num_pods: pods in this process.
+  `num_devices` is the number of devices per pod.
 
   Raises:
     UserError: if TF_XLA_FLAGS cannot work with so many devices.

@@ -132,12 +132,11 @@ class WholeSlice(mtf.Operation):
     mesh_impl = lowering.mesh_impl(self)
     input_dims = {dim for x in self.inputs for dim in x.shape.dims}
     for dim in input_dims:
-      if dim.name in self._unsplittable_dims:
-        if split_axes(mesh_impl, [dim]):
-          raise UserError(
-            f"{self.name} needs all of {dim.name}, which the layout splits: "
-            f"take {dim.name} out of the layout rules."
-          )
+      if dim.name in self._unsplittable_dims and split_axes(mesh_impl, [dim]):
+        raise UserError(
+          f"{self.name} needs all of {dim.name}, which the layout splits: take "
+          f"{dim.name} out of the layout rules."
+        )
     slices = [lowering.tensors.get(x) for x in self.inputs]
     if self._offset_of is not None:
       slices.insert(0, slice_offset(mesh_impl, self._offset_of))
