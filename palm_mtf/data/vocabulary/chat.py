@@ -11,6 +11,7 @@ in a message become the ids of their letters, so that no message can end a turn.
 import functools
 import importlib.util
 import itertools
+import json
 import os
 import re
 from collections.abc import Mapping, Sequence
@@ -179,6 +180,8 @@ class ChatTemplate:
     content = found.get("content")
     if isinstance(content, list) and not self._reads_parts:
       found["content"] = "\n".join(x.get("text", "") for x in content)
+    if isinstance(found.get("tool_calls"), list) and self._reads_arguments:
+      found["tool_calls"] = [*map(_read_arguments, found["tool_calls"])]
     for name in _REASONING:
       if name in found:
         reasoning = found[name]
@@ -195,6 +198,33 @@ class ChatTemplate:
     except RenderError:
       return False
     return _PROBE in text and str(content) not in text
+
+  @functools.cached_property
+  def _reads_arguments(self) -> bool:
+    """Whether the template writes the arguments of a tool call as JSON."""
+    function = {"name": "f", "arguments": {_PROBE: 1}}
+    call = {"type": "function", "id": "0" * 9, "function": function}
+    asked = [
+      {"role": "user", "content": "x"},
+      {"role": "assistant", "content": "", "tool_calls": [call]},
+    ]
+    try:
+      text, _ = self._renderer.render({**self._values([]), "messages": asked})
+    except RenderError:
+      return False
+    return f'"{_PROBE}": 1' in text
+
+
+def _read_arguments(call: Any) -> Any:
+  """Returns a tool call with arguments as an object, as most templates read.
+
+  OpenAI's clients send the arguments as JSON text.
+  """
+  try:
+    arguments = json.loads(call["function"]["arguments"])
+  except (KeyError, TypeError, ValueError, RecursionError):
+    return call
+  return {**call, "function": {**call["function"], "arguments": arguments}}
 
 
 def _keep(text: str, runs: Sequence[Sequence[int]], kept: set[int]) -> str:

@@ -265,6 +265,47 @@ def test_a_template_of_parts_gets_parts(tmp_path):
 
 
 @pytest.mark.peers
+@pytest.mark.parametrize(
+  "written",  # as by Qwen 2.5, Mistral and DeepSeek
+  ["call.arguments | tojson", "call | tojson", "'{' ~ call.arguments + '}'"],
+)
+def test_arguments_of_tools_have_the_form_that_the_template_reads(
+  written, tmp_path
+):
+  import transformers
+
+  template = (
+    "{% for m in messages %}{% for x in m.tool_calls or [] %}"
+    "{% set call = x.function %}{{ " + written + " }}{% endfor %}{% endfor %}"
+  )
+  ours = open_template(make_vocabulary(tmp_path, template))
+  peer = transformers.PreTrainedTokenizerFast(
+    tokenizer_file=str(tmp_path / "tokenizer.json"), bos_token=START
+  )
+
+  def conversation(arguments):
+    call = {"name": "return_x", "arguments": arguments}
+    calls = [{"type": "function", "id": "123456789", "function": call}]
+    return [
+      {"role": "user", "content": "x"},
+      {"role": "assistant", "content": "", "tool_calls": calls},
+    ]
+
+  sent = '{"x": "caf\u00e9 <|endoftext|>", "f": [1, null]}'
+  read = sent if "+" in written else json.loads(sent)
+  expected = peer.apply_chat_template(
+    conversation(read), chat_template=template, return_dict=False
+  )
+  assert ours.encode(conversation(sent))[1:] != expected  # no text is control
+  harmless = sent.replace("<|endoftext|>", "")
+  read = harmless if "+" in written else json.loads(harmless)
+  expected = peer.apply_chat_template(
+    conversation(read), chat_template=template, return_dict=False
+  )
+  assert ours.encode(conversation(harmless)) in (expected, [1, *expected])
+
+
+@pytest.mark.peers
 def test_a_sentencepiece_vocabulary_has_the_ids_of_llama_cpp(tmp_path):
   """The start token comes first, and a space after each control token."""
   vocabulary = prefixed_vocabulary.train_prefixed("a red bird sings", tmp_path)
