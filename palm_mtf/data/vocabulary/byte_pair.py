@@ -53,6 +53,11 @@ _MOST_SHOWN = 200  # characters of an error of the library
 # Decoders that files with byte fallback may have.
 _FALLBACK = {"ByteFallback", "Fuse", "Metaspace", "Replace", "Strip"}
 
+# Settings of an added token that changes nothing in the text around it.
+PLAIN_TOKEN = dict.fromkeys(
+  ("single_word", "lstrip", "rstrip", "normalized"), False
+)
+
 Json = dict[str, Any]
 
 
@@ -129,12 +134,10 @@ class BytePairVocabulary(Vocabulary):
   def __reduce__(self) -> tuple:
     # Worker processes read the file's content again, because a pickled
     # tokenizer loses the setting to encode special tokens as text.
-    settings = {
-      "what": self._what,
-      "extra_ids": self.extra_ids,
-      "ends": self._ends,
-    }
-    make = functools.partial(BytePairVocabulary, **settings)
+    settings = {"what": self._what, "ends": self._ends}
+    make = functools.partial(
+      BytePairVocabulary, extra_ids=self.extra_ids, **settings
+    )
     return make, (self.path, self._model)
 
   def files(self) -> Mapping[str, bytes]:
@@ -402,7 +405,6 @@ def _read_decoders(
 
 
 def _is_part(text: bytes) -> bool:
-  """Whether bytes are not whole characters."""
   try:
     text.decode()
   except UnicodeDecodeError:

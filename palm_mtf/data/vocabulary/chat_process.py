@@ -135,17 +135,11 @@ def _own(value: Any, origin: int = TEMPLATE) -> Any:
   return type(value)(_own(x, origin) for x in value) if is_list else value
 
 
-def _keeping_length(name: str) -> Any:
-  def changed(self: _Text) -> _Text:
-    found = getattr(str, name)(self)
-    return _Text(found, self._origins if len(found) == len(self) else None)
-
-  return changed
-
-
-def _losing_track(name: str) -> Any:
+def _tracking(name: str) -> Any:
   def changed(self: _Text, *args: Any, **kwargs: Any) -> Any:
     found = getattr(str, name)(self, *args, **kwargs)
+    if name in _CASES and len(found) == len(self):
+      return _Text(found, self._origins)
     origins = {*self._origins} if name in _PARTS else ()
     return _own(found, min(origins) if len(origins) == 1 else UNKNOWN)
 
@@ -153,19 +147,20 @@ def _losing_track(name: str) -> Any:
 
 
 _NO = NotImplemented
+# Methods that change each character in its place.
+_CASES = "capitalize casefold lower swapcase title upper".split()
 # Methods whose results are parts of the text; if the text has one origin, its
 # parts have this origin, too.
 _PARTS = (
   "partition removeprefix removesuffix rpartition rsplit splitlines".split()
 )
-for _name in "capitalize casefold lower swapcase title upper".split():
-  setattr(_Text, _name, _keeping_length(_name))
 # The sandbox replaces format and format_map, and makes Text of their results.
 for _name in (
+  *_CASES,
   *_PARTS,
   *"__format__ __mod__ center expandtabs ljust rjust translate zfill".split(),
 ):
-  setattr(_Text, _name, _losing_track(_name))
+  setattr(_Text, _name, _tracking(_name))
 
 
 class _Generator(CodeGenerator):

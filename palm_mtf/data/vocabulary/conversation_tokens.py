@@ -64,12 +64,9 @@ def _make_byte_pair_encoder(
   ]
   unknown = model.get("unk_token")
   model["unk_token"] = names.get(unknown, unknown)
-  plain = dict.fromkeys(
-    ("single_word", "lstrip", "rstrip", "normalized"), False
-  )
   known = {x["content"] for x in added}
   added += [
-    {"id": i, "content": name, **plain}
+    {"id": i, "content": name, **byte_pair.PLAIN_TOKEN}
     for name, i in controls.items()
     if name not in known
   ]

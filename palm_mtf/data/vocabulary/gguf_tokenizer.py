@@ -19,6 +19,7 @@ from sentencepiece import sentencepiece_model_pb2
 
 from palm_mtf.data.vocabulary import byte_pair, sentencepiece_vocabulary
 from palm_mtf.data.vocabulary.byte_pair import (
+  PLAIN_TOKEN,
   BytePairVocabulary,
   list_parts,
   start_processor,
@@ -218,9 +219,6 @@ def _read_byte_level(
       f"{_KEY}tokens: some tokens have the same name; convert the model again."
     )
   _, start_id = read_gguf_start(metadata)
-  plain = dict.fromkeys(
-    ("single_word", "lstrip", "rstrip", "normalized"), False
-  )
   byte_level = {
     "type": "ByteLevel",
     "add_prefix_space": False,
@@ -229,7 +227,8 @@ def _read_byte_level(
   }
   described = {
     "added_tokens": [
-      {"id": i, "content": tokens[i], "special": kind != _USER_DEFINED} | plain
+      PLAIN_TOKEN
+      | {"id": i, "content": tokens[i], "special": kind != _USER_DEFINED}
       for i, kind in enumerate(types)
       if kind in (_CONTROL, _UNKNOWN, _USER_DEFINED)
     ],

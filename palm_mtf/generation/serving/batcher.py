@@ -10,7 +10,6 @@ from collections.abc import (
   Callable,
   Collection,
   Iterable,
-  Iterator,
   Mapping,
   Sequence,
 )
@@ -65,45 +64,29 @@ class FullError(Exception):
   """The queue has no room for the rows of a request."""
 
 
-class WaitingRows:
-  """Rows that wait for slots (rows of the decoding batch).
+def take_row(waiting: list[Row], in_slots: Iterable[Row]) -> Row:
+  """Removes and returns the next of the waiting rows, for a free slot.
 
-  A free slot goes to the client with the fewest rows in slots and, among the
-  client's requests, to the request with the fewest rows in slots. In a tie, the
-  client or request that has waited longest gets the slot.
+  A slot is a row of the decoding batch. A free slot goes to the client with the
+  fewest rows in slots and, among the client's requests, to the request with the
+  fewest rows in slots. In a tie, the client or request that has waited longest
+  gets the slot.
+
+  Args:
+    waiting: rows without a slot. Clients, and the requests of each, are in the
+      order of their last slot or, before the first slot, their arrival.
+    in_slots: rows that have a slot.
   """
-
-  def __init__(self):
-    # Clients, and the requests of each, are in the order of their last slot or,
-    # before the first slot, their arrival.
-    self._rows: list[Row] = []
-
-  def __iter__(self) -> Iterator[Row]:
-    return iter(self._rows)
-
-  def __len__(self) -> int:
-    return len(self._rows)
-
-  def add(self, rows: Sequence[Row]) -> None:
-    """Adds the rows of one request."""
-    self._rows += rows
-
-  def take(self, in_slots: Iterable[Row]) -> Row:
-    """Removes and returns the next row for a slot, given the rows in slots."""
-    counts: dict[object, int] = collections.Counter()
-    for row in in_slots:
-      counts.update([row.client, row.asked])
-    client = min(self._rows, key=lambda x: counts[x.client]).client
-    of_client = [x for x in self._rows if x.client == client]
-    row = min(of_client, key=lambda x: counts[x.asked])
-    self._rows.remove(row)
-    # Move the client's rows to the end, and the request's rows to the very end.
-    self._rows.sort(key=lambda x: (x.client == client, x.asked is row.asked))
-    return row
-
-  def remove_ended(self) -> None:
-    """Removes the rows that have ended."""
-    self._rows = [x for x in self._rows if not x.ended]
+  counts: dict[object, int] = collections.Counter()
+  for row in in_slots:
+    counts.update([row.client, row.asked])
+  client = min(waiting, key=lambda x: counts[x.client]).client
+  of_client = [x for x in waiting if x.client == client]
+  row = min(of_client, key=lambda x: counts[x.asked])
+  waiting.remove(row)
+  # Move the client's rows to the end, and the request's rows to the very end.
+  waiting.sort(key=lambda x: (x.client == client, x.asked is row.asked))
+  return row
 
 
 @dataclasses.dataclass
@@ -166,7 +149,7 @@ class Batcher:
     # Maximum number of rows per client, running and waiting together.
     self.most_rows = engine.decoder.num_slots + most_waiting
     self._changed = threading.Condition()
-    self._waiting = WaitingRows()
+    self._waiting: list[Row] = []
     self._running: dict[int, Row] = {}
     self._load: Callable[[], None] | None = None
     self._is_stopping = False
@@ -193,7 +176,7 @@ class Batcher:
         or self._is_stopping
       ):
         raise FullError
-      self._waiting.add(rows)
+      self._waiting += rows
       self._changed.notify()
 
   def replace_weights(self, load: Callable[[], None]) -> None:
@@ -254,7 +237,7 @@ class Batcher:
       if self._load and not self._running:
         load, self._load = self._load, None
       elif self._may_begin():
-        row = self._waiting.take(self._running.values())
+        row = take_row(self._waiting, self._running.values())
         slots = range(self.engine.decoder.num_slots)
         slot = next(i for i in slots if i not in self._running)
         self._running[slot] = row
@@ -364,7 +347,7 @@ class Batcher:
     for row in [*self._waiting, *self._running.values()]:
       if now > row.deadline:
         self._end(row, "time")
-    self._waiting.remove_ended()
+    self._waiting = [x for x in self._waiting if not x.ended]
     self._running = {i: x for i, x in self._running.items() if not x.ended}
     self._counters.waiting = len(self._waiting)
     self._counters.running = len(self._running)

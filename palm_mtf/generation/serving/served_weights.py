@@ -117,7 +117,7 @@ class NewerCheckpoint:
     shapes: Mapping[str, tuple[int, ...]],
     vocabulary_sha256: str,
   ):
-    """Begins with the checkpoint that is served now.
+    """Takes what a newer checkpoint must match.
 
     Args:
       served: checkpoint that is served now.

@@ -112,12 +112,8 @@ class _Completions:
       changed.clear()
       unfinished = [x for x in unfinished if not self._is_over(x)]
     found = [choice.read() for choice in choices]
-    answer = {
-      **head,
-      "choices": found,
-      "usage": _count_tokens(choices),
-    }
-    return make_json_response(answer)
+    usage = _count_tokens(choices)
+    return make_json_response({**head, "choices": found, "usage": usage})
 
   def _is_over(self, choice: Choice) -> bool:
     _check_choice(choice)
@@ -203,13 +199,11 @@ def _check_choice(choice: Choice) -> None:
 def _count_tokens(choices: Sequence[Choice]) -> dict[str, int]:
   # Count a prompt with several completions only once.
   prompts = {id(x.row.prompt): x.num_prompt_tokens for x in choices}
-  of_prompts = sum(prompts.values())
-  of_texts = sum(choice.num_tokens for choice in choices)
-  return {
-    "prompt_tokens": of_prompts,
-    "completion_tokens": of_texts,
-    "total_tokens": of_prompts + of_texts,
+  found = {
+    "prompt_tokens": sum(prompts.values()),
+    "completion_tokens": sum(choice.num_tokens for choice in choices),
   }
+  return {**found, "total_tokens": sum(found.values())}
 
 
 class Server:

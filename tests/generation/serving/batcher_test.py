@@ -18,7 +18,7 @@ from palm_mtf.generation.serving.batcher import (
   Counters,
   FullError,
   Row,
-  WaitingRows,
+  take_row,
 )
 from palm_mtf.generation.serving.completion_request import (
   read_completion_request,
@@ -406,15 +406,12 @@ class Waiting:
 
 def waiting(*requests):
   """Returns rows for triples (client, request, number of rows), in order."""
-  rows = WaitingRows()
-  for client, request, count in requests:
-    rows.add([Waiting(client, request) for _ in range(count)])
-  return rows
+  return [Waiting(*each) for *each, count in requests for _ in range(count)]
 
 
 def serve_slot(rows):
   """Returns the requests in the order in which they get the only slot."""
-  return "".join(rows.take([]).asked for _ in range(len(rows)))
+  return "".join(take_row(rows, []).asked for _ in range(len(rows)))
 
 
 @pytest.mark.parametrize(
@@ -435,13 +432,13 @@ def test_a_free_slot_goes_to_the_client_with_the_fewest_slots():
   rows = waiting(("a", "1", 9), ("b", "2", 9))
   in_slots = [Waiting("a", "0") for _ in range(3)]
   for expected in "222":
-    in_slots.append(rows.take(in_slots))
+    in_slots.append(take_row(rows, in_slots))
     assert in_slots[-1].asked == expected
-  assert {rows.take(in_slots).asked for _ in "12"} == {"1", "2"}
+  assert {take_row(rows, in_slots).asked for _ in "12"} == {"1", "2"}
 
 
 def test_a_new_client_comes_after_waiting_clients_but_before_their_next_turn():
   rows = waiting(("a", "1", 3), ("b", "2", 3))
-  first = rows.take([])
-  rows.add([Waiting("c", "3")])
+  first = take_row(rows, [])
+  rows.append(Waiting("c", "3"))
   assert first.asked + serve_slot(rows) == "1213212"
