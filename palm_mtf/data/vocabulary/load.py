@@ -56,7 +56,15 @@ def open_vocabulary(
     UserError: there is no such file, or its vocabulary cannot be used.
   """
   what = f"{source}: its tokenizer" if source else f"{setting} = {path!r}"
-  content = _read(path, what)
+  try:
+    content = read_regular(path, _MAX_BYTES)
+  except FileNotFoundError:
+    raise UserError(
+      f"{what}: no such file{suggest_name(path)}; give a SentencePiece model, "
+      f"a tokenizer.json, {TRAIN_ONE}."
+    ) from None
+  except OSError as error:
+    raise UserError(f"{what}: {error.strerror}.") from None
   # A SentencePiece model begins with the byte 0x0A, the tag of its first piece.
   is_json = content.lstrip()[:1] == b"{"
   kind = BytePairVocabulary if is_json else SentencePieceVocabulary
@@ -178,15 +186,3 @@ def _read_name(config: Mapping[str, object], key: str) -> str:
   # The name may be in an object with settings of the token.
   name = name.get("content") if isinstance(name, Mapping) else name
   return name if isinstance(name, str) else ""
-
-
-def _read(path: str, what: str) -> bytes:
-  try:
-    return read_regular(path, _MAX_BYTES)
-  except FileNotFoundError:
-    raise UserError(
-      f"{what}: no such file{suggest_name(path)}; give a SentencePiece model, "
-      f"a tokenizer.json, {TRAIN_ONE}."
-    ) from None
-  except OSError as error:
-    raise UserError(f"{what}: {error.strerror}.") from None

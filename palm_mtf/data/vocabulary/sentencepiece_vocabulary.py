@@ -162,15 +162,9 @@ class SentencePieceVocabulary(Vocabulary):
         return [processor.Encode(x.encode(), out_type="numpy") for x in texts]
       return processor.Encode(texts, num_threads=num_threads, out_type="numpy")
 
-    inside = self._inside or self._processor
-    encoded = iter(
-      encode_parts(
-        functools.partial(encode, self._processor),
-        functools.partial(encode, inside),
-        flat,
-        flags,
-      )
-    )
+    first = functools.partial(encode, self._processor)
+    inside = functools.partial(encode, self._inside or self._processor)
+    encoded = iter(encode_parts(first, inside, flat, flags))
     batch = []
     for split in segments:
       parts = [next(encoded)]

@@ -149,10 +149,13 @@ def list_pieces(model: bytes) -> str:
   # The format is that of SentencePiece's .vocab file, but backslashes and
   # characters that would break the line are escaped as in Python.
   processor = sentencepiece.SentencePieceProcessor(model_proto=model)
-  return "".join(
-    f"{_printable(processor.IdToPiece(i))}\t{processor.GetScore(i):g}\n"
-    for i in range(processor.GetPieceSize())
-  )
+  lines = ""
+  for i in range(processor.GetPieceSize()):
+    for c in processor.IdToPiece(i):
+      is_shown = c.isprintable() and c != "\\"
+      lines += c if is_shown else c.encode("unicode_escape").decode()
+    lines += f"\t{processor.GetScore(i):g}\n"
+  return lines
 
 
 def sample_text(documents: Iterable[str], max_characters: int) -> list[str]:
@@ -175,13 +178,6 @@ def sample_text(documents: Iterable[str], max_characters: int) -> list[str]:
         num_characters -= len(chunk)
         limit = min(limit, -key)
   return [chunk for _, chunk in sorted(kept, reverse=True)]
-
-
-def _printable(piece: str) -> str:
-  return "".join(
-    c if c.isprintable() and c != "\\" else c.encode("unicode_escape").decode()
-    for c in piece
-  )
 
 
 def _explain_refusal(setting: str, vocab_size: int, message: str) -> str:

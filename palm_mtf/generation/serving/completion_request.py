@@ -114,14 +114,12 @@ def read_completion_request(
     raise UserError("prompt is missing: give a text to continue.")
   _check_values(values)
   if "stop" in given:
-    _check_stop(given["stop"])
-  stop = values["stop"]
+    values["stop"] = _read_stop(given["stop"])
   options = values.pop("stream_options")
   return CompletionRequest(
     **{
       **values,
       "prompts": _read_prompts(given["prompt"]),
-      "stop": [stop] if isinstance(stop, str) else stop,
       "include_usage": options.get("include_usage", False),
     }
   )
@@ -175,11 +173,13 @@ def _check_values(values: Mapping[str, object]) -> None:
     )
 
 
-def _check_stop(stop: object) -> None:
+def _read_stop(given: object) -> Sequence[str]:
   # Only a client's stop strings are limited, not the STOP_STRINGS of the run.
-  if not (are_texts(stop) or (isinstance(stop, str) and stop)):
-    raise UserError(f"stop = {shorten(stop)}: give a text, or a list of texts.")
-  stops = [stop] if isinstance(stop, str) else stop
+  stops = [given] if isinstance(given, str) else given
+  if not are_texts(stops):
+    raise UserError(
+      f"stop = {shorten(given)}: give a text, or a list of texts."
+    )
   for each in stops:
     try:
       each.encode()
@@ -195,6 +195,7 @@ def _check_stop(stop: object) -> None:
       f"stop: a text of {max(map(len, stops)):,} characters; give at most "
       f"{_MOST_STOP_CHARACTERS:,}."
     )
+  return stops
 
 
 def _read_prompts(given: object) -> list[str | list[int]]:

@@ -4,7 +4,6 @@
 
 import re
 from collections.abc import Iterator, Mapping, Set
-from typing import Any
 
 from palm_mtf.data.vocabulary.chat import ChatTemplate, Message
 from palm_mtf.errors import UserError, shorten
@@ -73,7 +72,8 @@ def _read_message(given: object, fields: Set[str]) -> Message:
       f"role = {shorten(role)}: give at most 64 letters, digits or _."
     )
   for part in content if isinstance(content, list) else ():
-    if not _is_text_part(part):
+    found = part if isinstance(part, Mapping) else {}
+    if found.get("type") != "text" or not isinstance(found.get("text"), str):
       raise UserError(
         f"messages: {shorten(part)}: is not supported as a part of a content; "
         'give {"type": "text", "text": "..."}.'
@@ -89,14 +89,6 @@ def _read_message(given: object, fields: Set[str]) -> Message:
       "this field; leave it out."
     )
   return {**others, "role": role, "content": content}
-
-
-def _is_text_part(part: Any) -> bool:
-  return (
-    isinstance(part, Mapping)
-    and part.get("type") == "text"
-    and isinstance(part.get("text"), str)
-  )
 
 
 def as_message(
