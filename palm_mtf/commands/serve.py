@@ -7,18 +7,22 @@ import dataclasses
 import functools
 import importlib.util
 import os
+import socket
 import sys
 import threading
 import time
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from palm_mtf.accounting.memory import (
   cache_bytes_per_token,
   decode_weight_bytes,
 )
 from palm_mtf.architecture.parameters import parameter_shapes
+from palm_mtf.checkpoints.manifest import Checkpoint
 from palm_mtf.checkpoints.weights_to_load import open_newest
 from palm_mtf.config import Config, DecodeConfig, ModelConfig, mesh_layout
+from palm_mtf.data.vocabulary.vocabulary import Vocabulary
 from palm_mtf.errors import StoppedError, UserError, check_count
 from palm_mtf.generation.inference.prompts import check_room
 from palm_mtf.machine.accelerators import decodes_on_accelerators
@@ -26,6 +30,9 @@ from palm_mtf.machine.activation_dtype import log_dtype, resolve_dtype
 from palm_mtf.machine.host_memory import memory_bytes
 from palm_mtf.machine.processors import gpu_capabilities
 from palm_mtf.runtime.addresses import split_address
+
+if TYPE_CHECKING:  # the module imports aiohttp, which is optional
+  from palm_mtf.generation.serving.access import Access
 
 _FOLLOW_SECS = 2  # pause between two searches for a newer checkpoint
 
@@ -62,13 +69,12 @@ def serve(
   keys = access.read_keys(api_key_file) if api_key_file else []
   _check_decode(config.decode)
   mesh_layout.check_layout(config.mesh_layout, config.model)
-  mesh = config.mesh_layout
-  model = resolve_dtype(config.model, mesh)
+  model = resolve_dtype(config.model, config.mesh_layout)
   config = dataclasses.replace(config, model=model)
   # On several devices, rounded weights are stored in the activation dtype.
-  is_split = mesh.num_devices > 1
+  is_split = config.mesh_layout.num_devices > 1
   weight_dtype = "activation" if is_split else config.decode.weight_dtype
-  if not decodes_on_accelerators(mesh, config.pods):
+  if not decodes_on_accelerators(config.mesh_layout, config.pods):
     _check_slots(slots, model, weight_dtype)
   checkpoint, vocabulary = open_newest(model_dir, config)
   check_room(model, config.run)
@@ -80,61 +86,20 @@ def serve(
       is_loopback=access.is_on_loopback(listener),
       allowed=allowed_hosts,
     )
-    log_dtype(model, mesh)
-    # Import TensorFlow, which takes seconds, only after all checks.
-    from palm_mtf.generation.inference.sessions import step_session_config
-    from palm_mtf.generation.serving.batcher import Batcher, Counters
-    from palm_mtf.generation.serving.served_model import ServedModel
-    from palm_mtf.generation.serving.served_weights import (
-      NewerCheckpoint,
-      ServedWeights,
+    log_dtype(model, config.mesh_layout)
+    stopped_by = _serve(
+      listener,
+      access.Access(hosts, keys),
+      model_dir,
+      checkpoint,
+      config,
+      vocabulary,
+      follow=follow,
+      slots=slots,
+      most_waiting=most_waiting,
+      most_secs=most_secs,
     )
-    from palm_mtf.generation.serving.server import Server
-    from palm_mtf.rates.measure import warn_if_slow
-
-    session = step_session_config(model, mesh, config.decode.weight_dtype)
-    warn_if_slow(model, mesh, session)
-    name = os.path.basename(os.path.abspath(model_dir))
-    newer = NewerCheckpoint(
-      model_dir, checkpoint, parameter_shapes(model), vocabulary.sha256
-    )
-    with ServedWeights(
-      config, num_tokens=vocabulary.size, num_slots=slots
-    ) as weights:
-      weights.load(checkpoint)
-      counters = Counters()
-      batcher = Batcher(
-        weights, counters, end_ids=vocabulary.end_ids, most_waiting=most_waiting
-      )
-      served = ServedModel(
-        name=name,
-        vocabulary=vocabulary,
-        config=config,
-        most_rows=batcher.most_rows,
-        most_secs=most_secs,
-      )
-
-      def load_newer() -> None:
-        while True:
-          time.sleep(_FOLLOW_SECS)
-          found = newer.find()
-          if found:
-            batcher.replace_weights(functools.partial(weights.replace, found))
-
-      def announce() -> None:
-        where = f"{access.make_url(listener)}/v1"
-        print(f"serving {name}, step {weights.step:,}, on {where}", flush=True)
-
-      async def run() -> str:
-        server = Server(served, batcher, counters, access.Access(hosts, keys))
-        return await server.serve(listener, announce)
-
-      if follow:
-        threading.Thread(target=load_newer, daemon=True).start()
-      signal_name = asyncio.run(run())
-      if batcher.failure:
-        raise batcher.failure
-  raise StoppedError(signal_name)
+  raise StoppedError(stopped_by)
 
 
 def _check_slots(slots: int, model: ModelConfig, weight_dtype: str) -> None:
@@ -168,3 +133,75 @@ def _check_decode(decode: DecodeConfig) -> None:
     raise UserError(
       f"NUM_SAMPLES = {decode.num_samples}: each request says n; set it to 1."
     )
+
+
+def _serve(
+  listener: socket.socket,
+  access: "Access",
+  model_dir: str,
+  checkpoint: Checkpoint,
+  config: Config,
+  vocabulary: Vocabulary,
+  *,
+  follow: bool,
+  slots: int,
+  most_waiting: int,
+  most_secs: int,
+) -> str:
+  """Runs the server; returns the name of the signal that stopped it."""
+  # Import TensorFlow, which takes seconds, only after all checks.
+  from palm_mtf.generation.inference.sessions import step_session_config
+  from palm_mtf.generation.serving.access import make_url
+  from palm_mtf.generation.serving.batcher import Batcher, Counters
+  from palm_mtf.generation.serving.served_model import ServedModel
+  from palm_mtf.generation.serving.served_weights import (
+    NewerCheckpoint,
+    ServedWeights,
+  )
+  from palm_mtf.generation.serving.server import Server
+  from palm_mtf.rates.measure import warn_if_slow
+
+  model, mesh = config.model, config.mesh_layout
+  session = step_session_config(model, mesh, config.decode.weight_dtype)
+  warn_if_slow(model, mesh, session)
+  name = os.path.basename(os.path.abspath(model_dir))
+  newer = NewerCheckpoint(
+    model_dir, checkpoint, parameter_shapes(model), vocabulary.sha256
+  )
+  with ServedWeights(
+    config, num_tokens=vocabulary.size, num_slots=slots
+  ) as weights:
+    weights.load(checkpoint)
+    counters = Counters()
+    batcher = Batcher(
+      weights, counters, end_ids=vocabulary.end_ids, most_waiting=most_waiting
+    )
+    served = ServedModel(
+      name=name,
+      vocabulary=vocabulary,
+      config=config,
+      most_rows=batcher.most_rows,
+      most_secs=most_secs,
+    )
+
+    def load_newer() -> None:
+      while True:
+        time.sleep(_FOLLOW_SECS)
+        found = newer.find()
+        if found:
+          batcher.replace_weights(functools.partial(weights.replace, found))
+
+    def announce() -> None:
+      where = f"{make_url(listener)}/v1"
+      print(f"serving {name}, step {weights.step:,}, on {where}", flush=True)
+
+    async def run() -> str:
+      server = Server(served, batcher, counters, access)
+      return await server.serve(listener, announce)
+
+    if follow:
+      threading.Thread(target=load_newer, daemon=True).start()
+    signal_name = asyncio.run(run())
+    if batcher.failure:
+      raise batcher.failure
+  return signal_name
