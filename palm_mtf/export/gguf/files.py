@@ -61,7 +61,7 @@ class GgufFile:
         "give a file with K-quants, q4_0 to q8_0 or floats."
       ) from None
     value = np.asarray(value, np.float32).reshape(self.shapes[name])
-    check_finite(value, f"{self._path}: its {name}")
+    check_finite(value, self._path, name)
     return value
 
 

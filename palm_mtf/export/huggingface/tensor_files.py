@@ -240,14 +240,14 @@ class SafetensorsFile:
         f"{ORIGINAL}."
       )
     value = self._file.get_tensor(name).astype(np.float32, copy=False)
-    check_finite(value, f"{self._path}: its {name}")
+    check_finite(value, self._path, name)
     return value
 
 
-def check_finite(value: np.ndarray, what: str) -> None:
+def check_finite(value: np.ndarray, path: str, name: str) -> None:
   """Raises UserError if a tensor has a number that is not finite."""
   if not np.isfinite(value).all():
     raise UserError(
-      f"{what} holds a number that is not finite; give a model without such "
-      "weights."
+      f"{path}: its {name} holds a number that is not finite; give a model "
+      "without such weights."
     )
