@@ -9,13 +9,12 @@ Two kinds of byte-pair encoding keep every text:
   byte fallback   of LLaMA 2, Mistral and Gemma: a token is a run of characters,
                   or one byte; most files write a space as U+2581
 
-The library splits and merges texts as the file says, except that it does not
-apply the file's post-processor, which may add a token at the start of a text
-(see `start_ids`).
+The library encodes as the file says, except that the file's post-processor is
+not applied, because it may add a start token, which the caller adds.
 
-A text that spells a special token is encoded like any other text. llama.cpp and
-transformers do the same if their caller says that a text is plain. In a text,
-the name of an added token that is not special becomes its id.
+The name of a special token in a text is encoded like other characters, as
+llama.cpp and transformers do on request, so that no text can contain control
+tokens. The name of an added token that is not special becomes the token's id.
 """
 
 import contextlib
@@ -43,17 +42,19 @@ FILE_NAME, CONFIG = "tokenizer.json", "tokenizer_config.json"
 _END_NAMES = ("<|endoftext|>", "</s>", "<|end_of_text|>", "<eos>")
 _OTHER = "give a byte-pair encoding that keeps bytes, or a SentencePiece model"
 _BYTE = re.compile("<0x([0-9A-F]{2})>")
-# Larger ids are refused, because a table has one row per id.
+# Larger ids are refused, because host memory holds one list entry per id.
 _MOST_IDS = 2**20
-# Fields with the parts of a normalizer, pre-tokenizer or decoder "Sequence".
+# Fields that list the parts of a normalizer, pre-tokenizer or decoder of type
+# "Sequence".
 _PARTS = ("normalizers", "pretokenizers", "decoders")
-# A text on which nested repetitions in a pattern take too many steps.
+# Some regular expressions with nested repetitions fail on this text. Their file
+# is then refused when it is opened, not when a user's text is encoded.
 _PROBE = f"{'a' * 99}! 1 a\u00e9\n"
-_MOST_SHOWN = 200  # characters of an error of the library
-# Decoders that files with byte fallback may have.
+_MOST_SHOWN = 200  # characters of the library's error in a message
+# Only these decoders of byte fallback can be applied to single tokens.
 _FALLBACK = {"ByteFallback", "Fuse", "Metaspace", "Replace", "Strip"}
 
-# Settings of an added token that changes nothing in the text around it.
+# Flags of an added token that leaves the text around it unchanged.
 PLAIN_TOKEN = dict.fromkeys(
   ("single_word", "lstrip", "rstrip", "normalized"), False
 )
@@ -98,7 +99,7 @@ class BytePairVocabulary(Vocabulary):
       for name in ("normalizer", "pre_tokenizer")
     }
     if inside != described:
-      # Encodes texts that continue another text; puts no space before them.
+      # For texts that continue another text: puts no space before a text.
       self._inside = _make_tokenizer(json_text(inside), extra_ids, what)
     ids = self._tokenizer.get_vocab()
     self._names = {i: name for name, i in ids.items()}
@@ -111,22 +112,21 @@ class BytePairVocabulary(Vocabulary):
     self.added_ids = frozenset(added)
     names = [self._names[i] for i in self.end_ids if i in added]
     for tokenizer in (self._tokenizer, self._inside):
-      # A text that spells the end of a text is plain, too.
+      # The names of special tokens in a text are encoded as characters.
       tokenizer.add_special_tokens(names)
-    # Special tokens and unused ids have no text.
     self._controls = {i for i in range(self.size) if i not in self._names}
     self._controls |= {i for i in added if added[i].special}
-    # Words of texts keep their text even if they end a text.
+    # Learned pieces, except [eod], decode to text even if they are end tokens.
     self._controls |= {self.eod_id, *(i for i in self.end_ids if i in added)}
     to_bytes, self._drops_space = _read_decoders(described, what)
-    self._bytes = [b""] * self.size  # of each token
+    self._bytes = [b""] * self.size  # what each id adds to a decoded text
     self.is_byte = np.zeros(self.size, bool)
     for i in self._names.keys() - self._controls:
       name = self._names[i]
       self._bytes[i] = name.encode() if i in added else to_bytes(name)
       is_piece = bool(_BYTE.fullmatch(name))
       self.is_byte[i] = is_piece or _is_part(self._bytes[i])
-    # Other fields decide no id.
+    # The other fields of the file do not affect the ids of a text.
     kept = ("normalizer", "pre_tokenizer", "model", "added_tokens", "decoder")
     parts = [*map(described.get, kept), extra_ids, self.eod_id]
     self.sha256 = hashlib.sha256(json_text(parts).encode()).hexdigest()
@@ -141,7 +141,7 @@ class BytePairVocabulary(Vocabulary):
     return make, (self.path, self._model)
 
   def files(self) -> Mapping[str, bytes]:
-    """Returns tokenizer.json, with sentinels, and files that name the ends."""
+    """Returns tokenizer.json with sentinels, and files with the end tokens."""
     model, config = self._model, dict(self.special_tokens)
     config["eos_token"] = self.piece(self.eod_id)
     if self.extra_ids:
@@ -167,7 +167,7 @@ class BytePairVocabulary(Vocabulary):
     return i in self._controls
 
   def token_bytes(self, i: int, before: Sequence[int] | None = None) -> bytes:
-    """Returns the bytes that id `i` adds to a text; see `Vocabulary`."""
+    """Returns the bytes that id `i` adds to a text after earlier tokens."""
     found = self._bytes[i] if i < self.size else "\ufffd".encode()
     if before is None or not self._drops_space:
       return found
@@ -203,7 +203,7 @@ class BytePairVocabulary(Vocabulary):
 
 
 def _read_tokenizer(model: bytes, what: str) -> Json:
-  """Returns a tokenizer.json of a byte-pair encoding."""
+  """Parses a tokenizer.json; refuses models other than byte-pair encoding."""
   try:
     found = json.loads(model.decode())
   except (ValueError, RecursionError):
@@ -226,10 +226,7 @@ def _read_tokenizer(model: bytes, what: str) -> Json:
 
 
 def _make_tokenizer(text: str, extra_ids: int, what: str) -> Any:
-  """Returns a tokenizers.Tokenizer that encodes whole texts as plain texts.
-
-  `text` is the content of a tokenizer.json.
-  """
+  """Makes a tokenizers.Tokenizer from `text`, a tokenizer.json's content."""
   try:
     import tokenizers
   except ImportError as error:
@@ -240,7 +237,7 @@ def _make_tokenizer(text: str, extra_ids: int, what: str) -> Any:
     ) from None
   with _library_errors(what, "copy the file again"), _quiet_stderr():
     made = tokenizers.Tokenizer.from_str(text)
-    # Some patterns fail only when they meet a text.
+    # Some regular expressions compile, but fail on a text.
     made.encode(_PROBE)
   made.no_truncation()
   made.no_padding()
@@ -256,12 +253,11 @@ def _make_tokenizer(text: str, extra_ids: int, what: str) -> Any:
 
 @contextlib.contextmanager
 def _library_errors(what: str, fix: str) -> Iterator[None]:
-  """Turns errors of the library into UserErrors."""
   try:
     yield
-  except (TypeError, UnicodeEncodeError):  # of a text that is not Unicode
+  except (TypeError, UnicodeEncodeError):  # the text is not Unicode
     raise
-  # The library's errors have no class, and panics of Rust are no Exceptions.
+  # The library raises bare Exceptions; Rust's panics are BaseExceptions.
   except BaseException as error:
     is_panic = type(error).__name__ == "PanicException"
     if not is_panic and not isinstance(error, Exception):
@@ -272,7 +268,7 @@ def _library_errors(what: str, fix: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _quiet_stderr() -> Iterator[None]:
-  """Drops what Rust prints of a panic; for a process without other threads."""
+  """Discards stderr of all threads, because Rust prints its panics there."""
   kept, null = os.dup(2), os.open(os.devnull, os.O_WRONLY)
   os.dup2(null, 2)
   try:
@@ -284,7 +280,7 @@ def _quiet_stderr() -> Iterator[None]:
 
 
 def _has_parts(part: object) -> bool:
-  """Whether a normalizer, pre-tokenizer or decoder is null or an object."""
+  """Whether `part` is null, or an object whose nested parts are objects."""
   if not isinstance(part, dict):
     return part is None
   parts = [part.get(name, []) for name in _PARTS]
@@ -295,7 +291,7 @@ def _has_parts(part: object) -> bool:
 
 
 def list_parts(part: Json | None) -> Iterator[Json]:
-  """Yields the parts of a normalizer, pre-tokenizer or decoder, in order."""
+  """Yields the parts of a "Sequence" in order; else `part` itself, if any."""
   if part and part.get("type") == "Sequence":
     for each in itertools.chain(*(part.get(name, ()) for name in _PARTS)):
       yield from list_parts(each)
@@ -304,7 +300,7 @@ def list_parts(part: Json | None) -> Iterator[Json]:
 
 
 def _drop_prefix(part: Json | None) -> Json | None:
-  """Returns `part`, changed so that it puts no space before a text."""
+  """Returns a normalizer or pre-tokenizer that puts no space before a text."""
   if part is None or part.get("type") == "Prepend":
     return None
   changes = {
@@ -341,7 +337,7 @@ def _find_ends(
 
 
 def start_processor(name: str, start_id: int) -> Json:
-  """Returns a post-processor that puts a token before a text."""
+  """Returns a post-processor for tokenizer.json that adds a start token."""
   start = {"SpecialToken": {"id": name, "type_id": 0}}
   first, second = ({"Sequence": {"id": x, "type_id": 0}} for x in "AB")
   return {
@@ -355,15 +351,15 @@ def start_processor(name: str, start_id: int) -> Json:
 def _read_decoders(
   described: Json, what: str
 ) -> tuple[Callable[[str], bytes], bool]:
-  """Returns how to decode one token; the library decodes only whole texts.
+  """Reads how to decode single tokens; the library decodes only whole texts.
 
   Returns:
-    The function from a token's name to its bytes; and whether decoding drops
-    the space that the tokenizer puts before a text.
+    A function from a token's name to its bytes; and whether decoding drops a
+    text's first space, because encoding may have added that space.
   """
   decoders = [*list_parts(described.get("decoder"))]
   kinds = {str(x.get("type")) for x in decoders}
-  replaced = [  # (text in a token's name, the text that it stands for)
+  replaced = [  # (characters in a token's name, what they are decoded to)
     (x["pattern"].get("String"), x["content"])
     if x["type"] == "Replace"
     else (x["replacement"], " ")
@@ -385,7 +381,7 @@ def _read_decoders(
   bytes_of = {chr(i if i in prints else next(others)): i for i in range(256)}
 
   def read_byte_level(name: str) -> bytes:
-    # The library decodes a token with other characters to the token's name.
+    # A token with other characters is decoded to its name, as by the library.
     is_bytes = bytes_of.keys() >= {*name}
     return bytes(map(bytes_of.get, name)) if is_bytes else name.encode()
 

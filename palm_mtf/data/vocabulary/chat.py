@@ -2,10 +2,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Chat templates, which turn a conversation into the tokens of a prompt.
 
-A template is a text for Jinja2, as in files of transformers and llama.cpp. The
-file is chat_template.jinja in the folder of the vocabulary. Names of control
-tokens that the template writes become the ids of these tokens. The same names
-in a message become the ids of their letters, so that no message can end a turn.
+A template is a Jinja2 program, as in transformers and llama.cpp, in the file
+chat_template.jinja in the vocabulary's folder. A control token's name becomes
+the token's id if the template wrote the name. In a message, the name is encoded
+like other characters, so that no message can end a turn.
 """
 
 import functools
@@ -26,16 +26,16 @@ from palm_mtf.model_dir.foreign_files import read_json_object, read_regular
 
 FILE_NAME = "chat_template.jinja"
 _MAX_BYTES = 10**6
-# Other names for a message's reasoning_content, as in transformers.
+# Clients and templates name the field of a message's reasoning differently.
 _REASONING = ("reasoning_content", "thinking", "reasoning")
-# Characters of other origins (see chat_process.py) become this half of a
-# surrogate pair, which no name has.
+# Replaces characters that the template did not write, so that no control token
+# is found in them: half of a surrogate pair, which no token's name contains.
 _OTHER = "\ud800"
 _TEMPLATE, _UNKNOWN = 1, 2
 _PROBE = "text of the only part"
 
-# {"role": "user", "content": ...}; contents are texts, or lists of parts such
-# as {"type": "text", "text": ...}.
+# {"role": "user", "content": ...}. The content is a string, or a list of parts
+# such as {"type": "text", "text": ...}.
 Message = Mapping[str, Any]
 
 
@@ -62,20 +62,20 @@ def read_template(folder: str) -> str:
   for each in found if isinstance(found, list) else ():
     if isinstance(each, dict) and each.get("name") == "default":
       found = each.get("template")
-  # JSON can hold half of a surrogate pair, which no file of text can.
+  # JSON can hold half of a surrogate pair, which UTF-8 cannot encode.
   return (
     found.encode(errors="replace").decode() if isinstance(found, str) else ""
   )
 
 
 class ChatTemplate:
-  """The template in the folder of a vocabulary."""
+  """Encodes conversations with the template in a vocabulary's folder."""
 
   def __init__(self, vocabulary: Vocabulary, start_id: int | None):
     """Reads the template, and starts the process that renders it.
 
     Args:
-      start_id: start token of prompts, from packing.prompt_start.
+      start_id: id of the token that starts each prompt; None for no token.
 
     Raises:
       UserError: there is no template, the template is damaged, or jinja2 is not
@@ -102,8 +102,9 @@ class ChatTemplate:
     named = {*vocabulary.special_tokens.values()}
     is_json = isinstance(vocabulary, BytePairVocabulary)
     added = vocabulary.added_ids if is_json else frozenset()
-    # Files may not call the marks of turns special, although the template or
-    # their form says so. A word or spaces are no such mark.
+    # A file may not mark a token such as <|user|> as special. So added tokens
+    # that occur in the template, or have this form, are control tokens too,
+    # unless they are words or spaces, which messages contain.
     named |= {
       name
       for name, i in pieces.items()
@@ -122,14 +123,14 @@ class ChatTemplate:
       self._renderer = ChatRenderer(text)
     except RenderError as error:
       raise _explain(error) from None
-    # Names of the fields that the template may read in a message.
+    # The server refuses other fields of a message: the template ignores them.
     self.fields = self._renderer.fields
 
   def encode(self, messages: Sequence[Message]) -> list[int]:
     """Returns the tokens of a conversation up to the start of an answer.
 
-    With a tokenizer.json, these are the template's tokens, as in transformers.
-    With a SentencePiece model, the start token precedes them, as in llama.cpp.
+    With a tokenizer.json, only the template adds a start token, as in
+    transformers. Otherwise a missing start token is added, as in llama.cpp.
 
     Raises:
       UserError: the template refuses the messages, or needs too much time or
@@ -166,7 +167,7 @@ class ChatTemplate:
     ]  # the model reads at least one token
 
   def _values(self, messages: Sequence[Message]) -> dict[str, Any]:
-    """Returns what transformers passes to a template."""
+    """Returns the variables that transformers passes to a template."""
     return {
       "messages": [*map(self._read_message, messages)],
       "tools": None,
@@ -190,7 +191,7 @@ class ChatTemplate:
 
   @functools.cached_property
   def _reads_parts(self) -> bool:
-    """Whether the template reads lists of parts, not only texts."""
+    """Whether the template reads a content that is a list of parts."""
     content = [{"type": "text", "text": _PROBE}]
     asked = {"messages": [{"role": "user", "content": content}]}
     try:
@@ -216,10 +217,7 @@ class ChatTemplate:
 
 
 def _read_arguments(call: Any) -> Any:
-  """Returns a tool call with arguments as an object, as most templates read.
-
-  OpenAI's clients send the arguments as JSON text.
-  """
+  """Parses a tool call's arguments, which OpenAI's clients send as JSON."""
   try:
     arguments = json.loads(call["function"]["arguments"])
   except (KeyError, TypeError, ValueError, RecursionError):
@@ -228,7 +226,7 @@ def _read_arguments(call: Any) -> Any:
 
 
 def _keep(text: str, runs: Sequence[Sequence[int]], kept: set[int]) -> str:
-  """Returns `text` with _OTHER for each character that has another origin."""
+  """Replaces characters by _OTHER unless their origin is in `kept`."""
   place, found = 0, ""
   for origin, length in runs:
     part = text[place : place + length]

@@ -2,11 +2,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """The process that renders a chat template; chat_renderer.py starts it.
 
-A template is a program of a stranger, which may never end or fill the memory.
-So this process limits its own memory and processor time.
+A template is a stranger's program, which may run forever, or exhaust the host's
+memory. So this process limits its own memory and processor time.
 
-  stdin   one JSON object per line: first {"template": TEXT}, then the values
-          that each rendering gets
+  stdin   one JSON object per line: first {"template": TEXT}, then the variables
+          of each rendering
   stdout  one JSON object per line: first {"fields": [names that the template
           may read in a message]}, then {"text": TEXT, "origins": [[origin,
           number of characters], ...]}; or {"error": REASON}
@@ -33,24 +33,25 @@ from jinja2.utils import Namespace
 
 from palm_mtf.machine.process import die_with
 
-_MOST_BYTES = 2**29  # of memory
+_MOST_BYTES = 2**29  # of this process's address space
 _CPU_SECS = 3
 _MOST_CHARACTERS = 2**21  # in a rendered text
-# Origins of a character: a text of a message, the template's own text, or a
-# function that does not say which characters of its result are from which text.
+# Origins of a character in a rendered text: a message, the template, or a
+# function that does not tell from which string a character of its result comes.
 MESSAGE, TEMPLATE, UNKNOWN = range(3)
-# A template may make the name of a control token from these roles of messages.
+# These roles count as text of the template, because a template may build the
+# name of a control token from a message's role.
 _ROLES = ("assistant", "developer", "function", "system", "tool", "user")
 
 
 class _Text(str):
-  """A text that knows where each of its characters is from.
+  """A string with the origin of each of its characters.
 
-  All texts that a template reads are of this class. The characters of a plain
-  str, which is the result of a library's function, are of unknown origin.
+  All strings that a template reads are of this class. A plain str, which only
+  functions of a library return, has characters of unknown origin.
   """
 
-  _origins: bytes  # [length]; templates cannot read names with an underscore
+  _origins: bytes  # [length]; the underscore hides the name from templates
 
   def __new__(cls, text: str, origins: bytes | None = None) -> "_Text":
     made = super().__new__(cls, text)
@@ -126,7 +127,7 @@ def _list_runs(text: str) -> Iterator[tuple[int, str]]:
 
 
 def _own(value: Any, origin: int = TEMPLATE) -> Any:
-  """Returns `value` with a _Text of one origin for each text in it."""
+  """Copies `value`; each string in the copy is a _Text of origin `origin`."""
   if isinstance(value, str):
     return _Text(value, bytes([origin]) * len(value))
   if isinstance(value, dict):
@@ -147,14 +148,14 @@ def _tracking(name: str) -> Any:
 
 
 _NO = NotImplemented
-# Methods that change each character in its place.
+# Methods that change characters in place: origins stay if the length does.
 _CASES = "capitalize casefold lower swapcase title upper".split()
-# Methods whose results are parts of the text; if the text has one origin, its
-# parts have this origin, too.
+# Methods that return substrings. If all characters of a string have the same
+# origin, so have those of its substrings.
 _PARTS = (
   "partition removeprefix removesuffix rpartition rsplit splitlines".split()
 )
-# The sandbox replaces format and format_map, and makes Text of their results.
+# The sandbox replaces format and format_map, and makes their results _Texts.
 for _name in (
   *_CASES,
   *_PARTS,
@@ -164,10 +165,10 @@ for _name in (
 
 
 class _Generator(CodeGenerator):
-  """Makes a Text of each text in a template."""
+  """Compiles each string of a template to a _Text of origin TEMPLATE."""
 
   def visit_Const(self, node: nodes.Const, frame: Any) -> None:  # noqa: N802
-    # May be a list of texts, because jinja2 computes what is constant.
+    # May be a list of strings, because jinja2 evaluates constant expressions.
     self.write(f"environment.own({node.as_const(frame.eval_ctx)!r})")
 
   def visit_TemplateData(  # noqa: N802
@@ -187,7 +188,7 @@ class _Generator(CodeGenerator):
 
 
 class _Generation(Extension):
-  """The tag with which transformers marks answers for training."""
+  """The tag "generation", by which templates of transformers mark answers."""
 
   tags = {"generation"}  # noqa: RUF012
 
@@ -198,7 +199,7 @@ class _Generation(Extension):
 
 
 class _Namespace(Namespace):
-  """As in transformers, has no attribute that Python may call by itself."""
+  """Refuses names such as __str__, because Python calls some implicitly."""
 
   def __init__(*args: Any, **kwargs: Any):
     values = dict(*args[1:], **kwargs)
@@ -225,8 +226,8 @@ def _make_environment() -> Environment:
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,
   ) -> _Text:
-    # json makes plain texts. So marks that nobody can guess stand before the
-    # characters of each origin; what stands between texts is the template's.
+    # json.dumps loses origins. So put an unguessable mark and the origin before
+    # each run of characters; JSON's own characters count as the template's.
     mark = secrets.token_hex(16)
 
     def add_marks(x: Any) -> Any:
@@ -276,7 +277,7 @@ def _make_environment() -> Environment:
 
 
 class _Process:
-  """Answers lines; the first one has the template."""
+  """Compiles the template of the first request, and renders the others."""
 
   def __init__(self) -> None:
     self._environment = _make_environment()

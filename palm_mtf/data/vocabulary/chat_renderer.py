@@ -1,6 +1,6 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Renders a chat template in a separate process, which may be killed."""
+"""Renders a chat template in a process, which can be killed if it hangs."""
 
 import contextlib
 import json
@@ -24,9 +24,9 @@ class RenderError(Exception):
 
 
 class ChatRenderer:
-  """A template, and a process that is started again whenever it has ended.
+  """A template and its process, which is restarted if it has ended.
 
-  Several threads may use a renderer; they take turns.
+  Several threads may use a renderer; a lock lets one render at a time.
   """
 
   def __init__(self, template: str):
@@ -40,9 +40,9 @@ class ChatRenderer:
     self._process = self._start()
 
   def render(self, values: Mapping[str, Any]) -> tuple[str, list[list[int]]]:
-    """Returns the text, and runs [origin, number of characters] of it.
+    """Returns the rendered text, and its runs [origin, number of characters].
 
-    Origins are those of chat_process.py.
+    An origin is MESSAGE, TEMPLATE or UNKNOWN of chat_process.py.
 
     Raises:
       RenderError: the template raises an error, or needs too much time or
@@ -54,7 +54,7 @@ class ChatRenderer:
       found = _ask(self._process, values)
     return found["text"], found["origins"]
 
-  def _start(self) -> Any:  # subprocess.Popen, whose pipes mypy takes for None
+  def _start(self) -> Any:  # Any, because mypy takes Popen's pipes for None
     process = subprocess.Popen(
       [
         *(sys.executable, "-m", "palm_mtf.data.vocabulary.chat_process"),
@@ -105,5 +105,5 @@ def _end(process: Any) -> None:
   process.kill()
   process.wait()
   process.stdout.close()
-  with contextlib.suppress(BrokenPipeError):  # a part of a line is unsent
+  with contextlib.suppress(BrokenPipeError):  # part of a request is unsent
     process.stdin.close()

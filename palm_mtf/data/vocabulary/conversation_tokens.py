@@ -1,13 +1,13 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Encodes conversations, in which control tokens stand between texts.
+"""Encodes conversations, in which control tokens stand between strings.
 
-The ids are those of the program from which the vocabulary's format comes:
+A conversation gets the same ids as in another program:
 
-  tokenizer.json       transformers; flags of an added token, such as `rstrip`,
-                       change the text at its sides
-  SentencePiece model  llama.cpp; the text after each control token is encoded
-                       like the start of a text
+  tokenizer.json       transformers, where flags of an added token, such as
+                       `rstrip`, remove white space next to the token
+  SentencePiece model  llama.cpp, which encodes the string after each control
+                       token like the start of a text
 """
 
 import collections
@@ -21,15 +21,16 @@ from palm_mtf.data.vocabulary.byte_pair import BytePairVocabulary
 from palm_mtf.data.vocabulary.vocabulary import Vocabulary
 from palm_mtf.json_text import json_text
 
-# Takes texts and ids of control tokens.
+# A function from strings and ids of control tokens, in order, to token ids.
 Encode = Callable[[Sequence[str | int]], list[int]]
 
 
 def make_encoder(vocabulary: Vocabulary, controls: Mapping[str, int]) -> Encode:
-  """Returns a function that encodes texts with control tokens between them.
+  """Returns a function that encodes strings with control tokens between them.
 
   Args:
-    controls: {name: id} of the control tokens. Their names in a text are text.
+    controls: {name: id} of the control tokens. A name that occurs in a string
+      is encoded like other characters.
   """
   if isinstance(vocabulary, BytePairVocabulary):
     return _make_byte_pair_encoder(vocabulary, controls)
@@ -50,8 +51,8 @@ def _make_byte_pair_encoder(
   import tokenizers
 
   # The library finds control tokens by their names, also in messages. So give
-  # each control token a name that nobody can guess. Its ends stay, because the
-  # flag single_word depends on them.
+  # each control token a name that nobody can guess. Keep the name's first and
+  # last characters, because the flag single_word depends on them.
   def rename(name: str) -> str:
     return name[0] + secrets.token_hex(16) + name[-1]
 
@@ -76,7 +77,7 @@ def _make_byte_pair_encoder(
     else x
     for x in added
   ]
-  # These parts may hold the old names.
+  # These fields may refer to the old names, and are not needed here.
   described |= dict.fromkeys(("post_processor", "padding", "truncation"))
   made = tokenizers.Tokenizer.from_str(json_text(described))
   made.model.dropout = None  # no random merges
@@ -85,7 +86,8 @@ def _make_byte_pair_encoder(
   def encode(parts: Sequence[str | int]) -> list[int]:
     texts = [x if isinstance(x, str) else names[name_of[x]] for x in parts]
     found = made.encode("".join(texts), add_special_tokens=False)
-    # The library may leave a name in the text, because of the flag single_word.
+    # The flag single_word may keep the library from finding a control token.
+    # Then its real name is encoded as characters, as transformers does.
     pairs = zip(found.ids, found.offsets, strict=True)
     tokens = collections.deque(x for x in pairs if x[0] in name_of)
     changed, end = [*parts], 0

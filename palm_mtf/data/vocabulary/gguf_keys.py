@@ -1,10 +1,9 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Reads keys of a GGUF file with their types.
+"""Reads keys of a GGUF file, and checks the types of their values.
 
-The writer of a file chooses the type of each value, so a key may hold a text
-where a number is wanted. All keys are read here, so that no other code meets a
-value of another type.
+The program that wrote the file chose the type of each value, so a key may hold
+a string instead of a number. Other code need not check types again.
 """
 
 import types
@@ -36,7 +35,7 @@ def read_key(
 
   Args:
     metadata: {key: value} of a GGUF file.
-    kind: a key of _NAMES. A whole number is a number too.
+    kind: type of the value, or list[type]. A whole number is a float, too.
     default: value for a file without the key.
 
   Raises:

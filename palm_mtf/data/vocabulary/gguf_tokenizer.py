@@ -1,13 +1,13 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Tokenizers as metadata of GGUF files, which llama.cpp reads.
+"""Reads and makes the metadata of a GGUF file that describes a tokenizer.
 
   tokenizer.ggml.model = "gpt2"    byte-level byte-pair encoding
   tokenizer.ggml.model = "llama"   SentencePiece's byte-pair encoding
 
-The metadata of "gpt2" names the way in which llama.cpp splits a text before it
-merges bytes. With "gpt2", llama.cpp neither normalizes a text nor puts a space
-before it.
+For "gpt2", tokenizer.ggml.pre names the regular expressions by which llama.cpp
+splits a text before it merges bytes. llama.cpp then neither normalizes the text
+nor puts a space before the text.
 """
 
 import json
@@ -33,7 +33,7 @@ from palm_mtf.errors import UserError, did_you_mean
 from palm_mtf.json_text import json_text
 
 _KEY = "tokenizer.ggml."
-# GGUF and SentencePiece have the same types of tokens.
+# GGUF and SentencePiece use the same numbers for the types of tokens.
 _PIECE = sentencepiece_model_pb2.ModelProto.SentencePiece
 _NORMAL, _UNKNOWN, _CONTROL = _PIECE.NORMAL, _PIECE.UNKNOWN, _PIECE.CONTROL
 _USER_DEFINED, _UNUSED, _BYTE = _PIECE.USER_DEFINED, _PIECE.UNUSED, _PIECE.BYTE
@@ -43,7 +43,8 @@ _GPT2 = (
   r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+"
   r"|\s+(?!\S)|\s+"
 )
-# Hugging Face's files have the first form, which also matches U+017F as an "s".
+# A tokenizer.json has the first form, and llama.cpp has the second. The first
+# form also matches U+017F as an "s".
 _ANY_CASE = "(?i:'s|'t|'re|'ve|'m|'ll|'d)"
 _BOTH_CASES = "'(?:[sS]|[tT]|[rR][eE]|[vV][eE]|[mM]|[lL][lL]|[dD])"
 _LLAMA3 = (
@@ -51,8 +52,8 @@ _LLAMA3 = (
   r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
 _DIGIT, _THREE_DIGITS = r"\p{N}", "[0-9][0-9][0-9]"
-# {first name: (patterns that split a text, one pattern after another; whether a
-# word that is a token becomes this token, without merges)}
+# {value of tokenizer.ggml.pre: (regular expressions, each of which splits what
+# the one before it left; whether a piece that is a token skips the merges)}
 _SPLITS = {
   "gpt-2": ((_GPT2,), False),
   "smollm": ((_DIGIT, _GPT2), False),
@@ -73,8 +74,8 @@ _FIRST_NAMES = {x: x for x in _SPLITS} | {
   x: first for first, names in _SAME.items() for x in names.split()
 }
 
-# Tokens that llama.cpp takes for control tokens that end a text because of
-# their names, whatever their types are. The keys of _ENDS name further ids.
+# llama.cpp treats tokens with these names as control tokens that end a text,
+# whatever their types are, and those whose ids are under the keys of _ENDS.
 _END_NAMES = set(
   "<|endoftext|> <|end_of_text|> </s> <eos> [EOS] <|end|> <|im_end|> "
   "<|eot_id|> <|eom_id|> <end_of_turn> <turn|> <EOT> _<EOT> [EOT] <|return|> "
@@ -89,9 +90,9 @@ _ENDS = ("eos_token_id", "eot_token_id", "eom_token_id")
 def read_gguf_start(
   metadata: Mapping[str, Any],
 ) -> tuple[int | None, int | None]:
-  """Returns the id of the start token, and the id that stands before texts.
+  """Returns the id of the start token, and this id if each text gets it.
 
-  Both may be None; the defaults are those of llama.cpp.
+  Both may be None. Missing keys have the defaults of llama.cpp.
   """
   is_llama = read_key(metadata, f"{_KEY}model", str, "") == "llama"
   bos_id = read_key(
@@ -106,7 +107,7 @@ def read_gguf_start(
 
 
 def read_gguf_ends(metadata: Mapping[str, Any]) -> dict[str, bytes]:
-  """Returns {name: content} of a file that lists the ends of a text."""
+  """Returns {name: content} of a file that lists tokens that end a text."""
   tokens = read_key(metadata, f"{_KEY}tokens", list[str], [])
   given = [read_key(metadata, f"{_KEY}{x}", int, None) for x in _ENDS]
   named = [i for i, name in enumerate(tokens) if name in _END_NAMES]
@@ -115,14 +116,14 @@ def read_gguf_ends(metadata: Mapping[str, Any]) -> dict[str, bytes]:
 
 
 def read_gguf_tokenizer(metadata: Mapping[str, Any]) -> dict[str, bytes]:
-  """Returns {name: content} of files; the first file is the vocabulary.
+  """Returns {file name: content}; the first file is the vocabulary.
 
   Args:
     metadata: {key: value} of a GGUF file, such as "tokenizer.ggml.tokens".
 
   Raises:
-    UserError: llama.cpp splits texts in a way that this package lacks, or the
-      metadata is incomplete.
+    UserError: the metadata is wrong or incomplete, or names regular expressions
+      that this module does not know.
   """
   kind = read_key(metadata, f"{_KEY}model", str)
   if kind not in ("gpt2", "llama"):
@@ -171,10 +172,9 @@ def make_gguf_tokenizer(
 ) -> dict[str, Any]:
   """Returns {key of GGUF: value} for a tokenizer with the vocabulary's ids.
 
-  The embedding has `vocab_size` rows. `start_id` is the id of the
-  start token, if there is one, and `adds_start` says whether it stands before
-  texts. The ids of a SentencePieceVocabulary are those of llama.cpp only
-  if `palm_mtf vocab` trained it.
+  The embedding has `vocab_size` rows. `start_id` is the id of the start token,
+  if there is one; `adds_start` says whether each text gets it. llama.cpp gives
+  the ids of a SentencePieceVocabulary only if `palm_mtf vocab` trained it.
 
   Raises:
     UserError: llama.cpp would encode a text differently.
@@ -337,7 +337,10 @@ def _describe_byte_level(vocabulary: BytePairVocabulary) -> dict[str, Any]:
 
 
 def _list_patterns(found: Mapping[str, Any]) -> tuple[str, ...]:
-  """Returns the patterns that split texts; () if a part is not a pattern."""
+  """Returns the regular expressions of a tokenizer.json's pre-tokenizer.
+
+  () if a part of the pre-tokenizer splits texts in another way.
+  """
   patterns: list[str] = []
   for each in list_parts(found.get("pre_tokenizer")):
     regex = each.get("pattern", {}).get("Regex", "")

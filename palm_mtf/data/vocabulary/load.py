@@ -1,6 +1,6 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Opens a run's vocabulary, and trains it if there is none."""
+"""Opens the vocabulary of a run; trains a vocabulary if there is no file."""
 
 import logging
 import os
@@ -25,7 +25,7 @@ _logger = logging.getLogger(__name__)
 # Larger files are refused. 256,000 pieces take 5 MB in SentencePiece's format,
 # and 40 MB in a tokenizer.json.
 _MAX_BYTES = 2**30
-# The special tokens that transformers passes to a chat template.
+# Chat templates can read these special tokens, as in transformers.
 _SPECIAL_TOKENS = tuple(
   f"{x}_token" for x in ("bos", "eos", "unk", "sep", "pad", "cls", "mask")
 )
@@ -48,8 +48,8 @@ def open_vocabulary(
   Args:
     setting: name of the setting that holds `path`, for messages.
     source: file from which `path` was made, if the user does not know `path`.
-    model_folder: folder of the model; its files say which tokens end a text,
-      too. None for the folder of `path`.
+    model_folder: a second folder whose files say which tokens end a text, if
+      the model is not in the folder of `path`.
     extra_ids: EXTRA_IDS, number of sentinels after the tokens of the file.
 
   Raises:
@@ -114,7 +114,7 @@ def read_start(vocabulary: Vocabulary, bos_id: int | None) -> int | None:
     i for i in range(vocabulary.size) if vocabulary.piece(i) == name != ""
   )
   found = next(named, bos_id)
-  # A token of texts, such as "!" with id 0, starts no text.
+  # A token with text, such as "!" with id 0, cannot be a start token.
   has_it = vocabulary.has_id(found) and vocabulary.is_control(found)
   return found if has_it else None
 
@@ -131,8 +131,8 @@ def load_vocabulary(
   path = data.vocabulary
   if path is None:
     path = ModelDir(model_dir).vocabulary
-    # The vocabulary is trained once, and kept even if text or VOCAB_SIZE
-    # change, because checkpoints depend on it.
+    # Do not train the vocabulary again if documents or VOCAB_SIZE change,
+    # because checkpoints depend on its ids.
     if not os.path.exists(path):
       sources = open_filtered(model_dir, data)
       for source in sources:
@@ -155,7 +155,7 @@ def load_vocabulary(
 
 
 def training_texts(sources: Iterable[Source]) -> Iterator[str]:
-  """Yields inputs and texts of training documents; skips those in token ids."""
+  """Yields inputs and texts of training documents, if they are strings."""
   for source in sources:
     for split, document in read_with_progress(source, "Reading"):
       if split == TRAIN:
@@ -181,8 +181,7 @@ def _read_ends(folder: str) -> Iterator[str | int]:
 
 
 def _read_name(config: Mapping[str, object], key: str) -> str:
-  """Returns the name of a special token; "" if the file names none."""
   name = config.get(key)
-  # The name may be in an object with settings of the token.
+  # The name may be in a JSON object with flags of the token.
   name = name.get("content") if isinstance(name, Mapping) else name
   return name if isinstance(name, str) else ""

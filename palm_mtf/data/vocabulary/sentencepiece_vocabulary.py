@@ -35,7 +35,7 @@ from palm_mtf.data.vocabulary.vocabulary import (
 from palm_mtf.errors import UserError
 
 FILE_NAME = "vocabulary.model"
-SPACE_MARK = "\u2581"  # a space, as SentencePiece writes it in pieces
+SPACE_MARK = "\u2581"  # stands for a space in pieces
 TRAIN_ONE = "or train one (palm_mtf vocab)"
 
 
@@ -77,14 +77,14 @@ class SentencePieceVocabulary(Vocabulary):
         f"{what}: neither a SentencePiece model nor a tokenizer.json; give "
         f"another, {TRAIN_ONE}."
       ) from None
-    # If a text is encoded in parts, this model encodes all parts but the first
-    # (see `drop_prefix`). None if `self.model` can encode these parts too.
+    # Encodes texts that continue another text, without a space before them.
+    # None if `self.model` encodes these texts, too.
     self.inside_model = drop_prefix(self.model)
     self._inside = self.inside_model and sentencepiece.SentencePieceProcessor(
       model_proto=self.inside_model
     )
     self.sha256 = hashlib.sha256(self._content).hexdigest()
-    self.size = self._processor.GetPieceSize()  # ids are 0 .. size - 1
+    self.size = self._processor.GetPieceSize()
     self.unknown_id = self._processor.unk_id()
     self.eod_id = self._processor.eos_id()
     if self.eod_id < 0:
@@ -116,7 +116,7 @@ class SentencePieceVocabulary(Vocabulary):
     self._bytes_inside: dict[int, bytes] = {}
 
   def files(self) -> Mapping[str, bytes]:
-    """Returns the model, with its sentinels, and a file that lists the ends."""
+    """Returns the model with sentinels, and a file that lists end tokens."""
     return {FILE_NAME: self._content, **self.end_files()}
 
   def piece(self, i: int) -> str:
@@ -124,7 +124,7 @@ class SentencePieceVocabulary(Vocabulary):
     return self._processor.IdToPiece(i)
 
   def token_bytes(self, i: int, before: Sequence[int] | None = None) -> bytes:
-    """Returns the bytes that id `i` adds to a text; see `Vocabulary`."""
+    """Returns the bytes that id `i` adds to a text after earlier tokens."""
     if i < self.size and self.is_byte[i]:
       return bytes([int(self.piece(i)[3:5], 16)])
     if before is not None:
@@ -174,7 +174,7 @@ class SentencePieceVocabulary(Vocabulary):
     return batch
 
   def decode(self, ids: Iterable[int]) -> str:
-    """Returns the text of `ids`; <pad> and [eod] have no text."""
+    """Returns the text of `ids`; control tokens have no text."""
     # An id may exceed the vocabulary, because embeddings may have more rows.
     return self._processor.Decode(
       [int(i) if i < self.size else self.unknown_id for i in ids]
@@ -210,12 +210,12 @@ def add_sentinels(model: bytes, extra_ids: int) -> bytes:
 def _hide_ends(
   model: bytes, ends: Sequence[str | int]
 ) -> tuple[bytes, tuple[int, ...]]:
-  """Makes user-defined pieces that end a text control pieces.
+  """Changes the type of user-defined pieces that end a text to CONTROL.
 
   Otherwise a text that spells such a piece would contain the end of a text.
 
   Returns:
-    The serialized model, and the ids of `ends`.
+    The serialized model, and the ids of `ends` that the model has.
   """
   if not ends:
     return model, ()
@@ -229,15 +229,12 @@ def _hide_ends(
 
 
 def drop_prefix(model: bytes) -> bytes | None:
-  """Returns the model that encodes all parts of a text except the first.
+  """Returns a serialized model for texts that continue another text.
 
   Some models put a space before each text (add_dummy_prefix), so that the first
   word of the text is encoded like any word after a space. If a text is encoded
-  in parts, only the first part may get this space.
-
-  Returns:
-    A serialized model; None if `model` itself can encode these parts, because
-    it puts no space before a text, or removes spaces at a text's ends.
+  in parts, only the first part may get this space. None if `model` itself can
+  encode the other parts: it adds no space, or removes spaces at a text's ends.
   """
   proto = sentencepiece_model_pb2.ModelProto.FromString(model)
   spec = proto.normalizer_spec

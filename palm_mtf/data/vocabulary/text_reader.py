@@ -2,10 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Decodes tokens one by one, for example a continuation of a prompt.
 
-Vocabularies decode only whole texts. If a vocabulary adds a space to each text
-or strips spaces, it drops the space that begins a text, so a continuation
-without its prompt would lose the space before its first word. The bytes of one
-character may also be spread over several tokens.
+`Vocabulary.decode` is for whole texts. It may drop a text's first space, so a
+continuation that is decoded without its prompt would lose the space before its
+first word. The bytes of one character may also be spread over several tokens.
 """
 
 import codecs
@@ -17,19 +16,19 @@ _MOST_OPEN = 3  # maximum number of bytes in an incomplete character
 
 
 class TextReader:
-  """Decodes tokens one by one, in time that does not grow with the text."""
+  """Decodes tokens one by one, in time that does not grow with their number."""
 
   def __init__(self, vocabulary: Vocabulary, before: Sequence[int] | None = ()):
-    """Starts a text that follows the tokens in `before`.
+    """Starts to decode tokens that follow the tokens in `before`.
 
-    A character that begins in `before` and ends in the text is part of `text`.
-    `before` is None if the tokens before the text are unknown.
+    A character that begins in `before` and ends later is part of `self.text`.
+    `before` is None if the earlier tokens are unknown; they count as text.
     """
     self._vocabulary = vocabulary
     self.text = ""  # complete characters of the tokens so far
     self._decoder = codecs.getincrementaldecoder("utf-8")(EACH_BYTE)
-    # The tokens before the first byte, which determine whether the text begins
-    # with a space. None after the first byte.
+    # Earlier tokens while none of them has added bytes, because the next token
+    # may lose its space; None afterwards.
     self._leading: list[int] | None = None
     if before is None:
       return
@@ -49,10 +48,9 @@ class TextReader:
     return self.text + incomplete.decode(errors=EACH_BYTE)
 
   def token_text(self, token: int) -> str:
-    """Returns the text of a token that follows the tokens so far.
+    """Returns the text that `token` would add, without adding it.
 
-    If the token holds a part of a character, returns its bytes in a form such
-    as "bytes:\\xc3".
+    The bytes of an incomplete character are written as in "bytes:\\xc3".
     """
     found = self._vocabulary.token_bytes(token, self._leading)
     try:
@@ -66,7 +64,7 @@ class TextReader:
     If the token begins within a character, returns the index of the character.
     """
     new = self._vocabulary.token_bytes(token, self._leading)
-    # Only bytes from 0x80 to 0xBF continue a character.
+    # In UTF-8, only bytes from 0x80 to 0xBF continue a character.
     if not new or not 0x80 <= new[0] < 0xC0:
       self.text = self.whole_text
       self._decoder.reset()
@@ -82,7 +80,7 @@ def decode_after(
 ) -> str:
   """Returns the text of the tokens `ids`, which follow the tokens `before`.
 
-  `before` is None if the tokens before are unknown.
+  The text's first space is kept if `before` has text, or is None (unknown).
   """
   reader = TextReader(vocabulary, before)
   for token in ids:

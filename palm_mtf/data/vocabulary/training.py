@@ -3,7 +3,6 @@
 """Trains a SentencePiece vocabulary on a bounded sample of the documents.
 
 The same documents, in any order, give the same model, byte for byte.
-sentencepiece_vocabulary.py lists the ids.
 """
 
 import collections
@@ -30,21 +29,19 @@ MIN_VOCAB_SIZE = 270  # control pieces, bytes, digits, and one learned piece
 _SAMPLE_CHARACTERS_PER_PIECE = 4096
 _MIN_SAMPLE_CHARACTERS = 8 << 20
 _MAX_SAMPLE_CHARACTERS = 64 << 20
-# Maximum length of all distinct words together. SentencePiece needs up to 150
-# bytes per character, and 1.2 GB for 256,000 pieces: below 4 GB in all. In 64M
-# characters of Python, the distinct words have 18M characters; in prose, fewer;
-# in Chinese, far more, because a line without spaces is one word.
+# Keeps the host memory of training below 4 GB: SentencePiece needs up to 150
+# bytes per character of the distinct words, and 1.2 GB for 256,000 pieces. 64M
+# characters of Python have distinct words of 18M characters; prose has fewer,
+# Chinese far more, because a line without spaces is one word.
 _MAX_WORD_CHARACTERS = 16 << 20
 _CHUNK_CHARACTERS = 4096
-# Splits chunks into sentences. Drops U+2581 and U+2585, because these are marks
-# of SentencePiece: it would count U+2581 as a space and skip a sentence with
-# U+2585. Makes a sentence of each non-ASCII digit, because SentencePiece
-# separates only ASCII digits.
+# Splits chunks into sentences. Drops U+2581 and U+2585: SentencePiece would
+# count U+2581 as a space, and skip a sentence with U+2585. Makes a sentence of
+# each non-ASCII digit, because SentencePiece separates only ASCII digits.
 _CUTS = re.compile("[\u2581\u2585]|([^\\D0-9])")
 _SETTINGS = {
-  # On source code "bpe" is better than "unigram": it has more bytes per token,
-  # and training takes about 1 s instead of 30 s. The PaLM paper does
-  # not say which type PaLM uses.
+  # On source code, "bpe" has more bytes per token than "unigram", and trains in
+  # about 1 s instead of 30 s. The PaLM paper does not say which type PaLM uses.
   "model_type": "bpe",
   # Lossless as in PaLM (section 2): no normalization, all white space kept,
   # bytes for rare characters, single digits.
@@ -85,9 +82,8 @@ def training_sample(
 ) -> list[str]:
   """Returns a sample of texts from which to learn `vocab_size` pieces.
 
-  The sample has at most `num_characters` characters. If that is None, the
-  sample is so large that training takes a minute or two and at most 4 GB of
-  memory.
+  The sample has at most `num_characters` characters. If None, training on the
+  sample takes a minute or two, and at most 4 GB of host memory.
   """
   if num_characters is not None:
     return sample_text(documents, num_characters)
@@ -97,11 +93,10 @@ def training_sample(
 
 
 def limit_words(sample: Sequence[str], max_characters: int) -> list[str]:
-  """Returns the longest prefix of `sample` that `max_characters` allows.
+  """Returns as many chunks, from the start of `sample`, as are allowed.
 
-  Args:
-    max_characters: maximum number of characters in the distinct words of all
-      returned chunks. The first chunk is returned even if it has more.
+  Their distinct words may have `max_characters` characters in all. The first
+  chunk is returned even if its words have more.
   """
   words: set[str] = set()
   num_characters = 0
@@ -146,8 +141,8 @@ def learn_model(
 
 def list_pieces(model: bytes) -> str:
   """Returns a readable list of a model's pieces: lines of "piece<tab>score"."""
-  # The format is that of SentencePiece's .vocab file, but backslashes and
-  # characters that would break the line are escaped as in Python.
+  # As in SentencePiece's .vocab file, but with Python's escapes for backslashes
+  # and for characters that would break the line.
   processor = sentencepiece.SentencePieceProcessor(model_proto=model)
   lines = ""
   for i in range(processor.GetPieceSize()):
@@ -160,8 +155,8 @@ def list_pieces(model: bytes) -> str:
 
 def sample_text(documents: Iterable[str], max_characters: int) -> list[str]:
   """Returns chunks of the documents with at most `max_characters` in all."""
-  # SentencePiece holds its text in memory, so keep only the chunks with the
-  # smallest hashes. One pass then samples all documents, whatever their order.
+  # Keep the chunks with the smallest hashes, so that the sample does not depend
+  # on the order of the documents, and only the sample is in host memory.
   kept = []  # a heap of (-hash, chunk): the largest hash is first
   num_characters = 0
   limit = 1 << 64  # chunks with this hash or a larger hash do not fit
@@ -197,7 +192,7 @@ def _explain_refusal(setting: str, vocab_size: int, message: str) -> str:
   return f"{what}: SentencePiece cannot train a vocabulary: {message}"
 
 
-# The program does not import palm_mtf, because the new process may not find it.
+# This program cannot import palm_mtf: the new process may not find the package.
 _PROGRAM = """
 import ctypes, io, os, pickle, signal, sys
 # The kernel ends this process when the caller dies, even killed; 1 is
@@ -268,7 +263,7 @@ def train_sentencepiece(
       output = process.stdout.read()
       process.wait()
     finally:
-      process.kill()  # has an effect only after an interrupt
+      process.kill()  # the process still runs only after an interrupt
       process.wait()
   if process.returncode < 0:
     raise UserError(

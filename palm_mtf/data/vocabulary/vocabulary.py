@@ -2,9 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The interface of all vocabularies: from text to token ids and back.
 
-A token adds bytes to a text. The bytes need not be whole characters, because a
-byte-level token may end within a character, and a byte piece of SentencePiece
-is one byte. text_reader.py joins the bytes of a stream of tokens to characters.
+A token stands for bytes, which need not be whole characters: a byte-level token
+may end within a character, and a byte piece of SentencePiece is one byte.
 """
 
 import abc
@@ -20,9 +19,8 @@ from palm_mtf.data.worker_pool import num_cores
 from palm_mtf.errors import UserError
 from palm_mtf.json_text import json_text
 
-# Kinds of text that decode(encode(text)) may change, each with an example to
-# try. Settings in a vocabulary's file are not read, so that files of any
-# program work.
+# {kind of text that decode(encode(text)) may change: an example}. The examples
+# work for any file; settings in the file that say the same have many forms.
 _PROBES = {
   "spaces at both ends": "  a  ",
   "runs of spaces": "a    b",
@@ -35,12 +33,13 @@ _PROBES = {
   "rare characters": "\U0001f469\u200d\U0001f467 \u0645\u202e\ue000\U0010fffd",
   "unassigned characters": "\U00040000\U00080000\U000c0000",
 }
-# A space in a token's name: SentencePiece's, byte level's, and a plain space.
+# Characters that stand for a space in the names of tokens: of SentencePiece, of
+# byte-level encodings, and of encodings that do not replace spaces.
 SPACE_MARKS = "\u2581\u0120 "
-# A file of transformers; lists tokens that end a text.
+# The file of transformers that lists the tokens that end a text.
 GENERATION_CONFIG = "generation_config.json"
 _CHARACTERS = string.ascii_letters + string.digits + string.punctuation
-# Name of the error handler of codecs that replaces each byte by U+FFFD.
+# Error handler for bytes.decode that replaces each invalid byte by U+FFFD.
 EACH_BYTE = "palm_mtf.each_byte"
 codecs.register_error(
   EACH_BYTE, lambda error: ("\ufffd" * (error.end - error.start), error.end)
@@ -50,27 +49,27 @@ codecs.register_error(
 class Vocabulary(abc.ABC):
   """The tokens of a model.
 
-  A text that spells a control token, such as "[eod]", is encoded like any other
-  text, so that no document can end another document. Token ids may exceed
-  `size`, because embeddings may have more rows.
+  The name of a control token in a text, such as "[eod]", is encoded like other
+  characters, so that a document cannot contain the end of a document. Ids to
+  decode may be `size` or more, because embeddings may have more rows.
   """
 
   path: str  # the file that was read
   extra_ids: int  # EXTRA_IDS, number of sentinels, which have the last ids
   size: int  # ids are 0 .. size - 1
   eod_id: int  # id of [eod], the end of a document
-  # Ids of tokens that end a text of the model, [eod] first; such as the end of
-  # a turn in a conversation.
+  # Generation stops at these ids: [eod] first, then for example the token that
+  # ends a turn in a conversation.
   end_ids: tuple[int, ...]
-  # {"pad_token": name, ...} in a tokenizer_config.json, for chat templates.
+  # {"pad_token": name, ...} of tokenizer_config.json; chat templates read them.
   special_tokens: Mapping[str, str] = types.MappingProxyType({})
-  sha256: str  # hash of everything that decides the ids
+  sha256: str  # hash of what affects the ids; must equal a checkpoint's
   # [size], bool: whether a token is a byte piece or a part of a character.
   is_byte: np.ndarray
 
   @abc.abstractmethod
   def files(self) -> Mapping[str, bytes]:
-    """Returns {name: content}; opening the first file gives the same ids."""
+    """Returns {file name: content}; the first file is the vocabulary itself."""
 
   def write(self, folder: str) -> None:
     """Writes the files into a folder."""
@@ -79,7 +78,7 @@ class Vocabulary(abc.ABC):
         file.write(content)
 
   def end_files(self) -> dict[str, bytes]:
-    """Returns the file that lists the ends of a text; {} if only [eod] ends."""
+    """Returns the file that lists `end_ids`; {} if [eod] is the only one."""
     content = {"eos_token_id": list(self.end_ids)}
     has_more = len(self.end_ids) > 1
     return {GENERATION_CONFIG: json_text(content).encode()} if has_more else {}
@@ -97,9 +96,8 @@ class Vocabulary(abc.ABC):
     """Returns the bytes that id `i` adds to a text.
 
     Args:
-      before: None if the text has bytes before the token. Otherwise all earlier
-        tokens, which added no bytes; some vocabularies drop the text's first
-        space.
+      before: None if earlier tokens added bytes. Otherwise all earlier tokens;
+        then some vocabularies drop a space with which the token begins.
     """
 
   @abc.abstractmethod
@@ -113,7 +111,7 @@ class Vocabulary(abc.ABC):
   def _encode(
     self, texts: Sequence[str], num_threads: int, are_inside: Sequence[bool]
   ) -> list[np.ndarray]:
-    """Does what `encode_arrays` does.
+    """Returns the ids of every text.
 
     Raises:
       TypeError, UnicodeEncodeError: a text holds half a surrogate pair.
@@ -135,7 +133,7 @@ class Vocabulary(abc.ABC):
   def encode_batch(
     self, texts: Sequence[str], are_inside: Sequence[bool] | None = None
   ) -> list[list[int]]:
-    """Returns the ids of every text as lists; see `encode_arrays`."""
+    """Returns the ids of every text as lists, encoded with all CPU cores."""
     arrays = self.encode_arrays(texts, num_cores(), are_inside)
     return [ids.tolist() for ids in arrays]
 
@@ -164,7 +162,7 @@ class Vocabulary(abc.ABC):
       raise UserError(_explain_no_unicode(texts)) from None
 
   def losses(self) -> list[str]:
-    """Returns the kinds of text that decode(encode(text)) changes, or []."""
+    """Returns the kinds of text that decode(encode(text)) changes."""
 
     def round_trip(text: str) -> str:
       return self.decode(self.encode(text))
@@ -176,7 +174,7 @@ class Vocabulary(abc.ABC):
     return [*found, *([f"the characters {' '.join(lost)}"] if lost else [])]
 
   def joins_spaces(self) -> bool:
-    """Whether any token is a space and the text after it, such as " word"."""
+    """Whether any token begins with a space and has more, such as " word"."""
     pieces = map(self.piece, range(self.size))
     return any(x[:1] in SPACE_MARKS and x.strip(SPACE_MARKS) for x in pieces)
 
@@ -191,14 +189,14 @@ class Vocabulary(abc.ABC):
       )
 
   def byte_share(self, ids: Sequence[int]) -> float:
-    """Returns the share of `ids` for which `is_byte` is true."""
+    """Returns which share of `ids` are byte pieces or parts of characters."""
     return float(self.is_byte[np.asarray(ids, int)].sum()) / max(1, len(ids))
 
 
 def find_ends(
   ends: Iterable[str | int], ids: Mapping[str, int]
 ) -> tuple[int, ...]:
-  """Returns the ids of names and ids, each once; omits those not in `ids`."""
+  """Returns the ids of `ends`, each once; omits those that `ids` lacks."""
   found = [ids.get(x) if isinstance(x, str) else x for x in ends]
   known = {*ids.values()}
   return tuple(dict.fromkeys(x for x in found if x in known))
@@ -210,7 +208,7 @@ def encode_parts(
   texts: Sequence[str],
   are_inside: Sequence[bool],
 ) -> list[np.ndarray]:
-  """Encodes texts; those that continue another text with `encode_inside`."""
+  """Encodes texts; uses `encode_inside` if a text continues another text."""
   groups: dict[bool, list[str]] = {False: [], True: []}
   for text, is_inside in zip(texts, are_inside, strict=True):
     groups[is_inside].append(text)
@@ -225,8 +223,8 @@ def _explain_no_unicode(texts: Iterable[str]) -> str:
       text.encode()
     except UnicodeEncodeError as error:
       code = ord(text[error.start])
-      # Python maps invalid UTF-8 bytes of the command line and stdin to this
-      # range (surrogateescape).
+      # Python decodes invalid UTF-8 bytes of the command line and of stdin to
+      # these codes (surrogateescape).
       is_byte = 0xDC80 <= code < 0xDD00
       what = (
         f"byte 0x{code - 0xDC00:02x}" if is_byte else "half a surrogate pair"
