@@ -99,7 +99,7 @@ class BytePairVocabulary(Vocabulary):
       for name in ("normalizer", "pre_tokenizer")
     }
     if inside != described:
-      # For texts that continue another text: puts no space before a text.
+      # Encodes texts that continue another text, without a space before them.
       self._inside = _make_tokenizer(json_text(inside), extra_ids, what)
     ids = self._tokenizer.get_vocab()
     self._names = {i: name for name, i in ids.items()}
@@ -255,7 +255,7 @@ def _make_tokenizer(text: str, extra_ids: int, what: str) -> Any:
 def _library_errors(what: str, fix: str) -> Iterator[None]:
   try:
     yield
-  except (TypeError, UnicodeEncodeError):  # the text is not Unicode
+  except (TypeError, UnicodeEncodeError):  # a text is not Unicode
     raise
   # The library raises bare Exceptions; Rust's panics are BaseExceptions.
   except BaseException as error:
@@ -300,7 +300,7 @@ def list_parts(part: Json | None) -> Iterator[Json]:
 
 
 def _drop_prefix(part: Json | None) -> Json | None:
-  """Returns a normalizer or pre-tokenizer that puts no space before a text."""
+  """Copies a normalizer or pre-tokenizer; the copy adds no space to a text."""
   if part is None or part.get("type") == "Prepend":
     return None
   changes = {

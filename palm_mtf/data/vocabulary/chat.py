@@ -202,7 +202,7 @@ class ChatTemplate:
 
   @functools.cached_property
   def _reads_arguments(self) -> bool:
-    """Whether the template writes the arguments of a tool call as JSON."""
+    """Whether the template needs a tool call's arguments as an object."""
     function = {"name": "f", "arguments": {_PROBE: 1}}
     call = {"type": "function", "id": "0" * 9, "function": function}
     asked = [
@@ -226,7 +226,7 @@ def _read_arguments(call: Any) -> Any:
 
 
 def _keep(text: str, runs: Sequence[Sequence[int]], kept: set[int]) -> str:
-  """Replaces characters by _OTHER unless their origin is in `kept`."""
+  """Replaces each character whose origin is not in `kept` by _OTHER."""
   place, found = 0, ""
   for origin, length in runs:
     part = text[place : place + length]
