@@ -31,13 +31,14 @@ from palm_mtf.runtime.server.start import start_server
 from tests import runs
 from tests.commands.pods_test import Processes
 from tests.mtf_testing import SINGLE
+from tests.processes import wait_for
 from tests.refusals import message_of
 from tests.runtime.manager.service_test import (
   connect,
   register,
   tensorflow_address,
 )
-from tests.training.supervisor_test import resumed_step, train
+from tests.training.supervisor_test import SETTINGS, resumed_step, train
 
 MESH = MeshLayout(mesh_shape="data:2,model:2", layout="batch:data,d_ff:model")
 
@@ -264,6 +265,11 @@ def test_settings_that_contradict_each_other_are_one_line(settings, message):
   assert message_of(PodsConfig, **settings) == message
 
 
+def newest_step(model_dir):
+  folders = (model_dir / "checkpoints").glob("step_*")
+  return max((int(x.name.removeprefix("step_")) for x in folders), default=0)
+
+
 @pytest.mark.slow
 def test_a_run_outlives_its_manager_and_leaves_a_drained_server(
   corpus, tmp_path
@@ -277,9 +283,6 @@ def test_a_run_outlives_its_manager_and_leaves_a_drained_server(
       "MANAGER": pods.address,
       "ON_POD_FAILURE": "wait",
     }
-    # The new manager and the beats of the servers take seconds, in which a
-    # quick machine trains 60 steps.
-    num_steps = 250
 
     def disturb(client):
       pods.manager.kill()
@@ -296,8 +299,19 @@ def test_a_run_outlives_its_manager_and_leaves_a_drained_server(
         used = {x["address"] for x in pods.list_all() if x.get("owners")}
         time.sleep(0.1)
 
-    error = train(corpus, disturbed, disturb, TRAIN_STEPS=num_steps, **managed)
-    assert 4 <= resumed_step(error) < num_steps
+    # The new manager needs seconds until it knows the servers, so the run is
+    # long. The test stops the run when it has trained on its new devices.
+    run = {**SETTINGS, **managed, "TRAIN_STEPS": 100_000}
+    client = runs.start("train", corpus, disturbed, **run)
+    wait_for(lambda: newest_step(disturbed) > 0)
+    disturb(client)
+    moved_at = newest_step(disturbed)
+    wait_for(lambda: newest_step(disturbed) > moved_at + 8)
+    client.send_signal(signal.SIGTERM)
+    _, error = client.communicate()
+    assert client.returncode == 128 + signal.SIGTERM, error
+    last = newest_step(disturbed)
+    assert 4 <= resumed_step(error) < last
     assert not any(x.get("owners") for x in pods.list_all())
-    train(corpus, undisturbed, PODS="in_process", TRAIN_STEPS=num_steps)
-  runs.assert_same_tensors(disturbed, undisturbed, num_steps)
+    train(corpus, undisturbed, PODS="in_process", TRAIN_STEPS=last)
+  runs.assert_same_tensors(disturbed, undisturbed, last)
