@@ -367,7 +367,7 @@ def test_a_server_on_another_kind_of_cpu_is_refused_before_the_first_step(
     message = refusal(servers[:1], [address])
   assert message.startswith(
     f"pod 1: its server {address} has another kind of CPU than pod 0's first "
-    "(with ONEDNN_MAX_CPU_ISA=SSE41; without avx2, "
+    "(with ONEDNN_MAX_CPU_ISA=SSE41, without avx2, "
   )
 
 
