@@ -25,8 +25,8 @@ from palm_mtf.errors import UserError
 _logger = logging.getLogger(__name__)
 _Item = TypeVar("_Item")
 
-# The calling process itself does this many batches before it starts workers,
-# because starting workers takes longer than so few batches.
+# The calling process applies the function to this many batches before it starts
+# workers, because starting workers takes longer than so few batches.
 _BATCHES_BEFORE_PROCESSES = 16
 
 
@@ -72,7 +72,7 @@ class WorkerPool(contextlib.ExitStack):
     """Prepares a pool.
 
     Args:
-      work: function that maps a batch to its result; it is pickled.
+      work: function that maps a batch to its result; sent pickled to workers.
       when_killed: message of the error if a worker process is killed.
       num_processes: number of workers; one per core by default, 0 for none.
     """
@@ -123,7 +123,7 @@ class WorkerPool(contextlib.ExitStack):
     # of this process hold.
     context = multiprocessing.get_context("spawn")
     for _ in range(self._num_processes):
-      # Every worker has its own pipe, and only the worker keeps the other end.
+      # Every worker has its own pipe, and only the worker holds the other end.
       # So if the worker is killed, even while it writes, the pipe closes.
       here, there = context.Pipe()
       with there:
@@ -132,7 +132,7 @@ class WorkerPool(contextlib.ExitStack):
         )
         process.start()
       self.callback(process.join)
-      self.callback(here.close)  # a closed pipe ends the worker
+      self.callback(here.close)  # the worker then ends
       self._idle.put(here)
     threads = futures.ThreadPoolExecutor(self._num_processes)
     self.callback(threads.shutdown, cancel_futures=True)
@@ -153,8 +153,8 @@ class WorkerPool(contextlib.ExitStack):
 
 
 def _serve_batches(client: Connection, work: Callable[[Any], Any]) -> None:
-  """Answers each batch with its result until the client closes the pipe."""
-  signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C ends only the client
+  """Runs in a worker; answers batches until the caller closes its pipe."""
+  signal.signal(signal.SIGINT, signal.SIG_IGN)  # the caller handles Ctrl-C
   configure_logging()
   # The pipe may close between two messages (EOFError) or within one (OSError).
   with contextlib.suppress(EOFError, OSError):
@@ -163,6 +163,6 @@ def _serve_batches(client: Connection, work: Callable[[Any], Any]) -> None:
       try:
         answer = work(batch), None
       except Exception as error:
-        error.add_note(traceback.format_exc())  # this process's traceback
+        error.add_note(traceback.format_exc())  # a pickled error loses it
         answer = None, error
       client.send(answer)

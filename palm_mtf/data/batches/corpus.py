@@ -51,11 +51,11 @@ from palm_mtf.errors import UserError
 
 _logger = logging.getLogger(__name__)
 
-Batch = dict[str, np.ndarray]  # from names in FEATURES to [batch, length]
+Batch = dict[str, np.ndarray]  # {feature, such as "inputs": [batch, length]}
 
 
 class Batches:
-  """The training batches of a run."""
+  """The training batches of a run, each computed from its step number."""
 
   def __init__(
     self,
@@ -63,7 +63,7 @@ class Batches:
     sizes: BatchSizes,
     skips: Skips | None = None,
   ):
-    """Groups rows into batches; leaves out the batches that `skips` lists."""
+    """Groups rows into batches; omits `skips`, mostly around loss spikes."""
     self._rows = rows
     self._sizes = sizes
     self._skips = skips or Skips()
@@ -79,7 +79,7 @@ class Batches:
     return _stack(rows, self.features)
 
   def pieces(self, step: int) -> list[list[Piece]]:
-    """Returns the pieces of documents in each row of a step's batch."""
+    """Returns, for each row of a step's batch, its pieces of documents."""
     return self._rows.pieces(self._row_numbers(step, 0, 1))
 
   def _row_numbers(self, step: int, part: int, num_parts: int) -> np.ndarray:
@@ -129,13 +129,13 @@ def validation_batches(
 
 
 def split_batch(batch: Batch, num_parts: int) -> list[Batch]:
-  """Splits a batch into `num_parts` equal parts of consecutive rows."""
+  """Splits a batch into equal parts of consecutive rows that fit in memory."""
   parts = zip(*(np.split(x, num_parts) for x in batch.values()), strict=True)
   return [dict(zip(batch, part, strict=True)) for part in parts]
 
 
 def batch_hash(batch: Batch) -> str:
-  """Returns a hash of a batch's arrays, in hexadecimal."""
+  """Returns a hash of a batch, in hexadecimal, to compare data of two runs."""
   digest = hashlib.blake2b(digest_size=8)
   for name in FEATURES:
     if name in batch:
@@ -161,10 +161,10 @@ def unigram_entropy(batches: Iterable[Batch]) -> float:
 
 
 class Prefetcher(contextlib.AbstractContextManager):
-  """Makes the batches of the next steps in a thread; a context manager.
+  """Makes the next steps' batches in a thread, so that training need not wait.
 
-  Several threads may ask for the batch of one step, for example two stages of a
-  pipeline on one server.
+  Use it as a context manager. Several threads may ask for the batch of one
+  step, for example two stages of a pipeline on one server.
   """
 
   def __init__(
@@ -181,7 +181,7 @@ class Prefetcher(contextlib.AbstractContextManager):
   def batch(self, step: int) -> Batch:
     """Returns a step's batch, and starts to make the next `depth` batches."""
     with self._lock:
-      # Keep the batch until a thread asks for a later step's batch.
+      # Drop only earlier batches: other threads may still ask for this one.
       self._made = {x: made for x, made in self._made.items() if x >= step}
       for each in range(step, min(step + 1 + self._depth, self._last_step)):
         if each not in self._made:
@@ -211,11 +211,11 @@ def _stack(rows: Sequence[Row], features: Sequence[str]) -> Batch:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Corpus:
-  """The encoded sources of a run."""
+  """The token stores of a run, and the settings that make batches of them."""
 
   sources: list[Source]
-  stores: list[TokenStore]  # one per source
-  packing: str  # value of PACKING
+  stores: list[TokenStore]  # in the order of `sources`
+  packing: str  # PACKING, such as "joined"
   sequence_length: int
   eod_id: int
   seed: int  # seed of every shuffle
@@ -224,10 +224,10 @@ class Corpus:
 
   @property
   def fingerprint(self) -> str:
-    """A hash of everything that determines the rows, except the seed."""
+    """Hash of all that decides the rows but the seed; checkpoints record it."""
     parts = [self.packing, self.sequence_length]
     if self.packing.startswith("joined"):
-      # Earlier versions shuffled only rows, so their hash must differ.
+      # Earlier versions did not shuffle documents, so their hash must differ.
       parts.append("shuffled documents")
     if self.first:
       parts.append(f"start {self.first}")
@@ -239,9 +239,9 @@ class Corpus:
 
   @property
   def validation_bytes_per_token(self) -> float:
-    """Mean bytes of text per token with a loss in the validation batches."""
-    # Sources share the validation rows in proportion to their rates, and every
-    # row has the same number of tokens.
+    """Bytes of validation text per token with a loss, for bits per byte."""
+    # Weight sources by their rates: they share the validation rows in this
+    # proportion, and every row has the same number of tokens.
     return sum(
       source.rate * store.validation.bytes_per_token
       for source, store in zip(self.sources, self.stores, strict=True)
@@ -268,7 +268,7 @@ class Corpus:
   def validation_batches(
     self, *, batch_size: int, num_rows: int
   ) -> Iterator[Batch]:
-    """Returns the validation batches; see the function of this name."""
+    """Returns the validation batches; see the function `validation_batches`."""
     return validation_batches(
       self._validation_rows,
       batch_size=batch_size,
@@ -276,7 +276,7 @@ class Corpus:
       seed=self.seed,
     )
 
-  # Cache the rows, because WholeRows reads the lengths of all documents.
+  # Make the rows once, because WholeRows reads the lengths of all documents.
   @functools.cached_property
   def _training_rows(self) -> JoinedStream | MixedRows:
     if self.packing in ("packed", "single"):
@@ -362,7 +362,7 @@ def corpus_of_run(
   stores = load_stores(model_dir, data, sources, vocabulary)
   for source, store in zip(sources, stores, strict=True):
     _check_splits(source, store, data)
-  # Other packings need no warning, because they do not join documents.
+  # Warn only if documents are joined: other packings promise no long contexts.
   if data.packing in ("joined", "joined_masked"):
     longest = max(s.train.counts.longest_document_tokens for s in stores)
     if sequence_length > longest:
@@ -389,7 +389,7 @@ def _check_splits(source: Source, store: TokenStore, data: DataConfig) -> None:
   if trained and store.validation.counts.num_documents:
     return
   # Documents with a rank (a hash in [0, 1)) below VALIDATION_SHARE are held
-  # out, so a share just above the lowest rank holds out a document.
+  # out, so propose a share just above the lowest rank.
   enough = int(store.lowest_rank * 1000 + 1) / 1000
   fix = "give more text"
   if trained > 1 and enough <= 0.5:

@@ -88,7 +88,7 @@ class Objective:
     return pieces[:, 1] - pieces[:, 0]
 
   def example(self, tokens: np.ndarray, key: str) -> Example:
-    """Returns the example of a piece; `key` seeds its random numbers."""
+    """Makes an example of a piece's `tokens`; `key` seeds random choices."""
     del key  # this objective is not random
     return Example(tokens, 0)
 
@@ -129,11 +129,11 @@ class SpanCorruptionLM(Objective):
 
   @property
   def noise(self) -> SpanCorruption:
-    """Formulas for the numbers of removed tokens and spans."""
+    """Computes how many tokens and spans are removed from a text."""
     return SpanCorruption(self.noise_density, self.mean_span_length)
 
   def cut(self, spans: np.ndarray, length: int) -> np.ndarray:
-    """Drops each text's [eod], then cuts the text; see `Objective`."""
+    """Cuts texts without their [eod], which `example` adds; see `Objective`."""
     return _cut_spans(spans - [0, 1], self.noise.longest_text(length))
 
   def lengths(self, pieces: np.ndarray) -> np.ndarray:
@@ -178,13 +178,13 @@ def make_objective(
   return SpanCorruptionLM(
     data.noise_density,
     data.mean_span_length,
-    first_sentinel=vocabulary.size - 1,  # EXTRA_IDS sentinels come last
+    first_sentinel=vocabulary.size - 1,  # sentinels have the highest ids
     eod_id=vocabulary.eod_id,
   )
 
 
 def to_json(objective: Objective) -> list[object]:
-  """Returns the name of an objective and its arguments, as JSON values."""
+  """Returns an objective's name and arguments, as JSON values for servers."""
   (name,) = [x for x, made in OBJECTIVES.items() if type(objective) is made]
   return [name, *dataclasses.astuple(objective)]
 
@@ -216,7 +216,7 @@ def _random_sizes(total: int, parts: int, key: str) -> np.ndarray:
 
 
 FEATURES = ("inputs", "targets", "segments", "loss_weights", "prefix")
-Row = dict[str, np.ndarray]  # from names in FEATURES to [length]
+Row = dict[str, np.ndarray]  # {feature, such as "inputs": [length]}
 
 
 class Piece(NamedTuple):
@@ -230,7 +230,7 @@ class Piece(NamedTuple):
 
 
 class JoinedRows:
-  """Rows of one source, whose documents are joined in order, then cut."""
+  """Validation rows of one source: its documents, joined in order, then cut."""
 
   def __init__(
     self,
@@ -257,7 +257,7 @@ class JoinedRows:
 
 
 def row_start(data: DataConfig, vocabulary: Vocabulary) -> int:
-  """Returns the input id at the start of a row, maybe within a document."""
+  """Returns the first input id of a row, which may begin within a document."""
   if data.add_start and data.start_id is not None:
     return data.start_id
   has_pad = data.add_start and vocabulary.is_control(0)
@@ -267,14 +267,14 @@ def row_start(data: DataConfig, vocabulary: Vocabulary) -> int:
 def document_start(data: DataConfig, vocabulary: Vocabulary) -> int:
   """Returns the input id from which a document's first token is predicted."""
   # Rows of "joined" begin with input 0 even within a document, so only [eod]
-  # marks its start. In other packings, every document begins with input 0.
+  # marks a document's start. Other packings begin every document with input 0.
   if data.packing == "joined" and data.start_id is None:
     return vocabulary.eod_id
   return row_start(data, vocabulary)
 
 
 def prompt_start(data: DataConfig, vocabulary: Vocabulary) -> int | None:
-  """Returns the id before a prompt's first token; None for no start token."""
+  """Returns the id to put before a prompt; None if ADD_START is False."""
   return document_start(data, vocabulary) if data.add_start else None
 
 
@@ -308,7 +308,7 @@ def make_joined_row(
   """
   row = {"inputs": _shift(targets, first), "targets": targets}
   if eod_id is not None:
-    # A segment begins where the shifted input is [eod]; `first` replaces it.
+    # A segment begins where the input is [eod]; `first` replaces that [eod].
     begins = row["inputs"] == eod_id
     begins[0] = False
     row["inputs"][begins] = first
@@ -356,7 +356,7 @@ class WholeRows:
     else:
       pieces = objective.cut(spans[:, [0, 2]], length)
       spans, lengths = pieces[:, [0, 0, 1]], objective.lengths(pieces)
-    # Row i holds the spans with indices _first[i] to _first[i + 1] - 1.
+    # Row i holds the examples at _spans[_first[i] : _first[i + 1]].
     self._first = np.arange(len(spans) + 1)
     if packed:
       order = shuffle(np.arange(len(spans)), len(spans), f"seed {seed} packing")
@@ -420,7 +420,7 @@ def _shift(targets: np.ndarray, first: int) -> np.ndarray:
 
 
 def _cut_examples(spans: np.ndarray, length: int) -> np.ndarray:
-  """Truncates examples to `length` tokens; returns their spans, [n, 3]."""
+  """Truncates examples to `length` tokens; `spans`: see TokenArray.spans."""
   start, targets, stop = spans.T
   # Keep the first targets that fit a row, then the last inputs that still fit.
   stop = np.minimum(stop, targets + length)
@@ -430,7 +430,7 @@ def _cut_examples(spans: np.ndarray, length: int) -> np.ndarray:
 def _fill_rows(lengths: np.ndarray, length: int) -> np.ndarray:
   """Fills rows of `length` tokens with whole documents of `lengths`, in order.
 
-  Returns each row's first document, then the number of documents, [rows + 1].
+  Returns [rows + 1]: each row's first document, then the number of documents.
   """
   ends = np.cumsum(lengths).tolist()
   first, used = [0], 0

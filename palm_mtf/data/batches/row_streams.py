@@ -43,12 +43,12 @@ from palm_mtf.data.batches.packing import (
 from palm_mtf.data.batches.shuffle import shuffle, shuffle_epochs
 from palm_mtf.data.tokens.shard import TokenArray
 
-_STRIDE = 256  # the position of every 256th document is kept
-_CHUNK = 1 << 20  # number of documents whose lengths are read at once
-# A block has at most about this many tokens: 32,768 rows of 2,048 tokens, or 16
-# batches of PaLM's largest size. A block takes 40 bytes of memory per document.
+_STRIDE = 256  # memory holds the position of every 256th document only
+_CHUNK = 1 << 20  # documents whose lengths are read at once, to limit memory
+# Shuffling mixes the tokens of a block, at most about this many: 16 of PaLM's
+# largest batches, 32,768 rows of 2,048. Memory: 40 bytes per document in it.
 _BLOCK_TOKENS = 1 << 26
-_RATE_UNITS = 10**9  # rates are integers / 10**9, so that positions are exact
+_RATE_UNITS = 10**9  # rates are integers / 10**9: floats would round positions
 
 
 class DocumentOrder:
@@ -87,7 +87,7 @@ class DocumentOrder:
     first = start + group * _STRIDE
     stop = min(first + _STRIDE, start + self.num_documents)
     lengths = self._lengths(first, stop)
-    # The last of `begins` is where the next group or the next epoch begins.
+    # The last element is where the next 256 documents or the next epoch begin.
     begins = sparse[group] + np.concatenate([[0], np.cumsum(lengths)])
     found = int(np.searchsorted(begins, rest, side="left"))
     return first + found, epoch * self.num_tokens + int(begins[found])
@@ -160,7 +160,7 @@ class DocumentStream:
     self._block = functools.lru_cache(maxsize=3)(self._make_block)
 
   def stretches(self, begin: int, stop: int) -> list[Stretch]:
-    """Returns the stretches that cover positions `begin` to `stop` - 1."""
+    """Returns the parts of documents at the positions `begin` to `stop` - 1."""
     found = []
     number = self.block_at(begin)
     while begin < stop:
@@ -186,8 +186,8 @@ class DocumentStream:
   def block_at(self, position: int) -> int:
     """Returns the number of the block that holds `position`."""
     # Block b begins at b * _num_tokens / _num_blocks, less up to one token per
-    # source (rounding), plus tokens up to each source's next document. So the
-    # first `block` here is never too low, and the search counts down.
+    # source (rounding), plus the tokens up to each source's next document. So
+    # the first guess of `block` is never too low, and the search counts down.
     after = position + len(self._tokens)
     block = after * self._num_blocks // self._num_tokens + 1
     while self.start_of(block) > position:
@@ -195,7 +195,7 @@ class DocumentStream:
     return block
 
   def start_of(self, block: int) -> int:
-    """Returns the position where a block begins."""
+    """Returns the position in the stream of a block's first token."""
     return sum(position for _, position in self._starts(block))
 
   def _find_starts(self, block: int) -> list[tuple[int, int]]:
@@ -227,7 +227,7 @@ class DocumentStream:
 
 
 def _whole_rates(rates: Sequence[float]) -> list[int]:
-  """Returns rates as integers, each at least 1, that sum to _RATE_UNITS."""
+  """Scales rates to integers, each at least 1, that sum to _RATE_UNITS."""
   total = sum(rates)
   units = [max(1, int(rate / total * _RATE_UNITS)) for rate in rates]
   units[int(np.argmax(units))] += _RATE_UNITS - sum(units)
@@ -330,7 +330,7 @@ class Mixture:
     self._block = functools.lru_cache(maxsize=2)(self._order_block)
 
   def locate(self, numbers: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Returns the index of each row's source, and the row's number there.
+    """Returns the index of each row's source, and the row's number in it.
 
     All arrays are [n], int64. `numbers` count all rows of the run; the second
     result counts only the run's rows from the same source.
@@ -349,7 +349,7 @@ class Mixture:
     return sources, blocks * self.rows_of_block[sources] + index
 
   def _order_block(self, block: int) -> tuple[np.ndarray, np.ndarray]:
-    """Returns each row's source, and its index among that source's rows."""
+    """Returns each row's source, and its place among the source's rows here."""
     ends = np.cumsum(self.rows_of_block)
     key = f"seed {self._seed} mixture block {block}"
     cards = shuffle(np.arange(BLOCK_ROWS), BLOCK_ROWS, key)

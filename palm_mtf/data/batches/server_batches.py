@@ -1,9 +1,9 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Batches that a server reads itself, if it can open the token stores.
+"""Batches that a TensorFlow server reads itself, so that the client sends none.
 
-The client's session calls `find_batches` and `read_batch` on a server
-(runtime/processes.py). Strings are UTF-8 bytes, as in TensorFlow.
+This needs token stores that the server can open. The client's session calls
+`find_batches` and `read_batch`. Strings are UTF-8 bytes, as in TensorFlow.
 """
 
 import functools
@@ -24,13 +24,13 @@ from palm_mtf.data.tokens.store import read_store
 from palm_mtf.json_text import json_text
 from palm_mtf.runtime.host_functions import host_function
 
-# Distinguishes the readers of clients that train on the same batches, because a
-# reader reads ahead for only one client.
+# Distinguishes clients that train on the same batches: each needs its own
+# reader on the server, because a reader reads ahead for only one client.
 _CLIENT = secrets.token_hex(8)
 
 
 def batches_spec(corpus: Corpus, sizes: BatchSizes, skips: Skips) -> str:
-  """Returns everything that determines the training batches, as JSON."""
+  """Returns all that determines the training batches, as JSON for servers."""
   return json_text(
     {
       "stores": [os.path.abspath(x.folder) for x in corpus.stores],
@@ -72,7 +72,7 @@ def read_batch(
 
 
 class _Reader:
-  """Reads the batches that a spec describes, each part one step ahead."""
+  """Reads the batches of a spec; reads each part one step before it is used."""
 
   def __init__(self, spec: bytes):
     held = json.loads(spec)

@@ -13,7 +13,7 @@ import numpy as np
 
 from palm_mtf.data.sources.document import mix_bits
 
-_ROUNDS = 8  # rounds of the Feistel network
+_ROUNDS = 8  # rounds of the Feistel network; too few would leave a pattern
 # Minimum number of bits in each half of the Feistel network's input. Fewer bits
 # would leave a pattern in the shuffle. More bits would slow down cycle walking,
 # which maps a number about 100 times if `size` is 2.
@@ -59,10 +59,10 @@ def shuffle(index: np.ndarray, size: int, key: str) -> np.ndarray:
 def shuffle_epochs(
   numbers: np.ndarray, size: int, key: str
 ) -> tuple[np.ndarray, np.ndarray]:
-  """Shuffles 0 .. size - 1 in each epoch, differently.
+  """Shuffles 0 .. size - 1 once per epoch, each time into another order.
 
-  Returns the epoch of each place in an endless order of epochs, and the element
-  there. `numbers` (the places) and the results are [n], int64.
+  Returns the epoch of each place in the endless series of shuffles, and the
+  element there. `numbers` (the places) and the results are [n], int64.
   """
   epochs, places = np.divmod(numbers, size)
   found = np.empty_like(places)

@@ -35,7 +35,7 @@ from palm_mtf.data.statistics.ngrams import (
 from palm_mtf.data.worker_pool import WorkerPool, gather
 from palm_mtf.errors import UserError
 
-# A decision is an index into these names; 0 keeps the document.
+# Why a filter removes a document. A decision is an index here; 0 keeps it.
 REASONS = (
   "",
   "low_quality",
@@ -47,8 +47,8 @@ REASONS = (
 )
 _CONTAMINATED = REASONS.index("contaminated")
 _EXACT, _NEAR = map(REASONS.index, ("exact_duplicates", "near_duplicates"))
-# Characters per batch: enough that hashing takes longer than sending the batch
-# to a worker.
+# Characters of text per batch of a worker: enough that workers spend more time
+# on hashing text than on receiving it.
 _BATCH_CHARACTERS = 1 << 18
 
 
@@ -69,7 +69,7 @@ def decide(
   """
   duplicates = filters.remove_duplicates
   if duplicates != NEAR and not examples:
-    num_processes = 0  # hashing a text is faster than sending it to a worker
+    num_processes = 0  # sending a text to a worker is slower than hashing it
   columns = [_Columns(filters, examples) for _ in sources]
   with MeasuringPool(duplicates, examples, num_processes) as pool:
     for source, mine in zip(sources, columns, strict=True):
@@ -84,7 +84,7 @@ def decide(
 
 
 def count_removed(decisions: np.ndarray) -> dict[str, int]:
-  """Returns counts: "documents_read", and "removed_<reason>" per reason."""
+  """Counts the documents read, and removed per reason, for the run's report."""
   counts = np.bincount(decisions, minlength=len(REASONS)).tolist()
   removed = zip(REASONS[1:], counts[1:], strict=True)
   return {
@@ -94,15 +94,15 @@ def count_removed(decisions: np.ndarray) -> dict[str, int]:
 
 
 class Measures(NamedTuple):
-  """A batch's measures: lists with an entry per document, or [] if unneeded."""
+  """What comparisons need: per field, an entry per document; [] if unneeded."""
 
-  digests: list[bytes]  # 16 bytes each
-  values: list[bytes]  # MinHash values, uint16
+  digests: list[bytes]  # 16-byte hashes, which find equal texts
+  values: list[bytes]  # uint16 MinHash values, which find near duplicates
   ngrams: list[np.ndarray]  # indices of 8-grams in `ContainedExamples.table`
 
 
 class MeasuringPool(WorkerPool):
-  """Measures documents in worker processes."""
+  """Workers that compute hashes and 8-grams by which documents are compared."""
 
   def __init__(
     self,
@@ -112,7 +112,7 @@ class MeasuringPool(WorkerPool):
   ):
     """Prepares workers: one per core by default; 0 for none.
 
-    Workers compute digests unless REMOVE_DUPLICATES is None, MinHash values if
+    They compute digests unless REMOVE_DUPLICATES is None, MinHash values if
     REMOVE_DUPLICATES is "near", and 8-grams if `examples` are given.
     """
     table = examples.table if examples else None
@@ -125,7 +125,7 @@ class MeasuringPool(WorkerPool):
 
   def measure(self, documents: Iterable[Document]) -> Iterator[Measures]:
     """Yields the measures of documents in batches, in order."""
-    # A document takes memory besides its text.
+    # Count 256 characters more per document, for the memory of its objects.
     batches = gather(documents, lambda x: len(x.text) + 256, _BATCH_CHARACTERS)
     return self.map(batches)
 
@@ -147,7 +147,7 @@ def _measure(
 
 
 class Candidates(NamedTuple):
-  """A source's documents that all filters but deduplication keep, in order."""
+  """The documents of a source among which duplicates are sought, in order."""
 
   digests: np.ndarray  # hashes of inputs and text, [documents, 2], uint64
   # MinHash values, [documents, 128], uint16; [documents, 0] if near duplicates
@@ -164,14 +164,14 @@ class _Columns:
     self._filters, self._examples = filters, examples
     self._is_measured = examples is not None or filters.remove_duplicates
     self._decisions = bytearray()
-    # One entry per measured document:
+    # One entry per document that is not removed by quality or size:
     self._weights, self._held_out = array("d"), bytearray()
     self._contaminated = bytearray()
-    # One entry per measured document that contains no evaluation example:
+    # One entry per such document that contains no evaluation example:
     self._digests, self._values = bytearray(), bytearray()
 
   def measured(self, source: Source) -> Iterator[Document]:
-    """Filters by quality and size; yields the documents to measure."""
+    """Filters by quality and size; yields the rest if it must be measured."""
     for split, document in read_with_progress(source, "Filtering"):
       reason = _find_reason(document, self._filters)
       self._decisions.append(REASONS.index(reason))
@@ -252,12 +252,12 @@ def find_repeats(sources: Sequence[Candidates]) -> list[np.ndarray]:
     np.concatenate, zip(*sources, strict=True)
   )
   source = np.repeat(np.arange(len(sources)), counts)
-  # Sort by text, then in the order of the docstring.
+  # Sort by text, then so that the document to keep is the first of its text.
   unread = weights == 0
   order = np.lexsort((-weights, source, ~held_out, unread, *digests.T))
   is_first = begins_run(digests[order])
   repeats = np.full(len(order), _EXACT, np.uint8)
-  texts = order[is_first]  # one document per text, sorted by hash
+  texts = order[is_first]  # one document per different text, sorted by hash
   repeats[texts] = 0
   if values.shape[1]:
     # Do not put held-out texts first here. Otherwise training would lose every

@@ -2,10 +2,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Sources without the documents that the filters of a run remove.
 
-Filtering reads all text, so a file stores the decisions on all documents. The
-file begins with a hash of the rest. The rest is compressed: a JSON line with
-the number of documents per source, then a byte per document, which is an index
-into REASONS. A filter may remove documents that contain an example of an
+Filtering takes a pass over all text, so a file keeps its decisions for later
+runs. The file begins with a hash of the rest, which is compressed: a JSON line
+with the number of documents per source, then a byte per document, which is an
+index into REASONS. A filter may remove documents that contain an example of an
 evaluation set.
 """
 
@@ -50,9 +50,9 @@ from palm_mtf.user_code import user_code
 
 _logger = logging.getLogger(__name__)
 
-_VERSION = 1  # add 1 if a filter changes, so that old files are ignored
+_VERSION = 1  # add 1 if a filter changes, so that old decisions are not used
 _HASH_BYTES = 16
-_BATCH = 32  # evaluation examples per batch of the tf.data.Dataset
+_BATCH = 32  # evaluation examples that one call of TensorFlow returns
 
 
 def open_filtered(
@@ -61,7 +61,7 @@ def open_filtered(
   """Returns the sources of a run without the documents that filters remove.
 
   Args:
-    model_dir: MODEL_DIR, which stores decisions unless CACHE_DIR is writable.
+    model_dir: MODEL_DIR, which keeps decisions unless CACHE_DIR is writable.
     sequence_length: SEQUENCE_LENGTH, for preprocessors that truncate token ids.
 
   Raises:
@@ -111,12 +111,12 @@ def _hash_content(content: bytes) -> bytes:
 
 
 class _Decisions:
-  """The decisions on all documents, made once, when they are first needed."""
+  """Which documents of all sources to remove; decided once, at first use."""
 
   def __init__(
     self, sources: Sequence[Source], data: DataConfig, folders: Sequence[str]
   ):
-    # Decisions are read from any of `folders`, and written to the first.
+    # The decisions' file is read from any of `folders`, written to the first.
     self._sources, self._folders = sources, folders
     self._data, self._filters = data, data.filters
     self._has_examples = bool(
@@ -125,13 +125,13 @@ class _Decisions:
     self._known: list[str] | None = None
 
   def fingerprint(self, number: int, digests: FileDigests | None) -> str:
-    # Hash the examples first, so that a wrong task name fails before the slow
-    # hashing of all text.
+    # Read the examples first, so that a wrong task name is an error before all
+    # text is hashed, which is slow.
     examples = self._examples_fingerprint
     if self._known is None:
       self._known = [each.fingerprint(digests) for each in self._sources]
-    # Leave out the names of evaluation tasks and files, because `examples` is a
-    # hash of their content.
+    # Leave out the names of evaluation tasks and files, because `examples` is
+    # a hash of what they contain.
     plain = dataclasses.replace(
       self._filters, decontaminate_tasks=(), decontaminate_files=None
     )
@@ -147,7 +147,7 @@ class _Decisions:
 
   @functools.cached_property
   def _examples_fingerprint(self) -> str:
-    """A hash of the set of evaluation examples; "" if the user names none."""
+    """A hash of the evaluation examples to avoid; "" if the user names none."""
     if not self._has_examples:
       return ""
     digests = {each.digest() for each in read_evaluation_sets(self._data)}
@@ -155,7 +155,7 @@ class _Decisions:
 
   @functools.cached_property
   def by_source(self) -> list[np.ndarray]:
-    """Each source's decisions on its documents, [documents], uint8."""
+    """Per source, an index into REASONS per document, [documents], uint8."""
     with FileDigests(os.path.join(self._folders[0], "digests.json")) as digests:
       prints = [self.fingerprint(i, digests) for i in range(len(self._sources))]
     name = f"removed-{hash_parts((prints,))[:16]}"
@@ -177,7 +177,7 @@ class _Decisions:
 
 
 class FilteredSource:
-  """A Source that omits the documents of another source that filters remove."""
+  """A Source: another source without the documents that filters remove."""
 
   def __init__(self, source: Source, number: int, decisions: _Decisions):
     # `number` is the index of `source` among the sources of the run.
@@ -193,11 +193,11 @@ class FilteredSource:
 
   @property
   def counts(self) -> dict[str, int]:
-    """How many documents were read, and how many each filter removed."""
+    """Numbers of documents that were read, and that each filter removed."""
     return count_removed(self._decisions.by_source[self._number])
 
   def fingerprint(self, digests: FileDigests | None = None) -> str:
-    """Returns a hash of everything that decides the documents and splits."""
+    """Returns a hash of all that decides the documents; see `Source`."""
     return self._decisions.fingerprint(self._number, digests)
 
   def check_vocabulary(self, sha256: str | None) -> None:
@@ -237,7 +237,7 @@ def _list_counts(counts: dict[str, int]) -> str:
 
 
 def read_evaluation_sets(data: DataConfig) -> Iterator[Document]:
-  """Yields the examples in DECONTAMINATE_TASKS and DECONTAMINATE_FILES.
+  """Yields the evaluation examples of DECONTAMINATE_TASKS and _FILES.
 
   Raises:
     UserError: a task or a file cannot be read.
@@ -251,7 +251,7 @@ def read_evaluation_sets(data: DataConfig) -> Iterator[Document]:
 def read_all(
   globs: str | Sequence[str], data: DataConfig, setting: str
 ) -> Iterator[Document]:
-  """Yields every document in the files of an evaluation set.
+  """Yields every document in the files of an evaluation set, of both splits.
 
   TEXT_FIELD applies to these files too. `setting` is the name of the setting
   that holds the globs, for messages.
@@ -266,7 +266,7 @@ def read_all(
     name=setting,
     settings=MACROS._replace(files=setting),
   )
-  # Read both splits, because all documents here are for evaluation.
+  # The splits mean nothing here: all documents are for evaluation.
   for _, document in files.documents():
     yield document
   files.report_skipped()

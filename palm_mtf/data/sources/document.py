@@ -26,7 +26,7 @@ class Document(NamedTuple):
   text: Text  # the plain text, or the example's targets
   inputs: Text | None = None  # None for a plain text
   weight: float = 1.0  # mean number of reads per epoch, at least 0
-  quality: float | None = None  # the user's score, read from QUALITY_FIELD
+  quality: float | None = None  # the user's score (QUALITY_FIELD), for filters
 
   def digest(self, num_bytes: int = 16, purpose: str = "") -> bytes:
     """Returns a BLAKE2b hash of inputs and text; `purpose` acts as a salt."""
@@ -66,12 +66,13 @@ class Source(Protocol):
 
   name: str  # for messages, statistics and the name of the token store
   rate: float  # mixing rate; the rates of all sources sum to 1
-  has_inputs: bool  # whether the documents are examples
-  num_bytes: int | None  # size of the documents' text; None if unknown
+  has_inputs: bool  # whether documents are examples with inputs and targets
+  num_bytes: int | None  # size of all documents' text; None if unknown
 
   def fingerprint(self, digests: FileDigests | None = None) -> str:
     """Returns a hash of everything that decides the documents and their splits.
 
+    Tokens are stored under this hash, so that changed text is encoded again.
     `digests` is a cache of file hashes; without it, every file is hashed.
     """
 
@@ -97,7 +98,7 @@ class Source(Protocol):
 def read_with_progress(
   source: Source, action: str
 ) -> Iterator[tuple[str, Document]]:
-  """Yields a source's documents; a progress bar shows "ACTION NAME"."""
+  """Yields a source's documents; a progress bar begins with `action`."""
   with progress_bar(f"{action} {source.name}", source.num_bytes) as advance:
     for split, document in source.documents():
       yield split, document
@@ -105,7 +106,7 @@ def read_with_progress(
 
 
 def decode_text(content: bytes) -> str | None:
-  """Decodes UTF-8; returns None if `content` is not UTF-8 or has a NUL."""
+  """Decodes UTF-8; returns None for no text: not UTF-8, or with a NUL."""
   try:
     return None if b"\0" in content else content.decode("utf-8")
   except UnicodeDecodeError:
@@ -140,7 +141,7 @@ def mix_bits(numbers: np.ndarray) -> np.ndarray:
 
 
 def _uniform(digest: bytes) -> float:
-  return int.from_bytes(digest, "little") / 2.0**48  # exact in float64
+  return int.from_bytes(digest, "little") / 2.0**48  # float64 holds 6 bytes
 
 
 def _bytes(text: Text) -> bytes:

@@ -30,9 +30,9 @@ from palm_mtf.user_text import (
 )
 
 _NOT_STANDARD_LIBRARY = {"site-packages", "dist-packages", "__pycache__"}
-# If a file changes twice within one tick of the file system's clock, its times
-# do not show the second change. So store a file's hash only if, when reading
-# begins, the last change is older than this.
+# If a file changes twice within one tick of the file system's clock (2 s on
+# FAT), its times do not show the second change. So cache a file's hash only if
+# the last change is older than this when reading begins.
 _SETTLED_NS = 2_000_000_000
 
 
@@ -40,16 +40,16 @@ class TextFile(NamedTuple):
   """A file of documents, with its size, times and inode when it was found."""
 
   path: str
-  num_bytes: int  # on disk
+  num_bytes: int  # on disk, maybe compressed
   mtime_ns: int
-  # Programs such as tar can set mtime, so compare ctime and inode too.
+  # A change may keep mtime, which tar and others can set: compare these too.
   ctime_ns: int
   inode: int
-  is_text: bool = False  # the glob begins with `user_text.TEXT_PREFIX`
+  is_text: bool = False  # plain text, even if named .jsonl, as its glob says
 
   @property
   def compression(self) -> str:
-    """One of `user_text.COMPRESSIONS`, or "" for none."""
+    """The compression, such as ".gz"; "" for none."""
     return compression_of(self.path)
 
   @property
@@ -75,13 +75,13 @@ def find_files(
     UserError: a glob matches no file, names a folder, or matches a file that
       may not be read or decompressed; or all files are empty.
   """
-  paths: dict[str, bool] = {}  # whether a file is plain text by its glob
+  paths: dict[str, bool] = {}  # {path: whether a glob calls it plain text}
   for pattern in [globs] if isinstance(globs, str) else globs:
     is_text = pattern.startswith(TEXT_PREFIX)
     name = pattern.removeprefix(TEXT_PREFIX)
     for path in _match(name, f"{setting} = {pattern!r}"):
       paths[path] = is_text or paths.get(path, False)
-  # Check all files before the first is read, because reading may take hours.
+  # Reading may take hours, so report files that cannot be read before it.
   for path in sorted(paths):
     check_compression(path, f"{setting}: {path}")
   files = [
@@ -111,7 +111,7 @@ def _match(pattern: str, what: str) -> list[str]:
     ]
   paths = [path for path in matches if os.path.isfile(path)]
   if not paths and not is_stdlib:
-    # Escape the wildcards in the longest prefix that exists.
+    # Take the longest prefix that exists literally, such as "data [v2]/".
     prefix, rest = expanded, []
     while not os.path.lexists(prefix):
       prefix, name = os.path.split(prefix)
@@ -157,8 +157,8 @@ def _explain_no_match(
       f"{what}: {matches[0]} is a pipe, a device or a link to nothing, and "
       "text is read more than once; give a file."
     )
-  # Walk up from the glob to the nearest folder that exists. `missing` becomes
-  # the highest folder on the way that has no wildcard.
+  # For the message, walk up from the glob to the nearest folder that exists.
+  # `missing` becomes the highest folder on the way that has no wildcard.
   missing, folder = "", expanded
   while not os.path.isdir(folder):
     if not glob.has_magic(folder):
@@ -220,8 +220,8 @@ class FileDigests(contextlib.AbstractContextManager):
   def __init__(self, path: str | None = None):
     """Loads the file `path` if it exists; if `path` is None, writes no file."""
     self._path = path and os.path.abspath(path)
-    # {path: [*state, hash]}. Hash a file again only if its state has changed,
-    # because hashing reads only about 1 GB/s.
+    # {path: [*TextFile.state, hash]}. Hash a file again only if its state has
+    # changed, because hashing reads only about 1 GB/s.
     self._known = _read_known(self._path) if self._path else {}
     self._has_new = False
 
@@ -266,14 +266,14 @@ def _read_known(path: str) -> dict[str, list]:
       known = json.load(file)
     return {str(name): [*each] for name, each in known.items()}
   except (OSError, ValueError, RecursionError, AttributeError, TypeError):
-    return {}  # the cache is missing or damaged, so hash every file
+    return {}  # the cache is missing or damaged: hash every file again
 
 
 def writable_folder(shared: str | None, own: str) -> str:
-  """Returns `shared` if this process may write to it, otherwise `own`.
+  """Returns the folder for files that runs can share: `shared` if writable.
 
-  `shared` is CACHE_DIR, which may belong to another user. `own` is a folder in
-  MODEL_DIR.
+  `shared` is CACHE_DIR, which may belong to another user. Otherwise, returns
+  `own`, a folder in MODEL_DIR.
   """
   return shared if shared and os.access(shared, os.W_OK) else own
 
@@ -281,7 +281,7 @@ def writable_folder(shared: str | None, own: str) -> str:
 def describe_shards(
   paths: Iterable[str], digests: FileDigests | None
 ) -> list[str]:
-  """Returns the paths that are not local files, then the local files' hashes.
+  """Returns remote files' paths, then local files' hashes, for a fingerprint.
 
   `digests` is a cache of hashes; without it, every local file is hashed.
   """

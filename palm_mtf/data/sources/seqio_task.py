@@ -17,9 +17,8 @@ import math
 import re
 import types
 
-# seqio is imported in functions, because its import takes seconds. A function
-# that takes a task or a step needs no `import_seqio`, because the module that
-# made the task has imported seqio.
+# Functions import seqio, because its import takes seconds. Those that take a
+# task or step need no `import_seqio`: the task's module has imported seqio.
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
@@ -41,7 +40,7 @@ _logger = logging.getLogger(__name__)
 
 
 def split_at_tokenize(task: Any) -> tuple[list[Callable], list[Callable]]:
-  """Returns the steps that make text, and the steps that encode this text.
+  """Returns the preprocessors that make text, and those that encode this text.
 
   If no step is `tokenize`, or a step after `tokenize` changes token ids, the
   first list has all steps and the second list is empty.
@@ -55,7 +54,7 @@ def split_at_tokenize(task: Any) -> tuple[list[Callable], list[Callable]]:
   ]
   kinds = seqio.preprocessors
   first = next((i for i, x in enumerate(steps) if _encodes(x)), None)
-  # Split only if all later steps add EOS. After other steps, such as T5's
+  # Split only if all later steps just add EOS. After other steps, such as T5's
   # split_tokens, the ids are no longer those of the text.
   if first is not None and all(
     _is_one_of(later, kinds.append_eos, kinds.append_eos_after_trim)
@@ -73,7 +72,7 @@ def apply_steps(
   where: str,
   sequence_length: Mapping[str, int] | None = None,
 ) -> Any:
-  """Returns the tf.data.Dataset that `steps` make from a split, in file order.
+  """Returns the tf.data.Dataset that `steps` make of a split, in file order.
 
   Error messages begin with `where`. `sequence_length` maps a feature to its
   number of tokens, for steps that truncate token ids.
@@ -108,7 +107,7 @@ def read_examples(dataset: Any, where: str) -> Iterator[dict[str, Any]]:
 
 
 def name_step_errors(step: Callable, where: str) -> Callable:
-  """Wraps `step` so that its errors begin with `where` and the step's name."""
+  """Wraps a preprocessor: its errors begin with `where` and its name."""
   where = f"{where}: preprocessor {function_name(step)}"
 
   # `wraps` keeps the names of the parameters, which SeqIO inspects.
@@ -126,13 +125,13 @@ def name_step_errors(step: Callable, where: str) -> Callable:
 
 
 def function_name(function: Callable) -> str:
-  """Returns the name of a function, a functools.partial or other callable."""
+  """Returns the name of a function or other callable, for messages."""
   function = _unwrap(function)
   return getattr(function, "__qualname__", type(function).__name__)
 
 
 def type_name(value: object) -> str:
-  """Returns "None", or a value's type with an article, such as "a list"."""
+  """Returns a value's type for messages: "None", or such as "a list"."""
   return "None" if value is None else f"a {type(value).__name__}"
 
 
@@ -175,7 +174,7 @@ def kind_of_feature(spec: Any) -> str:
 _FIRST_DOCUMENTS = 32
 _BATCH = 32  # documents per element of the tf.data.Dataset
 _PLAIN = (type(None), bool, int, float, complex, str, bytes)
-_ADDRESS = re.compile(r" at 0x[0-9a-f]+")  # differs between processes
+_ADDRESS = re.compile(r" at 0x[0-9a-f]+")  # of an object, in its repr
 
 
 def open_task(
@@ -266,7 +265,7 @@ class SeqioTask:
   UTF-8 or have a NUL are skipped and counted (`report_skipped`).
   """
 
-  num_bytes = None  # unknown to SeqIO
+  num_bytes = None  # SeqIO does not know the size of the text
 
   def __init__(
     self,
@@ -280,7 +279,7 @@ class SeqioTask:
     self.name = task.name
     self.rate = rate
     self._task = task
-    # `tokenize` and later steps would load the task's vocabulary.
+    # Omit `tokenize` and later steps, which would load the task's vocabulary.
     self._steps, _ = split_at_tokenize(task)
     self._lengths = None
     if sequence_length:
@@ -300,11 +299,11 @@ class SeqioTask:
     # Share of documents to hold out; None if the task has a validation split.
     self._share = None if has_validation else validation_share
     self._num_skipped = 0
-    self._unread: Any = None  # dataset of TRAIN, made only to see its features
+    self._unread: Any = None  # TRAIN's dataset, if only its features were used
 
   @property
   def has_inputs(self) -> bool:
-    """Whether any of the first documents has inputs."""
+    """Whether any of the first documents has inputs, which decides for all."""
     return any(
       d.inputs is not None and len(d.inputs) for d in self._first_documents
     )
@@ -325,7 +324,7 @@ class SeqioTask:
         parts = [source.fingerprint(digests)]
       else:
         inside = {**vars(source)}
-        inside.pop("_split_to_filepattern", None)  # paths, which may change
+        inside.pop("_split_to_filepattern", None)  # files may move
         parts = [describe_code(type(source)), describe_code(inside)]
         for split in self._splits:
           shards = source.list_shards(split)
@@ -369,7 +368,7 @@ class SeqioTask:
 
   @functools.cached_property
   def _first_documents(self) -> list[Document]:
-    """The first documents of each split, read twice to detect random steps."""
+    """Each split's first documents, read twice to detect unseeded steps."""
     first, again = (
       [
         document
@@ -389,7 +388,7 @@ class SeqioTask:
   def _make_dataset(self, split: str) -> Any:
     from palm_mtf._tf import tf
 
-    with tf.device("CPU:0"):  # GPUs are for the model
+    with tf.device("CPU:0"):  # the model needs the memory of GPUs
       dataset = apply_steps(
         self._task,
         self._steps,
@@ -403,7 +402,7 @@ class SeqioTask:
 
   @functools.cached_property
   def _features(self) -> tuple[bool, dict[str, int | None]]:
-    """Whether features are texts rather than ids, and each feature's EOS id."""
+    """(whether features are texts rather than ids, {feature: its EOS id})."""
     with user_code(f"TASK: {self.name}"):
       self._unread = self._make_dataset(TRAIN)
       specs = self._unread.element_spec
@@ -438,10 +437,10 @@ class SeqioTask:
       if split != TRAIN or dataset is None:
         dataset = self._make_dataset(split)
       dataset = dataset.map(lambda e: {name: e[name] for name in eos_ids})
-      # Batch texts, because TensorFlow takes 0.1 ms for each value it returns.
+      # Group texts, because TensorFlow takes 0.1 ms for each value it returns.
       dataset = dataset.batch(_BATCH) if is_text else dataset
     for batch in read_examples(dataset, where):
-      columns = [batch[name] for name in eos_ids]  # inputs before targets
+      columns = [batch[name] for name in eos_ids]  # [inputs, targets]
       for example in zip(*columns, strict=True) if is_text else [columns]:
         values = [
           decode_text(value) if is_text else _strip_eos(value, eos_id)
@@ -477,7 +476,7 @@ def import_seqio(name: str, setting: str = "TASK") -> Any:
 
 
 def _hash_vocabulary(vocabulary: Any) -> str:
-  """Returns the SHA-256 of a vocabulary's model, with its sentinels."""
+  """Returns the SHA-256 of a task's SentencePiece model, with sentinels."""
   from palm_mtf._tf import tf
 
   path = vocabulary.sentencepiece_model_file
@@ -489,7 +488,7 @@ def _hash_vocabulary(vocabulary: Any) -> str:
 
 
 def describe_code(value: object, within: tuple[int, ...] = ()) -> str:
-  """Describes a function, or a value in it, alike in every process.
+  """Describes a function or a value in it for a hash: alike in every process.
 
   The description has a function's source code, defaults, bound arguments and
   closure, but not what the function calls, reads from globals or files, or gets
@@ -531,7 +530,7 @@ def _list_parts(value: object) -> list[object]:
 def _read_code(function: object) -> str:
   try:
     return inspect.getsource(function)
-  except (OSError, TypeError):  # no source file: use the bytecode
+  except (OSError, TypeError):  # without a source file, use the bytecode
     code = getattr(function, "__code__", None)
     return _ADDRESS.sub("", repr(code and (code.co_code, code.co_consts)))
 

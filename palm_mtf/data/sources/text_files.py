@@ -30,11 +30,11 @@ from palm_mtf.errors import UserError, did_you_mean
 
 _logger = logging.getLogger(__name__)
 
-_MAX_WEIGHT = 2**53  # float64 holds every integer below it
+_MAX_WEIGHT = 2**53  # float64 holds all integers below, so repeats are exact
 
 
 class Settings(NamedTuple):
-  """The names of the user's settings, as messages show them."""
+  """The names of the settings that messages tell the user to change."""
 
   files: str
   text_field: str
@@ -122,16 +122,16 @@ class TextFiles:
 
   @property
   def num_bytes(self) -> int | None:
-    """Size of all files in bytes; None if any file is compressed."""
-    # Callers need the decompressed size, which is unknown for compressed files.
+    """Size of all text in bytes; None if any file is compressed."""
+    # The decompressed size of a file is known only after reading it.
     if any(file.compression for file in self.files):
       return None
     return sum(file.num_bytes for file in self.files)
 
   def fingerprint(self, digests: FileDigests | None = None) -> str:
     """Returns a hash of the files' bytes, their order and the settings."""
-    # Leave out paths and times. So files that are moved or touched still match
-    # their cached tokens, unless the order of the files changes.
+    # Leave out paths and times, so that files that are moved or touched still
+    # match their cached tokens, unless the order of the files changes.
     kinds = [file.is_json_lines for file in self.files]
     contents = zip(
       kinds, (digests or FileDigests()).read(self.files), strict=True
@@ -146,7 +146,7 @@ class TextFiles:
 
   def documents(self) -> Iterator[tuple[str, Document]]:
     """Yields (split, document); see `Source`."""
-    # Check all files before the first is read, because reading may take hours.
+    # Reading may take hours, so report files of a wrong format before it.
     for file in self.files:
       if file.is_json_lines:
         next(read_jsonl_texts(file, self._fields, self._settings), None)
@@ -179,7 +179,7 @@ class TextFiles:
     self._skipped_lines = _Skipped("text with a NUL or half a surrogate pair")
 
   def _name(self, file: TextFile) -> tuple[str, str]:
-    """Returns the path and the beginning of messages, for `user_text`."""
+    """Returns what user_text.py needs: the path, and how messages begin."""
     path = user_text.TEXT_PREFIX * file.is_text + file.path
     return path, f"{self._settings.files}: {file.path}"
 
@@ -187,7 +187,7 @@ class TextFiles:
     if file.is_json_lines:
       lines = read_jsonl_texts(file, self._fields, self._settings)
       for number, document in lines:
-        # A JSON escape may be half a surrogate pair, which UTF-8 cannot encode.
+        # JSON can escape half a surrogate pair, which UTF-8 cannot encode.
         if not user_text.is_text(document.text):
           self._skipped_lines.add(f"{file.path}, line {number:,}")
         elif document.text:

@@ -46,7 +46,7 @@ from palm_mtf.data.sources.document import VALIDATION, Document, Text, mix_bits
 _BLOCK_CHARACTERS = 1 << 18
 _SPACE = re.compile(r"\s")  # the characters at which str.split() splits
 _LAST_SPACE = 0x3000  # no higher code point is white space
-# The factors are odd, so that multiplication mod 2 ** 64 is one to one.
+# Factors of hashes; odd, so that multiplication mod 2 ** 64 is one to one.
 _CHARACTER_FACTOR = 0x9E3779B97F4A7C15
 _WORD_FACTOR = 0xD1342543DE82EF95
 
@@ -87,7 +87,7 @@ def find_hashes(table: np.ndarray, hashes: np.ndarray) -> np.ndarray:
   """
   if not len(table):
     return np.empty(0, np.int64)
-  hashes = np.sort(hashes)  # sorted hashes are found four times as fast
+  hashes = np.sort(hashes)  # searchsorted finds sorted ones 4 times as fast
   places = np.searchsorted(table, hashes)
   places[places == len(table)] = 0
   return places[table[places] == hashes]
@@ -142,7 +142,7 @@ def _powers(count: int) -> tuple[np.ndarray, np.ndarray]:
 
 NGRAM_WORDS = 8
 MIN_SHARE = 0.7
-_MAX_NGRAMS = 1 << 21  # as in 13 MB of text; 65 bytes of memory per n-gram
+_MAX_NGRAMS = 1 << 21  # if a set has more, sample it; 136 MB, for 13 MB of text
 
 
 @dataclasses.dataclass(frozen=True)
@@ -171,10 +171,10 @@ class Examples:
     # n-grams). The lowest ranks are kept, so that the order of examples has no
     # effect.
     self.kept: list[tuple[float, int, int, np.ndarray]] = []
-    self._limit = 2.0  # examples of this rank or above do not fit
+    self._limit = 2.0  # examples of this rank or above would exceed max_ngrams
 
   def add(self, example: Document) -> None:
-    """Adds one example."""
+    """Counts an example, and keeps its n-grams if its rank is low enough."""
     self.count += 1
     if example.rank >= self._limit:
       return
@@ -220,7 +220,7 @@ class ContaminationSearch:
       self._found[find_hashes(self._ngrams, hash_ngrams(words, n))] = True
 
   def result(self) -> Contamination:
-    """Returns how many examples the added documents contaminate."""
+    """Returns how many examples occur in the documents that were added."""
     found = self._found[self._places]
     ends = np.cumsum(self._counts)
     hits = np.concatenate([[0], np.cumsum(found)])
@@ -241,7 +241,7 @@ class ContainedExamples:
   """Finds evaluation examples in documents and texts by their 8-grams."""
 
   def __init__(self, examples: Iterable[Document]):
-    ngrams = [np.empty(0, np.uint64)]  # no example: concatenate needs an array
+    ngrams = [np.empty(0, np.uint64)]  # entry 0: concatenate needs an array
     ngrams += [hash_ngrams(hash_document(x), NGRAM_WORDS) for x in examples]
     self._counts = np.array([len(each) for each in ngrams], np.int64)
     self.num_examples = len(ngrams) - 1
@@ -291,16 +291,16 @@ def find_ngrams(table: np.ndarray, document: Document) -> np.ndarray:
 
 
 MIN_SIMILARITY = 0.8
-_NGRAM_WORDS = 5  # a text of fewer words is one n-gram
+_NGRAM_WORDS = 5  # for near duplicates; a text of fewer words is one n-gram
 # MinHash (Broder 1997): two texts of similarity J share each MinHash value with
 # probability J. Two texts are compared if they share all values of a band.
-_BANDS, _ROWS = 16, 8  # number of bands, and of values per band
+_BANDS, _ROWS = 16, 8  # number of bands, and of MinHash values per band
 NUM_VALUES = _BANDS * _ROWS
 # Maximum number of comparisons per text and band. Only huge groups have more
 # pairs, and a part of the pairs suffices to merge such a group.
 _NEIGHBORS = 32
 _PAIRS_AT_ONCE = 1 << 16
-_NGRAMS_AT_ONCE = 256  # 256 x 128 values fit into a core's cache
+_NGRAMS_AT_ONCE = 256  # 256 x NUM_VALUES uint32 values fit in a core's cache
 
 # A MinHash value is the minimum of factor * x + addend mod 2 ** 32 over the
 # hashes x of a text's n-grams. Factors and addends are hashes, because hashes
@@ -314,7 +314,7 @@ _FACTORS |= 1  # odd, so that factor * x + addend is one to one
 class Group(NamedTuple):
   """Documents with the same text, or texts that are near duplicates."""
 
-  # Documents with this text; or, for near duplicates, different texts.
+  # Number of documents with this text; for near duplicates, of different texts.
   size: int
   # Document.digest() of one member, the same member for any order of documents.
   digest: bytes
@@ -325,12 +325,12 @@ class Duplicates:
   """The number and size of duplicates in a corpus, and the largest groups."""
 
   num_texts: int  # different texts
-  exact_documents: int  # number of documents, minus one per text
+  exact_documents: int  # documents, except one for each different text
   exact_bytes: int  # size of the documents that exact_documents counts
   exact_across: int  # held-out documents with the text of a training document
   near_groups: int  # groups of two or more different texts
-  near_texts: int  # texts in these groups, minus one per group
-  near_bytes: int  # size of the groups' texts, minus the largest per group
+  near_texts: int  # texts in these groups, except one per group
+  near_bytes: int  # size of these groups' texts, except each group's largest
   # Held-out documents in a group with a training document, except the documents
   # that exact_across counts.
   near_across: int
@@ -339,7 +339,7 @@ class Duplicates:
 
 
 class Sketches:
-  """The hash, MinHash values, size and split of each document of a source."""
+  """What shows duplicates: hash, MinHash values, size, split per document."""
 
   def __init__(self):
     self._digests = bytearray()
@@ -348,7 +348,7 @@ class Sketches:
     self._held_out = bytearray()
 
   def add(self, document: Document, split: str) -> None:
-    """Adds a document of `split`."""
+    """Adds a document; `split` is one of SPLITS."""
     digest = document.digest()
     self._digests += digest
     self._values += minhash(document, digest).tobytes()
@@ -378,7 +378,7 @@ def find_duplicates(
   columns = zip(*(each.columns() for each in sketches), strict=True)
   digests, values, sizes, held_out = map(np.concatenate, columns)
   # Sort by digest, so that equal texts become neighbors and the result does not
-  # depend on the order of documents. Below, texts are numbered in this order.
+  # depend on the order of documents. Texts are numbered in the sorted order.
   order = np.lexsort(digests.T)
   digests, held_out = digests[order], held_out[order]
   is_first = begins_run(digests)
@@ -419,7 +419,7 @@ def find_duplicates(
 
 
 def begins_run(rows: np.ndarray) -> np.ndarray:
-  """Returns whether each row differs from the row before, [rows], bool."""
+  """Returns whether each row begins a run of equal rows, [rows], bool."""
   begins = np.ones(len(rows), bool)
   begins[1:] = (rows[1:] != rows[:-1]).any(axis=1)
   return begins

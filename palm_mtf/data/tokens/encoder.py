@@ -18,11 +18,11 @@ from palm_mtf.data.sources.document import Document, Text, cut_text
 from palm_mtf.data.vocabulary.vocabulary import Vocabulary
 from palm_mtf.data.worker_pool import WorkerPool, num_cores
 
-# Texts are encoded in parts, cut at line ends if possible. Parts are short,
-# because SentencePiece takes some hundred bytes of memory per character.
+# Texts are encoded in parts, cut at line ends if possible, because
+# SentencePiece takes some hundred bytes of memory per character.
 _PART_CHARACTERS = 1 << 16
 _BATCH_CHARACTERS = 1 << 20
-# Each document adds this to a batch's size, for memory besides the text.
+# Each document adds this to a batch's size, for the memory of its objects.
 _DOCUMENT_CHARACTERS = 256
 
 
@@ -37,11 +37,11 @@ class EncodedDocument(NamedTuple):
 
 class _Part(NamedTuple):
   text: Text
-  is_inside: bool  # whether another part of the same text precedes this part
+  is_inside: bool  # whether this part continues a text: no space is put before
 
 
 class _Cut(NamedTuple):
-  """A document whose parts are all in batches."""
+  """A document whose parts are all in batches; it waits for their ids."""
 
   split: str
   document: Document
@@ -53,7 +53,7 @@ class Encoder(WorkerPool):
   """Encodes documents in worker processes that persist between calls."""
 
   def __init__(self, vocabulary: Vocabulary, num_processes: int | None = None):
-    """Prepares `num_processes` workers: by default one per core; 0 for none."""
+    """`num_processes`: one per core by default; 0 encodes in this process."""
     super().__init__(
       functools.partial(_encode, vocabulary),
       when_killed="a process that encodes text was killed, as happens when "
@@ -75,7 +75,7 @@ class Encoder(WorkerPool):
     waiting: collections.deque[_Cut] = collections.deque()
     for encoded in self.map(_gather_parts(documents, waiting)):
       ids += encoded
-      del encoded  # otherwise it holds ids while the next batch is encoded
+      del encoded  # otherwise its ids stay in memory during the next batch
       while waiting and waiting[0].num_inputs + waiting[0].num_text <= len(ids):
         split, document, num_inputs, num_text = waiting.popleft()
         yield EncodedDocument(
@@ -85,7 +85,7 @@ class Encoder(WorkerPool):
   def count(
     self, documents: Iterable[tuple[str, Document]]
   ) -> Iterator[tuple[str, Document, tuple[int, int]]]:
-    """Yields (split, document, (input tokens, text tokens)), without [eod]."""
+    """Yields (split, document, (num_inputs, num_text)), in tokens, no [eod]."""
     for each in self.encode(documents):
       yield each.split, each.document, (len(each.inputs), len(each.text))
 
@@ -131,7 +131,7 @@ def _take(ids: collections.deque[np.ndarray], count: int) -> np.ndarray:
 
 
 def _encode(vocabulary: Vocabulary, batch: list[_Part]) -> list[np.ndarray]:
-  """Returns the token ids of each part, int32; some parts are already ids."""
+  """Returns each part's token ids, int32; a SeqIO task may give ids as text."""
   parts = [part for part in batch if isinstance(part.text, str)]
   texts, are_inside = [x.text for x in parts], [x.is_inside for x in parts]
   ids = iter(vocabulary.encode_arrays(texts, num_cores(), are_inside))

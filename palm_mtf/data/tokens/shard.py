@@ -40,7 +40,7 @@ _FAILED = ctypes.c_void_p(-1).value
 
 
 class Shard(NamedTuple):
-  """The tokens of whole documents, joined."""
+  """The tokens of one split's documents in a shard, joined."""
 
   tokens: np.ndarray  # [num_tokens], uint16 or uint32; [eod] ends each document
   # [2, num_documents], int64: the index in `tokens` of each document's first
@@ -50,7 +50,7 @@ class Shard(NamedTuple):
 
 
 class TokenArray:
-  """Shards read as one array of tokens."""
+  """The shards of one split of a source, read as one array of tokens."""
 
   def __init__(self, shards: Sequence[Shard]):
     self._shards = [shard for shard in shards if len(shard.tokens)]
@@ -74,7 +74,7 @@ class TokenArray:
     return int(self._first_documents[-1])
 
   def read(self, start: int, stop: int) -> tuple[np.ndarray, np.ndarray]:
-    """Returns the tokens `start` to `stop` - 1, and which have a loss.
+    """Returns the tokens `start` to `stop` - 1, and whether each has a loss.
 
     The arrays are [stop - start], int32 and bool.
     """
@@ -183,20 +183,20 @@ def map_array(path: str, *, is_random: bool = False) -> np.ndarray:
   return values
 
 
-# Maximum total size of a document's repeats, because memory holds all of them.
+# Maximum bytes of all repeats of a document, because memory holds all of them.
 _MOST_REPEATED_BYTES = 1 << 30
 _CHANGED = "its content is not what was written"
 
 
 class DamagedShardError(Exception):
-  """A file of a store is missing or changed; the tokens are encoded again."""
+  """A file of a token store is missing or changed, so must be written again."""
 
 
 @dataclasses.dataclass(kw_only=True)
 class Counts:
-  """Counts of one split of a shard, or the sum of such counts."""
+  """Counts of one split in one shard, or summed over shards."""
 
-  num_documents: int = 0  # a document that an epoch reads twice counts twice
+  num_documents: int = 0  # a document counts as often as an epoch reads it
   num_tokens: int = 0  # with an [eod] for each document
   num_target_tokens: int = 0  # tokens with a loss: all but inputs
   num_bytes: int = 0  # sum of Document.num_bytes
@@ -215,12 +215,12 @@ class Counts:
 class ShardSummary:
   """The content of a shard's .json."""
 
-  num_read: int  # documents read from the source, with any weight
-  # The lowest Document.rank; an error says which VALIDATION_SHARE exceeds it.
+  num_read: int  # documents read from the source, also those of weight 0
+  # The lowest Document.rank, from which an error proposes a VALIDATION_SHARE.
   lowest_rank: float
-  counts: dict[str, Counts]  # from split to its counts
+  counts: dict[str, Counts]  # {split: its counts}
   has_inputs: bool  # whether documents have inputs and targets
-  blake2b: dict[str, str]  # from file name to hash
+  blake2b: dict[str, str]  # {name of a file of this shard: hash}
 
   @classmethod
   def from_json(cls, content: dict) -> "ShardSummary":
@@ -236,7 +236,7 @@ class _SplitWriter:
     self._dtype = np.dtype(dtype)
     self._eod = np.array([eod_id], dtype).tobytes()
     self._tokens = bytearray()
-    # The two indices in Shard.documents, document by document.
+    # For each document in turn, its two indices in Shard.documents.
     self._documents = array.array("q")
     self.counts = Counts()
 
@@ -346,7 +346,7 @@ def check_shard(folder: str, number: int, *, reads: bool) -> ShardSummary:
 
 
 def _size_of(name: str, summary: ShardSummary, path: str) -> int | None:
-  """Returns the file size that `summary` implies; None for a wrong header."""
+  """Returns the size that a whole file has; None if its header is wrong."""
   counts = summary.counts[name.partition("-")[0]]
   shape = (counts.num_tokens,)
   if name.endswith(".documents.npy"):
@@ -360,7 +360,7 @@ def _size_of(name: str, summary: ShardSummary, path: str) -> int | None:
 
 
 def write_sealed_json(path: str, content: dict) -> None:
-  """Writes a JSON file with a hash of its content."""
+  """Writes a JSON file with a hash of its content, which shows damage."""
   write_atomically(path, json_text(seal(content), indent=1).encode())
 
 
@@ -400,8 +400,8 @@ def map_shard(
 
 
 def _save_array(path: str, values: np.ndarray) -> None:
-  # Do not write into a damaged file, because another process may have the file
-  # mapped. np.save is not used, because it hides the errno of a full disk.
+  # Replace a damaged file, because another process may have it mapped: writing
+  # into it would change that memory. np.save hides the errno of a full disk.
   header = np.lib.format.header_data_from_array_1_0(values)
   partial = f"{path}.partial"
   with open(partial, "wb") as file:

@@ -69,14 +69,14 @@ _MANIFEST = "manifest.json"
 
 @dataclasses.dataclass(frozen=True)
 class Split:
-  """The documents of one split and their counts."""
+  """The tokens of one split of a source, and counts of its documents."""
 
   tokens: TokenArray
   counts: Counts
 
   @property
   def bytes_per_token(self) -> float:
-    """Bytes of text per token with a loss."""
+    """Bytes of text per token with a loss, to convert loss to bits per byte."""
     # Bits per byte = loss / (bytes_per_token * ln 2).
     counts = self.counts
     return counts.num_target_bytes / max(1, counts.num_target_tokens)
@@ -90,7 +90,7 @@ class TokenStore:
   train: Split
   validation: Split
   lowest_rank: float  # lowest Document.rank, to compare with VALIDATION_SHARE
-  fingerprint: str  # hash of all shard files
+  fingerprint: str  # hash of all tokens: of the hashes of the shards' files
   # Numbers of documents read, and removed by each filter; None without filters.
   filter_counts: dict[str, int] | None = None
 
@@ -175,9 +175,9 @@ def read_store(folder: str, *, verify: bool = False) -> TokenStore:
   """
   manifest = read_sealed_json(os.path.join(folder, _MANIFEST))
   numbers = range(manifest["num_shards"])
-  # Many threads hash files, because hashing releases the GIL. One thread reads
-  # array headers, because Python 3.11 may raise SystemError if several threads
-  # parse literals at once.
+  # To hash files, use many threads, because hashing releases the GIL. To check
+  # only sizes, use one thread, because Python 3.11 may raise SystemError if
+  # several threads parse array headers at once.
   with ThreadPoolExecutor(num_cores() if verify else 1) as threads:
     shards = list(
       threads.map(lambda n: check_shard(folder, n, reads=verify), numbers)
@@ -217,7 +217,7 @@ def load_stores(
   Raises:
     UserError: there is no text, or the disk is full.
   """
-  # Runs share CACHE_DIR, so a run reads tokens there but never writes tokens.
+  # Runs share CACHE_DIR, so training reads tokens there but never writes any.
   own = ModelDir(model_dir).tokens
   stores, names = [], []
   for source, name in _name_stores(own, data, sources, vocabulary):
@@ -270,7 +270,7 @@ def cache_stores(
 def _name_stores(
   own: str, data: DataConfig, sources: Sequence[Source], vocabulary: Vocabulary
 ) -> list[tuple[Source, str]]:
-  """Returns (source, name of its store); refuses ids of other vocabularies."""
+  """Returns each (source, name of its token store); see `check_vocabulary`."""
   for source in sources:
     source.check_vocabulary(vocabulary.sha256)
   # FileDigests caches the hashes of the text files next to the token stores.
