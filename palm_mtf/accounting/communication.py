@@ -34,7 +34,7 @@ from palm_mtf.config import (
 from palm_mtf.config.tpu_slice import tpu_slice
 
 _FLOAT32 = DTYPE_BYTES["float32"]
-# Pods exchange three sums over tokens: loss weights, nats and log(z)^2.
+# Besides gradients, pods exchange the sums of loss weights, nats and log(z)^2.
 _TOKEN_SUMS = 3
 # Of the 6 N FLOPs per token (N parameters), the backward pass takes 4 N.
 _BACKWARD_SHARE = 4 / 6
@@ -61,10 +61,10 @@ def dcn_bytes(config: ModelConfig, mesh: MeshLayout, pods: PodsConfig) -> int:
 def sent_bytes(
   config: ModelConfig, mesh: MeshLayout, pods: PodsConfig
 ) -> dict[str, int]:
-  """Returns the bytes of gradients that a pod sends to one other pod.
+  """Returns {parameter: bytes of gradients that a pod sends to one other pod}.
 
-  Keys are names of parameters. Layer 0 stands for all layers, so the value of a
-  parameter in layer 0 is the sum over all layers.
+  The bytes are those of one step. Layer 0 stands for all layers, so the value
+  of a parameter in layer 0 is the sum over all layers.
   """
   width = DTYPE_BYTES[pods.dcn_dtype]
   # Devices that hold the same slice divide it into parts, padded to equal
@@ -118,7 +118,7 @@ def step_secs(
 
 
 class _Traffic:
-  """Adds up the bytes of one pod's collectives in a step."""
+  """Adds up the bytes that a pod's devices send to each other in a step."""
 
   def __init__(self, config: ModelConfig, mesh: MeshLayout):
     self._config, self._mesh, self._rules = config, mesh, mesh.rules
@@ -136,7 +136,7 @@ class _Traffic:
     num_bytes: int,
     times: int = 1,
   ) -> None:
-    """Adds the bytes of `times` collectives over `axes`, for all devices.
+    """Adds the bytes that all devices send in `times` collectives over `axes`.
 
     `num_bytes` is the size on one device of an all-gather's output, or of the
     input of any other collective.
@@ -146,8 +146,8 @@ class _Traffic:
     n = math.prod(sizes[axis] for axis in axes)
     if n == 1 or not times:
       return
-    # Each of the n devices along `axes` sends (n - 1) / n of the tensor. An
-    # all-reduce is a reduce-scatter and an all-gather.
+    # Each of the n devices along `axes` sends (n - 1) / n of the tensor; in an
+    # all-reduce, twice that, because it is a reduce-scatter and an all-gather.
     each = (n - 1) * num_bytes * (2 if kind == "all_reduce" else 1)
     groups = self._mesh.num_devices // n
     self.bytes_moved[kind, axes] += groups * each * times
@@ -173,14 +173,14 @@ class _Traffic:
     return {self._rules[dim] for dim in dims if dim in self._rules}
 
   def _split_axis(self, branch: Branch) -> str | None:
-    """Returns the axis that splits the inputs of a branch's last product."""
+    """Returns the mesh axis over which a branch's last product is summed."""
     (axis,) = {
       self._mesh.axis_of(dim) for dim in branch.output.inputs if dim != "d_kv"
     }
     return axis
 
   def add_activations(self, tokens: int) -> None:
-    """Adds collectives of activations; a microbatch has `tokens` per device."""
+    """Adds a microbatch's collectives of activations; a device has `tokens`."""
     config, width = self._config, DTYPE_BYTES[self._config.activation_dtype]
     vocab, residual = map(self._rules.get, ("vocab", "d_model_residual"))
     of_stream = tokens * config.d_model * width
@@ -194,9 +194,9 @@ class _Traffic:
       kind = "reduce_scatter" if axis == residual else "all_reduce"
       self.add(kind, (axis,), of_stream, times)
 
-    # The forward pass adds up the outputs of the branches of a sum. The
-    # backward pass adds up the gradients of the norm output that several
-    # branches read. If one axis splits all of these branches, they share one
+    # The forward pass adds outputs of one or more branches to the residual
+    # stream. The backward pass adds up their gradients of the norm output that
+    # they read. If one axis splits all of these branches, they share one
     # collective. Otherwise each branch is all-reduced before the addition.
     layer = layer_of(config)
     for each in layer.sums:
@@ -211,8 +211,8 @@ class _Traffic:
       for read in each.reads:
         for axis in {self._split_axis(x): None for x in read.branches}:
           self.add("all_reduce", (axis,), of_stream, layers)
-    # Each device looks up rows in its slice of the embedding; then the rows are
-    # added up. Learned positions are added to whole rows, with all of d_model.
+    # Each device looks up rows in its slice of the embedding; then devices sum
+    # the rows. Learned positions need whole rows, so they need an all-reduce.
     if config.positions == "learned":
       self.add("all_reduce", (vocab,), of_stream)
     else:
@@ -232,7 +232,7 @@ class _Traffic:
       self.add("all_reduce", (batch,), numbers * width, layers)
 
   def add_stored(self) -> None:
-    """Adds the collectives on weights whose d_model_stored is split."""
+    """Adds collectives of weights, and their gradients, if d_model is split."""
     config, stored = self._config, self._rules.get("d_model_stored")
     if stored is None:
       return
@@ -246,7 +246,7 @@ class _Traffic:
         continue
       parameter = parameters.parse_name(name)
       if parameter.part == parameters.RELATIVE:
-        # Devices have equal gradients, and gather the kernel only once.
+        # Gathered once. Devices have equal gradients, so they need no sum.
         width = DTYPE_BYTES[config.activation_dtype]
         self.add("all_gather", (stored,), width * each.size, count)
         continue
@@ -320,7 +320,7 @@ class _Traffic:
       of_rows, of_columns = tuple(over[:rank]), tuple(over[rank:])
       num_rows = math.prod(each.sizes[:rank])
       num_columns = math.prod(each.sizes[rank:])
-      # Three all-reduces give the mean square of each row, the mean square of
+      # Three all-reduces give the mean square of each row of the gradient, of
       # each column, and the mean over all rows.
       self.add("all_reduce", of_columns, _FLOAT32 * num_rows, count)
       self.add("all_reduce", of_rows, _FLOAT32 * num_columns, count)
@@ -366,7 +366,7 @@ def step_bytes(
 def axes_bandwidth(
   mesh: MeshLayout, axes: tuple[str, ...], device: HardwareConfig
 ) -> float:
-  """Returns the bytes/s that a device sends and receives along `axes`."""
+  """Returns a device's bandwidth along mesh axes, bytes/s in each direction."""
   if device.chip_link_dims:
     rings = _rings(mesh, device)
     total = min(sum(rings[axis] for axis in axes), device.chip_link_dims)
@@ -411,7 +411,7 @@ def _rings(mesh: MeshLayout, device: HardwareConfig) -> dict[str, float]:
 def _rings_of_any_slice(
   mesh: MeshLayout, device: HardwareConfig
 ) -> dict[str, float]:
-  """As `_rings` where TPU is not set: assumes the best placement of devices."""
+  """Does the same without TPU: assumes the fastest placement of the devices."""
   *outer, inner = (axis for axis, size in mesh.axes.items() if size > 1)
   dims = device.chip_link_dims
   if not outer:

@@ -44,7 +44,7 @@ def forward_flops(config: ModelConfig) -> Mapping[str, int]:
 
 @functools.cache
 def recomputed_flops(config: ModelConfig) -> Mapping[str, int]:
-  """Returns {matrix product: forward FLOPs that the backward pass repeats}."""
+  """Returns {matrix product: a token's forward FLOPs that REMAT repeats}."""
   forward = forward_flops(config)
   if config.remat == "none":
     return {}
@@ -104,6 +104,6 @@ def mfu(
 def hfu(
   tokens_per_sec: float, config: ModelConfig, peak_flops_per_sec: float
 ) -> float:
-  """Returns the hardware FLOPs utilization, which counts REMAT's FLOPs too."""
+  """Returns the hardware FLOPs utilization: `mfu`, but with REMAT's FLOPs."""
   flops = train_flops_per_token(config) + sum(recomputed_flops(config).values())
   return tokens_per_sec * flops / peak_flops_per_sec

@@ -1,6 +1,6 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Rates of chips and of devices, from HardwareConfig."""
+"""FLOP/s, bandwidths and memory of chips and of the devices on a chip."""
 
 import dataclasses
 import os
@@ -9,10 +9,10 @@ from palm_mtf import gin_path
 from palm_mtf.config import HardwareConfig, ModelConfig
 from palm_mtf.errors import UserError, did_you_mean
 
-# The value of CHIP that stands for this machine; rates/ measures its rates.
+# The value of CHIP that stands for this machine, which rates/ measures.
 MEASURED = "measured"
 
-# Rates that the devices of a chip share equally.
+# Fields of HardwareConfig that the devices of a chip share equally.
 _SHARED = (
   "chip_bfloat16_flops",
   "chip_float32_flops",
@@ -82,7 +82,7 @@ def describe_remat(model: ModelConfig, hardware: HardwareConfig) -> ModelConfig:
 
 
 def share_chip(hardware: HardwareConfig, sharers: int) -> HardwareConfig:
-  """Returns the rates of one device, if `sharers` devices share a chip."""
+  """Returns the rates of each of `sharers` devices that share a chip."""
   passes = hardware.chip_pass_bandwidths or {}
   return dataclasses.replace(
     hardware,

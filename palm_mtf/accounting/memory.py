@@ -43,11 +43,11 @@ _QUANTIZED_BYTES = {"int8": 1, "int4": 0.5 + 2 / 32}
 
 @dataclasses.dataclass(frozen=True)
 class DeviceBytes:
-  """Bytes in a device's memory, the same for all devices of a pod."""
+  """Bytes on one device of a stage; all devices of the stage need as many."""
 
   weights: int  # float32
-  slots: int  # the optimizer slots
-  gradients: int  # summed over the microbatches of a step
+  slots: int  # the optimizer's variables, such as momentum
+  gradients: int  # of a step: the sums over its microbatches
 
 
 @dataclasses.dataclass(frozen=True)
@@ -90,7 +90,7 @@ def distinct_slices(
 ) -> Sequence[tuple[str, ParameterSlice, int]]:
   """Returns [(name, one device's slice, number of parameters)] of a stage.
 
-  A parameter of layer 0 stands for those of all layers, whose slices are equal.
+  A parameter of layer 0 stands for all layers' parameters with equal slices.
   Only stage 0 has parameters outside the layers.
   """
   one_layer = dataclasses.replace(config, num_layers=1)
@@ -104,14 +104,14 @@ def distinct_slices(
 
 
 def gradient_bytes(name: str, config: ModelConfig, mesh: MeshLayout) -> int:
-  """Returns the bytes per element of a parameter's gradient."""
+  """Returns the bytes per element of a parameter's gradient of a step."""
   if mesh.num_microbatches > 1:  # gradients are summed in float32
     return _FLOAT32
   return summed_bytes(name, config, mesh)
 
 
 def summed_bytes(name: str, config: ModelConfig, mesh: MeshLayout) -> int:
-  """Returns the bytes per element of a gradient while devices sum it."""
+  """Returns the bytes per element of a microbatch's gradient in collectives."""
   if mesh.gradient_dtype == "float32" or parameters.parse_name(name).is_vector:
     return _FLOAT32
   return DTYPE_BYTES[config.activation_dtype]
@@ -137,7 +137,7 @@ def device_bytes(
 
 
 class Activations:
-  """The activations of a microbatch on one device.
+  """Sizes of a microbatch's activations on one device, and their traffic.
 
   Attributes:
     tokens: number of the microbatch's tokens on the device.
@@ -162,11 +162,11 @@ class Activations:
     self._queries = heads * config.d_kv
     layer, sizes_of = layer_of(config), parameters.dimension_sizes(config)
 
-    def slice_size(dims: Sequence[str]) -> int:  # per row of a product
+    def slice_size(dims: Sequence[str]) -> int:  # elements per token
       return math.prod(sizes_of[x] // mesh.axis_size_of(x) for x in dims)
 
-    # The columns of the products with a norm, and the sizes of q, k, v and the
-    # hidden layer, which are read from them (a gated MLP reads two products).
+    # Columns of the products that read a norm, and of q, k, v and the hidden
+    # layer, which are computed from them (in a gated MLP, from two products).
     self._columns = self._read = 0
     for branch in layer.branches:
       sizes = [slice_size(x.outputs) for x in branch.inputs]
@@ -217,7 +217,7 @@ class Activations:
     return stream + min(mesh.stages, mesh.num_microbatches) * of_microbatch
 
   def working_bytes(self, stage: int = 0) -> int:
-    """Returns the peak bytes of activations in addition to `kept_bytes`."""
+    """Returns the peak bytes of a backward pass in addition to `kept_bytes`."""
     # The backward pass of a block holds gradients (of attention weights,
     # scores, the joined product, its parts, and the stream) and recomputed
     # values (a norm's output, q, k, v and the hidden layer).
@@ -268,7 +268,7 @@ class Activations:
     return {x: forward[x] + backward[x] + repeated.get(x, 0) for x in forward}
 
   def traffic(self) -> dict[str, int]:
-    """Returns {kind of pass in `PASSES`: bytes per step}, without "weights"."""
+    """Returns {kind of pass, but "weights": bytes that it moves per step}."""
     width = self._width
     of_token = {
       kind: self._config.num_layers * width * numbers
@@ -288,7 +288,7 @@ class Activations:
 def weight_copy_bytes(
   config: ModelConfig, mesh: MeshLayout, stage: int = 0
 ) -> int:
-  """Returns the bytes of cast, gathered and joined copies of weights.
+  """Returns a device's bytes of cast, gathered and joined copies of weights.
 
   Counts the copies of one layer and, on stage 0, of the embedding, and also the
   full gradients before their reduce-scatter.
@@ -302,7 +302,9 @@ def weight_copy_bytes(
     if parameter.is_vector:
       continue
     copies = 0 if width == _FLOAT32 else 1
-    copies += 2 * stored if stored > 1 else 0  # the weight and its gradient
+    # A device that stores a part of each weight gathers the whole weight, and
+    # makes its whole gradient before the reduce-scatter.
+    copies += 2 * stored if stored > 1 else 0
     copies += stored if parameter.part in joined else 0
     total += copies * width * each.size
   return total
@@ -311,7 +313,7 @@ def weight_copy_bytes(
 def exchange_bytes(
   config: ModelConfig, mesh: MeshLayout, pods: PodsConfig, stage: int = 0
 ) -> int:
-  """Returns the bytes of buffers for gradients of other pods, and for sums."""
+  """Returns a device's bytes for other pods' gradients and sums over pods."""
   if pods.num_pods == 1:
     return 0
   of_others = DTYPE_BYTES[pods.dcn_dtype] * (pods.num_pods - 1)
@@ -322,7 +324,11 @@ def exchange_bytes(
 
 
 def weight_traffic(config: ModelConfig, mesh: MeshLayout) -> int:
-  """Returns the bytes per step to cast weights and to add up gradients."""
+  """Returns the bytes that casts of weights and sums of gradients move.
+
+  Counts a device's memory traffic per step. Gradients are summed over the
+  step's microbatches, not over devices.
+  """
   width = DTYPE_BYTES[config.activation_dtype]
   total = 0
   for name, each, count in distinct_slices(config, mesh):
@@ -330,14 +336,14 @@ def weight_traffic(config: ModelConfig, mesh: MeshLayout) -> int:
     if width != _FLOAT32:  # casts; the backward pass casts kernels again
       passes = 2 if parameters.parse_name(name).is_kernel else 1
       of_number += passes * (_FLOAT32 + width)
-    if mesh.num_microbatches > 1:  # adds a gradient to the sum in memory
+    if mesh.num_microbatches > 1:  # adds each gradient to the sum so far
       of_number += 2 * _FLOAT32 + gradient_bytes(name, config, mesh)
     total += count * of_number * each.size
   return mesh.num_microbatches * total
 
 
 def update_traffic(kept: DeviceBytes) -> int:
-  """Returns the bytes that the optimizer moves in a step."""
+  """Returns the bytes that a device's optimizer reads and writes per step."""
   # Gradients are read for the global norm, for the root mean square of the
   # update, and for the update. Weights are read for their root mean square.
   # The update reads and writes weights and slots.
@@ -376,7 +382,7 @@ def cache_bytes_per_token(config: ModelConfig) -> int:
 
 
 def step_threads(config: ModelConfig, weight_dtype: str, cores: int) -> int:
-  """Returns how many of `cores` compute a decoding step's matrix products."""
+  """Returns how many of `cores` make a decoding step's products fastest."""
   # Per layer, one product joins all kernels that read the same norm, and one
   # joins the output kernels of a sum. One more product gives the logits.
   layer = layer_of(config)

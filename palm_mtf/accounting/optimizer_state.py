@@ -1,6 +1,6 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Optimizer slots of each parameter: names, shapes and bytes.
+"""Optimizer slots, the optimizer's variables per parameter: dims and bytes.
 
 slot                              dimensions  exists
 <parameter>/second_moment         all         with "full", and for vectors
@@ -28,8 +28,8 @@ DTYPE_BYTES = {"float32": 4, "bfloat16": 2}
 class OptimizerState:
   """The settings that decide which optimizer slots parameters have."""
 
-  second_moment: str  # SECOND_MOMENT
-  momentum: str  # dtype, or "none"
+  second_moment: str  # "full" or "factored"
+  momentum: str  # dtype of the momentum; "none" without momentum
 
 
 @dataclasses.dataclass(frozen=True)
@@ -55,7 +55,7 @@ def optimizer_state(optimizer: AdafactorConfig) -> OptimizerState:
 
 
 def row_rank(parameter: str) -> int:
-  """Returns how many leading dimensions of a parameter form a matrix's rows."""
+  """Returns how many leading dimensions of a parameter count as matrix rows."""
   # A product x w sums over the rows of w: q [d_model, heads, d_kv] has d_model
   # rows, and o [heads, d_kv, d_model] has heads * d_kv rows.
   return 2 if parse_name(parameter).part == "attention/o" else 1

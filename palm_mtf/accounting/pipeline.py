@@ -23,11 +23,11 @@ from palm_mtf.config.device_mesh import DeviceMesh
 
 FORWARD, HEAD, BACKWARD = "forward", "head", "backward"
 
-Pass = tuple[str, int]  # FORWARD, HEAD or BACKWARD; the microbatch
+Pass = tuple[str, int]  # kind of pass, as above; number of the microbatch
 
 
 def stage_passes(mesh: DeviceMesh) -> list[list[Pass]]:
-  """Returns the passes of each stage in their order, and those of the head."""
+  """Returns a list of passes, in order, per stage, and one for the head."""
   stages = []
   for stage in range(mesh.stages):
     ahead = num_kept(stage, mesh)
@@ -41,7 +41,7 @@ def stage_passes(mesh: DeviceMesh) -> list[list[Pass]]:
 
 
 def num_kept(stage: int, mesh: DeviceMesh) -> int:
-  """Returns the number of microbatches whose activations a stage keeps."""
+  """Returns how many microbatches' activations a stage keeps at a time."""
   if mesh.stage_order == "gpipe":
     return mesh.num_microbatches
   # The last stage keeps two, so that it computes while it waits for the head.
@@ -54,7 +54,7 @@ def bubble(mesh: DeviceMesh) -> float:
 
 
 def pipeline_secs(secs: Sequence[float], num_microbatches: int) -> float:
-  """Returns the time of a step; stages take `secs` for all microbatches."""
+  """Returns a step's seconds; stage s takes secs[s] for all microbatches."""
   # One microbatch goes through all stages; the other microbatches follow at the
   # pace of the slowest stage. For equal stages, the idle share is `bubble`.
   rest = (num_microbatches - 1) * max(secs)

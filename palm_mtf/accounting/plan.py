@@ -71,7 +71,7 @@ def tensor_bytes(
   batch_size: int,
   stage: int = 0,
 ) -> dict[str, int]:
-  """Returns the items of `memory_parts` that are tensors."""
+  """Returns what `memory_parts` does, without a process's other memory."""
   more, microbatches = {}, 1
   share = model.num_layers // mesh.stages
   model = dataclasses.replace(model, num_layers=share)
@@ -89,7 +89,8 @@ def tensor_bytes(
     **more,
     "activations": microbatches * activations.kept_bytes(),
     "weight copies": memory.weight_copy_bytes(model, mesh, stage),
-    # Gradients of other pods arrive only after all activations are freed.
+    # Gradients of other pods arrive only after all activations are freed, so
+    # these two never need memory at the same time.
     "buffers": max(
       activations.working_bytes(stage),
       memory.exchange_bytes(model, mesh, pods, stage),
@@ -172,7 +173,7 @@ def plan_of(config: AnyConfig) -> dict[str, Any]:
   ACTIVATION_DTYPE must not be "auto".
 
   Raises:
-    UserError: if a rate of CHIP is not known.
+    UserError: if a rate of CHIP, such as its peak FLOP/s, is not known.
   """
   batch_size = config.run.batch_sizes.largest
   step = predict_step(config, batch_size)
@@ -238,7 +239,7 @@ def rates_of(
 def _list_collectives(
   config: AnyConfig, step: StepTime, batch_size: int
 ) -> list[dict[str, Any]]:
-  """Returns one record per collective: bytes per device, seconds and link."""
+  """Returns a record per collective: bytes per device and step, seconds."""
   devices = config.mesh_layout.num_devices
   moved = [
     {
@@ -265,7 +266,7 @@ def _list_collectives(
 
 
 def run_secs(config: AnyConfig) -> float:
-  """Returns the seconds of all training steps."""
+  """Returns the predicted seconds of all training steps together."""
   pairs, end = config.run.batch_sizes.pairs, config.run.train_steps
   starts = [*(min(start, end) for start, _ in pairs), end]
   return sum(

@@ -54,7 +54,7 @@ def search(config: AnyConfig, num_devices: int) -> SearchResult:
   Raises:
     UserError: if no TPU slice fits `num_devices`, or candidates are too many.
   """
-  most = sum(  # an upper bound, because some layouts divide nothing
+  most = sum(  # an upper bound, because some layouts do not fit the model
     len([*_layouts(data_size, model_size)])
     * len(_microbatch_counts(config, num_pods, data_size))
     * len(REMATS)
@@ -97,7 +97,7 @@ def candidates(config: AnyConfig, num_devices: int) -> Iterator[AnyConfig]:
         layout=layout,
         gradient_dtype=config.mesh_layout.gradient_dtype,
         tpu=tpu,
-        # Pods exchange gradients after each step, so a call has one step.
+        # Pods exchange gradients after each step, so a call runs only one.
         steps_per_loop=config.mesh_layout.steps_per_loop
         if num_pods == 1
         else 1,
@@ -138,7 +138,7 @@ def shares(found: Found) -> str:
 
 
 def reason(best: Found, other: Found) -> str:
-  """Returns the part of a step where `other` loses most time to `best`."""
+  """Returns where `other` loses most time to `best`, as in "update +0.1 s"."""
   parts = {
     x: getattr(other.step, x) - getattr(best.step, x)
     for x in ("products", "passes", "update", "exchange")
@@ -160,7 +160,7 @@ def _pod_counts(config: AnyConfig, num_devices: int) -> Iterator[int]:
     # The TPUs of one process make only one pod.
     if n > 1 and config.mesh_layout.tpu and pods.pods == "in_process":
       continue
-    # The number of devices that one torus joins.
+    # Links join at most this many devices, so a pod on a torus has no more.
     most = (hardware.chip_link_chips or num_devices) * hardware.chip_devices
     is_torus = hardware.chip_link_dims and config.run.chip != MEASURED
     if not is_torus or num_devices // n <= most:
@@ -198,7 +198,7 @@ def find_slice(name: str, num_devices: int) -> str | None:
 
 
 def _layouts(data_size: int, model_size: int) -> Iterator[str]:
-  """Yields the layouts that use every axis of a mesh."""
+  """Yields layouts that use both axes of a mesh, or the one above size 1."""
   of_data = [[]]
   if data_size > 1:
     of_data = [["batch:data"], ["batch:data", "d_model_stored:data"]]

@@ -41,7 +41,7 @@ class StepTime:
   update: float
   exchange: float  # the part that the backward pass does not hide
   hidden_exchange: float  # the other part, which adds no time to the step
-  # Bytes that collectives move, summed over all devices of a mesh.
+  # Bytes that collectives move in a step, summed over all devices of a mesh.
   moved: Mapping[Collective, int]
   bubble: float = 0.0
 
@@ -64,10 +64,10 @@ class StepTime:
 
 
 def device_rates(config: Config | PlanConfig) -> HardwareConfig:
-  """Returns the rates of one device.
+  """Returns the FLOP/s, bandwidths and memory of one device.
 
   Raises:
-    UserError: if a rate that a step needs is not known.
+    UserError: if a rate that the time of a step depends on is not known.
   """
   sharers = config.hardware.chip_devices
   if config.run.chip == MEASURED:  # all devices share this machine
@@ -133,7 +133,7 @@ def predict_step(config: Config | PlanConfig, batch_size: int) -> StepTime:
 def _predict_mesh(
   config: Config | PlanConfig, model: ModelConfig, batch_size: int
 ) -> StepTime:
-  """Returns the time of a step on one mesh: without other pods and stages."""
+  """Returns a step's time on one mesh, without other pods or stages."""
   mesh, rates = config.mesh_layout, device_rates(config)
   pod_batch_size = batch_size // config.pods.num_pods
   peak = getattr(rates, f"chip_{model.activation_dtype}_flops")

@@ -1,6 +1,6 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""PaLM's Table 3: model FLOPs utilization of large models, recomputed."""
+"""PaLM's Table 3: published MFU of large models, and what we compute."""
 
 import dataclasses
 from collections.abc import Callable
@@ -21,13 +21,13 @@ class PublishedRun(NamedTuple):
   chip: str  # name of a file in gin/hardware
   published: float  # MFU, 1.0 at the peak
   # Architecture, which gives the FLOPs of attention. `shape`, `num_chips` and
-  # `tokens_per_sec` (of all chips) are None if the paper does not give the
-  # numbers that the row needs.
+  # `tokens_per_sec` (of all chips) are None if the paper does not give them;
+  # then only the published MFU is shown.
   shape: ModelConfig | None = None
   num_chips: int | None = None
   tokens_per_sec: float | None = None
-  # Share of the forward products that the paper counts as recomputed (Table
-  # 22); None if the paper gives no HFU.
+  # Share of the forward pass's matrix products that the paper counts as
+  # recomputed (Table 22), for HFU; None if the paper gives no HFU.
   repeated_share: float | None = None
   # How the paper gives `tokens_per_sec`, or why this number is None.
   note: str = ""

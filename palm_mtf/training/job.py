@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The job of a training run: its checks, samples, and events that end its loop.
 
-The user's mistakes are found before TensorFlow is imported, and before a file
-in MODEL_DIR changes.
+The user's mistakes are found before TensorFlow is imported, which takes
+seconds, and before a file in MODEL_DIR changes.
 """
 
 import dataclasses
@@ -94,7 +94,7 @@ def has_samples(model_dir: str, step: int) -> bool:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TrainJob:
-  """Input of a training loop; `prepare` has checked it."""
+  """All that a training loop needs besides devices; `prepare` makes it."""
 
   model_dir: str
   config: Config  # ACTIVATION_DTYPE is resolved
@@ -102,9 +102,12 @@ class TrainJob:
   corpus: Corpus
   manifest: Manifest  # the fields that all checkpoints share
   checkpoint: Checkpoint | None  # checkpoint of this run to resume from
-  unigram_entropy: float  # of validation tokens, nats; shown next to the loss
-  task_evaluation: "TaskEvaluation | None" = None  # on EVAL_TASKS
-  initial_weights: NamedWeights | None = None  # used without a checkpoint
+  # Loss of a model that knows only how often each validation token occurs, in
+  # nats per token; metrics show it next to the loss.
+  unigram_entropy: float
+  task_evaluation: "TaskEvaluation | None" = None  # of checkpoints, EVAL_TASKS
+  # Weights of INIT_CHECKPOINT; used only while the run has no checkpoint.
+  initial_weights: NamedWeights | None = None
   # Checkpoint of another run, whose step, weights and optimizer state this run
   # starts from; None to start at step 0.
   initial_state: Checkpoint | None = None
@@ -174,7 +177,7 @@ class Stopped(NamedTuple):
 
 
 class Moved(NamedTuple):
-  """The manager offers the run other servers, for example after a drain."""
+  """The manager of the pods gives the run other servers to continue on."""
 
   checkpoint: Checkpoint | None  # of the step that has just ended
   rewinds: Sequence[Rewind] = ()  # () because the checkpoint holds all
@@ -202,7 +205,7 @@ def prepare(model_dir: str, config: Config) -> TrainJob:
   Raises:
     UserError: the input is wrong; no file has been overwritten.
   """
-  # Short checks come first, because encoding a large corpus may take hours.
+  # Short checks come first, because tokenizing a large corpus may take hours.
   _check_devices(config)
   shapes = parameter_shapes(config.model)
   newest = _find_newest(model_dir, config)
@@ -224,7 +227,7 @@ def prepare(model_dir: str, config: Config) -> TrainJob:
   corpus = corpus_of_run(model_dir, config, vocabulary)
   corpus.batches(run.batch_sizes)  # raises UserError if there are too few
   task_evaluation = _open_tasks(model_dir, config, vocabulary)
-  # Use the batch size of the last step, like the validation after that step.
+  # Use the tokens on which the loss after the last step is measured.
   validation = corpus.validation_batches(
     batch_size=run.batch_sizes.size(run.train_steps - 1),
     num_rows=run.num_validation_rows,
@@ -327,7 +330,7 @@ def _resolve_dtype(config: Config, newest: Checkpoint | None) -> Config:
 
 
 def _reserve_memory(config: Config) -> Config:
-  """Sets DEVICE_BYTES; checks that the manager has devices with that memory.
+  """Sets DEVICE_BYTES, the memory that a pod manager reserves on each device.
 
   Raises:
     UserError: no island can hold the run's slices, or no manager answers.
@@ -337,7 +340,7 @@ def _reserve_memory(config: Config) -> Config:
     return config
   if pods.device_bytes is None:
     parts = memory_parts(config, config.run.batch_sizes.largest)
-    parts.pop("process", 0)  # memory that the server uses already
+    parts.pop("process", 0)  # the server's own memory is not reserved
     pods = dataclasses.replace(pods, device_bytes=sum(parts.values()))
   check_slices(pods, config.mesh_layout)
   return dataclasses.replace(config, pods=pods)
@@ -346,7 +349,7 @@ def _reserve_memory(config: Config) -> Config:
 def _make_manifest(
   config: Config, vocabulary: Vocabulary, corpus: Corpus
 ) -> Manifest:
-  """Returns a manifest with the fields that all checkpoints of a run share."""
+  """Returns a manifest with only what is equal in all checkpoints of a run."""
   model, run = config.model, config.run
   parts = (
     model,
@@ -370,7 +373,7 @@ def _make_manifest(
       "PACKING": corpus.packing,
       "the tokens": corpus.fingerprint,
     },
-    settings=json.loads(json_text(settings)),  # as if read from a file
+    settings=json.loads(json_text(settings)),  # lists, not tuples, as in files
     versions={
       "palm_mtf": __version__,
       "python": platform.python_version(),

@@ -1,6 +1,6 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""The training loop: a step, and the actions due after it.
+"""The training loop: steps, and actions such as logging and saving after them.
 
 Batch and learning rate are functions of the step's number, so that a run that
 is stopped and resumed computes the same bits as a run that is not stopped.
@@ -43,7 +43,7 @@ from palm_mtf.training.step import NonFiniteStepError
 
 _logger = logging.getLogger(__name__)
 
-_CALLS_AHEAD = 2  # calls whose batches are prefetched
+_CALLS_AHEAD = 2  # number of calls of a program whose batches are prefetched
 # A run predicts its remaining time after this many timed steps, or seconds of
 # timed steps, whichever comes first.
 _STEPS_TO_PREDICT, _SECS_TO_PREDICT = 3, 10.0
@@ -77,8 +77,8 @@ class Action:
       `writes_measures` then writes.
     writes_measures: whether the action is also due whenever an earlier action
       with `measures` is due.
-    is_lost: returns whether a resumed run must repeat the action, because the
-      run was killed after it saved the step and before the action ended.
+    is_lost: returns whether the action did not end, because the run was killed
+      after it saved the step. Then the resumed run repeats the action.
   """
 
   run: Callable[..., None]
@@ -107,7 +107,7 @@ class Action:
 
 
 class TrainLoop:
-  """The training loop of a session, until an event ends it."""
+  """Runs the steps of a session until an event, such as a spike, ends them."""
 
   def __init__(
     self,
@@ -343,7 +343,7 @@ class TrainLoop:
     self, metrics: dict[str, float], checkpoint: Checkpoint
   ) -> None:
     self._watchdog.expect_slow()
-    # Each answer resets the watchdog, because all answers may take hours.
+    # Restart the watchdog at each answer, as all answers may take hours.
     answered = self._watchdog.expect_slow
     metrics |= self._job.evaluate_tasks(checkpoint, answered)
 
@@ -380,7 +380,7 @@ class TrainLoop:
       return self._writer.wait()
 
   def _save(self, *unused: object) -> None:
-    """Starts to write a checkpoint of this step, unless the step has one."""
+    """Starts to write a checkpoint of the last step, if it has none yet."""
     if self._step == self._writer.step:
       return
     job, session = self._job, self._session
@@ -398,6 +398,7 @@ class TrainLoop:
     with self._during(f"while step {self._step} was saved"):
       session.checks.check_finite(self._step)
       session.checks.check_replicas(self._step)
-      # A run that resumes from the checkpoint does not write these lines again.
+      # Sync the metrics first: a run that resumes from here writes only later
+      # lines.
       self._metrics.sync()
       self._writer.write(manifest, session.copier.copy)

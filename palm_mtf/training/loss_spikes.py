@@ -30,8 +30,8 @@ _logger = logging.getLogger(__name__)
 REWIND_STEPS = 100
 # The last 5 steps are compared with the 100 steps before them.
 _RECENT, _WINDOW = 5, 100
-# Lower bound of the noise: 2% of the usual loss, and 0.02 in the logarithm of
-# the gradient norm.
+# Lower bound of the noise, so that a tiny rise of a smooth loss is no spike: 2%
+# of the usual loss, and 0.02 in the logarithm of the gradient norm.
 _FLOOR = 0.02
 # A score is a rise in units of noise. The loss has spiked if its score is above
 # 6, or above 3 while the score of the gradient norm is above 6.
@@ -46,7 +46,7 @@ class Rewind:
   loss: float  # loss of the last step
   usual_loss: float  # median loss of the 100 steps before the last 5
   to_step: int  # step of the checkpoint that training went back to
-  skipped: Sequence[int]  # first and last skipped batch
+  skipped: Sequence[int]  # numbers of the first and the last skipped batch
 
 
 class SpikeDetector:
@@ -54,7 +54,7 @@ class SpikeDetector:
 
   def __init__(self, seen: Sequence[Sequence[float]] = ()):
     # (loss, gradient norm) of at most the last 105 steps, oldest first.
-    # Checkpoints hold this list.
+    # Checkpoints hold this list, so that a resumed run sees the same spikes.
     self.seen = [list(pair) for pair in seen]
 
   def sees_spike(self, loss: float, grad_norm: float) -> bool:
@@ -106,10 +106,8 @@ class SpikePolicy:
   ):
     """Continues from the state in `checkpoint`; if it is None, begins a run.
 
-    `rewinds` has all rewinds of the run if `checkpoint` lacks some.
+    `rewinds` has all rewinds of the run if `checkpoint` is older than some.
     """
-    # Every checkpoint holds the detector's state, so that a stopped and resumed
-    # run rewinds like a run that was not stopped.
     held = checkpoint.manifest.data.get("spikes", {}) if checkpoint else {}
     own = [Rewind(**each) for each in held.get("rewinds", [])]
     self._config = config

@@ -28,7 +28,7 @@ _STEPS_OF_A_LOSS = 1 / 3
 
 
 class Clock:
-  """Measures the mean time of one part of a step, in seconds."""
+  """Measures the mean seconds of a part of a step, such as reading data."""
 
   def __init__(self):
     self._is_first = True
@@ -55,7 +55,7 @@ class Clock:
 
 
 def count_rows_left(run: RunConfig, step: int) -> float:
-  """Returns the work after `step` steps, in units of training on one row."""
+  """Returns a run's work after `step` steps, counted in rows to train on."""
   sizes = run.batch_sizes
   rows = sizes.rows_before(run.train_steps) - sizes.rows_before(step)
   # Validation losses are measured every EVAL_STEPS and after the last step.
@@ -126,7 +126,7 @@ class TrainProgress:
     return f"{_format_minutes(secs)} left"
 
   def predict_time(self, step_secs: float, secs: float) -> None:
-    """Logs, in the first call only, seconds per step and seconds left."""
+    """Logs `secs`, the time that is left; later calls log nothing."""
     if not self._has_predicted:
       self._has_predicted = True
       _logger.info(
@@ -138,12 +138,12 @@ class TrainProgress:
 # WATCHDOG_SECS is multiplied by this for slow work, such as the first step,
 # which compiles, a checkpoint, or a validation loss.
 _SLOW_FACTOR = 10
-_TICKS = 20  # how often the watchdog checks the time in WATCHDOG_SECS
+_TICKS = 20  # number of times per WATCHDOG_SECS that a watchdog checks the time
 _STDERR = 2
 
 
 class Watchdog:
-  """Ends the process if a step takes too long; a context manager."""
+  """Ends the process if a step hangs, so that its user can resume the run."""
 
   def __init__(self, secs: float | None, newest: Callable[[], str]):
     """Takes WATCHDOG_SECS; if it is None, the watchdog does nothing.
@@ -154,7 +154,7 @@ class Watchdog:
     self.expect_slow()
     self._where = "before the first step"
     self._end = threading.Event()
-    # A thread runs even while the main thread waits in Python or C++.
+    # A thread can check the time even while the main thread hangs.
     self._thread = threading.Thread(target=self._watch, daemon=True)
 
   def __enter__(self) -> "Watchdog":

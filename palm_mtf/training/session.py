@@ -50,7 +50,7 @@ class TrainSession:
     checks: checks that variables are finite, and equal on all pods.
     copier: copies the weights for a checkpoint.
     read_whole: reads a checkpoint; raises an error if a file is damaged.
-    read_memory: returns the resident memory of the servers, by metric name.
+    read_memory: returns {metric: bytes of resident memory}, for all servers.
   """
 
   def __init__(
@@ -105,7 +105,7 @@ class TrainSession:
     if self._train_step and self._train_step.program.batch_size == batch_size:
       return self._train_step
     self._train_step = None
-    free_garbage()  # TensorFlow's memory for the previous batch size
+    free_garbage()  # frees TensorFlow's memory for the previous batch size
     if batch_size not in self._programs:
       self._programs[batch_size] = self._build_program(batch_size)
     self._train_step = TrainStep(self._client, self._programs[batch_size])
@@ -158,7 +158,7 @@ class TrainSession:
             for pod in self._pods
           ]
           self._client_reader.restore_weights(parameters, job.initial_weights)
-    if job.rewinds:  # the weights from before the spike are restored
+    if job.rewinds:  # steps after the restored checkpoint are trained again
       remove_later(job.model_dir, job.step)
 
   def _find_features(self, job: TrainJob) -> Sequence[str] | ServerFeatures:

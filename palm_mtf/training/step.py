@@ -31,21 +31,22 @@ class NonFiniteStepError(Exception):
     super().__init__(step, losses)
     self.step = step  # counted from 1
     self.losses = losses  # terms of the loss, and grad_norm, by name
-    self.gradient_squares = gradient_squares  # [parameters], float32
+    # Sum of the squares of each parameter's gradient, [parameters] float32.
+    self.gradient_squares = gradient_squares
 
 
 class TrainStep:
-  """Runs a program's steps, and computes its losses on other batches.
+  """Runs steps of a batch size, and computes losses on validation batches.
 
   Attributes:
-    program: graph of a step.
+    program: graph of a step and of a validation loss.
   """
 
   def __init__(self, client: Client, program: TrainProgram):
     """Takes the client in whose graph `program` was built."""
     self._client, self.program = client, program
-    # {name of an input: (pod, feature)}. Each server of a stage has its own
-    # input per feature.
+    # {name of an input: (pod, feature)}, to find the rows to feed. Each server
+    # of a stage has its own input per feature.
     self._rows: dict[str, tuple[int, str]] = {}
     # For each stage and head of each pod, {kind of pass: its program}.
     self._passes: list[dict[str, Program]] = []
@@ -64,7 +65,7 @@ class TrainStep:
     fed = self._find_inputs(
       {} if has_stages else {i: x.stages[0] for i, x in enumerate(program.pods)}
     )
-    # Stages wait for each other, so all their calls share one turn.
+    # Stages wait for each other, so all their calls share one scheduler turn.
     self._turn = Program() if has_stages else None
     self._update = Program(
       inputs=fed,
@@ -75,7 +76,7 @@ class TrainStep:
       device_bytes=devices,
     )
     self._is_first = True
-    # Computes losses and gradients like `_update`, but updates nothing.
+    # Finds what is not finite after `_update` failed; changes no variable.
     self._measure = Program(
       inputs=fed,
       outputs=[program.losses, program.gradient_squares, program.is_finite],
@@ -99,7 +100,7 @@ class TrainStep:
     variables = state_of(variables_of([built.slices]))
 
     def make(stage: int, operation: tf.Operation, inputs, outputs=()):
-      # Each stage has its own state, so that no stage waits for another.
+      # Calls that write the same state take turns, so each stage has its own.
       state = frozenset([f"sums of stage {stage}, pod {pod} on {[*devices]}"])
       return Program(inputs, outputs, [operation], variables, state, devices)
 
@@ -135,7 +136,8 @@ class TrainStep:
     """
     options = None
     if records is not None:
-      # In one process, only one call at a time can have a full trace.
+      # In one process, only one call at a time can have a full trace, but the
+      # pods' calls run at the same time.
       has_servers = "/job:" in self.program.devices.client
       level = "FULL_TRACE" if has_servers else "SOFTWARE_TRACE"
       options = tf.RunOptions(trace_level=level)
@@ -163,7 +165,7 @@ class TrainStep:
 
     passes = self.program.passes * len(self.program.pods)
     self._client.call_all(map(list_calls, self._passes, passes), self._turn)
-    # In this call pods wait for each other, to exchange gradients.
+    # One call updates all pods, because they exchange gradients.
     inputs = self._make_inputs(self._update, batch, step, last)
     try:
       return _to_floats(self._client.call(self._update, inputs, **more()))
@@ -189,7 +191,7 @@ class TrainStep:
         the steps before that step are done.
     """
     fed = {"step": step, "num_steps": len(batches)}
-    # The rows of steps after the last batch stay zero, and are not used.
+    # Inputs have rows for `max_steps` steps; those of unused steps stay 0.
     for name, placeholder in self.program.loop.features.items():
       dtype = placeholder.dtype.as_numpy_dtype
       fed[name] = np.zeros(placeholder.shape, dtype)

@@ -59,14 +59,14 @@ from palm_mtf.training.session import TrainSession
 
 _logger = logging.getLogger(__name__)
 
-_PAUSE_SECS = 1.0  # between two attempts to reach a lost server
+_PAUSE_SECS = 1.0  # between two attempts to connect to a lost server
 # With ON_POD_FAILURE = "wait", a run ends if it loses pods more often than this
 # between two checkpoints.
 _MAX_LOSSES = 3
 
 
 class PodRecovery:
-  """Lets a run continue after it lost a pod, according to ON_POD_FAILURE."""
+  """Decides with which pods a run continues after the loss of a pod."""
 
   def __init__(
     self, servers: PodServers, model: ModelConfig, batch_sizes: Sequence[int]
@@ -165,7 +165,7 @@ class _Pods(NamedTuple):
   kernels: Mapping[str, str]  # versions and settings, for the manifest
   # One object for all loops, so that a signal between two loops is not lost.
   stop: StopRequest
-  must_move: Callable[[], bool]  # whether to continue on other servers
+  must_move: Callable[[], bool]  # whether the manager offers other servers
 
 
 class _Scope(contextlib.ExitStack):
@@ -269,7 +269,7 @@ def _run_loop(
 
   Opens the TrainSession of `session` if it is not open; `records` is open.
   """
-  free_garbage()  # from the previous loop
+  free_garbage()  # frees the memory of the previous loop's graph
   spikes = SpikePolicy(job.config.fault_tolerance, job.start, job.rewinds)
   records.value.watchdog.expect_slow()
   try:

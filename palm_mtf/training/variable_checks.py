@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Checks that all variables are finite, and the same on every pod.
 
-If a check fails, the run stops and saves nothing. Each device reduces its own
-slices, so that only one bool or integer per variable leaves the device.
+If a check fails, the run stops, and does not save the bad variables. Checks are
+fast: each device sends the client only a bool or an integer per variable.
 """
 
 import collections
@@ -85,7 +85,7 @@ class VariableChecks:
     return "the sum of all gradients' squares"
 
   def _find_non_finite_variables(self) -> list[str]:
-    # Return parameters first, then optimizer slots.
+    # Parameters come first, because a message names the first variable.
     flags = self._client.call(self._finite)
     finite = dict(zip(self._variables, flags, strict=True))
     others = [name for name in finite if name not in self._parameters]
@@ -119,7 +119,7 @@ class VariableChecks:
 
   @functools.cached_property
   def _fingerprints(self) -> Program:
-    """A program that returns the fingerprints of each pod, [variables] each."""
+    """A program that returns, per pod, a hash of each variable: [variables]."""
     # Build it at the first check, so that the first step does not wait for it.
     with self._client.graph.as_default():
       pods = [build_fingerprints(slices) for slices in self._pods]
@@ -138,7 +138,7 @@ def build_finite_check(slices: Mapping[str, Sequence[Slice]]) -> tf.Tensor:
 
 
 def _are_finite(part: Slice) -> list[tf.Tensor]:
-  """Returns, for each variable in a slice, whether its part is finite."""
+  """Returns [] bool per variable in `part`: whether its values are finite."""
   value = part.read()
   with tf.device(part.near):
     axes = range(1 if len(part.names) > 1 else 0, value.shape.rank)
@@ -146,7 +146,7 @@ def _are_finite(part: Slice) -> list[tf.Tensor]:
 
 
 def _name_pods(numbers: list[int]) -> str:
-  """Names the pods that differ from the majority; all if there is none."""
+  """Names the pods whose number differs from the majority's, or all pods."""
   ((most, count),) = collections.Counter(numbers).most_common(1)
   few = [str(pod) for pod, number in enumerate(numbers) if number != most]
   if 2 * count <= len(numbers):
@@ -162,7 +162,7 @@ _BITS = {tf.float32: tf.uint32, tf.bfloat16: tf.uint16}
 
 @fused
 def _fingerprint_rows(x):
-  """Returns each row's fingerprint, [variables, elements] -> [variables]."""
+  """Hashes each row, [variables, elements] -> [variables], int64."""
   # The sum over a row's elements i of (bits of element i) * (2 i + 1) mod 2^64.
   bits = tf.cast(tf.bitcast(x, _BITS[x.dtype]), tf.int64)
   place = tf.range(x.shape[1], dtype=tf.int64)
@@ -170,7 +170,7 @@ def _fingerprint_rows(x):
 
 
 def build_fingerprints(slices: Mapping[str, Sequence[Slice]]) -> tf.Tensor:
-  """Returns one fingerprint per variable in `slices`, [variables], int64."""
+  """Returns a hash of each variable in `slices`, [variables], int64."""
   # fingerprint = sum over slices s and elements i of
   #                 (bits of element i) * (2 i + 1) * (2 s + 1)   mod 2^64
   #
