@@ -39,7 +39,7 @@ def num_cores() -> int:
 def gather(
   items: Iterable[_Item], size_of: Callable[[_Item], int], batch_size: int
 ) -> Iterator[list[_Item]]:
-  """Groups items into lists that end when their sizes sum to `batch_size`."""
+  """Groups items into batches, which end when sizes sum to `batch_size`."""
   batch: list[_Item] = []
   size = 0
   for item in items:
@@ -132,7 +132,7 @@ class WorkerPool(contextlib.ExitStack):
         )
         process.start()
       self.callback(process.join)
-      self.callback(here.close)  # the worker then ends
+      self.callback(here.close)  # a closed pipe ends the worker
       self._idle.put(here)
     threads = futures.ThreadPoolExecutor(self._num_processes)
     self.callback(threads.shutdown, cancel_futures=True)
@@ -163,6 +163,6 @@ def _serve_batches(client: Connection, work: Callable[[Any], Any]) -> None:
       try:
         answer = work(batch), None
       except Exception as error:
-        error.add_note(traceback.format_exc())  # a pickled error loses it
+        error.add_note(traceback.format_exc())  # pickling drops the traceback
         answer = None, error
       client.send(answer)

@@ -63,7 +63,7 @@ class Batches:
     sizes: BatchSizes,
     skips: Skips | None = None,
   ):
-    """Groups rows into batches; omits `skips`, mostly around loss spikes."""
+    """Groups rows into batches, without those in `skips`, near loss spikes."""
     self._rows = rows
     self._sizes = sizes
     self._skips = skips or Skips()
@@ -79,7 +79,7 @@ class Batches:
     return _stack(rows, self.features)
 
   def pieces(self, step: int) -> list[list[Piece]]:
-    """Returns, for each row of a step's batch, its pieces of documents."""
+    """Returns each row's pieces of documents, which `data inspect` shows."""
     return self._rows.pieces(self._row_numbers(step, 0, 1))
 
   def _row_numbers(self, step: int, part: int, num_parts: int) -> np.ndarray:
@@ -129,13 +129,13 @@ def validation_batches(
 
 
 def split_batch(batch: Batch, num_parts: int) -> list[Batch]:
-  """Splits a batch into equal parts of consecutive rows that fit in memory."""
+  """Splits a batch into equal parts, of consecutive rows, to save memory."""
   parts = zip(*(np.split(x, num_parts) for x in batch.values()), strict=True)
   return [dict(zip(batch, part, strict=True)) for part in parts]
 
 
 def batch_hash(batch: Batch) -> str:
-  """Returns a hash of a batch, in hexadecimal, to compare data of two runs."""
+  """Returns a hash of a batch, in hexadecimal, to compare batches of runs."""
   digest = hashlib.blake2b(digest_size=8)
   for name in FEATURES:
     if name in batch:
@@ -191,7 +191,7 @@ class Prefetcher(contextlib.AbstractContextManager):
       return made.result()
     except BaseException:
       with self._lock:
-        self._made.pop(step, None)  # so that the next call tries again
+        self._made.pop(step, None)  # the next call tries again
       raise
 
 
@@ -362,7 +362,7 @@ def corpus_of_run(
   stores = load_stores(model_dir, data, sources, vocabulary)
   for source, store in zip(sources, stores, strict=True):
     _check_splits(source, store, data)
-  # Warn only if documents are joined: other packings promise no long contexts.
+  # Joined documents fill rows of any length, so warn that length adds nothing.
   if data.packing in ("joined", "joined_masked"):
     longest = max(s.train.counts.longest_document_tokens for s in stores)
     if sequence_length > longest:

@@ -84,7 +84,7 @@ class Objective:
     return _cut_spans(spans, length)
 
   def lengths(self, pieces: np.ndarray) -> np.ndarray:
-    """Returns the number of tokens in each piece's example, [pieces], int64."""
+    """Returns the tokens per piece's example, for packing; [pieces], int64."""
     return pieces[:, 1] - pieces[:, 0]
 
   def example(self, tokens: np.ndarray, key: str) -> Example:
@@ -178,13 +178,13 @@ def make_objective(
   return SpanCorruptionLM(
     data.noise_density,
     data.mean_span_length,
-    first_sentinel=vocabulary.size - 1,  # sentinels have the highest ids
+    first_sentinel=vocabulary.size - 1,  # <extra_id_0> has the highest id
     eod_id=vocabulary.eod_id,
   )
 
 
 def to_json(objective: Objective) -> list[object]:
-  """Returns an objective's name and arguments, as JSON values for servers."""
+  """Returns an objective's name and arguments as JSON, for `from_json`."""
   (name,) = [x for x, made in OBJECTIVES.items() if type(objective) is made]
   return [name, *dataclasses.astuple(objective)]
 
@@ -356,7 +356,7 @@ class WholeRows:
     else:
       pieces = objective.cut(spans[:, [0, 2]], length)
       spans, lengths = pieces[:, [0, 0, 1]], objective.lengths(pieces)
-    # Row i holds the examples at _spans[_first[i] : _first[i + 1]].
+    # Row i holds the documents _spans[_first[i] : _first[i + 1]].
     self._first = np.arange(len(spans) + 1)
     if packed:
       order = shuffle(np.arange(len(spans)), len(spans), f"seed {seed} packing")

@@ -43,10 +43,10 @@ from palm_mtf.data.batches.packing import (
 from palm_mtf.data.batches.shuffle import shuffle, shuffle_epochs
 from palm_mtf.data.tokens.shard import TokenArray
 
-_STRIDE = 256  # memory holds the position of every 256th document only
+_STRIDE = 256  # to save memory, only every 256th document's position is kept
 _CHUNK = 1 << 20  # documents whose lengths are read at once, to limit memory
-# Shuffling mixes the tokens of a block, at most about this many: 16 of PaLM's
-# largest batches, 32,768 rows of 2,048. Memory: 40 bytes per document in it.
+# Documents are shuffled in blocks of at most about this many tokens, which are
+# 16 of PaLM's largest batches. A block takes 40 bytes of memory per document.
 _BLOCK_TOKENS = 1 << 26
 _RATE_UNITS = 10**9  # rates are integers / 10**9: floats would round positions
 
@@ -87,7 +87,7 @@ class DocumentOrder:
     first = start + group * _STRIDE
     stop = min(first + _STRIDE, start + self.num_documents)
     lengths = self._lengths(first, stop)
-    # The last element is where the next 256 documents or the next epoch begin.
+    # Where these documents begin in the epoch, and where the last one ends.
     begins = sparse[group] + np.concatenate([[0], np.cumsum(lengths)])
     found = int(np.searchsorted(begins, rest, side="left"))
     return first + found, epoch * self.num_tokens + int(begins[found])
@@ -187,7 +187,7 @@ class DocumentStream:
     """Returns the number of the block that holds `position`."""
     # Block b begins at b * _num_tokens / _num_blocks, less up to one token per
     # source (rounding), plus the tokens up to each source's next document. So
-    # the first guess of `block` is never too low, and the search counts down.
+    # guess a block that is never too low, then count down.
     after = position + len(self._tokens)
     block = after * self._num_blocks // self._num_tokens + 1
     while self.start_of(block) > position:
@@ -280,7 +280,7 @@ class JoinedStream:
     return rows
 
   def pieces(self, numbers: np.ndarray) -> list[list[Piece]]:
-    """Returns, for each row, the pieces of documents in it, in order."""
+    """Returns each row's pieces of documents, which `data inspect` shows."""
     return [
       [
         Piece(
@@ -349,7 +349,7 @@ class Mixture:
     return sources, blocks * self.rows_of_block[sources] + index
 
   def _order_block(self, block: int) -> tuple[np.ndarray, np.ndarray]:
-    """Returns each row's source, and its place among the source's rows here."""
+    """For each row of a block: its source; its index in that source's rows."""
     ends = np.cumsum(self.rows_of_block)
     key = f"seed {self._seed} mixture block {block}"
     cards = shuffle(np.arange(BLOCK_ROWS), BLOCK_ROWS, key)
@@ -442,6 +442,6 @@ class MixedRows:
 
 
 def list_features(sources: Sequence[RowSource]) -> tuple[str, ...]:
-  """Returns the features that any source has, in the order of FEATURES."""
+  """Returns a batch's features: those of any source, in FEATURES' order."""
   held = {name for source in sources for name in source.rows.features}
   return tuple(name for name in FEATURES if name in held)

@@ -51,7 +51,7 @@ def batches_spec(corpus: Corpus, sizes: BatchSizes, skips: Skips) -> str:
 
 @host_function
 def find_batches(spec: bytes) -> bytes:
-  """Opens the batches that `spec` describes; returns b"" or an error text."""
+  """Opens the batches of `spec`; returns b"" for success, or an error text."""
   try:
     _open_reader(spec)
   except Exception as error:  # then the client reads the batches instead

@@ -94,7 +94,7 @@ def count_removed(decisions: np.ndarray) -> dict[str, int]:
 
 
 class Measures(NamedTuple):
-  """What comparisons need: per field, an entry per document; [] if unneeded."""
+  """Hashes of a batch: one entry per document and field; [] if not needed."""
 
   digests: list[bytes]  # 16-byte hashes, which find equal texts
   values: list[bytes]  # uint16 MinHash values, which find near duplicates
@@ -154,7 +154,7 @@ class Candidates(NamedTuple):
   # are not removed.
   values: np.ndarray
   weights: np.ndarray  # [documents], float64
-  held_out: np.ndarray  # [documents], bool
+  held_out: np.ndarray  # whether for validation, [documents], bool
 
 
 class _Columns:
@@ -167,11 +167,11 @@ class _Columns:
     # One entry per document that is not removed by quality or size:
     self._weights, self._held_out = array("d"), bytearray()
     self._contaminated = bytearray()
-    # One entry per such document that contains no evaluation example:
+    # One entry per document that all filters but that of duplicates keep:
     self._digests, self._values = bytearray(), bytearray()
 
   def measured(self, source: Source) -> Iterator[Document]:
-    """Filters by quality and size; yields the rest if it must be measured."""
+    """Filters by quality and size; yields the rest if other filters need it."""
     for split, document in read_with_progress(source, "Filtering"):
       reason = _find_reason(document, self._filters)
       self._decisions.append(REASONS.index(reason))

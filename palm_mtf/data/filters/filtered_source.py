@@ -116,7 +116,7 @@ class _Decisions:
   def __init__(
     self, sources: Sequence[Source], data: DataConfig, folders: Sequence[str]
   ):
-    # The decisions' file is read from any of `folders`, written to the first.
+    # The file of decisions is read from any of `folders`, written to the first.
     self._sources, self._folders = sources, folders
     self._data, self._filters = data, data.filters
     self._has_examples = bool(
@@ -251,7 +251,7 @@ def read_evaluation_sets(data: DataConfig) -> Iterator[Document]:
 def read_all(
   globs: str | Sequence[str], data: DataConfig, setting: str
 ) -> Iterator[Document]:
-  """Yields every document in the files of an evaluation set, of both splits.
+  """Yields every document in the files of an evaluation set.
 
   TEXT_FIELD applies to these files too. `setting` is the name of the setting
   that holds the globs, for messages.
@@ -266,7 +266,7 @@ def read_all(
     name=setting,
     settings=MACROS._replace(files=setting),
   )
-  # The splits mean nothing here: all documents are for evaluation.
+  # Read both splits, because all documents here are for evaluation.
   for _, document in files.documents():
     yield document
   files.report_skipped()

@@ -98,7 +98,7 @@ class Source(Protocol):
 def read_with_progress(
   source: Source, action: str
 ) -> Iterator[tuple[str, Document]]:
-  """Yields a source's documents; a progress bar begins with `action`."""
+  """Yields a source's documents; a progress bar shows `action` and the name."""
   with progress_bar(f"{action} {source.name}", source.num_bytes) as advance:
     for split, document in source.documents():
       yield split, document
@@ -106,7 +106,7 @@ def read_with_progress(
 
 
 def decode_text(content: bytes) -> str | None:
-  """Decodes UTF-8; returns None for no text: not UTF-8, or with a NUL."""
+  """Decodes UTF-8; returns None for binary content: not UTF-8, or with NUL."""
   try:
     return None if b"\0" in content else content.decode("utf-8")
   except UnicodeDecodeError:
@@ -125,7 +125,7 @@ def cut_text(text: str, max_characters: int) -> Iterator[str]:
 
 
 def hash_parts(parts: Sequence[object], num_bytes: int = 16) -> str:
-  """Returns a hash of `repr(parts)`, in hexadecimal."""
+  """Returns a hash of `repr(parts)`, in hexadecimal, for fingerprints."""
   content = repr(parts).encode()
   return hashlib.blake2b(content, digest_size=num_bytes).hexdigest()
 
@@ -141,7 +141,7 @@ def mix_bits(numbers: np.ndarray) -> np.ndarray:
 
 
 def _uniform(digest: bytes) -> float:
-  return int.from_bytes(digest, "little") / 2.0**48  # float64 holds 6 bytes
+  return int.from_bytes(digest, "little") / 2.0**48  # exact in float64
 
 
 def _bytes(text: Text) -> bytes:

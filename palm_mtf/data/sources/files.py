@@ -42,7 +42,7 @@ class TextFile(NamedTuple):
   path: str
   num_bytes: int  # on disk, maybe compressed
   mtime_ns: int
-  # A change may keep mtime, which tar and others can set: compare these too.
+  # tar and others set mtime, so a changed file may keep it: compare these too.
   ctime_ns: int
   inode: int
   is_text: bool = False  # plain text, even if named .jsonl, as its glob says
@@ -81,7 +81,7 @@ def find_files(
     name = pattern.removeprefix(TEXT_PREFIX)
     for path in _match(name, f"{setting} = {pattern!r}"):
       paths[path] = is_text or paths.get(path, False)
-  # Reading may take hours, so report files that cannot be read before it.
+  # Check all files first, so that no error comes after hours of reading.
   for path in sorted(paths):
     check_compression(path, f"{setting}: {path}")
   files = [
@@ -111,7 +111,7 @@ def _match(pattern: str, what: str) -> list[str]:
     ]
   paths = [path for path in matches if os.path.isfile(path)]
   if not paths and not is_stdlib:
-    # Take the longest prefix that exists literally, such as "data [v2]/".
+    # Escape the longest prefix that exists: "[v2]" may be in a folder's name.
     prefix, rest = expanded, []
     while not os.path.lexists(prefix):
       prefix, name = os.path.split(prefix)
@@ -183,7 +183,7 @@ def _explain_no_match(
 
 
 def describe_file(path: str, setting: str = "") -> TextFile:
-  """Returns a file's size, times and inode.
+  """Returns a file's size, times and inode, which show later changes.
 
   Raises:
     UserError: the file may not be read; the message begins with `setting`.

@@ -131,7 +131,7 @@ def function_name(function: Callable) -> str:
 
 
 def type_name(value: object) -> str:
-  """Returns a value's type for messages: "None", or such as "a list"."""
+  """Returns "None", or a type with its article ("a list"), for messages."""
   return "None" if value is None else f"a {type(value).__name__}"
 
 
@@ -151,7 +151,7 @@ def _is_one_of(step: Callable, *functions: Callable) -> bool:
 
 
 def _unwrap(function: Any) -> Any:
-  """Returns the function inside partials and decorators, such as gin's."""
+  """Returns what partials and decorators wrap, such as gin's, to compare it."""
   while True:
     if isinstance(function, functools.partial):
       function = function.func
@@ -170,11 +170,11 @@ def kind_of_feature(spec: Any) -> str:
   return f"{spec.dtype.name} of rank {spec.shape.rank}"
 
 
-# Number of documents per split that `has_inputs` and `fingerprint` read.
+# `has_inputs` and `fingerprint` read this many documents per split, for speed.
 _FIRST_DOCUMENTS = 32
-_BATCH = 32  # documents per element of the tf.data.Dataset
+_BATCH = 32  # documents that one call of TensorFlow returns
 _PLAIN = (type(None), bool, int, float, complex, str, bytes)
-_ADDRESS = re.compile(r" at 0x[0-9a-f]+")  # of an object, in its repr
+_ADDRESS = re.compile(r" at 0x[0-9a-f]+")  # in a repr; differs between runs
 
 
 def open_task(
@@ -320,11 +320,11 @@ class SeqioTask:
     # changes the hash only if the first documents change too.
     source = self._task.source
     with user_code(f"TASK: {self.name}"):
-      if hasattr(source, "fingerprint"):  # as in tasks/documents.py
+      if hasattr(source, "fingerprint"):  # tasks/documents.py has one
         parts = [source.fingerprint(digests)]
       else:
         inside = {**vars(source)}
-        inside.pop("_split_to_filepattern", None)  # files may move
+        inside.pop("_split_to_filepattern", None)  # paths: files may move
         parts = [describe_code(type(source)), describe_code(inside)]
         for split in self._splits:
           shards = source.list_shards(split)
@@ -402,7 +402,7 @@ class SeqioTask:
 
   @functools.cached_property
   def _features(self) -> tuple[bool, dict[str, int | None]]:
-    """(whether features are texts rather than ids, {feature: its EOS id})."""
+    """Whether features are texts, not ids; and {feature: EOS id to strip}."""
     with user_code(f"TASK: {self.name}"):
       self._unread = self._make_dataset(TRAIN)
       specs = self._unread.element_spec
@@ -437,7 +437,7 @@ class SeqioTask:
       if split != TRAIN or dataset is None:
         dataset = self._make_dataset(split)
       dataset = dataset.map(lambda e: {name: e[name] for name in eos_ids})
-      # Group texts, because TensorFlow takes 0.1 ms for each value it returns.
+      # Group texts into batches: TensorFlow takes 0.1 ms per value it returns.
       dataset = dataset.batch(_BATCH) if is_text else dataset
     for batch in read_examples(dataset, where):
       columns = [batch[name] for name in eos_ids]  # [inputs, targets]
@@ -476,7 +476,7 @@ def import_seqio(name: str, setting: str = "TASK") -> Any:
 
 
 def _hash_vocabulary(vocabulary: Any) -> str:
-  """Returns the SHA-256 of a task's SentencePiece model, with sentinels."""
+  """Returns a SHA-256 of a task's vocabulary, to compare with the run's."""
   from palm_mtf._tf import tf
 
   path = vocabulary.sentencepiece_model_file
@@ -488,7 +488,7 @@ def _hash_vocabulary(vocabulary: Any) -> str:
 
 
 def describe_code(value: object, within: tuple[int, ...] = ()) -> str:
-  """Describes a function or a value in it for a hash: alike in every process.
+  """Describes a function, or a value in it, for a hash: alike in all processes.
 
   The description has a function's source code, defaults, bound arguments and
   closure, but not what the function calls, reads from globals or files, or gets

@@ -30,7 +30,7 @@ from palm_mtf.errors import UserError, did_you_mean
 
 _logger = logging.getLogger(__name__)
 
-_MAX_WEIGHT = 2**53  # float64 holds all integers below, so repeats are exact
+_MAX_WEIGHT = 2**53  # float64 holds all lower integers: num_repeats is exact
 
 
 class Settings(NamedTuple):
@@ -146,7 +146,7 @@ class TextFiles:
 
   def documents(self) -> Iterator[tuple[str, Document]]:
     """Yields (split, document); see `Source`."""
-    # Reading may take hours, so report files of a wrong format before it.
+    # Check all files first, so that most errors come before hours of reading.
     for file in self.files:
       if file.is_json_lines:
         next(read_jsonl_texts(file, self._fields, self._settings), None)

@@ -142,7 +142,7 @@ def _powers(count: int) -> tuple[np.ndarray, np.ndarray]:
 
 NGRAM_WORDS = 8
 MIN_SHARE = 0.7
-_MAX_NGRAMS = 1 << 21  # if a set has more, sample it; 136 MB, for 13 MB of text
+_MAX_NGRAMS = 1 << 21  # 13 MB of text, 136 MB of memory; more are sampled
 
 
 @dataclasses.dataclass(frozen=True)
@@ -241,7 +241,7 @@ class ContainedExamples:
   """Finds evaluation examples in documents and texts by their 8-grams."""
 
   def __init__(self, examples: Iterable[Document]):
-    ngrams = [np.empty(0, np.uint64)]  # entry 0: concatenate needs an array
+    ngrams = [np.empty(0, np.uint64)]  # at least one array, for concatenate
     ngrams += [hash_ngrams(hash_document(x), NGRAM_WORDS) for x in examples]
     self._counts = np.array([len(each) for each in ngrams], np.int64)
     self.num_examples = len(ngrams) - 1
@@ -324,7 +324,7 @@ class Group(NamedTuple):
 class Duplicates:
   """The number and size of duplicates in a corpus, and the largest groups."""
 
-  num_texts: int  # different texts
+  num_texts: int  # number of different texts
   exact_documents: int  # documents, except one for each different text
   exact_bytes: int  # size of the documents that exact_documents counts
   exact_across: int  # held-out documents with the text of a training document
@@ -348,7 +348,7 @@ class Sketches:
     self._held_out = bytearray()
 
   def add(self, document: Document, split: str) -> None:
-    """Adds a document; `split` is one of SPLITS."""
+    """Adds a document that `find_duplicates` compares; `split`: see SPLITS."""
     digest = document.digest()
     self._digests += digest
     self._values += minhash(document, digest).tobytes()
@@ -486,7 +486,7 @@ def _pairs_in_a_band(
   """Yields (one, other): texts one[i], other[i] share all values of a band."""
   for band in range(_BANDS):
     rows = values[:, band * _ROWS : (band + 1) * _ROWS]
-    # Hash the two halves of a text's band into one key, and sort texts by key.
+    # Hash each band (two halves) into a key; sorting puts equal ones together.
     halves = np.ascontiguousarray(rows).view(np.uint64)
     keys = halves[:, 0] * 0xD1342543DE82EF95 + halves[:, 1]
     order = np.argsort(keys, kind="stable")

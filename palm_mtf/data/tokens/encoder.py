@@ -37,7 +37,7 @@ class EncodedDocument(NamedTuple):
 
 class _Part(NamedTuple):
   text: Text
-  is_inside: bool  # whether this part continues a text: no space is put before
+  is_inside: bool  # whether this part continues a text (no space goes before)
 
 
 class _Cut(NamedTuple):
@@ -131,7 +131,7 @@ def _take(ids: collections.deque[np.ndarray], count: int) -> np.ndarray:
 
 
 def _encode(vocabulary: Vocabulary, batch: list[_Part]) -> list[np.ndarray]:
-  """Returns each part's token ids, int32; a SeqIO task may give ids as text."""
+  """Returns each part's token ids, int32; keeps the ids that a task makes."""
   parts = [part for part in batch if isinstance(part.text, str)]
   texts, are_inside = [x.text for x in parts], [x.is_inside for x in parts]
   ids = iter(vocabulary.encode_arrays(texts, num_cores(), are_inside))

@@ -90,7 +90,7 @@ class TokenStore:
   train: Split
   validation: Split
   lowest_rank: float  # lowest Document.rank, to compare with VALIDATION_SHARE
-  fingerprint: str  # hash of all tokens: of the hashes of the shards' files
+  fingerprint: str  # hash of the hashes of all shard files
   # Numbers of documents read, and removed by each filter; None without filters.
   filter_counts: dict[str, int] | None = None
 
@@ -270,7 +270,7 @@ def cache_stores(
 def _name_stores(
   own: str, data: DataConfig, sources: Sequence[Source], vocabulary: Vocabulary
 ) -> list[tuple[Source, str]]:
-  """Returns each (source, name of its token store); see `check_vocabulary`."""
+  """Checks sources' token ids; returns each (source, name of its store)."""
   for source in sources:
     source.check_vocabulary(vocabulary.sha256)
   # FileDigests caches the hashes of the text files next to the token stores.
