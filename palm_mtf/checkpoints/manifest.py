@@ -37,7 +37,7 @@ from palm_mtf.model_dir.paths import ModelDir, step_of
 from palm_mtf.runtime.host_functions import host_function
 
 _OPEN_FILES = "/dev/fd"  # the system's folder of this process's open files
-_LINKS = "palm_mtf_links_"  # prefix of the temporary folders' names
+_LINKS = "palm_mtf_links_"  # start of the names of `OpenWeights`' folders
 
 
 class OpenWeights:
@@ -75,7 +75,10 @@ class OpenWeights:
       self.close = weakref.finalize(self, stack.pop_all().close)
 
   def path(self, name: str) -> str:
-    """Returns a path to the open file `name`, or raises FileNotFoundError."""
+    """Returns a path by which to read the open file `name`.
+
+    Raises FileNotFoundError if there was no such file.
+    """
     if name not in self._paths:
       raise FileNotFoundError(2, "No such file or directory", name)
     return self._paths[name]
@@ -115,7 +118,7 @@ _open: dict[bytes, OpenWeights] = {}
 
 @host_function
 def make_empty_file(path: bytes) -> np.int32:
-  """Makes a new file; returns errno, 0 on success."""
+  """Makes a file, which shows who shares its folder; returns errno or 0."""
   try:
     os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY))
   except OSError as error:
@@ -125,7 +128,7 @@ def make_empty_file(path: bytes) -> np.int32:
 
 @host_function
 def seal_file(path: bytes) -> tuple[np.int64, bytes, np.int32]:
-  """Syncs and hashes a file; returns size in bytes, hash, and errno or 0."""
+  """Flushes a file to the disk; returns size in bytes, hash, and errno or 0."""
   try:
     sync(path.decode())
     digest = hash_file(path.decode()).encode()
@@ -138,7 +141,7 @@ def seal_file(path: bytes) -> tuple[np.int64, bytes, np.int32]:
 def open_weights(
   prefix: bytes, names: Sequence[bytes]
 ) -> tuple[np.ndarray, np.int32]:
-  """Opens the files of a prefix; `close_weights` closes them.
+  """Holds files open in this process until `close_weights`; hashes some.
 
   Args:
     prefix: TensorFlow's prefix of the files.
@@ -157,7 +160,7 @@ def open_weights(
 
 @host_function
 def find_opened_prefix(prefix: bytes) -> bytes:
-  """Returns the prefix of the links to files that `open_weights` has opened."""
+  """Returns the prefix by which to read files that `open_weights` opened."""
   return _open[prefix].prefix.encode()
 
 
@@ -219,8 +222,8 @@ class Checkpoint:
 
   path: str  # its folder
   manifest: Manifest
-  files: Mapping[str, FileSeal]  # by name
-  # Hash of the manifest, and so of all files, whose hashes the manifest holds.
+  files: Mapping[str, FileSeal]  # by file name, without the manifest
+  # Hash of the manifest, which holds all files' hashes; names the checkpoint.
   blake2b: str
   # Whether every file was compared with its hash; if not, the training session
   # compares the files before it restores them.
@@ -387,7 +390,7 @@ def read_checkpoint(path: str) -> Checkpoint:
       f"{MANIFEST} does not say what was written"
     ) from None
   try:
-    # Seals and shapes are tuples, which JSON stores as lists.
+    # JSON stores tuples as lists, but hashes and shapes are compared as tuples.
     files = {
       name: (operator.index(size), d)
       for name, (size, d) in content.pop("files").items()

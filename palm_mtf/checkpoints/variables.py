@@ -74,6 +74,7 @@ class CheckpointProcesses:
     return self.servers.get(cpu_of_process(part.near), self.client)
 
 
+# For programs without servers, which read and write in this process.
 THIS_PROCESS = CheckpointProcesses(Process("/device:cpu:0"))
 
 
@@ -115,10 +116,10 @@ def find_checkpoint_processes(
 def assign_slices(
   pods: Pods, processes: CheckpointProcesses
 ) -> dict[Process, list[Slice]]:
-  """Assigns each region of a variable to one process, and balances the bytes.
+  """Chooses which process writes which slices, and balances the bytes.
 
-  A region is the part of the variable that a slice holds. Several devices, and
-  all pods, may hold the same region.
+  A region is the part of a variable that a slice holds. Several devices, and
+  all pods, may hold a region, but only one process writes it.
 
   Returns:
     {process: slices that it has to write}, for processes that have any.
@@ -155,7 +156,7 @@ _DAMAGE = (
   tf.errors.NotFoundError,
   tf.errors.OutOfRangeError,
 )
-# The start of a TensorFlow error message, up to the line with the reason.
+# The start of TensorFlow's message, to remove it: the reason is in the rest.
 _TRACE = re.compile(r"Graph execution error:.*?\nNode: '[^\n]*\n", re.DOTALL)
 
 
@@ -171,7 +172,7 @@ class WeightsCopier:
     pods: Pods,
     processes: CheckpointProcesses = THIS_PROCESS,
   ):
-    """Builds programs that copy and write slices; all pods hold equal bits."""
+    """Builds the programs; writes one copy, because `pods` hold equal bits."""
     self._client = client
     with client.graph.as_default():
       self._copy, self._write = build_writer(pods, processes)
@@ -182,7 +183,7 @@ class WeightsCopier:
     return self._write_copy
 
   def _write_copy(self, prefix: str) -> dict[str, FileSeal]:
-    """Writes the copy; returns size and hash of each file except the index.
+    """Writes the copy; returns {file: (bytes, hash)} of all but the index.
 
     Raises:
       OSError: the file system cannot write the files.
@@ -244,14 +245,15 @@ def build_writer(
       delete_old_dirs=False,
     )
   with tf.control_dependencies([merged]):
-    # No tf.device here, so that each copy is on the device of its input.
+    # A call returns these after the index is written. Without tf.device, each
+    # identity is on the device of its input.
     sealed = [[tf.identity(x) for x in each] for each in sealed]
   copy = Program(operations=copies, reads=state_of(variables_of(pods)))
   return copy, Program({"prefix": prefix}, sealed)
 
 
 def _read_into_process(part: Slice, process: Process) -> tf.Tensor:
-  """Returns a slice's value without padding, copied to a process's CPU."""
+  """Returns a slice's value, without padding, in the memory of `process`."""
   value = part.read()
   sizes = [*([len(part.names)] if len(part.names) > 1 else []), *part.sizes]
   if value.shape.as_list() != sizes:
@@ -290,7 +292,7 @@ def _data_name(number: int, count: int) -> str:
 
 
 class CheckpointReader:
-  """Reads checkpoints into variables; its programs are built once."""
+  """Reads checkpoints into variables; builds the needed programs only once."""
 
   def __init__(
     self, client: Client, processes: CheckpointProcesses = THIS_PROCESS
@@ -318,10 +320,10 @@ class CheckpointReader:
       )
 
   def restore(self, pods: Pods, prefix: str) -> None:
-    """Restores variables from files.
+    """Restores variables from the files of a TensorFlow prefix.
 
     Args:
-      pods: slices of each pod, by name in the checkpoint.
+      pods: for each pod, {name in the checkpoint: slices to restore}.
 
     Raises:
       OSError: a process cannot open a file.
@@ -331,7 +333,7 @@ class CheckpointReader:
 
   @contextlib.contextmanager
   def open(self, prefix: str) -> Iterator[Callable[[Pods], None]]:
-    """Opens files; yields a function that restores some variables from them.
+    """Opens files, to restore variables in several calls of what it yields.
 
     Arguments and errors are as for `restore`.
     """
@@ -342,9 +344,9 @@ class CheckpointReader:
       )
 
   def read_whole(self, path: str) -> Checkpoint:
-    """Returns a checkpoint after the processes have compared its hashes.
+    """Returns a checkpoint after comparing every file with its hash.
 
-    Each process hashes some of the files.
+    To save time, each process hashes a share of the files.
 
     Raises:
       DamagedCheckpointError: a file is missing, truncated or changed.
@@ -373,7 +375,7 @@ class CheckpointReader:
   def _opened(
     self, prefix: str, shares: Mapping[Process, Sequence[str]]
   ) -> Iterator[dict[str, str]]:
-    """Opens weights in every process; yields the files' hashes, by file name.
+    """Holds a checkpoint's files open in all processes; yields {file: hash}.
 
     Args:
       prefix: TensorFlow's prefix of the files.
@@ -450,7 +452,7 @@ def build_restorer(
 
 
 def _read_slice(prefix: tf.Tensor, part: Slice) -> tf.Tensor:
-  """Reads a slice from the files, and pads it to the shape of its variable."""
+  """Reads a slice from files, and pads it to the shape of its variable."""
   shape, dtype = part.variable.shape.as_list(), part.variable.dtype.base_dtype
   if part.spec is None:  # only padding, which no file has
     return tf.zeros(shape, dtype)
@@ -466,7 +468,7 @@ def _read_slice(prefix: tf.Tensor, part: Slice) -> tf.Tensor:
 
 
 def array_reader(prefix: str) -> Callable[[str], np.ndarray]:
-  """Returns a function that reads a variable's value, given its name."""
+  """Returns a function from a variable's name to its value in the files."""
   return tf.train.load_checkpoint(prefix).get_tensor
 
 

@@ -40,7 +40,7 @@ _SHOWN_DIFFERENCES = 3
 def open_newest(
   model_dir: str, config: CorpusConfig
 ) -> tuple[Checkpoint, Vocabulary]:
-  """Returns the `newest_checkpoint` of a run, and the run's vocabulary.
+  """Returns a run's newest whole checkpoint, held open, and its vocabulary.
 
   Raises:
     UserError: there is no whole checkpoint, or its model or vocabulary is not
@@ -60,7 +60,7 @@ def newest_checkpoint(
 ) -> Checkpoint:
   """Returns a run's newest whole checkpoint, with its files held open.
 
-  A trainer may remove the checkpoint, but open files stay readable.
+  A trainer may remove the checkpoint meanwhile, but open files stay readable.
 
   Raises:
     UserError: there is no whole checkpoint, or the shapes of its parameters are
@@ -101,7 +101,7 @@ def check_same_model(
 def shape_differences(
   held: Mapping[str, tuple[int, ...]], wanted: Mapping[str, tuple[int, ...]]
 ) -> str:
-  """Returns a message that names parameters whose shapes differ, or "".
+  """Returns text that names parameters whose shapes differ, "" if none do.
 
   `held` and `wanted` are {parameter: shape} of the checkpoint and of the model.
   """
@@ -123,7 +123,7 @@ def _shape_text(shape: tuple[int, ...] | None) -> str:
 def warn_of_other_evaluation_text(
   checkpoint: Checkpoint, corpus: Corpus, data: DataConfig
 ) -> None:
-  """Warns if the validation documents are not those held out in training."""
+  """Warns if the validation documents differ from those held out before."""
   if not _is_other(checkpoint, corpus):
     return
   before, now = _share_before(checkpoint, data), data.validation_share
@@ -145,7 +145,7 @@ def warn_of_other_evaluation_text(
 
 
 def warn_of_larger_share(checkpoint: Checkpoint, data: DataConfig) -> None:
-  """Warns if tasks of palm_mtf.tasks.corpus use documents of training."""
+  """Warns if tasks on held-out text (tasks/corpus.py) use training text."""
   before, now = _share_before(checkpoint, data), data.validation_share
   if data.task is None and before < now:
     _logger.warning(
@@ -171,9 +171,10 @@ def warn_of_other_split(
 
 
 def _is_other(checkpoint: Checkpoint, corpus: Corpus) -> bool:
-  """Returns whether the run trained on, or held out, other documents."""
+  """Returns whether the checkpoint trained on, or held out, other text."""
   trained = checkpoint.manifest.data
-  # Use the checkpoint's packing, because only the documents are compared.
+  # The fingerprint also depends on how documents are packed into rows. Compute
+  # it with the checkpoint's packing, which may differ.
   in_its_rows = dataclasses.replace(
     corpus,
     packing=trained.get("PACKING", corpus.packing),
@@ -192,7 +193,7 @@ _logger = logging.getLogger(__name__)
 
 @dataclasses.dataclass(frozen=True)
 class NamedWeights:
-  """Weights on the disk that a setting names, with their files open."""
+  """Weights on the disk that a setting such as INIT_CHECKPOINT names."""
 
   given: str  # setting and value, for messages: "INIT_CHECKPOINT = 'a'"
   place: str  # path, for messages
@@ -202,7 +203,7 @@ class NamedWeights:
 
   @property
   def prefix(self) -> str:
-    """TensorFlow's prefix of the files."""
+    """TensorFlow's prefix, by which to read the open files."""
     return self.files.prefix
 
 
@@ -273,7 +274,7 @@ def read_shapes(weights: NamedWeights) -> Mapping[str, tuple[int, ...]]:
 
 @contextlib.contextmanager
 def reading(weights: NamedWeights) -> Iterator[None]:
-  """Turns TensorFlow's errors into UserError while the body reads weights."""
+  """Turns TensorFlow's errors in the `with` body into UserErrors."""
   from palm_mtf._tf import tf
 
   try:
@@ -291,9 +292,9 @@ def find_initial_weights(
   newest: Checkpoint | None,
   shapes: Mapping[str, tuple[int, ...]],
 ) -> NamedWeights | None:
-  """Returns the weights that INIT_CHECKPOINT names, or None if it is not used.
+  """Returns the weights of INIT_CHECKPOINT, or None if they are not needed.
 
-  `newest`, this run's newest checkpoint, takes precedence over `path`.
+  `path` is INIT_CHECKPOINT. A run that has a checkpoint resumes from `newest`.
 
   Raises:
     UserError: `path` is missing, damaged or of another model.
@@ -329,7 +330,7 @@ def find_initial_weights(
 def find_initial_state(
   weights: NamedWeights, run: RunConfig, optimizer: AdafactorConfig
 ) -> Checkpoint:
-  """Returns another run's checkpoint, from which this run is to resume.
+  """Returns `weights` as a checkpoint to start from with INIT_STATE = "all".
 
   Raises:
     UserError: palm_mtf did not write the checkpoint, its optimizer state does

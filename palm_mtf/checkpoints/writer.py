@@ -56,7 +56,7 @@ class BackgroundWriter(contextlib.AbstractContextManager):
     # Step of the newest checkpoint, written or being written; 0 if none.
     self.step = newest.manifest.step if newest else 0
     self._thread: threading.Thread | None = None
-    # The error that the thread raised; `check` raises it in the training loop.
+    # The error that the thread raised; the main thread raises it in `check`.
     self._error: BaseException | None = None
     self._wait_secs = 0.0
 
@@ -171,8 +171,8 @@ def write_checkpoint(
     os.mkdir(folder)
     seals = write_weights(os.path.join(folder, WEIGHTS))
     write_manifest(folder, manifest, seals)
-  # Read the new checkpoint before older ones are removed. The new one
-  # is verified, because its hashes were just computed from its files.
+  # Remove older checkpoints only once the new one could be read. It needs no
+  # verification, because its hashes were just computed from its files.
   written = dataclasses.replace(read_checkpoint(path), is_verified=True)
   _remove_partial(model_dir)
   for old in removable(checkpoint_folders(model_dir), keep, keep_every_steps):
@@ -221,7 +221,7 @@ def remove_or_warn(path: str) -> None:
 
 
 def remove_later(model_dir: str, step: int) -> None:
-  """Removes the checkpoints after `step`, to which training has rewound."""
+  """Removes the checkpoints of steps that training repeats, after `step`."""
   # Remove the newest first. If this process is killed before all are removed,
   # the next process resumes from the newest checkpoint that is left, and
   # detects the same loss spike.
@@ -231,7 +231,7 @@ def remove_later(model_dir: str, step: int) -> None:
 
 
 def quarantine_damaged(model_dir: str, newest: Checkpoint | None) -> None:
-  """Renames damaged checkpoints of steps that the run will write again.
+  """Renames damaged checkpoints, so that the run can save their steps again.
 
   The caller must hold the training lock of MODEL_DIR. `newest` is the newest
   whole checkpoint there, or None.
@@ -267,7 +267,7 @@ def _free_path(path: str) -> None:
 
 
 def _hidden(path: str) -> str:
-  """Returns an unused path; `_remove_partial` removes what is moved there."""
+  """Returns the path to which a checkpoint is renamed before its removal."""
   root, name = os.path.split(path)
   hidden = os.path.join(root, f"{PARTIAL}{name}_removed")
   shutil.rmtree(hidden, ignore_errors=True)

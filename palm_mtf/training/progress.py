@@ -148,7 +148,7 @@ class Watchdog:
   def __init__(self, secs: float | None, newest: Callable[[], str]):
     """Takes WATCHDOG_SECS; if it is None, the watchdog does nothing.
 
-    `newest` returns the path of the newest checkpoint.
+    `newest` returns the path of the newest checkpoint, for the message.
     """
     self._secs, self._newest = secs, newest
     self.expect_slow()

@@ -50,7 +50,7 @@ class TrainSession:
     checks: checks that variables are finite, and equal on all pods.
     copier: copies the weights for a checkpoint.
     read_whole: reads a checkpoint; raises an error if a file is damaged.
-    read_memory: returns {metric: bytes of resident memory}, for all servers.
+    read_memory: returns {a pod's metric: most resident bytes of its servers}.
   """
 
   def __init__(
