@@ -64,7 +64,7 @@ class DocumentOrder:
     self._key = key
     self.num_documents = tokens.num_documents  # per epoch
     self.num_tokens = len(tokens)  # per epoch
-    # Cache two epochs, because a block may reach from one epoch into the next.
+    # Cache two epochs: a block of the stream may reach into the next epoch.
     self._sparse = functools.lru_cache(maxsize=2)(self._sparse_positions)
 
   def documents(self, first: int, stop: int) -> tuple[np.ndarray, np.ndarray]:
@@ -125,7 +125,7 @@ class Stretch(NamedTuple):
   epoch: int
   document: int
   begin: int  # index of the stretch's first token in the document
-  start: int  # index of the same token in the source's TokenArray
+  start: int  # index of that first token in the source's TokenArray
   length: int
 
 
@@ -136,7 +136,7 @@ class _Block(NamedTuple):
   sources: np.ndarray
   epochs: np.ndarray
   documents: np.ndarray
-  starts: np.ndarray  # index of the first token in the source's TokenArray
+  starts: np.ndarray  # index of each first token in its source's TokenArray
 
 
 class DocumentStream:
@@ -417,7 +417,7 @@ class MixedRows:
     ]
 
   def pieces(self, numbers: np.ndarray) -> list[list[Piece]]:
-    """Returns, for each row, the pieces of documents in it, in order."""
+    """Returns each row's pieces of documents, which `data inspect` shows."""
     return [
       [Piece(source.name, epoch, *piece) for piece in source.rows.pieces(row)]
       for source, epoch, row in self._places(numbers)

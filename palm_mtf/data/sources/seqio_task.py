@@ -320,7 +320,7 @@ class SeqioTask:
     # changes the hash only if the first documents change too.
     source = self._task.source
     with user_code(f"TASK: {self.name}"):
-      if hasattr(source, "fingerprint"):  # tasks/documents.py has one
+      if hasattr(source, "fingerprint"):  # as sources of tasks/documents.py do
         parts = [source.fingerprint(digests)]
       else:
         inside = {**vars(source)}

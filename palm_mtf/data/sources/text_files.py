@@ -50,7 +50,7 @@ class Fields(NamedTuple):
 
   text: str
   weight: str | None = None  # None for a weight of 1
-  quality: str | None = None  # None for no quality
+  quality: str | None = None  # None: documents have no quality score
 
 
 def open_sources(

@@ -203,7 +203,7 @@ class ContaminationSearch:
     self._words = np.array([words for _, _, words, _ in examples.kept], int)
     ngrams = [ngrams for _, _, _, ngrams in examples.kept]
     self._counts = np.array([len(each) for each in ngrams], np.int64)
-    # _ngrams: distinct and sorted. _ngrams[_places]: all examples' n-grams.
+    # _ngrams: distinct, sorted. _ngrams[_places]: n-grams, example by example.
     self._ngrams, self._places = np.unique(
       np.concatenate([np.empty(0, np.uint64), *ngrams]), return_inverse=True
     )
@@ -246,7 +246,7 @@ class ContainedExamples:
     self._counts = np.array([len(each) for each in ngrams], np.int64)
     self.num_examples = len(ngrams) - 1
     self.num_short = int((self._counts == 0).sum()) - 1  # of fewer than 8 words
-    # The distinct 8-grams, sorted, which `find_ngrams` looks up.
+    # Hashes of the distinct 8-grams, sorted, which `find_ngrams` looks up.
     self.table, index = np.unique(np.concatenate(ngrams), return_inverse=True)
     # _owners[_starts[i] : _starts[i + 1]]: the examples with 8-gram table[i].
     by_ngram = np.argsort(index, kind="stable")
@@ -278,7 +278,7 @@ class ContainedExamples:
       minlength=len(self._counts),
     )
     shares = hits / np.maximum(1, self._counts)
-    return shares[1:] >= MIN_SHARE  # entry 0 is not an example
+    return shares[1:] >= MIN_SHARE  # entry 0 is empty, and no example
 
 
 def find_ngrams(table: np.ndarray, document: Document) -> np.ndarray:
@@ -328,14 +328,14 @@ class Duplicates:
   exact_documents: int  # documents, except one for each different text
   exact_bytes: int  # size of the documents that exact_documents counts
   exact_across: int  # held-out documents with the text of a training document
-  near_groups: int  # groups of two or more different texts
-  near_texts: int  # texts in these groups, except one per group
-  near_bytes: int  # size of these groups' texts, except each group's largest
-  # Held-out documents in a group with a training document, except the documents
-  # that exact_across counts.
+  near_groups: int  # groups of near duplicates: two or more different texts
+  near_texts: int  # texts in near groups, except one per group
+  near_bytes: int  # size of texts in near groups, except each group's largest
+  # Held-out documents in a near group with a training document, except the
+  # documents that exact_across counts.
   near_across: int
   largest_exact: list[Group]  # texts with the most documents, at least 2
-  largest_near: list[Group]  # groups with the most texts, at least 2
+  largest_near: list[Group]  # near groups with the most texts, at least 2
 
 
 class Sketches:
@@ -356,7 +356,7 @@ class Sketches:
     self._held_out.append(split == VALIDATION)
 
   def columns(self) -> tuple[np.ndarray, ...]:
-    """Returns digests, MinHash values, sizes, and which documents are held out.
+    """Returns arrays: digests, MinHash values, sizes, whether for validation.
 
     The arrays are views of this object's memory: while they exist, `add` fails.
     """
@@ -472,7 +472,7 @@ def _find_first(groups: np.ndarray, text: int) -> int:
 def _similar_pairs(
   values: np.ndarray, one: np.ndarray, other: np.ndarray
 ) -> Iterator[tuple[int, int]]:
-  """Yields the pairs (one[i], other[i]) that have MIN_SIMILARITY or more."""
+  """Yields pairs (one[i], other[i]) that share MIN_SIMILARITY of the values."""
   for start in range(0, len(one), _PAIRS_AT_ONCE):
     a = one[start : start + _PAIRS_AT_ONCE]
     b = other[start : start + _PAIRS_AT_ONCE]

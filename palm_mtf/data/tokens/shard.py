@@ -197,10 +197,10 @@ class Counts:
   """Counts of one split in one shard, or summed over shards."""
 
   num_documents: int = 0  # a document counts as often as an epoch reads it
-  num_tokens: int = 0  # with an [eod] for each document
+  num_tokens: int = 0  # with one [eod] per document
   num_target_tokens: int = 0  # tokens with a loss: all but inputs
   num_bytes: int = 0  # sum of Document.num_bytes
-  num_target_bytes: int = 0  # the same, without inputs
+  num_target_bytes: int = 0  # num_bytes without the inputs of examples
   longest_document_tokens: int = 0  # with its [eod]
 
   def __add__(self, other: "Counts") -> "Counts":
@@ -213,7 +213,7 @@ class Counts:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ShardSummary:
-  """The content of a shard's .json."""
+  """Counts and file hashes of a shard, which its .json holds."""
 
   num_read: int  # documents read from the source, also those of weight 0
   # The lowest Document.rank, from which an error proposes a VALIDATION_SHARE.
@@ -392,7 +392,7 @@ def _explain_read_error(path: str, error: OSError) -> Exception:
 def map_shard(
   folder: str, number: int, split: str, *, has_inputs: bool
 ) -> Shard:
-  """Memory-maps one split of a shard; call `check_shard` first."""
+  """Memory-maps one split of a shard, which `check_shard` has found whole."""
   path = os.path.join(folder, f"{split}-{number:05d}")
   # Tokens are read at random places, because training shuffles the documents.
   tokens = map_array(f"{path}.npy", is_random=True)
