@@ -1,6 +1,6 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Calls from the client's graph to functions in the hosts' processes."""
+"""Operations of the client's graph that call functions in a pod's hosts."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -13,12 +13,13 @@ from palm_mtf.runtime.processes import Process
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class DeviceArray:
-  """A device's slice of an array; takes the place of a `Slice`'s variable.
+  """A device's slice of a JAX array, which checkpoints use like a tf.Variable.
 
   Attributes:
-    process: process that holds the slice.
-    key: first arguments of `assign_slice` and `read_slice`.
-    module: module of these functions; decoder.py has no `read_slice`.
+    process: the host's process, which holds the slice.
+    key: first arguments of the host's `assign_slice` and `read_slice`.
+    module: file of these functions; decoder.py has no `read_slice`, because
+      nothing saves decoding weights.
   """
 
   process: Process
@@ -29,18 +30,18 @@ class DeviceArray:
 
   @property
   def device(self) -> str:
-    """The CPU of the process."""
+    """TensorFlow's name of the CPU of the host's process."""
     return self.process.device
 
   def value(self) -> tf.Tensor:
-    """Returns the value of the slice."""
+    """Returns the value of the slice, which the host sends."""
     key = ["pod.read_slice", *self.key]
     (x,) = self.process.call(call_pod, key, [self.dtype])
-    # The value of a single layer still has the dimension of layers; drop it.
+    # The host sends [layers, ...], also for one layer, where `shape` is [...].
     return tf.reshape(x, self.shape)
 
   def assign(self, value: tf.Tensor) -> tf.Tensor:
-    """Returns a tensor whose operation sets the slice."""
+    """Returns a tensor; running its operation sets the slice to `value`."""
     inputs = [f"{self.module}.assign_slice", *self.key, value]
     return self.process.call(call_pod, inputs, [tf.int32])[0]
 
@@ -48,12 +49,12 @@ class DeviceArray:
 def make_slice(
   region: Region, names: Sequence[str], held: DeviceArray
 ) -> Slice:
-  """Returns the `Slice` of a device's array; `names` are its rows' names."""
+  """Returns `held` as a `Slice`; `names` has a variable's name per layer."""
   return Slice(**vars(region), names=names, variable=held, near=held.device)
 
 
 def after_all(found: Sequence[Sequence[tf.Tensor]]) -> list[tf.Tensor]:
-  """Returns the results of the first host, after all hosts have returned."""
+  """Returns the first host's results, once all hosts in `found` return."""
   # All hosts of a pod have to run the program, even if the session fetches only
   # one result; otherwise the collectives of the other hosts would wait forever.
   with tf.control_dependencies([x for x, *_ in found]):

@@ -19,13 +19,13 @@ from palm_mtf._tf import gen_xla_ops, tf
 
 Groups = Sequence[Sequence[int]]
 
-_VERSION = 5  # version of XlaCallModule's attributes
+_VERSION = 5  # format of the attributes that `_call` gives an XlaCallModule
 _NAMES = {tf.float32: "f32", tf.bfloat16: "bf16", tf.int32: "i32"}
 _REDUCTIONS = {"SUM": "add", "MAX": "maximum", "MIN": "minimum"}
 
 
 def all_reduce(x: tf.Tensor, groups: Groups, reduction: str) -> tf.Tensor:
-  """Reduces the terms x of each group; returns a tensor with the shape of x.
+  """Reduces x element-wise over each group; returns a tensor shaped like x.
 
   `reduction` is "SUM", "MAX" or "MIN".
   """
@@ -34,7 +34,7 @@ def all_reduce(x: tf.Tensor, groups: Groups, reduction: str) -> tf.Tensor:
 
 
 def reduce_scatter(x: tf.Tensor, groups: Groups, axis: int) -> tf.Tensor:
-  """Sums x over each group; device i gets part i along `axis` of the sum."""
+  """Sums x over each group; its device i gets part i of the sum on `axis`."""
   shape = x.shape.as_list()
   shape[axis] //= len(groups[0])
   attributes = [f"scatter_dimension = {axis} : i64"]
@@ -86,7 +86,7 @@ def _call(
   shape: Sequence[int],
   region: str = "",
 ) -> tf.Tensor:
-  """Calls a StableHLO collective; returns a tensor of `shape`."""
+  """Runs StableHLO's collective `name` on x; the result has shape `shape`."""
   given, result = (
     f"tensor<{'x'.join([*map(str, each), _NAMES[x.dtype]])}>"
     for each in (x.shape.as_list(), shape)

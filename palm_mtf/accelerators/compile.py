@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Compiles the programs of a pod on a machine without the pod's accelerators.
 
-The TPU's own compiler, libtpu, and XLA's compiler for NVIDIA GPUs compile for
-devices that are only described.
+Thus `plan --compile` shows whether a run fits. The TPU's own compiler, libtpu,
+and XLA's compiler for NVIDIA GPUs need only descriptions of the devices.
 """
 
 import collections
@@ -52,10 +52,11 @@ from palm_mtf.generation.decode.generate_program import (
 )
 from palm_mtf.generation.decode.weights import DecodeSettings
 
-# Cycles per second of a core: Jouppi et al. 2020 (v2, v3) and 2023 (v4).
+# Cycles per second of a core, which turn the compiler's cycles into seconds:
+# Jouppi et al. 2020 (v2, v3) and 2023 (v4).
 _CLOCKS = {"v2": 700e6, "v3": 940e6, "v4": 1050e6}
 
-# libtpu's configuration of a chip whose two cores are one device.
+# libtpu's name of the configuration in which a chip's two cores are one device.
 _ONE_DEVICE = "megacore"
 # libtpu reads these variables when JAX loads libtpu. With the first, several
 # processes can load libtpu at once, because none of them opens a TPU. The
@@ -71,7 +72,7 @@ _ENVIRONMENT = {
 # a GPU it finds no tile size for some products, so all products call cuBLAS.
 _CUDA_OPTIONS = {"xla_gpu_enable_triton_gemm": False}
 
-_MAX_TRIES = 3  # compilations to find settings that fit
+_MAX_TRIES = 3  # slow compilations in search of settings that fit
 _GIB = 2**30
 
 
@@ -84,20 +85,21 @@ class _TooLargeError(Exception):
 
 
 def compile_run(config: PlanConfig) -> dict[str, Any]:
-  """Compiles the largest step of a run; returns a record that fits into JSON.
+  """Compiles a run's programs; returns their memory, traffic and time as JSON.
 
-  Sizes and bytes are per device. Each entry of "programs" has the memory of one
-  program, and in "secs" the seconds that its compilation took. All other bytes
-  and seconds are per step. In the record's own "secs", "compute" (only for
-  TPUs) is the compiler's estimate of cycles, divided by the clock rate. The
-  compiler gives no estimate for collectives, so "collectives" is the bytes that
-  a device sends, divided by the bandwidth of its links.
+  The programs are those of the training step with the run's largest batch, and,
+  in "decoding", those of decoding. Sizes and bytes are per device. Each entry
+  of "programs" has the memory of one program, and in "secs" the seconds of its
+  compilation. All other bytes and seconds are per step. In the record's own
+  "secs", "compute" (only for TPUs) is the compiler's estimate of cycles divided
+  by the clock rate; "collectives", which the compiler does not estimate, is the
+  bytes that a device sends divided by the bandwidth of its links.
 
   Args:
     config: settings with TPU, or with one of GPU_CHIPS as CHIP.
 
   Raises:
-    UserError: the compiler does not know the devices, or a step does not fit.
+    UserError: the devices are unknown, or the training step does not fit.
   """
   try:
     return _compile_run(config)
@@ -148,7 +150,7 @@ def _suggest(config: PlanConfig, error: _TooLargeError) -> str:
 
 
 def _compile_run(config: PlanConfig) -> dict[str, Any]:
-  """Compiles the largest step; raises _TooLargeError if it does not fit."""
+  """Like `compile_run`, but raises _TooLargeError if the step does not fit."""
   layout, rates = config.mesh_layout, device_rates(config)
   programs, moved, cycles = [], [], 0
   for record, compiled in _compile_programs(config):
@@ -177,9 +179,9 @@ def _compile_run(config: PlanConfig) -> dict[str, Any]:
 
 
 def compile_decoding(config: PlanConfig) -> dict[str, Any]:
-  """Compiles the prefill and the steps of decoding; returns a record.
+  """Compiles the prefill and the steps of decoding; returns their memory.
 
-  Each slice of the batch has one sequence, whose second half is generated. A
+  Each slice of the batch has one sequence, whose first half is the prompt. A
   program that does not fit is an entry of "programs" with only its "error".
   """
   model, layout = config.model, config.mesh_layout
@@ -215,7 +217,7 @@ def compile_decoding(config: PlanConfig) -> dict[str, Any]:
 
 
 def _compile_programs(config: PlanConfig) -> list[tuple[dict[str, Any], Any]]:
-  """Compiles each program of a step by `_compile`; returns its results."""
+  """Compiles a training step's programs; returns `_compile`'s results."""
   made = PodStep(_settings(config), _platform(config))
   mesh = made.model.placement.make_mesh(_devices(config))
   state, numbers = made.abstract_state(mesh), made.abstract_numbers(mesh)
@@ -287,7 +289,7 @@ def _compiler(config: PlanConfig) -> str:
 
 
 def _devices(config: PlanConfig) -> Sequence[Any]:
-  """Returns the devices of a pod, in the order of the mesh."""
+  """Returns descriptions of a pod's devices, in the order of the mesh."""
   # This process runs no program, so keep JAX from opening accelerators. Disable
   # JAX's compilation cache: JAX can write programs for devices that are only
   # described to the cache, but fails to read them.
@@ -297,7 +299,7 @@ def _devices(config: PlanConfig) -> Sequence[Any]:
   describe = _describe_tpus if layout.tpu else _describe_gpus
   try:
     found = describe(config)
-  except Exception as error:  # JAX and the compilers document no errors
+  except Exception as error:  # JAX and compilers do not document which errors
     raise UserError(
       f"{_given(config)}: {_compiler(config)} cannot compile for it "
       f"({first_line(error)})."
@@ -397,7 +399,7 @@ def _describe(
 
 
 def _add_up(moved: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-  """Returns one record per kind of collective and mesh axes."""
+  """Sums the times, bytes and secs of collectives by kind and mesh axes."""
   total: dict[tuple[Any, ...], collections.Counter[str]] = {}
   groups = {}
   for each in moved:

@@ -1,8 +1,8 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Reads the HLO text of a program that XLA has compiled for TPUs or GPUs.
+"""Reads collectives and cycles from the HLO text that XLA has compiled.
 
-HLO text has one line per instruction, in the order in which a device runs them:
+HLO text, for a TPU or GPU, has a line per instruction, in execution order:
 
   %all-gather.1 = bf16[128,64]{1,0} all-gather(%x), replica_groups={{0,1}}, ...
 
@@ -41,7 +41,7 @@ _KINDS = {
   "reduce-scatter": "reduce_scatter",
 }
 _UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
-# Instructions that return the value of their operand.
+# Instructions that return the value of their operand unchanged.
 _SAME_VALUE = ("bitcast", "copy")
 
 
@@ -75,21 +75,21 @@ class _Instruction(NamedTuple):
   name: str
   shape: str
   opcode: str
-  rest: str  # operands and attributes
+  rest: str  # the text after the opcode: operands and attributes
 
   @property
   def operands(self) -> list[str]:
-    """Names of the operands."""
+    """Names of the instructions that compute the operands."""
     return _NAME.findall(self.rest.split(")", 1)[0])
 
   def attribute(self, name: str) -> str:
-    """Returns the computation that an attribute names, or ""."""
+    """Returns the computation named by an attribute, such as "body"; or ""."""
     found = re.search(rf"\b{name}=%?([\w.\-]+)", self.rest)
     return found[1] if found else ""
 
 
 class CompiledText:
-  """The HLO text of a compiled program."""
+  """The HLO text of a compiled program, parsed into instructions."""
 
   def __init__(self, text: str):
     self._computations: dict[str, dict[str, _Instruction]] = {}
@@ -116,7 +116,7 @@ class CompiledText:
 
   @property
   def estimated_cycles(self) -> int:
-    """Cycles of a core, without collectives, by the compiler's estimate."""
+    """XLA's estimate of a core's cycles, without collectives; 0 for GPUs."""
     return sum(
       times * int(found[1])
       for each, times in self._run(self._entry, 1)
@@ -126,7 +126,7 @@ class CompiledText:
   def _run(
     self, computation: str, times: int
   ) -> Iterator[tuple[_Instruction, int]]:
-    """Yields (instruction, times it runs) of a computation run `times` times.
+    """Yields (instruction, times it runs) if a computation runs `times` times.
 
     The body of a loop, a call or an asynchronous call follows its instruction.
     Fusions and conditionals are not entered.
@@ -194,7 +194,7 @@ def _constant(x: _Instruction) -> int:
 def _read_collective(
   each: _Instruction, fusion: _Instruction | None, times: int
 ) -> Collective:
-  """Returns the collective of an instruction, which runs `times` times.
+  """Makes a `Collective` of an instruction, which runs `times` times.
 
   `fusion` is the fusion that contains the instruction, or None.
   """
@@ -203,7 +203,7 @@ def _read_collective(
   groups = read_groups(each.rest)
   n = len(groups[0])
   size = sum(_array_bytes(*x) for x in arrays)
-  if kind == "reduce_scatter":  # the result is a part of the operand
+  if kind == "reduce_scatter":  # the text has the result
     arrays = [_scale(x, n, each) for x in arrays]
     size *= n
   elif kind == "all_reduce" and fusion:
@@ -228,7 +228,7 @@ def _read_collective(
 def _arrays(each: _Instruction) -> list[tuple[str, str]]:
   """Returns dtype and sizes of the arrays in the result of a collective."""
   found = _ARRAY.findall(each.shape)
-  # The shape lists operands, then results.
+  # The shape of such a start lists operands, then results.
   if each.opcode in ("all-gather-start", "reduce-scatter-start"):
     return found[len(found) // 2 :]
   if each.opcode == "collective-permute-start":
@@ -254,9 +254,8 @@ def _array_bytes(dtype: str, sizes: str) -> int:
 def read_groups(attributes: str) -> Groups:
   """Returns the groups of devices in the attributes of a collective.
 
-  XLA writes the groups as {{0,1},{2,3}}; or as [2,2]<=[4], the rows of a 2 x 2
-  matrix of the numbers 0 to 3; or as [2,2]<=[2,2]T(1,0), the rows after such a
-  matrix is transposed.
+  XLA writes groups as {{0,1},{2,3}}; or as [2,2]<=[4], the rows of a 2 x 2
+  matrix of the numbers 0 to 3; or as [2,2]<=[2,2]T(1,0), its transpose's rows.
   """
   found = re.search(
     r"(?:replica_groups|source_target_pairs)="

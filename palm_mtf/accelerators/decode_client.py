@@ -32,12 +32,12 @@ class PodDecoder:
     self._devices, self._text = devices, dataclass_text(settings)
     self._hosts, self._pod = devices.hosts[0], devices.name_pod(0)
     self._num_layers = settings.model.num_layers
-    # The client needs only names and shapes, the same for all kinds of devices.
+    # The client needs only names and shapes; "cpu" has those of all devices.
     placement = XlaPlacement(settings.mesh_layout, "cpu")
     self._weights = StackedWeights(settings, placement)
 
   def make_layers(self) -> list[LayerWeights]:
-    """Returns the weights of each layer, to be loaded one after another.
+    """Returns each layer's weights; load them in turn, to save memory.
 
     Adds operations to the current tf.Graph.
     """
@@ -50,7 +50,7 @@ class PodDecoder:
     ]
 
   def build(self, function: DecodeFunction, state: str) -> Program:
-    """Builds the program that runs a function on the state named `state`."""
+    """Builds the program that runs `function` on the hosts' state `state`."""
     with tf.device(self._devices.client):
       inputs = {
         name: tf.placeholder(x.dtype, x.shape, name)
@@ -71,7 +71,7 @@ class PodDecoder:
     )
 
   def _call(self, function: str, *inputs: object, dtypes=()):
-    """Calls a function of decoder.py in each host."""
+    """Calls a function of decoder.py in each host; returns their results."""
     inputs = [f"decoder.{function}", self._pod, self._text, *inputs]
     return [x.call(call_pod, inputs, [tf.int32, *dtypes]) for x in self._hosts]
 

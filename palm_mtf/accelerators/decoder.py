@@ -54,11 +54,11 @@ _FUNCTIONS = {
     ScoreRows,
   )
 }
-OUTSIDE = -1  # layer number of weights that belong to no layer
+OUTSIDE = -1  # layer number of weights outside of all layers (embedding, ...)
 
 
 def function_text(function: DecodeFunction) -> str:
-  """Returns the function's class and JSON settings, for `run_function`."""
+  """Writes a function for `run_function`: its class, and settings as JSON."""
   return f"{type(function).__name__} {dataclass_text(function)}"
 
 
@@ -99,7 +99,7 @@ class PodPrograms:
     )
 
   def join(self, parts: Mapping[int, np.ndarray]) -> jax.Array:
-    """Makes an array from the parts of this host's devices."""
+    """Makes a JAX array; `parts` has the part of each device of this host."""
     shape = (len(self.devices), *parts[self.local[0]].shape)
     on_devices = [
       jax.device_put(parts[i][np.newaxis], self.devices[i]) for i in self.local
@@ -128,7 +128,7 @@ class PodPrograms:
       weights[name] = self._put_layer(weights[name], layer, x)
 
   def abstract_weights(self) -> Arrays:
-    """Returns the shape, dtype and sharding of each weight's array, by name."""
+    """Returns shape, dtype and sharding per weight, to compile without data."""
     weights = {}
     for in_layer, make in self._make.items():
       parameters = {
@@ -180,7 +180,7 @@ class PodPrograms:
       build: takes a device's parts of `weights` and of `state`, and `inputs`,
         which are the same on all devices; returns the device's parts of the
         next arrays, and outputs, which are the same on all devices.
-      donates: whether the function donates `state`.
+      donates: whether the function may overwrite the memory of `state`.
     """
     placement = self.placement
 
@@ -215,7 +215,7 @@ def read_function(text: str) -> DecodeFunction:
 
 
 def abstract_inputs(function: str) -> Arrays:
-  """Returns shape and dtype of each input of a function."""
+  """Returns shape and dtype of each input of a `function_text`, by name."""
   return {
     name: jax.ShapeDtypeStruct(x.shape.as_list(), x.dtype.as_numpy_dtype)
     for name, x in read_function(function).input_specs().items()
@@ -224,14 +224,14 @@ def abstract_inputs(function: str) -> Arrays:
 
 @functools.lru_cache(maxsize=2)
 def make_programs(settings: bytes, number: int, num_hosts: int) -> PodPrograms:
-  """Returns the programs of a pod of this process."""
+  """Returns a pod's programs, kept so that a later client compiles none."""
   read = read_dataclass(DecodeSettings, settings)
   devices = find_devices(read.mesh_layout, num_hosts, number)
   return PodPrograms(read, devices, lowering_platform(devices))
 
 
 class _Pod:
-  """The arrays of a client's pod."""
+  """The arrays that a client keeps on this host's devices of a pod."""
 
   def __init__(self, name: PodName):
     self.name = name
@@ -266,7 +266,7 @@ def free_decoder(client: str) -> None:
 def assign_slice(
   pod: bytes, name: bytes, device: np.int32, value: np.ndarray
 ) -> np.int32:
-  """Keeps the slice of a parameter until `make_layer` runs; returns 0.
+  """Keeps the slice of a parameter until `make_layer` reads it; returns 0.
 
   Args:
     name: name of the parameter in checkpoints.
@@ -280,7 +280,7 @@ def assign_slice(
 
 
 def make_layer(pod: bytes, settings: bytes, layer: np.int32) -> np.int32:
-  """Makes the weights of a layer from the parameters; drops the parameters.
+  """Makes a layer's weights from its parameters, then frees the parameters.
 
   `layer` is the number of the layer, or OUTSIDE.
   """
@@ -317,7 +317,7 @@ def run_function(
   held, text = _open(pod), function.decode()
   made, run = read_function(text), held.programs(settings).get_function(text)
   if made.effect is Effect.MAKES:
-    held.states.pop(state, None)  # frees the memory
+    held.states.pop(state, None)  # free the old state before making the new
   before = held.states.get(state, [])
   by_name = dict(zip(made.input_specs(), inputs, strict=True))
   after, outputs = run(held.weights, before, by_name)

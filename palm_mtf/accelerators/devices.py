@@ -65,7 +65,7 @@ class PodName:
 
 @dataclasses.dataclass(frozen=True)
 class AcceleratorDevices:
-  """`Devices` of pods of accelerators.
+  """The accelerators of all pods, as the client knows them (a `Devices`).
 
   Attributes:
     client: CPU of the client process.
@@ -93,14 +93,14 @@ class AcceleratorDevices:
     return len(self.places) // len(self.hosts[0])
 
   def name_pod(self, pod: int) -> str:
-    """Returns the `PodName` of a pod, as JSON."""
+    """Returns, as JSON, the `PodName` under which hosts keep a pod's arrays."""
     is_here = self.hosts[pod][0].tokens is None
     number = pod if is_here else 0
     return dataclass_text(PodName(self.name, number, len(self.hosts[pod])))
 
 
-# The coordinator that this process has started, its port, and its number of
-# hosts.
+# JAX's coordination service that this process has started, the service's port,
+# and how many hosts it joins.
 _coordinator: tuple[Any, int, int] | None = None
 
 
@@ -174,8 +174,7 @@ def start_host(host: HostSettings) -> None:
 
   Raises:
     UserError: the host does not have the devices that the mesh needs; or this
-      process is already another host of a pod, or a host of a larger or smaller
-      pod.
+      process is already another host of a pod, or a host of another pod size.
   """
   global _started
   if host.num_hosts > 1 and not _started:
@@ -297,7 +296,7 @@ def platform_of(mesh: MeshLayout) -> str:
 
 
 def lowering_platform(devices: Sequence[Any]) -> str:
-  """Returns the name that lowered programs use for the kind of devices."""
+  """Returns the kind of devices as lowered programs name it: "cuda", ..."""
   kind = devices[0].platform
   return "cuda" if kind == "gpu" else kind
 

@@ -16,8 +16,7 @@ from palm_mtf.errors import UserError
 from palm_mtf.json_text import read_dataclass
 from palm_mtf.runtime.host_functions import host_function
 
-# The client finds the message of a `JaxFailedError` in the longer message of a
-# TensorFlow error.
+# In a TensorFlow error's message, the client looks for a `JaxFailedError`'s.
 _FAILURE = re.compile(r"JAX failed in (\w+)\.(\w+): (.*)")
 # Advice for the user, by the module of the function that failed.
 _OUT_OF_MEMORY = {

@@ -22,7 +22,7 @@ from palm_mtf.ops.xla import xla_computation
 
 
 class Cut(Send):
-  """Outputs its input; marks where one part of the graph ends."""
+  """Outputs its input; marks where `cut_graph` ends one part of the graph."""
 
   def __init__(self, x: mtf.Tensor):
     super().__init__(x, x.mesh)
@@ -187,7 +187,7 @@ def export_function(
 
 
 class _Lowering(mtf.Lowering):
-  """Lowers some operations of a mesh."""
+  """Lowers only `operations` of a graph; `tensors` are their inputs."""
 
   def __init__(
     self,
@@ -224,7 +224,7 @@ def _find_operations(
   gives: Sequence[mtf.Tensor],
   updates: Sequence[mtf.Operation],
 ) -> list[mtf.Operation]:
-  """Returns the operations that compute tensors from known ones, in order."""
+  """Returns the operations that get `gives` from `known`, in graph order."""
   todo = [*updates, *(x.operation for x in gives if x not in known)]
   found = set(todo)
   while todo:

@@ -37,8 +37,7 @@ _TILE_COLUMNS = 128  # columns per tile of a TPU's memory
 class XlaPlacement(mtf.simd_mesh_impl.SimdMeshImpl):
   """Builds the operations of one device; all devices of a pod run them.
 
-  It has only the members of `CpuGpuPlacement` (mesh/cpu_gpu.py) that PaLM's
-  graph uses.
+  It has those members of `CpuGpuPlacement` (mesh/cpu_gpu.py) that PaLM needs.
 
   Attributes:
     platform: JAX's name of the devices' kind in lowered programs.
@@ -79,7 +78,7 @@ class XlaPlacement(mtf.simd_mesh_impl.SimdMeshImpl):
     return self.index
 
   def lower(self, placements: Mapping[mtf.Mesh, Any]) -> mtf.Lowering:
-    """Lowers a graph that has no variables."""
+    """Lowers a graph without variables, such as a decoding function's."""
     (mesh,) = placements
     return mtf.Lowering(mesh.graph, placements, autostack=False)
 
@@ -115,14 +114,14 @@ class XlaPlacement(mtf.simd_mesh_impl.SimdMeshImpl):
     return index
 
   def import_tf_tensor(self, x: mtf.Tensor, tf_x: tf.Tensor) -> Any:
-    """Gives each device its slice of a constant."""
+    """Gives each device its slice of a constant of the graph."""
     # The constant may be in another tf.Graph, the one in which the Mesh
     # TensorFlow operations were made, so copy its value.
     value = tf.get_static_value(tf_x)
     return self.slice(tf.constant(value, tf_x.dtype), x.shape)
 
   def delay(self, x: Any, signal: Any) -> Any:
-    """Returns x, delayed until `signal` is computed."""
+    """Returns x, but lets nothing read it before `signal`, to save memory."""
     return self.slicewise(_delay, x, signal)
 
   def assign_if_finite(self, variable, value, is_finite) -> list[tf.Operation]:
@@ -138,7 +137,7 @@ class XlaPlacement(mtf.simd_mesh_impl.SimdMeshImpl):
     operands: Sequence[Any],
     is_finite: Any,
   ) -> list[tf.Operation]:
-    """Updates variables if `is_finite`; otherwise keeps the old values."""
+    """Sets variables to what `fn` returns if `is_finite`; else keeps them."""
     old = [x.one_slice for x in variables]
     operands = mtf.ops.convert_args_to_laid_out_tensors(list(operands))
     (is_finite,) = mtf.ops.convert_args_to_laid_out_tensors([is_finite])

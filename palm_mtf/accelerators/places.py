@@ -12,8 +12,7 @@ from palm_mtf.config.tpu_slice import HOST_CHIPS, TpuSlice
 class TpuPlace(NamedTuple):
   """A device of a TPU slice: the chip's x, y and z, and the core on the chip.
 
-  JAX calls the first three the device's `coords`, and the last its
-  `core_on_chip`.
+  JAX calls them the device's `coords` (x, y, z) and its `core_on_chip`.
   """
 
   x: int
@@ -27,8 +26,8 @@ def tpu_places(where: TpuSlice, model_size: int) -> list[TpuPlace]:
 
   The mesh's last axis carries the most traffic, many messages per layer. So the
   devices along this axis form a box of neighbouring chips, if the slice has a
-  box of that size. Within the box, mesh numbers run over the devices of a chip,
-  then over chips along x, y and z.
+  box of that size. Within the box, the mesh's order goes over the devices of a
+  chip, then over chips along x, y and z.
 
   Args:
     where: the slice.

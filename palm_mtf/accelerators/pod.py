@@ -30,7 +30,7 @@ from palm_mtf.runtime.server.clients import at_leave
 
 @functools.lru_cache(maxsize=4)
 def make_pod_step(settings: str, platform: str) -> PodStep:
-  """Returns a PodStep; `settings` is a `StepSettings` as JSON."""
+  """Returns a PodStep, built once per `settings` (`StepSettings` as JSON)."""
   return PodStep(read_dataclass(StepSettings, settings), platform)
 
 
@@ -40,7 +40,7 @@ class _Programs:
   def __init__(self, settings: str, number: int, num_hosts: int):
     layout = read_dataclass(StepSettings, settings).mesh_layout
     devices = find_devices(layout, num_hosts, number)
-    # Pods of one process share what TensorFlow has lowered.
+    # Pods of one process share a PodStep, so that TensorFlow lowers it once.
     made = make_pod_step(settings, lowering_platform(devices))
     self.pod_step, self.devices = made, devices
     self.mesh = made.model.placement.make_mesh(devices)
@@ -57,7 +57,7 @@ class _Programs:
     self.local = [i for i, x in enumerate(devices) if x.process_index == here]
 
   def put_batch(self, rows: Sequence[np.ndarray]) -> Arrays:
-    """Returns the features, of which each device gets its rows."""
+    """Puts features on the devices; each device gets its rows of the batch."""
     return {
       name: jax.make_array_from_callback(
         x.shape, x.sharding, values.reshape(x.shape).__getitem__
@@ -85,12 +85,12 @@ make_programs = functools.lru_cache(maxsize=4)(_Programs)
 
 
 class _Pod:
-  """The arrays of a client's pod."""
+  """The arrays that a client keeps on this host's devices of a pod."""
 
   def __init__(self, name: PodName):
     self.name = name
     self.arrays: Arrays = {}
-    # {(name of an array, number of a device): rows of the slice that are set}.
+    # {(name of an array, number of a device): {row that is set: value}}.
     self._rows: dict[tuple[str, int], dict[int, np.ndarray]] = {}
     # {name of an array: {number of a device: slice}}, until all slices are set.
     self._slices: dict[str, dict[int, jax.Array]] = {}
@@ -161,7 +161,7 @@ def free_client(client: str) -> None:
 
 
 def initialize_arrays(pod: bytes, settings: bytes) -> np.int32:
-  """Draws the initial values of all arrays."""
+  """Sets all arrays on this host's devices to their initial values."""
   held, programs = _open(pod, settings)
   made = programs.pod_step
   # Separate threads, because all threads of the calling session may be waiting.
@@ -236,9 +236,10 @@ def find_gradients(
     features: each feature, [batch, ...].
 
   Returns:
-    Sums of the losses and, last, of the weights, [losses] float32. Then, for
-    each parameter, the parts of its gradient on this host's devices, joined
-    into a vector in DCN_DTYPE and cut into messages (`PodStep.cut_parts`).
+    Sums of losses over the pod's share of the batch, as in `sum_losses`, but
+    with dropout. Then, for each parameter, the parts of its gradient on this
+    host's devices, joined into a vector in DCN_DTYPE and cut into messages
+    (`PodStep.cut_parts`).
   """
   held, programs = _open(pod, settings)
   numbers = _numbers(rates, dropout_state)
@@ -260,7 +261,9 @@ def update_arrays(
   losses: np.ndarray,
   *parts: np.ndarray,
 ) -> np.ndarray:
-  """Updates all arrays from the sums of all pods' losses and parts.
+  """Updates all arrays; losses and parts are sums over pods, in float32.
+
+  They have the shapes of the results of `find_gradients`.
 
   Returns:
     The metrics of the step, [metrics] float32 (`PodStep.step`).
@@ -287,7 +290,10 @@ def update_arrays(
 def sum_losses(
   pod: bytes, settings: bytes, *features: np.ndarray
 ) -> np.ndarray:
-  """Returns sums of the losses and of their weights, [losses] float32."""
+  """Returns the sums of losses over a pod's share of a batch, without dropout.
+
+  [losses] float32; the last element is the sum of the tokens' weights.
+  """
   held, programs = _open(pod, settings)
   trained = programs.pod_step.trained(held.arrays)
   losses = programs.loss(trained, programs.put_batch(features))
@@ -302,7 +308,7 @@ def read_slice(
   first_row: np.int32,
   end_row: np.int32,
 ) -> np.ndarray:
-  """Returns rows of the slice of an array that a device of this host holds."""
+  """Returns layers [first_row, end_row) of a device's slice of an array."""
   held, programs = _open(pod, settings)
   with _lock:
     slices = held.arrays[name.decode()].addressable_shards
@@ -323,7 +329,7 @@ def assign_slice(
   end_row: np.int32,
   value: np.ndarray,
 ) -> np.int32:
-  """Sets rows of the slice of an array that a device of this host holds."""
+  """Sets layers [first_row, end_row) of a device's slice of an array."""
   held, programs = _open(pod, settings)
   rows = int(first_row), int(end_row)
   with _lock:
@@ -336,5 +342,5 @@ def _numbers(
   dropout_state: np.ndarray,
   goes_on: np.ndarray | jax.Array = np.array(True),  # noqa: B008
 ) -> Arrays:
-  """Returns the argument `numbers` of `PodStep.step`."""
+  """Returns the argument `numbers` of the function `PodStep.step` returns."""
   return {"rates": rates, "dropout_state": dropout_state, "goes_on": goes_on}

@@ -39,13 +39,13 @@ Arrays = dict[str, jax.Array]
 
 
 def is_stacked(name: str) -> bool:
-  """Returns whether an array has the variables of all layers."""
+  """Returns whether the array `name` stacks a variable of all layers."""
   return name.startswith(_ONE_LAYER)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class StepSettings:
-  """All that the programs of a pod depend on.
+  """All settings that the training programs of a pod depend on.
 
   Attributes:
     mesh_layout: axes and layout rules of a pod, checked against `model`.
@@ -80,7 +80,7 @@ class ScannedModel:
     features: the graph's input for each feature, by the feature's name.
     variables: the trained variables; those of the first layer stand for the
       variables of all layers.
-    losses: sums of the loss's terms and, last, of the "weight", by name.
+    losses: sums over tokens of the loss's terms and, last, "weight", by name.
     gradients: gradients of the sum of all terms, by the variable's name.
     open_axes: mesh axes over which `add_up` has to add a loss or a gradient.
   """
@@ -141,7 +141,7 @@ class ScannedModel:
     )
 
   def spec(self, x: mtf.Variable | Given) -> PartitionSpec:
-    """Returns how JAX splits the arrays of a variable or a feature."""
+    """Returns how the mesh splits the array of a variable or a feature."""
     layout = self.placement.tensor_layout(x.outputs[0].shape)
     axes = [
       None if axis is None else self.placement.shape[axis].name
@@ -213,7 +213,7 @@ class ScannedModel:
     return {name: values[x] for name, x in self.losses.items()}
 
   def _caller(self, batch: Arrays, dropout_state: jax.Array) -> Callable:
-    """Returns a function that runs a part on one device."""
+    """Returns a function that runs one part of the graph on one device."""
     index = self.placement.find_index()
     given = {x.outputs[0]: batch[name] for name, x in self.features.items()}
 
@@ -228,7 +228,7 @@ class ScannedModel:
     return call
 
   def add_up(self, losses: Arrays, gradients: Arrays) -> tuple[Arrays, Arrays]:
-    """Adds up the terms of devices that `find_gradients` has not added."""
+    """All-reduces what `find_gradients` returned as one term per device."""
 
     def add(x: jax.Array, of: mtf.Tensor) -> jax.Array:
       axes = self.open_axes.get(of)

@@ -32,14 +32,14 @@ RATES = ("learning_rate", "one_minus_beta2")
 
 
 class ScannedUpdate:
-  """Updates the variables of a pod.
+  """The update of a pod's variables by Adafactor.
 
   Attributes:
     variables: the trained variables and their optimizer slots, by name; those
       of a layer stand for the variables of all layers.
     fetched: the metrics that `apply` returns, by name.
     losses: names of the losses in `fetched`.
-    sums_of_squares: sums in `fetched` of variables and of their updates.
+    sums_of_squares: sums of squares of variables and updates, in `fetched`.
   """
 
   def __init__(
@@ -53,7 +53,7 @@ class ScannedUpdate:
     one_layer = dataclasses.replace(settings.model, num_layers=1)
     graph = mtf.Graph()
     mesh = mtf.Mesh(graph, "pod")
-    batch = layout.axis_size_of("batch")  # variables have no batch
+    batch = layout.axis_size_of("batch")  # any size; variables have no batch
     dims = model_dims(one_layer, batch, layout)
     palm_variables([mesh], one_layer, dims, settings.seed)
     trained = list(graph.trainable_variables)

@@ -2,9 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Decoding weights on accelerators: one array for the weights of all layers.
 
-A weight's array is [layers, ...], so that a loop runs one block for all layers,
-and neither the size of a program nor the time to compile it grows with the
-number of layers.
+A weight's array is [layers, ...], so that a loop runs one block for all layers.
+Thus more layers make no program larger, and no compilation longer.
 
 A layout that splits d_model_stored splits the arrays too. A forward pass has
 many rows of activations, so it gathers the weights of a layer, as in training.
@@ -33,7 +32,7 @@ from palm_mtf.ops.matmul import matmul
 from palm_mtf.ops.slicewise import split_axes
 from palm_mtf.ops.variables import SlicedVariable
 
-# Weights outside of all layers that are not vectors.
+# Names of the weights outside of all layers that are matrices, not vectors.
 _TABLES = ("table", "to_logits")
 # The device's slices of weights or parameters, by name.
 Tensors = Mapping[str, tf.Tensor]
@@ -156,7 +155,7 @@ class StackedWeights:
   def take_layer(
     self, stacks: Mapping[str, LaidOut], layer: tf.Tensor
   ) -> tuple[dict[str, LaidOut], dict[tuple[str, ...], LaidOut]]:
-    """Returns `DecodeModel.vectors` and `kernels` of one layer."""
+    """Takes a layer's `vectors` and `kernels` (`DecodeModel`) from stacks."""
     own = {
       name: self.placement.slicewise(lambda x: x[layer], x)
       for name, x in stacks.items()
@@ -198,7 +197,7 @@ class StackedWeights:
     return self.placement.allconcat(x, self.axis, place)
 
   def _cut(self, x: LaidOut, place: int) -> LaidOut:
-    """Undoes `gather`."""
+    """Undoes `gather`: keeps the device's part along d_model."""
     if self.axis is None:
       return x
     return self.placement.allsplit(x, self.axis, place)
@@ -226,8 +225,7 @@ class StackedModel(DecodeModel):
 
   @property
   def _rows_axis(self) -> int | None:
-    # The mesh axis that splits both weights and rows, so that rows can be moved
-    # in place of weights.
+    # The mesh axis that splits weights and rows, so that either can be moved.
     axes = split_axes(self.placement, [self.dims.batch])
     return self.weights.axis if [self.weights.axis] == axes else None
 

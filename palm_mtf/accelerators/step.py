@@ -36,8 +36,7 @@ from palm_mtf.model.dropout import DROPOUT_STATE
 _REPLICATED = PartitionSpec()
 
 
-# Hosts send each other messages of about this size, because gRPC counts the
-# bytes of a message in 32 bits.
+# Bytes of a message between hosts; gRPC counts a message's bytes in 32 bits.
 _MAX_BYTES = 2**30
 
 
@@ -75,7 +74,7 @@ class PodStep:
     self.parameters = [x.name for x in self.model.variables]
 
   def names_of(self, name: str) -> list[str]:
-    """Returns the names in checkpoints of the variables of an array."""
+    """Returns the names in checkpoints of the variables in array `name`."""
     if not is_stacked(name):
       return [name]
     _, _, rest = name.partition("/")
@@ -83,25 +82,25 @@ class PodStep:
     return [f"{layer_name(i)}/{rest}" for i in layers]
 
   def shape(self, name: str) -> list[int]:
-    """Returns the shape of a variable's array on all devices."""
+    """Returns the whole shape of a variable's array, before it is split."""
     sizes = self.variables[name].shape.to_integer_list
     layers = [self._settings.model.num_layers] if is_stacked(name) else []
     return [*layers, *sizes]
 
   def slice_begin(self, name: str, device: int) -> tuple[int, ...]:
-    """Returns where a device's slice of a variable begins."""
+    """Returns where a device's slice of a variable begins, per dimension."""
     placement = self.model.placement
     return tuple(placement.slice_begin(self.variables[name].shape, device))
 
   def build_initial_slices(
     self, array: str, name: str, begins: Sequence[Sequence[int]]
   ) -> list[tf.Tensor]:
-    """Builds slices of the initial value of one variable.
+    """Builds a host's slices of the initial value of one layer's variable.
 
     Args:
       array: name of the array.
       name: name in checkpoints of a variable of the array.
-      begins: where the slices begin.
+      begins: where each slice begins, per dimension.
     """
     variable = self.variables[array]
     size = self.model.placement.slice_shape(variable.shape)
@@ -117,7 +116,7 @@ class PodStep:
 
   @property
   def num_numbers(self) -> dict[str, int]:
-    """{name of a metric: number of values that a step returns}, in order."""
+    """{name of a metric: its number of values in a step's vector}, in order."""
     layers = self._settings.model.num_layers
     return {
       name: layers if self.update.is_of_layers(name) else 1
@@ -130,7 +129,7 @@ class PodStep:
     return sum(sizes[x] for x in [*sizes][: [*sizes].index(name)])
 
   def abstract_state(self, mesh: Mesh) -> Arrays:
-    """Returns shape, dtype and place of each variable's array."""
+    """Returns shape, dtype and sharding of each variable's array, by name."""
     return {
       name: jax.ShapeDtypeStruct(
         self.shape(name),
@@ -141,7 +140,7 @@ class PodStep:
     }
 
   def abstract_batch(self, mesh: Mesh) -> Arrays:
-    """Returns shape, dtype and place of each feature, microbatches first."""
+    """Returns each feature's [microbatches, rows, ...], dtype and sharding."""
     return {
       name: jax.ShapeDtypeStruct(
         [self._num_microbatches, *x.outputs[0].shape.to_integer_list],
@@ -153,7 +152,7 @@ class PodStep:
 
   @staticmethod
   def abstract_numbers(mesh: Mesh) -> Arrays:
-    """Returns shape and dtype of each item of `numbers`; see `step`."""
+    """Returns shape and dtype of each of the `numbers` that `step` takes."""
     everywhere = NamedSharding(mesh, _REPLICATED)
     return {
       name: jax.ShapeDtypeStruct(shape, dtype, sharding=everywhere)
@@ -220,8 +219,7 @@ class PodStep:
     """Returns a function of (state, parts, losses, numbers) that updates.
 
     `parts` and `losses` are the sums over all pods of what `gradients` returns,
-    float32. The function donates `state` and `parts`. It returns the same as
-    `step`.
+    float32. The function donates `state` and `parts`, and returns like `step`.
     """
 
     def run(state: Arrays, parts: Arrays, losses: jax.Array, numbers: Arrays):
@@ -238,9 +236,10 @@ class PodStep:
     )
 
   def loss(self, mesh: Mesh) -> Callable[..., jax.Array]:
-    """Returns a function of (trained, batch) that sums losses and weights.
+    """Returns a function of (trained, batch) that sums a batch's losses.
 
-    `trained` has the arrays of the trained variables, by name.
+    `trained` has arrays of trained variables, by name. The function returns
+    [losses] float32; the last element is the sum of the tokens' weights.
     """
 
     def run(trained: Arrays, batch: Arrays) -> jax.Array:
@@ -297,7 +296,7 @@ class PodStep:
   def _sum(
     self, state: Arrays, batch: Arrays, dropout_state: jax.Array
   ) -> tuple[Arrays, Arrays]:
-    """Returns sums over microbatches, before `ScannedModel.add_up`."""
+    """Sums losses and gradients over microbatches, not yet over devices."""
     trained = self.trained(state)
 
     def find(rows: Arrays, first_row: int | jax.Array):

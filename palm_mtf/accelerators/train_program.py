@@ -120,20 +120,20 @@ class _Builder:
   ):
     self._settings, self._devices, self._read = settings, devices, read
     self._text = dataclass_text(settings)
-    # The client needs only names and shapes, the same for all kinds of devices.
+    # The client needs only names and shapes; "cpu" has those of all devices.
     self._pod_step = PodStep(settings, "cpu")
     dims = model_dims(settings.model, settings.num_rows, settings.mesh_layout)
     self._features = find_palm_features(settings.features, dims)
     self._losses = [*self._pod_step.update.losses]
     self._parameters = [*parameter_shapes(settings.model)]
     with tf.device(devices.client):
-      no_step = tf.constant(-1, tf.int64)  # if only the loss is fetched
+      no_step = tf.constant(-1, tf.int64)  # for a loss, which needs no step
       self._step = tf.placeholder_with_default(no_step, [], "step")
       self._microbatch = tf.placeholder_with_default(0, [], "microbatch")
       self._batches = tf.placeholder(tf.string, [], "batches")
 
   def build_loss(self) -> PodProgram:
-    """Returns the first pod's program, with the slices of parameters only."""
+    """Returns the first pod's program, without slices of optimizer slots."""
     first, *copies = self._make_rows(0)
     program = self._build_pod(0, [first, *[first] * len(copies)])
     slices = program.slices.items()
@@ -143,7 +143,7 @@ class _Builder:
     )
 
   def build(self) -> TrainProgram:
-    """Returns the program."""
+    """Returns the program of `build_train_program`."""
     settings, hosts = self._settings, self._devices.hosts
     rows = [self._make_rows(pod) for pod in range(len(hosts))]
     with tf.device(self._devices.client):
@@ -202,7 +202,7 @@ class _Builder:
     ]
 
   def _make_rows(self, pod: int) -> list[dict[str, tf.Tensor]]:
-    """Makes placeholders of a pod's rows on each of the pod's hosts."""
+    """Makes, on each host of a pod, placeholders of all of the pod's rows."""
     made = []
     for process in self._devices.hosts[pod]:
       with tf.device(process.device):
@@ -276,7 +276,7 @@ class _Builder:
     return numbers
 
   def _build_loop(self) -> LoopProgram | None:
-    """Builds a call that trains a pod for several steps."""
+    """Builds one call for STEPS_PER_LOOP steps, which saves round trips."""
     layout = self._settings.mesh_layout
     if layout.steps_per_loop == 1:
       return None

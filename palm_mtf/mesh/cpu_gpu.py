@@ -39,12 +39,12 @@ ALL_REDUCE = "all_reduce"
 ALL_GATHER = "all_gather"
 REDUCE_SCATTER = "reduce_scatter"
 
-# Slices of a variable or a tensor; slices may be partial sums.
+# A variable or tensor as one slice per device; slices may be terms of a sum.
 LaidOut = mtf.placement_mesh_impl.PlacementMeshImpl.LaidOutTensor
 
 
 class CpuGpuLowering(mtf.Lowering):
-  """Lowers a whole graph at once; session.run runs only fetched operations."""
+  """Makes a graph's TensorFlow operations; sessions run those they fetch."""
 
   def __init__(self, placements: "Mapping[mtf.Mesh, CpuGpuPlacement]"):
     # mtf.Lowering's constructor is not called, because it lets TensorFlow
@@ -147,7 +147,7 @@ class CpuGpuPlacement(mtf.placement_mesh_impl.PlacementMeshImpl):
     return mtf.import_laid_out_tensor(mesh, laid_out, shape)
 
   def slicewise(self, fn: Callable, *inputs: object) -> object:
-    """Applies `fn` to the inputs' slices on each device."""
+    """Applies `fn` to each device's slices of the inputs; returns slices."""
     inputs = mtf.ops.convert_args_to_laid_out_tensors(inputs)
     first, *others = (
       [
@@ -193,7 +193,7 @@ class CpuGpuPlacement(mtf.placement_mesh_impl.PlacementMeshImpl):
       return super().allreduce(x, mesh_axes, reduction_fn_string)
 
   def allconcat(self, x, mesh_axis, concat_axis):
-    """All-gathers x; each device gets all parts, concatenated."""
+    """All-gathers x; each device gets all parts, joined along `concat_axis`."""
 
     def gather(xs, devices):
       return all_gather_direct(xs, devices, concat_axis)
@@ -202,7 +202,7 @@ class CpuGpuPlacement(mtf.placement_mesh_impl.PlacementMeshImpl):
       return self._collective_with_groups(x, [mesh_axis], gather)
 
   def reduce_scatter(self, x, mesh_axis: int, split_axis: int):
-    """Sums x over a mesh axis; each device gets one part of the sum."""
+    """Sums x over a mesh axis; cuts the sum along `split_axis` for devices."""
 
     def scatter(xs, devices):
       return reduce_scatter_ring(xs, devices, split_axis)
@@ -211,7 +211,7 @@ class CpuGpuPlacement(mtf.placement_mesh_impl.PlacementMeshImpl):
       return self._collective_with_groups(x, [mesh_axis], scatter)
 
   def delay(self, x, signal):
-    """Returns x, delayed: nothing reads it before `signal` is computed."""
+    """Returns x, but lets nothing read it before `signal`, to save memory."""
     return self.slicewise(wait_for, x, signal)
 
   def assign_if_finite(
@@ -257,7 +257,7 @@ class CpuGpuPlacement(mtf.placement_mesh_impl.PlacementMeshImpl):
   def add(
     self, accumulator: LaidOut, value: LaidOut, is_first: tf.Tensor
   ) -> list[tf.Operation]:
-    """Adds `value`, of any float dtype, to a float32 variable in place.
+    """Adds `value`, of any float dtype, to a float32 sum over microbatches.
 
     `is_first`, [] bool on `cpu`, begins a new sum with `value` if it is true.
     """
@@ -321,7 +321,7 @@ def _replacements(
   replacements = {}
   for x, other in zip(first, others, strict=True):
     pairs = [(x, other)]
-    if hasattr(x, "handle"):  # a variable
+    if hasattr(x, "handle"):  # a variable; operations read its handle
       x, other = x.handle, other.handle
       pairs.append((x, other))
     if x is other:
@@ -337,7 +337,7 @@ def _replacements(
 
 
 def _is_plain(results: object) -> bool:
-  """Returns whether results are only tensors, operations and variables."""
+  """Returns whether `_replace` can replace results by those of a copy."""
   if isinstance(results, tuple):
     return all(map(_is_plain, results))
   is_variable = hasattr(results, "handle")
@@ -346,7 +346,7 @@ def _is_plain(results: object) -> bool:
 
 
 def _replace(results: object, made: Mapping[int, object]) -> object:
-  # `made` maps id(result) to the copy of the result.
+  # Returns the copies of `results`; `made` is {id(x): the copy of x}.
   if isinstance(results, tuple):
     return tuple(_replace(x, made) for x in results)
   return made.get(id(results), results)
@@ -366,7 +366,7 @@ class Devices(Protocol):
   def placement(
     self, mesh: DeviceMesh, pod: int, stage: int = 0
   ) -> CpuGpuPlacement:
-    """Returns the placement of a stage of a pod; accelerators have none."""
+    """Returns a pipeline stage's placement; pods of accelerators have none."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -385,7 +385,7 @@ class CpuGpuDevices:
   def placement(
     self, mesh: DeviceMesh, pod: int, stage: int = 0
   ) -> CpuGpuPlacement:
-    """Returns the placement of a stage of a pod."""
+    """Returns a pipeline stage's placement, on the stage's share of devices."""
     first = stage * mesh.num_devices
     devices = self.pods[pod][first : first + mesh.num_devices]
     return CpuGpuPlacement(mesh, devices, self.native_threads)

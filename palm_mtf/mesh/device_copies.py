@@ -11,7 +11,7 @@ from palm_mtf._tf import tf
 
 
 class OperationCopies:
-  """Operations of one device, as templates for other devices."""
+  """Operations of one device, from which those of other devices are copied."""
 
   def __init__(self, graph: tf.Graph, num_before: int):
     # The templates are all operations of `graph` but the first `num_before`.
@@ -24,7 +24,7 @@ class OperationCopies:
     ]
 
   def can_be_made(self, device: str) -> bool:
-    """Returns whether all operations are on `device` and make no variable."""
+    """Returns whether copies would be right: all on `device`, no variable."""
     if self._graph.building_function:  # copies would not capture outer tensors
       return False
     # A read of a variable may name no device. Such a read, and also its copy,

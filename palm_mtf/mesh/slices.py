@@ -19,14 +19,14 @@ class Region:
   # then begin,size of each dimension. "" if the region is the whole variable,
   # None if it is only padding, which no checkpoint holds.
   spec: str | None
-  is_first: bool  # no earlier device holds this region, so read it here
+  is_first: bool  # no earlier device holds this region, so read this one
 
 
 @dataclasses.dataclass(frozen=True)
 class Slice(Region):
   """A device's slice of a variable, or of a stack (variables of one kind)."""
 
-  names: Sequence[str]  # in a checkpoint
+  names: Sequence[str]  # in a checkpoint; more than one only for a stack
   # The slice, in the stored dtype. Only accelerators have stacks; the first
   # dimension of a stack counts the variables in `names`.
   variable: tf.Variable
@@ -59,7 +59,7 @@ def names_of(slices: Mapping[str, Sequence[Slice]]) -> list[str]:
 
 
 def variables_of(pods: Pods) -> list[tf.Variable]:
-  """Returns the variables of all slices."""
+  """Returns the variables that hold the slices of all pods."""
   return [
     x.variable for slices in pods for parts in slices.values() for x in parts
   ]

@@ -37,7 +37,7 @@ class Send(mtf.Operation):
     return [send(grad_ys[0], self.inputs[0].mesh)]
 
   def lower(self, lowering: mtf.Lowering) -> None:
-    """Lowers to one copy per device; keeps a pending all-reduce."""
+    """Lowers to one copy per device; an all-reduce of x stays to be done."""
     mesh_impl, x = lowering.mesh_impl(self), lowering.tensors[self.inputs[0]]
     copy = _map_slices(x, lambda x: mesh_impl.slicewise(tf.identity, x))
     if isinstance(copy, mtf.LazyAllreduceSum):
@@ -51,7 +51,7 @@ def send(x: mtf.Tensor, mesh: mtf.Mesh) -> mtf.Tensor:
 
 
 def _map_slices(x: LaidOut, fn: Callable[[LaidOut], LaidOut]) -> LaidOut:
-  """Applies `fn` to the slices of x; keeps a pending all-reduce."""
+  """Applies `fn` to the slices of x; an all-reduce of x stays to be done."""
   if not isinstance(x, mtf.LazyAllreduceSum):
     return fn(x.to_laid_out_tensor())
   return mtf.LazyAllreduceSum(x.mesh_impl, fn(x.laid_out_input), x.mesh_axes)
@@ -99,7 +99,7 @@ class StagesLowering(CpuGpuLowering):
   ):
     """Lowers all operations; `parts` has the part of each (`find_parts`)."""
     self._parts = parts
-    # {(tensor, part): what the part takes}: it takes a tensor only once.
+    # {(tensor, part): the tensor as the part takes it from a queue, once}.
     self._taken: dict[tuple[mtf.Tensor, int], LaidOut] = {}
     # {part: tensors that it takes}, and {part: [(part that takes a tensor,
     # operation that keeps the tensor)]}.
@@ -159,7 +159,7 @@ class StagesLowering(CpuGpuLowering):
 
 
 def _pass_by_queue(x: tf.Tensor) -> tuple[tf.Tensor, tf.Operation]:
-  """Returns the value of x for another call, and an operation that keeps x."""
+  """Returns x as another call takes it from a queue, and what puts it there."""
   # `unique_name` is enough, because all programs of a session are in one graph.
   name, types = tf.get_default_graph().unique_name("queue"), [x.dtype]
   queue = tf.raw_ops.FIFOQueueV2(component_types=types, shared_name=name)

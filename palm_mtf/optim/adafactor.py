@@ -174,7 +174,7 @@ class _Parameter:
 
 
 class Measure(mtf.Operation):
-  """Outputs the sums of squares of variables, then of their updates.
+  """Outputs sums of squares of variables p, then of updates u, for their RMS.
 
   Attributes:
     variables: the variables and their optimizer slots.
@@ -279,7 +279,7 @@ class AdafactorUpdate(mtf.Operation):
     parameters, config = self._measure.parameters(lowering), self._config
     count = float(sum(x.size for x in parameters) * self._num_layers)
     sums = [lowering.tensors[x] for x in self._measure.outputs]
-    # Each stage adds up all sums itself, in the same order.
+    # All stages add the sums in one order, so that their scalars are equal.
     means = {
       impl: [
         impl.slicewise(lambda *parts: total(parts) / count, *squares)
@@ -384,7 +384,7 @@ def scale_groups(names: Sequence[str], parameter_scale: str) -> list[list[int]]:
 
 
 def shares_scale(name: str, parameter_scale: str) -> bool:
-  """Returns whether the layers of a variable share a root mean square."""
+  """Returns whether a variable shares its RMS with other layers' variables."""
   return parameter_scale == "stacked" and parse_name(name).layer is not None
 
 
@@ -407,7 +407,7 @@ def center_of(name: str, norm_scale: str) -> float:
 
 
 class SumOfSquares(NamedTuple):
-  """Sum of squares of one variable, or of its update, in one step."""
+  """Sum of squares of one variable, or of its update, in one step, for RMS."""
 
   # "parameter": `value` is the sum of (p - center)^2 before the step.
   # "update": `value` is the sum of u^2 before UPDATE_CLIP scales u.

@@ -28,7 +28,7 @@ def _clip_gradient(g, clip):
 
 
 def full_update(g, clip, one_minus_beta2, v):
-  """Returns the update u and the next v, both with the shape of g."""
+  """Clips g; returns the update u and the next v, with the shape of g."""
   g = _clip_gradient(g, clip)
   v += (tf.square(g) + GRADIENT_FLOOR - v) * one_minus_beta2
   return g * tf.math.rsqrt(v), v

@@ -61,7 +61,7 @@ _OPTIMIZER = AdafactorConfig(
 
 
 class Probe(NamedTuple):
-  """A one-layer model that is trained and timed."""
+  """A one-layer model, which is trained to time passes over memory."""
 
   model: ModelConfig
   batch_size: int
@@ -163,7 +163,7 @@ def training_step(probe: Probe, dtype: str) -> Iterator[Callable[[], object]]:
 
 
 def _process_bytes(probe: Probe) -> int:
-  """Returns this process's peak memory in bytes, without a probe's tensors."""
+  """Returns this process's peak bytes without tensors: those of TensorFlow."""
   with training_step(probe, "float32"):
     pass
   model = describe_remat(probe.model_in("float32"), _unmeasured_hardware())
@@ -263,8 +263,7 @@ def solve_secs(
     secs: seconds of each probe without its matrix products, [probes].
     least: lower bound, the seconds per byte at the memory bandwidth.
   """
-  # Solve traffic @ solved = secs by Gauss-Seidel iteration, with each value
-  # clamped to the bound.
+  # Solve traffic @ solved = secs by Gauss-Seidel, with values >= `least`.
   solved = np.zeros(len(secs))
   for _ in range(_ROUNDS):
     for i, row in enumerate(traffic):

@@ -74,7 +74,7 @@ def read_bytes_per_sec() -> float:
 def make_variable(
   client: Client, shape: Sequence[int], dtype: tf.DType
 ) -> tf.Variable:
-  """Returns a variable of ones; TensorFlow would fold a constant."""
+  """Returns a variable of ones; a constant's product would be computed once."""
   variable = tf.Variable(tf.ones(shape, dtype), use_resource=True)
   client.call(Program(operations=[variable.initializer]))
   return variable

@@ -44,7 +44,7 @@ _DEVICE = re.compile(
 # TensorFlow's label of a received tensor: the operation that computed it, the
 # sender's device, the receiver's device.
 _RECEIVED = re.compile(r"edge_\d+_(\S+) from (\S+) to (\S+)$")
-# Maximum number of operations from a received tensor to its variable's update.
+# How far `_find_variable` follows a received gradient to a variable's update.
 _MOST_OPERATIONS_TO_UPDATE = 4
 
 
@@ -66,8 +66,7 @@ class Operation:
 class Transfer:
   """A tensor sent from pod to pod; times are seconds since the step began.
 
-  Pods of one process pass tensors through its memory, so the three times are
-  equal.
+  Within a process, tensors stay in memory, so the three times are equal.
   """
 
   name: str  # for a gradient, its variable; otherwise the operation
@@ -93,7 +92,7 @@ class Trace:
 
 
 class _Span(NamedTuple):
-  """One record of a device: an operation, or a received tensor."""
+  """One record of TensorFlow: an operation that ran, or a received tensor."""
 
   device: tuple  # job, task, kind, index
   # As read, nanoseconds since 1970, as whole numbers, because a float64 would
@@ -165,7 +164,7 @@ def _read_spans(call: tf.RunMetadata) -> Iterator[_Span]:
 
 
 def _find_forward(program: TrainProgram) -> set[str]:
-  """Returns names of operations on which losses or sums over pods depend."""
+  """Names what losses and sums over pods depend on, so not the update."""
   todo = [x.op for pod in program.pods for x in (pod.loss, pod.weight_sum)]
   todo += [x.evaluate for pod in program.pods for x in pod.stages]
   todo += [
