@@ -1,6 +1,6 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Runs programs on virtual slices: devices of this process or of servers."""
+"""Public API: runs functions on virtual slices, meshes of logical devices."""
 
 import importlib
 from typing import Any
@@ -15,7 +15,7 @@ _MODULES = {
 
 
 def __getattr__(name: str) -> Any:
-  # Import lazily: these modules import TensorFlow, which few users need.
+  # Import lazily: these modules import TensorFlow, which takes seconds.
   if name not in _MODULES:
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
   module = importlib.import_module(f"{__name__}.tracer.{_MODULES[name]}")

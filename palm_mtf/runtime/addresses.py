@@ -1,6 +1,6 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Addresses of servers, and sockets that TensorFlow's runtime has opened."""
+"""Checks addresses of servers, and finds sockets that TensorFlow has opened."""
 
 import contextlib
 import errno
@@ -15,7 +15,7 @@ ANY_ADDRESS = "0.0.0.0"
 
 
 def split_address(setting: str, given: str) -> tuple[str, int]:
-  """Returns host and port of `given`; UserError if it is not "host:port"."""
+  """Splits "host:port"; raises UserError, with `setting`, for other text."""
   host, _, port = given.rpartition(":")
   if not host or not port.isascii() or not port.isdigit() or int(port) > 65535:
     raise UserError(
@@ -26,7 +26,7 @@ def split_address(setting: str, given: str) -> tuple[str, int]:
 
 
 def resolve(setting: str, host: str) -> str:
-  """Returns the IPv4 address of a host; raises UserError if it has none."""
+  """Returns a host's IPv4 address; UserError with `setting` if it has none."""
   try:
     return socket.gethostbyname(host)
   except (OSError, UnicodeError):
@@ -42,7 +42,7 @@ def is_loopback(ip: str) -> bool:
 
 
 def check_client(address: str) -> None:
-  """Raises UserError unless this host can listen at "host" or "host:port"."""
+  """Raises UserError if a client cannot listen at its "host" or "host:port"."""
   host, _, port = address.partition(":")
   ip = resolve("CLIENT_ADDRESS", host)
   check_free("CLIENT_ADDRESS", ip, int(port or 0))
@@ -51,8 +51,8 @@ def check_client(address: str) -> None:
 def check_free(setting: str, ip: str, port: int) -> None:
   """Raises UserError unless this host has address `ip` and `port` is free."""
   with socket.socket() as trial:
-    # TensorFlow sets SO_REUSEADDR too. With this option, a server can listen on
-    # the port of a server that has just ended.
+    # Set SO_REUSEADDR, as TensorFlow does. Otherwise the port of a server that
+    # has just ended would count as in use for a minute.
     trial.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
       # The first bind fails if this host does not have the address. The second
@@ -94,11 +94,11 @@ def explain_start_error(address: str, error: Exception) -> UserError:
 
 
 def listening_address(given: str, allow_any_address: bool) -> tuple[str, int]:
-  """Returns the IPv4 address and the port of `--listen`.
+  """Returns the IPv4 address and port at which `--listen` lets a server listen.
 
   Raises:
     UserError: this host cannot listen there, the address is "0.0.0.0" without
-      `allow_any_address`, or the name of a host stands for a loopback address.
+      `allow_any_address`, or a name, not localhost, has a loopback address.
   """
   host, port = split_address("--listen", given)
   ip = resolve("--listen", host)
@@ -134,7 +134,7 @@ def socket_numbers() -> dict[str, int]:
   """Returns {"socket:[INODE]": file descriptor} for this process's sockets."""
   found = {}
   for number in os.listdir("/proc/self/fd"):
-    with contextlib.suppress(OSError):  # closed in the meantime
+    with contextlib.suppress(OSError):  # the file has been closed
       name = os.readlink(f"/proc/self/fd/{number}")
       if name.startswith("socket:"):
         found[name] = int(number)
@@ -142,7 +142,7 @@ def socket_numbers() -> dict[str, int]:
 
 
 def duplicate(number: int) -> socket.socket:
-  """Duplicates a file descriptor; raises OSError if it is no socket."""
+  """Duplicates a socket; the caller closes the copy. OSError if it is none."""
   copy = os.dup(number)
   try:
     return socket.socket(fileno=copy)
@@ -154,7 +154,7 @@ def duplicate(number: int) -> socket.socket:
 def listeners(
   port: int, besides: Collection[socket.socket] = ()
 ) -> Iterator[socket.socket]:
-  """Yields duplicates of this process's sockets that listen on a TCP port."""
+  """Yields duplicates of this process's listeners on a port, but `besides`."""
   for each in _sockets(besides):
     if is_inet(each, port) and accepts(each):
       yield each
@@ -183,6 +183,6 @@ def _sockets(
     try:
       found = duplicate(number)
     except OSError:
-      continue  # closed in the meantime
+      continue  # the file has been closed, or is no socket any more
     with found:
       yield found

@@ -11,7 +11,7 @@ from typing import TypeVar
 
 _Function = TypeVar("_Function", bound=Callable)
 
-# The modules with the host functions that a training run calls in servers.
+# Modules with host functions that training calls. Servers have to import them.
 HOST_MODULES = (
   "palm_mtf.accelerators.host_calls",
   "palm_mtf.checkpoints.manifest",
@@ -21,7 +21,7 @@ HOST_FUNCTIONS: dict[str, Callable] = {}  # by name
 
 
 def host_function(function: _Function) -> _Function:
-  """Registers a module-level function of NumPy values, and returns it.
+  """Lets clients call a module-level function of NumPy values; returns it.
 
   Raises ValueError if another function of this name is registered.
   """

@@ -1,10 +1,10 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Python functions that a session calls in the processes of its devices.
+"""Operations that call a Python function in the process of a device.
 
 A server is a Python process. TensorFlow finds a function in a process by the
 token under which the process registered the function. Each server publishes its
-tokens (runtime/server_info.py).
+tokens (runtime/server_info.py), which clients write into operations.
 """
 
 import dataclasses
@@ -16,7 +16,7 @@ from palm_mtf._tf import tf
 
 @dataclasses.dataclass(frozen=True, eq=False)  # hashed by identity
 class Process:
-  """A process that has devices of a session: this process, or a server."""
+  """This process or a server, in which a session can call Python functions."""
 
   device: str  # TensorFlow's name of the process's CPU
   # {function name: token by which TensorFlow finds the server's function}; None

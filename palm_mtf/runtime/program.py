@@ -1,6 +1,6 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Programs: each is a part of a client's graph that one call runs."""
+"""Programs: parts of a TensorFlow graph; a client runs each in one call."""
 
 import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
@@ -11,7 +11,7 @@ from palm_mtf.errors import UserError, did_you_mean
 
 
 def state_of(variables: Iterable[tf.Variable]) -> frozenset[str]:
-  """Returns the names of state that stand for variables in a `Program`.
+  """Returns the names of variables' states, for `Program.reads` and `writes`.
 
   All variables of a device are one state, because programs that use the same
   device gain little from running at the same time.
@@ -32,13 +32,13 @@ class Program:
   # What a call returns: a tensor, or nested lists and dicts of tensors.
   outputs: Any = ()
   operations: Sequence[tf.Operation] = ()  # further operations that a call runs
-  # Names of state that the program reads or changes, such as the variables of a
-  # device.
+  # Names of the state that the program reads or changes (`state_of`). They
+  # decide which calls must wait for each other.
   reads: frozenset[str] = frozenset()
   writes: frozenset[str] = frozenset()
-  # For each device that a call uses, by TensorFlow's name of the device, the
-  # bytes of the buffers that the call makes there. The owner of the buffers
-  # frees them later. If empty, a call uses all devices and makes no buffers.
+  # {TensorFlow's name of a device that a call uses: bytes of the buffers that
+  # the call makes there}, for the scheduler. Their owner frees them later. If
+  # empty, a call uses all devices and makes no buffers.
   device_bytes: Mapping[str, int] = dataclasses.field(default_factory=dict)
 
   def conflicts_with(self, other: "Program") -> bool:

@@ -33,12 +33,12 @@ from collections.abc import Hashable, Mapping, Sequence
 from palm_mtf import errors
 
 POLICIES = ("fifo", "priority", "shares")
-MAX_IN_FLIGHT = 4  # per device: more hide delays, fewer follow weights better
-MAX_OVERTAKES = 16  # a few times the programs in flight
+MAX_IN_FLIGHT = 4  # programs per device: more hide delays, fewer share better
+MAX_OVERTAKES = 16  # then others wait, so that a large program starts at last
 
 Bytes = Mapping[Hashable, int]  # {device: number of bytes}
 Counts = Counter[Hashable]  # {device: number of programs or of bytes}
-Tags = dict[Hashable, float]  # {device: seconds of virtual time}
+Tags = dict[Hashable, float]  # {device: virtual time, in seconds / weight}
 
 
 @dataclasses.dataclass(eq=False)  # hashed by identity
@@ -49,18 +49,20 @@ class Ticket:
   num_bytes: Bytes
   secs: float
   weight: float
-  after: Sequence["Ticket"]  # () once the program has started
+  # Programs that must start before this one. () after its start: otherwise a
+  # ticket would keep all earlier tickets in memory.
+  after: Sequence["Ticket"]
   now: float  # virtual time at the submission
-  order: tuple[float, int]  # rank by the policy, then number of the submission
+  order: tuple[float, int]  # rank by the policy, then submission's number
   state: str = "waiting"  # then "running", then "ended"
   num_overtakes: int = 0  # later programs that have overtaken it
-  num_freed: int = -1  # `_num_freed` at the last `explain_wait`
+  num_freed: int = -1  # calls of `free` before the last `explain_wait`
 
 
 class GangScheduler:
   """Orders the programs of all tenants.
 
-  Call `start` after every other method, and enqueue programs in its order. If
+  Call `start` after every other method, and enqueue its programs in order. If
   clients enqueue their own programs, their messages may overtake each other;
   then devices that run one program at a time need max_in_flight = 1.
   """
@@ -70,7 +72,7 @@ class GangScheduler:
   ):
     errors.check_choice("policy", policy, POLICIES)
     errors.check_count("max_in_flight", max_in_flight)
-    # {device: bytes for programs and buffers}; devices may be added.
+    # {device: bytes for programs and buffers}; callers may add devices.
     self.budgets = dict(budgets)
     self._policy, self._max_in_flight = policy, max_in_flight
     self._num_tickets = 0
@@ -81,9 +83,9 @@ class GangScheduler:
     self._used: Counts = Counter()  # bytes of running programs and buffers
     self._kept: Counts = Counter()  # bytes of buffers
     self._num_freed = 0  # calls of `free`, to see whether any bytes were freed
-    self._virtual_times: Tags = defaultdict(float)  # tag of the last start
+    self._virtual_times: Tags = defaultdict(float)  # largest tag of a start
     # By tenant and device: bytes of buffers; finish tag of the program that
-    # started last, and of the program that was submitted last.
+    # started last; finish tag of the program that was submitted last.
     self._kept_by: dict[str, Counts] = defaultdict(Counter)
     self._finish_tags: dict[str, Tags] = defaultdict(lambda: defaultdict(float))
     self._last_tags: dict[str, Tags] = defaultdict(lambda: defaultdict(float))
@@ -225,10 +227,7 @@ class GangScheduler:
     self._last_tags.pop(tenant, None)
 
   def _tag(self, tenant: str) -> None:
-    """Computes the start tags of a tenant's programs that wait.
-
-    The tags change when a program has run for longer or shorter than estimated.
-    """
+    """Sets start tags again, once the seconds of a program are measured."""
     if self._policy != "shares":
       return
     finish = self._finish_tags[tenant].copy()
@@ -278,7 +277,7 @@ class GangScheduler:
 
 
 def _set_tag(ticket: Ticket, finish: Tags) -> None:
-  """Sets a start tag after `finish`, the tags of the tenant's last program."""
+  """Sets a program's start tag; updates `finish`, its tenant's finish tags."""
   tags = [finish[x] for x in ticket.num_bytes]
   tag = max(ticket.now, *tags, *(x.order[0] for x in ticket.after))
   ticket.order = tag, ticket.order[1]

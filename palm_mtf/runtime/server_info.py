@@ -32,7 +32,7 @@ class ServerInfo:
   palm_mtf: str  # version
   tensorflow: str  # version
   num_devices: int
-  num_threads: int  # per operation
+  num_threads: int  # that compute one operation
   device_bytes: int = 0  # memory for each device, in bytes
   # {name of a function: token with which sessions of clients call the function}
   functions: Mapping[str, str] = dataclasses.field(default_factory=dict)
@@ -100,7 +100,7 @@ def read_incarnation(address: str, secs: float) -> int:
 
 @contextlib.contextmanager
 def _session(address: str, secs: float) -> Iterator[tf.Session]:
-  """Opens a session; turns errors and timeouts of calls into NoAnswerError."""
+  """Opens a session; NoAnswerError if a call in it fails or takes `secs`."""
   config = tf.ConfigProto(operation_timeout_in_ms=max(1, int(1000 * secs)))
   try:
     session = tf.Session(f"grpc://{address}", graph=tf.Graph(), config=config)
@@ -159,7 +159,7 @@ def check_bfloat16(infos: Mapping[str, ServerInfo], dtype: str) -> None:
 
 
 def publish_info(target: str, info: ServerInfo) -> None:
-  """Publishes the info of this process's server at a TensorFlow target."""
+  """Publishes the info of this process's server, which has `target`."""
   text = json_text(dataclasses.asdict(info))
   with tf.Graph().as_default(), tf.Session(target) as session:
     value = tf.convert_to_tensor(text)

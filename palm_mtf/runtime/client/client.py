@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The client: runs programs on the devices of one TensorFlow session.
 
-All programs of a client are built in one graph, so that they share variables,
+All programs are parts of the client's one graph, so that they share variables,
 which keep their values from one program to the next.
 """
 
@@ -33,12 +33,12 @@ Inputs = Mapping[str, object]
 
 
 class Call(Future):
-  """A call of a program; its result is the program's outputs."""
+  """A future for a call of a program; its result is the program's outputs."""
 
   def __init__(self) -> None:
     super().__init__()
-    # This future is done once the program runs, or fails before it runs. A call
-    # that waits in servers for results of this call starts after that.
+    # Done once the program starts, or fails before it starts. A call that reads
+    # this call's results may start then, and waits for them in the servers.
     self.begun: Future = Future()
 
 
@@ -49,10 +49,9 @@ class Client:
     graph: graph in which to build the client's programs.
     building: lock for threads that add operations to the graph while other
       threads run programs.
-    take_turn: requests a program's turn to use its devices, without waiting.
-      Returns a context manager for the call, which waits for the turn, and then
-      for futures.
-    free: takes {device: bytes} of buffers that the client no longer keeps.
+    take_turn: asks a scheduler for a program's turn to use its devices. Returns
+      at once a context manager, which waits for the turn and for futures.
+    free: tells the scheduler {device: bytes} of buffers that were removed.
   """
 
   def __init__(self, session: tf.Session):
@@ -69,7 +68,8 @@ class Client:
     self.free: Callable[[Mapping[str, int]], None] = lambda _: None
     self.building = threading.RLock()
     self._lock = threading.Lock()
-    # Calls that have not ended, in the order in which they were made.
+    # Calls that have not ended, in order. A new call waits for those with which
+    # its program conflicts.
     self._calls: dict[Future, Program] = {}
 
   def __enter__(self) -> "Client":
@@ -104,8 +104,8 @@ class Client:
     Raises UserError if an input is missing, or the program has no such input.
     """
     run, future = self._prepare(program, *inputs, after=after, **more)
-    # A low-level thread that waits for a lost server does not keep this process
-    # alive. threading.Thread would block this thread until the new thread runs.
+    # Use a low-level thread: starting it does not wait until it runs, and it
+    # does not keep this process alive if it waits for a lost server.
     _thread.start_new_thread(run, ())
     return future
 
@@ -167,7 +167,7 @@ class Client:
     has_turn: bool = False,
     **more: Any,
   ) -> tuple[Callable[[], None], Call]:
-    """Returns a function that runs a program, and the call that it ends."""
+    """Returns a function that runs a program, and the `Call` it completes."""
     values = program.order_inputs(inputs)
     if program not in self._callables:
       self._callables[program] = self._make_callable(program)
@@ -179,7 +179,7 @@ class Client:
       ]
       self._calls[future] = program
     take = _start_after if has_turn else self.take_turn
-    # Turns follow the order of calls, unless a call first waits for state.
+    # Ask for turns in the order of calls, but hold none while `earlier` runs.
     turn = None if earlier else take(program, after, future.begun)
 
     def run() -> None:
@@ -210,8 +210,8 @@ class Client:
 
     @functools.cache
     def make_fast() -> Callable[..., Any]:
-      # TensorFlow's callable takes half a millisecond less than session.run,
-      # and does not add operations that another thread is building.
+      # TensorFlow's callable takes half a millisecond less than session.run. A
+      # call of it ignores operations that another thread is still building.
       target = [x.name for x in operations]
       options = config_pb2.CallableOptions(
         feed=feed, fetch=fetch, target=target
@@ -233,7 +233,7 @@ class Client:
 def _start_after(
   unused: Program, after: Iterable[Future], begun: Future | None
 ) -> Iterator[None]:
-  """Waits for futures; raises the error of a future that has failed."""
+  """The `take_turn` without a scheduler: waits only for futures, or fails."""
   for each in after:
     each.result()
   yield

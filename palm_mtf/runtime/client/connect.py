@@ -60,14 +60,14 @@ _POD = re.compile(r"/job:(pod_\d+)/")
 # session never closes if one of its servers has ended.
 _CLOSE_SECS = 10.0
 _CLOSE_LOST_SECS = 1.0
-# Seconds to wait until the accelerators of a host have started.
+# Seconds within which JAX has to start the accelerators of a host.
 _START_SECS = 300.0
-_NUM_THREADS = 64  # threads that call servers at the same time
+_NUM_THREADS = 64  # to call so many servers at the same time
 
 
 @dataclasses.dataclass(frozen=True)
 class Membership:
-  """Joins a client to servers, which free its memory once it is gone."""
+  """Registers a client with servers, which free its memory once it is gone."""
 
   client: Registration  # what this client tells its servers
   infos: Mapping[str, ServerInfo]  # by the server's address
@@ -78,7 +78,7 @@ class Membership:
   _ended: ClassVar[dict[str, set[str]]] = collections.defaultdict(set)
 
   def join(self) -> None:
-    """Joins servers that answer; the heartbeat reports those that do not."""
+    """Joins all servers that answer; the heartbeat reports the others."""
     self._call_each(self._join)
 
   def leave(self, secs: float) -> None:
@@ -121,20 +121,21 @@ class Cluster:
   config: tf.ConfigProto
   target: str = ""  # TensorFlow's target, "grpc://..."; "" is this process
   servers: Sequence[Process] = ()  # () if this process has the devices
-  # {TensorFlow's name of a device: "host:port/number"}, for the manager.
+  # {TensorFlow's name of a device: the manager's name, "host:port/number"}.
   names: Mapping[str, str] = dataclasses.field(default_factory=dict)
-  stream: Stream | None = None  # the manager's, to ask it for turns
+  stream: Stream | None = None  # to ask a manager for turns, if there is one
   membership: Membership | None = (
-    None  # None if no other client may use servers
+    None  # None unless the servers outlive this client
   )
-  # Frees memory that a client holds in this process besides its session.
+  # Frees JAX's arrays, which the client holds in this process, not a session.
   release: Callable[[], None] = lambda: None
 
   @contextlib.contextmanager
   def client(self, reserved: int = 0) -> Iterator[Client]:
     """Opens a client of the devices; closes it within a time limit.
 
-    With a manager, no client's buffers may use `reserved` bytes per device.
+    `reserved` is the bytes per device that a manager does not give to buffers
+    of any client, because this client needs them for itself.
     """
     if self.membership:
       self.membership.join()
@@ -168,7 +169,7 @@ def connect(
 
   Args:
     pods: settings of the pods, such as CLIENT_ADDRESS.
-    mesh: devices of each pod.
+    mesh: mesh of each pod's devices.
     places: each pod's devices on servers; empty if this process has all pods.
     infos: info of each server, by the server's address.
     stream: manager's stream of turns; None without a manager.
@@ -248,7 +249,7 @@ def accelerators_here(mesh: MeshLayout, num_pods: int) -> Cluster:
     client, [[Process(client)]] * num_pods, [0] * mesh.num_devices
   )
   config = session_config(1, num_pods)
-  config.device_count["GPU"] = 0  # JAX uses the GPUs
+  config.device_count["GPU"] = 0  # TensorFlow leaves the GPUs to JAX
   release = functools.partial(free_memory, devices.name)
   return Cluster(devices, config, release=release)
 
@@ -307,7 +308,7 @@ def _connect_accelerators(
         coordinator=coordinator,
       )
       hosts.append((pod, address, settings))
-  # JAX starts on a host only while it starts on the pod's other hosts.
+  # Start all hosts at once, because JAX waits for the pod's other hosts.
   with concurrent.futures.ThreadPoolExecutor(len(hosts)) as threads:
     for problem in threads.map(start, hosts):
       if problem:
@@ -319,19 +320,19 @@ def _connect_accelerators(
   )
 
 
-# A process starts its client's server only once, because no server can stop.
+# The clients of a process share a server, because TensorFlow cannot stop one.
 _client_server = functools.cache(start_server)
 
 
 def memory_reader(
   client: Client, servers: Sequence[Process]
 ) -> Callable[[], dict[str, int]]:
-  """Returns a function that reads the resident memory of a client's servers.
+  """Returns a function that reads how much host memory the pods' servers use.
 
-  The function returns the bytes of each pod's largest server, by metric name,
-  and raises OpError if a server is lost. `servers` may be empty.
+  It returns {metric name of a pod: resident bytes of the pod's server that uses
+  most}, and raises OpError if a server is lost. `servers` may be empty.
   """
-  values: dict[str, list[tf.Tensor]] = {}  # of each server, by metric name
+  values: dict[str, list[tf.Tensor]] = {}  # one per server, by metric name
   with client.graph.as_default():
     for server in servers:
       (pod,) = _POD.findall(server.device)
@@ -345,7 +346,7 @@ def memory_reader(
 def open_pod(
   mesh: MeshLayout, pods: PodsConfig
 ) -> Iterator[tuple[Client, Devices]]:
-  """Opens a client; yields the client and the devices of a pod.
+  """Opens a client of one pod, as for decoding; yields client and devices.
 
   The pod has the axes of `mesh`. If ISLANDS names servers, it is the first pod
   of ISLANDS; otherwise this process has the accelerators. Raises UserError if

@@ -42,7 +42,7 @@ from palm_mtf.runtime.server_info import (
 _logger = logging.getLogger(__name__)
 
 _Answer = TypeVar("_Answer")
-_NUM_THREADS = 64  # threads that call servers at the same time
+_NUM_THREADS = 64  # to call so many servers at the same time
 # Fractions of POD_TIMEOUT_SECS: the pause between two probes of a server, the
 # timeout for asking the server which of its links are silent, and the timeout
 # of a probe. Two probes have to fail before a server counts as lost, because a
@@ -50,7 +50,7 @@ _NUM_THREADS = 64  # threads that call servers at the same time
 _PAUSE, _LINKS, _PROBE = 0.125, 0.125, 0.375
 _SHUT_DOWN_SECS = 1.0  # between two shutdowns of a lost server's connections
 _CONNECT_SECS = 0.5  # between checks for lost servers during `connect`
-_RETRY_SECS = 0.2  # between attempts, because a new server has no info yet
+_RETRY_SECS = 0.2  # between calls of a server that does not answer yet
 _TASK = re.compile(r"/job:pod_(\d+)/replica:\d+/task:(\d+)")
 
 
@@ -60,8 +60,8 @@ class PodLostError(UserError):
   def __init__(self, pod: int, message: str, is_missing: bool = False):
     super().__init__(message)
     self.pod = pod
-    # Whether the pod has never answered. The run then keeps the pod, because it
-    # may not be started yet.
+    # Whether the pod did not answer when the heartbeat began. If it has never
+    # answered, the run does not drop it, because it may not be started yet.
     self.is_missing = is_missing
 
 
@@ -100,7 +100,7 @@ class Heartbeat:
     self._lost: dict[str, str] = {}
     self._end = threading.Event()
     self._threads: dict[str, threading.Thread] = {}
-    # {address: incarnation}; a server that later has another was restarted.
+    # {address: random number from the server's start}, to notice restarts.
     self._incarnations: dict[str, int] = {}
     self.infos: dict[str, ServerInfo] = {}  # by the server's address
     with concurrent.futures.ThreadPoolExecutor(_NUM_THREADS) as threads:
@@ -153,8 +153,7 @@ class Heartbeat:
   def connect(self, client: Client) -> None:
     """Connects a client to all servers; raises OpError if a server is lost."""
     # A session never stops trying to connect. Therefore connect it in a new
-    # thread; the calling thread stops waiting once the heartbeat finds a
-    # lost server.
+    # thread, and stop waiting here once the heartbeat finds a lost server.
     with client.graph.as_default():
       nothing = Program(operations=[tf.no_op()])
     connected = client.run(nothing)
@@ -280,7 +279,7 @@ class Heartbeat:
   def _retry(
     self, read: Callable[[str, float], _Answer], address: str
   ) -> _Answer:
-    """Retries until the server answers; fails after at least two attempts."""
+    """Calls `read` until it succeeds; NoAnswerError after two or more tries."""
     start, num_failed = time.monotonic(), 0
     secs = self._secs * _PROBE
     while True:
@@ -299,7 +298,7 @@ class Heartbeat:
 
 
 def _choose_peers(pods: Mapping[str, int]) -> dict[str, list[str]]:
-  """Chooses at most three other servers that each server probes.
+  """Returns {server: at most three others, which it probes}, so probes are few.
 
   `pods` is {address of a server: index of the server's pod}.
   """

@@ -34,7 +34,7 @@ from palm_mtf.runtime.server.process import ServerSettings
 
 _START_SECS = 120.0
 _STOP_SECS = 5.0
-# A server's process ends within this time after its connection ends.
+# When a process dies, its connections end first; it then ends within this time.
 _DEATH_SECS = 2.0
 _LAST_LINES = 3  # of a server's stderr, shown in messages
 
@@ -66,9 +66,9 @@ def cores_of_pods(num_pods: int) -> list[list[int]]:
 
 
 class PodServers:
-  """Starts and stops the server processes; a context manager.
+  """The servers of a run's pods; a context manager.
 
-  There are such processes only if PODS = "local_servers".
+  It starts and stops them if PODS = "local_servers"; otherwise it finds them.
   """
 
   def __init__(
@@ -94,7 +94,7 @@ class PodServers:
       _stop(server)
 
   def remove(self, pod: int) -> PodsConfig:
-    """Removes a pod and renumbers the later pods; returns the new settings."""
+    """Drops a lost pod and renumbers later pods; returns the new settings."""
     pods, islands = self._pods, self._pods.islands
     if self.managed:
       self.managed.avoid(pod)
@@ -129,7 +129,7 @@ class PodServers:
     if self._pods.pods == "cluster":
       places = cluster_places(self._pods, self._mesh)
       if uses_accelerators(self._mesh):
-        # JAX, and not TensorFlow's server, has the accelerators.
+        # JAX has the accelerators. TensorFlow's server has CPU 0 only.
         places = [[x._replace(device=0) for x in pod] for pod in places]
       return places
     end = time.monotonic() + _START_SECS
@@ -142,7 +142,7 @@ class PodServers:
 
   @property
   def stream(self) -> Stream | None:
-    """The manager's stream of turns; None without a manager."""
+    """Function that opens the manager's stream of turns; None without one."""
     return self.managed.stream if self.managed else None
 
   def must_move(self) -> bool:

@@ -42,7 +42,7 @@ class Place(NamedTuple):
 
 
 def cluster_places(pods: PodsConfig, mesh: DeviceMesh) -> list[list[Place]]:
-  """Returns each pod's devices in order, with the IP addresses of servers.
+  """Returns each pod's devices in ISLANDS, with the IP addresses of servers.
 
   Raises UserError if ISLANDS or CLIENT_ADDRESS cannot be used.
   """
@@ -173,14 +173,14 @@ def resolve_places(
 
 
 class ManagedPlaces:
-  """Slices that a manager allocates to this process until `close`."""
+  """Meshes of devices, "slices", that a manager allocates until `close`."""
 
   def __init__(self, pods: PodsConfig):
     self._pods = pods
     self._client = ManagerClient("MANAGER", pods.manager, pods.manager_tls)
     host, number = socket.gethostname(), secrets.token_hex(2)
     self._owner = f"{host}-{os.getpid()}-{number}"
-    # Opens the manager's stream of turns.
+    # A function that opens the manager's stream of turns (manager/turns.py).
     self.stream = self._client.open_turns(self._owner, pods.share)
     self._places: list[list[Place]] = []
     self._lost: set[str] = set()  # addresses of servers to avoid
@@ -228,7 +228,7 @@ def check_slices(pods: PodsConfig, mesh: DeviceMesh) -> None:
 
 
 def pod_slices(pods: PodsConfig, mesh: DeviceMesh) -> list[str]:
-  """Returns the shapes of the slices of all pods, one per stage."""
+  """Returns the shape of each slice of a run: one per pod and stage."""
   shape = "x".join(map(str, mesh.axes.values())) or "1"
   return [shape] * (pods.num_pods * mesh.stages)
 

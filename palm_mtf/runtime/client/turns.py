@@ -27,9 +27,9 @@ from palm_mtf.runtime.scheduler import GangScheduler
 
 _logger = logging.getLogger(__name__)
 
-_MAX_IN_FLIGHT = 16  # programs on a device, without a manager
+_MAX_IN_FLIGHT = 16  # programs per device: many, as one client needs no shares
 _RETRY_SECS = 1.0  # between attempts to reach a manager
-_FIRST_SECS = 10.0  # for which the first programs wait for the manager
+_FIRST_SECS = 10.0  # limit of the wait for a manager's first answer
 _ONLY = "client"  # name of the only client of its own scheduler
 # Seconds between checks. A program fails at a check if buffers hold bytes that
 # it needs, and no client has freed bytes since the previous check.
@@ -82,7 +82,7 @@ class TurnTaker:
     )
     with self._lock:
       self._turns[number] = turn
-    # The manager estimates from earlier runs how long a program will run.
+    # By the id, the manager finds the times of the program's earlier runs.
     message = {"submit": number, "program": id(program), "num_bytes": num_bytes}
     numbers = [self._numbers_of.get(x) for x in after]
     self._send(message | {"after": [x for x in numbers if x is not None]})
@@ -110,7 +110,7 @@ class TurnTaker:
     return wait()
 
   def free(self, num_bytes: Mapping[str, int]) -> None:
-    """Gives back bytes, by device, of buffers that programs made."""
+    """Gives {device: bytes} of removed buffers back to the scheduler."""
     self._send({"free": self._name(num_bytes)})
 
   def _name(self, num_bytes: Mapping[str, int]) -> dict[str, int]:
@@ -128,7 +128,7 @@ class TurnTaker:
 
 
 class OwnTurns(TurnTaker):
-  """Turns on devices that are not allocated by a manager."""
+  """Turns without a manager, from a scheduler in this process."""
 
   def __init__(self, budgets: Mapping[str, int]):
     """Takes {TensorFlow's name of a device: bytes that buffers may use}."""
@@ -150,8 +150,8 @@ class ManagedTurns(TurnTaker):
   ):
     """Opens the manager's stream of turns by calling `stream`.
 
-    `devices` is {TensorFlow's name of a device: the manager's name}. No
-    client's buffers may use `reserved` bytes per device.
+    `devices` is {TensorFlow's name of a device: the manager's name}. Buffers of
+    all clients stay out of `reserved` bytes per device.
     """
     super().__init__(devices)
     self._stream = stream
@@ -159,11 +159,11 @@ class ManagedTurns(TurnTaker):
     self._newest: queue.SimpleQueue[Message | None] = queue.SimpleQueue()
     # The same queue; None while no manager answers, to drop later messages.
     self._requests: queue.SimpleQueue[Message | None] | None = None
-    # Bytes of buffers and reserved bytes, by device, to tell a new manager.
+    # {device: bytes of buffers and reserved bytes}, to tell a new manager.
     self._kept = Counter(dict.fromkeys(devices.values(), reserved))
     self._ended, self._answered = threading.Event(), threading.Event()
     threading.Thread(target=self._read, daemon=True).start()
-    # Before the manager has answered, programs would run without turns.
+    # Wait, because programs run without turns until the manager answers.
     self._answered.wait(_FIRST_SECS)
 
   def close(self) -> None:
@@ -198,13 +198,13 @@ class ManagedTurns(TurnTaker):
     is_told = False  # whether it is logged that no manager answers
     while True:
       with self._lock:
-        # `close` sets `_ended` first, and then ends `_newest`.
+        # `close` sets `_ended`, then ends `_newest`: one of them ends this.
         requests = self._newest = queue.SimpleQueue()
         if self._ended.is_set():
           return
       try:
         for answers in self._stream(join_messages(requests)):
-          # A stopped manager accepts connections, but answers nothing. So let
+          # A suspended manager accepts connections, but answers nothing. So let
           # programs take turns only now that the manager has answered.
           if not self._requests and not self._ended.is_set():
             with self._lock:

@@ -41,12 +41,12 @@ CHANNEL_OPTIONS = (
   ("grpc.http2.max_pings_without_data", 0),
 )
 _SECS = 10.0  # timeout of a request
-# The name in every certificate. Not the name but the certificate proves who the
-# manager is.
+# Every certificate has this name in place of an address: the certificate itself
+# proves who the manager is.
 _TLS_NAME = (("grpc.ssl_target_name_override", "pods"),)
 
 
-# Takes the client's messages, and returns the manager's.
+# Opens a stream of turns: takes the client's messages, yields the manager's.
 Stream = Callable[[Iterable[bytes]], Iterator[bytes]]
 
 
@@ -77,7 +77,7 @@ class ManagerClient:
       self._channel = grpc.insecure_channel(address, CHANNEL_OPTIONS)
     self._ended = threading.Event()
     self._threads: list[threading.Thread] = []
-    self._places: dict[str, Places] = {}  # of each owner of this process
+    self._places: dict[str, Places] = {}  # allocated devices, by owner
 
   def __enter__(self) -> "ManagerClient":
     return self
@@ -116,7 +116,7 @@ class ManagerClient:
     except NoManagerError:
       if owner not in self._places:
         raise
-      # A manager that is being restarted keeps the slices, on disk.
+      # A manager that is being restarted still has the slices, on disk.
       return self._places[owner]
     places = [[(x, i) for x, i in each] for each in found]
     if not is_trial:

@@ -1,10 +1,10 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""The manager: binds the slices of owners to servers that are alive.
+"""The manager: gives clients ("owners") slices of the servers that are alive.
 
-Servers, drains and slices are on disk (`Store`). Which servers and owners are
-alive is only in memory, because a restarted manager soon receives their
-heartbeats again.
+Servers, drains (servers that get no new slices) and slices are on disk. Which
+servers and owners are alive is only in memory, because a restarted manager soon
+receives their heartbeats again.
 """
 
 import contextlib
@@ -37,7 +37,7 @@ _FORMAT = 2  # version of the format of the manager's file
 
 
 class Store:
-  """Servers and allocations. What `put` adds is on disk when it returns."""
+  """Servers and allocations, in a file, so that they outlive the manager."""
 
   def __init__(self, path: str):
     """Reads the file, or makes it; UserError if the file cannot be used."""
@@ -45,7 +45,7 @@ class Store:
       raise UserError("--state is empty: name a file for servers and slices.")
     self._path = path
     with self._explain_errors():
-      # Several threads use the file, one at a time.
+      # Do not check the thread: several use the file, but one at a time.
       self._file = sqlite3.connect(path, timeout=0, check_same_thread=False)
       # With a write-ahead log, the exclusive lock is kept until the process
       # ends, so that a second manager cannot open the file.
@@ -63,7 +63,7 @@ class Store:
     for row in rows:
       try:
         self._add(*row)
-      except WRONG_JSON:  # a UserError is a ValueError
+      except WRONG_JSON:  # also UserError, which is a ValueError
         raise UserError(
           f"--state = {path!r}: {errors.shorten(row[:2])} is damaged; name "
           "another file, with which servers and runs join again."
@@ -97,16 +97,16 @@ class Store:
     getattr(self, kind)[name] = item
 
   def put(self, kind: str, name: str, item: Server | Allocation) -> None:
-    """Adds or replaces an item; `kind` is "servers" or "allocations"."""
+    """Puts an item of `kind`, "servers" or "allocations", on disk at once."""
     row = kind, name, json_text(dataclasses.asdict(item))
     with self._explain_errors(), self._file:
       self._file.execute("REPLACE INTO items VALUES (?, ?, ?)", row)
     getattr(self, kind)[name] = item
 
   def remove(self, kind: str, name: str) -> None:
-    """Removes an item, in memory only if the disk is full.
+    """Removes an item; if the disk is full, only in memory.
 
-    A restarted manager then finds the item again, and later that it is silent.
+    Then a restarted manager finds the item again, until it has been silent.
     """
     del getattr(self, kind)[name]
     try:
@@ -155,7 +155,7 @@ class Manager:
 
     `count_devices` returns how many devices the TensorFlow server at an address
     has, and raises UserError if no server answers. `take_release` is called
-    with the name of an owner that has lost its slices.
+    with the name of an owner that has lost its slices, to end its turns too.
     """
     self._store, self._count_devices = store, count_devices
     self._take_release = take_release
@@ -200,7 +200,7 @@ class Manager:
     _logger.info(f"{new.address} has joined island {new.island}")
 
   def beat(self, name: str) -> dict[str, Any]:
-    """Notes that a server (by its address) or an owner is alive."""
+    """Notes that a server (address) or owner lives; says when to beat next."""
     with self._lock:
       self.tick()
       is_known = name in self._store.servers or name in self._store.allocations
@@ -299,7 +299,7 @@ class Manager:
 
   def list_devices(self) -> dict[str, int]:
     """Returns the memory in bytes of each device, by "address/number"."""
-    # Without the lock, which a thread may hold while the disk does not answer.
+    # Take no lock: a thread that waits for the disk may have it and stop turns.
     return {
       f"{x.address}/{i}": x.device_bytes
       for x in [*self._store.servers.values()]

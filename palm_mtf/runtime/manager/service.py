@@ -37,14 +37,14 @@ _METHODS = (
   "register beat leave allocate release drain list_all".split()  # of Manager
 )
 _NUM_THREADS = 16
-# Clients may ask as often as CHANNEL_OPTIONS say whether the manager is there.
+# Let clients ping as often as CHANNEL_OPTIONS says; gRPC's default hangs up.
 _SERVER_OPTIONS = (
   *CHANNEL_OPTIONS,
   ("grpc.keepalive_permit_without_calls", 1),
   ("grpc.http2.min_ping_interval_without_data_ms", 1000),
   ("grpc.http2.max_ping_strikes", 0),
 )
-_STOP_SECS = 2.0  # for requests in progress
+_STOP_SECS = 2.0  # for requests in progress when the manager stops
 _COUNT_SECS = 10.0  # timeout for asking a TensorFlow server for its devices
 # From TensorFlow's own protocol (worker.proto, device_attributes.proto).
 _GET_STATUS = "/tensorflow.WorkerService/GetStatus"
@@ -124,7 +124,7 @@ async def _start(
   server.add_generic_rpc_handlers(
     [grpc.method_handlers_generic_handler(SERVICE, handlers)]
   )
-  healthy = health.aio.HealthServicer()  # reports "" as serving
+  healthy = health.aio.HealthServicer()  # says that "", all services, serves
   health_pb2_grpc.add_HealthServicer_to_server(healthy, server)
   await healthy.set(SERVICE, health_pb2.HealthCheckResponse.SERVING)
   port = _listen(server, ip, port, tls)
@@ -152,7 +152,7 @@ def _listen(server: grpc.aio.Server, ip: str, port: int, tls: str) -> int:
 
 
 class _Calls:
-  """Answers calls in the event loop, and methods of the manager in threads."""
+  """Answers gRPC calls; threads run the manager's methods, which may block."""
 
   def __init__(self, manager: Manager, streams: Streams):
     self._manager, self._streams = manager, streams
@@ -214,6 +214,6 @@ def count_devices(address: str) -> int:
 
 
 def _fields(message: bytes) -> list[tuple[int, Any]]:
-  """Returns the fields of a protocol buffer of any type."""
+  """Returns (number, value) of a message's fields, without knowing its type."""
   fields = UnknownFieldSet(Empty.FromString(message))
   return [(x.field_number, x.data) for x in fields]

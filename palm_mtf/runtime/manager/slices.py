@@ -21,7 +21,7 @@ from palm_mtf.config.pods import MANAGED_ISLANDS
 from palm_mtf.errors import UserError, check_choice, check_count, shorten
 from palm_mtf.runtime.addresses import split_address
 
-# What wrong JSON of another process, or of a damaged file, can raise.
+# Errors from reading JSON that another process, or a damaged file, got wrong.
 WRONG_JSON = (
   ArithmeticError,
   AttributeError,
@@ -50,7 +50,7 @@ class Server:
   is_drained: bool = False  # whether new slices avoid the server
 
   def __post_init__(self) -> None:
-    # Messages of other processes, and the manager's file, may hold any JSON.
+    # Check, because other processes or a damaged file may give any JSON.
     split_address("address", _check_text("address", self.address))
     check_name("--island", _check_text("--island", self.island))
     check_count("--devices", self.num_devices, 1, MAX_DEVICES)
@@ -137,13 +137,13 @@ def bind(
   hold a slice.
   """
   loads: collections.Counter[Place] = collections.Counter()
-  used: collections.Counter[Place] = collections.Counter()  # bytes
+  used: collections.Counter[Place] = collections.Counter()  # bytes of owners
   for other in others:
     for place in itertools.chain(*other.places):
       loads[place] += 1
       used[place] += other.wish.device_bytes
-  # {kind, and for "same" the island: {island: devices}}. One of these groups
-  # has to hold all slices.
+  # {(kind, island if islands = "same"): {island: devices}}. One of these groups
+  # of servers has to hold all slices.
   groups: dict[object, dict[str, _Devices]] = {}
   for server in sorted(servers, key=lambda x: x.address):
     if wish.kind.items() <= server.kind.items():
@@ -201,7 +201,7 @@ def _size(shape: str) -> int:
 
 
 def _divide(shape: str) -> list[str]:
-  """Returns the shapes whose sizes divide those of `shape`, largest first."""
+  """Returns smaller shapes to suggest: its sizes' divisors, largest first."""
   sizes = [int(x) for x in shape.split("x")]
   divisors = [[y for y in range(x, 0, -1) if x % y == 0] for x in sizes]
   shapes = ["x".join(map(str, x)) for x in itertools.product(*divisors)]

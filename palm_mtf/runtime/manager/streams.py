@@ -24,7 +24,7 @@ from palm_mtf.runtime.manager.slices import check_name
 from palm_mtf.runtime.manager.turns import Message, Turns, read_messages
 
 _MAX_STREAMS = 10_000
-_MAX_ANSWERS = 100_000  # for a client that does not read them
+_MAX_ANSWERS = 100_000  # unread; a client with more is refused, to save memory
 _WRONG = grpc.StatusCode.INVALID_ARGUMENT
 
 
@@ -37,7 +37,7 @@ class _Stream:
   answers: asyncio.Queue[Message | None] = dataclasses.field(
     default_factory=asyncio.Queue
   )
-  # Why the manager ends the stream.
+  # Why the manager ends the stream; None if the client ends it.
   refusal: tuple[grpc.StatusCode, str] | None = None
 
 
@@ -53,7 +53,7 @@ async def check_versions(context: grpc.aio.ServicerContext) -> None:
 
 
 class Streams:
-  """Serves the streams; all methods run in the thread of the event loop."""
+  """Serves the streams, without locks: all runs in the event loop's thread."""
 
   def __init__(self, turns: Turns):
     self._turns = turns
@@ -136,7 +136,7 @@ class Streams:
 
 
 async def _take_all(answers: asyncio.Queue[Message | None]) -> list[Message]:
-  """Waits for messages; returns those before None, [] if None is the first."""
+  """Waits for answers; returns all up to None, to send together; [] if none."""
   group = [await answers.get()]
   while group[-1] is not None and not answers.empty():
     group.append(answers.get_nowait())

@@ -53,7 +53,7 @@ _MAX_LIVE, _MAX_PROGRAMS, _MAX_DEVICES = 100_000, 10_000, 10_000
 
 
 def read_messages(text: bytes) -> list[Message]:
-  """Reads messages of a client; raises UserError if `text` has none."""
+  """Parses a JSON list of messages; UserError if `text` is no such list."""
   try:
     messages = json.loads(text)
     if isinstance(messages, list) and all(map(_is_message, messages)):
@@ -107,7 +107,7 @@ class Turns:
     scheduler: GangScheduler,
     list_devices: Callable[[], Mapping[str, int]],
   ):
-    """Takes a function that returns the bytes of each device, by its name."""
+    """`list_devices` returns {device: bytes that programs may use}."""
     self._scheduler, self._list_devices = scheduler, list_devices
     self._lock = threading.Lock()
     self._clients: dict[str, _Client] = {}  # by tenant
@@ -135,7 +135,7 @@ class Turns:
       self._start()
 
   def describe(self, tenant: str) -> dict[str, Any]:
-    """Returns what a client holds, as a JSON object."""
+    """Returns how many programs and bytes a client holds, as a JSON object."""
     with self._lock:
       states = [x.state for x, _ in self._clients[tenant].live.values()]
       return {
@@ -209,8 +209,8 @@ class Turns:
     if not num_bytes.keys() <= budgets.keys():
       budgets.update(self._list_devices())
     if not num_bytes.keys() <= budgets.keys():
-      # A manager with another file knows the servers only after their next
-      # heartbeats. Until then the program runs without a turn.
+      # A manager that starts with a new file knows servers only after their
+      # next heartbeats. Until then the program runs without a turn.
       client.answer({"start": number})
       return
     secs = statistics.median_low(client.runs.get(program) or [0.0])
@@ -225,7 +225,7 @@ class Turns:
     self._tickets[ticket] = number, client.answer
 
   def _end(self, ticket: Ticket) -> float:
-    """Forgets a program; returns its device time."""
+    """Forgets a program; returns its device time in seconds (`DeviceTime`)."""
     self._tickets.pop(ticket, None)
     return self._device_time.end(ticket)
 
@@ -237,7 +237,7 @@ class Turns:
 
 
 class DeviceTime:
-  """Measures the device time of programs.
+  """Measures programs' device time, which the scheduler shares among clients.
 
   If n programs run on a device at the same time, each of them gets 1/n of that
   time. A program's device time is the largest of the times on its devices.

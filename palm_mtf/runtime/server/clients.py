@@ -44,7 +44,7 @@ _LINK_LEASE = 3.0
 _REFUSAL_SECS = 1.0  # timeout for asking whether a port is open
 
 _Function = TypeVar("_Function", bound=Callable[[str], None])
-_leaving: list[Callable[[str], None]] = []  # to call with a client's name
+_leaving: list[Callable[[str], None]] = []  # free memory of a client, by name
 _targets: list[str] = []  # TensorFlow's targets of this process's servers
 _clients: dict[str, "_Probe"] = {}  # by the client's name
 _links: dict[tuple[str, float], "_Probe"] = {}  # by address and timeout
@@ -59,7 +59,7 @@ class Registration:
   address: str  # "host:port" of the client's own server
   incarnation: int  # random number that the client's server drew at its start
   secs: float  # POD_TIMEOUT_SECS, after which a silent client counts as gone
-  # Names of earlier clients of the same process that could not leave.
+  # Names of the process's earlier clients that got no answer when they left.
   ended: Sequence[str] = ()
 
 
@@ -70,7 +70,7 @@ def at_leave(function: _Function) -> _Function:
 
 
 def add_server(target: str) -> None:
-  """Adds a server of this process, by TensorFlow's target, "grpc://..."."""
+  """Lets `free_memory` free memory of a server; `target` is "grpc://..."."""
   _targets.append(target)
 
 
@@ -164,7 +164,7 @@ class _Probe(threading.Thread):
 
 
 def _refuses(address: str) -> bool:
-  """Returns whether no process listens on a port of a host that answers."""
+  """Returns whether a host answers that no process listens on the port."""
   ip, _, port = address.rpartition(":")
   with socket.socket() as trial:
     trial.settimeout(_REFUSAL_SECS)

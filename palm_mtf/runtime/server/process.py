@@ -25,7 +25,7 @@ from palm_mtf.machine.process import die_with, own_process
 class ServerSettings:
   """Settings that the client sends to the server process."""
 
-  client: int  # process id
+  client: int  # the client's process id
   num_devices: int  # virtual CPU devices of the pod's mesh
   modules: Sequence[str]  # names of modules with host functions
   cores: Sequence[int]  # numbers of the CPU cores that the process may use

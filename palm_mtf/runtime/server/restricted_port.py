@@ -118,7 +118,7 @@ def restricted_port(ip: str, port: int) -> Iterator[int]:
 
 @contextlib.contextmanager
 def _tensorflow_shares_ports() -> Iterator[None]:
-  """Makes TensorFlow set SO_REUSEPORT on the sockets of servers in the body."""
+  """Lets TensorFlow's servers in the body share a port with the guards."""
   before = os.environ.get(_REUSE_PORT)
   os.environ[_REUSE_PORT] = "1"
   try:
@@ -158,7 +158,7 @@ def restrict_to_loopback(listener: socket.socket) -> None:
 
 def restrict_to_address(listener: socket.socket, ip: str) -> None:
   """Restricts a listening socket to packets for one IPv4 address."""
-  network_header = 0xFFF00000  # SKF_NET_OFF
+  network_header = 0xFFF00000  # SKF_NET_OFF, the offset of the IP header
   program = (
     (_LOAD_BYTE, 0, 0, network_header),
     (_SHIFT_RIGHT, 0, 0, 4),
@@ -193,7 +193,7 @@ def admit_own_user(port: int) -> None:
   _start_admitting(os.getpid())
 
 
-# By port of a server of this process: names of the sockets that are checked.
+# {port of this process: names of sockets that the thread has already checked}.
 _known: dict[int, set[str]] = {}
 # Names of the sockets that need no check any more, because they listen already
 # or never will; None before `restrict_later_listeners` is called.
@@ -222,7 +222,7 @@ def restrict_later_listeners() -> None:
 
 @functools.cache
 def _start_admitting(pid: int) -> None:
-  # All ports share one thread, because it lists all files of the process.
+  # One thread serves all ports, because it lists all files of the process.
   threading.Thread(target=_admit, daemon=True).start()
 
 
@@ -254,10 +254,7 @@ def _admit() -> None:
 
 
 def _restrict_new(numbers: Mapping[str, int], seen: set[str]) -> None:
-  """Restricts the listening sockets in `numbers` that are not in `seen`.
-
-  `numbers` is {name of a socket: file descriptor}.
-  """
+  """Restricts listeners of `numbers`, {name: descriptor}, not yet in `seen`."""
   seen.intersection_update(numbers)
   for name in numbers.keys() - seen:
     with contextlib.suppress(OSError), duplicate(numbers[name]) as copy:
@@ -266,16 +263,16 @@ def _restrict_new(numbers: Mapping[str, int], seen: set[str]) -> None:
         restrict_to_loopback(copy)
         _known[copy.getsockname()[1]] = set()
       elif is_ip:
-        copy.getpeername()  # raises OSError if the socket may listen later
+        copy.getpeername()  # if not connected, OSError: it may listen later
       seen.add(name)
 
 
 def _admit_new(
   numbers: Mapping[str, int], known: Mapping[int, set[str]]
 ) -> None:
-  """Admits or ends the connections to each port whose names are not in `known`.
+  """Admits or ends new connections to the ports of `known`.
 
-  Adds the names of all of this process's sockets, `numbers`, to `known`.
+  `known` is {port: names of sockets that are not new}; adds those in `numbers`.
   """
   # Read the table of users after the list of sockets, so that the table has all
   # sockets of the list.
@@ -304,7 +301,7 @@ def _admit_or_end(
 
 
 def _uids() -> dict[tuple[bytes, bytes], set[int]]:
-  """Returns {(local end, remote end): ids of its users} of connections."""
+  """Returns {(local, remote address and port): user ids} of TCP connections."""
   found = collections.defaultdict(set)
   for path in ("/proc/net/tcp", "/proc/net/tcp6"):
     with contextlib.suppress(FileNotFoundError), open(path) as lines:

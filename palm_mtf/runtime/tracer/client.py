@@ -54,11 +54,11 @@ from palm_mtf.runtime.tracer.trace import (
 
 # Limit of calls that have not ended, each with a thread of this process.
 _MAX_CALLS = 256
-# Unused buffers are removed once there are _GROUP of them, or once no other has
-# followed for _GROUP_SECS. A removal takes one to two milliseconds.
+# Remove unused buffers together, because a removal takes one to two
+# milliseconds: once there are _GROUP, or no other has followed for _GROUP_SECS.
 _GROUP, _GROUP_SECS = 16, 0.03
-# Calls wait in servers for a program only if its last call took less than this,
-# so that even the last call in flight waits for less than WAIT_SECS.
+# Calls wait in servers for a program's results only if its last call took less
+# than this. Then the 16 calls that a device has in flight take < WAIT_SECS.
 _SHORT_SECS = 0.25
 _CLOSE_SECS = 2.0
 
@@ -67,7 +67,7 @@ _RUNNING: contextvars.ContextVar = contextvars.ContextVar("running", default=())
 
 
 class Buffer:
-  """An array on the devices of `slice`, which may not exist yet.
+  """An array on the devices of `slice`; the array may not exist yet.
 
   `shape` is the shape of the whole array, and `held` says which region of the
   array each device holds. The buffer ends with its `owner`, the client whose
@@ -83,17 +83,18 @@ class Buffer:
     # ends, and `begun` when it begins.
     self.source, self.made = source, made
     self.begun: Future = Future()
-    self.end = 0.0  # time when the call ended
-    self.is_signal_taken = False  # by a call that reads the buffer
+    self.end = 0.0  # when the call ended, in seconds of time.monotonic
+    self.is_signal_taken = False  # whether a call waits or has waited for it
 
   def __del__(self) -> None:
     # This may run in any thread, in the middle of anything, so take no lock.
     self.owner.dropped.put((self.held, self.take_signal(), self.made))
 
   def take_signal(self) -> list[int]:
-    """Returns the key of the buffer, and the signal that a call waits for.
+    """Returns the numbers of the buffer and its signal, for a call or removal.
 
-    Only the first call waits for the signal. Later calls get a new signal.
+    Only the first caller gets the buffer's signal (shards.py), because waiting
+    for a signal uses it up. Later callers get the number of a new signal.
     """
     is_taken, self.is_signal_taken = self.is_signal_taken, True
     return [self.handle, next(self.owner.numbers) if is_taken else self.handle]
@@ -126,7 +127,7 @@ class TracedProgram:
     self._traced: dict[tuple, tuple[Lowered, Any, Sequence]] = {}
 
   def __call__(self, *inputs: Any) -> Any:
-    """Starts the program; raises UserError if it cannot work."""
+    """Starts the program; UserError if its block or an input is wrong."""
     if current_trace() or self._dispatch == "op_by_op":
       with self._run_once():
         return self._block(*inputs)
@@ -178,7 +179,8 @@ class TracedProgram:
       nodes = [*fuse(nodes, results)]
     with self._owner.programs.graph.as_default():
       lowered = lower([*inputs, *trace.constants], nodes, results)
-      # Build removals now: the remover thread does not hold `building`.
+      # Build removals now, under the lock `building`, which the remover thread
+      # does not take.
       for x in {*lowered.outputs} - self._owner.removals.keys():
         self._owner.removals[x] = build_removal(x)
     self._owner.initialize(lowered.variables)
@@ -198,7 +200,7 @@ class RuntimeClient:
     groups: Sequence[Sequence[str]],
     heartbeat: Heartbeat,
   ):
-    # A slice uses devices of only one group; `groups` has TensorFlow's names.
+    # `groups` has TensorFlow's names of devices. A slice stays in one group.
     self.programs, self._groups = programs, sorted(groups, key=len)
     self.devices = [x for group in groups for x in group]
     self._heartbeat, self._is_open = heartbeat, True
@@ -260,7 +262,7 @@ class RuntimeClient:
     return TracedProgram(self, block, dispatch)
 
   def call(self, function: Function, slice_: VirtualSlice, *inputs: Any) -> Any:
-    """Calls a function on a slice, in a trace or as a program."""
+    """Calls a function on a slice: in a traced block, or as its own program."""
     if trace := current_trace():
       return trace.call(function, slice_, inputs)
     if (function, slice_) not in self._functions:
@@ -270,10 +272,10 @@ class RuntimeClient:
     return self._functions[function, slice_](*inputs)
 
   def close(self) -> None:
-    """Ends the use of all buffers and programs."""
+    """Makes later uses of buffers and programs fail; removes unused buffers."""
     self._is_open = False
     self.dropped.put(None)
-    self._remover.join(_CLOSE_SECS)  # it may wait for a lost server
+    self._remover.join(_CLOSE_SECS)  # a limit, as a lost server never answers
 
   def check_open(self) -> None:
     """Raises UserError if the client is closed."""
@@ -284,7 +286,7 @@ class RuntimeClient:
       )
 
   def keep_place(self, name: str, *place: Any) -> None:
-    """Records a variable's place; raises UserError if it has another place."""
+    """Notes a variable's devices and layout; UserError if it has others."""
     if self._places.setdefault(name, place) != place:
       raise UserError(
         f'variable "{name}" is on other devices, or in another layout, in an '
@@ -309,12 +311,12 @@ class RuntimeClient:
     program, made, asked = lowered.program, Future(), time.monotonic()
     buffers = [inputs[i] for i in lowered.buffers]
     outputs = [Buffer(self, x, lowered, made) for x in lowered.outputs]
-    used = [*buffers, *outputs]  # which the call keeps until it ends
+    used = [*buffers, *outputs]  # keeps the buffers alive until the call ends
     rows, before, awaited = [], [], []
     with self._lock:
       for x in buffers:
-        # A call waits in servers only for a short time, and only if it can be
-        # repeated and the signal is due soon. Otherwise the call waits here.
+        # A call waits in servers for a signal only if the signal is due soon
+        # and the call can be repeated. Otherwise the call waits here.
         waits = not (x.made.done() or x.is_signal_taken or program.reads)
         waits &= x.source.secs < _SHORT_SECS
         before += [x.begun] if waits else [x.made, x.begun]
@@ -372,7 +374,7 @@ class RuntimeClient:
       made.set_exception(error) if error else made.set_result(None)
 
   def fetch(self, buffer: Buffer) -> np.ndarray:
-    """Returns the array of a buffer that exists."""
+    """Returns a buffer's array; callers must wait for the buffer first."""
     held = buffer.held
     with self.programs.building, self.programs.graph.as_default():
       if held not in self._fetches:
@@ -404,7 +406,7 @@ class RuntimeClient:
   def _remove(self, held: Sharding, group: Sequence[tuple]) -> None:
     """Removes the shards of buffers, and frees their bytes."""
     rows = [row for row, _ in group]
-    with contextlib.suppress(UserError, tf.errors.OpError):  # a lost server
+    with contextlib.suppress(UserError, tf.errors.OpError):  # server is lost
       self._call(self.removals[held], rows)
       num_kept = sum(not made.exception() for _, made in group)
       self.programs.free(held.count_bytes(num_kept))

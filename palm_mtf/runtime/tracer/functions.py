@@ -24,12 +24,12 @@ from palm_mtf.user_code import user_code
 
 
 class Built(NamedTuple):
-  """A function that was added to a graph."""
+  """The tensors that a function on a slice has added to a graph."""
 
   nested: Any  # what the function returns
   outputs: list[Shards]  # of each tensor in `nested`
   held: list[Sharding]  # of each tensor in `nested`
-  can_fuse: bool = False  # by XLA: no transfers between devices
+  can_fuse: bool = False  # whether it sends nothing, so that XLA can fuse it
   variables: Sequence[tf.Variable] = ()  # that the function reads
 
 
@@ -42,8 +42,8 @@ class Function:
   def on(self, slice_: VirtualSlice) -> Callable[..., Any]:
     """Returns the function on a slice.
 
-    In a program it takes and returns traced values. Elsewhere it is a program
-    with one function: it takes arrays and buffers, and returns buffers.
+    In a traced block it takes and returns traced values. Elsewhere it is a
+    program of its own: it takes arrays and buffers, and returns buffers.
     """
     return functools.partial(slice_.owner.call, self, slice_)
 
@@ -106,7 +106,7 @@ class Function:
 
 
 def to_rows(x: object) -> tf.Tensor:
-  """Returns a device's result as a tensor; a scalar is one row."""
+  """Converts a device's result to a tensor; a scalar becomes one row, [1]."""
   x = tf.convert_to_tensor(x)
   return x if x.shape.rank != 0 else tf.reshape(x, [1])
 
@@ -139,7 +139,7 @@ class _Copies:
     return [x, *(made.get(id(x), x) for made in self._tensors[1:])]
 
   def add_up(self, x: tf.Tensor) -> tf.Tensor:
-    """Adds up a tensor and its copies on each device; returns the first sum."""
+    """Makes each device add up `x` and its copies; returns device 0's sum."""
     terms, sums = self.of(x), []
     for device in self._devices:
       with tf.device(device):
@@ -155,7 +155,7 @@ _COPIES: contextvars.ContextVar = contextvars.ContextVar("copies", default=None)
 
 
 def all_sum(x: tf.Tensor) -> tf.Tensor:
-  """Adds up the shards of all devices of a slice, in the devices' order.
+  """Adds up the values that a slice's devices have for `x`, in their order.
 
   Every device gets the same bits. Call it only in a `runtime.function`.
   """

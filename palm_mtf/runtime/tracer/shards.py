@@ -19,7 +19,7 @@ from palm_mtf.errors import UserError
 from palm_mtf.mesh.slices import cpu_of_process
 from palm_mtf.runtime.program import Program
 
-Shards = list[tf.Tensor]  # of an array: the shard of each device of a slice
+Shards = list[tf.Tensor]  # parts of an array, one for each device of a slice
 
 
 @dataclasses.dataclass(frozen=True, eq=False)  # hashed by identity
@@ -48,7 +48,7 @@ class Sharding:
     return math.prod(self.sizes) * self.dtype.size
 
   def count_bytes(self, num_arrays: int) -> dict[str, int]:
-    """Returns the bytes of the shards of equal arrays, by device."""
+    """Returns {device: bytes of its shards of `num_arrays` such arrays}."""
     return dict.fromkeys(self.slice.devices, num_arrays * self.shard_bytes)
 
   @property
@@ -102,9 +102,10 @@ def _join(
   sizes: tuple[int, ...],
   first: tuple[int, ...] = (),
 ) -> tf.Tensor:
-  """Assembles a region from `shards`, {first indices: shard of shape `held`}.
+  """Returns the region of an array from `begin` with shape `sizes`.
 
-  `first` has the first indices of the shards to join in the leading dimensions.
+  `shards` is {first indices: shard of shape `held`}. A recursive call joins the
+  shards whose first indices in the leading dimensions are `first`.
   """
   dim = len(first)
   if dim == len(sizes):
@@ -128,7 +129,7 @@ WAIT_SECS = 5.0
 
 
 class Tickets:
-  """Operations on the buffers of a call.
+  """Makes operations by which a call waits for, reads and stores buffers.
 
   Each call feeds a row per buffer: the key of the buffer and the number of its
   signal, which is negative if the call need not wait for the signal. The last
@@ -140,12 +141,12 @@ class Tickets:
     # {CPU of a process: placeholder of the rows, [buffers + 1, 2] int64}
     self.placeholders: dict[str, tf.Tensor] = {}
     self._rows: dict[tuple[str, int], list[tf.Tensor]] = {}
-    # By the CPU of a process, so that no process waits for another.
+    # Operations, by the CPU of a process, so that no process waits for another.
     self._waits: dict[str, list[tf.Operation]] = collections.defaultdict(list)
     self._staged: dict[str, list[tf.Operation]] = collections.defaultdict(list)
 
   def wait(self, row: int) -> None:
-    """Takes a buffer's signal in each process, before `peek` and `stage`."""
+    """Makes later `peek` and `stage` wait for a buffer's signal."""
     for cpu in self._find_cpus([row]):
       with tf.device(cpu):
         _, signal = self._read_row(cpu, row)
@@ -157,7 +158,7 @@ class Tickets:
       self._waits[cpu].append(wait)
 
   def signal(self, rows: Iterable[int]) -> list[tf.Operation]:
-    """Gives the signals of buffers in each process, after `stage`."""
+    """Returns operations that give buffers' signals, after those of `stage`."""
     given = []
     for cpu in self._find_cpus(rows):
       every = [*rows, len(self._held)]
@@ -168,7 +169,7 @@ class Tickets:
     return given
 
   def stage(self, row: int, shards: Shards) -> None:
-    """Stores shards, after `wait`, unless their key is in the store."""
+    """Stores a buffer's shards, unless the call is repeated and has done so."""
     for shard, (device, store) in zip(
       shards, self._find_stores(row), strict=True
     ):
@@ -210,12 +211,12 @@ class Tickets:
 
 
 def build_removal(held: Sharding) -> Program:
-  """Builds a program that removes buffers.
+  """Builds a program that removes buffers and their signals from the stores.
 
   A call feeds a row per buffer: its key and the number of its signal. If there
   is no shard or signal, because another program has failed, it does not wait.
   """
-  rows: dict[str, tf.Tensor] = {}  # by the CPU of each process
+  rows: dict[str, tf.Tensor] = {}  # [buffers, 2], by the CPU of each process
   removed = []
   for device in held.slice.devices:
     cpu = cpu_of_process(device)

@@ -35,7 +35,7 @@ from palm_mtf.user_code import user_code
 
 @dataclasses.dataclass(frozen=True, eq=False)  # hashed by identity
 class Value:
-  """An array in a traced block; `held` is None if each call feeds the array."""
+  """An array in a traced block; `held` is None if calls feed a NumPy array."""
 
   trace: "Trace" = dataclasses.field(repr=False)
   shape: Sequence[int]
@@ -172,16 +172,16 @@ def fuse(nodes: Sequence[Node], results: Sequence[Value]) -> Iterator[Node]:
 
 @dataclasses.dataclass(eq=False)
 class Lowered:
-  """A program of a trace in the client's graph."""
+  """A traced block, built as a program in the client's graph."""
 
   program: Program
   buffers: Sequence[int]  # indices of the inputs that are buffers
   # For each input of `program` that takes a region of an array, the index of
   # the array among the inputs, and the region.
   feeds: dict[str, tuple[int, tuple[slice, ...]]]
-  outputs: Sequence[Sharding]  # of each result
+  outputs: Sequence[Sharding]  # one for each result
   variables: Sequence[tf.Variable]  # that the program reads
-  secs: float = math.inf  # that the last call took
+  secs: float = math.inf  # that the last call took; inf before the first
 
 
 def lower(
