@@ -1,3 +1,3 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Programs of one pod's accelerators, which XLA compiles and JAX runs."""
+"""Programs of a pod (one copy of the model), compiled by XLA, run by JAX."""

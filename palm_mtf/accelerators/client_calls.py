@@ -30,7 +30,7 @@ class DeviceArray:
 
   @property
   def device(self) -> str:
-    """TensorFlow's name of the CPU of the host's process."""
+    """The CPU of the host's process, in place of a tf.Variable's device."""
     return self.process.device
 
   def value(self) -> tf.Tensor:

@@ -181,7 +181,7 @@ def _compile_run(config: PlanConfig) -> dict[str, Any]:
 def compile_decoding(config: PlanConfig) -> dict[str, Any]:
   """Compiles the prefill and the steps of decoding; returns their memory.
 
-  Each slice of the batch has one sequence, whose first half is the prompt. A
+  The mesh cuts the batch into single sequences; half of each is the prompt. A
   program that does not fit is an entry of "programs" with only its "error".
   """
   model, layout = config.model, config.mesh_layout
@@ -217,7 +217,7 @@ def compile_decoding(config: PlanConfig) -> dict[str, Any]:
 
 
 def _compile_programs(config: PlanConfig) -> list[tuple[dict[str, Any], Any]]:
-  """Compiles a training step's programs; returns `_compile`'s results."""
+  """Compiles a training step's programs; returns (record, program) of each."""
   made = PodStep(_settings(config), _platform(config))
   mesh = made.model.placement.make_mesh(_devices(config))
   state, numbers = made.abstract_state(mesh), made.abstract_numbers(mesh)
@@ -299,7 +299,7 @@ def _devices(config: PlanConfig) -> Sequence[Any]:
   describe = _describe_tpus if layout.tpu else _describe_gpus
   try:
     found = describe(config)
-  except Exception as error:  # JAX and compilers do not document which errors
+  except Exception as error:  # JAX and compilers do not say what they raise
     raise UserError(
       f"{_given(config)}: {_compiler(config)} cannot compile for it "
       f"({first_line(error)})."

@@ -116,7 +116,7 @@ class CompiledText:
 
   @property
   def estimated_cycles(self) -> int:
-    """XLA's estimate of a core's cycles, without collectives; 0 for GPUs."""
+    """XLA's estimate of a core's cycles per run, less collectives; GPUs: 0."""
     return sum(
       times * int(found[1])
       for each, times in self._run(self._entry, 1)
@@ -203,7 +203,7 @@ def _read_collective(
   groups = read_groups(each.rest)
   n = len(groups[0])
   size = sum(_array_bytes(*x) for x in arrays)
-  if kind == "reduce_scatter":  # the text has the result
+  if kind == "reduce_scatter":  # the text has the results; take operands
     arrays = [_scale(x, n, each) for x in arrays]
     size *= n
   elif kind == "all_reduce" and fusion:
@@ -226,7 +226,7 @@ def _read_collective(
 
 
 def _arrays(each: _Instruction) -> list[tuple[str, str]]:
-  """Returns dtype and sizes of the arrays in the result of a collective."""
+  """Returns (dtype, sizes) of a collective's results; a permute's operand."""
   found = _ARRAY.findall(each.shape)
   # The shape of such a start lists operands, then results.
   if each.opcode in ("all-gather-start", "reduce-scatter-start"):

@@ -32,7 +32,7 @@ class PodDecoder:
     self._devices, self._text = devices, dataclass_text(settings)
     self._hosts, self._pod = devices.hosts[0], devices.name_pod(0)
     self._num_layers = settings.model.num_layers
-    # The client needs only names and shapes; "cpu" has those of all devices.
+    # The client needs only names and shapes, which do not depend on "cpu".
     placement = XlaPlacement(settings.mesh_layout, "cpu")
     self._weights = StackedWeights(settings, placement)
 

@@ -145,7 +145,7 @@ class PodPrograms:
     return weights
 
   def abstract_state(self, function: str, weights: Arrays) -> list[jax.Array]:
-    """Returns the shape, dtype and sharding of the arrays of a new state.
+    """Returns shape, dtype and sharding of a new state's arrays, for compiling.
 
     `function` is a function that makes a state, as `function_text` writes it.
     """
@@ -215,7 +215,7 @@ def read_function(text: str) -> DecodeFunction:
 
 
 def abstract_inputs(function: str) -> Arrays:
-  """Returns shape and dtype of each input of a `function_text`, by name."""
+  """Returns shape and dtype of each input of a decoding function, by name."""
   return {
     name: jax.ShapeDtypeStruct(x.shape.as_list(), x.dtype.as_numpy_dtype)
     for name, x in read_function(function).input_specs().items()
@@ -235,7 +235,7 @@ class _Pod:
 
   def __init__(self, name: PodName):
     self.name = name
-    # {name of a parameter: {number of a device: its slice}}.
+    # {name of a parameter: {number of a device: its slice}}, for `make_layer`.
     self.parameters: dict[str, dict[int, np.ndarray]] = {}
     self.weights: Arrays = {}
     self.states: dict[bytes, list[jax.Array]] = {}

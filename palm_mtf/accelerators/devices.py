@@ -40,7 +40,7 @@ from palm_mtf.runtime.server.restricted_port import (
   restricted_port,
 )
 
-_JAX = "0.10."  # start of the versions whose interfaces parts.py uses
+_JAX = "0.10."  # other versions may lack interfaces that parts.py uses
 _EXTRAS = {"tpu": "tpu", "gpu": "cuda12", "cpu": "test"}
 
 # The number of this process among the hosts of its pod, and the number of

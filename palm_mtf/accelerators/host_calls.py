@@ -57,7 +57,7 @@ class HostSettings:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class CoordinatorSettings:
-  """Settings of a pod's coordinator.
+  """Settings of a pod's coordinator, a service where its JAX processes meet.
 
   Attributes:
     host: name or address of the pod's first host, where the others reach it.

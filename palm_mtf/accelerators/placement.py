@@ -41,7 +41,8 @@ class XlaPlacement(mtf.simd_mesh_impl.SimdMeshImpl):
 
   Attributes:
     platform: JAX's name of the devices' kind in lowered programs.
-    lock: held by a thread that builds operations with the attributes below.
+    lock: held by a thread that builds operations with the attributes below,
+      because the pods of a process share this object.
     index: the device's number in the mesh, [] int32.
     values: the device's slice of each variable that operations read, by name.
     assigned: the next values of variables that operations assign, by name.

@@ -193,7 +193,7 @@ def run_steps(
 
   Args:
     num_steps: number of steps to do, from 1 to `steps`.
-    rates: RATES of each step, [steps, 2] float32.
+    rates: learning rate and 1 - beta2 of each step, [steps, 2] float32.
     dropout_state: state of dropout in each step, [steps, 4] int32.
     features: each feature of each step, [steps, batch, ...].
 
@@ -231,7 +231,7 @@ def find_gradients(
   """Computes the gradients of a pod's share of a batch, summed over the pod.
 
   Args:
-    rates: RATES, [2] float32; unused.
+    rates: learning rate and 1 - beta2, [2] float32; unused.
     dropout_state: state of dropout, [4] int32.
     features: each feature, [batch, ...].
 
@@ -342,5 +342,5 @@ def _numbers(
   dropout_state: np.ndarray,
   goes_on: np.ndarray | jax.Array = np.array(True),  # noqa: B008
 ) -> Arrays:
-  """Returns the argument `numbers` of the function `PodStep.step` returns."""
+  """Returns the argument `numbers` that the programs of a `PodStep` take."""
   return {"rates": rates, "dropout_state": dropout_state, "goes_on": goes_on}

@@ -129,7 +129,7 @@ class ScannedModel:
     of_embed, of_forward, of_head, *_ = self._functions
     (self._stream,) = _passed(of_embed, of_forward)
     (self._last,) = _passed(of_forward, of_head)
-    # The same parts, without the operations that only gradients need.
+    # For `find_losses`: the same parts without what only gradients need.
     self._forward, self._head = (
       DeviceFunction(
         self.placement, part.takes, gives, open_axes=self.open_axes

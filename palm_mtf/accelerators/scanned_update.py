@@ -1,6 +1,6 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""The update of all variables as one JAX function of a device.
+"""The update of all variables, in four steps, as one function of a device.
 
 squares   sum of squares of each gradient                    for each layer
 scalars   clip factor, and whether the step is finite        once
@@ -53,7 +53,7 @@ class ScannedUpdate:
     one_layer = dataclasses.replace(settings.model, num_layers=1)
     graph = mtf.Graph()
     mesh = mtf.Mesh(graph, "pod")
-    batch = layout.axis_size_of("batch")  # any size; variables have no batch
+    batch = layout.axis_size_of("batch")  # any; variables have no batch
     dims = model_dims(one_layer, batch, layout)
     palm_variables([mesh], one_layer, dims, settings.seed)
     trained = list(graph.trainable_variables)

@@ -57,7 +57,7 @@ class StackedWeights:
   """
 
   def __init__(self, settings: DecodeSettings, placement: XlaPlacement):
-    """Takes the settings of the weights, and the devices."""
+    """Finds the parameters of `settings`; `placement` has the devices."""
     self.placement, self._config = placement, settings.model
     self._one_layer = dataclasses.replace(settings.model, num_layers=1)
     dims = model_dims(settings.model, 1, settings.mesh_layout)

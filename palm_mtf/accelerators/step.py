@@ -36,7 +36,7 @@ from palm_mtf.model.dropout import DROPOUT_STATE
 _REPLICATED = PartitionSpec()
 
 
-# Bytes of a message between hosts; gRPC counts a message's bytes in 32 bits.
+# Largest message between hosts, in bytes, which gRPC counts in 32 bits.
 _MAX_BYTES = 2**30
 
 
@@ -326,7 +326,7 @@ class PodStep:
     gradients: Arrays,
     numbers: Mapping[str, jax.Array],
   ) -> tuple[Arrays, jax.Array]:
-    # A step whose loss is not a number changes no variable.
+    # If `goes_on` is false, the loss is NaN; then no variable changes.
     losses = {
       name: jnp.where(numbers["goes_on"], x, jnp.nan)
       for name, x in losses.items()
@@ -353,7 +353,7 @@ class PodStep:
     ]
 
   def _part_size(self, name: str) -> int:
-    """Returns the length of a device's part of a gradient."""
+    """Returns the number of elements in a device's part of a gradient."""
     dims = self.model.placement.shape.dims
     copies = math.prod(dims[i].size for axes in self._axes(name) for i in axes)
     return -(-math.prod(self._slice_shape(name)) // copies)

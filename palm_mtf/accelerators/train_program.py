@@ -120,7 +120,7 @@ class _Builder:
   ):
     self._settings, self._devices, self._read = settings, devices, read
     self._text = dataclass_text(settings)
-    # The client needs only names and shapes; "cpu" has those of all devices.
+    # The client needs only names and shapes, which do not depend on "cpu".
     self._pod_step = PodStep(settings, "cpu")
     dims = model_dims(settings.model, settings.num_rows, settings.mesh_layout)
     self._features = find_palm_features(settings.features, dims)
@@ -258,7 +258,7 @@ class _Builder:
       )
       for pod, of_pod in enumerate(rows)
     ]
-    # All hosts take the losses that the first host of each pod returns.
+    # All hosts of a pod return the same losses; send those of the first host.
     losses = [of_pod[0][0] for of_pod in gradients]
     updated = []
     for pod, processes in enumerate(self._devices.hosts):

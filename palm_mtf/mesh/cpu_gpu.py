@@ -68,7 +68,7 @@ class CpuGpuLowering(mtf.Lowering):
     tensors: Mapping[str, mtf.Tensor],
     operations: Sequence[mtf.Operation] = (),
   ) -> tuple[dict[str, tf.Tensor], tf.Operation]:
-    """Builds what one session.run fetches, such as that of a training step.
+    """Builds the fetches of one session.run, such as a training step's.
 
     Args:
       tensors: tensors to fetch, by name.

@@ -37,7 +37,7 @@ class Send(mtf.Operation):
     return [send(grad_ys[0], self.inputs[0].mesh)]
 
   def lower(self, lowering: mtf.Lowering) -> None:
-    """Lowers to one copy per device; an all-reduce of x stays to be done."""
+    """Lowers to one copy per device; leaves a pending all-reduce pending."""
     mesh_impl, x = lowering.mesh_impl(self), lowering.tensors[self.inputs[0]]
     copy = _map_slices(x, lambda x: mesh_impl.slicewise(tf.identity, x))
     if isinstance(copy, mtf.LazyAllreduceSum):
@@ -51,7 +51,7 @@ def send(x: mtf.Tensor, mesh: mtf.Mesh) -> mtf.Tensor:
 
 
 def _map_slices(x: LaidOut, fn: Callable[[LaidOut], LaidOut]) -> LaidOut:
-  """Applies `fn` to the slices of x; an all-reduce of x stays to be done."""
+  """Applies `fn` to the slices of x; leaves a pending all-reduce pending."""
   if not isinstance(x, mtf.LazyAllreduceSum):
     return fn(x.to_laid_out_tensor())
   return mtf.LazyAllreduceSum(x.mesh_impl, fn(x.laid_out_input), x.mesh_axes)

@@ -163,7 +163,7 @@ def training_step(probe: Probe, dtype: str) -> Iterator[Callable[[], object]]:
 
 
 def _process_bytes(probe: Probe) -> int:
-  """Returns this process's peak bytes without tensors: those of TensorFlow."""
+  """Returns the bytes of memory that a process takes besides its tensors."""
   with training_step(probe, "float32"):
     pass
   model = describe_remat(probe.model_in("float32"), _unmeasured_hardware())

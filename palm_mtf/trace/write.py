@@ -164,7 +164,7 @@ def _read_spans(call: tf.RunMetadata) -> Iterator[_Span]:
 
 
 def _find_forward(program: TrainProgram) -> set[str]:
-  """Names what losses and sums over pods depend on, so not the update."""
+  """Returns names of operations that losses or sums over pods depend on."""
   todo = [x.op for pod in program.pods for x in (pod.loss, pod.weight_sum)]
   todo += [x.evaluate for pod in program.pods for x in pod.stages]
   todo += [
