@@ -63,7 +63,7 @@ class Batches:
     sizes: BatchSizes,
     skips: Skips | None = None,
   ):
-    """Groups rows into batches, without those in `skips`, near loss spikes."""
+    """Groups rows into batches; leaves out `skips`, to avoid loss spikes."""
     self._rows = rows
     self._sizes = sizes
     self._skips = skips or Skips()
@@ -362,7 +362,7 @@ def corpus_of_run(
   stores = load_stores(model_dir, data, sources, vocabulary)
   for source, store in zip(sources, stores, strict=True):
     _check_splits(source, store, data)
-  # Joined documents fill rows of any length, so warn that length adds nothing.
+  # Joined documents fill rows of any length, so warn if that adds no context.
   if data.packing in ("joined", "joined_masked"):
     longest = max(s.train.counts.longest_document_tokens for s in stores)
     if sequence_length > longest:

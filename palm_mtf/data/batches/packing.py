@@ -84,7 +84,7 @@ class Objective:
     return _cut_spans(spans, length)
 
   def lengths(self, pieces: np.ndarray) -> np.ndarray:
-    """Returns the tokens per piece's example, for packing; [pieces], int64."""
+    """Returns each example's length in tokens, for packing: [pieces], int64."""
     return pieces[:, 1] - pieces[:, 0]
 
   def example(self, tokens: np.ndarray, key: str) -> Example:

@@ -84,7 +84,7 @@ def decide(
 
 
 def count_removed(decisions: np.ndarray) -> dict[str, int]:
-  """Counts the documents read, and removed per reason, for the run's report."""
+  """Counts documents: {"documents_read": n, "removed_<reason>": n, ...}."""
   counts = np.bincount(decisions, minlength=len(REASONS)).tolist()
   removed = zip(REASONS[1:], counts[1:], strict=True)
   return {
@@ -158,7 +158,7 @@ class Candidates(NamedTuple):
 
 
 class _Columns:
-  """Decisions on one source's documents, and measures of the kept documents."""
+  """Decisions on a source's documents, and hashes of those still to compare."""
 
   def __init__(self, filters: FilterConfig, examples: ContainedExamples | None):
     self._filters, self._examples = filters, examples

@@ -220,7 +220,7 @@ class ContaminationSearch:
       self._found[find_hashes(self._ngrams, hash_ngrams(words, n))] = True
 
   def result(self) -> Contamination:
-    """Returns how many examples occur in the documents that were added."""
+    """Returns how many examples all documents given to `add` contaminate."""
     found = self._found[self._places]
     ends = np.cumsum(self._counts)
     hits = np.concatenate([[0], np.cumsum(found)])
@@ -339,7 +339,7 @@ class Duplicates:
 
 
 class Sketches:
-  """What shows duplicates: hash, MinHash values, size, split per document."""
+  """What find_duplicates needs per document: hash, MinHash, size, split."""
 
   def __init__(self):
     self._digests = bytearray()
