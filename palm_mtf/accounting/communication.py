@@ -157,7 +157,7 @@ class _Traffic:
     part = parameters.parse_name(name).part
     if (
       part == parameters.RELATIVE
-    ):  # add_activations counts the sum of this gradient
+    ):  # `add_activations` has counted the sum of this gradient
       return set()
     dims = ["batch"]
     # A device computes gradients from its own heads only. Therefore the
@@ -217,14 +217,14 @@ class _Traffic:
       self.add("all_reduce", (vocab,), of_stream)
     else:
       add_ends(vocab, 1)
-    self.add("all_reduce", (vocab,), of_stream)  # gradient of the last norm
+    self.add("all_reduce", (vocab,), of_stream)  # last norm's gradient
     self.add("all_reduce", (vocab,), tokens * _FLOAT32, 3)  # cross-entropy
     # A split residual stream is gathered before each sum: in the forward pass,
     # in its repetition by REMAT, and in the backward pass. Two more gathers are
     # for the final norm and, in the backward pass, for the embedding.
     gathers = len(layer.sums) * (2 * layers + again) + 2
     self.add("all_gather", (residual,), of_stream, gathers)
-    # The gradient of a layer's vectors of distances is summed over the batch.
+    # Each layer sums the gradient of its vector per distance over the batch.
     if config.positions == "transformer_xl":
       heads = config.num_heads // self._mesh.axis_size_of("heads")
       numbers = config.sequence_length * heads * config.d_kv
@@ -232,7 +232,7 @@ class _Traffic:
       self.add("all_reduce", (batch,), numbers * width, layers)
 
   def add_stored(self) -> None:
-    """Adds collectives of weights, and their gradients, if d_model is split."""
+    """Adds gathers of weights that are stored in parts, and gradients' sums."""
     config, stored = self._config, self._rules.get("d_model_stored")
     if stored is None:
       return
@@ -411,7 +411,7 @@ def _rings(mesh: MeshLayout, device: HardwareConfig) -> dict[str, float]:
 def _rings_of_any_slice(
   mesh: MeshLayout, device: HardwareConfig
 ) -> dict[str, float]:
-  """Does the same without TPU: assumes the fastest placement of the devices."""
+  """Returns `_rings` if TPU is not set, for the best placement of devices."""
   *outer, inner = (axis for axis, size in mesh.axes.items() if size > 1)
   dims = device.chip_link_dims
   if not outer:

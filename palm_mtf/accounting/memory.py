@@ -43,7 +43,7 @@ _QUANTIZED_BYTES = {"int8": 1, "int4": 0.5 + 2 / 32}
 
 @dataclasses.dataclass(frozen=True)
 class DeviceBytes:
-  """Bytes on one device of a stage; all devices of the stage need as many."""
+  """Bytes that training keeps on a device; equal for all devices of a stage."""
 
   weights: int  # float32
   slots: int  # the optimizer's variables, such as momentum
@@ -105,7 +105,7 @@ def distinct_slices(
 
 def gradient_bytes(name: str, config: ModelConfig, mesh: MeshLayout) -> int:
   """Returns the bytes per element of a parameter's gradient of a step."""
-  if mesh.num_microbatches > 1:  # gradients are summed in float32
+  if mesh.num_microbatches > 1:  # their gradients are summed in float32
     return _FLOAT32
   return summed_bytes(name, config, mesh)
 
@@ -268,7 +268,7 @@ class Activations:
     return {x: forward[x] + backward[x] + repeated.get(x, 0) for x in forward}
 
   def traffic(self) -> dict[str, int]:
-    """Returns {kind of pass, but "weights": bytes that it moves per step}."""
+    """Returns {kind of pass except "weights": bytes that it moves per step}."""
     width = self._width
     of_token = {
       kind: self._config.num_layers * width * numbers
@@ -326,8 +326,7 @@ def exchange_bytes(
 def weight_traffic(config: ModelConfig, mesh: MeshLayout) -> int:
   """Returns the bytes that casts of weights and sums of gradients move.
 
-  Counts a device's memory traffic per step. Gradients are summed over the
-  step's microbatches, not over devices.
+  Counts a device's memory in a step; gradients are summed over microbatches.
   """
   width = DTYPE_BYTES[config.activation_dtype]
   total = 0

@@ -3,12 +3,10 @@
 """Optimizer slots, the optimizer's variables per parameter: dims and bytes.
 
 slot                              dimensions  exists
-<parameter>/second_moment         all         with "full", and for vectors
-<parameter>/second_moment_row     rows        with "factored", not for vectors
-<parameter>/second_moment_column  columns     with "factored", not for vectors
-<parameter>/momentum              all         with BETA1 > 0
-
-"full" and "factored" are values of SECOND_MOMENT.
+<parameter>/second_moment         all         SECOND_MOMENT "full"; for vectors
+<parameter>/second_moment_row     rows        SECOND_MOMENT "factored"; matrices
+<parameter>/second_moment_column  columns     SECOND_MOMENT "factored"; matrices
+<parameter>/momentum              all         BETA1 > 0
 """
 
 import dataclasses
@@ -55,7 +53,7 @@ def optimizer_state(optimizer: AdafactorConfig) -> OptimizerState:
 
 
 def row_rank(parameter: str) -> int:
-  """Returns how many leading dimensions of a parameter count as matrix rows."""
+  """Returns how many first dimensions are the rows of a factored moment."""
   # A product x w sums over the rows of w: q [d_model, heads, d_kv] has d_model
   # rows, and o [heads, d_kv, d_model] has heads * d_kv rows.
   return 2 if parse_name(parameter).part == "attention/o" else 1

@@ -89,8 +89,7 @@ def tensor_bytes(
     **more,
     "activations": microbatches * activations.kept_bytes(),
     "weight copies": memory.weight_copy_bytes(model, mesh, stage),
-    # Gradients of other pods arrive only after all activations are freed, so
-    # these two never need memory at the same time.
+    # Never both: other pods' gradients arrive after activations are freed.
     "buffers": max(
       activations.working_bytes(stage),
       memory.exchange_bytes(model, mesh, pods, stage),
@@ -121,8 +120,7 @@ def changes_between(old: AnyConfig, new: AnyConfig) -> dict[str, object]:
 def nearest_fit(config: AnyConfig, batch_size: int) -> AnyConfig | None:
   """Returns the configuration with the fewest changes that fits into memory.
 
-  Of several with equally few changes, the fastest is returned. The result is
-  None if no configuration fits.
+  Of several with equally few changes, returns the fastest; None if none fits.
   """
   found = []
   for each in _smaller(config, batch_size):

@@ -75,10 +75,7 @@ class OpenWeights:
       self.close = weakref.finalize(self, stack.pop_all().close)
 
   def path(self, name: str) -> str:
-    """Returns a path by which to read the open file `name`.
-
-    Raises FileNotFoundError if there was no such file.
-    """
+    """Returns a path to read the open file `name`, or FileNotFoundError."""
     if name not in self._paths:
       raise FileNotFoundError(2, "No such file or directory", name)
     return self._paths[name]
@@ -118,7 +115,7 @@ _open: dict[bytes, OpenWeights] = {}
 
 @host_function
 def make_empty_file(path: bytes) -> np.int32:
-  """Makes a file, which shows who shares its folder; returns errno or 0."""
+  """Makes a file, to show which processes share its folder; returns errno/0."""
   try:
     os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY))
   except OSError as error:
@@ -205,9 +202,8 @@ class Manifest:
   data: Mapping[str, object]
   settings: Mapping[str, object]  # {macro: value} of the settings for training
   versions: Mapping[str, str]  # of palm_mtf, Python and numerical libraries
-  # Versions and settings of the kernels that computed the steps, so that a run
-  # that resumes with others warns; {} in manifests of earlier versions of
-  # palm_mtf.
+  # Versions and settings of the kernels that computed the steps; a run that
+  # resumes with others warns. {} if an earlier version wrote the manifest.
   kernels: Mapping[str, str] = dataclasses.field(default_factory=dict)
   step: int = 0  # training steps done
   next_row: int = 0  # row of the training data that the next step begins with
@@ -223,7 +219,7 @@ class Checkpoint:
   path: str  # its folder
   manifest: Manifest
   files: Mapping[str, FileSeal]  # by file name, without the manifest
-  # Hash of the manifest, which holds all files' hashes; names the checkpoint.
+  # Hash of the manifest, which has all files' hashes; identifies the weights.
   blake2b: str
   # Whether every file was compared with its hash; if not, the training session
   # compares the files before it restores them.

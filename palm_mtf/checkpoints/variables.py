@@ -74,8 +74,7 @@ class CheckpointProcesses:
     return self.servers.get(cpu_of_process(part.near), self.client)
 
 
-# For programs without servers, which read and write in this process.
-THIS_PROCESS = CheckpointProcesses(Process("/device:cpu:0"))
+THIS_PROCESS = CheckpointProcesses(Process("/device:cpu:0"))  # without servers
 
 
 def find_checkpoint_processes(
@@ -299,7 +298,7 @@ class CheckpointReader:
   ):
     """Builds the programs by which `processes` open and close files."""
     self._client, self._processes = client, processes
-    self._programs: dict[str, Program] = {}  # by the names of variables
+    self._programs: dict[str, Program] = {}  # that restore, by variables
     with client.graph.as_default(), tf.device(processes.client.device):
       prefix = tf.placeholder(tf.string, [], "checkpoint_prefix")
       names = {
@@ -333,7 +332,7 @@ class CheckpointReader:
 
   @contextlib.contextmanager
   def open(self, prefix: str) -> Iterator[Callable[[Pods], None]]:
-    """Opens files, to restore variables in several calls of what it yields.
+    """Opens files once; yields a function that restores some variables.
 
     Arguments and errors are as for `restore`.
     """
@@ -404,10 +403,9 @@ class CheckpointReader:
     """
     try:
       self.restore(pods, weights.prefix)
-    # Other errors, such as that of a lost pod, come from the session.
+    # Other errors are about servers or the network; the session reports them.
     except _DAMAGE as error:
-      # Take the reason from the message, which begins with the place in our
-      # code that made the operation, and ends with the operation.
+      # The reason is one line between the place in our code and the operation.
       reason = _TRACE.sub("", error.message).splitlines()[0]
       raise UserError(
         f"{weights.given}: TensorFlow cannot read it: {reason}"

@@ -123,7 +123,7 @@ def _shape_text(shape: tuple[int, ...] | None) -> str:
 def warn_of_other_evaluation_text(
   checkpoint: Checkpoint, corpus: Corpus, data: DataConfig
 ) -> None:
-  """Warns if the validation documents differ from those held out before."""
+  """Warns if validation documents differ from those held out in training."""
   if not _is_other(checkpoint, corpus):
     return
   before, now = _share_before(checkpoint, data), data.validation_share

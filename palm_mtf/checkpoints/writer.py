@@ -158,8 +158,7 @@ def write_checkpoint(
 ) -> Checkpoint:
   """Writes a checkpoint, then removes old checkpoints that need not be kept.
 
-  Keeps the last `keep` checkpoints and those at multiples of
-  `keep_every_steps`.
+  Keeps the last `keep`, and those whose step is a multiple of KEEP_EVERY_STEPS.
 
   Raises:
     UserError: the disk is full, or MODEL_DIR cannot be written.
@@ -185,8 +184,7 @@ def removable(
 ) -> list[str]:
   """Returns the paths of the checkpoints that need not be kept.
 
-  `paths` is sorted, oldest first. For the other arguments see
-  `write_checkpoint`.
+  `paths` is sorted, oldest first. `write_checkpoint` explains the others.
   """
   return [
     path

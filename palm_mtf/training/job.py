@@ -97,13 +97,12 @@ class TrainJob:
   """All that a training loop needs besides devices; `prepare` makes it."""
 
   model_dir: str
-  config: Config  # ACTIVATION_DTYPE is resolved
+  config: Config  # its ACTIVATION_DTYPE is not "auto" but a dtype
   vocabulary: Vocabulary
   corpus: Corpus
   manifest: Manifest  # the fields that all checkpoints share
   checkpoint: Checkpoint | None  # checkpoint of this run to resume from
-  # Loss of a model that knows only how often each validation token occurs, in
-  # nats per token; metrics show it next to the loss.
+  # Loss, in nats per token, of a model that knows only the tokens' frequencies.
   unigram_entropy: float
   task_evaluation: "TaskEvaluation | None" = None  # of checkpoints, EVAL_TASKS
   # Weights of INIT_CHECKPOINT; used only while the run has no checkpoint.
@@ -128,7 +127,7 @@ class TrainJob:
     """Returns the job with `kernels` in the manifest of later checkpoints.
 
     Logs a warning if other kernels computed the checkpoint to resume from.
-    `kernels` are the versions and settings from `kernels_here`.
+    `kernels` names the versions, CPUs and settings that decide the last bits.
     """
     before = self.start.manifest.kernels if self.start else {}
     if changes := difference(kernels, before):
@@ -151,7 +150,7 @@ class TrainJob:
   ) -> dict[str, float]:
     """Evaluates a checkpoint on EVAL_TASKS; returns and logs metrics by name.
 
-    Calls `answered` after each answer of the model.
+    Calls `answered` after each answer of the model, so that a watchdog waits.
     """
     found = {}
     if self.task_evaluation:
@@ -227,7 +226,7 @@ def prepare(model_dir: str, config: Config) -> TrainJob:
   corpus = corpus_of_run(model_dir, config, vocabulary)
   corpus.batches(run.batch_sizes)  # raises UserError if there are too few
   task_evaluation = _open_tasks(model_dir, config, vocabulary)
-  # Use the tokens on which the loss after the last step is measured.
+  # Entropy and validation loss are compared, so measure both on the same text.
   validation = corpus.validation_batches(
     batch_size=run.batch_sizes.size(run.train_steps - 1),
     num_rows=run.num_validation_rows,

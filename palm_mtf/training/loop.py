@@ -99,7 +99,7 @@ class Action:
     return step % self.every == 0 or step in self.steps
 
   def find_next_steps(self, step: int) -> list[int]:
-    """Returns later steps; the action is next due after the first of them."""
+    """Returns steps after `step`; the earliest is the next with this action."""
     found = [x for x in self.steps if x > step]
     if self.every is not None:
       found.append(step - step % self.every + self.every)
@@ -202,7 +202,7 @@ class TrainLoop:
     self._save()
     newest = self._wait_for_writer()
     is_done = self._step == self._config.run.train_steps
-    if is_done and self._validation_loss is None:  # the loop ran no step
+    if is_done and self._validation_loss is None:  # as the loop ran no step
       self._validate()
     if stop.signal_name:
       return Stopped(newest, stop.signal_name)
@@ -398,7 +398,6 @@ class TrainLoop:
     with self._during(f"while step {self._step} was saved"):
       session.checks.check_finite(self._step)
       session.checks.check_replicas(self._step)
-      # Sync the metrics first: a run that resumes from here writes only later
-      # lines.
+      # Sync the metrics: a run that resumes from here writes only later lines.
       self._metrics.sync()
       self._writer.write(manifest, session.copier.copy)

@@ -173,7 +173,7 @@ class Watchdog:
     self._waited, self._patience = 0.0, self._secs or 0
 
   def expect_slow(self) -> None:
-    """Restarts the time limit, for something that takes longer than a step."""
+    """Restarts the time limit, ten times as long, as for a checkpoint."""
     self._waited, self._patience = 0.0, (self._secs or 0) * _SLOW_FACTOR
 
   def _watch(self) -> None:

@@ -31,8 +31,7 @@ class NonFiniteStepError(Exception):
     super().__init__(step, losses)
     self.step = step  # counted from 1
     self.losses = losses  # terms of the loss, and grad_norm, by name
-    # Sum of the squares of each parameter's gradient, [parameters] float32.
-    self.gradient_squares = gradient_squares
+    self.gradient_squares = gradient_squares  # sum per gradient, [parameters]
 
 
 class TrainStep:
@@ -60,7 +59,7 @@ class TrainStep:
     )
     variables = state_of(variables_of(program.pod_slices))
     devices = dict.fromkeys(itertools.chain(*program.devices.pods), 0)
-    # Without stages, the update's call computes the last microbatch too.
+    # Without stages, the update's call reads and computes the last microbatch.
     has_stages = len(program.pods[0].stages) > 1
     fed = self._find_inputs(
       {} if has_stages else {i: x.stages[0] for i, x in enumerate(program.pods)}
@@ -136,8 +135,7 @@ class TrainStep:
     """
     options = None
     if records is not None:
-      # In one process, only one call at a time can have a full trace, but the
-      # pods' calls run at the same time.
+      # Pods' calls overlap, but a process can do one full trace at a time.
       has_servers = "/job:" in self.program.devices.client
       level = "FULL_TRACE" if has_servers else "SOFTWARE_TRACE"
       options = tf.RunOptions(trace_level=level)
@@ -174,7 +172,7 @@ class TrainStep:
       # update, to find out which values are not finite.
       losses, squares, is_finite = self._client.call(self._measure, inputs)
       if is_finite:
-        raise  # another error
+        raise  # an error that is not about values
       raise NonFiniteStepError(step + 1, _to_floats(losses), squares) from None
 
   def run_loop(

@@ -178,7 +178,8 @@ class _Scope(contextlib.ExitStack):
     self.value = self.enter_context(manager)
 
   def close(self, event: object = None) -> None:
-    """Leaves the context manager, if one is open, because of an event."""
+    """Leaves the open context manager, if any, with `event` if it is an error.
+    """
     self.value = None
     error = event if isinstance(event, Exception) else None
     self.__exit__(type(error) if error else None, error, None)
