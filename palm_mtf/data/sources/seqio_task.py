@@ -170,7 +170,7 @@ def kind_of_feature(spec: Any) -> str:
   return f"{spec.dtype.name} of rank {spec.shape.rank}"
 
 
-# `has_inputs` and `fingerprint` read this many documents per split, for speed.
+# `has_inputs` and `fingerprint` read only so many documents per split.
 _FIRST_DOCUMENTS = 32
 _BATCH = 32  # documents that one call of TensorFlow returns
 _PLAIN = (type(None), bool, int, float, complex, str, bytes)

@@ -203,7 +203,8 @@ class ContaminationSearch:
     self._words = np.array([words for _, _, words, _ in examples.kept], int)
     ngrams = [ngrams for _, _, _, ngrams in examples.kept]
     self._counts = np.array([len(each) for each in ngrams], np.int64)
-    # _ngrams: distinct, sorted. _ngrams[_places]: n-grams, example by example.
+    # Find a repeated n-gram once: _ngrams are distinct and sorted, and
+    # _ngrams[_places] are the n-grams of all examples, one after another.
     self._ngrams, self._places = np.unique(
       np.concatenate([np.empty(0, np.uint64), *ngrams]), return_inverse=True
     )
@@ -246,7 +247,7 @@ class ContainedExamples:
     self._counts = np.array([len(each) for each in ngrams], np.int64)
     self.num_examples = len(ngrams) - 1
     self.num_short = int((self._counts == 0).sum()) - 1  # of fewer than 8 words
-    # Hashes of the distinct 8-grams, sorted, which `find_ngrams` looks up.
+    # Hashes of distinct 8-grams, sorted, which `find_ngrams` looks up.
     self.table, index = np.unique(np.concatenate(ngrams), return_inverse=True)
     # _owners[_starts[i] : _starts[i + 1]]: the examples with 8-gram table[i].
     by_ngram = np.argsort(index, kind="stable")

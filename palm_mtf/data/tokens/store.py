@@ -61,8 +61,7 @@ _logger = logging.getLogger(__name__)
 # repairs a store of another version.
 _FORMAT = 3
 
-# Bytes of text in a shard. A run that resumes encodes at most about this much
-# text again.
+# Bytes of text in a shard, of which a run that resumes may encode one again.
 SHARD_BYTES = 64 << 20
 _MANIFEST = "manifest.json"
 
