@@ -142,7 +142,7 @@ def socket_numbers() -> dict[str, int]:
 
 
 def duplicate(number: int) -> socket.socket:
-  """Duplicates a socket; the caller closes the copy. OSError if it is none."""
+  """Duplicates a socket, whose owner keeps it open; OSError if it is none."""
   copy = os.dup(number)
   try:
     return socket.socket(fileno=copy)

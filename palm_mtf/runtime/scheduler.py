@@ -210,7 +210,7 @@ class GangScheduler:
     return ""
 
   def free(self, tenant: str, num_bytes: Bytes) -> None:
-    """Gives back bytes, by device; UserError if the tenant keeps fewer."""
+    """Frees bytes of buffers, by device; UserError if the tenant has fewer."""
     rule = "the client keeps {}: free each buffer once"
     _check_bytes(num_bytes, self._kept_by[tenant], rule)
     self._num_freed += 1

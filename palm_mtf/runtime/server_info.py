@@ -33,7 +33,7 @@ class ServerInfo:
   tensorflow: str  # version
   num_devices: int
   num_threads: int  # that compute one operation
-  device_bytes: int = 0  # memory for each device, in bytes
+  device_bytes: int = 0  # host memory that was free at the start, per device
   # {name of a function: token with which sessions of clients call the function}
   functions: Mapping[str, str] = dataclasses.field(default_factory=dict)
   has_native: bool = False  # whether it has palm_mtf's C++ operations
@@ -159,7 +159,7 @@ def check_bfloat16(infos: Mapping[str, ServerInfo], dtype: str) -> None:
 
 
 def publish_info(target: str, info: ServerInfo) -> None:
-  """Publishes the info of this process's server, which has `target`."""
+  """Lets clients read the info of this process's server, which has `target`."""
   text = json_text(dataclasses.asdict(info))
   with tf.Graph().as_default(), tf.Session(target) as session:
     value = tf.convert_to_tensor(text)

@@ -201,7 +201,7 @@ class Client:
     return run, future
 
   def _make_callable(self, program: Program) -> Callable[..., Any]:
-    """Returns a function that takes a program's input values, in order."""
+    """Returns a function that runs a program on values in the inputs' order."""
     placeholders, outputs = list(program.inputs.values()), program.outputs
     operations = list(program.operations)
     feed = [x.name for x in placeholders]

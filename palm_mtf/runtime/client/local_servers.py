@@ -150,14 +150,14 @@ class PodServers:
     return bool(self.managed) and self.managed.must_move()
 
   def name(self, address: str) -> str:
-    """Returns the name of the server at an address for messages."""
+    """Returns an address, with its process id if known, for messages."""
     for server in self._servers:
       if server.address == address:
         return f"{address} (process {server.process.pid})"
     return address
 
   def find_ended(self) -> tuple[str, str] | None:
-    """Waits up to 2 seconds for a server to end.
+    """Waits up to 2 seconds for a server to end, to explain a failed call.
 
     Returns the server's address and how the server ended; None if none ended.
     """

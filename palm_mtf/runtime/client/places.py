@@ -186,7 +186,7 @@ class ManagedPlaces:
     self._lost: set[str] = set()  # addresses of servers to avoid
 
   def close(self) -> None:
-    """Gives the slices back."""
+    """Gives the slices back to the manager."""
     self._client.close()
 
   def bind(self, shapes: Sequence[str], stages: int = 1) -> list[list[Place]]:
@@ -212,7 +212,7 @@ class ManagedPlaces:
     return False
 
   def avoid(self, pod: int) -> None:
-    """Makes the next `bind` avoid the servers that a pod has now."""
+    """Makes the next `bind` avoid the present servers of a pod that is lost."""
     self._lost |= {x.address for x in self._places[pod]}
 
   def _ask(self, is_trial: bool = False) -> Places:

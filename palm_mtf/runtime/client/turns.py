@@ -1,6 +1,6 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Turns of a client, which asks a scheduler before it runs a program.
+"""Turns: before a client runs a program, it asks a scheduler for the devices.
 
 manager/turns.py defines the client's messages to the scheduler. While no
 manager answers, programs run without turns: the client keeps its devices, but
@@ -150,8 +150,8 @@ class ManagedTurns(TurnTaker):
   ):
     """Opens the manager's stream of turns by calling `stream`.
 
-    `devices` is {TensorFlow's name of a device: the manager's name}. Buffers of
-    all clients stay out of `reserved` bytes per device.
+    `devices` is {TensorFlow's name of a device: the manager's name}. The client
+    needs `reserved` bytes per device besides its buffers.
     """
     super().__init__(devices)
     self._stream = stream
@@ -198,7 +198,7 @@ class ManagedTurns(TurnTaker):
     is_told = False  # whether it is logged that no manager answers
     while True:
       with self._lock:
-        # `close` sets `_ended`, then ends `_newest`: one of them ends this.
+        # `close` sets `_ended`, then ends `_newest`: one of them ends the loop.
         requests = self._newest = queue.SimpleQueue()
         if self._ended.is_set():
           return

@@ -30,7 +30,7 @@ PROTOCOL = 4
 # long for the answer. A process that is stopped, or a network that is cut, does
 # not close a connection.
 _PING_MS, _PONG_MS = 5000, 5000
-# Requests to the manager must not go through a proxy (http_proxy).
+# Ignore http_proxy, because a proxy may not reach the manager.
 CHANNEL_OPTIONS = (
   ("grpc.enable_http_proxy", 0),
   ("grpc.max_reconnect_backoff_ms", 1000),
@@ -92,7 +92,7 @@ class ManagerClient:
       thread.join()
     while self._places:
       owner, _ = self._places.popitem()
-      # If no manager answers now, it will later find that the owner is silent.
+      # If no manager answers now, it later releases slices of silent owners.
       with contextlib.suppress(UserError):
         self.call("release", owner=owner)
     self._channel.close()

@@ -192,7 +192,7 @@ class Manager:
         f"TensorFlow has {found} there; start it with --devices {found}."
       )
     with self._lock:
-      # A drain outlives the server's process.
+      # A drain stays in force when the server is restarted.
       old = self._store.servers.get(new.address, new)
       new = dataclasses.replace(new, is_drained=old.is_drained)
       self._store.put("servers", new.address, new)
@@ -281,7 +281,7 @@ class Manager:
       self._store.put("servers", address, server)
 
   def list_all(self) -> list[dict[str, Any]]:
-    """Returns one JSON object per server, then one per owner."""
+    """Returns a JSON object per server, then per owner, for `pods list`."""
     with self._lock:
       self._reconcile()
       owners: dict[str, set[str]] = {}  # of each server

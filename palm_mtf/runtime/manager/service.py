@@ -97,7 +97,7 @@ def serve(
 
 @contextlib.contextmanager
 def _event_loop() -> Iterator[asyncio.AbstractEventLoop]:
-  """Runs an event loop in a thread."""
+  """Runs an event loop, for gRPC, in a thread while the body runs."""
   loop = asyncio.new_event_loop()
   thread = threading.Thread(target=loop.run_forever, daemon=True)
   thread.start()
@@ -162,14 +162,14 @@ class _Calls:
     self._registering = ThreadPoolExecutor(_NUM_THREADS)
 
   def tick(self) -> None:
-    """Lets the manager note the time now, and again every second."""
+    """Ticks every second, so that the manager notices its own suspensions."""
     self._threads.submit(self._manager.tick)
     asyncio.get_running_loop().call_later(1.0, self.tick)
 
   async def answer(
     self, method: str, request: bytes, context: grpc.aio.ServicerContext
   ) -> bytes:
-    """Returns the answer to a request, or ends the call with one line."""
+    """Returns a request's result as JSON, or ends the call with an error."""
     await check_versions(context)
     try:
       found = await self._call(method, json.loads(request))

@@ -125,7 +125,7 @@ def bind(
   others: Iterable[Allocation],
   kept: Mapping[int, list[Place]],
 ) -> Places:
-  """Returns devices for each slice.
+  """Chooses devices for each slice, with few other owners if possible.
 
   Args:
     wish: slices that an owner wants.
@@ -137,7 +137,7 @@ def bind(
   hold a slice.
   """
   loads: collections.Counter[Place] = collections.Counter()
-  used: collections.Counter[Place] = collections.Counter()  # bytes of owners
+  used: collections.Counter[Place] = collections.Counter()  # bytes owners need
   for other in others:
     for place in itertools.chain(*other.places):
       loads[place] += 1

@@ -31,8 +31,8 @@ _WRONG = grpc.StatusCode.INVALID_ARGUMENT
 @dataclasses.dataclass(eq=False)  # hashed by identity
 class _Stream:
   owner: str
-  client: str  # random name of the client's process
-  tenant: str  # unique name of the stream
+  client: str  # random name of the client, to notice that it connects again
+  tenant: str  # unique name of the stream in the scheduler
   # Messages for the client; None ends the stream.
   answers: asyncio.Queue[Message | None] = dataclasses.field(
     default_factory=asyncio.Queue

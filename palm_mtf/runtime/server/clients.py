@@ -46,8 +46,8 @@ _REFUSAL_SECS = 1.0  # timeout for asking whether a port is open
 _Function = TypeVar("_Function", bound=Callable[[str], None])
 _leaving: list[Callable[[str], None]] = []  # free memory of a client, by name
 _targets: list[str] = []  # TensorFlow's targets of this process's servers
-_clients: dict[str, "_Probe"] = {}  # by the client's name
-_links: dict[tuple[str, float], "_Probe"] = {}  # by address and timeout
+_clients: dict[str, "_Probe"] = {}  # probes of clients, by name
+_links: dict[tuple[str, float], "_Probe"] = {}  # of peers, by address, timeout
 _links_lock = threading.Lock()
 
 
@@ -57,14 +57,14 @@ class Registration:
 
   name: str  # the client's job, which no other client of the servers has
   address: str  # "host:port" of the client's own server
-  incarnation: int  # random number that the client's server drew at its start
+  incarnation: int  # random number from its server's start, to notice restarts
   secs: float  # POD_TIMEOUT_SECS, after which a silent client counts as gone
   # Names of the process's earlier clients that got no answer when they left.
   ended: Sequence[str] = ()
 
 
 def at_leave(function: _Function) -> _Function:
-  """Registers a function that takes a client's name and frees its memory."""
+  """Registers a function that frees the memory of a client, given its name."""
   _leaving.append(function)
   return function
 
@@ -76,7 +76,7 @@ def add_server(target: str) -> None:
 
 @host_function
 def join_server(text: bytes) -> bytes:
-  """Begins to watch a client; `text` is a `Registration` as JSON."""
+  """Probes a client until it is gone; `text` is a `Registration` as JSON."""
   client = Registration(**json.loads(text))
   for name in client.ended:
     leave_server(name.encode())

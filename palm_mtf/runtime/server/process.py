@@ -33,7 +33,7 @@ class ServerSettings:
 
 def serve(settings: ServerSettings) -> None:
   """Starts the server, prints its address, and waits until the client ends."""
-  # Set the cores before the import of TensorFlow, which counts them.
+  # Set the cores before TensorFlow is imported and counts them for its threads.
   os.sched_setaffinity(0, settings.cores)
   for name in settings.modules:
     importlib.import_module(name)

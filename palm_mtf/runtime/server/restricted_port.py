@@ -314,7 +314,7 @@ def _uids() -> dict[tuple[bytes, bytes], set[int]]:
 
 
 def _end_bytes(ip: str, port: int) -> bytes:
-  """Packs an address as the 16 bytes of IPv6, and a port as 2 more bytes."""
+  """Returns the key of `_uids`: an address as 16 bytes of IPv6, a port as 2."""
   address = ipaddress.ip_address(ip)
   if address.version == 4:
     address = ipaddress.ip_address(f"::ffff:{ip}")
@@ -322,7 +322,7 @@ def _end_bytes(ip: str, port: int) -> bytes:
 
 
 def _parse_end(text: str) -> bytes:
-  """Packs an address and port of /proc/net/tcp, such as "0100007F:08AE"."""
+  """Packs an end from /proc/net/tcp, "0100007F:08AE", like `_end_bytes`."""
   # Each 4-byte word of the address is a little-endian number.
   words, _, port = text.partition(":")
   numbers = bytes.fromhex(words)

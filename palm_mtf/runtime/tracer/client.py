@@ -432,8 +432,8 @@ def connect(
     servers: "host:port" of each server of `palm_mtf pods serve`; or the number
       of server processes to start on this machine.
     devices: devices of this process, or of each server to start.
-    budget: bytes of buffers that a device may hold; 0 for the memory that is
-      free now.
+    budget: bytes of buffers that a device may hold; 0 for its equal share of
+      the memory that is free.
     client_address: address of this host where servers reach the client.
     timeout_secs: a server that is silent for so long is lost.
 

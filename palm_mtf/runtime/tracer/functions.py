@@ -126,7 +126,7 @@ class _Copies:
     ]
 
   def of(self, x: tf.Tensor) -> Shards:
-    """Returns a tensor of the first device and its copies."""
+    """Returns the first device's `x` and its copies, which it makes now."""
     copies = OperationCopies(self.graph, self._num_copied)
     if not copies.can_be_made(self._devices[0]):
       raise UserError(

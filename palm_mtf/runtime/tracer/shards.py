@@ -3,9 +3,9 @@
 """Virtual slices, how their devices hold arrays, and where buffers are.
 
 Each device has one store per dtype, which maps keys to shards. A call may be
-sent before its inputs exist. It must not wait in MapPeek, which blocks a thread
-of the server, forever if the client is killed. Instead it waits for a signal in
-Unbatch, which blocks no thread and has a time limit.
+sent before its inputs exist. It must not wait in MapPeek: that would block a
+thread of the server, and forever if the client is killed. Instead it waits for
+a signal in Unbatch, which blocks no thread and has a time limit.
 """
 
 import collections
@@ -53,7 +53,7 @@ class Sharding:
 
   @property
   def regions(self) -> list[tuple[slice, ...]]:
-    """Indices of each device's region."""
+    """For each device, the slices that cut its shard out of the whole array."""
     return [
       tuple(slice(x, x + n) for x, n in zip(begin, self.sizes, strict=True))
       for begin in self.begins

@@ -50,7 +50,7 @@ class Node:
   function: Function
   slice: VirtualSlice
   inputs: Sequence[Value]
-  read: Sequence[Sharding]  # how the function reads the inputs
+  read: Sequence[Sharding]  # shardings in which the function reads its inputs
   outputs: Sequence[Value]
   can_fuse: bool = False
 
@@ -62,7 +62,7 @@ class Trace:
     self.name, self._owner = name, owner
     # Arrays that the block passes to functions, besides the block's inputs.
     self.constants: dict[Value, np.ndarray] = {}
-    self.nodes: list[Node] = []  # the calls, in order
+    self.nodes: list[Node] = []  # calls of functions, in order
     self._graph = tf.Graph()
 
   def run(self, block: Callable[..., Any], inputs: Sequence[Value]) -> Any:
