@@ -72,12 +72,12 @@ _ENVIRONMENT = {
 # a GPU it finds no tile size for some products, so all products call cuBLAS.
 _CUDA_OPTIONS = {"xla_gpu_enable_triton_gemm": False}
 
-_MAX_TRIES = 3  # slow compilations in search of settings that fit
+_MAX_TRIES = 3  # slow compilations, at most, to find settings that fit
 _GIB = 2**30
 
 
 class _TooLargeError(Exception):
-  """A program needs more memory than the chip has."""
+  """A program needs more memory than a device has; both in bytes."""
 
   def __init__(self, needed: float, available: float):
     super().__init__(f"{needed / _GIB:.2f} of {available / _GIB:.2f} GiB")

@@ -41,7 +41,7 @@ _KINDS = {
   "reduce-scatter": "reduce_scatter",
 }
 _UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
-# Instructions that return the value of their operand unchanged.
+# Instructions that return their operand's value, so `_source` skips them.
 _SAME_VALUE = ("bitcast", "copy")
 
 
@@ -148,7 +148,7 @@ class CompiledText:
     return [x for x in inner if x.opcode in _KINDS]
 
   def _count_rounds(self, computation: str, loop: _Instruction) -> int:
-    """Returns the number of iterations of a loop.
+    """Returns how often a loop runs its body, and so its collectives.
 
     HLO text for GPUs gives this number. On TPUs, the loop's counter is one of
     the loop's values, and the loop ends when it reaches a constant.
@@ -283,7 +283,7 @@ def _parse_groups(text: str) -> Groups:
 def find_axes(
   collective: Collective, mesh_sizes: Sequence[int]
 ) -> tuple[int, ...] | None:
-  """Returns the numbers of the mesh axes over which a collective communicates.
+  """Returns the numbers of the mesh axes whose links a collective uses.
 
   These are the axes along which the devices of some group differ. Returns None
   if a group lacks some of the devices along these axes. For a permute, whose

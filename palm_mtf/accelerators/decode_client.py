@@ -76,7 +76,7 @@ class PodDecoder:
     return [x.call(call_pod, inputs, [tf.int32, *dtypes]) for x in self._hosts]
 
   def _make_slices(self, name: str) -> list[Slice]:
-    """Returns the slices of a parameter, one for each device."""
+    """Returns a parameter's slices, one per device, for loading its value."""
     first = f"{layer_name(0)}/{name.partition('/')[2]}"
     variables = self._weights.variables
     variable = variables[name if name in variables else first]

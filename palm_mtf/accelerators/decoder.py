@@ -257,7 +257,7 @@ def _open(pod: bytes) -> _Pod:
 
 @at_leave
 def free_decoder(client: str) -> None:
-  """Frees all arrays of a client in this process."""
+  """Frees a client's arrays in this process when the client leaves."""
   with _lock:
     for key in [x for x, y in _pods.items() if y.name.client == client]:
       del _pods[key]

@@ -127,7 +127,7 @@ class DeviceFunction:
       [taken[x] for x in self.takes],
       [variables[x] for x in self.variables],
     )
-    # Several pods of a process may make the first call at once; one lowers.
+    # If several pods of a process make the first call at once, only one lowers.
     with self._placement.lock:
       if not self._exported:
         self._exported = export_function(

@@ -27,9 +27,9 @@ from palm_mtf.accelerators.collectives import (
 from palm_mtf.config.device_mesh import DeviceMesh
 from palm_mtf.ops.variables import SlicedVariable
 
-# A part with at least this many columns is wide. The TPU's compiler keeps
-# reduce-scatters of wide parts in any memory layout: 256 columns are enough
-# (PaLM 8B on a v4-4x4x4), and 128 are not (PaLM 62B on a v4-8x8x8).
+# If a part has fewer columns, the TPU's compiler may replace its reduce-scatter
+# by an all-reduce, depending on the memory layout: 256 columns are enough (PaLM
+# 8B on a v4-4x4x4), and 128 are not (PaLM 62B on a v4-8x8x8).
 _WIDE = 256
 _TILE_COLUMNS = 128  # columns per tile of a TPU's memory
 
@@ -202,7 +202,7 @@ class XlaPlacement(mtf.simd_mesh_impl.SimdMeshImpl):
   def _scatter_columns(
     self, matrix: tf.Tensor, groups: Sequence[Sequence[int]]
   ) -> tf.Tensor:
-    """Reduce-scatters the columns of a matrix whose parts are not wide."""
+    """Reduce-scatters a matrix into parts of fewer than _WIDE columns."""
     # XLA keeps such a reduce-scatter only if the split dimension is outermost
     # in memory; otherwise XLA replaces it by an all-reduce and a slice.
     rows, columns = matrix.shape.as_list()

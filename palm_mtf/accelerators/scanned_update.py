@@ -123,7 +123,7 @@ class ScannedUpdate:
       )
 
   def is_of_layers(self, name: str) -> bool:
-    """Returns whether `apply` returns the metric `name` for each layer."""
+    """Returns whether the metric `name` has one value for each layer."""
     return self.fetched[name] in self._of_layers
 
   def apply(
@@ -141,7 +141,7 @@ class ScannedUpdate:
       index: the device's number in the mesh, [] int32.
       variables: the device's slices, by name.
       gradients: sums over all pods, by the variable's name.
-      numbers: sums of the losses and the weight over all pods, and RATES.
+      numbers: sums of losses and weight over pods, learning rate, 1 - beta2.
     """
     split = [
       {x: y for x, y in arrays.items() if is_stacked(x) == of_layers}

@@ -111,7 +111,7 @@ class PodStep:
     return [tf.cast(x, variable.slice_dtype) for x in slices]
 
   def spec(self, name: str) -> PartitionSpec:
-    """Returns how JAX splits the array of a variable."""
+    """Returns how the mesh splits the array of a variable."""
     return self.model.spec(self.variables[name])
 
   @property
@@ -152,7 +152,7 @@ class PodStep:
 
   @staticmethod
   def abstract_numbers(mesh: Mesh) -> Arrays:
-    """Returns shape and dtype of each of the `numbers` that `step` takes."""
+    """Returns shape and dtype per item of `step`'s `numbers`, for compiling."""
     everywhere = NamedSharding(mesh, _REPLICATED)
     return {
       name: jax.ShapeDtypeStruct(shape, dtype, sharding=everywhere)
@@ -168,7 +168,7 @@ class PodStep:
 
     The function donates `state`, the arrays of `variables` by name. `batch` has
     the features by name, [microbatches, rows, ...] each. `numbers` has "rates",
-    [2] float32, in the order of RATES; "dropout_state", [4] int32, for the
+    [2] float32, learning rate and 1 - beta2; "dropout_state", [4] int32, of the
     first microbatch; and "goes_on", [] bool, false to change no variable.
 
     The function returns the next state, and one vector, [sum of num_numbers]

@@ -75,8 +75,7 @@ class CpuGpuLowering(mtf.Lowering):
       operations: operations to run, such as the updates of a training step.
 
     Returns:
-      The whole (unsplit) tensors, by name; and one operation that runs all of
-      `operations`.
+      The whole (unsplit) tensors, by name; an operation that runs `operations`.
     """
     values = {name: self.export_to_tf_tensor(x) for name, x in tensors.items()}
     return values, tf.group([self.lowered_operation(x) for x in operations])
@@ -236,8 +235,9 @@ class CpuGpuPlacement(mtf.placement_mesh_impl.PlacementMeshImpl):
     """Updates variables of one shape if `is_finite`; see `assign_if_finite`.
 
     Args:
-      fn: element-wise module-level function. It takes a list with one slice per
-        variable, then one slice per operand, and returns the next values.
+      fn: element-wise function; module-level, to be compiled once. It takes a
+        list of the variables' slices, then the operands' slices; it returns the
+        next values.
       operands: tensors; the first has the shape of the variables.
     """
     num = len(variables)

@@ -139,7 +139,7 @@ class Exchange(mtf.Operation):
     self.lower_sum(lowering, mesh_impl.slicewise(sum_in_order, *terms))
 
   def lower_sum(self, lowering: mtf.Lowering, total: object) -> None:
-    """Sets the output to `total`, gathered if terms are outputs of OwnParts."""
+    """Sets the output to `total`; gathers it first if it sums up OwnParts."""
     if self._own:
       total = self._own.whole(lowering.mesh_impl(self), total)
     lowering.set_tensor_lowering(self.outputs[0], total)

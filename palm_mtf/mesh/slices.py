@@ -24,7 +24,7 @@ class Region:
 
 @dataclasses.dataclass(frozen=True)
 class Slice(Region):
-  """A device's slice of a variable, or of a stack (variables of one kind)."""
+  """A device's slice of a variable, or of a stack (one variable per layer)."""
 
   names: Sequence[str]  # in a checkpoint; more than one only for a stack
   # The slice, in the stored dtype. Only accelerators have stacks; the first

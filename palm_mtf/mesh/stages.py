@@ -132,7 +132,7 @@ class StagesLowering(CpuGpuLowering):
     others = {
       x: self.tensors[x]
       for x in operation.inputs
-      # An output may be missing, because a C++ function may omit its last ones.
+      # An input may be missing: a C++ function may omit its last outputs.
       if self._parts.get(x.operation, part) != part and x in self.tensors
     }
     with tf.name_scope(f"{operation.name}/take"):

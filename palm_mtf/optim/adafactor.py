@@ -63,7 +63,7 @@ def _factored_squares(g, clip, row, column):
 
 
 def _step_values(p, m, u, beta1, step_size, shrink, center):
-  # Returns the next p and the next m; `m` is [] if there is no momentum.
+  # Returns the next parameter p and momentum m; `m` is [] without momentum.
   change = step_size * u
   if m:
     change += beta1 * tf.cast(m[0], tf.float32)
@@ -138,11 +138,11 @@ class _Parameter:
       self._of_squares = self._factors
 
   def parameter_squares(self):
-    # Returns the sum of (p - center)^2, a LaidOutTensor [] float32.
+    # Returns the sum of (p - center)^2, for RMS(p), a LaidOutTensor [] float32.
     return self._sum(_sum_of_squares, self._p, self.center)
 
   def update_squares(self):
-    # Returns the sum of u^2, a LaidOutTensor [] float32.
+    # Returns the sum of u^2, for RMS(u), a LaidOutTensor [] float32.
     return self._sum(self._squares, self._g, self._clip, *self._of_squares)
 
   def _sum(self, sum_slice, *operands):
@@ -227,7 +227,7 @@ class Measure(mtf.Operation):
     )
 
   def parameters(self, lowering: mtf.Lowering) -> list[_Parameter]:
-    """Returns the lowered variables, which `AdafactorUpdate` reads too."""
+    """Returns lowered variables; `AdafactorUpdate` reads the same ones."""
     if lowering not in self._lowered:
       self._lowered[lowering] = [
         _Parameter(

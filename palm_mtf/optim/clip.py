@@ -47,5 +47,5 @@ def all_finite(numbers: Sequence[mtf.Tensor]) -> mtf.Tensor:
 
 
 def clip_factor(norm: mtf.Tensor, largest: float) -> mtf.Tensor:
-  """Returns the factor for gradients, min(1, largest / norm), [] float32."""
+  """Returns min(1, largest / norm), [] float32, to multiply gradients by."""
   return mtf.cwise(lambda x: largest / tf.maximum(x, largest), [norm])

@@ -20,7 +20,7 @@ from palm_mtf.ops.xla import fused
 # keeps sums of rows and columns. This module keeps means instead, m + n values
 # for an m x n matrix; the update u is the same.
 
-GRADIENT_FLOOR = 1e-30  # epsilon_1 of the Adafactor paper
+GRADIENT_FLOOR = 1e-30  # epsilon_1 of the Adafactor paper; keeps v above 0
 
 
 def _clip_gradient(g, clip):
@@ -35,7 +35,7 @@ def full_update(g, clip, one_minus_beta2, v):
 
 
 def factored_update(g, clip, row, column):
-  """Returns u; `row` is 1 / sqrt(r / mean(r)), `column` is 1 / sqrt(c)."""
+  """Clips g; returns u. For `row`, `column` see `row_and_column_factors`."""
   ones = [1] * column.shape.rank
   return _clip_gradient(g, clip) * tf.reshape(row, [*row.shape, *ones]) * column
 

@@ -216,7 +216,7 @@ class Pace:
     return PRODUCT_FLOPS / self.best_secs
 
   def time_call(self, call: Callable[[], object]) -> tuple[float, float]:
-    """Returns the seconds of a call, and the mean seconds of a product."""
+    """Returns the seconds of a call, and of a product around it on average."""
     before = self._time_products()
     self._last_secs = seconds_of(call)
     return self._last_secs, (before + self._time_products()) / 2
@@ -235,15 +235,14 @@ def undisturbed_secs(
 ) -> float:
   """Returns the seconds that a call would take if no other program ran.
 
-  If the call took 3 s, and products around it 1.5 times their shortest time,
-  the result is 2 s.
+  A call of 3 s, with products around it at 1.5 times their shortest, gives 2 s.
   """
   return secs * min(1.0, best_secs / product_secs)
 
 
 @contextlib.contextmanager
 def pace(dtype: tf.DType) -> Iterator[Pace]:
-  """Yields a `Pace`, which times calls, with matrix products of a dtype."""
+  """Yields a `Pace`, whose products have the `dtype` of the calls to time."""
   config = session_config(1)
   with tf.Graph().as_default(), Client(tf.Session(config=config)) as client:
     factor = make_variable(client, [PRODUCT_SIZE, PRODUCT_SIZE], dtype)

@@ -127,7 +127,7 @@ def warn_if_slow(
 
 
 def describe_rates() -> dict[str, str]:
-  """Returns {name: value with unit} of the rates of this machine."""
+  """Returns {name: value with unit} of this machine's rates, for printing."""
   texts = {}
   for dtype in ("float32", "bfloat16"):
     rate = measured_flops_per_sec(tf.as_dtype(dtype))

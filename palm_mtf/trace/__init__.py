@@ -3,6 +3,5 @@
 """TRACE_STEPS: a timeline of a step's operations and transfers between pods.
 
 write.py reads TensorFlow's records of a step. It writes a file for
-chrome://tracing and Perfetto, and measures the transfer time that computation
-hides.
+chrome://tracing and Perfetto, and measures transfers that computation hides.
 """

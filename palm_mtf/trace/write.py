@@ -69,7 +69,7 @@ class Transfer:
   Within a process, tensors stay in memory, so the three times are equal.
   """
 
-  name: str  # for a gradient, its variable; otherwise the operation
+  name: str  # for a gradient, its variable's name; otherwise the operation's
   source: int  # number of the sending pod
   target: int  # number of the receiving pod
   num_bytes: int
@@ -100,7 +100,7 @@ class _Span(NamedTuple):
   # seconds since the step began.
   start: float
   end: float
-  record: Any  # TensorFlow's NodeExecStats
+  record: Any  # TensorFlow's NodeExecStats, with names and sizes
 
   @property
   def is_received(self) -> bool:
@@ -204,7 +204,7 @@ def _read_transfers(
     name, *places = _RECEIVED.search(span.record.timeline_label).groups()
     source, target = map(_parse_device, places)
     if source not in numbers or target not in numbers:
-      continue  # the client sent or received the tensor
+      continue  # the client, not a pod, sent or received the tensor
     pods = numbers[source][0], numbers[target][0]
     if pods[0] == pods[1]:
       continue  # both servers belong to one pod
