@@ -404,7 +404,7 @@ def _rings(mesh: MeshLayout, device: HardwareConfig) -> dict[str, float]:
       rings[inner] += 1.0 if part == size else 0.5
     if part < size and outer:
       rings[outer[0]] += 1.0 if part == 1 else 0.5
-  # An axis within one chip counts 0.5.
+  # An axis within one chip counts as half a torus dimension.
   return {axis: n or 0.5 for axis, n in rings.items()}
 
 

@@ -84,7 +84,7 @@ def device_flops(
       config
     ):  # the table's padding rows have logits too
       of_token *= mesh.padded_vocab_size(config.vocab_size) / config.vocab_size
-    if term == SCORES:  # attention skips most of what the mask hides
+    if term == SCORES:  # attention skips blocks that are masked
       pairs = block_pairs(length, config.has_prefix, config.attention_window)
       of_token *= sum(pairs) / length**2
     flops += of_token / math.prod(map(mesh.axis_size_of, dims_of[term]))

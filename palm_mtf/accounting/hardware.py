@@ -32,7 +32,7 @@ def chip_names() -> list[str]:
 
 
 def check_chip(chip: str, hardware: HardwareConfig) -> None:
-  """Raises UserError unless CHIP is "measured" or the chip's peak is known."""
+  """Raises UserError unless CHIP's peak, for MFU, is known or "measured"."""
   if chip != MEASURED:
     peak_flops_per_sec(chip, hardware)
 

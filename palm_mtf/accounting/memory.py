@@ -104,7 +104,7 @@ def distinct_slices(
 
 
 def gradient_bytes(name: str, config: ModelConfig, mesh: MeshLayout) -> int:
-  """Returns the bytes per element of a parameter's gradient of a step."""
+  """Returns the bytes per element in which the update gets a gradient."""
   if mesh.num_microbatches > 1:  # their gradients are summed in float32
     return _FLOAT32
   return summed_bytes(name, config, mesh)

@@ -104,7 +104,7 @@ def fits(config: AnyConfig, batch_size: int) -> bool:
 
 
 def changes_between(old: AnyConfig, new: AnyConfig) -> dict[str, object]:
-  """Returns {macro: new value} of the settings that differ."""
+  """Returns {macro: new value} of settings to change from `old` to `new`."""
   return {
     field.name.upper(): getattr(after, field.name)
     for before, after in (

@@ -138,7 +138,7 @@ def shares(found: Found) -> str:
 
 
 def reason(best: Found, other: Found) -> str:
-  """Returns where `other` loses most time to `best`, as in "update +0.1 s"."""
+  """Returns why `other` is slower than `best`: the part that adds most time."""
   parts = {
     x: getattr(other.step, x) - getattr(best.step, x)
     for x in ("products", "passes", "update", "exchange")

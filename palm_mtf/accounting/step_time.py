@@ -172,7 +172,7 @@ def _predict_mesh(
 def _predict_stages(
   config: Config | PlanConfig, model: ModelConfig, batch_size: int
 ) -> StepTime:
-  """Returns the time of a step in stages: the parts of the slowest stage."""
+  """Returns a step's time with pipeline stages: the slowest stage's parts."""
   mesh, pods, rates = config.mesh_layout, config.pods, device_rates(config)
 
   def predict(num_layers: int) -> StepTime:

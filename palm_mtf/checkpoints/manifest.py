@@ -37,7 +37,7 @@ from palm_mtf.model_dir.paths import ModelDir, step_of
 from palm_mtf.runtime.host_functions import host_function
 
 _OPEN_FILES = "/dev/fd"  # the system's folder of this process's open files
-_LINKS = "palm_mtf_links_"  # start of the names of `OpenWeights`' folders
+_LINKS = "palm_mtf_links_"  # marks our folders, to find abandoned ones
 
 
 class OpenWeights:
@@ -115,7 +115,7 @@ _open: dict[bytes, OpenWeights] = {}
 
 @host_function
 def make_empty_file(path: bytes) -> np.int32:
-  """Makes a file, to show which processes share its folder; returns errno/0."""
+  """Makes a file, to show who shares its folder; returns errno or 0."""
   try:
     os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY))
   except OSError as error:
@@ -173,7 +173,7 @@ _logger = logging.getLogger(__name__)
 
 WEIGHTS = "weights"  # TensorFlow's prefix of the files in a checkpoint's folder
 MANIFEST = "manifest.json"
-# The manifest's key for the hash of all its other keys.
+# The manifest's key for the hash of its other keys, which reveals damage.
 _SEAL = "blake2b"
 
 FileSeal = tuple[int, str]  # a file's size in bytes, and its hash

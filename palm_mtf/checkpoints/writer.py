@@ -127,7 +127,7 @@ class BackgroundWriter(contextlib.AbstractContextManager):
     before, start = self._wait_secs, time.perf_counter()
     try:
       yield
-    finally:  # set, not add, because this time includes nested calls
+    finally:  # set, not add, because this time includes that of nested calls
       self._wait_secs = before + time.perf_counter() - start
 
   def _join(self) -> None:
@@ -199,7 +199,7 @@ def remove_checkpoint(path: str) -> None:
   # checkpoint, even if this process is killed midway.
   hidden = _hidden(path)
   try:
-    if not os.access(path, os.W_OK):  # write-protected by its owner
+    if not os.access(path, os.W_OK):  # rename ignores this protection
       raise PermissionError(errno.EACCES, "it is write-protected")
     os.rename(path, hidden)
     shutil.rmtree(hidden)
@@ -211,7 +211,7 @@ def remove_checkpoint(path: str) -> None:
 
 
 def remove_or_warn(path: str) -> None:
-  """Removes a checkpoint; if that fails, only logs a warning."""
+  """Removes a checkpoint; only warns on failure, so that training goes on."""
   try:
     remove_checkpoint(path)
   except UserError as error:

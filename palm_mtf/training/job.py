@@ -224,7 +224,7 @@ def prepare(model_dir: str, config: Config) -> TrainJob:
   check_prompts(run.prompts, vocabulary, model, run)
   warn_of_spaces(run.prompts, vocabulary)
   corpus = corpus_of_run(model_dir, config, vocabulary)
-  corpus.batches(run.batch_sizes)  # raises UserError if there are too few
+  corpus.batches(run.batch_sizes)  # UserError if the text is too short
   task_evaluation = _open_tasks(model_dir, config, vocabulary)
   # Entropy and validation loss are compared, so measure both on the same text.
   validation = corpus.validation_batches(

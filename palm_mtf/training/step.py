@@ -163,7 +163,7 @@ class TrainStep:
 
     passes = self.program.passes * len(self.program.pods)
     self._client.call_all(map(list_calls, self._passes, passes), self._turn)
-    # One call updates all pods, because they exchange gradients.
+    # One call updates all pods, because they wait for each other's gradients.
     inputs = self._make_inputs(self._update, batch, step, last)
     try:
       return _to_floats(self._client.call(self._update, inputs, **more()))
@@ -172,7 +172,7 @@ class TrainStep:
       # update, to find out which values are not finite.
       losses, squares, is_finite = self._client.call(self._measure, inputs)
       if is_finite:
-        raise  # an error that is not about values
+        raise  # the error has another cause
       raise NonFiniteStepError(step + 1, _to_floats(losses), squares) from None
 
   def run_loop(
@@ -189,7 +189,7 @@ class TrainStep:
         the steps before that step are done.
     """
     fed = {"step": step, "num_steps": len(batches)}
-    # Inputs have rows for `max_steps` steps; those of unused steps stay 0.
+    # Inputs hold rows of `max_steps` steps; rows of steps not run stay 0.
     for name, placeholder in self.program.loop.features.items():
       dtype = placeholder.dtype.as_numpy_dtype
       fed[name] = np.zeros(placeholder.shape, dtype)

@@ -161,7 +161,7 @@ class PodRecovery:
 class _Pods(NamedTuple):
   cluster: Cluster
   heartbeat: Heartbeat
-  peak: float  # FLOP/s of all devices together
+  peak: float  # FLOP/s of all devices together, for MFU
   kernels: Mapping[str, str]  # versions and settings, for the manifest
   # One object for all loops, so that a signal between two loops is not lost.
   stop: StopRequest
@@ -178,8 +178,7 @@ class _Scope(contextlib.ExitStack):
     self.value = self.enter_context(manager)
 
   def close(self, event: object = None) -> None:
-    """Leaves the open context manager, if any, with `event` if it is an error.
-    """
+    """Leaves the open manager, if any, because of `event`, perhaps an error."""
     self.value = None
     error = event if isinstance(event, Exception) else None
     self.__exit__(type(error) if error else None, error, None)

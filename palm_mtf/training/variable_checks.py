@@ -146,7 +146,7 @@ def _are_finite(part: Slice) -> list[tf.Tensor]:
 
 
 def _name_pods(numbers: list[int]) -> str:
-  """Names the pods whose number differs from the majority's, or all pods."""
+  """Names the pods to blame: those whose hash differs from most, else all."""
   ((most, count),) = collections.Counter(numbers).most_common(1)
   few = [str(pod) for pod, number in enumerate(numbers) if number != most]
   if 2 * count <= len(numbers):
