@@ -77,7 +77,7 @@ _GIB = 2**30
 
 
 class _TooLargeError(Exception):
-  """A program needs more memory than a device has; both in bytes."""
+  """A program needs `needed` bytes per device, more than `available`."""
 
   def __init__(self, needed: float, available: float):
     super().__init__(f"{needed / _GIB:.2f} of {available / _GIB:.2f} GiB")

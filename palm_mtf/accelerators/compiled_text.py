@@ -150,7 +150,7 @@ class CompiledText:
   def _count_rounds(self, computation: str, loop: _Instruction) -> int:
     """Returns how often a loop runs its body, and so its collectives.
 
-    HLO text for GPUs gives this number. On TPUs, the loop's counter is one of
+    HLO text for GPUs states the number. On TPUs, the loop's counter is one of
     the loop's values, and the loop ends when it reaches a constant.
     """
     if known := re.search(r'"known_trip_count":\{"n":"(\d+)"', loop.rest):

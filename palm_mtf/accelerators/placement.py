@@ -161,7 +161,7 @@ class XlaPlacement(mtf.simd_mesh_impl.SimdMeshImpl):
     )
 
   def allconcat(self, x, mesh_axis, concat_axis, stack=False):
-    """All-gathers x; each device gets all parts, joined."""
+    """All-gathers x; each device gets all parts, joined along `concat_axis`."""
     assert not stack
     x = x.to_laid_out_tensor()
     if self.shape[mesh_axis].size == 1:

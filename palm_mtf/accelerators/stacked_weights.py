@@ -240,7 +240,7 @@ class StackedModel(DecodeModel):
     return impl.alltoall(x, axis, 0, 1)
 
   def multiply(self, xs, kernel, *, is_step):
-    """Multiplies rows by a kernel; moves the rows or gathers the kernel first."""
+    """Multiplies rows by a kernel, after moving the rows or the kernel."""
     impl, axis = self.placement, self._rows_axis
     (x,), own = xs, kernel.one_slice
     weights, size = impl.LaidOutTensor([own.weights]), own.weights.shape

@@ -315,8 +315,8 @@ def _replacements(
 ) -> dict[int, object] | None:
   """Maps id(first device's argument) to the other device's argument.
 
-  Returns None if an argument that is neither a tensor nor a variable differs,
-  or if an argument appears twice and needs two replacements.
+  Returns None, so that nothing is copied, if another argument than a tensor or
+  variable differs, or if an argument appears twice and needs two replacements.
   """
   replacements = {}
   for x, other in zip(first, others, strict=True):

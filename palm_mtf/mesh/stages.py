@@ -89,7 +89,7 @@ def find_parts(
 class StagesLowering(CpuGpuLowering):
   """Lowers a graph that is cut into parts.
 
-  No operation outside of the parts may read a tensor of a part.
+  No operation outside of the parts may read a part's tensor: no queue has it.
   """
 
   def __init__(

@@ -151,8 +151,8 @@ class _Parameter:
 
   def assign(self, make_scalars, *arguments) -> list[tf.Operation]:
     # Returns operations that assign each slice of p and of its slots.
-    # `make_scalars` is `AdafactorUpdate._scalars`, and `arguments` are its
-    # arguments p_square, u_square and is_decayed.
+    # `make_scalars` (`AdafactorUpdate._scalars`) takes `arguments`: the mean of
+    # (p - center)^2, the mean of u^2, and whether p decays.
     slots, mesh_impl = self._variables, self.mesh_impl
     scalars = mesh_impl.slicewise(
       make_scalars,

@@ -35,7 +35,7 @@ def full_update(g, clip, one_minus_beta2, v):
 
 
 def factored_update(g, clip, row, column):
-  """Clips g; returns u. For `row`, `column` see `row_and_column_factors`."""
+  """Clips g; returns the update u, given `row_and_column_factors` of v."""
   ones = [1] * column.shape.rank
   return _clip_gradient(g, clip) * tf.reshape(row, [*row.shape, *ones]) * column
 
