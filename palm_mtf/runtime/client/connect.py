@@ -2,8 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Connects to the devices of pods, in this process or on TensorFlow servers.
 
-Pod i is TensorFlow's job "pod_<i>", with one task per server. The client is a
-job with a name that no other client has.
+A pod is a group of devices, such as those of a copy of the model. Pod i is
+TensorFlow's job "pod_<i>", with one task per server. The client is a job with a
+name that no other client has.
 """
 
 import collections
@@ -78,7 +79,7 @@ class Membership:
   _ended: ClassVar[dict[str, set[str]]] = collections.defaultdict(set)
 
   def join(self) -> None:
-    """Joins all servers that answer; the heartbeat reports the others."""
+    """Lets servers that answer watch the client; a heartbeat reports others."""
     self._call_each(self._join)
 
   def leave(self, secs: float) -> None:

@@ -78,7 +78,7 @@ class PodServers:
     # Start the servers now, so that they import TensorFlow, which takes
     # seconds, at the same time as the client.
     self._pods, self._mesh, self._modules = pods, mesh, modules
-    # The slices that a manager allocates; None without a manager.
+    # Meshes of devices that a manager allocates; None without a manager.
     self.managed = ManagedPlaces(pods) if pods.is_managed else None
     self._start()
 

@@ -190,7 +190,7 @@ class ManagedPlaces:
     self._client.close()
 
   def bind(self, shapes: Sequence[str], stages: int = 1) -> list[list[Place]]:
-    """Returns each pod's devices; asks the manager to avoid lost servers.
+    """Returns each pod's devices, allocated without lost servers if possible.
 
     A pod has `stages` consecutive slices; `shapes` has the shape of each slice,
     such as "2x4". Raises UserError if no island can hold a slice, or no manager

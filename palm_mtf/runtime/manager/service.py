@@ -48,7 +48,7 @@ _STOP_SECS = 2.0  # for requests in progress when the manager stops
 _COUNT_SECS = 10.0  # timeout for asking a TensorFlow server for its devices
 # From TensorFlow's own protocol (worker.proto, device_attributes.proto).
 _GET_STATUS = "/tensorflow.WorkerService/GetStatus"
-_DEVICE_ATTRIBUTES, _DEVICE_TYPE = 1, 2  # field numbers
+_DEVICE_ATTRIBUTES, _DEVICE_TYPE = 1, 2  # numbers of fields in the reply
 
 
 @contextlib.contextmanager

@@ -88,7 +88,7 @@ class Streams:
     self._turns.add_client(stream.tenant, weight, stream.answers.put_nowait)
     reading = asyncio.ensure_future(self._read(stream, requests))
     try:
-      yield b"[]"  # tells the client that it has turns
+      yield b"[]"  # tells the client that the manager gives turns from now on
       while group := await _take_all(stream.answers):
         yield json_text(group).encode()
     finally:

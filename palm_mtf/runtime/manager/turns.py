@@ -182,7 +182,7 @@ class Turns:
             if len(runs) > _MAX_PROGRAMS:
               del runs[next(iter(runs))]
           self._scheduler.finish(ticket, secs, kept)
-        else:  # a program of an earlier stream, or of an earlier manager
+        else:  # submitted to an earlier stream: its buffers still count
           self._keep(tenant, kept)
       case {"keep": num_bytes}:
         self._keep(tenant, num_bytes)

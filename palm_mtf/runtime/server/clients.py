@@ -39,7 +39,7 @@ _NUM_PROBES = 3
 # time the client's heartbeat asks several times which peers are silent.
 _LINK_SHARE = 0.6
 # A server probes a peer until no client has asked about the peer for this many
-# times POD_TIMEOUT_SECS.
+# times POD_TIMEOUT_SECS, so that probes end soon after the clients.
 _LINK_LEASE = 3.0
 _REFUSAL_SECS = 1.0  # timeout for asking whether a port is open
 
@@ -53,7 +53,7 @@ _links_lock = threading.Lock()
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Registration:
-  """What a client tells its servers."""
+  """What a client tells its servers, so that they know when it is gone."""
 
   name: str  # the client's job, which no other client of the servers has
   address: str  # "host:port" of the client's own server

@@ -42,8 +42,8 @@ class Function:
   def on(self, slice_: VirtualSlice) -> Callable[..., Any]:
     """Returns the function on a slice.
 
-    In a traced block it takes and returns traced values. Elsewhere it is a
-    program of its own: it takes arrays and buffers, and returns buffers.
+    In a traced block it takes and returns traced values. Elsewhere it is its
+    own program: it takes arrays and buffers, and returns buffers.
     """
     return functools.partial(slice_.owner.call, self, slice_)
 

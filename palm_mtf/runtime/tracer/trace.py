@@ -180,7 +180,7 @@ class Lowered:
   # the array among the inputs, and the region.
   feeds: dict[str, tuple[int, tuple[slice, ...]]]
   outputs: Sequence[Sharding]  # one for each result
-  variables: Sequence[tf.Variable]  # that the program reads
+  variables: Sequence[tf.Variable]  # that it reads; to initialize before a call
   secs: float = math.inf  # that the last call took; inf before the first
 
 
