@@ -52,7 +52,7 @@ class Link:
 
 
 def dcn_bytes(config: ModelConfig, mesh: MeshLayout, pods: PodsConfig) -> int:
-  """Returns the bytes that all pods together send to each other per step."""
+  """Returns the bytes of a step that all pods send to other pods, in all."""
   to_each = sum(sent_bytes(config, mesh, pods).values())
   to_each += mesh.num_devices * _TOKEN_SUMS * _FLOAT32
   return pods.num_pods * (pods.num_pods - 1) * to_each

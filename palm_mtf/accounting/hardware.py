@@ -26,7 +26,7 @@ _SHARED = (
 
 
 def chip_names() -> list[str]:
-  """Returns the names of the chips in gin/hardware, sorted."""
+  """Returns the names of chips with rates in gin/hardware, sorted."""
   files = os.listdir(os.path.join(gin_path(), "hardware"))
   return sorted(x.removesuffix(".gin") for x in files if x.endswith(".gin"))
 

@@ -173,7 +173,8 @@ class Activations:
       self._columns += sum(sizes)
       is_mlp = isinstance(branch.mixer, Mlp)
       self._read += sizes[-1] if is_mlp else sum(sizes)
-    # Attention scores per token: of all blocks of queries, and of the largest.
+    # Attention scores per token: in all blocks of queries, for the bytes that
+    # are kept or moved, and in the largest, for working memory.
     self._scores = heads * sum(pairs) / length
     self._block_scores = heads * max(pairs) / length
     padded = mesh.padded_vocab_size(config.vocab_size)

@@ -23,7 +23,7 @@ from palm_mtf.config.device_mesh import DeviceMesh
 
 FORWARD, HEAD, BACKWARD = "forward", "head", "backward"
 
-Pass = tuple[str, int]  # kind of pass, as above; number of the microbatch
+Pass = tuple[str, int]  # FORWARD, HEAD or BACKWARD; index of the microbatch
 
 
 def stage_passes(mesh: DeviceMesh) -> list[list[Pass]]:

@@ -206,7 +206,7 @@ class Manifest:
   # resumes with others warns. {} if an earlier version wrote the manifest.
   kernels: Mapping[str, str] = dataclasses.field(default_factory=dict)
   step: int = 0  # training steps done
-  next_row: int = 0  # row of the training data that the next step begins with
+  next_row: int = 0  # first row of training data that the next step reads
   # Name and hash (`Checkpoint.as_parent`) of the checkpoint from which training
   # continued, of this run or of another run; None if there is none.
   parent: Mapping[str, str] | None = None

@@ -252,7 +252,7 @@ def build_writer(
 
 
 def _read_into_process(part: Slice, process: Process) -> tf.Tensor:
-  """Returns a slice's value, without padding, in the memory of `process`."""
+  """Returns a slice's value, without padding, copied to `process`."""
   value = part.read()
   sizes = [*([len(part.names)] if len(part.names) > 1 else []), *part.sizes]
   if value.shape.as_list() != sizes:
@@ -466,12 +466,12 @@ def _read_slice(prefix: tf.Tensor, part: Slice) -> tf.Tensor:
 
 
 def array_reader(prefix: str) -> Callable[[str], np.ndarray]:
-  """Returns a function from a variable's name to its value in the files."""
+  """Returns a function that reads a variable by name, for exports."""
   return tf.train.load_checkpoint(prefix).get_tensor
 
 
 def write_arrays(prefix: str, arrays: Mapping[str, np.ndarray]) -> None:
-  """Writes float32 arrays, by variable name, as a TensorFlow checkpoint.
+  """Writes float32 arrays, by variable name, for exports to TensorFlow.
 
   Raises:
     OSError: the files cannot be written.

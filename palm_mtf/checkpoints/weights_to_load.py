@@ -196,7 +196,7 @@ class NamedWeights:
   """Weights on the disk that a setting such as INIT_CHECKPOINT names."""
 
   given: str  # setting and value, for messages: "INIT_CHECKPOINT = 'a'"
-  place: str  # path, for messages
+  place: str  # path of the checkpoint or prefix, for messages
   files: OpenWeights  # open, because their run's trainer may remove them
   # None if palm_mtf did not write the weights: their vocabulary is unknown.
   checkpoint: Checkpoint | None

@@ -83,7 +83,7 @@ class BackgroundWriter(contextlib.AbstractContextManager):
       UserError: the previous checkpoint could not be written.
     """
     with self._timing_wait():
-      self.wait()  # so that host memory holds only one copy
+      self.wait()  # so that host memory holds one copy at a time
       write_weights = copy_weights()
     if self._newest:
       parent = self._newest.as_parent
@@ -95,7 +95,7 @@ class BackgroundWriter(contextlib.AbstractContextManager):
     self._thread.start()
 
   def check(self) -> None:
-    """Raises the last write's error, usually UserError, if there was one."""
+    """Raises the error of the last write, if any; usually a UserError."""
     if self._error is not None:
       newest = self._newest.path if self._newest else "none"
       error, self._error = self._error, None
@@ -117,7 +117,7 @@ class BackgroundWriter(contextlib.AbstractContextManager):
   def take_wait_secs(self) -> float:
     """Returns the seconds that training has waited since the previous call.
 
-    Training waits for copies of weights, and for writes.
+    Metrics report them. Training waits for copies of weights, and for writes.
     """
     secs, self._wait_secs = self._wait_secs, 0.0
     return secs
@@ -182,7 +182,7 @@ def write_checkpoint(
 def removable(
   paths: list[str], keep: int, keep_every_steps: int | None
 ) -> list[str]:
-  """Returns the paths of the checkpoints that need not be kept.
+  """Returns the paths of the checkpoints to remove, to save space on the disk.
 
   `paths` is sorted, oldest first. `write_checkpoint` explains the others.
   """
@@ -211,7 +211,7 @@ def remove_checkpoint(path: str) -> None:
 
 
 def remove_or_warn(path: str) -> None:
-  """Removes a checkpoint; only warns on failure, so that training goes on."""
+  """Removes a checkpoint; only warns on failure, as training can continue."""
   try:
     remove_checkpoint(path)
   except UserError as error:

@@ -72,7 +72,7 @@ _logger = logging.getLogger(__name__)
 def write_samples(
   model_dir: str, step: int, prompts: Sequence[str], texts: Sequence[str]
 ) -> None:
-  """Adds the continuations `texts` of `prompts` to samples.jsonl."""
+  """Adds step `step`'s `texts`, which continue `prompts`, to samples.jsonl."""
   if not prompts:
     return
   path = ModelDir(model_dir).samples
@@ -384,7 +384,7 @@ def _make_manifest(
 def _add_parent(
   initial: NamedWeights | None, state: Checkpoint | None, manifest: Manifest
 ) -> Manifest:
-  """Sets the manifest's `parent` if the weights are from another run."""
+  """Records in the manifest from which other run the weights are, if any."""
   if not initial:
     return manifest
   what, step = "the weights", 0

@@ -170,7 +170,7 @@ class TrainLoop:
       Action(
         run=lambda _, checkpoint: job.write_samples(checkpoint),
         every=run.sample_steps,
-        at_end=False,  # commands/train.py samples after the last step
+        at_end=False,  # commands/train.py makes the last step's samples
         needs_checkpoint=True,
         is_lost=lambda: not has_samples(job.model_dir, self._step),
       ),
@@ -255,7 +255,7 @@ class TrainLoop:
     self._run_actions([x for x in lost if not x.measures], metrics)
 
   def _run_steps(self) -> list[dict[str, float]]:
-    """Runs the steps of one call into the session; returns their metrics."""
+    """Runs the steps of one call of the program; returns metrics per step."""
     self._use_batch_size(self._config.run.batch_sizes.size(self._step))
     num_steps, program = self._count_steps_of_call(), self._train_step.program
     until = self._step + num_steps

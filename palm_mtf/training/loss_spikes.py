@@ -58,7 +58,7 @@ class SpikeDetector:
     self.seen = [list(pair) for pair in seen]
 
   def sees_spike(self, loss: float, grad_norm: float) -> bool:
-    """Adds a step's loss and gradient norm; returns whether the loss spikes."""
+    """Records a step's loss and gradient norm; returns whether loss spikes."""
     self.seen = [*self.seen, [loss, grad_norm]][-_RECENT - _WINDOW :]
     if len(self.seen) < _RECENT + _WINDOW:
       return False
