@@ -33,7 +33,7 @@ from collections.abc import Hashable, Mapping, Sequence
 from palm_mtf import errors
 
 POLICIES = ("fifo", "priority", "shares")
-MAX_IN_FLIGHT = 4  # programs per device: more hide delays, fewer share better
+MAX_IN_FLIGHT = 4  # programs per device: more hide delays, fewer obey weights
 MAX_OVERTAKES = 16  # then others wait, so that a large program starts at last
 
 Bytes = Mapping[Hashable, int]  # {device: number of bytes}
@@ -227,7 +227,7 @@ class GangScheduler:
     self._last_tags.pop(tenant, None)
 
   def _tag(self, tenant: str) -> None:
-    """Sets start tags again, once the seconds of a program are measured."""
+    """Sets a tenant's start tags again, once a program's seconds are known."""
     if self._policy != "shares":
       return
     finish = self._finish_tags[tenant].copy()

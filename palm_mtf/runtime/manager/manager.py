@@ -97,7 +97,7 @@ class Store:
     getattr(self, kind)[name] = item
 
   def put(self, kind: str, name: str, item: Server | Allocation) -> None:
-    """Puts an item of `kind`, "servers" or "allocations", on disk at once."""
+    """Stores an item of `kind`, "servers" or "allocations", on disk."""
     row = kind, name, json_text(dataclasses.asdict(item))
     with self._explain_errors(), self._file:
       self._file.execute("REPLACE INTO items VALUES (?, ?, ?)", row)

@@ -124,7 +124,7 @@ async def _start(
   server.add_generic_rpc_handlers(
     [grpc.method_handlers_generic_handler(SERVICE, handlers)]
   )
-  healthy = health.aio.HealthServicer()  # says that "", all services, serves
+  healthy = health.aio.HealthServicer()  # reports "" (everything) as serving
   health_pb2_grpc.add_HealthServicer_to_server(healthy, server)
   await healthy.set(SERVICE, health_pb2.HealthCheckResponse.SERVING)
   port = _listen(server, ip, port, tls)

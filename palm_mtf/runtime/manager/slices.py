@@ -21,7 +21,7 @@ from palm_mtf.config.pods import MANAGED_ISLANDS
 from palm_mtf.errors import UserError, check_choice, check_count, shorten
 from palm_mtf.runtime.addresses import split_address
 
-# Errors from reading JSON that another process, or a damaged file, got wrong.
+# What parsing wrong JSON, of another process or of a damaged file, can raise.
 WRONG_JSON = (
   ArithmeticError,
   AttributeError,
@@ -201,7 +201,7 @@ def _size(shape: str) -> int:
 
 
 def _divide(shape: str) -> list[str]:
-  """Returns smaller shapes to suggest: its sizes' divisors, largest first."""
+  """Returns shapes to suggest, largest first; sizes divide those of `shape`."""
   sizes = [int(x) for x in shape.split("x")]
   divisors = [[y for y in range(x, 0, -1) if x % y == 0] for x in sizes]
   shapes = ["x".join(map(str, x)) for x in itertools.product(*divisors)]

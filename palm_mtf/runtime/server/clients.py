@@ -44,7 +44,7 @@ _LINK_LEASE = 3.0
 _REFUSAL_SECS = 1.0  # timeout for asking whether a port is open
 
 _Function = TypeVar("_Function", bound=Callable[[str], None])
-_leaving: list[Callable[[str], None]] = []  # free memory of a client, by name
+_leaving: list[Callable[[str], None]] = []  # free a client's memory
 _targets: list[str] = []  # TensorFlow's targets of this process's servers
 _clients: dict[str, "_Probe"] = {}  # probes of clients, by name
 _links: dict[tuple[str, float], "_Probe"] = {}  # of peers, by address, timeout
@@ -70,7 +70,7 @@ def at_leave(function: _Function) -> _Function:
 
 
 def add_server(target: str) -> None:
-  """Lets `free_memory` free memory of a server; `target` is "grpc://..."."""
+  """Lets `free_memory` end sessions on a server; `target` is "grpc://..."."""
   _targets.append(target)
 
 

@@ -322,7 +322,7 @@ def _end_bytes(ip: str, port: int) -> bytes:
 
 
 def _parse_end(text: str) -> bytes:
-  """Packs an end from /proc/net/tcp, "0100007F:08AE", like `_end_bytes`."""
+  """Packs "0100007F:08AE", one end in /proc/net/tcp, as `_end_bytes` does."""
   # Each 4-byte word of the address is a little-endian number.
   words, _, port = text.partition(":")
   numbers = bytes.fromhex(words)

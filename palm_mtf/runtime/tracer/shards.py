@@ -141,7 +141,7 @@ class Tickets:
     # {CPU of a process: placeholder of the rows, [buffers + 1, 2] int64}
     self.placeholders: dict[str, tf.Tensor] = {}
     self._rows: dict[tuple[str, int], list[tf.Tensor]] = {}
-    # Operations, by the CPU of a process, so that no process waits for another.
+    # Operations of `wait` and `stage`, by CPU, so no process waits for another.
     self._waits: dict[str, list[tf.Operation]] = collections.defaultdict(list)
     self._staged: dict[str, list[tf.Operation]] = collections.defaultdict(list)
 
