@@ -125,6 +125,8 @@ class ChatTemplate:
       raise _explain(error) from None
     # The server refuses other fields of a message: the template ignores them.
     self.fields = self._renderer.fields
+    if not self.fields.isdisjoint(_REASONING):
+      self.fields |= {*_REASONING}
 
   def encode(self, messages: Sequence[Message]) -> list[int]:
     """Returns the tokens of a conversation up to the start of an answer.
@@ -203,7 +205,8 @@ class ChatTemplate:
   @functools.cached_property
   def _reads_arguments(self) -> bool:
     """Whether the template needs a tool call's arguments as an object."""
-    function = {"name": "f", "arguments": {_PROBE: 1}}
+    arguments = {_PROBE: 1}
+    function = {"name": "f", "arguments": arguments}
     call = {"type": "function", "id": "0" * 9, "function": function}
     asked = [
       {"role": "user", "content": "x"},
@@ -213,7 +216,7 @@ class ChatTemplate:
       text, _ = self._renderer.render({**self._values([]), "messages": asked})
     except RenderError:
       return False
-    return f'"{_PROBE}": 1' in text
+    return _PROBE in text and str(arguments) not in text
 
 
 def _read_arguments(call: Any) -> Any:
@@ -221,6 +224,8 @@ def _read_arguments(call: Any) -> Any:
   try:
     arguments = json.loads(call["function"]["arguments"])
   except (KeyError, TypeError, ValueError, RecursionError):
+    return call
+  if not isinstance(arguments, dict):
     return call
   return {**call, "function": {**call["function"], "arguments": arguments}}
 

@@ -227,6 +227,20 @@ def test_a_template_reads_fields_not_words(tmp_path):
 
 
 @pytest.mark.peers
+def test_reasoning_has_the_name_that_the_template_reads(tmp_path):
+  names = ("reasoning", "reasoning_content", "thinking")
+  for read in names[1:]:
+    template = "{% for m in messages %}{{ m." + read + " }}{% endfor %}"
+    model = open_template(make_vocabulary(tmp_path, template))
+    assert {*names} <= model.fields
+    plain, *others = (
+      model.encode([{"role": "assistant", "content": "", name: "x y"}])
+      for name in (read, *names)
+    )
+    assert others == [plain] * 3 and len(plain) > 1
+
+
+@pytest.mark.peers
 def test_a_name_of_one_letter_may_be_a_control_token(tmp_path):
   content = tokenizer_files.make_byte_level("smollm")
   for name in (END, "\x03"):
@@ -266,8 +280,13 @@ def test_a_template_of_parts_gets_parts(tmp_path):
 
 @pytest.mark.peers
 @pytest.mark.parametrize(
-  "written",  # as by Qwen 2.5, Mistral and DeepSeek
-  ["call.arguments | tojson", "call | tojson", "'{' ~ call.arguments + '}'"],
+  "written",  # as by Qwen 2.5, Mistral, GLM 4.5 and DeepSeek
+  [
+    "call.arguments | tojson",
+    "call | tojson",
+    "call.arguments | items | map('join', ': ') | join",
+    "'{' ~ call.arguments + '}'",
+  ],
 )
 def test_arguments_of_tools_have_the_form_that_the_template_reads(
   written, tmp_path
