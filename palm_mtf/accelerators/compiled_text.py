@@ -106,7 +106,7 @@ class CompiledText:
 
   @property
   def collectives(self) -> list[Collective]:
-    """The collectives, in the order of the program."""
+    """The program's collectives in execution order, those in loops included."""
     return [
       _read_collective(fused or each, each if fused else None, times)
       for each, times in self._run(self._entry, 1)

@@ -28,7 +28,7 @@ class PodDecoder:
   """Decoding weights and programs on the first pod of `devices`."""
 
   def __init__(self, settings: DecodeSettings, devices: AcceleratorDevices):
-    """Takes the settings of the weights, and the devices."""
+    """Finds names and shapes of the weights that `settings` describe."""
     self._devices, self._text = devices, dataclass_text(settings)
     self._hosts, self._pod = devices.hosts[0], devices.name_pod(0)
     self._num_layers = settings.model.num_layers

@@ -245,7 +245,7 @@ class _Pod:
 
 
 _pods: dict[bytes, _Pod] = {}
-# A session calls `assign_slice` in several threads at once.
+# For `_pods`: a session calls `assign_slice` in several threads at once.
 _lock = threading.Lock()
 
 

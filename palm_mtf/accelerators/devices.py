@@ -132,7 +132,7 @@ def open_coordinator(given: CoordinatorSettings) -> int:
       f"it coordinates {num_hosts} hosts and cannot coordinate "
       f"{given.num_hosts}; start its server again."
     )
-  _check_role(0, given.num_hosts)  # before a port is opened
+  _check_role(0, given.num_hosts)  # raise before a port is opened
   ip = resolve("ISLANDS", given.host)
   try:
     with restricted_port(ip, given.port) as port:

@@ -150,7 +150,7 @@ class XlaPlacement(mtf.simd_mesh_impl.SimdMeshImpl):
     return []
 
   def allreduce(self, x, mesh_axes, reduction_fn_string):
-    """All-reduces x by XLA's sum, maximum or minimum."""
+    """All-reduces x over `mesh_axes` by XLA's sum, maximum or minimum."""
     x = x.to_laid_out_tensor()
     axes = [axis for axis in mesh_axes if self.shape[axis].size > 1]
     if not axes:
@@ -170,14 +170,14 @@ class XlaPlacement(mtf.simd_mesh_impl.SimdMeshImpl):
     return self.LaidOutTensor([all_gather(x.one_slice, groups, concat_axis)])
 
   def alltoall(self, x, mesh_axis, split_axis, concat_axis):
-    """Cuts x into parts; each device gets its part of every x, joined."""
+    """Cuts x along `split_axis`; joins received parts along `concat_axis`."""
     x = x.to_laid_out_tensor()
     groups = self._find_groups([mesh_axis])
     moved = all_to_all(x.one_slice, groups, split_axis, concat_axis)
     return self.LaidOutTensor([moved])
 
   def reduce_scatter(self, x, mesh_axis: int, split_axis: int):
-    """Sums x over the axis; each device gets its part of the sum."""
+    """Sums x over a mesh axis; cuts the sum along `split_axis` for devices."""
     x = x.to_laid_out_tensor()
     if self.shape[mesh_axis].size == 1:
       return x

@@ -1,6 +1,6 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""The place on a TPU slice of each device of a mesh."""
+"""Places a mesh's devices on a TPU slice so that most traffic is short-range."""
 
 import math
 from collections.abc import Sequence
@@ -52,7 +52,7 @@ def tpu_places(where: TpuSlice, model_size: int) -> list[TpuPlace]:
 
 
 def host_places(where: TpuSlice) -> list[list[TpuPlace]]:
-  """Returns the places of the devices of each host of a slice."""
+  """Returns, for each host of a slice, the places of the host's devices."""
   return [
     [
       TpuPlace(*(x + y for x, y in zip(corner, chip, strict=True)), core)

@@ -53,7 +53,7 @@ class _Programs:
     self.state = made.abstract_state(self.mesh)
     self.features = made.abstract_batch(self.mesh)
     here = jax.process_index()
-    # Mesh numbers of this host's devices.
+    # Mesh numbers of this host's devices, whose slices this process holds.
     self.local = [i for i, x in enumerate(devices) if x.process_index == here]
 
   def put_batch(self, rows: Sequence[np.ndarray]) -> Arrays:

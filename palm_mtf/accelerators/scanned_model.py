@@ -65,7 +65,7 @@ class StepSettings:
 
   @property
   def micro_rows(self) -> int:
-    """Sequences of a microbatch in one pod."""
+    """Number of sequences that one pod has in each microbatch."""
     return self.num_rows // self.mesh_layout.num_microbatches
 
 

@@ -157,7 +157,7 @@ class ScannedUpdate:
 
     squares, measure, assign = self._functions[True]
     squares_of_others, measure_others, assign_others = self._functions[False]
-    # JAX takes no dictionaries with tensors of Mesh TensorFlow as keys.
+    # Map to lists, because JAX takes no dictionaries with mtf.Tensors as keys.
     mapped = lax.map(
       lambda x: [*squares(index, of_layer(x), {})[0].values()], of_layers
     )

@@ -361,7 +361,7 @@ class _Builder:
     }
 
   def _order_squares(self, values: Mapping[str, tf.Tensor]) -> tf.Tensor:
-    """Returns sums of squares of gradients, in the order of `_parameters`."""
+    """Returns the sum of squares of each parameter's gradient, [parameters]."""
     by_name = {}
     for i, array in enumerate(self._pod_step.parameters):
       names = self._pod_step.names_of(array)

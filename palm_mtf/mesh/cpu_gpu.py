@@ -182,12 +182,12 @@ class CpuGpuPlacement(mtf.placement_mesh_impl.PlacementMeshImpl):
         yield _replace(result, copies.make(device, replacements))
 
   def einsum(self, equation, *slices):
-    """Computes the einsum of slices."""
+    """Computes the einsum of one device's slices."""
     # tf.einsum is not used, because some CPUs cannot multiply bfloat16 numbers.
     return einsum(equation, *slices)
 
   def allreduce(self, x, mesh_axes, reduction_fn_string):
-    """Reduces x by Mesh TensorFlow's ring, which fixes the order of a "SUM"."""
+    """Reduces x by Mesh TensorFlow's ring, in a fixed order, for equal bits."""
     with collective_scope(ALL_REDUCE, self.shape, mesh_axes):
       return super().allreduce(x, mesh_axes, reduction_fn_string)
 

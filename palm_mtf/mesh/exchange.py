@@ -51,7 +51,7 @@ class OwnPart(mtf.Operation):
   # Within the pod, the two collectives move as many bytes as an all-reduce.
 
   def __init__(self, x: mtf.Tensor, dtype: tf.DType):
-    # Parts of the gradient x are rounded to `dtype`.
+    # Parts of the gradient x are rounded to `dtype`, in which pods send them.
     super().__init__([x], name="own_part")
     self._axes: list[int] = []
     self._outputs = [mtf.Tensor(self, x.shape, dtype)]

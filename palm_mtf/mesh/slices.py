@@ -30,8 +30,8 @@ class Slice(Region):
   # The slice, in the stored dtype. Only accelerators have stacks; the first
   # dimension of a stack counts the variables in `names`.
   variable: tf.Variable
-  # The device that checks and pads a loaded value: the variable's device, or the
-  # CPU of an accelerator's host.
+  # The device that checks and pads loaded values: the variable's, or the CPU of
+  # an accelerator's host.
   near: str
 
   def read(self) -> tf.Tensor:

@@ -33,7 +33,7 @@ class Send(mtf.Operation):
     self._outputs = [mtf.Tensor(self, x.shape, x.dtype)]
 
   def gradient(self, grad_ys: list[mtf.Tensor]) -> list[mtf.Tensor]:
-    """Sends the gradient back."""
+    """Sends the gradient back to the mesh of the input."""
     return [send(grad_ys[0], self.inputs[0].mesh)]
 
   def lower(self, lowering: mtf.Lowering) -> None:
@@ -127,7 +127,7 @@ class StagesLowering(CpuGpuLowering):
     )
 
   def lower_operation(self, operation: mtf.Operation) -> None:
-    """Lowers an operation; takes inputs that other parts have computed."""
+    """Lowers an operation; takes inputs of other parts from queues."""
     part = self._parts.get(operation)
     others = {
       x: self.tensors[x]

@@ -413,7 +413,7 @@ class SumOfSquares(NamedTuple):
   # "update": `value` is the sum of u^2 before UPDATE_CLIP scales u.
   of: str
   variable: str
-  size: int  # number of elements of the variable
+  size: int  # number of elements of the variable, for the mean
   value: mtf.Tensor | tf.Tensor  # [] float32; tf.Tensor in a lowered graph
 
 
