@@ -211,7 +211,7 @@ def _divide(shape: str) -> list[str]:
 def _bind_group(
   wish: Wish, kept: Mapping[int, list[Place]], group: Mapping[str, _Devices]
 ) -> Places | None:
-  """Returns devices for all slices, or None if the group has too few."""
+  """Returns devices for all slices; None if a group of servers has too few."""
   left = {island: dict(devices) for island, devices in group.items()}
   sizes = [_size(x) for x in wish.slices]
   bound = dict(kept)

@@ -41,10 +41,10 @@ from palm_mtf.runtime.scheduler import GangScheduler, Ticket
 Message = Mapping[str, Any]
 Answer = Callable[[Message], None]
 
-_FIRST_SECS = 0.01  # estimate for a program that has not run yet
+_FIRST_SECS = 0.01  # estimated device time of a program that has not run yet
 # The estimate is the median of the last runs, at most this many, so that a slow
-# run does not delay the next programs. When a program ends, its device time
-# replaces the estimate.
+# run does not delay the next programs. When a program ends, its measured device
+# time replaces the estimate.
 _NUM_RUNS = 9
 # Bounds for what a client makes the manager store, far above what a client of
 # palm_mtf needs: programs that have not ended, programs whose times are known,
@@ -245,8 +245,8 @@ class DeviceTime:
 
   def __init__(self, clock: Callable[[], float] = time.monotonic):
     self._clock = clock
-    # By device: number of running programs; seconds that a program that ran all
-    # the time would have got; and the time of the last change.
+    # By device: number of running programs; device seconds of a program that
+    # has run from the start; and when these two last changed.
     self._num_running: Counter[Hashable] = Counter()
     self._given: dict[Hashable, float] = defaultdict(float)
     self._until: dict[Hashable, float] = {}

@@ -240,7 +240,7 @@ class RuntimeClient:
           f"{most}; give a slice of at most {most}."
         )
       fits = [sorted(x, key=load)[:n] for x in self._groups if len(x) >= n]
-      # Of equally loaded groups, take the first: it is the smallest.
+      # Of equally loaded groups of devices, take the first, the smallest.
       chosen = min(fits, key=lambda x: sum(map(load, x)))
       self._num_slices.update(chosen)
       chosen.sort(key=self.devices.index)
