@@ -52,7 +52,7 @@ class Ticket:
   # Programs that must start before this one. () after its start: otherwise a
   # ticket would keep all earlier tickets in memory.
   after: Sequence["Ticket"]
-  now: float  # virtual time at the submission
+  now: float  # virtual time at the submission, the least start tag
   order: tuple[float, int]  # rank by the policy, then submission's number
   state: str = "waiting"  # then "running", then "ended"
   num_overtakes: int = 0  # later programs that have overtaken it

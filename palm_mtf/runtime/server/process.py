@@ -27,7 +27,7 @@ class ServerSettings:
 
   client: int  # the client's process id
   num_devices: int  # virtual CPU devices of the pod's mesh
-  modules: Sequence[str]  # names of modules with host functions
+  modules: Sequence[str]  # names of modules with host functions, to import
   cores: Sequence[int]  # numbers of the CPU cores that the process may use
 
 
