@@ -226,7 +226,7 @@ def _read_collective(
 
 
 def _arrays(each: _Instruction) -> list[tuple[str, str]]:
-  """Returns (dtype, sizes) of a collective's results; a permute's operand."""
+  """Returns (dtype, sizes) of each result; for a permute, of the operand."""
   found = _ARRAY.findall(each.shape)
   # The shape of such a start lists operands, then results.
   if each.opcode in ("all-gather-start", "reduce-scatter-start"):

@@ -115,7 +115,7 @@ class XlaPlacement(mtf.simd_mesh_impl.SimdMeshImpl):
     return index
 
   def import_tf_tensor(self, x: mtf.Tensor, tf_x: tf.Tensor) -> Any:
-    """Gives each device its slice of a constant of the graph."""
+    """Returns the device's slice of the constant `tf_x`, which is all of x."""
     # The constant may be in another tf.Graph, the one in which the Mesh
     # TensorFlow operations were made, so copy its value.
     value = tf.get_static_value(tf_x)

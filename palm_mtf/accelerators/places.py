@@ -1,6 +1,6 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Places a mesh's devices on a TPU slice so that most traffic is short-range."""
+"""Places a mesh's devices on a TPU slice to keep most traffic short-range."""
 
 import math
 from collections.abc import Sequence

@@ -286,7 +286,7 @@ class PodStep:
     return dict.fromkeys(self.parameters, PartitionSpec(mesh.axis_names))
 
   def trained(self, state: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the items of `state` that are trained, without optimizer slots."""
+    """Returns the trained items of `state`, without optimizer slots."""
     return {name: state[name] for name in self.parameters}
 
   def _stack(self, losses: Arrays) -> jax.Array:

@@ -86,7 +86,7 @@ def _factored_step(values, g, scalars, row, column):
 
 
 class _Parameter:
-  """Updates one lowered variable and its optimizer slots."""
+  """Computes and assigns next values of one variable and its optimizer slots."""
 
   def __init__(
     self,
