@@ -411,7 +411,7 @@ def _rings(mesh: MeshLayout, device: HardwareConfig) -> dict[str, float]:
 def _rings_of_any_slice(
   mesh: MeshLayout, device: HardwareConfig
 ) -> dict[str, float]:
-  """Returns `_rings` if TPU is not set, for the best placement of devices."""
+  """Returns {mesh axis: torus dimensions} for the best slice, if TPU is ""."""
   *outer, inner = (axis for axis, size in mesh.axes.items() if size > 1)
   dims = device.chip_link_dims
   if not outer:

@@ -104,6 +104,6 @@ def mfu(
 def hfu(
   tokens_per_sec: float, config: ModelConfig, peak_flops_per_sec: float
 ) -> float:
-  """Returns the hardware FLOPs utilization: `mfu`, but with REMAT's FLOPs."""
+  """Returns the hardware FLOPs utilization: MFU that counts REMAT's FLOPs."""
   flops = train_flops_per_token(config) + sum(recomputed_flops(config).values())
   return tokens_per_sec * flops / peak_flops_per_sec

@@ -104,7 +104,7 @@ def distinct_slices(
 
 
 def gradient_bytes(name: str, config: ModelConfig, mesh: MeshLayout) -> int:
-  """Returns the bytes per element in which the update gets a gradient."""
+  """Returns the bytes per element in which a step's gradient is kept."""
   if mesh.num_microbatches > 1:  # their gradients are summed in float32
     return _FLOAT32
   return summed_bytes(name, config, mesh)
@@ -218,7 +218,7 @@ class Activations:
     return stream + min(mesh.stages, mesh.num_microbatches) * of_microbatch
 
   def working_bytes(self, stage: int = 0) -> int:
-    """Returns the peak bytes of a backward pass in addition to `kept_bytes`."""
+    """Returns the peak bytes of a backward pass, besides what blocks keep."""
     # The backward pass of a block holds gradients (of attention weights,
     # scores, the joined product, its parts, and the stream) and recomputed
     # values (a norm's output, q, k, v and the hidden layer).
@@ -237,7 +237,7 @@ class Activations:
     return of_block + of_loss if is_staged else max(of_block, of_loss)
 
   def block_passes(self) -> dict[str, float]:
-    """Returns how many elements per token a block's passes read and write.
+    """Returns how many elements a block reads and writes in memory, per token.
 
     Keys are the kinds of passes in a block, "blocks" and "attention".
     """
@@ -353,7 +353,7 @@ def update_traffic(kept: DeviceBytes) -> int:
 def step_traffic(
   config: ModelConfig, mesh: MeshLayout, kept: DeviceBytes, pod_batch_size: int
 ) -> dict[str, int]:
-  """Returns {kind of pass in `PASSES`: bytes that a device moves per step}."""
+  """Returns {kind of pass: bytes that a device reads and writes per step}."""
   return {
     **Activations(config, mesh, pod_batch_size).traffic(),
     "weights": weight_traffic(config, mesh) + update_traffic(kept),

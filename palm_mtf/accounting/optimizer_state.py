@@ -53,7 +53,7 @@ def optimizer_state(optimizer: AdafactorConfig) -> OptimizerState:
 
 
 def row_rank(parameter: str) -> int:
-  """Returns how many first dimensions are the rows of a factored moment."""
+  """Returns how many leading dimensions are the rows of factored moments."""
   # A product x w sums over the rows of w: q [d_model, heads, d_kv] has d_model
   # rows, and o [heads, d_kv, d_model] has heads * d_kv rows.
   return 2 if parse_name(parameter).part == "attention/o" else 1

@@ -71,7 +71,7 @@ def tensor_bytes(
   batch_size: int,
   stage: int = 0,
 ) -> dict[str, int]:
-  """Returns what `memory_parts` does, without a process's other memory."""
+  """Returns {part of the memory: a device's peak bytes}, of tensors only."""
   more, microbatches = {}, 1
   share = model.num_layers // mesh.stages
   model = dataclasses.replace(model, num_layers=share)

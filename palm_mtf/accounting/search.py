@@ -41,7 +41,7 @@ class SearchResult:
 
   fitting: Sequence[Found]  # candidates that fit into memory, fastest first
   num_candidates: int  # number of all candidates
-  least_bytes: int  # bytes per device of the candidate that needs the fewest
+  least_bytes: int  # per device, of the candidate that needs the fewest bytes
 
 
 def search(config: AnyConfig, num_devices: int) -> SearchResult:
@@ -198,7 +198,7 @@ def find_slice(name: str, num_devices: int) -> str | None:
 
 
 def _layouts(data_size: int, model_size: int) -> Iterator[str]:
-  """Yields layouts that use both axes of a mesh, or the one above size 1."""
+  """Yields layouts, such as "batch:data,heads:model", that use all axes."""
   of_data = [[]]
   if data_size > 1:
     of_data = [["batch:data"], ["batch:data", "d_model_stored:data"]]

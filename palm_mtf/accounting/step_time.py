@@ -133,7 +133,7 @@ def predict_step(config: Config | PlanConfig, batch_size: int) -> StepTime:
 def _predict_mesh(
   config: Config | PlanConfig, model: ModelConfig, batch_size: int
 ) -> StepTime:
-  """Returns a step's time on one mesh, without other pods or stages."""
+  """Returns a step's time on one mesh, as if without other pods or stages."""
   mesh, rates = config.mesh_layout, device_rates(config)
   pod_batch_size = batch_size // config.pods.num_pods
   peak = getattr(rates, f"chip_{model.activation_dtype}_flops")

@@ -75,7 +75,7 @@ class OpenWeights:
       self.close = weakref.finalize(self, stack.pop_all().close)
 
   def path(self, name: str) -> str:
-    """Returns a path to read the open file `name`, or FileNotFoundError."""
+    """Returns a path to the open file `name`, or raises FileNotFoundError."""
     if name not in self._paths:
       raise FileNotFoundError(2, "No such file or directory", name)
     return self._paths[name]

@@ -171,7 +171,7 @@ class WeightsCopier:
     pods: Pods,
     processes: CheckpointProcesses = THIS_PROCESS,
   ):
-    """Builds the programs; writes one copy, because `pods` hold equal bits."""
+    """Builds programs that write each slice once, as pods hold equal bits."""
     self._client = client
     with client.graph.as_default():
       self._copy, self._write = build_writer(pods, processes)
@@ -269,7 +269,7 @@ def _write_slices(
   slices: Sequence[Slice],
   values: Sequence[tf.Tensor],
 ) -> list[tf.Tensor]:
-  """Writes slices to a file in a process; returns `seal_file`'s results."""
+  """Writes slices to a process's file; returns its size, hash and errno."""
   with tf.device(process.device):
     rows = zip(slices, values, strict=True)
     # The specs say which part of the variable each slice is, so that programs
@@ -298,7 +298,7 @@ class CheckpointReader:
   ):
     """Builds the programs by which `processes` open and close files."""
     self._client, self._processes = client, processes
-    self._programs: dict[str, Program] = {}  # that restore, by variables
+    self._programs: dict[str, Program] = {}  # to restore, by variables
     with client.graph.as_default(), tf.device(processes.client.device):
       prefix = tf.placeholder(tf.string, [], "checkpoint_prefix")
       names = {

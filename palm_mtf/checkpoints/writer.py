@@ -76,7 +76,7 @@ class BackgroundWriter(contextlib.AbstractContextManager):
     """Copies the weights, then writes a checkpoint in the background.
 
     Args:
-      manifest: `write` replaces its `parent` if the run has a checkpoint.
+      manifest: its `parent` becomes the run's last checkpoint, if there is one.
       copy_weights: copies the weights; returns a function that writes the copy.
 
     Raises:
@@ -95,7 +95,7 @@ class BackgroundWriter(contextlib.AbstractContextManager):
     self._thread.start()
 
   def check(self) -> None:
-    """Raises the error of the last write, if any; usually a UserError."""
+    """Raises, in the caller's thread, the last write's error, if any."""
     if self._error is not None:
       newest = self._newest.path if self._newest else "none"
       error, self._error = self._error, None
@@ -199,7 +199,7 @@ def remove_checkpoint(path: str) -> None:
   # checkpoint, even if this process is killed midway.
   hidden = _hidden(path)
   try:
-    if not os.access(path, os.W_OK):  # rename ignores this protection
+    if not os.access(path, os.W_OK):  # write-protected; rename ignores that
       raise PermissionError(errno.EACCES, "it is write-protected")
     os.rename(path, hidden)
     shutil.rmtree(hidden)

@@ -102,7 +102,7 @@ class TrainJob:
   corpus: Corpus
   manifest: Manifest  # the fields that all checkpoints share
   checkpoint: Checkpoint | None  # checkpoint of this run to resume from
-  # Loss, in nats per token, of a model that knows only the tokens' frequencies.
+  # Least validation loss, in nats per token, of a model that ignores context.
   unigram_entropy: float
   task_evaluation: "TaskEvaluation | None" = None  # of checkpoints, EVAL_TASKS
   # Weights of INIT_CHECKPOINT; used only while the run has no checkpoint.
@@ -150,7 +150,7 @@ class TrainJob:
   ) -> dict[str, float]:
     """Evaluates a checkpoint on EVAL_TASKS; returns and logs metrics by name.
 
-    Calls `answered` after each answer of the model, so that a watchdog waits.
+    Calls `answered` after each answer, so that the watchdog sees progress.
     """
     found = {}
     if self.task_evaluation:

@@ -49,8 +49,8 @@ class TrainStep:
     self._rows: dict[str, tuple[int, str]] = {}
     # For each stage and head of each pod, {kind of pass: its program}.
     self._passes: list[dict[str, Program]] = []
-    # For each pod, the programs that compute a validation loss. The last
-    # program returns the loss.
+    # For each pod, the programs that compute a validation loss, one per stage
+    # and one for the head. The last program returns the loss.
     self._evaluations: list[list[Program]] = []
     for i, pod in enumerate(program.pods):
       self._add_pod(i, pod)
@@ -75,7 +75,7 @@ class TrainStep:
       device_bytes=devices,
     )
     self._is_first = True
-    # Finds what is not finite after `_update` failed; changes no variable.
+    # Finds what is not finite after an update failed; changes no variable.
     self._measure = Program(
       inputs=fed,
       outputs=[program.losses, program.gradient_squares, program.is_finite],

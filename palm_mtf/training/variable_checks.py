@@ -162,7 +162,7 @@ _BITS = {tf.float32: tf.uint32, tf.bfloat16: tf.uint16}
 
 @fused
 def _fingerprint_rows(x):
-  """Returns each variable's sum over i in `build_fingerprints`, [variables]."""
+  """Returns sum_i (bits of element i) * (2 i + 1) mod 2^64 per row, int64."""
   bits = tf.cast(tf.bitcast(x, _BITS[x.dtype]), tf.int64)
   place = tf.range(x.shape[1], dtype=tf.int64)
   return tf.reduce_sum(bits * (2 * place + 1), axis=1)
