@@ -52,7 +52,7 @@ from palm_mtf.generation.decode.generate_program import (
 )
 from palm_mtf.generation.decode.weights import DecodeSettings
 
-# Cycles per second of a core, which turn the compiler's cycles into seconds:
+# Clock of a TPU core in Hz, to turn the compiler's cycles into seconds:
 # Jouppi et al. 2020 (v2, v3) and 2023 (v4).
 _CLOCKS = {"v2": 700e6, "v3": 940e6, "v4": 1050e6}
 

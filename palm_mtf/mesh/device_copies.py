@@ -24,7 +24,7 @@ class OperationCopies:
     ]
 
   def can_be_made(self, device: str) -> bool:
-    """Returns whether copies would be right: all on `device`, no variable."""
+    """Returns whether copies work: all operations on `device`, no variable."""
     if self._graph.building_function:  # copies would not capture outer tensors
       return False
     # A read of a variable may name no device. Such a read, and also its copy,

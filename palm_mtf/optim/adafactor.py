@@ -86,7 +86,7 @@ def _factored_step(values, g, scalars, row, column):
 
 
 class _Parameter:
-  """Computes and assigns next values of one variable and its optimizer slots."""
+  """Computes and assigns the next values of a variable and its slots."""
 
   def __init__(
     self,
