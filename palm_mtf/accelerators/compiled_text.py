@@ -116,7 +116,7 @@ class CompiledText:
 
   @property
   def estimated_cycles(self) -> int:
-    """XLA's estimate of a core's cycles per run, less collectives; GPUs: 0."""
+    """The TPU compiler's estimate of a core's cycles per run, no collectives."""
     return sum(
       times * int(found[1])
       for each, times in self._run(self._entry, 1)

@@ -337,7 +337,7 @@ def _replacements(
 
 
 def _is_plain(results: object) -> bool:
-  """Returns whether `_replace` can replace results by those of a copy."""
+  """Returns whether results can be copied: tensors, operations, variables."""
   if isinstance(results, tuple):
     return all(map(_is_plain, results))
   is_variable = hasattr(results, "handle")
