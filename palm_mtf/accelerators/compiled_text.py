@@ -116,7 +116,7 @@ class CompiledText:
 
   @property
   def estimated_cycles(self) -> int:
-    """The TPU compiler's estimate of a core's cycles per run, no collectives."""
+    """The TPU compiler's estimate of cycles per run, without collectives."""
     return sum(
       times * int(found[1])
       for each, times in self._run(self._entry, 1)

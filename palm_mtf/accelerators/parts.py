@@ -224,7 +224,7 @@ def _find_operations(
   gives: Sequence[mtf.Tensor],
   updates: Sequence[mtf.Operation],
 ) -> list[mtf.Operation]:
-  """Returns `updates` and all operations that they and `gives` need, in order."""
+  """Returns `updates` and all that they and `gives` need, in graph order."""
   todo = [*updates, *(x.operation for x in gives if x not in known)]
   found = set(todo)
   while todo:
