@@ -84,7 +84,7 @@ def parameter_slices(
   return slices
 
 
-@functools.lru_cache(maxsize=16)  # because a search makes thousands of calls
+@functools.lru_cache(maxsize=16)  # because a search over layouts calls it often
 def distinct_slices(
   config: ModelConfig, mesh: MeshLayout, stage: int = 0
 ) -> Sequence[tuple[str, ParameterSlice, int]]:
@@ -193,7 +193,7 @@ class Activations:
     """Returns the bytes that all blocks keep for the backward pass."""
     of_block = self._kept_in_block()
     if self._config.remat == "layer":
-      of_block = self._residual  # the block's input
+      of_block = self._residual  # keeps only the block's input
     return round(self.tokens * self._config.num_layers * of_block * self._width)
 
   def loss_bytes(self) -> int:
@@ -206,7 +206,7 @@ class Activations:
     return self.tokens * self._residual * self._width
 
   def waiting_bytes(self, stage: int) -> int:
-    """Returns the bytes that a stage has computed and not yet used or sent."""
+    """Returns the bytes of tensors that a stage has not yet used or sent."""
     stream, mesh = 2 * self.stream_bytes(), self._mesh
     if stage:
       return stream
@@ -369,7 +369,7 @@ def decode_weight_bytes(config: ModelConfig, weight_dtype: str) -> int:
       weight_dtype if parameters.parse_name(name).is_kernel else "activation"
     )
     if name == parameters.logits_table(config) and is_quantized:
-      dtype = "int8"  # for the logits (generation/decode/weights.py)
+      dtype = "int8"  # as decoding does (generation/decode/weight_maker.py)
     width = _QUANTIZED_BYTES.get(dtype, DTYPE_BYTES[config.activation_dtype])
     total += int(math.prod(shape) * width) * n
   return total

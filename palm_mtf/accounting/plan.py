@@ -318,7 +318,7 @@ def curves(config: AnyConfig) -> dict[str, list[dict[str, Any]]]:
 def _variants(
   config: AnyConfig,
 ) -> Iterator[tuple[str, float, AnyConfig, int]]:
-  """Yields (macro, value of the macro, settings with it, batch size)."""
+  """Yields what to plan: (macro, its value, settings with it, batch size)."""
   replace, model, pods = dataclasses.replace, config.model, config.pods
   batch_size, hardware = config.run.batch_sizes.largest, config.hardware
   bandwidth, of_pod = hardware.chip_dcn_bandwidth, batch_size // pods.num_pods

@@ -117,7 +117,7 @@ def candidates(config: AnyConfig, num_devices: int) -> Iterator[AnyConfig]:
 def _meshes(
   config: AnyConfig, num_devices: int
 ) -> Iterator[tuple[int, str, int, int]]:
-  """Yields (number of pods, TPU of a pod, size of "data", size of "model")."""
+  """Yields (number of pods, TPU of each, sizes of mesh axes data and model)."""
   for num_pods in _pod_counts(config, num_devices):
     size = num_devices // num_pods
     tpu = find_slice(config.mesh_layout.tpu, size)

@@ -28,7 +28,7 @@ from palm_mtf.accounting.pipeline import pipeline_secs
 from palm_mtf.config import Config, HardwareConfig, ModelConfig, PlanConfig
 from palm_mtf.errors import UserError
 
-Collective = tuple[str, tuple[str, ...]]  # kind and mesh axes
+Collective = tuple[str, tuple[str, ...]]  # such as "all_reduce"; mesh axes
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

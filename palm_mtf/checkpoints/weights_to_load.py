@@ -145,7 +145,7 @@ def warn_of_other_evaluation_text(
 
 
 def warn_of_larger_share(checkpoint: Checkpoint, data: DataConfig) -> None:
-  """Warns if tasks on held-out text (tasks/corpus.py) use training text."""
+  """Warns if evaluation tasks on held-out text use text of the training."""
   before, now = _share_before(checkpoint, data), data.validation_share
   if data.task is None and before < now:
     _logger.warning(

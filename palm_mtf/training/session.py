@@ -150,7 +150,7 @@ class TrainSession:
         self._client_reader.restore(self._pods, files)
       else:
         self._client.call(self._initialize)
-        # Take only parameters from the initial weights, no optimizer slots.
+        # Take only parameters: this run's optimizer starts from scratch.
         if job.initial_weights:
           names = set(job.manifest.shapes)
           parameters = [
