@@ -51,8 +51,8 @@ def recomputed_flops(config: ModelConfig) -> Mapping[str, int]:
   if config.remat == "attention":  # repeats q k^T, not weights times v
     return {SCORES: forward[SCORES] // 2}
   # The backward pass does not repeat the last products of a block, because no
-  # gradient needs their results. In a serial block, the MLP reads the product
-  # with `o`, so that product is repeated.
+  # gradient needs their results. In a serial block, the MLP reads the output of
+  # attention, so attention's output product (`o`) is repeated.
   unused = {parameters.logits_table(config), *layer_of(config).sums[-1].outputs}
   return {term: n for term, n in forward.items() if term not in unused}
 
