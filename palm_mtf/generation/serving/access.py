@@ -130,7 +130,9 @@ class Access:
     )
 
   def find_client(self, request: web.Request) -> str:
-    """Returns a name for the sender of a request, by API key or address.
+    """Returns a name for a request's sender, from its API key or its network.
+
+    The batcher shares slots among senders, and limits each one's completions.
 
     Raises:
       RefusalError: if this server has keys and the request has none of them.

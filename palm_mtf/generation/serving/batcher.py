@@ -1,6 +1,6 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Continuous batching: texts join and leave a batch between its steps."""
+"""Continuous batching: completions join and leave a running batch."""
 
 import collections
 import dataclasses
@@ -23,45 +23,45 @@ from palm_mtf.generation.serving.served_weights import ServedWeights
 
 @dataclasses.dataclass(eq=False, kw_only=True)
 class Row:
-  """Text to continue, and its tokens so far."""
+  """A completion that a request asks for: prompt, and new tokens so far."""
 
   prompt: Sequence[int]  # token ids, with the start token if there is one
-  num_start: int = 1  # number of start tokens, 0 or 1
-  asked: CompletionRequest  # the request that asks for the row
-  key: np.ndarray  # random key, [2] int32
-  # Value of time.monotonic(), in seconds, at which the row ends.
+  num_start: int = 1  # start tokens in `prompt`, 0 or 1; not counted as read
+  asked: CompletionRequest  # the request, which may ask for several rows
+  key: np.ndarray  # random key for drawing the tokens, [2] int32
+  # Value of time.monotonic(), in seconds, at which the row ends unfinished.
   deadline: float
-  client: str  # name of the client that sent the request
-  # Called, in any thread, when the row has ended, but not if `cancel` ended it;
-  # also when there are new tokens, if the request needs tokens before the end.
+  client: str  # sender of the request, from Access.find_client; for fairness
+  # Wakes the server, from any thread: the row has ended (unless by `cancel`) or
+  # has new tokens that a stream or the search for stop strings needs.
   changed: Callable[[], None]
-  # Log p of the prompt's tokens; () until computed.
+  # Prompt tokens after the first, with log p; () until, or unless, computed.
   prompt_scores: Sequence[Chosen] = ()
-  # Tokens so far, including the end token.
+  # New tokens so far, including the end token.
   chosen: list[Chosen] = dataclasses.field(default_factory=list)
-  # "" while the row continues; then "eod", "length", "time", "cancelled" or
-  # "failed".
+  # "" while the row continues; then "eod" (end token), "length" (max_tokens),
+  # "time" (deadline), "cancelled" or "failed" (the batcher gave up).
   ended: str = ""
 
   @property
   def scores_prompt(self) -> bool:
-    """Whether to compute log p of the prompt's tokens."""
+    """Whether the answer repeats the prompt and lists log p of its tokens."""
     asked = self.asked
     return asked.wants_log_probs and asked.echo and len(self.prompt) > 1
 
 
-# Maximum time, in seconds, of one decoder call, which runs several steps. Calls
-# are short, so that rows can join soon and streams are smooth, but 50 times as
-# long as the work between two calls.
+# Maximum seconds of a decoder call, which runs several steps. Calls are short,
+# because rows join and streams get text only between calls, but 50 times as
+# long as the work between two calls, so that this work costs little.
 _MOST_SECS = 0.02
-# The queue has room for one row per slot, plus `most_waiting` rows for each of
-# this many clients.
+# To limit memory, the queue has room for one row per slot, plus `most_waiting`
+# rows for each of this many clients.
 _MOST_CLIENTS = 8
 _GAUGES = ("running", "waiting", "checkpoint_step")
 
 
 class FullError(Exception):
-  """The queue has no room for the rows of a request."""
+  """The queue has no room for a request's rows; the client may retry."""
 
 
 def take_row(waiting: list[Row], in_slots: Iterable[Row]) -> Row:
@@ -74,7 +74,7 @@ def take_row(waiting: list[Row], in_slots: Iterable[Row]) -> Row:
 
   Args:
     waiting: rows without a slot. Clients, and the requests of each, are in the
-      order of their last slot or, before the first slot, their arrival.
+      order in which they last got a slot or, if they never did, arrived.
     in_slots: rows that have a slot.
   """
   counts: dict[object, int] = collections.Counter()
@@ -91,7 +91,7 @@ def take_row(waiting: list[Row], in_slots: Iterable[Row]) -> Row:
 
 @dataclasses.dataclass
 class Counters:
-  """Counts since the start of the server, and current values."""
+  """Values for /metrics: counts since the server's start, and gauges."""
 
   # {HTTP status: number of answers}.
   requests: collections.Counter = dataclasses.field(
@@ -99,11 +99,11 @@ class Counters:
   )
   prompt_tokens: int = 0  # number of prompt tokens that the model has read
   generated_tokens: int = 0  # number of tokens that the model has generated
-  steps: int = 0  # number of decoding steps of the batch
+  steps: int = 0  # number of decoding steps, each for all rows of the batch
   # Number of completions whose client disconnected, or that a stop string
   # ended.
   cancelled: int = 0
-  request_secs: float = 0.0  # sum of the seconds that answers took
+  request_secs: float = 0.0  # sum of seconds from request to answer's end
   running: int = 0  # number of completions in slots now
   waiting: int = 0  # number of completions that wait for a slot now
   checkpoint_step: int = 0  # training step of the current weights
@@ -126,7 +126,7 @@ class Counters:
 
 
 class Batcher:
-  """Runs rows in the slots of a decoder, in the thread that calls `run`."""
+  """Decodes rows in a decoder's slots, in the thread that calls `run`."""
 
   def __init__(
     self,
@@ -138,8 +138,8 @@ class Batcher:
   ):
     """Begins without rows.
 
-    `most_waiting` is the number of rows that a client may have in addition to
-    one row per slot.
+    A token of `end_ids` ends a row. A client may have one row per slot, and
+    `most_waiting` more.
     """
     self.engine = engine
     self._counters = counters
@@ -154,16 +154,17 @@ class Batcher:
     self._load: Callable[[], None] | None = None
     self._is_stopping = False
     self._step_secs = _MOST_SECS  # measured time of a step without log p
-    # Seconds of decoding that are due before the next prompt is read, and
-    # seconds without log p that are due before the next step with log p.
+    # For fairness: seconds of decoding that are due before the next prompt is
+    # read, and of decoding without log p before the next step with log p.
     self._owed_secs = self._owed_plain_secs = 0.0
-    self.failure: BaseException | None = None  # what ended `run`
+    self.failure: BaseException | None = None  # what ended `run`, to be raised
 
   def submit(self, rows: Sequence[Row]) -> None:
     """Queues the rows of one request.
 
     Raises:
-      FullError: if too many rows would wait, or the batcher is stopping.
+      FullError: if the client or all clients would have too many rows, or the
+        batcher is stopping.
     """
     client = rows[0].client
     with self._changed:
@@ -190,7 +191,7 @@ class Batcher:
       self._changed.notify()
 
   def cancel(self, rows: Sequence[Row]) -> None:
-    """Ends all of `rows` that have not ended yet."""
+    """Ends those of `rows` that have not ended yet; this frees their slots."""
     with self._changed:
       for row in rows:
         if not row.ended:
@@ -205,7 +206,7 @@ class Batcher:
       self._changed.notify()
 
   def give_up(self) -> None:
-    """Ends all rows now, so that `run` returns."""
+    """Ends all rows now as "failed", so that `run` returns."""
     with self._changed:
       self._is_stopping = True
       for row in [*self._waiting, *self._running.values()]:
@@ -223,8 +224,8 @@ class Batcher:
       self.give_up()
 
   def _take_turn(self) -> bool:
-    # Gives a slot to at most one row, and further tokens to all rows in slots.
-    # Returns False if the batcher stops.
+    # Replaces the weights or gives a slot to a waiting row, if possible; then
+    # calls the decoder once. Returns False if the batcher has stopped.
     load = row = None
     with self._changed:
       self._remove_ended()
@@ -342,7 +343,7 @@ class Batcher:
     return max(1, min(int(secs / max(self._step_secs, 1e-6)), left, room))
 
   def _remove_ended(self) -> None:
-    # The caller holds the lock.
+    # The caller holds the lock `_changed`.
     now = time.monotonic()
     for row in [*self._waiting, *self._running.values()]:
       if now > row.deadline:

@@ -17,7 +17,7 @@ from palm_mtf.errors import (
 
 MOST_LOG_PROBS = 5  # as in OpenAI's API
 _MOST_STOPS = 4  # as in OpenAI's API
-_MOST_STOP_CHARACTERS = 1000
+_MOST_STOP_CHARACTERS = 1000  # keeps the search after each token short
 # Fields of OpenAI's API and of vLLM that are not supported. Only these values,
 # which have no effect, are accepted.
 _WITHOUT_EFFECT: Mapping[str, tuple[object, ...]] = {
@@ -46,13 +46,13 @@ _WITHOUT_EFFECT: Mapping[str, tuple[object, ...]] = {
   "top_logprobs": (0,),
   "verbosity": ("medium",),
 }
-# Names that clients give to their requests, and the name of the model.
+# Names that clients give to requests, and the model's name, checked elsewhere.
 _IGNORED = "metadata model prompt_cache_key safety_identifier user".split()
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)  # identity counts
+@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
 class CompletionRequest:
-  """A request in the form of OpenAI's /v1/completions."""
+  """A request as of OpenAI's /v1/completions; equal only to itself."""
 
   prompts: Sequence[str | Sequence[int]]  # texts, or lists of token ids
   max_tokens: int  # maximum number of tokens per completion; 0 only with `echo`
@@ -68,7 +68,7 @@ class CompletionRequest:
   echo: bool  # whether the answer repeats the prompt before its completion
   stream: bool  # whether the text is sent piece by piece
   include_usage: bool  # whether a stream ends with its token counts
-  # Whether the only prompt is the tokens of a conversation.
+  # Whether `prompts` has only a conversation's tokens, with any start token.
   is_chat: bool = False
 
   @property
@@ -87,7 +87,8 @@ def read_completion_request(
 ) -> CompletionRequest:
   """Reads and checks the fields of a request's body, as parsed from JSON.
 
-  `decode`, `sample_tokens` (for max_tokens) and `seed` are defaults of fields.
+  Defaults of fields come from the run: `decode`, `sample_tokens` (max_tokens)
+  and `seed`.
 
   Raises:
     UserError: if a field is wrong or unknown.

@@ -27,11 +27,11 @@ _MOST_CONNECTIONS = 512
 # File descriptors that are reserved for checkpoints, threads and sockets that
 # are being refused.
 _SPARE_FILES = 32
-_FEWEST_CONNECTIONS = 4
+_FEWEST_CONNECTIONS = 4  # even if the limit of open files is lower
 
-_HEADER_SECS = 10  # from connecting to the end of the first request's headers
-_IDLE_SECS = 75  # between requests; most proxies close earlier, after 60
-_RETRY_SECS = 1  # after an error in accept()
+_HEADER_SECS = 10  # at most from connecting to the first request's last header
+_IDLE_SECS = 75  # at most between requests; proxies close first, after 60
+_RETRY_SECS = 1  # pause after an error in accept(), which may last
 
 _FULL = (
   b"HTTP/1.1 503 Service Unavailable\r\nRetry-After: 1\r\n"
@@ -132,7 +132,7 @@ class Connections:
     self.begin(connection)
 
   def count_refused(self, refusal: RefusalError) -> None:
-    """Counts a request that is refused before the server's handlers see it."""
+    """Counts, for /metrics, a request that reaches no handler of the server."""
     self._counters.requests[refusal.status] += 1
 
   def _make_connection(self) -> "_Connection":

@@ -40,7 +40,7 @@ def make_completion_body(
     raise UserError(f"messages = {shorten(messages)}: {_FORM}.")
   messages = [_read_message(x, template.fields) for x in messages]
   size = sum(len(text) for each in messages for text in _texts(each))
-  # Each message takes at least one token.
+  # Each message takes at least one token, so SEQUENCE_LENGTH limits both.
   if len(messages) > most_messages or size > most_characters:
     raise UserError("messages: are longer than SEQUENCE_LENGTH; shorten them.")
   fields |= {} if most is None else {"max_tokens": most}
@@ -48,7 +48,7 @@ def make_completion_body(
 
 
 def _texts(message: Mapping[str, object]) -> Iterator[str]:
-  """Yields the texts of a message that may become tokens."""
+  """Yields a message's texts that may become tokens, to measure its length."""
   found = [x for name, x in message.items() if name != "role"]
   while found:
     each = found.pop()
@@ -78,7 +78,7 @@ def _read_message(given: object, fields: Set[str]) -> Message:
         f"messages: {shorten(part)}: is not supported as a part of a content; "
         'give {"type": "text", "text": "..."}.'
       )
-  # A field without a value changes nothing, nor does a name that is the role.
+  # Allow what changes nothing: empty fields, and a `name` equal to the role.
   others = {name: x for name, x in message.items() if x not in _NO_VALUES}
   read = {*fields, "role", "content"}
   if others.get("name") == role and "name" not in read:

@@ -1,6 +1,6 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""The model that a server offers, and the choices of its answers."""
+"""The model that a server offers, and the texts ("choices") of answers."""
 
 import dataclasses
 import functools
@@ -41,16 +41,16 @@ class _Entry(NamedTuple):
 
   text: str
   log_prob: float | None  # None for the first token that the model reads
-  likeliest: Mapping[str, float] | None
-  place: int  # index in the answer's text at which the token begins
+  likeliest: Mapping[str, float] | None  # {text of a likely token: its log p}
+  place: int  # index of its first character in the text, with echoed prompt
 
 
 class Choice:
-  """One completion of a prompt, to be read whole or piece by piece.
+  """One completion: turns the tokens of its row into JSON as they come.
 
-  The field `logprobs` of the answer has `num_tokens` entries, which include
-  [eod] and the tokens of a stop string. If the prompt is echoed,
-  `num_prompt_tokens` entries come before them.
+  `num_tokens` includes [eod] and the tokens of a stop string. An answer counts
+  these tokens and `num_prompt_tokens`; its `logprobs` have an entry for each of
+  them, but for the prompt's tokens only if the prompt is echoed.
   """
 
   def __init__(self, index: int, row: Row, vocabulary: Vocabulary):
@@ -73,7 +73,7 @@ class Choice:
         echoed.add(token)
       self._start = echoed.text
     self._entries: list[_Entry] = []
-    self._num_read = 0  # number of tokens that `read` has read
+    self._num_read = 0  # `num_tokens` at the last call of `read`
     self._shown = 0  # number of characters that `read` has returned
     self._shown_entries = 0  # number of `_entries` that `read` has returned
 
@@ -89,7 +89,7 @@ class Choice:
     return bool(self.row.ended or self._reader.ended)
 
   def read(self) -> dict | None:
-    """Returns the text since the last call as JSON; None if nothing is new."""
+    """Returns the text since the last call as a JSON choice, or None."""
     # Read `ended` before the tokens, so that no token is missed: once a row has
     # ended, no more tokens come.
     ended = self.row.ended
@@ -163,7 +163,7 @@ class Choice:
 
   def _take_log_probs(self, length: int, is_over: bool) -> dict:
     # Returns the entries that no call has returned yet. Until the text is over,
-    # leaves out tokens that begin after the first `length` characters.
+    # leaves out tokens beyond the `length` characters that the client gets.
     first = self._shown_entries
     while self._shown_entries < len(self._entries) and (
       is_over or self._entries[self._shown_entries].place < length
@@ -182,7 +182,7 @@ class Choice:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ServedModel:
-  """Limits and defaults of requests."""
+  """Reads requests, by the model's limits and the run's defaults."""
 
   name: str  # name of the model that clients may give in requests
   vocabulary: Vocabulary  # vocabulary of the model
@@ -199,7 +199,7 @@ class ServedModel:
 
   @functools.cached_property
   def most_characters(self) -> float:
-    """Upper bound of the number of characters in SEQUENCE_LENGTH tokens."""
+    """Maximum number of characters in a text of SEQUENCE_LENGTH tokens."""
     if not self.vocabulary.has_bytes:  # <unk> can be any number of characters
       return math.inf
     pieces = map(self.vocabulary.piece, range(self.vocabulary.size))
@@ -255,7 +255,7 @@ class ServedModel:
   def make_choices(
     self, asked: CompletionRequest, client: str, changed: Callable[[], None]
   ) -> list[Choice]:
-    """Makes the choices of an answer; the caller submits their rows.
+    """Makes an answer's choices; the caller gives their rows to the batcher.
 
     For `client` and `changed`, see `Row`.
 

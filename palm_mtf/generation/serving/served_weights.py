@@ -26,7 +26,7 @@ from palm_mtf.generation.inference.slot_decoder import Chosen, SlotDecoder
 
 _logger = logging.getLogger(__name__)
 
-# (name, size, modification time) of each file in a folder.
+# (name, bytes, modification time in ns) of each file in a folder.
 _State = tuple[tuple[str, int, int], ...]
 
 
@@ -108,7 +108,7 @@ class ServedWeights(contextlib.AbstractContextManager):
 
 
 class NewerCheckpoint:
-  """Finds the checkpoint that a newly started server would serve."""
+  """Finds newer checkpoints, for a server that follows a training run."""
 
   def __init__(
     self,
@@ -126,7 +126,7 @@ class NewerCheckpoint:
     """
     self._model_dir, self._served = model_dir, served.blake2b
     self._shapes, self._vocabulary_sha256 = shapes, vocabulary_sha256
-    # {checkpoint that cannot be served: state of its files}. Until the state
+    # {path of a checkpoint that cannot be served: its files}. Until a file
     # changes, the checkpoint is not read again and causes no further warning.
     self._skipped: dict[str, _State] = {}
 

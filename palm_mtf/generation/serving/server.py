@@ -33,7 +33,7 @@ from palm_mtf.generation.serving.served_model import Choice, ServedModel
 from palm_mtf.json_text import json_text
 from palm_mtf.machine.stop_signals import handled_signals
 
-# request[_CLIENT] is the client's name, as `Access.find_client` returns it.
+# request[_CLIENT] is the sender: its API key's index, or its network.
 _CLIENT = web.RequestKey("client", str)
 # If a request's prompts together have more characters or ids than this number,
 # another thread encodes the prompts, so that other requests need not wait.
@@ -49,8 +49,8 @@ class _Completions:
 
   def __init__(self, model: ServedModel, batcher: Batcher):
     self._model, self._batcher = model, batcher
-    # Templates of chats are rendered by one thread, and one after another, so
-    # that slow ones leave the other threads to other requests.
+    # One thread renders the chat template, for one conversation at a time. If
+    # this is slow, only conversations wait, and no other thread is kept busy.
     self._chat_thread = futures.ThreadPoolExecutor(1)
 
   async def answer(self, request: web.Request) -> web.StreamResponse:
@@ -96,7 +96,7 @@ class _Completions:
       async with asyncio.timeout(self._model.most_secs):
         return await asyncio.wrap_future(read)
     except TimeoutError:
-      # Only a conversation that still waits for others can be cancelled.
+      # The timeout cancels `read` only if other conversations kept it waiting.
       is_waiting = read.cancelled()
       which = (
         "other conversations take" if is_waiting else "the chat template takes"
@@ -197,7 +197,7 @@ def _check_choice(choice: Choice) -> None:
 
 
 def _count_tokens(choices: Sequence[Choice]) -> dict[str, int]:
-  # Count a prompt with several completions only once.
+  # Count a prompt once, though its completions (`n`) share it.
   prompts = {id(x.row.prompt): x.num_prompt_tokens for x in choices}
   found = {
     "prompt_tokens": sum(prompts.values()),
