@@ -37,7 +37,7 @@ class RenamedFinder:
   def find_spec(
     cls, name: str, *unused: object
   ) -> importlib.machinery.ModuleSpec | None:
-    """Returns a spec for an old name; None for any other name."""
+    """Returns a spec for a module's old name; None for any other name."""
     for old, new in _NEW_NAMES.items():
       if f"{name}.".startswith(f"{old}."):
         loader = _NewNameLoader(new + name.removeprefix(old))
@@ -50,7 +50,7 @@ class _NewNameLoader:
     self._new_name = new_name
 
   def create_module(self, spec: importlib.machinery.ModuleSpec) -> None:
-    """Lets Python make an empty module."""
+    """Returns None: Python makes the module, which `exec_module` replaces."""
 
   def exec_module(self, module: types.ModuleType) -> None:
     old_name = module.__name__
@@ -76,7 +76,7 @@ class MeshTensorFlowFinder:
 
 
 def _put_back() -> None:
-  """Imports TensorFlow, and adds the old names that TensorFlow lacks."""
+  """Adds to TensorFlow the names that it lacks and Mesh TensorFlow imports."""
   import tensorflow as tf2
   import tensorflow.compat.v1 as tf
   from tensorflow.python.framework import ops, tensor_conversion_registry

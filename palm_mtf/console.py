@@ -100,7 +100,7 @@ def configure_logging() -> None:
 
 
 def _repair_streams() -> None:
-  """Opens closed standard streams, and makes writes to stderr never fail."""
+  """Opens /dev/null for closed standard streams; ignores errors of stderr."""
   # Open /dev/null for each closed stream, in the order of their descriptors, 0
   # to 2. Otherwise the next opened file, perhaps a checkpoint, would get
   # descriptor 2, and C++ code would log into that file.
@@ -113,7 +113,7 @@ def _repair_streams() -> None:
     elif name == "stdin":
       # Read stdin as UTF-8 in any locale, like files. An invalid byte becomes
       # half of a surrogate pair, which user_text.py rejects.
-      with contextlib.suppress(io.UnsupportedOperation):  # after the first read
+      with contextlib.suppress(io.UnsupportedOperation):  # if already read
         stream.reconfigure(encoding="utf-8", errors="surrogateescape")
     else:
       # A printed text may have characters that the stream's encoding lacks.
@@ -131,7 +131,7 @@ def _repair_streams() -> None:
 
 
 class _Dropping(io.FileIO):
-  """A file that ignores failed writes."""
+  """A file, for stderr, that ignores failed writes."""
 
   def write(self, content: bytes) -> int:
     with contextlib.suppress(OSError):

@@ -19,17 +19,17 @@ from typing import Any, NamedTuple
 
 from palm_mtf.errors import UserError
 
-_MOST_SHOWN = 400  # characters of a message
+_MOST_SHOWN = 400  # characters of an exception's message that ours quotes
 _STANDARD_LIBRARY = os.path.join(sysconfig.get_path("stdlib"), "")
 _PACKAGE = os.path.dirname(os.path.abspath(__file__))
-# Folders of our code; tasks/ is next to the package in a checkout.
+# Code that is not the user's. A checkout has tasks/ next to the package.
 _OWN = (f"{_PACKAGE}/", f"{os.path.dirname(_PACKAGE)}/tasks/")
 # Paths of installed libraries, and of the code that AutoGraph generates.
 _INSTALLED = re.compile(r"/(?:site|dist)-packages/|/__autograph_generated")
 # Gin's function that raises a user's exception again, as an instance of a new
 # class with a longer message.
 _GIN_WRAPPER = "augment_exception_message_and_reraise"
-# Text that TensorFlow adds to the message of an error in a Python function.
+# Text to remove: TensorFlow adds it to the errors of Python functions.
 _TENSORFLOW = re.compile(
   r"\{\{function_node .*?\}\}\s*|\n\s*\[\[\{\{node .*|\s*\[Op:.*"
   r"|Error in user-defined function passed to \w+:\d+ transformation with "
@@ -144,7 +144,7 @@ def _last_frame(error: BaseException, text: str) -> _Frame | None:
 
 
 class _PrintsToStderr:
-  """Redirects all threads' stdout to stderr in the body; reentrant."""
+  """Sends all threads' prints to stderr until the last of its bodies ends."""
 
   def __init__(self):
     self._lock = threading.Lock()

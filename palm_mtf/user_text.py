@@ -78,7 +78,7 @@ _CONTAINERS = {
   "a 7z archive": rb"7z\xbc\xaf",
   "a tar archive": rb".{257}ustar",
 }
-_ARRAY_LINE = re.compile(rb"\s*\[\s*(\{|$)")  # the first of JSON lines
+_ARRAY_LINE = re.compile(rb"\s*\[\s*(\{|$)")  # first line of a JSON array
 _JSON_ARRAY = re.compile(rb'\s*\[\s*\{\s*"([^"\\]|\\.)*"\s*:')
 _MARK = "\ufeff"
 _RECORD_SEPARATOR = b"\x1e"  # before each JSON text of RFC 7464
@@ -348,7 +348,7 @@ def _check_plain_text(lines: Iterable[bytes], path: str, what: str) -> None:
 
 def _has_json_objects(line: bytes) -> bool:
   # Returns whether a line is a JSON object, or begins with two objects.
-  between = " \t\r\n,\x1e"  # also those of JSON texts that are joined
+  between = " \t\r\n,\x1e"  # what may separate objects
   try:
     text = line.decode().lstrip(between)
     # Python converts integers of at most 4,300 digits, so do not convert them.

@@ -39,7 +39,7 @@ _SHOWN_CPU_FLAGS = (
   *("avx2", "avx_vnni", "avx512f", "avx512_vnni", "avx512_bf16"),
   *("amx_int8", "amx_bf16", "i8mm", "bf16"),
 )
-# {package that libraries require: other packages that install the same folder}
+# {package: packages that install the same folder, and so overwrite its files}
 _SAME_FOLDER = {
   "tensorflow": (
     *("tensorflow-cpu", "tensorflow-rocm", "tf-nightly", "tf-nightly-cpu"),

@@ -128,13 +128,13 @@ class Configuration:
     if (
       not setting
       or setting.origin == DEFAULT
-      or message.startswith(setting.cited)  # `cited` includes the place
+      or message.startswith(setting.cited)  # already says where
     ):
       return message
     return f"{message} ({setting.name} is set {setting.place})"
 
   def check_values(self) -> None:
-    """Calls the user's functions to which the configuration refers, if any.
+    """Calls the user's functions, if any, to check the values that they return.
 
     Raises:
       UserError: if an import, a name or a function in the user's files fails.
@@ -160,7 +160,7 @@ class Configuration:
       self._bind()
       computed = self._call_functions(values)
       values |= computed
-      if "CHIP" in computed:  # a function set CHIP, so `load` read no file
+      if "CHIP" in computed:  # `load` could not read this chip's rates
         chip = read_chip(computed["CHIP"])
         values |= {x: chip[x].value for x in chip.keys() & self.implied}
     for name, value in values.items():

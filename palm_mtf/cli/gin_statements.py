@@ -101,7 +101,7 @@ Statement = Setting | Import
 
 
 class _Names(config_parser.ParserDelegate):
-  """Makes gin's parser return `Reference` and `Macro` objects as values."""
+  """Makes gin's parser return `Reference` and `Macro`, not resolve them."""
 
   def configurable_reference(self, scoped_configurable_name, evaluate):
     scope, selector = config_parser.parse_scoped_selector(

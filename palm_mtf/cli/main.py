@@ -114,7 +114,7 @@ def _run(arguments: list[str]) -> int:
 
 
 def _prepare_for_tensorflow() -> None:
-  """Changes settings of this process that TensorFlow reads at its import."""
+  """Sets XLA's cache and TensorFlow's log level, which its import reads."""
   keep_compiled_code()
   own_process()
 

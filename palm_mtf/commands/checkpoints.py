@@ -69,7 +69,7 @@ def list_all(*, model_dir: str, as_json: bool) -> None:
 
 
 def verify(*, model_dir: str, as_json: bool) -> None:
-  """Compares the files of every checkpoint with their hashes.
+  """Finds damaged checkpoints: compares all their files with stored hashes.
 
   Raises:
     UserError: if the folder does not exist or holds no checkpoint, or a
@@ -128,7 +128,7 @@ def compare(*, first: str, second: str, as_json: bool) -> None:
 def prune(
   *, model_dir: str, keep: int, keep_every_steps: int | None, as_json: bool
 ) -> None:
-  """Removes all but the newest whole checkpoints; prints what it removed.
+  """Removes damaged and old checkpoints; prints what it removed.
 
   Raises:
     UserError: if a process is training in the folder, no checkpoint is whole,
@@ -203,7 +203,7 @@ def _check_state(path: str) -> str:
 
 
 def _read_losses(model_dir: str) -> dict[int, dict[str, float]]:
-  """Returns {step: {name: loss}} from metrics.jsonl, in nats per token."""
+  """Returns {step: {"loss" or "validation_loss": nats per token}}."""
   names = ("loss", "validation_loss")
   return {
     line["step"]: {x: line[x] for x in names if is_number(line.get(x))}
@@ -214,7 +214,7 @@ def _read_losses(model_dir: str) -> dict[int, dict[str, float]]:
 def _compare_tensors(
   weights: Sequence[weights_to_load.NamedWeights], names: Iterable[str]
 ) -> dict[str, float | str]:
-  """Returns {tensor: largest absolute difference} of tensors that differ."""
+  """Returns {name of a tensor that differs: largest difference of elements}."""
   import numpy as np
 
   from palm_mtf._tf import tf
@@ -245,8 +245,8 @@ def _compare_settings(
   """Returns {macro: [value in a, value in b]} for the macros that differ."""
   if not a.checkpoint or not b.checkpoint:
     return {}  # a TensorFlow prefix has no manifest
-  # Compare the hash of the tokens too, because the files that TEXT_FILES names
-  # may have changed.
+  # Include the hash of the tokens, because the files that TEXT_FILES names may
+  # have changed.
   ours, theirs = (
     {**x.settings, "the tokens": x.data.get("the tokens")}
     for x in (a.checkpoint.manifest, b.checkpoint.manifest)

@@ -141,7 +141,7 @@ def describe_step(
 
 
 def _find_padding(batch: Batch, eod_id: int) -> np.ndarray:
-  """Returns a mask of the padding tokens: [rows, length], bool."""
+  """Returns [rows, length], bool: whether a token only fills up its row."""
   targets = batch["targets"]
   if "loss_weights" not in batch:
     return np.zeros(targets.shape, bool)
@@ -158,10 +158,10 @@ def _split_row(
   vocabulary: Vocabulary,
   continued: Container[str],
 ) -> Iterator[dict]:
-  """Yields decoded parts of a row, cut after [eod] and where `in_loss` changes.
+  """Yields a row's decoded parts, one for each line to print.
 
-  `ids` (int32) and `in_loss` (bool, whether a token is a target) are [tokens],
-  without padding. `continued` is as in `describe_step`.
+  A part ends with [eod] or where `in_loss` changes. `ids` (int32) and `in_loss`
+  (bool, true for targets) are [tokens]. For `continued` see `describe_step`.
   """
   changes = (in_loss[1:] != in_loss[:-1]) | (ids[:-1] == vocabulary.eod_id)
   ends = [*(np.flatnonzero(changes) + 1).tolist(), len(ids)]
@@ -174,7 +174,7 @@ def _split_row(
     is_inside = (
       document.begin > 0 if start in begun else document.source in continued
     )
-    # If `before` is (), decoding drops a space at the start of the part.
+    # With (), decoding drops the space that a tokenizer may add before a text.
     before = None if is_inside else ()
     yield {
       "text": decode_after(vocabulary, before, ids[start:end].tolist()),

@@ -46,13 +46,13 @@ _START_IDS = 10
 class TextCounts:
   """Counts of the documents of one source, or of all sources."""
 
-  documents: int = 0  # each counted once, whatever its weight
-  bytes: int = 0  # `Document.num_bytes` of all documents
+  documents: int = 0  # each counted once, however often a run reads it
+  bytes: int = 0  # of all texts as UTF-8, or of token ids as arrays
   tokens: int | None = None  # with an [eod] per document; None if not counted
   held_out_documents: int = 0
   held_out_bytes: int = 0
   longest_bytes: int = 0  # size of the longest document
-  longest_start: str = ""  # beginning of the longest document
+  longest_start: str = ""  # beginning of its text, so that the user finds it
 
   def add(self, split: str, document: Document, tokens: int | None) -> None:
     """Counts a document; `tokens` excludes [eod], and is None if unknown."""
@@ -70,7 +70,7 @@ class TextCounts:
 
 
 class EpochLengths:
-  """Lengths of one source's training documents; takes 16 bytes per document."""
+  """Tokens per training document of one source, to count an epoch's rows."""
 
   def __init__(self) -> None:
     self._inputs, self._texts = array("q"), array("q")
@@ -82,13 +82,13 @@ class EpochLengths:
     self._texts.extend([num_text + 1] * times)
 
   def tokens(self, has_inputs: bool) -> TokenArray:
-    """Returns documents of the added lengths, whose token ids are all 0."""
+    """Returns documents of these lengths for packing; all token ids are 0."""
     inputs, texts = (
       np.frombuffer(x, np.int64) for x in (self._inputs, self._texts)
     )
     ends = np.cumsum(inputs + texts)
     total = int(ends[-1]) if len(ends) else 0
-    tokens = np.broadcast_to(np.uint16(0), [total])  # takes no memory
+    tokens = np.broadcast_to(np.uint16(0), [total])  # a view of one number
     return TokenArray(
       [Shard(tokens, np.stack([ends - texts, ends]), has_inputs)]
     )
@@ -110,10 +110,10 @@ class Survey:
   # Maps each evaluation set to its contamination by all training documents.
   # The set "validation" is the validation split of all sources.
   contamination: dict[str, ngrams.Contamination]
-  # {digest of one of the largest groups of duplicates: the beginning of a
-  # document with this digest}.
+  # {digest of one of the largest groups of duplicates: the beginning of its
+  # text}, which names the group in the output.
   starts: dict[bytes, str]
-  # An item per source; without documents if tokens were not counted.
+  # One item per source; the items are empty if tokens were not counted.
   lengths: list[EpochLengths]
 
 
@@ -177,7 +177,7 @@ def _search(
   measured: Sequence[Measured],
   searches: Mapping[str, ngrams.ContaminationSearch],
 ) -> dict[bytes, str]:
-  """Adds the training documents to all searches; returns `Survey.starts`."""
+  """Compares training data with evaluation sets; returns `Survey.starts`."""
   wanted = {
     group.digest
     for each in measured
@@ -207,7 +207,7 @@ class Reading(NamedTuple):
 
   rate: float  # share of the run's tokens, or of its rows if PACKING pads rows
   epoch_tokens: int  # tokens of all training documents, [eod] included
-  epochs: float | None  # None if there is no training document
+  epochs: float | None  # passes over these tokens; None if there are none
 
 
 def epochs_of_run(

@@ -225,5 +225,5 @@ def _wait_for_each(
       continue
     weights_to_load.check_same_model(checkpoint, shapes)
     yield checkpoint
-    # The time of the evaluation does not count.
+    # EVAL_WAIT_SECS does not include the time that the evaluation took.
     waiting_since = time.monotonic()

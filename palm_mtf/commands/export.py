@@ -87,7 +87,7 @@ class _Foreign(NamedTuple):
   vocabulary: Vocabulary
   chat_template: str  # "" if there is none
   files: TensorFiles | GgufFile
-  read: Callable[[], dict[str, np.ndarray]]  # reads the parameters, by name
+  read: Callable[[], dict[str, np.ndarray]]  # reads {parameter: array}
 
 
 def import_model(
@@ -164,7 +164,7 @@ def _open_folder(
   data["PACKING"] = described.packing
   has_pad = described.packing != "joined" and vocabulary.is_control(0)
   if described.is_own and added == (0 if has_pad else vocabulary.eod_id):
-    data["START_ID"] = None  # stands for the same token
+    data["START_ID"] = None  # None means the same id
   template = read_template(folder)
   return _Foreign(model, data, vocabulary, template, files, read)
 
@@ -205,11 +205,11 @@ def _make_data(
   bos_id: int | None,
   added: int | None,
 ) -> dict[str, object]:
-  # Returns macros of the data. The tokenizer puts the token `added` before each
-  # text, and knows `bos_id` as the start token.
+  # Returns START_ID and others. The tokenizer puts token `added` before each
+  # text unless `added` is None, and names `bos_id` as the start token.
   start = added if vocabulary.has_id(added) else None
   adds_start = start is not None
-  # A token of texts, such as "!" with id 0, starts no text.
+  # Do not use a `bos_id` that is an ordinary token, such as "!" with id 0.
   if not adds_start and vocabulary.has_id(bos_id):
     start = bos_id if vocabulary.is_control(bos_id) else None
   return {

@@ -99,7 +99,7 @@ def check_settings(config: PlanConfig) -> PlanConfig:
 
 
 def _print_compiled(config: PlanConfig, *, as_json: bool) -> None:
-  """Prints a plan, and what the chip's compiler says of the largest step."""
+  """Prints a plan, and a step of the largest batch as the compiler sees it."""
   _check_can_compile(config)
   record = plan_of(config)
   try:
@@ -149,7 +149,7 @@ def _check_can_compile_for_gpu(config: PlanConfig) -> None:
       f"--compile and STAGES = {config.mesh_layout.stages}: stages do not run "
       "on GPUs; leave STAGES out."
     )
-  # The plugin calls NVIDIA's assembler, from a Python package or from CUDA.
+  # JAX's plugin calls NVIDIA's assembler, of a Python package or of CUDA.
   has_assembler = importlib.util.find_spec("nvidia") or shutil.which("ptxas")
   if not (importlib.util.find_spec("jax_cuda12_plugin") and has_assembler):
     raise UserError(

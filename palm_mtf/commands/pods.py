@@ -73,7 +73,7 @@ def serve(
         f'--listen = "{listen}": clients get the address from the manager; '
         "give the one that they reach."
       )
-    client.call("beat", name="")  # before TensorFlow is imported
+    client.call("beat", name="")  # fail before the slow import of TensorFlow
   # Block the signals before the server starts threads, which inherit the mask,
   # so that a signal stays pending until this thread calls sigwait.
   before = signal.pthread_sigmask(signal.SIG_BLOCK, _STOP_SIGNALS)
@@ -154,7 +154,7 @@ def manage(
 
 
 def list_all(*, manager: str, manager_tls: str, as_json: bool) -> None:
-  """Prints all servers, all owners of slices, and what clients hold."""
+  """Prints servers, each owner's slices, and clients' programs and buffers."""
   found = _ask(manager, manager_tls, "list_all")
   if as_json:
     print(*map(json_text, found), sep="\n")
@@ -181,7 +181,7 @@ def list_all(*, manager: str, manager_tls: str, as_json: bool) -> None:
 def drain(
   *, server: str, undo: bool, manager: str, manager_tls: str, as_json: bool
 ) -> None:
-  """Makes new slices avoid a server; with `undo`, lets them use it again."""
+  """Keeps new slices off a server, so it can be stopped; `undo` undoes that."""
   _ask(manager, manager_tls, "drain", address=server, is_drained=not undo)
   if as_json:
     print(json_text({"address": server, "is_drained": not undo}))
@@ -192,7 +192,7 @@ def drain(
 def release(
   *, owner: str, manager: str, manager_tls: str, as_json: bool
 ) -> None:
-  """Gives the devices of an owner to other owners."""
+  """Takes all slices from an owner, so that others can use the devices."""
   _ask(manager, manager_tls, "release", owner=owner)
   print(json_text({"owner": owner}) if as_json else f"{owner} has no slices")
 

@@ -35,7 +35,7 @@ def sweep(
       (all other runs were trained).
     StoppedError: if a signal arrived; the same command resumes.
   """
-  runs.cores_of_runs(config.sweep.sweep_at_once)  # UserError if too few
+  runs.cores_of_runs(config.sweep.sweep_at_once)  # UserError if too few cores
   where = SweepDir(model_dir)
   wanted = runs.make_runs(config.sweep, config, where, load_run)
   runs.check_unchanged(wanted, where)

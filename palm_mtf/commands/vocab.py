@@ -23,7 +23,7 @@ from palm_mtf.errors import UserError, check_count
 from palm_mtf.model_dir.atomic_files import write_atomically
 
 _NUM_LONGEST = 5
-_CONTEXT = 10  # characters shown before and after the first difference
+_CONTEXT = 10  # characters shown around a change by decode(encode(text))
 
 
 def _sort_pieces(vocabulary: Vocabulary) -> dict[str, list[str]]:
@@ -58,7 +58,7 @@ def _kind_of(vocabulary: Vocabulary, i: int, text: str) -> str:
 def _measure_fit(
   vocabulary: Vocabulary, texts: Iterable[str]
 ) -> dict[str, int | float | str]:
-  """Returns statistics of the encoded texts; tokens exclude [eod]."""
+  """Encodes texts; returns their bytes, tokens (without [eod]) and changes."""
   num_documents = num_bytes = num_changed = 0
   first_change = ""
   counts = np.zeros(vocabulary.size, np.int64)  # number of tokens per id
@@ -97,7 +97,7 @@ def _show_difference(before: str, after: str) -> str:
 # Names for error messages: this command has flags instead of macros, and no
 # flag for the field with a document's weight.
 _SETTINGS = Settings("--input", "--text_field", weight_field="")
-_MEASURED_CHUNKS = 1024  # texts of at most 4,096 characters
+_MEASURED_CHUNKS = 1024  # of at most 4,096 characters, to measure the fit
 
 
 def vocab(

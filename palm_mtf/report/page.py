@@ -36,10 +36,10 @@ class Run:
   """The contents of one MODEL_DIR; only metrics.jsonl must exist."""
 
   name: str  # the shortest end of the path that is unique in the report
-  lines: Sequence[Mapping[str, Any]]  # of metrics.jsonl; each has a "step"
-  rewinds: Sequence[Mapping[str, Any]]  # each goes from "step" to "to_step"
-  samples: Sequence[Mapping[str, Any]]  # step, prompt and continuation
-  evaluations: Sequence[Mapping[str, Any]]  # in ascending order of steps
+  lines: Sequence[Mapping[str, Any]]  # objects in metrics.jsonl, with a "step"
+  rewinds: Sequence[Mapping[str, Any]]  # from "step" back to "to_step"
+  samples: Sequence[Mapping[str, Any]]  # each: step, prompt, continuation
+  evaluations: Sequence[Mapping[str, Any]]  # of tasks, by step
   settings: Mapping[str, Any]  # values of the macros in config.gin
   defaults: Set[str]  # names of macros that no gin file or flag has set
   plan: Mapping[str, Any]  # numbers in plan.json; {} if there is no such file
@@ -161,7 +161,7 @@ class Panel(NamedTuple):
   """One figure on the report's page."""
 
   title: str  # quantity, and its unit unless tick labels show the unit
-  fields: tuple[str, ...]  # of metrics.jsonl, in the order of _LINE_STYLES
+  fields: tuple[str, ...]  # a line per metric, in the order of _LINE_STYLES
   unit: str = ""  # on tick labels ("%" for fractions); if set, y begins at 0
 
 
@@ -198,7 +198,7 @@ RUN_LINES = [
   for dashes in ("solid", "dashed", "dotted")
   for color in _COLORS
 ]
-_NUM_MEANS = 200  # means of points, drawn if a line has more than 400 points
+_NUM_MEANS = 200  # a line of more than 400 points is smoothed to so many
 _LOG_RATIO = 15  # y is logarithmic if largest / smallest value is above this
 
 
@@ -255,7 +255,7 @@ def draw(runs: Sequence[Run], panel: Panel) -> Any:
     for j, (field, kind) in enumerate(zip(panel.fields, styles, strict=False)):
       points = run.points(field, x_field)
       if field == "unigram_entropy" and points:
-        points.insert(0, (0, points[0][1]))  # the entropy is the same at step 0
+        points.insert(0, (0, points[0][1]))  # a constant: draw from step 0
       line = {"color": color, "linestyle": dashes} | kind
       if is_wide and len(runs) > 1 and j == 0:
         line["alpha"] = 0.5
@@ -293,7 +293,7 @@ def _draw_points(
 def _find_x(run: Run, step: float, x_field: str) -> float:
   steps, xs = zip((0, 0), *run.points(x_field, "step"), strict=True)
   if step > steps[-1] > 0:
-    # The run was rewound and ended before it reached this step again.
+    # Extrapolate: the run was rewound, and ended before this step came again.
     return xs[-1] * step / steps[-1]
   return float(np.interp(step, steps, xs))
 

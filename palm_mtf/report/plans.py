@@ -109,7 +109,7 @@ def _list_decoding(decoding: Mapping[str, Any]) -> Iterator[str]:
 def _list_compiled_moves(
   compiled: Mapping[str, Any], plan: Mapping[str, Any]
 ) -> Iterator[str]:
-  """Yields a line for each kind of collective and its axes, largest first."""
+  """Yields lines with the GB of a kind of collective over mesh axes, sorted."""
   found, planned = (
     {(x["kind"], *x["axes"]): x for x in moved if x.get("link") != "dcn"}
     for moved in (compiled["moved"], plan["moved"])
@@ -128,7 +128,7 @@ def _list_compiled_moves(
 
 
 def format_prediction(plan: Mapping[str, Any]) -> str:
-  """Returns the predicted time, speed and memory in one line."""
+  """Returns the predicted time, speed and memory of a step in one line."""
   needed = sum(plan["device_bytes"].values()) / _GIB
   return (
     f"predicted: {plan['step_secs']:.3g} s per step, "
@@ -139,7 +139,7 @@ def format_prediction(plan: Mapping[str, Any]) -> str:
 
 
 def format_table3(rows: Sequence[Mapping[str, Any]]) -> str:
-  """Returns the rows from accounting/table3.py as text."""
+  """Returns Table 3 of the PaLM paper, from accounting/table3.py, as text."""
   lines = [
     f"{'model':<21}{'chips':>13}{'published':>11}{'MFU':>8}"
     f"{'without attention':>19}{'HFU':>8}{'ours':>8}"
@@ -178,7 +178,7 @@ def _list_flops(flops: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
 def _list_memory(plan: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
   for name, num_bytes in plan["device_bytes"].items():
     yield name, f"{num_bytes / _GIB:>18.3f} GiB"
-  if len(plan["stage_bytes"]) > 1:  # the rows above are the largest stage's
+  if len(plan["stage_bytes"]) > 1:  # above: the stage that needs most
     for stage, num_bytes in enumerate(plan["stage_bytes"]):
       yield f"stage {stage}, in all", f"{num_bytes / _GIB:>18.3f} GiB"
 
@@ -252,7 +252,7 @@ def _shorten_layout(layout: str) -> str:
 
 
 def format_curves(curves: Curves) -> str:
-  """Returns a table for each macro in `curves`."""
+  """Returns a table per macro: what the plan would be with other values."""
   lines = []
   for macro, points in curves.items():
     lines.append(

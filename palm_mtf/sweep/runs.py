@@ -75,7 +75,7 @@ class SweepRun:
 
   @property
   def flops_per_token(self) -> int:
-    """Model FLOPs per training token."""
+    """FLOPs per training token, without those of rematerialization."""
     return train_flops_per_token(self.config.model)
 
 
@@ -331,7 +331,7 @@ def table_csv(rows: Sequence[Row]) -> bytes:
 
 
 _POLL_SECS = 0.5
-_LAST_BYTES = 4096  # bytes at the end of a log that are read for its last line
+_LAST_BYTES = 4096  # read of a failed run's log, to quote its last line
 
 
 class _Process(NamedTuple):

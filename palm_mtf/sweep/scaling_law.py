@@ -28,12 +28,12 @@ from scipy.optimize import least_squares, nnls
 from palm_mtf.sweep.runs import FINISHED, Row
 
 _HUBER_DELTA = 1e-3
-_EXPONENTS = (0.1, 0.2, 0.4, 0.7, 1.1)  # the fit tries all pairs of these
-_NUM_STARTS = 3  # number of best pairs from which the fit starts
-_MOST = 5.0  # the largest exponent that the fit allows
-_SMALLEST = 1e-9  # lower bound of exponents and, in nats, of the terms of L
-_NUM_LAWS = 400  # number of laws that the bootstrap fits
-_INTERVAL = (2.5, 97.5)  # percentiles
+_EXPONENTS = (0.1, 0.2, 0.4, 0.7, 1.1)  # guesses of alpha and of beta
+_NUM_STARTS = 3  # number of best pairs of guesses from which the fit starts
+_MOST = 5.0  # upper bound of alpha and beta in the fit
+_SMALLEST = 1e-9  # lower bound of alpha, beta and, in nats, the terms of L
+_NUM_LAWS = 400  # number of laws that the bootstrap fits, for intervals
+_INTERVAL = (2.5, 97.5)  # percentiles of these laws
 # A fit needs two runs more than the law has coefficients, so that residuals
 # show the noise, and at least _MIN_VALUES different values of N and of D.
 _MIN_RUNS, _MIN_VALUES = 7, 3
@@ -173,7 +173,7 @@ class Resampled(NamedTuple):
 
   law: Law
   laws: Law  # each coefficient is an array, [laws]
-  noise: np.ndarray  # [laws], noise drawn for log L of one more run
+  noise: np.ndarray  # [laws], drawn for log L of a run to predict
 
   def interval(self, number: Callable[[Law], float]) -> Interval:
     """Returns the value of a function of the law, with its interval."""
