@@ -24,7 +24,7 @@ _STANDARD_LIBRARY = os.path.join(sysconfig.get_path("stdlib"), "")
 _PACKAGE = os.path.dirname(os.path.abspath(__file__))
 # Code that is not the user's. A checkout has tasks/ next to the package.
 _OWN = (f"{_PACKAGE}/", f"{os.path.dirname(_PACKAGE)}/tasks/")
-# Paths of installed libraries, and of the code that AutoGraph generates.
+# Installed libraries and AutoGraph's generated code are not the user's either.
 _INSTALLED = re.compile(r"/(?:site|dist)-packages/|/__autograph_generated")
 # Gin's function that raises a user's exception again, as an instance of a new
 # class with a longer message.

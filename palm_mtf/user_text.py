@@ -330,7 +330,7 @@ def _check_plain_text(lines: Iterable[bytes], path: str, what: str) -> None:
   # Raises UserError if the first lines of a plain text are another format.
   unmarked = (line.lstrip(codecs.BOM_UTF8) for line in lines)
   filled = (line for line in unmarked if line.strip())
-  # The objects of an array may begin in the third line.
+  # Look at three lines, because an array's objects may begin in the third.
   lines = [*itertools.islice(filled, 3)]
   beginning = b"".join(lines)
   _check_magic(beginning, what)

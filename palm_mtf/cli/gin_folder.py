@@ -69,7 +69,7 @@ def find_include(name: str, including: Path, line: int) -> Path:
 
 
 def read_header(path: Path) -> list[str]:
-  """Returns the comment lines at the top of a gin file, each without "# "."""
+  """Returns the comment lines at a gin file's top, for help, without "# "."""
   lines = path.read_text(encoding="utf-8").splitlines()
   end = next((i for i, x in enumerate(lines) if x[:1] != "#"), len(lines))
   return [re.sub("^# ?", "", line) for line in lines[:end]]

@@ -195,7 +195,7 @@ def _run_without_command(group: str, arguments: list[str]) -> int:
 
 
 def _make_parser(name: str, description: str) -> FlagParser:
-  """Returns a parser without flags for a command, a group, or "" for all."""
+  """Returns a parser, without flags, for a command or group; "": for all."""
   commands = commands_in(name)
   width = max(map(len, commands), default=0) + 2
   lines = [f"  {x:{width}}{each.summary}\n" for x, each in commands.items()]

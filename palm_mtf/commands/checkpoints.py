@@ -181,7 +181,7 @@ def _find_folders(model_dir: str) -> list[str]:
 
 
 def _find_set_aside(model_dir: str) -> list[str]:
-  # Training renames a damaged checkpoint to step_<n>.damaged.
+  # Finds the damaged checkpoints, which training renamed to step_<n>.damaged.
   root = ModelDir(model_dir).checkpoints
   return sorted(
     os.path.join(root, name)
@@ -245,8 +245,8 @@ def _compare_settings(
   """Returns {macro: [value in a, value in b]} for the macros that differ."""
   if not a.checkpoint or not b.checkpoint:
     return {}  # a TensorFlow prefix has no manifest
-  # Include the hash of the tokens, because the files that TEXT_FILES names may
-  # have changed.
+  # Compare a hash of the tokens too: with the same TEXT_FILES, the content of
+  # the files may differ.
   ours, theirs = (
     {**x.settings, "the tokens": x.data.get("the tokens")}
     for x in (a.checkpoint.manifest, b.checkpoint.manifest)

@@ -174,7 +174,7 @@ def score(
 def _encode(
   items: Sequence[ScoreItem], vocabulary: Vocabulary, model: ModelConfig
 ) -> list[list[tuple[list[int], list[int]]]]:
-  """Returns, for each item, a list of (ids of inputs, ids of one target)."""
+  """Returns a list per item: for each target (ids of inputs, ids of target)."""
   # Encode inputs and targets separately, as in training, because the model has
   # never seen a piece that spans both. Encode all texts in one call, so that
   # the tokenizer uses several threads.

@@ -71,7 +71,7 @@ def serve(
   mesh_layout.check_layout(config.mesh_layout, config.model)
   model = resolve_dtype(config.model, config.mesh_layout)
   config = dataclasses.replace(config, model=model)
-  # On several devices, rounded weights are stored in the activation dtype.
+  # On several devices, quantized weights are stored in the activation dtype.
   is_split = config.mesh_layout.num_devices > 1
   weight_dtype = "activation" if is_split else config.decode.weight_dtype
   if not decodes_on_accelerators(config.mesh_layout, config.pods):

@@ -308,7 +308,7 @@ def tabulate(runs: Sequence[SweepRun], where: SweepDir) -> list[Row]:
 
 
 def table_text(rows: Sequence[Row]) -> str:
-  """Returns the rows of `tabulate` as a text table."""
+  """Returns the results of runs, from `tabulate`, as a text table."""
   lines = [("run", "parameters", "tokens", "FLOPs", "secs", "loss", "best", "")]
   for row in rows:
     losses = (row["loss"], row["best_loss"])
@@ -322,7 +322,7 @@ def table_text(rows: Sequence[Row]) -> str:
 
 
 def table_csv(rows: Sequence[Row]) -> bytes:
-  """Returns the rows of `tabulate` as a CSV file."""
+  """Returns the results of runs, from `tabulate`, as a CSV file."""
   file = io.StringIO()
   writer = csv.DictWriter(file, fieldnames=list(rows[0]))
   writer.writeheader()

@@ -169,7 +169,7 @@ class Interval(NamedTuple):
 
 
 class Resampled(NamedTuple):
-  """The law fitted to runs, and laws fitted to losses drawn around that law."""
+  """The law of the runs; for intervals, also laws of losses drawn around it."""
 
   law: Law
   laws: Law  # each coefficient is an array, [laws]
@@ -192,7 +192,7 @@ class Resampled(NamedTuple):
 def resample(
   parameters: np.ndarray, tokens: np.ndarray, losses: np.ndarray
 ) -> Resampled:
-  """Fits the law to runs (see `fit`), and to losses drawn around the law."""
+  """Fits the law (see `fit`); for intervals, also to losses drawn around it."""
   law = fit(parameters, tokens, losses)
   fitted = law.loss(parameters, tokens)
   residuals = np.log(losses / fitted)
@@ -292,7 +292,7 @@ def law_record(rows: Sequence[Row], budget: float | None) -> dict[str, Any]:
 
 
 def law_text(record: Mapping[str, Any]) -> str:
-  """Returns the result of `law_record` as text."""
+  """Returns the law, its optimum and predictions (`law_record`) as text."""
   lines = [
     f"scaling law of {record['num_runs']} runs, with 95% intervals",
     "  L(N, D) = E + A / N^alpha + B / D^beta, of N parameters and D tokens",
