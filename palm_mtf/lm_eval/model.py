@@ -33,8 +33,7 @@ class PalmMtf(LM):
       model_dir: MODEL_DIR of a training run.
       trust_config: whether the run's config.gin may run code.
       batch_size: ignored, because the lengths of the texts decide batch sizes.
-      max_batch_size: ignored.
-      device: ignored.
+      max_batch_size, device: ignored.
       **macros: gin macros that override the run's macros, such as STRIDE=64.
     """
     del batch_size, max_batch_size, device

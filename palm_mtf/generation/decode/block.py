@@ -1,6 +1,6 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""The block of a decoding step, which reads new tokens and a cache.
+"""The Transformer block of a decoding step, which reads a cache.
 
 This is the block of model/palm.py in plain TensorFlow, for some tokens of each
 row, usually one. The decoding step (step.py) uses it, and so does the exported
@@ -35,14 +35,14 @@ class Block(Protocol):
     """
 
   def mix(self, y: Any, read: Read) -> Mapping[Projection, Any]:
-    """Multiplies the normalized y by the kernels of `read`; mixes the products.
+    """Multiplies the normalized y by the kernels of `read`; applies attention.
 
     Returns:
-      {product that is added to the residual stream: input of this product}.
+      {output projection of attention or the MLP: its input}.
     """
 
   def project_out(self, branches: Mapping[Projection, Any]) -> Any:
-    """Multiplies each branch by its kernel; returns the sum with biases."""
+    """Multiplies what `mix` returns by kernels; returns the sum with biases."""
 
 
 def run_layer(layer: Layer, block: Block, x: Any, branch: Any) -> tuple:
@@ -68,7 +68,7 @@ def mix_products(
   parts: Sequence[tf.Tensor],
   attend: Callable[..., tf.Tensor],
 ) -> list[tf.Tensor]:
-  """Returns the mixers' results, one per branch of `read`.
+  """Returns attention's result or the MLP's hidden layer per branch of `read`.
 
   `parts` are q, k and v of attention, and the hidden layer of an MLP. `attend`
   takes q, k, v and the branch's mixer, and returns attention's result.

@@ -225,7 +225,7 @@ class _Samples(_Continuations):
     return 3 + (self._decode.repetition_penalty != 1)
 
   def first_state(self, prompts, lengths):
-    """Returns the state of a slice of the rows before the first token."""
+    """Returns a device's slice of the state before the first token."""
     (num_prompts, length), num_samples = prompts.shape, self._decode.num_samples
     rows = num_prompts * num_samples
     last = tf.gather(prompts, lengths - 1, batch_dims=1)
@@ -400,8 +400,8 @@ class BeamSearch:
     log_p = _compute_log_probabilities(logits, sizes.num_tokens)
     log_p = tf.reshape(log_p, [prompts, beams, vocab]) + living[..., tf.newaxis]
     log_p = tf.reshape(log_p, [prompts, beams * vocab])
-    # Each prefix has one continuation per end token that ends now. Therefore
-    # this many continuations have at least NUM_BEAMS that live on.
+    # Each prefix has one continuation per end token that ends now, so the best
+    # `count` continuations include at least NUM_BEAMS that live on.
     count = (1 + len(sizes.end_ids)) * beams
     best, index = tf.math.top_k(log_p, min(count, beams * vocab))
     parent, token = index // vocab, index % vocab

@@ -19,7 +19,7 @@ from palm_mtf.ops.matmul import has_kernel, is_emulated, packed_matmul
 from palm_mtf.ops.variables import make_variable
 from palm_mtf.ops.xla import in_xla_computation
 
-_LARGEST = 127.0
+_LARGEST = 127.0  # largest int8 number
 # Scales to try for a group of int4 weights, relative to the scale that clips no
 # weight. A smaller scale clips the largest weight, but has smaller rounding
 # errors for the other weights.
@@ -33,7 +33,7 @@ class Kernel:
   # Tensor [inner, outer] in the activation dtype, or in float32 if bfloat16 is
   # emulated; or a PackedKernel for `native`'s C++ operations.
   weights: tf.Tensor | PackedKernel
-  initialize: tf.Operation  # operation that sets the weights
+  initialize: tf.Operation  # fills the variable of `weights`, if it has one
 
 
 def make_packed_kernel(packed: PackedKernel, name: str) -> Kernel:

@@ -108,7 +108,7 @@ def flatten(xs: Sequence[LaidOut]) -> list[tf.Tensor]:
 def unflatten(
   placement: CpuGpuPlacement, flat: Sequence[tf.Tensor], num_slices: int
 ) -> list[LaidOut]:
-  """Returns the tensors with the slices that `flatten` returned."""
+  """Undoes `flatten`: joins each `num_slices` slices to a laid-out tensor."""
   return [
     placement.LaidOutTensor(list(flat[i : i + num_slices]))
     for i in range(0, len(flat), num_slices)

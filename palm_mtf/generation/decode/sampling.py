@@ -39,10 +39,10 @@ def _to_column(setting):
 
 
 def _find_least_kept(shares, weights, wanted):
-  # Returns the largest t, [rows, 1], such that the weights of tokens with share
-  # >= t sum to at least `wanted`. Instead of sorting, bisect over the bits of t
-  # in 31 passes over the shares. This works, because nonnegative floats have
-  # the same order as their bits.
+  # Returns the least share to keep, [rows, 1]: the largest t such that tokens
+  # with share >= t have weights (1 for TOP_K, shares for TOP_P) that sum to at
+  # least `wanted`. Instead of sorting, bisect over the bits of t in 31 passes,
+  # because nonnegative floats have the same order as their bits.
   bits = tf.bitcast(shares, tf.int32)
 
   def halve(i, low, high):

@@ -29,7 +29,8 @@ from palm_mtf.generation.decode.step import make_step
 from palm_mtf.generation.decode.weights import DecodeModel
 from palm_mtf.native.decoding import Texts, TextSettings
 
-# Maximum number of tokens per text that one call of `StepSlots` chooses.
+# Maximum number of tokens per text and call of `StepSlots`. On accelerators,
+# where shapes are static, `tokens` always has this many columns.
 MOST_STEPS = 256
 
 

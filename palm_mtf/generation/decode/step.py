@@ -164,7 +164,7 @@ class NativeStep:
 
 # --- Steps by TensorFlow's operations ----------------------------------------
 
-_LAYER = layer_name(0)  # the layer of a model that has only one
+_LAYER = layer_name(0)  # name that `for_each_layer` gives to each layer
 
 # With one token per row, a step spends its time on matrix products and on
 # starting the operations between the products. Therefore XLA compiles each
@@ -213,7 +213,7 @@ class TensorflowStep:
       cache, which now includes these tokens.
     """
     impl, model = self._impl, self._model
-    shape = cache[0].slice_shape[model.row_axis :]  # of a layer
+    shape = cache[0].slice_shape[model.row_axis :]  # of one layer's keys
     num_rows = tokens.slice_shape[0]
     tables = find_angles(self._config, shape[-2])
     # Find each token's index in the cache and its rotation angles only once,
@@ -355,8 +355,7 @@ def _add_and_scale(
 class _Block:
   """A layer on the devices of a mesh, for one position; a `Block` of block.py.
 
-  Attributes:
-    cache: keys and values of the layer; `mix` adds those of the tokens.
+  `cache` has the layer's keys and values; `mix` adds those of the new tokens.
   """
 
   def __init__(

@@ -49,7 +49,7 @@ class LayerWeights:
 
 @dataclasses.dataclass(frozen=True)
 class DecodeModel:
-  """Weights of one model on one mesh."""
+  """Decoding weights of one model on one mesh, and products with them."""
 
   placement: CpuGpuPlacement  # devices and layout
   config: ModelConfig
@@ -119,7 +119,7 @@ class DecodeModel:
     )
 
   def columns(self, read: Read, threads: int) -> JoinedColumns:
-    """Returns an object that splits the columns of `project_in`.
+    """Returns an object that splits the product of `project_in` (q, k, ...).
 
     `threads` is the number of threads per C++ operation; 0 if XLA computes.
     """
@@ -175,7 +175,7 @@ class DecodeModel:
   def output_biases(
     self, layer: str, outputs: Iterable[Projection]
   ) -> list[LaidOut]:
-    """Returns the biases of some products, [d_model] float32 each."""
+    """Returns the biases of output projections, [d_model] float32 each."""
     return [self.vectors[f"{layer}/{x.bias}"] for x in outputs if x.has_bias]
 
   def add_bias(self, x: LaidOut, bias: LaidOut) -> LaidOut:

@@ -66,7 +66,7 @@ class ContinuationReader:
       num_read = len(self._reader.text)
       self.ids.append(token)
       if token in self._end_ids:
-        # [eod] has no text, but other end tokens may have one.
+        # Read other end tokens as [eod], because [eod] has no text.
         self.ended, token = "eod", self._eod_id
       self.places.append(self._reader.add(token))
       # Look for stop strings after each token, so that the end of a text does
@@ -85,7 +85,7 @@ class ContinuationReader:
     return self._reader.token_text(self._eod_id if ends else token)
 
   def sure_text(self) -> str:
-    """Returns the part of the text that no further token can change."""
+    """Returns the text that can be shown now: no later token can change it."""
     text = self._reader.text
     if self.ended:
       return self.continuation(is_over=True).text

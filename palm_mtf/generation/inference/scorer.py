@@ -92,7 +92,7 @@ class Example(NamedTuple):
 class _Text(NamedTuple):
   start_id: int  # token before `ids`
   ids: list[int]  # inputs and targets
-  num_given: int  # number of `ids` that are not scored
+  num_given: int  # number of inputs in `ids`, which are not scored
 
 
 class Score(NamedTuple):
@@ -168,7 +168,7 @@ class Scorer:
       yield index, score
 
   def score_prompt(self, ids: Sequence[int]) -> list[Chosen]:
-    """Returns each token after the first token, with its log p.
+    """Returns a prompt's tokens after the first, with log p, for a server.
 
     There are at least 2 and at most SEQUENCE_LENGTH + 1 `ids`.
     """

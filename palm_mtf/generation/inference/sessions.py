@@ -73,13 +73,10 @@ def load_weights(
 
 
 class LoadedDecoder(contextlib.AbstractContextManager):
-  """Weights on devices; a context manager, which closes the client.
+  """Decoding weights on devices; as a context manager, frees them at the end.
 
-  Attributes:
-    config: the model.
-    num_slices: number of slices into which the layout splits `batch`. A program
-      needs a multiple of this number of rows.
-    client: runs programs.
+  The layout splits `batch` into `num_slices` slices, so a program of `client`
+  needs a multiple of this number of rows.
   """
 
   def __init__(
@@ -115,7 +112,7 @@ class LoadedDecoder(contextlib.AbstractContextManager):
   def _open_local(
     self, scope: contextlib.ExitStack, settings: DecodeSettings, for_steps: bool
   ) -> Sequence[LayerWeights]:
-    """Opens a client of TensorFlow's devices in this process."""
+    """Opens a client of this process's devices; returns the weights to load."""
     given = settings.model, settings.mesh_layout, settings.weight_dtype
     _log_absence(settings.mesh_layout)
     graph = tf.Graph()
@@ -137,7 +134,7 @@ class LoadedDecoder(contextlib.AbstractContextManager):
     settings: DecodeSettings,
     pods: PodsConfig,
   ) -> Sequence[LayerWeights]:
-    """Opens a client of accelerators."""
+    """Opens a client of accelerators; returns the weights to load."""
     # This module imports JAX, which decoding on CPUs does not need.
     from palm_mtf.accelerators.decode_client import PodDecoder
 
@@ -149,7 +146,7 @@ class LoadedDecoder(contextlib.AbstractContextManager):
       return self._programs.make_layers()
 
   def build(self, function: DecodeFunction, state: str) -> Program:
-    """Builds the program of a function on the state with the name `state`."""
+    """Builds a function's program; `state` names the state it makes or uses."""
     with self.client.graph.as_default():
       return self._programs.build(function, state)
 
@@ -168,7 +165,7 @@ def _log_absence(mesh: MeshLayout) -> None:
 
 def _make_reader(client: Client, devices: Devices) -> CheckpointReader:
   """Returns a reader whose files are read by the client's own process."""
-  # Without the client's name, TensorFlow could choose the process of a server.
+  # By default, TensorFlow could choose a server, whose host may lack the files.
   return CheckpointReader(client, CheckpointProcesses(Process(devices.client)))
 
 
@@ -176,7 +173,7 @@ def mean_loss(
   losses: Callable[[Batch], Iterable[tuple[float, float]]],
   batches: Iterable[Batch],
 ) -> float:
-  """Returns -log p of a target in nats: the weighted mean over all `batches`.
+  """Returns -log p per target in nats: the weighted mean over all `batches`.
 
   `losses` returns (mean loss, sum of loss weights) for each part of a batch.
   """
@@ -192,7 +189,7 @@ def compute_mean_loss(
   batches: Sequence[Batch],
   pods: PodsConfig | None = None,
 ) -> float:
-  """Returns a checkpoint's mean loss (nats) on batches of one shape.
+  """Returns a checkpoint's mean loss (nats per target) on batches of one shape.
 
   Memory holds only weights: no gradients and no optimizer slots.
   """

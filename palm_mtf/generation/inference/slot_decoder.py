@@ -31,8 +31,8 @@ class SlotText(NamedTuple):
 
   token: int  # id of the last token, which the first step reads
   position: int  # position of `token` in the text, from 0
-  place: int  # number of tokens already drawn
-  key: np.ndarray  # random key, [2] int32
+  place: int  # number of tokens drawn so far, hashed with `key` for the next
+  key: np.ndarray  # random key of the text, [2] int32
   temperature: float  # TEMPERATURE; 0 takes the likeliest token
   # TOP_K: number of likeliest tokens to draw from; None for all.
   top_k: int | None
@@ -66,7 +66,7 @@ class SlotDecoder:
     loaded.client.call(self._build(MakeSlots(self.num_slots, n)))
 
   def insert(self, slot: int, ids: Sequence[int]) -> None:
-    """Prefills a slot; the next step reads the prompt's last token again.
+    """Prefills a slot; the next step reads the last token again, for logits.
 
     The prompt has at least 1 and at most SEQUENCE_LENGTH `ids`.
     """
