@@ -22,7 +22,7 @@ class AttentionBlock(NamedTuple):
 
   @property
   def num_keys(self) -> int:
-    """Number of keys."""
+    """Number of keys that the queries read."""
     return self.end_key - self.first_key
 
 

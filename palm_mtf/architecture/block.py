@@ -104,7 +104,7 @@ PLAIN_ATTENTION = Attention()
 
 @dataclasses.dataclass(frozen=True)
 class Mlp:
-  """How an MLP mixes its products, one or two (see MLPS)."""
+  """How an MLP computes its hidden layer from its products (see MLPS)."""
 
   activation: str
   is_gated: bool
@@ -133,7 +133,7 @@ class Read(NamedTuple):
 
   @property
   def projections(self) -> tuple[Projection, ...]:
-    """The products of the norm, in the order of the branches."""
+    """The products of the norm with kernels, in the order of the branches."""
     return tuple(x for branch in self.branches for x in branch.inputs)
 
   @property

@@ -138,7 +138,7 @@ def parameter_dims(config: ModelConfig) -> dict[str, tuple[str, ...]]:
 
 
 def logits_table(config: ModelConfig) -> str:
-  """Returns the name of the table that gives the logits."""
+  """Returns the name of the table by which the logits are computed."""
   return {"tied": "embedding", "separate": "output_embedding"}[
     config.output_embedding
   ]

@@ -49,9 +49,9 @@ def find_frequencies(rotary: Rotary) -> np.ndarray:
 
 
 def find_divisors(rotary: Rotary) -> np.ndarray:
-  """Returns the numbers that divide the frequencies, [size / 2] float64."""
+  """Returns ROTARY_SCALING's divisor of each frequency, [size / 2] float64."""
   pairs = np.arange(rotary.size // 2)
-  # Each pair's share of the frequency that is not divided; the rest is.
+  # Per pair, the share of its frequency that `factor` does not divide.
   kept = np.zeros(len(pairs))
   original = rotary.original_length / (2 * math.pi)
   if rotary.scaling == "llama3":
@@ -73,7 +73,7 @@ def find_divisors(rotary: Rotary) -> np.ndarray:
 
 
 def find_magnitude(rotary: Rotary) -> float:
-  """Returns the factor of rotated q and k."""
+  """Returns the factor that multiplies rotated q and k; 1 except in YaRN."""
   if rotary.scaling != "yarn":
     return 1.0
   return rotary.attention_factor or yarn_magnitude(rotary.factor)

@@ -162,7 +162,7 @@ class Config(PlanConfig, CorpusConfig):
   Attributes:
     fault_tolerance: skipped batches, loss spikes, and the watchdog.
     decode: settings of sampling and beam search.
-    evaluation: SeqIO tasks, and the checkpoints to evaluate.
+    evaluation: SeqIO tasks to evaluate, on which checkpoints, and how.
   """
 
   fault_tolerance: WatchConfig = dataclasses.field(default_factory=WatchConfig)

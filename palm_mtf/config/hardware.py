@@ -58,7 +58,7 @@ class HardwareConfig(Checked):
       operations other than matrix products. `PASSES` in accounting/memory.py
       lists the kinds. Without a value, a pass runs at chip_memory_bandwidth.
       CPUs need values, because arithmetic, not memory, limits their passes.
-    chip_process_bytes: memory of a process besides the tensors of its step.
+    chip_process_bytes: bytes of a process, besides the tensors of its step.
     chip_fused_attention: whether the backward pass recomputes attention weights
       with any REMAT, as on CPUs with a C++ compiler.
     chip_link_bandwidth: bytes/s of a chip's links to other chips of the pod,
@@ -67,7 +67,7 @@ class HardwareConfig(Checked):
     chip_link_chips: maximum number of chips on one torus or switch; the network
       joins chips on different switches. None for no limit.
     chip_dcn_bandwidth: bytes/s of a chip's share of its host's network.
-    chip_watts: power, hosts included if the source says so.
+    chip_watts: power in watts, hosts included if the source says so.
     chip_hour_cost: price of one chip for one hour, in any currency.
   """
 

@@ -45,7 +45,7 @@ DIMENSIONS = (
 # {dimension: the dimension whose rule it follows}. A slice of query heads reads
 # only its own slice of key and value heads.
 _RULE_OF = {"kv_heads": "heads"}
-# Dimensions that no rule names.
+# Dimensions that no layout rule can split.
 _WITHOUT_RULE = ("positions", "buckets")
 # Splitting these dimensions divides the work of a step; splitting the other two
 # in SPLIT_DIMENSIONS divides only memory.

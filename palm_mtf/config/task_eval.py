@@ -33,7 +33,7 @@ class FewShotConfig(Checked):
       form of the task.
     exemplars: "drawn": exemplars are drawn from the training split for each
       example. "first": all examples have the first exemplars of the split.
-    seed: seed of the draw.
+    seed: seed with which exemplars are drawn.
     exemplar_files: {task: path}; the file's exemplars replace the training
       split (evaluation/few_shot.py).
     prompt_headers: {task: text before the exemplars}; "{group}" stands for the
@@ -77,7 +77,7 @@ class TaskEvalConfig(Checked):
   Attributes:
     eval_tasks: names of SeqIO tasks or mixtures with metric functions; [] for
       the validation loss.
-    eval_split: split of the tasks.
+    eval_split: split whose examples are evaluated.
     eval_examples: number of examples per task, the first ones; None for all.
     few_shot: exemplars and header before each example.
     answer_patterns: {task: regular expression}, whose only group matches the

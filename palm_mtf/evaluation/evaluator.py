@@ -55,7 +55,7 @@ from palm_mtf.user_code import user_code
 _logger = logging.getLogger(__name__)
 
 
-_VERSION = 1  # increase it if the definition of "contaminated" changes
+_VERSION = 1  # of stored results; raise it if "contaminated" is redefined
 
 
 def find_clean_examples(

@@ -66,7 +66,7 @@ class Exemplars(NamedTuple):
 
 
 class _Exemplar(NamedTuple):
-  key: str  # of the question, see `key_of`
+  key: str  # identifies the question, see `key_of`
   group: str
   text: str  # inputs and targets
 
@@ -167,7 +167,7 @@ def group_of(example: Mapping[str, Any]) -> str:
 
 
 def inputs_of(example: Mapping[str, Any]) -> str:
-  """Returns an example's inputs, separated from its targets."""
+  """Returns an example's inputs, so that its targets can be appended."""
   return separate(text_of(example["inputs"]), text_of(example["targets"]))
 
 
@@ -313,7 +313,7 @@ def make_few_shot(task: Any, config: FewShotConfig) -> Any:
 
 
 def adds_exemplars(step: Callable) -> bool:
-  """Returns whether `step` is the preprocessor that `make_few_shot` adds."""
+  """Returns whether a preprocessor of a task is that of `make_few_shot`."""
   return isinstance(getattr(step, "__self__", None), _Prompts)
 
 
@@ -416,7 +416,7 @@ def _count_fitting(
   example: Mapping[str, Any],
   fits: Callable[[str, str], bool],
 ) -> int:
-  """Returns the largest n for which the exemplars shots[:n] fit."""
+  """Returns how many of `shots`, from the first, fit before `example`."""
   inputs, targets = inputs_of(example), text_of(example["targets"])
 
   def is_too_many(count: int) -> bool:

@@ -124,7 +124,7 @@ class _Unconverted(seqio.PassThroughFeatureConverter):
 
 
 class KeptOutputs(seqio.loggers.Logger):
-  """A SeqIO logger that stores targets and inferences as attributes."""
+  """A SeqIO logger that keeps targets and inferences for EvalTask's records."""
 
   def __init__(self, output_dir: str):
     super().__init__(output_dir)

@@ -39,7 +39,7 @@ _NAME = "palm_mtf"
 # _ABANDONED_SECS.
 _PARTIAL = ".palm_mtf_partial_"
 _UNLOCKED_SECS, _ABANDONED_SECS = 2.0, 3600.0
-_MAX_BYTES = 2**26  # limit of one file, and of all files that `load` reads
+_MAX_BYTES = 2**26  # per file, and in all for `load`, to limit memory
 _WRITABLE_BY_OTHERS = stat.S_IWGRP | stat.S_IWOTH
 _FOLDER_FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW
 # With O_NONBLOCK, opening a pipe does not wait for a writer.
@@ -264,9 +264,9 @@ class CacheFolder:
     _remove(name, self.descriptor)
 
   def load(self, names: Iterable[str]) -> dict[str, bytes]:
-    """Returns {name: content} of files that `keep` wrote.
+    """Returns {name: content} of files that `keep` wrote; removes damaged ones.
 
-    Removes damaged files. After 64 MiB in total, removes the rest of `names`.
+    To limit the cache, removes the rest of `names` after 64 MiB in total.
     """
     found, num_bytes, damaged = {}, 0, []
     for name in names:
@@ -293,7 +293,7 @@ class CacheFolder:
     return found
 
   def keep(self, name: str, content: bytes) -> None:
-    """Writes a sealed file, for `load`; raises CacheError like `write`."""
+    """Writes a file and its hash, which `load` checks; may raise CacheError."""
     self.write(name, content + _seal(name, content))
 
 
@@ -325,7 +325,7 @@ def partial_folder(above: int) -> Iterator[CacheFolder]:
 
 
 def remove_abandoned(above: int) -> None:
-  """Removes what killed processes left; `above` is the folder's descriptor."""
+  """Removes killed processes' files from the folder with descriptor `above`."""
   for name in os.listdir(above):
     if name.startswith(_PARTIAL):
       with contextlib.suppress(OSError):

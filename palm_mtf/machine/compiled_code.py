@@ -151,6 +151,6 @@ def share_compiled_code(memory: ModuleType) -> None:
 
 
 def save_compiled_code() -> None:
-  """Saves this process's compiled code; call this before os._exit."""
+  """Saves this process's compiled code before os._exit, which skips atexit."""
   for code in _shared:
     code.save()

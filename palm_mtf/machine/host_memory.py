@@ -97,5 +97,5 @@ def _call_glibc(name: str, *arguments: object) -> None:
     function(*arguments)
 
 
-# Each call of ctypes.CDLL makes classes.
+# Cached, because each call of ctypes.CDLL makes new classes.
 _libc = functools.cache(lambda: ctypes.CDLL(None))

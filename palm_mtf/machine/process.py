@@ -38,7 +38,7 @@ def own_process() -> None:
 
 
 def is_owned() -> bool:
-  """Returns whether `own_process` was called."""
+  """Returns whether palm_mtf owns this process, so may change its settings."""
   return _is_owned
 
 
@@ -78,7 +78,7 @@ def lean_import() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _memory() -> Iterator[None]:
-  """Raises UserError if TensorFlow does not fit into a memory limit."""
+  """Raises UserError if an import in the body exceeds `ulimit -v`."""
   try:
     yield
   except Exception as error:  # libraries raise many types for lack of memory

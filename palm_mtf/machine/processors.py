@@ -58,10 +58,10 @@ def cpu_flags() -> frozenset[str]:
 
 
 def kernel_flags() -> list[str]:
-  """Returns the flags that decide which kernels run, sorted.
+  """Returns the CPU flags that decide which compiled code runs, sorted.
 
   The flags are vector instructions of x86-64 and Arm, and ONEDNN_MAX_CPU_ISA.
-  Kernels for different flags may round results differently.
+  Code for different flags may round results differently.
   """
   limit = os.environ.get(_LIMIT)
   limits = [f"{_LIMIT}={limit.upper()}"] if limit else []
@@ -173,12 +173,12 @@ def _has_cudnn() -> bool:
   return ctypes.util.find_library("cudnn") is not None
 
 
-# Folders of the package with the source of a training step.
+# Folders of the package whose code may change a training step's results.
 _SOURCES = ("ops", "native", "mesh", "model", "optim", "programs")
 _INSTRUCTIONS = "CPU instructions"
 _OPERATIONS = "operations in C++"
 _NONE = "none"
-# Environment variables that limit or replace kernels, besides
+# Environment variables that choose the code of operations, besides
 # ONEDNN_MAX_CPU_ISA, which `kernel_flags` includes.
 _VARIABLES = (
   "DNNL_MAX_CPU_ISA",
@@ -189,7 +189,7 @@ _VARIABLES = (
 
 
 def kernels_here(operations: str) -> dict[str, str]:
-  """Returns {name: value} for everything that decides this process's kernels.
+  """Returns {name: value} of all that decides how this process rounds results.
 
   `operations` names the compiler of our C++ operations and its options; "none"
   if this process has no C++ operations.
@@ -208,7 +208,7 @@ def kernels_here(operations: str) -> dict[str, str]:
 
 @functools.cache
 def _fingerprint() -> str:
-  """Returns a hash of the source files that a training step depends on."""
+  """Returns a hash of the sources on which a training step's results depend."""
   package = Path(__file__).parent.parent
   digest = hashlib.sha256()
   for folder in _SOURCES:
@@ -220,7 +220,7 @@ def _fingerprint() -> str:
 
 
 def kernels_of(servers: Sequence[Mapping[str, str]]) -> dict[str, str]:
-  """Merges the results of `kernels_here` on all servers."""
+  """Merges the results of `kernels_here` on all servers of a run."""
   found = {}
   for name in servers[0]:
     values = dict.fromkeys(x.get(name, "") for x in servers)

@@ -17,7 +17,7 @@ def _gelu_tanh(x):
   return 0.5 * x * (1.0 + tf.tanh(inner))
 
 
-# {activation of `architecture.block.MLPS`: function of float32}
+# {activation named in `architecture.block.MLPS`: its function, in float32}
 _ACTIVATIONS = {
   "swish": lambda x: x * tf.sigmoid(x),
   "gelu": _gelu,

@@ -52,9 +52,9 @@ def visible_softmax(
 
 @fused
 def _masked_softmax(scores, scale, begin, window, masks, bias):
-  # scores: [batch, length, heads, memory_length]; the first query is at key
-  # `begin`. masks: (), (segments,) or (segments, prefix), [batch,
-  # memory_length] each.
+  # scores: [batch, length, heads, memory_length]; the first query has the
+  # position of key `begin`. masks: (), (segments,) or (segments, prefix),
+  # [batch, memory_length] each.
   batch, length, _, memory_length = scores.shape
   position = begin + tf.range(length)[:, tf.newaxis, tf.newaxis]
   key = tf.range(memory_length)
@@ -73,7 +73,7 @@ def _masked_softmax(scores, scale, begin, window, masks, bias):
 
 @fused
 def _softmax_gradient(weights, dweights, out, dout, scale):
-  # Returns the gradients of scores and of the scores' bias.
+  # Returns the gradients of the unscaled scores and of the bias added to them.
   dtype = weights.dtype
   weights, dweights, out, dout = (
     tf.cast(t, tf.float32) for t in (weights, dweights, out, dout)
@@ -99,7 +99,7 @@ def _sum_of_parts(parts, places):
 
 
 class _Heads:
-  """The products of attention, for heads that share keys and values."""
+  """The matrix products of attention; query heads may share keys and values."""
 
   # In multi-query attention all heads read the same keys, so the heads are rows
   # of one product, which needs no transpose and no copies of k and v. In
@@ -128,7 +128,7 @@ class _Heads:
     return self._join(einsum(equation, self._split(weights), v))
 
   def to_memory(self, weights, x):
-    """Returns weights^T x, in the shape of k."""
+    """Returns weights^T x, in the shape of k: the gradient of k or v."""
     equation = f"{self._scores},{self._q}->{self._memory}"
     return einsum(equation, self._split(weights), self._split(x))
 
@@ -168,7 +168,7 @@ class BlockedAttention:
   ) -> tf.Tensor | tuple[tf.Tensor, ...]:
     """Returns the output, shape of q; if `keeps_weights`, also the weights.
 
-    `others` has the masks, then the `extras` of `score_by_distance`.
+    `others`: masks (segments, prefix), then `extras` of `score_by_distance`.
     """
     heads, extras = _Heads(q.shape[2], k.shape), others[self.num_masks :]
     outs, weights = [], []
@@ -192,7 +192,7 @@ class BlockedAttention:
     dout: tf.Tensor,
     *others: tf.Tensor,
   ) -> tuple[tf.Tensor, ...]:
-    """Returns the gradients of q, k, v and the extras.
+    """Returns the gradients of q, k, v and each of `extras`.
 
     Args:
       q: [batch, length, heads, d_kv].

@@ -95,8 +95,8 @@ def embed(
   ).outputs[0]
 
 
-# The functions of a statistic take x, [..., d_model] float32, and epsilon. They
-# return the normalized y and, for the gradient, the factor of x, [..., 1].
+# Norms without scale and bias: from x, [..., d_model] float32, and epsilon to
+# the result y and, for the gradient, the number that multiplied x, [..., 1].
 
 
 def _by_mean_square(x, epsilon):
@@ -123,8 +123,8 @@ def _by_variance_gradient(y, rsqrt, dy):
   return (dx - tf.reduce_mean(dy, -1, keepdims=True)) * rsqrt
 
 
-# {statistic of a norm (see `NormForm`): its function and the gradient}. Those
-# in IS_CENTERED are also operations in C++.
+# {statistic of a norm (see `NormForm`): its function and the gradient}. For
+# statistics in IS_CENTERED there are also operations in C++.
 _STATISTICS = {
   "variance": (_by_variance, _by_variance_gradient),
   "mean_square": (_by_mean_square, _by_mean_square_gradient),
@@ -291,7 +291,7 @@ def _mask(first, x, vocab_size, is_gradient):
 
 
 def without_padding(logits: mtf.Tensor, vocab_size: int) -> mtf.Tensor:
-  """Masks logits [batch, length, vocab] of tokens from `vocab_size` on."""
+  """Masks logits [batch, length, vocab] of padding: from `vocab_size` on."""
   vocab = logits.shape.dims[-1]
   if vocab.size == vocab_size:
     return logits

@@ -74,7 +74,7 @@ def _cross_entropy_gradient(
 
 
 class CrossEntropy(mtf.Operation):
-  """Outputs token_loss and log_z of logits, [batch, length] float32 each."""
+  """Outputs -log p(target) and log(sum(exp(logits))), one of each per token."""
 
   def __init__(
     self, logits: mtf.Tensor, targets: mtf.Tensor, gradient_dtype: tf.DType

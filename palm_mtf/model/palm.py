@@ -152,7 +152,7 @@ class Palm:
     return self._norm(x, "final_norm", factor=self._config.logits_factor)
 
   def unembed(self, hidden: mtf.Tensor) -> mtf.Tensor:
-    """Returns the logits; see `logits`."""
+    """Returns the logits for the output of `hidden`; see `logits`."""
     logits = self._weights.unembed(hidden)
     return without_padding(logits, self._config.vocab_size)
 

@@ -37,10 +37,10 @@ Angles = Sequence[tf.Tensor]
 def rotary_tables(
   mesh: mtf.Mesh, length: mtf.Dimension, rotary: Rotary
 ) -> list[mtf.Tensor]:
-  """Returns sin and cos of the angles of pairs of numbers on a mesh.
+  """Returns sin and cos of the angles of rotary embedding, on a mesh.
 
-  Both tables are [length, size / 2], float32, indexed by position and pair, and
-  multiplied by `find_magnitude`.
+  Both tables are [length, size / 2], float32, indexed by position and pair of a
+  head's numbers, and multiplied by `find_magnitude`.
   """
   pairs = mtf.Dimension("d_kv_pairs", rotary.size // 2)
   return [
@@ -68,7 +68,7 @@ def find_angles(config: ModelConfig, length: int) -> list[np.ndarray]:
 def rotate_pairs(
   x: tf.Tensor, sin: tf.Tensor, cos: tf.Tensor, rotary: Rotary
 ) -> tf.Tensor:
-  """Rotates pairs of numbers of each head, as `rotary` says.
+  """Applies rotary embedding: rotates pairs of numbers of each head.
 
   x is [..., d_kv], and so is the result, in the same dtype. sin and cos are
   float32, and broadcast to [..., rotary.size / 2].
@@ -134,7 +134,7 @@ def add_positions(
 
 
 def _positions(x, segments=None):
-  # Returns [1, length] or [batch, length], int32.
+  # Returns positions within documents, [1 or batch, length], int32.
   at = tf.range(x.shape[1])[tf.newaxis]
   if segments is None:
     return at

@@ -229,7 +229,7 @@ class JoinedColumns:
 
 
 class _Projection(mtf.Operation):
-  """Outputs q, k, v and the hidden layer; then the joined product itself."""
+  """Outputs q, k, v, the hidden layer and, for the gradient, the product."""
 
   def __init__(self, x, read, kernels, vectors, angles, epsilon, dtype):
     super().__init__([x, *angles, *vectors, *kernels], name="projection")
@@ -260,7 +260,7 @@ class _Projection(mtf.Operation):
     ]
 
   def cut_inputs(self, values: Sequence) -> tuple:
-    """Returns x, the angles, the vectors and the kernels of all inputs."""
+    """Splits one value per input into those of x, angles, vectors, kernels."""
     x, *others = values
     n = self.num_angles
     m = n + self.num_vectors
@@ -285,7 +285,7 @@ class _Projection(mtf.Operation):
     return self._read_again.outputs[self.outputs.index(x)]
 
   def columns(self, impl: mtf.MeshImpl) -> JoinedColumns:
-    """Returns the columns of a device's product."""
+    """Returns what splits a device's product into q, k, v and so on."""
     shapes = [impl.slice_shape(kernel.shape)[1:] for kernel in self.kernels]
     threads = native_threads(impl)
     return JoinedColumns(shapes, self.read, self.epsilon, threads)

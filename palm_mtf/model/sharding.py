@@ -22,7 +22,7 @@ class Resharded(mtf.Operation):
     dims: tuple[mtf.Dimension, mtf.Dimension],
     after: mtf.Tensor | None = None,
   ):
-    # `dims`: old and new dimension. `after`: tensor that collectives wait for.
+    # `dims`: old and new dimension. x waits for `after`, to save memory.
     inputs = [x] if after is None else [x, after]
     super().__init__(inputs, name=f"as_{dims[1].name}")
     self._dims = dims
@@ -51,7 +51,7 @@ class Resharded(mtf.Operation):
 
 
 class _Gathered(Resharded):
-  """Outputs a whole weight, which is gathered again for the backward pass."""
+  """Gathers a weight; the backward pass gathers it again, to save memory."""
 
   def recompute(self, x: mtf.Tensor, signal: mtf.Tensor) -> mtf.Tensor:
     del x  # there is only one output to recompute

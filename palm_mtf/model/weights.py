@@ -44,7 +44,7 @@ def palm_variables(
   dims: Dims,
   seed: int | None = None,
 ) -> dict[str, mtf.Tensor]:
-  """Makes a variable for every parameter.
+  """Makes a variable, split by the layout, for every parameter.
 
   Args:
     stages: mesh of each pipeline stage of one pod; a single mesh if there are
@@ -166,7 +166,7 @@ class TrainedWeights:
   def score_extras(
     self, layer: str, mixer: Attention, length: mtf.Dimension
   ) -> list[mtf.Tensor]:
-    """Returns the `extras` of `score_by_distance` for `length` positions."""
+    """Returns a layer's parameters for scores, for `score_by_distance`."""
     if mixer.score_positions == "alibi":
       heads = self._dims.heads
       slopes = tf.constant(alibi_slopes(heads.size))
