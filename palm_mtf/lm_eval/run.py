@@ -47,9 +47,9 @@ def split_pair(context: str, continuation: str) -> tuple[str, str]:
 class Generation:
   """Settings for continuing a prompt."""
 
-  decode: DecodeConfig  # also has the strings that end a text
+  decode: DecodeConfig  # sampling settings, and strings that end a text
   max_tokens: int  # maximum number of tokens to sample
-  asked_tokens: int  # the task's maximum, which may be larger than `max_tokens`
+  asked_tokens: int  # the task's maximum; if larger, a warning is logged
 
 
 def read_generation(

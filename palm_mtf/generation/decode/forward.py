@@ -35,7 +35,7 @@ _ALIGNMENT = 64
 
 
 class _OnSlices(mtf.Operation):
-  """Applies a function to laid-out tensors, which have a slice per device."""
+  """A Mesh TensorFlow operation that applies a function to laid-out inputs."""
 
   def __init__(
     self,
@@ -86,7 +86,7 @@ class JoinedWeights:
 
   def norm_vectors(self, name: str, after: mtf.Tensor) -> list[mtf.Tensor]:
     """Returns the scale, and the bias if any, of a norm, [d_model] each."""
-    del after  # no gather has to wait: every device has the whole vectors
+    del after  # would delay an all-gather, but devices have whole vectors
     vectors, names = self._model.vectors, [f"{name}/scale", f"{name}/bias"]
     return [
       self._import(vectors[x], self._dims.d_model)
@@ -97,7 +97,7 @@ class JoinedWeights:
   def score_extras(
     self, layer: str, mixer: Attention, length: mtf.Dimension
   ) -> list[mtf.Tensor]:
-    """Returns weights that change attention scores, for all distances."""
+    """Returns weights that change attention scores by distance, if any."""
     del length
     found = self._model.score_extras(layer, mixer)
     if mixer.score_positions == "alibi":
@@ -112,11 +112,11 @@ class JoinedWeights:
   def project_in(
     self, x: mtf.Tensor, layer: str, read: Read, angles: Sequence[mtf.Tensor]
   ) -> list[mtf.Tensor]:
-    """Multiplies x by the joined kernel of `read`; splits the product."""
+    """Multiplies x by the joined kernel of `read`; splits q, k, v and so on."""
     columns = self._model.columns(read, native_threads(self._impl))
     vectors = self._model.project_vectors(layer, read)
     batch, length, _ = x.shape.dims
-    outputs = {}  # an MLP's hidden layer gets the shape of its last product
+    outputs = {}  # a gated MLP's products have one result, of the last's shape
     for index, each in zip(result_indices(read), read.projections, strict=True):
       positions = mtf.Dimension(each.positions, length.size)
       dims = [batch, positions, *self._model.dims_of(each.outputs)]
@@ -151,14 +151,14 @@ class JoinedWeights:
     self, layer: str, outputs: Iterable[Projection], after: mtf.Tensor
   ) -> list[mtf.Tensor]:
     """Returns the biases of `outputs`, [d_model] each."""
-    del after  # no gather has to wait: every device has the whole vectors
+    del after  # would delay an all-gather, but devices have whole vectors
     return [
       self._import(x, self._dims.d_model)
       for x in self._model.output_biases(layer, outputs)
     ]
 
   def unembed(self, x: mtf.Tensor) -> mtf.Tensor:
-    """Multiplies x by the table of the logits."""
+    """Returns logits, [batch, length, vocab]: x times the transposed table."""
     unembed = functools.partial(self._model.unembed, is_step=False)
     dtype = logits_dtype(self._model.config)
     return self._apply_to_rows(unembed, [x], self._dims.vocab, dtype)

@@ -70,7 +70,7 @@ class LocalPrograms:
 
   def __init__(self, model: DecodeModel):
     self._model = model
-    self._states: dict[str, State] = {}  # variables, by the state's name
+    self._states: dict[str, State] = {}  # {state's name: its variables}
 
   def build(self, function: DecodeFunction, state: str) -> Program:
     """Builds the program of a function in the current tf.Graph.

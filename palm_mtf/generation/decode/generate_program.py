@@ -50,7 +50,7 @@ class PromptBatch:
   # Tokens that end a continuation. After its end, a continuation is filled with
   # the first of these tokens.
   end_ids: tuple[int, ...]
-  has_start: bool = True  # whether a prompt's first token is a start token
+  has_start: bool = True  # whether prompts have a start token (never penalized)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -271,7 +271,7 @@ class _Samples(_Continuations):
     after = place + steps.num_steps
 
     def put(is_over, last, tokens, chosen):
-      at = tf.range(tokens.shape[1]) - place  # -1 is the column of `last`
+      at = tf.range(tokens.shape[1]) - place  # index in `chosen`; -1 is `last`
       longer = tf.concat([last[:, tf.newaxis], chosen], 1)
       most = tf.shape(longer)[1] - 1
       put_here = tf.gather(longer, tf.clip_by_value(at + 1, 0, most), axis=1)

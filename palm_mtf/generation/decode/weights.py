@@ -27,7 +27,7 @@ class DecodeSettings:
   """Settings of decoding weights; hosts of accelerators get these as JSON."""
 
   model: ModelConfig
-  mesh_layout: MeshLayout  # its rules are checked against `model`
+  mesh_layout: MeshLayout  # the caller has checked that it fits `model`
   weight_dtype: str
 
 
@@ -98,7 +98,7 @@ class DecodeModel:
     return [scale, self.vectors[bias]] if bias in self.vectors else [scale]
 
   def score_extras(self, layer: str, mixer: Attention) -> list[LaidOut]:
-    """Returns weights that change attention scores, for all distances."""
+    """Returns weights that change attention scores by distance, if any."""
     if mixer.score_positions == "alibi":
       slopes = tf.constant(alibi_slopes(self.config.num_heads))
       slices = self.placement.make_slices(slopes, mtf.Shape([self.dims.heads]))
@@ -228,7 +228,7 @@ class DecodeModel:
     return carry
 
   def make_last_norm(self) -> list[LaidOut]:
-    """Returns the last norm's vectors times the factor that scales logits."""
+    """Returns the last norm's vectors, times the factor that logits need."""
     return [
       self.placement.slicewise(lambda x: x * self.config.logits_factor, x)
       for x in self.norm_vectors("final_norm")

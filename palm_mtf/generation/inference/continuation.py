@@ -49,7 +49,7 @@ class ContinuationReader:
     self._eod_id, self._end_ids = vocabulary.eod_id, vocabulary.end_ids
     self._stop_strings = stop_strings
     self._reader = TextReader(vocabulary, prompt)
-    # Index in the text at which a stop string begins, if any.
+    # Index at which the text ends, because a stop string begins; None if none.
     self._end: int | None = None
     # Tokens up to and including the token that ended the text: an end token,
     # or the token that completed a stop string.

@@ -176,8 +176,8 @@ class Scorer:
     length = choose_row_length(count, self._length)
     inputs, targets = np.zeros([2, size, length], np.int32)
     inputs[:, :count], targets[:, :count] = ids[:-1], ids[1:]
-    # Only the first token counts as a given input, because sampling could have
-    # chosen every later token.
+    # Inputs may attend to later inputs. Count only the first token as an input,
+    # because sampling could have chosen every later token.
     losses, likeliest, their_losses = (
       x[0, :count].tolist()
       for x in self._run(

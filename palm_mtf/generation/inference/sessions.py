@@ -119,7 +119,7 @@ class LoadedDecoder(contextlib.AbstractContextManager):
     with graph.as_default():
       model = build_decode_model(*given)
     session = session_config(settings.mesh_layout.num_devices)
-    # Set no limit for packed weights: C++ products limit their own threads.
+    # For packed weights, leave the threads to C++ products, which limit theirs.
     if for_steps and not model.is_packed:
       session = step_session_config(*given)
     self.client = Client(tf.Session(graph=graph, config=session))
@@ -164,7 +164,7 @@ def _log_absence(mesh: MeshLayout) -> None:
 
 
 def _make_reader(client: Client, devices: Devices) -> CheckpointReader:
-  """Returns a reader whose files are read by the client's own process."""
+  """Returns a reader that reads checkpoints in the client's own process."""
   # By default, TensorFlow could choose a server, whose host may lack the files.
   return CheckpointReader(client, CheckpointProcesses(Process(devices.client)))
 

@@ -153,7 +153,7 @@ class Batcher:
     self._running: dict[int, Row] = {}
     self._load: Callable[[], None] | None = None
     self._is_stopping = False
-    self._step_secs = _MOST_SECS  # measured time of a step without log p
+    self._step_secs = _MOST_SECS  # measured seconds per step without log p
     # For fairness: seconds of decoding that are due before the next prompt is
     # read, and of decoding without log p before the next step with log p.
     self._owed_secs = self._owed_plain_secs = 0.0
@@ -163,8 +163,7 @@ class Batcher:
     """Queues the rows of one request.
 
     Raises:
-      FullError: if the client or all clients would have too many rows, or the
-        batcher is stopping.
+      FullError: this or all clients have too many rows, or the batcher stops.
     """
     client = rows[0].client
     with self._changed:

@@ -89,7 +89,7 @@ class Choice:
     return bool(self.row.ended or self._reader.ended)
 
   def read(self) -> dict | None:
-    """Returns the text since the last call as a JSON choice, or None."""
+    """Returns the text since the last call as a JSON choice; None if empty."""
     # Read `ended` before the tokens, so that no token is missed: once a row has
     # ended, no more tokens come.
     ended = self.row.ended

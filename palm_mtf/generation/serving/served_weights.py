@@ -101,7 +101,7 @@ class ServedWeights(contextlib.AbstractContextManager):
     return self._scorer.score_prompt(ids)
 
   def _free(self) -> None:
-    # The weights are freed once the client is closed and has no references.
+    # The memory is freed once the client is closed and nothing refers to it.
     if self._loaded:
       self._loaded.close()
     self._loaded = self._scorer = self.decoder = None
