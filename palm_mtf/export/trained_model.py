@@ -60,7 +60,7 @@ class TrainedModel:
 
   @property
   def bos_id(self) -> int | None:
-    """Id that other software knows as the start token, even if it adds none."""
+    """Id of the start token in other software, even if prompts have none."""
     added, data = self.prompt_start, self.config.data
     return data.start_id if added is None else added
 
@@ -68,8 +68,7 @@ class TrainedModel:
 class Export(NamedTuple):
   """A model in an export format.
 
-  The function that makes it raises UserError if the format cannot represent the
-  model.
+  The function that makes it raises UserError if the format lacks such models.
   """
 
   kind: str  # noun phrase for messages, such as "a CohereForCausalLM"

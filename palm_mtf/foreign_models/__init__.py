@@ -1,6 +1,6 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Trains any Mesh TensorFlow model on several pods, from one client.
+"""Trains a user's Mesh TensorFlow model; one process controls all pods.
 
 Importing this package makes AdafactorConfig, DeviceMesh, PodsConfig,
 PodTraining and train_on_pods gin configurables of the module

@@ -32,7 +32,7 @@ from palm_mtf.foreign_models.training import ModelFunction, PodTraining
 from palm_mtf.user_code import user_code
 
 _MODULE = "palm_mtf.foreign_models"
-# Start of the text that gin adds to the message of an exception; it is dropped.
+# gin appends text that begins so to a message; drop it, to keep only one line.
 _GINS_ADDITION = "\n  In call to configurable"
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
@@ -235,7 +235,7 @@ def _find_configurable(setting: Setting, selector: str) -> Callable[..., Any]:
 def _check_used(
   macros: Mapping[str, Setting], used: Mapping[str, Setting]
 ) -> None:
-  """Raises UserError for a macro that nothing refers to.
+  """Raises UserError for a macro that nothing uses, as it may be misspelt.
 
   Files of palm_mtf, such as gin/models/palm_8b.gin, may set unused macros.
   """

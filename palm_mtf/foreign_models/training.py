@@ -1,6 +1,6 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Trains a model function on pods, from one client."""
+"""Trains a user's Mesh TensorFlow model; one process controls all pods."""
 
 import contextlib
 from collections.abc import Callable, Mapping, Sequence
@@ -36,7 +36,7 @@ ModelFunction = Callable[
 
 
 class ModelLoss:
-  """A `LossFunction` that calls a model function.
+  """Makes a `LossFunction` of the model function that a user wrote.
 
   Attributes:
     features: dtype and shape of each feature of a microbatch, by name.
@@ -346,7 +346,7 @@ class PodTraining:
   def _check_batch(
     self, batch: Mapping[str, np.ndarray]
   ) -> dict[str, np.ndarray]:
-    """Returns the batch in the dtypes of the features."""
+    """Checks names and shapes; returns the batch in the features' dtypes."""
     checked, features = {}, self._loss_function.features
     for name in [x for x in batch if x not in features]:
       raise UserError(
@@ -464,7 +464,7 @@ def write_whole(
 
 
 def _find_shape(parts: Sequence[Slice]) -> tuple[int, ...]:
-  # No padding: each axis divides the dimensions that it splits.
+  # The last slices end where the variable does: none has padding here.
   ends = [np.add(x.begin, x.sizes) for x in parts]
   return tuple(np.max(ends, axis=0).astype(int).tolist())
 

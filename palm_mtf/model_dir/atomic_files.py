@@ -20,7 +20,7 @@ _NO_SPACE = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 _SHORT_WRITE = re.compile(r"\d+ requested and \d+ written")
 # Prefix of the names of incomplete files and folders, which nothing reads.
 PARTIAL = ".partial_"
-_ABANDONED_SECS = 3600.0  # older incomplete files have no living writer
+_ABANDONED_SECS = 3600.0  # incomplete files unchanged for so long are deleted
 
 
 def check_model_dir(model_dir: object) -> None:

@@ -18,7 +18,8 @@ from palm_mtf.errors import UserError
 from palm_mtf.json_text import json_text
 
 _READ_BYTES = 2**20
-# Larger files are refused. A 10,000-layer model's index of tensors is 10 MB.
+# Refuse larger files, which could fill the memory. For scale: the index of the
+# tensors of a 10,000-layer model has 10 MB.
 _MAX_JSON_BYTES = 20_000_000
 
 
@@ -86,7 +87,8 @@ def read_json_object(path: str, hint: str) -> dict[str, Any]:
   return found
 
 
-# Larger files are refused. The manifest of a 10,000-layer model is 20 MB.
+# Refuse larger files, so that a damaged file cannot fill the memory. For scale:
+# a checkpoint's manifest has 20 MB for a 10,000-layer model.
 _MAX_BYTES = 2**28
 _BLAKE2B = functools.partial(hashlib.blake2b, digest_size=16)
 

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The training lock: one process at a time changes a MODEL_DIR.
 
-The process locks MODEL_DIR/trainer.lock, and writes its process id and host
-there, for messages.
+The process locks MODEL_DIR/trainer.lock, and writes its id and host there, for
+the messages of processes that find the lock taken.
 """
 
 import contextlib

@@ -26,7 +26,7 @@ ACTIVATIONS = ("swish", "gelu", "gelu_tanh")
 
 
 def find_missing_in_step(config: ModelConfig) -> str | None:
-  """Returns the first macro whose value the C++ step lacks, or None."""
+  """Returns the first macro whose value C++ decoding lacks, or None."""
   norm, (activation, kernels) = NORMS[config.norm], MLPS[config.mlp]
   is_computed = {
     "BLOCK": config.block in ("parallel", "serial"),
@@ -120,8 +120,8 @@ def multiply(
 ) -> tf.Tensor:
   """Multiplies rows by a packed kernel [inner, outer]; returns [rows, outer].
 
-  `xs` are parts of the rows [rows, inner], cut along `inner`. The rows are
-  float32 or bfloat16, and so is the product, which has `dtype`.
+  `xs` are parts of the rows [rows, inner], cut along `inner`, in float32 or
+  bfloat16. `dtype`, of the product, is also one of these; it may be the other.
   """
   y = operations().palm_product(
     xs=list(xs),
@@ -144,14 +144,13 @@ class StepWeights:
   # Embedding, [vocab, d_model], activation dtype; sin and cos of rotary
   # embedding, if any, [memory_length, rotary_size / 2], float32.
   tables: Sequence[tf.Tensor]
-  # Scale of each norm, [d_model] float32, in the order in which a step computes
-  # the norms.
+  # Scale of each norm, [d_model] float32, in the order of the step's norms.
   scales: Sequence[tf.Tensor]
   # Kernel of each product, in the order in which a step computes them.
   kernels: Sequence[PackedKernel]
 
   def make_arguments(self) -> dict[str, object]:
-    """Returns the inputs and attributes that both C++ operations share."""
+    """Returns the inputs and attributes of both C++ decoding operations."""
     config, kernels = self.config, self.kernels
     table, *angles = self.tables
     sines, cosines = angles or [tf.zeros([self.memory_length, 0])] * 2
@@ -259,8 +258,7 @@ def run_text_steps(
 ) -> TextSteps:
   """Continues texts by `count` steps ([] int32), or until all texts have ended.
 
-  `cache` has the shapes of the cache in `run_decode_step`, and is written in
-  place.
+  `cache` has the shapes that `run_decode_step` takes; it is written in place.
   """
   chosen, logits, seen_after, cache_after = operations().palm_text_steps(
     count=count,

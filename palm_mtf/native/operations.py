@@ -60,7 +60,7 @@ def operations_built_with() -> str:
 
 
 def threads_here() -> int:
-  """Returns the threads per C++ operation; 0 if compilation is impossible."""
+  """Returns how many threads a C++ operation uses; 0 if none is compiled."""
   return usable_cores() if operations() else 0
 
 

@@ -1,6 +1,6 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Matrix products, also in bfloat16 on CPUs without bfloat16 products."""
+"""Matrix products, in bfloat16 also on CPUs that cannot multiply bfloat16."""
 
 from palm_mtf._tf import (
   attr_value_pb2,
@@ -21,7 +21,7 @@ from palm_mtf.ops.xla import fused, in_xla_computation
 
 def is_emulated(x: tf.Tensor) -> bool:
   """Returns whether `x` is bfloat16 on a CPU that cannot multiply bfloat16."""
-  # XLA itself chooses how to multiply bfloat16.
+  # Leave operations that XLA compiles as they are; XLA chooses how to multiply.
   if x.dtype != tf.bfloat16 or in_xla_computation():
     return False
   return "gpu" not in x.device.lower() and not bfloat16_flags()

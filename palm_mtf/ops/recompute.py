@@ -23,13 +23,13 @@ from palm_mtf.ops.xla import set_true
 
 
 def wait_for(x: tf.Tensor, signal: tf.Tensor | tf.Operation) -> tf.Tensor:
-  """Returns a copy of x that waits for `signal`."""
+  """Returns a copy of x, of any shape, that exists only after `signal`."""
   with tf.control_dependencies([signal]):
     return tf.identity(x)
 
 
 def delay_slices(impl: mtf.MeshImpl, x: Any, signal: Any) -> Any:
-  """Returns the laid-out x, delayed: nothing reads it before `signal`."""
+  """Delays the slices of x, so that nothing reads them before `signal`."""
   # Mesh TensorFlow's own mesh implementations lack the method `delay`.
   if not hasattr(impl, "delay"):
     return impl.slicewise(wait_for, x, signal)
@@ -37,7 +37,7 @@ def delay_slices(impl: mtf.MeshImpl, x: Any, signal: Any) -> Any:
 
 
 class _Delay(mtf.Operation):
-  """Outputs its first input once its second input is computed."""
+  """Outputs its first input, but only after its second is computed."""
 
   # Without a dependency, TensorFlow would recompute too early, or would merge
   # the recomputation with the forward pass and keep the values in memory. Mesh
@@ -55,11 +55,11 @@ class _Delay(mtf.Operation):
 
 
 def delay(x: mtf.Tensor, signal: mtf.Tensor) -> mtf.Tensor:
-  """Returns x, to be read after `signal`, of any shape, on each device."""
+  """Returns x; each device reads it only after `signal`, of any shape."""
   return _Delay(x, signal).outputs[0]
 
 
-# Whether a whole block is being recomputed; `recompute` then returns x itself.
+# Whether REMAT recomputes a block. Then x is new; `recompute` returns x itself.
 _is_kept = contextvars.ContextVar("is_kept", default=False)
 
 

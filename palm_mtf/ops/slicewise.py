@@ -17,7 +17,7 @@ GradientFn = Callable[..., "Sequence[mtf.Tensor | None]"]
 
 
 def slice_offset(mesh_impl: mtf.MeshImpl, dim: mtf.Dimension) -> object:
-  """Returns each slice's first index in `dim`, [] int32 on each device."""
+  """Returns the index in `dim` where each device's slice begins, [] int32."""
   axis = mesh_impl.tensor_dimension_to_mesh_axis(dim)
   if axis is None:
     return tf.constant(0)
@@ -29,7 +29,7 @@ def slice_offset(mesh_impl: mtf.MeshImpl, dim: mtf.Dimension) -> object:
 
 
 def native_threads(mesh_impl: mtf.MeshImpl) -> int:
-  """Returns threads per C++ operation; 0 if devices have no C++ operations."""
+  """Returns how many threads a C++ operation uses; 0 if devices run none."""
   # Mesh TensorFlow's own mesh implementations lack `native_threads`.
   return getattr(mesh_impl, "native_threads", 0)
 
@@ -44,7 +44,7 @@ def split_axes(
 
 @dataclasses.dataclass(frozen=True)
 class ByDevice:
-  """A function of slices that CPUs compute in C++ if possible."""
+  """A function of slices: in C++ for CPUs that have it, and in TensorFlow."""
 
   anywhere: SliceFn  # the function in TensorFlow, for any device
   # The function in C++, or None. Its first argument is the number of threads,

@@ -46,7 +46,7 @@ class Normal(Initializer):
   """Draws from N(0, stddev^2), not truncated (PaLM, section 5)."""
 
   stddev: float  # 1/sqrt(fan-in) for kernels, 1 for embeddings
-  seed: int  # of the run
+  seed: int  # SEED of the run
 
   def full_value(self, name: str, shape: list[int]) -> tf.Tensor:
     """Returns the whole initial value of a variable, float32."""
@@ -79,7 +79,7 @@ class Fill(Initializer):
 
 
 class SlicedVariable(mtf.Variable):
-  """A variable without a full copy; `lowering.variables` has its slices."""
+  """A variable without a full copy; a Lowering's `variables` has the slices."""
 
   def __init__(
     self,
@@ -123,7 +123,7 @@ class SlicedVariable(mtf.Variable):
       self.graph.trainable_variables.append(self)
 
   def recompute(self, x: mtf.Tensor, signal: mtf.Tensor) -> mtf.Tensor:
-    """Returns the value, cast again after `signal` instead of being kept."""
+    """Returns the value, cast again after `signal` to save the memory of x."""
     del x  # there is only one output to recompute
     return _Cast(self, signal).outputs[0]
 
@@ -148,7 +148,7 @@ class _Cast(mtf.Operation):
 
 
 def variables_read(operation: mtf.Operation) -> list[mtf.Variable]:
-  """Returns the variables that an operation reads besides its inputs."""
+  """Returns variables that an operation reads, but that are not its inputs."""
   if isinstance(operation, mtf.Variable):
     return [operation]
   return getattr(operation, "variables", [])
@@ -164,14 +164,12 @@ def keep_variable(
 ) -> tf.Variable:
   """Returns a device's variable in the current graph; makes it if missing.
 
-  All programs of a graph thus share their variables, and the values outlive the
-  programs.
+  All programs of a graph thus share variables, whose values outlive programs.
 
   Args:
     name: name of the variable, unique on the device.
     device: TensorFlow's name of the device.
-    make_value: builds the initial value; called with `device` as the current
-      device.
+    make_value: builds the initial value; `device` is then the current device.
   """
   # The graph's collection holds one item, {(name, device): variable}.
   held = tf.get_collection_ref("palm_mtf_variables")
@@ -189,7 +187,7 @@ class Drawn(Initializer):
   """Initial values from a TensorFlow initializer, equal on every device."""
 
   initializer: Callable[..., tf.Tensor]
-  seed: int  # of the run
+  seed: int  # SEED of the run
 
   def full_value(self, name: str, shape: list[int]) -> tf.Tensor:
     """Returns the whole initial value of a variable, float32."""

@@ -82,7 +82,7 @@ atomic_function.partitioned_call_op = _call_of_known_shapes
 
 
 def _in_each_graph(fn: Callable, **options: object) -> Callable[..., object]:
-  """Returns a function like fn, traced once per graph and input shapes."""
+  """Makes a tf2.function of fn per graph, which traces fn once per shapes."""
   # A tf2.function refers to the graph in which it was traced. The tf2.function
   # is an attribute of the graph, so that both are freed together. In a weak
   # dictionary from graphs to functions, a function would keep its graph alive.
@@ -129,7 +129,7 @@ def fused(fn: Callable[..., object]) -> Callable[..., object]:
 
 @contextlib.contextmanager
 def set_true(flag: contextvars.ContextVar[bool]) -> Iterator[None]:
-  """Makes `flag` true in the `with` body."""
+  """Makes the context variable `flag` true while the `with` body runs."""
   token = flag.set(True)
   try:
     yield
@@ -138,7 +138,7 @@ def set_true(flag: contextvars.ContextVar[bool]) -> Iterator[None]:
 
 
 _is_plain = contextvars.ContextVar("is_plain", default=False)
-# Makes `fused` functions plain operations, for graphs to be exported.
+# Makes `fused` functions plain operations: exported graphs run without XLA.
 without_fusion = functools.partial(set_true, _is_plain)
 
 
@@ -190,7 +190,7 @@ def function(fn: Callable[..., object]) -> Callable[..., object]:
 
 
 _is_xla = contextvars.ContextVar("is_xla", default=False)
-# Makes `in_xla_computation` true in the `with` body.
+# In the `with` body, makes `in_xla_computation` return True.
 xla_computation = functools.partial(set_true, _is_xla)
 
 
@@ -203,8 +203,7 @@ def in_xla_computation() -> bool:
 # On a CPU, XLA sums a tensor one number after another, and each addition waits
 # for the previous one. So a tensor is first split into eight parts, which are
 # added with vector instructions on all cores. (Sixteen parts are slow on old
-# CPUs.) TensorFlow's own sums are not used, because their bits depend on the
-# number of cores.
+# CPUs.) The bits of TensorFlow's own sums depend on the number of cores.
 _PARTS = 8
 
 # XLA passes sums of at least _MOST numbers to the library YNNPACK, so `_sum`

@@ -21,10 +21,10 @@ REQUIRED_FEATURES = ("inputs", "targets")
 
 
 # A function that builds the operations by which a server reads one part (one
-# microbatch of one pod) of a step's batch. It returns one tensor per feature.
-# Its arguments are the name of the server's CPU; the JSON that describes all
-# batches, [] string; the number of steps done before, [] int64; the index of
-# the part in the batch, [] int32; and the number of parts in the batch.
+# microbatch of one pod) of a step's batch, so that the client need not send it.
+# It returns one tensor per feature. Arguments: the name of the server's CPU; a
+# JSON text that describes all batches, [] string; the number of steps done
+# before, [] int64; the part's index, [] int32; and the number of parts.
 ReadFeatures = Callable[
   [str, tf.Tensor, tf.Tensor, tf.Tensor, int], Sequence[tf.Tensor]
 ]
@@ -50,12 +50,12 @@ class Stage(NamedTuple):
   mesh: mtf.Mesh
   placement: CpuGpuPlacement
   features: dict[str, tf.Tensor]  # placeholders of a microbatch's rows
-  # On each other host of the pod, placeholders of the same rows.
+  # Placeholders of the same rows on the pod's other hosts, which read them too.
   copies: list[dict[str, tf.Tensor]]
   numbers: dict[str, tf.Tensor]  # scalars such as the learning rate, by name
   batch: dict[str, mtf.Tensor]  # the rows, on the mesh
-  # [4] int32: step, first row, whether to drop, uses of dropout before the
-  # graph's first use; None if DROPOUT is 0.
+  # `Dropout.state`, [4] int32: step, first row, whether to drop, and 0 places
+  # before; None if DROPOUT is 0.
   dropout_state: mtf.Tensor | None
   # Operations that import tensors into the mesh. They tell which operations of
   # the graph belong to the stage.

@@ -29,7 +29,7 @@ class LossSums:
   # Sum of each term of the loss, by the term's name; "loss" is first. Training
   # minimizes the sum of all terms.
   terms: Mapping[str, mtf.Tensor]
-  # Sum of the rows' loss weights, which divides `terms` to give means.
+  # Sum of the loss weights of all targets; `terms` divided by it are means.
   weight: mtf.Tensor
 
 
@@ -70,8 +70,7 @@ class PalmLoss:
       feature_names: keys of FEATURE_DTYPES that every batch has.
       num_rows: sequences in a microbatch.
       seed: seed of the initial weights and of dropout.
-      pass_on: passes the residual stream to the blocks of a stage or to the
-        head.
+      pass_on: sends the residual stream to the mesh of a stage or of the head.
     """
     self._config, self._optimizer, self._seed = config, optimizer, seed
     self._pass_on = pass_on
@@ -114,7 +113,7 @@ class PalmLoss:
   def _build_model(
     self, stage: Stage, variables: Mapping[str, mtf.Tensor]
   ) -> Palm:
-    """Returns the model on a stage, which runs only the stage's layers."""
+    """Returns a stage's model; `build_sums` runs only the stage's layers."""
     dropout = None
     if stage.dropout_state is not None:
       rate = self._optimizer.dropout

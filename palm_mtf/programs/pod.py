@@ -53,10 +53,10 @@ from palm_mtf.programs.loss_function import LossFunction, LossSums
 
 @dataclasses.dataclass(frozen=True)
 class Sums:
-  """Sums over rows of losses and gradients, on the mesh of one pod, float32."""
+  """Sums of rows' losses and of their gradients, on a pod's mesh, float32."""
 
   losses: LossSums
-  # Sums of the gradients of the sum of all terms, one per variable.
+  # For each variable, the gradient of the sum of all terms of the loss.
   gradients: Sequence[mtf.Tensor]
 
 
@@ -82,7 +82,7 @@ def _add(total, value):
 
 
 class Accumulate(mtf.Operation):
-  """Adds its input to a variable.
+  """Adds its input, a microbatch's loss or gradient, to a variable.
 
   Runs on all microbatches; without stages, on all but the last.
   """
@@ -133,7 +133,7 @@ class AccumulatedSum(mtf.Operation):
     self._outputs = [mtf.Tensor(self, value.shape, dtype)]
 
   def lower(self, lowering: mtf.Lowering) -> None:
-    """Lowers to one operation per slice; keeps a pending all-reduce."""
+    """Lowers to one operation per slice; does not yet all-reduce the sum."""
     mesh_impl = lowering.mesh_impl(self)
     sums = lowering.variables[self._accumulate.accumulator].laid_out_tensor
     total = mesh_impl.slicewise(tf.convert_to_tensor, sums)
@@ -150,7 +150,7 @@ class AccumulatedSum(mtf.Operation):
 def _lay_out(
   lowering: mtf.Lowering, value: mtf.Tensor
 ) -> tuple[object, list[int]]:
-  """Returns the slices of a value, and the axes to all-reduce them over."""
+  """Returns a value's slices, and mesh axes over which to all-reduce them."""
   laid_out = lowering.tensors[value]
   if isinstance(laid_out, mtf.LazyAllreduceSum):
     return laid_out.laid_out_input, laid_out.mesh_axes
@@ -223,22 +223,22 @@ class Gradients:
   """The gradients of one pod, before they are summed over all pods."""
 
   pod: int
-  stages: list[Stage]  # in order, then the head; one for a whole pod
+  stages: list[Stage]  # in order, then the head; one item without stages
   losses: LossSums  # of one microbatch
   variables: list[mtf.Variable]  # trained variables
-  sums: Sums  # of the step's microbatches
+  sums: Sums  # over the step's microbatches
   accumulations: list[Accumulate]  # operations that add a microbatch's sums
 
 
 @dataclasses.dataclass(frozen=True)
 class Update:
-  """The update of one pod from sums over all pods; tensors are [] float32.
+  """The update of one pod's variables; its tensors are [] float32.
 
   All pods use the same sums, so that their variables stay equal.
   """
 
   operations: list[AdafactorUpdate]
-  weight: mtf.Tensor  # divides the sums of losses and gradients
+  weight: mtf.Tensor  # loss weights of all pods; sums divided by it are means
   squares: list[mtf.Tensor]  # sum of squares of each summed gradient
   losses: dict[str, mtf.Tensor]  # terms of the loss, and grad_norm
   is_finite: mtf.Tensor  # whether all losses are finite, bool
@@ -422,7 +422,7 @@ def build_update(
     sums: sums over all pods.
     rates: learning rate and 1 - beta2, [] float32 each.
     meshes: meshes of the variables; the first computes the scalars.
-    num_layers: number of layers that one layer's variable represents.
+    num_layers: above 1 if the graph has one layer, which runs so many times.
   """
   weight = divisor(sums.losses.weight)
   squares = [send(x, meshes[0]) for x in sums_of_squares(sums.gradients)]

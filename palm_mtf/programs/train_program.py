@@ -33,13 +33,13 @@ class StageProgram:
   """The operations of a pod's stage, or of its head, for a microbatch."""
 
   features: dict[str, tf.Tensor]  # placeholders of a microbatch's rows
-  # On each other host of the pod, placeholders of the same rows.
+  # Placeholders of the same rows on the pod's other hosts, which read them too.
   copies: list[dict[str, tf.Tensor]]
   # The forward pass, which keeps what the backward pass reads. `forward` of the
   # head, or of a pod without stages, includes the backward pass.
   forward: tf.Operation
   backward: tf.Operation | None
-  evaluate: tf.Operation  # a forward pass that keeps nothing
+  evaluate: tf.Operation  # a forward pass for the loss alone; keeps nothing
 
 
 @dataclasses.dataclass(frozen=True)
@@ -51,7 +51,7 @@ class PodProgram:
   stages: list[StageProgram]
   # Mean loss of a microbatch's rows, for PaLM in nats per token, [] float32.
   # Fetching only `loss` runs only the forward pass (with stages, the head's).
-  # A mean over several fetches weights each loss by `weight_sum`, [] float32.
+  # To average several losses, weight each by its `weight_sum`, [] float32.
   loss: tf.Tensor
   weight_sum: tf.Tensor
   slices: dict[str, list[Slice]]  # by the variable's name in checkpoints
@@ -133,7 +133,7 @@ class TrainProgram:
 
   @property
   def pod_slices(self) -> list[dict[str, list[Slice]]]:
-    """The slices of every pod."""
+    """Each pod's variables: {name in checkpoints: slices}."""
     return [pod.slices for pod in self.pods]
 
 

@@ -46,8 +46,8 @@ _MODULE = "palm_mtf.unitransformer"
 
 
 def _check(name: str, kind: str, settings: Mapping[str, object]) -> ModelConfig:
-  # Returns a model with these settings. Sizes that this kind lacks are 2. If a
-  # size is missing, raises UserError.
+  # Returns a model with these settings; sizes that `kind` does not use are 2.
+  # Raises UserError if a setting is unknown, wrong or missing.
   known = _SETTINGS[kind].split()
   for each in settings:
     check_choice(f"setting of {name}", each, known)
@@ -55,7 +55,7 @@ def _check(name: str, kind: str, settings: Mapping[str, object]) -> ModelConfig:
   try:
     return ModelConfig(**{**sizes, **settings})  # type: ignore[arg-type]
   except UserError as error:
-    # The error has the names of macros, such as D_KV.
+    # The error names macros, such as D_KV; name the settings, such as d_kv.
     text = re.sub(r"\b[A-Z]+(_[A-Z]+)*\b", lambda x: x[0].lower(), str(error))
     raise UserError(f"{name}.{text}") from None
 
@@ -246,14 +246,14 @@ class _Call:
     return _reshape(x, [self.dims.batch, *others])
 
   def record(self, states: Iterable[mtf.Tensor]) -> None:
-    """Records keys and values, [batch, ..., memory_length, d_kv]."""
+    """Puts keys and values, [batch, ..., memory_length, d_kv], in the cache."""
     self.context.record_new_states(
       [_reshape(x, [*self.batch_dims, *x.shape.dims[1:]]) for x in states]
     )
 
   def find_position(self) -> mtf.Tensor:
     """Returns the position of each row's token, [batch] int32."""
-    # A sequence that has ended stays in the batch, and its position grows.
+    # A sequence that is over stays in the batch; its position may pass the end.
     last = self.context.length_dim.size - 1
     return self.join_batch(mtf.minimum(self.context.position, last))
 

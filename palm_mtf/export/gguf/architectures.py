@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Architectures of llama.cpp, as data.
 
-An architecture is a class of transformers (huggingface/families.py) with other
-names for keys and tensors. Kernels are always [outputs, inputs].
+An architecture is a Hugging Face transformers class (huggingface/families.py)
+with other names for keys and tensors. Kernels are always [outputs, inputs].
 """
 
 import dataclasses
@@ -63,7 +63,7 @@ _EPSILONS = {
   "mean_square": "attention.layer_norm_rms_epsilon",
   "variance": "attention.layer_norm_epsilon",
 }
-# Other keys that are read.
+# Other keys that describe the model, and that palm_mtf reads.
 _READ = set(
   "attention.head_count_kv attention.key_length attention.value_length "
   "rope.dimension_count rope.freq_base rope.scale_linear rope.scaling.type "
@@ -72,7 +72,7 @@ _READ = set(
 )
 # llama.cpp's rotary base for a file without the key.
 _ROTARY_BASE = 10_000.0
-_BETAS = {"beta_fast": 32.0, "beta_slow": 1.0}  # llama.cpp's limits of YaRN
+_BETAS = {"beta_fast": 32.0, "beta_slow": 1.0}  # llama.cpp's own limits
 # {key of a feature that we do not compute: values that turn the feature off}
 _CONSTANTS = {
   **{f"rope.scaling.yarn_{key}": (x,) for key, x in _BETAS.items()},
@@ -89,19 +89,20 @@ _CONSTANTS = {
   "embedding_scale": (1.0,),
   "pooling_type": (0,),
 }
-# {key that changes no number, because tensors and tokens have these sizes or
-# because nothing reads the key: its type}
+# {key that changes no logits, because a tensor's shape says the same or because
+# nothing reads the key: type of its value}
 _HARMLESS = {
   "vocab_size": int,
   "tensor_data_layout": str,
   "rope.scaling.finetuned": bool,
 }
-# Keys that may have a number for each layer.
+# Keys whose value may also be an array with a number for each layer.
 _BY_LAYER = set(
   "feed_forward_length attention.head_count attention.head_count_kv".split()
 )
-# Settings that give Llama 3's divisors, with those of published models.
-# Only palm_mtf writes the settings, because GGUF has no keys for them.
+# Settings that determine Llama 3's divisors of rotary frequencies. GGUF has no
+# keys for them, so only palm_mtf writes any; the values are those of published
+# models, for other files.
 _LENGTH = "original_max_position_embeddings"
 _LLAMA3 = {_LENGTH: 8192, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
 # From this many layers on, llama.cpp expects a command-r to normalize q and k.
@@ -115,7 +116,7 @@ class GgufArchitecture:
   Attributes:
     name: value of the key general.architecture.
     family: the class of transformers that computes the same models.
-    rotary_pairs: which elements of a head llama.cpp rotates together.
+    rotary_pairs: which elements of a head llama.cpp rotates as pairs.
     joins_qkv: whether q, k and v are one tensor, [q | k | v].
     scale_offset: number that is added to scales of norms in the file.
     numbers: {key of GGUF: key of config.json} for floats.
@@ -321,7 +322,7 @@ def read_model_metadata(
     metadata: {key: value} of the file.
     shapes: {name: shape} of its tensors.
     what: names the file in messages.
-    read: function from a tensor's name to its value.
+    read: returns the tensor with a name; wanted for Llama 3's divisors.
 
   Raises:
     UserError: if palm_mtf cannot compute this model.
@@ -351,7 +352,7 @@ def _find_named(metadata: Metadata) -> GgufArchitecture:
 
 
 def _join_equal_layers(metadata: Metadata, own: GgufArchitecture) -> Metadata:
-  # Replaces an array that has the same number for each layer by this number.
+  # Replaces arrays of one number per layer by the number, if all are equal.
   joined, num_layers = {**metadata}, metadata.get(f"{own.name}.block_count")
   for key in (f"{own.name}.{part}" for part in _BY_LAYER):
     value = metadata.get(key)
@@ -362,7 +363,7 @@ def _join_equal_layers(metadata: Metadata, own: GgufArchitecture) -> Metadata:
 
 
 def _check_keys(metadata: Metadata, own: GgufArchitecture) -> None:
-  # A key that is not read must not change the model.
+  # Raises UserError for a key that is not read, but may change the model.
   parts = read_key(metadata, "split.count", int, 1)
   if parts > 1:
     raise UserError(
@@ -390,14 +391,14 @@ def _check_keys(metadata: Metadata, own: GgufArchitecture) -> None:
 
 
 def _to_decimal(value: Any) -> Any:
-  # GGUF has float32, in which 1e-05 is 9.99999975e-06; config.json has 1e-05.
+  # Returns the 1e-05 of config.json for GGUF's float32, 9.99999975e-06.
   return float(str(np.float32(value))) if type(value) is float else value
 
 
 def _make_scaling(
   metadata: Metadata, own: GgufArchitecture, divisors: np.ndarray | None
 ) -> dict[str, object]:
-  # Returns the key rope_scaling of config.json.
+  # Returns the value of config.json's key rope_scaling.
   def get(key: str, default: Any) -> Any:
     return _to_decimal(read_key(metadata, key, type(default), default))
 
@@ -422,8 +423,8 @@ def _make_scaling(
     found = {key: get(f"palm_mtf.{key}", x) for key, x in defaults.items()}
     found["rope_type"] = "llama3"
   if magnitude != 1:
-    # llama.cpp multiplies the file's factor by YaRN's. Both are float32,
-    # so seven digits are exact.
+    # attention_factor is the file's factor times YaRN's, which llama.cpp
+    # adds itself. Both are float32, so only seven digits mean anything.
     magnitude *= yarn_magnitude(factor)
     found["attention_factor"] = float(f"{magnitude:.7g}")
   return found

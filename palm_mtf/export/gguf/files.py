@@ -126,7 +126,7 @@ def count_bytes(shape: tuple[int, ...], dtype: str) -> int:
 
 
 def _check_range(x: np.ndarray, dtype: str, name: str) -> None:
-  # An element, or a scale of q8_0, must not overflow float16.
+  # Raises UserError if an element, or a scale of q8_0, overflows float16.
   largest = np.abs(x).max() / (_LARGEST_INT8 if dtype == "q8_0" else 1)
   with np.errstate(over="ignore"):
     is_finite = np.isfinite(largest.astype(np.float16))

@@ -8,8 +8,8 @@
   data       the tensors, in the order of the header, each at the next multiple
              of general.alignment bytes
 
-Numbers are little-endian. llama.cpp refuses the same files: tensors that
-overlap, leave a hole or lie beyond the end, arrays of arrays, repeated names.
+Numbers are little-endian. As llama.cpp does, refuse tensors that overlap, leave
+a hole or lie beyond the end, arrays of arrays, and repeated names.
 """
 
 import math
@@ -20,11 +20,11 @@ from palm_mtf.errors import UserError, shorten
 from palm_mtf.model_dir.foreign_files import check_regular
 
 _VERSIONS = (2, 3)  # version 1 has 32-bit lengths
-_COUNT = "Q"  # format of struct
-# {number of a type: format of struct}
+_COUNT = "Q"  # format of a length or an offset, for the module struct
+# {GGUF's number of a type: its format for the module struct}
 _NUMBERS = dict(enumerate("BbHhIif?")) | {10: "Q", 11: "q", 12: "d"}
 _TEXT, _ARRAY = 8, 9
-_MOST_DIMENSIONS = 4  # in llama.cpp
+_MOST_DIMENSIONS = 4  # of a tensor in llama.cpp
 # The header of a model with 260,000 tokens and 500,000 merges has 16 MB and 1.3
 # million numbers, such as the length of each text. Without a bound on numbers,
 # reading millions of tiny texts would take gigabytes of memory.
@@ -70,7 +70,7 @@ def read_header(path: str) -> GgufHeader:
 
 
 class _Walk:
-  """Reads a header from its start. All methods raise ValueError."""
+  """Reads a header in order. Methods raise ValueError for a broken file."""
 
   def __init__(self, file: BinaryIO, size: int):
     self._file, self._size = file, size

@@ -47,7 +47,7 @@ from palm_mtf.export.trained_model import Export, Reader, TrainedModel
 
 _logger = logging.getLogger(__name__)
 
-# Key of the chat template.
+# GGUF's key of the chat template.
 CHAT_TEMPLATE = "tokenizer.chat_template"
 
 

@@ -49,7 +49,7 @@ _CONSTANTS = {
   "add_cross_attention": False,
   "is_encoder_decoder": False,
 }
-# Keys of quantized weights.
+# Keys that exist if weights are quantized, which palm_mtf does not read.
 _QUANTIZED = ("quantization_config", "compression_config")
 # Keys that change no logits: of training, of tokens, of the order of sums, of
 # names and of other classes. A warning names any other key that is not read.
@@ -94,8 +94,8 @@ _SCALINGS = {
 }
 # Keys that transformers also reads at the top level of config.json.
 _OUTSIDE = (*_ROTARY, _LENGTH)
-# Settings that change no result; rotary_pairs, which weights.py converts; and
-# logits_scale, which is compared as `logits_factor`.
+# Fields that may differ: those that change no result; rotary_pairs, which
+# weights.py converts; and logits_scale, of which `logits_factor` is compared.
 _NOT_COMPARED = (
   *("activation_dtype", "logits_dtype", "output_fan_in", "remat"),
   *("rotary_pairs", "logits_scale"),
@@ -103,7 +103,7 @@ _NOT_COMPARED = (
 
 
 def find_family(model: ModelConfig) -> Family:
-  """Returns the first class that computes a model, or raises UserError."""
+  """Returns the first of FAMILIES to compute a model, or raises UserError."""
   if model.has_prefix:
     raise UserError(
       f"OBJECTIVE = {model.objective!r}: inputs attend to one another in both "
@@ -218,12 +218,12 @@ def make_model_keys(family: Family, model: ModelConfig) -> dict[str, object]:
 
 
 def make_rope_scaling(model: ModelConfig) -> dict[str, Any]:
-  """Returns config.json's keys of the scaling of rotary embedding."""
+  """Returns the value of config.json's key rope_scaling."""
   kind = "default" if model.rotary_scaling == "none" else model.rotary_scaling
   found: dict[str, Any] = {"rope_type": kind}
   for key, name in _SCALINGS[kind].items():
     value = getattr(model, f"rotary_{name}", None)
-    # Older versions of transformers do not know `truncate`, which is true.
+    # Omit `truncate` = true, the default, which older transformers do not know.
     if value is not None and value is not True:
       found[key] = value
   return found
@@ -301,7 +301,7 @@ def _warn_of_unknown_keys(
 
 
 def _common_names(family: Family) -> dict[str, str]:
-  """Returns {name of a size in most classes: field}, if it has two names."""
+  """Returns {usual key: field} for each size that has another key here."""
   return {key: field for key, field in SIZES.items() if key not in family.sizes}
 
 

@@ -1,6 +1,6 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Classes of transformers that compute one of our blocks exactly, as data.
+"""Hugging Face transformers' classes that compute our models exactly, as data.
 
 A family says which settings its class has, which key of config.json holds which
 setting, and how it names and stores tensors. config_json.py and weights.py read
@@ -42,7 +42,7 @@ class Choice(NamedTuple):
 
 
 class Number(NamedTuple):
-  """A key of config.json that holds the number of a setting."""
+  """A key of config.json that holds a setting's value, a number."""
 
   field: str  # field of ModelConfig
   default: float  # value that transformers uses without the key
@@ -50,7 +50,7 @@ class Number(NamedTuple):
 
   def get(self, model: ModelConfig) -> float:
     """Returns the value of the key for a model."""
-    is_scale = self.field == "logits_scale"  # None stands for a number
+    is_scale = self.field == "logits_scale"  # may be None
     value = model.logits_factor if is_scale else getattr(model, self.field)
     return 1 / value if self.is_inverse else value
 
@@ -84,14 +84,14 @@ class Family:
     rotary_size: (key, default) of the number of rotated dimensions, if the
       class has such a key instead of a fraction.
     rotary_base: default of ROTARY_BASE; None if the class lacks the key.
-    rotary_pairs: which numbers the class rotates together.
+    rotary_pairs: which elements of a head the class rotates as pairs.
     older_names: {name of a rotary key before transformers 5: its name now}.
     constants: {key: the one value that we compute}.
     derived: {key: (function from a model to the value, default)}, for keys
       whose value follows from other settings.
     names: {`ParameterName.part`: name in transformers, where {} stands for the
-      layer's number}. In arguments, a name may be that of a module, such as
-      "model.norm", which has a weight and perhaps a bias.
+      layer's number}. The constructor also takes names of modules, such as
+      "model.norm", for a weight and perhaps a bias.
     is_conv1d: whether kernels are [inputs, outputs].
     joins_heads: whether the order of joined q, k and v is [heads, 3, d_kv];
       otherwise it is [q | k | v].

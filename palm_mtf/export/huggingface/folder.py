@@ -185,7 +185,7 @@ def make_tokenizer_config(trained: TrainedModel) -> dict[str, object]:
   """Returns tokenizer_config.json."""
   vocabulary, bos_id = trained.vocabulary, trained.bos_id
   eod, named = vocabulary.piece(vocabulary.eod_id), {}
-  # transformers cuts each token that is named here out of texts.
+  # A token that is named here is special: not text, for transformers.
   if bos_id is not None and vocabulary.is_control(bos_id):
     named = {"bos_token": vocabulary.piece(bos_id)}
   return {

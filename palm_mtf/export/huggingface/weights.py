@@ -28,8 +28,8 @@ from palm_mtf.export.huggingface.tensor_files import ORIGINAL, TensorFiles
 
 Read = Callable[[str], np.ndarray]
 
-# Older versions of transformers wrote the rotary embedding's frequencies and
-# the causal mask as tensors with these names.
+# Tensors of the rotary embedding's frequencies and the causal mask, which files
+# have if an older version of transformers wrote them.
 _FREQUENCIES = re.compile(
   r"(model|gpt_neox)\.(layers\.(?P<layer>\d{1,5})\.(self_attn|attention)\.)?"
   r"rotary_emb\.inv_freq",
@@ -117,7 +117,7 @@ def make_tensor_reader(model: ModelConfig, family: Family, read: Read) -> Read:
 def _make_constant(
   theirs: str, model: ModelConfig, family: Family
 ) -> np.ndarray:
-  # Returns a tensor that has no parameters of ours.
+  # Returns a tensor that follows from settings, not from our parameters.
   rotary = rotary_of(model)
   if rotary and theirs == family.names.get(DIVISORS):
     return find_divisors(rotary).astype(np.float32)
@@ -213,8 +213,7 @@ def check_tensors(
   """Raises UserError unless `files` hold the tensors of a model.
 
   Redundant tensors, such as the tied lm_head, may exist if they have the
-  expected values. Unknown tensors are refused. `what` names the files in
-  messages.
+  expected values. Unknown tensors are refused. Messages begin with `what`.
   """
   wanted = find_tensor_shapes(model, family)
   _check_not_quantized(files, wanted, what)
@@ -268,7 +267,7 @@ def _find_redundant_shape(
 def _check_redundant(
   name: str, files: TensorFiles, model: ModelConfig, family: Family, what: str
 ) -> None:
-  # The last norm's scale and bias are redundant if FINAL_NORM_SCALE is "none".
+  # Raises UserError if a redundant tensor differs from what palm_mtf computes.
   value, error = files.read(name), 0.0
   if name == family.names.get("output_embedding", "lm_head.weight"):
     ours = files.read(family.names["embedding"])

@@ -1,8 +1,8 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""The decoding step's block with dynamic shapes, for several tokens at once.
+"""A SavedModel's forward pass: decoding's block, for several tokens at once.
 
-The SavedModel needs no Mesh TensorFlow, XLA or palm_mtf.
+Shapes are dynamic. The SavedModel needs no Mesh TensorFlow, XLA or palm_mtf.
 """
 
 import dataclasses
@@ -122,7 +122,7 @@ class Decoder(tf2.Module):
 def _describe_norm(
   model: ModelConfig, weights: Mapping[str, tf2.Variable], name: str
 ) -> tuple[NormForm, float, list[tf2.Tensor]]:
-  # Returns the last arguments of `add_and_scale`.
+  # Returns a norm's form, epsilon and [scale, bias if any].
   form, names = NORMS[model.norm], (f"{name}/scale", f"{name}/bias")
   vectors = [weights[x] for x in names if x in weights]
   if not vectors:  # FINAL_NORM_SCALE = "none"

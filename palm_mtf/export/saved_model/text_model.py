@@ -88,8 +88,7 @@ class TextModel(tf2.Module):
     ids = tf2.concat([self._make_starts(prompt_ids), prompt_ids], 1)
     lengths = tf2.cast(ids.row_lengths(), tf2.int32)
     longest = tf2.reduce_max(lengths)
-    # The start token does not count towards the limit, as in `palm_mtf
-    # generate`.
+    # As in `palm_mtf generate`, the start token does not count.
     longest_prompt = tf2.cast(prompt_ids.bounding_shape(1), tf2.int32)
     check = tf2.debugging.assert_positive
     checks = [
@@ -187,7 +186,7 @@ class TextModel(tf2.Module):
     }
 
   def _score_window(self, starts, ids, start, scored, stop, room):
-    """Returns log p of the tokens from `scored` to `stop` - 1, [batch]."""
+    """Sums log p of each text's tokens `scored` to `stop` - 1, [batch]."""
     places = start[:, tf2.newaxis] + tf2.range(room)
     last = tf2.shape(ids)[1] - 1
     targets = tf2.gather(ids, tf2.minimum(places, last), batch_dims=1)
