@@ -35,7 +35,7 @@ _ALIGNMENT = 64
 
 
 class _OnSlices(mtf.Operation):
-  """A Mesh TensorFlow operation that applies a function to laid-out inputs."""
+  """A Mesh TensorFlow operation: applies a function to its inputs' slices."""
 
   def __init__(
     self,
@@ -102,7 +102,7 @@ class JoinedWeights:
     found = self._model.score_extras(layer, mixer)
     if mixer.score_positions == "alibi":
       return [self._import(x, self._dims.heads) for x in found]
-    # Vectors of distances, [positions, ...], replace a kernel [d_model, ...].
+    # A kernel [d_model, ...] has become a vector per distance, [positions, ...].
     renamed = {"d_model": "positions"}
     return [
       self._import(x, *(getattr(self._dims, renamed.get(y, y)) for y in dims))
@@ -138,7 +138,7 @@ class JoinedWeights:
   def project_out(
     self, layer: str, branches: Mapping[Projection, mtf.Tensor]
   ) -> mtf.Tensor:
-    """Multiplies each branch by its kernel; returns the sum of the products."""
+    """Returns the sum of output projections; `branches` has their inputs."""
 
     def project(*xs: LaidOut) -> LaidOut:
       given = dict(zip(branches, xs, strict=True))

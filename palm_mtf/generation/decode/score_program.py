@@ -24,7 +24,7 @@ from palm_mtf.generation.decode.weights import DecodeModel
 from palm_mtf.model.loss import cross_entropy
 from palm_mtf.ops.slicewise import slice_offset, split_axes
 
-NUM_LIKELIEST = 5  # number of likeliest tokens to return per position
+NUM_LIKELIEST = 5  # number of likeliest tokens per position, as in OpenAI's API
 _DTYPES = {
   "token_loss": tf.float32,
   "is_likeliest": tf.bool,
@@ -108,7 +108,7 @@ class ScoreRows(DecodeFunction):
 def _find_likeliest(
   model: DecodeModel, logits: LaidOut
 ) -> tuple[LaidOut, LaidOut]:
-  """Returns the largest logits, [rows, length, k] float32, and their tokens."""
+  """Returns the k largest logits, [rows, length, k] float32, and their ids."""
   impl, vocab = model.placement, model.dims.vocab
   # The logits of the embedding's padding rows are lower than all others, so no
   # padding row is among the first `vocab_size`.

@@ -30,7 +30,7 @@ from palm_mtf.generation.decode.weights import DecodeModel
 from palm_mtf.native.decoding import Texts, TextSettings
 
 # Maximum number of tokens per text and call of `StepSlots`. On accelerators,
-# where shapes are static, `tokens` always has this many columns.
+# where shapes are static, `tokens` has this many columns without log p.
 MOST_STEPS = 256
 
 
@@ -173,7 +173,7 @@ class StepSlots(DecodeFunction):
         top_p if self.has_limits else 1.0,
       ),
       state,
-      # The caller finds the end of each text.
+      # No token ends a text here: the caller finds the ends.
       TextSettings(
         self.num_tokens,
         end_ids=(-1,),

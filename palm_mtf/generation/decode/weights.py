@@ -147,9 +147,9 @@ class DecodeModel:
   def project_out(
     self, layer: str, branches: Mapping[Projection, LaidOut], *, is_step: bool
   ) -> LaidOut:
-    """Multiplies each branch by its kernel; returns the sum, [rows, d_model].
+    """Returns the sum of a layer's output projections, [rows, d_model].
 
-    `branches` is {product: branch, [rows, inputs]}.
+    `branches` is {output projection: its input, [rows, inputs]}.
     """
     if self.is_packed:
       names = tuple(f"{layer}/{each.part}" for each in branches)
@@ -228,7 +228,7 @@ class DecodeModel:
     return carry
 
   def make_last_norm(self) -> list[LaidOut]:
-    """Returns the last norm's vectors, times the factor that logits need."""
+    """Returns the last norm's vectors, scaled so that logits need no factor."""
     return [
       self.placement.slicewise(lambda x: x * self.config.logits_factor, x)
       for x in self.norm_vectors("final_norm")

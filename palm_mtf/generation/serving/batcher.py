@@ -26,7 +26,7 @@ class Row:
   """A completion that a request asks for: prompt, and new tokens so far."""
 
   prompt: Sequence[int]  # token ids, with the start token if there is one
-  num_start: int = 1  # start tokens in `prompt`, 0 or 1; not counted as read
+  num_start: int = 1  # start tokens in `prompt`, 0 or 1, which have no text
   asked: CompletionRequest  # the request, which may ask for several rows
   key: np.ndarray  # random key for drawing the tokens, [2] int32
   # Value of time.monotonic(), in seconds, at which the row ends unfinished.
@@ -157,7 +157,7 @@ class Batcher:
     # For fairness: seconds of decoding that are due before the next prompt is
     # read, and of decoding without log p before the next step with log p.
     self._owed_secs = self._owed_plain_secs = 0.0
-    self.failure: BaseException | None = None  # what ended `run`, to be raised
+    self.failure: BaseException | None = None  # error that ended `run`
 
   def submit(self, rows: Sequence[Row]) -> None:
     """Queues the rows of one request.

@@ -30,8 +30,8 @@ _SPARE_FILES = 32
 _FEWEST_CONNECTIONS = 4  # even if the limit of open files is lower
 
 _HEADER_SECS = 10  # at most from connecting to the first request's last header
-_IDLE_SECS = 75  # at most between requests; proxies close first, after 60
-_RETRY_SECS = 1  # pause after an error in accept(), which may last
+_IDLE_SECS = 75  # at most between requests; most proxies close first, at 60
+_RETRY_SECS = 1  # pause after an error before accept() is called again
 
 _FULL = (
   b"HTTP/1.1 503 Service Unavailable\r\nRetry-After: 1\r\n"

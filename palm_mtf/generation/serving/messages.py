@@ -67,7 +67,7 @@ async def read_json(request: web.Request, most_secs: float) -> object:
   """Returns the body of a request, parsed from JSON.
 
   Raises:
-    RefusalError: not JSON, too large, or not here after `most_secs` seconds.
+    RefusalError: if the body is not JSON, too large, or late (`most_secs`).
   """
   # Require the content type of JSON, because a page of another site can send
   # text, but not JSON, without a CORS preflight request to this server.
