@@ -159,7 +159,7 @@ class Sum(NamedTuple):
 
 
 class Layer(NamedTuple):
-  """The branches of a layer, grouped by sum."""
+  """A layer: sums that are added to the residual stream one after another."""
 
   sums: tuple[Sum, ...]
 

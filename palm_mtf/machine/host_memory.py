@@ -43,7 +43,7 @@ def memory_bytes() -> tuple[int, int]:
     left = int(limit) - int(used) if used.isdigit() else int(limit)
     total, available = int(limit), min(available, left)
   soft, _ = resource.getrlimit(resource.RLIMIT_AS)
-  if soft != resource.RLIM_INFINITY:  # ulimit -v
+  if soft != resource.RLIM_INFINITY:  # a limit by ulimit -v
     pages = int(read_or_empty("/proc/self/statm").split()[0])
     left = soft - pages * os.sysconf("SC_PAGE_SIZE")
     available = min(available, left)

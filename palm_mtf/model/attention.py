@@ -226,7 +226,7 @@ class BlockedAttention:
       down = heads.outputs(dscores, keys)
       dk.append(heads.to_memory(dscores, seen))
       if bias:
-        if bias[0].shape[0] == 1:  # the same for all rows of the batch
+        if bias[0].shape[0] == 1:  # one bias for all rows: sum its gradient
           dbias = tf.reduce_sum(dbias, 0, keepdims=True)
         xs = [own, *extras]
         # Stop at `xs`: if Mesh TensorFlow recomputes a layer, q depends on the

@@ -123,8 +123,8 @@ def _by_variance_gradient(y, rsqrt, dy):
   return (dx - tf.reduce_mean(dy, -1, keepdims=True)) * rsqrt
 
 
-# {statistic of a norm (see `NormForm`): its function and the gradient}. For
-# statistics in IS_CENTERED there are also operations in C++.
+# {statistic of a norm (see `NormForm`): its function and the gradient}. Those
+# in IS_CENTERED also have operations in C++.
 _STATISTICS = {
   "variance": (_by_variance, _by_variance_gradient),
   "mean_square": (_by_mean_square, _by_mean_square_gradient),

@@ -74,7 +74,7 @@ def _cross_entropy_gradient(
 
 
 class CrossEntropy(mtf.Operation):
-  """Outputs -log p(target) and log(sum(exp(logits))), one of each per token."""
+  """Outputs -log p(target), log(softmax divisor): [batch, length] float32."""
 
   def __init__(
     self, logits: mtf.Tensor, targets: mtf.Tensor, gradient_dtype: tf.DType
