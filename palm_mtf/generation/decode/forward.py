@@ -102,7 +102,7 @@ class JoinedWeights:
     found = self._model.score_extras(layer, mixer)
     if mixer.score_positions == "alibi":
       return [self._import(x, self._dims.heads) for x in found]
-    # A kernel [d_model, ...] has become a vector per distance, [positions, ...].
+    # A kernel [d_model, ...] became a vector per distance, [positions, ...].
     renamed = {"d_model": "positions"}
     return [
       self._import(x, *(getattr(self._dims, renamed.get(y, y)) for y in dims))
