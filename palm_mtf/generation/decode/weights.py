@@ -140,7 +140,7 @@ class DecodeModel:
   def project_in(
     self, x: LaidOut, layer: str, read: Read, *, is_step: bool
   ) -> LaidOut:
-    """Multiplies x [rows, d_model] by the joined kernel of `read`."""
+    """Multiplies x [rows, d_model] by the joined kernels that read it."""
     names = tuple(f"{layer}/{part}" for part in read.parts)
     return self.multiply([x], self.kernels[names], is_step=is_step)
 

@@ -73,7 +73,7 @@ class Choice:
         echoed.add(token)
       self._start = echoed.text
     self._entries: list[_Entry] = []
-    self._num_read = 0  # `num_tokens` at the last call of `read`
+    self._num_read = 0  # `num_tokens` when `read` last looked for new tokens
     self._shown = 0  # number of characters that `read` has returned
     self._shown_entries = 0  # number of `_entries` that `read` has returned
 
