@@ -112,7 +112,7 @@ class JoinedWeights:
   def project_in(
     self, x: mtf.Tensor, layer: str, read: Read, angles: Sequence[mtf.Tensor]
   ) -> list[mtf.Tensor]:
-    """Multiplies x by the joined kernel of `read`; splits q, k, v and so on."""
+    """Returns q, k, v and an MLP's hidden layer, from the kernels of `read`."""
     columns = self._model.columns(read, native_threads(self._impl))
     vectors = self._model.project_vectors(layer, read)
     batch, length, _ = x.shape.dims

@@ -54,8 +54,8 @@ class Row:
 # because rows join and streams get text only between calls, but 50 times as
 # long as the work between two calls, so that this work costs little.
 _MOST_SECS = 0.02
-# To limit memory, the queue has room for one row per slot, plus `most_waiting`
-# rows for each of this many clients.
+# The queue, which must not grow without limit, has room for one row per slot,
+# plus `most_waiting` rows for each of this many clients.
 _MOST_CLIENTS = 8
 _GAUGES = ("running", "waiting", "checkpoint_step")
 
