@@ -139,6 +139,7 @@ class EvalTask:
         outputs that a metric needs.
     """
     self._groups = groups or {}
+    self._warned: set[str] = set()  # to say once why a metric is left out
     self.name, self.split = task.name, config.eval_split
     self._task, self._config = task, config
     self._sequence_length = sequence_length
@@ -259,19 +260,13 @@ class EvalTask:
         self._compute_metrics, outputs[self._evaluator.eval_tasks[0].name]
       )
       metrics = simplify_metrics(results.result()[self.name], self._what)
-      categories: dict[str, dict[str, float]] = {}
-      try:
-        averages, categories = group_metrics(
-          metrics_of, self._categories, self._groups
-        )
-        self._add(metrics, averages)
-        if clean is not None:
-          self._add(
-            metrics, self._compute_clean_metrics(metrics, metrics_of, clean)
-          )
-      except UserError as error:  # a metric function may need more examples
-        _logger.warning(
-          f"metrics of some of the examples are left out: {error}"
+      averages, categories = group_metrics(
+        metrics_of, self._categories, self._groups
+      )
+      self._add(metrics, averages)
+      if clean is not None:
+        self._add(
+          metrics, self._compute_clean_metrics(metrics, metrics_of, clean)
         )
       records = list(self._make_records(kept))
       if clean is not None:
@@ -327,12 +322,19 @@ class EvalTask:
         picked = pick(predictions), {n: pick(x) for n, x in named.items()}
       else:
         picked = pick(output)
-      with user_code(self._what):
-        values = metric.from_model_output(given[0], picked, given[1])
-        if isinstance(values, seqio.metrics.CollectingMetric):
-          found |= values.actual_compute(*given)[0]
-        else:
-          found |= values.compute()
+      try:
+        with user_code(self._what):
+          values = metric.from_model_output(
+            given[0], picked, given[1], "targets"
+          )
+          if isinstance(values, seqio.metrics.CollectingMetric):
+            found |= values.actual_compute(*given, "targets", None)[0]
+          else:
+            found |= values.compute()
+      except UserError as error:  # the metric may need more examples
+        if str(error) not in self._warned:
+          self._warned.add(str(error))
+          _logger.warning(f"metrics of some examples are left out: {error}")
     plain = simplify_metrics(found, self._what)
     return {n: x for n, x in plain.items() if isinstance(x, float)}
 

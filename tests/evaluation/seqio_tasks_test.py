@@ -258,12 +258,17 @@ def test_a_metric_that_needs_more_examples_than_a_category_has_is_computed(
       raise ValueError("4 examples are needed")
     return {"n": len(scores)}
 
-  register("few", [correlation], GROUPED)
+  register("few", [correlation, mean_score], GROUPED)
   (task,) = open_tasks(vocabulary, "few")
-  result = task.evaluate(1, Says(numbers=[1.0] * 6))
-  assert (result.metrics, result.categories) == ({"n": 6.0}, {})
-  assert "metrics of some of the examples are left out" in caplog.text
-  assert "4 examples are needed" in caplog.text
+  scores = [1.0, 2.0, 3.0, 4.0, 5.0, 6.0]
+  result = task.evaluate(1, Says(numbers=scores), [0, 1, 2, 3, 4])
+  assert result.metrics == {
+    **{"n": 6.0, "mean_score": 3.5, "macro_mean_score": (3.0 + 4.0) / 2},
+    **{"n_clean": 5.0, "mean_score_clean": 3.0, "macro_mean_score_clean": 3.0},
+  }
+  assert result.categories == {"a": {"mean_score": 3.0}, "b": {"mean_score": 4}}
+  (line,) = [x for x in caplog.messages if "metrics of some examples" in x]
+  assert "4 examples are needed" in line
 
 
 # Right answers per category: law 1 of 4, logic 1 of 1, art 2 of 3.
