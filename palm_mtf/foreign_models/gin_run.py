@@ -65,7 +65,7 @@ for _class in (AdafactorConfig, DeviceMesh, PodsConfig):
 @_check_bindings
 @functools.wraps(PodTraining, updated=())
 def _make_training(*, function: ModelFunction, **settings: Any) -> PodTraining:
-  """Makes a PodTraining that reports errors of the user's function."""
+  """Makes a PodTraining; any error in the user's function is a UserError."""
   return PodTraining(user_code("PodTraining.function")(function), **settings)
 
 

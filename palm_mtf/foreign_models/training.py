@@ -54,7 +54,7 @@ class ModelLoss:
     """Checks the features; a microbatch has `num_rows` rows.
 
     Raises:
-      UserError: a feature does not have the form of `PodTraining`'s.
+      UserError: a feature is not given as `PodTraining` wants it.
     """
     self._function, self._device_mesh, self._seed = function, mesh, seed
     self.features: Mapping[str, Feature] = {

@@ -16,7 +16,7 @@ from palm_mtf.errors import UserError, check_no_address
 
 # Errors for a full disk, an exceeded quota and an exceeded file size limit.
 _NO_SPACE = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
-# The whole message of ndarray.tofile on a full disk; its error has no errno.
+# Message of ndarray.tofile on a full disk, because its error has no errno.
 _SHORT_WRITE = re.compile(r"\d+ requested and \d+ written")
 # Prefix of the names of incomplete files and folders, which nothing reads.
 PARTIAL = ".partial_"

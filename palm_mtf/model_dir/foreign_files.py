@@ -2,7 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Reads files after checking their type, their size and, if any, their seal.
 
-A sealed JSON object has a key with the hash of its other content.
+A sealed JSON object has a key with the hash of its other content, so that a
+reader notices any change.
 """
 
 import errno

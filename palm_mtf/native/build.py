@@ -63,7 +63,7 @@ def choose_instruction_flags(cpu: frozenset[str], machine: str) -> list[str]:
 
 
 def count_panel_columns() -> int:
-  """Returns kColumns of vectors.h, the columns per panel, for this CPU."""
+  """Returns how many columns a panel of weights has: kColumns of vectors.h."""
   options = _choose_options()
   if "-mavx512vnni" in options:
     return 64
@@ -147,7 +147,7 @@ def _find_compiler() -> list[str]:
 
 
 def _hash_compiler(command: Sequence[str]) -> str:
-  # Returns a hash of the compiler, or "" if there is no compiler.
+  # Returns a hash that names the compiler in the cache; "" without a compiler.
   if not shutil.which(command[0]):
     return ""
   parts = []

@@ -137,7 +137,7 @@ def multiply(
 
 @dataclasses.dataclass(frozen=True)
 class StepWeights:
-  """The inputs of a decoding step besides the tokens and the cache."""
+  """The constant inputs of a decoding step: weights, tables and settings."""
 
   config: ModelConfig
   memory_length: int  # number of positions in the cache
@@ -237,7 +237,7 @@ class TextSettings(NamedTuple):
 class TextSteps(NamedTuple):
   """Texts and cache after some steps."""
 
-  num_steps: tf.Tensor  # [] int32
+  num_steps: tf.Tensor  # number of steps that were run, [] int32
   # Chosen tokens, [rows, at least num_steps] int32; `end_ids[0]` after a text
   # has ended, and after the last step.
   chosen: tf.Tensor

@@ -139,7 +139,7 @@ def norm_gradient(
 
 
 def attends(mixer: Attention) -> bool:
-  """Returns whether `attend` can compute the attention of `mixer`."""
+  """Returns whether `attend` computes this kind of attention."""
   return mixer == PLAIN_ATTENTION
 
 

@@ -59,7 +59,7 @@ def delay(x: mtf.Tensor, signal: mtf.Tensor) -> mtf.Tensor:
   return _Delay(x, signal).outputs[0]
 
 
-# Whether REMAT recomputes a block. Then x is new; `recompute` returns x itself.
+# True while a whole block is computed again; `recompute` then returns x itself.
 _is_kept = contextvars.ContextVar("is_kept", default=False)
 
 

@@ -129,7 +129,7 @@ class SlicedVariable(mtf.Variable):
 
 
 class _Cast(mtf.Operation):
-  """Outputs a variable's value, cast to the activation dtype after a signal."""
+  """Casts a variable again for the backward pass, after a signal."""
 
   def __init__(self, variable: SlicedVariable, signal: mtf.Tensor):
     super().__init__([signal], name=f"{variable.name}/again")
@@ -204,7 +204,7 @@ class Drawn(Initializer):
 
 @dataclasses.dataclass(frozen=True)
 class _NoMaster:
-  """Replaces the TensorFlow variable that is an `mtf.Variable`'s master."""
+  """Stands for an `mtf.Variable`'s master, which would be a full copy."""
 
   name: str
   initializer: Callable[..., tf.Tensor]

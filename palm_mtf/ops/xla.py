@@ -82,7 +82,7 @@ atomic_function.partitioned_call_op = _call_of_known_shapes
 
 
 def _in_each_graph(fn: Callable, **options: object) -> Callable[..., object]:
-  """Makes a tf2.function of fn per graph, which traces fn once per shapes."""
+  """Makes a tf2.function of fn in each graph, which traces each shape once."""
   # A tf2.function refers to the graph in which it was traced. The tf2.function
   # is an attribute of the graph, so that both are freed together. In a weak
   # dictionary from graphs to functions, a function would keep its graph alive.
@@ -182,7 +182,7 @@ def fused_update(
 
 
 def function(fn: Callable[..., object]) -> Callable[..., object]:
-  """Traces fn once per graph; each call adds one operation to the graph.
+  """Makes each call of fn one operation, whose body is traced once per graph.
 
   The shapes of the tensors that fn takes are the same in all calls.
   """

@@ -1,6 +1,6 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""The features of a batch, fed by the client or read by servers."""
+"""The features of a batch: the client feeds or pods' servers read them."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
@@ -13,7 +13,7 @@ from palm_mtf.model.dims import Dims
 FEATURE_DTYPES = {
   "inputs": tf.int32,  # id of the token before each target
   "targets": tf.int32,  # id of the token to predict
-  "segments": tf.int32,  # segment ids, which bound attention; default: 0
+  "segments": tf.int32,  # id of the text; attention keeps to it; default: 0
   "loss_weights": tf.float32,  # weight of each target in the loss; default: 1
   "prefix": tf.int32,  # 1 for inputs that attend in both directions; default: 0
 }
@@ -31,7 +31,7 @@ ReadFeatures = Callable[
 
 
 class ServerFeatures(NamedTuple):
-  """Features of a batch that servers read if the client feeds none."""
+  """Features of a batch that pods' servers read, if the client feeds none."""
 
   names: Sequence[str]
   read: ReadFeatures

@@ -34,7 +34,7 @@ class ForwardProgram:
   # Mean of -log p(target), in nats, weighted by the loss weights, [] float32.
   loss: tf.Tensor
   weight_sum: tf.Tensor  # sum of the loss weights in the batch, [] float32
-  slices: dict[str, list[Slice]]  # by the variable's name in checkpoints
+  slices: dict[str, list[Slice]]  # of variables, by name in checkpoints
 
 
 def build_forward_program(

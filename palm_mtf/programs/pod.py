@@ -223,7 +223,7 @@ class Gradients:
   """The gradients of one pod, before they are summed over all pods."""
 
   pod: int
-  stages: list[Stage]  # in order, then the head; one item without stages
+  stages: list[Stage]  # in order, then the output head; or one for all
   losses: LossSums  # of one microbatch
   variables: list[mtf.Variable]  # trained variables
   sums: Sums  # over the step's microbatches
@@ -238,8 +238,8 @@ class Update:
   """
 
   operations: list[AdafactorUpdate]
-  weight: mtf.Tensor  # loss weights of all pods; sums divided by it are means
-  squares: list[mtf.Tensor]  # sum of squares of each summed gradient
+  weight: mtf.Tensor  # sum of loss weights; sums divided by it become means
+  squares: list[mtf.Tensor]  # sum of squares of each gradient, for grad_norm
   losses: dict[str, mtf.Tensor]  # terms of the loss, and grad_norm
   is_finite: mtf.Tensor  # whether all losses are finite, bool
   scalars: list[mtf.Tensor]  # clip factor, rates, is_finite; on the first mesh
@@ -275,7 +275,7 @@ class PodBuilder:
     self._pod_batch_size = pod_batch_size
     self._graph = mtf.Graph()
     with tf.device(client):
-      no_step = tf.constant(-1, tf.int64)  # if only the loss is fetched
+      no_step = tf.constant(-1, tf.int64)  # turns dropout off
       # Number of steps done before, [], int64.
       self.step = tf.placeholder_with_default(no_step, [], "step")
       # Index of the microbatch in the step, [], int32.
@@ -300,7 +300,7 @@ class PodBuilder:
       for i, x in enumerate(placements)
     ]
     if len(places) > 1:
-      places.append(places[0])  # for the head
+      places.append(places[0])  # for the output head
     stages = [self._build_stage(pod, *x, read) for x in places]
     meshes = {x.mesh for x in stages}
     with tf.device(placements[0].cpu):
@@ -419,7 +419,7 @@ def build_update(
 
   Args:
     variables: the trained variables.
-    sums: sums over all pods.
+    sums: sums of losses and gradients, over the step and all pods.
     rates: learning rate and 1 - beta2, [] float32 each.
     meshes: meshes of the variables; the first computes the scalars.
     num_layers: above 1 if the graph has one layer, which runs so many times.

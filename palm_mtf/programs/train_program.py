@@ -30,7 +30,7 @@ from palm_mtf.programs.pod import Gradients, PodBuilder, Update, exchange_sums
 
 @dataclasses.dataclass(frozen=True)
 class StageProgram:
-  """The operations of a pod's stage, or of its head, for a microbatch."""
+  """Operations of a pod's stage, or of its output head, for a microbatch."""
 
   features: dict[str, tf.Tensor]  # placeholders of a microbatch's rows
   # Placeholders of the same rows on the pod's other hosts, which read them too.
@@ -46,15 +46,15 @@ class StageProgram:
 class PodProgram:
   """One pod's part of a training step."""
 
-  # The stages in the order of their layers, and then the head. If there are no
-  # stages, the only item is the whole pod.
+  # The stages in the order of their layers, then the output head. If there are
+  # no stages, the only item is the whole pod.
   stages: list[StageProgram]
   # Mean loss of a microbatch's rows, for PaLM in nats per token, [] float32.
   # Fetching only `loss` runs only the forward pass (with stages, the head's).
   # To average several losses, weight each by its `weight_sum`, [] float32.
   loss: tf.Tensor
   weight_sum: tf.Tensor
-  slices: dict[str, list[Slice]]  # by the variable's name in checkpoints
+  slices: dict[str, list[Slice]]  # of variables, by name in checkpoints
 
   @property
   def features(self) -> dict[str, tf.Tensor]:
@@ -264,7 +264,7 @@ def build_program(
 
 
 def _lower(pods: Sequence[Gradients]) -> CpuGpuLowering:
-  """Lowers the graph of all pods; cuts it into parts if there are stages."""
+  """Lowers the graph of all pods; with stages, as parts for separate calls."""
   stages = [stage for pod in pods for stage in pod.stages]
   placements = {x.mesh: x.placement for x in stages}
   if len(stages) == len(pods):

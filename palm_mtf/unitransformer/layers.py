@@ -66,7 +66,7 @@ def _reshape(x: mtf.Tensor, dims: Sequence[mtf.Dimension]) -> mtf.Tensor:
 
 
 class _Call:
-  """A call of a layer. Joins all batch dimensions, such as beams, into one."""
+  """A call of a layer; joins its batch dimensions, such as batch and beams."""
 
   def __init__(self, context: transformer.Context, config: ModelConfig):
     self.context = context
@@ -192,7 +192,7 @@ class _Call:
     return Resharded(y, whole[::-1]).outputs[0]
 
   def find_masks(self) -> list[mtf.Tensor]:
-    """Returns the segment ids and the prefix of each row, if there are any."""
+    """Returns what limits attention: segment ids and prefixes, if any."""
     context = self.context
     segments = [
       self.join_batch(x)
@@ -287,7 +287,7 @@ def sublayer_norm(
 
 
 class _Branch(transformer.TransformerLayer):
-  """A branch of a block; gin and variables have the names of the subclasses."""
+  """Attention or MLP; gin and variables have the names of the subclasses."""
 
   kind: str  # "attention" or "mlp"
 
@@ -310,7 +310,7 @@ class _Branch(transformer.TransformerLayer):
     x: mtf.Tensor,
     losses: list[mtf.Tensor] | None = None,
   ) -> mtf.Tensor:
-    """Returns the branch of x, with the shape and dtype of x, [..., d_model].
+    """Applies the branch to x; keeps the shape and dtype of x, [..., d_model].
 
     `context` has positions, masks and the decoding cache; `losses` is unused.
     """

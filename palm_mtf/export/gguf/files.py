@@ -118,7 +118,7 @@ def choose_dtype(name: str, shape: tuple[int, ...], wanted: str) -> str:
 
 
 def count_bytes(shape: tuple[int, ...], dtype: str) -> int:
-  """Returns the bytes of a tensor."""
+  """Returns how many bytes a tensor takes in a file."""
   size = math.prod(shape)
   if dtype == "q8_0":
     return size // _BLOCK * (2 + _BLOCK)

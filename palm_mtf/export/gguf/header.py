@@ -19,7 +19,7 @@ from typing import Any, BinaryIO, NamedTuple
 from palm_mtf.errors import UserError, shorten
 from palm_mtf.model_dir.foreign_files import check_regular
 
-_VERSIONS = (2, 3)  # version 1 has 32-bit lengths
+_VERSIONS = (2, 3)  # version 1, with 32-bit lengths, is not read
 _COUNT = "Q"  # format of a length or an offset, for the module struct
 # {GGUF's number of a type: its format for the module struct}
 _NUMBERS = dict(enumerate("BbHhIif?")) | {10: "Q", 11: "q", 12: "d"}
@@ -37,7 +37,7 @@ class TensorPlace(NamedTuple):
   shape: tuple[int, ...]
   dtype: str  # type in GGUF, such as "Q4_K"
   offset: int  # of its first byte in the file
-  row_bytes: int  # bytes of its last dimension
+  row_bytes: int  # bytes per row, along the last dimension
 
 
 class GgufHeader(NamedTuple):

@@ -33,7 +33,7 @@ _GPT_SIZES = {
 
 
 class Choice(NamedTuple):
-  """A key of config.json that chooses a value of a setting."""
+  """A key of config.json whose values stand for values of a setting."""
 
   setting: str  # field of ModelConfig
   values: Mapping[object, object]  # {value of the key: value of the setting}
@@ -125,7 +125,7 @@ class Family:
   joins_heads: bool = False
 
   def __post_init__(self) -> None:
-    """Names both tensors of each module in `names`."""
+    """Replaces modules in `names` by their tensors: weight and bias."""
     found = {}
     for ours, theirs in self.names.items():
       weight, bias = ours, f"{ours}_bias"

@@ -110,7 +110,7 @@ def _read_weight_map(folder: str) -> Mapping[str, str] | None:
 
 
 def _check_no_other_weights(folder: str, read: list[str], source: str) -> None:
-  # Weight files that are not in `read`, and adapters, would change the model.
+  # Raises UserError for other weight files, which would change the model.
   for name in sorted(os.listdir(folder)):
     if name not in read and _is_weight_file(name):
       raise UserError(

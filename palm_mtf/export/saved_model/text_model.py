@@ -88,7 +88,7 @@ class TextModel(tf2.Module):
     ids = tf2.concat([self._make_starts(prompt_ids), prompt_ids], 1)
     lengths = tf2.cast(ids.row_lengths(), tf2.int32)
     longest = tf2.reduce_max(lengths)
-    # As in `palm_mtf generate`, the start token does not count.
+    # As in `palm_mtf generate`, the limit does not count the start token.
     longest_prompt = tf2.cast(prompt_ids.bounding_shape(1), tf2.int32)
     check = tf2.debugging.assert_positive
     checks = [
