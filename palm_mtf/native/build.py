@@ -30,7 +30,7 @@ from palm_mtf.machine.processors import cpu_flags
 _logger = logging.getLogger(__name__)
 
 _SOURCE = Path(__file__).parent / "operations.cc"
-# None of these options allows the compiler to reorder the terms of a sum.
+# None of these options reorders the terms of a sum, which would change bits.
 _FLAGS = (
   *("-std=c++20", "-O3", "-shared", "-fPIC", "-pthread", "-Wno-psabi"),
   *("-fno-math-errno", "-fno-trapping-math", "-ffp-contract=fast"),

@@ -76,7 +76,7 @@ def read_product_gradient(
   is_gated: bool,
   threads: int,
 ) -> tf.Tensor:
-  """Returns the gradient of `wide` in `read_product`, [rows, columns].
+  """Returns the gradient of `wide`, the input of `read_product`; same shape.
 
   `gradients` has the gradient of each result of `read_product`.
   """

@@ -36,10 +36,10 @@ class StageProgram:
   # Placeholders of the same rows on the pod's other hosts, which read them too.
   copies: list[dict[str, tf.Tensor]]
   # The forward pass, which keeps what the backward pass reads. `forward` of the
-  # head, or of a pod without stages, includes the backward pass.
+  # output head, or of a pod without stages, includes the backward pass.
   forward: tf.Operation
   backward: tf.Operation | None
-  evaluate: tf.Operation  # a forward pass for the loss alone; keeps nothing
+  evaluate: tf.Operation  # a forward pass only for the loss; keeps nothing
 
 
 @dataclasses.dataclass(frozen=True)

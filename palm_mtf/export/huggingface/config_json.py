@@ -401,7 +401,7 @@ def _parse_size(
 
 
 def _parse_sizes(config: Json, family: Family) -> dict[str, object]:
-  """Returns the sizes, ATTENTION and NUM_KV_HEADS, as fields of ModelConfig."""
+  """Returns sizes, and ATTENTION and NUM_KV_HEADS, by field of ModelConfig."""
   found: dict = {}
   keys = {field: key for key, field in family.sizes.items()}
   found["d_model"] = _parse_size(config, keys["d_model"])
