@@ -424,7 +424,7 @@ def _make_scaling(
     found["rope_type"] = "llama3"
   if magnitude != 1:
     # attention_factor is the file's factor times YaRN's, which llama.cpp
-    # adds itself. Both are float32, so only seven digits mean anything.
+    # applies itself. Both are float32, so only seven digits are exact.
     magnitude *= yarn_magnitude(factor)
     found["attention_factor"] = float(f"{magnitude:.7g}")
   return found
