@@ -177,9 +177,9 @@ class PodPrograms:
     """Returns JAX's function of (weights, state, inputs) that runs `build`.
 
     Args:
-      build: takes a device's parts of `weights` and of `state`, and `inputs`,
-        which are the same on all devices; returns the device's parts of the
-        next arrays, and outputs, which are the same on all devices.
+      build: takes a device's parts of `weights` and of `state`, and `inputs`;
+        returns its parts of the arrays that it makes (weights or the new
+        state), and outputs. All devices have the same inputs and outputs.
       donates: whether the function may overwrite the memory of `state`.
     """
     placement = self.placement

@@ -269,7 +269,10 @@ class Activations:
     return {x: forward[x] + backward[x] + repeated.get(x, 0) for x in forward}
 
   def traffic(self) -> dict[str, int]:
-    """Returns {kind of pass except "weights": bytes that it moves per step}."""
+    """Returns bytes per step by kind: "blocks", "attention" and "loss".
+
+    These are the activations that operations read from memory and write to it.
+    """
     width = self._width
     of_token = {
       kind: self._config.num_layers * width * numbers
@@ -325,9 +328,9 @@ def exchange_bytes(
 
 
 def weight_traffic(config: ModelConfig, mesh: MeshLayout) -> int:
-  """Returns the bytes that casts of weights and sums of gradients move.
+  """Returns the bytes that a device reads and writes per step, besides passes.
 
-  Counts a device's memory in a step; gradients are summed over microbatches.
+  It casts weights, and adds each microbatch's gradients to a sum.
   """
   width = DTYPE_BYTES[config.activation_dtype]
   total = 0

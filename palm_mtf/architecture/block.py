@@ -138,7 +138,7 @@ class Read(NamedTuple):
 
   @property
   def parts(self) -> tuple[str, ...]:
-    """Names within the layer of the kernels that one product joins."""
+    """Names in the layer of kernels that, joined, need one matrix product."""
     return tuple(x.part for x in self.projections)
 
 

@@ -405,7 +405,8 @@ class CheckpointReader:
       self.restore(pods, weights.prefix)
     # Other errors are about servers or the network; the session reports them.
     except _DAMAGE as error:
-      # The reason is one line between the place in our code and the operation.
+      # TensorFlow's message has our line of code, the reason, the operation.
+      # The user needs only the reason, which has one line.
       reason = _TRACE.sub("", error.message).splitlines()[0]
       raise UserError(
         f"{weights.given}: TensorFlow cannot read it: {reason}"

@@ -131,7 +131,10 @@ class GangScheduler:
     return ticket
 
   def start(self) -> list[Ticket]:
-    """Starts all programs that may start; returns them in policy order."""
+    """Starts the programs whose turn it is, if their devices have room.
+
+    Returns these programs in the order of the scheduler's policy.
+    """
     started: list[Ticket] = []
     short: list[Ticket] = []  # programs that later programs may overtake
     # By tenant, the devices of its programs in `short`.

@@ -85,7 +85,10 @@ class _Call:
     self.dims = model_dims(self.config, num_rows, mesh)
 
   def make_variables(self, kind: str) -> dict[str, mtf.Tensor]:
-    """Returns {name in layer 0: value} of the parameters of a kind."""
+    """Makes this layer's parameters of one kind, such as "attention".
+
+    Returns {name: value}; the names are those of layer 0 in any layer.
+    """
     context, stored = self.context, self.context.variable_dtype
     if ensemble := context.model.ensemble_dim:
       raise UserError(

@@ -154,8 +154,9 @@ class Batcher:
     self._load: Callable[[], None] | None = None
     self._is_stopping = False
     self._step_secs = _MOST_SECS  # measured seconds per step without log p
-    # For fairness: seconds of decoding that are due before the next prompt is
-    # read, and of decoding without log p before the next step with log p.
+    # Seconds for which rows must decode before the next prompt is read, and
+    # seconds for rows without log p before the next step with log p. Otherwise
+    # prompts and rows with log p would stop the other rows.
     self._owed_secs = self._owed_plain_secs = 0.0
     self.failure: BaseException | None = None  # error that ended `run`
 

@@ -162,7 +162,7 @@ class _Calls:
     self._registering = ThreadPoolExecutor(_NUM_THREADS)
 
   def tick(self) -> None:
-    """Ticks every second, so that the manager notices its own suspensions."""
+    """Ticks every second: a late tick shows that this process was suspended."""
     self._threads.submit(self._manager.tick)
     asyncio.get_running_loop().call_later(1.0, self.tick)
 
