@@ -179,9 +179,9 @@ def _answer_stdin(
 
 
 def _chat(loaded: "Generator", template: ChatTemplate, most: int) -> None:
-  """Answers each line of stdin.
+  """Answers each line of stdin; the model reads the whole conversation first.
 
-  Before each answer the model reads the conversation, at most `most` tokens.
+  A line is refused if the conversation then has more than `most` tokens.
   """
   messages: list[dict[str, str]] = []
   for line in _read_lines("> " if sys.stdin.isatty() else ""):

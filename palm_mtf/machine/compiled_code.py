@@ -52,8 +52,8 @@ def keep_compiled_code() -> None:
 def check_xla_flags(num_devices: int) -> None:
   """Raises UserError if TF_XLA_FLAGS cannot work with so many CPU devices."""
   flags = os.environ.get(_VARIABLE, "")
-  # With both flags of _COMPILES_FOR_CPUS, TensorFlow puts operations of several
-  # devices into one XLA program, which then fails ("Multiple CPU devices").
+  # With tf_xla_auto_jit and tf_xla_cpu_global_jit, TensorFlow puts operations
+  # of several devices into one XLA program: it fails ("Multiple CPU devices").
   if num_devices > 1 and all(x.search(flags) for x in _COMPILES_FOR_CPUS):
     raise UserError(
       f"{_VARIABLE} = {shorten(flags)}: TensorFlow cannot compile for the "

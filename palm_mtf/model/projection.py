@@ -156,7 +156,10 @@ def kernel_gradient(
 
 @dataclasses.dataclass(frozen=True)
 class JoinedColumns:
-  """Splits a device's product of x with joined kernels; joins gradients."""
+  """Splits a device's product of x with joined kernels into their products.
+
+  The backward pass joins the gradients of these products.
+  """
 
   # Shape of each kernel's slice, without d_model.
   shapes: Sequence[Sequence[int]]

@@ -166,7 +166,7 @@ class TrainedWeights:
   def score_extras(
     self, layer: str, mixer: Attention, length: mtf.Dimension
   ) -> list[mtf.Tensor]:
-    """Returns a layer's parameters for scores, for `score_by_distance`."""
+    """Returns what changes a layer's attention scores by distance."""
     if mixer.score_positions == "alibi":
       heads = self._dims.heads
       slopes = tf.constant(alibi_slopes(heads.size))

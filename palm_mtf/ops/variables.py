@@ -164,7 +164,7 @@ def keep_variable(
 ) -> tf.Variable:
   """Returns a device's variable in the current graph; makes it if missing.
 
-  All programs of a graph thus share variables, whose values outlive programs.
+  Several Mesh TensorFlow programs are built in one graph. They share variables.
 
   Args:
     name: name of the variable, unique on the device.

@@ -163,7 +163,7 @@ class Examples:
   """The n-grams of an evaluation set, or of a random sample of its examples."""
 
   def __init__(self, max_ngrams: int = _MAX_NGRAMS):
-    """Keeps at most `max_ngrams` n-grams, but at least one example."""
+    """Keeps examples with `max_ngrams` n-grams in all; one may have more."""
     self.count = 0  # number of examples added
     self._max_ngrams = max_ngrams
     self._num_ngrams = 0

@@ -183,7 +183,8 @@ def map_array(path: str, *, is_random: bool = False) -> np.ndarray:
   return values
 
 
-# Maximum bytes of all repeats of a document, because memory holds all of them.
+# A document of weight 3 is written three times. Its copies may have this many
+# bytes together, because host memory holds them all.
 _MOST_REPEATED_BYTES = 1 << 30
 _CHANGED = "its content is not what was written"
 

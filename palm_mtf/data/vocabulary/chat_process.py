@@ -310,7 +310,7 @@ def _limit(kind: int, most: int) -> None:
 
 
 def main() -> None:
-  """Answers each line of stdin, until the client closes stdin."""
+  """Renders the template for each line of stdin, until stdin is closed."""
   die_with(int(sys.argv[1]))
   signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C ends only the client
   _limit(resource.RLIMIT_AS, _MOST_BYTES)

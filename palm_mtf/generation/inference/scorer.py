@@ -234,7 +234,7 @@ class Scorer:
     size: int,
     names: tuple[str, ...],
   ) -> list[list[np.ndarray]]:
-    # Returns, per row, the values that `_score` yields per window.
+    # A row holds one window. Returns each row's outputs `names` at its tokens.
     inputs, targets = np.zeros([2, size, length], np.int32)
     num_given = np.zeros([size], np.int32)
     for row, (index, window) in enumerate(rows):
