@@ -313,7 +313,8 @@ class EvalTask:
       return np.array([values[number] for number in numbers])
 
     (task,) = self._evaluator.eval_tasks
-    given = [self._examples[number] for number in numbers], task.output_features
+    examples = [self._examples[number] for number in numbers]
+    features = task.output_features
     found = {}
     for metric in task.metric_objs:
       output = outputs[metric.model_output_type]
@@ -325,12 +326,15 @@ class EvalTask:
       try:
         with user_code(self._what):
           values = metric.from_model_output(
-            given[0], picked, given[1], "targets"
+            examples, picked, features, "targets"
           )
           if isinstance(values, seqio.metrics.CollectingMetric):
-            found |= values.actual_compute(*given, "targets", None)[0]
+            computed, _ = values.actual_compute(
+              examples, features, "targets", None
+            )
           else:
-            found |= values.compute()
+            computed = values.compute()
+          found |= computed
       except UserError as error:  # the metric may need more examples
         if str(error) not in self._warned:
           self._warned.add(str(error))

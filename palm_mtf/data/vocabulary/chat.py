@@ -195,12 +195,7 @@ class ChatTemplate:
   def _reads_parts(self) -> bool:
     """Whether the template reads a content that is a list of parts."""
     content = [{"type": "text", "text": _PROBE}]
-    asked = {"messages": [{"role": "user", "content": content}]}
-    try:
-      text, _ = self._renderer.render({**self._values([]), **asked})
-    except RenderError:
-      return False
-    return _PROBE in text and str(content) not in text
+    return self._reads(content, [{"role": "user", "content": content}])
 
   @functools.cached_property
   def _reads_arguments(self) -> bool:
@@ -212,11 +207,21 @@ class ChatTemplate:
       {"role": "user", "content": "x"},
       {"role": "assistant", "content": "", "tool_calls": [call]},
     ]
+    return self._reads(arguments, asked)
+
+  def _reads(self, value: object, messages: Sequence[Message]) -> bool:
+    """Whether the template reads inside `value`, which holds _PROBE.
+
+    `messages` contain `value`. A template that expects a string either fails or
+    writes `value` as Python prints it.
+    """
     try:
-      text, _ = self._renderer.render({**self._values([]), "messages": asked})
+      text, _ = self._renderer.render(
+        {**self._values([]), "messages": messages}
+      )
     except RenderError:
       return False
-    return _PROBE in text and str(arguments) not in text
+    return _PROBE in text and str(value) not in text
 
 
 def _read_arguments(call: Any) -> Any:

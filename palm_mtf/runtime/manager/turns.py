@@ -141,6 +141,7 @@ class Turns:
       return {
         "num_running": states.count("running"),
         "num_waiting": states.count("waiting"),
+        # Leave out devices without a server: a client may name thousands.
         "kept_bytes": {
           device: num_bytes
           for device, num_bytes in self._scheduler.kept_by(tenant).items()
