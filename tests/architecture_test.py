@@ -20,7 +20,7 @@ import pytest
 from tests.source_files import PACKAGE, ROOT, assert_none, nodes_of
 
 # In these folders each subfolder and module has a row, such as "export/gguf".
-WINGS = {"data", "export", "generation", "runtime"}
+WINGS = {"data", "executors", "export", "generation", "runtime"}
 
 # {folder of palm_mtf, or module in its root: rows that it imports}. A folder
 # imports only itself and rows above its row.
@@ -57,17 +57,24 @@ IMPORTS = {
   "runtime/program mesh model",
   "unitransformer": "errors config _tf architecture ops model "
   "generation/decode",
-  "accelerators": "errors json_text config machine _tf architecture accounting "
-  "ops runtime/program runtime/host_functions runtime/processes mesh model "
-  "optim runtime/addresses runtime/server programs generation/decode",
   "runtime/manager": "__init__ errors json_text config runtime/addresses "
   "runtime/scheduler runtime/server",
-  "runtime/client": "__init__ errors json_text config machine _tf native mesh "
+  "runtime/client": "__init__ errors json_text config machine _tf mesh "
   "runtime/program runtime/processes runtime/addresses "
-  "runtime/scheduler runtime/server_info runtime/server accelerators "
-  "runtime/manager",
+  "runtime/scheduler runtime/server_info runtime/server runtime/manager",
+  "executors/executor": "config mesh programs generation/decode "
+  "runtime/processes runtime/client",
+  "executors/host": "config _tf accounting native runtime/processes "
+  "runtime/server_info mesh programs generation/decode runtime/client "
+  "executors/executor",
+  "executors/xla": "errors json_text config machine _tf architecture "
+  "ops runtime/program runtime/host_functions runtime/processes mesh model "
+  "optim runtime/addresses runtime/server runtime/server_info programs "
+  "generation/decode runtime/client executors/executor",
+  "executors/choose": "config machine executors/executor",
+  "compilation": "errors config accounting generation/decode executors/xla",
   "runtime/tracer": "errors user_code config machine _tf ops runtime/program "
-  "mesh runtime/client",
+  "mesh runtime/client executors/host",
   "rates": "console json_text config machine _tf accounting ops "
   "runtime/program mesh runtime/client programs",
   "model_dir": "errors json_text _tf",
@@ -97,9 +104,9 @@ IMPORTS = {
   "export/saved_model": "errors config machine _tf architecture ops model "
   "generation/decode model_dir data/vocabulary export/trained_model",
   "export/npz": "json_text architecture export/trained_model",
-  "generation/inference": "errors user_text config machine _tf accounting "
-  "runtime/program runtime/processes mesh programs generation/decode "
-  "accelerators runtime/client data/vocabulary data/batches checkpoints",
+  "generation/inference": "errors user_text config machine runtime/program "
+  "mesh generation/decode runtime/client executors/choose data/vocabulary "
+  "data/batches checkpoints",
   "generation/serving": "errors json_text config machine _tf data/vocabulary "
   "data/batches checkpoints runtime/addresses generation/inference",
   "evaluation": "errors user_text json_text user_code config _tf model_dir "
@@ -107,12 +114,13 @@ IMPORTS = {
   "checkpoints generation/inference",
   "training": "__init__ errors json_text config machine _tf architecture "
   "accounting ops native runtime/program runtime/processes mesh "
-  "runtime/addresses runtime/server_info runtime/client programs rates "
-  "model_dir trace data/vocabulary data/batches accelerators checkpoints "
+  "runtime/addresses runtime/client executors/choose executors/executor "
+  "programs rates model_dir trace data/vocabulary data/batches checkpoints "
   "generation/inference evaluation",
   "sweep": "errors console config machine architecture accounting model_dir",
   "commands": "__init__ errors user_text console json_text config machine _tf "
-  "architecture accounting mesh rates accelerators model_dir report "
+  "architecture accounting mesh executors/host executors/choose compilation "
+  "rates model_dir report "
   "data/sources data/statistics data/filters data/vocabulary data/tokens "
   "data/batches checkpoints export/trained_model export/huggingface "
   "export/gguf export/saved_model export/npz runtime/host_functions "
@@ -123,7 +131,7 @@ IMPORTS = {
   "cli": "__init__ errors user_text console user_code config machine _tf "
   "model_dir",
   "foreign_models": "errors user_code config _tf ops runtime/program mesh "
-  "runtime/client programs training cli",
+  "runtime/client executors/choose programs training cli",
   "lm_eval": "errors console config machine data/batches checkpoints "
   "generation/inference cli",
   "__main__": "cli",
@@ -184,6 +192,7 @@ TENSORFLOW_FREE = PURE | {
   "commands",
   "console",
   "data",
+  "executors/choose",
   "export/gguf",
   "export/huggingface",
   "export/npz",

@@ -397,7 +397,7 @@ def _rings(mesh: MeshLayout, device: HardwareConfig) -> dict[str, float]:
   rings = dict.fromkeys(mesh.axes, 0.0)
   for size in where.chips:
     # The last mesh axis spans a box of chips, with `part` chips along this
-    # dimension (`tpu_places` in accelerators/places.py).
+    # dimension (`tpu_places` in executors/xla/tpu_places.py).
     part = math.gcd(left, size)
     left //= part
     if part > 1:

@@ -120,7 +120,7 @@ def predict_step(config: Config | PlanConfig, batch_size: int) -> StepTime:
     return alone
   link = pod_link(config, rates)
   # The program of a TPU pod outputs all gradients only when the program ends
-  # (accelerators/pod.py), so no computation hides the exchange.
+  # (executors/xla/pod_arrays.py), so no computation hides the exchange.
   is_tpu = bool(mesh.tpu or rates.chip_link_dims)
   exposed = -alone.total + communication.step_secs(
     model, mesh, pods, alone.total, link, overlaps=not is_tpu

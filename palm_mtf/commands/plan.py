@@ -10,12 +10,12 @@ import shutil
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from palm_mtf.accelerators.described_gpus import GPU_CHIPS
 from palm_mtf.accounting import search
 from palm_mtf.accounting.hardware import MEASURED, check_chip
 from palm_mtf.accounting.plan import changes_between, curves, plan_of, rates_of
 from palm_mtf.accounting.step_time import device_rates
 from palm_mtf.accounting.table3 import table3
+from palm_mtf.compilation.described_gpus import GPU_CHIPS
 from palm_mtf.config import HardwareConfig, PlanConfig
 from palm_mtf.config.device_mesh import MAX_DEVICES
 from palm_mtf.config.mesh_layout import check_layout
@@ -104,7 +104,7 @@ def _print_compiled(config: PlanConfig, *, as_json: bool) -> None:
   record = plan_of(config)
   try:
     # This imports JAX and TensorFlow, which other plans do not need.
-    from palm_mtf.accelerators.compile import compile_run
+    from palm_mtf.compilation.run import compile_run
   except ImportError as error:
     raise UserError(
       f"--compile needs JAX 0.10 ({error}): pip install 'palm_mtf[compile]'"

@@ -24,8 +24,8 @@ from palm_mtf.checkpoints.weights_to_load import open_newest
 from palm_mtf.config import Config, DecodeConfig, ModelConfig, mesh_layout
 from palm_mtf.data.vocabulary.vocabulary import Vocabulary
 from palm_mtf.errors import StoppedError, UserError, check_count
+from palm_mtf.executors.choose import decodes_on_accelerators
 from palm_mtf.generation.inference.prompts import check_room
-from palm_mtf.machine.accelerators import decodes_on_accelerators
 from palm_mtf.machine.activation_dtype import log_dtype, resolve_dtype
 from palm_mtf.machine.host_memory import memory_bytes
 from palm_mtf.machine.processors import gpu_capabilities
@@ -150,7 +150,7 @@ def _serve(
 ) -> str:
   """Runs the server; returns the name of the signal that stopped it."""
   # Import TensorFlow, which takes seconds, only after all checks.
-  from palm_mtf.generation.inference.sessions import step_session_config
+  from palm_mtf.executors.host.step_session import step_session_config
   from palm_mtf.generation.serving.access import make_url
   from palm_mtf.generation.serving.batcher import Batcher, Counters
   from palm_mtf.generation.serving.served_model import ServedModel

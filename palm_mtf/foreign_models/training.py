@@ -12,6 +12,7 @@ from palm_mtf._tf import mtf, tf
 from palm_mtf.config import AdafactorConfig, PodsConfig
 from palm_mtf.config.device_mesh import DeviceMesh, check_shares
 from palm_mtf.errors import UserError, check_count, did_you_mean, shorten
+from palm_mtf.executors.choose import executor_of
 from palm_mtf.mesh.slices import Slice, variables_of
 from palm_mtf.ops.variables import adopt_variables
 from palm_mtf.programs.features import Feature, Stage
@@ -261,13 +262,13 @@ class PodTraining:
     with contextlib.ExitStack() as stack:
       pods, mesh = self._pods, self._mesh
       servers = stack.enter_context(PodServers(pods, mesh))
-      places = servers.places()
+      executor = executor_of(mesh)
+      places = executor.find_places(servers.places())
       self._heartbeat = stack.enter_context(
-        Heartbeat(servers, places, pods.pod_timeout_secs)
+        Heartbeat(servers, places, pods.pod_timeout_secs, executor)
       )
-      cluster = connect(
-        pods, mesh, places, self._heartbeat.infos, servers.stream
-      )
+      infos, stream = self._heartbeat.infos, servers.stream
+      cluster = connect(executor, pods, mesh, places, infos, stream)
       client = stack.enter_context(cluster.client(pods.device_bytes or 0))
       with client.graph.as_default():
         self.program = build_program(

@@ -1,40 +1,10 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Finds which devices a run uses, without importing JAX or TensorFlow."""
+"""Finds this machine's accelerators, without importing JAX or TensorFlow."""
 
 import glob
 import importlib.util
 import os
-
-from palm_mtf.config.device_mesh import DeviceMesh
-from palm_mtf.config.mesh_layout import MeshLayout
-from palm_mtf.config.pods import PodsConfig
-
-
-def uses_accelerators(mesh: DeviceMesh) -> bool:
-  """Returns whether JAX, and not TensorFlow, runs the programs of a mesh.
-
-  JAX runs a mesh for which TPU is set and, if this machine has GPUs, any mesh
-  of PaLM without STAGES. If JAX_PLATFORMS is "cpu" (a rehearsal), JAX runs
-  these meshes on virtual CPU devices.
-  """
-  if mesh.tpu:
-    return True
-  # Stages, and models other than PaLM, run only on TensorFlow's devices.
-  return isinstance(mesh, MeshLayout) and mesh.stages == 1 and has_gpus()
-
-
-def decodes_on_accelerators(mesh: MeshLayout, pods: PodsConfig) -> bool:
-  """Returns whether JAX, and not TensorFlow, runs a trained model.
-
-  JAX does so on the servers in ISLANDS if the run has them, otherwise on this
-  machine. If TPU is set, but this machine has no TPUs and ISLANDS has no
-  servers, TensorFlow runs the model on CPUs.
-  """
-  if not uses_accelerators(mesh):
-    return False
-  has_none = mesh.tpu and not (is_rehearsal() or has_tpus())
-  return pods.has_islands or not has_none
 
 
 def has_tpus() -> bool:

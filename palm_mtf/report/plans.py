@@ -61,7 +61,7 @@ def format_compiled(
   """Returns a table of a step's costs: as compiled, and as planned.
 
   Args:
-    compiled: the record from `compile_run` in accelerators/compile.py.
+    compiled: the record from `compile_run` in compilation/run.py.
     plan: the plan of the same step, from `plan_of` in accounting/plan.py.
   """
   lines = [

@@ -13,7 +13,7 @@ _Function = TypeVar("_Function", bound=Callable)
 
 # Modules with host functions that training calls. Servers have to import them.
 HOST_MODULES = (
-  "palm_mtf.accelerators.host_calls",
+  "palm_mtf.executors.xla.host_calls",
   "palm_mtf.checkpoints.manifest",
   "palm_mtf.data.batches.server_batches",
 )

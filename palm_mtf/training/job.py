@@ -46,6 +46,7 @@ from palm_mtf.config.tpu_slice import check_pods, tpu_slice
 from palm_mtf.data.batches.corpus import Corpus, corpus_of_run, unigram_entropy
 from palm_mtf.data.vocabulary.load import load_vocabulary
 from palm_mtf.data.vocabulary.vocabulary import Vocabulary
+from palm_mtf.executors.choose import check_devices
 from palm_mtf.generation.inference.prompts import (
   check_prompts,
   check_room,
@@ -53,9 +54,8 @@ from palm_mtf.generation.inference.prompts import (
   warn_of_spaces,
 )
 from palm_mtf.json_text import json_text
-from palm_mtf.machine.accelerators import is_rehearsal, uses_accelerators
+from palm_mtf.machine.accelerators import is_rehearsal
 from palm_mtf.machine.activation_dtype import log_dtype, resolve_dtype
-from palm_mtf.machine.compiled_code import check_xla_flags
 from palm_mtf.machine.processors import difference
 from palm_mtf.model_dir.json_lines import read_json_lines, write_json_lines
 from palm_mtf.model_dir.paths import ModelDir
@@ -280,20 +280,13 @@ def _check_devices(config: Config) -> None:
       "not all stages compute at the same time; use more microbatches (a stage "
       f"idles for {bubble(mesh):.0%} of a step)"
     )
-  if not uses_accelerators(mesh):
-    check_xla_flags(mesh.pod_devices * pods.num_pods)
   if mesh.tpu:
     check_pods(tpu_slice(mesh.tpu), pods, is_rehearsal=is_rehearsal())
   if pods.pods == "cluster" and not pods.is_managed:
     cluster_places(pods, mesh)
   if pods.pods == "cluster":
     check_client(pods.client_address)
-  if uses_accelerators(mesh) and pods.pods == "in_process":
-    # Check accelerators after the other devices, because importing TensorFlow
-    # takes seconds, but before making the data, which may take hours.
-    from palm_mtf.runtime.client.connect import accelerators_here
-
-    accelerators_here(mesh, pods.num_pods)
+  check_devices(mesh, pods)
 
 
 def _warn_of_short_ramp(run: RunConfig) -> None:

@@ -20,12 +20,12 @@ from palm_mtf.data.batches.server_batches import (
   find_batches,
   read_batch,
 )
-from palm_mtf.machine.accelerators import uses_accelerators
+from palm_mtf.executors.choose import executor_of
 from palm_mtf.machine.host_memory import free_garbage
 from palm_mtf.mesh.slices import variables_of
 from palm_mtf.model_dir.paths import ModelDir
 from palm_mtf.programs.features import FEATURE_DTYPES, ServerFeatures
-from palm_mtf.programs.train_program import TrainProgram, build_train_program
+from palm_mtf.programs.train_program import TrainProgram
 from palm_mtf.runtime.client.client import Client
 from palm_mtf.runtime.client.connect import Cluster, memory_reader
 from palm_mtf.runtime.client.heartbeat import Heartbeat
@@ -113,14 +113,9 @@ class TrainSession:
 
   def _build_program(self, batch_size: int) -> TrainProgram:
     config = self._config
-    build = build_train_program
-    if uses_accelerators(config.mesh_layout):
-      # This module imports JAX, which a run on CPUs does not need.
-      from palm_mtf.accelerators import train_program
-
-      build = train_program.build_train_program
+    executor = executor_of(config.mesh_layout)
     with self._client.graph.as_default():
-      return build(
+      return executor.build_train_program(
         config.model,
         config.mesh_layout,
         config.optimizer,

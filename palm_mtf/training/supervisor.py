@@ -34,7 +34,8 @@ from palm_mtf.checkpoints.manifest import (
 from palm_mtf.checkpoints.writer import BackgroundWriter, quarantine_damaged
 from palm_mtf.config import MeshLayout, ModelConfig, PodsConfig, mesh_layout
 from palm_mtf.errors import UserError
-from palm_mtf.machine.accelerators import uses_accelerators
+from palm_mtf.executors.choose import executor_of
+from palm_mtf.executors.executor import Executor
 from palm_mtf.machine.host_memory import free_garbage
 from palm_mtf.machine.processors import kernels_here, kernels_of
 from palm_mtf.machine.stop_signals import StopRequest
@@ -44,7 +45,6 @@ from palm_mtf.rates.measure import run_flops_per_sec
 from palm_mtf.runtime.client.connect import Cluster, connect
 from palm_mtf.runtime.client.heartbeat import Heartbeat, PodLostError
 from palm_mtf.runtime.client.local_servers import PodServers
-from palm_mtf.runtime.server_info import check_bfloat16
 from palm_mtf.training.job import (
   Finished,
   Moved,
@@ -69,10 +69,15 @@ class PodRecovery:
   """Decides with which pods a run continues after the loss of a pod."""
 
   def __init__(
-    self, servers: PodServers, model: ModelConfig, batch_sizes: Sequence[int]
+    self,
+    servers: PodServers,
+    executor: Executor,
+    model: ModelConfig,
+    batch_sizes: Sequence[int],
   ):
     # Model and batch sizes are kept to check that they work with fewer pods.
     self._servers, self._model, self._batch_sizes = servers, model, batch_sizes
+    self._executor = executor
     self._step, self._num_losses = -1, 0
     self._had_all_pods = False
 
@@ -145,7 +150,8 @@ class PodRecovery:
       try:
         # Ask every server once. A UserError other than a PodLostError means
         # that a server cannot be used, and ends the run.
-        places, secs = self._servers.places(), pods.pod_timeout_secs
+        places = self._executor.find_places(self._servers.places())
+        secs = pods.pod_timeout_secs
         Heartbeat(self._servers, places, secs).check_links()
         return
       except PodLostError as error:
@@ -192,7 +198,8 @@ def run_training(job: TrainJob, servers: PodServers) -> Finished | Stopped:
       for a checkpoint, or a pod is lost and ON_POD_FAILURE ends the run.
   """
   config = job.config
-  recovery = PodRecovery(servers, config.model, config.run.batch_sizes.sizes)
+  executor, sizes = executor_of(config.mesh_layout), config.run.batch_sizes
+  recovery = PodRecovery(servers, executor, config.model, sizes.sizes)
   with _Scope() as pods, _Scope() as session, _Scope() as records:
     while True:
       try:
@@ -231,16 +238,18 @@ def run_training(job: TrainJob, servers: PodServers) -> Finished | Stopped:
 def _connect_pods(job: TrainJob, servers: PodServers) -> Iterator[_Pods]:
   """Connects to all pods; yields them once all have answered."""
   config, pods = job.config, job.config.pods
-  places = servers.places()
+  executor = executor_of(config.mesh_layout)
+  places = executor.find_places(servers.places())
   # On CPUs, the measured peak FLOP/s grows with the number of hosts, not of
   # servers, because all servers on a host share that host's CPU.
   hosts = {place.address.partition(":")[0] for pod in places for place in pod}
   peak = run_flops_per_sec(config, max(1, len(hosts)))
-  with Heartbeat(servers, places, pods.pod_timeout_secs) as heartbeat:
-    if not uses_accelerators(config.mesh_layout):
-      check_bfloat16(heartbeat.infos, config.model.activation_dtype)
+  secs = pods.pod_timeout_secs
+  with Heartbeat(servers, places, secs, executor) as heartbeat:
+    infos = heartbeat.infos
+    executor.check_servers(infos, config.model.activation_dtype)
     cluster = connect(
-      pods, config.mesh_layout, places, heartbeat.infos, servers.stream
+      executor, pods, config.mesh_layout, places, infos, servers.stream
     )
     kernels = [x.kernels for x in heartbeat.infos.values()]
     kernels = kernels or [kernels_here(operations_built_with())]

@@ -1,16 +1,10 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""TPU in gin decides who runs a program; _tf_test.py has imports of JAX."""
+"""JAX_PLATFORMS lets CPUs take the place of accelerators."""
 
 import pytest
 
-from palm_mtf.config import MeshLayout
-from palm_mtf.machine.accelerators import is_rehearsal, uses_accelerators
-
-
-def test_a_mesh_of_tpus_uses_accelerators_on_any_machine():
-  mesh = MeshLayout(mesh_shape="data:4", layout="batch:data", tpu="v4-8")
-  assert uses_accelerators(mesh)
+from palm_mtf.machine.accelerators import is_rehearsal
 
 
 @pytest.mark.parametrize("value", ["", "tpu", "tpu,cpu"])

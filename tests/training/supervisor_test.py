@@ -17,6 +17,7 @@ from palm_mtf.checkpoints import variables
 from palm_mtf.checkpoints.manifest import find_checkpoints, newest_whole
 from palm_mtf.checkpoints.variables import CheckpointReader
 from palm_mtf.config import PodsConfig
+from palm_mtf.executors.host.executor import EXECUTOR
 from palm_mtf.generation.inference import sessions
 from palm_mtf.machine.host_memory import free_garbage
 from palm_mtf.runtime.client.client import Client
@@ -381,7 +382,7 @@ LOST = PodLostError(1, "pod 1 is gone")
 def test_a_batch_that_fewer_pods_cannot_share_ends_the_run():
   one, three = (PodsConfig(num_pods=n, on_pod_failure="shrink") for n in (1, 3))
   with PodServers(three, SINGLE) as servers:
-    recovery = PodRecovery(servers, small_config(), [5, 4])
+    recovery = PodRecovery(servers, EXECUTOR, small_config(), [5, 4])
     assert message_of(recovery.pods_after, LOST, one, SINGLE, 0) == (
       "pod 1 is gone; no pod is left to shrink to."
     )
@@ -394,7 +395,7 @@ def test_a_batch_that_fewer_pods_cannot_share_ends_the_run():
 def test_a_pod_that_is_lost_again_and_again_ends_the_run():
   pods = PodsConfig(num_pods=2, on_pod_failure="wait")
   with PodServers(pods, SINGLE) as servers:
-    recovery = PodRecovery(servers, small_config(), [4])
+    recovery = PodRecovery(servers, EXECUTOR, small_config(), [4])
     for _ in range(3):
       assert recovery.pods_after(LOST, pods, SINGLE, 8) == pods
     assert message_of(recovery.pods_after, LOST, pods, SINGLE, 8) == (

@@ -7,8 +7,8 @@ from collections.abc import Callable, Mapping
 import numpy as np
 
 from palm_mtf._tf import mtf, tf
-from palm_mtf.accelerators.places import host_places, tpu_places
 from palm_mtf.config.tpu_slice import tpu_slice
+from palm_mtf.executors.xla.tpu_places import host_places, tpu_places
 from palm_mtf.mesh.session import session_config
 from tests.mtf_testing import mesh_layout
 from tests.tpu_simulation import simulated

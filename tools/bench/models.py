@@ -180,10 +180,11 @@ def pod_cluster(pods: PodsConfig, mesh: MeshLayout) -> Iterator:
 
   # Servers start before this process imports TensorFlow.
   with PodServers(pods, mesh, HOST_MODULES) as servers:
+    from palm_mtf.executors.choose import executor_of
     from palm_mtf.runtime.client.connect import connect
     from palm_mtf.runtime.server_info import read_info
 
     places = servers.places()  # empty if the pods are in this process
     addresses = {place.address for pod in places for place in pod}
     infos = {x: read_info(x, pods.pod_timeout_secs) for x in addresses}
-    yield connect(pods, mesh, places, infos)
+    yield connect(executor_of(mesh), pods, mesh, places, infos)

@@ -5,7 +5,7 @@
 A function has no variables. It takes a model, the state (such as the cache)
 that an earlier function returned, and inputs. It returns the next state, and
 outputs. TensorFlow's devices keep the state in variables; accelerators
-(accelerators/decoder.py) keep the state in JAX arrays.
+(executors/xla/decode_arrays.py) keep the state in JAX arrays.
 """
 
 import abc

@@ -3,50 +3,21 @@
 """Sessions with a checkpoint's weights, for decoding or for the loss."""
 
 import contextlib
-import functools
-import logging
-import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import numpy as np
 
-from palm_mtf._tf import tf
-from palm_mtf.accounting.memory import step_threads
 from palm_mtf.checkpoints.manifest import Checkpoint
 from palm_mtf.checkpoints.variables import CheckpointProcesses, CheckpointReader
 from palm_mtf.config import MeshLayout, ModelConfig, PodsConfig
 from palm_mtf.data.batches.corpus import Batch
-from palm_mtf.generation.decode.functions import DecodeFunction, LocalPrograms
-from palm_mtf.generation.decode.weight_maker import build_decode_model
+from palm_mtf.executors.choose import decoding_executor
+from palm_mtf.generation.decode.functions import DecodeFunction
 from palm_mtf.generation.decode.weights import DecodeSettings, LayerWeights
-from palm_mtf.machine.accelerators import decodes_on_accelerators
 from palm_mtf.machine.host_memory import free_garbage, release_file_pages
-from palm_mtf.mesh.cpu_gpu import Devices
-from palm_mtf.mesh.session import session_config
 from palm_mtf.mesh.slices import Slice, variables_of
-from palm_mtf.programs.forward_program import build_forward_program
 from palm_mtf.runtime.client.client import Client
-from palm_mtf.runtime.client.connect import open_pod
-from palm_mtf.runtime.processes import Process
 from palm_mtf.runtime.program import Program, state_of
-
-_logger = logging.getLogger(__name__)
-
-
-def step_session_config(
-  config: ModelConfig, mesh: MeshLayout, weight_dtype: str
-) -> tf.ConfigProto:
-  """Returns the configuration of a session that runs decoding steps."""
-  # A single device gets only as many threads as a step can use. Several devices
-  # share one thread per core. All sessions of a process share the threads of
-  # the process's first session, so only that session's configuration counts.
-  session = session_config(mesh.num_devices)
-  if mesh.num_devices == 1:
-    cores = len(os.sched_getaffinity(0))
-    threads = step_threads(config, weight_dtype, cores)
-    session.intra_op_parallelism_threads = threads
-    session.inter_op_parallelism_threads = threads
-  return session
 
 
 def load_weights(
@@ -98,57 +69,22 @@ class LoadedDecoder(contextlib.AbstractContextManager):
     settings = DecodeSettings(
       model=config, mesh_layout=mesh, weight_dtype=weight_dtype
     )
+    executor = decoding_executor(mesh, pods)
     # If loading fails, `scope` closes the client, and the error names the
     # server that was lost, if any.
     with contextlib.ExitStack() as scope:
-      if decodes_on_accelerators(mesh, pods):
-        layers = self._open_accelerators(scope, settings, pods)
-      else:
-        layers = self._open_local(scope, settings, for_steps)
-      with self._reader.open(checkpoint.prefix) as restore:
+      self.client, process, layers, self._build = scope.enter_context(
+        executor.open_decoder(settings, pods, for_steps=for_steps)
+      )
+      reader = CheckpointReader(self.client, CheckpointProcesses(process))
+      with reader.open(checkpoint.prefix) as restore:
         load_weights(self.client, layers, lambda slices: restore([slices]))
       self._scope = scope.pop_all()
-
-  def _open_local(
-    self, scope: contextlib.ExitStack, settings: DecodeSettings, for_steps: bool
-  ) -> Sequence[LayerWeights]:
-    """Opens a client of this process's devices; returns the weights to load."""
-    given = settings.model, settings.mesh_layout, settings.weight_dtype
-    _log_absence(settings.mesh_layout)
-    graph = tf.Graph()
-    with graph.as_default():
-      model = build_decode_model(*given)
-    session = session_config(settings.mesh_layout.num_devices)
-    # For packed weights, leave the threads to C++ products, which limit theirs.
-    if for_steps and not model.is_packed:
-      session = step_session_config(*given)
-    self.client = Client(tf.Session(graph=graph, config=session))
-    scope.callback(self.client.close)
-    self._reader = CheckpointReader(self.client)
-    self._programs = LocalPrograms(model)
-    return model.layers
-
-  def _open_accelerators(
-    self,
-    scope: contextlib.ExitStack,
-    settings: DecodeSettings,
-    pods: PodsConfig,
-  ) -> Sequence[LayerWeights]:
-    """Opens a client of accelerators; returns the weights to load."""
-    # This module imports JAX, which decoding on CPUs does not need.
-    from palm_mtf.accelerators.decode_client import PodDecoder
-
-    pod = open_pod(settings.mesh_layout, pods)
-    self.client, devices = scope.enter_context(pod)
-    self._reader = _make_reader(self.client, devices)
-    self._programs = PodDecoder(settings, devices)
-    with self.client.graph.as_default():
-      return self._programs.make_layers()
 
   def build(self, function: DecodeFunction, state: str) -> Program:
     """Builds a function's program; `state` names the state it makes or uses."""
     with self.client.graph.as_default():
-      return self._programs.build(function, state)
+      return self._build(function, state)
 
   def close(self) -> None:
     """Closes the client, and frees the weights."""
@@ -156,17 +92,6 @@ class LoadedDecoder(contextlib.AbstractContextManager):
 
   def __exit__(self, *error: object) -> None:
     self._scope.__exit__(*error)
-
-
-def _log_absence(mesh: MeshLayout) -> None:
-  if mesh.tpu:
-    _logger.info(f'TPU = "{mesh.tpu}": absent here, so the CPUs compute')
-
-
-def _make_reader(client: Client, devices: Devices) -> CheckpointReader:
-  """Returns a reader that reads checkpoints in the client's own process."""
-  # By default, TensorFlow could choose a server, whose host may lack the files.
-  return CheckpointReader(client, CheckpointProcesses(Process(devices.client)))
 
 
 def mean_loss(
@@ -193,29 +118,16 @@ def compute_mean_loss(
 
   Memory holds only weights: no gradients and no optimizer slots.
   """
-  build, pods = build_forward_program, pods or PodsConfig()
-  with contextlib.ExitStack() as scope:
-    if decodes_on_accelerators(mesh, pods):
-      # This module imports JAX, which computing on CPUs does not need.
-      from palm_mtf.accelerators.train_program import build_loss_program
-
-      client, devices = scope.enter_context(open_pod(mesh, pods))
-      reader = _make_reader(client, devices)
-      build = functools.partial(build_loss_program, devices=devices)
-    else:
-      _log_absence(mesh)
-      session = tf.Session(
-        graph=tf.Graph(), config=session_config(mesh.num_devices)
-      )
-      client = scope.enter_context(Client(session))
-      reader = CheckpointReader(client)
-    with client.graph.as_default():
-      program = build(
-        model,
-        mesh,
-        batch_size=len(batches[0]["targets"]),
-        features=list(batches[0]),
-      )
+  pods = pods or PodsConfig()
+  opened = decoding_executor(mesh, pods).open_loss(
+    model,
+    mesh,
+    pods,
+    batch_size=len(batches[0]["targets"]),
+    features=list(batches[0]),
+  )
+  with opened as (client, process, program):
+    reader = CheckpointReader(client, CheckpointProcesses(process))
     reader.restore([program.slices], checkpoint.prefix)
     loss_and_weight = Program(
       program.features,

@@ -18,33 +18,24 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import ClassVar
 
 from palm_mtf._tf import tf
-from palm_mtf.accelerators.host_calls import (
-  CoordinatorSettings,
-  HostSettings,
-  open_coordinator,
-  start_host,
-)
-from palm_mtf.config import MeshLayout, PodsConfig
+from palm_mtf.config import PodsConfig
 from palm_mtf.config.device_mesh import DeviceMesh
-from palm_mtf.errors import UserError
-from palm_mtf.json_text import dataclass_text, json_text
-from palm_mtf.machine.accelerators import uses_accelerators
+from palm_mtf.json_text import json_text
 from palm_mtf.machine.host_memory import resident_bytes
-from palm_mtf.mesh.cpu_gpu import CpuGpuDevices, Devices, local_devices
+from palm_mtf.mesh.cpu_gpu import Devices
 from palm_mtf.mesh.session import session_config
-from palm_mtf.native.operations import operations
 from palm_mtf.runtime.addresses import resolve
 from palm_mtf.runtime.client.client import Client
 from palm_mtf.runtime.client.heartbeat import Heartbeat, PodLostError
 from palm_mtf.runtime.client.local_servers import PodServers
 from palm_mtf.runtime.client.places import Place
+from palm_mtf.runtime.client.pod_hosts import PodHosts, Starter
 from palm_mtf.runtime.client.turns import ManagedTurns
 from palm_mtf.runtime.manager.client import Stream
 from palm_mtf.runtime.processes import Process
 from palm_mtf.runtime.program import Program
 from palm_mtf.runtime.server.clients import (
   Registration,
-  free_memory,
   join_server,
   leave_server,
 )
@@ -61,8 +52,6 @@ _POD = re.compile(r"/job:(pod_\d+)/")
 # session never closes if one of its servers has ended.
 _CLOSE_SECS = 10.0
 _CLOSE_LOST_SECS = 1.0
-# Seconds within which JAX has to start the accelerators of a host.
-_START_SECS = 300.0
 _NUM_THREADS = 64  # to call so many servers at the same time
 
 
@@ -120,6 +109,8 @@ class Cluster:
 
   devices: Devices
   config: tf.ConfigProto
+  # Frees what the executor holds in this process outside of a session.
+  release: Callable[[], None] = lambda: None
   target: str = ""  # TensorFlow's target, "grpc://..."; "" is this process
   servers: Sequence[Process] = ()  # () if this process has the devices
   # {TensorFlow's name of a device: the manager's name, "host:port/number"}.
@@ -128,8 +119,6 @@ class Cluster:
   membership: Membership | None = (
     None  # None unless the servers outlive this client
   )
-  # Frees JAX's arrays, which the client holds in this process, not a session.
-  release: Callable[[], None] = lambda: None
 
   @contextlib.contextmanager
   def client(self, reserved: int = 0) -> Iterator[Client]:
@@ -160,15 +149,17 @@ class Cluster:
 
 
 def connect(
+  starter: Starter,
   pods: PodsConfig,
   mesh: DeviceMesh,
   places: Sequence[Sequence[Place]],
   infos: Mapping[str, ServerInfo],
   stream: Stream | None = None,
 ) -> Cluster:
-  """Returns the cluster of a run; raises UserError if accelerators are missing.
+  """Returns the cluster of a run; raises UserError if devices are missing.
 
   Args:
+    starter: opens the devices of the pods.
     pods: settings of the pods, such as CLIENT_ADDRESS.
     mesh: mesh of each pod's devices.
     places: each pod's devices on servers; empty if this process has all pods.
@@ -176,12 +167,7 @@ def connect(
     stream: manager's stream of turns; None without a manager.
   """
   if not places:
-    if uses_accelerators(mesh):
-      return accelerators_here(mesh, pods.num_pods)
-    return Cluster(
-      local_devices(mesh.pod_devices, pods.num_pods),
-      session_config(mesh.pod_devices, pods.num_pods),
-    )
+    return Cluster(*starter.open_here(mesh, pods.num_pods))
   # The client runs a server too. The client's session sends every server the
   # jobs and addresses of all servers, because a server knows only its own port.
   host, _, port = pods.client_address.partition(":")
@@ -196,7 +182,7 @@ def connect(
   name = f"client_{secrets.token_hex(4)}"
   client_address = f"{ip}:{target.rpartition(':')[2]}"
   config.cluster_def.job.add(name=name).tasks[0] = client_address
-  devices, names, servers = [], {}, []
+  devices, names = [], {}
   hosts: list[dict[str, Process]] = []
   for pod, devices_of_pod in enumerate(places):
     tasks = list(dict.fromkeys(place.address for place in devices_of_pod))
@@ -206,7 +192,6 @@ def connect(
       job.tasks[task] = address
       cpu = f"/job:pod_{pod}/task:{task}/device:cpu:0"
       hosts[-1][address] = Process(cpu, infos[address].functions)
-    servers += hosts[-1].values()
     of_pod = {
       f"/job:pod_{pod}/task:{tasks.index(x.address)}/device:cpu:{x.device}": x
       for x in devices_of_pod
@@ -214,16 +199,10 @@ def connect(
     devices.append([*of_pod])
     names |= {x: f"{y.address}/{y.device}" for x, y in of_pod.items()}
   client = f"/job:{name}/task:0/device:cpu:0"
-  if uses_accelerators(mesh):
-    held = _connect_accelerators(mesh, name, hosts, infos, pods)
-    cluster = Cluster(held, config, target)
-  else:
-    # If one server lacks palm_mtf's C++ operations, no pod uses them, because
-    # the results have to be bit-identical on all pods.
-    native = operations() and all(x.has_native for x in infos.values())
-    threads = next(iter(infos.values())).num_threads if native else 0
-    cpus = CpuGpuDevices(client, devices, native_threads=threads)
-    cluster = Cluster(cpus, config, target, names=names, stream=stream)
+  held = starter.start(
+    mesh, pods, PodHosts(name, client, hosts, devices, infos)
+  )
+  cluster = Cluster(held, config, target=target, names=names, stream=stream)
   membership = None
   if pods.pods == "cluster":  # other clients may use the servers too
     secs = pods.pod_timeout_secs
@@ -234,91 +213,8 @@ def connect(
       secs=secs,
     )
     membership = Membership(registration, infos)
+  servers = [x for of_pod in hosts for x in of_pod.values()]
   return dataclasses.replace(cluster, servers=servers, membership=membership)
-
-
-def accelerators_here(mesh: MeshLayout, num_pods: int) -> Cluster:
-  """Returns a cluster of this process's accelerators.
-
-  Raises UserError if this machine has other devices than the pods need.
-  """
-  from palm_mtf.accelerators.devices import AcceleratorDevices, find_devices
-
-  find_devices(mesh, pod=num_pods - 1)
-  client = "/device:cpu:0"
-  devices = AcceleratorDevices(
-    client, [[Process(client)]] * num_pods, [0] * mesh.num_devices
-  )
-  config = session_config(1, num_pods)
-  config.device_count["GPU"] = 0  # TensorFlow leaves the GPUs to JAX
-  release = functools.partial(free_memory, devices.name)
-  return Cluster(devices, config, release=release)
-
-
-def _connect_accelerators(
-  mesh: MeshLayout,
-  name: str,
-  pods: Sequence[Mapping[str, Process]],
-  infos: Mapping[str, ServerInfo],
-  config: PodsConfig,
-) -> Devices:
-  """Starts JAX on all hosts of all pods; returns the devices.
-
-  `name` is the client's job. `pods` has, for each pod, the process of each
-  host, by the host's address. Raises UserError if a host has other devices than
-  the mesh needs, or if JAX does not start there.
-  """
-  from palm_mtf.accelerators.devices import AcceleratorDevices, host_of_devices
-
-  def call(pod: int, address: str, function: Callable, text: str = "") -> str:
-    info = infos[address]
-    try:
-      return call_function(address, info, function, text, _START_SECS)
-    except NoAnswerError as error:
-      raise UserError(
-        f"pod {pod}: the server {address}: {error}, while JAX started; maybe "
-        "another process there holds the accelerators, or the hosts of the pod "
-        "cannot reach each other. End that process or open the hosts' ports, "
-        "and start the servers again."
-      ) from None
-
-  def start(host: tuple[int, str, HostSettings]) -> str:
-    pod, address, settings = host
-    found = call(pod, address, start_host, dataclass_text(settings))
-    return f"pod {pod}: the server {address}: {found}" if found else ""
-
-  hosts, port = [], config.coordinator_port
-  for pod, processes in enumerate(pods):
-    coordinator = ""
-    if len(processes) > 1:
-      first = next(iter(processes))
-      host = first.partition(":")[0]
-      # Pods whose first hosts are on one machine need different ports.
-      wanted = CoordinatorSettings(
-        host=host, port=port and port + pod, num_hosts=len(processes)
-      )
-      found = call(pod, first, open_coordinator, dataclass_text(wanted))
-      if not found.isdigit():
-        raise UserError(f"pod {pod}: the server {first}: {found}")
-      coordinator = f"{host}:{found}"
-    for number, address in enumerate(processes):
-      settings = HostSettings(
-        mesh_layout=mesh,
-        number=number,
-        num_hosts=len(processes),
-        coordinator=coordinator,
-      )
-      hosts.append((pod, address, settings))
-  # Start all hosts at once, because JAX waits for the pod's other hosts.
-  with concurrent.futures.ThreadPoolExecutor(len(hosts)) as threads:
-    for problem in threads.map(start, hosts):
-      if problem:
-        raise UserError(problem)
-  client = f"/job:{name}/task:0/device:cpu:0"
-  places = host_of_devices(mesh, len(pods[0]))
-  return AcceleratorDevices(
-    client, [[*x.values()] for x in pods], places, name=name
-  )
 
 
 # The clients of a process share a server, because TensorFlow cannot stop one.
@@ -345,22 +241,22 @@ def memory_reader(
 
 @contextlib.contextmanager
 def open_pod(
-  mesh: MeshLayout, pods: PodsConfig
+  starter: Starter, mesh: DeviceMesh, pods: PodsConfig
 ) -> Iterator[tuple[Client, Devices]]:
   """Opens a client of one pod, as for decoding; yields client and devices.
 
   The pod has the axes of `mesh`. If ISLANDS names servers, it is the first pod
-  of ISLANDS; otherwise this process has the accelerators. Raises UserError if
-  accelerators or servers are missing, or if a server is lost while the client
-  is open.
+  of ISLANDS; otherwise this process has the devices. Raises UserError if
+  devices or servers are missing, or if a server is lost while the client is
+  open.
   """
   here = PodsConfig(pod_timeout_secs=pods.pod_timeout_secs)
   first = dataclasses.replace(pods, num_pods=1, islands=pods.islands[:1])
   pods = first if pods.has_islands else here
   with PodServers(pods, mesh) as servers:
-    places, secs = servers.places(), pods.pod_timeout_secs
-    with Heartbeat(servers, places, secs) as heartbeat:
-      cluster = connect(pods, mesh, places, heartbeat.infos)
+    places, secs = starter.find_places(servers.places()), pods.pod_timeout_secs
+    with Heartbeat(servers, places, secs, starter) as heartbeat:
+      cluster = connect(starter, pods, mesh, places, heartbeat.infos)
       with (
         heartbeat.during("while it ran the model"),
         cluster.client() as client,

@@ -19,7 +19,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TypeVar
 
 from palm_mtf._tf import tf
-from palm_mtf.accelerators.host_calls import describe_failure
 from palm_mtf.errors import UserError
 from palm_mtf.json_text import json_text
 from palm_mtf.mesh.session import SERVER_ERRORS
@@ -27,6 +26,7 @@ from palm_mtf.runtime.addresses import shut_down_connections
 from palm_mtf.runtime.client.client import Client
 from palm_mtf.runtime.client.local_servers import PodServers
 from palm_mtf.runtime.client.places import Place
+from palm_mtf.runtime.client.pod_hosts import Starter
 from palm_mtf.runtime.program import Program
 from palm_mtf.runtime.server.clients import find_silent_peers
 from palm_mtf.runtime.server_info import (
@@ -77,18 +77,19 @@ class Heartbeat:
     servers: PodServers,
     places: Sequence[Sequence[Place]],
     secs: float,
+    starter: Starter | None = None,
   ):
     """Asks each server for its incarnation, versions and devices.
 
     `places` has each pod's devices on servers; it is empty if this process has
-    all pods. `secs` is POD_TIMEOUT_SECS.
+    all pods. `secs` is POD_TIMEOUT_SECS. `starter` describes failures of calls.
 
     Raises:
       PodLostError: a server does not answer.
       UserError: a server differs from this client or from the first server,
         for example in its versions, or has too few devices.
     """
-    self._servers, self._secs = servers, secs
+    self._servers, self._secs, self._starter = servers, secs, starter
     # {address of a server: index of the server's pod}
     self._pods = {
       place.address: pod
@@ -167,15 +168,16 @@ class Heartbeat:
   def during(self, phase: str) -> Iterator[None]:
     """Raises PodLostError if the body fails because a pod is lost.
 
-    Raises UserError if accelerators cannot run a program of the body. The
-    message names `phase`, such as "in step 8".
+    Raises UserError if the executor describes the failure. The message names
+    `phase`, such as "in step 8".
     """
     try:
       yield
     except tf.errors.OpError as error:
       lost = self._find_lost() or self._find_broken_off(error)
       if not lost:
-        failure = describe_failure(error.message, phase)
+        describe = self._starter and self._starter.describe_failure
+        failure = describe and describe(error.message, phase)
         if not failure:
           raise
         address = self._find_named(error)

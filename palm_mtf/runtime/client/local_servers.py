@@ -21,7 +21,6 @@ from palm_mtf.config import PodsConfig
 from palm_mtf.config.device_mesh import DeviceMesh
 from palm_mtf.errors import UserError
 from palm_mtf.json_text import json_text
-from palm_mtf.machine.accelerators import uses_accelerators
 from palm_mtf.machine.process import make_child_environment
 from palm_mtf.runtime.client.places import (
   ManagedPlaces,
@@ -127,11 +126,7 @@ class PodServers:
       shapes = pod_slices(self._pods, self._mesh)
       return self.managed.bind(shapes, self._mesh.stages)
     if self._pods.pods == "cluster":
-      places = cluster_places(self._pods, self._mesh)
-      if uses_accelerators(self._mesh):
-        # JAX has the accelerators. TensorFlow's server has CPU 0 only.
-        places = [[x._replace(device=0) for x in pod] for pod in places]
-      return places
+      return cluster_places(self._pods, self._mesh)
     end = time.monotonic() + _START_SECS
     places: dict[int, list[Place]] = {}
     for server in self._servers:

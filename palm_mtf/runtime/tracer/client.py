@@ -25,6 +25,7 @@ from palm_mtf._tf import tf
 from palm_mtf.config import PodsConfig
 from palm_mtf.config.device_mesh import DeviceMesh
 from palm_mtf.errors import UserError, check_choice, check_count
+from palm_mtf.executors.host.starter import HostStarter
 from palm_mtf.machine.host_memory import memory_bytes
 from palm_mtf.mesh.session import SERVER_ERRORS
 from palm_mtf.runtime.client.client import Call, Client
@@ -462,7 +463,7 @@ def connect(
     if addresses:
       of_each = {x.address: infos[x.address].num_devices for x in places[0]}
       places = [[Place(x, i) for x, n in of_each.items() for i in range(n)]]
-    cluster = connect_devices(pods, mesh, places, infos)
+    cluster = connect_devices(HostStarter(), pods, mesh, places, infos)
     names = [x for pod in cluster.devices.pods for x in pod]
     _, available = memory_bytes()
     budgets = dict.fromkeys(names, budget or available // len(names))
@@ -518,9 +519,9 @@ def connect_managed(
   with PodServers(pods, mesh) as started:
     places = started.managed.bind(slices)
     heartbeat = Heartbeat(started, places, timeout_secs)
-    cluster = connect_devices(
-      pods, mesh, places, heartbeat.infos, started.stream
-    )
+    infos, stream = heartbeat.infos, started.stream
+    starter = HostStarter()
+    cluster = connect_devices(starter, pods, mesh, places, infos, stream)
     with _open_client(cluster, cluster.devices.pods, heartbeat) as client:
       yield client
 

@@ -16,6 +16,7 @@ import pytest
 from palm_mtf._tf import tf
 from palm_mtf.checkpoints.manifest import newest_whole
 from palm_mtf.config import MeshLayout, PodsConfig
+from palm_mtf.executors.host.starter import HostStarter
 from palm_mtf.native.operations import operations
 from palm_mtf.runtime.client import connect
 from palm_mtf.runtime.client.connect import memory_reader
@@ -82,9 +83,8 @@ def test_where_one_server_lacks_what_we_compile_all_do_without(has_native):
     last, has_native=has_native and last.has_native
   )
   pods = PodsConfig(num_pods=2, pods="local_servers")
-  cluster = connect.connect(
-    pods, MeshLayout(mesh_shape="", layout=""), places, infos
-  )
+  mesh = MeshLayout(mesh_shape="", layout="")
+  cluster = connect.connect(HostStarter(), pods, mesh, places, infos)
   expected = last.num_threads if has_native and last.has_native else 0
   assert cluster.devices.native_threads == expected
 

@@ -12,6 +12,7 @@ import pytest
 
 from palm_mtf._tf import tf
 from palm_mtf.config import MeshLayout, PodsConfig
+from palm_mtf.executors.host.starter import HostStarter
 from palm_mtf.runtime.client.client import Client
 from palm_mtf.runtime.client.connect import Membership, connect
 from palm_mtf.runtime.client.places import Place
@@ -37,7 +38,7 @@ def cluster_of(address):
   pods = PodsConfig(pods="cluster", islands=[[address]], pod_timeout_secs=SECS)
   infos = {address: read_info(address, SECS)}
   mesh = MeshLayout(mesh_shape="", layout="")
-  return connect(pods, mesh, [[Place(address, 0)]], infos)
+  return connect(HostStarter(), pods, mesh, [[Place(address, 0)]], infos)
 
 
 def with_registration(cluster, **fields):

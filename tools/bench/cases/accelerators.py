@@ -73,32 +73,25 @@ def open_step(
     batch_size: number of sequences in a step.
     optimizer: schedule, clipping, decay and z-loss.
   """
-  from palm_mtf._tf import tf
-  from palm_mtf.accelerators import train_program as accelerators
-  from palm_mtf.mesh.session import session_config
-  from palm_mtf.programs import train_program as host
-  from palm_mtf.runtime.client.client import Client
-  from palm_mtf.runtime.client.connect import accelerators_here
+  from palm_mtf.executors.host.executor import EXECUTOR as HOST
+  from palm_mtf.executors.xla.executor import EXECUTOR as XLA
+  from palm_mtf.runtime.client.connect import connect
   from palm_mtf.runtime.program import Program
   from palm_mtf.training.step import TrainStep
 
-  if program == "xla":
-    cluster = accelerators_here(models.ONE_DEVICE, 1)
-    module, devices, opened = accelerators, cluster.devices, cluster.client()
-  else:
-    session = tf.Session(graph=tf.Graph(), config=session_config(1))
-    module, devices, opened = host, None, Client(session)
-  with opened as client:
+  executor, pods = XLA if program == "xla" else HOST, PodsConfig()
+  cluster = connect(executor, pods, models.ONE_DEVICE, [], {})
+  with cluster.client() as client:
     with client.graph.as_default():
-      built = module.build_train_program(
+      built = executor.build_train_program(
         config,
         models.ONE_DEVICE,
         optimizer,
         batch_size=batch_size,
         seed=0,
         features=("inputs", "targets"),
-        pods=PodsConfig(),
-        devices=devices,
+        pods=pods,
+        devices=cluster.devices,
       )
     client.call(Program(operations=[built.initialize]))
     yield client, TrainStep(client, built)

@@ -105,16 +105,14 @@ def decoding(task: Task, dtype: str) -> Iterator[tuple]:
   import numpy as np
 
   from palm_mtf._tf import tf
+  from palm_mtf.executors.host.step_session import step_session_config
   from palm_mtf.generation.decode.functions import LocalPrograms
   from palm_mtf.generation.decode.generate_program import (
     PromptBatch,
     build_decode_programs,
   )
   from palm_mtf.generation.decode.weight_maker import build_decode_model
-  from palm_mtf.generation.inference.sessions import (
-    load_weights,
-    step_session_config,
-  )
+  from palm_mtf.generation.inference.sessions import load_weights
   from palm_mtf.runtime.client.client import Client
 
   config = task.config(dtype)

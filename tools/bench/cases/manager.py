@@ -37,6 +37,7 @@ from palm_mtf.commands.pods import join_manager
 from palm_mtf.config.device_mesh import DeviceMesh
 from palm_mtf.config.pods import PodsConfig
 from palm_mtf.errors import UserError
+from palm_mtf.executors.host.starter import HostStarter
 from palm_mtf.runtime import server_info
 from palm_mtf.runtime.client.connect import Membership, connect
 from palm_mtf.runtime.client.heartbeat import Heartbeat
@@ -208,7 +209,8 @@ def _measure_real(number: int) -> Iterator[dict]:
     places = messages.result
     yield measure("ask", lambda: Heartbeat(servers, places, SECS))
     infos = stack.enter_context(messages.result).infos
-    yield measure("connect", lambda: connect(settings, mesh, places, infos))
+    given = HostStarter(), settings, mesh, places, infos
+    yield measure("connect", lambda: connect(*given))
     cluster = messages.result
     yield measure("join", lambda: stack.enter_context(cluster.client()))
     client = messages.result

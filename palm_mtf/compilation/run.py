@@ -1,0 +1,413 @@
+# Copyright 2026 The palm_mtf authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Compiles the programs of a pod on a machine without the pod's accelerators.
+
+Thus `plan --compile` shows whether a run fits. The TPU's own compiler, libtpu,
+and XLA's compiler for NVIDIA GPUs need only descriptions of the devices.
+"""
+
+import collections
+import dataclasses
+import importlib.metadata
+import math
+import os
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jax
+from jax import numpy as jnp
+from jax.experimental import topologies
+from jax.sharding import NamedSharding, PartitionSpec
+
+from palm_mtf.accounting.communication import axes_bandwidth
+from palm_mtf.accounting.plan import (
+  changes_between,
+  memory_parts,
+  nearest_fit,
+)
+from palm_mtf.accounting.step_time import device_rates
+from palm_mtf.compilation.described_gpus import describe_gpu, describe_hosts
+from palm_mtf.compilation.hlo_text import (
+  Collective,
+  CompiledText,
+  find_axes,
+  read_excess,
+)
+from palm_mtf.config import DecodeConfig, PlanConfig
+from palm_mtf.config.tpu_slice import tpu_slice
+from palm_mtf.errors import UserError
+from palm_mtf.executors.xla.decode_arrays import (
+  PodPrograms,
+  abstract_inputs,
+  function_text,
+)
+from palm_mtf.executors.xla.devices import first_line, order_tpus
+from palm_mtf.executors.xla.scanned_model import StepSettings
+from palm_mtf.executors.xla.step_functions import PodStep
+from palm_mtf.generation.decode.generate_program import (
+  AdvanceTexts,
+  PromptBatch,
+  StartTexts,
+)
+from palm_mtf.generation.decode.weights import DecodeSettings
+
+# Clock of a TPU core in Hz, to turn the compiler's cycles into seconds:
+# Jouppi et al. 2020 (v2, v3) and 2023 (v4).
+_CLOCKS = {"v2": 700e6, "v3": 940e6, "v4": 1050e6}
+
+# libtpu's name of the configuration in which a chip's two cores are one device.
+_ONE_DEVICE = "megacore"
+# libtpu reads these variables when JAX loads libtpu. With the first, several
+# processes can load libtpu at once, because none of them opens a TPU. The
+# others keep libtpu from querying the metadata server of a TPU VM.
+_ENVIRONMENT = {
+  "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",
+  "TPU_SKIP_MDS_QUERY": "1",
+  "TPU_ACCELERATOR_TYPE": "v4-8",
+  "TPU_WORKER_HOSTNAMES": "localhost",
+}
+
+# To generate code for a matrix product, XLA times tile sizes on a GPU. Without
+# a GPU it finds no tile size for some products, so all products call cuBLAS.
+_CUDA_OPTIONS = {"xla_gpu_enable_triton_gemm": False}
+
+_MAX_TRIES = 3  # slow compilations, at most, to find settings that fit
+_GIB = 2**30
+
+
+class _TooLargeError(Exception):
+  """A program needs `needed` bytes per device, more than `available`."""
+
+  def __init__(self, needed: float, available: float):
+    super().__init__(f"{needed / _GIB:.2f} of {available / _GIB:.2f} GiB")
+    self.needed, self.available = needed, available
+
+
+def compile_run(config: PlanConfig) -> dict[str, Any]:
+  """Compiles a run's programs; returns their memory, traffic and time as JSON.
+
+  The programs are those of the training step with the run's largest batch, and,
+  in "decoding", those of decoding. Sizes and bytes are per device. Each entry
+  of "programs" has the memory of one program, and in "secs" the seconds of its
+  compilation. All other bytes and seconds are per step. In the record's own
+  "secs", "compute" (only for TPUs) is the compiler's estimate of cycles divided
+  by the clock rate; "collectives", which the compiler does not estimate, is the
+  bytes that a device sends divided by the bandwidth of its links.
+
+  Args:
+    config: settings with TPU, or with one of GPU_CHIPS as CHIP.
+
+  Raises:
+    UserError: the devices are unknown, or the training step does not fit.
+  """
+  try:
+    return _compile_run(config)
+  except _TooLargeError as error:
+    raise UserError(_suggest(config, error)) from None
+
+
+def _suggest(config: PlanConfig, error: _TooLargeError) -> str:
+  """Returns an error message that names settings with which the step fits.
+
+  To find such settings, it compiles at most _MAX_TRIES other configurations.
+  """
+  line = (
+    f"{_given(config)}: the compiled step does not fit: it needs {error} per "
+    "device; "
+  )
+  batch_size = config.run.batch_sizes.largest
+  planned = sum(memory_parts(config, batch_size).values())
+  # Assume that the memory of the compiled step exceeds the plan's by the same
+  # factor for all settings. The plan then has to fit into `memory` bytes.
+  memory = planned * error.available / error.needed
+  for _ in range(_MAX_TRIES):
+    smaller = dataclasses.replace(
+      config,
+      hardware=dataclasses.replace(
+        config.hardware,
+        chip_memory_bytes=memory * config.hardware.chip_devices,
+      ),
+    )
+    found = nearest_fit(smaller, batch_size)
+    if found is None:
+      break
+    found = dataclasses.replace(found, hardware=config.hardware)
+    try:
+      peak = _compile_run(found)["peak_bytes"]
+    except _TooLargeError as again:
+      planned = sum(memory_parts(found, batch_size).values())
+      memory = planned * again.available / again.needed
+      continue
+    changes = changes_between(config, found).items()
+    settings = ", ".join(f"{name} = {value!r}" for name, value in changes)
+    return f"{line}with {settings} it needs {peak / _GIB:.2f} GiB and fits."
+  return (
+    f"{line}no value of REMAT, number of microbatches or split storage of "
+    "weights was found that fits: use more devices, or a LAYOUT that splits "
+    "more."
+  )
+
+
+def _compile_run(config: PlanConfig) -> dict[str, Any]:
+  """Like `compile_run`, but raises _TooLargeError if the step does not fit."""
+  layout, rates = config.mesh_layout, device_rates(config)
+  programs, moved, cycles = [], [], 0
+  for record, compiled in _compile_programs(config):
+    text = CompiledText(compiled.as_text())
+    programs.append(record)
+    name = record["program"]
+    moved += [_describe(x, name, config) for x in text.collectives]
+    cycles += text.estimated_cycles
+  peak = max(x["peak_bytes"] for x in programs)
+  if peak > rates.chip_memory_bytes:
+    raise _TooLargeError(peak, rates.chip_memory_bytes)
+  secs = {"collectives": sum(x["secs"] for x in moved)}
+  if layout.tpu:
+    secs = {"compute": cycles / _CLOCKS[_kind(config)], **secs}
+  return {
+    "target": layout.tpu or f"{layout.num_devices:,} {config.run.chip}",
+    "compiler": _compiler(config),
+    "programs": programs,
+    "peak_bytes": peak,
+    "moved": _add_up(moved),
+    "collectives": moved,
+    "cycles": cycles,
+    "secs": secs,
+    "decoding": compile_decoding(config),
+  }
+
+
+def compile_decoding(config: PlanConfig) -> dict[str, Any]:
+  """Compiles the prefill and the steps of decoding; returns their memory.
+
+  The mesh cuts the batch into single sequences; half of each is the prompt. A
+  program that does not fit is an entry of "programs" with only its "error".
+  """
+  model, layout = config.model, config.mesh_layout
+  num_texts = layout.axis_size_of("batch")
+  half = model.sequence_length // 2
+  sizes = PromptBatch(
+    num_prompts=num_texts,
+    prompt_tokens=half + 1,
+    max_tokens=half,
+    num_tokens=model.vocab_size,
+    end_ids=(0,),
+  )
+  settings = DecodeSettings(
+    model=model, mesh_layout=layout, weight_dtype="activation"
+  )
+  made = PodPrograms(settings, _devices(config), _platform(config))
+  weights, greedy = made.abstract_weights(), DecodeConfig(temperature=0.0)
+  start, advance = (
+    function_text(x(greedy, sizes)) for x in (StartTexts, AdvanceTexts)
+  )
+  programs = []
+  for name, function, state in (
+    ("prefill", start, []),
+    ("steps", advance, made.abstract_state(start, weights)),
+  ):
+    given = (weights, state, abstract_inputs(function))
+    try:
+      record, _ = _compile(config, name, made.get_function(function), given)
+    except _TooLargeError as error:
+      record = {"program": name, "error": f"does not fit: {error}"}
+    programs.append(record)
+  return {"texts": num_texts, "programs": programs}
+
+
+def _compile_programs(config: PlanConfig) -> list[tuple[dict[str, Any], Any]]:
+  """Compiles a training step's programs; returns (record, program) of each."""
+  made = PodStep(_settings(config), _platform(config))
+  mesh = made.model.placement.make_mesh(_devices(config))
+  state, numbers = made.abstract_state(mesh), made.abstract_numbers(mesh)
+  given = state, made.abstract_batch(mesh), numbers
+  if config.pods.num_pods == 1:
+    return [_compile(config, "step", made.step(mesh), given)]
+  gradients = made.gradients(mesh)
+  parts, losses = jax.eval_shape(gradients, *given)
+  sums, losses = (
+    jax.tree.map(
+      lambda x, spec=spec: jax.ShapeDtypeStruct(
+        x.shape, jnp.float32, sharding=NamedSharding(mesh, spec)
+      ),
+      shapes,
+    )
+    for shapes, spec in (
+      (parts, PartitionSpec(mesh.axis_names)),
+      (losses, PartitionSpec()),
+    )
+  )
+  update = made.update_of_parts(mesh), (state, sums, losses, numbers)
+  # JAX drops arguments that a program does not read, so the memory analysis of
+  # `gradients` lacks the optimizer slots, which the device holds all the same.
+  kept = sum(
+    math.prod(x.sharding.shard_shape(x.shape)) * x.dtype.itemsize
+    for name, x in state.items()
+    if name not in made.parameters
+  )
+  return [
+    _compile(config, "gradients", gradients, given, kept),
+    _compile(config, "update", *update),
+  ]
+
+
+def _settings(config: PlanConfig) -> StepSettings:
+  # A plan has no data, so assume all features that a run can have: "segments"
+  # for packed documents, "loss_weights" for a source with inputs and targets.
+  features = ["inputs", "targets", "segments", "loss_weights"]
+  if config.model.has_prefix:
+    features.append("prefix")
+  return StepSettings(
+    model=config.model,
+    mesh_layout=config.mesh_layout,
+    optimizer=config.optimizer,
+    features=features,
+    num_rows=config.run.batch_sizes.largest // config.pods.num_pods,
+    dcn_dtype=config.pods.dcn_dtype,
+    seed=config.run.seed,
+  )
+
+
+def _kind(config: PlanConfig) -> str:
+  return config.mesh_layout.tpu.partition("-")[0]
+
+
+def _platform(config: PlanConfig) -> str:
+  return "tpu" if config.mesh_layout.tpu else "cuda"
+
+
+def _given(config: PlanConfig) -> str:
+  if config.mesh_layout.tpu:
+    return f'TPU = "{config.mesh_layout.tpu}"'
+  return f'CHIP = "{config.run.chip}"'
+
+
+def _compiler(config: PlanConfig) -> str:
+  package = "libtpu" if config.mesh_layout.tpu else "jax-cuda12-pjrt"
+  return f"{package} {importlib.metadata.version(package)}"
+
+
+def _devices(config: PlanConfig) -> Sequence[Any]:
+  """Returns descriptions of a pod's devices, in the order of the mesh."""
+  # This process runs no program, so keep JAX from opening accelerators. Disable
+  # JAX's compilation cache: JAX can write programs for devices that are only
+  # described to the cache, but fails to read them.
+  jax.config.update("jax_platforms", "cpu")
+  jax.config.update("jax_enable_compilation_cache", False)
+  layout = config.mesh_layout
+  describe = _describe_tpus if layout.tpu else _describe_gpus
+  try:
+    found = describe(config)
+  except Exception as error:  # JAX and compilers do not say what they raise
+    raise UserError(
+      f"{_given(config)}: {_compiler(config)} cannot compile for it "
+      f"({first_line(error)})."
+    ) from None
+  return order_tpus(layout, found) if layout.tpu else found
+
+
+def _describe_tpus(config: PlanConfig) -> Sequence[Any]:
+  where = tpu_slice(config.mesh_layout.tpu)
+  for name, value in _ENVIRONMENT.items():
+    os.environ.setdefault(name, value)
+  return topologies.get_topology_desc(
+    platform="tpu",
+    topology_name=f"{_kind(config)}:{'x'.join(map(str, where.chips))}",
+    chip_config_name=_ONE_DEVICE if where.devices_of_chip == 1 else "default",
+  ).devices
+
+
+def _describe_gpus(config: PlanConfig) -> Sequence[Any]:
+  chip = config.run.chip
+  return topologies.get_topology_desc(
+    platform="cuda",
+    topology_name=chip,
+    topology=describe_hosts(config.mesh_layout.num_devices, config.hardware),
+    target_config=describe_gpu(chip, config.hardware),
+  ).devices
+
+
+def _compile(
+  config: PlanConfig,
+  name: str,
+  function: Any,
+  given: Sequence[Any],
+  kept: int = 0,
+) -> tuple[dict[str, Any], Any]:
+  """Compiles a program for the pod of `config`.
+
+  Args:
+    name: name of the program in the record.
+    function: JAX's function.
+    given: shape, dtype and sharding of the function's arguments.
+    kept: bytes per device of arrays that the program does not read, but that
+      stay in memory while the program runs.
+
+  Returns:
+    A record with the bytes in the memory of a device while the program runs,
+    and with the seconds of the compilation; and the compiled program.
+  """
+  begin = time.monotonic()
+  lowered = function.lower(*given)
+  try:
+    options = {} if config.mesh_layout.tpu else _CUDA_OPTIONS
+    compiled = lowered.compile(options)
+  except jax.errors.JaxRuntimeError as error:
+    if found := read_excess(str(error)):
+      raise _TooLargeError(*found) from None
+    raise
+  secs = time.monotonic() - begin
+  found = compiled.memory_analysis()
+  parts = {
+    "kept_bytes": kept,
+    "argument_bytes": found.argument_size_in_bytes,
+    # Bytes of results that do not reuse the memory of donated arguments.
+    "result_bytes": found.output_size_in_bytes - found.alias_size_in_bytes,
+    "temporary_bytes": found.temp_size_in_bytes,
+    "code_bytes": found.generated_code_size_in_bytes,
+  }
+  peak = sum(parts.values())
+  record = {"program": name, "peak_bytes": peak, **parts, "secs": secs}
+  return record, compiled
+
+
+def _describe(
+  collective: Collective, program: str, config: PlanConfig
+) -> dict[str, Any]:
+  layout = config.mesh_layout
+  names, sizes = list(layout.axes), list(layout.axes.values())
+  found = find_axes(collective, sizes)
+  axes = [names[i] for i in found or ()]
+  sent = collective.times * collective.sent_bytes
+  rates = device_rates(config)
+  bandwidth = rates.chip_link_bandwidth
+  if axes:
+    bandwidth = axes_bandwidth(layout, tuple(axes), rates)
+  return {
+    "program": program,
+    "kind": collective.kind,
+    "axes": axes,
+    "groups": len(collective.groups),
+    "group_devices": len(collective.groups[0]),
+    "arrays": list(collective.arrays),
+    "times": collective.times,
+    "bytes": sent,
+    "secs": sent / bandwidth,
+    "origin": collective.origin,
+  }
+
+
+def _add_up(moved: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+  """Sums the times, bytes and secs of collectives by kind and mesh axes."""
+  total: dict[tuple[Any, ...], collections.Counter[str]] = {}
+  groups = {}
+  for each in moved:
+    key = each["kind"], tuple(each["axes"])
+    sums = total.setdefault(key, collections.Counter())
+    sums.update({x: each[x] for x in ("times", "bytes", "secs")})
+    groups.setdefault(key, {x: each[x] for x in ("groups", "group_devices")})
+  return [
+    {"kind": kind, "axes": list(axes), **groups[kind, axes], **sums}
+    for (kind, axes), sums in total.items()
+  ]

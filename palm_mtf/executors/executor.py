@@ -1,0 +1,86 @@
+# Copyright 2026 The palm_mtf authors.
+# SPDX-License-Identifier: Apache-2.0
+"""The interface of executors, which run programs on the devices of pods."""
+
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from typing import NamedTuple, Protocol
+
+from palm_mtf.config import AdafactorConfig, MeshLayout, ModelConfig, PodsConfig
+from palm_mtf.generation.decode.functions import BuildProgram
+from palm_mtf.generation.decode.weights import DecodeSettings, LayerWeights
+from palm_mtf.mesh.cpu_gpu import Devices
+from palm_mtf.programs.features import ServerFeatures
+from palm_mtf.programs.train_program import PodProgram, TrainProgram
+from palm_mtf.runtime.client.client import Client
+from palm_mtf.runtime.client.pod_hosts import Starter
+from palm_mtf.runtime.processes import Process
+
+
+class OpenDecoder(NamedTuple):
+  """Decoding weights on devices, before their values are loaded."""
+
+  client: Client
+  process: Process  # that reads the checkpoint
+  layers: Sequence[LayerWeights]  # load them in turn, to save memory
+  build: BuildProgram
+
+
+class OpenLoss(NamedTuple):
+  """A pod that computes losses of batches of one size."""
+
+  client: Client
+  process: Process  # that reads the checkpoint
+  program: PodProgram
+
+
+class Executor(Starter, Protocol):
+  """Runs programs on the devices of pods."""
+
+  def build_train_program(
+    self,
+    config: ModelConfig,
+    mesh_layout: MeshLayout,
+    optimizer: AdafactorConfig,
+    *,
+    batch_size: int,
+    seed: int,
+    features: Sequence[str] | ServerFeatures,
+    pods: PodsConfig,
+    devices: Devices,
+  ) -> TrainProgram:
+    """Builds a training step of PaLM in the current tf.Graph.
+
+    Args:
+      config: architecture.
+      mesh_layout: axes and layout rules of each pod, checked against `config`.
+      optimizer: schedule, clipping, decay and z-loss.
+      batch_size: sequences in one step, over all pods.
+      seed: seed of the initial weights and of dropout.
+      features: keys of FEATURE_DTYPES that every batch has; a ServerFeatures
+        with these keys if servers read the features.
+      pods: number of pods, and the dtype of gradients between them.
+      devices: devices of the pods, which this executor has opened.
+
+    Raises UserError if a feature is unknown, or inputs or targets are missing.
+    """
+
+  def open_loss(
+    self,
+    config: ModelConfig,
+    mesh_layout: MeshLayout,
+    pods: PodsConfig,
+    *,
+    batch_size: int,
+    features: Sequence[str],
+  ) -> AbstractContextManager[OpenLoss]:
+    """Opens the first pod, with weights but without optimizer slots."""
+
+  def open_decoder(
+    self, settings: DecodeSettings, pods: PodsConfig, *, for_steps: bool
+  ) -> AbstractContextManager[OpenDecoder]:
+    """Opens the first pod for decoding.
+
+    `for_steps` tells whether decoding steps, rather than forward passes, will
+    take most of the time; steps use fewer threads.
+    """

@@ -1,0 +1,69 @@
+# Copyright 2026 The palm_mtf authors.
+# SPDX-License-Identifier: Apache-2.0
+"""The executor of hosts: TensorFlow sessions on CPUs, or GPUs without JAX."""
+
+import contextlib
+from collections.abc import Iterator, Sequence
+
+from palm_mtf._tf import tf
+from palm_mtf.config import MeshLayout, ModelConfig, PodsConfig
+from palm_mtf.executors.executor import Executor, OpenDecoder, OpenLoss
+from palm_mtf.executors.host.starter import HostStarter
+from palm_mtf.executors.host.step_session import step_session_config
+from palm_mtf.generation.decode.functions import LocalPrograms
+from palm_mtf.generation.decode.weight_maker import build_decode_model
+from palm_mtf.generation.decode.weights import DecodeSettings
+from palm_mtf.mesh.session import session_config
+from palm_mtf.programs.forward_program import build_forward_program
+from palm_mtf.programs.train_program import build_train_program
+from palm_mtf.runtime.client.client import Client
+from palm_mtf.runtime.processes import Process
+
+_THIS_PROCESS = Process("/device:cpu:0")
+
+
+class HostExecutor(HostStarter):
+  """Runs programs on the devices of TensorFlow; see `Executor`."""
+
+  build_train_program = staticmethod(build_train_program)
+
+  @contextlib.contextmanager
+  def open_loss(
+    self,
+    config: ModelConfig,
+    mesh_layout: MeshLayout,
+    pods: PodsConfig,
+    *,
+    batch_size: int,
+    features: Sequence[str],
+  ) -> Iterator[OpenLoss]:
+    """Opens a session of this process."""
+    session = tf.Session(
+      graph=tf.Graph(), config=session_config(mesh_layout.num_devices)
+    )
+    with Client(session) as client:
+      with client.graph.as_default():
+        program = build_forward_program(
+          config, mesh_layout, batch_size=batch_size, features=features
+        )
+      yield OpenLoss(client, _THIS_PROCESS, program)
+
+  @contextlib.contextmanager
+  def open_decoder(
+    self, settings: DecodeSettings, pods: PodsConfig, *, for_steps: bool
+  ) -> Iterator[OpenDecoder]:
+    """Opens a session of this process."""
+    given = settings.model, settings.mesh_layout, settings.weight_dtype
+    graph = tf.Graph()
+    with graph.as_default():
+      model = build_decode_model(*given)
+    config = session_config(settings.mesh_layout.num_devices)
+    # For packed weights, leave the threads to C++ products, which limit theirs.
+    if for_steps and not model.is_packed:
+      config = step_session_config(*given)
+    with Client(tf.Session(graph=graph, config=config)) as client:
+      build = LocalPrograms(model).build
+      yield OpenDecoder(client, _THIS_PROCESS, model.layers, build)
+
+
+EXECUTOR: Executor = HostExecutor()

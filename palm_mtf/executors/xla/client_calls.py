@@ -1,0 +1,63 @@
+# Copyright 2026 The palm_mtf authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Operations of the client's graph that call functions in a pod's hosts."""
+
+import dataclasses
+from collections.abc import Callable, Sequence
+
+from palm_mtf._tf import tf
+from palm_mtf.executors.xla.host_calls import call_pod, name_of
+from palm_mtf.mesh.slices import Region, Slice
+from palm_mtf.runtime.processes import Process
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class DeviceArray:
+  """A device's slice of a JAX array, which checkpoints use like a tf.Variable.
+
+  Attributes:
+    process: the host's process, which holds the slice.
+    key: first arguments of `assign_slice` and `read_slice`.
+    assign_slice: `pod_function` that sets the slice.
+    read_slice: `pod_function` that returns the slice; None for decoding
+      weights, which nothing saves.
+  """
+
+  process: Process
+  key: Sequence[object]
+  shape: tf.TensorShape
+  dtype: tf.DType
+  assign_slice: Callable
+  read_slice: Callable | None = None
+
+  @property
+  def device(self) -> str:
+    """The CPU of the host's process, in place of a tf.Variable's device."""
+    return self.process.device
+
+  def value(self) -> tf.Tensor:
+    """Returns the value of the slice, which the host sends."""
+    key = [name_of(self.read_slice), *self.key]
+    (x,) = self.process.call(call_pod, key, [self.dtype])
+    # The host sends [layers, ...], also for one layer, where `shape` is [...].
+    return tf.reshape(x, self.shape)
+
+  def assign(self, value: tf.Tensor) -> tf.Tensor:
+    """Returns a tensor; running its operation sets the slice to `value`."""
+    inputs = [name_of(self.assign_slice), *self.key, value]
+    return self.process.call(call_pod, inputs, [tf.int32])[0]
+
+
+def make_slice(
+  region: Region, names: Sequence[str], held: DeviceArray
+) -> Slice:
+  """Returns `held` as a `Slice`; `names` has a variable's name per layer."""
+  return Slice(**vars(region), names=names, variable=held, near=held.device)
+
+
+def after_all(found: Sequence[Sequence[tf.Tensor]]) -> list[tf.Tensor]:
+  """Returns the first host's results, once all hosts in `found` return."""
+  # All hosts of a pod have to run the program, even if the session fetches only
+  # one result; otherwise the collectives of the other hosts would wait forever.
+  with tf.control_dependencies([x for x, *_ in found]):
+    return [tf.identity(x) for x in found[0]]

@@ -1,0 +1,332 @@
+# Copyright 2026 The palm_mtf authors.
+# SPDX-License-Identifier: Apache-2.0
+"""The part of a decoding pod that one host holds: weights, states, functions.
+
+The client's session calls the functions of this module in the processes of all
+hosts of a pod (host_calls.py). `pod` is a `PodName` and `settings` is a
+`DecodeSettings`, both as JSON. An array has a part for each device, [devices,
+...], even if the parts of several devices are equal.
+"""
+
+import functools
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+from jax import numpy as jnp
+from jax.sharding import NamedSharding, PartitionSpec
+
+from palm_mtf._tf import tf
+from palm_mtf.architecture.parameters import layer_name
+from palm_mtf.executors.xla.devices import (
+  PodName,
+  find_devices,
+  lowering_platform,
+)
+from palm_mtf.executors.xla.host_calls import pod_function
+from palm_mtf.executors.xla.parts import export_function
+from palm_mtf.executors.xla.scanned_model import Arrays, is_stacked
+from palm_mtf.executors.xla.stacked_weights import StackedWeights
+from palm_mtf.executors.xla.xla_placement import XlaPlacement
+from palm_mtf.generation.decode.functions import DecodeFunction, Effect
+from palm_mtf.generation.decode.generate_program import (
+  AdvanceTexts,
+  ReadTexts,
+  StartTexts,
+)
+from palm_mtf.generation.decode.score_program import ScoreRows
+from palm_mtf.generation.decode.slot_program import (
+  InsertPrompts,
+  MakeSlots,
+  StepSlots,
+)
+from palm_mtf.generation.decode.weights import DecodeSettings
+from palm_mtf.json_text import dataclass_text, read_dataclass
+from palm_mtf.ops.xla import xla_computation
+from palm_mtf.runtime.server.clients import at_leave
+
+_FUNCTIONS = {
+  x.__name__: x
+  for x in (
+    *(StartTexts, AdvanceTexts, ReadTexts),
+    *(MakeSlots, InsertPrompts, StepSlots),
+    ScoreRows,
+  )
+}
+OUTSIDE = -1  # layer number of weights outside of all layers (embedding, ...)
+
+
+def function_text(function: DecodeFunction) -> str:
+  """Writes a function for `run_function`: its class, and settings as JSON."""
+  return f"{type(function).__name__} {dataclass_text(function)}"
+
+
+class PodPrograms:
+  """The programs of a decoding pod; JAX compiles each program once.
+
+  Attributes:
+    placement: builds the operations of one device.
+    weights: makes decoding weights from parameters.
+    mesh: JAX's mesh of the devices.
+    devices: JAX's devices, in the order of the mesh.
+    sharding: how JAX splits an array with a part for each device.
+    local: mesh numbers of this host's devices.
+    get_function: returns JAX's function of (weights, state, inputs) for a
+      result of `function_text`.
+  """
+
+  def __init__(
+    self, settings: DecodeSettings, devices: Sequence[Any], platform: str
+  ):
+    """`platform` is JAX's name of the devices' kind: "cpu", "tpu" or "cuda"."""
+    self.placement = XlaPlacement(settings.mesh_layout, platform)
+    self.weights = StackedWeights(settings, self.placement)
+    self._num_layers = settings.model.num_layers
+    self.mesh, self.devices = self.placement.make_mesh(devices), devices
+    self._parts = PartitionSpec(self.mesh.axis_names)
+    self.sharding = NamedSharding(self.mesh, self._parts)
+    here = jax.process_index()
+    self.local = [i for i, x in enumerate(devices) if x.process_index == here]
+    self.get_function = functools.cache(self._make_function)
+    make = self.weights.make
+    self._make = {
+      in_layer: self._compile(lambda x, *_, y=in_layer: (make(x, y), {}))
+      for in_layer in (False, True)
+    }
+    self._put_layer = jax.jit(
+      lambda stack, layer, x: stack.at[:, layer].set(x), donate_argnums=0
+    )
+
+  def join(self, parts: Mapping[int, np.ndarray]) -> jax.Array:
+    """Makes a JAX array; `parts` has the part of each device of this host."""
+    shape = (len(self.devices), *parts[self.local[0]].shape)
+    on_devices = [
+      jax.device_put(parts[i][np.newaxis], self.devices[i]) for i in self.local
+    ]
+    return jax.make_array_from_single_device_arrays(
+      shape, self.sharding, on_devices
+    )
+
+  def add_layer(self, weights: Arrays, parameters: Arrays, layer: int) -> None:
+    """Makes the weights of one layer, and puts them into `weights`.
+
+    Args:
+      weights: arrays to change, by name; a layer's weights are stacked.
+      parameters: arrays of the parameters, by the first layer's names.
+      layer: number of the layer; OUTSIDE for weights outside of all layers.
+    """
+    made, _ = self._make[layer != OUTSIDE](parameters, [], {})
+    if layer == OUTSIDE:
+      weights |= made
+      return
+    for name, x in made.items():
+      if name not in weights:
+        shape = (x.shape[0], self._num_layers, *x.shape[1:])
+        zeros = functools.partial(jnp.zeros, shape, x.dtype)
+        weights[name] = jax.jit(zeros, out_shardings=self.sharding)()
+      weights[name] = self._put_layer(weights[name], layer, x)
+
+  def abstract_weights(self) -> Arrays:
+    """Returns shape, dtype and sharding per weight, to compile without data."""
+    weights = {}
+    for in_layer, make in self._make.items():
+      parameters = {
+        name: self._abstract(self.placement.slice_shape(x.shape), jnp.float32)
+        for name, x in self.weights.variables.items()
+        if is_stacked(name) == in_layer
+      }
+      made, _ = jax.eval_shape(make, parameters, [], {})
+      layers = [self._num_layers] if in_layer else []
+      weights |= {
+        name: self._abstract([*layers, *x.shape[1:]], x.dtype)
+        for name, x in made.items()
+      }
+    return weights
+
+  def abstract_state(self, function: str, weights: Arrays) -> list[jax.Array]:
+    """Returns shape, dtype and sharding of a new state's arrays, for compiling.
+
+    `function` is a function that makes a state, as `function_text` writes it.
+    """
+    inputs = abstract_inputs(function)
+    state, _ = jax.eval_shape(self.get_function(function), weights, [], inputs)
+    return [self._abstract(x.shape[1:], x.dtype) for x in state]
+
+  def _abstract(self, shape: Sequence[int], dtype: Any) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(
+      (len(self.devices), *shape), dtype, sharding=self.sharding
+    )
+
+  def _make_function(self, text: str) -> Callable:
+    function = read_function(text)
+
+    def build(
+      weights: dict[str, tf.Tensor], state: list[tf.Tensor], inputs: dict
+    ):
+      model = self.weights.make_model(weights)
+      before = [self.placement.LaidOutTensor([x]) for x in state]
+      after, outputs = function(model, before, inputs)
+      if function.effect is Effect.READS:
+        after = []
+      return [x.one_slice for x in after], outputs
+
+    return self._compile(build, function.effect is Effect.CHANGES)
+
+  def _compile(self, build: Callable, donates: bool = False) -> Callable:
+    """Returns JAX's function of (weights, state, inputs) that runs `build`.
+
+    Args:
+      build: takes a device's parts of `weights` and of `state`, and `inputs`;
+        returns its parts of the arrays that it makes (weights or the new
+        state), and outputs. All devices have the same inputs and outputs.
+      donates: whether the function may overwrite the memory of `state`.
+    """
+    placement = self.placement
+
+    def build_on_device(index: tf.Tensor, *arrays):
+      placement.index = index
+      with xla_computation():
+        return build(*arrays)
+
+    def run(weights: Arrays, state: list, inputs: Arrays):
+      own = jax.tree.map(lambda x: x[0], (weights, state))
+      arrays = (placement.find_index(), *own, inputs)
+      with placement.lock:
+        exported = export_function(build_on_device, arrays, placement.platform)
+      parts, outputs = exported.call(*arrays)
+      return jax.tree.map(lambda x: x[jnp.newaxis], parts), outputs
+
+    mapped = jax.shard_map(
+      run,
+      mesh=self.mesh,
+      in_specs=(self._parts, self._parts, PartitionSpec()),
+      out_specs=(self._parts, PartitionSpec()),
+      check_vma=False,
+    )
+    return jax.jit(mapped, donate_argnums=(1,) if donates else ())
+
+
+@functools.lru_cache(maxsize=64)
+def read_function(text: str) -> DecodeFunction:
+  """Returns the function that `function_text` wrote."""
+  name, _, arguments = text.partition(" ")
+  return read_dataclass(_FUNCTIONS[name], arguments)
+
+
+def abstract_inputs(function: str) -> Arrays:
+  """Returns shape and dtype of each input of a decoding function, by name."""
+  return {
+    name: jax.ShapeDtypeStruct(x.shape.as_list(), x.dtype.as_numpy_dtype)
+    for name, x in read_function(function).input_specs().items()
+  }
+
+
+@functools.lru_cache(maxsize=2)
+def make_programs(settings: bytes, number: int, num_hosts: int) -> PodPrograms:
+  """Returns a pod's programs, kept so that a later client compiles none."""
+  read = read_dataclass(DecodeSettings, settings)
+  devices = find_devices(read.mesh_layout, num_hosts, number)
+  return PodPrograms(read, devices, lowering_platform(devices))
+
+
+class _Pod:
+  """The arrays that a client keeps on this host's devices of a pod."""
+
+  def __init__(self, name: PodName):
+    self.name = name
+    # {name of a parameter: {number of a device: its slice}}, for `make_layer`.
+    self.parameters: dict[str, dict[int, np.ndarray]] = {}
+    self.weights: Arrays = {}
+    self.states: dict[bytes, list[jax.Array]] = {}
+
+  def programs(self, settings: bytes) -> PodPrograms:
+    return make_programs(settings, self.name.number, self.name.num_hosts)
+
+
+_pods: dict[bytes, _Pod] = {}
+# For `_pods`: a session calls `assign_slice` in several threads at once.
+_lock = threading.Lock()
+
+
+def _open(pod: bytes) -> _Pod:
+  if pod not in _pods:
+    _pods[pod] = _Pod(read_dataclass(PodName, pod))
+  return _pods[pod]
+
+
+@at_leave
+def free_decoder(client: str) -> None:
+  """Frees a client's arrays in this process when the client leaves."""
+  with _lock:
+    for key in [x for x, y in _pods.items() if y.name.client == client]:
+      del _pods[key]
+
+
+@pod_function
+def assign_slice(
+  pod: bytes, name: bytes, device: np.int32, value: np.ndarray
+) -> np.int32:
+  """Keeps the slice of a parameter until `make_layer` reads it; returns 0.
+
+  Args:
+    name: name of the parameter in checkpoints.
+    device: mesh number of a device of this host.
+    value: the device's slice, float32.
+  """
+  with _lock:
+    held = _open(pod).parameters.setdefault(name.decode(), {})
+    held[int(device)] = value
+  return np.int32(0)
+
+
+@pod_function
+def make_layer(pod: bytes, settings: bytes, layer: np.int32) -> np.int32:
+  """Makes a layer's weights from its parameters, then frees the parameters.
+
+  `layer` is the number of the layer, or OUTSIDE.
+  """
+  held = _open(pod)
+  programs = held.programs(settings)
+  parameters, held.parameters = held.parameters, {}
+  arrays = {}
+  for name, parts in parameters.items():
+    # In the programs, the first layer's names stand for those of all layers.
+    first = name.replace(layer_name(int(layer)), layer_name(0), 1)
+    arrays[first] = programs.join(parts)
+  programs.add_layer(held.weights, arrays, int(layer))
+  return np.int32(0)
+
+
+@pod_function
+def run_function(
+  pod: bytes,
+  settings: bytes,
+  function: bytes,
+  state: bytes,
+  *inputs: np.ndarray,
+) -> tuple[np.ndarray, ...]:
+  """Runs a decoding function.
+
+  Args:
+    function: result of `function_text`.
+    state: name of the state that the function makes, changes or reads.
+    *inputs: the function's inputs, in the order of `input_specs`.
+
+  Returns:
+    0, which the client fetches to wait for this host; then the outputs, in the
+    order of `output_dtypes`.
+  """
+  held, text = _open(pod), function.decode()
+  made, run = read_function(text), held.programs(settings).get_function(text)
+  if made.effect is Effect.MAKES:
+    held.states.pop(state, None)  # free the old state before making the new
+  before = held.states.get(state, [])
+  by_name = dict(zip(made.input_specs(), inputs, strict=True))
+  after, outputs = run(held.weights, before, by_name)
+  if made.effect is not Effect.READS:
+    held.states[state] = after
+  names = made.output_dtypes()
+  found = [np.asarray(outputs[x].addressable_data(0)) for x in names]
+  return np.int32(0), *found

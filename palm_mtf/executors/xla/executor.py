@@ -1,0 +1,98 @@
+# Copyright 2026 The palm_mtf authors.
+# SPDX-License-Identifier: Apache-2.0
+"""The executor of accelerators: XLA compiles programs, and JAX runs them."""
+
+import contextlib
+import functools
+from collections.abc import Iterator, Mapping, Sequence
+
+from palm_mtf.config import MeshLayout, ModelConfig, PodsConfig
+from palm_mtf.executors.executor import Executor, OpenDecoder, OpenLoss
+from palm_mtf.executors.xla.decode_client import PodDecoder
+from palm_mtf.executors.xla.devices import AcceleratorDevices, find_devices
+from palm_mtf.executors.xla.host_calls import describe_failure
+from palm_mtf.executors.xla.start_hosts import start_hosts
+from palm_mtf.executors.xla.step_client import (
+  build_loss_program,
+  build_train_program,
+)
+from palm_mtf.generation.decode.weights import DecodeSettings
+from palm_mtf.mesh.cpu_gpu import Devices
+from palm_mtf.mesh.session import session_config
+from palm_mtf.runtime.client.connect import open_pod
+from palm_mtf.runtime.client.places import Place
+from palm_mtf.runtime.client.pod_hosts import LocalDevices, PodHosts
+from palm_mtf.runtime.processes import Process
+from palm_mtf.runtime.server.clients import free_memory
+from palm_mtf.runtime.server_info import ServerInfo
+
+
+class XlaExecutor:
+  """Runs programs on TPUs and GPUs; see `Executor`."""
+
+  build_train_program = staticmethod(build_train_program)
+  describe_failure = staticmethod(describe_failure)
+
+  def open_here(self, mesh: MeshLayout, num_pods: int) -> LocalDevices:
+    """Takes the accelerators of this process; UserError if some are missing."""
+    find_devices(mesh, pod=num_pods - 1)
+    client = "/device:cpu:0"
+    devices = AcceleratorDevices(
+      client, [[Process(client)]] * num_pods, [0] * mesh.num_devices
+    )
+    config = session_config(1, num_pods)
+    config.device_count["GPU"] = 0  # TensorFlow leaves the GPUs to JAX
+    release = functools.partial(free_memory, devices.name)
+    return LocalDevices(devices, config, release)
+
+  def start(
+    self, mesh: MeshLayout, pods: PodsConfig, hosts: PodHosts
+  ) -> Devices:
+    """Starts JAX on the hosts; UserError if one has other devices."""
+    return start_hosts(mesh, pods, hosts)
+
+  def find_places(
+    self, places: Sequence[Sequence[Place]]
+  ) -> Sequence[Sequence[Place]]:
+    """Returns device 0 of each server, the only one that TensorFlow has."""
+    return [[x._replace(device=0) for x in pod] for pod in places]
+
+  def check_servers(self, infos: Mapping[str, ServerInfo], dtype: str) -> None:
+    """Accepts all servers: accelerators compute in every ACTIVATION_DTYPE."""
+
+  @contextlib.contextmanager
+  def open_loss(
+    self,
+    config: ModelConfig,
+    mesh_layout: MeshLayout,
+    pods: PodsConfig,
+    *,
+    batch_size: int,
+    features: Sequence[str],
+  ) -> Iterator[OpenLoss]:
+    """Opens the first pod of ISLANDS, or this process's accelerators."""
+    with open_pod(self, mesh_layout, pods) as (client, devices):
+      with client.graph.as_default():
+        program = build_loss_program(
+          config,
+          mesh_layout,
+          batch_size=batch_size,
+          features=features,
+          devices=devices,
+        )
+      # The client reads checkpoints, because a server may lack the files.
+      yield OpenLoss(client, Process(devices.client), program)
+
+  @contextlib.contextmanager
+  def open_decoder(
+    self, settings: DecodeSettings, pods: PodsConfig, *, for_steps: bool
+  ) -> Iterator[OpenDecoder]:
+    """Opens the first pod of ISLANDS, or this process's accelerators."""
+    with open_pod(self, settings.mesh_layout, pods) as (client, devices):
+      programs = PodDecoder(settings, devices)
+      with client.graph.as_default():
+        layers = programs.make_layers()
+      yield OpenDecoder(client, Process(devices.client), layers, programs.build)
+
+
+EXECUTOR: Executor = XlaExecutor()

@@ -1,0 +1,284 @@
+# Copyright 2026 The palm_mtf authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Parts of a Mesh TensorFlow graph as functions of one device's arrays.
+
+JAX calls the functions inside `jax.shard_map`. A scan can call the function of
+one layer for all layers.
+"""
+
+import dataclasses
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from typing import Any
+
+import jax
+from jax import export
+from jax.experimental import jax2tf
+
+from palm_mtf._tf import mtf, tf, tf2
+from palm_mtf.executors.xla.xla_placement import XlaPlacement
+from palm_mtf.mesh.stages import Send, find_parts
+from palm_mtf.ops.variables import variables_read
+from palm_mtf.ops.xla import xla_computation
+
+
+class Cut(Send):
+  """Outputs its input; marks where `cut_graph` ends one part of the graph."""
+
+  def __init__(self, x: mtf.Tensor):
+    super().__init__(x, x.mesh)
+
+  def gradient(self, grad_ys: list[mtf.Tensor]) -> list[mtf.Tensor]:
+    """Cuts the backward pass in the same place."""
+    return [cut(grad_ys[0])]
+
+
+class _Summed(mtf.Operation):
+  """Outputs its input; all-reduces the input if devices hold terms of a sum."""
+
+  def __init__(self, x: mtf.Tensor):
+    super().__init__([x], name="summed")
+    self._outputs = [mtf.Tensor(self, x.shape, x.dtype)]
+
+  def gradient(self, grad_ys: list[mtf.Tensor]) -> list[mtf.Tensor]:
+    """Returns the gradient of the sum, which is the gradient of each term."""
+    return grad_ys
+
+  def lower(self, lowering: mtf.Lowering) -> None:
+    """Lowers to at most one all-reduce."""
+    x = lowering.tensors[self.inputs[0]].to_laid_out_tensor()
+    lowering.set_tensor_lowering(self.outputs[0], x)
+
+
+def cut(x: mtf.Tensor) -> mtf.Tensor:
+  """Returns x as an input of the next part of the graph."""
+  # The part before the cut adds up x, because several parts read x (a block's
+  # forward and backward pass), and each of them would all-reduce x again.
+  return Cut(_Summed(x).outputs[0]).outputs[0]
+
+
+class Given(mtf.Operation):
+  """A placeholder: a tensor that a `DeviceFunction` takes as an argument."""
+
+  def __init__(self, mesh: mtf.Mesh, name: str, shape: mtf.Shape, dtype: Any):
+    super().__init__([], mesh, name=name)
+    self._outputs = [mtf.Tensor(self, shape, dtype)]
+
+
+class DeviceFunction:
+  """Operations of a graph as a function that JAX calls on one device.
+
+  Attributes:
+    takes: tensors that the function takes.
+    gives: tensors that the function returns.
+    variables: names of the variables that the function reads.
+  """
+
+  def __init__(
+    self,
+    placement: XlaPlacement,
+    takes: Iterable[mtf.Tensor],
+    gives: Sequence[mtf.Tensor],
+    updates: Sequence[mtf.Operation] = (),
+    *,
+    open_axes: dict[mtf.Tensor, list[int]] | None = None,
+    in_scan: bool = False,
+  ):
+    """Finds the operations; JAX builds them at the first call.
+
+    Args:
+      takes: tensors that are given, not computed; tensors that no operation
+        needs are left out.
+      gives: tensors to return.
+      updates: operations that assign variables.
+      open_axes: {tensor: numbers of the mesh axes over which each device still
+        holds only its term of the tensor's sum}. A call reads the entries of
+        the tensors in `takes`, and writes entries for tensors in `gives`, whose
+        all-reduce is left to the caller. If None, the function all-reduces each
+        tensor that it returns.
+      in_scan: whether JAX scans the function over the layers.
+    """
+    self._placement = placement
+    self._open_axes, self._in_scan = open_axes, in_scan
+    self.gives, self._updates = list(gives), list(updates)
+    known = dict.fromkeys(takes)
+    self._operations = _find_operations(known, self.gives, self._updates)
+    needed = {x for each in self._operations for x in each.inputs}
+    needed |= {*self.gives}
+    self.takes = [x for x in known if x in needed]
+    read = [y for x in self._operations for y in variables_read(x)]
+    self.variables = list(dict.fromkeys(x.name for x in read))
+    self._exported: export.Exported | None = None
+
+  def __call__(
+    self,
+    index: jax.Array,
+    taken: Mapping[mtf.Tensor, jax.Array],
+    variables: Mapping[str, jax.Array],
+  ) -> tuple[dict[mtf.Tensor, jax.Array], dict[str, jax.Array]]:
+    """Returns the tensors in `gives`, and next values of variables by name.
+
+    Args:
+      index: the device's number in the mesh, [] int32.
+      taken: the device's slices of the tensors in `takes`.
+      variables: the device's slices of variables, by name.
+    """
+    arrays = (
+      index,
+      [taken[x] for x in self.takes],
+      [variables[x] for x in self.variables],
+    )
+    # If several pods of a process make the first call at once, only one lowers.
+    with self._placement.lock:
+      if not self._exported:
+        self._exported = export_function(
+          self._build, arrays, self._placement.platform
+        )
+    values, assigned = self._exported.call(*arrays)
+    return dict(zip(self.gives, values, strict=True)), assigned
+
+  def _build(
+    self,
+    index: tf.Tensor,
+    taken: Sequence[tf.Tensor],
+    variables: Sequence[tf.Tensor],
+  ) -> tuple[list[tf.Tensor], dict[str, tf.Tensor]]:
+    placement, open_axes = self._placement, self._open_axes
+    placement.index, placement.assigned = index, {}
+    placement.in_scan = self._in_scan
+    placement.values = dict(zip(self.variables, variables, strict=True))
+    tensors = {}
+    for x, value in zip(self.takes, taken, strict=True):
+      tensors[x] = placement.LaidOutTensor([value])
+      if open_axes and x in open_axes:
+        axes = open_axes[x]
+        tensors[x] = mtf.LazyAllreduceSum(placement, tensors[x], axes)
+    with xla_computation():
+      lowered = _Lowering(placement, self._operations, tensors).tensors
+      values = []
+      for x in self.gives:
+        value = lowered[x]
+        is_open = isinstance(value, mtf.LazyAllreduceSum)
+        if is_open and open_axes is not None:
+          open_axes[x], value = value.mesh_axes, value.laid_out_input
+        values.append(value.to_laid_out_tensor().one_slice)
+    return values, placement.assigned
+
+
+def export_function(
+  build: Callable, arrays: Any, platform: str
+) -> export.Exported:
+  """Lowers a function of a device, so that JAX can call it.
+
+  Args:
+    build: takes tensors and returns tensors, nested like `arrays`.
+    arrays: positional arguments; only shapes and dtypes are read.
+    platform: JAX's name of the devices' kind in lowered programs.
+  """
+  shapes = jax.tree.map(
+    lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), arrays
+  )
+  function = tf2.function(build, autograph=False)
+  exported = export.export(
+    jax.jit(jax2tf.call_tf(function)), platforms=["cpu"]
+  )(*shapes)
+  # TensorFlow for CPUs cannot lower for other devices. But what it lowers for
+  # CPUs is StableHLO, in which nothing depends on the kind of device.
+  return dataclasses.replace(exported, platforms=(platform,))
+
+
+class _Lowering(mtf.Lowering):
+  """Lowers only `operations` of a graph; `tensors` are their inputs."""
+
+  def __init__(
+    self,
+    placement: XlaPlacement,
+    operations: Sequence[mtf.Operation],
+    tensors: Mapping[mtf.Tensor, Any],
+  ):
+    # Do not call mtf.Lowering's constructor, which lowers the whole graph.
+    self.graph = operations[0].graph
+    self.mesh_to_impl = {operations[0].mesh: placement}
+    self.tensors, self.operations = dict(tensors), {}
+    self.variables = _Variables()
+    self.variables.placement = placement
+    self._counters = []
+    for operation in operations:
+      with tf.name_scope(operation.name):
+        operation.lower(self)
+
+
+class _Variables(dict):
+  """A device's slice of each variable, made at its first use."""
+
+  # The variables of an update are not among its inputs, so the update may be
+  # lowered before the variables.
+  placement: XlaPlacement
+
+  def __missing__(self, variable: mtf.Variable) -> Any:
+    laid_out = self.placement.LaidOutVariable(variable, self.placement)
+    return self.setdefault(variable, laid_out)
+
+
+def _find_operations(
+  known: Collection[mtf.Tensor],
+  gives: Sequence[mtf.Tensor],
+  updates: Sequence[mtf.Operation],
+) -> list[mtf.Operation]:
+  """Returns `updates` and all that they and `gives` need, in graph order."""
+  todo = [*updates, *(x.operation for x in gives if x not in known)]
+  found = set(todo)
+  while todo:
+    inputs = todo.pop().inputs
+    more = {x.operation for x in inputs if x not in known} - found
+    found |= more
+    todo += more
+  (graph,) = {x.graph for x in found}
+  return [x for x in graph.operations if x in found]
+
+
+def cut_graph(
+  placement: XlaPlacement,
+  graph: mtf.Graph,
+  first: Mapping[mtf.Operation, int],
+  wanted: Sequence[mtf.Tensor],
+  scanned: Collection[int] = (),
+) -> tuple[list[DeviceFunction], dict[mtf.Tensor, list[int]]]:
+  """Makes a function for each part of a graph, which is cut at each `Cut`.
+
+  Operations that depend on none of `first` (such as casts of weights) belong to
+  no part: each part that needs their outputs computes them.
+
+  Args:
+    graph: graph of one mesh.
+    first: {operation: the first part in which it may be}.
+    wanted: tensors that the functions return in addition to those that other
+      functions take.
+    scanned: numbers of the parts that JAX scans over the layers.
+
+  Returns:
+    The functions, in the order of the parts; and their `open_axes`.
+  """
+  numbers = find_parts(graph.operations, first)
+  given = [x.outputs[0] for x in graph.operations if isinstance(x, Given)]
+  for x in given:
+    numbers.pop(x.operation, None)
+  taken = {
+    (x, number): None
+    for operation, number in numbers.items()
+    for x in operation.inputs
+    if numbers.get(x.operation, number) != number
+  }
+  open_axes: dict[mtf.Tensor, list[int]] = {}
+  functions = []
+  for number in sorted({*numbers.values()}):
+    gives = dict.fromkeys([*(x for x, _ in taken), *wanted])
+    functions.append(
+      DeviceFunction(
+        placement,
+        [*given, *(x for x, taker in taken if taker == number)],
+        [x for x in gives if numbers[x.operation] == number],
+        open_axes=open_axes,
+        in_scan=number in scanned,
+      )
+    )
+  return functions, open_axes

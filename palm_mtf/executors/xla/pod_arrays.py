@@ -1,0 +1,354 @@
+# Copyright 2026 The palm_mtf authors.
+# SPDX-License-Identifier: Apache-2.0
+"""The part of a pod that one host holds: arrays on devices, and programs.
+
+The client's session calls the functions of this module in the processes of all
+hosts of a pod (host_calls.py). `pod` is a `PodName` and `settings` a
+`StepSettings`, both as JSON. All hosts of a pod run the same programs in the
+same order, as JAX demands.
+"""
+
+import functools
+import threading
+from collections.abc import Mapping, Sequence
+
+import jax
+import numpy as np
+from jax.sharding import NamedSharding, PartitionSpec
+
+from palm_mtf._tf import tf
+from palm_mtf.executors.xla.devices import (
+  PodName,
+  find_devices,
+  lowering_platform,
+)
+from palm_mtf.executors.xla.host_calls import pod_function
+from palm_mtf.executors.xla.scanned_model import Arrays, StepSettings
+from palm_mtf.executors.xla.step_functions import PodStep
+from palm_mtf.json_text import read_dataclass
+from palm_mtf.runtime.server.clients import at_leave
+
+
+@functools.lru_cache(maxsize=4)
+def make_pod_step(settings: str, platform: str) -> PodStep:
+  """Returns a PodStep, built once per `settings` (`StepSettings` as JSON)."""
+  return PodStep(read_dataclass(StepSettings, settings), platform)
+
+
+class _Programs:
+  """The programs of a pod for batches of one size; JAX compiles each once."""
+
+  def __init__(self, settings: str, number: int, num_hosts: int):
+    layout = read_dataclass(StepSettings, settings).mesh_layout
+    devices = find_devices(layout, num_hosts, number)
+    # Pods of one process share a PodStep, so that TensorFlow lowers it once.
+    made = make_pod_step(settings, lowering_platform(devices))
+    self.pod_step, self.devices = made, devices
+    self.mesh = made.model.placement.make_mesh(devices)
+    self.step, self.gradients = made.step(self.mesh), made.gradients(self.mesh)
+    self.update = made.update_of_parts(self.mesh)
+    self.loss = made.loss(self.mesh)
+    self.each_device = NamedSharding(
+      self.mesh, PartitionSpec(self.mesh.axis_names)
+    )
+    self.state = made.abstract_state(self.mesh)
+    self.features = made.abstract_batch(self.mesh)
+    here = jax.process_index()
+    # Mesh numbers of this host's devices, whose slices this process holds.
+    self.local = [i for i, x in enumerate(devices) if x.process_index == here]
+
+  def put_batch(self, rows: Sequence[np.ndarray]) -> Arrays:
+    """Puts features on the devices; each device gets its rows of the batch."""
+    return {
+      name: jax.make_array_from_callback(
+        x.shape, x.sharding, values.reshape(x.shape).__getitem__
+      )
+      for (name, x), values in zip(self.features.items(), rows, strict=True)
+    }
+
+  def join(
+    self, parts: Mapping[int, jax.Array], sharding: NamedSharding, shape
+  ):
+    """Makes an array from the slices of this host's devices."""
+    return jax.make_array_from_single_device_arrays(
+      tuple(shape), sharding, [parts[i] for i in self.local]
+    )
+
+  def slices(self, array: jax.Array) -> list[np.ndarray]:
+    """Returns copies of the slices of this host's devices."""
+    by_device = {x.device: x.data for x in array.addressable_shards}
+    # A view would keep JAX from reusing the memory for the next value.
+    return [np.array(by_device[self.devices[i]]) for i in self.local]
+
+
+# Programs outlive their client, so that a client that reconnects compiles none.
+make_programs = functools.lru_cache(maxsize=4)(_Programs)
+
+
+class _Pod:
+  """The arrays that a client keeps on this host's devices of a pod."""
+
+  def __init__(self, name: PodName):
+    self.name = name
+    self.arrays: Arrays = {}
+    # {(name of an array, number of a device): {row that is set: value}}.
+    self._rows: dict[tuple[str, int], dict[int, np.ndarray]] = {}
+    # {name of an array: {number of a device: slice}}, until all slices are set.
+    self._slices: dict[str, dict[int, jax.Array]] = {}
+
+  def programs(self, settings: bytes) -> _Programs:
+    return make_programs(
+      settings.decode(), self.name.number, self.name.num_hosts
+    )
+
+  def assign(
+    self,
+    programs: _Programs,
+    name: str,
+    device: int,
+    value: np.ndarray,
+    rows: tuple[int, int],
+  ) -> None:
+    """Sets rows of a device's slice; a row is one layer's part of the slice.
+
+    The values are kept until all rows of the slices of all devices of this host
+    are set. Only then does the array change.
+
+    Args:
+      name: name of the array.
+      device: number of the device in the mesh.
+      value: the rows, in any shape that keeps the order of their elements.
+      rows: number of the first row, and of the row after the last row.
+    """
+    num_rows = len(programs.pod_step.names_of(name))
+    held = self._rows.setdefault((name, device), {})
+    by_row = value.reshape(rows[1] - rows[0], -1)
+    held |= {rows[0] + i: x for i, x in enumerate(by_row)}
+    if len(held) < num_rows:
+      return
+    value = np.stack([held[i] for i in range(num_rows)])
+    del self._rows[name, device]
+    slices = self._slices.setdefault(name, {})
+    abstract = programs.state[name]
+    value = value.reshape(abstract.sharding.shard_shape(abstract.shape))
+    slices[device] = jax.device_put(value, programs.devices[device])
+    if len(slices) == len(programs.local):
+      del self._slices[name]
+      self.arrays[name] = programs.join(
+        slices, abstract.sharding, abstract.shape
+      )
+
+
+_pods: dict[bytes, _Pod] = {}
+# A session calls functions in several threads. JAX lists the slices of an array
+# at the first access, and the list is wrong if two threads access the array at
+# once. `initialize_arrays` needs no lock, because nothing else runs before it.
+_lock = threading.Lock()
+
+
+def _open(pod: bytes, settings: bytes) -> tuple[_Pod, _Programs]:
+  with _lock:
+    if pod not in _pods:
+      _pods[pod] = _Pod(read_dataclass(PodName, pod))
+    return _pods[pod], _pods[pod].programs(settings)
+
+
+@at_leave
+def free_client(client: str) -> None:
+  """Frees a client's arrays in this process when the client leaves."""
+  with _lock:
+    for key in [x for x, y in _pods.items() if y.name.client == client]:
+      del _pods[key]
+
+
+@pod_function
+def initialize_arrays(pod: bytes, settings: bytes) -> np.int32:
+  """Sets all arrays on this host's devices to their initial values."""
+  held, programs = _open(pod, settings)
+  made = programs.pod_step
+  # Separate threads, because all threads of the calling session may be waiting.
+  config = tf.ConfigProto(use_per_session_threads=True)
+  with tf.Graph().as_default(), tf.Session(config=config) as session:
+    for array in made.variables:
+      begins = {i: made.slice_begin(array, i) for i in programs.local}
+      # {where a slice begins: its values in all layers}.
+      drawn = {begin: [] for begin in begins.values()}
+      for name in made.names_of(array):
+        slices = made.build_initial_slices(array, name, list(drawn))
+        for values, x in zip(drawn.values(), session.run(slices), strict=True):
+          values.append(x)
+      for i, begin in begins.items():
+        value = np.stack(drawn[begin])
+        held.assign(programs, array, i, value, (0, len(value)))
+  return np.int32(0)
+
+
+@pod_function
+def run_steps(
+  pod: bytes,
+  settings: bytes,
+  num_steps: np.int32,
+  rates: np.ndarray,
+  dropout_state: np.ndarray,
+  *features: np.ndarray,
+) -> tuple[np.ndarray, np.int32]:
+  """Trains a pod, which is the only pod of its client, for some steps.
+
+  Args:
+    num_steps: number of steps to do, from 1 to `steps`.
+    rates: learning rate and 1 - beta2 of each step, [steps, 2] float32.
+    dropout_state: state of dropout in each step, [steps, 4] int32.
+    features: each feature of each step, [steps, batch, ...].
+
+  Returns:
+    The metrics of each step, [steps, metrics] float32 (`PodStep.step`), zeros
+    after the first `num_steps`; and the number of steps up to and including the
+    first step that is not finite, or `num_steps` if all are finite. Neither the
+    step that is not finite nor a later step changes a variable.
+  """
+  held, programs = _open(pod, settings)
+  found, goes_on = [], np.array(True)
+  is_finite = programs.pod_step.find_number("is_finite")
+  for i in range(int(num_steps)):
+    # Dispatch the next step before the host reads the metrics of this step, so
+    # that the devices never wait for the host. `goes_on` stays on the devices.
+    numbers = _numbers(rates[i], dropout_state[i], goes_on)
+    batch = programs.put_batch([x[i] for x in features])
+    held.arrays, of_step = programs.step(held.arrays, batch, numbers)
+    found.append(of_step)
+    goes_on = of_step[is_finite] > 0
+  values = np.stack([x.addressable_data(0) for x in found])
+  bad = np.flatnonzero(values[:, is_finite] == 0)
+  rest = np.zeros([len(rates) - len(values), values.shape[1]], np.float32)
+  done = bad[0] + 1 if bad.size else len(values)
+  return np.concatenate([values, rest]), np.int32(done)
+
+
+@pod_function
+def find_gradients(
+  pod: bytes,
+  settings: bytes,
+  rates: np.ndarray,
+  dropout_state: np.ndarray,
+  *features: np.ndarray,
+) -> tuple[np.ndarray, ...]:
+  """Computes the gradients of a pod's share of a batch, summed over the pod.
+
+  Args:
+    rates: learning rate and 1 - beta2, [2] float32; unused.
+    dropout_state: state of dropout, [4] int32.
+    features: each feature, [batch, ...].
+
+  Returns:
+    Sums of losses over the pod's share of the batch, as in `sum_losses`, but
+    with dropout. Then, for each parameter, the parts of its gradient on this
+    host's devices, joined into a vector in DCN_DTYPE and cut into messages
+    (`PodStep.cut_parts`).
+  """
+  held, programs = _open(pod, settings)
+  numbers = _numbers(rates, dropout_state)
+  batch = programs.put_batch(features)
+  parts, losses = programs.gradients(held.arrays, batch, numbers)
+  cuts = programs.pod_step.cut_parts(len(programs.local))
+  messages = []
+  for name, of_name in zip(programs.pod_step.parameters, cuts, strict=True):
+    joined = np.concatenate(programs.slices(parts[name]))
+    messages += [joined[x] for x in of_name]
+  return np.array(losses.addressable_data(0)), *messages
+
+
+@pod_function
+def update_arrays(
+  pod: bytes,
+  settings: bytes,
+  rates: np.ndarray,
+  dropout_state: np.ndarray,
+  losses: np.ndarray,
+  *parts: np.ndarray,
+) -> np.ndarray:
+  """Updates all arrays; losses and parts are sums over pods, in float32.
+
+  They have the shapes of the results of `find_gradients`.
+
+  Returns:
+    The metrics of the step, [metrics] float32 (`PodStep.step`).
+  """
+  held, programs = _open(pod, settings)
+  numbers = _numbers(rates, dropout_state)
+  sharding = programs.each_device
+  cuts = programs.pod_step.cut_parts(len(programs.local))
+  joined, messages = {}, iter(parts)
+  for name, of_name in zip(programs.pod_step.parameters, cuts, strict=True):
+    values = [next(messages) for _ in of_name]
+    values = values[0] if len(values) == 1 else np.concatenate(values)
+    slices = np.split(values, len(programs.local))
+    on_devices = {
+      i: jax.device_put(x, programs.devices[i])
+      for i, x in zip(programs.local, slices, strict=True)
+    }
+    size = slices[0].size * len(programs.devices)
+    joined[name] = programs.join(on_devices, sharding, [size])
+  held.arrays, found = programs.update(held.arrays, joined, losses, numbers)
+  return np.array(found.addressable_data(0))
+
+
+@pod_function
+def sum_losses(
+  pod: bytes, settings: bytes, *features: np.ndarray
+) -> np.ndarray:
+  """Returns the sums of losses over a pod's share of a batch, without dropout.
+
+  [losses] float32; the last element is the sum of the tokens' weights.
+  """
+  held, programs = _open(pod, settings)
+  trained = programs.pod_step.trained(held.arrays)
+  losses = programs.loss(trained, programs.put_batch(features))
+  return np.array(losses.addressable_data(0))
+
+
+@pod_function
+def read_slice(
+  pod: bytes,
+  settings: bytes,
+  name: bytes,
+  device: np.int32,
+  first_row: np.int32,
+  end_row: np.int32,
+) -> np.ndarray:
+  """Returns layers [first_row, end_row) of a device's slice of an array."""
+  held, programs = _open(pod, settings)
+  with _lock:
+    slices = held.arrays[name.decode()].addressable_shards
+  (value,) = (
+    x.data for x in slices if x.device == programs.devices[int(device)]
+  )
+  if len(programs.pod_step.names_of(name.decode())) > 1:
+    value = value[int(first_row) : int(end_row)]
+  return np.array(value)  # a view would keep JAX from reusing the memory
+
+
+@pod_function
+def assign_slice(
+  pod: bytes,
+  settings: bytes,
+  name: bytes,
+  device: np.int32,
+  first_row: np.int32,
+  end_row: np.int32,
+  value: np.ndarray,
+) -> np.int32:
+  """Sets layers [first_row, end_row) of a device's slice of an array."""
+  held, programs = _open(pod, settings)
+  rows = int(first_row), int(end_row)
+  with _lock:
+    held.assign(programs, name.decode(), int(device), value, rows)
+  return np.int32(0)
+
+
+def _numbers(
+  rates: np.ndarray,
+  dropout_state: np.ndarray,
+  goes_on: np.ndarray | jax.Array = np.array(True),  # noqa: B008
+) -> Arrays:
+  """Returns the argument `numbers` that the programs of a `PodStep` take."""
+  return {"rates": rates, "dropout_state": dropout_state, "goes_on": goes_on}

@@ -1,0 +1,187 @@
+# Copyright 2026 The palm_mtf authors.
+# SPDX-License-Identifier: Apache-2.0
+"""The update of all variables, in four steps, as one function of a device.
+
+squares   sum of squares of each gradient                    for each layer
+scalars   clip factor, and whether the step is finite        once
+measure   sums of squares of each variable and its update    for each layer
+assign    Adafactor's update of the variables                for each layer
+"""
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+
+import jax
+from jax import lax
+
+from palm_mtf._tf import mtf, tf
+from palm_mtf.executors.xla.parts import DeviceFunction, Given
+from palm_mtf.executors.xla.scanned_model import (
+  Arrays,
+  StepSettings,
+  is_stacked,
+)
+from palm_mtf.executors.xla.xla_placement import XlaPlacement
+from palm_mtf.model.dims import model_dims
+from palm_mtf.model.weights import palm_variables
+from palm_mtf.optim.adafactor import shares_scale
+from palm_mtf.programs.loss_function import LossSums
+from palm_mtf.programs.pod import Sums, Update, build_update
+
+RATES = ("learning_rate", "one_minus_beta2")
+
+
+class ScannedUpdate:
+  """The update of a pod's variables by Adafactor.
+
+  Attributes:
+    variables: the trained variables and their optimizer slots, by name; those
+      of a layer stand for the variables of all layers.
+    fetched: the metrics that `apply` returns, by name.
+    losses: names of the losses in `fetched`.
+    sums_of_squares: sums of squares of variables and updates, in `fetched`.
+  """
+
+  def __init__(
+    self,
+    settings: StepSettings,
+    placement: XlaPlacement,
+    loss_names: Sequence[str],
+  ):
+    """Builds the graph; `loss_names` are the names of the terms of the loss."""
+    optimizer, layout = settings.optimizer, settings.mesh_layout
+    one_layer = dataclasses.replace(settings.model, num_layers=1)
+    graph = mtf.Graph()
+    mesh = mtf.Mesh(graph, "pod")
+    batch = layout.axis_size_of("batch")  # any; variables have no batch
+    dims = model_dims(one_layer, batch, layout)
+    palm_variables([mesh], one_layer, dims, settings.seed)
+    trained = list(graph.trainable_variables)
+
+    def give(name: str, shape: mtf.Shape) -> mtf.Tensor:
+      return Given(mesh, name, shape, tf.float32).outputs[0]
+
+    self._gradients = {
+      x.name: give(f"{x.name}/gradient", x.shape) for x in trained
+    }
+    scalar = mtf.Shape([])
+    self._given = {
+      name: give(name, scalar) for name in (*loss_names, "weight", *RATES)
+    }
+    losses = LossSums(
+      {name: self._given[name] for name in loss_names}, self._given["weight"]
+    )
+    with tf.Graph().as_default():
+      update = build_update(
+        trained,
+        Sums(losses, [*self._gradients.values()]),
+        [self._given[x] for x in RATES],
+        optimizer,
+        meshes=[mesh],
+        num_layers=settings.model.num_layers,
+      )
+    self.variables = {x.name: x for x in graph.all_variables}
+    self.fetched, self.losses = update.fetched, [*update.losses]
+    self.sums_of_squares = [
+      y for x in update.operations for y in x.sums_of_squares
+    ]
+    self._build_functions(placement, update)
+    self._joined = {
+      x.value
+      for x in self.sums_of_squares
+      if shares_scale(x.variable, optimizer.parameter_scale)
+    }
+
+  def _build_functions(self, placement: XlaPlacement, update: Update) -> None:
+    squares = dict(zip(self._gradients, update.squares, strict=True))
+    numbers = [*update.losses.values(), update.is_finite, update.weight]
+    self._scalars = DeviceFunction(
+      placement,
+      [*squares.values(), *self._given.values()],
+      list(dict.fromkeys([*update.scalars, *numbers])),
+    )
+    # For the variables of a layer (True), and for all other variables (False):
+    # the functions `squares`, `measure` and `assign`.
+    self._functions: dict[bool, tuple[DeviceFunction, ...]] = {}
+    self._of_layers: set[mtf.Tensor] = set()
+    for of_layers in (True, False):
+      own = {x: y for x, y in squares.items() if is_stacked(x) == of_layers}
+      gradients = [self._gradients[x] for x in own]
+      updates = [
+        x
+        for x in update.operations
+        if is_stacked(x.variables[0].name) == of_layers
+      ]
+      sums = [y.value for x in updates for y in x.sums_of_squares]
+      if of_layers:
+        self._of_layers |= {*own.values(), *sums}
+      known = [*gradients, *update.scalars]
+      self._functions[of_layers] = (
+        DeviceFunction(placement, gradients, [*own.values()]),
+        DeviceFunction(placement, known, sums),
+        DeviceFunction(placement, [*known, *sums], [], updates),
+      )
+
+  def is_of_layers(self, name: str) -> bool:
+    """Returns whether the metric `name` has one value for each layer."""
+    return self.fetched[name] in self._of_layers
+
+  def apply(
+    self,
+    index: jax.Array,
+    variables: Arrays,
+    gradients: Arrays,
+    numbers: Mapping[str, jax.Array],
+  ) -> tuple[Arrays, Arrays]:
+    """Returns the next variables, and the metrics in `fetched`, on one device.
+
+    Call it inside `jax.shard_map`.
+
+    Args:
+      index: the device's number in the mesh, [] int32.
+      variables: the device's slices, by name.
+      gradients: sums over all pods, by the variable's name.
+      numbers: sums of losses and weight over pods, learning rate, 1 - beta2.
+    """
+    split = [
+      {x: y for x, y in arrays.items() if is_stacked(x) == of_layers}
+      for of_layers in (True, False)
+      for arrays in (variables, gradients)
+    ]
+    layers, of_layers, others, of_others = split
+    taken = {self._gradients[x]: y for x, y in of_others.items()}
+    taken |= {self._given[x]: y for x, y in numbers.items()}
+
+    def of_layer(gradients: Arrays) -> dict[mtf.Tensor, jax.Array]:
+      return taken | {self._gradients[x]: y for x, y in gradients.items()}
+
+    squares, measure, assign = self._functions[True]
+    squares_of_others, measure_others, assign_others = self._functions[False]
+    # Map to lists, because JAX takes no dictionaries with mtf.Tensors as keys.
+    mapped = lax.map(
+      lambda x: [*squares(index, of_layer(x), {})[0].values()], of_layers
+    )
+    found = dict(zip(squares.gives, mapped, strict=True))
+    found |= squares_of_others(index, taken, {})[0]
+    sums = {x: jax.numpy.sum(y) for x, y in found.items()}
+    scalars, _ = self._scalars(index, taken | sums, {})
+    taken |= scalars
+    mapped = lax.map(
+      lambda x: [*measure(index, of_layer(x[1]), x[0])[0].values()],
+      (layers, of_layers),
+    )
+    measured = dict(zip(measure.gives, mapped, strict=True))
+    other, _ = measure_others(index, taken, others)
+    _, others = assign_others(index, taken | other, others)
+    found |= scalars | measured | other
+    taken |= {x: jax.numpy.sum(measured[x]) for x in self._joined}
+    own = [x for x in measured if x not in self._joined]
+
+    def run(x):
+      layer, gradients, values = x
+      of_own = dict(zip(own, values, strict=True))
+      return assign(index, of_layer(gradients) | of_own, layer)[1]
+
+    layers = lax.map(run, (layers, of_layers, [measured[x] for x in own]))
+    metrics = {name: found[x] for name, x in self.fetched.items()}
+    return {**layers, **others}, metrics

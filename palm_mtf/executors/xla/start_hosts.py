@@ -1,0 +1,95 @@
+# Copyright 2026 The palm_mtf authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Starts JAX on the hosts of pods of accelerators, all at the same time."""
+
+import concurrent.futures
+from collections.abc import Callable, Iterator
+
+from palm_mtf.config import MeshLayout, PodsConfig
+from palm_mtf.errors import UserError
+from palm_mtf.executors.xla.devices import AcceleratorDevices, host_of_devices
+from palm_mtf.executors.xla.host_calls import (
+  CoordinatorSettings,
+  HostSettings,
+  open_coordinator,
+  start_host,
+)
+from palm_mtf.json_text import dataclass_text
+from palm_mtf.runtime.client.pod_hosts import PodHosts
+from palm_mtf.runtime.server_info import NoAnswerError, call_function
+
+# Seconds within which JAX has to start the accelerators of a host.
+_START_SECS = 300.0
+
+
+def start_hosts(
+  mesh: MeshLayout, pods: PodsConfig, hosts: PodHosts
+) -> AcceleratorDevices:
+  """Starts JAX on all hosts of all pods; returns the devices.
+
+  Raises UserError if a host has other devices than the mesh needs, or if JAX
+  does not start there.
+  """
+
+  def start(host: tuple[int, str, HostSettings]) -> str:
+    pod, address, settings = host
+    text = dataclass_text(settings)
+    found = _call(hosts, pod, address, start_host, text)
+    return f"pod {pod}: the server {address}: {found}" if found else ""
+
+  settings = list(_make_settings(mesh, pods, hosts))
+  # Start all hosts at once, because JAX waits for the pod's other hosts.
+  with concurrent.futures.ThreadPoolExecutor(len(settings)) as threads:
+    for problem in threads.map(start, settings):
+      if problem:
+        raise UserError(problem)
+  return AcceleratorDevices(
+    hosts.client,
+    [[*x.values()] for x in hosts.processes],
+    host_of_devices(mesh, len(hosts.processes[0])),
+    name=hosts.name,
+  )
+
+
+def _make_settings(
+  mesh: MeshLayout, pods: PodsConfig, hosts: PodHosts
+) -> Iterator[tuple[int, str, HostSettings]]:
+  """Yields (pod, address, settings) of each host; opens the coordinators."""
+  port = pods.coordinator_port
+  for pod, processes in enumerate(hosts.processes):
+    coordinator = ""
+    if len(processes) > 1:
+      first = next(iter(processes))
+      host = first.partition(":")[0]
+      # Pods whose first hosts are on one machine need different ports.
+      wanted = CoordinatorSettings(
+        host=host, port=port and port + pod, num_hosts=len(processes)
+      )
+      text = dataclass_text(wanted)
+      found = _call(hosts, pod, first, open_coordinator, text)
+      if not found.isdigit():
+        raise UserError(f"pod {pod}: the server {first}: {found}")
+      coordinator = f"{host}:{found}"
+    for number, address in enumerate(processes):
+      settings = HostSettings(
+        mesh_layout=mesh,
+        number=number,
+        num_hosts=len(processes),
+        coordinator=coordinator,
+      )
+      yield pod, address, settings
+
+
+def _call(
+  hosts: PodHosts, pod: int, address: str, function: Callable, text: str
+) -> str:
+  info = hosts.infos[address]
+  try:
+    return call_function(address, info, function, text, _START_SECS)
+  except NoAnswerError as error:
+    raise UserError(
+      f"pod {pod}: the server {address}: {error}, while JAX started; maybe "
+      "another process there holds the accelerators, or the hosts of the pod "
+      "cannot reach each other. End that process or open the hosts' ports, "
+      "and start the servers again."
+    ) from None

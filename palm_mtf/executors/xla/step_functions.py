@@ -1,0 +1,406 @@
+# Copyright 2026 The palm_mtf authors.
+# SPDX-License-Identifier: Apache-2.0
+"""The programs of one pod's devices, which XLA compiles and JAX runs.
+
+  step        gradients of all microbatches of a step, and the update
+  gradients   the same gradients; each device returns its part of their sum
+  update      the update from the sums of the parts of all pods
+  loss        the loss of a batch
+
+A pod that trains by itself runs `step`. Several pods run `gradients`, exchange
+the parts through their hosts, and run `update`.
+"""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+from jax import lax
+from jax import numpy as jnp
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from palm_mtf._tf import tf
+from palm_mtf.architecture.parameters import layer_name
+from palm_mtf.executors.xla.scanned_model import (
+  Arrays,
+  ScannedModel,
+  StepSettings,
+  is_stacked,
+)
+from palm_mtf.executors.xla.scanned_update import RATES, ScannedUpdate
+from palm_mtf.mesh.slices import pad_to
+from palm_mtf.model.dropout import DROPOUT_STATE
+
+_REPLICATED = PartitionSpec()
+
+
+# Largest message between hosts, in bytes, which gRPC counts in 32 bits.
+_MAX_BYTES = 2**30
+
+
+def cut_rows(num_rows: int, num_bytes: int) -> list[slice]:
+  """Cuts rows of `num_bytes` each into messages.
+
+  A message has at most 1 GiB, or one row if a row is larger.
+  """
+  share = max(1, _MAX_BYTES // num_bytes)
+  return [slice(i, min(i + share, num_rows)) for i in range(0, num_rows, share)]
+
+
+class PodStep:
+  """The programs of a pod.
+
+  Attributes:
+    variables: the trained variables and their optimizer slots, by name. A
+      variable of the first layer stands for those of all layers, whose array is
+      [layers, ...].
+    parameters: names of the trained variables, in the order of the model.
+  """
+
+  def __init__(self, settings: StepSettings, platform: str):
+    """Builds the Mesh TensorFlow graphs of one block.
+
+    `platform` is JAX's name of the devices' kind: "cpu", "tpu" or "cuda".
+    """
+    self._settings = settings
+    self._num_microbatches = settings.mesh_layout.num_microbatches
+    self.model = ScannedModel(settings, platform)
+    self.update = ScannedUpdate(
+      settings, self.model.placement, list(self.model.losses)[:-1]
+    )
+    self.variables = self.update.variables
+    self.parameters = [x.name for x in self.model.variables]
+
+  def names_of(self, name: str) -> list[str]:
+    """Returns the names in checkpoints of the variables in array `name`."""
+    if not is_stacked(name):
+      return [name]
+    _, _, rest = name.partition("/")
+    layers = range(self._settings.model.num_layers)
+    return [f"{layer_name(i)}/{rest}" for i in layers]
+
+  def shape(self, name: str) -> list[int]:
+    """Returns the whole shape of a variable's array, before it is split."""
+    sizes = self.variables[name].shape.to_integer_list
+    layers = [self._settings.model.num_layers] if is_stacked(name) else []
+    return [*layers, *sizes]
+
+  def slice_begin(self, name: str, device: int) -> tuple[int, ...]:
+    """Returns where a device's slice of a variable begins, per dimension."""
+    placement = self.model.placement
+    return tuple(placement.slice_begin(self.variables[name].shape, device))
+
+  def build_initial_slices(
+    self, array: str, name: str, begins: Sequence[Sequence[int]]
+  ) -> list[tf.Tensor]:
+    """Builds a host's slices of the initial value of one layer's variable.
+
+    Args:
+      array: name of the array.
+      name: name in checkpoints of a variable of the array.
+      begins: where each slice begins, per dimension.
+    """
+    variable = self.variables[array]
+    size = self.model.placement.slice_shape(variable.shape)
+    # Draw the whole value, so that no layout changes the values.
+    whole = variable.initializer.full_value(name, variable.sizes)
+    whole = pad_to(whole, variable.shape.to_integer_list)
+    slices = [tf.slice(whole, begin, size) for begin in begins]
+    return [tf.cast(x, variable.slice_dtype) for x in slices]
+
+  def spec(self, name: str) -> PartitionSpec:
+    """Returns how the mesh splits the array of a variable."""
+    return self.model.spec(self.variables[name])
+
+  @property
+  def num_numbers(self) -> dict[str, int]:
+    """{name of a metric: its number of values in a step's vector}, in order."""
+    layers = self._settings.model.num_layers
+    return {
+      name: layers if self.update.is_of_layers(name) else 1
+      for name in self.update.fetched
+    }
+
+  def find_number(self, name: str) -> int:
+    """Returns the index, in a step's vector, of a metric of the whole step."""
+    sizes = self.num_numbers
+    return sum(sizes[x] for x in [*sizes][: [*sizes].index(name)])
+
+  def abstract_state(self, mesh: Mesh) -> Arrays:
+    """Returns shape, dtype and sharding of each variable's array, by name."""
+    return {
+      name: jax.ShapeDtypeStruct(
+        self.shape(name),
+        x.slice_dtype.as_numpy_dtype,
+        sharding=NamedSharding(mesh, self.spec(name)),
+      )
+      for name, x in self.variables.items()
+    }
+
+  def abstract_batch(self, mesh: Mesh) -> Arrays:
+    """Returns each feature's [microbatches, rows, ...], dtype and sharding."""
+    return {
+      name: jax.ShapeDtypeStruct(
+        [self._num_microbatches, *x.outputs[0].shape.to_integer_list],
+        x.outputs[0].dtype.as_numpy_dtype,
+        sharding=NamedSharding(mesh, PartitionSpec(None, *self.model.spec(x))),
+      )
+      for name, x in self.model.features.items()
+    }
+
+  @staticmethod
+  def abstract_numbers(mesh: Mesh) -> Arrays:
+    """Returns shape and dtype per item of `step`'s `numbers`, for compiling."""
+    everywhere = NamedSharding(mesh, _REPLICATED)
+    return {
+      name: jax.ShapeDtypeStruct(shape, dtype, sharding=everywhere)
+      for name, shape, dtype in (
+        ("rates", [len(RATES)], jnp.float32),
+        ("dropout_state", [DROPOUT_STATE.size], jnp.int32),
+        ("goes_on", [], jnp.bool_),
+      )
+    }
+
+  def step(self, mesh: Mesh) -> Callable[..., tuple[Arrays, jax.Array]]:
+    """Returns a function of (state, batch, numbers) that does a step of a pod.
+
+    The function donates `state`, the arrays of `variables` by name. `batch` has
+    the features by name, [microbatches, rows, ...] each. `numbers` has "rates",
+    [2] float32, learning rate and 1 - beta2; "dropout_state", [4] int32, of the
+    first microbatch; and "goes_on", [] bool, false to change no variable.
+
+    The function returns the next state, and one vector, [sum of num_numbers]
+    float32, with the values named in `num_numbers`, in that order.
+    """
+
+    def run(state: Arrays, batch: Arrays, numbers: Arrays):
+      sums = self._sum(state, batch, numbers["dropout_state"])
+      return self._update(state, *self.model.add_up(*sums), numbers)
+
+    return self._compile(
+      mesh,
+      run,
+      [self._state_specs(), self._batch_specs(mesh), _REPLICATED],
+      (self._state_specs(), _REPLICATED),
+      donated=[0],
+    )
+
+  def gradients(self, mesh: Mesh) -> Callable[..., tuple[Arrays, jax.Array]]:
+    """Returns a function of (state, batch, numbers) that finds gradients.
+
+    For the arguments see `step`; of `numbers`, only "dropout_state" is read,
+    and `state` is not donated. The function returns {name of a parameter: its
+    gradient, summed over the pod}, in DCN_DTYPE; each gradient is one vector,
+    of which each device holds an equal part (padded). It also returns the sums
+    of the losses and, last, of the weights, [losses] float32.
+    """
+
+    def run(state: Arrays, batch: Arrays, numbers: Arrays):
+      losses, gradients = self._sum(state, batch, numbers["dropout_state"])
+      losses, _ = self.model.add_up(losses, {})
+      parts = {
+        name: self._cut(name, x).astype(self._settings.dcn_dtype)
+        for name, x in gradients.items()
+      }
+      return parts, self._stack(losses)
+
+    return self._compile(
+      mesh,
+      run,
+      [self._state_specs(), self._batch_specs(mesh), _REPLICATED],
+      (self._each_device(mesh), _REPLICATED),
+    )
+
+  def update_of_parts(
+    self, mesh: Mesh
+  ) -> Callable[..., tuple[Arrays, jax.Array]]:
+    """Returns a function of (state, parts, losses, numbers) that updates.
+
+    `parts` and `losses` are the sums over all pods of what `gradients` returns,
+    float32. The function donates `state` and `parts`, and returns like `step`.
+    """
+
+    def run(state: Arrays, parts: Arrays, losses: jax.Array, numbers: Arrays):
+      gradients = {name: self._join(name, x) for name, x in parts.items()}
+      by_name = dict(zip(self.model.losses, losses, strict=True))
+      return self._update(state, by_name, gradients, numbers)
+
+    return self._compile(
+      mesh,
+      run,
+      [self._state_specs(), self._each_device(mesh), _REPLICATED, _REPLICATED],
+      (self._state_specs(), _REPLICATED),
+      donated=[0, 1],
+    )
+
+  def loss(self, mesh: Mesh) -> Callable[..., jax.Array]:
+    """Returns a function of (trained, batch) that sums a batch's losses.
+
+    `trained` has arrays of trained variables, by name. The function returns
+    [losses] float32; the last element is the sum of the tokens' weights.
+    """
+
+    def run(trained: Arrays, batch: Arrays) -> jax.Array:
+      def of_microbatch(unused, rows: Arrays):
+        return unused, self.model.find_losses(trained, rows)
+
+      _, losses = lax.scan(of_microbatch, 0, batch)
+      sums = {name: jnp.sum(x) for name, x in losses.items()}
+      sums, _ = self.model.add_up(sums, {})
+      return self._stack(sums)
+
+    return self._compile(
+      mesh,
+      run,
+      [self.trained(self._state_specs()), self._batch_specs(mesh)],
+      _REPLICATED,
+    )
+
+  def _compile(
+    self,
+    mesh: Mesh,
+    function: Callable,
+    takes: Sequence[Any],
+    gives: Any,
+    donated: Sequence[int] = (),
+  ) -> Callable:
+    mapped = jax.shard_map(
+      function,
+      mesh=mesh,
+      in_specs=tuple(takes),
+      out_specs=gives,
+      check_vma=False,
+    )
+    return jax.jit(mapped, donate_argnums=tuple(donated))
+
+  def _state_specs(self) -> dict[str, PartitionSpec]:
+    return {name: self.spec(name) for name in self.variables}
+
+  def _batch_specs(self, mesh: Mesh) -> dict[str, PartitionSpec]:
+    return {x: y.sharding.spec for x, y in self.abstract_batch(mesh).items()}
+
+  def _each_device(self, mesh: Mesh) -> dict[str, PartitionSpec]:
+    # A gradient is one vector, of which each device holds an equal part.
+    return dict.fromkeys(self.parameters, PartitionSpec(mesh.axis_names))
+
+  def trained(self, state: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the trained items of `state`, without optimizer slots."""
+    return {name: state[name] for name in self.parameters}
+
+  def _stack(self, losses: Arrays) -> jax.Array:
+    # Keep the order of the model, because JAX sorts the keys of a dictionary.
+    return jnp.stack([losses[name] for name in self.model.losses])
+
+  def _sum(
+    self, state: Arrays, batch: Arrays, dropout_state: jax.Array
+  ) -> tuple[Arrays, Arrays]:
+    """Sums losses and gradients over microbatches, not yet over devices."""
+    trained = self.trained(state)
+
+    def find(rows: Arrays, first_row: int | jax.Array):
+      moved = jnp.array([0, 1, 0, 0]) * first_row
+      return self.model.find_gradients(trained, rows, dropout_state + moved)
+
+    if self._num_microbatches == 1:
+      return find({name: x[0] for name, x in batch.items()}, 0)
+
+    def add(sums, microbatch):
+      found = find(*microbatch)
+      return jax.tree.map(lambda x, y: x + y.astype(x.dtype), sums, found), None
+
+    micro_rows = self._settings.micro_rows
+    first_rows = jnp.arange(self._num_microbatches) * micro_rows
+    zeros = jax.tree.map(
+      lambda x: jnp.zeros(x.shape, jnp.float32),
+      (dict.fromkeys(self.model.losses, jnp.zeros([])), trained),
+    )
+    sums, _ = lax.scan(add, zeros, (batch, first_rows))
+    return sums
+
+  def _update(
+    self,
+    state: Arrays,
+    losses: Arrays,
+    gradients: Arrays,
+    numbers: Mapping[str, jax.Array],
+  ) -> tuple[Arrays, jax.Array]:
+    # If `goes_on` is false, the loss is NaN; then no variable changes.
+    losses = {
+      name: jnp.where(numbers["goes_on"], x, jnp.nan)
+      for name, x in losses.items()
+    }
+    rates = dict(zip(RATES, numbers["rates"], strict=True))
+    state, found = self.update.apply(
+      self.model.placement.find_index(), state, gradients, losses | rates
+    )
+    values = [
+      jnp.ravel(found[name]).astype(jnp.float32) for name in self.num_numbers
+    ]
+    return state, jnp.concatenate(values)
+
+  def cut_parts(self, num_devices: int) -> list[list[slice]]:
+    """Cuts the parts of each gradient into messages between hosts.
+
+    Args:
+      num_devices: number of devices of a host, whose parts are joined.
+    """
+    size = np.dtype(self._settings.dcn_dtype).itemsize
+    return [
+      cut_rows(num_devices * self._part_size(name), size)
+      for name in self.parameters
+    ]
+
+  def _part_size(self, name: str) -> int:
+    """Returns the number of elements in a device's part of a gradient."""
+    dims = self.model.placement.shape.dims
+    copies = math.prod(dims[i].size for axes in self._axes(name) for i in axes)
+    return -(-math.prod(self._slice_shape(name)) // copies)
+
+  def _slice_shape(self, name: str) -> list[int]:
+    """Returns the shape of a device's slice of a variable's array."""
+    size = self.model.placement.slice_shape(self.variables[name].shape)
+    layers = [self._settings.model.num_layers] if is_stacked(name) else []
+    return [*layers, *size]
+
+  def _axes(self, name: str) -> tuple[list[int], list[int]]:
+    """Returns two lists of mesh axes, by their numbers.
+
+    Over the axes in the first list, the devices hold partial sums of the
+    gradient; over the axes in the second list, they hold equal copies.
+    """
+    layout = self.model.placement.tensor_layout(self.variables[name].shape)
+    split = layout.tensor_axis_to_mesh_axis
+    dims = self.model.placement.shape.dims
+    free = [i for i, x in enumerate(dims) if i not in split and x.size > 1]
+    is_open = self.model.open_axes.get(self.model.gradients[name], ())
+    return [i for i in free if i in is_open], [
+      i for i in free if i not in is_open
+    ]
+
+  def _cut(self, name: str, gradient: jax.Array) -> jax.Array:
+    """Sums a gradient over the pod; returns the device's part, a vector.
+
+    Axes with copies are cut first, because a cut moves no data and shortens the
+    vector that each reduce-scatter then takes.
+    """
+    dims = self.model.placement.shape.dims
+    summed, copied = self._axes(name)
+    x = jnp.ravel(gradient)
+    parts = math.prod(dims[i].size for i in (*summed, *copied))
+    x = jnp.pad(x, [0, -x.size % parts])
+    for i in copied:
+      size = x.size // dims[i].size
+      x = lax.dynamic_slice_in_dim(x, lax.axis_index(dims[i].name) * size, size)
+    for i in summed:
+      x = lax.psum_scatter(x, dims[i].name, tiled=True)
+    return x
+
+  def _join(self, name: str, part: jax.Array) -> jax.Array:
+    """Gathers the parts of a gradient; undoes `_cut`."""
+    dims, shape = self.model.placement.shape.dims, self._slice_shape(name)
+    summed, copied = self._axes(name)
+    for i in reversed([*copied, *summed]):
+      part = lax.all_gather(part, dims[i].name, tiled=True)
+    return part[: math.prod(shape)].reshape(shape)

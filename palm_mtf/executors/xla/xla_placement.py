@@ -1,0 +1,236 @@
+# Copyright 2026 The palm_mtf authors.
+# SPDX-License-Identifier: Apache-2.0
+"""The placement of a pod on accelerators: operations of one of its devices.
+
+All devices of a pod run one program. Mesh TensorFlow's `SimdMeshImpl` builds
+the operations of a device; parts.py makes them a function that JAX compiles.
+"""
+
+import math
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+from jax import lax
+from jax import numpy as jnp
+from jax.sharding import Mesh
+
+from palm_mtf._tf import gen_xla_ops, mtf, tf
+from palm_mtf.config.device_mesh import DeviceMesh
+from palm_mtf.executors.xla.collectives import (
+  all_gather,
+  all_reduce,
+  all_to_all,
+  reduce_scatter,
+)
+from palm_mtf.ops.variables import SlicedVariable
+
+# If a part has fewer columns, the TPU's compiler may replace its reduce-scatter
+# by an all-reduce, depending on the memory layout: 256 columns are enough (PaLM
+# 8B on a v4-4x4x4), and 128 are not (PaLM 62B on a v4-8x8x8).
+_WIDE = 256
+_TILE_COLUMNS = 128  # columns per tile of a TPU's memory
+
+
+class XlaPlacement(mtf.simd_mesh_impl.SimdMeshImpl):
+  """Builds the operations of one device; all devices of a pod run them.
+
+  It has those members of `CpuGpuPlacement` (mesh/cpu_gpu.py) that PaLM needs.
+
+  Attributes:
+    platform: JAX's name of the devices' kind in lowered programs.
+    lock: held by a thread that builds operations with the attributes below,
+      because the pods of a process share this object.
+    index: the device's number in the mesh, [] int32.
+    values: the device's slice of each variable that operations read, by name.
+    assigned: the next values of variables that operations assign, by name.
+    in_scan: whether JAX scans the operations over the layers.
+  """
+
+  native_threads = 0
+  cpu = ""  # JAX, and not TensorFlow, chooses the device
+
+  def __init__(self, mesh: DeviceMesh, platform: str):
+    """Takes the mesh, and the kind of its devices: "cpu", "tpu" or "cuda"."""
+    self.platform = platform
+    shape = mtf.Shape([mtf.Dimension(*axis) for axis in mesh.axes.items()])
+    super().__init__(shape, list(mesh.rules.items()))
+    self.index: tf.Tensor | None = None
+    self.values: dict[str, tf.Tensor] = {}
+    self.assigned: dict[str, tf.Tensor] = {}
+    self.in_scan = False
+    self.lock = threading.Lock()
+    self._groups: dict[tuple[int, ...], list[list[int]]] = {}
+
+  class LaidOutVariable:
+    """A device's slice of a variable; Mesh TensorFlow needs this name."""
+
+    def __init__(self, variable: SlicedVariable, mesh_impl: "XlaPlacement"):
+      self.laid_out_tensor = mesh_impl.LaidOutTensor(
+        [mesh_impl.values[variable.name]]
+      )
+      self.laid_out_tensor.variable = variable.name
+
+  @property
+  def pnum_tensor(self) -> tf.Tensor:
+    """The device's number in the mesh; Mesh TensorFlow needs this name."""
+    return self.index
+
+  def lower(self, placements: Mapping[mtf.Mesh, Any]) -> mtf.Lowering:
+    """Lowers a graph without variables, such as a decoding function's."""
+    (mesh,) = placements
+    return mtf.Lowering(mesh.graph, placements, autostack=False)
+
+  def make_slices(self, x: tf.Tensor, shape: mtf.Shape) -> list[tf.Tensor]:
+    """Returns the device's slice of x; every device has all of x."""
+    return self.slice(x, shape).tensor_list
+
+  def combine_slices(
+    self, slices: list[tf.Tensor], shape: mtf.Shape
+  ) -> tf.Tensor:
+    """Returns a whole tensor, joined from the devices' slices."""
+    (x,) = slices
+    whole = self.LaidOutTensor([tf.cast(x, tf.int32) if x.dtype.is_bool else x])
+    for place, axis in enumerate(
+      self.tensor_layout(shape).tensor_axis_to_mesh_axis
+    ):
+      if axis is not None:
+        whole = self.allconcat(whole, axis, place)
+    return tf.cast(whole.one_slice, x.dtype)
+
+  def make_mesh(self, devices: Sequence[Any]) -> Mesh:
+    """Returns JAX's mesh of a pod; `devices` are in the order of the mesh."""
+    dims = self.shape.dims
+    shape = [dim.size for dim in dims] or [1]
+    names = [dim.name for dim in dims] or ["one"]
+    return Mesh(np.array(devices).reshape(shape), names)
+
+  def find_index(self) -> jax.Array:
+    """Returns, inside of `jax.shard_map`, the device's number, [] int32."""
+    index = jnp.int32(0)
+    for dim in self.shape.dims:
+      index = index * dim.size + lax.axis_index(dim.name)
+    return index
+
+  def import_tf_tensor(self, x: mtf.Tensor, tf_x: tf.Tensor) -> Any:
+    """Returns the device's slice of the constant `tf_x`, which is all of x."""
+    # The constant may be in another tf.Graph, the one in which the Mesh
+    # TensorFlow operations were made, so copy its value.
+    value = tf.get_static_value(tf_x)
+    return self.slice(tf.constant(value, tf_x.dtype), x.shape)
+
+  def delay(self, x: Any, signal: Any) -> Any:
+    """Returns x, but lets nothing read it before `signal`, to save memory."""
+    return self.slicewise(_delay, x, signal)
+
+  def assign_if_finite(self, variable, value, is_finite) -> list[tf.Operation]:
+    """Assigns `value` if `is_finite`; otherwise keeps the old value."""
+    return self.update_if_finite(
+      lambda _, value: [value], [variable], [value], is_finite
+    )
+
+  def update_if_finite(
+    self,
+    fn: Callable[..., Sequence[tf.Tensor]],
+    variables: Sequence[Any],
+    operands: Sequence[Any],
+    is_finite: Any,
+  ) -> list[tf.Operation]:
+    """Sets variables to what `fn` returns if `is_finite`; else keeps them."""
+    old = [x.one_slice for x in variables]
+    operands = mtf.ops.convert_args_to_laid_out_tensors(list(operands))
+    (is_finite,) = mtf.ops.convert_args_to_laid_out_tensors([is_finite])
+    values = fn(old, *(x.one_slice for x in operands))
+    for variable, before, value in zip(variables, old, values, strict=True):
+      self.assigned[variable.variable] = tf.where_v2(
+        is_finite.one_slice, tf.cast(value, before.dtype), before
+      )
+    return []
+
+  def allreduce(self, x, mesh_axes, reduction_fn_string):
+    """All-reduces x over `mesh_axes` by XLA's sum, maximum or minimum."""
+    x = x.to_laid_out_tensor()
+    axes = [axis for axis in mesh_axes if self.shape[axis].size > 1]
+    if not axes:
+      return x
+    groups = self._find_groups(axes)
+    return self.LaidOutTensor(
+      [all_reduce(x.one_slice, groups, reduction_fn_string)]
+    )
+
+  def allconcat(self, x, mesh_axis, concat_axis, stack=False):
+    """All-gathers x; each device gets all parts, joined along `concat_axis`."""
+    assert not stack
+    x = x.to_laid_out_tensor()
+    if self.shape[mesh_axis].size == 1:
+      return x
+    groups = self._find_groups([mesh_axis])
+    return self.LaidOutTensor([all_gather(x.one_slice, groups, concat_axis)])
+
+  def alltoall(self, x, mesh_axis, split_axis, concat_axis):
+    """Cuts x along `split_axis`; joins received parts along `concat_axis`."""
+    x = x.to_laid_out_tensor()
+    groups = self._find_groups([mesh_axis])
+    moved = all_to_all(x.one_slice, groups, split_axis, concat_axis)
+    return self.LaidOutTensor([moved])
+
+  def reduce_scatter(self, x, mesh_axis: int, split_axis: int):
+    """Sums x over a mesh axis; cuts the sum along `split_axis` for devices."""
+    x = x.to_laid_out_tensor()
+    if self.shape[mesh_axis].size == 1:
+      return x
+    groups = self._find_groups([mesh_axis])
+    whole = x.one_slice
+    sizes = whole.shape.as_list()
+    before, after = sizes[:split_axis], sizes[split_axis + 1 :]
+    if before and after:
+      part = reduce_scatter(whole, groups, split_axis)
+      return self.LaidOutTensor([part])
+    # XLA chooses the memory layout of a matrix, but not of other arrays, so
+    # reshape x to a matrix. This is not possible if the split dimension is
+    # neither first nor last.
+    rows = math.prod(before) if before else sizes[0]
+    matrix = tf.reshape(whole, [rows, -1])
+    if before and sizes[-1] // len(groups[0]) < _WIDE:
+      part = self._scatter_columns(matrix, groups)
+    else:
+      part = reduce_scatter(matrix, groups, int(bool(before)))
+    return self.LaidOutTensor([tf.reshape(part, [*before, -1, *after])])
+
+  def _scatter_columns(
+    self, matrix: tf.Tensor, groups: Sequence[Sequence[int]]
+  ) -> tf.Tensor:
+    """Reduce-scatters a matrix into parts of fewer than _WIDE columns."""
+    # XLA keeps such a reduce-scatter only if the split dimension is outermost
+    # in memory; otherwise XLA replaces it by an all-reduce and a slice.
+    rows, columns = matrix.shape.as_list()
+    num_parts = len(groups[0])
+    if self.in_scan and columns == num_parts * _TILE_COLUMNS:
+      # A scan joins the parts of all layers in one array, and XLA takes this
+      # array's layout, in which the columns are not outermost. So put whole
+      # tiles outermost: the product that computes the matrix can write them in
+      # any order. (It cannot if another array is added to the product, as in
+      # the gradient of the embedding.)
+      tiles = tf.reshape(matrix, [rows, num_parts, _TILE_COLUMNS])
+      part = reduce_scatter(tf.transpose(tiles, [1, 0, 2]), groups, 0)
+      return tf.reshape(part, [rows, _TILE_COLUMNS])
+    return tf.transpose(reduce_scatter(tf.transpose(matrix), groups, 0))
+
+  def _find_groups(self, mesh_axes: Sequence[int]) -> list[list[int]]:
+    """Returns the groups of devices that differ only along `mesh_axes`."""
+    axes = tuple(mesh_axes)
+    if axes not in self._groups:
+      sizes = [dim.size for dim in self.shape.dims]
+      numbers = np.arange(self.size).reshape(sizes)
+      others = [i for i in range(len(sizes)) if i not in axes]
+      moved = numbers.transpose([*others, *axes])
+      size = int(np.prod([sizes[i] for i in axes]))
+      self._groups[axes] = moved.reshape(-1, size).tolist()
+    return self._groups[axes]
+
+
+def _delay(x: tf.Tensor, signal: tf.Tensor) -> tf.Tensor:
+  # XLA ignores control dependencies, but not optimization barriers.
+  return gen_xla_ops.xla_optimization_barrier([x, signal])[0]

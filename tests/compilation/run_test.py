@@ -1,0 +1,153 @@
+# Copyright 2026 The palm_mtf authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Programs that libtpu compiles for a v4-8, against the plan's closed forms."""
+
+import dataclasses
+import re
+
+import pytest
+
+from palm_mtf.accounting.plan import plan_of
+from palm_mtf.errors import UserError
+from tests.planning import plan_config
+
+pytest.importorskip("libtpu")
+
+pytestmark = pytest.mark.slow
+
+
+def quickstart(**macros):
+  return plan_config(
+    "recipes/quickstart.gin",
+    "layouts/tpu_v4_8.gin",
+    CHIP="tpu_v4",
+    **macros,
+  )
+
+
+@pytest.fixture(scope="module")
+def compile_run():
+  from palm_mtf.compilation.run import compile_run
+
+  return compile_run
+
+
+@pytest.fixture(scope="module")
+def compiled(compile_run):
+  return compile_run(quickstart(NUM_PODS=1))
+
+
+def moved(record):
+  return {
+    (x["kind"], *x["axes"]): x["bytes"]
+    for x in record["moved"]
+    if x.get("link") != "dcn"
+  }
+
+
+def test_weights_are_gathered_with_the_bytes_of_the_plan(compiled):
+  gathers = ("all_gather", "data")
+  planned = moved(plan_of(quickstart(NUM_PODS=1)))[gathers]
+  # XLA makes an all-reduce of each gather of a norm's scale, [128] float32: in
+  # the forward and in the backward pass of 4 layers, if REMAT is "layer"; here
+  # it is "none", so once per layer, and once more for the last norm.
+  of_scales = 5 * 3 / 4 * 128 * 4
+  assert moved(compiled)[gathers] == planned - of_scales
+
+
+def test_gradients_are_reduce_scattered_with_the_bytes_of_the_plan(compiled):
+  scatters = ("reduce_scatter", "data")
+  planned = moved(plan_of(quickstart(NUM_PODS=1)))[scatters]
+  # XLA adds up the embedding's gradients of both uses, and scatters the sum.
+  of_embedding = 3 / 4 * 4096 * 128 * 2
+  of_scales = 5 * 3 / 4 * 128 * 4  # all-reduced, as they are gathered
+  assert moved(compiled)[scatters] == planned - of_embedding - of_scales
+
+
+def test_gradients_with_128_columns_per_device_are_reduce_scattered(
+  compile_run,
+):
+  # As for PaLM 62B, a device's part of a gradient has as many columns as a tile
+  # of the TPU's memory. With D_KV = 256 no other dimension is less than a tile.
+  config = quickstart(NUM_PODS=1, D_MODEL=512, D_KV=256)
+  found, planned = moved(compile_run(config)), moved(plan_of(config))
+  of_embedding = 3 / 4 * 4096 * 512 * 2  # see above
+  of_scales = 5 * 3 / 4 * 512 * 4
+  scatters = ("reduce_scatter", "data")
+  assert found[scatters] == planned[scatters] - of_embedding - of_scales
+  assert found["all_reduce", "data"] < 4 * of_scales
+
+
+def test_sums_over_model_are_all_reduced_once(compile_run):
+  config = quickstart(
+    NUM_PODS=1,
+    MESH_SHAPE="data:2,model:2",
+    LAYOUT="batch:data,heads:model,d_ff:model,vocab:model,d_model_stored:data",
+  )
+  sums = ("all_reduce", "model")
+  assert moved(compile_run(config))[sums] == moved(plan_of(config))[sums]
+
+
+def test_every_collective_is_over_all_four_devices(compiled):
+  assert {
+    (*x["axes"], x["groups"], x["group_devices"])
+    for x in compiled["collectives"]
+  } == {("data", 1, 4)}
+
+
+def test_the_peak_is_the_sum_of_its_parts_and_holds_the_state(compiled):
+  (step,) = compiled["programs"]
+  parts = [x for name, x in step.items() if name.endswith("_bytes")]
+  assert 2 * step["peak_bytes"] == sum(parts)
+  kept = plan_of(quickstart(NUM_PODS=1))["device_bytes"]
+  assert step["argument_bytes"] >= kept["weights"] + kept["slots"]
+
+
+def test_two_pods_run_gradients_and_an_update(compile_run):
+  found = compile_run(quickstart(NUM_PODS=2))
+  gradients, update = found["programs"]
+  assert (gradients["program"], update["program"]) == ("gradients", "update")
+  # The slots stay in memory while gradients are found.
+  slots = plan_of(quickstart(NUM_PODS=2))["device_bytes"]["slots"]
+  assert (gradients["kept_bytes"], update["kept_bytes"]) == (slots, 0)
+  assert found["peak_bytes"] == max(x["peak_bytes"] for x in found["programs"])
+
+
+def test_settings_that_fit_are_found_by_compiling_them(compile_run, compiled):
+  config = quickstart(NUM_PODS=1, GLOBAL_BATCH_SIZE=128)
+  # A step of 16 sequences needs half of this, and a step of 128 more than this.
+  memory = 2 * compiled["peak_bytes"]
+  hardware = dataclasses.replace(config.hardware, chip_memory_bytes=memory)
+  with pytest.raises(UserError) as caught:
+    compile_run(dataclasses.replace(config, hardware=hardware))
+  line = str(caught.value)
+  found = re.search(
+    r"it needs [\d.]+ of [\d.]+ GiB per device; with (.+) it needs [\d.]+ GiB "
+    r"and fits\.$",
+    line,
+  )
+  assert found and ("NUM_MICROBATCHES" in found[1] or "REMAT" in found[1]), line
+
+
+def test_decoding_keeps_the_weights_and_the_cache_of_the_plan():
+  from palm_mtf.compilation.run import compile_decoding
+
+  config = plan_config(
+    "recipes/palm_8b_two_pods.gin",
+    NUM_LAYERS=2,
+    SEQUENCE_LENGTH=512,
+    VOCAB_SIZE=32000,
+  )
+  plan = plan_of(config)
+  # The plan's weights are float32; decoding keeps bfloat16.
+  weights = plan["device_bytes"]["weights"] / 2
+  # Each of the 16 slices of the batch has one text.
+  cache = plan["cache_bytes_per_token"] * config.model.sequence_length
+  decoding = compile_decoding(config)
+  assert decoding["texts"] == 16
+  prefill, steps = decoding["programs"]
+  assert prefill["argument_bytes"] == pytest.approx(weights, rel=0.02)
+  assert steps["argument_bytes"] == pytest.approx(weights + cache, rel=0.02)
+  # A step moves activations: it has no room for one gathered kernel.
+  gathered = config.model.d_model * config.model.d_ff // 4 * 2
+  assert steps["temporary_bytes"] < gathered / 10

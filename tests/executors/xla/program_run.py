@@ -1,0 +1,85 @@
+# Copyright 2026 The palm_mtf authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Runs a training program on the host path or on virtual accelerators.
+
+The tests give JAX eight virtual CPU devices (tests/conftest.py), so that a
+process has two pods of four devices, or one of eight.
+"""
+
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+
+from palm_mtf._tf import tf
+from palm_mtf.config import MeshLayout, ModelConfig, PodsConfig
+from palm_mtf.executors.xla.executor import EXECUTOR
+from palm_mtf.mesh.session import session_config
+from palm_mtf.programs.train_program import TrainProgram, build_train_program
+from palm_mtf.runtime.client.client import Client
+from palm_mtf.training.step import TrainStep
+from tests.mtf_testing import PALM_OPTIMIZER, read_variables
+
+FEATURES = ("inputs", "targets", "segments", "loss_weights", "prefix")
+BATCH_SIZE = 8
+
+
+def build_on_accelerators(
+  config: ModelConfig,
+  mesh_layout: MeshLayout,
+  optimizer: object,
+  *,
+  pods: PodsConfig,
+  **more: object,
+) -> TrainProgram:
+  """Builds a training step of accelerators in the current tf.Graph."""
+  devices = EXECUTOR.open_here(mesh_layout, pods.num_pods).devices
+  return EXECUTOR.build_train_program(
+    config, mesh_layout, optimizer, pods=pods, devices=devices, **more
+  )
+
+
+class ProgramRun:
+  """A program with initial variables."""
+
+  def __init__(self, session: tf.Session, program: TrainProgram):
+    self.session, self.program = session, program
+    self.step = TrainStep(Client(session), program)
+    session.run(program.initialize)
+
+  def variables(self, pod: int = 0) -> dict[str, np.ndarray]:
+    """Returns all variables of a pod."""
+    return read_variables(self.session, self.program.pods[pod].slices)
+
+  def fetch(self, build: Callable[[], Any], feed: Any = None) -> Any:
+    """Builds tensors or operations, and runs them."""
+    return self.session.run(build(), feed)
+
+
+@contextlib.contextmanager
+def run_of(
+  config: ModelConfig,
+  mesh: MeshLayout,
+  *,
+  num_pods: int = 1,
+  optimizer: object = PALM_OPTIMIZER,
+  features: Sequence[str] = FEATURES,
+  batch_size: int = BATCH_SIZE,
+) -> Iterator[ProgramRun]:
+  """Opens a run; on accelerators if `mesh` has TPU."""
+  build = build_on_accelerators if mesh.tpu else build_train_program
+  with (
+    tf.Graph().as_default(),
+    tf.Session(config=session_config(mesh.num_devices, num_pods)) as session,
+  ):
+    program = build(
+      config,
+      mesh,
+      optimizer,
+      batch_size=batch_size,
+      seed=3,
+      features=features,
+      pods=PodsConfig(num_pods=num_pods, dcn_dtype="float32"),
+    )
+    yield ProgramRun(session, program)

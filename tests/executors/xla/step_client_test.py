@@ -1,0 +1,129 @@
+# Copyright 2026 The palm_mtf authors.
+# SPDX-License-Identifier: Apache-2.0
+"""XLA's program of a pod computes what the host path computes.
+
+XLA runs the very program that a TPU would run, with its own collectives, on
+virtual CPU devices.
+"""
+
+import dataclasses
+import functools
+
+import numpy as np
+import pytest
+
+from palm_mtf.config import MeshLayout, PodsConfig
+from tests.blocks import SETTINGS, block_config
+from tests.executors.xla.program_run import build_on_accelerators
+from tests.mtf_testing import (
+  PALM_OPTIMIZER,
+  SINGLE,
+  mesh_layout,
+  random_documents,
+  random_examples,
+  small_config,
+  train,
+)
+
+BATCH_SIZE = 8
+# Float32 sums in another order differ in the last bits, and 20 steps of
+# Adafactor, which divides by root mean squares, multiply the difference.
+TOLERANCE = 2e-4
+DROPOUT = dataclasses.replace(PALM_OPTIMIZER, dropout=0.25)
+STACKED = dataclasses.replace(
+  PALM_OPTIMIZER, parameter_scale="stacked", second_moment="factored"
+)
+# Layout files for TPUs and their rules, on as many devices as there are here.
+TWO_D = mesh_layout("PaLM's 2D")  # tpu_palm_540b.gin, tpu_palm_62b.gin
+FSDP = mesh_layout("fully sharded")  # tpu_v4_8.gin, tpu_v3_8.gin
+EIGHT = MeshLayout(
+  mesh_shape="data:4,model:2",
+  layout="batch:data,heads:model,d_ff:model,vocab:model,d_model_stored:data",
+)  # tpu_v4_128.gin
+
+
+def slow(*case):
+  return pytest.param(*case, marks=pytest.mark.slow)
+
+
+@functools.cache
+def train_on_host(config, optimizer, num_steps):
+  return train(
+    config,
+    optimizer,
+    rows=random_examples,
+    num_steps=num_steps,
+    batch_size=BATCH_SIZE,
+  )
+
+
+def train_here(
+  config, optimizer, mesh, num_pods=1, num_steps=20, rows=random_examples
+):
+  return train(
+    config,
+    optimizer,
+    rows=rows,
+    mesh=mesh,
+    num_steps=num_steps,
+    batch_size=BATCH_SIZE,
+    pods=PodsConfig(num_pods=num_pods, dcn_dtype="float32"),
+    build=build_on_accelerators,
+  )
+
+
+@pytest.mark.parametrize(
+  ("mesh", "num_microbatches", "num_pods", "optimizer", "changes"),
+  [
+    (TWO_D, 2, 2, DROPOUT, {"remat": "layer"}),
+    slow(EIGHT, 1, 1, STACKED, {"remat": "attention"}),
+    slow(FSDP, 1, 1, PALM_OPTIMIZER, {"remat": "none"}),
+    slow(FSDP, 1, 2, STACKED, {"remat": "layer", "num_layers": 1}),
+    slow(TWO_D, 1, 2, STACKED, {"remat": "none", "block": "serial"}),
+    slow(TWO_D, 4, 1, DROPOUT, {"norm": "rms_norm"}),
+    slow(EIGHT, 2, 1, DROPOUT, {"attention": "multi_head"}),
+    slow(SINGLE, 2, 1, DROPOUT, {"remat": "layer"}),
+  ],
+)
+def test_twenty_steps_are_those_of_the_host_path(
+  mesh, num_microbatches, num_pods, optimizer, changes
+):
+  config = small_config(**changes)
+  mesh = dataclasses.replace(mesh, num_microbatches=num_microbatches)
+  # `train` compares the bits of all pods after each step.
+  found = train_here(config, optimizer, mesh, num_pods)
+  check_same(found, train_on_host(config, optimizer, 20))
+
+
+def check_same(here, host):
+  """Compares the results of two calls of `train`."""
+  (variables, metrics), (expected, host_metrics) = here, host
+  for found, of_host in zip(metrics, host_metrics, strict=True):
+    assert found.keys() == of_host.keys()
+    for name, value in of_host.items():
+      np.testing.assert_allclose(
+        found[name], value, rtol=TOLERANCE, err_msg=name
+      )
+  assert variables.keys() == expected.keys()
+  for name, value in expected.items():
+    scale = np.abs(value).max()
+    error = np.abs(variables[name] - value).max()
+    assert error <= TOLERANCE * scale, (name, error / scale)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mesh", [TWO_D, FSDP], ids=["2D", "fully sharded"])
+@pytest.mark.parametrize("name", SETTINGS)
+def test_steps_of_other_blocks_are_those_of_the_host_path(name, mesh):
+  """Adafactor divides a gradient that is only rounding, as of k's bias, by its
+  own size. So the losses and norms of gradients are compared, not variables.
+  """
+  config = block_config(name, remat="layer")
+  how = dict(num_steps=3, rows=random_documents)
+  _, metrics = train_here(config, PALM_OPTIMIZER, mesh, **how)
+  _, on_host = train(config, PALM_OPTIMIZER, batch_size=BATCH_SIZE, **how)
+  for found, of_host in zip(metrics, on_host, strict=True):
+    for term in ("loss", "z_loss", "grad_norm"):
+      np.testing.assert_allclose(
+        found[term], of_host[term], rtol=TOLERANCE, err_msg=term
+      )
