@@ -70,4 +70,6 @@ def check_devices(mesh: DeviceMesh, pods: PodsConfig) -> None:
 def _import(on_accelerators: bool) -> "Executor":
   # An executor imports JAX or TensorFlow's operations; import only one of them.
   name = "xla" if on_accelerators else "host"
-  return importlib.import_module(f"palm_mtf.executors.{name}.executor").EXECUTOR
+  module = importlib.import_module(f"palm_mtf.executors.{name}.executor")
+  executor: Executor = module.EXECUTOR
+  return executor

@@ -4,14 +4,15 @@
 
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
+from palm_mtf._tf import tf
 from palm_mtf.config import AdafactorConfig, MeshLayout, ModelConfig, PodsConfig
 from palm_mtf.generation.decode.functions import BuildProgram
 from palm_mtf.generation.decode.weights import DecodeSettings, LayerWeights
-from palm_mtf.mesh.cpu_gpu import Devices
+from palm_mtf.mesh.slices import Slice
 from palm_mtf.programs.features import ServerFeatures
-from palm_mtf.programs.train_program import PodProgram, TrainProgram
+from palm_mtf.programs.train_program import TrainProgram
 from palm_mtf.runtime.client.client import Client
 from palm_mtf.runtime.client.pod_hosts import Starter
 from palm_mtf.runtime.processes import Process
@@ -26,12 +27,28 @@ class OpenDecoder(NamedTuple):
   build: BuildProgram
 
 
+class LossProgram(Protocol):
+  """The mean loss of a batch; fields are as in `PodProgram`."""
+
+  @property
+  def features(self) -> dict[str, tf.Tensor]: ...
+
+  @property
+  def loss(self) -> tf.Tensor: ...
+
+  @property
+  def weight_sum(self) -> tf.Tensor: ...
+
+  @property
+  def slices(self) -> dict[str, list[Slice]]: ...
+
+
 class OpenLoss(NamedTuple):
   """A pod that computes losses of batches of one size."""
 
   client: Client
   process: Process  # that reads the checkpoint
-  program: PodProgram
+  program: LossProgram
 
 
 class Executor(Starter, Protocol):
@@ -47,7 +64,7 @@ class Executor(Starter, Protocol):
     seed: int,
     features: Sequence[str] | ServerFeatures,
     pods: PodsConfig,
-    devices: Devices,
+    devices: Any,
   ) -> TrainProgram:
     """Builds a training step of PaLM in the current tf.Graph.
 

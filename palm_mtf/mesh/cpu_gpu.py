@@ -353,20 +353,15 @@ def _replace(results: object, made: Mapping[int, object]) -> object:
 
 
 class Devices(Protocol):
-  """The devices of all pods (copies of the model), by TensorFlow's names.
+  """The devices of all pods (copies of the model), by TensorFlow's names."""
 
-  Attributes:
-    client: CPU of the client process, which feeds and fetches tensors.
-    pods: devices of each pod: stage after stage, each in the order of the mesh.
-  """
+  @property
+  def client(self) -> str:
+    """CPU of the client process, which feeds and fetches tensors."""
 
-  client: str
-  pods: Sequence[Sequence[str]]
-
-  def placement(
-    self, mesh: DeviceMesh, pod: int, stage: int = 0
-  ) -> CpuGpuPlacement:
-    """Returns a pipeline stage's placement; pods of accelerators have none."""
+  @property
+  def pods(self) -> Sequence[Sequence[str]]:
+    """Devices of each pod: stage after stage, each in the mesh's order."""
 
 
 @dataclasses.dataclass(frozen=True)

@@ -14,7 +14,12 @@ from palm_mtf._tf import tf
 from palm_mtf.accounting.pipeline import FORWARD, Pass, stage_passes
 from palm_mtf.config import AdafactorConfig, MeshLayout, ModelConfig, PodsConfig
 from palm_mtf.config.device_mesh import DeviceMesh
-from palm_mtf.mesh.cpu_gpu import CpuGpuLowering, Devices, local_devices
+from palm_mtf.mesh.cpu_gpu import (
+  CpuGpuDevices,
+  CpuGpuLowering,
+  Devices,
+  local_devices,
+)
 from palm_mtf.mesh.slices import Slice
 from palm_mtf.mesh.stages import StagesLowering, find_parts
 from palm_mtf.model.loss import divisor
@@ -146,7 +151,7 @@ def build_train_program(
   seed: int,
   features: Sequence[str] | ServerFeatures = REQUIRED_FEATURES,
   pods: PodsConfig = PodsConfig(),  # noqa: B008
-  devices: Devices | None = None,
+  devices: CpuGpuDevices | None = None,
 ) -> TrainProgram:
   """Builds a training step of PaLM in the current tf.Graph.
 
@@ -192,7 +197,7 @@ def build_program(
   *,
   batch_size: int,
   pods: PodsConfig,
-  devices: Devices | None = None,
+  devices: CpuGpuDevices | None = None,
   read: ReadFeatures | None = None,
 ) -> TrainProgram:
   """Builds a training step of any model in the current tf.Graph.

@@ -7,6 +7,7 @@ import functools
 from collections.abc import Iterator, Mapping, Sequence
 
 from palm_mtf.config import MeshLayout, ModelConfig, PodsConfig
+from palm_mtf.config.device_mesh import DeviceMesh
 from palm_mtf.executors.executor import Executor, OpenDecoder, OpenLoss
 from palm_mtf.executors.xla.decode_client import PodDecoder
 from palm_mtf.executors.xla.devices import AcceleratorDevices, find_devices
@@ -33,7 +34,7 @@ class XlaExecutor:
   build_train_program = staticmethod(build_train_program)
   describe_failure = staticmethod(describe_failure)
 
-  def open_here(self, mesh: MeshLayout, num_pods: int) -> LocalDevices:
+  def open_here(self, mesh: DeviceMesh, num_pods: int) -> LocalDevices:
     """Takes the accelerators of this process; UserError if some are missing."""
     find_devices(mesh, pod=num_pods - 1)
     client = "/device:cpu:0"
@@ -46,7 +47,7 @@ class XlaExecutor:
     return LocalDevices(devices, config, release)
 
   def start(
-    self, mesh: MeshLayout, pods: PodsConfig, hosts: PodHosts
+    self, mesh: DeviceMesh, pods: PodsConfig, hosts: PodHosts
   ) -> Devices:
     """Starts JAX on the hosts; UserError if one has other devices."""
     return start_hosts(mesh, pods, hosts)
@@ -71,7 +72,7 @@ class XlaExecutor:
     features: Sequence[str],
   ) -> Iterator[OpenLoss]:
     """Opens the first pod of ISLANDS, or this process's accelerators."""
-    with open_pod(self, mesh_layout, pods) as (client, devices):
+    with _open_pod(self, mesh_layout, pods) as (client, devices):
       with client.graph.as_default():
         program = build_loss_program(
           config,
@@ -88,7 +89,7 @@ class XlaExecutor:
     self, settings: DecodeSettings, pods: PodsConfig, *, for_steps: bool
   ) -> Iterator[OpenDecoder]:
     """Opens the first pod of ISLANDS, or this process's accelerators."""
-    with open_pod(self, settings.mesh_layout, pods) as (client, devices):
+    with _open_pod(self, settings.mesh_layout, pods) as (client, devices):
       programs = PodDecoder(settings, devices)
       with client.graph.as_default():
         layers = programs.make_layers()

@@ -81,7 +81,11 @@ def _make_settings(
 
 
 def _call(
-  hosts: PodHosts, pod: int, address: str, function: Callable, text: str
+  hosts: PodHosts,
+  pod: int,
+  address: str,
+  function: Callable[[bytes], bytes],
+  text: str,
 ) -> str:
   info = hosts.infos[address]
   try:
