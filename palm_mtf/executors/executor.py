@@ -2,20 +2,21 @@
 # SPDX-License-Identifier: Apache-2.0
 """The interface of executors, which run programs on the devices of pods."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, NamedTuple, Protocol
 
-from palm_mtf._tf import tf
 from palm_mtf.config import AdafactorConfig, MeshLayout, ModelConfig, PodsConfig
 from palm_mtf.generation.decode.functions import BuildProgram
 from palm_mtf.generation.decode.weights import DecodeSettings, LayerWeights
-from palm_mtf.mesh.slices import Slice
+from palm_mtf.mesh.slices import Slice, variables_of
 from palm_mtf.programs.features import ServerFeatures
-from palm_mtf.programs.train_program import TrainProgram
+from palm_mtf.programs.forward_program import ForwardProgram
+from palm_mtf.programs.train_program import PodProgram, TrainProgram
 from palm_mtf.runtime.client.client import Client
 from palm_mtf.runtime.client.pod_hosts import Starter
 from palm_mtf.runtime.processes import Process
+from palm_mtf.runtime.program import Program, state_of
 
 
 class OpenDecoder(NamedTuple):
@@ -27,28 +28,25 @@ class OpenDecoder(NamedTuple):
   build: BuildProgram
 
 
-class LossProgram(Protocol):
-  """The mean loss of a batch; fields are as in `PodProgram`."""
-
-  @property
-  def features(self) -> dict[str, tf.Tensor]: ...
-
-  @property
-  def loss(self) -> tf.Tensor: ...
-
-  @property
-  def weight_sum(self) -> tf.Tensor: ...
-
-  @property
-  def slices(self) -> dict[str, list[Slice]]: ...
-
-
 class OpenLoss(NamedTuple):
   """A pod that computes losses of batches of one size."""
 
   client: Client
   process: Process  # that reads the checkpoint
-  program: LossProgram
+  slices: Mapping[str, list[Slice]]  # of the weights, by name in checkpoints
+  # Takes a batch's features by name. Returns the mean loss, in nats per target,
+  # and the sum of the loss weights, [] float32 each.
+  program: Program
+
+
+def open_loss(
+  client: Client, process: Process, built: PodProgram | ForwardProgram
+) -> OpenLoss:
+  """Returns the loss of a built program; `process` reads the checkpoint."""
+  reads = state_of(variables_of([built.slices]))
+  outputs = [built.loss, built.weight_sum]
+  program = Program(built.features, outputs, reads=reads)
+  return OpenLoss(client, process, built.slices, program)
 
 
 class Executor(Starter, Protocol):

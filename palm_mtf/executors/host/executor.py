@@ -7,7 +7,12 @@ from collections.abc import Iterator, Sequence
 
 from palm_mtf._tf import tf
 from palm_mtf.config import MeshLayout, ModelConfig, PodsConfig
-from palm_mtf.executors.executor import Executor, OpenDecoder, OpenLoss
+from palm_mtf.executors.executor import (
+  Executor,
+  OpenDecoder,
+  OpenLoss,
+  open_loss,
+)
 from palm_mtf.executors.host.starter import HostStarter
 from palm_mtf.executors.host.step_session import step_session_config
 from palm_mtf.generation.decode.functions import LocalPrograms
@@ -46,7 +51,7 @@ class HostExecutor(HostStarter):
         program = build_forward_program(
           config, mesh_layout, batch_size=batch_size, features=features
         )
-      yield OpenLoss(client, _THIS_PROCESS, program)
+      yield open_loss(client, _THIS_PROCESS, program)
 
   @contextlib.contextmanager
   def open_decoder(

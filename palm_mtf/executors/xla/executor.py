@@ -8,7 +8,12 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from palm_mtf.config import MeshLayout, ModelConfig, PodsConfig
 from palm_mtf.config.device_mesh import DeviceMesh
-from palm_mtf.executors.executor import Executor, OpenDecoder, OpenLoss
+from palm_mtf.executors.executor import (
+  Executor,
+  OpenDecoder,
+  OpenLoss,
+  open_loss,
+)
 from palm_mtf.executors.xla.decode_client import PodDecoder
 from palm_mtf.executors.xla.devices import AcceleratorDevices, find_devices
 from palm_mtf.executors.xla.host_calls import describe_failure
@@ -20,6 +25,7 @@ from palm_mtf.executors.xla.step_client import (
 from palm_mtf.generation.decode.weights import DecodeSettings
 from palm_mtf.mesh.cpu_gpu import Devices
 from palm_mtf.mesh.session import session_config
+from palm_mtf.runtime.client.client import Client
 from palm_mtf.runtime.client.connect import open_pod
 from palm_mtf.runtime.client.places import Place
 from palm_mtf.runtime.client.pod_hosts import LocalDevices, PodHosts
@@ -36,7 +42,7 @@ class XlaExecutor:
 
   def open_here(self, mesh: DeviceMesh, num_pods: int) -> LocalDevices:
     """Takes the accelerators of this process; UserError if some are missing."""
-    find_devices(mesh, pod=num_pods - 1)
+    find_devices(_layout_of(mesh), pod=num_pods - 1)
     client = "/device:cpu:0"
     devices = AcceleratorDevices(
       client, [[Process(client)]] * num_pods, [0] * mesh.num_devices
@@ -50,7 +56,7 @@ class XlaExecutor:
     self, mesh: DeviceMesh, pods: PodsConfig, hosts: PodHosts
   ) -> Devices:
     """Starts JAX on the hosts; UserError if one has other devices."""
-    return start_hosts(mesh, pods, hosts)
+    return start_hosts(_layout_of(mesh), pods, hosts)
 
   def find_places(
     self, places: Sequence[Sequence[Place]]
@@ -72,7 +78,7 @@ class XlaExecutor:
     features: Sequence[str],
   ) -> Iterator[OpenLoss]:
     """Opens the first pod of ISLANDS, or this process's accelerators."""
-    with _open_pod(self, mesh_layout, pods) as (client, devices):
+    with self._open_pod(mesh_layout, pods) as (client, devices):
       with client.graph.as_default():
         program = build_loss_program(
           config,
@@ -82,18 +88,31 @@ class XlaExecutor:
           devices=devices,
         )
       # The client reads checkpoints, because a server may lack the files.
-      yield OpenLoss(client, Process(devices.client), program)
+      yield open_loss(client, Process(devices.client), program)
 
   @contextlib.contextmanager
   def open_decoder(
     self, settings: DecodeSettings, pods: PodsConfig, *, for_steps: bool
   ) -> Iterator[OpenDecoder]:
     """Opens the first pod of ISLANDS, or this process's accelerators."""
-    with _open_pod(self, settings.mesh_layout, pods) as (client, devices):
+    with self._open_pod(settings.mesh_layout, pods) as (client, devices):
       programs = PodDecoder(settings, devices)
       with client.graph.as_default():
         layers = programs.make_layers()
       yield OpenDecoder(client, Process(devices.client), layers, programs.build)
+
+  @contextlib.contextmanager
+  def _open_pod(
+    self, mesh: MeshLayout, pods: PodsConfig
+  ) -> Iterator[tuple[Client, AcceleratorDevices]]:
+    with open_pod(self, mesh, pods) as (client, devices):
+      assert isinstance(devices, AcceleratorDevices)  # `self` has opened them
+      yield client, devices
+
+
+def _layout_of(mesh: DeviceMesh) -> MeshLayout:
+  assert isinstance(mesh, MeshLayout)  # `executor_of` gives JAX only PaLM
+  return mesh
 
 
 EXECUTOR: Executor = XlaExecutor()

@@ -20,6 +20,7 @@ from palm_mtf.runtime.server_info import NoAnswerError, call_function
 
 # Seconds within which JAX has to start the accelerators of a host.
 _START_SECS = 300.0
+_HostFunction = Callable[[bytes], bytes]
 
 
 def start_hosts(

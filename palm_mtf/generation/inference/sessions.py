@@ -15,9 +15,9 @@ from palm_mtf.executors.choose import decoding_executor
 from palm_mtf.generation.decode.functions import DecodeFunction
 from palm_mtf.generation.decode.weights import DecodeSettings, LayerWeights
 from palm_mtf.machine.host_memory import free_garbage, release_file_pages
-from palm_mtf.mesh.slices import Slice, variables_of
+from palm_mtf.mesh.slices import Slice
 from palm_mtf.runtime.client.client import Client
-from palm_mtf.runtime.program import Program, state_of
+from palm_mtf.runtime.program import Program
 
 
 def load_weights(
@@ -126,14 +126,7 @@ def compute_mean_loss(
     batch_size=len(batches[0]["targets"]),
     features=list(batches[0]),
   )
-  with opened as (client, process, program):
+  with opened as (client, process, slices, program):
     reader = CheckpointReader(client, CheckpointProcesses(process))
-    reader.restore([program.slices], checkpoint.prefix)
-    loss_and_weight = Program(
-      program.features,
-      [program.loss, program.weight_sum],
-      reads=state_of(variables_of([program.slices])),
-    )
-    return mean_loss(
-      lambda batch: [client.call(loss_and_weight, batch)], batches
-    )
+    reader.restore([slices], checkpoint.prefix)
+    return mean_loss(lambda batch: [client.call(program, batch)], batches)
