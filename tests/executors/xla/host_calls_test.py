@@ -95,8 +95,9 @@ def test_the_server_whose_device_fails_is_named(fails, line, monkeypatch):
   address = start_server(1, 1).target.removeprefix("grpc://")
   pods = PodsConfig(num_pods=1, pods="cluster", islands=[[address]])
   with PodServers(pods, MESH) as servers:
-    heartbeat = Heartbeat(servers, servers.places(), 5.0, EXECUTOR)
-    cluster = connect(EXECUTOR, pods, MESH, servers.places(), heartbeat.infos)
+    places = EXECUTOR.find_places(servers.places())
+    heartbeat = Heartbeat(servers, places, 5.0, EXECUTOR)
+    cluster = connect(EXECUTOR, pods, MESH, places, heartbeat.infos)
   (process,) = cluster.servers
   with cluster.client() as client:
     with client.graph.as_default():
