@@ -59,7 +59,7 @@ from palm_mtf.training.session import TrainSession
 
 _logger = logging.getLogger(__name__)
 
-_PAUSE_SECS = 1.0  # between two attempts to connect to a lost server
+_PAUSE_SECS = 1.0  # between attempts to reach a lost pod, to spare the CPU
 # With ON_POD_FAILURE = "wait", a run ends if it loses pods more often than this
 # between two checkpoints.
 _MAX_LOSSES = 3
@@ -149,7 +149,7 @@ class PodRecovery:
         Heartbeat(self._servers, places, secs).check_links()
         return
       except PodLostError as error:
-        lost = error  # may name another pod
+        lost = error  # of another pod, perhaps: restart that one next
       if time.monotonic() > end:
         raise UserError(
           f"{lost}; the run waited for {pods.pod_wait_secs:g} seconds "
@@ -162,10 +162,10 @@ class _Pods(NamedTuple):
   cluster: Cluster
   heartbeat: Heartbeat
   peak: float  # FLOP/s of all devices together, for MFU
-  kernels: Mapping[str, str]  # versions and settings, for the manifest
+  kernels: Mapping[str, str]  # {name: what decides how results are rounded}
   # One object for all loops, so that a signal between two loops is not lost.
   stop: StopRequest
-  must_move: Callable[[], bool]  # whether the manager offers other servers
+  must_move: Callable[[], bool]  # whether a manager gives the run other servers
 
 
 class _Scope(contextlib.ExitStack):
@@ -218,7 +218,7 @@ def run_training(job: TrainJob, servers: PodServers) -> Finished | Stopped:
         case PodLostError():
           job = _continue_without_lost_pod(job, event, recovery)
         case DamagedCheckpointError():
-          # A server found the damage when it read this checkpoint.
+          # A server found damage in this checkpoint: resume from an older one.
           warn_of_damage(job.checkpoint.path, event)
           newest = newest_whole(job.model_dir)
           quarantine_damaged(job.model_dir, newest)
@@ -267,7 +267,7 @@ def _run_loop(
 ) -> Event:
   """Runs a training loop; returns the event that ended it.
 
-  Opens the TrainSession of `session` if it is not open; `records` is open.
+  `session` keeps its TrainSession from the previous loop, or gets a new one.
   """
   free_garbage()  # frees the memory of the previous loop's graph
   spikes = SpikePolicy(job.config.fault_tolerance, job.start, job.rewinds)
@@ -291,7 +291,7 @@ def _run_loop(
   except PodLostError as lost:
     if not pods.stop.signal_name:
       raise
-    # The signal that stops the run may have stopped the servers too.
+    # The signal may have stopped the servers too, so do not wait for them.
     raise UserError(
       f"{lost}, after {pods.stop.signal_name}; run the same command to resume."
     ) from None
@@ -305,7 +305,7 @@ def _continue_without_lost_pod(
   Depending on ON_POD_FAILURE, the job runs on the remaining pods, or on all
   pods once the lost pod has answered again.
   """
-  # No write is in progress, because the writer has ended with the loop.
+  # The loop's writer has ended, so no newer checkpoint can still appear.
   newest = newest_whole(job.model_dir, read=read_checkpoint)
   job = dataclasses.replace(job, checkpoint=newest)
   config = job.config
