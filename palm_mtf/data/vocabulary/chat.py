@@ -102,9 +102,9 @@ class ChatTemplate:
     named = {*vocabulary.special_tokens.values()}
     is_json = isinstance(vocabulary, BytePairVocabulary)
     added = vocabulary.added_ids if is_json else frozenset()
-    # A file may not mark a token such as <|user|> as special. So added tokens
-    # that occur in the template, or have this form, are control tokens too,
-    # unless they are words or spaces, which messages contain.
+    # Some files fail to mark a token such as <|user|> as special. So an added
+    # token is a control token too if its name is in the template or has the
+    # form <|...|>, unless the name is only words or spaces, as in messages.
     named |= {
       name
       for name, i in pieces.items()
@@ -123,7 +123,7 @@ class ChatTemplate:
       self._renderer = ChatRenderer(text)
     except RenderError as error:
       raise _explain(error) from None
-    # The server refuses other fields of a message: the template ignores them.
+    # The server refuses other fields, because the template would ignore them.
     self.fields = self._renderer.fields
     if not self.fields.isdisjoint(_REASONING):
       self.fields |= {*_REASONING}
@@ -166,7 +166,7 @@ class ChatTemplate:
       ids = [*start, *ids]
     return ids or [
       self._vocabulary.eod_id
-    ]  # the model reads at least one token
+    ]  # because the model cannot read an empty prompt
 
   def _values(self, messages: Sequence[Message]) -> dict[str, Any]:
     """Returns the variables that transformers passes to a template."""
@@ -210,10 +210,10 @@ class ChatTemplate:
     return self._reads(arguments, asked)
 
   def _reads(self, value: object, messages: Sequence[Message]) -> bool:
-    """Whether the template reads inside `value`, which holds _PROBE.
+    """Whether the template takes `value`, a list or an object, apart.
 
-    `messages` contain `value`. A template that expects a string either fails or
-    writes `value` as Python prints it.
+    `value` holds the text _PROBE, and `messages` hold `value`. A template that
+    expects a string either fails or writes all of `value` as Python prints it.
     """
     try:
       text, _ = self._renderer.render(
@@ -236,7 +236,7 @@ def _read_arguments(call: Any) -> Any:
 
 
 def _keep(text: str, runs: Sequence[Sequence[int]], kept: set[int]) -> str:
-  """Replaces each character whose origin is not in `kept` by _OTHER."""
+  """Puts _OTHER in place of characters whose origin (writer) is not `kept`."""
   place, found = 0, ""
   for origin, length in runs:
     part = text[place : place + length]
