@@ -1,6 +1,9 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Operations of the client's graph that call functions in a pod's hosts."""
+"""Operations that call functions in the processes of a pod's hosts.
+
+They are in the graph of the client, the process that has the session.
+"""
 
 import dataclasses
 from collections.abc import Sequence
@@ -16,10 +19,11 @@ class DeviceArray:
   """A device's slice of a JAX array, which checkpoints use like a tf.Variable.
 
   Attributes:
-    process: the host's process, which holds the slice.
-    key: first arguments of the host's `assign_slice` and `read_slice`.
-    module: file of these functions; decoder.py has no `read_slice`, because
-      nothing saves decoding weights.
+    process: process of the device's host; it holds the slice.
+    key: arguments that identify the slice in calls of the host's functions
+      `assign_slice` and `read_slice`.
+    module: "pod" or "decoder", which has these functions. decoder.py has no
+      `read_slice`, because nothing saves decoding weights.
   """
 
   process: Process
@@ -30,14 +34,14 @@ class DeviceArray:
 
   @property
   def device(self) -> str:
-    """The CPU of the host's process, in place of a tf.Variable's device."""
+    """The CPU of the host's process; checkpoints place operations there."""
     return self.process.device
 
   def value(self) -> tf.Tensor:
     """Returns the value of the slice, which the host sends."""
     key = ["pod.read_slice", *self.key]
     (x,) = self.process.call(call_pod, key, [self.dtype])
-    # The host sends [layers, ...], also for one layer, where `shape` is [...].
+    # For one layer of a stack, the host sends [1, ...], and `shape` is [...].
     return tf.reshape(x, self.shape)
 
   def assign(self, value: tf.Tensor) -> tf.Tensor:
@@ -49,7 +53,10 @@ class DeviceArray:
 def make_slice(
   region: Region, names: Sequence[str], held: DeviceArray
 ) -> Slice:
-  """Returns `held` as a `Slice`; `names` has a variable's name per layer."""
+  """Returns a device's slice in the form that checkpoints load and save.
+
+  `names` has the variable's name in checkpoints for each layer of the slice.
+  """
   return Slice(**vars(region), names=names, variable=held, near=held.device)
 
 

@@ -96,8 +96,9 @@ def _call(
   attributes = [
     *attributes,
     f"replica_groups = dense<[{rows}]> : tensor<{size}xi64>",
-    # With a channel and use_global_device_ids, XLA reads the groups as numbers
-    # of devices, and otherwise of replicas. An all_to_all needs only a channel.
+    # With a channel and use_global_device_ids, XLA takes the numbers in groups
+    # for devices; without them, for replicas. For an all_to_all, the channel
+    # suffices.
     "channel_handle = #stablehlo.channel_handle<handle = 1, type = 1>",
   ]
   if name != "all_to_all":

@@ -72,7 +72,7 @@ _ENVIRONMENT = {
 # a GPU it finds no tile size for some products, so all products call cuBLAS.
 _CUDA_OPTIONS = {"xla_gpu_enable_triton_gemm": False}
 
-_MAX_TRIES = 3  # slow compilations, at most, to find settings that fit
+_MAX_TRIES = 3  # not more, because each try compiles all programs
 _GIB = 2**30
 
 
@@ -87,13 +87,13 @@ class _TooLargeError(Exception):
 def compile_run(config: PlanConfig) -> dict[str, Any]:
   """Compiles a run's programs; returns their memory, traffic and time as JSON.
 
-  The programs are those of the training step with the run's largest batch, and,
-  in "decoding", those of decoding. Sizes and bytes are per device. Each entry
-  of "programs" has the memory of one program, and in "secs" the seconds of its
-  compilation. All other bytes and seconds are per step. In the record's own
-  "secs", "compute" (only for TPUs) is the compiler's estimate of cycles divided
-  by the clock rate; "collectives", which the compiler does not estimate, is the
-  bytes that a device sends divided by the bandwidth of its links.
+  Bytes are per device. "programs" has, for each program of a training step with
+  the run's largest batch, the memory, and in "secs" the time of compilation;
+  "decoding" has the same for decoding. All other bytes and seconds are per
+  training step. The outermost "secs" has "compute" (only for TPUs), the cycles
+  that the compiler estimates divided by the clock rate; and "collectives",
+  which the compiler does not estimate: the bytes that a device sends divided by
+  the bandwidth of its links.
 
   Args:
     config: settings with TPU, or with one of GPU_CHIPS as CHIP.
@@ -181,8 +181,9 @@ def _compile_run(config: PlanConfig) -> dict[str, Any]:
 def compile_decoding(config: PlanConfig) -> dict[str, Any]:
   """Compiles the prefill and the steps of decoding; returns their memory.
 
-  The mesh cuts the batch into single sequences; half of each is the prompt. A
-  program that does not fit is an entry of "programs" with only its "error".
+  The batch is the smallest that the mesh can split: one sequence per part. Half
+  of a sequence is the prompt, and half is generated. If a program does not fit,
+  its entry in "programs" has an "error" in place of the memory.
   """
   model, layout = config.model, config.mesh_layout
   num_texts = layout.axis_size_of("batch")
@@ -217,7 +218,7 @@ def compile_decoding(config: PlanConfig) -> dict[str, Any]:
 
 
 def _compile_programs(config: PlanConfig) -> list[tuple[dict[str, Any], Any]]:
-  """Compiles a training step's programs; returns (record, program) of each."""
+  """Returns (memory and seconds, compiled program) per training program."""
   made = PodStep(_settings(config), _platform(config))
   mesh = made.model.placement.make_mesh(_devices(config))
   state, numbers = made.abstract_state(mesh), made.abstract_numbers(mesh)
@@ -240,7 +241,7 @@ def _compile_programs(config: PlanConfig) -> list[tuple[dict[str, Any], Any]]:
   )
   update = made.update_of_parts(mesh), (state, sums, losses, numbers)
   # JAX drops arguments that a program does not read, so the memory analysis of
-  # `gradients` lacks the optimizer slots, which the device holds all the same.
+  # `gradients` lacks the optimizer slots. Add them: they stay on the device.
   kept = sum(
     math.prod(x.sharding.shard_shape(x.shape)) * x.dtype.itemsize
     for name, x in state.items()

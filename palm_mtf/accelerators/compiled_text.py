@@ -41,7 +41,8 @@ _KINDS = {
   "reduce-scatter": "reduce_scatter",
 }
 _UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
-# Instructions that return their operand's value, so `_source` skips them.
+# Instructions that only pass on a value; the search for the constants that
+# bound a loop looks through them.
 _SAME_VALUE = ("bitcast", "copy")
 
 
@@ -203,11 +204,11 @@ def _read_collective(
   groups = read_groups(each.rest)
   n = len(groups[0])
   size = sum(_array_bytes(*x) for x in arrays)
-  if kind == "reduce_scatter":  # the text has the results; take operands
+  if kind == "reduce_scatter":  # arrays are results; take operands
     arrays = [_scale(x, n, each) for x in arrays]
     size *= n
   elif kind == "all_reduce" and fusion:
-    # A fusion that returns only a part of the sum is a reduce-scatter.
+    # An all-reduce fused with a slice of its sum runs as a reduce-scatter.
     of_fusion = sum(_array_bytes(*x) for x in _ARRAY.findall(fusion.shape))
     if of_fusion * n <= size:
       kind = "reduce_scatter"
@@ -226,13 +227,13 @@ def _read_collective(
 
 
 def _arrays(each: _Instruction) -> list[tuple[str, str]]:
-  """Returns (dtype, sizes) of each result; for a permute, of the operand."""
+  """Returns (dtype, sizes), such as ("bf16", "128,64"), of each result."""
   found = _ARRAY.findall(each.shape)
   # The shape of such a start lists operands, then results.
   if each.opcode in ("all-gather-start", "reduce-scatter-start"):
     return found[len(found) // 2 :]
   if each.opcode == "collective-permute-start":
-    return found[:1]  # the operand; the result and other numbers follow
+    return found[:1]  # the operand, whose shape is the result's
   return found
 
 

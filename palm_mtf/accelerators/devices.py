@@ -65,7 +65,7 @@ class PodName:
 
 @dataclasses.dataclass(frozen=True)
 class AcceleratorDevices:
-  """The accelerators of all pods, as the client knows them (a `Devices`).
+  """The accelerators of all pods; the client knows only their hosts.
 
   Attributes:
     client: CPU of the client process.
@@ -118,8 +118,8 @@ def open_coordinator(given: CoordinatorSettings) -> int:
   """
   global _coordinator
   if _coordinator:
-    # JAX's processes stay joined until they end, so a further client of this
-    # server, such as a resumed run, has the same coordinator.
+    # The pod's processes stay connected to the coordinator until they end, so a
+    # later client of this server, such as a resumed run, must share it.
     _, port, num_hosts = _coordinator
     if given.port not in (0, port):
       raise UserError(
@@ -150,7 +150,7 @@ def open_coordinator(given: CoordinatorSettings) -> int:
 
 @contextlib.contextmanager
 def _coordinator_is_open() -> Iterator[None]:
-  """Lets JAX take the coordinator of this process instead of starting one."""
+  """In the `with` body, JAX uses `_coordinator`; JAX's would serve anyone."""
   service, _, _ = _coordinator
   start = _jax.get_distributed_runtime_service
   _jax.get_distributed_runtime_service = lambda *_, **unused: service

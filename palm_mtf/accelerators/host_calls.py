@@ -16,9 +16,10 @@ from palm_mtf.errors import UserError
 from palm_mtf.json_text import read_dataclass
 from palm_mtf.runtime.host_functions import host_function
 
-# In a TensorFlow error's message, the client looks for a `JaxFailedError`'s.
+# The client gets a host's `JaxFailedError` as text in a TensorFlow error, and
+# finds there which function failed, and JAX's message.
 _FAILURE = re.compile(r"JAX failed in (\w+)\.(\w+): (.*)")
-# Advice for the user, by the module of the function that failed.
+# Advice to the user if training ("pod") or decoding ("decoder") failed.
 _OUT_OF_MEMORY = {
   "pod": "raise NUM_MICROBATCHES, lower GLOBAL_BATCH_SIZE or take a larger "
   "mesh; `palm_mtf plan --compile` shows the memory.",

@@ -22,7 +22,7 @@ from palm_mtf.ops.xla import xla_computation
 
 
 class Cut(Send):
-  """Outputs its input; marks where `cut_graph` ends one part of the graph."""
+  """Outputs its input; `cut_graph` cuts the graph into functions here."""
 
   def __init__(self, x: mtf.Tensor):
     super().__init__(x, x.mesh)
@@ -33,7 +33,7 @@ class Cut(Send):
 
 
 class _Summed(mtf.Operation):
-  """Outputs its input; all-reduces the input if devices hold terms of a sum."""
+  """Outputs its input, summed over devices if each holds a term of it."""
 
   def __init__(self, x: mtf.Tensor):
     super().__init__([x], name="summed")
@@ -44,7 +44,7 @@ class _Summed(mtf.Operation):
     return grad_ys
 
   def lower(self, lowering: mtf.Lowering) -> None:
-    """Lowers to at most one all-reduce."""
+    """Does the all-reduce that the input still needs, if any."""
     x = lowering.tensors[self.inputs[0]].to_laid_out_tensor()
     lowering.set_tensor_lowering(self.outputs[0], x)
 
@@ -86,15 +86,15 @@ class DeviceFunction:
     """Finds the operations; JAX builds them at the first call.
 
     Args:
-      takes: tensors that are given, not computed; tensors that no operation
-        needs are left out.
+      takes: tensors that the caller computes; those that no operation needs are
+        left out of the attribute `takes`.
       gives: tensors to return.
       updates: operations that assign variables.
-      open_axes: {tensor: numbers of the mesh axes over which each device still
-        holds only its term of the tensor's sum}. A call reads the entries of
-        the tensors in `takes`, and writes entries for tensors in `gives`, whose
-        all-reduce is left to the caller. If None, the function all-reduces each
-        tensor that it returns.
+      open_axes: {tensor: numbers of the mesh axes over which it still has to be
+        all-reduced, because each device holds only its term of the sum}. The
+        first call reads the axes of tensors in `takes`, and adds the axes of
+        tensors in `gives`; the function does not all-reduce these. If None, the
+        function all-reduces each tensor that it returns.
       in_scan: whether JAX scans the function over the layers.
     """
     self._placement = placement
@@ -115,7 +115,7 @@ class DeviceFunction:
     taken: Mapping[mtf.Tensor, jax.Array],
     variables: Mapping[str, jax.Array],
   ) -> tuple[dict[mtf.Tensor, jax.Array], dict[str, jax.Array]]:
-    """Returns the tensors in `gives`, and next values of variables by name.
+    """Returns {tensor in `gives`: slice}, {name of an updated variable: slice}.
 
     Args:
       index: the device's number in the mesh, [] int32.
@@ -187,7 +187,7 @@ def export_function(
 
 
 class _Lowering(mtf.Lowering):
-  """Lowers only `operations` of a graph; `tensors` are their inputs."""
+  """Lowers one part of a graph: `operations`, whose inputs are `tensors`."""
 
   def __init__(
     self,
@@ -208,7 +208,7 @@ class _Lowering(mtf.Lowering):
 
 
 class _Variables(dict):
-  """A device's slice of each variable, made at its first use."""
+  """{variable: the device's slice}; a variable's first use adds its slice."""
 
   # The variables of an update are not among its inputs, so the update may be
   # lowered before the variables.
@@ -224,7 +224,11 @@ def _find_operations(
   gives: Sequence[mtf.Tensor],
   updates: Sequence[mtf.Operation],
 ) -> list[mtf.Operation]:
-  """Returns `updates` and all that they and `gives` need, in graph order."""
+  """Returns `updates`, and the operations that they and `gives` depend on.
+
+  The result is in graph order. It lacks operations that only compute tensors in
+  `known`, because the caller has these.
+  """
   todo = [*updates, *(x.operation for x in gives if x not in known)]
   found = set(todo)
   while todo:
@@ -243,14 +247,15 @@ def cut_graph(
   wanted: Sequence[mtf.Tensor],
   scanned: Collection[int] = (),
 ) -> tuple[list[DeviceFunction], dict[mtf.Tensor, list[int]]]:
-  """Makes a function for each part of a graph, which is cut at each `Cut`.
+  """Cuts a graph into parts at each `Cut`; makes a function of each part.
 
   Operations that depend on none of `first` (such as casts of weights) belong to
   no part: each part that needs their outputs computes them.
 
   Args:
     graph: graph of one mesh.
-    first: {operation: the first part in which it may be}.
+    first: {operation: least number of the part that it is in}, at least for
+      the operations that have the features.
     wanted: tensors that the functions return in addition to those that other
       functions take.
     scanned: numbers of the parts that JAX scans over the layers.

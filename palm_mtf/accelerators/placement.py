@@ -27,9 +27,10 @@ from palm_mtf.accelerators.collectives import (
 from palm_mtf.config.device_mesh import DeviceMesh
 from palm_mtf.ops.variables import SlicedVariable
 
-# If a part has fewer columns, the TPU's compiler may replace its reduce-scatter
-# by an all-reduce, depending on the memory layout: 256 columns are enough (PaLM
-# 8B on a v4-4x4x4), and 128 are not (PaLM 62B on a v4-8x8x8).
+# If a device gets fewer columns of a sum, the TPU's compiler may replace the
+# reduce-scatter by an all-reduce, which sends twice the bytes. This depends on
+# the memory layout: 256 columns are enough (PaLM 8B on a v4-4x4x4), and 128 are
+# not (PaLM 62B on a v4-8x8x8).
 _WIDE = 256
 _TILE_COLUMNS = 128  # columns per tile of a TPU's memory
 
@@ -37,7 +38,8 @@ _TILE_COLUMNS = 128  # columns per tile of a TPU's memory
 class XlaPlacement(mtf.simd_mesh_impl.SimdMeshImpl):
   """Builds the operations of one device; all devices of a pod run them.
 
-  It has those members of `CpuGpuPlacement` (mesh/cpu_gpu.py) that PaLM needs.
+  It takes the place of a `CpuGpuPlacement` (mesh/cpu_gpu.py), and has those of
+  its members that the model uses.
 
   Attributes:
     platform: JAX's name of the devices' kind in lowered programs.
@@ -50,7 +52,7 @@ class XlaPlacement(mtf.simd_mesh_impl.SimdMeshImpl):
   """
 
   native_threads = 0
-  cpu = ""  # JAX, and not TensorFlow, chooses the device
+  cpu = ""  # no device for tf.device, because JAX chooses devices
 
   def __init__(self, mesh: DeviceMesh, platform: str):
     """Takes the mesh, and the kind of its devices: "cpu", "tpu" or "cuda"."""
@@ -65,7 +67,7 @@ class XlaPlacement(mtf.simd_mesh_impl.SimdMeshImpl):
     self._groups: dict[tuple[int, ...], list[list[int]]] = {}
 
   class LaidOutVariable:
-    """A device's slice of a variable; Mesh TensorFlow needs this name."""
+    """A device's slice of a variable; Mesh TensorFlow requires this name."""
 
     def __init__(self, variable: SlicedVariable, mesh_impl: "XlaPlacement"):
       self.laid_out_tensor = mesh_impl.LaidOutTensor(
@@ -84,13 +86,13 @@ class XlaPlacement(mtf.simd_mesh_impl.SimdMeshImpl):
     return mtf.Lowering(mesh.graph, placements, autostack=False)
 
   def make_slices(self, x: tf.Tensor, shape: mtf.Shape) -> list[tf.Tensor]:
-    """Returns the device's slice of x; every device has all of x."""
+    """Cuts the device's slice out of x; each device has a copy of all of x."""
     return self.slice(x, shape).tensor_list
 
   def combine_slices(
     self, slices: list[tf.Tensor], shape: mtf.Shape
   ) -> tf.Tensor:
-    """Returns a whole tensor, joined from the devices' slices."""
+    """All-gathers the slices of a tensor; each device gets the whole tensor."""
     (x,) = slices
     whole = self.LaidOutTensor([tf.cast(x, tf.int32) if x.dtype.is_bool else x])
     for place, axis in enumerate(
@@ -177,7 +179,7 @@ class XlaPlacement(mtf.simd_mesh_impl.SimdMeshImpl):
     return self.LaidOutTensor([moved])
 
   def reduce_scatter(self, x, mesh_axis: int, split_axis: int):
-    """Sums x over a mesh axis; cuts the sum along `split_axis` for devices."""
+    """Sums x over a mesh axis; device i gets part i, on `split_axis`."""
     x = x.to_laid_out_tensor()
     if self.shape[mesh_axis].size == 1:
       return x
@@ -203,8 +205,8 @@ class XlaPlacement(mtf.simd_mesh_impl.SimdMeshImpl):
     self, matrix: tf.Tensor, groups: Sequence[Sequence[int]]
   ) -> tf.Tensor:
     """Reduce-scatters a matrix into parts of fewer than _WIDE columns."""
-    # XLA keeps such a reduce-scatter only if the split dimension is outermost
-    # in memory; otherwise XLA replaces it by an all-reduce and a slice.
+    # For so few columns, XLA keeps a reduce-scatter only if the split dimension
+    # is outermost in memory; otherwise XLA makes it an all-reduce and a slice.
     rows, columns = matrix.shape.as_list()
     num_parts = len(groups[0])
     if self.in_scan and columns == num_parts * _TILE_COLUMNS:

@@ -38,7 +38,7 @@ def tpu_places(where: TpuSlice, model_size: int) -> list[TpuPlace]:
     box.append(math.gcd(left, n))
     left //= box[-1]
   device, *chips = box
-  if left > 1:  # no box has `model_size` devices
+  if left > 1:  # no box has `model_size` devices: take chip by chip
     device, chips = where.devices_of_chip, [1, 1, 1]
   return [
     TpuPlace(
@@ -52,7 +52,7 @@ def tpu_places(where: TpuSlice, model_size: int) -> list[TpuPlace]:
 
 
 def host_places(where: TpuSlice) -> list[list[TpuPlace]]:
-  """Returns, for each host of a slice, the places of the host's devices."""
+  """Returns, per host of a slice, (x, y, z, core) of each of its devices."""
   return [
     [
       TpuPlace(*(x + y for x, y in zip(corner, chip, strict=True)), core)

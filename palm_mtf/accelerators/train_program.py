@@ -73,7 +73,7 @@ def build_train_program(
   return _Builder(settings, devices, read).build()
 
 
-# A loss depends on no setting of the optimizer.
+# `StepSettings` has an optimizer, but a loss depends on none of its settings.
 _UNUSED = AdafactorConfig(
   learning_rate=0.01,
   beta1=0.0,
@@ -93,7 +93,7 @@ def build_loss_program(
   features: Sequence[str],
   devices: AcceleratorDevices,
 ) -> PodProgram:
-  """Builds the loss of a batch on one pod, without optimizer slots.
+  """Builds the loss of a batch on one pod, which needs no optimizer slots.
 
   Takes the arguments of `build_forward_program` in programs/forward_program.py.
   """
@@ -120,7 +120,8 @@ class _Builder:
   ):
     self._settings, self._devices, self._read = settings, devices, read
     self._text = dataclass_text(settings)
-    # The client needs only names and shapes, which do not depend on "cpu".
+    # The client needs only names and shapes. These do not depend on the kind of
+    # the devices, so any kind will do.
     self._pod_step = PodStep(settings, "cpu")
     dims = model_dims(settings.model, settings.num_rows, settings.mesh_layout)
     self._features = find_palm_features(settings.features, dims)
@@ -158,7 +159,7 @@ class _Builder:
         batch_size=settings.num_rows * len(hosts),
         step=self._step,
         microbatch=self._microbatch,
-        num_microbatches=1,  # a call computes all microbatches of a pod
+        num_microbatches=1,  # a pod computes all its microbatches in one call
         update=tf.raw_ops.Assert(condition=is_finite, data=[is_finite]),
         is_finite=is_finite,
         losses={name: values[name] for name in self._losses},
@@ -190,9 +191,9 @@ class _Builder:
     Args:
       pod: number of the pod.
       function: name of a function of pod.py.
-      dtypes: dtypes of its results.
-      *inputs: its first arguments after the pod and the settings.
-      of_host: further arguments for each host.
+      dtypes: dtypes of the function's results.
+      *inputs: arguments for all hosts, after `pod` and `settings`.
+      of_host: for each host, its further arguments; None if there are none.
     """
     hosts, name = self._devices.hosts[pod], self._devices.name_pod(pod)
     given = [f"pod.{function}", name, self._text, *inputs]
@@ -202,7 +203,7 @@ class _Builder:
     ]
 
   def _make_rows(self, pod: int) -> list[dict[str, tf.Tensor]]:
-    """Makes, on each host of a pod, placeholders of all of the pod's rows."""
+    """Returns, per host, {feature: placeholder of all of the pod's rows}."""
     made = []
     for process in self._devices.hosts[pod]:
       with tf.device(process.device):
@@ -276,7 +277,7 @@ class _Builder:
     return numbers
 
   def _build_loop(self) -> LoopProgram | None:
-    """Builds one call for STEPS_PER_LOOP steps, which saves round trips."""
+    """Builds a call of STEPS_PER_LOOP steps, one round trip to the hosts."""
     layout = self._settings.mesh_layout
     if layout.steps_per_loop == 1:
       return None
@@ -346,10 +347,10 @@ class _Builder:
     return slices
 
   def _split(self, numbers: tf.Tensor) -> dict[str, tf.Tensor]:
-    """Splits the packed metrics of steps, [..., metrics], into {name: values}.
+    """Splits vectors of all metrics, [..., numbers], by metric.
 
     Returns:
-      {name: [...]}; [..., layers] for a metric that each layer has.
+      {metric: [...]}; [..., layers] for a metric with a value for each layer.
     """
     sizes = self._pod_step.num_numbers
     found = tf.split(numbers, [*sizes.values()], -1)
@@ -361,7 +362,7 @@ class _Builder:
     }
 
   def _order_squares(self, values: Mapping[str, tf.Tensor]) -> tf.Tensor:
-    """Returns the sum of squares of each parameter's gradient, [parameters]."""
+    """Returns each gradient's sum of squares, [parameters], in their order."""
     by_name = {}
     for i, array in enumerate(self._pod_step.parameters):
       names = self._pod_step.names_of(array)
