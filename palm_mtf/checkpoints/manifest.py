@@ -5,8 +5,8 @@
   MODEL_DIR/checkpoints/step_00000200/{manifest.json, weights.*}
 
 writer.py writes checkpoints, variables.py their tensors. This module needs no
-TensorFlow. A client calls this module's host functions in the server that has
-the files. TensorFlow passes strings to these functions as bytes in UTF-8.
+TensorFlow. A client calls the functions that are marked @host_function in the
+server that has the files. TensorFlow passes strings to them as bytes in UTF-8.
 """
 
 import contextlib
@@ -36,8 +36,8 @@ from palm_mtf.model_dir.foreign_files import (
 from palm_mtf.model_dir.paths import ModelDir, step_of
 from palm_mtf.runtime.host_functions import host_function
 
-_OPEN_FILES = "/dev/fd"  # the system's folder of this process's open files
-_LINKS = "palm_mtf_links_"  # marks our folders, to find abandoned ones
+_OPEN_FILES = "/dev/fd"  # /dev/fd/3 is a path to this process's open file 3
+_LINKS = "palm_mtf_links_"  # start of the names of folders with links to files
 
 
 class OpenWeights:
@@ -109,13 +109,16 @@ def _remove_abandoned_folders() -> None:
         shutil.rmtree(path)
 
 
-# Files that `open_weights` has opened in this process, by the given `prefix`.
+# {prefix of a checkpoint's files: the files, held open here for a client}.
 _open: dict[bytes, OpenWeights] = {}
 
 
 @host_function
 def make_empty_file(path: bytes) -> np.int32:
-  """Makes a file, to show who shares its folder; returns errno or 0."""
+  """Makes a file; returns errno, 0 on success.
+
+  A client that finds the file knows that it shares the folder with the server.
+  """
   try:
     os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY))
   except OSError as error:
@@ -125,7 +128,10 @@ def make_empty_file(path: bytes) -> np.int32:
 
 @host_function
 def seal_file(path: bytes) -> tuple[np.int64, bytes, np.int32]:
-  """Flushes a file to the disk; returns size in bytes, hash, and errno or 0."""
+  """Flushes a file to the disk; returns size in bytes, hash, and errno or 0.
+
+  The checkpoint's manifest records size and hash, to reveal later damage.
+  """
   try:
     sync(path.decode())
     digest = hash_file(path.decode()).encode()
@@ -157,7 +163,10 @@ def open_weights(
 
 @host_function
 def find_opened_prefix(prefix: bytes) -> bytes:
-  """Returns the prefix by which to read files that `open_weights` opened."""
+  """Returns a prefix of links to the open files of `prefix`, for TensorFlow.
+
+  A trainer may remove the files at `prefix` itself while they are read.
+  """
   return _open[prefix].prefix.encode()
 
 

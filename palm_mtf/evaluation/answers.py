@@ -37,7 +37,8 @@ class CheckpointModel(contextlib.ExitStack):
     super().__init__()
     self.config, self.vocabulary = config, vocabulary
     self._checkpoint = checkpoint
-    # The argument says whether examples are from the middle of documents.
+    # Inputs from the middle of documents begin with the token that stands there
+    # in training (row_start), other inputs with the start token of prompts.
     self.get_generator = functools.cache(
       lambda within_document: Generator(
         self._loaded,
@@ -74,8 +75,8 @@ class TaskAnswers:
   """A model's answers to a task's examples, in the examples' order.
 
   Each method computes only the answers that `journal` lacks. `inputs` and
-  `targets` are token ids, [examples]. `within_document` says that they are from
-  the middle of documents.
+  `targets` are token ids, [examples]. If they are from the middle of documents
+  (`within_document`), the start token before inputs differs, as in training.
   """
 
   def __init__(

@@ -55,7 +55,9 @@ from palm_mtf.user_code import user_code
 _logger = logging.getLogger(__name__)
 
 
-_VERSION = 1  # of stored results; raise it if "contaminated" is redefined
+# Increase this if "contaminated" is redefined, so that no stored list of
+# contaminated examples is used again.
+_VERSION = 1
 
 
 def find_clean_examples(
@@ -125,7 +127,7 @@ def _search(
 
 
 def _complete_questions(task: EvalTask, contained: Sequence[int]) -> list[int]:
-  """Adds to `contained` the other options of the same questions."""
+  """Adds the other options of the same questions: metrics need all or none."""
   questions = {task.questions[number] for number in contained}
   return [n for n, each in enumerate(task.questions) if each in questions]
 
@@ -263,7 +265,7 @@ class TaskEvaluation:
     content = json_text(dataclasses.asdict(outcome), indent=1).encode()
     file = pathlib.Path(f"{path}.json")
     if file.exists() and file.read_bytes() == content:
-      return  # TensorBoard has these numbers already
+      return  # TensorBoard would show these numbers twice
     write_atomically(f"{path}.json", content)
     self._events.write(outcome.step, outcome.numbers)
 

@@ -44,7 +44,8 @@ _DEVICE = re.compile(
 # TensorFlow's label of a received tensor: the operation that computed it, the
 # sender's device, the receiver's device.
 _RECEIVED = re.compile(r"edge_\d+_(\S+) from (\S+) to (\S+)$")
-# How far `_find_variable` follows a received gradient to a variable's update.
+# A received gradient gets the name of the variable that it updates, if at most
+# so many operations lead from one to the other.
 _MOST_OPERATIONS_TO_UPDATE = 4
 
 
@@ -94,7 +95,7 @@ class Trace:
 class _Span(NamedTuple):
   """One record of TensorFlow: an operation that ran, or a received tensor."""
 
-  device: tuple  # job, task, kind, index
+  device: tuple  # such as ("worker", 1, "CPU", 0): job, task, type, index
   # As read, nanoseconds since 1970, as whole numbers, because a float64 would
   # round them to a quarter of a microsecond. `read_trace` converts them to
   # seconds since the step began.
@@ -154,7 +155,7 @@ def _parse_device(name: str) -> tuple:
 def _read_spans(call: tf.RunMetadata) -> Iterator[_Span]:
   for device in call.step_stats.dev_stats:
     if not _DEVICE.fullmatch(device.device):
-      continue  # a GPU's stream; the GPU has records of the operations too
+      continue  # a GPU's stream: it repeats records of the GPU
     place = _parse_device(device.device)
     for x in device.node_stats:
       # Records of received tensors have times only in microseconds.
@@ -164,7 +165,10 @@ def _read_spans(call: tf.RunMetadata) -> Iterator[_Span]:
 
 
 def _find_forward(program: TrainProgram) -> set[str]:
-  """Returns names of operations that losses or sums over pods depend on."""
+  """Returns names of operations that losses or sums over pods depend on.
+
+  If no name of a phase is in their names, they belong to the forward pass.
+  """
   todo = [x.op for pod in program.pods for x in (pod.loss, pod.weight_sum)]
   todo += [x.evaluate for pod in program.pods for x in pod.stages]
   todo += [
@@ -229,7 +233,7 @@ def _infer_transfers(
     return
   seen = set()
   for operation in graph.get_operations():
-    if not operation.device:  # a variable is read on its device: no transfer
+    if not operation.device:  # reads a variable on its device: no transfer
       continue
     target = _parse_device(operation.device)
     if (target, operation.name) not in ends:
@@ -238,7 +242,7 @@ def _infer_transfers(
       source = _parse_device(x.op.device) if x.op.device else target
       ready = ends.get((source, x.op.name))
       if ready is None or (x.name, target) in seen:
-        continue  # TensorFlow sends x to a device once
+        continue  # not run, or already sent to this device
       seen.add((x.name, target))
       pods = numbers[source][0], numbers[target][0]
       if pods[0] != pods[1]:
@@ -347,10 +351,10 @@ def step_figures(trace: Trace) -> dict[str, float | int]:
   exposed = sum(length(x.exposed) for x in pods)
   figures = {
     "traced_step_secs": trace.end,  # from the first record to the last
-    # The bytes that all pods received. If all tokens have the same loss weight
-    # and a step is one microbatch, the sum of loss weights is a constant, which
-    # TensorFlow computes before the first step. So accounting/communication.py
-    # predicts 4 bytes more per device.
+    # The bytes that all pods received. accounting/communication.py predicts 4
+    # bytes more per device, for the sum of loss weights, if all tokens have the
+    # same weight and a step is one microbatch. Pods do not send it then,
+    # because it is a constant, which TensorFlow computes before the first step.
     "traced_dcn_bytes": num_bytes,
     "traced_hidden_secs": hidden / len(pods),  # mean over pods
     "traced_exposed_secs": exposed / len(pods),  # mean over pods
@@ -468,7 +472,7 @@ def _lane(
   for key, value in (("name", name), ("sort_index", number)):
     about = {"name": f"process_{key}", "args": {key: value}}
     yield {"ph": "M", "pid": number, **about}
-  free: list[tuple[float, int]] = []  # (end of the row's last event, row)
+  free: list[tuple[float, int]] = []  # (microseconds when it is free, row)
   for event in sorted(events, key=lambda each: each["ts"]):
     row = len(free)
     if free and free[0][0] <= event["ts"]:
