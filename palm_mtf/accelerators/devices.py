@@ -150,7 +150,7 @@ def open_coordinator(given: CoordinatorSettings) -> int:
 
 @contextlib.contextmanager
 def _coordinator_is_open() -> Iterator[None]:
-  """In the `with` body, JAX uses `_coordinator`; JAX's would serve anyone."""
+  """In the `with` body, JAX uses `_coordinator` instead of starting another."""
   service, _, _ = _coordinator
   start = _jax.get_distributed_runtime_service
   _jax.get_distributed_runtime_service = lambda *_, **unused: service

@@ -144,7 +144,7 @@ class _Builder:
     )
 
   def build(self) -> TrainProgram:
-    """Returns the program of `build_train_program`."""
+    """Returns the program that trains all pods for a step."""
     settings, hosts = self._settings, self._devices.hosts
     rows = [self._make_rows(pod) for pod in range(len(hosts))]
     with tf.device(self._devices.client):

@@ -175,7 +175,7 @@ class _Traffic:
     return {self._rules[dim] for dim in dims if dim in self._rules}
 
   def _split_axis(self, branch: Branch) -> str | None:
-    """Returns the mesh axis that splits what a branch's last product sums."""
+    """Returns the mesh axis that splits a branch's heads or d_ff, or None."""
     (axis,) = {
       self._mesh.axis_of(dim) for dim in branch.output.inputs if dim != "d_kv"
     }
@@ -197,9 +197,9 @@ class _Traffic:
       self.add(kind, (axis,), of_stream, times)
 
     # The forward pass adds outputs of one or more branches to the residual
-    # stream. The backward pass adds up their gradients of the norm output that
-    # they read. If one axis splits all of these branches, they share one
-    # collective. Otherwise each branch is all-reduced before the addition.
+    # stream. The backward pass adds up these branches' gradients of the norm's
+    # output, which they read. If one axis splits all of these branches, they
+    # share one collective. Otherwise each branch is all-reduced before that.
     layer = layer_of(config)
     for each in layer.sums:
       # REMAT = "layer" repeats only the sums that the layer itself reads.
@@ -275,8 +275,7 @@ class _Traffic:
   ) -> None:
     """Adds the collectives within a pod for gradients that pods exchange.
 
-    `each` is a device's slice of each of `count` equal gradients, with `width`
-    bytes per element.
+    `count` gradients have slices like `each`, with `width` bytes per element.
     """
     sizes = self._mesh.axes
     replicated = [a for a in sizes if a not in each.axes]

@@ -46,7 +46,7 @@ _QUANTIZED_BYTES = {"int8": 1, "int4": 0.5 + 2 / 32}
 class DeviceBytes:
   """Bytes that training keeps on each device of a pipeline stage."""
 
-  weights: int  # float32
+  weights: int  # of the float32 weights
   slots: int  # the optimizer's variables, such as momentum
   gradients: int  # of a step: the sums over its microbatches
 
@@ -246,7 +246,7 @@ class Activations:
     norms, stream, residual = self._num_norms, self._stream, self._residual
     columns, read = self._columns, self._read
     # The forward pass computes norms, residual sums and the softmax, and splits
-    # the product with the joined kernels.
+    # the one product of a norm into q, k, v and the hidden layer.
     forward = {
       "blocks": norms * (2 * stream + 3 * residual) + columns + read,
       "attention": 2 * self._scores,
@@ -377,7 +377,7 @@ def decode_weight_bytes(config: ModelConfig, weight_dtype: str) -> int:
       weight_dtype if parameters.parse_name(name).is_kernel else "activation"
     )
     if name == parameters.logits_table(config) and is_quantized:
-      dtype = "int8"  # even if "int4" (generation/decode/weight_maker.py)
+      dtype = "int8"  # decoding never has this kernel in int4
     width = _QUANTIZED_BYTES.get(dtype, DTYPE_BYTES[config.activation_dtype])
     total += int(math.prod(shape) * width) * n
   return total

@@ -97,7 +97,7 @@ def candidates(config: AnyConfig, num_devices: int) -> Iterator[AnyConfig]:
         layout=layout,
         gradient_dtype=config.mesh_layout.gradient_dtype,
         tpu=tpu,
-        # Pods exchange gradients after each step, so a call runs only one.
+        # Pods exchange gradients after each step, so one call is one step.
         steps_per_loop=config.mesh_layout.steps_per_loop
         if num_pods == 1
         else 1,

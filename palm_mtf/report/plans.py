@@ -109,7 +109,7 @@ def _list_decoding(decoding: Mapping[str, Any]) -> Iterator[str]:
 def _list_compiled_moves(
   compiled: Mapping[str, Any], plan: Mapping[str, Any]
 ) -> Iterator[str]:
-  """Yields compiled and planned GB per kind and axes of collectives, sorted."""
+  """Yields GB compiled and planned per kind and axes of collectives, sorted."""
   found, planned = (
     {(x["kind"], *x["axes"]): x for x in moved if x.get("link") != "dcn"}
     for moved in (compiled["moved"], plan["moved"])
