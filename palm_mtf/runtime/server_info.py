@@ -41,7 +41,7 @@ class ServerInfo:
   # have the same, because the last bits of their results could differ.
   cpu_flags: Sequence[str] = ()
   # Versions and settings on which the last bits of results depend. Checkpoints
-  # record them.
+  # record them, so that a run that resumes can report a change.
   kernels: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
 
@@ -59,8 +59,8 @@ def read_info(address: str, secs: float) -> ServerInfo:
   Raises NoAnswerError if the server has no info, or does not answer within
   `secs` seconds.
   """
-  # The read waits for a free thread of the server. A training step may keep all
-  # threads busy for long, above all the first step, which compiles.
+  # A busy server may answer too late: the read waits for a free thread, and a
+  # training step, above all the first, which compiles, may use all threads.
   with _session(address, secs) as session:
     with session.graph.as_default():
       value = tf.raw_ops.ReadVariableOp(resource=_handle(), dtype=tf.string)

@@ -49,9 +49,11 @@ class Client:
     graph: graph in which to build the client's programs.
     building: lock for threads that add operations to the graph while other
       threads run programs.
-    take_turn: asks a scheduler for a program's turn to use its devices. Returns
-      at once a context manager, which waits for the turn and for futures.
-    free: tells the scheduler {device: bytes} of buffers that were removed.
+    take_turn: asks a scheduler to let a program use its devices. Returns at
+      once a context manager; entering it waits until the scheduler lets the
+      program start, and for futures that the program's call needs.
+    free: tells the scheduler how many bytes of buffers, {device: bytes}, were
+      removed, so that other programs may use them.
   """
 
   def __init__(self, session: tf.Session):
@@ -99,7 +101,7 @@ class Client:
       inputs: values of the program's inputs, by name.
       after: futures that the call waits for. If a future fails, the call fails
         with the same error.
-      more: arguments of `call` that are given by name.
+      more: `options`, `run_metadata` and `has_turn`, as in `call`.
 
     Raises UserError if an input is missing, or the program has no such input.
     """
@@ -116,7 +118,7 @@ class Client:
       program: program that was built in `graph`.
       inputs: values of the program's inputs, by name.
       more: `options` and `run_metadata`, as in `tf.Session.run`; and
-        `has_turn`, true if the program need not wait for a turn.
+        `has_turn`, true to start the program without asking the scheduler.
     """
     run, future = self._prepare(program, *inputs, **more)
     run()
@@ -135,8 +137,8 @@ class Client:
     Args:
       sequences: for each sequence, the arguments of successive calls: program,
         inputs, and arguments of `call` that are given by name.
-      turn: program whose turn all calls share, because the calls wait for each
-        other; None if each call takes its own turn.
+      turn: program for which the scheduler is asked once for all calls, because
+        the calls wait for each other; None to ask for each call.
     """
 
     def run(future: Future, calls: Iterable) -> None:
@@ -179,7 +181,9 @@ class Client:
       ]
       self._calls[future] = program
     take = _start_after if has_turn else self.take_turn
-    # Ask for turns in the order of calls, but hold none while `earlier` runs.
+    # Ask the scheduler now, so that it gets the programs in the order of calls.
+    # But if conflicting calls still run, ask after their end: a turn would keep
+    # the devices from other programs meanwhile.
     turn = None if earlier else take(program, after, future.begun)
 
     def run() -> None:
@@ -210,8 +214,9 @@ class Client:
 
     @functools.cache
     def make_fast() -> Callable[..., Any]:
-      # TensorFlow's callable takes half a millisecond less than session.run. A
-      # call of it ignores operations that another thread is still building.
+      # TensorFlow's callable takes half a millisecond less than session.run.
+      # Besides, each session.run adds all new operations of the graph to the
+      # session, even those that another thread is still building.
       target = [x.name for x in operations]
       options = config_pb2.CallableOptions(
         feed=feed, fetch=fetch, target=target
@@ -233,7 +238,7 @@ class Client:
 def _start_after(
   unused: Program, after: Iterable[Future], begun: Future | None
 ) -> Iterator[None]:
-  """The `take_turn` without a scheduler: waits only for futures, or fails."""
+  """Without a scheduler, waits only for `after`; raises a future's error."""
   for each in after:
     each.result()
   yield

@@ -61,16 +61,17 @@ _POD = re.compile(r"/job:(pod_\d+)/")
 # session never closes if one of its servers has ended.
 _CLOSE_SECS = 10.0
 _CLOSE_LOST_SECS = 1.0
-# Seconds within which JAX has to start the accelerators of a host.
+# Timeout for starting JAX on a host, where JAX waits for the pod's other hosts.
+# A host that takes longer ends the run with a UserError.
 _START_SECS = 300.0
-_NUM_THREADS = 64  # to call so many servers at the same time
+_NUM_THREADS = 64  # calls of servers at once, as each may wait for a timeout
 
 
 @dataclasses.dataclass(frozen=True)
 class Membership:
   """Registers a client with servers, which free its memory once it is gone."""
 
-  client: Registration  # what this client tells its servers
+  client: Registration  # name and address, by which servers watch the client
   infos: Mapping[str, ServerInfo]  # by the server's address
 
   # For each server's address, the names of this process's clients that have
@@ -79,11 +80,11 @@ class Membership:
   _ended: ClassVar[dict[str, set[str]]] = collections.defaultdict(set)
 
   def join(self) -> None:
-    """Lets servers that answer watch the client; a heartbeat reports others."""
+    """Registers with servers that answer; the heartbeat reports the others."""
     self._call_each(self._join)
 
   def leave(self, secs: float) -> None:
-    """Leaves all servers that answer within `secs` seconds."""
+    """Tells servers to free the client's memory; waits up to `secs` seconds."""
     self._call_each(functools.partial(self._leave, secs))
 
   def _call_each(self, function: Callable[[str], None]) -> None:
@@ -102,8 +103,8 @@ class Membership:
           ended.clear()
           return
         except NoAnswerError:
-          # Retry if the server is only busy with other clients. If it is lost,
-          # read_incarnation raises NoAnswerError.
+          # Retry if the server is only busy with other clients: it answers this
+          # call even then. If it is lost, the NoAnswerError ends the loop.
           read_incarnation(address, secs)
 
   def _leave(self, secs: float, address: str) -> None:
@@ -124,11 +125,12 @@ class Cluster:
   servers: Sequence[Process] = ()  # () if this process has the devices
   # {TensorFlow's name of a device: the manager's name, "host:port/number"}.
   names: Mapping[str, str] = dataclasses.field(default_factory=dict)
-  stream: Stream | None = None  # to ask a manager for turns, if there is one
+  stream: Stream | None = None  # to the manager that orders clients' programs
   membership: Membership | None = (
-    None  # None unless the servers outlive this client
+    None  # given if the servers outlive this client, to free its memory
   )
-  # Frees JAX's arrays, which the client holds in this process, not a session.
+  # Frees JAX's arrays. They are in this process, outside of the session, so
+  # that closing the session does not free them.
   release: Callable[[], None] = lambda: None
 
   @contextlib.contextmanager
@@ -173,7 +175,8 @@ def connect(
     mesh: mesh of each pod's devices.
     places: each pod's devices on servers; empty if this process has all pods.
     infos: info of each server, by the server's address.
-    stream: manager's stream of turns; None without a manager.
+    stream: function that opens a stream to the manager, which orders the
+      programs of all clients; None without a manager.
   """
   if not places:
     if uses_accelerators(mesh):
@@ -225,7 +228,7 @@ def connect(
     cpus = CpuGpuDevices(client, devices, native_threads=threads)
     cluster = Cluster(cpus, config, target, names=names, stream=stream)
   membership = None
-  if pods.pods == "cluster":  # other clients may use the servers too
+  if pods.pods == "cluster":  # servers outlive the client and free its memory
     secs = pods.pod_timeout_secs
     registration = Registration(
       name=name,

@@ -34,7 +34,8 @@ from palm_mtf.runtime.server.process import ServerSettings
 
 _START_SECS = 120.0
 _STOP_SECS = 5.0
-# When a process dies, its connections end first; it then ends within this time.
+# When a process dies, its connections end first, and calls fail. To report its
+# exit code then, wait up to so many seconds for its end.
 _DEATH_SECS = 2.0
 _LAST_LINES = 3  # of a server's stderr, shown in messages
 
@@ -68,13 +69,14 @@ def cores_of_pods(num_pods: int) -> list[list[int]]:
 class PodServers:
   """The servers of a run's pods; a context manager.
 
-  It starts and stops them if PODS = "local_servers"; otherwise it finds them.
+  If PODS = "local_servers", it starts and stops them. If PODS = "cluster", they
+  run already, and ISLANDS or the manager says where.
   """
 
   def __init__(
     self, pods: PodsConfig, mesh: DeviceMesh, modules: Sequence[str] = ()
   ):
-    # `modules` names modules with host functions, which the servers import.
+    # The servers import `modules`, whose functions the client calls there.
     # Start the servers now, so that they import TensorFlow, which takes
     # seconds, at the same time as the client.
     self._pods, self._mesh, self._modules = pods, mesh, modules
@@ -129,7 +131,8 @@ class PodServers:
     if self._pods.pods == "cluster":
       places = cluster_places(self._pods, self._mesh)
       if uses_accelerators(self._mesh):
-        # JAX has the accelerators. TensorFlow's server has CPU 0 only.
+        # JAX, not TensorFlow's server, has the accelerators that ISLANDS
+        # numbers. The server has only CPU 0.
         places = [[x._replace(device=0) for x in pod] for pod in places]
       return places
     end = time.monotonic() + _START_SECS
@@ -142,11 +145,11 @@ class PodServers:
 
   @property
   def stream(self) -> Stream | None:
-    """Function that opens the manager's stream of turns; None without one."""
+    """Opens a stream to the manager, which orders programs; or None."""
     return self.managed.stream if self.managed else None
 
   def must_move(self) -> bool:
-    """Returns whether `places` would now change, for example after a drain."""
+    """Returns whether the manager would now give the run other devices."""
     return bool(self.managed) and self.managed.must_move()
 
   def name(self, address: str) -> str:

@@ -1,6 +1,6 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""The manager's client, for commands, servers and owners of slices."""
+"""Sends requests to the manager, which allocates the devices of servers."""
 
 import contextlib
 import dataclasses
@@ -46,7 +46,8 @@ _SECS = 10.0  # timeout of a request
 _TLS_NAME = (("grpc.ssl_target_name_override", "pods"),)
 
 
-# Opens a stream of turns: takes the client's messages, yields the manager's.
+# Opens a stream on which the manager says when each program may start
+# (turns.py): takes the client's messages, yields the manager's.
 Stream = Callable[[Iterable[bytes]], Iterator[bytes]]
 
 
@@ -106,9 +107,10 @@ class ManagerClient:
   ) -> Places:
     """Asks the manager for slices; returns their devices.
 
-    Unless it is a trial, the owner has its slices until this client is closed
-    or silent for 30 seconds. Raises UserError if no island can hold a slice, or
-    no manager answers.
+    If `is_trial`, the manager allocates nothing. Otherwise the owner has its
+    slices until this client is closed or silent for 30 seconds. Raises
+    UserError if no island (servers with a fast network) can hold a slice, or no
+    manager answers.
     """
     arguments = {"wish": dataclasses.asdict(wish), "avoid": sorted(avoid)}
     try:
@@ -116,7 +118,8 @@ class ManagerClient:
     except NoManagerError:
       if owner not in self._places:
         raise
-      # A manager that is being restarted still has the slices, on disk.
+      # The manager may be restarting. It keeps slices on disk, so the owner
+      # still has the same devices.
       return self._places[owner]
     places = [[(x, i) for x, i in each] for each in found]
     if not is_trial:
@@ -129,7 +132,8 @@ class ManagerClient:
     """Starts a thread that sends heartbeats of a server or an owner of slices.
 
     `name` is the server's address or the owner's name. If the manager does not
-    know it, calls `take_unknown`, and logs a UserError that this raises.
+    know the name any more, calls `take_unknown`, for example to register again,
+    and logs the UserError that `take_unknown` may raise.
     """
 
     def run() -> None:
@@ -152,8 +156,9 @@ class ManagerClient:
   def open_turns(self, owner: str, weight: float) -> Stream:
     """Returns a function that opens a stream of turns (manager/turns.py).
 
-    The manager's messages end with a NoManagerError if the manager ends.
-    `weight` is the owner's share or priority, as the manager's policy says.
+    The manager's messages end with a NoManagerError if the manager ends. With
+    `--policy shares`, owners get device time in proportion to `weight`; with
+    `--policy priority`, programs of a larger `weight` start first.
     """
     call = self._channel.stream_stream(f"/{SERVICE}/{TURNS}")
     metadata = [

@@ -106,7 +106,8 @@ class Store:
   def remove(self, kind: str, name: str) -> None:
     """Removes an item; if the disk is full, only in memory.
 
-    Then a restarted manager finds the item again, until it has been silent.
+    A restarted manager then finds the item again, and removes it once its
+    server or owner has been silent for long enough.
     """
     del getattr(self, kind)[name]
     try:
@@ -138,7 +139,7 @@ _MAX_BEATS_PER_SEC = 500.0
 _LOST_BEATS = 6  # a server that misses this many beats is lost
 _OWNER_SECS = 30.0  # an owner that is silent for longer loses its slices
 _FORGET_SECS = 600.0  # a server that is silent for longer is removed
-_LATE_SECS = 3.0  # a longer pause between ticks: this process was suspended
+_LATE_SECS = 3.0  # a longer pause of ticks does not count as others' silence
 
 
 class Manager:
@@ -181,8 +182,8 @@ class Manager:
   def register(self, server: Mapping[str, Any]) -> None:
     """Adds or replaces a server, given the fields of its `Server`.
 
-    Raises UserError if TensorFlow's server has fewer devices, or does not
-    answer.
+    Raises UserError if the TensorFlow server at this address does not answer,
+    or has fewer devices than `num_devices` says.
     """
     new = Server(**server)
     found = self._count_devices(new.address)
@@ -298,8 +299,9 @@ class Manager:
       ] + [dataclasses.asdict(x) for x in self._store.allocations.values()]
 
   def list_devices(self) -> dict[str, int]:
-    """Returns the memory in bytes of each device, by "address/number"."""
-    # Take no lock: a thread that waits for the disk may have it and stop turns.
+    """Returns {"address/number": bytes of a device}, the scheduler's limits."""
+    # Take no lock: another thread may hold it while it writes to the disk, and
+    # no client's program could start meanwhile.
     return {
       f"{x.address}/{i}": x.device_bytes
       for x in [*self._store.servers.values()]

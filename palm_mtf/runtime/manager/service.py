@@ -124,7 +124,7 @@ async def _start(
   server.add_generic_rpc_handlers(
     [grpc.method_handlers_generic_handler(SERVICE, handlers)]
   )
-  healthy = health.aio.HealthServicer()  # reports "" (everything) as serving
+  healthy = health.aio.HealthServicer()  # health checks ask for "" or SERVICE
   health_pb2_grpc.add_HealthServicer_to_server(healthy, server)
   await healthy.set(SERVICE, health_pb2.HealthCheckResponse.SERVING)
   port = _listen(server, ip, port, tls)
@@ -190,7 +190,7 @@ class _Calls:
     try:
       found = await asyncio.get_running_loop().run_in_executor(threads, call)
     except UserError:
-      if not had_turns:  # an owner may have turns, but no slices
+      if not had_turns:  # success if only streams were there to release
         raise
       return None
     return found + self._streams.list_all() if method == "list_all" else found
@@ -214,6 +214,6 @@ def count_devices(address: str) -> int:
 
 
 def _fields(message: bytes) -> list[tuple[int, Any]]:
-  """Returns (number, value) of a message's fields, without knowing its type."""
+  """Returns (number, value) per field of a protobuf message of unknown type."""
   fields = UnknownFieldSet(Empty.FromString(message))
   return [(x.field_number, x.data) for x in fields]

@@ -47,9 +47,9 @@ _AND, _SHIFT_RIGHT, _SUBTRACT, _JUMP_IF_EQUAL = 0x54, 0x74, 0x1C, 0x15
 _RETURN = 0x06
 # The last instruction of a filter: accept the whole packet, or drop it.
 _TAKE, _DROP = (_RETURN, 0, 0, 0xFFFFFFFF), (_RETURN, 0, 0, 0)
-# Accepts only packets without data (handshakes and acknowledgements). Such a
-# packet is as long as its TCP header: 4 bytes times the upper 4 bits of byte
-# 12.
+# Filter for a new connection whose user is not known yet: accepts only packets
+# without data (handshakes and acknowledgements). Such a packet is as long as
+# its TCP header: 4 bytes times the upper 4 bits of byte 12.
 _TAKE_WITHOUT_DATA = (
   (_LOAD_BYTE, 0, 0, 12),
   (_SHIFT_RIGHT, 0, 0, 2),
@@ -76,8 +76,8 @@ def restricted_port(ip: str, port: int) -> Iterator[int]:
   A client that connects during the body reaches the server only if it connects
   again afterwards.
 
-  Call this before `restrict_later_listeners`. Yields the port that the body has
-  to use.
+  Call this before `restrict_later_listeners`, which would let the sockets that
+  drop the packets accept connections. Yields the port that the body has to use.
 
   Args:
     ip: IPv4 address at which clients may connect to the server. If it is a
@@ -227,7 +227,7 @@ def _start_admitting(pid: int) -> None:
 
 
 def _check_own_uid() -> None:
-  """Raises OSError if /proc/net/tcp shows other users under this user's uid."""
+  """Raises OSError if this process's user id may stand for other users too."""
   # In a user namespace, overflowuid stands for every user that is not mapped.
   with open("/proc/sys/kernel/overflowuid") as file:
     if os.geteuid() != int(file.read()):
@@ -263,7 +263,7 @@ def _restrict_new(numbers: Mapping[str, int], seen: set[str]) -> None:
         restrict_to_loopback(copy)
         _known[copy.getsockname()[1]] = set()
       elif is_ip:
-        copy.getpeername()  # if not connected, OSError: it may listen later
+        copy.getpeername()  # OSError if unconnected: look again, it may listen
       seen.add(name)
 
 

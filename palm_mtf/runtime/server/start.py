@@ -41,9 +41,9 @@ def start_server(
   config = tf.ConfigProto(
     device_count={"CPU": num_devices, "GPU": 0},
     intra_op_parallelism_threads=num_threads,
-    # Transfers between servers block no thread, but host functions do, such as
-    # those that write a checkpoint. More threads take more memory, because more
-    # operations hold their results at the same time.
+    # One thread more than compute: a host function, such as one that writes a
+    # checkpoint, blocks its thread; transfers between servers block none. Not
+    # more, because more operations would hold their results at the same time.
     inter_op_parallelism_threads=max(2, num_threads) + 1,
   )
   # Any job name works, because a client's session later gives the server

@@ -3,9 +3,11 @@
 """Virtual slices, how their devices hold arrays, and where buffers are.
 
 Each device has one store per dtype, which maps keys to shards. A call may be
-sent before its inputs exist. It must not wait in MapPeek: that would block a
-thread of the server, and forever if the client is killed. Instead it waits for
-a signal in Unbatch, which blocks no thread and has a time limit.
+sent before its inputs exist. It must not wait in MapPeek, the operation that
+reads a store: that would block a thread of the server, permanently if the
+client is killed. Instead it waits in the operation Unbatch, which blocks no
+thread and has a time limit. There it waits for a signal, a number that the call
+which stores the input gives to Unbatch.
 """
 
 import collections
@@ -22,7 +24,7 @@ from palm_mtf.runtime.program import Program
 Shards = list[tf.Tensor]  # parts of an array, one for each device of a slice
 
 
-@dataclasses.dataclass(frozen=True, eq=False)  # hashed by identity
+@dataclasses.dataclass(frozen=True, eq=False)  # a dict key, by identity
 class VirtualSlice:
   """Logical devices, which a client asked for by the shape of their mesh."""
 
@@ -131,9 +133,9 @@ WAIT_SECS = 5.0
 class Tickets:
   """Makes operations by which a call waits for, reads and stores buffers.
 
-  Each call feeds a row per buffer: the key of the buffer and the number of its
-  signal, which is negative if the call need not wait for the signal. The last
-  row has 0 and a number that is unique to the call.
+  Each call feeds a matrix with a row per buffer: the buffer's key in the
+  stores, and the number of its signal, negative if the call need not wait for
+  the signal. The last row has 0 and a number that is unique to the call.
   """
 
   def __init__(self, held: Sequence[Sharding]):
@@ -141,16 +143,18 @@ class Tickets:
     # {CPU of a process: placeholder of the rows, [buffers + 1, 2] int64}
     self.placeholders: dict[str, tf.Tensor] = {}
     self._rows: dict[tuple[str, int], list[tf.Tensor]] = {}
-    # Operations of `wait` and `stage`, by CPU, so no process waits for another.
+    # Operations that wait for signals, and operations that store shards, by the
+    # CPU of their process. So no process waits for another one.
     self._waits: dict[str, list[tf.Operation]] = collections.defaultdict(list)
     self._staged: dict[str, list[tf.Operation]] = collections.defaultdict(list)
 
   def wait(self, row: int) -> None:
-    """Makes later `peek` and `stage` wait for a buffer's signal."""
+    """Makes reads and stores, if added later, wait for a buffer's signal."""
     for cpu in self._find_cpus([row]):
       with tf.device(cpu):
         _, signal = self._read_row(cpu, row)
-        # Unbatch waits unless its index has the signal.
+        # Unbatch waits until the `batch_index` of some Unbatch has its number.
+        # If `signal` is negative, its own one has, so that it does not wait.
         can_start = tf.cast(signal < 0, tf.int32)
         signal = tf.abs(signal)
         index = tf.fill([can_start, 1], tf.ones([], tf.int64))
@@ -158,7 +162,7 @@ class Tickets:
       self._waits[cpu].append(wait)
 
   def signal(self, rows: Iterable[int]) -> list[tf.Operation]:
-    """Returns operations that give buffers' signals, after those of `stage`."""
+    """Returns operations that give buffers' signals once shards are stored."""
     given = []
     for cpu in self._find_cpus(rows):
       every = [*rows, len(self._held)]
@@ -179,7 +183,7 @@ class Tickets:
       self._staged[cpu].append(staged)
 
   def peek(self, row: int) -> Shards:
-    """Returns the shards of a buffer, after `wait`."""
+    """Returns a buffer's shards, read once the signals of `wait` are given."""
     shards = []
     for device, store in self._find_stores(row):
       waits = self._waits[cpu_of_process(device)]
@@ -190,7 +194,7 @@ class Tickets:
     return shards
 
   def _find_stores(self, row: int) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yields each device, and the arguments that select its shard."""
+    """Yields (device, arguments of MapStage and MapPeek for its shard)."""
     held = self._held[row]
     for device in held.slice.devices:
       key, _ = self._read_row(cpu_of_process(device), row)

@@ -33,9 +33,12 @@ from palm_mtf.runtime.tracer.shards import (
 from palm_mtf.user_code import user_code
 
 
-@dataclasses.dataclass(frozen=True, eq=False)  # hashed by identity
+@dataclasses.dataclass(frozen=True, eq=False)  # a dict key, by identity
 class Value:
-  """An array in a traced block; `held` is None if calls feed a NumPy array."""
+  """An array in a traced block.
+
+  `held` is its sharding on a slice; None if each call feeds a NumPy array.
+  """
 
   trace: "Trace" = dataclasses.field(repr=False)
   shape: Sequence[int]
@@ -181,7 +184,7 @@ class Lowered:
   feeds: dict[str, tuple[int, tuple[slice, ...]]]
   outputs: Sequence[Sharding]  # one for each result
   variables: Sequence[tf.Variable]  # that it reads; to initialize before a call
-  secs: float = math.inf  # that the last call took; inf before the first
+  secs: float = math.inf  # of the last call, to tell when its results are due
 
 
 def lower(
