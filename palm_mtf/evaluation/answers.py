@@ -215,7 +215,7 @@ class AnswerJournal(contextlib.AbstractContextManager):
     return self._known.get(kind, {})
 
   def add(self, kind: str, number: int, value: object) -> None:
-    """Appends an answer to the file; raises UserError if the disk is full."""
+    """Appends [kind, index, answer]; raises UserError if the disk is full."""
     self._known.setdefault(kind, {})[number] = value
     self._lines.write([kind, number, value])
     self._answered()

@@ -127,7 +127,7 @@ def _search(
 
 
 def _complete_questions(task: EvalTask, contained: Sequence[int]) -> list[int]:
-  """Adds the other options of the same questions: metrics need all or none."""
+  """Adds the other options of these questions, which are contaminated, too."""
   questions = {task.questions[number] for number in contained}
   return [n for n, each in enumerate(task.questions) if each in questions]
 

@@ -59,8 +59,8 @@ _POOL = 1000
 class Exemplars(NamedTuple):
   """The exemplars of one task, for all of its questions."""
 
-  # Returns a question's exemplars, given a text that identifies the question,
-  # and the group, such as a subject, from which its exemplars must be; or "".
+  # Returns a question's exemplars, given a text that identifies the question
+  # and its group, such as a subject, which its exemplars share; "" for no group.
   choose: Callable[[str, str], list[str]]
   text: str = ""  # text to put unchanged before every question
 

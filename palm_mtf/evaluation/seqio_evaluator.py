@@ -223,7 +223,7 @@ def _simplify(value: Any, where: str) -> float | str:
 
 
 def _describe(value: seqio.metrics.MetricValue) -> str:
-  """Returns, for example, "Histogram of 12 values from 0.5 to 3"."""
+  """Describes an array, as in "Histogram of 12 values from 0.5 to 3"."""
   data = np.asarray(next(iter(vars(value).values())))  # the first field: array
   bounds = ""
   if data.size and data.dtype.kind in "biuf":

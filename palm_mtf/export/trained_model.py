@@ -78,6 +78,6 @@ class Export(NamedTuple):
 
   kind: str  # noun phrase for messages, such as "a CohereForCausalLM"
   num_bytes: int  # upper bound of the size of the file or folder
-  # Makes a file or folder, given its path, from the parameters.
+  # Writes the file or folder, given its path and a reader of parameters.
   write: Callable[[str, Reader], None]
   subfolder: str = ""  # folder to make in --output; "" for --output itself

@@ -366,7 +366,7 @@ class TrainLoop:
     }
     with self._during(f"while its memory was read after step {self._step}"):
       metrics |= self._session.read_memory()
-    # Traced steps are not timed. If no others ran, omit their rates of 0.
+    # If only traced steps, which are not timed, ran since the log, omit rates.
     if step_secs or self._step not in config.run.trace_steps:
       hfu = flops.hfu(rate, config.model, self._peak)
       metrics |= {"tokens_per_sec": rate, "step_secs": step_secs}

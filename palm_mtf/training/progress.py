@@ -138,7 +138,7 @@ class TrainProgress:
 # WATCHDOG_SECS is multiplied by this for slow work, such as the first step,
 # which compiles, a checkpoint, or a validation loss.
 _SLOW_FACTOR = 10
-_TICKS = 20  # number of times per WATCHDOG_SECS that a watchdog checks the time
+_TICKS = 20  # checks of the time per WATCHDOG_SECS, so at most 5% too late
 _STDERR = 2
 
 

@@ -61,7 +61,7 @@ _logger = logging.getLogger(__name__)
 
 _PAUSE_SECS = 1.0  # between attempts to reach a lost pod, to spare the CPU
 # With ON_POD_FAILURE = "wait", a run ends if it loses pods more often than this
-# between two checkpoints.
+# between two checkpoints, because it makes no progress then.
 _MAX_LOSSES = 3
 
 
@@ -127,7 +127,7 @@ class PodRecovery:
     return self._servers.remove(lost.pod)
 
   def _count_loss(self, lost: PodLostError, step: int) -> None:
-    """Raises UserError after too many losses without a new checkpoint."""
+    """Raises UserError if pods are lost too often without a new checkpoint."""
     if step != self._step:
       self._step, self._num_losses = step, 0
     self._num_losses += 1
