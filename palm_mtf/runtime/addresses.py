@@ -26,7 +26,7 @@ def split_address(setting: str, given: str) -> tuple[str, int]:
 
 
 def resolve(setting: str, host: str) -> str:
-  """Returns a host's IPv4 address, or raises a UserError that names `setting`."""
+  """Returns a host's IPv4 address; if none, a UserError names `setting`."""
   try:
     return socket.gethostbyname(host)
   except (OSError, UnicodeError):

@@ -33,7 +33,7 @@ class ServerInfo:
   tensorflow: str  # version
   num_devices: int
   num_threads: int  # that compute one operation
-  device_bytes: int = 0  # bytes of host memory per device, free at the start
+  device_bytes: int = 0  # bytes of host memory free at its start / num_devices
   # {name of a function: token with which sessions of clients call the function}
   functions: Mapping[str, str] = dataclasses.field(default_factory=dict)
   has_native: bool = False  # whether it has palm_mtf's C++ operations

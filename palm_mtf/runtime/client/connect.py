@@ -122,7 +122,7 @@ class Cluster:
   devices: Devices
   config: tf.ConfigProto
   target: str = ""  # TensorFlow's target, "grpc://..."; "" is this process
-  servers: Sequence[Process] = ()  # () if this process has the devices
+  servers: Sequence[Process] = ()  # of all pods; () if this process has all
   # {TensorFlow's name of a device: the manager's name, "host:port/number"}.
   names: Mapping[str, str] = dataclasses.field(default_factory=dict)
   stream: Stream | None = None  # to the manager that orders clients' programs
@@ -267,9 +267,9 @@ def _connect_accelerators(
 ) -> Devices:
   """Starts JAX on all hosts of all pods; returns the devices.
 
-  `name` is the client's job. `pods` has, for each pod, the process of each
-  host, by the host's address. Raises UserError if a host has other devices than
-  the mesh needs, or if JAX does not start there.
+  `name` is the client's TensorFlow job. `pods` has, for each pod, {address of a
+  host: its process}. Raises UserError if a host has other devices than the mesh
+  needs, or if JAX does not start there.
   """
   from palm_mtf.accelerators.devices import AcceleratorDevices, host_of_devices
 

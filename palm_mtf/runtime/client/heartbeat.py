@@ -214,7 +214,7 @@ class Heartbeat:
     named = _TASK.findall(error.message)
     if not named:
       return None
-    pod, task = map(int, named[-1])  # the message names a link's far end last
+    pod, task = map(int, named[-1])  # an error of a link names its far end last
     return [x for x, of in self._pods.items() if of == pod][task]
 
   def _message(self, address: str, how: str, phase: str) -> str:

@@ -285,7 +285,7 @@ class Manager:
     """Returns a JSON object per server, then per owner, for `pods list`."""
     with self._lock:
       self._reconcile()
-      owners: dict[str, set[str]] = {}  # of each server
+      owners: dict[str, set[str]] = {}  # {address of a server: owners}
       for each in self._store.allocations.values():
         for address, _ in itertools.chain(*each.places):
           owners.setdefault(address, set()).add(each.owner)

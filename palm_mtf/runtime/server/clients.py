@@ -154,7 +154,7 @@ class _Probe(threading.Thread):
       if self._client and (is_late or has_ended):
         break
       time.sleep(timeout / 4)
-    if self._client and self.until:  # gone without leaving, which sets 0
+    if self._client and self.until:  # gone without `leave_server`, which sets 0
       _logger.warning(f"{self._client.name} at {self._address} is gone")
       if self.is_silent:
         # A step that waits for a tensor of the client keeps the client's

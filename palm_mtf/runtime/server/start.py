@@ -41,9 +41,9 @@ def start_server(
   config = tf.ConfigProto(
     device_count={"CPU": num_devices, "GPU": 0},
     intra_op_parallelism_threads=num_threads,
-    # One thread more than compute: a host function, such as one that writes a
-    # checkpoint, blocks its thread; transfers between servers block none. Not
-    # more, because more operations would hold their results at the same time.
+    # Have one thread besides those that compute, because a host function, such
+    # as one that writes a checkpoint, blocks a thread. With more threads, more
+    # operations would hold results in memory at the same time.
     inter_op_parallelism_threads=max(2, num_threads) + 1,
   )
   # Any job name works, because a client's session later gives the server

@@ -88,7 +88,7 @@ class Buffer:
     self.is_signal_taken = False  # whether a call uses its only signal
 
   def __del__(self) -> None:
-    # This may run in any thread, in the middle of anything, so take no lock.
+    # Take no lock: garbage collection may run this in a thread that holds it.
     self.owner.dropped.put((self.held, self.take_signal(), self.made))
 
   def take_signal(self) -> list[int]:

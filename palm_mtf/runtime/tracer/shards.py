@@ -220,7 +220,7 @@ def build_removal(held: Sharding) -> Program:
   A call feeds a row per buffer: its key and the number of its signal. If there
   is no shard or signal, because another program has failed, it does not wait.
   """
-  rows: dict[str, tf.Tensor] = {}  # [buffers, 2], by the CPU of each process
+  rows: dict[str, tf.Tensor] = {}  # placeholders [buffers, 2], by process
   removed = []
   for device in held.slice.devices:
     cpu = cpu_of_process(device)

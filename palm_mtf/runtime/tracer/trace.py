@@ -59,7 +59,7 @@ class Node:
 
 
 class Trace:
-  """The calls of functions in a block; messages name the block `name`."""
+  """The calls of functions in a block, which error messages call `name`."""
 
   def __init__(self, name: str, owner: object):
     self.name, self._owner = name, owner
@@ -142,7 +142,8 @@ def to_array(given: object, name: str) -> np.ndarray:
 def fuse(nodes: Sequence[Node], results: Sequence[Value]) -> Iterator[Node]:
   """Joins consecutive nodes of a slice into one function that XLA compiles.
 
-  `nodes` are the nodes of a trace; the program stores the values `results`.
+  `nodes` are the nodes of a trace. A joined function returns only the values
+  that other nodes read, or that the program stores, `results`.
   """
   for _, group in itertools.groupby(
     nodes, lambda node: node.slice if node.can_fuse else node
