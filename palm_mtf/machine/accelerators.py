@@ -15,8 +15,8 @@ def uses_accelerators(mesh: DeviceMesh) -> bool:
   """Returns whether JAX, and not TensorFlow, runs the programs of a mesh.
 
   JAX runs a mesh for which TPU is set and, if this machine has GPUs, any mesh
-  of PaLM without STAGES. If JAX_PLATFORMS is "cpu" (a rehearsal), JAX runs
-  these meshes on virtual CPU devices.
+  of PaLM that is no pipeline (STAGES = 1). If JAX_PLATFORMS is "cpu" (a
+  rehearsal), JAX runs these meshes on virtual CPU devices.
   """
   if mesh.tpu:
     return True
@@ -27,9 +27,9 @@ def uses_accelerators(mesh: DeviceMesh) -> bool:
 def decodes_on_accelerators(mesh: MeshLayout, pods: PodsConfig) -> bool:
   """Returns whether JAX, and not TensorFlow, runs a trained model.
 
-  JAX does so on the servers in ISLANDS if the run has them, otherwise on this
-  machine. If TPU is set, but this machine has no TPUs and ISLANDS has no
-  servers, TensorFlow runs the model on CPUs.
+  JAX does so on the servers that the run lists in ISLANDS or, if it lists none,
+  on this machine. If TPU is set, but this machine has no TPUs and ISLANDS lists
+  no servers, TensorFlow runs the model on CPUs.
   """
   if not uses_accelerators(mesh):
     return False

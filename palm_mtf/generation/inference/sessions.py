@@ -56,15 +56,15 @@ def load_weights(
 ) -> None:
   """Makes the decoding weights of all layers from a checkpoint.
 
-  `restore` takes {variable name: slices}, and assigns the checkpoint's values
-  to the slices.
+  `restore` takes {name of a checkpoint's variable: its slices on devices}, and
+  reads the checkpoint's values into the slices.
   """
   # A checkpoint is float32, up to eight times as large as the weights, so keep
   # only one layer of the checkpoint in memory at a time.
   for i, layer in enumerate(layers):
     restore(layer.slices)
     client.call(Program(operations=[layer.prepare]))
-    if i == 0:  # release pages of code that later layers hardly run
+    if i == 0:  # later layers hardly run the code read so far; free it
       release_file_pages()
   # Free host memory now, because the caller compiles the first program next,
   # which takes more memory than anything before.
@@ -75,8 +75,8 @@ def load_weights(
 class LoadedDecoder(contextlib.AbstractContextManager):
   """Decoding weights on devices; as a context manager, frees them at the end.
 
-  The layout splits `batch` into `num_slices` slices, so a program of `client`
-  needs a multiple of this number of rows.
+  The mesh splits a batch into `num_slices` slices, so the number of rows in a
+  batch must be a multiple of `num_slices`.
   """
 
   def __init__(
@@ -119,7 +119,7 @@ class LoadedDecoder(contextlib.AbstractContextManager):
     with graph.as_default():
       model = build_decode_model(*given)
     session = session_config(settings.mesh_layout.num_devices)
-    # For packed weights, leave the threads to C++ products, which limit theirs.
+    # Limit the threads, unless C++ operations, on packed weights, limit theirs.
     if for_steps and not model.is_packed:
       session = step_session_config(*given)
     self.client = Client(tf.Session(graph=graph, config=session))
@@ -146,7 +146,7 @@ class LoadedDecoder(contextlib.AbstractContextManager):
       return self._programs.make_layers()
 
   def build(self, function: DecodeFunction, state: str) -> Program:
-    """Builds a function's program; `state` names the state it makes or uses."""
+    """Builds a program; those of one `state` share tensors, e.g. the cache."""
     with self.client.graph.as_default():
       return self._programs.build(function, state)
 
@@ -165,7 +165,7 @@ def _log_absence(mesh: MeshLayout) -> None:
 
 def _make_reader(client: Client, devices: Devices) -> CheckpointReader:
   """Returns a reader that reads checkpoints in the client's own process."""
-  # By default, TensorFlow could choose a server, whose host may lack the files.
+  # Otherwise TensorFlow may place the reading on a server that lacks the files.
   return CheckpointReader(client, CheckpointProcesses(Process(devices.client)))
 
 

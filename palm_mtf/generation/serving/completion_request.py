@@ -46,13 +46,13 @@ _WITHOUT_EFFECT: Mapping[str, tuple[object, ...]] = {
   "top_logprobs": (0,),
   "verbosity": ("medium",),
 }
-# Names that clients give to requests, and the model's name, checked elsewhere.
+# Ignored names that clients give to requests. The server checks "model".
 _IGNORED = "metadata model prompt_cache_key safety_identifier user".split()
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
 class CompletionRequest:
-  """A request as of OpenAI's /v1/completions; equal only to itself."""
+  """A request like OpenAI's /v1/completions; compared by identity."""
 
   prompts: Sequence[str | Sequence[int]]  # texts, or lists of token ids
   max_tokens: int  # maximum number of tokens per completion; 0 only with `echo`
@@ -68,7 +68,7 @@ class CompletionRequest:
   echo: bool  # whether the answer repeats the prompt before its completion
   stream: bool  # whether the text is sent piece by piece
   include_usage: bool  # whether a stream ends with its token counts
-  # Whether `prompts` has only a conversation's tokens, with any start token.
+  # Whether `prompts` is one conversation; its ids include any start token.
   is_chat: bool = False
 
   @property
@@ -175,7 +175,8 @@ def _check_values(values: Mapping[str, object]) -> None:
 
 
 def _read_stop(given: object) -> Sequence[str]:
-  # Only a client's stop strings are limited, not the STOP_STRINGS of the run.
+  # Reads a client's stop strings. The run's STOP_STRINGS, which apply without a
+  # field `stop`, are not limited, because no client can choose them.
   stops = [given] if isinstance(given, str) else given
   if not are_texts(stops):
     raise UserError(
