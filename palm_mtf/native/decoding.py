@@ -26,7 +26,7 @@ ACTIVATIONS = ("swish", "gelu", "gelu_tanh")
 
 
 def find_missing_in_step(config: ModelConfig) -> str | None:
-  """Returns the first macro whose value C++ decoding lacks, or None."""
+  """Returns a gin macro, such as NORM, whose value C++ steps lack, or None."""
   norm, (activation, kernels) = NORMS[config.norm], MLPS[config.mlp]
   is_computed = {
     "BLOCK": config.block in ("parallel", "serial"),
@@ -42,9 +42,9 @@ def find_missing_in_step(config: ModelConfig) -> str | None:
 
 @dataclasses.dataclass(frozen=True)
 class PackedKernel:
-  """A constant weight matrix [inner, outer], in panels of columns.
+  """A constant weight matrix [inner, outer], in panels (panels.h).
 
-  C++ products read a panel as one stream of bytes.
+  A panel has several columns, in the order in which a C++ product reads them.
   """
 
   panels: tf.Tensor  # [panels, bytes], uint8
@@ -90,7 +90,7 @@ def pack(
 
 
 def unpack(kernel: PackedKernel, inner: int) -> tf.Tensor:
-  """Returns the matrix that `pack` packed in bfloat16, [inner, outer]."""
+  """Returns the matrix [inner, outer] of a kernel whose dtype is bfloat16."""
   w = operations().palm_unpack(
     kernel=kernel.panels,
     T=kernel.dtype,
@@ -110,8 +110,8 @@ def _count_panel_bytes(dtype, inner, columns):
   return count * dtype.size + (8 * columns if dtype == tf.int8 else 0)
 
 
-# If several threads share a kernel, each reads at least this many bytes. This
-# takes 5 microseconds; synchronizing threads takes up to 1 microsecond.
+# Minimum number of a kernel's bytes per thread. A thread reads these bytes in 5
+# microseconds, so that synchronizing threads, up to 1 microsecond, costs less.
 _BYTES_FOR_A_THREAD = 250_000
 
 
@@ -121,7 +121,7 @@ def multiply(
   """Multiplies rows by a packed kernel [inner, outer]; returns [rows, outer].
 
   `xs` are parts of the rows [rows, inner], cut along `inner`, in float32 or
-  bfloat16. `dtype`, of the product, is also one of these; it may be the other.
+  bfloat16. `dtype`, the product's, is float32 or bfloat16, whatever `xs` have.
   """
   y = operations().palm_product(
     xs=list(xs),
@@ -227,7 +227,7 @@ class TextSettings(NamedTuple):
   # Tokens that end a text; (-1,) if no token does. After its end, a text is
   # filled with the first of these tokens.
   end_ids: Sequence[int]
-  repetition_penalty: float = 1.0  # REPETITION_PENALTY
+  repetition_penalty: float = 1.0  # 1 for no penalty
   keeps_logits: bool = False  # whether to return the last step's logits
   # Maximum number of steps. XLA needs this maximum, because in XLA the shape of
   # the chosen tokens is constant; without XLA, None is enough.

@@ -15,7 +15,7 @@ from palm_mtf.native.operations import operations, set_shapes
 
 
 def reads(read: Read, shapes: Sequence[Sequence[int]]) -> bool:
-  """Returns whether `read_product` can compute what a layer's `Read` says.
+  """Returns whether `read_product` supports the projections and MLP in `read`.
 
   `shapes` has the shape of one row of each product, such as [heads, d_kv].
   """
@@ -126,7 +126,7 @@ def norm_gradient(
   epsilon: float,
   threads: int,
 ) -> tuple[tf.Tensor, ...]:
-  """Returns the gradients of x and scale, given `dy`, that of norm's result."""
+  """Returns the gradients of x and scale, given `dy`, the result's gradient."""
   gradients = operations().palm_norm_gradient(
     x=x,
     scale=scale,
@@ -139,7 +139,7 @@ def norm_gradient(
 
 
 def attends(mixer: Attention) -> bool:
-  """Returns whether `attend` computes this kind of attention."""
+  """Returns whether `attend` supports `mixer`: no window, no score bias."""
   return mixer == PLAIN_ATTENTION
 
 
@@ -178,7 +178,7 @@ def attend_gradient(
   *,
   threads: int,
 ) -> tuple[tf.Tensor, ...]:
-  """Returns the gradients of q, k and v, given `dout`, that of the result."""
+  """Returns gradients of q, k and v, given `dout`, the result's gradient."""
   gradients = operations().palm_attention_gradient(
     q=q, k=k, v=v, dout=dout, masks=list(masks), threads=threads
   )

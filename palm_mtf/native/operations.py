@@ -67,7 +67,7 @@ def threads_here() -> int:
 def set_shapes(
   after: Sequence[tf.Tensor], before: Sequence[tf.Tensor]
 ) -> list[tf.Tensor]:
-  """Gives the tensors `after` the shapes of `before`, and returns them."""
+  """Gives C++ outputs `after`, whose shapes are unknown, those of `before`."""
   for x, like in zip(after, before, strict=True):
     x.set_shape(like.shape)
   return list(after)

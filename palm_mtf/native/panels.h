@@ -41,7 +41,8 @@ struct Rows {
   const int32_t* group_sums;  // of `bytes`, [count, padded(inner) / kGroup]
 };
 
-// Prefetches a panel shortly before a tile (products.h) reads it.
+// For products of few rows, which need one tile (products.h) per panel:
+// prefetches the panel that the tile reads, a little ahead.
 struct Stream {
   const uint8_t* at;
 
@@ -51,11 +52,11 @@ struct Stream {
   }
 };
 
-// Prefetches a part of the next panel, an equal share in each step of a tile.
-// The tiles of a panel together prefetch the whole next panel.
+// For products of many rows: each of a panel's tiles (products.h) prefetches a
+// part of the next panel, some bytes per step of the tile's loop.
 struct Part {
   const uint8_t* at;
-  int bytes;  // per step
+  int bytes;  // prefetched per step
 
   void prefetch() {
     constexpr int kLine = 64;
@@ -65,8 +66,8 @@ struct Part {
   }
 };
 
-// Returns the part of `panel` that a tile of `rows` rows prefetches: the share
-// rows / num_rows of the panel.
+// Returns the part of `panel` that a tile prefetches: rows / num_rows of its
+// bytes, if the tile has `rows` of the product's `num_rows` rows.
 inline Part make_part(const uint8_t* panel, size_t bytes, int first, int rows,
                     int num_rows, int steps) {
   const size_t begin = bytes * first / num_rows;

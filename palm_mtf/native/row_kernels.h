@@ -17,7 +17,7 @@
 
 namespace palm {
 
-constexpr int kParts = 64;  // runs of rows in a matrix, for any `threads`
+constexpr int kParts = 64;  // runs of rows: fixed, so that sums keep their bits
 
 // Calls use(part, first row, row after the last) for each run of rows.
 template <class T, class Use>
@@ -98,8 +98,8 @@ struct ReadKernel {
     columns.is_gated = attrs.flag("is_gated");
   }
 
-  // Returns `columns` with the angles: the inputs, if any, after the first
-  // `num_inputs` inputs.
+  // Returns `columns`, with rotary angles if the call has more than
+  // `num_inputs` inputs: the next inputs are sin and cos.
   Columns read_angles(Call& call, int num_inputs) const {
     Columns found = columns;
     if (call.num_inputs() == num_inputs) return found;

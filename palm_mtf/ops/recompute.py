@@ -75,10 +75,11 @@ def recompute(x: mtf.Tensor, signal: mtf.Tensor) -> mtf.Tensor:
   return getattr(x.operation, "recompute", delay)(x, signal)
 
 
-# Of all activations, only attention weights grow with length ** 2. If REMAT is
-# "layer", Table 22 of the PaLM paper counts 75% of the products with parameters
-# as recomputed. Here 65% are, because no gradient reads the last product of a
-# branch, and TensorFlow omits operations that nothing reads.
+# Of all activations, only attention weights grow with length ** 2, so REMAT =
+# "attention" recomputes these. With "layer", 65% of the products with
+# parameters are recomputed, not 75% as in Table 22 of the PaLM paper: no
+# gradient reads a branch's last product, and TensorFlow omits what nothing
+# reads.
 
 
 def recomputed(

@@ -22,7 +22,7 @@ def slice_offset(mesh_impl: mtf.MeshImpl, dim: mtf.Dimension) -> object:
   if axis is None:
     return tf.constant(0)
   size = dim.size // mesh_impl.shape[axis].size
-  return mesh_impl.slicewise(  # `coordinate` is the device's index on the axis
+  return mesh_impl.slicewise(  # `coordinate`: the device's index along `axis`
     lambda coordinate: tf.cast(coordinate, tf.int32) * size,
     mesh_impl.laid_out_pcoord(axis),
   )
@@ -47,9 +47,9 @@ class ByDevice:
   """A function of slices: in C++ for CPUs that have it, and in TensorFlow."""
 
   anywhere: SliceFn  # the function in TensorFlow, for any device
-  # The function in C++, or None. Its first argument is the number of threads,
-  # and the function may omit the last outputs. A native function that takes an
-  # omitted output as an argument gets None.
+  # The function in C++, or None. Its first argument is the number of threads.
+  # It may return fewer outputs, only the first ones: a native function that
+  # takes one of the others as an argument, such as a gradient, gets None.
   native: SliceFn | None = None
 
   def of(self, mesh_impl: mtf.MeshImpl) -> SliceFn:

@@ -35,7 +35,7 @@ _ALIGNMENT = 64
 
 
 class _OnSlices(mtf.Operation):
-  """A Mesh TensorFlow operation: applies a function to its inputs' slices."""
+  """Makes a function of slices, such as DecodeModel's, an mtf operation."""
 
   def __init__(
     self,
@@ -58,9 +58,10 @@ class _OnSlices(mtf.Operation):
 
 
 class JoinedWeights:
-  """Decoding weights for the forward pass of model/palm.py.
+  """Lets the forward pass of model/palm.py read the weights of a DecodeModel.
 
-  The methods are those of TrainedWeights (model/weights.py).
+  The methods are those of TrainedWeights (model/weights.py). In a DecodeModel,
+  kernels that read the same input, such as q, k and v, are one joined matrix.
   """
 
   def __init__(self, mesh: mtf.Mesh, model: DecodeModel):
@@ -86,7 +87,7 @@ class JoinedWeights:
 
   def norm_vectors(self, name: str, after: mtf.Tensor) -> list[mtf.Tensor]:
     """Returns the scale, and the bias if any, of a norm, [d_model] each."""
-    del after  # would delay an all-gather, but devices have whole vectors
+    del after  # an all-gather would wait for it, but here vectors are whole
     vectors, names = self._model.vectors, [f"{name}/scale", f"{name}/bias"]
     return [
       self._import(vectors[x], self._dims.d_model)
@@ -97,12 +98,13 @@ class JoinedWeights:
   def score_extras(
     self, layer: str, mixer: Attention, length: mtf.Dimension
   ) -> list[mtf.Tensor]:
-    """Returns weights that change attention scores by distance, if any."""
+    """Returns ALiBi's slopes, or the parameters of T5 or Transformer-XL."""
     del length
     found = self._model.score_extras(layer, mixer)
     if mixer.score_positions == "alibi":
       return [self._import(x, self._dims.heads) for x in found]
-    # A kernel [d_model, ...] became a vector per distance, [positions, ...].
+    # Transformer-XL's kernel [d_model, ...] is replaced by its products, a
+    # vector per distance, [positions, ...] (WeightMaker.make_vectors).
     renamed = {"d_model": "positions"}
     return [
       self._import(x, *(getattr(self._dims, renamed.get(y, y)) for y in dims))
@@ -112,11 +114,11 @@ class JoinedWeights:
   def project_in(
     self, x: mtf.Tensor, layer: str, read: Read, angles: Sequence[mtf.Tensor]
   ) -> list[mtf.Tensor]:
-    """Returns q, k, v and an MLP's hidden layer, from the kernels of `read`."""
+    """Returns q, k and v, the MLP's hidden layer or both, as `read` lists."""
     columns = self._model.columns(read, native_threads(self._impl))
     vectors = self._model.project_vectors(layer, read)
     batch, length, _ = x.shape.dims
-    outputs = {}  # a gated MLP's products have one result, of the last's shape
+    outputs = {}  # a gated MLP's two products share an index: the hidden layer
     for index, each in zip(result_indices(read), read.projections, strict=True):
       positions = mtf.Dimension(each.positions, length.size)
       dims = [batch, positions, *self._model.dims_of(each.outputs)]
@@ -151,7 +153,7 @@ class JoinedWeights:
     self, layer: str, outputs: Iterable[Projection], after: mtf.Tensor
   ) -> list[mtf.Tensor]:
     """Returns the biases of `outputs`, [d_model] each."""
-    del after  # would delay an all-gather, but devices have whole vectors
+    del after  # an all-gather would wait for it, but here vectors are whole
     return [
       self._import(x, self._dims.d_model)
       for x in self._model.output_biases(layer, outputs)
@@ -170,8 +172,9 @@ class JoinedWeights:
     output: mtf.Dimension,
     dtype: tf.DType | None = None,
   ) -> mtf.Tensor:
-    # `fn` maps [batch * length, inputs] to [batch * length, output]. If `dtype`
-    # is None, the result has the dtype of `xs`.
+    # Applies fn, a function of slices [batch * length, inputs], to xs, [batch,
+    # length, inputs] each. Returns [batch, length, output] of `dtype`; None
+    # means that of xs.
     def apply(*xs: LaidOut) -> list[LaidOut]:
       batch, length = xs[0].slice_shape[:2]
 
@@ -296,7 +299,7 @@ def run_blocks(
     def write(stack, x):
       return write_row(stack, layer, x[tf.newaxis], 0)
 
-    pairs = zip(stacks, kept, strict=False)  # there may be no stacks
+    pairs = zip(stacks, kept, strict=False)  # no stacks if no keys are wanted
     return [y, *(impl.slicewise(write, *pair) for pair in pairs)]
 
   laid_out_masks: list[LaidOut] = []
@@ -309,7 +312,8 @@ def run_blocks(
     ]
     return model.for_each_layer(run_layer, [x, *zeros])
 
-  # One operation of the graph runs a loop, whose body has a graph of one block.
+  # XLA compiles one block for all layers: this operation is a loop, and its
+  # body lowers a mesh graph of one block.
   y, *stacks = _OnSlices(run, given, [x.shape, *[stack] * num_stacks]).outputs
   if keys_and_values is not None:
     keys_and_values.append(tuple(stacks))

@@ -22,7 +22,7 @@ from palm_mtf.runtime.program import Program
 
 
 class Effect(enum.Enum):
-  """What a function does with the state; its caller keeps a changed state."""
+  """What a function does with the state; its caller stores a changed state."""
 
   MAKES = "makes"
   CHANGES = "changes"
@@ -66,7 +66,7 @@ BuildProgram = Callable[[DecodeFunction, str], Program]
 
 
 class LocalPrograms:
-  """Builds programs of functions for the devices of TensorFlow."""
+  """Builds a function's TensorFlow operations, with variables for the state."""
 
   def __init__(self, model: DecodeModel):
     self._model = model

@@ -198,7 +198,8 @@ class _Continuations:
   """Base class of sampling and beam search.
 
   A subclass has a state, a list of `num_tensors` tensors. The first tensor says
-  which rows or searches have ended; the second holds the rows' last tokens.
+  which rows or searches have ended, so that the loop of steps can stop; the
+  second holds the rows' last tokens, which the next step reads.
   """
 
   def __init__(
@@ -246,9 +247,9 @@ class _Samples(_Continuations):
     return tuple(state)
 
   def advance(self, limit, place, lengths, keys, state, cache):
-    """Continues each row from `place` to `limit` new tokens.
+    """Continues rows that have `place` new tokens until they have `limit`.
 
-    Returns the number of new tokens, [] int32; the state; and the cache.
+    Returns the number of new tokens per row, [] int32; the state; the cache.
     """
     is_over, last, tokens, *seen = state
     places = self._impl.slicewise(lambda n: tf.fill(n.shape, place), lengths)
@@ -271,7 +272,7 @@ class _Samples(_Continuations):
     after = place + steps.num_steps
 
     def put(is_over, last, tokens, chosen):
-      at = tf.range(tokens.shape[1]) - place  # index in `chosen`; -1 is `last`
+      at = tf.range(tokens.shape[1]) - place  # index of new tokens in `chosen`
       longer = tf.concat([last[:, tf.newaxis], chosen], 1)
       most = tf.shape(longer)[1] - 1
       put_here = tf.gather(longer, tf.clip_by_value(at + 1, 0, most), axis=1)

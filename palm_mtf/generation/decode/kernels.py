@@ -128,8 +128,9 @@ def round_to_int4(w: tf.Tensor) -> tf.Tensor:
 
 
 # With AMX, oneDNN multiplies bfloat16 several times as fast as the C++
-# operations, but must first unpack the kernel, which takes as long as this
-# number of rows (estimated for Sapphire Rapids from its memory bandwidth).
+# operations, but the kernel must be unpacked first. For fewer rows than this,
+# unpacking takes longer than it saves (estimated for Sapphire Rapids from its
+# memory bandwidth).
 _LEAST_ROWS_FOR_AMX = 64
 
 

@@ -19,8 +19,8 @@ State = list[LaidOut]
 
 
 # If a layout splits `batch`, a device holds a slice of the rows; otherwise a
-# device holds all rows. No layout splits the other dimensions, so a dimension
-# whose size is unknown when the graph is built can have size 1 here.
+# device holds all rows. No layout splits the other dimensions. `join_rows` does
+# not use their sizes, so 1 replaces a size that is unknown in the graph.
 def _make_shape(rows: int, others: list[int | None]) -> mtf.Shape:
   dims = [mtf.Dimension(f"unsplit_{i}", n or 1) for i, n in enumerate(others)]
   return mtf.Shape([mtf.Dimension("batch", rows), *dims])

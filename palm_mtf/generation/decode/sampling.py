@@ -39,10 +39,11 @@ def _to_column(setting):
 
 
 def _find_least_kept(shares, weights, wanted):
-  # Returns the least share to keep, [rows, 1]: the largest t such that tokens
-  # with share >= t have weights (1 for TOP_K, shares for TOP_P) that sum to at
-  # least `wanted`. Instead of sorting, bisect over the bits of t in 31 passes,
-  # because nonnegative floats have the same order as their bits.
+  # Returns the least share (unnormalized probability) to keep, [rows, 1]: the
+  # largest t such that tokens with share >= t have weights (1 for TOP_K, shares
+  # for TOP_P) that sum to at least `wanted`. Bisects over the bits of t in 31
+  # passes instead of sorting, because nonnegative floats and their bits have
+  # the same order.
   bits = tf.bitcast(shares, tf.int32)
 
   def halve(i, low, high):
@@ -61,8 +62,8 @@ def _find_least_kept(shares, weights, wanted):
 
 
 def _keep_likely(shares, top_k, top_p):
-  # Sets to 0 the shares of the tokens that TOP_K or TOP_P drops. Tokens that
-  # tie with the last kept token are kept too.
+  # Sets to 0 the shares (unnormalized probabilities) of tokens that TOP_K or
+  # TOP_P drops. Tokens that tie with the last kept token are kept too.
   rows, vocab = shares.shape
   if tf.is_tensor(top_k) or (top_k or vocab) < vocab:
     wanted = tf.cast(tf.broadcast_to(_to_column(top_k), [rows, 1]), tf.float32)
@@ -85,7 +86,7 @@ def is_among(tokens: tf.Tensor, ids: Sequence[int]) -> tf.Tensor:
 def mask_logits(logits: tf.Tensor, num_tokens: int) -> tf.Tensor:
   """Casts logits [rows, vocab] to float32, and masks ids from `num_tokens` on.
 
-  The vocabulary has `num_tokens` pieces; the embedding may have more rows.
+  For these ids the embedding has rows, but the vocabulary has no pieces.
   """
   logits = tf.cast(logits, tf.float32)
   exists = tf.range(logits.shape[-1]) < num_tokens

@@ -30,7 +30,7 @@ from palm_mtf.generation.decode.weights import DecodeModel
 from palm_mtf.native.decoding import Texts, TextSettings
 
 # Maximum number of tokens per text and call of `StepSlots`. On accelerators,
-# where shapes are static, `tokens` has this many columns without log p.
+# where shapes are static, a call returns this many columns (1 with log p).
 MOST_STEPS = 256
 
 
@@ -46,7 +46,7 @@ class MakeSlots(DecodeFunction):
   def __call__(
     self, model: DecodeModel, state: State, inputs: Mapping[str, tf.Tensor]
   ) -> tuple[State, dict[str, tf.Tensor]]:
-    """Builds a prefill of all slots with a token that no text attends to."""
+    """Builds a prefill with one token, which only gives the cache its shape."""
     prompts = tf.zeros([self.num_slices, 1], tf.int32)
     ones = split_rows(model.placement, tf.ones([self.num_slices], tf.int32))
     length = model.config.sequence_length

@@ -105,8 +105,8 @@ class NativeStep:
   def __init__(self, model: DecodeModel):
     self._impl, self._config = model.placement, model.config
     (self._table,) = model.table.tensor_list
-    # The C++ step takes scales and kernels in the order of their use, which is
-    # also the order of `model.kernels`.
+    # The C++ step takes scales and kernels in the order in which it uses them.
+    # `model.kernels` already has this order.
     scales = [
       model.norm_vectors(f"{layer_name(i)}/{read.norm}")[0]
       for i in range(self._config.num_layers)
@@ -213,7 +213,7 @@ class TensorflowStep:
       cache, which now includes these tokens.
     """
     impl, model = self._impl, self._model
-    shape = cache[0].slice_shape[model.row_axis :]  # of one layer's keys
+    shape = cache[0].slice_shape[model.row_axis :]  # shape of a layer's keys
     num_rows = tokens.slice_shape[0]
     tables = find_angles(self._config, shape[-2])
     # Find each token's index in the cache and its rotation angles only once,
@@ -353,7 +353,7 @@ def _add_and_scale(
 
 
 class _Block:
-  """A layer on the devices of a mesh, for one position; a `Block` of block.py.
+  """A layer's `Block` (block.py) on a mesh, for one new token per row.
 
   `cache` has the layer's keys and values; `mix` adds those of the new tokens.
   """

@@ -53,7 +53,7 @@ class DecodeModel:
 
   placement: CpuGpuPlacement  # devices and layout
   config: ModelConfig
-  dims: Dims  # a forward pass replaces `batch` and `length`
+  dims: Dims  # `build_palm` sets `batch` and `length` to those of the tokens
   table: LaidOut  # embedding, [vocab, d_model], activation dtype
   # The transposed table of the logits: a `Kernel` for each device's slice.
   to_logits: LaidOut
@@ -98,7 +98,7 @@ class DecodeModel:
     return [scale, self.vectors[bias]] if bias in self.vectors else [scale]
 
   def score_extras(self, layer: str, mixer: Attention) -> list[LaidOut]:
-    """Returns weights that change attention scores by distance, if any."""
+    """Returns ALiBi's slopes, or the parameters of T5 or Transformer-XL."""
     if mixer.score_positions == "alibi":
       slopes = tf.constant(alibi_slopes(self.config.num_heads))
       slices = self.placement.make_slices(slopes, mtf.Shape([self.dims.heads]))
@@ -111,15 +111,15 @@ class DecodeModel:
     """Multiplies rows by a kernel on each device; returns [rows, outer].
 
     `xs` is one tensor [rows, inner]; for a packed kernel, it may be several
-    tensors, split along `inner`. `is_step` says whether a decoding step, which
-    has few rows, computes the product. Otherwise a forward pass computes it.
+    tensors, split along `inner`. `is_step` says whether a decoding step
+    computes the product: other operations are faster for its few rows.
     """
     return self.placement.slicewise(
       lambda kernel, *xs: multiply(xs, kernel, is_step=is_step), kernel, *xs
     )
 
   def columns(self, read: Read, threads: int) -> JoinedColumns:
-    """Returns an object that splits the product of `project_in` (q, k, ...).
+    """Returns an object that splits a device's joined product into q, k, ...
 
     `threads` is the number of threads per C++ operation; 0 if XLA computes.
     """
@@ -130,11 +130,11 @@ class DecodeModel:
     return JoinedColumns(shapes, read, self.config.norm_epsilon, threads)
 
   def dims_of(self, names: Iterable[str]) -> list[mtf.Dimension]:
-    """Returns dimensions, given their names in a `Projection`."""
+    """Returns the mtf dimensions that have these names, such as "d_model"."""
     return [getattr(self.dims, name) for name in names]
 
   def project_vectors(self, layer: str, read: Read) -> list[LaidOut]:
-    """Returns the biases, and the scales of norms of q and k, for `read`."""
+    """Returns biases of products in `read`, and scales of norms of q and k."""
     return [self.vectors[f"{layer}/{name}"] for name in vectors_of(read)]
 
   def project_in(
@@ -228,7 +228,7 @@ class DecodeModel:
     return carry
 
   def make_last_norm(self) -> list[LaidOut]:
-    """Returns the last norm's vectors, scaled so that logits need no factor."""
+    """Returns the last norm's scale and any bias, times the logits' factor."""
     return [
       self.placement.slicewise(lambda x: x * self.config.logits_factor, x)
       for x in self.norm_vectors("final_norm")
