@@ -17,7 +17,7 @@ def _gelu_tanh(x):
   return 0.5 * x * (1.0 + tf.tanh(inner))
 
 
-# {activation named in `architecture.block.MLPS`: its function, in float32}
+# {name in `MLPS` of architecture/block.py: function of a float32 tensor}
 _ACTIVATIONS = {
   "swish": lambda x: x * tf.sigmoid(x),
   "gelu": _gelu,

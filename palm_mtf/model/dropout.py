@@ -22,7 +22,7 @@ from palm_mtf.ops.xla import fused
 DROPOUT_STATE = mtf.Dimension("dropout_state", 4)
 
 
-def _words(number):  # the lower 64 bits of an integer, as two words of 32 bits
+def _words(number):  # its lower 64 bits, as the 32-bit words of Threefry's key
   return [
     tf.constant((number >> shift) % 2**32, tf.uint32) for shift in (0, 32)
   ]
@@ -32,7 +32,7 @@ def _words(number):  # the lower 64 bits of an integer, as two words of 32 bits
 def _drop(first_row, x, state, place, seed, rate):
   step, batch_row, is_on, first_place = tf.unstack(state)
   rows, length, width = x.shape
-  # Each counter gives two random numbers, one for each half of d_model.
+  # Threefry hashes each counter to two numbers, one for each half of d_model.
   half = -(-width // 2)
   row = tf.range(rows) + (first_row + batch_row)
   counter = [
@@ -57,8 +57,8 @@ class Dropout:
   rate: float  # share of the activations to drop, above 0 and below 1
   seed: int  # seed of the run
   # [4], int32: the step, from 0; the index of this microbatch's first row in
-  # the step's batch; 1 to drop activations, 0 to drop none; and the number of
-  # places (uses of dropout) before the first place of the graph.
+  # the step's batch; 1 to drop activations, 0 to drop none; and a number to add
+  # to `place`: not 0 only where all layers run the graph of one layer.
   state: mtf.Tensor
 
   def __call__(self, x: mtf.Tensor, place: int) -> mtf.Tensor:

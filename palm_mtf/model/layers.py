@@ -95,8 +95,8 @@ def embed(
   ).outputs[0]
 
 
-# Norms without scale and bias: from x, [..., d_model] float32, and epsilon to
-# the result y and, for the gradient, the number that multiplied x, [..., 1].
+# Norms of x, [..., d_model] float32, without scale and bias. They return y and,
+# for the gradient, the factor that normalized x, [..., 1].
 
 
 def _by_mean_square(x, epsilon):
@@ -123,8 +123,7 @@ def _by_variance_gradient(y, rsqrt, dy):
   return (dx - tf.reduce_mean(dy, -1, keepdims=True)) * rsqrt
 
 
-# {statistic of a norm (see `NormForm`): its function and the gradient}. Those
-# in IS_CENTERED also have operations in C++.
+# {`statistic` of `normalize`: the norm's function, and that of its gradient}
 _STATISTICS = {
   "variance": (_by_variance, _by_variance_gradient),
   "mean_square": (_by_mean_square, _by_mean_square_gradient),
@@ -134,7 +133,9 @@ _STATISTICS = {
 def normalize(x: tf.Tensor, statistic: str, epsilon: float) -> tf.Tensor:
   """Normalizes x [..., d_model], any float dtype, without a scale, to float32.
 
-  `statistic` is that of `NormForm`; `epsilon` is NORM_EPSILON.
+  `statistic`: "variance" subtracts the mean of x and divides by the standard
+  deviation; "mean_square" divides by the root mean square. `epsilon`
+  (NORM_EPSILON) is added to the statistic before the square root.
   """
   forward, _ = _STATISTICS[statistic]
   return forward(tf.cast(x, tf.float32), epsilon)[0]
@@ -291,7 +292,7 @@ def _mask(first, x, vocab_size, is_gradient):
 
 
 def without_padding(logits: mtf.Tensor, vocab_size: int) -> mtf.Tensor:
-  """Masks logits [batch, length, vocab] of padding: from `vocab_size` on."""
+  """Masks padding in logits [batch, length, vocab]: from `vocab_size` on."""
   vocab = logits.shape.dims[-1]
   if vocab.size == vocab_size:
     return logits

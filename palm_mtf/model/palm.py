@@ -50,7 +50,8 @@ class Palm:
     Args:
       config: the architecture.
       dims: dimensions of the architecture, from `model_dims`.
-      weights: parameters of the architecture; or, for decoding, JoinedWeights.
+      weights: parameters of the architecture; for decoding, the joined kernels
+        of generation/decode/forward.py.
       dropout: dropout of a training step; None drops nothing.
     """
     self._config = config
@@ -96,8 +97,9 @@ class Palm:
 
     Args:
       inputs, segments, prefix: see `logits`.
-      keys_and_values: None, or a list to which each layer appends the keys and
-        values that its attention reads. A list requires REMAT = "none".
+      keys_and_values: None; or, to fill the cache of decoding, a list to which
+        each layer appends the keys and values that its attention reads. With a
+        list, REMAT must be "none", as without a backward pass.
 
     Returns:
       [batch, length, d_model], activation dtype.
@@ -163,7 +165,7 @@ class Palm:
     for i, each in enumerate(layer_of(self._config).sums):
       branches = {}
       for read in each.reads:
-        # One matrix product multiplies a norm by all kernels that read it.
+        # One product multiplies the norm's output by all kernels that read it.
         y = self._norm(x, f"{name}/{read.norm}")
         found = weights.project_in(y, name, read, self._angles)
         for branch in read.branches:

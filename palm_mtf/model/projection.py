@@ -5,7 +5,8 @@
 The kernels q, k, v, wi_gate and wi of a parallel block read the same norm, so
 they share one product, x [q | k | v | wi_gate | wi]. This makes the block
 faster than a serial block (PaLM, section 2). The backward pass has one product
-for the gradients of all kernels, and usually one for the gradient of x.
+for the gradients of all kernels, and one for the gradient of x, or several if
+different mesh axes split the kernels.
 """
 
 import dataclasses
@@ -32,8 +33,8 @@ from palm_mtf.ops.xla import fused, in_xla_computation
 # the C++ operations.
 
 
-# XLA compiles the two functions below only within `read_product`, because XLA's
-# copies are slower than TensorFlow's.
+# The two functions below are not `fused`, because XLA's copies are slower than
+# TensorFlow's. As a part of `read_product`, XLA compiles them nevertheless.
 
 
 def _join_columns(rows, parts):
@@ -51,9 +52,9 @@ def _split_columns(joined, rows, shapes):
 def _broadcast_angles(
   angles: Angles, num_rows: int, num_heads: int
 ) -> list[tf.Tensor]:
-  # The first `num_rows` dimensions of a product, such as [batch, length], index
-  # a row. `angles` lack the first of these dimensions if all its indices have
-  # the same angles.
+  # Returns angles that broadcast to a product [*rows, *heads, size / 2]. Rows
+  # are `num_rows` dimensions, such as [batch, length]; heads are `num_heads`
+  # dimensions. Angles that all sequences share lack the first dimension.
   found = []
   for x in angles:
     for _ in range(num_rows + 1 - x.shape.rank):
@@ -83,8 +84,8 @@ def read_product(
     epsilon: NORM_EPSILON, for norms of q and k.
     angles: sin and cos of rotary embedding, float32 each: [length, size / 2],
       or [*rows, size / 2].
-    vectors: biases and scales of norms of q and k, float32, in the order of
-      `vectors_of`.
+    vectors: for each kernel's product, its bias and the scale of its norm, if
+      any, float32.
 
   Returns:
     q, k and v for an attention branch, and the hidden layer for an MLP.
@@ -111,12 +112,15 @@ def read_product(
 
 
 def vectors_of(read: Read) -> list[str]:
-  """Returns the names within the layer of the vectors of `read_product`."""
+  """Returns the names in the layer of the products' biases and norm scales."""
   return [name for each in read.projections for name in each.vectors]
 
 
 def result_indices(read: Read) -> list[int]:
-  """Returns, for each projection, its index in the result of `read_product`."""
+  """Returns the index of each product's result in what `read_product` returns.
+
+  The products of an MLP have the same index, that of the hidden layer.
+  """
   found, count = [], 0
   for branch in read.branches:
     is_mlp = isinstance(branch.mixer, Mlp)
@@ -127,7 +131,7 @@ def result_indices(read: Read) -> list[int]:
 
 @functools.cache  # so that all layers share the compiled code
 def _fused_read(*how):
-  # `how` has the arguments of `read_product` that are not tensors.
+  # `how` has rows, shapes, read and epsilon, as `read_product` takes them.
   def read_parts(wide, angles, vectors):
     return read_product(wide, *how, angles, vectors)
 
@@ -179,7 +183,7 @@ class JoinedColumns:
     angles: Angles,
     vectors: Sequence[tf.Tensor],
   ) -> list[tf.Tensor]:
-    """Splits a product; see `read_product`."""
+    """Returns what `read_product` does, computed by C++ if possible."""
     if not self._is_native:
       split, _ = self._fused(rows)
       return list(split(wide, list(angles), list(vectors)))
@@ -188,7 +192,7 @@ class JoinedColumns:
     )
     return [
       tf.reshape(part, [*rows, *shape])
-      # The last part, the hidden layer, stands for both wi_gate and wi.
+      # The last shape may be left over: wi_gate and wi share the hidden layer.
       for part, shape in zip(parts, self.shapes, strict=False)
     ]
 
@@ -240,8 +244,8 @@ class _Projection(mtf.Operation):
     self.kernels, self.read = list(kernels), read
     self.epsilon, self.gradient_dtype = epsilon, dtype
     batch, length, _ = x.shape.dims
-    # `columns` has the columns of whole kernels, although a device's product
-    # has only the columns of its slices of the kernels.
+    # `columns` declares the columns of whole kernels. A device's product has
+    # only those of its slices, so `lower` bypasses the check of slice shapes.
     sizes = (x.shape.to_integer_list[1:] for x in kernels)
     columns = mtf.Dimension("columns", sum(map(math.prod, sizes)))
     self.result_of = result_indices(read)
@@ -271,8 +275,8 @@ class _Projection(mtf.Operation):
 
   def gradient(self, grad_ys: Sequence[mtf.Tensor | None]) -> list:
     gradients = grad_ys[: self.num_read]
-    # Inputs are read from self.inputs, because `recomputed` copies this
-    # operation with other inputs, but with the same self.kernels.
+    # Read the kernels from self.inputs: if REMAT recomputes a layer, this
+    # operation is a copy with other inputs, but with the same self.kernels.
     x, angles, vectors, kernels = self.cut_inputs(self.inputs)
     x, *kernels = (recompute(each, gradients[0]) for each in (x, *kernels))
     dx, *others = _ProjectionGradient(
@@ -282,13 +286,14 @@ class _Projection(mtf.Operation):
 
   def recompute(self, x: mtf.Tensor, signal: mtf.Tensor) -> mtf.Tensor:
     """Computes the output x, such as q, from the product again."""
-    # All calls are in one backward pass, so the first signal serves all.
+    # One backward pass makes all calls, so the first call's gradient to wait
+    # for (`signal`) is enough.
     if self._read_again is None:
       self._read_again = _ReadAgain(self, signal)
     return self._read_again.outputs[self.outputs.index(x)]
 
   def columns(self, impl: mtf.MeshImpl) -> JoinedColumns:
-    """Returns what splits a device's product into q, k, v and so on."""
+    """Returns which columns of a device's product are q, k, v and so on."""
     shapes = [impl.slice_shape(kernel.shape)[1:] for kernel in self.kernels]
     threads = native_threads(impl)
     return JoinedColumns(shapes, self.read, self.epsilon, threads)
@@ -368,9 +373,9 @@ class _ProjectionGradient(mtf.Operation):
     is_open = [isinstance(dy, mtf.LazyAllreduceSum) for dy in gradients]
     # `axes` has, for each kernel, the mesh axes over which the kernel's part of
     # dx must be summed. In multi-query attention dk and dv are sums over slices
-    # of `heads`, each a LazyAllreduceSum. Instead of dk and dv, results that
-    # are linear in dk and dv are all-reduced: dx and the gradients of kernels
-    # and vectors.
+    # of `heads`, not yet all-reduced (LazyAllreduceSum). What follows is linear
+    # in dk and dv, so all-reduce only the results: dx and the gradients of
+    # kernels and vectors.
     axes = []
     for of, kernel in zip(forward.result_of, forward.kernels, strict=True):
       over = split_axes(impl, kernel.shape.dims[1:])
@@ -436,8 +441,9 @@ def _kernel_gradients(
   if not in_xla_computation():
     joined = kernel_gradient(rows, gradient, on_cpu=bool(columns.threads))
     return _split_columns(joined, [rows.shape[1]], columns.shapes)
-  # XLA would give the columns of one product a layout in which it cannot
-  # reduce-scatter rows, and would all-reduce whole gradients instead.
+  # For XLA, compute one product per kernel. XLA would give the columns of a
+  # joined product a layout in which it cannot reduce-scatter rows, and would
+  # all-reduce whole gradients instead.
   parts = tf.split(gradient, [*map(math.prod, columns.shapes)], 1)
   return [
     tf.reshape(matmul(rows, part, transpose_a=True), [-1, *shape])
@@ -448,8 +454,8 @@ def _kernel_gradients(
 def _columns_by_axes(
   axes: Sequence[tuple[int, ...]], shapes: Sequence[Sequence[int]]
 ) -> list[tuple[tuple[int, ...], slice]]:
-  # Groups adjacent kernels that have equal axes. Returns the axes of each
-  # group, and the group's columns in a device's product.
+  # Groups adjacent kernels whose parts of dx are summed over equal mesh axes.
+  # Returns each group's axes, and its columns in a device's product.
   groups, end = [], 0
   for over, run in itertools.groupby(
     zip(axes, shapes, strict=True), key=lambda pair: pair[0]

@@ -74,7 +74,8 @@ def gather_weight(x: mtf.Tensor, after: mtf.Tensor, dims: Dims) -> mtf.Tensor:
   """All-gathers a weight [..., d_model_stored, ...] to [..., d_model, ...].
 
   Unless a layout splits d_model_stored, returns x itself. The gather waits for
-  `after`, the other input of the layer.
+  `after`, the other input of the layer; otherwise TensorFlow might gather the
+  weights of all layers at once.
   """
   if dims.d_model_stored == dims.d_model:
     return x

@@ -97,7 +97,7 @@ def initializer(
   if parameter.part == logits_table(config):
     # Logits have variance 1 at first.
     return Normal(config.d_model**-0.5 / config.logits_factor, seed)
-  if not parameter.is_kernel:  # other embeddings
+  if not parameter.is_kernel:  # embedding of tokens or positions
     return Normal(1.0, seed)
   fan_in = config.d_model
   if dims[0] != "d_model":  # o [heads, d_kv, d_model] and wo [d_ff, d_model]
@@ -113,10 +113,13 @@ class TrainedWeights:
   JoinedWeights (generation/decode/forward.py) has the same methods, so that
   decoding can use the forward pass of palm.py with other weights.
 
-  The arguments are the mesh; the arguments of `palm_variables`; the dtype in
-  which devices add up gradients of kernels and of the embedding (None:
-  activation dtype); and the variables of all stages (None: makes variables on
-  the mesh).
+  Args:
+    mesh: mesh of the products with these weights.
+    config, dims, seed: see `palm_variables`.
+    gradient_dtype: dtype in which devices add up gradients of kernels and of
+      the embedding; None is the activation dtype.
+    variables: result of `palm_variables` for all stages; None makes the
+      variables, on `mesh`.
   """
 
   def __init__(
@@ -152,7 +155,7 @@ class TrainedWeights:
   def norm_vectors(self, name: str, after: mtf.Tensor) -> list[mtf.Tensor]:
     """Returns the scale, and bias if any, of a norm.
 
-    Each is [d_model] float32; an all-gather, if any, waits for `after`.
+    Each is [d_model] float32. For `after` see `gather_weight`.
     """
     names = [f"{name}/scale", f"{name}/bias"]
     found = [self._kernel(x, after) for x in names if x in self._variables]
@@ -166,7 +169,7 @@ class TrainedWeights:
   def score_extras(
     self, layer: str, mixer: Attention, length: mtf.Dimension
   ) -> list[mtf.Tensor]:
-    """Returns what changes a layer's attention scores by distance."""
+    """Returns a layer's ALiBi slopes, T5 table or Transformer-XL tensors."""
     if mixer.score_positions == "alibi":
       heads = self._dims.heads
       slopes = tf.constant(alibi_slopes(heads.size))
@@ -232,7 +235,7 @@ class TrainedWeights:
   ) -> list[mtf.Tensor]:
     """Returns the biases of products that are added to the residual stream.
 
-    Each is [d_model] float32; an all-gather, if any, waits for `after`.
+    Each is [d_model] float32. For `after` see `gather_weight`.
     """
     return [
       self._kernel(f"{layer}/{each.bias}", after)
@@ -241,7 +244,10 @@ class TrainedWeights:
     ]
 
   def unembed(self, x: mtf.Tensor) -> mtf.Tensor:
-    """Returns logits, [batch, length, vocab] `logits_dtype`; does not scale."""
+    """Returns logits, [batch, length, vocab], in LOGITS_DTYPE.
+
+    x is the last norm's output, which includes the factor of the logits.
+    """
     # The backward pass begins with this product, so the gathered table is kept
     # and not gathered again.
     logits = product(
