@@ -259,9 +259,9 @@ def _make_tokenizer(text: str, extra_ids: int, what: str) -> Any:
 def _library_errors(what: str, fix: str) -> Iterator[None]:
   try:
     yield
-  except (TypeError, UnicodeEncodeError):  # a text is not Unicode
+  except (TypeError, UnicodeEncodeError):  # no Unicode; the caller explains
     raise
-  # The library raises bare Exceptions; Rust's panics are BaseExceptions.
+  # Catch panics of the library's Rust code, too, which are BaseExceptions.
   except BaseException as error:
     is_panic = type(error).__name__ == "PanicException"
     if not is_panic and not isinstance(error, Exception):

@@ -26,7 +26,8 @@ from palm_mtf.model_dir.foreign_files import read_json_object, read_regular
 
 FILE_NAME = "chat_template.jinja"
 _MAX_BYTES = 10**6
-# Clients and templates name the field of a message's reasoning differently.
+# Names of the field with a message's reasoning. Clients and templates differ in
+# the name, so a template gets the reasoning under several names.
 _REASONING = ("reasoning_content", "thinking", "reasoning")
 # Replaces characters that the template did not write, so that no control token
 # is found in them: half of a surrogate pair, which no token's name contains.
@@ -193,13 +194,13 @@ class ChatTemplate:
 
   @functools.cached_property
   def _reads_parts(self) -> bool:
-    """Whether the template reads a content that is a list of parts."""
+    """Whether the template reads lists of parts; if not, it gets their text."""
     content = [{"type": "text", "text": _PROBE}]
     return self._reads(content, [{"role": "user", "content": content}])
 
   @functools.cached_property
   def _reads_arguments(self) -> bool:
-    """Whether the template needs a tool call's arguments as an object."""
+    """Whether the template reads tool calls' arguments as objects, not JSON."""
     arguments = {_PROBE: 1}
     function = {"name": "f", "arguments": arguments}
     call = {"type": "function", "id": "0" * 9, "function": function}

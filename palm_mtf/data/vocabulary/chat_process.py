@@ -150,7 +150,7 @@ def _tracking(name: str) -> Any:
 
 
 _NO = NotImplemented
-# Methods that change letters. Origins stay if the number of letters does.
+# Methods that change letters. Origins stay if the text keeps its length.
 _CASES = "capitalize casefold lower swapcase title upper".split()
 # Methods that return substrings. Their origin is known only if all characters
 # of the string have the same origin.
@@ -190,7 +190,7 @@ class _Generator(CodeGenerator):
 
 
 class _Generation(Extension):
-  """Renders what "generation", transformers' tag for answers, encloses."""
+  """Renders only the body of {% generation %}, which marks answers."""
 
   tags = {"generation"}  # noqa: RUF012
 
@@ -201,7 +201,7 @@ class _Generation(Extension):
 
 
 class _Namespace(Namespace):
-  """Refuses names such as __str__, because Python calls some implicitly."""
+  """Refuses attributes such as __str__, which Python would call implicitly."""
 
   def __init__(*args: Any, **kwargs: Any):
     values = dict(*args[1:], **kwargs)

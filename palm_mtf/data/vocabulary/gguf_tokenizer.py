@@ -92,9 +92,9 @@ _ENDS = ("eos_token_id", "eot_token_id", "eom_token_id")
 def read_gguf_start(
   metadata: Mapping[str, Any],
 ) -> tuple[int | None, int | None]:
-  """Returns the id of the start token, and this id if each text gets it.
+  """Returns the start token's id or None; and the id to put before each text.
 
-  Both may be None. Missing keys have the defaults of llama.cpp.
+  The second id is the first id, or None. Defaults are those of llama.cpp.
   """
   is_llama = read_key(metadata, f"{_KEY}model", str, "") == "llama"
   bos_id = read_key(
@@ -342,7 +342,7 @@ def _list_patterns(found: Mapping[str, Any]) -> tuple[str, ...]:
   """Returns the regular expressions by which a tokenizer.json splits a text.
 
   They are written as in _SPLITS, to look them up there. () if a step of the
-  pre-tokenizer uses no regular expression that llama.cpp could have.
+  pre-tokenizer splits texts in a way that llama.cpp cannot.
   """
   patterns: list[str] = []
   for each in list_parts(found.get("pre_tokenizer")):

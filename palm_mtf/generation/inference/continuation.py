@@ -17,7 +17,7 @@ class Continuation:
   """Text that continues a prompt."""
 
   text: str  # without the end token or the stop string
-  num_tokens: int  # number of tokens that begin in `text`
+  num_tokens: int  # that begin in `text`; a stop string may cut the last
   # What ended the text: "eod" (an end token), "stop" (a stop string), "length"
   # (SAMPLE_TOKENS), or "" if the text is unfinished.
   ended: str

@@ -126,7 +126,7 @@ def make_scorer(
 
 
 class Scorer:
-  """Scores texts with the weights of one checkpoint."""
+  """Computes log p of texts with the weights of one checkpoint."""
 
   def __init__(
     self,
@@ -236,7 +236,7 @@ class Scorer:
     size: int,
     names: tuple[str, ...],
   ) -> list[list[np.ndarray]]:
-    # Each row holds a window. Returns, per row, the list that `_score` yields.
+    # Each row holds a window. Returns, per row, an output for each of `names`.
     inputs, targets = np.zeros([2, size, length], np.int32)
     num_given = np.zeros([size], np.int32)
     for row, (index, window) in enumerate(rows):

@@ -90,7 +90,7 @@ class LoadedDecoder(contextlib.AbstractContextManager):
     for_steps: bool = False,
   ):
     # `for_steps`: whether decoding steps, rather than forward passes, will take
-    # most of the time. Steps use fewer threads.
+    # most of the time. Then the session gets only the threads that steps use.
     free_garbage()  # so that an earlier LoadedDecoder takes no memory
     self.config = config
     self.num_slices = mesh.axis_size_of("batch")
@@ -112,7 +112,7 @@ class LoadedDecoder(contextlib.AbstractContextManager):
   def _open_local(
     self, scope: contextlib.ExitStack, settings: DecodeSettings, for_steps: bool
   ) -> Sequence[LayerWeights]:
-    """Opens a client of this process's devices; returns the weights to load."""
+    """Opens a session of this process; returns the weights to load."""
     given = settings.model, settings.mesh_layout, settings.weight_dtype
     _log_absence(settings.mesh_layout)
     graph = tf.Graph()
@@ -134,7 +134,7 @@ class LoadedDecoder(contextlib.AbstractContextManager):
     settings: DecodeSettings,
     pods: PodsConfig,
   ) -> Sequence[LayerWeights]:
-    """Opens a client of accelerators; returns the weights to load."""
+    """Opens a session with accelerators; returns the weights to load."""
     # This module imports JAX, which decoding on CPUs does not need.
     from palm_mtf.accelerators.decode_client import PodDecoder
 

@@ -42,7 +42,7 @@ class SlotText(NamedTuple):
 class Chosen(NamedTuple):
   """Next token of a text."""
 
-  token: int  # id of the token
+  token: int
   log_prob: float | None  # log p of the token; None if it was not computed
   # {id: log p} of the likeliest tokens; {} if not computed.
   likeliest: Mapping[int, float]

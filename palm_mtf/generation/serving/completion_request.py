@@ -17,7 +17,7 @@ from palm_mtf.errors import (
 
 MOST_LOG_PROBS = 5  # as in OpenAI's API
 _MOST_STOPS = 4  # as in OpenAI's API
-_MOST_STOP_CHARACTERS = 1000  # keeps the search after each token short
+_MOST_STOP_CHARACTERS = 1000  # per text, which is searched after each token
 # Fields of OpenAI's API and of vLLM that are not supported. Only these values,
 # which have no effect, are accepted.
 _WITHOUT_EFFECT: Mapping[str, tuple[object, ...]] = {
@@ -31,7 +31,7 @@ _WITHOUT_EFFECT: Mapping[str, tuple[object, ...]] = {
   "logit_bias": ({},),
   "min_p": (0,),
   "modalities": (["text"],),
-  "parallel_tool_calls": (True, False),  # there are no tools
+  "parallel_tool_calls": (True, False),  # no effect without tools
   "presence_penalty": (0,),
   "reasoning_effort": ("none", "medium"),
   "repetition_penalty": (1,),
@@ -61,7 +61,7 @@ class CompletionRequest:
   top_k: int | None  # number of likeliest tokens to draw from; None for all
   n: int  # number of completions per prompt
   stop: Sequence[str]  # a completion ends where the first of these texts begins
-  seed: int  # random seed
+  seed: int
   # Number of likeliest tokens whose log-probabilities the answer lists for each
   # token; None to list none.
   logprobs: int | None

@@ -103,7 +103,7 @@ async def read_json(request: web.Request, most_secs: float) -> object:
     why = f"{error.msg} at character {error.pos:,}"
   except RecursionError:
     why = "it is nested too deep"
-  except ValueError:  # int() limits the number of digits
+  except ValueError:  # from int(), which limits the number of digits
     most = sys.get_int_max_str_digits()
     why = f"a whole number has more than {most:,} digits"
   raise RefusalError(400, f"the body is not valid JSON: {why}.")

@@ -186,7 +186,7 @@ class ServedModel:
   """Reads requests; applies the model's limits and the run's defaults."""
 
   name: str  # name of the model that clients may give in requests
-  vocabulary: Vocabulary  # vocabulary of the model
+  vocabulary: Vocabulary
   # Settings of the run; its DecodeConfig, SAMPLE_TOKENS and SEED are the
   # defaults of requests.
   config: Config

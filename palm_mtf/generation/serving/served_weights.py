@@ -44,7 +44,6 @@ class ServedWeights(contextlib.AbstractContextManager):
     self._checkpoint: Checkpoint | None = None
     self._loaded: LoadedDecoder | None = None
     self._scorer: Scorer | None = None
-    # None while no weights are loaded.
     self.decoder: SlotDecoder | None = None
     # Training step of the loaded checkpoint, and its time in seconds since
     # 1970.
