@@ -284,7 +284,7 @@ def _quiet_stderr() -> Iterator[None]:
 
 
 def _has_parts(part: object) -> bool:
-  """Whether a normalizer or the like is null, or an object of JSON objects."""
+  """Whether a normalizer, decoder or the like is null, or a tree of objects."""
   if not isinstance(part, dict):
     return part is None
   parts = [part.get(name, []) for name in _PARTS]

@@ -77,7 +77,7 @@ _FIRST_NAMES = {x: x for x in _SPLITS} | {
 }
 
 # llama.cpp treats tokens with these names as control tokens that end a text,
-# whatever their types are. So it treats tokens under the keys in _ENDS.
+# whatever their types are; likewise tokens with ids under the keys in _ENDS.
 _END_NAMES = set(
   "<|endoftext|> <|end_of_text|> </s> <eos> [EOS] <|end|> <|im_end|> "
   "<|eot_id|> <|eom_id|> <end_of_turn> <turn|> <EOT> _<EOT> [EOT] <|return|> "

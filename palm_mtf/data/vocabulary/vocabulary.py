@@ -190,7 +190,7 @@ class Vocabulary(abc.ABC):
       )
 
   def byte_share(self, ids: Sequence[int]) -> float:
-    """Returns the share of parts of characters, which need the most tokens."""
+    """Returns the share of byte tokens; high if the vocabulary does not fit."""
     return float(self.is_byte[np.asarray(ids, int)].sum()) / max(1, len(ids))
 
 
