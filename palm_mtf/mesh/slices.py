@@ -19,7 +19,7 @@ class Region:
   # then begin,size of each dimension. "" if the region is the whole variable,
   # None if it is only padding, which no checkpoint holds.
   spec: str | None
-  is_first: bool  # no earlier device holds this region, so read this one
+  is_first: bool  # False if an earlier device of the mesh holds this region
 
 
 @dataclasses.dataclass(frozen=True)
