@@ -94,7 +94,7 @@ def read_gguf_start(
 ) -> tuple[int | None, int | None]:
   """Returns the start token's id or None; and the id to put before each text.
 
-  The second id is the first id, or None. Defaults are those of llama.cpp.
+  The second id is the first id or None. Missing keys get llama.cpp's defaults.
   """
   is_llama = read_key(metadata, f"{_KEY}model", str, "") == "llama"
   bos_id = read_key(

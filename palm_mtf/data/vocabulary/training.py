@@ -70,7 +70,8 @@ def train_vocabulary(
   """Writes a vocabulary of `vocab_size` pieces, learned from texts, to `path`.
 
   Raises:
-    UserError: `vocab_size` does not fit the text, or `path` is not writable.
+    UserError: `vocab_size` does not fit the text, the training was killed, or
+      `path` cannot be written.
   """
   sample = training_sample(documents, vocab_size)
   # Do not replace an existing file, because another command may have trained
