@@ -20,7 +20,8 @@ _NO_SPACE = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 _SHORT_WRITE = re.compile(r"\d+ requested and \d+ written")
 # Prefix of the names of incomplete files and folders, which nothing reads.
 PARTIAL = ".partial_"
-_ABANDONED_SECS = 3600.0  # incomplete files unchanged for so long are deleted
+# The writer of an incomplete file that is unchanged for so long was killed.
+_ABANDONED_SECS = 3600.0
 
 
 def check_model_dir(model_dir: object) -> None:
