@@ -202,7 +202,7 @@ class Attention {
 
 template <class T>
 AttentionMemory<T>& attention_memory() {
-  static auto& it = *new AttentionMemory<T>;  // threads may use it at exit
+  static auto& it = *new AttentionMemory<T>;  // kept: threads may run at exit
   return it;
 }
 

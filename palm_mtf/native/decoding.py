@@ -103,7 +103,8 @@ def unpack(kernel: PackedKernel, inner: int) -> tf.Tensor:
 
 
 def _count_panel_bytes(dtype, inner, columns):
-  # Computes the same as panel_bytes of panels.h.
+  # Does the same as panel_bytes of panels.h, for the static shape of the
+  # result.
   count = -(-inner // GROUP) * GROUP * columns
   if dtype == INT4:
     return count // 2 + count // GROUP * 2
@@ -150,7 +151,7 @@ class StepWeights:
   kernels: Sequence[PackedKernel]
 
   def make_arguments(self) -> dict[str, object]:
-    """Returns the inputs and attributes of both C++ decoding operations."""
+    """Returns the arguments that both C++ decoding operations take."""
     config, kernels = self.config, self.kernels
     table, *angles = self.tables
     sines, cosines = angles or [tf.zeros([self.memory_length, 0])] * 2

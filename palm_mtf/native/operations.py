@@ -1,6 +1,6 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""The operations of operations.cc, if they can be compiled."""
+"""Loads the operations of operations.cc, if they can be compiled."""
 
 import dataclasses
 import errno

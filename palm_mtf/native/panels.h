@@ -21,8 +21,9 @@ constexpr int kGroup = 32;  // rows per scale in a column of int4 weights
 // Returns the inner dimension of weights [inner, outer], padded with zeros.
 inline int padded(int inner) { return (inner + kGroup - 1) / kGroup * kGroup; }
 
-// An int8 panel ends with one scale and one sum of numbers per column. An int4
-// panel has a bfloat16 scale per column after each group of rows.
+// An int8 panel ends with a scale and a sum of numbers per column: products
+// subtract kByteOffset times the sum. An int4 panel has a bfloat16 scale per
+// column after each group of rows.
 inline size_t panel_bytes(Format format, int inner) {
   size_t count = size_t(padded(inner)) * kColumns;
   if (format == kFloat32) return 4 * count;
@@ -36,7 +37,7 @@ inline size_t panel_bytes(Format format, int inner) {
 struct Rows {
   const float* floats;
   const uint16_t* halves;     // bfloat16, if the CPU multiplies bfloat16
-  const uint8_t* bytes;       // signed; kByteOffset is added for int8 weights
+  const uint8_t* bytes;       // int8; plus kByteOffset for int8 weights
   const float* scales;        // of `bytes`, [count]
   const int32_t* group_sums;  // of `bytes`, [count, padded(inner) / kGroup]
 };

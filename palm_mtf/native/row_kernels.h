@@ -73,8 +73,9 @@ struct NormGradientKernel : NormKernel {
     const float* scale = static_cast<float*>(TF_TensorData(scales));
     const Matrix<const T> dy = call.next_matrix<const T>();
     const Matrix<T> dx = call.allocate<T>(0, x.rows, x.columns);
-    // Each part has its own sums, which are added in order afterwards, so that
-    // the result does not depend on the number of threads.
+    // Each run of rows has its own sums of scale gradients, which are added in
+    // order afterwards, so that the result does not depend on the number of
+    // threads.
     const int size = x.columns;
     std::vector<float> sums(size_t(kParts) * size);
     for_parts(x, threads, [&](int part, int begin, int end) {

@@ -154,8 +154,8 @@ class HeadGroup {
   }
 
  private:
-  // Consecutive positions from `begin` on. A row is one head of the group at
-  // one position.
+  // Consecutive positions from `begin` on, which see at most the first `keys`
+  // positions. A row is one head of the group at one position.
   struct Block {
     int begin, rows, keys, width;  // `width` is `keys` with padding
 

@@ -42,7 +42,7 @@ class Block(Protocol):
     """
 
   def project_out(self, branches: Mapping[Projection, Any]) -> Any:
-    """Multiplies each input by its output kernel; sums, biases included."""
+    """Returns the sum of all inputs times their output kernels, plus biases."""
 
 
 def run_layer(layer: Layer, block: Block, x: Any, branch: Any) -> tuple:
@@ -159,7 +159,7 @@ def attend_to_cache(
     values: shape of keys.
     positions: [rows, tokens], int32.
     mixer: how positions change scores, and the window.
-    extras: weights that change scores by distance, for `score_by_distance`.
+    extras: ALiBi's slopes, or T5's or Transformer-XL's parameters; else ().
     num_given: () or one tensor, [rows] int32: number of tokens at the start of
       each row that all tokens see.
 

@@ -35,7 +35,7 @@ _ALIGNMENT = 64
 
 
 class _OnSlices(mtf.Operation):
-  """Makes a function of slices, such as DecodeModel's, an mtf operation."""
+  """Wraps a function of slices (a DecodeModel's method) in an mtf operation."""
 
   def __init__(
     self,
@@ -98,7 +98,7 @@ class JoinedWeights:
   def score_extras(
     self, layer: str, mixer: Attention, length: mtf.Dimension
   ) -> list[mtf.Tensor]:
-    """Returns ALiBi's slopes, or the parameters of T5 or Transformer-XL."""
+    """Returns ALiBi's slopes, or T5's or Transformer-XL's score parameters."""
     del length
     found = self._model.score_extras(layer, mixer)
     if mixer.score_positions == "alibi":

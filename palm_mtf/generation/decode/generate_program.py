@@ -401,7 +401,7 @@ class BeamSearch:
     log_p = _compute_log_probabilities(logits, sizes.num_tokens)
     log_p = tf.reshape(log_p, [prompts, beams, vocab]) + living[..., tf.newaxis]
     log_p = tf.reshape(log_p, [prompts, beams * vocab])
-    # Each prefix has one continuation per end token that ends now, so the best
+    # At most one continuation per prefix and end token ends now, so the best
     # `count` continuations include at least NUM_BEAMS that live on.
     count = (1 + len(sizes.end_ids)) * beams
     best, index = tf.math.top_k(log_p, min(count, beams * vocab))

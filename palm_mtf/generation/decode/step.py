@@ -239,7 +239,8 @@ class TensorflowStep:
         seen = [keys, values]
         if model.has_stacks:
           seen = [each[layer] for each in seen]
-        # A slice of the first rows is a view, so nothing is copied.
+        # Only the first `num_rows` rows take this step. Their slice is a view,
+        # so nothing is copied.
         if seen[0].shape[0] > num_rows:
           seen = [each[:num_rows] for each in seen]
         return keys, values, seen
@@ -264,7 +265,7 @@ class TensorflowStep:
       logits = impl.allconcat(logits, axis, 1)
     vocab_size = self._config.vocab_size
     if model.dims.vocab.size > vocab_size:
-      # The other logits are those of the embedding's padding rows.
+      # Drop the logits of the embedding's padding rows, which are not tokens.
       logits = impl.slicewise(lambda x: x[:, :vocab_size], logits)
     return logits, cache
 

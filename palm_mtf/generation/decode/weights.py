@@ -98,7 +98,7 @@ class DecodeModel:
     return [scale, self.vectors[bias]] if bias in self.vectors else [scale]
 
   def score_extras(self, layer: str, mixer: Attention) -> list[LaidOut]:
-    """Returns ALiBi's slopes, or the parameters of T5 or Transformer-XL."""
+    """Returns ALiBi's slopes, or T5's or Transformer-XL's score parameters."""
     if mixer.score_positions == "alibi":
       slopes = tf.constant(alibi_slopes(self.config.num_heads))
       slices = self.placement.make_slices(slopes, mtf.Shape([self.dims.heads]))
