@@ -202,7 +202,10 @@ class CpuGpuPlacement(mtf.placement_mesh_impl.PlacementMeshImpl):
       return self._collective_with_groups(x, [mesh_axis], gather)
 
   def reduce_scatter(self, x, mesh_axis: int, split_axis: int):
-    """Sums x over a mesh axis; each device gets a part along `split_axis`."""
+    """Sums x over a mesh axis, and cuts the sum along `split_axis`.
+
+    Each device along the mesh axis gets one part.
+    """
 
     def scatter(xs, devices):
       return reduce_scatter_ring(xs, devices, split_axis)

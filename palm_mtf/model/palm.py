@@ -99,7 +99,7 @@ class Palm:
       inputs, segments, prefix: see `logits`.
       keys_and_values: None; or, to fill the cache of decoding, a list to which
         each layer appends the keys and values that its attention reads. With a
-        list, REMAT must be "none", as without a backward pass.
+        list, REMAT must be "none"; there is no backward pass to recompute for.
 
     Returns:
       [batch, length, d_model], activation dtype.

@@ -169,7 +169,7 @@ class TrainedWeights:
   def score_extras(
     self, layer: str, mixer: Attention, length: mtf.Dimension
   ) -> list[mtf.Tensor]:
-    """Returns a layer's ALiBi slopes, T5 table or Transformer-XL tensors."""
+    """Returns ALiBi's slopes, T5's table, Transformer-XL's tensors, or []."""
     if mixer.score_positions == "alibi":
       heads = self._dims.heads
       slopes = tf.constant(alibi_slopes(heads.size))

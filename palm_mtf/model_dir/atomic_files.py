@@ -20,7 +20,7 @@ _NO_SPACE = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 _SHORT_WRITE = re.compile(r"\d+ requested and \d+ written")
 # Prefix of the names of incomplete files and folders, which nothing reads.
 PARTIAL = ".partial_"
-# The writer of an incomplete file that is unchanged for so long was killed.
+# Incomplete files unchanged for so long are deleted: their writers were killed.
 _ABANDONED_SECS = 3600.0
 
 

@@ -35,7 +35,7 @@ def full_update(g, clip, one_minus_beta2, v):
 
 
 def factored_update(g, clip, row, column):
-  """Clips g; returns u = g * row * column, if row * column is 1 / sqrt(v)."""
+  """Clips g; returns the update u = g * row * column (factors of 1/sqrt(v))."""
   ones = [1] * column.shape.rank
   return _clip_gradient(g, clip) * tf.reshape(row, [*row.shape, *ones]) * column
 

@@ -34,7 +34,7 @@ class LossSums:
 
 
 class LossFunction(Protocol):
-  """A model and its loss."""
+  """A model and its loss, as `build_program` (train_program.py) takes them."""
 
   features: Mapping[str, Feature]  # dtype and shape in a microbatch
 

@@ -277,7 +277,7 @@ class PodBuilder:
     self._pod_batch_size = pod_batch_size
     self._graph = mtf.Graph()
     with tf.device(client):
-      no_step = tf.constant(-1, tf.int64)  # if not fed: a loss without dropout
+      no_step = tf.constant(-1, tf.int64)  # the default turns dropout off
       # Number of steps done before, [], int64.
       self.step = tf.placeholder_with_default(no_step, [], "step")
       # Index of the microbatch in the step, [], int32.
