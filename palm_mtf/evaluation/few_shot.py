@@ -60,7 +60,7 @@ class Exemplars(NamedTuple):
   """The exemplars of one task, for all of its questions."""
 
   # Returns a question's exemplars, given a text that identifies the question
-  # and its group, such as a subject, which its exemplars share; "" for no group.
+  # and its group, such as a subject, which its exemplars share; "" if none.
   choose: Callable[[str, str], list[str]]
   text: str = ""  # text to put unchanged before every question
 

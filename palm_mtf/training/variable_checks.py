@@ -76,7 +76,7 @@ class VariableChecks:
     for name, value in bad.losses.items():
       if name != "grad_norm" and not math.isfinite(value):
         return f"the {name}, of parameters that all are"
-    # The backward pass goes from the last layer to the first.
+    # Search from the last layer to the first, as the backward pass goes.
     for name, squares in reversed(
       list(zip(self._parameters, bad.gradient_squares, strict=True))
     ):
