@@ -46,7 +46,7 @@ class Command(NamedTuple):
   # entry point takes the value of each flag as a keyword.
   flags: Mapping[str, Mapping[str, Any]] = {}
   # {flag: (dotted path, help)}. Such a flag runs the function at the path
-  # instead of the entry point, and ignores gin files. The function takes
+  # instead of the entry point, and ignores --gin_file. The function takes
   # `as_json`, and `hardware_of`, a function from a chip's name to its
   # HardwareConfig: the chip's FLOP/s, bandwidths and memory.
   standalone: Mapping[str, tuple[str, str]] = {}

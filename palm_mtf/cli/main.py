@@ -198,7 +198,7 @@ def _run_without_command(group: str, arguments: list[str]) -> int:
 def _make_parser(name: str, description: str) -> FlagParser:
   """Returns a parser without flags for the command or group `name`.
 
-  The help lists the group's commands; if `name` is "", all two-word commands.
+  The help lists the group's commands; if `name` is "", all commands.
   """
   commands = commands_in(name)
   width = max(map(len, commands), default=0) + 2
