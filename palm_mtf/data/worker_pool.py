@@ -124,8 +124,8 @@ class WorkerPool(contextlib.ExitStack):
     # of this process hold.
     context = multiprocessing.get_context("spawn")
     for _ in range(self._num_processes):
-      # Every worker has its own pipe. Only the worker holds `there`, so that the
-      # pipe closes if the worker is killed, even while it writes.
+      # Every worker has its own pipe. Only the worker holds `there`, so that
+      # the pipe closes if the worker is killed, even while it writes.
       here, there = context.Pipe()
       with there:
         process = context.Process(
