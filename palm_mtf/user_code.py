@@ -59,11 +59,8 @@ class _Frame(NamedTuple):
 def user_code(where: str) -> Iterator[None]:
   """Turns exceptions of the body, which calls the user's code, into UserError.
 
-  The body prints to stderr. KeyboardInterrupt and UserError pass unchanged.
-  Messages begin with `where`, the code's name, such as "TASK: my_task".
-
-  Raises:
-    UserError: the body raises any other exception, including SystemExit.
+  The body prints to stderr. KeyboardInterrupt and UserError pass unchanged, but
+  not SystemExit. Messages begin with the code's name, such as "TASK: my_task".
   """
   with _PRINTS_TO_STDERR:
     try:

@@ -96,10 +96,8 @@ def explain_start_error(address: str, error: Exception) -> UserError:
 def listening_address(given: str, allow_any_address: bool) -> tuple[str, int]:
   """Returns the IPv4 address and port at which `--listen` lets a server listen.
 
-  Raises:
-    UserError: this host cannot listen there; the address is "0.0.0.0", and
-      `allow_any_address` is false; or a host name other than localhost has a
-      loopback address.
+  Raises UserError if this host cannot listen there, if the address is "0.0.0.0"
+  and not allowed, or if a host name but localhost has a loopback address.
   """
   host, port = split_address("--listen", given)
   ip = resolve("--listen", host)
@@ -132,7 +130,7 @@ def shut_down_connections(address: str) -> None:
 
 
 def socket_numbers() -> dict[str, int]:
-  """Returns {"socket:[INODE]": file descriptor}, also of libraries' sockets."""
+  """Returns {"socket:[INODE]": descriptor}; sockets of libraries included."""
   found = {}
   for number in os.listdir("/proc/self/fd"):
     with contextlib.suppress(OSError):  # the file has been closed
@@ -175,10 +173,7 @@ def accepts(found: socket.socket) -> bool:
 def _sockets(
   besides: Collection[socket.socket] = (),
 ) -> Iterator[socket.socket]:
-  """Yields a duplicate of each socket of this process, except `besides`.
-
-  Each duplicate is closed when the next duplicate is taken.
-  """
+  """Yields a duplicate of each socket; closes it when the next is taken."""
   left_out = {each.fileno() for each in besides}
   for number in {*socket_numbers().values()} - left_out:
     try:

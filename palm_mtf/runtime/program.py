@@ -19,7 +19,7 @@ def state_of(variables: Iterable[tf.Variable]) -> frozenset[str]:
   return frozenset(f"variables on {x.device}" for x in variables)
 
 
-@dataclasses.dataclass(frozen=True, eq=False)  # a dict key, by identity
+@dataclasses.dataclass(frozen=True, eq=False)  # compared by identity, as a key
 class Program:
   """A part of a graph that a client runs in one call.
 

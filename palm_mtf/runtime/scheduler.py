@@ -2,10 +2,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """The gang scheduler: decides which programs may start now.
 
-Tenants are clients, which submit programs. A program is a gang: it
-starts on all its devices at once. Programs that share devices start in the same
-order on all of them. In opposite orders, devices that run one program at a time
-deadlock (Barham et al. 2022, section 4.4).
+Tenants are clients, which submit programs. A program is a gang: it starts on
+all its devices at once. Programs that share devices start in the same order on
+all of them. In opposite orders, devices that run one program at a time deadlock
+(Barham et al. 2022, section 4.4).
 
 The policy orders the programs that wait:
   fifo: by submission.
@@ -47,7 +47,7 @@ Counts = Counter[Hashable]  # {device: number of programs or of bytes}
 Tags = dict[Hashable, float]  # {device: start or finish tag, seconds / weight}
 
 
-@dataclasses.dataclass(eq=False)  # a dict key, by identity
+@dataclasses.dataclass(eq=False)  # compared by identity, as a key
 class Ticket:
   """A submitted program; the first fields are the arguments of `submit`."""
 
@@ -108,7 +108,6 @@ class GangScheduler:
     """Adds a program to the programs that wait.
 
     Args:
-      tenant: name of the client.
       num_bytes: bytes that the program needs, for each of its devices.
       secs: estimated seconds for which the program occupies its devices, such
         as the measured seconds of its last run.
@@ -138,10 +137,7 @@ class GangScheduler:
     return ticket
 
   def start(self) -> list[Ticket]:
-    """Starts the programs whose turn it is, if their devices have room.
-
-    Returns these programs in the order of the scheduler's policy.
-    """
+    """Starts the programs that can; returns them in the order of the policy."""
     started: list[Ticket] = []
     short: list[Ticket] = []  # programs that later programs may overtake
     # {tenant: devices of its programs in `short`, which it may not overtake}
@@ -177,7 +173,6 @@ class GangScheduler:
     If the program has ended, nothing happens: a client may repeat its message.
 
     Args:
-      ticket: the program.
       secs: measured device time in seconds; None for the estimated time.
       kept: bytes of its results, by device, until the tenant frees them. Raises
         UserError if the program reserved fewer bytes.
@@ -287,10 +282,7 @@ class GangScheduler:
 
 
 def _set_tag(ticket: Ticket, finish: Tags) -> None:
-  """Sets a program's start tag, its rank with the policy "shares".
-
-  Sets `finish`, the tenant's finish tags by device, to the program's.
-  """
+  """Sets a program's start tag and, in `finish`, its finish tag per device."""
   tags = [finish[x] for x in ticket.num_bytes]
   tag = max(ticket.now, *tags, *(x.order[0] for x in ticket.after))
   ticket.order = tag, ticket.order[1]

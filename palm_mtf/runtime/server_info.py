@@ -32,7 +32,7 @@ class ServerInfo:
   palm_mtf: str  # version
   tensorflow: str  # version
   num_devices: int
-  num_threads: int  # that compute one operation
+  num_threads: int  # threads that compute one operation
   device_bytes: int = 0  # bytes of host memory free at its start / num_devices
   # {name of a function: token with which sessions of clients call the function}
   functions: Mapping[str, str] = dataclasses.field(default_factory=dict)
@@ -54,11 +54,7 @@ class NotOursError(NoAnswerError):
 
 
 def read_info(address: str, secs: float) -> ServerInfo:
-  """Reads the info of the server at `address`, "host:port".
-
-  Raises NoAnswerError if the server has no info, or does not answer within
-  `secs` seconds.
-  """
+  """Reads a server's info; NoAnswerError if it gives none in `secs` seconds."""
   # A busy server may answer too late: the read waits for a free thread, and a
   # training step, above all the first, which compiles, may use all threads.
   with _session(address, secs) as session:
@@ -85,9 +81,8 @@ def call_function(
 def read_incarnation(address: str, secs: float) -> int:
   """Reads the incarnation, a random number that a server draws at its start.
 
-  A number that differs from an earlier read shows that the server was
-  restarted. Raises NoAnswerError if the server does not answer within `secs`
-  seconds.
+  A number that has changed shows that the server was restarted. Raises
+  NoAnswerError if the server does not answer within `secs` seconds.
   """
   # Listing the devices needs no thread of the server's pool for computing, so
   # even a busy server answers at once.

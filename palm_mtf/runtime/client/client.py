@@ -2,8 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The client: runs programs on the devices of one TensorFlow session.
 
-All programs are parts of the client's one graph, so that they share variables,
-which keep their values from one program to the next.
+All programs are in one graph, so that they share variables and their values.
 """
 
 import _thread
@@ -47,13 +46,10 @@ class Client:
 
   Attributes:
     graph: graph in which to build the client's programs.
-    building: lock for threads that add operations to the graph while other
-      threads run programs.
-    take_turn: asks a scheduler to let a program use its devices. Returns at
-      once a context manager; entering it waits until the scheduler lets the
-      program start, and for futures that the program's call needs.
-    free: tells the scheduler how many bytes of buffers, {device: bytes}, were
-      removed, so that other programs may use them.
+    building: lock for adding operations while other threads run programs.
+    take_turn: asks a scheduler to let a program start. Returns at once a
+      context manager, which waits for that and for the futures given.
+    free: tells the scheduler that buffers of {device: bytes} were removed.
   """
 
   def __init__(self, session: tf.Session):
@@ -70,8 +66,7 @@ class Client:
     self.free: Callable[[Mapping[str, int]], None] = lambda _: None
     self.building = threading.RLock()
     self._lock = threading.Lock()
-    # Calls that have not ended, in order. A new call waits for those with which
-    # its program conflicts.
+    # Unfinished calls, in order. A new call waits for those it conflicts with.
     self._calls: dict[Future, Program] = {}
 
   def __enter__(self) -> "Client":
@@ -112,13 +107,10 @@ class Client:
     return future
 
   def call(self, program: Program, *inputs: Inputs, **more: Any) -> Any:
-    """Runs a program, and returns its outputs; see `run` for the errors.
+    """Runs a program and returns its outputs; arguments and errors as in `run`.
 
-    Args:
-      program: program that was built in `graph`.
-      inputs: values of the program's inputs, by name.
-      more: `options` and `run_metadata`, as in `tf.Session.run`; and
-        `has_turn`, true to start the program without asking the scheduler.
+    `more` has `options` and `run_metadata`, as in `tf.Session.run`; and
+    `has_turn`, true to start the program without asking the scheduler.
     """
     run, future = self._prepare(program, *inputs, **more)
     run()
@@ -131,8 +123,7 @@ class Client:
   ) -> list[list[Any]]:
     """Runs sequences of calls at the same time; returns the calls' outputs.
 
-    If a call fails, raises the call's error at once, because other calls may
-    wait for that call.
+    A call's error is raised at once, because other calls may wait for the call.
 
     Args:
       sequences: for each sequence, the arguments of successive calls: program,

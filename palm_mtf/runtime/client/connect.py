@@ -61,8 +61,7 @@ _POD = re.compile(r"/job:(pod_\d+)/")
 # session never closes if one of its servers has ended.
 _CLOSE_SECS = 10.0
 _CLOSE_LOST_SECS = 1.0
-# Timeout for starting JAX on a host, where JAX waits for the pod's other hosts.
-# A host that takes longer ends the run with a UserError.
+# A UserError ends the run if JAX, which waits for all hosts, takes longer.
 _START_SECS = 300.0
 _NUM_THREADS = 64  # calls of servers at once, as each may wait for a timeout
 
@@ -171,12 +170,10 @@ def connect(
   """Returns the cluster of a run; raises UserError if accelerators are missing.
 
   Args:
-    pods: settings of the pods, such as CLIENT_ADDRESS.
-    mesh: mesh of each pod's devices.
+    pods, mesh: settings.
     places: each pod's devices on servers; empty if this process has all pods.
     infos: info of each server, by the server's address.
-    stream: function that opens a stream to the manager, which orders the
-      programs of all clients; None without a manager.
+    stream: opens a stream to the manager; None without a manager.
   """
   if not places:
     if uses_accelerators(mesh):
@@ -191,8 +188,7 @@ def connect(
   ip = resolve("CLIENT_ADDRESS", host)
   target = _client_server(1, 0, (ip, int(port or 0))).target
   config = session_config(1)
-  # Free the variables of a session when the session ends. Otherwise they would
-  # stay in the memory of the servers.
+  # Make servers free the variables of a session when the session ends.
   config.isolate_session_state = True
   # If two clients had the same name, a server would take the second client for
   # a restart of the first, and delete the first client's session.

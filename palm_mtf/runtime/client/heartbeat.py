@@ -2,8 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Probes the servers of a run, and ends calls that wait for a lost server.
 
-A server is lost if it has ended, is suspended, cannot be reached or was
-restarted.
+A server is lost if it has ended or restarted, is suspended or unreachable.
 """
 
 import collections
@@ -48,7 +47,7 @@ _NUM_THREADS = 64  # calls of servers at once, as each may wait for a timeout
 # of a probe. Two probes have to fail before a server counts as lost, because a
 # single probe also fails if this process was suspended.
 _PAUSE, _LINKS, _PROBE = 0.125, 0.125, 0.375
-_SHUT_DOWN_SECS = 1.0  # until new connections to a lost server are shut down
+_SHUT_DOWN_SECS = 1.0  # between shutdowns of connections to a lost server
 _CONNECT_SECS = 0.5  # between checks for lost servers during `connect`
 _RETRY_SECS = 0.2  # between calls of a server that does not answer yet
 _TASK = re.compile(r"/job:pod_(\d+)/replica:\d+/task:(\d+)")
@@ -81,12 +80,9 @@ class Heartbeat:
     """Asks each server for its versions and devices, and checks that they fit.
 
     `places` has each pod's devices on servers; it is empty if this process has
-    all pods. `secs` is POD_TIMEOUT_SECS.
-
-    Raises:
-      PodLostError: a server does not answer.
-      UserError: a server differs from this client or from the first server,
-        for example in its versions, or has too few devices.
+    all pods. `secs` is POD_TIMEOUT_SECS. Raises PodLostError if a server does
+    not answer; UserError if it has too few devices or differs, for example in
+    its version, from this client or from the first server.
     """
     self._servers, self._secs = servers, secs
     # {address of a server: index of the server's pod}

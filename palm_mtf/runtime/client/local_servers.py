@@ -76,9 +76,8 @@ class PodServers:
   def __init__(
     self, pods: PodsConfig, mesh: DeviceMesh, modules: Sequence[str] = ()
   ):
-    # The servers import `modules`, whose functions the client calls there.
-    # Start the servers now, so that they import TensorFlow, which takes
-    # seconds, at the same time as the client.
+    # Start servers now, so that they import TensorFlow while the client does.
+    # They also import `modules`, whose functions the client calls there.
     self._pods, self._mesh, self._modules = pods, mesh, modules
     # Meshes of devices that a manager allocates; None without a manager.
     self.managed = ManagedPlaces(pods) if pods.is_managed else None
@@ -121,10 +120,7 @@ class PodServers:
         self._servers[i] = _start(pod, server.settings)
 
   def places(self) -> list[list[Place]]:
-    """Returns the devices of each pod once all servers have started.
-
-    Raises UserError if a server has ended, or does not start.
-    """
+    """Waits for servers, returns pods' devices; UserError if a server fails."""
     if self.managed:
       shapes = pod_slices(self._pods, self._mesh)
       return self.managed.bind(shapes, self._mesh.stages)

@@ -180,7 +180,6 @@ class ManagedPlaces:
     self._client = ManagerClient("MANAGER", pods.manager, pods.manager_tls)
     host, number = socket.gethostname(), secrets.token_hex(2)
     self._owner = f"{host}-{os.getpid()}-{number}"
-    # Opens a stream on which the manager says when each program may start.
     self.stream = self._client.open_turns(self._owner, pods.share)
     self._places: list[list[Place]] = []
     self._lost: set[str] = set()  # addresses of servers to avoid

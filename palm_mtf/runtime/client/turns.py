@@ -73,7 +73,6 @@ class TurnTaker:
     than its devices may hold, or waits too long for buffers to be freed.
 
     Args:
-      program: has the bytes that it needs on each device.
       after: futures. If one of them is the `begun` of an earlier program, this
         program's turn comes after that program's turn.
       begun: future that the caller completes when the program begins or fails.

@@ -26,9 +26,8 @@ SERVICE, TURNS = "palm_mtf.Manager", "turns"
 # A manager refuses requests of another protocol. Raise the number whenever a
 # method of `Manager` or a dataclass of slices.py changes.
 PROTOCOL = 4
-# Both sides ask this often whether the other side is still there, and wait this
-# long for the answer. A process that is stopped, or a network that is cut, does
-# not close a connection.
+# Both sides ping this often, and wait this long for the answer, because a
+# stopped process or a cut network does not close a connection.
 _PING_MS, _PONG_MS = 5000, 5000
 # Ignore http_proxy, because a proxy may not reach the manager.
 CHANNEL_OPTIONS = (

@@ -139,7 +139,7 @@ _MAX_BEATS_PER_SEC = 500.0
 _LOST_BEATS = 6  # a server that misses this many beats is lost
 _OWNER_SECS = 30.0  # an owner that is silent for longer loses its slices
 _FORGET_SECS = 600.0  # a server that is silent for longer is removed
-_LATE_SECS = 3.0  # a longer pause of ticks does not count as others' silence
+_LATE_SECS = 3.0  # a longer pause of `tick` is not counted as anyone's silence
 
 
 class Manager:
@@ -169,8 +169,7 @@ class Manager:
   def tick(self) -> None:
     """Notes the time; call this at least once per second.
 
-    If this process did not run for a while, it heard nobody in that time. So
-    that time does not count as silence of servers and owners.
+    Time in which this process was suspended does not count as others' silence.
     """
     with self._lock:
       now = self._clock()

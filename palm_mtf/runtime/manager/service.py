@@ -67,9 +67,8 @@ def serve(
     tls: PREFIX of the manager's key and certificate (`read_tls`), or "".
     policy: order of the programs of all clients, one of POLICIES.
 
-  Raises:
-    UserError: another manager uses the file, the key cannot be used, the port
-      is taken, or the system cannot limit who may connect to the port.
+  Raises UserError if another manager uses the file, the key cannot be used, the
+  port is taken, or the system cannot limit who may connect to the port.
   """
   with contextlib.ExitStack() as stack:
     store = stack.enter_context(contextlib.closing(Store(state)))
@@ -197,10 +196,7 @@ class _Calls:
 
 
 def count_devices(address: str) -> int:
-  """Asks the TensorFlow server at `address` how many CPU devices it has.
-
-  Raises UserError if no TensorFlow server answers there.
-  """
+  """Asks a server how many CPU devices it has; UserError if it is silent."""
   try:
     with grpc.insecure_channel(address, CHANNEL_OPTIONS) as channel:
       reply = channel.unary_unary(_GET_STATUS)(b"", timeout=_COUNT_SECS)

@@ -129,9 +129,8 @@ def bind(
   """Chooses devices for each slice, with few other owners if possible.
 
   Args:
-    wish: slices that an owner wants.
+    wish, others: what the owner wants, and what other owners have.
     servers: servers that may be used, including those in `kept`.
-    others: allocations of other owners.
     kept: devices of slices that do not move, by the slice's index.
 
   Raises UserError, which names the largest slices that fit, if no island can

@@ -28,7 +28,7 @@ _MAX_ANSWERS = 100_000  # more unread answers end a stream, to save memory
 _WRONG = grpc.StatusCode.INVALID_ARGUMENT
 
 
-@dataclasses.dataclass(eq=False)  # in a set, by identity
+@dataclasses.dataclass(eq=False)  # compared by identity, to be in a set
 class _Stream:
   owner: str
   client: str  # random name of the client, to notice that it connects again

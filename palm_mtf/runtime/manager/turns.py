@@ -18,10 +18,9 @@ of the stream is a JSON list of messages, which are objects:
            {"free": {device: bytes}}: buffers of so many bytes are removed
   manager  [] first; then {"start": number} or {"refuse": number, "why": text}
 
-A client without a manager has the same scheduler in its own process.
-
-One scheduler serves the devices of all islands, because the programs of a run
-with pods on several islands need one order across all of them.
+A manager has one scheduler for all islands, because the programs of a run with
+pods on several islands need one order across all of them. A client without a
+manager has a scheduler in its own process.
 """
 
 import contextlib
@@ -184,7 +183,7 @@ class Turns:
             if len(runs) > _MAX_PROGRAMS:
               del runs[next(iter(runs))]
           self._scheduler.finish(ticket, secs, kept)
-        else:  # submitted before this stream: its results use memory too
+        else:  # submitted on an earlier stream: count the bytes of its results
           self._keep(tenant, kept)
       case {"keep": num_bytes}:
         self._keep(tenant, num_bytes)
@@ -247,8 +246,8 @@ class DeviceTime:
 
   def __init__(self, clock: Callable[[], float] = time.monotonic):
     self._clock = clock
-    # By device: number of running programs; device seconds that a program would
-    # have if it had run all the time; time of the last change of both.
+    # By device: number of running programs; device seconds of a program that
+    # runs all the time; time at which these two were last updated.
     self._num_running: Counter[Hashable] = Counter()
     self._given: dict[Hashable, float] = defaultdict(float)
     self._until: dict[Hashable, float] = {}

@@ -44,10 +44,10 @@ _LINK_LEASE = 3.0
 _REFUSAL_SECS = 1.0  # timeout for asking whether a port is open
 
 _Function = TypeVar("_Function", bound=Callable[[str], None])
-_leaving: list[Callable[[str], None]] = []  # free a client's memory
+_leaving: list[Callable[[str], None]] = []  # each frees memory of a client
 _targets: list[str] = []  # "grpc://..." of own servers, to end sessions there
 _clients: dict[str, "_Probe"] = {}  # probes of clients, by name
-_links: dict[tuple[str, float], "_Probe"] = {}  # of peers, by address, timeout
+_links: dict[tuple[str, float], "_Probe"] = {}  # of peers, by (address, secs)
 _links_lock = threading.Lock()
 
 
@@ -157,9 +157,8 @@ class _Probe(threading.Thread):
     if self._client and self.until:  # gone without `leave_server`, which sets 0
       _logger.warning(f"{self._client.name} at {self._address} is gone")
       if self.is_silent:
-        # A step that waits for a tensor of the client keeps the client's
-        # variables on this server alive. Shut down the connection, so that the
-        # step fails.
+        # Make a step that waits for a tensor of the client fail, because the
+        # step keeps the client's variables on this server alive.
         shut_down_connections(self._address)
       free_memory(self._client.name)
 

@@ -32,9 +32,8 @@ def start_server(
     num_threads: number of threads per operation; 0 is one per core.
     listen: IPv4 address and port; 0 is any free port, "0.0.0.0" every address.
 
-  Raises:
-    UserError: the port is taken, the system cannot limit who may connect to the
-      server, or TF_XLA_FLAGS cannot work with so many devices.
+  Raises UserError if the port is taken, the system cannot limit who may connect
+  to the server, or TF_XLA_FLAGS cannot work with so many devices.
   """
   check_xla_flags(num_devices)
   ip, port = listen

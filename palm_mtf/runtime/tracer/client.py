@@ -58,8 +58,8 @@ _MAX_CALLS = 256
 # two milliseconds. Remove fewer if no buffer follows for _GROUP_SECS seconds.
 _GROUP, _GROUP_SECS = 16, 0.03
 # A call is sent to the servers before its inputs exist only if the program that
-# makes them took less than this at its last call. Then it waits there for less
-# than the time limit (WAIT_SECS), even after 16 calls, a device's most.
+# makes them took less than this at its last call. Then the call waits there for
+# less than WAIT_SECS, even if a device has 16 calls in flight, the limit.
 _SHORT_SECS = 0.25
 _CLOSE_SECS = 2.0
 
@@ -85,7 +85,7 @@ class Buffer:
     self.source, self.made = source, made
     self.begun: Future = Future()
     self.end = 0.0  # when its call ended (time.monotonic), to time later calls
-    self.is_signal_taken = False  # whether a call uses its only signal
+    self.is_signal_taken = False  # whether a caller has the only signal
 
   def __del__(self) -> None:
     # Take no lock: garbage collection may run this in a thread that holds it.
@@ -225,12 +225,9 @@ class RuntimeClient:
   def slices(self, *shapes: str) -> tuple[VirtualSlice, ...]:
     """Returns a slice per shape, on devices that have the fewest slices.
 
-    Args:
-      shapes: "4", "2x2" (axes x, y, z), or axes by name, "data:2,model:2".
-
-    Raises:
-      UserError: a slice needs more devices than the client has or, with a
-        manager, than the largest of the slices that the manager has bound.
+    A shape is "4", "2x2" (axes x, y, z), or has named axes, "data:2,model:2".
+    Raises UserError if a slice needs more devices than the client has or, with
+    a manager, than the largest of the slices that the manager has bound.
     """
     made = []
     for shape in shapes:

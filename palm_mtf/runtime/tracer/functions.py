@@ -50,8 +50,7 @@ class Function:
   def read(self, slice_: VirtualSlice, inputs: Sequence[Any]) -> list[Sharding]:
     """Returns the shardings in which the function reads its inputs.
 
-    Each input has a shape and a dtype. Raises UserError if the function does
-    not take such inputs.
+    Inputs have a shape and a dtype; UserError if the function takes others.
     """
     self._check(*inputs)
     return [

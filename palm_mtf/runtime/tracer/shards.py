@@ -24,7 +24,7 @@ from palm_mtf.runtime.program import Program
 Shards = list[tf.Tensor]  # parts of an array, one for each device of a slice
 
 
-@dataclasses.dataclass(frozen=True, eq=False)  # a dict key, by identity
+@dataclasses.dataclass(frozen=True, eq=False)  # compared by identity, as a key
 class VirtualSlice:
   """Logical devices, which a client asked for by the shape of their mesh."""
 
@@ -153,8 +153,8 @@ class Tickets:
     for cpu in self._find_cpus([row]):
       with tf.device(cpu):
         _, signal = self._read_row(cpu, row)
-        # Unbatch waits until the `batch_index` of some Unbatch has its number.
-        # If `signal` is negative, its own one has, so that it does not wait.
+        # Unbatch waits until some Unbatch has its number in `batch_index`. If
+        # `signal` is negative, this one has it, so that it does not wait.
         can_start = tf.cast(signal < 0, tf.int32)
         signal = tf.abs(signal)
         index = tf.fill([can_start, 1], tf.ones([], tf.int64))
@@ -217,8 +217,8 @@ class Tickets:
 def build_removal(held: Sharding) -> Program:
   """Builds a program that removes buffers and their signals from the stores.
 
-  A call feeds a row per buffer: its key and the number of its signal. If there
-  is no shard or signal, because another program has failed, it does not wait.
+  A call feeds a row per buffer: its key and its signal's number. If a shard or
+  signal is missing because a program has failed, the call does not wait.
   """
   rows: dict[str, tf.Tensor] = {}  # placeholders [buffers, 2], by process
   removed = []

@@ -33,17 +33,14 @@ from palm_mtf.runtime.tracer.shards import (
 from palm_mtf.user_code import user_code
 
 
-@dataclasses.dataclass(frozen=True, eq=False)  # a dict key, by identity
+@dataclasses.dataclass(frozen=True, eq=False)  # compared by identity, as a key
 class Value:
-  """An array in a traced block.
-
-  `held` is its sharding on a slice; None if each call feeds a NumPy array.
-  """
+  """An array in a traced block."""
 
   trace: "Trace" = dataclasses.field(repr=False)
   shape: Sequence[int]
   dtype: tf.DType
-  held: Sharding | None = None
+  held: Sharding | None = None  # None if each call feeds a NumPy array
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
