@@ -53,8 +53,8 @@ def visible_softmax(
 @fused
 def _masked_softmax(scores, scale, begin, window, masks, bias):
   # Returns the attention weights, in the shape of `scores`: [batch, length,
-  # heads, memory_length]. The first query has the position of key `begin`.
-  # `masks`: [], [segments] or [segments, prefix], [batch, memory_length] each.
+  # heads, memory_length]. The first query has the position of key `begin`. The
+  # list `masks` has segments and prefix, if any, [batch, memory_length] each.
   batch, length, _, memory_length = scores.shape
   position = begin + tf.range(length)[:, tf.newaxis, tf.newaxis]
   key = tf.range(memory_length)
@@ -90,7 +90,7 @@ def _softmax_gradient(weights, dweights, out, dout, scale):
 def _sum_of_parts(parts, places):
   # Returns the gradient of all keys (or values), [batch, memory_length, ...].
   # `parts` has one gradient per block of queries, for only the keys that the
-  # block reads; `places` has the numbers of keys before and after these keys.
+  # block reads; `places` counts the keys before and after these keys.
   total = 0.0
   for part, (before, after) in zip(parts, places, strict=True):
     padding = [[0, 0], [before, after], *([[0, 0]] * (len(part.shape) - 2))]
@@ -106,8 +106,7 @@ class _Heads:
   # grouped-query attention the same holds for the heads of each group.
 
   def __init__(self, num_heads: int, memory: Sequence[int]):
-    # `memory` is the shape of k: [batch, length, d_kv] or [batch, length,
-    # key_heads, d_kv].
+    # `memory` is the shape of k, [batch, memory_length, (key_heads,) d_kv].
     *_, key_heads, _ = memory
     self._group = None
     self._q, self._memory, self._scores = "blhk", "bmhk", "blhm"
@@ -197,9 +196,8 @@ class BlockedAttention:
 
     Args:
       q: [batch, length, heads, d_kv].
-      k: [batch, memory_length, d_kv] or [batch, memory_length, key_heads,
+      k, v: [batch, memory_length, d_kv] or [batch, memory_length, key_heads,
         d_kv].
-      v: shape of k.
       dout: gradient of the result of `attend`, shape of q.
       *others: the masks and extras that `attend` took; then the output and the
         attention weights (if kept) that it returned.
@@ -319,20 +317,17 @@ def self_attention(
 
   Args:
     q: [batch, length, heads, d_kv], activation dtype, rotated.
-    k: [batch, memory_length, d_kv] (multi-query), or [batch, memory_length,
-      key_heads, d_kv], rotated.
-    v: shape of k.
+    k, v: [batch, memory_length, d_kv] (multi-query), or [batch, memory_length,
+      key_heads, d_kv]; k is rotated.
     segments: [batch, length], int32: number of each position's document. A
       position attends only to its own document. None: one document per row.
     prefix: [batch, length], int32: 1 for a position that all positions of its
       document see, else 0. None means all 0. A prefix requires `segments`.
     mixer: how distances change scores, and the window.
-    extras: the tensors by which distances change scores; see
-      `score_by_distance`.
-    keeps_weights: whether attention weights, length * memory_length numbers per
-      head, are kept for the backward pass; otherwise the backward pass
-      recomputes them, block by block. The C++ operations of CPUs never keep
-      weights (native/self_attention.h).
+    extras: tensors for `score_by_distance`, such as ALiBi's slopes.
+    keeps_weights: whether to keep the attention weights, length * memory_length
+      numbers per head; otherwise the backward pass recomputes them, block by
+      block. The C++ operations never keep them (native/self_attention.h).
 
   Returns:
     [batch, length, heads, d_kv], before the output projection.
@@ -356,8 +351,8 @@ def self_attention(
   is_native = native.attends(mixer)
 
   def gradient(op, dout, *_):
-    # Read q, k, v and `out` only after `dout`. Otherwise TensorFlow would
-    # compute weights and blocks of `out` early, and keep them until then.
+    # Read q, k, v and `out` only after `dout`. Otherwise TensorFlow could start
+    # the gradient's operations in the forward pass, and keep their results.
     q, k, v, out = (recompute(x, dout) for x in (*op.inputs[:3], op.outputs[0]))
     extras = op.inputs[3 + n :]
     # In multi-query attention dk and dv are sums over `heads`. If `heads` is

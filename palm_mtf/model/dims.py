@@ -14,9 +14,8 @@ class Dims:
   """Dimensions of tensors, under the names that layout rules use."""
 
   batch: mtf.Dimension  # sequences in one forward pass of a pod
-  # Positions of queries, and the same positions of keys and values. The names
-  # differ, because scores [length, memory_length] cannot have one dimension
-  # twice.
+  # Positions: of queries, and of keys and values. The names differ, because
+  # scores [length, memory_length] cannot have one dimension twice.
   length: mtf.Dimension
   memory_length: mtf.Dimension
   # Width of the residual stream. It has three names, so that a layout can split

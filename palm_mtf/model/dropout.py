@@ -1,9 +1,11 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Dropout whose masks are a function of (SEED, step, place, row, position).
+"""Dropout whose masks are a hash of (SEED, step, place, row, position).
 
-A place is a use of dropout in the model. An activation x that is kept becomes
-x / (1 - rate); others become 0.
+A place is a use of dropout in the model; a row is an index in the batch of all
+pods. A hash, unlike a random generator with a state, does not depend on how the
+batch is split into slices and microbatches. An activation x that is kept
+becomes x / (1 - rate); others become 0.
 """
 
 import dataclasses
@@ -12,12 +14,6 @@ from palm_mtf._tf import mtf, tf
 from palm_mtf.ops.slicewise import WholeSlice
 from palm_mtf.ops.threefry import threefry
 from palm_mtf.ops.xla import fused
-
-# A random generator with a state would draw different masks in each layout.
-# Here a hash of an activation's position in the global batch decides whether to
-# drop the activation, so that the mask does not depend on how the batch is
-# split into slices and microbatches.
-
 
 DROPOUT_STATE = mtf.Dimension("dropout_state", 4)
 

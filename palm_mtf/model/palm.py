@@ -48,10 +48,8 @@ class Palm:
     """Makes the rotary tables, which all layers share.
 
     Args:
-      config: the architecture.
-      dims: dimensions of the architecture, from `model_dims`.
-      weights: parameters of the architecture; for decoding, the joined kernels
-        of generation/decode/forward.py.
+      weights: the parameters; for decoding, the joined kernels of
+        generation/decode/forward.py.
       dropout: dropout of a training step; None drops nothing.
     """
     self._config = config
@@ -148,9 +146,8 @@ class Palm:
 
   def last_norm(self, x: mtf.Tensor) -> mtf.Tensor:
     """Normalizes the output of the last block; see `hidden`."""
-    # The last norm's scale includes the factor of the logits, because the norm
-    # multiplies in float32. Scaling bfloat16 logits would round the logits a
-    # second time.
+    # The last norm includes the factor of the logits, because it multiplies in
+    # float32. Scaling bfloat16 logits would round them a second time.
     return self._norm(x, "final_norm", factor=self._config.logits_factor)
 
   def unembed(self, hidden: mtf.Tensor) -> mtf.Tensor:

@@ -26,15 +26,13 @@ from palm_mtf.ops.recompute import delay_slices, recompute
 from palm_mtf.ops.slicewise import native_threads, split_axes
 from palm_mtf.ops.xla import fused, in_xla_computation
 
-# The forward pass splits the product, adds biases, normalizes and rotates q and
-# k, and applies the MLP's activation in one pass over memory; another such pass
-# computes the product's gradient. Both passes run in C++ (native/projection.h)
-# for PaLM's block. XLA compiles them for other blocks, and on devices without
-# the C++ operations.
+# One pass over memory splits the product, adds biases, normalizes and rotates q
+# and k, and applies the MLP's activation; another computes the gradient of the
+# product. Both run in C++ (native/projection.h) for PaLM's block, on devices
+# that have the C++ operations; otherwise XLA compiles them.
 
 
-# The two functions below are not `fused`, because XLA's copies are slower than
-# TensorFlow's. As a part of `read_product`, XLA compiles them nevertheless.
+# The two functions below are not `fused`: TensorFlow copies faster than XLA.
 
 
 def _join_columns(rows, parts):
@@ -52,9 +50,8 @@ def _split_columns(joined, rows, shapes):
 def _broadcast_angles(
   angles: Angles, num_rows: int, num_heads: int
 ) -> list[tf.Tensor]:
-  # Returns angles that broadcast to a product [*rows, *heads, size / 2]. Rows
-  # are `num_rows` dimensions, such as [batch, length]; heads are `num_heads`
-  # dimensions. Angles that all sequences share lack the first dimension.
+  # Returns angles that broadcast to [*rows, *heads, size / 2], with `num_rows`
+  # and `num_heads` dimensions. Angles that all sequences share lack the first.
   found = []
   for x in angles:
     for _ in range(num_rows + 1 - x.shape.rank):
@@ -82,10 +79,8 @@ def read_product(
     shapes: shape of one row of each part, such as [heads, d_kv] for q.
     read: the branches that read the norm.
     epsilon: NORM_EPSILON, for norms of q and k.
-    angles: sin and cos of rotary embedding, float32 each: [length, size / 2],
-      or [*rows, size / 2].
-    vectors: for each kernel's product, its bias and the scale of its norm, if
-      any, float32.
+    angles: sin and cos, float32 each: [length, size / 2] or [*rows, size / 2].
+    vectors: the bias and the norm's scale of each part, if any, float32.
 
   Returns:
     q, k and v for an attention branch, and the hidden layer for an MLP.
@@ -160,17 +155,12 @@ def kernel_gradient(
 
 @dataclasses.dataclass(frozen=True)
 class JoinedColumns:
-  """Splits a device's product of x with joined kernels into their products.
+  """Splits a device's product of x with joined kernels; joins the gradients."""
 
-  The backward pass joins the gradients of these products.
-  """
-
-  # Shape of each kernel's slice, without d_model.
-  shapes: Sequence[Sequence[int]]
+  shapes: Sequence[Sequence[int]]  # of the kernels' slices, without d_model
   read: Read  # the branches that read the product
   epsilon: float  # NORM_EPSILON
-  # Threads per C++ operation; 0 if the device has no C++ operations.
-  threads: int
+  threads: int  # per C++ operation; 0 if the device has no C++ operations
 
   @property
   def _sizes(self):
@@ -192,7 +182,7 @@ class JoinedColumns:
     )
     return [
       tf.reshape(part, [*rows, *shape])
-      # The last shape may be left over: wi_gate and wi share the hidden layer.
+      # wi_gate and wi share one part, so the last shape may have no part.
       for part, shape in zip(parts, self.shapes, strict=False)
     ]
 
@@ -204,10 +194,7 @@ class JoinedColumns:
     angles: Angles,
     vectors: Sequence[tf.Tensor],
   ) -> list[tf.Tensor]:
-    """Returns the gradients of a product and of the vectors.
-
-    `gradients` has the gradient of each result of `split`.
-    """
+    """Returns the gradients of `wide` and `vectors`, from those of `split`."""
     if self._is_native:
       gradient = native.read_product_gradient(
         wide,
@@ -244,8 +231,7 @@ class _Projection(mtf.Operation):
     self.kernels, self.read = list(kernels), read
     self.epsilon, self.gradient_dtype = epsilon, dtype
     batch, length, _ = x.shape.dims
-    # `columns` declares the columns of whole kernels. A device's product has
-    # only those of its slices, so `lower` bypasses the check of slice shapes.
+    # The columns of whole kernels; a device's product has those of its slices.
     sizes = (x.shape.to_integer_list[1:] for x in kernels)
     columns = mtf.Dimension("columns", sum(map(math.prod, sizes)))
     self.result_of = result_indices(read)
@@ -286,8 +272,8 @@ class _Projection(mtf.Operation):
 
   def recompute(self, x: mtf.Tensor, signal: mtf.Tensor) -> mtf.Tensor:
     """Computes the output x, such as q, from the product again."""
-    # One backward pass makes all calls, so the first call's gradient to wait
-    # for (`signal`) is enough.
+    # All calls are of one backward pass, so waiting for the first call's
+    # `signal` is enough.
     if self._read_again is None:
       self._read_again = _ReadAgain(self, signal)
     return self._read_again.outputs[self.outputs.index(x)]
@@ -311,8 +297,8 @@ class _Projection(mtf.Operation):
 
     values = impl.slicewise(apply, *(lowering.tensors[x] for x in self.inputs))
     for output, value in zip(self.outputs, values, strict=True):
-      # `set_tensor_lowering` would refuse the product, because its slices do
-      # not have the shape of the output's slices.
+      # `set_tensor_lowering` would refuse the product, because the layout does
+      # not split `columns`, but a device's product has only some columns.
       lowering.tensors[output] = value
 
 
@@ -371,11 +357,10 @@ class _ProjectionGradient(mtf.Operation):
     values = [lowering.tensors[each] for each in self.inputs]
     inputs, wide, gradients = values[:n], values[n], values[n + 1 :]
     is_open = [isinstance(dy, mtf.LazyAllreduceSum) for dy in gradients]
-    # `axes` has, for each kernel, the mesh axes over which the kernel's part of
-    # dx must be summed. In multi-query attention dk and dv are sums over slices
-    # of `heads`, not yet all-reduced (LazyAllreduceSum). What follows is linear
-    # in dk and dv, so all-reduce only the results: dx and the gradients of
-    # kernels and vectors.
+    # `axes` has, for each kernel, the mesh axes over which its part of dx must
+    # be summed. In multi-query attention dk and dv are sums over `heads`, not
+    # yet all-reduced (LazyAllreduceSum). What follows is linear in them, so
+    # all-reduce only the results: dx and the gradients of kernels and vectors.
     axes = []
     for of, kernel in zip(forward.result_of, forward.kernels, strict=True):
       over = split_axes(impl, kernel.shape.dims[1:])
@@ -486,8 +471,7 @@ def project(
     read: the branches that read x.
     kernels: [d_model, ...] each, dtype of x.
     vectors, angles, epsilon: see `read_product`.
-    gradient_dtype: dtype in which devices add up gradients of kernels; None is
-      the dtype of x.
+    gradient_dtype: dtype of the kernels' gradients; None is the dtype of x.
 
   Returns:
     The results of `read_product`, [batch, position, ...] each, dtype of x.
