@@ -42,9 +42,10 @@ _logger = logging.getLogger(__name__)
 def split_at_tokenize(task: Any) -> tuple[list[Callable], list[Callable]]:
   """Returns the preprocessors that make text, and those that encode this text.
 
-  Callers run only the first list, and encode by the run's vocabulary. If no
-  step is `tokenize`, or a step after it changes token ids, the first list has
-  all steps (its results are token ids), and the second list is empty.
+  Sources and filters run only the first list, and encode by the run's
+  vocabulary; few-shot tasks add exemplars between the lists. If no step is
+  `tokenize`, or a step after it changes token ids, the first list has all steps
+  (its results are token ids), and the second list is empty.
   """
   import seqio
 

@@ -217,8 +217,8 @@ def load_stores(
   Raises:
     UserError: there is no text, or the disk is full.
   """
-  # Read tokens in CACHE_DIR, which runs share, but write missing ones to `own`;
-  # only `palm_mtf data cache` writes tokens to CACHE_DIR.
+  # Read tokens in CACHE_DIR, which runs share, but write missing ones to `own`:
+  # training writes nothing to CACHE_DIR.
   own = ModelDir(model_dir).tokens
   stores, names = [], []
   for source, name in _name_stores(own, data, sources, vocabulary):
