@@ -47,7 +47,7 @@ Counts = Counter[Hashable]  # {device: number of programs or of bytes}
 Tags = dict[Hashable, float]  # {device: start or finish tag, seconds / weight}
 
 
-@dataclasses.dataclass(eq=False)  # compared by identity, as a key
+@dataclasses.dataclass(eq=False)  # compared by identity, as a dict key
 class Ticket:
   """A submitted program; the first fields are the arguments of `submit`."""
 
@@ -137,7 +137,7 @@ class GangScheduler:
     return ticket
 
   def start(self) -> list[Ticket]:
-    """Starts the programs that can; returns them in the order of the policy."""
+    """Starts programs that may start; returns them in the policy's order."""
     started: list[Ticket] = []
     short: list[Ticket] = []  # programs that later programs may overtake
     # {tenant: devices of its programs in `short`, which it may not overtake}

@@ -61,9 +61,9 @@ _POD = re.compile(r"/job:(pod_\d+)/")
 # session never closes if one of its servers has ended.
 _CLOSE_SECS = 10.0
 _CLOSE_LOST_SECS = 1.0
-# A UserError ends the run if JAX, which waits for all hosts, takes longer.
+# Timeout for starting JAX, which waits for all hosts of a pod; then UserError.
 _START_SECS = 300.0
-_NUM_THREADS = 64  # calls of servers at once, as each may wait for a timeout
+_NUM_THREADS = 64  # to call servers; each call may wait for a timeout
 
 
 @dataclasses.dataclass(frozen=True)
@@ -170,7 +170,6 @@ def connect(
   """Returns the cluster of a run; raises UserError if accelerators are missing.
 
   Args:
-    pods, mesh: settings.
     places: each pod's devices on servers; empty if this process has all pods.
     infos: info of each server, by the server's address.
     stream: opens a stream to the manager; None without a manager.

@@ -41,7 +41,7 @@ from palm_mtf.runtime.server_info import (
 _logger = logging.getLogger(__name__)
 
 _Answer = TypeVar("_Answer")
-_NUM_THREADS = 64  # calls of servers at once, as each may wait for a timeout
+_NUM_THREADS = 64  # to call servers; each call may wait for a timeout
 # Fractions of POD_TIMEOUT_SECS: the pause between two probes of a server, the
 # timeout for asking the server which of its links are silent, and the timeout
 # of a probe. Two probes have to fail before a server counts as lost, because a

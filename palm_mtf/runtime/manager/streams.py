@@ -3,8 +3,8 @@
 """The streams of turns of all clients, in the manager's event loop.
 
 A stream costs no thread, so thousands of clients may have one. When a stream
-ends, the scheduler ends its programs and frees the bytes of its buffers. gRPC's
-keepalive ends the stream of a client that is silent.
+ends, the scheduler ends the client's programs and frees the bytes of its
+buffers. gRPC's keepalive ends the stream of a client that is silent.
 """
 
 import asyncio

@@ -125,8 +125,8 @@ def _join(
   return parts[0] if len(parts) == 1 else tf.concat(parts, dim)
 
 
-# A call that waits for longer fails with DeadlineExceededError, so that servers
-# soon forget the calls and buffers of a client that was killed.
+# A call that waits longer for a signal fails with DeadlineExceededError, so
+# servers soon forget the calls and buffers of a client that was killed.
 WAIT_SECS = 5.0
 
 
@@ -154,7 +154,7 @@ class Tickets:
       with tf.device(cpu):
         _, signal = self._read_row(cpu, row)
         # Unbatch waits until some Unbatch has its number in `batch_index`. If
-        # `signal` is negative, this one has it, so that it does not wait.
+        # `signal` is negative, this Unbatch has it, and so it does not wait.
         can_start = tf.cast(signal < 0, tf.int32)
         signal = tf.abs(signal)
         index = tf.fill([can_start, 1], tf.ones([], tf.int64))
