@@ -152,8 +152,7 @@ def _hash_compiler(command: Sequence[str]) -> str:
     return ""
   parts = []
   for word in command:
-    # Hash each file's size and time instead of the compiler's version, because
-    # reading the version would take a new process.
+    # Hash size and time of files, because to read a version takes a process.
     if path := shutil.which(word):
       status = os.stat(path)
       parts += [os.path.realpath(path), status.st_size, status.st_mtime_ns]

@@ -103,8 +103,7 @@ def unpack(kernel: PackedKernel, inner: int) -> tf.Tensor:
 
 
 def _count_panel_bytes(dtype, inner, columns):
-  # Does the same as panel_bytes of panels.h, for the static shape of the
-  # result.
+  # Repeats panel_bytes of panels.h, for the static shape of the result.
   count = -(-inner // GROUP) * GROUP * columns
   if dtype == INT4:
     return count // 2 + count // GROUP * 2
@@ -145,10 +144,8 @@ class StepWeights:
   # Embedding, [vocab, d_model], activation dtype; sin and cos of rotary
   # embedding, if any, [memory_length, rotary_size / 2], float32.
   tables: Sequence[tf.Tensor]
-  # Scale of each norm, [d_model] float32, in the order of the step's norms.
-  scales: Sequence[tf.Tensor]
-  # Kernel of each product, in the order in which a step computes them.
-  kernels: Sequence[PackedKernel]
+  scales: Sequence[tf.Tensor]  # of norms in a step's order, [d_model] float32
+  kernels: Sequence[PackedKernel]  # of products in a step's order
 
   def make_arguments(self) -> dict[str, object]:
     """Returns the arguments that both C++ decoding operations take."""
@@ -211,8 +208,7 @@ class Texts(NamedTuple):
   positions: tf.Tensor  # position of the last token in its text, [rows] int32
   places: tf.Tensor  # number of tokens drawn so far for each text, [rows] int32
   is_over: tf.Tensor  # whether the text has ended, [rows] bool
-  # Random keys, hashes of (SEED, prompt, sample), [rows, 2] int32.
-  keys: tf.Tensor
+  keys: tf.Tensor  # hash of (SEED, prompt, sample), [rows, 2] int32
   temperature: tf.Tensor  # TEMPERATURE of each text, [rows] float32
   top_k: tf.Tensor  # TOP_K of each text, [rows] int32; 0 keeps all tokens
   top_p: tf.Tensor  # TOP_P of each text, [rows] float32
@@ -230,8 +226,7 @@ class TextSettings(NamedTuple):
   end_ids: Sequence[int]
   repetition_penalty: float = 1.0  # 1 for no penalty
   keeps_logits: bool = False  # whether to return the last step's logits
-  # Maximum number of steps. XLA needs this maximum, because in XLA the shape of
-  # the chosen tokens is constant; without XLA, None is enough.
+  # Maximum number of steps. Only XLA needs it, because its shapes are constant.
   most_steps: int | None = None
 
 
@@ -242,12 +237,9 @@ class TextSteps(NamedTuple):
   # Chosen tokens, [rows, at least num_steps] int32; `end_ids[0]` after a text
   # has ended, and after the last step.
   chosen: tf.Tensor
-  # If `keeps_logits`, logits of the last step, [rows, vocab] float32; otherwise
-  # empty, [0, vocab].
-  logits: tf.Tensor
+  logits: tf.Tensor  # last step's, [rows, vocab] float32, if `keeps_logits`
   seen: list[tf.Tensor]  # `Texts.seen` with the chosen tokens
-  # The cache after the last step, without the tokens that it chose.
-  cache: list[tf.Tensor]
+  cache: list[tf.Tensor]  # without the tokens that the last step chose
 
 
 def run_text_steps(

@@ -43,15 +43,13 @@ def read_product(
   """Splits a joined product, rotates its q and k, and applies SwiGLU.
 
   Args:
-    wide: product of rows with joined kernels, [rows, columns], float32 or
-      bfloat16.
+    wide: product with joined kernels, [rows, columns], float32 or bfloat16.
     sizes: number of columns of each kernel.
-    angles: sin and cos of rotary embedding, [length, size / 2] float32 each.
+    angles: sin and cos of rotary embedding, [length, d_kv / 2] float32 each.
     is_gated: whether the last two kernels are wi_gate and wi.
 
   Returns:
-    One tensor [rows, size] per kernel; if `is_gated`, the last two kernels give
-    only one tensor.
+    One tensor [rows, size] per kernel, but one for the last two if `is_gated`.
   """
   read = sizes[:-1] if is_gated else sizes
   parts = operations().palm_read_product(
@@ -76,10 +74,7 @@ def read_product_gradient(
   is_gated: bool,
   threads: int,
 ) -> tf.Tensor:
-  """Returns the gradient of `wide`, the input of `read_product`; same shape.
-
-  `gradients` has the gradient of each result of `read_product`.
-  """
+  """Returns the gradient of `wide`, given those of `read_product`'s results."""
   gradient = operations().palm_read_product_gradient(
     wide=wide,
     gradients=list(gradients),

@@ -16,9 +16,8 @@ from palm_mtf.native.build import BuildError, load_library, read_build_options
 
 _logger = logging.getLogger(__name__)
 
-# {statistic of a norm (architecture/block.py): whether the norm subtracts the
-# mean}, for the norms that C++ operations compute. TensorFlow's operations
-# compute norms of other statistics.
+# {statistic of a norm (architecture/block.py): whether it subtracts the mean}.
+# TensorFlow's operations compute norms of other statistics.
 IS_CENTERED = {"variance": True, "mean_square": False}
 
 

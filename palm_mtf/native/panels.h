@@ -32,8 +32,8 @@ inline size_t panel_bytes(Format format, int inner) {
   return count / 2 + count / kGroup * 2;
 }
 
-// Input rows of a product, [count, padded(inner)]. Only the members that the
-// weights' format needs are set.
+// Input rows of a product, [count, padded(inner)]. Only those members are set
+// that products with the weights' format read.
 struct Rows {
   const float* floats;
   const uint16_t* halves;     // bfloat16, if the CPU multiplies bfloat16

@@ -90,7 +90,6 @@ def recomputed(
 
   Args:
     fn: returns one tensor; may also read variables and other tensors.
-    inputs: tensors of any shapes.
   """
 
   def gradient(all_inputs, forward_operations, outputs, output_grads, **unused):

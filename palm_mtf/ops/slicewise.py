@@ -11,8 +11,7 @@ from palm_mtf.errors import UserError
 from palm_mtf.ops.recompute import delay
 
 SliceFn = Callable[..., object]
-# Takes the operation and the gradient of each output; returns the gradient of
-# each input. None stands for no gradient.
+# Takes the operation, and each output's gradient or None; returns each input's.
 GradientFn = Callable[..., "Sequence[mtf.Tensor | None]"]
 
 
@@ -48,8 +47,8 @@ class ByDevice:
 
   anywhere: SliceFn  # the function in TensorFlow, for any device
   # The function in C++, or None. Its first argument is the number of threads.
-  # It may return fewer outputs, only the first ones: a native function that
-  # takes one of the others as an argument, such as a gradient, gets None.
+  # It may leave out the last outputs, such as those that only the gradient in
+  # TensorFlow reads; another native function that takes them gets None.
   native: SliceFn | None = None
 
   def of(self, mesh_impl: mtf.MeshImpl) -> SliceFn:
@@ -64,7 +63,6 @@ class WholeSlice(mtf.Operation):
   """Applies a TensorFlow function to each slice of the inputs, in one call.
 
   A layer of small mtf operations would pass over memory once per operation.
-
   If a layout splits a dimension of the inputs, outputs without this dimension
   are partial sums, which are all-reduced over the mesh axis of the dimension.
   """

@@ -97,7 +97,6 @@ class SlicedVariable(mtf.Variable):
 
     Args:
       name: name in a checkpoint, the same in every pod and layout.
-      initializer: computes the initial value.
       stored_dtype: dtype of the slices and of the checkpoint.
       activation_dtype: dtype of `value`.
       trainable: False for variables of the optimizer.
@@ -226,8 +225,8 @@ def _no_master(
 def adopt_variables(mesh: mtf.Mesh, seed: int) -> Iterator[None]:
   """Makes mtf.Variables that a user's function adds work as SlicedVariables.
 
-  The function runs in the `with` body. Its variables get no full copy (master),
-  but `initializer` and `sizes`; initial values depend on `seed` and the name.
+  The function runs in the `with` body. Its variables get no full copy (master).
+  Their initial values depend on `seed` and their names.
   """
   graph = mesh.graph
   num_before = len(graph.all_variables)

@@ -53,9 +53,8 @@ def _call_of_known_shapes(
   xla_compile_attr: attr_value_pb2.AttrValue | None = None,
 ) -> tf.Operation:
   # Create the call operation without shape inference, because the caller,
-  # tf2.function, sets the output shapes. For each call operation, inference
-  # would walk through the function's body and copy a table of all constants of
-  # the graph.
+  # tf2.function, sets the output shapes. Each inference would walk through the
+  # function's body and copy a table of all constants of the graph.
   if not tf.compat.as_str(name).startswith(f"__inference_{_OURS}"):
     given = (config, executor_type, xla_compile_attr)
     return _partitioned_call_op(name, args, is_stateful, tout, *given)
@@ -183,10 +182,7 @@ def fused_update(
 
 
 def function(fn: Callable[..., object]) -> Callable[..., object]:
-  """Makes each call of fn one operation, so that a graph has fn's body once.
-
-  The shapes of the tensors that fn takes are the same in all calls.
-  """
+  """Makes a call of fn one operation; a graph has fn's body once per shape."""
   return _in_each_graph(fn)
 
 

@@ -35,24 +35,20 @@ class Block(Protocol):
     """
 
   def mix(self, y: Any, read: Read) -> Mapping[Projection, Any]:
-    """Computes the branches that `read` lists: attention, the MLP or both.
+    """Computes the branches in `read`: attention, the MLP or both.
 
-    Returns:
-      {output projection of a branch: its input}, given y, the normalized x.
+    y is the normalized x. Returns {output projection of a branch: its input}.
     """
 
   def project_out(self, branches: Mapping[Projection, Any]) -> Any:
-    """Returns the sum of all inputs times their output kernels, plus biases."""
+    """Returns the sum of output projections; `branches` has their inputs."""
 
 
 def run_layer(layer: Layer, block: Block, x: Any, branch: Any) -> tuple:
-  """Runs one layer on the residual stream, which is x + branch.
+  """Runs one layer on the residual stream, x + branch; returns x and branch.
 
   `branch` is the latest output of attention and MLP, not yet added to x: the
   next norm adds it, so that both take only one pass over memory.
-
-  Returns:
-    x and `branch` after the layer.
   """
   for each in layer.sums:
     branches: dict[Projection, Any] = {}
@@ -150,7 +146,7 @@ def attend_to_cache(
   extras: Sequence[tf.Tensor],
   num_given: Sequence[tf.Tensor] = (),
 ) -> tf.Tensor:
-  """Attends from new tokens to themselves and the cached tokens before them.
+  """Attends from new tokens to the cache; returns [rows, tokens, heads * d_kv].
 
   Args:
     q: [rows, tokens, heads, d_kv].
@@ -162,9 +158,6 @@ def attend_to_cache(
     extras: ALiBi's slopes, or T5's or Transformer-XL's parameters; else ().
     num_given: () or one tensor, [rows] int32: number of tokens at the start of
       each row that all tokens see.
-
-  Returns:
-    [rows, tokens, heads * d_kv].
   """
   if keys.shape.rank == 3:
     keys, values = keys[:, tf.newaxis], values[:, tf.newaxis]

@@ -24,10 +24,9 @@ from palm_mtf.model.projection import result_indices
 from palm_mtf.model.weights import logits_dtype
 from palm_mtf.ops.slicewise import native_threads
 
-# Each forward pass is a separate Mesh TensorFlow graph, lowered into the
-# program's TensorFlow graph. Kernels enter the mesh graph as slices on the
-# devices, and keys and values leave it as slices, so that nothing is copied or
-# gathered.
+# Each forward pass is a separate mtf.Graph, lowered into the current tf.Graph.
+# Kernels enter it as slices on the devices, and keys and values leave it as
+# slices, so that nothing is copied or gathered.
 
 # The cache has a multiple of this number of positions, because positions that
 # fill whole vector registers are read twice as fast.
@@ -44,8 +43,7 @@ class _OnSlices(mtf.Operation):
     shapes: Sequence[mtf.Shape] = (),
     dtype: tf.DType | None = None,
   ):
-    # `shapes` and `dtype` are those of the outputs. If `dtype` is None, outputs
-    # have the dtype of the first input.
+    # Outputs have `shapes`, and `dtype` or (if None) the first input's dtype.
     super().__init__(list(inputs), name="on_slices")
     self._fn = fn
     dtype = dtype or inputs[0].dtype
@@ -87,7 +85,7 @@ class JoinedWeights:
 
   def norm_vectors(self, name: str, after: mtf.Tensor) -> list[mtf.Tensor]:
     """Returns the scale, and the bias if any, of a norm, [d_model] each."""
-    del after  # an all-gather would wait for it, but here vectors are whole
+    del after  # delays an all-gather, but devices hold whole vectors here
     vectors, names = self._model.vectors, [f"{name}/scale", f"{name}/bias"]
     return [
       self._import(vectors[x], self._dims.d_model)
@@ -118,7 +116,7 @@ class JoinedWeights:
     columns = self._model.columns(read, native_threads(self._impl))
     vectors = self._model.project_vectors(layer, read)
     batch, length, _ = x.shape.dims
-    outputs = {}  # a gated MLP's two products share an index: the hidden layer
+    outputs = {}  # two products of a gated MLP have one output: hidden layer
     for index, each in zip(result_indices(read), read.projections, strict=True):
       positions = mtf.Dimension(each.positions, length.size)
       dims = [batch, positions, *self._model.dims_of(each.outputs)]
@@ -153,7 +151,7 @@ class JoinedWeights:
     self, layer: str, outputs: Iterable[Projection], after: mtf.Tensor
   ) -> list[mtf.Tensor]:
     """Returns the biases of `outputs`, [d_model] each."""
-    del after  # an all-gather would wait for it, but here vectors are whole
+    del after  # delays an all-gather, but devices hold whole vectors here
     return [
       self._import(x, self._dims.d_model)
       for x in self._model.output_biases(layer, outputs)
@@ -257,20 +255,15 @@ def run_blocks(
   masks: Sequence[mtf.Tensor],
   keys_and_values: KeysAndValues | None = None,
 ) -> mtf.Tensor:
-  """Runs the blocks of all layers.
+  """Runs the blocks of all layers; returns the last block's output, like x.
 
   Args:
-    model: weights.
     palm: the model that `build_palm` returned.
     x: [batch, length, d_model]: input of the first block.
     masks: segment ids and prefix, from `make_masks`.
-    keys_and_values: None, or a list to which the keys and values are appended:
-      one pair per layer, [batch, memory_length, ...] each; or, on accelerators
-      (`has_stacks`), one pair for all layers, with the dimension `layers`
-      first.
-
-  Returns:
-    The output of the last block, in the shape of x.
+    keys_and_values: None, or a list to which (keys, values) are appended: one
+      pair per layer, [batch, memory_length, ...] each; or on accelerators
+      (`has_stacks`) one pair, [layers, batch, memory_length, ...] each.
   """
   config, impl = model.config, model.placement
   if not model.has_stacks:
@@ -299,7 +292,7 @@ def run_blocks(
     def write(stack, x):
       return write_row(stack, layer, x[tf.newaxis], 0)
 
-    pairs = zip(stacks, kept, strict=False)  # no stacks if no keys are wanted
+    pairs = zip(stacks, kept, strict=False)  # `stacks` may be []
     return [y, *(impl.slicewise(write, *pair) for pair in pairs)]
 
   laid_out_masks: list[LaidOut] = []
@@ -362,8 +355,7 @@ def prefill(
   # The padding after a prompt gets keys and values too, but no token attends to
   # these before a later step overwrites them.
   def store(x):
-    # x is [batch, length, d_kv] or [batch, length, key_heads, d_kv], and may
-    # have the dimension of layers first.
+    # x: [batch, length, d_kv], with or without key_heads third, layers first.
     *before, length_at, heads_at, last = range(x.shape.rank)
     if len(key_dims(model)) > 1:
       x = tf.transpose(x, [*before, heads_at, length_at, last])

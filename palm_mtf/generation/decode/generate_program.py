@@ -117,8 +117,7 @@ class AdvanceTexts(_OfBatch):
   """Adds tokens until all rows have ended, or have `limit` new tokens.
 
   Inputs:
-    limit: [], int32: number of new tokens in a row since StartTexts, at most
-      max_tokens.
+    limit: [], int32: new tokens per row since StartTexts, at most max_tokens.
   """
 
   effect = Effect.CHANGES
@@ -216,9 +215,8 @@ class _Samples(_Continuations):
   """Samples tokens of independent rows, or decodes greedily.
 
   The state has these tensors: whether rows have ended; the rows' last tokens;
-  all tokens chosen so far, [rows, max_tokens]. If there is a repetition
-  penalty, also whether each token of the vocabulary occurs in the row, [rows,
-  vocab] bool.
+  all tokens chosen so far, [rows, max_tokens]; and with a repetition penalty,
+  whether each token of the vocabulary occurs in the row, [rows, vocab] bool.
   """
 
   @property
@@ -272,7 +270,7 @@ class _Samples(_Continuations):
     after = place + steps.num_steps
 
     def put(is_over, last, tokens, chosen):
-      at = tf.range(tokens.shape[1]) - place  # index of new tokens in `chosen`
+      at = tf.range(tokens.shape[1]) - place  # for each column, the step
       longer = tf.concat([last[:, tf.newaxis], chosen], 1)
       most = tf.shape(longer)[1] - 1
       put_here = tf.gather(longer, tf.clip_by_value(at + 1, 0, most), axis=1)
@@ -418,10 +416,9 @@ class BeamSearch:
     scores, kept = tf.math.top_k(tf.concat([scores, new_scores], 1), beams)
     ended = _pick(tf.concat([ended, longer], 1), kept)
     living, kept = tf.math.top_k(tf.where_v2(ends, _NEVER, best), beams)
-    # A search is over when no living prefix can reach the score of the worst
-    # ended continuation. Log p is negative and only falls, so a prefix scores
-    # at most its present log p divided by the largest divisor, the divisor of
-    # `max_tokens`.
+    # A search is over when no living prefix can reach the worst ended score.
+    # Log p is negative and only falls, so a prefix scores at most its present
+    # log p divided by the largest divisor, that of `max_tokens`.
     within_reach = living[:, 0] / self._compute_divisor(sizes.max_tokens)
     is_over |= scores[:, -1] >= within_reach
     first_row = tf.range(prompts)[:, tf.newaxis] * beams

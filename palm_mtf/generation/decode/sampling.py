@@ -106,8 +106,7 @@ _fused_penalize = fused(_penalize)
 
 @fused
 def _compute_shares(logits, seen, settings, num_tokens):
-  # Returns shares, [rows, vocab]: unnormalized probabilities, and 0 for tokens
-  # that TOP_K or TOP_P drops.
+  # Returns unnormalized probabilities, [rows, vocab]; 0 for dropped tokens.
   logits = _penalize(logits, seen, settings.repetition_penalty, num_tokens)
   logits /= _to_column(settings.temperature)
   shares = tf.exp(logits - tf.reduce_max(logits, -1, keepdims=True))
@@ -115,8 +114,7 @@ def _compute_shares(logits, seen, settings, num_tokens):
 
 
 def _find_likeliest(logits, seen, penalty, num_tokens):
-  # XLA does not compile this function, because XLA's argmax takes two to three
-  # times as long on a CPU.
+  # Not `fused`, because XLA's argmax takes two to three times as long on a CPU.
   if penalty == 1:
     logits = tf.cast(logits[:, :num_tokens], tf.float32)
   else:
@@ -141,8 +139,7 @@ def _draw_uniform(key, place):
 
 def _draw(shares, key, place):
   # Inverse transform sampling: a row's uniform number falls into the interval
-  # of one token. XLA does not compile this function, because XLA's cumulative
-  # sums are slow on a CPU.
+  # of one token. Not `fused`, because XLA's cumulative sums are slow on a CPU.
   upto = tf.cumsum(shares, axis=-1)
   at = _draw_uniform(key, place)[:, tf.newaxis] * upto[:, -1:]
   # A token with share 0 has an empty interval, so it is never drawn.

@@ -166,10 +166,6 @@ class NativeStep:
 
 _LAYER = layer_name(0)  # name that `for_each_layer` gives to each layer
 
-# With one token per row, a step spends its time on matrix products and on
-# starting the operations between the products. Therefore XLA compiles each
-# function between two products (`fused`) into one operation.
-
 
 def _find_cache_rows(positions, shape):
   # Returns the index of each row's token, [rows * heads] int32, in a cache that
@@ -184,9 +180,9 @@ def _find_cache_rows(positions, shape):
 class TensorflowStep:
   """Steps on any devices: the block of model/palm.py for one position.
 
-  This class implements the block again for speed: with one position, the time
-  grows with the number of operations, and Mesh TensorFlow would run several
-  operations where this class runs one.
+  With one token per row, a step spends its time on matrix products and on
+  starting operations. Therefore this class implements the block again, with one
+  operation (`fused`) between two products; Mesh TensorFlow would run several.
 
   Make the object outside of a loop over steps, because the constructor builds
   operations that all steps share. The object keeps no cache.
@@ -239,8 +235,7 @@ class TensorflowStep:
         seen = [keys, values]
         if model.has_stacks:
           seen = [each[layer] for each in seen]
-        # Only the first `num_rows` rows take this step. Their slice is a view,
-        # so nothing is copied.
+        # Only the first `num_rows` rows take this step; a slice copies nothing.
         if seen[0].shape[0] > num_rows:
           seen = [each[:num_rows] for each in seen]
         return keys, values, seen
@@ -282,8 +277,7 @@ class TensorflowStep:
       settings: vocabulary and other settings of all texts.
 
     Returns:
-      `TextSteps` of laid-out tensors. Logits of the embedding's padding rows
-      are left out.
+      `TextSteps` of laid-out tensors, without the logits of padding rows.
     """
     impl, end_ids = self._impl, list(settings.end_ids)
     first_cache = 3 + len(texts.seen)
@@ -373,8 +367,8 @@ class _Block:
       cache: keys and values of earlier tokens.
       places: position of each token, index of each token in the cache, and the
         angles of rotary embedding, if any.
-      write: adds keys and values to the cache; returns the cache, and the part
-        of the cache to which the tokens attend.
+      write: adds keys and values to the cache; returns the cache, and its part
+        to which the tokens attend.
     """
     self.cache = cache
     self._impl, self._model = model.placement, model

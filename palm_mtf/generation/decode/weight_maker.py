@@ -158,7 +158,6 @@ class WeightMaker:
     Scales and biases are float32. Tables have the activation dtype: learned
     positions, [positions, d_model], and Transformer-XL's vectors of distances,
     [positions, heads, d_kv], which replace the kernel that computes them.
-
     `layer` is the layer's number; None for weights outside of the layers.
     """
     config, found = self._config, {}
@@ -196,7 +195,7 @@ class WeightMaker:
     return self._impl.slicewise(make, value)
 
   def _make_kernel(self, name, make, *values):
-    # Calls make(*values, name=...) on each device; returns the kernels.
+    # Returns make(*values, name=...) of each device; collects the initializers.
     def make_and_keep(*values):
       kernel = make(*values, name=f"decode/{name}")
       self._initializers[parse_name(name).layer].append(kernel.initialize)
@@ -206,9 +205,8 @@ class WeightMaker:
 
   def make_logits_kernel(self) -> LaidOut:
     """Makes the kernel of the logits: the transposed table."""
-    # If the other kernels are int8 or int4, the logits' kernel, which is the
-    # largest, is int8. In the activation dtype it would be half of the bytes
-    # that a step reads.
+    # If the other kernels are int8 or int4, this one, the largest, is int8. In
+    # the activation dtype it would be half of the bytes that a step reads.
     is_quantized = self._is_quantized
     # Round the weights to the activation dtype, as training does, even if
     # `dtype` is wider.
@@ -308,9 +306,8 @@ class WeightMaker:
     return self._make_kernel(names[0], make, *matrices, *largest)
 
   def _find_axis(self, name):
-    # Returns the axis of a kernel's matrix that is not d_model. For example,
-    # the matrix of q is [d_model, heads * d_kv] (axis 1), and the matrix of o
-    # is [heads * d_kv, d_model] (axis 0).
+    # Returns the axis of a kernel's matrix that is not d_model: 1 for q,
+    # [d_model, heads * d_kv], and 0 for o, [heads * d_kv, d_model].
     return int(self._dims[name][0].name == "d_model")
 
   def _make_matrix(self, name):

@@ -41,10 +41,8 @@ class LayerWeights:
   of the layers.
   """
 
-  # {name of a checkpoint variable: its slices}.
-  slices: Mapping[str, Sequence[Slice]]
-  # Operation that makes decoding weights, and then frees the slices.
-  prepare: tf.Operation
+  slices: Mapping[str, Sequence[Slice]]  # {checkpoint variable: its slices}
+  prepare: tf.Operation  # makes the decoding weights, then frees the slices
 
 
 @dataclasses.dataclass(frozen=True)
@@ -55,10 +53,8 @@ class DecodeModel:
   config: ModelConfig
   dims: Dims  # `build_palm` sets `batch` and `length` to those of the tokens
   table: LaidOut  # embedding, [vocab, d_model], activation dtype
-  # The transposed table of the logits: a `Kernel` for each device's slice.
-  to_logits: LaidOut
-  # {name: scale, bias or table of positions}. Scales and biases are float32,
-  # tables have the activation dtype.
+  to_logits: LaidOut  # transposed table: a `Kernel` for each device's slice
+  # {name: scale, bias or table of positions}, as from WeightMaker.make_vectors.
   vectors: dict[str, LaidOut]
   # {names of kernels of a layer: a `Kernel` for each device's slice of the one
   # matrix into which these kernels are joined}.
@@ -66,9 +62,8 @@ class DecodeModel:
   is_packed: bool  # whether kernels are packed for `native`'s C++ operations
   layers: Sequence[LayerWeights] = ()
 
-  # Whether a cache has only two tensors: the keys of all layers, and the values
-  # of all layers, each [layers, ...]. Accelerators need this, because one block
-  # in a loop computes all layers.
+  # Whether a cache has only two tensors, [layers, ...] each (rows.py): on
+  # accelerators, because there one block in a loop computes all layers.
   has_stacks = False
 
   @property
@@ -88,10 +83,7 @@ class DecodeModel:
     return x if scale == 1 else self.placement.slicewise(lambda x: x * scale, x)
 
   def norm_vectors(self, name: str) -> list[LaidOut]:
-    """Returns the factor and the bias (if any) of a norm, [d_model] float32.
-
-    The factor is the norm's scale plus the offset of NORM.
-    """
+    """Returns a norm's scale plus offset, and any bias, [d_model] float32."""
     scale, bias = self.vectors[f"{name}/scale"], f"{name}/bias"
     if offset := NORMS[self.config.norm].scale_offset:
       scale = self.placement.slicewise(lambda x: x + offset, scale)
@@ -196,16 +188,13 @@ class DecodeModel:
     run: Callable[["DecodeModel", "int | tf.Tensor", list[LaidOut]], list],
     carry: list[LaidOut],
   ) -> list[LaidOut]:
-    """Runs a function for each layer, from the first to the last.
+    """Calls `run` per layer, first to last; returns what the last call returns.
 
     Args:
       run: takes a model with only one layer, whose weights have the names of
         the first layer; the layer's number, int or [] int32; and the tensors
         that `run` returned for the previous layer.
       carry: the tensors that `run` takes for the first layer.
-
-    Returns:
-      The tensors that `run` returns for the last layer.
     """
     one_layer = dataclasses.replace(self.config, num_layers=1)
     first = layer_name(0)
