@@ -258,7 +258,7 @@ def _restrict_new(numbers: Mapping[str, int], seen: set[str]) -> None:
         restrict_to_loopback(copy)
         _known[copy.getsockname()[1]] = set()
       elif is_ip:
-        copy.getpeername()  # fails if unconnected, because it may listen later
+        copy.getpeername()  # if this fails, check again: it may listen later
       seen.add(name)
 
 
