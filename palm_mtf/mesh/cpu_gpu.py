@@ -202,10 +202,7 @@ class CpuGpuPlacement(mtf.placement_mesh_impl.PlacementMeshImpl):
       return self._collective_with_groups(x, [mesh_axis], gather)
 
   def reduce_scatter(self, x, mesh_axis: int, split_axis: int):
-    """Sums x over a mesh axis, and cuts the sum along `split_axis`.
-
-    Each device along the mesh axis gets one part.
-    """
+    """Sums x over a mesh axis; each device gets a part along `split_axis`."""
 
     def scatter(xs, devices):
       return reduce_scatter_ring(xs, devices, split_axis)
@@ -268,7 +265,7 @@ class CpuGpuPlacement(mtf.placement_mesh_impl.PlacementMeshImpl):
     return self.slicewise(_add, accumulator, value, is_first).all_slices
 
   class LaidOutVariable:
-    """Slices of one SlicedVariable; mtf.Variable makes one, by this name."""
+    """Slices of one SlicedVariable; mtf.Variable looks up the class by name."""
 
     def __init__(self, variable: SlicedVariable, mesh_impl: "CpuGpuPlacement"):
       size, name = mesh_impl.slice_shape(variable.shape), variable.name

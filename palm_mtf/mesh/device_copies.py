@@ -14,7 +14,7 @@ class OperationCopies:
   """Operations of one device, from which those of other devices are copied."""
 
   def __init__(self, graph: tf.Graph, num_before: int):
-    # The templates are all operations of `graph` but the first `num_before`.
+    # `make` copies all operations of `graph` except the first `num_before`.
     self._graph = graph
     scope = graph.get_name_scope()
     self._skipped = len(scope) + 1 if scope else 0

@@ -136,7 +136,7 @@ class StagesLowering(CpuGpuLowering):
     others = {
       x: self.tensors[x]
       for x in operation.inputs
-      # Skip an input without a value: a C++ function may omit last outputs.
+      # Skip outputs that a C++ operation omits, such as attention weights.
       if self._parts.get(x.operation, part) != part and x in self.tensors
     }
     with tf.name_scope(f"{operation.name}/take"):

@@ -50,8 +50,9 @@ def _split_columns(joined, rows, shapes):
 def _broadcast_angles(
   angles: Angles, num_rows: int, num_heads: int
 ) -> list[tf.Tensor]:
-  # Returns angles that broadcast to [*rows, *heads, size / 2], with `num_rows`
-  # and `num_heads` dimensions. Angles that all sequences share lack the first.
+  # Returns angles that broadcast to [*rows, *heads, size / 2], where rows are
+  # `num_rows` dimensions, such as [batch, length], and heads are `num_heads`
+  # dimensions. Angles that all sequences share lack the first dimension.
   found = []
   for x in angles:
     for _ in range(num_rows + 1 - x.shape.rank):

@@ -264,7 +264,7 @@ class AdafactorUpdate(mtf.Operation):
   def __init__(
     self, measure: Measure, num_layers: int, config: AdafactorConfig
   ):
-    """Takes `measure`, whose sums have `num_layers` layers per variable."""
+    """Updates variables that stand for `num_layers` layers each."""
     super().__init__(
       [*measure.inputs, *measure.outputs],
       name=measure.name.replace("/measure", "/update"),

@@ -192,10 +192,7 @@ def accumulate_sums(
 
 
 def exchange_sums(pods: Sequence[Sums], dtype: tf.DType) -> list[Sums]:
-  """Returns, for each pod, the sums over all pods, on the pod's mesh.
-
-  Pods send each other gradients in `dtype`.
-  """
+  """Returns each pod's sums over all pods; pods send gradients in `dtype`."""
   if len(pods) == 1:
     return list(pods)
   # Each device sends all losses and the weight, which are few, in float32.
@@ -402,8 +399,6 @@ def build_dropout_state(step: tf.Tensor, first_row: tf.Tensor) -> tf.Tensor:
   dropped. `first_row`, [] int32, is the index of the first row in the batch of
   all pods.
   """
-  # Dropout of a row depends on SEED, the step, and the row's index in the batch
-  # of all pods, but not on the numbers of pods and microbatches.
   state = step, first_row, step >= 0, 0
   return tf.stack([tf.cast(x, tf.int32) for x in state])
 

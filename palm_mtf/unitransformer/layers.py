@@ -40,7 +40,7 @@ _SETTINGS = {
   "mlp": "d_ff mlp biases",
 }
 _SIZES = "num_layers d_model num_heads d_kv d_ff vocab_size sequence_length"
-# Our name of every layer, because Mesh TensorFlow's scopes number the layers.
+# All layers use the names of layer 0; Mesh TensorFlow's scopes number layers.
 _LAYER = parameters.layer_name(0)
 _MODULE = "palm_mtf.unitransformer"
 
