@@ -163,7 +163,7 @@ class StagesLowering(CpuGpuLowering):
 
 
 def _pass_by_queue(x: tf.Tensor) -> tuple[tf.Tensor, tf.Operation]:
-  """Returns x as another call takes it from a queue, and what puts it there."""
+  """Returns x as taken from a queue, and the operation that puts x there."""
   # `unique_name` is enough, because all programs of a session are in one graph.
   name, types = tf.get_default_graph().unique_name("queue"), [x.dtype]
   queue = tf.raw_ops.FIFOQueueV2(component_types=types, shared_name=name)

@@ -78,7 +78,8 @@ def rotate_pairs(
   rest = []
   if size < width:
     y, *rest = tf.split(y, [size, width - size], -1)
-  # `split` returns both numbers of all pairs; `join` is its inverse.
+  # `split` returns the first, then the second numbers of all pairs; `join` is
+  # its inverse.
   split, join = {
     "halves": (lambda y: tf.split(y, 2, -1), lambda ab: tf.concat(ab, -1)),
     "neighbours": (

@@ -108,7 +108,7 @@ def read_product(
 
 
 def vectors_of(read: Read) -> list[str]:
-  """Returns the names in the layer of the products' biases and norm scales."""
+  """Returns the names of the biases and norm scales of a layer's products."""
   return [name for each in read.projections for name in each.vectors]
 
 

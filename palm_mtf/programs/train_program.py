@@ -277,7 +277,7 @@ def _lower(pods: Sequence[Gradients]) -> CpuGpuLowering:
   for pod in pods:
     for i, stage in enumerate(pod.stages):
       first |= dict.fromkeys(stage.imports, _number_part(pod, i))
-    # Put accumulations into the head's part or a later part. Otherwise those of
+    # Put accumulations into the head's part or a later part. Otherwise sums of
     # constants, such as the number of tokens, would be in no part, because
     # constants depend on no import.
     first |= dict.fromkeys(pod.accumulations, _number_part(pod, i))
