@@ -47,8 +47,8 @@ class ByDevice:
 
   anywhere: SliceFn  # the function in TensorFlow, for any device
   # The function in C++, or None. Its first argument is the number of threads.
-  # It may leave out the last outputs, such as those that only the gradient in
-  # TensorFlow reads; another native function that takes them gets None.
+  # It may leave out the last outputs, such as attention weights that only the
+  # gradient in TensorFlow reads; a native gradient that takes them gets None.
   native: SliceFn | None = None
 
   def of(self, mesh_impl: mtf.MeshImpl) -> SliceFn:

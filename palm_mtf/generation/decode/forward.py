@@ -355,7 +355,8 @@ def prefill(
   # The padding after a prompt gets keys and values too, but no token attends to
   # these before a later step overwrites them.
   def store(x):
-    # x: [batch, length, d_kv], with or without key_heads third, layers first.
+    # x is [batch, length, d_kv] or [batch, length, key_heads, d_kv]; on
+    # accelerators, with the dimension `layers` first.
     *before, length_at, heads_at, last = range(x.shape.rank)
     if len(key_dims(model)) > 1:
       x = tf.transpose(x, [*before, heads_at, length_at, last])

@@ -22,7 +22,7 @@ from palm_mtf.runtime.program import Program
 
 
 class Effect(enum.Enum):
-  """What a function does with the state; the caller stores what it returns."""
+  """What a function does with the state, which is kept between calls."""
 
   MAKES = "makes"
   CHANGES = "changes"

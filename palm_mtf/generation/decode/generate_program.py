@@ -270,7 +270,7 @@ class _Samples(_Continuations):
     after = place + steps.num_steps
 
     def put(is_over, last, tokens, chosen):
-      at = tf.range(tokens.shape[1]) - place  # for each column, the step
+      at = tf.range(tokens.shape[1]) - place  # step that fills each column
       longer = tf.concat([last[:, tf.newaxis], chosen], 1)
       most = tf.shape(longer)[1] - 1
       put_here = tf.gather(longer, tf.clip_by_value(at + 1, 0, most), axis=1)

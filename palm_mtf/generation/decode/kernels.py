@@ -52,7 +52,7 @@ def make_kernel(w: tf.Tensor, dtype: tf.DType, name: str) -> Kernel:
   w = tf.cast(w, dtype)
   if in_xla_computation():
     return Kernel(w, tf.no_op())
-  # Emulated bfloat16 multiplies in float32. Cast once, not in every product.
+  # Emulated bfloat16 products are computed in float32, so cast w once, here.
   if is_emulated(w):
     w = tf.cast(w, tf.float32)
   kept = make_variable(w, name)
