@@ -164,7 +164,7 @@ class HeadGroup {
 
   template <class Use>
   void for_blocks(Use use) const {
-    constexpr int kMost = 96;  // rows per block, for the cache; whole tiles
+    constexpr int kMost = 96;  // rows per block: fit the cache, fill tiles
     const int step = std::max(1, kMost / count_);
     for (int begin = 0; begin < sizes_.length; begin += step) {
       const int end = std::min(begin + step, sizes_.length);

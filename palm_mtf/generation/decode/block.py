@@ -41,7 +41,7 @@ class Block(Protocol):
     """
 
   def project_out(self, branches: Mapping[Projection, Any]) -> Any:
-    """Returns the sum of output projections; `branches` has their inputs."""
+    """Returns the sum of output projections of `branches`, plus the biases."""
 
 
 def run_layer(layer: Layer, block: Block, x: Any, branch: Any) -> tuple:
