@@ -1,9 +1,6 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Operations that call functions in the processes of a pod's hosts.
-
-They are in the graph of the client, the process that has the session.
-"""
+"""Operations of the client's session that call functions in a pod's hosts."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -22,7 +19,7 @@ class DeviceArray:
     process: process of the device's host; it holds the slice.
     key: arguments that identify the slice in calls of the host's functions
       `assign_slice` and `read_slice`.
-    module: "pod" or "decoder", which has these functions. decoder.py has no
+    module: "pod" or "decoder": the file with these functions. decoder.py lacks
       `read_slice`, because nothing saves decoding weights.
   """
 
@@ -41,7 +38,7 @@ class DeviceArray:
     """Returns the value of the slice, which the host sends."""
     key = ["pod.read_slice", *self.key]
     (x,) = self.process.call(call_pod, key, [self.dtype])
-    # For one layer of a stack, the host sends [1, ...], and `shape` is [...].
+    # The host sends one layer's slice as [1, ...]; `shape` lacks the 1.
     return tf.reshape(x, self.shape)
 
   def assign(self, value: tf.Tensor) -> tf.Tensor:

@@ -1,9 +1,6 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""The client's programs for decoding on a pod of accelerators.
-
-The programs call the functions of decoder.py in the pod's hosts.
-"""
+"""The client's programs for decoding: they call decoder.py in a pod's hosts."""
 
 from palm_mtf._tf import tf
 from palm_mtf.accelerators.client_calls import (
@@ -32,17 +29,15 @@ class PodDecoder:
     self._devices, self._text = devices, dataclass_text(settings)
     self._hosts, self._pod = devices.hosts[0], devices.name_pod(0)
     self._num_layers = settings.model.num_layers
-    # The client needs only names and shapes. These do not depend on the kind of
-    # the devices, so any kind will do.
+    # Any platform will do, because only names and shapes of weights are read.
     placement = XlaPlacement(settings.mesh_layout, "cpu")
     self._weights = StackedWeights(settings, placement)
 
   def make_layers(self) -> list[LayerWeights]:
     """Returns the weights to load for each layer.
 
-    Load one layer after another: a host makes a layer's decoding weights, and
-    then frees the layer's float32 parameters. Adds operations to the current
-    tf.Graph.
+    Load one layer after another: a host makes a layer's decoding weights, then
+    frees its float32 parameters. Adds operations to the current tf.Graph.
     """
     return [
       LayerWeights(

@@ -228,8 +228,7 @@ def abstract_inputs(function: str) -> Arrays:
 def make_programs(settings: bytes, number: int, num_hosts: int) -> PodPrograms:
   """Returns a pod's programs, kept so that a later client compiles none.
 
-  `number` is the pod's number among the pods of this process; `num_hosts` is
-  the number of the pod's hosts.
+  `number` is the pod's number among the pods of this process.
   """
   read = read_dataclass(DecodeSettings, settings)
   devices = find_devices(read.mesh_layout, num_hosts, number)
@@ -251,7 +250,7 @@ class _Pod:
 
 
 _pods: dict[bytes, _Pod] = {}
-# For `_pods`: a session calls `assign_slice` in several threads at once.
+# Guards `_pods`, because a session calls `assign_slice` in several threads.
 _lock = threading.Lock()
 
 
@@ -274,10 +273,8 @@ def assign_slice(
 ) -> np.int32:
   """Keeps the slice of a parameter until `make_layer` reads it; returns 0.
 
-  Args:
-    name: name of the parameter in checkpoints.
-    device: mesh number of a device of this host.
-    value: the device's slice, float32.
+  `name` is the parameter's name in checkpoints, `device` the number in the mesh
+  of a device of this host, and `value` the device's slice, float32.
   """
   with _lock:
     held = _open(pod).parameters.setdefault(name.decode(), {})

@@ -55,7 +55,6 @@ class PodName:
   Attributes:
     client: name of the client, which owns the arrays.
     number: number of the pod among the client's pods in this process.
-    num_hosts: number of the pod's hosts.
   """
 
   client: str
@@ -221,8 +220,6 @@ def find_devices(
   """Returns JAX's devices of a pod, in the order of the mesh.
 
   Args:
-    mesh: axes of the pod.
-    num_hosts: number of the pod's hosts.
     pod: number of the pod among the pods of this process, which share no
       devices; unused on TPUs, where a process has one pod.
 
@@ -267,11 +264,7 @@ def find_devices(
 
 
 def order_tpus(mesh: MeshLayout, found: Sequence[Any]) -> list[Any]:
-  """Returns JAX's devices of a TPU slice, in the order of the mesh.
-
-  Args:
-    mesh: axes of the pod, and its slice.
-    found: all devices that JAX finds.
+  """Puts `found`, JAX's devices of a TPU slice, in the order of the mesh.
 
   Raises:
     UserError: `found` are not the devices of the slice.

@@ -51,8 +51,8 @@ class _Summed(mtf.Operation):
 
 def cut(x: mtf.Tensor) -> mtf.Tensor:
   """Returns x as an input of the next part of the graph."""
-  # The part before the cut adds up x, because several parts read x (a block's
-  # forward and backward pass), and each of them would all-reduce x again.
+  # Sum x over devices before the cut. Otherwise each part that reads x (a
+  # block's forward and backward pass) would all-reduce it.
   return Cut(_Summed(x).outputs[0]).outputs[0]
 
 
@@ -90,12 +90,11 @@ class DeviceFunction:
         left out of the attribute `takes`.
       gives: tensors to return.
       updates: operations that assign variables.
-      open_axes: {tensor: numbers of the mesh axes over which it still has to be
-        all-reduced, because each device holds only its term of the sum}. The
-        first call reads the axes of tensors in `takes`, and adds the axes of
-        tensors in `gives`; the function does not all-reduce these. If None, the
-        function all-reduces each tensor that it returns.
-      in_scan: whether JAX scans the function over the layers.
+      open_axes: {tensor: numbers of the mesh axes over which each device holds
+        only its term of a sum}. The first call reads the axes of `takes` and
+        adds the axes of `gives`, which the function returns without all-reduce.
+        If None, the function all-reduces each tensor that it returns.
+      in_scan: value of `XlaPlacement.in_scan` for the operations.
     """
     self._placement = placement
     self._open_axes, self._in_scan = open_axes, in_scan
@@ -247,17 +246,14 @@ def cut_graph(
   wanted: Sequence[mtf.Tensor],
   scanned: Collection[int] = (),
 ) -> tuple[list[DeviceFunction], dict[mtf.Tensor, list[int]]]:
-  """Cuts a graph into parts at each `Cut`; makes a function of each part.
+  """Cuts a graph of one mesh at each `Cut`; makes a function of each part.
 
   Operations that depend on none of `first` (such as casts of weights) belong to
   no part: each part that needs their outputs computes them.
 
   Args:
-    graph: graph of one mesh.
-    first: {operation: least number of the part that it is in}, at least for
-      the operations that have the features.
-    wanted: tensors that the functions return in addition to those that other
-      functions take.
+    first: {operation: number of the earliest part that it may be in}.
+    wanted: tensors to return, besides those that other parts take.
     scanned: numbers of the parts that JAX scans over the layers.
 
   Returns:

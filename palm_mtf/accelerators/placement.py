@@ -28,9 +28,8 @@ from palm_mtf.config.device_mesh import DeviceMesh
 from palm_mtf.ops.variables import SlicedVariable
 
 # If a device gets fewer columns of a sum, the TPU's compiler may replace the
-# reduce-scatter by an all-reduce, which sends twice the bytes. This depends on
-# the memory layout: 256 columns are enough (PaLM 8B on a v4-4x4x4), and 128 are
-# not (PaLM 62B on a v4-8x8x8).
+# reduce-scatter by an all-reduce, which sends twice the bytes: 256 columns are
+# enough (PaLM 8B on a v4-4x4x4), and 128 are not (PaLM 62B on a v4-8x8x8).
 _WIDE = 256
 _TILE_COLUMNS = 128  # columns per tile of a TPU's memory
 
@@ -38,17 +37,17 @@ _TILE_COLUMNS = 128  # columns per tile of a TPU's memory
 class XlaPlacement(mtf.simd_mesh_impl.SimdMeshImpl):
   """Builds the operations of one device; all devices of a pod run them.
 
-  It takes the place of a `CpuGpuPlacement` (mesh/cpu_gpu.py), and has those of
-  its members that the model uses.
+  It has the members of `CpuGpuPlacement` (mesh/cpu_gpu.py) that the model uses.
 
   Attributes:
-    platform: JAX's name of the devices' kind in lowered programs.
+    platform: kind of devices in lowered programs: "cpu", "tpu" or "cuda".
     lock: held by a thread that builds operations with the attributes below,
       because the pods of a process share this object.
     index: the device's number in the mesh, [] int32.
     values: the device's slice of each variable that operations read, by name.
     assigned: the next values of variables that operations assign, by name.
-    in_scan: whether JAX scans the operations over the layers.
+    in_scan: whether JAX scans the operations over the layers, which decides the
+      memory layout of the sums that `reduce_scatter` returns.
   """
 
   native_threads = 0
@@ -179,7 +178,7 @@ class XlaPlacement(mtf.simd_mesh_impl.SimdMeshImpl):
     return self.LaidOutTensor([moved])
 
   def reduce_scatter(self, x, mesh_axis: int, split_axis: int):
-    """Sums x over a mesh axis; device i gets part i, on `split_axis`."""
+    """Sums x over a mesh axis; device i gets part i along `split_axis`."""
     x = x.to_laid_out_tensor()
     if self.shape[mesh_axis].size == 1:
       return x
@@ -190,9 +189,8 @@ class XlaPlacement(mtf.simd_mesh_impl.SimdMeshImpl):
     if before and after:
       part = reduce_scatter(whole, groups, split_axis)
       return self.LaidOutTensor([part])
-    # XLA chooses the memory layout of a matrix, but not of other arrays, so
-    # reshape x to a matrix. This is not possible if the split dimension is
-    # neither first nor last.
+    # XLA chooses the memory layout only of matrices, so reshape x to a matrix,
+    # which is possible if the split dimension is first or last.
     rows = math.prod(before) if before else sizes[0]
     matrix = tf.reshape(whole, [rows, -1])
     if before and sizes[-1] // len(groups[0]) < _WIDE:
@@ -210,11 +208,10 @@ class XlaPlacement(mtf.simd_mesh_impl.SimdMeshImpl):
     rows, columns = matrix.shape.as_list()
     num_parts = len(groups[0])
     if self.in_scan and columns == num_parts * _TILE_COLUMNS:
-      # A scan joins the parts of all layers in one array, and XLA takes this
-      # array's layout, in which the columns are not outermost. So put whole
-      # tiles outermost: the product that computes the matrix can write them in
-      # any order. (It cannot if another array is added to the product, as in
-      # the gradient of the embedding.)
+      # A scan stacks the parts of all layers, and XLA lays out each part like
+      # the stack, where columns are not outermost. So make tiles outermost: the
+      # product that computes the matrix can write tiles in any order. (Not if
+      # an array is added to it, as in the gradient of the embedding.)
       tiles = tf.reshape(matrix, [rows, num_parts, _TILE_COLUMNS])
       part = reduce_scatter(tf.transpose(tiles, [1, 0, 2]), groups, 0)
       return tf.reshape(part, [rows, _TILE_COLUMNS])

@@ -24,14 +24,10 @@ class TpuPlace(NamedTuple):
 def tpu_places(where: TpuSlice, model_size: int) -> list[TpuPlace]:
   """Returns the place of each device of a mesh, in the mesh's order.
 
-  The mesh's last axis carries the most traffic, many messages per layer. So the
-  devices along this axis form a box of neighbouring chips, if the slice has a
-  box of that size. Within the box, the mesh's order goes over the devices of a
-  chip, then over chips along x, y and z.
-
-  Args:
-    where: the slice.
-    model_size: size of the mesh's last axis.
+  The mesh's last axis, of size `model_size`, carries the most traffic, many
+  messages per layer. So the devices along this axis form a box of neighbouring
+  chips, if the slice has a box of that size. Within the box, the mesh's order
+  goes over the devices of a chip, then over chips along x, y and z.
   """
   box, left = [], model_size
   for n in (where.devices_of_chip, *where.chips):

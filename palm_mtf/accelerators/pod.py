@@ -115,7 +115,6 @@ class _Pod:
     rows on all devices of this host are set. Until then the rows are kept.
 
     Args:
-      name: name of the array.
       device: number of the device in the mesh.
       value: the rows, in any shape that keeps the order of their elements.
       rows: number of the first row, and of the row after the last row.
@@ -347,5 +346,5 @@ def _numbers(
   dropout_state: np.ndarray,
   goes_on: np.ndarray | jax.Array = np.array(True),  # noqa: B008
 ) -> Arrays:
-  """Returns {name: value} of what differs per step, for a step's programs."""
+  """Returns the argument `numbers` of a step's programs (`PodStep.step`)."""
   return {"rates": rates, "dropout_state": dropout_state, "goes_on": goes_on}

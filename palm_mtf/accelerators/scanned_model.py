@@ -83,7 +83,7 @@ class ScannedModel:
       variables of all layers.
     losses: sums over tokens of the loss's terms and, last, "weight", by name.
     gradients: gradients of the sum of all terms, by the variable's name.
-    open_axes: mesh axes over which `add_up` has to add a loss or a gradient.
+    open_axes: {loss or gradient: mesh axes over which `add_up` sums it}.
   """
 
   def __init__(self, settings: StepSettings, platform: str):
@@ -161,8 +161,7 @@ class ScannedModel:
     microbatches, so that `add_up` communicates only once.
 
     Args:
-      variables: the device's slices, by name.
-      batch: the device's slices of the features, by name.
+      variables, batch: the device's slices of variables and features, by name.
       dropout_state: [4] int32, which determines the masks: step, number of the
         first sequence in the batch, whether to drop, and how many times dropout
         is applied before the first layer; unused if DROPOUT is 0.

@@ -1,13 +1,13 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""The update of all variables, in four steps, as one function of a device.
+"""The update of all variables, in four phases, as one function of a device.
 
 squares   sum of squares of each gradient                    for each layer
 scalars   clip factor, and whether the step is finite        once
 measure   sums of squares of each variable and its update    for each layer
 assign    Adafactor's update of the variables                for each layer
 
-A step needs sums of the earlier steps over all layers, so the steps cannot
+A phase needs sums over all layers from earlier phases, so the phases cannot
 share one pass over the layers.
 """
 
@@ -42,8 +42,8 @@ class ScannedUpdate:
       of a layer stand for the variables of all layers.
     fetched: the metrics that `apply` returns, by name.
     losses: names of the losses in `fetched`.
-    sums_of_squares: for metrics of root mean squares: sums of squares of each
-      variable and of its update; `fetched` has their tensors.
+    sums_of_squares: a SumOfSquares of each variable and of each update, for RMS
+      metrics; the tensors are in `fetched`.
   """
 
   def __init__(
@@ -57,7 +57,7 @@ class ScannedUpdate:
     one_layer = dataclasses.replace(settings.model, num_layers=1)
     graph = mtf.Graph()
     mesh = mtf.Mesh(graph, "pod")
-    batch = layout.axis_size_of("batch")  # any size; no variable has it
+    batch = layout.axis_size_of("batch")  # any size: no variable has this dim
     dims = model_dims(one_layer, batch, layout)
     palm_variables([mesh], one_layer, dims, settings.seed)
     trained = list(graph.trainable_variables)

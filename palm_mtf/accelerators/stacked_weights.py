@@ -87,14 +87,10 @@ class StackedWeights:
   def make(self, parameters: Tensors, in_layer: bool) -> Tensors:
     """Makes the weights of a layer, or those outside of all layers.
 
-    Args:
-      parameters: the device's slices, float32.
-      in_layer: whether to make the weights of a layer.
-
-    Returns:
-      {name: the device's slice}. Kernels that are joined into one have the name
-      of the first. Outside of all layers, "table" is the embedding; "to_logits"
-      is the kernel of the logits, if it is not the table itself.
+    Takes and returns {name: the device's slice}; parameters are float32.
+    Kernels that are joined into one have the name of the first. Outside of all
+    layers, "table" is the embedding; "to_logits" is the kernel of the logits,
+    if it is not the table itself.
     """
 
     def read(name: str) -> LaidOut:
@@ -117,9 +113,8 @@ class StackedWeights:
   def make_model(self, weights: Tensors) -> "StackedModel":
     """Returns a model with the weights that `make` returned.
 
-    Args:
-      weights: the device's slices; each weight of a layer is stacked over all
-        layers, [layers, ...], under the first layer's name.
+    `weights` has the device's slices; each weight of a layer is stacked over
+    all layers, [layers, ...], under the first layer's name.
     """
     laid_out = {
       name: self.placement.LaidOutTensor([x]) for name, x in weights.items()
@@ -173,7 +168,7 @@ class StackedWeights:
 
   @property
   def _has_logits_kernel(self) -> bool:
-    # If False, logits are products with the table of the embedding.
+    # If False, logits are products with the embedding's table.
     is_quantized = self._weight_dtype != "activation"
     return is_quantized or logits_table(self._config) != "embedding"
 
@@ -264,7 +259,7 @@ class StackedModel(DecodeModel):
       terms = impl.slicewise(product, impl.alltoall(x, axis, 1, 0), weights)
       y = impl.reduce_scatter(terms, axis, 0)
       return impl.slicewise(lambda y: tf.cast(y, dtype), y)
-    # d_model is the output: each device computes its part of it for all rows.
+    # d_model is the output: each device computes its part of d_model, all rows.
     part = impl.slicewise(
       lambda x, w: tf.cast(product(x, w), dtype),
       impl.allconcat(x, axis, 0),

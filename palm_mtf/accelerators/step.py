@@ -41,10 +41,7 @@ _MAX_BYTES = 2**30
 
 
 def cut_rows(num_rows: int, num_bytes: int) -> list[slice]:
-  """Cuts rows of `num_bytes` each into messages.
-
-  A message has at most 1 GiB, or one row if a row is larger.
-  """
+  """Cuts rows of `num_bytes` each into messages of up to 1 GiB, or one row."""
   share = max(1, _MAX_BYTES // num_bytes)
   return [slice(i, min(i + share, num_rows)) for i in range(0, num_rows, share)]
 
@@ -60,10 +57,7 @@ class PodStep:
   """
 
   def __init__(self, settings: StepSettings, platform: str):
-    """Builds the Mesh TensorFlow graphs of one block.
-
-    `platform` is JAX's name of the devices' kind: "cpu", "tpu" or "cuda".
-    """
+    """Builds the graphs of one block; `platform` is "cpu", "tpu" or "cuda"."""
     self._settings = settings
     self._num_microbatches = settings.mesh_layout.num_microbatches
     self.model = ScannedModel(settings, platform)
@@ -97,10 +91,8 @@ class PodStep:
   ) -> list[tf.Tensor]:
     """Builds a host's slices of the initial value of one layer's variable.
 
-    Args:
-      array: name of the array.
-      name: name in checkpoints of a variable of the array.
-      begins: where each slice begins, per dimension.
+    `name` is the variable's name in checkpoints; `array` has a variable of that
+    kind for each layer. `begins` says where each slice begins, per dimension.
     """
     variable = self.variables[array]
     size = self.model.placement.slice_shape(variable.shape)
@@ -116,7 +108,7 @@ class PodStep:
 
   @property
   def num_numbers(self) -> dict[str, int]:
-    """{metric: 1, or number of layers}: sizes in the vector of `step`."""
+    """{metric: size in the vector of `step`: 1, or the number of layers}."""
     layers = self._settings.model.num_layers
     return {
       name: layers if self.update.is_of_layers(name) else 1
@@ -140,7 +132,7 @@ class PodStep:
     }
 
   def abstract_batch(self, mesh: Mesh) -> Arrays:
-    """Returns each feature's [microbatches, rows, ...], dtype and sharding."""
+    """Returns dtype, sharding and [microbatches, rows, ...] of each feature."""
     return {
       name: jax.ShapeDtypeStruct(
         [self._num_microbatches, *x.outputs[0].shape.to_integer_list],
@@ -282,8 +274,7 @@ class PodStep:
     return {x: y.sharding.spec for x, y in self.abstract_batch(mesh).items()}
 
   def _each_device(self, mesh: Mesh) -> dict[str, PartitionSpec]:
-    # A gradient that pods exchange is a vector, cut into equal parts, one per
-    # device.
+    # Pods exchange each gradient as a vector, with an equal part per device.
     return dict.fromkeys(self.parameters, PartitionSpec(mesh.axis_names))
 
   def trained(self, state: Mapping[str, Any]) -> dict[str, Any]:
@@ -345,11 +336,8 @@ class PodStep:
   def cut_parts(self, num_devices: int) -> list[list[slice]]:
     """Returns, per parameter, how to cut its gradient into messages.
 
-    A host joins its devices' parts of a gradient into a vector. Each returned
-    slice of this vector is one message to the other pods.
-
-    Args:
-      num_devices: number of devices of a host.
+    A host joins its `num_devices` devices' parts of a gradient into a vector.
+    Each returned slice of this vector is one message to the other pods.
     """
     size = np.dtype(self._settings.dcn_dtype).itemsize
     return [

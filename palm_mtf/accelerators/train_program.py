@@ -120,8 +120,7 @@ class _Builder:
   ):
     self._settings, self._devices, self._read = settings, devices, read
     self._text = dataclass_text(settings)
-    # The client needs only names and shapes. These do not depend on the kind of
-    # the devices, so any kind will do.
+    # Any platform will do, because only names and shapes of arrays are read.
     self._pod_step = PodStep(settings, "cpu")
     dims = model_dims(settings.model, settings.num_rows, settings.mesh_layout)
     self._features = find_palm_features(settings.features, dims)
@@ -186,14 +185,10 @@ class _Builder:
     *inputs: object,
     of_host: Sequence[Sequence[object]] | None = None,
   ) -> list[list[tf.Tensor]]:
-    """Calls a function in each host of a pod; returns what each host returns.
+    """Calls a function of pod.py in each host; returns what each host returns.
 
-    Args:
-      pod: number of the pod.
-      function: name of a function of pod.py.
-      dtypes: dtypes of the function's results.
-      *inputs: arguments for all hosts, after `pod` and `settings`.
-      of_host: for each host, its further arguments; None if there are none.
+    The arguments are `pod` and `settings`, `inputs`, then those `of_host`;
+    `dtypes` are those of the function's results.
     """
     hosts, name = self._devices.hosts[pod], self._devices.name_pod(pod)
     given = [f"pod.{function}", name, self._text, *inputs]
@@ -347,11 +342,7 @@ class _Builder:
     return slices
 
   def _split(self, numbers: tf.Tensor) -> dict[str, tf.Tensor]:
-    """Splits vectors of all metrics, [..., numbers], by metric.
-
-    Returns:
-      {metric: [...]}; [..., layers] for a metric with a value for each layer.
-    """
+    """Splits [..., numbers] into {metric: [...], or [..., layers]}."""
     sizes = self._pod_step.num_numbers
     found = tf.split(numbers, [*sizes.values()], -1)
     by_name = dict(zip(sizes, found, strict=True))
@@ -362,7 +353,7 @@ class _Builder:
     }
 
   def _order_squares(self, values: Mapping[str, tf.Tensor]) -> tf.Tensor:
-    """Returns each gradient's sum of squares, [parameters], in their order."""
+    """Returns gradients' sums of squares in the order of `_parameters`."""
     by_name = {}
     for i, array in enumerate(self._pod_step.parameters):
       names = self._pod_step.names_of(array)
