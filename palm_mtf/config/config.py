@@ -113,7 +113,7 @@ class StatisticsConfig(CorpusConfig):
   """The settings of `palm_mtf data statistics`.
 
   Attributes:
-    train_steps: steps of the run whose epochs are counted; None counts none.
+    train_steps: steps of a training run, to count epochs; None counts none.
     global_batch_size: sequences in each step; None counts no epochs.
     seed: seed of the training run.
   """

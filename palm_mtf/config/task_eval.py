@@ -64,7 +64,7 @@ class FewShotConfig(Checked):
     return (self.prompt_headers or {}).get(task, "")
 
   def changes(self, task: str) -> bool:
-    """Returns whether these settings change the registered form of a task."""
+    """Returns whether they change a task's prompts from those in SeqIO."""
     return self.num_shots is not None or bool(
       self.file_of(task) or self.header_of(task)
     )
