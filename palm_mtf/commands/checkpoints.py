@@ -136,7 +136,7 @@ def prune(
   check_count("--keep", keep)
   if keep_every_steps is not None:
     check_count("--keep_every_steps", keep_every_steps)
-  _find_folders(model_dir)  # raises before the lock makes a missing folder
+  _find_folders(model_dir)  # raises UserError before the lock makes the folder
   with training_lock(model_dir):
     states = {path: _check_state(path) for path in _find_folders(model_dir)}
     whole = [path for path, state in states.items() if state == _WHOLE]

@@ -47,7 +47,7 @@ def data_cache(
   vocabulary = load_vocabulary(model_dir, data, vocab_size=model.vocab_size)
   sources = open_filtered(model_dir, data, model.sequence_length)
   start = time.perf_counter()
-  # If this is killed, the same command resumes after the last complete shard.
+  # If this process is killed, the command resumes after the last whole shard.
   stores = cache_stores(model_dir, data, sources, vocabulary, verify=verify)
   secs = time.perf_counter() - start
   for source, (path, store) in zip(sources, stores, strict=True):
@@ -101,7 +101,7 @@ def describe_step(
   num_rows: int,
   continued: Container[str] = (),
 ) -> dict:
-  """Returns statistics of a step's batch, and `num_rows` of its rows as text.
+  """Returns a step's batch statistics, and its first `num_rows` rows as text.
 
   `continued` names the sources whose inputs and targets were encoded together,
   as one string: a space at the beginning of their targets is part of the text.

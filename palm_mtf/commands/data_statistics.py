@@ -88,7 +88,7 @@ class EpochLengths:
     )
     ends = np.cumsum(inputs + texts)
     total = int(ends[-1]) if len(ends) else 0
-    tokens = np.broadcast_to(np.uint16(0), [total])  # no memory per token
+    tokens = np.broadcast_to(np.uint16(0), [total])  # a view of one number
     return TokenArray(
       [Shard(tokens, np.stack([ends - texts, ends]), has_inputs)]
     )

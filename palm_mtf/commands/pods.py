@@ -31,7 +31,7 @@ from palm_mtf.runtime.manager.slices import Server, check_name
 _logger = logging.getLogger(__name__)
 
 _STOP_SIGNALS = {signal.SIGINT, signal.SIGTERM}
-_INFO_SECS = 60.0  # timeout for this server's own info: its host may be slow
+_INFO_SECS = 60.0  # timeout for reading this server's info: a busy host is slow
 
 
 def serve(

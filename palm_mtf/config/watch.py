@@ -62,7 +62,7 @@ class Skips:
     one index, or an array [n], int64.
     """
     for first, last in self.ranges:
-      # Compare with `start`: `numbers` already counts rows of earlier ranges.
+      # `numbers`, like `start`, already counts the rows of earlier ranges.
       start = sizes.rows_before(first)
       size = sizes.rows_before(last + 1) - start
       numbers = numbers + size * (numbers >= start)
