@@ -2,9 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """`palm_mtf pods`: serves devices, manages servers, and queries a manager.
 
-A manager assigns servers' devices to clients. It listens on `manager`,
-HOST:PORT; `manager_tls` is the PREFIX of its key and certificate, or "". Every
-command raises UserError if no manager answers there.
+A manager assigns servers' devices to clients. The argument `manager` is its
+HOST:PORT; `manager_tls` is the PREFIX of its key and certificate, or "". If no
+manager answers there, the commands raise UserError.
 
 A server needs no model settings, because a client sends the part of the graph
 that the server's devices compute.

@@ -64,7 +64,7 @@ class FewShotConfig(Checked):
     return (self.prompt_headers or {}).get(task, "")
 
   def changes(self, task: str) -> bool:
-    """Returns whether they change a task's prompts from those in SeqIO."""
+    """Returns whether these settings change a task's prompts in SeqIO."""
     return self.num_shots is not None or bool(
       self.file_of(task) or self.header_of(task)
     )
