@@ -112,7 +112,7 @@ def _compute_validation_loss(
     "perplexity": math.exp(loss),
     "unigram_entropy": unigram_entropy(batches),
   }
-  # No bits per byte for span corruption: its sentinels stand for no bytes.
+  # Span corruption has no bits per byte: its sentinels stand for no bytes.
   if model.objective != "span_corruption":
     bits_per_token = loss / math.log(2)
     per_byte = bits_per_token / corpus.validation_bytes_per_token

@@ -143,7 +143,7 @@ class PlanConfig:
     mesh_layout: mesh of devices in a pod, and layout rules.
     optimizer: Adafactor, its schedule and the z-loss.
     run: steps, batch size, checkpoints, prompts and seed of the run.
-    pods: number and place of the pods.
+    pods: number of pods, and where they are.
     hardware: speed and memory of the chip that CHIP names.
   """
 

@@ -29,8 +29,8 @@ class FewShotConfig(Checked):
 
   Attributes:
     num_shots: number of exemplars before each example. None means all exemplars
-      of the task's file in `exemplar_files`, or, without a file, the registered
-      form of the task.
+      of the task's file in `exemplar_files`; without a file, the prompts are
+      those that the SeqIO task itself makes.
     exemplars: "drawn": exemplars are drawn from the training split for each
       example. "first": all examples have the first exemplars of the split.
     seed: seed with which exemplars are drawn.
