@@ -3,8 +3,8 @@
 """`palm_mtf data cache` tokenizes documents; `data inspect` shows a batch."""
 
 # A token store holds the tokens of one source. Training with the same CACHE_DIR
-# reads the stores, and encodes only sources without a store. A hash of the
-# documents names a store, so runs share it even if they read different paths.
+# reads the stores, and encodes only sources without a store. A store's name has
+# a hash of documents and vocabulary, but no path, so that runs share the store.
 #
 # In a batch of `data inspect`, a line begins with "|" if its tokens are
 # targets, which count in the loss, and with ":" if its tokens are inputs, which

@@ -99,7 +99,7 @@ def check_settings(config: PlanConfig) -> PlanConfig:
 
 
 def _print_compiled(config: PlanConfig, *, as_json: bool) -> None:
-  """Prints a plan, and the memory and time that the compiler predicts."""
+  """Prints a plan, and a table of a step's costs as compiled and as planned."""
   _check_can_compile(config)
   record = plan_of(config)
   try:
@@ -193,7 +193,7 @@ def calibrate(
 
 
 def _round(value: Any) -> Any:
-  """Rounds one or a dict of measured numbers, whose fifth digit is noise."""
+  """Rounds one or a dict of measured numbers to four significant digits."""
   if isinstance(value, Mapping):
     return {key: _round(each) for key, each in value.items()}
   return value if isinstance(value, bool) else float(f"{value:.4g}")

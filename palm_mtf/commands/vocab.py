@@ -97,7 +97,7 @@ def _show_difference(before: str, after: str) -> str:
 # Names for error messages: this command has flags instead of macros, and no
 # flag for the field with a document's weight.
 _SETTINGS = Settings("--input", "--text_field", weight_field="")
-_MEASURED_CHUNKS = 1024  # a quick sample; at most 4,096 characters each
+_MEASURED_CHUNKS = 1024  # at most 4,096 characters each; a random sample
 
 
 def vocab(

@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 from palm_mtf.config.checked import Checked, Count, real, texts, whole
 from palm_mtf.errors import UserError
 
-MOST_GREEDY = 1e-4  # greedy up to this TEMPERATURE, to not divide by almost 0
+MOST_GREEDY = 1e-4  # up to this TEMPERATURE, decoding is greedy: no division
 _MAX_ROWS = 10_000  # samples or beams per prompt; memory holds all
 
 
