@@ -163,9 +163,10 @@ def open_weights(
 
 @host_function
 def find_opened_prefix(prefix: bytes) -> bytes:
-  """Returns a prefix of links to the open files of `prefix`, for TensorFlow.
+  """Returns a TensorFlow prefix of links to the open files of `prefix`.
 
-  A trainer may remove the files at `prefix` itself while they are read.
+  The links outlive the files' names, which a trainer may remove meanwhile.
+  Returns `prefix` itself if no links could be made.
   """
   return _open[prefix].prefix.encode()
 

@@ -48,7 +48,7 @@ def make_evaluator(
     parameter = inspect.signature(step).parameters.get("sequence_length")
     if parameter and parameter.default is inspect.Parameter.empty:
       lengths = dict.fromkeys(task.output_features, sequence_length)
-  # Replace the task's vocabulary without loading it, which may take long.
+  # Replace the task's vocabulary without loading it.
   own = _RunVocabulary(vocabulary)
   features = {
     name: feature

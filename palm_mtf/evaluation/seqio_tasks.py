@@ -337,7 +337,7 @@ class EvalTask:
           else:
             computed = values.compute()
           found |= computed
-      except UserError as error:  # perhaps too few examples for the metric
+      except UserError as error:
         if str(error) not in self._warned:
           self._warned.add(str(error))
           _logger.warning(f"metrics of some examples are left out: {error}")

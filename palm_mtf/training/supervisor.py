@@ -59,7 +59,7 @@ from palm_mtf.training.session import TrainSession
 
 _logger = logging.getLogger(__name__)
 
-_PAUSE_SECS = 1.0  # between attempts to reach a lost pod, to spare the CPU
+_PAUSE_SECS = 1.0  # between attempts to reach a lost pod
 # With ON_POD_FAILURE = "wait", a run ends if it loses pods more often than this
 # between two checkpoints, because it makes no progress then.
 _MAX_LOSSES = 3
