@@ -226,7 +226,7 @@ class Manifest:
 class Checkpoint:
   """A checkpoint on the disk whose files exist and have the right sizes."""
 
-  path: str  # its folder
+  path: str  # the folder of the checkpoint
   manifest: Manifest
   files: Mapping[str, FileSeal]  # by file name, without the manifest
   # Hash of the manifest, which has all files' hashes; identifies the weights.

@@ -149,7 +149,7 @@ class PodRecovery:
         Heartbeat(self._servers, places, secs).check_links()
         return
       except PodLostError as error:
-        lost = error  # of another pod, perhaps: restart that one next
+        lost = error  # perhaps of another pod, which is restarted next
       if time.monotonic() > end:
         raise UserError(
           f"{lost}; the run waited for {pods.pod_wait_secs:g} seconds "
