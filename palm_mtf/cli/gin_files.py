@@ -254,8 +254,7 @@ def load(
     asked: the command line, for the first line of config.gin.
     model_dir: MODEL_DIR of a training run, whose config.gin is read before
       `gin_files`; None for no run.
-    trust_config: whether the run's config.gin may run code; if not, a file that
-      can run code is an error (gin_checks.check_runs_no_code).
+    trust_config: whether config.gin may run code (`check_runs_no_code`).
     over: settings that override all others, such as those of a sweep's run.
 
   Raises:

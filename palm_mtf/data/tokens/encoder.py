@@ -39,7 +39,7 @@ class EncodedDocument(NamedTuple):
 
 class _Part(NamedTuple):
   text: Text
-  is_inside: bool  # False for a text's first part, which may get a "▁" before
+  is_inside: bool  # False for the first part, which may get a U+2581 before
 
 
 class _Cut(NamedTuple):
