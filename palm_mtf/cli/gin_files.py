@@ -285,8 +285,7 @@ def load(
   gin_checks.check_known(given, [*given.values(), *foreign], defaults)
   implied = {*macros_of(config.HardwareConfig)}.difference(given)
   chip = Macro("CHIP")
-  # Follow at most len(given) references: if macros refer to each other in a
-  # circle, `while` would not end.
+  # Macros may refer to each other in a circle, so `while` might not end.
   for _ in given:
     if isinstance(chip, Macro) and chip.name in given:
       chip = given[chip.name].value
