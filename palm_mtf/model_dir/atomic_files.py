@@ -100,7 +100,7 @@ def _remove_abandoned(prefix: str) -> None:
 
 def _remove(path: str) -> None:
   shutil.rmtree(path, ignore_errors=True)
-  with contextlib.suppress(OSError):  # it was a folder, or was renamed
+  with contextlib.suppress(OSError):  # `path` was a folder, or is gone
     os.unlink(path)
 
 

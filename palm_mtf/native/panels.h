@@ -21,9 +21,9 @@ constexpr int kGroup = 32;  // rows per scale in a column of int4 weights
 // Returns the inner dimension of weights [inner, outer], padded with zeros.
 inline int padded(int inner) { return (inner + kGroup - 1) / kGroup * kGroup; }
 
-// An int8 panel ends with a scale and a sum of numbers per column: products
-// subtract kByteOffset times the sum. An int4 panel has a bfloat16 scale per
-// column after each group of rows.
+// An int8 panel ends with each column's scale and the sum of its weights.
+// Products subtract kByteOffset times this sum, because kByteOffset is added to
+// input rows. An int4 panel has a bfloat16 scale per column after each group.
 inline size_t panel_bytes(Format format, int inner) {
   size_t count = size_t(padded(inner)) * kColumns;
   if (format == kFloat32) return 4 * count;

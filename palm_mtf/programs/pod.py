@@ -224,7 +224,7 @@ class Gradients:
   losses: LossSums  # of one microbatch
   variables: list[mtf.Variable]  # trained variables
   sums: Sums  # over the step's microbatches
-  accumulations: list[Accumulate]  # operations that add a microbatch's sums
+  accumulations: list[Accumulate]  # add a microbatch to `sums`
 
 
 @dataclasses.dataclass(frozen=True)

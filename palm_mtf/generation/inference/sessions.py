@@ -119,7 +119,8 @@ class LoadedDecoder(contextlib.AbstractContextManager):
     with graph.as_default():
       model = build_decode_model(*given)
     session = session_config(settings.mesh_layout.num_devices)
-    # Limit the threads, unless C++ operations, on packed weights, limit theirs.
+    # A step is too small for many threads. C++ operations, which multiply by
+    # packed weights, limit their threads themselves.
     if for_steps and not model.is_packed:
       session = step_session_config(*given)
     self.client = Client(tf.Session(graph=graph, config=session))

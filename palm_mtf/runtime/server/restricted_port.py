@@ -61,8 +61,8 @@ _TAKE_WITHOUT_DATA = (
   _TAKE,
   _DROP,
 )
-# Pause between checks for new connections. A peer resends a dropped packet
-# after 0.2 seconds; by then its connection has been admitted.
+# Pause between checks for new connections. Until a check admits a connection,
+# its packets are dropped; the peer resends them after 0.2 seconds.
 _PAUSE_SECS = 0.05
 # The number of users that /proc/self/uid_map maps if it maps every user.
 _ALL_UIDS = 2**32 - 1

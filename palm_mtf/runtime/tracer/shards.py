@@ -143,8 +143,8 @@ class Tickets:
     # {CPU of a process: placeholder of the rows, [buffers + 1, 2] int64}
     self.placeholders: dict[str, tf.Tensor] = {}
     self._rows: dict[tuple[str, int], list[tf.Tensor]] = {}
-    # Operations that wait for signals, and operations that store shards, by the
-    # CPU of their process. So no process waits for another one.
+    # {CPU of a process: its operations that wait for signals, or that store
+    # shards}. Later operations of a process wait only for those of the same.
     self._waits: dict[str, list[tf.Operation]] = collections.defaultdict(list)
     self._staged: dict[str, list[tf.Operation]] = collections.defaultdict(list)
 
@@ -162,7 +162,7 @@ class Tickets:
       self._waits[cpu].append(wait)
 
   def signal(self, rows: Iterable[int]) -> list[tf.Operation]:
-    """Returns operations that give buffers' signals once shards are stored."""
+    """Returns operations that send buffers' signals once shards are stored."""
     given = []
     for cpu in self._find_cpus(rows):
       every = [*rows, len(self._held)]
