@@ -183,8 +183,8 @@ class _Call:
     """Attends from all positions; `given` has q, k, v and a block.Attention."""
     *qkv, mixer = given
     extras = weights.score_extras(_LAYER, mixer, self.context.length_dim)
-    # Each device computes all positions, even if the layout splits `length`,
-    # because the blocks of queries have fixed positions.
+    # Gather all positions on each device, even if the layout splits `length`,
+    # because the first position of a block of queries is a constant.
     whole = self.context.length_dim, self.dims.memory_length
     q, k, v, *masks = (
       Resharded(x, whole).outputs[0] for x in (*qkv, *self.find_masks())

@@ -140,7 +140,8 @@ class _Decisions:
     parts = [_VERSION, self._known[number], sorted(changed)]
     if examples:
       parts.append(examples)
-    # Duplicates are found across sources, so decisions depend on all sources.
+    # A document may duplicate one of another source, so the key of the stored
+    # decisions, which documents to keep, covers all sources.
     if self._filters.remove_duplicates:
       parts += [number, *self._known]
     return hash_parts(tuple(parts))
