@@ -70,8 +70,7 @@ class OpenWeights:
         for name, path in self._paths.items():
           os.symlink(path, os.path.join(links, name))
         self.prefix = os.path.join(links, stem)
-      # finalize also runs at the exit of Python: it closes the files, and
-      # removes the temporary folder.
+      # Closes the files and removes the folder, at the latest at Python's exit.
       self.close = weakref.finalize(self, stack.pop_all().close)
 
   def path(self, name: str) -> str:
@@ -109,7 +108,7 @@ def _remove_abandoned_folders() -> None:
         shutil.rmtree(path)
 
 
-# {prefix of a checkpoint's files: the files, held open here for a client}.
+# {prefix of a checkpoint: its files, which this process holds for a client}
 _open: dict[bytes, OpenWeights] = {}
 
 
@@ -187,9 +186,8 @@ MANIFEST = "manifest.json"
 _SEAL = "blake2b"
 
 FileSeal = tuple[int, str]  # a file's size in bytes, and its hash
-# A function that writes weights to the files of a TensorFlow prefix. Returns
-# {file name: seal} of the files that the function has hashed; `write_manifest`
-# hashes the other files.
+# Writes weights to the files of a TensorFlow prefix. Returns {file name: seal}
+# of the files that it has hashed; `write_manifest` hashes the other files.
 WriteWeights = Callable[[str], Mapping[str, FileSeal]]
 
 
@@ -252,8 +250,7 @@ class Checkpoint:
     return {"checkpoint": name, "blake2b": self.blake2b}
 
 
-# A function that reads the checkpoint in a folder. Raises
-# DamagedCheckpointError unless the checkpoint is whole.
+# Reads the checkpoint in a folder; DamagedCheckpointError unless it is whole.
 ReadCheckpoint = Callable[[str], Checkpoint]
 
 
@@ -321,8 +318,7 @@ def first_whole(
       raise
     except DamagedCheckpointError as error:
       warn_of_damage(path, error)
-  # If all checkpoints are damaged, raise an error. Otherwise training would
-  # start from scratch, and the trained steps would be lost.
+  # If None were returned, training would start from scratch and lose its steps.
   if paths:
     raise UserError(
       f"{given}: none of its {len(paths)} checkpoints is whole (see above); "

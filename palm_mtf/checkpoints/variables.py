@@ -407,8 +407,7 @@ class CheckpointReader:
       self.restore(pods, weights.prefix)
     # Other errors are about servers or the network; the session reports them.
     except _DAMAGE as error:
-      # TensorFlow's message has our line of code, the reason, the operation.
-      # The user needs only the reason, which has one line.
+      # Without this start, the first line of the message is the reason.
       reason = _TRACE.sub("", error.message).splitlines()[0]
       raise UserError(
         f"{weights.given}: TensorFlow cannot read it: {reason}"
@@ -436,8 +435,7 @@ def build_restorer(
   # For each process, the last two assignments, for which its next reads wait.
   done: dict[str, list[tf.Operation]] = {x.device: [] for x in processes.all}
   for key in pods[0]:
-    # Devices of a process may hold the same part of a variable. The process
-    # reads the part from the file only once.
+    # Devices of a process may hold the same part; read it from the file once.
     parts_of = collections.defaultdict(list)
     for slices in pods:
       for part in slices[key]:

@@ -306,8 +306,7 @@ def find_initial_weights(
       f"INIT_CHECKPOINT is not read: {newest.path} is this run's own"
     )
     return None
-  # If the weights are unusable, raise an error, so that a run for which weights
-  # were given never starts from random weights.
+  # Raise errors here: a run with given weights never starts from random ones.
   weights = find_weights("INIT_CHECKPOINT", path)
   if weights.checkpoint:
     held = weights.checkpoint.manifest.shapes

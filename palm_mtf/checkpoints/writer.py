@@ -300,8 +300,7 @@ def check_space(
   existing = os.path.realpath(ModelDir(model_dir).checkpoints)
   while not os.path.exists(existing):
     existing = os.path.dirname(existing)
-  # Count one checkpoint more than the run keeps, because the newest is written
-  # before the oldest is removed.
+  # Count one more, because the newest is written before the oldest is removed.
   wanted = run.keep_checkpoints + 1
   if run.keep_every_steps:
     wanted += run.train_steps // run.keep_every_steps

@@ -98,8 +98,7 @@ class TaskAnswers:
     return len(self._cut)
 
   def _cut_prompts(self) -> list[list[int]]:
-    # As in training, truncate inputs at their beginning, so that inputs and
-    # output fit into SEQUENCE_LENGTH.
+    # As in training, truncate inputs that are too long at their beginning.
     config = self._model.config
     room = config.model.sequence_length - config.run.sample_tokens
     self._cut |= {n for n, ids in enumerate(self._inputs) if len(ids) > room}

@@ -51,16 +51,15 @@ from palm_mtf.user_text import check_text, format_of, read_json_lines, read_text
 _logger = logging.getLogger(__name__)
 
 SEPARATOR = "\n\n"
-# Draw exemplars from this many examples of the training split, because the
-# whole split may not fit in memory.
+# Draw exemplars from this many examples: the split may not fit in memory.
 _POOL = 1000
 
 
 class Exemplars(NamedTuple):
   """The exemplars of one task, for all of its questions."""
 
-  # Returns a question's exemplars, given a text that identifies the question
-  # and its group, such as a subject, which its exemplars share; "" if none.
+  # Returns a question's exemplars, given a text that identifies the question,
+  # and the question's group, such as a subject ("" if it has none).
   choose: Callable[[str, str], list[str]]
   text: str = ""  # text to put unchanged before every question
 
@@ -89,8 +88,7 @@ class SplitExemplars:
     """Returns the exemplars for the question with this key and group."""
     if not self._num_shots:
       return []
-    # Exclude the question itself, because exemplars may come from the
-    # evaluated split.
+    # Exemplars may be from the evaluated split, so exclude the question itself.
     candidates = [e for e in self._pool if e.group == group and e.key != key]
     if len(candidates) < self._num_shots:
       where = f" of {group!r}" if group else ""
@@ -125,8 +123,7 @@ class SplitExemplars:
   def _find_first(self) -> Iterator[_Exemplar]:
     keys, of_group = set(), Counter()
     for exemplar in self._read_solved():
-      # Keep NUM_SHOTS + 1 examples per group, because a question must not be an
-      # exemplar for itself.
+      # Keep NUM_SHOTS + 1 per group: a question is no exemplar for itself.
       if exemplar.key in keys or of_group[exemplar.group] > self._num_shots:
         continue
       keys.add(exemplar.key)
@@ -304,8 +301,7 @@ def make_few_shot(task: Any, config: FewShotConfig) -> Any:
   return task.replace(
     name=_name_form(task.name, config),
     preprocessors=[*to_text, *add, *to_ids],
-    # Truncate the output at the first SEPARATOR, because a model tends to write
-    # more questions after its answer.
+    # Drop the further questions that a model tends to write after its answer.
     postprocess_fn=change_outputs(
       task.postprocessor, lambda output: output.partition(SEPARATOR)[0]
     ),
@@ -514,8 +510,7 @@ def _postprocess(
 def make_answer_finder(pattern: str) -> Callable[[str], str]:
   """Returns a function that finds the answer in a model's output.
 
-  The answer is the group of the first match of `pattern`, or "" without a
-  match.
+  The answer is the group of the first match of `pattern`; "" if none matches.
   """
 
   def find(output: str) -> str:

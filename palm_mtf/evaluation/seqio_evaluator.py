@@ -137,8 +137,7 @@ class KeptOutputs(seqio.loggers.Logger):
     self.targets, self.inferences = targets, inferences or {}
 
 
-# SeqIO also logs each error that it raises. Drop the log record, because
-# commands print the error.
+# SeqIO logs each error that it raises. Commands print it, so drop the record.
 logging.getLogger("absl").addFilter(
   lambda record: record.msg != "Failed to evaluate task %s: %s"
 )

@@ -41,8 +41,7 @@ _UPDATED = re.compile(r"^(.+)/update(_\d+)?/")
 _DEVICE = re.compile(
   r"(?:/job:(\w+))?(?:/replica:\d+)?(?:/task:(\d+))?/device:(\w+):(\d+)"
 )
-# TensorFlow's label of a received tensor: the operation that computed it, the
-# sender's device, the receiver's device.
+# TensorFlow's label of a received tensor: its operation, sender and receiver.
 _RECEIVED = re.compile(r"edge_\d+_(\S+) from (\S+) to (\S+)$")
 # A received gradient gets the name of the variable that it updates, if at most
 # so many operations lead from one to the other.
@@ -165,10 +164,7 @@ def _read_spans(call: tf.RunMetadata) -> Iterator[_Span]:
 
 
 def _find_forward(program: TrainProgram) -> set[str]:
-  """Returns names of operations that losses or sums over pods depend on.
-
-  If no name of a phase is in their names, they belong to the forward pass.
-  """
+  """Returns names of operations that losses or sums over pods depend on."""
   todo = [x.op for pod in program.pods for x in (pod.loss, pod.weight_sum)]
   todo += [x.evaluate for pod in program.pods for x in pod.stages]
   todo += [
@@ -242,7 +238,7 @@ def _infer_transfers(
       source = _parse_device(x.op.device) if x.op.device else target
       ready = ends.get((source, x.op.name))
       if ready is None or (x.name, target) in seen:
-        continue  # not run, or already sent to this device
+        continue  # not computed, or already sent to this device
       seen.add((x.name, target))
       pods = numbers[source][0], numbers[target][0]
       if pods[0] != pods[1]:
@@ -351,16 +347,14 @@ def step_figures(trace: Trace) -> dict[str, float | int]:
   exposed = sum(length(x.exposed) for x in pods)
   figures = {
     "traced_step_secs": trace.end,  # from the first record to the last
-    # The bytes that all pods received. accounting/communication.py predicts 4
-    # bytes more per device, for the sum of loss weights, if all tokens have the
-    # same weight and a step is one microbatch. Pods do not send it then,
-    # because it is a constant, which TensorFlow computes before the first step.
+    # Received by all pods. accounting/communication.py predicts 4 bytes more
+    # per device, for the sum of loss weights. Pods do not send this sum if it
+    # is constant: all tokens weigh the same, and a step is one microbatch.
     "traced_dcn_bytes": num_bytes,
     "traced_hidden_secs": hidden / len(pods),  # mean over pods
     "traced_exposed_secs": exposed / len(pods),  # mean over pods
   }
-  # In 10^9 bits per second per pod. Transfers within one process have no rate,
-  # because they take no time.
+  # 10^9 bits/s per pod. Transfers within one process take no time, so no rate.
   if hidden + exposed:
     figures["traced_gbits_per_sec"] = num_bytes * 8e-9 / (hidden + exposed)
   return figures

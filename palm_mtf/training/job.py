@@ -2,9 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Checks a training run's input, and makes the TrainJob that its loop needs.
 
-The events, such as Spike, end a loop. The user's mistakes are found before
-TensorFlow is imported, which takes seconds, and before a file in MODEL_DIR
-changes.
+A loop ends with an event: Finished, Stopped, Moved or Spike. The user's
+mistakes are found before a file in MODEL_DIR changes, and most of them before
+TensorFlow is imported, which takes seconds.
 """
 
 import dataclasses
@@ -187,7 +187,7 @@ class Moved(NamedTuple):
   """The manager of the pods gives the run other servers to continue on."""
 
   checkpoint: Checkpoint | None  # of the step that has just ended
-  rewinds: Sequence[Rewind] = ()  # all are in the checkpoint's manifest
+  rewinds: Sequence[Rewind] = ()  # the checkpoint's manifest lists all
 
 
 class Spike(NamedTuple):
@@ -347,7 +347,7 @@ def _reserve_memory(config: Config) -> Config:
     return config
   if pods.device_bytes is None:
     parts = memory_parts(config, config.run.batch_sizes.largest)
-    parts.pop("process", 0)  # servers do not offer their process's memory
+    parts.pop("process", 0)  # not reserved: the server process's own
     pods = dataclasses.replace(pods, device_bytes=sum(parts.values()))
   check_slices(pods, config.mesh_layout)
   return dataclasses.replace(config, pods=pods)

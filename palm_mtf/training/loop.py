@@ -204,7 +204,7 @@ class TrainLoop:
     self._save()
     newest = self._wait_for_writer()
     is_done = self._step == self._config.run.train_steps
-    if is_done and self._validation_loss is None:  # resumed after the last step
+    if is_done and self._validation_loss is None:  # no step was left to run
       self._validate()
     if stop.signal_name:
       return Stopped(newest, stop.signal_name)
@@ -289,7 +289,7 @@ class TrainLoop:
     return all_metrics
 
   def _use_batch_size(self, size: int) -> None:
-    """Sets the batch size of the next steps; builds a program if it is new."""
+    """Sets the next steps' batch size; builds a program for a new size."""
     self._batch_size, self._train_step = size, self._session.make_step(size)
 
   def _count_steps_of_call(self) -> int:
@@ -328,7 +328,6 @@ class TrainLoop:
     }
 
   def _validate(self) -> None:
-    """Measures the validation loss, in nats per token."""
     self._watchdog.expect_slow()
     batches = self._job.corpus.validation_batches(
       batch_size=self._batch_size,
@@ -366,7 +365,7 @@ class TrainLoop:
     }
     with self._during(f"while its memory was read after step {self._step}"):
       metrics |= self._session.read_memory()
-    # If only traced steps, which are not timed, ran since the log, omit rates.
+    # Omit rates if all steps since the last log were traced, thus not timed.
     if step_secs or self._step not in config.run.trace_steps:
       hfu = flops.hfu(rate, config.model, self._peak)
       metrics |= {"tokens_per_sec": rate, "step_secs": step_secs}

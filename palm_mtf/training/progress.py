@@ -32,8 +32,8 @@ class Clock:
 
   def __init__(self):
     self._is_first = True
-    self._secs: list[float] = []  # per step, for the next mean
-    self.num_steps, self.total_secs = 0, 0.0  # totals, to predict a run's time
+    self._secs: list[float] = []  # of each timed step since the last mean
+    self.num_steps, self.total_secs = 0, 0.0  # of all timed steps
 
   @contextlib.contextmanager
   def running(self, num_steps: int = 1) -> Iterator[None]:
@@ -55,7 +55,7 @@ class Clock:
 
 
 def count_rows_left(run: RunConfig, step: int) -> float:
-  """Returns the work after `step` steps, in training rows, to predict time."""
+  """Returns the work left after `step` steps, in units of a training row."""
   sizes = run.batch_sizes
   rows = sizes.rows_before(run.train_steps) - sizes.rows_before(step)
   # Validation losses are measured every EVAL_STEPS and after the last step.

@@ -145,8 +145,7 @@ class TrainSession:
           self.read_whole(job.checkpoint.path)
         self._reader.restore(self._pods, job.checkpoint.prefix)
       elif job.initial_state:
-        # Read the files that `initial_weights` holds open, because the other
-        # run may remove the checkpoint.
+        # These files are held open; the other run may remove the checkpoint.
         files = job.initial_weights.prefix
         self._client_reader.restore(self._pods, files)
       else:
@@ -159,7 +158,7 @@ class TrainSession:
             for pod in self._pods
           ]
           self._client_reader.restore_weights(parameters, job.initial_weights)
-    if job.rewinds:  # training repeats and saves the later steps
+    if job.rewinds:  # training repeats the steps after `job.step`
       remove_later(job.model_dir, job.step)
 
   def _find_features(self, job: TrainJob) -> Sequence[str] | ServerFeatures:

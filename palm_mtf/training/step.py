@@ -36,11 +36,7 @@ class NonFiniteStepError(Exception):
 
 
 class TrainStep:
-  """Runs steps of a batch size, and computes losses on validation batches.
-
-  Attributes:
-    program: graph of a step and of a validation loss.
-  """
+  """Runs steps of one batch size; computes losses of validation batches."""
 
   def __init__(self, client: Client, program: TrainProgram):
     """Takes the client in whose graph `program` was built."""
@@ -67,8 +63,8 @@ class TrainStep:
     fed = self._find_inputs(
       {} if has_stages else {i: x.stages[0] for i, x in enumerate(program.pods)}
     )
-    # Stages wait for each other, so the scheduler, which shares devices among
-    # clients, must let all their calls run at the same time: in one turn.
+    # Stages wait for each other, so their calls must run at the same time. Ask
+    # the scheduler, which shares devices among clients, only once for all.
     self._turn = Program() if has_stages else None
     self._update = Program(
       inputs=fed,
@@ -239,11 +235,7 @@ class TrainStep:
   def _find_inputs(
     self, stages: Mapping[int, StageProgram]
   ) -> dict[str, tf.Tensor]:
-    """Returns the placeholders of a call in a training step, by name.
-
-    Args:
-      stages: {index of a pod: its stage that reads a microbatch's rows}.
-    """
+    """Returns a call's placeholders by name; `stages` is {pod: its stage}."""
     program = self.program
     inputs = {"step": program.step, "microbatch": program.microbatch}
     if program.batches is not None:  # feed no rows: servers read them
@@ -255,7 +247,6 @@ class TrainStep:
   def _make_inputs(
     self, program: Program, batch: Batch | str, step: int, microbatch: int
   ) -> dict[str, object]:
-    """Returns the values of a program's inputs, by name."""
     values = {"step": step, "microbatch": microbatch, "batches": batch}
     num_parts = len(self.program.pods) * self.program.num_microbatches
     size = self.program.batch_size // num_parts

@@ -149,7 +149,7 @@ class PodRecovery:
         Heartbeat(self._servers, places, secs).check_links()
         return
       except PodLostError as error:
-        lost = error  # perhaps of another pod, which is restarted next
+        lost = error  # restart this pod next, perhaps another one
       if time.monotonic() > end:
         raise UserError(
           f"{lost}; the run waited for {pods.pod_wait_secs:g} seconds "
@@ -162,7 +162,7 @@ class _Pods(NamedTuple):
   cluster: Cluster
   heartbeat: Heartbeat
   peak: float  # FLOP/s of all devices together, for MFU
-  kernels: Mapping[str, str]  # {name: what decides how results are rounded}
+  kernels: Mapping[str, str]  # versions etc. that decide rounding, by name
   # One object for all loops, so that a signal between two loops is not lost.
   stop: StopRequest
   must_move: Callable[[], bool]  # whether a manager gives the run other servers
@@ -300,11 +300,7 @@ def _run_loop(
 def _continue_without_lost_pod(
   job: TrainJob, lost: PodLostError, recovery: PodRecovery
 ) -> TrainJob:
-  """Returns the job that continues from the newest checkpoint.
-
-  Depending on ON_POD_FAILURE, the job runs on the remaining pods, or on all
-  pods once the lost pod has answered again.
-  """
+  """Returns the job that continues on the pods that ON_POD_FAILURE selects."""
   # The loop's writer has ended, so no newer checkpoint can still appear.
   newest = newest_whole(job.model_dir, read=read_checkpoint)
   job = dataclasses.replace(job, checkpoint=newest)

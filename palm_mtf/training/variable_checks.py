@@ -146,7 +146,7 @@ def _are_finite(part: Slice) -> list[tf.Tensor]:
 
 
 def _name_pods(numbers: list[int]) -> str:
-  """Names pods that differ from the majority's hash; all if there is none."""
+  """Names pods without the majority's hash; all if no hash has a majority."""
   ((most, count),) = collections.Counter(numbers).most_common(1)
   few = [str(pod) for pod, number in enumerate(numbers) if number != most]
   if 2 * count <= len(numbers):

@@ -88,8 +88,7 @@ class TextModel(tf2.Module):
     ids = tf2.concat([self._make_starts(prompt_ids), prompt_ids], 1)
     lengths = tf2.cast(ids.row_lengths(), tf2.int32)
     longest = tf2.reduce_max(lengths)
-    # As in `palm_mtf generate`, the limit of SEQUENCE_LENGTH tokens does not
-    # count the start token.
+    # As in `palm_mtf generate`, SEQUENCE_LENGTH does not count the start token.
     longest_prompt = tf2.cast(prompt_ids.bounding_shape(1), tf2.int32)
     check = tf2.debugging.assert_positive
     checks = [
@@ -156,8 +155,7 @@ class TextModel(tf2.Module):
     return tokens
 
   def _score(self, inputs, targets):
-    # Compute log p of targets given inputs, in the same windows as
-    # generation/inference/scorer.py.
+    # Compute log p in the same windows as generation/inference/scorer.py.
     given, wanted = self._coder.encode(inputs), self._coder.encode(targets)
     given = tf2.concat([self._make_starts(given), given], 1)
     starts, given = given[:, :1].to_tensor(), given[:, 1:]
@@ -216,8 +214,7 @@ class Sampler:
   # [], float32; 1e-4 or less chooses the likeliest token.
   temperature: tf2.Tensor
   top_k: tf2.Tensor  # [], int32: keeps the k likeliest tokens
-  # [], float32: keeps the smallest set of likeliest tokens whose probabilities
-  # sum to at least `top_p`.
+  # [], float32: keeps the fewest tokens with at least this total probability.
   top_p: tf2.Tensor
   seed: tf2.Tensor  # [], int32
   num_tokens: int  # size of the vocabulary
