@@ -347,7 +347,7 @@ def _reserve_memory(config: Config) -> Config:
     return config
   if pods.device_bytes is None:
     parts = memory_parts(config, config.run.batch_sizes.largest)
-    parts.pop("process", 0)  # not reserved: the server process's own
+    parts.pop("process", 0)  # reserve memory only for tensors
     pods = dataclasses.replace(pods, device_bytes=sum(parts.values()))
   check_slices(pods, config.mesh_layout)
   return dataclasses.replace(config, pods=pods)

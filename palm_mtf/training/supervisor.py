@@ -6,7 +6,7 @@ An event ends each loop, and determines what the next loop makes again:
 
   Spike                    metrics, progress, checkpoint writer, watchdog
   Moved                    also the session and connections, to other servers
-  PodLostError             the same, to remaining pods
+  PodLostError             the same, to the pods selected below
   DamagedCheckpointError   the same, from an older checkpoint
   Finished, Stopped        nothing: the run ends
 
