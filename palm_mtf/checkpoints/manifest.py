@@ -245,7 +245,7 @@ class Checkpoint:
 
   @property
   def as_parent(self) -> dict[str, str]:
-    """Value of `parent` in the manifest of the checkpoint that comes next."""
+    """Value of `parent` in the manifest of the next checkpoint."""
     name = os.path.basename(self.path)
     return {"checkpoint": name, "blake2b": self.blake2b}
 

@@ -432,7 +432,7 @@ def build_restorer(
     for process in processes.all
   }
   assignments = []
-  # For each process, the last two assignments, for which its next reads wait.
+  # {process: its last two assignments}; its next read waits for the older one.
   done: dict[str, list[tf.Operation]] = {x.device: [] for x in processes.all}
   for key in pods[0]:
     # Devices of a process may hold the same part; read it from the file once.
@@ -441,8 +441,8 @@ def build_restorer(
       for part in slices[key]:
         parts_of[processes.of(part).device, part.spec].append(part)
     for (device, _), parts in parts_of.items():
-      # A read waits until the part before the previous part is assigned, so
-      # that a process holds at most two parts: one being read, one being sent.
+      # A process holds at most two parts, one being read and one being sent, so
+      # a read waits until the part two before it is assigned.
       with tf.device(device), tf.control_dependencies(done[device][:-1]):
         value = _read_slice(prefixes[device], parts[0])
       assigned = tf.group([each.variable.assign(value).op for each in parts])

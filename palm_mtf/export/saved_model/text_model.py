@@ -304,8 +304,8 @@ class TextCoder(tf2.Module):
   ) -> tf2.RaggedTensor:
     if self._inside is self._model:
       return self._model.tokenize(segments)
-    # A text's first segment has another tokenizer than its others. Each
-    # tokenizer gets "", which has no ids, in place of the other's segments.
+    # A text's first segment needs another tokenizer than its later segments.
+    # Each tokenizer gets "", which has no ids, for the other's segments.
     return tf2.concat(
       [
         self._model.tokenize(tf2.where(is_first, segments, "")),
