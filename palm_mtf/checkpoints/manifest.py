@@ -196,7 +196,7 @@ class DamagedCheckpointError(Exception):
 
 
 class RemovedCheckpointError(DamagedCheckpointError):
-  """A checkpoint was removed while it was read, which is not damage."""
+  """A checkpoint was removed while it was read, so nobody is warned."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

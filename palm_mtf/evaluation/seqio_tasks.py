@@ -201,10 +201,10 @@ class EvalTask:
 
   @functools.cached_property
   def texts(self) -> list[Document]:
-    """Each example's text without exemplars, [examples].
+    """Each example's text without exemplars, to look for it in training data.
 
-    The text of an unconditional example is "", because the example has only an
-    answer option, without the question.
+    It is "" for an "unconditional" example, which scores an answer option
+    without its question: an option by itself identifies no example.
     """
     task, steps = self, self._task.preprocessors
     if any(map(adds_exemplars, steps)):

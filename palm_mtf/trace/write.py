@@ -88,7 +88,7 @@ class Trace:
   last_call: float
   operations: list[Operation]
   transfers: list[Transfer]
-  end: float  # end of the last record, so the duration of the step
+  end: float  # end of the last record; seconds from the start of the step
 
 
 class _Span(NamedTuple):
