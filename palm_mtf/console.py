@@ -70,10 +70,7 @@ class _Results:
 def results_on_stdout() -> Iterator[None]:
   """If stdout is a terminal, escapes control characters that the body prints.
 
-  A pipe or a file gets every character unchanged.
-
-  Raises:
-    UserError: stdout cannot be written, for example because the disk is full.
+  Raises UserError if stdout cannot be written, for example to a full disk.
   """
   results = _Results(sys.stdout)
   with contextlib.redirect_stdout(results):
@@ -101,9 +98,8 @@ def configure_logging() -> None:
 
 def _repair_streams() -> None:
   """Opens /dev/null for closed standard streams; ignores errors of stderr."""
-  # Open /dev/null for each closed stream, in the order of their descriptors, 0
-  # to 2. Otherwise the next opened file, perhaps a checkpoint, would get
-  # descriptor 2, and C++ code would log into that file.
+  # Open in the order of descriptors, 0 to 2. Otherwise the next opened file,
+  # perhaps a checkpoint, would get descriptor 2, to which C++ code logs.
   for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
     stream = getattr(sys, name)
     if stream is None:
@@ -209,8 +205,7 @@ def progress_bar(
     total: amount of work, in units of `counted`; None if unknown.
     counted: unit of the amounts, "bytes" or another plural noun.
 
-  Yields:
-    A function that adds an amount to the work done.
+  Yields a function that adds an amount to the work done.
   """
   from rich import progress
   from rich.console import Console

@@ -24,8 +24,7 @@ class StoppedError(Exception):
 
   def __init__(self, signal_name: str):
     super().__init__(signal_name)
-    # As in shells: 130 after SIGINT.
-    self.exit_code = 128 + signal.Signals[signal_name]
+    self.exit_code = 128 + signal.Signals[signal_name]  # as in shells
 
 
 _SHORT = reprlib.Repr()

@@ -29,8 +29,7 @@ def json_text(
     default: function that converts a value of a type that JSON lacks; if given,
       keys of such types are converted by str().
 
-  Raises:
-    TypeError: JSON lacks the type of a value, and `default` is None.
+  Raises TypeError if JSON lacks the type of a value, and `default` is None.
   """
   return json.dumps(_to_finite(value, default), indent=indent, allow_nan=False)
 
@@ -66,9 +65,7 @@ def dataclass_text(value: Any) -> str:
 def read_dataclass(kind: type[T], text: str | bytes) -> T:
   """Returns the dataclass that `dataclass_text` wrote.
 
-  Args:
-    kind: its class, whose fields are JSON values or dataclasses of JSON values.
-    text: JSON.
+  Fields of `kind`, its class, are JSON values or dataclasses of JSON values.
   """
   values = json.loads(text)
   for field in dataclasses.fields(kind):

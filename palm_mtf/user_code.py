@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 
 from palm_mtf.errors import UserError
 
-_MOST_SHOWN = 400  # characters of an exception's message that ours quotes
+_MOST_SHOWN = 400  # characters of the user's message that a UserError quotes
 _STANDARD_LIBRARY = os.path.join(sysconfig.get_path("stdlib"), "")
 _PACKAGE = os.path.dirname(os.path.abspath(__file__))
 # Code that is not the user's. A checkout has tasks/ next to the package.
@@ -27,7 +27,7 @@ _OWN = (f"{_PACKAGE}/", f"{os.path.dirname(_PACKAGE)}/tasks/")
 # Installed libraries and AutoGraph's generated code are not the user's either.
 _INSTALLED = re.compile(r"/(?:site|dist)-packages/|/__autograph_generated")
 # Gin's function that raises a user's exception again, as an instance of a new
-# class with a longer message.
+# class with a longer message. We report the user's exception instead.
 _GIN_WRAPPER = "augment_exception_message_and_reraise"
 # Text to remove: TensorFlow adds it to the errors of Python functions.
 _TENSORFLOW = re.compile(
@@ -59,11 +59,8 @@ class _Frame(NamedTuple):
 def user_code(where: str) -> Iterator[None]:
   """Turns exceptions of the body, which calls the user's code, into UserError.
 
-  The body prints to stderr. KeyboardInterrupt and UserError pass unchanged.
-  Messages begin with `where`, the code's name, such as "TASK: my_task".
-
-  Raises:
-    UserError: the body raises any other exception, including SystemExit.
+  The body prints to stderr. KeyboardInterrupt and UserError pass unchanged, but
+  not SystemExit. Messages begin with the code's name, such as "TASK: my_task".
   """
   with _PRINTS_TO_STDERR:
     try:
@@ -84,9 +81,9 @@ def describe(error: BaseException) -> str:
   """Describes an exception by type, message and the user's failing line."""
   text = _TENSORFLOW.sub("", _to_text(error))
   message = f"{type(error).__name__}: {text}"
-  if text.startswith("in user code:"):  # AutoGraph; the last part has the error
+  if text.startswith("in user code:"):  # AutoGraph's text ends with the error
     message = text.rstrip().rpartition("\n\n")[2]
-  elif _TRACEBACK in text:  # TensorFlow called a Python function
+  elif _TRACEBACK in text:  # of a Python function, added by TensorFlow
     message = text.partition(_TRACEBACK)[0]
   message = " ".join(message.split()).removesuffix(":").removesuffix(".")
   if len(message) > _MOST_SHOWN:
@@ -110,7 +107,7 @@ def _find_cause(error: BaseException) -> BaseException:
     seen.add(id(error))
     frames = _list_frames(error)
     by_gin = _GIN_WRAPPER in type(error).__str__.__qualname__ or (
-      # Gin's function failed while it made its new exception.
+      # Gin's function itself failed, so its exception hides the user's.
       bool(frames) and frames[-1].function == _GIN_WRAPPER
     )
     inner = error.__context__ if by_gin else error.__cause__
@@ -144,7 +141,7 @@ def _last_frame(error: BaseException, text: str) -> _Frame | None:
 
 
 class _PrintsToStderr:
-  """Sends all threads' prints to stderr until the last of its bodies ends."""
+  """Sends all threads' prints to stderr while the `with` body of any runs."""
 
   def __init__(self):
     self._lock = threading.Lock()

@@ -126,8 +126,7 @@ def read_bytes(path: str, what: str) -> bytes:
     path: path of the file; "-" is stdin.
     what: the setting and its file, for the beginning of messages.
 
-  Raises:
-    UserError: the file cannot be read, is a folder or a device, or is damaged.
+  Raises UserError if the file cannot be read, is a folder, a device or damaged.
   """
   with _open(path, what) as file:
     return file.read()
@@ -144,9 +143,8 @@ def read_text(
       lines.
     keeps_mark: whether to keep a byte order mark at the start of the text.
 
-  Raises:
-    UserError: the file cannot be read, is damaged or not text, or is empty
-      although `needed` is given.
+  Raises UserError if the file cannot be read, is damaged or not text, or is
+  empty although `needed` is given.
   """
   content = read_bytes(path, what)
   if needed:
@@ -165,10 +163,8 @@ def read_lines(
 ) -> Iterator[tuple[int, str, str]]:
   """Yields (number from 1, "WHAT, line NUMBER", text) for each line.
 
-  Empty lines at the end are left out. Arguments are those of `read_text`.
-
-  Raises:
-    UserError: the file cannot be read, is damaged or not text, or has no lines.
+  Leaves out empty lines at the end; arguments are those of `read_text`. Raises
+  UserError if the file cannot be read, is damaged or not text, or has no lines.
   """
   lines = split_lines(read_text(path, what, needed))
   while lines and not lines[-1]:
@@ -199,9 +195,8 @@ def read_json_lines(
     fix: advice for messages about a line that is not a JSON object.
     needed: advice for messages if all lines are blank; None to permit that.
 
-  Raises:
-    UserError: the file cannot be read or is damaged, it is a folder or device,
-      or a line is not a JSON object.
+  Raises UserError if the file cannot be read, is a folder, a device or damaged,
+  or a line is not a JSON object.
   """
   number, is_blank = 0, True
   with _open(path, what, lambda: number) as lines:
@@ -220,15 +215,13 @@ def read_json_lines(
 
 
 def check_text(value: object, what: str, fix: str) -> str:
-  """Returns `value` if it is a valid text.
+  """Returns a value in the user's JSON if it is a valid text.
 
   Args:
-    value: a value in the user's JSON.
     what: line and field of the value, for the beginning of messages.
     fix: advice for messages about a value of another type.
 
-  Raises:
-    UserError: `value` is not a text, or has a NUL or half of a surrogate pair.
+  Raises UserError if it is no text, or has a NUL or half of a surrogate pair.
   """
   if not isinstance(value, str):
     raise UserError(f"{what} is {short_json(value)}, not a text; {fix}.")

@@ -62,8 +62,8 @@ IMPORTS = {
   "runtime/client": "__init__ errors json_text config machine _tf mesh "
   "runtime/program runtime/processes runtime/addresses "
   "runtime/scheduler runtime/server_info runtime/server runtime/manager",
-  "executors/executor": "config runtime/program runtime/processes mesh programs "
-  "generation/decode runtime/client",
+  "executors/executor": "config runtime/program runtime/processes mesh "
+  "programs generation/decode runtime/client",
   "executors/host": "config _tf accounting native runtime/processes "
   "runtime/server_info mesh programs generation/decode runtime/client "
   "executors/executor",

@@ -7,7 +7,7 @@ spans; a dimension without wrap-around has half the bandwidth. On a switch
 (GPUs), a device uses all its links; devices on different switches communicate
 over the network.
 
-Collectives are counted for steps without dropout and without loss weights.
+Collectives that only dropout or loss weights need are not counted.
 """
 
 import collections
@@ -34,7 +34,8 @@ from palm_mtf.config import (
 from palm_mtf.config.tpu_slice import tpu_slice
 
 _FLOAT32 = DTYPE_BYTES["float32"]
-# Besides gradients, pods exchange the sums of loss weights, nats and log(z)^2.
+# Pods exchange this many numbers besides gradients: sums over tokens of loss
+# weights, nats and log(z)^2.
 _TOKEN_SUMS = 3
 # Of the 6 N FLOPs per token (N parameters), the backward pass takes 4 N.
 _BACKWARD_SHARE = 4 / 6
@@ -80,8 +81,9 @@ def exchange_secs(
 ) -> tuple[float, float]:
   """Returns the seconds that a pod takes to send gradients to all other pods.
 
-  The first result counts only the gradient of the embedding, which is ready
-  last; the second result counts all other gradients.
+  The first result is for the gradient of the embedding, which the backward pass
+  computes last, so that nothing hides the time to send it. The second result is
+  for all other gradients.
   """
   sent = sent_bytes(config, mesh, pods)
   secs_per_byte = (pods.num_pods - 1) * 8 / link.bits_per_sec
@@ -153,16 +155,16 @@ class _Traffic:
     self.bytes_moved[kind, axes] += groups * each * times
 
   def summed_axes(self, name: str) -> set[str]:
-    """Returns the mesh axes over which devices sum a parameter's gradient."""
+    """Returns the mesh axes over which a step sums a parameter's gradient."""
     part = parameters.parse_name(name).part
     if (
       part == parameters.RELATIVE
-    ):  # `add_activations` has counted the sum of this gradient
+    ):  # `add_activations` counts it, because each microbatch sums it
       return set()
     dims = ["batch"]
     # A device computes gradients from its own heads only. Therefore the
     # gradients of parameters that all heads share, such as k and v of
-    # multi-query attention, are summed over `heads` too.
+    # multi-query attention, are summed over the axis that splits `heads` too.
     output = layer_of(self._config).attention.output
     if (
       part.startswith("attention/")
@@ -173,14 +175,14 @@ class _Traffic:
     return {self._rules[dim] for dim in dims if dim in self._rules}
 
   def _split_axis(self, branch: Branch) -> str | None:
-    """Returns the mesh axis over which a branch's last product is summed."""
+    """Returns the mesh axis that splits a branch's heads or d_ff, or None."""
     (axis,) = {
       self._mesh.axis_of(dim) for dim in branch.output.inputs if dim != "d_kv"
     }
     return axis
 
   def add_activations(self, tokens: int) -> None:
-    """Adds a microbatch's collectives of activations; a device has `tokens`."""
+    """Adds the collectives of activations for `tokens` tokens per device."""
     config, width = self._config, DTYPE_BYTES[self._config.activation_dtype]
     vocab, residual = map(self._rules.get, ("vocab", "d_model_residual"))
     of_stream = tokens * config.d_model * width
@@ -195,12 +197,12 @@ class _Traffic:
       self.add(kind, (axis,), of_stream, times)
 
     # The forward pass adds outputs of one or more branches to the residual
-    # stream. The backward pass adds up their gradients of the norm output that
-    # they read. If one axis splits all of these branches, they share one
-    # collective. Otherwise each branch is all-reduced before the addition.
+    # stream. The backward pass adds up these branches' gradients of the norm's
+    # output, which they read. If one axis splits all of these branches, they
+    # share one collective. Otherwise each branch is all-reduced before that.
     layer = layer_of(config)
     for each in layer.sums:
-      # REMAT = "layer" repeats the sums that later branches of the layer read.
+      # REMAT = "layer" repeats only the sums that the layer itself reads.
       times = layers + (again if each != layer.sums[-1] else 0)
       axes = {self._split_axis(x): None for x in each.branches}
       if len(axes) == 1:
@@ -212,19 +214,21 @@ class _Traffic:
         for axis in {self._split_axis(x): None for x in read.branches}:
           self.add("all_reduce", (axis,), of_stream, layers)
     # Each device looks up rows in its slice of the embedding; then devices sum
-    # the rows. Learned positions need whole rows, so they need an all-reduce.
+    # the rows. Learned positions are added to rows with all of d_model, so with
+    # them the sum is always an all-reduce.
     if config.positions == "learned":
       self.add("all_reduce", (vocab,), of_stream)
     else:
       add_ends(vocab, 1)
-    self.add("all_reduce", (vocab,), of_stream)  # last norm's gradient
-    self.add("all_reduce", (vocab,), tokens * _FLOAT32, 3)  # cross-entropy
+    self.add("all_reduce", (vocab,), of_stream)  # gradient of logits' input
+    self.add("all_reduce", (vocab,), tokens * _FLOAT32, 3)  # max, sum, target
     # A split residual stream is gathered before each sum: in the forward pass,
     # in its repetition by REMAT, and in the backward pass. Two more gathers are
     # for the final norm and, in the backward pass, for the embedding.
     gathers = len(layer.sums) * (2 * layers + again) + 2
     self.add("all_gather", (residual,), of_stream, gathers)
-    # Each layer sums the gradient of its vector per distance over the batch.
+    # Transformer-XL's positions: in each layer, devices sum the gradient of the
+    # vectors (one per distance) over the axis that splits the batch.
     if config.positions == "transformer_xl":
       heads = config.num_heads // self._mesh.axis_size_of("heads")
       numbers = config.sequence_length * heads * config.d_kv
@@ -232,7 +236,7 @@ class _Traffic:
       self.add("all_reduce", (batch,), numbers * width, layers)
 
   def add_stored(self) -> None:
-    """Adds gathers of weights that are stored in parts, and gradients' sums."""
+    """Adds the gathers of split weights, and the sums of their gradients."""
     config, stored = self._config, self._rules.get("d_model_stored")
     if stored is None:
       return
@@ -246,7 +250,7 @@ class _Traffic:
         continue
       parameter = parameters.parse_name(name)
       if parameter.part == parameters.RELATIVE:
-        # Gathered once. Devices have equal gradients, so they need no sum.
+        # It is gathered once. Its gradients on devices are equal: no sum.
         width = DTYPE_BYTES[config.activation_dtype]
         self.add("all_gather", (stored,), width * each.size, count)
         continue
@@ -271,8 +275,7 @@ class _Traffic:
   ) -> None:
     """Adds the collectives within a pod for gradients that pods exchange.
 
-    `each` is a device's slice of each of `count` equal gradients, with `width`
-    bytes per element.
+    `count` gradients have slices like `each`, with `width` bytes per element.
     """
     sizes = self._mesh.axes
     replicated = [a for a in sizes if a not in each.axes]
@@ -283,7 +286,7 @@ class _Traffic:
     for axis in sorted(replicated, key=lambda axis: axis in summed):
       if axis in summed:
         self.add("reduce_scatter", (axis,), width * numbers, count)
-      # The parts are gathered after the sum over pods.
+      # Once the parts are summed over pods, devices gather them in float32.
       self.add("all_gather", (axis,), _FLOAT32 * numbers, count)
       numbers //= sizes[axis]
 
@@ -346,9 +349,9 @@ def step_bytes(
   traffic.add_stored()
   for key in traffic.bytes_moved:
     traffic.bytes_moved[key] *= mesh.num_microbatches
-  # Gradients are all-reduced once per step. If one axis splits d_model_stored
-  # and the batch, each microbatch has also reduce-scattered its gradients over
-  # this axis; `add_stored` has counted these bytes.
+  # Gradients are all-reduced once per step. An axis that splits d_model_stored
+  # and the batch is an exception: each microbatch reduce-scatters its gradients
+  # over it, and `add_stored` has counted the bytes.
   for name, each, count in memory.distinct_slices(config, mesh):
     width = memory.gradient_bytes(name, config, mesh)
     summed = traffic.summed_axes(name)
@@ -404,14 +407,14 @@ def _rings(mesh: MeshLayout, device: HardwareConfig) -> dict[str, float]:
       rings[inner] += 1.0 if part == size else 0.5
     if part < size and outer:
       rings[outer[0]] += 1.0 if part == 1 else 0.5
-  # An axis within one chip counts as half a torus dimension.
+  # An axis within one chip counts as 0.5, because its bandwidth must not be 0.
   return {axis: n or 0.5 for axis, n in rings.items()}
 
 
 def _rings_of_any_slice(
   mesh: MeshLayout, device: HardwareConfig
 ) -> dict[str, float]:
-  """Returns {mesh axis: torus dimensions} for the best slice, if TPU is ""."""
+  """Like `_rings` if TPU names no slice: assumes the fastest shape."""
   *outer, inner = (axis for axis, size in mesh.axes.items() if size > 1)
   dims = device.chip_link_dims
   if not outer:

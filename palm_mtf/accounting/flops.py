@@ -1,6 +1,6 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""FLOPs of training, and their share of the peak (PaLM Appendix B)."""
+"""FLOPs of training; model and hardware FLOPs utilization (PaLM Appendix B)."""
 
 import collections
 import functools
@@ -44,11 +44,11 @@ def forward_flops(config: ModelConfig) -> Mapping[str, int]:
 
 @functools.cache
 def recomputed_flops(config: ModelConfig) -> Mapping[str, int]:
-  """Returns {matrix product: a token's forward FLOPs that REMAT repeats}."""
+  """Returns {matrix product: FLOPs per token that REMAT does a second time}."""
   forward = forward_flops(config)
   if config.remat == "none":
     return {}
-  if config.remat == "attention":  # repeats q k^T, not weights times v
+  if config.remat == "attention":  # q k^T again, but not weights times v
     return {SCORES: forward[SCORES] // 2}
   # The backward pass does not repeat the last products of a block, because no
   # gradient needs their results. In a serial block, the MLP reads the output of
@@ -84,7 +84,7 @@ def device_flops(
       config
     ):  # the table's padding rows have logits too
       of_token *= mesh.padded_vocab_size(config.vocab_size) / config.vocab_size
-    if term == SCORES:  # attention skips blocks that are masked
+    if term == SCORES:  # fewer, because attention skips masked blocks
       pairs = block_pairs(length, config.has_prefix, config.attention_window)
       of_token *= sum(pairs) / length**2
     flops += of_token / math.prod(map(mesh.axis_size_of, dims_of[term]))

@@ -32,7 +32,7 @@ def chip_names() -> list[str]:
 
 
 def check_chip(chip: str, hardware: HardwareConfig) -> None:
-  """Raises UserError unless CHIP's peak, for MFU, is known or "measured"."""
+  """Raises UserError if MFU needs a peak of CHIP that is not known."""
   if chip != MEASURED:
     peak_flops_per_sec(chip, hardware)
 
@@ -72,9 +72,10 @@ def peak_of_devices(
 
 
 def describe_remat(model: ModelConfig, hardware: HardwareConfig) -> ModelConfig:
-  """Returns the model, with REMAT changed to what the chip really recomputes.
+  """Returns the model with the REMAT by which to count FLOPs and memory.
 
-  Fused attention recomputes attention weights even with REMAT = "none".
+  Fused attention recomputes attention weights even with REMAT = "none", which
+  thus counts as "attention".
   """
   if hardware.chip_fused_attention and model.remat == "none":
     return dataclasses.replace(model, remat="attention")
@@ -82,7 +83,7 @@ def describe_remat(model: ModelConfig, hardware: HardwareConfig) -> ModelConfig:
 
 
 def share_chip(hardware: HardwareConfig, sharers: int) -> HardwareConfig:
-  """Returns the rates of each of `sharers` devices that share a chip."""
+  """Returns one device's rates and memory if `sharers` devices share a chip."""
   passes = hardware.chip_pass_bandwidths or {}
   return dataclasses.replace(
     hardware,

@@ -6,7 +6,7 @@ A step keeps weights, optimizer slots, gradients, activations and buffers (of
 one microbatch); decoding keeps weights and caches. A step moves the bytes that
 its passes read and write. A pass is an operation other than a matrix product;
 it reads each input once and writes each output once. Matrix products are bound
-by arithmetic, so their bytes are not counted. Kinds of passes:
+by arithmetic, so their bytes are not counted. Kinds of passes, with their work:
 
 blocks     norms, residual sums, splits of joined products; the embedding
 attention  the softmax of scores, and its gradient
@@ -33,8 +33,9 @@ PASSES = ("blocks", "attention", "loss", "weights")
 
 _FLOAT32 = DTYPE_BYTES["float32"]
 
-# A thread reads this many bytes in about 0.2 ms. For fewer bytes, waiting for a
-# second core takes longer than the core saves (`python -m tools.bench decode`).
+# Bytes of weights that are worth a thread in a decoding step: it reads them in
+# about 0.2 ms. For fewer bytes, waiting for another thread takes longer than it
+# saves (`python -m tools.bench decode`).
 _BYTES_FOR_A_THREAD = 4_000_000
 
 # Bytes per weight; in int4, 32 weights share a scale of 2 bytes.
@@ -43,9 +44,9 @@ _QUANTIZED_BYTES = {"int8": 1, "int4": 0.5 + 2 / 32}
 
 @dataclasses.dataclass(frozen=True)
 class DeviceBytes:
-  """Bytes that training keeps on a device; equal for all devices of a stage."""
+  """Bytes that training keeps on each device of a pipeline stage."""
 
-  weights: int  # float32
+  weights: int  # of the float32 weights
   slots: int  # the optimizer's variables, such as momentum
   gradients: int  # of a step: the sums over its microbatches
 
@@ -88,10 +89,10 @@ def parameter_slices(
 def distinct_slices(
   config: ModelConfig, mesh: MeshLayout, stage: int = 0
 ) -> Sequence[tuple[str, ParameterSlice, int]]:
-  """Returns [(name, one device's slice, number of parameters)] of a stage.
+  """Returns [(name, one device's slice, number of such parameters)] of a stage.
 
-  A parameter of layer 0 stands for all layers' parameters with equal slices.
-  Only stage 0 has parameters outside the layers.
+  All layers have equal slices, so a parameter of layer 0 stands for all layers'
+  parameters. Only stage 0 has parameters outside the layers.
   """
   one_layer = dataclasses.replace(config, num_layers=1)
   slices = parameter_slices(one_layer, mesh).items()
@@ -104,14 +105,14 @@ def distinct_slices(
 
 
 def gradient_bytes(name: str, config: ModelConfig, mesh: MeshLayout) -> int:
-  """Returns the bytes per element in which a step's gradient is kept."""
+  """Returns the bytes per element of a gradient that waits for the update."""
   if mesh.num_microbatches > 1:  # their gradients are summed in float32
     return _FLOAT32
   return summed_bytes(name, config, mesh)
 
 
 def summed_bytes(name: str, config: ModelConfig, mesh: MeshLayout) -> int:
-  """Returns the bytes per element of a microbatch's gradient in collectives."""
+  """Returns the bytes per element in which devices send gradients."""
   if mesh.gradient_dtype == "float32" or parameters.parse_name(name).is_vector:
     return _FLOAT32
   return DTYPE_BYTES[config.activation_dtype]
@@ -162,19 +163,20 @@ class Activations:
     self._queries = heads * config.d_kv
     layer, sizes_of = layer_of(config), parameters.dimension_sizes(config)
 
-    def slice_size(dims: Sequence[str]) -> int:  # elements per token
+    def slice_size(dims: Sequence[str]) -> int:  # on this device
       return math.prod(sizes_of[x] // mesh.axis_size_of(x) for x in dims)
 
-    # Columns of the products that read a norm, and of q, k, v and the hidden
-    # layer, which are computed from them (in a gated MLP, from two products).
+    # Elements per token: of the products with norm outputs (`_columns`), and of
+    # q, k, v and the hidden layer, made from them (`_read`). A gated MLP makes
+    # the hidden layer from two products.
     self._columns = self._read = 0
     for branch in layer.branches:
       sizes = [slice_size(x.outputs) for x in branch.inputs]
       self._columns += sum(sizes)
       is_mlp = isinstance(branch.mixer, Mlp)
       self._read += sizes[-1] if is_mlp else sum(sizes)
-    # Attention scores per token: in all blocks of queries, for the bytes that
-    # are kept or moved, and in the largest, for working memory.
+    # Attention scores per token. They are computed in blocks of queries: all
+    # blocks are kept or moved, but working memory holds only the largest.
     self._scores = heads * sum(pairs) / length
     self._block_scores = heads * max(pairs) / length
     padded = mesh.padded_vocab_size(config.vocab_size)
@@ -182,9 +184,9 @@ class Activations:
     self._num_norms, self._num_sums = len(layer.reads), len(layer.sums)
 
   def _kept_in_block(self) -> float:
-    # Per token, a block keeps for its backward pass the stream before each sum,
-    # the product with the joined kernels, the result of attention and, unless
-    # REMAT recomputes them, attention weights. With REMAT = "layer", the block
+    # For its backward pass, a block keeps per token the stream before each sum,
+    # the products with norm outputs, the result of attention and, unless REMAT
+    # recomputes them, attention weights. With REMAT = "layer", the block
     # recomputes all these, and keeps them only during its backward pass.
     kept = self._num_sums * self._stream + self._columns + self._queries
     return kept + (0 if self._config.remat == "attention" else self._scores)
@@ -193,7 +195,7 @@ class Activations:
     """Returns the bytes that all blocks keep for the backward pass."""
     of_block = self._kept_in_block()
     if self._config.remat == "layer":
-      of_block = self._residual  # keeps only the block's input
+      of_block = self._residual  # only the block's input is kept
     return round(self.tokens * self._config.num_layers * of_block * self._width)
 
   def loss_bytes(self) -> int:
@@ -206,7 +208,7 @@ class Activations:
     return self.tokens * self._residual * self._width
 
   def waiting_bytes(self, stage: int) -> int:
-    """Returns the bytes of tensors that a stage has not yet used or sent."""
+    """Returns the bytes of tensors that wait for a stage or to be sent."""
     stream, mesh = 2 * self.stream_bytes(), self._mesh
     if stage:
       return stream
@@ -232,19 +234,19 @@ class Activations:
     if stage:
       return of_block
     of_loss = self.loss_bytes()
-    # The head runs at the same time as the passes of stage 0.
+    # With stages, the head runs while stage 0 runs, so both need memory.
     is_staged = self._mesh.stages > 1
     return of_block + of_loss if is_staged else max(of_block, of_loss)
 
   def block_passes(self) -> dict[str, float]:
-    """Returns how many elements a block reads and writes in memory, per token.
+    """Returns {kind of pass: elements that a block reads and writes per token}.
 
-    Keys are the kinds of passes in a block, "blocks" and "attention".
+    The kinds are "blocks" and "attention".
     """
     norms, stream, residual = self._num_norms, self._stream, self._residual
     columns, read = self._columns, self._read
     # The forward pass computes norms, residual sums and the softmax, and splits
-    # the product with the joined kernels.
+    # the one product of a norm into q, k, v and the hidden layer.
     forward = {
       "blocks": norms * (2 * stream + 3 * residual) + columns + read,
       "attention": 2 * self._scores,
@@ -258,7 +260,7 @@ class Activations:
       "blocks": norms * (3 * stream + 3 * residual) + 2 * columns + read,
       "attention": 3 * self._scores + 2 * self._queries,
     }
-    # Even REMAT = "none" recomputes norms and parts of joined products
+    # Even REMAT = "none" recomputes norms, q, k, v and the hidden layer
     # (ops/recompute.py).
     again = {"blocks": norms * 2 * stream + columns + read}
     repeated = {
@@ -269,9 +271,9 @@ class Activations:
     return {x: forward[x] + backward[x] + repeated.get(x, 0) for x in forward}
 
   def traffic(self) -> dict[str, int]:
-    """Returns bytes per step by kind: "blocks", "attention" and "loss".
+    """Returns {kind of pass: bytes of activations read and written per step}.
 
-    These are the activations that operations read from memory and write to it.
+    The kinds are "blocks", "attention" and "loss".
     """
     width = self._width
     of_token = {
@@ -317,7 +319,10 @@ def weight_copy_bytes(
 def exchange_bytes(
   config: ModelConfig, mesh: MeshLayout, pods: PodsConfig, stage: int = 0
 ) -> int:
-  """Returns a device's bytes for other pods' gradients and sums over pods."""
+  """Returns a device's bytes to exchange gradients with other pods.
+
+  They hold the gradients that other pods send, and the float32 sums.
+  """
   if pods.num_pods == 1:
     return 0
   of_others = DTYPE_BYTES[pods.dcn_dtype] * (pods.num_pods - 1)
@@ -328,9 +333,9 @@ def exchange_bytes(
 
 
 def weight_traffic(config: ModelConfig, mesh: MeshLayout) -> int:
-  """Returns the bytes that a device reads and writes per step, besides passes.
+  """Returns the bytes of passes over weights per step, without the update.
 
-  It casts weights, and adds each microbatch's gradients to a sum.
+  A device casts weights, and adds each microbatch's gradients to a sum.
   """
   width = DTYPE_BYTES[config.activation_dtype]
   total = 0
@@ -372,7 +377,7 @@ def decode_weight_bytes(config: ModelConfig, weight_dtype: str) -> int:
       weight_dtype if parameters.parse_name(name).is_kernel else "activation"
     )
     if name == parameters.logits_table(config) and is_quantized:
-      dtype = "int8"  # as decoding does (generation/decode/weight_maker.py)
+      dtype = "int8"  # decoding never has this kernel in int4
     width = _QUANTIZED_BYTES.get(dtype, DTYPE_BYTES[config.activation_dtype])
     total += int(math.prod(shape) * width) * n
   return total
@@ -385,7 +390,7 @@ def cache_bytes_per_token(config: ModelConfig) -> int:
 
 
 def step_threads(config: ModelConfig, weight_dtype: str, cores: int) -> int:
-  """Returns how many of `cores` make a decoding step's products fastest."""
+  """Returns with how many threads, up to `cores`, decoding is fastest."""
   # Per layer, one product joins all kernels that read the same norm, and one
   # joins the output kernels of a sum. One more product gives the logits.
   layer = layer_of(config)

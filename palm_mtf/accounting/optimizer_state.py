@@ -17,7 +17,7 @@ from palm_mtf.architecture.parameters import parse_name
 from palm_mtf.config import AdafactorConfig
 from palm_mtf.errors import UserError
 
-# The SECOND_MOMENT of a checkpoint that holds imported weights and no slots.
+# SECOND_MOMENT of a checkpoint without slots, such as imported weights.
 NO_MOMENTS = "none"
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2}
 
@@ -109,14 +109,14 @@ def check_same_slots(
       "from it in another MODEL_DIR, as its INIT_CHECKPOINT with INIT_STATE = "
       '"weights".'
     )
-  # If a checkpoint of an earlier version lacks a setting, the run's value
-  # counts as the checkpoint's.
+  # A checkpoint of an earlier version may lack a setting. Assume the run's
+  # value, so that the run can resume.
   held = {
     field.name: settings.get(field.name.upper(), getattr(optimizer, field.name))
     for field in dataclasses.fields(optimizer)
   }
   # Settings are compared one by one, so that the message names the setting that
-  # differs. BETA1 may change, but not to or from 0.
+  # differs. BETA1 may change, but not to or from 0, which has no momentum.
   for name in ("second_moment", "beta1", "momentum_dtype"):
     changed = dataclasses.replace(optimizer, **{name: held[name]})
     if optimizer_state(changed) != optimizer_state(optimizer):

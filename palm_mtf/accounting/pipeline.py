@@ -23,7 +23,7 @@ from palm_mtf.config.device_mesh import DeviceMesh
 
 FORWARD, HEAD, BACKWARD = "forward", "head", "backward"
 
-Pass = tuple[str, int]  # FORWARD, HEAD or BACKWARD; index of the microbatch
+Pass = tuple[str, int]  # FORWARD, HEAD or BACKWARD, and a microbatch's index
 
 
 def stage_passes(mesh: DeviceMesh) -> list[list[Pass]]:
@@ -41,7 +41,7 @@ def stage_passes(mesh: DeviceMesh) -> list[list[Pass]]:
 
 
 def num_kept(stage: int, mesh: DeviceMesh) -> int:
-  """Returns how many microbatches' activations a stage keeps at a time."""
+  """Returns how many microbatches' activations a stage keeps at most."""
   if mesh.stage_order == "gpipe":
     return mesh.num_microbatches
   # The last stage keeps two, so that it computes while it waits for the head.
@@ -62,5 +62,5 @@ def pipeline_secs(secs: Sequence[float], num_microbatches: int) -> float:
 
 
 def stage_of(layer: int | None, config: ModelConfig, num_stages: int) -> int:
-  """Returns the stage of a layer, or of the parameters outside the layers."""
+  """Returns a layer's stage; for None (parameters outside the layers), 0."""
   return 0 if layer is None else layer * num_stages // config.num_layers

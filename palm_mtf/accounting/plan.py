@@ -1,6 +1,6 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""A plan: what a run costs on its CHIP, as one record of plain numbers."""
+"""A plan: predicted memory, traffic, time and cost of a run on its CHIP."""
 
 import collections
 import dataclasses
@@ -43,9 +43,9 @@ AnyConfig = Config | PlanConfig
 def memory_parts(
   config: AnyConfig, batch_size: int, stage: int = 0
 ) -> dict[str, int]:
-  """Returns {part of the memory, such as "weights": a device's peak bytes}.
+  """Returns {use of memory, such as "weights": bytes on a device at the peak}.
 
-  The device is in `stage`; stage 0 needs the most memory.
+  The device is in pipeline stage `stage`; stage 0 needs the most memory.
   """
   tensors = tensor_bytes(
     describe_remat(config.model, config.hardware),
@@ -56,7 +56,7 @@ def memory_parts(
     stage,
   )
   pods, num_devices = config.pods, config.mesh_layout.num_devices
-  if pods.pods == "in_process":  # one process has all stages of all pods
+  if pods.pods == "in_process":  # one process has all devices
     num_devices *= pods.num_pods * config.mesh_layout.stages
   # The process holds memory besides tensors; this is one device's share of it.
   process = round((config.hardware.chip_process_bytes or 0) / num_devices)
@@ -81,7 +81,7 @@ def tensor_bytes(
     microbatches = num_kept(stage, mesh)
     more["waiting"] = activations.waiting_bytes(stage)
   elif mesh.num_microbatches > 1:
-    # The update reads the gradients of the whole step (`kept.gradients`), while
+    # Besides the step's gradients, which the update reads (`kept.gradients`),
     # accumulators of equal size hold the sums of all but the last microbatch.
     more["microbatch sums"] = kept.gradients
   return {
@@ -89,7 +89,7 @@ def tensor_bytes(
     **more,
     "activations": microbatches * activations.kept_bytes(),
     "weight copies": memory.weight_copy_bytes(model, mesh, stage),
-    # Never both: other pods' gradients arrive after activations are freed.
+    # Not the sum: other pods' gradients arrive after activations are freed.
     "buffers": max(
       activations.working_bytes(stage),
       memory.exchange_bytes(model, mesh, pods, stage),
@@ -131,7 +131,7 @@ def nearest_fit(config: AnyConfig, batch_size: int) -> AnyConfig | None:
 
 
 def _smaller(config: AnyConfig, batch_size: int) -> Iterator[AnyConfig]:
-  """Yields configurations that may need less memory on the same devices."""
+  """Yields `config`, also with more REMAT, microbatches or split weights."""
   mesh = config.mesh_layout
   layouts, batch_axis = [mesh.layout], mesh.rules.get("batch")
   if batch_axis and "d_model_stored" not in mesh.rules:
@@ -237,7 +237,7 @@ def rates_of(
 def _list_collectives(
   config: AnyConfig, step: StepTime, batch_size: int
 ) -> list[dict[str, Any]]:
-  """Returns a record per collective: bytes per device and step, seconds."""
+  """Returns, per collective, its bytes per device and step, and its seconds."""
   devices = config.mesh_layout.num_devices
   moved = [
     {
@@ -302,8 +302,8 @@ def curves(config: AnyConfig) -> dict[str, list[dict[str, Any]]]:
   SEQUENCE_LENGTH       with the same number of tokens per step
 
   A prediction has the macro's value, the batch size, the seconds of a step,
-  tokens/s, MFU, HFU, and whether the step fits into memory. A value is omitted
-  if the layout does not divide its batches or its model.
+  tokens/s, MFU, HFU, and whether the step fits into memory. The result lacks
+  values with which the layout cannot split the batch or the model evenly.
   """
   found = collections.defaultdict(list)
   for macro, value, each, batch_size in _variants(config):
@@ -318,7 +318,7 @@ def curves(config: AnyConfig) -> dict[str, list[dict[str, Any]]]:
 def _variants(
   config: AnyConfig,
 ) -> Iterator[tuple[str, float, AnyConfig, int]]:
-  """Yields what to plan: (macro, its value, settings with it, batch size)."""
+  """Yields (macro, a value to try, settings with the value, batch size)."""
   replace, model, pods = dataclasses.replace, config.model, config.pods
   batch_size, hardware = config.run.batch_sizes.largest, config.hardware
   bandwidth, of_pod = hardware.chip_dcn_bandwidth, batch_size // pods.num_pods

@@ -1,6 +1,6 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Search over layouts: every way to spread a step over a number of devices."""
+"""Search for the fastest pods, mesh, layout, microbatches and REMAT."""
 
 import dataclasses
 import itertools
@@ -23,7 +23,7 @@ from palm_mtf.errors import UserError
 # Dimensions that the mesh axis "model" may split.
 _OF_MODEL = ("heads", "d_ff", "vocab")
 
-_MAX_CANDIDATES = 100_000  # planning so many takes a minute or two
+_MAX_CANDIDATES = 100_000  # a search of so many takes a minute or two
 
 
 @dataclasses.dataclass(frozen=True)
@@ -54,7 +54,7 @@ def search(config: AnyConfig, num_devices: int) -> SearchResult:
   Raises:
     UserError: if no TPU slice fits `num_devices`, or candidates are too many.
   """
-  most = sum(  # an upper bound, because some layouts do not fit the model
+  most = sum(  # at most: some layouts do not divide the model
     len([*_layouts(data_size, model_size)])
     * len(_microbatch_counts(config, num_pods, data_size))
     * len(REMATS)
@@ -81,7 +81,7 @@ def search(config: AnyConfig, num_devices: int) -> SearchResult:
       "so many devices; set TPU and MESH_SHAPE for one pod (TPU is now "
       f'"{config.mesh_layout.tpu}").'
     )
-  # Of equally fast candidates, one with a shorter layout comes first.
+  # Of equally fast candidates, the simplest comes first: the shortest layout.
   found.sort(key=lambda x: (x.step.total, len(x.config.mesh_layout.layout)))
   return SearchResult(found, num_candidates, min(least))
 
@@ -97,7 +97,7 @@ def candidates(config: AnyConfig, num_devices: int) -> Iterator[AnyConfig]:
         layout=layout,
         gradient_dtype=config.mesh_layout.gradient_dtype,
         tpu=tpu,
-        # Pods exchange gradients after each step, so a call runs only one.
+        # Pods exchange gradients after each step, so one call is one step.
         steps_per_loop=config.mesh_layout.steps_per_loop
         if num_pods == 1
         else 1,
@@ -117,7 +117,7 @@ def candidates(config: AnyConfig, num_devices: int) -> Iterator[AnyConfig]:
 def _meshes(
   config: AnyConfig, num_devices: int
 ) -> Iterator[tuple[int, str, int, int]]:
-  """Yields (number of pods, TPU of each, sizes of mesh axes data and model)."""
+  """Yields (number of pods, TPU of a pod, sizes of its axes data and model)."""
   for num_pods in _pod_counts(config, num_devices):
     size = num_devices // num_pods
     tpu = find_slice(config.mesh_layout.tpu, size)
@@ -127,7 +127,7 @@ def _meshes(
 
 
 def shares(found: Found) -> str:
-  """Returns the largest shares of a step's time: "products 80%, passes 20%"."""
+  """Returns what takes a step's time, such as "products 80%, passes 20%"."""
   total = found.step.total
   largest = sorted(found.step.parts.items(), key=lambda x: -x[1])
   return ", ".join(
@@ -138,7 +138,7 @@ def shares(found: Found) -> str:
 
 
 def reason(best: Found, other: Found) -> str:
-  """Returns why `other` is slower than `best`: the part that adds most time."""
+  """Returns what makes `other` slower than `best`, as in "update +0.2 s"."""
   parts = {
     x: getattr(other.step, x) - getattr(best.step, x)
     for x in ("products", "passes", "update", "exchange")
@@ -160,7 +160,7 @@ def _pod_counts(config: AnyConfig, num_devices: int) -> Iterator[int]:
     # The TPUs of one process make only one pod.
     if n > 1 and config.mesh_layout.tpu and pods.pods == "in_process":
       continue
-    # Links join at most this many devices, so a pod on a torus has no more.
+    # Links join at most this many devices. A pod on a torus cannot have more.
     most = (hardware.chip_link_chips or num_devices) * hardware.chip_devices
     is_torus = hardware.chip_link_dims and config.run.chip != MEASURED
     if not is_torus or num_devices // n <= most:
@@ -198,7 +198,7 @@ def find_slice(name: str, num_devices: int) -> str | None:
 
 
 def _layouts(data_size: int, model_size: int) -> Iterator[str]:
-  """Yields layouts, such as "batch:data,heads:model", that use all axes."""
+  """Yields layouts such as "batch:data,heads:model"; no axis is left unused."""
   of_data = [[]]
   if data_size > 1:
     of_data = [["batch:data"], ["batch:data", "d_model_stored:data"]]

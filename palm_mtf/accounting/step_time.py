@@ -28,7 +28,7 @@ from palm_mtf.accounting.pipeline import pipeline_secs
 from palm_mtf.config import Config, HardwareConfig, ModelConfig, PlanConfig
 from palm_mtf.errors import UserError
 
-Collective = tuple[str, tuple[str, ...]]  # such as "all_reduce"; mesh axes
+Collective = tuple[str, tuple[str, ...]]  # such as ("all_reduce", ("data",))
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -70,7 +70,7 @@ def device_rates(config: Config | PlanConfig) -> HardwareConfig:
     UserError: if a rate that the time of a step depends on is not known.
   """
   sharers = config.hardware.chip_devices
-  if config.run.chip == MEASURED:  # all devices share this machine
+  if config.run.chip == MEASURED:  # this machine, shared by all devices
     sharers = config.pods.num_pods * config.mesh_layout.pod_devices
   rates = share_chip(config.hardware, sharers)
   _check_known(config, rates)
@@ -99,7 +99,7 @@ def _check_known(config: Config | PlanConfig, rates: HardwareConfig) -> None:
         f"{name.upper()} = None: not known for CHIP = {chip!r}; set it to plan"
         f"{or_else}."
       )
-  # The network joins several switches, but nothing joins several tori.
+  # A pod may span switches, which the network joins, but only one torus.
   if is_beyond_links and rates.chip_link_dims:
     raise UserError(
       f'MESH_SHAPE = "{mesh.mesh_shape}": a pod has {chips:,.0f} chips, but '
@@ -184,7 +184,7 @@ def _predict_stages(
   num_layers = model.num_layers // mesh.stages
   first, one, two = predict(num_layers), predict(1), predict(2)
   other = num_layers * (two.total - two.update - one.total + one.update)
-  # In each microbatch, a stage receives activations and gradients.
+  # Per microbatch, activations go to the next stage, and gradients come back.
   send = ("send", ("stages",))
   activations = memory.Activations(model, mesh, batch_size // pods.num_pods)
   sent = 2 * mesh.num_microbatches * activations.stream_bytes()
@@ -195,7 +195,7 @@ def _predict_stages(
   slowest = first.total - first.update + secs
   stages = [slowest, *[other + secs] * (mesh.stages - 1)]
   exchange = 0.0
-  if pods.num_pods > 1:  # the exchange begins after the last microbatch
+  if pods.num_pods > 1:  # after all microbatches, so nothing hides it
     link = pod_link(config, rates)
     embedding, others = communication.exchange_secs(model, mesh, pods, link)
     exchange = embedding + others / mesh.stages

@@ -1,6 +1,6 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""PaLM's Table 3: published MFU of large models, and what we compute."""
+"""PaLM's Table 3: MFU of large models, as published and as we compute it."""
 
 import dataclasses
 from collections.abc import Callable
@@ -20,7 +20,7 @@ class PublishedRun(NamedTuple):
   parameters: int
   chip: str  # name of a file in gin/hardware
   published: float  # MFU, 1.0 at the peak
-  # Architecture, which gives the FLOPs of attention. `shape`, `num_chips` and
+  # Architecture, to compute attention's FLOPs. `shape`, `num_chips` and
   # `tokens_per_sec` (of all chips) are None if the paper does not give them;
   # then only the published MFU is shown.
   shape: ModelConfig | None = None
@@ -119,7 +119,8 @@ def table3(
       row["mfu"] = rate * (products + attention)
       row["mfu_without_attention"] = rate * products
       if run.repeated_share is not None:
-        # The run recomputes a share of the products, and all of attention.
+        # A third of the FLOPs is the forward pass. The run repeated a share of
+        # its products, and all of its attention.
         again = run.repeated_share * products / 3 + attention / 3
         row["hfu"] = rate * (products + attention + again)
         ours = dataclasses.replace(run.shape, remat="layer")

@@ -15,8 +15,8 @@ _SMALL, _LARGE, _LONG = 128, 512, 2048
 class AttentionBlock(NamedTuple):
   """A range of queries, and the range of keys that these queries read."""
 
-  begin: int  # first position
-  end: int  # first position after the block
+  begin: int  # first query
+  end: int  # first query after the block
   first_key: int
   end_key: int  # first key after the range
 
@@ -30,7 +30,7 @@ class AttentionBlock(NamedTuple):
 def attention_blocks(
   length: int, has_prefix: bool = False, window: int | None = None
 ) -> tuple[AttentionBlock, ...]:
-  """Splits the positions of a sequence into blocks.
+  """Splits a sequence into blocks, so that a block skips keys hidden from it.
 
   The causal mask hides the keys after a block; a window also hides keys far
   before the block. In a prefix LM (`has_prefix`), a block reads all keys,
@@ -53,6 +53,6 @@ def attention_blocks(
 def block_pairs(
   length: int, has_prefix: bool = False, window: int | None = None
 ) -> tuple[int, ...]:
-  """Returns how many query-key pairs attention computes in each block."""
+  """Returns the number of query-key pairs per block, for FLOPs and memory."""
   blocks = attention_blocks(length, has_prefix, window)
   return tuple((x.end - x.begin) * x.num_keys for x in blocks)

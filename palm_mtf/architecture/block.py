@@ -3,7 +3,7 @@
 """The block as data: which norms, products and mixers a layer has.
 
 A layer is a list of sums. The branches of a sum read the residual stream, each
-through a norm, and the layer adds their results to the stream:
+through a norm, and the layer adds their results to the stream. By BLOCK, it is:
 
   parallel             [attention(norm), mlp(norm)]
   parallel_two_norms   [attention(norm), mlp(mlp_norm)]
@@ -11,8 +11,8 @@ through a norm, and the layer adds their results to the stream:
 
 A branch multiplies the result of its norm by some kernels, mixes the products
 by attention or by an MLP's activation, and multiplies the result by one more
-kernel. Parameters, FLOPs, activations, collectives, and the kernels that one
-matrix product joins follow from this description.
+kernel. Other modules derive parameters, FLOPs, memory and collectives from this
+description.
 """
 
 import dataclasses
@@ -26,12 +26,12 @@ Dims = tuple[str, ...]  # names of dimensions, as in `model.dims.Dims`
 
 
 class NormForm(NamedTuple):
-  """What a norm computes, for one value of NORM."""
+  """What a norm computes; `NORMS` has one for each value of NORM."""
 
   # "variance": x minus its mean, divided by the square root of the variance.
   # "mean_square": x divided by the square root of its mean square.
   statistic: str
-  scale_offset: float = 0.0  # number that is added to the scale
+  scale_offset: float = 0.0  # the norm multiplies by the scale plus this
   has_bias: bool = False
 
 
@@ -42,8 +42,8 @@ NORMS = {
   "rms_norm_1p": NormForm("mean_square", scale_offset=1.0),
 }
 
-# {value of MLP: (activation, names of kernels that read the norm)}. With two
-# kernels, the activation of the first product multiplies the second product.
+# {value of MLP: (activation, names of the kernels after the norm)}. If there
+# are two, the activation of the first product multiplies the second product.
 _GATED, _PLAIN = ("wi_gate", "wi"), ("wi",)
 MLPS = {
   "swiglu": ("swish", _GATED),
@@ -66,7 +66,7 @@ class Projection(NamedTuple):
   # Statistic of the norm of each head (see `NormForm`); None for no norm.
   head_norm: str | None = None
   rotary: Rotary | None = None  # None for no rotation
-  positions: str = "length"  # name of the product's dimension of positions
+  positions: str = "length"  # dimension of positions in the product
 
   @property
   def bias(self) -> str:
@@ -89,7 +89,7 @@ class Attention:
   Attributes:
     score_positions: value of POSITIONS if it changes scores, such as "t5"; None
       for other values.
-    extras: (name within the layer, dimensions) of each parameter for scores.
+    extras: (name within the layer, dimensions) of parameters for scores.
     window: number of positions that a position sees, itself included; None for
       no limit.
   """
@@ -126,24 +126,24 @@ class Branch:
 
 
 class Read(NamedTuple):
-  """The branches of a sum that read the same norm; they share one product."""
+  """The branches of a sum that read the same norm, by one matrix product."""
 
   norm: str  # name of the norm within the layer
   branches: tuple[Branch, ...]
 
   @property
   def projections(self) -> tuple[Projection, ...]:
-    """The products of the norm with kernels, in the order of the branches."""
+    """The products of the norm's result with the branches' kernels."""
     return tuple(x for branch in self.branches for x in branch.inputs)
 
   @property
   def parts(self) -> tuple[str, ...]:
-    """Names in the layer of kernels that, joined, need one matrix product."""
+    """Names in the layer of the kernels, which one matrix product joins."""
     return tuple(x.part for x in self.projections)
 
 
 class Sum(NamedTuple):
-  """The branches whose results are added to the residual stream together."""
+  """Branches that read the same residual stream, then add their results."""
 
   reads: tuple[Read, ...]
 
@@ -154,7 +154,7 @@ class Sum(NamedTuple):
 
   @property
   def outputs(self) -> tuple[str, ...]:
-    """Names within the layer of the kernels whose products are added."""
+    """Names in the layer of the kernels whose products are the results."""
     return tuple(x.output.part for x in self.branches)
 
 
@@ -165,7 +165,7 @@ class Layer(NamedTuple):
 
   @property
   def reads(self) -> tuple[Read, ...]:
-    """The reads of all sums, in order."""
+    """The `Read`s of all sums, in order."""
     return tuple(x for each in self.sums for x in each.reads)
 
   @property
@@ -175,7 +175,7 @@ class Layer(NamedTuple):
 
   @property
   def projections(self) -> tuple[Projection, ...]:
-    """All products, in the order of their parameters."""
+    """All products, in the order in which their parameters are created."""
     return tuple(
       x for each in self.branches for x in (*each.inputs, each.output)
     )
@@ -196,18 +196,18 @@ def layer_of(config: ModelConfig) -> Layer:
   reads = Read("norm", (attention,)), Read("mlp_norm", (mlp,))
   if config.block == "parallel_two_norms":
     return Layer((Sum(reads),))
-  return Layer(tuple(Sum((read,)) for read in reads))  # "serial"
+  return Layer(tuple(Sum((read,)) for read in reads))  # BLOCK = "serial"
 
 
-# {value of ATTENTION: dimensions of one position's keys or values}
+# {value of ATTENTION: dimensions of k, and of v, at one position}
 _KEY_DIMS = {
   "multi_query": ("d_kv",),
   "multi_head": ("heads", "d_kv"),
   "grouped_query": ("kv_heads", "d_kv"),
 }
 _HEADS = ("heads", "d_kv")
-# {value of POSITIONS that changes scores: parameters of the mixer, in the order
-# in which `score_by_distance` takes them}
+# {value of POSITIONS that changes attention scores: its parameters, in the
+# order in which the function `score_by_distance` takes them}
 _SCORES: dict[str, dict[str, Dims]] = {
   "alibi": {},
   "t5": {"attention/relative_bias": ("buckets", "heads")},

@@ -25,26 +25,22 @@ from palm_mtf.config import ModelConfig
 
 # Layer numbers have at least three digits, so that names sort up to layer 999.
 _IN_LAYER = re.compile(r"layer_(\d{3,})/(.+)")
-# Number of buckets into which POSITIONS = "t5" sorts distances, as in T5.
-NUM_BUCKETS = 32
-# Kernel that computes a vector per distance, for POSITIONS = "transformer_xl".
+NUM_BUCKETS = 32  # of distances, for POSITIONS = "t5"; the same as in T5
+# Kernel that maps a distance's encoding to a key; for "transformer_xl".
 RELATIVE = "attention/relative"
 
 
 class ParameterName(NamedTuple):
   """The name of a parameter, split into the layer's number and the rest."""
 
-  # Number of the layer, from 0; None for a parameter outside the layers.
-  layer: int | None
-  # Name within the layer, such as "attention/q"; the whole name for a parameter
-  # outside the layers.
-  part: str
+  layer: int | None  # from 0; None outside the layers
+  part: str  # name in the layer ("attention/q"); outside, the whole name
 
   @property
   def kind(self) -> str:
-    """One of "embedding", "norm", "attention", "mlp" and "logits"."""
-    first = self.part.partition("/")[0]  # for a norm: "norm", "mlp_norm", ...
-    for kind in ("norm", "embedding"):  # "position_embedding", ...
+    """For metrics: "embedding", "norm", "attention", "mlp" or "logits"."""
+    first = self.part.partition("/")[0]
+    for kind in ("norm", "embedding"):  # in "mlp_norm", "position_embedding"
       if first.endswith(kind):
         return kind
     return first
@@ -66,7 +62,7 @@ class ParameterName(NamedTuple):
 
   @property
   def is_vector(self) -> bool:
-    """Whether the parameter is a scale or a bias; both stay float32."""
+    """Whether it is a scale or a bias; neither is ever cast to bfloat16."""
     return self.is_scale or self.last.endswith("bias")
 
 
@@ -83,7 +79,7 @@ def parse_name(name: str) -> ParameterName:
 
 
 def dimension_sizes(config: ModelConfig) -> dict[str, int]:
-  """Returns {dimension of a parameter: size}."""
+  """Returns {dimension: size} for all dimensions of parameters."""
   return {
     "vocab": config.vocab_size,
     "positions": config.sequence_length,
@@ -108,10 +104,10 @@ def parameter_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
 def distinct_parameters(
   config: ModelConfig,
 ) -> list[tuple[str, tuple[int, ...], int]]:
-  """Returns (name, shape, count) of parameters; layer 0 stands for all layers.
+  """Returns (name, shape, count) of parameters, for sums over all layers.
 
-  All layers have equal shapes, so `count` is the number of layers for a
-  parameter in layer 0, and 1 for a parameter outside the layers.
+  Layer 0 stands for all layers: `count` is the number of layers for parameters
+  in layer 0, and 1 outside the layers.
   """
   one_layer = dataclasses.replace(config, num_layers=1)
   return [
@@ -138,7 +134,7 @@ def parameter_dims(config: ModelConfig) -> dict[str, tuple[str, ...]]:
 
 
 def logits_table(config: ModelConfig) -> str:
-  """Returns the name of the table by which the logits are computed."""
+  """Returns the name of the table that makes logits (OUTPUT_EMBEDDING)."""
   return {"tied": "embedding", "separate": "output_embedding"}[
     config.output_embedding
   ]

@@ -2,14 +2,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """The frequencies of rotary embedding, also scaled for longer contexts.
 
-At each position, the pair i of n rotated numbers turns by base ** (-2 i / n)
-radians (Su et al. 2021). A scaling divides these frequencies:
+Per position, pair i of n rotated numbers turns by base ** (-2 i / n) radians
+(Su et al. 2021). ROTARY_SCALING divides these frequencies:
 
-linear   all by the factor (Chen et al. 2023)
-llama3   pairs with fewer than `slow` turns within the original length by the
-         factor, pairs with more than `fast` turns by 1, and others by a number
-         that depends on their turns (Llama 3.1's published code)
-yarn     the same, except that the number depends on i (Peng et al. 2023)
+linear   all by `factor` (Chen et al. 2023)
+llama3   pairs with fewer than `slow` turns within the original length by
+         `factor`, and pairs with more than `fast` turns by 1; between these,
+         frequencies are interpolated in turns (Llama 3.1's published code)
+yarn     the same, but interpolated in i (Peng et al. 2023)
 """
 
 import math
@@ -21,7 +21,7 @@ from palm_mtf.config import ModelConfig
 
 
 class Rotary(NamedTuple):
-  """How positions rotate q and k; see the settings ROTARY_*."""
+  """How positions rotate q and k; `factor`, for example, is ROTARY_FACTOR."""
 
   size: int  # the first `size` numbers of each head are rotated
   pairs: str
@@ -44,14 +44,14 @@ def rotary_of(config: ModelConfig) -> Rotary | None:
 
 
 def find_frequencies(rotary: Rotary) -> np.ndarray:
-  """Returns radians per position of each pair, [size / 2] float64."""
+  """Returns each pair's radians per position, [size / 2], float64."""
   return _find_plain_frequencies(rotary) / find_divisors(rotary)
 
 
 def find_divisors(rotary: Rotary) -> np.ndarray:
-  """Returns ROTARY_SCALING's divisor of each frequency, [size / 2] float64."""
+  """Returns ROTARY_SCALING's divisor per pair, [size / 2], float64."""
   pairs = np.arange(rotary.size // 2)
-  # Per pair, the share of its frequency that `factor` does not divide.
+  # Share of each frequency that is kept; `factor` divides the rest.
   kept = np.zeros(len(pairs))
   original = rotary.original_length / (2 * math.pi)
   if rotary.scaling == "llama3":
@@ -80,7 +80,7 @@ def find_magnitude(rotary: Rotary) -> float:
 
 
 def yarn_magnitude(factor: float, weight: float = 1.0) -> float:
-  """Returns YaRN's factor of q and k (Peng et al. 2023, eq. 22)."""
+  """Returns YaRN's factor for q and k (eq. 22); `weight` is "mscale" in HF."""
   return 0.1 * weight * math.log(max(factor, 1.0)) + 1.0
 
 

@@ -5,8 +5,8 @@
   MODEL_DIR/checkpoints/step_00000200/{manifest.json, weights.*}
 
 writer.py writes checkpoints, variables.py their tensors. This module needs no
-TensorFlow. A client calls this module's host functions in the server that has
-the files. TensorFlow passes strings to these functions as bytes in UTF-8.
+TensorFlow. A client calls the functions that are marked @host_function in the
+server that has the files. TensorFlow passes strings to them as bytes in UTF-8.
 """
 
 import contextlib
@@ -36,8 +36,8 @@ from palm_mtf.model_dir.foreign_files import (
 from palm_mtf.model_dir.paths import ModelDir, step_of
 from palm_mtf.runtime.host_functions import host_function
 
-_OPEN_FILES = "/dev/fd"  # the system's folder of this process's open files
-_LINKS = "palm_mtf_links_"  # marks our folders, to find abandoned ones
+_OPEN_FILES = "/dev/fd"  # /dev/fd/3 is a path to this process's open file 3
+_LINKS = "palm_mtf_links_"  # start of the names of folders with links to files
 
 
 class OpenWeights:
@@ -70,8 +70,7 @@ class OpenWeights:
         for name, path in self._paths.items():
           os.symlink(path, os.path.join(links, name))
         self.prefix = os.path.join(links, stem)
-      # finalize also runs at the exit of Python: it closes the files, and
-      # removes the temporary folder.
+      # Closes the files and removes the folder, at the latest at Python's exit.
       self.close = weakref.finalize(self, stack.pop_all().close)
 
   def path(self, name: str) -> str:
@@ -109,13 +108,16 @@ def _remove_abandoned_folders() -> None:
         shutil.rmtree(path)
 
 
-# Files that `open_weights` has opened in this process, by the given `prefix`.
+# {prefix of a checkpoint: its files, which this process holds for a client}
 _open: dict[bytes, OpenWeights] = {}
 
 
 @host_function
 def make_empty_file(path: bytes) -> np.int32:
-  """Makes a file, to show who shares its folder; returns errno or 0."""
+  """Makes a file; returns errno, 0 on success.
+
+  A client that finds the file knows that it shares the folder with the server.
+  """
   try:
     os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY))
   except OSError as error:
@@ -125,7 +127,10 @@ def make_empty_file(path: bytes) -> np.int32:
 
 @host_function
 def seal_file(path: bytes) -> tuple[np.int64, bytes, np.int32]:
-  """Flushes a file to the disk; returns size in bytes, hash, and errno or 0."""
+  """Flushes a file to the disk; returns size in bytes, hash, and errno or 0.
+
+  The checkpoint's manifest records size and hash, to reveal later damage.
+  """
   try:
     sync(path.decode())
     digest = hash_file(path.decode()).encode()
@@ -157,7 +162,11 @@ def open_weights(
 
 @host_function
 def find_opened_prefix(prefix: bytes) -> bytes:
-  """Returns the prefix by which to read files that `open_weights` opened."""
+  """Returns a TensorFlow prefix of links to the open files of `prefix`.
+
+  The links outlive the files' names, which a trainer may remove meanwhile.
+  Returns `prefix` itself if no links could be made.
+  """
   return _open[prefix].prefix.encode()
 
 
@@ -177,9 +186,8 @@ MANIFEST = "manifest.json"
 _SEAL = "blake2b"
 
 FileSeal = tuple[int, str]  # a file's size in bytes, and its hash
-# A function that writes weights to the files of a TensorFlow prefix. Returns
-# {file name: seal} of the files that the function has hashed; `write_manifest`
-# hashes the other files.
+# Writes weights to the files of a TensorFlow prefix. Returns {file name: seal}
+# of the files that it has hashed; `write_manifest` hashes the other files.
 WriteWeights = Callable[[str], Mapping[str, FileSeal]]
 
 
@@ -188,7 +196,7 @@ class DamagedCheckpointError(Exception):
 
 
 class RemovedCheckpointError(DamagedCheckpointError):
-  """A checkpoint was removed while it was read, which is not damage."""
+  """A checkpoint was removed while it was read, so nobody is warned."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -216,7 +224,7 @@ class Manifest:
 class Checkpoint:
   """A checkpoint on the disk whose files exist and have the right sizes."""
 
-  path: str  # its folder
+  path: str  # the folder of the checkpoint
   manifest: Manifest
   files: Mapping[str, FileSeal]  # by file name, without the manifest
   # Hash of the manifest, which has all files' hashes; identifies the weights.
@@ -237,13 +245,12 @@ class Checkpoint:
 
   @property
   def as_parent(self) -> dict[str, str]:
-    """Value of `parent` in the manifest of the checkpoint that comes next."""
+    """Value of `parent` in the manifest of the next checkpoint."""
     name = os.path.basename(self.path)
     return {"checkpoint": name, "blake2b": self.blake2b}
 
 
-# A function that reads the checkpoint in a folder. Raises
-# DamagedCheckpointError unless the checkpoint is whole.
+# Reads the checkpoint in a folder; DamagedCheckpointError unless it is whole.
 ReadCheckpoint = Callable[[str], Checkpoint]
 
 
@@ -311,8 +318,7 @@ def first_whole(
       raise
     except DamagedCheckpointError as error:
       warn_of_damage(path, error)
-  # If all checkpoints are damaged, raise an error. Otherwise training would
-  # start from scratch, and the trained steps would be lost.
+  # If None were returned, training would start from scratch and lose its steps.
   if paths:
     raise UserError(
       f"{given}: none of its {len(paths)} checkpoints is whole (see above); "

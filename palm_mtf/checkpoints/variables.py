@@ -70,11 +70,12 @@ class CheckpointProcesses:
     return list(self.servers.values()) or [self.client]
 
   def of(self, part: Slice) -> Process:
-    """Returns the process that reads, and can write, a variable's slice."""
+    """Returns the process that restores a slice, and may have to save it."""
     return self.servers.get(cpu_of_process(part.near), self.client)
 
 
-THIS_PROCESS = CheckpointProcesses(Process("/device:cpu:0"))  # without servers
+# For a run whose devices are in this process, without servers.
+THIS_PROCESS = CheckpointProcesses(Process("/device:cpu:0"))
 
 
 def find_checkpoint_processes(
@@ -155,7 +156,8 @@ _DAMAGE = (
   tf.errors.NotFoundError,
   tf.errors.OutOfRangeError,
 )
-# The start of TensorFlow's message, to remove it: the reason is in the rest.
+# Start of TensorFlow's message, up to the operation's name. Messages for users
+# leave it out, because only the rest says the reason.
 _TRACE = re.compile(r"Graph execution error:.*?\nNode: '[^\n]*\n", re.DOTALL)
 
 
@@ -219,8 +221,8 @@ def build_writer(
   for number, (process, slices) in enumerate(shares.items()):
     values = [_read_into_process(part, process) for part in slices]
     with tf.device(process.device):
-      # On CPUs, Stage only holds a reference to the variable's memory. While
-      # Stage holds it, the optimizer writes the next value to new memory.
+      # On CPUs, Stage copies nothing: it holds a reference to the variable's
+      # memory, and the optimizer writes the next value to other memory.
       held = {
         "dtypes": [x.dtype for x in values],
         "shared_name": "palm_mtf_checkpoint",
@@ -244,8 +246,8 @@ def build_writer(
       delete_old_dirs=False,
     )
   with tf.control_dependencies([merged]):
-    # A call returns these after the index is written. Without tf.device, each
-    # identity is on the device of its input.
+    # The identities make a call return only after the index is written. Without
+    # tf.device, each identity is on the device of its input.
     sealed = [[tf.identity(x) for x in each] for each in sealed]
   copy = Program(operations=copies, reads=state_of(variables_of(pods)))
   return copy, Program({"prefix": prefix}, sealed)
@@ -298,7 +300,7 @@ class CheckpointReader:
   ):
     """Builds the programs by which `processes` open and close files."""
     self._client, self._processes = client, processes
-    self._programs: dict[str, Program] = {}  # to restore, by variables
+    self._programs: dict[str, Program] = {}  # restores, by variables' names
     with client.graph.as_default(), tf.device(processes.client.device):
       prefix = tf.placeholder(tf.string, [], "checkpoint_prefix")
       names = {
@@ -405,8 +407,7 @@ class CheckpointReader:
       self.restore(pods, weights.prefix)
     # Other errors are about servers or the network; the session reports them.
     except _DAMAGE as error:
-      # TensorFlow's message has our line of code, the reason, the operation.
-      # The user needs only the reason, which has one line.
+      # Without this start, the first line of the message is the reason.
       reason = _TRACE.sub("", error.message).splitlines()[0]
       raise UserError(
         f"{weights.given}: TensorFlow cannot read it: {reason}"
@@ -431,17 +432,17 @@ def build_restorer(
     for process in processes.all
   }
   assignments = []
-  # The last two assignments that were built for each process.
+  # {process: its last two assignments}; its next read waits for the older one.
   done: dict[str, list[tf.Operation]] = {x.device: [] for x in processes.all}
   for key in pods[0]:
-    # A process reads each part of a variable once for all of its devices.
+    # Devices of a process may hold the same part; read it from the file once.
     parts_of = collections.defaultdict(list)
     for slices in pods:
       for part in slices[key]:
         parts_of[processes.of(part).device, part.spec].append(part)
     for (device, _), parts in parts_of.items():
-      # A read waits until the part before the previous part is assigned, so
-      # that a process holds at most two parts: one being read, one being sent.
+      # A process holds at most two parts, one being read and one being sent, so
+      # a read waits until the part two before it is assigned.
       with tf.device(device), tf.control_dependencies(done[device][:-1]):
         value = _read_slice(prefixes[device], parts[0])
       assigned = tf.group([each.variable.assign(value).op for each in parts])

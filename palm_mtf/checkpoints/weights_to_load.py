@@ -145,7 +145,7 @@ def warn_of_other_evaluation_text(
 
 
 def warn_of_larger_share(checkpoint: Checkpoint, data: DataConfig) -> None:
-  """Warns if evaluation tasks on held-out text use text of the training."""
+  """Warns if tasks on held-out text include text that the model trained on."""
   before, now = _share_before(checkpoint, data), data.validation_share
   if data.task is None and before < now:
     _logger.warning(
@@ -173,8 +173,8 @@ def warn_of_other_split(
 def _is_other(checkpoint: Checkpoint, corpus: Corpus) -> bool:
   """Returns whether the checkpoint trained on, or held out, other text."""
   trained = checkpoint.manifest.data
-  # The fingerprint also depends on how documents are packed into rows. Compute
-  # it with the checkpoint's packing, which may differ.
+  # A corpus's fingerprint depends on how documents are packed into rows, too.
+  # Use the checkpoint's packing, so that only other text makes it differ.
   in_its_rows = dataclasses.replace(
     corpus,
     packing=trained.get("PACKING", corpus.packing),
@@ -306,8 +306,7 @@ def find_initial_weights(
       f"INIT_CHECKPOINT is not read: {newest.path} is this run's own"
     )
     return None
-  # If the weights are unusable, raise an error, so that a run for which weights
-  # were given never starts from random weights.
+  # Raise errors here: a run with given weights never starts from random ones.
   weights = find_weights("INIT_CHECKPOINT", path)
   if weights.checkpoint:
     held = weights.checkpoint.manifest.shapes

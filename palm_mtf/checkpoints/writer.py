@@ -127,7 +127,8 @@ class BackgroundWriter(contextlib.AbstractContextManager):
     before, start = self._wait_secs, time.perf_counter()
     try:
       yield
-    finally:  # set, not add, because this time includes that of nested calls
+    finally:
+      # Replace the seconds that nested calls added: this time includes them.
       self._wait_secs = before + time.perf_counter() - start
 
   def _join(self) -> None:
@@ -165,7 +166,7 @@ def write_checkpoint(
   """
   path = ModelDir(model_dir).checkpoint(manifest.step)
   needed = checkpoint_bytes(manifest.shapes)
-  # `_free_path` renames an earlier process's checkpoint of the same step.
+  # If an earlier process left a checkpoint of this step, rename it first.
   with new_path(path, needed, make_way=_free_path) as folder:
     os.mkdir(folder)
     seals = write_weights(os.path.join(folder, WEIGHTS))
@@ -184,7 +185,8 @@ def removable(
 ) -> list[str]:
   """Returns the paths of the checkpoints to remove, to save space on the disk.
 
-  `paths` is sorted, oldest first. `write_checkpoint` explains the others.
+  Keeps the last `keep`, and those whose step is a multiple of
+  `keep_every_steps`. `paths` is sorted, oldest first.
   """
   return [
     path
@@ -199,7 +201,7 @@ def remove_checkpoint(path: str) -> None:
   # checkpoint, even if this process is killed midway.
   hidden = _hidden(path)
   try:
-    if not os.access(path, os.W_OK):  # write-protected; rename ignores that
+    if not os.access(path, os.W_OK):  # rename would ignore this protection
       raise PermissionError(errno.EACCES, "it is write-protected")
     os.rename(path, hidden)
     shutil.rmtree(hidden)
@@ -298,8 +300,7 @@ def check_space(
   existing = os.path.realpath(ModelDir(model_dir).checkpoints)
   while not os.path.exists(existing):
     existing = os.path.dirname(existing)
-  # Count one checkpoint more than the run keeps, because the newest is written
-  # before the oldest is removed.
+  # Count one more, because the newest is written before the oldest is removed.
   wanted = run.keep_checkpoints + 1
   if run.keep_every_steps:
     wanted += run.train_steps // run.keep_every_steps

@@ -26,8 +26,9 @@ class Command(NamedTuple):
   # whose fields gin's macros set. The command's help and defaults are in
   # gin/defaults/<name>.gin, with "_" for a space.
   config: str = ""
-  # Name of a class in palm_mtf.config, or "". The command does not use the
-  # macros of this class, so this part of `config` keeps its defaults.
+  # Name of a class in palm_mtf.config, or "". The command ignores the macros of
+  # this class and does not save them in config.gin, so this part of `config`
+  # keeps its defaults.
   leaves_out: str = ""
   # Whether the entry point takes `as_json`. If `as_json` is true, the entry
   # point prints results as JSON, one object per line.
@@ -36,16 +37,18 @@ class Command(NamedTuple):
   # `config_files`, a function that returns the gin files to save.
   keeps_config: bool = False
   # Whether the command trains several runs. If so, the entry point takes
-  # `load_run`, a function that makes the settings of one run.
+  # `load_run`, a function that makes the settings of one run from the
+  # command's gin files and flags, and from the macros that differ in this run.
   starts_runs: bool = False
   # Whether the command has --model_dir, a folder whose config.gin it reads.
   takes_model_dir: bool = False
   # {flag: keywords for argparse}; a flag without dashes is positional. The
   # entry point takes the value of each flag as a keyword.
   flags: Mapping[str, Mapping[str, Any]] = {}
-  # {flag: (dotted path, help)} for flags that run the function at this path
-  # instead of the entry point, without configuration. The function takes
-  # `as_json` and `hardware_of`, a function from a chip's name to its rates.
+  # {flag: (dotted path, help)}. Such a flag runs the function at the path
+  # instead of the entry point, and ignores --gin_file. The function takes
+  # `as_json`, and `hardware_of`, a function from a chip's name to its
+  # HardwareConfig: the chip's FLOP/s, bandwidths and memory.
   standalone: Mapping[str, tuple[str, str]] = {}
 
 
@@ -128,7 +131,8 @@ COMMANDS = {
     "train a model, or resume its training",
     has_results=False,
     config="Config",
-    # Leave decoding settings to the commands that read the run's config.gin.
+    # Do not save decoding settings: they would override the defaults of the
+    # commands that read the run's config.gin, such as `generate`.
     leaves_out="DecodeConfig",
     keeps_config=True,
   ),

@@ -3,8 +3,7 @@
 """`palm_mtf doctor`: prints versions, devices, and problems with their fixes.
 
 The libraries are imported in a separate process with a time limit, so that a
-library that crashes is reported. `find_faults` and `find_slowness` are pure
-functions.
+library that crashes is reported.
 """
 
 import dataclasses
@@ -60,9 +59,10 @@ _IMPORT_SECS = 180
 _GIB = 2**30
 _ROOT = Path(palm_mtf.__file__).parent.parent
 
-# Prints each module's name before importing the module; at the end, prints the
-# accelerators that JAX finds and TensorFlow's devices. sentencepiece_model_pb2
-# tests whether protobuf is recent enough.
+# Prints each module's name before importing the module, so that the last name
+# printed is that of the module that fails. At the end, prints the accelerators
+# that JAX finds and TensorFlow's devices. sentencepiece_model_pb2 is imported
+# to test whether protobuf is recent enough.
 _IMPORT_PROGRAM = """
 import importlib, sys
 sys.path.append(sys.argv[1])
@@ -129,8 +129,9 @@ class Installation:
 def main(measure: bool = False, as_json: bool = False) -> int:
   """Prints a description of the machine and the installation, and problems.
 
-  If `measure`, also prints measured rates. Returns the exit code: 2 if there
-  are problems, otherwise 0.
+  If `measure`, and the packages work, also prints this machine's measured
+  FLOP/s of matrix products and bytes/s of memory. Returns the exit code: 2 if
+  there are problems, otherwise 0.
   """
   _logger.info("importing the libraries ...")
   import_error, devices = _try_imports()
@@ -247,7 +248,7 @@ def _try_imports() -> tuple[str, dict[str, str]]:
 
 
 def _find_cause(why: str) -> str:
-  """Returns the last line in a traceback `why` that names an exception."""
+  """Returns the last exception, or else the last line, of a child's stderr."""
   lines = [line.strip() for line in why.splitlines() if line.strip()]
   named = [x for x in lines if re.match(r"[\w.]*(Error|Exception|Exit)\b", x)]
   return (named or lines or ["no reason given"])[-1]
@@ -292,7 +293,8 @@ def _find_unmet_requirements(found: Installation) -> Iterator[Problem]:
   for name, specifier in found.specifiers.items():
     version = found.versions.get(name)
     fix = f'{found.pip} install "{name}{specifier}"'
-    # `_find_overwritten` already reports other packages with the same folder.
+    # If another package has installed the folder of the missing package,
+    # `_find_overwritten` reports that instead.
     if version is None and not {*_SAME_FOLDER.get(name, ())} & {
       *found.versions
     }:

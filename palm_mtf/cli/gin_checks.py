@@ -2,10 +2,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Makes gin strict: a setting that would have no effect is an error.
 
-The checks resolve names without importing modules. Code outside palm_mtf may
-call functions that no gin file mentions, so a binding to such code always
-counts as used. Commands that need the user's code then import its modules, and
-check the values that its functions return.
+The checks resolve names without importing modules. The user's code may call a
+function that no gin file mentions, so a setting of a parameter outside palm_mtf
+always counts as used. Commands that need the user's code import the user's
+modules after these checks, and then check the values of the user's functions.
 """
 
 import dataclasses
@@ -39,7 +39,10 @@ _PERMISSION = ".programs"
 
 
 def is_own(path: str) -> bool:
-  """Returns whether a dotted path is in palm_mtf but not in palm_mtf.tasks."""
+  """Returns whether a dotted path is in palm_mtf but not in palm_mtf.tasks.
+
+  Gin files may set parameters of palm_mtf.tasks, like those of the user's code.
+  """
   return f"{path}.".startswith("palm_mtf.") and not (
     f"{path}.".startswith("palm_mtf.tasks.")
   )
@@ -114,9 +117,9 @@ def _read_imports(statements: Iterable[Statement]) -> dict[str, str]:
 
 
 def _find_path(selector: str, paths: Mapping[str, str]) -> str:
-  """Returns the dotted path that `selector` stands for, or "" if unknown."""
+  """Returns the dotted path for gin's name `selector`; "" if it is unknown."""
   root, dot, rest = selector.partition(".")
-  if root == "gin":  # such as gin.singleton
+  if root == "gin":  # a function of gin itself, such as gin.singleton
     return selector
   if root in paths:
     found = paths[root] + dot + rest
@@ -263,7 +266,7 @@ def find_reached(
   def follow(setting: Setting, circle: tuple[str, ...]) -> None:
     for each in names_in(setting.value):
       if isinstance(each, Reference) or "." in each.name:
-        continue  # %module.NAME is a constant of that module
+        continue  # a function, or %module.NAME, a constant of that module
       if each.name in circle:
         raise UserError(
           f"{setting.cited}: macros refer to each other in a "
@@ -313,7 +316,8 @@ def import_modules(imports: Collection[Import]) -> None:
   if str(Path.cwd()) not in sys.path:
     sys.path.append(str(Path.cwd()))
   if imports and is_owned():
-    # The user's modules may import TensorFlow. Import it silently before them.
+    # Import TensorFlow before the user's modules import it, because `_tf` hides
+    # the notices that TensorFlow's import prints.
     import palm_mtf._tf  # noqa: F401
 
   for each in imports:
@@ -328,8 +332,9 @@ def import_modules(imports: Collection[Import]) -> None:
 def convert_to_data(setting: Setting, value: Any) -> Any:
   """Returns a macro's value as numbers, strings, None, lists, tuples, dicts.
 
-  Arrays and numbers of NumPy, TensorFlow, JAX and PyTorch become lists and
-  numbers. Paths become strings.
+  The checks of settings accept only these types, and the user's functions may
+  return others. Arrays and numbers of NumPy, TensorFlow, JAX and PyTorch become
+  lists and numbers. Paths become strings.
 
   Raises:
     UserError: if the value is, or contains, an object of another kind.
@@ -348,7 +353,7 @@ def convert_to_data(setting: Setting, value: Any) -> Any:
 
 
 def check_characters(setting: Setting, value: Any) -> None:
-  """Raises UserError if a string in `value` has a NUL or invalid characters."""
+  """Raises UserError if a string in `value` could be no path, as with a NUL."""
   for text in (x for x in leaves_of(value) if isinstance(x, str)):
     try:
       bad = b"\0" in os.fsencode(text)
@@ -375,7 +380,7 @@ def _convert(value: Any, cited: str) -> Any:
   if isinstance(value, list | tuple):
     items = [_convert(each, cited) for each in value]
     return tuple(items) if isinstance(value, tuple) else items
-  for kind in (int, float, str):  # value may be of a subclass, such as IntEnum
+  for kind in (int, float, str):  # an IntEnum, for example, becomes an int
     if isinstance(value, kind):
       return kind(value)
   raise UserError(

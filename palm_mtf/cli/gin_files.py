@@ -56,7 +56,8 @@ class Configuration:
   # The command line as the user gave it, for the first line of config.gin.
   asked: str
   # Macros for a chip's rates, such as FLOP/s, that the user has not set.
-  # `format_effective` comments them out, so that CHIP decides their values.
+  # `format_effective` comments them out, so that a command that reads the
+  # config.gin with another CHIP gets the rates of that chip.
   implied: Collection[str]
 
   def format_effective(self) -> str:
@@ -107,14 +108,17 @@ class Configuration:
     }
 
   def format_values(self) -> str:
-    """Returns the text of a gin file with the values but without origins."""
+    """Returns the text of a gin file that a run of a sweep is compared with.
+
+    The file has values in place of references to macros, and no origins.
+    """
     settings = [*self._make_operative().macros.values(), *self.bindings]
     given = [str(x) for x in settings if x.name not in self.implied]
     lines = [*self._format_imports(), *given]
     return "\n".join(lines) + "\n"
 
   def _make_operative(self) -> "Configuration":
-    """Returns a copy in which values replace all references to macros."""
+    """Returns a copy in which values replace references to macros, %NAME."""
     values = self._resolve_all()
     macros = {
       name: dataclasses.replace(setting, value=values[name])
@@ -128,7 +132,7 @@ class Configuration:
     if (
       not setting
       or setting.origin == DEFAULT
-      or message.startswith(setting.cited)  # already says where
+      or message.startswith(setting.cited)  # the message already says where
     ):
       return message
     return f"{message} ({setting.name} is set {setting.place})"
@@ -144,7 +148,8 @@ class Configuration:
 
   @property
   def _needs_gin(self) -> bool:
-    # `_resolve_all` leaves only names of the user's functions and constants.
+    # After `_resolve_all`, the only names left are of the user's functions and
+    # constants, which only gin can replace by values.
     return any(names_in([*self._resolve_all().values()]))
 
   @property
@@ -154,13 +159,17 @@ class Configuration:
   def _compute_values(self) -> dict[str, object]:
     """Returns {macro: value}, after calling the user's functions."""
     values = self._resolve_all()
+    # A command that reads data imports the user's modules even if gin calls no
+    # function in them, because the modules may register SeqIO tasks.
     if self._needs_gin or self._reads_data:
-      gin_checks.import_modules(self.imports)  # this also registers SeqIO tasks
+      gin_checks.import_modules(self.imports)
     if self._needs_gin or (self._reads_data and self.bindings):
       self._bind()
       computed = self._call_functions(values)
       values |= computed
-      if "CHIP" in computed:  # `load` could not read this chip's rates
+      # If a function of the user names the chip, `load` did not know the chip,
+      # so read the chip's rates now.
+      if "CHIP" in computed:
         chip = read_chip(computed["CHIP"])
         values |= {x: chip[x].value for x in chip.keys() & self.implied}
     for name, value in values.items():
@@ -245,8 +254,7 @@ def load(
     asked: the command line, for the first line of config.gin.
     model_dir: MODEL_DIR of a training run, whose config.gin is read before
       `gin_files`; None for no run.
-    trust_config: whether the run's config.gin may run code; if not, a file that
-      can run code is an error (gin_checks.check_runs_no_code).
+    trust_config: whether config.gin may run code (`check_runs_no_code`).
     over: settings that override all others, such as those of a sweep's run.
 
   Raises:
@@ -264,8 +272,8 @@ def load(
     if not trust_config:
       gin_checks.check_runs_no_code(of_run)
     statements += of_run
-    # Override two macros of the run, because its folder may have been renamed,
-    # and its PROMPTS are for the end of training.
+    # Override two macros of the run: its folder may have been renamed, and its
+    # PROMPTS are for the end of training, not for `generate`.
     bindings = [f"MODEL_DIR={model_dir!r}", "PROMPTS=[]", *bindings]
   for name in gin_files:
     statements += read_file(find_gin_file(name))
@@ -277,7 +285,8 @@ def load(
   gin_checks.check_known(given, [*given.values(), *foreign], defaults)
   implied = {*macros_of(config.HardwareConfig)}.difference(given)
   chip = Macro("CHIP")
-  for _ in given:  # not "while": macros may refer to each other in a circle
+  # Macros may refer to each other in a circle, so `while` might not end.
+  for _ in given:
     if isinstance(chip, Macro) and chip.name in given:
       chip = given[chip.name].value
   given = read_chip(chip) | given
@@ -325,8 +334,8 @@ def load_run(
 ) -> tuple[str, config.Config]:
   """Returns MODEL_DIR and the settings of a command that has --model_dir.
 
-  `macros` override the run's values. If ACTIVATION_DTYPE is "auto", this
-  machine's dtype replaces it.
+  `macros` override the run's values. ACTIVATION_DTYPE = "auto" becomes
+  "bfloat16" if this machine multiplies bfloat16 natively, else "float32".
 
   Raises:
     UserError: if anything is wrong; the message is about the first fault.
@@ -384,7 +393,7 @@ def make_run_loader(
 
 
 def read_chip(chip: object) -> dict[str, Setting]:
-  """Returns {macro: setting} from a chip's gin file; {} if there is no file."""
+  """Returns {macro: setting} of a chip's rates; {} if it has no gin file."""
   statements: list[Statement] = []
   if chip == "measured":
     statements = _read_measured_chip()

@@ -17,8 +17,8 @@ from palm_mtf.errors import UserError, did_you_mean
 
 _logger = logging.getLogger(__name__)
 
-# Names of palm_mtf's gin files may begin with this prefix. gin itself accepts
-# such names too, because the files are in the package.
+# Names of palm_mtf's gin files may begin with this prefix, because gin itself
+# finds the files of the installed package by such names.
 _PACKAGE_NAME = "palm_mtf/gin/"
 # The old name of the folder gin/defaults, which is accepted until version 0.3.
 _OLD_DEFAULTS = "runs"
@@ -40,7 +40,7 @@ def defaults_file(command: str) -> Path:
 
 
 def shorten_path(path: Path) -> str:
-  """Shortens a path inside the gin folder or the current folder."""
+  """Shortens a path for messages, relative to the gin or the current folder."""
   for folder in (gin_folder(), Path.cwd()):
     if path.is_relative_to(folder):
       return str(path.relative_to(folder))
@@ -79,7 +79,7 @@ def _first_file(what: str, name: str, folders: list[Path]) -> Path:
   if name.startswith(_PACKAGE_NAME):
     name, folders = name.removeprefix(_PACKAGE_NAME), [gin_folder()]
   for folder in folders:
-    path = folder / os.path.expanduser(name)  # or `name` if it is absolute
+    path = folder / os.path.expanduser(name)  # an absolute `name` stays
     # Use os.path, because pathlib raises an error if the name is too long.
     if os.path.isfile(path):
       return path.resolve()

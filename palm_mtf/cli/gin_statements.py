@@ -22,9 +22,9 @@ from palm_mtf.errors import UserError
 from palm_mtf.user_text import read_text
 
 COMMAND_LINE = "command line"
-_MOST_SHOWN = 200  # characters of a line that an error quotes
+_MOST_SHOWN = 200  # an error quotes no more characters of a line
 _GINS_FUNCTIONS = {"constant", "macro", "singleton"}
-_GINS_MACROS = {"gin.constant", "gin.macro"}  # @NAME/gin.macro() is %NAME
+_GINS_MACROS = {"gin.constant", "gin.macro"}  # @NAME/gin.macro() means %NAME
 _PYTHON_WORDS = {"true": "True", "false": "False", "none": "None"}
 
 
@@ -101,7 +101,7 @@ Statement = Setting | Import
 
 
 class _Names(config_parser.ParserDelegate):
-  """Makes gin's parser return `Reference` and `Macro`, not resolve them."""
+  """Makes gin's parser keep names as `Reference` and `Macro`, unresolved."""
 
   def configurable_reference(self, scoped_configurable_name, evaluate):
     scope, selector = config_parser.parse_scoped_selector(
@@ -176,6 +176,8 @@ def read_file(path: Path, including: tuple[Path, ...] = ()) -> list[Statement]:
     raise UserError(f"{circle}: gin files include each other in a circle.")
   text = read_text(str(path), shorten_path(path), needed=None)
   # Accept the line ends that Python accepts, because gin's grammar is Python's.
+  # A line may begin with a byte order mark where files were concatenated.
+  # A line may begin with a byte order mark where files were concatenated.
   text = text.replace("\r\n", "\n").replace("\r", "\n")
   text = text.replace("\n\ufeff", "\n")
   statements: list[Statement] = []
@@ -236,7 +238,7 @@ def _parse(text: str, origin_of: Callable[[int], str], binding: str = ""):
     message, (line, _) = error.args
     if "EOF" in message:
       message = "a bracket or a quote is not closed"
-  except (StopIteration, TypeError, ValueError):  # {[1]: 2} raises TypeError
+  except (StopIteration, TypeError, ValueError):  # as for {[1]: 2}
     line, message = 1, "cannot be read"
   except (RecursionError, MemoryError):
     line, message = (
@@ -291,10 +293,12 @@ def _convert(statement, origin: str) -> list[Statement]:
   """Converts a statement of gin's parser; [] if the statement has no effect."""
   if isinstance(statement, config_parser.BindingStatement):
     scope, selector, name, value, _ = statement
-    if not name:  # NAME = value; gin splits a macro's name a/NAME at "/"
+    # In `a/NAME = value`, gin's parser splits the macro's name at "/".
+    if not name:
       name, scope, selector = f"{scope}/{selector}".lstrip("/"), "", ""
     elif (_complete_selector(selector), name) == ("gin.macro", "value"):
-      name, scope, selector = scope, "", ""  # NAME/macro.value = value
+      # `NAME/macro.value = value` is gin's long form of `NAME = value`.
+      name, scope, selector = scope, "", ""
     return [
       Setting(
         scope=scope,
@@ -306,7 +310,7 @@ def _convert(statement, origin: str) -> list[Statement]:
     ]
   if isinstance(statement, config_parser.ImportStatement):
     if statement.module == "__gin__.dynamic_registration":
-      return []  # dynamic registration is always on
+      return []  # no effect, because dynamic registration is always on
     name = statement.bound_name()
     if statement.module.startswith("__gin__") or name == "gin":
       raise UserError(

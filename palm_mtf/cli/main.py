@@ -114,7 +114,7 @@ def _run(arguments: list[str]) -> int:
 
 
 def _prepare_for_tensorflow() -> None:
-  """Sets XLA's cache and TensorFlow's log level, which its import reads."""
+  """Sets what TensorFlow's import reads: XLA's cache and the log level."""
   keep_compiled_code()
   own_process()
 
@@ -127,7 +127,8 @@ def _run_configured(
 ) -> None:
   """Runs a command that gin configures.
 
-  `own` names the attributes of `options` that the entry point takes.
+  `options` are the parsed flags, and `own` names the flags that the entry point
+  takes as keywords.
   """
   from palm_mtf.cli import gin_files
 
@@ -195,7 +196,10 @@ def _run_without_command(group: str, arguments: list[str]) -> int:
 
 
 def _make_parser(name: str, description: str) -> FlagParser:
-  """Returns a parser, without flags, for a command or group; "": for all."""
+  """Returns a parser without flags for the command or group `name`.
+
+  The help lists the group's commands; if `name` is "", all commands.
+  """
   commands = commands_in(name)
   width = max(map(len, commands), default=0) + 2
   lines = [f"  {x:{width}}{each.summary}\n" for x, each in commands.items()]
@@ -211,7 +215,7 @@ def _make_parser(name: str, description: str) -> FlagParser:
 def _add_gin_flags(
   parser: FlagParser, command: str, arguments: Sequence[str]
 ) -> None:
-  """Adds gin's flags; help ends with the header of the defaults file."""
+  """Adds gin's flags and, to the help, the header of the defaults file."""
   parser.usage = f"{parser.prog} [--gin_file=FILE ...] [--gin.NAME=VALUE ...]"
   parser.add_argument(
     "--gin_file",

@@ -2,8 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """`palm_mtf checkpoints`: lists, verifies, compares and prunes checkpoints."""
 
-# Only `compare` reads tensors, which needs TensorFlow. The other commands only
-# read manifests and hash files.
+# Only `compare` reads tensors, so only it imports TensorFlow (takes seconds).
 
 import datetime
 import os
@@ -26,7 +25,7 @@ _WHOLE = "whole"
 
 
 def list_all(*, model_dir: str, as_json: bool) -> None:
-  """Prints each checkpoint's step, date, size, losses and state."""
+  """Prints checkpoints' steps, dates, sizes, losses, and if they are whole."""
   losses = _read_losses(model_dir)
   rows = []
   for path in _find_folders(model_dir):
@@ -137,7 +136,7 @@ def prune(
   check_count("--keep", keep)
   if keep_every_steps is not None:
     check_count("--keep_every_steps", keep_every_steps)
-  _find_folders(model_dir)  # UserError; the lock would make a missing folder
+  _find_folders(model_dir)  # raises UserError before the lock makes the folder
   with training_lock(model_dir):
     states = {path: _check_state(path) for path in _find_folders(model_dir)}
     whole = [path for path, state in states.items() if state == _WHOLE]

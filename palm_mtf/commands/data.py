@@ -3,13 +3,12 @@
 """`palm_mtf data cache` tokenizes documents; `data inspect` shows a batch."""
 
 # A token store holds the tokens of one source. Training with the same CACHE_DIR
-# reads the stores, and encodes only sources without a store. A store is found
-# by the hash of its text, so that runs share the store even if they read this
-# text from different paths.
+# reads the stores, and encodes only sources without a store. A store's name has
+# a hash of documents and vocabulary, but no path, so that runs share the store.
 #
-# In a printed batch, a line begins with "|" if its tokens are targets, which
-# count in the loss, and with ":" if its tokens are inputs, which the model
-# reads but does not predict. A line "[eod]" marks the end of a document.
+# In a batch of `data inspect`, a line begins with "|" if its tokens are
+# targets, which count in the loss, and with ":" if its tokens are inputs, which
+# the model reads but does not predict. A line "[eod]" ends a document.
 
 import collections
 import itertools
@@ -48,8 +47,7 @@ def data_cache(
   vocabulary = load_vocabulary(model_dir, data, vocab_size=model.vocab_size)
   sources = open_filtered(model_dir, data, model.sequence_length)
   start = time.perf_counter()
-  # Stores are written shard by shard: if this command is killed, the same
-  # command resumes after the last complete shard.
+  # If this process is killed, the command resumes after the last whole shard.
   stores = cache_stores(model_dir, data, sources, vocabulary, verify=verify)
   secs = time.perf_counter() - start
   for source, (path, store) in zip(sources, stores, strict=True):
@@ -62,7 +60,7 @@ def data_cache(
 def _describe(path: str, store: TokenStore) -> dict[str, int | float]:
   counts = store.train.counts + store.validation.counts
   size = sum(entry.stat().st_size for entry in os.scandir(path))
-  # `size` includes the manifest and the shards' headers, which are small.
+  # `size` is nearly that of the tokens: manifest and shard headers are small.
   return {
     **(store.filter_counts or {}),
     "training_documents": store.train.counts.num_documents,
@@ -77,7 +75,7 @@ def _describe(path: str, store: TokenStore) -> dict[str, int | float]:
 
 
 def data_inspect(*, model_dir: str, config: Config, as_json: bool) -> None:
-  """Prints figures and first rows of the batch of each step in INSPECT_STEPS.
+  """Prints the statistics and first rows of the batches of INSPECT_STEPS.
 
   If the run's vocabulary or tokens are missing, creates them as training does.
   """
@@ -103,14 +101,14 @@ def describe_step(
   num_rows: int,
   continued: Container[str] = (),
 ) -> dict:
-  """Returns figures of a step's batch, and its first `num_rows` rows as text.
+  """Returns a step's batch statistics, and its first `num_rows` rows as text.
 
   `continued` names the sources whose inputs and targets were encoded together,
-  as one string. Their targets keep a space at the beginning.
+  as one string: a space at the beginning of their targets is part of the text.
   """
   batch, pieces = batches.batch(step), batches.pieces(step)
   targets = batch["targets"]  # [rows, length]
-  # With PACKING = "joined" every token counts in the loss, without weights.
+  # If there are no weights (PACKING = "joined"), the loss has every token.
   weights = batch.get("loss_weights", np.ones(targets.shape, np.float32))
   is_padding = _find_padding(batch, vocabulary.eod_id)
   tokens = targets[~is_padding]
@@ -174,7 +172,7 @@ def _split_row(
     is_inside = (
       document.begin > 0 if start in begun else document.source in continued
     )
-    # With (), decoding drops the space that a tokenizer may add before a text.
+    # () means that a text starts: drop the space that a tokenizer may add.
     before = None if is_inside else ()
     yield {
       "text": decode_after(vocabulary, before, ids[start:end].tolist()),

@@ -76,19 +76,19 @@ class EpochLengths:
     self._inputs, self._texts = array("q"), array("q")
 
   def add(self, document: Document, num_inputs: int, num_text: int) -> None:
-    """Adds a document as often as an epoch reads it; counts exclude [eod]."""
+    """Adds a document once per read in an epoch; token counts omit [eod]."""
     times = num_repeats(document)
     self._inputs.extend([num_inputs] * times)
     self._texts.extend([num_text + 1] * times)
 
   def tokens(self, has_inputs: bool) -> TokenArray:
-    """Returns documents of these lengths for packing; all token ids are 0."""
+    """Returns documents of these lengths, with ids 0, which packing ignores."""
     inputs, texts = (
       np.frombuffer(x, np.int64) for x in (self._inputs, self._texts)
     )
     ends = np.cumsum(inputs + texts)
     total = int(ends[-1]) if len(ends) else 0
-    tokens = np.broadcast_to(np.uint16(0), [total])  # no memory per token
+    tokens = np.broadcast_to(np.uint16(0), [total])  # a view of one number
     return TokenArray(
       [Shard(tokens, np.stack([ends - texts, ends]), has_inputs)]
     )
@@ -110,8 +110,8 @@ class Survey:
   # Maps each evaluation set to its contamination by all training documents.
   # The set "validation" is the validation split of all sources.
   contamination: dict[str, ngrams.Contamination]
-  # {digest of one of the largest groups of duplicates: the beginning of its
-  # text}, which names the group in the output.
+  # {digest of a group of duplicates: beginning of its text}, for the largest
+  # groups. The output shows this text instead of the digest.
   starts: dict[bytes, str]
   # One item per source; the items are empty if tokens were not counted.
   lengths: list[EpochLengths]
@@ -177,7 +177,7 @@ def _search(
   measured: Sequence[Measured],
   searches: Mapping[str, ngrams.ContaminationSearch],
 ) -> dict[bytes, str]:
-  """Compares training data with evaluation sets; returns `Survey.starts`."""
+  """Adds training documents to `searches`; returns {digest: start of text}."""
   wanted = {
     group.digest
     for each in measured
@@ -235,7 +235,7 @@ def epochs_of_run(
     sources, map(float, rates), lengths, strict=True
   ):
     tokens, epochs = each.tokens(source.has_inputs), None
-    if len(tokens) and has_padding:  # count epochs in rows, not in tokens
+    if len(tokens) and has_padding:  # rows hold varying numbers of tokens
       rows = WholeRows(
         tokens,
         sequence_length,
@@ -302,7 +302,7 @@ def data_statistics(
 
 
 def _find_vocabulary(model_dir: str, config: CorpusConfig) -> Vocabulary | None:
-  """Returns the vocabulary; None if MODEL_DIR's cannot be read or trained."""
+  """Opens VOCABULARY or, if None, MODEL_DIR's; None if that one is unusable."""
   try:
     return load_vocabulary(
       model_dir, config.data, vocab_size=config.model.vocab_size
@@ -443,8 +443,8 @@ def _format_overlap(overlap: ngrams.Contamination) -> Iterator[str]:
     f"  8-grams          {100 * overlap.ngram_share:.2f}% of all are in "
     "training documents"
   )
-  # Count short examples separately: any large text contains most sequences of a
-  # few words, so that an occurrence proves little.
+  # Count short examples separately: finding one in a large text proves little,
+  # because such a text contains most sequences of a few words.
   yield (
     f"  short            {overlap.short:,} have fewer than 8 words; training "
     f"documents have {overlap.contaminated_short:,} whole"

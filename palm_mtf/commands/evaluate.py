@@ -112,7 +112,8 @@ def _compute_validation_loss(
     "perplexity": math.exp(loss),
     "unigram_entropy": unigram_entropy(batches),
   }
-  if model.objective != "span_corruption":  # sentinels have no bytes
+  # Span corruption has no bits per byte: its sentinels stand for no bytes.
+  if model.objective != "span_corruption":
     bits_per_token = loss / math.log(2)
     per_byte = bits_per_token / corpus.validation_bytes_per_token
     results["bits_per_byte"] = per_byte
@@ -216,10 +217,8 @@ def _wait_for_each(
     done = step_of(new[0])
     try:
       checkpoint = manifest.read_and_hold(new[0])
-    except (
-      manifest.RemovedCheckpointError
-    ):  # removed by the run (KEEP_CHECKPOINTS)
-      continue
+    except manifest.RemovedCheckpointError:
+      continue  # the run keeps only the newest KEEP_CHECKPOINTS
     except manifest.DamagedCheckpointError as error:
       manifest.warn_of_damage(new[0], error)
       continue

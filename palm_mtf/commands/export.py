@@ -83,11 +83,11 @@ def check_new(path: str) -> None:
 class _Foreign(NamedTuple):
   # A model that other software has written.
   model: ModelConfig
-  data: Mapping[str, object]  # macros of the data, such as PACKING
+  data: Mapping[str, object]  # {macro of DataConfig: value}
   vocabulary: Vocabulary
   chat_template: str  # "" if there is none
   files: TensorFiles | GgufFile
-  read: Callable[[], dict[str, np.ndarray]]  # reads {parameter: array}
+  read: Callable[[], dict[str, np.ndarray]]  # returns parameters by name
 
 
 def import_model(
@@ -164,7 +164,7 @@ def _open_folder(
   data["PACKING"] = described.packing
   has_pad = described.packing != "joined" and vocabulary.is_control(0)
   if described.is_own and added == (0 if has_pad else vocabulary.eod_id):
-    data["START_ID"] = None  # None means the same id
+    data["START_ID"] = None  # the default, which is the same id
   template = read_template(folder)
   return _Foreign(model, data, vocabulary, template, files, read)
 
@@ -205,7 +205,7 @@ def _make_data(
   bos_id: int | None,
   added: int | None,
 ) -> dict[str, object]:
-  # Returns START_ID and others. The tokenizer puts token `added` before each
+  # Returns macros of DataConfig. The tokenizer puts token `added` before each
   # text unless `added` is None, and names `bos_id` as the start token.
   start = added if vocabulary.has_id(added) else None
   adds_start = start is not None
@@ -234,8 +234,8 @@ def _check_memory(files: TensorFiles | GgufFile, folder: str) -> int:
 
 
 def _format_gin(model: ModelConfig, data: Mapping[str, object]) -> str:
-  # Returns the text of config.gin, a finetuning recipe for `model`, which has
-  # only settings that differ from their defaults.
+  # Returns the text of config.gin, a recipe to finetune `model`. It omits the
+  # model's settings that have their default values.
   settings = {**values_of(model), **data}
   defaults = {**macros_of(ModelConfig), "START_ID": None, "ADD_START": True}
   lines = [
@@ -245,8 +245,8 @@ def _format_gin(model: ModelConfig, data: Mapping[str, object]) -> str:
     "TASK = None",
     'TEXT_FILES = "set TEXT_FILES or TASK"',
     "VOCABULARY = None",  # None stands for the vocabulary in MODEL_DIR
-    # The recipe's dropout would cost a model that was trained without dropout
-    # more loss than finetuning gains.
+    # Turn the recipe's dropout off: it would raise the loss of a model that was
+    # trained without dropout more than finetuning lowers the loss.
     "DROPOUT = 0.0",
     *(
       f"{name} = {value!r}"

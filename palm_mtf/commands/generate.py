@@ -97,7 +97,7 @@ def generate(
 def _find_prompts(
   prompts: Sequence[str] | None, input_file: str | None, run: RunConfig
 ) -> tuple[Sequence[str], str]:
-  """Returns the prompts, and the flag or macro that gives the prompts."""
+  """Returns prompts, and the flag or macro to name in errors about them."""
   if prompts and input_file:
     raise UserError("--prompt and --input: give one of them.")
   if prompts is not None:

@@ -99,7 +99,7 @@ def check_settings(config: PlanConfig) -> PlanConfig:
 
 
 def _print_compiled(config: PlanConfig, *, as_json: bool) -> None:
-  """Prints a plan, and a step of the largest batch as the compiler sees it."""
+  """Prints a plan, and a table of a step's costs as compiled and as planned."""
   _check_can_compile(config)
   record = plan_of(config)
   try:
@@ -149,7 +149,7 @@ def _check_can_compile_for_gpu(config: PlanConfig) -> None:
       f"--compile and STAGES = {config.mesh_layout.stages}: stages do not run "
       "on GPUs; leave STAGES out."
     )
-  # JAX's plugin calls NVIDIA's assembler, of a Python package or of CUDA.
+  # JAX's plugin runs ptxas, which NVIDIA's Python package or CUDA has.
   has_assembler = importlib.util.find_spec("nvidia") or shutil.which("ptxas")
   if not (importlib.util.find_spec("jax_cuda12_plugin") and has_assembler):
     raise UserError(
@@ -193,7 +193,7 @@ def calibrate(
 
 
 def _round(value: Any) -> Any:
-  """Rounds a number, or each number in a dict, to four significant digits."""
+  """Rounds one or a dict of measured numbers to four significant digits."""
   if isinstance(value, Mapping):
     return {key: _round(each) for key, each in value.items()}
   return value if isinstance(value, bool) else float(f"{value:.4g}")

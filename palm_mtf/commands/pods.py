@@ -1,10 +1,10 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""`palm_mtf pods`: serves devices, manages servers, and asks a manager.
+"""`palm_mtf pods`: serves devices, manages servers, and queries a manager.
 
-The arguments `manager`, HOST:PORT, and `manager_tls`, the PREFIX of its key and
-certificate or "", say how to reach the manager. Every command raises UserError
-if no manager answers there.
+A manager assigns servers' devices to clients. The argument `manager` is its
+HOST:PORT; `manager_tls` is the PREFIX of its key and certificate, or "". If no
+manager answers there, the commands raise UserError.
 
 A server needs no model settings, because a client sends the part of the graph
 that the server's devices compute.
@@ -31,7 +31,7 @@ from palm_mtf.runtime.manager.slices import Server, check_name
 _logger = logging.getLogger(__name__)
 
 _STOP_SIGNALS = {signal.SIGINT, signal.SIGTERM}
-_INFO_SECS = 60.0  # timeout for reading this server's own info
+_INFO_SECS = 60.0  # timeout for reading this server's info: a busy host is slow
 
 
 def serve(
@@ -73,7 +73,7 @@ def serve(
         f'--listen = "{listen}": clients get the address from the manager; '
         "give the one that they reach."
       )
-    client.call("beat", name="")  # fail before the slow import of TensorFlow
+    client.call("beat", name="")  # fail early if no manager answers
   # Block the signals before the server starts threads, which inherit the mask,
   # so that a signal stays pending until this thread calls sigwait.
   before = signal.pthread_sigmask(signal.SIG_BLOCK, _STOP_SIGNALS)
@@ -100,7 +100,7 @@ def serve(
 
 
 def join_manager(client: ManagerClient, address: str, island: str) -> None:
-  """Registers this server with the manager, and keeps it registered."""
+  """Registers this server; starts heartbeats, which keep it registered."""
   from palm_mtf.runtime.server_info import read_info
 
   info = read_info(address, _INFO_SECS)
@@ -135,7 +135,7 @@ def manage(
   """Prints the address, then manages servers until a signal arrives.
 
   Raises:
-    UserError: this host cannot listen there, or another manager uses `state`.
+    UserError: this host cannot listen there, or a manager uses file `state`.
   """
   ip, port = addresses.listening_address(listen, allow_any_address)
   if not addresses.is_loopback(ip) and not manager_tls:
@@ -154,7 +154,7 @@ def manage(
 
 
 def list_all(*, manager: str, manager_tls: str, as_json: bool) -> None:
-  """Prints servers, each owner's slices, and clients' programs and buffers."""
+  """Prints servers, and clients' devices (slices), programs and buffers."""
   found = _ask(manager, manager_tls, "list_all")
   if as_json:
     print(*map(json_text, found), sep="\n")
@@ -181,7 +181,7 @@ def list_all(*, manager: str, manager_tls: str, as_json: bool) -> None:
 def drain(
   *, server: str, undo: bool, manager: str, manager_tls: str, as_json: bool
 ) -> None:
-  """Keeps new slices off a server, so it can be stopped; `undo` undoes that."""
+  """Stops assigning a server's devices, so it can end; `undo` resumes."""
   _ask(manager, manager_tls, "drain", address=server, is_drained=not undo)
   if as_json:
     print(json_text({"address": server, "is_drained": not undo}))
@@ -192,7 +192,7 @@ def drain(
 def release(
   *, owner: str, manager: str, manager_tls: str, as_json: bool
 ) -> None:
-  """Takes all slices from an owner, so that others can use the devices."""
+  """Takes all devices from client `owner`, so that others can use them."""
   _ask(manager, manager_tls, "release", owner=owner)
   print(json_text({"owner": owner}) if as_json else f"{owner} has no slices")
 

@@ -39,12 +39,12 @@ _FORMS = (
 
 @dataclasses.dataclass(frozen=True)
 class ScoreItem:
-  """A document to score; or inputs with the targets or options to score."""
+  """A document to score; or inputs, and a target or options to score."""
 
   origin: str  # file and line, for messages
   inputs: str  # "" for a document
   targets: tuple[str, ...]  # one target, or the options
-  kind: str  # "text", "targets" or "options"
+  kind: str  # what is scored: "text" (a document), "targets" or "options"
 
 
 def read_items(path: str) -> list[ScoreItem]:
@@ -221,7 +221,7 @@ def _compute_log_likelihoods(
 def _score(
   log_likelihood: float, num_tokens: int, num_bytes: int, kind: str
 ) -> dict[str, float]:
-  """Returns the figures of one text, or of several texts together."""
+  """Returns totals, averages and perplexity of one or several texts."""
   per_token = log_likelihood / num_tokens
   score = {
     "log_likelihood": log_likelihood,
@@ -253,7 +253,7 @@ def _find_best(scores: Sequence[dict]) -> dict[str, int]:
 def _sum_scores(
   items: Sequence[ScoreItem], records: Sequence[dict]
 ) -> Iterator[dict]:
-  """Yields figures for all documents together, and for all targets together."""
+  """Yields the `_score` of all documents, and of all targets, together."""
   for kind, what in (("text", "documents"), ("targets", "targets")):
     pairs = zip(items, records, strict=True)
     some = [record for item, record in pairs if item.kind == kind]

@@ -34,7 +34,7 @@ from palm_mtf.runtime.addresses import split_address
 if TYPE_CHECKING:  # the module imports aiohttp, which is optional
   from palm_mtf.generation.serving.access import Access
 
-_FOLLOW_SECS = 2  # pause between two searches for a newer checkpoint
+_FOLLOW_SECS = 2  # pause between searches of MODEL_DIR for a newer checkpoint
 
 
 def serve(
@@ -71,7 +71,7 @@ def serve(
   mesh_layout.check_layout(config.mesh_layout, config.model)
   model = resolve_dtype(config.model, config.mesh_layout)
   config = dataclasses.replace(config, model=model)
-  # On several devices, quantized weights are stored in the activation dtype.
+  # Several devices store even quantized weights in the activation dtype.
   is_split = config.mesh_layout.num_devices > 1
   weight_dtype = "activation" if is_split else config.decode.weight_dtype
   if not decodes_on_accelerators(config.mesh_layout, config.pods):

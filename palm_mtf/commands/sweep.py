@@ -60,7 +60,8 @@ def _make_data(where: SweepDir, run: runs.SweepRun) -> None:
   """Makes the vocabulary and tokens that all runs share, if missing."""
   model, data = run.config.model, run.config.data
   if data.vocabulary == where.vocabulary:
-    data = dataclasses.replace(data, vocabulary=None)  # train it if missing
+    # With None, `load_vocabulary` trains the vocabulary if it is missing.
+    data = dataclasses.replace(data, vocabulary=None)
   vocabulary = load_vocabulary(where.path, data, vocab_size=model.vocab_size)
   sources = open_filtered(where.path, data, model.sequence_length)
   cache_stores(where.path, data, sources, vocabulary)

@@ -23,7 +23,7 @@ from palm_mtf.errors import UserError, check_count
 from palm_mtf.model_dir.atomic_files import write_atomically
 
 _NUM_LONGEST = 5
-_CONTEXT = 10  # characters shown around a change by decode(encode(text))
+_CONTEXT = 10  # characters shown before and after the start of a difference
 
 
 def _sort_pieces(vocabulary: Vocabulary) -> dict[str, list[str]]:
@@ -58,10 +58,10 @@ def _kind_of(vocabulary: Vocabulary, i: int, text: str) -> str:
 def _measure_fit(
   vocabulary: Vocabulary, texts: Iterable[str]
 ) -> dict[str, int | float | str]:
-  """Encodes texts; returns their bytes, tokens (without [eod]) and changes."""
+  """Encodes texts; returns their sizes, and how decoding changes them."""
   num_documents = num_bytes = num_changed = 0
   first_change = ""
-  counts = np.zeros(vocabulary.size, np.int64)  # number of tokens per id
+  counts = np.zeros(vocabulary.size, np.int64)  # tokens per id, [eod] omitted
   with Encoder(vocabulary) as encoder:
     for each in encoder.encode((TRAIN, Document(text)) for text in texts):
       text, again = each.document.text, vocabulary.decode(each.text)
@@ -97,7 +97,7 @@ def _show_difference(before: str, after: str) -> str:
 # Names for error messages: this command has flags instead of macros, and no
 # flag for the field with a document's weight.
 _SETTINGS = Settings("--input", "--text_field", weight_field="")
-_MEASURED_CHUNKS = 1024  # of at most 4,096 characters, to measure the fit
+_MEASURED_CHUNKS = 1024  # at most 4,096 characters each; a random sample
 
 
 def vocab(
@@ -212,7 +212,7 @@ def _check_output(prefix: str, path: str) -> None:
       f"{what}: {path} exists, and checkpoints may depend on it; "
       "give another --output, or remove the file."
     )
-  # Missing folders will be made, so check the nearest parent that exists.
+  # Missing folders will be made, so their nearest parent must be writable.
   folder = os.path.dirname(os.path.abspath(path))
   while not os.path.lexists(folder):
     folder = os.path.dirname(folder)

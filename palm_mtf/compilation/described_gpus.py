@@ -20,12 +20,7 @@ GPU_CHIPS = tuple(_GPUS)
 
 
 def describe_gpu(chip: str, rates: HardwareConfig) -> str:
-  """Returns XLA's description of a GPU.
-
-  Args:
-    chip: one of GPU_CHIPS.
-    rates: gives the size and the bandwidth of the GPU's memory.
-  """
+  """Returns XLA's description of a GPU, whose memory `rates` describes."""
   name, cores, cache, clock = _GPUS[chip]
   # Limits of compute capability 9.0, from the table "Technical Specifications
   # per Compute Capability" of the CUDA C++ Programming Guide. XLA calls the "a"

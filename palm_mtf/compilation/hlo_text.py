@@ -41,7 +41,7 @@ _KINDS = {
   "reduce-scatter": "reduce_scatter",
 }
 _UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
-# Instructions that return their operand's value, so `_source` skips them.
+# Instructions whose result equals their operand; `_source` skips them.
 _SAME_VALUE = ("bitcast", "copy")
 
 
@@ -54,12 +54,10 @@ class Collective:
       "reduce_scatter".
     arrays: dtype and shape of each array, such as "bf16[128,64]": for an
       all-gather the whole result, for other kinds the operand on one device.
-    groups: numbers of the devices in each group; for a permute, each group is a
-      pair (sender, receiver).
+    groups: device numbers of each group; for a permute, (sender, receiver).
     times: how many times a device runs the collective per run of the program.
     sent_bytes: bytes that a device sends each time.
-    origin: XLA's `op_name`, which names the JAX operation from which XLA made
-      the collective; "" if the program does not say.
+    origin: the JAX operation from which XLA made the collective, or "".
   """
 
   kind: str
@@ -128,8 +126,8 @@ class CompiledText:
   ) -> Iterator[tuple[_Instruction, int]]:
     """Yields (instruction, times it runs) if a computation runs `times` times.
 
-    The body of a loop, a call or an asynchronous call follows its instruction.
-    Fusions and conditionals are not entered.
+    A loop or call is followed by the instructions that it runs; the insides of
+    fusions and conditionals are left out.
     """
     for each in self._computations[computation].values():
       yield each, times
@@ -194,20 +192,17 @@ def _constant(x: _Instruction) -> int:
 def _read_collective(
   each: _Instruction, fusion: _Instruction | None, times: int
 ) -> Collective:
-  """Makes a `Collective` of an instruction, which runs `times` times.
-
-  `fusion` is the fusion that contains the instruction, or None.
-  """
+  """Makes a `Collective` of an instruction; `fusion` contains it, if given."""
   kind = _KINDS[each.opcode.removesuffix("-start")]
   arrays = _arrays(each)
   groups = read_groups(each.rest)
   n = len(groups[0])
   size = sum(_array_bytes(*x) for x in arrays)
-  if kind == "reduce_scatter":  # the text has the results; take operands
+  if kind == "reduce_scatter":  # turn results into operands
     arrays = [_scale(x, n, each) for x in arrays]
     size *= n
   elif kind == "all_reduce" and fusion:
-    # A fusion that returns only a part of the sum is a reduce-scatter.
+    # An all-reduce fused with a slice of its sum runs as a reduce-scatter.
     of_fusion = sum(_array_bytes(*x) for x in _ARRAY.findall(fusion.shape))
     if of_fusion * n <= size:
       kind = "reduce_scatter"
@@ -226,13 +221,13 @@ def _read_collective(
 
 
 def _arrays(each: _Instruction) -> list[tuple[str, str]]:
-  """Returns (dtype, sizes) of each result; for a permute, of the operand."""
+  """Returns (dtype, sizes), such as ("bf16", "128,64"), of each result."""
   found = _ARRAY.findall(each.shape)
-  # The shape of such a start lists operands, then results.
+  # Such a start lists the shapes of its operands, then those of its results.
   if each.opcode in ("all-gather-start", "reduce-scatter-start"):
     return found[len(found) // 2 :]
   if each.opcode == "collective-permute-start":
-    return found[:1]  # the operand; the result and other numbers follow
+    return found[:1]  # the operand, whose shape is the result's
   return found
 
 
@@ -285,13 +280,9 @@ def find_axes(
 ) -> tuple[int, ...] | None:
   """Returns the numbers of the mesh axes whose links a collective uses.
 
-  These are the axes along which the devices of some group differ. Returns None
-  if a group lacks some of the devices along these axes. For a permute, whose
-  groups are only pairs, the result is never None.
-
-  Args:
-    collective: the collective; device numbers are row-major in the mesh.
-    mesh_sizes: sizes of the mesh's axes.
+  These are the axes along which the devices of some group differ; None if a
+  group lacks some of the devices along them (never for a permute, whose groups
+  are pairs). Device numbers are row-major in the mesh.
   """
   strides = [math.prod(mesh_sizes[i + 1 :]) for i in range(len(mesh_sizes))]
   axes = tuple(
@@ -311,9 +302,7 @@ def find_axes(
 def read_excess(message: str) -> tuple[float, float] | None:
   """Parses the compiler's error message for a program that exceeds the memory.
 
-  Returns:
-    The bytes that the program needs per device, and the bytes that a device
-    has; None if `message` is another error.
+  Returns (bytes needed, bytes available) per device; None for other errors.
   """
   found = re.search(
     r"\(([\d.]+)([KMGT]?)\) exceeds available HBM \(([\d.]+)([KMGT]?)\)",

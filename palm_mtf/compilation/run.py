@@ -72,7 +72,7 @@ _ENVIRONMENT = {
 # a GPU it finds no tile size for some products, so all products call cuBLAS.
 _CUDA_OPTIONS = {"xla_gpu_enable_triton_gemm": False}
 
-_MAX_TRIES = 3  # slow compilations, at most, to find settings that fit
+_MAX_TRIES = 3  # of `_suggest`; each try compiles all programs
 _GIB = 2**30
 
 
@@ -87,13 +87,12 @@ class _TooLargeError(Exception):
 def compile_run(config: PlanConfig) -> dict[str, Any]:
   """Compiles a run's programs; returns their memory, traffic and time as JSON.
 
-  The programs are those of the training step with the run's largest batch, and,
-  in "decoding", those of decoding. Sizes and bytes are per device. Each entry
-  of "programs" has the memory of one program, and in "secs" the seconds of its
-  compilation. All other bytes and seconds are per step. In the record's own
-  "secs", "compute" (only for TPUs) is the compiler's estimate of cycles divided
-  by the clock rate; "collectives", which the compiler does not estimate, is the
-  bytes that a device sends divided by the bandwidth of its links.
+  Bytes are per device. Traffic and time are those of a training step with the
+  run's largest batch, except that "secs" of a program is the time to compile
+  it. "programs" has the memory of each program of a step; "decoding" has the
+  same for decoding. The outermost "secs" has "compute" (not for GPUs), the TPU
+  compiler's estimate of cycles divided by the clock rate; and "collectives",
+  the bytes that a device sends divided by the bandwidth of its links.
 
   Args:
     config: settings with TPU, or with one of GPU_CHIPS as CHIP.
@@ -108,10 +107,7 @@ def compile_run(config: PlanConfig) -> dict[str, Any]:
 
 
 def _suggest(config: PlanConfig, error: _TooLargeError) -> str:
-  """Returns an error message that names settings with which the step fits.
-
-  To find such settings, it compiles at most _MAX_TRIES other configurations.
-  """
+  """Returns an error message that names settings with which the step fits."""
   line = (
     f"{_given(config)}: the compiled step does not fit: it needs {error} per "
     "device; "
@@ -181,8 +177,9 @@ def _compile_run(config: PlanConfig) -> dict[str, Any]:
 def compile_decoding(config: PlanConfig) -> dict[str, Any]:
   """Compiles the prefill and the steps of decoding; returns their memory.
 
-  The mesh cuts the batch into single sequences; half of each is the prompt. A
-  program that does not fit is an entry of "programs" with only its "error".
+  The batch has one sequence for each part into which the mesh splits it. Half
+  of a sequence is the prompt, and half is generated. A program that does not
+  fit has an "error" in place of its memory.
   """
   model, layout = config.model, config.mesh_layout
   num_texts = layout.axis_size_of("batch")
@@ -217,7 +214,7 @@ def compile_decoding(config: PlanConfig) -> dict[str, Any]:
 
 
 def _compile_programs(config: PlanConfig) -> list[tuple[dict[str, Any], Any]]:
-  """Compiles a training step's programs; returns (record, program) of each."""
+  """Returns what `_compile` returns for each program of a training step."""
   made = PodStep(_settings(config), _platform(config))
   mesh = made.model.placement.make_mesh(_devices(config))
   state, numbers = made.abstract_state(mesh), made.abstract_numbers(mesh)
@@ -240,7 +237,7 @@ def _compile_programs(config: PlanConfig) -> list[tuple[dict[str, Any], Any]]:
   )
   update = made.update_of_parts(mesh), (state, sums, losses, numbers)
   # JAX drops arguments that a program does not read, so the memory analysis of
-  # `gradients` lacks the optimizer slots, which the device holds all the same.
+  # `gradients` lacks the optimizer slots. Add them: they stay on the device.
   kept = sum(
     math.prod(x.sharding.shard_shape(x.shape)) * x.dtype.itemsize
     for name, x in state.items()
@@ -290,9 +287,8 @@ def _compiler(config: PlanConfig) -> str:
 
 def _devices(config: PlanConfig) -> Sequence[Any]:
   """Returns descriptions of a pod's devices, in the order of the mesh."""
-  # This process runs no program, so keep JAX from opening accelerators. Disable
-  # JAX's compilation cache: JAX can write programs for devices that are only
-  # described to the cache, but fails to read them.
+  # Keep JAX from opening accelerators, because this process runs no program.
+  # Disable the compilation cache: JAX cannot read it for described devices.
   jax.config.update("jax_platforms", "cpu")
   jax.config.update("jax_enable_compilation_cache", False)
   layout = config.mesh_layout
@@ -338,15 +334,13 @@ def _compile(
   """Compiles a program for the pod of `config`.
 
   Args:
-    name: name of the program in the record.
-    function: JAX's function.
     given: shape, dtype and sharding of the function's arguments.
     kept: bytes per device of arrays that the program does not read, but that
       stay in memory while the program runs.
 
   Returns:
-    A record with the bytes in the memory of a device while the program runs,
-    and with the seconds of the compilation; and the compiled program.
+    A record with `name`, the bytes in a device's memory while the program runs,
+    and the seconds of the compilation; and the compiled program.
   """
   begin = time.monotonic()
   lowered = function.lower(*given)

@@ -113,7 +113,7 @@ class StatisticsConfig(CorpusConfig):
   """The settings of `palm_mtf data statistics`.
 
   Attributes:
-    train_steps: steps of the run whose epochs are counted; None counts none.
+    train_steps: steps of a training run, to count epochs; None counts none.
     global_batch_size: sequences in each step; None counts no epochs.
     seed: seed of the training run.
   """
@@ -143,7 +143,7 @@ class PlanConfig:
     mesh_layout: mesh of devices in a pod, and layout rules.
     optimizer: Adafactor, its schedule and the z-loss.
     run: steps, batch size, checkpoints, prompts and seed of the run.
-    pods: number and place of the pods.
+    pods: number of pods, and where they are.
     hardware: speed and memory of the chip that CHIP names.
   """
 

@@ -67,7 +67,7 @@ class FilterConfig(Checked):
   @property
   def removes(self) -> bool:
     """Whether any filter is set."""
-    # The default is (), which [] does not equal.
+    # Compare [] as a tuple, because the default is ().
     tasks = tuple(self.decontaminate_tasks)
     plain = dataclasses.replace(self, decontaminate_tasks=tasks)
     return plain != FilterConfig()

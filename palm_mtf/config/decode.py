@@ -8,8 +8,8 @@ from typing import Annotated, Literal
 from palm_mtf.config.checked import Checked, Count, real, texts, whole
 from palm_mtf.errors import UserError
 
-MOST_GREEDY = 1e-4  # up to this TEMPERATURE, decoding is greedy
-_MAX_ROWS = 10_000  # samples or beams of a prompt, computed as one batch
+MOST_GREEDY = 1e-4  # up to this TEMPERATURE, decoding is greedy: no division
+_MAX_ROWS = 10_000  # samples or beams per prompt; memory holds all
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -87,7 +87,7 @@ class DeviceMesh(Checked):
 
   @property
   def num_devices(self) -> int:
-    """Number of devices in a mesh: in one stage of a pod."""
+    """Number of devices in the mesh, which is one stage of a pod."""
     return math.prod(self.axes.values())
 
   @property

@@ -1,6 +1,6 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Every field of a configuration is a gin macro: `num_layers` is NUM_LAYERS."""
+"""Converts configurations from and to macros: `num_layers` is NUM_LAYERS."""
 
 import dataclasses
 from collections.abc import Mapping

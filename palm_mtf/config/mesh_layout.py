@@ -45,7 +45,7 @@ DIMENSIONS = (
 # {dimension: the dimension whose rule it follows}. A slice of query heads reads
 # only its own slice of key and value heads.
 _RULE_OF = {"kv_heads": "heads"}
-# Dimensions that no layout rule can split.
+# No rule can split these: rows of learned positions, T5's distance buckets.
 _WITHOUT_RULE = ("positions", "buckets")
 # Splitting these dimensions divides the work of a step; splitting the other two
 # in SPLIT_DIMENSIONS divides only memory.
@@ -59,8 +59,7 @@ _UNSPLIT_REASONS = {
   "d_kv": "rotary embedding turns pairs of it",
 }
 
-# Activations and weights of which rules can split two dimensions. Two of these
-# dimensions cannot be split over the same mesh axis.
+# Tensors of which rules can split two dimensions, but not over one mesh axis.
 _TENSORS = (
   ("batch", "length", "heads"),
   ("batch", "length", "d_ff"),

@@ -20,8 +20,8 @@ Size = Annotated[int, whole(maximum=MAX_SIZE)]
 # products of the MLP's kernels; and to the logits.
 BIAS_PLACES = ("qkv", "o", "mlp", "logits")
 
-# The rotary settings that each ROTARY_SCALING needs; _ROTARY and _YARN list
-# settings that it may have.
+# The settings that each ROTARY_SCALING needs. All may have those in _ROTARY,
+# too, and "yarn" may have those in _YARN.
 _WANTED = {
   "none": "",
   "linear": "ROTARY_FACTOR",
@@ -231,7 +231,7 @@ class ModelConfig(Checked):
     if not length:
       return
     slow, fast = self.rotary_slow or 1.0, self.rotary_fast or 32.0
-    turns = length / (2 * math.pi)  # rotations of the first pair
+    turns = length / (2 * math.pi)  # first pair's rotations over `length`
     if slow >= (min(fast, turns) if kind == "yarn" else fast):
       raise UserError(
         f"ROTARY_SLOW = {slow:g}: give a number below ROTARY_FAST = {fast:g} "
@@ -245,7 +245,7 @@ class ModelConfig(Checked):
 
   @property
   def bias_places(self) -> tuple[str, ...]:
-    """The places of `biases`."""
+    """Items of BIAS_PLACES: where the model adds biases."""
     return tuple(self.biases.split(",")) if self.biases else ()
 
   @property

@@ -23,7 +23,7 @@ from palm_mtf.errors import UserError, check_choice
 # The client sends each pod its batches and starts its steps, so many pods could
 # overload the client. Tests use up to this number.
 MAX_PODS = 8
-# Values of ISLANDS with which a manager chooses the servers.
+# Values of ISLANDS that let the manager of `pods manage` choose the servers.
 MANAGED_ISLANDS = ("auto", "same", "apart")
 
 
@@ -38,8 +38,8 @@ class PodsConfig(Checked):
       that `palm_mtf pods serve` has started.
     islands: for PODS = "cluster", a list of servers per pod
       (runtime/client/places.py). If MANAGER chooses the servers of pods and
-      stages: "auto", on any islands; "same", all on one island; or "apart",
-      each pod and each stage on another island.
+      stages: "auto", on any islands (servers with a fast network between them);
+      "same", all on one; or "apart", each pod and each stage on another.
     manager: "host:port" of `palm_mtf pods manage`, if it chooses the servers.
     manager_tls: PREFIX of PREFIX.key and PREFIX.pem, the key and certificate of
       the manager and its clients; "" for none.

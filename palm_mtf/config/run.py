@@ -43,7 +43,7 @@ class BatchSizes:
   """
 
   def __init__(self, global_batch_size: int | Sequence[Sequence[int]]):
-    """Raises UserError unless the value is a size, or pairs as in `pairs`."""
+    """Raises UserError unless the value is a size, or [step, size] pairs."""
     self.pairs = _parse_pairs(global_batch_size)
     self._starts = [start for start, _ in self.pairs]
     self.sizes = [size for _, size in self.pairs]

@@ -29,8 +29,8 @@ class FewShotConfig(Checked):
 
   Attributes:
     num_shots: number of exemplars before each example. None means all exemplars
-      of the task's file in `exemplar_files`, or, without a file, the registered
-      form of the task.
+      of the task's file in `exemplar_files`; without a file, the prompts are
+      those that the SeqIO task itself makes.
     exemplars: "drawn": exemplars are drawn from the training split for each
       example. "first": all examples have the first exemplars of the split.
     seed: seed with which exemplars are drawn.
@@ -64,7 +64,7 @@ class FewShotConfig(Checked):
     return (self.prompt_headers or {}).get(task, "")
 
   def changes(self, task: str) -> bool:
-    """Returns whether these settings change the registered form of a task."""
+    """Returns whether these settings change a task's prompts in SeqIO."""
     return self.num_shots is not None or bool(
       self.file_of(task) or self.header_of(task)
     )

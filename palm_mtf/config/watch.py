@@ -55,14 +55,14 @@ class Skips:
     return Skips([*self.ranges, *ranges])
 
   def rows(self, numbers: "Rows", sizes: BatchSizes) -> "Rows":
-    """Converts indices of rows that training reads to indices of all rows.
+    """Converts row indices that omit skipped rows to indices that count them.
 
     Rows are counted instead of batches, so that training reads each row outside
     the ranges once and in order, even if the batch size changes. `numbers` is
     one index, or an array [n], int64.
     """
     for first, last in self.ranges:
-      # `numbers` already counts the skipped rows of all earlier ranges.
+      # `numbers`, like `start`, already counts the rows of earlier ranges.
       start = sizes.rows_before(first)
       size = sizes.rows_before(last + 1) - start
       numbers = numbers + size * (numbers >= start)
@@ -88,7 +88,7 @@ class WatchConfig(Checked):
       an earlier checkpoint and skips the batches around the spike
       (training/loss_spikes.py).
     spike_skip_steps: number of batches that a rewind skips, 200-500 in PaLM.
-    spike_rewinds: most rewinds in a run; PaLM 540B had about 20 spikes.
+    spike_rewinds: maximum number of rewinds; PaLM 540B had about 20 spikes.
     watchdog_secs: if no step ends for so many seconds, the run ends with stack
       traces; the first step and a checkpoint may take ten times as long. None
       turns this watchdog off.

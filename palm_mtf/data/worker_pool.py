@@ -25,13 +25,13 @@ from palm_mtf.errors import UserError
 _logger = logging.getLogger(__name__)
 _Item = TypeVar("_Item")
 
-# The calling process applies the function to this many batches before it starts
-# workers, because starting workers takes longer than so few batches.
+# The calling process applies the function to the first 16 batches itself: for
+# so few batches, it would take longer to start workers.
 _BATCHES_BEFORE_PROCESSES = 16
 
 
 def num_cores() -> int:
-  """Returns the number of cores that this process may use; 1 in a worker."""
+  """Returns how many cores this process may use; a worker may use only one."""
   is_worker = multiprocessing.parent_process() is not None
   return 1 if is_worker else len(os.sched_getaffinity(0))
 
@@ -74,7 +74,8 @@ class WorkerPool(contextlib.ExitStack):
     Args:
       work: function that maps a batch to its result; sent pickled to workers.
       when_killed: message of the error if a worker process is killed.
-      num_processes: number of workers; one per core by default, 0 for none.
+      num_processes: number of workers; None for one per core. With 0, the
+        calling process applies `work`.
     """
     super().__init__()
     self._work, self._when_killed = work, when_killed
@@ -108,7 +109,7 @@ class WorkerPool(contextlib.ExitStack):
         if self._threads is None:
           self._threads = self._start()
         return self._threads.submit(self._ask_worker, batch)
-      except OSError as error:  # too many processes or open files
+      except OSError as error:  # the system's limit of processes or open files
         _logger.warning(
           f"no worker process can be started ({error.strerror}): one core works"
         )
@@ -118,13 +119,13 @@ class WorkerPool(contextlib.ExitStack):
     return done
 
   def _start(self) -> futures.Executor:
-    """Starts the workers; returns a thread per worker, to wait for results."""
+    """Starts workers; returns a pool of threads that wait for their results."""
     # Spawn workers, because a forked process would inherit locks that threads
     # of this process hold.
     context = multiprocessing.get_context("spawn")
     for _ in range(self._num_processes):
-      # Every worker has its own pipe, and only the worker holds the other end.
-      # So if the worker is killed, even while it writes, the pipe closes.
+      # Every worker has its own pipe. Only the worker holds `there`, so that
+      # the pipe closes if the worker is killed, even while it writes.
       here, there = context.Pipe()
       with there:
         process = context.Process(
@@ -163,6 +164,7 @@ def _serve_batches(client: Connection, work: Callable[[Any], Any]) -> None:
       try:
         answer = work(batch), None
       except Exception as error:
-        error.add_note(traceback.format_exc())  # pickling drops the traceback
+        # Add the traceback for the caller, because pickling an error drops it.
+        error.add_note(traceback.format_exc())
         answer = None, error
       client.send(answer)

@@ -37,7 +37,8 @@ class CheckpointModel(contextlib.ExitStack):
     super().__init__()
     self.config, self.vocabulary = config, vocabulary
     self._checkpoint = checkpoint
-    # The argument says whether examples are from the middle of documents.
+    # Inputs from the middle of documents begin with the token that stands there
+    # in training (row_start), other inputs with the start token of prompts.
     self.get_generator = functools.cache(
       lambda within_document: Generator(
         self._loaded,
@@ -74,8 +75,8 @@ class TaskAnswers:
   """A model's answers to a task's examples, in the examples' order.
 
   Each method computes only the answers that `journal` lacks. `inputs` and
-  `targets` are token ids, [examples]. `within_document` says that they are from
-  the middle of documents.
+  `targets` are token ids, [examples]. If they are from the middle of documents
+  (`within_document`), the start token before inputs differs, as in training.
   """
 
   def __init__(
@@ -97,8 +98,7 @@ class TaskAnswers:
     return len(self._cut)
 
   def _cut_prompts(self) -> list[list[int]]:
-    # As in training, truncate inputs at their beginning, so that inputs and
-    # output fit into SEQUENCE_LENGTH.
+    # As in training, truncate inputs that are too long at their beginning.
     config = self._model.config
     room = config.model.sequence_length - config.run.sample_tokens
     self._cut |= {n for n, ids in enumerate(self._inputs) if len(ids) > room}
@@ -214,7 +214,7 @@ class AnswerJournal(contextlib.AbstractContextManager):
     return self._known.get(kind, {})
 
   def add(self, kind: str, number: int, value: object) -> None:
-    """Appends an answer to the file; raises UserError if the disk is full."""
+    """Appends [kind, index, answer]; raises UserError if the disk is full."""
     self._known.setdefault(kind, {})[number] = value
     self._lines.write([kind, number, value])
     self._answered()

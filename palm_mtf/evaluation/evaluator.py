@@ -55,7 +55,8 @@ from palm_mtf.user_code import user_code
 _logger = logging.getLogger(__name__)
 
 
-_VERSION = 1  # of stored results; raise it if "contaminated" is redefined
+# Increase this if "contaminated" is redefined, so that no stored list is used.
+_VERSION = 1
 
 
 def find_clean_examples(
@@ -125,7 +126,7 @@ def _search(
 
 
 def _complete_questions(task: EvalTask, contained: Sequence[int]) -> list[int]:
-  """Adds to `contained` the other options of the same questions."""
+  """Adds the other options of each question with a contaminated option."""
   questions = {task.questions[number] for number in contained}
   return [n for n, each in enumerate(task.questions) if each in questions]
 
@@ -159,8 +160,7 @@ class TaskOutcome:
   activation_dtype: str
   num_examples: int
   num_cut: int  # number of examples with truncated inputs
-  # {name: number or text}. A metric "<name>_clean" is computed only from the
-  # clean examples.
+  # {name: number or text}; "<name>_clean" is computed from clean examples only.
   metrics: dict[str, float | str]
   categories: dict[str, dict[str, float]]  # {category: {metric: value}}
   num_clean: int | None = None  # clean examples; None without CLEAN_SUBSET
@@ -187,8 +187,7 @@ class TaskEvaluation:
   ):
     """If CLEAN_SUBSET is True, finds the clean examples of `tasks`.
 
-    `config` must not have ACTIVATION_DTYPE = "auto", because answers depend on
-    the dtype.
+    `config` must not have ACTIVATION_DTYPE "auto": answers depend on the dtype.
     """
     self._model_dir = ModelDir(model_dir)
     self._config, self._vocabulary = config, vocabulary
@@ -256,14 +255,13 @@ class TaskEvaluation:
         f"{outcome.num_examples:,} examples were too long and lost their "
         "beginning"
       )
-    # Call _to_json in user_code, because a postprocessor may return an object
-    # whose repr() fails.
+    # Call _to_json in user_code, because repr() of a user's object may fail.
     with user_code(f"EVAL_TASKS: what {task.name}'s postprocessor returns"):
       write_json_lines(f"{path}.jsonl", result.records, _to_json)
     content = json_text(dataclasses.asdict(outcome), indent=1).encode()
     file = pathlib.Path(f"{path}.json")
     if file.exists() and file.read_bytes() == content:
-      return  # TensorBoard has these numbers already
+      return  # TensorBoard would show these numbers twice
     write_atomically(f"{path}.json", content)
     self._events.write(outcome.step, outcome.numbers)
 

@@ -51,22 +51,21 @@ from palm_mtf.user_text import check_text, format_of, read_json_lines, read_text
 _logger = logging.getLogger(__name__)
 
 SEPARATOR = "\n\n"
-# Draw exemplars from this many examples of the training split, because the
-# whole split may not fit in memory.
+# Draw exemplars from this many examples: the split may not fit in memory.
 _POOL = 1000
 
 
 class Exemplars(NamedTuple):
   """The exemplars of one task, for all of its questions."""
 
-  # Maps the key and the group of a question (see `key_of`, `group_of`) to the
-  # exemplars of this question.
+  # Returns a question's exemplars, given a text that identifies the question,
+  # and the question's group, such as a subject ("" if it has none).
   choose: Callable[[str, str], list[str]]
   text: str = ""  # text to put unchanged before every question
 
 
 class _Exemplar(NamedTuple):
-  key: str  # identifies the question, see `key_of`
+  key: str  # text that identifies the question
   group: str
   text: str  # inputs and targets
 
@@ -74,8 +73,8 @@ class _Exemplar(NamedTuple):
 class SplitExemplars:
   """Exemplars from a task's training split, chosen as `config` says.
 
-  `to_text` holds the task's preprocessors before `tokenize`, which make the
-  texts `inputs` and `targets`.
+  `to_text` has the task's preprocessors before `tokenize`. They make the text
+  features `inputs` and `targets`.
   """
 
   def __init__(
@@ -89,8 +88,7 @@ class SplitExemplars:
     """Returns the exemplars for the question with this key and group."""
     if not self._num_shots:
       return []
-    # Exclude the question itself, because exemplars may come from the
-    # evaluated split.
+    # Exemplars may be from the evaluated split, so exclude the question itself.
     candidates = [e for e in self._pool if e.group == group and e.key != key]
     if len(candidates) < self._num_shots:
       where = f" of {group!r}" if group else ""
@@ -125,8 +123,7 @@ class SplitExemplars:
   def _find_first(self) -> Iterator[_Exemplar]:
     keys, of_group = set(), Counter()
     for exemplar in self._read_solved():
-      # Keep NUM_SHOTS + 1 examples per group, because a question must not be an
-      # exemplar for itself.
+      # Keep NUM_SHOTS + 1 per group: a question is no exemplar for itself.
       if exemplar.key in keys or of_group[exemplar.group] > self._num_shots:
         continue
       keys.add(exemplar.key)
@@ -156,7 +153,7 @@ class SplitExemplars:
 
 
 def key_of(example: Mapping[str, Any]) -> str:
-  """Returns a text that identifies the question of an example."""
+  """Returns a text that all options of a question share, to group them."""
   return text_of(example.get("record", example["inputs"]))
 
 
@@ -167,12 +164,12 @@ def group_of(example: Mapping[str, Any]) -> str:
 
 
 def inputs_of(example: Mapping[str, Any]) -> str:
-  """Returns an example's inputs, so that its targets can be appended."""
+  """Returns an example's inputs, ready to be followed by its targets."""
   return separate(text_of(example["inputs"]), text_of(example["targets"]))
 
 
 def separate(inputs: str, targets: str) -> str:
-  """Appends a line break to `inputs` unless white space separates `targets`."""
+  """Appends a line break if `targets` would follow `inputs` without space."""
   parted = not inputs or inputs[-1].isspace() or targets[:1].isspace()
   return inputs if parted else f"{inputs}\n"
 
@@ -304,8 +301,7 @@ def make_few_shot(task: Any, config: FewShotConfig) -> Any:
   return task.replace(
     name=_name_form(task.name, config),
     preprocessors=[*to_text, *add, *to_ids],
-    # Truncate the output at the first SEPARATOR, because a model tends to write
-    # more questions after its answer.
+    # Drop the further questions that a model tends to write after its answer.
     postprocess_fn=change_outputs(
       task.postprocessor, lambda output: output.partition(SEPARATOR)[0]
     ),
@@ -313,7 +309,7 @@ def make_few_shot(task: Any, config: FewShotConfig) -> Any:
 
 
 def adds_exemplars(step: Callable) -> bool:
-  """Returns whether a preprocessor of a task is that of `make_few_shot`."""
+  """Returns whether a task's preprocessor adds exemplars to its inputs."""
   return isinstance(getattr(step, "__self__", None), _Prompts)
 
 
@@ -324,7 +320,8 @@ def _name_form(name: str, config: FewShotConfig) -> str:
   is_first = bool(shots) and config.exemplars == FIRST
   if config.seed and not path and not is_first:
     new_name += f"_seed_{config.seed}"
-  # "_custom" marks results with settings that `few_shot_task` does not have.
+  # "_custom" marks results with a file or header of the user, or with the first
+  # exemplars, so that nobody takes them for results with drawn exemplars.
   if path or is_first or config.header_of(name):
     new_name += "_custom"
   return new_name
@@ -416,7 +413,10 @@ def _count_fitting(
   example: Mapping[str, Any],
   fits: Callable[[str, str], bool],
 ) -> int:
-  """Returns how many of `shots`, from the first, fit before `example`."""
+  """Returns how many of `shots` can stand before an example in the prompt.
+
+  `fits` returns whether inputs and targets have few enough tokens together.
+  """
   inputs, targets = inputs_of(example), text_of(example["targets"])
 
   def is_too_many(count: int) -> bool:
@@ -478,8 +478,8 @@ def change_outputs(
   """Returns a postprocessor that applies `change`, and then `postprocess`.
 
   Args:
-    postprocess: postprocessor of a `seqio.Task`, or None. If this function made
-      `postprocess`, the earlier change is applied before `change`.
+    postprocess: postprocessor of a `seqio.Task`, or None. If it already has a
+      change from this function, the output gets that change first.
     change: function from a model's output to the changed output. Targets are
       not changed.
   """
@@ -500,7 +500,7 @@ def _postprocess(
   for change in () if is_target else changes:
     if isinstance(output, str):
       output = change(output)
-    elif isinstance(output, list):  # several samples
+    elif isinstance(output, list):  # one text per sample
       output = [change(text) for text in output]
   if postprocess is None:
     return output
@@ -510,8 +510,7 @@ def _postprocess(
 def make_answer_finder(pattern: str) -> Callable[[str], str]:
   """Returns a function that finds the answer in a model's output.
 
-  The answer is the group of the first match of `pattern`, or "" without a
-  match.
+  The answer is the group of the first match of `pattern`; "" if none matches.
   """
 
   def find(output: str) -> str:

@@ -37,7 +37,8 @@ def make_evaluator(
 ) -> seqio.Evaluator:
   """Returns an evaluator that has read the examples of `task`.
 
-  The evaluator uses the run's `vocabulary`. Its only logger is a KeptOutputs.
+  The evaluator uses the run's `vocabulary`. Its only logger keeps postprocessed
+  targets and outputs.
   """
   # Pass sequence lengths only if a preprocessor requires lengths, because with
   # lengths, SeqIO truncates features at their end. Without lengths, answers.py
@@ -124,7 +125,7 @@ class _Unconverted(seqio.PassThroughFeatureConverter):
 
 
 class KeptOutputs(seqio.loggers.Logger):
-  """A SeqIO logger that keeps targets and inferences for EvalTask's records."""
+  """A SeqIO logger that keeps targets and outputs, to be written to a file."""
 
   def __init__(self, output_dir: str):
     super().__init__(output_dir)
@@ -136,8 +137,7 @@ class KeptOutputs(seqio.loggers.Logger):
     self.targets, self.inferences = targets, inferences or {}
 
 
-# SeqIO also logs each error that it raises. Drop the log record, because
-# commands print the error.
+# SeqIO logs each error that it raises. Commands print it, so drop the record.
 logging.getLogger("absl").addFilter(
   lambda record: record.msg != "Failed to evaluate task %s: %s"
 )
@@ -192,7 +192,7 @@ def simplify_metrics(metrics: Any, where: str) -> dict[str, float | str]:
 def _simplify(value: Any, where: str) -> float | str:
   kinds = seqio.metrics
   while isinstance(value, kinds.Scalar | kinds.Text):
-    value = next(iter(vars(value).values()))  # the first field
+    value = next(iter(vars(value).values()))  # the first field: number or text
   if isinstance(value, kinds.MetricValue) and vars(value):
     return _describe(value)
   if value is None or (np.ma.is_masked(value) and value.size == 1):
@@ -214,7 +214,7 @@ def _simplify(value: Any, where: str) -> float | str:
       return float(item)
   except OverflowError:  # an int beyond the largest float
     return math.inf if item > 0 else -math.inf
-  except (TypeError, ValueError):  # a time, or a signalling NaN
+  except (TypeError, ValueError):  # float() refuses times and signalling NaNs
     pass
   raise UserError(
     f"{where} is {type_name(value)}; return a number or a text for each name."
@@ -222,8 +222,8 @@ def _simplify(value: Any, where: str) -> float | str:
 
 
 def _describe(value: seqio.metrics.MetricValue) -> str:
-  """Returns, for example, "Histogram of 12 values from 0.5 to 3"."""
-  data = np.asarray(next(iter(vars(value).values())))  # the first field
+  """Describes an array, as in "Histogram of 12 values from 0.5 to 3"."""
+  data = np.asarray(next(iter(vars(value).values())))  # the first field: array
   bounds = ""
   if data.size and data.dtype.kind in "biuf":
     bounds = f" from {float(data.min()):g} to {float(data.max()):g}"

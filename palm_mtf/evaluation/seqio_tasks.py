@@ -168,6 +168,7 @@ class EvalTask:
       raise UserError(f"{self._what}: there are no examples.")
     self._set_ids()
     # Whether all inputs are from the middle of a document, not its beginning.
+    # Then another start token stands before them, as in training.
     self.within_document = all(
       bool(example.get("within_document", False)) for example in self._examples
     )
@@ -195,14 +196,15 @@ class EvalTask:
           )
         ids.append(value.tolist())
         digest.update(f"{ids[-1]}".encode())
-    self.fingerprint = digest.hexdigest()  # hash of all examples
+    # Hash of all examples. If it changes, stored answers are not used again.
+    self.fingerprint = digest.hexdigest()
 
   @functools.cached_property
   def texts(self) -> list[Document]:
-    """Each example's text without exemplars, [examples].
+    """Each example's text without exemplars, to look for it in training data.
 
-    The text of an unconditional example is "", because the example has only an
-    answer option, without the question.
+    It is "" for an "unconditional" example, which scores an answer option
+    without its question: an option by itself identifies no example.
     """
     task, steps = self, self._task.preprocessors
     if any(map(adds_exemplars, steps)):
@@ -221,7 +223,7 @@ class EvalTask:
 
   @property
   def questions(self) -> list[Hashable]:
-    """A key for each example; all options of a question have the same key."""
+    """A key per example, equal for all options of a question, to group them."""
     return [_find_question(x, n) for n, x in enumerate(self._examples)]
 
   def evaluate(
@@ -255,7 +257,7 @@ class EvalTask:
         score_fn=lambda dataset: scored,
         predict_with_aux_fn=lambda dataset: (predicted, {"scores": scores}),
       )
-      (kept,) = self._evaluator.loggers  # a KeptOutputs
+      (kept,) = self._evaluator.loggers  # it keeps postprocessed outputs
       metrics_of = functools.partial(
         self._compute_metrics, outputs[self._evaluator.eval_tasks[0].name]
       )
@@ -278,7 +280,7 @@ class EvalTask:
   def _add(
     self, metrics: dict[str, float | str], others: Mapping[str, float]
   ) -> None:
-    """Adds those of `others` whose names the task does not use itself."""
+    """Adds palm_mtf's metrics, `others`, unless the task has equal names."""
     if both := metrics.keys() & others.keys():
       _logger.warning(
         f"{self._what}: its own {', '.join(sorted(both))} stand for what "
@@ -293,7 +295,7 @@ class EvalTask:
     clean: Sequence[int],
   ) -> dict[str, float]:
     found = {n: x for n, x in whole.items() if isinstance(x, float)}
-    if not clean:  # metric functions need examples
+    if not clean:  # metric functions fail without examples
       return {}
     if len(clean) < len(self._examples):
       averages, _ = group_metrics(
@@ -318,7 +320,7 @@ class EvalTask:
     found = {}
     for metric in task.metric_objs:
       output = outputs[metric.model_output_type]
-      if isinstance(output, tuple):  # predictions, and values by name
+      if isinstance(output, tuple):  # (predictions, {name: values})
         predictions, named = output
         picked = pick(predictions), {n: pick(x) for n, x in named.items()}
       else:
@@ -335,7 +337,7 @@ class EvalTask:
           else:
             computed = values.compute()
           found |= computed
-      except UserError as error:  # the metric may need more examples
+      except UserError as error:
         if str(error) not in self._warned:
           self._warned.add(str(error))
           _logger.warning(f"metrics of some examples are left out: {error}")
@@ -363,11 +365,11 @@ class EvalTask:
   def _make_records(self, kept: KeptOutputs) -> Iterator[dict]:
     for number, example in enumerate(self._examples):
       record: dict[str, Any] = self._read_texts(example)
-      # The task's postprocessor returned these targets and inferences.
+      # Record what the task's postprocessor made of the targets and outputs.
       if kept.targets is not None:
         record["expected"] = kept.targets[number]
       for name, values in kept.inferences.items():
-        if isinstance(values, dict):  # "aux_value": {name: values}
+        if isinstance(values, dict):  # SeqIO's "aux_value": {name: values}
           record[name] = {x: each[number] for x, each in values.items()}
         else:
           record[name] = values[number]
@@ -388,7 +390,7 @@ class EvalTask:
 
 def _find_question(example: dict[str, Any], number: int) -> Hashable:
   """Returns a key for a question; `number` if the question has no options."""
-  if "record" in example:  # in tasks of palm_mtf.tasks
+  if "record" in example:  # a feature of the tasks in palm_mtf.tasks
     return example["record"]
   # In T5's tasks, `idx` holds the indices of the question and of the option.
   index = np.asarray(example.get("idx", []))

@@ -35,11 +35,15 @@ class TrainedModel:
 
   @property
   def described(self) -> ModelConfig:
-    """The architecture with the context length that other software may use."""
+    """The architecture, with the sequence length that exports name.
+
+    If a run shortened the sequences of an imported model, this is the length of
+    the imported model, which is longer than SEQUENCE_LENGTH.
+    """
     length = max(
       self.config.data.context_length or 0, self.model.sequence_length
     )
-    if self.model.positions == "learned":  # the table has no further positions
+    if self.model.positions == "learned":  # no embeddings of further positions
       return self.model
     return dataclasses.replace(self.model, sequence_length=length)
 
@@ -60,7 +64,7 @@ class TrainedModel:
 
   @property
   def bos_id(self) -> int | None:
-    """Id of the start token in other software, even if prompts have none."""
+    """Id of the start token that exports name, even if prompts omit it."""
     added, data = self.prompt_start, self.config.data
     return data.start_id if added is None else added
 
@@ -68,11 +72,12 @@ class TrainedModel:
 class Export(NamedTuple):
   """A model in an export format.
 
-  The function that makes it raises UserError if the format lacks such models.
+  The function that makes it raises UserError if the format cannot express the
+  model.
   """
 
   kind: str  # noun phrase for messages, such as "a CohereForCausalLM"
   num_bytes: int  # upper bound of the size of the file or folder
-  # Makes a file or folder, given its path, from the parameters.
+  # Writes the file or folder, given its path and a reader of parameters.
   write: Callable[[str, Reader], None]
   subfolder: str = ""  # folder to make in --output; "" for --output itself

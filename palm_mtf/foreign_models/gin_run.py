@@ -32,7 +32,7 @@ from palm_mtf.foreign_models.training import ModelFunction, PodTraining
 from palm_mtf.user_code import user_code
 
 _MODULE = "palm_mtf.foreign_models"
-# gin appends text that begins so to a message; drop it, to keep only one line.
+# Start of the text that gin appends to an error; cut there, to print one line.
 _GINS_ADDITION = "\n  In call to configurable"
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
@@ -249,7 +249,7 @@ def _check_used(
 
 
 def _locate(message: str, settings: Sequence[Setting]) -> str:
-  """Appends to a message "NAME = ..." the place where NAME is set."""
+  """Ends a message "NAME = ..." with the gin file or flag that sets NAME."""
   name = message.partition(" = ")[0]
   last = {x.name: x for x in settings if not x.selector}
   for each in reversed(settings):

@@ -37,7 +37,7 @@ ModelFunction = Callable[
 
 
 class ModelLoss:
-  """Makes a `LossFunction` of the model function that a user wrote.
+  """Lets `build_program` use a user's model function as its `LossFunction`.
 
   Attributes:
     features: dtype and shape of each feature of a microbatch, by name.
@@ -55,7 +55,7 @@ class ModelLoss:
     """Checks the features; a microbatch has `num_rows` rows.
 
     Raises:
-      UserError: a feature is not given as `PodTraining` wants it.
+      UserError: a feature is not a pair of a dtype and dimensions.
     """
     self._function, self._device_mesh, self._seed = function, mesh, seed
     self.features: Mapping[str, Feature] = {
@@ -76,7 +76,7 @@ class ModelLoss:
     loss, weight = self._split_loss(returned)
     _check_variables([x for x in mesh.graph.all_variables if x.mesh is mesh])
     _check_layout(self._device_mesh, mesh)
-    if weight is None:  # all microbatches have equally many rows
+    if weight is None:  # equal weights, as microbatches have equal sizes
       weight = mtf.constant(mesh, 1.0, dtype=tf.float32)
     return LossSums(
       {"loss": mtf.cast(loss, tf.float32)}, mtf.cast(weight, tf.float32)
@@ -454,7 +454,7 @@ def write_whole(
         f"variable {name} is {list(shape)}, and {list(value.shape)} is given."
       )
     for part in slices[name]:
-      # The initializer assigns this input in place of the initial value.
+      # Feed the slice as the initializer's input, and run the initializer.
       initializer = part.variable.initializer
       inputs[initializer.name] = initializer.inputs[1]
       values_of_slices[initializer.name] = value[_make_indices(part)]
@@ -465,7 +465,7 @@ def write_whole(
 
 
 def _find_shape(parts: Sequence[Slice]) -> tuple[int, ...]:
-  # The last slices end where the variable does: none has padding here.
+  # `sizes` exclude padding, so the last slices end where the variable does.
   ends = [np.add(x.begin, x.sizes) for x in parts]
   return tuple(np.max(ends, axis=0).astype(int).tolist())
 

@@ -46,7 +46,7 @@ class PalmMtf(LM):
     return self._run.name
 
   def get_model_info(self) -> dict[str, str]:
-    """Returns fields that the harness adds to "config" in its results."""
+    """Returns the dtype, which the harness adds to "config" in its results."""
     return {"model_dtype": self._run.activation_dtype}
 
   def loglikelihood(

@@ -49,7 +49,7 @@ class Generation:
 
   decode: DecodeConfig  # sampling settings, and strings that end a text
   max_tokens: int  # maximum number of tokens to sample
-  asked_tokens: int  # the task's maximum; if larger, a warning is logged
+  asked_tokens: int  # the task's maximum; a warning if above `max_tokens`
 
 
 def read_generation(

@@ -22,7 +22,7 @@ _logger = logging.getLogger(__name__)
 def native_bfloat16(tpu: str = "") -> str:
   """Returns the name of hardware that multiplies bfloat16 natively, or "".
 
-  The hardware is the slice `tpu` or, if that is "", this machine's CPU or GPU.
+  It is the TPU slice `tpu` or, if `tpu` is "", this machine's CPU or GPU.
   """
   if tpu:
     return f"TPU {tpu}"

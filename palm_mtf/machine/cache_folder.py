@@ -39,10 +39,10 @@ _NAME = "palm_mtf"
 # _ABANDONED_SECS.
 _PARTIAL = ".palm_mtf_partial_"
 _UNLOCKED_SECS, _ABANDONED_SECS = 2.0, 3600.0
-_MAX_BYTES = 2**26  # per file, and in all for `load`, to limit memory
+_MAX_BYTES = 2**26  # in memory: of one file, or of all files of a `load`
 _WRITABLE_BY_OTHERS = stat.S_IWGRP | stat.S_IWOTH
 _FOLDER_FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW
-# With O_NONBLOCK, opening a pipe does not wait for a writer.
+# O_NONBLOCK, because a pipe in place of the file would make open() wait.
 _FILE_FLAGS = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK
 _SEAL_BYTES = hashlib.sha256().digest_size
 
@@ -266,7 +266,7 @@ class CacheFolder:
   def load(self, names: Iterable[str]) -> dict[str, bytes]:
     """Returns {name: content} of files that `keep` wrote; removes damaged ones.
 
-    To limit the cache, removes the rest of `names` after 64 MiB in total.
+    To limit the cache, keeps the first 64 MiB; removes the files after them.
     """
     found, num_bytes, damaged = {}, 0, []
     for name in names:

@@ -27,12 +27,12 @@ from palm_mtf.machine.cache_folder import (
 )
 
 _VARIABLE = "TF_XLA_FLAGS"
-# The folder in ram:// has the path of the folder on the disk. Child processes
-# inherit TF_XLA_FLAGS, and so find the folder on the disk too.
+# The folder in ram:// has the same path as on the disk. So this flag tells a
+# child process, which inherits TF_XLA_FLAGS, which folder to copy.
 _FLAG = "--tf_xla_persistent_cache_directory=ram://"
 _SAVE_SECS = 1.0
 # With both flags, TensorFlow compiles CPU operations with XLA even where no
-# code asks for that.
+# code asks for that, which fails with several devices (`check_xla_flags`).
 _COMPILES_FOR_CPUS = (
   re.compile(r"--tf_xla_auto_jit=(1|2|fusible)(\s|$)"),
   re.compile(r"--tf_xla_cpu_global_jit(=1|=true)?(\s|$)"),
@@ -52,8 +52,8 @@ def keep_compiled_code() -> None:
 def check_xla_flags(num_devices: int) -> None:
   """Raises UserError if TF_XLA_FLAGS cannot work with so many CPU devices."""
   flags = os.environ.get(_VARIABLE, "")
-  # With tf_xla_auto_jit and tf_xla_cpu_global_jit, TensorFlow puts operations
-  # of several devices into one XLA program: it fails ("Multiple CPU devices").
+  # With these flags, TensorFlow puts operations of several devices into one XLA
+  # program, which then fails ("Multiple CPU devices").
   if num_devices > 1 and all(x.search(flags) for x in _COMPILES_FOR_CPUS):
     raise UserError(
       f"{_VARIABLE} = {shorten(flags)}: TensorFlow cannot compile for the "
@@ -144,7 +144,7 @@ def share_compiled_code(memory: ModuleType) -> None:
 
   saving = threading.Thread(target=save_often, daemon=True)
   saving.start()
-  # At the exit, calls these functions in the opposite order.
+  # At the exit, these run in the opposite order: the thread ends, then we save.
   atexit.register(code.save)
   atexit.register(saving.join)
   atexit.register(end.set)

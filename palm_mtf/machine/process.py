@@ -115,14 +115,14 @@ def silent_unless_it_fails() -> Iterator[None]:
 class _Withheld(importlib.abc.MetaPathFinder, importlib.abc.Loader):
   """Refuses packages that TensorFlow would import but does not need.
 
-  Half of TensorFlow's import time goes to Keras, to JAX (for a converter) and
-  to packages that TensorFlow's old copy of Keras imports. Programs can import
-  these packages later.
+  Half of TensorFlow's import time goes to Keras, to JAX (which a converter of
+  TensorFlow Lite imports) and to packages that TensorFlow's old copy of Keras
+  imports. Programs can import these packages later.
   """
 
   _NAMES = ("h5py", "jax", "keras", "scipy")
   # TensorFlow imports this module right after its C++ libraries. `find_spec`
-  # then releases 300 MB of symbols and relocations that the linker has read.
+  # then releases 300 MB of symbols and relocations: only the linker needs them.
   _AFTER_LIBRARIES = "tensorflow.python.tools"
 
   def __enter__(self) -> None:

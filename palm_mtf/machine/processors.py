@@ -1,6 +1,6 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""The CPU, its cores and the GPUs that TensorFlow computes on; their kernels.
+"""The CPU, its cores and GPUs, and what chooses TensorFlow's kernels on them.
 
 The same program gives the same bits only with the same kernels, which depend on
 versions, hardware and environment variables. Checkpoints record all of these.
@@ -21,9 +21,10 @@ from palm_mtf import __version__
 
 CPUINFO = Path("/proc/cpuinfo")
 
-# Flags of CPUs that multiply bfloat16 and sum in float32; "bf16" is Arm's.
+# Flags of CPUs that multiply bfloat16 and sum in float32; "bf16" is Arm's. With
+# one of these flags, ACTIVATION_DTYPE = "auto" is bfloat16.
 BFLOAT16_FLAGS = frozenset({"avx512_bf16", "amx_bf16", "bf16"})
-# Flags of CPUs that multiply 8-bit integers and sum in 32 bits.
+# Flags of CPUs that multiply int8, for int8 weights, and sum in 32 bits.
 INT8_FLAGS = frozenset({"avx512_vnni", "avx_vnni", "amx_int8", "i8mm"})
 
 # Flags of CPUs with 256-bit registers, which our operations in C++ use.
@@ -117,7 +118,7 @@ def usable_cores() -> int:
 
 
 def thread_count(environment: Mapping[str, str]) -> int:
-  """Returns the number of threads per matrix product, given an os.environ."""
+  """Returns the threads per matrix product of a process with `environment`."""
   asked = [environment.get(name, "") for name in THREAD_VARIABLES]
   return max([len(visible_cores()), *(int(x) for x in asked if x.isdigit())])
 
@@ -220,7 +221,7 @@ def _fingerprint() -> str:
 
 
 def kernels_of(servers: Sequence[Mapping[str, str]]) -> dict[str, str]:
-  """Merges the results of `kernels_here` on all servers of a run."""
+  """Merges what decides rounding on each server of a run (`kernels_here`)."""
   found = {}
   for name in servers[0]:
     values = dict.fromkeys(x.get(name, "") for x in servers)
@@ -247,7 +248,7 @@ def difference(now: Mapping[str, str], before: Mapping[str, str]) -> str:
 
 
 def describe_flags(flags: Iterable[str], others: Iterable[str]) -> str:
-  """Returns how the flags of one CPU differ from the flags of another."""
+  """Returns how CPU flags differ from `others`: "with avx2, without bf16"."""
   added = [f"with {x}" for x in sorted({*flags} - {*others})]
   return ", ".join(
     added + [f"without {x}" for x in sorted({*others} - {*flags})]

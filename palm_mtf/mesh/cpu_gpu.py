@@ -39,12 +39,13 @@ ALL_REDUCE = "all_reduce"
 ALL_GATHER = "all_gather"
 REDUCE_SCATTER = "reduce_scatter"
 
-# A variable or tensor as one slice per device; slices may be terms of a sum.
+# The slices of a variable or tensor, one per device. Annotations also use it
+# for an mtf.LazyAllreduceSum, whose slices are terms of a sum.
 LaidOut = mtf.placement_mesh_impl.PlacementMeshImpl.LaidOutTensor
 
 
 class CpuGpuLowering(mtf.Lowering):
-  """Makes a graph's TensorFlow operations; sessions run those they fetch."""
+  """Makes the TensorFlow operations of a Mesh TensorFlow graph."""
 
   def __init__(self, placements: "Mapping[mtf.Mesh, CpuGpuPlacement]"):
     # mtf.Lowering's constructor is not called, because it lets TensorFlow
@@ -99,9 +100,9 @@ class CpuGpuLowering(mtf.Lowering):
 class CpuGpuPlacement(mtf.placement_mesh_impl.PlacementMeshImpl):
   """The devices of one pod: a Mesh TensorFlow `MeshImpl` with more methods.
 
-  Methods take a variable as its slices (`lowering.variables`). A collective
-  runs separately in each group of devices whose coordinates differ only along
-  `mesh_axes`.
+  Pass a variable x to methods as `lowering.variables[x].laid_out_tensor`. A
+  collective runs separately in each group of devices whose coordinates differ
+  only along `mesh_axes`.
 
   Attributes:
     cpu: CPU of the first device's process; scalars and the rows of a batch come
@@ -117,7 +118,7 @@ class CpuGpuPlacement(mtf.placement_mesh_impl.PlacementMeshImpl):
   def __init__(
     self, mesh: DeviceMesh, devices: Sequence[str], native_threads: int = 0
   ):
-    # `devices` are TensorFlow's names, in the order of the mesh.
+    # `devices` are TensorFlow's names; the mesh's last axis varies fastest.
     shape = mtf.Shape([mtf.Dimension(*axis) for axis in mesh.axes.items()])
     super().__init__(shape, list(mesh.rules.items()), list(devices))
     self.cpu = cpu_near(devices[0])
@@ -187,7 +188,7 @@ class CpuGpuPlacement(mtf.placement_mesh_impl.PlacementMeshImpl):
     return einsum(equation, *slices)
 
   def allreduce(self, x, mesh_axes, reduction_fn_string):
-    """Reduces x by Mesh TensorFlow's ring, in a fixed order, for equal bits."""
+    """Reduces x by Mesh TensorFlow's ring, in the same order in each run."""
     with collective_scope(ALL_REDUCE, self.shape, mesh_axes):
       return super().allreduce(x, mesh_axes, reduction_fn_string)
 
@@ -201,7 +202,7 @@ class CpuGpuPlacement(mtf.placement_mesh_impl.PlacementMeshImpl):
       return self._collective_with_groups(x, [mesh_axis], gather)
 
   def reduce_scatter(self, x, mesh_axis: int, split_axis: int):
-    """Sums x over a mesh axis; cuts the sum along `split_axis` for devices."""
+    """Sums x over a mesh axis; each device gets a part along `split_axis`."""
 
     def scatter(xs, devices):
       return reduce_scatter_ring(xs, devices, split_axis)
@@ -235,9 +236,9 @@ class CpuGpuPlacement(mtf.placement_mesh_impl.PlacementMeshImpl):
     """Updates variables of one shape if `is_finite`; see `assign_if_finite`.
 
     Args:
-      fn: element-wise function; module-level, to be compiled once. It takes a
-        list of the variables' slices, then the operands' slices; it returns the
-        next values.
+      fn: element-wise function, defined in a module: `fused_update` compiles
+        each function object once. It takes a list of the variables' slices,
+        then the operands' slices; it returns the next values.
       operands: tensors; the first has the shape of the variables.
     """
     num = len(variables)
@@ -264,7 +265,7 @@ class CpuGpuPlacement(mtf.placement_mesh_impl.PlacementMeshImpl):
     return self.slicewise(_add, accumulator, value, is_first).all_slices
 
   class LaidOutVariable:
-    """Slices of one SlicedVariable; Mesh TensorFlow needs this class name."""
+    """Slices of one SlicedVariable; mtf.Variable looks up the class by name."""
 
     def __init__(self, variable: SlicedVariable, mesh_impl: "CpuGpuPlacement"):
       size, name = mesh_impl.slice_shape(variable.shape), variable.name
@@ -315,8 +316,8 @@ def _replacements(
 ) -> dict[int, object] | None:
   """Maps id(first device's argument) to the other device's argument.
 
-  Returns None, so that nothing is copied, if another argument than a tensor or
-  variable differs, or if an argument appears twice and needs two replacements.
+  Returns None, so that nothing is copied, if arguments differ that are neither
+  tensors nor variables, or if an argument would need two replacements.
   """
   replacements = {}
   for x, other in zip(first, others, strict=True):
@@ -337,7 +338,7 @@ def _replacements(
 
 
 def _is_plain(results: object) -> bool:
-  """Returns whether results can be copied: tensors, operations, variables."""
+  """Returns whether all results are tensors, operations, variables or None."""
   if isinstance(results, tuple):
     return all(map(_is_plain, results))
   is_variable = hasattr(results, "handle")

@@ -14,7 +14,7 @@ class OperationCopies:
   """Operations of one device, from which those of other devices are copied."""
 
   def __init__(self, graph: tf.Graph, num_before: int):
-    # The templates are all operations of `graph` but the first `num_before`.
+    # `make` copies all operations of `graph` except the first `num_before`.
     self._graph = graph
     scope = graph.get_name_scope()
     self._skipped = len(scope) + 1 if scope else 0
@@ -24,11 +24,11 @@ class OperationCopies:
     ]
 
   def can_be_made(self, device: str) -> bool:
-    """Returns whether copies work: all operations on `device`, no variable."""
+    """Returns whether all operations are on `device` and make no variable."""
     if self._graph.building_function:  # copies would not capture outer tensors
       return False
-    # A read of a variable may name no device. Such a read, and also its copy,
-    # runs on the variable's device.
+    # Allow operations without a device. They read a variable; the copy, too,
+    # runs on the device of the variable that it reads.
     places = ("", tf.DeviceSpec.from_string(device).to_string())
     return all(
       node.device in places
@@ -52,7 +52,7 @@ class OperationCopies:
       node.CopyFrom(template)
       node.device = device if template.device else ""
       node.name = graph.unique_name(template.name[self._skipped :])
-      # These calls do the same as tf.Graph.create_op, without its checks.
+      # Make the calls of tf.Graph.create_op, but skip its slow checks.
       with graph._mutation_lock():
         copy = tf.Operation.from_node_def(
           node,

@@ -7,8 +7,8 @@ import os
 from palm_mtf._tf import tf
 from palm_mtf.machine.compiled_code import check_xla_flags
 
-# Errors that TensorFlow raises if a server does not answer. On other servers,
-# calls that wait for this server end with CancelledError.
+# TensorFlow's errors that mean a lost server. CancelledError ends the calls on
+# other servers that wait for the lost server.
 SERVER_ERRORS = (
   tf.errors.UnavailableError,
   tf.errors.AbortedError,
@@ -34,11 +34,11 @@ def session_config(num_devices: int, num_pods: int = 1) -> tf.ConfigProto:
     device_count={"CPU": num_devices * num_pods}, allow_soft_placement=True
   )
   if num_pods > 1:
-    # If each pod ran in a separate server process, an operation would have this
-    # many threads. With the same number, results have the same bits.
+    # Give an operation as many threads as it has if each pod runs in a server
+    # process. Then results have the same bits with and without servers.
     cores = len(os.sched_getaffinity(0))
     config.intra_op_parallelism_threads = max(1, cores // num_pods)
-    # Pool 0 has a thread for each core, pool 1 is for ONE_BY_ONE.
+    # Pool 0 has a thread per core; pool 1 has one thread, for the first step.
     for num_threads in (0, 1):
       config.session_inter_op_thread_pool.add(num_threads=num_threads)
   # TensorFlow's graph rewriting is off, because it changes the order of a sum

@@ -19,7 +19,7 @@ class Region:
   # then begin,size of each dimension. "" if the region is the whole variable,
   # None if it is only padding, which no checkpoint holds.
   spec: str | None
-  is_first: bool  # no earlier device holds this region, so read this one
+  is_first: bool  # False if an earlier device of the mesh holds this region
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,11 +40,11 @@ class Slice(Region):
       return self.variable.value()
 
   def rows(self, value: tf.Tensor) -> list[tf.Tensor]:
-    """Splits a value of `variable` into one value for each of `names`."""
+    """Unstacks a value of `variable` into the values of `names`, in order."""
     return tf.unstack(value) if len(self.names) > 1 else [value]
 
   def stack_rows(self, values: Sequence[tf.Tensor]) -> tf.Tensor:
-    """Joins one value for each of `names` into a value of `variable`."""
+    """Stacks the values of `names` into a value of `variable`."""
     return tf.stack(values) if len(self.names) > 1 else values[0]
 
 

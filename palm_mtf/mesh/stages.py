@@ -1,11 +1,13 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Sends tensors between meshes; cuts a graph into parts at each send.
+"""Sends tensors between the meshes of a pipeline; cuts the graph at each send.
 
-One call runs a part. A tensor that another part reads is kept in a queue on the
-CPU of the tensor's device, until a call of the other part takes it. A call may
-start before the tensors that it takes exist; it then waits for them. Queues
-belong to the session, and end with it.
+One call of the session runs one part of the graph, such as a stage's forward
+pass, on a microbatch, so that stages compute different microbatches at the same
+time. A tensor that another part reads is kept in a queue on the CPU of the
+tensor's device, until a call of the other part takes it. A call may start
+before the tensors that it takes exist; it then waits for them. Queues belong to
+the session, and end with it.
 """
 
 # TensorFlow's staging areas (Unstage, MapUnstage, MapPeek) could keep tensors
@@ -37,7 +39,7 @@ class Send(mtf.Operation):
     return [send(grad_ys[0], self.inputs[0].mesh)]
 
   def lower(self, lowering: mtf.Lowering) -> None:
-    """Lowers to one copy per device; leaves a pending all-reduce pending."""
+    """Lowers to one copy per device; an all-reduce may follow the copy."""
     mesh_impl, x = lowering.mesh_impl(self), lowering.tensors[self.inputs[0]]
     copy = _map_slices(x, lambda x: mesh_impl.slicewise(tf.identity, x))
     if isinstance(copy, mtf.LazyAllreduceSum):
@@ -89,7 +91,8 @@ def find_parts(
 class StagesLowering(CpuGpuLowering):
   """Lowers a graph that is cut into parts.
 
-  No operation outside of the parts may read a part's tensor: no queue has it.
+  An operation that is in no part must not read a part's tensor, because only
+  parts take tensors from queues.
   """
 
   def __init__(
@@ -99,10 +102,11 @@ class StagesLowering(CpuGpuLowering):
   ):
     """Lowers all operations; `parts` has the part of each (`find_parts`)."""
     self._parts = parts
-    # {(tensor, part): the tensor as the part takes it from a queue, once}.
+    # {(tensor, part that reads it): its value from a queue}. The operations of
+    # a part share the value, because a queue gives it only once.
     self._taken: dict[tuple[mtf.Tensor, int], LaidOut] = {}
-    # {part: tensors that it takes}, and {part: [(part that takes a tensor,
-    # operation that keeps the tensor)]}.
+    # {part: tensors that it takes from queues}, and {part: [(part that will
+    # take a tensor, operation that puts the tensor into its queue)]}.
     self._takes, self._keeps = (collections.defaultdict(list) for _ in "12")
     super().__init__(placements)
 
@@ -117,8 +121,8 @@ class StagesLowering(CpuGpuLowering):
     Args:
       part: number of the part.
       operations: operations to run if they are in the part.
-      last: the part keeps tensors only for parts up to this number. A loss
-        without gradients runs no later part, so nothing would take the others.
+      last: puts tensors only into queues of parts up to this number. If only
+        the loss is computed, later parts do not run, and would take nothing.
     """
     kept = [keep for taker, keep in self._keeps[part] if taker <= last]
     own = [x for x in operations if self._parts[x] == part]
@@ -132,7 +136,7 @@ class StagesLowering(CpuGpuLowering):
     others = {
       x: self.tensors[x]
       for x in operation.inputs
-      # An input may be missing: a C++ function may omit its last outputs.
+      # Skip outputs that a C++ operation omits, such as attention weights.
       if self._parts.get(x.operation, part) != part and x in self.tensors
     }
     with tf.name_scope(f"{operation.name}/take"):
@@ -159,7 +163,7 @@ class StagesLowering(CpuGpuLowering):
 
 
 def _pass_by_queue(x: tf.Tensor) -> tuple[tf.Tensor, tf.Operation]:
-  """Returns x as another call takes it from a queue, and what puts it there."""
+  """Returns x as taken from a queue, and the operation that puts x there."""
   # `unique_name` is enough, because all programs of a session are in one graph.
   name, types = tf.get_default_graph().unique_name("queue"), [x.dtype]
   queue = tf.raw_ops.FIFOQueueV2(component_types=types, shared_name=name)

@@ -17,7 +17,7 @@ def _gelu_tanh(x):
   return 0.5 * x * (1.0 + tf.tanh(inner))
 
 
-# {activation named in `architecture.block.MLPS`: its function, in float32}
+# {activation of an MLP (architecture/block.py): function of a float32 tensor}
 _ACTIVATIONS = {
   "swish": lambda x: x * tf.sigmoid(x),
   "gelu": _gelu,
@@ -30,10 +30,8 @@ _ACTIVATIONS = {
 def activate(products: Sequence[tf.Tensor], activation: str) -> tf.Tensor:
   """Returns the hidden layer of an MLP, in the dtype of the products.
 
-  Args:
-    products: x wi, [..., d_ff]; or x wi_gate and x wi, whose result is
-      activation(x wi_gate) * (x wi).
-    activation: name of the activation function.
+  `products`: x wi, [..., d_ff]; or x wi_gate and x wi, for a hidden layer
+  activation(x wi_gate) * (x wi).
   """
   first, *others = (tf.cast(x, tf.float32) for x in products)
   y = _ACTIVATIONS[activation](first)

@@ -52,9 +52,9 @@ def visible_softmax(
 
 @fused
 def _masked_softmax(scores, scale, begin, window, masks, bias):
-  # scores: [batch, length, heads, memory_length]; the first query has the
-  # position of key `begin`. masks: (), (segments,) or (segments, prefix),
-  # [batch, memory_length] each.
+  # Returns the attention weights, in the shape of `scores`: [batch, length,
+  # heads, memory_length]. The first query has the position of key `begin`. The
+  # list `masks` has segments and prefix, if any, [batch, memory_length] each.
   batch, length, _, memory_length = scores.shape
   position = begin + tf.range(length)[:, tf.newaxis, tf.newaxis]
   key = tf.range(memory_length)
@@ -73,7 +73,7 @@ def _masked_softmax(scores, scale, begin, window, masks, bias):
 
 @fused
 def _softmax_gradient(weights, dweights, out, dout, scale):
-  # Returns the gradients of the unscaled scores and of the bias added to them.
+  # Returns the gradients of x and bias in softmax(scale x + bias), x = q k^T.
   dtype = weights.dtype
   weights, dweights, out, dout = (
     tf.cast(t, tf.float32) for t in (weights, dweights, out, dout)
@@ -88,9 +88,9 @@ def _softmax_gradient(weights, dweights, out, dout, scale):
 
 @fused
 def _sum_of_parts(parts, places):
-  # Adds up the gradients of the keys (or values) that each block of queries
-  # reads, [batch, keys, ...]. `places` has the number of positions before and
-  # after each part.
+  # Returns the gradient of all keys (or values), [batch, memory_length, ...].
+  # `parts` has one gradient per block of queries, for only the keys that the
+  # block reads; `places` counts the keys before and after these keys.
   total = 0.0
   for part, (before, after) in zip(parts, places, strict=True):
     padding = [[0, 0], [before, after], *([[0, 0]] * (len(part.shape) - 2))]
@@ -106,8 +106,7 @@ class _Heads:
   # grouped-query attention the same holds for the heads of each group.
 
   def __init__(self, num_heads: int, memory: Sequence[int]):
-    # `memory` is the shape of k: [batch, length, d_kv] or [batch, length,
-    # key_heads, d_kv].
+    # `memory` is the shape of k, [batch, memory_length, (key_heads,) d_kv].
     *_, key_heads, _ = memory
     self._group = None
     self._q, self._memory, self._scores = "blhk", "bmhk", "blhm"
@@ -155,12 +154,12 @@ class BlockedAttention:
 
   blocks: Sequence[AttentionBlock]
   scale: float  # 1 / sqrt(d_kv)
-  # Whether `attend` also returns the attention weights of each block; otherwise
-  # `gradient` computes the weights again.
+  # Whether `attend` also returns the attention weights of each block, for
+  # `gradient`. If not, `gradient` computes them again, to save memory.
   keeps_weights: bool
   num_masks: int = 0
   window: int | None = None
-  # Value of POSITIONS if it changes scores; otherwise None.
+  # The setting POSITIONS if scores depend on distances, as in "t5"; else None.
   score_positions: str | None = None
 
   def attend(
@@ -168,7 +167,8 @@ class BlockedAttention:
   ) -> tf.Tensor | tuple[tf.Tensor, ...]:
     """Returns the output, shape of q; if `keeps_weights`, also the weights.
 
-    `others`: masks (segments, prefix), then `extras` of `score_by_distance`.
+    `others`: the masks (segments, prefix), if any; then `extras`: the tensors
+    by which distances change scores, such as ALiBi's slopes.
     """
     heads, extras = _Heads(q.shape[2], k.shape), others[self.num_masks :]
     outs, weights = [], []
@@ -192,15 +192,15 @@ class BlockedAttention:
     dout: tf.Tensor,
     *others: tf.Tensor,
   ) -> tuple[tf.Tensor, ...]:
-    """Returns the gradients of q, k, v and each of `extras`.
+    """Returns the gradients of q, k, v and each of `extras` (see `attend`).
 
     Args:
       q: [batch, length, heads, d_kv].
-      k: [batch, memory_length, d_kv] or [batch, memory_length, key_heads,
+      k, v: [batch, memory_length, d_kv] or [batch, memory_length, key_heads,
         d_kv].
-      v: shape of k.
       dout: gradient of the result of `attend`, shape of q.
-      *others: the masks and extras that `attend` took, then its results.
+      *others: the masks and extras that `attend` took; then the output and the
+        attention weights (if kept) that it returned.
     """
     heads = _Heads(q.shape[2], k.shape)
     num_results = 1 + (len(self.blocks) if self.keeps_weights else 0)
@@ -226,11 +226,12 @@ class BlockedAttention:
       down = heads.outputs(dscores, keys)
       dk.append(heads.to_memory(dscores, seen))
       if bias:
-        if bias[0].shape[0] == 1:  # one bias for all rows: sum its gradient
+        if bias[0].shape[0] == 1:  # one bias for all sequences of the batch
           dbias = tf.reduce_sum(dbias, 0, keepdims=True)
         xs = [own, *extras]
-        # Stop at `xs`: if Mesh TensorFlow recomputes a layer, q depends on the
-        # extras through the rest of the model, too.
+        # If Mesh TensorFlow recomputes a layer, q also depends on the extras
+        # through the rest of the model. Stop at `xs`, so that tf.gradients
+        # differentiates only `score_by_distance`.
         down, *found = tf.gradients(
           [seen, *bias], xs, [down, dbias], stop_gradients=xs
         )
@@ -316,19 +317,17 @@ def self_attention(
 
   Args:
     q: [batch, length, heads, d_kv], activation dtype, rotated.
-    k: [batch, memory_length, d_kv] (multi-query), or [batch, memory_length,
-      key_heads, d_kv], rotated.
-    v: shape of k.
+    k, v: [batch, memory_length, d_kv] (multi-query), or [batch, memory_length,
+      key_heads, d_kv]; k is rotated.
     segments: [batch, length], int32: number of each position's document. A
       position attends only to its own document. None: one document per row.
     prefix: [batch, length], int32: 1 for a position that all positions of its
       document see, else 0. None means all 0. A prefix requires `segments`.
-    mixer: how positions change scores, and the window.
-    extras: see `score_by_distance`.
-    keeps_weights: whether attention weights, length * memory_length numbers per
-      head, are kept for the backward pass; otherwise the backward pass
-      recomputes them, block by block. The C++ operations of CPUs never keep
-      weights (native/self_attention.h).
+    mixer: how distances change scores, and the window.
+    extras: tensors for `score_by_distance`, such as ALiBi's slopes.
+    keeps_weights: whether to keep the attention weights, length * memory_length
+      numbers per head; otherwise the backward pass recomputes them, block by
+      block. The C++ operations never keep them (native/self_attention.h).
 
   Returns:
     [batch, length, heads, d_kv], before the output projection.
@@ -352,8 +351,8 @@ def self_attention(
   is_native = native.attends(mixer)
 
   def gradient(op, dout, *_):
-    # q, k, v and `out` wait for `dout`. Otherwise weights and blocks of `out`
-    # would be computed earlier, and stay in memory until `dout` is computed.
+    # Read q, k, v and `out` only after `dout`. Otherwise TensorFlow could start
+    # the gradient's operations in the forward pass, and keep their results.
     q, k, v, out = (recompute(x, dout) for x in (*op.inputs[:3], op.outputs[0]))
     extras = op.inputs[3 + n :]
     # In multi-query attention dk and dv are sums over `heads`. If `heads` is

@@ -13,10 +13,9 @@ from palm_mtf.config import MeshLayout, ModelConfig
 class Dims:
   """Dimensions of tensors, under the names that layout rules use."""
 
-  batch: mtf.Dimension  # sequences that a pod computes at once
-  # Positions of queries, and the same positions of keys and values. The names
-  # differ, because scores [length, memory_length] cannot have one dimension
-  # twice.
+  batch: mtf.Dimension  # sequences in one forward pass of a pod
+  # Positions: of queries, and of keys and values. The names differ, because
+  # scores [length, memory_length] cannot have one dimension twice.
   length: mtf.Dimension
   memory_length: mtf.Dimension
   # Width of the residual stream. It has three names, so that a layout can split
@@ -37,7 +36,7 @@ class Dims:
   # multiple of the size of the mesh axis that splits the rows.
   vocab: mtf.Dimension
   positions: mtf.Dimension  # rows of the table of learned positions
-  buckets: mtf.Dimension  # distance buckets of POSITIONS = "t5"
+  buckets: mtf.Dimension  # T5's ranges of distances, with one bias per range
 
 
 def model_dims(config: ModelConfig, batch_size: int, mesh: MeshLayout) -> Dims:
@@ -52,7 +51,7 @@ def model_dims(config: ModelConfig, batch_size: int, mesh: MeshLayout) -> Dims:
   dims = {name: mtf.Dimension(name, size) for name, size in sizes.items()}
   dims["kv_heads"] = mtf.Dimension("heads", config.key_heads)
   for name in ("d_model_stored", "d_model_residual"):
-    # Without a split, the name stays d_model, so that no tensor is renamed.
+    # If not split, the name is d_model, so that sharding.py adds no operation.
     is_split = mesh.axis_size_of(name) > 1
     dims[name] = mtf.Dimension(name if is_split else "d_model", config.d_model)
   return Dims(**dims)

@@ -1,9 +1,11 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Dropout whose masks are a function of (SEED, step, place, row, position).
+"""Dropout whose masks are a hash of (SEED, step, place, row, position).
 
-A place is a use of dropout in the model. An activation x that is kept becomes
-x / (1 - rate); others become 0.
+A place is a use of dropout in the model; a row is an index in the batch of all
+pods. A hash, unlike a random generator with a state, does not depend on how the
+batch is split into slices and microbatches. An activation x that is kept
+becomes x / (1 - rate); others become 0.
 """
 
 import dataclasses
@@ -13,16 +15,10 @@ from palm_mtf.ops.slicewise import WholeSlice
 from palm_mtf.ops.threefry import threefry
 from palm_mtf.ops.xla import fused
 
-# A random generator with a state would draw different masks in each layout.
-# Here a hash of an activation's position in the global batch decides whether to
-# drop the activation, so that the mask does not depend on how the batch is
-# split into slices and microbatches.
-
-
 DROPOUT_STATE = mtf.Dimension("dropout_state", 4)
 
 
-def _words(number):  # the lower 64 bits of an integer, as two words of 32 bits
+def _words(number):  # its lower 64 bits, as the 32-bit words of Threefry's key
   return [
     tf.constant((number >> shift) % 2**32, tf.uint32) for shift in (0, 32)
   ]
@@ -32,7 +28,7 @@ def _words(number):  # the lower 64 bits of an integer, as two words of 32 bits
 def _drop(first_row, x, state, place, seed, rate):
   step, batch_row, is_on, first_place = tf.unstack(state)
   rows, length, width = x.shape
-  # Each counter gives two random numbers, one for each half of d_model.
+  # Threefry hashes each counter to two numbers, one for each half of d_model.
   half = -(-width // 2)
   row = tf.range(rows) + (first_row + batch_row)
   counter = [
@@ -57,8 +53,8 @@ class Dropout:
   rate: float  # share of the activations to drop, above 0 and below 1
   seed: int  # seed of the run
   # [4], int32: the step, from 0; the index of this microbatch's first row in
-  # the step's batch; 1 to drop activations, 0 to drop none; and the number of
-  # places (uses of dropout) before the first place of the graph.
+  # the step's batch; 1 to drop activations, 0 to drop none; and a number to add
+  # to `place`: not 0 only where all layers run the graph of one layer.
   state: mtf.Tensor
 
   def __call__(self, x: mtf.Tensor, place: int) -> mtf.Tensor:

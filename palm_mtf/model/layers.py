@@ -11,9 +11,6 @@ from palm_mtf.native.operations import IS_CENTERED
 from palm_mtf.ops.slicewise import ByDevice, WholeSlice
 from palm_mtf.ops.xla import fused
 
-# Each layer below makes one pass over the memory of a device's slice. The layer
-# computes in float32 for any activation dtype, and rounds only its result.
-
 
 def local_rows(first: tf.Tensor, tokens: tf.Tensor, rows: int) -> tf.Tensor:
   """Returns each token's row in one slice of `vocab`; -1 if not in the slice.
@@ -28,10 +25,9 @@ def local_rows(first: tf.Tensor, tokens: tf.Tensor, rows: int) -> tf.Tensor:
 def local_embedding(
   first: tf.Tensor, table: tf.Tensor, tokens: tf.Tensor, scale: float = 1.0
 ) -> tf.Tensor:
-  """Looks up tokens in one slice of the table, [rows, d_model].
+  """Looks up tokens in a table's slice, [rows, d_model]; multiplies by `scale`.
 
   Tokens that are not in the slice give zeros; for arguments see `local_rows`.
-  The result is multiplied by `scale`.
   """
   row = local_rows(first, tokens, table.shape[0])
   found = tf.gather(table, tf.maximum(row, 0))
@@ -57,8 +53,7 @@ def embed(
   Args:
     table: [vocab, d_model], activation dtype.
     tokens: [batch, length], int32 in [0, vocab).
-    gradient_dtype: dtype in which devices add up the table's gradient; None is
-      the dtype of the table.
+    gradient_dtype: dtype of the table's gradient; None is the table's dtype.
     scale: EMBEDDING_SCALE, which multiplies the rows.
   """
   vocab, d_model = table.shape.dims
@@ -95,8 +90,8 @@ def embed(
   ).outputs[0]
 
 
-# Norms without scale and bias: from x, [..., d_model] float32, and epsilon to
-# the result y and, for the gradient, the number that multiplied x, [..., 1].
+# Norms of x, [..., d_model] float32, without scale and bias. They return y and,
+# for the gradient, the factor that normalized x, [..., 1].
 
 
 def _by_mean_square(x, epsilon):
@@ -110,8 +105,7 @@ def _by_variance(x, epsilon):
   return _by_mean_square(x - tf.reduce_mean(x, -1, keepdims=True), epsilon)
 
 
-# The gradient of x is orthogonal to y and, if the norm subtracts the mean, to
-# the vector of ones.
+# dx is orthogonal to y, and to a vector of ones if the norm subtracts the mean.
 
 
 def _by_mean_square_gradient(y, rsqrt, dy):
@@ -123,8 +117,7 @@ def _by_variance_gradient(y, rsqrt, dy):
   return (dx - tf.reduce_mean(dy, -1, keepdims=True)) * rsqrt
 
 
-# {statistic of a norm (see `NormForm`): its function and the gradient}. Those
-# in IS_CENTERED also have operations in C++.
+# {`statistic` of `normalize`: the norm's function, and that of its gradient}
 _STATISTICS = {
   "variance": (_by_variance, _by_variance_gradient),
   "mean_square": (_by_mean_square, _by_mean_square_gradient),
@@ -134,7 +127,9 @@ _STATISTICS = {
 def normalize(x: tf.Tensor, statistic: str, epsilon: float) -> tf.Tensor:
   """Normalizes x [..., d_model], any float dtype, without a scale, to float32.
 
-  `statistic` is that of `NormForm`; `epsilon` is NORM_EPSILON.
+  `statistic`: "variance" subtracts the mean of x and divides by the standard
+  deviation; "mean_square" divides by the root mean square. `epsilon`
+  (NORM_EPSILON) is added to the statistic before the square root.
   """
   forward, _ = _STATISTICS[statistic]
   return forward(tf.cast(x, tf.float32), epsilon)[0]
@@ -150,11 +145,8 @@ def apply_norm(
 ) -> tf.Tensor:
   """Normalizes x, multiplies by a scale, and adds a bias if there is one.
 
-  Args:
-    x: [..., d_model], any float dtype.
-    statistic, epsilon: see `normalize`.
-    scale: [d_model], float32.
-    *bias: [d_model], float32; nothing for no bias.
+  `scale` and `bias` are [d_model], float32. For the other arguments see
+  `normalize`. The result has the dtype of x.
   """
   y = normalize(x, statistic, epsilon) * scale
   for each in bias:
@@ -193,8 +185,7 @@ def norm(
   Args:
     x: [..., d_model], activation dtype.
     vectors: the scale, [d_model] float32, and the bias if the form has one.
-    form: what the norm computes.
-    epsilon: NORM_EPSILON.
+    form, epsilon: the norm of the setting NORM, and NORM_EPSILON.
     factor: constant by which the result is multiplied.
   """
   is_native = form.statistic in IS_CENTERED and len(vectors) == 1
@@ -278,9 +269,9 @@ def add_bias(x: mtf.Tensor, bias: mtf.Tensor) -> mtf.Tensor:
 
 
 # If the size of the mesh axis that splits `vocab` does not divide VOCAB_SIZE,
-# the embedding is padded with rows of zeros. The logits of these rows are set
-# to the dtype's lowest number, so that their softmax is 0 and argmax picks none
-# of them. These logits have no gradient, so that the rows stay zeros.
+# rows of zeros pad the embedding. Their logits are set to the dtype's lowest
+# number, so that their softmax is 0 and argmax picks none of them. These logits
+# have no gradient, so that the rows stay zeros.
 
 
 @fused
@@ -291,7 +282,7 @@ def _mask(first, x, vocab_size, is_gradient):
 
 
 def without_padding(logits: mtf.Tensor, vocab_size: int) -> mtf.Tensor:
-  """Masks logits [batch, length, vocab] of padding: from `vocab_size` on."""
+  """Masks padding in logits [batch, length, vocab], from `vocab_size` on."""
   vocab = logits.shape.dims[-1]
   if vocab.size == vocab_size:
     return logits

@@ -21,8 +21,7 @@ from palm_mtf.ops.slicewise import (
 )
 from palm_mtf.ops.xla import fused
 
-# The least divisor of a weighted mean, so that the mean and its gradients are 0
-# and not NaN if all loss weights are 0.
+# Least divisor of a weighted mean, which is 0 and not NaN if all weights are 0.
 SMALLEST_WEIGHT = 1e-30
 
 
@@ -36,10 +35,9 @@ def _fused_sums(row, logits):
 
 
 def _slice_sums(first, logits, targets, threads):
-  # Reduces logits over the slice of `vocab` that begins at token `first`.
-  # Returns three tensors, [batch, length] float32 each: the largest logit;
-  # sum(exp(logits - largest)); and the target's logit, or 0 if another slice
-  # holds the target.
+  # Reduces logits over the slice of `vocab` that begins at token `first`, to
+  # [batch, length] float32 each: the largest logit; sum(exp(logits - largest));
+  # and the target's logit, or 0 if another slice holds the target.
   row = tf.reshape(local_rows(first, targets, logits.shape[-1]), [-1])
   rows = tf.reshape(logits, [row.shape[0], -1])
   # Use C++ if possible: XLA would write exp(logits) to memory, in float32.
@@ -146,9 +144,8 @@ def cross_entropy(
   return token_loss, log_z
 
 
-# Loss weights are [batch, length], float32, at least 0: 1 for tokens that the
-# model learns, 0 for padding and for the inputs of a prefix LM. None means that
-# all loss weights are 1.
+# Loss weights are [batch, length], float32, at least 0: 1 for tokens to learn,
+# 0 for padding and for the inputs of a prefix LM. None means that all are 1.
 
 
 def weight_sum(
@@ -162,8 +159,7 @@ def weight_sum(
 
 def weighted_mean(x: mtf.Tensor, loss_weights: mtf.Tensor | None) -> mtf.Tensor:
   """Returns sum(x * loss_weights) / sum(loss_weights), [] float32."""
-  # Both sums run over the whole batch, even if the batch is split, so that each
-  # slice counts in proportion to its weights.
+  # Both sums are over all slices, which count in proportion to their weights.
   total = weighted_sum(x, loss_weights)
   return total / divisor(weight_sum(x, loss_weights))
 

@@ -48,9 +48,8 @@ class Palm:
     """Makes the rotary tables, which all layers share.
 
     Args:
-      config: the architecture.
-      dims: dimensions of the architecture, from `model_dims`.
-      weights: parameters of the architecture; or, for decoding, JoinedWeights.
+      weights: the parameters; for decoding, the joined kernels of
+        generation/decode/forward.py.
       dropout: dropout of a training step; None drops nothing.
     """
     self._config = config
@@ -96,8 +95,9 @@ class Palm:
 
     Args:
       inputs, segments, prefix: see `logits`.
-      keys_and_values: None, or a list to which each layer appends the keys and
-        values that its attention reads. A list requires REMAT = "none".
+      keys_and_values: None; or, to fill the cache of decoding, a list to which
+        each layer appends the keys and values that its attention reads. With a
+        list, REMAT must be "none"; there is no backward pass to recompute for.
 
     Returns:
       [batch, length, d_model], activation dtype.
@@ -146,9 +146,8 @@ class Palm:
 
   def last_norm(self, x: mtf.Tensor) -> mtf.Tensor:
     """Normalizes the output of the last block; see `hidden`."""
-    # The last norm's scale includes the factor of the logits, because the norm
-    # multiplies in float32. Scaling bfloat16 logits would round the logits a
-    # second time.
+    # The last norm includes the factor of the logits, because it multiplies in
+    # float32. Scaling bfloat16 logits would round them a second time.
     return self._norm(x, "final_norm", factor=self._config.logits_factor)
 
   def unembed(self, hidden: mtf.Tensor) -> mtf.Tensor:
@@ -163,7 +162,7 @@ class Palm:
     for i, each in enumerate(layer_of(self._config).sums):
       branches = {}
       for read in each.reads:
-        # One matrix product multiplies a norm by all kernels that read it.
+        # One product multiplies the norm's output by all kernels that read it.
         y = self._norm(x, f"{name}/{read.norm}")
         found = weights.project_in(y, name, read, self._angles)
         for branch in read.branches:

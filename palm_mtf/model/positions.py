@@ -28,7 +28,7 @@ from palm_mtf.architecture.rotary import (
 from palm_mtf.config import ModelConfig
 from palm_mtf.ops.slicewise import WholeSlice
 
-# This distance and all larger distances are in T5's last bucket.
+# T5 adds the same bias to scores for this distance and all larger distances.
 _T5_MAX_DISTANCE = 128
 
 Angles = Sequence[tf.Tensor]
@@ -40,7 +40,7 @@ def rotary_tables(
   """Returns sin and cos of the angles of rotary embedding, on a mesh.
 
   Both tables are [length, size / 2], float32, indexed by position and pair of a
-  head's numbers, and multiplied by `find_magnitude`.
+  head's numbers. They include YaRN's factor of q and k (`find_magnitude`).
   """
   pairs = mtf.Dimension("d_kv_pairs", rotary.size // 2)
   return [
@@ -78,7 +78,8 @@ def rotate_pairs(
   rest = []
   if size < width:
     y, *rest = tf.split(y, [size, width - size], -1)
-  # `split` returns both numbers of all pairs; `join` is its inverse.
+  # `split` returns the first, then the second numbers of all pairs; `join` is
+  # its inverse.
   split, join = {
     "halves": (lambda y: tf.split(y, 2, -1), lambda ab: tf.concat(ab, -1)),
     "neighbours": (
@@ -152,9 +153,8 @@ def _positions(x, segments=None):
 def alibi_slopes(num_heads: int) -> np.ndarray:
   """Returns the slope of each head, [heads] float32 (Press et al. 2022, 3).
 
-  If the number of heads is no power of two, slopes of the next smaller power
-  are followed by every other slope of the next larger power, as in the authors'
-  code.
+  If `num_heads` is no power of two, every other slope of the next larger power
+  follows the slopes of the next smaller power, as in the authors' code.
   """
   power = 2 ** math.floor(math.log2(num_heads))
 
@@ -166,10 +166,10 @@ def alibi_slopes(num_heads: int) -> np.ndarray:
 
 
 def distance_vectors(kernel: mtf.Tensor, length: int) -> mtf.Tensor:
-  """Returns Transformer-XL's vectors of distances, [distances, heads, d_kv].
+  """Returns the vectors r of Transformer-XL's scores, [distances, heads, d_kv].
 
-  The kernel is [d_model, heads, d_kv], activation dtype. Distances are 0 to
-  `length` - 1.
+  r is the sinusoid of a distance, 0 to `length` - 1, times the kernel,
+  [d_model, heads, d_kv], activation dtype.
   """
   d_model, heads, d_kv = kernel.shape.dims
   shape = mtf.Shape([mtf.Dimension("distances", length), heads, d_kv])
@@ -217,8 +217,9 @@ def sinusoids(length: int, width: int) -> tf.Tensor:
 
 
 def _t5_buckets(distance):
-  # Half of the buckets hold one distance each; the others grow (Raffel et al.
-  # 2020, 2.1, and their code for decoders). Later keys are in bucket 0.
+  # Half of the buckets hold one distance each; the others hold ranges, which
+  # grow with the distance (Raffel et al. 2020, 2.1, and their code for
+  # decoders). Keys after the query are in bucket 0; the causal mask hides them.
   exact = NUM_BUCKETS // 2
   distance = tf.maximum(distance, 0)
   far = tf.cast(tf.maximum(distance, 1), tf.float32) / exact
@@ -235,7 +236,7 @@ def _alibi(q, distance, slopes):
 
 def _t5(q, distance, table):
   found = tf.gather(tf.transpose(table), _t5_buckets(distance), axis=1)
-  return q, tf.transpose(found, [1, 2, 0, 3])  # from [heads, batch, ...]
+  return q, tf.transpose(found, [1, 2, 0, 3])  # [batch, length, heads, keys]
 
 
 def _transformer_xl(q, distance, content_bias, position_bias, vectors):
@@ -257,10 +258,10 @@ _SCORES = {"alibi": _alibi, "t5": _t5, "transformer_xl": _transformer_xl}
 def score_by_distance(
   positions: str, q: tf.Tensor, distance: tf.Tensor, extras: Sequence[tf.Tensor]
 ) -> tuple[tf.Tensor, tf.Tensor]:
-  """Returns the queries for the scores, and a number to add to each score.
+  """Returns the queries to multiply by keys, and a bias for each score.
 
   Args:
-    positions: value of POSITIONS that changes scores.
+    positions: "alibi", "t5" or "transformer_xl".
     q: [batch, length, heads, d_kv], activation dtype.
     distance: [1 or batch, length, memory_length], int32.
     extras: slopes, [heads] (alibi); the table, [buckets, heads] (t5); or both
@@ -268,7 +269,7 @@ def score_by_distance(
       [distances, heads, d_kv] (transformer_xl).
 
   Returns:
-    Queries, shape and dtype of q; and the numbers, [1 or batch, length, heads,
-    memory_length] float32, for scores that are already divided by sqrt(d_kv).
+    Queries, shape and dtype of q; and biases, [1 or batch, length, heads,
+    memory_length] float32, to add to scores after the division by sqrt(d_kv).
   """
   return _SCORES[positions](q, distance, *extras)

@@ -5,7 +5,8 @@
 The kernels q, k, v, wi_gate and wi of a parallel block read the same norm, so
 they share one product, x [q | k | v | wi_gate | wi]. This makes the block
 faster than a serial block (PaLM, section 2). The backward pass has one product
-for the gradients of all kernels, and usually one for the gradient of x.
+for the gradients of all kernels, and one for the gradient of x, or several if
+different mesh axes split the kernels.
 """
 
 import dataclasses
@@ -25,15 +26,13 @@ from palm_mtf.ops.recompute import delay_slices, recompute
 from palm_mtf.ops.slicewise import native_threads, split_axes
 from palm_mtf.ops.xla import fused, in_xla_computation
 
-# The forward pass splits the product, adds biases, normalizes and rotates q and
-# k, and applies the MLP's activation in one pass over memory; another such pass
-# computes the product's gradient. Both passes run in C++ (native/projection.h)
-# for PaLM's block. XLA compiles them for other blocks, and on devices without
-# the C++ operations.
+# One pass over memory splits the product, adds biases, normalizes and rotates q
+# and k, and applies the MLP's activation; another computes the gradient of the
+# product. Both run in C++ (native/projection.h) for PaLM's block, on devices
+# that have the C++ operations; otherwise XLA compiles them.
 
 
-# XLA compiles the two functions below only within `read_product`, because XLA's
-# copies are slower than TensorFlow's.
+# The two functions below are not `fused`: TensorFlow copies faster than XLA.
 
 
 def _join_columns(rows, parts):
@@ -51,9 +50,9 @@ def _split_columns(joined, rows, shapes):
 def _broadcast_angles(
   angles: Angles, num_rows: int, num_heads: int
 ) -> list[tf.Tensor]:
-  # The first `num_rows` dimensions of a product, such as [batch, length], index
-  # a row. `angles` lack the first of these dimensions if all its indices have
-  # the same angles.
+  # Returns angles that broadcast to [*rows, *heads, size / 2], where rows are
+  # `num_rows` dimensions, such as [batch, length], and heads are `num_heads`
+  # dimensions. Angles that all sequences share lack the first dimension.
   found = []
   for x in angles:
     for _ in range(num_rows + 1 - x.shape.rank):
@@ -81,10 +80,8 @@ def read_product(
     shapes: shape of one row of each part, such as [heads, d_kv] for q.
     read: the branches that read the norm.
     epsilon: NORM_EPSILON, for norms of q and k.
-    angles: sin and cos of rotary embedding, float32 each: [length, size / 2],
-      or [*rows, size / 2].
-    vectors: biases and scales of norms of q and k, float32, in the order of
-      `vectors_of`.
+    angles: sin and cos, float32 each: [length, size / 2] or [*rows, size / 2].
+    vectors: the bias and the norm's scale of each part, if any, float32.
 
   Returns:
     q, k and v for an attention branch, and the hidden layer for an MLP.
@@ -111,12 +108,15 @@ def read_product(
 
 
 def vectors_of(read: Read) -> list[str]:
-  """Returns the names within the layer of the vectors of `read_product`."""
+  """Returns the names of the biases and norm scales of a layer's products."""
   return [name for each in read.projections for name in each.vectors]
 
 
 def result_indices(read: Read) -> list[int]:
-  """Returns, for each projection, its index in the result of `read_product`."""
+  """Returns the index of each product's result in what `read_product` returns.
+
+  The products of an MLP have the same index, that of the hidden layer.
+  """
   found, count = [], 0
   for branch in read.branches:
     is_mlp = isinstance(branch.mixer, Mlp)
@@ -127,7 +127,7 @@ def result_indices(read: Read) -> list[int]:
 
 @functools.cache  # so that all layers share the compiled code
 def _fused_read(*how):
-  # `how` has the arguments of `read_product` that are not tensors.
+  # `how` has rows, shapes, read and epsilon, as `read_product` takes them.
   def read_parts(wide, angles, vectors):
     return read_product(wide, *how, angles, vectors)
 
@@ -156,17 +156,12 @@ def kernel_gradient(
 
 @dataclasses.dataclass(frozen=True)
 class JoinedColumns:
-  """Splits a device's product of x with joined kernels into their products.
+  """Splits a device's product of x with joined kernels; joins the gradients."""
 
-  The backward pass joins the gradients of these products.
-  """
-
-  # Shape of each kernel's slice, without d_model.
-  shapes: Sequence[Sequence[int]]
+  shapes: Sequence[Sequence[int]]  # of the kernels' slices, without d_model
   read: Read  # the branches that read the product
   epsilon: float  # NORM_EPSILON
-  # Threads per C++ operation; 0 if the device has no C++ operations.
-  threads: int
+  threads: int  # per C++ operation; 0 if the device has no C++ operations
 
   @property
   def _sizes(self):
@@ -179,7 +174,7 @@ class JoinedColumns:
     angles: Angles,
     vectors: Sequence[tf.Tensor],
   ) -> list[tf.Tensor]:
-    """Splits a product; see `read_product`."""
+    """Returns what `read_product` does, computed by C++ if possible."""
     if not self._is_native:
       split, _ = self._fused(rows)
       return list(split(wide, list(angles), list(vectors)))
@@ -188,7 +183,7 @@ class JoinedColumns:
     )
     return [
       tf.reshape(part, [*rows, *shape])
-      # The last part, the hidden layer, stands for both wi_gate and wi.
+      # wi_gate and wi share one part, so the last shape may have no part.
       for part, shape in zip(parts, self.shapes, strict=False)
     ]
 
@@ -200,10 +195,7 @@ class JoinedColumns:
     angles: Angles,
     vectors: Sequence[tf.Tensor],
   ) -> list[tf.Tensor]:
-    """Returns the gradients of a product and of the vectors.
-
-    `gradients` has the gradient of each result of `split`.
-    """
+    """Returns the gradients of `wide` and `vectors`, from those of `split`."""
     if self._is_native:
       gradient = native.read_product_gradient(
         wide,
@@ -240,8 +232,7 @@ class _Projection(mtf.Operation):
     self.kernels, self.read = list(kernels), read
     self.epsilon, self.gradient_dtype = epsilon, dtype
     batch, length, _ = x.shape.dims
-    # `columns` has the columns of whole kernels, although a device's product
-    # has only the columns of its slices of the kernels.
+    # The columns of whole kernels; a device's product has those of its slices.
     sizes = (x.shape.to_integer_list[1:] for x in kernels)
     columns = mtf.Dimension("columns", sum(map(math.prod, sizes)))
     self.result_of = result_indices(read)
@@ -271,8 +262,8 @@ class _Projection(mtf.Operation):
 
   def gradient(self, grad_ys: Sequence[mtf.Tensor | None]) -> list:
     gradients = grad_ys[: self.num_read]
-    # Inputs are read from self.inputs, because `recomputed` copies this
-    # operation with other inputs, but with the same self.kernels.
+    # Read the kernels from self.inputs: if REMAT recomputes a layer, this
+    # operation is a copy with other inputs, but with the same self.kernels.
     x, angles, vectors, kernels = self.cut_inputs(self.inputs)
     x, *kernels = (recompute(each, gradients[0]) for each in (x, *kernels))
     dx, *others = _ProjectionGradient(
@@ -282,13 +273,14 @@ class _Projection(mtf.Operation):
 
   def recompute(self, x: mtf.Tensor, signal: mtf.Tensor) -> mtf.Tensor:
     """Computes the output x, such as q, from the product again."""
-    # All calls are in one backward pass, so the first signal serves all.
+    # All calls are of one backward pass, so waiting for the first call's
+    # `signal` is enough.
     if self._read_again is None:
       self._read_again = _ReadAgain(self, signal)
     return self._read_again.outputs[self.outputs.index(x)]
 
   def columns(self, impl: mtf.MeshImpl) -> JoinedColumns:
-    """Returns what splits a device's product into q, k, v and so on."""
+    """Returns which columns of a device's product are q, k, v and so on."""
     shapes = [impl.slice_shape(kernel.shape)[1:] for kernel in self.kernels]
     threads = native_threads(impl)
     return JoinedColumns(shapes, self.read, self.epsilon, threads)
@@ -306,8 +298,8 @@ class _Projection(mtf.Operation):
 
     values = impl.slicewise(apply, *(lowering.tensors[x] for x in self.inputs))
     for output, value in zip(self.outputs, values, strict=True):
-      # `set_tensor_lowering` would refuse the product, because its slices do
-      # not have the shape of the output's slices.
+      # `set_tensor_lowering` would refuse the product, because the layout does
+      # not split `columns`, but a device's product has only some columns.
       lowering.tensors[output] = value
 
 
@@ -366,11 +358,10 @@ class _ProjectionGradient(mtf.Operation):
     values = [lowering.tensors[each] for each in self.inputs]
     inputs, wide, gradients = values[:n], values[n], values[n + 1 :]
     is_open = [isinstance(dy, mtf.LazyAllreduceSum) for dy in gradients]
-    # `axes` has, for each kernel, the mesh axes over which the kernel's part of
-    # dx must be summed. In multi-query attention dk and dv are sums over slices
-    # of `heads`, each a LazyAllreduceSum. Instead of dk and dv, results that
-    # are linear in dk and dv are all-reduced: dx and the gradients of kernels
-    # and vectors.
+    # `axes` has, for each kernel, the mesh axes over which its part of dx must
+    # be summed. In multi-query attention dk and dv are sums over `heads`, not
+    # yet all-reduced (LazyAllreduceSum). What follows is linear in them, so
+    # all-reduce only the results: dx and the gradients of kernels and vectors.
     axes = []
     for of, kernel in zip(forward.result_of, forward.kernels, strict=True):
       over = split_axes(impl, kernel.shape.dims[1:])
@@ -436,8 +427,9 @@ def _kernel_gradients(
   if not in_xla_computation():
     joined = kernel_gradient(rows, gradient, on_cpu=bool(columns.threads))
     return _split_columns(joined, [rows.shape[1]], columns.shapes)
-  # XLA would give the columns of one product a layout in which it cannot
-  # reduce-scatter rows, and would all-reduce whole gradients instead.
+  # For XLA, compute one product per kernel. XLA would give the columns of a
+  # joined product a layout in which it cannot reduce-scatter rows, and would
+  # all-reduce whole gradients instead.
   parts = tf.split(gradient, [*map(math.prod, columns.shapes)], 1)
   return [
     tf.reshape(matmul(rows, part, transpose_a=True), [-1, *shape])
@@ -448,8 +440,8 @@ def _kernel_gradients(
 def _columns_by_axes(
   axes: Sequence[tuple[int, ...]], shapes: Sequence[Sequence[int]]
 ) -> list[tuple[tuple[int, ...], slice]]:
-  # Groups adjacent kernels that have equal axes. Returns the axes of each
-  # group, and the group's columns in a device's product.
+  # Groups adjacent kernels whose parts of dx are summed over equal mesh axes.
+  # Returns each group's axes, and its columns in a device's product.
   groups, end = [], 0
   for over, run in itertools.groupby(
     zip(axes, shapes, strict=True), key=lambda pair: pair[0]
@@ -480,8 +472,7 @@ def project(
     read: the branches that read x.
     kernels: [d_model, ...] each, dtype of x.
     vectors, angles, epsilon: see `read_product`.
-    gradient_dtype: dtype in which devices add up gradients of kernels; None is
-      the dtype of x.
+    gradient_dtype: dtype of the kernels' gradients; None is the dtype of x.
 
   Returns:
     The results of `read_product`, [batch, position, ...] each, dtype of x.

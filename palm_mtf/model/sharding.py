@@ -63,8 +63,7 @@ def _sum_and_cut(mesh_impl, x, axis, place):
   if not (isinstance(x, mtf.LazyAllreduceSum) and axis in x.mesh_axes):
     # Every device holds the whole value, and cuts out its part.
     return mesh_impl.allsplit(x, axis, place)
-  # Mesh TensorFlow's reshape would all-reduce before it cuts. A reduce-scatter
-  # moves half the bytes.
+  # mtf.reshape would all-reduce and cut; reduce-scatter moves half the bytes.
   part = mesh_impl.reduce_scatter(x.laid_out_input, axis, place)
   others = [each for each in x.mesh_axes if each != axis]
   return mtf.LazyAllreduceSum(mesh_impl, part, others) if others else part
@@ -74,7 +73,8 @@ def gather_weight(x: mtf.Tensor, after: mtf.Tensor, dims: Dims) -> mtf.Tensor:
   """All-gathers a weight [..., d_model_stored, ...] to [..., d_model, ...].
 
   Unless a layout splits d_model_stored, returns x itself. The gather waits for
-  `after`, the other input of the layer.
+  `after`, the other input of the layer; otherwise TensorFlow might gather the
+  weights of all layers at once.
   """
   if dims.d_model_stored == dims.d_model:
     return x

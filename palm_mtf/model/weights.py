@@ -47,10 +47,8 @@ def palm_variables(
   """Makes a variable, split by the layout, for every parameter.
 
   Args:
-    stages: mesh of each pipeline stage of one pod; a single mesh if there are
-      no stages.
-    seed: seed of the initial weights; None for zeros, if a checkpoint replaces
-      them.
+    stages: the mesh of each pipeline stage of a pod, or the pod's only mesh.
+    seed: seed of the initial weights; None for zeros, to load a checkpoint.
 
   Returns:
     {name in checkpoints: value of the variable}: kernels and the embedding in
@@ -81,10 +79,7 @@ def initializer(
   dims: tuple[str, ...],
   seed: int | None,
 ) -> Normal | Fill:
-  """Returns the initializer of a parameter; see `palm_variables` for `seed`.
-
-  For PaLM's block, these are the initializers of PaLM, section 5.
-  """
+  """Returns a parameter's initializer (for PaLM's block: PaLM, section 5)."""
   if seed is None:
     return Fill(0.0)
   if parameter.is_scale:
@@ -97,7 +92,7 @@ def initializer(
   if parameter.part == logits_table(config):
     # Logits have variance 1 at first.
     return Normal(config.d_model**-0.5 / config.logits_factor, seed)
-  if not parameter.is_kernel:  # other embeddings
+  if not parameter.is_kernel:  # embedding of tokens or positions
     return Normal(1.0, seed)
   fan_in = config.d_model
   if dims[0] != "d_model":  # o [heads, d_kv, d_model] and wo [d_ff, d_model]
@@ -113,10 +108,12 @@ class TrainedWeights:
   JoinedWeights (generation/decode/forward.py) has the same methods, so that
   decoding can use the forward pass of palm.py with other weights.
 
-  The arguments are the mesh; the arguments of `palm_variables`; the dtype in
-  which devices add up gradients of kernels and of the embedding (None:
-  activation dtype); and the variables of all stages (None: makes variables on
-  the mesh).
+  Args:
+    mesh: mesh of the products with these weights.
+    config, dims, seed: see `palm_variables`.
+    gradient_dtype: dtype in which devices add up gradients of kernels and of
+      the embedding; None is the activation dtype.
+    variables: `palm_variables` of all stages; None makes them, on `mesh`.
   """
 
   def __init__(
@@ -150,10 +147,7 @@ class TrainedWeights:
     return add_positions(x, self._kernel("position_embedding", x), segments)
 
   def norm_vectors(self, name: str, after: mtf.Tensor) -> list[mtf.Tensor]:
-    """Returns the scale, and bias if any, of a norm.
-
-    Each is [d_model] float32; an all-gather, if any, waits for `after`.
-    """
+    """Returns a norm's scale, and its bias if any, [d_model] float32 each."""
     names = [f"{name}/scale", f"{name}/bias"]
     found = [self._kernel(x, after) for x in names if x in self._variables]
     if found:
@@ -166,7 +160,7 @@ class TrainedWeights:
   def score_extras(
     self, layer: str, mixer: Attention, length: mtf.Dimension
   ) -> list[mtf.Tensor]:
-    """Returns what changes a layer's attention scores by distance."""
+    """Returns ALiBi's slopes, T5's table, Transformer-XL's tensors, or []."""
     if mixer.score_positions == "alibi":
       heads = self._dims.heads
       slopes = tf.constant(alibi_slopes(heads.size))
@@ -187,14 +181,12 @@ class TrainedWeights:
       x: [batch, length, d_model], activation dtype.
       layer: prefix of the kernels' names, from `layer_name`.
       read: the branches that read x.
-      angles: sin and cos of rotary embedding, [length, size / 2] float32 each;
-        () without rotary embedding.
+      angles: sin and cos, [length, size / 2] float32 each; () if not rotary.
 
     Returns:
-      For attention: q, [batch, length, heads, d_kv]; k; and v. The shape of k
-      and v is [batch, memory_length, d_kv] (multi-query) or [batch,
-      memory_length, key_heads, d_kv]. For an MLP: the hidden layer, [batch,
-      length, d_ff].
+      For attention: q, [batch, length, heads, d_kv]; and k and v, [batch,
+      memory_length, d_kv] (multi-query) or [batch, memory_length, key_heads,
+      d_kv]. For an MLP: the hidden layer, [batch, length, d_ff].
     """
     return project(
       x,
@@ -214,9 +206,8 @@ class TrainedWeights:
     Branches are [batch, length, inputs...]; the result is [batch, length,
     d_model], activation dtype. `layer` is the prefix of the kernels' names.
     """
-    # If `heads` or `d_ff` is split, a product is an mtf.LazyAllreduceSum, which
-    # is all-reduced only when it is read. Therefore, if the same mesh axis
-    # splits both dimensions, the branches share one all-reduce.
+    # If `heads` or `d_ff` is split, a product is an mtf.LazyAllreduceSum. If
+    # the same mesh axis splits both, all products share one all-reduce.
     products = [
       product(
         x,
@@ -230,10 +221,7 @@ class TrainedWeights:
   def output_biases(
     self, layer: str, outputs: Iterable[Projection], after: mtf.Tensor
   ) -> list[mtf.Tensor]:
-    """Returns the biases of products that are added to the residual stream.
-
-    Each is [d_model] float32; an all-gather, if any, waits for `after`.
-    """
+    """Returns the biases of `outputs`, if any, [d_model] float32 each."""
     return [
       self._kernel(f"{layer}/{each.bias}", after)
       for each in outputs
@@ -241,9 +229,11 @@ class TrainedWeights:
     ]
 
   def unembed(self, x: mtf.Tensor) -> mtf.Tensor:
-    """Returns logits, [batch, length, vocab] `logits_dtype`; does not scale."""
-    # The backward pass begins with this product, so the gathered table is kept
-    # and not gathered again.
+    """Returns logits, [batch, length, vocab], in LOGITS_DTYPE.
+
+    x is the last norm's output, which includes the factor of the logits.
+    """
+    # Keep the gathered table: the backward pass begins with this product.
     logits = product(
       x,
       self._kernel(logits_table(self._config), x),
@@ -275,12 +265,10 @@ def product(
   Args:
     x: [batch, length, inputs...], activation dtype.
     kernel: [inputs..., output], or [output, inputs] if `transpose`; dtype of x.
-    transpose: whether to multiply by the transposed kernel.
     dtype: dtype of the product: float32 or the dtype of x (the default).
-    keeps_kernel: whether the kernel is kept for the backward pass; otherwise
-      the kernel is recomputed (ops/recompute.py).
-    gradient_dtype: dtype in which devices add up the kernel's gradient; None is
-      the dtype of x.
+    keeps_kernel: whether to keep the kernel for the backward pass, which
+      otherwise recomputes it (ops/recompute.py).
+    gradient_dtype: dtype of the kernel's gradient; None is the dtype of x.
 
   Returns:
     [batch, length, output].

@@ -20,7 +20,8 @@ _NO_SPACE = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 _SHORT_WRITE = re.compile(r"\d+ requested and \d+ written")
 # Prefix of the names of incomplete files and folders, which nothing reads.
 PARTIAL = ".partial_"
-_ABANDONED_SECS = 3600.0  # incomplete files unchanged for so long are deleted
+# Incomplete files unchanged for so long are deleted: their writers were killed.
+_ABANDONED_SECS = 3600.0
 
 
 def check_model_dir(model_dir: object) -> None:
@@ -99,7 +100,7 @@ def _remove_abandoned(prefix: str) -> None:
 
 def _remove(path: str) -> None:
   shutil.rmtree(path, ignore_errors=True)
-  with contextlib.suppress(OSError):  # it was a folder, or was renamed
+  with contextlib.suppress(OSError):  # `path` was a folder, or is gone
     os.unlink(path)
 
 

@@ -43,7 +43,8 @@ def read_json_lines(
 
   Args:
     kind: type of every value; `object` for any.
-    number: key that must have an integer in every value; "" for no such key.
+    number: key, such as "step", that has an integer in every value; "" for no
+      such key.
 
   Raises:
     UserError: the file cannot be read, or a line has a value of another type.

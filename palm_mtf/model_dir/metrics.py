@@ -69,7 +69,7 @@ class EventsWriter:
     self._add(tf.Event(file_version=_VERSION))
 
   def start_at(self, step: int) -> None:
-    """Makes TensorBoard drop earlier files' events from `step` on."""
+    """Makes TensorBoard drop older events of steps that training repeats."""
     session_log = tf.SessionLog(status=tf.SessionLog.START)
     self._add(tf.Event(step=step, session_log=session_log))
 

@@ -27,9 +27,9 @@ class ModelDir:
     self.rewinds = os.path.join(path, "rewinds.jsonl")
     # Folders step_00000200/ with answers and metrics of SeqIO tasks.
     self.evaluations = os.path.join(path, "eval")
-    # Which examples of SeqIO tasks the training documents contain.
+    # Folder of files: which SeqIO examples the training documents contain.
     self.contamination = os.path.join(self.evaluations, "contamination")
-    # Files step_00000200.* of traced steps.
+    # Files step_00000200.*: where the time of a step in TRACE_STEPS goes.
     self.traces = os.path.join(path, "traces")
     # If CHIP names a known chip, the output of `palm_mtf plan --json`.
     self.plan = os.path.join(path, "plan.json")
@@ -39,7 +39,7 @@ class ModelDir:
 
   @property
   def vocabulary(self) -> str:
-    """Path of the vocabulary that the run trained or an import copied."""
+    """Path of the vocabulary that the run trained, or `import` copied."""
     trained, copied = (
       os.path.join(self.path, x) for x in ("vocabulary.model", "tokenizer.json")
     )

@@ -44,7 +44,8 @@ inline void for_vectors(int size, Use use) {
   for (; i < size; ++i) use(i, float());
 }
 
-// Returns the sum of term(i, V()) over the indices i of `for_vectors`.
+// Returns the sum over the indices below `size`. term(i, V()) returns the terms
+// of a whole register if V is Floats, and one term if V is float.
 template <class Term>
 inline float sum_of(int size, Term term) {
   Floats total = {};

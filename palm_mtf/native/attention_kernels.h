@@ -14,7 +14,8 @@
 
 namespace palm {
 
-// Buffers that all calls share; only one call at a time uses them.
+// Buffers that are kept between calls, so that calls need not allocate them.
+// Only one call at a time uses them, because each holds the mutex of shared.h.
 template <class T>
 struct AttentionMemory {
   std::vector<Word<T>> keys, values, key_rows, value_rows;
@@ -29,9 +30,9 @@ struct AttentionMemory {
 template <class T>
 class Attention {
  public:
-  // The next inputs are q, k and v. q is [batch, length, heads, d_kv]; k and v
-  // are [batch, length, key_heads, d_kv], or [batch, length, d_kv] if all heads
-  // share one key head.
+  // Reads inputs of the call: q, [batch, length, heads, d_kv]; k and v, [batch,
+  // length, key_heads, d_kv], or [batch, length, d_kv] if all heads share one
+  // key head.
   Attention(Call& call, int num_threads, bool for_gradient,
             AttentionMemory<T>& memory)
       : q(call.next()), k(call.next()), v(call.next()),
@@ -98,8 +99,8 @@ class Attention {
     heads_of(group, thread).attend(data(q) + at, out + at);
   }
 
-  // Writes the gradient of the group's query heads to `dq`. Writes the terms
-  // that the group adds to dk and dv of the key head to `memory_`.
+  // Writes the gradient of the group's query heads to `dq`, and the group's
+  // terms of dk and dv to `memory_`, for `add_parts`.
   void gradient(int group, int thread, const T* dout, T* dq) const {
     float* dk = &memory_.dk[group * part_size()];
     float* dv = &memory_.dv[group * part_size()];
@@ -110,7 +111,7 @@ class Attention {
       .gradient(data(q) + at, dout + at, dq + at, dk, dv);
   }
 
-  // Adds up the terms of dk and dv that the groups of a key head have written.
+  // Writes dk and dv of a key head: the sums of the terms of its groups.
   void add_parts(int head, T* dk, T* dv) const {
     add_parts(head, memory_.dk, dk);
     add_parts(head, memory_.dv, dv);
@@ -201,7 +202,7 @@ class Attention {
 
 template <class T>
 AttentionMemory<T>& attention_memory() {
-  static auto& it = *new AttentionMemory<T>;  // never freed, see `shared`
+  static auto& it = *new AttentionMemory<T>;  // kept: threads may run at exit
   return it;
 }
 

@@ -40,7 +40,7 @@ _LIBRARIES = ("-l:libtensorflow_cc.so.2", "-l:libtensorflow_framework.so.2")
 _AVX2 = frozenset({"avx2", "fma"})
 _AVX512 = _AVX2 | {"avx512f", "avx512bw", "avx512_vnni"}
 _COMPILE_SECS = 300
-_MOST_KEPT = 16  # libraries in the cache, one per CPU, compiler and version
+_MOST_KEPT = 16  # newest libraries to keep: one per CPU, compiler and version
 _OUTPUT = "operations.so"
 # A compiler's message about a full disk or an exceeded quota has one of these.
 _NO_SPACE = tuple(map(os.strerror, (errno.ENOSPC, errno.EDQUOT)))
@@ -63,7 +63,7 @@ def choose_instruction_flags(cpu: frozenset[str], machine: str) -> list[str]:
 
 
 def count_panel_columns() -> int:
-  """Returns how many columns a panel of weights has: kColumns of vectors.h."""
+  """Returns kColumns (vectors.h): columns of weights per panel (panels.h)."""
   options = _choose_options()
   if "-mavx512vnni" in options:
     return 64
@@ -122,7 +122,7 @@ def load_library() -> bytes:
 
 
 def read_build_options(content: bytes) -> str:
-  """Returns a library's compiler options and compiler version."""
+  """Returns the compiler's options and version in a library; "" if none."""
   match = re.search(rb"palm_mtf was built with ([^\0]*)", content)
   return match[1].decode(errors="replace") if match else ""
 
@@ -152,8 +152,7 @@ def _hash_compiler(command: Sequence[str]) -> str:
     return ""
   parts = []
   for word in command:
-    # Hash each file's size and time instead of the compiler's version, because
-    # reading the version would take a new process.
+    # Hash size and time of files, because to read a version takes a process.
     if path := shutil.which(word):
       status = os.stat(path)
       parts += [os.path.realpath(path), status.st_size, status.st_mtime_ns]
@@ -183,8 +182,8 @@ def _compile(command: Sequence[str], folder: str) -> bytes:
 
 
 def _compile_in(above: int, command: Sequence[str]) -> bytes:
-  # Compiles in a new folder below the folder with descriptor `above`. Raises
-  # OSError if the new folder cannot be made.
+  # Compiles in a new subfolder of the folder that has the file descriptor
+  # `above`. Raises OSError if the subfolder cannot be made.
   package = importlib.util.find_spec("tensorflow").submodule_search_locations[0]
   options = [x for x in command if x.startswith("-") and x not in _FLAGS]
   said = os.memfd_create("said")  # in memory, because the disk may be full

@@ -24,7 +24,7 @@ namespace palm {
 struct StepKernel {
   Model model;
   int threads;
-  mutable bool has_huge_pages = false;  // set once, because weights do not move
+  mutable bool has_huge_pages = false;  // whether the weights are in them
 
   explicit StepKernel(const Attributes& attrs) {
     model.layers = attrs.number("layers");

@@ -44,14 +44,14 @@ struct Step {
   std::vector<float>& x;
   PreparedRows& inputs;
   std::vector<float>& wide;
-  std::vector<WorkQueue> queues;  // one per product
+  std::vector<WorkQueue> queues;  // per product: panels left to compute
 
   int num_rows, memory_length;
   const int32_t *tokens, *positions;     // [num_rows]
   const T* table;                        // [vocab, d_model]
   const float *sines, *cosines;          // [memory_length, rotated / 2]
   std::vector<const float*> scales;      // [d_model], one per norm
-  std::vector<const uint8_t*> kernels;   // panels, one per product
+  std::vector<const uint8_t*> kernels;   // packed weights, one per product
   std::vector<T*> cache;  // [rows, key_heads, memory_length, d_kv]: for each
                           // layer keys, then values
   float* logits;          // [num_rows, vocab]
@@ -70,7 +70,7 @@ struct Step {
     team.run([this](int thread) { steps(thread); });
   }
 
-  // Runs on each thread of the team, which computes its rows or columns.
+  // Each thread of the team runs this, and computes some rows or columns.
   void steps(int thread) {
     size_t norm = 0, kernel = 0;
     for_rows(thread, [this](int row) { embed(row); });
@@ -126,7 +126,8 @@ struct Step {
     team.meet();
   }
 
-  // Writes the product of `inputs` and a kernel to `wide`, from column `first`.
+  // Writes the product of `inputs` and a kernel (q, k, v, or gate and linear,
+  // or all) to `wide`, from column `first` on.
   void multiply_in(size_t kernel, int first, int outer) {
     multiply(kernel, model.format, model.d_model, outer,
              [&](int row, int column, int count, const float* y) {
@@ -148,8 +149,8 @@ struct Step {
     team.meet();
   }
 
-  // Writes the gated MLP's hidden layer to `inputs`, from column `first` on; a
-  // row of `inputs` has `inner` numbers.
+  // Writes the gated MLP's hidden layer to `inputs` (`inner` numbers per row),
+  // from column `first` on: in a parallel block, after attention's result.
   void gate(int thread, int inner, int first) {
     for_shares(thread, model.d_ff, [&](int row, int begin, int end) {
       const float* gates = &wide[size_t(row) * wide_size() + qkv_size()];
@@ -172,7 +173,7 @@ struct Step {
           return 0.5f * x * (1 + std::erf(x * float(M_SQRT1_2)));
         });
       case Activation::kGeluTanh:
-        // (1 + tanh(y)) / 2 = sigmoid(2 y), with 2 sqrt(2 / pi) as factor.
+        // (1 + tanh(y)) / 2 = sigmoid(2 y), and 1.59576912 = 2 sqrt(2 / pi).
         return use([](float x) {
           return x * sigmoid(1.59576912f * (x + 0.044715f * x * x * x));
         });
@@ -209,8 +210,8 @@ struct Step {
     team.meet();
   }
 
-  // A row has `size` items; each thread gets an equal share of all items. Calls
-  // use(row, begin, end) for this thread's items, row by row.
+  // Splits all rows' items, such as heads (`size` per row), equally between
+  // threads. Calls use(row, begin, end) for this thread's items, row by row.
   template <class Use>
   void for_shares(int thread, int size, Use use) {
     int64_t all = int64_t(num_rows) * size, n = team.size();

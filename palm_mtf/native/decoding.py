@@ -26,7 +26,7 @@ ACTIVATIONS = ("swish", "gelu", "gelu_tanh")
 
 
 def find_missing_in_step(config: ModelConfig) -> str | None:
-  """Returns the first macro whose value C++ decoding lacks, or None."""
+  """Returns a gin macro, such as NORM, whose value C++ steps lack, or None."""
   norm, (activation, kernels) = NORMS[config.norm], MLPS[config.mlp]
   is_computed = {
     "BLOCK": config.block in ("parallel", "serial"),
@@ -42,9 +42,9 @@ def find_missing_in_step(config: ModelConfig) -> str | None:
 
 @dataclasses.dataclass(frozen=True)
 class PackedKernel:
-  """A constant weight matrix [inner, outer], in panels of columns.
+  """A constant weight matrix [inner, outer], in panels (panels.h).
 
-  C++ products read a panel as one stream of bytes.
+  A panel has several columns, in the order in which a C++ product reads them.
   """
 
   panels: tf.Tensor  # [panels, bytes], uint8
@@ -90,7 +90,7 @@ def pack(
 
 
 def unpack(kernel: PackedKernel, inner: int) -> tf.Tensor:
-  """Returns the matrix that `pack` packed in bfloat16, [inner, outer]."""
+  """Returns the matrix [inner, outer] of a kernel whose dtype is bfloat16."""
   w = operations().palm_unpack(
     kernel=kernel.panels,
     T=kernel.dtype,
@@ -103,15 +103,15 @@ def unpack(kernel: PackedKernel, inner: int) -> tf.Tensor:
 
 
 def _count_panel_bytes(dtype, inner, columns):
-  # Computes the same as panel_bytes of panels.h.
+  # Repeats panel_bytes of panels.h, for the static shape of the result.
   count = -(-inner // GROUP) * GROUP * columns
   if dtype == INT4:
     return count // 2 + count // GROUP * 2
   return count * dtype.size + (8 * columns if dtype == tf.int8 else 0)
 
 
-# If several threads share a kernel, each reads at least this many bytes. This
-# takes 5 microseconds; synchronizing threads takes up to 1 microsecond.
+# Minimum number of a kernel's bytes per thread. A thread reads these bytes in 5
+# microseconds, so that synchronizing threads, up to 1 microsecond, costs less.
 _BYTES_FOR_A_THREAD = 250_000
 
 
@@ -121,7 +121,7 @@ def multiply(
   """Multiplies rows by a packed kernel [inner, outer]; returns [rows, outer].
 
   `xs` are parts of the rows [rows, inner], cut along `inner`, in float32 or
-  bfloat16. `dtype`, of the product, is also one of these; it may be the other.
+  bfloat16. `dtype`, the product's, is float32 or bfloat16, whatever `xs` have.
   """
   y = operations().palm_product(
     xs=list(xs),
@@ -144,13 +144,11 @@ class StepWeights:
   # Embedding, [vocab, d_model], activation dtype; sin and cos of rotary
   # embedding, if any, [memory_length, rotary_size / 2], float32.
   tables: Sequence[tf.Tensor]
-  # Scale of each norm, [d_model] float32, in the order of the step's norms.
-  scales: Sequence[tf.Tensor]
-  # Kernel of each product, in the order in which a step computes them.
-  kernels: Sequence[PackedKernel]
+  scales: Sequence[tf.Tensor]  # of norms in a step's order, [d_model] float32
+  kernels: Sequence[PackedKernel]  # of products in a step's order
 
   def make_arguments(self) -> dict[str, object]:
-    """Returns the inputs and attributes of both C++ decoding operations."""
+    """Returns the arguments that both C++ decoding operations take."""
     config, kernels = self.config, self.kernels
     table, *angles = self.tables
     sines, cosines = angles or [tf.zeros([self.memory_length, 0])] * 2
@@ -210,8 +208,7 @@ class Texts(NamedTuple):
   positions: tf.Tensor  # position of the last token in its text, [rows] int32
   places: tf.Tensor  # number of tokens drawn so far for each text, [rows] int32
   is_over: tf.Tensor  # whether the text has ended, [rows] bool
-  # Random keys, hashes of (SEED, prompt, sample), [rows, 2] int32.
-  keys: tf.Tensor
+  keys: tf.Tensor  # hash of (SEED, prompt, sample), [rows, 2] int32
   temperature: tf.Tensor  # TEMPERATURE of each text, [rows] float32
   top_k: tf.Tensor  # TOP_K of each text, [rows] int32; 0 keeps all tokens
   top_p: tf.Tensor  # TOP_P of each text, [rows] float32
@@ -227,10 +224,9 @@ class TextSettings(NamedTuple):
   # Tokens that end a text; (-1,) if no token does. After its end, a text is
   # filled with the first of these tokens.
   end_ids: Sequence[int]
-  repetition_penalty: float = 1.0  # REPETITION_PENALTY
+  repetition_penalty: float = 1.0  # 1 for no penalty
   keeps_logits: bool = False  # whether to return the last step's logits
-  # Maximum number of steps. XLA needs this maximum, because in XLA the shape of
-  # the chosen tokens is constant; without XLA, None is enough.
+  # Maximum number of steps. Only XLA needs it, because its shapes are constant.
   most_steps: int | None = None
 
 
@@ -241,12 +237,9 @@ class TextSteps(NamedTuple):
   # Chosen tokens, [rows, at least num_steps] int32; `end_ids[0]` after a text
   # has ended, and after the last step.
   chosen: tf.Tensor
-  # If `keeps_logits`, logits of the last step, [rows, vocab] float32; otherwise
-  # empty, [0, vocab].
-  logits: tf.Tensor
+  logits: tf.Tensor  # last step's, [rows, vocab] float32, if `keeps_logits`
   seen: list[tf.Tensor]  # `Texts.seen` with the chosen tokens
-  # The cache after the last step, without the tokens that it chose.
-  cache: list[tf.Tensor]
+  cache: list[tf.Tensor]  # without the tokens that the last step chose
 
 
 def run_text_steps(

@@ -15,7 +15,7 @@ from palm_mtf.native.operations import operations, set_shapes
 
 
 def reads(read: Read, shapes: Sequence[Sequence[int]]) -> bool:
-  """Returns whether `read_product` can compute what a layer's `Read` says.
+  """Returns whether `read_product` supports the projections and MLP in `read`.
 
   `shapes` has the shape of one row of each product, such as [heads, d_kv].
   """
@@ -43,15 +43,13 @@ def read_product(
   """Splits a joined product, rotates its q and k, and applies SwiGLU.
 
   Args:
-    wide: product of rows with joined kernels, [rows, columns], float32 or
-      bfloat16.
+    wide: product with joined kernels, [rows, columns], float32 or bfloat16.
     sizes: number of columns of each kernel.
-    angles: sin and cos of rotary embedding, [length, size / 2] float32 each.
+    angles: sin and cos of rotary embedding, [length, d_kv / 2] float32 each.
     is_gated: whether the last two kernels are wi_gate and wi.
 
   Returns:
-    One tensor [rows, size] per kernel; if `is_gated`, the last two kernels give
-    only one tensor.
+    One tensor [rows, size] per kernel, but one for the last two if `is_gated`.
   """
   read = sizes[:-1] if is_gated else sizes
   parts = operations().palm_read_product(
@@ -76,10 +74,7 @@ def read_product_gradient(
   is_gated: bool,
   threads: int,
 ) -> tf.Tensor:
-  """Returns the gradient of `wide`, the input of `read_product`; same shape.
-
-  `gradients` has the gradient of each result of `read_product`.
-  """
+  """Returns the gradient of `wide`, given those of `read_product`'s results."""
   gradient = operations().palm_read_product_gradient(
     wide=wide,
     gradients=list(gradients),
@@ -126,7 +121,7 @@ def norm_gradient(
   epsilon: float,
   threads: int,
 ) -> tuple[tf.Tensor, ...]:
-  """Returns the gradients of x and scale, given `dy`, that of norm's result."""
+  """Returns the gradients of x and scale, given `dy`, the result's gradient."""
   gradients = operations().palm_norm_gradient(
     x=x,
     scale=scale,
@@ -139,7 +134,7 @@ def norm_gradient(
 
 
 def attends(mixer: Attention) -> bool:
-  """Returns whether `attend` computes this kind of attention."""
+  """Returns whether `attend` supports `mixer`: no window, no score bias."""
   return mixer == PLAIN_ATTENTION
 
 
@@ -178,7 +173,7 @@ def attend_gradient(
   *,
   threads: int,
 ) -> tuple[tf.Tensor, ...]:
-  """Returns the gradients of q, k and v, given `dout`, that of the result."""
+  """Returns gradients of q, k and v, given `dout`, the result's gradient."""
   gradients = operations().palm_attention_gradient(
     q=q, k=k, v=v, dout=dout, masks=list(masks), threads=threads
   )

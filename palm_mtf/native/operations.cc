@@ -11,7 +11,8 @@
 #include "row_kernels.h"
 #include "tensorflow/c/ops.h"
 
-// native/build.py reads this text in the library.
+// native/build.py finds this text in the library: runs report it, because other
+// compilers or options may give other bits.
 extern "C" const char palm_built_with[];
 const char palm_built_with[] =
   "palm_mtf was built with " PALM_OPTIONS " (" __VERSION__ ")";

@@ -1,6 +1,6 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""The operations of operations.cc, if they can be compiled."""
+"""Loads the operations of operations.cc, if they can be compiled."""
 
 import dataclasses
 import errno
@@ -16,9 +16,8 @@ from palm_mtf.native.build import BuildError, load_library, read_build_options
 
 _logger = logging.getLogger(__name__)
 
-# {statistic of a norm (architecture/block.py): whether the norm subtracts the
-# mean}, for the norms that C++ operations compute. TensorFlow's operations
-# compute norms of other statistics.
+# {statistic of a norm (architecture/block.py): whether it subtracts the mean}.
+# TensorFlow's operations compute norms of other statistics.
 IS_CENTERED = {"variance": True, "mean_square": False}
 
 
@@ -67,7 +66,7 @@ def threads_here() -> int:
 def set_shapes(
   after: Sequence[tf.Tensor], before: Sequence[tf.Tensor]
 ) -> list[tf.Tensor]:
-  """Gives the tensors `after` the shapes of `before`, and returns them."""
+  """Gives C++ outputs `after`, whose shapes are unknown, those of `before`."""
   for x, like in zip(after, before, strict=True):
     x.set_shape(like.shape)
   return list(after)

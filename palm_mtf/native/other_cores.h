@@ -15,9 +15,9 @@
 
 namespace palm {
 
-// If no core has been idle for long, Linux wakes a thread on the core of the
-// calling thread, and moves the woken thread to an idle core only milliseconds
-// later. An operation between two products would end on one core before then.
+// Forbids threads to run on the caller's core. Otherwise, if no core has been
+// idle for long, Linux wakes them on that core, and moves them only
+// milliseconds later, when a short operation has already ended on one core.
 class OtherCores {
 #if defined(__linux__)
  public:

@@ -100,7 +100,7 @@ inline void pack_int8(const Columns32& x, uint8_t* panel) {
 }
 
 // Scales to try for a group of int4 numbers, relative to the scale that clips
-// no number. A smaller scale clips large numbers, but rounds all others less.
+// no number. Smaller scales clip large numbers, but round others more finely.
 constexpr float kInt4Factors[] = {1.0f, 0.95f, 0.9f, 0.85f, 0.8f, 0.75f};
 
 inline Floats int4_divisor(Halves scale) {

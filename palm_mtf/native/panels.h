@@ -21,8 +21,9 @@ constexpr int kGroup = 32;  // rows per scale in a column of int4 weights
 // Returns the inner dimension of weights [inner, outer], padded with zeros.
 inline int padded(int inner) { return (inner + kGroup - 1) / kGroup * kGroup; }
 
-// An int8 panel ends with one scale and one sum of numbers per column. An int4
-// panel has a bfloat16 scale per column after each group of rows.
+// An int8 panel ends with each column's scale and the sum of its weights.
+// Products subtract kByteOffset times this sum, because kByteOffset is added to
+// input rows. An int4 panel has a bfloat16 scale per column after each group.
 inline size_t panel_bytes(Format format, int inner) {
   size_t count = size_t(padded(inner)) * kColumns;
   if (format == kFloat32) return 4 * count;
@@ -31,17 +32,18 @@ inline size_t panel_bytes(Format format, int inner) {
   return count / 2 + count / kGroup * 2;
 }
 
-// Input rows of a product, [count, padded(inner)]. Only the members that the
-// weights' format needs are set.
+// Input rows of a product, [count, padded(inner)]. Only those members are set
+// that products with the weights' format read.
 struct Rows {
   const float* floats;
   const uint16_t* halves;     // bfloat16, if the CPU multiplies bfloat16
-  const uint8_t* bytes;       // signed; kByteOffset is added for int8 weights
+  const uint8_t* bytes;       // int8; plus kByteOffset for int8 weights
   const float* scales;        // of `bytes`, [count]
   const int32_t* group_sums;  // of `bytes`, [count, padded(inner) / kGroup]
 };
 
-// Prefetches a panel shortly before a tile (products.h) reads it.
+// For products of few rows, which need one tile (products.h) per panel:
+// prefetches the panel that the tile reads, a little ahead.
 struct Stream {
   const uint8_t* at;
 
@@ -51,11 +53,11 @@ struct Stream {
   }
 };
 
-// Prefetches a part of the next panel, an equal share in each step of a tile.
-// The tiles of a panel together prefetch the whole next panel.
+// For products of many rows: each of a panel's tiles (products.h) prefetches a
+// part of the next panel, some bytes per step of the tile's loop.
 struct Part {
   const uint8_t* at;
-  int bytes;  // per step
+  int bytes;  // prefetched per step
 
   void prefetch() {
     constexpr int kLine = 64;
@@ -65,8 +67,8 @@ struct Part {
   }
 };
 
-// Returns the part of `panel` that a tile of `rows` rows prefetches: the share
-// rows / num_rows of the panel.
+// Returns the part of `panel` that a tile prefetches: rows / num_rows of its
+// bytes, if the tile has `rows` of the product's `num_rows` rows.
 inline Part make_part(const uint8_t* panel, size_t bytes, int first, int rows,
                     int num_rows, int steps) {
   const size_t begin = bytes * first / num_rows;

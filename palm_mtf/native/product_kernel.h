@@ -29,7 +29,7 @@ struct PackKernel {
 
   template <class T>
   void compute(Call& call) const {
-    int inner = 0, outer = 0;  // sizes of the parts read so far, joined
+    int inner = 0, outer = 0;  // sizes of the matrix so far
     std::vector<Block> blocks;
     while (call.has_next()) {
       const Matrix<const T> w = call.next_matrix<const T>();

@@ -116,8 +116,8 @@ void tile_of(int rows, const Rows& x, int first, const uint8_t* panel,
 }
 
 // Multiplies all rows by the panels `begin` to `end` - 1. For each tile, calls
-// use(first row, number of rows, first column, numbers). `next` is the index of
-// the panel that the thread is likely to read after these panels.
+// use(first row, number of rows, first column, the tile's results). `next` is
+// the index of the panel that the thread probably reads next, to prefetch it.
 template <Format kFormat, class Use>
 void multiply_panels(const Rows& x, int num_rows, const uint8_t* panels,
                      int inner, int begin, int end, int next, Use use) {
@@ -125,7 +125,7 @@ void multiply_panels(const Rows& x, int num_rows, const uint8_t* panels,
   alignas(64) float out[kMost][kColumns];
   const size_t bytes = panel_bytes(kFormat, inner);
   const int num_tiles = (num_rows + kMost - 1) / kMost;
-  const int steps = padded(inner) >> kFormat;  // of 1, 2, 4 or 8 panel rows
+  const int steps = padded(inner) >> kFormat;  // of 1, 2, 4 or 8 weight rows
   for (int p = begin; p < end; ++p) {
     const uint8_t* panel = panels + p * bytes;
     const uint8_t* following = panels + (p + 1 < end ? p + 1 : next) * bytes;

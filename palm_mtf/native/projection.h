@@ -14,7 +14,7 @@
 
 namespace palm {
 
-// Columns of a product, and the angles of rotary embedding.
+// How a row of a joined product is split, and how q and k are rotated.
 struct Columns {
   std::vector<int> sizes;  // columns of each kernel
   bool is_gated;           // whether the last two kernels are wi_gate and wi
@@ -68,7 +68,8 @@ void read_row(const T* wide, const Columns& columns, int row,
   }
 }
 
-// Writes the gradient of a row of the product, from gradients of the parts.
+// Writes the gradient of a row of the product, given the gradients of the
+// results of `read_row`.
 template <class T>
 void read_row_gradient(const T* wide, const Columns& columns, int row,
                        const std::vector<const T*>& gradients, T* to) {

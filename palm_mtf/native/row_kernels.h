@@ -17,7 +17,7 @@
 
 namespace palm {
 
-constexpr int kParts = 64;  // runs of rows in a matrix, for any `threads`
+constexpr int kParts = 64;  // runs of rows: fixed, so that sums keep their bits
 
 // Calls use(part, first row, row after the last) for each run of rows.
 template <class T, class Use>
@@ -73,8 +73,9 @@ struct NormGradientKernel : NormKernel {
     const float* scale = static_cast<float*>(TF_TensorData(scales));
     const Matrix<const T> dy = call.next_matrix<const T>();
     const Matrix<T> dx = call.allocate<T>(0, x.rows, x.columns);
-    // Each part has its own sums, which are added in order afterwards, so that
-    // the result does not depend on the number of threads.
+    // Each run of rows has its own sums of scale gradients, which are added in
+    // order afterwards, so that the result does not depend on the number of
+    // threads.
     const int size = x.columns;
     std::vector<float> sums(size_t(kParts) * size);
     for_parts(x, threads, [&](int part, int begin, int end) {
@@ -98,8 +99,8 @@ struct ReadKernel {
     columns.is_gated = attrs.flag("is_gated");
   }
 
-  // Returns `columns` with the angles: the inputs, if any, after the first
-  // `num_inputs` inputs.
+  // Returns `columns`, with rotary angles if the call has more than
+  // `num_inputs` inputs: the next inputs are sin and cos.
   Columns read_angles(Call& call, int num_inputs) const {
     Columns found = columns;
     if (call.num_inputs() == num_inputs) return found;

@@ -48,7 +48,7 @@ struct PackedHead {
   Panels<Word<T>> keys, values, key_rows, value_rows;
 };
 
-// A thread's buffers, for one block at a time.
+// A thread's buffers, for one block of positions at a time.
 template <class T>
 struct BlockMemory {
   std::vector<float> scores, dweights, sums;
@@ -84,7 +84,7 @@ inline Floats compute_weights(Floats x, float most, float scale) {
 template <class T>
 class HeadGroup {
   using W = Word<T>;
-  static constexpr int kRows = kTogether<T>;  // rows per word
+  static constexpr int kRows = kTogether<T>;  // numbers per word
 
  public:
   HeadGroup(const AttentionSizes& sizes, int first, int count, Masks masks,
@@ -154,8 +154,8 @@ class HeadGroup {
   }
 
  private:
-  // Consecutive positions from `begin` on. A row is one head of the group at
-  // one position.
+  // Consecutive positions from `begin` on, which see at most the first `keys`
+  // positions. A row is one head of the group at one position.
   struct Block {
     int begin, rows, keys, width;  // `width` is `keys` with padding
 
@@ -164,7 +164,7 @@ class HeadGroup {
 
   template <class Use>
   void for_blocks(Use use) const {
-    constexpr int kMost = 96;  // a multiple of kTileRows
+    constexpr int kMost = 96;  // rows per block: fit the cache, fill tiles
     const int step = std::max(1, kMost / count_);
     for (int begin = 0; begin < sizes_.length; begin += step) {
       const int end = std::min(begin + step, sizes_.length);
@@ -184,8 +184,8 @@ class HeadGroup {
                  sizes_.d_kv;
   }
 
-  // Multiplies a block's rows of x by `columns`; writes the product to y, and
-  // the packed rows to `copy`.
+  // Multiplies a block's rows of x by `columns`, and writes the product to y.
+  // Packs the rows into `copy` first; `gradient` also reads this copy.
   void multiply_rows(const T* x, const Block& block, Panels<W> columns,
                      std::vector<W>& copy, float* y) const {
     const int steps = words_of<T>(sizes_.d_kv);
@@ -225,8 +225,8 @@ class HeadGroup {
     return largest;
   }
 
-  // Writes the weights and the gradients of the scores, for kRows rows from
-  // `row` on, which share the words of weights_t and dscores_t.
+  // Writes weights and gradients of scores for kRows rows from `row` on at
+  // once, because each word of weights_t and dscores_t has a number per row.
   void softmax_gradient(const Block& block, int row, float* scores,
                         float* dweights, W* weights_t, W* dscores_t,
                         W* dscores) const {

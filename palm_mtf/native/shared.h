@@ -20,7 +20,7 @@ namespace palm {
 // Training threads do not poll, because TensorFlow's operations need the cores.
 constexpr int kPatience = 20000, kNoPatience = 0;
 
-// A call that uses this state holds the mutex.
+// Threads and buffers of decoding steps; a call that uses them holds `mutex`.
 struct Shared {
   std::mutex mutex;
   std::map<std::pair<int, int>, Team> teams;  // by size and patience

@@ -19,10 +19,10 @@
 
 namespace palm {
 
-constexpr int kStretch = 128;  // rows of a panel: 16 kB of float32 weights
+constexpr int kStretch = 128;  // panel rows: 16 kB in float32, for the L1 cache
 
-// Only AVX2 uses stretches. Stretches are slower with AVX-512, which has more
-// registers, and on CPUs without AVX2, where unpacking is slow.
+// Only AVX2 multiplies a panel in stretches of rows: this is slower with
+// AVX-512, which has more registers, and without AVX2, where unpacking is slow.
 template <Format kFormat>
 constexpr bool kHasStretches =
   kLanes == 8 && (kFormat == kFloat32 || kFormat == kBfloat16);

@@ -14,9 +14,9 @@
 
 namespace palm {
 
-// A decoding step has some thirty parts, each of which waits for the previous
-// part. Some parts take only microseconds, so a thread waits by polling a
-// number, not by sleeping.
+// Threads that run a job together. A decoding step has some thirty parts, after
+// each of which the threads wait for one another (`meet`). Some parts take only
+// microseconds, so a thread waits by polling a number, not by sleeping.
 class Team {
  public:
   // An idle thread polls `patience` times for a job before it sleeps.

@@ -36,7 +36,7 @@ int words_of(int size) {
 template <class W>
 struct Left {
   const W* at;
-  size_t row, step;  // strides, in words: between rows, and in a row
+  size_t row, step;  // strides in words: from row to row, and within a row
 };
 
 template <class W>

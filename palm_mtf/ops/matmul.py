@@ -92,8 +92,7 @@ def packed_matmul(x: tf.Tensor, w: tf.Tensor) -> tf.Tensor:
     x: [rows, inner], bfloat16 or float32.
     w: [inner, outer], dtype of x.
   """
-  # The operation packs `w` at its first run and ignores later changes of `w`. A
-  # plain product packs bfloat16 weights at every call.
+  # The operation packs `w` at its first run, and ignores later changes of `w`.
   value = attr_value_pb2.AttrValue
   operation = ops.get_default_graph()._create_op_internal(
     "_MklNativeFusedMatMul",

@@ -23,7 +23,7 @@ from palm_mtf.ops.xla import set_true
 
 
 def wait_for(x: tf.Tensor, signal: tf.Tensor | tf.Operation) -> tf.Tensor:
-  """Returns a copy of x, of any shape, that exists only after `signal`."""
+  """Returns a copy of x, of any shape, made only after `signal` is computed."""
   with tf.control_dependencies([signal]):
     return tf.identity(x)
 
@@ -59,7 +59,8 @@ def delay(x: mtf.Tensor, signal: mtf.Tensor) -> mtf.Tensor:
   return _Delay(x, signal).outputs[0]
 
 
-# True while a whole block is computed again; `recompute` then returns x itself.
+# True while gradients of the second run in `recomputed` are built: its tensors
+# are already recomputed, so `recompute` returns x itself.
 _is_kept = contextvars.ContextVar("is_kept", default=False)
 
 
@@ -75,10 +76,11 @@ def recompute(x: mtf.Tensor, signal: mtf.Tensor) -> mtf.Tensor:
   return getattr(x.operation, "recompute", delay)(x, signal)
 
 
-# Of all activations, only attention weights grow with length ** 2. If REMAT is
-# "layer", Table 22 of the PaLM paper counts 75% of the products with parameters
-# as recomputed. Here 65% are, because no gradient reads the last product of a
-# branch, and TensorFlow omits operations that nothing reads.
+# Of all activations, only attention weights grow with length ** 2, so REMAT =
+# "attention" recomputes these. With "layer", 65% of the products with
+# parameters are recomputed, not 75% as in Table 22 of the PaLM paper: no
+# gradient reads a branch's last product, and TensorFlow omits what nothing
+# reads.
 
 
 def recomputed(
@@ -88,7 +90,6 @@ def recomputed(
 
   Args:
     fn: returns one tensor; may also read variables and other tensors.
-    inputs: tensors of any shapes.
   """
 
   def gradient(all_inputs, forward_operations, outputs, output_grads, **unused):
@@ -113,9 +114,9 @@ def recomputed(
     for y in x.inputs
     if y not in made and y.dtype.is_floating
   ]
-  # mtf.custom_gradient lists the tensors that fn reads in the order of their
-  # addresses. Then each process would have another program, so that JAX would
-  # never find it in its cache of compiled programs.
+  # mtf.custom_gradient is not used, because it orders the tensors that fn reads
+  # by their addresses: each process would have another program, which JAX would
+  # not find in its cache of compiled programs.
   all_inputs = list(dict.fromkeys([*inputs, *read]))
   operation = mtf.ops.CustomGradientOperation(
     inputs, all_inputs, [output], gradient, operations

@@ -11,8 +11,7 @@ from palm_mtf.errors import UserError
 from palm_mtf.ops.recompute import delay
 
 SliceFn = Callable[..., object]
-# Takes the operation and the gradient of each output; returns the gradient of
-# each input. None stands for no gradient.
+# Takes the operation, and each output's gradient or None; returns each input's.
 GradientFn = Callable[..., "Sequence[mtf.Tensor | None]"]
 
 
@@ -22,7 +21,7 @@ def slice_offset(mesh_impl: mtf.MeshImpl, dim: mtf.Dimension) -> object:
   if axis is None:
     return tf.constant(0)
   size = dim.size // mesh_impl.shape[axis].size
-  return mesh_impl.slicewise(  # `coordinate` is the device's index on the axis
+  return mesh_impl.slicewise(  # `coordinate`: the device's index along `axis`
     lambda coordinate: tf.cast(coordinate, tf.int32) * size,
     mesh_impl.laid_out_pcoord(axis),
   )
@@ -47,9 +46,9 @@ class ByDevice:
   """A function of slices: in C++ for CPUs that have it, and in TensorFlow."""
 
   anywhere: SliceFn  # the function in TensorFlow, for any device
-  # The function in C++, or None. Its first argument is the number of threads,
-  # and the function may omit the last outputs. A native function that takes an
-  # omitted output as an argument gets None.
+  # The function in C++, or None. Its first argument is the number of threads.
+  # It may leave out the last outputs, such as attention weights that only the
+  # gradient in TensorFlow reads; a native gradient that takes them gets None.
   native: SliceFn | None = None
 
   def of(self, mesh_impl: mtf.MeshImpl) -> SliceFn:
@@ -64,7 +63,6 @@ class WholeSlice(mtf.Operation):
   """Applies a TensorFlow function to each slice of the inputs, in one call.
 
   A layer of small mtf operations would pass over memory once per operation.
-
   If a layout splits a dimension of the inputs, outputs without this dimension
   are partial sums, which are all-reduced over the mesh axis of the dimension.
   """

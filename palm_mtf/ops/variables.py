@@ -79,7 +79,7 @@ class Fill(Initializer):
 
 
 class SlicedVariable(mtf.Variable):
-  """A variable without a full copy; a Lowering's `variables` has the slices."""
+  """A variable without a full copy; `Lowering.variables` has its slices."""
 
   def __init__(
     self,
@@ -97,7 +97,6 @@ class SlicedVariable(mtf.Variable):
 
     Args:
       name: name in a checkpoint, the same in every pod and layout.
-      initializer: computes the initial value.
       stored_dtype: dtype of the slices and of the checkpoint.
       activation_dtype: dtype of `value`.
       trainable: False for variables of the optimizer.
@@ -106,7 +105,7 @@ class SlicedVariable(mtf.Variable):
     """
     # mtf.Variable's constructor is not called, because it makes a full copy.
     mtf.Operation.__init__(self, [], mesh, name=name)
-    # mtf.Operation changes the name if another pod's variable has this name.
+    # Undo mtf.Operation's renaming: a variable has the same name in every pod.
     self._name = name
     self._dtype = mtf.VariableDType(
       stored_dtype, stored_dtype, activation_dtype
@@ -129,7 +128,7 @@ class SlicedVariable(mtf.Variable):
 
 
 class _Cast(mtf.Operation):
-  """Casts a variable again for the backward pass, after a signal."""
+  """Casts a variable again for the backward pass, once `signal` is computed."""
 
   def __init__(self, variable: SlicedVariable, signal: mtf.Tensor):
     super().__init__([signal], name=f"{variable.name}/again")
@@ -148,7 +147,7 @@ class _Cast(mtf.Operation):
 
 
 def variables_read(operation: mtf.Operation) -> list[mtf.Variable]:
-  """Returns variables that an operation reads, but that are not its inputs."""
+  """Returns variables that an operation reads besides its listed inputs."""
   if isinstance(operation, mtf.Variable):
     return [operation]
   return getattr(operation, "variables", [])
@@ -224,15 +223,15 @@ def _no_master(
 
 @contextlib.contextmanager
 def adopt_variables(mesh: mtf.Mesh, seed: int) -> Iterator[None]:
-  """Makes mtf.Variables of the `with` body usable as SlicedVariables.
+  """Makes mtf.Variables that a user's function adds work as SlicedVariables.
 
-  Such a variable has no full copy (master), but has `initializer` and `sizes`.
-  An initial value is a function of `seed` and the variable's name.
+  The function runs in the `with` body. Its variables get no full copy (master).
+  Their initial values depend on `seed` and their names.
   """
   graph = mesh.graph
   num_before = len(graph.all_variables)
-  # mtf.get_variable looks up a name in all meshes of a graph, but each pod has
-  # its own mesh, with a variable of that name.
+  # mtf.get_variable looks up a name in all meshes of a graph. Hide the
+  # variables of other pods' meshes, because they have the same names.
   others, graph.name_to_variable = graph.name_to_variable, {}
   try:
     scope = tf.get_variable_scope()

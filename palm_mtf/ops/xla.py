@@ -53,9 +53,8 @@ def _call_of_known_shapes(
   xla_compile_attr: attr_value_pb2.AttrValue | None = None,
 ) -> tf.Operation:
   # Create the call operation without shape inference, because the caller,
-  # tf2.function, sets the output shapes. For each call operation, inference
-  # would walk through the function's body and copy a table of all constants of
-  # the graph.
+  # tf2.function, sets the output shapes. Each inference would walk through the
+  # function's body and copy a table of all constants of the graph.
   if not tf.compat.as_str(name).startswith(f"__inference_{_OURS}"):
     given = (config, executor_type, xla_compile_attr)
     return _partitioned_call_op(name, args, is_stateful, tout, *given)
@@ -82,7 +81,7 @@ atomic_function.partitioned_call_op = _call_of_known_shapes
 
 
 def _in_each_graph(fn: Callable, **options: object) -> Callable[..., object]:
-  """Makes a tf2.function of fn in each graph, which traces each shape once."""
+  """Makes a tf2.function of fn per graph; it traces fn once per input shape."""
   # A tf2.function refers to the graph in which it was traced. The tf2.function
   # is an attribute of the graph, so that both are freed together. In a weak
   # dictionary from graphs to functions, a function would keep its graph alive.
@@ -138,7 +137,8 @@ def set_true(flag: contextvars.ContextVar[bool]) -> Iterator[None]:
 
 
 _is_plain = contextvars.ContextVar("is_plain", default=False)
-# Makes `fused` functions plain operations: exported graphs run without XLA.
+# In the `with` body, `fused` functions build plain operations, because a
+# SavedModel must run without XLA.
 without_fusion = functools.partial(set_true, _is_plain)
 
 
@@ -182,10 +182,7 @@ def fused_update(
 
 
 def function(fn: Callable[..., object]) -> Callable[..., object]:
-  """Makes each call of fn one operation, whose body is traced once per graph.
-
-  The shapes of the tensors that fn takes are the same in all calls.
-  """
+  """Makes a call of fn one operation; a graph has fn's body once per shape."""
   return _in_each_graph(fn)
 
 

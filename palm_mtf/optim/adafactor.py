@@ -42,8 +42,8 @@ from palm_mtf.optim.second_moment import (
 # because beta2 is 0 at the first step.
 #
 # The update makes two passes over memory, one for the root mean squares and one
-# for the assignments; a factored v takes a third pass. Every assigned value
-# depends on the clip factor, which depends on the gradients of all variables.
+# for the assignments; a factored v takes a third pass. None can be a part of
+# the backward pass, because the clip factor depends on all gradients.
 
 
 @fused_sum
@@ -151,8 +151,8 @@ class _Parameter:
 
   def assign(self, make_scalars, *arguments) -> list[tf.Operation]:
     # Returns operations that assign each slice of p and of its slots.
-    # `make_scalars` (`AdafactorUpdate._scalars`) takes `arguments`: the mean of
-    # (p - center)^2, the mean of u^2, and whether p decays.
+    # `arguments`: the mean of (p - center)^2, the mean of u^2, and whether p
+    # decays, from which `make_scalars` computes the step size and the decay.
     slots, mesh_impl = self._variables, self.mesh_impl
     scalars = mesh_impl.slicewise(
       make_scalars,
@@ -227,7 +227,7 @@ class Measure(mtf.Operation):
     )
 
   def parameters(self, lowering: mtf.Lowering) -> list[_Parameter]:
-    """Returns lowered variables; `AdafactorUpdate` reads the same ones."""
+    """Lowers the variables once, for both `Measure` and `AdafactorUpdate`."""
     if lowering not in self._lowered:
       self._lowered[lowering] = [
         _Parameter(
@@ -256,7 +256,7 @@ class Measure(mtf.Operation):
 
 
 class AdafactorUpdate(mtf.Operation):
-  """Updates variables that share a root mean square, and their moments.
+  """Updates variables that share one root mean square; updates their moments.
 
   `variables` and `sums_of_squares` are those of its `Measure`.
   """
@@ -264,7 +264,7 @@ class AdafactorUpdate(mtf.Operation):
   def __init__(
     self, measure: Measure, num_layers: int, config: AdafactorConfig
   ):
-    """Takes `measure`, which outputs sums over `num_layers` layers."""
+    """Updates variables that stand for `num_layers` layers each."""
     super().__init__(
       [*measure.inputs, *measure.outputs],
       name=measure.name.replace("/measure", "/update"),
@@ -306,8 +306,8 @@ class AdafactorUpdate(mtf.Operation):
     is_decayed,
     center,
   ):
-    # Returns the scalars of `_step_values`, [6] float32. Devices compute these
-    # scalars, so that no step waits for the session's client.
+    # Returns the step size, the decay and so on (see below), [6] float32.
+    # Devices compute them, so that no step waits for the session's client.
     config = self._config
     step_size = (1.0 - config.beta1) * learning_rate
     if config.parameter_scale != "off":
@@ -340,8 +340,9 @@ def adafactor_updates(
       1 - beta2, [] float32 each; and whether the step's losses and gradient
       norm are finite, [] bool. If this is false, nothing is updated.
     config: settings; schedules, GRADIENT_CLIP and Z_LOSS are unused.
-    num_layers: number of layers that one layer's variable represents. If layers
-      share a root mean square, an update reads the sum over all layers.
+    num_layers: number of layers that a layer's variable stands for: above 1 on
+      accelerators, whose graph has only one layer. If layers share a root mean
+      square, the update then reads the sum over all layers.
   """
   groups = scale_groups([v.name for v in variables], config.parameter_scale)
   updates = []

@@ -17,7 +17,7 @@ def _sum_of_squares(x):
 def sums_of_squares(gradients: Sequence[mtf.Tensor]) -> list[mtf.Tensor]:
   """Returns the sum of squares of each gradient, [] float32.
 
-  A sum is finite only if the whole gradient is finite.
+  A finite sum shows that the whole gradient is finite.
   """
   # For a split gradient, the all-reduce sends only one number per device.
   return [

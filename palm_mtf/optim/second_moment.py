@@ -35,7 +35,7 @@ def full_update(g, clip, one_minus_beta2, v):
 
 
 def factored_update(g, clip, row, column):
-  """Clips g; returns the update u, given `row_and_column_factors` of v."""
+  """Clips g; returns the update u = g * row * column (factors of 1/sqrt(v))."""
   ones = [1] * column.shape.rank
   return _clip_gradient(g, clip) * tf.reshape(row, [*row.shape, *ones]) * column
 
@@ -105,9 +105,9 @@ class FactoredMoment:
     return tuple(means)
 
   def row_and_column_factors(self, row, column) -> tuple:
-    """Returns 1 / sqrt(r / mean(r)) and 1 / sqrt(c).
+    """Returns 1 / sqrt(r / mean(r)) and 1 / sqrt(c) of row and column means.
 
-    The product of the gradient and these factors is u before UPDATE_CLIP.
+    The gradient times both factors is the update u before UPDATE_CLIP.
     """
     total = self._mesh_impl.slicewise(tf.reduce_sum, row)
     total = self._all_reduce(total, self._row_dims)

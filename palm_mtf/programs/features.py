@@ -1,6 +1,6 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""The features of a batch: the client feeds or pods' servers read them."""
+"""Features of a batch, which the client feeds or the pods' servers read."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
@@ -13,7 +13,7 @@ from palm_mtf.model.dims import Dims
 FEATURE_DTYPES = {
   "inputs": tf.int32,  # id of the token before each target
   "targets": tf.int32,  # id of the token to predict
-  "segments": tf.int32,  # id of the text; attention keeps to it; default: 0
+  "segments": tf.int32,  # id of the document; bounds attention; default: 0
   "loss_weights": tf.float32,  # weight of each target in the loss; default: 1
   "prefix": tf.int32,  # 1 for inputs that attend in both directions; default: 0
 }
@@ -50,15 +50,14 @@ class Stage(NamedTuple):
   mesh: mtf.Mesh
   placement: CpuGpuPlacement
   features: dict[str, tf.Tensor]  # placeholders of a microbatch's rows
-  # Placeholders of the same rows on the pod's other hosts, which read them too.
+  # The same placeholders on the stage's other hosts, so no host sends rows.
   copies: list[dict[str, tf.Tensor]]
   numbers: dict[str, tf.Tensor]  # scalars such as the learning rate, by name
   batch: dict[str, mtf.Tensor]  # the rows, on the mesh
-  # `Dropout.state`, [4] int32: step, first row, whether to drop, and 0 places
-  # before; None if DROPOUT is 0.
+  # `Dropout.state` of the microbatch, [4] int32; None if DROPOUT is 0.
   dropout_state: mtf.Tensor | None
-  # Operations that import tensors into the mesh. They tell which operations of
-  # the graph belong to the stage.
+  # Operations that import tensors into the mesh. Operations that read their
+  # results belong to the same stage (`find_parts` in mesh/stages.py).
   imports: list[mtf.Operation]
 
 

@@ -28,13 +28,13 @@ class ForwardProgram:
   # Placeholders of a batch, by name, in the order of the argument `features` of
   # `build_forward_program`.
   features: dict[str, tf.Tensor]
-  # [batch, length, vocab], LOGITS_DTYPE; they do not depend on the features
-  # "targets" and "loss_weights".
+  # [batch, length, vocab], LOGITS_DTYPE. A call that fetches only the logits
+  # need not feed "targets" and "loss_weights".
   logits: tf.Tensor
   # Mean of -log p(target), in nats, weighted by the loss weights, [] float32.
   loss: tf.Tensor
   weight_sum: tf.Tensor  # sum of the loss weights in the batch, [] float32
-  slices: dict[str, list[Slice]]  # of variables, by name in checkpoints
+  slices: dict[str, list[Slice]]  # by the variable's name in checkpoints
 
 
 def build_forward_program(

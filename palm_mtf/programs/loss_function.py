@@ -1,6 +1,6 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""A model and its loss for a training program: the protocol, and PaLM's loss.
+"""A model and its loss for a training program: the interface, and PaLM's.
 
 If microbatches or pods have different weights, the mean of their mean losses is
 not the mean over the tokens of a step. A loss is therefore a sum and a weight.
@@ -34,7 +34,7 @@ class LossSums:
 
 
 class LossFunction(Protocol):
-  """A model and its loss."""
+  """A model and its loss, as `build_program` (train_program.py) takes them."""
 
   features: Mapping[str, Feature]  # dtype and shape in a microbatch
 
@@ -42,9 +42,9 @@ class LossFunction(Protocol):
     """Makes the variables of a pod's model; returns a microbatch's loss.
 
     Args:
-      stages: inputs of each stage and then of the head (last norm, logits and
-        loss), which is on the mesh of the first stage. If there are no stages,
-        the only item is for the whole model.
+      stages: mesh and inputs of each pipeline stage; then of the head (last
+        norm, logits and loss), which runs on the mesh of the first stage.
+        Without a pipeline, the only item is for the whole model.
     """
 
 
@@ -113,7 +113,7 @@ class PalmLoss:
   def _build_model(
     self, stage: Stage, variables: Mapping[str, mtf.Tensor]
   ) -> Palm:
-    """Returns a stage's model; `build_sums` runs only the stage's layers."""
+    """Returns the model on a stage's mesh, to run only the stage's layers."""
     dropout = None
     if stage.dropout_state is not None:
       rate = self._optimizer.dropout

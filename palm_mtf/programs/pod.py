@@ -119,7 +119,7 @@ class Accumulate(mtf.Operation):
 
 
 class AccumulatedSum(mtf.Operation):
-  """Outputs `Accumulate`'s sum; without stages, plus the last microbatch."""
+  """Outputs the accumulator; without stages, adds the last microbatch to it."""
 
   def __init__(self, accumulate: Accumulate, has_stages: bool):
     (value,) = accumulate.inputs
@@ -177,7 +177,7 @@ def accumulate_sums(
   for variable, gradient in zip(variables, sums.gradients, strict=True):
     values[f"{variable.name}/gradient_sum"] = gradient
   is_first = {x.mesh: x.numbers["is_first"] for x in stages}
-  # With one microbatch nothing is added, so each value keeps its dtype.
+  # A single microbatch adds nothing, so store each value in its own dtype.
   dtype = tf.float32 if num_microbatches > 1 else None
   accumulations = [
     Accumulate(name, x, is_first[x.mesh], dtype or x.dtype)
@@ -192,10 +192,7 @@ def accumulate_sums(
 
 
 def exchange_sums(pods: Sequence[Sums], dtype: tf.DType) -> list[Sums]:
-  """Returns, for each pod, the sums over all pods, on the pod's mesh.
-
-  Pods send each other gradients in `dtype`.
-  """
+  """Returns each pod's sums over all pods; pods send gradients in `dtype`."""
   if len(pods) == 1:
     return list(pods)
   # Each device sends all losses and the weight, which are few, in float32.
@@ -223,11 +220,11 @@ class Gradients:
   """The gradients of one pod, before they are summed over all pods."""
 
   pod: int
-  stages: list[Stage]  # in order, then the output head; or one for all
+  stages: list[Stage]  # pipeline stages, then the head; or the whole pod
   losses: LossSums  # of one microbatch
   variables: list[mtf.Variable]  # trained variables
   sums: Sums  # over the step's microbatches
-  accumulations: list[Accumulate]  # operations that add a microbatch's sums
+  accumulations: list[Accumulate]  # add a microbatch to `sums`
 
 
 @dataclasses.dataclass(frozen=True)
@@ -242,7 +239,9 @@ class Update:
   squares: list[mtf.Tensor]  # sum of squares of each gradient, for grad_norm
   losses: dict[str, mtf.Tensor]  # terms of the loss, and grad_norm
   is_finite: mtf.Tensor  # whether all losses are finite, bool
-  scalars: list[mtf.Tensor]  # clip factor, rates, is_finite; on the first mesh
+  # On the mesh of the first stage: the gradients' factor, the learning rate,
+  # 1 - beta2 and is_finite.
+  scalars: list[mtf.Tensor]
 
   @property
   def fetched(self) -> dict[str, mtf.Tensor]:
@@ -275,7 +274,7 @@ class PodBuilder:
     self._pod_batch_size = pod_batch_size
     self._graph = mtf.Graph()
     with tf.device(client):
-      no_step = tf.constant(-1, tf.int64)  # turns dropout off
+      no_step = tf.constant(-1, tf.int64)  # the default turns dropout off
       # Number of steps done before, [], int64.
       self.step = tf.placeholder_with_default(no_step, [], "step")
       # Index of the microbatch in the step, [], int32.
@@ -300,7 +299,7 @@ class PodBuilder:
       for i, x in enumerate(placements)
     ]
     if len(places) > 1:
-      places.append(places[0])  # for the output head
+      places.append(places[0])  # the head runs on the first stage's devices
     stages = [self._build_stage(pod, *x, read) for x in places]
     meshes = {x.mesh for x in stages}
     with tf.device(placements[0].cpu):
@@ -325,7 +324,7 @@ class PodBuilder:
   ) -> Stage:
     """Imports features and scalars into the mesh of a stage."""
     num_before = len(self._graph.operations)
-    # Placeholders in the stage's process let the client send it only its rows.
+    # Feed rows in the stage's process, so that only this process gets them.
     with tf.device(placement.cpu):
       by_cpu = self._make_placeholders(pod, placement, read)
       first, *copies = by_cpu.values()
@@ -394,14 +393,12 @@ def build_rates(
 
 
 def build_dropout_state(step: tf.Tensor, first_row: tf.Tensor) -> tf.Tensor:
-  """Returns the state of rows that `Dropout` takes, [4] int32.
+  """Returns `Dropout.state` for a microbatch, [4] int32.
 
   `step`, [] int64, is the number of steps done before; in step -1 nothing is
   dropped. `first_row`, [] int32, is the index of the first row in the batch of
   all pods.
   """
-  # Dropout of a row depends on SEED, the step, and the row's index in the batch
-  # of all pods, but not on the numbers of pods and microbatches.
   state = step, first_row, step >= 0, 0
   return tf.stack([tf.cast(x, tf.int32) for x in state])
 
@@ -422,7 +419,8 @@ def build_update(
     sums: sums of losses and gradients, over the step and all pods.
     rates: learning rate and 1 - beta2, [] float32 each.
     meshes: meshes of the variables; the first computes the scalars.
-    num_layers: above 1 if the graph has one layer, which runs so many times.
+    num_layers: number of layers that share the graph of one layer, as on
+      accelerators; 1 if the graph has all layers.
   """
   weight = divisor(sums.losses.weight)
   squares = [send(x, meshes[0]) for x in sums_of_squares(sums.gradients)]

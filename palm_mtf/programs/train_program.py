@@ -38,13 +38,15 @@ class StageProgram:
   """Operations of a pod's stage, or of its output head, for a microbatch."""
 
   features: dict[str, tf.Tensor]  # placeholders of a microbatch's rows
-  # Placeholders of the same rows on the pod's other hosts, which read them too.
+  # The same placeholders on the stage's other hosts, so no host sends rows.
   copies: list[dict[str, tf.Tensor]]
   # The forward pass, which keeps what the backward pass reads. `forward` of the
   # output head, or of a pod without stages, includes the backward pass.
   forward: tf.Operation
   backward: tf.Operation | None
-  evaluate: tf.Operation  # a forward pass only for the loss; keeps nothing
+  # The forward pass for a loss without gradients. Without stages, a no-op,
+  # because fetching `PodProgram.loss` runs the forward pass.
+  evaluate: tf.Operation
 
 
 @dataclasses.dataclass(frozen=True)
@@ -59,7 +61,7 @@ class PodProgram:
   # To average several losses, weight each by its `weight_sum`, [] float32.
   loss: tf.Tensor
   weight_sum: tf.Tensor
-  slices: dict[str, list[Slice]]  # of variables, by name in checkpoints
+  slices: dict[str, list[Slice]]  # by the variable's name in checkpoints
 
   @property
   def features(self) -> dict[str, tf.Tensor]:
@@ -95,9 +97,9 @@ class LoopProgram:
 class TrainProgram:
   """One training step of all pods.
 
-  Feed `step`, `microbatch` and each stage's features. Run each pod's `passes`;
-  then run `update` and `metrics` in one call, which without stages computes the
-  last microbatch too.
+  Feed `step`, `microbatch` and each stage's features. Run the forward and
+  backward passes of each pod (`passes`); then run `update` and `metrics` in one
+  call, which without stages computes the last microbatch too.
   """
 
   # The first rows of a batch go to the first pod, and so on; the first rows of
@@ -119,7 +121,8 @@ class TrainProgram:
   # `losses`, "learning_rate", and root mean squares: "parameter_rms/<kind>" and
   # "update_rms/<kind>" (`rms_by_kind` in optim/adafactor.py), [] float32 each.
   metrics: dict[str, tf.Tensor]
-  # Sum of squares of each parameter's gradient, [parameters] float32.
+  # Sum of squares of each parameter's gradient, [parameters] float32. Shows
+  # which gradient has an infinity or NaN.
   gradient_squares: tf.Tensor
   parameters: list[str]  # names of the trained variables, in the model's order
   initialize: tf.Operation  # draws the initial weights
@@ -128,7 +131,8 @@ class TrainProgram:
   # string; None if the client feeds all features.
   batches: tf.Tensor | None
   loop: LoopProgram | None  # if STEPS_PER_LOOP is above 1
-  # For each stage of a pod, its passes before `update`, in their order.
+  # For each stage of a pod, then for the head: the calls to make before
+  # `update`, in order. A Pass is (FORWARD, HEAD or BACKWARD; microbatch).
   passes: list[list[Pass]]
 
   @property
@@ -278,8 +282,9 @@ def _lower(pods: Sequence[Gradients]) -> CpuGpuLowering:
   for pod in pods:
     for i, stage in enumerate(pod.stages):
       first |= dict.fromkeys(stage.imports, _number_part(pod, i))
-    # The head is the first part that accumulates. It also accumulates
-    # constants, which depend on no import, such as the number of tokens.
+    # Put accumulations into the head's part or a later part. Otherwise sums of
+    # constants, such as the number of tokens, would be in no part, because
+    # constants depend on no import.
     first |= dict.fromkeys(pod.accumulations, _number_part(pod, i))
   return StagesLowering(
     placements, find_parts(stages[0].mesh.graph.operations, first)

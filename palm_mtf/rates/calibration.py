@@ -95,8 +95,8 @@ PROBES = {
 }
 _WARM_UP_STEPS, _STEPS = 2, 5
 _ROUNDS = 100  # iterations of solve_secs, enough to converge
-# Before and after a timed call, matrix products are timed for this share of the
-# call's time, but at least for _LEAST_SECS.
+# How long `Pace` times products before a call and again after it: this share of
+# the call's time, but at least _LEAST_SECS.
 _SHARE, _LEAST_SECS = 0.15, 0.1
 
 
@@ -106,19 +106,20 @@ def calibration() -> dict[str, Any]:
   Returns {macro: value} for CHIP = "measured" (`HardwareConfig`), with the
   rates of all cores together.
   """
-  # The process's memory is measured first, because its peak never falls. The
-  # probe of the loss has large products, whose temporary buffers count too.
+  # Measure the process's memory first, because its peak never falls. Train the
+  # probe "loss" for it, whose large products need large temporary buffers.
   process_bytes = _process_bytes(PROBES["loss"])
   memory_bandwidth = read_bytes_per_sec()
   flops, pass_bandwidths = {}, {}
   for dtype in ("float32", "bfloat16"):
     flops[dtype], pass_bandwidths[dtype] = _rates(dtype, memory_bandwidth)
-  # A copy between virtual devices or pods reads and writes every byte.
+  # A copy between virtual devices or pods reads and writes each byte, so its
+  # bandwidth is half of the memory's.
   copied = memory_bandwidth / 2
   return {
     "CHIP_BFLOAT16_FLOPS": flops["bfloat16"],
     "CHIP_FLOAT32_FLOPS": flops["float32"],
-    "CHIP_EFFICIENCY": 1.0,  # because the rates above are measured
+    "CHIP_EFFICIENCY": 1.0,  # the FLOP/s above are measured, not a peak
     "CHIP_MEMORY_BYTES": os.sysconf("SC_PHYS_PAGES")
     * os.sysconf("SC_PAGE_SIZE"),
     "CHIP_MEMORY_BANDWIDTH": memory_bandwidth,
@@ -163,7 +164,7 @@ def training_step(probe: Probe, dtype: str) -> Iterator[Callable[[], object]]:
 
 
 def _process_bytes(probe: Probe) -> int:
-  """Returns the bytes of memory that a process takes besides its tensors."""
+  """Returns the bytes of a process besides its tensors: code, buffers, ..."""
   with training_step(probe, "float32"):
     pass
   model = describe_remat(probe.model_in("float32"), _unmeasured_hardware())
@@ -205,7 +206,7 @@ class Pace:
   """
 
   def __init__(self, multiply: Callable[[], object]):
-    """Keeps `multiply`, which computes a product of PRODUCT_FLOPS."""
+    """Takes a function that computes a matrix product of PRODUCT_FLOPS."""
     self.best_secs = math.inf  # seconds of the fastest product so far
     self._multiply = multiply
     self._last_secs = 0.0
@@ -216,7 +217,7 @@ class Pace:
     return PRODUCT_FLOPS / self.best_secs
 
   def time_call(self, call: Callable[[], object]) -> tuple[float, float]:
-    """Returns the seconds of a call, and of a product around it on average."""
+    """Returns the seconds of a call, and the mean of a product around it."""
     before = self._time_products()
     self._last_secs = seconds_of(call)
     return self._last_secs, (before + self._time_products()) / 2
@@ -242,7 +243,7 @@ def undisturbed_secs(
 
 @contextlib.contextmanager
 def pace(dtype: tf.DType) -> Iterator[Pace]:
-  """Yields a `Pace`, whose products have the `dtype` of the calls to time."""
+  """Yields a `Pace` for calls that compute in `dtype`; so do its products."""
   config = session_config(1)
   with tf.Graph().as_default(), Client(tf.Session(config=config)) as client:
     factor = make_variable(client, [PRODUCT_SIZE, PRODUCT_SIZE], dtype)
@@ -262,7 +263,8 @@ def solve_secs(
     secs: seconds of each probe without its matrix products, [probes].
     least: lower bound, the seconds per byte at the memory bandwidth.
   """
-  # Solve traffic @ solved = secs by Gauss-Seidel, with values >= `least`.
+  # Solve traffic @ solved = secs by Gauss-Seidel. Values are at least `least`,
+  # because a pass cannot be faster than memory.
   solved = np.zeros(len(secs))
   for _ in range(_ROUNDS):
     for i, row in enumerate(traffic):

@@ -25,13 +25,14 @@ from palm_mtf.runtime.program import Program
 
 _logger = logging.getLogger(__name__)
 
-# The peak of a CPU is measured, because its data sheet gives no useful peak.
-# Products of matrices of this size reach the peak.
+# The peak FLOP/s of a CPU is measured, because data sheets do not give the rate
+# that products can reach. Products of square matrices of this size reach it.
 PRODUCT_SIZE = 1536
 PRODUCT_FLOPS = 2 * PRODUCT_SIZE**3  # a multiply-add counts as 2
 _REPEATS = 4
 _READ_BYTES = 2**28  # more than a cache holds, so that memory is read
-# Products of _TOKENS rows compare bfloat16 with float32, _COMPARISONS times.
+# `warn_if_slow` times products of _TOKENS rows in bfloat16 and in float32, each
+# _COMPARISONS times, and compares the fastest.
 _TOKENS, _COMPARISONS = 1024, 5
 
 
@@ -42,7 +43,7 @@ def run_flops_per_sec(config: Config, num_hosts: int = 1) -> float:
   if config.run.chip != MEASURED:
     return peak_of_devices(config.run.chip, config.hardware, num_devices)
   dtype = tf.as_dtype(config.model.activation_dtype)
-  if gpu_capabilities():  # the measured product runs on one GPU
+  if gpu_capabilities():  # one GPU runs the product, so multiply
     return num_devices * measured_flops_per_sec(dtype)
   # Virtual devices share a CPU, so the products of this host's pods run at the
   # same time. Other hosts are assumed to be as fast as this host.
@@ -74,7 +75,7 @@ def read_bytes_per_sec() -> float:
 def make_variable(
   client: Client, shape: Sequence[int], dtype: tf.DType
 ) -> tf.Variable:
-  """Returns a variable of ones; a constant's product would be computed once."""
+  """Returns a variable of ones; a constant's product would run only once."""
   variable = tf.Variable(tf.ones(shape, dtype), use_resource=True)
   client.call(Program(operations=[variable.initializer]))
   return variable

@@ -37,11 +37,11 @@ class Run:
 
   name: str  # the shortest end of the path that is unique in the report
   lines: Sequence[Mapping[str, Any]]  # objects in metrics.jsonl, with a "step"
-  rewinds: Sequence[Mapping[str, Any]]  # from "step" back to "to_step"
+  rewinds: Sequence[Mapping[str, Any]]  # each: back from "step" to "to_step"
   samples: Sequence[Mapping[str, Any]]  # each: step, prompt, continuation
-  evaluations: Sequence[Mapping[str, Any]]  # of tasks, by step
+  evaluations: Sequence[Mapping[str, Any]]  # results of tasks, sorted by step
   settings: Mapping[str, Any]  # values of the macros in config.gin
-  defaults: Set[str]  # names of macros that no gin file or flag has set
+  defaults: Set[str]  # macros at their defaults, listed separately
   plan: Mapping[str, Any]  # numbers in plan.json; {} if there is no such file
 
   def points(self, field: str, x_field: str) -> list[tuple[float, float]]:
@@ -124,7 +124,7 @@ def _explain_no_run(model_dir: ModelDir) -> str:
 
 
 def _read_evaluations(folder: str) -> list[dict[str, Any]]:
-  # Sorting by name sorts by step, because steps have leading zeros.
+  # Names sort in the order of steps, because steps in names have leading zeros.
   paths = sorted(glob.glob(f"{glob.escape(folder)}/step_*/*.json"))
   return [
     x
@@ -135,7 +135,7 @@ def _read_evaluations(folder: str) -> list[dict[str, Any]]:
 
 def _read_json(path: str) -> dict[str, Any]:
   """Returns a JSON object; {} if the file is missing or damaged."""
-  # The commands that write these files write a damaged file again.
+  # A damaged file is no error: the command that writes the file replaces it.
   content = None
   with contextlib.suppress(OSError, ValueError, RecursionError):
     content = json.loads(Path(path).read_bytes())
@@ -161,7 +161,7 @@ class Panel(NamedTuple):
   """One figure on the report's page."""
 
   title: str  # quantity, and its unit unless tick labels show the unit
-  fields: tuple[str, ...]  # a line per metric, in the order of _LINE_STYLES
+  fields: tuple[str, ...]  # metrics; field i has the style _LINE_STYLES[i]
   unit: str = ""  # on tick labels ("%" for fractions); if set, y begins at 0
 
 
@@ -184,7 +184,7 @@ _QUANTITIES = {
   "update_rms": "RMS of updates:",
   "host_memory_bytes": "Memory of",
 }
-# (text in the legend, Matplotlib style) for each position in Panel.fields
+# (legend, Matplotlib style) of the first, second and third field of a panel.
 _LINE_STYLES = (
   ("training", {"linewidth": 1.4}),
   ("validation", {"linewidth": 1.6, "marker": "o", "markersize": 4}),
@@ -198,7 +198,7 @@ RUN_LINES = [
   for dashes in ("solid", "dashed", "dotted")
   for color in _COLORS
 ]
-_NUM_MEANS = 200  # a line of more than 400 points is smoothed to so many
+_NUM_MEANS = 200  # means that a line has in place of over 400 points
 _LOG_RATIO = 15  # y is logarithmic if largest / smallest value is above this
 
 
@@ -212,7 +212,7 @@ def check_can_draw() -> None:
 
 
 def choose_panels(runs: Sequence[Run]) -> list[Panel]:
-  """Returns the panels for which runs have values, those of _PANELS first."""
+  """Returns the panels that runs have values for: _PANELS, then others."""
   fields = dict.fromkeys(x for run in runs for line in run.lines for x in line)
   values = {x: {y for run in runs for y in run.values(x)} for x in fields}
   found = [p for p in _PANELS if any(values.get(x) for x in p.fields)]
@@ -255,7 +255,7 @@ def draw(runs: Sequence[Run], panel: Panel) -> Any:
     for j, (field, kind) in enumerate(zip(panel.fields, styles, strict=False)):
       points = run.points(field, x_field)
       if field == "unigram_entropy" and points:
-        points.insert(0, (0, points[0][1]))  # a constant: draw from step 0
+        points.insert(0, (0, points[0][1]))  # constant, so draw it from 0
       line = {"color": color, "linestyle": dashes} | kind
       if is_wide and len(runs) > 1 and j == 0:
         line["alpha"] = 0.5
@@ -293,7 +293,8 @@ def _draw_points(
 def _find_x(run: Run, step: float, x_field: str) -> float:
   steps, xs = zip((0, 0), *run.points(x_field, "step"), strict=True)
   if step > steps[-1] > 0:
-    # Extrapolate: the run was rewound, and ended before this step came again.
+    # Extrapolate, because no line has this step: the run was rewound from it,
+    # and ended before reaching it again.
     return xs[-1] * step / steps[-1]
   return float(np.interp(step, steps, xs))
 
@@ -334,10 +335,11 @@ def _set_axes(axes: Any, panel: Panel, x_field: str) -> None:
 
 _STYLE = Path(__file__).with_suffix(".css").read_text(encoding="utf-8")
 
-# Rows of the table of results: (title, field of metrics.jsonl, statistic over
-# the lines, format). Speed is a median, because checkpoints slow steps down.
+# Rows of the table of results: (title, field of metrics.jsonl, function that
+# makes one number of the field's values, format). Speed is a median, because
+# checkpoints slow some steps down.
 _last = operator.itemgetter(-1)
-_BYTES = ""  # in place of a format string: format_bytes formats the value
+_BYTES = ""  # as a format in _RESULTS, stands for format_bytes
 _RESULTS = (
   ("Validation loss (nats/token, last)", "validation_loss", _last, "{:.4f}"),
   ("Training loss (nats/token, last)", "loss", _last, "{:.4f}"),
@@ -351,9 +353,10 @@ _RESULTS = (
   ("Memory of the process (peak)", "host_memory_bytes", max, _BYTES),
 )
 _POD_MEMORY = "host_memory_bytes/"
-# Fields that plan.json predicts; a prediction is shown below the field's row.
+# Fields of _RESULTS that plan.json predicts; the table has a row for each
+# prediction, below the measured value.
 _PREDICTED = ("tokens_per_sec", "step_secs", "mfu")
-# {title of a row: (exact value, for the cell's tooltip; text of the cell)}
+# A run's column: {title of a row: (exact value for the tooltip, text to show)}.
 _Column = Mapping[str, tuple[object, str]]
 
 

@@ -109,7 +109,7 @@ def _list_decoding(decoding: Mapping[str, Any]) -> Iterator[str]:
 def _list_compiled_moves(
   compiled: Mapping[str, Any], plan: Mapping[str, Any]
 ) -> Iterator[str]:
-  """Yields lines with the GB of a kind of collective over mesh axes, sorted."""
+  """Yields GB compiled and planned per kind and axes of collectives, sorted."""
   found, planned = (
     {(x["kind"], *x["axes"]): x for x in moved if x.get("link") != "dcn"}
     for moved in (compiled["moved"], plan["moved"])
@@ -178,7 +178,7 @@ def _list_flops(flops: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
 def _list_memory(plan: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
   for name, num_bytes in plan["device_bytes"].items():
     yield name, f"{num_bytes / _GIB:>18.3f} GiB"
-  if len(plan["stage_bytes"]) > 1:  # above: the stage that needs most
+  if len(plan["stage_bytes"]) > 1:  # the bytes above are of stage 0
     for stage, num_bytes in enumerate(plan["stage_bytes"]):
       yield f"stage {stage}, in all", f"{num_bytes / _GIB:>18.3f} GiB"
 
@@ -221,8 +221,8 @@ def format_search(
 ) -> str:
   """Returns a table of layouts, followed by the line `summary`.
 
-  `records` has one record per layout, the fastest first. `num_devices` counts
-  the devices of all pods.
+  `records` has predictions and settings of each layout, the fastest first.
+  `num_devices` counts the devices of all pods.
   """
   lines = [
     f"layouts of {num_devices:,} devices, fastest first",
@@ -243,7 +243,7 @@ def format_search(
 
 
 def _shorten_layout(layout: str) -> str:
-  """Groups layout rules by axis, such as "data(batch) model(heads d_ff)"."""
+  """Shortens LAYOUT for a table, as in "data(batch) model(heads d_ff)"."""
   by_axis: dict[str, list[str]] = {}
   for rule in filter(None, layout.split(",")):
     dim, axis = rule.split(":")
@@ -268,7 +268,7 @@ def format_curves(curves: Curves) -> str:
 
 
 def write_plan_picture(plan: Mapping[str, Any], path: str) -> None:
-  """Writes a PNG with two bars: memory per device and step time, by part."""
+  """Writes a PNG with two stacked bars: a device's memory, a step's time."""
   from matplotlib.figure import Figure
 
   figure = Figure(figsize=(9, 4), layout="constrained")

@@ -1,6 +1,6 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Public API: runs functions on virtual slices, meshes of logical devices."""
+"""Public API: runs functions on virtual slices, meshes made on demand."""
 
 import importlib
 from typing import Any

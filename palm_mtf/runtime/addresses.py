@@ -15,7 +15,7 @@ ANY_ADDRESS = "0.0.0.0"
 
 
 def split_address(setting: str, given: str) -> tuple[str, int]:
-  """Splits "host:port"; raises UserError, with `setting`, for other text."""
+  """Splits "host:port"; a UserError names the flag or macro, `setting`."""
   host, _, port = given.rpartition(":")
   if not host or not port.isascii() or not port.isdigit() or int(port) > 65535:
     raise UserError(
@@ -26,7 +26,7 @@ def split_address(setting: str, given: str) -> tuple[str, int]:
 
 
 def resolve(setting: str, host: str) -> str:
-  """Returns a host's IPv4 address; UserError with `setting` if it has none."""
+  """Returns a host's IPv4 address; if none, a UserError names `setting`."""
   try:
     return socket.gethostbyname(host)
   except (OSError, UnicodeError):
@@ -42,7 +42,7 @@ def is_loopback(ip: str) -> bool:
 
 
 def check_client(address: str) -> None:
-  """Raises UserError if a client cannot listen at its "host" or "host:port"."""
+  """Raises UserError if the client's own server cannot listen at `address`."""
   host, _, port = address.partition(":")
   ip = resolve("CLIENT_ADDRESS", host)
   check_free("CLIENT_ADDRESS", ip, int(port or 0))
@@ -96,9 +96,8 @@ def explain_start_error(address: str, error: Exception) -> UserError:
 def listening_address(given: str, allow_any_address: bool) -> tuple[str, int]:
   """Returns the IPv4 address and port at which `--listen` lets a server listen.
 
-  Raises:
-    UserError: this host cannot listen there, the address is "0.0.0.0" without
-      `allow_any_address`, or a name, not localhost, has a loopback address.
+  Raises UserError if this host cannot listen there, if the address is "0.0.0.0"
+  and not allowed, or if a host name but localhost has a loopback address.
   """
   host, port = split_address("--listen", given)
   ip = resolve("--listen", host)
@@ -107,8 +106,8 @@ def listening_address(given: str, allow_any_address: bool) -> tuple[str, int]:
       f'--listen = "{given}" lets every host that can reach this host run '
       "programs on it; give one address, or add --allow_any_address."
     )
-  # On some systems /etc/hosts gives the host's own name the address 127.0.1.1,
-  # which no other host can reach.
+  # Refuse a loopback address that the user may not mean: on some systems
+  # /etc/hosts gives the host's own name the address 127.0.1.1.
   is_meant = host.startswith("localhost") or host.replace(".", "").isdigit()
   if is_loopback(ip) and not is_meant:
     raise UserError(
@@ -131,7 +130,7 @@ def shut_down_connections(address: str) -> None:
 
 
 def socket_numbers() -> dict[str, int]:
-  """Returns {"socket:[INODE]": file descriptor} for this process's sockets."""
+  """Returns {"socket:[INODE]": descriptor}; sockets of libraries included."""
   found = {}
   for number in os.listdir("/proc/self/fd"):
     with contextlib.suppress(OSError):  # the file has been closed
@@ -142,7 +141,7 @@ def socket_numbers() -> dict[str, int]:
 
 
 def duplicate(number: int) -> socket.socket:
-  """Duplicates a socket, whose owner keeps it open; OSError if it is none."""
+  """Duplicates the socket of a file descriptor; OSError if it has none."""
   copy = os.dup(number)
   try:
     return socket.socket(fileno=copy)
@@ -154,7 +153,7 @@ def duplicate(number: int) -> socket.socket:
 def listeners(
   port: int, besides: Collection[socket.socket] = ()
 ) -> Iterator[socket.socket]:
-  """Yields duplicates of this process's listeners on a port, but `besides`."""
+  """Yields duplicates of listeners on a port, except the caller's `besides`."""
   for each in _sockets(besides):
     if is_inet(each, port) and accepts(each):
       yield each
@@ -174,10 +173,7 @@ def accepts(found: socket.socket) -> bool:
 def _sockets(
   besides: Collection[socket.socket] = (),
 ) -> Iterator[socket.socket]:
-  """Yields a duplicate of each socket of this process, except `besides`.
-
-  Each duplicate is closed when the next duplicate is taken.
-  """
+  """Yields a duplicate of each socket; closes it when the next is taken."""
   left_out = {each.fileno() for each in besides}
   for number in {*socket_numbers().values()} - left_out:
     try:

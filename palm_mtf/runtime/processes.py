@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from palm_mtf._tf import tf
 
 
-@dataclasses.dataclass(frozen=True, eq=False)  # hashed by identity
+@dataclasses.dataclass(frozen=True, eq=False)  # compared by identity, as a key
 class Process:
   """This process or a server, in which a session can call Python functions."""
 

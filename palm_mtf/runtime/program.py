@@ -19,7 +19,7 @@ def state_of(variables: Iterable[tf.Variable]) -> frozenset[str]:
   return frozenset(f"variables on {x.device}" for x in variables)
 
 
-@dataclasses.dataclass(frozen=True, eq=False)  # hashed by identity
+@dataclasses.dataclass(frozen=True, eq=False)  # compared by identity, as a key
 class Program:
   """A part of a graph that a client runs in one call.
 
@@ -37,7 +37,7 @@ class Program:
   reads: frozenset[str] = frozenset()
   writes: frozenset[str] = frozenset()
   # {TensorFlow's name of a device that a call uses: bytes of the buffers that
-  # the call makes there}, for the scheduler. Their owner frees them later. If
+  # the call makes there}. The scheduler reserves them until `Client.free`. If
   # empty, a call uses all devices and makes no buffers.
   device_bytes: Mapping[str, int] = dataclasses.field(default_factory=dict)
 

@@ -2,24 +2,28 @@
 # SPDX-License-Identifier: Apache-2.0
 """The gang scheduler: decides which programs may start now.
 
-Tenants are clients, which submit programs. A program is a gang: it
-starts on all its devices at once. Programs that share devices start in the same
-order on all of them. In opposite orders, devices that run one program at a time
-deadlock (Barham et al. 2022, section 4.4).
+Tenants are clients, which submit programs. A program is a gang: it starts on
+all its devices at once. Programs that share devices start in the same order on
+all of them. In opposite orders, devices that run one program at a time deadlock
+(Barham et al. 2022, section 4.4).
 
 The policy orders the programs that wait:
   fifo: by submission.
   priority: by the tenant's weight, the largest first; then by submission.
-  shares: by start tag. Tenants that wait for the same devices get device time
-    in proportion to their weights. This is start-time fair queueing (Goyal et
-    al. 1996) with several programs in flight (Jin et al. 2004).
+  shares: by start tag. A program's start tag is the finish tag of the tenant's
+    previous program, but at least the virtual time, which is the largest start
+    tag of a program that has started. Its finish tag is start tag + seconds /
+    weight. So tenants that wait for the same devices get device time in
+    proportion to their weights. This is start-time fair queueing (Goyal et al.
+    1996) with several programs in flight (Jin et al. 2004).
 
 A program waits while an earlier program waits for one of its devices. But it
 overtakes an earlier program of another tenant that waits only for bytes or for
-inputs. After MAX_OVERTAKES, no later program starts on the overtaken program's
-devices until it fits, unless buffers hold the bytes that it lacks. A tenant's
-programs do not overtake each other: results of later programs could take the
-bytes that an earlier program needs before it can free its inputs.
+inputs. After MAX_OVERTAKES overtakes, no later program starts on the devices of
+the overtaken program until that program fits, unless buffers hold the bytes
+that it lacks. A tenant's programs do not overtake each other: results of later
+programs could take the bytes that an earlier program needs before it can free
+its inputs.
 
 A program starts only after the programs whose results it reads. Otherwise it
 could occupy a device on which those programs wait for room.
@@ -33,15 +37,17 @@ from collections.abc import Hashable, Mapping, Sequence
 from palm_mtf import errors
 
 POLICIES = ("fifo", "priority", "shares")
-MAX_IN_FLIGHT = 4  # programs per device: more hide delays, fewer obey weights
-MAX_OVERTAKES = 16  # then others wait, so that a large program starts at last
+# Limit of programs sent to a device at a time. More programs hide the delay of
+# sending; with fewer, device times are closer to the clients' weights.
+MAX_IN_FLIGHT = 4
+MAX_OVERTAKES = 16  # of one program; then later programs wait until it fits
 
 Bytes = Mapping[Hashable, int]  # {device: number of bytes}
 Counts = Counter[Hashable]  # {device: number of programs or of bytes}
-Tags = dict[Hashable, float]  # {device: virtual time, in seconds / weight}
+Tags = dict[Hashable, float]  # {device: start or finish tag, seconds / weight}
 
 
-@dataclasses.dataclass(eq=False)  # hashed by identity
+@dataclasses.dataclass(eq=False)  # compared by identity, as a dict key
 class Ticket:
   """A submitted program; the first fields are the arguments of `submit`."""
 
@@ -52,19 +58,20 @@ class Ticket:
   # Programs that must start before this one. () after its start: otherwise a
   # ticket would keep all earlier tickets in memory.
   after: Sequence["Ticket"]
-  now: float  # virtual time at the submission, the least start tag
+  now: float  # virtual time at submission: the start tag is no smaller
   order: tuple[float, int]  # rank by the policy, then submission's number
   state: str = "waiting"  # then "running", then "ended"
   num_overtakes: int = 0  # later programs that have overtaken it
-  num_freed: int = -1  # calls of `free` before the last `explain_wait`
+  num_freed: int = -1  # number of frees, of any client, at its last check
 
 
 class GangScheduler:
   """Orders the programs of all tenants.
 
-  Call `start` after every other method, and enqueue its programs in order. If
-  clients enqueue their own programs, their messages may overtake each other;
-  then devices that run one program at a time need max_in_flight = 1.
+  After every other method, call `start`, and enqueue the programs that it
+  returns in their order. If clients enqueue their own programs, their messages
+  may overtake each other; then devices that run one program at a time need
+  max_in_flight = 1.
   """
 
   def __init__(
@@ -83,9 +90,9 @@ class GangScheduler:
     self._used: Counts = Counter()  # bytes of running programs and buffers
     self._kept: Counts = Counter()  # bytes of buffers
     self._num_freed = 0  # calls of `free`, to see whether any bytes were freed
-    self._virtual_times: Tags = defaultdict(float)  # largest tag of a start
-    # By tenant and device: bytes of buffers; finish tag of the program that
-    # started last; finish tag of the program that was submitted last.
+    self._virtual_times: Tags = defaultdict(float)  # largest start tag so far
+    # By tenant and device: bytes of buffers; and for the policy "shares" the
+    # finish tags of the programs that started last and were submitted last.
     self._kept_by: dict[str, Counts] = defaultdict(Counter)
     self._finish_tags: dict[str, Tags] = defaultdict(lambda: defaultdict(float))
     self._last_tags: dict[str, Tags] = defaultdict(lambda: defaultdict(float))
@@ -101,7 +108,6 @@ class GangScheduler:
     """Adds a program to the programs that wait.
 
     Args:
-      tenant: name of the client.
       num_bytes: bytes that the program needs, for each of its devices.
       secs: estimated seconds for which the program occupies its devices, such
         as the measured seconds of its last run.
@@ -131,13 +137,10 @@ class GangScheduler:
     return ticket
 
   def start(self) -> list[Ticket]:
-    """Starts the programs whose turn it is, if their devices have room.
-
-    Returns these programs in the order of the scheduler's policy.
-    """
+    """Starts programs that may start; returns them in the policy's order."""
     started: list[Ticket] = []
     short: list[Ticket] = []  # programs that later programs may overtake
-    # By tenant, the devices of its programs in `short`.
+    # {tenant: devices of its programs in `short`, which it may not overtake}
     short_on: dict[str, set[Hashable]] = defaultdict(set)
     blocked = set(self._full)  # devices on which later programs wait
     for ticket in self._waiting:
@@ -170,7 +173,6 @@ class GangScheduler:
     If the program has ended, nothing happens: a client may repeat its message.
 
     Args:
-      ticket: the program.
       secs: measured device time in seconds; None for the estimated time.
       kept: bytes of its results, by device, until the tenant frees them. Raises
         UserError if the program reserved fewer bytes.
@@ -230,7 +232,7 @@ class GangScheduler:
     self._last_tags.pop(tenant, None)
 
   def _tag(self, tenant: str) -> None:
-    """Sets a tenant's start tags again, once a program's seconds are known."""
+    """Updates a tenant's start tags, now that a program's time is measured."""
     if self._policy != "shares":
       return
     finish = self._finish_tags[tenant].copy()
@@ -280,7 +282,7 @@ class GangScheduler:
 
 
 def _set_tag(ticket: Ticket, finish: Tags) -> None:
-  """Sets a program's start tag; updates `finish`, its tenant's finish tags."""
+  """Sets a program's start tag and, in `finish`, its finish tag per device."""
   tags = [finish[x] for x in ticket.num_bytes]
   tag = max(ticket.now, *tags, *(x.order[0] for x in ticket.after))
   ticket.order = tag, ticket.order[1]

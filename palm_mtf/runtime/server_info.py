@@ -32,8 +32,8 @@ class ServerInfo:
   palm_mtf: str  # version
   tensorflow: str  # version
   num_devices: int
-  num_threads: int  # that compute one operation
-  device_bytes: int = 0  # bytes of host memory per device, free at the start
+  num_threads: int  # threads that compute one operation
+  device_bytes: int = 0  # bytes of host memory free at its start / num_devices
   # {name of a function: token with which sessions of clients call the function}
   functions: Mapping[str, str] = dataclasses.field(default_factory=dict)
   has_native: bool = False  # whether it has palm_mtf's C++ operations
@@ -41,7 +41,7 @@ class ServerInfo:
   # have the same, because the last bits of their results could differ.
   cpu_flags: Sequence[str] = ()
   # Versions and settings on which the last bits of results depend. Checkpoints
-  # record them.
+  # record them, so that a run that resumes can report a change.
   kernels: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
 
@@ -54,13 +54,9 @@ class NotOursError(NoAnswerError):
 
 
 def read_info(address: str, secs: float) -> ServerInfo:
-  """Reads the info of the server at `address`, "host:port".
-
-  Raises NoAnswerError if the server has no info, or does not answer within
-  `secs` seconds.
-  """
-  # The read waits for a free thread of the server. A training step may keep all
-  # threads busy for long, above all the first step, which compiles.
+  """Reads a server's info; NoAnswerError if it gives none in `secs` seconds."""
+  # A busy server may answer too late: the read waits for a free thread, and a
+  # training step, above all the first, which compiles, may use all threads.
   with _session(address, secs) as session:
     with session.graph.as_default():
       value = tf.raw_ops.ReadVariableOp(resource=_handle(), dtype=tf.string)
@@ -85,9 +81,8 @@ def call_function(
 def read_incarnation(address: str, secs: float) -> int:
   """Reads the incarnation, a random number that a server draws at its start.
 
-  A number that differs from an earlier read shows that the server was
-  restarted. Raises NoAnswerError if the server does not answer within `secs`
-  seconds.
+  A number that has changed shows that the server was restarted. Raises
+  NoAnswerError if the server does not answer within `secs` seconds.
   """
   # Listing the devices needs no thread of the server's pool for computing, so
   # even a busy server answers at once.

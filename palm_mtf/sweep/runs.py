@@ -1,10 +1,10 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""A sweep's runs: makes them from SWEEP_RUNS, trains them, tabulates results.
+"""Makes, trains and tabulates the runs of a sweep.
 
-Each run has its own process: python -m palm_mtf.sweep.runs PID CORES GIN_FILE
-
-An axis of SWEEP_RUNS is {name: {macro: value}}.
+SWEEP_RUNS is a list of axes, {name: {macro: value}}. Each combination of a name
+per axis is a run, with its own process:
+  python -m palm_mtf.sweep.runs PID_OF_THE_SWEEP CORES GIN_FILE
 """
 
 import collections
@@ -41,12 +41,12 @@ _logger = logging.getLogger(__name__)
 _NAME = re.compile(r"\w[\w.+-]*", re.ASCII)  # also the name of the run's folder
 _MAX_RUNS = 1000
 _MAX_GIN_BYTES = 10_000_000
-# The sweep sets these macros in each run. Runs share vocabulary and tokens.
+# The sweep sets these macros in its runs. All but MODEL_DIR are shared by runs.
 _OF_THE_SWEEP = ("MODEL_DIR", "VOCABULARY", "CACHE_DIR")
 _EXAMPLE = '[{"small": {"D_MODEL": 64}, "large": {"D_MODEL": 128}}]'
 
-# Takes where macros are set, for messages, and {macro: value}; returns a run's
-# settings, and the text of a gin file with these settings.
+# A function (where macros are set, for messages; {macro: value}) -> (a run's
+# settings; text of a gin file with these settings).
 LoadRun = Callable[[str, Mapping[str, object]], tuple[Config, str]]
 
 
@@ -58,8 +58,7 @@ class SweepRun:
   model_dir: str  # MODEL_DIR of the run
   config: Config  # every setting
   gin_text: str  # content of a gin file with the settings in `config`
-  # Whether the scaling law is checked on this run, not fitted to it.
-  is_held_out: bool
+  is_held_out: bool  # whether the law is checked on this run, not fitted to it
 
   @property
   def num_parameters(self) -> int:
@@ -126,10 +125,7 @@ def make_runs(
 
 
 def check_unchanged(runs: Sequence[SweepRun], where: SweepDir) -> None:
-  """Raises UserError if a run began with other settings.
-
-  A gin file in the sweep's folder holds the settings with which a run began.
-  """
+  """Raises UserError if the gin file of a run's first start differs."""
   for run in runs:
     path = where.settings(run.name)
     if not os.path.exists(path):
@@ -154,12 +150,12 @@ def check_unchanged(runs: Sequence[SweepRun], where: SweepDir) -> None:
 def _values(gin_text: str) -> dict[str, str]:
   pairs = (line.split(" = ", 1) for line in gin_text.splitlines())
   values = {x[0]: x[1] for x in pairs if len(x) == 2}
-  # Ignore the sweep's paths, because the user may move the sweep's folder.
+  # Ignore paths, because the user may move the sweep's folder.
   return {x: value for x, value in values.items() if x not in _OF_THE_SWEEP}
 
 
 def _check_axes(axes: object) -> list[list[tuple[str, Mapping[str, object]]]]:
-  """Returns SWEEP_RUNS as one list of (name, {macro: value}) per axis."""
+  """Validates SWEEP_RUNS; returns a list of (name, {macro: value}) per axis."""
   if not isinstance(axes, (list, tuple)) or not axes:
     raise UserError(
       f"SWEEP_RUNS = {axes!r}: give a list of axes, such as {_EXAMPLE}."
@@ -199,7 +195,7 @@ def _check_axes(axes: object) -> list[list[tuple[str, Mapping[str, object]]]]:
 def _join_macros(
   entries: Sequence[tuple[str, Mapping[str, object]]],
 ) -> dict[str, object]:
-  """Joins {macro: value} of all axes; `entries` has one name per axis."""
+  """Joins the macros of one run, given (name, {macro: value}) per axis."""
   found: dict[str, object] = {}
   for entry, macros in entries:
     for name, value in macros.items():
@@ -272,9 +268,9 @@ def has_finished(where: SweepDir, name: str) -> bool:
 def tabulate(runs: Sequence[SweepRun], where: SweepDir) -> list[Row]:
   """Returns a row {column: value} for each run.
 
-  `flops` are model FLOPs. `secs` is the time of all training steps up to the
-  last evaluation. `loss` is the last validation loss, in nats per token, and
-  `best_loss` is the lowest finite one. A loss that is not finite is None.
+  `loss` is the last validation loss, in nats per token, or None if not finite;
+  `best_loss` is the lowest finite one. `tokens`, `flops` (model FLOPs) and
+  `secs` (of training steps) count until the evaluation of `loss`.
   """
   rows = []
   for run in runs:
@@ -284,7 +280,7 @@ def tabulate(runs: Sequence[SweepRun], where: SweepDir) -> list[Row]:
       now += line.get("step_secs", 0.0) * (line["step"] - last_step)
       last_step = line["step"]
       if "validation_loss" in line:
-        # A loss that is not finite is null; earlier versions wrote NaN.
+        # The file has null for a loss that is not finite, or NaN if it is old.
         loss = line["validation_loss"]
         is_finite = loss is not None and math.isfinite(loss)
         losses.append(loss if is_finite else None)
@@ -331,7 +327,7 @@ def table_csv(rows: Sequence[Row]) -> bytes:
 
 
 _POLL_SECS = 0.5
-_LAST_BYTES = 4096  # read of a failed run's log, to quote its last line
+_LAST_BYTES = 4096  # at the end of a failed run's log, to quote its last line
 
 
 class _Process(NamedTuple):
@@ -341,11 +337,7 @@ class _Process(NamedTuple):
 
 
 def cores_of_runs(num_at_once: int) -> list[list[int]]:
-  """Returns the indices of the cores for each of `num_at_once` runs.
-
-  Raises:
-    UserError: if there are fewer cores than runs.
-  """
+  """Returns each run's core indices; raises UserError if there are too few."""
   if num_at_once > usable_cores():
     raise UserError(
       f"SWEEP_AT_ONCE = {num_at_once}: more runs than the {usable_cores()} "
@@ -385,13 +377,13 @@ def train_runs(
             training.remove(each)
             free.append(each.cores)
             _end(each, where, failed)
-      for each in training:  # a signal came: the runs save their last steps
+      for each in training:  # after a signal: each run saves its step and ends
         each.process.terminate()
       for each in training:
         each.process.wait()
     finally:
-      # After a second SIGINT or an error, runs still train. It is safe to kill
-      # these runs, because the same command resumes them.
+      # A second SIGINT or an error ends the loops above while runs still train.
+      # Kill these runs; the same command resumes them.
       for each in training:
         each.process.kill()
         each.process.wait()
@@ -434,7 +426,6 @@ def _end(each: _Process, where: SweepDir, failed: dict[str, str]) -> None:
     failed[name] = f"exit code {code}, {_last_line(where.log(name))}"
     _logger.warning(f"{name}: failed: {failed[name]}")
     return
-  # Record that the run has finished, so that no sweep repeats it.
   write_atomically(where.outcome(name), f"{FINISHED}\n".encode())
   (row,) = tabulate([each.run], where)
   if row["loss"] is not None:
@@ -450,7 +441,7 @@ def _last_line(log: str) -> str:
 
 
 def check_none_failed(failed: Mapping[str, str], where: SweepDir) -> None:
-  """Raises UserError if runs failed; the message says how each run failed."""
+  """Raises UserError if runs failed; the message has each failure."""
   if failed:
     each = "; ".join(f"{name}: {how}" for name, how in failed.items())
     raise UserError(
@@ -461,12 +452,12 @@ def check_none_failed(failed: Mapping[str, str], where: SweepDir) -> None:
 
 
 def main() -> None:
-  """Executes `palm_mtf train --gin_file=GIN_FILE` on CORES, such as "0,1"."""
+  """Turns a run's process into `palm_mtf train`, limited to CORES ("0,1")."""
   sweep, cores, gin_file = sys.argv[1:]
-  # Set the cores before TensorFlow is imported, because TensorFlow counts them.
+  # Limit cores before TensorFlow is imported: it makes a thread per core.
   os.sched_setaffinity(0, map(int, cores.split(",")))
-  # If the sweep's process dies, the kernel kills this process, and the same
-  # sweep command resumes the run. The cores survive exec too.
+  # If the sweep dies, the kernel kills this process, so that the same command
+  # can resume the run. This setting and the limit of cores survive execv.
   die_with(int(sweep))
   command = [sys.executable, "-m", "palm_mtf", "train"]
   os.execv(sys.executable, [*command, f"--gin_file={gin_file}"])

@@ -30,10 +30,10 @@ from palm_mtf.sweep.runs import FINISHED, Row
 _HUBER_DELTA = 1e-3
 _EXPONENTS = (0.1, 0.2, 0.4, 0.7, 1.1)  # guesses of alpha and of beta
 _NUM_STARTS = 3  # number of best pairs of guesses from which the fit starts
-_MOST = 5.0  # upper bound of alpha and beta in the fit
-_SMALLEST = 1e-9  # lower bound of alpha, beta and, in nats, the terms of L
-_NUM_LAWS = 400  # number of laws that the bootstrap fits, for intervals
-_INTERVAL = (2.5, 97.5)  # percentiles of these laws
+_MOST = 5.0  # upper bound of alpha and beta, far above those of real models
+_SMALLEST = 1e-9  # lower bound of coefficients, as their logarithms are fitted
+_NUM_LAWS = 400  # laws of the bootstrap; 10 of them are below each interval
+_INTERVAL = (2.5, 97.5)  # percentiles of these laws, the bounds of intervals
 # A fit needs two runs more than the law has coefficients, so that residuals
 # show the noise, and at least _MIN_VALUES different values of N and of D.
 _MIN_RUNS, _MIN_VALUES = 7, 3
@@ -73,12 +73,7 @@ class Cost:
   def fitted(
     cls, parameters: Sequence[float], flops: Sequence[float]
   ) -> "Cost":
-    """Fits the cost to models, by least squares of log FLOPs.
-
-    Args:
-      parameters: sizes of models, at least two of them different.
-      flops: FLOPs per training token in each model.
-    """
+    """Fits log FLOPs per training token of models; not all sizes are equal."""
     power, log_scale = np.polyfit(np.log(parameters), np.log(flops), 1)
     return cls(float(np.exp(log_scale)), float(power))
 
@@ -94,7 +89,7 @@ class Cost:
     return parameters, flops / (self.scale * parameters**self.power)
 
   def power_of_size(self, law: Law) -> float:
-    """Returns the exponent a in N ~ C^a, for the optimal N at C FLOPs."""
+    """Returns x such that the optimal N for C FLOPs is proportional to C^x."""
     return law.beta / (law.alpha + self.power * law.beta)
 
 
@@ -104,16 +99,12 @@ def fit(
   losses: np.ndarray,
   start: Law | None = None,
 ) -> Law:
-  """Fits the law to runs.
+  """Fits the law to runs; arrays are [runs], losses are in nats per token.
 
-  Args:
-    parameters: [runs], sizes of the models.
-    tokens: [runs], training tokens.
-    losses: [runs], validation losses, nats per token.
-    start: law from which the fit starts; None tries several starts.
+  `start` is the law from which the fit starts; None tries several starts.
   """
-  # Divide N and D by their geometric means, so that A and B have the magnitude
-  # of the losses.
+  # Divide N and D by their geometric means. Otherwise A and B would vary with
+  # the exponents by orders of magnitude: the fit would be ill-conditioned.
   size, length = (np.exp(np.mean(np.log(x))) for x in (parameters, tokens))
   sizes, lengths = parameters / size, tokens / length
 
@@ -169,11 +160,11 @@ class Interval(NamedTuple):
 
 
 class Resampled(NamedTuple):
-  """The law of the runs; for intervals, also laws of losses drawn around it."""
+  """The law of the runs and, for intervals, laws fitted to simulated losses."""
 
   law: Law
   laws: Law  # each coefficient is an array, [laws]
-  noise: np.ndarray  # [laws], drawn for log L of a run to predict
+  noise: np.ndarray  # [laws], simulated errors in log L, for `prediction`
 
   def interval(self, number: Callable[[Law], float]) -> Interval:
     """Returns the value of a function of the law, with its interval."""
@@ -182,7 +173,7 @@ class Resampled(NamedTuple):
 
   def prediction(self, parameters: float, tokens: float) -> Interval:
     """Returns the predicted loss of one more run, nats per token."""
-    # Noise is added, because one more run would deviate from the law too.
+    # Add noise, because one more run would deviate from the law too.
     losses = self.laws.loss(parameters, tokens) * np.exp(self.noise)
     low, high = np.percentile(losses, _INTERVAL)
     value = self.law.loss(parameters, tokens)
@@ -192,7 +183,7 @@ class Resampled(NamedTuple):
 def resample(
   parameters: np.ndarray, tokens: np.ndarray, losses: np.ndarray
 ) -> Resampled:
-  """Fits the law (see `fit`); for intervals, also to losses drawn around it."""
+  """Fits the law to runs and, for intervals, to simulated losses; see `fit`."""
   law = fit(parameters, tokens, losses)
   fitted = law.loss(parameters, tokens)
   residuals = np.log(losses / fitted)

@@ -41,10 +41,10 @@ _UPDATED = re.compile(r"^(.+)/update(_\d+)?/")
 _DEVICE = re.compile(
   r"(?:/job:(\w+))?(?:/replica:\d+)?(?:/task:(\d+))?/device:(\w+):(\d+)"
 )
-# TensorFlow's label of a received tensor: the operation that computed it, the
-# sender's device, the receiver's device.
+# TensorFlow's label of a received tensor: its operation, sender and receiver.
 _RECEIVED = re.compile(r"edge_\d+_(\S+) from (\S+) to (\S+)$")
-# How far `_find_variable` follows a received gradient to a variable's update.
+# A received gradient gets the name of the variable that it updates, if at most
+# so many operations lead from one to the other.
 _MOST_OPERATIONS_TO_UPDATE = 4
 
 
@@ -88,13 +88,13 @@ class Trace:
   last_call: float
   operations: list[Operation]
   transfers: list[Transfer]
-  end: float  # end of the last record, so the duration of the step
+  end: float  # end of the last record; seconds from the start of the step
 
 
 class _Span(NamedTuple):
   """One record of TensorFlow: an operation that ran, or a received tensor."""
 
-  device: tuple  # job, task, kind, index
+  device: tuple  # such as ("worker", 1, "CPU", 0): job, task, type, index
   # As read, nanoseconds since 1970, as whole numbers, because a float64 would
   # round them to a quarter of a microsecond. `read_trace` converts them to
   # seconds since the step began.
@@ -154,7 +154,7 @@ def _parse_device(name: str) -> tuple:
 def _read_spans(call: tf.RunMetadata) -> Iterator[_Span]:
   for device in call.step_stats.dev_stats:
     if not _DEVICE.fullmatch(device.device):
-      continue  # a GPU's stream; the GPU has records of the operations too
+      continue  # a GPU's stream: it repeats records of the GPU
     place = _parse_device(device.device)
     for x in device.node_stats:
       # Records of received tensors have times only in microseconds.
@@ -229,7 +229,7 @@ def _infer_transfers(
     return
   seen = set()
   for operation in graph.get_operations():
-    if not operation.device:  # a variable is read on its device: no transfer
+    if not operation.device:  # reads a variable on its device: no transfer
       continue
     target = _parse_device(operation.device)
     if (target, operation.name) not in ends:
@@ -238,7 +238,7 @@ def _infer_transfers(
       source = _parse_device(x.op.device) if x.op.device else target
       ready = ends.get((source, x.op.name))
       if ready is None or (x.name, target) in seen:
-        continue  # TensorFlow sends x to a device once
+        continue  # not computed, or already sent to this device
       seen.add((x.name, target))
       pods = numbers[source][0], numbers[target][0]
       if pods[0] != pods[1]:
@@ -347,16 +347,14 @@ def step_figures(trace: Trace) -> dict[str, float | int]:
   exposed = sum(length(x.exposed) for x in pods)
   figures = {
     "traced_step_secs": trace.end,  # from the first record to the last
-    # The bytes that all pods received. If all tokens have the same loss weight
-    # and a step is one microbatch, the sum of loss weights is a constant, which
-    # TensorFlow computes before the first step. So accounting/communication.py
-    # predicts 4 bytes more per device.
+    # Received by all pods. accounting/communication.py predicts 4 bytes more
+    # per device, for the sum of loss weights. Pods do not send this sum if it
+    # is constant: all tokens weigh the same, and a step is one microbatch.
     "traced_dcn_bytes": num_bytes,
     "traced_hidden_secs": hidden / len(pods),  # mean over pods
     "traced_exposed_secs": exposed / len(pods),  # mean over pods
   }
-  # In 10^9 bits per second per pod. Transfers within one process have no rate,
-  # because they take no time.
+  # 10^9 bits/s per pod. Transfers within one process take no time, so no rate.
   if hidden + exposed:
     figures["traced_gbits_per_sec"] = num_bytes * 8e-9 / (hidden + exposed)
   return figures
@@ -468,7 +466,7 @@ def _lane(
   for key, value in (("name", name), ("sort_index", number)):
     about = {"name": f"process_{key}", "args": {key: value}}
     yield {"ph": "M", "pid": number, **about}
-  free: list[tuple[float, int]] = []  # (end of the row's last event, row)
+  free: list[tuple[float, int]] = []  # (microseconds when it is free, row)
   for event in sorted(events, key=lambda each: each["ts"]):
     row = len(free)
     if free and free[0][0] <= event["ts"]:

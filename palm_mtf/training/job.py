@@ -1,9 +1,10 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""The job of a training run: its checks, samples, and events that end its loop.
+"""Checks a training run's input, and makes the TrainJob that its loop needs.
 
-The user's mistakes are found before TensorFlow is imported, which takes
-seconds, and before a file in MODEL_DIR changes.
+A loop ends with an event: Finished, Stopped, Moved or Spike. The user's
+mistakes are found before a file in MODEL_DIR changes, and most of them before
+TensorFlow is imported, which takes seconds.
 """
 
 import dataclasses
@@ -87,7 +88,10 @@ def write_samples(
 
 
 def has_samples(model_dir: str, step: int) -> bool:
-  """Returns whether samples.jsonl has continuations from step `step`."""
+  """Returns whether samples.jsonl has continuations from step `step`.
+
+  If it has none, a resumed run makes the samples that a killed run lost.
+  """
   lines = read_json_lines(ModelDir(model_dir).samples, number="step")
   return any(line["step"] == step for line in lines)
 
@@ -100,17 +104,20 @@ class TrainJob:
   config: Config  # its ACTIVATION_DTYPE is not "auto" but a dtype
   vocabulary: Vocabulary
   corpus: Corpus
-  manifest: Manifest  # the fields that all checkpoints share
+  manifest: Manifest  # fields with equal values in all checkpoints of the run
   checkpoint: Checkpoint | None  # checkpoint of this run to resume from
   # Least validation loss, in nats per token, of a model that ignores context.
+  # Reports show how far the run's validation loss is below it.
   unigram_entropy: float
-  task_evaluation: "TaskEvaluation | None" = None  # of checkpoints, EVAL_TASKS
+  # Evaluates checkpoints on EVAL_TASKS; None if TASK_EVAL_STEPS is unset.
+  task_evaluation: "TaskEvaluation | None" = None
   # Weights of INIT_CHECKPOINT; used only while the run has no checkpoint.
   initial_weights: NamedWeights | None = None
   # Checkpoint of another run, whose step, weights and optimizer state this run
   # starts from; None to start at step 0.
   initial_state: Checkpoint | None = None
-  # All rewinds of the run; () if `checkpoint` holds all of them.
+  # All rewinds of the run, whose batches training skips; () if the manifest of
+  # `checkpoint` lists all of them.
   rewinds: Sequence[Rewind] = ()
 
   @property
@@ -126,8 +133,9 @@ class TrainJob:
   def record_kernels(self, kernels: Mapping[str, str]) -> "TrainJob":
     """Returns the job with `kernels` in the manifest of later checkpoints.
 
-    Logs a warning if other kernels computed the checkpoint to resume from.
-    `kernels` names the versions, CPUs and settings that decide the last bits.
+    `kernels` has what decides how results are rounded: versions, CPUs and
+    settings, by name. Logs a warning if the checkpoint to resume from has other
+    kernels, because the run's losses then differ in the last bits.
     """
     before = self.start.manifest.kernels if self.start else {}
     if changes := difference(kernels, before):
@@ -179,7 +187,7 @@ class Moved(NamedTuple):
   """The manager of the pods gives the run other servers to continue on."""
 
   checkpoint: Checkpoint | None  # of the step that has just ended
-  rewinds: Sequence[Rewind] = ()  # () because the checkpoint holds all
+  rewinds: Sequence[Rewind] = ()  # the checkpoint's manifest lists all
 
 
 class Spike(NamedTuple):
@@ -192,7 +200,7 @@ class Spike(NamedTuple):
 # Settings that earlier versions lacked: {name: value that was implied}. A run
 # that resumes from such a version warns if the value differs now.
 _BEFORE = {"NORM_SCALE": "plain", "LOGITS_DTYPE": "activation"}
-# A run's losses and weights depend on the versions of these packages.
+# Manifests record these packages' versions, which affect losses and weights.
 _COMPUTING_PACKAGES = ("tensorflow", "mesh-tensorflow", "numpy")
 
 
@@ -290,7 +298,7 @@ def _check_devices(config: Config) -> None:
 
 
 def _warn_of_short_ramp(run: RunConfig) -> None:
-  """Warns if TRAIN_STEPS ends before the last change of the batch size."""
+  """Warns if TRAIN_STEPS ends before the run reaches its last batch size."""
   unreached = [x for x in run.batch_sizes.pairs if x[0] >= run.train_steps]
   if unreached:
     start, size = unreached[0]
@@ -314,7 +322,7 @@ def _find_newest(model_dir: str, config: Config) -> Checkpoint | None:
 
 def _resolve_dtype(config: Config, newest: Checkpoint | None) -> Config:
   """Replaces ACTIVATION_DTYPE = "auto" by a dtype, and logs the dtype."""
-  # A resumed run keeps its dtype, even on another machine.
+  # A resumed run keeps its dtype, because another would change its results.
   begun_in = newest and newest.manifest.settings.get("ACTIVATION_DTYPE")
   model = resolve_dtype(config.model, config.mesh_layout, begun_in)
   log_dtype(model, config.mesh_layout, begun_in)
@@ -325,14 +333,14 @@ def _reserve_memory(config: Config) -> Config:
   """Sets DEVICE_BYTES, the memory that a pod manager reserves on each device.
 
   Raises:
-    UserError: no island can hold the run's slices, or no manager answers.
+    UserError: the manager has no devices for a pod now, or does not answer.
   """
   pods = config.pods
   if not pods.is_managed:
     return config
   if pods.device_bytes is None:
     parts = memory_parts(config, config.run.batch_sizes.largest)
-    parts.pop("process", 0)  # the server's own memory is not reserved
+    parts.pop("process", 0)  # reserve memory only for tensors
     pods = dataclasses.replace(pods, device_bytes=sum(parts.values()))
   check_slices(pods, config.mesh_layout)
   return dataclasses.replace(config, pods=pods)
@@ -365,7 +373,8 @@ def _make_manifest(
       "PACKING": corpus.packing,
       "the tokens": corpus.fingerprint,
     },
-    settings=json.loads(json_text(settings)),  # lists, not tuples, as in files
+    # JSON turns tuples into lists, as in a manifest that is read from a file.
+    settings=json.loads(json_text(settings)),
     versions={
       "palm_mtf": __version__,
       "python": platform.python_version(),

@@ -43,7 +43,9 @@ from palm_mtf.training.step import NonFiniteStepError
 
 _logger = logging.getLogger(__name__)
 
-_CALLS_AHEAD = 2  # number of calls of a program whose batches are prefetched
+# A thread makes the batches of this many calls in advance, so that steps do not
+# wait for data. A call runs at most STEPS_PER_LOOP steps.
+_CALLS_AHEAD = 2
 # A run predicts its remaining time after this many timed steps, or seconds of
 # timed steps, whichever comes first.
 _STEPS_TO_PREDICT, _SECS_TO_PREDICT = 3, 10.0
@@ -52,7 +54,7 @@ Event = Finished | Moved | Stopped | Spike
 
 
 class Records(NamedTuple):
-  """Objects that write and show a run's progress; a rewind recreates them."""
+  """Objects that record a run from a step on; a rewind makes new ones."""
 
   metrics: MetricsWriter
   progress: TrainProgress
@@ -73,10 +75,10 @@ class Action:
     at_end: whether the action is due after TRAIN_STEPS; if None, `every` and
       `steps` decide.
     needs_checkpoint: whether the step is saved first.
-    measures: whether the action adds metrics, which an action with
-      `writes_measures` then writes.
-    writes_measures: whether the action is also due whenever an earlier action
-      with `measures` is due.
+    measures: whether the action adds metrics that must be written even if no
+      metrics are due after the step.
+    writes_measures: whether the action writes metrics. Such an action is also
+      due whenever an earlier action with `measures` is due.
     is_lost: returns whether the action did not end, because the run was killed
       after it saved the step. Then the resumed run repeats the action.
   """
@@ -99,7 +101,7 @@ class Action:
     return step % self.every == 0 or step in self.steps
 
   def find_next_steps(self, step: int) -> list[int]:
-    """Returns steps after `step`; the earliest is the next with this action."""
+    """Returns the later steps in `steps`, and the next multiple of `every`."""
     found = [x for x in self.steps if x > step]
     if self.every is not None:
       found.append(step - step % self.every + self.every)
@@ -190,7 +192,7 @@ class TrainLoop:
           return Moved(self._wait_for_writer())
         for metrics in self._run_steps():
           self._step += 1
-          # A call may run several steps; a rewind undoes steps after the spike.
+          # Ignore the call's steps after a spike: the rewind undoes them.
           if self._spikes.sees_spike(metrics):
             return self._rewind(metrics["loss"], stop)
         self._predict_time()
@@ -202,7 +204,7 @@ class TrainLoop:
     self._save()
     newest = self._wait_for_writer()
     is_done = self._step == self._config.run.train_steps
-    if is_done and self._validation_loss is None:  # as the loop ran no step
+    if is_done and self._validation_loss is None:  # no step was left to run
       self._validate()
     if stop.signal_name:
       return Stopped(newest, stop.signal_name)
@@ -255,7 +257,7 @@ class TrainLoop:
     self._run_actions([x for x in lost if not x.measures], metrics)
 
   def _run_steps(self) -> list[dict[str, float]]:
-    """Runs the steps of one call of the program; returns metrics per step."""
+    """Runs the next call, of one or more steps; returns metrics per step."""
     self._use_batch_size(self._config.run.batch_sizes.size(self._step))
     num_steps, program = self._count_steps_of_call(), self._train_step.program
     until = self._step + num_steps
@@ -287,7 +289,7 @@ class TrainLoop:
     return all_metrics
 
   def _use_batch_size(self, size: int) -> None:
-    """Sets the batch size of the next steps, and so their program."""
+    """Sets the next steps' batch size; builds a program for a new size."""
     self._batch_size, self._train_step = size, self._session.make_step(size)
 
   def _count_steps_of_call(self) -> int:
@@ -326,7 +328,6 @@ class TrainLoop:
     }
 
   def _validate(self) -> None:
-    """Measures the validation loss, in nats per token."""
     self._watchdog.expect_slow()
     batches = self._job.corpus.validation_batches(
       batch_size=self._batch_size,
@@ -364,7 +365,7 @@ class TrainLoop:
     }
     with self._during(f"while its memory was read after step {self._step}"):
       metrics |= self._session.read_memory()
-    # Omit the rates of a traced step if no step was timed since the last log.
+    # Omit rates if all steps since the last log were traced, thus not timed.
     if step_secs or self._step not in config.run.trace_steps:
       hfu = flops.hfu(rate, config.model, self._peak)
       metrics |= {"tokens_per_sec": rate, "step_secs": step_secs}
@@ -386,7 +387,8 @@ class TrainLoop:
     job, session = self._job, self._session
     self._watchdog.expect_slow()
     sizes = self._config.run.batch_sizes
-    # Index of the next step's first row among all rows, skipped rows included.
+    # For readers of the manifest: index of the next step's first row in the
+    # training data, skipped rows included. Resumed runs compute it again.
     next_row = self._spikes.skips.rows(sizes.rows_before(self._step), sizes)
     manifest = dataclasses.replace(
       job.manifest,
@@ -398,6 +400,7 @@ class TrainLoop:
     with self._during(f"while step {self._step} was saved"):
       session.checks.check_finite(self._step)
       session.checks.check_replicas(self._step)
-      # Sync the metrics: a run that resumes from here writes only later lines.
+      # Flush the metrics to the disk first, because a run that resumes from
+      # this checkpoint writes only the metrics of later steps.
       self._metrics.sync()
       self._writer.write(manifest, session.copier.copy)

@@ -106,7 +106,7 @@ class SpikePolicy:
   ):
     """Continues from the state in `checkpoint`; if it is None, begins a run.
 
-    `rewinds` has all rewinds of the run if `checkpoint` is older than some.
+    `rewinds`: all rewinds of the run, if `checkpoint` does not record them all.
     """
     held = checkpoint.manifest.data.get("spikes", {}) if checkpoint else {}
     own = [Rewind(**each) for each in held.get("rewinds", [])]

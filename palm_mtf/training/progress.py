@@ -32,7 +32,7 @@ class Clock:
 
   def __init__(self):
     self._is_first = True
-    self._secs: list[float] = []  # of each step since `take_mean`
+    self._secs: list[float] = []  # of each timed step since the last mean
     self.num_steps, self.total_secs = 0, 0.0  # of all timed steps
 
   @contextlib.contextmanager
@@ -40,7 +40,7 @@ class Clock:
     """Times the `with` body, which runs `num_steps` steps."""
     start = time.perf_counter()
     yield
-    if not self._is_first:  # the first call compiles, and opens files
+    if not self._is_first:  # not the first call: it compiles, and opens files
       secs = time.perf_counter() - start
       self._secs += [secs / num_steps] * num_steps
       self.num_steps += num_steps
@@ -55,7 +55,7 @@ class Clock:
 
 
 def count_rows_left(run: RunConfig, step: int) -> float:
-  """Returns a run's work after `step` steps, counted in rows to train on."""
+  """Returns the work left after `step` steps, in units of a training row."""
   sizes = run.batch_sizes
   rows = sizes.rows_before(run.train_steps) - sizes.rows_before(step)
   # Validation losses are measured every EVAL_STEPS and after the last step.
@@ -118,7 +118,7 @@ class TrainProgress:
     steps_left = self._train_steps - step
     if not steps_left:
       return "0:00 left"
-    if self._first is None or step <= self._first[0]:  # after a rewind
+    if self._first is None or step <= self._first[0]:  # no step timed
       self._first = step, now
       return ""
     first_step, start = self._first
@@ -126,7 +126,7 @@ class TrainProgress:
     return f"{_format_minutes(secs)} left"
 
   def predict_time(self, step_secs: float, secs: float) -> None:
-    """Logs `secs`, the time that is left; later calls log nothing."""
+    """Logs the seconds per step, and the `secs` left, but only once."""
     if not self._has_predicted:
       self._has_predicted = True
       _logger.info(
@@ -138,7 +138,7 @@ class TrainProgress:
 # WATCHDOG_SECS is multiplied by this for slow work, such as the first step,
 # which compiles, a checkpoint, or a validation loss.
 _SLOW_FACTOR = 10
-_TICKS = 20  # number of times per WATCHDOG_SECS that a watchdog checks the time
+_TICKS = 20  # checks of the time per WATCHDOG_SECS, so at most 5% too late
 _STDERR = 2
 
 
@@ -173,7 +173,7 @@ class Watchdog:
     self._waited, self._patience = 0.0, self._secs or 0
 
   def expect_slow(self) -> None:
-    """Restarts the time limit, ten times as long, as for a checkpoint."""
+    """Restarts the time limit, ten times as long, for work like saving."""
     self._waited, self._patience = 0.0, (self._secs or 0) * _SLOW_FACTOR
 
   def _watch(self) -> None:

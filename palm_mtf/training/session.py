@@ -50,7 +50,8 @@ class TrainSession:
     checks: checks that variables are finite, and equal on all pods.
     copier: copies the weights for a checkpoint.
     read_whole: reads a checkpoint; raises an error if a file is damaged.
-    read_memory: returns {a pod's metric: most resident bytes of its servers}.
+    read_memory: returns {name of a pod's metric: host memory, in bytes, of the
+      pod's server that uses most}.
   """
 
   def __init__(
@@ -139,8 +140,7 @@ class TrainSession:
           self.read_whole(job.checkpoint.path)
         self._reader.restore(self._pods, job.checkpoint.prefix)
       elif job.initial_state:
-        # Read the files that `initial_weights` holds open, because the other
-        # run may remove the checkpoint.
+        # These files are held open; the other run may remove the checkpoint.
         files = job.initial_weights.prefix
         self._client_reader.restore(self._pods, files)
       else:
@@ -153,15 +153,15 @@ class TrainSession:
             for pod in self._pods
           ]
           self._client_reader.restore_weights(parameters, job.initial_weights)
-    if job.rewinds:  # steps after the restored checkpoint are trained again
+    if job.rewinds:  # training repeats the steps after `job.step`
       remove_later(job.model_dir, job.step)
 
   def _find_features(self, job: TrainJob) -> Sequence[str] | ServerFeatures:
-    """Returns a ServerFeatures if servers can read the batches.
+    """Returns a batch's features, and how servers read them (ServerFeatures).
 
     Servers cannot read the batches if there are no servers, a server lacks the
     client's tokens, or a call runs several steps. Then only the names of the
-    features are returned, because the client feeds the batches.
+    features are returned, and the client reads and feeds the batches.
     """
     corpus, sizes = job.corpus, job.config.run.batch_sizes
     names, servers = corpus.batches(sizes).features, self._cluster.servers

@@ -31,15 +31,12 @@ class NonFiniteStepError(Exception):
     super().__init__(step, losses)
     self.step = step  # counted from 1
     self.losses = losses  # terms of the loss, and grad_norm, by name
-    self.gradient_squares = gradient_squares  # sum per gradient, [parameters]
+    # Sum of squares of each parameter's gradient, [parameters].
+    self.gradient_squares = gradient_squares
 
 
 class TrainStep:
-  """Runs steps of a batch size, and computes losses on validation batches.
-
-  Attributes:
-    program: graph of a step and of a validation loss.
-  """
+  """Runs steps of one batch size; computes losses of validation batches."""
 
   def __init__(self, client: Client, program: TrainProgram):
     """Takes the client in whose graph `program` was built."""
@@ -47,7 +44,8 @@ class TrainStep:
     # {name of an input: (pod, feature)}, to find the rows to feed. Each server
     # of a stage has its own input per feature.
     self._rows: dict[str, tuple[int, str]] = {}
-    # For each stage and head of each pod, {kind of pass: its program}.
+    # For each pipeline stage, and each output head, of each pod: {FORWARD, HEAD
+    # or BACKWARD: program that runs this pass for one microbatch}.
     self._passes: list[dict[str, Program]] = []
     # For each pod, the programs that compute a validation loss, one per stage
     # and one for the head. The last program returns the loss.
@@ -59,12 +57,14 @@ class TrainStep:
     )
     variables = state_of(variables_of(program.pod_slices))
     devices = dict.fromkeys(itertools.chain(*program.devices.pods), 0)
-    # Without stages, the update's call reads and computes the last microbatch.
+    # Without pipeline stages, the call that updates the variables also computes
+    # the last microbatch, so it needs this microbatch's rows.
     has_stages = len(program.pods[0].stages) > 1
     fed = self._find_inputs(
       {} if has_stages else {i: x.stages[0] for i, x in enumerate(program.pods)}
     )
-    # Stages wait for each other, so all their calls share one scheduler turn.
+    # Stages wait for each other, so their calls must run at the same time. Ask
+    # the scheduler, which shares devices among clients, only once for all.
     self._turn = Program() if has_stages else None
     self._update = Program(
       inputs=fed,
@@ -99,7 +99,8 @@ class TrainStep:
     variables = state_of(variables_of([built.slices]))
 
     def make(stage: int, operation: tf.Operation, inputs, outputs=()):
-      # Calls that write the same state take turns, so each stage has its own.
+      # Calls that write the same state run one after another. Each stage has
+      # its own state, so that stages compute at the same time.
       state = frozenset([f"sums of stage {stage}, pod {pod} on {[*devices]}"])
       return Program(inputs, outputs, [operation], variables, state, devices)
 
@@ -135,7 +136,8 @@ class TrainStep:
     """
     options = None
     if records is not None:
-      # Pods' calls overlap, but a process can do one full trace at a time.
+      # A process can do only one full trace at a time. Without servers, all
+      # pods' calls are in this process and overlap, so trace only in software.
       has_servers = "/job:" in self.program.devices.client
       level = "FULL_TRACE" if has_servers else "SOFTWARE_TRACE"
       options = tf.RunOptions(trace_level=level)
@@ -189,7 +191,7 @@ class TrainStep:
         the steps before that step are done.
     """
     fed = {"step": step, "num_steps": len(batches)}
-    # Inputs hold rows of `max_steps` steps; rows of steps not run stay 0.
+    # Inputs are [max_steps, ...]; the rows of steps that are not run stay 0.
     for name, placeholder in self.program.loop.features.items():
       dtype = placeholder.dtype.as_numpy_dtype
       fed[name] = np.zeros(placeholder.shape, dtype)
@@ -222,7 +224,7 @@ class TrainStep:
       yield from of_microbatch
 
   def _find_rows(self, pod: int, stage: StageProgram) -> dict[str, tf.Tensor]:
-    """Returns the placeholders of a microbatch's rows in a stage, by name."""
+    """Returns placeholders for the rows that a stage reads in a microbatch."""
     rows = {}
     for i, copy in enumerate((stage.features, *stage.copies)):
       for feature, placeholder in copy.items():
@@ -233,14 +235,10 @@ class TrainStep:
   def _find_inputs(
     self, stages: Mapping[int, StageProgram]
   ) -> dict[str, tf.Tensor]:
-    """Returns the placeholders of a call in a training step, by name.
-
-    Args:
-      stages: for each pod, the stage whose rows the call reads.
-    """
+    """Returns a call's placeholders by name; `stages` is {pod: its stage}."""
     program = self.program
     inputs = {"step": program.step, "microbatch": program.microbatch}
-    if program.batches is not None:  # servers read the rows
+    if program.batches is not None:  # feed no rows: servers read them
       return {**inputs, "batches": program.batches}
     for pod, stage in stages.items():
       inputs |= self._find_rows(pod, stage)
@@ -249,7 +247,6 @@ class TrainStep:
   def _make_inputs(
     self, program: Program, batch: Batch | str, step: int, microbatch: int
   ) -> dict[str, object]:
-    """Returns the values of a program's inputs, by name."""
     values = {"step": step, "microbatch": microbatch, "batches": batch}
     num_parts = len(self.program.pods) * self.program.num_microbatches
     size = self.program.batch_size // num_parts

@@ -6,7 +6,7 @@ An event ends each loop, and determines what the next loop makes again:
 
   Spike                    metrics, progress, checkpoint writer, watchdog
   Moved                    also the session and connections, to other servers
-  PodLostError             the same, to remaining pods
+  PodLostError             the same, to the pods selected below
   DamagedCheckpointError   the same, from an older checkpoint
   Finished, Stopped        nothing: the run ends
 
@@ -59,9 +59,9 @@ from palm_mtf.training.session import TrainSession
 
 _logger = logging.getLogger(__name__)
 
-_PAUSE_SECS = 1.0  # between two attempts to connect to a lost server
+_PAUSE_SECS = 1.0  # between attempts to reach a lost pod
 # With ON_POD_FAILURE = "wait", a run ends if it loses pods more often than this
-# between two checkpoints.
+# between two checkpoints, because it makes no progress then.
 _MAX_LOSSES = 3
 
 
@@ -132,7 +132,7 @@ class PodRecovery:
     return self._servers.remove(lost.pod)
 
   def _count_loss(self, lost: PodLostError, step: int) -> None:
-    """Raises UserError after too many losses without a new checkpoint."""
+    """Raises UserError if pods are lost too often without a new checkpoint."""
     if step != self._step:
       self._step, self._num_losses = step, 0
     self._num_losses += 1
@@ -155,7 +155,7 @@ class PodRecovery:
         Heartbeat(self._servers, places, secs).check_links()
         return
       except PodLostError as error:
-        lost = error  # may name another pod
+        lost = error  # restart this pod next, perhaps another one
       if time.monotonic() > end:
         raise UserError(
           f"{lost}; the run waited for {pods.pod_wait_secs:g} seconds "
@@ -168,10 +168,10 @@ class _Pods(NamedTuple):
   cluster: Cluster
   heartbeat: Heartbeat
   peak: float  # FLOP/s of all devices together, for MFU
-  kernels: Mapping[str, str]  # versions and settings, for the manifest
+  kernels: Mapping[str, str]  # versions etc. that decide rounding, by name
   # One object for all loops, so that a signal between two loops is not lost.
   stop: StopRequest
-  must_move: Callable[[], bool]  # whether the manager offers other servers
+  must_move: Callable[[], bool]  # whether a manager gives the run other servers
 
 
 class _Scope(contextlib.ExitStack):
@@ -225,7 +225,7 @@ def run_training(job: TrainJob, servers: PodServers) -> Finished | Stopped:
         case PodLostError():
           job = _continue_without_lost_pod(job, event, recovery)
         case DamagedCheckpointError():
-          # A server found the damage when it read this checkpoint.
+          # A server found damage in this checkpoint: resume from an older one.
           warn_of_damage(job.checkpoint.path, event)
           newest = newest_whole(job.model_dir)
           quarantine_damaged(job.model_dir, newest)
@@ -276,7 +276,7 @@ def _run_loop(
 ) -> Event:
   """Runs a training loop; returns the event that ended it.
 
-  Opens the TrainSession of `session` if it is not open; `records` is open.
+  `session` keeps its TrainSession from the previous loop, or gets a new one.
   """
   free_garbage()  # frees the memory of the previous loop's graph
   spikes = SpikePolicy(job.config.fault_tolerance, job.start, job.rewinds)
@@ -300,7 +300,7 @@ def _run_loop(
   except PodLostError as lost:
     if not pods.stop.signal_name:
       raise
-    # The signal that stops the run may have stopped the servers too.
+    # The signal may have stopped the servers too, so do not wait for them.
     raise UserError(
       f"{lost}, after {pods.stop.signal_name}; run the same command to resume."
     ) from None
@@ -309,12 +309,8 @@ def _run_loop(
 def _continue_without_lost_pod(
   job: TrainJob, lost: PodLostError, recovery: PodRecovery
 ) -> TrainJob:
-  """Returns the job that continues from the newest checkpoint.
-
-  Depending on ON_POD_FAILURE, the job runs on the remaining pods, or on all
-  pods once the lost pod has answered again.
-  """
-  # No write is in progress, because the writer has ended with the loop.
+  """Returns the job that continues on the pods that ON_POD_FAILURE selects."""
+  # The loop's writer has ended, so no newer checkpoint can still appear.
   newest = newest_whole(job.model_dir, read=read_checkpoint)
   job = dataclasses.replace(job, checkpoint=newest)
   config = job.config

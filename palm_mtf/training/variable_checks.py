@@ -76,7 +76,7 @@ class VariableChecks:
     for name, value in bad.losses.items():
       if name != "grad_norm" and not math.isfinite(value):
         return f"the {name}, of parameters that all are"
-    # The backward pass goes from the last layer to the first.
+    # Search from the last layer to the first, as the backward pass goes.
     for name, squares in reversed(
       list(zip(self._parameters, bad.gradient_squares, strict=True))
     ):
@@ -146,7 +146,7 @@ def _are_finite(part: Slice) -> list[tf.Tensor]:
 
 
 def _name_pods(numbers: list[int]) -> str:
-  """Names the pods to blame: those whose hash differs from most, else all."""
+  """Names pods without the majority's hash; all if no hash has a majority."""
   ((most, count),) = collections.Counter(numbers).most_common(1)
   few = [str(pod) for pod, number in enumerate(numbers) if number != most]
   if 2 * count <= len(numbers):
@@ -189,5 +189,6 @@ def _fingerprint_variables(parts: Sequence[Slice]) -> tf.Tensor:
     value = part.read()
     with tf.device(part.near):
       rows = tf.reshape(value, [len(part.names), -1])
-      numbers.append(_fingerprint_rows(rows) * (2 * index + 1))  # index is s
+      # Each slice has another factor, so that a swap of slices changes the sum.
+      numbers.append(_fingerprint_rows(rows) * (2 * index + 1))
   return tf.add_n(numbers)

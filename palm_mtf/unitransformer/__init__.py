@@ -29,8 +29,9 @@ __all__ = [
 ]
 
 
-# Let old gin files use the module name `palm_mtf.layers`. Add only exact names:
-# a second entry in gin's tree of partial names makes the bare name ambiguous.
+# Let old gin files use the module name `palm_mtf.layers`. Add the names only to
+# gin's map of exact names. If gin also had them in its tree of partial names,
+# the bare name, such as `Mlp`, would be ambiguous.
 _registry = gin.config._REGISTRY
 for _name in __all__:
   for _old in (f"palm_mtf.layers.{_name}", f"layers.{_name}"):

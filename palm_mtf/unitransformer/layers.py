@@ -30,7 +30,7 @@ from palm_mtf.model.weights import TrainedWeights, initializer
 from palm_mtf.ops.slicewise import WholeSlice
 from palm_mtf.ops.variables import Fill
 
-# {kind of parameters: fields of `ModelConfig` that describe them}
+# {kind of layer: fields of `ModelConfig` that gin may set for the layer}
 _SETTINGS = {
   "norm": "norm norm_epsilon",
   "attention": "num_heads d_kv attention num_kv_heads attention_window qk_norm "
@@ -40,14 +40,15 @@ _SETTINGS = {
   "mlp": "d_ff mlp biases",
 }
 _SIZES = "num_layers d_model num_heads d_kv d_ff vocab_size sequence_length"
-# Our name of every layer, because Mesh TensorFlow's scopes number the layers.
+# All layers use the names of layer 0; Mesh TensorFlow's scopes number layers.
 _LAYER = parameters.layer_name(0)
 _MODULE = "palm_mtf.unitransformer"
 
 
 def _check(name: str, kind: str, settings: Mapping[str, object]) -> ModelConfig:
-  # Returns a model with these settings; sizes that `kind` does not use are 2.
-  # Raises UserError if a setting is unknown, wrong or missing.
+  # Returns a model with these settings. Sizes that `kind` does not use are 2,
+  # because ModelConfig needs all sizes. Raises UserError if a setting is
+  # unknown, wrong or missing.
   known = _SETTINGS[kind].split()
   for each in settings:
     check_choice(f"setting of {name}", each, known)
@@ -61,7 +62,8 @@ def _check(name: str, kind: str, settings: Mapping[str, object]) -> ModelConfig:
 
 
 def _reshape(x: mtf.Tensor, dims: Sequence[mtf.Dimension]) -> mtf.Tensor:
-  # Returns x itself if possible, so that `recompute` finds x's operation.
+  # Returns x itself if it has the shape, because the backward pass could not
+  # recompute the output of mtf.reshape.
   return x if x.shape == mtf.Shape(dims) else mtf.reshape(x, dims)
 
 
@@ -70,7 +72,7 @@ class _Call:
 
   def __init__(self, context: transformer.Context, config: ModelConfig):
     self.context = context
-    # "batch" comes first: its layout rule splits the joined dimension, too.
+    # Join "batch" as the first, so that its layout rule can split the result.
     self.batch_dims = sorted(
       context.batch_dims, key=lambda x: x.name != "batch"
     )
@@ -178,11 +180,11 @@ class _Call:
     ]
 
   def attend(self, weights: TrainedWeights, *given: Any) -> mtf.Tensor:
-    """Returns the attention of all positions; `given`: q, k, v, the mixer."""
+    """Attends from all positions; `given` has q, k, v and a block.Attention."""
     *qkv, mixer = given
     extras = weights.score_extras(_LAYER, mixer, self.context.length_dim)
-    # Each device computes all positions, even if the layout splits `length`,
-    # because the blocks of queries have fixed positions.
+    # Gather all positions on each device, even if the layout splits `length`,
+    # because the first position of a block of queries is a constant.
     whole = self.context.length_dim, self.dims.memory_length
     q, k, v, *masks = (
       Resharded(x, whole).outputs[0] for x in (*qkv, *self.find_masks())
@@ -195,7 +197,7 @@ class _Call:
     return Resharded(y, whole[::-1]).outputs[0]
 
   def find_masks(self) -> list[mtf.Tensor]:
-    """Returns what limits attention: segment ids and prefixes, if any."""
+    """Returns [], [segments] or [segments, prefix] for `self_attention`."""
     context = self.context
     segments = [
       self.join_batch(x)
@@ -290,7 +292,7 @@ def sublayer_norm(
 
 
 class _Branch(transformer.TransformerLayer):
-  """Attention or MLP; gin and variables have the names of the subclasses."""
+  """Attention or MLP; gin files and variables use the names of subclasses."""
 
   kind: str  # "attention" or "mlp"
 

@@ -63,7 +63,7 @@ class Batches:
     sizes: BatchSizes,
     skips: Skips | None = None,
   ):
-    """Groups rows into batches; leaves out `skips`, to avoid loss spikes."""
+    """Makes batches of rows, except the batches in `skips` (loss spikes)."""
     self._rows = rows
     self._sizes = sizes
     self._skips = skips or Skips()
@@ -79,7 +79,7 @@ class Batches:
     return _stack(rows, self.features)
 
   def pieces(self, step: int) -> list[list[Piece]]:
-    """Returns each row's pieces of documents, which `data inspect` shows."""
+    """Returns which parts of documents each row has, for `data inspect`."""
     return self._rows.pieces(self._row_numbers(step, 0, 1))
 
   def _row_numbers(self, step: int, part: int, num_parts: int) -> np.ndarray:
@@ -129,13 +129,13 @@ def validation_batches(
 
 
 def split_batch(batch: Batch, num_parts: int) -> list[Batch]:
-  """Splits a batch into equal parts, of consecutive rows, to save memory."""
+  """Splits a batch into equal parts, which take less memory one at a time."""
   parts = zip(*(np.split(x, num_parts) for x in batch.values()), strict=True)
   return [dict(zip(batch, part, strict=True)) for part in parts]
 
 
 def batch_hash(batch: Batch) -> str:
-  """Returns a hash of a batch, in hexadecimal, to compare batches of runs."""
+  """Returns a hexadecimal hash, to tell if two runs read the same batch."""
   digest = hashlib.blake2b(digest_size=8)
   for name in FEATURES:
     if name in batch:
@@ -191,7 +191,7 @@ class Prefetcher(contextlib.AbstractContextManager):
       return made.result()
     except BaseException:
       with self._lock:
-        self._made.pop(step, None)  # the next call tries again
+        self._made.pop(step, None)  # forget the error: the next call retries
       raise
 
 
@@ -211,7 +211,7 @@ def _stack(rows: Sequence[Row], features: Sequence[str]) -> Batch:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Corpus:
-  """The token stores of a run, and the settings that make batches of them."""
+  """The stored tokens of a run's sources, and how to make batches of them."""
 
   sources: list[Source]
   stores: list[TokenStore]  # in the order of `sources`
@@ -220,11 +220,11 @@ class Corpus:
   eod_id: int
   seed: int  # seed of every shuffle
   objective: Objective = CAUSAL
-  first: int = 0  # id of the input at the start of a row or document
+  first: int = 0  # input id at the start of each row and segment
 
   @property
   def fingerprint(self) -> str:
-    """Hash of all that decides the rows but the seed; checkpoints record it."""
+    """Hash of all that decides the rows but SEED: a resumed run compares it."""
     parts = [self.packing, self.sequence_length]
     if self.packing.startswith("joined"):
       # Earlier versions did not shuffle documents, so their hash must differ.
@@ -350,7 +350,7 @@ def corpus_of_run(
 ) -> Corpus:
   """Returns the corpus of a run; encodes each source that has no token store.
 
-  Tokens that CACHE_DIR lacks are stored in MODEL_DIR.
+  If CACHE_DIR lacks the tokens of a source, MODEL_DIR keeps them.
 
   Raises:
     UserError: there is no text, a source has no document for training or for
@@ -362,7 +362,8 @@ def corpus_of_run(
   stores = load_stores(model_dir, data, sources, vocabulary)
   for source, store in zip(sources, stores, strict=True):
     _check_splits(source, store, data)
-  # Joined documents fill rows of any length, so warn if that adds no context.
+  # Joined documents fill rows of any length. Warn of rows that are longer than
+  # every document: they give no token more context from its own document.
   if data.packing in ("joined", "joined_masked"):
     longest = max(s.train.counts.longest_document_tokens for s in stores)
     if sequence_length > longest:

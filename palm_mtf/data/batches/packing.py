@@ -34,9 +34,9 @@ Documents are packed in four ways. The figure packs three documents into rows of
                  inputs         0 a b 0 0 0    0 c 0 0 0 0    0 d e f 0 0
                  loss_weights   1 1 1 0 0 0    1 1 0 0 0 0    0 0 1 1 0 0
 
-If START_ID is set, it replaces the 0 at the start of each row or segment, but
-not the 0 in padding. [eod] replaces the 0 there if ADD_START is False, or if 0
-is no control token, because no row may begin with a word that its text lacks.
+Each row and segment begins with START_ID instead of 0 if START_ID is set and
+ADD_START is True. It begins with [eod] if ADD_START is False, or if token 0 is
+a word, because no row may begin with a word that its text lacks.
 
 PaLM (section 5) uses "joined". A token attends only to its own segment. Under
 prefix_lm and span_corruption, inputs attend to one another in both directions.
@@ -184,7 +184,7 @@ def make_objective(
 
 
 def to_json(objective: Objective) -> list[object]:
-  """Returns an objective's name and arguments as JSON, for `from_json`."""
+  """Returns an objective as a list, to hash it or to send it to servers."""
   (name,) = [x for x, made in OBJECTIVES.items() if type(objective) is made]
   return [name, *dataclasses.astuple(objective)]
 
@@ -240,7 +240,7 @@ class JoinedRows:
     eod_id: int | None,
     first: int = 0,
   ):
-    """Cuts tokens into rows of `length` tokens; see `make_joined_row`."""
+    """Cuts rows of `length` tokens; `make_joined_row` explains the others."""
     self._tokens = tokens
     self._length = length
     self._eod_id, self._first = eod_id, first
@@ -257,7 +257,7 @@ class JoinedRows:
 
 
 def row_start(data: DataConfig, vocabulary: Vocabulary) -> int:
-  """Returns the first input id of a row, which may begin within a document."""
+  """Returns the first input id of a row, even if it continues a document."""
   if data.add_start and data.start_id is not None:
     return data.start_id
   has_pad = data.add_start and vocabulary.is_control(0)
@@ -281,7 +281,7 @@ def prompt_start(data: DataConfig, vocabulary: Vocabulary) -> int | None:
 def join_features(
   sources: Sequence[TokenArray], eod_id: int | None
 ) -> tuple[str, ...]:
-  """Returns the feature names of joined rows; "segments" only with `eod_id`."""
+  """Returns joined rows' features; "segments" if `eod_id` is not None."""
   features = ("inputs", "targets")
   if eod_id is not None:
     features += ("segments",)
@@ -345,7 +345,7 @@ class WholeRows:
     self._length = length
     self._objective = objective
     self._seed = seed
-    spans = tokens.spans()  # [num_documents, 3]: start, targets, stop
+    spans = tokens.spans()  # [documents, 3], token indices: start, targets, end
     too_long = spans[:, 2] - spans[:, 0] > length
     # Number of examples that are truncated because they are too long for a row.
     self.num_cut = int(too_long.sum()) if tokens.has_inputs else 0
@@ -391,7 +391,7 @@ class WholeRows:
     return row
 
   def pieces(self, number: int) -> list[tuple[int, int, int]]:
-    """Returns (document, begin, tokens) of each `Piece` in row `number`."""
+    """Returns (document, begin, number of tokens) per `Piece` of a row."""
     spans = self._row_spans(number)
     documents = np.searchsorted(self._begins, spans[:, 0], "right") - 1
     begins = spans[:, 0] - self._begins[documents]

@@ -48,7 +48,9 @@ _CHUNK = 1 << 20  # documents whose lengths are read at once, to limit memory
 # Documents are shuffled in blocks of at most about this many tokens, which are
 # 16 of PaLM's largest batches. A block takes 40 bytes of memory per document.
 _BLOCK_TOKENS = 1 << 26
-_RATE_UNITS = 10**9  # rates are integers / 10**9: floats would round positions
+# Rates are integers, in units of 1e-9, so that positions in the stream (tokens
+# times a rate) are exact however long training is.
+_RATE_UNITS = 10**9
 
 
 class DocumentOrder:
@@ -132,7 +134,7 @@ class Stretch(NamedTuple):
 class _Block(NamedTuple):
   """The n documents in a block of the stream; arrays are [n] by default."""
 
-  begins: np.ndarray  # [n + 1]: documents' positions, then the block's end
+  begins: np.ndarray  # [n + 1]: positions in the stream, then the block's end
   sources: np.ndarray
   epochs: np.ndarray
   documents: np.ndarray
@@ -185,9 +187,10 @@ class DocumentStream:
 
   def block_at(self, position: int) -> int:
     """Returns the number of the block that holds `position`."""
-    # Block b begins at b * _num_tokens / _num_blocks, less up to one token per
-    # source (rounding), plus the tokens up to each source's next document. So
-    # guess a block that is never too low, then count down.
+    # Block b begins near b * _num_tokens / _num_blocks: each source's share of
+    # these tokens is rounded down by less than a token, then extended to the
+    # source's next document. So a guess that adds one token per source is never
+    # too low: count down from it.
     after = position + len(self._tokens)
     block = after * self._num_blocks // self._num_tokens + 1
     while self.start_of(block) > position:
@@ -250,7 +253,7 @@ class JoinedStream:
     seed: int,
     first: int = 0,
   ):
-    """Prepares rows of `length` tokens; see `make_joined_row`."""
+    """Cuts rows of `length` tokens; `make_joined_row` has `eod_id`, `first`."""
     self._sources = sources
     self._length = length
     self._eod_id, self._first = eod_id, first
@@ -280,7 +283,7 @@ class JoinedStream:
     return rows
 
   def pieces(self, numbers: np.ndarray) -> list[list[Piece]]:
-    """Returns each row's pieces of documents, which `data inspect` shows."""
+    """Returns which parts of documents each row has, for `data inspect`."""
     return [
       [
         Piece(
@@ -349,7 +352,7 @@ class Mixture:
     return sources, blocks * self.rows_of_block[sources] + index
 
   def _order_block(self, block: int) -> tuple[np.ndarray, np.ndarray]:
-    """Returns each row's source, and the row's index there within the block."""
+    """Returns each row's source and how many earlier rows have this source."""
     ends = np.cumsum(self.rows_of_block)
     key = f"seed {self._seed} mixture block {block}"
     cards = shuffle(np.arange(BLOCK_ROWS), BLOCK_ROWS, key)
@@ -417,7 +420,7 @@ class MixedRows:
     ]
 
   def pieces(self, numbers: np.ndarray) -> list[list[Piece]]:
-    """Returns each row's pieces of documents, which `data inspect` shows."""
+    """Returns which parts of documents each row has, for `data inspect`."""
     return [
       [Piece(source.name, epoch, *piece) for piece in source.rows.pieces(row)]
       for source, epoch, row in self._places(numbers)
@@ -442,6 +445,6 @@ class MixedRows:
 
 
 def list_features(sources: Sequence[RowSource]) -> tuple[str, ...]:
-  """Returns a batch's features: those of any source, in FEATURES' order."""
+  """Returns a batch's feature names: all that the rows of any source have."""
   held = {name for source in sources for name in source.rows.features}
   return tuple(name for name in FEATURES if name in held)

@@ -2,8 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Batches that a TensorFlow server reads itself, so that the client sends none.
 
-This needs token stores that the server can open. The client's session calls
-`find_batches` and `read_batch`. Strings are UTF-8 bytes, as in TensorFlow.
+A server must be able to open the files of the run's tokens; otherwise the
+client sends the batches. The client's session calls `find_batches` and
+`read_batch`. Strings are UTF-8 bytes, as in TensorFlow.
 """
 
 import functools
@@ -24,8 +25,8 @@ from palm_mtf.data.tokens.store import read_store
 from palm_mtf.json_text import json_text
 from palm_mtf.runtime.host_functions import host_function
 
-# Distinguishes clients that train on the same batches: each needs its own
-# reader on the server, because a reader reads ahead for only one client.
+# Makes the specs of two clients differ, even for the same batches. A server has
+# one `_Reader` per spec, because a reader reads ahead for only one client.
 _CLIENT = secrets.token_hex(8)
 
 
@@ -54,7 +55,7 @@ def find_batches(spec: bytes) -> bytes:
   """Opens the batches of `spec`; returns b"" for success, or an error text."""
   try:
     _open_reader(spec)
-  except Exception as error:  # then the client reads the batches instead
+  except Exception as error:  # then the client sends all batches
     return f"{type(error).__name__}: {error}".encode()
   return b""
 
@@ -72,12 +73,12 @@ def read_batch(
 
 
 class _Reader:
-  """Reads the batches of a spec; reads each part one step before it is used."""
+  """Makes the batches that a spec describes, each one step before its use."""
 
   def __init__(self, spec: bytes):
     held = json.loads(spec)
     corpus = Corpus(
-      # `Corpus.batches` reads only these fields of a Source.
+      # Batches need only a source's name and rate: its tokens are in `stores`.
       sources=[SimpleNamespace(name=x, rate=y) for x, y in held["sources"]],
       stores=[read_store(x) for x in held["stores"]],
       packing=held["packing"],
@@ -107,6 +108,6 @@ class _Reader:
     return tuple(batch[name] for name in self._batches.features)
 
 
-# Keep two readers for each of 16 clients, because a client's previous training
-# loop may still ask for batches of an earlier spec.
+# Keep two readers for each of 16 clients: a client's previous training loop may
+# still read by its own spec. A reader that was dropped is opened again.
 _open_reader = functools.lru_cache(maxsize=32)(_Reader)

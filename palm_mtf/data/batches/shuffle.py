@@ -14,12 +14,13 @@ import numpy as np
 from palm_mtf.data.sources.document import mix_bits
 
 _ROUNDS = 8  # rounds of the Feistel network; too few would leave a pattern
-# Minimum number of bits in each half of the Feistel network's input. Fewer bits
-# would leave a pattern in the shuffle. More bits would slow down cycle walking,
-# which maps a number about 100 times if `size` is 2.
+# Minimum number of bits in each half of the Feistel network's input, so that
+# the network shuffles at least 256 values. Fewer would leave a pattern. More
+# would make small shuffles slower: a value of at least `size` is mapped again,
+# about 100 times if `size` is 2.
 _MIN_HALF_BITS = 4
-# If the network has at most this many values, all outputs are first computed as
-# a table, so that cycle walking only looks outputs up.
+# If the network shuffles at most this many values, first compute a table of all
+# outputs (at most 32 KB), so that to map a value again is only a look-up.
 _MAX_TABLE = 1 << 12
 
 
@@ -59,10 +60,10 @@ def shuffle(index: np.ndarray, size: int, key: str) -> np.ndarray:
 def shuffle_epochs(
   numbers: np.ndarray, size: int, key: str
 ) -> tuple[np.ndarray, np.ndarray]:
-  """Shuffles 0 .. size - 1 once per epoch, each time into another order.
+  """Reads an endless series of shuffles of 0 .. size - 1, one per epoch.
 
-  Returns the epoch of each place in the endless series of shuffles, and the
-  element there. `numbers` (the places) and the results are [n], int64.
+  `numbers` are indices in this series. Returns the epoch that each index falls
+  in, and the element of 0 .. size - 1 at this index. All are [n], int64.
   """
   epochs, places = np.divmod(numbers, size)
   found = np.empty_like(places)

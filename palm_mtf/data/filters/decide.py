@@ -69,7 +69,7 @@ def decide(
   """
   duplicates = filters.remove_duplicates
   if duplicates != NEAR and not examples:
-    num_processes = 0  # sending a text to a worker is slower than hashing it
+    num_processes = 0  # no workers: sending a text is slower than hashing it
   columns = [_Columns(filters, examples) for _ in sources]
   with MeasuringPool(duplicates, examples, num_processes) as pool:
     for source, mine in zip(sources, columns, strict=True):
@@ -94,7 +94,7 @@ def count_removed(decisions: np.ndarray) -> dict[str, int]:
 
 
 class Measures(NamedTuple):
-  """Hashes of a batch: one entry per document and field; [] if not needed."""
+  """What a worker computes per document of a batch; [] if nobody needs it."""
 
   digests: list[bytes]  # 16-byte hashes, which find equal texts
   values: list[bytes]  # uint16 MinHash values, which find near duplicates
@@ -124,7 +124,7 @@ class MeasuringPool(WorkerPool):
     )
 
   def measure(self, documents: Iterable[Document]) -> Iterator[Measures]:
-    """Yields the measures of documents in batches, in order."""
+    """Yields what workers computed from each batch of documents, in order."""
     # Count 256 characters more per document, for the memory of its objects.
     batches = gather(documents, lambda x: len(x.text) + 256, _BATCH_CHARACTERS)
     return self.map(batches)
@@ -149,16 +149,16 @@ def _measure(
 class Candidates(NamedTuple):
   """The documents of a source among which duplicates are sought, in order."""
 
-  digests: np.ndarray  # hashes of inputs and text, [documents, 2], uint64
+  digests: np.ndarray  # 16-byte hash per document, [documents, 2], uint64
   # MinHash values, [documents, 128], uint16; [documents, 0] if near duplicates
   # are not removed.
   values: np.ndarray
-  weights: np.ndarray  # [documents], float64
-  held_out: np.ndarray  # whether for validation, [documents], bool
+  weights: np.ndarray  # Document.weight, [documents], float64
+  held_out: np.ndarray  # True for validation documents, [documents], bool
 
 
 class _Columns:
-  """Decisions on a source's documents, and hashes of those still to compare."""
+  """Decisions on a source's documents, and hashes for the duplicate search."""
 
   def __init__(self, filters: FilterConfig, examples: ContainedExamples | None):
     self._filters, self._examples = filters, examples
@@ -167,11 +167,11 @@ class _Columns:
     # One entry per document that is not removed by quality or size:
     self._weights, self._held_out = array("d"), bytearray()
     self._contaminated = bytearray()
-    # One entry per document that all filters but that of duplicates keep:
+    # Hashes of each document that only the duplicate search may still remove:
     self._digests, self._values = bytearray(), bytearray()
 
   def measured(self, source: Source) -> Iterator[Document]:
-    """Filters by quality and size; yields the rest if other filters need it."""
+    """Filters by quality and size; yields the documents that workers hash."""
     for split, document in read_with_progress(source, "Filtering"):
       reason = _find_reason(document, self._filters)
       self._decisions.append(REASONS.index(reason))
@@ -252,7 +252,7 @@ def find_repeats(sources: Sequence[Candidates]) -> list[np.ndarray]:
     np.concatenate, zip(*sources, strict=True)
   )
   source = np.repeat(np.arange(len(sources)), counts)
-  # Sort by text, then so that the document to keep is the first of its text.
+  # Put equal texts next to each other, the document to keep before the others.
   unread = weights == 0
   order = np.lexsort((-weights, source, ~held_out, unread, *digests.T))
   is_first = begins_run(digests[order])

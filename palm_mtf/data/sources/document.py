@@ -33,7 +33,8 @@ class Document(NamedTuple):
     digest = hashlib.blake2b(digest_size=num_bytes, person=purpose.encode())
     digest.update(_bytes(self.text))
     if self.inputs is not None:
-      digest.update(b"\0" + _bytes(self.inputs))  # separator: no text has a NUL
+      # Texts have no NUL, so no other inputs and text have the same bytes.
+      digest.update(b"\0" + _bytes(self.inputs))
     return digest.digest()
 
   # A source without a validation split holds out the documents whose rank is
@@ -51,7 +52,7 @@ class Document(NamedTuple):
 
 
 def num_repeats(document: Document) -> int:
-  """Returns how often an epoch reads a document: weight, rounded up or down."""
+  """Returns how often each epoch reads a document; the mean is its weight."""
   times = int(document.weight)
   rest = document.weight - times
   if not rest:
@@ -98,7 +99,7 @@ class Source(Protocol):
 def read_with_progress(
   source: Source, action: str
 ) -> Iterator[tuple[str, Document]]:
-  """Yields a source's documents; a progress bar shows `action` and the name."""
+  """Yields a source's documents; `action` labels the progress bar."""
   with progress_bar(f"{action} {source.name}", source.num_bytes) as advance:
     for split, document in source.documents():
       yield split, document
@@ -114,7 +115,10 @@ def decode_text(content: bytes) -> str | None:
 
 
 def cut_text(text: str, max_characters: int) -> Iterator[str]:
-  """Yields parts of up to `max_characters`, split at line ends if possible."""
+  """Yields parts of up to `max_characters`, split at line ends if possible.
+
+  SentencePiece gets a long text in parts, which bounds its memory.
+  """
   start = 0
   while start < len(text):
     end = start + max_characters
@@ -131,7 +135,7 @@ def hash_parts(parts: Sequence[object], num_bytes: int = 16) -> str:
 
 
 def mix_bits(numbers: np.ndarray) -> np.ndarray:
-  """Hashes each number in place, [...] uint64, by SplitMix64's finalizer."""
+  """Hashes [...], uint64, in place (SplitMix64), for shuffles and n-grams."""
   numbers ^= numbers >> 30
   numbers *= 0xBF58476D1CE4E5B9
   numbers ^= numbers >> 27
@@ -141,7 +145,7 @@ def mix_bits(numbers: np.ndarray) -> np.ndarray:
 
 
 def _uniform(digest: bytes) -> float:
-  return int.from_bytes(digest, "little") / 2.0**48  # exact in float64
+  return int.from_bytes(digest, "little") / 2.0**48  # exact, so it is below 1
 
 
 def _bytes(text: Text) -> bytes:

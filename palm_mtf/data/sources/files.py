@@ -42,10 +42,11 @@ class TextFile(NamedTuple):
   path: str
   num_bytes: int  # on disk, maybe compressed
   mtime_ns: int
-  # tar and others set mtime, so a changed file may keep it: compare these too.
+  # tar and others set mtime, so a changed file may have its old mtime. Compare
+  # ctime and inode too, to detect the change.
   ctime_ns: int
   inode: int
-  is_text: bool = False  # plain text, even if named .jsonl, as its glob says
+  is_text: bool = False  # its glob says plain text, even if named .jsonl
 
   @property
   def compression(self) -> str:
@@ -81,7 +82,7 @@ def find_files(
     name = pattern.removeprefix(TEXT_PREFIX)
     for path in _match(name, f"{setting} = {pattern!r}"):
       paths[path] = is_text or paths.get(path, False)
-  # Check all files first, so that no error comes after hours of reading.
+  # Check now that all files can be decompressed, not after hours of reading.
   for path in sorted(paths):
     check_compression(path, f"{setting}: {path}")
   files = [
@@ -158,7 +159,7 @@ def _explain_no_match(
       "text is read more than once; give a file."
     )
   # For the message, walk up from the glob to the nearest folder that exists.
-  # `missing` becomes the highest folder on the way that has no wildcard.
+  # `missing` becomes the path just below it, or "" if that has a wildcard.
   missing, folder = "", expanded
   while not os.path.isdir(folder):
     if not glob.has_magic(folder):
@@ -183,7 +184,7 @@ def _explain_no_match(
 
 
 def describe_file(path: str, setting: str = "") -> TextFile:
-  """Returns a file's size, times and inode, which show later changes.
+  """Returns a file's size, times and inode, by which changes are detected.
 
   Raises:
     UserError: the file may not be read; the message begins with `setting`.
@@ -270,10 +271,10 @@ def _read_known(path: str) -> dict[str, list]:
 
 
 def writable_folder(shared: str | None, own: str) -> str:
-  """Returns the folder for files that runs can share: `shared` if writable.
+  """Returns where to save hashes and filters' decisions: `shared` if writable.
 
-  `shared` is CACHE_DIR, which may belong to another user. Otherwise, returns
-  `own`, a folder in MODEL_DIR.
+  `shared` is CACHE_DIR, in which other runs find them, but which may belong to
+  another user. Otherwise, returns `own`, a folder in MODEL_DIR.
   """
   return shared if shared and os.access(shared, os.W_OK) else own
 
@@ -281,9 +282,10 @@ def writable_folder(shared: str | None, own: str) -> str:
 def describe_shards(
   paths: Iterable[str], digests: FileDigests | None
 ) -> list[str]:
-  """Returns remote files' paths, then local files' hashes, for a fingerprint.
+  """Returns remote files' paths, then local files' hashes.
 
-  `digests` is a cache of hashes; without it, every local file is hashed.
+  They identify the data of a SeqIO task in its source's fingerprint. `digests`
+  is a cache of hashes; without it, every local file is hashed.
   """
   paths = [os.fspath(path) for path in paths]
   files = [describe_file(path) for path in paths if os.path.isfile(path)]

@@ -42,8 +42,10 @@ _logger = logging.getLogger(__name__)
 def split_at_tokenize(task: Any) -> tuple[list[Callable], list[Callable]]:
   """Returns the preprocessors that make text, and those that encode this text.
 
-  If no step is `tokenize`, or a step after `tokenize` changes token ids, the
-  first list has all steps and the second list is empty.
+  Sources and filters run only the first list, and encode by the run's
+  vocabulary; few-shot tasks add exemplars between the lists. If no step is
+  `tokenize`, or a step after it changes token ids, the first list has all steps
+  (its results are token ids), and the second list is empty.
   """
   import seqio
 
@@ -72,14 +74,14 @@ def apply_steps(
   where: str,
   sequence_length: Mapping[str, int] | None = None,
 ) -> Any:
-  """Returns the tf.data.Dataset that `steps` make of a split, in file order.
+  """Returns the tf.data.Dataset that `steps` make of a split, not shuffled.
 
-  Error messages begin with `where`. `sequence_length` maps a feature to its
-  number of tokens, for steps that truncate token ids.
+  Messages of a step's errors begin with `where`. `sequence_length` maps a
+  feature to its number of tokens, for steps that truncate token ids.
   """
   import seqio
 
-  with seqio.map_seed_manager(0):  # random steps get the same seeds every time
+  with seqio.map_seed_manager(0):  # equal seeds, so that examples do not vary
     dataset = task.source.get_dataset(split=split, shuffle=False)
     for step in steps:
       dataset = seqio.add_kwargs_to_transform(
@@ -131,12 +133,12 @@ def function_name(function: Callable) -> str:
 
 
 def type_name(value: object) -> str:
-  """Returns "None", or a type with its article ("a list"), for messages."""
+  """Returns a value's type for messages, such as "a list"; "None" for None."""
   return "None" if value is None else f"a {type(value).__name__}"
 
 
 def tokenizes(task: Any) -> bool:
-  """Whether any step is SeqIO's `tokenize` or `tokenize_and_append_eos`."""
+  """Whether a step is SeqIO's `tokenize`; if not, the task makes token ids."""
   return any(map(_encodes, task.preprocessors))
 
 
@@ -151,7 +153,7 @@ def _is_one_of(step: Callable, *functions: Callable) -> bool:
 
 
 def _unwrap(function: Any) -> Any:
-  """Returns what partials and decorators wrap, such as gin's, to compare it."""
+  """Returns the function in partials and decorators (such as gin's)."""
   while True:
     if isinstance(function, functools.partial):
       function = function.func
@@ -162,7 +164,7 @@ def _unwrap(function: Any) -> Any:
 
 
 def kind_of_feature(spec: Any) -> str:
-  """Returns "text" or "ids" for a tf.TensorSpec; else its dtype and rank."""
+  """Returns "text" or "ids"; for other tf.TensorSpecs, their dtype and rank."""
   if spec.dtype.name == "string" and spec.shape.rank == 0:
     return "text"
   if spec.dtype.is_integer and spec.shape.rank == 1:
@@ -170,11 +172,12 @@ def kind_of_feature(spec: Any) -> str:
   return f"{spec.dtype.name} of rank {spec.shape.rank}"
 
 
-# `has_inputs` and `fingerprint` read only so many documents per split.
+# Number of documents per split that `has_inputs` and `fingerprint` read. Every
+# start of a training waits for them.
 _FIRST_DOCUMENTS = 32
-_BATCH = 32  # documents that one call of TensorFlow returns
+_BATCH = 32  # documents per call of TensorFlow, which takes 0.1 ms
 _PLAIN = (type(None), bool, int, float, complex, str, bytes)
-_ADDRESS = re.compile(r" at 0x[0-9a-f]+")  # in a repr; differs between runs
+_ADDRESS = re.compile(r" at 0x[0-9a-f]+")  # an object's, in its repr
 
 
 def open_task(
@@ -279,7 +282,7 @@ class SeqioTask:
     self.name = task.name
     self.rate = rate
     self._task = task
-    # Omit `tokenize` and later steps, which would load the task's vocabulary.
+    # The steps from `tokenize` on would load the task's vocabulary: omit them.
     self._steps, _ = split_at_tokenize(task)
     self._lengths = None
     if sequence_length:
@@ -299,11 +302,11 @@ class SeqioTask:
     # Share of documents to hold out; None if the task has a validation split.
     self._share = None if has_validation else validation_share
     self._num_skipped = 0
-    self._unread: Any = None  # TRAIN's dataset, if only its features were used
+    self._unread: Any = None  # the train split's dataset, unless read
 
   @property
   def has_inputs(self) -> bool:
-    """Whether any of the first documents has inputs, which decides for all."""
+    """Whether documents have inputs: true if any of the first documents has."""
     return any(
       d.inputs is not None and len(d.inputs) for d in self._first_documents
     )
@@ -315,12 +318,13 @@ class SeqioTask:
       check_ids(self._task, eos_ids, sha256)
 
   def fingerprint(self, digests: FileDigests | None = None) -> str:
-    """Returns a hash of local files, code, settings and the first documents."""
-    # A change in a remote file, or in a function that a preprocessor calls,
-    # changes the hash only if the first documents change too.
+    """Returns a hash that changes with the documents; see `Source`."""
+    # Hash local files, code, settings and the first documents. A change in a
+    # remote file, or in a function that a preprocessor calls, is noticed only
+    # if the first documents change too.
     source = self._task.source
     with user_code(f"TASK: {self.name}"):
-      if hasattr(source, "fingerprint"):  # as sources of tasks/documents.py do
+      if hasattr(source, "fingerprint"):  # a source in tasks/ hashes itself
         parts = [source.fingerprint(digests)]
       else:
         inside = {**vars(source)}
@@ -368,7 +372,7 @@ class SeqioTask:
 
   @functools.cached_property
   def _first_documents(self) -> list[Document]:
-    """Each split's first documents, read twice to detect unseeded steps."""
+    """Each split's first documents; read twice, because they must not vary."""
     first, again = (
       [
         document
@@ -388,7 +392,7 @@ class SeqioTask:
   def _make_dataset(self, split: str) -> Any:
     from palm_mtf._tf import tf
 
-    with tf.device("CPU:0"):  # the model needs the memory of GPUs
+    with tf.device("CPU:0"):  # not on a GPU, whose memory the model needs
       dataset = apply_steps(
         self._task,
         self._steps,
@@ -402,7 +406,7 @@ class SeqioTask:
 
   @functools.cached_property
   def _features(self) -> tuple[bool, dict[str, int | None]]:
-    """Whether features are texts, not ids; and {feature: EOS id to strip}."""
+    """(whether features are texts, not ids; {feature: EOS id to strip})."""
     with user_code(f"TASK: {self.name}"):
       self._unread = self._make_dataset(TRAIN)
       specs = self._unread.element_spec
@@ -431,8 +435,9 @@ class SeqioTask:
     is_text, eos_ids = self._features
     where = f"TASK: {self.name}, split {split!r}"
     with user_code(where):
-      # The dataset that `_features` has made is read once; others are made
-      # again, because some random steps differ only between datasets.
+      # Only the first read of the train split uses the dataset of `_features`.
+      # Make a dataset for every other read, because some unseeded steps repeat
+      # their random numbers within a dataset, and would not be detected.
       dataset, self._unread = self._unread, None
       if split != TRAIN or dataset is None:
         dataset = self._make_dataset(split)
@@ -440,7 +445,7 @@ class SeqioTask:
       # Group texts into batches: TensorFlow takes 0.1 ms per value it returns.
       dataset = dataset.batch(_BATCH) if is_text else dataset
     for batch in read_examples(dataset, where):
-      columns = [batch[name] for name in eos_ids]  # [inputs, targets]
+      columns = [batch[name] for name in eos_ids]  # inputs (if any), targets
       for example in zip(*columns, strict=True) if is_text else [columns]:
         values = [
           decode_text(value) if is_text else _strip_eos(value, eos_id)
@@ -448,7 +453,7 @@ class SeqioTask:
         ]
         if any(value is None for value in values):
           self._num_skipped += 1
-        elif len(values[-1]):  # targets come last
+        elif len(values[-1]):  # the targets are not empty
           yield Document(*reversed(values))
 
 
@@ -476,7 +481,7 @@ def import_seqio(name: str, setting: str = "TASK") -> Any:
 
 
 def _hash_vocabulary(vocabulary: Any) -> str:
-  """Returns a SHA-256 of a task's vocabulary, to compare with the run's."""
+  """Returns a task vocabulary's SHA-256, to compare with Vocabulary.sha256."""
   from palm_mtf._tf import tf
 
   path = vocabulary.sentencepiece_model_file
@@ -488,15 +493,16 @@ def _hash_vocabulary(vocabulary: Any) -> str:
 
 
 def describe_code(value: object, within: tuple[int, ...] = ()) -> str:
-  """Describes a function, or a value in it, for a hash: alike in all processes.
+  """Describes a function, or a value in it, to detect changes by a hash.
 
-  The description has a function's source code, defaults, bound arguments and
-  closure, but not what the function calls, reads from globals or files, or gets
-  from gin. `within` has the `id` of each value that contains this value.
+  All processes describe it alike: by a function's source code, defaults, bound
+  arguments and closure, but not by what the function calls, reads from globals
+  or files, or gets from gin. `within` has the `id` of each value that contains
+  this value.
   """
   if isinstance(value, _PLAIN):
     return repr(value)
-  if id(value) in within:  # a recursive function closes over itself
+  if id(value) in within:  # stop: a recursive function closes over itself
     return "itself"
   parts = [f"{type(value).__module__}.{type(value).__qualname__}"]
   within = (*within, id(value))

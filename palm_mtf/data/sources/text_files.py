@@ -30,11 +30,13 @@ from palm_mtf.errors import UserError, did_you_mean
 
 _logger = logging.getLogger(__name__)
 
-_MAX_WEIGHT = 2**53  # float64 holds all lower integers: num_repeats is exact
+# Weights must be lower, because float64 does not hold all higher integers, so
+# the number of times that a document is read would be rounded.
+_MAX_WEIGHT = 2**53
 
 
 class Settings(NamedTuple):
-  """The names of the settings that messages tell the user to change."""
+  """The names of the user's settings, which error messages say to change."""
 
   files: str
   text_field: str
@@ -50,7 +52,7 @@ class Fields(NamedTuple):
 
   text: str
   weight: str | None = None  # None for a weight of 1
-  quality: str | None = None  # None: documents have no quality score
+  quality: str | None = None  # score for filters; None for no score
 
 
 def open_sources(
@@ -69,7 +71,8 @@ def open_sources(
         validation_share=data.validation_share,
       )
     ]
-  from palm_mtf.data.sources.seqio_task import open_task  # imports TensorFlow
+  # Import SeqIO's module only for a TASK, because it needs TensorFlow.
+  from palm_mtf.data.sources.seqio_task import open_task
 
   return open_task(data.task, data.validation_share, sequence_length)
 
@@ -179,7 +182,7 @@ class TextFiles:
     self._skipped_lines = _Skipped("text with a NUL or half a surrogate pair")
 
   def _name(self, file: TextFile) -> tuple[str, str]:
-    """Returns what user_text.py needs: the path, and how messages begin."""
+    """Returns arguments for user_text.py: path, and start of error messages."""
     path = user_text.TEXT_PREFIX * file.is_text + file.path
     return path, f"{self._settings.files}: {file.path}"
 
@@ -187,7 +190,8 @@ class TextFiles:
     if file.is_json_lines:
       lines = read_jsonl_texts(file, self._fields, self._settings)
       for number, document in lines:
-        # JSON can escape half a surrogate pair, which UTF-8 cannot encode.
+        # Skip a text with a NUL, or with half a surrogate pair (JSON can escape
+        # it, but UTF-8 cannot encode it).
         if not user_text.is_text(document.text):
           self._skipped_lines.add(f"{file.path}, line {number:,}")
         elif document.text:
@@ -242,8 +246,8 @@ def _is_number(value: object) -> bool:
   return type(value) in (int, float) and value == value  # False for NaN
 
 
-# {kind of field: (function that accepts a value, what it accepts, what else the
-# setting with the field's name may be)}
+# {field of a JSON line: (function that says whether a value is right, and for
+# messages: what is right, and what else the field's setting may be set to)}
 _KINDS = {
   "text": (lambda x: isinstance(x, str), "a text", ""),
   "weight": (

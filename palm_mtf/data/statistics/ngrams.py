@@ -45,8 +45,9 @@ from palm_mtf.data.sources.document import VALIDATION, Document, Text, mix_bits
 # bytes of memory per character of a block. The hashes take 8 bytes per word.
 _BLOCK_CHARACTERS = 1 << 18
 _SPACE = re.compile(r"\s")  # the characters at which str.split() splits
-_LAST_SPACE = 0x3000  # no higher code point is white space
-# Factors of hashes; odd, so that multiplication mod 2 ** 64 is one to one.
+_LAST_SPACE = 0x3000  # highest white-space code point, which ends a table
+# Hashes are polynomials in these factors, mod 2 ** 64. The factors are odd, so
+# that a multiplication loses no bits and has an inverse.
 _CHARACTER_FACTOR = 0x9E3779B97F4A7C15
 _WORD_FACTOR = 0xD1342543DE82EF95
 
@@ -87,7 +88,7 @@ def find_hashes(table: np.ndarray, hashes: np.ndarray) -> np.ndarray:
   """
   if not len(table):
     return np.empty(0, np.int64)
-  hashes = np.sort(hashes)  # searchsorted finds sorted ones 4 times as fast
+  hashes = np.sort(hashes)  # makes searchsorted 4 times as fast
   places = np.searchsorted(table, hashes)
   places[places == len(table)] = 0
   return places[table[places] == hashes]
@@ -112,8 +113,8 @@ def _hash_block(block: str) -> np.ndarray:
   starts = np.flatnonzero(before & ~is_space)
   if not len(starts):
     return np.empty(0, np.uint64)
-  # Ask for the same number of powers for every block, so that they are computed
-  # once. Only a block that ends in a huge word needs more.
+  # `_powers` caches only its latest result, so ask for as many powers for every
+  # block. Only a block that ends in a huge word needs more.
   size = max(2 * _BLOCK_CHARACTERS, 1 << len(characters).bit_length())
   powers, inverses = _powers(size)
   terms = characters + np.uint64(1)
@@ -142,7 +143,9 @@ def _powers(count: int) -> tuple[np.ndarray, np.ndarray]:
 
 NGRAM_WORDS = 8
 MIN_SHARE = 0.7
-_MAX_NGRAMS = 1 << 21  # 13 MB of text, 136 MB of memory; more are sampled
+# Number of n-grams (13 MB of text, 136 MB of memory) that Examples keeps. If an
+# evaluation set has more, Examples keeps a random sample of the examples.
+_MAX_NGRAMS = 1 << 21
 
 
 @dataclasses.dataclass(frozen=True)
@@ -163,18 +166,18 @@ class Examples:
   """The n-grams of an evaluation set, or of a random sample of its examples."""
 
   def __init__(self, max_ngrams: int = _MAX_NGRAMS):
-    """Keeps examples with `max_ngrams` n-grams in all; one may have more."""
+    """Keeps at least one example, others up to `max_ngrams` n-grams in all."""
     self.count = 0  # number of examples added
     self._max_ngrams = max_ngrams
     self._num_ngrams = 0
-    # A heap of (-rank, number of the example, number of words, hashes of
-    # n-grams). The lowest ranks are kept, so that the order of examples has no
-    # effect.
+    # A heap of (-Document.rank, number of the example, number of words, hashes
+    # of n-grams). The sample is the examples of the lowest ranks, so that the
+    # order in which examples are added has no effect.
     self.kept: list[tuple[float, int, int, np.ndarray]] = []
-    self._limit = 2.0  # examples of this rank or above would exceed max_ngrams
+    self._limit = 2.0  # examples of this rank or above are not in the sample
 
   def add(self, example: Document) -> None:
-    """Counts an example, and keeps its n-grams if its rank is low enough."""
+    """Counts an example; keeps its n-grams if it belongs to the sample."""
     self.count += 1
     if example.rank >= self._limit:
       return
@@ -198,7 +201,7 @@ class ContaminationSearch:
   """
 
   def __init__(self, examples: Examples):
-    """Takes `examples`, to which no example may be added afterwards."""
+    """Copies `examples`; an example that is added to it later is ignored."""
     self._num_examples = examples.count
     self._words = np.array([words for _, _, words, _ in examples.kept], int)
     ngrams = [ngrams for _, _, _, ngrams in examples.kept]
@@ -246,7 +249,8 @@ class ContainedExamples:
     ngrams += [hash_ngrams(hash_document(x), NGRAM_WORDS) for x in examples]
     self._counts = np.array([len(each) for each in ngrams], np.int64)
     self.num_examples = len(ngrams) - 1
-    self.num_short = int((self._counts == 0).sum()) - 1  # of fewer than 8 words
+    # Number of examples of fewer than 8 words; the empty array is no example.
+    self.num_short = int((self._counts == 0).sum()) - 1
     # Hashes of distinct 8-grams, sorted, which `find_ngrams` looks up.
     self.table, index = np.unique(np.concatenate(ngrams), return_inverse=True)
     # _owners[_starts[i] : _starts[i + 1]]: the examples with 8-gram table[i].
@@ -279,7 +283,7 @@ class ContainedExamples:
       minlength=len(self._counts),
     )
     shares = hits / np.maximum(1, self._counts)
-    return shares[1:] >= MIN_SHARE  # entry 0 is empty, and no example
+    return shares[1:] >= MIN_SHARE  # index 0 is the empty array, no example
 
 
 def find_ngrams(table: np.ndarray, document: Document) -> np.ndarray:
@@ -297,15 +301,15 @@ _NGRAM_WORDS = 5  # for near duplicates; a text of fewer words is one n-gram
 # probability J. Two texts are compared if they share all values of a band.
 _BANDS, _ROWS = 16, 8  # number of bands, and of MinHash values per band
 NUM_VALUES = _BANDS * _ROWS
-# Maximum number of comparisons per text and band. Only huge groups have more
-# pairs, and a part of the pairs suffices to merge such a group.
+# Per band, a text is compared with at most this many others that share its
+# values. Only a huge group has more, and some of its pairs suffice to merge it.
 _NEIGHBORS = 32
 _PAIRS_AT_ONCE = 1 << 16
 _NGRAMS_AT_ONCE = 256  # 256 x NUM_VALUES uint32 values fit in a core's cache
 
 # A MinHash value is the minimum of factor * x + addend mod 2 ** 32 over the
-# hashes x of a text's n-grams. Factors and addends are hashes, because hashes
-# have no pattern.
+# hashes x of a text's n-grams. The factors and addends are hashes of 0, 1, ...:
+# fixed numbers without a pattern.
 _FACTORS, _ADDENDS = (
   hash_words(np.arange(2 * NUM_VALUES)).astype(np.uint32).reshape(2, NUM_VALUES)
 )
@@ -315,9 +319,9 @@ _FACTORS |= 1  # odd, so that factor * x + addend is one to one
 class Group(NamedTuple):
   """Documents with the same text, or texts that are near duplicates."""
 
-  # Number of documents with this text; for near duplicates, of different texts.
+  # Number of documents if all have the same text; otherwise of different texts.
   size: int
-  # Document.digest() of one member, the same member for any order of documents.
+  # Document.digest() of one document, by which a command finds a text to show.
   digest: bytes
 
 
@@ -340,7 +344,7 @@ class Duplicates:
 
 
 class Sketches:
-  """What find_duplicates needs per document: hash, MinHash, size, split."""
+  """Keeps each document's hashes, size and split for `find_duplicates`."""
 
   def __init__(self):
     self._digests = bytearray()
@@ -357,9 +361,10 @@ class Sketches:
     self._held_out.append(split == VALIDATION)
 
   def columns(self) -> tuple[np.ndarray, ...]:
-    """Returns arrays: digests, MinHash values, sizes, whether for validation.
+    """Returns digests, MinHash values, sizes in bytes, and whether held out.
 
-    The arrays are views of this object's memory: while they exist, `add` fails.
+    Each array has an item per document. The arrays are views: while they exist,
+    `add` raises BufferError, because it would move the memory.
     """
     return (
       np.frombuffer(self._digests, np.uint64).reshape(-1, 2),
@@ -429,8 +434,8 @@ def begins_run(rows: np.ndarray) -> np.ndarray:
 def minhash(document: Document, digest: bytes) -> np.ndarray:
   """Returns the MinHash values of a document, [NUM_VALUES], uint16.
 
-  A document without words is never a near duplicate, so its values repeat
-  `digest`.
+  A document without words has no n-grams. Its values repeat `digest`, the hash
+  of its text, so that it is a near duplicate of no other text.
   """
   words = hash_document(document)
   if not len(words):
@@ -441,7 +446,7 @@ def minhash(document: Document, digest: bytes) -> np.ndarray:
     block = ngrams[start : start + _NGRAMS_AT_ONCE, np.newaxis] * _FACTORS
     block += _ADDENDS
     np.minimum(smallest, block.min(axis=0), out=smallest)
-  # The highest bits of a minimum are often 0. So mix the bits, then keep 16.
+  # Keep 16 bits. Mix them first, because a minimum's highest bits are often 0.
   return (smallest * 0x9E3779B1 >> 16).astype(np.uint16)
 
 
@@ -458,8 +463,9 @@ def group_similar(values: np.ndarray) -> np.ndarray:
     for a, b in _similar_pairs(values, one[apart], other[apart]):
       first, last = sorted((_find_first(groups, a), _find_first(groups, b)))
       groups[last] = first
+    # Let every text point to its group's first text.
     while not np.array_equal(further := groups[groups], groups):
-      groups = further  # until every text points to its group's first text
+      groups = further
   return groups
 
 
@@ -487,7 +493,8 @@ def _pairs_in_a_band(
   """Yields (one, other): texts one[i], other[i] share all values of a band."""
   for band in range(_BANDS):
     rows = values[:, band * _ROWS : (band + 1) * _ROWS]
-    # Hash each band (two halves) into a key; sorting puts equal ones together.
+    # Hash the 16 bytes of each text's band into a key. Sorting then puts texts
+    # with the same band next to each other.
     halves = np.ascontiguousarray(rows).view(np.uint64)
     keys = halves[:, 0] * 0xD1342543DE82EF95 + halves[:, 1]
     order = np.argsort(keys, kind="stable")

@@ -18,11 +18,13 @@ from palm_mtf.data.sources.document import Document, Text, cut_text
 from palm_mtf.data.vocabulary.vocabulary import Vocabulary
 from palm_mtf.data.worker_pool import WorkerPool, num_cores
 
-# Texts are encoded in parts, cut at line ends if possible, because
-# SentencePiece takes some hundred bytes of memory per character.
+# Texts are encoded in parts of up to _PART_CHARACTERS, cut at line ends if
+# possible, because SentencePiece takes some hundred bytes of memory per
+# character. Workers get batches of about _BATCH_CHARACTERS.
 _PART_CHARACTERS = 1 << 16
 _BATCH_CHARACTERS = 1 << 20
-# Each document adds this to a batch's size, for the memory of its objects.
+# In a batch, a document counts as its text plus this many characters, because
+# its Python objects take memory even if the text is short.
 _DOCUMENT_CHARACTERS = 256
 
 
@@ -37,7 +39,7 @@ class EncodedDocument(NamedTuple):
 
 class _Part(NamedTuple):
   text: Text
-  is_inside: bool  # whether this part continues a text (no space goes before)
+  is_inside: bool  # False for the first part, which may get a U+2581 before
 
 
 class _Cut(NamedTuple):
@@ -85,7 +87,7 @@ class Encoder(WorkerPool):
   def count(
     self, documents: Iterable[tuple[str, Document]]
   ) -> Iterator[tuple[str, Document, tuple[int, int]]]:
-    """Yields (split, document, (num_inputs, num_text)), in tokens, no [eod]."""
+    """Yields (split, document, (tokens of inputs, of text)), without [eod]."""
     for each in self.encode(documents):
       yield each.split, each.document, (len(each.inputs), len(each.text))
 
@@ -131,7 +133,7 @@ def _take(ids: collections.deque[np.ndarray], count: int) -> np.ndarray:
 
 
 def _encode(vocabulary: Vocabulary, batch: list[_Part]) -> list[np.ndarray]:
-  """Returns each part's token ids, int32; keeps the ids that a task makes."""
+  """Returns each part's token ids, int32; a part may already be token ids."""
   parts = [part for part in batch if isinstance(part.text, str)]
   texts, are_inside = [x.text for x in parts], [x.is_inside for x in parts]
   ids = iter(vocabulary.encode_arrays(texts, num_cores(), are_inside))

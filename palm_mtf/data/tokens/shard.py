@@ -55,7 +55,8 @@ class TokenArray:
   def __init__(self, shards: Sequence[Shard]):
     self._shards = [shard for shard in shards if len(shard.tokens)]
     lengths = [len(shard.tokens) for shard in self._shards]
-    # Index of each shard's first token, then the total; likewise for documents.
+    # Index of each shard's first token, then the number of all tokens.
+    # `_first_documents` has the same for documents.
     self._starts = np.cumsum([0, *lengths])
     counts = [shard.documents.shape[1] for shard in self._shards]
     self._first_documents = np.cumsum([0, *counts])
@@ -176,21 +177,21 @@ def map_array(path: str, *, is_random: bool = False) -> np.ndarray:
     _C.madvise(address, num_bytes, mmap.MADV_RANDOM)
   content = (ctypes.c_char * num_bytes).from_address(address)
   release = weakref.finalize(content, _C.munmap, address, num_bytes)
-  # Do not unmap at the end of the process, because a thread may still read.
+  # Do not unmap at exit: a thread that still reads the array would crash.
   release.atexit = False
   values = np.frombuffer(content, dtype, count, begin).reshape(shape)
   values.flags.writeable = False  # because its pages are mapped read-only
   return values
 
 
-# A document of weight 3 is written three times. Its copies may have this many
-# bytes together, because host memory holds them all.
+# A document of weight 3 is written three times. If its copies have more bytes
+# of text than this together, that is an error: host memory holds them all.
 _MOST_REPEATED_BYTES = 1 << 30
 _CHANGED = "its content is not what was written"
 
 
 class DamagedShardError(Exception):
-  """A file of a token store is missing or changed, so must be written again."""
+  """A shard has a missing or changed file, and must be written again."""
 
 
 @dataclasses.dataclass(kw_only=True)
@@ -217,27 +218,28 @@ class ShardSummary:
   """Counts and file hashes of a shard, which its .json holds."""
 
   num_read: int  # documents read from the source, also those of weight 0
-  # The lowest Document.rank, from which an error proposes a VALIDATION_SHARE.
+  # Lowest Document.rank. If VALIDATION_SHARE is below it, no document is held
+  # out, and the error proposes a share above it.
   lowest_rank: float
   counts: dict[str, Counts]  # {split: its counts}
   has_inputs: bool  # whether documents have inputs and targets
-  blake2b: dict[str, str]  # {name of a file of this shard: hash}
+  blake2b: dict[str, str]  # {file name: hash of the file}, to detect damage
 
   @classmethod
   def from_json(cls, content: dict) -> "ShardSummary":
-    """Returns the summary whose `dataclasses.asdict` is `content`."""
+    """Returns the summary that a shard's .json holds as `content`."""
     counts = {split: Counts(**content["counts"][split]) for split in SPLITS}
     return cls(**{**content, "counts": counts})
 
 
 class _SplitWriter:
-  """The documents of one split of a shard, gathered in memory."""
+  """Gathers the documents of a shard's split in memory, then writes them."""
 
   def __init__(self, dtype: str, eod_id: int):
     self._dtype = np.dtype(dtype)
     self._eod = np.array([eod_id], dtype).tobytes()
     self._tokens = bytearray()
-    # For each document in turn, its two indices in Shard.documents.
+    # Per document, the indices of its first target token and of its end.
     self._documents = array.array("q")
     self.counts = Counts()
 
@@ -347,7 +349,7 @@ def check_shard(folder: str, number: int, *, reads: bool) -> ShardSummary:
 
 
 def _size_of(name: str, summary: ShardSummary, path: str) -> int | None:
-  """Returns the size that a whole file has; None if its header is wrong."""
+  """Returns an undamaged file's size in bytes; None if its header is wrong."""
   counts = summary.counts[name.partition("-")[0]]
   shape = (counts.num_tokens,)
   if name.endswith(".documents.npy"):
@@ -361,7 +363,7 @@ def _size_of(name: str, summary: ShardSummary, path: str) -> int | None:
 
 
 def write_sealed_json(path: str, content: dict) -> None:
-  """Writes a JSON file with a hash of its content, which shows damage."""
+  """Writes a JSON file with a hash of its content, to detect damage later."""
   write_atomically(path, json_text(seal(content), indent=1).encode())
 
 
@@ -402,7 +404,8 @@ def map_shard(
 
 def _save_array(path: str, values: np.ndarray) -> None:
   # Replace a damaged file, because another process may have it mapped: writing
-  # into it would change that memory. np.save hides the errno of a full disk.
+  # into it would change that memory. Do not use np.save, whose error on a full
+  # disk lacks the errno.
   header = np.lib.format.header_data_from_array_1_0(values)
   partial = f"{path}.partial"
   with open(partial, "wb") as file:

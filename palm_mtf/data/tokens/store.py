@@ -61,7 +61,8 @@ _logger = logging.getLogger(__name__)
 # repairs a store of another version.
 _FORMAT = 3
 
-# Bytes of text in a shard, of which a run that resumes may encode one again.
+# Bytes of text per shard. If encoding stops midway, the next start encodes only
+# the unfinished shard again.
 SHARD_BYTES = 64 << 20
 _MANIFEST = "manifest.json"
 
@@ -88,8 +89,8 @@ class TokenStore:
   folder: str
   train: Split
   validation: Split
-  lowest_rank: float  # lowest Document.rank, to compare with VALIDATION_SHARE
-  fingerprint: str  # hash of the hashes of all shard files
+  lowest_rank: float  # a VALIDATION_SHARE above it holds out a document
+  fingerprint: str  # hash of all shard files, for Corpus.fingerprint
   # Numbers of documents read, and removed by each filter; None without filters.
   filter_counts: dict[str, int] | None = None
 
@@ -112,8 +113,8 @@ def write_store(
   """
   partial = f"{folder}.partial"
   dtype = "<u2" if vocabulary.size <= 1 << 16 else "<u4"
-  # For the message about a full disk: an upper bound of the bytes of tokens,
-  # except [eod] and repeats. Every other token has at least one byte of text.
+  # If the disk is full, the message names this bound on the bytes of all tokens
+  # except [eod] and repeats. (Such a token has at least one byte of text.)
   needed = source.num_bytes and int(dtype[2]) * source.num_bytes
   on_disk = functools.partial(writing, folder, needed)
   with (
@@ -216,7 +217,8 @@ def load_stores(
   Raises:
     UserError: there is no text, or the disk is full.
   """
-  # Runs share CACHE_DIR, so training reads tokens there but never writes any.
+  # Read tokens in CACHE_DIR, which runs share, but write missing ones to `own`:
+  # training writes nothing to CACHE_DIR.
   own = ModelDir(model_dir).tokens
   stores, names = [], []
   for source, name in _name_stores(own, data, sources, vocabulary):
@@ -272,7 +274,7 @@ def _name_stores(
   """Checks sources' token ids; returns each (source, name of its store)."""
   for source in sources:
     source.check_vocabulary(vocabulary.sha256)
-  # FileDigests caches the hashes of the text files next to the token stores.
+  # Save the text files' hashes, so that the next command hashes no file again.
   keep = writable_folder(data.cache_folder, own)
   named = []
   with FileDigests(os.path.join(keep, "digests.json")) as digests:

@@ -2,7 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Vocabularies of Hugging Face's library `tokenizers`, from a tokenizer.json.
 
-Two kinds of byte-pair encoding keep every text:
+Only these byte-pair encodings are read, because they can encode every
+character:
 
   byte level      of GPT-2, GPT-NeoX, LLaMA 3, Qwen, Cohere and SmolLM: a token
                   is a run of bytes, which may be a part of a character
@@ -44,17 +45,19 @@ _OTHER = "give a byte-pair encoding that keeps bytes, or a SentencePiece model"
 _BYTE = re.compile("<0x([0-9A-F]{2})>")
 # Larger ids are refused, because host memory holds one list entry per id.
 _MOST_IDS = 2**20
-# Fields that list the parts of a normalizer, pre-tokenizer or decoder of type
-# "Sequence".
+# A normalizer, pre-tokenizer or decoder of type "Sequence" lists its steps in
+# one of these fields.
 _PARTS = ("normalizers", "pretokenizers", "decoders")
 # Some regular expressions with nested repetitions fail on this text. Their file
 # is then refused when it is opened, not when a user's text is encoded.
 _PROBE = f"{'a' * 99}! 1 a\u00e9\n"
-_MOST_SHOWN = 200  # characters of the library's error in a message
-# Only these decoders of byte fallback can be applied to single tokens.
+_MOST_SHOWN = 200  # characters; cuts off longer errors of the library
+# A file with byte fallback and other decoders is refused, because only these
+# decoders can be applied to single tokens, to find each token's bytes.
 _FALLBACK = {"ByteFallback", "Fuse", "Metaspace", "Replace", "Strip"}
 
-# Flags of an added token that leaves the text around it unchanged.
+# Flags for added tokens that we write into a tokenizer.json: the token is found
+# anywhere in a text, and white space next to it stays.
 PLAIN_TOKEN = dict.fromkeys(
   ("single_word", "lstrip", "rstrip", "normalized"), False
 )
@@ -63,7 +66,7 @@ Json = dict[str, Any]
 
 
 class BytePairVocabulary(Vocabulary):
-  """A tokenizer.json whose model is a byte-pair encoding that keeps bytes."""
+  """A tokenizer.json whose byte-pair encoding can encode every character."""
 
   def __init__(
     self,
@@ -112,11 +115,12 @@ class BytePairVocabulary(Vocabulary):
     self.added_ids = frozenset(added)
     names = [self._names[i] for i in self.end_ids if i in added]
     for tokenizer in (self._tokenizer, self._inside):
-      # The names of special tokens in a text are encoded as characters.
+      # End tokens become special, so that no text can contain them.
       tokenizer.add_special_tokens(names)
     self._controls = {i for i in range(self.size) if i not in self._names}
     self._controls |= {i for i in added if added[i].special}
-    # Learned pieces, except [eod], decode to text even if they are end tokens.
+    # An end token that is a learned piece, not an added token, can also come
+    # from a text. So it decodes to text, unless it is [eod].
     self._controls |= {self.eod_id, *(i for i in self.end_ids if i in added)}
     to_bytes, self._drops_space = _read_decoders(described, what)
     self._bytes = [b""] * self.size  # what each id adds to a decoded text
@@ -126,7 +130,7 @@ class BytePairVocabulary(Vocabulary):
       self._bytes[i] = name.encode() if i in added else to_bytes(name)
       is_piece = bool(_BYTE.fullmatch(name))
       self.is_byte[i] = is_piece or _is_part(self._bytes[i])
-    # The other fields of the file do not affect the ids of a text.
+    # Hash only what affects the ids of a text, on which checkpoints depend.
     kept = ("normalizer", "pre_tokenizer", "model", "added_tokens", "decoder")
     parts = [*map(described.get, kept), extra_ids, self.eod_id]
     self.sha256 = hashlib.sha256(json_text(parts).encode()).hexdigest()
@@ -141,7 +145,7 @@ class BytePairVocabulary(Vocabulary):
     return make, (self.path, self._model)
 
   def files(self) -> Mapping[str, bytes]:
-    """Returns tokenizer.json with sentinels, and files with the end tokens."""
+    """Returns files for `write`: tokenizer.json, and lists of end tokens."""
     model, config = self._model, dict(self.special_tokens)
     config["eos_token"] = self.piece(self.eod_id)
     if self.extra_ids:
@@ -153,7 +157,7 @@ class BytePairVocabulary(Vocabulary):
     }
 
   def start_ids(self) -> list[int]:
-    """Returns the ids that the file's own post-processor puts before a text."""
+    """Returns the post-processor's start ids, which the caller must add."""
     found = self._tokenizer.encode("a")
     pairs = zip(found.ids, found.special_tokens_mask, strict=True)
     return [i for i, _ in itertools.takewhile(lambda pair: pair[1], pairs)]
@@ -167,7 +171,7 @@ class BytePairVocabulary(Vocabulary):
     return i in self._controls
 
   def token_bytes(self, i: int, before: Sequence[int] | None = None) -> bytes:
-    """Returns the bytes that id `i` adds to a text after earlier tokens."""
+    """Returns the bytes that id `i` adds to a text; see `Vocabulary`."""
     found = self._bytes[i] if i < self.size else "\ufffd".encode()
     if before is None or not self._drops_space:
       return found
@@ -190,7 +194,7 @@ class BytePairVocabulary(Vocabulary):
     def encode(tokenizer: Any, texts: Sequence[str]) -> list[np.ndarray]:
       if num_threads > 1:
         found = tokenizer.encode_batch_fast(texts, add_special_tokens=False)
-      else:  # encode_batch_fast would start a thread per core
+      else:  # one thread; encode_batch_fast would start one per core
         found = [tokenizer.encode(x, add_special_tokens=False) for x in texts]
       return [np.array(x.ids, np.int32) for x in found]
 
@@ -255,9 +259,9 @@ def _make_tokenizer(text: str, extra_ids: int, what: str) -> Any:
 def _library_errors(what: str, fix: str) -> Iterator[None]:
   try:
     yield
-  except (TypeError, UnicodeEncodeError):  # a text is not Unicode
+  except (TypeError, UnicodeEncodeError):  # no Unicode; the caller explains
     raise
-  # The library raises bare Exceptions; Rust's panics are BaseExceptions.
+  # Catch panics of the library's Rust code, too, which are BaseExceptions.
   except BaseException as error:
     is_panic = type(error).__name__ == "PanicException"
     if not is_panic and not isinstance(error, Exception):
@@ -280,7 +284,7 @@ def _quiet_stderr() -> Iterator[None]:
 
 
 def _has_parts(part: object) -> bool:
-  """Whether `part` is null, or an object whose nested parts are objects."""
+  """Whether a normalizer, decoder or the like is null, or a tree of objects."""
   if not isinstance(part, dict):
     return part is None
   parts = [part.get(name, []) for name in _PARTS]
@@ -291,7 +295,7 @@ def _has_parts(part: object) -> bool:
 
 
 def list_parts(part: Json | None) -> Iterator[Json]:
-  """Yields the parts of a "Sequence" in order; else `part` itself, if any."""
+  """Yields the steps of a decoder or the like; a "Sequence" has several."""
   if part and part.get("type") == "Sequence":
     for each in itertools.chain(*(part.get(name, ()) for name in _PARTS)):
       yield from list_parts(each)
@@ -300,7 +304,7 @@ def list_parts(part: Json | None) -> Iterator[Json]:
 
 
 def _drop_prefix(part: Json | None) -> Json | None:
-  """Copies a normalizer or pre-tokenizer; the copy adds no space to a text."""
+  """Copies a normalizer or pre-tokenizer, but puts no space before a text."""
   if part is None or part.get("type") == "Prepend":
     return None
   changes = {
@@ -359,7 +363,7 @@ def _read_decoders(
   """
   decoders = [*list_parts(described.get("decoder"))]
   kinds = {str(x.get("type")) for x in decoders}
-  replaced = [  # (characters in a token's name, what they are decoded to)
+  replaced = [  # (characters in a token's name, the text they stand for)
     (x["pattern"].get("String"), x["content"])
     if x["type"] == "Replace"
     else (x["replacement"], " ")

@@ -26,7 +26,8 @@ from palm_mtf.model_dir.foreign_files import read_json_object, read_regular
 
 FILE_NAME = "chat_template.jinja"
 _MAX_BYTES = 10**6
-# Clients and templates name the field of a message's reasoning differently.
+# Names of the field with a message's reasoning. Clients and templates differ in
+# the name, so a template gets the reasoning under several names.
 _REASONING = ("reasoning_content", "thinking", "reasoning")
 # Replaces characters that the template did not write, so that no control token
 # is found in them: half of a surrogate pair, which no token's name contains.
@@ -102,9 +103,9 @@ class ChatTemplate:
     named = {*vocabulary.special_tokens.values()}
     is_json = isinstance(vocabulary, BytePairVocabulary)
     added = vocabulary.added_ids if is_json else frozenset()
-    # A file may not mark a token such as <|user|> as special. So added tokens
-    # that occur in the template, or have this form, are control tokens too,
-    # unless they are words or spaces, which messages contain.
+    # Some files fail to mark a token such as <|user|> as special. So an added
+    # token is a control token too if its name is in the template or has the
+    # form <|...|>, unless the name is only words or spaces, as in messages.
     named |= {
       name
       for name, i in pieces.items()
@@ -123,7 +124,7 @@ class ChatTemplate:
       self._renderer = ChatRenderer(text)
     except RenderError as error:
       raise _explain(error) from None
-    # The server refuses other fields of a message: the template ignores them.
+    # The server refuses other fields, because the template would ignore them.
     self.fields = self._renderer.fields
     if not self.fields.isdisjoint(_REASONING):
       self.fields |= {*_REASONING}
@@ -166,7 +167,7 @@ class ChatTemplate:
       ids = [*start, *ids]
     return ids or [
       self._vocabulary.eod_id
-    ]  # the model reads at least one token
+    ]  # because the model cannot read an empty prompt
 
   def _values(self, messages: Sequence[Message]) -> dict[str, Any]:
     """Returns the variables that transformers passes to a template."""
@@ -193,13 +194,13 @@ class ChatTemplate:
 
   @functools.cached_property
   def _reads_parts(self) -> bool:
-    """Whether the template reads a content that is a list of parts."""
+    """Whether the template reads lists of parts; if not, it gets their text."""
     content = [{"type": "text", "text": _PROBE}]
     return self._reads(content, [{"role": "user", "content": content}])
 
   @functools.cached_property
   def _reads_arguments(self) -> bool:
-    """Whether the template needs a tool call's arguments as an object."""
+    """Whether the template reads tool calls' arguments as objects, not JSON."""
     arguments = {_PROBE: 1}
     function = {"name": "f", "arguments": arguments}
     call = {"type": "function", "id": "0" * 9, "function": function}
@@ -210,10 +211,10 @@ class ChatTemplate:
     return self._reads(arguments, asked)
 
   def _reads(self, value: object, messages: Sequence[Message]) -> bool:
-    """Whether the template reads inside `value`, which holds _PROBE.
+    """Whether the template takes `value`, a list or an object, apart.
 
-    `messages` contain `value`. A template that expects a string either fails or
-    writes `value` as Python prints it.
+    `value` holds the text _PROBE, and `messages` hold `value`. A template that
+    expects a string either fails or writes all of `value` as Python prints it.
     """
     try:
       text, _ = self._renderer.render(
@@ -236,7 +237,7 @@ def _read_arguments(call: Any) -> Any:
 
 
 def _keep(text: str, runs: Sequence[Sequence[int]], kept: set[int]) -> str:
-  """Replaces each character whose origin is not in `kept` by _OTHER."""
+  """Puts _OTHER in place of characters whose origin (writer) is not `kept`."""
   place, found = 0, ""
   for origin, length in runs:
     part = text[place : place + length]

@@ -9,7 +9,8 @@ memory. So this process limits its own memory and processor time.
           of each rendering
   stdout  one JSON object per line: first {"fields": [names that the template
           may read in a message]}, then {"text": TEXT, "origins": [[origin,
-          number of characters], ...]}; or {"error": REASON}
+          number of characters], ...]}; or {"error": REASON}. The origin says
+          who wrote the characters: only the template may write control tokens.
 """
 
 import datetime
@@ -33,9 +34,9 @@ from jinja2.utils import Namespace
 
 from palm_mtf.machine.process import die_with
 
-_MOST_BYTES = 2**29  # of this process's address space
+_MOST_BYTES = 2**29  # of address space; beyond it, a template fails
 _CPU_SECS = 3
-_MOST_CHARACTERS = 2**21  # in a rendered text
+_MOST_CHARACTERS = 2**21  # of a rendered text, which the caller searches
 # Origins of a character in a rendered text: a message, the template, or a
 # function that does not tell from which string a character of its result comes.
 MESSAGE, TEMPLATE, UNKNOWN = range(3)
@@ -47,8 +48,9 @@ _ROLES = ("assistant", "developer", "function", "system", "tool", "user")
 class _Text(str):
   """A string with the origin of each of its characters.
 
-  All strings that a template reads are of this class. A plain str, which only
-  functions of a library return, has characters of unknown origin.
+  Methods of strings keep the origins, so that the caller learns who wrote the
+  name of a control token. All strings that a template reads are of this class.
+  A plain str, which only functions of a library return, has unknown origins.
   """
 
   _origins: bytes  # [length]; the underscore hides the name from templates
@@ -118,7 +120,7 @@ def _origins(text: str) -> bytes:
 
 
 def _list_runs(text: str) -> Iterator[tuple[int, str]]:
-  """Yields (origin, characters) of each run of characters with one origin."""
+  """Yields (origin, characters); origin is MESSAGE, TEMPLATE or UNKNOWN."""
   place = 0
   for origin, run in itertools.groupby(_origins(text)):
     end = place + len([*run])
@@ -127,7 +129,7 @@ def _list_runs(text: str) -> Iterator[tuple[int, str]]:
 
 
 def _own(value: Any, origin: int = TEMPLATE) -> Any:
-  """Copies `value`; each string in the copy is a _Text of origin `origin`."""
+  """Copies a JSON value, and marks the characters in it as from `origin`."""
   if isinstance(value, str):
     return _Text(value, bytes([origin]) * len(value))
   if isinstance(value, dict):
@@ -148,14 +150,14 @@ def _tracking(name: str) -> Any:
 
 
 _NO = NotImplemented
-# Methods that change characters in place: origins stay if the length does.
+# Methods that change letters. Origins stay if the text keeps its length.
 _CASES = "capitalize casefold lower swapcase title upper".split()
-# Methods that return substrings. If all characters of a string have the same
-# origin, so have those of its substrings.
+# Methods that return substrings. Their origin is known only if all characters
+# of the string have the same origin.
 _PARTS = (
   "partition removeprefix removesuffix rpartition rsplit splitlines".split()
 )
-# The sandbox replaces format and format_map, and makes their results _Texts.
+# Make these methods return _Texts. For str.format, the sandbox does so.
 for _name in (
   *_CASES,
   *_PARTS,
@@ -165,10 +167,10 @@ for _name in (
 
 
 class _Generator(CodeGenerator):
-  """Compiles each string of a template to a _Text of origin TEMPLATE."""
+  """Compiles a template so that its own strings have the origin TEMPLATE."""
 
   def visit_Const(self, node: nodes.Const, frame: Any) -> None:  # noqa: N802
-    # May be a list of strings, because jinja2 evaluates constant expressions.
+    # A constant may be a list of strings, because jinja2 folds constants.
     self.write(f"environment.own({node.as_const(frame.eval_ctx)!r})")
 
   def visit_TemplateData(  # noqa: N802
@@ -188,7 +190,7 @@ class _Generator(CodeGenerator):
 
 
 class _Generation(Extension):
-  """The tag "generation", by which templates of transformers mark answers."""
+  """Renders only the body of {% generation %}, which marks answers."""
 
   tags = {"generation"}  # noqa: RUF012
 
@@ -199,7 +201,7 @@ class _Generation(Extension):
 
 
 class _Namespace(Namespace):
-  """Refuses names such as __str__, because Python calls some implicitly."""
+  """Refuses attributes such as __str__, which Python would call implicitly."""
 
   def __init__(*args: Any, **kwargs: Any):
     values = dict(*args[1:], **kwargs)
@@ -277,7 +279,7 @@ def _make_environment() -> Environment:
 
 
 class _Process:
-  """Compiles the template of the first request, and renders the others."""
+  """Compiles the template in the first request; later requests render it."""
 
   def __init__(self) -> None:
     self._environment = _make_environment()

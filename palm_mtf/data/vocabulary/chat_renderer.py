@@ -42,7 +42,7 @@ class ChatRenderer:
   def render(self, values: Mapping[str, Any]) -> tuple[str, list[list[int]]]:
     """Returns the rendered text, and its runs [origin, number of characters].
 
-    An origin is MESSAGE, TEMPLATE or UNKNOWN of chat_process.py.
+    An origin (MESSAGE, TEMPLATE or UNKNOWN) says who wrote the characters.
 
     Raises:
       RenderError: the template raises an error, or needs too much time or
@@ -105,5 +105,5 @@ def _end(process: Any) -> None:
   process.kill()
   process.wait()
   process.stdout.close()
-  with contextlib.suppress(BrokenPipeError):  # part of a request is unsent
+  with contextlib.suppress(BrokenPipeError):  # close() writes what is unsent
     process.stdin.close()

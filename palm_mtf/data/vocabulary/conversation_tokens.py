@@ -104,6 +104,6 @@ def _make_byte_pair_encoder(
 
 
 def _merged(merge: Any) -> set[str]:
-  # Files hold a merge as "a b" or as ["a", "b"].
+  # Returns the three tokens of a merge, which is "a b" or ["a", "b"] in a file.
   parts = merge.split(" ") if isinstance(merge, str) else merge
   return {*parts, "".join(parts)}

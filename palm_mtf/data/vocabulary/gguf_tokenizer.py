@@ -43,8 +43,9 @@ _GPT2 = (
   r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+"
   r"|\s+(?!\S)|\s+"
 )
-# A tokenizer.json has the first form, and llama.cpp has the second. The first
-# form also matches U+017F as an "s".
+# English contractions as in a tokenizer.json, and as in llama.cpp. To compare
+# the two, `_list_patterns` replaces the first form by the second, although only
+# the first form matches U+017F as an "s".
 _ANY_CASE = "(?i:'s|'t|'re|'ve|'m|'ll|'d)"
 _BOTH_CASES = "'(?:[sS]|[tT]|[rR][eE]|[vV][eE]|[mM]|[lL][lL]|[dD])"
 _LLAMA3 = (
@@ -52,8 +53,9 @@ _LLAMA3 = (
   r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
 _DIGIT, _THREE_DIGITS = r"\p{N}", "[0-9][0-9][0-9]"
-# {value of tokenizer.ggml.pre: (regular expressions, each of which splits what
-# the one before it left; whether a piece that is a token skips the merges)}
+# {value of tokenizer.ggml.pre: (regular expressions, each of which splits the
+# fragments of a text that the one before it left; whether a fragment that is a
+# token's name becomes this token, even if merges would not produce the token)}
 _SPLITS = {
   "gpt-2": ((_GPT2,), False),
   "smollm": ((_DIGIT, _GPT2), False),
@@ -75,7 +77,7 @@ _FIRST_NAMES = {x: x for x in _SPLITS} | {
 }
 
 # llama.cpp treats tokens with these names as control tokens that end a text,
-# whatever their types are, and those whose ids are under the keys of _ENDS.
+# whatever their types are; likewise tokens with ids under the keys in _ENDS.
 _END_NAMES = set(
   "<|endoftext|> <|end_of_text|> </s> <eos> [EOS] <|end|> <|im_end|> "
   "<|eot_id|> <|eom_id|> <end_of_turn> <turn|> <EOT> _<EOT> [EOT] <|return|> "
@@ -90,9 +92,9 @@ _ENDS = ("eos_token_id", "eot_token_id", "eom_token_id")
 def read_gguf_start(
   metadata: Mapping[str, Any],
 ) -> tuple[int | None, int | None]:
-  """Returns the id of the start token, and this id if each text gets it.
+  """Returns the start token's id or None; and the id to put before each text.
 
-  Both may be None. Missing keys have the defaults of llama.cpp.
+  The second id is the first id or None. Missing keys get llama.cpp's defaults.
   """
   is_llama = read_key(metadata, f"{_KEY}model", str, "") == "llama"
   bos_id = read_key(
@@ -173,11 +175,11 @@ def make_gguf_tokenizer(
   """Returns {key of GGUF: value} for a tokenizer with the vocabulary's ids.
 
   The embedding has `vocab_size` rows. `start_id` is the id of the start token,
-  if there is one; `adds_start` says whether each text gets it. llama.cpp gives
-  the ids of a SentencePieceVocabulary only if `palm_mtf vocab` trained it.
+  if there is one; `adds_start` says whether each text gets it.
 
   Raises:
-    UserError: llama.cpp would encode a text differently.
+    UserError: llama.cpp would encode a text differently. For a
+      SentencePieceVocabulary, export/gguf/model.py checks this.
   """
   is_bytes = isinstance(vocabulary, BytePairVocabulary)
   describe = _describe_byte_level if is_bytes else _describe_sentencepiece
@@ -337,9 +339,10 @@ def _describe_byte_level(vocabulary: BytePairVocabulary) -> dict[str, Any]:
 
 
 def _list_patterns(found: Mapping[str, Any]) -> tuple[str, ...]:
-  """Returns the regular expressions of a tokenizer.json's pre-tokenizer.
+  """Returns the regular expressions by which a tokenizer.json splits a text.
 
-  () if a part of the pre-tokenizer splits texts in another way.
+  They are written as in _SPLITS, to look them up there. () if a step of the
+  pre-tokenizer splits texts in a way that llama.cpp cannot.
   """
   patterns: list[str] = []
   for each in list_parts(found.get("pre_tokenizer")):

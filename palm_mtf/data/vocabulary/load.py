@@ -155,7 +155,7 @@ def load_vocabulary(
 
 
 def training_texts(sources: Iterable[Source]) -> Iterator[str]:
-  """Yields inputs and texts of training documents, if they are strings."""
+  """Yields texts and inputs of training documents, but skips token ids."""
   for source in sources:
     for split, document in read_with_progress(source, "Reading"):
       if split == TRAIN:

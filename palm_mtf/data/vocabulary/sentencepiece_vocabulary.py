@@ -93,7 +93,7 @@ class SentencePieceVocabulary(Vocabulary):
         f"document; give a model with an eos id, {TRAIN_ONE}."
       )
     self.end_ids = tuple(dict.fromkeys([self.eod_id, *other_ends]))
-    self.is_byte = np.array(  # [size], bool
+    self.is_byte = np.array(
       [self._processor.IsByte(i) for i in range(self.size)]
     )
     try:
@@ -116,7 +116,7 @@ class SentencePieceVocabulary(Vocabulary):
     self._bytes_inside: dict[int, bytes] = {}
 
   def files(self) -> Mapping[str, bytes]:
-    """Returns the model with sentinels, and a file that lists end tokens."""
+    """Returns files for `write`: the model, and a list of end tokens."""
     return {FILE_NAME: self._content, **self.end_files()}
 
   def piece(self, i: int) -> str:
@@ -124,7 +124,7 @@ class SentencePieceVocabulary(Vocabulary):
     return self._processor.IdToPiece(i)
 
   def token_bytes(self, i: int, before: Sequence[int] | None = None) -> bytes:
-    """Returns the bytes that id `i` adds to a text after earlier tokens."""
+    """Returns the bytes that id `i` adds to a text; see `Vocabulary`."""
     if i < self.size and self.is_byte[i]:
       return bytes([int(self.piece(i)[3:5], 16)])
     if before is not None:
@@ -215,7 +215,7 @@ def _hide_ends(
   Otherwise a text that spells such a piece would contain the end of a text.
 
   Returns:
-    The serialized model, and the ids of `ends` that the model has.
+    The serialized model, and the ids of the end tokens that the model has.
   """
   if not ends:
     return model, ()

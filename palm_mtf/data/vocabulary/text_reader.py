@@ -22,13 +22,13 @@ class TextReader:
     """Starts to decode tokens that follow the tokens in `before`.
 
     A character that begins in `before` and ends later is part of `self.text`.
-    `before` is None if the earlier tokens are unknown; they count as text.
+    `before` is None if the earlier tokens are unknown, but some have text.
     """
     self._vocabulary = vocabulary
     self.text = ""  # complete characters of the tokens so far
     self._decoder = codecs.getincrementaldecoder("utf-8")(EACH_BYTE)
-    # Earlier tokens while none of them has added bytes, because the next token
-    # may lose its space; None afterwards.
+    # All tokens so far if none of them has added bytes: the next token then
+    # begins the text, and may lose its space. None after a token with bytes.
     self._leading: list[int] | None = None
     if before is None:
       return

@@ -29,10 +29,10 @@ MIN_VOCAB_SIZE = 270  # control pieces, bytes, digits, and one learned piece
 _SAMPLE_CHARACTERS_PER_PIECE = 4096
 _MIN_SAMPLE_CHARACTERS = 8 << 20
 _MAX_SAMPLE_CHARACTERS = 64 << 20
-# Keeps the host memory of training below 4 GB: SentencePiece needs up to 150
-# bytes per character of the distinct words, and 1.2 GB for 256,000 pieces. 64M
-# characters of Python have distinct words of 18M characters; prose has fewer,
-# Chinese far more, because a line without spaces is one word.
+# Limits the characters of the sample's distinct words, so that training needs
+# less than 4 GB of host memory: up to 150 bytes per such character, and 1.2 GB
+# for 256,000 pieces. 64M characters of Python have 18M such characters; prose
+# has fewer, and Chinese far more, because a line without spaces is one word.
 _MAX_WORD_CHARACTERS = 16 << 20
 _CHUNK_CHARACTERS = 4096
 # Splits chunks into sentences. Drops U+2581 and U+2585: SentencePiece would
@@ -57,7 +57,8 @@ _SETTINGS = {
   "eos_piece": "[eod]",
   "unk_id": 2,
   "bos_id": -1,
-  "max_sentence_length": 4 * _CHUNK_CHARACTERS,  # in bytes, 4 per character
+  # In bytes, up to 4 per character. SentencePiece skips longer sentences.
+  "max_sentence_length": 4 * _CHUNK_CHARACTERS,
   # Constant, so that the model file, which holds this number, is reproducible.
   "num_threads": 1,
 }
@@ -69,7 +70,8 @@ def train_vocabulary(
   """Writes a vocabulary of `vocab_size` pieces, learned from texts, to `path`.
 
   Raises:
-    UserError: `learn_model` fails, or `path` cannot be written.
+    UserError: `vocab_size` does not fit the text, the training was killed, or
+      `path` cannot be written.
   """
   sample = training_sample(documents, vocab_size)
   # Do not replace an existing file, because another command may have trained
@@ -93,10 +95,10 @@ def training_sample(
 
 
 def limit_words(sample: Sequence[str], max_characters: int) -> list[str]:
-  """Returns as many chunks, from the start of `sample`, as are allowed.
+  """Returns the first chunks of `sample`, to limit SentencePiece's memory.
 
-  Their distinct words may have `max_characters` characters in all. The first
-  chunk is returned even if its words have more.
+  Their distinct words have at most `max_characters` characters in all. The
+  first chunk is returned even if its words have more.
   """
   words: set[str] = set()
   num_characters = 0
@@ -215,7 +217,7 @@ os.close(2)  # the caller reads the log to its end, then the result
 pickle.dump(result, sys.stdout.buffer)
 """
 _LAST_LINES = 5
-# Matches a log line of SentencePiece (up to 0.2.3) that counts the merges.
+# Finds the number of merges in SentencePiece's log (up to 0.2.3), for progress.
 _MERGES = re.compile(rb"(?:Merged|Added): .*?\b(?:merges|size)=(\d+)")
 
 
@@ -263,7 +265,7 @@ def train_sentencepiece(
       output = process.stdout.read()
       process.wait()
     finally:
-      process.kill()  # the process still runs only after an interrupt
+      process.kill()  # has ended, unless an exception stopped the reads
       process.wait()
   if process.returncode < 0:
     raise UserError(

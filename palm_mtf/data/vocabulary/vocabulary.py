@@ -19,8 +19,8 @@ from palm_mtf.data.worker_pool import num_cores
 from palm_mtf.errors import UserError
 from palm_mtf.json_text import json_text
 
-# {kind of text that decode(encode(text)) may change: an example}. The examples
-# work for any file; settings in the file that say the same have many forms.
+# {kind of text that decode(encode(text)) may change: an example}. We try the
+# examples, because files have many forms of settings that change a text.
 _PROBES = {
   "spaces at both ends": "  a  ",
   "runs of spaces": "a    b",
@@ -33,13 +33,14 @@ _PROBES = {
   "rare characters": "\U0001f469\u200d\U0001f467 \u0645\u202e\ue000\U0010fffd",
   "unassigned characters": "\U00040000\U00080000\U000c0000",
 }
-# Characters that stand for a space in the names of tokens: of SentencePiece, of
-# byte-level encodings, and of encodings that do not replace spaces.
+# Each of these characters is a space in the token names of some vocabularies
+# (SentencePiece, byte level, others), to find tokens that begin with a space.
 SPACE_MARKS = "\u2581\u0120 "
 # The file of transformers that lists the tokens that end a text.
 GENERATION_CONFIG = "generation_config.json"
 _CHARACTERS = string.ascii_letters + string.digits + string.punctuation
-# Error handler for bytes.decode that replaces each invalid byte by U+FFFD.
+# Error handler for bytes.decode that replaces each invalid byte by U+FFFD, like
+# SentencePiece. Python's "replace" may write one U+FFFD for several bytes.
 EACH_BYTE = "palm_mtf.each_byte"
 codecs.register_error(
   EACH_BYTE, lambda error: ("\ufffd" * (error.end - error.start), error.end)
@@ -69,7 +70,7 @@ class Vocabulary(abc.ABC):
 
   @abc.abstractmethod
   def files(self) -> Mapping[str, bytes]:
-    """Returns {file name: content}; the first file is the vocabulary itself."""
+    """Returns {file name: content} of a copy, first the vocabulary's file."""
 
   def write(self, folder: str) -> None:
     """Writes the files into a folder."""
@@ -123,7 +124,7 @@ class Vocabulary(abc.ABC):
 
   @property
   def has_bytes(self) -> bool:
-    """Whether a character without a piece becomes tokens for its bytes."""
+    """Whether characters without a piece become bytes, so that none is lost."""
     return bool(self.is_byte.any())
 
   def encode(self, text: str) -> list[int]:
@@ -174,7 +175,7 @@ class Vocabulary(abc.ABC):
     return [*found, *([f"the characters {' '.join(lost)}"] if lost else [])]
 
   def joins_spaces(self) -> bool:
-    """Whether any token begins with a space and has more, such as " word"."""
+    """Whether tokens such as " word" exist, which a prompt must not split."""
     pieces = map(self.piece, range(self.size))
     return any(x[:1] in SPACE_MARKS and x.strip(SPACE_MARKS) for x in pieces)
 
@@ -189,14 +190,14 @@ class Vocabulary(abc.ABC):
       )
 
   def byte_share(self, ids: Sequence[int]) -> float:
-    """Returns which share of `ids` are byte pieces or parts of characters."""
+    """Returns the share of byte tokens; high if the vocabulary does not fit."""
     return float(self.is_byte[np.asarray(ids, int)].sum()) / max(1, len(ids))
 
 
 def find_ends(
   ends: Iterable[str | int], ids: Mapping[str, int]
 ) -> tuple[int, ...]:
-  """Returns the ids of `ends`, each once; omits those that `ids` lacks."""
+  """Returns the ids of end tokens (names or ids), without those `ids` lacks."""
   found = [ids.get(x) if isinstance(x, str) else x for x in ends]
   known = {*ids.values()}
   return tuple(dict.fromkeys(x for x in found if x in known))

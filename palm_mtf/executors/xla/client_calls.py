@@ -1,6 +1,6 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Operations of the client's graph that call functions in a pod's hosts."""
+"""Operations of the client's session that call functions in a pod's hosts."""
 
 import dataclasses
 from collections.abc import Callable, Sequence
@@ -16,8 +16,8 @@ class DeviceArray:
   """A device's slice of a JAX array, which checkpoints use like a tf.Variable.
 
   Attributes:
-    process: the host's process, which holds the slice.
-    key: first arguments of `assign_slice` and `read_slice`.
+    process: process of the device's host; it holds the slice.
+    key: arguments by which `assign_slice` and `read_slice` find the slice.
     assign_slice: `pod_function` that sets the slice.
     read_slice: `pod_function` that returns the slice; None for decoding
       weights, which nothing saves.
@@ -32,14 +32,14 @@ class DeviceArray:
 
   @property
   def device(self) -> str:
-    """The CPU of the host's process, in place of a tf.Variable's device."""
+    """The CPU of the host's process; checkpoints place operations there."""
     return self.process.device
 
   def value(self) -> tf.Tensor:
     """Returns the value of the slice, which the host sends."""
     key = [name_of(self.read_slice), *self.key]
     (x,) = self.process.call(call_pod, key, [self.dtype])
-    # The host sends [layers, ...], also for one layer, where `shape` is [...].
+    # The host sends one layer's slice as [1, ...]; `shape` lacks the 1.
     return tf.reshape(x, self.shape)
 
   def assign(self, value: tf.Tensor) -> tf.Tensor:
@@ -51,7 +51,10 @@ class DeviceArray:
 def make_slice(
   region: Region, names: Sequence[str], held: DeviceArray
 ) -> Slice:
-  """Returns `held` as a `Slice`; `names` has a variable's name per layer."""
+  """Returns a device's slice in the form that checkpoints load and save.
+
+  `names` has the variable's name in checkpoints for each layer of the slice.
+  """
   return Slice(**vars(region), names=names, variable=held, near=held.device)
 
 

@@ -6,11 +6,10 @@ TensorFlow has no operation for XLA's all-gather, and JAX cannot lower
 TensorFlow's other collectives for CPUs and GPUs. So each collective here is an
 XlaCallModule, whose StableHLO JAX copies into its own program unchanged.
 
-In each function, `x` is float32, bfloat16 or int32, and has the same shape on
-all devices. `groups` lists the numbers of the devices of each group. A device's
-number is its index in `jax.sharding.Mesh.devices`, flattened. All groups have
-the same size, which divides the size of a dimension that is cut. Parts are
-joined in the order of the group.
+In each function, `x` is float32, bfloat16 or int32, with the same shape on all
+devices. `groups` has the device numbers of each group: indices in the flattened
+`jax.sharding.Mesh.devices`. All groups have the same size, which divides each
+dimension that is cut. Parts are joined in the order of the group.
 """
 
 from collections.abc import Sequence
@@ -25,16 +24,13 @@ _REDUCTIONS = {"SUM": "add", "MAX": "maximum", "MIN": "minimum"}
 
 
 def all_reduce(x: tf.Tensor, groups: Groups, reduction: str) -> tf.Tensor:
-  """Reduces x element-wise over each group; returns a tensor shaped like x.
-
-  `reduction` is "SUM", "MAX" or "MIN".
-  """
+  """All-reduces x over each group; `reduction` is "SUM", "MAX" or "MIN"."""
   region = _region(x, _REDUCTIONS[reduction])
   return _call("all_reduce", x, groups, [], x.shape.as_list(), region)
 
 
 def reduce_scatter(x: tf.Tensor, groups: Groups, axis: int) -> tf.Tensor:
-  """Sums x over each group; its device i gets part i of the sum on `axis`."""
+  """Sums x over each group; the group's device i gets part i along `axis`."""
   shape = x.shape.as_list()
   shape[axis] //= len(groups[0])
   attributes = [f"scatter_dimension = {axis} : i64"]
@@ -44,7 +40,7 @@ def reduce_scatter(x: tf.Tensor, groups: Groups, axis: int) -> tf.Tensor:
 
 
 def all_gather(x: tf.Tensor, groups: Groups, axis: int) -> tf.Tensor:
-  """Returns the parts x of all devices of a group, joined along `axis`."""
+  """Concatenates x of all devices of a group along `axis`."""
   shape = x.shape.as_list()
   shape[axis] *= len(groups[0])
   attributes = [f"all_gather_dim = {axis} : i64"]
@@ -54,10 +50,7 @@ def all_gather(x: tf.Tensor, groups: Groups, axis: int) -> tf.Tensor:
 def all_to_all(
   x: tf.Tensor, groups: Groups, split_axis: int, concat_axis: int
 ) -> tf.Tensor:
-  """Cuts x along `split_axis`; joins received parts along `concat_axis`.
-
-  Device i of a group gets part i of each device.
-  """
+  """Sends part i along `split_axis` to device i; joins on `concat_axis`."""
   count, shape = len(groups[0]), x.shape.as_list()
   shape[split_axis] //= count
   shape[concat_axis] *= count
@@ -96,8 +89,8 @@ def _call(
   attributes = [
     *attributes,
     f"replica_groups = dense<[{rows}]> : tensor<{size}xi64>",
-    # With a channel and use_global_device_ids, XLA reads the groups as numbers
-    # of devices, and otherwise of replicas. An all_to_all needs only a channel.
+    # With a channel and use_global_device_ids, XLA reads groups as device
+    # numbers, otherwise as replicas. For an all_to_all, the channel suffices.
     "channel_handle = #stablehlo.channel_handle<handle = 1, type = 1>",
   ]
   if name != "all_to_all":

@@ -59,7 +59,7 @@ OUTSIDE = -1  # layer number of weights outside of all layers (embedding, ...)
 
 
 def function_text(function: DecodeFunction) -> str:
-  """Writes a function for `run_function`: its class, and settings as JSON."""
+  """Returns a function as text for hosts: its class, and settings as JSON."""
   return f"{type(function).__name__} {dataclass_text(function)}"
 
 
@@ -73,8 +73,8 @@ class PodPrograms:
     devices: JAX's devices, in the order of the mesh.
     sharding: how JAX splits an array with a part for each device.
     local: mesh numbers of this host's devices.
-    get_function: returns JAX's function of (weights, state, inputs) for a
-      result of `function_text`.
+    get_function: takes a decoding function as text (`function_text`); returns
+      the function of (weights, state, inputs) that JAX runs.
   """
 
   def __init__(
@@ -113,8 +113,9 @@ class PodPrograms:
     """Makes the weights of one layer, and puts them into `weights`.
 
     Args:
-      weights: arrays to change, by name; a layer's weights are stacked.
-      parameters: arrays of the parameters, by the first layer's names.
+      weights: arrays to change, by name. An array stacks a weight of all
+        layers, and has the weight's name in the first layer.
+      parameters: arrays of the layer's parameters, named as in the first layer.
       layer: number of the layer; OUTSIDE for weights outside of all layers.
     """
     made, _ = self._make[layer != OUTSIDE](parameters, [], {})
@@ -146,9 +147,10 @@ class PodPrograms:
     return weights
 
   def abstract_state(self, function: str, weights: Arrays) -> list[jax.Array]:
-    """Returns shape, dtype and sharding of a new state's arrays, for compiling.
+    """Returns shape, dtype and sharding of a state, to compile without data.
 
-    `function` is a function that makes a state, as `function_text` writes it.
+    `function`, a result of `function_text`, makes the state: arrays that hosts
+    keep between calls, such as the cache.
     """
     inputs = abstract_inputs(function)
     state, _ = jax.eval_shape(self.get_function(function), weights, [], inputs)
@@ -210,7 +212,7 @@ class PodPrograms:
 
 @functools.lru_cache(maxsize=64)
 def read_function(text: str) -> DecodeFunction:
-  """Returns the function that `function_text` wrote."""
+  """Parses a decoding function that the client sent (`function_text`)."""
   name, _, arguments = text.partition(" ")
   return read_dataclass(_FUNCTIONS[name], arguments)
 
@@ -225,7 +227,10 @@ def abstract_inputs(function: str) -> Arrays:
 
 @functools.lru_cache(maxsize=2)
 def make_programs(settings: bytes, number: int, num_hosts: int) -> PodPrograms:
-  """Returns a pod's programs, kept so that a later client compiles none."""
+  """Returns a pod's programs, kept so that a later client compiles none.
+
+  `number` is the pod's number among the pods of this process.
+  """
   read = read_dataclass(DecodeSettings, settings)
   devices = find_devices(read.mesh_layout, num_hosts, number)
   return PodPrograms(read, devices, lowering_platform(devices))
@@ -246,7 +251,7 @@ class _Pod:
 
 
 _pods: dict[bytes, _Pod] = {}
-# For `_pods`: a session calls `assign_slice` in several threads at once.
+# Guards `_pods`, because a session calls `assign_slice` in several threads.
 _lock = threading.Lock()
 
 
@@ -270,10 +275,8 @@ def assign_slice(
 ) -> np.int32:
   """Keeps the slice of a parameter until `make_layer` reads it; returns 0.
 
-  Args:
-    name: name of the parameter in checkpoints.
-    device: mesh number of a device of this host.
-    value: the device's slice, float32.
+  `name` is the parameter's name in checkpoints, `device` the number in the mesh
+  of a device of this host, and `value` the device's slice, float32.
   """
   with _lock:
     held = _open(pod).parameters.setdefault(name.decode(), {})
@@ -311,7 +314,8 @@ def run_function(
 
   Args:
     function: result of `function_text`.
-    state: name of the state that the function makes, changes or reads.
+    state: name of the arrays, such as the cache, that the host keeps between
+      calls, and that the function makes, changes or reads.
     *inputs: the function's inputs, in the order of `input_specs`.
 
   Returns:

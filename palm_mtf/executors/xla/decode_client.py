@@ -1,9 +1,6 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""The client's programs for decoding on a pod of accelerators.
-
-The programs call the functions of decode_arrays.py in the pod's hosts.
-"""
+"""The client's programs for decoding, which call decode_arrays.py in hosts."""
 
 from collections.abc import Callable
 
@@ -27,21 +24,22 @@ from palm_mtf.runtime.program import Program
 
 
 class PodDecoder:
-  """Decoding weights and programs on the first pod of `devices`."""
+  """Weights and programs for decoding, which uses only the first pod."""
 
   def __init__(self, settings: DecodeSettings, devices: AcceleratorDevices):
     """Finds names and shapes of the weights that `settings` describe."""
     self._devices, self._text = devices, dataclass_text(settings)
     self._hosts, self._pod = devices.hosts[0], devices.name_pod(0)
     self._num_layers = settings.model.num_layers
-    # The client needs only names and shapes, which do not depend on "cpu".
+    # Any platform will do, because only names and shapes of weights are read.
     placement = XlaPlacement(settings.mesh_layout, "cpu")
     self._weights = StackedWeights(settings, placement)
 
   def make_layers(self) -> list[LayerWeights]:
-    """Returns each layer's weights; load them in turn, to save memory.
+    """Returns the weights to load for each layer.
 
-    Adds operations to the current tf.Graph.
+    Load one layer after another: a host makes a layer's decoding weights, then
+    frees its float32 parameters. Adds operations to the current tf.Graph.
     """
     make = decode_arrays.make_layer
     return [
@@ -53,7 +51,10 @@ class PodDecoder:
     ]
 
   def build(self, function: DecodeFunction, state: str) -> Program:
-    """Builds the program that runs `function` on the hosts' state `state`."""
+    """Builds the program that runs `function` in all hosts.
+
+    `state` names the arrays, such as the cache, that hosts keep between calls.
+    """
     with tf.device(self._devices.client):
       inputs = {
         name: tf.placeholder(x.dtype, x.shape, name)

@@ -55,7 +55,6 @@ class PodName:
   Attributes:
     client: name of the client, which owns the arrays.
     number: number of the pod among the client's pods in this process.
-    num_hosts: number of the pod's hosts.
   """
 
   client: str
@@ -65,7 +64,7 @@ class PodName:
 
 @dataclasses.dataclass(frozen=True)
 class AcceleratorDevices:
-  """The accelerators of all pods, as the client knows them (a `Devices`).
+  """The accelerators of all pods; the client knows only their hosts.
 
   Attributes:
     client: CPU of the client process.
@@ -118,8 +117,8 @@ def open_coordinator(given: CoordinatorSettings) -> int:
   """
   global _coordinator
   if _coordinator:
-    # JAX's processes stay joined until they end, so a further client of this
-    # server, such as a resumed run, has the same coordinator.
+    # The pod's processes stay connected to the coordinator until they end, so a
+    # later client of this server, such as a resumed run, must share it.
     _, port, num_hosts = _coordinator
     if given.port not in (0, port):
       raise UserError(
@@ -150,7 +149,7 @@ def open_coordinator(given: CoordinatorSettings) -> int:
 
 @contextlib.contextmanager
 def _coordinator_is_open() -> Iterator[None]:
-  """Lets JAX take the coordinator of this process instead of starting one."""
+  """In the `with` body, JAX uses `_coordinator` instead of starting another."""
   service, _, _ = _coordinator
   start = _jax.get_distributed_runtime_service
   _jax.get_distributed_runtime_service = lambda *_, **unused: service
@@ -221,8 +220,6 @@ def find_devices(
   """Returns JAX's devices of a pod, in the order of the mesh.
 
   Args:
-    mesh: axes of the pod.
-    num_hosts: number of the pod's hosts.
     pod: number of the pod among the pods of this process, which share no
       devices; unused on TPUs, where a process has one pod.
 
@@ -267,11 +264,7 @@ def find_devices(
 
 
 def order_tpus(mesh: MeshLayout, found: Sequence[Any]) -> list[Any]:
-  """Returns JAX's devices of a TPU slice, in the order of the mesh.
-
-  Args:
-    mesh: axes of the pod, and its slice.
-    found: all devices that JAX finds.
+  """Puts `found`, JAX's devices of a TPU slice, in the order of the mesh.
 
   Raises:
     UserError: `found` are not the devices of the slice.

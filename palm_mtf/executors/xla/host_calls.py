@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Functions in a server, through which clients use the server's accelerators.
 
-They import JAX only when a client calls them, because the import takes a second
-and 100 MB, which servers without accelerators save.
+They import JAX only when a client calls them, so that servers without
+accelerators save the import's second and 100 MB.
 """
 
 import dataclasses
@@ -19,9 +19,10 @@ from palm_mtf.runtime.host_functions import host_function
 
 _Function = TypeVar("_Function", bound=Callable)
 
-# In a TensorFlow error's message, the client looks for a `JaxFailedError`'s.
+# The text of a host's `JaxFailedError` in the TensorFlow error that the client
+# gets: the module and the function that failed, and JAX's message.
 _FAILURE = re.compile(r"JAX failed in (\w+)\.(\w+): (.*)")
-# Advice for the user, by the module of the function that failed.
+# Advice to the user, by the module of the function that failed.
 _OUT_OF_MEMORY = {
   "pod_arrays": "raise NUM_MICROBATCHES, lower GLOBAL_BATCH_SIZE or take a "
   "larger mesh; `palm_mtf plan --compile` shows the memory.",
@@ -63,7 +64,6 @@ class HostSettings:
   Attributes:
     mesh_layout: axes of the pod.
     number: number of the host in the pod.
-    num_hosts: number of the pod's hosts.
     coordinator: "host:port" of the pod's coordinator (`open_coordinator`); ""
       if the pod has one host.
   """
@@ -81,7 +81,6 @@ class CoordinatorSettings:
   Attributes:
     host: name or address of the pod's first host, where the others reach it.
     port: port to listen on; 0 is any free port.
-    num_hosts: number of the pod's hosts.
   """
 
   host: str
@@ -143,12 +142,8 @@ def call_pod(function: bytes, *inputs: Any) -> Any:
 def describe_failure(message: str, phase: str) -> str | None:
   """Returns the message of a `JaxFailedError` in a TensorFlow error, and a fix.
 
-  Args:
-    message: message of the TensorFlow error.
-    phase: what the run was doing, such as "in step 8".
-
-  Returns:
-    One line; None if TensorFlow reports another error.
+  The result is one line; None if TensorFlow reports another error. `phase` is
+  what the run was doing, such as "in step 8".
   """
   found = _FAILURE.search(message)
   if not found:

@@ -22,7 +22,7 @@ from palm_mtf.ops.xla import xla_computation
 
 
 class Cut(Send):
-  """Outputs its input; marks where `cut_graph` ends one part of the graph."""
+  """Outputs its input; `cut_graph` cuts the graph into functions here."""
 
   def __init__(self, x: mtf.Tensor):
     super().__init__(x, x.mesh)
@@ -33,7 +33,7 @@ class Cut(Send):
 
 
 class _Summed(mtf.Operation):
-  """Outputs its input; all-reduces the input if devices hold terms of a sum."""
+  """Outputs its input, summed over devices if each holds a term of it."""
 
   def __init__(self, x: mtf.Tensor):
     super().__init__([x], name="summed")
@@ -44,15 +44,15 @@ class _Summed(mtf.Operation):
     return grad_ys
 
   def lower(self, lowering: mtf.Lowering) -> None:
-    """Lowers to at most one all-reduce."""
+    """Does the all-reduce that the input still needs, if any."""
     x = lowering.tensors[self.inputs[0]].to_laid_out_tensor()
     lowering.set_tensor_lowering(self.outputs[0], x)
 
 
 def cut(x: mtf.Tensor) -> mtf.Tensor:
   """Returns x as an input of the next part of the graph."""
-  # The part before the cut adds up x, because several parts read x (a block's
-  # forward and backward pass), and each of them would all-reduce x again.
+  # Sum x over devices before the cut. Otherwise each part that reads x (a
+  # block's forward and backward pass) would all-reduce it.
   return Cut(_Summed(x).outputs[0]).outputs[0]
 
 
@@ -86,16 +86,15 @@ class DeviceFunction:
     """Finds the operations; JAX builds them at the first call.
 
     Args:
-      takes: tensors that are given, not computed; tensors that no operation
-        needs are left out.
+      takes: tensors that the caller computes; those that no operation needs are
+        left out of the attribute `takes`.
       gives: tensors to return.
       updates: operations that assign variables.
-      open_axes: {tensor: numbers of the mesh axes over which each device still
-        holds only its term of the tensor's sum}. A call reads the entries of
-        the tensors in `takes`, and writes entries for tensors in `gives`, whose
-        all-reduce is left to the caller. If None, the function all-reduces each
-        tensor that it returns.
-      in_scan: whether JAX scans the function over the layers.
+      open_axes: {tensor: numbers of the mesh axes over which each device holds
+        only its term of a sum}. The first call reads the axes of `takes` and
+        adds the axes of `gives`, which the function returns without all-reduce.
+        If None, the function all-reduces each tensor that it returns.
+      in_scan: value of `XlaPlacement.in_scan` for the operations.
     """
     self._placement = placement
     self._open_axes, self._in_scan = open_axes, in_scan
@@ -115,7 +114,7 @@ class DeviceFunction:
     taken: Mapping[mtf.Tensor, jax.Array],
     variables: Mapping[str, jax.Array],
   ) -> tuple[dict[mtf.Tensor, jax.Array], dict[str, jax.Array]]:
-    """Returns the tensors in `gives`, and next values of variables by name.
+    """Returns {tensor in `gives`: slice}, {name of an updated variable: slice}.
 
     Args:
       index: the device's number in the mesh, [] int32.
@@ -187,7 +186,7 @@ def export_function(
 
 
 class _Lowering(mtf.Lowering):
-  """Lowers only `operations` of a graph; `tensors` are their inputs."""
+  """Lowers one part of a graph: `operations`, whose inputs are `tensors`."""
 
   def __init__(
     self,
@@ -208,7 +207,7 @@ class _Lowering(mtf.Lowering):
 
 
 class _Variables(dict):
-  """A device's slice of each variable, made at its first use."""
+  """{variable: the device's slice}; a variable's first use adds its slice."""
 
   # The variables of an update are not among its inputs, so the update may be
   # lowered before the variables.
@@ -224,7 +223,11 @@ def _find_operations(
   gives: Sequence[mtf.Tensor],
   updates: Sequence[mtf.Operation],
 ) -> list[mtf.Operation]:
-  """Returns `updates` and all that they and `gives` need, in graph order."""
+  """Returns `updates`, and the operations that they and `gives` depend on.
+
+  The result is in graph order. It lacks operations that only compute tensors in
+  `known`, because the caller has these.
+  """
   todo = [*updates, *(x.operation for x in gives if x not in known)]
   found = set(todo)
   while todo:
@@ -243,16 +246,14 @@ def cut_graph(
   wanted: Sequence[mtf.Tensor],
   scanned: Collection[int] = (),
 ) -> tuple[list[DeviceFunction], dict[mtf.Tensor, list[int]]]:
-  """Makes a function for each part of a graph, which is cut at each `Cut`.
+  """Cuts a graph of one mesh at each `Cut`; makes a function of each part.
 
   Operations that depend on none of `first` (such as casts of weights) belong to
   no part: each part that needs their outputs computes them.
 
   Args:
-    graph: graph of one mesh.
-    first: {operation: the first part in which it may be}.
-    wanted: tensors that the functions return in addition to those that other
-      functions take.
+    first: {operation: number of the earliest part that it may be in}.
+    wanted: tensors to return, besides those that other parts take.
     scanned: numbers of the parts that JAX scans over the layers.
 
   Returns:

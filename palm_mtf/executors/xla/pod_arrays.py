@@ -41,7 +41,7 @@ class _Programs:
   def __init__(self, settings: str, number: int, num_hosts: int):
     layout = read_dataclass(StepSettings, settings).mesh_layout
     devices = find_devices(layout, num_hosts, number)
-    # Pods of one process share a PodStep, so that TensorFlow lowers it once.
+    # Pods of one process share the graph, so that TensorFlow lowers it once.
     made = make_pod_step(settings, lowering_platform(devices))
     self.pod_step, self.devices = made, devices
     self.mesh = made.model.placement.make_mesh(devices)
@@ -58,7 +58,7 @@ class _Programs:
     self.local = [i for i, x in enumerate(devices) if x.process_index == here]
 
   def put_batch(self, rows: Sequence[np.ndarray]) -> Arrays:
-    """Puts features on the devices; each device gets its rows of the batch."""
+    """Copies features to the devices; the mesh splits the batch's sequences."""
     return {
       name: jax.make_array_from_callback(
         x.shape, x.sharding, values.reshape(x.shape).__getitem__
@@ -91,7 +91,8 @@ class _Pod:
   def __init__(self, name: PodName):
     self.name = name
     self.arrays: Arrays = {}
-    # {(name of an array, number of a device): {row that is set: value}}.
+    # {(name of an array, number of a device): {layer: value}}, until the values
+    # of all layers are set.
     self._rows: dict[tuple[str, int], dict[int, np.ndarray]] = {}
     # {name of an array: {number of a device: slice}}, until all slices are set.
     self._slices: dict[str, dict[int, jax.Array]] = {}
@@ -111,11 +112,10 @@ class _Pod:
   ) -> None:
     """Sets rows of a device's slice; a row is one layer's part of the slice.
 
-    The values are kept until all rows of the slices of all devices of this host
-    are set. Only then does the array change.
+    JAX makes an array from whole slices, so the array changes only once all
+    rows on all devices of this host are set. Until then the rows are kept.
 
     Args:
-      name: name of the array.
       device: number of the device in the mesh.
       value: the rows, in any shape that keeps the order of their elements.
       rows: number of the first row, and of the row after the last row.
@@ -166,12 +166,14 @@ def initialize_arrays(pod: bytes, settings: bytes) -> np.int32:
   """Sets all arrays on this host's devices to their initial values."""
   held, programs = _open(pod, settings)
   made = programs.pod_step
-  # Separate threads, because all threads of the calling session may be waiting.
+  # Give this session its own threads, because all threads of the session that
+  # calls this function may be waiting for such calls.
   config = tf.ConfigProto(use_per_session_threads=True)
   with tf.Graph().as_default(), tf.Session(config=config) as session:
     for array in made.variables:
       begins = {i: made.slice_begin(array, i) for i in programs.local}
-      # {where a slice begins: its values in all layers}.
+      # {where a slice begins, per dimension: its value in each layer}. Devices
+      # with equal slices share one entry.
       drawn = {begin: [] for begin in begins.values()}
       for name in made.names_of(array):
         slices = made.build_initial_slices(array, name, list(drawn))
@@ -235,7 +237,8 @@ def find_gradients(
   """Computes the gradients of a pod's share of a batch, summed over the pod.
 
   Args:
-    rates: learning rate and 1 - beta2, [2] float32; unused.
+    rates: learning rate and 1 - beta2, [2] float32. Gradients do not depend on
+      them, but all programs of a step take them.
     dropout_state: state of dropout, [4] int32.
     features: each feature, [batch, ...].
 
@@ -266,9 +269,10 @@ def update_arrays(
   losses: np.ndarray,
   *parts: np.ndarray,
 ) -> np.ndarray:
-  """Updates all arrays; losses and parts are sums over pods, in float32.
+  """Updates all arrays on this host's devices.
 
-  They have the shapes of the results of `find_gradients`.
+  `losses` and `parts` are what `find_gradients` returns, summed over all pods,
+  in float32.
 
   Returns:
     The metrics of the step, [metrics] float32 (`PodStep.step`).
@@ -350,5 +354,5 @@ def _numbers(
   dropout_state: np.ndarray,
   goes_on: np.ndarray | jax.Array = np.array(True),  # noqa: B008
 ) -> Arrays:
-  """Returns the argument `numbers` that the programs of a `PodStep` take."""
+  """Returns the argument `numbers` of a step's programs (`PodStep.step`)."""
   return {"rates": rates, "dropout_state": dropout_state, "goes_on": goes_on}

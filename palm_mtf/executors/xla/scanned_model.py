@@ -2,7 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The loss of PaLM and its gradients as one JAX function of a device.
 
-The graph has one block. Its parts, in the order in which they run:
+The graph has one block, which stands for the blocks of all layers. The graph's
+parts, in the order in which they run:
 
   0  embedding
   1  block, forward        for each layer, from the first to the last
@@ -48,7 +49,7 @@ class StepSettings:
   """All settings that the training programs of a pod depend on.
 
   Attributes:
-    mesh_layout: axes and layout rules of a pod, checked against `model`.
+    mesh_layout: axes and layout rules of a pod, which split `model` evenly.
     features: names of the features of every batch.
     num_rows: sequences of a step in one pod, in all microbatches.
     dcn_dtype: dtype in which pods exchange gradients.
@@ -82,11 +83,11 @@ class ScannedModel:
       variables of all layers.
     losses: sums over tokens of the loss's terms and, last, "weight", by name.
     gradients: gradients of the sum of all terms, by the variable's name.
-    open_axes: mesh axes over which `add_up` has to add a loss or a gradient.
+    open_axes: {loss or gradient: mesh axes over which `add_up` sums it}.
   """
 
   def __init__(self, settings: StepSettings, platform: str):
-    """Builds the graph; `platform` is as in `XlaPlacement`."""
+    """Builds the graph; `platform` is "cpu", "tpu" or "cuda"."""
     self.placement = XlaPlacement(settings.mesh_layout, platform)
     self._num_layers = settings.model.num_layers
     graph = mtf.Graph()
@@ -129,7 +130,8 @@ class ScannedModel:
     of_embed, of_forward, of_head, *_ = self._functions
     (self._stream,) = _passed(of_embed, of_forward)
     (self._last,) = _passed(of_forward, of_head)
-    # For `find_losses`: the same parts without what only gradients need.
+    # `find_losses` runs these: parts 1 and 2 without the operations and results
+    # that only gradients need.
     self._forward, self._head = (
       DeviceFunction(
         self.placement, part.takes, gives, open_axes=self.open_axes
@@ -159,10 +161,10 @@ class ScannedModel:
     microbatches, so that `add_up` communicates only once.
 
     Args:
-      variables: the device's slices, by name.
-      batch: the device's slices of the features, by name.
-      dropout_state: [4] int32: step, first row, whether to drop, and number of
-        dropouts before the first layer; unused if DROPOUT is 0.
+      variables, batch: the device's slices of variables and features, by name.
+      dropout_state: [4] int32, which determines the masks: step, number of the
+        first sequence in the batch, whether to drop, and how many times dropout
+        is applied before the first layer; unused if DROPOUT is 0.
     """
     call = self._caller(batch, dropout_state)
     of_forward, of_head, of_backward = self._functions[1:4]
@@ -228,7 +230,7 @@ class ScannedModel:
     return call
 
   def add_up(self, losses: Arrays, gradients: Arrays) -> tuple[Arrays, Arrays]:
-    """All-reduces what `find_gradients` returned as one term per device."""
+    """Sums results of `find_gradients` over the devices that hold terms."""
 
     def add(x: jax.Array, of: mtf.Tensor) -> jax.Array:
       axes = self.open_axes.get(of)
@@ -242,5 +244,5 @@ class ScannedModel:
 
 
 def _passed(giver: DeviceFunction, taker: DeviceFunction) -> list[mtf.Tensor]:
-  """Returns the tensors that `giver` returns and `taker` takes."""
+  """Returns the tensors that the part `giver` passes to the part `taker`."""
   return [x for x in taker.takes if x in giver.gives]

@@ -1,11 +1,14 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""The update of all variables, in four steps, as one function of a device.
+"""The update of all variables, in four phases, as one function of a device.
 
 squares   sum of squares of each gradient                    for each layer
 scalars   clip factor, and whether the step is finite        once
 measure   sums of squares of each variable and its update    for each layer
 assign    Adafactor's update of the variables                for each layer
+
+A phase needs sums over all layers from earlier phases, so the phases cannot
+share one pass over the layers.
 """
 
 import dataclasses
@@ -39,7 +42,8 @@ class ScannedUpdate:
       of a layer stand for the variables of all layers.
     fetched: the metrics that `apply` returns, by name.
     losses: names of the losses in `fetched`.
-    sums_of_squares: sums of squares of variables and updates, in `fetched`.
+    sums_of_squares: a SumOfSquares of each variable and of each update, for RMS
+      metrics; the tensors are in `fetched`.
   """
 
   def __init__(
@@ -53,7 +57,7 @@ class ScannedUpdate:
     one_layer = dataclasses.replace(settings.model, num_layers=1)
     graph = mtf.Graph()
     mesh = mtf.Mesh(graph, "pod")
-    batch = layout.axis_size_of("batch")  # any; variables have no batch
+    batch = layout.axis_size_of("batch")  # any size: no variable has this dim
     dims = model_dims(one_layer, batch, layout)
     palm_variables([mesh], one_layer, dims, settings.seed)
     trained = list(graph.trainable_variables)
@@ -100,8 +104,8 @@ class ScannedUpdate:
       [*squares.values(), *self._given.values()],
       list(dict.fromkeys([*update.scalars, *numbers])),
     )
-    # For the variables of a layer (True), and for all other variables (False):
-    # the functions `squares`, `measure` and `assign`.
+    # {whether for the variables of a layer, or for all others: the functions
+    # `squares`, `measure` and `assign`}. JAX maps those of a layer over layers.
     self._functions: dict[bool, tuple[DeviceFunction, ...]] = {}
     self._of_layers: set[mtf.Tensor] = set()
     for of_layers in (True, False):
@@ -141,7 +145,8 @@ class ScannedUpdate:
       index: the device's number in the mesh, [] int32.
       variables: the device's slices, by name.
       gradients: sums over all pods, by the variable's name.
-      numbers: sums of losses and weight over pods, learning rate, 1 - beta2.
+      numbers: scalars by name: the losses and "weight", summed over all pods;
+        "learning_rate" and "one_minus_beta2".
     """
     split = [
       {x: y for x, y in arrays.items() if is_stacked(x) == of_layers}

@@ -32,7 +32,8 @@ from palm_mtf.ops.matmul import matmul
 from palm_mtf.ops.slicewise import split_axes
 from palm_mtf.ops.variables import SlicedVariable
 
-# Names of the weights outside of all layers that are matrices, not vectors.
+# The matrices outside of all layers. `DecodeModel` has a field for each; its
+# field `vectors` has the other weights outside of all layers.
 _TABLES = ("table", "to_logits")
 # The device's slices of weights or parameters, by name.
 Tensors = Mapping[str, tf.Tensor]
@@ -40,7 +41,7 @@ Tensors = Mapping[str, tf.Tensor]
 
 @dataclasses.dataclass(frozen=True)
 class SplitKernel(Kernel):
-  """A device's part of a kernel that may be split along d_model."""
+  """A kernel or, if a mesh axis splits its d_model, a device's part of it."""
 
   place: int  # the dimension of `weights` that is d_model
 
@@ -57,7 +58,7 @@ class StackedWeights:
   """
 
   def __init__(self, settings: DecodeSettings, placement: XlaPlacement):
-    """Finds the parameters of `settings`; `placement` has the devices."""
+    """Finds the model's parameters, and the mesh axis that splits weights."""
     self.placement, self._config = placement, settings.model
     self._one_layer = dataclasses.replace(settings.model, num_layers=1)
     dims = model_dims(settings.model, 1, settings.mesh_layout)
@@ -86,13 +87,10 @@ class StackedWeights:
   def make(self, parameters: Tensors, in_layer: bool) -> Tensors:
     """Makes the weights of a layer, or those outside of all layers.
 
-    Args:
-      parameters: the device's slices, float32.
-      in_layer: whether to make the weights of a layer.
-
-    Returns:
-      {name: the device's slice}. A joined kernel has the name of its first
-      part. Outside of all layers, also "table" and, if quantized, "to_logits".
+    Takes and returns {name: the device's slice}; parameters are float32.
+    Kernels that are joined into one have the name of the first. Outside of all
+    layers, "table" is the embedding; "to_logits" is the kernel of the logits,
+    if it is not the table itself.
     """
 
     def read(name: str) -> LaidOut:
@@ -115,9 +113,8 @@ class StackedWeights:
   def make_model(self, weights: Tensors) -> "StackedModel":
     """Returns a model with the weights that `make` returned.
 
-    Args:
-      weights: the device's slices; each weight of a layer is stacked over all
-        layers, [layers, ...], under the first layer's name.
+    `weights` has the device's slices; each weight of a layer is stacked over
+    all layers, [layers, ...], under the first layer's name.
     """
     laid_out = {
       name: self.placement.LaidOutTensor([x]) for name, x in weights.items()
@@ -171,7 +168,7 @@ class StackedWeights:
 
   @property
   def _has_logits_kernel(self) -> bool:
-    # Without this kernel, the table of the embedding gives the logits.
+    # If False, logits are products with the embedding's table.
     is_quantized = self._weight_dtype != "activation"
     return is_quantized or logits_table(self._config) != "embedding"
 
@@ -197,7 +194,7 @@ class StackedWeights:
     return self.placement.allconcat(x, self.axis, place)
 
   def _cut(self, x: LaidOut, place: int) -> LaidOut:
-    """Undoes `gather`: keeps the device's part along d_model."""
+    """Keeps the device's part of x along d_model; each device has all of x."""
     if self.axis is None:
       return x
     return self.placement.allsplit(x, self.axis, place)
@@ -225,7 +222,8 @@ class StackedModel(DecodeModel):
 
   @property
   def _rows_axis(self) -> int | None:
-    # The mesh axis that splits weights and rows, so that either can be moved.
+    # The mesh axis that splits both weights and rows, if there is one. Then a
+    # product moves either the weights or the rows.
     axes = split_axes(self.placement, [self.dims.batch])
     return self.weights.axis if [self.weights.axis] == axes else None
 
@@ -234,7 +232,8 @@ class StackedModel(DecodeModel):
     impl, axis = self.placement, self._rows_axis
     if axis is None:
       return super().embed(tokens)
-    # Each device looks up the tokens of all devices, for its part of d_model.
+    # A device has all rows of the table, but only its part of d_model. So it
+    # looks up the tokens of all devices.
     own = dataclasses.replace(self, table=self.stored_table)
     x = super(StackedModel, own).embed(impl.allconcat(tokens, axis, 0))
     return impl.alltoall(x, axis, 0, 1)
@@ -260,7 +259,7 @@ class StackedModel(DecodeModel):
       terms = impl.slicewise(product, impl.alltoall(x, axis, 1, 0), weights)
       y = impl.reduce_scatter(terms, axis, 0)
       return impl.slicewise(lambda y: tf.cast(y, dtype), y)
-    # Each device computes its part of d_model, the outputs, for all rows.
+    # d_model is the output: each device computes its part of d_model, all rows.
     part = impl.slicewise(
       lambda x, w: tf.cast(product(x, w), dtype),
       impl.allconcat(x, axis, 0),

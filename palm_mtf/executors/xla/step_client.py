@@ -74,7 +74,7 @@ def build_train_program(
   return _Builder(settings, devices, read).build()
 
 
-# A loss depends on no setting of the optimizer.
+# `StepSettings` has an optimizer, but a loss depends on none of its settings.
 _UNUSED = AdafactorConfig(
   learning_rate=0.01,
   beta1=0.0,
@@ -94,7 +94,7 @@ def build_loss_program(
   features: Sequence[str],
   devices: AcceleratorDevices,
 ) -> PodProgram:
-  """Builds the loss of a batch on one pod, without optimizer slots.
+  """Builds the loss of a batch on one pod, which needs no optimizer slots.
 
   Takes the arguments of `build_forward_program` in programs/forward_program.py.
   """
@@ -121,7 +121,7 @@ class _Builder:
   ):
     self._settings, self._devices, self._read = settings, devices, read
     self._text = dataclass_text(settings)
-    # The client needs only names and shapes, which do not depend on "cpu".
+    # Any platform will do, because only names and shapes of arrays are read.
     self._pod_step = PodStep(settings, "cpu")
     dims = model_dims(settings.model, settings.num_rows, settings.mesh_layout)
     self._features = find_palm_features(settings.features, dims)
@@ -144,7 +144,7 @@ class _Builder:
     )
 
   def build(self) -> TrainProgram:
-    """Returns the program of `build_train_program`."""
+    """Returns the program that trains all pods for a step."""
     settings, hosts = self._settings, self._devices.hosts
     rows = [self._make_rows(pod) for pod in range(len(hosts))]
     with tf.device(self._devices.client):
@@ -159,7 +159,7 @@ class _Builder:
         batch_size=settings.num_rows * len(hosts),
         step=self._step,
         microbatch=self._microbatch,
-        num_microbatches=1,  # a call computes all microbatches of a pod
+        num_microbatches=1,  # a pod computes all its microbatches in one call
         update=tf.raw_ops.Assert(condition=is_finite, data=[is_finite]),
         is_finite=is_finite,
         losses={name: values[name] for name in self._losses},
@@ -188,12 +188,8 @@ class _Builder:
   ) -> list[list[tf.Tensor]]:
     """Calls a function in each host of a pod; returns what each host returns.
 
-    Args:
-      pod: number of the pod.
-      function: a `pod_function` of pod_arrays.py.
-      dtypes: dtypes of its results.
-      *inputs: its first arguments after the pod and the settings.
-      of_host: further arguments for each host.
+    The arguments are `pod` and `settings`, `inputs`, then those `of_host`;
+    `dtypes` are those of the function's results.
     """
     hosts, name = self._devices.hosts[pod], self._devices.name_pod(pod)
     given = [name_of(function), name, self._text, *inputs]
@@ -203,7 +199,7 @@ class _Builder:
     ]
 
   def _make_rows(self, pod: int) -> list[dict[str, tf.Tensor]]:
-    """Makes, on each host of a pod, placeholders of all of the pod's rows."""
+    """Returns, per host, {feature: placeholder of all of the pod's rows}."""
     made = []
     for process in self._devices.hosts[pod]:
       with tf.device(process.device):
@@ -277,7 +273,7 @@ class _Builder:
     return numbers
 
   def _build_loop(self) -> LoopProgram | None:
-    """Builds one call for STEPS_PER_LOOP steps, which saves round trips."""
+    """Builds a call of STEPS_PER_LOOP steps, one round trip to the hosts."""
     layout = self._settings.mesh_layout
     if layout.steps_per_loop == 1:
       return None
@@ -356,11 +352,7 @@ class _Builder:
     return slices
 
   def _split(self, numbers: tf.Tensor) -> dict[str, tf.Tensor]:
-    """Splits the packed metrics of steps, [..., metrics], into {name: values}.
-
-    Returns:
-      {name: [...]}; [..., layers] for a metric that each layer has.
-    """
+    """Splits [..., numbers] into {metric: [...], or [..., layers]}."""
     sizes = self._pod_step.num_numbers
     found = tf.split(numbers, [*sizes.values()], -1)
     by_name = dict(zip(sizes, found, strict=True))
@@ -371,7 +363,7 @@ class _Builder:
     }
 
   def _order_squares(self, values: Mapping[str, tf.Tensor]) -> tf.Tensor:
-    """Returns the sum of squares of each parameter's gradient, [parameters]."""
+    """Returns gradients' sums of squares in the order of `_parameters`."""
     by_name = {}
     for i, array in enumerate(self._pod_step.parameters):
       names = self._pod_step.names_of(array)

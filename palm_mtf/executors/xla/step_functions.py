@@ -3,8 +3,8 @@
 """The programs of one pod's devices, which XLA compiles and JAX runs.
 
   step        gradients of all microbatches of a step, and the update
-  gradients   the same gradients; each device returns its part of their sum
-  update      the update from the sums of the parts of all pods
+  gradients   the same gradients; each device returns an equal part of them
+  update      the update, from these parts after they are summed over pods
   loss        the loss of a batch
 
 A pod that trains by itself runs `step`. Several pods run `gradients`, exchange
@@ -41,10 +41,7 @@ _MAX_BYTES = 2**30
 
 
 def cut_rows(num_rows: int, num_bytes: int) -> list[slice]:
-  """Cuts rows of `num_bytes` each into messages.
-
-  A message has at most 1 GiB, or one row if a row is larger.
-  """
+  """Cuts rows of `num_bytes` each into messages of up to 1 GiB, or one row."""
   share = max(1, _MAX_BYTES // num_bytes)
   return [slice(i, min(i + share, num_rows)) for i in range(0, num_rows, share)]
 
@@ -60,10 +57,7 @@ class PodStep:
   """
 
   def __init__(self, settings: StepSettings, platform: str):
-    """Builds the Mesh TensorFlow graphs of one block.
-
-    `platform` is JAX's name of the devices' kind: "cpu", "tpu" or "cuda".
-    """
+    """Builds the graphs of one block; `platform` is "cpu", "tpu" or "cuda"."""
     self._settings = settings
     self._num_microbatches = settings.mesh_layout.num_microbatches
     self.model = ScannedModel(settings, platform)
@@ -74,7 +68,7 @@ class PodStep:
     self.parameters = [x.name for x in self.model.variables]
 
   def names_of(self, name: str) -> list[str]:
-    """Returns the names in checkpoints of the variables in array `name`."""
+    """Returns an array's names in checkpoints: one per layer, if stacked."""
     if not is_stacked(name):
       return [name]
     _, _, rest = name.partition("/")
@@ -97,10 +91,8 @@ class PodStep:
   ) -> list[tf.Tensor]:
     """Builds a host's slices of the initial value of one layer's variable.
 
-    Args:
-      array: name of the array.
-      name: name in checkpoints of a variable of the array.
-      begins: where each slice begins, per dimension.
+    `name` is the variable's name in checkpoints; `array` has a variable of that
+    kind for each layer. `begins` says where each slice begins, per dimension.
     """
     variable = self.variables[array]
     size = self.model.placement.slice_shape(variable.shape)
@@ -116,7 +108,7 @@ class PodStep:
 
   @property
   def num_numbers(self) -> dict[str, int]:
-    """{name of a metric: its number of values in a step's vector}, in order."""
+    """{metric: size in the vector of `step`: 1, or the number of layers}."""
     layers = self._settings.model.num_layers
     return {
       name: layers if self.update.is_of_layers(name) else 1
@@ -124,7 +116,7 @@ class PodStep:
     }
 
   def find_number(self, name: str) -> int:
-    """Returns the index, in a step's vector, of a metric of the whole step."""
+    """Returns the index of a metric in the vector that `step` returns."""
     sizes = self.num_numbers
     return sum(sizes[x] for x in [*sizes][: [*sizes].index(name)])
 
@@ -140,7 +132,7 @@ class PodStep:
     }
 
   def abstract_batch(self, mesh: Mesh) -> Arrays:
-    """Returns each feature's [microbatches, rows, ...], dtype and sharding."""
+    """Returns dtype, sharding and [microbatches, rows, ...] of each feature."""
     return {
       name: jax.ShapeDtypeStruct(
         [self._num_microbatches, *x.outputs[0].shape.to_integer_list],
@@ -216,7 +208,7 @@ class PodStep:
   def update_of_parts(
     self, mesh: Mesh
   ) -> Callable[..., tuple[Arrays, jax.Array]]:
-    """Returns a function of (state, parts, losses, numbers) that updates.
+    """Returns a function of (state, parts, losses, numbers), the update.
 
     `parts` and `losses` are the sums over all pods of what `gradients` returns,
     float32. The function donates `state` and `parts`, and returns like `step`.
@@ -282,7 +274,7 @@ class PodStep:
     return {x: y.sharding.spec for x, y in self.abstract_batch(mesh).items()}
 
   def _each_device(self, mesh: Mesh) -> dict[str, PartitionSpec]:
-    # A gradient is one vector, of which each device holds an equal part.
+    # Pods exchange each gradient as a vector, with an equal part per device.
     return dict.fromkeys(self.parameters, PartitionSpec(mesh.axis_names))
 
   def trained(self, state: Mapping[str, Any]) -> dict[str, Any]:
@@ -326,7 +318,8 @@ class PodStep:
     gradients: Arrays,
     numbers: Mapping[str, jax.Array],
   ) -> tuple[Arrays, jax.Array]:
-    # If `goes_on` is false, the loss is NaN; then no variable changes.
+    # If an earlier step was not finite, `goes_on` is false. Then make the loss
+    # NaN, so that no variable changes.
     losses = {
       name: jnp.where(numbers["goes_on"], x, jnp.nan)
       for name, x in losses.items()
@@ -341,10 +334,10 @@ class PodStep:
     return state, jnp.concatenate(values)
 
   def cut_parts(self, num_devices: int) -> list[list[slice]]:
-    """Cuts the parts of each gradient into messages between hosts.
+    """Returns, per parameter, how to cut its gradient into messages.
 
-    Args:
-      num_devices: number of devices of a host, whose parts are joined.
+    A host joins its `num_devices` devices' parts of a gradient into a vector.
+    Each returned slice of this vector is one message to the other pods.
     """
     size = np.dtype(self._settings.dcn_dtype).itemsize
     return [
@@ -382,8 +375,8 @@ class PodStep:
   def _cut(self, name: str, gradient: jax.Array) -> jax.Array:
     """Sums a gradient over the pod; returns the device's part, a vector.
 
-    Axes with copies are cut first, because a cut moves no data and shortens the
-    vector that each reduce-scatter then takes.
+    Along axes whose devices hold equal copies, a device cuts out its part and
+    moves no data. These axes come first, so that reduce-scatters move less.
     """
     dims = self.model.placement.shape.dims
     summed, copied = self._axes(name)

@@ -24,21 +24,17 @@ class TpuPlace(NamedTuple):
 def tpu_places(where: TpuSlice, model_size: int) -> list[TpuPlace]:
   """Returns the place of each device of a mesh, in the mesh's order.
 
-  The mesh's last axis carries the most traffic, many messages per layer. So the
-  devices along this axis form a box of neighbouring chips, if the slice has a
-  box of that size. Within the box, the mesh's order goes over the devices of a
-  chip, then over chips along x, y and z.
-
-  Args:
-    where: the slice.
-    model_size: size of the mesh's last axis.
+  The mesh's last axis, of size `model_size`, carries the most traffic, many
+  messages per layer. So the devices along this axis form a box of neighbouring
+  chips, if the slice has a box of that size. Within the box, the mesh's order
+  goes over the devices of a chip, then over chips along x, y and z.
   """
   box, left = [], model_size
   for n in (where.devices_of_chip, *where.chips):
     box.append(math.gcd(left, n))
     left //= box[-1]
   device, *chips = box
-  if left > 1:  # no box has `model_size` devices
+  if left > 1:  # no box has `model_size` devices: take chip by chip
     device, chips = where.devices_of_chip, [1, 1, 1]
   return [
     TpuPlace(
@@ -52,7 +48,7 @@ def tpu_places(where: TpuSlice, model_size: int) -> list[TpuPlace]:
 
 
 def host_places(where: TpuSlice) -> list[list[TpuPlace]]:
-  """Returns, for each host of a slice, the places of the host's devices."""
+  """Returns, per host of a slice, (x, y, z, core) of each of its devices."""
   return [
     [
       TpuPlace(*(x + y for x, y in zip(corner, chip, strict=True)), core)

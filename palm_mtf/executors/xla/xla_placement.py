@@ -27,9 +27,9 @@ from palm_mtf.executors.xla.collectives import (
 )
 from palm_mtf.ops.variables import SlicedVariable
 
-# If a part has fewer columns, the TPU's compiler may replace its reduce-scatter
-# by an all-reduce, depending on the memory layout: 256 columns are enough (PaLM
-# 8B on a v4-4x4x4), and 128 are not (PaLM 62B on a v4-8x8x8).
+# If a device gets fewer columns of a sum, the TPU's compiler may replace the
+# reduce-scatter by an all-reduce, which sends twice the bytes: 256 columns are
+# enough (PaLM 8B on a v4-4x4x4), and 128 are not (PaLM 62B on a v4-8x8x8).
 _WIDE = 256
 _TILE_COLUMNS = 128  # columns per tile of a TPU's memory
 
@@ -37,20 +37,21 @@ _TILE_COLUMNS = 128  # columns per tile of a TPU's memory
 class XlaPlacement(mtf.simd_mesh_impl.SimdMeshImpl):
   """Builds the operations of one device; all devices of a pod run them.
 
-  It has those members of `CpuGpuPlacement` (mesh/cpu_gpu.py) that PaLM needs.
+  It has the members of `CpuGpuPlacement` (mesh/cpu_gpu.py) that the model uses.
 
   Attributes:
-    platform: JAX's name of the devices' kind in lowered programs.
+    platform: kind of devices in lowered programs: "cpu", "tpu" or "cuda".
     lock: held by a thread that builds operations with the attributes below,
       because the pods of a process share this object.
     index: the device's number in the mesh, [] int32.
     values: the device's slice of each variable that operations read, by name.
     assigned: the next values of variables that operations assign, by name.
-    in_scan: whether JAX scans the operations over the layers.
+    in_scan: whether JAX scans the operations over the layers, which decides the
+      memory layout of the sums that `reduce_scatter` returns.
   """
 
   native_threads = 0
-  cpu = ""  # JAX, and not TensorFlow, chooses the device
+  cpu = ""  # no device for tf.device, because JAX chooses devices
 
   def __init__(self, mesh: DeviceMesh, platform: str):
     """Takes the mesh, and the kind of its devices: "cpu", "tpu" or "cuda"."""
@@ -65,7 +66,7 @@ class XlaPlacement(mtf.simd_mesh_impl.SimdMeshImpl):
     self._groups: dict[tuple[int, ...], list[list[int]]] = {}
 
   class LaidOutVariable:
-    """A device's slice of a variable; Mesh TensorFlow needs this name."""
+    """A device's slice of a variable; Mesh TensorFlow requires this name."""
 
     def __init__(self, variable: SlicedVariable, mesh_impl: "XlaPlacement"):
       self.laid_out_tensor = mesh_impl.LaidOutTensor(
@@ -84,13 +85,13 @@ class XlaPlacement(mtf.simd_mesh_impl.SimdMeshImpl):
     return mtf.Lowering(mesh.graph, placements, autostack=False)
 
   def make_slices(self, x: tf.Tensor, shape: mtf.Shape) -> list[tf.Tensor]:
-    """Returns the device's slice of x; every device has all of x."""
+    """Cuts the device's slice out of x; each device has a copy of all of x."""
     return self.slice(x, shape).tensor_list
 
   def combine_slices(
     self, slices: list[tf.Tensor], shape: mtf.Shape
   ) -> tf.Tensor:
-    """Returns a whole tensor, joined from the devices' slices."""
+    """All-gathers the slices of a tensor; each device gets the whole tensor."""
     (x,) = slices
     whole = self.LaidOutTensor([tf.cast(x, tf.int32) if x.dtype.is_bool else x])
     for place, axis in enumerate(
@@ -177,7 +178,7 @@ class XlaPlacement(mtf.simd_mesh_impl.SimdMeshImpl):
     return self.LaidOutTensor([moved])
 
   def reduce_scatter(self, x, mesh_axis: int, split_axis: int):
-    """Sums x over a mesh axis; cuts the sum along `split_axis` for devices."""
+    """Sums x over a mesh axis; device i gets part i along `split_axis`."""
     x = x.to_laid_out_tensor()
     if self.shape[mesh_axis].size == 1:
       return x
@@ -188,9 +189,8 @@ class XlaPlacement(mtf.simd_mesh_impl.SimdMeshImpl):
     if before and after:
       part = reduce_scatter(whole, groups, split_axis)
       return self.LaidOutTensor([part])
-    # XLA chooses the memory layout of a matrix, but not of other arrays, so
-    # reshape x to a matrix. This is not possible if the split dimension is
-    # neither first nor last.
+    # XLA chooses the memory layout only of matrices, so reshape x to a matrix,
+    # which is possible if the split dimension is first or last.
     rows = math.prod(before) if before else sizes[0]
     matrix = tf.reshape(whole, [rows, -1])
     if before and sizes[-1] // len(groups[0]) < _WIDE:
@@ -203,16 +203,15 @@ class XlaPlacement(mtf.simd_mesh_impl.SimdMeshImpl):
     self, matrix: tf.Tensor, groups: Sequence[Sequence[int]]
   ) -> tf.Tensor:
     """Reduce-scatters a matrix into parts of fewer than _WIDE columns."""
-    # XLA keeps such a reduce-scatter only if the split dimension is outermost
-    # in memory; otherwise XLA replaces it by an all-reduce and a slice.
+    # For so few columns, XLA keeps a reduce-scatter only if the split dimension
+    # is outermost in memory; otherwise XLA makes it an all-reduce and a slice.
     rows, columns = matrix.shape.as_list()
     num_parts = len(groups[0])
     if self.in_scan and columns == num_parts * _TILE_COLUMNS:
-      # A scan joins the parts of all layers in one array, and XLA takes this
-      # array's layout, in which the columns are not outermost. So put whole
-      # tiles outermost: the product that computes the matrix can write them in
-      # any order. (It cannot if another array is added to the product, as in
-      # the gradient of the embedding.)
+      # A scan stacks the parts of all layers, and XLA lays out each part like
+      # the stack, where columns are not outermost. So make tiles outermost: the
+      # product that computes the matrix can write tiles in any order. (Not if
+      # an array is added to it, as in the gradient of the embedding.)
       tiles = tf.reshape(matrix, [rows, num_parts, _TILE_COLUMNS])
       part = reduce_scatter(tf.transpose(tiles, [1, 0, 2]), groups, 0)
       return tf.reshape(part, [rows, _TILE_COLUMNS])

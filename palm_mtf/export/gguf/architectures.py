@@ -30,7 +30,7 @@ from palm_mtf.export.huggingface.weights import DIVISORS
 Value = bool | int | float | str | list
 Metadata = Mapping[str, Any]
 
-# {`ParameterName.part`: name in GGUF, where {} stands for the layer's number}
+# {our name of a parameter in a layer: name in GGUF; {} is the layer's number}
 _NAMES = {
   "norm": "blk.{}.attn_norm",
   "mlp_norm": "blk.{}.ffn_norm",
@@ -63,16 +63,16 @@ _EPSILONS = {
   "mean_square": "attention.layer_norm_rms_epsilon",
   "variance": "attention.layer_norm_epsilon",
 }
-# Other keys that describe the model, and that palm_mtf reads.
+# Further keys that palm_mtf reads; `_check_keys` refuses unknown keys.
 _READ = set(
   "attention.head_count_kv attention.key_length attention.value_length "
   "rope.dimension_count rope.freq_base rope.scale_linear rope.scaling.type "
   "rope.scaling.factor rope.scaling.attn_factor "
   "rope.scaling.original_context_length".split()
 )
-# llama.cpp's rotary base for a file without the key.
+# llama.cpp's rotary base for a file without rope.freq_base.
 _ROTARY_BASE = 10_000.0
-_BETAS = {"beta_fast": 32.0, "beta_slow": 1.0}  # llama.cpp's own limits
+_BETAS = {"beta_fast": 32.0, "beta_slow": 1.0}  # YaRN's bounds in llama.cpp
 # {key of a feature that we do not compute: values that turn the feature off}
 _CONSTANTS = {
   **{f"rope.scaling.yarn_{key}": (x,) for key, x in _BETAS.items()},
@@ -100,9 +100,9 @@ _HARMLESS = {
 _BY_LAYER = set(
   "feed_forward_length attention.head_count attention.head_count_kv".split()
 )
-# Settings that determine Llama 3's divisors of rotary frequencies. GGUF has no
-# keys for them, so only palm_mtf writes any; the values are those of published
-# models, for other files.
+# Settings of Llama 3's rotary scaling. GGUF has no keys for them, so palm_mtf
+# writes them as "palm_mtf.*". A file without such keys gets the values below,
+# which are those of the published models.
 _LENGTH = "original_max_position_embeddings"
 _LLAMA3 = {_LENGTH: 8192, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
 # From this many layers on, llama.cpp expects a command-r to normalize q and k.
@@ -322,7 +322,8 @@ def read_model_metadata(
     metadata: {key: value} of the file.
     shapes: {name: shape} of its tensors.
     what: names the file in messages.
-    read: returns the tensor with a name; wanted for Llama 3's divisors.
+    read: returns the tensor with a name. Without it, Llama 3's rotary scaling
+      is not recognized.
 
   Raises:
     UserError: if palm_mtf cannot compute this model.
@@ -391,7 +392,7 @@ def _check_keys(metadata: Metadata, own: GgufArchitecture) -> None:
 
 
 def _to_decimal(value: Any) -> Any:
-  # Returns the 1e-05 of config.json for GGUF's float32, 9.99999975e-06.
+  # Undoes the rounding to float32: 9.99999975e-06 was 1e-05 before it.
   return float(str(np.float32(value))) if type(value) is float else value
 
 

@@ -74,10 +74,8 @@ def write_gguf(
 ) -> None:
   """Writes a GGUF file, with one tensor at a time in memory.
 
-  Args:
-    metadata: {key of GGUF: value}.
-    shapes: {name of a tensor: shape}.
-    read: function from a tensor's name to its float32 value.
+  `shapes` is {tensor's name: shape}, and `read` returns the float32 tensor that
+  has a name.
 
   Raises:
     UserError: if a weight, or a scale of q8_0, is beyond the range of float16.

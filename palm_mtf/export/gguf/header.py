@@ -24,7 +24,7 @@ _COUNT = "Q"  # format of a length or an offset, for the module struct
 # {GGUF's number of a type: its format for the module struct}
 _NUMBERS = dict(enumerate("BbHhIif?")) | {10: "Q", 11: "q", 12: "d"}
 _TEXT, _ARRAY = 8, 9
-_MOST_DIMENSIONS = 4  # of a tensor in llama.cpp
+_MOST_DIMENSIONS = 4  # per tensor, as in llama.cpp
 # The header of a model with 260,000 tokens and 500,000 merges has 16 MB and 1.3
 # million numbers, such as the length of each text. Without a bound on numbers,
 # reading millions of tiny texts would take gigabytes of memory.
@@ -36,7 +36,7 @@ class TensorPlace(NamedTuple):
 
   shape: tuple[int, ...]
   dtype: str  # type in GGUF, such as "Q4_K"
-  offset: int  # of its first byte in the file
+  offset: int  # position of its first byte in the file
   row_bytes: int  # bytes per row, along the last dimension
 
 
@@ -51,7 +51,7 @@ def read_header(path: str) -> GgufHeader:
   """Returns the header of a file.
 
   Raises:
-    UserError: there is no such file, or it is not a complete GGUF file.
+    UserError: if there is no such file, or it is not a complete GGUF file.
   """
   try:
     size = check_regular(path)

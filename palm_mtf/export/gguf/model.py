@@ -47,7 +47,6 @@ from palm_mtf.export.trained_model import Export, Reader, TrainedModel
 
 _logger = logging.getLogger(__name__)
 
-# GGUF's key of the chat template.
 CHAT_TEMPLATE = "tokenizer.chat_template"
 
 
@@ -131,7 +130,7 @@ def _find_offsets(
 
 
 def check_vocabulary(vocabulary: Vocabulary) -> None:
-  """Raises UserError if llama.cpp would not give a SentencePiece model's ids.
+  """Raises UserError if llama.cpp gives other ids than a SentencePiece model.
 
   `make_gguf_tokenizer` checks vocabularies of other kinds.
   """

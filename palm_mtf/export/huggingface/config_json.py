@@ -51,8 +51,8 @@ _CONSTANTS = {
 }
 # Keys that exist if weights are quantized, which palm_mtf does not read.
 _QUANTIZED = ("quantization_config", "compression_config")
-# Keys that change no logits: of training, of tokens, of the order of sums, of
-# names and of other classes. A warning names any other key that is not read.
+# Keys that change no logits: they configure training, tokens, names, the order
+# of sums, or other classes. A warning names any other key that is not read.
 _HARMLESS = set(
   "architectures transformers_version _name_or_path dtype torch_dtype "
   "use_cache bos_token_id eos_token_id pad_token_id sep_token_id unk_token_id "
@@ -69,8 +69,9 @@ _HARMLESS = set(
   "unsloth_fixed is_llama_config transformers.js_config model_max_length "
   "rotary scale_attn_weights".split()
 )
-# Keys of rope_parameters (before transformers 5: rope_scaling): the kind of
-# rotary embedding, and {key: field of Rotary} for all kinds and for each kind.
+# In rope_parameters (before transformers 5: rope_scaling), a key of _ROPE_TYPES
+# names the kind of rotary scaling. The other tables are {key: field of Rotary},
+# for all kinds (_ROTARY) and for each kind (_SCALINGS).
 _ROPE_TYPES = ("rope_type", "type")
 _ROTARY = {
   **dict.fromkeys(("rope_theta", "rotary_emb_base"), "base"),
@@ -78,7 +79,7 @@ _ROTARY = {
 }
 _LENGTH = "original_max_position_embeddings"
 _BY_TURNS = {"factor": "factor", _LENGTH: "original_length"}
-_YARN = {  # optional
+_YARN = {  # keys that a file may lack
   **{"beta_slow": "slow", "beta_fast": "fast", "truncate": "truncate"},
   **{x: x for x in ("attention_factor", "mscale", "mscale_all_dim")},
 }
@@ -92,10 +93,10 @@ _SCALINGS = {
   },
   "yarn": {**_BY_TURNS, **_YARN},
 }
-# Keys that transformers also reads at the top level of config.json.
+# Keys of rope_parameters that may instead be at the top level of config.json.
 _OUTSIDE = (*_ROTARY, _LENGTH)
-# Fields that may differ: those that change no result; rotary_pairs, which
-# weights.py converts; and logits_scale, of which `logits_factor` is compared.
+# Fields that `_list_differences` skips: they change no result, weights.py
+# converts them (rotary_pairs), or logits_factor is compared (logits_scale).
 _NOT_COMPARED = (
   *("activation_dtype", "logits_dtype", "output_fan_in", "remat"),
   *("rotary_pairs", "logits_scale"),
@@ -103,7 +104,7 @@ _NOT_COMPARED = (
 
 
 def find_family(model: ModelConfig) -> Family:
-  """Returns the first of FAMILIES to compute a model, or raises UserError."""
+  """Returns the first of FAMILIES that computes a model; else UserError."""
   if model.has_prefix:
     raise UserError(
       f"OBJECTIVE = {model.objective!r}: inputs attend to one another in both "
@@ -301,7 +302,7 @@ def _warn_of_unknown_keys(
 
 
 def _common_names(family: Family) -> dict[str, str]:
-  """Returns {usual key: field} for each size that has another key here."""
+  """Returns {key in SIZES: field} for sizes with another key in `family`."""
   return {key: field for key, field in SIZES.items() if key not in family.sizes}
 
 
@@ -362,7 +363,7 @@ def _parse_model(
   for key in _QUANTIZED:
     if config.get(key) is not None:
       raise UserError(f"{what}: {key}: the weights are quantized; {ORIGINAL}.")
-  # In classes with other names of sizes, both names may be given.
+  # If a file also has the usual key of a size, its value must be the same.
   constants |= {
     key: getattr(model, field) for key, field in _common_names(family).items()
   }
@@ -439,7 +440,7 @@ def _parse_sizes(config: Json, family: Family) -> dict[str, object]:
 
 
 def _parse_choice(config: Json, key: str, choice) -> object:
-  # Older configurations may set the other names to null.
+  # Ignore other names that are null, as they may be in older configurations.
   names = [key] if key in config else []
   names += [x for x in choice.other_names if config.get(x) is not None]
   found = []

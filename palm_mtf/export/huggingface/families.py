@@ -50,7 +50,7 @@ class Number(NamedTuple):
 
   def get(self, model: ModelConfig) -> float:
     """Returns the value of the key for a model."""
-    is_scale = self.field == "logits_scale"  # may be None
+    is_scale = self.field == "logits_scale"  # logits_scale may be None
     value = model.logits_factor if is_scale else getattr(model, self.field)
     return 1 / value if self.is_inverse else value
 
@@ -67,13 +67,13 @@ class Family:
     architecture: the class, such as "LlamaForCausalLM".
     model_type: value of the key model_type.
     start_id: default of the key bos_token_id; None for no start token.
-    settings: settings that all models of the class have; a function computes
-      the value from D_MODEL.
+    settings: {field of ModelConfig: its value in all models of the class, or
+      a function from D_MODEL to the value}.
     sizes: {key: field of ModelConfig}.
     has_key_heads: whether the keys num_key_value_heads and head_dim exist;
-      otherwise every head has its own keys, and d_kv is width / heads.
-    key_heads, head_dim: defaults of these keys; None for as many as there are
-      heads, and for width / heads.
+      otherwise it is multi-head attention with d_kv = d_model / num_heads.
+    key_heads, head_dim: defaults of these two keys. None stands for num_heads
+      and for d_model / num_heads.
     choices: {key that chooses the value of a setting: its `Choice`}.
     numbers: {key that holds a number: its `Number`}.
     biases: {key: (places of BIASES that a true value adds, default)}; {} if the
@@ -237,7 +237,7 @@ COHERE = Family(
     "logit_scale": Number("logits_scale", 0.0625),
   },
   biases={"attention_bias": ("qkv,o", False)},
-  rotary_base=500_000.0,  # 10,000 before transformers 5
+  rotary_base=500_000.0,  # as in transformers 5; before, 10,000
   rotary_pairs="neighbours",
   constants={"use_qk_norm": False},
   names=_LLAMA_NAMES,

@@ -82,7 +82,7 @@ def _make_json_files(trained: TrainedModel) -> dict[str, object]:
   ids = ("bos_token_id", "eos_token_id", "pad_token_id")
   tokenizer_config = make_tokenizer_config(trained)
   if template := read_template(os.path.dirname(vocabulary.path)):
-    # A template contains names of special tokens, to be encoded as their ids.
+    # Encode special tokens' names as their ids: templates contain such names.
     tokenizer_config["chat_template"] = template
     tokenizer_config["split_special_tokens"] = False
   files = {
@@ -185,7 +185,7 @@ def make_tokenizer_config(trained: TrainedModel) -> dict[str, object]:
   """Returns tokenizer_config.json."""
   vocabulary, bos_id = trained.vocabulary, trained.bos_id
   eod, named = vocabulary.piece(vocabulary.eod_id), {}
-  # A token that is named here is special: not text, for transformers.
+  # transformers makes tokens named here special: name only a token of no text.
   if bos_id is not None and vocabulary.is_control(bos_id):
     named = {"bos_token": vocabulary.piece(bos_id)}
   return {

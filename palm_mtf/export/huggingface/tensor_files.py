@@ -40,13 +40,13 @@ _ENDINGS = r".*\.(safetensors|bin|pt|pth|pkl|npz|h5|msgpack|gguf|onnx)"
 _WEIGHT_FILES = re.compile(
   rf"{_ENDINGS}|.*\.ckpt(\.(index|data-.*))?", re.IGNORECASE
 )
-# A weight file's name with an added extension, such as x.safetensors.bak.
+# Names such as x.safetensors.bak, of files that are ignored with a warning.
 _NEXT_TO_WEIGHTS = re.compile(rf"{_ENDINGS}\..+", re.IGNORECASE)
-# If a folder has such a file, transformers adds an adapter to the model.
+# Such files are refused: transformers would add their adapter to the model.
 _ADAPTER_CONFIG = re.compile(r"adapter_.*\.json", re.IGNORECASE)
 _SHARD = re.compile(r"[^/\0]+\.safetensors")
 _MOST_NAMED = 3  # maximum number of files named in a warning
-# Files of transformers' Trainer, which hold no weights of the model.
+# Files of transformers' Trainer are not refused: they hold no model weights.
 _TRAINER_FILES = re.compile(
   r"(training_args|optimizer|scheduler|scaler|rng_state\w*)\.(bin|pt|pth)"
 )
@@ -127,8 +127,8 @@ def _check_no_other_weights(folder: str, read: list[str], source: str) -> None:
 
 
 def _warn_of_ignored_files(folder: str, source: str) -> None:
-  # transformers ignores these files too. `source` is the file that is read, or
-  # the index of the files that are read.
+  # Warns of weights in subfolders and of files such as x.safetensors.bak, which
+  # transformers ignores too. `source` is the file, or the index, that is read.
   found = []
   for path, _, names in os.walk(folder):
     below = os.path.relpath(path, folder)
@@ -170,9 +170,7 @@ def write_safetensors(
 ) -> None:
   """Writes float32 tensors to a file, with one tensor at a time in memory.
 
-  Args:
-    shapes: {tensor's name: shape}.
-    read: function from a tensor's name to the tensor.
+  `shapes` is {name: shape}, and `read` returns the tensor that has a name.
   """
   header: dict[str, object] = {"__metadata__": {"format": "pt"}}
   end = 0
@@ -194,7 +192,7 @@ def write_safetensors(
 
 
 class SafetensorsFile:
-  """A memory-mapped safetensors file; has the attributes of TensorFiles."""
+  """A memory-mapped safetensors file, with {name: shape} and {name: dtype}."""
 
   def __init__(self, path: str):
     """Reads and checks the header.

@@ -28,8 +28,8 @@ from palm_mtf.export.huggingface.tensor_files import ORIGINAL, TensorFiles
 
 Read = Callable[[str], np.ndarray]
 
-# Tensors of the rotary embedding's frequencies and the causal mask, which files
-# have if an older version of transformers wrote them.
+# Rotary frequencies and causal masks, which older versions of transformers
+# wrote. Frequencies must have the expected values; masks are ignored.
 _FREQUENCIES = re.compile(
   r"(model|gpt_neox)\.(layers\.(?P<layer>\d{1,5})\.(self_attn|attention)\.)?"
   r"rotary_emb\.inv_freq",
@@ -42,11 +42,11 @@ _MASK = re.compile(
 )
 # Key of `Family.names` for GGUF's tensor of divisors of rotary frequencies.
 DIVISORS = "rotary/divisors"
-# Types of safetensors and GGUF whose elements are weights only after scaling.
+# Types that are refused: their elements are weights only after scaling.
 _OTHER_TYPES = re.compile(r"[IU]\d+|F4|F[68]_.*|BOOL")
 _ADAPTER = re.compile(r"lora_|base_layer\.|modules_to_save\.")
-# {dtype: maximum relative error of the frequencies}. The error is from rounding
-# to the dtype and, for float32, also from computing the power.
+# {dtype: relative error that a file's frequencies may have}, from rounding to
+# the dtype and, for float32, also from computing the power.
 _ROUNDING = {"F32": 1e-6, "F16": 2.0**-11, "BF16": 2.0**-8}
 _ROTATED = re.compile(r"attention/[qk](_bias|_norm/scale)?")
 
@@ -54,9 +54,9 @@ _ROTATED = re.compile(r"attention/[qk](_bias|_norm/scale)?")
 def find_tensors(model: ModelConfig, family: Family) -> dict[str, list[str]]:
   """Returns {name in transformers: our parameters} of every tensor.
 
-  A tensor has several parameters if it joins q, k and v. It has none if it is a
-  vector of the last norm, and FINAL_NORM_SCALE is "none"; or if it has the
-  divisors of rotary frequencies.
+  The list has several parameters if the tensor joins q, k and v. It is empty if
+  settings determine the tensor: vectors of the last norm if FINAL_NORM_SCALE is
+  "none", and divisors of rotary frequencies.
   """
   found: dict[str, list[str]] = {}
   for name in parameter_shapes(model):
@@ -187,8 +187,8 @@ def _split(
 def _permute(
   x: np.ndarray, name: str, model: ModelConfig, pairs: str, wanted: str
 ) -> np.ndarray:
-  # Reorders the rotated numbers of each head along the last dimension, from the
-  # ROTARY_PAIRS `pairs` to `wanted`, if the parameter `name` is rotated.
+  # If rotary embeddings rotate the parameter `name`, reorders each head's
+  # elements in the last dimension, from ROTARY_PAIRS = `pairs` to `wanted`.
   if (
     model.positions != "rotary"
     or pairs == wanted
@@ -238,7 +238,8 @@ def check_tensors(
 def _check_not_quantized(
   files: TensorFiles, wanted: Collection[str], what: str
 ) -> None:
-  # Quantized weights are integers with scales, which may be separate tensors.
+  # Refuses weights with a type of _OTHER_TYPES, and any tensor of a module that
+  # is no weight, bias or adapter, such as the scales of quantized weights.
   layers = {name.rpartition(".")[0] for name in wanted}
   for name in sorted(files.shapes):
     prefixes = itertools.accumulate(name.split("."), "{}.{}".format)
@@ -256,7 +257,7 @@ def _check_not_quantized(
 def _find_redundant_shape(
   name: str, model: ModelConfig, family: Family
 ) -> tuple[int, ...] | None:
-  # Returns the shape of a redundant tensor, or None for any other name.
+  # Returns the shape of a tied lm_head or of rotary frequencies, or None.
   if name == family.names.get("output_embedding", "lm_head.weight"):
     return model.vocab_size, model.d_model
   match = _FREQUENCIES.fullmatch(name)

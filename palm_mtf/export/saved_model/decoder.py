@@ -1,8 +1,9 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""A SavedModel's forward pass: decoding's block, for several tokens at once.
+"""The forward pass of a SavedModel, over one or several tokens per row.
 
-Shapes are dynamic. The SavedModel needs no Mesh TensorFlow, XLA or palm_mtf.
+It computes layers as decoding does (generation/decode/block.py). Shapes are
+dynamic. The SavedModel needs no Mesh TensorFlow, XLA or palm_mtf.
 """
 
 import dataclasses
@@ -44,7 +45,7 @@ Cache = list[tf2.Tensor]
 
 
 class Decoder(tf2.Module):
-  """The forward pass of the model, with the float32 weights from `read`."""
+  """The forward pass of the model, with weights that `read` returns by name."""
 
   def __init__(self, model: ModelConfig, read: Callable[[str], np.ndarray]):
     super().__init__("decoder")
@@ -57,7 +58,7 @@ class Decoder(tf2.Module):
   def make_empty_cache(
     self, num_rows: tf2.Tensor, memory_length: tf2.Tensor
   ) -> Cache:
-    """Returns a cache of zeros for `hidden` to fill."""
+    """Returns a cache of zeros for `memory_length` tokens per row."""
     model = self._model
     shape = [num_rows, model.key_heads, memory_length, model.d_kv]
     return [tf2.zeros(shape) for _ in range(2 * model.num_layers)]
@@ -122,10 +123,10 @@ class Decoder(tf2.Module):
 def _describe_norm(
   model: ModelConfig, weights: Mapping[str, tf2.Variable], name: str
 ) -> tuple[NormForm, float, list[tf2.Tensor]]:
-  # Returns a norm's form, epsilon and [scale, bias if any].
+  # Returns what a norm computes, its epsilon, and [scale, bias if any].
   form, names = NORMS[model.norm], (f"{name}/scale", f"{name}/bias")
   vectors = [weights[x] for x in names if x in weights]
-  if not vectors:  # FINAL_NORM_SCALE = "none"
+  if not vectors:  # FINAL_NORM_SCALE = "none": scale by 1
     return form, model.norm_epsilon, [tf2.ones([model.d_model])]
   scale, *bias = vectors
   return form, model.norm_epsilon, [scale + form.scale_offset, *bias]
@@ -133,13 +134,15 @@ def _describe_norm(
 
 @dataclasses.dataclass(eq=False)
 class _Block:
-  """A layer's `Block` (generation/decode/block.py) for tokens of all rows."""
+  """A layer's norms, products and attention, for several tokens per row."""
 
   model: ModelConfig
   weights: Mapping[str, tf2.Variable]  # {name in a layer: value}
   cache: Cache  # keys and values of this layer
   positions: tf2.Tensor  # [rows, tokens]
-  angles: list[tf2.Tensor]  # [rows, tokens, size / 2] each
+  # For rotary positions, sines and cosines of one angle per pair of rotated
+  # numbers of a head: [rows, tokens, pairs] each; otherwise [].
+  angles: list[tf2.Tensor]
   num_given: list[tf2.Tensor]
 
   def add_and_norm(self, x, branch, norm):

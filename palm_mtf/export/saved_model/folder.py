@@ -31,7 +31,7 @@ def make_saved_model(trained: TrainedModel) -> Export:
     from palm_mtf.model_dir.atomic_files import as_os_errors
 
     length = trained.model.sequence_length
-    # The CPU has memory for all weights. It does not bind servers to the CPU.
+    # The CPU has memory for all weights; serving may use other devices.
     with tf2.device("CPU:0"):
       text_model = TextModel(
         trained.model,

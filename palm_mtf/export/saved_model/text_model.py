@@ -88,7 +88,7 @@ class TextModel(tf2.Module):
     ids = tf2.concat([self._make_starts(prompt_ids), prompt_ids], 1)
     lengths = tf2.cast(ids.row_lengths(), tf2.int32)
     longest = tf2.reduce_max(lengths)
-    # As in `palm_mtf generate`, the limit does not count the start token.
+    # As in `palm_mtf generate`, SEQUENCE_LENGTH does not count the start token.
     longest_prompt = tf2.cast(prompt_ids.bounding_shape(1), tf2.int32)
     check = tf2.debugging.assert_positive
     checks = [
@@ -117,7 +117,7 @@ class TextModel(tf2.Module):
 
   def _make_starts(self, ids):
     # Returns the start tokens, [batch, (0 or 1)], of texts [batch, (tokens)].
-    # Without tokens, a text always gets one, because the model needs an input.
+    # An empty text always gets a start token, because the model needs an input.
     is_there = tf2.ones_like(ids.row_lengths(), tf2.bool)
     if not self._adds_start:
       is_there = ids.row_lengths() == 0
@@ -155,8 +155,7 @@ class TextModel(tf2.Module):
     return tokens
 
   def _score(self, inputs, targets):
-    # Compute log p of targets given inputs, in the same windows as
-    # generation/inference/scorer.py.
+    # Compute log p in the same windows as generation/inference/scorer.py.
     given, wanted = self._coder.encode(inputs), self._coder.encode(targets)
     given = tf2.concat([self._make_starts(given), given], 1)
     starts, given = given[:, :1].to_tensor(), given[:, 1:]
@@ -186,7 +185,11 @@ class TextModel(tf2.Module):
     }
 
   def _score_window(self, starts, ids, start, scored, stop, room):
-    """Sums log p of each text's tokens `scored` to `stop` - 1, [batch]."""
+    """Returns each text's sum of log p in one window, [batch].
+
+    The window has tokens `start` to `start` + `room` - 1. The sum is of tokens
+    `scored` to `stop` - 1; the tokens before them are only context.
+    """
     places = start[:, tf2.newaxis] + tf2.range(room)
     last = tf2.shape(ids)[1] - 1
     targets = tf2.gather(ids, tf2.minimum(places, last), batch_dims=1)
@@ -211,11 +214,10 @@ class Sampler:
   # [], float32; 1e-4 or less chooses the likeliest token.
   temperature: tf2.Tensor
   top_k: tf2.Tensor  # [], int32: keeps the k likeliest tokens
-  # [], float32: keeps the smallest set of likeliest tokens whose probabilities
-  # sum to at least `top_p`.
+  # [], float32: keeps the fewest tokens with at least this total probability.
   top_p: tf2.Tensor
   seed: tf2.Tensor  # [], int32
-  num_tokens: int  # number of pieces in the vocabulary
+  num_tokens: int  # size of the vocabulary
 
   def next_tokens(self, logits: tf2.Tensor, place: tf2.Tensor) -> tf2.Tensor:
     """Returns a sampled token for every row, [rows] int32.
@@ -224,7 +226,7 @@ class Sampler:
       logits: [rows, vocab], float32.
       place: [], int32: number of tokens that each row has sampled before.
     """
-    # The embedding may have more rows than the vocabulary has pieces.
+    # The embedding may have more rows than the vocabulary; never sample these.
     logits = logits[:, : self.num_tokens]
     return tf2.cond(
       self.temperature <= MOST_GREEDY,
@@ -302,7 +304,8 @@ class TextCoder(tf2.Module):
   ) -> tf2.RaggedTensor:
     if self._inside is self._model:
       return self._model.tokenize(segments)
-    # "" has no ids, so each segment gets ids from only one of the tokenizers.
+    # A text's first segment needs another tokenizer than its later segments.
+    # Each tokenizer gets "", which has no ids, for the other's segments.
     return tf2.concat(
       [
         self._model.tokenize(tf2.where(is_first, segments, "")),

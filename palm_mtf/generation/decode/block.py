@@ -2,9 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The Transformer block of a decoding step, which reads a cache.
 
-This is the block of model/palm.py in plain TensorFlow, for some tokens of each
-row, usually one. The decoding step (step.py) uses it, and so does the exported
-SavedModel (export/saved_model/decoder.py).
+This is the block of model/palm.py in plain TensorFlow. It computes new tokens
+of each sequence in a batch: one in the decoding step (step.py), one or more in
+the exported SavedModel (export/saved_model/decoder.py).
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -26,7 +26,7 @@ from palm_mtf.ops.xla import fused
 
 
 class Block(Protocol):
-  """What `run_layer` needs of a layer: its norms, products and mixers."""
+  """One layer's operations; a decoding step and the SavedModel differ here."""
 
   def add_and_norm(self, x: Any, branch: list, norm: str) -> tuple[Any, Any]:
     """Returns x + branch, [rows, ..., d_model], and a norm of this sum.
@@ -35,24 +35,20 @@ class Block(Protocol):
     """
 
   def mix(self, y: Any, read: Read) -> Mapping[Projection, Any]:
-    """Multiplies the normalized y by the kernels of `read`; applies attention.
+    """Computes the branches in `read`: attention, the MLP or both.
 
-    Returns:
-      {output projection of attention or the MLP: its input}.
+    y is the normalized x. Returns {output projection of a branch: its input}.
     """
 
   def project_out(self, branches: Mapping[Projection, Any]) -> Any:
-    """Multiplies what `mix` returns by kernels; returns the sum with biases."""
+    """Returns the sum of output projections of `branches`, plus the biases."""
 
 
 def run_layer(layer: Layer, block: Block, x: Any, branch: Any) -> tuple:
-  """Runs one layer; the input of the layer is x + branch.
+  """Runs one layer on the residual stream, x + branch; returns x and branch.
 
-  The caller adds the returned branch, together with the next norm, so that the
-  addition and the norm take one pass over memory.
-
-  Returns:
-    x and the branch to be added to it.
+  `branch` is the latest output of attention and MLP, not yet added to x: the
+  next norm adds it, so that both take only one pass over memory.
   """
   for each in layer.sums:
     branches: dict[Projection, Any] = {}
@@ -68,10 +64,11 @@ def mix_products(
   parts: Sequence[tf.Tensor],
   attend: Callable[..., tf.Tensor],
 ) -> list[tf.Tensor]:
-  """Returns attention's result or the MLP's hidden layer per branch of `read`.
+  """Returns the input of each output projection, in the order of `read`.
 
-  `parts` are q, k and v of attention, and the hidden layer of an MLP. `attend`
-  takes q, k, v and the branch's mixer, and returns attention's result.
+  `read` lists attention, the MLP or both. `parts` has q, k and v of attention,
+  and the MLP's hidden layer, which is returned as it is. `attend` takes q, k, v
+  and the `Attention`, and returns attention's result.
   """
   mixed, parts = [], list(parts)
   for branch in read.branches:
@@ -92,10 +89,10 @@ def add_and_scale(
   epsilon: float,
   vectors: list,
 ) -> tuple[tf.Tensor, tf.Tensor]:
-  """Returns x + branch, and the norm of this sum, with its scale and any bias.
+  """Returns x + branch, and this sum normalized, scaled and biased.
 
   x is [rows, ..., d_model]; `branch` is [] or one tensor like x. `vectors` are
-  the scale, offset included, and the bias, if any, [d_model] each.
+  the norm's scale plus NORM's offset, and any bias, [d_model] each.
   """
   for each in branch:
     x += each
@@ -109,7 +106,8 @@ def add_and_scale(
 @fused
 def _softmax(scores, positions, window, num_given, scale, bias):
   # scores and bias: [rows, key_heads, queries, memory_length]; positions:
-  # [rows, queries] or [rows, 1]; num_given: [] or one tensor, [rows].
+  # [rows, queries] or [rows, 1]; num_given: [] or one tensor, [rows]: number of
+  # keys at the start of the row that all queries see.
   at = positions[:, tf.newaxis, :, tf.newaxis]
   key = tf.range(tf.shape(scores)[-1])
   visible = key <= at
@@ -148,7 +146,7 @@ def attend_to_cache(
   extras: Sequence[tf.Tensor],
   num_given: Sequence[tf.Tensor] = (),
 ) -> tf.Tensor:
-  """Attends from new tokens to themselves and the cached tokens before them.
+  """Attends from new tokens to the cache; returns [rows, tokens, heads * d_kv].
 
   Args:
     q: [rows, tokens, heads, d_kv].
@@ -157,12 +155,9 @@ def attend_to_cache(
     values: shape of keys.
     positions: [rows, tokens], int32.
     mixer: how positions change scores, and the window.
-    extras: weights that change scores by distance, for `score_by_distance`.
+    extras: ALiBi's slopes, or T5's or Transformer-XL's parameters; else ().
     num_given: () or one tensor, [rows] int32: number of tokens at the start of
       each row that all tokens see.
-
-  Returns:
-    [rows, tokens, heads * d_kv].
   """
   if keys.shape.rank == 3:
     keys, values = keys[:, tf.newaxis], values[:, tf.newaxis]

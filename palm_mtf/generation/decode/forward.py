@@ -24,10 +24,9 @@ from palm_mtf.model.projection import result_indices
 from palm_mtf.model.weights import logits_dtype
 from palm_mtf.ops.slicewise import native_threads
 
-# Each forward pass is a separate Mesh TensorFlow graph, lowered into the
-# program's TensorFlow graph. Kernels enter the mesh graph as slices on the
-# devices, and keys and values leave it as slices, so that nothing is copied or
-# gathered.
+# Each forward pass is a separate mtf.Graph, lowered into the current tf.Graph.
+# Kernels enter it as slices on the devices, and keys and values leave it as
+# slices, so that nothing is copied or gathered.
 
 # The cache has a multiple of this number of positions, because positions that
 # fill whole vector registers are read twice as fast.
@@ -35,7 +34,7 @@ _ALIGNMENT = 64
 
 
 class _OnSlices(mtf.Operation):
-  """A Mesh TensorFlow operation: applies a function to its inputs' slices."""
+  """Wraps a function of slices (a DecodeModel's method) in an mtf operation."""
 
   def __init__(
     self,
@@ -44,8 +43,7 @@ class _OnSlices(mtf.Operation):
     shapes: Sequence[mtf.Shape] = (),
     dtype: tf.DType | None = None,
   ):
-    # `shapes` and `dtype` are those of the outputs. If `dtype` is None, outputs
-    # have the dtype of the first input.
+    # Outputs have `shapes`, and `dtype` or (if None) the first input's dtype.
     super().__init__(list(inputs), name="on_slices")
     self._fn = fn
     dtype = dtype or inputs[0].dtype
@@ -58,9 +56,10 @@ class _OnSlices(mtf.Operation):
 
 
 class JoinedWeights:
-  """Decoding weights for the forward pass of model/palm.py.
+  """Lets the forward pass of model/palm.py read the weights of a DecodeModel.
 
-  The methods are those of TrainedWeights (model/weights.py).
+  The methods are those of TrainedWeights (model/weights.py). In a DecodeModel,
+  kernels that read the same input, such as q, k and v, are one joined matrix.
   """
 
   def __init__(self, mesh: mtf.Mesh, model: DecodeModel):
@@ -86,7 +85,7 @@ class JoinedWeights:
 
   def norm_vectors(self, name: str, after: mtf.Tensor) -> list[mtf.Tensor]:
     """Returns the scale, and the bias if any, of a norm, [d_model] each."""
-    del after  # would delay an all-gather, but devices have whole vectors
+    del after  # delays an all-gather, but devices hold whole vectors here
     vectors, names = self._model.vectors, [f"{name}/scale", f"{name}/bias"]
     return [
       self._import(vectors[x], self._dims.d_model)
@@ -97,12 +96,13 @@ class JoinedWeights:
   def score_extras(
     self, layer: str, mixer: Attention, length: mtf.Dimension
   ) -> list[mtf.Tensor]:
-    """Returns weights that change attention scores by distance, if any."""
+    """Returns ALiBi's slopes, or T5's or Transformer-XL's score parameters."""
     del length
     found = self._model.score_extras(layer, mixer)
     if mixer.score_positions == "alibi":
       return [self._import(x, self._dims.heads) for x in found]
-    # A kernel [d_model, ...] became a vector per distance, [positions, ...].
+    # Transformer-XL's kernel [d_model, ...] is replaced by its products, a
+    # vector per distance, [positions, ...] (WeightMaker.make_vectors).
     renamed = {"d_model": "positions"}
     return [
       self._import(x, *(getattr(self._dims, renamed.get(y, y)) for y in dims))
@@ -112,11 +112,11 @@ class JoinedWeights:
   def project_in(
     self, x: mtf.Tensor, layer: str, read: Read, angles: Sequence[mtf.Tensor]
   ) -> list[mtf.Tensor]:
-    """Returns q, k, v and an MLP's hidden layer, from the kernels of `read`."""
+    """Returns q, k and v, the MLP's hidden layer or both, as `read` lists."""
     columns = self._model.columns(read, native_threads(self._impl))
     vectors = self._model.project_vectors(layer, read)
     batch, length, _ = x.shape.dims
-    outputs = {}  # a gated MLP's products have one result, of the last's shape
+    outputs = {}  # two products of a gated MLP have one output: hidden layer
     for index, each in zip(result_indices(read), read.projections, strict=True):
       positions = mtf.Dimension(each.positions, length.size)
       dims = [batch, positions, *self._model.dims_of(each.outputs)]
@@ -151,7 +151,7 @@ class JoinedWeights:
     self, layer: str, outputs: Iterable[Projection], after: mtf.Tensor
   ) -> list[mtf.Tensor]:
     """Returns the biases of `outputs`, [d_model] each."""
-    del after  # would delay an all-gather, but devices have whole vectors
+    del after  # delays an all-gather, but devices hold whole vectors here
     return [
       self._import(x, self._dims.d_model)
       for x in self._model.output_biases(layer, outputs)
@@ -170,8 +170,9 @@ class JoinedWeights:
     output: mtf.Dimension,
     dtype: tf.DType | None = None,
   ) -> mtf.Tensor:
-    # `fn` maps [batch * length, inputs] to [batch * length, output]. If `dtype`
-    # is None, the result has the dtype of `xs`.
+    # Applies fn, a function of slices [batch * length, inputs], to xs, [batch,
+    # length, inputs] each. Returns [batch, length, output] of `dtype`; None
+    # means that of xs.
     def apply(*xs: LaidOut) -> list[LaidOut]:
       batch, length = xs[0].slice_shape[:2]
 
@@ -254,20 +255,15 @@ def run_blocks(
   masks: Sequence[mtf.Tensor],
   keys_and_values: KeysAndValues | None = None,
 ) -> mtf.Tensor:
-  """Runs the blocks of all layers.
+  """Runs the blocks of all layers; returns the last block's output, like x.
 
   Args:
-    model: weights.
     palm: the model that `build_palm` returned.
     x: [batch, length, d_model]: input of the first block.
     masks: segment ids and prefix, from `make_masks`.
-    keys_and_values: None, or a list to which the keys and values are appended:
-      one pair per layer, [batch, memory_length, ...] each; or, on accelerators
-      (`has_stacks`), one pair for all layers, with the dimension `layers`
-      first.
-
-  Returns:
-    The output of the last block, in the shape of x.
+    keys_and_values: None, or a list to which (keys, values) are appended: one
+      pair per layer, [batch, memory_length, ...] each; or on accelerators
+      (`has_stacks`) one pair, [layers, batch, memory_length, ...] each.
   """
   config, impl = model.config, model.placement
   if not model.has_stacks:
@@ -296,7 +292,7 @@ def run_blocks(
     def write(stack, x):
       return write_row(stack, layer, x[tf.newaxis], 0)
 
-    pairs = zip(stacks, kept, strict=False)  # there may be no stacks
+    pairs = zip(stacks, kept, strict=False)  # `stacks` may be []
     return [y, *(impl.slicewise(write, *pair) for pair in pairs)]
 
   laid_out_masks: list[LaidOut] = []
@@ -309,7 +305,8 @@ def run_blocks(
     ]
     return model.for_each_layer(run_layer, [x, *zeros])
 
-  # One operation of the graph runs a loop, whose body has a graph of one block.
+  # XLA compiles one block for all layers: this operation is a loop, and its
+  # body lowers a mesh graph of one block.
   y, *stacks = _OnSlices(run, given, [x.shape, *[stack] * num_stacks]).outputs
   if keys_and_values is not None:
     keys_and_values.append(tuple(stacks))
@@ -358,8 +355,8 @@ def prefill(
   # The padding after a prompt gets keys and values too, but no token attends to
   # these before a later step overwrites them.
   def store(x):
-    # x is [batch, length, d_kv] or [batch, length, key_heads, d_kv], and may
-    # have the dimension of layers first.
+    # x is [batch, length, d_kv] or [batch, length, key_heads, d_kv]; on
+    # accelerators, with the dimension `layers` first.
     *before, length_at, heads_at, last = range(x.shape.rank)
     if len(key_dims(model)) > 1:
       x = tf.transpose(x, [*before, heads_at, length_at, last])

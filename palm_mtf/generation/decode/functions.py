@@ -22,7 +22,7 @@ from palm_mtf.runtime.program import Program
 
 
 class Effect(enum.Enum):
-  """What a function does with the state; its caller keeps a changed state."""
+  """What a function does with the state, which is kept between calls."""
 
   MAKES = "makes"
   CHANGES = "changes"
@@ -51,12 +51,10 @@ class DecodeFunction(abc.ABC):
   def __call__(
     self, model: DecodeModel, state: State, inputs: Mapping[str, tf.Tensor]
   ) -> tuple[State, dict[str, tf.Tensor]]:
-    """Builds the operations of a call.
+    """Builds the operations of a call; returns the next state, and outputs.
 
-    `state` is [] if the function makes a state, or needs none.
-
-    Returns:
-      The next state; and outputs, which are the same on all devices.
+    `state` is [] if the function makes a state, or needs none. Outputs are the
+    same on all devices.
     """
 
 
@@ -66,7 +64,7 @@ BuildProgram = Callable[[DecodeFunction, str], Program]
 
 
 class LocalPrograms:
-  """Builds programs of functions for the devices of TensorFlow."""
+  """Builds a function's TensorFlow operations, with variables for the state."""
 
   def __init__(self, model: DecodeModel):
     self._model = model
@@ -75,10 +73,8 @@ class LocalPrograms:
   def build(self, function: DecodeFunction, state: str) -> Program:
     """Builds the program of a function in the current tf.Graph.
 
-    The graph has to be the graph of the weights. `state` is the name of the
-    state that the function makes, changes or reads. A function that changes or
-    reads a state gets the variables of the last built function that makes a
-    state with this name.
+    The graph must have the weights. A function that changes or reads a state
+    gets the variables of the last built function that makes the state `state`.
     """
     inputs = {
       name: tf.placeholder(x.dtype, x.shape, name)

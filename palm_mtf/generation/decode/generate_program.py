@@ -117,8 +117,7 @@ class AdvanceTexts(_OfBatch):
   """Adds tokens until all rows have ended, or have `limit` new tokens.
 
   Inputs:
-    limit: [], int32: number of new tokens in a row since StartTexts, at most
-      max_tokens.
+    limit: [], int32: new tokens per row since StartTexts, at most max_tokens.
   """
 
   effect = Effect.CHANGES
@@ -198,7 +197,8 @@ class _Continuations:
   """Base class of sampling and beam search.
 
   A subclass has a state, a list of `num_tensors` tensors. The first tensor says
-  which rows or searches have ended; the second holds the rows' last tokens.
+  which rows or searches have ended, so that the loop of steps can stop; the
+  second holds the rows' last tokens, which the next step reads.
   """
 
   def __init__(
@@ -215,9 +215,8 @@ class _Samples(_Continuations):
   """Samples tokens of independent rows, or decodes greedily.
 
   The state has these tensors: whether rows have ended; the rows' last tokens;
-  all tokens chosen so far, [rows, max_tokens]. If there is a repetition
-  penalty, also whether each token of the vocabulary occurs in the row, [rows,
-  vocab] bool.
+  all tokens chosen so far, [rows, max_tokens]; and with a repetition penalty,
+  whether each token of the vocabulary occurs in the row, [rows, vocab] bool.
   """
 
   @property
@@ -246,9 +245,9 @@ class _Samples(_Continuations):
     return tuple(state)
 
   def advance(self, limit, place, lengths, keys, state, cache):
-    """Continues each row from `place` to `limit` new tokens.
+    """Continues rows that have `place` new tokens until they have `limit`.
 
-    Returns the number of new tokens, [] int32; the state; and the cache.
+    Returns the number of new tokens per row, [] int32; the state; the cache.
     """
     is_over, last, tokens, *seen = state
     places = self._impl.slicewise(lambda n: tf.fill(n.shape, place), lengths)
@@ -271,7 +270,7 @@ class _Samples(_Continuations):
     after = place + steps.num_steps
 
     def put(is_over, last, tokens, chosen):
-      at = tf.range(tokens.shape[1]) - place  # index in `chosen`; -1 is `last`
+      at = tf.range(tokens.shape[1]) - place  # step that fills each column
       longer = tf.concat([last[:, tf.newaxis], chosen], 1)
       most = tf.shape(longer)[1] - 1
       put_here = tf.gather(longer, tf.clip_by_value(at + 1, 0, most), axis=1)
@@ -400,7 +399,7 @@ class BeamSearch:
     log_p = _compute_log_probabilities(logits, sizes.num_tokens)
     log_p = tf.reshape(log_p, [prompts, beams, vocab]) + living[..., tf.newaxis]
     log_p = tf.reshape(log_p, [prompts, beams * vocab])
-    # Each prefix has one continuation per end token that ends now, so the best
+    # At most one continuation per prefix and end token ends now, so the best
     # `count` continuations include at least NUM_BEAMS that live on.
     count = (1 + len(sizes.end_ids)) * beams
     best, index = tf.math.top_k(log_p, min(count, beams * vocab))
@@ -417,10 +416,9 @@ class BeamSearch:
     scores, kept = tf.math.top_k(tf.concat([scores, new_scores], 1), beams)
     ended = _pick(tf.concat([ended, longer], 1), kept)
     living, kept = tf.math.top_k(tf.where_v2(ends, _NEVER, best), beams)
-    # A search is over when no living prefix can reach the score of the worst
-    # ended continuation. Log p is negative and only falls, so a prefix scores
-    # at most its present log p divided by the largest divisor, the divisor of
-    # `max_tokens`.
+    # A search is over when no living prefix can reach the worst ended score.
+    # Log p is negative and only falls, so a prefix scores at most its present
+    # log p divided by the largest divisor, that of `max_tokens`.
     within_reach = living[:, 0] / self._compute_divisor(sizes.max_tokens)
     is_over |= scores[:, -1] >= within_reach
     first_row = tf.range(prompts)[:, tf.newaxis] * beams

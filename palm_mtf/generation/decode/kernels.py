@@ -52,8 +52,7 @@ def make_kernel(w: tf.Tensor, dtype: tf.DType, name: str) -> Kernel:
   w = tf.cast(w, dtype)
   if in_xla_computation():
     return Kernel(w, tf.no_op())
-  # Products in emulated bfloat16 are computed in float32. Cast the kernel once,
-  # here, instead of in every product.
+  # Emulated bfloat16 products are computed in float32, so cast w once, here.
   if is_emulated(w):
     w = tf.cast(w, tf.float32)
   kept = make_variable(w, name)
@@ -108,8 +107,7 @@ def to_int4(w: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
     )
 
   shares = tf.constant([share / -8.0 for share in _INT4_SHARES])
-  # The loop tries one scale at a time, because trying all six at once would
-  # take six times the memory.
+  # Try one scale at a time: all six at once would take six times the memory.
   _, numbers, scale, _ = tf.while_loop(
     lambda i, *unused: i < len(_INT4_SHARES),
     keep_better,
@@ -128,8 +126,9 @@ def round_to_int4(w: tf.Tensor) -> tf.Tensor:
 
 
 # With AMX, oneDNN multiplies bfloat16 several times as fast as the C++
-# operations, but must first unpack the kernel, which takes as long as this
-# number of rows (estimated for Sapphire Rapids from its memory bandwidth).
+# operations, but the kernel must be unpacked first. For fewer rows than this,
+# unpacking takes longer than it saves (estimated for Sapphire Rapids from its
+# memory bandwidth).
 _LEAST_ROWS_FOR_AMX = 64
 
 
@@ -165,12 +164,10 @@ def _is_faster_unpacked(xs: Sequence[tf.Tensor], w: PackedKernel) -> bool:
 
 def _multiply_floats(x: tf.Tensor, w: tf.Tensor, is_step: bool) -> tf.Tensor:
   # tf.matmul would pack bfloat16 weights at every call, and a step with one row
-  # would take 1.6 times as long (26.6M parameters, Zen 5). oneDNN keeps a
-  # packed copy of the weights, which takes memory. For float32 weights, a
-  # packed copy saves no time.
+  # would take 1.6 times as long (26.6M parameters, Zen 5). oneDNN's packed copy
+  # takes memory, and saves no time for float32 weights.
   packed = is_step and w.dtype == tf.bfloat16 and not in_xla_computation()
-  # oneDNN runs only on CPUs.
-  on_cpu = "gpu" not in x.device.lower()
+  on_cpu = "gpu" not in x.device.lower()  # oneDNN runs only on CPUs
   if packed and on_cpu and has_kernel("_MklNativeFusedMatMul"):
     return packed_matmul(x, w)
   return tf.matmul(x, w)

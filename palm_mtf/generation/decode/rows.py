@@ -1,6 +1,6 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Tensors and variables with the rows of a batch, on the devices of a mesh."""
+"""Tensors with the rows of a batch, split over the devices of a mesh."""
 
 from collections.abc import Sequence
 
@@ -13,14 +13,13 @@ LaidOut = mtf.placement_mesh_impl.PlacementMeshImpl.LaidOutTensor
 # keys of layer 1, and so on. On accelerators (`has_stacks`) it holds only two
 # tensors, [layers, ...] each: the keys of all layers and the values of all.
 Cache = list[LaidOut]
-# The tensors that a decoding function (functions.py) keeps for a later call,
-# such as the cache.
+# Tensors, such as a cache, that a decoding function returns for a later call.
 State = list[LaidOut]
 
 
 # If a layout splits `batch`, a device holds a slice of the rows; otherwise a
-# device holds all rows. No layout splits the other dimensions, so a dimension
-# whose size is unknown when the graph is built can have size 1 here.
+# device holds all rows. No layout splits the other dimensions. `join_rows` does
+# not use their sizes, so 1 replaces a size that is unknown in the graph.
 def _make_shape(rows: int, others: list[int | None]) -> mtf.Shape:
   dims = [mtf.Dimension(f"unsplit_{i}", n or 1) for i, n in enumerate(others)]
   return mtf.Shape([mtf.Dimension("batch", rows), *dims])
@@ -43,10 +42,7 @@ def join_rows(placement: CpuGpuPlacement, x: LaidOut) -> tf.Tensor:
 
 
 def repeat(x: tf.Tensor, times: int, axis: int = 0) -> tf.Tensor:
-  """Repeats each row `times` times; the copies of a row are adjacent.
-
-  `axis` is the dimension of x that counts the rows.
-  """
+  """Repeats each row (along `axis`) `times` times; its copies are adjacent."""
   return x if times == 1 else tf.repeat(x, times, axis=axis)
 
 

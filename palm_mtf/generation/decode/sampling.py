@@ -39,10 +39,11 @@ def _to_column(setting):
 
 
 def _find_least_kept(shares, weights, wanted):
-  # Returns the least share to keep, [rows, 1]: the largest t such that tokens
-  # with share >= t have weights (1 for TOP_K, shares for TOP_P) that sum to at
-  # least `wanted`. Instead of sorting, bisect over the bits of t in 31 passes,
-  # because nonnegative floats have the same order as their bits.
+  # Returns the least share (unnormalized probability) to keep, [rows, 1]: the
+  # largest t such that tokens with share >= t have weights (1 for TOP_K, shares
+  # for TOP_P) that sum to at least `wanted`. Bisects over the bits of t in 31
+  # passes instead of sorting, because nonnegative floats and their bits have
+  # the same order.
   bits = tf.bitcast(shares, tf.int32)
 
   def halve(i, low, high):
@@ -61,8 +62,8 @@ def _find_least_kept(shares, weights, wanted):
 
 
 def _keep_likely(shares, top_k, top_p):
-  # Sets to 0 the shares of the tokens that TOP_K or TOP_P drops. Tokens that
-  # tie with the last kept token are kept too.
+  # Sets to 0 the shares (unnormalized probabilities) of tokens that TOP_K or
+  # TOP_P drops. Tokens that tie with the last kept token are kept too.
   rows, vocab = shares.shape
   if tf.is_tensor(top_k) or (top_k or vocab) < vocab:
     wanted = tf.cast(tf.broadcast_to(_to_column(top_k), [rows, 1]), tf.float32)
@@ -85,7 +86,7 @@ def is_among(tokens: tf.Tensor, ids: Sequence[int]) -> tf.Tensor:
 def mask_logits(logits: tf.Tensor, num_tokens: int) -> tf.Tensor:
   """Casts logits [rows, vocab] to float32, and masks ids from `num_tokens` on.
 
-  The vocabulary has `num_tokens` pieces; the embedding may have more rows.
+  For these ids the embedding has rows, but the vocabulary has no pieces.
   """
   logits = tf.cast(logits, tf.float32)
   exists = tf.range(logits.shape[-1]) < num_tokens
@@ -105,8 +106,7 @@ _fused_penalize = fused(_penalize)
 
 @fused
 def _compute_shares(logits, seen, settings, num_tokens):
-  # Returns shares, [rows, vocab]: unnormalized probabilities, and 0 for tokens
-  # that TOP_K or TOP_P drops.
+  # Returns unnormalized probabilities, [rows, vocab]; 0 for dropped tokens.
   logits = _penalize(logits, seen, settings.repetition_penalty, num_tokens)
   logits /= _to_column(settings.temperature)
   shares = tf.exp(logits - tf.reduce_max(logits, -1, keepdims=True))
@@ -114,8 +114,7 @@ def _compute_shares(logits, seen, settings, num_tokens):
 
 
 def _find_likeliest(logits, seen, penalty, num_tokens):
-  # XLA does not compile this function, because XLA's argmax takes two to three
-  # times as long on a CPU.
+  # Not `fused`, because XLA's argmax takes two to three times as long on a CPU.
   if penalty == 1:
     logits = tf.cast(logits[:, :num_tokens], tf.float32)
   else:
@@ -140,8 +139,7 @@ def _draw_uniform(key, place):
 
 def _draw(shares, key, place):
   # Inverse transform sampling: a row's uniform number falls into the interval
-  # of one token. XLA does not compile this function, because XLA's cumulative
-  # sums are slow on a CPU.
+  # of one token. Not `fused`, because XLA's cumulative sums are slow on a CPU.
   upto = tf.cumsum(shares, axis=-1)
   at = _draw_uniform(key, place)[:, tf.newaxis] * upto[:, -1:]
   # A token with share 0 has an empty interval, so it is never drawn.

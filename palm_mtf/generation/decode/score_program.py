@@ -1,6 +1,6 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Function that scores rows of tokens in one forward pass."""
+"""Function that computes log p of given tokens in one forward pass."""
 
 import dataclasses
 from collections.abc import Mapping, Sequence
@@ -110,8 +110,8 @@ def _find_likeliest(
 ) -> tuple[LaidOut, LaidOut]:
   """Returns the k largest logits, [rows, length, k] float32, and their ids."""
   impl, vocab = model.placement, model.dims.vocab
-  # The logits of the embedding's padding rows are lower than all others, so no
-  # padding row is among the first `vocab_size`.
+  # No padding row of the embedding is found, because its logit is lower than
+  # the logits of all `vocab_size` tokens.
   count = min(NUM_LIKELIEST, model.config.vocab_size)
 
   def find(first, x):
@@ -121,7 +121,7 @@ def _find_likeliest(
 
   found = impl.slicewise(find, slice_offset(impl, vocab), logits)
   for axis in split_axes(impl, [vocab]):
-    # So far, each slice of the vocabulary has its own likeliest tokens.
+    # Choose from the likeliest tokens of all slices of the vocabulary.
     top, tokens = (impl.allconcat(x, axis, 2) for x in found)
 
     def choose(top, tokens):

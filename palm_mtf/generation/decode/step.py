@@ -105,8 +105,8 @@ class NativeStep:
   def __init__(self, model: DecodeModel):
     self._impl, self._config = model.placement, model.config
     (self._table,) = model.table.tensor_list
-    # The C++ step takes scales and kernels in the order of their use, which is
-    # also the order of `model.kernels`.
+    # The C++ step takes scales and kernels in the order in which it uses them.
+    # `model.kernels` already has this order.
     scales = [
       model.norm_vectors(f"{layer_name(i)}/{read.norm}")[0]
       for i in range(self._config.num_layers)
@@ -166,10 +166,6 @@ class NativeStep:
 
 _LAYER = layer_name(0)  # name that `for_each_layer` gives to each layer
 
-# With one token per row, a step spends its time on matrix products and on
-# starting the operations between the products. Therefore XLA compiles each
-# function between two products (`fused`) into one operation.
-
 
 def _find_cache_rows(positions, shape):
   # Returns the index of each row's token, [rows * heads] int32, in a cache that
@@ -184,9 +180,9 @@ def _find_cache_rows(positions, shape):
 class TensorflowStep:
   """Steps on any devices: the block of model/palm.py for one position.
 
-  This class implements the block again for speed: with one position, the time
-  grows with the number of operations, and Mesh TensorFlow would run several
-  operations where this class runs one.
+  With one token per row, a step spends its time on matrix products and on
+  starting operations. Therefore this class implements the block again, with one
+  operation (`fused`) between two products; Mesh TensorFlow would run several.
 
   Make the object outside of a loop over steps, because the constructor builds
   operations that all steps share. The object keeps no cache.
@@ -213,7 +209,7 @@ class TensorflowStep:
       cache, which now includes these tokens.
     """
     impl, model = self._impl, self._model
-    shape = cache[0].slice_shape[model.row_axis :]  # of one layer's keys
+    shape = cache[0].slice_shape[model.row_axis :]  # shape of a layer's keys
     num_rows = tokens.slice_shape[0]
     tables = find_angles(self._config, shape[-2])
     # Find each token's index in the cache and its rotation angles only once,
@@ -239,7 +235,7 @@ class TensorflowStep:
         seen = [keys, values]
         if model.has_stacks:
           seen = [each[layer] for each in seen]
-        # A slice of the first rows is a view, so nothing is copied.
+        # Only the first `num_rows` rows take this step; a slice copies nothing.
         if seen[0].shape[0] > num_rows:
           seen = [each[:num_rows] for each in seen]
         return keys, values, seen
@@ -264,7 +260,7 @@ class TensorflowStep:
       logits = impl.allconcat(logits, axis, 1)
     vocab_size = self._config.vocab_size
     if model.dims.vocab.size > vocab_size:
-      # The other logits are those of the embedding's padding rows.
+      # Drop the logits of the embedding's padding rows, which are not tokens.
       logits = impl.slicewise(lambda x: x[:, :vocab_size], logits)
     return logits, cache
 
@@ -281,8 +277,7 @@ class TensorflowStep:
       settings: vocabulary and other settings of all texts.
 
     Returns:
-      `TextSteps` of laid-out tensors. Logits of the embedding's padding rows
-      are left out.
+      `TextSteps` of laid-out tensors, without the logits of padding rows.
     """
     impl, end_ids = self._impl, list(settings.end_ids)
     first_cache = 3 + len(texts.seen)
@@ -353,7 +348,7 @@ def _add_and_scale(
 
 
 class _Block:
-  """A layer on the devices of a mesh, for one position; a `Block` of block.py.
+  """A layer's `Block` (block.py) on a mesh, for one new token per row.
 
   `cache` has the layer's keys and values; `mix` adds those of the new tokens.
   """
@@ -372,8 +367,8 @@ class _Block:
       cache: keys and values of earlier tokens.
       places: position of each token, index of each token in the cache, and the
         angles of rotary embedding, if any.
-      write: adds keys and values to the cache; returns the cache, and the part
-        of the cache to which the tokens attend.
+      write: adds keys and values to the cache; returns the cache, and its part
+        to which the tokens attend.
     """
     self.cache = cache
     self._impl, self._model = model.placement, model

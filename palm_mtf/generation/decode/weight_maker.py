@@ -113,7 +113,8 @@ def _tell_missing(name: str, value: object) -> None:
 class WeightMaker:
   """Makes decoding weights, and collects the weights' initializers.
 
-  In an XLA computation the weights are tensors that no variable keeps.
+  TensorFlow variables keep the weights. In an XLA computation, the weights are
+  tensors that the computation returns, because accelerators keep JAX arrays.
   """
 
   def __init__(
@@ -128,7 +129,7 @@ class WeightMaker:
   ):
     """Takes the settings, and `read`, which returns a float32 parameter.
 
-    Each device holds all of d_model, as `dims` has to say. `is_packed` says
+    `dims` are for devices that each hold all of d_model. `is_packed` says
     whether kernels are packed for C++ operations.
     """
     self._impl, self._config, self._read = placement, config, read
@@ -157,7 +158,6 @@ class WeightMaker:
     Scales and biases are float32. Tables have the activation dtype: learned
     positions, [positions, d_model], and Transformer-XL's vectors of distances,
     [positions, heads, d_kv], which replace the kernel that computes them.
-
     `layer` is the layer's number; None for weights outside of the layers.
     """
     config, found = self._config, {}
@@ -195,7 +195,7 @@ class WeightMaker:
     return self._impl.slicewise(make, value)
 
   def _make_kernel(self, name, make, *values):
-    # Calls make(*values, name=...) on each device; returns the kernels.
+    # Returns make(*values, name=...) of each device; collects the initializers.
     def make_and_keep(*values):
       kernel = make(*values, name=f"decode/{name}")
       self._initializers[parse_name(name).layer].append(kernel.initialize)
@@ -205,12 +205,11 @@ class WeightMaker:
 
   def make_logits_kernel(self) -> LaidOut:
     """Makes the kernel of the logits: the transposed table."""
-    # If the other kernels are int8 or int4, the logits' kernel, which is the
-    # largest, is int8. In the activation dtype it would be half of the bytes
-    # that a step reads.
+    # If the other kernels are int8 or int4, this one, the largest, is int8. In
+    # the activation dtype it would be half of the bytes that a step reads.
     is_quantized = self._is_quantized
-    # As in the embedding table, weights are rounded to the activation dtype,
-    # even if `dtype` is wider.
+    # Round the weights to the activation dtype, as training does, even if
+    # `dtype` is wider.
     rounded_to = tf.as_dtype(self._config.activation_dtype)
     dtype = rounded_to if self._is_packed else logits_dtype(self._config)
 
@@ -235,7 +234,7 @@ class WeightMaker:
     return self._make_kernel("to_logits", make, table)
 
   def make_joined_kernels(self) -> Iterator[tuple[tuple[str, ...], LaidOut]]:
-    """Yields (names of the joined kernels, result), layer after layer."""
+    """Yields (names of kernels, the kernel that joins them), layer by layer."""
     for names, summed in self.find_joins():
       rounds = self._dtype == tf.int8 and not self._is_packed
       largest = [self._find_largest(summed)] if summed and rounds else []
@@ -246,10 +245,10 @@ class WeightMaker:
   ) -> Iterator[tuple[tuple[str, ...], tuple[str, ...]]]:
     """Yields (parts, summed) for each joined kernel of each layer.
 
-    parts: names of the kernels that are joined.
-    summed: for a kernel whose product is added to the residual stream, the
-      names of all kernels whose products are added up, which share int8 scales;
-      for other kernels, ().
+    parts: names of the kernels that are joined into one matrix.
+    summed: names of the output kernels (attention's and the MLP's) whose
+      products are added up and which, therefore, share int8 scales; () if
+      `parts` are input kernels, such as q.
     """
     for layer in range(self._config.num_layers):
       for each in layer_of(self._config).sums:
@@ -269,7 +268,7 @@ class WeightMaker:
   def make_layers(
     self, slices: Mapping[str, Sequence[Slice]]
   ) -> list[LayerWeights]:
-    """Returns all `LayerWeights`; call this after all weights are made."""
+    """Groups `slices` by layer; call it last: it needs all initializers."""
     by_layer = collections.defaultdict(dict)
     for name, parts in slices.items():
       by_layer[parse_name(name).layer][name] = parts
@@ -307,9 +306,8 @@ class WeightMaker:
     return self._make_kernel(names[0], make, *matrices, *largest)
 
   def _find_axis(self, name):
-    # Returns the axis of a kernel's matrix that is not d_model. For example,
-    # the matrix of q is [d_model, heads * d_kv] (axis 1), and the matrix of o
-    # is [heads * d_kv, d_model] (axis 0).
+    # Returns the axis of a kernel's matrix that is not d_model: 1 for q,
+    # [d_model, heads * d_kv], and 0 for o, [heads * d_kv, d_model].
     return int(self._dims[name][0].name == "d_model")
 
   def _make_matrix(self, name):

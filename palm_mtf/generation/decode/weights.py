@@ -41,10 +41,8 @@ class LayerWeights:
   of the layers.
   """
 
-  # {name of a checkpoint variable: its slices}.
-  slices: Mapping[str, Sequence[Slice]]
-  # Operation that makes decoding weights, and then frees the slices.
-  prepare: tf.Operation
+  slices: Mapping[str, Sequence[Slice]]  # {checkpoint variable: its slices}
+  prepare: tf.Operation  # makes the decoding weights, then frees the slices
 
 
 @dataclasses.dataclass(frozen=True)
@@ -53,12 +51,10 @@ class DecodeModel:
 
   placement: CpuGpuPlacement  # devices and layout
   config: ModelConfig
-  dims: Dims  # a forward pass replaces `batch` and `length`
+  dims: Dims  # `build_palm` sets `batch` and `length` to those of the tokens
   table: LaidOut  # embedding, [vocab, d_model], activation dtype
-  # The transposed table of the logits: a `Kernel` for each device's slice.
-  to_logits: LaidOut
-  # {name: scale, bias or table of positions}. Scales and biases are float32,
-  # tables have the activation dtype.
+  to_logits: LaidOut  # transposed table: a `Kernel` for each device's slice
+  # {name: scale, bias or table of positions}, as from WeightMaker.make_vectors.
   vectors: dict[str, LaidOut]
   # {names of kernels of a layer: a `Kernel` for each device's slice of the one
   # matrix into which these kernels are joined}.
@@ -66,9 +62,8 @@ class DecodeModel:
   is_packed: bool  # whether kernels are packed for `native`'s C++ operations
   layers: Sequence[LayerWeights] = ()
 
-  # Whether a cache has only two tensors: the keys of all layers, and the values
-  # of all layers, each [layers, ...]. Accelerators need this, because one block
-  # in a loop computes all layers.
+  # Whether a cache has only two tensors, [layers, ...] each (rows.py): on
+  # accelerators, because there one block in a loop computes all layers.
   has_stacks = False
 
   @property
@@ -88,17 +83,14 @@ class DecodeModel:
     return x if scale == 1 else self.placement.slicewise(lambda x: x * scale, x)
 
   def norm_vectors(self, name: str) -> list[LaidOut]:
-    """Returns the factor and the bias (if any) of a norm, [d_model] float32.
-
-    The factor is the norm's scale plus the offset of NORM.
-    """
+    """Returns a norm's scale plus offset, and any bias, [d_model] float32."""
     scale, bias = self.vectors[f"{name}/scale"], f"{name}/bias"
     if offset := NORMS[self.config.norm].scale_offset:
       scale = self.placement.slicewise(lambda x: x + offset, scale)
     return [scale, self.vectors[bias]] if bias in self.vectors else [scale]
 
   def score_extras(self, layer: str, mixer: Attention) -> list[LaidOut]:
-    """Returns weights that change attention scores by distance, if any."""
+    """Returns ALiBi's slopes, or T5's or Transformer-XL's score parameters."""
     if mixer.score_positions == "alibi":
       slopes = tf.constant(alibi_slopes(self.config.num_heads))
       slices = self.placement.make_slices(slopes, mtf.Shape([self.dims.heads]))
@@ -111,15 +103,15 @@ class DecodeModel:
     """Multiplies rows by a kernel on each device; returns [rows, outer].
 
     `xs` is one tensor [rows, inner]; for a packed kernel, it may be several
-    tensors, split along `inner`. `is_step` says whether a decoding step, which
-    has few rows, computes the product. Otherwise a forward pass computes it.
+    tensors, split along `inner`. `is_step` says whether a decoding step
+    computes the product: other operations are faster for its few rows.
     """
     return self.placement.slicewise(
       lambda kernel, *xs: multiply(xs, kernel, is_step=is_step), kernel, *xs
     )
 
   def columns(self, read: Read, threads: int) -> JoinedColumns:
-    """Returns an object that splits the product of `project_in` (q, k, ...).
+    """Returns an object that splits a device's joined product into q, k, ...
 
     `threads` is the number of threads per C++ operation; 0 if XLA computes.
     """
@@ -130,11 +122,11 @@ class DecodeModel:
     return JoinedColumns(shapes, read, self.config.norm_epsilon, threads)
 
   def dims_of(self, names: Iterable[str]) -> list[mtf.Dimension]:
-    """Returns dimensions, given their names in a `Projection`."""
+    """Returns the mtf dimensions that have these names, such as "d_model"."""
     return [getattr(self.dims, name) for name in names]
 
   def project_vectors(self, layer: str, read: Read) -> list[LaidOut]:
-    """Returns the biases, and the scales of norms of q and k, for `read`."""
+    """Returns biases of products in `read`, and scales of norms of q and k."""
     return [self.vectors[f"{layer}/{name}"] for name in vectors_of(read)]
 
   def project_in(
@@ -196,16 +188,13 @@ class DecodeModel:
     run: Callable[["DecodeModel", "int | tf.Tensor", list[LaidOut]], list],
     carry: list[LaidOut],
   ) -> list[LaidOut]:
-    """Runs a function for each layer, from the first to the last.
+    """Calls `run` per layer, first to last; returns what the last call returns.
 
     Args:
       run: takes a model with only one layer, whose weights have the names of
         the first layer; the layer's number, int or [] int32; and the tensors
         that `run` returned for the previous layer.
       carry: the tensors that `run` takes for the first layer.
-
-    Returns:
-      The tensors that `run` returns for the last layer.
     """
     one_layer = dataclasses.replace(self.config, num_layers=1)
     first = layer_name(0)
@@ -228,7 +217,7 @@ class DecodeModel:
     return carry
 
   def make_last_norm(self) -> list[LaidOut]:
-    """Returns the last norm's vectors, scaled so that logits need no factor."""
+    """Returns the last norm's scale and any bias, times the logits' factor."""
     return [
       self.placement.slicewise(lambda x: x * self.config.logits_factor, x)
       for x in self.norm_vectors("final_norm")

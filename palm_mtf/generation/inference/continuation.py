@@ -17,11 +17,11 @@ class Continuation:
   """Text that continues a prompt."""
 
   text: str  # without the end token or the stop string
-  num_tokens: int  # number of tokens that begin in `text`
+  num_tokens: int  # that begin in `text`; a stop string may cut the last
   # What ended the text: "eod" (an end token), "stop" (a stop string), "length"
   # (SAMPLE_TOKENS), or "" if the text is unfinished.
   ended: str
-  score: float | None = None  # BeamSearch's score; None without beam search
+  score: float | None = None  # log p / length penalty; only in beam search
 
 
 class ContinuationReader:
@@ -43,18 +43,18 @@ class ContinuationReader:
     Args:
       stop_strings: the continuation ends before the first place in its text at
         which one of these strings begins.
-      prompt: tokens before the continuation, without the start token. () if the
-        model has learned continuations as separate texts, such as targets.
+      prompt: tokens before the continuation, without the start token; () if the
+        model learned targets as separate texts, whose first space is dropped.
     """
     self._eod_id, self._end_ids = vocabulary.eod_id, vocabulary.end_ids
     self._stop_strings = stop_strings
     self._reader = TextReader(vocabulary, prompt)
-    # Index at which the text ends, because a stop string begins; None if none.
+    # Index in the text at which a stop string begins; None while none does.
     self._end: int | None = None
     # Tokens up to and including the token that ended the text: an end token,
     # or the token that completed a stop string.
     self.ids: list[int] = []
-    # For each of `ids`, the index in the text at which the token begins.
+    # Index in the text where each token begins, to count those before `_end`.
     self.places: list[int] = []
     self.ended = ""  # "eod", "stop", or "" while the text may continue
 

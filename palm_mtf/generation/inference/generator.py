@@ -24,8 +24,9 @@ from palm_mtf.runtime.program import Program
 # The maximum number of rows per batch. With this many rows, reading the weights
 # costs little compared with the arithmetic.
 _MOST_ROWS = 64
-# The new tokens are fetched from the devices after this many steps, to look for
-# stop strings or to show a part of a continuation.
+# Number of steps after which new tokens are fetched from the devices. After a
+# stop string, up to 16 steps are wasted, and a stream shows 4 tokens at a time,
+# but fetching after each step would take longer.
 _TOKENS_TO_STOP, _TOKENS_TO_SHOW = 16, 4
 # The reader of a continuation's tokens, and the continuation so far.
 _Row = tuple[ContinuationReader, Continuation]
@@ -44,7 +45,7 @@ class Generator:
     seed: int,
     start_id: int | None = 0,
   ):
-    """Takes the weights; each program is built at its first use.
+    """Takes the weights; a graph per shape of batch is built at its first use.
 
     Args:
       loaded: weights in `decode.weight_dtype`.
@@ -69,7 +70,7 @@ class Generator:
   ) -> Iterator[list[Continuation]]:
     """Yields a list of continuations per prompt, in the order of `prompts`.
 
-    The prompts must pass `check_prompts`.
+    Each prompt must leave room for SAMPLE_TOKENS, as `check_prompts` checks.
     """
     return self.continue_tokens(self._vocabulary.encode_batch(prompts))
 
@@ -172,7 +173,7 @@ class Generator:
     client.call(
       programs.start, {"prompts": inputs, "lengths": lengths, "keys": keys}
     )
-    # Targets are separate texts, so their readers begin without the inputs.
+    # Targets are encoded as separate texts, so decode them without the inputs.
     before = [()] * len(prompts) if are_inputs else prompts
     stops = self._decode.stop_strings
     readers: list[list[ContinuationReader]] = []

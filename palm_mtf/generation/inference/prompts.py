@@ -97,7 +97,7 @@ def read_prompts(path: str) -> list[str]:
     UserError: if the file cannot be read, is empty, or a line is not a prompt.
   """
   prompts, what = [], f"--input = {path!r}"
-  if format_of(path) == ".jsonl":  # only in JSON a prompt may have line breaks
+  if format_of(path) == ".jsonl":  # each prompt may have line breaks
     found = _read_json_prompts(path, what)
   else:
     found = read_lines(path, what, _NEEDED)

@@ -69,7 +69,7 @@ def find_windows(
 
 
 def choose_row_length(num_tokens: int, length: int) -> int:
-  """Returns the length of a row for `num_tokens` tokens, at most `length`."""
+  """Rounds `num_tokens` up to a power of two, but at most to `length`."""
   enough = max(_SHORTEST_ROW, 1 << (num_tokens - 1).bit_length())
   return min(enough, length)
 
@@ -77,7 +77,7 @@ def choose_row_length(num_tokens: int, length: int) -> int:
 def count_rows_at_once(length: int, slices: int) -> int:
   """Returns the number of rows per batch for rows of `length` tokens.
 
-  It is a multiple of `slices`, the number of slices of `batch`.
+  It is a multiple of `slices`, into which the mesh splits the batch.
   """
   return -(-max(_TOKENS_AT_ONCE // length, 1) // slices) * slices
 
@@ -111,7 +111,8 @@ def make_scorer(
 ) -> "Scorer":
   """Makes the scorer of a run, so that all commands compute the same log p.
 
-  `within_document` says that texts are from the middle of documents.
+  If `within_document`, texts are from the middle of documents: the token before
+  a text then starts a row, not a document.
   """
   data = config.data
   first = row_start(data, vocabulary)
@@ -125,7 +126,7 @@ def make_scorer(
 
 
 class Scorer:
-  """Scores texts with the weights of one checkpoint."""
+  """Computes log p of texts with the weights of one checkpoint."""
 
   def __init__(
     self,
@@ -136,14 +137,14 @@ class Scorer:
     *,
     adds_start: bool = True,
   ):
-    """Takes the weights; each program is built at its first use.
+    """Takes the weights; a graph per shape of batch is built at its first use.
 
     Args:
       stride: number of scored tokens in each window after the first; None for
         half of the sequence length.
-      start_id: token before a text, from packing.document_start.
-      first: token before a window that begins within a text, from
-        packing.row_start.
+      start_id: token before a text, as before a document in training.
+      first: token before a window that begins within a text, as before a row
+        that begins within a document.
       adds_start: whether `start_id` stands before inputs, too; if False, inputs
         begin with their first token.
     """
@@ -176,8 +177,9 @@ class Scorer:
     length = choose_row_length(count, self._length)
     inputs, targets = np.zeros([2, size, length], np.int32)
     inputs[:, :count], targets[:, :count] = ids[:-1], ids[1:]
-    # Inputs may attend to later inputs. Count only the first token as an input,
-    # because sampling could have chosen every later token.
+    # In a prefix language model, inputs attend to later inputs. Count only the
+    # first token as an input, so that each token is scored from earlier tokens,
+    # as if sampling had chosen it.
     losses, likeliest, their_losses = (
       x[0, :count].tolist()
       for x in self._run(
@@ -195,8 +197,8 @@ class Scorer:
   def _score(
     self, examples: Sequence[Example], *names: str
   ) -> Iterator[tuple[int, list[list[np.ndarray]]]]:
-    # Yields (index of an example, values per window). The values are those of
-    # the program's outputs in `names`, at the scored tokens of the window.
+    # Yields (index of an example, a list per window). The list has, for each of
+    # `names`, the program's output at the scored tokens of the window.
     rows = collections.defaultdict(list)  # {row length: [(index, window)]}
     missing = []  # number of windows that each example waits for
     texts = [self._begin(example) for example in examples]
@@ -234,7 +236,7 @@ class Scorer:
     size: int,
     names: tuple[str, ...],
   ) -> list[list[np.ndarray]]:
-    # A row holds one window. Returns each row's outputs `names` at its tokens.
+    # Each row holds a window. Returns, per row, an output for each of `names`.
     inputs, targets = np.zeros([2, size, length], np.int32)
     num_given = np.zeros([size], np.int32)
     for row, (index, window) in enumerate(rows):

@@ -27,15 +27,15 @@ def load_weights(
 ) -> None:
   """Makes the decoding weights of all layers from a checkpoint.
 
-  `restore` takes {variable name: slices}, and assigns the checkpoint's values
-  to the slices.
+  `restore` takes {name of a checkpoint's variable: its slices on devices}, and
+  reads the checkpoint's values into the slices.
   """
   # A checkpoint is float32, up to eight times as large as the weights, so keep
   # only one layer of the checkpoint in memory at a time.
   for i, layer in enumerate(layers):
     restore(layer.slices)
     client.call(Program(operations=[layer.prepare]))
-    if i == 0:  # release pages of code that later layers hardly run
+    if i == 0:  # later layers hardly run the code read so far; free it
       release_file_pages()
   # Free host memory now, because the caller compiles the first program next,
   # which takes more memory than anything before.
@@ -46,8 +46,8 @@ def load_weights(
 class LoadedDecoder(contextlib.AbstractContextManager):
   """Decoding weights on devices; as a context manager, frees them at the end.
 
-  The layout splits `batch` into `num_slices` slices, so a program of `client`
-  needs a multiple of this number of rows.
+  The mesh splits a batch into `num_slices` slices, so the number of rows in a
+  batch must be a multiple of `num_slices`.
   """
 
   def __init__(
@@ -61,7 +61,7 @@ class LoadedDecoder(contextlib.AbstractContextManager):
     for_steps: bool = False,
   ):
     # `for_steps`: whether decoding steps, rather than forward passes, will take
-    # most of the time. Steps use fewer threads.
+    # most of the time. Then the session gets only the threads that steps use.
     free_garbage()  # so that an earlier LoadedDecoder takes no memory
     self.config = config
     self.num_slices = mesh.axis_size_of("batch")
@@ -82,7 +82,7 @@ class LoadedDecoder(contextlib.AbstractContextManager):
       self._scope = scope.pop_all()
 
   def build(self, function: DecodeFunction, state: str) -> Program:
-    """Builds a function's program; `state` names the state it makes or uses."""
+    """Builds a program; those of one `state` share tensors, e.g. the cache."""
     with self.client.graph.as_default():
       return self._build(function, state)
 

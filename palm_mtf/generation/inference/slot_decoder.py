@@ -31,7 +31,7 @@ class SlotText(NamedTuple):
 
   token: int  # id of the last token, which the first step reads
   position: int  # position of `token` in the text, from 0
-  place: int  # number of tokens drawn so far, hashed with `key` for the next
+  place: int  # number of tokens drawn so far; with `key`, seeds the next draw
   key: np.ndarray  # random key of the text, [2] int32
   temperature: float  # TEMPERATURE; 0 takes the likeliest token
   # TOP_K: number of likeliest tokens to draw from; None for all.
@@ -42,7 +42,7 @@ class SlotText(NamedTuple):
 class Chosen(NamedTuple):
   """Next token of a text."""
 
-  token: int  # id of the token
+  token: int
   log_prob: float | None  # log p of the token; None if it was not computed
   # {id: log p} of the likeliest tokens; {} if not computed.
   likeliest: Mapping[int, float]
@@ -54,8 +54,8 @@ class SlotDecoder:
   def __init__(self, loaded: LoadedDecoder, num_tokens: int, num_slots: int):
     """Makes the cache of keys and values for all slots.
 
-    The vocabulary has `num_tokens` pieces. The number of slots is rounded up to
-    a multiple of the number of slices of `batch`.
+    The vocabulary has `num_tokens` pieces. The number of slots is rounded up,
+    because the mesh splits the slots evenly.
     """
     self._loaded, self._num_tokens = loaded, num_tokens
     n = loaded.num_slices

@@ -79,10 +79,11 @@ def _resolve(host: str, port: int) -> tuple[socket.AddressFamily, tuple]:
       f'--listen: the name "{host}" has no address on this host; correct it, '
       "add it to /etc/hosts, or give the address itself."
     ) from None
-  # If a name such as localhost has an IPv4 and an IPv6 address, take IPv4.
+  # A name such as localhost may have IPv4 and IPv6 addresses in any order. Take
+  # IPv4 first, so that one name always gives the same URL.
   family, *_, place = min(found, key=lambda x: x[0] != socket.AF_INET)
   ip = _parse_ip(place[0])
-  if family == socket.AF_INET6 and ip.version == 4:  # as in ::ffff:127.0.0.1
+  if family == socket.AF_INET6 and ip.version == 4:  # IPv4 as ::ffff:a.b.c.d
     return socket.AF_INET, (str(ip), port)
   return family, place
 

@@ -35,7 +35,7 @@ class Row:
   # Wakes the server, from any thread: the row has ended (unless by `cancel`) or
   # has new tokens that a stream or the search for stop strings needs.
   changed: Callable[[], None]
-  # Prompt tokens after the first, with log p; () until, or unless, computed.
+  # Prompt tokens after the first, with log p; () if not computed, or not yet.
   prompt_scores: Sequence[Chosen] = ()
   # New tokens so far, including the end token.
   chosen: list[Chosen] = dataclasses.field(default_factory=list)
@@ -84,7 +84,8 @@ def take_row(waiting: list[Row], in_slots: Iterable[Row]) -> Row:
   of_client = [x for x in waiting if x.client == client]
   row = min(of_client, key=lambda x: counts[x.asked])
   waiting.remove(row)
-  # Move the client's rows to the end, and the request's rows to the very end.
+  # The client and the request got a slot last. So move the client's rows to the
+  # end, and of these the request's rows to the very end.
   waiting.sort(key=lambda x: (x.client == client, x.asked is row.asked))
   return row
 
@@ -126,7 +127,7 @@ class Counters:
 
 
 class Batcher:
-  """Decodes rows in a decoder's slots, in the thread that calls `run`."""
+  """Decodes completions (rows) in one batch, in the thread that calls `run`."""
 
   def __init__(
     self,
@@ -154,9 +155,9 @@ class Batcher:
     self._load: Callable[[], None] | None = None
     self._is_stopping = False
     self._step_secs = _MOST_SECS  # measured seconds per step without log p
-    # Seconds for which rows must decode before the next prompt is read, and
-    # seconds for rows without log p before the next step with log p. Otherwise
-    # prompts and rows with log p would stop the other rows.
+    # Seconds of decoding that are due before the next prompt is read, so that
+    # prompts do not stop the rows in slots; and seconds of steps without log p
+    # that are due before the next step with log p, for the same reason.
     self._owed_secs = self._owed_plain_secs = 0.0
     self.failure: BaseException | None = None  # error that ended `run`
 
@@ -282,8 +283,9 @@ class Batcher:
       return
     with_log_probs = {i: x for i, x in rows.items() if x.asked.wants_log_probs}
     plain = {i: x for i, x in rows.items() if i not in with_log_probs}
-    # A decoder call with log p runs only one step. Between two such calls, the
-    # other rows get calls of several steps, so that all rows get equal time.
+    # A decoder call with log p runs only one step, because it keeps the logits
+    # of one step. Between two such calls, the other rows get calls of several
+    # steps, so that all rows get equal time.
     is_mixed = bool(plain) and bool(with_log_probs)
     is_plain = not with_log_probs or (is_mixed and self._owed_plain_secs > 0)
     begin = time.monotonic()
@@ -317,8 +319,8 @@ class Batcher:
     elif len(row.chosen) == row.asked.max_tokens:
       self._end(row, "length")
     elif row.asked.stream or row.asked.stop:
-      # Wake the event loop for new tokens only if the text is needed before its
-      # end, because waking the loop takes longer than a step of a small model.
+      # Wake the event loop only if the text is needed before the row ends,
+      # because waking the loop takes longer than a step of a small model.
       row.changed()
 
   def _count_steps(
@@ -328,8 +330,8 @@ class Batcher:
     # the rows without log p, and `others` has the rows with log p.
     secs = _MOST_SECS
     if self._waiting and len(self._running) < self.engine.decoder.num_slots:
-      # A waiting row can get a slot, so run only the steps that are due before
-      # the batcher reads the row's prompt.
+      # A waiting row can get a slot, so decode only for the time that is due
+      # before the batcher may read the row's prompt.
       secs = min(secs, self._owed_secs)
     if others:
       secs = min(secs, self._owed_plain_secs)

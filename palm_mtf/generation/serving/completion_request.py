@@ -17,7 +17,7 @@ from palm_mtf.errors import (
 
 MOST_LOG_PROBS = 5  # as in OpenAI's API
 _MOST_STOPS = 4  # as in OpenAI's API
-_MOST_STOP_CHARACTERS = 1000  # keeps the search after each token short
+_MOST_STOP_CHARACTERS = 1000  # per text, which is searched after each token
 # Fields of OpenAI's API and of vLLM that are not supported. Only these values,
 # which have no effect, are accepted.
 _WITHOUT_EFFECT: Mapping[str, tuple[object, ...]] = {
@@ -31,7 +31,7 @@ _WITHOUT_EFFECT: Mapping[str, tuple[object, ...]] = {
   "logit_bias": ({},),
   "min_p": (0,),
   "modalities": (["text"],),
-  "parallel_tool_calls": (True, False),  # there are no tools
+  "parallel_tool_calls": (True, False),  # no effect without tools
   "presence_penalty": (0,),
   "reasoning_effort": ("none", "medium"),
   "repetition_penalty": (1,),
@@ -46,13 +46,13 @@ _WITHOUT_EFFECT: Mapping[str, tuple[object, ...]] = {
   "top_logprobs": (0,),
   "verbosity": ("medium",),
 }
-# Names that clients give to requests, and the model's name, checked elsewhere.
+# Ignored names that clients give to requests. The server checks "model".
 _IGNORED = "metadata model prompt_cache_key safety_identifier user".split()
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
 class CompletionRequest:
-  """A request as of OpenAI's /v1/completions; equal only to itself."""
+  """A request like OpenAI's /v1/completions; compared by identity."""
 
   prompts: Sequence[str | Sequence[int]]  # texts, or lists of token ids
   max_tokens: int  # maximum number of tokens per completion; 0 only with `echo`
@@ -61,14 +61,14 @@ class CompletionRequest:
   top_k: int | None  # number of likeliest tokens to draw from; None for all
   n: int  # number of completions per prompt
   stop: Sequence[str]  # a completion ends where the first of these texts begins
-  seed: int  # random seed
+  seed: int
   # Number of likeliest tokens whose log-probabilities the answer lists for each
   # token; None to list none.
   logprobs: int | None
   echo: bool  # whether the answer repeats the prompt before its completion
   stream: bool  # whether the text is sent piece by piece
   include_usage: bool  # whether a stream ends with its token counts
-  # Whether `prompts` has only a conversation's tokens, with any start token.
+  # Whether `prompts` is one conversation; its ids include any start token.
   is_chat: bool = False
 
   @property
@@ -175,7 +175,8 @@ def _check_values(values: Mapping[str, object]) -> None:
 
 
 def _read_stop(given: object) -> Sequence[str]:
-  # Only a client's stop strings are limited, not the STOP_STRINGS of the run.
+  # Reads a client's stop strings. The run's STOP_STRINGS, which apply without a
+  # field `stop`, are not limited, because no client can choose them.
   stops = [given] if isinstance(given, str) else given
   if not are_texts(stops):
     raise UserError(

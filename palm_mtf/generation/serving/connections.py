@@ -27,7 +27,7 @@ _MOST_CONNECTIONS = 512
 # File descriptors that are reserved for checkpoints, threads and sockets that
 # are being refused.
 _SPARE_FILES = 32
-_FEWEST_CONNECTIONS = 4  # even if the limit of open files is lower
+_FEWEST_CONNECTIONS = 4  # so that a server with a low limit still answers
 
 _HEADER_SECS = 10  # at most from connecting to the first request's last header
 _IDLE_SECS = 75  # at most between requests; most proxies close first, at 60

@@ -94,12 +94,12 @@ def _read_message(given: object, fields: Set[str]) -> Message:
 def as_message(
   choice: Mapping[str, object], *, is_part: bool, is_first: bool
 ) -> dict[str, object]:
-  """Returns a choice of a completion as a choice of a conversation's answer.
+  """Converts an element of "choices" to the form of a chat completion.
 
   Args:
-    choice: a completion, or a part of it.
-    is_part: whether `choice` is a part.
-    is_first: whether `choice` begins the answer; the first part has the role.
+    choice: a completion's text and fields or, in a stream, a part of them.
+    is_part: whether `choice` is such a part, which the API calls "delta".
+    is_first: whether the text begins the answer; then the role is given, too.
   """
   role = {"role": "assistant"} if is_first else {}
   others = {name: x for name, x in choice.items() if name != "text"}

@@ -57,7 +57,7 @@ def make_json_response(
 
 
 def refuse_coding(named: str) -> RefusalError:
-  """Returns the error for an unsupported encoding, which `named` describes."""
+  """Returns the error for an unsupported Content-Encoding, such as `named`."""
   return RefusalError(
     415, f"{named} is not supported; leave it out, or give gzip or deflate."
   )
@@ -67,7 +67,7 @@ async def read_json(request: web.Request, most_secs: float) -> object:
   """Returns the body of a request, parsed from JSON.
 
   Raises:
-    RefusalError: if the body is not JSON, too large, or late (`most_secs`).
+    RefusalError: if the body is not JSON, too large, or takes > `most_secs`.
   """
   # Require the content type of JSON, because a page of another site can send
   # text, but not JSON, without a CORS preflight request to this server.
@@ -103,7 +103,7 @@ async def read_json(request: web.Request, most_secs: float) -> object:
     why = f"{error.msg} at character {error.pos:,}"
   except RecursionError:
     why = "it is nested too deep"
-  except ValueError:  # int() limits the number of digits
+  except ValueError:  # from int(), which limits the number of digits
     most = sys.get_int_max_str_digits()
     why = f"a whole number has more than {most:,} digits"
   raise RefusalError(400, f"the body is not valid JSON: {why}.")

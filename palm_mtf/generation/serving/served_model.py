@@ -42,20 +42,20 @@ class _Entry(NamedTuple):
   text: str
   log_prob: float | None  # None for the first token that the model reads
   likeliest: Mapping[str, float] | None  # {text of a likely token: its log p}
-  place: int  # index of its first character in the text, with echoed prompt
+  place: int  # index in the answer's text at which the token begins
 
 
 class Choice:
   """One completion: turns the tokens of its row into JSON as they come.
 
-  `num_tokens` includes [eod] and the tokens of a stop string. An answer counts
-  these tokens and `num_prompt_tokens`; its `logprobs` have an entry for each of
-  them, but for the prompt's tokens only if the prompt is echoed.
+  `num_tokens` includes [eod] and the tokens of a stop string. An answer reports
+  this number and `num_prompt_tokens`. Its `logprobs` have an entry for each of
+  the `num_tokens` and, if the prompt is echoed, for each token of the prompt.
   """
 
   def __init__(self, index: int, row: Row, vocabulary: Vocabulary):
     # `index` is the choice's index in the answer. The batcher's thread appends
-    # tokens to `row`.
+    # tokens to `row` while the server's thread reads them.
     self.row = row
     self._index, self._request = index, row.asked
     self._vocabulary = vocabulary
@@ -157,13 +157,14 @@ class Choice:
       : self._request.logprobs
     ]:
       likeliest.setdefault(text_of(token), log_prob)
-    # If the chosen token is not among these, list it too, as OpenAI's API does.
+    # List the chosen token even if it is none of the likeliest, as OpenAI does.
     likeliest.setdefault(text, chosen.log_prob)
     return _Entry(text, chosen.log_prob, likeliest, 0)
 
   def _take_log_probs(self, length: int, is_over: bool) -> dict:
-    # Returns the entries that no call has returned yet. Until the text is over,
-    # leaves out tokens beyond the `length` characters that the client gets.
+    # Returns the entries that no call has returned yet. Unless the text
+    # `is_over`, holds back tokens that begin after its first `length`
+    # characters, because the client does not get more of the text now.
     first = self._shown_entries
     while self._shown_entries < len(self._entries) and (
       is_over or self._entries[self._shown_entries].place < length
@@ -182,10 +183,10 @@ class Choice:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ServedModel:
-  """Reads requests, by the model's limits and the run's defaults."""
+  """Reads requests; applies the model's limits and the run's defaults."""
 
   name: str  # name of the model that clients may give in requests
-  vocabulary: Vocabulary  # vocabulary of the model
+  vocabulary: Vocabulary
   # Settings of the run; its DecodeConfig, SAMPLE_TOKENS and SEED are the
   # defaults of requests.
   config: Config
@@ -199,7 +200,7 @@ class ServedModel:
 
   @functools.cached_property
   def most_characters(self) -> float:
-    """Maximum number of characters in a text of SEQUENCE_LENGTH tokens."""
+    """A text with more characters has more than SEQUENCE_LENGTH tokens."""
     if not self.vocabulary.has_bytes:  # <unk> can be any number of characters
       return math.inf
     pieces = map(self.vocabulary.piece, range(self.vocabulary.size))
@@ -257,7 +258,8 @@ class ServedModel:
   ) -> list[Choice]:
     """Makes an answer's choices; the caller gives their rows to the batcher.
 
-    For `client` and `changed`, see `Row`.
+    `client` is the request's sender. `changed` is called, in any thread, when a
+    row has ended, or has new tokens that must be read before its end.
 
     Raises:
       UserError: if a prompt leaves no room for its completion, or an id of the

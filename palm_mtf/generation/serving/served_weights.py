@@ -26,7 +26,7 @@ from palm_mtf.generation.inference.slot_decoder import Chosen, SlotDecoder
 
 _logger = logging.getLogger(__name__)
 
-# (name, bytes, modification time in ns) of each file in a folder.
+# (name, bytes, modification time in ns) of a folder's files, to see changes.
 _State = tuple[tuple[str, int, int], ...]
 
 
@@ -44,7 +44,6 @@ class ServedWeights(contextlib.AbstractContextManager):
     self._checkpoint: Checkpoint | None = None
     self._loaded: LoadedDecoder | None = None
     self._scorer: Scorer | None = None
-    # None while no weights are loaded.
     self.decoder: SlotDecoder | None = None
     # Training step of the loaded checkpoint, and its time in seconds since
     # 1970.
@@ -101,7 +100,7 @@ class ServedWeights(contextlib.AbstractContextManager):
     return self._scorer.score_prompt(ids)
 
   def _free(self) -> None:
-    # The memory is freed once the client is closed and nothing refers to it.
+    # Drop every reference to the closed client: it would keep the weights.
     if self._loaded:
       self._loaded.close()
     self._loaded = self._scorer = self.decoder = None

@@ -96,7 +96,8 @@ class _Completions:
       async with asyncio.timeout(self._model.most_secs):
         return await asyncio.wrap_future(read)
     except TimeoutError:
-      # The timeout cancels `read` only if other conversations kept it waiting.
+      # A timeout cannot cancel a call that runs. So if `read` is cancelled, it
+      # was still waiting for the thread, which renders other conversations.
       is_waiting = read.cancelled()
       which = (
         "other conversations take" if is_waiting else "the chat template takes"

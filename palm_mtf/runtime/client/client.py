@@ -2,8 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The client: runs programs on the devices of one TensorFlow session.
 
-All programs are parts of the client's one graph, so that they share variables,
-which keep their values from one program to the next.
+All programs are in one graph, so that they share variables and their values.
 """
 
 import _thread
@@ -47,11 +46,10 @@ class Client:
 
   Attributes:
     graph: graph in which to build the client's programs.
-    building: lock for threads that add operations to the graph while other
-      threads run programs.
-    take_turn: asks a scheduler for a program's turn to use its devices. Returns
-      at once a context manager, which waits for the turn and for futures.
-    free: tells the scheduler {device: bytes} of buffers that were removed.
+    building: lock for adding operations while other threads run programs.
+    take_turn: asks a scheduler to let a program start. Returns at once a
+      context manager, which waits for that and for the futures given.
+    free: tells the scheduler that buffers of {device: bytes} were removed.
   """
 
   def __init__(self, session: tf.Session):
@@ -68,8 +66,7 @@ class Client:
     self.free: Callable[[Mapping[str, int]], None] = lambda _: None
     self.building = threading.RLock()
     self._lock = threading.Lock()
-    # Calls that have not ended, in order. A new call waits for those with which
-    # its program conflicts.
+    # Unfinished calls, in order. A new call waits for those it conflicts with.
     self._calls: dict[Future, Program] = {}
 
   def __enter__(self) -> "Client":
@@ -99,7 +96,7 @@ class Client:
       inputs: values of the program's inputs, by name.
       after: futures that the call waits for. If a future fails, the call fails
         with the same error.
-      more: arguments of `call` that are given by name.
+      more: `options`, `run_metadata` and `has_turn`, as in `call`.
 
     Raises UserError if an input is missing, or the program has no such input.
     """
@@ -110,13 +107,10 @@ class Client:
     return future
 
   def call(self, program: Program, *inputs: Inputs, **more: Any) -> Any:
-    """Runs a program, and returns its outputs; see `run` for the errors.
+    """Runs a program and returns its outputs; arguments and errors as in `run`.
 
-    Args:
-      program: program that was built in `graph`.
-      inputs: values of the program's inputs, by name.
-      more: `options` and `run_metadata`, as in `tf.Session.run`; and
-        `has_turn`, true if the program need not wait for a turn.
+    `more` has `options` and `run_metadata`, as in `tf.Session.run`; and
+    `has_turn`, true to start the program without asking the scheduler.
     """
     run, future = self._prepare(program, *inputs, **more)
     run()
@@ -129,14 +123,13 @@ class Client:
   ) -> list[list[Any]]:
     """Runs sequences of calls at the same time; returns the calls' outputs.
 
-    If a call fails, raises the call's error at once, because other calls may
-    wait for that call.
+    A call's error is raised at once, because other calls may wait for the call.
 
     Args:
       sequences: for each sequence, the arguments of successive calls: program,
         inputs, and arguments of `call` that are given by name.
-      turn: program whose turn all calls share, because the calls wait for each
-        other; None if each call takes its own turn.
+      turn: program for which the scheduler is asked once for all calls, because
+        the calls wait for each other; None to ask for each call.
     """
 
     def run(future: Future, calls: Iterable) -> None:
@@ -179,7 +172,9 @@ class Client:
       ]
       self._calls[future] = program
     take = _start_after if has_turn else self.take_turn
-    # Ask for turns in the order of calls, but hold none while `earlier` runs.
+    # Ask the scheduler now, so that it gets the programs in the order of calls.
+    # But if conflicting calls still run, ask after their end: a turn would keep
+    # the devices from other programs meanwhile.
     turn = None if earlier else take(program, after, future.begun)
 
     def run() -> None:
@@ -210,8 +205,9 @@ class Client:
 
     @functools.cache
     def make_fast() -> Callable[..., Any]:
-      # TensorFlow's callable takes half a millisecond less than session.run. A
-      # call of it ignores operations that another thread is still building.
+      # TensorFlow's callable takes half a millisecond less than session.run.
+      # Besides, each session.run adds all new operations of the graph to the
+      # session, even those that another thread is still building.
       target = [x.name for x in operations]
       options = config_pb2.CallableOptions(
         feed=feed, fetch=fetch, target=target
@@ -233,7 +229,7 @@ class Client:
 def _start_after(
   unused: Program, after: Iterable[Future], begun: Future | None
 ) -> Iterator[None]:
-  """The `take_turn` without a scheduler: waits only for futures, or fails."""
+  """Without a scheduler, waits only for `after`; raises a future's error."""
   for each in after:
     each.result()
   yield

@@ -52,14 +52,14 @@ _POD = re.compile(r"/job:(pod_\d+)/")
 # session never closes if one of its servers has ended.
 _CLOSE_SECS = 10.0
 _CLOSE_LOST_SECS = 1.0
-_NUM_THREADS = 64  # to call so many servers at the same time
+_NUM_THREADS = 64  # to call servers; each call may wait for a timeout
 
 
 @dataclasses.dataclass(frozen=True)
 class Membership:
   """Registers a client with servers, which free its memory once it is gone."""
 
-  client: Registration  # what this client tells its servers
+  client: Registration  # name and address, by which servers watch the client
   infos: Mapping[str, ServerInfo]  # by the server's address
 
   # For each server's address, the names of this process's clients that have
@@ -68,11 +68,11 @@ class Membership:
   _ended: ClassVar[dict[str, set[str]]] = collections.defaultdict(set)
 
   def join(self) -> None:
-    """Lets servers that answer watch the client; a heartbeat reports others."""
+    """Registers with servers that answer; the heartbeat reports the others."""
     self._call_each(self._join)
 
   def leave(self, secs: float) -> None:
-    """Leaves all servers that answer within `secs` seconds."""
+    """Tells servers to free the client's memory; waits up to `secs` seconds."""
     self._call_each(functools.partial(self._leave, secs))
 
   def _call_each(self, function: Callable[[str], None]) -> None:
@@ -91,8 +91,8 @@ class Membership:
           ended.clear()
           return
         except NoAnswerError:
-          # Retry if the server is only busy with other clients. If it is lost,
-          # read_incarnation raises NoAnswerError.
+          # Retry if the server is only busy with other clients: it answers this
+          # call even then. If it is lost, the NoAnswerError ends the loop.
           read_incarnation(address, secs)
 
   def _leave(self, secs: float, address: str) -> None:
@@ -112,12 +112,12 @@ class Cluster:
   # Frees what the executor holds in this process outside of a session.
   release: Callable[[], None] = lambda: None
   target: str = ""  # TensorFlow's target, "grpc://..."; "" is this process
-  servers: Sequence[Process] = ()  # () if this process has the devices
+  servers: Sequence[Process] = ()  # of all pods; () if this process has all
   # {TensorFlow's name of a device: the manager's name, "host:port/number"}.
   names: Mapping[str, str] = dataclasses.field(default_factory=dict)
-  stream: Stream | None = None  # to ask a manager for turns, if there is one
+  stream: Stream | None = None  # to the manager that orders clients' programs
   membership: Membership | None = (
-    None  # None unless the servers outlive this client
+    None  # given if the servers outlive this client, to free its memory
   )
 
   @contextlib.contextmanager
@@ -159,12 +159,9 @@ def connect(
   """Returns the cluster of a run; raises UserError if devices are missing.
 
   Args:
-    starter: opens the devices of the pods.
-    pods: settings of the pods, such as CLIENT_ADDRESS.
-    mesh: mesh of each pod's devices.
     places: each pod's devices on servers; empty if this process has all pods.
     infos: info of each server, by the server's address.
-    stream: manager's stream of turns; None without a manager.
+    stream: opens a stream to the manager; None without a manager.
   """
   if not places:
     return Cluster(*starter.open_here(mesh, pods.num_pods))
@@ -174,8 +171,7 @@ def connect(
   ip = resolve("CLIENT_ADDRESS", host)
   target = _client_server(1, 0, (ip, int(port or 0))).target
   config = session_config(1)
-  # Free the variables of a session when the session ends. Otherwise they would
-  # stay in the memory of the servers.
+  # Make servers free the variables of a session when the session ends.
   config.isolate_session_state = True
   # If two clients had the same name, a server would take the second client for
   # a restart of the first, and delete the first client's session.
@@ -204,7 +200,7 @@ def connect(
   )
   cluster = Cluster(held, config, target=target, names=names, stream=stream)
   membership = None
-  if pods.pods == "cluster":  # other clients may use the servers too
+  if pods.pods == "cluster":  # servers outlive the client and free its memory
     secs = pods.pod_timeout_secs
     registration = Registration(
       name=name,

@@ -2,8 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Probes the servers of a run, and ends calls that wait for a lost server.
 
-A server is lost if it has ended, is suspended, cannot be reached or was
-restarted.
+A server is lost if it has ended or restarted, is suspended or unreachable.
 """
 
 import collections
@@ -42,13 +41,13 @@ from palm_mtf.runtime.server_info import (
 _logger = logging.getLogger(__name__)
 
 _Answer = TypeVar("_Answer")
-_NUM_THREADS = 64  # to call so many servers at the same time
+_NUM_THREADS = 64  # to call servers; each call may wait for a timeout
 # Fractions of POD_TIMEOUT_SECS: the pause between two probes of a server, the
 # timeout for asking the server which of its links are silent, and the timeout
 # of a probe. Two probes have to fail before a server counts as lost, because a
 # single probe also fails if this process was suspended.
 _PAUSE, _LINKS, _PROBE = 0.125, 0.125, 0.375
-_SHUT_DOWN_SECS = 1.0  # between two shutdowns of a lost server's connections
+_SHUT_DOWN_SECS = 1.0  # between shutdowns of connections to a lost server
 _CONNECT_SECS = 0.5  # between checks for lost servers during `connect`
 _RETRY_SECS = 0.2  # between calls of a server that does not answer yet
 _TASK = re.compile(r"/job:pod_(\d+)/replica:\d+/task:(\d+)")
@@ -79,7 +78,7 @@ class Heartbeat:
     secs: float,
     starter: Starter | None = None,
   ):
-    """Asks each server for its incarnation, versions and devices.
+    """Asks each server for its versions and devices, and checks that they fit.
 
     `places` has each pod's devices on servers; it is empty if this process has
     all pods. `secs` is POD_TIMEOUT_SECS. `starter` describes failures of calls.
@@ -145,7 +144,7 @@ class Heartbeat:
         thread.join(_SHUT_DOWN_SECS)
 
   def check_links(self) -> None:
-    """Checks the links between servers once; PodLostError if one is silent."""
+    """Asks each server once which others are silent; PodLostError if any is."""
     for address, pod in self._pods.items():
       self._probe_links(address)
       if how := self._lost.get(address):
@@ -216,7 +215,7 @@ class Heartbeat:
     named = _TASK.findall(error.message)
     if not named:
       return None
-    pod, task = map(int, named[-1])  # the message names a link's far end last
+    pod, task = map(int, named[-1])  # an error of a link names its far end last
     return [x for x, of in self._pods.items() if of == pod][task]
 
   def _message(self, address: str, how: str, phase: str) -> str:
@@ -281,7 +280,7 @@ class Heartbeat:
   def _retry(
     self, read: Callable[[str, float], _Answer], address: str
   ) -> _Answer:
-    """Calls `read` until it succeeds; NoAnswerError after two or more tries."""
+    """Calls `read` until it succeeds; NoAnswerError after two timeouts."""
     start, num_failed = time.monotonic(), 0
     secs = self._secs * _PROBE
     while True:

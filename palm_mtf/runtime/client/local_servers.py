@@ -33,7 +33,8 @@ from palm_mtf.runtime.server.process import ServerSettings
 
 _START_SECS = 120.0
 _STOP_SECS = 5.0
-# When a process dies, its connections end first; it then ends within this time.
+# When a process dies, its connections end first, and calls fail. To report its
+# exit code then, wait up to so many seconds for its end.
 _DEATH_SECS = 2.0
 _LAST_LINES = 3  # of a server's stderr, shown in messages
 
@@ -67,15 +68,15 @@ def cores_of_pods(num_pods: int) -> list[list[int]]:
 class PodServers:
   """The servers of a run's pods; a context manager.
 
-  It starts and stops them if PODS = "local_servers"; otherwise it finds them.
+  If PODS = "local_servers", it starts and stops them. If PODS = "cluster", they
+  run already, and ISLANDS or the manager says where.
   """
 
   def __init__(
     self, pods: PodsConfig, mesh: DeviceMesh, modules: Sequence[str] = ()
   ):
-    # `modules` names modules with host functions, which the servers import.
-    # Start the servers now, so that they import TensorFlow, which takes
-    # seconds, at the same time as the client.
+    # Start servers now, so that they import TensorFlow while the client does.
+    # They also import `modules`, whose functions the client calls there.
     self._pods, self._mesh, self._modules = pods, mesh, modules
     # Meshes of devices that a manager allocates; None without a manager.
     self.managed = ManagedPlaces(pods) if pods.is_managed else None
@@ -118,10 +119,7 @@ class PodServers:
         self._servers[i] = _start(pod, server.settings)
 
   def places(self) -> list[list[Place]]:
-    """Returns the devices of each pod once all servers have started.
-
-    Raises UserError if a server has ended, or does not start.
-    """
+    """Waits for servers, returns pods' devices; UserError if a server fails."""
     if self.managed:
       shapes = pod_slices(self._pods, self._mesh)
       return self.managed.bind(shapes, self._mesh.stages)
@@ -137,11 +135,11 @@ class PodServers:
 
   @property
   def stream(self) -> Stream | None:
-    """Function that opens the manager's stream of turns; None without one."""
+    """Opens a stream to the manager, which orders programs; or None."""
     return self.managed.stream if self.managed else None
 
   def must_move(self) -> bool:
-    """Returns whether `places` would now change, for example after a drain."""
+    """Returns whether the manager would now give the run other devices."""
     return bool(self.managed) and self.managed.must_move()
 
   def name(self, address: str) -> str:

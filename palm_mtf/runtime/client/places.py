@@ -180,7 +180,6 @@ class ManagedPlaces:
     self._client = ManagerClient("MANAGER", pods.manager, pods.manager_tls)
     host, number = socket.gethostname(), secrets.token_hex(2)
     self._owner = f"{host}-{os.getpid()}-{number}"
-    # A function that opens the manager's stream of turns (manager/turns.py).
     self.stream = self._client.open_turns(self._owner, pods.share)
     self._places: list[list[Place]] = []
     self._lost: set[str] = set()  # addresses of servers to avoid
@@ -193,8 +192,8 @@ class ManagedPlaces:
     """Returns each pod's devices, allocated without lost servers if possible.
 
     A pod has `stages` consecutive slices; `shapes` has the shape of each slice,
-    such as "2x4". Raises UserError if no island can hold a slice, or no manager
-    answers.
+    such as "2x4". Raises UserError if no manager answers, or if no island
+    (group of servers with a fast network) can hold a slice.
     """
     self._wish = _make_wish(self._pods, shapes)
     self._found = found = self._ask()
@@ -206,7 +205,7 @@ class ManagedPlaces:
     return self._places
 
   def must_move(self) -> bool:
-    """Returns whether `bind` would now give other devices, as after a drain."""
+    """Returns whether `bind` with the same slices would give other devices."""
     with contextlib.suppress(UserError):
       return self._ask(is_trial=True) != self._found
     return False

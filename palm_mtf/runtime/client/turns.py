@@ -27,17 +27,19 @@ from palm_mtf.runtime.scheduler import GangScheduler
 
 _logger = logging.getLogger(__name__)
 
-_MAX_IN_FLIGHT = 16  # programs per device: many, as one client needs no shares
+# Limit of programs sent to a device at a time. With several clients the limit
+# is lower (MAX_IN_FLIGHT), as another client's program waits for all of them.
+_MAX_IN_FLIGHT = 16
 _RETRY_SECS = 1.0  # between attempts to reach a manager
-_FIRST_SECS = 10.0  # limit of the wait for a manager's first answer
-_ONLY = "client"  # name of the only client of its own scheduler
+_FIRST_SECS = 10.0  # until programs start although no manager has answered
+_ONLY = "client"  # name of this client for the scheduler in its own process
 # Seconds between checks. A program fails at a check if buffers hold bytes that
 # it needs, and no client has freed bytes since the previous check.
 _FULL_SECS = 60.0
 
 
 class _Turn:
-  """A turn that a program waits for."""
+  """A program's wait until the scheduler lets it start, or refuses it."""
 
   def __init__(self) -> None:
     self.begun = threading.Event()
@@ -71,7 +73,6 @@ class TurnTaker:
     than its devices may hold, or waits too long for buffers to be freed.
 
     Args:
-      program: has the bytes that it needs on each device.
       after: futures. If one of them is the `begun` of an earlier program, this
         program's turn comes after that program's turn.
       begun: future that the caller completes when the program begins or fails.
@@ -82,7 +83,7 @@ class TurnTaker:
     )
     with self._lock:
       self._turns[number] = turn
-    # By the id, the manager finds the times of the program's earlier runs.
+    # By the id, the scheduler estimates the program's time from earlier runs.
     message = {"submit": number, "program": id(program), "num_bytes": num_bytes}
     numbers = [self._numbers_of.get(x) for x in after]
     self._send(message | {"after": [x for x in numbers if x is not None]})
@@ -138,7 +139,7 @@ class OwnTurns(TurnTaker):
     self._all.add_client(_ONLY, 1.0, self._take_answer)
 
   def _send(self, message: Message) -> None:
-    if "run" not in message:  # run times matter only for shares
+    if "run" not in message:  # one client: no need to measure its device time
       self._all.take(_ONLY, [message])
 
 
@@ -157,7 +158,7 @@ class ManagedTurns(TurnTaker):
     self._stream = stream
     # Messages to the manager on the newest stream; None ends the stream.
     self._newest: queue.SimpleQueue[Message | None] = queue.SimpleQueue()
-    # The same queue; None while no manager answers, to drop later messages.
+    # `_newest` while a manager answers; None otherwise, to drop new messages.
     self._requests: queue.SimpleQueue[Message | None] | None = None
     # {device: bytes of buffers and reserved bytes}, to tell a new manager.
     self._kept = Counter(dict.fromkeys(devices.values(), reserved))
@@ -198,7 +199,8 @@ class ManagedTurns(TurnTaker):
     is_told = False  # whether it is logged that no manager answers
     while True:
       with self._lock:
-        # `close` sets `_ended`, then ends `_newest`: one of them ends the loop.
+        # `close` sets `_ended` and then ends the newest queue. If that was an
+        # older queue than this one, end here, because nothing ends this one.
         requests = self._newest = queue.SimpleQueue()
         if self._ended.is_set():
           return

@@ -1,6 +1,6 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""The manager's client, for commands, servers and owners of slices."""
+"""Sends requests to the manager, which allocates the devices of servers."""
 
 import contextlib
 import dataclasses
@@ -26,9 +26,8 @@ SERVICE, TURNS = "palm_mtf.Manager", "turns"
 # A manager refuses requests of another protocol. Raise the number whenever a
 # method of `Manager` or a dataclass of slices.py changes.
 PROTOCOL = 4
-# Both sides ask this often whether the other side is still there, and wait this
-# long for the answer. A process that is stopped, or a network that is cut, does
-# not close a connection.
+# Both sides ping this often, and wait this long for the answer, because a
+# stopped process or a cut network does not close a connection.
 _PING_MS, _PONG_MS = 5000, 5000
 # Ignore http_proxy, because a proxy may not reach the manager.
 CHANNEL_OPTIONS = (
@@ -46,7 +45,8 @@ _SECS = 10.0  # timeout of a request
 _TLS_NAME = (("grpc.ssl_target_name_override", "pods"),)
 
 
-# Opens a stream of turns: takes the client's messages, yields the manager's.
+# Opens a stream on which the manager says when each program may start
+# (turns.py): takes the client's messages, yields the manager's.
 Stream = Callable[[Iterable[bytes]], Iterator[bytes]]
 
 
@@ -106,9 +106,10 @@ class ManagerClient:
   ) -> Places:
     """Asks the manager for slices; returns their devices.
 
-    Unless it is a trial, the owner has its slices until this client is closed
-    or silent for 30 seconds. Raises UserError if no island can hold a slice, or
-    no manager answers.
+    If `is_trial`, the manager allocates nothing. Otherwise the owner has its
+    slices until this client is closed or silent for 30 seconds. Raises
+    UserError if no island (servers with a fast network) can hold a slice, or no
+    manager answers.
     """
     arguments = {"wish": dataclasses.asdict(wish), "avoid": sorted(avoid)}
     try:
@@ -116,7 +117,8 @@ class ManagerClient:
     except NoManagerError:
       if owner not in self._places:
         raise
-      # A manager that is being restarted still has the slices, on disk.
+      # The manager may be restarting. It keeps slices on disk, so the owner
+      # still has the same devices.
       return self._places[owner]
     places = [[(x, i) for x, i in each] for each in found]
     if not is_trial:
@@ -129,7 +131,8 @@ class ManagerClient:
     """Starts a thread that sends heartbeats of a server or an owner of slices.
 
     `name` is the server's address or the owner's name. If the manager does not
-    know it, calls `take_unknown`, and logs a UserError that this raises.
+    know the name any more, calls `take_unknown`, for example to register again,
+    and logs the UserError that `take_unknown` may raise.
     """
 
     def run() -> None:
@@ -152,8 +155,9 @@ class ManagerClient:
   def open_turns(self, owner: str, weight: float) -> Stream:
     """Returns a function that opens a stream of turns (manager/turns.py).
 
-    The manager's messages end with a NoManagerError if the manager ends.
-    `weight` is the owner's share or priority, as the manager's policy says.
+    The manager's messages end with a NoManagerError if the manager ends. With
+    `--policy shares`, owners get device time in proportion to `weight`; with
+    `--policy priority`, programs of a larger `weight` start first.
     """
     call = self._channel.stream_stream(f"/{SERVICE}/{TURNS}")
     metadata = [

@@ -106,7 +106,8 @@ class Store:
   def remove(self, kind: str, name: str) -> None:
     """Removes an item; if the disk is full, only in memory.
 
-    Then a restarted manager finds the item again, until it has been silent.
+    A restarted manager then finds the item again, and removes it once its
+    server or owner has been silent for long enough.
     """
     del getattr(self, kind)[name]
     try:
@@ -138,7 +139,7 @@ _MAX_BEATS_PER_SEC = 500.0
 _LOST_BEATS = 6  # a server that misses this many beats is lost
 _OWNER_SECS = 30.0  # an owner that is silent for longer loses its slices
 _FORGET_SECS = 600.0  # a server that is silent for longer is removed
-_LATE_SECS = 3.0  # a longer pause between ticks: this process was suspended
+_LATE_SECS = 3.0  # a longer pause of `tick` is not counted as anyone's silence
 
 
 class Manager:
@@ -168,8 +169,7 @@ class Manager:
   def tick(self) -> None:
     """Notes the time; call this at least once per second.
 
-    If this process did not run for a while, it heard nobody in that time. So
-    that time does not count as silence of servers and owners.
+    Time in which this process was suspended does not count as others' silence.
     """
     with self._lock:
       now = self._clock()
@@ -181,8 +181,8 @@ class Manager:
   def register(self, server: Mapping[str, Any]) -> None:
     """Adds or replaces a server, given the fields of its `Server`.
 
-    Raises UserError if TensorFlow's server has fewer devices, or does not
-    answer.
+    Raises UserError if the TensorFlow server at this address does not answer,
+    or has fewer devices than `num_devices` says.
     """
     new = Server(**server)
     found = self._count_devices(new.address)
@@ -284,7 +284,7 @@ class Manager:
     """Returns a JSON object per server, then per owner, for `pods list`."""
     with self._lock:
       self._reconcile()
-      owners: dict[str, set[str]] = {}  # of each server
+      owners: dict[str, set[str]] = {}  # {address of a server: owners}
       for each in self._store.allocations.values():
         for address, _ in itertools.chain(*each.places):
           owners.setdefault(address, set()).add(each.owner)
@@ -298,8 +298,9 @@ class Manager:
       ] + [dataclasses.asdict(x) for x in self._store.allocations.values()]
 
   def list_devices(self) -> dict[str, int]:
-    """Returns the memory in bytes of each device, by "address/number"."""
-    # Take no lock: a thread that waits for the disk may have it and stop turns.
+    """Returns {"address/number": bytes of a device}, the scheduler's limits."""
+    # Take no lock: another thread may hold it while it writes to the disk, and
+    # no client's program could start meanwhile.
     return {
       f"{x.address}/{i}": x.device_bytes
       for x in [*self._store.servers.values()]

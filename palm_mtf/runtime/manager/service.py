@@ -67,9 +67,8 @@ def serve(
     tls: PREFIX of the manager's key and certificate (`read_tls`), or "".
     policy: order of the programs of all clients, one of POLICIES.
 
-  Raises:
-    UserError: another manager uses the file, the key cannot be used, the port
-      is taken, or the system cannot limit who may connect to the port.
+  Raises UserError if another manager uses the file, the key cannot be used, the
+  port is taken, or the system cannot limit who may connect to the port.
   """
   with contextlib.ExitStack() as stack:
     store = stack.enter_context(contextlib.closing(Store(state)))
@@ -124,7 +123,7 @@ async def _start(
   server.add_generic_rpc_handlers(
     [grpc.method_handlers_generic_handler(SERVICE, handlers)]
   )
-  healthy = health.aio.HealthServicer()  # reports "" (everything) as serving
+  healthy = health.aio.HealthServicer()  # health checks ask for "" or SERVICE
   health_pb2_grpc.add_HealthServicer_to_server(healthy, server)
   await healthy.set(SERVICE, health_pb2.HealthCheckResponse.SERVING)
   port = _listen(server, ip, port, tls)
@@ -190,17 +189,14 @@ class _Calls:
     try:
       found = await asyncio.get_running_loop().run_in_executor(threads, call)
     except UserError:
-      if not had_turns:  # an owner may have turns, but no slices
+      if not had_turns:  # success if only streams were there to release
         raise
       return None
     return found + self._streams.list_all() if method == "list_all" else found
 
 
 def count_devices(address: str) -> int:
-  """Asks the TensorFlow server at `address` how many CPU devices it has.
-
-  Raises UserError if no TensorFlow server answers there.
-  """
+  """Asks a server how many CPU devices it has; UserError if it is silent."""
   try:
     with grpc.insecure_channel(address, CHANNEL_OPTIONS) as channel:
       reply = channel.unary_unary(_GET_STATUS)(b"", timeout=_COUNT_SECS)
@@ -214,6 +210,6 @@ def count_devices(address: str) -> int:
 
 
 def _fields(message: bytes) -> list[tuple[int, Any]]:
-  """Returns (number, value) of a message's fields, without knowing its type."""
+  """Returns (number, value) per field of a protobuf message of unknown type."""
   fields = UnknownFieldSet(Empty.FromString(message))
   return [(x.field_number, x.data) for x in fields]

@@ -3,9 +3,10 @@
 """Slices: meshes of logical devices, which are bound to devices of servers.
 
 An owner of slices is a client, such as a training run. The load of a device is
-the number of its owners. A slice lies on one island. It shares devices with
-other owners only if its island has too few free devices. Slices of one owner
-share no server, because a server has one name in a client's session.
+the number of its owners. A slice lies on one island, servers with a fast
+network between them. It shares devices with other owners only if its island has
+too few free devices. Slices of one owner share no server, because a server has
+one name in a client's session.
 """
 
 import bisect
@@ -21,7 +22,7 @@ from palm_mtf.config.pods import MANAGED_ISLANDS
 from palm_mtf.errors import UserError, check_choice, check_count, shorten
 from palm_mtf.runtime.addresses import split_address
 
-# What parsing wrong JSON, of another process or of a damaged file, can raise.
+# Exceptions to expect while reading JSON of other processes or damaged files.
 WRONG_JSON = (
   ArithmeticError,
   AttributeError,
@@ -128,22 +129,21 @@ def bind(
   """Chooses devices for each slice, with few other owners if possible.
 
   Args:
-    wish: slices that an owner wants.
+    wish, others: what the owner wants, and what other owners have.
     servers: servers that may be used, including those in `kept`.
-    others: allocations of other owners.
     kept: devices of slices that do not move, by the slice's index.
 
   Raises UserError, which names the largest slices that fit, if no island can
   hold a slice.
   """
   loads: collections.Counter[Place] = collections.Counter()
-  used: collections.Counter[Place] = collections.Counter()  # bytes owners need
+  used: collections.Counter[Place] = collections.Counter()  # reserved bytes
   for other in others:
     for place in itertools.chain(*other.places):
       loads[place] += 1
       used[place] += other.wish.device_bytes
   # {(kind, island if islands = "same"): {island: devices}}. One of these groups
-  # of servers has to hold all slices.
+  # has to hold all slices, because only servers of one kind agree in all bits.
   groups: dict[object, dict[str, _Devices]] = {}
   for server in sorted(servers, key=lambda x: x.address):
     if wish.kind.items() <= server.kind.items():
@@ -201,7 +201,7 @@ def _size(shape: str) -> int:
 
 
 def _divide(shape: str) -> list[str]:
-  """Returns shapes to suggest, largest first; sizes divide those of `shape`."""
+  """Returns shapes that divide `shape`, largest first, for an error message."""
   sizes = [int(x) for x in shape.split("x")]
   divisors = [[y for y in range(x, 0, -1) if x % y == 0] for x in sizes]
   shapes = ["x".join(map(str, x)) for x in itertools.product(*divisors)]
@@ -248,8 +248,9 @@ def _choose(
   busy = {x: sum(load for load, _ in devices[x]) for x in devices}
   places: list[Place] = []
   while missing := size - len(places):
-    # Use few servers: the largest first. If the rest fits on one server, use
-    # the least busy such server; of equally busy servers, use the smallest.
+    # Use few servers: first the server that offers the most devices. If the
+    # rest fits on one server, use the least busy such server; of equally busy
+    # servers, use the one that offers the fewest devices.
     fits = [x for x in offers if len(offers[x]) >= missing]
     address = min(
       fits or offers,

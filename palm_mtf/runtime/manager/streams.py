@@ -2,9 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The streams of turns of all clients, in the manager's event loop.
 
-A stream costs no thread, so thousands of clients may have one. Each stream is
-a tenant of the scheduler: what a client holds ends with its stream. gRPC's
-keepalive ends the stream of a client that is silent.
+A stream costs no thread, so thousands of clients may have one. When a stream
+ends, the scheduler ends the client's programs and frees the bytes of its
+buffers. gRPC's keepalive ends the stream of a client that is silent.
 """
 
 import asyncio
@@ -24,11 +24,11 @@ from palm_mtf.runtime.manager.slices import check_name
 from palm_mtf.runtime.manager.turns import Message, Turns, read_messages
 
 _MAX_STREAMS = 10_000
-_MAX_ANSWERS = 100_000  # unread; a client with more is refused, to save memory
+_MAX_ANSWERS = 100_000  # more unread answers end a stream, to save memory
 _WRONG = grpc.StatusCode.INVALID_ARGUMENT
 
 
-@dataclasses.dataclass(eq=False)  # hashed by identity
+@dataclasses.dataclass(eq=False)  # compared by identity, to be in a set
 class _Stream:
   owner: str
   client: str  # random name of the client, to notice that it connects again
@@ -128,7 +128,7 @@ class Streams:
     return bool(ended)
 
   def list_all(self) -> list[dict[str, Any]]:
-    """Returns one JSON object per stream: what its client holds."""
+    """Returns a JSON object per stream: its client's programs and bytes."""
     streams = sorted(self._open, key=lambda x: x.owner)
     return [
       {"client": x.owner, **self._turns.describe(x.tenant)} for x in streams
@@ -136,7 +136,7 @@ class Streams:
 
 
 async def _take_all(answers: asyncio.Queue[Message | None]) -> list[Message]:
-  """Waits for answers; returns all up to None, to send together; [] if none."""
+  """Waits for answers, to send together; returns [] once the stream ends."""
   group = [await answers.get()]
   while group[-1] is not None and not answers.empty():
     group.append(answers.get_nowait())

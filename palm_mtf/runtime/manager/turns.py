@@ -6,21 +6,21 @@ A client opens a stream and submits programs. The manager tells the client when
 each program may start; the client reports when the program has ended. Each item
 of the stream is a JSON list of messages, which are objects:
 
-  client   {"keep": {device: bytes}} of the buffers that the client has already
+  client   {"keep": {device: bytes}}: bytes of buffers that it has already
            {"submit": number, "program": id, "num_bytes": {device: bytes},
-            "after": numbers of programs that must start before}; earlier runs
-            with the same id give the estimated time
-           {"check": number}, to refuse the program if buffers block it and no
-            bytes were freed since the previous check
-           {"run": number}, once its inputs exist
-           {"finish": number, "kept": {device: bytes}}
-           {"free": {device: bytes}}
+            "after": numbers of programs that must start before}: asks to start;
+            earlier runs with the same id give the estimated time
+           {"check": number}: asks to refuse the program if buffers block it and
+            no bytes were freed since the previous check
+           {"run": number}: the program's inputs exist; its device time begins
+           {"finish": number, "kept": {device: bytes}}: the program has ended;
+            its results fill buffers of so many bytes
+           {"free": {device: bytes}}: buffers of so many bytes are removed
   manager  [] first; then {"start": number} or {"refuse": number, "why": text}
 
-A client without a manager has the same scheduler in its own process.
-
-One scheduler serves the devices of all islands, because the programs of a run
-with pods on several islands need one order across all of them.
+A manager has one scheduler for all islands, because the programs of a run with
+pods on several islands need one order across all of them. A client without a
+manager has a scheduler in its own process.
 """
 
 import contextlib
@@ -93,9 +93,9 @@ class _Client:
   answer: Answer
   # {number: (ticket, program id)} of the programs that have not ended.
   live: dict[int, tuple[Ticket, int]] = dataclasses.field(default_factory=dict)
-  # Device times of the last runs, by program. The first run does not count (its
-  # charge is _FIRST_SECS), because in that time the servers prepare the program
-  # while their devices run other programs.
+  # {program id: device times of the last runs}. The first run is left out, and
+  # counts as _FIRST_SECS for the client, because in that time the servers
+  # prepare the program while their devices run other programs.
   runs: dict[int, deque[float]] = dataclasses.field(default_factory=dict)
 
 
@@ -111,15 +111,15 @@ class Turns:
     self._scheduler, self._list_devices = scheduler, list_devices
     self._lock = threading.Lock()
     self._clients: dict[str, _Client] = {}  # by tenant
-    # {program: (number that the client gave it, function for the answer)}
+    # {program: (the client's number for it, function that answers the client)}
     self._tickets: dict[Ticket, tuple[int, Answer]] = {}
     self._device_time = DeviceTime()
 
   def add_client(self, tenant: str, weight: float, answer: Answer) -> None:
     """Adds a client, which has the unique name `tenant`.
 
-    `weight` is the client's share or priority, as the scheduler's policy says.
-    `answer` takes the messages for the client.
+    `weight` is a share of device time with the policy "shares", and a priority
+    with "priority". `answer` sends the client a message.
     """
     with self._lock:
       self._scheduler.budgets.update(self._list_devices())
@@ -150,7 +150,7 @@ class Turns:
       }
 
   def take(self, tenant: str, messages: Iterable[Message]) -> None:
-    """Takes messages of a client; UserError if it frees or keeps too much."""
+    """Handles messages; UserError if one does not fit the client's buffers."""
     with self._lock:
       for message in messages:
         self._take(tenant, self._clients[tenant], message)
@@ -183,7 +183,7 @@ class Turns:
             if len(runs) > _MAX_PROGRAMS:
               del runs[next(iter(runs))]
           self._scheduler.finish(ticket, secs, kept)
-        else:  # submitted to an earlier stream: its buffers still count
+        else:  # submitted on an earlier stream: count the bytes of its results
           self._keep(tenant, kept)
       case {"keep": num_bytes}:
         self._keep(tenant, num_bytes)
@@ -247,11 +247,11 @@ class DeviceTime:
   def __init__(self, clock: Callable[[], float] = time.monotonic):
     self._clock = clock
     # By device: number of running programs; device seconds of a program that
-    # has run from the start; and when these two last changed.
+    # runs all the time; time at which these two were last updated.
     self._num_running: Counter[Hashable] = Counter()
     self._given: dict[Hashable, float] = defaultdict(float)
     self._until: dict[Hashable, float] = {}
-    # By program, the values of `_given` for its devices when it began.
+    # {program: {device: `_given` when the program began}}, to subtract later.
     self._begun: dict[Ticket, dict[Hashable, float]] = {}
 
   def begin(self, ticket: Ticket) -> None:

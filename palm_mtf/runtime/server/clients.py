@@ -44,10 +44,10 @@ _LINK_LEASE = 3.0
 _REFUSAL_SECS = 1.0  # timeout for asking whether a port is open
 
 _Function = TypeVar("_Function", bound=Callable[[str], None])
-_leaving: list[Callable[[str], None]] = []  # free a client's memory
-_targets: list[str] = []  # TensorFlow's targets of this process's servers
+_leaving: list[Callable[[str], None]] = []  # each frees memory of a client
+_targets: list[str] = []  # "grpc://..." of own servers, to end sessions there
 _clients: dict[str, "_Probe"] = {}  # probes of clients, by name
-_links: dict[tuple[str, float], "_Probe"] = {}  # of peers, by address, timeout
+_links: dict[tuple[str, float], "_Probe"] = {}  # of peers, by (address, secs)
 _links_lock = threading.Lock()
 
 
@@ -59,7 +59,8 @@ class Registration:
   address: str  # "host:port" of the client's own server
   incarnation: int  # random number from its server's start, to notice restarts
   secs: float  # POD_TIMEOUT_SECS, after which a silent client counts as gone
-  # Names of the process's earlier clients that got no answer when they left.
+  # Names of earlier clients of the same process that got no answer when they
+  # left: the server may still hold their memory.
   ended: Sequence[str] = ()
 
 
@@ -101,8 +102,8 @@ def find_silent_peers(text: bytes) -> bytes:
   """Returns a JSON list of the peers that do not answer this server.
 
   `text` is the JSON of {"peers": addresses of servers, "secs":
-  POD_TIMEOUT_SECS}. This server probes the peers from the first call on until
-  some time after the last call.
+  POD_TIMEOUT_SECS}. This server probes the peers from the first call until
+  _LINK_LEASE * POD_TIMEOUT_SECS seconds after the last call.
   """
   asked = json.loads(text)
   secs = asked["secs"]
@@ -153,12 +154,11 @@ class _Probe(threading.Thread):
       if self._client and (is_late or has_ended):
         break
       time.sleep(timeout / 4)
-    if self._client and self.until:  # the client has not left, and is gone
+    if self._client and self.until:  # gone without `leave_server`, which sets 0
       _logger.warning(f"{self._client.name} at {self._address} is gone")
       if self.is_silent:
-        # A step that waits for a tensor of the client keeps the client's
-        # variables on this server alive. Shut down the connection, so that the
-        # step fails.
+        # Make a step that waits for a tensor of the client fail, because the
+        # step keeps the client's variables on this server alive.
         shut_down_connections(self._address)
       free_memory(self._client.name)
 

@@ -49,9 +49,8 @@ def serve(settings: ServerSettings) -> None:
 
 def main() -> None:
   """Reads the settings from the first line of stdin, and serves."""
-  # The client handles these signals and then stops this server. The server
-  # ignores them, because a terminal or a batch system may send them to every
-  # process of the job.
+  # Ignore signals that a terminal or a batch system sends to every process of a
+  # job, because the client handles them and then stops this server.
   for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
     signal.signal(number, signal.SIG_IGN)
   configure_logging()

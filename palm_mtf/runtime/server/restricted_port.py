@@ -47,9 +47,9 @@ _AND, _SHIFT_RIGHT, _SUBTRACT, _JUMP_IF_EQUAL = 0x54, 0x74, 0x1C, 0x15
 _RETURN = 0x06
 # The last instruction of a filter: accept the whole packet, or drop it.
 _TAKE, _DROP = (_RETURN, 0, 0, 0xFFFFFFFF), (_RETURN, 0, 0, 0)
-# Accepts only packets without data (handshakes and acknowledgements). Such a
-# packet is as long as its TCP header: 4 bytes times the upper 4 bits of byte
-# 12.
+# Filter for a new connection whose user is not known yet: accepts only packets
+# without data (handshakes and acknowledgements). Such a packet is as long as
+# its TCP header: 4 bytes times the upper 4 bits of byte 12.
 _TAKE_WITHOUT_DATA = (
   (_LOAD_BYTE, 0, 0, 12),
   (_SHIFT_RIGHT, 0, 0, 2),
@@ -61,8 +61,8 @@ _TAKE_WITHOUT_DATA = (
   _TAKE,
   _DROP,
 )
-# Pause between checks for new connections. A peer resends a dropped packet
-# after 0.2 seconds; by then its connection has been admitted.
+# Pause between checks for new connections. Until a check admits a connection,
+# its packets are dropped; the peer resends them after 0.2 seconds.
 _PAUSE_SECS = 0.05
 # The number of users that /proc/self/uid_map maps if it maps every user.
 _ALL_UIDS = 2**32 - 1
@@ -73,11 +73,9 @@ _ESTABLISHED = "01"
 def restricted_port(ip: str, port: int) -> Iterator[int]:
   """Drops a port's packets while the body makes a server; then limits access.
 
-  A client that connects during the body reaches the server only if it connects
-  again afterwards.
-
-  Call this before `restrict_later_listeners`. Yields the port that the body has
-  to use.
+  Yields the port that the body has to use. A client that connects during the
+  body has to connect again afterwards. Call this before
+  `restrict_later_listeners`, which would make guards accept connections.
 
   Args:
     ip: IPv4 address at which clients may connect to the server. If it is a
@@ -85,17 +83,15 @@ def restricted_port(ip: str, port: int) -> Iterator[int]:
       loopback interface.
     port: TCP port; 0 is any free port.
 
-  Raises:
-    OSError: another socket has the port (EADDRINUSE), or the system cannot
-      limit who may connect.
+  Raises OSError if another socket has the port (EADDRINUSE), or the system
+  cannot limit who may connect.
   """
   assert _listening is None, "its thread would let guards accept connections"
   with contextlib.ExitStack() as stack:
     guards = []
-    # A guard is a socket that drops the port's packets. The kernel groups
-    # sockets that share a port by address family, so each family needs a guard.
-    # If the loopback interface has an IPv6 address, gRPC listens on "::", which
-    # includes IPv4; otherwise it listens on "0.0.0.0".
+    # The kernel groups sockets that share a port by address family, so each
+    # family needs a guard. gRPC listens on "::", which includes IPv4, if the
+    # loopback interface has an IPv6 address; otherwise on "0.0.0.0".
     dual = [socket.AF_INET6] if socket.has_dualstack_ipv6() else []
     families = [*dual, socket.AF_INET]
     # The first guard binds without SO_REUSEPORT, so that the bind fails if
@@ -227,7 +223,7 @@ def _start_admitting(pid: int) -> None:
 
 
 def _check_own_uid() -> None:
-  """Raises OSError if /proc/net/tcp shows other users under this user's uid."""
+  """Raises OSError if this process's user id may stand for other users too."""
   # In a user namespace, overflowuid stands for every user that is not mapped.
   with open("/proc/sys/kernel/overflowuid") as file:
     if os.geteuid() != int(file.read()):
@@ -244,8 +240,7 @@ def _check_own_uid() -> None:
 def _admit() -> None:
   while True:
     time.sleep(_PAUSE_SECS)
-    # OSError: this process cannot open more files. The next iteration handles
-    # the remaining connections.
+    # If this process cannot open more files, the next iteration does the rest.
     with contextlib.suppress(OSError):
       numbers = socket_numbers()
       if _listening is not None:
@@ -263,7 +258,7 @@ def _restrict_new(numbers: Mapping[str, int], seen: set[str]) -> None:
         restrict_to_loopback(copy)
         _known[copy.getsockname()[1]] = set()
       elif is_ip:
-        copy.getpeername()  # if not connected, OSError: it may listen later
+        copy.getpeername()  # if this fails, check again: it may listen later
       seen.add(name)
 
 
@@ -274,8 +269,7 @@ def _admit_new(
 
   `known` is {port: names of sockets that are not new}; adds those in `numbers`.
   """
-  # Read the table of users after the list of sockets, so that the table has all
-  # sockets of the list.
+  # Read the users after the sockets, so that every listed socket has a user.
   uids = functools.cache(_uids)
   for port, names in known.items():
     names.intersection_update(numbers)
@@ -301,7 +295,7 @@ def _admit_or_end(
 
 
 def _uids() -> dict[tuple[bytes, bytes], set[int]]:
-  """Returns {(local, remote address and port): user ids} of TCP connections."""
+  """Returns {(local end, remote end): user ids} of TCP connections."""
   found = collections.defaultdict(set)
   for path in ("/proc/net/tcp", "/proc/net/tcp6"):
     with contextlib.suppress(FileNotFoundError), open(path) as lines:
@@ -314,7 +308,7 @@ def _uids() -> dict[tuple[bytes, bytes], set[int]]:
 
 
 def _end_bytes(ip: str, port: int) -> bytes:
-  """Returns the key of `_uids`: an address as 16 bytes of IPv6, a port as 2."""
+  """Packs an end of a connection: 16 bytes of IPv6 address, 2 bytes of port."""
   address = ipaddress.ip_address(ip)
   if address.version == 4:
     address = ipaddress.ip_address(f"::ffff:{ip}")

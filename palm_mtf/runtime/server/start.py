@@ -32,18 +32,17 @@ def start_server(
     num_threads: number of threads per operation; 0 is one per core.
     listen: IPv4 address and port; 0 is any free port, "0.0.0.0" every address.
 
-  Raises:
-    UserError: the port is taken, the system cannot limit who may connect to the
-      server, or TF_XLA_FLAGS cannot work with so many devices.
+  Raises UserError if the port is taken, the system cannot limit who may connect
+  to the server, or TF_XLA_FLAGS cannot work with so many devices.
   """
   check_xla_flags(num_devices)
   ip, port = listen
   config = tf.ConfigProto(
     device_count={"CPU": num_devices, "GPU": 0},
     intra_op_parallelism_threads=num_threads,
-    # Transfers between servers block no thread, but host functions do, such as
-    # those that write a checkpoint. More threads take more memory, because more
-    # operations hold their results at the same time.
+    # Have one thread besides those that compute, because a host function, such
+    # as one that writes a checkpoint, blocks a thread. With more threads, more
+    # operations would hold results in memory at the same time.
     inter_op_parallelism_threads=max(2, num_threads) + 1,
   )
   # Any job name works, because a client's session later gives the server

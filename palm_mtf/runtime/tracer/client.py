@@ -55,11 +55,12 @@ from palm_mtf.runtime.tracer.trace import (
 
 # Limit of calls that have not ended, each with a thread of this process.
 _MAX_CALLS = 256
-# Remove unused buffers together, because a removal takes one to two
-# milliseconds: once there are _GROUP, or no other has followed for _GROUP_SECS.
+# Remove up to _GROUP unused buffers at a time, because a removal takes one to
+# two milliseconds. Remove fewer if no buffer follows for _GROUP_SECS seconds.
 _GROUP, _GROUP_SECS = 16, 0.03
-# Calls wait in servers for a program's results only if its last call took less
-# than this. Then the 16 calls that a device has in flight take < WAIT_SECS.
+# A call is sent to the servers before its inputs exist only if the program that
+# makes them took less than this at its last call. Then the call waits there for
+# less than WAIT_SECS, even if a device has 16 calls in flight, the limit.
 _SHORT_SECS = 0.25
 _CLOSE_SECS = 2.0
 
@@ -84,18 +85,19 @@ class Buffer:
     # ends, and `begun` when it begins.
     self.source, self.made = source, made
     self.begun: Future = Future()
-    self.end = 0.0  # when the call ended, in seconds of time.monotonic
-    self.is_signal_taken = False  # whether a call waits or has waited for it
+    self.end = 0.0  # when its call ended (time.monotonic), to time later calls
+    self.is_signal_taken = False  # whether a caller has the only signal
 
   def __del__(self) -> None:
-    # This may run in any thread, in the middle of anything, so take no lock.
+    # Take no lock: garbage collection may run this in a thread that holds it.
     self.owner.dropped.put((self.held, self.take_signal(), self.made))
 
   def take_signal(self) -> list[int]:
-    """Returns the numbers of the buffer and its signal, for a call or removal.
+    """Returns [buffer's key, number of a signal], for a call or removal.
 
-    Only the first caller gets the buffer's signal (shards.py), because waiting
-    for a signal uses it up. Later callers get the number of a new signal.
+    The signal tells a call in the servers that the buffer exists (shards.py).
+    Only the first caller gets the buffer's signal, because waiting for a signal
+    uses it up. Later callers get a number that no other call uses.
     """
     is_taken, self.is_signal_taken = self.is_signal_taken, True
     return [self.handle, next(self.owner.numbers) if is_taken else self.handle]
@@ -180,8 +182,8 @@ class TracedProgram:
       nodes = [*fuse(nodes, results)]
     with self._owner.programs.graph.as_default():
       lowered = lower([*inputs, *trace.constants], nodes, results)
-      # Build removals now, under the lock `building`, which the remover thread
-      # does not take.
+      # Build the programs that remove results now, under the lock `building`,
+      # so that the thread that removes buffers need not wait for that lock.
       for x in {*lowered.outputs} - self._owner.removals.keys():
         self._owner.removals[x] = build_removal(x)
     self._owner.initialize(lowered.variables)
@@ -192,7 +194,8 @@ class TracedProgram:
 class RuntimeClient:
   """Virtual slices and traced programs on the devices of a client.
 
-  The client, `programs`, may also run other programs, such as training.
+  The client (client/client.py), `programs`, runs them in its session, and may
+  run other programs too, such as training steps.
   """
 
   def __init__(
@@ -201,12 +204,14 @@ class RuntimeClient:
     groups: Sequence[Sequence[str]],
     heartbeat: Heartbeat,
   ):
-    # `groups` has TensorFlow's names of devices. A slice stays in one group.
+    # `groups` has TensorFlow's names of devices: a group per slice of the
+    # manager, else one group. A virtual slice stays in one group, because the
+    # servers of different groups may have no fast network between them.
     self.programs, self._groups = programs, sorted(groups, key=len)
     self.devices = [x for group in groups for x in group]
     self._heartbeat, self._is_open = heartbeat, True
     self._num_slices = collections.Counter(dict.fromkeys(self.devices, 0))
-    self.numbers = itertools.count(1)  # for keys and signals of buffers
+    self.numbers = itertools.count(1)  # for new buffers, signals and calls
     self._lock = threading.Lock()
     self._permits = threading.Semaphore(_MAX_CALLS)
     self._places: dict[str, tuple] = {}  # {variable: its devices and layout}
@@ -221,12 +226,9 @@ class RuntimeClient:
   def slices(self, *shapes: str) -> tuple[VirtualSlice, ...]:
     """Returns a slice per shape, on devices that have the fewest slices.
 
-    Args:
-      shapes: "4", "2x2" (axes x, y, z), or axes by name, "data:2,model:2".
-
-    Raises:
-      UserError: a slice needs more devices than the client has or, with a
-        manager, than the largest of the slices that the manager has bound.
+    A shape is "4", "2x2" (axes x, y, z), or has named axes, "data:2,model:2".
+    Raises UserError if a slice needs more devices than the client has or, with
+    a manager, than the largest of the slices that the manager has bound.
     """
     made = []
     for shape in shapes:
@@ -287,7 +289,7 @@ class RuntimeClient:
       )
 
   def keep_place(self, name: str, *place: Any) -> None:
-    """Notes a variable's devices and layout; UserError if it has others."""
+    """Notes where a variable is; UserError if it is elsewhere already."""
     if self._places.setdefault(name, place) != place:
       raise UserError(
         f'variable "{name}" is on other devices, or in another layout, in an '
@@ -316,8 +318,9 @@ class RuntimeClient:
     rows, before, awaited = [], [], []
     with self._lock:
       for x in buffers:
-        # A call waits in servers for a signal only if the signal is due soon
-        # and the call can be repeated. Otherwise the call waits here.
+        # Send the call before the buffer exists only if the buffer is due soon,
+        # no other call uses its signal, and the call can be repeated, because
+        # it reads no variables. Otherwise wait here until the buffer exists.
         waits = not (x.made.done() or x.is_signal_taken or program.reads)
         waits &= x.source.secs < _SHORT_SECS
         before += [x.begun] if waits else [x.made, x.begun]
@@ -339,8 +342,9 @@ class RuntimeClient:
 
     def end_or_repeat(call: Future) -> None:
       if isinstance(call.exception(), tf.errors.DeadlineExceededError):
-        # The call has waited in servers for too long: wait here instead. Use
-        # new signals, because some of the old signals may have been given.
+        # The call has waited in the servers beyond the time limit. Repeat it
+        # once its inputs exist. Number its signals differently, because the
+        # first try may have given some of the old signals.
         again = [[key, -next(self.numbers)] for key, _ in rows]
         run(again, awaited, end)
       else:
@@ -454,7 +458,8 @@ def connect(
     client_address=client_address,
     pod_timeout_secs=timeout_secs,
   )
-  # At first, use one device per address; then all that the server reports.
+  # Only the servers know how many devices they have. Name one device per
+  # address until they have answered.
   mesh = DeviceMesh(mesh_shape=f"x:{len(addresses) or devices}", layout="")
   with PodServers(pods, mesh) as started:
     places = started.places()

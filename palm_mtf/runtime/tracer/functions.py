@@ -27,8 +27,8 @@ class Built(NamedTuple):
   """The tensors that a function on a slice has added to a graph."""
 
   nested: Any  # what the function returns
-  outputs: list[Shards]  # of each tensor in `nested`
-  held: list[Sharding]  # of each tensor in `nested`
+  outputs: list[Shards]  # shards of each tensor in `nested`
+  held: list[Sharding]  # how the devices hold each tensor in `nested`
   can_fuse: bool = False  # whether it sends nothing, so that XLA can fuse it
   variables: Sequence[tf.Variable] = ()  # that the function reads
 
@@ -50,8 +50,7 @@ class Function:
   def read(self, slice_: VirtualSlice, inputs: Sequence[Any]) -> list[Sharding]:
     """Returns the shardings in which the function reads its inputs.
 
-    Each input has a shape and a dtype. Raises UserError if the function does
-    not take such inputs.
+    Inputs have a shape and a dtype; UserError if the function takes others.
     """
     self._check(*inputs)
     return [
@@ -74,7 +73,8 @@ class Function:
     first = tf.DeviceSpec.from_string(slice_.devices[0]).to_string()
 
     def place(operation: tf.Operation) -> str:
-      # The body of a loop names no device: it runs where the loop's copy runs.
+      # Operations in a loop's body name no device, so that they run on the
+      # device of whichever copy of the loop runs the body.
       return "" if operation.graph.building_function else first
 
     try:
@@ -112,7 +112,7 @@ def to_rows(x: object) -> tf.Tensor:
 
 
 class _Copies:
-  """Copies a function's operations from the first device to the others."""
+  """Copies a function's operations to other devices, to call it only once."""
 
   def __init__(
     self, name: str, devices: Sequence[str], inputs: Sequence[Shards]
@@ -181,7 +181,7 @@ class MeshFunction(Function):
 
   def read(self, slice_: VirtualSlice, inputs: Sequence[Any]) -> list[Sharding]:
     """Returns the shardings of the inputs, which `dims` and `layout` decide."""
-    self._check(None, *inputs)  # None stands for the mesh
+    self._check(None, *inputs)  # None in place of the mesh, the first argument
     ranks = [len(x.shape) for x in inputs]
     if ranks != [*map(len, self._dims)]:
       raise UserError(

@@ -3,9 +3,11 @@
 """Virtual slices, how their devices hold arrays, and where buffers are.
 
 Each device has one store per dtype, which maps keys to shards. A call may be
-sent before its inputs exist. It must not wait in MapPeek: that would block a
-thread of the server, and forever if the client is killed. Instead it waits for
-a signal in Unbatch, which blocks no thread and has a time limit.
+sent before its inputs exist. It must not wait in MapPeek, the operation that
+reads a store: that would block a thread of the server, permanently if the
+client is killed. Instead it waits in the operation Unbatch, which blocks no
+thread and has a time limit. There it waits for a signal, a number that the call
+which stores the input gives to Unbatch.
 """
 
 import collections
@@ -22,7 +24,7 @@ from palm_mtf.runtime.program import Program
 Shards = list[tf.Tensor]  # parts of an array, one for each device of a slice
 
 
-@dataclasses.dataclass(frozen=True, eq=False)  # hashed by identity
+@dataclasses.dataclass(frozen=True, eq=False)  # compared by identity, as a key
 class VirtualSlice:
   """Logical devices, which a client asked for by the shape of their mesh."""
 
@@ -123,17 +125,17 @@ def _join(
   return parts[0] if len(parts) == 1 else tf.concat(parts, dim)
 
 
-# A call that waits for longer fails with DeadlineExceededError, so that servers
-# soon forget the calls and buffers of a client that was killed.
+# A call that waits longer for a signal fails with DeadlineExceededError, so
+# servers soon forget the calls and buffers of a client that was killed.
 WAIT_SECS = 5.0
 
 
 class Tickets:
   """Makes operations by which a call waits for, reads and stores buffers.
 
-  Each call feeds a row per buffer: the key of the buffer and the number of its
-  signal, which is negative if the call need not wait for the signal. The last
-  row has 0 and a number that is unique to the call.
+  Each call feeds a matrix with a row per buffer: the buffer's key in the
+  stores, and the number of its signal, negative if the call need not wait for
+  the signal. The last row has 0 and a number that is unique to the call.
   """
 
   def __init__(self, held: Sequence[Sharding]):
@@ -141,16 +143,18 @@ class Tickets:
     # {CPU of a process: placeholder of the rows, [buffers + 1, 2] int64}
     self.placeholders: dict[str, tf.Tensor] = {}
     self._rows: dict[tuple[str, int], list[tf.Tensor]] = {}
-    # Operations of `wait` and `stage`, by CPU, so no process waits for another.
+    # {CPU of a process: its operations that wait for signals, or that store
+    # shards}. Later operations of a process wait only for those of the same.
     self._waits: dict[str, list[tf.Operation]] = collections.defaultdict(list)
     self._staged: dict[str, list[tf.Operation]] = collections.defaultdict(list)
 
   def wait(self, row: int) -> None:
-    """Makes later `peek` and `stage` wait for a buffer's signal."""
+    """Makes reads and stores, if added later, wait for a buffer's signal."""
     for cpu in self._find_cpus([row]):
       with tf.device(cpu):
         _, signal = self._read_row(cpu, row)
-        # Unbatch waits unless its index has the signal.
+        # Unbatch waits until some Unbatch has its number in `batch_index`. If
+        # `signal` is negative, this Unbatch has it, and so it does not wait.
         can_start = tf.cast(signal < 0, tf.int32)
         signal = tf.abs(signal)
         index = tf.fill([can_start, 1], tf.ones([], tf.int64))
@@ -158,7 +162,7 @@ class Tickets:
       self._waits[cpu].append(wait)
 
   def signal(self, rows: Iterable[int]) -> list[tf.Operation]:
-    """Returns operations that give buffers' signals, after those of `stage`."""
+    """Returns operations that send buffers' signals once shards are stored."""
     given = []
     for cpu in self._find_cpus(rows):
       every = [*rows, len(self._held)]
@@ -179,7 +183,7 @@ class Tickets:
       self._staged[cpu].append(staged)
 
   def peek(self, row: int) -> Shards:
-    """Returns the shards of a buffer, after `wait`."""
+    """Returns a buffer's shards, read once the signals of `wait` are given."""
     shards = []
     for device, store in self._find_stores(row):
       waits = self._waits[cpu_of_process(device)]
@@ -190,7 +194,7 @@ class Tickets:
     return shards
 
   def _find_stores(self, row: int) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yields each device, and the arguments that select its shard."""
+    """Yields (device, arguments of MapStage and MapPeek for its shard)."""
     held = self._held[row]
     for device in held.slice.devices:
       key, _ = self._read_row(cpu_of_process(device), row)
@@ -213,10 +217,10 @@ class Tickets:
 def build_removal(held: Sharding) -> Program:
   """Builds a program that removes buffers and their signals from the stores.
 
-  A call feeds a row per buffer: its key and the number of its signal. If there
-  is no shard or signal, because another program has failed, it does not wait.
+  A call feeds a row per buffer: its key and its signal's number. If a shard or
+  signal is missing because a program has failed, the call does not wait.
   """
-  rows: dict[str, tf.Tensor] = {}  # [buffers, 2], by the CPU of each process
+  rows: dict[str, tf.Tensor] = {}  # placeholders [buffers, 2], by process
   removed = []
   for device in held.slice.devices:
     cpu = cpu_of_process(device)

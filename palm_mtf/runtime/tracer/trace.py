@@ -33,14 +33,14 @@ from palm_mtf.runtime.tracer.shards import (
 from palm_mtf.user_code import user_code
 
 
-@dataclasses.dataclass(frozen=True, eq=False)  # hashed by identity
+@dataclasses.dataclass(frozen=True, eq=False)  # compared by identity, as a key
 class Value:
-  """An array in a traced block; `held` is None if calls feed a NumPy array."""
+  """An array in a traced block."""
 
   trace: "Trace" = dataclasses.field(repr=False)
   shape: Sequence[int]
   dtype: tf.DType
-  held: Sharding | None = None
+  held: Sharding | None = None  # None if each call feeds a NumPy array
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -56,7 +56,7 @@ class Node:
 
 
 class Trace:
-  """The calls of functions in a block; messages name the block `name`."""
+  """The calls of functions in a block, which error messages call `name`."""
 
   def __init__(self, name: str, owner: object):
     self.name, self._owner = name, owner
@@ -139,7 +139,8 @@ def to_array(given: object, name: str) -> np.ndarray:
 def fuse(nodes: Sequence[Node], results: Sequence[Value]) -> Iterator[Node]:
   """Joins consecutive nodes of a slice into one function that XLA compiles.
 
-  `nodes` are the nodes of a trace; the program stores the values `results`.
+  `nodes` are the nodes of a trace. A joined function returns only the values
+  that other nodes read, or that the program stores, `results`.
   """
   for _, group in itertools.groupby(
     nodes, lambda node: node.slice if node.can_fuse else node
@@ -181,7 +182,7 @@ class Lowered:
   feeds: dict[str, tuple[int, tuple[slice, ...]]]
   outputs: Sequence[Sharding]  # one for each result
   variables: Sequence[tf.Variable]  # that it reads; to initialize before a call
-  secs: float = math.inf  # that the last call took; inf before the first
+  secs: float = math.inf  # of the last call, to tell when its results are due
 
 
 def lower(

@@ -284,20 +284,26 @@ def test_a_run_outlives_its_manager_and_leaves_a_drained_server(
       "ON_POD_FAILURE": "wait",
     }
 
+    def in_use():
+      return [x["address"] for x in pods.list_all() if x.get("owners")]
+
+    def wait_for_two(client, left):
+      while len(used := in_use()) != 2 or left & {*used}:
+        assert client.poll() is None, "the run has ended before it has moved"
+        time.sleep(0.1)
+      return used
+
     def disturb(client):
       pods.manager.kill()
       pods.manager.wait()
       pods.manager = pods.manage()
       pods.wait_for(dict.fromkeys(servers, "serving"))
-      first, second = (x["address"] for x in pods.list_all() if x.get("owners"))
+      lost, *_ = in_use()
+      servers[lost].send_signal(signal.SIGKILL)
+      drained, *_ = wait_for_two(client, {lost})
       with connect(pods.address.partition(":")[2]) as manager:
-        manager.call("drain", address=first, is_drained=True)
-      servers[second].send_signal(signal.SIGKILL)
-      used = set()
-      while len(used - {second}) < 2 or first in used:
-        assert client.poll() is None, "the run has ended before it has moved"
-        used = {x["address"] for x in pods.list_all() if x.get("owners")}
-        time.sleep(0.1)
+        manager.call("drain", address=drained, is_drained=True)
+      wait_for_two(client, {lost, drained})
 
     # The new manager needs seconds until it knows the servers, so the run is
     # long. The test stops the run when it has trained on its new devices.
