@@ -32,7 +32,7 @@ _MOST_BYTES, _MOST_NUMBERS = 2**26, 2**22
 
 
 class TensorPlace(NamedTuple):
-  """A tensor in a file."""
+  """Where a file has a tensor, and how it stores the tensor."""
 
   shape: tuple[int, ...]
   dtype: str  # type in GGUF, such as "Q4_K"

@@ -104,7 +104,7 @@ _NOT_COMPARED = (
 
 
 def find_family(model: ModelConfig) -> Family:
-  """Returns the first of FAMILIES that computes a model; else UserError."""
+  """Returns the first family that computes a model, or raises UserError."""
   if model.has_prefix:
     raise UserError(
       f"OBJECTIVE = {model.objective!r}: inputs attend to one another in both "
