@@ -111,7 +111,7 @@ def find_family(model: ModelConfig) -> Family:
       "directions, in none of the architectures of transformers and llama.cpp "
       "that are known here; use --format=saved_model or --format=npz."
     )
-  # {class: settings in which it differs from the model}
+  # {class: [(setting that differs from the model's, its value in the class)]}
   different = {}
   for family in FAMILIES:
     config = make_model_keys(family, model)
