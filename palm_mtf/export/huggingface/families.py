@@ -125,7 +125,7 @@ class Family:
   joins_heads: bool = False
 
   def __post_init__(self) -> None:
-    """Replaces modules in `names` by their tensors: weight and bias."""
+    """Replaces names of modules in `names` by NAME.weight and NAME.bias."""
     found = {}
     for ours, theirs in self.names.items():
       weight, bias = ours, f"{ours}_bias"
