@@ -69,7 +69,7 @@ class MeshTensorFlowFinder:
 
   @classmethod
   def find_spec(cls, name: str, *unused: object) -> None:
-    """Returns None, so that Python asks the next finder for the package."""
+    """Adds the old names; returns None: another finder finds the package."""
     if name == "mesh_tensorflow":
       sys.meta_path.remove(cls)
       _put_back()

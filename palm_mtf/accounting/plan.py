@@ -131,7 +131,7 @@ def nearest_fit(config: AnyConfig, batch_size: int) -> AnyConfig | None:
 
 
 def _smaller(config: AnyConfig, batch_size: int) -> Iterator[AnyConfig]:
-  """Yields `config`, also with more REMAT, microbatches or split weights."""
+  """Yields `config`, then variants of it that take less memory."""
   mesh = config.mesh_layout
   layouts, batch_axis = [mesh.layout], mesh.rules.get("batch")
   if batch_axis and "d_model_stored" not in mesh.rules:

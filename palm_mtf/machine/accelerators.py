@@ -21,8 +21,5 @@ def has_gpus() -> bool:
 
 
 def is_rehearsal() -> bool:
-  """Returns whether virtual CPU devices take the place of accelerators.
-
-  This is so if JAX's environment variable JAX_PLATFORMS is "cpu".
-  """
+  """Returns whether JAX's virtual CPU devices replace the accelerators."""
   return os.environ.get("JAX_PLATFORMS") == "cpu"

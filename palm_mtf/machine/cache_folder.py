@@ -233,10 +233,7 @@ class CacheFolder:
       raise CacheError(f"{path}: {error.strerror}") from None
 
   def write(self, name: str, content: bytes) -> None:
-    """Writes a file atomically; replaces a file or folder of the same name.
-
-    Raises CacheError if the file cannot be written.
-    """
+    """Writes a file atomically over files or folders; may raise CacheError."""
     folder = self.descriptor
     partial = f"{_PARTIAL}{os.urandom(8).hex()}"
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL

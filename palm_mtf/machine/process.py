@@ -43,10 +43,7 @@ def is_owned() -> bool:
 
 
 def die_with(parent: int) -> None:
-  """Makes the kernel kill this process when its parent process ends.
-
-  `parent` is the id of the parent process. The setting survives exec.
-  """
+  """Makes the kernel kill this process, even after exec, if its parent ends."""
   if sys.platform == "linux":
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
   if os.getppid() != parent:  # the parent ended before the line above

@@ -221,7 +221,7 @@ def _fingerprint() -> str:
 
 
 def kernels_of(servers: Sequence[Mapping[str, str]]) -> dict[str, str]:
-  """Merges what decides rounding on each server of a run (`kernels_here`)."""
+  """Merges the results of `kernels_here` from all servers of a run into one."""
   found = {}
   for name in servers[0]:
     values = dict.fromkeys(x.get(name, "") for x in servers)

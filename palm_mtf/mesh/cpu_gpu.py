@@ -220,8 +220,8 @@ class CpuGpuPlacement(mtf.placement_mesh_impl.PlacementMeshImpl):
     """Assigns `value`, in the stored dtype, if `is_finite`, [] bool, is true.
 
     If `is_finite` is false, the operations raise InvalidArgumentError, because
-    keeping the old value by tf.where would cost a pass over memory. XLA cannot
-    raise errors, so accelerators write the old value.
+    keeping the old value by tf.where would cost a pass over memory. (XLA's
+    programs cannot raise errors, so they write the old value again.)
     """
     checked = self._check(is_finite)
     return self.slicewise(_assign_after, variable, value, checked).all_slices

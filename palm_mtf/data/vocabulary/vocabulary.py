@@ -33,8 +33,8 @@ _PROBES = {
   "rare characters": "\U0001f469\u200d\U0001f467 \u0645\u202e\ue000\U0010fffd",
   "unassigned characters": "\U00040000\U00080000\U000c0000",
 }
-# Each of these characters is a space in the token names of some vocabularies
-# (SentencePiece, byte level, others), to find tokens that begin with a space.
+# Each of these characters stands for a space in the token names of some
+# vocabularies: SentencePiece, byte level, others.
 SPACE_MARKS = "\u2581\u0120 "
 # The file of transformers that lists the tokens that end a text.
 GENERATION_CONFIG = "generation_config.json"

@@ -72,7 +72,8 @@ _READ = set(
 )
 # llama.cpp's rotary base for a file without rope.freq_base.
 _ROTARY_BASE = 10_000.0
-_BETAS = {"beta_fast": 32.0, "beta_slow": 1.0}  # YaRN's bounds in llama.cpp
+# YaRN's limits, in rotations per original context; llama.cpp has no others.
+_BETAS = {"beta_fast": 32.0, "beta_slow": 1.0}
 # {key of a feature that we do not compute: values that turn the feature off}
 _CONSTANTS = {
   **{f"rope.scaling.yarn_{key}": (x,) for key, x in _BETAS.items()},
@@ -353,7 +354,7 @@ def _find_named(metadata: Metadata) -> GgufArchitecture:
 
 
 def _join_equal_layers(metadata: Metadata, own: GgufArchitecture) -> Metadata:
-  # Replaces arrays of one number per layer by the number, if all are equal.
+  # Replaces an array of one number per layer by the number, if all are equal.
   joined, num_layers = {**metadata}, metadata.get(f"{own.name}.block_count")
   for key in (f"{own.name}.{part}" for part in _BY_LAYER):
     value = metadata.get(key)
@@ -364,7 +365,7 @@ def _join_equal_layers(metadata: Metadata, own: GgufArchitecture) -> Metadata:
 
 
 def _check_keys(metadata: Metadata, own: GgufArchitecture) -> None:
-  # Raises UserError for a key that is not read, but may change the model.
+  # Raises UserError for keys and values that palm_mtf does not compute.
   parts = read_key(metadata, "split.count", int, 1)
   if parts > 1:
     raise UserError(

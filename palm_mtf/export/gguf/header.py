@@ -25,14 +25,14 @@ _COUNT = "Q"  # format of a length or an offset, for the module struct
 _NUMBERS = dict(enumerate("BbHhIif?")) | {10: "Q", 11: "q", 12: "d"}
 _TEXT, _ARRAY = 8, 9
 _MOST_DIMENSIONS = 4  # per tensor, as in llama.cpp
-# The header of a model with 260,000 tokens and 500,000 merges has 16 MB and 1.3
-# million numbers, such as the length of each text. Without a bound on numbers,
+# The header of a model with 260,000 tokens and 500,000 merges is 16 MB. It has
+# 1.3 million numbers, such as the length of each text. Without a limit on them,
 # reading millions of tiny texts would take gigabytes of memory.
 _MOST_BYTES, _MOST_NUMBERS = 2**26, 2**22
 
 
 class TensorPlace(NamedTuple):
-  """A tensor in a file."""
+  """Where a file has a tensor, and how it stores the tensor."""
 
   shape: tuple[int, ...]
   dtype: str  # type in GGUF, such as "Q4_K"

@@ -104,14 +104,14 @@ _NOT_COMPARED = (
 
 
 def find_family(model: ModelConfig) -> Family:
-  """Returns the first of FAMILIES that computes a model; else UserError."""
+  """Returns the first family that computes a model, or raises UserError."""
   if model.has_prefix:
     raise UserError(
       f"OBJECTIVE = {model.objective!r}: inputs attend to one another in both "
       "directions, in none of the architectures of transformers and llama.cpp "
       "that are known here; use --format=saved_model or --format=npz."
     )
-  # {class: settings in which it differs from the model}
+  # {class: [(setting that differs from the model's, its value in the class)]}
   different = {}
   for family in FAMILIES:
     config = make_model_keys(family, model)

@@ -71,7 +71,7 @@ class Family:
       a function from D_MODEL to the value}.
     sizes: {key: field of ModelConfig}.
     has_key_heads: whether the keys num_key_value_heads and head_dim exist;
-      otherwise it is multi-head attention with d_kv = d_model / num_heads.
+      otherwise attention is multi-head, with d_kv = d_model / num_heads.
     key_heads, head_dim: defaults of these two keys. None stands for num_heads
       and for d_model / num_heads.
     choices: {key that chooses the value of a setting: its `Choice`}.
@@ -89,7 +89,7 @@ class Family:
     constants: {key: the one value that we compute}.
     derived: {key: (function from a model to the value, default)}, for keys
       whose value follows from other settings.
-    names: {`ParameterName.part`: name in transformers, where {} stands for the
+    names: {our name of a parameter in a layer: name in transformers; {} is the
       layer's number}. The constructor also takes names of modules, such as
       "model.norm", for a weight and perhaps a bias.
     is_conv1d: whether kernels are [inputs, outputs].
@@ -125,7 +125,7 @@ class Family:
   joins_heads: bool = False
 
   def __post_init__(self) -> None:
-    """Replaces modules in `names` by their tensors: weight and bias."""
+    """Replaces names of modules in `names` by NAME.weight and NAME.bias."""
     found = {}
     for ours, theirs in self.names.items():
       weight, bias = ours, f"{ours}_bias"

@@ -155,11 +155,11 @@ def _is_weight_file(name: str) -> bool:
 
 # As in the safetensors library, the first tensor is aligned to this many bytes.
 _ALIGNMENT = 8
-# The header of a model with 10,000 layers has 10 MB. The safetensors library
+# The header of a model with 10,000 layers is 10 MB. The safetensors library
 # accepts 100 MB, but reading that takes seconds and gigabytes of memory.
 _MAX_HEADER_BYTES = 20_000_000
 _DTYPES = ("F32", "F16", "BF16")
-# The fix in messages about quantized weights.
+# Advice in error messages about quantized weights.
 ORIGINAL = "give the original weights, or a GGUF file"
 
 

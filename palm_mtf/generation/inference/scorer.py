@@ -142,8 +142,8 @@ class Scorer:
     Args:
       stride: number of scored tokens in each window after the first; None for
         half of the sequence length.
-      start_id: token before a text, as before a document in training.
-      first: token before a window that begins within a text, as before a row
+      start_id: token that precedes a text, and in training a document.
+      first: token that precedes a window inside a text, and in training a row
         that begins within a document.
       adds_start: whether `start_id` stands before inputs, too; if False, inputs
         begin with their first token.

@@ -40,10 +40,7 @@ _FULL = (
 
 
 def raise_connection_limit() -> int:
-  """Raises the soft limit of open files, as far as needed and possible.
-
-  Returns the number of connections that the limit then permits.
-  """
+  """Raises the soft limit of open files; returns how many connections fit."""
   soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
   reserved = len(os.listdir("/proc/self/fd")) + _SPARE_FILES
   wanted = reserved + _MOST_CONNECTIONS
