@@ -350,7 +350,7 @@ def corpus_of_run(
 ) -> Corpus:
   """Returns the corpus of a run; encodes each source that has no token store.
 
-  If CACHE_DIR lacks the tokens of a source, MODEL_DIR keeps them.
+  Tokens that CACHE_DIR lacks are read from MODEL_DIR, or written there.
 
   Raises:
     UserError: there is no text, a source has no document for training or for

@@ -157,7 +157,7 @@ class WeightMaker:
 
     Scales and biases are float32. Tables have the activation dtype: learned
     positions, [positions, d_model], and Transformer-XL's vectors of distances,
-    [positions, heads, d_kv], which replace the kernel that computes them.
+    [positions, heads, d_kv], already multiplied by their kernel.
     `layer` is the layer's number; None for weights outside of the layers.
     """
     config, found = self._config, {}

@@ -73,8 +73,8 @@ def take_row(waiting: list[Row], in_slots: Iterable[Row]) -> Row:
   gets the slot.
 
   Args:
-    waiting: rows without a slot. Clients, and the requests of each, are in the
-      order in which they last got a slot or, if they never did, arrived.
+    waiting: rows without a slot, those of the client, and then of the request,
+      that has waited longest (since its last slot, or since its arrival) first.
     in_slots: rows that have a slot.
   """
   counts: dict[object, int] = collections.Counter()
