@@ -202,8 +202,8 @@ class _Traffic:
     # share one collective. Otherwise each branch is all-reduced before that.
     layer = layer_of(config)
     for each in layer.sums:
-      # REMAT = "layer" does not repeat the last sum, the layer's output, because
-      # nothing in the layer reads it.
+      # REMAT = "layer" does not repeat the last sum, the layer's output, which
+      # nothing in the layer reads.
       times = layers + (again if each != layer.sums[-1] else 0)
       axes = {self._split_axis(x): None for x in each.branches}
       if len(axes) == 1:
