@@ -107,7 +107,7 @@ def calibration() -> dict[str, Any]:
   rates of all cores together.
   """
   # Measure the process's memory first, because its peak never falls. Train the
-  # probe "loss" for it, whose large products need large temporary buffers.
+  # probe "loss" meanwhile, because large products need large buffers.
   process_bytes = _process_bytes(PROBES["loss"])
   memory_bandwidth = read_bytes_per_sec()
   flops, pass_bandwidths = {}, {}
