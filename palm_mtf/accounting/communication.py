@@ -251,7 +251,7 @@ class _Traffic:
         continue
       parameter = parameters.parse_name(name)
       if parameter.part == parameters.RELATIVE:
-        # One gather; no sum, because all devices compute the same gradient.
+        # One gather; no sum, because all devices hold the same gradient.
         width = DTYPE_BYTES[config.activation_dtype]
         self.add("all_gather", (stored,), width * each.size, count)
         continue

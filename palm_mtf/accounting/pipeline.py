@@ -44,7 +44,7 @@ def num_kept(stage: int, mesh: DeviceMesh) -> int:
   """Returns how many microbatches' activations a stage keeps at most."""
   if mesh.stage_order == "gpipe":
     return mesh.num_microbatches
-  # The last stage keeps two microbatches: one waits for the head meanwhile.
+  # The last stage keeps two: it computes one while the other is in the head.
   return min(mesh.stages + 1 - stage, mesh.num_microbatches)
 
 

@@ -89,7 +89,7 @@ def tensor_bytes(
     **more,
     "activations": microbatches * activations.kept_bytes(),
     "weight copies": memory.weight_copy_bytes(model, mesh, stage),
-    # The maximum, because a step frees working memory before the exchange.
+    # The maximum: working memory is free before other pods' gradients arrive.
     "buffers": max(
       activations.working_bytes(stage),
       memory.exchange_bytes(model, mesh, pods, stage),

@@ -217,7 +217,7 @@ class Pace:
     return PRODUCT_FLOPS / self.best_secs
 
   def time_call(self, call: Callable[[], object]) -> tuple[float, float]:
-    """Returns seconds of a call, and of products before and after (mean)."""
+    """Returns seconds of the call, and mean seconds of a product around it."""
     before = self._time_products()
     self._last_secs = seconds_of(call)
     return self._last_secs, (before + self._time_products()) / 2
