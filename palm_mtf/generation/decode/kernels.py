@@ -126,9 +126,9 @@ def round_to_int4(w: tf.Tensor) -> tf.Tensor:
 
 
 # With AMX, oneDNN multiplies bfloat16 several times as fast as the C++
-# operations, but the kernel must be unpacked first. For fewer rows than this,
-# unpacking takes longer than it saves (estimated for Sapphire Rapids from its
-# memory bandwidth).
+# operations, but needs an unpacked kernel. For inputs of fewer rows, unpacking
+# takes longer than oneDNN saves (estimated for Sapphire Rapids from its memory
+# bandwidth).
 _LEAST_ROWS_FOR_AMX = 64
 
 
