@@ -140,7 +140,7 @@ class Heartbeat:
         thread.join(_SHUT_DOWN_SECS)
 
   def check_links(self) -> None:
-    """Asks each server once which others are silent; PodLostError if any is."""
+    """Asks servers once for silent servers; PodLostError if there are any."""
     for address, pod in self._pods.items():
       self._probe_links(address)
       if how := self._lost.get(address):
@@ -294,7 +294,7 @@ class Heartbeat:
 
 
 def _choose_peers(pods: Mapping[str, int]) -> dict[str, list[str]]:
-  """Returns {server: at most three others, which it probes}, so probes are few.
+  """Returns {server: the servers that it probes}, at most three for each.
 
   `pods` is {address of a server: index of the server's pod}.
   """

@@ -45,7 +45,7 @@ class Store:
       raise UserError("--state is empty: name a file for servers and slices.")
     self._path = path
     with self._explain_errors():
-      # Do not check the thread: several use the file, but one at a time.
+      # Let several threads use the file: they use it one at a time.
       self._file = sqlite3.connect(path, timeout=0, check_same_thread=False)
       # With a write-ahead log, the exclusive lock is kept until the process
       # ends, so that a second manager cannot open the file.

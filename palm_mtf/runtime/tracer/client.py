@@ -63,7 +63,7 @@ _GROUP, _GROUP_SECS = 16, 0.03
 _SHORT_SECS = 0.25
 _CLOSE_SECS = 2.0
 
-# Programs whose blocks run in this thread, to refuse one that calls itself.
+# Programs whose blocks run in this thread: a block may not call itself.
 _RUNNING: contextvars.ContextVar = contextvars.ContextVar("running", default=())
 
 
@@ -88,7 +88,7 @@ class Buffer:
     self.is_signal_taken = False  # whether a caller has the only signal
 
   def __del__(self) -> None:
-    # Take no lock: garbage collection may run this in a thread that holds it.
+    # Take no lock: garbage collection may run in a thread that holds a lock.
     self.owner.dropped.put((self.held, self.take_signal(), self.made))
 
   def take_signal(self) -> list[int]:
@@ -288,7 +288,7 @@ class RuntimeClient:
       )
 
   def keep_place(self, name: str, *place: Any) -> None:
-    """Notes where a variable is; UserError if it is elsewhere already."""
+    """Notes a variable's place; UserError if another place was noted before."""
     if self._places.setdefault(name, place) != place:
       raise UserError(
         f'variable "{name}" is on other devices, or in another layout, in an '
@@ -341,9 +341,9 @@ class RuntimeClient:
 
     def end_or_repeat(call: Future) -> None:
       if isinstance(call.exception(), tf.errors.DeadlineExceededError):
-        # The call has waited in the servers beyond the time limit. Repeat it
-        # once its inputs exist. Number its signals differently, because the
-        # first try may have given some of the old signals.
+        # The servers ended the call, whose inputs took too long. Repeat it once
+        # its inputs exist. Number its signals differently, because the first
+        # try may have given some of the old signals.
         again = [[key, -next(self.numbers)] for key, _ in rows]
         run(again, awaited, end)
       else:
