@@ -121,7 +121,7 @@ def multiply(
   """Multiplies rows by a packed kernel [inner, outer]; returns [rows, outer].
 
   `xs` are parts of the rows [rows, inner], cut along `inner`, in float32 or
-  bfloat16. The product's `dtype` may differ: also float32 or bfloat16.
+  bfloat16. `dtype`, the product's, is also float32 or bfloat16; it may differ.
   """
   y = operations().palm_product(
     xs=list(xs),

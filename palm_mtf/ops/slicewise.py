@@ -11,7 +11,7 @@ from palm_mtf.errors import UserError
 from palm_mtf.ops.recompute import delay
 
 SliceFn = Callable[..., object]
-# Takes an operation and its outputs' gradients; returns its inputs' gradients.
+# Takes an operation, and its outputs' gradients (or None); returns its inputs'.
 GradientFn = Callable[..., "Sequence[mtf.Tensor | None]"]
 
 

@@ -26,7 +26,7 @@ from palm_mtf.ops.xla import fused
 
 
 class Block(Protocol):
-  """One layer's operations; a decoding step and the SavedModel differ here."""
+  """A layer's operations, which decoding steps and SavedModels implement."""
 
   def add_and_norm(self, x: Any, branch: list, norm: str) -> tuple[Any, Any]:
     """Returns x + branch, [rows, ..., d_model], and a norm of this sum.

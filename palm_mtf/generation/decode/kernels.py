@@ -163,9 +163,9 @@ def _is_faster_unpacked(xs: Sequence[tf.Tensor], w: PackedKernel) -> bool:
 
 
 def _multiply_floats(x: tf.Tensor, w: tf.Tensor, is_step: bool) -> tf.Tensor:
-  # tf.matmul would pack bfloat16 weights at every call, and a step with one row
-  # would take 1.6 times as long (26.6M parameters, Zen 5). oneDNN's packed copy
-  # takes memory, and saves no time for float32 weights.
+  # packed_matmul packs bfloat16 weights once. tf.matmul packs at every call, so
+  # a step with one row takes 1.6 times as long (26.6M parameters, Zen 5).
+  # Float32 weights stay unpacked: packing takes memory, and saves no time.
   packed = is_step and w.dtype == tf.bfloat16 and not in_xla_computation()
   on_cpu = "gpu" not in x.device.lower()  # oneDNN runs only on CPUs
   if packed and on_cpu and has_kernel("_MklNativeFusedMatMul"):

@@ -29,8 +29,8 @@ from palm_mtf.generation.decode.step import make_step
 from palm_mtf.generation.decode.weights import DecodeModel
 from palm_mtf.native.decoding import Texts, TextSettings
 
-# Maximum number of tokens per text and call of `StepSlots`. On accelerators,
-# where shapes are static, a call returns this many per text (1 with log p).
+# Maximum number of tokens that a call of `StepSlots` chooses per text. Shapes
+# on accelerators are static: a call there returns this many (1 with log p).
 MOST_STEPS = 256
 
 

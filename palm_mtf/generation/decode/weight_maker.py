@@ -319,9 +319,9 @@ class WeightMaker:
     return self._impl.slicewise(flatten, self._read(name))
 
   def _find_largest(self, names):
-    # Kernels whose products are summed share one scale per output column, as
-    # they do when C++ operations pack them into one matrix. Therefore rounded
-    # weights do not depend on the layout.
+    # Returns max |w| of each output column over all `names`, which share int8
+    # scales. C++ operations pack these kernels into one matrix with one scale
+    # per column, and no layout may change the rounded weights.
     found = []
     for name in names:
       largest = self._impl.slicewise(find_largest, self._make_matrix(name))
