@@ -160,7 +160,7 @@ class Client:
     has_turn: bool = False,
     **more: Any,
   ) -> tuple[Callable[[], None], Call]:
-    """Returns a function that runs a program, and the `Call` it completes."""
+    """Returns a function that runs a program, and the `Call` of that run."""
     values = program.order_inputs(inputs)
     if program not in self._callables:
       self._callables[program] = self._make_callable(program)

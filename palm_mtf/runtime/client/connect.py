@@ -71,7 +71,7 @@ class Membership:
   """Registers a client with servers, which free its memory once it is gone."""
 
   client: Registration  # name and address, by which servers watch the client
-  infos: Mapping[str, ServerInfo]  # by the server's address
+  infos: Mapping[str, ServerInfo]  # {server's address: its info}
 
   # For each server's address, the names of this process's clients that have
   # ended but got no answer when they left that server. The server may still

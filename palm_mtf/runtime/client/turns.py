@@ -160,7 +160,7 @@ class ManagedTurns(TurnTaker):
     self._newest: queue.SimpleQueue[Message | None] = queue.SimpleQueue()
     # `_newest` while a manager answers; None otherwise, to drop new messages.
     self._requests: queue.SimpleQueue[Message | None] | None = None
-    # {device: bytes of buffers and reserved bytes}, to tell a new manager.
+    # {device: bytes of buffers and reserved bytes}; a new manager gets them.
     self._kept = Counter(dict.fromkeys(devices.values(), reserved))
     self._ended, self._answered = threading.Event(), threading.Event()
     threading.Thread(target=self._read, daemon=True).start()

@@ -299,8 +299,8 @@ class Manager:
 
   def list_devices(self) -> dict[str, int]:
     """Returns {"address/number": bytes of a device}, the scheduler's limits."""
-    # Take no lock: another thread may hold it while it writes to the disk, and
-    # no client's program could start meanwhile.
+    # Take no lock: a thread that writes to the disk may hold the lock for long,
+    # and meanwhile no client's program could start.
     return {
       f"{x.address}/{i}": x.device_bytes
       for x in [*self._store.servers.values()]

@@ -44,7 +44,7 @@ _LINK_LEASE = 3.0
 _REFUSAL_SECS = 1.0  # timeout for asking whether a port is open
 
 _Function = TypeVar("_Function", bound=Callable[[str], None])
-_leaving: list[Callable[[str], None]] = []  # functions that free memory
+_leaving: list[Callable[[str], None]] = []  # callbacks that free client memory
 _targets: list[str] = []  # "grpc://..." of own servers, to end sessions there
 _clients: dict[str, "_Probe"] = {}  # probes of clients, by name
 _links: dict[tuple[str, float], "_Probe"] = {}  # {(peer address, secs): probe}

@@ -58,8 +58,8 @@ _MAX_CALLS = 256
 # two milliseconds. Remove fewer if no buffer follows for _GROUP_SECS seconds.
 _GROUP, _GROUP_SECS = 16, 0.03
 # A call is sent to the servers before its inputs exist only if the program that
-# makes them took less than this at its last call. Then the call waits there for
-# less than WAIT_SECS, even if a device has 16 calls in flight, the limit.
+# makes them took less than this at its last call. Such a call waits in a server
+# for less than WAIT_SECS, even with 16 calls, the limit, on a device.
 _SHORT_SECS = 0.25
 _CLOSE_SECS = 2.0
 
@@ -85,7 +85,7 @@ class Buffer:
     self.source, self.made = source, made
     self.begun: Future = Future()
     self.end = 0.0  # when its call ended (time.monotonic), to time later calls
-    self.is_signal_taken = False  # whether a caller has the only signal
+    self.is_signal_taken = False  # whether a caller has the buffer's signal
 
   def __del__(self) -> None:
     # Take no lock: garbage collection may run in a thread that holds a lock.
