@@ -155,9 +155,9 @@ class Batcher:
     self._load: Callable[[], None] | None = None
     self._is_stopping = False
     self._step_secs = _MOST_SECS  # measured seconds per step without log p
-    # Seconds of decoding steps that have to pass before the next prompt is read,
+    # Seconds of decoding steps that must pass before the next prompt is read,
     # because prompts must not stop the rows in slots. The second value: seconds
-    # of steps without log p before the next step with log p, for the same reason.
+    # of steps without log p before the next step with log p, for this reason.
     self._owed_secs = self._owed_plain_secs = 0.0
     self.failure: BaseException | None = None  # error that ended `run`
 
