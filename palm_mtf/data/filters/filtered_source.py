@@ -181,7 +181,7 @@ class FilteredSource:
   """A Source of those documents of another source that filters keep."""
 
   def __init__(self, source: Source, number: int, decisions: _Decisions):
-    # `number` is the index of `source` in the lists of `decisions`.
+    # `number` is the index of `source` among the sources of `decisions`.
     self.name, self.rate = source.name, source.rate
     self.num_bytes = source.num_bytes
     self._source, self._number = source, number

@@ -166,7 +166,7 @@ def _log_absence(mesh: MeshLayout) -> None:
 
 def _make_reader(client: Client, devices: Devices) -> CheckpointReader:
   """Returns a reader that reads checkpoints in the client's own process."""
-  # Otherwise TensorFlow may place the reading on a server that lacks the files.
+  # By default, TensorFlow may read on a server, whose host may lack the files.
   return CheckpointReader(client, CheckpointProcesses(Process(devices.client)))
 
 
