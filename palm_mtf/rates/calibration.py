@@ -243,7 +243,7 @@ def undisturbed_secs(
 
 @contextlib.contextmanager
 def pace(dtype: tf.DType) -> Iterator[Pace]:
-  """Yields a `Pace` for calls that compute in `dtype`; so do its products."""
+  """Yields a `Pace` whose products are in `dtype`, as those of the calls."""
   config = session_config(1)
   with tf.Graph().as_default(), Client(tf.Session(config=config)) as client:
     factor = make_variable(client, [PRODUCT_SIZE, PRODUCT_SIZE], dtype)

@@ -100,7 +100,7 @@ def _session(address: str, secs: float) -> Iterator[tf.Session]:
   try:
     session = tf.Session(f"grpc://{address}", graph=tf.Graph(), config=config)
     yield session
-    session.close()  # after an error the server has no session to close
+    session.close()  # not after an error: then the server has no session
   except (tf.errors.DeadlineExceededError, tf.errors.UnavailableError):
     raise NoAnswerError(f"has not answered for {secs:g} seconds") from None
   except (tf.errors.OpError, ValueError, TypeError):

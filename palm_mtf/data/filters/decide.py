@@ -260,8 +260,8 @@ def find_repeats(sources: Sequence[Candidates]) -> list[np.ndarray]:
   texts = order[is_first]  # one document per different text, sorted by hash
   repeats[texts] = 0
   if values.shape[1]:
-    # Do not put held-out texts first here. Otherwise training would lose every
-    # group with a held-out text, and a large group probably has one.
+    # A group keeps its first text. Do not put held-out texts first: training
+    # would lose every such group, and a large group probably has one.
     groups = group_similar(values[texts])
     by_group = np.lexsort(
       (np.arange(len(texts)), source[texts], unread[texts], groups)

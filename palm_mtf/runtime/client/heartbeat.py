@@ -47,7 +47,9 @@ _NUM_THREADS = 64  # to call servers; each call may wait for a timeout
 # of a probe. Two probes have to fail before a server counts as lost, because a
 # single probe also fails if this process was suspended.
 _PAUSE, _LINKS, _PROBE = 0.125, 0.125, 0.375
-_SHUT_DOWN_SECS = 1.0  # between shutdowns of connections to a lost server
+# Between shutdowns of connections to a lost server, whose kernel may accept new
+# connections.
+_SHUT_DOWN_SECS = 1.0
 _CONNECT_SECS = 0.5  # between checks for lost servers during `connect`
 _RETRY_SECS = 0.2  # between calls of a server that does not answer yet
 _TASK = re.compile(r"/job:pod_(\d+)/replica:\d+/task:(\d+)")

@@ -144,7 +144,7 @@ class Tickets:
     self.placeholders: dict[str, tf.Tensor] = {}
     self._rows: dict[tuple[str, int], list[tf.Tensor]] = {}
     # {CPU of a process: its operations that wait for signals, or that store
-    # shards}. Later operations wait only for those of their own process.
+    # shards}. A later operation waits only for those of the same process.
     self._waits: dict[str, list[tf.Operation]] = collections.defaultdict(list)
     self._staged: dict[str, list[tf.Operation]] = collections.defaultdict(list)
 
