@@ -83,7 +83,7 @@ def describe(error: BaseException) -> str:
   message = f"{type(error).__name__}: {text}"
   if text.startswith("in user code:"):  # AutoGraph's text ends with the error
     message = text.rstrip().rpartition("\n\n")[2]
-  elif _TRACEBACK in text:  # of a Python function, added by TensorFlow
+  elif _TRACEBACK in text:  # TensorFlow adds a Python traceback
     message = text.partition(_TRACEBACK)[0]
   message = " ".join(message.split()).removesuffix(":").removesuffix(".")
   if len(message) > _MOST_SHOWN:
@@ -107,7 +107,7 @@ def _find_cause(error: BaseException) -> BaseException:
     seen.add(id(error))
     frames = _list_frames(error)
     by_gin = _GIN_WRAPPER in type(error).__str__.__qualname__ or (
-      # Gin's function itself failed, so its exception hides the user's.
+      # Gin's function failed in its own code, which hides the user's error.
       bool(frames) and frames[-1].function == _GIN_WRAPPER
     )
     inner = error.__context__ if by_gin else error.__cause__
@@ -141,7 +141,7 @@ def _last_frame(error: BaseException, text: str) -> _Frame | None:
 
 
 class _PrintsToStderr:
-  """Sends all threads' prints to stderr while the `with` body of any runs."""
+  """Sends all threads' prints to stderr while any thread runs a `with` body."""
 
   def __init__(self):
     self._lock = threading.Lock()

@@ -53,7 +53,7 @@ class Link:
 
 
 def dcn_bytes(config: ModelConfig, mesh: MeshLayout, pods: PodsConfig) -> int:
-  """Returns the bytes of a step that all pods send to other pods, in all."""
+  """Returns the bytes that all pods together send to each other in a step."""
   to_each = sum(sent_bytes(config, mesh, pods).values())
   to_each += mesh.num_devices * _TOKEN_SUMS * _FLOAT32
   return pods.num_pods * (pods.num_pods - 1) * to_each
@@ -148,8 +148,8 @@ class _Traffic:
     n = math.prod(sizes[axis] for axis in axes)
     if n == 1 or not times:
       return
-    # Each of the n devices along `axes` sends (n - 1) / n of the tensor; in an
-    # all-reduce, twice that, because it is a reduce-scatter and an all-gather.
+    # Each of the n devices along `axes` sends (n - 1) / n of the tensor. An
+    # all-reduce sends this twice, in a reduce-scatter and in an all-gather.
     each = (n - 1) * num_bytes * (2 if kind == "all_reduce" else 1)
     groups = self._mesh.num_devices // n
     self.bytes_moved[kind, axes] += groups * each * times
@@ -159,7 +159,7 @@ class _Traffic:
     part = parameters.parse_name(name).part
     if (
       part == parameters.RELATIVE
-    ):  # `add_activations` counts it, because each microbatch sums it
+    ):  # `add_activations` counts this gradient, summed in each microbatch
       return set()
     dims = ["batch"]
     # A device computes gradients from its own heads only. Therefore the
@@ -197,12 +197,13 @@ class _Traffic:
       self.add(kind, (axis,), of_stream, times)
 
     # The forward pass adds outputs of one or more branches to the residual
-    # stream. The backward pass adds up these branches' gradients of the norm's
-    # output, which they read. If one axis splits all of these branches, they
-    # share one collective. Otherwise each branch is all-reduced before that.
+    # stream. The backward pass adds up gradients of a norm's output from all
+    # branches that read the norm. If one axis splits all these branches, one
+    # collective sums over devices. Otherwise each branch needs an all-reduce.
     layer = layer_of(config)
     for each in layer.sums:
-      # REMAT = "layer" repeats only the sums that the layer itself reads.
+      # REMAT = "layer" does not repeat a layer's last sum, because nothing in
+      # the layer reads this sum.
       times = layers + (again if each != layer.sums[-1] else 0)
       axes = {self._split_axis(x): None for x in each.branches}
       if len(axes) == 1:
@@ -214,17 +215,17 @@ class _Traffic:
         for axis in {self._split_axis(x): None for x in read.branches}:
           self.add("all_reduce", (axis,), of_stream, layers)
     # Each device looks up rows in its slice of the embedding; then devices sum
-    # the rows. Learned positions are added to rows with all of d_model, so with
-    # them the sum is always an all-reduce.
+    # the rows. Learned positions need rows with all of d_model; therefore they
+    # make this sum an all-reduce.
     if config.positions == "learned":
       self.add("all_reduce", (vocab,), of_stream)
     else:
       add_ends(vocab, 1)
     self.add("all_reduce", (vocab,), of_stream)  # gradient of logits' input
     self.add("all_reduce", (vocab,), tokens * _FLOAT32, 3)  # max, sum, target
-    # A split residual stream is gathered before each sum: in the forward pass,
-    # in its repetition by REMAT, and in the backward pass. Two more gathers are
-    # for the final norm and, in the backward pass, for the embedding.
+    # If an axis splits the residual stream, each sum needs a gather: in the
+    # forward pass, in REMAT's repetition, and in the backward pass. The final
+    # norm and, in the backward pass, the embedding need one more gather each.
     gathers = len(layer.sums) * (2 * layers + again) + 2
     self.add("all_gather", (residual,), of_stream, gathers)
     # Transformer-XL's positions: in each layer, devices sum the gradient of the
@@ -240,7 +241,7 @@ class _Traffic:
     config, stored = self._config, self._rules.get("d_model_stored")
     if stored is None:
       return
-    # Gathered weights have all of d_model, so their layout lacks this rule.
+    # The layout without the rule d_model_stored gives sizes after the gather.
     rules = {k: v for k, v in self._rules.items() if k != "d_model_stored"}
     text = ",".join(f"{dim}:{axis}" for dim, axis in rules.items())
     whole = dataclasses.replace(self._mesh, layout=text)
@@ -250,16 +251,16 @@ class _Traffic:
         continue
       parameter = parameters.parse_name(name)
       if parameter.part == parameters.RELATIVE:
-        # It is gathered once. Its gradients on devices are equal: no sum.
+        # One gather; no sum, because all devices hold the same gradient.
         width = DTYPE_BYTES[config.activation_dtype]
         self.add("all_gather", (stored,), width * each.size, count)
         continue
       is_vector, is_table = parameter.is_vector, parameter.kind == "embedding"
       width = DTYPE_BYTES["float32" if is_vector else config.activation_dtype]
       num_bytes = width * each.size
-      # A kernel is gathered for the forward pass and again for the backward
-      # pass; an embedding for each of its uses. A norm's scale is gathered once
-      # and kept for the backward pass, unless REMAT recomputes its layer.
+      # A kernel is gathered twice, once for each pass. An embedding is gathered
+      # once per use. A norm's scale is gathered once, because the backward pass
+      # reuses the result; but twice if REMAT recomputes the layer of the norm.
       uses = 2 if name == "embedding" and is_tied else 1
       is_kept = is_vector and (
         config.remat != "layer" or parameter.layer is None
@@ -302,8 +303,8 @@ class _Traffic:
       self.add("all_reduce", split[0], _FLOAT32)
     else:
       for i, (_, each, count) in enumerate(self._slices):
-        # The embedding and layer 0 come first, so at most one of a parameter's
-        # `count` sums is in the shared all-reduce.
+        # The embedding and layer 0 come first. So the shared all-reduce has at
+        # most one of a parameter's `count` sums: the sum of layer 0.
         joined = i < num_alike - 1
         self.add("all_reduce", each.axes, _FLOAT32, count - joined)
     state = optimizer_state(optimizer)
@@ -349,9 +350,9 @@ def step_bytes(
   traffic.add_stored()
   for key in traffic.bytes_moved:
     traffic.bytes_moved[key] *= mesh.num_microbatches
-  # Gradients are all-reduced once per step. An axis that splits d_model_stored
-  # and the batch is an exception: each microbatch reduce-scatters its gradients
-  # over it, and `add_stored` has counted the bytes.
+  # Gradients are all-reduced once per step. If one axis splits d_model_stored
+  # and the batch, each microbatch reduce-scatters its gradients over this axis
+  # instead; `add_stored` has counted these bytes.
   for name, each, count in memory.distinct_slices(config, mesh):
     width = memory.gradient_bytes(name, config, mesh)
     summed = traffic.summed_axes(name)
@@ -376,8 +377,8 @@ def axes_bandwidth(
     return device.chip_link_bandwidth * total / device.chip_link_dims
   joined = device.chip_link_chips or mesh.num_devices
   # Device numbers change fastest along the last mesh axis. If the devices along
-  # `axes` are on several switches, those on one switch use all their network
-  # links together for the traffic to other switches.
+  # `axes` are on several switches, their traffic crosses the network. Then the
+  # devices on one switch use all of their network links together.
   names = list(mesh.axes)
   inner = math.prod(mesh.axes[x] for x in names[names.index(axes[-1]) + 1 :])
   size = math.prod(mesh.axes[axis] for axis in axes)
@@ -390,7 +391,7 @@ def axes_bandwidth(
 def _rings(mesh: MeshLayout, device: HardwareConfig) -> dict[str, float]:
   """Returns {mesh axis: number of torus dimensions that the axis spans}.
 
-  A dimension without wrap-around has half the bandwidth, and counts 0.5.
+  A dimension without wrap-around counts 0.5, because its bandwidth is half.
   """
   if not mesh.tpu:
     return _rings_of_any_slice(mesh, device)
@@ -414,7 +415,7 @@ def _rings(mesh: MeshLayout, device: HardwareConfig) -> dict[str, float]:
 def _rings_of_any_slice(
   mesh: MeshLayout, device: HardwareConfig
 ) -> dict[str, float]:
-  """Like `_rings` if TPU names no slice: assumes the fastest shape."""
+  """Returns what `_rings` returns for the fastest slice if TPU names none."""
   *outer, inner = (axis for axis, size in mesh.axes.items() if size > 1)
   dims = device.chip_link_dims
   if not outer:

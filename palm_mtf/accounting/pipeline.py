@@ -44,7 +44,7 @@ def num_kept(stage: int, mesh: DeviceMesh) -> int:
   """Returns how many microbatches' activations a stage keeps at most."""
   if mesh.stage_order == "gpipe":
     return mesh.num_microbatches
-  # The last stage keeps two, so that it computes while it waits for the head.
+  # The last stage keeps two: it computes one while the other is in the head.
   return min(mesh.stages + 1 - stage, mesh.num_microbatches)
 
 

@@ -58,7 +58,7 @@ def memory_parts(
   pods, num_devices = config.pods, config.mesh_layout.num_devices
   if pods.pods == "in_process":  # one process has all devices
     num_devices *= pods.num_pods * config.mesh_layout.stages
-  # The process holds memory besides tensors; this is one device's share of it.
+  # A process also needs memory for code and buffers: count a device's share.
   process = round((config.hardware.chip_process_bytes or 0) / num_devices)
   return {**({"process": process} if process else {}), **tensors}
 
@@ -89,7 +89,7 @@ def tensor_bytes(
     **more,
     "activations": microbatches * activations.kept_bytes(),
     "weight copies": memory.weight_copy_bytes(model, mesh, stage),
-    # Not the sum: other pods' gradients arrive after activations are freed.
+    # The maximum: working memory is free before other pods' gradients arrive.
     "buffers": max(
       activations.working_bytes(stage),
       memory.exchange_bytes(model, mesh, pods, stage),

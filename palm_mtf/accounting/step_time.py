@@ -99,7 +99,7 @@ def _check_known(config: Config | PlanConfig, rates: HardwareConfig) -> None:
         f"{name.upper()} = None: not known for CHIP = {chip!r}; set it to plan"
         f"{or_else}."
       )
-  # A pod may span switches, which the network joins, but only one torus.
+  # The network joins switches into one pod, but cannot join two toruses.
   if is_beyond_links and rates.chip_link_dims:
     raise UserError(
       f'MESH_SHAPE = "{mesh.mesh_shape}": a pod has {chips:,.0f} chips, but '
@@ -195,7 +195,7 @@ def _predict_stages(
   slowest = first.total - first.update + secs
   stages = [slowest, *[other + secs] * (mesh.stages - 1)]
   exchange = 0.0
-  if pods.num_pods > 1:  # after all microbatches, so nothing hides it
+  if pods.num_pods > 1:  # exchange comes after all microbatches: not hidden
     link = pod_link(config, rates)
     embedding, others = communication.exchange_secs(model, mesh, pods, link)
     exchange = embedding + others / mesh.stages

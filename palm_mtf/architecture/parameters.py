@@ -62,7 +62,7 @@ class ParameterName(NamedTuple):
 
   @property
   def is_vector(self) -> bool:
-    """Whether it is a scale or a bias; neither is ever cast to bfloat16."""
+    """Whether the parameter is a scale or bias, never cast to bfloat16."""
     return self.is_scale or self.last.endswith("bias")
 
 

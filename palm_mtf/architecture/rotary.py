@@ -51,7 +51,7 @@ def find_frequencies(rotary: Rotary) -> np.ndarray:
 def find_divisors(rotary: Rotary) -> np.ndarray:
   """Returns ROTARY_SCALING's divisor per pair, [size / 2], float64."""
   pairs = np.arange(rotary.size // 2)
-  # Share of each frequency that is kept; `factor` divides the rest.
+  # Share of each frequency that is not divided; `factor` divides the rest.
   kept = np.zeros(len(pairs))
   original = rotary.original_length / (2 * math.pi)
   if rotary.scaling == "llama3":

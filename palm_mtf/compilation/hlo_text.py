@@ -124,10 +124,10 @@ class CompiledText:
   def _run(
     self, computation: str, times: int
   ) -> Iterator[tuple[_Instruction, int]]:
-    """Yields (instruction, times it runs) if a computation runs `times` times.
+    """Yields (instruction, how often it runs) for a computation and its loops.
 
-    A loop or call is followed by the instructions that it runs; the insides of
-    fusions and conditionals are left out.
+    The computation runs `times` times. The instructions inside a loop or call
+    follow the loop or call. Those inside fusions and conditionals are left out.
     """
     for each in self._computations[computation].values():
       yield each, times
@@ -146,10 +146,10 @@ class CompiledText:
     return [x for x in inner if x.opcode in _KINDS]
 
   def _count_rounds(self, computation: str, loop: _Instruction) -> int:
-    """Returns how often a loop runs its body, and so its collectives.
+    """Returns how often a loop runs its body, and so the body's collectives.
 
-    HLO text for GPUs states the number. On TPUs, the loop's counter is one of
-    the loop's values, and the loop ends when it reaches a constant.
+    HLO text for GPUs states the number. HLO text for TPUs does not: there, find
+    the loop's counter, and the constant at which the loop ends.
     """
     if known := re.search(r'"known_trip_count":\{"n":"(\d+)"', loop.rest):
       return int(known[1])
@@ -223,7 +223,7 @@ def _read_collective(
 def _arrays(each: _Instruction) -> list[tuple[str, str]]:
   """Returns (dtype, sizes), such as ("bf16", "128,64"), of each result."""
   found = _ARRAY.findall(each.shape)
-  # Such a start lists the shapes of its operands, then those of its results.
+  # These opcodes list the shapes of operands, then the shapes of results.
   if each.opcode in ("all-gather-start", "reduce-scatter-start"):
     return found[len(found) // 2 :]
   if each.opcode == "collective-permute-start":
@@ -280,9 +280,9 @@ def find_axes(
 ) -> tuple[int, ...] | None:
   """Returns the numbers of the mesh axes whose links a collective uses.
 
-  These are the axes along which the devices of some group differ; None if a
-  group lacks some of the devices along them (never for a permute, whose groups
-  are pairs). Device numbers are row-major in the mesh.
+  The devices of some group differ along these axes. Returns None if a group
+  lacks some of the devices along these axes, except for a permute, whose groups
+  are always pairs. Device numbers are row-major in the mesh.
   """
   strides = [math.prod(mesh_sizes[i + 1 :]) for i in range(len(mesh_sizes))]
   axes = tuple(

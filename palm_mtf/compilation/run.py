@@ -58,9 +58,9 @@ _CLOCKS = {"v2": 700e6, "v3": 940e6, "v4": 1050e6}
 
 # libtpu's name of the configuration in which a chip's two cores are one device.
 _ONE_DEVICE = "megacore"
-# libtpu reads these variables when JAX loads libtpu. With the first, several
-# processes can load libtpu at once, because none of them opens a TPU. The
-# others keep libtpu from querying the metadata server of a TPU VM.
+# libtpu reads these variables when JAX loads libtpu. The first variable lets
+# several processes load libtpu at once; this is safe, because none opens a TPU.
+# The other variables keep libtpu from querying a TPU VM's metadata server.
 _ENVIRONMENT = {
   "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",
   "TPU_SKIP_MDS_QUERY": "1",
@@ -68,11 +68,11 @@ _ENVIRONMENT = {
   "TPU_WORKER_HOSTNAMES": "localhost",
 }
 
-# To generate code for a matrix product, XLA times tile sizes on a GPU. Without
-# a GPU it finds no tile size for some products, so all products call cuBLAS.
+# XLA can generate Triton code for matrix products, but it fails for some
+# products if no GPU can time tile sizes. So let all products call cuBLAS.
 _CUDA_OPTIONS = {"xla_gpu_enable_triton_gemm": False}
 
-_MAX_TRIES = 3  # of `_suggest`; each try compiles all programs
+_MAX_TRIES = 3  # settings that `_suggest` compiles before it gives up
 _GIB = 2**30
 
 
@@ -88,11 +88,11 @@ def compile_run(config: PlanConfig) -> dict[str, Any]:
   """Compiles a run's programs; returns their memory, traffic and time as JSON.
 
   Bytes are per device. Traffic and time are those of a training step with the
-  run's largest batch, except that "secs" of a program is the time to compile
-  it. "programs" has the memory of each program of a step; "decoding" has the
-  same for decoding. The outermost "secs" has "compute" (not for GPUs), the TPU
-  compiler's estimate of cycles divided by the clock rate; and "collectives",
-  the bytes that a device sends divided by the bandwidth of its links.
+  run's largest batch. "programs" and "decoding" list the programs of training
+  and of decoding: each has its memory, and as "secs" the time to compile it.
+  The outermost "secs" has "compute" (not for GPUs), the TPU compiler's estimate
+  of cycles divided by the clock rate. It also has "collectives", the bytes that
+  a device sends divided by the bandwidth of its links.
 
   Args:
     config: settings with TPU, or with one of GPU_CHIPS as CHIP.
@@ -237,7 +237,7 @@ def _compile_programs(config: PlanConfig) -> list[tuple[dict[str, Any], Any]]:
   )
   update = made.update_of_parts(mesh), (state, sums, losses, numbers)
   # JAX drops arguments that a program does not read, so the memory analysis of
-  # `gradients` lacks the optimizer slots. Add them: they stay on the device.
+  # `gradients` lacks the optimizer slots. Add the slots, which stay in memory.
   kept = sum(
     math.prod(x.sharding.shard_shape(x.shape)) * x.dtype.itemsize
     for name, x in state.items()

@@ -146,7 +146,7 @@ def _read(path: str) -> list[int] | None:
   try:
     return read_sealed(path)[0]["contaminated"]
   except (OSError, ValueError):
-    return None  # missing or damaged: search again
+    return None  # the file is missing or damaged; the caller searches again
 
 
 @dataclasses.dataclass(frozen=True)

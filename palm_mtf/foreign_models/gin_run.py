@@ -32,7 +32,7 @@ from palm_mtf.foreign_models.training import ModelFunction, PodTraining
 from palm_mtf.user_code import user_code
 
 _MODULE = "palm_mtf.foreign_models"
-# Start of the text that gin appends to an error; cut there, to print one line.
+# gin appends text that starts thus to an error; cut it off, to print one line.
 _GINS_ADDITION = "\n  In call to configurable"
 _P = ParamSpec("_P")
 _T = TypeVar("_T")

@@ -39,8 +39,8 @@ ALL_REDUCE = "all_reduce"
 ALL_GATHER = "all_gather"
 REDUCE_SCATTER = "reduce_scatter"
 
-# The slices of a variable or tensor, one per device. Annotations also use it
-# for an mtf.LazyAllreduceSum, whose slices are terms of a sum.
+# The slices of a variable or tensor, one per device. Annotations use LaidOut
+# also for an mtf.LazyAllreduceSum, whose slices are terms of a sum.
 LaidOut = mtf.placement_mesh_impl.PlacementMeshImpl.LaidOutTensor
 
 
@@ -132,7 +132,7 @@ class CpuGpuPlacement(mtf.placement_mesh_impl.PlacementMeshImpl):
     """Imports a whole tensor of `shape`; each device gets its slice.
 
     `tensors` is {name of a CPU: the whole tensor there}, for each of
-    `reading_cpus`. If it has only `cpu`, that process sends all slices.
+    `reading_cpus` or for only `cpu`, whose process then sends all slices.
     """
     first, *others = tensors.values()
     if not others:
@@ -316,8 +316,8 @@ def _replacements(
 ) -> dict[int, object] | None:
   """Maps id(first device's argument) to the other device's argument.
 
-  Returns None, so that nothing is copied, if arguments differ that are neither
-  tensors nor variables, or if an argument would need two replacements.
+  Returns None if operations must not be copied: two arguments differ but are
+  neither tensors nor variables, or an argument would need two replacements.
   """
   replacements = {}
   for x, other in zip(first, others, strict=True):

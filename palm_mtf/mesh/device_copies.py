@@ -11,7 +11,7 @@ from palm_mtf._tf import tf
 
 
 class OperationCopies:
-  """Operations of one device, from which those of other devices are copied."""
+  """The operations of one device, to copy for the mesh's other devices."""
 
   def __init__(self, graph: tf.Graph, num_before: int):
     # `make` copies all operations of `graph` except the first `num_before`.
@@ -27,8 +27,8 @@ class OperationCopies:
     """Returns whether all operations are on `device` and make no variable."""
     if self._graph.building_function:  # copies would not capture outer tensors
       return False
-    # Allow operations without a device. They read a variable; the copy, too,
-    # runs on the device of the variable that it reads.
+    # Allow operations without a device: these operations, and their copies, run
+    # on the device of the variable that they read.
     places = ("", tf.DeviceSpec.from_string(device).to_string())
     return all(
       node.device in places
@@ -52,7 +52,7 @@ class OperationCopies:
       node.CopyFrom(template)
       node.device = device if template.device else ""
       node.name = graph.unique_name(template.name[self._skipped :])
-      # Make the calls of tf.Graph.create_op, but skip its slow checks.
+      # Do what tf.Graph.create_op does, except for its slow checks.
       with graph._mutation_lock():
         copy = tf.Operation.from_node_def(
           node,

@@ -40,7 +40,7 @@ class OwnPart(mtf.Operation):
 
   Each device outputs its part, a vector whose length depends on the layout. The
   output is declared with the input's shape, although its slices are vectors.
-  Therefore only code that handles slices may read the output.
+  Only operations that work on slices, such as Exchange, may read the output.
   """
 
   # Several devices of a pod hold the same gradient. Each of these devices sends
@@ -51,7 +51,7 @@ class OwnPart(mtf.Operation):
   # Within the pod, the two collectives move as many bytes as an all-reduce.
 
   def __init__(self, x: mtf.Tensor, dtype: tf.DType):
-    # Parts of the gradient x are rounded to `dtype`, in which pods send them.
+    # `dtype` is the dtype in which pods send the parts of the gradient x.
     super().__init__([x], name="own_part")
     self._axes: list[int] = []
     self._outputs = [mtf.Tensor(self, x.shape, dtype)]
@@ -63,8 +63,8 @@ class OwnPart(mtf.Operation):
     is_open = isinstance(x, mtf.LazyAllreduceSum)
     part = x.laid_out_input if is_open else x
     summed = x.mesh_axes if is_open else []
-    # Axes over which nothing is sent come first, so that the slice to
-    # reduce-scatter is shorter.
+    # Cut first over the axes that need no reduce-scatter, so that the slices
+    # sent by a reduce-scatter are shorter.
     self._axes = sorted(
       _copy_axes(mesh_impl, self.inputs[0].shape),
       key=lambda axis: axis in summed,
@@ -139,7 +139,7 @@ class Exchange(mtf.Operation):
     self.lower_sum(lowering, mesh_impl.slicewise(sum_in_order, *terms))
 
   def lower_sum(self, lowering: mtf.Lowering, total: object) -> None:
-    """Sets the output to `total`; gathers it first if it sums up OwnParts."""
+    """Sets the output to `total`, gathered if `total` is a sum of own parts."""
     if self._own:
       total = self._own.whole(lowering.mesh_impl(self), total)
     lowering.set_tensor_lowering(self.outputs[0], total)

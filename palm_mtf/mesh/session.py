@@ -34,8 +34,8 @@ def session_config(num_devices: int, num_pods: int = 1) -> tf.ConfigProto:
     device_count={"CPU": num_devices * num_pods}, allow_soft_placement=True
   )
   if num_pods > 1:
-    # If each pod has a server process, an operation has so many threads there.
-    # Use the same number here, so that results have the same bits.
+    # Give each operation as many threads as in pods with server processes, so
+    # that results have the same bits with and without servers.
     cores = len(os.sched_getaffinity(0))
     config.intra_op_parallelism_threads = max(1, cores // num_pods)
     # Pool 0 has a thread per core; pool 1 has one thread, for the first step.

@@ -24,14 +24,14 @@ class Region:
 
 @dataclasses.dataclass(frozen=True)
 class Slice(Region):
-  """A device's slice of a variable, or of a stack (one variable per layer)."""
+  """A device's slice of a variable, or of a stack of one variable per layer."""
 
   names: Sequence[str]  # in a checkpoint; more than one only for a stack
   # The slice, in the stored dtype. Only accelerators have stacks; the first
   # dimension of a stack counts the variables in `names`.
   variable: tf.Variable
-  # The device that checks and pads loaded values: the variable's, or the CPU of
-  # an accelerator's host.
+  # Device that checks and pads values from a checkpoint: the variable's device
+  # or, for an accelerator, the CPU of its host.
   near: str
 
   def read(self) -> tf.Tensor:
@@ -40,7 +40,7 @@ class Slice(Region):
       return self.variable.value()
 
   def rows(self, value: tf.Tensor) -> list[tf.Tensor]:
-    """Unstacks a value of `variable` into the values of `names`, in order."""
+    """Cuts a value of `variable` into one value for each of `names`."""
     return tf.unstack(value) if len(self.names) > 1 else [value]
 
   def stack_rows(self, values: Sequence[tf.Tensor]) -> tf.Tensor:

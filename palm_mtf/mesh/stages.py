@@ -105,8 +105,8 @@ class StagesLowering(CpuGpuLowering):
     # {(tensor, part that reads it): its value from a queue}. The operations of
     # a part share the value, because a queue gives it only once.
     self._taken: dict[tuple[mtf.Tensor, int], LaidOut] = {}
-    # {part: tensors that it takes from queues}, and {part: [(part that will
-    # take a tensor, operation that puts the tensor into its queue)]}.
+    # _takes[i] has the tensors that part i takes from queues. _keeps[i] has
+    # pairs (another part, operation by which part i queues a tensor for it).
     self._takes, self._keeps = (collections.defaultdict(list) for _ in "12")
     super().__init__(placements)
 
@@ -121,8 +121,8 @@ class StagesLowering(CpuGpuLowering):
     Args:
       part: number of the part.
       operations: operations to run if they are in the part.
-      last: puts tensors only into queues of parts up to this number. If only
-        the loss is computed, later parts do not run, and would take nothing.
+      last: number of the last part that will run, such as the head's if only
+        the loss is computed. Nothing is put into the queues of later parts.
     """
     kept = [keep for taker, keep in self._keeps[part] if taker <= last]
     own = [x for x in operations if self._parts[x] == part]
@@ -131,12 +131,12 @@ class StagesLowering(CpuGpuLowering):
     )
 
   def lower_operation(self, operation: mtf.Operation) -> None:
-    """Lowers an operation; takes inputs of other parts from queues."""
+    """Lowers an operation, whose inputs from other parts come from queues."""
     part = self._parts.get(operation)
     others = {
       x: self.tensors[x]
       for x in operation.inputs
-      # Skip outputs that a C++ operation omits, such as attention weights.
+      # Skip an x that C++ operations do not output, such as attention weights.
       if self._parts.get(x.operation, part) != part and x in self.tensors
     }
     with tf.name_scope(f"{operation.name}/take"):

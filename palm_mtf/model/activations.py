@@ -30,8 +30,8 @@ _ACTIVATIONS = {
 def activate(products: Sequence[tf.Tensor], activation: str) -> tf.Tensor:
   """Returns the hidden layer of an MLP, in the dtype of the products.
 
-  `products`: x wi, [..., d_ff]; or x wi_gate and x wi, for a hidden layer
-  activation(x wi_gate) * (x wi).
+  `products` is [x wi], [..., d_ff]; or, for an MLP with a gate, [x wi_gate,
+  x wi], whose hidden layer is activation(x wi_gate) * (x wi).
   """
   first, *others = (tf.cast(x, tf.float32) for x in products)
   y = _ACTIVATIONS[activation](first)

@@ -53,8 +53,8 @@ def visible_softmax(
 @fused
 def _masked_softmax(scores, scale, begin, window, masks, bias):
   # Returns the attention weights, in the shape of `scores`: [batch, length,
-  # heads, memory_length]. The first query has the position of key `begin`. The
-  # list `masks` has segments and prefix, if any, [batch, memory_length] each.
+  # heads, memory_length]. `begin` is the position of the first query. `masks`
+  # is [], [segments] or [segments, prefix], [batch, memory_length] each.
   batch, length, _, memory_length = scores.shape
   position = begin + tf.range(length)[:, tf.newaxis, tf.newaxis]
   key = tf.range(memory_length)
@@ -101,9 +101,9 @@ def _sum_of_parts(parts, places):
 class _Heads:
   """The matrix products of attention; query heads may share keys and values."""
 
-  # In multi-query attention all heads read the same keys, so the heads are rows
-  # of one product, which needs no transpose and no copies of k and v. In
-  # grouped-query attention the same holds for the heads of each group.
+  # In multi-query attention all heads read the same keys. The queries of all
+  # heads are therefore rows of one product, which needs no transpose and no
+  # copies of k and v. In grouped-query attention each group has such a product.
 
   def __init__(self, num_heads: int, memory: Sequence[int]):
     # `memory` is the shape of k, [batch, memory_length, (key_heads,) d_kv].
@@ -159,7 +159,7 @@ class BlockedAttention:
   keeps_weights: bool
   num_masks: int = 0
   window: int | None = None
-  # The setting POSITIONS if scores depend on distances, as in "t5"; else None.
+  # POSITIONS if it makes scores depend on distances, such as "t5"; else None.
   score_positions: str | None = None
 
   def attend(
@@ -167,8 +167,8 @@ class BlockedAttention:
   ) -> tf.Tensor | tuple[tf.Tensor, ...]:
     """Returns the output, shape of q; if `keeps_weights`, also the weights.
 
-    `others`: the masks (segments, prefix), if any; then `extras`: the tensors
-    by which distances change scores, such as ALiBi's slopes.
+    `others` has the masks, if any: segments, then prefix. The `extras` follow:
+    tensors by which distances change scores, such as ALiBi's slopes.
     """
     heads, extras = _Heads(q.shape[2], k.shape), others[self.num_masks :]
     outs, weights = [], []
@@ -199,8 +199,8 @@ class BlockedAttention:
       k, v: [batch, memory_length, d_kv] or [batch, memory_length, key_heads,
         d_kv].
       dout: gradient of the result of `attend`, shape of q.
-      *others: the masks and extras that `attend` took; then the output and the
-        attention weights (if kept) that it returned.
+      *others: `others` of `attend`; then what `attend` returned: the output
+        and, if `keeps_weights`, the attention weights of each block.
     """
     heads = _Heads(q.shape[2], k.shape)
     num_results = 1 + (len(self.blocks) if self.keeps_weights else 0)
@@ -278,7 +278,7 @@ class BlockedAttention:
 def _cut_to_keys(
   xs: Sequence[tf.Tensor], block: AttentionBlock
 ) -> list[tf.Tensor]:
-  """Returns each x [batch, memory_length, ...] for only the keys of a block."""
+  """Cuts each x [batch, memory_length, ...] to the keys that a block reads."""
   # x[:, first:end] would make four operations instead of one, for each of about
   # 100 slices per layer and device. Keys and values have equal shapes, so their
   # slices share the constants `begin` and `size`.

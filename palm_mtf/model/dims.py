@@ -51,7 +51,7 @@ def model_dims(config: ModelConfig, batch_size: int, mesh: MeshLayout) -> Dims:
   dims = {name: mtf.Dimension(name, size) for name, size in sizes.items()}
   dims["kv_heads"] = mtf.Dimension("heads", config.key_heads)
   for name in ("d_model_stored", "d_model_residual"):
-    # If not split, the name is d_model, so that sharding.py adds no operation.
+    # A name that is not split becomes d_model: sharding.py adds no operation.
     is_split = mesh.axis_size_of(name) > 1
     dims[name] = mtf.Dimension(name if is_split else "d_model", config.d_model)
   return Dims(**dims)

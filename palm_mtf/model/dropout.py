@@ -2,10 +2,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Dropout whose masks are a hash of (SEED, step, place, row, position).
 
-A place is a use of dropout in the model; a row is an index in the batch of all
-pods. A hash, unlike a random generator with a state, does not depend on how the
-batch is split into slices and microbatches. An activation x that is kept
-becomes x / (1 - rate); others become 0.
+A place is one use of dropout in the model; a row is a sequence's index in the
+batch of all pods. A random generator with a state would depend on how the batch
+is split into slices and microbatches; a hash does not. A kept activation x
+becomes x / (1 - rate); a dropped activation becomes 0.
 """
 
 import dataclasses
@@ -18,7 +18,7 @@ from palm_mtf.ops.xla import fused
 DROPOUT_STATE = mtf.Dimension("dropout_state", 4)
 
 
-def _words(number):  # its lower 64 bits, as the 32-bit words of Threefry's key
+def _words(number):  # the lower 64 bits, as two 32-bit words for Threefry
   return [
     tf.constant((number >> shift) % 2**32, tf.uint32) for shift in (0, 32)
   ]
@@ -52,9 +52,9 @@ class Dropout:
 
   rate: float  # share of the activations to drop, above 0 and below 1
   seed: int  # seed of the run
-  # [4], int32: the step, from 0; the index of this microbatch's first row in
-  # the step's batch; 1 to drop activations, 0 to drop none; and a number to add
-  # to `place`: not 0 only where all layers run the graph of one layer.
+  # [4], int32: the step, from 0; the index of the microbatch's first row in the
+  # step's batch; 1 to drop activations, 0 to drop none; and an offset to add to
+  # `place`. The offset is 0 unless all layers run the graph of one layer.
   state: mtf.Tensor
 
   def __call__(self, x: mtf.Tensor, place: int) -> mtf.Tensor:

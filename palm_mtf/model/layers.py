@@ -90,8 +90,8 @@ def embed(
   ).outputs[0]
 
 
-# Norms of x, [..., d_model] float32, without scale and bias. They return y and,
-# for the gradient, the factor that normalized x, [..., 1].
+# Norms of x, [..., d_model] float32, without scale and bias. They return the
+# result y and, for the gradient, 1 / sqrt(statistic + epsilon), [..., 1].
 
 
 def _by_mean_square(x, epsilon):

@@ -35,9 +35,9 @@ def _fused_sums(row, logits):
 
 
 def _slice_sums(first, logits, targets, threads):
-  # Reduces logits over the slice of `vocab` that begins at token `first`, to
-  # [batch, length] float32 each: the largest logit; sum(exp(logits - largest));
-  # and the target's logit, or 0 if another slice holds the target.
+  # Returns, for the slice of `vocab` from token `first`, [batch, length]
+  # float32 each: the largest logit; sum(exp(logits - largest)); and the
+  # target's logit, or 0 if another slice holds the target.
   row = tf.reshape(local_rows(first, targets, logits.shape[-1]), [-1])
   rows = tf.reshape(logits, [row.shape[0], -1])
   # Use C++ if possible: XLA would write exp(logits) to memory, in float32.
@@ -72,7 +72,7 @@ def _cross_entropy_gradient(
 
 
 class CrossEntropy(mtf.Operation):
-  """Outputs -log p(target), log(softmax divisor): [batch, length] float32."""
+  """Outputs -log p(target) and log(Z), [batch, length] float32 each."""
 
   def __init__(
     self, logits: mtf.Tensor, targets: mtf.Tensor, gradient_dtype: tf.DType

@@ -146,8 +146,8 @@ class Palm:
 
   def last_norm(self, x: mtf.Tensor) -> mtf.Tensor:
     """Normalizes the output of the last block; see `hidden`."""
-    # The last norm includes the factor of the logits, because it multiplies in
-    # float32. Scaling bfloat16 logits would round them a second time.
+    # The last norm multiplies by the factor of the logits, because norms use
+    # float32. Scaling bfloat16 logits would round the logits a second time.
     return self._norm(x, "final_norm", factor=self._config.logits_factor)
 
   def unembed(self, hidden: mtf.Tensor) -> mtf.Tensor:

@@ -153,8 +153,8 @@ def _positions(x, segments=None):
 def alibi_slopes(num_heads: int) -> np.ndarray:
   """Returns the slope of each head, [heads] float32 (Press et al. 2022, 3).
 
-  If `num_heads` is no power of two, every other slope of the next larger power
-  follows the slopes of the next smaller power, as in the authors' code.
+  If `num_heads` is no power of two, the slopes for the next smaller power come
+  first; then, as in the authors' code, every other slope for the next larger.
   """
   power = 2 ** math.floor(math.log2(num_heads))
 

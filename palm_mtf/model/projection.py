@@ -50,9 +50,9 @@ def _split_columns(joined, rows, shapes):
 def _broadcast_angles(
   angles: Angles, num_rows: int, num_heads: int
 ) -> list[tf.Tensor]:
-  # Returns angles that broadcast to [*rows, *heads, size / 2], where rows are
-  # `num_rows` dimensions, such as [batch, length], and heads are `num_heads`
-  # dimensions. Angles that all sequences share lack the first dimension.
+  # Returns angles that broadcast to [*rows, *heads, size / 2]. `rows` stands
+  # for `num_rows` dimensions, such as [batch, length]; `heads` stands for
+  # `num_heads` dimensions. Angles that all sequences share lack `batch`.
   found = []
   for x in angles:
     for _ in range(num_rows + 1 - x.shape.rank):
@@ -113,9 +113,9 @@ def vectors_of(read: Read) -> list[str]:
 
 
 def result_indices(read: Read) -> list[int]:
-  """Returns the index of each product's result in what `read_product` returns.
+  """Returns, for each kernel, the index of its result from `read_product`.
 
-  The products of an MLP have the same index, that of the hidden layer.
+  wi_gate and wi have the same index, because both make the hidden layer.
   """
   found, count = [], 0
   for branch in read.branches:
@@ -127,7 +127,7 @@ def result_indices(read: Read) -> list[int]:
 
 @functools.cache  # so that all layers share the compiled code
 def _fused_read(*how):
-  # `how` has rows, shapes, read and epsilon, as `read_product` takes them.
+  # `how` is (rows, shapes, read, epsilon), arguments of `read_product`.
   def read_parts(wide, angles, vectors):
     return read_product(wide, *how, angles, vectors)
 
@@ -183,7 +183,7 @@ class JoinedColumns:
     )
     return [
       tf.reshape(part, [*rows, *shape])
-      # wi_gate and wi share one part, so the last shape may have no part.
+      # C++ returns one part for wi_gate and wi; the last shape is then unused.
       for part, shape in zip(parts, self.shapes, strict=False)
     ]
 
@@ -195,7 +195,7 @@ class JoinedColumns:
     angles: Angles,
     vectors: Sequence[tf.Tensor],
   ) -> list[tf.Tensor]:
-    """Returns the gradients of `wide` and `vectors`, from those of `split`."""
+    """Returns gradients of `wide` and `vectors` from those of the results."""
     if self._is_native:
       gradient = native.read_product_gradient(
         wide,
@@ -232,7 +232,7 @@ class _Projection(mtf.Operation):
     self.kernels, self.read = list(kernels), read
     self.epsilon, self.gradient_dtype = epsilon, dtype
     batch, length, _ = x.shape.dims
-    # The columns of whole kernels; a device's product has those of its slices.
+    # Counts columns of whole kernels; on a device a split kernel has fewer.
     sizes = (x.shape.to_integer_list[1:] for x in kernels)
     columns = mtf.Dimension("columns", sum(map(math.prod, sizes)))
     self.result_of = result_indices(read)
@@ -254,7 +254,7 @@ class _Projection(mtf.Operation):
     ]
 
   def cut_inputs(self, values: Sequence) -> tuple:
-    """Splits one value per input into those of x, angles, vectors, kernels."""
+    """Splits the inputs' values into (x, angles, vectors, kernels)."""
     x, *others = values
     n = self.num_angles
     m = n + self.num_vectors
@@ -262,8 +262,8 @@ class _Projection(mtf.Operation):
 
   def gradient(self, grad_ys: Sequence[mtf.Tensor | None]) -> list:
     gradients = grad_ys[: self.num_read]
-    # Read the kernels from self.inputs: if REMAT recomputes a layer, this
-    # operation is a copy with other inputs, but with the same self.kernels.
+    # Read the kernels from self.inputs, not self.kernels. If REMAT recomputes a
+    # layer, this operation is a copy: its inputs are new, its self.kernels old.
     x, angles, vectors, kernels = self.cut_inputs(self.inputs)
     x, *kernels = (recompute(each, gradients[0]) for each in (x, *kernels))
     dx, *others = _ProjectionGradient(
@@ -273,8 +273,8 @@ class _Projection(mtf.Operation):
 
   def recompute(self, x: mtf.Tensor, signal: mtf.Tensor) -> mtf.Tensor:
     """Computes the output x, such as q, from the product again."""
-    # All calls are of one backward pass, so waiting for the first call's
-    # `signal` is enough.
+    # The first call recomputes all outputs after its `signal`. Later calls are
+    # of the same backward pass, so they need not wait for their own `signal`.
     if self._read_again is None:
       self._read_again = _ReadAgain(self, signal)
     return self._read_again.outputs[self.outputs.index(x)]
@@ -298,8 +298,8 @@ class _Projection(mtf.Operation):
 
     values = impl.slicewise(apply, *(lowering.tensors[x] for x in self.inputs))
     for output, value in zip(self.outputs, values, strict=True):
-      # `set_tensor_lowering` would refuse the product, because the layout does
-      # not split `columns`, but a device's product has only some columns.
+      # `set_tensor_lowering` would refuse the product: a device has only some
+      # of the columns, although no layout rule splits `columns`.
       lowering.tensors[output] = value
 
 
@@ -359,9 +359,9 @@ class _ProjectionGradient(mtf.Operation):
     inputs, wide, gradients = values[:n], values[n], values[n + 1 :]
     is_open = [isinstance(dy, mtf.LazyAllreduceSum) for dy in gradients]
     # `axes` has, for each kernel, the mesh axes over which its part of dx must
-    # be summed. In multi-query attention dk and dv are sums over `heads`, not
-    # yet all-reduced (LazyAllreduceSum). What follows is linear in them, so
-    # all-reduce only the results: dx and the gradients of kernels and vectors.
+    # be summed. In multi-query attention dk and dv may be sums that are not yet
+    # all-reduced (LazyAllreduceSum). The results (dx, gradients of kernels and
+    # vectors) are linear in dk and dv, so all-reduce only the results.
     axes = []
     for of, kernel in zip(forward.result_of, forward.kernels, strict=True):
       over = split_axes(impl, kernel.shape.dims[1:])

@@ -22,7 +22,7 @@ class Resharded(mtf.Operation):
     dims: tuple[mtf.Dimension, mtf.Dimension],
     after: mtf.Tensor | None = None,
   ):
-    # `dims`: old and new dimension. x waits for `after`, to save memory.
+    # `dims` is (old, new). Resharding only after `after` exists saves memory.
     inputs = [x] if after is None else [x, after]
     super().__init__(inputs, name=f"as_{dims[1].name}")
     self._dims = dims
@@ -61,7 +61,7 @@ class _Gathered(Resharded):
 
 def _sum_and_cut(mesh_impl, x, axis, place):
   if not (isinstance(x, mtf.LazyAllreduceSum) and axis in x.mesh_axes):
-    # Every device holds the whole value, and cuts out its part.
+    # Devices along `axis` hold equal values, so each only cuts out its part.
     return mesh_impl.allsplit(x, axis, place)
   # mtf.reshape would all-reduce and cut; reduce-scatter moves half the bytes.
   part = mesh_impl.reduce_scatter(x.laid_out_input, axis, place)

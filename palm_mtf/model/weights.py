@@ -48,7 +48,7 @@ def palm_variables(
 
   Args:
     stages: the mesh of each pipeline stage of a pod, or the pod's only mesh.
-    seed: seed of the initial weights; None for zeros, to load a checkpoint.
+    seed: seed of initial weights; None for zeros, which a checkpoint replaces.
 
   Returns:
     {name in checkpoints: value of the variable}: kernels and the embedding in
@@ -83,7 +83,7 @@ def initializer(
   if seed is None:
     return Fill(0.0)
   if parameter.is_scale:
-    # A norm multiplies by 1 at first.
+    # At first every norm multiplies by 1 = scale + offset.
     is_head_norm = parameter.kind == "attention"
     offset = 0.0 if is_head_norm else NORMS[config.norm].scale_offset
     return Fill(1.0 - offset)

@@ -21,7 +21,7 @@ inline T from_float(float x) {
   else return x;
 }
 
-// Reads a V from numbers of type T: float, or uint16_t for bfloat16.
+// Reads a V (float or Floats) from T (float, or uint16_t for bfloat16).
 template <class V, class T>
 inline V get(const T* at) {
   if constexpr (sizeof(V) == sizeof(float)) return to_float(*at);

@@ -14,8 +14,8 @@
 
 namespace palm {
 
-// Buffers that are kept between calls, so that calls need not allocate them.
-// Only one call at a time uses them, because each holds the mutex of shared.h.
+// Buffers that are kept between calls, so that a call need not allocate memory.
+// Only one call at a time uses the buffers: a call holds the mutex of shared.h.
 template <class T>
 struct AttentionMemory {
   std::vector<Word<T>> keys, values, key_rows, value_rows;
@@ -41,9 +41,9 @@ class Attention {
     batch_ = TF_Dim(q, 0);
     sizes_ = {int(TF_Dim(q, 1)), heads, TF_NumDims(k) == 4 ? int(TF_Dim(k, 2)) : 1,
               int(TF_Dim(q, 3))};
-    // With at least kEnough groups, threads finish at about the same time.
-    // Results depend on the number of groups in their last bits, so kEnough
-    // does not depend on the number of threads.
+    // With at least kEnough groups, threads finish at about the same time. The
+    // number of groups changes the last bits of results, so kEnough is the same
+    // for any number of threads.
     constexpr int kEnough = 16;
     const int most = heads / sizes_.key_heads;
     while (num_groups() < kEnough && parts_ < most)
@@ -99,8 +99,8 @@ class Attention {
     heads_of(group, thread).attend(data(q) + at, out + at);
   }
 
-  // Writes the gradient of the group's query heads to `dq`, and the group's
-  // terms of dk and dv to `memory_`, for `add_parts`.
+  // Writes the gradient of the group's query heads to `dq`. Writes the group's
+  // terms of dk and dv to `memory_`; `add_parts` sums these terms.
   void gradient(int group, int thread, const T* dout, T* dq) const {
     float* dk = &memory_.dk[group * part_size()];
     float* dv = &memory_.dv[group * part_size()];
@@ -202,7 +202,7 @@ class Attention {
 
 template <class T>
 AttentionMemory<T>& attention_memory() {
-  static auto& it = *new AttentionMemory<T>;  // kept: threads may run at exit
+  static auto& it = *new AttentionMemory<T>;  // never freed: used at exit
   return it;
 }
 

@@ -152,7 +152,7 @@ def _hash_compiler(command: Sequence[str]) -> str:
     return ""
   parts = []
   for word in command:
-    # Hash size and time of files, because to read a version takes a process.
+    # Hash a file's size and time; asking for its version would start a process.
     if path := shutil.which(word):
       status = os.stat(path)
       parts += [os.path.realpath(path), status.st_size, status.st_mtime_ns]

@@ -105,7 +105,7 @@ class Call {
             int(TF_Dim(tensor, 0)), int(TF_Dim(tensor, 1))};
   }
 
-  // Makes the input that was read last an output, which is written in place.
+  // Uses the input that was read last as an output, to be written in place.
   void give_last(int output) {
     TF_SetOutput(context_, output, inputs_.back(), status_);
   }

@@ -24,7 +24,7 @@ namespace palm {
 struct StepKernel {
   Model model;
   int threads;
-  mutable bool has_huge_pages = false;  // whether the weights are in them
+  mutable bool has_huge_pages = false;  // whether weights are in huge pages
 
   explicit StepKernel(const Attributes& attrs) {
     model.layers = attrs.number("layers");
@@ -56,8 +56,8 @@ struct StepKernel {
     step.run();
   }
 
-  // Reads the embedding and all later inputs. The last inputs, the cache,
-  // are written in place, and are also the outputs from index `first` on.
+  // Reads the embedding and all later inputs; the last inputs are the cache.
+  // Steps write the cache in place, so it is also the outputs from `first` on.
   template <class T>
   Step<T> read(Call& call, int num_rows, int first) const {
     Shared& with = shared();

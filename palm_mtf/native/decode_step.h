@@ -26,7 +26,7 @@ enum class Activation { kSwish, kGelu, kGeluTanh };
 struct Model {
   int layers, heads, key_heads, d_kv, d_ff, d_model, vocab;
   int rotated;    // how many numbers of a head rotary embedding rotates
-  bool is_serial;  // 2 norms and 4 products per layer; otherwise 1 and 2
+  bool is_serial;  // 2 norms, 4 products per layer; else 1 norm, 2 products
   Norm norm;
   bool rotates_neighbours;  // pairs (2i, 2i + 1), not (i, i + rotated / 2)
   Activation activation;
@@ -126,8 +126,8 @@ struct Step {
     team.meet();
   }
 
-  // Writes the product of `inputs` and a kernel (q, k, v, or gate and linear,
-  // or all) to `wide`, from column `first` on.
+  // Writes the product of `inputs` and a kernel (for q, k and v, for gate and
+  // linear, or for all five) to `wide`, from column `first` on.
   void multiply_in(size_t kernel, int first, int outer) {
     multiply(kernel, model.format, model.d_model, outer,
              [&](int row, int column, int count, const float* y) {
@@ -149,8 +149,8 @@ struct Step {
     team.meet();
   }
 
-  // Writes the gated MLP's hidden layer to `inputs` (`inner` numbers per row),
-  // from column `first` on: in a parallel block, after attention's result.
+  // Writes the gated MLP's hidden layer to `inputs` (`inner` numbers per row).
+  // In a parallel block, attention's result is in the columns before `first`.
   void gate(int thread, int inner, int first) {
     for_shares(thread, model.d_ff, [&](int row, int begin, int end) {
       const float* gates = &wide[size_t(row) * wide_size() + qkv_size()];
@@ -210,8 +210,8 @@ struct Step {
     team.meet();
   }
 
-  // Splits all rows' items, such as heads (`size` per row), equally between
-  // threads. Calls use(row, begin, end) for this thread's items, row by row.
+  // A row has `size` items, such as heads. Splits the items of all rows equally
+  // between threads; calls use(row, begin, end) for this thread's items.
   template <class Use>
   void for_shares(int thread, int size, Use use) {
     int64_t all = int64_t(num_rows) * size, n = team.size();

@@ -103,7 +103,7 @@ def unpack(kernel: PackedKernel, inner: int) -> tf.Tensor:
 
 
 def _count_panel_bytes(dtype, inner, columns):
-  # Repeats panel_bytes of panels.h, for the static shape of the result.
+  # Computes what panel_bytes (panels.h) computes, to set a static shape.
   count = -(-inner // GROUP) * GROUP * columns
   if dtype == INT4:
     return count // 2 + count // GROUP * 2
@@ -121,7 +121,7 @@ def multiply(
   """Multiplies rows by a packed kernel [inner, outer]; returns [rows, outer].
 
   `xs` are parts of the rows [rows, inner], cut along `inner`, in float32 or
-  bfloat16. `dtype`, the product's, is float32 or bfloat16, whatever `xs` have.
+  bfloat16. `dtype`, the product's, is also float32 or bfloat16; it may differ.
   """
   y = operations().palm_product(
     xs=list(xs),
@@ -226,7 +226,7 @@ class TextSettings(NamedTuple):
   end_ids: Sequence[int]
   repetition_penalty: float = 1.0  # 1 for no penalty
   keeps_logits: bool = False  # whether to return the last step's logits
-  # Maximum number of steps. Only XLA needs it, because its shapes are constant.
+  # Maximum number of steps; only XLA, whose shapes are constant, needs this.
   most_steps: int | None = None
 
 

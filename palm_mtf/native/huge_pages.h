@@ -20,7 +20,7 @@ inline void use_huge_pages(const void* at, size_t bytes) {
 #if defined(__linux__)
   constexpr uintptr_t kSize = uintptr_t(1) << 21;
   constexpr int kCollapse = 25;  // MADV_COLLAPSE, since Linux 6.1
-  // Only whole pages move, with any other memory in the first and last page.
+  // Linux moves whole pages: other memory in the first and last page moves too.
   const uintptr_t begin = uintptr_t(at) & ~(kSize - 1);
   const uintptr_t end = (uintptr_t(at) + bytes + kSize - 1) & ~(kSize - 1);
   for (uintptr_t page = begin; page < end; page += kSize) {

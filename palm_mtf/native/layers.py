@@ -74,7 +74,7 @@ def read_product_gradient(
   is_gated: bool,
   threads: int,
 ) -> tf.Tensor:
-  """Returns the gradient of `wide`, given those of `read_product`'s results."""
+  """Returns `wide`'s gradient from `gradients` of `read_product`'s results."""
   gradient = operations().palm_read_product_gradient(
     wide=wide,
     gradients=list(gradients),

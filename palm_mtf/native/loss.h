@@ -10,8 +10,8 @@
 namespace palm {
 
 // Writes three numbers to `sums`: the largest logit, the sum of exp(logit -
-// largest), and the logit of `target`, or 0 if `target` is below 0. The second
-// pass over the row reads the row from the CPU's cache.
+// largest), and the logit of `target`, or 0 if `target` is below 0. Reads the
+// row twice; the second time, the row is in the CPU's cache.
 template <class T>
 void sum_row(const T* logits, int size, int target, float* sums) {
   Floats most = splat(to_float(logits[0]));

@@ -11,8 +11,8 @@
 #include "row_kernels.h"
 #include "tensorflow/c/ops.h"
 
-// native/build.py finds this text in the library: runs report it, because other
-// compilers or options may give other bits.
+// native/build.py finds this text in the library. Runs report the text, because
+// other compilers or options may change the bits of results.
 extern "C" const char palm_built_with[];
 const char palm_built_with[] =
   "palm_mtf was built with " PALM_OPTIONS " (" __VERSION__ ")";

@@ -66,7 +66,7 @@ def threads_here() -> int:
 def set_shapes(
   after: Sequence[tf.Tensor], before: Sequence[tf.Tensor]
 ) -> list[tf.Tensor]:
-  """Gives C++ outputs `after`, whose shapes are unknown, those of `before`."""
+  """Sets the unknown shapes of C++ outputs `after` to those of `before`."""
   for x, like in zip(after, before, strict=True):
     x.set_shape(like.shape)
   return list(after)

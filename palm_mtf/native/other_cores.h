@@ -16,8 +16,8 @@
 namespace palm {
 
 // Forbids threads to run on the caller's core. Otherwise, if no core has been
-// idle for long, Linux wakes them on that core, and moves them only
-// milliseconds later, when a short operation has already ended on one core.
+// idle for long, Linux wakes the threads on the caller's core. It moves them
+// milliseconds later, when one core has already ended a short operation.
 class OtherCores {
 #if defined(__linux__)
  public:

@@ -21,9 +21,9 @@ constexpr int kGroup = 32;  // rows per scale in a column of int4 weights
 // Returns the inner dimension of weights [inner, outer], padded with zeros.
 inline int padded(int inner) { return (inner + kGroup - 1) / kGroup * kGroup; }
 
-// An int8 panel ends with each column's scale and the sum of its weights.
-// Products subtract kByteOffset times this sum, because kByteOffset is added to
-// input rows. An int4 panel has a bfloat16 scale per column after each group.
+// Returns a panel's size. An int8 panel ends with a scale and a sum of weights
+// per column. Products subtract kByteOffset times the sum, because input rows
+// have kByteOffset added. An int4 group ends with a bfloat16 scale per column.
 inline size_t panel_bytes(Format format, int inner) {
   size_t count = size_t(padded(inner)) * kColumns;
   if (format == kFloat32) return 4 * count;
@@ -32,8 +32,8 @@ inline size_t panel_bytes(Format format, int inner) {
   return count / 2 + count / kGroup * 2;
 }
 
-// Input rows of a product, [count, padded(inner)]. Only those members are set
-// that products with the weights' format read.
+// Input rows of a product, [count, padded(inner)]. Only the members that
+// the weights' format requires are set.
 struct Rows {
   const float* floats;
   const uint16_t* halves;     // bfloat16, if the CPU multiplies bfloat16
@@ -42,8 +42,8 @@ struct Rows {
   const int32_t* group_sums;  // of `bytes`, [count, padded(inner) / kGroup]
 };
 
-// For products of few rows, which need one tile (products.h) per panel:
-// prefetches the panel that the tile reads, a little ahead.
+// Prefetches the panel that a tile (products.h) reads, a little ahead of the
+// tile. For products of few rows, which need only one tile per panel.
 struct Stream {
   const uint8_t* at;
 
@@ -53,8 +53,8 @@ struct Stream {
   }
 };
 
-// For products of many rows: each of a panel's tiles (products.h) prefetches a
-// part of the next panel, some bytes per step of the tile's loop.
+// The part of the next panel that a tile (products.h) prefetches, some bytes in
+// each step of its loop. For products of many rows: several tiles per panel.
 struct Part {
   const uint8_t* at;
   int bytes;  // prefetched per step

@@ -125,7 +125,7 @@ void multiply_panels(const Rows& x, int num_rows, const uint8_t* panels,
   alignas(64) float out[kMost][kColumns];
   const size_t bytes = panel_bytes(kFormat, inner);
   const int num_tiles = (num_rows + kMost - 1) / kMost;
-  const int steps = padded(inner) >> kFormat;  // of 1, 2, 4 or 8 weight rows
+  const int steps = padded(inner) >> kFormat;  // 1, 2, 4 or 8 weight rows each
   for (int p = begin; p < end; ++p) {
     const uint8_t* panel = panels + p * bytes;
     const uint8_t* following = panels + (p + 1 < end ? p + 1 : next) * bytes;

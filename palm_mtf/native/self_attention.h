@@ -25,8 +25,8 @@ struct AttentionSizes {
 // A position sees itself, the earlier positions of its segment, and the prefix
 // of its segment.
 struct Masks {
-  // A number per position, [length], padded to whole registers; null for no
-  // mask. A prefix requires segments.
+  // Each position's segment number, and 1 for a position in a prefix: [length],
+  // padded to whole registers; null for no mask. A prefix requires segments.
   const int32_t *segments = nullptr, *prefix = nullptr;
 
   // Returns, for each of the kLanes positions from `first` on, -1 if `position`
@@ -41,8 +41,8 @@ struct Masks {
   }
 };
 
-// A head's keys and values. Products with `keys` and `values` sum over d_kv;
-// products with `key_rows` and `value_rows` sum over positions.
+// A head's keys and values, packed twice. Products with `keys` and `values` sum
+// over d_kv; products with `key_rows` and `value_rows` sum over positions.
 template <class T>
 struct PackedHead {
   Panels<Word<T>> keys, values, key_rows, value_rows;

@@ -19,9 +19,9 @@
 
 namespace palm {
 
-constexpr int kStretch = 128;  // panel rows: 16 kB in float32, for the L1 cache
+constexpr int kStretch = 128;  // rows; 16 kB in float32 fit into the L1 cache
 
-// Only AVX2 multiplies a panel in stretches of rows: this is slower with
+// Only AVX2 multiplies a panel in stretches of rows. Stretches are slower with
 // AVX-512, which has more registers, and without AVX2, where unpacking is slow.
 template <Format kFormat>
 constexpr bool kHasStretches =

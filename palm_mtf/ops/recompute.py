@@ -59,8 +59,8 @@ def delay(x: mtf.Tensor, signal: mtf.Tensor) -> mtf.Tensor:
   return _Delay(x, signal).outputs[0]
 
 
-# True while gradients of the second run in `recomputed` are built: its tensors
-# are already recomputed, so `recompute` returns x itself.
+# True while `recomputed` builds gradients of fn's second run. The tensors of
+# the second run are already recomputed, so `recompute` returns x itself.
 _is_kept = contextvars.ContextVar("is_kept", default=False)
 
 

@@ -11,7 +11,7 @@ from palm_mtf.errors import UserError
 from palm_mtf.ops.recompute import delay
 
 SliceFn = Callable[..., object]
-# Takes the operation, and each output's gradient or None; returns each input's.
+# Takes an operation, and its outputs' gradients (or None); returns its inputs'.
 GradientFn = Callable[..., "Sequence[mtf.Tensor | None]"]
 
 
@@ -47,8 +47,8 @@ class ByDevice:
 
   anywhere: SliceFn  # the function in TensorFlow, for any device
   # The function in C++, or None. Its first argument is the number of threads.
-  # It may leave out the last outputs, such as attention weights that only the
-  # gradient in TensorFlow reads; a native gradient that takes them gets None.
+  # It may leave out last outputs, such as attention weights, which only the
+  # gradient in TensorFlow reads. A native gradient gets None for such outputs.
   native: SliceFn | None = None
 
   def of(self, mesh_impl: mtf.MeshImpl) -> SliceFn:

@@ -100,8 +100,8 @@ class SlicedVariable(mtf.Variable):
       stored_dtype: dtype of the slices and of the checkpoint.
       activation_dtype: dtype of `value`.
       trainable: False for variables of the optimizer.
-      sizes: sizes of the dimensions without padding, which is zeros at their
-        end; None if there is no padding.
+      sizes: sizes of the dimensions without the zeros that pad their ends; None
+        if there is no padding.
     """
     # mtf.Variable's constructor is not called, because it makes a full copy.
     mtf.Operation.__init__(self, [], mesh, name=name)

@@ -137,8 +137,8 @@ def set_true(flag: contextvars.ContextVar[bool]) -> Iterator[None]:
 
 
 _is_plain = contextvars.ContextVar("is_plain", default=False)
-# In the `with` body, `fused` functions build plain operations, because a
-# SavedModel must run without XLA.
+# Context manager: in its body, `fused` functions build plain operations,
+# because a SavedModel must run without XLA.
 without_fusion = functools.partial(set_true, _is_plain)
 
 
@@ -187,7 +187,7 @@ def function(fn: Callable[..., object]) -> Callable[..., object]:
 
 
 _is_xla = contextvars.ContextVar("is_xla", default=False)
-# In the `with` body, makes `in_xla_computation` return True.
+# Context manager: in its body, `in_xla_computation` returns True.
 xla_computation = functools.partial(set_true, _is_xla)
 
 

@@ -120,7 +120,7 @@ class _Parameter:
     self._clip, self._rate, self._decay, self._is_finite = (
       lowering.tensors[x] for x in scalars
     )
-    # If v is factored, u is computed from the next row means and column means.
+    # `moment` is (v,) or, if v is factored, (row means, column means).
     moment = tuple(values.values())
     self._next_means, self._factors = (), ()
     if len(moment) == 1:
@@ -151,8 +151,8 @@ class _Parameter:
 
   def assign(self, make_scalars, *arguments) -> list[tf.Operation]:
     # Returns operations that assign each slice of p and of its slots.
-    # `arguments`: the mean of (p - center)^2, the mean of u^2, and whether p
-    # decays, from which `make_scalars` computes the step size and the decay.
+    # `make_scalars` computes step size and decay from `arguments`: the mean of
+    # (p - center)^2, the mean of u^2, and whether p decays.
     slots, mesh_impl = self._variables, self.mesh_impl
     scalars = mesh_impl.slicewise(
       make_scalars,
@@ -258,13 +258,13 @@ class Measure(mtf.Operation):
 class AdafactorUpdate(mtf.Operation):
   """Updates variables that share one root mean square; updates their moments.
 
-  `variables` and `sums_of_squares` are those of its `Measure`.
+  The attributes `variables` and `sums_of_squares` are the same as in `Measure`.
   """
 
   def __init__(
     self, measure: Measure, num_layers: int, config: AdafactorConfig
   ):
-    """Updates variables that stand for `num_layers` layers each."""
+    """Each variable stands for `num_layers` layers; see `adafactor_updates`."""
     super().__init__(
       [*measure.inputs, *measure.outputs],
       name=measure.name.replace("/measure", "/update"),
@@ -279,7 +279,7 @@ class AdafactorUpdate(mtf.Operation):
     parameters, config = self._measure.parameters(lowering), self._config
     count = float(sum(x.size for x in parameters) * self._num_layers)
     sums = [lowering.tensors[x] for x in self._measure.outputs]
-    # All stages add the sums in one order, so that their scalars are equal.
+    # Each stage adds the sums in the same order, so that all means are equal.
     means = {
       impl: [
         impl.slicewise(lambda *parts: total(parts) / count, *squares)
@@ -306,8 +306,8 @@ class AdafactorUpdate(mtf.Operation):
     is_decayed,
     center,
   ):
-    # Returns the step size, the decay and so on (see below), [6] float32.
-    # Devices compute them, so that no step waits for the session's client.
+    # Returns the six scalars that are stacked below, [6] float32. Devices
+    # compute the scalars, so that no step waits for the session's client.
     config = self._config
     step_size = (1.0 - config.beta1) * learning_rate
     if config.parameter_scale != "off":
@@ -420,8 +420,8 @@ class SumOfSquares(NamedTuple):
 
 def total(terms: Sequence[tf.Tensor]) -> tf.Tensor:
   """Adds up float32 tensors of one shape in the given order."""
-  # tf.add_n would begin with any term whose buffer nothing else holds, so that
-  # the order, and with it the last bit of the sum, could differ between steps.
+  # tf.add_n may start from any term whose buffer nothing else uses. The order
+  # of the terms, and so the sum's last bit, could then differ between steps.
   return tf.reduce_sum(tf.stack(terms), axis=0)
 
 

@@ -31,7 +31,7 @@ ReadFeatures = Callable[
 
 
 class ServerFeatures(NamedTuple):
-  """Features of a batch that pods' servers read, if the client feeds none."""
+  """Features that pods' servers read, so that the client feeds no features."""
 
   names: Sequence[str]
   read: ReadFeatures
@@ -56,8 +56,8 @@ class Stage(NamedTuple):
   batch: dict[str, mtf.Tensor]  # the rows, on the mesh
   # `Dropout.state` of the microbatch, [4] int32; None if DROPOUT is 0.
   dropout_state: mtf.Tensor | None
-  # Operations that import tensors into the mesh. Operations that read their
-  # results belong to the same stage (`find_parts` in mesh/stages.py).
+  # Operations that import tensors into the mesh. `find_parts` (mesh/stages.py)
+  # counts operations that read the imported tensors to the same stage.
   imports: list[mtf.Operation]
 
 

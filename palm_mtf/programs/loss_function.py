@@ -2,9 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """A model and its loss for a training program: the interface, and PaLM's.
 
-If microbatches or pods have different weights, the mean of their mean losses is
-not the mean over the tokens of a step. A loss is therefore a sum and a weight.
-pod.py adds both over microbatches and pods, and then divides.
+If microbatches differ in weight, the mean of their mean losses is not the mean
+over the tokens of a step. A loss function therefore returns a sum of losses and
+a sum of weights. pod.py adds up both over the step, and then divides.
 """
 
 import dataclasses

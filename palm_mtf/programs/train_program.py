@@ -44,8 +44,8 @@ class StageProgram:
   # output head, or of a pod without stages, includes the backward pass.
   forward: tf.Operation
   backward: tf.Operation | None
-  # The forward pass for a loss without gradients. Without stages, a no-op,
-  # because fetching `PodProgram.loss` runs the forward pass.
+  # The forward pass if no gradients are needed. Without stages, `evaluate` is a
+  # no-op, because fetching `PodProgram.loss` runs the forward pass.
   evaluate: tf.Operation
 
 
@@ -99,7 +99,7 @@ class TrainProgram:
 
   Feed `step`, `microbatch` and each stage's features. Run the forward and
   backward passes of each pod (`passes`); then run `update` and `metrics` in one
-  call, which without stages computes the last microbatch too.
+  call. Without stages, this call also computes the last microbatch.
   """
 
   # The first rows of a batch go to the first pod, and so on; the first rows of
@@ -130,7 +130,7 @@ class TrainProgram:
   # Placeholder of the JSON that describes the batches that servers read, []
   # string; None if the client feeds all features.
   batches: tf.Tensor | None
-  loop: LoopProgram | None  # if STEPS_PER_LOOP is above 1
+  loop: LoopProgram | None  # None unless STEPS_PER_LOOP is above 1
   # For each stage of a pod, then for the head: the calls to make before
   # `update`, in order. A Pass is (FORWARD, HEAD or BACKWARD; microbatch).
   passes: list[list[Pass]]

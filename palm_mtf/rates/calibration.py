@@ -107,7 +107,7 @@ def calibration() -> dict[str, Any]:
   rates of all cores together.
   """
   # Measure the process's memory first, because its peak never falls. Train the
-  # probe "loss" for it, whose large products need large temporary buffers.
+  # probe "loss" meanwhile, because large products need large buffers.
   process_bytes = _process_bytes(PROBES["loss"])
   memory_bandwidth = read_bytes_per_sec()
   flops, pass_bandwidths = {}, {}
@@ -217,7 +217,7 @@ class Pace:
     return PRODUCT_FLOPS / self.best_secs
 
   def time_call(self, call: Callable[[], object]) -> tuple[float, float]:
-    """Returns the seconds of a call, and the mean of a product around it."""
+    """Returns seconds of the call, and mean seconds of a product around it."""
     before = self._time_products()
     self._last_secs = seconds_of(call)
     return self._last_secs, (before + self._time_products()) / 2
@@ -243,7 +243,7 @@ def undisturbed_secs(
 
 @contextlib.contextmanager
 def pace(dtype: tf.DType) -> Iterator[Pace]:
-  """Yields a `Pace` for calls that compute in `dtype`; so do its products."""
+  """Yields a `Pace` whose products are in `dtype`, as those of the calls."""
   config = session_config(1)
   with tf.Graph().as_default(), Client(tf.Session(config=config)) as client:
     factor = make_variable(client, [PRODUCT_SIZE, PRODUCT_SIZE], dtype)

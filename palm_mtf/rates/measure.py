@@ -43,7 +43,7 @@ def run_flops_per_sec(config: Config, num_hosts: int = 1) -> float:
   if config.run.chip != MEASURED:
     return peak_of_devices(config.run.chip, config.hardware, num_devices)
   dtype = tf.as_dtype(config.model.activation_dtype)
-  if gpu_capabilities():  # one GPU runs the product, so multiply
+  if gpu_capabilities():  # only one GPU is measured, so count all GPUs
     return num_devices * measured_flops_per_sec(dtype)
   # Virtual devices share a CPU, so the products of this host's pods run at the
   # same time. Other hosts are assumed to be as fast as this host.

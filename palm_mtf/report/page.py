@@ -198,7 +198,7 @@ RUN_LINES = [
   for dashes in ("solid", "dashed", "dotted")
   for color in _COLORS
 ]
-_NUM_MEANS = 200  # means that a line has in place of over 400 points
+_NUM_MEANS = 200  # points of a smoothed line, drawn if there are over 400
 _LOG_RATIO = 15  # y is logarithmic if largest / smallest value is above this
 
 
@@ -293,8 +293,8 @@ def _draw_points(
 def _find_x(run: Run, step: float, x_field: str) -> float:
   steps, xs = zip((0, 0), *run.points(x_field, "step"), strict=True)
   if step > steps[-1] > 0:
-    # Extrapolate, because no line has this step: the run was rewound from it,
-    # and ended before reaching it again.
+    # Extrapolate, because no line has this step: the run was rewound from the
+    # step, and ended before reaching the step again.
     return xs[-1] * step / steps[-1]
   return float(np.interp(step, steps, xs))
 
@@ -491,7 +491,7 @@ def _render_samples(runs: Sequence[Run]) -> Iterator[str]:
 def _render_settings(runs: Sequence[Run]) -> Iterator[str]:
   columns = [{k: (repr(v),) * 2 for k, v in x.settings.items()} for x in runs]
   shared = set.intersection(*({*column.items()} for column in columns))
-  # If a run of an earlier version lacks a setting, this setting differs too.
+  # A setting that a run of an earlier version lacks counts as different.
   differ = [dict(x for x in y.items() if x not in shared) for y in columns]
   yield from _render_table("Settings that differ", runs, differ, "settings")
   chosen = {x for run in runs for x in {*run.settings} - run.defaults}

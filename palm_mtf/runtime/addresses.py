@@ -130,7 +130,7 @@ def shut_down_connections(address: str) -> None:
 
 
 def socket_numbers() -> dict[str, int]:
-  """Returns {"socket:[INODE]": descriptor}; sockets of libraries included."""
+  """Returns {"socket:[INODE]": descriptor} of this process's sockets."""
   found = {}
   for number in os.listdir("/proc/self/fd"):
     with contextlib.suppress(OSError):  # the file has been closed
@@ -141,7 +141,7 @@ def socket_numbers() -> dict[str, int]:
 
 
 def duplicate(number: int) -> socket.socket:
-  """Duplicates the socket of a file descriptor; OSError if it has none."""
+  """Duplicates a file descriptor's socket; OSError if it is no socket."""
   copy = os.dup(number)
   try:
     return socket.socket(fileno=copy)
@@ -153,7 +153,7 @@ def duplicate(number: int) -> socket.socket:
 def listeners(
   port: int, besides: Collection[socket.socket] = ()
 ) -> Iterator[socket.socket]:
-  """Yields duplicates of listeners on a port, except the caller's `besides`."""
+  """Yields duplicates of a port's listening sockets, except `besides`."""
   for each in _sockets(besides):
     if is_inet(each, port) and accepts(each):
       yield each

@@ -32,7 +32,7 @@ class Program:
   # What a call returns: a tensor, or nested lists and dicts of tensors.
   outputs: Any = ()
   operations: Sequence[tf.Operation] = ()  # further operations that a call runs
-  # Names of the state that the program reads or changes (`state_of`). They
+  # Names of the state that the program reads or changes (`state_of`). The names
   # decide which calls must wait for each other.
   reads: frozenset[str] = frozenset()
   writes: frozenset[str] = frozenset()

@@ -58,11 +58,11 @@ class Ticket:
   # Programs that must start before this one. () after its start: otherwise a
   # ticket would keep all earlier tickets in memory.
   after: Sequence["Ticket"]
-  now: float  # virtual time at submission: the start tag is no smaller
+  now: float  # virtual time at submission; lower bound of the start tag
   order: tuple[float, int]  # rank by the policy, then submission's number
   state: str = "waiting"  # then "running", then "ended"
   num_overtakes: int = 0  # later programs that have overtaken it
-  num_freed: int = -1  # number of frees, of any client, at its last check
+  num_freed: int = -1  # calls of `free`, by all clients, until its last check
 
 
 class GangScheduler:

@@ -36,7 +36,7 @@ class ServerInfo:
   device_bytes: int = 0  # bytes of host memory free at its start / num_devices
   # {name of a function: token with which sessions of clients call the function}
   functions: Mapping[str, str] = dataclasses.field(default_factory=dict)
-  has_native: bool = False  # whether it has palm_mtf's C++ operations
+  has_native: bool = False  # has palm_mtf's C++ operations
   # CPU instruction sets that decide which kernels run. Servers of a run must
   # have the same, because the last bits of their results could differ.
   cpu_flags: Sequence[str] = ()
@@ -54,7 +54,7 @@ class NotOursError(NoAnswerError):
 
 
 def read_info(address: str, secs: float) -> ServerInfo:
-  """Reads a server's info; NoAnswerError if it gives none in `secs` seconds."""
+  """Reads a server's info; NoAnswerError if none comes in `secs` seconds."""
   # A busy server may answer too late: the read waits for a free thread, and a
   # training step, above all the first, which compiles, may use all threads.
   with _session(address, secs) as session:
@@ -100,7 +100,7 @@ def _session(address: str, secs: float) -> Iterator[tf.Session]:
   try:
     session = tf.Session(f"grpc://{address}", graph=tf.Graph(), config=config)
     yield session
-    session.close()  # after an error the server has no session to close
+    session.close()  # not after an error: then the server has no session
   except (tf.errors.DeadlineExceededError, tf.errors.UnavailableError):
     raise NoAnswerError(f"has not answered for {secs:g} seconds") from None
   except (tf.errors.OpError, ValueError, TypeError):

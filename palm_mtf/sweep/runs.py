@@ -125,7 +125,7 @@ def make_runs(
 
 
 def check_unchanged(runs: Sequence[SweepRun], where: SweepDir) -> None:
-  """Raises UserError if the gin file of a run's first start differs."""
+  """Raises UserError if a run's settings differ from its first start."""
   for run in runs:
     path = where.settings(run.name)
     if not os.path.exists(path):

@@ -460,7 +460,7 @@ def _event(
 def _lane(
   name: str, number: int, events: Sequence[dict[str, Any]]
 ) -> Iterator[dict[str, Any]]:
-  """Yields a lane's events; events that overlap get different rows."""
+  """Yields the events of a lane; rows of the lane hold no two at a time."""
   # In Chrome's format, a lane is a process ("pid"), and a row in the lane is a
   # thread ("tid"). "M" events are metadata.
   for key, value in (("name", name), ("sort_index", number)):

@@ -41,8 +41,8 @@ class TrainStep:
   def __init__(self, client: Client, program: TrainProgram):
     """Takes the client in whose graph `program` was built."""
     self._client, self.program = client, program
-    # {name of an input: (pod, feature)}, to find the rows to feed. Each server
-    # of a stage has its own input per feature.
+    # {name of an input: (pod, feature)}: which rows of the batch to feed. If a
+    # stage has several servers, each server has an input per feature.
     self._rows: dict[str, tuple[int, str]] = {}
     # For each pipeline stage, and each output head, of each pod: {FORWARD, HEAD
     # or BACKWARD: program that runs this pass for one microbatch}.

@@ -40,14 +40,14 @@ _SETTINGS = {
   "mlp": "d_ff mlp biases",
 }
 _SIZES = "num_layers d_model num_heads d_kv d_ff vocab_size sequence_length"
-# All layers use the names of layer 0; Mesh TensorFlow's scopes number layers.
+# Every layer has the names of layer 0, in a Mesh TensorFlow scope per layer.
 _LAYER = parameters.layer_name(0)
 _MODULE = "palm_mtf.unitransformer"
 
 
 def _check(name: str, kind: str, settings: Mapping[str, object]) -> ModelConfig:
-  # Returns a model with these settings. Sizes that `kind` does not use are 2,
-  # because ModelConfig needs all sizes. Raises UserError if a setting is
+  # Returns a ModelConfig with `settings`. Sizes that `kind` does not use are 2,
+  # because a ModelConfig needs all sizes. Raises UserError if a setting is
   # unknown, wrong or missing.
   known = _SETTINGS[kind].split()
   for each in settings:
@@ -72,7 +72,7 @@ class _Call:
 
   def __init__(self, context: transformer.Context, config: ModelConfig):
     self.context = context
-    # Join "batch" as the first, so that its layout rule can split the result.
+    # Put "batch" first, so that its layout rule can split the joined dimension.
     self.batch_dims = sorted(
       context.batch_dims, key=lambda x: x.name != "batch"
     )
@@ -214,7 +214,7 @@ class _Call:
     return [*(segments or [mtf.zeros_like(prefix)]), prefix]
 
   def attend_to_cache(self, weights: TrainedWeights, *given: Any) -> mtf.Tensor:
-    """Returns the attention of one position per row; see `attend`."""
+    """Attends from one position per row to the cache; see `attend`."""
     *qkv, mixer = given
     extras = weights.score_extras(_LAYER, mixer, self.context.length_dim)
     old = [self.join_batch(x) for x in self.context.get_states(2)]
@@ -258,7 +258,7 @@ class _Call:
 
   def find_position(self) -> mtf.Tensor:
     """Returns the position of each row's token, [batch] int32."""
-    # A sequence that is over stays in the batch; its position may pass the end.
+    # A finished sequence stays in the batch; its position may pass the last.
     last = self.context.length_dim.size - 1
     return self.join_batch(mtf.minimum(self.context.position, last))
 

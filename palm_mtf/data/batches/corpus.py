@@ -181,7 +181,7 @@ class Prefetcher(contextlib.AbstractContextManager):
   def batch(self, step: int) -> Batch:
     """Returns a step's batch, and starts to make the next `depth` batches."""
     with self._lock:
-      # Drop only earlier batches: other threads may still ask for this one.
+      # Drop only earlier steps: other threads may ask for this step's batch.
       self._made = {x: made for x, made in self._made.items() if x >= step}
       for each in range(step, min(step + 1 + self._depth, self._last_step)):
         if each not in self._made:
@@ -224,10 +224,10 @@ class Corpus:
 
   @property
   def fingerprint(self) -> str:
-    """Hash of all that decides the rows but SEED: a resumed run compares it."""
+    """Hash of all that decides the rows except SEED, for checks on resuming."""
     parts = [self.packing, self.sequence_length]
     if self.packing.startswith("joined"):
-      # Earlier versions did not shuffle documents, so their hash must differ.
+      # Versions that did not shuffle documents must have a different hash.
       parts.append("shuffled documents")
     if self.first:
       parts.append(f"start {self.first}")
@@ -240,8 +240,8 @@ class Corpus:
   @property
   def validation_bytes_per_token(self) -> float:
     """Bytes of validation text per token with a loss, for bits per byte."""
-    # Weight sources by their rates: they share the validation rows in this
-    # proportion, and every row has the same number of tokens.
+    # Weight each source by its rate, which is its share of validation rows.
+    # Its share of tokens is the same, because rows have equally many tokens.
     return sum(
       source.rate * store.validation.bytes_per_token
       for source, store in zip(self.sources, self.stores, strict=True)
@@ -350,7 +350,7 @@ def corpus_of_run(
 ) -> Corpus:
   """Returns the corpus of a run; encodes each source that has no token store.
 
-  If CACHE_DIR lacks the tokens of a source, MODEL_DIR keeps them.
+  Tokens that CACHE_DIR lacks are read from MODEL_DIR, or written there.
 
   Raises:
     UserError: there is no text, a source has no document for training or for

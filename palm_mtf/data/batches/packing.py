@@ -240,7 +240,7 @@ class JoinedRows:
     eod_id: int | None,
     first: int = 0,
   ):
-    """Cuts rows of `length` tokens; `make_joined_row` explains the others."""
+    """Cuts rows of `length` tokens; see `make_joined_row` for the rest."""
     self._tokens = tokens
     self._length = length
     self._eod_id, self._first = eod_id, first
@@ -257,7 +257,7 @@ class JoinedRows:
 
 
 def row_start(data: DataConfig, vocabulary: Vocabulary) -> int:
-  """Returns the first input id of a row, even if it continues a document."""
+  """Returns a row's first input id, even if the row continues a document."""
   if data.add_start and data.start_id is not None:
     return data.start_id
   has_pad = data.add_start and vocabulary.is_control(0)
@@ -265,7 +265,7 @@ def row_start(data: DataConfig, vocabulary: Vocabulary) -> int:
 
 
 def document_start(data: DataConfig, vocabulary: Vocabulary) -> int:
-  """Returns the input id from which a document's first token is predicted."""
+  """Returns the input id at the position of a document's first target."""
   # Rows of "joined" begin with input 0 even within a document, so only [eod]
   # marks a document's start. Other packings begin every document with input 0.
   if data.packing == "joined" and data.start_id is None:
@@ -281,7 +281,7 @@ def prompt_start(data: DataConfig, vocabulary: Vocabulary) -> int | None:
 def join_features(
   sources: Sequence[TokenArray], eod_id: int | None
 ) -> tuple[str, ...]:
-  """Returns joined rows' features; "segments" if `eod_id` is not None."""
+  """Returns joined rows' feature names; no "segments" if `eod_id` is None."""
   features = ("inputs", "targets")
   if eod_id is not None:
     features += ("segments",)

@@ -48,8 +48,8 @@ _CHUNK = 1 << 20  # documents whose lengths are read at once, to limit memory
 # Documents are shuffled in blocks of at most about this many tokens, which are
 # 16 of PaLM's largest batches. A block takes 40 bytes of memory per document.
 _BLOCK_TOKENS = 1 << 26
-# Rates are integers, in units of 1e-9, so that positions in the stream (tokens
-# times a rate) are exact however long training is.
+# Rates are integers in units of 1e-9, because floats would round a position in
+# the stream (a number of tokens times a rate) when training is long.
 _RATE_UNITS = 10**9
 
 
@@ -187,10 +187,10 @@ class DocumentStream:
 
   def block_at(self, position: int) -> int:
     """Returns the number of the block that holds `position`."""
-    # Block b begins near b * _num_tokens / _num_blocks: each source's share of
-    # these tokens is rounded down by less than a token, then extended to the
-    # source's next document. So a guess that adds one token per source is never
-    # too low: count down from it.
+    # Block b begins near b * _num_tokens / _num_blocks: each source's share is
+    # rounded down by less than a token, then up to the source's next document.
+    # To find a block that is never too low, add a token per source to the
+    # position. Then count down from this block.
     after = position + len(self._tokens)
     block = after * self._num_blocks // self._num_tokens + 1
     while self.start_of(block) > position:
@@ -214,8 +214,8 @@ class DocumentStream:
     spans = [(first, stop) for (first, _), (stop, _) in ends]
     counts = [stop - first for first, stop in spans]
     size = sum(counts)
-    # Shuffle a list of each document's source, not of the documents, so that
-    # documents of the same source stay in that source's order.
+    # Shuffle which source comes when, not the documents: the documents of one
+    # source stay in that source's order.
     key = f"seed {self._seed} mixture block {block}"
     cards = shuffle(np.arange(size), max(1, size), key)
     sources = np.searchsorted(np.cumsum(counts), cards, side="right")
@@ -253,7 +253,7 @@ class JoinedStream:
     seed: int,
     first: int = 0,
   ):
-    """Cuts rows of `length` tokens; `make_joined_row` has `eod_id`, `first`."""
+    """Cuts rows of `length` tokens; see `make_joined_row` for the rest."""
     self._sources = sources
     self._length = length
     self._eod_id, self._first = eod_id, first
@@ -307,7 +307,7 @@ class JoinedStream:
     left = np.arange(len(numbers))
     while len(left):
       block = self._stream.block_at(int(numbers[left[0]]) * self._length)
-      # Shuffle the rows that begin in the block; the last row may end later.
+      # Shuffle the rows that begin in this block; the last may end after it.
       first, stop = (
         -(-self._stream.start_of(x) // self._length) for x in (block, block + 1)
       )
@@ -333,13 +333,13 @@ class Mixture:
     self._block = functools.lru_cache(maxsize=2)(self._order_block)
 
   def locate(self, numbers: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Returns the index of each row's source, and the row's number in it.
+    """Returns each row's source (an index), and the row's number there.
 
-    All arrays are [n], int64. `numbers` count all rows of the run; the second
-    result counts only the run's rows from the same source.
+    All arrays are [n], int64. `numbers` count the run's rows of all sources.
+    The second result counts only the run's rows of the row's source.
     """
-    # Every block has the same number of rows per source, so that earlier blocks
-    # need not be computed.
+    # A source has equally many rows in every block, so a row's number in its
+    # source is known without computing earlier blocks.
     if len(self.rows_of_block) == 1:
       return np.zeros_like(numbers), numbers
     blocks, places = np.divmod(numbers, BLOCK_ROWS)

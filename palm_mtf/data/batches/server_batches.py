@@ -25,8 +25,8 @@ from palm_mtf.data.tokens.store import read_store
 from palm_mtf.json_text import json_text
 from palm_mtf.runtime.host_functions import host_function
 
-# Makes the specs of two clients differ, even for the same batches. A server has
-# one `_Reader` per spec, because a reader reads ahead for only one client.
+# Part of a client's specs, so that clients share no spec. A server has one
+# `_Reader` per spec, because a reader reads ahead for only one client.
 _CLIENT = secrets.token_hex(8)
 
 
@@ -108,6 +108,6 @@ class _Reader:
     return tuple(batch[name] for name in self._batches.features)
 
 
-# Keep two readers for each of 16 clients: a client's previous training loop may
-# still read by its own spec. A reader that was dropped is opened again.
+# Keep two readers for each of 16 clients, because a client's previous training
+# loop may still read. If a reader was dropped, the next call opens it again.
 _open_reader = functools.lru_cache(maxsize=32)(_Reader)

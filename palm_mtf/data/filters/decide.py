@@ -35,7 +35,7 @@ from palm_mtf.data.statistics.ngrams import (
 from palm_mtf.data.worker_pool import WorkerPool, gather
 from palm_mtf.errors import UserError
 
-# Why a filter removes a document. A decision is an index here; 0 keeps it.
+# Why filters remove documents. A decision is an index into REASONS; 0: keep.
 REASONS = (
   "",
   "low_quality",
@@ -94,7 +94,7 @@ def count_removed(decisions: np.ndarray) -> dict[str, int]:
 
 
 class Measures(NamedTuple):
-  """What a worker computes per document of a batch; [] if nobody needs it."""
+  """What a worker computes per document of a batch; [] for what is not used."""
 
   digests: list[bytes]  # 16-byte hashes, which find equal texts
   values: list[bytes]  # uint16 MinHash values, which find near duplicates
@@ -110,10 +110,10 @@ class MeasuringPool(WorkerPool):
     examples: ContainedExamples | None,
     num_processes: int | None = None,
   ):
-    """Prepares workers: one per core by default; 0 for none.
+    """Prepares workers: one per core by default; 0 measures in this process.
 
-    They compute digests unless REMOVE_DUPLICATES is None, MinHash values if
-    REMOVE_DUPLICATES is "near", and 8-grams if `examples` are given.
+    Workers compute digests unless REMOVE_DUPLICATES is None, MinHash values if
+    REMOVE_DUPLICATES is "near", and 8-grams if `examples` is not None.
     """
     table = examples.table if examples else None
     super().__init__(
@@ -164,10 +164,10 @@ class _Columns:
     self._filters, self._examples = filters, examples
     self._is_measured = examples is not None or filters.remove_duplicates
     self._decisions = bytearray()
-    # One entry per document that is not removed by quality or size:
+    # These have an item per document that quality and size do not remove:
     self._weights, self._held_out = array("d"), bytearray()
     self._contaminated = bytearray()
-    # Hashes of each document that only the duplicate search may still remove:
+    # Hashes of the documents that are left for the duplicate search:
     self._digests, self._values = bytearray(), bytearray()
 
   def measured(self, source: Source) -> Iterator[Document]:
@@ -252,7 +252,7 @@ def find_repeats(sources: Sequence[Candidates]) -> list[np.ndarray]:
     np.concatenate, zip(*sources, strict=True)
   )
   source = np.repeat(np.arange(len(sources)), counts)
-  # Put equal texts next to each other, the document to keep before the others.
+  # Sort equal texts together. Among equal texts, put the one to keep first.
   unread = weights == 0
   order = np.lexsort((-weights, source, ~held_out, unread, *digests.T))
   is_first = begins_run(digests[order])
@@ -260,8 +260,8 @@ def find_repeats(sources: Sequence[Candidates]) -> list[np.ndarray]:
   texts = order[is_first]  # one document per different text, sorted by hash
   repeats[texts] = 0
   if values.shape[1]:
-    # Do not put held-out texts first here. Otherwise training would lose every
-    # group with a held-out text, and a large group probably has one.
+    # A group keeps its first text. Do not put held-out texts first: training
+    # would lose every such group, and a large group probably has one.
     groups = group_similar(values[texts])
     by_group = np.lexsort(
       (np.arange(len(texts)), source[texts], unread[texts], groups)

@@ -2,11 +2,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Sources without the documents that the filters of a run remove.
 
-Filtering takes a pass over all text, so a file keeps its decisions for later
-runs. The file begins with a hash of the rest, which is compressed: a JSON line
-with the number of documents per source, then a byte per document, which is an
-index into REASONS. A filter may remove documents that contain an example of an
-evaluation set.
+Filtering takes a pass over all text, so a file saves the decisions for later
+runs. The file has a hash, then the compressed decisions: a JSON line with the
+number of documents per source, and a byte per document, which is an index into
+REASONS. A filter may remove documents that contain an example of an evaluation
+set.
 """
 
 import dataclasses
@@ -116,7 +116,7 @@ class _Decisions:
   def __init__(
     self, sources: Sequence[Source], data: DataConfig, folders: Sequence[str]
   ):
-    # `folders` may have decisions of earlier runs; new ones go to the first.
+    # Read earlier runs' decisions in any of `folders`; write to the first.
     self._sources, self._folders = sources, folders
     self._data, self._filters = data, data.filters
     self._has_examples = bool(
@@ -140,15 +140,15 @@ class _Decisions:
     parts = [_VERSION, self._known[number], sorted(changed)]
     if examples:
       parts.append(examples)
-    # A document may duplicate one of another source, so the key of the stored
-    # decisions, which documents to keep, covers all sources.
+    # A document may duplicate a document of another source, so a source's
+    # fingerprint covers all sources.
     if self._filters.remove_duplicates:
       parts += [number, *self._known]
     return hash_parts(tuple(parts))
 
   @functools.cached_property
   def _examples_fingerprint(self) -> str:
-    """A hash of the evaluation examples to avoid; "" if the user names none."""
+    """A hash of the evaluation examples; "" if the settings name none."""
     if not self._has_examples:
       return ""
     digests = {each.digest() for each in read_evaluation_sets(self._data)}
@@ -156,7 +156,7 @@ class _Decisions:
 
   @functools.cached_property
   def by_source(self) -> list[np.ndarray]:
-    """Per source, an index into REASONS per document, [documents], uint8."""
+    """Each source's decisions: indices into REASONS, [documents], uint8."""
     with FileDigests(os.path.join(self._folders[0], "digests.json")) as digests:
       prints = [self.fingerprint(i, digests) for i in range(len(self._sources))]
     name = f"removed-{hash_parts((prints,))[:16]}"
@@ -178,10 +178,10 @@ class _Decisions:
 
 
 class FilteredSource:
-  """A Source: another source without the documents that filters remove."""
+  """A Source of those documents of another source that filters keep."""
 
   def __init__(self, source: Source, number: int, decisions: _Decisions):
-    # `number` is the index of `source` in the lists of `decisions`.
+    # `number` is the index of `source` among the sources of `decisions`.
     self.name, self.rate = source.name, source.rate
     self.num_bytes = source.num_bytes
     self._source, self._number = source, number
@@ -306,8 +306,8 @@ def _read_split(task: Any, split: str, setting: str) -> Iterator[Document]:
         f"{where}: its preprocessors make no texts 'inputs' and 'targets'; let "
         "them end in seqio.preprocessors.tokenize, or give another task."
       )
-    # Drop options that SeqIO scores without their question: a document that has
-    # only the answer is not contaminated.
+    # Drop SeqIO's "unconditional" examples, which are answers without question:
+    # a document that has only the answer is not contaminated.
     if "unconditional" in specs:
       dataset = dataset.filter(lambda example: ~example["unconditional"])
     dataset = dataset.map(lambda example: {n: example[n] for n in names})

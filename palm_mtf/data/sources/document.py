@@ -33,12 +33,12 @@ class Document(NamedTuple):
     digest = hashlib.blake2b(digest_size=num_bytes, person=purpose.encode())
     digest.update(_bytes(self.text))
     if self.inputs is not None:
-      # Texts have no NUL, so no other inputs and text have the same bytes.
+      # Texts have no NUL, so a NUL shows where the inputs begin.
       digest.update(b"\0" + _bytes(self.inputs))
     return digest.digest()
 
-  # A source without a validation split holds out the documents whose rank is
-  # below VALIDATION_SHARE, so that equal texts are always in the same split.
+  # A source without a validation split holds out documents whose rank is below
+  # VALIDATION_SHARE. Equal texts have equal ranks, so they share a split.
   @property
   def rank(self) -> float:
     """A hash of inputs and text, uniform over [0, 1)."""
@@ -107,7 +107,7 @@ def read_with_progress(
 
 
 def decode_text(content: bytes) -> str | None:
-  """Decodes UTF-8; returns None for binary content: not UTF-8, or with NUL."""
+  """Decodes UTF-8; returns None if `content` is not UTF-8 or has a NUL."""
   try:
     return None if b"\0" in content else content.decode("utf-8")
   except UnicodeDecodeError:

@@ -42,8 +42,8 @@ class TextFile(NamedTuple):
   path: str
   num_bytes: int  # on disk, maybe compressed
   mtime_ns: int
-  # tar and others set mtime, so a changed file may have its old mtime. Compare
-  # ctime and inode too, to detect the change.
+  # Tools such as tar set mtime, so a changed file may have an old mtime.
+  # Therefore ctime and inode are compared too.
   ctime_ns: int
   inode: int
   is_text: bool = False  # its glob says plain text, even if named .jsonl
@@ -273,8 +273,8 @@ def _read_known(path: str) -> dict[str, list]:
 def writable_folder(shared: str | None, own: str) -> str:
   """Returns where to save hashes and filters' decisions: `shared` if writable.
 
-  `shared` is CACHE_DIR, in which other runs find them, but which may belong to
-  another user. Otherwise, returns `own`, a folder in MODEL_DIR.
+  `shared` is CACHE_DIR, where other runs find these files. If CACHE_DIR is not
+  set or not writable, returns `own`, a folder in MODEL_DIR.
   """
   return shared if shared and os.access(shared, os.W_OK) else own
 
@@ -284,8 +284,8 @@ def describe_shards(
 ) -> list[str]:
   """Returns remote files' paths, then local files' hashes.
 
-  They identify the data of a SeqIO task in its source's fingerprint. `digests`
-  is a cache of hashes; without it, every local file is hashed.
+  The fingerprint of a SeqIO task includes this result. `digests` is a cache of
+  hashes; without a cache, every local file is hashed.
   """
   paths = [os.fspath(path) for path in paths]
   files = [describe_file(path) for path in paths if os.path.isfile(path)]

@@ -17,8 +17,8 @@ import math
 import re
 import types
 
-# Functions import seqio, because its import takes seconds. Those that take a
-# task or step need no `import_seqio`: the task's module has imported seqio.
+# Functions import seqio, because its import takes seconds. Functions of a task
+# or step need no `import_seqio`, because the task's module has imported seqio.
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
@@ -172,12 +172,12 @@ def kind_of_feature(spec: Any) -> str:
   return f"{spec.dtype.name} of rank {spec.shape.rank}"
 
 
-# Number of documents per split that `has_inputs` and `fingerprint` read. Every
-# start of a training waits for them.
+# Number of documents per split that `has_inputs` and `fingerprint` read. More
+# would slow every start of training.
 _FIRST_DOCUMENTS = 32
 _BATCH = 32  # documents per call of TensorFlow, which takes 0.1 ms
 _PLAIN = (type(None), bool, int, float, complex, str, bytes)
-_ADDRESS = re.compile(r" at 0x[0-9a-f]+")  # an object's, in its repr
+_ADDRESS = re.compile(r" at 0x[0-9a-f]+")  # in the repr of an object
 
 
 def open_task(
@@ -287,7 +287,7 @@ class SeqioTask:
     self._lengths = None
     if sequence_length:
       features = [f for f in ("inputs", "targets") if f in task.output_features]
-      # Divide the row, because an example's inputs and targets share a row.
+      # Divide the length, because an example's inputs and targets share a row.
       length = sequence_length // max(1, len(features))
       self._lengths = dict.fromkeys(features, length)
     with user_code(f"TASK: the splits of {self.name}"):
@@ -302,7 +302,7 @@ class SeqioTask:
     # Share of documents to hold out; None if the task has a validation split.
     self._share = None if has_validation else validation_share
     self._num_skipped = 0
-    self._unread: Any = None  # the train split's dataset, unless read
+    self._unread: Any = None  # the train split's dataset until it is read
 
   @property
   def has_inputs(self) -> bool:
@@ -372,7 +372,7 @@ class SeqioTask:
 
   @functools.cached_property
   def _first_documents(self) -> list[Document]:
-    """Each split's first documents; read twice, because they must not vary."""
+    """Each split's first documents, read twice to check that they agree."""
     first, again = (
       [
         document
@@ -435,9 +435,9 @@ class SeqioTask:
     is_text, eos_ids = self._features
     where = f"TASK: {self.name}, split {split!r}"
     with user_code(where):
-      # Only the first read of the train split uses the dataset of `_features`.
-      # Make a dataset for every other read, because some unseeded steps repeat
-      # their random numbers within a dataset, and would not be detected.
+      # The train split's first read uses the dataset that `_features` made.
+      # Other reads make a dataset, because some unseeded steps repeat their
+      # random numbers within a dataset, which would hide that documents vary.
       dataset, self._unread = self._unread, None
       if split != TRAIN or dataset is None:
         dataset = self._make_dataset(split)
@@ -495,10 +495,10 @@ def _hash_vocabulary(vocabulary: Any) -> str:
 def describe_code(value: object, within: tuple[int, ...] = ()) -> str:
   """Describes a function, or a value in it, to detect changes by a hash.
 
-  All processes describe it alike: by a function's source code, defaults, bound
-  arguments and closure, but not by what the function calls, reads from globals
-  or files, or gets from gin. `within` has the `id` of each value that contains
-  this value.
+  The description is the same in all processes. It covers a function's source
+  code, defaults, bound arguments and closure, but not what the function calls,
+  reads from globals or files, or gets from gin. `within` has the `id` of each
+  value that contains `value`.
   """
   if isinstance(value, _PLAIN):
     return repr(value)

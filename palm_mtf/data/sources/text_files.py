@@ -30,13 +30,13 @@ from palm_mtf.errors import UserError, did_you_mean
 
 _logger = logging.getLogger(__name__)
 
-# Weights must be lower, because float64 does not hold all higher integers, so
+# Weights must be below this, because float64 does not hold all higher integers:
 # the number of times that a document is read would be rounded.
 _MAX_WEIGHT = 2**53
 
 
 class Settings(NamedTuple):
-  """The names of the user's settings, which error messages say to change."""
+  """Names of the settings that error messages tell the user to change."""
 
   files: str
   text_field: str
@@ -133,8 +133,8 @@ class TextFiles:
 
   def fingerprint(self, digests: FileDigests | None = None) -> str:
     """Returns a hash of the files' bytes, their order and the settings."""
-    # Leave out paths and times, so that files that are moved or touched still
-    # match their cached tokens, unless the order of the files changes.
+    # Leave out paths and times. Otherwise moved or touched files would not
+    # match their cached tokens. The hash changes with the order of the files.
     kinds = [file.is_json_lines for file in self.files]
     contents = zip(
       kinds, (digests or FileDigests()).read(self.files), strict=True
@@ -246,8 +246,8 @@ def _is_number(value: object) -> bool:
   return type(value) in (int, float) and value == value  # False for NaN
 
 
-# {field of a JSON line: (function that says whether a value is right, and for
-# messages: what is right, and what else the field's setting may be set to)}
+# {kind of field in a JSON line: (function that says whether a value is valid,
+# and for messages: what is valid, and what else the field's setting may be)}
 _KINDS = {
   "text": (lambda x: isinstance(x, str), "a text", ""),
   "weight": (

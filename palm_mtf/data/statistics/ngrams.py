@@ -45,7 +45,7 @@ from palm_mtf.data.sources.document import VALIDATION, Document, Text, mix_bits
 # bytes of memory per character of a block. The hashes take 8 bytes per word.
 _BLOCK_CHARACTERS = 1 << 18
 _SPACE = re.compile(r"\s")  # the characters at which str.split() splits
-_LAST_SPACE = 0x3000  # highest white-space code point, which ends a table
+_LAST_SPACE = 0x3000  # highest white-space code point; see `_space_table`
 # Hashes are polynomials in these factors, mod 2 ** 64. The factors are odd, so
 # that a multiplication loses no bits and has an inverse.
 _CHARACTER_FACTOR = 0x9E3779B97F4A7C15
@@ -113,8 +113,8 @@ def _hash_block(block: str) -> np.ndarray:
   starts = np.flatnonzero(before & ~is_space)
   if not len(starts):
     return np.empty(0, np.uint64)
-  # `_powers` caches only its latest result, so ask for as many powers for every
-  # block. Only a block that ends in a huge word needs more.
+  # `_powers` caches only its latest result, so ask for as many powers in every
+  # block. Only a block that ends in a huge word needs more powers.
   size = max(2 * _BLOCK_CHARACTERS, 1 << len(characters).bit_length())
   powers, inverses = _powers(size)
   terms = characters + np.uint64(1)
@@ -166,7 +166,7 @@ class Examples:
   """The n-grams of an evaluation set, or of a random sample of its examples."""
 
   def __init__(self, max_ngrams: int = _MAX_NGRAMS):
-    """Keeps at least one example, others up to `max_ngrams` n-grams in all."""
+    """Keeps examples up to `max_ngrams` n-grams in all, but at least one."""
     self.count = 0  # number of examples added
     self._max_ngrams = max_ngrams
     self._num_ngrams = 0
@@ -201,13 +201,13 @@ class ContaminationSearch:
   """
 
   def __init__(self, examples: Examples):
-    """Copies `examples`; an example that is added to it later is ignored."""
+    """Copies `examples`; examples that are added later are ignored."""
     self._num_examples = examples.count
     self._words = np.array([words for _, _, words, _ in examples.kept], int)
     ngrams = [ngrams for _, _, _, ngrams in examples.kept]
     self._counts = np.array([len(each) for each in ngrams], np.int64)
-    # Find a repeated n-gram once: _ngrams are distinct and sorted, and
-    # _ngrams[_places] are the n-grams of all examples, one after another.
+    # _ngrams has each different n-gram once, sorted. _ngrams[_places] are the
+    # n-grams of all examples, one after another.
     self._ngrams, self._places = np.unique(
       np.concatenate([np.empty(0, np.uint64), *ngrams]), return_inverse=True
     )
@@ -224,7 +224,7 @@ class ContaminationSearch:
       self._found[find_hashes(self._ngrams, hash_ngrams(words, n))] = True
 
   def result(self) -> Contamination:
-    """Returns how many examples all documents given to `add` contaminate."""
+    """Returns how many examples the documents passed to `add` contaminate."""
     found = self._found[self._places]
     ends = np.cumsum(self._counts)
     hits = np.concatenate([[0], np.cumsum(found)])
@@ -249,7 +249,7 @@ class ContainedExamples:
     ngrams += [hash_ngrams(hash_document(x), NGRAM_WORDS) for x in examples]
     self._counts = np.array([len(each) for each in ngrams], np.int64)
     self.num_examples = len(ngrams) - 1
-    # Number of examples of fewer than 8 words; the empty array is no example.
+    # Number of examples of fewer than 8 words, without the empty array.
     self.num_short = int((self._counts == 0).sum()) - 1
     # Hashes of distinct 8-grams, sorted, which `find_ngrams` looks up.
     self.table, index = np.unique(np.concatenate(ngrams), return_inverse=True)
@@ -301,8 +301,8 @@ _NGRAM_WORDS = 5  # for near duplicates; a text of fewer words is one n-gram
 # probability J. Two texts are compared if they share all values of a band.
 _BANDS, _ROWS = 16, 8  # number of bands, and of MinHash values per band
 NUM_VALUES = _BANDS * _ROWS
-# Per band, a text is compared with at most this many others that share its
-# values. Only a huge group has more, and some of its pairs suffice to merge it.
+# Per band, a text is compared with at most this many texts that share its
+# values. Only a huge group has more, and fewer comparisons suffice to merge it.
 _NEIGHBORS = 32
 _PAIRS_AT_ONCE = 1 << 16
 _NGRAMS_AT_ONCE = 256  # 256 x NUM_VALUES uint32 values fit in a core's cache
@@ -319,7 +319,7 @@ _FACTORS |= 1  # odd, so that factor * x + addend is one to one
 class Group(NamedTuple):
   """Documents with the same text, or texts that are near duplicates."""
 
-  # Number of documents if all have the same text; otherwise of different texts.
+  # Number of documents with the same text, or of near-duplicate texts.
   size: int
   # Document.digest() of one document, by which a command finds a text to show.
   digest: bytes

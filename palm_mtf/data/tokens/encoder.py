@@ -39,11 +39,11 @@ class EncodedDocument(NamedTuple):
 
 class _Part(NamedTuple):
   text: Text
-  is_inside: bool  # False for the first part, which may get a U+2581 before
+  is_inside: bool  # False for a text's first part, which may begin with U+2581
 
 
 class _Cut(NamedTuple):
-  """A document whose parts are all in batches; it waits for their ids."""
+  """A document whose parts are all in batches; their ids are not joined yet."""
 
   split: str
   document: Document

@@ -184,8 +184,8 @@ def map_array(path: str, *, is_random: bool = False) -> np.ndarray:
   return values
 
 
-# A document of weight 3 is written three times. If its copies have more bytes
-# of text than this together, that is an error: host memory holds them all.
+# A document of weight 3 is written three times. Copies that have more bytes of
+# text than this in all are an error, because host memory holds all copies.
 _MOST_REPEATED_BYTES = 1 << 30
 _CHANGED = "its content is not what was written"
 
@@ -395,7 +395,7 @@ def _explain_read_error(path: str, error: OSError) -> Exception:
 def map_shard(
   folder: str, number: int, split: str, *, has_inputs: bool
 ) -> Shard:
-  """Memory-maps one split of a shard, which `check_shard` has found whole."""
+  """Memory-maps one split of a shard that `check_shard` found undamaged."""
   path = os.path.join(folder, f"{split}-{number:05d}")
   # Tokens are read at random places, because training shuffles the documents.
   tokens = map_array(f"{path}.npy", is_random=True)
@@ -403,9 +403,9 @@ def map_shard(
 
 
 def _save_array(path: str, values: np.ndarray) -> None:
-  # Replace a damaged file, because another process may have it mapped: writing
-  # into it would change that memory. Do not use np.save, whose error on a full
-  # disk lacks the errno.
+  # Replace a damaged file. Writing into the file would change the memory of
+  # other processes that have mapped the file. Do not use np.save, whose error
+  # on a full disk lacks the errno.
   header = np.lib.format.header_data_from_array_1_0(values)
   partial = f"{path}.partial"
   with open(partial, "wb") as file:

@@ -113,8 +113,8 @@ def write_store(
   """
   partial = f"{folder}.partial"
   dtype = "<u2" if vocabulary.size <= 1 << 16 else "<u4"
-  # If the disk is full, the message names this bound on the bytes of all tokens
-  # except [eod] and repeats. (Such a token has at least one byte of text.)
+  # If the disk is full, the message names this upper bound on tokens' bytes. A
+  # token has at least one byte of text; [eod] and repeats are not counted.
   needed = source.num_bytes and int(dtype[2]) * source.num_bytes
   on_disk = functools.partial(writing, folder, needed)
   with (
@@ -217,8 +217,8 @@ def load_stores(
   Raises:
     UserError: there is no text, or the disk is full.
   """
-  # Read tokens in CACHE_DIR, which runs share, but write missing ones to `own`:
-  # training writes nothing to CACHE_DIR.
+  # Read tokens in CACHE_DIR, which runs share. Write missing tokens to `own`,
+  # because training writes nothing to CACHE_DIR.
   own = ModelDir(model_dir).tokens
   stores, names = [], []
   for source, name in _name_stores(own, data, sources, vocabulary):

@@ -115,7 +115,8 @@ class BytePairVocabulary(Vocabulary):
     self.added_ids = frozenset(added)
     names = [self._names[i] for i in self.end_ids if i in added]
     for tokenizer in (self._tokenizer, self._inside):
-      # End tokens become special, so that no text can contain them.
+      # The names of special tokens in a text are encoded as characters, so no
+      # text can contain an end token.
       tokenizer.add_special_tokens(names)
     self._controls = {i for i in range(self.size) if i not in self._names}
     self._controls |= {i for i in added if added[i].special}

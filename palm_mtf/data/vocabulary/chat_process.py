@@ -157,7 +157,8 @@ _CASES = "capitalize casefold lower swapcase title upper".split()
 _PARTS = (
   "partition removeprefix removesuffix rpartition rsplit splitlines".split()
 )
-# Make these methods return _Texts. For str.format, the sandbox does so.
+# Make these methods of str return _Texts; plain strings would lose the origins
+# of their characters. For str.format, the sandbox does so.
 for _name in (
   *_CASES,
   *_PARTS,
@@ -170,7 +171,7 @@ class _Generator(CodeGenerator):
   """Compiles a template so that its own strings have the origin TEMPLATE."""
 
   def visit_Const(self, node: nodes.Const, frame: Any) -> None:  # noqa: N802
-    # A constant may be a list of strings, because jinja2 folds constants.
+    # `own` also takes lists, because jinja2 folds constant lists of strings.
     self.write(f"environment.own({node.as_const(frame.eval_ctx)!r})")
 
   def visit_TemplateData(  # noqa: N802
@@ -190,7 +191,7 @@ class _Generator(CodeGenerator):
 
 
 class _Generation(Extension):
-  """Renders only the body of {% generation %}, which marks answers."""
+  """Renders the body of {% generation %}, transformers' mark of an answer."""
 
   tags = {"generation"}  # noqa: RUF012
 

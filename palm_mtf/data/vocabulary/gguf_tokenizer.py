@@ -53,9 +53,9 @@ _LLAMA3 = (
   r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
 _DIGIT, _THREE_DIGITS = r"\p{N}", "[0-9][0-9][0-9]"
-# {value of tokenizer.ggml.pre: (regular expressions, each of which splits the
-# fragments of a text that the one before it left; whether a fragment that is a
-# token's name becomes this token, even if merges would not produce the token)}
+# {value of tokenizer.ggml.pre: (regular expressions, whether names win)}. Each
+# expression splits the fragments that the previous one leaves. If names win, a
+# fragment that is a token's name becomes this token, whatever the merges say.
 _SPLITS = {
   "gpt-2": ((_GPT2,), False),
   "smollm": ((_DIGIT, _GPT2), False),

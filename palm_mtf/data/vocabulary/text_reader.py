@@ -22,7 +22,8 @@ class TextReader:
     """Starts to decode tokens that follow the tokens in `before`.
 
     A character that begins in `before` and ends later is part of `self.text`.
-    `before` is None if the earlier tokens are unknown, but some have text.
+    `before` is None if earlier tokens are unknown but have text, so that the
+    space at the start of the next token is kept.
     """
     self._vocabulary = vocabulary
     self.text = ""  # complete characters of the tokens so far

@@ -31,8 +31,8 @@ _MIN_SAMPLE_CHARACTERS = 8 << 20
 _MAX_SAMPLE_CHARACTERS = 64 << 20
 # Limits the characters of the sample's distinct words, so that training needs
 # less than 4 GB of host memory: up to 150 bytes per such character, and 1.2 GB
-# for 256,000 pieces. 64M characters of Python have 18M such characters; prose
-# has fewer, and Chinese far more, because a line without spaces is one word.
+# for 256,000 pieces. In 64M characters of Python code, distinct words have 18M;
+# in prose fewer, and in Chinese far more: a line without spaces is one word.
 _MAX_WORD_CHARACTERS = 16 << 20
 _CHUNK_CHARACTERS = 4096
 # Splits chunks into sentences. Drops U+2581 and U+2585: SentencePiece would

@@ -39,7 +39,7 @@ class DeviceArray:
     """Returns the value of the slice, which the host sends."""
     key = [name_of(self.read_slice), *self.key]
     (x,) = self.process.call(call_pod, key, [self.dtype])
-    # The host sends one layer's slice as [1, ...]; `shape` lacks the 1.
+    # The host sends a layer's slice with an extra dimension of size 1 in front.
     return tf.reshape(x, self.shape)
 
   def assign(self, value: tf.Tensor) -> tf.Tensor:
@@ -60,7 +60,7 @@ def make_slice(
 
 def after_all(found: Sequence[Sequence[tf.Tensor]]) -> list[tf.Tensor]:
   """Returns the first host's results, once all hosts in `found` return."""
-  # All hosts of a pod have to run the program, even if the session fetches only
-  # one result; otherwise the collectives of the other hosts would wait forever.
+  # A session runs only operations that the fetched results need. If it ran only
+  # the first host's call, this host would wait forever in its collectives.
   with tf.control_dependencies([x for x, *_ in found]):
     return [tf.identity(x) for x in found[0]]

@@ -89,8 +89,8 @@ def _call(
   attributes = [
     *attributes,
     f"replica_groups = dense<[{rows}]> : tensor<{size}xi64>",
-    # With a channel and use_global_device_ids, XLA reads groups as device
-    # numbers, otherwise as replicas. For an all_to_all, the channel suffices.
+    # A channel and use_global_device_ids make XLA read `replica_groups` as
+    # device numbers, not as replica numbers. An all_to_all needs no such flag.
     "channel_handle = #stablehlo.channel_handle<handle = 1, type = 1>",
   ]
   if name != "all_to_all":

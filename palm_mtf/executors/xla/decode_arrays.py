@@ -59,7 +59,7 @@ OUTSIDE = -1  # layer number of weights outside of all layers (embedding, ...)
 
 
 def function_text(function: DecodeFunction) -> str:
-  """Returns a function as text for hosts: its class, and settings as JSON."""
+  """Returns text that hosts parse: the function's class, settings as JSON."""
   return f"{type(function).__name__} {dataclass_text(function)}"
 
 
@@ -180,9 +180,9 @@ class PodPrograms:
     """Returns JAX's function of (weights, state, inputs) that runs `build`.
 
     Args:
-      build: takes a device's parts of `weights` and of `state`, and `inputs`;
-        returns its parts of the arrays that it makes (weights or the new
-        state), and outputs. All devices have the same inputs and outputs.
+      build: takes a device's parts of `weights` and of `state`, and `inputs`.
+        Returns the device's parts of new arrays (weights or the next state),
+        and outputs. All devices have the same inputs and outputs.
       donates: whether the function may overwrite the memory of `state`.
     """
     placement = self.placement
@@ -227,7 +227,7 @@ def abstract_inputs(function: str) -> Arrays:
 
 @functools.lru_cache(maxsize=2)
 def make_programs(settings: bytes, number: int, num_hosts: int) -> PodPrograms:
-  """Returns a pod's programs, kept so that a later client compiles none.
+  """Returns a pod's programs; a cache saves later clients the compilation.
 
   `number` is the pod's number among the pods of this process.
   """
@@ -241,7 +241,7 @@ class _Pod:
 
   def __init__(self, name: PodName):
     self.name = name
-    # {name of a parameter: {number of a device: its slice}}, for `make_layer`.
+    # {parameter: {number of a device: the device's slice}} for `make_layer`.
     self.parameters: dict[str, dict[int, np.ndarray]] = {}
     self.weights: Arrays = {}
     self.states: dict[bytes, list[jax.Array]] = {}
@@ -295,7 +295,7 @@ def make_layer(pod: bytes, settings: bytes, layer: np.int32) -> np.int32:
   parameters, held.parameters = held.parameters, {}
   arrays = {}
   for name, parts in parameters.items():
-    # In the programs, the first layer's names stand for those of all layers.
+    # Programs know each parameter by its name in the first layer.
     first = name.replace(layer_name(int(layer)), layer_name(0), 1)
     arrays[first] = programs.join(parts)
   programs.add_layer(held.weights, arrays, int(layer))

@@ -43,8 +43,8 @@ from palm_mtf.runtime.server.restricted_port import (
 _JAX = "0.10."  # other versions may lack interfaces that parts.py uses
 _EXTRAS = {"tpu": "tpu", "gpu": "cuda12", "cpu": "test"}
 
-# The number of this process among the hosts of its pod, and the number of
-# hosts; None unless jax.distributed has joined several hosts.
+# (number of this host in its pod, number of hosts) if this process has started
+# jax.distributed, which joins several hosts; otherwise None.
 _started: tuple[int, int] | None = None
 
 
@@ -117,8 +117,8 @@ def open_coordinator(given: CoordinatorSettings) -> int:
   """
   global _coordinator
   if _coordinator:
-    # The pod's processes stay connected to the coordinator until they end, so a
-    # later client of this server, such as a resumed run, must share it.
+    # Processes of a pod stay connected to their coordinator until they end, so
+    # later clients, such as a resumed run, must use the same coordinator.
     _, port, num_hosts = _coordinator
     if given.port not in (0, port):
       raise UserError(

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Functions in a server, through which clients use the server's accelerators.
 
-They import JAX only when a client calls them, so that servers without
-accelerators save the import's second and 100 MB.
+The functions import JAX only when a client calls them, because the import takes
+a second and 100 MB, which a server without accelerators need not spend.
 """
 
 import dataclasses
@@ -79,7 +79,7 @@ class CoordinatorSettings:
   """Settings of a pod's coordinator, a service where its JAX processes meet.
 
   Attributes:
-    host: name or address of the pod's first host, where the others reach it.
+    host: name or address at which all hosts reach the pod's first host.
     port: port to listen on; 0 is any free port.
   """
 

@@ -126,7 +126,7 @@ class DeviceFunction:
       [taken[x] for x in self.takes],
       [variables[x] for x in self.variables],
     )
-    # If several pods of a process make the first call at once, only one lowers.
+    # Pods of a process may make the first call at once: let one of them lower.
     with self._placement.lock:
       if not self._exported:
         self._exported = export_function(
@@ -209,8 +209,8 @@ class _Lowering(mtf.Lowering):
 class _Variables(dict):
   """{variable: the device's slice}; a variable's first use adds its slice."""
 
-  # The variables of an update are not among its inputs, so the update may be
-  # lowered before the variables.
+  # An update does not list its variables as inputs. So Mesh TensorFlow may
+  # lower the update before it lowers the variables.
   placement: XlaPlacement
 
   def __missing__(self, variable: mtf.Variable) -> Any:
@@ -226,7 +226,7 @@ def _find_operations(
   """Returns `updates`, and the operations that they and `gives` depend on.
 
   The result is in graph order. It lacks operations that only compute tensors in
-  `known`, because the caller has these.
+  `known`, because the caller already has the values of these tensors.
   """
   todo = [*updates, *(x.operation for x in gives if x not in known)]
   found = set(todo)
@@ -252,8 +252,8 @@ def cut_graph(
   no part: each part that needs their outputs computes them.
 
   Args:
-    first: {operation: number of the earliest part that it may be in}.
-    wanted: tensors to return, besides those that other parts take.
+    first: {operation: number of the earliest part that may compute it}.
+    wanted: tensors to return, whether or not another part takes them.
     scanned: numbers of the parts that JAX scans over the layers.
 
   Returns:

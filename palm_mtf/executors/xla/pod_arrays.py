@@ -77,11 +77,11 @@ class _Programs:
   def slices(self, array: jax.Array) -> list[np.ndarray]:
     """Returns copies of the slices of this host's devices."""
     by_device = {x.device: x.data for x in array.addressable_shards}
-    # A view would keep JAX from reusing the memory for the next value.
+    # Copy, because JAX cannot reuse an array's memory while a view exists.
     return [np.array(by_device[self.devices[i]]) for i in self.local]
 
 
-# Programs outlive their client, so that a client that reconnects compiles none.
+# Keep programs when their client leaves, so that the next client compiles none.
 make_programs = functools.lru_cache(maxsize=4)(_Programs)
 
 
@@ -112,8 +112,8 @@ class _Pod:
   ) -> None:
     """Sets rows of a device's slice; a row is one layer's part of the slice.
 
-    JAX makes an array from whole slices, so the array changes only once all
-    rows on all devices of this host are set. Until then the rows are kept.
+    JAX makes an array only from whole slices. So the pod stores rows until it
+    has all rows of all devices of this host; then it replaces the array.
 
     Args:
       device: number of the device in the mesh.
@@ -142,7 +142,7 @@ class _Pod:
 _pods: dict[bytes, _Pod] = {}
 # A session calls functions in several threads. JAX lists the slices of an array
 # at the first access, and the list is wrong if two threads access the array at
-# once. `initialize_arrays` needs no lock, because nothing else runs before it.
+# once. `initialize_arrays` needs no lock, because all other calls come later.
 _lock = threading.Lock()
 
 
@@ -166,14 +166,14 @@ def initialize_arrays(pod: bytes, settings: bytes) -> np.int32:
   """Sets all arrays on this host's devices to their initial values."""
   held, programs = _open(pod, settings)
   made = programs.pod_step
-  # Give this session its own threads, because all threads of the session that
-  # calls this function may be waiting for such calls.
+  # Give this session its own threads. The client's session may have no thread
+  # left, because each of its threads may wait for a call of this function.
   config = tf.ConfigProto(use_per_session_threads=True)
   with tf.Graph().as_default(), tf.Session(config=config) as session:
     for array in made.variables:
       begins = {i: made.slice_begin(array, i) for i in programs.local}
-      # {where a slice begins, per dimension: its value in each layer}. Devices
-      # with equal slices share one entry.
+      # {where a slice begins, per dimension: the slice's value in each layer}.
+      # Devices with equal slices have the same key.
       drawn = {begin: [] for begin in begins.values()}
       for name in made.names_of(array):
         slices = made.build_initial_slices(array, name, list(drawn))
@@ -212,8 +212,8 @@ def run_steps(
   found, goes_on = [], np.array(True)
   is_finite = programs.pod_step.find_number("is_finite")
   for i in range(int(num_steps)):
-    # Dispatch the next step before the host reads the metrics of this step, so
-    # that the devices never wait for the host. `goes_on` stays on the devices.
+    # Dispatch the next step before the host reads the metrics of this step.
+    # Otherwise the devices would wait. So the host never reads `goes_on`.
     numbers = _numbers(rates[i], dropout_state[i], goes_on)
     batch = programs.put_batch([x[i] for x in features])
     held.arrays, of_step = programs.step(held.arrays, batch, numbers)

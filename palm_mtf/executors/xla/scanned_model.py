@@ -78,7 +78,7 @@ class ScannedModel:
 
   Attributes:
     placement: builds the operations of one device.
-    features: the graph's input for each feature, by the feature's name.
+    features: {name of a feature: the operation `Given` that takes it}.
     variables: the trained variables; those of the first layer stand for the
       variables of all layers.
     losses: sums over tokens of the loss's terms and, last, "weight", by name.
@@ -130,8 +130,8 @@ class ScannedModel:
     of_embed, of_forward, of_head, *_ = self._functions
     (self._stream,) = _passed(of_embed, of_forward)
     (self._last,) = _passed(of_forward, of_head)
-    # `find_losses` runs these: parts 1 and 2 without the operations and results
-    # that only gradients need.
+    # For `find_losses`: parts 1 and 2 of the graph, without the operations and
+    # results that only gradients need.
     self._forward, self._head = (
       DeviceFunction(
         self.placement, part.takes, gives, open_axes=self.open_axes
@@ -156,9 +156,9 @@ class ScannedModel:
   ) -> tuple[Arrays, Arrays]:
     """Returns one device's terms of the losses' sums and of their gradients.
 
-    Call it inside `jax.shard_map`. Then call `add_up`, which adds the terms of
-    other devices. With several microbatches, first add up the results of all
-    microbatches, so that `add_up` communicates only once.
+    Call this method inside `jax.shard_map`. Then call `add_up`, which adds the
+    other devices' terms. `add_up` communicates, so with several microbatches
+    first sum their results, and then call `add_up` once.
 
     Args:
       variables, batch: the device's slices of variables and features, by name.
@@ -201,7 +201,7 @@ class ScannedModel:
   def find_losses(self, variables: Arrays, batch: Arrays) -> Arrays:
     """Returns one device's terms of the losses' sums, without dropout.
 
-    For the arguments, and for the sum over devices, see `find_gradients`.
+    `find_gradients` explains the arguments, and how to sum over devices.
     """
     call = self._caller(batch, jnp.array([-1, 0, 0, 0]))
     layers = {x: y for x, y in variables.items() if is_stacked(x)}
@@ -220,8 +220,8 @@ class ScannedModel:
     given = {x.outputs[0]: batch[name] for name, x in self.features.items()}
 
     def call(function, taken, variables, layer=0):
-      # The graph's block applies dropout in two places. Layer i runs the same
-      # graph, so add 2 i to its places to give each layer its own masks.
+      # A block applies dropout twice, and all layers run the same graph. So
+      # layer i adds 2 i to the last number of the state, to get other masks.
       places_before = dropout_state + jnp.array([0, 0, 0, 2]) * layer
       state = {self._dropout_state: places_before}
       values, _ = function(index, {**given, **state, **taken}, variables)

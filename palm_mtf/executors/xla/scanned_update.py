@@ -104,8 +104,8 @@ class ScannedUpdate:
       [*squares.values(), *self._given.values()],
       list(dict.fromkeys([*update.scalars, *numbers])),
     )
-    # {whether for the variables of a layer, or for all others: the functions
-    # `squares`, `measure` and `assign`}. JAX maps those of a layer over layers.
+    # The functions `squares`, `measure` and `assign`: under True for variables
+    # of a layer, which JAX maps over layers; under False for other variables.
     self._functions: dict[bool, tuple[DeviceFunction, ...]] = {}
     self._of_layers: set[mtf.Tensor] = set()
     for of_layers in (True, False):

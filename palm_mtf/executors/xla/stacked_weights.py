@@ -32,8 +32,8 @@ from palm_mtf.ops.matmul import matmul
 from palm_mtf.ops.slicewise import split_axes
 from palm_mtf.ops.variables import SlicedVariable
 
-# The matrices outside of all layers. `DecodeModel` has a field for each; its
-# field `vectors` has the other weights outside of all layers.
+# Fields of `DecodeModel` with the matrices outside of all layers. Its field
+# `vectors` has the other weights outside of all layers.
 _TABLES = ("table", "to_logits")
 # The device's slices of weights or parameters, by name.
 Tensors = Mapping[str, tf.Tensor]
@@ -88,9 +88,9 @@ class StackedWeights:
     """Makes the weights of a layer, or those outside of all layers.
 
     Takes and returns {name: the device's slice}; parameters are float32.
-    Kernels that are joined into one have the name of the first. Outside of all
-    layers, "table" is the embedding; "to_logits" is the kernel of the logits,
-    if it is not the table itself.
+    A weight that joins several kernels has the name of the first kernel.
+    Outside of all layers, "table" is the embedding. "to_logits" is the kernel
+    of the logits; it is missing if logits are products with the table.
     """
 
     def read(name: str) -> LaidOut:
@@ -152,7 +152,7 @@ class StackedWeights:
   def take_layer(
     self, stacks: Mapping[str, LaidOut], layer: tf.Tensor
   ) -> tuple[dict[str, LaidOut], dict[tuple[str, ...], LaidOut]]:
-    """Takes a layer's `vectors` and `kernels` (`DecodeModel`) from stacks."""
+    """Returns `DecodeModel`'s fields `vectors` and `kernels` for one layer."""
     own = {
       name: self.placement.slicewise(lambda x: x[layer], x)
       for name, x in stacks.items()
@@ -183,7 +183,7 @@ class StackedWeights:
     )
 
   def _find_place(self, names: Sequence[str]) -> int:
-    """Returns the dimension of a joined kernel that is d_model, 0 or 1."""
+    """Returns which dimension of a joined kernel is d_model: 0 or 1."""
     first, *_ = parameter_dims(self._one_layer)[names[0]]
     return 0 if first == "d_model" else 1
 
@@ -206,11 +206,11 @@ class StackedWeights:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class StackedModel(DecodeModel):
-  """A `DecodeModel` whose layers' weights are in stacks, [layers, ...].
+  """A `DecodeModel` with one array ("stack") per weight, [layers, ...].
 
   Attributes:
     weights: takes the weights of one layer out of the stacks.
-    stacks: the stacks, by the first layer's names.
+    stacks: {name of a weight in the first layer: its stack for all layers}.
     stored_table: the device's part of the embedding.
   """
 
@@ -222,8 +222,8 @@ class StackedModel(DecodeModel):
 
   @property
   def _rows_axis(self) -> int | None:
-    # The mesh axis that splits both weights and rows, if there is one. Then a
-    # product moves either the weights or the rows.
+    # The mesh axis that splits both weights and rows (sequences), or None. With
+    # such an axis, devices exchange weights or rows before a product.
     axes = split_axes(self.placement, [self.dims.batch])
     return self.weights.axis if [self.weights.axis] == axes else None
 
@@ -232,18 +232,18 @@ class StackedModel(DecodeModel):
     impl, axis = self.placement, self._rows_axis
     if axis is None:
       return super().embed(tokens)
-    # A device has all rows of the table, but only its part of d_model. So it
-    # looks up the tokens of all devices.
+    # A device has its part of d_model of all rows of the table. So each device
+    # looks up this part for the tokens of all devices.
     own = dataclasses.replace(self, table=self.stored_table)
     x = super(StackedModel, own).embed(impl.allconcat(tokens, axis, 0))
     return impl.alltoall(x, axis, 0, 1)
 
   def multiply(self, xs, kernel, *, is_step):
-    """Multiplies rows by a kernel, after moving the rows or the kernel."""
+    """Multiplies rows by a kernel; devices first exchange rows or kernels."""
     impl, axis = self.placement, self._rows_axis
     (x,), own = xs, kernel.one_slice
     weights, size = impl.LaidOutTensor([own.weights]), own.weights.shape
-    # Move the rows or the weights, whichever have fewer elements.
+    # Exchange either rows or weights, whichever have fewer elements.
     if axis is None or x.slice_shape[0] * sum(size) > size.num_elements():
       whole = self.weights.gather(weights, own.place)
       whole = impl.slicewise(lambda x: Kernel(x, tf.no_op()), whole)
@@ -254,8 +254,8 @@ class StackedModel(DecodeModel):
       return matmul(tf.cast(x, w.dtype), w, dtype=tf.float32)
 
     if own.place == 0:
-      # Each device has all rows, but only its part of d_model, so its product
-      # is one term of the sum over d_model.
+      # Products sum over d_model. Each device has all rows, but only its part
+      # of d_model, so its product is one term of the sum.
       terms = impl.slicewise(product, impl.alltoall(x, axis, 1, 0), weights)
       y = impl.reduce_scatter(terms, axis, 0)
       return impl.slicewise(lambda y: tf.cast(y, dtype), y)

@@ -188,8 +188,8 @@ class _Builder:
   ) -> list[list[tf.Tensor]]:
     """Calls a function in each host of a pod; returns what each host returns.
 
-    The arguments are `pod` and `settings`, `inputs`, then those `of_host`;
-    `dtypes` are those of the function's results.
+    The function takes `pod`, `settings`, `inputs`, and then the host's item of
+    `of_host`. Its results have the types `dtypes`.
     """
     hosts, name = self._devices.hosts[pod], self._devices.name_pod(pod)
     given = [name_of(function), name, self._text, *inputs]
@@ -261,7 +261,7 @@ class _Builder:
     for pod, processes in enumerate(self._devices.hosts):
       sums = []
       for host, process in enumerate(processes):
-        # The host with the same number in every other pod sends its parts.
+        # In each pod, the host with this number sends its parts to `process`.
         parts = zip(*(of_pod[host][1:] for of_pod in gradients), strict=True)
         with tf.device(process.device):
           sums.append([sum_in_order(*x) for x in (losses, *parts)])
@@ -352,7 +352,7 @@ class _Builder:
     return slices
 
   def _split(self, numbers: tf.Tensor) -> dict[str, tf.Tensor]:
-    """Splits [..., numbers] into {metric: [...], or [..., layers]}."""
+    """Returns {metric: values}, cut from the last dimension of `numbers`."""
     sizes = self._pod_step.num_numbers
     found = tf.split(numbers, [*sizes.values()], -1)
     by_name = dict(zip(sizes, found, strict=True))

@@ -41,7 +41,7 @@ _MAX_BYTES = 2**30
 
 
 def cut_rows(num_rows: int, num_bytes: int) -> list[slice]:
-  """Cuts rows of `num_bytes` each into messages of up to 1 GiB, or one row."""
+  """Cuts rows of `num_bytes` into messages of up to 1 GiB, at least one row."""
   share = max(1, _MAX_BYTES // num_bytes)
   return [slice(i, min(i + share, num_rows)) for i in range(0, num_rows, share)]
 
@@ -108,7 +108,7 @@ class PodStep:
 
   @property
   def num_numbers(self) -> dict[str, int]:
-    """{metric: size in the vector of `step`: 1, or the number of layers}."""
+    """{metric: how many numbers `step` returns of it: 1, or one per layer}."""
     layers = self._settings.model.num_layers
     return {
       name: layers if self.update.is_of_layers(name) else 1
@@ -318,8 +318,8 @@ class PodStep:
     gradients: Arrays,
     numbers: Mapping[str, jax.Array],
   ) -> tuple[Arrays, jax.Array]:
-    # If an earlier step was not finite, `goes_on` is false. Then make the loss
-    # NaN, so that no variable changes.
+    # `goes_on` is false if an earlier step was not finite. A loss that is NaN
+    # then keeps this step from changing variables.
     losses = {
       name: jnp.where(numbers["goes_on"], x, jnp.nan)
       for name, x in losses.items()
@@ -337,7 +337,7 @@ class PodStep:
     """Returns, per parameter, how to cut its gradient into messages.
 
     A host joins its `num_devices` devices' parts of a gradient into a vector.
-    Each returned slice of this vector is one message to the other pods.
+    Each slice in the result cuts one message to the other pods from the vector.
     """
     size = np.dtype(self._settings.dcn_dtype).itemsize
     return [
@@ -375,8 +375,8 @@ class PodStep:
   def _cut(self, name: str, gradient: jax.Array) -> jax.Array:
     """Sums a gradient over the pod; returns the device's part, a vector.
 
-    Along axes whose devices hold equal copies, a device cuts out its part and
-    moves no data. These axes come first, so that reduce-scatters move less.
+    Along axes whose devices hold equal copies, a device only cuts out its part.
+    This comes first, because then the reduce-scatters move fewer bytes.
     """
     dims = self.model.placement.shape.dims
     summed, copied = self._axes(name)

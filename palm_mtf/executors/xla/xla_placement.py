@@ -27,9 +27,9 @@ from palm_mtf.executors.xla.collectives import (
 )
 from palm_mtf.ops.variables import SlicedVariable
 
-# If a device gets fewer columns of a sum, the TPU's compiler may replace the
-# reduce-scatter by an all-reduce, which sends twice the bytes: 256 columns are
-# enough (PaLM 8B on a v4-4x4x4), and 128 are not (PaLM 62B on a v4-8x8x8).
+# If a reduce-scatter gives a device fewer columns, the TPU's compiler may turn
+# it into an all-reduce, which sends twice the bytes. 256 columns are enough for
+# PaLM 8B on a v4-4x4x4; 128 are too few for PaLM 62B on a v4-8x8x8.
 _WIDE = 256
 _TILE_COLUMNS = 128  # columns per tile of a TPU's memory
 
@@ -208,10 +208,10 @@ class XlaPlacement(mtf.simd_mesh_impl.SimdMeshImpl):
     rows, columns = matrix.shape.as_list()
     num_parts = len(groups[0])
     if self.in_scan and columns == num_parts * _TILE_COLUMNS:
-      # A scan stacks the parts of all layers, and XLA lays out each part like
-      # the stack, where columns are not outermost. So make tiles outermost: the
-      # product that computes the matrix can write tiles in any order. (Not if
-      # an array is added to it, as in the gradient of the embedding.)
+      # A scan joins the parts of all layers in one array, which decides each
+      # part's layout: columns are not outermost. So make tiles outermost. This
+      # costs no copy, because the product that computes the matrix can write
+      # tiles in any order. (Not if an array is added, as to some gradients.)
       tiles = tf.reshape(matrix, [rows, num_parts, _TILE_COLUMNS])
       part = reduce_scatter(tf.transpose(tiles, [1, 0, 2]), groups, 0)
       return tf.reshape(part, [rows, _TILE_COLUMNS])

@@ -117,7 +117,7 @@ def find_family(model: ModelConfig) -> Family:
     config = make_model_keys(family, model)
     try:
       again = _parse_model(config, family, {}, family.architecture)
-    except UserError:  # sizes that the class cannot have
+    except UserError:  # the class cannot have these sizes; try the next
       continue
     different[family] = list(_list_differences(model, again))
     if not different[family]:

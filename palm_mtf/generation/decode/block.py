@@ -26,7 +26,7 @@ from palm_mtf.ops.xla import fused
 
 
 class Block(Protocol):
-  """One layer's operations; a decoding step and the SavedModel differ here."""
+  """A layer's operations, which decoding steps and SavedModels implement."""
 
   def add_and_norm(self, x: Any, branch: list, norm: str) -> tuple[Any, Any]:
     """Returns x + branch, [rows, ..., d_model], and a norm of this sum.
@@ -35,9 +35,9 @@ class Block(Protocol):
     """
 
   def mix(self, y: Any, read: Read) -> Mapping[Projection, Any]:
-    """Computes the branches in `read`: attention, the MLP or both.
+    """Computes attention, the MLP or both, as `read` lists, from y.
 
-    y is the normalized x. Returns {output projection of a branch: its input}.
+    y is the normalized x. Returns {output projection: input of the projection}.
     """
 
   def project_out(self, branches: Mapping[Projection, Any]) -> Any:
@@ -47,8 +47,8 @@ class Block(Protocol):
 def run_layer(layer: Layer, block: Block, x: Any, branch: Any) -> tuple:
   """Runs one layer on the residual stream, x + branch; returns x and branch.
 
-  `branch` is the latest output of attention and MLP, not yet added to x: the
-  next norm adds it, so that both take only one pass over memory.
+  `branch` is the latest output of attention and MLP, not yet added to x. The
+  next norm adds `branch` to x in the same pass over memory as it normalizes x.
   """
   for each in layer.sums:
     branches: dict[Projection, Any] = {}
@@ -106,8 +106,8 @@ def add_and_scale(
 @fused
 def _softmax(scores, positions, window, num_given, scale, bias):
   # scores and bias: [rows, key_heads, queries, memory_length]; positions:
-  # [rows, queries] or [rows, 1]; num_given: [] or one tensor, [rows]: number of
-  # keys at the start of the row that all queries see.
+  # [rows, queries] or [rows, 1]; num_given: [] or one tensor, [rows]: all
+  # queries of a row see the first `num_given` keys of the row.
   at = positions[:, tf.newaxis, :, tf.newaxis]
   key = tf.range(tf.shape(scores)[-1])
   visible = key <= at

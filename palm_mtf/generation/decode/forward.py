@@ -25,8 +25,8 @@ from palm_mtf.model.weights import logits_dtype
 from palm_mtf.ops.slicewise import native_threads
 
 # Each forward pass is a separate mtf.Graph, lowered into the current tf.Graph.
-# Kernels enter it as slices on the devices, and keys and values leave it as
-# slices, so that nothing is copied or gathered.
+# Kernels enter the mtf.Graph as slices on devices. Keys and values leave the
+# mtf.Graph as slices. Therefore no tensor is copied or gathered.
 
 # The cache has a multiple of this number of positions, because positions that
 # fill whole vector registers are read twice as fast.
@@ -43,7 +43,7 @@ class _OnSlices(mtf.Operation):
     shapes: Sequence[mtf.Shape] = (),
     dtype: tf.DType | None = None,
   ):
-    # Outputs have `shapes`, and `dtype` or (if None) the first input's dtype.
+    # Outputs have `shapes`. If `dtype` is None, it is the first input's dtype.
     super().__init__(list(inputs), name="on_slices")
     self._fn = fn
     dtype = dtype or inputs[0].dtype
@@ -85,7 +85,7 @@ class JoinedWeights:
 
   def norm_vectors(self, name: str, after: mtf.Tensor) -> list[mtf.Tensor]:
     """Returns the scale, and the bias if any, of a norm, [d_model] each."""
-    del after  # delays an all-gather, but devices hold whole vectors here
+    del after  # no all-gather to delay: devices hold whole vectors here
     vectors, names = self._model.vectors, [f"{name}/scale", f"{name}/bias"]
     return [
       self._import(vectors[x], self._dims.d_model)
@@ -116,7 +116,7 @@ class JoinedWeights:
     columns = self._model.columns(read, native_threads(self._impl))
     vectors = self._model.project_vectors(layer, read)
     batch, length, _ = x.shape.dims
-    outputs = {}  # two products of a gated MLP have one output: hidden layer
+    outputs = {}  # {index: shape}; two products of a gated MLP give one output
     for index, each in zip(result_indices(read), read.projections, strict=True):
       positions = mtf.Dimension(each.positions, length.size)
       dims = [batch, positions, *self._model.dims_of(each.outputs)]
@@ -151,7 +151,7 @@ class JoinedWeights:
     self, layer: str, outputs: Iterable[Projection], after: mtf.Tensor
   ) -> list[mtf.Tensor]:
     """Returns the biases of `outputs`, [d_model] each."""
-    del after  # delays an all-gather, but devices hold whole vectors here
+    del after  # no all-gather to delay: devices hold whole vectors here
     return [
       self._import(x, self._dims.d_model)
       for x in self._model.output_biases(layer, outputs)
@@ -170,9 +170,9 @@ class JoinedWeights:
     output: mtf.Dimension,
     dtype: tf.DType | None = None,
   ) -> mtf.Tensor:
-    # Applies fn, a function of slices [batch * length, inputs], to xs, [batch,
-    # length, inputs] each. Returns [batch, length, output] of `dtype`; None
-    # means that of xs.
+    # Returns fn(*xs), [batch, length, output]. xs are [batch, length, inputs]
+    # each; fn takes their slices as [batch * length, inputs]. If `dtype` is
+    # None, the result has the dtype of xs.
     def apply(*xs: LaidOut) -> list[LaidOut]:
       batch, length = xs[0].slice_shape[:2]
 
@@ -222,9 +222,9 @@ def make_masks(
 ) -> list[mtf.Tensor]:
   """Returns the segment ids and the prefix of rows, [batch, length] int32 each.
 
-  Each row is one document. The first `num_given` tokens of a row ([batch]
-  int32) attend to one another in both directions; but if OBJECTIVE is "causal",
-  the result is [].
+  Each row is one document, segment 0. The prefix is 1 for the first `num_given`
+  tokens of a row ([batch] int32), which attend in both directions, else 0. If
+  OBJECTIVE is "causal", rows have no prefix, and the result is [].
   """
   if not model.config.has_prefix:
     return []
@@ -239,7 +239,7 @@ def make_masks(
 def take_slices(
   model: DecodeModel, mesh: mtf.Mesh, tensors: Sequence[mtf.Tensor]
 ) -> list[LaidOut]:
-  """Lowers the graph of a mesh; returns the slices of some tensors."""
+  """Lowers the graph of `mesh`; returns the devices' slices of `tensors`."""
   # Take the slices in an mtf.Operation, because Mesh TensorFlow's export would
   # gather whole tensors.
   taken: list[LaidOut] = []
@@ -305,8 +305,8 @@ def run_blocks(
     ]
     return model.for_each_layer(run_layer, [x, *zeros])
 
-  # XLA compiles one block for all layers: this operation is a loop, and its
-  # body lowers a mesh graph of one block.
+  # This operation is a loop over the layers, whose body lowers a mesh graph of
+  # one block, so that XLA compiles the block once, not once per layer.
   y, *stacks = _OnSlices(run, given, [x.shape, *[stack] * num_stacks]).outputs
   if keys_and_values is not None:
     keys_and_values.append(tuple(stacks))
@@ -338,10 +338,10 @@ def prefill(
     rows_per_prompt: number of adjacent rows that get a copy of the prompt.
 
   Returns:
-    The cache, activation dtype: [rows, positions, d_kv], or if there are
-    several key heads [rows, key_heads, positions, d_kv]; on accelerators
-    (`has_stacks`), with the dimension `layers` first. `positions` is
-    `num_positions`, rounded up to a multiple of _ALIGNMENT.
+    The cache (rows.py), a list of tensors in the activation dtype, each [rows,
+    positions, d_kv] or, with several key heads, [rows, key_heads, positions,
+    d_kv]. On accelerators (`has_stacks`), `layers` is the first dimension.
+    `positions` is `num_positions`, rounded up to a multiple of _ALIGNMENT.
   """
   impl, (num_rows, length) = model.placement, prompts.shape
   memory_length = -(-num_positions // _ALIGNMENT) * _ALIGNMENT
@@ -352,8 +352,8 @@ def prefill(
   run_blocks(model, palm, x, masks, keys_and_values)
   found = take_slices(model, mesh, [*itertools.chain(*keys_and_values)])
 
-  # The padding after a prompt gets keys and values too, but no token attends to
-  # these before a later step overwrites them.
+  # The padding after a prompt gets keys and values too. No token attends to the
+  # padding, because later steps first overwrite its keys and values.
   def store(x):
     # x is [batch, length, d_kv] or [batch, length, key_heads, d_kv]; on
     # accelerators, with the dimension `layers` first.

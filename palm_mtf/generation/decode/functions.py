@@ -74,7 +74,7 @@ class LocalPrograms:
     """Builds the program of a function in the current tf.Graph.
 
     The graph must have the weights. A function that changes or reads a state
-    gets the variables of the last built function that makes the state `state`.
+    shares the variables of the last built function that makes this state.
     """
     inputs = {
       name: tf.placeholder(x.dtype, x.shape, name)

@@ -34,8 +34,8 @@ from palm_mtf.runtime.program import Program
 # between these calls. The NUM_SAMPLES or NUM_BEAMS rows of a prompt are
 # adjacent.
 
-# Stands for the log p of a prefix, or the score of an ended continuation, that
-# does not exist yet. It is less than every real log p or score.
+# While beam search has too few prefixes or ended continuations, this number
+# replaces their log p or score. Every real log p or score is larger.
 _NEVER = -1e30
 
 
@@ -399,8 +399,8 @@ class BeamSearch:
     log_p = _compute_log_probabilities(logits, sizes.num_tokens)
     log_p = tf.reshape(log_p, [prompts, beams, vocab]) + living[..., tf.newaxis]
     log_p = tf.reshape(log_p, [prompts, beams * vocab])
-    # At most one continuation per prefix and end token ends now, so the best
-    # `count` continuations include at least NUM_BEAMS that live on.
+    # Each prefix can end with each end token, so at most len(end_ids) * beams
+    # of the best `count` continuations end now, and at least `beams` live on.
     count = (1 + len(sizes.end_ids)) * beams
     best, index = tf.math.top_k(log_p, min(count, beams * vocab))
     parent, token = index // vocab, index % vocab
@@ -416,9 +416,9 @@ class BeamSearch:
     scores, kept = tf.math.top_k(tf.concat([scores, new_scores], 1), beams)
     ended = _pick(tf.concat([ended, longer], 1), kept)
     living, kept = tf.math.top_k(tf.where_v2(ends, _NEVER, best), beams)
-    # A search is over when no living prefix can reach the worst ended score.
-    # Log p is negative and only falls, so a prefix scores at most its present
-    # log p divided by the largest divisor, that of `max_tokens`.
+    # A search is over when no living prefix can beat the worst of `scores`. Log
+    # p is negative and only falls, so the best score that a prefix can reach is
+    # its present log p divided by the largest divisor, that of `max_tokens`.
     within_reach = living[:, 0] / self._compute_divisor(sizes.max_tokens)
     is_over |= scores[:, -1] >= within_reach
     first_row = tf.range(prompts)[:, tf.newaxis] * beams

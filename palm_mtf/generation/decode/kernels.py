@@ -126,9 +126,9 @@ def round_to_int4(w: tf.Tensor) -> tf.Tensor:
 
 
 # With AMX, oneDNN multiplies bfloat16 several times as fast as the C++
-# operations, but the kernel must be unpacked first. For fewer rows than this,
-# unpacking takes longer than it saves (estimated for Sapphire Rapids from its
-# memory bandwidth).
+# operations, but needs an unpacked kernel. For inputs of fewer rows, unpacking
+# takes longer than oneDNN saves (estimated for Sapphire Rapids from its memory
+# bandwidth).
 _LEAST_ROWS_FOR_AMX = 64
 
 
@@ -163,9 +163,9 @@ def _is_faster_unpacked(xs: Sequence[tf.Tensor], w: PackedKernel) -> bool:
 
 
 def _multiply_floats(x: tf.Tensor, w: tf.Tensor, is_step: bool) -> tf.Tensor:
-  # tf.matmul would pack bfloat16 weights at every call, and a step with one row
-  # would take 1.6 times as long (26.6M parameters, Zen 5). oneDNN's packed copy
-  # takes memory, and saves no time for float32 weights.
+  # packed_matmul packs bfloat16 weights once. tf.matmul packs at every call, so
+  # a step with one row takes 1.6 times as long (26.6M parameters, Zen 5).
+  # Float32 weights stay unpacked: packing takes memory, and saves no time.
   packed = is_step and w.dtype == tf.bfloat16 and not in_xla_computation()
   on_cpu = "gpu" not in x.device.lower()  # oneDNN runs only on CPUs
   if packed and on_cpu and has_kernel("_MklNativeFusedMatMul"):

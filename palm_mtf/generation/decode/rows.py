@@ -10,16 +10,16 @@ from palm_mtf.ops.xla import in_xla_computation
 
 LaidOut = mtf.placement_mesh_impl.PlacementMeshImpl.LaidOutTensor
 # A cache holds the rotated keys of layer 0, the values of layer 0, the rotated
-# keys of layer 1, and so on. On accelerators (`has_stacks`) it holds only two
-# tensors, [layers, ...] each: the keys of all layers and the values of all.
+# keys of layer 1, and so on. On accelerators (`has_stacks`) a cache holds two
+# tensors, [layers, ...] each: the keys of all layers, the values of all layers.
 Cache = list[LaidOut]
 # Tensors, such as a cache, that a decoding function returns for a later call.
 State = list[LaidOut]
 
 
-# If a layout splits `batch`, a device holds a slice of the rows; otherwise a
-# device holds all rows. No layout splits the other dimensions. `join_rows` does
-# not use their sizes, so 1 replaces a size that is unknown in the graph.
+# Returns the mtf shape of a tensor [rows, *others]. A layout may split only the
+# rows, named `batch`. An unknown size of another dimension becomes 1, because
+# `join_rows` does not use this size.
 def _make_shape(rows: int, others: list[int | None]) -> mtf.Shape:
   dims = [mtf.Dimension(f"unsplit_{i}", n or 1) for i, n in enumerate(others)]
   return mtf.Shape([mtf.Dimension("batch", rows), *dims])

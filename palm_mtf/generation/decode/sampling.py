@@ -40,10 +40,10 @@ def _to_column(setting):
 
 def _find_least_kept(shares, weights, wanted):
   # Returns the least share (unnormalized probability) to keep, [rows, 1]: the
-  # largest t such that tokens with share >= t have weights (1 for TOP_K, shares
-  # for TOP_P) that sum to at least `wanted`. Bisects over the bits of t in 31
-  # passes instead of sorting, because nonnegative floats and their bits have
-  # the same order.
+  # largest t at which the weights of all tokens with share >= t sum to at least
+  # `wanted`. A weight is 1 for TOP_K, and the share for TOP_P. Instead of
+  # sorting, bisects over the bits of t in 31 passes, because nonnegative floats
+  # and their bits have the same order.
   bits = tf.bitcast(shares, tf.int32)
 
   def halve(i, low, high):

@@ -110,8 +110,8 @@ def _find_likeliest(
 ) -> tuple[LaidOut, LaidOut]:
   """Returns the k largest logits, [rows, length, k] float32, and their ids."""
   impl, vocab = model.placement, model.dims.vocab
-  # No padding row of the embedding is found, because its logit is lower than
-  # the logits of all `vocab_size` tokens.
+  # The k tokens never include a padding row of the embedding, because the logit
+  # of a padding row is lower than the logits of all `vocab_size` tokens.
   count = min(NUM_LIKELIEST, model.config.vocab_size)
 
   def find(first, x):

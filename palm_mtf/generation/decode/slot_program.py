@@ -29,8 +29,8 @@ from palm_mtf.generation.decode.step import make_step
 from palm_mtf.generation.decode.weights import DecodeModel
 from palm_mtf.native.decoding import Texts, TextSettings
 
-# Maximum number of tokens per text and call of `StepSlots`. On accelerators,
-# where shapes are static, a call returns this many per text (1 with log p).
+# Maximum number of tokens that a call of `StepSlots` chooses per text. Shapes
+# on accelerators are static: a call there returns this many (1 with log p).
 MOST_STEPS = 256
 
 
@@ -113,9 +113,9 @@ class StepSlots(DecodeFunction):
     of_likeliest: [rows, NUM_LIKELIEST], float32: log p of these tokens.
 
   Attributes:
-    num_rows: number of slots in the step, the first slots; divisible by the
-      number of slices. With s slices and n = num_rows / s rows per slice, row i
-      is slot `i % n * s + i // n`.
+    num_rows: the step runs the first `num_rows` slots; divisible by the number
+      of slices. With s slices and n = num_rows / s rows per slice, row i is
+      slot `i % n * s + i // n`.
     num_tokens: number of pieces in the vocabulary.
     is_greedy: whether all texts take the likeliest token.
     has_limits: whether TOP_K and TOP_P are applied; each takes 31 passes over

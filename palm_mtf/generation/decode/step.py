@@ -168,9 +168,9 @@ _LAYER = layer_name(0)  # name that `for_each_layer` gives to each layer
 
 
 def _find_cache_rows(positions, shape):
-  # Returns the index of each row's token, [rows * heads] int32, in a cache that
-  # is reshaped from `shape` to [rows * heads * memory_length, d_kv]. For a
-  # multi-query cache, `heads` is 1.
+  # Returns where the key of each row's token belongs, [rows * heads] int32, in
+  # keys that are reshaped from `shape` to [rows * heads * memory_length, d_kv].
+  # For a multi-query cache, `heads` is 1.
   *rows, memory_length, _ = shape
   first = memory_length * tf.reshape(tf.range(math.prod(rows)), rows)
   at = tf.reshape(positions, [-1, *[1] * (len(rows) - 1)])

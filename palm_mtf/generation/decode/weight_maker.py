@@ -157,7 +157,7 @@ class WeightMaker:
 
     Scales and biases are float32. Tables have the activation dtype: learned
     positions, [positions, d_model], and Transformer-XL's vectors of distances,
-    [positions, heads, d_kv], which replace the kernel that computes them.
+    [positions, heads, d_kv], already multiplied by their kernel.
     `layer` is the layer's number; None for weights outside of the layers.
     """
     config, found = self._config, {}
@@ -205,8 +205,8 @@ class WeightMaker:
 
   def make_logits_kernel(self) -> LaidOut:
     """Makes the kernel of the logits: the transposed table."""
-    # If the other kernels are int8 or int4, this one, the largest, is int8. In
-    # the activation dtype it would be half of the bytes that a step reads.
+    # If layers' kernels are int8 or int4, the logits' kernel is int8. In the
+    # activation dtype, it would be half of the bytes that a step reads.
     is_quantized = self._is_quantized
     # Round the weights to the activation dtype, as training does, even if
     # `dtype` is wider.
@@ -258,9 +258,9 @@ class WeightMaker:
         )
         for names in reads:
           yield names, ()
-        # Join only packed kernels, because a packed product can read its inputs
-        # from several tensors. For an unpacked kernel, the inputs would have to
-        # be joined too, which costs more than a second product.
+        # Join output kernels only if they are packed: a packed product can read
+        # inputs from several tensors. For an unpacked kernel, a step would have
+        # to join the inputs too, which costs more than a second product.
         joins = self._is_packed
         for names in [outputs] if joins else [(name,) for name in outputs]:
           yield names, outputs
@@ -268,7 +268,7 @@ class WeightMaker:
   def make_layers(
     self, slices: Mapping[str, Sequence[Slice]]
   ) -> list[LayerWeights]:
-    """Groups `slices` by layer; call it last: it needs all initializers."""
+    """Returns each layer's `LayerWeights`; call this after making kernels."""
     by_layer = collections.defaultdict(dict)
     for name, parts in slices.items():
       by_layer[parse_name(name).layer][name] = parts
@@ -319,9 +319,9 @@ class WeightMaker:
     return self._impl.slicewise(flatten, self._read(name))
 
   def _find_largest(self, names):
-    # Kernels whose products are summed share one scale per output column, as
-    # they do when C++ operations pack them into one matrix. Therefore rounded
-    # weights do not depend on the layout.
+    # Returns max |w| of each output column over all `names`, which share int8
+    # scales. C++ operations pack these kernels into one matrix with one scale
+    # per column, and no layout may change the rounded weights.
     found = []
     for name in names:
       largest = self._impl.slicewise(find_largest, self._make_matrix(name))

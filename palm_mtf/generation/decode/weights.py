@@ -27,7 +27,7 @@ class DecodeSettings:
   """Settings of decoding weights; hosts of accelerators get these as JSON."""
 
   model: ModelConfig
-  mesh_layout: MeshLayout  # the caller has checked that it fits `model`
+  mesh_layout: MeshLayout  # the caller has checked it against `model`
   weight_dtype: str
 
 
@@ -51,19 +51,19 @@ class DecodeModel:
 
   placement: CpuGpuPlacement  # devices and layout
   config: ModelConfig
-  dims: Dims  # `build_palm` sets `batch` and `length` to those of the tokens
+  dims: Dims  # `build_palm` replaces `batch` and `length` by the tokens' sizes
   table: LaidOut  # embedding, [vocab, d_model], activation dtype
   to_logits: LaidOut  # transposed table: a `Kernel` for each device's slice
   # {name: scale, bias or table of positions}, as from WeightMaker.make_vectors.
   vectors: dict[str, LaidOut]
-  # {names of kernels of a layer: a `Kernel` for each device's slice of the one
-  # matrix into which these kernels are joined}.
+  # {names of the kernels that are joined into one matrix: a `Kernel` for each
+  # device's slice of this matrix}.
   kernels: dict[tuple[str, ...], LaidOut]
   is_packed: bool  # whether kernels are packed for `native`'s C++ operations
   layers: Sequence[LayerWeights] = ()
 
-  # Whether a cache has only two tensors, [layers, ...] each (rows.py): on
-  # accelerators, because there one block in a loop computes all layers.
+  # Whether a cache has only two tensors, [layers, ...] each (rows.py). True on
+  # accelerators, where a loop runs one compiled block for all layers.
   has_stacks = False
 
   @property
@@ -102,9 +102,9 @@ class DecodeModel:
   ) -> LaidOut:
     """Multiplies rows by a kernel on each device; returns [rows, outer].
 
-    `xs` is one tensor [rows, inner]; for a packed kernel, it may be several
+    `xs` is one tensor [rows, inner]; for a packed kernel, `xs` may be several
     tensors, split along `inner`. `is_step` says whether a decoding step
-    computes the product: other operations are faster for its few rows.
+    computes the product: a step has few rows, so other operations are faster.
     """
     return self.placement.slicewise(
       lambda kernel, *xs: multiply(xs, kernel, is_step=is_step), kernel, *xs
@@ -132,7 +132,7 @@ class DecodeModel:
   def project_in(
     self, x: LaidOut, layer: str, read: Read, *, is_step: bool
   ) -> LaidOut:
-    """Multiplies x [rows, d_model] by the joined kernels that read it."""
+    """Multiplies x [rows, d_model] by the joined kernel of `read`."""
     names = tuple(f"{layer}/{part}" for part in read.parts)
     return self.multiply([x], self.kernels[names], is_step=is_step)
 

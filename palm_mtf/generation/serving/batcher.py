@@ -73,8 +73,8 @@ def take_row(waiting: list[Row], in_slots: Iterable[Row]) -> Row:
   gets the slot.
 
   Args:
-    waiting: rows without a slot. Clients, and the requests of each, are in the
-      order in which they last got a slot or, if they never did, arrived.
+    waiting: rows without a slot, those of the client, and then of the request,
+      that has waited longest (since its last slot, or since its arrival) first.
     in_slots: rows that have a slot.
   """
   counts: dict[object, int] = collections.Counter()
@@ -155,9 +155,9 @@ class Batcher:
     self._load: Callable[[], None] | None = None
     self._is_stopping = False
     self._step_secs = _MOST_SECS  # measured seconds per step without log p
-    # Seconds of decoding that are due before the next prompt is read, so that
-    # prompts do not stop the rows in slots; and seconds of steps without log p
-    # that are due before the next step with log p, for the same reason.
+    # Seconds of decoding steps that must pass before the next prompt is read,
+    # because prompts must not stop the rows in slots. The second value: seconds
+    # of steps without log p before the next step with log p, for this reason.
     self._owed_secs = self._owed_plain_secs = 0.0
     self.failure: BaseException | None = None  # error that ended `run`
 

@@ -36,8 +36,8 @@ class Call(Future):
 
   def __init__(self) -> None:
     super().__init__()
-    # Done once the program starts, or fails before it starts. A call that reads
-    # this call's results may start then, and waits for them in the servers.
+    # Done once the program starts, or fails before that. A call that reads this
+    # call's results may start then: its servers wait for the results.
     self.begun: Future = Future()
 
 
@@ -48,7 +48,7 @@ class Client:
     graph: graph in which to build the client's programs.
     building: lock for adding operations while other threads run programs.
     take_turn: asks a scheduler to let a program start. Returns at once a
-      context manager, which waits for that and for the futures given.
+      context manager, which waits for the turn and for other futures.
     free: tells the scheduler that buffers of {device: bytes} were removed.
   """
 
@@ -160,7 +160,7 @@ class Client:
     has_turn: bool = False,
     **more: Any,
   ) -> tuple[Callable[[], None], Call]:
-    """Returns a function that runs a program, and the `Call` it completes."""
+    """Returns a function that runs a program, and the `Call` of that run."""
     values = program.order_inputs(inputs)
     if program not in self._callables:
       self._callables[program] = self._make_callable(program)

@@ -60,7 +60,7 @@ class Membership:
   """Registers a client with servers, which free its memory once it is gone."""
 
   client: Registration  # name and address, by which servers watch the client
-  infos: Mapping[str, ServerInfo]  # by the server's address
+  infos: Mapping[str, ServerInfo]  # {server's address: its info}
 
   # For each server's address, the names of this process's clients that have
   # ended but got no answer when they left that server. The server may still
@@ -68,7 +68,7 @@ class Membership:
   _ended: ClassVar[dict[str, set[str]]] = collections.defaultdict(set)
 
   def join(self) -> None:
-    """Registers with servers that answer; the heartbeat reports the others."""
+    """Registers with servers that answer; the heartbeat reports silent ones."""
     self._call_each(self._join)
 
   def leave(self, secs: float) -> None:
@@ -91,8 +91,8 @@ class Membership:
           ended.clear()
           return
         except NoAnswerError:
-          # Retry if the server is only busy with other clients: it answers this
-          # call even then. If it is lost, the NoAnswerError ends the loop.
+          # Retry if the server answers this call, as it does even when busy. A
+          # lost server raises NoAnswerError here, which ends the loop.
           read_incarnation(address, secs)
 
   def _leave(self, secs: float, address: str) -> None:
@@ -117,7 +117,7 @@ class Cluster:
   names: Mapping[str, str] = dataclasses.field(default_factory=dict)
   stream: Stream | None = None  # to the manager that orders clients' programs
   membership: Membership | None = (
-    None  # given if the servers outlive this client, to free its memory
+    None  # makes servers that outlive the client free its memory
   )
 
   @contextlib.contextmanager
@@ -213,7 +213,7 @@ def connect(
   return dataclasses.replace(cluster, servers=servers, membership=membership)
 
 
-# The clients of a process share a server, because TensorFlow cannot stop one.
+# All clients of a process share a server: TensorFlow cannot stop a server.
 _client_server = functools.cache(start_server)
 
 

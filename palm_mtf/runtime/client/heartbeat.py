@@ -47,7 +47,9 @@ _NUM_THREADS = 64  # to call servers; each call may wait for a timeout
 # of a probe. Two probes have to fail before a server counts as lost, because a
 # single probe also fails if this process was suspended.
 _PAUSE, _LINKS, _PROBE = 0.125, 0.125, 0.375
-_SHUT_DOWN_SECS = 1.0  # between shutdowns of connections to a lost server
+# Between shutdowns of connections to a lost server, whose kernel may accept new
+# connections.
+_SHUT_DOWN_SECS = 1.0
 _CONNECT_SECS = 0.5  # between checks for lost servers during `connect`
 _RETRY_SECS = 0.2  # between calls of a server that does not answer yet
 _TASK = re.compile(r"/job:pod_(\d+)/replica:\d+/task:(\d+)")
@@ -144,7 +146,7 @@ class Heartbeat:
         thread.join(_SHUT_DOWN_SECS)
 
   def check_links(self) -> None:
-    """Asks each server once which others are silent; PodLostError if any is."""
+    """Asks servers once for silent servers; PodLostError if there are any."""
     for address, pod in self._pods.items():
       self._probe_links(address)
       if how := self._lost.get(address):
@@ -299,7 +301,7 @@ class Heartbeat:
 
 
 def _choose_peers(pods: Mapping[str, int]) -> dict[str, list[str]]:
-  """Returns {server: at most three others, which it probes}, so probes are few.
+  """Returns {server: the servers that it probes}, at most three for each.
 
   `pods` is {address of a server: index of the server's pod}.
   """

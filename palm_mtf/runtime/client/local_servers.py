@@ -33,8 +33,8 @@ from palm_mtf.runtime.server.process import ServerSettings
 
 _START_SECS = 120.0
 _STOP_SECS = 5.0
-# When a process dies, its connections end first, and calls fail. To report its
-# exit code then, wait up to so many seconds for its end.
+# When a server dies, calls to the server fail before its process has ended. To
+# report the exit code, wait up to this many seconds for that end.
 _DEATH_SECS = 2.0
 _LAST_LINES = 3  # of a server's stderr, shown in messages
 
@@ -68,8 +68,8 @@ def cores_of_pods(num_pods: int) -> list[list[int]]:
 class PodServers:
   """The servers of a run's pods; a context manager.
 
-  If PODS = "local_servers", it starts and stops them. If PODS = "cluster", they
-  run already, and ISLANDS or the manager says where.
+  PODS = "local_servers" starts and stops the servers. With "cluster", servers
+  already run where ISLANDS or the manager says.
   """
 
   def __init__(
@@ -119,7 +119,7 @@ class PodServers:
         self._servers[i] = _start(pod, server.settings)
 
   def places(self) -> list[list[Place]]:
-    """Waits for servers, returns pods' devices; UserError if a server fails."""
+    """Returns pods' devices once servers run; UserError if a server fails."""
     if self.managed:
       shapes = pod_slices(self._pods, self._mesh)
       return self.managed.bind(shapes, self._mesh.stages)

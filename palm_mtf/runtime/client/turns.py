@@ -27,8 +27,8 @@ from palm_mtf.runtime.scheduler import GangScheduler
 
 _logger = logging.getLogger(__name__)
 
-# Limit of programs sent to a device at a time. With several clients the limit
-# is lower (MAX_IN_FLIGHT), as another client's program waits for all of them.
+# Limit of programs sent to a device at a time. It is lower (MAX_IN_FLIGHT) with
+# several clients: another client's program waits for all sent before.
 _MAX_IN_FLIGHT = 16
 _RETRY_SECS = 1.0  # between attempts to reach a manager
 _FIRST_SECS = 10.0  # until programs start although no manager has answered
@@ -83,7 +83,7 @@ class TurnTaker:
     )
     with self._lock:
       self._turns[number] = turn
-    # By the id, the scheduler estimates the program's time from earlier runs.
+    # From earlier runs with this id, the scheduler estimates the run time.
     message = {"submit": number, "program": id(program), "num_bytes": num_bytes}
     numbers = [self._numbers_of.get(x) for x in after]
     self._send(message | {"after": [x for x in numbers if x is not None]})
@@ -160,7 +160,7 @@ class ManagedTurns(TurnTaker):
     self._newest: queue.SimpleQueue[Message | None] = queue.SimpleQueue()
     # `_newest` while a manager answers; None otherwise, to drop new messages.
     self._requests: queue.SimpleQueue[Message | None] | None = None
-    # {device: bytes of buffers and reserved bytes}, to tell a new manager.
+    # {device: bytes of buffers and reserved bytes}; a new manager gets them.
     self._kept = Counter(dict.fromkeys(devices.values(), reserved))
     self._ended, self._answered = threading.Event(), threading.Event()
     threading.Thread(target=self._read, daemon=True).start()
@@ -199,8 +199,8 @@ class ManagedTurns(TurnTaker):
     is_told = False  # whether it is logged that no manager answers
     while True:
       with self._lock:
-        # `close` sets `_ended` and then ends the newest queue. If that was an
-        # older queue than this one, end here, because nothing ends this one.
+        # `close` sets `_ended`, then ends the newest queue. If that queue was
+        # an older one than this, return, because nothing would end this one.
         requests = self._newest = queue.SimpleQueue()
         if self._ended.is_set():
           return

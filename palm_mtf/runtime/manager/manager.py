@@ -45,7 +45,7 @@ class Store:
       raise UserError("--state is empty: name a file for servers and slices.")
     self._path = path
     with self._explain_errors():
-      # Do not check the thread: several use the file, but one at a time.
+      # Let several threads use the file: they use it one at a time.
       self._file = sqlite3.connect(path, timeout=0, check_same_thread=False)
       # With a write-ahead log, the exclusive lock is kept until the process
       # ends, so that a second manager cannot open the file.
@@ -299,8 +299,8 @@ class Manager:
 
   def list_devices(self) -> dict[str, int]:
     """Returns {"address/number": bytes of a device}, the scheduler's limits."""
-    # Take no lock: another thread may hold it while it writes to the disk, and
-    # no client's program could start meanwhile.
+    # Take no lock: a thread that writes to the disk may hold the lock for long,
+    # and meanwhile no client's program could start.
     return {
       f"{x.address}/{i}": x.device_bytes
       for x in [*self._store.servers.values()]

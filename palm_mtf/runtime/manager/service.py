@@ -189,7 +189,7 @@ class _Calls:
     try:
       found = await asyncio.get_running_loop().run_in_executor(threads, call)
     except UserError:
-      if not had_turns:  # success if only streams were there to release
+      if not had_turns:  # an owner may have streams but no slices
         raise
       return None
     return found + self._streams.list_all() if method == "list_all" else found

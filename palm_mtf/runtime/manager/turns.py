@@ -183,7 +183,7 @@ class Turns:
             if len(runs) > _MAX_PROGRAMS:
               del runs[next(iter(runs))]
           self._scheduler.finish(ticket, secs, kept)
-        else:  # submitted on an earlier stream: count the bytes of its results
+        else:  # a program of an earlier stream: count its results' bytes
           self._keep(tenant, kept)
       case {"keep": num_bytes}:
         self._keep(tenant, num_bytes)

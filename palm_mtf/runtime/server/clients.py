@@ -44,10 +44,10 @@ _LINK_LEASE = 3.0
 _REFUSAL_SECS = 1.0  # timeout for asking whether a port is open
 
 _Function = TypeVar("_Function", bound=Callable[[str], None])
-_leaving: list[Callable[[str], None]] = []  # each frees memory of a client
+_leaving: list[Callable[[str], None]] = []  # callbacks that free client memory
 _targets: list[str] = []  # "grpc://..." of own servers, to end sessions there
 _clients: dict[str, "_Probe"] = {}  # probes of clients, by name
-_links: dict[tuple[str, float], "_Probe"] = {}  # of peers, by (address, secs)
+_links: dict[tuple[str, float], "_Probe"] = {}  # {(peer address, secs): probe}
 _links_lock = threading.Lock()
 
 
@@ -154,7 +154,7 @@ class _Probe(threading.Thread):
       if self._client and (is_late or has_ended):
         break
       time.sleep(timeout / 4)
-    if self._client and self.until:  # gone without `leave_server`, which sets 0
+    if self._client and self.until:  # `until` is 0 after `leave_server`
       _logger.warning(f"{self._client.name} at {self._address} is gone")
       if self.is_silent:
         # Make a step that waits for a tensor of the client fail, because the

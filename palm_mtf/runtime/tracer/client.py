@@ -59,12 +59,12 @@ _MAX_CALLS = 256
 # two milliseconds. Remove fewer if no buffer follows for _GROUP_SECS seconds.
 _GROUP, _GROUP_SECS = 16, 0.03
 # A call is sent to the servers before its inputs exist only if the program that
-# makes them took less than this at its last call. Then the call waits there for
-# less than WAIT_SECS, even if a device has 16 calls in flight, the limit.
+# makes them took less than this at its last call. Such a call waits in a server
+# for less than WAIT_SECS, even with 16 calls, the limit, on a device.
 _SHORT_SECS = 0.25
 _CLOSE_SECS = 2.0
 
-# Programs whose blocks run in this thread, to refuse one that calls itself.
+# Programs whose blocks run in this thread: a block may not call itself.
 _RUNNING: contextvars.ContextVar = contextvars.ContextVar("running", default=())
 
 
@@ -86,10 +86,10 @@ class Buffer:
     self.source, self.made = source, made
     self.begun: Future = Future()
     self.end = 0.0  # when its call ended (time.monotonic), to time later calls
-    self.is_signal_taken = False  # whether a caller has the only signal
+    self.is_signal_taken = False  # whether a caller has the buffer's signal
 
   def __del__(self) -> None:
-    # Take no lock: garbage collection may run this in a thread that holds it.
+    # Take no lock: garbage collection may run in a thread that holds a lock.
     self.owner.dropped.put((self.held, self.take_signal(), self.made))
 
   def take_signal(self) -> list[int]:
@@ -289,7 +289,7 @@ class RuntimeClient:
       )
 
   def keep_place(self, name: str, *place: Any) -> None:
-    """Notes where a variable is; UserError if it is elsewhere already."""
+    """Notes a variable's place; UserError if another place was noted before."""
     if self._places.setdefault(name, place) != place:
       raise UserError(
         f'variable "{name}" is on other devices, or in another layout, in an '
@@ -342,9 +342,9 @@ class RuntimeClient:
 
     def end_or_repeat(call: Future) -> None:
       if isinstance(call.exception(), tf.errors.DeadlineExceededError):
-        # The call has waited in the servers beyond the time limit. Repeat it
-        # once its inputs exist. Number its signals differently, because the
-        # first try may have given some of the old signals.
+        # The servers ended the call, whose inputs took too long. Repeat it once
+        # its inputs exist. Number its signals differently, because the first
+        # try may have given some of the old signals.
         again = [[key, -next(self.numbers)] for key, _ in rows]
         run(again, awaited, end)
       else:

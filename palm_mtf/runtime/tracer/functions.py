@@ -29,8 +29,8 @@ class Built(NamedTuple):
   nested: Any  # what the function returns
   outputs: list[Shards]  # shards of each tensor in `nested`
   held: list[Sharding]  # how the devices hold each tensor in `nested`
-  can_fuse: bool = False  # whether it sends nothing, so that XLA can fuse it
-  variables: Sequence[tf.Variable] = ()  # that the function reads
+  can_fuse: bool = False  # whether devices send nothing, so XLA can fuse
+  variables: Sequence[tf.Variable] = ()  # variables that the function reads
 
 
 class Function:
@@ -112,7 +112,7 @@ def to_rows(x: object) -> tf.Tensor:
 
 
 class _Copies:
-  """Copies a function's operations to other devices, to call it only once."""
+  """Copies operations to other devices, so their function is called once."""
 
   def __init__(
     self, name: str, devices: Sequence[str], inputs: Sequence[Shards]
@@ -126,7 +126,7 @@ class _Copies:
     ]
 
   def of(self, x: tf.Tensor) -> Shards:
-    """Returns the first device's `x` and its copies, which it makes now."""
+    """Makes missing copies of `x`; returns each device's `x`, in order."""
     copies = OperationCopies(self.graph, self._num_copied)
     if not copies.can_be_made(self._devices[0]):
       raise UserError(

@@ -39,7 +39,7 @@ class Sharding:
   """How a slice holds an array: each device has a region of it, its shard."""
 
   slice: VirtualSlice
-  shape: tuple[int, ...]  # of the whole array
+  shape: tuple[int, ...]  # shape of the whole array
   dtype: tf.DType
   sizes: tuple[int, ...]  # shape of a shard
   begins: tuple[tuple[int, ...], ...]  # first indices of each device's region
@@ -144,7 +144,7 @@ class Tickets:
     self.placeholders: dict[str, tf.Tensor] = {}
     self._rows: dict[tuple[str, int], list[tf.Tensor]] = {}
     # {CPU of a process: its operations that wait for signals, or that store
-    # shards}. Later operations of a process wait only for those of the same.
+    # shards}. A later operation waits only for those of the same process.
     self._waits: dict[str, list[tf.Operation]] = collections.defaultdict(list)
     self._staged: dict[str, list[tf.Operation]] = collections.defaultdict(list)
 
@@ -183,7 +183,7 @@ class Tickets:
       self._staged[cpu].append(staged)
 
   def peek(self, row: int) -> Shards:
-    """Returns a buffer's shards, read once the signals of `wait` are given."""
+    """Returns a buffer's shards, read after the signals that `wait` awaits."""
     shards = []
     for device, store in self._find_stores(row):
       waits = self._waits[cpu_of_process(device)]

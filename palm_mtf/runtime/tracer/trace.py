@@ -56,7 +56,7 @@ class Node:
 
 
 class Trace:
-  """The calls of functions in a block, which error messages call `name`."""
+  """The calls of functions in a block; error messages call the block `name`."""
 
   def __init__(self, name: str, owner: object):
     self.name, self._owner = name, owner
@@ -181,8 +181,8 @@ class Lowered:
   # the array among the inputs, and the region.
   feeds: dict[str, tuple[int, tuple[slice, ...]]]
   outputs: Sequence[Sharding]  # one for each result
-  variables: Sequence[tf.Variable]  # that it reads; to initialize before a call
-  secs: float = math.inf  # of the last call, to tell when its results are due
+  variables: Sequence[tf.Variable]  # read by `program`; calls initialize them
+  secs: float = math.inf  # duration of the last call, to guess the next
 
 
 def lower(

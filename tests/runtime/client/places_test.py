@@ -298,9 +298,9 @@ def test_a_run_outlives_its_manager_and_leaves_a_drained_server(
       pods.manager.wait()
       pods.manager = pods.manage()
       pods.wait_for(dict.fromkeys(servers, "serving"))
-      lost, *_ = in_use()
+      lost, _ = in_use()
       servers[lost].send_signal(signal.SIGKILL)
-      drained, *_ = wait_for_two(client, {lost})
+      drained, _ = wait_for_two(client, {lost})
       with connect(pods.address.partition(":")[2]) as manager:
         manager.call("drain", address=drained, is_drained=True)
       wait_for_two(client, {lost, drained})
