@@ -13,6 +13,7 @@ from palm_mtf.config import AdafactorConfig, PodsConfig
 from palm_mtf.config.device_mesh import DeviceMesh, check_shares
 from palm_mtf.errors import UserError, check_count, did_you_mean, shorten
 from palm_mtf.executors.choose import executor_of
+from palm_mtf.mesh.cpu_gpu import CpuGpuDevices
 from palm_mtf.mesh.slices import Slice, variables_of
 from palm_mtf.ops.variables import adopt_variables
 from palm_mtf.programs.features import Feature, Stage
@@ -269,6 +270,7 @@ class PodTraining:
       )
       infos, stream = self._heartbeat.infos, servers.stream
       cluster = connect(executor, pods, mesh, places, infos, stream)
+      assert isinstance(cluster.devices, CpuGpuDevices)  # `mesh` has no TPU
       client = stack.enter_context(cluster.client(pods.device_bytes or 0))
       with client.graph.as_default():
         self.program = build_program(
