@@ -25,7 +25,8 @@ from palm_mtf.model.dims import model_dims
 from palm_mtf.model.loss import cross_entropy, weighted_mean
 from palm_mtf.model.palm import Palm
 from palm_mtf.model.weights import TrainedWeights
-from palm_mtf.programs.train_program import TrainProgram, build_train_program
+from palm_mtf.programs.step_programs import StepPrograms
+from palm_mtf.programs.train_program import build_train_program
 from palm_mtf.runtime.client.client import Client
 from palm_mtf.training.step import TrainStep
 from tests import oracle, settings
@@ -219,14 +220,14 @@ def _whole(parts: Sequence, values: Sequence[np.ndarray]) -> np.ndarray:
 class PodComparison:
   """Compares each slice of every pod with the first pod's, to the bit."""
 
-  def __init__(self, session: tf.Session, program: TrainProgram):
+  def __init__(self, session: tf.Session, program: StepPrograms):
     reads = [
       {
         f"{name}/{i}": part.read()
-        for name, parts in pod.slices.items()
+        for name, parts in slices.items()
         for i, part in enumerate(parts)
       }
-      for pod in program.pods
+      for slices in program.pod_slices
     ]
     self._read = session.make_callable(reads)
 
@@ -251,6 +252,17 @@ def oracle_slots(adafactor: oracle.Adafactor) -> dict[str, np.ndarray]:
   if adafactor.optimizer.beta1:
     slots |= {f"{name}/momentum": m for name, m in adafactor.momenta.items()}
   return slots
+
+
+def feed_of(
+  made: StepPrograms, batch: Mapping[str, np.ndarray], step: int
+) -> dict[tf.Tensor, object]:
+  """Returns what the last call of a step is fed."""
+  values = {"step": step, "microbatch": 0}
+  for name in made.update.inputs.keys() - values.keys():
+    feature, first, size = made.rows[name]
+    values[name] = batch[feature][first : first + size]
+  return {made.update.inputs[name]: value for name, value in values.items()}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -377,7 +389,7 @@ def training(
   seed: int = 0,
   batch_size: int = BATCH_SIZE,
   pods: PodsConfig = ONE_POD,
-  build: Callable[..., TrainProgram] = build_train_program,
+  build: Callable[..., StepPrograms] = build_train_program,
 ) -> Iterator[Callable[..., tuple[dict[str, np.ndarray], list[dict]]]]:
   """Yields a function that trains on batches; each call starts at step 0.
 
@@ -405,8 +417,8 @@ def training(
 
     def run(batches, params=None):
       session.run(program.initialize)
-      for pod in program.pods:
-        load_parameters(session, pod.slices, params or {})
+      for slices in program.pod_slices:
+        load_parameters(session, slices, params or {})
       metrics = []
       for number, batch in enumerate(batches):
         metrics.append(step.run(batch, number))

@@ -12,7 +12,7 @@ from palm_mtf.generation.decode.weights import DecodeSettings, LayerWeights
 from palm_mtf.mesh.slices import Slice, variables_of
 from palm_mtf.programs.features import ServerFeatures
 from palm_mtf.programs.forward_program import ForwardProgram
-from palm_mtf.programs.train_program import PodProgram, TrainProgram
+from palm_mtf.programs.step_programs import LossProgram, StepPrograms
 from palm_mtf.runtime.client.client import Client
 from palm_mtf.runtime.client.pod_hosts import Starter
 from palm_mtf.runtime.processes import Process
@@ -40,7 +40,7 @@ class OpenLoss(NamedTuple):
 
 
 def open_loss(
-  client: Client, process: Process, built: PodProgram | ForwardProgram
+  client: Client, process: Process, built: LossProgram | ForwardProgram
 ) -> OpenLoss:
   """Returns the loss of a built program; `process` reads the checkpoint."""
   reads = state_of(variables_of([built.slices]))
@@ -63,7 +63,7 @@ class Executor(Starter, Protocol):
     features: Sequence[str] | ServerFeatures,
     pods: PodsConfig,
     devices: Any,
-  ) -> TrainProgram:
+  ) -> StepPrograms:
     """Builds a training step of PaLM in the current tf.Graph.
 
     Args:

@@ -18,7 +18,8 @@ from palm_mtf.mesh.slices import Slice, variables_of
 from palm_mtf.ops.variables import adopt_variables
 from palm_mtf.programs.features import Feature, Stage
 from palm_mtf.programs.loss_function import LossSums
-from palm_mtf.programs.train_program import TrainProgram, build_program
+from palm_mtf.programs.step_programs import StepPrograms
+from palm_mtf.programs.train_program import build_program
 from palm_mtf.runtime.client.client import Client
 from palm_mtf.runtime.client.connect import connect
 from palm_mtf.runtime.client.heartbeat import Heartbeat
@@ -191,11 +192,11 @@ class PodTraining:
   recovery; here your code provides the loop, data, checkpoints and recovery.
 
   Attributes:
-    program: the graph of a step.
+    program: the programs of a step.
     num_steps: number of steps done.
   """
 
-  program: TrainProgram
+  program: StepPrograms
   num_steps: int
 
   def __init__(
@@ -342,8 +343,8 @@ class PodTraining:
     Raises:
       UserError: there is no such variable, or its shape differs.
     """
-    for pod in self.program.pods:
-      write_whole(self._client, pod.slices, values)
+    for slices in self.program.pod_slices:
+      write_whole(self._client, slices, values)
     self.num_steps = num_steps
 
   def _check_batch(

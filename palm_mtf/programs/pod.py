@@ -273,6 +273,8 @@ class PodBuilder:
     self._num_pods, self._num_microbatches = num_pods, num_microbatches
     self._pod_batch_size = pod_batch_size
     self._graph = mtf.Graph()
+    # {operation: phase of a traced step}, for all operations before `mark`.
+    self.phases: dict[mtf.Operation, str] = {}
     with tf.device(client):
       no_step = tf.constant(-1, tf.int64)  # the default turns dropout off
       # Number of steps done before, [], int64.
@@ -281,6 +283,11 @@ class PodBuilder:
       self.microbatch = tf.placeholder_with_default(0, [], "microbatch")
       # JSON that describes the batches that servers read, [], string.
       self.batches = tf.placeholder(tf.string, [], "batches")
+
+  def mark(self, phase: str) -> None:
+    """Sets the phase of the operations made since the last `mark`."""
+    made = self._graph.operations[len(self.phases) :]
+    self.phases |= dict.fromkeys(made, phase)
 
   def build_gradients(
     self,
@@ -304,6 +311,7 @@ class PodBuilder:
     meshes = {x.mesh for x in stages}
     with tf.device(placements[0].cpu):
       losses = self._loss_function.build_sums(stages)
+      self.mark("forward")
       variables = [
         v for v in self._graph.trainable_variables if v.mesh in meshes
       ]
@@ -313,6 +321,7 @@ class PodBuilder:
         sums, accumulations = accumulate_sums(
           sums, variables, stages, self._num_microbatches
         )
+    self.mark("backward")
     return Gradients(pod, stages, losses, variables, sums, accumulations)
 
   def _build_stage(

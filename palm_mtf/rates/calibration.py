@@ -147,16 +147,12 @@ def training_step(probe: Probe, dtype: str) -> Iterator[Callable[[], object]]:
       probe.model_in(dtype), _MESH, _OPTIMIZER, batch_size=len(tokens), seed=0
     )
     client.call(Program(operations=[program.initialize]))
-    update = Program(
-      inputs={**program.pods[0].features, "step": program.step},
-      outputs=program.metrics,
-      operations=[program.update],
-    )
-    steps = itertools.count()
+    update, steps = program.update, itertools.count()
+    # Every feature, inputs and targets, has the same tokens.
+    rows = {x: tokens for x in update.inputs if x in program.rows}
 
     def step() -> None:
-      rows = {"inputs": tokens, "targets": tokens}
-      client.call(update, {**rows, "step": next(steps)})
+      client.call(update, {**rows, "microbatch": 0, "step": next(steps)})
 
     for _ in range(_WARM_UP_STEPS):
       step()

@@ -25,7 +25,7 @@ from palm_mtf.machine.host_memory import free_garbage
 from palm_mtf.mesh.slices import variables_of
 from palm_mtf.model_dir.paths import ModelDir
 from palm_mtf.programs.features import FEATURE_DTYPES, ServerFeatures
-from palm_mtf.programs.train_program import TrainProgram
+from palm_mtf.programs.step_programs import StepPrograms
 from palm_mtf.runtime.client.client import Client
 from palm_mtf.runtime.client.connect import Cluster, memory_reader
 from palm_mtf.runtime.client.heartbeat import Heartbeat
@@ -77,9 +77,9 @@ class TrainSession:
       heartbeat.connect(client)
       self._features = self._find_features(job)
     self.read_memory = memory_reader(client, cluster.servers)
-    self._programs: dict[int, TrainProgram] = {}  # by batch size
+    self._programs: dict[int, StepPrograms] = {}  # by batch size
     self._train_step: TrainStep | None = None
-    program = self.make_step(job.config.run.batch_sizes.size(job.step)).program
+    program = self.make_step(job.config.run.batch_sizes.size(job.step)).programs
     self.checks = VariableChecks(client, program, newest)
     self._pods = program.pod_slices
     self._initialize = Program(
@@ -103,7 +103,7 @@ class TrainSession:
 
     `batch_size` is the number of sequences in one step, over all pods.
     """
-    if self._train_step and self._train_step.program.batch_size == batch_size:
+    if self._train_step and self._train_step.programs.batch_size == batch_size:
       return self._train_step
     self._train_step = None
     free_garbage()  # frees TensorFlow's memory for the previous batch size
@@ -112,7 +112,7 @@ class TrainSession:
     self._train_step = TrainStep(self._client, self._programs[batch_size])
     return self._train_step
 
-  def _build_program(self, batch_size: int) -> TrainProgram:
+  def _build_program(self, batch_size: int) -> StepPrograms:
     config = self._config
     executor = executor_of(config.mesh_layout)
     with self._client.graph.as_default():

@@ -103,9 +103,11 @@ def lowered_bytes(config, mesh, optimizer, batch_size, pods):
     program = build_train_program(
       config, mesh, optimizer, batch_size=batch_size, seed=0, pods=pods
     )
-    moved = traffic([program.update, *program.metrics.values()])
-    for _ in range(mesh.num_microbatches - 1):
-      moved += traffic([pod.stages[0].forward for pod in program.pods])
+    last = program.update
+    moved = traffic([*last.operations, *last.outputs.values()])
+    for stream in program.plan.streams:
+      for call in stream:
+        moved += traffic(program.programs[call.nodes].operations)
   return moved
 
 

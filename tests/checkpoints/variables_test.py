@@ -28,6 +28,7 @@ from tests.mtf_testing import (
   LAYOUTS,
   PALM_OPTIMIZER,
   SINGLE,
+  feed_of,
   mesh_layout,
   random_tokens,
   small_config,
@@ -50,8 +51,7 @@ def test_a_copy_that_is_written_after_more_steps_is_that_of_its_own_step(
 
     def step(number):
       batch = random_tokens(config, 4, seed=number)
-      feed = {program.pods[0].features[name]: batch[name] for name in batch}
-      session.run(program.update, {**feed, program.step: number})
+      session.run(program.update.operations, feed_of(program, batch, number))
 
     step(0)
     copier.copy()(early)

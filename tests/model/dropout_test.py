@@ -11,6 +11,8 @@ from palm_mtf._tf import mtf, tf
 from palm_mtf.mesh.session import session_config
 from palm_mtf.model.dropout import DROPOUT_STATE, Dropout
 from palm_mtf.programs.train_program import build_train_program
+from palm_mtf.runtime.client.client import Client
+from palm_mtf.training.step import TrainStep
 from tests import oracle
 from tests.mtf_testing import (
   PALM_OPTIMIZER,
@@ -165,11 +167,9 @@ def test_loss_without_a_step_drops_nothing():
     program = build_train_program(
       CONFIG, SINGLE, DROPPING, batch_size=2, seed=0
     )
-    (pod,) = program.pods
     session.run(program.initialize)
-    load_parameters(session, pod.slices, params)
-    feed = {pod.features[name]: rows for name, rows in batch.items()}
-    loss = session.run(pod.loss, feed)
+    load_parameters(session, program.slices, params)
+    ((loss, _),) = TrainStep(Client(session), program).losses(batch)
     assert any("dropout" in op.name for op in graph.get_operations())
   exact, _ = oracle.loss(CONFIG, params, **batch, z_loss=0.0)
   assert loss == pytest.approx(exact, rel=1e-6)

@@ -31,7 +31,7 @@ def ancestors(op, *, with_control):
 
 def gathers_by_variable(program):
   """Returns the operations before each gather on device 0, by variable."""
-  needed = ancestors(program.update, with_control=True)
+  needed = ancestors(program.update.operations[0], with_control=True)
   gathers = collections.defaultdict(list)
   for op in needed:
     is_gather = op.type == "ConcatV2" and op.device.endswith("CPU:0")
@@ -62,8 +62,7 @@ def test_a_kernel_is_gathered_when_it_is_used_and_again_on_the_way_back(remat):
       seed=0,
     )
     gathers = gathers_by_variable(program)
-  (pod,) = program.pods
-  targets = pod.features["targets"].op
+  targets = program.update.inputs["gradients[0]/copy_0/targets"].op
   for name in KERNELS:
     forward, backward = sorted(gathers[f"layer_001/{name}"], key=len)
     assert targets not in forward

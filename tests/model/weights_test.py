@@ -37,7 +37,7 @@ def products_on_one_device(config, mesh):
     program = build_train_program(
       config, mesh, PALM_OPTIMIZER, batch_size=4, seed=0
     )
-    seen, todo = set(), [program.update]
+    seen, todo = set(), [*program.update.operations]
     while todo:
       op = todo.pop()
       if op not in seen:

@@ -81,7 +81,8 @@ def calls_of_a_step(**changes):
     program = build_train_program(
       config, SINGLE, PALM_OPTIMIZER, batch_size=2, seed=0
     )
-    calls, seen, todo = collections.Counter(), set(), [program.update]
+    calls, seen = collections.Counter(), set()
+    todo = [*program.update.operations]
     while todo:
       op = todo.pop()
       if op in seen:

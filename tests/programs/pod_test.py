@@ -157,9 +157,12 @@ def build(mesh, pods):
     )
 
 
+def graph_of(mesh, pods):
+  return build(mesh, pods).update.operations[0].graph
+
+
 def test_sums_of_microbatches_are_float32_and_in_no_checkpoint():
-  program = build(*MICROBATCHES_ON_PODS)
-  graph = program.update.graph
+  program, graph = (x(*MICROBATCHES_ON_PODS) for x in (build, graph_of))
   kept = graph.get_collection(tf.GraphKeys.GLOBAL_VARIABLES)
   assert {each.dtype.base_dtype for each in kept} == {tf.float32}
   assert list(program.slices) == list(build(*WITHOUT_SUMS).slices)
@@ -167,7 +170,7 @@ def test_sums_of_microbatches_are_float32_and_in_no_checkpoint():
 
 def test_all_reduces_of_gradients_come_once_per_step():
   """A microbatch adds only each slice's own part of a sum."""
-  operations = build(*MICROBATCHES_ON_PODS).update.graph.get_operations()
+  operations = graph_of(*MICROBATCHES_ON_PODS).get_operations()
   for name in ("embedding", "layer_000/mlp/wo", "layer_000/norm/scale"):
     add, *_ = (
       op
@@ -183,12 +186,12 @@ def test_all_reduces_of_gradients_come_once_per_step():
 
 def crossings(mesh, pods):
   """Returns {(pod, other pod): bytes sent} in one step's graph."""
-  program = build(mesh, pods)
-  last = [program.update, *(x.op for x in program.metrics.values())]
+  update = build(mesh, pods).update
+  last = [*update.operations, *(x.op for x in update.outputs.values())]
   sent = {}
   for op in [*last, *graph_before(last)]:
     for x in op.inputs:
-      if x.op in (program.step.op, program.microbatch.op):
+      if x.op in (update.inputs["step"].op, update.inputs["microbatch"].op):
         continue  # from the client
       start, end = device_index(x.op), device_index(op)
       route = start // mesh.num_devices, end // mesh.num_devices
@@ -221,11 +224,18 @@ def test_only_gradients_and_three_sums_cross_from_device_to_counterpart(
   assert sum(sent.values()) == dcn_bytes(CONFIG, mesh, pods)
 
 
+def rows_of(program, pod):
+  """Returns the placeholders of a pod's rows."""
+  inputs = program.inputs.items()
+  return [x for name, x in inputs if name.startswith(f"gradients[{pod}]/")]
+
+
 def test_the_client_sends_each_pod_only_its_own_rows():
   """And the numbers of the step and of the microbatch."""
   row_bytes = 2 * 4 * CONFIG.sequence_length  # inputs and targets, int32
-  for number, pod in enumerate(build(*MICROBATCHES_ON_PODS).pods):
-    fed = list(pod.features.values())
+  update = build(*MICROBATCHES_ON_PODS).update
+  for number in range(3):
+    fed = rows_of(update, number)
     readers = [op for x in fed for op in (x.op, *x.consumers())]
     assert {device_index(op) // 2 for op in readers} == {number}
     fed_bytes = sum(x.dtype.size * math.prod(x.shape) for x in fed)
@@ -234,11 +244,12 @@ def test_the_client_sends_each_pod_only_its_own_rows():
 
 def test_a_pod_needs_no_other_before_the_last_microbatch():
   program = build(*MICROBATCHES_ON_PODS)
-  client = {program.step.op, program.microbatch.op}
+  client = {program.update.inputs[x].op for x in ("step", "microbatch")}
   client |= set(graph_before(client))
-  for number, pod in enumerate(program.pods):
-    needed = set(graph_before([pod.stages[0].forward]))
-    assert needed & {x.op for x in pod.features.values()}
+  for number in range(3):
+    gradients = program.programs[f"gradients[{number}]",]
+    needed = set(graph_before(gradients.operations))
+    assert needed & {x.op for x in rows_of(gradients, number)}
     devices = {op.device for op in needed - client if op.device}
     indices = [tf.DeviceSpec.from_string(x).device_index for x in devices]
     assert {x // 2 for x in indices} == {number}
@@ -247,7 +258,7 @@ def test_a_pod_needs_no_other_before_the_last_microbatch():
 def test_no_sum_of_floats_depends_on_which_term_is_ready_first():
   """TensorFlow's AddN begins with a term whose memory it may reuse."""
   for built in (MICROBATCHES_ON_PODS, WITHOUT_SUMS):
-    definition = build(*built).update.graph.as_graph_def()
+    definition = graph_of(*built).as_graph_def()
     functions = definition.library.function
     nodes = [*definition.node, *(x for f in functions for x in f.node_def)]
     sums = [x for x in nodes if x.op == "AddN" and x.attr["N"].i > 2]

@@ -36,13 +36,16 @@ from palm_mtf.programs.features import (
   make_placeholders,
 )
 from palm_mtf.programs.pod import build_dropout_state, build_rates
-from palm_mtf.programs.train_program import (
-  LoopProgram,
-  PodProgram,
-  StageProgram,
-  TrainProgram,
-  make_metrics,
+from palm_mtf.programs.step_programs import (
+  CallGraph,
+  Inputs,
+  LossProgram,
+  StepPrograms,
+  make_programs,
 )
+from palm_mtf.programs.train_program import make_metrics
+from palm_mtf.runtime.program import Program
+from palm_mtf.steps.plan import plan_losses, plan_step
 
 
 def build_train_program(
@@ -55,7 +58,7 @@ def build_train_program(
   features: Sequence[str] | ServerFeatures,
   pods: PodsConfig,
   devices: AcceleratorDevices,
-) -> TrainProgram:
+) -> StepPrograms:
   """Builds a training step of PaLM in the current tf.Graph.
 
   Takes the arguments of `build_train_program` in programs/train_program.py.
@@ -71,7 +74,7 @@ def build_train_program(
     dcn_dtype=pods.dcn_dtype,
     seed=seed,
   )
-  return _Builder(settings, devices, read).build()
+  return _Builder(settings, devices, read).build(pods)
 
 
 # `StepSettings` has an optimizer, but a loss depends on none of its settings.
@@ -93,7 +96,7 @@ def build_loss_program(
   batch_size: int,
   features: Sequence[str],
   devices: AcceleratorDevices,
-) -> PodProgram:
+) -> LossProgram:
   """Builds the loss of a batch on one pod, which needs no optimizer slots.
 
   Takes the arguments of `build_forward_program` in programs/forward_program.py.
@@ -133,50 +136,59 @@ class _Builder:
       self._microbatch = tf.placeholder_with_default(0, [], "microbatch")
       self._batches = tf.placeholder(tf.string, [], "batches")
 
-  def build_loss(self) -> PodProgram:
+  def build_loss(self) -> LossProgram:
     """Returns the first pod's program, without slices of optimizer slots."""
     first, *copies = self._make_rows(0)
-    program = self._build_pod(0, [first, *[first] * len(copies)])
-    slices = program.slices.items()
-    return dataclasses.replace(
-      program,
-      slices={x: y for x, y in slices if y[0].names[0] in self._parameters},
-    )
+    loss = self._find_loss(0, [first, *[first] * len(copies)])
+    slices = self._find_slices(0).items()
+    trained = {x: y for x, y in slices if y[0].names[0] in self._parameters}
+    return LossProgram(first, *loss, trained)
 
-  def build(self) -> TrainProgram:
-    """Returns the program that trains all pods for a step."""
-    settings, hosts = self._settings, self._devices.hosts
-    rows = [self._make_rows(pod) for pod in range(len(hosts))]
+  def build(self, pods: PodsConfig) -> StepPrograms:
+    """Returns the programs that train all pods."""
+    settings, every_pod = self._settings, range(len(self._devices.hosts))
+    plan = plan_step(settings.mesh_layout, pods, joins_microbatches=True)
+    losses = plan_losses(settings.mesh_layout, len(every_pod), 1)
+    rows = [self._make_rows(pod) for pod in every_pod]
     with tf.device(self._devices.client):
       rates = build_rates(settings.optimizer, self._step)
     found = self._build_step(rows, rates)
     with tf.device(self._devices.client):
       values = self._split(found)
       is_finite = values["is_finite"] > 0
-      squares = self._order_squares(values)
-      return TrainProgram(
-        pods=[self._build_pod(i, x) for i, x in enumerate(rows)],
-        batch_size=settings.num_rows * len(hosts),
-        step=self._step,
-        microbatch=self._microbatch,
-        num_microbatches=1,  # a pod computes all its microbatches in one call
-        update=tf.raw_ops.Assert(condition=is_finite, data=[is_finite]),
-        is_finite=is_finite,
-        losses={name: values[name] for name in self._losses},
-        metrics=self._make_metrics(values, rates["learning_rate"]),
-        gradient_squares=squares / tf.square(values["weight"]),
-        parameters=self._parameters,
-        initialize=tf.group(
-          [
-            self._call(i, pod_arrays.initialize_arrays, [tf.int32])
-            for i in range(len(hosts))
-          ]
-        ),
-        devices=self._devices,
-        batches=self._batches if self._read else None,
-        loop=self._build_loop(),
-        passes=[[]],
-      )
+      check = tf.raw_ops.Assert(condition=is_finite, data=[is_finite])
+      squares = self._order_squares(values) / tf.square(values["weight"])
+      of_terms = {name: values[name] for name in self._losses}
+      metrics = self._make_metrics(values, rates["learning_rate"])
+    graphs = {
+      plan.last.nodes: CallGraph([check], metrics),
+      (): CallGraph(outputs=[of_terms, squares, is_finite]),
+    }
+    for call in losses.calls:
+      (node,) = losses.nodes_of(call)
+      found = self._find_loss(node.pod, rows[node.pod])
+      graphs[call.nodes] = CallGraph(outputs=found)
+    named = {x.name: rows[x.pod] for x in (*plan.nodes, *losses.nodes)}
+    batches = self._batches if self._read else None
+    inputs = Inputs(
+      self._step, self._microbatch, batches, named, settings.num_rows
+    )
+    pod_slices = [self._find_slices(x) for x in every_pod]
+    drawn = [
+      self._call(x, pod_arrays.initialize_arrays, [tf.int32]) for x in every_pod
+    ]
+    plans = plan, losses
+    made = make_programs(plans, graphs, inputs, pod_slices, self._devices)
+    return StepPrograms(
+      *plans,
+      **made,
+      batch_size=settings.num_rows * len(every_pod),
+      parameters=self._parameters,
+      pod_slices=pod_slices,
+      initialize=tf.group(drawn),
+      devices=self._devices,
+      loop=self._build_loop(made["programs"][plan.last.nodes]),
+    )
 
   def _call(
     self,
@@ -272,12 +284,16 @@ class _Builder:
     (numbers,) = after_all(updated)
     return numbers
 
-  def _build_loop(self) -> LoopProgram | None:
-    """Builds a call of STEPS_PER_LOOP steps, one round trip to the hosts."""
-    layout = self._settings.mesh_layout
-    if layout.steps_per_loop == 1:
+  def _build_loop(self, update: Program) -> Program | None:
+    """Builds a call of STEPS_PER_LOOP steps, one round trip to the hosts.
+
+    A call for several steps saves time, because starting a call takes as long
+    as a step of a small model. Only one pod has a loop, because several pods'
+    hosts exchange gradients in each step. `update` is the program of one step.
+    """
+    max_steps = self._settings.mesh_layout.steps_per_loop
+    if max_steps == 1:
       return None
-    max_steps = layout.steps_per_loop
     with tf.device(self._devices.client):
       num_steps = tf.placeholder(tf.int32, [], "num_steps")
       features = {
@@ -295,19 +311,19 @@ class _Builder:
     with tf.device(self._devices.client):
       numbers, num_done = after_all(found)
       values = self._split(tf.ensure_shape(numbers, [max_steps, None]))
-      return LoopProgram(
-        features=features,
-        max_steps=max_steps,
-        num_steps=num_steps,
-        num_done=num_done,
-        is_finite=values["is_finite"][num_done - 1] > 0,
-        metrics=self._make_metrics(values, rates["learning_rate"]),
-      )
+      metrics = self._make_metrics(values, rates["learning_rate"])
+      is_finite = values["is_finite"][num_done - 1] > 0
+    return dataclasses.replace(
+      update,
+      inputs={**features, "step": self._step, "num_steps": num_steps},
+      outputs=[metrics, num_done, is_finite],
+      operations=(),
+    )
 
-  def _build_pod(
+  def _find_loss(
     self, pod: int, rows: Sequence[dict[str, tf.Tensor]]
-  ) -> PodProgram:
-    first, *copies = rows
+  ) -> list[tf.Tensor]:
+    """Returns a pod's mean loss and the sum of its rows' weights."""
     of_host = [[*x.values()] for x in rows]
     add_up = pod_arrays.sum_losses
     found = self._call(pod, add_up, [tf.float32], of_host=of_host)
@@ -316,12 +332,7 @@ class _Builder:
     losses = tf.unstack(tf.ensure_shape(losses, [len(names)]))
     by_name = dict(zip(names, losses, strict=True))
     weight = by_name["weight"]
-    return PodProgram(
-      stages=[StageProgram(first, copies, tf.no_op(), None, tf.no_op())],
-      loss=by_name["loss"] / tf.maximum(weight, SMALLEST_WEIGHT),
-      weight_sum=weight,
-      slices=self._find_slices(pod),
-    )
+    return [by_name["loss"] / tf.maximum(weight, SMALLEST_WEIGHT), weight]
 
   def _find_slices(self, pod: int) -> dict[str, list[Slice]]:
     made, hosts = self._pod_step, self._devices.hosts[pod]

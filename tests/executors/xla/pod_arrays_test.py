@@ -113,14 +113,14 @@ def test_hosts_read_the_rows_that_the_client_does_not_feed():
 
 
 def save(run, path):
-  pods = [x.slices for x in run.program.pods]
+  pods = run.program.pod_slices
   copy, write = build_writer(pods, THIS_PROCESS)
   run.session.run(copy.operations)
   run.session.run(write.outputs, {write.inputs["prefix"]: path})
 
 
 def restore(run, path):
-  pods = [x.slices for x in run.program.pods]
+  pods = run.program.pod_slices
   restorer = build_restorer(pods, tf.constant(path), THIS_PROCESS)
   open_weights(path.encode(), [])
   run.session.run(restorer)
@@ -143,7 +143,7 @@ def test_checkpoints_cross_between_the_paths_bit_for_bit(tmp_path, monkeypatch):
     save(run, of_pods)
     names = names_of(run.program.slices)
     first, second = run.fetch(
-      lambda: [build_fingerprints(x.slices) for x in run.program.pods]
+      lambda: [build_fingerprints(x) for x in run.program.pod_slices]
     )
     np.testing.assert_array_equal(first, second)
     assert run.fetch(lambda: build_finite_check(run.program.slices)).all()
@@ -170,6 +170,6 @@ def test_what_is_not_finite_or_not_the_same_is_named_in_a_stack():
     finite = run.fetch(lambda: build_finite_check(run.program.slices))
     assert np.flatnonzero(~finite).tolist() == [at]
     first, second = run.fetch(
-      lambda: [build_fingerprints(x.slices) for x in run.program.pods]
+      lambda: [build_fingerprints(x) for x in run.program.pod_slices]
     )
     assert np.flatnonzero(first != second).tolist() == [at]

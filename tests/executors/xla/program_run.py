@@ -16,7 +16,8 @@ from palm_mtf._tf import tf
 from palm_mtf.config import MeshLayout, ModelConfig, PodsConfig
 from palm_mtf.executors.xla.executor import EXECUTOR
 from palm_mtf.mesh.session import session_config
-from palm_mtf.programs.train_program import TrainProgram, build_train_program
+from palm_mtf.programs.step_programs import StepPrograms
+from palm_mtf.programs.train_program import build_train_program
 from palm_mtf.runtime.client.client import Client
 from palm_mtf.training.step import TrainStep
 from tests.mtf_testing import PALM_OPTIMIZER, read_variables
@@ -32,7 +33,7 @@ def build_on_accelerators(
   *,
   pods: PodsConfig,
   **more: object,
-) -> TrainProgram:
+) -> StepPrograms:
   """Builds a training step of accelerators in the current tf.Graph."""
   devices = EXECUTOR.open_here(mesh_layout, pods.num_pods).devices
   return EXECUTOR.build_train_program(
@@ -43,14 +44,14 @@ def build_on_accelerators(
 class ProgramRun:
   """A program with initial variables."""
 
-  def __init__(self, session: tf.Session, program: TrainProgram):
+  def __init__(self, session: tf.Session, program: StepPrograms):
     self.session, self.program = session, program
     self.step = TrainStep(Client(session), program)
     session.run(program.initialize)
 
   def variables(self, pod: int = 0) -> dict[str, np.ndarray]:
     """Returns all variables of a pod."""
-    return read_variables(self.session, self.program.pods[pod].slices)
+    return read_variables(self.session, self.program.pod_slices[pod])
 
   def fetch(self, build: Callable[[], Any], feed: Any = None) -> Any:
     """Builds tensors or operations, and runs them."""

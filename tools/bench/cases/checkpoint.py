@@ -79,7 +79,7 @@ def _records(
         devices=cluster.devices,
       )
       client.call(Program(operations=[program.initialize]))
-      slices = [pod.slices for pod in program.pods]
+      slices = program.pod_slices
       this = Process(cluster.devices.client)
       of_servers = find_checkpoint_processes(
         client, this, cluster.servers, folder

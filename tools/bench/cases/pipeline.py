@@ -139,7 +139,7 @@ def peak_bytes(client, step, batch, names: Sequence[str]) -> list[int]:
   """
   from palm_mtf.runtime.program import Program
 
-  number = step.program.num_microbatches
+  number = step.programs.plan.last.microbatch + 1
   with client.graph.as_default():
     queued = _queued_bytes(client.graph, names, batch["inputs"].size // number)
     sampled = Program(outputs=queued)

@@ -47,11 +47,12 @@ def _compute_losses(task: decode.Task, dtype: str, tokens: int) -> None:
   config = dataclasses.replace(task.config(dtype), sequence_length=tokens)
   features = models.random_tokens(config, 1)
   with models.training_program(config, batch_size=1) as (session, program):
-    (pod,) = program.pods
-    feed = dict.fromkeys(pod.features.values(), features)
+    (of_pod,) = program.losses.calls
+    loss = program.programs[of_pod.nodes]
+    feed = dict.fromkeys(loss.inputs.values(), features)
 
     def turn() -> dict[str, float]:
-      return {"loss": float(session.run(pod.loss, feed))}
+      return {"loss": float(session.run(loss.outputs[0], feed))}
 
     turn()  # compiles
     take_turns(turn, {"parameters": models.num_parameters(config)})
