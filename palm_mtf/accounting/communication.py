@@ -32,6 +32,7 @@ from palm_mtf.config import (
   PodsConfig,
 )
 from palm_mtf.config.tpu_slice import tpu_slice
+from palm_mtf.steps.plan import AllSum, Send, plan_step
 
 _FLOAT32 = DTYPE_BYTES["float32"]
 # Pods exchange this many numbers besides gradients: sums over tokens of loss
@@ -54,20 +55,37 @@ class Link:
 
 def dcn_bytes(config: ModelConfig, mesh: MeshLayout, pods: PodsConfig) -> int:
   """Returns the bytes that all pods together send to each other in a step."""
-  to_each = sum(sent_bytes(config, mesh, pods).values())
+  edges = plan_step(mesh, pods).edges
+  sums = [x for x in edges if isinstance(x, AllSum)]
+  return sum(edge_bytes(x, config, mesh, pod_batch_size=1) for x in sums)
+
+
+def edge_bytes(
+  edge: Send | AllSum,
+  config: ModelConfig,
+  mesh: MeshLayout,
+  *,
+  pod_batch_size: int,
+) -> int:
+  """Returns the bytes that all devices send along an edge in a step."""
+  if isinstance(edge, Send):
+    stream = memory.Activations(config, mesh, pod_batch_size).stream_bytes()
+    return mesh.num_microbatches * mesh.num_devices * stream
+  to_each = sum(sent_bytes(config, mesh, edge.dtype).values())
   to_each += mesh.num_devices * _TOKEN_SUMS * _FLOAT32
-  return pods.num_pods * (pods.num_pods - 1) * to_each
+  num_pods = len(edge.targets)
+  return num_pods * (num_pods - 1) * to_each
 
 
 def sent_bytes(
-  config: ModelConfig, mesh: MeshLayout, pods: PodsConfig
+  config: ModelConfig, mesh: MeshLayout, dtype: str
 ) -> dict[str, int]:
   """Returns {parameter: bytes of gradients that a pod sends to one other pod}.
 
-  The bytes are those of one step. Layer 0 stands for all layers, so the value
-  of a parameter in layer 0 is the sum over all layers.
+  The bytes are those of one step, sent in `dtype`. Layer 0 stands for all
+  layers, so the value of a parameter in layer 0 is the sum over all layers.
   """
-  width = DTYPE_BYTES[pods.dcn_dtype]
+  width = DTYPE_BYTES[dtype]
   # Devices that hold the same slice divide it into parts, padded to equal
   # sizes. Each device sends its part to one device of the other pod.
   return {
@@ -85,7 +103,7 @@ def exchange_secs(
   computes last, so that nothing hides the time to send it. The second result is
   for all other gradients.
   """
-  sent = sent_bytes(config, mesh, pods)
+  sent = sent_bytes(config, mesh, pods.dcn_dtype)
   secs_per_byte = (pods.num_pods - 1) * 8 / link.bits_per_sec
   embedding = sent.pop("embedding")
   return embedding * secs_per_byte, sum(sent.values()) * secs_per_byte

@@ -9,14 +9,12 @@ import math
 from collections.abc import Iterator
 from typing import Any
 
-from palm_mtf.accounting import flops, memory
-from palm_mtf.accounting.communication import dcn_bytes
+from palm_mtf.accounting import communication, flops, memory
 from palm_mtf.accounting.hardware import (
   MEASURED,
   describe_remat,
   peak_of_devices,
 )
-from palm_mtf.accounting.pipeline import num_kept
 from palm_mtf.accounting.step_time import StepTime, device_rates, predict_step
 from palm_mtf.architecture.parameters import distinct_parameters, parse_name
 from palm_mtf.config import (
@@ -30,6 +28,7 @@ from palm_mtf.config.mesh_layout import MeshLayout, check_layout
 from palm_mtf.config.model import MAX_SIZE
 from palm_mtf.config.pods import MAX_PODS
 from palm_mtf.errors import UserError
+from palm_mtf.steps.plan import num_kept, plan_step
 
 REMATS = ("none", "attention", "layer")
 _HOUR = 3600
@@ -94,6 +93,31 @@ def tensor_bytes(
       activations.working_bytes(stage),
       memory.exchange_bytes(model, mesh, pods, stage),
     ),
+  }
+
+
+def describe_step(
+  config: AnyConfig, *, joins_microbatches: bool
+) -> dict[str, Any]:
+  """Returns the step of the first batch size as data, with bytes of its edges.
+
+  `joins_microbatches` is an argument of `plan_step`.
+  """
+  mesh, pods = config.mesh_layout, config.pods
+  plan = plan_step(mesh, pods, joins_microbatches=joins_microbatches)
+  rows = config.run.batch_sizes.size(0) // pods.num_pods
+  sizes = [
+    communication.edge_bytes(x, config.model, mesh, pod_batch_size=rows)
+    for x in plan.edges
+  ]
+  return {
+    "nodes": [x._asdict() for x in plan.nodes],
+    "edges": [
+      {"kind": type(x).__name__, **x._asdict(), "bytes": num_bytes}
+      for x, num_bytes in zip(plan.edges, sizes, strict=True)
+    ],
+    "streams": [[x._asdict() for x in stream] for stream in plan.streams],
+    "last": plan.last._asdict(),
   }
 
 
@@ -250,7 +274,9 @@ def _list_collectives(
     for (kind, axes), secs in step.collectives.items()
   ]
   if config.pods.num_pods > 1:
-    sent = dcn_bytes(config.model, config.mesh_layout, config.pods)
+    sent = communication.dcn_bytes(
+      config.model, config.mesh_layout, config.pods
+    )
     moved.append(
       {
         "kind": "exchange",

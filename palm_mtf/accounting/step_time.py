@@ -19,14 +19,15 @@ With stages, all parts but the last two are those of stage 0, the slowest.
 
 import dataclasses
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from palm_mtf.accounting import communication, memory
 from palm_mtf.accounting.flops import device_flops
 from palm_mtf.accounting.hardware import MEASURED, describe_remat, share_chip
-from palm_mtf.accounting.pipeline import pipeline_secs
 from palm_mtf.config import Config, HardwareConfig, ModelConfig, PlanConfig
+from palm_mtf.config.device_mesh import DeviceMesh
 from palm_mtf.errors import UserError
+from palm_mtf.steps.plan import plan_step
 
 Collective = tuple[str, tuple[str, ...]]  # such as ("all_reduce", ("data",))
 
@@ -184,14 +185,18 @@ def _predict_stages(
   num_layers = model.num_layers // mesh.stages
   first, one, two = predict(num_layers), predict(1), predict(2)
   other = num_layers * (two.total - two.update - one.total + one.update)
-  # Per microbatch, activations go to the next stage, and gradients come back.
+  # A stage sends activations forward, and gradients back.
   send = ("send", ("stages",))
-  activations = memory.Activations(model, mesh, batch_size // pods.num_pods)
-  sent = 2 * mesh.num_microbatches * activations.stream_bytes()
+  sent = sum(
+    communication.edge_bytes(
+      x, model, mesh, pod_batch_size=batch_size // pods.num_pods
+    )
+    for x in plan_step(mesh, pods).sends_from(pod=0, stage=0)
+  )
   chips = mesh.pod_devices / config.hardware.chip_devices
   is_beyond_links = chips > (rates.chip_link_chips or chips)
   name = "chip_dcn_bandwidth" if is_beyond_links else "chip_link_bandwidth"
-  secs = sent / getattr(rates, name)
+  secs = sent / mesh.num_devices / getattr(rates, name)
   slowest = first.total - first.update + secs
   stages = [slowest, *[other + secs] * (mesh.stages - 1)]
   exchange = 0.0
@@ -202,10 +207,23 @@ def _predict_stages(
   return dataclasses.replace(
     first,
     collectives={**first.collectives, send: secs},
-    moved={**first.moved, send: sent * mesh.num_devices},
+    moved={**first.moved, send: sent},
     bubble=pipeline_secs(stages, mesh.num_microbatches) - slowest,
     exchange=exchange,
   )
+
+
+def bubble(mesh: DeviceMesh) -> float:
+  """Returns the share of a step's time in which a stage is idle."""
+  return (mesh.stages - 1) / (mesh.num_microbatches + mesh.stages - 1)
+
+
+def pipeline_secs(secs: Sequence[float], num_microbatches: int) -> float:
+  """Returns a step's seconds; stage s takes secs[s] for all microbatches."""
+  # One microbatch goes through all stages; the other microbatches follow at the
+  # pace of the slowest stage. For equal stages, the idle share is `bubble`.
+  rest = (num_microbatches - 1) * max(secs)
+  return (sum(secs) + rest) / num_microbatches
 
 
 def pod_link(

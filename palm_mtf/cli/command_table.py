@@ -153,6 +153,11 @@ COMMANDS = {
         "REMAT, and print the fastest that fit",
         dest="is_search",
       ),
+      "--steps": _switch(
+        "print what a step computes and sends: nodes, edges and the order of "
+        "calls",
+        dest="is_steps",
+      ),
       "--compile": _switch(
         "compile the step for TPU, which takes minutes and no TPU, and print "
         "the compiler's memory, collectives and time next to the plan's",

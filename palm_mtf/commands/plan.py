@@ -12,7 +12,13 @@ from typing import Any
 
 from palm_mtf.accounting import search
 from palm_mtf.accounting.hardware import MEASURED, check_chip
-from palm_mtf.accounting.plan import changes_between, curves, plan_of, rates_of
+from palm_mtf.accounting.plan import (
+  changes_between,
+  curves,
+  describe_step,
+  plan_of,
+  rates_of,
+)
 from palm_mtf.accounting.step_time import device_rates
 from palm_mtf.accounting.table3 import table3
 from palm_mtf.compilation.described_gpus import GPU_CHIPS
@@ -36,6 +42,7 @@ def plan(
   has_curves: bool,
   is_search: bool,
   is_compiled: bool,
+  is_steps: bool,
   num_devices: int | None,
   output: str | None,
   as_json: bool,
@@ -59,7 +66,17 @@ def plan(
     raise UserError(
       "--compile has no --search, no --curves and no --plot; leave them out."
     )
+  if is_steps and (is_compiled or is_search or has_curves or plot):
+    raise UserError(
+      "--steps has no --compile, --search, --curves and --plot; leave them out."
+    )
   config = check_settings(config)
+  if is_steps:
+    on_gpus = config.run.chip in GPU_CHIPS and config.mesh_layout.stages == 1
+    joins = bool(config.mesh_layout.tpu) or on_gpus
+    record = describe_step(config, joins_microbatches=joins)
+    print(json_text(record) if as_json else plans.format_step(record))
+    return
   if is_compiled:
     _print_compiled(config, as_json=as_json)
     return

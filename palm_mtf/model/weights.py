@@ -7,7 +7,6 @@ import operator
 from collections.abc import Iterable, Mapping, Sequence
 
 from palm_mtf._tf import mtf, tf
-from palm_mtf.accounting.pipeline import stage_of
 from palm_mtf.architecture.block import NORMS, Attention, Projection, Read
 from palm_mtf.architecture.parameters import (
   ParameterName,
@@ -30,6 +29,7 @@ from palm_mtf.ops.matmul import matmul
 from palm_mtf.ops.recompute import recompute
 from palm_mtf.ops.slicewise import WholeSlice
 from palm_mtf.ops.variables import Fill, Normal, SlicedVariable
+from palm_mtf.steps.plan import stage_of
 
 
 def logits_dtype(config: ModelConfig) -> tf.DType:
@@ -61,7 +61,7 @@ def palm_variables(
     stored = [dims.d_model_stored if x == dims.d_model else x for x in shape]
     parameter = parse_name(name)
     variables[name] = SlicedVariable(
-      stages[stage_of(parameter.layer, config, len(stages))],
+      stages[stage_of(parameter.layer, config.num_layers, len(stages))],
       name,
       mtf.Shape(stored),
       initializer=initializer(parameter, config, dim_names, seed),

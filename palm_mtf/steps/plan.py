@@ -124,6 +124,12 @@ class StepPlan:
     if self.last:
       yield self.last
 
+  def sends_from(self, pod: int, stage: int) -> list[Send]:
+    """Returns the edges by which a stage sends tensors to other stages."""
+    here = {x.name for x in self.nodes if (x.pod, x.stage) == (pod, stage)}
+    sends = [x for x in self.edges if isinstance(x, Send)]
+    return [x for x in sends if x.source in here and x.target not in here]
+
   @property
   def has_pipeline(self) -> bool:
     """Whether streams wait for each other's tensors."""
@@ -149,9 +155,9 @@ def plan_step(
     edges += _sends(found)
     if not joins_microbatches:
       streams += _streams(found, mesh)
+  kept = PARAMETERS, SLOTS
   updates = [
-    _node(UPDATE, f"[{x}]", x, None, (SUMS,), (PARAMETERS, SLOTS))
-    for x in every_pod
+    _node(UPDATE, f"[{x}]", x, None, (SUMS, *kept), kept) for x in every_pod
   ]
   if pods.num_pods > 1:
     sources = [x for x in nodes if SUMS in x.writes]
@@ -260,3 +266,8 @@ def num_kept(stage: int, mesh: DeviceMesh) -> int:
     return mesh.num_microbatches
   # The last stage keeps two: it computes one while the other is in the head.
   return min(mesh.stages + 1 - stage, mesh.num_microbatches)
+
+
+def stage_of(layer: int | None, num_layers: int, num_stages: int) -> int:
+  """Returns a layer's stage; for None (parameters outside the layers), 0."""
+  return 0 if layer is None else layer * num_stages // num_layers

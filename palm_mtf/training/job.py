@@ -21,8 +21,8 @@ from palm_mtf.accounting.optimizer_state import (
   check_same_slots,
   optimizer_state,
 )
-from palm_mtf.accounting.pipeline import bubble
 from palm_mtf.accounting.plan import memory_parts
+from palm_mtf.accounting.step_time import bubble
 from palm_mtf.architecture.parameters import parameter_shapes
 from palm_mtf.checkpoints.manifest import (
   Checkpoint,

@@ -83,7 +83,9 @@ def of_recipes():
   yield step
   yield 100 * rates["mfu"]
   yield 100 * rates["hfu"]
-  sent = sum(sent_bytes(config.model, config.mesh_layout, config.pods).values())
+  sent = sum(
+    sent_bytes(config.model, config.mesh_layout, config.pods.dcn_dtype).values()
+  )
   yield sent / tpu_slice(config.mesh_layout.tpu).num_hosts / 2**30
   one = predict_step(plan("palm_540b_two_pods", NUM_PODS=1), 1024).total
   yield 2 * one / step

@@ -35,8 +35,9 @@ from collections.abc import Iterator, Mapping, Sequence
 import numpy as np
 
 from palm_mtf.accounting.memory import Activations
-from palm_mtf.accounting.pipeline import bubble, num_kept
+from palm_mtf.accounting.step_time import bubble
 from palm_mtf.config import MeshLayout, ModelConfig, PodsConfig
+from palm_mtf.steps.plan import num_kept
 from tools.bench import pairs
 from tools.bench.command import Flag, choices, numbers
 from tools.bench.models import (
