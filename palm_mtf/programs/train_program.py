@@ -9,7 +9,7 @@ update     each pod: the same clipping and Adafactor
 
 from collections.abc import Iterable, Mapping, Sequence
 
-from palm_mtf._tf import tf
+from palm_mtf._tf import mtf, tf
 from palm_mtf.config import AdafactorConfig, MeshLayout, ModelConfig, PodsConfig
 from palm_mtf.config.device_mesh import DeviceMesh
 from palm_mtf.mesh.cpu_gpu import (
@@ -142,20 +142,9 @@ def build_program(
   losses = [x.losses.terms["loss"] / divisor(x.losses.weight) for x in built]
   builder.mark("update")
   lowering = _lower(built)
-  graphs: dict[tuple[str, ...], CallGraph] = {}
-  rows: dict[str, Rows] = {}
-  for pod, loss in zip(built, losses, strict=True):
-    values = {"loss": loss, "weight": pod.losses.weight}
-    measured = [*lowering.call(values)[0].values()]
-    _add_pod(pod, measured, lowering, graphs, rows)
+  graphs, rows = _lower_passes(built, losses, lowering)
   graphs |= _lower_step(plan, built[0], updates, lowering)
-  pod_slices = [
-    _drop_accumulators(
-      pod,
-      lowering.slices[pod.pod * mesh_layout.stages :][: mesh_layout.stages],
-    )
-    for pod in built
-  ]
+  pod_slices = _find_slices(built, lowering)
   inputs = Inputs(
     builder.step,
     builder.microbatch,
@@ -208,6 +197,24 @@ def _number_part(pod: Gradients, index: int) -> int:
   return pod.pod * (2 * len(pod.stages) - 1) + index
 
 
+def _lower_passes(
+  pods: Sequence[Gradients],
+  losses: Sequence[mtf.Tensor],
+  lowering: CpuGpuLowering,
+) -> tuple[dict[tuple[str, ...], CallGraph], dict[str, Rows]]:
+  """Lowers all nodes except updates; `losses` has each pod's mean loss.
+
+  Returns the graph of each call except the last, and the rows of each node.
+  """
+  graphs: dict[tuple[str, ...], CallGraph] = {}
+  rows: dict[str, Rows] = {}
+  for pod, loss in zip(pods, losses, strict=True):
+    values = {"loss": loss, "weight": pod.losses.weight}
+    measured = [*lowering.call(values)[0].values()]
+    _add_pod(pod, measured, lowering, graphs, rows)
+  return graphs, rows
+
+
 def _add_pod(
   pod: Gradients,
   loss: list[tf.Tensor],
@@ -244,17 +251,23 @@ def _add_pod(
     add(f"{LOSS}{place}", stage, [done], loss if i == head else ())
 
 
-def _drop_accumulators(
-  pod: Gradients, stages: Sequence[Mapping[str, list[Slice]]]
-) -> dict[str, list[Slice]]:
-  """Returns a pod's slices without accumulators, which are not saved."""
-  sums = {each.sum_name for each in pod.accumulations}
-  return {
-    key: x
-    for slices in stages
-    for key, x in slices.items()
-    if sums.isdisjoint(x[0].names)
-  }
+def _find_slices(
+  pods: Sequence[Gradients], lowering: CpuGpuLowering
+) -> list[dict[str, list[Slice]]]:
+  """Returns each pod's slices without accumulators, which are not saved."""
+  of_meshes = iter(lowering.slices)
+  found = []
+  for pod in pods:
+    sums = {each.sum_name for each in pod.accumulations}
+    found.append(
+      {
+        key: x
+        for _ in {stage.mesh for stage in pod.stages}
+        for key, x in next(of_meshes).items()
+        if sums.isdisjoint(x[0].names)
+      }
+    )
+  return found
 
 
 def _lower_step(

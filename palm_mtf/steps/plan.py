@@ -165,7 +165,7 @@ def plan_step(
   last = updates
   if mesh.stages == 1:
     # The last microbatch is in the call of the update, so that the gradients of
-    # a variable leave for the other pods while the backward pass goes on.
+    # a variable leave for the other pods during the rest of the backward pass.
     last = [*nodes, *updates]
   number = 0 if joins_microbatches else mesh.num_microbatches - 1
   return StepPlan(
@@ -233,8 +233,8 @@ def _repeat(node: Node, microbatches: range) -> tuple[Call, ...]:
 def _streams(nodes: Sequence[Node], mesh: DeviceMesh) -> list[tuple[Call, ...]]:
   """Returns the calls of a pod before the last call, for each stage and head.
 
-  Both values of STAGE_ORDER begin with some forward passes, and go on with a
-  backward and a forward pass in turn. A stage is idle for the time of S - 1 of
+  Both values of STAGE_ORDER begin with some forward passes; then a backward and
+  a forward pass take turns. A stage is idle for the time of S - 1 of
   M + S - 1 microbatches (S stages, M microbatches); the orders differ in how
   many microbatches' activations a stage keeps. docs/pods.md has a picture.
 

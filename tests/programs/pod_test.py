@@ -11,7 +11,7 @@ import math
 import pytest
 
 from palm_mtf._tf import tf
-from palm_mtf.accounting.communication import dcn_bytes
+from palm_mtf.accounting.communication import dcn_bytes, edge_bytes
 from palm_mtf.config import MeshLayout, PodsConfig
 from palm_mtf.programs.train_program import build_train_program
 from tests.mtf_testing import (
@@ -203,6 +203,32 @@ def crossings(mesh, pods):
   for route, num_bytes in sent.values():
     totals[route] += num_bytes
   return totals
+
+
+@pytest.mark.parametrize("num_stages", [2, 3])
+def test_stages_send_each_other_what_the_plan_says(num_stages):
+  config = dataclasses.replace(CONFIG, num_layers=num_stages)
+  mesh = dataclasses.replace(
+    MICROBATCHES, stages=num_stages, num_microbatches=4
+  )
+  with tf.Graph().as_default():
+    program = build_train_program(
+      config, mesh, PALM_OPTIMIZER, batch_size=8, seed=0
+    )
+  calls = [x for stream in program.plan.streams for x in stream]
+  sent = {}
+  for call in calls:
+    for op in graph_before(program.programs[call.nodes].operations):
+      for x in op.inputs:
+        start, end = (device_index(y) // mesh.num_devices for y in (x.op, op))
+        if start == end or x.op.type.startswith("Placeholder"):
+          continue  # on the same stage, or from the client
+        sent[x.name, end] = x.dtype.size * math.prod(x.shape.as_list())
+  planned = [
+    edge_bytes(x, config, mesh, pod_batch_size=8) for x in program.plan.edges
+  ]
+  assert len(planned) == 2 * num_stages
+  assert mesh.num_microbatches * sum(sent.values()) == sum(planned)
 
 
 @pytest.mark.parametrize(
