@@ -21,19 +21,11 @@ from palm_mtf.config import (
 )
 from palm_mtf.data.batches.corpus import Batches
 from palm_mtf.machine.activation_dtype import native_bfloat16
+from tests.settings import PALM_OPTIMIZER
 
 BATCH_SIZE = 8  # sequences in a step of one pod
 ONE_DEVICE = MeshLayout(mesh_shape="", layout="")
 WARM_UP_STEPS = 2  # not timed: the first compiles, the second fills caches
-PALM_OPTIMIZER = AdafactorConfig(
-  learning_rate=0.01,
-  beta1=0.9,
-  beta2_exponent=0.8,
-  update_clip=1.0,
-  gradient_clip=1.0,
-  weight_decay_exponent=2.0,
-  z_loss=1e-4,
-)
 
 
 def _sizes(layers: int, width: int, vocab: int) -> dict[str, int]:

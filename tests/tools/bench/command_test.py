@@ -33,7 +33,6 @@ AT_LEAST_1 = "give a whole number of at least 1"
     ("bench memory", "--times=9", "--times = 9: give a whole number of at le"),
     ("bench pods", "--microbatches=0", "--microbatches = 0: give a whole"),
     ("bench serve", "--model_dir=nowhere", "nowhere"),
-    ("bench start", "--model_dir=none", "'none': has no vocabulary.model;"),
     ("bench train", "--peer=troch", "--peer = 'troch' (did you mean \"torch\""),
     ("bench train", "--dtype=float16", "choose one of 'bfloat16', 'float32'"),
     ("bench train", "--sequence_length=300", "a divisor of that"),
