@@ -14,7 +14,7 @@ import pytest
 
 from palm_mtf.cli.main import main
 from palm_mtf.errors import UserError
-from palm_mtf.export.gguf.header import read_header
+from palm_mtf.export.gguf.files import read_header
 
 U8, U32, TEXT, ARRAY = 0, 4, 8, 9
 

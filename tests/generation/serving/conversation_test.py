@@ -4,7 +4,7 @@
 import pytest
 
 from palm_mtf.errors import UserError
-from palm_mtf.generation.serving.conversation import (
+from palm_mtf.generation.serving.completion_request import (
   as_message,
   make_completion_body,
 )
