@@ -167,7 +167,7 @@ ONLY_IMPORTERS = {
   "safetensors": "palm_mtf/export/huggingface/tensor_files.py",
   "tokenizers": (
     "palm_mtf/data/vocabulary/byte_pair.py",
-    "palm_mtf/data/vocabulary/conversation_tokens.py",
+    "palm_mtf/data/vocabulary/chat.py",
   ),
 }
 

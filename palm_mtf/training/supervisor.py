@@ -37,8 +37,8 @@ from palm_mtf.errors import UserError
 from palm_mtf.executors.choose import executor_of
 from palm_mtf.executors.executor import Executor
 from palm_mtf.machine.host_memory import free_garbage
+from palm_mtf.machine.process import StopRequest
 from palm_mtf.machine.processors import kernels_here, kernels_of
-from palm_mtf.machine.stop_signals import StopRequest
 from palm_mtf.model_dir.metrics import MetricsWriter
 from palm_mtf.native.operations import operations_built_with
 from palm_mtf.rates.measure import run_flops_per_sec
