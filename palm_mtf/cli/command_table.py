@@ -457,8 +457,7 @@ def split_name(arguments: Sequence[str]) -> tuple[str, list[str]]:
   A group is the first word of two-word commands. The name is "" if the first
   argument is a flag.
 
-  Raises:
-    UserError: if no command has this name; suggests the most similar name.
+  Raises UserError if no command has this name; suggests the most similar name.
   """
   words = list(
     itertools.takewhile(lambda x: not x.startswith("-"), arguments[:2])

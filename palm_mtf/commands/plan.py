@@ -42,11 +42,10 @@ def plan(
 ) -> None:
   """Prints the plan of a run: the time, memory and cost that the run needs.
 
-  Raises:
-    UserError: if settings or flags do not fit together; if the plan needs an
-      unknown rate of the chip, such as its FLOP/s; if the compiler is not
-      installed; if a compiled step or every layout needs more memory than the
-      chip has; or if no TPU slice has `num_devices` devices.
+  Raises UserError if settings or flags do not fit together; if the plan needs
+  an unknown rate of the chip, such as its FLOP/s; if the compiler is not
+  installed; if a compiled step or every layout needs more memory than the chip
+  has; or if no TPU slice has `num_devices` devices.
   """
   del model_dir
   if plot:
@@ -82,9 +81,8 @@ def plan(
 def check_settings(config: PlanConfig) -> PlanConfig:
   """Returns the settings with ACTIVATION_DTYPE = "auto" resolved to a dtype.
 
-  Raises:
-    UserError: if model sizes, mesh, batch size and pods do not fit together, or
-      CHIP is not known.
+  Raises UserError if model sizes, mesh, batch size and pods do not fit
+  together, or CHIP is not known.
   """
   run, mesh = config.run, config.mesh_layout
   check_chip(run.chip, config.hardware)

@@ -72,9 +72,8 @@ def find_clean_examples(
 
   The text is read once for all tasks that have no stored result in MODEL_DIR.
 
-  Raises:
-    UserError: if the training text is missing or consists of token ids, or the
-      disk is full.
+  Raises UserError if the training text is missing or consists of token ids, or
+  the disk is full.
   """
   folders = ModelDir(model_dir)
   sources = open_filtered(model_dir, config.data, config.model.sequence_length)
@@ -208,8 +207,7 @@ class TaskEvaluation:
 
     Calls `answered` after each answer of the model.
 
-    Raises:
-      UserError: if a task's code fails, or the disk is full.
+    Raises UserError if a task's code fails, or the disk is full.
     """
     step = checkpoint.manifest.step
     with CheckpointModel(checkpoint, self._config, self._vocabulary) as model:

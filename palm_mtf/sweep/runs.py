@@ -88,9 +88,8 @@ def make_runs(
 
   A run's macros override `config`, the settings of the sweep.
 
-  Raises:
-    UserError: if there is no run, a run's settings do not fit together, runs
-      read different data, or SWEEP_HELD_OUT has a name that SWEEP_RUNS lacks.
+  Raises UserError if there is no run, a run's settings do not fit together,
+  runs read different data, or SWEEP_HELD_OUT has a name that SWEEP_RUNS lacks.
   """
   shared = {
     "VOCABULARY": config.data.vocabulary or where.vocabulary,

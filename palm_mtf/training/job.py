@@ -208,8 +208,7 @@ def prepare(model_dir: str, config: Config) -> TrainJob:
 
   The caller holds the training lock of MODEL_DIR.
 
-  Raises:
-    UserError: the input is wrong; no file has been overwritten.
+  Raises UserError if the input is wrong; no file has been overwritten.
   """
   # Short checks come first, because tokenizing a large corpus may take hours.
   _check_devices(config)

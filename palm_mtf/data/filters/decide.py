@@ -64,8 +64,7 @@ def decide(
   given, documents that contain any of them are removed. By default there is a
   worker process per core.
 
-  Raises:
-    UserError: a source cannot be read, or a worker process was killed.
+  Raises UserError if a source cannot be read, or a worker process was killed.
   """
   duplicates = filters.remove_duplicates
   if duplicates != NEAR and not examples:

@@ -56,8 +56,7 @@ def read_template(folder: str) -> str:
   Without chat_template.jinja, the template is in tokenizer_config.json, either
   as the only template or as the template "default" of several.
 
-  Raises:
-    UserError: a file cannot be read.
+  Raises UserError if a file cannot be read.
   """
   path, config = (os.path.join(folder, x) for x in (FILE_NAME, CONFIG))
   try:
@@ -145,9 +144,8 @@ class ChatTemplate:
     With a tokenizer.json, only the template adds a start token, as in
     transformers. Otherwise a missing start token is added, as in llama.cpp.
 
-    Raises:
-      UserError: the template refuses the messages, or needs too much time or
-        memory, or a message holds half of a surrogate pair.
+    Raises UserError if the template refuses the messages, or needs too much
+    time or memory, or a message holds half of a surrogate pair.
     """
     try:
       text, runs = self._renderer.render(self._values(messages))

@@ -177,9 +177,8 @@ def make_gguf_tokenizer(
   The embedding has `vocab_size` rows. `start_id` is the id of the start token,
   if there is one; `adds_start` says whether each text gets it.
 
-  Raises:
-    UserError: llama.cpp would encode a text differently. For a
-      SentencePieceVocabulary, export/gguf/model.py checks this.
+  Raises UserError if llama.cpp would encode a text differently. For a
+  SentencePieceVocabulary, export/gguf/model.py checks this.
   """
   is_bytes = isinstance(vocabulary, BytePairVocabulary)
   describe = _describe_byte_level if is_bytes else _describe_sentencepiece

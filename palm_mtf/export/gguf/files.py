@@ -56,8 +56,7 @@ class GgufHeader(NamedTuple):
 def read_header(path: str) -> GgufHeader:
   """Returns the header of a file.
 
-  Raises:
-    UserError: if there is no such file, or it is not a complete GGUF file.
+  Raises UserError if there is no such file, or it is not a complete GGUF file.
   """
   try:
     size = check_regular(path)
@@ -205,9 +204,8 @@ class GgufFile:
   def read(self, name: str) -> np.ndarray:
     """Returns a tensor as float32; dequantizes it if it is quantized.
 
-    Raises:
-      UserError: if the gguf package does not read the tensor's type, or a
-        number is not finite.
+    Raises UserError if the gguf package does not read the tensor's type, or a
+    number is not finite.
     """
     from gguf import GGMLQuantizationType, quants
 

@@ -95,8 +95,7 @@ def read_completion_request(
   Defaults of fields come from the run: `decode`, `sample_tokens` (max_tokens)
   and `seed`.
 
-  Raises:
-    UserError: if a field is wrong or unknown.
+  Raises UserError if a field is wrong or unknown.
   """
   if not isinstance(body, Mapping):
     raise UserError('the body is no JSON object: give {"prompt": "..."}.')
@@ -237,10 +236,9 @@ def make_completion_body(
 ) -> object:
   """Returns the body of the completion that answers a conversation.
 
-  Raises:
-    UserError: if messages are missing or wrong, or are more than
-      `most_messages`, or have more than `most_characters` characters; or if a
-      field is not supported.
+  Raises UserError if messages are missing or wrong, or are more than
+  `most_messages`, or have more than `most_characters` characters; or if a field
+  is not supported.
   """
   if not isinstance(body, Mapping):
     return body

@@ -259,9 +259,8 @@ class ServedModel:
     `client` is the request's sender. `changed` is called, in any thread, when a
     row has ended, or has new tokens that must be read before its end.
 
-    Raises:
-      UserError: if a prompt leaves no room for its completion, or an id of the
-        prompt is not a token of the vocabulary.
+    Raises UserError if a prompt leaves no room for its completion, or an id of
+    the prompt is not a token of the vocabulary.
     """
     rows = [
       Row(

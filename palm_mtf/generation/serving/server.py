@@ -56,8 +56,7 @@ class _Completions:
   async def answer(self, request: web.Request) -> web.StreamResponse:
     """Answers one request.
 
-    Raises:
-      RefusalError: if the request is wrong or cannot be served now.
+    Raises RefusalError if the request is wrong or cannot be served now.
     """
     body = await read_json(request, self._model.most_secs)
     if isinstance(body, dict) and body.get("model") is not None:
