@@ -7,16 +7,15 @@ import importlib.util
 import math
 import os
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from palm_mtf.accounting import search
 from palm_mtf.accounting.hardware import MEASURED, check_chip
 from palm_mtf.accounting.plan import changes_between, curves, plan_of, rates_of
 from palm_mtf.accounting.step_time import device_rates
-from palm_mtf.accounting.table3 import table3
 from palm_mtf.compilation.described_gpus import GPU_CHIPS
-from palm_mtf.config import HardwareConfig, PlanConfig
+from palm_mtf.config import PlanConfig
 from palm_mtf.config.device_mesh import MAX_DEVICES
 from palm_mtf.config.mesh_layout import check_layout
 from palm_mtf.errors import UserError, check_count
@@ -156,24 +155,8 @@ def _check_can_compile_for_gpu(config: PlanConfig) -> None:
     )
 
 
-def print_table3(
-  *, hardware_of: Callable[[str], HardwareConfig], as_json: bool
-) -> None:
-  """Prints Table 3 of the PaLM paper next to this planner's predictions.
-
-  `hardware_of` takes the name of a chip and returns the chip's rates.
-  """
-  rows = table3(hardware_of)
-  print(
-    "\n".join(map(json_text, rows)) if as_json else plans.format_table3(rows)
-  )
-
-
-def calibrate(
-  *, hardware_of: Callable[[str], HardwareConfig], as_json: bool
-) -> None:
+def calibrate(*, as_json: bool) -> None:
   """Measures rates, such as FLOP/s, and stores them for CHIP = "measured"."""
-  del hardware_of
   path = cache_folder.measured_hardware()
   try:
     # Open the cache folder before measuring, which takes half a minute, so that
