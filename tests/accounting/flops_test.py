@@ -119,6 +119,11 @@ def test_mfu_is_the_published_one(model, published, without_attention):
     assert mfu(238_300, PALM_540B, PALM_PEAK) == pytest.approx(found)
 
 
+def test_the_speed_in_gpt3_s_paper_does_not_give_its_row():
+  """docs/predictions.md says so; the row's MFU is 21.3%."""
+  assert f"{24.6e12 / hardware_of('v100').chip_bfloat16_flops:.1%}" == "19.7%"
+
+
 def test_hfu_of_palm_is_57_8_percent_with_the_papers_policy():
   # The paper repeats 75% of the forward products, and all of its attention.
   found, without = mfu_of_table_3("PaLM")
