@@ -25,6 +25,7 @@ from palm_mtf.checkpoints.manifest import Checkpoint
 from palm_mtf.config import Config
 from palm_mtf.data.filters.decide import MeasuringPool
 from palm_mtf.data.filters.filtered_source import open_filtered
+from palm_mtf.data.ngrams import ContainedExamples
 from palm_mtf.data.sources.document import (
   TRAIN,
   Document,
@@ -34,7 +35,6 @@ from palm_mtf.data.sources.document import (
   read_with_progress,
 )
 from palm_mtf.data.sources.files import FileDigests, writable_folder
-from palm_mtf.data.statistics.ngrams import ContainedExamples
 from palm_mtf.data.vocabulary.vocabulary import Vocabulary
 from palm_mtf.errors import UserError
 from palm_mtf.evaluation.answers import (

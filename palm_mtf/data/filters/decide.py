@@ -18,19 +18,19 @@ from typing import NamedTuple
 import numpy as np
 
 from palm_mtf.config.data import NEAR, FilterConfig
-from palm_mtf.data.sources.document import (
-  VALIDATION,
-  Document,
-  Source,
-  read_with_progress,
-)
-from palm_mtf.data.statistics.ngrams import (
+from palm_mtf.data.ngrams import (
   NUM_VALUES,
   ContainedExamples,
   begins_run,
   find_ngrams,
   group_similar,
   minhash,
+)
+from palm_mtf.data.sources.document import (
+  VALIDATION,
+  Document,
+  Source,
+  read_with_progress,
 )
 from palm_mtf.data.worker_pool import WorkerPool, gather
 from palm_mtf.errors import UserError

@@ -25,6 +25,7 @@ import numpy as np
 from palm_mtf.config import DataConfig
 from palm_mtf.config.data import FilterConfig
 from palm_mtf.data.filters.decide import count_removed, decide
+from palm_mtf.data.ngrams import ContainedExamples
 from palm_mtf.data.sources.document import TRAIN, Document, Source, hash_parts
 from palm_mtf.data.sources.files import FileDigests, writable_folder
 from palm_mtf.data.sources.seqio_task import (
@@ -41,7 +42,6 @@ from palm_mtf.data.sources.text_files import (
   TextFiles,
   open_sources,
 )
-from palm_mtf.data.statistics.ngrams import ContainedExamples
 from palm_mtf.errors import UserError
 from palm_mtf.json_text import json_text
 from palm_mtf.model_dir.atomic_files import write_atomically
