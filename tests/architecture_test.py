@@ -83,10 +83,10 @@ IMPORTS = {
   "trace": "json_text _tf programs model_dir",
   "data/sources": "errors user_text console json_text user_code config _tf "
   "model_dir",
-  "data/statistics": "data/sources",
+  "data/ngrams": "data/sources",
   "data/worker_pool": "errors console",
   "data/filters": "errors json_text user_code config model_dir data/sources "
-  "data/statistics data/worker_pool",
+  "data/ngrams data/worker_pool",
   "data/vocabulary": "errors console json_text config machine model_dir "
   "data/sources "
   "data/worker_pool data/filters",
@@ -111,7 +111,7 @@ IMPORTS = {
   "generation/serving": "errors json_text config machine _tf data/vocabulary "
   "data/batches checkpoints runtime/addresses generation/inference",
   "evaluation": "errors user_text json_text user_code config _tf model_dir "
-  "data/sources data/statistics data/filters data/vocabulary data/batches "
+  "data/sources data/ngrams data/filters data/vocabulary data/batches "
   "checkpoints generation/inference",
   "training": "__init__ errors json_text config machine _tf architecture steps "
   "accounting ops native runtime/program runtime/processes mesh "
@@ -122,7 +122,7 @@ IMPORTS = {
   "commands": "__init__ errors user_text console json_text config machine _tf "
   "architecture accounting mesh executors/host executors/choose compilation "
   "rates model_dir report "
-  "data/sources data/statistics data/filters data/vocabulary data/tokens "
+  "data/sources data/ngrams data/filters data/vocabulary data/tokens "
   "data/batches checkpoints export/trained_model export/huggingface "
   "export/gguf export/saved_model export/npz runtime/host_functions "
   "runtime/addresses "
@@ -168,7 +168,7 @@ ONLY_IMPORTERS = {
   "safetensors": "palm_mtf/export/huggingface/tensor_files.py",
   "tokenizers": (
     "palm_mtf/data/vocabulary/byte_pair.py",
-    "palm_mtf/data/vocabulary/conversation_tokens.py",
+    "palm_mtf/data/vocabulary/chat.py",
   ),
 }
 

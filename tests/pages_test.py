@@ -28,7 +28,6 @@ def _shown_after(page: str, command: str) -> str:
     TWO_PODS,
     f"{TWO_PODS} --search",
     f"{TWO_PODS} --curves --plot curves.png",
-    "palm_mtf plan --table3",
   ],
 )
 def test_the_output_shown_is_what_the_command_prints(

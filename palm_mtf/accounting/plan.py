@@ -194,8 +194,7 @@ def plan_of(config: AnyConfig) -> dict[str, Any]:
 
   ACTIVATION_DTYPE must not be "auto".
 
-  Raises:
-    UserError: if a rate of CHIP, such as its peak FLOP/s, is not known.
+  Raises UserError if a rate of CHIP, such as its peak FLOP/s, is not known.
   """
   batch_size = config.run.batch_sizes.largest
   step = predict_step(config, batch_size)

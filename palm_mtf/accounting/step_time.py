@@ -67,8 +67,7 @@ class StepTime:
 def device_rates(config: Config | PlanConfig) -> HardwareConfig:
   """Returns the FLOP/s, bandwidths and memory of one device.
 
-  Raises:
-    UserError: if a rate that the time of a step depends on is not known.
+  Raises UserError if a rate that the time of a step depends on is not known.
   """
   sharers = config.hardware.chip_devices
   if config.run.chip == MEASURED:  # this machine, shared by all devices

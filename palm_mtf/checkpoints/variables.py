@@ -186,9 +186,8 @@ class WeightsCopier:
   def _write_copy(self, prefix: str) -> dict[str, FileSeal]:
     """Writes the copy; returns {file: (bytes, hash)} of all but the index.
 
-    Raises:
-      OSError: the file system cannot write the files.
-      tf.errors.OpError: a server failed, so a pod may be lost.
+    Raises OSError if the file system cannot write the files. Raises
+    tf.errors.OpError if a server failed, so a pod may be lost.
     """
     with as_os_errors(but=SERVER_ERRORS):
       files = self._client.call(
@@ -400,8 +399,7 @@ class CheckpointReader:
   def restore_weights(self, pods: Pods, weights: NamedWeights) -> None:
     """Restores parameters from INIT_CHECKPOINT.
 
-    Raises:
-      UserError: the file is damaged.
+    Raises UserError if the file is damaged.
     """
     try:
       self.restore(pods, weights.prefix)
@@ -475,8 +473,7 @@ def array_reader(prefix: str) -> Callable[[str], np.ndarray]:
 def write_arrays(prefix: str, arrays: Mapping[str, np.ndarray]) -> None:
   """Writes float32 arrays, by variable name, for exports to TensorFlow.
 
-  Raises:
-    OSError: the files cannot be written.
+  Raises OSError if the files cannot be written.
   """
   with tf.Graph().as_default():
     values = [tf.placeholder(x.dtype, x.shape) for x in arrays.values()]

@@ -42,9 +42,8 @@ def open_newest(
 ) -> tuple[Checkpoint, Vocabulary]:
   """Returns a run's newest whole checkpoint, held open, and its vocabulary.
 
-  Raises:
-    UserError: there is no whole checkpoint, or its model or vocabulary is not
-      that of the settings.
+  Raises UserError if there is no whole checkpoint, or its model or vocabulary
+  is not that of the settings.
   """
   shapes = parameter_shapes(config.model)
   checkpoint = newest_checkpoint(model_dir, shapes)
@@ -62,9 +61,8 @@ def newest_checkpoint(
 
   A trainer may remove the checkpoint meanwhile, but open files stay readable.
 
-  Raises:
-    UserError: there is no whole checkpoint, or the shapes of its parameters are
-      not `shapes`.
+  Raises UserError if there is no whole checkpoint, or the shapes of its
+  parameters are not `shapes`.
   """
   newest = newest_whole(model_dir, read=read_and_hold)
   if not newest:
@@ -213,8 +211,7 @@ def find_weights(setting: str, path: str) -> NamedWeights:
   `path`, the value of `setting`, is the folder of a checkpoint or a run, or a
   TensorFlow prefix.
 
-  Raises:
-    UserError: there are no weights, or the weights are damaged.
+  Raises UserError if there are no weights, or the weights are damaged.
   """
   given = f"{setting} = {path!r}"
   path = os.path.expanduser(path).rstrip("/")
@@ -296,8 +293,7 @@ def find_initial_weights(
 
   `path` is INIT_CHECKPOINT. A run that has a checkpoint resumes from `newest`.
 
-  Raises:
-    UserError: `path` is missing, damaged or of another model.
+  Raises UserError if `path` is missing, damaged or of another model.
   """
   if path is None:
     return None
@@ -331,9 +327,8 @@ def find_initial_state(
 ) -> Checkpoint:
   """Returns `weights` as a checkpoint to start from with INIT_STATE = "all".
 
-  Raises:
-    UserError: palm_mtf did not write the checkpoint, its optimizer state does
-      not fit `optimizer`, or its step is TRAIN_STEPS or later.
+  Raises UserError if palm_mtf did not write the checkpoint, its optimizer state
+  does not fit `optimizer`, or its step is TRAIN_STEPS or later.
   """
   found = weights.checkpoint
   if not found:

@@ -106,8 +106,7 @@ class BackgroundWriter(contextlib.AbstractContextManager):
   def wait(self) -> Checkpoint | None:
     """Waits for the current write; returns the newest checkpoint, or None.
 
-    Raises:
-      UserError: the last checkpoint could not be written.
+    Raises UserError if the last checkpoint could not be written.
     """
     with self._timing_wait():
       self._join()
@@ -161,8 +160,7 @@ def write_checkpoint(
 
   Keeps the last `keep`, and those whose step is a multiple of KEEP_EVERY_STEPS.
 
-  Raises:
-    UserError: the disk is full, or MODEL_DIR cannot be written.
+  Raises UserError if the disk is full, or MODEL_DIR cannot be written.
   """
   path = ModelDir(model_dir).checkpoint(manifest.step)
   needed = checkpoint_bytes(manifest.shapes)

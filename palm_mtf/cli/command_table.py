@@ -47,8 +47,7 @@ class Command(NamedTuple):
   flags: Mapping[str, Mapping[str, Any]] = {}
   # {flag: (dotted path, help)}. Such a flag runs the function at the path
   # instead of the entry point, and ignores --gin_file. The function takes
-  # `as_json`, and `hardware_of`, a function from a chip's name to its
-  # HardwareConfig: the chip's FLOP/s, bandwidths and memory.
+  # `as_json`.
   standalone: Mapping[str, tuple[str, str]] = {}
 
 
@@ -175,10 +174,6 @@ COMMANDS = {
         "palm_mtf.commands.plan.calibrate",
         "measure this machine for some seconds, and store its rates for CHIP = "
         '"measured"',
-      ),
-      "--table3": (
-        "palm_mtf.commands.plan.print_table3",
-        "print PaLM's Table 3, recomputed",
       ),
     },
   ),
@@ -462,8 +457,7 @@ def split_name(arguments: Sequence[str]) -> tuple[str, list[str]]:
   A group is the first word of two-word commands. The name is "" if the first
   argument is a flag.
 
-  Raises:
-    UserError: if no command has this name; suggests the most similar name.
+  Raises UserError if no command has this name; suggests the most similar name.
   """
   words = list(
     itertools.takewhile(lambda x: not x.startswith("-"), arguments[:2])

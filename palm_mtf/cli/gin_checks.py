@@ -308,8 +308,7 @@ def _format_flag(macro: str) -> str:
 def import_modules(imports: Collection[Import]) -> None:
   """Imports the user's modules in the order of `imports`.
 
-  Raises:
-    UserError: if a module does not exist, or raises an exception.
+  Raises UserError if a module does not exist, or raises an exception.
   """
   # Find modules in the current folder. `python -m palm_mtf` adds this folder to
   # sys.path, but the script `palm_mtf` does not.
@@ -336,8 +335,7 @@ def convert_to_data(setting: Setting, value: Any) -> Any:
   return others. Arrays and numbers of NumPy, TensorFlow, JAX and PyTorch become
   lists and numbers. Paths become strings.
 
-  Raises:
-    UserError: if the value is, or contains, an object of another kind.
+  Raises UserError if the value is, or contains, an object of another kind.
   """
   reference = setting.value
   if isinstance(reference, Reference) and not reference.called:

@@ -337,8 +337,7 @@ def load_run(
   `macros` override the run's values. ACTIVATION_DTYPE = "auto" becomes
   "bfloat16" if this machine multiplies bfloat16 natively, else "float32".
 
-  Raises:
-    UserError: if anything is wrong; the message is about the first fault.
+  Raises UserError if anything is wrong; the message is about the first fault.
   """
   model_dir, settings = load(
     command,

@@ -17,6 +17,7 @@ import numpy as np
 
 from palm_mtf.config import CorpusConfig, StatisticsConfig
 from palm_mtf.console import format_table
+from palm_mtf.data import ngrams
 from palm_mtf.data.batches.packing import Objective, WholeRows, make_objective
 from palm_mtf.data.batches.row_streams import BLOCK_ROWS, Mixture
 from palm_mtf.data.filters import filtered_source
@@ -28,7 +29,6 @@ from palm_mtf.data.sources.document import (
   num_repeats,
   read_with_progress,
 )
-from palm_mtf.data.statistics import ngrams
 from palm_mtf.data.tokens.encoder import Encoder
 from palm_mtf.data.tokens.shard import Shard, TokenArray
 from palm_mtf.data.vocabulary.load import load_vocabulary

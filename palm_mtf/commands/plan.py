@@ -7,7 +7,7 @@ import importlib.util
 import math
 import os
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from palm_mtf.accounting import search
@@ -20,9 +20,8 @@ from palm_mtf.accounting.plan import (
   rates_of,
 )
 from palm_mtf.accounting.step_time import device_rates
-from palm_mtf.accounting.table3 import table3
 from palm_mtf.compilation.described_gpus import GPU_CHIPS
-from palm_mtf.config import HardwareConfig, PlanConfig
+from palm_mtf.config import PlanConfig
 from palm_mtf.config.device_mesh import MAX_DEVICES
 from palm_mtf.config.mesh_layout import check_layout
 from palm_mtf.errors import UserError, check_count
@@ -49,11 +48,10 @@ def plan(
 ) -> None:
   """Prints the plan of a run: the time, memory and cost that the run needs.
 
-  Raises:
-    UserError: if settings or flags do not fit together; if the plan needs an
-      unknown rate of the chip, such as its FLOP/s; if the compiler is not
-      installed; if a compiled step or every layout needs more memory than the
-      chip has; or if no TPU slice has `num_devices` devices.
+  Raises UserError if settings or flags do not fit together; if the plan needs
+  an unknown rate of the chip, such as its FLOP/s; if the compiler is not
+  installed; if a compiled step or every layout needs more memory than the chip
+  has; or if no TPU slice has `num_devices` devices.
   """
   del model_dir
   if plot:
@@ -99,9 +97,8 @@ def plan(
 def check_settings(config: PlanConfig) -> PlanConfig:
   """Returns the settings with ACTIVATION_DTYPE = "auto" resolved to a dtype.
 
-  Raises:
-    UserError: if model sizes, mesh, batch size and pods do not fit together, or
-      CHIP is not known.
+  Raises UserError if model sizes, mesh, batch size and pods do not fit
+  together, or CHIP is not known.
   """
   run, mesh = config.run, config.mesh_layout
   check_chip(run.chip, config.hardware)
@@ -175,24 +172,8 @@ def _check_can_compile_for_gpu(config: PlanConfig) -> None:
     )
 
 
-def print_table3(
-  *, hardware_of: Callable[[str], HardwareConfig], as_json: bool
-) -> None:
-  """Prints Table 3 of the PaLM paper next to this planner's predictions.
-
-  `hardware_of` takes the name of a chip and returns the chip's rates.
-  """
-  rows = table3(hardware_of)
-  print(
-    "\n".join(map(json_text, rows)) if as_json else plans.format_table3(rows)
-  )
-
-
-def calibrate(
-  *, hardware_of: Callable[[str], HardwareConfig], as_json: bool
-) -> None:
+def calibrate(*, as_json: bool) -> None:
   """Measures rates, such as FLOP/s, and stores them for CHIP = "measured"."""
-  del hardware_of
   path = cache_folder.measured_hardware()
   try:
     # Open the cache folder before measuring, which takes half a minute, so that

@@ -46,9 +46,8 @@ def serve(
 ) -> None:
   """Prints the address, then serves this host's devices until a signal arrives.
 
-  Raises:
-    UserError: if this host cannot listen on that address, or the manager does
-      not accept the server.
+  Raises UserError if this host cannot listen on that address, or the manager
+  does not accept the server.
   """
   check_count("--devices", devices)
   # All servers of a run must have the same number of threads, because the last

@@ -52,9 +52,8 @@ def serve(
 ) -> None:
   """Prints the address, then serves completions until a signal arrives.
 
-  Raises:
-    UserError: if an argument or setting is invalid.
-    StoppedError: if a signal arrived; answers in progress have been sent.
+  Raises UserError if an argument or setting is invalid. Raises StoppedError if
+  a signal arrived; answers in progress have been sent.
   """
   check_count("--slots", slots, 1, 10**9)
   check_count("--most_waiting", most_waiting, 1, 10_000)

@@ -35,8 +35,7 @@ def macros_of(config_class: type) -> dict[str, object]:
 def from_macros(config_class: type[_T], values: Mapping[str, object]) -> _T:
   """Makes a configuration from {macro: value}; other fields keep defaults.
 
-  Raises:
-    UserError: a value fails the checks of its dataclass.
+  Raises UserError if a value fails the checks of its dataclass.
   """
   settings: dict[str, object] = {}
   for field in dataclasses.fields(config_class):  # type: ignore[arg-type]

@@ -60,15 +60,9 @@ class CheckpointModel(contextlib.ExitStack):
   # Load the weights only when an answer is not in a journal.
   @functools.cached_property
   def _loaded(self) -> LoadedDecoder:
-    config = self.config
-    decoder = LoadedDecoder(
-      self._checkpoint,
-      config.model,
-      config.mesh_layout,
-      config.decode.weight_dtype,
-      pods=config.pods,
+    return self.enter_context(
+      LoadedDecoder.of_run(self._checkpoint, self.config)
     )
-    return self.enter_context(decoder)
 
 
 class TaskAnswers:

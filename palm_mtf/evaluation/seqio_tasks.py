@@ -65,9 +65,8 @@ def open_eval_tasks(
 ) -> list["EvalTask"]:
   """Returns the tasks in EVAL_TASKS, and the tasks of mixtures in EVAL_TASKS.
 
-  Raises:
-    UserError: if a task does not exist, lacks the split EVAL_SPLIT, metric
-      functions or examples, or if code of SeqIO or the task fails.
+  Raises UserError if a task does not exist, lacks the split EVAL_SPLIT, metric
+  functions or examples, or if code of SeqIO or the task fails.
   """
   found: dict[str, EvalTask] = {}
   providers = {x: find_provider(x, "EVAL_TASKS") for x in config.eval_tasks}

@@ -115,13 +115,7 @@ class Run:
 
     self.name = f"{checkpoint.path} {checkpoint.blake2b}"
     self.activation_dtype = config.model.activation_dtype
-    self._loaded = LoadedDecoder(
-      checkpoint,
-      config.model,
-      config.mesh_layout,
-      config.decode.weight_dtype,
-      pods=config.pods,
-    )
+    self._loaded = LoadedDecoder.of_run(checkpoint, config)
     self._scorer = make_scorer(self._loaded, config, self._vocabulary)
 
   def scores(

@@ -114,9 +114,8 @@ def write_cached(path: str, content: bytes) -> None:
 def open_cache(path: str, *, make: bool = False) -> Iterator["CacheFolder"]:
   """Opens a folder of the cache; `path` is from `cache_path`.
 
-  Raises:
-    FileNotFoundError: there is no such folder, and `make` is false.
-    CacheError: the folder belongs to another user, or cannot be opened.
+  Raises FileNotFoundError if there is no such folder, and `make` is false.
+  Raises CacheError if the folder belongs to another user, or cannot be opened.
   """
   top, _, below = path.rpartition(f"/{_NAME}/")
   if not os.path.isabs(top):

@@ -30,8 +30,7 @@ def check_regular(path: str) -> int:
   Files of other types must not be read, because opening a FIFO waits for a
   writer, and a device may have no end.
 
-  Raises:
-    OSError: `path` is missing, or is a folder, FIFO, socket or device.
+  Raises OSError if `path` is missing, or is a folder, FIFO, socket or device.
   """
   found = os.stat(path)
   mode = found.st_mode
@@ -72,8 +71,7 @@ def read_json_object(path: str, hint: str) -> dict[str, Any]:
 
   `hint` tells the user what to do if the file cannot be read.
 
-  Raises:
-    UserError: the file cannot be read, or does not hold a JSON object.
+  Raises UserError if the file cannot be read, or does not hold a JSON object.
   """
   try:
     found = json.loads(read_regular(path, _MAX_JSON_BYTES).decode())
@@ -110,9 +108,8 @@ def seal(content: Mapping[str, object], key: str = "seal") -> dict[str, Any]:
 def read_sealed(path: str, key: str = "seal") -> tuple[dict[str, Any], str]:
   """Returns the content of a sealed JSON file, and the hash at its `key`.
 
-  Raises:
-    OSError: the file cannot be read, or is not a regular file.
-    ValueError: the file is not JSON, or its content does not match its hash.
+  Raises OSError if the file cannot be read, or is not a regular file. Raises
+  ValueError if the file is not JSON, or its content does not match its hash.
   """
   try:
     content = json.loads(read_regular(path, _MAX_BYTES))

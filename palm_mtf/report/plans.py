@@ -177,25 +177,6 @@ def format_prediction(plan: Mapping[str, Any]) -> str:
   )
 
 
-def format_table3(rows: Sequence[Mapping[str, Any]]) -> str:
-  """Returns Table 3 of the PaLM paper, from accounting/table3.py, as text."""
-  lines = [
-    f"{'model':<21}{'chips':>13}{'published':>11}{'MFU':>8}"
-    f"{'without attention':>19}{'HFU':>8}{'ours':>8}"
-  ]
-  for row in rows:
-    names = ("mfu", "mfu_without_attention", "hfu", "hfu_of_remat_layer")
-    mfu, without, hfu, ours = (
-      "-" if row[x] is None else f"{row[x]:.2%}" for x in names
-    )
-    chips = (f"{row['chips']:,} " if row["chips"] else "") + row["chip"]
-    lines.append(
-      f"{row['model']:<21}{chips:>13}{row['published_mfu']:>11.1%}{mfu:>8}"
-      f"{without:>19}{hfu:>8}{ours:>8}  {row['note']}"
-    )
-  return "\n".join(lines)
-
-
 def format_duration(secs: float) -> str:
   """Returns a time in the largest unit in which it is at least 2."""
   for unit, size in (("days", _DAY), ("hours", 3600), ("minutes", 60)):

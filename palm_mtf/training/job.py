@@ -55,9 +55,8 @@ from palm_mtf.generation.inference.prompts import (
   warn_of_spaces,
 )
 from palm_mtf.json_text import json_text
-from palm_mtf.machine.accelerators import is_rehearsal
 from palm_mtf.machine.activation_dtype import log_dtype, resolve_dtype
-from palm_mtf.machine.processors import difference
+from palm_mtf.machine.processors import difference, is_rehearsal
 from palm_mtf.model_dir.json_lines import read_json_lines, write_json_lines
 from palm_mtf.model_dir.paths import ModelDir
 from palm_mtf.runtime.addresses import check_client
@@ -209,8 +208,7 @@ def prepare(model_dir: str, config: Config) -> TrainJob:
 
   The caller holds the training lock of MODEL_DIR.
 
-  Raises:
-    UserError: the input is wrong; no file has been overwritten.
+  Raises UserError if the input is wrong; no file has been overwritten.
   """
   # Short checks come first, because tokenizing a large corpus may take hours.
   _check_devices(config)

@@ -20,7 +20,7 @@ from palm_mtf.data.batches.corpus import Prefetcher
 from palm_mtf.data.batches.server_batches import batches_spec
 from palm_mtf.generation.inference.sessions import mean_loss
 from palm_mtf.machine.host_memory import resident_bytes
-from palm_mtf.machine.stop_signals import StopRequest
+from palm_mtf.machine.process import StopRequest
 from palm_mtf.model_dir.metrics import MetricsWriter
 from palm_mtf.trace.write import write_trace
 from palm_mtf.training.job import (

@@ -66,8 +66,7 @@ class TrainSession:
 
     `newest` returns the newest checkpoint or None, for error messages.
 
-    Raises:
-      PodLostError: if a server is lost.
+    Raises PodLostError if a server is lost.
     """
     self._config, self._client, self._cluster = job.config, client, cluster
     self.during = heartbeat.during
@@ -130,9 +129,8 @@ class TrainSession:
   def set_variables(self, job: TrainJob) -> None:
     """Sets all variables to their values after `job.step` steps.
 
-    Raises:
-      PodLostError: if a server is lost.
-      DamagedCheckpointError: if a file of the checkpoint is damaged.
+    Raises PodLostError if a server is lost. Raises DamagedCheckpointError if a
+    file of the checkpoint is damaged.
     """
     with self.during("while its variables were set"):
       if job.checkpoint:

@@ -299,8 +299,7 @@ class _Branch(transformer.TransformerLayer):
   def __init__(self, **settings: object):
     """Checks the settings, which are fields of `ModelConfig`.
 
-    Raises:
-      UserError: if a setting is unknown or has a wrong value.
+    Raises UserError if a setting is unknown or has a wrong value.
     """
     self.config = _check(type(self).__name__, self.kind, settings)
     (self.branch,) = (

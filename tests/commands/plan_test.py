@@ -89,7 +89,7 @@ def test_what_does_not_fit_says_what_would(palm_mtf):
     (["--search", "--curves"], "--search has no --curves and no --plot;"),
     (["--steps", "--search"], "--steps has no --compile, --search, --curves"),
     (["--search", "--devices=0"], "--devices = 0: give a whole number"),
-    (["--tabel3"], 'unknown flag --tabel3 (did you mean "--table3"?)'),
+    (["--serach"], 'unknown flag --serach (did you mean "--search"?)'),
   ],
 )
 def test_wrong_input_is_one_line(fails, flags, message):

@@ -48,11 +48,9 @@ COMPARED = [
   "pip install 'palm_mtf[compile_gpu]'",
   "compiled for 64 h100_sxm",
   "palm_mtf plan --gin_file=recipes/palm_540b_two_pods.gin --curves",
-  "palm_mtf plan --table3",
   "memory per device",
   "layouts of 6,144 devices",
   "CHIP_DCN_BANDWIDTH",
-  "model                        chips",
 ]
 
 

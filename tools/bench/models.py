@@ -14,26 +14,16 @@ import numpy as np
 from palm_mtf.architecture.parameters import parameter_shapes
 from palm_mtf.config import (
   AdafactorConfig,
-  Config,
   MeshLayout,
   ModelConfig,
   PodsConfig,
 )
-from palm_mtf.data.batches.corpus import Batches
 from palm_mtf.machine.activation_dtype import native_bfloat16
+from tests.settings import PALM_OPTIMIZER
 
 BATCH_SIZE = 8  # sequences in a step of one pod
 ONE_DEVICE = MeshLayout(mesh_shape="", layout="")
 WARM_UP_STEPS = 2  # not timed: the first compiles, the second fills caches
-PALM_OPTIMIZER = AdafactorConfig(
-  learning_rate=0.01,
-  beta1=0.9,
-  beta2_exponent=0.8,
-  update_clip=1.0,
-  gradient_clip=1.0,
-  weight_decay_exponent=2.0,
-  z_loss=1e-4,
-)
 
 
 def _sizes(layers: int, width: int, vocab: int) -> dict[str, int]:
@@ -144,32 +134,6 @@ def training_program(
     )
     session.run(program.initialize)
     yield session, program
-
-
-@contextlib.contextmanager
-def warm_training(config: Config, batches: Batches) -> Iterator:
-  """Yields the compiled TrainStep of a run with initial weights.
-
-  Args:
-    config: settings of the run, which has one pod and one batch size.
-    batches: batches of the run.
-  """
-  from palm_mtf.runtime.client.client import Client
-  from palm_mtf.training.step import TrainStep
-
-  with training_program(
-    config.model,
-    config.optimizer,
-    batch_size=config.run.batch_sizes.sizes[0],
-    mesh_layout=config.mesh_layout,
-    seed=config.run.seed,
-    features=batches.features,
-  ) as (session, program):
-    step = TrainStep(Client(session), program)
-    for _ in range(WARM_UP_STEPS):
-      step.run(batches.batch(0), 0)
-    session.run(program.initialize)
-    yield step
 
 
 @contextlib.contextmanager

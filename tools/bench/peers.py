@@ -52,8 +52,6 @@ PEERS = {
       {32: "float32", 8: "int8", 4: "int4"},
     ),
   },
-  # This peer chooses the faster dtype itself.
-  "learning": {"gpt": Peer("torch_peer.py gpt", ("torch", "numpy"), _FLOATS)},
 }
 
 

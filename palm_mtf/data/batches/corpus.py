@@ -250,8 +250,7 @@ class Corpus:
   def batches(self, sizes: BatchSizes, skips: Skips | None = None) -> Batches:
     """Returns the training batches, except the batches that `skips` lists.
 
-    Raises:
-      UserError: an epoch holds less than one batch.
+    Raises UserError if an epoch holds less than one batch.
     """
     rows = self._training_rows
     num_rows = rows.num_rows
@@ -352,10 +351,9 @@ def corpus_of_run(
 
   Tokens that CACHE_DIR lacks are read from MODEL_DIR, or written there.
 
-  Raises:
-    UserError: there is no text, a source has no document for training or for
-      validation, a SeqIO task's token ids are from another vocabulary, or the
-      disk is full.
+  Raises UserError if there is no text, a source has no document for training or
+  for validation, a SeqIO task's token ids are from another vocabulary, or the
+  disk is full.
   """
   data, sequence_length = config.data, config.model.sequence_length
   sources = open_filtered(model_dir, data, sequence_length)

@@ -12,8 +12,9 @@ nor puts a space before the text.
 
 import json
 import math
+import types
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, get_args
 
 from sentencepiece import sentencepiece_model_pb2
 
@@ -24,12 +25,11 @@ from palm_mtf.data.vocabulary.byte_pair import (
   list_parts,
   start_processor,
 )
-from palm_mtf.data.vocabulary.gguf_keys import read_key
 from palm_mtf.data.vocabulary.sentencepiece_vocabulary import (
   SentencePieceVocabulary,
 )
 from palm_mtf.data.vocabulary.vocabulary import GENERATION_CONFIG, Vocabulary
-from palm_mtf.errors import UserError, did_you_mean
+from palm_mtf.errors import UserError, did_you_mean, shorten
 from palm_mtf.json_text import json_text
 
 _KEY = "tokenizer.ggml."
@@ -177,9 +177,8 @@ def make_gguf_tokenizer(
   The embedding has `vocab_size` rows. `start_id` is the id of the start token,
   if there is one; `adds_start` says whether each text gets it.
 
-  Raises:
-    UserError: llama.cpp would encode a text differently. For a
-      SentencePieceVocabulary, export/gguf/model.py checks this.
+  Raises UserError if llama.cpp would encode a text differently. For a
+  SentencePieceVocabulary, export/gguf/model.py checks this.
   """
   is_bytes = isinstance(vocabulary, BytePairVocabulary)
   describe = _describe_byte_level if is_bytes else _describe_sentencepiece
@@ -370,3 +369,49 @@ def _describe_sentencepiece(
     "token_type": [x.type for x in model.pieces],
     "unknown_token_id": vocabulary.unknown_id,
   }
+
+
+_REQUIRED = object()
+_AGAIN = "convert the model again"
+_NAMES = {
+  int: "a whole number",
+  float: "a number",
+  bool: "true or false",
+  str: "a text",
+  list[int]: "an array of whole numbers",
+  list[float]: "an array of numbers",
+  list[str]: "an array of texts",
+}
+
+
+def read_key(
+  metadata: Mapping[str, Any],
+  key: str,
+  kind: type | types.GenericAlias,
+  default: Any = _REQUIRED,
+) -> Any:
+  """Returns the value of a key.
+
+  Args:
+    metadata: {key: value} of a GGUF file.
+    kind: type of the value, or list[type]. A whole number is a float, too.
+    default: value for a file without the key.
+
+  Raises:
+    UserError: the value has another type; or the key is missing, and there is
+      no default.
+  """
+  value, (item,) = metadata.get(key), get_args(kind) or (kind,)
+  if value is None:
+    if default is _REQUIRED:
+      raise UserError(f"{key}: is missing in the GGUF file; {_AGAIN}.")
+    return default
+  allowed = (int, float) if item is float else (item,)
+  is_array = item is not kind
+  if isinstance(value, list) is not is_array or not all(
+    type(x) in allowed for x in (value if is_array else [value])
+  ):
+    raise UserError(
+      f"{key} = {shorten(value)}: is not {_NAMES[kind]}; {_AGAIN}."
+    )
+  return value

@@ -124,9 +124,8 @@ def load_vocabulary(
 ) -> Vocabulary:
   """Opens VOCABULARY or, if None, opens or trains MODEL_DIR's own vocabulary.
 
-  Raises:
-    UserError: the file is not a usable vocabulary, has more than `vocab_size`
-      pieces, or cannot be trained or written.
+  Raises UserError if the file is not a usable vocabulary, has more than
+  `vocab_size` pieces, or cannot be trained or written.
   """
   path = data.vocabulary
   if path is None:

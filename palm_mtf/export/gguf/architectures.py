@@ -15,7 +15,7 @@ import numpy as np
 from palm_mtf.architecture.block import NORMS
 from palm_mtf.architecture.rotary import yarn_magnitude
 from palm_mtf.config import ModelConfig
-from palm_mtf.data.vocabulary.gguf_keys import read_key
+from palm_mtf.data.vocabulary.gguf_tokenizer import read_key
 from palm_mtf.errors import UserError, check_choice, did_you_mean, shorten
 from palm_mtf.export.huggingface import families
 from palm_mtf.export.huggingface.config_json import (

@@ -55,8 +55,7 @@ def make_gguf(trained: TrainedModel, dtype: str) -> Export:
 
   Most weights have `dtype`; other tensors have float16 or float32.
 
-  Raises:
-    UserError: if llama.cpp lacks the architecture or the tokenizer.
+  Raises UserError if llama.cpp lacks the architecture or the tokenizer.
   """
   model, vocabulary = trained.model, trained.vocabulary
   own = find_gguf_architecture(model)
@@ -105,9 +104,8 @@ def import_gguf_parameters(
 ) -> dict[str, np.ndarray]:
   """Returns {our name: parameter} of a GGUF file.
 
-  Raises:
-    UserError: if the file lacks a tensor, or has an unknown tensor. The message
-      begins with `what`.
+  Raises UserError if the file lacks a tensor, or has an unknown tensor. The
+  message begins with `what`.
   """
   check_tensors(file, model, own.layout, what)
   offsets = _find_offsets(model, own)

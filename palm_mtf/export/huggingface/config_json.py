@@ -165,8 +165,7 @@ def make_config(
   those of the tokens that end a text, [eod] first. The content includes the
   run's PACKING, so that `parse_config` can return it.
 
-  Raises:
-    UserError: if no class of transformers computes this model.
+  Raises UserError if no class of transformers computes this model.
   """
   family = find_family(model)
   return {
@@ -243,8 +242,7 @@ class DescribedModel(NamedTuple):
 def read_config(folder: str) -> DescribedModel:
   """Returns the model that the config.json in a folder describes.
 
-  Raises:
-    UserError: if there is no such file, or `parse_config` fails.
+  Raises UserError if there is no such file, or `parse_config` fails.
   """
   path = os.path.join(folder, "config.json")
   return parse_config(
@@ -255,9 +253,8 @@ def read_config(folder: str) -> DescribedModel:
 def parse_config(config: Json, what: str) -> DescribedModel:
   """Returns the model that a config.json describes.
 
-  Raises:
-    UserError: if palm_mtf cannot compute this model. The message begins with
-      `what`, and names the first key with an unsupported value.
+  Raises UserError if palm_mtf cannot compute this model. The message begins
+  with `what`, and names the first key with an unsupported value.
   """
   named = config.get("architectures")
   name = named[0] if isinstance(named, list) and len(named) == 1 else None

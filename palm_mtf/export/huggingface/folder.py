@@ -51,8 +51,7 @@ _BPE = sentencepiece_model_pb2.TrainerSpec.BPE
 def make_hf(trained: TrainedModel) -> Export:
   """Makes a folder with safetensors in float32, configuration and tokenizer.
 
-  Raises:
-    UserError: if no class of transformers computes the model.
+  Raises UserError if no class of transformers computes the model.
   """
   family = find_family(trained.model)
   shapes = find_tensor_shapes(trained.model, family)

@@ -143,14 +143,7 @@ def open_generator(
   from palm_mtf.generation.inference.generator import Generator
   from palm_mtf.generation.inference.sessions import LoadedDecoder
 
-  with LoadedDecoder(
-    checkpoint,
-    config.model,
-    config.mesh_layout,
-    config.decode.weight_dtype,
-    pods=config.pods,
-    for_steps=True,
-  ) as loaded:
+  with LoadedDecoder.of_run(checkpoint, config, for_steps=True) as loaded:
     yield Generator(
       loaded,
       vocabulary,

@@ -193,9 +193,8 @@ def find_allowed_hosts(
 def read_keys(path: str) -> list[str]:
   """Returns the API keys of a file, one per line.
 
-  Raises:
-    UserError: if the file cannot be read, other users can read or write it, a
-      line is not a key, or there is no key.
+  Raises UserError if the file cannot be read, other users can read or write it,
+  a line is not a key, or there is no key.
   """
   what = f"--api_key_file = {path!r}"
   try:

@@ -24,11 +24,9 @@ from palm_mtf.generation.inference.slot_decoder import Chosen
 from palm_mtf.generation.serving.batcher import Row
 from palm_mtf.generation.serving.completion_request import (
   CompletionRequest,
-  read_completion_request,
-)
-from palm_mtf.generation.serving.conversation import (
   as_message,
   make_completion_body,
+  read_completion_request,
 )
 
 # OpenAI's API has only "stop" and "length", so every other end of a text, such
@@ -261,9 +259,8 @@ class ServedModel:
     `client` is the request's sender. `changed` is called, in any thread, when a
     row has ended, or has new tokens that must be read before its end.
 
-    Raises:
-      UserError: if a prompt leaves no room for its completion, or an id of the
-        prompt is not a token of the vocabulary.
+    Raises UserError if a prompt leaves no room for its completion, or an id of
+    the prompt is not a token of the vocabulary.
     """
     rows = [
       Row(

@@ -11,7 +11,7 @@ import pytest
 import sentencepiece
 import tokenizers
 
-from palm_mtf.data.vocabulary.conversation_tokens import make_encoder
+from palm_mtf.data.vocabulary.chat import make_encoder
 from palm_mtf.data.vocabulary.gguf_tokenizer import (
   _END_NAMES,
   make_gguf_tokenizer,

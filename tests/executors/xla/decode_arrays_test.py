@@ -27,7 +27,7 @@ from palm_mtf.generation.inference.sessions import (
   compute_mean_loss,
 )
 from palm_mtf.generation.inference.slot_decoder import SlotDecoder, SlotText
-from palm_mtf.machine import accelerators
+from palm_mtf.machine import processors
 from tests import oracle
 from tests.blocks import SETTINGS, block_config
 from tests.decode_testing import EOD, save_checkpoint
@@ -239,7 +239,7 @@ def test_without_tpus_the_cpus_compute_and_a_line_says_so(
   load, monkeypatch, caplog
 ):
   monkeypatch.delenv("JAX_PLATFORMS")
-  monkeypatch.setattr(accelerators, "has_tpus", lambda: False)
+  monkeypatch.setattr(processors, "has_tpus", lambda: False)
   monkeypatch.setitem(POD_FUNCTIONS, MAKE_LAYER, None)  # JAX would call it
   caplog.set_level("INFO")
   with load(CONFIG, layout("model")) as loaded:
