@@ -89,7 +89,7 @@ class PodDecoder:
     slices = []
     for number, region in enumerate(regions_of(variable, placement)):
       process = self._hosts[self._devices.places[number]]
-      key = [self._pod, name, number]
+      key = [self._pod, self._text, name, number]
       held = DeviceArray(
         process, key, shape, tf.float32, decode_arrays.assign_slice
       )
