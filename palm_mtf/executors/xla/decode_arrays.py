@@ -43,24 +43,16 @@ from palm_mtf.generation.decode.slot_program import (
   StepSlots,
 )
 from palm_mtf.generation.decode.weights import DecodeSettings
-from palm_mtf.json_text import dataclass_text, read_dataclass
+from palm_mtf.json_text import read_dataclass, read_named
 from palm_mtf.ops.xla import xla_computation
 
-_FUNCTIONS = {
-  x.__name__: x
-  for x in (
-    *(StartTexts, AdvanceTexts, ReadTexts),
-    *(MakeSlots, InsertPrompts, StepSlots),
-    ScoreRows,
-  )
-}
+_FUNCTIONS = (
+  *(StartTexts, AdvanceTexts, ReadTexts),
+  *(MakeSlots, InsertPrompts, StepSlots),
+  ScoreRows,
+)
 _WEIGHTS = "weights"  # name of all weights in a `DeviceStore`
 OUTSIDE = -1  # layer number of weights outside of all layers (embedding, ...)
-
-
-def function_text(function: DecodeFunction) -> str:
-  """Returns text that hosts parse: the function's class, settings as JSON."""
-  return f"{type(function).__name__} {dataclass_text(function)}"
 
 
 class PodPrograms(PodDevices):
@@ -69,7 +61,7 @@ class PodPrograms(PodDevices):
   Attributes:
     placement: builds the operations of one device.
     weights: makes decoding weights from parameters.
-    get_function: takes a decoding function as text (`function_text`); returns
+    get_function: takes a decoding function as text (`named_text`); returns
       the function of (weights, state, inputs) that JAX runs.
   """
 
@@ -131,7 +123,7 @@ class PodPrograms(PodDevices):
   def abstract_state(self, function: str, weights: Arrays) -> list[jax.Array]:
     """Returns shape, dtype and sharding of a state, to compile without data.
 
-    `function`, a result of `function_text`, makes the state: arrays that hosts
+    `function`, a result of `named_text`, makes the state: arrays that hosts
     keep between calls, such as the cache.
     """
     inputs = abstract_inputs(function)
@@ -195,9 +187,8 @@ class PodPrograms(PodDevices):
 
 @functools.lru_cache(maxsize=64)
 def read_function(text: str) -> DecodeFunction:
-  """Parses a decoding function that the client sent (`function_text`)."""
-  name, _, arguments = text.partition(" ")
-  return read_dataclass(_FUNCTIONS[name], arguments)
+  """Parses a decoding function that the client sent (`named_text`)."""
+  return read_named(_FUNCTIONS, text)
 
 
 def abstract_inputs(function: str) -> Arrays:
@@ -267,7 +258,7 @@ def run_function(
   """Runs a decoding function.
 
   Args:
-    function: result of `function_text`.
+    function: result of `named_text`.
     state: name of the arrays, such as the cache, that the host keeps between
       calls, and that the function makes, changes or reads.
     *inputs: the function's inputs, in the order of `input_specs`.

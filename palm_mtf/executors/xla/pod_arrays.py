@@ -3,9 +3,9 @@
 """The part of a pod that one host holds: arrays on devices, and programs.
 
 The client's session calls the functions of this module in the processes of all
-hosts of a pod (host_calls.py). `pod` is a `PodName` and `settings` a
-`StepSettings`, both as JSON. All hosts of a pod run the same programs in the
-same order, as JAX demands.
+hosts of a pod (host_calls.py). `pod` is a `PodName` as JSON, and `settings` is
+the `named_text` of one of SETTINGS. All hosts of a pod run the same programs in
+the same order, as JAX demands.
 """
 
 import functools
@@ -15,6 +15,7 @@ import jax
 import numpy as np
 
 from palm_mtf._tf import tf
+from palm_mtf.executors.xla.device_model import Arrays
 from palm_mtf.executors.xla.device_store import (
   DeviceStore,
   PodDevices,
@@ -22,22 +23,21 @@ from palm_mtf.executors.xla.device_store import (
 )
 from palm_mtf.executors.xla.devices import find_devices, lowering_platform
 from palm_mtf.executors.xla.host_calls import pod_function
-from palm_mtf.executors.xla.scanned_model import Arrays, StepSettings
-from palm_mtf.executors.xla.step_functions import PodStep
-from palm_mtf.json_text import read_dataclass
+from palm_mtf.executors.xla.step_functions import SETTINGS, PodStep
+from palm_mtf.json_text import read_named
 
 
 @functools.lru_cache(maxsize=4)
-def make_pod_step(settings: bytes, platform: str) -> PodStep:
-  """Returns a PodStep, built once per `settings` (`StepSettings` as JSON)."""
-  return PodStep(read_dataclass(StepSettings, settings), platform)
+def make_pod_step(settings: str, platform: str) -> PodStep:
+  """Returns a PodStep, built once per `settings` (`named_text`)."""
+  return PodStep(read_named(SETTINGS, settings), platform)
 
 
 class _Programs(PodDevices):
   """The programs of a pod for batches of one size; JAX compiles each once."""
 
-  def __init__(self, settings: bytes, number: int, num_hosts: int):
-    layout = read_dataclass(StepSettings, settings).mesh_layout
+  def __init__(self, settings: str, number: int, num_hosts: int):
+    layout = read_named(SETTINGS, settings).mesh_layout
     devices = find_devices(layout, num_hosts, number)
     # Pods of one process share the graph, so that TensorFlow lowers it once.
     made = make_pod_step(settings, lowering_platform(devices))
@@ -64,7 +64,7 @@ make_programs = functools.lru_cache(maxsize=4)(_Programs)
 
 
 def _open(pod: bytes, settings: bytes) -> tuple[DeviceStore, _Programs]:
-  return open_store(pod, functools.partial(make_programs, settings))
+  return open_store(pod, functools.partial(make_programs, settings.decode()))
 
 
 @pod_function
@@ -211,8 +211,8 @@ def sum_losses(
   [losses] float32; the last element is the sum of the tokens' weights.
   """
   held, programs = _open(pod, settings)
-  trained = programs.pod_step.trained(held.arrays)
-  losses = programs.loss(trained, programs.put_batch(features))
+  variables = programs.pod_step.read(held.arrays)
+  losses = programs.loss(variables, programs.put_batch(features))
   return np.array(losses.addressable_data(0))
 
 
