@@ -9,7 +9,7 @@ other languages refuse the whole line.
 import dataclasses
 import json
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, TypeVar
 
 T = TypeVar("T")
@@ -72,3 +72,15 @@ def read_dataclass(kind: type[T], text: str | bytes) -> T:
     if dataclasses.is_dataclass(field.type):
       values[field.name] = field.type(**values[field.name])
   return kind(**values)
+
+
+def named_text(value: Any) -> str:
+  """Returns a dataclass as its class's name and JSON; `read_named` reads it."""
+  return f"{type(value).__name__} {dataclass_text(value)}"
+
+
+def read_named(kinds: Iterable[type[T]], text: str) -> T:
+  """Returns the dataclass, of a class in `kinds`, that `named_text` wrote."""
+  name, _, values = text.partition(" ")
+  (kind,) = (x for x in kinds if x.__name__ == name)
+  return read_dataclass(kind, values)

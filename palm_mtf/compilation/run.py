@@ -40,7 +40,6 @@ from palm_mtf.errors import UserError
 from palm_mtf.executors.xla.decode_arrays import (
   PodPrograms,
   abstract_inputs,
-  function_text,
 )
 from palm_mtf.executors.xla.devices import first_line, order_tpus
 from palm_mtf.executors.xla.scanned_model import StepSettings
@@ -51,6 +50,7 @@ from palm_mtf.generation.decode.generate_program import (
   StartTexts,
 )
 from palm_mtf.generation.decode.weights import DecodeSettings
+from palm_mtf.json_text import named_text
 
 # Clock of a TPU core in Hz, to turn the compiler's cycles into seconds:
 # Jouppi et al. 2020 (v2, v3) and 2023 (v4).
@@ -197,7 +197,7 @@ def compile_decoding(config: PlanConfig) -> dict[str, Any]:
   made = PodPrograms(settings, _devices(config), _platform(config))
   weights, greedy = made.abstract_weights(), DecodeConfig(temperature=0.0)
   start, advance = (
-    function_text(x(greedy, sizes)) for x in (StartTexts, AdvanceTexts)
+    named_text(x(greedy, sizes)) for x in (StartTexts, AdvanceTexts)
   )
   programs = []
   for name, function, state in (

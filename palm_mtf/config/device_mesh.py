@@ -15,6 +15,7 @@ from typing import Annotated
 
 from palm_mtf.config.checked import Checked, whole
 from palm_mtf.config.run import MAX_BATCH_SIZE
+from palm_mtf.config.tpu_slice import TpuSlice, tpu_slice
 from palm_mtf.errors import UserError
 
 MAX_DEVICES = 2**20
@@ -29,15 +30,16 @@ class DeviceMesh(Checked):
     layout: "dimension:axis" pairs, separated by "," or ";"; "" splits nothing.
     num_microbatches: number of parts of a batch. A step computes one part after
       another, so that memory holds the activations of only one part.
+    tpu: the TPU slice of each pod (tpu_slice.py); "" for CPUs or GPUs.
   """
 
   mesh_shape: str
   layout: str
   num_microbatches: Annotated[int, whole(maximum=MAX_BATCH_SIZE)] = 1
+  tpu: str = ""
 
-  # Only PaLM runs on TPUs and in stages, so only MeshLayout has these as
-  # settings. Code that takes both classes reads these values.
-  tpu = ""
+  # Only PaLM runs in stages and in loops of steps, so only MeshLayout has these
+  # as settings. Code that takes both classes reads these values.
   steps_per_loop = 1
   stages, stage_order = 1, "1f1b"
 
@@ -73,6 +75,20 @@ class DeviceMesh(Checked):
           f"{rule}: there is already a rule "
           f'"{dimension}:{before[dimension]}"; keep one.'
         )
+    if self.tpu:
+      self._check_slice(tpu_slice(self.tpu))
+
+  def _check_slice(self, where: TpuSlice) -> None:
+    if where.num_devices != self.num_devices:
+      chips = " x ".join(map(str, where.chips))
+      of_chip = (
+        f" x {where.devices_of_chip}" if where.devices_of_chip > 1 else ""
+      )
+      raise UserError(
+        f'TPU = "{self.tpu}" has {chips} chips{of_chip} = {where.num_devices} '
+        f'devices, but MESH_SHAPE = "{self.mesh_shape}" has '
+        f"{self.num_devices}; give the mesh as many."
+      )
 
   @functools.cached_property  # a search of layouts reads it thousands of times
   def axes(self) -> Mapping[str, int]:

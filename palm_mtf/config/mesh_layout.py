@@ -26,7 +26,6 @@ from typing import Literal
 from palm_mtf.config.checked import Count
 from palm_mtf.config.device_mesh import DeviceMesh, check_shares, pairs
 from palm_mtf.config.model import ModelConfig
-from palm_mtf.config.tpu_slice import tpu_slice
 from palm_mtf.errors import UserError, did_you_mean
 
 AXES = ("data", "model")
@@ -82,7 +81,6 @@ class MeshLayout(DeviceMesh):
       kernels and embedding: "activation", the dtype of activations, or
       "float32", at up to twice the bytes. Gradients of microbatches are always
       added up in float32.
-    tpu: the TPU slice of each pod (tpu_slice.py); "" for CPUs or GPUs.
     steps_per_loop: maximum number of steps in one call of a TPU program. A call
       ends earlier if, for example, a checkpoint is due. Signals and the
       watchdog wait for the end of a call.
@@ -95,7 +93,6 @@ class MeshLayout(DeviceMesh):
   """
 
   gradient_dtype: Literal["activation", "float32"] = "activation"
-  tpu: str = ""
   steps_per_loop: Count = 1
   stages: Count = 1
   stage_order: Literal["1f1b", "gpipe"] = "1f1b"
@@ -131,28 +128,15 @@ class MeshLayout(DeviceMesh):
           "every core would repeat the same work. Add a rule such as "
           f'"{"batch" if axis == "data" else "heads"}:{axis}" to LAYOUT.'
         )
-    if not self.tpu:
-      if self.steps_per_loop > 1:
-        raise UserError(
-          f'STEPS_PER_LOOP = {self.steps_per_loop} and TPU = "": only TPUs do '
-          "several steps in a call; set STEPS_PER_LOOP = 1."
-        )
-      return
-    if self.stages > 1:
+    if self.steps_per_loop > 1 and not self.tpu:
+      raise UserError(
+        f'STEPS_PER_LOOP = {self.steps_per_loop} and TPU = "": only TPUs do '
+        "several steps in a call; set STEPS_PER_LOOP = 1."
+      )
+    if self.stages > 1 and self.tpu:
       raise UserError(
         f'STAGES = {self.stages} and TPU = "{self.tpu}": only CPUs and GPUs '
         "run stages; set STAGES = 1."
-      )
-    where = tpu_slice(self.tpu)
-    if where.num_devices != self.num_devices:
-      chips = " x ".join(map(str, where.chips))
-      of_chip = (
-        f" x {where.devices_of_chip}" if where.devices_of_chip > 1 else ""
-      )
-      raise UserError(
-        f'TPU = "{self.tpu}" has {chips} chips{of_chip} = {where.num_devices} '
-        f'devices, but MESH_SHAPE = "{self.mesh_shape}" has '
-        f"{self.num_devices}; give the mesh as many."
       )
 
   def axis_of(self, dimension: str) -> str | None:

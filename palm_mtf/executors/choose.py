@@ -26,7 +26,7 @@ def uses_accelerators(mesh: DeviceMesh) -> bool:
   """
   if mesh.tpu:
     return True
-  # Stages, and models other than PaLM, run only on TensorFlow's devices.
+  # TensorFlow runs stages, and on GPUs other models than PaLM.
   is_palm = isinstance(mesh, MeshLayout)
   return is_palm and mesh.stages == 1 and processors.has_gpus()
 

@@ -7,11 +7,13 @@ from contextlib import AbstractContextManager
 from typing import Any, NamedTuple, Protocol
 
 from palm_mtf.config import AdafactorConfig, MeshLayout, ModelConfig, PodsConfig
+from palm_mtf.config.device_mesh import DeviceMesh
 from palm_mtf.generation.decode.functions import BuildProgram
 from palm_mtf.generation.decode.weights import DecodeSettings, LayerWeights
 from palm_mtf.mesh.slices import Slice, variables_of
 from palm_mtf.programs.features import ServerFeatures
 from palm_mtf.programs.forward_program import ForwardProgram
+from palm_mtf.programs.loss_function import LossFunction
 from palm_mtf.programs.step_programs import LossProgram, StepPrograms
 from palm_mtf.runtime.client.client import Client
 from palm_mtf.runtime.client.pod_hosts import Starter
@@ -78,6 +80,23 @@ class Executor(Starter, Protocol):
       devices: devices of the pods, which this executor has opened.
 
     Raises UserError if a feature is unknown, or inputs or targets are missing.
+    """
+
+  def build_program(
+    self,
+    loss_function: LossFunction,
+    mesh_layout: DeviceMesh,
+    optimizer: AdafactorConfig,
+    *,
+    batch_size: int,
+    pods: PodsConfig,
+    devices: Any,
+  ) -> StepPrograms:
+    """Builds a training step of any model in the current tf.Graph.
+
+    `loss_function` is the model and the loss of a microbatch. For the other
+    arguments see `build_train_program`. Raises UserError if the devices cannot
+    run an operation of the model.
     """
 
   def open_loss(

@@ -11,15 +11,15 @@ import numpy as np
 from palm_mtf._tf import mtf, tf
 from palm_mtf.config import AdafactorConfig, PodsConfig
 from palm_mtf.config.device_mesh import DeviceMesh, check_shares
+from palm_mtf.config.tpu_slice import check_pods, tpu_slice
 from palm_mtf.errors import UserError, check_count, did_you_mean, shorten
 from palm_mtf.executors.choose import executor_of
-from palm_mtf.mesh.cpu_gpu import CpuGpuDevices
+from palm_mtf.machine.accelerators import is_rehearsal
 from palm_mtf.mesh.slices import Slice, variables_of
 from palm_mtf.ops.variables import adopt_variables
 from palm_mtf.programs.features import Feature, Stage
 from palm_mtf.programs.loss_function import LossSums
 from palm_mtf.programs.step_programs import StepPrograms
-from palm_mtf.programs.train_program import build_program
 from palm_mtf.runtime.client.client import Client
 from palm_mtf.runtime.client.connect import connect
 from palm_mtf.runtime.client.heartbeat import Heartbeat
@@ -252,6 +252,8 @@ class PodTraining:
         f'ON_POD_FAILURE = "{pods.on_pod_failure}": give "stop" for a model '
         "function; save its `variables` now and then, and `load` them."
       )
+    if mesh.tpu:
+      _check_tpu(mesh, pods)
     parts = pods.num_pods * mesh.num_microbatches
     self._loss_function = ModelLoss(
       function, features, mesh, num_rows=global_batch_size // parts, seed=seed
@@ -271,10 +273,9 @@ class PodTraining:
       )
       infos, stream = self._heartbeat.infos, servers.stream
       cluster = connect(executor, pods, mesh, places, infos, stream)
-      assert isinstance(cluster.devices, CpuGpuDevices)  # `mesh` has no TPU
       client = stack.enter_context(cluster.client(pods.device_bytes or 0))
       with client.graph.as_default():
-        self.program = build_program(
+        self.program = executor.build_program(
           self._loss_function,
           mesh,
           self._optimizer,
@@ -385,6 +386,21 @@ def _check_optimizer(optimizer: AdafactorConfig) -> None:
     )
 
 
+def _check_tpu(mesh: DeviceMesh, pods: PodsConfig) -> None:
+  given = f'TPU = "{mesh.tpu}"'
+  if pods.pods != "in_process":
+    raise UserError(
+      f'{given} and PODS = "{pods.pods}": a server cannot be sent a model '
+      'function; set PODS = "in_process".'
+    )
+  if mesh.steps_per_loop > 1:
+    raise UserError(
+      f"STEPS_PER_LOOP = {mesh.steps_per_loop}: a model function trains step "
+      "by step; set STEPS_PER_LOOP = 1."
+    )
+  check_pods(tpu_slice(mesh.tpu), pods, is_rehearsal=is_rehearsal())
+
+
 def convert_numbers(name: str, value: object, dtype: tf.DType) -> np.ndarray:
   """Converts an array, or nested lists of numbers, to an array of `dtype`.
 
@@ -443,7 +459,8 @@ def write_whole(
     UserError: there is no such variable, its shape differs, or a value is not a
       number.
   """
-  inputs, values_of_slices, initializers = {}, {}, []
+  inputs: dict[str, tf.Tensor] = {}
+  values_of_slices, operations = {}, []
   for name, value in values.items():
     if name not in slices:
       raise UserError(
@@ -457,13 +474,13 @@ def write_whole(
         f"variable {name} is {list(shape)}, and {list(value.shape)} is given."
       )
     for part in slices[name]:
-      # Feed the slice as the initializer's input, and run the initializer.
-      initializer = part.variable.initializer
-      inputs[initializer.name] = initializer.inputs[1]
-      values_of_slices[initializer.name] = value[_make_indices(part)]
-      initializers.append(initializer)
+      with client.graph.as_default(), tf.device(part.near):
+        key, size = f"slice_{len(inputs)}", part.variable.shape
+        inputs[key] = tf.placeholder(dtype, size, key)
+        operations.append(part.variable.assign(inputs[key]))
+      values_of_slices[key] = value[_make_indices(part)]
   written = state_of(variables_of([slices]))
-  assign = Program(inputs, operations=initializers, writes=written)
+  assign = Program(inputs, operations=operations, writes=written)
   client.call(assign, values_of_slices)
 
 

@@ -6,8 +6,8 @@ TensorFlow has no operation for XLA's all-gather, and JAX cannot lower
 TensorFlow's other collectives for CPUs and GPUs. So each collective here is an
 XlaCallModule, whose StableHLO JAX copies into its own program unchanged.
 
-In each function, `x` is float32, bfloat16 or int32, with the same shape on all
-devices. `groups` has the device numbers of each group: indices in the flattened
+In each function, `x` has a dtype of _NAMES and the same shape on all devices.
+`groups` has the device numbers of each group: indices in the flattened
 `jax.sharding.Mesh.devices`. All groups have the same size, which divides each
 dimension that is cut. Parts are joined in the order of the group.
 """
@@ -19,7 +19,10 @@ from palm_mtf._tf import gen_xla_ops, tf
 Groups = Sequence[Sequence[int]]
 
 _VERSION = 5  # format of the attributes that `_call` gives an XlaCallModule
-_NAMES = {tf.float32: "f32", tf.bfloat16: "bf16", tf.int32: "i32"}
+_NAMES = {
+  **{tf.float32: "f32", tf.bfloat16: "bf16", tf.float16: "f16"},
+  **{tf.float64: "f64", tf.int32: "i32", tf.int64: "i64", tf.bool: "i1"},
+}
 _REDUCTIONS = {"SUM": "add", "MAX": "maximum", "MIN": "minimum"}
 
 
@@ -62,6 +65,11 @@ def all_to_all(
   return _call("all_to_all", x, groups, attributes, shape)
 
 
+def permute(x: tf.Tensor, pairs: Sequence[tuple[int, int]]) -> tf.Tensor:
+  """Sends x of device i to device j for each (i, j); others get zeros."""
+  return _call("collective_permute", x, pairs, [], x.shape.as_list())
+
+
 def _region(x: tf.Tensor, reduction: str) -> str:
   number = f"tensor<{_NAMES[x.dtype]}>"
   return (
@@ -86,14 +94,16 @@ def _call(
   )
   rows = ",".join(f"[{','.join(map(str, x))}]" for x in groups)
   size = f"{len(groups)}x{len(groups[0])}"
+  is_permute = name == "collective_permute"
+  given_groups = "source_target_pairs" if is_permute else "replica_groups"
   attributes = [
     *attributes,
-    f"replica_groups = dense<[{rows}]> : tensor<{size}xi64>",
+    f"{given_groups} = dense<[{rows}]> : tensor<{size}xi64>",
     # A channel and use_global_device_ids make XLA read `replica_groups` as
-    # device numbers, not as replica numbers. An all_to_all needs no such flag.
+    # device numbers, not as replica numbers. Two collectives need no such flag.
     "channel_handle = #stablehlo.channel_handle<handle = 1, type = 1>",
   ]
-  if name != "all_to_all":
+  if name not in ("all_to_all", "collective_permute"):
     attributes.append("use_global_device_ids")
   attributes = ", ".join(attributes)
   module = (

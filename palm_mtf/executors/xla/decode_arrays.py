@@ -9,22 +9,22 @@ hosts of a pod (host_calls.py). `pod` is a `PodName` and `settings` is a
 """
 
 import functools
-import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
 import numpy as np
 from jax import numpy as jnp
-from jax.sharding import NamedSharding, PartitionSpec
+from jax.sharding import PartitionSpec
 
 from palm_mtf._tf import tf
 from palm_mtf.architecture.parameters import layer_name
-from palm_mtf.executors.xla.devices import (
-  PodName,
-  find_devices,
-  lowering_platform,
+from palm_mtf.executors.xla.device_store import (
+  DeviceStore,
+  PodDevices,
+  open_store,
 )
+from palm_mtf.executors.xla.devices import find_devices, lowering_platform
 from palm_mtf.executors.xla.host_calls import pod_function
 from palm_mtf.executors.xla.parts import export_function
 from palm_mtf.executors.xla.scanned_model import Arrays, is_stacked
@@ -43,37 +43,25 @@ from palm_mtf.generation.decode.slot_program import (
   StepSlots,
 )
 from palm_mtf.generation.decode.weights import DecodeSettings
-from palm_mtf.json_text import dataclass_text, read_dataclass
+from palm_mtf.json_text import read_dataclass, read_named
 from palm_mtf.ops.xla import xla_computation
-from palm_mtf.runtime.server.clients import at_leave
 
-_FUNCTIONS = {
-  x.__name__: x
-  for x in (
-    *(StartTexts, AdvanceTexts, ReadTexts),
-    *(MakeSlots, InsertPrompts, StepSlots),
-    ScoreRows,
-  )
-}
+_FUNCTIONS = (
+  *(StartTexts, AdvanceTexts, ReadTexts),
+  *(MakeSlots, InsertPrompts, StepSlots),
+  ScoreRows,
+)
+_WEIGHTS = "weights"  # name of all weights in a `DeviceStore`
 OUTSIDE = -1  # layer number of weights outside of all layers (embedding, ...)
 
 
-def function_text(function: DecodeFunction) -> str:
-  """Returns text that hosts parse: the function's class, settings as JSON."""
-  return f"{type(function).__name__} {dataclass_text(function)}"
-
-
-class PodPrograms:
+class PodPrograms(PodDevices):
   """The programs of a decoding pod; JAX compiles each program once.
 
   Attributes:
     placement: builds the operations of one device.
     weights: makes decoding weights from parameters.
-    mesh: JAX's mesh of the devices.
-    devices: JAX's devices, in the order of the mesh.
-    sharding: how JAX splits an array with a part for each device.
-    local: mesh numbers of this host's devices.
-    get_function: takes a decoding function as text (`function_text`); returns
+    get_function: takes a decoding function as text (`named_text`); returns
       the function of (weights, state, inputs) that JAX runs.
   """
 
@@ -84,11 +72,7 @@ class PodPrograms:
     self.placement = XlaPlacement(settings.mesh_layout, platform)
     self.weights = StackedWeights(settings, self.placement)
     self._num_layers = settings.model.num_layers
-    self.mesh, self.devices = self.placement.make_mesh(devices), devices
-    self._parts = PartitionSpec(self.mesh.axis_names)
-    self.sharding = NamedSharding(self.mesh, self._parts)
-    here = jax.process_index()
-    self.local = [i for i, x in enumerate(devices) if x.process_index == here]
+    super().__init__(self.placement.make_mesh(devices))
     self.get_function = functools.cache(self._make_function)
     make = self.weights.make
     self._make = {
@@ -97,16 +81,6 @@ class PodPrograms:
     }
     self._put_layer = jax.jit(
       lambda stack, layer, x: stack.at[:, layer].set(x), donate_argnums=0
-    )
-
-  def join(self, parts: Mapping[int, np.ndarray]) -> jax.Array:
-    """Makes a JAX array; `parts` has the part of each device of this host."""
-    shape = (len(self.devices), *parts[self.local[0]].shape)
-    on_devices = [
-      jax.device_put(parts[i][np.newaxis], self.devices[i]) for i in self.local
-    ]
-    return jax.make_array_from_single_device_arrays(
-      shape, self.sharding, on_devices
     )
 
   def add_layer(self, weights: Arrays, parameters: Arrays, layer: int) -> None:
@@ -126,7 +100,7 @@ class PodPrograms:
       if name not in weights:
         shape = (x.shape[0], self._num_layers, *x.shape[1:])
         zeros = functools.partial(jnp.zeros, shape, x.dtype)
-        weights[name] = jax.jit(zeros, out_shardings=self.sharding)()
+        weights[name] = jax.jit(zeros, out_shardings=self.each_device)()
       weights[name] = self._put_layer(weights[name], layer, x)
 
   def abstract_weights(self) -> Arrays:
@@ -134,14 +108,14 @@ class PodPrograms:
     weights = {}
     for in_layer, make in self._make.items():
       parameters = {
-        name: self._abstract(self.placement.slice_shape(x.shape), jnp.float32)
+        name: self.of_parts(self.placement.slice_shape(x.shape), jnp.float32)
         for name, x in self.weights.variables.items()
         if is_stacked(name) == in_layer
       }
       made, _ = jax.eval_shape(make, parameters, [], {})
       layers = [self._num_layers] if in_layer else []
       weights |= {
-        name: self._abstract([*layers, *x.shape[1:]], x.dtype)
+        name: self.of_parts([*layers, *x.shape[1:]], x.dtype)
         for name, x in made.items()
       }
     return weights
@@ -149,17 +123,17 @@ class PodPrograms:
   def abstract_state(self, function: str, weights: Arrays) -> list[jax.Array]:
     """Returns shape, dtype and sharding of a state, to compile without data.
 
-    `function`, a result of `function_text`, makes the state: arrays that hosts
+    `function`, a result of `named_text`, makes the state: arrays that hosts
     keep between calls, such as the cache.
     """
     inputs = abstract_inputs(function)
     state, _ = jax.eval_shape(self.get_function(function), weights, [], inputs)
-    return [self._abstract(x.shape[1:], x.dtype) for x in state]
+    return [self.of_parts(x.shape[1:], x.dtype) for x in state]
 
-  def _abstract(self, shape: Sequence[int], dtype: Any) -> jax.ShapeDtypeStruct:
-    return jax.ShapeDtypeStruct(
-      (len(self.devices), *shape), dtype, sharding=self.sharding
-    )
+  def of_parts(self, shape: Sequence[int], dtype: Any) -> jax.ShapeDtypeStruct:
+    """Describes an array with a part of this shape for each device."""
+    whole = [len(self.devices), *shape]
+    return jax.ShapeDtypeStruct(whole, dtype, sharding=self.each_device)
 
   def _make_function(self, text: str) -> Callable:
     function = read_function(text)
@@ -200,11 +174,12 @@ class PodPrograms:
       parts, outputs = exported.call(*arrays)
       return jax.tree.map(lambda x: x[jnp.newaxis], parts), outputs
 
+    parts, everywhere = self.each_device.spec, PartitionSpec()
     mapped = jax.shard_map(
       run,
       mesh=self.mesh,
-      in_specs=(self._parts, self._parts, PartitionSpec()),
-      out_specs=(self._parts, PartitionSpec()),
+      in_specs=(parts, parts, everywhere),
+      out_specs=(parts, everywhere),
       check_vma=False,
     )
     return jax.jit(mapped, donate_argnums=(1,) if donates else ())
@@ -212,9 +187,8 @@ class PodPrograms:
 
 @functools.lru_cache(maxsize=64)
 def read_function(text: str) -> DecodeFunction:
-  """Parses a decoding function that the client sent (`function_text`)."""
-  name, _, arguments = text.partition(" ")
-  return read_dataclass(_FUNCTIONS[name], arguments)
+  """Parses a decoding function that the client sent (`named_text`)."""
+  return read_named(_FUNCTIONS, text)
 
 
 def abstract_inputs(function: str) -> Arrays:
@@ -236,51 +210,22 @@ def make_programs(settings: bytes, number: int, num_hosts: int) -> PodPrograms:
   return PodPrograms(read, devices, lowering_platform(devices))
 
 
-class _Pod:
-  """The arrays that a client keeps on this host's devices of a pod."""
-
-  def __init__(self, name: PodName):
-    self.name = name
-    # {parameter: {number of a device: the device's slice}} for `make_layer`.
-    self.parameters: dict[str, dict[int, np.ndarray]] = {}
-    self.weights: Arrays = {}
-    self.states: dict[bytes, list[jax.Array]] = {}
-
-  def programs(self, settings: bytes) -> PodPrograms:
-    return make_programs(settings, self.name.number, self.name.num_hosts)
-
-
-_pods: dict[bytes, _Pod] = {}
-# Guards `_pods`, because a session calls `assign_slice` in several threads.
-_lock = threading.Lock()
-
-
-def _open(pod: bytes) -> _Pod:
-  if pod not in _pods:
-    _pods[pod] = _Pod(read_dataclass(PodName, pod))
-  return _pods[pod]
-
-
-@at_leave
-def free_decoder(client: str) -> None:
-  """Frees a client's arrays in this process when the client leaves."""
-  with _lock:
-    for key in [x for x, y in _pods.items() if y.name.client == client]:
-      del _pods[key]
+def _open(pod: bytes, settings: bytes) -> tuple[DeviceStore, PodPrograms]:
+  return open_store(pod, functools.partial(make_programs, settings))
 
 
 @pod_function
 def assign_slice(
-  pod: bytes, name: bytes, device: np.int32, value: np.ndarray
+  pod: bytes, settings: bytes, name: bytes, device: np.int32, value: np.ndarray
 ) -> np.int32:
   """Keeps the slice of a parameter until `make_layer` reads it; returns 0.
 
   `name` is the parameter's name in checkpoints, `device` the number in the mesh
   of a device of this host, and `value` the device's slice, float32.
   """
-  with _lock:
-    held = _open(pod).parameters.setdefault(name.decode(), {})
-    held[int(device)] = value
+  held, programs = _open(pod, settings)
+  whole = programs.of_parts(value.shape, value.dtype)
+  held.assign(programs, name.decode(), whole, int(device), value)
   return np.int32(0)
 
 
@@ -290,15 +235,15 @@ def make_layer(pod: bytes, settings: bytes, layer: np.int32) -> np.int32:
 
   `layer` is the number of the layer, or OUTSIDE.
   """
-  held = _open(pod)
-  programs = held.programs(settings)
-  parameters, held.parameters = held.parameters, {}
-  arrays = {}
-  for name, parts in parameters.items():
-    # Programs know each parameter by its name in the first layer.
-    first = name.replace(layer_name(int(layer)), layer_name(0), 1)
-    arrays[first] = programs.join(parts)
-  programs.add_layer(held.weights, arrays, int(layer))
+  held, programs = _open(pod, settings)
+  parameters, held.arrays = held.arrays, {}
+  # Programs know each parameter by its name in the first layer.
+  of_layer, of_first = layer_name(int(layer)), layer_name(0)
+  arrays = {
+    name.replace(of_layer, of_first, 1): x for name, x in parameters.items()
+  }
+  weights = held.values.setdefault(_WEIGHTS, {})
+  programs.add_layer(weights, arrays, int(layer))
   return np.int32(0)
 
 
@@ -313,7 +258,7 @@ def run_function(
   """Runs a decoding function.
 
   Args:
-    function: result of `function_text`.
+    function: result of `named_text`.
     state: name of the arrays, such as the cache, that the host keeps between
       calls, and that the function makes, changes or reads.
     *inputs: the function's inputs, in the order of `input_specs`.
@@ -322,15 +267,15 @@ def run_function(
     0, which the client fetches to wait for this host; then the outputs, in the
     order of `output_dtypes`.
   """
-  held, text = _open(pod), function.decode()
-  made, run = read_function(text), held.programs(settings).get_function(text)
+  (held, programs), text = _open(pod, settings), function.decode()
+  made, run = read_function(text), programs.get_function(text)
   if made.effect is Effect.MAKES:
-    held.states.pop(state, None)  # free the old state before making the new
-  before = held.states.get(state, [])
+    held.values.pop(state, None)  # free the old state before making the new
+  before = held.values.get(state, [])
   by_name = dict(zip(made.input_specs(), inputs, strict=True))
-  after, outputs = run(held.weights, before, by_name)
+  after, outputs = run(held.values[_WEIGHTS], before, by_name)
   if made.effect is not Effect.READS:
-    held.states[state] = after
+    held.values[state] = after
   names = made.output_dtypes()
   found = [np.asarray(outputs[x].addressable_data(0)) for x in names]
   return np.int32(0), *found

@@ -18,7 +18,7 @@ from palm_mtf.executors.xla.stacked_weights import StackedWeights
 from palm_mtf.executors.xla.xla_placement import XlaPlacement
 from palm_mtf.generation.decode.functions import DecodeFunction
 from palm_mtf.generation.decode.weights import DecodeSettings, LayerWeights
-from palm_mtf.json_text import dataclass_text
+from palm_mtf.json_text import dataclass_text, named_text
 from palm_mtf.mesh.slices import Slice, regions_of
 from palm_mtf.runtime.program import Program
 
@@ -63,7 +63,7 @@ class PodDecoder:
     dtypes = function.output_dtypes()
     found = self._call(
       decode_arrays.run_function,
-      *(decode_arrays.function_text(function), state, *inputs.values()),
+      *(named_text(function), state, *inputs.values()),
       dtypes=dtypes.values(),
     )
     with tf.device(self._devices.client):
@@ -89,7 +89,7 @@ class PodDecoder:
     slices = []
     for number, region in enumerate(regions_of(variable, placement)):
       process = self._hosts[self._devices.places[number]]
-      key = [self._pod, name, number]
+      key = [self._pod, self._text, name, number]
       held = DeviceArray(
         process, key, shape, tf.float32, decode_arrays.assign_slice
       )

@@ -17,7 +17,7 @@ from typing import Any
 import jax
 from jaxlib import _jax
 
-from palm_mtf.config import MeshLayout
+from palm_mtf.config.device_mesh import DeviceMesh
 from palm_mtf.config.tpu_slice import tpu_slice
 from palm_mtf.errors import UserError
 from palm_mtf.executors.xla.host_calls import CoordinatorSettings, HostSettings
@@ -201,7 +201,7 @@ def start_host(host: HostSettings) -> None:
     )
 
 
-def host_of_devices(mesh: MeshLayout, num_hosts: int) -> list[int]:
+def host_of_devices(mesh: DeviceMesh, num_hosts: int) -> list[int]:
   """Returns the number of each device's host, in the order of the mesh."""
   if is_rehearsal() or not mesh.tpu:
     return [i * num_hosts // mesh.num_devices for i in range(mesh.num_devices)]
@@ -215,7 +215,7 @@ def host_of_devices(mesh: MeshLayout, num_hosts: int) -> list[int]:
 
 
 def find_devices(
-  mesh: MeshLayout, num_hosts: int = 1, pod: int = 0
+  mesh: DeviceMesh, num_hosts: int = 1, pod: int = 0
 ) -> list[Any]:
   """Returns JAX's devices of a pod, in the order of the mesh.
 
@@ -263,7 +263,7 @@ def find_devices(
   return [next(left[x]) for x in host_of_devices(mesh, num_hosts)]
 
 
-def order_tpus(mesh: MeshLayout, found: Sequence[Any]) -> list[Any]:
+def order_tpus(mesh: DeviceMesh, found: Sequence[Any]) -> list[Any]:
   """Puts `found`, JAX's devices of a TPU slice, in the order of the mesh.
 
   Raises:
@@ -281,7 +281,7 @@ def order_tpus(mesh: MeshLayout, found: Sequence[Any]) -> list[Any]:
   return [by_place[x] for x in places]
 
 
-def platform_of(mesh: MeshLayout) -> str:
+def platform_of(mesh: DeviceMesh) -> str:
   """Returns JAX's name of the kind of devices: "tpu", "gpu" or "cpu"."""
   if is_rehearsal():
     return "cpu"

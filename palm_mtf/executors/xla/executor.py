@@ -20,6 +20,7 @@ from palm_mtf.executors.xla.host_calls import describe_failure
 from palm_mtf.executors.xla.start_hosts import start_hosts
 from palm_mtf.executors.xla.step_client import (
   build_loss_program,
+  build_program,
   build_train_program,
 )
 from palm_mtf.generation.decode.weights import DecodeSettings
@@ -38,11 +39,12 @@ class XlaExecutor:
   """Runs programs on TPUs and GPUs; see `Executor`."""
 
   build_train_program = staticmethod(build_train_program)
+  build_program = staticmethod(build_program)
   describe_failure = staticmethod(describe_failure)
 
   def open_here(self, mesh: DeviceMesh, num_pods: int) -> LocalDevices:
     """Takes the accelerators of this process; UserError if some are missing."""
-    find_devices(_layout_of(mesh), pod=num_pods - 1)
+    find_devices(mesh, pod=num_pods - 1)
     client = "/device:cpu:0"
     devices = AcceleratorDevices(
       client, [[Process(client)]] * num_pods, [0] * mesh.num_devices
@@ -56,7 +58,8 @@ class XlaExecutor:
     self, mesh: DeviceMesh, pods: PodsConfig, hosts: PodHosts
   ) -> Devices:
     """Starts JAX on the hosts; UserError if one has other devices."""
-    return start_hosts(_layout_of(mesh), pods, hosts)
+    assert isinstance(mesh, MeshLayout)  # servers run no other model
+    return start_hosts(mesh, pods, hosts)
 
   def find_places(
     self, places: Sequence[Sequence[Place]]
@@ -108,11 +111,6 @@ class XlaExecutor:
     with open_pod(self, mesh, pods) as (client, devices):
       assert isinstance(devices, AcceleratorDevices)  # `self` has opened them
       yield client, devices
-
-
-def _layout_of(mesh: DeviceMesh) -> MeshLayout:
-  assert isinstance(mesh, MeshLayout)  # `executor_of` gives JAX only PaLM
-  return mesh
 
 
 EXECUTOR: Executor = XlaExecutor()

@@ -15,7 +15,7 @@ from jax import export
 from jax.experimental import jax2tf
 
 from palm_mtf._tf import mtf, tf, tf2
-from palm_mtf.executors.xla.xla_placement import XlaPlacement
+from palm_mtf.executors.xla.xla_placement import RANDOM_STATE, XlaPlacement
 from palm_mtf.mesh.stages import Send, find_parts
 from palm_mtf.ops.variables import variables_read
 from palm_mtf.ops.xla import xla_computation
@@ -64,6 +64,18 @@ class Given(mtf.Operation):
     self._outputs = [mtf.Tensor(self, shape, dtype)]
 
 
+class LoweringError(Exception):
+  """XLA cannot run an operation; its cause is the error of TensorFlow.
+
+  Attributes:
+    operation: the Mesh TensorFlow operation.
+  """
+
+  def __init__(self, operation: mtf.Operation):
+    super().__init__(f"{operation.name} ({type(operation).__name__})")
+    self.operation = operation
+
+
 class DeviceFunction:
   """Operations of a graph as a function that JAX calls on one device.
 
@@ -101,11 +113,14 @@ class DeviceFunction:
     self.gives, self._updates = list(gives), list(updates)
     known = dict.fromkeys(takes)
     self._operations = _find_operations(known, self.gives, self._updates)
-    needed = {x for each in self._operations for x in each.inputs}
+    needed = {x for each in self._operations for x in _inputs_of(each)}
     needed |= {*self.gives}
     self.takes = [x for x in known if x in needed]
     read = [y for x in self._operations for y in variables_read(x)]
-    self.variables = list(dict.fromkeys(x.name for x in read))
+    names = [x.name for x in read]
+    if any(isinstance(x, mtf.ops.RandomOperation) for x in self._operations):
+      names.append(RANDOM_STATE)
+    self.variables = list(dict.fromkeys(names))
     self._exported: export.Exported | None = None
 
   def __call__(
@@ -142,7 +157,7 @@ class DeviceFunction:
     variables: Sequence[tf.Tensor],
   ) -> tuple[list[tf.Tensor], dict[str, tf.Tensor]]:
     placement, open_axes = self._placement, self._open_axes
-    placement.index, placement.assigned = index, {}
+    placement.index, placement.assigned, placement.num_draws = index, {}, 0
     placement.in_scan = self._in_scan
     placement.values = dict(zip(self.variables, variables, strict=True))
     tensors = {}
@@ -203,7 +218,10 @@ class _Lowering(mtf.Lowering):
     self._counters = []
     for operation in operations:
       with tf.name_scope(operation.name):
-        operation.lower(self)
+        try:
+          operation.lower(self)
+        except Exception as error:
+          raise LoweringError(operation) from error
 
 
 class _Variables(dict):
@@ -231,12 +249,26 @@ def _find_operations(
   todo = [*updates, *(x.operation for x in gives if x not in known)]
   found = set(todo)
   while todo:
-    inputs = todo.pop().inputs
+    inputs = _inputs_of(todo.pop())
     more = {x.operation for x in inputs if x not in known} - found
     found |= more
     todo += more
   (graph,) = {x.graph for x in found}
   return [x for x in graph.operations if x in found]
+
+
+def _inputs_of(operation: mtf.Operation) -> list[mtf.Tensor]:
+  """Returns an operation's inputs and, for a loop, those of its operations."""
+  if not isinstance(operation, mtf.ops.WhileLoopOperation):
+    return operation.inputs
+  # Mesh TensorFlow lists only the loop's variables, which the body replaces.
+  inner = {operation, *operation._cond_ops, *operation._body_ops}
+  read = [operation._cond_output, *operation._body_outputs]
+  read += [x for each in inner for x in each.inputs]
+  return [
+    *operation.inputs,
+    *(x for x in read if x.operation not in inner),
+  ]
 
 
 def cut_graph(

@@ -3,59 +3,51 @@
 """The part of a pod that one host holds: arrays on devices, and programs.
 
 The client's session calls the functions of this module in the processes of all
-hosts of a pod (host_calls.py). `pod` is a `PodName` and `settings` a
-`StepSettings`, both as JSON. All hosts of a pod run the same programs in the
-same order, as JAX demands.
+hosts of a pod (host_calls.py). `pod` is a `PodName` as JSON, and `settings` is
+the `named_text` of one of SETTINGS. All hosts of a pod run the same programs in
+the same order, as JAX demands.
 """
 
 import functools
-import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import jax
 import numpy as np
-from jax.sharding import NamedSharding, PartitionSpec
 
 from palm_mtf._tf import tf
-from palm_mtf.executors.xla.devices import (
-  PodName,
-  find_devices,
-  lowering_platform,
+from palm_mtf.executors.xla.device_model import Arrays
+from palm_mtf.executors.xla.device_store import (
+  DeviceStore,
+  PodDevices,
+  open_store,
 )
+from palm_mtf.executors.xla.devices import find_devices, lowering_platform
 from palm_mtf.executors.xla.host_calls import pod_function
-from palm_mtf.executors.xla.scanned_model import Arrays, StepSettings
-from palm_mtf.executors.xla.step_functions import PodStep
-from palm_mtf.json_text import read_dataclass
-from palm_mtf.runtime.server.clients import at_leave
+from palm_mtf.executors.xla.step_functions import SETTINGS, PodStep
+from palm_mtf.json_text import read_named
 
 
 @functools.lru_cache(maxsize=4)
 def make_pod_step(settings: str, platform: str) -> PodStep:
-  """Returns a PodStep, built once per `settings` (`StepSettings` as JSON)."""
-  return PodStep(read_dataclass(StepSettings, settings), platform)
+  """Returns a PodStep, built once per `settings` (`named_text`)."""
+  return PodStep(read_named(SETTINGS, settings), platform)
 
 
-class _Programs:
+class _Programs(PodDevices):
   """The programs of a pod for batches of one size; JAX compiles each once."""
 
   def __init__(self, settings: str, number: int, num_hosts: int):
-    layout = read_dataclass(StepSettings, settings).mesh_layout
+    layout = read_named(SETTINGS, settings).mesh_layout
     devices = find_devices(layout, num_hosts, number)
     # Pods of one process share the graph, so that TensorFlow lowers it once.
     made = make_pod_step(settings, lowering_platform(devices))
-    self.pod_step, self.devices = made, devices
-    self.mesh = made.model.placement.make_mesh(devices)
+    super().__init__(made.model.placement.make_mesh(devices))
+    self.pod_step = made
     self.step, self.gradients = made.step(self.mesh), made.gradients(self.mesh)
     self.update = made.update_of_parts(self.mesh)
     self.loss = made.loss(self.mesh)
-    self.each_device = NamedSharding(
-      self.mesh, PartitionSpec(self.mesh.axis_names)
-    )
     self.state = made.abstract_state(self.mesh)
     self.features = made.abstract_batch(self.mesh)
-    here = jax.process_index()
-    # Mesh numbers of this host's devices, whose slices this process holds.
-    self.local = [i for i, x in enumerate(devices) if x.process_index == here]
 
   def put_batch(self, rows: Sequence[np.ndarray]) -> Arrays:
     """Copies features to the devices; the mesh splits the batch's sequences."""
@@ -66,99 +58,13 @@ class _Programs:
       for (name, x), values in zip(self.features.items(), rows, strict=True)
     }
 
-  def join(
-    self, parts: Mapping[int, jax.Array], sharding: NamedSharding, shape
-  ):
-    """Makes an array from the slices of this host's devices."""
-    return jax.make_array_from_single_device_arrays(
-      tuple(shape), sharding, [parts[i] for i in self.local]
-    )
-
-  def slices(self, array: jax.Array) -> list[np.ndarray]:
-    """Returns copies of the slices of this host's devices."""
-    by_device = {x.device: x.data for x in array.addressable_shards}
-    # Copy, because JAX cannot reuse an array's memory while a view exists.
-    return [np.array(by_device[self.devices[i]]) for i in self.local]
-
 
 # Keep programs when their client leaves, so that the next client compiles none.
 make_programs = functools.lru_cache(maxsize=4)(_Programs)
 
 
-class _Pod:
-  """The arrays that a client keeps on this host's devices of a pod."""
-
-  def __init__(self, name: PodName):
-    self.name = name
-    self.arrays: Arrays = {}
-    # {(name of an array, number of a device): {layer: value}}, until the values
-    # of all layers are set.
-    self._rows: dict[tuple[str, int], dict[int, np.ndarray]] = {}
-    # {name of an array: {number of a device: slice}}, until all slices are set.
-    self._slices: dict[str, dict[int, jax.Array]] = {}
-
-  def programs(self, settings: bytes) -> _Programs:
-    return make_programs(
-      settings.decode(), self.name.number, self.name.num_hosts
-    )
-
-  def assign(
-    self,
-    programs: _Programs,
-    name: str,
-    device: int,
-    value: np.ndarray,
-    rows: tuple[int, int],
-  ) -> None:
-    """Sets rows of a device's slice; a row is one layer's part of the slice.
-
-    JAX makes an array only from whole slices. So the pod stores rows until it
-    has all rows of all devices of this host; then it replaces the array.
-
-    Args:
-      device: number of the device in the mesh.
-      value: the rows, in any shape that keeps the order of their elements.
-      rows: number of the first row, and of the row after the last row.
-    """
-    num_rows = len(programs.pod_step.names_of(name))
-    held = self._rows.setdefault((name, device), {})
-    by_row = value.reshape(rows[1] - rows[0], -1)
-    held |= {rows[0] + i: x for i, x in enumerate(by_row)}
-    if len(held) < num_rows:
-      return
-    value = np.stack([held[i] for i in range(num_rows)])
-    del self._rows[name, device]
-    slices = self._slices.setdefault(name, {})
-    abstract = programs.state[name]
-    value = value.reshape(abstract.sharding.shard_shape(abstract.shape))
-    slices[device] = jax.device_put(value, programs.devices[device])
-    if len(slices) == len(programs.local):
-      del self._slices[name]
-      self.arrays[name] = programs.join(
-        slices, abstract.sharding, abstract.shape
-      )
-
-
-_pods: dict[bytes, _Pod] = {}
-# A session calls functions in several threads. JAX lists the slices of an array
-# at the first access, and the list is wrong if two threads access the array at
-# once. `initialize_arrays` needs no lock, because all other calls come later.
-_lock = threading.Lock()
-
-
-def _open(pod: bytes, settings: bytes) -> tuple[_Pod, _Programs]:
-  with _lock:
-    if pod not in _pods:
-      _pods[pod] = _Pod(read_dataclass(PodName, pod))
-    return _pods[pod], _pods[pod].programs(settings)
-
-
-@at_leave
-def free_client(client: str) -> None:
-  """Frees a client's arrays in this process when the client leaves."""
-  with _lock:
-    for key in [x for x, y in _pods.items() if y.name.client == client]:
-      del _pods[key]
+def _open(pod: bytes, settings: bytes) -> tuple[DeviceStore, _Programs]:
+  return open_store(pod, functools.partial(make_programs, settings.decode()))
 
 
 @pod_function
@@ -179,9 +85,11 @@ def initialize_arrays(pod: bytes, settings: bytes) -> np.int32:
         slices = made.build_initial_slices(array, name, list(drawn))
         for values, x in zip(drawn.values(), session.run(slices), strict=True):
           values.append(x)
-      for i, begin in begins.items():
-        value = np.stack(drawn[begin])
-        held.assign(programs, array, i, value, (0, len(value)))
+      whole = programs.state[array]
+      shape = whole.sharding.shard_shape(whole.shape)
+      joined = {x: np.stack(y).reshape(shape) for x, y in drawn.items()}
+      slices = {i: joined[begin] for i, begin in begins.items()}
+      held.arrays[array] = programs.join(slices, whole)
   return np.int32(0)
 
 
@@ -255,7 +163,7 @@ def find_gradients(
   cuts = programs.pod_step.cut_parts(len(programs.local))
   messages = []
   for name, of_name in zip(programs.pod_step.parameters, cuts, strict=True):
-    joined = np.concatenate(programs.slices(parts[name]))
+    joined = np.concatenate([*programs.slices(parts[name]).values()])
     messages += [joined[x] for x in of_name]
   return np.array(losses.addressable_data(0)), *messages
 
@@ -279,19 +187,17 @@ def update_arrays(
   """
   held, programs = _open(pod, settings)
   numbers = _numbers(rates, dropout_state)
-  sharding = programs.each_device
   cuts = programs.pod_step.cut_parts(len(programs.local))
   joined, messages = {}, iter(parts)
   for name, of_name in zip(programs.pod_step.parameters, cuts, strict=True):
     values = [next(messages) for _ in of_name]
     values = values[0] if len(values) == 1 else np.concatenate(values)
     slices = np.split(values, len(programs.local))
-    on_devices = {
-      i: jax.device_put(x, programs.devices[i])
-      for i, x in zip(programs.local, slices, strict=True)
-    }
     size = slices[0].size * len(programs.devices)
-    joined[name] = programs.join(on_devices, sharding, [size])
+    joined[name] = programs.join(
+      dict(zip(programs.local, slices, strict=True)),
+      jax.ShapeDtypeStruct([size], values.dtype, sharding=programs.each_device),
+    )
   held.arrays, found = programs.update(held.arrays, joined, losses, numbers)
   return np.array(found.addressable_data(0))
 
@@ -305,8 +211,8 @@ def sum_losses(
   [losses] float32; the last element is the sum of the tokens' weights.
   """
   held, programs = _open(pod, settings)
-  trained = programs.pod_step.trained(held.arrays)
-  losses = programs.loss(trained, programs.put_batch(features))
+  variables = programs.pod_step.read(held.arrays)
+  losses = programs.loss(variables, programs.put_batch(features))
   return np.array(losses.addressable_data(0))
 
 
@@ -321,11 +227,7 @@ def read_slice(
 ) -> np.ndarray:
   """Returns layers [first_row, end_row) of a device's slice of an array."""
   held, programs = _open(pod, settings)
-  with _lock:
-    slices = held.arrays[name.decode()].addressable_shards
-  (value,) = (
-    x.data for x in slices if x.device == programs.devices[int(device)]
-  )
+  value = held.find_slice(programs, name.decode(), int(device))
   if len(programs.pod_step.names_of(name.decode())) > 1:
     value = value[int(first_row) : int(end_row)]
   return np.array(value)  # a view would keep JAX from reusing the memory
@@ -343,9 +245,9 @@ def assign_slice(
 ) -> np.int32:
   """Sets layers [first_row, end_row) of a device's slice of an array."""
   held, programs = _open(pod, settings)
-  rows = int(first_row), int(end_row)
-  with _lock:
-    held.assign(programs, name.decode(), int(device), value, rows)
+  key, rows = name.decode(), range(int(first_row), int(end_row))
+  whole, num_rows = programs.state[key], len(programs.pod_step.names_of(key))
+  held.assign(programs, key, whole, int(device), value, rows, num_rows)
   return np.int32(0)
 
 

@@ -21,22 +21,16 @@ from collections.abc import Callable, Sequence
 import jax
 from jax import lax
 from jax import numpy as jnp
-from jax.sharding import PartitionSpec
 
-from palm_mtf._tf import mtf, tf
-from palm_mtf.architecture.parameters import layer_name
+from palm_mtf._tf import mtf
+from palm_mtf.architecture.parameters import layer_name, parameter_shapes
 from palm_mtf.config import AdafactorConfig, MeshLayout, ModelConfig
-from palm_mtf.executors.xla.parts import DeviceFunction, Given, cut, cut_graph
-from palm_mtf.executors.xla.xla_placement import XlaPlacement
-from palm_mtf.model.dropout import DROPOUT_STATE
-from palm_mtf.programs.features import Stage
+from palm_mtf.executors.xla.device_model import Arrays, DeviceModel
+from palm_mtf.executors.xla.parts import DeviceFunction, cut, cut_graph
 from palm_mtf.programs.loss_function import PalmLoss
-from palm_mtf.programs.pod import sum_microbatch
 
 _EMBED, _FORWARD, _HEAD, _BACKWARD, _EMBED_GRADIENT = range(5)
 _ONE_LAYER = layer_name(0) + "/"
-
-Arrays = dict[str, jax.Array]
 
 
 def is_stacked(name: str) -> bool:
@@ -70,28 +64,17 @@ class StepSettings:
     return self.num_rows // self.mesh_layout.num_microbatches
 
 
-class ScannedModel:
+class ScannedModel(DeviceModel):
   """Loss and gradients of a microbatch on the devices of a pod.
 
   The variables of all layers are stacked in one array, [layers, ...], which has
   the name of the first layer's variable.
-
-  Attributes:
-    placement: builds the operations of one device.
-    features: {name of a feature: the operation `Given` that takes it}.
-    variables: the trained variables; those of the first layer stand for the
-      variables of all layers.
-    losses: sums over tokens of the loss's terms and, last, "weight", by name.
-    gradients: gradients of the sum of all terms, by the variable's name.
-    open_axes: {loss or gradient: mesh axes over which `add_up` sums it}.
   """
 
   def __init__(self, settings: StepSettings, platform: str):
     """Builds the graph; `platform` is "cpu", "tpu" or "cuda"."""
-    self.placement = XlaPlacement(settings.mesh_layout, platform)
-    self._num_layers = settings.model.num_layers
-    graph = mtf.Graph()
-    mesh = mtf.Mesh(graph, "pod")
+    self.num_layers = settings.model.num_layers
+    self._parameters = [*parameter_shapes(settings.model)]
     loss_function = PalmLoss(
       dataclasses.replace(settings.model, num_layers=1),
       settings.mesh_layout,
@@ -101,30 +84,17 @@ class ScannedModel:
       seed=settings.seed,
       pass_on=lambda x, _: cut(x),
     )
-    self.features = {
-      name: Given(mesh, name, x.shape, x.dtype)
-      for name, x in loss_function.features.items()
-    }
-    batch = {name: x.outputs[0] for name, x in self.features.items()}
-    self._dropout_state = None
-    if settings.optimizer.dropout:
-      shape = mtf.Shape([DROPOUT_STATE])
-      (self._dropout_state,) = Given(mesh, "dropout", shape, tf.int32).outputs
-    stage = Stage(
-      mesh, self.placement, {}, [], {}, batch, self._dropout_state, []
+    super().__init__(
+      loss_function,
+      settings.mesh_layout,
+      platform,
+      has_dropout=settings.optimizer.dropout > 0,
     )
-    with tf.Graph().as_default():
-      losses = loss_function.build_sums([stage])
-      self.variables = list(graph.trainable_variables)
-      gradients = sum_microbatch(losses, self.variables).gradients
-    self.losses = {**losses.terms, "weight": losses.weight}
-    names = [x.name for x in self.variables]
-    self.gradients = dict(zip(names, gradients, strict=True))
     self._functions, self.open_axes = cut_graph(
       self.placement,
-      graph,
-      {self.features["inputs"]: _EMBED, losses.weight.operation: _HEAD},
-      [*self.losses.values(), *gradients],
+      self.mesh.graph,
+      {self.features["inputs"]: _EMBED, self.sums.weight.operation: _HEAD},
+      [*self.losses.values(), *self.gradients.values()],
       scanned=(_FORWARD, _BACKWARD),
     )
     of_embed, of_forward, of_head, *_ = self._functions
@@ -142,14 +112,14 @@ class ScannedModel:
       )
     )
 
-  def spec(self, x: mtf.Variable | Given) -> PartitionSpec:
-    """Returns how the mesh splits the array of a variable or a feature."""
-    layout = self.placement.tensor_layout(x.outputs[0].shape)
-    axes = [
-      None if axis is None else self.placement.shape[axis].name
-      for axis in layout.tensor_axis_to_mesh_axis
-    ]
-    return PartitionSpec(*([None] if is_stacked(x.name) else []), *axes)
+  @property
+  def parameters(self) -> Sequence[str]:
+    """Names of the trained variables in checkpoints, in the model's order."""
+    return self._parameters
+
+  def is_stacked(self, name: str) -> bool:
+    """Returns whether the array `name` stacks a variable of all layers."""
+    return is_stacked(name)
 
   def find_gradients(
     self, variables: Arrays, batch: Arrays, dropout_state: jax.Array
@@ -177,7 +147,7 @@ class ScannedModel:
       found = call(of_forward, {self._stream: x}, *layer)
       return found[self._last], ([found[x] for x in kept], x)
 
-    numbered = layers, jnp.arange(self._num_layers)
+    numbered = layers, jnp.arange(self.num_layers)
     first = call(self._functions[_EMBED], {}, variables)[self._stream]
     x, of_layers = lax.scan(run_forward, first, numbered)
     values = call(of_head, {self._last: x}, variables)
@@ -210,7 +180,7 @@ class ScannedModel:
       return call(self._forward, {self._stream: x}, *layer)[self._last], None
 
     x = call(self._functions[_EMBED], {}, variables)[self._stream]
-    x, _ = lax.scan(run, x, (layers, jnp.arange(self._num_layers)))
+    x, _ = lax.scan(run, x, (layers, jnp.arange(self.num_layers)))
     values = call(self._head, {self._last: x}, variables)
     return {name: values[x] for name, x in self.losses.items()}
 
@@ -228,19 +198,6 @@ class ScannedModel:
       return values
 
     return call
-
-  def add_up(self, losses: Arrays, gradients: Arrays) -> tuple[Arrays, Arrays]:
-    """Sums results of `find_gradients` over the devices that hold terms."""
-
-    def add(x: jax.Array, of: mtf.Tensor) -> jax.Array:
-      axes = self.open_axes.get(of)
-      names = [self.placement.shape[axis].name for axis in axes or ()]
-      return lax.psum(x, names) if names else x
-
-    return (
-      {name: add(x, self.losses[name]) for name, x in losses.items()},
-      {name: add(x, self.gradients[name]) for name, x in gradients.items()},
-    )
 
 
 def _passed(giver: DeviceFunction, taker: DeviceFunction) -> list[mtf.Tensor]:

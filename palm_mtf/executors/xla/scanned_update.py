@@ -17,8 +17,9 @@ from collections.abc import Mapping, Sequence
 import jax
 from jax import lax
 
-from palm_mtf._tf import mtf, tf
-from palm_mtf.executors.xla.parts import DeviceFunction, Given
+from palm_mtf._tf import mtf
+from palm_mtf.executors.xla.device_update import DeviceUpdate
+from palm_mtf.executors.xla.parts import DeviceFunction
 from palm_mtf.executors.xla.scanned_model import (
   Arrays,
   StepSettings,
@@ -28,23 +29,11 @@ from palm_mtf.executors.xla.xla_placement import XlaPlacement
 from palm_mtf.model.dims import model_dims
 from palm_mtf.model.weights import palm_variables
 from palm_mtf.optim.adafactor import shares_scale
-from palm_mtf.programs.loss_function import LossSums
-from palm_mtf.programs.pod import Sums, Update, build_update
-
-RATES = ("learning_rate", "one_minus_beta2")
+from palm_mtf.programs.pod import Update
 
 
-class ScannedUpdate:
-  """The update of a pod's variables by Adafactor.
-
-  Attributes:
-    variables: the trained variables and their optimizer slots, by name; those
-      of a layer stand for the variables of all layers.
-    fetched: the metrics that `apply` returns, by name.
-    losses: names of the losses in `fetched`.
-    sums_of_squares: a SumOfSquares of each variable and of each update, for RMS
-      metrics; the tensors are in `fetched`.
-  """
+class ScannedUpdate(DeviceUpdate):
+  """The update of a pod's variables; those of a layer stand for all layers."""
 
   def __init__(
     self,
@@ -55,48 +44,21 @@ class ScannedUpdate:
     """Builds the graph; `loss_names` are the names of the terms of the loss."""
     optimizer, layout = settings.optimizer, settings.mesh_layout
     one_layer = dataclasses.replace(settings.model, num_layers=1)
-    graph = mtf.Graph()
-    mesh = mtf.Mesh(graph, "pod")
+    mesh = mtf.Mesh(mtf.Graph(), "pod")
     batch = layout.axis_size_of("batch")  # any size: no variable has this dim
     dims = model_dims(one_layer, batch, layout)
     palm_variables([mesh], one_layer, dims, settings.seed)
-    trained = list(graph.trainable_variables)
-
-    def give(name: str, shape: mtf.Shape) -> mtf.Tensor:
-      return Given(mesh, name, shape, tf.float32).outputs[0]
-
-    self._gradients = {
-      x.name: give(f"{x.name}/gradient", x.shape) for x in trained
-    }
-    scalar = mtf.Shape([])
-    self._given = {
-      name: give(name, scalar) for name in (*loss_names, "weight", *RATES)
-    }
-    losses = LossSums(
-      {name: self._given[name] for name in loss_names}, self._given["weight"]
-    )
-    with tf.Graph().as_default():
-      update = build_update(
-        trained,
-        Sums(losses, [*self._gradients.values()]),
-        [self._given[x] for x in RATES],
-        optimizer,
-        meshes=[mesh],
-        num_layers=settings.model.num_layers,
-      )
-    self.variables = {x.name: x for x in graph.all_variables}
-    self.fetched, self.losses = update.fetched, [*update.losses]
-    self.sums_of_squares = [
-      y for x in update.operations for y in x.sums_of_squares
-    ]
-    self._build_functions(placement, update)
+    trained = list(mesh.graph.trainable_variables)
+    num_layers = settings.model.num_layers
+    super().__init__(placement, trained, loss_names, optimizer, num_layers)
     self._joined = {
       x.value
       for x in self.sums_of_squares
       if shares_scale(x.variable, optimizer.parameter_scale)
     }
 
-  def _build_functions(self, placement: XlaPlacement, update: Update) -> None:
+  def _build_functions(self, update: Update) -> None:
+    placement = self._placement
     squares = dict(zip(self._gradients, update.squares, strict=True))
     numbers = [*update.losses.values(), update.is_finite, update.weight]
     self._scalars = DeviceFunction(

@@ -11,30 +11,30 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 
 from palm_mtf._tf import tf
-from palm_mtf.architecture.parameters import parameter_shapes
 from palm_mtf.config import AdafactorConfig, MeshLayout, ModelConfig, PodsConfig
+from palm_mtf.config.device_mesh import DeviceMesh
 from palm_mtf.executors.xla import pod_arrays
 from palm_mtf.executors.xla.client_calls import (
   DeviceArray,
   after_all,
   make_slice,
 )
+from palm_mtf.executors.xla.device_update import RATES
 from palm_mtf.executors.xla.devices import AcceleratorDevices
 from palm_mtf.executors.xla.host_calls import call_pod, name_of
-from palm_mtf.executors.xla.scanned_model import StepSettings, is_stacked
-from palm_mtf.executors.xla.scanned_update import RATES
-from palm_mtf.executors.xla.step_functions import PodStep, cut_rows
-from palm_mtf.json_text import dataclass_text
+from palm_mtf.executors.xla.scanned_model import StepSettings
+from palm_mtf.executors.xla.step_functions import cut_rows
+from palm_mtf.executors.xla.whole_model import WholeSettings, name_loss_function
+from palm_mtf.json_text import named_text
 from palm_mtf.mesh.exchange import sum_in_order
 from palm_mtf.mesh.slices import Slice, regions_of
-from palm_mtf.model.dims import model_dims
 from palm_mtf.model.loss import SMALLEST_WEIGHT
 from palm_mtf.programs.features import (
   ReadFeatures,
   ServerFeatures,
-  find_palm_features,
   make_placeholders,
 )
+from palm_mtf.programs.loss_function import LossFunction
 from palm_mtf.programs.pod import build_dropout_state, build_rates
 from palm_mtf.programs.step_programs import (
   CallGraph,
@@ -75,6 +75,29 @@ def build_train_program(
     seed=seed,
   )
   return _Builder(settings, devices, read).build(pods)
+
+
+def build_program(
+  loss_function: LossFunction,
+  mesh_layout: DeviceMesh,
+  optimizer: AdafactorConfig,
+  *,
+  batch_size: int,
+  pods: PodsConfig,
+  devices: AcceleratorDevices,
+) -> StepPrograms:
+  """Builds a training step of any model in the current tf.Graph.
+
+  Takes the arguments of `build_program` in programs/train_program.py.
+  """
+  settings = WholeSettings(
+    loss_function=name_loss_function(loss_function),
+    mesh_layout=mesh_layout,
+    optimizer=optimizer,
+    num_rows=batch_size // pods.num_pods,
+    dcn_dtype=pods.dcn_dtype,
+  )
+  return _Builder(settings, devices, None).build(pods)
 
 
 # `StepSettings` has an optimizer, but a loss depends on none of its settings.
@@ -118,18 +141,17 @@ class _Builder:
 
   def __init__(
     self,
-    settings: StepSettings,
+    settings: StepSettings | WholeSettings,
     devices: AcceleratorDevices,
     read: ReadFeatures | None,
   ):
     self._settings, self._devices, self._read = settings, devices, read
-    self._text = dataclass_text(settings)
+    self._text = named_text(settings)
     # Any platform will do, because only names and shapes of arrays are read.
-    self._pod_step = PodStep(settings, "cpu")
-    dims = model_dims(settings.model, settings.num_rows, settings.mesh_layout)
-    self._features = find_palm_features(settings.features, dims)
+    self._pod_step = pod_arrays.make_pod_step(self._text, "cpu")
+    self._features = self._pod_step.features
     self._losses = [*self._pod_step.update.losses]
-    self._parameters = [*parameter_shapes(settings.model)]
+    self._parameters = self._pod_step.model.parameters
     with tf.device(devices.client):
       no_step = tf.constant(-1, tf.int64)  # for a loss, which needs no step
       self._step = tf.placeholder_with_default(no_step, [], "step")
@@ -390,7 +412,7 @@ class _Builder:
     for each in made.update.sums_of_squares:
       value = values[f"{each.of}_squares/{each.variable}"]
       num_layers = len(made.names_of(each.variable))
-      if is_stacked(each.variable):
+      if made.model.is_stacked(each.variable):
         value = tf.reduce_sum(value, -1)
       sums.append(each._replace(value=value, size=each.size * num_layers))
     return make_metrics(

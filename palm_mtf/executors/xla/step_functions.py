@@ -21,18 +21,22 @@ from jax import lax
 from jax import numpy as jnp
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from palm_mtf._tf import tf
+from palm_mtf._tf import mtf, tf
 from palm_mtf.architecture.parameters import layer_name
-from palm_mtf.executors.xla.scanned_model import (
-  Arrays,
-  ScannedModel,
-  StepSettings,
-  is_stacked,
+from palm_mtf.executors.xla.device_model import Arrays
+from palm_mtf.executors.xla.device_update import RATES
+from palm_mtf.executors.xla.scanned_model import ScannedModel, StepSettings
+from palm_mtf.executors.xla.scanned_update import ScannedUpdate
+from palm_mtf.executors.xla.whole_model import (
+  WholeModel,
+  WholeSettings,
+  WholeUpdate,
 )
-from palm_mtf.executors.xla.scanned_update import RATES, ScannedUpdate
 from palm_mtf.mesh.slices import pad_to
 from palm_mtf.model.dropout import DROPOUT_STATE
+from palm_mtf.programs.features import Feature
 
+SETTINGS = (StepSettings, WholeSettings)
 _REPLICATED = PartitionSpec()
 
 
@@ -56,29 +60,45 @@ class PodStep:
     parameters: names of the trained variables, in the order of the model.
   """
 
-  def __init__(self, settings: StepSettings, platform: str):
-    """Builds the graphs of one block; `platform` is "cpu", "tpu" or "cuda"."""
+  def __init__(self, settings: StepSettings | WholeSettings, platform: str):
+    """Builds the graphs; `platform` is "cpu", "tpu" or "cuda"."""
     self._settings = settings
     self._num_microbatches = settings.mesh_layout.num_microbatches
-    self.model = ScannedModel(settings, platform)
-    self.update = ScannedUpdate(
-      settings, self.model.placement, list(self.model.losses)[:-1]
-    )
+    self.model: ScannedModel | WholeModel
+    self.update: ScannedUpdate | WholeUpdate
+    if isinstance(settings, WholeSettings):
+      self.model = WholeModel(settings, platform)
+      self.update = WholeUpdate(settings, self.model)
+    else:
+      self.model = ScannedModel(settings, platform)
+      self.update = ScannedUpdate(
+        settings, self.model.placement, list(self.model.losses)[:-1]
+      )
     self.variables = self.update.variables
     self.parameters = [x.name for x in self.model.variables]
 
+  @property
+  def features(self) -> dict[str, Feature]:
+    """Dtype and shape of each feature of a step in one pod, by name."""
+    found = {}
+    for name, given in self.model.features.items():
+      (x,) = given.outputs
+      rows, *dims = x.shape.dims
+      rows = mtf.Dimension(rows.name, self._settings.num_rows)
+      found[name] = Feature(x.dtype, mtf.Shape([rows, *dims]))
+    return found
+
   def names_of(self, name: str) -> list[str]:
     """Returns an array's names in checkpoints: one per layer, if stacked."""
-    if not is_stacked(name):
+    if not self.model.is_stacked(name):
       return [name]
     _, _, rest = name.partition("/")
-    layers = range(self._settings.model.num_layers)
-    return [f"{layer_name(i)}/{rest}" for i in layers]
+    return [f"{layer_name(i)}/{rest}" for i in range(self.model.num_layers)]
 
   def shape(self, name: str) -> list[int]:
     """Returns the whole shape of a variable's array, before it is split."""
     sizes = self.variables[name].shape.to_integer_list
-    layers = [self._settings.model.num_layers] if is_stacked(name) else []
+    layers = [self.model.num_layers] if self.model.is_stacked(name) else []
     return [*layers, *sizes]
 
   def slice_begin(self, name: str, device: int) -> tuple[int, ...]:
@@ -109,7 +129,7 @@ class PodStep:
   @property
   def num_numbers(self) -> dict[str, int]:
     """{metric: how many numbers `step` returns of it: 1, or one per layer}."""
-    layers = self._settings.model.num_layers
+    layers = self.model.num_layers
     return {
       name: layers if self.update.is_of_layers(name) else 1
       for name in self.update.fetched
@@ -228,15 +248,15 @@ class PodStep:
     )
 
   def loss(self, mesh: Mesh) -> Callable[..., jax.Array]:
-    """Returns a function of (trained, batch) that sums a batch's losses.
+    """Returns a function of (variables, batch) that sums a batch's losses.
 
-    `trained` has arrays of trained variables, by name. The function returns
+    `variables` has the arrays that `read` returns. The function returns
     [losses] float32; the last element is the sum of the tokens' weights.
     """
 
-    def run(trained: Arrays, batch: Arrays) -> jax.Array:
+    def run(variables: Arrays, batch: Arrays) -> jax.Array:
       def of_microbatch(unused, rows: Arrays):
-        return unused, self.model.find_losses(trained, rows)
+        return unused, self.model.find_losses(variables, rows)
 
       _, losses = lax.scan(of_microbatch, 0, batch)
       sums = {name: jnp.sum(x) for name, x in losses.items()}
@@ -246,7 +266,7 @@ class PodStep:
     return self._compile(
       mesh,
       run,
-      [self.trained(self._state_specs()), self._batch_specs(mesh)],
+      [self.read(self._state_specs()), self._batch_specs(mesh)],
       _REPLICATED,
     )
 
@@ -277,9 +297,9 @@ class PodStep:
     # Pods exchange each gradient as a vector, with an equal part per device.
     return dict.fromkeys(self.parameters, PartitionSpec(mesh.axis_names))
 
-  def trained(self, state: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the trained items of `state`, without optimizer slots."""
-    return {name: state[name] for name in self.parameters}
+  def read(self, state: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the items of `state` that the loss reads: no optimizer slots."""
+    return {name: state[name] for name in self.model.reads}
 
   def _stack(self, losses: Arrays) -> jax.Array:
     # Keep the order of the model, because JAX sorts the keys of a dictionary.
@@ -289,11 +309,11 @@ class PodStep:
     self, state: Arrays, batch: Arrays, dropout_state: jax.Array
   ) -> tuple[Arrays, Arrays]:
     """Sums losses and gradients over microbatches, not yet over devices."""
-    trained = self.trained(state)
+    read = self.read(state)
 
     def find(rows: Arrays, first_row: int | jax.Array):
       moved = jnp.array([0, 1, 0, 0]) * first_row
-      return self.model.find_gradients(trained, rows, dropout_state + moved)
+      return self.model.find_gradients(read, rows, dropout_state + moved)
 
     if self._num_microbatches == 1:
       return find({name: x[0] for name, x in batch.items()}, 0)
@@ -306,7 +326,10 @@ class PodStep:
     first_rows = jnp.arange(self._num_microbatches) * micro_rows
     zeros = jax.tree.map(
       lambda x: jnp.zeros(x.shape, jnp.float32),
-      (dict.fromkeys(self.model.losses, jnp.zeros([])), trained),
+      (
+        dict.fromkeys(self.model.losses, jnp.zeros([])),
+        {name: read[name] for name in self.parameters},
+      ),
     )
     sums, _ = lax.scan(add, zeros, (batch, first_rows))
     return sums
@@ -354,7 +377,7 @@ class PodStep:
   def _slice_shape(self, name: str) -> list[int]:
     """Returns the shape of a device's slice of a variable's array."""
     size = self.model.placement.slice_shape(self.variables[name].shape)
-    layers = [self._settings.model.num_layers] if is_stacked(name) else []
+    layers = [self.model.num_layers] if self.model.is_stacked(name) else []
     return [*layers, *size]
 
   def _axes(self, name: str) -> tuple[list[int], list[int]]:

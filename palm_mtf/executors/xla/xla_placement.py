@@ -23,6 +23,7 @@ from palm_mtf.executors.xla.collectives import (
   all_gather,
   all_reduce,
   all_to_all,
+  permute,
   reduce_scatter,
 )
 from palm_mtf.ops.variables import SlicedVariable
@@ -32,12 +33,21 @@ from palm_mtf.ops.variables import SlicedVariable
 # PaLM 8B on a v4-4x4x4; 128 are too few for PaLM 62B on a v4-8x8x8.
 _WIDE = 256
 _TILE_COLUMNS = 128  # columns per tile of a TPU's memory
+# Name under which `XlaPlacement.values` has the state of random operations, [4]
+# int32: the step, the microbatch's first row, and two unused numbers.
+RANDOM_STATE = "random_state"
+# TensorFlow's random functions, and those that take their state as an argument.
+_RANDOM = {
+  tf.random.uniform: tf.random.stateless_uniform,
+  tf.random.normal: tf.random.stateless_normal,
+  tf.random.truncated_normal: tf.random.stateless_truncated_normal,
+}
 
 
 class XlaPlacement(mtf.simd_mesh_impl.SimdMeshImpl):
   """Builds the operations of one device; all devices of a pod run them.
 
-  It has the members of `CpuGpuPlacement` (mesh/cpu_gpu.py) that the model uses.
+  It has the members of `CpuGpuPlacement` (mesh/cpu_gpu.py) that models use.
 
   Attributes:
     platform: kind of devices in lowered programs: "cpu", "tpu" or "cuda".
@@ -46,6 +56,7 @@ class XlaPlacement(mtf.simd_mesh_impl.SimdMeshImpl):
     index: the device's number in the mesh, [] int32.
     values: the device's slice of each variable that operations read, by name.
     assigned: the next values of variables that operations assign, by name.
+    num_draws: number of random operations that have been built.
     in_scan: whether JAX scans the operations over the layers, which decides the
       memory layout of the sums that `reduce_scatter` returns.
   """
@@ -61,6 +72,7 @@ class XlaPlacement(mtf.simd_mesh_impl.SimdMeshImpl):
     self.index: tf.Tensor | None = None
     self.values: dict[str, tf.Tensor] = {}
     self.assigned: dict[str, tf.Tensor] = {}
+    self.num_draws = 0
     self.in_scan = False
     self.lock = threading.Lock()
     self._groups: dict[tuple[int, ...], list[list[int]]] = {}
@@ -116,11 +128,32 @@ class XlaPlacement(mtf.simd_mesh_impl.SimdMeshImpl):
     return index
 
   def import_tf_tensor(self, x: mtf.Tensor, tf_x: tf.Tensor) -> Any:
-    """Returns the device's slice of the constant `tf_x`, which is all of x."""
-    # The constant may be in another tf.Graph, the one in which the Mesh
-    # TensorFlow operations were made, so copy its value.
+    """Returns the device's slice of `tf_x`, which is all of x."""
+    # `tf_x` may be in another tf.Graph, the one in which the Mesh TensorFlow
+    # operations were made, so copy its value or the operations that compute it.
     value = tf.get_static_value(tf_x)
-    return self.slice(tf.constant(value, tf_x.dtype), x.shape)
+    if value is not None:
+      copy = tf.constant(value, tf_x.dtype)
+    else:
+      graph = tf_x.graph.as_graph_def()
+      needed = tf.graph_util.extract_sub_graph(graph, [tf_x.op.name])
+      (copy,) = tf.import_graph_def(needed, return_elements=[tf_x.name])
+    return self.slice(copy, x.shape)
+
+  def random(self, shape: mtf.Shape, tf_fn: Callable, kwargs: Mapping) -> Any:
+    """Draws the device's slice; devices with equal slices draw the same.
+
+    The numbers depend on RANDOM_STATE, and on how many were drawn before, so
+    that every step, microbatch and pod has its own numbers.
+    """
+    step, first_row, *_ = tf.unstack(self.values[RANDOM_STATE])
+    self.num_draws += 1
+    seed = tf.stack([step, first_row])
+    part = self.laid_out_slice_num(shape).one_slice
+    for number in (self.num_draws, part):
+      seed = tf.random.experimental.stateless_fold_in(seed, number)
+    drawn = _RANDOM[tf_fn](self.slice_shape(shape), seed, **kwargs)
+    return self.LaidOutTensor([drawn])
 
   def delay(self, x: Any, signal: Any) -> Any:
     """Returns x, but lets nothing read it before `signal`, to save memory."""
@@ -169,6 +202,20 @@ class XlaPlacement(mtf.simd_mesh_impl.SimdMeshImpl):
       return x
     groups = self._find_groups([mesh_axis])
     return self.LaidOutTensor([all_gather(x.one_slice, groups, concat_axis)])
+
+  def receive(self, x, mesh_axis, source_pcoord):
+    """Returns the slice of device `source_pcoord[i]` of a group; None: zeros.
+
+    i is the receiving device's coordinate along `mesh_axis`.
+    """
+    x = x.to_laid_out_tensor()
+    pairs = [
+      (group[source], group[i])
+      for group in self._find_groups([mesh_axis])
+      for i, source in enumerate(source_pcoord)
+      if source is not None
+    ]
+    return self.LaidOutTensor([permute(x.one_slice, pairs)])
 
   def alltoall(self, x, mesh_axis, split_axis, concat_axis):
     """Cuts x along `split_axis`; joins received parts along `concat_axis`."""
