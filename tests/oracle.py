@@ -60,7 +60,7 @@ def parameter_shapes(config) -> dict[str, tuple[int, ...]]:
       own[f"attention/{name}"] = (d, *outputs)
       if "qkv" in biases:
         own[f"attention/{name}_bias"] = outputs
-      if config.qk_norm == "rms_norm" and name != "v":
+      if config.qk_norm != "none" and name != "v":
         own[f"attention/{name}_norm/scale"] = (k,)
     own["attention/o"] = (h, k, d)
     if "o" in biases:
@@ -101,8 +101,8 @@ def random_parameters(config, seed: int) -> dict[str, np.ndarray]:
   for name, shape in parameter_shapes(config).items():
     value = rng.standard_normal(shape)
     if name.endswith("scale"):
-      is_plus_one = config.norm == "rms_norm_1p" and "attention" not in name
-      value = (0.0 if is_plus_one else 1.0) + 0.3 * value
+      kind = config.qk_norm if "attention/" in name else config.norm
+      value = (kind != "rms_norm_1p") + 0.3 * value
     elif name.endswith("embedding"):
       value = 0.5 + value
     elif not name.endswith("bias"):
@@ -255,10 +255,11 @@ def attend(config, params, layer: str, x_BLD, visible_BLM):
     x_BLNK = np.einsum("BLD,DNK->BLNK", x_BLD, w_DNK)
     bias = params.get(f"{layer}/attention/{name}_bias", np.zeros(k))
     x_BLNK = x_BLNK + bias.reshape(-1, k)
-    if config.qk_norm == "rms_norm" and name != "v":
+    if config.qk_norm != "none" and name != "v":
       mean_square = (x_BLNK**2).mean(-1, keepdims=True)
       x_BLNK = x_BLNK / np.sqrt(mean_square + config.norm_epsilon)
-      x_BLNK = x_BLNK * params[f"{layer}/attention/{name}_norm/scale"]
+      scale_K = params[f"{layer}/attention/{name}_norm/scale"]
+      x_BLNK = x_BLNK * (scale_K + (config.qk_norm == "rms_norm_1p"))
     return x_BLNK
 
   q_BLHK = rotate(config, project("q"))

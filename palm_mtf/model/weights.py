@@ -85,8 +85,8 @@ def initializer(
   if parameter.is_scale:
     # At first every norm multiplies by 1 = scale + offset.
     is_head_norm = parameter.kind == "attention"
-    offset = 0.0 if is_head_norm else NORMS[config.norm].scale_offset
-    return Fill(1.0 - offset)
+    form = NORMS[config.qk_norm if is_head_norm else config.norm]
+    return Fill(1.0 - form.scale_offset)
   if parameter.is_vector:
     return Fill(0.0)
   if parameter.part == logits_table(config):
