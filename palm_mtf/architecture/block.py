@@ -64,8 +64,7 @@ class Projection(NamedTuple):
   inputs: Dims  # dimensions of the kernel that the product sums over
   outputs: Dims  # dimensions of the kernel that the product keeps
   has_bias: bool = False
-  # Statistic of the norm of each head (see `NormForm`); None for no norm.
-  head_norm: str | None = None
+  head_norm: NormForm | None = None  # of each head; None for no norm
   rotary: Rotary | None = None  # None for no rotation
   positions: str = "length"  # dimension of positions in the product
 
@@ -75,11 +74,16 @@ class Projection(NamedTuple):
     return f"{self.part}_bias"
 
   @property
+  def norm_scale(self) -> str:
+    """Name of the scale of `head_norm` within the layer."""
+    return f"{self.part}_norm/scale"
+
+  @property
   def vectors(self) -> dict[str, Dims]:
     """{name within the layer: dimensions} of the bias and the norm's scale."""
     found = {self.bias: self.outputs} if self.has_bias else {}
     if self.head_norm:
-      found[f"{self.part}_norm/scale"] = self.outputs[-1:]
+      found[self.norm_scale] = self.outputs[-1:]
     return found
 
 
@@ -100,6 +104,10 @@ class Attention:
   extras: tuple[tuple[str, Dims], ...] = ()
   window: int | None = None
   scale: float | None = None
+
+  def factor(self, d_kv: int) -> float:
+    """Returns the factor of the products of q and k, `d_kv` numbers each."""
+    return d_kv**-0.5 if self.scale is None else self.scale
 
 
 PLAIN_ATTENTION = Attention()
@@ -163,6 +171,12 @@ class Sum(NamedTuple):
     """Names in the layer of the kernels whose products are the results."""
     return tuple(x.output.part for x in self.branches)
 
+  @property
+  def output_norm(self) -> str | None:
+    """Name in the layer of the norm of the results; None for no norm."""
+    (found,) = {x.output_norm for x in self.branches}
+    return found
+
 
 class Layer(NamedTuple):
   """A layer: sums that are added to the residual stream one after another."""
@@ -192,6 +206,11 @@ class Layer(NamedTuple):
     (found,) = (x for x in self.branches if isinstance(x.mixer, Attention))
     return found
 
+  @property
+  def rotary(self) -> Rotary | None:
+    """How positions rotate q and k; None if they do not."""
+    return self.attention.inputs[0].rotary
+
 
 class Group(NamedTuple):
   """Layers that follow one another: `period`, repeated `count` times."""
@@ -209,6 +228,12 @@ class Model(NamedTuple):
   def layers(self) -> tuple[Layer, ...]:
     """Every layer, in order."""
     return tuple(x for each in self.groups for x in each.period * each.count)
+
+  @property
+  def rotaries(self) -> tuple[Rotary, ...]:
+    """The ways in which positions rotate q and k, in order of first use."""
+    layers = (x for each in self.groups for x in each.period)
+    return tuple(dict.fromkeys(x.rotary for x in layers if x.rotary))
 
 
 @functools.cache  # because a search over layouts makes thousands of calls
@@ -288,7 +313,7 @@ def _attention(config: ModelConfig) -> Branch:
     )
 
   memory = _KEY_DIMS[config.attention]
-  head_norm = {"none": None, "rms_norm": "mean_square"}[config.qk_norm]
+  head_norm = None if config.qk_norm == "none" else NORMS[config.qk_norm]
   compared = dict(head_norm=head_norm, rotary=rotary_of(config))
   scores = config.positions if config.positions in _SCORES else None
   return Branch(

@@ -9,6 +9,7 @@
 import functools
 import itertools
 import re
+from collections.abc import Sequence
 
 from palm_mtf.errors import UserError, shorten
 
@@ -64,12 +65,30 @@ def repeat_pattern(text: str, num_layers: int, maximum: int) -> tuple[str, ...]:
   times, rest = divmod(num_layers, len(names))
   if rest:
     parts = [f"{times}*({text})" if times > 1 else text] if times else []
-    for name, same in itertools.groupby(names[:rest]):
-      count = len(list(same))
-      parts.append(f"{count}*{name}" if count > 1 else name)
+    parts.append(_join(names[:rest]))
     raise UserError(
       f"LAYERS = {shorten(text)} has {len(names)} layers, which do not divide "
       f'NUM_LAYERS = {num_layers}; set LAYERS = "{", ".join(parts)}", or '
       "another NUM_LAYERS."
     )
   return names * times
+
+
+def write_pattern(names: Sequence[str]) -> str:
+  """Returns a pattern of the layers with these variants, at best a short one.
+
+  `repeat_pattern` returns `names` for it.
+  """
+  length = len(names)
+  period = next(
+    n for n in range(1, length + 1) if names[n:] == names[: length - n]
+  )
+  times, rest = divmod(length, period)
+  pattern = _join(names[:period])
+  return f"{times}*({pattern}), {_join(names[:rest])}" if rest else pattern
+
+
+def _join(names: Sequence[str]) -> str:
+  # Writes equal neighbours as an item with a number.
+  counts = [(name, len([*same])) for name, same in itertools.groupby(names)]
+  return ", ".join(f"{n}*{name}" if n > 1 else name for name, n in counts)
