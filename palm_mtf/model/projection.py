@@ -94,7 +94,7 @@ def read_product(
     if each.head_norm:
       y, scale = normalize(x, each.head_norm.statistic, epsilon), next(given)
       if each.head_norm.scale_offset:
-        scale += each.head_norm.scale_offset
+        scale = scale + each.head_norm.scale_offset
       x = tf.cast(y * scale, x.dtype)
     if each.rotary:
       num_heads = x.shape.rank - len(rows) - 1
