@@ -61,6 +61,7 @@ def pipeline_secs(secs: Sequence[float], num_microbatches: int) -> float:
   return (sum(secs) + rest) / num_microbatches
 
 
-def stage_of(layer: int | None, config: ModelConfig, num_stages: int) -> int:
-  """Returns a layer's stage; for None (parameters outside the layers), 0."""
-  return 0 if layer is None else layer * num_stages // config.num_layers
+def stage_layers(config: ModelConfig, num_stages: int) -> list[range]:
+  """Returns the numbers of each stage's layers, which all have equally many."""
+  share = config.num_layers // num_stages
+  return [range(i * share, (i + 1) * share) for i in range(num_stages)]

@@ -7,7 +7,7 @@ import operator
 from collections.abc import Iterable, Mapping, Sequence
 
 from palm_mtf._tf import mtf, tf
-from palm_mtf.accounting.pipeline import stage_of
+from palm_mtf.accounting.pipeline import stage_layers
 from palm_mtf.architecture.block import NORMS, Attention, Projection, Read
 from palm_mtf.architecture.parameters import (
   ParameterName,
@@ -43,25 +43,34 @@ def palm_variables(
   config: ModelConfig,
   dims: Dims,
   seed: int | None = None,
+  layers: Sequence[Iterable[int]] | None = None,
 ) -> dict[str, mtf.Tensor]:
   """Makes a variable, split by the layout, for every parameter.
 
   Args:
     stages: the mesh of each pipeline stage of a pod, or the pod's only mesh.
     seed: seed of initial weights; None for zeros, which a checkpoint replaces.
+    layers: numbers of the layers of each stage, without those that need no
+      variables; None for all layers, an equal number per stage.
 
   Returns:
     {name in checkpoints: value of the variable}: kernels and the embedding in
     the activation dtype, scales and biases in float32.
   """
   sizes = parameter_shapes(config)  # without padding of the vocabulary
+  meshes: dict[int | None, mtf.Mesh] = {None: stages[0]}
+  layers = layers or stage_layers(config, len(stages))
+  for mesh, own in zip(stages, layers, strict=True):
+    meshes |= dict.fromkeys(own, mesh)
   variables = {}
   for name, dim_names in parameter_dims(config).items():
+    parameter = parse_name(name)
+    if parameter.layer not in meshes:
+      continue
     shape = [getattr(dims, dim) for dim in dim_names]
     stored = [dims.d_model_stored if x == dims.d_model else x for x in shape]
-    parameter = parse_name(name)
     variables[name] = SlicedVariable(
-      stages[stage_of(parameter.layer, config, len(stages))],
+      meshes[parameter.layer],
       name,
       mtf.Shape(stored),
       initializer=initializer(parameter, config, dim_names, seed),

@@ -14,7 +14,7 @@ from palm_mtf.accounting.pipeline import (
   bubble,
   num_kept,
   pipeline_secs,
-  stage_of,
+  stage_layers,
   stage_passes,
 )
 from tests.mtf_testing import SINGLE, small_config
@@ -130,5 +130,4 @@ def test_gpipe_keeps_all_microbatches_and_1f1b_one_per_later_stage(
 
 def test_stages_hold_equal_shares_of_the_layers_in_their_order():
   config = small_config(num_layers=6)
-  assert [stage_of(x, config, 3) for x in range(6)] == [0, 0, 1, 1, 2, 2]
-  assert stage_of(None, config, 3) == 0  # the embedding and the last norm
+  assert [[*x] for x in stage_layers(config, 3)] == [[0, 1], [2, 3], [4, 5]]

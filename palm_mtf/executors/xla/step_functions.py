@@ -22,12 +22,11 @@ from jax import numpy as jnp
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from palm_mtf._tf import tf
-from palm_mtf.architecture.parameters import layer_name
+from palm_mtf.executors.xla.layer_loops import is_stacked, stacked_names
 from palm_mtf.executors.xla.scanned_model import (
   Arrays,
   ScannedModel,
   StepSettings,
-  is_stacked,
 )
 from palm_mtf.executors.xla.scanned_update import RATES, ScannedUpdate
 from palm_mtf.mesh.slices import pad_to
@@ -51,13 +50,13 @@ class PodStep:
 
   Attributes:
     variables: the trained variables and their optimizer slots, by name. A
-      variable of the first layer stands for those of all layers, whose array is
-      [layers, ...].
+      variable of a layer stands for those of all periods (layer_loops.py),
+      whose array is [periods, ...].
     parameters: names of the trained variables, in the order of the model.
   """
 
   def __init__(self, settings: StepSettings, platform: str):
-    """Builds the graphs of one block; `platform` is "cpu", "tpu" or "cuda"."""
+    """Builds the graphs; `platform` is "cpu", "tpu" or "cuda"."""
     self._settings = settings
     self._num_microbatches = settings.mesh_layout.num_microbatches
     self.model = ScannedModel(settings, platform)
@@ -68,18 +67,15 @@ class PodStep:
     self.parameters = [x.name for x in self.model.variables]
 
   def names_of(self, name: str) -> list[str]:
-    """Returns an array's names in checkpoints: one per layer, if stacked."""
-    if not is_stacked(name):
-      return [name]
-    _, _, rest = name.partition("/")
-    layers = range(self._settings.model.num_layers)
-    return [f"{layer_name(i)}/{rest}" for i in layers]
+    """Returns an array's names in checkpoints: one per period, if stacked."""
+    return stacked_names(self._settings.model, name)
 
   def shape(self, name: str) -> list[int]:
     """Returns the whole shape of a variable's array, before it is split."""
-    sizes = self.variables[name].shape.to_integer_list
-    layers = [self._settings.model.num_layers] if is_stacked(name) else []
-    return [*layers, *sizes]
+    return self._stack_shape(name, self.variables[name].shape.to_integer_list)
+
+  def _stack_shape(self, name: str, shape: Sequence[int]) -> list[int]:
+    return [*([len(self.names_of(name))] if is_stacked(name) else []), *shape]
 
   def slice_begin(self, name: str, device: int) -> tuple[int, ...]:
     """Returns where a device's slice of a variable begins, per dimension."""
@@ -108,12 +104,8 @@ class PodStep:
 
   @property
   def num_numbers(self) -> dict[str, int]:
-    """{metric: how many numbers `step` returns of it: 1, or one per layer}."""
-    layers = self._settings.model.num_layers
-    return {
-      name: layers if self.update.is_of_layers(name) else 1
-      for name in self.update.fetched
-    }
+    """{metric: how many numbers `step` returns of it: 1, or one per period}."""
+    return {x: self.update.num_periods(x) or 1 for x in self.update.fetched}
 
   def find_number(self, name: str) -> int:
     """Returns the index of a metric in the vector that `step` returns."""
@@ -354,8 +346,7 @@ class PodStep:
   def _slice_shape(self, name: str) -> list[int]:
     """Returns the shape of a device's slice of a variable's array."""
     size = self.model.placement.slice_shape(self.variables[name].shape)
-    layers = [self._settings.model.num_layers] if is_stacked(name) else []
-    return [*layers, *size]
+    return self._stack_shape(name, size)
 
   def _axes(self, name: str) -> tuple[list[int], list[int]]:
     """Returns two lists of mesh axes, by their numbers.
