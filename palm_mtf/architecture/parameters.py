@@ -15,12 +15,12 @@ words, such as "encoder/block_000/layer_000/SelfAttention/q" and
 "shared/embedding".
 """
 
-import dataclasses
+import collections
 import math
 import re
 from typing import NamedTuple
 
-from palm_mtf.architecture.block import NORMS, Attention, layer_of
+from palm_mtf.architecture.block import NORMS, Attention, Dims, Layer, model_of
 from palm_mtf.config import ModelConfig
 
 # Layer numbers have at least three digits, so that names sort up to layer 999.
@@ -106,24 +106,27 @@ def distinct_parameters(
 ) -> list[tuple[str, tuple[int, ...], int]]:
   """Returns (name, shape, count) of parameters, for sums over all layers.
 
-  Layer 0 stands for all layers: `count` is the number of layers for parameters
-  in layer 0, and 1 outside the layers.
+  The first of equal layers stands for all of them: `count` is the number of
+  these layers for its parameters, and 1 outside the layers.
   """
-  one_layer = dataclasses.replace(config, num_layers=1)
+  layers = model_of(config).layers
+  counts = {layers.index(x): n for x, n in collections.Counter(layers).items()}
+  counts[None] = 1
   return [
-    (name, shape, 1 if parse_name(name).layer is None else config.num_layers)
-    for name, shape in parameter_shapes(one_layer).items()
+    (name, shape, counts[layer])
+    for name, shape in parameter_shapes(config).items()
+    if (layer := parse_name(name).layer) in counts
   ]
 
 
-def parameter_dims(config: ModelConfig) -> dict[str, tuple[str, ...]]:
+def parameter_dims(config: ModelConfig) -> dict[str, Dims]:
   """Returns {name of a parameter: its dimensions}, in the order of creation."""
-  dims: dict[str, tuple[str, ...]] = {"embedding": ("vocab", "d_model")}
+  dims: dict[str, Dims] = {"embedding": ("vocab", "d_model")}
   if config.positions == "learned":
     dims["position_embedding"] = ("positions", "d_model")
-  for layer in range(config.num_layers):
-    for name, layer_dims in _layer_dims(config).items():
-      dims[f"{layer_name(layer)}/{name}"] = layer_dims
+  for i, layer in enumerate(model_of(config).layers):
+    for name, layer_dims in dims_in_layer(config, layer).items():
+      dims[f"{layer_name(i)}/{name}"] = layer_dims
   if config.final_norm_scale == "learned":
     dims |= _norm_dims(config, "final_norm")
   if config.output_embedding == "separate":
@@ -140,14 +143,15 @@ def logits_table(config: ModelConfig) -> str:
   ]
 
 
-def _norm_dims(config: ModelConfig, name: str) -> dict[str, tuple[str, ...]]:
+def _norm_dims(config: ModelConfig, name: str) -> dict[str, Dims]:
   vectors = ["scale", "bias"] if NORMS[config.norm].has_bias else ["scale"]
   return {f"{name}/{vector}": ("d_model",) for vector in vectors}
 
 
-def _layer_dims(config: ModelConfig) -> dict[str, tuple[str, ...]]:
-  dims: dict[str, tuple[str, ...]] = {}
-  for read in layer_of(config).reads:
+def dims_in_layer(config: ModelConfig, layer: Layer) -> dict[str, Dims]:
+  """Returns {name in the layer: dimensions} of a layer's parameters."""
+  dims: dict[str, Dims] = {}
+  for read in layer.reads:
     dims |= _norm_dims(config, read.norm)
     for branch in read.branches:
       for each in (*branch.inputs, branch.output):
@@ -155,6 +159,8 @@ def _layer_dims(config: ModelConfig) -> dict[str, tuple[str, ...]]:
         dims |= each.vectors
       if isinstance(branch.mixer, Attention):
         dims |= branch.mixer.extras
+      if branch.output_norm:
+        dims |= _norm_dims(config, branch.output_norm)
   return dims
 
 

@@ -27,7 +27,13 @@ from palm_mtf.checkpoints.manifest import (
   newest_whole,
   read_and_hold,
 )
-from palm_mtf.config import AdafactorConfig, CorpusConfig, DataConfig, RunConfig
+from palm_mtf.config import (
+  AdafactorConfig,
+  CorpusConfig,
+  DataConfig,
+  ModelConfig,
+  RunConfig,
+)
 from palm_mtf.data.batches.corpus import Corpus
 from palm_mtf.data.vocabulary.load import load_vocabulary
 from palm_mtf.data.vocabulary.vocabulary import Vocabulary
@@ -94,6 +100,21 @@ def check_same_model(
       f"{checkpoint.path} was trained with another vocabulary than VOCABULARY; "
       "its tokens would mean other texts. Use its own, or another MODEL_DIR."
     )
+
+
+def check_same_layers(checkpoint: Checkpoint, model: ModelConfig) -> None:
+  """Raises UserError if a run would resume with other LAYERS or VARIANTS.
+
+  `checkpoint` is the run's own. Shapes of parameters do not show the window or
+  positions of a layer.
+  """
+  for name in ("LAYERS", "VARIANTS"):
+    before, now = checkpoint.manifest.settings.get(name), model.macros()[name]
+    if (before or None) != (now or None):
+      raise UserError(
+        f"{name} = {now!r}: {checkpoint.path} was trained with {before!r}; use "
+        "that, or begin a run with INIT_CHECKPOINT in another MODEL_DIR."
+      )
 
 
 def shape_differences(

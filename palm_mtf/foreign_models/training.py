@@ -14,7 +14,7 @@ from palm_mtf.config.device_mesh import DeviceMesh, check_shares
 from palm_mtf.config.tpu_slice import check_pods, tpu_slice
 from palm_mtf.errors import UserError, check_count, did_you_mean, shorten
 from palm_mtf.executors.choose import executor_of
-from palm_mtf.machine.accelerators import is_rehearsal
+from palm_mtf.machine.processors import is_rehearsal
 from palm_mtf.mesh.slices import Slice, variables_of
 from palm_mtf.ops.variables import adopt_variables
 from palm_mtf.programs.features import Feature, Stage

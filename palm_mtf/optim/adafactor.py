@@ -262,14 +262,24 @@ class AdafactorUpdate(mtf.Operation):
   """
 
   def __init__(
-    self, measure: Measure, num_layers: int, config: AdafactorConfig
+    self,
+    measure: Measure,
+    sums: Sequence["SumOfSquares"],
+    size: int,
+    config: AdafactorConfig,
   ):
-    """Each variable stands for `num_layers` layers; see `adafactor_updates`."""
+    """Updates the variables of `measure`.
+
+    Args:
+      sums: of all variables that share the root mean square, and their updates.
+      size: number of elements of all these variables.
+      config: see `adafactor_updates`.
+    """
     super().__init__(
-      [*measure.inputs, *measure.outputs],
+      [*measure.inputs, *(x.value for x in sums)],
       name=measure.name.replace("/measure", "/update"),
     )
-    self._measure, self._num_layers = measure, num_layers
+    self._measure, self._sums, self._size = measure, sums, size
     self._config = config
     self.variables = measure.variables
     self.sums_of_squares = measure.sums_of_squares
@@ -277,13 +287,14 @@ class AdafactorUpdate(mtf.Operation):
   def lower(self, lowering: mtf.Lowering) -> None:
     """Lowers to the assignments of all slices, as one operation."""
     parameters, config = self._measure.parameters(lowering), self._config
-    count = float(sum(x.size for x in parameters) * self._num_layers)
-    sums = [lowering.tensors[x] for x in self._measure.outputs]
+    count, squares = float(self._size), collections.defaultdict(list)
+    for each in self._sums:
+      squares[each.of].append(lowering.tensors[each.value])
     # Each stage adds the sums in the same order, so that all means are equal.
     means = {
       impl: [
-        impl.slicewise(lambda *parts: total(parts) / count, *squares)
-        for squares in (sums[: len(parameters)], sums[len(parameters) :])
+        impl.slicewise(lambda *parts: total(parts) / count, *squares[of])
+        for of in ("parameter", "update")
       ]
       for impl in {x.mesh_impl: None for x in parameters}
     }
@@ -329,7 +340,7 @@ def adafactor_updates(
   gradients: Sequence[mtf.Tensor],
   scalars: Mapping[mtf.Mesh, Sequence[mtf.Tensor]],
   config: AdafactorConfig,
-  num_layers: int = 1,
+  periods: Mapping[int, int] | None = None,
 ) -> list[AdafactorUpdate]:
   """Returns the operations that update all variables and moments in place.
 
@@ -340,18 +351,26 @@ def adafactor_updates(
       1 - beta2, [] float32 each; and whether the step's losses and gradient
       norm are finite, [] bool. If this is false, nothing is updated.
     config: settings; schedules, GRADIENT_CLIP and Z_LOSS are unused.
-    num_layers: number of layers that a layer's variable stands for: above 1 on
-      accelerators, whose graph has only one layer. If layers share a root mean
-      square, the update then reads the sum over all layers.
+    periods: on accelerators, {layer in the graph: number of layers for which
+      it stands}. If layers share a root mean square, their updates then read
+      sums over all these layers. Each operation updates only one layer, because
+      a loop over layers runs the operation. None if the graph has all layers.
   """
+
+  def count(name: str) -> int:  # of variables that `name` stands for in a sum
+    is_joined = shares_scale(name, config.parameter_scale)
+    return periods[parse_name(name).layer] if periods and is_joined else 1
+
   groups = scale_groups([v.name for v in variables], config.parameter_scale)
   updates = []
   for group in groups:
-    own = [variables[i] for i in group]
-    measure = Measure(own, [gradients[i] for i in group], scalars, config)
-    is_joined = shares_scale(own[0].name, config.parameter_scale)
-    layers = num_layers if is_joined else 1
-    updates.append(AdafactorUpdate(measure, layers, config))
+    pairs = [(variables[i], gradients[i]) for i in group]
+    by_layer = itertools.groupby(pairs, lambda x: parse_name(x[0].name).layer)
+    parts = [pairs] if periods is None else [[*own] for _, own in by_layer]
+    measures = [Measure(*zip(*x, strict=True), scalars, config) for x in parts]
+    sums = [x for each in measures for x in each.sums_of_squares]
+    size = sum(x.size * count(x.variable) for x in sums if x.of == "parameter")
+    updates += [AdafactorUpdate(x, sums, size, config) for x in measures]
   return updates
 
 

@@ -20,6 +20,7 @@ from palm_mtf.model.loss import cross_entropy, weight_sum, weighted_sum
 from palm_mtf.model.palm import Palm
 from palm_mtf.model.weights import TrainedWeights, palm_variables
 from palm_mtf.programs.features import Feature, Stage, find_palm_features
+from palm_mtf.steps.plan import stage_layers
 
 
 @dataclasses.dataclass(frozen=True)
@@ -61,6 +62,7 @@ class PalmLoss:
     num_rows: int,
     seed: int,
     pass_on: Callable[[mtf.Tensor, mtf.Mesh], mtf.Tensor] = send,
+    layers: Sequence[range] | None = None,
   ):
     """Checks the features; UserError if one is unknown or missing.
 
@@ -71,9 +73,11 @@ class PalmLoss:
       num_rows: sequences in a microbatch.
       seed: seed of the initial weights and of dropout.
       pass_on: sends the residual stream to the mesh of a stage or of the head.
+      layers: numbers of the layers that each stage computes; None for all
+        layers, an equal number per stage.
     """
     self._config, self._optimizer, self._seed = config, optimizer, seed
-    self._pass_on = pass_on
+    self._pass_on, self._layers = pass_on, layers
     self._dims = model_dims(config, num_rows, mesh_layout)
     self._is_float32 = mesh_layout.gradient_dtype == "float32"
     self.features = find_palm_features(feature_names, self._dims)
@@ -83,15 +87,15 @@ class PalmLoss:
     config, head = self._config, stages[-1]
     stages = stages[:-1] or stages
     meshes = [x.mesh for x in stages]
-    variables = palm_variables(meshes, config, self._dims, self._seed)
+    layers = self._layers or stage_layers(config.num_layers, len(stages))
+    variables = palm_variables(meshes, config, self._dims, self._seed, layers)
     models = [self._build_model(x, variables) for x in stages]
     first = stages[0].batch
     x = models[0].embed(first["inputs"], first.get("segments"))
-    share = config.num_layers // len(stages)
-    for i, (stage, model) in enumerate(zip(stages, models, strict=True)):
+    for stage, model, own in zip(stages, models, layers, strict=True):
       x = model.run_blocks(
         self._pass_on(x, stage.mesh),
-        range(i * share, (i + 1) * share),
+        own,
         stage.batch.get("segments"),
         stage.batch.get("prefix"),
       )

@@ -22,7 +22,7 @@ microbatch takes several calls (mesh/stages.py).
 import dataclasses
 import functools
 import operator
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from palm_mtf._tf import mtf, tf
 from palm_mtf.config import AdafactorConfig
@@ -419,7 +419,7 @@ def build_update(
   optimizer: AdafactorConfig,
   *,
   meshes: Sequence[mtf.Mesh],
-  num_layers: int = 1,
+  periods: Mapping[int, int] | None = None,
 ) -> Update:
   """Builds the update of a pod's trained variables.
 
@@ -428,8 +428,8 @@ def build_update(
     sums: sums of losses and gradients, over the step and all pods.
     rates: learning rate and 1 - beta2, [] float32 each.
     meshes: meshes of the variables; the first computes the scalars.
-    num_layers: number of layers that share the graph of one layer, as on
-      accelerators; 1 if the graph has all layers.
+    periods: on accelerators, {layer in the graph: number of layers for which
+      it stands}; None if the graph has all layers.
   """
   weight = divisor(sums.losses.weight)
   squares = [send(x, meshes[0]) for x in sums_of_squares(sums.gradients)]
@@ -446,6 +446,6 @@ def build_update(
     sums.gradients,
     {mesh: [send(x, mesh) for x in scalars] for mesh in meshes},
     optimizer,
-    num_layers,
+    periods,
   )
   return Update(operations, weight, squares, losses, is_finite, scalars)

@@ -268,6 +268,7 @@ def num_kept(stage: int, mesh: DeviceMesh) -> int:
   return min(mesh.stages + 1 - stage, mesh.num_microbatches)
 
 
-def stage_of(layer: int | None, num_layers: int, num_stages: int) -> int:
-  """Returns a layer's stage; for None (parameters outside the layers), 0."""
-  return 0 if layer is None else layer * num_stages // num_layers
+def stage_layers(num_layers: int, num_stages: int) -> list[range]:
+  """Returns the numbers of each stage's layers, which all have equally many."""
+  share = num_layers // num_stages
+  return [range(i * share, (i + 1) * share) for i in range(num_stages)]

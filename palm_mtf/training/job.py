@@ -33,6 +33,7 @@ from palm_mtf.checkpoints.manifest import (
 )
 from palm_mtf.checkpoints.weights_to_load import (
   NamedWeights,
+  check_same_layers,
   check_same_model,
   check_same_vocabulary,
   check_vocabulary_given,
@@ -314,6 +315,7 @@ def _find_newest(model_dir: str, config: Config) -> Checkpoint | None:
   newest = newest_whole(model_dir, read=read)
   if newest:
     check_same_model(newest, parameter_shapes(config.model))
+    check_same_layers(newest, config.model)
     check_same_slots(newest.path, newest.manifest.settings, config.optimizer)
   return newest
 

@@ -19,7 +19,7 @@ from palm_mtf.steps.plan import (
   num_kept,
   plan_losses,
   plan_step,
-  stage_of,
+  stage_layers,
 )
 from tests.mtf_testing import SINGLE
 
@@ -142,8 +142,7 @@ def test_gpipe_keeps_all_microbatches_and_1f1b_one_per_later_stage(
 
 
 def test_stages_hold_equal_shares_of_the_layers_in_their_order():
-  assert [stage_of(x, 6, 3) for x in range(6)] == [0, 0, 1, 1, 2, 2]
-  assert stage_of(None, 6, 3) == 0  # the embedding and the last norm
+  assert [[*x] for x in stage_layers(6, 3)] == [[0, 1], [2, 3], [4, 5]]
 
 
 MESHES = [

@@ -26,8 +26,9 @@ from palm_mtf.executors.xla.device_store import (
 )
 from palm_mtf.executors.xla.devices import find_devices, lowering_platform
 from palm_mtf.executors.xla.host_calls import pod_function
+from palm_mtf.executors.xla.layer_loops import is_stacked
 from palm_mtf.executors.xla.parts import export_function
-from palm_mtf.executors.xla.scanned_model import Arrays, is_stacked
+from palm_mtf.executors.xla.scanned_model import Arrays
 from palm_mtf.executors.xla.stacked_weights import StackedWeights
 from palm_mtf.executors.xla.xla_placement import XlaPlacement
 from palm_mtf.generation.decode.functions import DecodeFunction, Effect

@@ -34,10 +34,7 @@ class DeviceModel:
     losses: sums over tokens of the loss's terms and, last, "weight", by name.
     gradients: gradients of the sum of all terms, by the variable's name.
     open_axes: {loss or gradient: mesh axes over which `add_up` sums it}.
-    num_layers: number of layers whose variables one array stacks.
   """
-
-  num_layers = 0
 
   def __init__(
     self,
@@ -45,9 +42,14 @@ class DeviceModel:
     mesh_layout: DeviceMesh,
     platform: str,
     *,
+    num_stages: int = 1,
     has_dropout: bool = False,
   ):
-    """Builds the graph; `platform` is "cpu", "tpu" or "cuda"."""
+    """Builds the graph; `platform` is "cpu", "tpu" or "cuda".
+
+    `num_stages` is the number of stages that `loss_function` takes; they all
+    are on the same mesh.
+    """
     self.placement = XlaPlacement(mesh_layout, platform)
     self.mesh = mtf.Mesh(mtf.Graph(), "pod")
     self.features = {
@@ -64,7 +66,7 @@ class DeviceModel:
       self.mesh, self.placement, {}, [], {}, batch, self._dropout_state, []
     )
     with tf.Graph().as_default():
-      self.sums = loss_function.build_sums([stage])
+      self.sums = loss_function.build_sums([stage] * num_stages)
       self.variables = list(self.mesh.graph.trainable_variables)
       gradients = sum_microbatch(self.sums, self.variables).gradients
     self.reads = [x.name for x in self.mesh.graph.all_variables]
@@ -78,8 +80,12 @@ class DeviceModel:
     """Names of the trained variables in checkpoints, in the model's order."""
     return [x.name for x in self.variables]
 
+  def names_of(self, array: str) -> list[str]:
+    """Returns an array's names in checkpoints: one per layer, if stacked."""
+    return [array]
+
   def is_stacked(self, name: str) -> bool:
-    """Returns whether the array `name` stacks a variable of all layers."""
+    """Returns whether the array `name` stacks a variable of several layers."""
     return False
 
   def spec(self, x: mtf.Variable | Given) -> PartitionSpec:

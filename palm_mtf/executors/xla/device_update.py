@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The update of a pod's variables, before JAX runs its graph."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from palm_mtf._tf import mtf, tf
 from palm_mtf.config import AdafactorConfig
@@ -17,7 +17,7 @@ RATES = ("learning_rate", "one_minus_beta2")
 class DeviceUpdate:
   """The update of a pod's variables by Adafactor.
 
-  Subclasses have `is_of_layers` and `apply`.
+  Subclasses have `num_periods` and `apply`.
 
   Attributes:
     variables: all variables of the trained variables' graph and their optimizer
@@ -34,13 +34,14 @@ class DeviceUpdate:
     trained: Sequence[mtf.Variable],
     loss_names: Sequence[str],
     optimizer: AdafactorConfig,
-    num_layers: int = 1,
+    periods: Mapping[int, int] | None = None,
   ):
     """Adds the update of `trained` to their graph.
 
     Args:
       loss_names: names of the terms of the loss.
-      num_layers: number of layers that a layer's variable stands for.
+      periods: {layer in the graph: number of layers for which it stands}; None
+        if each stands for itself.
     """
     mesh = trained[0].mesh
     self._placement = placement
@@ -65,7 +66,7 @@ class DeviceUpdate:
         [self._given[x] for x in RATES],
         optimizer,
         meshes=[mesh],
-        num_layers=num_layers,
+        periods=periods,
       )
     self.variables = {x.name: x for x in mesh.graph.all_variables}
     self.fetched, self.losses = update.fetched, [*update.losses]

@@ -269,14 +269,11 @@ class StackedModel(DecodeModel):
 
   def for_each_layer(self, run, carry):
     """Runs a function for each layer in a loop; see `DecodeModel`."""
-    one_layer = dataclasses.replace(self.config, num_layers=1)
 
     def run_layer(layer: tf.Tensor, *flat: tf.Tensor) -> list[tf.Tensor]:
       vectors, kernels = self.weights.take_layer(self.stacks, layer)
-      model = dataclasses.replace(
-        self, config=one_layer, vectors=vectors, kernels=kernels
-      )
-      after = run(model, layer, unflatten(self.placement, flat, 1))
+      model = dataclasses.replace(self, vectors=vectors, kernels=kernels)
+      after = run(model, 0, layer, unflatten(self.placement, flat, 1))
       return [layer + 1, *flatten(after)]
 
     _, *flat = tf.while_loop(

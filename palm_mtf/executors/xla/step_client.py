@@ -389,9 +389,9 @@ class _Builder:
     sizes = self._pod_step.num_numbers
     found = tf.split(numbers, [*sizes.values()], -1)
     by_name = dict(zip(sizes, found, strict=True))
-    of_layers = self._pod_step.update.is_of_layers
+    num_periods = self._pod_step.update.num_periods
     return {
-      name: x if of_layers(name) else tf.squeeze(x, -1)
+      name: x if num_periods(name) else tf.squeeze(x, -1)
       for name, x in by_name.items()
     }
 
@@ -411,10 +411,10 @@ class _Builder:
     sums = []
     for each in made.update.sums_of_squares:
       value = values[f"{each.of}_squares/{each.variable}"]
-      num_layers = len(made.names_of(each.variable))
+      num_periods = len(made.names_of(each.variable))
       if made.model.is_stacked(each.variable):
         value = tf.reduce_sum(value, -1)
-      sums.append(each._replace(value=value, size=each.size * num_layers))
+      sums.append(each._replace(value=value, size=each.size * num_periods))
     return make_metrics(
       {name: values[name] for name in self._losses}, sums, learning_rate
     )

@@ -22,7 +22,6 @@ from jax import numpy as jnp
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from palm_mtf._tf import mtf, tf
-from palm_mtf.architecture.parameters import layer_name
 from palm_mtf.executors.xla.device_model import Arrays
 from palm_mtf.executors.xla.device_update import RATES
 from palm_mtf.executors.xla.scanned_model import ScannedModel, StepSettings
@@ -55,8 +54,8 @@ class PodStep:
 
   Attributes:
     variables: the trained variables and their optimizer slots, by name. A
-      variable of the first layer stands for those of all layers, whose array is
-      [layers, ...].
+      variable of a layer stands for those of all periods (layer_loops.py),
+      whose array is [periods, ...].
     parameters: names of the trained variables, in the order of the model.
   """
 
@@ -89,17 +88,16 @@ class PodStep:
     return found
 
   def names_of(self, name: str) -> list[str]:
-    """Returns an array's names in checkpoints: one per layer, if stacked."""
-    if not self.model.is_stacked(name):
-      return [name]
-    _, _, rest = name.partition("/")
-    return [f"{layer_name(i)}/{rest}" for i in range(self.model.num_layers)]
+    """Returns an array's names in checkpoints: one per period, if stacked."""
+    return self.model.names_of(name)
 
   def shape(self, name: str) -> list[int]:
     """Returns the whole shape of a variable's array, before it is split."""
-    sizes = self.variables[name].shape.to_integer_list
-    layers = [self.model.num_layers] if self.model.is_stacked(name) else []
-    return [*layers, *sizes]
+    return self._stack_shape(name, self.variables[name].shape.to_integer_list)
+
+  def _stack_shape(self, name: str, shape: Sequence[int]) -> list[int]:
+    stacked = [len(self.names_of(name))] if self.model.is_stacked(name) else []
+    return [*stacked, *shape]
 
   def slice_begin(self, name: str, device: int) -> tuple[int, ...]:
     """Returns where a device's slice of a variable begins, per dimension."""
@@ -128,12 +126,8 @@ class PodStep:
 
   @property
   def num_numbers(self) -> dict[str, int]:
-    """{metric: how many numbers `step` returns of it: 1, or one per layer}."""
-    layers = self.model.num_layers
-    return {
-      name: layers if self.update.is_of_layers(name) else 1
-      for name in self.update.fetched
-    }
+    """{metric: how many numbers `step` returns of it: 1, or one per period}."""
+    return {x: self.update.num_periods(x) or 1 for x in self.update.fetched}
 
   def find_number(self, name: str) -> int:
     """Returns the index of a metric in the vector that `step` returns."""
@@ -377,8 +371,7 @@ class PodStep:
   def _slice_shape(self, name: str) -> list[int]:
     """Returns the shape of a device's slice of a variable's array."""
     size = self.model.placement.slice_shape(self.variables[name].shape)
-    layers = [self.model.num_layers] if self.model.is_stacked(name) else []
-    return [*layers, *size]
+    return self._stack_shape(name, size)
 
   def _axes(self, name: str) -> tuple[list[int], list[int]]:
     """Returns two lists of mesh axes, by their numbers.

@@ -115,9 +115,8 @@ class WholeUpdate(DeviceUpdate):
       self._placement, given, gives, update.operations
     )
 
-  def is_of_layers(self, name: str) -> bool:
-    """Returns whether the metric `name` has one value for each layer."""
-    return False
+  def num_periods(self, name: str) -> int | None:
+    """Returns None: each metric has one value."""
 
   def apply(
     self,

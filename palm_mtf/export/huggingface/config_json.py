@@ -15,14 +15,17 @@ from typing import Any, NamedTuple, get_args
 
 from palm_mtf.architecture.rotary import yarn_magnitude
 from palm_mtf.config.data import Packing
+from palm_mtf.config.layer_pattern import write_pattern
 from palm_mtf.config.model import MAX_LAYERS, MAX_SIZE, ModelConfig
 from palm_mtf.errors import UserError, check_choice, did_you_mean, shorten
 from palm_mtf.export.huggingface.families import (
   BY_ARCHITECTURE,
   FAMILIES,
   REFUSED,
+  ROOTS,
   SIZES,
   Family,
+  get_factor,
 )
 from palm_mtf.export.huggingface.tensor_files import ORIGINAL
 from palm_mtf.model_dir.foreign_files import read_json_object
@@ -67,7 +70,10 @@ _HARMLESS = set(
   "summary_proj_to_labels summary_type summary_use_proj model_type "
   "layer_types rope_parameters rope_scaling unsloth_version "
   "unsloth_fixed is_llama_config transformers.js_config model_max_length "
-  "rotary scale_attn_weights".split()
+  "rotary scale_attn_weights cache_implementation sliding_window_pattern "
+  "_sliding_window_pattern layer_switch order_of_interleaved_layers "
+  "position_embedding_type use_embedding_sharing use_gated_activation "
+  "use_parallel_block use_parallel_embedding".split()
 )
 # In rope_parameters (before transformers 5: rope_scaling), a key of _ROPE_TYPES
 # names the kind of rotary scaling. The other tables are {key: field of Rotary},
@@ -96,11 +102,18 @@ _SCALINGS = {
 # Keys of rope_parameters that may instead be at the top level of config.json.
 _OUTSIDE = (*_ROTARY, _LENGTH)
 # Fields that `_list_differences` skips: they change no result, weights.py
-# converts them (rotary_pairs), or logits_factor is compared (logits_scale).
+# converts them (rotary_pairs, final_norm_scale), or each layer's settings are
+# compared (layers, variants).
 _NOT_COMPARED = (
   *("activation_dtype", "logits_dtype", "output_fan_in", "remat"),
-  *("rotary_pairs", "logits_scale"),
+  *("rotary_pairs", "final_norm_scale", "layers", "variants"),
 )
+# Types of layers in transformers, with a window and without.
+_WINDOW, _GLOBAL = "sliding_attention", "full_attention"
+# Key, before transformers 5, of the rotary base of layers with a window.
+_WINDOW_BASE = "rope_local_base_freq"
+# {type: name in VARIANTS}
+_VARIANTS = {_WINDOW: "window", _GLOBAL: "global"}
 
 
 def find_family(model: ModelConfig) -> Family:
@@ -111,7 +124,7 @@ def find_family(model: ModelConfig) -> Family:
       "directions, in none of the architectures of transformers and llama.cpp "
       "that are known here; use --format=saved_model or --format=npz."
     )
-  # {class: [(setting that differs from the model's, its value in the class)]}
+  # {class: [(setting that differs, value in the model, value in the class)]}
   different = {}
   for family in FAMILIES:
     config = make_model_keys(family, model)
@@ -123,10 +136,10 @@ def find_family(model: ModelConfig) -> Family:
     if not different[family]:
       return family
   nearest = min(different, key=lambda family: len(different[family]))
-  names, values = zip(*different[nearest], strict=True)
-  given = ", ".join(f"{x.upper()} = {getattr(model, x)!r}" for x in names)
-  theirs = ", ".join(
-    f"{x.upper()} = {value!r}" for x, value in zip(names, values, strict=True)
+  given, theirs = (
+    ", ".join(f"{name.upper()} = {values[i]!r}" for name, *values in found)
+    for found in [different[nearest]]
+    for i in range(2)
   )
   raise UserError(
     f"{given}: no architecture of transformers that is known here has this "
@@ -135,21 +148,32 @@ def find_family(model: ModelConfig) -> Family:
   )
 
 
+def list_layers(model: ModelConfig) -> list[ModelConfig]:
+  """Returns the settings of each layer."""
+  found = {name: model.variant(name) for name in model.variants or ()}
+  names = model.variant_names
+  return [found[x] for x in names] if names else [model] * model.num_layers
+
+
 def _list_differences(
   model: ModelConfig, other: ModelConfig
-) -> Iterator[tuple[str, object]]:
-  # Yields (field, value of `other`) for settings that differ.
-  for field in dataclasses.fields(model):
-    if field.name in (*_NOT_COMPARED, "final_norm_scale"):
+) -> Iterator[tuple[str, object, object]]:
+  # Yields (field, value, value of `other`) for settings of a layer that differ.
+  layers = zip(list_layers(model), list_layers(other), strict=True)
+  pairs = [*dict.fromkeys(layers)]
+  for field in (x.name for x in dataclasses.fields(model)):
+    if field in _NOT_COMPARED:
       continue
-    ours, theirs = getattr(model, field.name), getattr(other, field.name)
-    if field.name == "biases":
-      ours, theirs = (",".join(sorted(x.split(","))) for x in (ours, theirs))
-    is_float = isinstance(ours, float) and isinstance(theirs, float)
-    if not (math.isclose(ours, theirs) if is_float else ours == theirs):
-      yield field.name, getattr(other, field.name)
-  if not math.isclose(model.logits_factor, other.logits_factor):
-    yield "logits_scale", other.logits_scale
+    for pair in pairs:
+      ours, theirs = values = [getattr(x, field) for x in pair]
+      if field in ROOTS:
+        ours, theirs = (get_factor(x, field) for x in pair)
+      if field == "biases":
+        ours, theirs = (",".join(sorted(x.split(","))) for x in values)
+      is_float = isinstance(ours, float) and isinstance(theirs, float)
+      if not (math.isclose(ours, theirs) if is_float else ours == theirs):
+        yield field, *values
+        break
 
 
 def make_config(
@@ -181,9 +205,9 @@ def make_config(
   }
 
 
-def make_model_keys(family: Family, model: ModelConfig) -> dict[str, object]:
+def make_model_keys(family: Family, model: ModelConfig) -> dict[str, Any]:
   """Returns the keys of config.json that describe a model."""
-  config: dict[str, object] = {
+  config: dict[str, Any] = {
     key: getattr(model, field) for key, field in family.sizes.items()
   }
   if family.has_key_heads:
@@ -198,23 +222,43 @@ def make_model_keys(family: Family, model: ModelConfig) -> dict[str, object]:
     config[key] = number.get(model)
   for key, (places, _) in family.biases.items():
     config[key] = set(places.split(",")) <= {*model.bias_places}
-  if family.window is not None:
+  rotated, by_type = model, {}
+  if family.period is not None:
+    layers = list_layers(model)
+    types = [_WINDOW if x.attention_window else _GLOBAL for x in layers]
+    config["layer_types"] = types
+    # The first layer of each type stands for all of them.
+    by_type = dict(zip(types[::-1], layers[::-1], strict=True))
+    first = by_type.get(_WINDOW, model)
+    config["sliding_window"] = first.attention_window
+    rotated = by_type.get(_GLOBAL, first) if family.window_base else first
+  elif family.window is not None:
     config["sliding_window"] = model.attention_window
   if family.rotary_size:
     config[family.rotary_size[0]] = model.rotary_size
   if family.rotary_base is not None:
-    rope = {"rope_theta": model.rotary_base}
-    if family.rotary_fraction is not None:
-      rope["partial_rotary_factor"] = model.rotary_fraction
-    scaling = make_rope_scaling(model)
+    rope = _make_rope(family, rotated)
+    scaling = make_rope_scaling(rotated)
     # transformers 5 reads rope_parameters; earlier versions, the other keys.
     config |= {"rope_parameters": {**scaling, **rope}, **rope}
     config |= {old: rope[new] for old, new in family.older_names.items()}
-    if model.rotary_scaling != "none":
+    if rotated.rotary_scaling != "none":
       config["rope_scaling"] = scaling
-  for key, (value, _) in family.derived.items():
-    config[key] = value(model)
+    if family.window_base is not None:
+      config["rope_parameters"] = {
+        kind: {**make_rope_scaling(x), **_make_rope(family, x)}
+        for kind, x in by_type.items()
+      }
+      if _WINDOW in by_type:
+        config[_WINDOW_BASE] = by_type[_WINDOW].rotary_base
   return {**config, **family.constants, "attention_dropout": 0.0}
+
+
+def _make_rope(family: Family, model: ModelConfig) -> dict[str, float]:
+  rope = {"rope_theta": model.rotary_base}
+  if family.rotary_fraction is not None:
+    rope["partial_rotary_factor"] = model.rotary_fraction
+  return rope
 
 
 def make_rope_scaling(model: ModelConfig) -> dict[str, Any]:
@@ -335,16 +379,12 @@ def _parse_model(
     for key, number in family.numbers.items():
       settings |= number.parse(_parse_number(config, key, number.default))
     settings["biases"] = _parse_biases(config, family)
-    settings |= _parse_rotary(config, family, settings["d_kv"])
-    window = config.get("sliding_window", family.window)
-    if family.window is not None and window is not None:
-      window = _parse_size(config, "sliding_window", family.window)
-      # A window of a whole sequence hides nothing.
-      is_whole = window >= settings["sequence_length"]
-      settings["attention_window"] = None if is_whole else window
-    # None stands for PaLM's factor, 1 / sqrt(D_MODEL).
-    if math.isclose(settings["logits_scale"], settings["d_model"] ** -0.5):
-      settings["logits_scale"] = None
+    settings |= _parse_layers(config, family, settings)
+    # None stands for 1 / sqrt(size), which GGUF files have in float32.
+    for field, size in ROOTS.items():
+      value, root = settings.get(field, 0.0), settings[size] ** -0.5
+      if math.isclose(value, root, rel_tol=1e-7):
+        settings[field] = None
     model = ModelConfig(
       activation_dtype="auto",
       final_norm_scale=own.get("FINAL_NORM_SCALE", "learned"),
@@ -366,11 +406,9 @@ def _parse_model(
   }
   if not family.has_key_heads:
     constants["head_dim"] = model.d_kv
-  if config.get("layer_types") is not None:
+  if config.get("layer_types") is not None and family.period is None:
     constants["layer_types"] = ["full_attention"] * model.num_layers
   compared = [(key, config.get(key, x), x) for key, x in constants.items()]
-  for key, (value, default) in family.derived.items():
-    compared.append((key, config.get(key, default), value(model)))
   for key, value, ours in compared:
     if not _is_same(value, ours):
       raise UserError(
@@ -472,7 +510,84 @@ def _parse_biases(config: Json, family: Family) -> str:
   return ",".join(places)
 
 
-def _parse_rotary(config: Json, family: Family, d_kv: int) -> dict[str, object]:
+def _parse_layers(
+  config: Json, family: Family, sizes: Mapping[str, Any]
+) -> dict[str, Any]:
+  """Returns the settings of windows and positions, by field of ModelConfig."""
+  d_kv, num_layers = sizes["d_kv"], sizes["num_layers"]
+  if family.period is None:
+    found = _parse_rotary(config, family, d_kv, family.rotary_base)
+    window = config.get("sliding_window", family.window)
+    if family.window is not None and window is not None:
+      window = _parse_size(config, "sliding_window", family.window)
+      # A window of a whole sequence hides nothing.
+      is_whole = window >= sizes["sequence_length"]
+      found["attention_window"] = None if is_whole else window
+    return found
+  types = config.get("layer_types")
+  if types is None:
+    period = _parse_size(config, "sliding_window_pattern", family.period)
+    types = [
+      _WINDOW if i % period else _GLOBAL for i in range(1, num_layers + 1)
+    ]
+  is_list = isinstance(types, list) and len(types) == num_layers
+  if not is_list or not all(x in (_WINDOW, _GLOBAL) for x in types):
+    raise UserError(
+      f"layer_types = {shorten(types)}: give {_WINDOW!r} or {_GLOBAL!r} for "
+      f"each of the {num_layers} layers."
+    )
+  by_name = {
+    _VARIANTS[kind]: _parse_layer_type(config, family, kind, d_kv)
+    for kind in dict.fromkeys(types)
+  }
+  if len(by_name) == 1:
+    return by_name.popitem()[1]
+  defaults = {x.name: x.default for x in dataclasses.fields(ModelConfig)}
+  first, second = (defaults | own for own in by_name.values())
+  differ = {field for field in defaults if first[field] != second[field]}
+  found = {x: y for x, y in first.items() if x not in differ}
+  found = {x: y for x, y in found.items() if y != defaults[x]}
+  found["layers"] = write_pattern([_VARIANTS[kind] for kind in types])
+  found["variants"] = {
+    name: {x.upper(): own[x] for x in own if x in differ}
+    for name, own in by_name.items()
+  }
+  return found
+
+
+def _parse_layer_type(
+  config: Json, family: Family, kind: str, d_kv: int
+) -> dict[str, Any]:
+  """Returns the settings of the layers of one type."""
+  window = {}
+  if kind == _WINDOW:
+    size = _parse_size(config, "sliding_window", family.window)
+    window = {"attention_window": size}
+  elif family.global_positions != "rotary":
+    return {"positions": family.global_positions}
+  if family.window_base is None:
+    return window | _parse_rotary(config, family, d_kv, family.rotary_base)
+  # The class has a table for each type, and older keys for each type.
+  tables = config.get("rope_parameters")
+  tables = {} if tables is None else tables
+  if not isinstance(tables, dict) or tables.keys() - _VARIANTS.keys():
+    raise UserError(
+      f"rope_parameters = {shorten(tables)}: give a table for "
+      f"{' and for '.join(map(repr, _VARIANTS))}."
+    )
+  base, own = family.rotary_base, {**config}
+  if kind == _WINDOW:
+    base, older = family.window_base, ("rope_theta", "rope_scaling")
+    own = {x: y for x, y in config.items() if x not in older}
+    if _WINDOW_BASE in config:
+      own["rope_theta"] = config[_WINDOW_BASE]
+  own["rope_parameters"] = tables.get(kind)
+  return window | _parse_rotary(own, family, d_kv, base)
+
+
+def _parse_rotary(
+  config: Json, family: Family, d_kv: int, base: float | None
+) -> dict[str, object]:
   if family.settings.get("positions", "rotary") != "rotary":
     return {}
   if family.rotary_size:
@@ -523,7 +638,7 @@ def _parse_rotary(config: Json, family: Family, d_kv: int) -> dict[str, object]:
   # transformers rounds the number of rotated dimensions down.
   share = 1.0 if fraction == 1 else int(fraction * d_kv) / d_kv
   scaling = "none" if kind == "default" else kind
-  found = {"base": family.rotary_base, **found, "scaling": scaling}
+  found = {"base": base, **found, "scaling": scaling}
   return {f"rotary_{x}": y for x, y in {**found, "fraction": share}.items()}
 
 

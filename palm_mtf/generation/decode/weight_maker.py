@@ -9,10 +9,7 @@ import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from palm_mtf._tf import mtf, tf
-from palm_mtf.architecture.block import (
-  NORMS,
-  layer_of,
-)
+from palm_mtf.architecture.block import NORMS, model_of
 from palm_mtf.architecture.parameters import (
   RELATIVE,
   layer_name,
@@ -250,10 +247,10 @@ class WeightMaker:
       products are added up and which, therefore, share int8 scales; () if
       `parts` are input kernels, such as q.
     """
-    for layer in range(self._config.num_layers):
-      for each in layer_of(self._config).sums:
+    for i, layer in enumerate(model_of(self._config).layers):
+      for each in layer.sums:
         *reads, outputs = (
-          tuple(f"{layer_name(layer)}/{part}" for part in parts)
+          tuple(f"{layer_name(i)}/{part}" for part in parts)
           for parts in (*(read.parts for read in each.reads), each.outputs)
         )
         for names in reads:

@@ -55,7 +55,10 @@ def test_tensors_give_our_logits_in_the_architecture_named(changes):
   "changes, message",
   [
     ({"norm": "rms_norm"}, "no architecture of transformers"),
-    ({"attention_window": 4}, "no architecture of transformers"),
+    (
+      {"attention_window": 4, "block": "parallel_two_norms"},
+      "no architecture of transformers",
+    ),
     ({**WIDTH, "num_heads": 2}, r"^NUM_HEADS \* D_KV = 16 and D_MODEL = 24"),
     ({**WIDTH, "num_layers": 64}, "^NUM_LAYERS = 64: .*norms of q and k"),
   ],
