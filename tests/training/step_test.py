@@ -18,6 +18,7 @@ from palm_mtf.programs.train_program import build_train_program
 from palm_mtf.runtime.client.client import Client
 from palm_mtf.training.step import NonFiniteStepError, TrainStep
 from tests import runs
+from tests.blocks import SETTINGS
 from tests.mtf_testing import (
   PALM_OPTIMIZER,
   SINGLE,
@@ -55,8 +56,15 @@ def in_stages(stages, num_microbatches, layout=None, **changes):
 
 
 def test_stages_take_the_steps_of_one_mesh():
-  """With documents and dropout, in bfloat16."""
-  config = small_config(activation_dtype="bfloat16")
+  """With documents, dropout and other layers on each stage, in bfloat16."""
+  config = small_config(
+    activation_dtype="bfloat16",
+    layers="window, global",
+    variants={
+      "window": {"ATTENTION_WINDOW": 3, "ROTARY_BASE": 100.0},
+      "global": {},
+    },
+  )
   assert_same_bits(
     config, in_stages(2, 2), DROPPING, rows=random_documents, num_steps=1
   )
@@ -67,6 +75,12 @@ def test_stages_take_the_steps_of_one_mesh():
   ("changes", "mesh", "optimizer", "settings"),
   [
     ({"num_layers": 4}, in_stages(4, 4), PALM_OPTIMIZER, {}),
+    (
+      SETTINGS["Gemma 3"],
+      in_stages(4, 2),
+      STACKED,
+      {"rows": random_documents},
+    ),
     ({}, in_stages(2, 4, stage_order="gpipe"), PALM_OPTIMIZER, {}),
     # One microbatch has gradients in bfloat16, and more have float32 sums.
     ({"activation_dtype": "bfloat16"}, in_stages(2, 1), STACKED, {}),

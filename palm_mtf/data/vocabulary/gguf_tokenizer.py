@@ -26,6 +26,7 @@ from palm_mtf.data.vocabulary.byte_pair import (
   start_processor,
 )
 from palm_mtf.data.vocabulary.sentencepiece_vocabulary import (
+  SPACE_MARK,
   SentencePieceVocabulary,
 )
 from palm_mtf.data.vocabulary.vocabulary import GENERATION_CONFIG, Vocabulary
@@ -282,7 +283,10 @@ def _read_sentencepiece(
   proto = sentencepiece_model_pb2.ModelProto()
   scores = read_key(metadata, f"{_KEY}scores", list[float])
   for token, score, kind in zip(tokens, scores, types, strict=True):
-    proto.pieces.add(piece=token, score=score, type=kind)
+    # llama.cpp looks for user-defined tokens in the text itself, and
+    # SentencePiece after spaces have become U+2581.
+    own = token.replace(" ", SPACE_MARK) if kind == _USER_DEFINED else token
+    proto.pieces.add(piece=own, score=score, type=kind)
   trained, normalizer = proto.trainer_spec, proto.normalizer_spec
   trained.model_type = sentencepiece_model_pb2.TrainerSpec.BPE
   trained.vocab_size = len(tokens)
@@ -364,7 +368,10 @@ def _describe_sentencepiece(
   return {
     "model": "llama",
     "pre": "default",
-    "tokens": [x.piece for x in model.pieces],
+    "tokens": [
+      x.piece.replace(SPACE_MARK, " ") if x.type == _USER_DEFINED else x.piece
+      for x in model.pieces
+    ],
     "scores": [x.score for x in model.pieces],
     "token_type": [x.type for x in model.pieces],
     "unknown_token_id": vocabulary.unknown_id,

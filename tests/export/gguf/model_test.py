@@ -20,10 +20,11 @@ from palm_mtf.export.gguf.architectures import (
 from palm_mtf.export.gguf.files import write_gguf
 from palm_mtf.export.gguf.model import check_vocabulary, make_reader
 from palm_mtf.export.huggingface.weights import find_tensor_shapes
-from tests import llama_cpp_peer, oracle, runs, tokenizer_files
+from tests import blocks, llama_cpp_peer, oracle, runs, tokenizer_files
 from tests.export import llama_cpp_oracle
 from tests.export.read_gguf import read_gguf
 from tests.mtf_testing import random_tokens, small_config
+from tests.prefixed_vocabulary import train_prefixed
 
 WIDTH = {"d_model": 24, "num_heads": 3, "d_kv": 8}
 SERIAL = {"block": "serial", "norm": "rms_norm"}
@@ -33,6 +34,8 @@ MODELS = [
   {**WIDTH, "final_norm_scale": "none"},
   SERIAL,
   {**SERIAL, "attention": "multi_head", "num_heads": 5},
+  {**blocks.SETTINGS["Gemma 3"], "score_scale": None},
+  {**blocks.SETTINGS["Cohere 2"], "num_heads": 4, "d_kv": 6},
 ]
 
 
@@ -130,6 +133,27 @@ def test_a_vocabulary_that_llama_cpp_would_encode_differently_is_refused(
   )
   vocabulary = open_vocabulary(str(tmp_path / "foreign.model"))
   with pytest.raises(UserError, match="differently: it is not a byte-pair"):
+    check_vocabulary(vocabulary)
+
+
+@pytest.mark.parametrize(
+  "pieces, is_known",
+  [
+    (["<b>", "</b>", "\n", "\n\n", "\n\n\n"], True),
+    (["abc", "b", "ab"], True),  # one of them is inside the other
+    (["ab", "bc"], False),
+    (["a\n", "\n\n"], False),
+  ],
+  ids=str,
+)
+def test_user_defined_pieces_that_overlap_are_refused(
+  pieces, is_known, tmp_path
+):
+  settings = {"add_dummy_prefix": False, "user_defined_symbols": pieces}
+  vocabulary = train_prefixed("a red bird", tmp_path, **settings)
+  if is_known:
+    return check_vocabulary(vocabulary)
+  with pytest.raises(UserError, match="pieces can overlap in a text"):
     check_vocabulary(vocabulary)
 
 
