@@ -25,7 +25,6 @@ AT_LEAST_1 = "give a whole number of at least 1"
     ("bench decode", "--rounds=0", f"--rounds = 0: {AT_LEAST_1}"),
     ("bench gpu", "--chip=h1000", "--chip = 'h1000'"),
     ("bench manager", "--servers=9,few", f"--servers = few: {AT_LEAST_1}"),
-    ("bench manager", "--real=7", "--real = 7: give a multiple of 8."),
     ("bench memory", "--times=9", "--times = 9: give a whole number of at le"),
     ("bench pods", "--microbatches=0", "--microbatches = 0: give a whole"),
     ("bench serve", "--model_dir=nowhere", "nowhere"),
