@@ -249,7 +249,7 @@ PROGRAMS = {"train": train, "decode": decode}
 def main() -> None:
   """Takes turns."""
   # Imported here, because the name exists only if this file is a program, and
-  # tools/parity.py imports the model.
+  # tests import the model.
   from turns import make_parser, take_turns
 
   parser = make_parser(__doc__.splitlines()[0], ["float32", "bfloat16"])

@@ -278,15 +278,6 @@ def test_other_formats_have_no_other_dtype(finished, tmp_path, capsys):
   assert not any(tmp_path.iterdir())
 
 
-def test_a_file_that_is_there_is_not_written_over(finished, tmp_path, capsys):
-  path = tmp_path / "model.gguf"
-  path.write_text("mine")
-  flags = ["--model_dir", str(finished), "--format=gguf"]
-  assert main(["export", *flags, "--output", str(path)]) == 2
-  assert "exists; give another path" in capsys.readouterr().err
-  assert path.read_text() == "mine"
-
-
 @pytest.fixture(scope="module", params=["parallel", "serial"])
 def a_run(request, corpus, tmp_path_factory):
   """A short run of a model that has an architecture in llama.cpp."""
