@@ -146,6 +146,10 @@ class XlaPlacement(mtf.simd_mesh_impl.SimdMeshImpl):
     The numbers depend on RANDOM_STATE, and on how many were drawn before, so
     that every step, microbatch and pod has its own numbers.
     """
+    if tf_fn not in _RANDOM:
+      raise NotImplementedError("draw by mtf.random_uniform or random_normal")
+    if tf.get_default_graph() is not self.index.graph:
+      raise NotImplementedError("draw random numbers outside of loops")
     step, first_row, *_ = tf.unstack(self.values[RANDOM_STATE])
     self.num_draws += 1
     seed = tf.stack([step, first_row])
