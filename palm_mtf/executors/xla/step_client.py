@@ -102,7 +102,8 @@ def build_program(
   except LoweringError as error:
     operation, reason = error.args
     raise UserError(
-      f"the model function's operation {operation} cannot run on TPUs: {reason}; "
+      f"the model function's operation {operation} cannot run on TPUs: "
+      f"{reason.rstrip('.')}; "
       'use another operation, or set TPU = "" to train on CPUs.'
     ) from error
   return program

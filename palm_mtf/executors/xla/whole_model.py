@@ -66,11 +66,11 @@ class WholeModel(DeviceModel):
   def __init__(self, settings: WholeSettings, platform: str):
     """Builds the graph; `platform` is "cpu", "tpu" or "cuda"."""
     loss_function = _loss_functions[settings.loss_function]
+    for name, feature in loss_function.features.items():
+      _check_dtype("feature", name, feature.dtype)
     super().__init__(loss_function, settings.mesh_layout, platform)
     for x in self.mesh.graph.all_variables:
       _check_dtype("variable", x.name, x.slice_dtype)
-    for name, x in self.features.items():
-      _check_dtype("feature", name, x.outputs[0].dtype)
     given = [x.outputs[0] for x in self.features.values()]
     losses = [*self.losses.values()]
     self._find_losses, self._find_gradients = (
