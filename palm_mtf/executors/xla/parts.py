@@ -7,6 +7,7 @@ one layer for all layers.
 """
 
 import dataclasses
+import re
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -65,15 +66,12 @@ class Given(mtf.Operation):
 
 
 class LoweringError(Exception):
-  """XLA cannot run an operation; its cause is the error of TensorFlow.
+  """XLA cannot run an operation: its name, and one line that says why not."""
 
-  Attributes:
-    operation: the Mesh TensorFlow operation.
-  """
 
-  def __init__(self, operation: mtf.Operation):
-    super().__init__(f"{operation.name} ({type(operation).__name__})")
-    self.operation = operation
+# TensorFlow's error for an operation that XLA lacks: its type and its name,
+# which begins with the name of the Mesh TensorFlow operation.
+_LACKING = re.compile(r"(\w+) \(No registered .*?\{\{node (.+?)\}\}")
 
 
 class DeviceFunction:
@@ -144,9 +142,15 @@ class DeviceFunction:
     # Pods of a process may make the first call at once: let one of them lower.
     with self._placement.lock:
       if not self._exported:
-        self._exported = export_function(
-          self._build, arrays, self._placement.platform
-        )
+        try:
+          self._exported = export_function(
+            self._build, arrays, self._placement.platform
+          )
+        except ValueError as error:
+          if found := _LACKING.search(str(error)):
+            lacking, operation = found.groups()
+            raise LoweringError(operation, f"XLA has no {lacking}") from None
+          raise
     values, assigned = self._exported.call(*arrays)
     return dict(zip(self.gives, values, strict=True)), assigned
 
@@ -221,7 +225,8 @@ class _Lowering(mtf.Lowering):
         try:
           operation.lower(self)
         except Exception as error:
-          raise LoweringError(operation) from error
+          line = (str(error).splitlines() or [type(error).__name__])[0]
+          raise LoweringError(operation.name, line) from error
 
 
 class _Variables(dict):

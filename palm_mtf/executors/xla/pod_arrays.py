@@ -58,6 +58,11 @@ class _Programs(PodDevices):
       for (name, x), values in zip(self.features.items(), rows, strict=True)
     }
 
+  def lower(self) -> None:
+    """Lowers a step; raises LoweringError if XLA lacks an operation."""
+    numbers = self.pod_step.abstract_numbers(self.mesh)
+    jax.eval_shape(self.step, self.state, self.features, numbers)
+
 
 # Keep programs when their client leaves, so that the next client compiles none.
 make_programs = functools.lru_cache(maxsize=4)(_Programs)

@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from palm_mtf._tf import tf
 from palm_mtf.config import AdafactorConfig, MeshLayout, ModelConfig, PodsConfig
 from palm_mtf.config.device_mesh import DeviceMesh
+from palm_mtf.errors import UserError
 from palm_mtf.executors.xla import pod_arrays
 from palm_mtf.executors.xla.client_calls import (
   DeviceArray,
@@ -22,6 +23,7 @@ from palm_mtf.executors.xla.client_calls import (
 from palm_mtf.executors.xla.device_update import RATES
 from palm_mtf.executors.xla.devices import AcceleratorDevices
 from palm_mtf.executors.xla.host_calls import call_pod, name_of
+from palm_mtf.executors.xla.parts import LoweringError
 from palm_mtf.executors.xla.scanned_model import StepSettings
 from palm_mtf.executors.xla.step_functions import cut_rows
 from palm_mtf.executors.xla.whole_model import WholeSettings, name_loss_function
@@ -97,7 +99,17 @@ def build_program(
     num_rows=batch_size // pods.num_pods,
     dcn_dtype=pods.dcn_dtype,
   )
-  return _Builder(settings, devices, None).build(pods)
+  programs = _Builder(settings, devices, None).build(pods)
+  try:
+    pod_arrays.make_programs(named_text(settings), 0, 1).lower()
+  except LoweringError as error:
+    operation, reason = error.args
+    raise UserError(
+      f"the model function's operation {operation} cannot run on TPUs: "
+      f"{reason.rstrip('.')}; "
+      'use another operation, or set TPU = "" to train on CPUs.'
+    ) from error
+  return programs
 
 
 # `StepSettings` has an optimizer, but a loss depends on none of its settings.

@@ -9,8 +9,10 @@ import weakref
 import jax
 import jax.numpy as jnp
 
+from palm_mtf._tf import tf
 from palm_mtf.config import AdafactorConfig
 from palm_mtf.config.device_mesh import DeviceMesh
+from palm_mtf.errors import UserError
 from palm_mtf.executors.xla.device_model import Arrays, DeviceModel
 from palm_mtf.executors.xla.device_update import DeviceUpdate
 from palm_mtf.executors.xla.parts import DeviceFunction
@@ -64,7 +66,11 @@ class WholeModel(DeviceModel):
   def __init__(self, settings: WholeSettings, platform: str):
     """Builds the graph; `platform` is "cpu", "tpu" or "cuda"."""
     loss_function = _loss_functions[settings.loss_function]
+    for name, feature in loss_function.features.items():
+      _check_dtype("feature", name, feature.dtype)
     super().__init__(loss_function, settings.mesh_layout, platform)
+    for x in self.mesh.graph.all_variables:
+      _check_dtype("variable", x.name, x.slice_dtype)
     given = [x.outputs[0] for x in self.features.values()]
     losses = [*self.losses.values()]
     self._find_losses, self._find_gradients = (
@@ -98,6 +104,15 @@ class WholeModel(DeviceModel):
     index = self.placement.find_index()
     values, _ = function(index, given, {**variables, RANDOM_STATE: state})
     return values
+
+
+def _check_dtype(kind: str, name: str, dtype: tf.DType) -> None:
+  """Raises UserError unless JAX has arrays of the dtype."""
+  if dtype in (tf.int64, tf.float64) or dtype.as_numpy_dtype is object:
+    raise UserError(
+      f"{kind} {name} is {dtype.name}: accelerators hold numbers of at most 32 "
+      "bits; give it a dtype such as int32 or float32."
+    )
 
 
 class WholeUpdate(DeviceUpdate):

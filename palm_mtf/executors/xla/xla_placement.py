@@ -137,7 +137,9 @@ class XlaPlacement(mtf.simd_mesh_impl.SimdMeshImpl):
     else:
       graph = tf_x.graph.as_graph_def()
       needed = tf.graph_util.extract_sub_graph(graph, [tf_x.op.name])
-      (copy,) = tf.import_graph_def(needed, return_elements=[tf_x.name])
+      (copy,) = tf.import_graph_def(
+        needed, return_elements=[tf_x.name], name=""
+      )
     return self.slice(copy, x.shape)
 
   def random(self, shape: mtf.Shape, tf_fn: Callable, kwargs: Mapping) -> Any:
@@ -146,6 +148,12 @@ class XlaPlacement(mtf.simd_mesh_impl.SimdMeshImpl):
     The numbers depend on RANDOM_STATE, and on how many were drawn before, so
     that every step, microbatch and pod has its own numbers.
     """
+    if tf_fn not in _RANDOM:
+      raise NotImplementedError(
+        "draw by mtf.random_uniform or mtf.random_normal"
+      )
+    if tf.get_default_graph() is not self.index.graph:
+      raise NotImplementedError("draw random numbers outside of loops")
     step, first_row, *_ = tf.unstack(self.values[RANDOM_STATE])
     self.num_draws += 1
     seed = tf.stack([step, first_row])
