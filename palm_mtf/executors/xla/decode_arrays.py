@@ -19,14 +19,15 @@ from jax import numpy as jnp
 from jax.sharding import NamedSharding, PartitionSpec
 
 from palm_mtf._tf import tf
-from palm_mtf.architecture.parameters import layer_name
+from palm_mtf.architecture.block import model_of
+from palm_mtf.architecture.parameters import layer_name, parse_name
 from palm_mtf.executors.xla.devices import (
   PodName,
   find_devices,
   lowering_platform,
 )
 from palm_mtf.executors.xla.host_calls import pod_function
-from palm_mtf.executors.xla.layer_loops import is_stacked
+from palm_mtf.executors.xla.layer_loops import find_place
 from palm_mtf.executors.xla.parts import export_function
 from palm_mtf.executors.xla.scanned_model import Arrays
 from palm_mtf.executors.xla.stacked_weights import StackedWeights
@@ -84,20 +85,16 @@ class PodPrograms:
     """`platform` is JAX's name of the devices' kind: "cpu", "tpu" or "cuda"."""
     self.placement = XlaPlacement(settings.mesh_layout, platform)
     self.weights = StackedWeights(settings, self.placement)
-    self._num_layers = settings.model.num_layers
+    self._config = settings.model
     self.mesh, self.devices = self.placement.make_mesh(devices), devices
     self._parts = PartitionSpec(self.mesh.axis_names)
     self.sharding = NamedSharding(self.mesh, self._parts)
     here = jax.process_index()
     self.local = [i for i, x in enumerate(devices) if x.process_index == here]
     self.get_function = functools.cache(self._make_function)
-    make = self.weights.make
-    self._make = {
-      in_layer: self._compile(lambda x, *_, y=in_layer: (make(x, y), {}))
-      for in_layer in (False, True)
-    }
-    self._put_layer = jax.jit(
-      lambda stack, layer, x: stack.at[:, layer].set(x), donate_argnums=0
+    self._get_maker = functools.cache(self._make_maker)
+    self._put_period = jax.jit(
+      lambda stack, period, x: stack.at[:, period].set(x), donate_argnums=0
     )
 
   def join(self, parts: Mapping[int, np.ndarray]) -> jax.Array:
@@ -115,36 +112,46 @@ class PodPrograms:
 
     Args:
       weights: arrays to change, by name. An array stacks a weight of all
-        layers, and has the weight's name in the first layer.
-      parameters: arrays of the layer's parameters, named as in the first layer.
+        periods, and has the weight's name in the first period.
+      parameters: arrays of the layer's parameters, by their names.
       layer: number of the layer; OUTSIDE for weights outside of all layers.
     """
-    made, _ = self._make[layer != OUTSIDE](parameters, [], {})
     if layer == OUTSIDE:
-      weights |= made
+      weights |= self._get_maker(None)(parameters, [], {})[0]
       return
-    for name, x in made.items():
+    loop, first, period = find_place(self._config, layer)
+    layers = model_of(self._config).layers
+    like = layers.index(layers[layer])  # like layers share the program
+    made, _ = self._get_maker(like)(_rename(parameters, like), [], {})
+    for name, x in _rename(made, first).items():
       if name not in weights:
-        shape = (x.shape[0], self._num_layers, *x.shape[1:])
+        shape = (x.shape[0], loop.count, *x.shape[1:])
         zeros = functools.partial(jnp.zeros, shape, x.dtype)
         weights[name] = jax.jit(zeros, out_shardings=self.sharding)()
-      weights[name] = self._put_layer(weights[name], layer, x)
+      weights[name] = self._put_period(weights[name], period, x)
+
+  def _make_maker(self, layer: int | None) -> Callable:
+    return self._compile(lambda x, *_: (self.weights.make(x, layer), {}))
 
   def abstract_weights(self) -> Arrays:
     """Returns shape, dtype and sharding per weight, to compile without data."""
-    weights = {}
-    for in_layer, make in self._make.items():
+
+    def make(layer: int | None, stack: Sequence[int]) -> Arrays:
       parameters = {
         name: self._abstract(self.placement.slice_shape(x.shape), jnp.float32)
         for name, x in self.weights.variables.items()
-        if is_stacked(name) == in_layer
+        if parse_name(name).layer == layer
       }
-      made, _ = jax.eval_shape(make, parameters, [], {})
-      layers = [self._num_layers] if in_layer else []
-      weights |= {
-        name: self._abstract([*layers, *x.shape[1:]], x.dtype)
+      made, _ = jax.eval_shape(self._get_maker(layer), parameters, [], {})
+      return {
+        name: self._abstract([*stack, *x.shape[1:]], x.dtype)
         for name, x in made.items()
       }
+
+    weights = make(None, [])
+    for loop in self.weights.loops:
+      for layer in loop.layers:
+        weights |= make(layer, [loop.count])
     return weights
 
   def abstract_state(self, function: str, weights: Arrays) -> list[jax.Array]:
@@ -209,6 +216,14 @@ class PodPrograms:
       check_vma=False,
     )
     return jax.jit(mapped, donate_argnums=(1,) if donates else ())
+
+
+def _rename(arrays: Arrays, layer: int) -> Arrays:
+  """Returns a layer's arrays under the names that they have in `layer`."""
+  return {
+    f"{layer_name(layer)}/{parse_name(name).part}": x
+    for name, x in arrays.items()
+  }
 
 
 @functools.lru_cache(maxsize=64)
@@ -294,11 +309,7 @@ def make_layer(pod: bytes, settings: bytes, layer: np.int32) -> np.int32:
   held = _open(pod)
   programs = held.programs(settings)
   parameters, held.parameters = held.parameters, {}
-  arrays = {}
-  for name, parts in parameters.items():
-    # Programs know each parameter by its name in the first layer.
-    first = name.replace(layer_name(int(layer)), layer_name(0), 1)
-    arrays[first] = programs.join(parts)
+  arrays = {name: programs.join(parts) for name, parts in parameters.items()}
   programs.add_layer(held.weights, arrays, int(layer))
   return np.int32(0)
 
