@@ -34,10 +34,9 @@ class LayerLoop:
   layers: range
   count: int
 
-  def layers_of(self, layer: int) -> range:
-    """Returns the layers for which a layer of the first period stands."""
-    step = len(self.layers)
-    return range(layer, layer + step * self.count, step)
+  def number(self, layer: int, period: T) -> T:
+    """Returns the number of the layer for which `layer` stands in a period."""
+    return layer + period * len(self.layers)
 
   def select(self, items: Mapping[str, T]) -> dict[str, T]:
     """Returns the items of this loop's variables; keys are their names."""
@@ -61,13 +60,21 @@ def is_stacked(name: str) -> bool:
   return parse_name(name).layer is not None
 
 
+def find_place(config: ModelConfig, layer: int) -> tuple[LayerLoop, int, int]:
+  """Returns a layer's loop, the layer that stands for it, and its period."""
+  *_, loop = (x for x in loops_of(config) if x.layers[0] <= layer)
+  period, place = divmod(layer - loop.layers[0], len(loop.layers))
+  return loop, loop.layers[place], period
+
+
 def stacked_names(config: ModelConfig, array: str) -> list[str]:
   """Returns an array's names in checkpoints: one per period, if stacked."""
   layer, part = parse_name(array)
   if layer is None:
     return [array]
-  (loop,) = (x for x in loops_of(config) if layer in x.layers)
-  return [f"{layer_name(i)}/{part}" for i in loop.layers_of(layer)]
+  loop, *_ = find_place(config, layer)
+  layers = (loop.number(layer, period) for period in range(loop.count))
+  return [f"{layer_name(i)}/{part}" for i in layers]
 
 
 def unstacked(items: Mapping[str, T]) -> dict[str, T]:

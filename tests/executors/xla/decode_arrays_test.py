@@ -43,6 +43,10 @@ MAKE_LAYER = "decode_arrays.make_layer"
 BOTH = small_config(
   block="serial", attention="multi_head", norm="rms_norm", objective="prefix_lm"
 )
+# Two groups of layers: with a period of three layers, and of one.
+UNLIKE = block_config(
+  "Cohere 2", num_layers=8, layers="2*(2*window, global), 2*window"
+)
 SPLIT = "d_model_stored:data,heads:model,d_ff:model,vocab:model"
 LAYOUTS = {
   "2D": ("data:2,model:2", f"batch:data,{SPLIT}"),
@@ -82,7 +86,7 @@ def load(tmp_path):
 @pytest.mark.parametrize(
   ("config", "name"),
   [
-    (block_config("GPT-2"), "2D"),
+    (UNLIKE, "2D"),
     slow(CONFIG, "2D"),
     slow(BOTH, "fully sharded"),
     slow(BOTH, "2D"),
@@ -91,7 +95,6 @@ def load(tmp_path):
       slow(block_config(name), where)
       for name in SETTINGS
       for where in ("2D", "fully sharded")
-      if (name, where) != ("GPT-2", "2D")
     ),
   ],
 )
@@ -159,6 +162,7 @@ def continue_texts(loaded, settings):
     slow(CONFIG, "fully sharded", BEAMS, "int4"),
     slow(BOTH, "2D", DRAWN, "int8"),
     slow(BOTH, "model", BEAMS, "activation"),
+    slow(UNLIKE, "fully sharded", DRAWN, "int8"),
     *(
       slow(block_config(name), "2D", GREEDY, "activation") for name in SETTINGS
     ),
