@@ -360,10 +360,8 @@ read_and_hold = functools.partial(read_whole, hold=True)
 def verify(checkpoint: Checkpoint, found: Mapping[str, str]) -> Checkpoint:
   """Compares files' hashes; returns the checkpoint with `is_verified` set.
 
-  `found` has the current hash of every file, by file name.
-
-  Raises:
-    DamagedCheckpointError: a file does not hold the bytes that were written.
+  `found` has the current hash of every file, by file name. Raises
+  DamagedCheckpointError if a file does not hold the bytes that were written.
   """
   for name, (_, expected) in checkpoint.files.items():
     if found[name] != expected:

@@ -116,13 +116,10 @@ def find_checkpoint_processes(
 def assign_slices(
   pods: Pods, processes: CheckpointProcesses
 ) -> dict[Process, list[Slice]]:
-  """Chooses which process writes which slices, and balances the bytes.
+  """Returns {process: slices that it writes}, with bytes that are balanced.
 
   A region is the part of a variable that a slice holds. Several devices, and
   all pods, may hold a region, but only one process writes it.
-
-  Returns:
-    {process: slices that it has to write}, for processes that have any.
   """
   regions = []
   for name in pods[0]:
@@ -322,11 +319,8 @@ class CheckpointReader:
   def restore(self, pods: Pods, prefix: str) -> None:
     """Restores variables from the files of a TensorFlow prefix.
 
-    Args:
-      pods: for each pod, {name in the checkpoint: slices to restore}.
-
-    Raises:
-      OSError: a process cannot open a file.
+    `pods` has, for each pod, {name in the checkpoint: slices to restore}.
+    Raises OSError if a process cannot open a file.
     """
     with self.open(prefix) as restore:
       restore(pods)

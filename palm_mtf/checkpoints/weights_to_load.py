@@ -273,8 +273,7 @@ def find_weights(setting: str, path: str) -> NamedWeights:
 def read_shapes(weights: NamedWeights) -> Mapping[str, tuple[int, ...]]:
   """Returns the shape of every variable in the checkpoint, by name.
 
-  Raises:
-    UserError: TensorFlow cannot read a file, or a variable is not float32.
+  Raises UserError if TensorFlow cannot read a file, or one is not float32.
   """
   # Import TensorFlow here: it takes seconds, and few commands read shapes.
   from palm_mtf._tf import tf

@@ -257,8 +257,8 @@ def find_reached(
 ) -> dict[str, Setting]:
   """Returns the macros that `settings` use, directly or through other macros.
 
-  Raises:
-    UserError: if a macro is not set, or macros refer to each other in a circle.
+  Raises UserError if a macro is not set, or macros refer to each other in a
+  circle.
   """
   found: dict[str, Setting] = {}
 

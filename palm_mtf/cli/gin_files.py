@@ -77,8 +77,7 @@ class Configuration:
   def build(self) -> tuple[str, config.CorpusConfig]:
     """Returns MODEL_DIR and the configuration; runs the user's code if needed.
 
-    Raises:
-      UserError: if an import, a name or a value in the user's files is wrong.
+    Raises UserError if an import, name or value in the user's files is wrong.
     """
     values = self._compute_values()
     settings = from_macros(self.config_class, values)
@@ -140,8 +139,7 @@ class Configuration:
   def check_values(self) -> None:
     """Calls the user's functions, if any, to check the values that they return.
 
-    Raises:
-      UserError: if an import, a name or a function in the user's files fails.
+    Raises UserError if an import, name or function in the user's files fails.
     """
     if self._needs_gin:
       self._compute_values()

@@ -97,7 +97,6 @@ def _compute_validation_loss(
       batch_size=batch_size, num_rows=run.num_validation_rows
     )
   )
-  # Import TensorFlow, which takes seconds, only after all checks.
   from palm_mtf.generation.inference.sessions import compute_mean_loss
   from palm_mtf.rates.measure import warn_if_slow
 

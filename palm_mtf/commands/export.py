@@ -65,7 +65,6 @@ def export(
   )
   output = os.path.abspath(os.path.join(output, exported.subfolder))
   check_new(output)
-  # Import TensorFlow, which takes seconds, only after all checks.
   from palm_mtf.checkpoints.variables import array_reader
 
   with new_path(output, exported.num_bytes, make_way=check_new) as path:

@@ -148,7 +148,6 @@ def _serve(
   most_secs: int,
 ) -> str:
   """Runs the server; returns the name of the signal that stopped it."""
-  # Import TensorFlow, which takes seconds, only after all checks.
   from palm_mtf.executors.host.step_session import step_session_config
   from palm_mtf.generation.serving.access import make_url
   from palm_mtf.generation.serving.batcher import Batcher, Counters

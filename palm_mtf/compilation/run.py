@@ -94,11 +94,8 @@ def compile_run(config: PlanConfig) -> dict[str, Any]:
   of cycles divided by the clock rate. It also has "collectives", the bytes that
   a device sends divided by the bandwidth of its links.
 
-  Args:
-    config: settings with TPU, or with one of GPU_CHIPS as CHIP.
-
-  Raises:
-    UserError: the devices are unknown, or the training step does not fit.
+  `config` has TPU, or one of GPU_CHIPS as CHIP. Raises UserError if the devices
+  are unknown, or the training step does not fit.
   """
   try:
     return _compile_run(config)

@@ -475,11 +475,9 @@ def change_outputs(
 ) -> Callable:
   """Returns a postprocessor that applies `change`, and then `postprocess`.
 
-  Args:
-    postprocess: postprocessor of a `seqio.Task`, or None. If it already has a
-      change from this function, the output gets that change first.
-    change: function from a model's output to the changed output. Targets are
-      not changed.
+  `postprocess` is a `seqio.Task`'s postprocessor, or None. If it already has a
+  change from this function, the output gets that change first. `change` maps a
+  model's output to the changed output; targets are not changed.
   """
   earlier = []
   if getattr(postprocess, "func", None) is _postprocess:

@@ -230,12 +230,10 @@ class EvalTask:
   ) -> TaskResult:
     """Computes the task's metrics from a model's answers.
 
-    Args:
-      clean: indices of the examples that the training text does not contain,
-        for the metrics "<metric>_clean"; None to omit these metrics.
+    `clean` has the indices of the examples that the training text does not
+    contain, for the metrics "<metric>_clean"; None to omit these metrics.
 
-    Raises:
-      UserError: if a metric function or a postprocessor of the task fails.
+    Raises UserError if a metric function or a postprocessor of the task fails.
     """
     # Compute the answers outside the user_code block, so that an error of the
     # model is not reported as an error of the task's code.
@@ -346,9 +344,8 @@ class EvalTask:
   def _encode(self, predictions: Sequence[Sequence[str]]) -> np.ndarray:
     """Encodes predictions, because seqio.Evaluator takes and decodes token ids.
 
-    Returns:
-      int32 ids, padded with [eod]: [examples, tokens] if each example has one
-      text, otherwise [examples, samples, tokens].
+    Returns int32 ids, padded with [eod]: [examples, tokens] if each example has
+    one text, otherwise [examples, samples, tokens].
     """
     eod = self._vocabulary.eod_id
     flat = [text for texts in predictions for text in texts]

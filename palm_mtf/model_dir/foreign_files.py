@@ -46,8 +46,7 @@ def check_regular(path: str) -> int:
 def read_regular(path: str, most_bytes: int) -> bytes:
   """Returns the content of a regular file of at most `most_bytes` bytes.
 
-  Raises:
-    OSError: `check_regular` fails, or the file is larger than `most_bytes`.
+  Raises OSError if `check_regular` fails, or the file is larger.
   """
   if (size := check_regular(path)) <= most_bytes:
     parts, size = [], 0

@@ -60,9 +60,8 @@ def format_compiled(
 ) -> str:
   """Returns a table of a step's costs: as compiled, and as planned.
 
-  Args:
-    compiled: the record from `compile_run` in compilation/run.py.
-    plan: the plan of the same step, from `plan_of` in accounting/plan.py.
+  `compiled` is the record from `compile_run` in compilation/run.py, and `plan`
+  the plan of the same step, from `plan_of` in accounting/plan.py.
   """
   lines = [
     f"compiled for {compiled['target']} by {compiled['compiler']}",

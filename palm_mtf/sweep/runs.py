@@ -356,11 +356,8 @@ def train_runs(
 ) -> dict[str, str]:
   """Trains those of `runs` that have not finished, in this order.
 
-  Returns:
-    {name of a failed run: exit code and last line of its log}.
-
-  Raises:
-    StoppedError: if a signal arrived; the runs have saved their last steps.
+  Returns {name of a failed run: exit code and last line of its log}. Raises
+  StoppedError if a signal arrived; the runs have saved their last steps.
   """
   waiting = [x for x in runs if not has_finished(where, x.name)]
   free = cores_of_runs(sweep.sweep_at_once)

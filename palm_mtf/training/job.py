@@ -332,8 +332,7 @@ def _resolve_dtype(config: Config, newest: Checkpoint | None) -> Config:
 def _reserve_memory(config: Config) -> Config:
   """Sets DEVICE_BYTES, the memory that a pod manager reserves on each device.
 
-  Raises:
-    UserError: the manager has no devices for a pod now, or does not answer.
+  Raises UserError if the manager has no devices for a pod, or does not answer.
   """
   pods = config.pods
   if not pods.is_managed:

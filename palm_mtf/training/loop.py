@@ -122,9 +122,8 @@ class TrainLoop:
   ):
     """Prepares the steps after `job.step`, whose weights `session` has.
 
-    Args:
-      peak: peak FLOP/s of all devices together, for MFU.
-      must_move: returns whether the run has to continue on other servers.
+    `peak` is the peak FLOP/s of all devices together, for MFU. `must_move`
+    returns whether the run has to continue on other servers.
     """
     self._job, self._config, self._session = job, job.config, session
     self._spikes, self._peak, self._must_move = spikes, peak, must_move

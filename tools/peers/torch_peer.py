@@ -1,19 +1,16 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Trains or decodes a PaLM in PyTorch.
+"""Trains a PaLM in PyTorch.
 
-python torch_peer.py train --dtype bfloat16 --compile
-python torch_peer.py decode --dtype bfloat16 --batch_size 1
+python torch_peer.py --dtype bfloat16 --compile
 """
 
 # This is what a PyTorch user would write for speed: the products of a block
 # that share an input are joined, and attention is PyTorch's.
 #
-# A turn of `train` is a step. Autocast casts weights; --compile compiles the
-# loss with its gradients, and the step of PaLM's optimizer. It runs on a GPU if
-# PyTorch finds one, where float32 products are TF32, as XLA's are. A turn of
-# `decode` continues all prompts: keys and values are kept in preallocated
-# tensors, and weights are stored in the dtype of the products.
+# A turn is a step. Autocast casts weights; --compile compiles the loss with its
+# gradients, and the step of PaLM's optimizer. It runs on a GPU if PyTorch finds
+# one, where float32 products are TF32, as XLA's are.
 #
 # Needs torch. tools/bench starts it.
 
@@ -26,26 +23,26 @@ WARM_UP_STEPS = 2
 DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
 
 
-def initial_parameters(sizes, dtype=torch.float32):
+def initial_parameters(sizes):
   """Returns random weights: embedding, a dict per block, and final scale."""
   d, heads_width = sizes.d_model, sizes.num_heads * sizes.d_kv
 
   def weight(outer, inner, fan_in):
-    return (torch.randn(outer, inner) / fan_in**0.5).to(dtype)
+    return torch.randn(outer, inner) / fan_in**0.5
 
   blocks = [
     {
       "into": weight(sum(widths(sizes)), d, d),
       "o": weight(d, heads_width, heads_width),
       "wo": weight(d, sizes.d_ff, sizes.d_ff),
-      "scale": torch.ones(d, dtype=dtype),
+      "scale": torch.ones(d),
     }
     for _ in range(sizes.num_layers)
   ]
   return {
     "embedding": weight(sizes.vocab_size, d, 1),
     "blocks": blocks,
-    "scale": torch.ones(d, dtype=dtype),
+    "scale": torch.ones(d),
   }
 
 
@@ -71,7 +68,7 @@ def rotary_tables(sizes) -> list[torch.Tensor]:
 
 def rotate(x: torch.Tensor, tables) -> torch.Tensor:
   """Returns x [..., length, d_kv] with half-split rotary applied."""
-  # In training the tables, and so the products, are float32.
+  # The tables, and so the products, are float32.
   sine, cosine = tables
   a, b = x.chunk(2, -1)
   return torch.cat([a * cosine - b * sine, b * cosine + a * sine], -1).to(
@@ -84,58 +81,33 @@ def norm(x, scale):
   return functional.layer_norm(x, x.shape[-1:], scale, eps=1e-6)
 
 
-def parallel_block(x, w, sizes, tables, cache, start):
+def parallel_block(x, w, sizes, tables):
   """Returns x + Attention(LayerNorm(x)) + SwiGLU(LayerNorm(x)), multi-query."""
-  length, end = x.shape[1], start + x.shape[1]
   wide = functional.linear(norm(x, w["scale"]), w["into"])
   q, k, v, gate, up = wide.split(widths(sizes), -1)
   q = rotate(q.unflatten(-1, (sizes.num_heads, -1)).transpose(1, 2), tables)
   k, v = rotate(k, tables).unsqueeze(1), v.unsqueeze(1)
-  if cache is not None:
-    # Each [batch, 1 head, sequence_length, d_kv].
-    keys, values = cache
-    keys[:, :, start:end], values[:, :, start:end] = k, v
-    k, v = keys[:, :, :end], values[:, :, :end]
   # `expand` repeats the one key/value head without a copy.
   shared = (-1, sizes.num_heads, -1, -1)
   heads = functional.scaled_dot_product_attention(
     q,
     k.expand(shared),
     v.expand(shared),
-    is_causal=length > 1,  # one token sees all of the cache
+    is_causal=True,
   )
   attended = functional.linear(heads.transpose(1, 2).flatten(2), w["o"])
   hidden = functional.silu(gate) * up
   return (x + attended + functional.linear(hidden, w["wo"])).to(x.dtype)
 
 
-def forward(params, tokens, sizes, tables, caches=None, start=0):
-  """Returns logits [batch, length, vocab]; with caches, of the last token.
-
-  Args:
-    params: weights.
-    tokens: [batch, length], at the positions start, start + 1, ...
-    sizes: flags.
-    tables: sine and cosine of all positions.
-    caches: keys and values of each block, to which those of `tokens` are added;
-      None if `tokens` are whole texts.
-    start: position of the first token.
-  """
-  tables = [x[start : start + tokens.shape[1]] for x in tables]
-  x = functional.embedding(tokens, params["embedding"]).to(DTYPES[sizes.dtype])
-  for i, w in enumerate(params["blocks"]):
-    cache = None if caches is None else caches[i]
-    x = parallel_block(x, w, sizes, tables, cache, start)
-  if caches is not None:
-    x = x[:, -1:]
-  # The embedding is tied, and logits are scaled (PaLM, section 2).
-  x = norm(x, params["scale"]) * x.shape[-1] ** -0.5
-  return functional.linear(x, params["embedding"])
-
-
 def compute_loss(params, inputs, targets, sizes, tables):
   """Returns cross-entropy plus z-loss, both means over all tokens."""
-  logits = forward(params, inputs, sizes, tables).float()
+  x = functional.embedding(inputs, params["embedding"]).to(DTYPES[sizes.dtype])
+  for w in params["blocks"]:
+    x = parallel_block(x, w, sizes, tables)
+  # The embedding is tied, and logits are scaled (PaLM, section 2).
+  x = norm(x, params["scale"]) * x.shape[-1] ** -0.5
+  logits = functional.linear(x, params["embedding"]).float()
   log_z = logits.logsumexp(-1)
   target = logits.gather(-1, targets.unsqueeze(-1)).squeeze(-1)
   return (log_z - target + 1e-4 * log_z.square()).mean()
@@ -231,43 +203,15 @@ def train(sizes) -> None:
   take_turns(step, {"parameters": sum(x.numel() for x in tensors)})
 
 
-@torch.inference_mode()
-def decode(sizes) -> None:
-  """Takes turns: a continuation of all prompts each."""
-  torch.manual_seed(0)
-  dtype = DTYPES[sizes.dtype]
-  params = initial_parameters(sizes, dtype)
-  tables = [x.to(dtype) for x in rotary_tables(sizes)]
-  shape = sizes.batch_size, 1, sizes.sequence_length, sizes.d_kv
-  caches = [
-    [torch.zeros(shape, dtype=dtype) for _ in range(2)]
-    for _ in params["blocks"]
-  ]
-  prompts = torch.randint(
-    sizes.vocab_size, (sizes.batch_size, sizes.prompt_tokens)
-  )
-
-  def read(tokens, start):
-    return forward(params, tokens, sizes, tables, caches, start).argmax(-1)
-
-  count = sum(x.numel() for x in list_tensors(params))
-  continue_in_turns(read, prompts, sizes, count)
-
-
-PROGRAMS = {"train": train, "decode": decode}
-
-
 def main() -> None:
-  """Runs a program."""
+  """Trains."""
   parser = make_parser(__doc__.splitlines()[0], DTYPES)
-  parser.add_argument("program", choices=PROGRAMS)
-  parser.add_argument("--compile", action="store_true", help="of `train`")
-  flags = parser.parse_args()
-  PROGRAMS[flags.program](flags)
+  parser.add_argument("--compile", action="store_true")
+  train(parser.parse_args())
 
 
 if __name__ == "__main__":
   # The name exists only if this file is a program; a test imports Adafactor.
-  from turns import continue_in_turns, make_parser, take_turns
+  from turns import make_parser, take_turns
 
   main()

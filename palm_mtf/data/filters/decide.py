@@ -242,9 +242,8 @@ def find_repeats(sources: Sequence[Candidates]) -> list[np.ndarray]:
   never reads them. The result depends neither on the order of files nor on the
   number of processes.
 
-  Returns:
-    An array per source, [documents], uint8: the index of "exact_duplicates" or
-    "near_duplicates" in REASONS, or 0 for a document that is kept.
+  Returns an array per source, [documents], uint8: the index of
+  "exact_duplicates" or "near_duplicates" in REASONS, or 0 for a kept document.
   """
   counts = [len(each.weights) for each in sources]
   digests, values, weights, held_out = map(

@@ -185,8 +185,8 @@ def _explain_no_match(
 def describe_file(path: str, setting: str = "") -> TextFile:
   """Returns a file's size, times and inode, by which changes are detected.
 
-  Raises:
-    UserError: the file may not be read; the message begins with `setting`.
+  Raises UserError if the file may not be read; the message begins with
+  `setting`.
   """
   where = f"{setting}: {path}" if setting else path
   if not os.access(path, os.R_OK):

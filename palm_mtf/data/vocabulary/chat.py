@@ -84,12 +84,8 @@ class ChatTemplate:
   def __init__(self, vocabulary: Vocabulary, start_id: int | None):
     """Reads the template, and starts the process that renders it.
 
-    Args:
-      start_id: id of the token that starts each prompt; None for no token.
-
-    Raises:
-      UserError: there is no template, the template is damaged, or jinja2 is not
-        installed.
+    `start_id` is the token that starts each prompt; None for no token. Raises
+    UserError if there is no template, it is damaged, or jinja2 is missing.
     """
     folder = os.path.dirname(vocabulary.path)
     text = read_template(folder)
@@ -269,9 +265,8 @@ Encode = Callable[[Sequence[str | int]], list[int]]
 def make_encoder(vocabulary: Vocabulary, controls: Mapping[str, int]) -> Encode:
   """Returns a function that encodes strings with control tokens between them.
 
-  Args:
-    controls: {name: id} of the control tokens. A name that occurs in a string
-      is encoded like other characters.
+  `controls` is {name: id} of these tokens. A name that occurs in a string is
+  encoded like other characters.
   """
   if isinstance(vocabulary, BytePairVocabulary):
     return _make_byte_pair_encoder(vocabulary, controls)

@@ -121,12 +121,9 @@ def read_gguf_ends(metadata: Mapping[str, Any]) -> dict[str, bytes]:
 def read_gguf_tokenizer(metadata: Mapping[str, Any]) -> dict[str, bytes]:
   """Returns {file name: content}; the first file is the vocabulary.
 
-  Args:
-    metadata: {key: value} of a GGUF file, such as "tokenizer.ggml.tokens".
-
-  Raises:
-    UserError: the metadata is wrong or incomplete, or names regular expressions
-      that this module does not know.
+  `metadata` is {key: value} of a GGUF file, such as "tokenizer.ggml.tokens".
+  Raises UserError if it is wrong or incomplete, or names regular expressions
+  that this module does not know.
   """
   kind = read_key(metadata, f"{_KEY}model", str)
   if kind not in ("gpt2", "llama"):

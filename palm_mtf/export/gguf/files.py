@@ -191,11 +191,7 @@ class GgufFile:
   """
 
   def __init__(self, path: str):
-    """Reads the header.
-
-    Raises:
-      UserError: if there is no such file, or it is not a complete GGUF file.
-    """
+    """Reads the header; raises UserError if there is no complete GGUF file."""
     self._path = path
     self.metadata, self._places = read_header(path)
     self.shapes = {name: x.shape for name, x in self._places.items()}
@@ -234,10 +230,8 @@ def write_gguf(
   """Writes a GGUF file, with one tensor at a time in memory.
 
   `shapes` is {tensor's name: shape}, and `read` returns the float32 tensor that
-  has a name.
-
-  Raises:
-    UserError: if a weight, or a scale of q8_0, is beyond the range of float16.
+  has a name. Raises UserError if a weight, or a scale of q8_0, is beyond the
+  range of float16.
   """
   from gguf import GGMLQuantizationType, GGUFValueType, GGUFWriter, quants
 

@@ -40,11 +40,9 @@ class ContinuationReader:
   ):
     """Begins a continuation without tokens.
 
-    Args:
-      stop_strings: the continuation ends before the first place in its text at
-        which one of these strings begins.
-      prompt: tokens before the continuation, without the start token; () if the
-        model learned targets as separate texts, whose first space is dropped.
+    It ends before the first place in its text at which one of `stop_strings`
+    begins. `prompt` has the tokens before it, without the start token, or () if
+    the model learned targets as separate texts, whose first space is dropped.
     """
     self._eod_id, self._end_ids = vocabulary.eod_id, vocabulary.end_ids
     self._stop_strings = stop_strings

@@ -105,9 +105,8 @@ class Access:
   ):
     """Takes the conditions that requests must meet.
 
-    Args:
-      hosts: names that the Host header may have; None allows every name.
-      keys: accepted API keys; () if requests need no key.
+    `hosts` are names that the Host header may have; None allows every name.
+    `keys` are accepted API keys; () if requests need no key.
     """
     self._hosts = None if hosts is None else {normalize_host(x) for x in hosts}
     self._keys = [_hash_key(key) for key in keys]
@@ -134,9 +133,7 @@ class Access:
     """Returns a name for a request's sender, from its API key or its network.
 
     The batcher shares slots among senders, and limits each one's completions.
-
-    Raises:
-      RefusalError: if this server has keys and the request has none of them.
+    Raises RefusalError if this server has keys and the request has none.
     """
     if not self._keys:
       return _find_network(request.remote or "")

@@ -227,11 +227,8 @@ class ServedModel:
   def read(self, body: object, *, is_chat: bool = False) -> CompletionRequest:
     """Reads and checks a request's body, as parsed from JSON.
 
-    Args:
-      is_chat: whether the body has messages of a conversation, not a prompt.
-
-    Raises:
-      UserError: if a field is wrong or exceeds a limit.
+    `is_chat` says whether it has messages of a conversation, not a prompt.
+    Raises UserError if a field is wrong or exceeds a limit.
     """
     run = self.config.run
     if is_chat:
