@@ -86,7 +86,10 @@ def test_one_pod_two_and_two_in_servers_print_the_same_losses():
 
 @pytest.mark.slow
 def test_rehearsed_tpus_print_the_losses_of_cpus():
-  flags = "--gin.TRAIN_STEPS=2", "--gin.DeviceMesh.mesh_shape='data:4'"
+  flags = (
+    *("--gin.TRAIN_STEPS=2", "--gin.NUM_PODS=1", "--gin.NUM_LAYERS=1"),
+    "--gin.DeviceMesh.mesh_shape='data:4'",
+  )
   cpus = run(*flags)
   tpus = run(*flags, "--gin.DeviceMesh.tpu='v4-8'", JAX_PLATFORMS="cpu")
   assert len(losses(cpus.stdout)) == 2, cpus.stderr
