@@ -2,6 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The commands of examples/t5_on_two_pods run, and print the same losses."""
 
+import os
 import re
 import runpy
 import shutil
@@ -17,10 +18,11 @@ from tests.source_files import ROOT
 EXAMPLE = ROOT / "examples" / "t5_on_two_pods"
 
 
-def run(*flags):
+def run(*flags, **environment):
   return subprocess.run(
     [sys.executable, "-W", "ignore", EXAMPLE / "train.py", *flags],
     cwd=ROOT,
+    env=os.environ | environment,
     check=False,
     capture_output=True,
     text=True,
@@ -80,3 +82,16 @@ def test_one_pod_two_and_two_in_servers_print_the_same_losses():
   # Printed to four digits; the last digit may be rounded differently.
   assert losses(one.stdout) == pytest.approx(losses(two.stdout), abs=1.5e-4)
   assert servers.stdout == two.stdout, servers.stderr
+
+
+@pytest.mark.slow
+def test_rehearsed_tpus_print_the_losses_of_cpus():
+  flags = (
+    *("--gin.TRAIN_STEPS=2", "--gin.NUM_PODS=1", "--gin.NUM_LAYERS=1"),
+    "--gin.DeviceMesh.mesh_shape='data:4'",
+  )
+  cpus = run(*flags)
+  tpus = run(*flags, "--gin.DeviceMesh.tpu='v4-8'", JAX_PLATFORMS="cpu")
+  assert len(losses(cpus.stdout)) == 2, cpus.stderr
+  assert losses(tpus.stdout) == pytest.approx(losses(cpus.stdout), abs=1.5e-4)
+  assert tpus.stdout.endswith("all pods hold the same bits\n"), tpus.stderr

@@ -64,8 +64,23 @@ def test_each_device_of_mesh_tensorflow_s_tpu_program_equals_the_oracle():
     check(case, as_result(values))
 
 
-def test_foreign_models_train_the_layers_with_the_loss_of_our_model():
-  """On this mesh, CPUs run our C++ operations."""
+@pytest.mark.parametrize(
+  "mesh",
+  [
+    # CPUs run our C++ operations.
+    DeviceMesh(mesh_shape="model:2", layout="heads:model,d_ff:model"),
+    DeviceMesh(
+      mesh_shape="data:2,model:2",
+      layout="batch:data,heads:model,d_ff:model",
+      tpu="v4-8",
+    ),
+  ],
+  ids=["CPUs", "rehearsed TPUs"],
+)
+def test_foreign_models_train_the_layers_with_the_loss_of_our_model(
+  mesh, monkeypatch
+):
+  monkeypatch.setenv("JAX_PLATFORMS", "cpu")
   config = small_config(num_layers=1)
   targets = make_case(PALM, num_layers=1).batch["targets"]
 
@@ -84,7 +99,7 @@ def test_foreign_models_train_the_layers_with_the_loss_of_our_model():
   with PodTraining(
     loss_of,
     {"targets": ("int32", f"length:{config.sequence_length}")},
-    mesh=DeviceMesh(mesh_shape="model:2", layout="heads:model,d_ff:model"),
+    mesh=mesh,
     optimizer=dataclasses.replace(PALM_OPTIMIZER, z_loss=0.0),
     global_batch_size=2,
   ) as training:
