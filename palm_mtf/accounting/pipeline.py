@@ -16,6 +16,7 @@ The orders differ in how many microbatches' activations a stage keeps.
 docs/pods.md has a picture.
 """
 
+import dataclasses
 from collections.abc import Sequence
 
 from palm_mtf.config import ModelConfig
@@ -65,3 +66,14 @@ def stage_layers(config: ModelConfig, num_stages: int) -> list[range]:
   """Returns the numbers of each stage's layers, which all have equally many."""
   share = config.num_layers // num_stages
   return [range(i * share, (i + 1) * share) for i in range(num_stages)]
+
+
+def model_of_layers(config: ModelConfig, layers: Sequence[int]) -> ModelConfig:
+  """Returns the settings of a model that has only some layers of `config`."""
+  names = [config.variant_names[i] for i in layers] if config.layers else []
+  return dataclasses.replace(
+    config,
+    num_layers=len(layers),
+    layers=", ".join(names),
+    variants={x: config.variants[x] for x in names} or None,
+  )

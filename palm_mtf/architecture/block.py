@@ -16,6 +16,7 @@ repeated (LAYERS). Other modules derive parameters, FLOPs, memory and
 collectives from this description.
 """
 
+import collections
 import dataclasses
 import functools
 from typing import NamedTuple
@@ -212,6 +213,14 @@ class Layer(NamedTuple):
     return self.attention.inputs[0].rotary
 
 
+class Kind(NamedTuple):
+  """Layers of a model that are alike."""
+
+  layer: Layer
+  first: int  # number of the first of these layers
+  count: int
+
+
 class Group(NamedTuple):
   """Layers that follow one another: `period`, repeated `count` times."""
 
@@ -228,6 +237,19 @@ class Model(NamedTuple):
   def layers(self) -> tuple[Layer, ...]:
     """Every layer, in order."""
     return tuple(x for each in self.groups for x in each.period * each.count)
+
+  @property
+  def kinds(self) -> tuple[Kind, ...]:
+    """The different layers, in order of their first occurrence."""
+    firsts: dict[Layer, int] = {}
+    counts: collections.Counter[Layer] = collections.Counter()
+    begin = 0
+    for period, count in self.groups:
+      for i, layer in enumerate(period, begin):
+        firsts.setdefault(layer, i)
+        counts[layer] += count
+      begin += len(period) * count
+    return tuple(Kind(x, firsts[x], n) for x, n in counts.items())
 
   @property
   def rotaries(self) -> tuple[Rotary, ...]:
@@ -267,12 +289,6 @@ def _find_groups(layers: list[Layer]) -> tuple[Group, ...]:
     groups.append(Group(tuple(layers[first : first + length]), count))
     first += length * count
   return tuple(groups)
-
-
-def layer_of(config: ModelConfig) -> Layer:
-  """Returns the layer of a model whose layers are all alike."""
-  ((layer,), _), *_ = model_of(config).groups
-  return layer
 
 
 def _layer(config: ModelConfig) -> Layer:
