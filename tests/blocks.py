@@ -217,7 +217,9 @@ MIXTURES = {
     _GQA, positions="transformer_xl", attention_window=4, mlp="relu"
   ),
   "T5": dict(block="serial", norm="rms_norm", positions="t5", mlp="geglu"),
-  "multi-head": dict(attention="multi_head", mlp="relu2", qk_norm="rms_norm"),
+  "multi-head": dict(
+    attention="multi_head", mlp="relu2", qk_norm="rms_norm", score_scale=0.5
+  ),
   "without positions": dict(positions="none", mlp="gelu", biases="mlp"),
 }
 

@@ -16,6 +16,7 @@ from palm_mtf.accounting.hardware import (
   peak_of_devices,
 )
 from palm_mtf.accounting.step_time import StepTime, device_rates, predict_step
+from palm_mtf.architecture.block import model_of_layers
 from palm_mtf.architecture.parameters import distinct_parameters, parse_name
 from palm_mtf.config import (
   AdafactorConfig,
@@ -28,7 +29,7 @@ from palm_mtf.config.mesh_layout import MeshLayout, check_layout
 from palm_mtf.config.model import MAX_SIZE
 from palm_mtf.config.pods import MAX_PODS
 from palm_mtf.errors import UserError
-from palm_mtf.steps.plan import num_kept, plan_step
+from palm_mtf.steps.plan import num_kept, plan_step, stage_layers
 
 REMATS = ("none", "attention", "layer")
 _HOUR = 3600
@@ -40,12 +41,17 @@ AnyConfig = Config | PlanConfig
 
 
 def memory_parts(
-  config: AnyConfig, batch_size: int, stage: int = 0
+  config: AnyConfig, batch_size: int, stage: int | None = None
 ) -> dict[str, int]:
   """Returns {use of memory, such as "weights": bytes on a device at the peak}.
 
-  The device is in pipeline stage `stage`; stage 0 needs the most memory.
+  The device is in pipeline stage `stage`; for None, in the stage that needs the
+  most memory.
   """
+  if stage is None:
+    stages = range(config.mesh_layout.stages)
+    of_stages = (memory_parts(config, batch_size, x) for x in stages)
+    return max(of_stages, key=lambda x: sum(x.values()))
   tensors = tensor_bytes(
     describe_remat(config.model, config.hardware),
     config.mesh_layout,
@@ -72,8 +78,8 @@ def tensor_bytes(
 ) -> dict[str, int]:
   """Returns {part of the memory: a device's peak bytes}, of tensors only."""
   more, microbatches = {}, 1
-  share = model.num_layers // mesh.stages
-  model = dataclasses.replace(model, num_layers=share)
+  layers = stage_layers(model.num_layers, mesh.stages)[stage]
+  model = model_of_layers(model, layers)
   kept = memory.device_bytes(model, mesh, optimizer, stage)
   activations = memory.Activations(model, mesh, batch_size // pods.num_pods)
   if mesh.stages > 1:
@@ -203,8 +209,8 @@ def plan_of(config: AnyConfig) -> dict[str, Any]:
   does_fit = sum(parts.values()) <= available
   nearest = None if does_fit else nearest_fit(config, batch_size)
   parameters: collections.Counter[str] = collections.Counter()
-  for name, shape, n in distinct_parameters(config.model):
-    parameters[parse_name(name).kind] += math.prod(shape) * n
+  for each in distinct_parameters(config.model):
+    parameters[parse_name(each.name).kind] += math.prod(each.shape) * each.count
   return {
     "parameters": dict(parameters),
     "flops_per_token": {

@@ -16,8 +16,10 @@ repeated (LAYERS). Other modules derive parameters, FLOPs, memory and
 collectives from this description.
 """
 
+import collections
 import dataclasses
 import functools
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from palm_mtf.architecture.rotary import Rotary, rotary_of
@@ -212,6 +214,14 @@ class Layer(NamedTuple):
     return self.attention.inputs[0].rotary
 
 
+class Kind(NamedTuple):
+  """Layers of a model that are alike."""
+
+  layer: Layer
+  first: int  # number of the first of these layers
+  count: int
+
+
 class Group(NamedTuple):
   """Layers that follow one another: `period`, repeated `count` times."""
 
@@ -228,6 +238,19 @@ class Model(NamedTuple):
   def layers(self) -> tuple[Layer, ...]:
     """Every layer, in order."""
     return tuple(x for each in self.groups for x in each.period * each.count)
+
+  @property
+  def kinds(self) -> tuple[Kind, ...]:
+    """The different layers, in order of their first occurrence."""
+    firsts: dict[Layer, int] = {}
+    counts: collections.Counter[Layer] = collections.Counter()
+    begin = 0
+    for period, count in self.groups:
+      for i, layer in enumerate(period, begin):
+        firsts.setdefault(layer, i)
+        counts[layer] += count
+      begin += len(period) * count
+    return tuple(Kind(x, firsts[x], n) for x, n in counts.items())
 
   @property
   def rotaries(self) -> tuple[Rotary, ...]:
@@ -267,12 +290,6 @@ def _find_groups(layers: list[Layer]) -> tuple[Group, ...]:
     groups.append(Group(tuple(layers[first : first + length]), count))
     first += length * count
   return tuple(groups)
-
-
-def layer_of(config: ModelConfig) -> Layer:
-  """Returns the layer of a model whose layers are all alike."""
-  ((layer,), _), *_ = model_of(config).groups
-  return layer
 
 
 def _layer(config: ModelConfig) -> Layer:
@@ -346,4 +363,15 @@ def _mlp(config: ModelConfig) -> Branch:
     mixer=Mlp(activation, is_gated=names == _GATED),
     output=Projection("mlp/wo", ("d_ff",), ("d_model",), has_bias),
     output_norm="mlp_output_norm" if config.branch_norm else None,
+  )
+
+
+def model_of_layers(config: ModelConfig, layers: Sequence[int]) -> ModelConfig:
+  """Returns the settings of a model that has only some layers of `config`."""
+  names = [config.variant_names[i] for i in layers] if config.layers else []
+  return dataclasses.replace(
+    config,
+    num_layers=len(layers),
+    layers=", ".join(names),
+    variants={x: config.variants[x] for x in names} or None,
   )

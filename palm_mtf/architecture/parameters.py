@@ -15,9 +15,10 @@ words, such as "encoder/block_000/layer_000/SelfAttention/q" and
 "shared/embedding".
 """
 
-import collections
+import functools
 import math
 import re
+from collections.abc import Mapping
 from typing import NamedTuple
 
 from palm_mtf.architecture.block import NORMS, Attention, Dims, Layer, model_of
@@ -101,30 +102,43 @@ def parameter_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
   }
 
 
-def distinct_parameters(
-  config: ModelConfig,
-) -> list[tuple[str, tuple[int, ...], int]]:
-  """Returns (name, shape, count) of parameters, for sums over all layers.
+class DistinctParameter(NamedTuple):
+  """A parameter that stands for those of all layers of a kind."""
 
-  The first of equal layers stands for all of them: `count` is the number of
-  these layers for its parameters, and 1 outside the layers.
-  """
-  layers = model_of(config).layers
-  counts = {layers.index(x): n for x, n in collections.Counter(layers).items()}
-  counts[None] = 1
-  return [
-    (name, shape, counts[layer])
-    for name, shape in parameter_shapes(config).items()
-    if (layer := parse_name(name).layer) in counts
-  ]
+  name: str  # in the first of these layers
+  dims: Dims
+  shape: tuple[int, ...]
+  count: int  # number of these layers; 1 outside the layers
+
+
+@functools.lru_cache(maxsize=64)  # because a search over layouts calls it often
+def distinct_parameters(config: ModelConfig) -> tuple[DistinctParameter, ...]:
+  """Returns parameters for sums over all layers, in the order of creation."""
+  kinds, sizes = model_of(config).kinds, dimension_sizes(config)
+  counts: dict[int | None, int] = {None: 1} | {x.first: x.count for x in kinds}
+  found = _dims_of(config, {x.first: x.layer for x in kinds})
+  return tuple(
+    DistinctParameter(
+      *(name, dims, tuple(sizes[x] for x in dims)),
+      count=counts[parse_name(name).layer],
+    )
+    for name, dims in found.items()
+  )
 
 
 def parameter_dims(config: ModelConfig) -> dict[str, Dims]:
   """Returns {name of a parameter: its dimensions}, in the order of creation."""
+  return _dims_of(config, dict(enumerate(model_of(config).layers)))
+
+
+def _dims_of(
+  config: ModelConfig, layers: Mapping[int, Layer]
+) -> dict[str, Dims]:
+  """Returns `parameter_dims` of a model with only `layers`, by number."""
   dims: dict[str, Dims] = {"embedding": ("vocab", "d_model")}
   if config.positions == "learned":
     dims["position_embedding"] = ("positions", "d_model")
-  for i, layer in enumerate(model_of(config).layers):
+  for i, layer in layers.items():
     for name, layer_dims in dims_in_layer(config, layer).items():
       dims[f"{layer_name(i)}/{name}"] = layer_dims
   if config.final_norm_scale == "learned":
@@ -167,7 +181,7 @@ def dims_in_layer(config: ModelConfig, layer: Layer) -> dict[str, Dims]:
 def count_parameters(config: ModelConfig) -> int:
   """Counts parameters as Table 1 of PaLM does, without norm scales."""
   return sum(
-    math.prod(shape) * n
-    for name, shape, n in distinct_parameters(config)
-    if not parse_name(name).is_scale
+    math.prod(x.shape) * x.count
+    for x in distinct_parameters(config)
+    if not parse_name(x.name).is_scale
   )

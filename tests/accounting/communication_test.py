@@ -130,7 +130,9 @@ def case(
   )
   optimizer = dataclasses.replace(PALM_OPTIMIZER, second_moment=second_moment)
   return pytest.param(
-    small_config(num_layers=1, **changes),
+    small_config(**changes)
+    if "layers" in changes
+    else small_config(num_layers=1, **changes),
     mesh,
     optimizer,
     PodsConfig(num_pods=pods),
@@ -178,7 +180,7 @@ TWO_D, NO_BATCH = "PaLM's 2D", "two axes but no batch"
     case("batch:model,vocab:data,d_model_stored:model", remat="layer"),
     case("heads:model,vocab:data,d_model_residual:model", slow=True, **SERIAL),
     *(
-      case(layout, slow=name != "GPT-2" or layout != TWO_D, **settings)
+      case(layout, slow=name != "Gemma 3" or layout != TWO_D, **settings)
       for name, settings in SETTINGS.items()
       for layout in (TWO_D, "fully sharded", NO_BATCH)
     ),

@@ -15,8 +15,8 @@ from palm_mtf.accounting.memory import (
   cache_bytes_per_token,
   decode_weight_bytes,
   device_bytes,
+  distinct_slices,
   exchange_bytes,
-  parameter_slices,
   step_threads,
   update_traffic,
   weight_copy_bytes,
@@ -111,7 +111,7 @@ def test_palm_540b_over_256_by_12_keeps_what_its_3072_chips_had():
     layout="batch:data,heads:model,d_ff:model,vocab:model,"
     "d_model_stored:data,d_model_residual:model",
   )
-  numbers = sum(x.size for x in parameter_slices(PALM_540B, mesh).values())
+  numbers = sum(x.size * n for _, x, n in distinct_slices(PALM_540B, mesh))
   c = PALM_540B
   alike = 2 * c.num_layers * c.d_model * c.d_kv
   alike += (c.num_layers + 1) * c.d_model

@@ -57,9 +57,7 @@ def test_counts_follow_the_closed_form(block, attention):
 @pytest.mark.parametrize("name", ["LLaMA", "Gemma 3", "Cohere 2"])
 def test_one_of_like_layers_stands_for_all(name):
   config = small_config(**SETTINGS[name])
-  found = [
-    shape for _, shape, n in distinct_parameters(config) for _ in range(n)
-  ]
+  found = [x.shape for x in distinct_parameters(config) for _ in range(x.count)]
   assert sorted(found) == sorted(parameter_shapes(config).values())
 
 

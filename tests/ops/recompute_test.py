@@ -11,6 +11,7 @@ from palm_mtf._tf import mtf, tf
 from palm_mtf.native.operations import threads_here
 from palm_mtf.ops.recompute import recomputed
 from palm_mtf.programs.train_program import build_train_program
+from tests.blocks import SETTINGS
 from tests.mtf_testing import (
   PALM_OPTIMIZER,
   SINGLE,
@@ -45,15 +46,16 @@ def assert_same_bits(actual, expected):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-  "block, attention", [("parallel", "multi_query"), ("serial", "multi_head")]
+  "changes",
+  [{}, {"block": "serial", "attention": "multi_head"}, SETTINGS["Gemma 3"]],
+  ids=["PaLM", "serial", "Gemma 3"],
 )
-def test_recomputing_changes_no_bit(block, attention, monkeypatch):
+def test_recomputing_changes_no_bit(changes, monkeypatch):
   """Compares losses, the gradients' norms and moments, and parameters."""
   without_compiler(monkeypatch)  # in C++, REMAT = "attention" changes nothing
-  kept = two_steps(block=block, attention=attention)
+  kept = two_steps(**changes)
   for remat in ("attention", "layer"):
-    again = two_steps(block=block, attention=attention, remat=remat)
-    assert_same_bits(again, kept)
+    assert_same_bits(two_steps(**changes, remat=remat), kept)
 
 
 @pytest.mark.slow

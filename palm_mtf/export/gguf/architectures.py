@@ -331,7 +331,7 @@ def _find_period(types: Any) -> int:
 
   `types` is the value of layer_types in config.json.
   """
-  has_window = [x == "sliding_attention" for x in types]
+  has_window = [x == families.WINDOW for x in types]
   period = [*has_window, False].index(False) + 1
   expected = [i % period > 0 for i in range(1, len(types) + 1)]
   return period if any(has_window) and has_window == expected else 0

@@ -13,26 +13,36 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, get_args
 
-from palm_mtf.architecture.rotary import yarn_magnitude
 from palm_mtf.config.data import Packing
 from palm_mtf.config.layer_pattern import write_pattern
 from palm_mtf.config.model import MAX_LAYERS, MAX_SIZE, ModelConfig
-from palm_mtf.errors import UserError, check_choice, did_you_mean, shorten
+from palm_mtf.errors import UserError, did_you_mean, shorten
 from palm_mtf.export.huggingface.families import (
   BY_ARCHITECTURE,
   FAMILIES,
+  GLOBAL,
   REFUSED,
   ROOTS,
   SIZES,
+  WINDOW,
   Family,
   get_factor,
 )
+from palm_mtf.export.huggingface.rotary_keys import (
+  OUTSIDE,
+  make_rotary_keys,
+  parse_rotary,
+)
 from palm_mtf.export.huggingface.tensor_files import ORIGINAL
+from palm_mtf.export.huggingface.values import (
+  Json,
+  is_same,
+  parse_number,
+  parse_size,
+)
 from palm_mtf.model_dir.foreign_files import read_json_object
 
 _logger = logging.getLogger(__name__)
-
-Json = Mapping[str, object]
 
 _MOST_NAMED = 10  # maximum number of keys named in a warning
 # Key for settings that transformers lacks; transformers ignores the key.
@@ -75,32 +85,6 @@ _HARMLESS = set(
   "position_embedding_type use_embedding_sharing use_gated_activation "
   "use_parallel_block use_parallel_embedding".split()
 )
-# In rope_parameters (before transformers 5: rope_scaling), a key of _ROPE_TYPES
-# names the kind of rotary scaling. The other tables are {key: field of Rotary},
-# for all kinds (_ROTARY) and for each kind (_SCALINGS).
-_ROPE_TYPES = ("rope_type", "type")
-_ROTARY = {
-  **dict.fromkeys(("rope_theta", "rotary_emb_base"), "base"),
-  **dict.fromkeys(("partial_rotary_factor", "rotary_pct"), "fraction"),
-}
-_LENGTH = "original_max_position_embeddings"
-_BY_TURNS = {"factor": "factor", _LENGTH: "original_length"}
-_YARN = {  # keys that a file may lack
-  **{"beta_slow": "slow", "beta_fast": "fast", "truncate": "truncate"},
-  **{x: x for x in ("attention_factor", "mscale", "mscale_all_dim")},
-}
-_SCALINGS = {
-  "default": {},
-  "linear": {"factor": "factor"},
-  "llama3": {
-    **_BY_TURNS,
-    "low_freq_factor": "slow",
-    "high_freq_factor": "fast",
-  },
-  "yarn": {**_BY_TURNS, **_YARN},
-}
-# Keys of rope_parameters that may instead be at the top level of config.json.
-_OUTSIDE = (*_ROTARY, _LENGTH)
 # Fields that `_list_differences` skips: they change no result, weights.py
 # converts them (rotary_pairs, final_norm_scale), or each layer's settings are
 # compared (layers, variants).
@@ -108,12 +92,8 @@ _NOT_COMPARED = (
   *("activation_dtype", "logits_dtype", "output_fan_in", "remat"),
   *("rotary_pairs", "final_norm_scale", "layers", "variants"),
 )
-# Types of layers in transformers, with a window and without.
-_WINDOW, _GLOBAL = "sliding_attention", "full_attention"
-# Key, before transformers 5, of the rotary base of layers with a window.
-_WINDOW_BASE = "rope_local_base_freq"
-# {type: name in VARIANTS}
-_VARIANTS = {_WINDOW: "window", _GLOBAL: "global"}
+# {type of layers in transformers: name in VARIANTS}
+_VARIANTS = {WINDOW: "window", GLOBAL: "global"}
 
 
 def find_family(model: ModelConfig) -> Family:
@@ -222,55 +202,18 @@ def make_model_keys(family: Family, model: ModelConfig) -> dict[str, Any]:
     config[key] = number.get(model)
   for key, (places, _) in family.biases.items():
     config[key] = set(places.split(",")) <= {*model.bias_places}
-  rotated, by_type = model, {}
+  by_type = {GLOBAL: model}
   if family.period is not None:
     layers = list_layers(model)
-    types = [_WINDOW if x.attention_window else _GLOBAL for x in layers]
+    types = [WINDOW if x.attention_window else GLOBAL for x in layers]
     config["layer_types"] = types
     # The first layer of each type stands for all of them.
     by_type = dict(zip(types[::-1], layers[::-1], strict=True))
-    first = by_type.get(_WINDOW, model)
+  first = by_type.get(WINDOW, model)
+  if family.window is not None:
     config["sliding_window"] = first.attention_window
-    rotated = by_type.get(_GLOBAL, first) if family.window_base else first
-  elif family.window is not None:
-    config["sliding_window"] = model.attention_window
-  if family.rotary_size:
-    config[family.rotary_size[0]] = model.rotary_size
-  if family.rotary_base is not None:
-    rope = _make_rope(family, rotated)
-    scaling = make_rope_scaling(rotated)
-    # transformers 5 reads rope_parameters; earlier versions, the other keys.
-    config |= {"rope_parameters": {**scaling, **rope}, **rope}
-    config |= {old: rope[new] for old, new in family.older_names.items()}
-    if rotated.rotary_scaling != "none":
-      config["rope_scaling"] = scaling
-    if family.window_base is not None:
-      config["rope_parameters"] = {
-        kind: {**make_rope_scaling(x), **_make_rope(family, x)}
-        for kind, x in by_type.items()
-      }
-      if _WINDOW in by_type:
-        config[_WINDOW_BASE] = by_type[_WINDOW].rotary_base
+  config |= make_rotary_keys(family, by_type)
   return {**config, **family.constants, "attention_dropout": 0.0}
-
-
-def _make_rope(family: Family, model: ModelConfig) -> dict[str, float]:
-  rope = {"rope_theta": model.rotary_base}
-  if family.rotary_fraction is not None:
-    rope["partial_rotary_factor"] = model.rotary_fraction
-  return rope
-
-
-def make_rope_scaling(model: ModelConfig) -> dict[str, Any]:
-  """Returns the value of config.json's key rope_scaling."""
-  kind = "default" if model.rotary_scaling == "none" else model.rotary_scaling
-  found: dict[str, Any] = {"rope_type": kind}
-  for key, name in _SCALINGS[kind].items():
-    value = getattr(model, f"rotary_{name}", None)
-    # Omit `truncate` = true, the default, which older transformers do not know.
-    if value is not None and value is not True:
-      found[key] = value
-  return found
 
 
 class DescribedModel(NamedTuple):
@@ -327,7 +270,7 @@ def parse_config(config: Json, what: str) -> DescribedModel:
 def _warn_of_unknown_keys(
   config: Json, family: Family, model: ModelConfig, what: str
 ) -> None:
-  known = {*_HARMLESS, *_CONSTANTS, *_QUANTIZED, *_OUTSIDE, _OWN, "head_dim"}
+  known = {*_HARMLESS, *_CONSTANTS, *_QUANTIZED, *OUTSIDE, _OWN, "head_dim"}
   known |= {*make_model_keys(family, model), *_common_names(family)}
   known |= {y for x in family.choices.values() for y in x.other_names}
   if "use_sliding_window" in family.constants:
@@ -377,7 +320,7 @@ def _parse_model(
     for key, choice in family.choices.items():
       settings[choice.setting] = _parse_choice(config, key, choice)
     for key, number in family.numbers.items():
-      settings |= number.parse(_parse_number(config, key, number.default))
+      settings |= number.parse(parse_number(config, key, number.default))
     settings["biases"] = _parse_biases(config, family)
     settings |= _parse_layers(config, family, settings)
     # None stands for 1 / sqrt(size), which GGUF files have in float32.
@@ -410,7 +353,7 @@ def _parse_model(
     constants["layer_types"] = ["full_attention"] * model.num_layers
   compared = [(key, config.get(key, x), x) for key, x in constants.items()]
   for key, value, ours in compared:
-    if not _is_same(value, ours):
+    if not is_same(value, ours):
       raise UserError(
         f"{what}: {key} = {shorten(value)}: palm_mtf computes only with "
         f"{shorten(ours)}."
@@ -418,41 +361,23 @@ def _parse_model(
   return model
 
 
-def _parse_size(
-  config: Json,
-  key: str,
-  default: int | None = None,
-  *,
-  null: int | None = None,
-  most: int = MAX_SIZE,
-) -> int:
-  # A missing key stands for `default`, and null for `null`.
-  value = config.get(key, default)
-  value = null if value is None else value
-  if type(value) is not int or not 1 <= value <= most:
-    raise UserError(
-      f"{key} = {shorten(value)}: give a whole number from 1 to {most:,}."
-    )
-  return value
-
-
 def _parse_sizes(config: Json, family: Family) -> dict[str, object]:
   """Returns sizes, and ATTENTION and NUM_KV_HEADS, by field of ModelConfig."""
   found: dict = {}
   keys = {field: key for key, field in family.sizes.items()}
-  found["d_model"] = _parse_size(config, keys["d_model"])
+  found["d_model"] = parse_size(config, keys["d_model"])
   for field, key in keys.items():
     # Without n_inner, MLPs of GPT-2 and GPT-J are 4 * d_model wide.
     null = 4 * found["d_model"] if key == "n_inner" else None
     most = MAX_LAYERS if field == "num_layers" else MAX_SIZE
-    found[field] = _parse_size(config, key, null=null, most=most)
+    found[field] = parse_size(config, key, null=null, most=most)
   heads, width = found["num_heads"], found["d_model"]
   key_heads, d_kv = heads, width // heads
   if family.has_key_heads:
-    key_heads = _parse_size(
+    key_heads = parse_size(
       config, "num_key_value_heads", family.key_heads, null=heads
     )
-    d_kv = _parse_size(config, "head_dim", family.head_dim, null=d_kv)
+    d_kv = parse_size(config, "head_dim", family.head_dim, null=d_kv)
   elif width % heads:
     raise UserError(
       f"{keys['num_heads']} = {heads}: it divides {keys['d_model']} = {width}."
@@ -481,23 +406,15 @@ def _parse_choice(config: Json, key: str, choice) -> object:
   found = []
   for name in names:
     value = config[name]
-    if not any(_is_same(value, x) for x in choice.values):
+    if not any(is_same(value, x) for x in choice.values):
       known = " or ".join(map(repr, choice.values))
       raise UserError(
         f"{name} = {shorten(value)}: palm_mtf computes only with {known}."
       )
-    found += [y for x, y in choice.values.items() if _is_same(value, x)]
+    found += [y for x, y in choice.values.items() if is_same(value, x)]
   if len({*found}) > 1:
     raise UserError(f"{' and '.join(names)} contradict each other.")
   return found[0] if found else choice.values[choice.default]
-
-
-def _parse_number(config: Json, key: str, default: float) -> float:
-  value = config.get(key, default)
-  is_number = type(value) in (int, float) and 0 < value < 2**53
-  if not is_number:
-    raise UserError(f"{key} = {shorten(value)}: give a number above 0.")
-  return float(value)
 
 
 def _parse_biases(config: Json, family: Family) -> str:
@@ -516,24 +433,22 @@ def _parse_layers(
   """Returns the settings of windows and positions, by field of ModelConfig."""
   d_kv, num_layers = sizes["d_kv"], sizes["num_layers"]
   if family.period is None:
-    found = _parse_rotary(config, family, d_kv, family.rotary_base)
+    found = parse_rotary(config, family, d_kv)
     window = config.get("sliding_window", family.window)
     if family.window is not None and window is not None:
-      window = _parse_size(config, "sliding_window", family.window)
+      window = parse_size(config, "sliding_window", family.window)
       # A window of a whole sequence hides nothing.
       is_whole = window >= sizes["sequence_length"]
       found["attention_window"] = None if is_whole else window
     return found
   types = config.get("layer_types")
   if types is None:
-    period = _parse_size(config, "sliding_window_pattern", family.period)
-    types = [
-      _WINDOW if i % period else _GLOBAL for i in range(1, num_layers + 1)
-    ]
+    period = parse_size(config, "sliding_window_pattern", family.period)
+    types = [WINDOW if i % period else GLOBAL for i in range(1, num_layers + 1)]
   is_list = isinstance(types, list) and len(types) == num_layers
-  if not is_list or not all(x in (_WINDOW, _GLOBAL) for x in types):
+  if not is_list or not all(x in (WINDOW, GLOBAL) for x in types):
     raise UserError(
-      f"layer_types = {shorten(types)}: give {_WINDOW!r} or {_GLOBAL!r} for "
+      f"layer_types = {shorten(types)}: give {WINDOW!r} or {GLOBAL!r} for "
       f"each of the {num_layers} layers."
     )
   by_name = {
@@ -559,104 +474,10 @@ def _parse_layer_type(
   config: Json, family: Family, kind: str, d_kv: int
 ) -> dict[str, Any]:
   """Returns the settings of the layers of one type."""
-  window = {}
-  if kind == _WINDOW:
-    size = _parse_size(config, "sliding_window", family.window)
-    window = {"attention_window": size}
+  found = {}
+  if kind == WINDOW:
+    size = parse_size(config, "sliding_window", family.window)
+    found = {"attention_window": size}
   elif family.global_positions != "rotary":
     return {"positions": family.global_positions}
-  if family.window_base is None:
-    return window | _parse_rotary(config, family, d_kv, family.rotary_base)
-  # The class has a table for each type, and older keys for each type.
-  tables = config.get("rope_parameters")
-  tables = {} if tables is None else tables
-  if not isinstance(tables, dict) or tables.keys() - _VARIANTS.keys():
-    raise UserError(
-      f"rope_parameters = {shorten(tables)}: give a table for "
-      f"{' and for '.join(map(repr, _VARIANTS))}."
-    )
-  base, own = family.rotary_base, {**config}
-  if kind == _WINDOW:
-    base, older = family.window_base, ("rope_theta", "rope_scaling")
-    own = {x: y for x, y in config.items() if x not in older}
-    if _WINDOW_BASE in config:
-      own["rope_theta"] = config[_WINDOW_BASE]
-  own["rope_parameters"] = tables.get(kind)
-  return window | _parse_rotary(own, family, d_kv, base)
-
-
-def _parse_rotary(
-  config: Json, family: Family, d_kv: int, base: float | None
-) -> dict[str, object]:
-  if family.settings.get("positions", "rotary") != "rotary":
-    return {}
-  if family.rotary_size:
-    size = _parse_size(config, *family.rotary_size)
-    return {"rotary_fraction": size / d_kv}
-  found: dict = {}
-
-  def keep(name: str, key: str, value: object) -> None:
-    if not _is_same(value, found.setdefault(name, value)):
-      raise UserError(
-        f"{key} = {shorten(value)}: another key says {found[name]!r}."
-      )
-
-  tables = {x: config.get(x) for x in ("rope_parameters", "rope_scaling")}
-  tables = {x: keys for x, keys in tables.items() if keys is not None}
-  for table, keys in tables.items():
-    if not isinstance(keys, dict):
-      raise UserError(f"{table} = {shorten(keys)}: is no JSON object.")
-    for key in [x for x in _ROPE_TYPES if x in keys]:
-      check_choice(f"{table}: {key}", keys[key], _SCALINGS)
-      keep("scaling", f"{table}: {key}", keys[key])
-  kind = found.setdefault("scaling", "default")
-  known = {**_ROTARY, **_SCALINGS[kind]}
-  outside = {x: config[x] for x in _OUTSIDE if x in known and x in config}
-  for table, keys in (*tables.items(), ("", outside)):
-    for key, value in keys.items():
-      if key in known:
-        if value is not None or key in (*_ROTARY, "truncate"):
-          keep(known[key], key, _parse_rotary_key(keys, key, known[key]))
-      elif key not in _ROPE_TYPES:
-        raise UserError(
-          f"{table}: {shorten(key)} = {shorten(value)}"
-          f"{did_you_mean(key, known)}: palm_mtf does not compute this with "
-          f"rope_type = {kind!r}."
-        )
-  for key, name in _SCALINGS[kind].items():
-    if name not in found and key not in _YARN:
-      raise UserError(f"rope_type = {kind!r}: wants {key}.")
-  fraction = found.get("fraction", family.rotary_fraction or 1.0)
-  if family.rotary_fraction is None and fraction != 1:
-    raise UserError(
-      f"partial_rotary_factor = {fraction}: palm_mtf computes only with 1.0."
-    )
-  weights = [found.pop(x, None) for x in ("mscale", "mscale_all_dim")]
-  if all(weights) and "attention_factor" not in found:
-    above, below = (yarn_magnitude(found["factor"], x) for x in weights)
-    found["attention_factor"] = above / below
-  # transformers rounds the number of rotated dimensions down.
-  share = 1.0 if fraction == 1 else int(fraction * d_kv) / d_kv
-  scaling = "none" if kind == "default" else kind
-  found = {"base": base, **found, "scaling": scaling}
-  return {f"rotary_{x}": y for x, y in {**found, "fraction": share}.items()}
-
-
-def _parse_rotary_key(keys: Json, key: str, name: str) -> object:
-  if name == "original_length":
-    return _parse_size(keys, key)
-  if name == "truncate":
-    if not isinstance(keys[key], bool):
-      raise UserError(f"{key} = {shorten(keys[key])}: give true or false.")
-    return keys[key]
-  return _parse_number(keys, key, 1.0)
-
-
-def _is_same(value: object, ours: object) -> bool:
-  if isinstance(ours, float):
-    # A float may not represent an int of 2**53 or more exactly.
-    is_number = type(value) is float or (
-      type(value) is int and abs(value) < 2**53
-    )
-    return is_number and math.isclose(value, ours, rel_tol=1e-6)
-  return type(value) is type(ours) and value == ours
+  return found | parse_rotary(config, family, d_kv, kind)

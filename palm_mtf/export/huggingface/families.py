@@ -13,6 +13,8 @@ from typing import NamedTuple
 
 from palm_mtf.config import ModelConfig
 
+# Types of layers, with a window and without.
+WINDOW, GLOBAL = "sliding_attention", "full_attention"
 # {key of config.json for a size: field of ModelConfig}
 SIZES = {
   "vocab_size": "vocab_size",
