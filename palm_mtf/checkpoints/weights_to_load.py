@@ -27,7 +27,7 @@ from palm_mtf.checkpoints.manifest import (
   newest_whole,
   read_and_hold,
 )
-from palm_mtf.config import AdafactorConfig, CorpusConfig, DataConfig, RunConfig
+from palm_mtf.config import CorpusConfig, DataConfig, OptimizerConfig, RunConfig
 from palm_mtf.data.batches.corpus import Corpus
 from palm_mtf.data.vocabulary.load import load_vocabulary
 from palm_mtf.data.vocabulary.vocabulary import Vocabulary
@@ -327,7 +327,7 @@ def find_initial_weights(
 
 
 def find_initial_state(
-  weights: NamedWeights, run: RunConfig, optimizer: AdafactorConfig
+  weights: NamedWeights, run: RunConfig, optimizer: OptimizerConfig
 ) -> Checkpoint:
   """Returns `weights` as a checkpoint to start from with INIT_STATE = "all".
 

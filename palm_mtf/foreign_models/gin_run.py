@@ -25,7 +25,7 @@ from palm_mtf.cli.gin_statements import (
   read_file,
 )
 from palm_mtf.cli.main import FlagParser, parse_flags, run_command
-from palm_mtf.config import AdafactorConfig, PodsConfig
+from palm_mtf.config import FORMERLY_OF_ADAFACTOR, OPTIMIZERS, PodsConfig
 from palm_mtf.config.device_mesh import DeviceMesh
 from palm_mtf.errors import UserError, check_count, did_you_mean, shorten
 from palm_mtf.foreign_models.training import ModelFunction, PodTraining
@@ -57,7 +57,7 @@ def _check_bindings(function: Callable[_P, _T]) -> Callable[_P, _T]:
 
 
 # Only gin files call the wrapped constructors; the classes stay unchanged.
-for _class in (AdafactorConfig, DeviceMesh, PodsConfig):
+for _class in (*OPTIMIZERS.values(), DeviceMesh, PodsConfig):
   gin.external_configurable(_check_bindings(_class), module=_MODULE)
 
 
@@ -196,6 +196,12 @@ def _check_names(setting: Setting) -> None:
   if setting.selector:
     wrapped = _find_configurable(setting, setting.selector)
     parameters = inspect.signature(wrapped).parameters
+    is_old = setting.name in FORMERLY_OF_ADAFACTOR
+    if is_old and wrapped.__name__ == "AdafactorConfig":
+      raise UserError(
+        f"{setting.cited}: optimizers no longer have this setting, and a model "
+        "function has its own loss; remove it."
+      )
     if setting.name not in parameters and not any(
       x.kind is x.VAR_KEYWORD for x in parameters.values()
     ):

@@ -29,7 +29,6 @@ AdafactorConfig.beta2_exponent = 0.8
 AdafactorConfig.update_clip = 1.0
 AdafactorConfig.gradient_clip = 1.0
 AdafactorConfig.weight_decay_exponent = None
-AdafactorConfig.z_loss = 0.0
 """
 MODULE = """
 import gin

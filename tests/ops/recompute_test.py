@@ -20,6 +20,7 @@ from tests.mtf_testing import (
   train,
   without_compiler,
 )
+from tests.settings import step_config
 
 
 def two_steps(mesh=SINGLE, **changes):
@@ -79,7 +80,7 @@ def calls_of_a_step(**changes):
   config = small_config(**changes)
   with tf.Graph().as_default():
     program = build_train_program(
-      config, SINGLE, PALM_OPTIMIZER, batch_size=2, seed=0
+      step_config(config, SINGLE), batch_size=2, seed=0
     )
     calls, seen, todo = collections.Counter(), set(), [program.update]
     while todo:

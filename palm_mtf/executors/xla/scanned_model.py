@@ -25,7 +25,13 @@ from jax.sharding import PartitionSpec
 
 from palm_mtf._tf import mtf, tf
 from palm_mtf.architecture.parameters import layer_name
-from palm_mtf.config import AdafactorConfig, MeshLayout, ModelConfig
+from palm_mtf.config import (
+  OPTIMIZERS,
+  LossConfig,
+  MeshLayout,
+  ModelConfig,
+  OptimizerConfig,
+)
 from palm_mtf.executors.xla.parts import DeviceFunction, Given, cut, cut_graph
 from palm_mtf.executors.xla.xla_placement import XlaPlacement
 from palm_mtf.model.dropout import DROPOUT_STATE
@@ -50,6 +56,7 @@ class StepSettings:
 
   Attributes:
     mesh_layout: axes and layout rules of a pod, which split `model` evenly.
+    optimizer: None for a program that only computes losses.
     features: names of the features of every batch.
     num_rows: sequences of a step in one pod, in all microbatches.
     dcn_dtype: dtype in which pods exchange gradients.
@@ -58,7 +65,10 @@ class StepSettings:
 
   model: ModelConfig
   mesh_layout: MeshLayout
-  optimizer: AdafactorConfig
+  optimizer: OptimizerConfig | None = dataclasses.field(
+    metadata={"choices": OPTIMIZERS}
+  )
+  loss: LossConfig
   features: Sequence[str]
   num_rows: int
   dcn_dtype: str
@@ -95,7 +105,7 @@ class ScannedModel:
     loss_function = PalmLoss(
       dataclasses.replace(settings.model, num_layers=1),
       settings.mesh_layout,
-      settings.optimizer,
+      settings.loss,
       settings.features,
       num_rows=settings.micro_rows,
       seed=settings.seed,
@@ -107,7 +117,7 @@ class ScannedModel:
     }
     batch = {name: x.outputs[0] for name, x in self.features.items()}
     self._dropout_state = None
-    if settings.optimizer.dropout:
+    if loss_function.has_dropout:
       shape = mtf.Shape([DROPOUT_STATE])
       (self._dropout_state,) = Given(mesh, "dropout", shape, tf.int32).outputs
     stage = Stage(

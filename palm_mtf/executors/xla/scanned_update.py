@@ -5,7 +5,7 @@
 squares   sum of squares of each gradient                    for each layer
 scalars   clip factor, and whether the step is finite        once
 measure   sums of squares of each variable and its update    for each layer
-assign    Adafactor's update of the variables                for each layer
+assign    the optimizer's update of the variables            for each layer
 
 A phase needs sums over all layers from earlier phases, so the phases cannot
 share one pass over the layers.
@@ -27,17 +27,16 @@ from palm_mtf.executors.xla.scanned_model import (
 from palm_mtf.executors.xla.xla_placement import XlaPlacement
 from palm_mtf.model.dims import model_dims
 from palm_mtf.model.weights import palm_variables
-from palm_mtf.optim.adafactor import shares_scale
+from palm_mtf.optim.optimizer import rule_of
 from palm_mtf.programs.loss_function import LossSums
 from palm_mtf.programs.pod import Sums, Update, build_update
 
-RATES = ("learning_rate", "one_minus_beta2")
-
 
 class ScannedUpdate:
-  """The update of a pod's variables by Adafactor.
+  """The update of a pod's variables by the optimizer.
 
   Attributes:
+    rates: names of the numbers that the optimizer needs for a step.
     variables: the trained variables and their optimizer slots, by name; those
       of a layer stand for the variables of all layers.
     fetched: the metrics that `apply` returns, by name.
@@ -54,6 +53,7 @@ class ScannedUpdate:
   ):
     """Builds the graph; `loss_names` are the names of the terms of the loss."""
     optimizer, layout = settings.optimizer, settings.mesh_layout
+    self.rates = rule_of(optimizer).RATES
     one_layer = dataclasses.replace(settings.model, num_layers=1)
     graph = mtf.Graph()
     mesh = mtf.Mesh(graph, "pod")
@@ -70,7 +70,7 @@ class ScannedUpdate:
     }
     scalar = mtf.Shape([])
     self._given = {
-      name: give(name, scalar) for name in (*loss_names, "weight", *RATES)
+      name: give(name, scalar) for name in (*loss_names, "weight", *self.rates)
     }
     losses = LossSums(
       {name: self._given[name] for name in loss_names}, self._given["weight"]
@@ -79,7 +79,7 @@ class ScannedUpdate:
       update = build_update(
         trained,
         Sums(losses, [*self._gradients.values()]),
-        [self._given[x] for x in RATES],
+        [self._given[x] for x in self.rates],
         optimizer,
         meshes=[mesh],
         num_layers=settings.model.num_layers,
@@ -91,9 +91,10 @@ class ScannedUpdate:
     ]
     self._build_functions(placement, update)
     self._joined = {
-      x.value
-      for x in self.sums_of_squares
-      if shares_scale(x.variable, optimizer.parameter_scale)
+      y.value
+      for x in update.operations
+      if x.is_joined
+      for y in x.sums_of_squares
     }
 
   def _build_functions(self, placement: XlaPlacement, update: Update) -> None:
@@ -146,7 +147,7 @@ class ScannedUpdate:
       variables: the device's slices, by name.
       gradients: sums over all pods, by the variable's name.
       numbers: scalars by name: the losses and "weight", summed over all pods;
-        "learning_rate" and "one_minus_beta2".
+        and `rates`.
     """
     split = [
       {x: y for x, y in arrays.items() if is_stacked(x) == of_layers}

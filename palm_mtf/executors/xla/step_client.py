@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from palm_mtf._tf import tf
 from palm_mtf.architecture.parameters import parameter_shapes
-from palm_mtf.config import AdafactorConfig, MeshLayout, ModelConfig, PodsConfig
+from palm_mtf.config import LossConfig, MeshLayout, ModelConfig, StepConfig
 from palm_mtf.executors.xla import pod_arrays
 from palm_mtf.executors.xla.client_calls import (
   DeviceArray,
@@ -22,20 +22,20 @@ from palm_mtf.executors.xla.client_calls import (
 from palm_mtf.executors.xla.devices import AcceleratorDevices
 from palm_mtf.executors.xla.host_calls import call_pod, name_of
 from palm_mtf.executors.xla.scanned_model import StepSettings, is_stacked
-from palm_mtf.executors.xla.scanned_update import RATES
 from palm_mtf.executors.xla.step_functions import PodStep, cut_rows
 from palm_mtf.json_text import dataclass_text
 from palm_mtf.mesh.exchange import sum_in_order
 from palm_mtf.mesh.slices import Slice, regions_of
 from palm_mtf.model.dims import model_dims
 from palm_mtf.model.loss import SMALLEST_WEIGHT
+from palm_mtf.optim.optimizer import find_rates
 from palm_mtf.programs.features import (
   ReadFeatures,
   ServerFeatures,
   find_palm_features,
   make_placeholders,
 )
-from palm_mtf.programs.pod import build_dropout_state, build_rates
+from palm_mtf.programs.pod import build_dropout_state
 from palm_mtf.programs.train_program import (
   LoopProgram,
   PodProgram,
@@ -46,14 +46,11 @@ from palm_mtf.programs.train_program import (
 
 
 def build_train_program(
-  config: ModelConfig,
-  mesh_layout: MeshLayout,
-  optimizer: AdafactorConfig,
+  config: StepConfig,
   *,
   batch_size: int,
   seed: int,
   features: Sequence[str] | ServerFeatures,
-  pods: PodsConfig,
   devices: AcceleratorDevices,
 ) -> TrainProgram:
   """Builds a training step of PaLM in the current tf.Graph.
@@ -63,27 +60,16 @@ def build_train_program(
   is_read = isinstance(features, ServerFeatures)
   names, read = features if is_read else (features, None)
   settings = StepSettings(
-    model=config,
-    mesh_layout=mesh_layout,
-    optimizer=optimizer,
+    model=config.model,
+    mesh_layout=config.mesh_layout,
+    optimizer=config.optimizer,
+    loss=config.loss,
     features=list(names),
-    num_rows=batch_size // pods.num_pods,
-    dcn_dtype=pods.dcn_dtype,
+    num_rows=batch_size // config.pods.num_pods,
+    dcn_dtype=config.pods.dcn_dtype,
     seed=seed,
   )
   return _Builder(settings, devices, read).build()
-
-
-# `StepSettings` has an optimizer, but a loss depends on none of its settings.
-_UNUSED = AdafactorConfig(
-  learning_rate=0.01,
-  beta1=0.0,
-  beta2_exponent=0.8,
-  update_clip=None,
-  gradient_clip=1.0,
-  weight_decay_exponent=None,
-  z_loss=0.0,
-)
 
 
 def build_loss_program(
@@ -101,7 +87,8 @@ def build_loss_program(
   settings = StepSettings(
     model=config,
     mesh_layout=dataclasses.replace(mesh_layout, num_microbatches=1),
-    optimizer=_UNUSED,
+    optimizer=None,
+    loss=LossConfig(z_loss=0.0),
     features=list(features),
     num_rows=batch_size,
     dcn_dtype="float32",
@@ -125,7 +112,6 @@ class _Builder:
     self._pod_step = PodStep(settings, "cpu")
     dims = model_dims(settings.model, settings.num_rows, settings.mesh_layout)
     self._features = find_palm_features(settings.features, dims)
-    self._losses = [*self._pod_step.update.losses]
     self._parameters = [*parameter_shapes(settings.model)]
     with tf.device(devices.client):
       no_step = tf.constant(-1, tf.int64)  # for a loss, which needs no step
@@ -136,19 +122,14 @@ class _Builder:
   def build_loss(self) -> PodProgram:
     """Returns the first pod's program, without slices of optimizer slots."""
     first, *copies = self._make_rows(0)
-    program = self._build_pod(0, [first, *[first] * len(copies)])
-    slices = program.slices.items()
-    return dataclasses.replace(
-      program,
-      slices={x: y for x, y in slices if y[0].names[0] in self._parameters},
-    )
+    return self._build_pod(0, [first, *[first] * len(copies)])
 
   def build(self) -> TrainProgram:
     """Returns the program that trains all pods for a step."""
     settings, hosts = self._settings, self._devices.hosts
     rows = [self._make_rows(pod) for pod in range(len(hosts))]
     with tf.device(self._devices.client):
-      rates = build_rates(settings.optimizer, self._step)
+      rates = find_rates(settings.optimizer, self._step)
     found = self._build_step(rows, rates)
     with tf.device(self._devices.client):
       values = self._split(found)
@@ -162,7 +143,7 @@ class _Builder:
         num_microbatches=1,  # a pod computes all its microbatches in one call
         update=tf.raw_ops.Assert(condition=is_finite, data=[is_finite]),
         is_finite=is_finite,
-        losses={name: values[name] for name in self._losses},
+        losses={name: values[name] for name in self._pod_step.update.losses},
         metrics=self._make_metrics(values, rates["learning_rate"]),
         gradient_squares=squares / tf.square(values["weight"]),
         parameters=self._parameters,
@@ -219,7 +200,7 @@ class _Builder:
   ) -> tf.Tensor:
     """Trains all pods for a step; returns its metrics, [metrics] float32."""
     with tf.device(self._devices.client):
-      of_step = tf.stack([rates[x] for x in RATES])
+      of_step = tf.stack([*rates.values()])
       num_rows = self._settings.num_rows
       states = [
         build_dropout_state(self._step, i * num_rows) for i in range(len(rows))
@@ -285,8 +266,8 @@ class _Builder:
         for name, x in self._features.items()
       }
       steps = [self._step + i for i in range(max_steps)]
-      rates = [build_rates(self._settings.optimizer, x) for x in steps]
-      rates = {x: tf.stack([y[x] for y in rates]) for x in RATES}
+      of_steps = [find_rates(self._settings.optimizer, x) for x in steps]
+      rates = {x: tf.stack([y[x] for y in of_steps]) for x in of_steps[0]}
       states = tf.stack([build_dropout_state(x, 0) for x in steps])
       inputs = num_steps, tf.stack([*rates.values()], 1), states
     dtypes = [tf.float32, tf.int32]
@@ -383,5 +364,5 @@ class _Builder:
         value = tf.reduce_sum(value, -1)
       sums.append(each._replace(value=value, size=each.size * num_layers))
     return make_metrics(
-      {name: values[name] for name in self._losses}, sums, learning_rate
+      {name: values[name] for name in made.update.losses}, sums, learning_rate
     )
