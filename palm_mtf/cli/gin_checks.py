@@ -29,7 +29,7 @@ from palm_mtf.cli.gin_statements import (
   leaves_of,
   names_in,
 )
-from palm_mtf.config.macros import MISSING, choices_of
+from palm_mtf.config.macros import MISSING, choices_of, macros_of
 from palm_mtf.errors import UserError, did_you_mean
 from palm_mtf.machine.process import is_owned
 from palm_mtf.user_code import user_code
@@ -257,22 +257,22 @@ def check_known(
       )
 
 
-def check_optimizer(
-  settings: Iterable[Setting], optimizer: str, own: Collection[str]
-) -> None:
-  """Raises UserError if the user gives settings of other optimizers.
+def check_optimizer(unused: Iterable[Setting], optimizer: str) -> None:
+  """Raises UserError if the user gives settings that an optimizer lacks.
 
   Files of palm_mtf, such as gin/optim/palm.gin, may have such settings, because
   a file with another OPTIMIZER may follow them.
 
   Args:
-    settings: settings that `optimizer`, the value of OPTIMIZER, lacks.
+    unused: settings of macros that the command does not use.
     optimizer: the value of OPTIMIZER.
-    own: the macros of that optimizer.
   """
-  for each in settings:
+  own = macros_of(config.OPTIMIZERS[optimizer])
+  others = {y for x in config.OPTIMIZERS.values() for y in macros_of(x)}
+  for each in unused:
     file = each.origin.rpartition(":")[0]
-    if file and (gin_folder() / file).is_file():
+    is_ours = file and (gin_folder() / file).is_file()
+    if each.name not in others or each.name in own or is_ours:
       continue
     words = each.name.split("_")  # BETA2_EXPONENT is most like BETA2
     starts = ["_".join(words[:n]) for n in range(len(words), 0, -1)]

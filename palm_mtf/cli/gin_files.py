@@ -288,7 +288,6 @@ def load(
   config_class = getattr(config, COMMANDS[command].config)
   optimizer = _find_optimizer(given)
   fields = {"MODEL_DIR": MISSING, **macros_of(config_class, optimizer)}
-  others = macros_of(config_class).keys() - fields.keys()
   if left_out := COMMANDS[command].leaves_out:
     for name in macros_of(getattr(config, left_out)):
       del fields[name]
@@ -300,11 +299,8 @@ def load(
     if setting.value is not MISSING
   }
   used |= gin_checks.find_reached([*used.values(), *foreign], every)
-  gin_checks.check_optimizer(
-    [x for x in given.values() if x.name in others - used.keys()],
-    optimizer["OPTIMIZER"],
-    macros_of(config.OPTIMIZERS[optimizer["OPTIMIZER"]]),
-  )
+  unused = [x for x in given.values() if x.name not in used]
+  gin_checks.check_optimizer(unused, optimizer["OPTIMIZER"])
   return Configuration(
     config_class=config_class,
     imports=tuple(

@@ -181,6 +181,7 @@ def parse_gin(
   import_modules([x for x in statements if isinstance(x, Import)])
   settings = [x for x in statements if isinstance(x, Setting)]
   settings += read_command_line(bindings)
+  settings = [x for x in settings if not _is_of_an_earlier_version(x)]
   for each in settings:
     _check_names(each)
   macros = {x.name: x for x in settings if not x.selector}
@@ -192,16 +193,22 @@ def parse_gin(
   return settings
 
 
+def _is_of_an_earlier_version(setting: Setting) -> bool:
+  """Returns whether a setting had to be 0 in earlier versions, and is."""
+  is_old = setting.name in FORMERLY_OF_ADAFACTOR
+  if not is_old or not setting.selector.endswith("AdafactorConfig"):
+    return False
+  if setting.value != 0:
+    raise UserError(
+      f"{setting.cited}: a model function has its own loss; remove this line."
+    )
+  return True
+
+
 def _check_names(setting: Setting) -> None:
   if setting.selector:
     wrapped = _find_configurable(setting, setting.selector)
     parameters = inspect.signature(wrapped).parameters
-    is_old = setting.name in FORMERLY_OF_ADAFACTOR
-    if is_old and wrapped.__name__ == "AdafactorConfig":
-      raise UserError(
-        f"{setting.cited}: optimizers no longer have this setting, and a model "
-        "function has its own loss; remove it."
-      )
     if setting.name not in parameters and not any(
       x.kind is x.VAR_KEYWORD for x in parameters.values()
     ):

@@ -15,9 +15,12 @@ from palm_mtf.architecture.parameters import parameter_shapes
 from palm_mtf.config import (
   AdafactorConfig,
   Config,
+  LossConfig,
   MeshLayout,
   ModelConfig,
+  OptimizerConfig,
   PodsConfig,
+  StepConfig,
 )
 from palm_mtf.data.batches.corpus import Batches
 from palm_mtf.machine.activation_dtype import native_bfloat16
@@ -32,8 +35,23 @@ PALM_OPTIMIZER = AdafactorConfig(
   update_clip=1.0,
   gradient_clip=1.0,
   weight_decay_exponent=2.0,
-  z_loss=1e-4,
 )
+
+
+def step_config(
+  model: ModelConfig,
+  mesh_layout: MeshLayout = ONE_DEVICE,
+  optimizer: OptimizerConfig = PALM_OPTIMIZER,
+  pods: PodsConfig = PodsConfig(),  # noqa: B008
+) -> StepConfig:
+  """Returns settings of a training step with PaLM's loss."""
+  return StepConfig(
+    model=model,
+    mesh_layout=mesh_layout,
+    optimizer=optimizer,
+    loss=LossConfig(z_loss=1e-4),
+    pods=pods,
+  )
 
 
 def _sizes(layers: int, width: int, vocab: int) -> dict[str, int]:
@@ -109,7 +127,7 @@ def random_tokens(model: ModelConfig, batch_size: int) -> np.ndarray:
 @contextlib.contextmanager
 def training_program(
   model: ModelConfig,
-  optimizer: AdafactorConfig = PALM_OPTIMIZER,
+  optimizer: OptimizerConfig = PALM_OPTIMIZER,
   *,
   batch_size: int,
   mesh_layout: MeshLayout = ONE_DEVICE,
@@ -120,7 +138,7 @@ def training_program(
 
   Args:
     model: architecture.
-    optimizer: schedule, clipping, decay and z-loss.
+    optimizer: one of the optimizers, with its schedule and clipping.
     batch_size: number of sequences in one step.
     mesh_layout: mesh axes and layout rules, checked against `model`.
     seed: seed of the initial weights.
@@ -135,9 +153,7 @@ def training_program(
     tf.Session(config=session_config(mesh_layout.num_devices)) as session,
   ):
     program = build_train_program(
-      model,
-      mesh_layout,
-      optimizer,
+      step_config(model, mesh_layout, optimizer),
       batch_size=batch_size,
       seed=seed,
       **settings,
