@@ -14,7 +14,13 @@ import numpy as np
 import pytest
 
 from palm_mtf._tf import mtf, tf
-from palm_mtf.config import AdafactorConfig, MeshLayout, ModelConfig, PodsConfig
+from palm_mtf.config import (
+  LossConfig,
+  MeshLayout,
+  ModelConfig,
+  OptimizerConfig,
+  PodsConfig,
+)
 from palm_mtf.generation.decode.weights import DecodeModel
 from palm_mtf.generation.inference.sessions import load_weights
 from palm_mtf.mesh import cpu_gpu as devices
@@ -382,13 +388,14 @@ def run_model(
 @contextlib.contextmanager
 def training(
   config: ModelConfig,
-  optimizer: AdafactorConfig,
+  optimizer: OptimizerConfig,
   features: Sequence[str],
   *,
   mesh: MeshLayout = SINGLE,
   seed: int = 0,
   batch_size: int = BATCH_SIZE,
   pods: PodsConfig = ONE_POD,
+  loss: LossConfig = settings.PALM_LOSS,
   build: Callable[..., StepPrograms] = build_train_program,
 ) -> Iterator[Callable[..., tuple[dict[str, np.ndarray], list[dict]]]]:
   """Yields a function that trains on batches; each call starts at step 0.
@@ -404,13 +411,10 @@ def training(
     ) as session,
   ):
     program = build(
-      config,
-      mesh,
-      optimizer,
+      settings.step_config(config, mesh, optimizer, loss=loss, pods=pods),
       batch_size=batch_size,
       seed=seed,
       features=list(features),
-      pods=pods,
     )
     step = TrainStep(Client(session), program)
     pods_are_equal = PodComparison(session, program).check
@@ -430,7 +434,7 @@ def training(
 
 def train(
   config: ModelConfig,
-  optimizer: AdafactorConfig,
+  optimizer: OptimizerConfig = PALM_OPTIMIZER,
   *,
   rows: Callable[..., dict] = random_tokens,
   params: Mapping[str, np.ndarray] | None = None,

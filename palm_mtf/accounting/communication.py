@@ -18,17 +18,16 @@ import math
 from palm_mtf.accounting import memory
 from palm_mtf.accounting.optimizer_state import (
   DTYPE_BYTES,
-  optimizer_state,
   parameter_slots,
   row_rank,
 )
 from palm_mtf.architecture import parameters
 from palm_mtf.architecture.block import Branch, Kind, model_of
 from palm_mtf.config import (
-  AdafactorConfig,
   HardwareConfig,
   MeshLayout,
   ModelConfig,
+  OptimizerConfig,
   PodsConfig,
 )
 from palm_mtf.config.tpu_slice import tpu_slice
@@ -314,7 +313,7 @@ class _Traffic:
       self.add("all_gather", (axis,), _FLOAT32 * numbers, count)
       numbers //= sizes[axis]
 
-  def add_update(self, optimizer: AdafactorConfig) -> None:
+  def add_update(self, optimizer: OptimizerConfig) -> None:
     """Adds the optimizer's all-reduces: sums over the slices of parameters."""
     # To clip by the global norm, Mesh TensorFlow computes the sum of squares of
     # each gradient, and adds up these sums in the order of the parameters. The
@@ -330,13 +329,12 @@ class _Traffic:
         # most one of a parameter's `count` sums: the sum of layer 0.
         joined = i < num_alike - 1
         self.add("all_reduce", each.axes, _FLOAT32, count - joined)
-    state = optimizer_state(optimizer)
     for name, each, count in self._slices:
       dims = self._dims[name]
       # Two sums of squares: of the update, for UPDATE_CLIP, and of the
       # parameter, because the parameter's root mean square scales the update.
       self.add("all_reduce", each.axes, _FLOAT32, 2 * count)
-      slots = parameter_slots(name, len(dims), state)
+      slots = parameter_slots(name, len(dims), optimizer)
       if "second_moment_row" not in {x.name for x in slots}:
         continue
       over = [
@@ -361,7 +359,7 @@ def _kind_of_sum(is_scattered: bool) -> str:
 def step_bytes(
   config: ModelConfig,
   mesh: MeshLayout,
-  optimizer: AdafactorConfig,
+  optimizer: OptimizerConfig,
   *,
   pod_batch_size: int,
   num_pods: int = 1,

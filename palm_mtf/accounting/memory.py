@@ -20,15 +20,11 @@ import functools
 import math
 from collections.abc import Sequence
 
-from palm_mtf.accounting.optimizer_state import (
-  DTYPE_BYTES,
-  optimizer_state,
-  slot_bytes,
-)
+from palm_mtf.accounting.optimizer_state import DTYPE_BYTES, slot_bytes
 from palm_mtf.architecture import parameters
 from palm_mtf.architecture.attention_blocks import block_pairs
 from palm_mtf.architecture.block import Layer, Mlp, model_of
-from palm_mtf.config import AdafactorConfig, MeshLayout, ModelConfig, PodsConfig
+from palm_mtf.config import MeshLayout, ModelConfig, OptimizerConfig, PodsConfig
 
 PASSES = ("blocks", "attention", "loss", "weights")
 
@@ -114,15 +110,16 @@ def summed_bytes(name: str, config: ModelConfig, mesh: MeshLayout) -> int:
 def device_bytes(
   config: ModelConfig,
   mesh: MeshLayout,
-  optimizer: AdafactorConfig,
+  optimizer: OptimizerConfig,
   stage: int = 0,
 ) -> DeviceBytes:
   """Returns the bytes of weights, optimizer slots and gradients per device."""
   slices = distinct_slices(config, mesh, stage)
-  state = optimizer_state(optimizer)
   return DeviceBytes(
     weights=sum(4 * each.size * n for _, each, n in slices),
-    slots=sum(slot_bytes({x: each.sizes}, state) * n for x, each, n in slices),
+    slots=sum(
+      slot_bytes({x: each.sizes}, optimizer) * n for x, each, n in slices
+    ),
     gradients=sum(
       gradient_bytes(name, config, mesh) * each.size * n
       for name, each, n in slices

@@ -19,9 +19,9 @@ from palm_mtf.accounting.step_time import StepTime, device_rates, predict_step
 from palm_mtf.architecture.block import model_of_layers
 from palm_mtf.architecture.parameters import distinct_parameters, parse_name
 from palm_mtf.config import (
-  AdafactorConfig,
   Config,
   ModelConfig,
+  OptimizerConfig,
   PlanConfig,
   PodsConfig,
 )
@@ -72,7 +72,7 @@ def tensor_bytes(
   model: ModelConfig,
   mesh: MeshLayout,
   pods: PodsConfig,
-  optimizer: AdafactorConfig,
+  optimizer: OptimizerConfig,
   batch_size: int,
   stage: int = 0,
 ) -> dict[str, int]:

@@ -28,10 +28,10 @@ from palm_mtf.checkpoints.manifest import (
   read_and_hold,
 )
 from palm_mtf.config import (
-  AdafactorConfig,
   CorpusConfig,
   DataConfig,
   ModelConfig,
+  OptimizerConfig,
   RunConfig,
 )
 from palm_mtf.data.batches.corpus import Corpus
@@ -343,7 +343,7 @@ def find_initial_weights(
 
 
 def find_initial_state(
-  weights: NamedWeights, run: RunConfig, optimizer: AdafactorConfig
+  weights: NamedWeights, run: RunConfig, optimizer: OptimizerConfig
 ) -> Checkpoint:
   """Returns `weights` as a checkpoint to start from with INIT_STATE = "all".
 

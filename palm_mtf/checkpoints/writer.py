@@ -17,11 +17,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 
-from palm_mtf.accounting.optimizer_state import (
-  LARGEST_STATE,
-  OptimizerState,
-  checkpoint_bytes,
-)
+from palm_mtf.accounting.optimizer_state import checkpoint_bytes
 from palm_mtf.checkpoints.manifest import (
   WEIGHTS,
   Checkpoint,
@@ -34,7 +30,7 @@ from palm_mtf.checkpoints.manifest import (
   read_whole,
   write_manifest,
 )
-from palm_mtf.config import RunConfig
+from palm_mtf.config import OptimizerConfig, RunConfig
 from palm_mtf.errors import UserError
 from palm_mtf.model_dir.atomic_files import PARTIAL, new_path, writing
 from palm_mtf.model_dir.paths import ModelDir, step_of
@@ -288,11 +284,11 @@ def check_space(
   model_dir: str,
   shapes: Mapping[str, tuple[int, ...]],
   run: RunConfig,
-  state: OptimizerState = LARGEST_STATE,
+  optimizer: OptimizerConfig | None = None,
 ) -> None:
   """Raises UserError unless the disk has space for the checkpoints of a run.
 
-  MODEL_DIR need not exist. `state` says which optimizer slots parameters have.
+  MODEL_DIR need not exist. If `optimizer` is None, any optimizer fits.
   """
   # The folder of checkpoints may be a link to another disk.
   existing = os.path.realpath(ModelDir(model_dir).checkpoints)
@@ -306,7 +302,7 @@ def check_space(
   wanted = min(wanted, run.train_steps // run.checkpoint_steps + 1)
   # Checkpoints that already exist need no more space.
   count = max(1, wanted - len(checkpoint_folders(model_dir)))
-  needed = count * checkpoint_bytes(shapes, state)
+  needed = count * checkpoint_bytes(shapes, optimizer)
   free = shutil.disk_usage(existing).free
   if free < needed:
     every = ""

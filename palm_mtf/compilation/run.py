@@ -256,6 +256,7 @@ def _settings(config: PlanConfig) -> StepSettings:
     model=config.model,
     mesh_layout=config.mesh_layout,
     optimizer=config.optimizer,
+    loss=config.loss,
     features=features,
     num_rows=config.run.batch_sizes.largest // config.pods.num_pods,
     dcn_dtype=config.pods.dcn_dtype,

@@ -4,13 +4,13 @@
 
 gradients  each pod: forward and backward pass of its share of the batch
 exchange   each pod sends its gradients to all other pods (pod.py)
-update     each pod: the same clipping and Adafactor
+update     each pod: the same clipping and optimizer
 """
 
 from collections.abc import Iterable, Mapping, Sequence
 
 from palm_mtf._tf import mtf, tf
-from palm_mtf.config import AdafactorConfig, MeshLayout, ModelConfig, PodsConfig
+from palm_mtf.config import OptimizerConfig, PodsConfig, StepConfig
 from palm_mtf.config.device_mesh import DeviceMesh
 from palm_mtf.mesh.cpu_gpu import (
   CpuGpuDevices,
@@ -21,7 +21,7 @@ from palm_mtf.mesh.session import ONE_BY_ONE
 from palm_mtf.mesh.slices import Slice
 from palm_mtf.mesh.stages import StagesLowering, find_parts
 from palm_mtf.model.loss import divisor
-from palm_mtf.optim.adafactor import SumOfSquares, rms_by_kind
+from palm_mtf.optim.optimizer import SumOfSquares, rms_by_kind
 from palm_mtf.programs.features import (
   REQUIRED_FEATURES,
   ReadFeatures,
@@ -50,27 +50,22 @@ from palm_mtf.steps.plan import (
 
 
 def build_train_program(
-  config: ModelConfig,
-  mesh_layout: MeshLayout,
-  optimizer: AdafactorConfig,
+  config: StepConfig,
   *,
   batch_size: int,
   seed: int,
   features: Sequence[str] | ServerFeatures = REQUIRED_FEATURES,
-  pods: PodsConfig = PodsConfig(),  # noqa: B008
   devices: CpuGpuDevices | None = None,
 ) -> StepPrograms:
   """Builds a training step of PaLM in the current tf.Graph.
 
   Args:
-    config: architecture.
-    mesh_layout: axes and layout rules of each pod, checked against `config`.
-    optimizer: schedule, clipping, decay and z-loss.
+    config: model, mesh of each pod (checked against the model), optimizer, loss
+      and number of pods.
     batch_size: sequences in one step, over all pods.
     seed: seed of the initial weights and of dropout.
     features: keys of FEATURE_DTYPES that every batch has; a ServerFeatures with
       these keys if servers read the features.
-    pods: number of pods, and the dtype of gradients between them.
     devices: devices of the pods; None for the CPUs or GPUs of this process.
 
   Raises UserError if a feature is unknown, or inputs or targets are missing.
@@ -78,10 +73,11 @@ def build_train_program(
   names, read = features, None
   if isinstance(features, ServerFeatures):
     names, read = features
+  mesh_layout, pods = config.mesh_layout, config.pods
   loss_function = PalmLoss(
-    config,
+    config.model,
     mesh_layout,
-    optimizer,
+    config.loss,
     names,
     num_rows=batch_size // (pods.num_pods * mesh_layout.num_microbatches),
     seed=seed,
@@ -89,7 +85,7 @@ def build_train_program(
   return build_program(
     loss_function,
     mesh_layout,
-    optimizer,
+    config.optimizer,
     batch_size=batch_size,
     pods=pods,
     devices=devices,
@@ -100,7 +96,7 @@ def build_train_program(
 def build_program(
   loss_function: LossFunction,
   mesh_layout: DeviceMesh,
-  optimizer: AdafactorConfig,
+  optimizer: OptimizerConfig,
   *,
   batch_size: int,
   pods: PodsConfig,

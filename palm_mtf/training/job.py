@@ -17,10 +17,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from palm_mtf import __version__
 from palm_mtf.accounting.hardware import check_chip
-from palm_mtf.accounting.optimizer_state import (
-  check_same_slots,
-  optimizer_state,
-)
+from palm_mtf.accounting.optimizer_state import check_same_slots
 from palm_mtf.accounting.plan import memory_parts
 from palm_mtf.accounting.step_time import bubble
 from palm_mtf.architecture.parameters import parameter_shapes
@@ -220,7 +217,7 @@ def prepare(model_dir: str, config: Config) -> TrainJob:
   model, data, run = config.model, config.data, config.run
   initial = find_initial_weights(run.init_checkpoint, newest, shapes)
   check_vocabulary_given(initial, model_dir, data)
-  check_space(model_dir, shapes, run, optimizer_state(config.optimizer))
+  check_space(model_dir, shapes, run, config.optimizer)
   vocabulary = load_vocabulary(model_dir, data, vocab_size=model.vocab_size)
   if newest:
     check_same_model(newest, shapes, vocabulary.sha256)
@@ -355,6 +352,7 @@ def _make_manifest(
     config.mesh_layout,
     config.pods,
     config.optimizer,
+    config.loss,
     config.data,
     config.fault_tolerance,
     run,

@@ -116,13 +116,10 @@ class TrainSession:
     executor = executor_of(config.mesh_layout)
     with self._client.graph.as_default():
       return executor.build_train_program(
-        config.model,
-        config.mesh_layout,
-        config.optimizer,
+        config,
         batch_size=batch_size,
         seed=config.run.seed,
         features=self._features,
-        pods=config.pods,
         devices=self._cluster.devices,
       )
 

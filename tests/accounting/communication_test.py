@@ -29,6 +29,7 @@ from tests.accounting.published_sizes import (
 )
 from tests.blocks import SETTINGS
 from tests.mtf_testing import LAYOUTS, PALM_OPTIMIZER, small_config
+from tests.settings import step_config
 from tools.traffic import traffic
 
 SINGLE = MeshLayout(mesh_shape="", layout="")
@@ -101,7 +102,9 @@ def lowered_bytes(config, mesh, optimizer, batch_size, pods):
   """Returns the bytes that `traffic` finds in a step of all pods."""
   with tf.Graph().as_default():
     program = build_train_program(
-      config, mesh, optimizer, batch_size=batch_size, seed=0, pods=pods
+      step_config(config, mesh, optimizer, pods=pods),
+      batch_size=batch_size,
+      seed=0,
     )
     last = program.update
     moved = traffic([*last.operations, *last.outputs.values()])

@@ -47,6 +47,7 @@ from tests.mtf_testing import (
   mesh_layout,
   small_config,
 )
+from tests.settings import step_config
 
 QUICK = ("padded vocab over three", "PaLM's 2D")
 
@@ -62,7 +63,7 @@ def test_the_built_program_keeps_the_bytes_of_the_closed_form(layout):
   config = small_config(num_layers=1)
   mesh = mesh_layout(layout, num_microbatches=2)
   with tf.Graph().as_default() as graph:
-    build_train_program(config, mesh, PALM_OPTIMIZER, batch_size=8, seed=0)
+    build_train_program(step_config(config, mesh), batch_size=8, seed=0)
     kept = collections.defaultdict(collections.Counter)
     for each in graph.get_collection(tf.GraphKeys.GLOBAL_VARIABLES):
       name = each.op.name

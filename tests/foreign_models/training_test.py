@@ -183,10 +183,6 @@ def test_training_continues_from_loaded_variables_on_another_mesh(one_pod):
       "a batch of 8 is not divisible by NUM_PODS = 3",
     ),
     (
-      {"optimizer": dataclasses.replace(OPTIMIZER, z_loss=1e-4)},
-      "Z_LOSS = 0.0001: a model function has its own loss",
-    ),
-    (
       {"optimizer": dataclasses.replace(OPTIMIZER, parameter_scale="stacked")},
       'PARAMETER_SCALE = "stacked" joins matrices of PaLM',
     ),

@@ -21,6 +21,7 @@ from tests.mtf_testing import (
   train,
   without_compiler,
 )
+from tests.settings import step_config
 
 
 def two_steps(mesh=SINGLE, **changes):
@@ -81,7 +82,7 @@ def calls_of_a_step(**changes):
   config = small_config(**changes)
   with tf.Graph().as_default():
     program = build_train_program(
-      config, SINGLE, PALM_OPTIMIZER, batch_size=2, seed=0
+      step_config(config, SINGLE), batch_size=2, seed=0
     )
     calls, seen = collections.Counter(), set()
     todo = [*program.update.operations]

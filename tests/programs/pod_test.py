@@ -24,6 +24,7 @@ from tests.mtf_testing import (
   small_config,
   training,
 )
+from tests.settings import PALM_LOSS, step_config
 
 CONFIG = small_config(num_layers=1)
 TWO_PODS = PodsConfig(num_pods=2)
@@ -42,7 +43,7 @@ def batches(num_steps=1):
   ]
 
 
-def first_steps(mesh=SINGLE, pods=ONE_POD, optimizer=CLIPPING):
+def first_steps(mesh=SINGLE, pods=ONE_POD, loss=PALM_LOSS):
   """Returns every variable and the metrics after the first step, twice.
 
   Half of the second step's rows weigh nothing, so that a microbatch and a pod
@@ -53,7 +54,11 @@ def first_steps(mesh=SINGLE, pods=ONE_POD, optimizer=CLIPPING):
   halved = {x: value.copy() for x, value in batch.items()}
   halved["loss_weights"][: BATCH_SIZE // 2] = 0
   with training(
-    CONFIG, optimizer, batch, mesh=mesh, pods=pods, batch_size=BATCH_SIZE
+    *(CONFIG, CLIPPING, batch),
+    mesh=mesh,
+    pods=pods,
+    loss=loss,
+    batch_size=BATCH_SIZE,
   ) as run:
     return run([batch]), run([halved])
 
@@ -94,10 +99,10 @@ def test_steps_are_those_of_one_batch_whatever_the_loss_weights(
 
 @pytest.mark.slow
 def test_dropout_masks_equal_the_masks_of_the_whole_batch():
-  dropping = dataclasses.replace(CLIPPING, dropout=0.3)
+  dropping = dataclasses.replace(PALM_LOSS, dropout=0.3)
   mesh = dataclasses.replace(SINGLE, num_microbatches=2)
   assert_same_steps(
-    first_steps(mesh, TWO_PODS, dropping), first_steps(optimizer=dropping)
+    first_steps(mesh, TWO_PODS, dropping), first_steps(loss=dropping)
   )
 
 
@@ -153,7 +158,7 @@ def build(mesh, pods):
   optimizer = dataclasses.replace(PALM_OPTIMIZER, parameter_scale="stacked")
   with tf.Graph().as_default():
     return build_train_program(
-      config, mesh, optimizer, batch_size=24, seed=0, pods=pods
+      step_config(config, mesh, optimizer, pods=pods), batch_size=24, seed=0
     )
 
 

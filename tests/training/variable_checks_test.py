@@ -24,7 +24,6 @@ from palm_mtf.training.variable_checks import (
 from tests import runs
 from tests.checkpoint_files import save_tensors
 from tests.mtf_testing import (
-  PALM_OPTIMIZER,
   feed_of,
   load_parameters,
   mesh_layout,
@@ -33,6 +32,7 @@ from tests.mtf_testing import (
 )
 from tests.oracle import random_parameters
 from tests.refusals import message_of
+from tests.settings import step_config
 
 
 def plant(model_dir, name, place, value):
@@ -117,7 +117,7 @@ def diverging():
     tf.Session(config=session_config(mesh.num_devices)) as session,
   ):
     program = build_train_program(
-      CONFIG, mesh, PALM_OPTIMIZER, batch_size=4, seed=0
+      step_config(CONFIG, mesh), batch_size=4, seed=0
     )
     session.run(program.initialize)
     watch = VariableChecks(Client(session), program, lambda: None)

@@ -13,10 +13,12 @@ import numpy as np
 
 from palm_mtf.architecture.parameters import parameter_shapes
 from palm_mtf.config import (
-  AdafactorConfig,
+  LossConfig,
   MeshLayout,
   ModelConfig,
+  OptimizerConfig,
   PodsConfig,
+  StepConfig,
 )
 from palm_mtf.machine.activation_dtype import native_bfloat16
 from tests.settings import PALM_OPTIMIZER
@@ -24,6 +26,22 @@ from tests.settings import PALM_OPTIMIZER
 BATCH_SIZE = 8  # sequences in a step of one pod
 ONE_DEVICE = MeshLayout(mesh_shape="", layout="")
 WARM_UP_STEPS = 2  # not timed: the first compiles, the second fills caches
+
+
+def step_config(
+  model: ModelConfig,
+  mesh_layout: MeshLayout = ONE_DEVICE,
+  optimizer: OptimizerConfig = PALM_OPTIMIZER,
+  pods: PodsConfig = PodsConfig(),  # noqa: B008
+) -> StepConfig:
+  """Returns settings of a training step with PaLM's loss."""
+  return StepConfig(
+    model=model,
+    mesh_layout=mesh_layout,
+    optimizer=optimizer,
+    loss=LossConfig(z_loss=1e-4),
+    pods=pods,
+  )
 
 
 def _sizes(layers: int, width: int, vocab: int) -> dict[str, int]:
@@ -99,7 +117,7 @@ def random_tokens(model: ModelConfig, batch_size: int) -> np.ndarray:
 @contextlib.contextmanager
 def training_program(
   model: ModelConfig,
-  optimizer: AdafactorConfig = PALM_OPTIMIZER,
+  optimizer: OptimizerConfig = PALM_OPTIMIZER,
   *,
   batch_size: int,
   mesh_layout: MeshLayout = ONE_DEVICE,
@@ -110,7 +128,7 @@ def training_program(
 
   Args:
     model: architecture.
-    optimizer: schedule, clipping, decay and z-loss.
+    optimizer: one of the optimizers, with its schedule and clipping.
     batch_size: number of sequences in one step.
     mesh_layout: mesh axes and layout rules, checked against `model`.
     seed: seed of the initial weights.
@@ -125,9 +143,7 @@ def training_program(
     tf.Session(config=session_config(mesh_layout.num_devices)) as session,
   ):
     program = build_train_program(
-      model,
-      mesh_layout,
-      optimizer,
+      step_config(model, mesh_layout, optimizer),
       batch_size=batch_size,
       seed=seed,
       **settings,

@@ -43,7 +43,6 @@ class DeviceModel:
     platform: str,
     *,
     num_stages: int = 1,
-    has_dropout: bool = False,
   ):
     """Builds the graph; `platform` is "cpu", "tpu" or "cuda".
 
@@ -58,7 +57,7 @@ class DeviceModel:
     }
     batch = {name: x.outputs[0] for name, x in self.features.items()}
     self._dropout_state = None
-    if has_dropout:
+    if loss_function.has_dropout:
       shape = mtf.Shape([DROPOUT_STATE])
       given = Given(self.mesh, "dropout", shape, tf.int32)
       (self._dropout_state,) = given.outputs

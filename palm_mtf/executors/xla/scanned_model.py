@@ -27,7 +27,13 @@ from jax import numpy as jnp
 
 from palm_mtf._tf import mtf
 from palm_mtf.architecture.parameters import parameter_shapes
-from palm_mtf.config import AdafactorConfig, MeshLayout, ModelConfig
+from palm_mtf.config import (
+  OPTIMIZERS,
+  LossConfig,
+  MeshLayout,
+  ModelConfig,
+  OptimizerConfig,
+)
 from palm_mtf.executors.xla.device_model import Arrays, DeviceModel
 from palm_mtf.executors.xla.layer_loops import (
   LayerLoop,
@@ -49,6 +55,7 @@ class StepSettings:
 
   Attributes:
     mesh_layout: axes and layout rules of a pod, which split `model` evenly.
+    optimizer: None for a program that only computes losses.
     features: names of the features of every batch.
     num_rows: sequences of a step in one pod, in all microbatches.
     dcn_dtype: dtype in which pods exchange gradients.
@@ -57,7 +64,10 @@ class StepSettings:
 
   model: ModelConfig
   mesh_layout: MeshLayout
-  optimizer: AdafactorConfig
+  optimizer: OptimizerConfig | None = dataclasses.field(
+    metadata={"choices": OPTIMIZERS}
+  )
+  loss: LossConfig
   features: Sequence[str]
   num_rows: int
   dcn_dtype: str
@@ -154,7 +164,7 @@ class ScannedModel(DeviceModel):
     loss_function = PalmLoss(
       settings.model,
       settings.mesh_layout,
-      settings.optimizer,
+      settings.loss,
       settings.features,
       num_rows=settings.micro_rows,
       seed=settings.seed,
@@ -166,7 +176,6 @@ class ScannedModel(DeviceModel):
       settings.mesh_layout,
       platform,
       num_stages=len(loops) + 1,  # the groups and the head, all on one mesh
-      has_dropout=settings.optimizer.dropout > 0,
     )
     head, end = len(loops) + 1, 2 * len(loops) + 2
     functions, self.open_axes = cut_graph(

@@ -5,7 +5,7 @@
 squares   sum of squares of each gradient                    for each period
 scalars   clip factor, and whether the step is finite        once
 measure   sums of squares of each variable and its update    for each period
-assign    Adafactor's update of the variables                for each period
+assign    the optimizer's update of the variables            for each period
 
 A period is that of a group of layers (layer_loops.py). A phase needs sums over
 all layers from earlier phases, so the phases cannot share one loop.
@@ -30,7 +30,6 @@ from palm_mtf.executors.xla.scanned_model import StepSettings
 from palm_mtf.executors.xla.xla_placement import XlaPlacement
 from palm_mtf.model.dims import model_dims
 from palm_mtf.model.weights import palm_variables
-from palm_mtf.optim.adafactor import shares_scale
 from palm_mtf.programs.pod import Update
 
 
@@ -61,11 +60,6 @@ class ScannedUpdate(DeviceUpdate):
     palm_variables([mesh], settings.model, dims, settings.seed, [periods])
     trained = list(mesh.graph.trainable_variables)
     super().__init__(placement, trained, loss_names, optimizer, periods)
-    self._joined = [
-      x.value
-      for x in self.sums_of_squares
-      if shares_scale(x.variable, optimizer.parameter_scale)
-    ]
 
   def _build_functions(self, update: Update) -> None:
     placement = self._placement
@@ -76,6 +70,12 @@ class ScannedUpdate(DeviceUpdate):
       [*squares.values(), *self._given.values()],
       list(dict.fromkeys([*update.scalars, *numbers])),
     )
+    self._joined = [
+      y.value
+      for x in update.operations
+      if x.is_joined
+      for y in x.sums_of_squares
+    ]
     by_name = {x.variables[0].name: x for x in update.operations}
     all_sums = [x.value for x in self.sums_of_squares]
     # The phases of each loop; under None, of the variables outside of layers.
@@ -119,7 +119,7 @@ class ScannedUpdate(DeviceUpdate):
       variables: the device's slices, by name.
       gradients: sums over all pods, by the variable's name.
       numbers: scalars by name: the losses and "weight", summed over all pods;
-        "learning_rate" and "one_minus_beta2".
+        and `rates`.
     """
     outside = self._phases[None]
     others = unstacked(variables)

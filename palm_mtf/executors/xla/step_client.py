@@ -11,7 +11,14 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 
 from palm_mtf._tf import tf
-from palm_mtf.config import AdafactorConfig, MeshLayout, ModelConfig, PodsConfig
+from palm_mtf.config import (
+  LossConfig,
+  MeshLayout,
+  ModelConfig,
+  OptimizerConfig,
+  PodsConfig,
+  StepConfig,
+)
 from palm_mtf.config.device_mesh import DeviceMesh
 from palm_mtf.errors import UserError
 from palm_mtf.executors.xla import pod_arrays
@@ -20,7 +27,6 @@ from palm_mtf.executors.xla.client_calls import (
   after_all,
   make_slice,
 )
-from palm_mtf.executors.xla.device_update import RATES
 from palm_mtf.executors.xla.devices import AcceleratorDevices
 from palm_mtf.executors.xla.host_calls import call_pod, name_of
 from palm_mtf.executors.xla.parts import LoweringError
@@ -31,13 +37,14 @@ from palm_mtf.json_text import named_text
 from palm_mtf.mesh.exchange import sum_in_order
 from palm_mtf.mesh.slices import Slice, regions_of
 from palm_mtf.model.loss import SMALLEST_WEIGHT
+from palm_mtf.optim.optimizer import find_rates
 from palm_mtf.programs.features import (
   ReadFeatures,
   ServerFeatures,
   make_placeholders,
 )
 from palm_mtf.programs.loss_function import LossFunction
-from palm_mtf.programs.pod import build_dropout_state, build_rates
+from palm_mtf.programs.pod import build_dropout_state
 from palm_mtf.programs.step_programs import (
   CallGraph,
   Inputs,
@@ -51,14 +58,11 @@ from palm_mtf.steps.plan import plan_losses, plan_step
 
 
 def build_train_program(
-  config: ModelConfig,
-  mesh_layout: MeshLayout,
-  optimizer: AdafactorConfig,
+  config: StepConfig,
   *,
   batch_size: int,
   seed: int,
   features: Sequence[str] | ServerFeatures,
-  pods: PodsConfig,
   devices: AcceleratorDevices,
 ) -> StepPrograms:
   """Builds a training step of PaLM in the current tf.Graph.
@@ -68,21 +72,22 @@ def build_train_program(
   is_read = isinstance(features, ServerFeatures)
   names, read = features if is_read else (features, None)
   settings = StepSettings(
-    model=config,
-    mesh_layout=mesh_layout,
-    optimizer=optimizer,
+    model=config.model,
+    mesh_layout=config.mesh_layout,
+    optimizer=config.optimizer,
+    loss=config.loss,
     features=list(names),
-    num_rows=batch_size // pods.num_pods,
-    dcn_dtype=pods.dcn_dtype,
+    num_rows=batch_size // config.pods.num_pods,
+    dcn_dtype=config.pods.dcn_dtype,
     seed=seed,
   )
-  return _Builder(settings, devices, read).build(pods)
+  return _Builder(settings, devices, read).build(config.pods)
 
 
 def build_program(
   loss_function: LossFunction,
   mesh_layout: DeviceMesh,
-  optimizer: AdafactorConfig,
+  optimizer: OptimizerConfig,
   *,
   batch_size: int,
   pods: PodsConfig,
@@ -112,18 +117,6 @@ def build_program(
   return programs
 
 
-# `StepSettings` has an optimizer, but a loss depends on none of its settings.
-_UNUSED = AdafactorConfig(
-  learning_rate=0.01,
-  beta1=0.0,
-  beta2_exponent=0.8,
-  update_clip=None,
-  gradient_clip=1.0,
-  weight_decay_exponent=None,
-  z_loss=0.0,
-)
-
-
 def build_loss_program(
   config: ModelConfig,
   mesh_layout: MeshLayout,
@@ -139,7 +132,8 @@ def build_loss_program(
   settings = StepSettings(
     model=config,
     mesh_layout=dataclasses.replace(mesh_layout, num_microbatches=1),
-    optimizer=_UNUSED,
+    optimizer=None,
+    loss=LossConfig(z_loss=0.0),
     features=list(features),
     num_rows=batch_size,
     dcn_dtype="float32",
@@ -162,7 +156,6 @@ class _Builder:
     # Any platform will do, because only names and shapes of arrays are read.
     self._pod_step = pod_arrays.make_pod_step(self._text, "cpu")
     self._features = self._pod_step.features
-    self._losses = [*self._pod_step.update.losses]
     self._parameters = self._pod_step.model.parameters
     with tf.device(devices.client):
       no_step = tf.constant(-1, tf.int64)  # for a loss, which needs no step
@@ -174,9 +167,7 @@ class _Builder:
     """Returns the first pod's program, without slices of optimizer slots."""
     first, *copies = self._make_rows(0)
     loss = self._find_loss(0, [first, *[first] * len(copies)])
-    slices = self._find_slices(0).items()
-    trained = {x: y for x, y in slices if y[0].names[0] in self._parameters}
-    return LossProgram(first, *loss, trained)
+    return LossProgram(first, *loss, self._find_slices(0))
 
   def build(self, pods: PodsConfig) -> StepPrograms:
     """Returns the programs that train all pods."""
@@ -185,14 +176,14 @@ class _Builder:
     losses = plan_losses(settings.mesh_layout, len(every_pod), 1)
     rows = [self._make_rows(pod) for pod in every_pod]
     with tf.device(self._devices.client):
-      rates = build_rates(settings.optimizer, self._step)
+      rates = find_rates(settings.optimizer, self._step)
     found = self._build_step(rows, rates)
     with tf.device(self._devices.client):
       values = self._split(found)
       is_finite = values["is_finite"] > 0
       check = tf.raw_ops.Assert(condition=is_finite, data=[is_finite])
       squares = self._order_squares(values) / tf.square(values["weight"])
-      of_terms = {name: values[name] for name in self._losses}
+      of_terms = {name: values[name] for name in self._pod_step.update.losses}
       metrics = self._make_metrics(values, rates["learning_rate"])
     graphs = {
       plan.last.nodes: CallGraph([check], metrics),
@@ -265,7 +256,7 @@ class _Builder:
   ) -> tf.Tensor:
     """Trains all pods for a step; returns its metrics, [metrics] float32."""
     with tf.device(self._devices.client):
-      of_step = tf.stack([rates[x] for x in RATES])
+      of_step = tf.stack([*rates.values()])
       num_rows = self._settings.num_rows
       states = [
         build_dropout_state(self._step, i * num_rows) for i in range(len(rows))
@@ -335,8 +326,8 @@ class _Builder:
         for name, x in self._features.items()
       }
       steps = [self._step + i for i in range(max_steps)]
-      rates = [build_rates(self._settings.optimizer, x) for x in steps]
-      rates = {x: tf.stack([y[x] for y in rates]) for x in RATES}
+      of_steps = [find_rates(self._settings.optimizer, x) for x in steps]
+      rates = {x: tf.stack([y[x] for y in of_steps]) for x in of_steps[0]}
       states = tf.stack([build_dropout_state(x, 0) for x in steps])
       inputs = num_steps, tf.stack([*rates.values()], 1), states
     dtypes = [tf.float32, tf.int32]
@@ -428,5 +419,5 @@ class _Builder:
         value = tf.reduce_sum(value, -1)
       sums.append(each._replace(value=value, size=each.size * num_periods))
     return make_metrics(
-      {name: values[name] for name in self._losses}, sums, learning_rate
+      {name: values[name] for name in made.update.losses}, sums, learning_rate
     )

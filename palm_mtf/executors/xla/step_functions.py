@@ -23,7 +23,6 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from palm_mtf._tf import mtf, tf
 from palm_mtf.executors.xla.device_model import Arrays
-from palm_mtf.executors.xla.device_update import RATES
 from palm_mtf.executors.xla.scanned_model import ScannedModel, StepSettings
 from palm_mtf.executors.xla.scanned_update import ScannedUpdate
 from palm_mtf.executors.xla.whole_model import (
@@ -64,17 +63,21 @@ class PodStep:
     self._settings = settings
     self._num_microbatches = settings.mesh_layout.num_microbatches
     self.model: ScannedModel | WholeModel
-    self.update: ScannedUpdate | WholeUpdate
     if isinstance(settings, WholeSettings):
       self.model = WholeModel(settings, platform)
-      self.update = WholeUpdate(settings, self.model)
     else:
       self.model = ScannedModel(settings, platform)
-      self.update = ScannedUpdate(
-        settings, self.model.placement, list(self.model.losses)[:-1]
-      )
-    self.variables = self.update.variables
-    self.parameters = [x.name for x in self.model.variables]
+    self.variables = {x.name: x for x in self.model.variables}
+    self.parameters = [*self.variables]
+    if settings.optimizer:
+      self.update: ScannedUpdate | WholeUpdate
+      if isinstance(self.model, WholeModel):
+        self.update = WholeUpdate(settings, self.model)
+      else:
+        self.update = ScannedUpdate(
+          settings, self.model.placement, list(self.model.losses)[:-1]
+        )
+      self.variables = self.update.variables
 
   @property
   def features(self) -> dict[str, Feature]:
@@ -156,14 +159,13 @@ class PodStep:
       for name, x in self.model.features.items()
     }
 
-  @staticmethod
-  def abstract_numbers(mesh: Mesh) -> Arrays:
+  def abstract_numbers(self, mesh: Mesh) -> Arrays:
     """Returns shape and dtype per item of `step`'s `numbers`, for compiling."""
     everywhere = NamedSharding(mesh, _REPLICATED)
     return {
       name: jax.ShapeDtypeStruct(shape, dtype, sharding=everywhere)
       for name, shape, dtype in (
-        ("rates", [len(RATES)], jnp.float32),
+        ("rates", [len(self.update.rates)], jnp.float32),
         ("dropout_state", [DROPOUT_STATE.size], jnp.int32),
         ("goes_on", [], jnp.bool_),
       )
@@ -174,8 +176,9 @@ class PodStep:
 
     The function donates `state`, the arrays of `variables` by name. `batch` has
     the features by name, [microbatches, rows, ...] each. `numbers` has "rates",
-    [2] float32, learning rate and 1 - beta2; "dropout_state", [4] int32, of the
-    first microbatch; and "goes_on", [] bool, false to change no variable.
+    [rates] float32, in the order of `update.rates`; "dropout_state", [4] int32,
+    of the first microbatch; and "goes_on", [] bool, false to change no
+    variable.
 
     The function returns the next state, and one vector, [sum of num_numbers]
     float32, with the values named in `num_numbers`, in that order.
@@ -341,7 +344,7 @@ class PodStep:
       name: jnp.where(numbers["goes_on"], x, jnp.nan)
       for name, x in losses.items()
     }
-    rates = dict(zip(RATES, numbers["rates"], strict=True))
+    rates = dict(zip(self.update.rates, numbers["rates"], strict=True))
     state, found = self.update.apply(
       self.model.placement.find_index(), state, gradients, losses | rates
     )

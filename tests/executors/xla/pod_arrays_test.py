@@ -23,12 +23,12 @@ from palm_mtf.training.variable_checks import (
 )
 from tests.executors.xla.program_run import BATCH_SIZE, run_of
 from tests.mtf_testing import (
-  PALM_OPTIMIZER,
   SINGLE,
   mesh_layout,
   random_examples,
   small_config,
 )
+from tests.settings import PALM_LOSS
 
 # The vocabulary is padded, because two devices split it.
 CONFIG = small_config(vocab_size=43, remat="layer")
@@ -71,10 +71,10 @@ def test_a_step_that_is_not_finite_raises_and_changes_nothing():
 @pytest.mark.slow
 def test_the_loss_of_other_batches_is_that_of_the_host_path():
   mesh = dataclasses.replace(TWO_D, num_microbatches=2)
-  dropout = dataclasses.replace(PALM_OPTIMIZER, dropout=0.5)
+  dropout = dataclasses.replace(PALM_LOSS, dropout=0.5)
   with run_of(CONFIG, SINGLE) as run:
     (expected,) = run.step.losses(batch_of(5))
-  with run_of(CONFIG, mesh, optimizer=dropout) as run:
+  with run_of(CONFIG, mesh, loss=dropout) as run:
     (actual,) = run.step.losses(batch_of(5))
   np.testing.assert_allclose(actual, expected, rtol=1e-5)
 

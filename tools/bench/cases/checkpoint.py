@@ -70,12 +70,9 @@ def _records(
 
     with cluster.client() as client, client.graph.as_default():
       program = build_train_program(
-        config,
-        models.ONE_DEVICE,
-        models.PALM_OPTIMIZER,
+        models.step_config(config, pods=pods),
         batch_size=num_servers,
         seed=0,
-        pods=pods,
         devices=cluster.devices,
       )
       client.call(Program(operations=[program.initialize]))

@@ -41,10 +41,10 @@ from palm_mtf.steps.plan import num_kept
 from tools.bench import pairs
 from tools.bench.command import Flag, choices, numbers
 from tools.bench.models import (
-  PALM_OPTIMIZER,
   benchmark_config,
   pod_cluster,
   random_tokens,
+  step_config,
 )
 
 NUM_STAGES = 2
@@ -84,9 +84,7 @@ def _build(client, config: ModelConfig, mesh: MeshLayout, devices):
 
   with client.graph.as_default():
     program = build_train_program(
-      config,
-      mesh,
-      PALM_OPTIMIZER,
+      step_config(config, mesh),
       batch_size=NUM_ROWS * mesh.num_microbatches,
       seed=0,
       devices=devices,
