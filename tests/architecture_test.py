@@ -72,7 +72,8 @@ IMPORTS = {
   "optim runtime/addresses runtime/server runtime/server_info programs "
   "generation/decode runtime/client executors/executor",
   "executors/choose": "config machine executors/executor",
-  "compilation": "errors config accounting generation/decode executors/xla",
+  "compilation": "errors json_text config accounting generation/decode "
+  "executors/xla",
   "runtime/tracer": "errors user_code config machine _tf ops runtime/program "
   "mesh runtime/client executors/host",
   "rates": "console json_text config machine _tf accounting ops "
@@ -130,7 +131,8 @@ IMPORTS = {
   # Commands are imported by the names in the command table and in gin files.
   "cli": "__init__ errors user_text console user_code config machine _tf "
   "model_dir",
-  "foreign_models": "errors user_code config _tf ops runtime/program mesh "
+  "foreign_models": "errors user_code config machine _tf ops runtime/program "
+  "mesh "
   "runtime/client executors/choose programs training cli",
   "lm_eval": "errors console config machine data/batches checkpoints "
   "generation/inference cli",
