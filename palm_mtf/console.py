@@ -201,11 +201,9 @@ def progress_bar(
 ) -> Iterator[Callable[[int], None]]:
   """If stderr is a terminal, shows a progress bar while the body runs.
 
-  Args:
-    total: amount of work, in units of `counted`; None if unknown.
-    counted: unit of the amounts, "bytes" or another plural noun.
-
-  Yields a function that adds an amount to the work done.
+  Yields a function that adds an amount to the work done. `total` is the amount
+  of work, in units of `counted`, or None if unknown. `counted` is the unit of
+  the amounts, "bytes" or another plural noun.
   """
   from rich import progress
   from rich.console import Console

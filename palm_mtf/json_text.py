@@ -65,12 +65,18 @@ def dataclass_text(value: Any) -> str:
 def read_dataclass(kind: type[T], text: str | bytes) -> T:
   """Returns the dataclass that `dataclass_text` wrote.
 
-  Fields of `kind`, its class, are JSON values or dataclasses of JSON values.
+  Fields of `kind`, its class, are JSON values or dataclasses of JSON values. If
+  a field may hold several dataclasses, its metadata "choices" have them by the
+  value of their field of the same name (config/macros.py).
   """
   values = json.loads(text)
   for field in dataclasses.fields(kind):
-    if dataclasses.is_dataclass(field.type):
-      values[field.name] = field.type(**values[field.name])
+    part, of_part = field.type, values[field.name]
+    choices = field.metadata.get("choices")
+    if choices and of_part:
+      part = choices[of_part[field.name]]
+    if of_part and dataclasses.is_dataclass(part):
+      values[field.name] = part(**of_part)
   return kind(**values)
 
 

@@ -120,11 +120,9 @@ def check_plain_text(path: str, what: str) -> None:
 
 
 def read_bytes(path: str, what: str) -> bytes:
-  """Returns the content of a file, decompressed.
+  """Returns the content of a file, decompressed; the path "-" is stdin.
 
-  Args:
-    path: path of the file; "-" is stdin.
-    what: the setting and its file, for the beginning of messages.
+  `what` is the setting and its file, for the beginning of messages.
 
   Raises UserError if the file cannot be read, is a folder, a device or damaged.
   """
@@ -189,11 +187,9 @@ def read_json_lines(
   """Yields (number from 1, "WHAT, line NUMBER", JSON object) for each line.
 
   Blank lines are left out. Only one line of the file is in memory at a time.
-  For `path` and `what` see `read_bytes`.
-
-  Args:
-    fix: advice for messages about a line that is not a JSON object.
-    needed: advice for messages if all lines are blank; None to permit that.
+  For `path` and `what` see `read_bytes`. `fix` is advice for messages about a
+  line that is not a JSON object, and `needed` if all lines are blank; None
+  permits that.
 
   Raises UserError if the file cannot be read, is a folder, a device or damaged,
   or a line is not a JSON object.
@@ -217,9 +213,8 @@ def read_json_lines(
 def check_text(value: object, what: str, fix: str) -> str:
   """Returns a value in the user's JSON if it is a valid text.
 
-  Args:
-    what: line and field of the value, for the beginning of messages.
-    fix: advice for messages about a value of another type.
+  `what` is the value's line and field, for the beginning of messages; `fix` is
+  advice for messages about a value of another type.
 
   Raises UserError if it is no text, or has a NUL or half of a surrogate pair.
   """

@@ -25,7 +25,7 @@ import numpy as np
 import seqio
 import tensorflow as tf
 
-from palm_mtf.data.statistics.ngrams import hash_ngrams, hash_words
+from palm_mtf.data.ngrams import hash_ngrams, hash_words
 from palm_mtf.data.tokens.shard import TokenArray
 from palm_mtf.data.tokens.store import read_store
 from palm_mtf.errors import UserError, check_count

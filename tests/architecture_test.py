@@ -36,14 +36,15 @@ IMPORTS = {
   "machine": "__init__ errors config",
   "_tf": "machine",
   "architecture": "config",
-  "accounting": "__init__ errors config architecture",
+  "steps": "config",
+  "accounting": "__init__ errors config architecture steps",
   "ops": "errors machine _tf",
   "native": "config architecture machine _tf",
   "runtime/host_functions": "",
   "runtime/program": "errors _tf",
   "runtime/processes": "_tf",
   "mesh": "errors config machine _tf ops native",
-  "model": "config _tf architecture accounting ops native",
+  "model": "config _tf architecture steps ops native",
   "optim": "config _tf architecture accounting ops",
   "runtime/addresses": "errors",
   "runtime/scheduler": "errors",
@@ -52,7 +53,7 @@ IMPORTS = {
   "runtime/server": "__init__ console json_text machine _tf native "
   "runtime/host_functions runtime/processes runtime/addresses "
   "runtime/server_info",
-  "programs": "errors config _tf accounting ops mesh model optim",
+  "programs": "errors config _tf steps ops runtime/program mesh model optim",
   "generation/decode": "config machine _tf architecture ops native "
   "runtime/program mesh model",
   "unitransformer": "errors config _tf architecture ops model "
@@ -67,7 +68,7 @@ IMPORTS = {
   "executors/host": "config _tf accounting native runtime/processes "
   "runtime/server_info mesh programs generation/decode runtime/client "
   "executors/executor",
-  "executors/xla": "errors json_text config machine _tf architecture "
+  "executors/xla": "errors json_text config machine _tf architecture steps "
   "ops runtime/program runtime/host_functions runtime/processes mesh model "
   "optim runtime/addresses runtime/server runtime/server_info programs "
   "generation/decode runtime/client executors/executor",
@@ -83,10 +84,10 @@ IMPORTS = {
   "trace": "json_text _tf programs model_dir",
   "data/sources": "errors user_text console json_text user_code config _tf "
   "model_dir",
-  "data/statistics": "data/sources",
+  "data/ngrams": "data/sources",
   "data/worker_pool": "errors console",
   "data/filters": "errors json_text user_code config model_dir data/sources "
-  "data/statistics data/worker_pool",
+  "data/ngrams data/worker_pool",
   "data/vocabulary": "errors console json_text config machine model_dir "
   "data/sources "
   "data/worker_pool data/filters",
@@ -111,9 +112,9 @@ IMPORTS = {
   "generation/serving": "errors json_text config machine _tf data/vocabulary "
   "data/batches checkpoints runtime/addresses generation/inference",
   "evaluation": "errors user_text json_text user_code config _tf model_dir "
-  "data/sources data/statistics data/filters data/vocabulary data/batches "
+  "data/sources data/ngrams data/filters data/vocabulary data/batches "
   "checkpoints generation/inference",
-  "training": "__init__ errors json_text config machine _tf architecture "
+  "training": "__init__ errors json_text config machine _tf architecture steps "
   "accounting ops native runtime/program runtime/processes mesh "
   "runtime/addresses runtime/client executors/choose executors/executor "
   "programs rates model_dir trace data/vocabulary data/batches checkpoints "
@@ -122,7 +123,7 @@ IMPORTS = {
   "commands": "__init__ errors user_text console json_text config machine _tf "
   "architecture accounting mesh executors/host executors/choose compilation "
   "rates model_dir report "
-  "data/sources data/statistics data/filters data/vocabulary data/tokens "
+  "data/sources data/ngrams data/filters data/vocabulary data/tokens "
   "data/batches checkpoints export/trained_model export/huggingface "
   "export/gguf export/saved_model export/npz runtime/host_functions "
   "runtime/addresses "
@@ -131,8 +132,8 @@ IMPORTS = {
   # Commands are imported by the names in the command table and in gin files.
   "cli": "__init__ errors user_text console user_code config machine _tf "
   "model_dir",
-  "foreign_models": "errors user_code config machine _tf ops runtime/program "
-  "mesh "
+  "foreign_models": "errors user_code config machine _tf ops "
+  "runtime/program mesh "
   "runtime/client executors/choose programs training cli",
   "lm_eval": "errors console config machine data/batches checkpoints "
   "generation/inference cli",
@@ -141,7 +142,7 @@ IMPORTS = {
 PURE = {
   *("__init__", "_old_names", "accounting", "architecture", "config"),
   "errors",
-  *("json_text", "machine", "runtime/scheduler"),
+  *("json_text", "machine", "runtime/scheduler", "steps"),
 }
 GRAPH = {
   *("_tf", "ops", "native", "mesh", "model", "unitransformer", "optim"),
@@ -169,7 +170,7 @@ ONLY_IMPORTERS = {
   "safetensors": "palm_mtf/export/huggingface/tensor_files.py",
   "tokenizers": (
     "palm_mtf/data/vocabulary/byte_pair.py",
-    "palm_mtf/data/vocabulary/conversation_tokens.py",
+    "palm_mtf/data/vocabulary/chat.py",
   ),
 }
 

@@ -80,7 +80,46 @@ SETTINGS = {
     embedding_scale=24**0.5,
     logits_scale=1.0,
   ),
+  # Window layers have the plain rotary embedding of a short context.
+  "Gemma 3": dict(
+    _GQA,
+    num_layers=4,
+    layers="window, global",
+    variants={
+      "window": {"ATTENTION_WINDOW": 3},
+      "global": {
+        "ROTARY_BASE": 5e5,
+        "ROTARY_SCALING": "linear",
+        "ROTARY_FACTOR": 2.0,
+      },
+    },
+    block="serial",
+    norm="rms_norm_1p",
+    branch_norm=True,
+    qk_norm="rms_norm_1p",
+    score_scale=0.4,
+    mlp="geglu_tanh",
+    embedding_scale=24**0.5,
+    logits_scale=1.0,
+  ),
+  "Cohere 2": dict(
+    _GQA,
+    num_layers=3,
+    layers="2*window, global",
+    variants={
+      "window": {"ATTENTION_WINDOW": 3},
+      "global": {"POSITIONS": "none"},
+    },
+    rotary_pairs="neighbours",
+    rotary_base=5e4,
+    logits_scale=0.3,
+  ),
   "GPT-2": _GPT2,
+  "GPT-3": dict(
+    _GPT2,
+    layers="dense, banded",
+    variants={"dense": {}, "banded": {"ATTENTION_WINDOW": 4}},
+  ),
   "GPT-J": _GPTJ,
   "GPT-NeoX": dict(
     _GPTJ,
@@ -126,6 +165,15 @@ SETTINGS = {
   "T5 with one key head": dict(
     positions="t5", biases="qkv", norm="layer_norm_bias", block="serial"
   ),
+  "Transformer-XL with norms of results": dict(
+    positions="transformer_xl",
+    score_scale=0.5,
+    branch_norm=True,
+    biases="o,mlp",
+    norm="layer_norm_bias",
+    block="serial",
+    mlp="relu",
+  ),
 }
 
 
@@ -169,7 +217,9 @@ MIXTURES = {
     _GQA, positions="transformer_xl", attention_window=4, mlp="relu"
   ),
   "T5": dict(block="serial", norm="rms_norm", positions="t5", mlp="geglu"),
-  "multi-head": dict(attention="multi_head", mlp="relu2", qk_norm="rms_norm"),
+  "multi-head": dict(
+    attention="multi_head", mlp="relu2", qk_norm="rms_norm", score_scale=0.5
+  ),
   "without positions": dict(positions="none", mlp="gelu", biases="mlp"),
 }
 

@@ -15,6 +15,7 @@ import gc
 import os
 import re
 import signal
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -102,6 +103,15 @@ def finished(corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
   model_dir = tmp_path_factory.mktemp("finished")
   assert runs.run("train", corpus, model_dir) == 0
   return model_dir
+
+
+@pytest.fixture
+def registries() -> Iterator[None]:
+  """Removes the SeqIO tasks that a test registers."""
+  from tests.seqio_testing import registries_restored
+
+  with registries_restored():
+    yield
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -323,12 +323,9 @@ def test_recipe_builds_its_whole_training_step_without_its_memory(
     model = dataclasses.replace(model, num_layers=num_layers)
   with tf.Graph().as_default():
     program = build_train_program(
-      model,
-      settings.mesh_layout,
-      settings.optimizer,
+      dataclasses.replace(settings, model=model),
       batch_size=settings.run.batch_sizes.largest,
       seed=0,
-      pods=settings.pods,
     )
   built = {
     name: tuple(slices[0].variable.shape.as_list())

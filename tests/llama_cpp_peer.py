@@ -56,6 +56,7 @@ def call(
   return found
 
 
+_PART = 128  # tokens that `compute_log_p` evaluates at a time
 _running: list[Any] = []  # the process and our end of its pipe, once started
 
 
@@ -111,11 +112,30 @@ def compute_logits(path: str, ids: Sequence[int]) -> np.ndarray:
 
 
 def compute_log_p(path: str, ids: Sequence[int]) -> float:
-  """Returns log p of all tokens after the first."""
-  found = 0.0
-  for row, token in zip(compute_logits(path, ids), ids[1:], strict=False):
-    row = row.astype(float) - row.max()
-    found += row[token] - np.log(np.exp(row).sum())
+  """Returns log p of all tokens after the first.
+
+  A part of the text at a time, because logits of large vocabularies would fill
+  the memory.
+  """
+  import llama_cpp
+
+  model, found = _open(path, n_ctx=len(ids) + 8, n_batch=_PART), 0.0
+  batch = llama_cpp.llama_batch_init(_PART, 0, 1)
+  for first in range(0, len(ids) - 1, _PART):
+    places = range(first, min(first + _PART, len(ids) - 1))
+    batch.n_tokens = len(places)
+    for i, place in enumerate(places):
+      batch.token[i], batch.pos[i] = ids[place], place
+      batch.n_seq_id[i], batch.seq_id[i][0], batch.logits[i] = 1, 0, True
+    assert llama_cpp.llama_decode(model.ctx, batch) == 0
+    logits = llama_cpp.llama_get_logits(model.ctx)
+    shape = len(places), model.n_vocab()
+    for place, row in zip(
+      places, np.ctypeslib.as_array(logits, shape), strict=True
+    ):
+      row = row.astype(float) - row.max()
+      found += row[ids[place + 1]] - np.log(np.exp(row).sum())
+  llama_cpp.llama_batch_free(batch)
   return found
 
 

@@ -14,7 +14,13 @@ import numpy as np
 import pytest
 
 from palm_mtf._tf import mtf, tf
-from palm_mtf.config import AdafactorConfig, MeshLayout, ModelConfig, PodsConfig
+from palm_mtf.config import (
+  LossConfig,
+  MeshLayout,
+  ModelConfig,
+  OptimizerConfig,
+  PodsConfig,
+)
 from palm_mtf.generation.decode.weights import DecodeModel
 from palm_mtf.generation.inference.sessions import load_weights
 from palm_mtf.mesh import cpu_gpu as devices
@@ -25,7 +31,8 @@ from palm_mtf.model.dims import model_dims
 from palm_mtf.model.loss import cross_entropy, weighted_mean
 from palm_mtf.model.palm import Palm
 from palm_mtf.model.weights import TrainedWeights
-from palm_mtf.programs.train_program import TrainProgram, build_train_program
+from palm_mtf.programs.step_programs import StepPrograms
+from palm_mtf.programs.train_program import build_train_program
 from palm_mtf.runtime.client.client import Client
 from palm_mtf.training.step import TrainStep
 from tests import oracle, settings
@@ -219,14 +226,14 @@ def _whole(parts: Sequence, values: Sequence[np.ndarray]) -> np.ndarray:
 class PodComparison:
   """Compares each slice of every pod with the first pod's, to the bit."""
 
-  def __init__(self, session: tf.Session, program: TrainProgram):
+  def __init__(self, session: tf.Session, program: StepPrograms):
     reads = [
       {
         f"{name}/{i}": part.read()
-        for name, parts in pod.slices.items()
+        for name, parts in slices.items()
         for i, part in enumerate(parts)
       }
-      for pod in program.pods
+      for slices in program.pod_slices
     ]
     self._read = session.make_callable(reads)
 
@@ -251,6 +258,17 @@ def oracle_slots(adafactor: oracle.Adafactor) -> dict[str, np.ndarray]:
   if adafactor.optimizer.beta1:
     slots |= {f"{name}/momentum": m for name, m in adafactor.momenta.items()}
   return slots
+
+
+def feed_of(
+  made: StepPrograms, batch: Mapping[str, np.ndarray], step: int
+) -> dict[tf.Tensor, object]:
+  """Returns what the last call of a step is fed."""
+  values = {"step": step, "microbatch": 0}
+  for name in made.update.inputs.keys() - values.keys():
+    feature, first, size = made.rows[name]
+    values[name] = batch[feature][first : first + size]
+  return {made.update.inputs[name]: value for name, value in values.items()}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -370,14 +388,15 @@ def run_model(
 @contextlib.contextmanager
 def training(
   config: ModelConfig,
-  optimizer: AdafactorConfig,
+  optimizer: OptimizerConfig,
   features: Sequence[str],
   *,
   mesh: MeshLayout = SINGLE,
   seed: int = 0,
   batch_size: int = BATCH_SIZE,
   pods: PodsConfig = ONE_POD,
-  build: Callable[..., TrainProgram] = build_train_program,
+  loss: LossConfig = settings.PALM_LOSS,
+  build: Callable[..., StepPrograms] = build_train_program,
 ) -> Iterator[Callable[..., tuple[dict[str, np.ndarray], list[dict]]]]:
   """Yields a function that trains on batches; each call starts at step 0.
 
@@ -392,21 +411,18 @@ def training(
     ) as session,
   ):
     program = build(
-      config,
-      mesh,
-      optimizer,
+      settings.step_config(config, mesh, optimizer, loss=loss, pods=pods),
       batch_size=batch_size,
       seed=seed,
       features=list(features),
-      pods=pods,
     )
     step = TrainStep(Client(session), program)
     pods_are_equal = PodComparison(session, program).check
 
     def run(batches, params=None):
       session.run(program.initialize)
-      for pod in program.pods:
-        load_parameters(session, pod.slices, params or {})
+      for slices in program.pod_slices:
+        load_parameters(session, slices, params or {})
       metrics = []
       for number, batch in enumerate(batches):
         metrics.append(step.run(batch, number))
@@ -418,7 +434,7 @@ def training(
 
 def train(
   config: ModelConfig,
-  optimizer: AdafactorConfig,
+  optimizer: OptimizerConfig = PALM_OPTIMIZER,
   *,
   rows: Callable[..., dict] = random_tokens,
   params: Mapping[str, np.ndarray] | None = None,

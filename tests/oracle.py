@@ -30,12 +30,29 @@ fields of AdafactorConfig. `params` and `gradients` map the name of a variable,
 as in a checkpoint, to its array.
 """
 
+import copy
 import math
+import re
 
 import numpy as np
 
 SQUARED_GRADIENT_EPSILON = 1e-30
 T5_BUCKETS, T5_MAX_DISTANCE = 32, 128
+
+
+def settings_of_layer(config, index: int):
+  """Returns the settings of one layer: its variant's, then the model's.
+
+  With names as lists and commas as sums, LAYERS is a Python expression.
+  """
+  if not config.layers:
+    return config
+  lists = re.sub(r"[a-z]\w*", lambda name: f"['{name[0]}']", config.layers)
+  names = eval(lists.replace(",", "+"))
+  found = copy.copy(config)
+  for macro, value in config.variants[names[index % len(names)]].items():
+    object.__setattr__(found, macro.lower(), value)
+  return found
 
 
 def _kv_heads(config) -> int:
@@ -60,7 +77,7 @@ def parameter_shapes(config) -> dict[str, tuple[int, ...]]:
       own[f"attention/{name}"] = (d, *outputs)
       if "qkv" in biases:
         own[f"attention/{name}_bias"] = outputs
-      if config.qk_norm == "rms_norm" and name != "v":
+      if config.qk_norm != "none" and name != "v":
         own[f"attention/{name}_norm/scale"] = (k,)
     own["attention/o"] = (h, k, d)
     if "o" in biases:
@@ -71,6 +88,8 @@ def parameter_shapes(config) -> dict[str, tuple[int, ...]]:
       own["attention/relative"] = (d, h, k)
       own["attention/content_bias"] = (h, k)
       own["attention/position_bias"] = (h, k)
+    if config.branch_norm:
+      own |= {f"attention_output_norm/{x}": (d,) for x in vectors}
     if config.block != "parallel":
       own |= {f"mlp_norm/{x}": (d,) for x in vectors}
     for name in ["wi_gate"] * is_gated + ["wi"]:
@@ -80,6 +99,8 @@ def parameter_shapes(config) -> dict[str, tuple[int, ...]]:
     own["mlp/wo"] = (f, d)
     if "mlp" in biases:
       own["mlp/wo_bias"] = (d,)
+    if config.branch_norm:
+      own |= {f"mlp_output_norm/{x}": (d,) for x in vectors}
     shapes |= {f"layer_{layer:03d}/{name}": x for name, x in own.items()}
   if config.final_norm_scale == "learned":
     shapes |= {f"final_norm/{x}": (d,) for x in vectors}
@@ -101,8 +122,8 @@ def random_parameters(config, seed: int) -> dict[str, np.ndarray]:
   for name, shape in parameter_shapes(config).items():
     value = rng.standard_normal(shape)
     if name.endswith("scale"):
-      is_plus_one = config.norm == "rms_norm_1p" and "attention" not in name
-      value = (0.0 if is_plus_one else 1.0) + 0.3 * value
+      kind = config.qk_norm if "attention/" in name else config.norm
+      value = (kind != "rms_norm_1p") + 0.3 * value
     elif name.endswith("embedding"):
       value = 0.5 + value
     elif not name.endswith("bias"):
@@ -210,8 +231,13 @@ def alibi_slopes(num_heads: int) -> list[float]:
   return powers(closest) + powers(2 * closest)[0::2][: num_heads - closest]
 
 
+def score_scale(config) -> float:
+  """Returns the factor of the products of q and k."""
+  return config.score_scale or 1 / np.sqrt(config.d_kv)
+
+
 def position_scores(config, params, layer: str, q_BLHK):
-  """Returns what positions add to scores that are divided by sqrt(d_kv)."""
+  """Returns what positions add to scaled scores."""
   length, d = q_BLHK.shape[1], config.d_model
   distance_LM = np.arange(length)[:, None] - np.arange(length)
   if config.positions == "alibi":
@@ -231,7 +257,7 @@ def position_scores(config, params, layer: str, q_BLHK):
     )
     q_BLHK = q_BLHK + params[f"{layer}/attention/position_bias"]
     scores = np.einsum("BLHK,LMHK->BHLM", q_BLHK, r_LMHK)
-    return scores / np.sqrt(config.d_kv)
+    return scores * score_scale(config)
   return 0.0
 
 
@@ -246,7 +272,11 @@ def visible_positions(segments_BL, prefix_BL):
 
 
 def attend(config, params, layer: str, x_BLD, visible_BLM):
-  """Returns causal attention of the normalized x, before the residual add."""
+  """Returns causal attention of the normalized x, before the residual add.
+
+  A position L sees M if L - M is less than the window (Child et al. 2019, the
+  band of GPT-3's sparse layers; Mistral).
+  """
   d, k, heads = config.d_model, config.d_kv, config.num_heads
   sharing = heads // _kv_heads(config)
 
@@ -255,10 +285,11 @@ def attend(config, params, layer: str, x_BLD, visible_BLM):
     x_BLNK = np.einsum("BLD,DNK->BLNK", x_BLD, w_DNK)
     bias = params.get(f"{layer}/attention/{name}_bias", np.zeros(k))
     x_BLNK = x_BLNK + bias.reshape(-1, k)
-    if config.qk_norm == "rms_norm" and name != "v":
+    if config.qk_norm != "none" and name != "v":
       mean_square = (x_BLNK**2).mean(-1, keepdims=True)
       x_BLNK = x_BLNK / np.sqrt(mean_square + config.norm_epsilon)
-      x_BLNK = x_BLNK * params[f"{layer}/attention/{name}_norm/scale"]
+      scale_K = params[f"{layer}/attention/{name}_norm/scale"]
+      x_BLNK = x_BLNK * (scale_K + (config.qk_norm == "rms_norm_1p"))
     return x_BLNK
 
   q_BLHK = rotate(config, project("q"))
@@ -267,7 +298,7 @@ def attend(config, params, layer: str, x_BLD, visible_BLM):
   by_position = position_scores(config, params, layer, q_BLHK)
   q_BLHK = q_BLHK + params.get(f"{layer}/attention/content_bias", 0.0)
   scores_BHLM = np.einsum("BLHK,BMHK->BHLM", q_BLHK, k_BMHK)
-  scores_BHLM = scores_BHLM / np.sqrt(k) + by_position
+  scores_BHLM = scores_BHLM * score_scale(config) + by_position
   if config.attention_window:
     far_LM = np.tri(len(visible_BLM[0]), k=-config.attention_window, dtype=bool)
     visible_BLM = visible_BLM & ~far_LM
@@ -328,15 +359,21 @@ def forward(config, params, inputs, segments=None, prefix=None) -> np.ndarray:
   visible_BLM = visible_positions(segments, prefix)
   x_BLD = embed(config, params, inputs, segments)
   for index in range(config.num_layers):
-    layer = f"layer_{index:03d}"
+    layer, own = f"layer_{index:03d}", settings_of_layer(config, index)
     y_BLD = normalize(config, params, f"{layer}/norm", x_BLD)
-    attention_BLD = attend(config, params, layer, y_BLD, visible_BLM)
+    attention_BLD = attend(own, params, layer, y_BLD, visible_BLM)
+    if config.branch_norm:  # Gemma 3
+      name = f"{layer}/attention_output_norm"
+      attention_BLD = normalize(config, params, name, attention_BLD)
     if config.block == "parallel_two_norms":
       y_BLD = normalize(config, params, f"{layer}/mlp_norm", x_BLD)
     x_BLD = x_BLD + attention_BLD
     if config.block == "serial":
       y_BLD = normalize(config, params, f"{layer}/mlp_norm", x_BLD)
-    x_BLD = x_BLD + feed_forward(config, params, layer, y_BLD)
+    mlp_BLD = feed_forward(config, params, layer, y_BLD)
+    if config.branch_norm:
+      mlp_BLD = normalize(config, params, f"{layer}/mlp_output_norm", mlp_BLD)
+    x_BLD = x_BLD + mlp_BLD
   x_BLD = normalize(config, params, "final_norm", x_BLD)
   table_VD = params.get("output_embedding", params["embedding"])
   scale = config.logits_scale or config.d_model**-0.5

@@ -13,6 +13,11 @@ from tests.source_files import ROOT
 PLAN = (ROOT / "docs" / "plan.md").read_text(encoding="utf-8")
 TWO_PODS = "palm_mtf plan --gin_file=recipes/palm_540b_two_pods.gin"
 
+STEPS = (
+  "palm_mtf plan --steps --gin_file=recipes/quickstart.gin --gin.STAGES=2 "
+  "--gin.NUM_PODS=1 --gin.NUM_MICROBATCHES=4"
+)
+
 
 def _shown_after(page: str, command: str) -> str:
   """Returns the first block of output after a command of a page."""
@@ -28,7 +33,7 @@ def _shown_after(page: str, command: str) -> str:
     TWO_PODS,
     f"{TWO_PODS} --search",
     f"{TWO_PODS} --curves --plot curves.png",
-    "palm_mtf plan --table3",
+    STEPS,
   ],
 )
 def test_the_output_shown_is_what_the_command_prints(

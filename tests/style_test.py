@@ -54,6 +54,10 @@ NOT_MIRRORED = {
   "runtime/tracer/example_test.py",
   "tasks/gin_run_test.py",
   "tasks/published_forms_test.py",
+  "data/vocabulary/conversation_tokens_test.py",
+  "export/gguf/header_test.py",
+  "generation/serving/conversation_test.py",
+  "runtime/manager/streams_test.py",
 }
 
 

@@ -18,20 +18,20 @@ import math
 from palm_mtf.accounting import memory
 from palm_mtf.accounting.optimizer_state import (
   DTYPE_BYTES,
-  optimizer_state,
   parameter_slots,
   row_rank,
 )
 from palm_mtf.architecture import parameters
-from palm_mtf.architecture.block import Branch, layer_of
+from palm_mtf.architecture.block import Branch, Kind, model_of
 from palm_mtf.config import (
-  AdafactorConfig,
   HardwareConfig,
   MeshLayout,
   ModelConfig,
+  OptimizerConfig,
   PodsConfig,
 )
 from palm_mtf.config.tpu_slice import tpu_slice
+from palm_mtf.steps.plan import AllSum, Send, plan_step
 
 _FLOAT32 = DTYPE_BYTES["float32"]
 # Pods exchange this many numbers besides gradients: sums over tokens of loss
@@ -54,20 +54,38 @@ class Link:
 
 def dcn_bytes(config: ModelConfig, mesh: MeshLayout, pods: PodsConfig) -> int:
   """Returns the bytes that all pods together send to each other in a step."""
-  to_each = sum(sent_bytes(config, mesh, pods).values())
+  edges = plan_step(mesh, pods).edges
+  sums = [x for x in edges if isinstance(x, AllSum)]
+  return sum(edge_bytes(x, config, mesh, pod_batch_size=1) for x in sums)
+
+
+def edge_bytes(
+  edge: Send | AllSum,
+  config: ModelConfig,
+  mesh: MeshLayout,
+  *,
+  pod_batch_size: int,
+) -> int:
+  """Returns the bytes that all devices send along an edge in a step."""
+  if isinstance(edge, Send):
+    stream = memory.Activations(config, mesh, pod_batch_size).stream_bytes()
+    return mesh.num_microbatches * mesh.num_devices * stream
+  to_each = sum(sent_bytes(config, mesh, edge.dtype).values())
   to_each += mesh.num_devices * _TOKEN_SUMS * _FLOAT32
-  return pods.num_pods * (pods.num_pods - 1) * to_each
+  num_pods = len(edge.targets)
+  return num_pods * (num_pods - 1) * to_each
 
 
 def sent_bytes(
-  config: ModelConfig, mesh: MeshLayout, pods: PodsConfig
+  config: ModelConfig, mesh: MeshLayout, dtype: str
 ) -> dict[str, int]:
   """Returns {parameter: bytes of gradients that a pod sends to one other pod}.
 
-  The bytes are those of one step. Layer 0 stands for all layers, so the value
-  of a parameter in layer 0 is the sum over all layers.
+  The bytes are those of one step, sent in `dtype`. The first layer of a kind
+  stands for all such layers, so the value of its parameter is the sum over
+  these layers.
   """
-  width = DTYPE_BYTES[pods.dcn_dtype]
+  width = DTYPE_BYTES[dtype]
   # Devices that hold the same slice divide it into parts, padded to equal
   # sizes. Each device sends its part to one device of the other pod.
   return {
@@ -85,7 +103,7 @@ def exchange_secs(
   computes last, so that nothing hides the time to send it. The second result is
   for all other gradients.
   """
-  sent = sent_bytes(config, mesh, pods)
+  sent = sent_bytes(config, mesh, pods.dcn_dtype)
   secs_per_byte = (pods.num_pods - 1) * 8 / link.bits_per_sec
   embedding = sent.pop("embedding")
   return embedding * secs_per_byte, sum(sent.values()) * secs_per_byte
@@ -125,9 +143,10 @@ class _Traffic:
   def __init__(self, config: ModelConfig, mesh: MeshLayout):
     self._config, self._mesh, self._rules = config, mesh, mesh.rules
     self._slices = memory.distinct_slices(config, mesh)
-    self._dims = parameters.parameter_dims(
-      dataclasses.replace(config, num_layers=1)
-    )
+    self._dims = {
+      x.name: x.dims for x in parameters.distinct_parameters(config)
+    }
+    self._layers = {x.first: x.layer for x in model_of(config).kinds}
     # {(kind of collective, its mesh axes): bytes sent by all devices}
     self.bytes_moved = collections.Counter()
 
@@ -156,7 +175,7 @@ class _Traffic:
 
   def summed_axes(self, name: str) -> set[str]:
     """Returns the mesh axes over which a step sums a parameter's gradient."""
-    part = parameters.parse_name(name).part
+    layer, part = parameters.parse_name(name)
     if (
       part == parameters.RELATIVE
     ):  # `add_activations` counts this gradient, summed in each microbatch
@@ -165,13 +184,11 @@ class _Traffic:
     # A device computes gradients from its own heads only. Therefore the
     # gradients of parameters that all heads share, such as k and v of
     # multi-query attention, are summed over the axis that splits `heads` too.
-    output = layer_of(self._config).attention.output
-    if (
-      part.startswith("attention/")
-      and part not in (output.part, output.bias)
-      and not {"heads", "kv_heads"} & {*self._dims[name]}
-    ):
-      dims.append("heads")
+    if part.startswith("attention/"):
+      output = self._layers[layer].attention.output
+      is_split = not {"heads", "kv_heads"}.isdisjoint(self._dims[name])
+      if part not in (output.part, output.bias) and not is_split:
+        dims.append("heads")
     return {self._rules[dim] for dim in dims if dim in self._rules}
 
   def _split_axis(self, branch: Branch) -> str | None:
@@ -186,55 +203,60 @@ class _Traffic:
     config, width = self._config, DTYPE_BYTES[self._config.activation_dtype]
     vocab, residual = map(self._rules.get, ("vocab", "d_model_residual"))
     of_stream = tokens * config.d_model * width
-    layers = config.num_layers
-    again = layers if config.remat == "layer" else 0
+    for kind in model_of(config).kinds:
+      self._add_blocks(kind, of_stream, residual)
+      # Transformer-XL's positions: in each layer, devices sum the gradient of
+      # the vectors (one per distance) over the axis that splits the batch.
+      if kind.layer.attention.mixer.score_positions == "transformer_xl":
+        heads = config.num_heads // self._mesh.axis_size_of("heads")
+        numbers = config.sequence_length * heads * config.d_kv
+        batch = self._rules.get("batch")
+        self.add("all_reduce", (batch,), numbers * width, kind.count)
+    # Each device looks up rows in its slice of the embedding; then devices sum
+    # the rows. Learned positions need rows with all of d_model; therefore they
+    # make this sum an all-reduce.
+    is_scattered = vocab == residual and config.positions != "learned"
+    self.add(_kind_of_sum(is_scattered), (vocab,), of_stream)
+    self.add("all_reduce", (vocab,), of_stream)  # gradient of logits' input
+    self.add("all_reduce", (vocab,), tokens * _FLOAT32, 3)  # max, sum, target
+    # If an axis splits the residual stream, the final norm and, in the backward
+    # pass, the embedding need a gather each.
+    self.add("all_gather", (residual,), of_stream, 2)
 
-    # A branch (attention or MLP) ends in a sum over the axis that splits its
-    # heads or d_ff. If this axis also splits the residual stream, the sum is a
-    # reduce-scatter, otherwise an all-reduce.
-    def add_ends(axis, times):
-      kind = "reduce_scatter" if axis == residual else "all_reduce"
-      self.add(kind, (axis,), of_stream, times)
+  def _add_blocks(
+    self, kind: Kind, of_stream: int, residual: str | None
+  ) -> None:
+    """Adds the collectives of the residual stream in a kind of layers.
 
+    `of_stream` is the number of bytes of the residual stream, before `residual`
+    splits it.
+    """
+    layers, sums = kind.count, kind.layer.sums
+    again = layers if self._config.remat == "layer" else 0
     # The forward pass adds outputs of one or more branches to the residual
     # stream. The backward pass adds up gradients of a norm's output from all
     # branches that read the norm. If one axis splits all these branches, one
     # collective sums over devices. Otherwise each branch needs an all-reduce.
-    layer = layer_of(config)
-    for each in layer.sums:
+    for each in sums:
       # REMAT = "layer" does not repeat a layer's last sum, because nothing in
-      # the layer reads this sum.
-      times = layers + (again if each != layer.sums[-1] else 0)
+      # the layer reads this sum, except for a norm.
+      is_repeated = each != sums[-1] or each.output_norm is not None
+      times = layers + (again if is_repeated else 0)
       axes = {self._split_axis(x): None for x in each.branches}
-      if len(axes) == 1:
-        add_ends(*axes, times)
-      else:
-        for axis in axes:
-          self.add("all_reduce", (axis,), of_stream, times)
+      for axis in axes:
+        # A branch (attention or MLP) ends in a sum over the axis that splits
+        # its heads or d_ff. If this axis also splits the residual stream, the
+        # sum is a reduce-scatter, but a norm of the sum needs all of d_model.
+        is_scattered = axis == residual and len(axes) == 1
+        is_scattered &= each.output_norm is None
+        self.add(_kind_of_sum(is_scattered), (axis,), of_stream, times)
       for read in each.reads:
         for axis in {self._split_axis(x): None for x in read.branches}:
           self.add("all_reduce", (axis,), of_stream, layers)
-    # Each device looks up rows in its slice of the embedding; then devices sum
-    # the rows. Learned positions need rows with all of d_model; therefore they
-    # make this sum an all-reduce.
-    if config.positions == "learned":
-      self.add("all_reduce", (vocab,), of_stream)
-    else:
-      add_ends(vocab, 1)
-    self.add("all_reduce", (vocab,), of_stream)  # gradient of logits' input
-    self.add("all_reduce", (vocab,), tokens * _FLOAT32, 3)  # max, sum, target
     # If an axis splits the residual stream, each sum needs a gather: in the
-    # forward pass, in REMAT's repetition, and in the backward pass. The final
-    # norm and, in the backward pass, the embedding need one more gather each.
-    gathers = len(layer.sums) * (2 * layers + again) + 2
+    # forward pass, in REMAT's repetition, and in the backward pass.
+    gathers = len(sums) * (2 * layers + again)
     self.add("all_gather", (residual,), of_stream, gathers)
-    # Transformer-XL's positions: in each layer, devices sum the gradient of the
-    # vectors (one per distance) over the axis that splits the batch.
-    if config.positions == "transformer_xl":
-      heads = config.num_heads // self._mesh.axis_size_of("heads")
-      numbers = config.sequence_length * heads * config.d_kv
-      batch = self._rules.get("batch")
-      self.add("all_reduce", (batch,), numbers * width, layers)
 
   def add_stored(self) -> None:
     """Adds the gathers of split weights, and the sums of their gradients."""
@@ -291,7 +313,7 @@ class _Traffic:
       self.add("all_gather", (axis,), _FLOAT32 * numbers, count)
       numbers //= sizes[axis]
 
-  def add_update(self, optimizer: AdafactorConfig) -> None:
+  def add_update(self, optimizer: OptimizerConfig) -> None:
     """Adds the optimizer's all-reduces: sums over the slices of parameters."""
     # To clip by the global norm, Mesh TensorFlow computes the sum of squares of
     # each gradient, and adds up these sums in the order of the parameters. The
@@ -307,13 +329,12 @@ class _Traffic:
         # most one of a parameter's `count` sums: the sum of layer 0.
         joined = i < num_alike - 1
         self.add("all_reduce", each.axes, _FLOAT32, count - joined)
-    state = optimizer_state(optimizer)
     for name, each, count in self._slices:
       dims = self._dims[name]
       # Two sums of squares: of the update, for UPDATE_CLIP, and of the
       # parameter, because the parameter's root mean square scales the update.
       self.add("all_reduce", each.axes, _FLOAT32, 2 * count)
-      slots = parameter_slots(name, len(dims), state)
+      slots = parameter_slots(name, len(dims), optimizer)
       if "second_moment_row" not in {x.name for x in slots}:
         continue
       over = [
@@ -331,10 +352,14 @@ class _Traffic:
       self.add("all_reduce", of_rows, _FLOAT32, count)
 
 
+def _kind_of_sum(is_scattered: bool) -> str:
+  return "reduce_scatter" if is_scattered else "all_reduce"
+
+
 def step_bytes(
   config: ModelConfig,
   mesh: MeshLayout,
-  optimizer: AdafactorConfig,
+  optimizer: OptimizerConfig,
   *,
   pod_batch_size: int,
   num_pods: int = 1,

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 
 from palm_mtf.architecture import parameters
 from palm_mtf.architecture.attention_blocks import block_pairs
-from palm_mtf.architecture.block import layer_of
+from palm_mtf.architecture.block import Attention, model_of
 from palm_mtf.config import MeshLayout, ModelConfig
 
 SCORES = "attention/scores"
@@ -27,19 +27,38 @@ def forward_flops(config: ModelConfig) -> Mapping[str, int]:
   "attention/scores" is attention to SEQUENCE_LENGTH positions. A multiply-add
   counts as 2 FLOPs.
   """
-  products = {x.part for x in layer_of(config).projections}
-  products.add(parameters.logits_table(config))
+  products = _product_dims(config)
   terms: collections.Counter[str] = collections.Counter()
-  for name, shape, n in parameters.distinct_parameters(config):
-    if parameters.parse_name(name).part in products:
-      terms[parameters.parse_name(name).part] += 2 * math.prod(shape) * n
+  for each in parameters.distinct_parameters(config):
+    part = parameters.parse_name(each.name).part
+    if part in products:
+      terms[part] += 2 * math.prod(each.shape) * each.count
   # Attention has two products: q k^T, and attention weights times v. With
   # Transformer-XL's positions, q is also multiplied by a vector per distance.
-  # The half that the causal mask hides counts too, as in other papers.
-  num_products = 3 if config.positions == "transformer_xl" else 2
-  head_dims = config.num_layers * config.num_heads * config.d_kv
-  terms[SCORES] = 2 * num_products * head_dims * config.sequence_length
+  # The half that the causal mask hides counts too, as in other papers, and so
+  # does what a window hides.
+  of_product = 2 * config.num_heads * config.d_kv * config.sequence_length
+  terms[SCORES] = of_product * sum(
+    count * (3 if mixer.score_positions == "transformer_xl" else 2)
+    for mixer, count in _mixers(config)
+  )
   return terms
+
+
+def _mixers(config: ModelConfig) -> list[tuple[Attention, int]]:
+  """Returns (how a kind of layers attends, number of these layers)."""
+  kinds = model_of(config).kinds
+  return [(x.layer.attention.mixer, x.count) for x in kinds]
+
+
+def _product_dims(config: ModelConfig) -> dict[str, tuple[str, ...]]:
+  """Returns {matrix product: dimensions of its parameter} of all layers."""
+  dims = {
+    x.part: (*x.inputs, *x.outputs)
+    for kind in model_of(config).kinds
+    for x in kind.layer.projections
+  }
+  return dims | {parameters.logits_table(config): ("vocab",)}
 
 
 @functools.cache
@@ -51,9 +70,13 @@ def recomputed_flops(config: ModelConfig) -> Mapping[str, int]:
   if config.remat == "attention":  # q k^T again, but not weights times v
     return {SCORES: forward[SCORES] // 2}
   # The backward pass does not repeat the last products of a block, because no
-  # gradient needs their results. In a serial block, the MLP reads the output of
-  # attention, so attention's output product (`o`) is repeated.
-  unused = {parameters.logits_table(config), *layer_of(config).sums[-1].outputs}
+  # gradient needs their results, except that of a norm of the results. In a
+  # serial block, the MLP reads the output of attention, so attention's output
+  # product (`o`) is repeated.
+  unused = {parameters.logits_table(config)}
+  for kind in model_of(config).kinds:
+    last = kind.layer.sums[-1]
+    unused |= {*last.outputs} if last.output_norm is None else set()
   return {term: n for term, n in forward.items() if term not in unused}
 
 
@@ -72,10 +95,7 @@ def device_flops(
   config: ModelConfig, mesh: MeshLayout, pod_tokens: int
 ) -> float:
   """Returns a device's FLOPs in a step of `pod_tokens` tokens per pod."""
-  dims_of = {
-    x.part: (*x.inputs, *x.outputs) for x in layer_of(config).projections
-  }
-  dims_of |= {SCORES: ("heads",), parameters.logits_table(config): ("vocab",)}
+  dims_of = _product_dims(config) | {SCORES: ("heads",)}
   repeated, length = recomputed_flops(config), config.sequence_length
   flops = 0.0
   for term, forward in forward_flops(config).items():
@@ -85,8 +105,11 @@ def device_flops(
     ):  # the table's padding rows have logits too
       of_token *= mesh.padded_vocab_size(config.vocab_size) / config.vocab_size
     if term == SCORES:  # fewer, because attention skips masked blocks
-      pairs = block_pairs(length, config.has_prefix, config.attention_window)
-      of_token *= sum(pairs) / length**2
+      pairs = sum(
+        count * sum(block_pairs(length, config.has_prefix, mixer.window))
+        for mixer, count in _mixers(config)
+      )
+      of_token *= pairs / (config.num_layers * length**2)
     flops += of_token / math.prod(map(mesh.axis_size_of, dims_of[term]))
   return flops * pod_tokens / mesh.axis_size_of("batch")
 

@@ -40,9 +40,8 @@ def check_chip(chip: str, hardware: HardwareConfig) -> None:
 def peak_flops_per_sec(chip: str, hardware: HardwareConfig) -> float:
   """Returns the peak of a chip in bfloat16, FLOP/s.
 
-  Raises:
-    UserError: if CHIP is "measured", or CHIP_BFLOAT16_FLOPS is not set. A
-      default would give a plausible but wrong MFU.
+  Raises UserError if CHIP is "measured", or CHIP_BFLOAT16_FLOPS is not set. A
+  default would give a plausible but wrong MFU.
   """
   if chip != MEASURED and hardware.chip_bfloat16_flops:
     return hardware.chip_bfloat16_flops
@@ -63,8 +62,7 @@ def peak_of_devices(
 ) -> float:
   """Returns the peak of `num_devices` TensorFlow devices together, FLOP/s.
 
-  Raises:
-    UserError: if CHIP is "measured", or the chip's peak is not set.
+  Raises UserError if CHIP is "measured", or the chip's peak is not set.
   """
   return (
     peak_flops_per_sec(chip, hardware) * num_devices / hardware.chip_devices

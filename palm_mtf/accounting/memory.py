@@ -14,20 +14,17 @@ loss       the cross entropy of logits, and its gradient
 weights    casts, sums over microbatches, the update
 """
 
+import collections
 import dataclasses
 import functools
 import math
 from collections.abc import Sequence
 
-from palm_mtf.accounting.optimizer_state import (
-  DTYPE_BYTES,
-  optimizer_state,
-  slot_bytes,
-)
+from palm_mtf.accounting.optimizer_state import DTYPE_BYTES, slot_bytes
 from palm_mtf.architecture import parameters
 from palm_mtf.architecture.attention_blocks import block_pairs
-from palm_mtf.architecture.block import Mlp, layer_of
-from palm_mtf.config import AdafactorConfig, MeshLayout, ModelConfig, PodsConfig
+from palm_mtf.architecture.block import Layer, Mlp, model_of
+from palm_mtf.config import MeshLayout, ModelConfig, OptimizerConfig, PodsConfig
 
 PASSES = ("blocks", "attention", "loss", "weights")
 
@@ -65,43 +62,35 @@ class ParameterSlice:
     return math.prod(self.sizes)
 
 
-def parameter_slices(
-  config: ModelConfig, mesh: MeshLayout
-) -> dict[str, ParameterSlice]:
-  """Returns {name of a parameter: one device's slice of it}."""
-  slices = {}
-  shapes = parameters.parameter_shapes(config)
-  for name, dims in parameters.parameter_dims(config).items():
-    split = ["d_model_stored" if dim == "d_model" else dim for dim in dims]
-    # Sizes are rounded up, because the embedding may have padding rows.
-    sizes = tuple(
-      -(-size // mesh.axis_size_of(dim))
-      for size, dim in zip(shapes[name], split, strict=True)
-    )
-    over = {mesh.axis_of(dim) for dim in split}
-    axes = tuple(a for a, size in mesh.axes.items() if a in over and size > 1)
-    parts = math.prod(mesh.axes[axis] for axis in axes)
-    slices[name] = ParameterSlice(sizes, axes, mesh.num_devices // parts)
-  return slices
-
-
 @functools.lru_cache(maxsize=16)  # because a search over layouts calls it often
 def distinct_slices(
   config: ModelConfig, mesh: MeshLayout, stage: int = 0
 ) -> Sequence[tuple[str, ParameterSlice, int]]:
   """Returns [(name, one device's slice, number of such parameters)] of a stage.
 
-  All layers have equal slices, so a parameter of layer 0 stands for all layers'
-  parameters. Only stage 0 has parameters outside the layers.
+  A parameter stands for those of all layers of its kind. Only stage 0 has
+  parameters outside the layers.
   """
-  one_layer = dataclasses.replace(config, num_layers=1)
-  slices = parameter_slices(one_layer, mesh).items()
-  outside = {x for x, _ in slices if parameters.parse_name(x).layer is None}
   return [
-    (name, each, 1 if name in outside else config.num_layers)
-    for name, each in slices
-    if not (stage and name in outside)
+    (each.name, _slice_of(each, mesh), each.count)
+    for each in parameters.distinct_parameters(config)
+    if not stage or parameters.parse_name(each.name).layer is not None
   ]
+
+
+def _slice_of(
+  parameter: parameters.DistinctParameter, mesh: MeshLayout
+) -> ParameterSlice:
+  split = ["d_model_stored" if x == "d_model" else x for x in parameter.dims]
+  # Sizes are rounded up, because the embedding may have padding rows.
+  sizes = tuple(
+    -(-size // mesh.axis_size_of(dim))
+    for size, dim in zip(parameter.shape, split, strict=True)
+  )
+  over = {mesh.axis_of(dim) for dim in split}
+  axes = tuple(a for a, size in mesh.axes.items() if a in over and size > 1)
+  parts = math.prod(mesh.axes[axis] for axis in axes)
+  return ParameterSlice(sizes, axes, mesh.num_devices // parts)
 
 
 def gradient_bytes(name: str, config: ModelConfig, mesh: MeshLayout) -> int:
@@ -121,19 +110,72 @@ def summed_bytes(name: str, config: ModelConfig, mesh: MeshLayout) -> int:
 def device_bytes(
   config: ModelConfig,
   mesh: MeshLayout,
-  optimizer: AdafactorConfig,
+  optimizer: OptimizerConfig,
   stage: int = 0,
 ) -> DeviceBytes:
   """Returns the bytes of weights, optimizer slots and gradients per device."""
   slices = distinct_slices(config, mesh, stage)
-  state = optimizer_state(optimizer)
   return DeviceBytes(
     weights=sum(4 * each.size * n for _, each, n in slices),
-    slots=sum(slot_bytes({x: each.sizes}, state) * n for x, each, n in slices),
+    slots=sum(
+      slot_bytes({x: each.sizes}, optimizer) * n for x, each, n in slices
+    ),
     gradients=sum(
       gradient_bytes(name, config, mesh) * each.size * n
       for name, each, n in slices
     ),
+  )
+
+
+@dataclasses.dataclass(frozen=True)
+class _BlockSizes:
+  """Sizes of a block's activations on one device, in elements per token.
+
+  Attributes:
+    columns: products with the outputs of norms.
+    read: q, k, v and the hidden layer, which are made from `columns`; a gated
+      MLP makes the hidden layer from two products.
+    scores: attention scores. They are computed in blocks of queries: all blocks
+      are kept or moved, but working memory holds only the largest.
+    block_scores: scores of the largest block.
+    num_norms: number of norms that read the residual stream.
+    num_sums: number of sums that are added to it.
+    num_output_norms: number of norms of sums before they are added.
+  """
+
+  columns: int
+  read: int
+  scores: float
+  block_scores: float
+  num_norms: int
+  num_sums: int
+  num_output_norms: int
+
+
+def _block_sizes(
+  config: ModelConfig, mesh: MeshLayout, layer: Layer
+) -> _BlockSizes:
+  sizes_of = parameters.dimension_sizes(config)
+
+  def slice_size(dims: Sequence[str]) -> int:  # on this device
+    return math.prod(sizes_of[x] // mesh.axis_size_of(x) for x in dims)
+
+  columns = read = 0
+  for branch in layer.branches:
+    sizes = [slice_size(x.outputs) for x in branch.inputs]
+    columns += sum(sizes)
+    read += sizes[-1] if isinstance(branch.mixer, Mlp) else sum(sizes)
+  heads, length = slice_size(["heads"]), config.sequence_length
+  window = layer.attention.mixer.window
+  pairs = block_pairs(length, config.has_prefix, window)
+  return _BlockSizes(
+    columns=columns,
+    read=read,
+    scores=heads * sum(pairs) / length,
+    block_scores=heads * max(pairs) / length,
+    num_norms=len(layer.reads),
+    num_sums=len(layer.sums),
+    num_output_norms=sum(x.output_norm is not None for x in layer.sums),
   )
 
 
@@ -154,49 +196,37 @@ class Activations:
     rows = pod_batch_size // mesh.num_microbatches
     length = config.sequence_length
     self.tokens = rows // mesh.axis_size_of("batch") * length
-    heads = config.num_heads // mesh.axis_size_of("heads")
-    pairs = block_pairs(length, config.has_prefix, config.attention_window)
     # The sizes below are elements per token.
     self._stream = config.d_model
     # The stream between blocks is smaller if a rule splits its d_model.
     self._residual = config.d_model // mesh.axis_size_of("d_model_residual")
+    heads = config.num_heads // mesh.axis_size_of("heads")
     self._queries = heads * config.d_kv
-    layer, sizes_of = layer_of(config), parameters.dimension_sizes(config)
-
-    def slice_size(dims: Sequence[str]) -> int:  # on this device
-      return math.prod(sizes_of[x] // mesh.axis_size_of(x) for x in dims)
-
-    # Elements per token: of the products with norm outputs (`_columns`), and of
-    # q, k, v and the hidden layer, made from them (`_read`). A gated MLP makes
-    # the hidden layer from two products.
-    self._columns = self._read = 0
-    for branch in layer.branches:
-      sizes = [slice_size(x.outputs) for x in branch.inputs]
-      self._columns += sum(sizes)
-      is_mlp = isinstance(branch.mixer, Mlp)
-      self._read += sizes[-1] if is_mlp else sum(sizes)
-    # Attention scores per token. They are computed in blocks of queries: all
-    # blocks are kept or moved, but working memory holds only the largest.
-    self._scores = heads * sum(pairs) / length
-    self._block_scores = heads * max(pairs) / length
+    # Sizes of a kind of blocks, and the number of these blocks.
+    self._kinds = [
+      (_block_sizes(config, mesh, x.layer), x.count)
+      for x in model_of(config).kinds
+    ]
     padded = mesh.padded_vocab_size(config.vocab_size)
     self._vocab = padded // mesh.axis_size_of("vocab")
-    self._num_norms, self._num_sums = len(layer.reads), len(layer.sums)
 
-  def _kept_in_block(self) -> float:
+  def _kept_in_block(self, block: _BlockSizes) -> float:
     # For its backward pass, a block keeps per token the stream before each sum,
-    # the products with norm outputs, the result of attention and, unless REMAT
-    # recomputes them, attention weights. With REMAT = "layer", the block
-    # recomputes all these, and keeps them only during its backward pass.
-    kept = self._num_sums * self._stream + self._columns + self._queries
-    return kept + (0 if self._config.remat == "attention" else self._scores)
+    # sums before their norms, the products with norm outputs, the result of
+    # attention and, unless REMAT recomputes them, attention weights. With REMAT
+    # = "layer", the block recomputes all these, and keeps them only during its
+    # backward pass.
+    num_streams = block.num_sums + block.num_output_norms
+    kept = num_streams * self._stream + block.columns + self._queries
+    return kept + (0 if self._config.remat == "attention" else block.scores)
 
   def kept_bytes(self) -> int:
     """Returns the bytes that all blocks keep for the backward pass."""
-    of_block = self._kept_in_block()
-    if self._config.remat == "layer":
-      of_block = self._residual  # only the block's input is kept
-    return round(self.tokens * self._config.num_layers * of_block * self._width)
+    if self._config.remat == "layer":  # only the inputs of blocks are kept
+      kept: float = self._config.num_layers * self._residual
+    else:
+      kept = sum(n * self._kept_in_block(x) for x, n in self._kinds)
+    return round(self.tokens * kept * self._width)
 
   def loss_bytes(self) -> int:
     """Returns the bytes of the last norm's input, logits and their gradient."""
@@ -221,16 +251,7 @@ class Activations:
 
   def working_bytes(self, stage: int = 0) -> int:
     """Returns the peak bytes of a backward pass, besides what blocks keep."""
-    # The backward pass of a block holds gradients (of attention weights,
-    # scores, the joined product, its parts, and the stream) and recomputed
-    # values (a norm's output, q, k, v and the hidden layer).
-    of_token = 2 * self._block_scores + 2 * self._columns + 2 * self._stream
-    of_token += self._stream + self._read
-    if self._config.remat == "layer":
-      of_token += self._kept_in_block()
-    elif self._config.remat == "attention":
-      of_token += self._block_scores
-    of_block = round(self.tokens * of_token * self._width)
+    of_block = max(self._working_of_block(x) for x, _ in self._kinds)
     if stage:
       return of_block
     of_loss = self.loss_bytes()
@@ -238,19 +259,43 @@ class Activations:
     is_staged = self._mesh.stages > 1
     return of_block + of_loss if is_staged else max(of_block, of_loss)
 
+  def _working_of_block(self, block: _BlockSizes) -> int:
+    # The backward pass of a block holds gradients (of attention weights,
+    # scores, the joined product, its parts, and the stream) and recomputed
+    # values (a norm's output, q, k, v and the hidden layer).
+    of_token = 2 * block.block_scores + 2 * block.columns + 2 * self._stream
+    of_token += self._stream + block.read
+    if self._config.remat == "layer":
+      of_token += self._kept_in_block(block)
+    elif self._config.remat == "attention":
+      of_token += block.block_scores
+    return round(self.tokens * of_token * self._width)
+
   def block_passes(self) -> dict[str, float]:
-    """Returns {kind of pass: elements that a block reads and writes per token}.
+    """Returns {kind of pass: elements that blocks read and write per token}.
 
     The kinds are "blocks" and "attention".
     """
-    norms, stream, residual = self._num_norms, self._stream, self._residual
-    columns, read = self._columns, self._read
+    total: collections.Counter[str] = collections.Counter()
+    for block, count in self._kinds:
+      for kind, elements in self._passes_of_block(block).items():
+        total[kind] += count * elements
+    return dict(total)
+
+  def _passes_of_block(self, block: _BlockSizes) -> dict[str, float]:
+    norms, stream, residual = block.num_norms, self._stream, self._residual
+    columns, read, of_results = (
+      block.columns,
+      block.read,
+      block.num_output_norms,
+    )
     # The forward pass computes norms, residual sums and the softmax, and splits
     # the one product of a norm into q, k, v and the hidden layer.
     forward = {
       "blocks": norms * (2 * stream + 3 * residual) + columns + read,
-      "attention": 2 * self._scores,
+      "attention": 2 * block.scores,
     }
+    forward["blocks"] += of_results * 2 * stream
     # In the backward pass, a norm reads two tensors and writes a gradient,
     # which is added to the stream's gradient. The joined product's gradient is
     # computed from the product and the gradients of its parts (q, k, v and
@@ -258,8 +303,9 @@ class Activations:
     # attention, and the gradients of both.
     backward = {
       "blocks": norms * (3 * stream + 3 * residual) + 2 * columns + read,
-      "attention": 3 * self._scores + 2 * self._queries,
+      "attention": 3 * block.scores + 2 * self._queries,
     }
+    backward["blocks"] += of_results * 3 * stream
     # Even REMAT = "none" recomputes norms, q, k, v and the hidden layer
     # (ops/recompute.py).
     again = {"blocks": norms * 2 * stream + columns + read}
@@ -277,8 +323,7 @@ class Activations:
     """
     width = self._width
     of_token = {
-      kind: self._config.num_layers * width * numbers
-      for kind, numbers in self.block_passes().items()
+      kind: width * numbers for kind, numbers in self.block_passes().items()
     }
     # Outside the blocks, passes compute and recompute the last norm and compute
     # its gradient. They also look up rows of the embedding, and add up the
@@ -301,8 +346,8 @@ def weight_copy_bytes(
   """
   width = DTYPE_BYTES[config.activation_dtype]
   stored = mesh.axis_size_of("d_model_stored")
-  joined = {x for read in layer_of(config).reads for x in read.parts}
-  total = 0
+  layers = {x.first: x.layer for x in model_of(config).kinds}
+  total = dict.fromkeys((None, *layers), 0)
   for name, each, _ in distinct_slices(config, mesh, stage):
     parameter = parameters.parse_name(name)
     if parameter.is_vector:
@@ -311,9 +356,12 @@ def weight_copy_bytes(
     # A device that stores a part of each weight gathers the whole weight, and
     # makes its whole gradient before the reduce-scatter.
     copies += 2 * stored if stored > 1 else 0
-    copies += stored if parameter.part in joined else 0
-    total += copies * width * each.size
-  return total
+    if parameter.layer is not None:
+      reads = layers[parameter.layer].reads
+      is_joined = any(parameter.part in x.parts for x in reads)
+      copies += stored if is_joined else 0
+    total[parameter.layer] += copies * width * each.size
+  return total.pop(None) + max(total.values())
 
 
 def exchange_bytes(
@@ -372,28 +420,36 @@ def decode_weight_bytes(config: ModelConfig, weight_dtype: str) -> int:
   """Returns the bytes of all weights; a decoding step reads each once."""
   is_quantized = weight_dtype != "activation"
   total = 0
-  for name, shape, n in parameters.distinct_parameters(config):
-    dtype = (
-      weight_dtype if parameters.parse_name(name).is_kernel else "activation"
-    )
-    if name == parameters.logits_table(config) and is_quantized:
+  for each in parameters.distinct_parameters(config):
+    is_kernel = parameters.parse_name(each.name).is_kernel
+    dtype = weight_dtype if is_kernel else "activation"
+    if each.name == parameters.logits_table(config) and is_quantized:
       dtype = "int8"  # decoding never has this kernel in int4
     width = _QUANTIZED_BYTES.get(dtype, DTYPE_BYTES[config.activation_dtype])
-    total += int(math.prod(shape) * width) * n
+    total += int(math.prod(each.shape) * width) * each.count
   return total
 
 
 def cache_bytes_per_token(config: ModelConfig) -> int:
   """Returns the bytes of a token's keys and values in all layers."""
-  width = DTYPE_BYTES[config.activation_dtype]
-  return 2 * config.num_layers * config.key_heads * config.d_kv * width
+  sizes, width = (
+    parameters.dimension_sizes(config),
+    DTYPE_BYTES[config.activation_dtype],
+  )
+  return width * sum(
+    kind.count * math.prod(sizes[dim] for dim in x.outputs)
+    for kind in model_of(config).kinds
+    for x in kind.layer.attention.inputs[1:]  # k and v
+  )
 
 
 def step_threads(config: ModelConfig, weight_dtype: str, cores: int) -> int:
   """Returns with how many threads, up to `cores`, decoding is fastest."""
   # Per layer, one product joins all kernels that read the same norm, and one
   # joins the output kernels of a sum. One more product gives the logits.
-  layer = layer_of(config)
-  products = (len(layer.reads) + len(layer.sums)) * config.num_layers + 1
+  products = 1 + sum(
+    x.count * (len(x.layer.reads) + len(x.layer.sums))
+    for x in model_of(config).kinds
+  )
   mean = decode_weight_bytes(config, weight_dtype) / products
   return max(1, min(cores, int(mean / _BYTES_FOR_A_THREAD)))

@@ -2,11 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Optimizer slots, the optimizer's variables per parameter: dims and bytes.
 
-slot                              dimensions  exists
-<parameter>/second_moment         all         SECOND_MOMENT "full"; for vectors
-<parameter>/second_moment_row     rows        SECOND_MOMENT "factored"; matrices
-<parameter>/second_moment_column  columns     SECOND_MOMENT "factored"; matrices
-<parameter>/momentum              all         BETA1 > 0
+The settings of each optimizer say which slots it keeps (palm_mtf/config/).
 """
 
 import dataclasses
@@ -14,20 +10,12 @@ import math
 from collections.abc import Mapping
 
 from palm_mtf.architecture.parameters import parse_name
-from palm_mtf.config import AdafactorConfig
+from palm_mtf.config import OPTIMIZERS, OptimizerConfig
 from palm_mtf.errors import UserError
 
 # SECOND_MOMENT of a checkpoint without slots, such as imported weights.
 NO_MOMENTS = "none"
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2}
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class OptimizerState:
-  """The settings that decide which optimizer slots parameters have."""
-
-  second_moment: str  # "full" or "factored"
-  momentum: str  # dtype of the momentum; "none" without momentum
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,64 +27,54 @@ class Slot:
   dtype: str  # "float32" or "bfloat16"
 
 
-# The settings with which optimizer slots take the most bytes, for callers of
-# `checkpoint_bytes` that do not know the run's optimizer.
-LARGEST_STATE = OptimizerState(second_moment="full", momentum="float32")
-
-
-def optimizer_state(optimizer: AdafactorConfig) -> OptimizerState:
-  """Returns the settings that decide which slots parameters have."""
-  return OptimizerState(
-    second_moment=optimizer.second_moment,
-    momentum=optimizer.momentum_dtype if optimizer.beta1 else "none",
-  )
-
-
 def row_rank(parameter: str) -> int:
-  """Returns how many leading dimensions are the rows of factored moments."""
+  """Returns how many leading dimensions of a matrix are its rows."""
   # A product x w sums over the rows of w: q [d_model, heads, d_kv] has d_model
   # rows, and o [heads, d_kv, d_model] has heads * d_kv rows.
   return 2 if parse_name(parameter).part == "attention/o" else 1
 
 
 def parameter_slots(
-  parameter: str, rank: int, state: OptimizerState
+  parameter: str, rank: int, optimizer: OptimizerConfig
 ) -> list[Slot]:
-  """Returns the slots of a parameter with `rank` dimensions, momentum last."""
-  whole = slice(0, rank)
-  slots = [Slot("second_moment", whole, "float32")]
-  if state.second_moment == "factored" and rank > 1:
-    rows = row_rank(parameter)
-    slots = [
-      Slot("second_moment_row", slice(0, rows), "float32"),
-      Slot("second_moment_column", slice(rows, rank), "float32"),
-    ]
-  if state.momentum != "none":
-    slots.append(Slot("momentum", whole, state.momentum))
-  return slots
+  """Returns the slots of a parameter with `rank` dimensions."""
+  rows = row_rank(parameter)
+  dims = {
+    "all": slice(0, rank),
+    "rows": slice(0, rows),
+    "columns": slice(rows, rank),
+  }
+  found = optimizer.slots(rank, parse_name(parameter).is_kernel)
+  return [Slot(name, dims[of], dtype) for name, of, dtype in found]
 
 
 def checkpoint_bytes(
-  shapes: Mapping[str, tuple[int, ...]], state: OptimizerState = LARGEST_STATE
+  shapes: Mapping[str, tuple[int, ...]],
+  optimizer: OptimizerConfig | None = None,
 ) -> int:
-  """Returns the bytes of float32 parameters and their optimizer slots."""
+  """Returns the bytes of float32 parameters and their optimizer slots.
+
+  If `optimizer` is None, returns the most that any optimizer needs: two slots.
+  """
   parameters = sum(4 * math.prod(shape) for shape in shapes.values())
-  return parameters + slot_bytes(shapes, state)
+  if optimizer is None:
+    return 3 * parameters
+  return parameters + slot_bytes(shapes, optimizer)
 
 
 def slot_bytes(
-  shapes: Mapping[str, tuple[int, ...]], state: OptimizerState
+  shapes: Mapping[str, tuple[int, ...]], optimizer: OptimizerConfig
 ) -> int:
   """Returns the bytes of slots for parameters, or for slices of parameters."""
   return sum(
     DTYPE_BYTES[slot.dtype] * math.prod(shape[slot.dims])
     for name, shape in shapes.items()
-    for slot in parameter_slots(name, len(shape), state)
+    for slot in parameter_slots(name, len(shape), optimizer)
   )
 
 
 def check_same_slots(
-  place: str, settings: Mapping[str, object], optimizer: AdafactorConfig
+  place: str, settings: Mapping[str, object], optimizer: OptimizerConfig
 ) -> None:
   """Raises UserError unless a checkpoint has the slots that a run needs.
 
@@ -109,19 +87,27 @@ def check_same_slots(
       "from it in another MODEL_DIR, as its INIT_CHECKPOINT with INIT_STATE = "
       '"weights".'
     )
-  # A checkpoint of an earlier version may lack a setting. Assume the run's
-  # value, so that the run can resume.
-  held = {
-    field.name: settings.get(field.name.upper(), getattr(optimizer, field.name))
-    for field in dataclasses.fields(optimizer)
-  }
+  # Earlier versions had only one optimizer.
+  held = {"OPTIMIZER": next(iter(OPTIMIZERS)), **settings}
   # Settings are compared one by one, so that the message names the setting that
-  # differs. BETA1 may change, but not to or from 0, which has no momentum.
-  for name in ("second_moment", "beta1", "momentum_dtype"):
-    changed = dataclasses.replace(optimizer, **{name: held[name]})
-    if optimizer_state(changed) != optimizer_state(optimizer):
+  # differs. A checkpoint of an earlier version may lack a setting. Assume the
+  # run's value, so that the run can resume.
+  for name in ("optimizer", *optimizer.slot_settings):
+    now = getattr(optimizer, name)
+    before = held.get(name.upper(), now)
+    # BETA1 may change, but not to or from a value without momentum.
+    if before != now and (
+      name == "optimizer"
+      or _kinds(dataclasses.replace(optimizer, **{name: before}))
+      != _kinds(optimizer)
+    ):
       raise UserError(
-        f"{name.upper()} = {getattr(optimizer, name)!r}: {place} was written "
-        f"with {held[name]!r}, so its moments do not fit; keep that value, or "
-        "start from scratch in another MODEL_DIR."
+        f"{name.upper()} = {now!r}: {place} was written with {before!r}, so "
+        "its moments do not fit; keep that value, or start from scratch in "
+        "another MODEL_DIR."
       )
+
+
+def _kinds(optimizer: OptimizerConfig) -> list[list[tuple[str, str, str]]]:
+  """Returns the slots of a kernel and of a vector."""
+  return [optimizer.slots(2, is_kernel=True), optimizer.slots(1, False)]

@@ -9,20 +9,19 @@ import math
 from collections.abc import Iterator
 from typing import Any
 
-from palm_mtf.accounting import flops, memory
-from palm_mtf.accounting.communication import dcn_bytes
+from palm_mtf.accounting import communication, flops, memory
 from palm_mtf.accounting.hardware import (
   MEASURED,
   describe_remat,
   peak_of_devices,
 )
-from palm_mtf.accounting.pipeline import num_kept
 from palm_mtf.accounting.step_time import StepTime, device_rates, predict_step
+from palm_mtf.architecture.block import model_of_layers
 from palm_mtf.architecture.parameters import distinct_parameters, parse_name
 from palm_mtf.config import (
-  AdafactorConfig,
   Config,
   ModelConfig,
+  OptimizerConfig,
   PlanConfig,
   PodsConfig,
 )
@@ -30,6 +29,7 @@ from palm_mtf.config.mesh_layout import MeshLayout, check_layout
 from palm_mtf.config.model import MAX_SIZE
 from palm_mtf.config.pods import MAX_PODS
 from palm_mtf.errors import UserError
+from palm_mtf.steps.plan import num_kept, plan_step, stage_layers
 
 REMATS = ("none", "attention", "layer")
 _HOUR = 3600
@@ -41,12 +41,17 @@ AnyConfig = Config | PlanConfig
 
 
 def memory_parts(
-  config: AnyConfig, batch_size: int, stage: int = 0
+  config: AnyConfig, batch_size: int, stage: int | None = None
 ) -> dict[str, int]:
   """Returns {use of memory, such as "weights": bytes on a device at the peak}.
 
-  The device is in pipeline stage `stage`; stage 0 needs the most memory.
+  The device is in pipeline stage `stage`; for None, in the stage that needs the
+  most memory.
   """
+  if stage is None:
+    stages = range(config.mesh_layout.stages)
+    of_stages = (memory_parts(config, batch_size, x) for x in stages)
+    return max(of_stages, key=lambda x: sum(x.values()))
   tensors = tensor_bytes(
     describe_remat(config.model, config.hardware),
     config.mesh_layout,
@@ -67,14 +72,14 @@ def tensor_bytes(
   model: ModelConfig,
   mesh: MeshLayout,
   pods: PodsConfig,
-  optimizer: AdafactorConfig,
+  optimizer: OptimizerConfig,
   batch_size: int,
   stage: int = 0,
 ) -> dict[str, int]:
   """Returns {part of the memory: a device's peak bytes}, of tensors only."""
   more, microbatches = {}, 1
-  share = model.num_layers // mesh.stages
-  model = dataclasses.replace(model, num_layers=share)
+  layers = stage_layers(model.num_layers, mesh.stages)[stage]
+  model = model_of_layers(model, layers)
   kept = memory.device_bytes(model, mesh, optimizer, stage)
   activations = memory.Activations(model, mesh, batch_size // pods.num_pods)
   if mesh.stages > 1:
@@ -94,6 +99,31 @@ def tensor_bytes(
       activations.working_bytes(stage),
       memory.exchange_bytes(model, mesh, pods, stage),
     ),
+  }
+
+
+def describe_step(
+  config: AnyConfig, *, joins_microbatches: bool
+) -> dict[str, Any]:
+  """Returns the step of the first batch size as data, with bytes of its edges.
+
+  `joins_microbatches` is an argument of `plan_step`.
+  """
+  mesh, pods = config.mesh_layout, config.pods
+  plan = plan_step(mesh, pods, joins_microbatches=joins_microbatches)
+  rows = config.run.batch_sizes.size(0) // pods.num_pods
+  sizes = [
+    communication.edge_bytes(x, config.model, mesh, pod_batch_size=rows)
+    for x in plan.edges
+  ]
+  return {
+    "nodes": [x._asdict() for x in plan.nodes],
+    "edges": [
+      {"kind": type(x).__name__, **x._asdict(), "bytes": num_bytes}
+      for x, num_bytes in zip(plan.edges, sizes, strict=True)
+    ],
+    "streams": [[x._asdict() for x in stream] for stream in plan.streams],
+    "last": plan.last._asdict(),
   }
 
 
@@ -170,8 +200,7 @@ def plan_of(config: AnyConfig) -> dict[str, Any]:
 
   ACTIVATION_DTYPE must not be "auto".
 
-  Raises:
-    UserError: if a rate of CHIP, such as its peak FLOP/s, is not known.
+  Raises UserError if a rate of CHIP, such as its peak FLOP/s, is not known.
   """
   batch_size = config.run.batch_sizes.largest
   step = predict_step(config, batch_size)
@@ -180,8 +209,8 @@ def plan_of(config: AnyConfig) -> dict[str, Any]:
   does_fit = sum(parts.values()) <= available
   nearest = None if does_fit else nearest_fit(config, batch_size)
   parameters: collections.Counter[str] = collections.Counter()
-  for name, shape, n in distinct_parameters(config.model):
-    parameters[parse_name(name).kind] += math.prod(shape) * n
+  for each in distinct_parameters(config.model):
+    parameters[parse_name(each.name).kind] += math.prod(each.shape) * each.count
   return {
     "parameters": dict(parameters),
     "flops_per_token": {
@@ -250,7 +279,9 @@ def _list_collectives(
     for (kind, axes), secs in step.collectives.items()
   ]
   if config.pods.num_pods > 1:
-    sent = dcn_bytes(config.model, config.mesh_layout, config.pods)
+    sent = communication.dcn_bytes(
+      config.model, config.mesh_layout, config.pods
+    )
     moved.append(
       {
         "kind": "exchange",

@@ -51,8 +51,8 @@ def search(config: AnyConfig, num_devices: int) -> SearchResult:
   microbatches and REMAT for `num_devices` devices in all pods together. All
   other settings are those of `config`, with the run's largest batch size.
 
-  Raises:
-    UserError: if no TPU slice fits `num_devices`, or candidates are too many.
+  Raises UserError if no TPU slice fits `num_devices`, or candidates are too
+  many.
   """
   most = sum(  # at most: some layouts do not divide the model
     len([*_layouts(data_size, model_size)])

@@ -14,19 +14,23 @@ exchange      exchange of gradients between pods, except for the part that the
               backward pass of the last microbatch hides (never on TPUs or in
               stages)
 
-With stages, all parts but the last two are those of stage 0, the slowest.
+With stages, all parts but the last two are those of stage 0, which also has the
+logits.
 """
 
+import collections
 import dataclasses
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from palm_mtf.accounting import communication, memory
 from palm_mtf.accounting.flops import device_flops
 from palm_mtf.accounting.hardware import MEASURED, describe_remat, share_chip
-from palm_mtf.accounting.pipeline import pipeline_secs
+from palm_mtf.architecture.block import model_of, model_of_layers
 from palm_mtf.config import Config, HardwareConfig, ModelConfig, PlanConfig
+from palm_mtf.config.device_mesh import DeviceMesh
 from palm_mtf.errors import UserError
+from palm_mtf.steps.plan import plan_step, stage_layers
 
 Collective = tuple[str, tuple[str, ...]]  # such as ("all_reduce", ("data",))
 
@@ -66,8 +70,7 @@ class StepTime:
 def device_rates(config: Config | PlanConfig) -> HardwareConfig:
   """Returns the FLOP/s, bandwidths and memory of one device.
 
-  Raises:
-    UserError: if a rate that the time of a step depends on is not known.
+  Raises UserError if a rate that the time of a step depends on is not known.
   """
   sharers = config.hardware.chip_devices
   if config.run.chip == MEASURED:  # this machine, shared by all devices
@@ -172,28 +175,36 @@ def _predict_mesh(
 def _predict_stages(
   config: Config | PlanConfig, model: ModelConfig, batch_size: int
 ) -> StepTime:
-  """Returns a step's time with pipeline stages: the slowest stage's parts."""
+  """Returns a step's time with pipeline stages: the parts of stage 0."""
   mesh, pods, rates = config.mesh_layout, config.pods, device_rates(config)
 
-  def predict(num_layers: int) -> StepTime:
-    layers = dataclasses.replace(model, num_layers=num_layers)
-    return _predict_mesh(config, layers, batch_size)
+  def predict(layers: Sequence[int]) -> StepTime:
+    return _predict_mesh(config, model_of_layers(model, layers), batch_size)
 
-  # The first stage is the slowest, because it also computes the logits. Another
-  # stage computes only layers; a layer takes the time that a second layer adds.
-  num_layers = model.num_layers // mesh.stages
-  first, one, two = predict(num_layers), predict(1), predict(2)
-  other = num_layers * (two.total - two.update - one.total + one.update)
-  # Per microbatch, activations go to the next stage, and gradients come back.
+  # The first stage also computes the logits. Another stage computes only
+  # layers; a layer takes the time that a second such layer adds.
+  of_first, *of_others = stage_layers(model.num_layers, mesh.stages)
+  first, added = predict(of_first), {}
+  for kind in model_of(model).kinds:
+    one, two = predict([kind.first]), predict([kind.first] * 2)
+    added[kind.layer] = two.total - two.update - one.total + one.update
+  layers = model_of(model).layers
+  counts = (collections.Counter(layers[x.start : x.stop]) for x in of_others)
+  others = [sum(n * added[x] for x, n in each.items()) for each in counts]
+  # A stage sends activations forward, and gradients back.
   send = ("send", ("stages",))
-  activations = memory.Activations(model, mesh, batch_size // pods.num_pods)
-  sent = 2 * mesh.num_microbatches * activations.stream_bytes()
+  sent = sum(
+    communication.edge_bytes(
+      x, model, mesh, pod_batch_size=batch_size // pods.num_pods
+    )
+    for x in plan_step(mesh, pods).sends_from(pod=0, stage=0)
+  )
   chips = mesh.pod_devices / config.hardware.chip_devices
   is_beyond_links = chips > (rates.chip_link_chips or chips)
   name = "chip_dcn_bandwidth" if is_beyond_links else "chip_link_bandwidth"
-  secs = sent / getattr(rates, name)
-  slowest = first.total - first.update + secs
-  stages = [slowest, *[other + secs] * (mesh.stages - 1)]
+  secs = sent / mesh.num_devices / getattr(rates, name)
+  own = first.total - first.update + secs
+  stages = [own, *(other + secs for other in others)]
   exchange = 0.0
   if pods.num_pods > 1:  # exchange comes after all microbatches: not hidden
     link = pod_link(config, rates)
@@ -202,10 +213,23 @@ def _predict_stages(
   return dataclasses.replace(
     first,
     collectives={**first.collectives, send: secs},
-    moved={**first.moved, send: sent * mesh.num_devices},
-    bubble=pipeline_secs(stages, mesh.num_microbatches) - slowest,
+    moved={**first.moved, send: sent},
+    bubble=pipeline_secs(stages, mesh.num_microbatches) - own,
     exchange=exchange,
   )
+
+
+def bubble(mesh: DeviceMesh) -> float:
+  """Returns the share of a step's time in which a stage is idle."""
+  return (mesh.stages - 1) / (mesh.num_microbatches + mesh.stages - 1)
+
+
+def pipeline_secs(secs: Sequence[float], num_microbatches: int) -> float:
+  """Returns a step's seconds; stage s takes secs[s] for all microbatches."""
+  # One microbatch goes through all stages; the other microbatches follow at the
+  # pace of the slowest stage. For equal stages, the idle share is `bubble`.
+  rest = (num_microbatches - 1) * max(secs)
+  return (sum(secs) + rest) / num_microbatches
 
 
 def pod_link(

@@ -11,12 +11,15 @@ through a norm, and the layer adds their results to the stream. By BLOCK, it is:
 
 A branch multiplies the result of its norm by some kernels, mixes the products
 by attention or by an MLP's activation, and multiplies the result by one more
-kernel. Other modules derive parameters, FLOPs, memory and collectives from this
-description.
+kernel. A model is a list of groups, each a short list of layers that is
+repeated (LAYERS). Other modules derive parameters, FLOPs, memory and
+collectives from this description.
 """
 
+import collections
 import dataclasses
 import functools
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from palm_mtf.architecture.rotary import Rotary, rotary_of
@@ -63,8 +66,7 @@ class Projection(NamedTuple):
   inputs: Dims  # dimensions of the kernel that the product sums over
   outputs: Dims  # dimensions of the kernel that the product keeps
   has_bias: bool = False
-  # Statistic of the norm of each head (see `NormForm`); None for no norm.
-  head_norm: str | None = None
+  head_norm: NormForm | None = None  # of each head; None for no norm
   rotary: Rotary | None = None  # None for no rotation
   positions: str = "length"  # dimension of positions in the product
 
@@ -74,11 +76,16 @@ class Projection(NamedTuple):
     return f"{self.part}_bias"
 
   @property
+  def norm_scale(self) -> str:
+    """Name of the scale of `head_norm` within the layer."""
+    return f"{self.part}_norm/scale"
+
+  @property
   def vectors(self) -> dict[str, Dims]:
     """{name within the layer: dimensions} of the bias and the norm's scale."""
     found = {self.bias: self.outputs} if self.has_bias else {}
     if self.head_norm:
-      found[f"{self.part}_norm/scale"] = self.outputs[-1:]
+      found[self.norm_scale] = self.outputs[-1:]
     return found
 
 
@@ -92,11 +99,17 @@ class Attention:
     extras: (name within the layer, dimensions) of parameters for scores.
     window: number of positions that a position sees, itself included; None for
       no limit.
+    scale: factor of the products of q and k; None for 1 / sqrt(d_kv).
   """
 
   score_positions: str | None = None
   extras: tuple[tuple[str, Dims], ...] = ()
   window: int | None = None
+  scale: float | None = None
+
+  def factor(self, d_kv: int) -> float:
+    """Returns the factor of the products of q and k, `d_kv` numbers each."""
+    return d_kv**-0.5 if self.scale is None else self.scale
 
 
 PLAIN_ATTENTION = Attention()
@@ -118,11 +131,14 @@ class Branch:
     inputs: products of a norm: q, k and v, or one or two products of an MLP.
     mixer: maps these products to the input of `output`.
     output: product that is added to the residual stream.
+    output_norm: name within the layer of the norm of `output`, before it is
+      added; None for no norm.
   """
 
   inputs: tuple[Projection, ...]
   mixer: Attention | Mlp
   output: Projection
+  output_norm: str | None = None
 
 
 class Read(NamedTuple):
@@ -157,6 +173,12 @@ class Sum(NamedTuple):
     """Names in the layer of the kernels whose products are the results."""
     return tuple(x.output.part for x in self.branches)
 
+  @property
+  def output_norm(self) -> str | None:
+    """Name in the layer of the norm of the results; None for no norm."""
+    (found,) = {x.output_norm for x in self.branches}
+    return found
+
 
 class Layer(NamedTuple):
   """A layer: sums that are added to the residual stream one after another."""
@@ -186,10 +208,91 @@ class Layer(NamedTuple):
     (found,) = (x for x in self.branches if isinstance(x.mixer, Attention))
     return found
 
+  @property
+  def rotary(self) -> Rotary | None:
+    """How positions rotate q and k; None if they do not."""
+    return self.attention.inputs[0].rotary
+
+
+class Kind(NamedTuple):
+  """Layers of a model that are alike."""
+
+  layer: Layer
+  first: int  # number of the first of these layers
+  count: int
+
+
+class Group(NamedTuple):
+  """Layers that follow one another: `period`, repeated `count` times."""
+
+  period: tuple[Layer, ...]
+  count: int
+
+
+class Model(NamedTuple):
+  """The layers of a model, as groups in the order of the layers."""
+
+  groups: tuple[Group, ...]
+
+  @property
+  def layers(self) -> tuple[Layer, ...]:
+    """Every layer, in order."""
+    return tuple(x for each in self.groups for x in each.period * each.count)
+
+  @property
+  def kinds(self) -> tuple[Kind, ...]:
+    """The different layers, in order of their first occurrence."""
+    firsts: dict[Layer, int] = {}
+    counts: collections.Counter[Layer] = collections.Counter()
+    begin = 0
+    for period, count in self.groups:
+      for i, layer in enumerate(period, begin):
+        firsts.setdefault(layer, i)
+        counts[layer] += count
+      begin += len(period) * count
+    return tuple(Kind(x, firsts[x], n) for x, n in counts.items())
+
+  @property
+  def rotaries(self) -> tuple[Rotary, ...]:
+    """The ways in which positions rotate q and k, in order of first use."""
+    layers = (x for each in self.groups for x in each.period)
+    return tuple(dict.fromkeys(x.rotary for x in layers if x.rotary))
+
 
 @functools.cache  # because a search over layouts makes thousands of calls
-def layer_of(config: ModelConfig) -> Layer:
-  """Returns the layer that the settings describe; all layers are alike."""
+def model_of(config: ModelConfig) -> Model:
+  """Returns the layers that the settings describe."""
+  if not config.layers:
+    return Model((Group((_layer(config),), config.num_layers),))
+  names = config.variant_names
+  found = {name: _layer(config.variant(name)) for name in set(names)}
+  return Model(_find_groups([found[name] for name in names]))
+
+
+def _find_groups(layers: list[Layer]) -> tuple[Group, ...]:
+  """Splits layers into groups, from the first, each as long as possible.
+
+  Equal layers make equal groups, whatever their names in LAYERS are. Layers
+  that do not repeat are one group each.
+  """
+  numbers = {layer: i for i, layer in enumerate(dict.fromkeys(layers))}
+  kinds = [numbers[layer] for layer in layers]  # which are fast to compare
+  groups, first = [], 0
+  while first < len(kinds):
+    best = 1, 1  # length of the period, and number of repetitions
+    for length in range(1, (len(kinds) - first) // 2 + 1):
+      end = first + length
+      while kinds[end : end + length] == kinds[first : first + length]:
+        end += length
+      if end - first > max(length, best[0] * best[1]):
+        best = length, (end - first) // length
+    length, count = best
+    groups.append(Group(tuple(layers[first : first + length]), count))
+    first += length * count
+  return tuple(groups)
+
+
+def _layer(config: ModelConfig) -> Layer:
   attention, mlp = _attention(config), _mlp(config)
   if config.block == "parallel":
     return Layer((Sum((Read("norm", (attention, mlp)),)),))
@@ -227,7 +330,7 @@ def _attention(config: ModelConfig) -> Branch:
     )
 
   memory = _KEY_DIMS[config.attention]
-  head_norm = {"none": None, "rms_norm": "mean_square"}[config.qk_norm]
+  head_norm = None if config.qk_norm == "none" else NORMS[config.qk_norm]
   compared = dict(head_norm=head_norm, rotary=rotary_of(config))
   scores = config.positions if config.positions in _SCORES else None
   return Branch(
@@ -240,10 +343,12 @@ def _attention(config: ModelConfig) -> Branch:
       score_positions=scores,
       extras=tuple(_SCORES[scores].items()) if scores else (),
       window=config.attention_window,
+      scale=config.score_scale,
     ),
     output=Projection(
       "attention/o", _HEADS, ("d_model",), "o" in config.bias_places
     ),
+    output_norm="attention_output_norm" if config.branch_norm else None,
   )
 
 
@@ -257,4 +362,16 @@ def _mlp(config: ModelConfig) -> Branch:
     ),
     mixer=Mlp(activation, is_gated=names == _GATED),
     output=Projection("mlp/wo", ("d_ff",), ("d_model",), has_bias),
+    output_norm="mlp_output_norm" if config.branch_norm else None,
+  )
+
+
+def model_of_layers(config: ModelConfig, layers: Sequence[int]) -> ModelConfig:
+  """Returns the settings of a model that has only some layers of `config`."""
+  names = [config.variant_names[i] for i in layers] if config.layers else []
+  return dataclasses.replace(
+    config,
+    num_layers=len(layers),
+    layers=", ".join(names),
+    variants={x: config.variants[x] for x in names} or None,
   )

@@ -15,12 +15,13 @@ words, such as "encoder/block_000/layer_000/SelfAttention/q" and
 "shared/embedding".
 """
 
-import dataclasses
+import functools
 import math
 import re
+from collections.abc import Mapping
 from typing import NamedTuple
 
-from palm_mtf.architecture.block import NORMS, Attention, layer_of
+from palm_mtf.architecture.block import NORMS, Attention, Dims, Layer, model_of
 from palm_mtf.config import ModelConfig
 
 # Layer numbers have at least three digits, so that names sort up to layer 999.
@@ -101,29 +102,45 @@ def parameter_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
   }
 
 
-def distinct_parameters(
-  config: ModelConfig,
-) -> list[tuple[str, tuple[int, ...], int]]:
-  """Returns (name, shape, count) of parameters, for sums over all layers.
+class DistinctParameter(NamedTuple):
+  """A parameter that stands for those of all layers of a kind."""
 
-  Layer 0 stands for all layers: `count` is the number of layers for parameters
-  in layer 0, and 1 outside the layers.
-  """
-  one_layer = dataclasses.replace(config, num_layers=1)
-  return [
-    (name, shape, 1 if parse_name(name).layer is None else config.num_layers)
-    for name, shape in parameter_shapes(one_layer).items()
-  ]
+  name: str  # in the first of these layers
+  dims: Dims
+  shape: tuple[int, ...]
+  count: int  # number of these layers; 1 outside the layers
 
 
-def parameter_dims(config: ModelConfig) -> dict[str, tuple[str, ...]]:
+@functools.lru_cache(maxsize=64)  # because a search over layouts calls it often
+def distinct_parameters(config: ModelConfig) -> tuple[DistinctParameter, ...]:
+  """Returns parameters for sums over all layers, in the order of creation."""
+  kinds, sizes = model_of(config).kinds, dimension_sizes(config)
+  counts: dict[int | None, int] = {None: 1} | {x.first: x.count for x in kinds}
+  found = _dims_of(config, {x.first: x.layer for x in kinds})
+  return tuple(
+    DistinctParameter(
+      *(name, dims, tuple(sizes[x] for x in dims)),
+      count=counts[parse_name(name).layer],
+    )
+    for name, dims in found.items()
+  )
+
+
+def parameter_dims(config: ModelConfig) -> dict[str, Dims]:
   """Returns {name of a parameter: its dimensions}, in the order of creation."""
-  dims: dict[str, tuple[str, ...]] = {"embedding": ("vocab", "d_model")}
+  return _dims_of(config, dict(enumerate(model_of(config).layers)))
+
+
+def _dims_of(
+  config: ModelConfig, layers: Mapping[int, Layer]
+) -> dict[str, Dims]:
+  """Returns `parameter_dims` of a model with only `layers`, by number."""
+  dims: dict[str, Dims] = {"embedding": ("vocab", "d_model")}
   if config.positions == "learned":
     dims["position_embedding"] = ("positions", "d_model")
-  for layer in range(config.num_layers):
-    for name, layer_dims in _layer_dims(config).items():
-      dims[f"{layer_name(layer)}/{name}"] = layer_dims
+  for i, layer in layers.items():
+    for name, layer_dims in dims_in_layer(config, layer).items():
+      dims[f"{layer_name(i)}/{name}"] = layer_dims
   if config.final_norm_scale == "learned":
     dims |= _norm_dims(config, "final_norm")
   if config.output_embedding == "separate":
@@ -140,14 +157,15 @@ def logits_table(config: ModelConfig) -> str:
   ]
 
 
-def _norm_dims(config: ModelConfig, name: str) -> dict[str, tuple[str, ...]]:
+def _norm_dims(config: ModelConfig, name: str) -> dict[str, Dims]:
   vectors = ["scale", "bias"] if NORMS[config.norm].has_bias else ["scale"]
   return {f"{name}/{vector}": ("d_model",) for vector in vectors}
 
 
-def _layer_dims(config: ModelConfig) -> dict[str, tuple[str, ...]]:
-  dims: dict[str, tuple[str, ...]] = {}
-  for read in layer_of(config).reads:
+def dims_in_layer(config: ModelConfig, layer: Layer) -> dict[str, Dims]:
+  """Returns {name in the layer: dimensions} of a layer's parameters."""
+  dims: dict[str, Dims] = {}
+  for read in layer.reads:
     dims |= _norm_dims(config, read.norm)
     for branch in read.branches:
       for each in (*branch.inputs, branch.output):
@@ -155,13 +173,15 @@ def _layer_dims(config: ModelConfig) -> dict[str, tuple[str, ...]]:
         dims |= each.vectors
       if isinstance(branch.mixer, Attention):
         dims |= branch.mixer.extras
+      if branch.output_norm:
+        dims |= _norm_dims(config, branch.output_norm)
   return dims
 
 
 def count_parameters(config: ModelConfig) -> int:
   """Counts parameters as Table 1 of PaLM does, without norm scales."""
   return sum(
-    math.prod(shape) * n
-    for name, shape, n in distinct_parameters(config)
-    if not parse_name(name).is_scale
+    math.prod(x.shape) * x.count
+    for x in distinct_parameters(config)
+    if not parse_name(x.name).is_scale
   )

@@ -307,9 +307,8 @@ def first_whole(
   The `paths` are tried in order. Messages begin with `given`, for example
   "SETTING = 'folder'". `read` raises unless a checkpoint is whole.
 
-  Raises:
-    UserError: all checkpoints are damaged, or one cannot be read.
-    RemovedCheckpointError: a checkpoint was removed while it was read.
+  Raises UserError if all checkpoints are damaged, or one cannot be read. Raises
+  RemovedCheckpointError if a checkpoint was removed while it was read.
   """
   for path in paths:
     try:
@@ -361,10 +360,8 @@ read_and_hold = functools.partial(read_whole, hold=True)
 def verify(checkpoint: Checkpoint, found: Mapping[str, str]) -> Checkpoint:
   """Compares files' hashes; returns the checkpoint with `is_verified` set.
 
-  `found` has the current hash of every file, by file name.
-
-  Raises:
-    DamagedCheckpointError: a file does not hold the bytes that were written.
+  `found` has the current hash of every file, by file name. Raises
+  DamagedCheckpointError if a file does not hold the bytes that were written.
   """
   for name, (_, expected) in checkpoint.files.items():
     if found[name] != expected:
@@ -377,10 +374,9 @@ def verify(checkpoint: Checkpoint, found: Mapping[str, str]) -> Checkpoint:
 def read_checkpoint(path: str) -> Checkpoint:
   """Returns a checkpoint after comparing the sizes of its files.
 
-  Raises:
-    DamagedCheckpointError: a file is missing or truncated, or the manifest
-      changed.
-    UserError: a file cannot be read, or another version wrote the manifest.
+  Raises DamagedCheckpointError if a file is missing or truncated, or the
+  manifest changed. Raises UserError if a file cannot be read, or another
+  version wrote the manifest.
   """
   try:
     with reading(path, MANIFEST):
@@ -419,10 +415,9 @@ def read_checkpoint(path: str) -> Checkpoint:
 def reading(folder: str, name: str) -> Iterator[None]:
   """Turns errors of the body, which reads the file `name`, into our errors.
 
-  Raises:
-    RemovedCheckpointError: the folder is missing.
-    DamagedCheckpointError: only the file is missing.
-    UserError: the file exists but cannot be read.
+  Raises RemovedCheckpointError if the folder is missing. Raises
+  DamagedCheckpointError if only the file is missing. Raises UserError if the
+  file exists but cannot be read.
   """
   try:
     yield

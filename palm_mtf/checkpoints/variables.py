@@ -116,13 +116,10 @@ def find_checkpoint_processes(
 def assign_slices(
   pods: Pods, processes: CheckpointProcesses
 ) -> dict[Process, list[Slice]]:
-  """Chooses which process writes which slices, and balances the bytes.
+  """Returns {process: slices that it writes}, with bytes that are balanced.
 
   A region is the part of a variable that a slice holds. Several devices, and
   all pods, may hold a region, but only one process writes it.
-
-  Returns:
-    {process: slices that it has to write}, for processes that have any.
   """
   regions = []
   for name in pods[0]:
@@ -186,9 +183,8 @@ class WeightsCopier:
   def _write_copy(self, prefix: str) -> dict[str, FileSeal]:
     """Writes the copy; returns {file: (bytes, hash)} of all but the index.
 
-    Raises:
-      OSError: the file system cannot write the files.
-      tf.errors.OpError: a server failed, so a pod may be lost.
+    Raises OSError if the file system cannot write the files. Raises
+    tf.errors.OpError if a server failed, so a pod may be lost.
     """
     with as_os_errors(but=SERVER_ERRORS):
       files = self._client.call(
@@ -323,11 +319,8 @@ class CheckpointReader:
   def restore(self, pods: Pods, prefix: str) -> None:
     """Restores variables from the files of a TensorFlow prefix.
 
-    Args:
-      pods: for each pod, {name in the checkpoint: slices to restore}.
-
-    Raises:
-      OSError: a process cannot open a file.
+    `pods` has, for each pod, {name in the checkpoint: slices to restore}.
+    Raises OSError if a process cannot open a file.
     """
     with self.open(prefix) as restore:
       restore(pods)
@@ -400,8 +393,7 @@ class CheckpointReader:
   def restore_weights(self, pods: Pods, weights: NamedWeights) -> None:
     """Restores parameters from INIT_CHECKPOINT.
 
-    Raises:
-      UserError: the file is damaged.
+    Raises UserError if the file is damaged.
     """
     try:
       self.restore(pods, weights.prefix)
@@ -475,8 +467,7 @@ def array_reader(prefix: str) -> Callable[[str], np.ndarray]:
 def write_arrays(prefix: str, arrays: Mapping[str, np.ndarray]) -> None:
   """Writes float32 arrays, by variable name, for exports to TensorFlow.
 
-  Raises:
-    OSError: the files cannot be written.
+  Raises OSError if the files cannot be written.
   """
   with tf.Graph().as_default():
     values = [tf.placeholder(x.dtype, x.shape) for x in arrays.values()]

@@ -27,7 +27,13 @@ from palm_mtf.checkpoints.manifest import (
   newest_whole,
   read_and_hold,
 )
-from palm_mtf.config import AdafactorConfig, CorpusConfig, DataConfig, RunConfig
+from palm_mtf.config import (
+  CorpusConfig,
+  DataConfig,
+  ModelConfig,
+  OptimizerConfig,
+  RunConfig,
+)
 from palm_mtf.data.batches.corpus import Corpus
 from palm_mtf.data.vocabulary.load import load_vocabulary
 from palm_mtf.data.vocabulary.vocabulary import Vocabulary
@@ -42,9 +48,8 @@ def open_newest(
 ) -> tuple[Checkpoint, Vocabulary]:
   """Returns a run's newest whole checkpoint, held open, and its vocabulary.
 
-  Raises:
-    UserError: there is no whole checkpoint, or its model or vocabulary is not
-      that of the settings.
+  Raises UserError if there is no whole checkpoint, or its model or vocabulary
+  is not that of the settings.
   """
   shapes = parameter_shapes(config.model)
   checkpoint = newest_checkpoint(model_dir, shapes)
@@ -62,9 +67,8 @@ def newest_checkpoint(
 
   A trainer may remove the checkpoint meanwhile, but open files stay readable.
 
-  Raises:
-    UserError: there is no whole checkpoint, or the shapes of its parameters are
-      not `shapes`.
+  Raises UserError if there is no whole checkpoint, or the shapes of its
+  parameters are not `shapes`.
   """
   newest = newest_whole(model_dir, read=read_and_hold)
   if not newest:
@@ -96,6 +100,21 @@ def check_same_model(
       f"{checkpoint.path} was trained with another vocabulary than VOCABULARY; "
       "its tokens would mean other texts. Use its own, or another MODEL_DIR."
     )
+
+
+def check_same_layers(checkpoint: Checkpoint, model: ModelConfig) -> None:
+  """Raises UserError if a run would resume with other LAYERS or VARIANTS.
+
+  `checkpoint` is the run's own. Shapes of parameters do not show the window or
+  positions of a layer.
+  """
+  for name in ("LAYERS", "VARIANTS"):
+    before, now = checkpoint.manifest.settings.get(name), model.macros()[name]
+    if (before or None) != (now or None):
+      raise UserError(
+        f"{name} = {now!r}: {checkpoint.path} was trained with {before!r}; use "
+        "that, or begin a run with INIT_CHECKPOINT in another MODEL_DIR."
+      )
 
 
 def shape_differences(
@@ -213,8 +232,7 @@ def find_weights(setting: str, path: str) -> NamedWeights:
   `path`, the value of `setting`, is the folder of a checkpoint or a run, or a
   TensorFlow prefix.
 
-  Raises:
-    UserError: there are no weights, or the weights are damaged.
+  Raises UserError if there are no weights, or the weights are damaged.
   """
   given = f"{setting} = {path!r}"
   path = os.path.expanduser(path).rstrip("/")
@@ -255,8 +273,7 @@ def find_weights(setting: str, path: str) -> NamedWeights:
 def read_shapes(weights: NamedWeights) -> Mapping[str, tuple[int, ...]]:
   """Returns the shape of every variable in the checkpoint, by name.
 
-  Raises:
-    UserError: TensorFlow cannot read a file, or a variable is not float32.
+  Raises UserError if TensorFlow cannot read a file, or one is not float32.
   """
   # Import TensorFlow here: it takes seconds, and few commands read shapes.
   from palm_mtf._tf import tf
@@ -296,8 +313,7 @@ def find_initial_weights(
 
   `path` is INIT_CHECKPOINT. A run that has a checkpoint resumes from `newest`.
 
-  Raises:
-    UserError: `path` is missing, damaged or of another model.
+  Raises UserError if `path` is missing, damaged or of another model.
   """
   if path is None:
     return None
@@ -327,13 +343,12 @@ def find_initial_weights(
 
 
 def find_initial_state(
-  weights: NamedWeights, run: RunConfig, optimizer: AdafactorConfig
+  weights: NamedWeights, run: RunConfig, optimizer: OptimizerConfig
 ) -> Checkpoint:
   """Returns `weights` as a checkpoint to start from with INIT_STATE = "all".
 
-  Raises:
-    UserError: palm_mtf did not write the checkpoint, its optimizer state does
-      not fit `optimizer`, or its step is TRAIN_STEPS or later.
+  Raises UserError if palm_mtf did not write the checkpoint, its optimizer state
+  does not fit `optimizer`, or its step is TRAIN_STEPS or later.
   """
   found = weights.checkpoint
   if not found:

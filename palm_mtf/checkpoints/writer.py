@@ -17,11 +17,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 
-from palm_mtf.accounting.optimizer_state import (
-  LARGEST_STATE,
-  OptimizerState,
-  checkpoint_bytes,
-)
+from palm_mtf.accounting.optimizer_state import checkpoint_bytes
 from palm_mtf.checkpoints.manifest import (
   WEIGHTS,
   Checkpoint,
@@ -34,7 +30,7 @@ from palm_mtf.checkpoints.manifest import (
   read_whole,
   write_manifest,
 )
-from palm_mtf.config import RunConfig
+from palm_mtf.config import OptimizerConfig, RunConfig
 from palm_mtf.errors import UserError
 from palm_mtf.model_dir.atomic_files import PARTIAL, new_path, writing
 from palm_mtf.model_dir.paths import ModelDir, step_of
@@ -106,8 +102,7 @@ class BackgroundWriter(contextlib.AbstractContextManager):
   def wait(self) -> Checkpoint | None:
     """Waits for the current write; returns the newest checkpoint, or None.
 
-    Raises:
-      UserError: the last checkpoint could not be written.
+    Raises UserError if the last checkpoint could not be written.
     """
     with self._timing_wait():
       self._join()
@@ -161,8 +156,7 @@ def write_checkpoint(
 
   Keeps the last `keep`, and those whose step is a multiple of KEEP_EVERY_STEPS.
 
-  Raises:
-    UserError: the disk is full, or MODEL_DIR cannot be written.
+  Raises UserError if the disk is full, or MODEL_DIR cannot be written.
   """
   path = ModelDir(model_dir).checkpoint(manifest.step)
   needed = checkpoint_bytes(manifest.shapes)
@@ -290,11 +284,11 @@ def check_space(
   model_dir: str,
   shapes: Mapping[str, tuple[int, ...]],
   run: RunConfig,
-  state: OptimizerState = LARGEST_STATE,
+  optimizer: OptimizerConfig | None = None,
 ) -> None:
   """Raises UserError unless the disk has space for the checkpoints of a run.
 
-  MODEL_DIR need not exist. `state` says which optimizer slots parameters have.
+  MODEL_DIR need not exist. If `optimizer` is None, any optimizer fits.
   """
   # The folder of checkpoints may be a link to another disk.
   existing = os.path.realpath(ModelDir(model_dir).checkpoints)
@@ -308,7 +302,7 @@ def check_space(
   wanted = min(wanted, run.train_steps // run.checkpoint_steps + 1)
   # Checkpoints that already exist need no more space.
   count = max(1, wanted - len(checkpoint_folders(model_dir)))
-  needed = count * checkpoint_bytes(shapes, state)
+  needed = count * checkpoint_bytes(shapes, optimizer)
   free = shutil.disk_usage(existing).free
   if free < needed:
     every = ""

@@ -47,8 +47,7 @@ class Command(NamedTuple):
   flags: Mapping[str, Mapping[str, Any]] = {}
   # {flag: (dotted path, help)}. Such a flag runs the function at the path
   # instead of the entry point, and ignores --gin_file. The function takes
-  # `as_json`, and `hardware_of`, a function from a chip's name to its
-  # HardwareConfig: the chip's FLOP/s, bandwidths and memory.
+  # `as_json`.
   standalone: Mapping[str, tuple[str, str]] = {}
 
 
@@ -153,6 +152,11 @@ COMMANDS = {
         "REMAT, and print the fastest that fit",
         dest="is_search",
       ),
+      "--steps": _switch(
+        "print what a step computes and sends: nodes, edges and the order of "
+        "calls",
+        dest="is_steps",
+      ),
       "--compile": _switch(
         "compile the step for TPU, which takes minutes and no TPU, and print "
         "the compiler's memory, collectives and time next to the plan's",
@@ -170,10 +174,6 @@ COMMANDS = {
         "palm_mtf.commands.plan.calibrate",
         "measure this machine for some seconds, and store its rates for CHIP = "
         '"measured"',
-      ),
-      "--table3": (
-        "palm_mtf.commands.plan.print_table3",
-        "print PaLM's Table 3, recomputed",
       ),
     },
   ),
@@ -457,8 +457,7 @@ def split_name(arguments: Sequence[str]) -> tuple[str, list[str]]:
   A group is the first word of two-word commands. The name is "" if the first
   argument is a flag.
 
-  Raises:
-    UserError: if no command has this name; suggests the most similar name.
+  Raises UserError if no command has this name; suggests the most similar name.
   """
   words = list(
     itertools.takewhile(lambda x: not x.startswith("-"), arguments[:2])

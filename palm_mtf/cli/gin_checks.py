@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from palm_mtf import config
+from palm_mtf.cli.gin_folder import gin_folder
 from palm_mtf.cli.gin_statements import (
   Import,
   Macro,
@@ -28,7 +29,7 @@ from palm_mtf.cli.gin_statements import (
   leaves_of,
   names_in,
 )
-from palm_mtf.config.macros import MISSING
+from palm_mtf.config.macros import MISSING, choices_of, macros_of
 from palm_mtf.errors import UserError, did_you_mean
 from palm_mtf.machine.process import is_owned
 from palm_mtf.user_code import user_code
@@ -133,20 +134,23 @@ def _find_path(selector: str, paths: Mapping[str, str]) -> str:
 
 
 @functools.cache
-def _classes_of_settings() -> dict[str, frozenset[str]]:
-  """Returns {name of a class in palm_mtf.config: the macros that it reads}."""
+def _classes_of_settings() -> dict[str, tuple[str, frozenset[str]]]:
+  """Returns {name of a class in palm_mtf.config: (place, macros it reads)}.
 
-  def walk(settings: type) -> Iterator[tuple[str, frozenset[str]]]:
-    fields = dataclasses.fields(settings)
-    parts = [x.type for x in fields if dataclasses.is_dataclass(x.type)]
-    yield (
-      settings.__name__,
-      frozenset(x.name.upper() for x in fields if x.type not in parts),
-    )
-    for part in parts:
-      yield from walk(part)
+  The place is the field that holds the class; optimizers share one place.
+  """
 
-  return dict(walk(config.ConfigOfSweep))
+  def walk(
+    settings: type, place: str
+  ) -> Iterator[tuple[str, tuple[str, frozenset[str]]]]:
+    fields = {x: choices_of(x) for x in dataclasses.fields(settings)}
+    macros = frozenset(x.name.upper() for x, y in fields.items() if not y)
+    yield settings.__name__, (place, macros)
+    for field, parts in fields.items():
+      for part in parts:
+        yield from walk(part, field.name)
+
+  return dict(walk(config.ConfigOfSweep, ""))
 
 
 def _make_macro_setting(
@@ -155,13 +159,14 @@ def _make_macro_setting(
   """Converts a parameter's setting to the setting of the parameter's macro."""
   macro = setting.name.upper()
   classes = _classes_of_settings()
-  readers = [name for name, macros in classes.items() if macro in macros]
-  advice = _advise(setting, known)
-  if path.rpartition(".")[2] not in readers:
+  readers = [name for name, (_, x) in classes.items() if macro in x]
+  advice, given = _advise(setting, known), path.rpartition(".")[2]
+  has_moved = setting.name in config.FORMERLY_OF_ADAFACTOR
+  if given not in readers and not (has_moved and given == "AdafactorConfig"):
     raise UserError(f"{setting.cited}: is not bound in gin; {advice}.")
   if setting.scope:
     raise UserError(f"{setting.cited}: settings have no scopes; {advice}.")
-  if len(readers) > 1:
+  if len({classes[x][0] for x in readers}) > 1:
     raise UserError(
       f"{setting.cited}: {' and '.join(readers)} read {macro}; {advice}."
     )
@@ -252,13 +257,39 @@ def check_known(
       )
 
 
+def check_optimizer(unused: Iterable[Setting], optimizer: str) -> None:
+  """Raises UserError if the user gives settings that an optimizer lacks.
+
+  Files of palm_mtf, such as gin/optim/palm.gin, may have such settings, because
+  a file with another OPTIMIZER may follow them.
+
+  Args:
+    unused: settings of macros that the command does not use.
+    optimizer: the value of OPTIMIZER.
+  """
+  own = macros_of(config.OPTIMIZERS[optimizer])
+  others = {y for x in config.OPTIMIZERS.values() for y in macros_of(x)}
+  for each in unused:
+    file = each.origin.rpartition(":")[0]
+    is_ours = file and (gin_folder() / file).is_file()
+    if each.name not in others or each.name in own or is_ours:
+      continue
+    words = each.name.split("_")  # BETA2_EXPONENT is most like BETA2
+    starts = ["_".join(words[:n]) for n in range(len(words), 0, -1)]
+    nearest = [x for x in (did_you_mean(x, own) for x in starts) if x] + [""]
+    raise UserError(
+      f"{each.cited}: OPTIMIZER = {optimizer!r} has no such setting"
+      f"{nearest[0]}; leave it out."
+    )
+
+
 def find_reached(
   settings: Iterable[Setting], macros: Mapping[str, Setting]
 ) -> dict[str, Setting]:
   """Returns the macros that `settings` use, directly or through other macros.
 
-  Raises:
-    UserError: if a macro is not set, or macros refer to each other in a circle.
+  Raises UserError if a macro is not set, or macros refer to each other in a
+  circle.
   """
   found: dict[str, Setting] = {}
 
@@ -308,8 +339,7 @@ def _format_flag(macro: str) -> str:
 def import_modules(imports: Collection[Import]) -> None:
   """Imports the user's modules in the order of `imports`.
 
-  Raises:
-    UserError: if a module does not exist, or raises an exception.
+  Raises UserError if a module does not exist, or raises an exception.
   """
   # Find modules in the current folder. `python -m palm_mtf` adds this folder to
   # sys.path, but the script `palm_mtf` does not.
@@ -336,8 +366,7 @@ def convert_to_data(setting: Setting, value: Any) -> Any:
   return others. Arrays and numbers of NumPy, TensorFlow, JAX and PyTorch become
   lists and numbers. Paths become strings.
 
-  Raises:
-    UserError: if the value is, or contains, an object of another kind.
+  Raises UserError if the value is, or contains, an object of another kind.
   """
   reference = setting.value
   if isinstance(reference, Reference) and not reference.called:

@@ -32,7 +32,7 @@ from palm_mtf.cli.gin_statements import (
   read_statements,
 )
 from palm_mtf.config.macros import MISSING, from_macros, macros_of
-from palm_mtf.errors import UserError
+from palm_mtf.errors import UserError, did_you_mean
 from palm_mtf.machine import cache_folder
 from palm_mtf.machine.activation_dtype import resolve_dtype
 from palm_mtf.model_dir.atomic_files import check_model_dir
@@ -77,8 +77,7 @@ class Configuration:
   def build(self) -> tuple[str, config.CorpusConfig]:
     """Returns MODEL_DIR and the configuration; runs the user's code if needed.
 
-    Raises:
-      UserError: if an import, a name or a value in the user's files is wrong.
+    Raises UserError if an import, name or value in the user's files is wrong.
     """
     values = self._compute_values()
     settings = from_macros(self.config_class, values)
@@ -140,8 +139,7 @@ class Configuration:
   def check_values(self) -> None:
     """Calls the user's functions, if any, to check the values that they return.
 
-    Raises:
-      UserError: if an import, a name or a function in the user's files fails.
+    Raises UserError if an import, name or function in the user's files fails.
     """
     if self._needs_gin:
       self._compute_values()
@@ -284,14 +282,10 @@ def load(
   given, foreign = gin_checks.split(statements, defaults)
   gin_checks.check_known(given, [*given.values(), *foreign], defaults)
   implied = {*macros_of(config.HardwareConfig)}.difference(given)
-  chip = Macro("CHIP")
-  # Macros may refer to each other in a circle, so `while` might not end.
-  for _ in given:
-    if isinstance(chip, Macro) and chip.name in given:
-      chip = given[chip.name].value
-  given = read_chip(chip) | given
+  given = read_chip(_follow("CHIP", given)) | given
   config_class = getattr(config, COMMANDS[command].config)
-  fields = {"MODEL_DIR": MISSING, **macros_of(config_class)}
+  optimizer = _find_optimizer(given)
+  fields = {"MODEL_DIR": MISSING, **macros_of(config_class, optimizer)}
   if left_out := COMMANDS[command].leaves_out:
     for name in macros_of(getattr(config, left_out)):
       del fields[name]
@@ -303,6 +297,8 @@ def load(
     if setting.value is not MISSING
   }
   used |= gin_checks.find_reached([*used.values(), *foreign], every)
+  unused = [x for x in given.values() if x.name not in used]
+  gin_checks.check_optimizer(unused, optimizer["OPTIMIZER"])
   return Configuration(
     config_class=config_class,
     imports=tuple(
@@ -315,6 +311,30 @@ def load(
     asked=asked or f"palm_mtf {command}",
     implied=implied,
   )
+
+
+def _follow(name: str, given: Mapping[str, Setting]) -> object:
+  """Returns the value of a macro that may refer to other macros."""
+  value: object = Macro(name)
+  # Macros may refer to each other in a circle, so `while` might not end.
+  for _ in given:
+    if isinstance(value, Macro) and value.name in given:
+      value = given[value.name].value
+  return value
+
+
+def _find_optimizer(given: Mapping[str, Setting]) -> dict[str, str]:
+  """Returns {"OPTIMIZER": its value}, which decides what other macros exist."""
+  value = _follow("OPTIMIZER", given)
+  if isinstance(value, Macro):  # not set; if it should be, others say so
+    return {"OPTIMIZER": next(iter(config.OPTIMIZERS))}
+  if value not in [*config.OPTIMIZERS]:
+    raise UserError(
+      f"{given['OPTIMIZER'].cited}: choose one of "
+      f"{', '.join(map(repr, config.OPTIMIZERS))}"
+      f"{did_you_mean(str(value), config.OPTIMIZERS)}."
+    )
+  return {"OPTIMIZER": str(value)}
 
 
 def _add_defaults(
@@ -337,8 +357,7 @@ def load_run(
   `macros` override the run's values. ACTIVATION_DTYPE = "auto" becomes
   "bfloat16" if this machine multiplies bfloat16 natively, else "float32".
 
-  Raises:
-    UserError: if anything is wrong; the message is about the first fault.
+  Raises UserError if anything is wrong; the message is about the first fault.
   """
   model_dir, settings = load(
     command,

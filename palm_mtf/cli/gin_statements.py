@@ -177,7 +177,6 @@ def read_file(path: Path, including: tuple[Path, ...] = ()) -> list[Statement]:
   text = read_text(str(path), shorten_path(path), needed=None)
   # Accept the line ends that Python accepts, because gin's grammar is Python's.
   # A line may begin with a byte order mark where files were concatenated.
-  # A line may begin with a byte order mark where files were concatenated.
   text = text.replace("\r\n", "\n").replace("\r", "\n")
   text = text.replace("\n\ufeff", "\n")
   statements: list[Statement] = []

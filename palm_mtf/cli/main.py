@@ -130,16 +130,14 @@ def _run_configured(
   `options` are the parsed flags, and `own` names the flags that the entry point
   takes as keywords.
   """
-  from palm_mtf.cli import gin_files
-
   command = COMMANDS[name]
   for flag, (path, _) in command.standalone.items():
     if getattr(options, flag.removeprefix("--")):
       _prepare_for_tensorflow()
-      pkgutil.resolve_name(path)(
-        hardware_of=gin_files.hardware_of, as_json=options.as_json
-      )
+      pkgutil.resolve_name(path)(as_json=options.as_json)
       return
+  from palm_mtf.cli import gin_files
+
   shown = shlex.join(x for x in arguments if x != "--print_config")
   bindings = [
     x.removeprefix("--gin.") for x in arguments if x.startswith("--gin.")

@@ -70,9 +70,8 @@ def list_all(*, model_dir: str, as_json: bool) -> None:
 def verify(*, model_dir: str, as_json: bool) -> None:
   """Finds damaged checkpoints: compares all their files with stored hashes.
 
-  Raises:
-    UserError: if the folder does not exist or holds no checkpoint, or a
-      checkpoint is damaged or cannot be read.
+  Raises UserError if the folder does not exist or holds no checkpoint, or a
+  checkpoint is damaged or cannot be read.
   """
   damaged, paths = [], _find_folders(model_dir)
   for path in paths:
@@ -129,9 +128,8 @@ def prune(
 ) -> None:
   """Removes damaged and old checkpoints; prints what it removed.
 
-  Raises:
-    UserError: if a process is training in the folder, no checkpoint is whole,
-      or a checkpoint cannot be read or removed.
+  Raises UserError if a process is training in the folder, no checkpoint is
+  whole, or a checkpoint cannot be read or removed.
   """
   check_count("--keep", keep)
   if keep_every_steps is not None:

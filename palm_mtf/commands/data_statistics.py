@@ -17,6 +17,7 @@ import numpy as np
 
 from palm_mtf.config import CorpusConfig, StatisticsConfig
 from palm_mtf.console import format_table
+from palm_mtf.data import ngrams
 from palm_mtf.data.batches.packing import Objective, WholeRows, make_objective
 from palm_mtf.data.batches.row_streams import BLOCK_ROWS, Mixture
 from palm_mtf.data.filters import filtered_source
@@ -28,7 +29,6 @@ from palm_mtf.data.sources.document import (
   num_repeats,
   read_with_progress,
 )
-from palm_mtf.data.statistics import ngrams
 from palm_mtf.data.tokens.encoder import Encoder
 from palm_mtf.data.tokens.shard import Shard, TokenArray
 from palm_mtf.data.vocabulary.load import load_vocabulary
@@ -213,23 +213,20 @@ class Reading(NamedTuple):
 def epochs_of_run(
   sources: Sequence[Source],
   lengths: Sequence[EpochLengths],
-  *,
-  num_rows: int,
-  sequence_length: int,
-  packing: str,
+  config: StatisticsConfig,
   objective: Objective,
-  seed: int,
 ) -> Mapping[str, Reading]:
   """Returns how much a run reads of each source, by the source's name.
 
-  `lengths` has an item per source; `num_rows` is the number of rows in all
-  steps; `packing` is PACKING, such as "joined".
+  `lengths` has an item per source.
   """
+  num_rows, packing = config.num_rows, config.data.packing
+  sequence_length = config.model.sequence_length
   rates = np.array([source.rate for source in sources])
   rates /= rates.sum()
   has_padding = packing in ("packed", "single")
   if has_padding:
-    rates = Mixture(rates, seed=seed).rows_of_block / BLOCK_ROWS
+    rates = Mixture(rates, seed=config.seed).rows_of_block / BLOCK_ROWS
   found = {}
   for source, rate, each in zip(
     sources, map(float, rates), lengths, strict=True
@@ -240,7 +237,7 @@ def epochs_of_run(
         tokens,
         sequence_length,
         packed=packing == "packed",
-        seed=seed,
+        seed=config.seed,
         objective=objective,
       )
       epochs = num_rows * rate / rows.num_rows
@@ -271,17 +268,10 @@ def data_statistics(
     with Encoder(vocabulary) as encoder:
       result = survey(sources, encoder.count, evaluation_sets)
     if config.num_rows is not None:
-      epochs = epochs_of_run(
-        sources,
-        result.lengths,
-        num_rows=config.num_rows,
-        sequence_length=config.model.sequence_length,
-        packing=config.data.packing,
-        objective=make_objective(
-          config.model.objective, config.data, vocabulary
-        ),
-        seed=config.seed,
+      objective = make_objective(
+        config.model.objective, config.data, vocabulary
       )
+      epochs = epochs_of_run(sources, result.lengths, config, objective)
   removed = {
     x.name: x.counts
     for x in sources

@@ -97,7 +97,6 @@ def _compute_validation_loss(
       batch_size=batch_size, num_rows=run.num_validation_rows
     )
   )
-  # Import TensorFlow, which takes seconds, only after all checks.
   from palm_mtf.generation.inference.sessions import compute_mean_loss
   from palm_mtf.rates.measure import warn_if_slow
 
@@ -159,10 +158,9 @@ def find_checkpoints(
   The run may still be training. If EVAL_CHECKPOINTS is "every", `train_steps`
   is the last step to wait for.
 
-  Raises:
-    UserError: if a checkpoint is missing, damaged or from another model.
-      "newest" and "every" skip damaged checkpoints. For "every", the returned
-      iterator waits for missing checkpoints, and raises the error itself.
+  Raises UserError if a checkpoint is missing, damaged or from another model.
+  "newest" and "every" skip damaged checkpoints. For "every", the returned
+  iterator waits for missing checkpoints, and raises the error itself.
   """
   if config.eval_checkpoints == NEWEST:
     return iter([weights_to_load.newest_checkpoint(model_dir, shapes)])

@@ -19,11 +19,11 @@ from palm_mtf.config import Config, ModelConfig
 from palm_mtf.config.macros import macros_of, values_of
 from palm_mtf.data.vocabulary.chat import FILE_NAME as CHAT_FILE
 from palm_mtf.data.vocabulary.chat import read_template
-from palm_mtf.data.vocabulary.gguf_keys import read_key
 from palm_mtf.data.vocabulary.gguf_tokenizer import (
   read_gguf_ends,
   read_gguf_start,
   read_gguf_tokenizer,
+  read_key,
 )
 from palm_mtf.data.vocabulary.load import open_vocabulary, read_start
 from palm_mtf.data.vocabulary.vocabulary import Vocabulary
@@ -65,7 +65,6 @@ def export(
   )
   output = os.path.abspath(os.path.join(output, exported.subfolder))
   check_new(output)
-  # Import TensorFlow, which takes seconds, only after all checks.
   from palm_mtf.checkpoints.variables import array_reader
 
   with new_path(output, exported.num_bytes, make_way=check_new) as path:

@@ -74,7 +74,6 @@ def generate(
   check(given)
   log_dtype(model, mesh)
   warn(given)
-  # Import TensorFlow, which takes seconds, only after all checks.
   from palm_mtf.executors.host.step_session import step_session_config
   from palm_mtf.rates.measure import warn_if_slow
 

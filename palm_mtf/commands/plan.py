@@ -7,16 +7,21 @@ import importlib.util
 import math
 import os
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from palm_mtf.accounting import search
 from palm_mtf.accounting.hardware import MEASURED, check_chip
-from palm_mtf.accounting.plan import changes_between, curves, plan_of, rates_of
+from palm_mtf.accounting.plan import (
+  changes_between,
+  curves,
+  describe_step,
+  plan_of,
+  rates_of,
+)
 from palm_mtf.accounting.step_time import device_rates
-from palm_mtf.accounting.table3 import table3
 from palm_mtf.compilation.described_gpus import GPU_CHIPS
-from palm_mtf.config import HardwareConfig, PlanConfig
+from palm_mtf.config import PlanConfig
 from palm_mtf.config.device_mesh import MAX_DEVICES
 from palm_mtf.config.mesh_layout import check_layout
 from palm_mtf.errors import UserError, check_count
@@ -36,17 +41,17 @@ def plan(
   has_curves: bool,
   is_search: bool,
   is_compiled: bool,
+  is_steps: bool,
   num_devices: int | None,
   output: str | None,
   as_json: bool,
 ) -> None:
   """Prints the plan of a run: the time, memory and cost that the run needs.
 
-  Raises:
-    UserError: if settings or flags do not fit together; if the plan needs an
-      unknown rate of the chip, such as its FLOP/s; if the compiler is not
-      installed; if a compiled step or every layout needs more memory than the
-      chip has; or if no TPU slice has `num_devices` devices.
+  Raises UserError if settings or flags do not fit together; if the plan needs
+  an unknown rate of the chip, such as its FLOP/s; if the compiler is not
+  installed; if a compiled step or every layout needs more memory than the chip
+  has; or if no TPU slice has `num_devices` devices.
   """
   del model_dir
   if plot:
@@ -59,7 +64,17 @@ def plan(
     raise UserError(
       "--compile has no --search, no --curves and no --plot; leave them out."
     )
+  if is_steps and (is_compiled or is_search or has_curves or plot):
+    raise UserError(
+      "--steps has no --compile, --search, --curves and --plot; leave them out."
+    )
   config = check_settings(config)
+  if is_steps:
+    on_gpus = config.run.chip in GPU_CHIPS and config.mesh_layout.stages == 1
+    joins = bool(config.mesh_layout.tpu) or on_gpus
+    record = describe_step(config, joins_microbatches=joins)
+    print(json_text(record) if as_json else plans.format_step(record))
+    return
   if is_compiled:
     _print_compiled(config, as_json=as_json)
     return
@@ -82,9 +97,8 @@ def plan(
 def check_settings(config: PlanConfig) -> PlanConfig:
   """Returns the settings with ACTIVATION_DTYPE = "auto" resolved to a dtype.
 
-  Raises:
-    UserError: if model sizes, mesh, batch size and pods do not fit together, or
-      CHIP is not known.
+  Raises UserError if model sizes, mesh, batch size and pods do not fit
+  together, or CHIP is not known.
   """
   run, mesh = config.run, config.mesh_layout
   check_chip(run.chip, config.hardware)
@@ -158,24 +172,8 @@ def _check_can_compile_for_gpu(config: PlanConfig) -> None:
     )
 
 
-def print_table3(
-  *, hardware_of: Callable[[str], HardwareConfig], as_json: bool
-) -> None:
-  """Prints Table 3 of the PaLM paper next to this planner's predictions.
-
-  `hardware_of` takes the name of a chip and returns the chip's rates.
-  """
-  rows = table3(hardware_of)
-  print(
-    "\n".join(map(json_text, rows)) if as_json else plans.format_table3(rows)
-  )
-
-
-def calibrate(
-  *, hardware_of: Callable[[str], HardwareConfig], as_json: bool
-) -> None:
+def calibrate(*, as_json: bool) -> None:
   """Measures rates, such as FLOP/s, and stores them for CHIP = "measured"."""
-  del hardware_of
   path = cache_folder.measured_hardware()
   try:
     # Open the cache folder before measuring, which takes half a minute, so that

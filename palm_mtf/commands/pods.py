@@ -46,9 +46,8 @@ def serve(
 ) -> None:
   """Prints the address, then serves this host's devices until a signal arrives.
 
-  Raises:
-    UserError: if this host cannot listen on that address, or the manager does
-      not accept the server.
+  Raises UserError if this host cannot listen on that address, or the manager
+  does not accept the server.
   """
   check_count("--devices", devices)
   # All servers of a run must have the same number of threads, because the last
@@ -134,8 +133,8 @@ def manage(
 ) -> None:
   """Prints the address, then manages servers until a signal arrives.
 
-  Raises:
-    UserError: this host cannot listen there, or a manager uses file `state`.
+  Raises UserError if this host cannot listen there, or another manager uses the
+  file `state`.
   """
   ip, port = addresses.listening_address(listen, allow_any_address)
   if not addresses.is_loopback(ip) and not manager_tls:

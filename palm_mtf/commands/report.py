@@ -14,9 +14,8 @@ from palm_mtf.report.page import check_can_draw, read_runs, render_page
 def report(*, model_dirs: Sequence[str], output: str | None) -> None:
   """Writes an HTML page about runs, and prints the page's path.
 
-  Raises:
-    UserError: if a run cannot be read, the page cannot be written, or
-      Matplotlib is not installed.
+  Raises UserError if a run cannot be read, the page cannot be written, or
+  Matplotlib is not installed.
   """
   check_can_draw()
   path = os.path.expanduser(output or ModelDir(model_dirs[0]).report)

@@ -50,8 +50,7 @@ class ScoreItem:
 def read_items(path: str) -> list[ScoreItem]:
   """Returns the items of a .jsonl or .tsv file; any other file is a document.
 
-  Raises:
-    UserError: if the file cannot be read, is empty, or a line is not an item.
+  Raises UserError if the file cannot be read, is empty, or a line is no item.
   """
   what, needed = f"--input = {path!r}", "there has to be a text to score"
   # Inputs and targets can have newlines or tabs only in JSON.
@@ -202,7 +201,6 @@ def _compute_log_likelihoods(
   vocabulary: Vocabulary,
   encoded: Sequence[Sequence[tuple[list[int], list[int]]]],
 ) -> Iterator[float]:
-  # Import TensorFlow, which takes seconds, only after all checks.
   from palm_mtf.generation.inference.scorer import Example, make_scorer
   from palm_mtf.generation.inference.sessions import LoadedDecoder
   from palm_mtf.rates.measure import warn_if_slow

@@ -52,9 +52,8 @@ def serve(
 ) -> None:
   """Prints the address, then serves completions until a signal arrives.
 
-  Raises:
-    UserError: if an argument or setting is invalid.
-    StoppedError: if a signal arrived; answers in progress have been sent.
+  Raises UserError if an argument or setting is invalid. Raises StoppedError if
+  a signal arrived; answers in progress have been sent.
   """
   check_count("--slots", slots, 1, 10**9)
   check_count("--most_waiting", most_waiting, 1, 10_000)
@@ -149,7 +148,6 @@ def _serve(
   most_secs: int,
 ) -> str:
   """Runs the server; returns the name of the signal that stopped it."""
-  # Import TensorFlow, which takes seconds, only after all checks.
   from palm_mtf.executors.host.step_session import step_session_config
   from palm_mtf.generation.serving.access import make_url
   from palm_mtf.generation.serving.batcher import Batcher, Counters

@@ -30,10 +30,9 @@ def sweep(
 
   The sweep's MODEL_DIR contains the MODEL_DIRs of its runs.
 
-  Raises:
-    UserError: if settings are invalid (no run was trained), or a run failed
-      (all other runs were trained).
-    StoppedError: if a signal arrived; the same command resumes.
+  Raises UserError if settings are invalid (no run was trained), or a run failed
+  (all other runs were trained). Raises StoppedError if a signal arrived; the
+  same command resumes.
   """
   runs.cores_of_runs(config.sweep.sweep_at_once)  # UserError if too few cores
   where = SweepDir(model_dir)

@@ -36,9 +36,8 @@ def train(
   `config_files` returns {name: text} of the files to write into `model_dir`.
   Its keywords are macros, with values that replace "auto".
 
-  Raises:
-    UserError: if settings are invalid; nothing has been overwritten.
-    StoppedError: if a signal arrived; the last complete step is saved.
+  Raises UserError if settings are invalid; nothing has been overwritten. Raises
+  StoppedError if a signal arrived; the last complete step is saved.
   """
   # Lock MODEL_DIR, because two trainers would remove each other's checkpoints.
   with training_lock(model_dir):

@@ -111,9 +111,8 @@ def vocab(
 ) -> None:
   """Trains a vocabulary; prints its path, hash and how well it fits the text.
 
-  Raises:
-    UserError: if PREFIX.model exists or cannot be written, or there is too
-      little text for `size` pieces.
+  Raises UserError if PREFIX.model exists or cannot be written, or there is too
+  little text for `size` pieces.
   """
   check_count("--size", size, training.MIN_VOCAB_SIZE)
   if sample_characters is not None:

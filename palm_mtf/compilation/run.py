@@ -94,11 +94,8 @@ def compile_run(config: PlanConfig) -> dict[str, Any]:
   of cycles divided by the clock rate. It also has "collectives", the bytes that
   a device sends divided by the bandwidth of its links.
 
-  Args:
-    config: settings with TPU, or with one of GPU_CHIPS as CHIP.
-
-  Raises:
-    UserError: the devices are unknown, or the training step does not fit.
+  `config` has TPU, or one of GPU_CHIPS as CHIP. Raises UserError if the devices
+  are unknown, or the training step does not fit.
   """
   try:
     return _compile_run(config)
@@ -259,6 +256,7 @@ def _settings(config: PlanConfig) -> StepSettings:
     model=config.model,
     mesh_layout=config.mesh_layout,
     optimizer=config.optimizer,
+    loss=config.loss,
     features=features,
     num_rows=config.run.batch_sizes.largest // config.pods.num_pods,
     dcn_dtype=config.pods.dcn_dtype,

@@ -16,19 +16,24 @@ from palm_mtf.config.config import (
   InspectionConfig,
   PlanConfig,
   StatisticsConfig,
+  StepConfig,
   SweepConfig,
 )
 from palm_mtf.config.data import DataConfig, FilterConfig
 from palm_mtf.config.decode import DecodeConfig
 from palm_mtf.config.hardware import HardwareConfig
+from palm_mtf.config.loss import LossConfig
 from palm_mtf.config.mesh_layout import MeshLayout
 from palm_mtf.config.model import ModelConfig
+from palm_mtf.config.optimizer import OptimizerConfig
+from palm_mtf.config.optimizers import OPTIMIZERS
 from palm_mtf.config.pods import PodsConfig
 from palm_mtf.config.run import RunConfig
 from palm_mtf.config.task_eval import FewShotConfig, TaskEvalConfig
 from palm_mtf.config.watch import WatchConfig
 
 __all__ = [
+  "OPTIMIZERS",
   "AdafactorConfig",
   "Config",
   "ConfigOfSweep",
@@ -39,12 +44,15 @@ __all__ = [
   "FilterConfig",
   "HardwareConfig",
   "InspectionConfig",
+  "LossConfig",
   "MeshLayout",
   "ModelConfig",
+  "OptimizerConfig",
   "PlanConfig",
   "PodsConfig",
   "RunConfig",
   "StatisticsConfig",
+  "StepConfig",
   "SweepConfig",
   "TaskEvalConfig",
   "WatchConfig",
@@ -52,6 +60,9 @@ __all__ = [
 
 # {old name of a class, accepted until 0.3: new name}
 NEW_NAMES = {"PalmConfig": "ModelConfig"}
+# Settings of LossConfig that gin files may also bind as settings of
+# AdafactorConfig, which had them in earlier versions.
+FORMERLY_OF_ADAFACTOR = ("z_loss", "dropout")
 
 
 def __getattr__(name: str) -> type:

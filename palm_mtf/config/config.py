@@ -6,13 +6,15 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Annotated
 
-from palm_mtf.config.adafactor import AdafactorConfig
 from palm_mtf.config.checked import Checked, Count, Globs, real, texts, whole
 from palm_mtf.config.data import DataConfig
 from palm_mtf.config.decode import DecodeConfig
 from palm_mtf.config.hardware import HardwareConfig
+from palm_mtf.config.loss import LossConfig
 from palm_mtf.config.mesh_layout import MeshLayout
 from palm_mtf.config.model import ModelConfig
+from palm_mtf.config.optimizer import OptimizerConfig
+from palm_mtf.config.optimizers import OPTIMIZERS
 from palm_mtf.config.pods import PodsConfig
 from palm_mtf.config.run import BatchSizes, RunConfig
 from palm_mtf.config.task_eval import TaskEvalConfig
@@ -136,22 +138,34 @@ class StatisticsConfig(CorpusConfig):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class PlanConfig:
-  """The settings of `palm_mtf plan`: those that set time and memory of a step.
+class StepConfig:
+  """The settings of the program of a training step.
 
   Attributes:
     mesh_layout: mesh of devices in a pod, and layout rules.
-    optimizer: Adafactor, its schedule and the z-loss.
-    run: steps, batch size, checkpoints, prompts and seed of the run.
-    pods: number of pods, and where they are.
-    hardware: speed and memory of the chip that CHIP names.
+    optimizer: one of the optimizers, with its schedule and clipping.
+    pods: number of pods, where they are, and how they exchange gradients.
   """
 
   model: ModelConfig
   mesh_layout: MeshLayout
-  optimizer: AdafactorConfig
-  run: RunConfig
+  optimizer: OptimizerConfig = dataclasses.field(
+    metadata={"choices": OPTIMIZERS}
+  )
+  loss: LossConfig
   pods: PodsConfig = dataclasses.field(default_factory=PodsConfig)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class PlanConfig(StepConfig):
+  """The settings of `palm_mtf plan`: those that set time and memory of a step.
+
+  Attributes:
+    run: steps, batch size, checkpoints, prompts and seed of the run.
+    hardware: speed and memory of the chip that CHIP names.
+  """
+
+  run: RunConfig
   hardware: HardwareConfig = dataclasses.field(default_factory=HardwareConfig)
 
 

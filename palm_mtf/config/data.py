@@ -29,7 +29,7 @@ class FilterConfig(Checked):
   Attributes:
     decontaminate_tasks: names of SeqIO tasks or mixtures. A document is removed
       if it contains an example from a split of these tasks other than "train"
-      (data/statistics/ngrams.py).
+      (data/ngrams.py).
     decontaminate_files: a glob, or a list of globs, of files with more such
       examples, which are read like text_files; or None.
     min_document_bytes: minimum size of a document, in bytes of UTF-8.
@@ -39,7 +39,7 @@ class FilterConfig(Checked):
     min_quality: lowest quality that is kept; None without quality_field.
     remove_duplicates: "exact" keeps only one of all documents with the same
       text, across all sources; "near" also keeps only one of each group of near
-      duplicates (data/statistics/ngrams.py); None keeps all.
+      duplicates (data/ngrams.py); None keeps all.
       docs/data.md says which duplicate is kept.
   """
 

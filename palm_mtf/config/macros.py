@@ -6,6 +6,8 @@ import dataclasses
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from palm_mtf.errors import check_choice
+
 if TYPE_CHECKING:
   from _typeshed import DataclassInstance
 
@@ -13,18 +15,27 @@ MISSING = dataclasses.MISSING
 _T = TypeVar("_T")
 
 
-def macros_of(config_class: type) -> dict[str, object]:
+def macros_of(
+  config_class: type, values: Mapping[str, object] | None = None
+) -> dict[str, object]:
   """Returns {macro: default, or MISSING if there is none} of a configuration.
 
-  `config_class` is a dataclass whose fields are values or further dataclasses.
+  Args:
+    config_class: a dataclass whose fields are values or further dataclasses.
+    values: {macro: value}, which choose the dataclass of a field that has
+      several choices. If None, the result has the macros of all choices.
   """
   found: dict[str, object] = {}
   for field in dataclasses.fields(config_class):
-    part = _part_of(field)
-    of_part: dict[str, object] = (
-      macros_of(part) if part else {field.name.upper(): field.default}
-    )
-    for name, default in of_part.items():
+    of_part: dict[str, object] = {}
+    parts = choices_of(field)
+    if parts and values is not None:
+      parts = [_choose(field, values)]
+    for part in parts:
+      of_part = macros_of(part, values) | of_part
+    for name, default in (
+      of_part if parts else {field.name.upper(): field.default}
+    ).items():
       # Two parts may read one macro, such as SEED. If their defaults differ,
       # the user must set the macro.
       if found.setdefault(name, default) != default:
@@ -35,13 +46,12 @@ def macros_of(config_class: type) -> dict[str, object]:
 def from_macros(config_class: type[_T], values: Mapping[str, object]) -> _T:
   """Makes a configuration from {macro: value}; other fields keep defaults.
 
-  Raises:
-    UserError: a value fails the checks of its dataclass.
+  Raises UserError if a value fails the checks of its dataclass.
   """
   settings: dict[str, object] = {}
   for field in dataclasses.fields(config_class):  # type: ignore[arg-type]
-    if part := _part_of(field):
-      settings[field.name] = from_macros(part, values)
+    if choices_of(field):
+      settings[field.name] = from_macros(_choose(field, values), values)
     elif field.name.upper() in values:
       settings[field.name] = values[field.name.upper()]
   return config_class(**settings)
@@ -57,8 +67,26 @@ def values_of(config: "DataclassInstance") -> dict[str, object]:
   return found
 
 
-def _part_of(field: dataclasses.Field[Any]) -> type | None:
+def choices_of(field: dataclasses.Field[Any]) -> list[type]:
+  """Returns the dataclasses that a field may hold; [] for a plain value.
+
+  A field with several choices has the metadata "choices", {name: dataclass}.
+  The macro with the name of the field, such as OPTIMIZER, says which it holds.
+  """
   kind = field.type
+  if choices := field.metadata.get("choices"):
+    return [*choices.values()]
   if isinstance(kind, type) and dataclasses.is_dataclass(kind):
-    return kind
-  return None
+    return [kind]
+  return []
+
+
+def _choose(
+  field: dataclasses.Field[Any], values: Mapping[str, object]
+) -> type:
+  kinds, macro = choices_of(field), field.name.upper()
+  if macro not in values or len(kinds) == 1:
+    return kinds[0]
+  check_choice(macro, values[macro], tuple(field.metadata["choices"]))
+  chosen: type = field.metadata["choices"][values[macro]]
+  return chosen

@@ -89,7 +89,7 @@ class MeshLayout(DeviceMesh):
       and the loss. While a stage computes one microbatch, the other stages
       compute other microbatches.
     stage_order: order of a stage's forward and backward passes, "1f1b" or
-      "gpipe" (accounting/pipeline.py).
+      "gpipe" (steps/plan.py).
   """
 
   gradient_dtype: Literal["activation", "float32"] = "activation"

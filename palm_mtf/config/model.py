@@ -4,9 +4,11 @@
 
 import dataclasses
 import math
-from typing import Annotated, Literal
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal
 
 from palm_mtf.config.checked import Checked, Count, real, whole
+from palm_mtf.config.layer_pattern import repeat_pattern
 from palm_mtf.config.macros import values_of
 from palm_mtf.errors import UserError, did_you_mean
 
@@ -31,6 +33,13 @@ _WANTED = {
 _ROTARY = "ROTARY_FRACTION ROTARY_PAIRS ROTARY_BASE ROTARY_SCALING"
 _YARN = "ROTARY_SLOW ROTARY_FAST ROTARY_TRUNCATE ROTARY_ATTENTION_FACTOR"
 
+# The settings that VARIANTS may change: those that change how positions see one
+# another, and not the shapes of parameters.
+_VARYING = (
+  "ATTENTION_WINDOW POSITIONS ROTARY_FACTOR ROTARY_ORIGINAL_LENGTH "
+  f"{_ROTARY} {_YARN}"
+).split()
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ModelConfig(Checked):
@@ -38,6 +47,11 @@ class ModelConfig(Checked):
 
   Attributes:
     num_layers: number of Transformer blocks.
+    layers: pattern of layers that differ, such as "5*window, global", repeated
+      for all layers (config/layer_pattern.py); "" if all layers are alike.
+    variants: {name in `layers`: {macro: value}} of the settings in which such
+      layers differ from the model's, such as {"global": {},
+      "window": {"ATTENTION_WINDOW": 512}}; None if all layers are alike.
     d_model: width of the residual stream.
     num_heads: query heads; num_heads * d_kv may differ from d_model.
     d_kv: width of one head, 256 in PaLM.
@@ -50,14 +64,18 @@ class ModelConfig(Checked):
     block: "parallel", x + MLP(norm(x)) + Attention(norm(x));
       "parallel_two_norms", the same with a norm per branch (GPT-NeoX); or
       "serial", h + MLP(mlp_norm(h)) with h = x + Attention(norm(x)).
+    branch_norm: whether NORM also normalizes the results of attention and MLP
+      before they are added, in a serial block (Gemma 3).
     attention: "multi_query" (one key and value head), "multi_head", or
       "grouped_query" (Ainslie et al. 2023): NUM_KV_HEADS key and value heads,
       each for NUM_HEADS / NUM_KV_HEADS query heads.
     num_kv_heads: key and value heads of "grouped_query"; None otherwise.
     attention_window: number of positions that a position attends to, itself
       included (Mistral); None for all earlier positions.
-    qk_norm: norm of each head of q and k, before rotary embedding: "none" or
-      "rms_norm", with one scale [d_kv] for q and one for k (Qwen 3).
+    qk_norm: norm of each head of q and k, before rotary embedding: "none",
+      "rms_norm" (Qwen 3) or "rms_norm_1p" (Gemma 3), with one scale [d_kv] for
+      q and one for k.
+    score_scale: factor of the products of q and k; None for 1 / sqrt(D_KV).
     positions: how attention knows positions. "rotary" rotates q and k (Su et
       al. 2021); "learned" adds a vector per position to the embedding (GPT-2);
       "t5" adds to scores a number per head and bucket of distances (Raffel et
@@ -111,6 +129,12 @@ class ModelConfig(Checked):
   """
 
   num_layers: Annotated[int, whole(maximum=MAX_LAYERS)]
+  layers: str = ""
+  # A dictionary has no hash; configurations that differ only here are still
+  # compared, and unequal.
+  variants: Mapping[str, Mapping[str, Any]] | None = dataclasses.field(
+    default=None, hash=False
+  )
   d_model: Size
   num_heads: Size
   d_kv: Size
@@ -122,12 +146,16 @@ class ModelConfig(Checked):
   )
   norm_epsilon: Annotated[float, real(1e-12, 1e-1)] = 1e-6
   block: Literal["parallel", "parallel_two_norms", "serial"] = "parallel"
+  branch_norm: bool = False
   attention: Literal["multi_query", "multi_head", "grouped_query"] = (
     "multi_query"
   )
   num_kv_heads: Count | None = None
   attention_window: Count | None = None
-  qk_norm: Literal["none", "rms_norm"] = "none"
+  qk_norm: Literal["none", "rms_norm", "rms_norm_1p"] = "none"
+  score_scale: Annotated[
+    float | None, real(1e-6, 1e6, "for 1 / sqrt(D_KV)")
+  ] = None
   positions: Literal[
     "rotary", "learned", "t5", "transformer_xl", "alibi", "none"
   ] = "rotary"
@@ -194,6 +222,43 @@ class ModelConfig(Checked):
         'OUTPUT_FAN_IN = "joined": a serial block never adds the products of '
         'o and wo; use "separate".'
       )
+    if self.branch_norm and self.block != "serial":
+      raise UserError(
+        f"BRANCH_NORM = True and BLOCK = {self.block!r}: only a serial block "
+        "adds the results of attention and MLP one by one; set BRANCH_NORM = "
+        "False."
+      )
+    self._check_layers()
+
+  def _check_layers(self) -> None:
+    names, variants = self.layers, self.variants
+    if not isinstance(names, str):
+      raise UserError(
+        f'LAYERS = {names!r}: give a text, such as "5*window, global", or "".'
+      )
+    if variants is None:
+      variants = {}
+    if not isinstance(variants, Mapping) or not all(
+      isinstance(name, str) and isinstance(changed, Mapping)
+      for name, changed in variants.items()
+    ):
+      raise UserError(
+        f"VARIANTS = {variants!r}: give settings by name, such as "
+        '{"window": {"ATTENTION_WINDOW": 512}, "global": {}}, or None.'
+      )
+    used = set(self.variant_names)
+    for name in sorted(used.difference(variants)):
+      raise UserError(
+        f"LAYERS = {names!r}: VARIANTS has no {name!r}"
+        f"{did_you_mean(name, variants)}; add it."
+      )
+    for name in variants:
+      if name not in used:
+        raise UserError(
+          f"VARIANTS[{name!r}]: LAYERS = {names!r} does not name it"
+          f"{did_you_mean(name, used)}; leave it out, or name it."
+        )
+      self.variant(name)
 
   def _check_rotary(self) -> None:
     changed = [
@@ -242,6 +307,45 @@ class ModelConfig(Checked):
         f"ROTARY_BASE = {self.rotary_base:g}: all pairs of numbers turn more "
         f"than ROTARY_FAST = {fast:g} times; use a larger base."
       )
+
+  @property
+  def variant_names(self) -> tuple[str, ...]:
+    """The name in VARIANTS of each layer; () if all layers are alike."""
+    if not self.layers:
+      return ()
+    return repeat_pattern(self.layers, self.num_layers, MAX_LAYERS)
+
+  def variant(self, name: str) -> "ModelConfig":
+    """Returns the settings of the layers that are called `name` in LAYERS.
+
+    Raises:
+      UserError: the variant has a setting that is unknown or may not differ.
+    """
+    changed = (self.variants or {})[name]
+    given = f"VARIANTS[{name!r}]"
+    for macro in changed:
+      if macro not in _VARYING:
+        raise UserError(
+          f"{given}: {macro!r} cannot differ between layers"
+          f"{did_you_mean(str(macro), _VARYING)}; settings that can: "
+          f"{', '.join(sorted(_VARYING))}."
+        )
+    settings = {macro.lower(): value for macro, value in changed.items()}
+    if positions := settings.get("positions"):
+      for value in (positions, self.positions):
+        if value not in ("rotary", "none"):
+          raise UserError(
+            f"{given} and POSITIONS = {value!r}: between layers, only "
+            '"rotary" and "none" can differ; leave the variant\'s out.'
+          )
+      if positions == "none":  # the model's ROTARY_* mean nothing here
+        defaults = {x.name: x.default for x in dataclasses.fields(self)}
+        rotary = {x: y for x, y in defaults.items() if x.startswith("rotary_")}
+        settings = rotary | settings
+    try:
+      return dataclasses.replace(self, layers="", variants=None, **settings)
+    except UserError as error:
+      raise UserError(f"{given}: {error}") from None
 
   @property
   def bias_places(self) -> tuple[str, ...]:

@@ -5,7 +5,7 @@
 Its parts, in the order in which documents pass through them:
 
   sources/        reads text files and SeqIO tasks; holds out some documents
-  statistics/     measures sizes, near duplicates and contamination of a corpus
+  ngrams.py       finds near duplicates and contamination of documents
   filters/        drops short, low-quality, duplicate or contaminated documents
   vocabulary/     trains SentencePiece models, and opens vocabularies
   tokens/         stores the token ids of all documents on disk, in shards

@@ -89,8 +89,7 @@ class WorkerPool(contextlib.ExitStack):
   def map(self, batches: Iterable[Any]) -> Iterator[Any]:
     """Yields the result of every batch, in order.
 
-    Raises:
-      UserError: a worker process was killed.
+    Raises UserError if a worker process was killed.
     """
     # Keep about two batches per worker in flight, so that no worker waits for
     # the caller and memory is bounded.

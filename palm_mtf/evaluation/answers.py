@@ -12,8 +12,8 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 
 from palm_mtf.checkpoints.manifest import Checkpoint
-from palm_mtf.config import Config
-from palm_mtf.config.macros import values_of
+from palm_mtf.config import OPTIMIZERS, Config
+from palm_mtf.config.macros import macros_of, values_of
 from palm_mtf.data.batches.packing import prompt_start, row_start
 from palm_mtf.data.vocabulary.vocabulary import Vocabulary
 from palm_mtf.errors import UserError
@@ -60,15 +60,9 @@ class CheckpointModel(contextlib.ExitStack):
   # Load the weights only when an answer is not in a journal.
   @functools.cached_property
   def _loaded(self) -> LoadedDecoder:
-    config = self.config
-    decoder = LoadedDecoder(
-      self._checkpoint,
-      config.model,
-      config.mesh_layout,
-      config.decode.weight_dtype,
-      pods=config.pods,
+    return self.enter_context(
+      LoadedDecoder.of_run(self._checkpoint, self.config)
     )
-    return self.enter_context(decoder)
 
 
 class TaskAnswers:
@@ -223,16 +217,16 @@ class AnswerJournal(contextlib.AbstractContextManager):
 # {reason: macros of settings that change no answer}. An evaluation with other
 # values of these settings uses the answers in a journal again.
 INDEPENDENT = {
+  "the hash of the checkpoint stands for the optimizer": " ".join(
+    {name: None for x in OPTIMIZERS.values() for name in macros_of(x)}
+  ),
   "the hash of the checkpoint stands for what training made": """
     OUTPUT_FAN_IN
     TEXT_FILES TASK TEXT_FIELD WEIGHT_FIELD VALIDATION_SHARE CACHE_DIR
     NOISE_DENSITY MEAN_SPAN_LENGTH DECONTAMINATE_TASKS DECONTAMINATE_FILES
     MIN_DOCUMENT_BYTES MAX_DOCUMENT_BYTES QUALITY_FIELD MIN_QUALITY
     REMOVE_DUPLICATES
-    LEARNING_RATE BETA1 BETA2_EXPONENT UPDATE_CLIP GRADIENT_CLIP
-    WEIGHT_DECAY_EXPONENT Z_LOSS DROPOUT LEARNING_RATE_SCHEDULE
-    LEARNING_RATE_DECAY_STEPS SECOND_MOMENT MOMENTUM_DTYPE PARAMETER_SCALE
-    PARAMETER_SCALE_FLOOR WEIGHT_DECAY_ON NORM_SCALE
+    Z_LOSS DROPOUT
     TRAIN_STEPS GLOBAL_BATCH_SIZE NUM_MICROBATCHES GRADIENT_DTYPE STEPS_PER_LOOP
     INIT_CHECKPOINT INIT_STATE CONTEXT_LENGTH
     NUM_PODS MANAGER MANAGER_TLS DEVICE_BYTES SHARE

@@ -25,6 +25,7 @@ from palm_mtf.checkpoints.manifest import Checkpoint
 from palm_mtf.config import Config
 from palm_mtf.data.filters.decide import MeasuringPool
 from palm_mtf.data.filters.filtered_source import open_filtered
+from palm_mtf.data.ngrams import ContainedExamples
 from palm_mtf.data.sources.document import (
   TRAIN,
   Document,
@@ -34,7 +35,6 @@ from palm_mtf.data.sources.document import (
   read_with_progress,
 )
 from palm_mtf.data.sources.files import FileDigests, writable_folder
-from palm_mtf.data.statistics.ngrams import ContainedExamples
 from palm_mtf.data.vocabulary.vocabulary import Vocabulary
 from palm_mtf.errors import UserError
 from palm_mtf.evaluation.answers import (
@@ -72,9 +72,8 @@ def find_clean_examples(
 
   The text is read once for all tasks that have no stored result in MODEL_DIR.
 
-  Raises:
-    UserError: if the training text is missing or consists of token ids, or the
-      disk is full.
+  Raises UserError if the training text is missing or consists of token ids, or
+  the disk is full.
   """
   folders = ModelDir(model_dir)
   sources = open_filtered(model_dir, config.data, config.model.sequence_length)
@@ -208,8 +207,7 @@ class TaskEvaluation:
 
     Calls `answered` after each answer of the model.
 
-    Raises:
-      UserError: if a task's code fails, or the disk is full.
+    Raises UserError if a task's code fails, or the disk is full.
     """
     step = checkpoint.manifest.step
     with CheckpointModel(checkpoint, self._config, self._vocabulary) as model:

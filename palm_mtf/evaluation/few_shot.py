@@ -274,9 +274,8 @@ def few_shot_task(name: str, num_shots: int, seed: int = 0) -> str:
 def make_few_shot(task: Any, config: FewShotConfig) -> Any:
   """Returns a copy of a `seqio.Task` with exemplars, which is not registered.
 
-  Raises:
-    UserError: if the preprocessors do not end in SeqIO's `tokenize`, the task
-      has exemplars already, or its file in EXEMPLAR_FILES cannot be read.
+  Raises UserError if the preprocessors do not end in SeqIO's `tokenize`, the
+  task has exemplars already, or its file in EXEMPLAR_FILES cannot be read.
   """
   to_text, to_ids = split_at_tokenize(task)
   if not to_ids:
@@ -433,8 +432,7 @@ def apply_protocol(task: Any, config: TaskEvalConfig) -> Any:
 
   If `config` has none of these for this `seqio.Task`, returns `task` itself.
 
-  Raises:
-    UserError: if a setting cannot be used with the task.
+  Raises UserError if a setting cannot be used with the task.
   """
   name = task.name
   if config.few_shot.changes(name):
@@ -477,11 +475,9 @@ def change_outputs(
 ) -> Callable:
   """Returns a postprocessor that applies `change`, and then `postprocess`.
 
-  Args:
-    postprocess: postprocessor of a `seqio.Task`, or None. If it already has a
-      change from this function, the output gets that change first.
-    change: function from a model's output to the changed output. Targets are
-      not changed.
+  `postprocess` is a `seqio.Task`'s postprocessor, or None. If it already has a
+  change from this function, the output gets that change first. `change` maps a
+  model's output to the changed output; targets are not changed.
   """
   earlier = []
   if getattr(postprocess, "func", None) is _postprocess:

@@ -169,9 +169,8 @@ def simplify_metrics(metrics: Any, where: str) -> dict[str, float | str]:
   None, the value of a metric that cannot be computed, becomes NaN. A histogram,
   image, audio or raw tensor becomes a text that describes its array.
 
-  Raises:
-    UserError: if `metrics` is not a dict of such values, or two names are
-      equal or cannot be printed; `where` begins the message.
+  Raises UserError if `metrics` is not a dict of such values, or two names are
+  equal or cannot be printed; `where` begins the message.
   """
   if not isinstance(metrics, Mapping):
     raise UserError(

@@ -65,9 +65,8 @@ def open_eval_tasks(
 ) -> list["EvalTask"]:
   """Returns the tasks in EVAL_TASKS, and the tasks of mixtures in EVAL_TASKS.
 
-  Raises:
-    UserError: if a task does not exist, lacks the split EVAL_SPLIT, metric
-      functions or examples, or if code of SeqIO or the task fails.
+  Raises UserError if a task does not exist, lacks the split EVAL_SPLIT, metric
+  functions or examples, or if code of SeqIO or the task fails.
   """
   found: dict[str, EvalTask] = {}
   providers = {x: find_provider(x, "EVAL_TASKS") for x in config.eval_tasks}
@@ -231,12 +230,10 @@ class EvalTask:
   ) -> TaskResult:
     """Computes the task's metrics from a model's answers.
 
-    Args:
-      clean: indices of the examples that the training text does not contain,
-        for the metrics "<metric>_clean"; None to omit these metrics.
+    `clean` has the indices of the examples that the training text does not
+    contain, for the metrics "<metric>_clean"; None to omit these metrics.
 
-    Raises:
-      UserError: if a metric function or a postprocessor of the task fails.
+    Raises UserError if a metric function or a postprocessor of the task fails.
     """
     # Compute the answers outside the user_code block, so that an error of the
     # model is not reported as an error of the task's code.
@@ -347,9 +344,8 @@ class EvalTask:
   def _encode(self, predictions: Sequence[Sequence[str]]) -> np.ndarray:
     """Encodes predictions, because seqio.Evaluator takes and decodes token ids.
 
-    Returns:
-      int32 ids, padded with [eod]: [examples, tokens] if each example has one
-      text, otherwise [examples, samples, tokens].
+    Returns int32 ids, padded with [eod]: [examples, tokens] if each example has
+    one text, otherwise [examples, samples, tokens].
     """
     eod = self._vocabulary.eod_id
     flat = [text for texts in predictions for text in texts]

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from palm_mtf.config import MeshLayout, PodsConfig
 from palm_mtf.config.device_mesh import DeviceMesh
-from palm_mtf.machine import accelerators
+from palm_mtf.machine import processors
 from palm_mtf.machine.compiled_code import check_xla_flags
 
 if TYPE_CHECKING:  # imports TensorFlow
@@ -28,7 +28,7 @@ def uses_accelerators(mesh: DeviceMesh) -> bool:
     return True
   # TensorFlow runs stages, and on GPUs other models than PaLM.
   is_palm = isinstance(mesh, MeshLayout)
-  return is_palm and mesh.stages == 1 and accelerators.has_gpus()
+  return is_palm and mesh.stages == 1 and processors.has_gpus()
 
 
 def decodes_on_accelerators(mesh: MeshLayout, pods: PodsConfig) -> bool:
@@ -40,7 +40,7 @@ def decodes_on_accelerators(mesh: MeshLayout, pods: PodsConfig) -> bool:
   """
   if not uses_accelerators(mesh):
     return False
-  is_here = accelerators.is_rehearsal() or accelerators.has_tpus()
+  is_here = processors.is_rehearsal() or processors.has_tpus()
   return pods.has_islands or is_here or not mesh.tpu
 
 

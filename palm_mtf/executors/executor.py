@@ -6,7 +6,12 @@ from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, NamedTuple, Protocol
 
-from palm_mtf.config import AdafactorConfig, MeshLayout, ModelConfig, PodsConfig
+from palm_mtf.config import (
+  MeshLayout,
+  ModelConfig,
+  PodsConfig,
+  StepConfig,
+)
 from palm_mtf.config.device_mesh import DeviceMesh
 from palm_mtf.generation.decode.functions import BuildProgram
 from palm_mtf.generation.decode.weights import DecodeSettings, LayerWeights
@@ -14,7 +19,7 @@ from palm_mtf.mesh.slices import Slice, variables_of
 from palm_mtf.programs.features import ServerFeatures
 from palm_mtf.programs.forward_program import ForwardProgram
 from palm_mtf.programs.loss_function import LossFunction
-from palm_mtf.programs.train_program import PodProgram, TrainProgram
+from palm_mtf.programs.step_programs import LossProgram, StepPrograms
 from palm_mtf.runtime.client.client import Client
 from palm_mtf.runtime.client.pod_hosts import Starter
 from palm_mtf.runtime.processes import Process
@@ -42,7 +47,7 @@ class OpenLoss(NamedTuple):
 
 
 def open_loss(
-  client: Client, process: Process, built: PodProgram | ForwardProgram
+  client: Client, process: Process, built: LossProgram | ForwardProgram
 ) -> OpenLoss:
   """Returns the loss of a built program; `process` reads the checkpoint."""
   reads = state_of(variables_of([built.slices]))
@@ -56,27 +61,22 @@ class Executor(Starter, Protocol):
 
   def build_train_program(
     self,
-    config: ModelConfig,
-    mesh_layout: MeshLayout,
-    optimizer: AdafactorConfig,
+    config: StepConfig,
     *,
     batch_size: int,
     seed: int,
     features: Sequence[str] | ServerFeatures,
-    pods: PodsConfig,
     devices: Any,
-  ) -> TrainProgram:
+  ) -> StepPrograms:
     """Builds a training step of PaLM in the current tf.Graph.
 
     Args:
-      config: architecture.
-      mesh_layout: axes and layout rules of each pod, checked against `config`.
-      optimizer: schedule, clipping, decay and z-loss.
+      config: model, mesh of each pod (checked against the model), optimizer,
+        loss and number of pods.
       batch_size: sequences in one step, over all pods.
       seed: seed of the initial weights and of dropout.
       features: keys of FEATURE_DTYPES that every batch has; a ServerFeatures
         with these keys if servers read the features.
-      pods: number of pods, and the dtype of gradients between them.
       devices: devices of the pods, which this executor has opened.
 
     Raises UserError if a feature is unknown, or inputs or targets are missing.
@@ -86,12 +86,12 @@ class Executor(Starter, Protocol):
     self,
     loss_function: LossFunction,
     mesh_layout: DeviceMesh,
-    optimizer: AdafactorConfig,
+    optimizer: OptimizerConfig,
     *,
     batch_size: int,
     pods: PodsConfig,
     devices: Any,
-  ) -> TrainProgram:
+  ) -> StepPrograms:
     """Builds a training step of any model in the current tf.Graph.
 
     `loss_function` is the model and the loss of a microbatch. For the other

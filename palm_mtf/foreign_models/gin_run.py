@@ -25,7 +25,7 @@ from palm_mtf.cli.gin_statements import (
   read_file,
 )
 from palm_mtf.cli.main import FlagParser, parse_flags, run_command
-from palm_mtf.config import AdafactorConfig, PodsConfig
+from palm_mtf.config import FORMERLY_OF_ADAFACTOR, OPTIMIZERS, PodsConfig
 from palm_mtf.config.device_mesh import DeviceMesh
 from palm_mtf.errors import UserError, check_count, did_you_mean, shorten
 from palm_mtf.foreign_models.training import ModelFunction, PodTraining
@@ -57,7 +57,7 @@ def _check_bindings(function: Callable[_P, _T]) -> Callable[_P, _T]:
 
 
 # Only gin files call the wrapped constructors; the classes stay unchanged.
-for _class in (AdafactorConfig, DeviceMesh, PodsConfig):
+for _class in (*OPTIMIZERS.values(), DeviceMesh, PodsConfig):
   gin.external_configurable(_check_bindings(_class), module=_MODULE)
 
 
@@ -181,6 +181,7 @@ def parse_gin(
   import_modules([x for x in statements if isinstance(x, Import)])
   settings = [x for x in statements if isinstance(x, Setting)]
   settings += read_command_line(bindings)
+  settings = [x for x in settings if not _is_of_an_earlier_version(x)]
   for each in settings:
     _check_names(each)
   macros = {x.name: x for x in settings if not x.selector}
@@ -190,6 +191,18 @@ def parse_gin(
     with user_code(each.cited):
       gin.parse_config(str(each))
   return settings
+
+
+def _is_of_an_earlier_version(setting: Setting) -> bool:
+  """Returns whether a setting had to be 0 in earlier versions, and is."""
+  is_old = setting.name in FORMERLY_OF_ADAFACTOR
+  if not is_old or not setting.selector.endswith("AdafactorConfig"):
+    return False
+  if setting.value != 0:
+    raise UserError(
+      f"{setting.cited}: a model function has its own loss; remove this line."
+    )
+  return True
 
 
 def _check_names(setting: Setting) -> None:

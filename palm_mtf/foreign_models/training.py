@@ -9,17 +9,17 @@ from typing import Any
 import numpy as np
 
 from palm_mtf._tf import mtf, tf
-from palm_mtf.config import AdafactorConfig, PodsConfig
+from palm_mtf.config import OptimizerConfig, PodsConfig
 from palm_mtf.config.device_mesh import DeviceMesh, check_shares
 from palm_mtf.config.tpu_slice import check_pods, tpu_slice
 from palm_mtf.errors import UserError, check_count, did_you_mean, shorten
 from palm_mtf.executors.choose import executor_of
-from palm_mtf.machine.accelerators import is_rehearsal
+from palm_mtf.machine.processors import is_rehearsal
 from palm_mtf.mesh.slices import Slice, variables_of
 from palm_mtf.ops.variables import adopt_variables
 from palm_mtf.programs.features import Feature, Stage
 from palm_mtf.programs.loss_function import LossSums
-from palm_mtf.programs.train_program import TrainProgram
+from palm_mtf.programs.step_programs import StepPrograms
 from palm_mtf.runtime.client.client import Client
 from palm_mtf.runtime.client.connect import connect
 from palm_mtf.runtime.client.heartbeat import Heartbeat
@@ -44,6 +44,8 @@ class ModelLoss:
   Attributes:
     features: dtype and shape of each feature of a microbatch, by name.
   """
+
+  has_dropout = False  # the function may have its own
 
   def __init__(
     self,
@@ -192,11 +194,11 @@ class PodTraining:
   recovery; here your code provides the loop, data, checkpoints and recovery.
 
   Attributes:
-    program: the graph of a step.
+    program: the programs of a step.
     num_steps: number of steps done.
   """
 
-  program: TrainProgram
+  program: StepPrograms
   num_steps: int
 
   def __init__(
@@ -205,7 +207,7 @@ class PodTraining:
     features: Mapping[str, tuple[str, str]],
     *,
     mesh: DeviceMesh,
-    optimizer: AdafactorConfig,
+    optimizer: OptimizerConfig,
     global_batch_size: int,
     pods: PodsConfig = PodsConfig(),  # noqa: B008
     seed: int = 0,
@@ -217,9 +219,8 @@ class PodTraining:
       features: dtype and row dimensions of each feature, such as
         {"inputs": ("int32", "length:64")}.
       mesh: mesh and layout rules of each pod.
-      optimizer: schedule, clipping, decay and moments. Z_LOSS and DROPOUT must
-        be 0, because the model has its own loss. PARAMETER_SCALE must not be
-        "stacked", which is for PaLM's matrices.
+      optimizer: schedule, clipping, decay and moments. PARAMETER_SCALE must not
+        be "stacked", which is for PaLM's matrices.
       global_batch_size: rows per step, over all pods.
       pods: number of pods, where they are, and the dtype of gradients between
         them. ON_POD_FAILURE must be "stop".
@@ -231,15 +232,20 @@ class PodTraining:
     by_name = 'the features by name, as in {"inputs": ("int32", "length:64")}'
     for name, value, kind in (
       ("mesh", mesh, DeviceMesh),
-      ("optimizer", optimizer, AdafactorConfig),
+      ("optimizer", optimizer, OptimizerConfig),
       ("pods", pods, PodsConfig),
       ("features", features, Mapping),
     ):
       if not isinstance(value, kind):
-        right = f"a {kind.__name__}; in a gin file, @{kind.__name__}()"
+        name_of_kind = kind.__name__.replace("Optimizer", "Adafactor")
+        right = f"a {name_of_kind}; in a gin file, @{name_of_kind}()"
         right = by_name if kind is Mapping else right
         raise UserError(f"PodTraining.{name} = {shorten(value)}: give {right}.")
-    _check_optimizer(optimizer)
+    if getattr(optimizer, "parameter_scale", None) == "stacked":
+      raise UserError(
+        'PARAMETER_SCALE = "stacked" joins matrices of PaLM\'s layers; set '
+        '"variable" for another model.'
+      )
     if mesh.stages > 1:
       raise UserError(
         f"STAGES = {mesh.stages}: a model function has one mesh per pod; set "
@@ -344,8 +350,8 @@ class PodTraining:
     Raises:
       UserError: there is no such variable, or its shape differs.
     """
-    for pod in self.program.pods:
-      write_whole(self._client, pod.slices, values)
+    for slices in self.program.pod_slices:
+      write_whole(self._client, slices, values)
     self.num_steps = num_steps
 
   def _check_batch(
@@ -370,20 +376,6 @@ class PodTraining:
         )
       checked[name] = rows
     return checked
-
-
-def _check_optimizer(optimizer: AdafactorConfig) -> None:
-  for name in ("z_loss", "dropout"):
-    if value := getattr(optimizer, name):
-      raise UserError(
-        f"{name.upper()} = {value}: a model function has its own loss; put it "
-        f"there, and set {name.upper()} = 0."
-      )
-  if optimizer.parameter_scale == "stacked":
-    raise UserError(
-      'PARAMETER_SCALE = "stacked" joins matrices of PaLM\'s layers; set '
-      '"variable" for another model.'
-    )
 
 
 def _check_tpu(mesh: DeviceMesh, pods: PodsConfig) -> None:

@@ -102,8 +102,7 @@ class Run:
   ):
     """Loads the weights; `macros` override the run's values.
 
-    Raises:
-      UserError: if MODEL_DIR holds no run, or its settings do not fit together.
+    Raises UserError if MODEL_DIR holds no run, or its settings do not fit.
     """
     model_dir, config = load_run("score", model_dir, macros, trust_config)
     mesh_layout.check_layout(config.mesh_layout, config.model)
@@ -115,13 +114,7 @@ class Run:
 
     self.name = f"{checkpoint.path} {checkpoint.blake2b}"
     self.activation_dtype = config.model.activation_dtype
-    self._loaded = LoadedDecoder(
-      checkpoint,
-      config.model,
-      config.mesh_layout,
-      config.decode.weight_dtype,
-      pods=config.pods,
-    )
+    self._loaded = LoadedDecoder.of_run(checkpoint, config)
     self._scorer = make_scorer(self._loaded, config, self._vocabulary)
 
   def scores(
@@ -153,9 +146,8 @@ class Run:
   ) -> Iterator[tuple[int, str]]:
     """Yields each prompt's index and continuation, in any order.
 
-    Args:
-      prompts: (text, generation_kwargs) pairs. If equal pairs ask for sampling,
-        each gets a separate sample. Texts that are too long lose their start.
+    `prompts` are (text, generation_kwargs) pairs. If equal pairs ask for
+    sampling, each gets a separate sample. Too long texts lose their start.
     """
     by_settings = collections.defaultdict(lambda: collections.defaultdict(list))
     length = self._config.model.sequence_length

@@ -14,7 +14,6 @@ written, commands work without it and log one line about it.
 
 import contextlib
 import errno
-import fcntl
 import hashlib
 import logging
 import os
@@ -33,12 +32,9 @@ _logger = logging.getLogger(__name__)
 CALIBRATION = 3
 
 _NAME = "palm_mtf"
-# Prefix of incomplete files and folders. A writer locks its file just after
-# making it, so an unlocked file counts as abandoned after _UNLOCKED_SECS. Some
-# file systems have no locks, so any file counts as abandoned after
-# _ABANDONED_SECS.
-_PARTIAL = ".palm_mtf_partial_"
-_UNLOCKED_SECS, _ABANDONED_SECS = 2.0, 3600.0
+_PARTIAL = ".palm_mtf_partial_"  # prefix of incomplete files and folders
+# Incomplete files unchanged for so long are removed: their writers were killed.
+_ABANDONED_SECS = 3600.0
 _MAX_BYTES = 2**26  # in memory: of one file, or of all files of a `load`
 _WRITABLE_BY_OTHERS = stat.S_IWGRP | stat.S_IWOTH
 _FOLDER_FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW
@@ -114,9 +110,8 @@ def write_cached(path: str, content: bytes) -> None:
 def open_cache(path: str, *, make: bool = False) -> Iterator["CacheFolder"]:
   """Opens a folder of the cache; `path` is from `cache_path`.
 
-  Raises:
-    FileNotFoundError: there is no such folder, and `make` is false.
-    CacheError: the folder belongs to another user, or cannot be opened.
+  Raises FileNotFoundError if there is no such folder, and `make` is false.
+  Raises CacheError if the folder belongs to another user, or cannot be opened.
   """
   top, _, below = path.rpartition(f"/{_NAME}/")
   if not os.path.isabs(top):
@@ -239,7 +234,6 @@ class CacheFolder:
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL
     try:
       with open(os.open(partial, flags, 0o600, dir_fd=folder), "wb") as file:
-        _lock(file.fileno())
         file.write(content)
         file.flush()
         os.fchmod(file.fileno(), 0o600)
@@ -313,7 +307,6 @@ def partial_folder(above: int) -> Iterator[CacheFolder]:
     try:
       if os.fstat(folder).st_uid != os.geteuid():  # replaced in the meantime
         raise PermissionError(errno.EPERM, "belongs to another user", name)
-      _lock(folder)
       yield CacheFolder("", folder)
     finally:
       os.close(folder)
@@ -326,29 +319,10 @@ def remove_abandoned(above: int) -> None:
   for name in os.listdir(above):
     if name.startswith(_PARTIAL):
       with contextlib.suppress(OSError):
-        if _is_abandoned(name, above):
+        status = os.lstat(name, dir_fd=above)
+        is_old = time.time() - status.st_mtime > _ABANDONED_SECS
+        if is_old and status.st_uid == os.geteuid():
           _remove(name, above)
-
-
-def _is_abandoned(name: str, above: int) -> bool:
-  status = os.lstat(name, dir_fd=above)
-  secs = time.time() - status.st_mtime
-  if status.st_uid != os.geteuid() or secs < _UNLOCKED_SECS:
-    return False
-  file = os.open(name, _FILE_FLAGS, dir_fd=above)
-  try:
-    return _lock(file) or secs > _ABANDONED_SECS
-  finally:
-    os.close(file)
-
-
-def _lock(file: int) -> bool:
-  """Tries to lock an open file or folder; returns whether that succeeded."""
-  try:
-    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    return True
-  except OSError:  # another process holds it, or the file system has no locks
-    return False
 
 
 def _remove(name: str, above: int) -> None:

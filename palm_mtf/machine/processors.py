@@ -1,6 +1,6 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""The CPU, its cores and GPUs, and what chooses TensorFlow's kernels on them.
+"""The CPU, its cores, accelerators, and what chooses TensorFlow's kernels.
 
 The same program gives the same bits only with the same kernels, which depend on
 versions, hardware and environment variables. Checkpoints record all of these.
@@ -9,6 +9,7 @@ versions, hardware and environment variables. Checkpoints record all of these.
 import ctypes
 import ctypes.util
 import functools
+import glob
 import hashlib
 import importlib.metadata
 import importlib.util
@@ -253,3 +254,21 @@ def describe_flags(flags: Iterable[str], others: Iterable[str]) -> str:
   return ", ".join(
     added + [f"without {x}" for x in sorted({*others} - {*flags})]
   )
+
+
+def has_tpus() -> bool:
+  """Returns whether this machine has TPUs and JAX's library for them."""
+  if importlib.util.find_spec("libtpu") is None:
+    return False
+  return bool(glob.glob("/dev/accel[0-9]*") or glob.glob("/dev/vfio/[0-9]*"))
+
+
+def has_gpus() -> bool:
+  """Returns whether this machine has NVIDIA GPUs and JAX's plugin for them."""
+  has_jax = importlib.util.find_spec("jax_cuda12_plugin") is not None
+  return has_jax and bool(glob.glob("/dev/nvidia[0-9]*"))
+
+
+def is_rehearsal() -> bool:
+  """Returns whether JAX's virtual CPU devices replace the accelerators."""
+  return os.environ.get("JAX_PLATFORMS") == "cpu"

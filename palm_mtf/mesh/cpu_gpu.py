@@ -54,6 +54,7 @@ class CpuGpuLowering(mtf.Lowering):
     (self.graph,) = {mesh.graph for mesh in placements}
     self.mesh_to_impl = placements
     self.tensors, self.operations, self.variables = {}, {}, {}
+    self.scopes: dict[mtf.Operation, str] = {}  # TensorFlow's name scopes
     self._counters = []
     for operation in self.graph.operations:
       self.lower_operation(operation)
@@ -61,7 +62,8 @@ class CpuGpuLowering(mtf.Lowering):
   def lower_operation(self, operation: mtf.Operation) -> None:
     """Lowers an operation, whose inputs have been lowered."""
     cpu = self.mesh_impl(operation).cpu
-    with tf.name_scope(operation.name), tf.device(cpu):
+    with tf.name_scope(operation.name) as scope, tf.device(cpu):
+      self.scopes[operation] = scope
       operation.lower(self)
 
   def call(

@@ -2,8 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Attention; several query heads may share one head of keys and values.
 
-weights = softmax(q k / sqrt(d_kv) + score(positions), over visible positions)
+weights = softmax(scale * q k + score(positions), over visible positions)
 out     = weights v
+scale   = 1 / sqrt(d_kv), or SCORE_SCALE
 
 A position sees itself, earlier positions (with a window, only the last of
 these), and in a prefix LM the whole prefix.
@@ -38,7 +39,7 @@ def visible_softmax(
   Args:
     scores: [..., memory_length], any float dtype, also that of the result.
     visible: bool, broadcasts to the scores; false makes the result 0.
-    scale: 1 / sqrt(d_kv).
+    scale: factor of the scores, such as 1 / sqrt(d_kv).
     *bias: nothing, or a float32 tensor that broadcasts to the scores.
   """
   # The softmax and its scale are in float32, because bfloat16 rounds the scale.
@@ -153,7 +154,7 @@ class BlockedAttention:
   # because on CPUs oneDNN's products are faster than XLA's.
 
   blocks: Sequence[AttentionBlock]
-  scale: float  # 1 / sqrt(d_kv)
+  scale: float  # factor of the products of q and k
   # Whether `attend` also returns the attention weights of each block, for
   # `gradient`. If not, `gradient` computes them again, to save memory.
   keeps_weights: bool
@@ -254,7 +255,9 @@ class BlockedAttention:
       return [q]
     at = tf.range(block.begin, block.end)[:, tf.newaxis]
     distance = (at - tf.range(block.first_key, block.end_key))[tf.newaxis]
-    return score_by_distance(self.score_positions, q, distance, extras)
+    return score_by_distance(
+      self.score_positions, q, distance, self.scale, extras
+    )
 
   def _compute_weights(self, heads, block, q, k, masks, extras):
     q, *bias = self._score_by_distance(block, q, extras)
@@ -323,7 +326,7 @@ def self_attention(
       position attends only to its own document. None: one document per row.
     prefix: [batch, length], int32: 1 for a position that all positions of its
       document see, else 0. None means all 0. A prefix requires `segments`.
-    mixer: how distances change scores, and the window.
+    mixer: how distances change scores, the window and the scale.
     extras: tensors for `score_by_distance`, such as ALiBi's slopes.
     keeps_weights: whether to keep the attention weights, length * memory_length
       numbers per head; otherwise the backward pass recomputes them, block by
@@ -338,7 +341,7 @@ def self_attention(
   n = len(masks)
   blocked = BlockedAttention(
     blocks=blocks,
-    scale=d_kv.size**-0.5,
+    scale=mixer.factor(d_kv.size),
     keeps_weights=keeps_weights,
     num_masks=n,
     window=mixer.window,

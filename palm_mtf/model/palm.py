@@ -19,9 +19,8 @@ import functools
 from collections.abc import Callable, Iterable
 
 from palm_mtf._tf import mtf
-from palm_mtf.architecture.block import NORMS, Attention, layer_of
+from palm_mtf.architecture.block import NORMS, Attention, model_of
 from palm_mtf.architecture.parameters import layer_name
-from palm_mtf.architecture.rotary import rotary_of
 from palm_mtf.config import ModelConfig
 from palm_mtf.model.attention import self_attention
 from palm_mtf.model.dims import Dims
@@ -45,7 +44,7 @@ class Palm:
     weights: TrainedWeights,
     dropout: Dropout | None = None,
   ):
-    """Makes the rotary tables, which all layers share.
+    """Makes the rotary tables, which the layers share.
 
     Args:
       weights: the parameters; for decoding, the joined kernels of
@@ -58,10 +57,10 @@ class Palm:
     self._dropout = dropout
     # The tables' positions count from the start of the row even if the row has
     # several documents, because scores depend only on differences of positions.
-    rotary = rotary_of(config)
-    self._angles = (
-      rotary_tables(weights.mesh, dims.length, rotary) if rotary else []
-    )
+    self._angles = {
+      rotary: rotary_tables(weights.mesh, dims.length, rotary)
+      for rotary in model_of(config).rotaries
+    }
 
   def logits(
     self,
@@ -148,6 +147,7 @@ class Palm:
     """Normalizes the output of the last block; see `hidden`."""
     # The last norm multiplies by the factor of the logits, because norms use
     # float32. Scaling bfloat16 logits would round the logits a second time.
+    x = from_residual(x, self._dims)
     return self._norm(x, "final_norm", factor=self._config.logits_factor)
 
   def unembed(self, hidden: mtf.Tensor) -> mtf.Tensor:
@@ -159,12 +159,15 @@ class Palm:
     self, x: mtf.Tensor, *, layer: int, attend: Callable[..., mtf.Tensor]
   ) -> mtf.Tensor:
     weights, name = self._weights, layer_name(layer)
-    for i, each in enumerate(layer_of(self._config).sums):
+    described = model_of(self._config).layers[layer]
+    angles = self._angles.get(described.rotary, [])
+    for i, each in enumerate(described.sums):
       branches = {}
       for read in each.reads:
         # One product multiplies the norm's output by all kernels that read it.
-        y = self._norm(x, f"{name}/{read.norm}")
-        found = weights.project_in(y, name, read, self._angles)
+        y = from_residual(x, self._dims)
+        y = self._norm(y, f"{name}/{read.norm}")
+        found = weights.project_in(y, name, read, angles)
         for branch in read.branches:
           mixed = found.pop(0)
           if isinstance(branch.mixer, Attention):
@@ -173,14 +176,18 @@ class Palm:
           branches[branch.output] = mixed
       # The products of all branches are added first and then share one
       # all-reduce (PaLM, section 2).
-      y = self._drop(weights.project_out(name, branches), 2 * layer + 1 + i)
-      x += to_residual(y, self._dims)
+      y, place = weights.project_out(name, branches), 2 * layer + 1 + i
+      if each.output_norm:
+        for bias in weights.output_biases(name, branches, after=y):
+          y = add_bias(y, bias)
+        y = self._norm(y, f"{name}/{each.output_norm}")
+        branches = {}  # the residual stream gets no more biases
+      x += to_residual(self._drop(y, place), self._dims)
       for bias in weights.output_biases(name, branches, after=x):
         x = add_bias(x, to_residual(bias, self._dims))
     return x
 
   def _norm(self, x: mtf.Tensor, name: str, factor: float = 1.0) -> mtf.Tensor:
-    x = from_residual(x, self._dims)
     vectors = self._weights.norm_vectors(name, after=x)
     config = self._config
     return norm(x, vectors, NORMS[config.norm], config.norm_epsilon, factor)

@@ -7,7 +7,7 @@ learned          a vector per position is added to the embeddings of tokens
 alibi            scores += -slope(head) * distance
 t5               scores += relative_bias[bucket(distance), head]
 transformer_xl   scores += ((q + content_bias) k + (q + position_bias) r - q k)
-                 / sqrt(d_kv), where r is the vector of the distance
+                 * scale, where r is the vector of the distance
 
 A distance is the position of a query minus the position of a key.
 """
@@ -23,9 +23,7 @@ from palm_mtf.architecture.rotary import (
   Rotary,
   find_frequencies,
   find_magnitude,
-  rotary_of,
 )
-from palm_mtf.config import ModelConfig
 from palm_mtf.ops.slicewise import WholeSlice
 
 # T5 adds the same bias to scores for this distance and all larger distances.
@@ -57,12 +55,6 @@ def sines_and_cosines(
   angle = np.arange(length)[:, np.newaxis] * find_frequencies(rotary)
   sin, cos = np.array([np.sin(angle), np.cos(angle)]) * find_magnitude(rotary)
   return sin.astype(np.float32), cos.astype(np.float32)
-
-
-def find_angles(config: ModelConfig, length: int) -> list[np.ndarray]:
-  """Returns sin and cos for a model; [] if POSITIONS is not "rotary"."""
-  rotary = rotary_of(config)
-  return list(sines_and_cosines(length, rotary)) if rotary else []
 
 
 def rotate_pairs(
@@ -229,17 +221,19 @@ def _t5_buckets(distance):
   return tf.where_v2(distance < exact, distance, bucket)
 
 
-def _alibi(q, distance, slopes):
+def _alibi(q, distance, scale, slopes):
+  del scale  # of products of q and k only
   far = tf.cast(tf.abs(distance), tf.float32)[:, :, tf.newaxis]
   return q, -slopes[:, tf.newaxis] * far
 
 
-def _t5(q, distance, table):
+def _t5(q, distance, scale, table):
+  del scale  # of products of q and k only
   found = tf.gather(tf.transpose(table), _t5_buckets(distance), axis=1)
   return q, tf.transpose(found, [1, 2, 0, 3])  # [batch, length, heads, keys]
 
 
-def _transformer_xl(q, distance, content_bias, position_bias, vectors):
+def _transformer_xl(q, distance, scale, content_bias, position_bias, vectors):
   wide = tf.cast(q, tf.float32)
   by_distance = tf.einsum(
     "blhk,dhk->blhd", wide + position_bias, tf.cast(vectors, tf.float32)
@@ -249,14 +243,18 @@ def _transformer_xl(q, distance, content_bias, position_bias, vectors):
   at = tf.maximum(distance, 0)[:, :, tf.newaxis]
   at = tf.broadcast_to(at, [batch, length, heads, at.shape[-1]])
   found = tf.gather(by_distance, at, axis=3, batch_dims=3)
-  return tf.cast(wide + content_bias, q.dtype), found * q.shape[-1] ** -0.5
+  return tf.cast(wide + content_bias, q.dtype), found * scale
 
 
 _SCORES = {"alibi": _alibi, "t5": _t5, "transformer_xl": _transformer_xl}
 
 
 def score_by_distance(
-  positions: str, q: tf.Tensor, distance: tf.Tensor, extras: Sequence[tf.Tensor]
+  positions: str,
+  q: tf.Tensor,
+  distance: tf.Tensor,
+  scale: float,
+  extras: Sequence[tf.Tensor],
 ) -> tuple[tf.Tensor, tf.Tensor]:
   """Returns the queries to multiply by keys, and a bias for each score.
 
@@ -264,12 +262,13 @@ def score_by_distance(
     positions: "alibi", "t5" or "transformer_xl".
     q: [batch, length, heads, d_kv], activation dtype.
     distance: [1 or batch, length, memory_length], int32.
+    scale: factor of the products of q and k.
     extras: slopes, [heads] (alibi); the table, [buckets, heads] (t5); or both
       biases, [heads, d_kv], and the vectors of all distances that occur,
       [distances, heads, d_kv] (transformer_xl).
 
   Returns:
     Queries, shape and dtype of q; and biases, [1 or batch, length, heads,
-    memory_length] float32, to add to scores after the division by sqrt(d_kv).
+    memory_length] float32, to add to scores after they are multiplied by scale.
   """
-  return _SCORES[positions](q, distance, *extras)
+  return _SCORES[positions](q, distance, scale, *extras)

@@ -92,8 +92,10 @@ def read_product(
     if each.has_bias:
       x = tf.cast(tf.cast(x, tf.float32) + next(given), x.dtype)
     if each.head_norm:
-      y = normalize(x, each.head_norm, epsilon) * next(given)
-      x = tf.cast(y, x.dtype)
+      y, scale = normalize(x, each.head_norm.statistic, epsilon), next(given)
+      if each.head_norm.scale_offset:
+        scale = scale + each.head_norm.scale_offset
+      x = tf.cast(y * scale, x.dtype)
     if each.rotary:
       num_heads = x.shape.rank - len(rows) - 1
       turn = _broadcast_angles(angles, len(rows), num_heads)

@@ -7,7 +7,6 @@ import operator
 from collections.abc import Iterable, Mapping, Sequence
 
 from palm_mtf._tf import mtf, tf
-from palm_mtf.accounting.pipeline import stage_of
 from palm_mtf.architecture.block import NORMS, Attention, Projection, Read
 from palm_mtf.architecture.parameters import (
   ParameterName,
@@ -30,6 +29,7 @@ from palm_mtf.ops.matmul import matmul
 from palm_mtf.ops.recompute import recompute
 from palm_mtf.ops.slicewise import WholeSlice
 from palm_mtf.ops.variables import Fill, Normal, SlicedVariable
+from palm_mtf.steps.plan import stage_layers
 
 
 def logits_dtype(config: ModelConfig) -> tf.DType:
@@ -43,25 +43,34 @@ def palm_variables(
   config: ModelConfig,
   dims: Dims,
   seed: int | None = None,
+  layers: Sequence[Iterable[int]] | None = None,
 ) -> dict[str, mtf.Tensor]:
   """Makes a variable, split by the layout, for every parameter.
 
   Args:
     stages: the mesh of each pipeline stage of a pod, or the pod's only mesh.
     seed: seed of initial weights; None for zeros, which a checkpoint replaces.
+    layers: numbers of the layers of each stage, without those that need no
+      variables; None for all layers, an equal number per stage.
 
   Returns:
     {name in checkpoints: value of the variable}: kernels and the embedding in
     the activation dtype, scales and biases in float32.
   """
   sizes = parameter_shapes(config)  # without padding of the vocabulary
+  meshes: dict[int | None, mtf.Mesh] = {None: stages[0]}
+  layers = layers or stage_layers(config.num_layers, len(stages))
+  for mesh, own in zip(stages, layers, strict=True):
+    meshes |= dict.fromkeys(own, mesh)
   variables = {}
   for name, dim_names in parameter_dims(config).items():
+    parameter = parse_name(name)
+    if parameter.layer not in meshes:
+      continue
     shape = [getattr(dims, dim) for dim in dim_names]
     stored = [dims.d_model_stored if x == dims.d_model else x for x in shape]
-    parameter = parse_name(name)
     variables[name] = SlicedVariable(
-      stages[stage_of(parameter.layer, config, len(stages))],
+      meshes[parameter.layer],
       name,
       mtf.Shape(stored),
       initializer=initializer(parameter, config, dim_names, seed),
@@ -85,8 +94,8 @@ def initializer(
   if parameter.is_scale:
     # At first every norm multiplies by 1 = scale + offset.
     is_head_norm = parameter.kind == "attention"
-    offset = 0.0 if is_head_norm else NORMS[config.norm].scale_offset
-    return Fill(1.0 - offset)
+    form = NORMS[config.qk_norm if is_head_norm else config.norm]
+    return Fill(1.0 - form.scale_offset)
   if parameter.is_vector:
     return Fill(0.0)
   if parameter.part == logits_table(config):

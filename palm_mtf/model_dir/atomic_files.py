@@ -51,8 +51,7 @@ def write_atomically(
   If `path` is a symbolic link, the file that it points to is replaced. If
   `replaces` is False, an existing file stays.
 
-  Raises:
-    UserError: the disk is full, or the path may not be written.
+  Raises UserError if the disk is full, or the path may not be written.
   """
   folder, name = os.path.split(os.path.realpath(path))
   with writing(folder, len(content)):

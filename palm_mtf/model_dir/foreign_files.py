@@ -30,8 +30,7 @@ def check_regular(path: str) -> int:
   Files of other types must not be read, because opening a FIFO waits for a
   writer, and a device may have no end.
 
-  Raises:
-    OSError: `path` is missing, or is a folder, FIFO, socket or device.
+  Raises OSError if `path` is missing, or is a folder, FIFO, socket or device.
   """
   found = os.stat(path)
   mode = found.st_mode
@@ -47,8 +46,7 @@ def check_regular(path: str) -> int:
 def read_regular(path: str, most_bytes: int) -> bytes:
   """Returns the content of a regular file of at most `most_bytes` bytes.
 
-  Raises:
-    OSError: `check_regular` fails, or the file is larger than `most_bytes`.
+  Raises OSError if `check_regular` fails, or the file is larger.
   """
   if (size := check_regular(path)) <= most_bytes:
     parts, size = [], 0
@@ -72,8 +70,7 @@ def read_json_object(path: str, hint: str) -> dict[str, Any]:
 
   `hint` tells the user what to do if the file cannot be read.
 
-  Raises:
-    UserError: the file cannot be read, or does not hold a JSON object.
+  Raises UserError if the file cannot be read, or does not hold a JSON object.
   """
   try:
     found = json.loads(read_regular(path, _MAX_JSON_BYTES).decode())
@@ -110,9 +107,8 @@ def seal(content: Mapping[str, object], key: str = "seal") -> dict[str, Any]:
 def read_sealed(path: str, key: str = "seal") -> tuple[dict[str, Any], str]:
   """Returns the content of a sealed JSON file, and the hash at its `key`.
 
-  Raises:
-    OSError: the file cannot be read, or is not a regular file.
-    ValueError: the file is not JSON, or its content does not match its hash.
+  Raises OSError if the file cannot be read, or is not a regular file. Raises
+  ValueError if the file is not JSON, or its content does not match its hash.
   """
   try:
     content = json.loads(read_regular(path, _MAX_BYTES))

@@ -27,8 +27,7 @@ _logger = logging.getLogger(__name__)
 def training_lock(model_dir: str) -> Iterator[None]:
   """Locks `model_dir` while the body runs.
 
-  Raises:
-    UserError: another process holds the lock, or its file cannot be written.
+  Raises UserError if another process holds the lock, or it cannot be written.
   """
   path = ModelDir(model_dir).lock
   is_new = not os.path.isdir(model_dir)

@@ -12,14 +12,13 @@ namespace palm {
 inline Floats load_floats(const float* at) { return load<Floats>(at); }
 inline Floats load_floats(const uint16_t* at) { return from_bfloat16(at); }
 
-// Writes softmax(q keys / sqrt(d_kv)) values to y, [d_kv]. `keys` and `values`
-// are [count, d_kv]. kSize is d_kv if d_kv is known at compile time, else 0.
+// Writes softmax(scale * q keys) values to y, [d_kv]. `keys` and `values` are
+// [count, d_kv]. kSize is d_kv if d_kv is known at compile time, else 0.
 // `weights` is a buffer for `count` numbers.
 template <int kSize, class T>
 void attend_row(const float* q, const T* keys, const T* values, int count,
-                int d_kv, float* weights, float* y) {
+                int d_kv, float scale, float* weights, float* y) {
   constexpr int kParts = kSize / kLanes;
-  const float scale = 1 / std::sqrt(float(d_kv));
   if constexpr (kSize == 0) {
     for (int p = 0; p < count; ++p) {
       float total = 0;

@@ -23,18 +23,24 @@ namespace palm {
 
 struct StepKernel {
   Model model;
+  std::vector<int> rotates_neighbours;  // per way to rotate
   int threads;
   mutable bool has_huge_pages = false;  // whether weights are in huge pages
 
   explicit StepKernel(const Attributes& attrs) {
-    model.layers = attrs.number("layers");
+    model.memory_length = attrs.number("memory_length");
+    model.rotaries = attrs.numbers("rotaries");
+    model.windows = attrs.numbers("windows");
+    rotates_neighbours = attrs.numbers("rotates_neighbours");
+    model.score_scale = attrs.real("score_scale");
+    model.has_head_norms = attrs.flag("has_head_norms");
+    model.has_output_norms = attrs.flag("has_output_norms");
     model.heads = attrs.number("heads");
     model.key_heads = attrs.number("key_heads");
     model.d_kv = attrs.number("d_kv");
     model.d_ff = attrs.number("d_ff");
     model.is_serial = attrs.flag("is_serial");
     model.norm = {attrs.flag("is_centered"), attrs.real("epsilon")};
-    model.rotates_neighbours = attrs.flag("rotates_neighbours");
     model.activation = Activation(attrs.number("activation"));
     model.embedding_scale = attrs.real("embedding_scale");
     model.format = Format(attrs.number("format"));
@@ -67,22 +73,24 @@ struct StepKernel {
     const Matrix<const T> table = call.next_matrix<const T>();
     step.model.vocab = table.rows, step.model.d_model = table.columns;
     step.table = table.data;
-    const Matrix<const float> sines = call.next_matrix<const float>();
-    step.memory_length = sines.rows;
-    step.model.rotated = 2 * sines.columns;
-    step.sines = sines.data;
-    step.cosines = call.next_data<float>();
-    const int norms = model.is_serial ? 2 : 1;  // per layer
-    for (int i = 0; i < norms * model.layers + 1; ++i)
+    for (bool neighbours : rotates_neighbours) {
+      const Matrix<const float> sines = call.next_matrix<const float>();
+      step.rotaries.push_back({neighbours, 2 * sines.columns, sines.data,
+                               call.next_data<float>()});
+    }
+    const int layers = model.layers(), sums = model.is_serial ? 2 : 1;
+    const int norms =  // per layer
+      sums * (model.has_output_norms ? 2 : 1) + (model.has_head_norms ? 2 : 0);
+    for (int i = 0; i < norms * layers + 1; ++i)
       step.scales.push_back(call.next_data<float>());
-    for (int i = 0; i < 2 * norms * model.layers + 1; ++i) {
+    for (int i = 0; i < 2 * sums * layers + 1; ++i) {
       TF_Tensor* kernel = call.next();
       step.kernels.push_back(static_cast<uint8_t*>(TF_TensorData(kernel)));
       if (!has_huge_pages)
         use_huge_pages(step.kernels.back(), TF_TensorByteSize(kernel));
     }
     has_huge_pages = true;
-    for (int i = 0; i < 2 * model.layers; ++i) {
+    for (int i = 0; i < 2 * layers; ++i) {
       step.cache.push_back(call.next_data<T>());
       call.give_last(first + i);
     }
@@ -96,7 +104,7 @@ struct StepKernel {
     for (int i = 0; i < step.num_rows; ++i) {
       const int token = step.tokens[i], position = step.positions[i];
       if (token >= 0 && token < step.model.vocab && position >= 0 &&
-          position + count <= step.memory_length)
+          position + count <= step.model.memory_length)
         continue;
       call.fail("a token or its position lies outside of the model");
       return false;

@@ -23,13 +23,26 @@ namespace palm {
 // Activations of the MLP's gate, in the order of ACTIVATIONS in decoding.py.
 enum class Activation { kSwish, kGelu, kGeluTanh };
 
-struct Model {
-  int layers, heads, key_heads, d_kv, d_ff, d_model, vocab;
-  int rotated;    // how many numbers of a head rotary embedding rotates
-  bool is_serial;  // 2 norms, 4 products per layer; else 1 norm, 2 products
-  Norm norm;
+// A way to rotate q and k.
+struct Rotary {
   bool rotates_neighbours;  // pairs (2i, 2i + 1), not (i, i + rotated / 2)
+  int rotated;              // how many numbers of a head rotate
+  const float *sines, *cosines;  // [memory_length, rotated / 2]
+};
+
+struct Model {
+  int heads, key_heads, d_kv, d_ff, d_model, vocab, memory_length;
+  // Per layer: index of its way to rotate, -1 for none; and how many positions
+  // a position sees, 0 for all.
+  std::vector<int> rotaries, windows;
+  bool is_serial;  // 2 norms, 4 products per layer; else 1 norm, 2 products
+  bool has_head_norms;    // each head of q and k is normalized
+  bool has_output_norms;  // in a serial block, each result is normalized
+  Norm norm;
+  float score_scale;
   Activation activation;
+
+  int layers() const { return windows.size(); }
   float embedding_scale;
   Format format, logits_format;
 };
@@ -39,18 +52,18 @@ struct Step {
   Model model;
   Team& team;
   // x is the residual stream, `inputs` has the inputs of the next product, and
-  // `wide` is the joined product [q | k | v | gate | linear] of a layer;
-  // [num_rows, ...] each.
+  // `wide` is the joined product [q | k | v | gate | linear] of a layer, later
+  // a result before its norm; [num_rows, ...] each.
   std::vector<float>& x;
   PreparedRows& inputs;
   std::vector<float>& wide;
   std::vector<WorkQueue> queues;  // per product: panels left to compute
 
-  int num_rows, memory_length;
+  int num_rows;
   const int32_t *tokens, *positions;     // [num_rows]
   const T* table;                        // [vocab, d_model]
-  const float *sines, *cosines;          // [memory_length, rotated / 2]
-  std::vector<const float*> scales;      // [d_model], one per norm
+  std::vector<Rotary> rotaries;
+  std::vector<const float*> scales;      // [d_model] or [d_kv], one per norm
   std::vector<const uint8_t*> kernels;   // packed weights, one per product
   std::vector<T*> cache;  // [rows, key_heads, memory_length, d_kv]: for each
                           // layer keys, then values
@@ -64,7 +77,7 @@ struct Step {
 
   void run() {
     x.resize(size_t(num_rows) * model.d_model);
-    wide.resize(size_t(num_rows) * wide_size());
+    wide.resize(size_t(num_rows) * std::max(wide_size(), model.d_model));
     inputs.resize(num_rows, std::max(model.d_model, q_size() + model.d_ff));
     queues = std::vector<WorkQueue>(kernels.size());
     team.run([this](int thread) { steps(thread); });
@@ -72,28 +85,33 @@ struct Step {
 
   // Each thread of the team runs this, and computes some rows or columns.
   void steps(int thread) {
-    size_t norm = 0, kernel = 0;
+    auto scale = scales.begin();
+    // Returns the scale of the next norm; null if the model lacks such norms.
+    auto next = [&](bool has_norm) { return has_norm ? *scale++ : nullptr; };
+    size_t kernel = 0;
     for_rows(thread, [this](int row) { embed(row); });
-    for (int layer = 0; layer < model.layers; ++layer) {
+    for (int layer = 0; layer < model.layers(); ++layer) {
       const int q = q_size(), d_ff = model.d_ff;
-      normalize(thread, scales[norm++], model.format);
+      normalize(thread, *scale++, model.format);
+      const float* q_norm = next(model.has_head_norms);
+      const float* k_norm = next(model.has_head_norms);
       int columns = model.is_serial ? qkv_size() : wide_size();
       multiply_in(kernel++, 0, columns);
       if (!model.is_serial) {
         gate(thread, q + d_ff, q);
-        attend(thread, layer, q + d_ff);
-        multiply_out(thread, kernel++, q + d_ff);
+        attend(thread, layer, q + d_ff, q_norm, k_norm);
+        multiply_out(thread, kernel++, q + d_ff, nullptr);
         continue;
       }
-      attend(thread, layer, q);
-      multiply_out(thread, kernel++, q);
-      normalize(thread, scales[norm++], model.format);
+      attend(thread, layer, q, q_norm, k_norm);
+      multiply_out(thread, kernel++, q, next(model.has_output_norms));
+      normalize(thread, *scale++, model.format);
       multiply_in(kernel++, qkv_size(), 2 * d_ff);
       gate(thread, d_ff, 0);
       team.meet();
-      multiply_out(thread, kernel++, d_ff);
+      multiply_out(thread, kernel++, d_ff, next(model.has_output_norms));
     }
-    normalize(thread, scales[norm], model.logits_format);
+    normalize(thread, *scale, model.logits_format);
     const int vocab = model.vocab;
     multiply(kernel, model.logits_format, model.d_model, vocab,
              [&](int row, int column, int count, const float* y) {
@@ -137,15 +155,25 @@ struct Step {
     team.meet();
   }
 
-  // Adds the product of `inputs` and a kernel to the residual stream.
-  void multiply_out(int thread, size_t kernel, int inner) {
+  // Adds the product of `inputs` and a kernel to the residual stream; if there
+  // is a `scale`, [d_model], first normalizes the product.
+  void multiply_out(int thread, size_t kernel, int inner, const float* scale) {
+    const int d_model = model.d_model;
     for_rows(thread, [&](int row) { inputs.prepare(row, inner, model.format); });
     team.meet();
-    multiply(kernel, model.format, inner, model.d_model,
+    multiply(kernel, model.format, inner, d_model,
              [&](int row, int column, int count, const float* y) {
-               float* to = &x[size_t(row) * model.d_model + column];
-               for (int i = 0; i < count; ++i) to[i] += y[i];
+               float* to = &(scale ? wide : x)[size_t(row) * d_model + column];
+               for (int i = 0; i < count; ++i)
+                 to[i] = scale ? y[i] : to[i] + y[i];
              });
+    team.meet();
+    if (!scale) return;
+    for_rows(thread, [&](int row) {
+      float *y = &wide[size_t(row) * d_model], *to = &x[size_t(row) * d_model];
+      norm_row(y, scale, d_model, model.norm, y);
+      for (int i = 0; i < d_model; ++i) to[i] += y[i];
+    });
     team.meet();
   }
 
@@ -182,15 +210,23 @@ struct Step {
 
   // Adds the keys and values of each row's position to the cache, and writes
   // the query heads' results to `inputs`, whose rows have `inner` numbers.
-  void attend(int thread, int layer, int inner) {
+  // `q_norm` and `k_norm` are scales of norms of heads, or null for no norms.
+  void attend(int thread, int layer, int inner, const float* q_norm,
+              const float* k_norm) {
     T *keys = cache[2 * layer], *values = cache[2 * layer + 1];
-    const size_t per_head = size_t(memory_length) * model.d_kv;
+    const size_t per_head = size_t(model.memory_length) * model.d_kv;
+    const int rotary = model.rotaries[layer];
+    auto prepare = [&](int row, float* head, const float* norm) {
+      const Norm how = {false, model.norm.epsilon};
+      if (norm) norm_row(head, norm, model.d_kv, how, head);
+      if (rotary >= 0) rotate(rotaries[rotary], positions[row], head);
+    };
     for_rows(thread, [&](int row) {
       float* k = &wide[size_t(row) * wide_size() + q_size()];
       for (int head = 0; head < model.key_heads; ++head, k += model.d_kv) {
         size_t at = (size_t(row) * model.key_heads + head) * per_head +
                     size_t(positions[row]) * model.d_kv;
-        rotate(row, k);
+        prepare(row, k, k_norm);
         for (int i = 0; i < model.d_kv; ++i) {
           keys[at + i] = from_float<T>(k[i]);
           values[at + i] = from_float<T>(k[kv_size() + i]);
@@ -202,8 +238,12 @@ struct Step {
       for (int head = begin; head < end; ++head) {
         int key_head = head / (model.heads / model.key_heads);
         size_t at = (size_t(row) * model.key_heads + key_head) * per_head;
-        attend_to(&wide[size_t(row) * wide_size() + head * model.d_kv], row,
-                  keys + at, values + at,
+        float* q = &wide[size_t(row) * wide_size() + head * model.d_kv];
+        prepare(row, q, q_norm);
+        const int count = positions[row] + 1, window = model.windows[layer];
+        const int first = window ? std::max(0, count - window) : 0;
+        at += size_t(first) * model.d_kv;
+        attend_to(q, keys + at, values + at, count - first,
                   inputs.row(row, inner) + head * model.d_kv);
       }
     });
@@ -224,13 +264,13 @@ struct Step {
     }
   }
 
-  void rotate(int row, float* head) {
-    const int half = model.rotated / 2;
-    const float* sin = sines + size_t(positions[row]) * half;
-    const float* cos = cosines + size_t(positions[row]) * half;
+  static void rotate(const Rotary& how, int position, float* head) {
+    const int half = how.rotated / 2;
+    const float* sin = how.sines + size_t(position) * half;
+    const float* cos = how.cosines + size_t(position) * half;
     // The numbers of pair i are at i * step and i * step + apart.
-    const int step = model.rotates_neighbours ? 2 : 1;
-    const int apart = model.rotates_neighbours ? 1 : half;
+    const int step = how.rotates_neighbours ? 2 : 1;
+    const int apart = how.rotates_neighbours ? 1 : half;
     for (int i = 0; i < half; ++i) {
       float *a = head + i * step, *b = a + apart, first = *a;
       *a = first * cos[i] - *b * sin[i];
@@ -238,17 +278,18 @@ struct Step {
     }
   }
 
-  void attend_to(float* q, int row, const T* keys, const T* values, float* y) {
-    const int d_kv = model.d_kv, count = positions[row] + 1;
+  // `keys` and `values` are [count, d_kv].
+  void attend_to(const float* q, const T* keys, const T* values, int count,
+                 float* y) {
+    const int d_kv = model.d_kv;
     thread_local std::vector<float> weights;
     weights.resize(count);
-    rotate(row, q);
     // For the usual values of d_kv, attend_row keeps sums in registers.
     auto attend = d_kv == 64    ? attend_row<64, T>
                   : d_kv == 128 ? attend_row<128, T>
                   : d_kv == 256 ? attend_row<256, T>
                                 : attend_row<0, T>;
-    attend(q, keys, values, count, d_kv, weights.data(), y);
+    attend(q, keys, values, count, d_kv, model.score_scale, weights.data(), y);
   }
 
   template <class Use>

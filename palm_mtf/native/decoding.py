@@ -7,8 +7,10 @@ import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
+import numpy as np
+
 from palm_mtf._tf import tf
-from palm_mtf.architecture.block import MLPS, NORMS
+from palm_mtf.architecture.block import MLPS, NORMS, Attention, model_of
 from palm_mtf.config import ModelConfig
 from palm_mtf.config.decode import MOST_GREEDY
 from palm_mtf.machine.processors import usable_cores
@@ -32,10 +34,8 @@ def find_missing_in_step(config: ModelConfig) -> str | None:
     "BLOCK": config.block in ("parallel", "serial"),
     "NORM": norm.statistic in IS_CENTERED and not norm.has_bias,
     "MLP": activation in ACTIVATIONS and len(kernels) == 2,
-    "ATTENTION_WINDOW": config.attention_window is None,
     "POSITIONS": config.positions in ("rotary", "none"),
     "BIASES": not config.biases,
-    "QK_NORM": config.qk_norm == "none",
   }
   return next((name for name, x in is_computed.items() if not x), None)
 
@@ -141,24 +141,35 @@ class StepWeights:
 
   config: ModelConfig
   memory_length: int  # number of positions in the cache
-  # Embedding, [vocab, d_model], activation dtype; sin and cos of rotary
-  # embedding, if any, [memory_length, rotary_size / 2], float32.
-  tables: Sequence[tf.Tensor]
-  scales: Sequence[tf.Tensor]  # of norms in a step's order, [d_model] float32
+  table: tf.Tensor  # embedding, [vocab, d_model], activation dtype
+  # sin and cos, [memory_length, rotary_size / 2] float32 each, for each of
+  # `Model.rotaries`.
+  angles: Sequence[np.ndarray]
+  # Scales plus offsets of norms in a step's order, float32: [d_model] each, or
+  # [d_kv] for norms of heads.
+  scales: Sequence[tf.Tensor]
   kernels: Sequence[PackedKernel]  # of products in a step's order
 
   def make_arguments(self) -> dict[str, object]:
     """Returns the arguments that both C++ decoding operations take."""
     config, kernels = self.config, self.kernels
-    table, *angles = self.tables
-    sines, cosines = angles or [tf.zeros([self.memory_length, 0])] * 2
+    layers, rotaries = model_of(config).layers, model_of(config).rotaries
+    attention = layers[0].attention
     return {
-      "table": table,
-      "sines": sines,
-      "cosines": cosines,
+      "table": self.table,
+      "angles": self.angles,
       "scales": self.scales,
       "kernels": [kernel.panels for kernel in kernels],
-      "layers": config.num_layers,
+      "memory_length": self.memory_length,
+      # Per layer: its index in `rotaries` or -1; and its window, or 0 for none.
+      "rotaries": [
+        rotaries.index(x.rotary) if x.rotary else -1 for x in layers
+      ],
+      "windows": [x.attention.mixer.window or 0 for x in layers],
+      "rotates_neighbours": [int(x.pairs == "neighbours") for x in rotaries],
+      "score_scale": _score_scale(attention.mixer, config.d_kv),
+      "has_head_norms": bool(attention.inputs[0].head_norm),
+      "has_output_norms": bool(attention.output_norm),
       "heads": config.num_heads,
       "key_heads": config.key_heads,
       "d_kv": config.d_kv,
@@ -166,13 +177,19 @@ class StepWeights:
       "is_serial": config.block == "serial",
       "is_centered": IS_CENTERED[NORMS[config.norm].statistic],
       "epsilon": config.norm_epsilon,
-      "rotates_neighbours": config.rotary_pairs == "neighbours",
       "activation": ACTIVATIONS.index(MLPS[config.mlp][0]),
       "embedding_scale": config.embedding_scale,
       "format": FORMATS.index(kernels[0].dtype),
       "logits_format": FORMATS.index(kernels[-1].dtype),
       "threads": _count_threads(kernels),
     }
+
+
+def _score_scale(mixer: Attention, d_kv: int) -> float:
+  # Computes 1 / sqrt(d_kv) in float32, as C++ does.
+  if mixer.scale is None:
+    return float(np.float32(1) / np.sqrt(np.float32(d_kv)))
+  return mixer.scale
 
 
 def run_decode_step(
@@ -197,7 +214,7 @@ def run_decode_step(
   logits, after = operations().palm_decode_step(
     tokens=tokens, positions=positions, cache=cache, **weights.make_arguments()
   )
-  logits.set_shape([tokens.shape[0], weights.tables[0].shape[0]])
+  logits.set_shape([tokens.shape[0], weights.table.shape[0]])
   return logits[:, : weights.config.vocab_size], set_shapes(after, cache)
 
 
@@ -266,7 +283,7 @@ def run_text_steps(
   )
   rows = texts.tokens.shape[0]
   chosen.set_shape([rows, None])
-  vocab = weights.tables[0].shape[0]
+  vocab = weights.table.shape[0]
   logits.set_shape([rows if settings.keeps_logits else 0, vocab])
   return TextSteps(
     tf.shape(chosen)[1],

@@ -104,16 +104,20 @@ Names append(Names names, const Names& common) {
 
 void register_decode_operations() {
   const char *step = "PalmDecodeStep", *texts = "PalmTextSteps";
-  const Names weights = {"table: T", "sines: float", "cosines: float",
+  const Names weights = {"table: T", "angles: num_angles * float",
                          "scales: num_scales * float",
                          "kernels: num_kernels * uint8",
                          "cache: num_cache * T"};
-  const Names attrs = {"T: {float, bfloat16}", "num_scales: int",
-                       "num_kernels: int", "num_cache: int", "layers: int",
-                       "heads: int", "key_heads: int", "d_kv: int", "d_ff: int",
+  const Names attrs = {"T: {float, bfloat16}", "num_angles: int >= 0",
+                       "num_scales: int", "num_kernels: int", "num_cache: int",
+                       "memory_length: int", "rotaries: list(int)",
+                       "windows: list(int)", "rotates_neighbours: list(int)",
+                       "score_scale: float", "has_head_norms: bool",
+                       "has_output_norms: bool", "heads: int",
+                       "key_heads: int", "d_kv: int", "d_ff: int",
                        "is_serial: bool", "is_centered: bool",
-                       "epsilon: float", "rotates_neighbours: bool",
-                       "activation: int", "embedding_scale: float",
+                       "epsilon: float", "activation: int",
+                       "embedding_scale: float",
                        "format: int", "logits_format: int", "threads: int"};
   register_operation(step,
                      append({"tokens: int32", "positions: int32"}, weights),

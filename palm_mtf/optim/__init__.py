@@ -1,3 +1,3 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""The optimizer: schedule, gradient clipping and Adafactor."""
+"""Optimizers, the learning rate, and gradient clipping."""

@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from palm_mtf._tf import mtf, tf
 from palm_mtf.ops.slicewise import split_axes
 from palm_mtf.ops.xla import fused
+from palm_mtf.optim.optimizer import clip_gradient
 
 # The factored form is Algorithm 4 of Adafactor (Shazeer and Stern 2018), which
 # keeps sums of rows and columns. This module keeps means instead, m + n values
@@ -23,13 +24,9 @@ from palm_mtf.ops.xla import fused
 GRADIENT_FLOOR = 1e-30  # epsilon_1 of the Adafactor paper; keeps v above 0
 
 
-def _clip_gradient(g, clip):
-  return tf.cast(g, tf.float32) * clip
-
-
 def full_update(g, clip, one_minus_beta2, v):
   """Clips g; returns the update u and the next v, with the shape of g."""
-  g = _clip_gradient(g, clip)
+  g = clip_gradient(g, clip)
   v += (tf.square(g) + GRADIENT_FLOOR - v) * one_minus_beta2
   return g * tf.math.rsqrt(v), v
 
@@ -37,13 +34,13 @@ def full_update(g, clip, one_minus_beta2, v):
 def factored_update(g, clip, row, column):
   """Clips g; returns the update u = g * row * column (factors of 1/sqrt(v))."""
   ones = [1] * column.shape.rank
-  return _clip_gradient(g, clip) * tf.reshape(row, [*row.shape, *ones]) * column
+  return clip_gradient(g, clip) * tf.reshape(row, [*row.shape, *ones]) * column
 
 
 @fused
 def _row_and_column_sums(g, clip, rows):
   # Returns the sum of g^2 + 1e-30 in each row and in each column of one slice.
-  squares = tf.square(_clip_gradient(g, clip)) + GRADIENT_FLOOR
+  squares = tf.square(clip_gradient(g, clip)) + GRADIENT_FLOOR
   every = list(range(g.shape.rank))
   return (
     tf.reduce_sum(squares, every[rows:]),

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
 from palm_mtf._tf import mtf, tf
-from palm_mtf.config import AdafactorConfig, MeshLayout, ModelConfig
+from palm_mtf.config import LossConfig, MeshLayout, ModelConfig
 from palm_mtf.mesh.stages import send
 from palm_mtf.model.dims import model_dims
 from palm_mtf.model.dropout import Dropout
@@ -20,6 +20,7 @@ from palm_mtf.model.loss import cross_entropy, weight_sum, weighted_sum
 from palm_mtf.model.palm import Palm
 from palm_mtf.model.weights import TrainedWeights, palm_variables
 from palm_mtf.programs.features import Feature, Stage, find_palm_features
+from palm_mtf.steps.plan import stage_layers
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,6 +38,7 @@ class LossFunction(Protocol):
   """A model and its loss, as `build_program` (train_program.py) takes them."""
 
   features: Mapping[str, Feature]  # dtype and shape in a microbatch
+  has_dropout: bool  # whether `build_sums` needs `Stage.dropout_state`
 
   def build_sums(self, stages: Sequence[Stage]) -> LossSums:
     """Makes the variables of a pod's model; returns a microbatch's loss.
@@ -55,25 +57,29 @@ class PalmLoss:
     self,
     config: ModelConfig,
     mesh_layout: MeshLayout,
-    optimizer: AdafactorConfig,
+    loss: LossConfig,
     feature_names: Sequence[str],
     *,
     num_rows: int,
     seed: int,
     pass_on: Callable[[mtf.Tensor, mtf.Mesh], mtf.Tensor] = send,
+    layers: Sequence[range] | None = None,
   ):
     """Checks the features; UserError if one is unknown or missing.
 
     Args:
       mesh_layout: axes and layout rules of a pod, checked against `config`.
-      optimizer: gives Z_LOSS and DROPOUT.
+      loss: gives Z_LOSS and DROPOUT.
       feature_names: keys of FEATURE_DTYPES that every batch has.
       num_rows: sequences in a microbatch.
       seed: seed of the initial weights and of dropout.
       pass_on: sends the residual stream to the mesh of a stage or of the head.
+      layers: numbers of the layers that each stage computes; None for all
+        layers, an equal number per stage.
     """
-    self._config, self._optimizer, self._seed = config, optimizer, seed
-    self._pass_on = pass_on
+    self._config, self._loss, self._seed = config, loss, seed
+    self._pass_on, self._layers = pass_on, layers
+    self.has_dropout = loss.dropout > 0
     self._dims = model_dims(config, num_rows, mesh_layout)
     self._is_float32 = mesh_layout.gradient_dtype == "float32"
     self.features = find_palm_features(feature_names, self._dims)
@@ -83,15 +89,15 @@ class PalmLoss:
     config, head = self._config, stages[-1]
     stages = stages[:-1] or stages
     meshes = [x.mesh for x in stages]
-    variables = palm_variables(meshes, config, self._dims, self._seed)
+    layers = self._layers or stage_layers(config.num_layers, len(stages))
+    variables = palm_variables(meshes, config, self._dims, self._seed, layers)
     models = [self._build_model(x, variables) for x in stages]
     first = stages[0].batch
     x = models[0].embed(first["inputs"], first.get("segments"))
-    share = config.num_layers // len(stages)
-    for i, (stage, model) in enumerate(zip(stages, models, strict=True)):
+    for stage, model, own in zip(stages, models, layers, strict=True):
       x = model.run_blocks(
         self._pass_on(x, stage.mesh),
-        range(i * share, (i + 1) * share),
+        own,
         stage.batch.get("segments"),
         stage.batch.get("prefix"),
       )
@@ -103,7 +109,7 @@ class PalmLoss:
       logits, head.batch["targets"], tf.as_dtype(config.activation_dtype)
     )
     loss_weights = head.batch.get("loss_weights")
-    z_loss = self._optimizer.z_loss * mtf.square(log_z)
+    z_loss = self._loss.z_loss * mtf.square(log_z)
     terms = {"loss": token_loss, "z_loss": z_loss}
     return LossSums(
       {name: weighted_sum(x, loss_weights) for name, x in terms.items()},
@@ -116,7 +122,7 @@ class PalmLoss:
     """Returns the model on a stage's mesh, to run only the stage's layers."""
     dropout = None
     if stage.dropout_state is not None:
-      rate = self._optimizer.dropout
+      rate = self._loss.dropout
       dropout = Dropout(rate, self._seed, stage.dropout_state)
     weights = TrainedWeights(
       stage.mesh,

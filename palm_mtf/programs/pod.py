@@ -4,7 +4,7 @@
 
 gradients   forward and backward pass of the pod's share of the batch
 sums        sums of losses and gradients: per microbatch, per step, over pods
-update      global clipping and Adafactor; the same on all pods
+update      global clipping and the optimizer; the same on all pods
 
 Every microbatch of a step but the last adds its sums to float32 accumulators.
 The last microbatch runs in one call with exchange and update, which use the
@@ -22,10 +22,10 @@ microbatch takes several calls (mesh/stages.py).
 import dataclasses
 import functools
 import operator
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from palm_mtf._tf import mtf, tf
-from palm_mtf.config import AdafactorConfig
+from palm_mtf.config import OptimizerConfig
 from palm_mtf.errors import UserError
 from palm_mtf.mesh.cpu_gpu import CpuGpuPlacement
 from palm_mtf.mesh.exchange import Exchange, OwnPart
@@ -34,13 +34,17 @@ from palm_mtf.model.dropout import DROPOUT_STATE
 from palm_mtf.model.loss import divisor
 from palm_mtf.ops.variables import Fill, SlicedVariable
 from palm_mtf.ops.xla import fused
-from palm_mtf.optim import schedule
-from palm_mtf.optim.adafactor import AdafactorUpdate, adafactor_updates
 from palm_mtf.optim.clip import (
   all_finite,
   clip_factor,
   global_norm,
   sums_of_squares,
+)
+from palm_mtf.optim.optimizer import (
+  UpdateVariables,
+  find_rates,
+  optimizer_updates,
+  rule_of,
 )
 from palm_mtf.programs.features import (
   ReadFeatures,
@@ -234,13 +238,13 @@ class Update:
   All pods use the same sums, so that their variables stay equal.
   """
 
-  operations: list[AdafactorUpdate]
+  operations: list[UpdateVariables]
   weight: mtf.Tensor  # sum of loss weights; sums divided by it become means
   squares: list[mtf.Tensor]  # sum of squares of each gradient, for grad_norm
   losses: dict[str, mtf.Tensor]  # terms of the loss, and grad_norm
   is_finite: mtf.Tensor  # whether all losses are finite, bool
-  # On the mesh of the first stage: the gradients' factor, the learning rate,
-  # 1 - beta2 and is_finite.
+  # On the mesh of the first stage: the gradients' factor, the optimizer's rates
+  # (learning rate, ...) and is_finite.
   scalars: list[mtf.Tensor]
 
   @property
@@ -262,7 +266,7 @@ class PodBuilder:
   def __init__(
     self,
     loss_function: LossFunction,
-    optimizer: AdafactorConfig,
+    optimizer: OptimizerConfig,
     *,
     pod_batch_size: int,
     num_microbatches: int,
@@ -273,6 +277,8 @@ class PodBuilder:
     self._num_pods, self._num_microbatches = num_pods, num_microbatches
     self._pod_batch_size = pod_batch_size
     self._graph = mtf.Graph()
+    # {operation: phase of a traced step}, for all operations before `mark`.
+    self.phases: dict[mtf.Operation, str] = {}
     with tf.device(client):
       no_step = tf.constant(-1, tf.int64)  # the default turns dropout off
       # Number of steps done before, [], int64.
@@ -281,6 +287,11 @@ class PodBuilder:
       self.microbatch = tf.placeholder_with_default(0, [], "microbatch")
       # JSON that describes the batches that servers read, [], string.
       self.batches = tf.placeholder(tf.string, [], "batches")
+
+  def mark(self, phase: str) -> None:
+    """Sets the phase of the operations made since the last `mark`."""
+    made = self._graph.operations[len(self.phases) :]
+    self.phases |= dict.fromkeys(made, phase)
 
   def build_gradients(
     self,
@@ -304,6 +315,7 @@ class PodBuilder:
     meshes = {x.mesh for x in stages}
     with tf.device(placements[0].cpu):
       losses = self._loss_function.build_sums(stages)
+      self.mark("forward")
       variables = [
         v for v in self._graph.trainable_variables if v.mesh in meshes
       ]
@@ -313,6 +325,7 @@ class PodBuilder:
         sums, accumulations = accumulate_sums(
           sums, variables, stages, self._num_microbatches
         )
+    self.mark("backward")
     return Gradients(pod, stages, losses, variables, sums, accumulations)
 
   def _build_stage(
@@ -335,12 +348,12 @@ class PodBuilder:
       )
       first_row = pod * self._pod_batch_size + rows_before
       numbers = {
-        **build_rates(self._optimizer, self.step),
+        **find_rates(self._optimizer, self.step),
         "is_first": tf.equal(self.microbatch, 0),
         "dropout_state": build_dropout_state(self.step, first_row),
       }
       dropout_state = None
-      if self._optimizer.dropout:
+      if self._loss_function.has_dropout:
         dropout_state = mtf.import_tf_tensor(
           mesh, numbers["dropout_state"], mtf.Shape([DROPOUT_STATE])
         )
@@ -371,25 +384,11 @@ class PodBuilder:
     with tf.device(stage.placement.cpu):
       rates = [
         mtf.import_tf_tensor(stage.mesh, stage.numbers[x])
-        for x in ("learning_rate", "one_minus_beta2")
+        for x in rule_of(self._optimizer).RATES
       ]
       return build_update(
         gradients.variables, sums, rates, self._optimizer, meshes=meshes
       )
-
-
-def build_rates(
-  optimizer: AdafactorConfig, step: tf.Tensor
-) -> dict[str, tf.Tensor]:
-  """Returns learning rate and 1 - beta2, [] float32 each.
-
-  `step`, [] int64, is the number of steps done before.
-  """
-  k = tf.cast(step + 1, tf.float32)
-  return {
-    "learning_rate": schedule.learning_rate(k, optimizer),
-    "one_minus_beta2": schedule.one_minus_beta2(k, optimizer),
-  }
 
 
 def build_dropout_state(step: tf.Tensor, first_row: tf.Tensor) -> tf.Tensor:
@@ -407,20 +406,20 @@ def build_update(
   variables: Sequence[mtf.Variable],
   sums: Sums,
   rates: Sequence[mtf.Tensor],
-  optimizer: AdafactorConfig,
+  optimizer: OptimizerConfig,
   *,
   meshes: Sequence[mtf.Mesh],
-  num_layers: int = 1,
+  periods: Mapping[int, int] | None = None,
 ) -> Update:
   """Builds the update of a pod's trained variables.
 
   Args:
     variables: the trained variables.
     sums: sums of losses and gradients, over the step and all pods.
-    rates: learning rate and 1 - beta2, [] float32 each.
+    rates: the optimizer's RATES (`Rule`), [] float32 each.
     meshes: meshes of the variables; the first computes the scalars.
-    num_layers: number of layers that share the graph of one layer, as on
-      accelerators; 1 if the graph has all layers.
+    periods: on accelerators, {layer in the graph: number of layers for which
+      it stands}; None if the graph has all layers.
   """
   weight = divisor(sums.losses.weight)
   squares = [send(x, meshes[0]) for x in sums_of_squares(sums.gradients)]
@@ -432,11 +431,11 @@ def build_update(
   # the clipping factor, by which the gradients are multiplied, by the weight.
   clip = clip_factor(losses["grad_norm"], optimizer.gradient_clip)
   scalars = [clip / weight, *rates, is_finite]
-  operations = adafactor_updates(
+  operations = optimizer_updates(
     variables,
     sums.gradients,
     {mesh: [send(x, mesh) for x in scalars] for mesh in meshes},
     optimizer,
-    num_layers,
+    periods,
   )
   return Update(operations, weight, squares, losses, is_finite, scalars)

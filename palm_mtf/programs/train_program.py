@@ -4,170 +4,68 @@
 
 gradients  each pod: forward and backward pass of its share of the batch
 exchange   each pod sends its gradients to all other pods (pod.py)
-update     each pod: the same clipping and Adafactor
+update     each pod: the same clipping and optimizer
 """
 
-import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
 
-from palm_mtf._tf import tf
-from palm_mtf.accounting.pipeline import FORWARD, Pass, stage_passes
-from palm_mtf.config import AdafactorConfig, MeshLayout, ModelConfig, PodsConfig
+from palm_mtf._tf import mtf, tf
+from palm_mtf.config import OptimizerConfig, PodsConfig, StepConfig
 from palm_mtf.config.device_mesh import DeviceMesh
 from palm_mtf.mesh.cpu_gpu import (
   CpuGpuDevices,
   CpuGpuLowering,
-  Devices,
   local_devices,
 )
+from palm_mtf.mesh.session import ONE_BY_ONE
 from palm_mtf.mesh.slices import Slice
 from palm_mtf.mesh.stages import StagesLowering, find_parts
 from palm_mtf.model.loss import divisor
-from palm_mtf.optim.adafactor import SumOfSquares, rms_by_kind
+from palm_mtf.optim.optimizer import SumOfSquares, rms_by_kind
 from palm_mtf.programs.features import (
   REQUIRED_FEATURES,
   ReadFeatures,
   ServerFeatures,
+  Stage,
 )
 from palm_mtf.programs.loss_function import LossFunction, PalmLoss
 from palm_mtf.programs.pod import Gradients, PodBuilder, Update, exchange_sums
-
-
-@dataclasses.dataclass(frozen=True)
-class StageProgram:
-  """Operations of a pod's stage, or of its output head, for a microbatch."""
-
-  features: dict[str, tf.Tensor]  # placeholders of a microbatch's rows
-  # The same placeholders on the stage's other hosts, so no host sends rows.
-  copies: list[dict[str, tf.Tensor]]
-  # The forward pass, which keeps what the backward pass reads. `forward` of the
-  # output head, or of a pod without stages, includes the backward pass.
-  forward: tf.Operation
-  backward: tf.Operation | None
-  # The forward pass if no gradients are needed. Without stages, `evaluate` is a
-  # no-op, because fetching `PodProgram.loss` runs the forward pass.
-  evaluate: tf.Operation
-
-
-@dataclasses.dataclass(frozen=True)
-class PodProgram:
-  """One pod's part of a training step."""
-
-  # The stages in the order of their layers, then the output head. If there are
-  # no stages, the only item is the whole pod.
-  stages: list[StageProgram]
-  # Mean loss of a microbatch's rows, for PaLM in nats per token, [] float32.
-  # Fetching only `loss` runs only the forward pass (with stages, the head's).
-  # To average several losses, weight each by its `weight_sum`, [] float32.
-  loss: tf.Tensor
-  weight_sum: tf.Tensor
-  slices: dict[str, list[Slice]]  # by the variable's name in checkpoints
-
-  @property
-  def features(self) -> dict[str, tf.Tensor]:
-    """Placeholders of the rows that the first stage reads."""
-    return self.stages[0].features
-
-
-@dataclasses.dataclass(frozen=True)
-class LoopProgram:
-  """Several training steps of one pod of accelerators, in one call.
-
-  One call for several steps saves time, because starting a call takes as long
-  as a step of a small model. Feed TrainProgram.step with the number of steps
-  done before the call. A program of several pods has no loop, because the pods'
-  hosts exchange gradients in each step.
-  """
-
-  # Placeholders of the rows of every step, by name: [steps, batch, length]. If
-  # a call runs fewer than `max_steps` steps, it ignores the rows of later
-  # steps, whose metrics are undefined.
-  features: dict[str, tf.Tensor]
-  max_steps: int
-  num_steps: tf.Tensor  # feed the number of steps to run, [] int32
-  # Number of steps that were run, [] int32. The loop ends early after a step
-  # whose loss or gradients are not finite. That step counts here, but changes
-  # no variable.
-  num_done: tf.Tensor
-  is_finite: tf.Tensor  # of the last step, as in TrainProgram
-  metrics: dict[str, tf.Tensor]  # as in TrainProgram, [steps] float32 each
-
-
-@dataclasses.dataclass(frozen=True)
-class TrainProgram:
-  """One training step of all pods.
-
-  Feed `step`, `microbatch` and each stage's features. Run the forward and
-  backward passes of each pod (`passes`); then run `update` and `metrics` in one
-  call. Without stages, this call also computes the last microbatch.
-  """
-
-  # The first rows of a batch go to the first pod, and so on; the first rows of
-  # a pod are the pod's first microbatch.
-  pods: list[PodProgram]
-  batch_size: int
-  # Placeholder of the number of steps done before, [] int64. Do not feed it if
-  # only the loss is fetched, because the default, -1, turns dropout off.
-  step: tf.Tensor
-  microbatch: tf.Tensor  # index of the microbatch in the step, [] int32
-  num_microbatches: int
-  # Updates all variables. If a value in `losses` is infinite or NaN, `update`
-  # raises InvalidArgumentError and changes no variable.
-  update: tf.Operation
-  is_finite: tf.Tensor  # whether all losses are finite, [] bool
-  # Terms of the loss (PaLM: "loss", in nats per token, and "z_loss") and
-  # "grad_norm", by name, [] float32 each.
-  losses: dict[str, tf.Tensor]
-  # `losses`, "learning_rate", and root mean squares: "parameter_rms/<kind>" and
-  # "update_rms/<kind>" (`rms_by_kind` in optim/adafactor.py), [] float32 each.
-  metrics: dict[str, tf.Tensor]
-  # Sum of squares of each parameter's gradient, [parameters] float32. Shows
-  # which gradient has an infinity or NaN.
-  gradient_squares: tf.Tensor
-  parameters: list[str]  # names of the trained variables, in the model's order
-  initialize: tf.Operation  # draws the initial weights
-  devices: Devices
-  # Placeholder of the JSON that describes the batches that servers read, []
-  # string; None if the client feeds all features.
-  batches: tf.Tensor | None
-  loop: LoopProgram | None  # None unless STEPS_PER_LOOP is above 1
-  # For each stage of a pod, then for the head: the calls to make before
-  # `update`, in order. A Pass is (FORWARD, HEAD or BACKWARD; microbatch).
-  passes: list[list[Pass]]
-
-  @property
-  def slices(self) -> dict[str, list[Slice]]:
-    """The first pod's slices; saving these is enough, as all pods are equal."""
-    return self.pods[0].slices
-
-  @property
-  def pod_slices(self) -> list[dict[str, list[Slice]]]:
-    """Each pod's variables: {name in checkpoints: slices}."""
-    return [pod.slices for pod in self.pods]
+from palm_mtf.programs.step_programs import (
+  CallGraph,
+  Inputs,
+  Rows,
+  StepPrograms,
+  make_programs,
+)
+from palm_mtf.steps.plan import (
+  BACKWARD,
+  FORWARD,
+  GRADIENTS,
+  HEAD,
+  LOSS,
+  StepPlan,
+  plan_losses,
+  plan_step,
+)
 
 
 def build_train_program(
-  config: ModelConfig,
-  mesh_layout: MeshLayout,
-  optimizer: AdafactorConfig,
+  config: StepConfig,
   *,
   batch_size: int,
   seed: int,
   features: Sequence[str] | ServerFeatures = REQUIRED_FEATURES,
-  pods: PodsConfig = PodsConfig(),  # noqa: B008
   devices: CpuGpuDevices | None = None,
-) -> TrainProgram:
+) -> StepPrograms:
   """Builds a training step of PaLM in the current tf.Graph.
 
   Args:
-    config: architecture.
-    mesh_layout: axes and layout rules of each pod, checked against `config`.
-    optimizer: schedule, clipping, decay and z-loss.
+    config: model, mesh of each pod (checked against the model), optimizer, loss
+      and number of pods.
     batch_size: sequences in one step, over all pods.
     seed: seed of the initial weights and of dropout.
     features: keys of FEATURE_DTYPES that every batch has; a ServerFeatures with
       these keys if servers read the features.
-    pods: number of pods, and the dtype of gradients between them.
     devices: devices of the pods; None for the CPUs or GPUs of this process.
 
   Raises UserError if a feature is unknown, or inputs or targets are missing.
@@ -175,10 +73,11 @@ def build_train_program(
   names, read = features, None
   if isinstance(features, ServerFeatures):
     names, read = features
+  mesh_layout, pods = config.mesh_layout, config.pods
   loss_function = PalmLoss(
-    config,
+    config.model,
     mesh_layout,
-    optimizer,
+    config.loss,
     names,
     num_rows=batch_size // (pods.num_pods * mesh_layout.num_microbatches),
     seed=seed,
@@ -186,7 +85,7 @@ def build_train_program(
   return build_program(
     loss_function,
     mesh_layout,
-    optimizer,
+    config.optimizer,
     batch_size=batch_size,
     pods=pods,
     devices=devices,
@@ -197,13 +96,13 @@ def build_train_program(
 def build_program(
   loss_function: LossFunction,
   mesh_layout: DeviceMesh,
-  optimizer: AdafactorConfig,
+  optimizer: OptimizerConfig,
   *,
   batch_size: int,
   pods: PodsConfig,
   devices: CpuGpuDevices | None = None,
   read: ReadFeatures | None = None,
-) -> TrainProgram:
+) -> StepPrograms:
   """Builds a training step of any model in the current tf.Graph.
 
   `loss_function` is the model and the loss of a microbatch. `read` builds the
@@ -211,6 +110,7 @@ def build_program(
   features. For the other arguments see `build_train_program`.
   """
   devices = devices or local_devices(mesh_layout.pod_devices, pods.num_pods)
+  plan = plan_step(mesh_layout, pods)
   builder = PodBuilder(
     loss_function,
     optimizer,
@@ -219,56 +119,49 @@ def build_program(
     client=devices.client,
     num_pods=pods.num_pods,
   )
-  num_stages = mesh_layout.stages
   built = [
     builder.build_gradients(
       pod,
-      [devices.placement(mesh_layout, pod, i) for i in range(num_stages)],
+      [
+        devices.placement(mesh_layout, pod, i)
+        for i in range(mesh_layout.stages)
+      ],
       read,
     )
-    for pod in range(len(devices.pods))
+    for pod in range(pods.num_pods)
   ]
   sums = exchange_sums([x.sums for x in built], tf.as_dtype(pods.dcn_dtype))
+  builder.mark("exchange")
   updates = [
     builder.build_update(*each) for each in zip(built, sums, strict=True)
   ]
-  mean_losses = [
-    {
-      "loss": x.losses.terms["loss"] / divisor(x.losses.weight),
-      "weight_sum": x.losses.weight,
-    }
-    for x in built
-  ]
+  losses = [x.losses.terms["loss"] / divisor(x.losses.weight) for x in built]
+  builder.mark("update")
   lowering = _lower(built)
-  losses = [lowering.call(x)[0] for x in mean_losses]
-  stages = [_build_stages(pod, lowering) for pod in built]
-  step = _lower_step(built[0], updates, lowering)
-  if mesh_layout.stages > 1:
-    passes = stage_passes(mesh_layout)
-  else:  # the last microbatch runs with the update
-    passes = [[(FORWARD, i) for i in range(mesh_layout.num_microbatches - 1)]]
-  return TrainProgram(
-    pods=[
-      PodProgram(
-        **loss,
-        slices=_drop_accumulators(
-          pod, lowering.slices[pod.pod * num_stages :][:num_stages]
-        ),
-        stages=each,
-      )
-      for pod, loss, each in zip(built, losses, stages, strict=True)
-    ],
+  graphs, rows = _lower_passes(built, losses, lowering)
+  graphs |= _lower_step(plan, built[0], updates, lowering)
+  pod_slices = _find_slices(built, lowering)
+  inputs = Inputs(
+    builder.step,
+    builder.microbatch,
+    builder.batches if read else None,
+    rows,
+    batch_size // pods.num_pods,
+  )
+  plans = (
+    plan,
+    plan_losses(mesh_layout, pods.num_pods, mesh_layout.num_microbatches),
+  )
+  return StepPrograms(
+    *plans,
+    **make_programs(plans, graphs, inputs, pod_slices, devices),
     batch_size=batch_size,
-    step=builder.step,
-    microbatch=builder.microbatch,
-    num_microbatches=mesh_layout.num_microbatches,
     parameters=[variable.name for variable in built[0].variables],
+    pod_slices=pod_slices,
     initialize=lowering.initialize,
     devices=devices,
-    batches=builder.batches if read else None,
-    loop=None,
-    passes=passes,
-    **step,
+    first_options=ONE_BY_ONE if pods.num_pods > 1 else None,
+    phases={lowering.scopes[x]: y for x, y in builder.phases.items()},
   )
 
 
@@ -300,46 +193,86 @@ def _number_part(pod: Gradients, index: int) -> int:
   return pod.pod * (2 * len(pod.stages) - 1) + index
 
 
-def _build_stages(
-  pod: Gradients, lowering: CpuGpuLowering
-) -> list[StageProgram]:
+def _lower_passes(
+  pods: Sequence[Gradients],
+  losses: Sequence[mtf.Tensor],
+  lowering: CpuGpuLowering,
+) -> tuple[dict[tuple[str, ...], CallGraph], dict[str, Rows]]:
+  """Lowers all nodes except updates; `losses` has each pod's mean loss.
+
+  Returns the graph of each call except the last, and the rows of each node.
+  """
+  graphs: dict[tuple[str, ...], CallGraph] = {}
+  rows: dict[str, Rows] = {}
+  for pod, loss in zip(pods, losses, strict=True):
+    values = {"loss": loss, "weight": pod.losses.weight}
+    measured = [*lowering.call(values)[0].values()]
+    _add_pod(pod, measured, lowering, graphs, rows)
+  return graphs, rows
+
+
+def _add_pod(
+  pod: Gradients,
+  loss: list[tf.Tensor],
+  lowering: CpuGpuLowering,
+  graphs: dict[tuple[str, ...], CallGraph],
+  rows: dict[str, Rows],
+) -> None:
+  """Adds a pod's nodes to `graphs` and `rows`, except the last call's graph.
+
+  `loss` is what the last `LOSS` node of the pod returns.
+  """
+  number, stages = pod.pod, pod.stages
+
+  def add(name: str, stage: Stage, operations=(), outputs=()):
+    graphs[name,] = CallGraph(operations, outputs)
+    rows[name] = stage.features, *stage.copies
+
   if not isinstance(lowering, StagesLowering):
     _, done = lowering.call({}, pod.accumulations)
-    (stage,) = pod.stages
-    return [StageProgram(stage.features, stage.copies, done, None, tf.no_op())]
-  head = len(pod.stages) - 1
-  made = []
-  for i, stage in enumerate(pod.stages):
-    forward, backward = _number_part(pod, i), _number_part(pod, 2 * head - i)
-    made.append(
-      StageProgram(
-        stage.features,
-        stage.copies,
-        lowering.run_part(forward, pod.accumulations),
-        lowering.run_part(backward, pod.accumulations) if i < head else None,
-        lowering.run_part(forward, last=_number_part(pod, head)),
-      )
+    add(f"{GRADIENTS}[{number}]", stages[0], [done])
+    add(f"{LOSS}[{number}, 0]", stages[0], outputs=loss)
+    return
+  head = len(stages) - 1
+  for i, stage in enumerate(stages):
+    part, place = _number_part(pod, i), f"[{number}, {i}]"
+    done = lowering.run_part(part, pod.accumulations)
+    forward = f"{FORWARD}{place}" if i < head else f"{HEAD}[{number}]"
+    add(forward, stage, [done])
+    if i < head:
+      back = _number_part(pod, 2 * head - i)
+      done = lowering.run_part(back, pod.accumulations)
+      graphs[f"{BACKWARD}{place}",] = CallGraph([done])
+    done = lowering.run_part(part, last=_number_part(pod, head))
+    add(f"{LOSS}{place}", stage, [done], loss if i == head else ())
+
+
+def _find_slices(
+  pods: Sequence[Gradients], lowering: CpuGpuLowering
+) -> list[dict[str, list[Slice]]]:
+  """Returns each pod's slices without accumulators, which are not saved."""
+  of_meshes = iter(lowering.slices)
+  found = []
+  for pod in pods:
+    sums = {each.sum_name for each in pod.accumulations}
+    found.append(
+      {
+        key: x
+        for _ in {stage.mesh for stage in pod.stages}
+        for key, x in next(of_meshes).items()
+        if sums.isdisjoint(x[0].names)
+      }
     )
-  return made
-
-
-def _drop_accumulators(
-  pod: Gradients, stages: Sequence[Mapping[str, list[Slice]]]
-) -> dict[str, list[Slice]]:
-  """Returns a pod's slices without accumulators, which are not saved."""
-  sums = {each.sum_name for each in pod.accumulations}
-  return {
-    key: x
-    for slices in stages
-    for key, x in slices.items()
-    if sums.isdisjoint(x[0].names)
-  }
+  return found
 
 
 def _lower_step(
-  pod: Gradients, updates: Sequence[Update], lowering: CpuGpuLowering
-) -> dict[str, object]:
-  """Lowers the last call of a step; returns fields of `TrainProgram`."""
+  plan: StepPlan,
+  pod: Gradients,
+  updates: Sequence[Update],
+  lowering: CpuGpuLowering,
+) -> dict[tuple[str, ...], CallGraph]:
+  """Lowers the last call of a step, and the graph of `StepPrograms.measure`."""
   operations = [x for update in updates for x in update.operations]
   # All pods compute the same values, so fetch them only from the first pod.
   update = updates[0]
@@ -357,13 +290,13 @@ def _lower_step(
     )
     is_finite = values["is_finite"]
     check = tf.raw_ops.Assert(condition=is_finite, data=[is_finite])
-    return {
-      "update": tf.group(done, check),
-      "is_finite": is_finite,
-      "losses": losses,
-      "metrics": make_metrics(losses, sums, stage.numbers["learning_rate"]),
-      "gradient_squares": squares / tf.square(values["weight"]),
-    }
+    done = tf.group(done, check)
+    metrics = make_metrics(losses, sums, stage.numbers["learning_rate"])
+    squares /= tf.square(values["weight"])
+  return {
+    plan.last.nodes: CallGraph([done], metrics),
+    (): CallGraph(outputs=[losses, squares, is_finite]),
+  }
 
 
 def make_metrics(

@@ -28,9 +28,11 @@ from palm_mtf.accounting.plan import tensor_bytes
 from palm_mtf.config import (
   AdafactorConfig,
   HardwareConfig,
+  LossConfig,
   MeshLayout,
   ModelConfig,
   PodsConfig,
+  StepConfig,
 )
 from palm_mtf.machine.host_memory import largest_resident_bytes
 from palm_mtf.mesh.cpu_gpu import local_devices
@@ -56,7 +58,6 @@ _OPTIMIZER = AdafactorConfig(
   update_clip=1.0,
   gradient_clip=1.0,
   weight_decay_exponent=2.0,
-  z_loss=1e-4,
 )
 
 
@@ -143,20 +144,20 @@ def training_step(probe: Probe, dtype: str) -> Iterator[Callable[[], object]]:
   tokens = np.random.default_rng(0).integers(probe.model.vocab_size, size=shape)
   config = session_config(1)
   with tf.Graph().as_default(), Client(tf.Session(config=config)) as client:
-    program = build_train_program(
-      probe.model_in(dtype), _MESH, _OPTIMIZER, batch_size=len(tokens), seed=0
+    settings = StepConfig(
+      model=probe.model_in(dtype),
+      mesh_layout=_MESH,
+      optimizer=_OPTIMIZER,
+      loss=LossConfig(z_loss=1e-4),
     )
+    program = build_train_program(settings, batch_size=len(tokens), seed=0)
     client.call(Program(operations=[program.initialize]))
-    update = Program(
-      inputs={**program.pods[0].features, "step": program.step},
-      outputs=program.metrics,
-      operations=[program.update],
-    )
-    steps = itertools.count()
+    update, steps = program.update, itertools.count()
+    # Every feature, inputs and targets, has the same tokens.
+    rows = {x: tokens for x in update.inputs if x in program.rows}
 
     def step() -> None:
-      rows = {"inputs": tokens, "targets": tokens}
-      client.call(update, {**rows, "step": next(steps)})
+      client.call(update, {**rows, "microbatch": 0, "step": next(steps)})
 
     for _ in range(_WARM_UP_STEPS):
       step()

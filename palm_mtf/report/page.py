@@ -68,8 +68,7 @@ def is_number(value: object) -> bool:
 def read_runs(model_dirs: Sequence[str]) -> list[Run]:
   """Reads each MODEL_DIR once, in the order of `model_dirs`.
 
-  Raises:
-    UserError: a folder does not exist, or has no readable metrics.jsonl.
+  Raises UserError if a folder does not exist, or has no readable metrics.jsonl.
   """
   # A folder that is given twice, perhaps through a link, is one run.
   paths = {os.path.realpath(x): x for x in map(os.path.expanduser, model_dirs)}

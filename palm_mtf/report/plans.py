@@ -60,9 +60,8 @@ def format_compiled(
 ) -> str:
   """Returns a table of a step's costs: as compiled, and as planned.
 
-  Args:
-    compiled: the record from `compile_run` in compilation/run.py.
-    plan: the plan of the same step, from `plan_of` in accounting/plan.py.
+  `compiled` is the record from `compile_run` in compilation/run.py, and `plan`
+  the plan of the same step, from `plan_of` in accounting/plan.py.
   """
   lines = [
     f"compiled for {compiled['target']} by {compiled['compiler']}",
@@ -127,6 +126,45 @@ def _list_compiled_moves(
     yield line
 
 
+def format_step(step: Mapping[str, Any]) -> str:
+  """Returns a step, from `describe_step` in accounting/plan.py, as a table."""
+  lines = ["nodes"]
+  for x in step["nodes"]:
+    where = f"pod {x['pod']}"
+    if x["stage"] is not None:
+      where += f", stage {x['stage']}"
+    uses = (f"{use} {', '.join(x[use])}" for use in ("reads", "writes"))
+    times = f"{x['repeats']:,} times" if x["repeats"] > 1 else "once"
+    lines.append(f"  {x['name']:<16}{where:<17}{times:<11}{'; '.join(uses)}")
+  if step["edges"]:
+    lines.append("edges, GB in a step")
+  for x in step["edges"]:
+    if x["kind"] == "AllSum":
+      of, to = ", ".join(x["sources"]), ", ".join(x["targets"])
+      name = f"sum in {x['dtype']} of {of}, to {to}"
+    else:
+      name = f"send {x['source']} to {x['target']}"
+    lines.append(f"  {x['bytes'] / _GB:<12.6g}{name}")
+  streams = [f"  {_list_calls(x)}" for x in step["streams"] if x]
+  if streams:
+    lines += ["calls of each stage, which run at the same time", *streams]
+  return "\n".join([*lines, "last call", f"  {_list_calls([step['last']])}"])
+
+
+def _list_calls(calls: Sequence[Mapping[str, Any]]) -> str:
+  """Returns calls in order, such as "forward[0, 0]: 0-3, backward[0, 0]: 0"."""
+  runs: list[tuple[str, list[int]]] = []
+  for call in calls:
+    name = " ".join(call["nodes"])
+    if not runs or runs[-1][0] != name:
+      runs.append((name, []))
+    runs[-1][1].append(call["microbatch"])
+  return ", ".join(
+    f"{name}: {'-'.join(map(str, dict.fromkeys((of[0], of[-1]))))}"
+    for name, of in runs
+  )
+
+
 def format_prediction(plan: Mapping[str, Any]) -> str:
   """Returns the predicted time, speed and memory of a step in one line."""
   needed = sum(plan["device_bytes"].values()) / _GIB
@@ -136,25 +174,6 @@ def format_prediction(plan: Mapping[str, Any]) -> str:
     f"{format_duration(plan['run']['secs'])} in all, "
     f"{needed:.2f} GiB per device"
   )
-
-
-def format_table3(rows: Sequence[Mapping[str, Any]]) -> str:
-  """Returns Table 3 of the PaLM paper, from accounting/table3.py, as text."""
-  lines = [
-    f"{'model':<21}{'chips':>13}{'published':>11}{'MFU':>8}"
-    f"{'without attention':>19}{'HFU':>8}{'ours':>8}"
-  ]
-  for row in rows:
-    names = ("mfu", "mfu_without_attention", "hfu", "hfu_of_remat_layer")
-    mfu, without, hfu, ours = (
-      "-" if row[x] is None else f"{row[x]:.2%}" for x in names
-    )
-    chips = (f"{row['chips']:,} " if row["chips"] else "") + row["chip"]
-    lines.append(
-      f"{row['model']:<21}{chips:>13}{row['published_mfu']:>11.1%}{mfu:>8}"
-      f"{without:>19}{hfu:>8}{ours:>8}  {row['note']}"
-    )
-  return "\n".join(lines)
 
 
 def format_duration(secs: float) -> str:

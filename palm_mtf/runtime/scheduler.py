@@ -171,11 +171,9 @@ class GangScheduler:
     """Ends a program, or withdraws it if it waits.
 
     If the program has ended, nothing happens: a client may repeat its message.
-
-    Args:
-      secs: measured device time in seconds; None for the estimated time.
-      kept: bytes of its results, by device, until the tenant frees them. Raises
-        UserError if the program reserved fewer bytes.
+    `secs` is the measured device time; None for the estimated time. `kept` has
+    the bytes of its results, by device, until the tenant frees them. Raises
+    UserError if the program reserved fewer bytes.
     """
     if ticket.state == "ended":
       return

@@ -8,13 +8,12 @@ variable that sessions share.
 
 import contextlib
 import dataclasses
-import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from palm_mtf import __version__
 from palm_mtf._tf import tf
 from palm_mtf.errors import UserError
-from palm_mtf.json_text import json_text
+from palm_mtf.json_text import dataclass_text, read_dataclass
 from palm_mtf.machine.processors import (
   BFLOAT16_FLAGS,
   bfloat16_flags,
@@ -60,7 +59,7 @@ def read_info(address: str, secs: float) -> ServerInfo:
   with _session(address, secs) as session:
     with session.graph.as_default():
       value = tf.raw_ops.ReadVariableOp(resource=_handle(), dtype=tf.string)
-    return ServerInfo(**json.loads(session.run(value)))
+    return read_dataclass(ServerInfo, session.run(value))
 
 
 def call_function(
@@ -155,9 +154,8 @@ def check_bfloat16(infos: Mapping[str, ServerInfo], dtype: str) -> None:
 
 def publish_info(target: str, info: ServerInfo) -> None:
   """Lets clients read the info of this process's server, which has `target`."""
-  text = json_text(dataclasses.asdict(info))
   with tf.Graph().as_default(), tf.Session(target) as session:
-    value = tf.convert_to_tensor(text)
+    value = tf.convert_to_tensor(dataclass_text(info))
     session.run(tf.raw_ops.AssignVariableOp(resource=_handle(), value=value))
 
 

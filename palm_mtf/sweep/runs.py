@@ -28,9 +28,12 @@ from palm_mtf.architecture.parameters import count_parameters
 from palm_mtf.config import Config, SweepConfig, mesh_layout
 from palm_mtf.console import format_table
 from palm_mtf.errors import StoppedError, UserError, did_you_mean
-from palm_mtf.machine.process import die_with, make_child_environment
+from palm_mtf.machine.process import (
+  StopRequest,
+  die_with,
+  make_child_environment,
+)
 from palm_mtf.machine.processors import usable_cores, visible_cores
-from palm_mtf.machine.stop_signals import StopRequest
 from palm_mtf.model_dir.atomic_files import write_atomically
 from palm_mtf.model_dir.foreign_files import read_regular
 from palm_mtf.model_dir.json_lines import read_json_lines
@@ -85,9 +88,8 @@ def make_runs(
 
   A run's macros override `config`, the settings of the sweep.
 
-  Raises:
-    UserError: if there is no run, a run's settings do not fit together, runs
-      read different data, or SWEEP_HELD_OUT has a name that SWEEP_RUNS lacks.
+  Raises UserError if there is no run, a run's settings do not fit together,
+  runs read different data, or SWEEP_HELD_OUT has a name that SWEEP_RUNS lacks.
   """
   shared = {
     "VOCABULARY": config.data.vocabulary or where.vocabulary,
@@ -354,11 +356,8 @@ def train_runs(
 ) -> dict[str, str]:
   """Trains those of `runs` that have not finished, in this order.
 
-  Returns:
-    {name of a failed run: exit code and last line of its log}.
-
-  Raises:
-    StoppedError: if a signal arrived; the runs have saved their last steps.
+  Returns {name of a failed run: exit code and last line of its log}. Raises
+  StoppedError if a signal arrived; the runs have saved their last steps.
   """
   waiting = [x for x in runs if not has_finished(where, x.name)]
   free = cores_of_runs(sweep.sweep_at_once)

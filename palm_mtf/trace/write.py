@@ -27,16 +27,8 @@ from palm_mtf._tf import tf
 from palm_mtf.json_text import json_text
 from palm_mtf.model_dir.atomic_files import write_atomically
 from palm_mtf.model_dir.paths import ModelDir
-from palm_mtf.programs.train_program import TrainProgram
+from palm_mtf.programs.step_programs import StepPrograms
 
-_EXCHANGE = re.compile(r"^(exchange|own_part)(_\d+)?/")
-# An operation has the first phase whose pattern is found in its name. If no
-# pattern is, it belongs to "forward" if a loss depends on it, else to "update".
-_PHASES = {
-  "exchange": _EXCHANGE,
-  "update": re.compile(r"/update(_\d+)?/|^sum_of_squares(_\d+)?/"),
-  "backward": re.compile(r"/gradients/|_sum/(add|read)(_\d+)?/"),
-}
 _UPDATED = re.compile(r"^(.+)/update(_\d+)?/")
 _DEVICE = re.compile(
   r"(?:/job:(\w+))?(?:/replica:\d+)?(?:/task:(\d+))?/device:(\w+):(\d+)"
@@ -108,9 +100,9 @@ class _Span(NamedTuple):
     return self.record.node_name == "RecvTensor"
 
 
-def read_trace(calls: Sequence[tf.RunMetadata], program: TrainProgram) -> Trace:
+def read_trace(calls: Sequence[tf.RunMetadata], program: StepPrograms) -> Trace:
   """Returns the trace of a step, given the record of each session call."""
-  graph, devices = program.step.graph, program.devices
+  devices, graph = program.devices, program.update.inputs["step"].graph
   # {device: (pod, device's index in the pod)}, without the client's devices.
   numbers = {
     _parse_device(name): (pod, number)
@@ -127,13 +119,12 @@ def read_trace(calls: Sequence[tf.RunMetadata], program: TrainProgram) -> Trace:
     for each in spans
   ]
   operations, transfers = [], []
-  forward = _find_forward(program)
   for each in spans:
     ran = [x for x in each if not x.is_received and x.device in numbers]
     transfers += _read_transfers(each, ran, graph, numbers)
     for x in ran:
       name = x.record.node_name
-      phase = _find_phase(name, forward)
+      phase = _find_phase(name, program.phases)
       operations.append(
         Operation(*numbers[x.device], name, phase, x.start, x.end)
       )
@@ -163,26 +154,13 @@ def _read_spans(call: tf.RunMetadata) -> Iterator[_Span]:
       yield _Span(place, begin + x.op_start_rel_nanos, begin + end, x)
 
 
-def _find_forward(program: TrainProgram) -> set[str]:
-  """Returns names of operations that losses or sums over pods depend on."""
-  todo = [x.op for pod in program.pods for x in (pod.loss, pod.weight_sum)]
-  todo += [x.evaluate for pod in program.pods for x in pod.stages]
-  todo += [
-    x for x in program.step.graph.get_operations() if _EXCHANGE.match(x.name)
-  ]
-  found = set()
-  while todo:
-    operation = todo.pop()
-    if operation.name not in found:
-      found.add(operation.name)
-      todo += [x.op for x in operation.inputs]
-      todo += operation.control_inputs
-  return found
-
-
-def _find_phase(name: str, forward: set[str]) -> str:
-  scoped = (phase for phase, scope in _PHASES.items() if scope.search(name))
-  return next(scoped, "forward" if name in forward else "update")
+def _find_phase(name: str, phases: Mapping[str, str]) -> str:
+  """Returns the phase of an operation, by the innermost scope of its name."""
+  while name:
+    name = name.rpartition("/")[0]
+    if f"{name}/" in phases:
+      return phases[f"{name}/"]
+  return "update"  # metrics of the step
 
 
 def _read_transfers(
@@ -366,7 +344,7 @@ _SHORTEST_SECS = 1e-6
 def write_trace(
   model_dir: str,
   step: int,
-  program: TrainProgram,
+  program: StepPrograms,
   calls: Sequence[tf.RunMetadata],
 ) -> tuple[str, dict[str, float]]:
   """Writes a step's trace file, given the record of each session call.

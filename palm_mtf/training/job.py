@@ -17,12 +17,9 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from palm_mtf import __version__
 from palm_mtf.accounting.hardware import check_chip
-from palm_mtf.accounting.optimizer_state import (
-  check_same_slots,
-  optimizer_state,
-)
-from palm_mtf.accounting.pipeline import bubble
+from palm_mtf.accounting.optimizer_state import check_same_slots
 from palm_mtf.accounting.plan import memory_parts
+from palm_mtf.accounting.step_time import bubble
 from palm_mtf.architecture.parameters import parameter_shapes
 from palm_mtf.checkpoints.manifest import (
   Checkpoint,
@@ -33,6 +30,7 @@ from palm_mtf.checkpoints.manifest import (
 )
 from palm_mtf.checkpoints.weights_to_load import (
   NamedWeights,
+  check_same_layers,
   check_same_model,
   check_same_vocabulary,
   check_vocabulary_given,
@@ -55,9 +53,8 @@ from palm_mtf.generation.inference.prompts import (
   warn_of_spaces,
 )
 from palm_mtf.json_text import json_text
-from palm_mtf.machine.accelerators import is_rehearsal
 from palm_mtf.machine.activation_dtype import log_dtype, resolve_dtype
-from palm_mtf.machine.processors import difference
+from palm_mtf.machine.processors import difference, is_rehearsal
 from palm_mtf.model_dir.json_lines import read_json_lines, write_json_lines
 from palm_mtf.model_dir.paths import ModelDir
 from palm_mtf.runtime.addresses import check_client
@@ -209,8 +206,7 @@ def prepare(model_dir: str, config: Config) -> TrainJob:
 
   The caller holds the training lock of MODEL_DIR.
 
-  Raises:
-    UserError: the input is wrong; no file has been overwritten.
+  Raises UserError if the input is wrong; no file has been overwritten.
   """
   # Short checks come first, because tokenizing a large corpus may take hours.
   _check_devices(config)
@@ -221,7 +217,7 @@ def prepare(model_dir: str, config: Config) -> TrainJob:
   model, data, run = config.model, config.data, config.run
   initial = find_initial_weights(run.init_checkpoint, newest, shapes)
   check_vocabulary_given(initial, model_dir, data)
-  check_space(model_dir, shapes, run, optimizer_state(config.optimizer))
+  check_space(model_dir, shapes, run, config.optimizer)
   vocabulary = load_vocabulary(model_dir, data, vocab_size=model.vocab_size)
   if newest:
     check_same_model(newest, shapes, vocabulary.sha256)
@@ -316,6 +312,7 @@ def _find_newest(model_dir: str, config: Config) -> Checkpoint | None:
   newest = newest_whole(model_dir, read=read)
   if newest:
     check_same_model(newest, parameter_shapes(config.model))
+    check_same_layers(newest, config.model)
     check_same_slots(newest.path, newest.manifest.settings, config.optimizer)
   return newest
 
@@ -332,8 +329,7 @@ def _resolve_dtype(config: Config, newest: Checkpoint | None) -> Config:
 def _reserve_memory(config: Config) -> Config:
   """Sets DEVICE_BYTES, the memory that a pod manager reserves on each device.
 
-  Raises:
-    UserError: the manager has no devices for a pod now, or does not answer.
+  Raises UserError if the manager has no devices for a pod, or does not answer.
   """
   pods = config.pods
   if not pods.is_managed:
@@ -356,6 +352,7 @@ def _make_manifest(
     config.mesh_layout,
     config.pods,
     config.optimizer,
+    config.loss,
     config.data,
     config.fault_tolerance,
     run,

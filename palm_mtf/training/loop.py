@@ -20,7 +20,7 @@ from palm_mtf.data.batches.corpus import Prefetcher
 from palm_mtf.data.batches.server_batches import batches_spec
 from palm_mtf.generation.inference.sessions import mean_loss
 from palm_mtf.machine.host_memory import resident_bytes
-from palm_mtf.machine.stop_signals import StopRequest
+from palm_mtf.machine.process import StopRequest
 from palm_mtf.model_dir.metrics import MetricsWriter
 from palm_mtf.trace.write import write_trace
 from palm_mtf.training.job import (
@@ -122,9 +122,8 @@ class TrainLoop:
   ):
     """Prepares the steps after `job.step`, whose weights `session` has.
 
-    Args:
-      peak: peak FLOP/s of all devices together, for MFU.
-      must_move: returns whether the run has to continue on other servers.
+    `peak` is the peak FLOP/s of all devices together, for MFU. `must_move`
+    returns whether the run has to continue on other servers.
     """
     self._job, self._config, self._session = job, job.config, session
     self._spikes, self._peak, self._must_move = spikes, peak, must_move
@@ -259,11 +258,11 @@ class TrainLoop:
   def _run_steps(self) -> list[dict[str, float]]:
     """Runs the next call, of one or more steps; returns metrics per step."""
     self._use_batch_size(self._config.run.batch_sizes.size(self._step))
-    num_steps, program = self._count_steps_of_call(), self._train_step.program
+    num_steps, program = self._count_steps_of_call(), self._train_step.programs
     until = self._step + num_steps
     with self._data_clock.running(num_steps):
       batches = [self._described]
-      if program.batches is None:
+      if not program.reads_batches:
         batches = [self._ahead.batch(i) for i in range(self._step, until)]
     phase = f"in step {until}"
     if num_steps > 1:
@@ -294,8 +293,8 @@ class TrainLoop:
 
   def _count_steps_of_call(self) -> int:
     """Returns how many steps the next call runs: at most to the next action."""
-    loop, step = self._train_step.program.loop, self._step
-    if not loop:
+    step = self._step
+    if not self._train_step.programs.loop:
       return 1
     run = self._config.run
     ends = [run.batch_sizes.next_change(step) or run.train_steps]
@@ -304,7 +303,8 @@ class TrainLoop:
       ends += action.find_next_steps(step)
     # Also end the call before a traced step, which runs in a separate call.
     ends += [x - 1 for x in self._config.run.trace_steps if x - 1 > step]
-    return min(loop.max_steps, min(ends) - step)
+    most = self._config.mesh_layout.steps_per_loop
+    return min(most, min(ends) - step)
 
   def _predict_time(self) -> None:
     clock, run = self._step_clock, self._config.run

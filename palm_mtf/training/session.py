@@ -25,7 +25,7 @@ from palm_mtf.machine.host_memory import free_garbage
 from palm_mtf.mesh.slices import variables_of
 from palm_mtf.model_dir.paths import ModelDir
 from palm_mtf.programs.features import FEATURE_DTYPES, ServerFeatures
-from palm_mtf.programs.train_program import TrainProgram
+from palm_mtf.programs.step_programs import StepPrograms
 from palm_mtf.runtime.client.client import Client
 from palm_mtf.runtime.client.connect import Cluster, memory_reader
 from palm_mtf.runtime.client.heartbeat import Heartbeat
@@ -66,8 +66,7 @@ class TrainSession:
 
     `newest` returns the newest checkpoint or None, for error messages.
 
-    Raises:
-      PodLostError: if a server is lost.
+    Raises PodLostError if a server is lost.
     """
     self._config, self._client, self._cluster = job.config, client, cluster
     self.during = heartbeat.during
@@ -77,9 +76,9 @@ class TrainSession:
       heartbeat.connect(client)
       self._features = self._find_features(job)
     self.read_memory = memory_reader(client, cluster.servers)
-    self._programs: dict[int, TrainProgram] = {}  # by batch size
+    self._programs: dict[int, StepPrograms] = {}  # by batch size
     self._train_step: TrainStep | None = None
-    program = self.make_step(job.config.run.batch_sizes.size(job.step)).program
+    program = self.make_step(job.config.run.batch_sizes.size(job.step)).programs
     self.checks = VariableChecks(client, program, newest)
     self._pods = program.pod_slices
     self._initialize = Program(
@@ -103,7 +102,7 @@ class TrainSession:
 
     `batch_size` is the number of sequences in one step, over all pods.
     """
-    if self._train_step and self._train_step.program.batch_size == batch_size:
+    if self._train_step and self._train_step.programs.batch_size == batch_size:
       return self._train_step
     self._train_step = None
     free_garbage()  # frees TensorFlow's memory for the previous batch size
@@ -112,27 +111,23 @@ class TrainSession:
     self._train_step = TrainStep(self._client, self._programs[batch_size])
     return self._train_step
 
-  def _build_program(self, batch_size: int) -> TrainProgram:
+  def _build_program(self, batch_size: int) -> StepPrograms:
     config = self._config
     executor = executor_of(config.mesh_layout)
     with self._client.graph.as_default():
       return executor.build_train_program(
-        config.model,
-        config.mesh_layout,
-        config.optimizer,
+        config,
         batch_size=batch_size,
         seed=config.run.seed,
         features=self._features,
-        pods=config.pods,
         devices=self._cluster.devices,
       )
 
   def set_variables(self, job: TrainJob) -> None:
     """Sets all variables to their values after `job.step` steps.
 
-    Raises:
-      PodLostError: if a server is lost.
-      DamagedCheckpointError: if a file of the checkpoint is damaged.
+    Raises PodLostError if a server is lost. Raises DamagedCheckpointError if a
+    file of the checkpoint is damaged.
     """
     with self.during("while its variables were set"):
       if job.checkpoint:

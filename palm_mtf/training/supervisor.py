@@ -37,8 +37,8 @@ from palm_mtf.errors import UserError
 from palm_mtf.executors.choose import executor_of
 from palm_mtf.executors.executor import Executor
 from palm_mtf.machine.host_memory import free_garbage
+from palm_mtf.machine.process import StopRequest
 from palm_mtf.machine.processors import kernels_here, kernels_of
-from palm_mtf.machine.stop_signals import StopRequest
 from palm_mtf.model_dir.metrics import MetricsWriter
 from palm_mtf.native.operations import operations_built_with
 from palm_mtf.rates.measure import run_flops_per_sec
@@ -89,8 +89,7 @@ class PodRecovery:
     If ON_POD_FAILURE is "wait", waits until all servers answer. `step` is the
     step of the newest checkpoint, 0 if there is none.
 
-    Raises:
-      UserError: the run cannot continue.
+    Raises UserError if the run cannot continue.
     """
     # Drop no pod until all pods have answered once: a pod that is missing at
     # the start is a mistake in the settings, or is not started yet.
@@ -193,9 +192,8 @@ class _Scope(contextlib.ExitStack):
 def run_training(job: TrainJob, servers: PodServers) -> Finished | Stopped:
   """Trains a job until TRAIN_STEPS or a stop signal.
 
-  Raises:
-    UserError: a loss, gradient or variable is not finite, the disk has no space
-      for a checkpoint, or a pod is lost and ON_POD_FAILURE ends the run.
+  Raises UserError if a loss, gradient or variable is not finite, the disk has
+  no space for a checkpoint, or a pod is lost and ON_POD_FAILURE ends the run.
   """
   config = job.config
   executor, sizes = executor_of(config.mesh_layout), config.run.batch_sizes

@@ -18,7 +18,7 @@ from palm_mtf.checkpoints.manifest import Checkpoint, last_good
 from palm_mtf.errors import UserError
 from palm_mtf.mesh.slices import Slice, names_of, variables_of
 from palm_mtf.ops.xla import fused
-from palm_mtf.programs.train_program import TrainProgram
+from palm_mtf.programs.step_programs import StepPrograms
 from palm_mtf.runtime.client.client import Client
 from palm_mtf.runtime.program import Program, state_of
 from palm_mtf.training.step import NonFiniteStepError
@@ -30,7 +30,7 @@ class VariableChecks:
   def __init__(
     self,
     client: Client,
-    program: TrainProgram,
+    program: StepPrograms,
     newest: Callable[[], Checkpoint | None],
   ):
     """Builds the program that finds variables that are not finite.

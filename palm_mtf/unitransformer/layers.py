@@ -34,7 +34,7 @@ from palm_mtf.ops.variables import Fill
 _SETTINGS = {
   "norm": "norm norm_epsilon",
   "attention": "num_heads d_kv attention num_kv_heads attention_window qk_norm "
-  "norm_epsilon positions rotary_fraction rotary_pairs rotary_base "
+  "score_scale norm_epsilon positions rotary_fraction rotary_pairs rotary_base "
   "rotary_scaling rotary_factor rotary_original_length rotary_slow rotary_fast "
   "rotary_truncate rotary_attention_factor biases",
   "mlp": "d_ff mlp biases",
@@ -299,13 +299,12 @@ class _Branch(transformer.TransformerLayer):
   def __init__(self, **settings: object):
     """Checks the settings, which are fields of `ModelConfig`.
 
-    Raises:
-      UserError: if a setting is unknown or has a wrong value.
+    Raises UserError if a setting is unknown or has a wrong value.
     """
     self.config = _check(type(self).__name__, self.kind, settings)
     (self.branch,) = (
       x
-      for x in block.layer_of(self.config).branches
+      for x in block.model_of(self.config).layers[0].branches
       if x.output.part.startswith(self.kind)
     )
 
@@ -329,8 +328,8 @@ class Attention(_Branch):
   """Self-attention with `num_heads` heads of width `d_kv`.
 
   Other settings, if they differ from PaLM's, are `attention`, `num_kv_heads`,
-  `attention_window`, `qk_norm`, `norm_epsilon`, `positions`, those that begin
-  with `rotary_`, and `biases`. With `positions` = "learned",
+  `attention_window`, `qk_norm`, `score_scale`, `norm_epsilon`, `positions`,
+  those that begin with `rotary_`, and `biases`. With `positions` = "learned",
   `Unitransformer.positional_embedding` adds the vectors of positions.
   """
 

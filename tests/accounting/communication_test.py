@@ -29,6 +29,7 @@ from tests.accounting.published_sizes import (
 )
 from tests.blocks import SETTINGS
 from tests.mtf_testing import LAYOUTS, PALM_OPTIMIZER, small_config
+from tests.settings import step_config
 from tools.traffic import traffic
 
 SINGLE = MeshLayout(mesh_shape="", layout="")
@@ -101,11 +102,15 @@ def lowered_bytes(config, mesh, optimizer, batch_size, pods):
   """Returns the bytes that `traffic` finds in a step of all pods."""
   with tf.Graph().as_default():
     program = build_train_program(
-      config, mesh, optimizer, batch_size=batch_size, seed=0, pods=pods
+      step_config(config, mesh, optimizer, pods=pods),
+      batch_size=batch_size,
+      seed=0,
     )
-    moved = traffic([program.update, *program.metrics.values()])
-    for _ in range(mesh.num_microbatches - 1):
-      moved += traffic([pod.stages[0].forward for pod in program.pods])
+    last = program.update
+    moved = traffic([*last.operations, *last.outputs.values()])
+    for stream in program.plan.streams:
+      for call in stream:
+        moved += traffic(program.programs[call.nodes].operations)
   return moved
 
 
@@ -128,7 +133,9 @@ def case(
   )
   optimizer = dataclasses.replace(PALM_OPTIMIZER, second_moment=second_moment)
   return pytest.param(
-    small_config(num_layers=1, **changes),
+    small_config(**changes)
+    if "layers" in changes
+    else small_config(num_layers=1, **changes),
     mesh,
     optimizer,
     PodsConfig(num_pods=pods),
@@ -176,7 +183,7 @@ TWO_D, NO_BATCH = "PaLM's 2D", "two axes but no batch"
     case("batch:model,vocab:data,d_model_stored:model", remat="layer"),
     case("heads:model,vocab:data,d_model_residual:model", slow=True, **SERIAL),
     *(
-      case(layout, slow=name != "GPT-2" or layout != TWO_D, **settings)
+      case(layout, slow=name != "Gemma 3" or layout != TWO_D, **settings)
       for name, settings in SETTINGS.items()
       for layout in (TWO_D, "fully sharded", NO_BATCH)
     ),

@@ -10,9 +10,12 @@ from palm_mtf.accounting.flops import (
   attention_flops_per_token,
   device_flops,
   forward_flops,
+  hfu,
+  mfu,
   recomputed_flops,
   train_flops_per_token,
 )
+from palm_mtf.accounting.hardware import peak_of_devices
 from palm_mtf.architecture.parameters import count_parameters
 from palm_mtf.cli.gin_files import hardware_of
 from palm_mtf.config import MeshLayout
@@ -70,6 +73,65 @@ def test_palm_540b_at_the_peak_would_train_515_5_thousand_tokens_per_second():
   """R of PaLM Appendix B, the denominator of MFU."""
   secs = train_flops_per_token(PALM_540B) / PALM_PEAK
   assert f"{1 / secs / 1e3:.1f}" == "515.5"
+
+
+# PaLM's Table 3 and 4.1. Megatron-Turing's digits are truncated, not rounded.
+# Attention's FLOPs follow from layers, heads and the size of a head.
+TABLE_3 = {
+  "Gopher": (280e9, (80, 128, 128), "tpu_v3", 4096, 0.0152 * 3072 * 2048),
+  "Megatron-Turing NLG": (
+    *(530e9, (105, 128, 160), "a100", 2240, 1920 * 2048 / 60.1),
+  ),
+  "PaLM": (
+    *(count_parameters(PALM_540B), (118, 48, 256), "tpu_v4", 6144, 238_300),
+  ),
+}
+
+
+def mfu_of_table_3(model):
+  """Returns a run's MFU with and without attention, from its tokens/s."""
+  parameters, (layers, heads, d_kv), chip, num_chips, rate = TABLE_3[model]
+  shape = dataclasses.replace(
+    PALM_540B, num_layers=layers, num_heads=heads, d_kv=d_kv
+  )
+  hardware = hardware_of(chip)
+  peak = peak_of_devices(chip, hardware, num_chips * hardware.chip_devices)
+  attention = attention_flops_per_token(shape)
+  return rate * (
+    6 * parameters + attention
+  ) / peak, rate * 6 * parameters / peak
+
+
+@pytest.mark.parametrize(
+  ("model", "published", "without_attention"),
+  [
+    ("Gopher", 0.325, None),
+    ("Megatron-Turing NLG", 0.302, 0.297),
+    ("PaLM", 0.462, 0.457),
+  ],
+)
+def test_mfu_is_the_published_one(model, published, without_attention):
+  found, without = mfu_of_table_3(model)
+  assert 0 <= found - published < 0.001
+  if without_attention:
+    assert 0 <= without - without_attention < 0.001
+  if model == "PaLM":
+    assert mfu(238_300, PALM_540B, PALM_PEAK) == pytest.approx(found)
+
+
+def test_the_speed_in_gpt3_s_paper_does_not_give_its_row():
+  """docs/predictions.md says so; the row's MFU is 21.3%."""
+  assert f"{24.6e12 / hardware_of('v100').chip_bfloat16_flops:.1%}" == "19.7%"
+
+
+def test_hfu_of_palm_is_57_8_percent_with_the_papers_policy():
+  # The paper repeats 75% of the forward products, and all of its attention.
+  found, without = mfu_of_table_3("PaLM")
+  again = 0.75 * without / 3 + (found - without) / 3
+  assert round(found + again, 3) == 0.578
+  # Lower by the 10.5% of a forward pass that REMAT = "layer" does not repeat.
+  ours = hfu(238_300, with_remat(PALM_540B, "layer"), PALM_PEAK)
+  assert ours == pytest.approx(0.578 - 0.105 * 0.457 / 3, abs=0.001)
 
 
 def with_remat(config, remat, **changes):

@@ -15,8 +15,8 @@ from palm_mtf.accounting.memory import (
   cache_bytes_per_token,
   decode_weight_bytes,
   device_bytes,
+  distinct_slices,
   exchange_bytes,
-  parameter_slices,
   step_threads,
   update_traffic,
   weight_copy_bytes,
@@ -47,6 +47,7 @@ from tests.mtf_testing import (
   mesh_layout,
   small_config,
 )
+from tests.settings import step_config
 
 QUICK = ("padded vocab over three", "PaLM's 2D")
 
@@ -62,7 +63,7 @@ def test_the_built_program_keeps_the_bytes_of_the_closed_form(layout):
   config = small_config(num_layers=1)
   mesh = mesh_layout(layout, num_microbatches=2)
   with tf.Graph().as_default() as graph:
-    build_train_program(config, mesh, PALM_OPTIMIZER, batch_size=8, seed=0)
+    build_train_program(step_config(config, mesh), batch_size=8, seed=0)
     kept = collections.defaultdict(collections.Counter)
     for each in graph.get_collection(tf.GraphKeys.GLOBAL_VARIABLES):
       name = each.op.name
@@ -111,7 +112,7 @@ def test_palm_540b_over_256_by_12_keeps_what_its_3072_chips_had():
     layout="batch:data,heads:model,d_ff:model,vocab:model,"
     "d_model_stored:data,d_model_residual:model",
   )
-  numbers = sum(x.size for x in parameter_slices(PALM_540B, mesh).values())
+  numbers = sum(x.size * n for _, x, n in distinct_slices(PALM_540B, mesh))
   c = PALM_540B
   alike = 2 * c.num_layers * c.d_model * c.d_kv
   alike += (c.num_layers + 1) * c.d_model

@@ -10,6 +10,7 @@ import functools
 
 import pytest
 
+from palm_mtf.architecture.block import model_of
 from tests.blocks import (
   MIXTURES,
   PALM,
@@ -26,6 +27,7 @@ from tests.mtf_testing import (
   random_tokens,
   relative_error,
   run_model,
+  small_config,
   without_compiler,
 )
 from tests.unitransformer.runs_of_layers import run_unitransformer, split_by
@@ -56,8 +58,8 @@ SPLIT = mesh_layout("all over data and model")
 _PALM = "layer_norm parallel multi_query"
 # `make test` tries these with documents or on a mesh, and other blocks of
 # SETTINGS on one device. Learned positions count from a document's start.
-_IN_DOCUMENTS = ("GPT-2", "LaMDA", "Transformer-XL in groups")
-_ON_A_MESH = ("LLaMA 3",)
+_IN_DOCUMENTS = ("GPT-2", "GPT-3", "LaMDA", "Transformer-XL in groups")
+_ON_A_MESH = ("LLaMA 3", "Gemma 3")
 # {what computes: (function, rows, names that `make test` tries, other names)}.
 EXECUTORS = {
   "one device": (
@@ -152,6 +154,33 @@ def result_of(executor: str, name: str) -> ModelResult:
 )
 def test_logits_and_gradients_equal_the_oracle_s(executor, name):
   result_of(executor, name)
+
+
+@pytest.mark.parametrize(
+  ("layers", "num_layers", "groups"),
+  [
+    ("", 7, [("g", 7)]),
+    ("w", 7, [("w", 7)]),
+    ("h, g", 8, [("g", 8)]),  # the two variants are equal
+    ("w, g", 8, [("wg", 4)]),
+    ("5*w, g", 24, [("wwwwwg", 4)]),
+    ("4*(5*w, g), 2*w", 26, [("wwwwwg", 4), ("w", 2)]),
+    ("2*w, g", 3, [("w", 2), ("g", 1)]),
+    ("w, 3*(g, w), g, g", 9, [("wg", 4), ("g", 1)]),
+  ],
+)
+def test_layers_that_repeat_are_one_group(layers, num_layers, groups):
+  variants = {"w": {"ATTENTION_WINDOW": 3}, "g": {}, "h": {}}
+  model = small_config(
+    num_layers=num_layers,
+    layers=layers,
+    variants={x: y for x, y in variants.items() if x in layers} or None,
+  )
+  found = [
+    ("".join("w" if x.attention.mixer.window else "g" for x in period), count)
+    for period, count in model_of(model).groups
+  ]
+  assert found == groups
 
 
 @pytest.mark.parametrize(

@@ -54,12 +54,10 @@ def test_counts_follow_the_closed_form(block, attention):
   assert count_norm_scales(c) == norms * c.d_model
 
 
-@pytest.mark.parametrize("block", ["parallel", "serial"])
-def test_one_layer_stands_for_all(block):
-  config = dataclasses.replace(TINY, block=block, num_layers=3)
-  found = [
-    shape for _, shape, n in distinct_parameters(config) for _ in range(n)
-  ]
+@pytest.mark.parametrize("name", ["LLaMA", "Gemma 3", "Cohere 2"])
+def test_one_of_like_layers_stands_for_all(name):
+  config = small_config(**SETTINGS[name])
+  found = [x.shape for x in distinct_parameters(config) for _ in range(x.count)]
   assert sorted(found) == sorted(parameter_shapes(config).values())
 
 
@@ -86,6 +84,10 @@ def test_names_and_shapes_follow_the_schema_in_order_of_creation():
     ("layer_000/mlp/wi_gate", 0, "mlp/wi_gate", "mlp"),
     ("layer_117/norm/scale", 117, "norm/scale", "norm"),
     ("layer_001/mlp_norm/scale", 1, "mlp_norm/scale", "norm"),
+    (
+      *("layer_002/attention_output_norm/scale", 2),
+      *("attention_output_norm/scale", "norm"),
+    ),
     ("final_norm/scale", None, "final_norm/scale", "norm"),
   ],
 )
@@ -106,9 +108,9 @@ def test_every_name_of_a_model_is_made_of_its_layer_and_part(block):
     assert found.is_scale == (len(shape) == 1)
 
 
-def model(layers, d_model, heads, d_kv, d_ff, vocab, length=2048, **changes):
+def model(depth, d_model, heads, d_kv, d_ff, vocab, length=2048, **changes):
   return ModelConfig(
-    num_layers=layers,
+    num_layers=depth,
     d_model=d_model,
     num_heads=heads,
     d_kv=d_kv,
@@ -120,7 +122,13 @@ def model(layers, d_model, heads, d_kv, d_ff, vocab, length=2048, **changes):
 
 
 LLAMA = {**SETTINGS["LLaMA"]}
-GPT3 = SETTINGS["GPT-2"]
+GEMMA3 = {
+  **SETTINGS["Gemma 3"],
+  "num_kv_heads": 1,
+  "layers": "4*(5*window, global), 2*window",
+}
+del GEMMA3["num_layers"]
+GPT2, GPT3 = SETTINGS["GPT-2"], SETTINGS["GPT-3"]
 NEOX = dict(SETTINGS["GPT-NeoX"], rotary_fraction=0.25)
 
 
@@ -135,8 +143,12 @@ NEOX = dict(SETTINGS["GPT-NeoX"], rotary_fraction=0.25)
       model(18, 2048, 8, 256, 16384, 256_128, **SETTINGS["Gemma"]),
       2_506_434_560,
     ),
+    (
+      model(26, 1152, 4, 256, 6912, 262_144, **GEMMA3),
+      999_885_952,
+    ),
     (model(96, 12288, 96, 128, 49152, 50257, **GPT3), 174_604_259_328),
-    (model(105, 20480, 128, 160, 81920, 50257, **GPT3), 529_581_506_560),
+    (model(105, 20480, 128, 160, 81920, 50257, **GPT2), 529_581_506_560),
     (model(44, 6144, 64, 96, 24576, 50432, **NEOX), 20_554_567_680),
     (
       model(
@@ -147,13 +159,14 @@ NEOX = dict(SETTINGS["GPT-NeoX"], rotary_fraction=0.25)
     ),
   ],
   ids=[
-    *("LLaMA 7B", "13B", "33B", "65B", "Gemma 2B", "GPT-3", "MT-NLG"),
-    *("GPT-NeoX 20B", "GPT-J 6B"),
+    *("LLaMA 7B", "13B", "33B", "65B", "Gemma 2B", "Gemma 3 1B", "GPT-3"),
+    *("MT-NLG", "GPT-NeoX 20B", "GPT-J 6B"),
   ],
 )
 def test_other_models_have_their_published_counts(config, parameters):
-  """Touvron et al. 2023; Gemma team 2024; Brown et al. 2020; Smith et al. 2022;
-  Black et al. 2022; mesh-transformer-jax. All scales and biases count.
+  """Touvron et al. 2023; Gemma team 2024, 2025 (the safetensors of Gemma 3);
+  Brown et al. 2020; Smith et al. 2022; Black et al. 2022;
+  mesh-transformer-jax. All scales and biases count.
   """
   shapes = parameter_shapes(config).values()
   assert sum(map(math.prod, shapes)) == parameters

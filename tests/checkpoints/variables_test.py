@@ -28,11 +28,13 @@ from tests.mtf_testing import (
   LAYOUTS,
   PALM_OPTIMIZER,
   SINGLE,
+  feed_of,
   mesh_layout,
   random_tokens,
   small_config,
 )
 from tests.runtime.served import Served
+from tests.settings import step_config
 
 
 @pytest.mark.slow
@@ -43,15 +45,14 @@ def test_a_copy_that_is_written_after_more_steps_is_that_of_its_own_step(
   early, late, after = (str(tmp_path / x) for x in "abc")
   with tf.Graph().as_default(), tf.Session() as session:
     program = build_train_program(
-      config, SINGLE, PALM_OPTIMIZER, batch_size=4, seed=8
+      step_config(config, SINGLE), batch_size=4, seed=8
     )
     copier = WeightsCopier(Client(session), [program.slices])
     session.run(program.initialize)
 
     def step(number):
       batch = random_tokens(config, 4, seed=number)
-      feed = {program.pods[0].features[name]: batch[name] for name in batch}
-      session.run(program.update, {**feed, program.step: number})
+      session.run(program.update.operations, feed_of(program, batch, number))
 
     step(0)
     copier.copy()(early)
@@ -74,7 +75,9 @@ def build(mesh, optimizer=PALM_OPTIMIZER):
   """Returns a program and its graph, for any number of sessions."""
   with tf.Graph().as_default() as graph:
     program = build_train_program(
-      small_config(num_layers=1), mesh, optimizer, batch_size=4, seed=8
+      step_config(small_config(num_layers=1), mesh, optimizer),
+      batch_size=4,
+      seed=8,
     )
   return program, graph
 

@@ -184,6 +184,16 @@ def test_a_parameter_of_a_class_of_settings_sets_its_macro(
   assert values(last)["LEARNING_RATE"] == 2.0
 
 
+def test_the_loss_s_settings_may_be_bound_as_the_optimizer_s(here):
+  """Earlier versions had them in AdafactorConfig."""
+  mine = "AdafactorConfig.z_loss = 0.5\nAdafactorConfig.dropout = 0.25"
+  loaded = load("train", [RECIPE, write(here, "mine.gin", mine)], [DIR])
+  loss = loaded.build()[1].loss
+  assert (loss.z_loss, loss.dropout) == (0.5, 0.25)
+  refusal = message_of(load, "train", [RECIPE], ["AdafactorConfig.d_ff=64"])
+  assert "set D_FF = 64 instead" in refusal
+
+
 @pytest.mark.parametrize(
   ("name", "hint"),
   [("NUM_LAYER", ' (did you mean "NUM_LAYERS"?)'), ("QQQ", "")],

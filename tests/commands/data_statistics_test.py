@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from palm_mtf.commands.data_statistics import EpochLengths, epochs_of_run
+from palm_mtf.config import DataConfig, StatisticsConfig
 from palm_mtf.config.run import BatchSizes
 from palm_mtf.data.batches.packing import CAUSAL
 from palm_mtf.data.sources.document import Document
@@ -19,6 +20,7 @@ from palm_mtf.data.vocabulary.training import train_vocabulary
 from tests import runs
 from tests.data.small_sources import ExampleSource, ListSource, corpus_of
 from tests.log_lines import without_stamps
+from tests.mtf_testing import small_config
 
 SIZES, STEPS, LENGTH = BatchSizes([[0, 20], [30, 40]]), 100, 24
 
@@ -43,6 +45,21 @@ def vocabulary(tmp_path):
   return open_vocabulary(path)
 
 
+def settings(packing) -> StatisticsConfig:
+  return StatisticsConfig(
+    model=small_config(sequence_length=LENGTH),
+    data=DataConfig(
+      text_files="{stdlib}",
+      vocabulary=None,
+      validation_share=0.1,
+      packing=packing,
+    ),
+    train_steps=STEPS,
+    global_batch_size=SIZES.pairs,
+    seed=3,
+  )
+
+
 @pytest.mark.parametrize(
   "packing", ["joined", "joined_masked", "packed", "single"]
 )
@@ -62,15 +79,7 @@ def test_epochs_are_those_of_the_rows_that_a_run_reads(
       for split, document, counts in encoder.count(source.documents()):
         if split == "train":
           each.add(document, *counts)
-  found = epochs_of_run(
-    sources,
-    lengths,
-    num_rows=SIZES.rows_before(STEPS),
-    sequence_length=LENGTH,
-    packing=packing,
-    objective=CAUSAL,
-    seed=3,
-  )
+  found = epochs_of_run(sources, lengths, settings(packing), CAUSAL)
   corpus = corpus_of(
     sources,
     vocabulary,
@@ -96,13 +105,7 @@ def test_epochs_are_those_of_the_rows_that_a_run_reads(
 
 def test_a_source_without_training_documents_has_no_epochs():
   found = epochs_of_run(
-    [ListSource([], ["a"])],
-    [EpochLengths()],
-    num_rows=10,
-    sequence_length=8,
-    packing="packed",
-    objective=CAUSAL,
-    seed=0,
+    [ListSource([], ["a"])], [EpochLengths()], settings("packed"), CAUSAL
   )
   assert found["source"] == (1.0, 0, None)
 

@@ -21,11 +21,9 @@ from tests.mtf_testing import small_config
 from tests.transformers_folder import (
   EMBEDDING,
   FREQUENCIES,
-  INDEX,
   MODEL,
   NORM,
   SHARD,
-  UP,
   change_json,
   parameters,
   set_tensors,
@@ -268,37 +266,6 @@ def weights(model_folder, tmp_path):
     return runs.read_tensors(output, 0)
 
   return run
-
-
-def _nan(folder) -> None:
-  set_tensors(folder, **{NORM: np.full(24, np.nan, np.float32)})
-
-
-def _old_shard(folder) -> None:
-  split(folder)
-  set_tensors(folder)
-
-
-def _path_out_of_the_folder(folder) -> None:
-  weight_map = split(folder)
-  weight_map[UP] = f"../model/{SHARD}"
-  change_json(folder / INDEX, weight_map=weight_map)
-
-
-@pytest.mark.parametrize(
-  "change, named",
-  [
-    (_nan, NORM),
-    (_old_shard, SHARD),
-    (_path_out_of_the_folder, "../model"),
-  ],
-)
-def test_a_damaged_or_crafted_model_is_refused_before_anything_is_written(
-  change, named, model_folder, refused
-):
-  """The tests of tests/export/huggingface/ have every kind of damage."""
-  change(model_folder)
-  assert named in refused()
 
 
 def test_weights_that_a_container_s_limit_cannot_hold_are_refused(

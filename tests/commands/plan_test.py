@@ -87,8 +87,9 @@ def test_what_does_not_fit_says_what_would(palm_mtf):
     (["--devices=4"], "--devices and --output are of a search; add --search."),
     (["--search", "--devices=4"], "--search: none of "),
     (["--search", "--curves"], "--search has no --curves and no --plot;"),
+    (["--steps", "--search"], "--steps has no --compile, --search, --curves"),
     (["--search", "--devices=0"], "--devices = 0: give a whole number"),
-    (["--tabel3"], 'unknown flag --tabel3 (did you mean "--table3"?)'),
+    (["--serach"], 'unknown flag --serach (did you mean "--search"?)'),
   ],
 )
 def test_wrong_input_is_one_line(fails, flags, message):
@@ -283,3 +284,29 @@ def test_what_a_compiler_says_stands_next_to_the_plan():
   lines = format_compiled(of_gpu, plan).splitlines()
   assert not any("cycles" in x or "both" in x for x in lines)
   assert lines[-3].split()[-3] == "3.2500"
+
+
+def test_a_step_is_shown_as_nodes_edges_and_calls(palm_mtf):
+  code, out, err = palm_mtf("plan", PALM, "--steps")
+  assert (code, err) == (0, "")
+  lines = [" ".join(x.split()) for x in out.splitlines()]
+  assert "gradients[1] pod 1 once reads rows, parameters; writes sums" in lines
+  # PaLM's section 4: 2.16 TB of bfloat16 gradients, both ways.
+  (edge,) = (x for x in lines if "sum in bfloat16" in x)
+  assert float(edge.split()[0]) == pytest.approx(2 * 2 * 540.356, rel=1e-4)
+  assert lines[-1] == "gradients[0] gradients[1] update[0] update[1]: 0"
+
+
+def test_a_pipeline_s_calls_are_in_their_order(palm_mtf):
+  code, out, _ = palm_mtf(
+    "plan",
+    "--gin_file=recipes/quickstart.gin",
+    *("--steps", "--gin.NUM_PODS=1", "--gin.STAGES=2"),
+    "--gin.NUM_MICROBATCHES=4",
+  )
+  assert code == 0
+  assert "forward[0, 0]: 0-2, backward[0, 0]: 0, forward[0, 0]: 3" in out
+  code, out, _ = palm_mtf("plan", PALM, "--steps", "--json")
+  assert code == 0
+  step = json.loads(out)
+  assert [x["name"] for x in step["nodes"]][:2] == step["edges"][0]["sources"]

@@ -117,7 +117,7 @@ def test_a_list_has_servers_and_owners(pods, served, palm_mtf):
 
 
 def test_a_drained_server_gets_no_slices_until_that_is_undone(
-  pods, served, palm_mtf, fails
+  pods, served, palm_mtf
 ):
   assert palm_mtf("pods", "drain", served, to(pods)) == (
     *(0, f"new slices avoid {served}\n", ""),
@@ -127,11 +127,6 @@ def test_a_drained_server_gets_no_slices_until_that_is_undone(
       client.allocate("run-2", Wish(slices=["1"]))
   assert palm_mtf("pods", "drain", served, "--undo", to(pods), "--json") == (
     *(0, f'{{"address": "{served}", "is_drained": false}}\n', ""),
-  )
-  near = served[:-1] + str((int(served[-1]) + 1) % 10)
-  assert fails("pods", "drain", near, to(pods)) == (
-    f'no server "{near}" (did you mean "{served}"?); `palm_mtf pods list` '
-    "prints every server."
   )
 
 
@@ -206,32 +201,6 @@ def test_a_server_registers_again_with_a_manager_that_lost_its_file(tmp_path):
       path.unlink()
     pods.manage()
     pods.wait_for({address: "serving"})
-
-
-OTHER_MANAGER = """
-import palm_mtf
-palm_mtf.__version__ = "9.9"
-from palm_mtf.runtime.manager import client
-client.PROTOCOL = 99
-from palm_mtf.commands.pods import manage
-manage(listen="127.0.0.1:0", state={state!r}, policy="fifo", manager_tls="",
-       allow_any_address=False)
-"""
-
-
-def test_a_manager_of_another_version_is_refused(tmp_path, fails):
-  program = OTHER_MANAGER.format(state=str(tmp_path / "state"))
-  with processes.start("-c", program, stderr=None) as process:
-    address = process.stdout.readline().split()[-1]
-    for command in (["list"], ["serve", "--threads=1"]):
-      line = fails("pods", *command, f"--manager={address}")
-      assert line.startswith(
-        f'--manager = "{address}": the manager is of palm_mtf 9.9 and you have '
-        "palm_mtf "
-      )
-      assert line.endswith(", whose requests differ; use one version.")
-    process.terminate()
-    assert process.wait() == 0
 
 
 def test_a_server_that_cannot_register_does_not_start(fails):

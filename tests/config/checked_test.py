@@ -21,7 +21,7 @@ from palm_mtf.config import (
   WatchConfig,
 )
 from tests.refusals import message_of
-from tests.settings import PALM_OPTIMIZER
+from tests.settings import PALM_LOSS, PALM_OPTIMIZER
 
 PALM = ModelConfig(
   num_layers=2,
@@ -107,8 +107,8 @@ CLIP = "0.001 to 1000000000.0, or None for no clipping"
       "0.1 to 99.0, or None for no de",
     ),
     (ADAFACTOR, "parameter_scale_floor", 0.0, "1e-12 to 1000.0"),
-    (ADAFACTOR, "dropout", 1.0, "0.0 to 0.99"),
-    (ADAFACTOR, "z_loss", -1, "0.0 to 1.0"),
+    (PALM_LOSS, "dropout", 1.0, "0.0 to 0.99"),
+    (PALM_LOSS, "z_loss", -1, "0.0 to 1.0"),
     (TEXT, "validation_share", 0.9, "0.0001 to 0.5"),
     (WATCH, "watchdog_secs", 0, "1.0 to 1000000000.0"),
     (PODS, "pod_timeout_secs", 0, "1.0 to 1000000.0"),

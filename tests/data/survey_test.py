@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from palm_mtf.commands.data_statistics import TextCounts, survey
+from palm_mtf.data.ngrams import Examples
 from palm_mtf.data.sources.document import TRAIN, VALIDATION, Document
-from palm_mtf.data.statistics.ngrams import Examples
 from palm_mtf.data.tokens.encoder import Encoder
 from tests.data.processes import peak_memory
 from tests.data.small_sources import ListSource

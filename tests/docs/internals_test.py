@@ -113,7 +113,7 @@ def test_each_function_of_a_step_is_called_by_the_one_above_it(block, traced):
 
 
 @slow
-@PAGE.shows("--- palm_mtf/config/adafactor.py")
+@PAGE.shows("--- palm_mtf/config/optimizer.py")
 def test_a_setting_is_a_macro_that_training_reads(block, changed, corpus):
   flags = runs.arguments("train", corpus, changed.root / "run")
   shown = changed.palm_mtf(

@@ -43,16 +43,16 @@ def test_a_price_of_the_users_makes_a_cost(block, printed):
 COMPARED = [
   "palm_mtf plan --gin_file=recipes/palm_540b_two_pods.gin --search",
   "palm_mtf plan --calibrate",
+  "palm_mtf plan --steps",
+  "nodes",
   "pip install 'palm_mtf[compile]'",
   "compiled for v4-12x16x16",
   "pip install 'palm_mtf[compile_gpu]'",
   "compiled for 64 h100_sxm",
   "palm_mtf plan --gin_file=recipes/palm_540b_two_pods.gin --curves",
-  "palm_mtf plan --table3",
   "memory per device",
   "layouts of 6,144 devices",
   "CHIP_DCN_BANDWIDTH",
-  "model                        chips",
 ]
 
 

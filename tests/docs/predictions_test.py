@@ -11,13 +11,13 @@ from palm_mtf.accounting.flops import train_flops_per_token
 from palm_mtf.accounting.memory import cache_bytes_per_token
 from palm_mtf.accounting.plan import fits, memory_parts, plan_of, rates_of
 from palm_mtf.accounting.step_time import predict_step
-from palm_mtf.accounting.table3 import table3
 from palm_mtf.architecture.parameters import count_parameters
 from palm_mtf.cli import gin_files
 from palm_mtf.cli.gin_files import hardware_of
 from palm_mtf.commands.plan import check_settings
 from palm_mtf.config.tpu_slice import tpu_slice
 from tests import processes, runs
+from tests.accounting.flops_test import TABLE_3, mfu_of_table_3
 from tests.doc_pages import Page
 from tools.bench import pairs
 from tools.bench.command import worker_command
@@ -83,7 +83,9 @@ def of_recipes():
   yield step
   yield 100 * rates["mfu"]
   yield 100 * rates["hfu"]
-  sent = sum(sent_bytes(config.model, config.mesh_layout, config.pods).values())
+  sent = sum(
+    sent_bytes(config.model, config.mesh_layout, config.pods.dcn_dtype).values()
+  )
   yield sent / tpu_slice(config.mesh_layout.tpu).num_hosts / 2**30
   one = predict_step(plan("palm_540b_two_pods", NUM_PODS=1), 1024).total
   yield 2 * one / step
@@ -111,8 +113,8 @@ def of_pathways():
 
 
 def test_the_page_holds_the_predictions_of_today():
-  of_table3 = (x["mfu"] and 100 * x["mfu"] for x in table3(hardware_of))
-  predicted = [*of_recipes(), *of_table3, *of_pathways()]
+  mfus = (100 * mfu_of_table_3(x)[0] for x in TABLE_3)
+  predicted = [*of_recipes(), None, *mfus, *of_pathways()]
   for row, value in zip(PAPERS, predicted, strict=True):
     what, published, cell, off, _ = row
     if value is None:

@@ -41,6 +41,8 @@ from tests.seqio_testing import (
   registries_restored,
 )
 
+pytestmark = pytest.mark.usefixtures("registries")
+
 BOTH = ("inputs", "targets")
 STEPS = [seqio.preprocessors.tokenize]
 RNG = np.random.default_rng(0)
@@ -79,12 +81,6 @@ def find_contaminated(examples, documents) -> list[int]:
     if mine and sum(each in seen for each in mine) / len(mine) >= 0.7:
       found.append(number)
   return found
-
-
-@pytest.fixture(autouse=True)
-def registries():
-  with registries_restored():
-    yield
 
 
 def columns(examples) -> dict[str, list[str]]:

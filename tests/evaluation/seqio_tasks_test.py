@@ -15,7 +15,6 @@ from palm_mtf.config import FewShotConfig, TaskEvalConfig
 from palm_mtf.data.vocabulary.load import open_vocabulary
 from palm_mtf.data.vocabulary.training import train_vocabulary
 from palm_mtf.evaluation.seqio_tasks import (
-  check_groups,
   group_metrics,
   open_eval_tasks,
 )
@@ -25,8 +24,9 @@ from tests.seqio_testing import (
   add_examples,
   exact,
   mean_score,
-  registries_restored,
 )
+
+pytestmark = pytest.mark.usefixtures("registries")
 
 BOTH = ("inputs", "targets")
 STEPS = [seqio.preprocessors.tokenize]
@@ -42,12 +42,6 @@ def vocabulary(tmp_path_factory):
   path = str(tmp_path_factory.mktemp("vocabulary") / "vocabulary.model")
   train_vocabulary(["1 + 1 = 2\n2 + 2 = 4\nabcxy?\n" * 20], 290, path=path)
   return open_vocabulary(path)
-
-
-@pytest.fixture(autouse=True)
-def registries():
-  with registries_restored():
-    yield
 
 
 def register(
@@ -183,16 +177,6 @@ def ids_of(dataset):
   ("changes", "message"),
   [
     (
-      {"name": "mime"},
-      "EVAL_TASKS = 'mine': no such SeqIO task or mixture is registered "
-      '(did you mean "mime"?)',
-    ),
-    (
-      {"split": "train"},
-      "EVAL_TASKS = 'mine': mine has no split 'validation', only 'train'; set "
-      "EVAL_SPLIT to one of them.",
-    ),
-    (
       {"metrics": []},
       "EVAL_TASKS = 'mine': mine has no metric functions; give its",
     ),
@@ -326,12 +310,3 @@ def test_palm_reports_mmlus_mean_over_subjects_its_authors_over_questions():
 def test_a_task_of_one_category_or_none_has_no_averages_over_them():
   for category in ("", "law"):
     assert group_metrics(metrics_of, [category] * 8, {}) == ({}, {})
-
-
-def test_a_group_of_a_category_that_is_none_is_one_line():
-  assert message_of(
-    check_groups, "mmlu", {"humanities": ["law", "artt"]}, CATEGORIES
-  ) == (
-    "CATEGORY_GROUPS: 'artt' in 'humanities' is not a category of mmlu (did "
-    'you mean "art"?); correct or remove it.'
-  )

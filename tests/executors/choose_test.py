@@ -7,7 +7,7 @@ import pytest
 from palm_mtf.config import MeshLayout, PodsConfig
 from palm_mtf.config.device_mesh import DeviceMesh
 from palm_mtf.executors import choose
-from palm_mtf.machine import accelerators
+from palm_mtf.machine import processors
 
 TPUS = MeshLayout(mesh_shape="data:4", layout="batch:data", tpu="v4-8")
 STAGES = MeshLayout(mesh_shape="", layout="", stages=2, num_microbatches=2)
@@ -33,7 +33,7 @@ def test_a_mesh_of_tpus_uses_accelerators_on_any_machine():
 )
 def test_gpus_run_palm_without_stages(mesh, name, monkeypatch):
   assert name_of(choose.executor_of(mesh)) == "HostExecutor"
-  monkeypatch.setattr(accelerators, "has_gpus", lambda: True)
+  monkeypatch.setattr(processors, "has_gpus", lambda: True)
   assert name_of(choose.executor_of(mesh)) == name
 
 
@@ -49,7 +49,7 @@ def test_a_model_of_tpus_decodes_on_cpus_where_there_are_none(
   islands, platforms, name, monkeypatch
 ):
   monkeypatch.setenv("JAX_PLATFORMS", platforms)
-  monkeypatch.setattr(accelerators, "has_tpus", lambda: False)
+  monkeypatch.setattr(processors, "has_tpus", lambda: False)
   pods = PodsConfig(
     num_pods=1, islands=islands, pods="cluster" if islands else "in_process"
   )

@@ -130,6 +130,11 @@ def test_a_class_that_python_makes_does_not_read_gin(main):
       "LEARNING_RATE = 99: give a number from 0.0 to 10.0. (RATE is set in "
       "own.gin:21)",
     ),
+    (  # 0, as in own.gin, which earlier versions required, has no effect
+      {"added": "AdafactorConfig.z_loss = 1e-4"},
+      "AdafactorConfig.z_loss = 0.0001 (own.gin:21): a model function has its "
+      "own loss; remove this line.",
+    ),
     (
       {"added": "train_on_pods.num_steps = 0"},
       "train_on_pods.num_steps = 0: give a whole number of at least 1. "

@@ -173,3 +173,12 @@ def test_servers_are_recorded_together():
   # If one server lacks operations in C++, no server uses them.
   built, none = ({"operations in C++": x} for x in (BUILT, "none"))
   assert kernels_of([built, none]) == none
+
+
+@pytest.mark.parametrize("value", ["", "tpu", "tpu,cpu"])
+def test_only_jax_platforms_cpu_is_a_rehearsal(value, monkeypatch):
+  """JAX_PLATFORMS lets CPUs take the place of accelerators."""
+  monkeypatch.setenv("JAX_PLATFORMS", value)
+  assert not processors.is_rehearsal()
+  monkeypatch.setenv("JAX_PLATFORMS", "cpu")
+  assert processors.is_rehearsal()

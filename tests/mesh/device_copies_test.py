@@ -12,7 +12,7 @@ from palm_mtf._tf import mtf, tf
 from palm_mtf.config import MeshLayout, ModelConfig
 from palm_mtf.mesh.cpu_gpu import CpuGpuPlacement, local_devices
 from palm_mtf.programs.train_program import build_train_program
-from tests.mtf_testing import PALM_OPTIMIZER
+from tests.settings import step_config
 
 CONFIG = ModelConfig(
   num_layers=2,
@@ -51,7 +51,7 @@ def operations_of(remat: str) -> collections.Counter:
   """
   config = dataclasses.replace(CONFIG, remat=remat)
   with tf.Graph().as_default() as graph:
-    build_train_program(config, PALM_2D, PALM_OPTIMIZER, batch_size=8, seed=0)
+    build_train_program(step_config(config, PALM_2D), batch_size=8, seed=0)
   digests: dict[str, str] = {}
   for op in graph.get_operations():
     node = op.node_def

@@ -11,6 +11,8 @@ from palm_mtf._tf import mtf, tf
 from palm_mtf.mesh.session import session_config
 from palm_mtf.model.dropout import DROPOUT_STATE, Dropout
 from palm_mtf.programs.train_program import build_train_program
+from palm_mtf.runtime.client.client import Client
+from palm_mtf.training.step import TrainStep
 from tests import oracle
 from tests.mtf_testing import (
   PALM_OPTIMIZER,
@@ -25,9 +27,10 @@ from tests.mtf_testing import (
   small_config,
   train,
 )
+from tests.settings import PALM_LOSS, step_config
 
 ROWS, LENGTH, WIDTH = 8, 16, 33
-DROPPING = dataclasses.replace(PALM_OPTIMIZER, dropout=0.1)
+DROPPING = dataclasses.replace(PALM_LOSS, dropout=0.1)
 CONFIG = small_config(num_layers=1)
 
 
@@ -133,7 +136,7 @@ def test_slices_and_microbatches_compute_their_part_of_one_mask(whole):
 def one_step(mesh=SINGLE, **changes):
   return train(
     dataclasses.replace(CONFIG, **changes),
-    DROPPING,
+    loss=DROPPING,
     rows=random_documents,
     mesh=mesh,
     num_steps=1,
@@ -163,13 +166,11 @@ def test_loss_without_a_step_drops_nothing():
   params = oracle.random_parameters(CONFIG, seed=1)
   with tf.Graph().as_default() as graph, tf.Session() as session:
     program = build_train_program(
-      CONFIG, SINGLE, DROPPING, batch_size=2, seed=0
+      step_config(CONFIG, SINGLE, loss=DROPPING), batch_size=2, seed=0
     )
-    (pod,) = program.pods
     session.run(program.initialize)
-    load_parameters(session, pod.slices, params)
-    feed = {pod.features[name]: rows for name, rows in batch.items()}
-    loss = session.run(pod.loss, feed)
+    load_parameters(session, program.slices, params)
+    ((loss, _),) = TrainStep(Client(session), program).losses(batch)
     assert any("dropout" in op.name for op in graph.get_operations())
   exact, _ = oracle.loss(CONFIG, params, **batch, z_loss=0.0)
   assert loss == pytest.approx(exact, rel=1e-6)
@@ -177,5 +178,5 @@ def test_loss_without_a_step_drops_nothing():
 
 def test_without_dropout_there_is_no_operation_for_it():
   with tf.Graph().as_default() as graph:
-    build_train_program(CONFIG, SINGLE, PALM_OPTIMIZER, batch_size=2, seed=0)
+    build_train_program(step_config(CONFIG, SINGLE), batch_size=2, seed=0)
   assert not [op for op in graph.get_operations() if "dropout" in op.name]

@@ -21,12 +21,12 @@ from palm_mtf.training.step import TrainStep
 from tests import oracle
 from tests.decode_testing import decode
 from tests.mtf_testing import (
-  PALM_OPTIMIZER,
   SINGLE,
   lowered_values,
   random_tokens,
   small_config,
 )
+from tests.settings import step_config
 
 BATCH = mtf.Dimension("batch", 2)
 LENGTH = mtf.Dimension("length", 6)
@@ -178,7 +178,7 @@ def test_padding_stays_zero_and_no_checkpoint_holds_it(
     tf.Session(config=session_config(mesh.num_devices)) as session,
   ):
     program = build_train_program(
-      config, mesh, PALM_OPTIMIZER, batch_size=2, seed=0
+      step_config(config, mesh), batch_size=2, seed=0
     )
     session.run(program.initialize)
     for step in range(2):

@@ -10,7 +10,8 @@ from palm_mtf._tf import tf
 from palm_mtf.config import MeshLayout
 from palm_mtf.mesh.cpu_gpu import ALL_GATHER
 from palm_mtf.programs.train_program import build_train_program
-from tests.mtf_testing import PALM_OPTIMIZER, small_config
+from tests.mtf_testing import small_config
+from tests.settings import step_config
 from tools.traffic import collective_of
 
 KERNELS = ("attention/q", "attention/k", "attention/o", "mlp/wi", "mlp/wo")
@@ -31,7 +32,7 @@ def ancestors(op, *, with_control):
 
 def gathers_by_variable(program):
   """Returns the operations before each gather on device 0, by variable."""
-  needed = ancestors(program.update, with_control=True)
+  needed = ancestors(program.update.operations[0], with_control=True)
   gathers = collections.defaultdict(list)
   for op in needed:
     is_gather = op.type == "ConcatV2" and op.device.endswith("CPU:0")
@@ -55,15 +56,17 @@ def test_a_kernel_is_gathered_when_it_is_used_and_again_on_the_way_back(remat):
   """Forward after all earlier layers, backward after the loss."""
   with tf.Graph().as_default():
     program = build_train_program(
-      small_config(remat=remat),
-      MeshLayout(mesh_shape="data:2", layout="batch:data,d_model_stored:data"),
-      PALM_OPTIMIZER,
+      step_config(
+        small_config(remat=remat),
+        MeshLayout(
+          mesh_shape="data:2", layout="batch:data,d_model_stored:data"
+        ),
+      ),
       batch_size=4,
       seed=0,
     )
     gathers = gathers_by_variable(program)
-  (pod,) = program.pods
-  targets = pod.features["targets"].op
+  targets = program.update.inputs["gradients[0]/copy_0/targets"].op
   for name in KERNELS:
     forward, backward = sorted(gathers[f"layer_001/{name}"], key=len)
     assert targets not in forward

@@ -15,13 +15,13 @@ from palm_mtf.model.weights import product
 from palm_mtf.programs.train_program import build_train_program
 from tests.mtf_testing import (
   LAYOUTS,
-  PALM_OPTIMIZER,
   SINGLE,
   lower,
   mesh_layout,
   placement,
   small_config,
 )
+from tests.settings import step_config
 
 # Kernels of a layer, by the axis that splits them.
 ONE_AXIS = [
@@ -35,9 +35,9 @@ def products_on_one_device(config, mesh):
   """Returns how many products of matrices a step has on a device."""
   with tf.Graph().as_default():
     program = build_train_program(
-      config, mesh, PALM_OPTIMIZER, batch_size=4, seed=0
+      step_config(config, mesh), batch_size=4, seed=0
     )
-    seen, todo = set(), [program.update]
+    seen, todo = set(), [*program.update.operations]
     while todo:
       op = todo.pop()
       if op not in seen:

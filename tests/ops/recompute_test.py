@@ -11,6 +11,7 @@ from palm_mtf._tf import mtf, tf
 from palm_mtf.native.operations import threads_here
 from palm_mtf.ops.recompute import recomputed
 from palm_mtf.programs.train_program import build_train_program
+from tests.blocks import SETTINGS
 from tests.mtf_testing import (
   PALM_OPTIMIZER,
   SINGLE,
@@ -20,6 +21,7 @@ from tests.mtf_testing import (
   train,
   without_compiler,
 )
+from tests.settings import step_config
 
 
 def two_steps(mesh=SINGLE, **changes):
@@ -45,15 +47,16 @@ def assert_same_bits(actual, expected):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-  "block, attention", [("parallel", "multi_query"), ("serial", "multi_head")]
+  "changes",
+  [{}, {"block": "serial", "attention": "multi_head"}, SETTINGS["Gemma 3"]],
+  ids=["PaLM", "serial", "Gemma 3"],
 )
-def test_recomputing_changes_no_bit(block, attention, monkeypatch):
+def test_recomputing_changes_no_bit(changes, monkeypatch):
   """Compares losses, the gradients' norms and moments, and parameters."""
   without_compiler(monkeypatch)  # in C++, REMAT = "attention" changes nothing
-  kept = two_steps(block=block, attention=attention)
+  kept = two_steps(**changes)
   for remat in ("attention", "layer"):
-    again = two_steps(block=block, attention=attention, remat=remat)
-    assert_same_bits(again, kept)
+    assert_same_bits(two_steps(**changes, remat=remat), kept)
 
 
 @pytest.mark.slow
@@ -79,9 +82,10 @@ def calls_of_a_step(**changes):
   config = small_config(**changes)
   with tf.Graph().as_default():
     program = build_train_program(
-      config, SINGLE, PALM_OPTIMIZER, batch_size=2, seed=0
+      step_config(config, SINGLE), batch_size=2, seed=0
     )
-    calls, seen, todo = collections.Counter(), set(), [program.update]
+    calls, seen = collections.Counter(), set()
+    todo = [*program.update.operations]
     while todo:
       op = todo.pop()
       if op in seen:

@@ -14,16 +14,18 @@ from palm_mtf.config import MeshLayout
 from palm_mtf.mesh.session import session_config
 from palm_mtf.ops.variables import Fill, SlicedVariable
 from palm_mtf.optim import schedule
-from palm_mtf.optim.adafactor import (
-  adafactor_updates,
-  is_decayed,
-  scale_groups,
-)
+from palm_mtf.optim.adafactor import one_minus_beta2
 from palm_mtf.optim.clip import (
   all_finite,
   clip_factor,
   global_norm,
   sums_of_squares,
+)
+from palm_mtf.optim.optimizer import (
+  is_decayed,
+  optimizer_updates,
+  rule_of,
+  scale_groups,
 )
 from tests import oracle
 from tests.mtf_testing import (
@@ -151,11 +153,13 @@ def build_steps(optimizer, mesh):
     norm = global_norm(sums_of_squares(mtf_gradients))
     scalars = [
       clip_factor(norm, optimizer.gradient_clip),
-      mtf.import_tf_tensor(mtf_mesh, schedule.learning_rate(k, optimizer)),
-      mtf.import_tf_tensor(mtf_mesh, schedule.one_minus_beta2(k, optimizer)),
+      *(
+        mtf.import_tf_tensor(mtf_mesh, x)
+        for x in rule_of(optimizer).find_rates(k, optimizer)
+      ),
       all_finite([norm]),
     ]
-    updates = adafactor_updates(
+    updates = optimizer_updates(
       variables, mtf_gradients, {mtf_mesh: scalars}, optimizer
     )
     lowered = lower({mtf_mesh: placement(mesh)}, {"norm": norm}, updates)
@@ -289,7 +293,7 @@ def test_schedule_is_the_paper_s(k):
   """lr = 1e-2 for 10,000 steps, then 1/sqrt(k); beta2 = 1 - k^-0.8."""
   rate = computed(schedule.learning_rate, k)
   assert rate == pytest.approx(1e-2 if k <= 10_000 else k**-0.5, rel=1e-6)
-  decay = computed(schedule.one_minus_beta2, k)
+  decay = computed(one_minus_beta2, k)
   assert decay == pytest.approx(k**-0.8, rel=1e-5)
   constant = dict(learning_rate=5e-5, learning_rate_schedule="constant")
   rate = computed(schedule.learning_rate, k, **constant)
@@ -321,14 +325,21 @@ def test_a_cosine_falls_to_a_tenth_in_its_steps_and_stays_there(k, share):
 NAMES = list(oracle.parameter_shapes(small_config(block="serial")))
 
 
+def groups_of(parameter_scale):
+  """Returns indices in NAMES."""
+  optimizer = dataclasses.replace(
+    PALM_OPTIMIZER, parameter_scale=parameter_scale
+  )
+  return [*scale_groups(NAMES, optimizer).values()]
+
+
 def test_each_variable_has_its_own_scale_unless_they_are_stacked():
   alone = [[i] for i in range(len(NAMES))]
-  assert scale_groups(NAMES, "variable") == alone
-  assert scale_groups(NAMES, "off") == alone
+  assert groups_of("variable") == groups_of("off") == alone
 
 
 def test_stacked_matrices_are_those_of_the_published_inference_code():
-  groups = scale_groups(NAMES, "stacked")
+  groups = groups_of("stacked")
   assert [[NAMES[i] for i in group] for group in groups] == [
     ["embedding"],
     ["layer_000/norm/scale", "layer_001/norm/scale"],

@@ -11,7 +11,7 @@ import math
 import pytest
 
 from palm_mtf._tf import tf
-from palm_mtf.accounting.communication import dcn_bytes
+from palm_mtf.accounting.communication import dcn_bytes, edge_bytes
 from palm_mtf.config import MeshLayout, PodsConfig
 from palm_mtf.programs.train_program import build_train_program
 from tests.mtf_testing import (
@@ -24,6 +24,7 @@ from tests.mtf_testing import (
   small_config,
   training,
 )
+from tests.settings import PALM_LOSS, step_config
 
 CONFIG = small_config(num_layers=1)
 TWO_PODS = PodsConfig(num_pods=2)
@@ -42,7 +43,7 @@ def batches(num_steps=1):
   ]
 
 
-def first_steps(mesh=SINGLE, pods=ONE_POD, optimizer=CLIPPING):
+def first_steps(mesh=SINGLE, pods=ONE_POD, loss=PALM_LOSS):
   """Returns every variable and the metrics after the first step, twice.
 
   Half of the second step's rows weigh nothing, so that a microbatch and a pod
@@ -53,7 +54,11 @@ def first_steps(mesh=SINGLE, pods=ONE_POD, optimizer=CLIPPING):
   halved = {x: value.copy() for x, value in batch.items()}
   halved["loss_weights"][: BATCH_SIZE // 2] = 0
   with training(
-    CONFIG, optimizer, batch, mesh=mesh, pods=pods, batch_size=BATCH_SIZE
+    *(CONFIG, CLIPPING, batch),
+    mesh=mesh,
+    pods=pods,
+    loss=loss,
+    batch_size=BATCH_SIZE,
   ) as run:
     return run([batch]), run([halved])
 
@@ -94,10 +99,10 @@ def test_steps_are_those_of_one_batch_whatever_the_loss_weights(
 
 @pytest.mark.slow
 def test_dropout_masks_equal_the_masks_of_the_whole_batch():
-  dropping = dataclasses.replace(CLIPPING, dropout=0.3)
+  dropping = dataclasses.replace(PALM_LOSS, dropout=0.3)
   mesh = dataclasses.replace(SINGLE, num_microbatches=2)
   assert_same_steps(
-    first_steps(mesh, TWO_PODS, dropping), first_steps(optimizer=dropping)
+    first_steps(mesh, TWO_PODS, dropping), first_steps(loss=dropping)
   )
 
 
@@ -153,13 +158,16 @@ def build(mesh, pods):
   optimizer = dataclasses.replace(PALM_OPTIMIZER, parameter_scale="stacked")
   with tf.Graph().as_default():
     return build_train_program(
-      config, mesh, optimizer, batch_size=24, seed=0, pods=pods
+      step_config(config, mesh, optimizer, pods=pods), batch_size=24, seed=0
     )
 
 
+def graph_of(mesh, pods):
+  return build(mesh, pods).update.operations[0].graph
+
+
 def test_sums_of_microbatches_are_float32_and_in_no_checkpoint():
-  program = build(*MICROBATCHES_ON_PODS)
-  graph = program.update.graph
+  program, graph = (x(*MICROBATCHES_ON_PODS) for x in (build, graph_of))
   kept = graph.get_collection(tf.GraphKeys.GLOBAL_VARIABLES)
   assert {each.dtype.base_dtype for each in kept} == {tf.float32}
   assert list(program.slices) == list(build(*WITHOUT_SUMS).slices)
@@ -167,7 +175,7 @@ def test_sums_of_microbatches_are_float32_and_in_no_checkpoint():
 
 def test_all_reduces_of_gradients_come_once_per_step():
   """A microbatch adds only each slice's own part of a sum."""
-  operations = build(*MICROBATCHES_ON_PODS).update.graph.get_operations()
+  operations = graph_of(*MICROBATCHES_ON_PODS).get_operations()
   for name in ("embedding", "layer_000/mlp/wo", "layer_000/norm/scale"):
     add, *_ = (
       op
@@ -183,12 +191,12 @@ def test_all_reduces_of_gradients_come_once_per_step():
 
 def crossings(mesh, pods):
   """Returns {(pod, other pod): bytes sent} in one step's graph."""
-  program = build(mesh, pods)
-  last = [program.update, *(x.op for x in program.metrics.values())]
+  update = build(mesh, pods).update
+  last = [*update.operations, *(x.op for x in update.outputs.values())]
   sent = {}
   for op in [*last, *graph_before(last)]:
     for x in op.inputs:
-      if x.op in (program.step.op, program.microbatch.op):
+      if x.op in (update.inputs["step"].op, update.inputs["microbatch"].op):
         continue  # from the client
       start, end = device_index(x.op), device_index(op)
       route = start // mesh.num_devices, end // mesh.num_devices
@@ -200,6 +208,32 @@ def crossings(mesh, pods):
   for route, num_bytes in sent.values():
     totals[route] += num_bytes
   return totals
+
+
+@pytest.mark.parametrize("num_stages", [2, 3])
+def test_stages_send_each_other_what_the_plan_says(num_stages):
+  config = dataclasses.replace(CONFIG, num_layers=num_stages)
+  mesh = dataclasses.replace(
+    MICROBATCHES, stages=num_stages, num_microbatches=4
+  )
+  with tf.Graph().as_default():
+    program = build_train_program(
+      config, mesh, PALM_OPTIMIZER, batch_size=8, seed=0
+    )
+  calls = [x for stream in program.plan.streams for x in stream]
+  sent = {}
+  for call in calls:
+    for op in graph_before(program.programs[call.nodes].operations):
+      for x in op.inputs:
+        start, end = (device_index(y) // mesh.num_devices for y in (x.op, op))
+        if start == end or x.op.type.startswith("Placeholder"):
+          continue  # on the same stage, or from the client
+        sent[x.name, end] = x.dtype.size * math.prod(x.shape.as_list())
+  planned = [
+    edge_bytes(x, config, mesh, pod_batch_size=8) for x in program.plan.edges
+  ]
+  assert len(planned) == 2 * num_stages
+  assert mesh.num_microbatches * sum(sent.values()) == sum(planned)
 
 
 @pytest.mark.parametrize(
@@ -221,11 +255,18 @@ def test_only_gradients_and_three_sums_cross_from_device_to_counterpart(
   assert sum(sent.values()) == dcn_bytes(CONFIG, mesh, pods)
 
 
+def rows_of(program, pod):
+  """Returns the placeholders of a pod's rows."""
+  inputs = program.inputs.items()
+  return [x for name, x in inputs if name.startswith(f"gradients[{pod}]/")]
+
+
 def test_the_client_sends_each_pod_only_its_own_rows():
   """And the numbers of the step and of the microbatch."""
   row_bytes = 2 * 4 * CONFIG.sequence_length  # inputs and targets, int32
-  for number, pod in enumerate(build(*MICROBATCHES_ON_PODS).pods):
-    fed = list(pod.features.values())
+  update = build(*MICROBATCHES_ON_PODS).update
+  for number in range(3):
+    fed = rows_of(update, number)
     readers = [op for x in fed for op in (x.op, *x.consumers())]
     assert {device_index(op) // 2 for op in readers} == {number}
     fed_bytes = sum(x.dtype.size * math.prod(x.shape) for x in fed)
@@ -234,11 +275,12 @@ def test_the_client_sends_each_pod_only_its_own_rows():
 
 def test_a_pod_needs_no_other_before_the_last_microbatch():
   program = build(*MICROBATCHES_ON_PODS)
-  client = {program.step.op, program.microbatch.op}
+  client = {program.update.inputs[x].op for x in ("step", "microbatch")}
   client |= set(graph_before(client))
-  for number, pod in enumerate(program.pods):
-    needed = set(graph_before([pod.stages[0].forward]))
-    assert needed & {x.op for x in pod.features.values()}
+  for number in range(3):
+    gradients = program.programs[f"gradients[{number}]",]
+    needed = set(graph_before(gradients.operations))
+    assert needed & {x.op for x in rows_of(gradients, number)}
     devices = {op.device for op in needed - client if op.device}
     indices = [tf.DeviceSpec.from_string(x).device_index for x in devices]
     assert {x // 2 for x in indices} == {number}
@@ -247,7 +289,7 @@ def test_a_pod_needs_no_other_before_the_last_microbatch():
 def test_no_sum_of_floats_depends_on_which_term_is_ready_first():
   """TensorFlow's AddN begins with a term whose memory it may reuse."""
   for built in (MICROBATCHES_ON_PODS, WITHOUT_SUMS):
-    definition = build(*built).update.graph.as_graph_def()
+    definition = graph_of(*built).as_graph_def()
     functions = definition.library.function
     nodes = [*definition.node, *(x for f in functions for x in f.node_def)]
     sums = [x for x in nodes if x.op == "AddN" and x.attr["N"].i > 2]

@@ -34,6 +34,7 @@ from tests.mtf_testing import (
   training,
 )
 from tests.refusals import message_of
+from tests.settings import PALM_LOSS
 
 NAMES_BY_KIND = {
   "embedding": "^embedding$",
@@ -72,7 +73,7 @@ def test_steps_follow_the_oracle(changes, rows, num_microbatches):
   for step in range(NUM_STEPS):
     batch = rows(config, batch_size=4, seed=step)
     loss, z_loss, gradients = oracle_jax.loss_and_gradients(
-      config, params, **batch, z_loss=optimizer.z_loss
+      config, params, **batch, z_loss=PALM_LOSS.z_loss
     )
     before, params = params, adafactor.step(params, gradients)
     seen = metrics[step]

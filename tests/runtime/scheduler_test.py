@@ -277,19 +277,6 @@ def test_a_gang_over_slices_of_different_virtual_times_gets_its_share():
 # Budgets.
 
 
-def test_a_program_that_lacks_bytes_waits_while_others_continue():
-  scheduler = GangScheduler("fifo", {"pod0": 100, "pod1": 100})
-  running = scheduler.submit("a", on("pod0", num_bytes=60))
-  large = scheduler.submit("b", on(*PODS, num_bytes=50))
-  small = scheduler.submit("c", on(*PODS, num_bytes=40))
-  assert scheduler.start() == [running, small]
-  scheduler.finish(running, kept={"pod0": 60})
-  scheduler.finish(small)
-  assert not scheduler.start()
-  scheduler.free("a", {"pod0": 10})
-  assert scheduler.start() == [large]
-
-
 def test_a_large_program_is_overtaken_a_bounded_number_of_times():
   scheduler = GangScheduler("fifo", {"pod0": 100})
   small = [scheduler.submit("a", on("pod0", num_bytes=30)) for _ in range(2)]

@@ -1,6 +1,7 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
 import json
+import shutil
 
 import numpy as np
 import pytest
@@ -49,6 +50,18 @@ def test_xla_flags_that_fail_later_are_refused_before_data_is_made(
   (line,) = capsys.readouterr().err.splitlines()
   assert line.startswith(f"palm_mtf: TF_XLA_FLAGS = '{flags}': ")
   assert not (tmp_path / "tokens").exists()
+
+
+def test_a_run_that_resumes_with_other_layers_is_one_line(
+  corpus, finished, tmp_path, capsys
+):
+  shutil.copytree(finished, tmp_path, dirs_exist_ok=True)
+  variants = {"band": {"ATTENTION_WINDOW": 4}}
+  settings = {"LAYERS": "band", "VARIANTS": variants, "TRAIN_STEPS": 99}
+  assert runs.run("train", corpus, tmp_path, **settings) == 2
+  line = capsys.readouterr().err.splitlines()[-1]
+  assert line.startswith("palm_mtf: LAYERS = 'band': ")
+  assert "step_00000012 was trained with ''; use that" in line
 
 
 @pytest.mark.slow

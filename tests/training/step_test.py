@@ -18,6 +18,7 @@ from palm_mtf.programs.train_program import build_train_program
 from palm_mtf.runtime.client.client import Client
 from palm_mtf.training.step import NonFiniteStepError, TrainStep
 from tests import runs
+from tests.blocks import SETTINGS
 from tests.mtf_testing import (
   PALM_OPTIMIZER,
   SINGLE,
@@ -27,9 +28,10 @@ from tests.mtf_testing import (
   small_config,
   train,
 )
+from tests.settings import PALM_LOSS, step_config
 
 TWO_PODS = PodsConfig(num_pods=2, dcn_dtype="bfloat16")
-DROPPING = dataclasses.replace(PALM_OPTIMIZER, dropout=0.3)
+DROPPING = dataclasses.replace(PALM_LOSS, dropout=0.3)
 STACKED = dataclasses.replace(
   PALM_OPTIMIZER, parameter_scale="stacked", second_moment="factored"
 )
@@ -55,10 +57,21 @@ def in_stages(stages, num_microbatches, layout=None, **changes):
 
 
 def test_stages_take_the_steps_of_one_mesh():
-  """With documents and dropout, in bfloat16."""
-  config = small_config(activation_dtype="bfloat16")
+  """With documents, dropout and other layers on each stage, in bfloat16."""
+  config = small_config(
+    activation_dtype="bfloat16",
+    layers="window, global",
+    variants={
+      "window": {"ATTENTION_WINDOW": 3, "ROTARY_BASE": 100.0},
+      "global": {},
+    },
+  )
   assert_same_bits(
-    config, in_stages(2, 2), DROPPING, rows=random_documents, num_steps=1
+    config,
+    in_stages(2, 2),
+    loss=DROPPING,
+    rows=random_documents,
+    num_steps=1,
   )
 
 
@@ -67,14 +80,30 @@ def test_stages_take_the_steps_of_one_mesh():
   ("changes", "mesh", "optimizer", "settings"),
   [
     ({"num_layers": 4}, in_stages(4, 4), PALM_OPTIMIZER, {}),
+    (
+      SETTINGS["Gemma 3"],
+      in_stages(4, 2),
+      STACKED,
+      {"rows": random_documents},
+    ),
     ({}, in_stages(2, 4, stage_order="gpipe"), PALM_OPTIMIZER, {}),
     # One microbatch has gradients in bfloat16, and more have float32 sums.
     ({"activation_dtype": "bfloat16"}, in_stages(2, 1), STACKED, {}),
     ({"remat": "layer"}, in_stages(2, 2), STACKED, {}),
-    ({"remat": "attention", "block": "serial"}, in_stages(2, 8), DROPPING, {}),
+    (
+      {"remat": "attention", "block": "serial"},
+      in_stages(2, 8),
+      PALM_OPTIMIZER,
+      {"loss": DROPPING},
+    ),
     ({}, in_stages(2, 2, "all over data and model"), PALM_OPTIMIZER, {}),
     ({}, in_stages(2, 2, "PaLM's 2D"), STACKED, {"rows": random_examples}),
-    ({"remat": "layer"}, in_stages(2, 1, "fully sharded"), DROPPING, {}),
+    (
+      {"remat": "layer"},
+      in_stages(2, 1, "fully sharded"),
+      PALM_OPTIMIZER,
+      {"loss": DROPPING},
+    ),
     (
       {"activation_dtype": "bfloat16"},
       in_stages(2, 2),
@@ -101,13 +130,10 @@ def run_step(mesh, batch, use):
   config = session_config(mesh.pod_devices, 2)
   with tf.Graph().as_default(), tf.Session(config=config) as session:
     program = build_train_program(
-      small_config(),
-      mesh,
-      DROPPING,
+      step_config(small_config(), mesh, loss=DROPPING, pods=pods),
       batch_size=8,
       seed=0,
       features=list(batch),
-      pods=pods,
     )
     session.run(program.initialize)
     return use(TrainStep(Client(session), program))
@@ -128,9 +154,7 @@ def test_programs_of_one_client_on_different_devices_train_at_the_same_time():
     client, steps = Client(session), []
     for pod in devices.pods:
       program = build_train_program(
-        config,
-        in_stages(1, num_microbatches=2),
-        PALM_OPTIMIZER,
+        step_config(config, in_stages(1, num_microbatches=2)),
         batch_size=4,
         seed=0,
         features=list(batch),

@@ -24,7 +24,7 @@ from palm_mtf.training.variable_checks import (
 from tests import runs
 from tests.checkpoint_files import save_tensors
 from tests.mtf_testing import (
-  PALM_OPTIMIZER,
+  feed_of,
   load_parameters,
   mesh_layout,
   random_tokens,
@@ -32,6 +32,7 @@ from tests.mtf_testing import (
 )
 from tests.oracle import random_parameters
 from tests.refusals import message_of
+from tests.settings import step_config
 
 
 def plant(model_dir, name, place, value):
@@ -116,7 +117,7 @@ def diverging():
     tf.Session(config=session_config(mesh.num_devices)) as session,
   ):
     program = build_train_program(
-      CONFIG, mesh, PALM_OPTIMIZER, batch_size=4, seed=0
+      step_config(CONFIG, mesh), batch_size=4, seed=0
     )
     session.run(program.initialize)
     watch = VariableChecks(Client(session), program, lambda: None)
@@ -140,12 +141,8 @@ def test_a_bad_step_changes_no_bit_of_any_variable(
   load_parameters(session, program.slices, params)
   train_step = TrainStep(Client(session), program)
   metrics = train_step.run(batch, 0)
-  feed = {
-    program.pods[0].features[name]: value for name, value in batch.items()
-  }
   losses, squares, is_finite = session.run(
-    [program.losses, program.gradient_squares, program.is_finite],
-    {**feed, program.step: 1},
+    program.measure.outputs, feed_of(program, batch, 1)
   )
   assert is_finite
   assert np.sqrt(squares.sum()) == pytest.approx(losses["grad_norm"])
@@ -241,7 +238,7 @@ def test_a_run_stops_at_the_next_comparison_and_saves_nothing(
   run = TrainStep.run
 
   def remember(self, client, program):
-    self.planted_in = client._session, program.pods[1].slices
+    self.planted_in = client._session, program.pod_slices[1]
     made(self, client, program)
 
   def run_and_plant(self, batch, step, records):

@@ -26,7 +26,8 @@ _MODULE = "palm_mtf.unitransformer"
 _SETTINGS = {
   "Attention": (
     *("num_heads", "d_kv", "attention", "num_kv_heads", "attention_window"),
-    *("qk_norm", "norm_epsilon", "positions", "rotary_fraction"),
+    *("qk_norm", "score_scale", "norm_epsilon", "positions"),
+    "rotary_fraction",
     *("rotary_pairs", "rotary_base", "rotary_scaling", "rotary_factor"),
     "biases",
   ),

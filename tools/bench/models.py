@@ -13,27 +13,35 @@ import numpy as np
 
 from palm_mtf.architecture.parameters import parameter_shapes
 from palm_mtf.config import (
-  AdafactorConfig,
-  Config,
+  LossConfig,
   MeshLayout,
   ModelConfig,
+  OptimizerConfig,
   PodsConfig,
+  StepConfig,
 )
-from palm_mtf.data.batches.corpus import Batches
 from palm_mtf.machine.activation_dtype import native_bfloat16
+from tests.settings import PALM_OPTIMIZER
 
 BATCH_SIZE = 8  # sequences in a step of one pod
 ONE_DEVICE = MeshLayout(mesh_shape="", layout="")
 WARM_UP_STEPS = 2  # not timed: the first compiles, the second fills caches
-PALM_OPTIMIZER = AdafactorConfig(
-  learning_rate=0.01,
-  beta1=0.9,
-  beta2_exponent=0.8,
-  update_clip=1.0,
-  gradient_clip=1.0,
-  weight_decay_exponent=2.0,
-  z_loss=1e-4,
-)
+
+
+def step_config(
+  model: ModelConfig,
+  mesh_layout: MeshLayout = ONE_DEVICE,
+  optimizer: OptimizerConfig = PALM_OPTIMIZER,
+  pods: PodsConfig = PodsConfig(),  # noqa: B008
+) -> StepConfig:
+  """Returns settings of a training step with PaLM's loss."""
+  return StepConfig(
+    model=model,
+    mesh_layout=mesh_layout,
+    optimizer=optimizer,
+    loss=LossConfig(z_loss=1e-4),
+    pods=pods,
+  )
 
 
 def _sizes(layers: int, width: int, vocab: int) -> dict[str, int]:
@@ -109,7 +117,7 @@ def random_tokens(model: ModelConfig, batch_size: int) -> np.ndarray:
 @contextlib.contextmanager
 def training_program(
   model: ModelConfig,
-  optimizer: AdafactorConfig = PALM_OPTIMIZER,
+  optimizer: OptimizerConfig = PALM_OPTIMIZER,
   *,
   batch_size: int,
   mesh_layout: MeshLayout = ONE_DEVICE,
@@ -120,7 +128,7 @@ def training_program(
 
   Args:
     model: architecture.
-    optimizer: schedule, clipping, decay and z-loss.
+    optimizer: one of the optimizers, with its schedule and clipping.
     batch_size: number of sequences in one step.
     mesh_layout: mesh axes and layout rules, checked against `model`.
     seed: seed of the initial weights.
@@ -135,41 +143,13 @@ def training_program(
     tf.Session(config=session_config(mesh_layout.num_devices)) as session,
   ):
     program = build_train_program(
-      model,
-      mesh_layout,
-      optimizer,
+      step_config(model, mesh_layout, optimizer),
       batch_size=batch_size,
       seed=seed,
       **settings,
     )
     session.run(program.initialize)
     yield session, program
-
-
-@contextlib.contextmanager
-def warm_training(config: Config, batches: Batches) -> Iterator:
-  """Yields the compiled TrainStep of a run with initial weights.
-
-  Args:
-    config: settings of the run, which has one pod and one batch size.
-    batches: batches of the run.
-  """
-  from palm_mtf.runtime.client.client import Client
-  from palm_mtf.training.step import TrainStep
-
-  with training_program(
-    config.model,
-    config.optimizer,
-    batch_size=config.run.batch_sizes.sizes[0],
-    mesh_layout=config.mesh_layout,
-    seed=config.run.seed,
-    features=batches.features,
-  ) as (session, program):
-    step = TrainStep(Client(session), program)
-    for _ in range(WARM_UP_STEPS):
-      step.run(batches.batch(0), 0)
-    session.run(program.initialize)
-    yield step
 
 
 @contextlib.contextmanager

@@ -34,13 +34,11 @@ _FLOATS = {32: "float32", 16: "bfloat16"}
 # Peers of each case, by the name for --peer.
 PEERS = {
   "train": {
-    "torch": Peer("torch_peer.py train --compile", ("torch",), _FLOATS),
-    "torch_eager": Peer("torch_peer.py train", ("torch",), _FLOATS),
-    "jax": Peer("jax_peer.py train", ("jax",), _FLOATS),
+    "torch": Peer("torch_peer.py --compile", ("torch",), _FLOATS),
+    "torch_eager": Peer("torch_peer.py", ("torch",), _FLOATS),
+    "jax": Peer("jax_peer.py", ("jax",), _FLOATS),
   },
   "decode": {
-    "torch": Peer("torch_peer.py decode", ("torch",), _FLOATS),
-    "jax": Peer("jax_peer.py decode", ("jax",), _FLOATS),
     "llama_cpp": Peer(
       "llama_cpp_decode.py",
       ("llama_cpp",),
@@ -52,8 +50,6 @@ PEERS = {
       {32: "float32", 8: "int8", 4: "int4"},
     ),
   },
-  # This peer chooses the faster dtype itself.
-  "learning": {"gpt": Peer("torch_peer.py gpt", ("torch", "numpy"), _FLOATS)},
 }
 
 

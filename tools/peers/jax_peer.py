@@ -1,20 +1,16 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Trains or decodes a PaLM in JAX under jit.
+"""Trains a PaLM in JAX under jit.
 
-python jax_peer.py train --dtype float32
-python jax_peer.py decode --dtype float32 --batch_size 1
+python jax_peer.py --dtype float32
 """
 
-# This is what a JAX user would write for speed. A turn of `train` is one jitted
-# step with donated buffers, which includes PaLM's optimizer. A turn of `decode`
-# continues all prompts in one jitted scan over tokens; keys and values are
-# updated in place, and weights are stored in the dtype of the products. Needs
-# only jax. tools/bench starts it.
+# This is what a JAX user would write for speed. A turn is one jitted step with
+# donated buffers, which includes PaLM's optimizer. Needs only jax. tools/bench
+# starts it.
 
 import functools
 import itertools
-import time
 
 import jax
 import jax.numpy as jnp
@@ -65,58 +61,37 @@ def rotate(x, place):
   return jnp.concatenate(turned, axis=-1).astype(x.dtype)
 
 
-def parallel_block(x, block, place, cache):
+def parallel_block(x, block):
   """Returns x + Attention(LayerNorm(x)) + SwiGLU(LayerNorm(x)), multi-query.
 
   Args:
     x: array, [batch, length, d_model].
     block: weights of the block.
-    place: positions of x, [length].
-    cache: keys and values of all positions, [batch, positions, d_kv] each; None
-      if x has all positions.
-
-  Returns:
-    The output, and the keys and values with those of x.
   """
+  place = jnp.arange(x.shape[1])
   # As in PaLM, weights are float32 and are cast where they are used.
   w = {name: weight.astype(x.dtype) for name, weight in block.items()}
   y = layer_norm(x, block["scale"])
   q = rotate(jnp.einsum("bld,dhk->blhk", y, w["q"]), place)
   k, v = rotate(y @ w["k"], place), y @ w["v"]
-  if cache is not None:
-    # XLA updates an array in place if nothing else holds it.
-    k, v = (
-      jax.lax.dynamic_update_slice(whole, part, (0, place[0], 0))
-      for whole, part in zip(cache, (k, v), strict=True)
-    )
   scores = jnp.einsum("blhk,bmk->bhlm", q * q.shape[-1] ** -0.5, k)
-  visible = jnp.arange(k.shape[1]) <= place[:, None]
+  visible = place <= place[:, None]
   scores = jnp.where(visible, scores.astype(jnp.float32), -1e9)
   weights = jax.nn.softmax(scores).astype(x.dtype)
   heads = jnp.einsum("bhlm,bmk->blhk", weights, v)
   hidden = jax.nn.silu(y @ w["gate"]) * (y @ w["up"])
-  x = x + jnp.einsum("blhk,hkd->bld", heads, w["o"]) + hidden @ w["down"]
-  return x, (k, v)
-
-
-def forward(params, tokens, dtype, caches=None, start=0):
-  """Returns what the logits are computed from, and the caches of all blocks."""
-  embedding = params["embedding"].astype(dtype)
-  place = start + jnp.arange(tokens.shape[1])
-  x, after = embedding[tokens], []
-  for block, cache in zip(
-    params["blocks"], caches or [None] * len(params["blocks"]), strict=True
-  ):
-    x, cache = parallel_block(x, block, place, cache)
-    after.append(cache)
-  # The embedding is tied, and logits are scaled (PaLM, section 2).
-  return layer_norm(x, params["scale"]) * x.shape[-1] ** -0.5, after
+  return x + jnp.einsum("blhk,hkd->bld", heads, w["o"]) + hidden @ w["down"]
 
 
 def compute_loss(params, inputs, targets, sizes):
   """Returns cross-entropy plus z-loss, both means over all tokens."""
-  x, _ = forward(params, inputs, sizes.dtype)
-  logits = (x @ params["embedding"].astype(x.dtype).T).astype(jnp.float32)
+  embedding = params["embedding"].astype(sizes.dtype)
+  x = embedding[inputs]
+  for block in params["blocks"]:
+    x = parallel_block(x, block)
+  # The embedding is tied, and logits are scaled (PaLM, section 2).
+  x = layer_norm(x, params["scale"]) * x.shape[-1] ** -0.5
+  logits = (x @ embedding.T).astype(jnp.float32)
   log_z = jax.nn.logsumexp(logits, axis=-1)
   target = jnp.take_along_axis(logits, targets[..., None], axis=-1)
   return jnp.mean(log_z - target[..., 0] + 1e-4 * log_z**2)
@@ -203,61 +178,17 @@ def train(sizes, params):
   return step
 
 
-def decode(sizes, params):
-  """Returns a function that continues all prompts and times it."""
-  params = jax.tree.map(lambda w: w.astype(sizes.dtype), params)
-  shape = sizes.batch_size, sizes.sequence_length, sizes.d_kv
-
-  def choose(params, tokens, caches, start):
-    x, caches = forward(params, tokens, sizes.dtype, caches, start)
-    return (x[:, -1:] @ params["embedding"].T).argmax(-1), caches
-
-  @jax.jit
-  def prefill(params, prompts):
-    caches = [
-      (jnp.zeros(shape, sizes.dtype), jnp.zeros(shape, sizes.dtype))
-      for _ in range(sizes.num_layers)
-    ]
-    return choose(params, prompts, caches, 0)
-
-  @jax.jit
-  def continue_texts(params, token, caches):
-    places = jnp.arange(sizes.prompt_tokens, sizes.sequence_length - 1)
-    return jax.lax.scan(
-      lambda carry, place: (choose(params, *carry, place), None),
-      (token, caches),
-      places,
-    )[0]
-
-  prompts = jax.random.randint(
-    jax.random.key(1), [sizes.batch_size, sizes.prompt_tokens], 0, 256
-  )
-
-  def turn() -> dict[str, float]:
-    # Reading the prompt is not timed.
-    first = jax.block_until_ready(prefill(params, prompts))
-    start = time.perf_counter()
-    jax.block_until_ready(continue_texts(params, *first))
-    return {"secs": time.perf_counter() - start}
-
-  return turn
-
-
-PROGRAMS = {"train": train, "decode": decode}
-
-
 def main() -> None:
   """Takes turns."""
   # Imported here, because the name exists only if this file is a program, and
-  # tools/parity.py imports the model.
+  # tests import the model.
   from turns import make_parser, take_turns
 
   parser = make_parser(__doc__.splitlines()[0], ["float32", "bfloat16"])
-  parser.add_argument("program", choices=PROGRAMS)
   sizes = parser.parse_args()
   params = initial_parameters(sizes, jax.random.key(0))
   num_parameters = sum(w.size for w in jax.tree.leaves(params))
-  turn = PROGRAMS[sizes.program](sizes, params)
+  turn = train(sizes, params)
   for _ in range(WARM_UP_TURNS):
     turn()
   take_turns(turn, {"parameters": num_parameters})

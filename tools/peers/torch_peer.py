@@ -1,68 +1,48 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Trains or decodes a PaLM, or trains a GPT, in PyTorch.
+"""Trains a PaLM in PyTorch.
 
-python torch_peer.py train --dtype bfloat16 --compile
-python torch_peer.py decode --dtype bfloat16 --batch_size 1
-python torch_peer.py gpt --data FOLDER --learning_rate 2e-3 --budget_secs 600 \
-  --turn_secs 10
+python torch_peer.py --dtype bfloat16 --compile
 """
 
 # This is what a PyTorch user would write for speed: the products of a block
 # that share an input are joined, and attention is PyTorch's.
 #
-# A turn of `train` is a step. Autocast casts weights; --compile compiles the
-# loss with its gradients, and the step of PaLM's optimizer. It runs on a GPU if
-# PyTorch finds one, where float32 products are TF32, as XLA's are. A turn of
-# `decode` continues all prompts: keys and values are kept in preallocated
-# tensors, and weights are stored in the dtype of the products.
+# A turn is a step. Autocast casts weights; --compile compiles the loss with its
+# gradients, and the step of PaLM's optimizer. It runs on a GPU if PyTorch finds
+# one, where float32 products are TF32, as XLA's are.
 #
-# A turn of `gpt` is --turn_secs of processor time. The recipe is the usual one
-# (Radford et al. 2019; Brown et al. 2020): serial blocks with biases, GELU,
-# learned positions, tied embedding; AdamW with betas 0.9 and 0.95, weight decay
-# 0.1 for matrices, a clipped gradient norm, and a learning rate that warms up
-# for 2% of the budget and falls to a tenth by a cosine. The loss is compiled,
-# in the dtype that is faster on this machine.
-#
-# Needs torch, and `gpt` numpy. tools/bench starts it.
+# Needs torch. tools/bench starts it.
 
-import copy
-import itertools
-import math
-import os
-import statistics
-import time
 from collections.abc import Iterable
 
 import torch
-from torch import nn
 from torch.nn import functional
 
 WARM_UP_STEPS = 2
 DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
-WARM_UP_SHARE, END_SHARE = 0.02, 0.1  # of a GPT's budget and learning rate
 
 
-def initial_parameters(sizes, dtype=torch.float32):
+def initial_parameters(sizes):
   """Returns random weights: embedding, a dict per block, and final scale."""
   d, heads_width = sizes.d_model, sizes.num_heads * sizes.d_kv
 
   def weight(outer, inner, fan_in):
-    return (torch.randn(outer, inner) / fan_in**0.5).to(dtype)
+    return torch.randn(outer, inner) / fan_in**0.5
 
   blocks = [
     {
       "into": weight(sum(widths(sizes)), d, d),
       "o": weight(d, heads_width, heads_width),
       "wo": weight(d, sizes.d_ff, sizes.d_ff),
-      "scale": torch.ones(d, dtype=dtype),
+      "scale": torch.ones(d),
     }
     for _ in range(sizes.num_layers)
   ]
   return {
     "embedding": weight(sizes.vocab_size, d, 1),
     "blocks": blocks,
-    "scale": torch.ones(d, dtype=dtype),
+    "scale": torch.ones(d),
   }
 
 
@@ -88,7 +68,7 @@ def rotary_tables(sizes) -> list[torch.Tensor]:
 
 def rotate(x: torch.Tensor, tables) -> torch.Tensor:
   """Returns x [..., length, d_kv] with half-split rotary applied."""
-  # In training the tables, and so the products, are float32.
+  # The tables, and so the products, are float32.
   sine, cosine = tables
   a, b = x.chunk(2, -1)
   return torch.cat([a * cosine - b * sine, b * cosine + a * sine], -1).to(
@@ -101,58 +81,33 @@ def norm(x, scale):
   return functional.layer_norm(x, x.shape[-1:], scale, eps=1e-6)
 
 
-def parallel_block(x, w, sizes, tables, cache, start):
+def parallel_block(x, w, sizes, tables):
   """Returns x + Attention(LayerNorm(x)) + SwiGLU(LayerNorm(x)), multi-query."""
-  length, end = x.shape[1], start + x.shape[1]
   wide = functional.linear(norm(x, w["scale"]), w["into"])
   q, k, v, gate, up = wide.split(widths(sizes), -1)
   q = rotate(q.unflatten(-1, (sizes.num_heads, -1)).transpose(1, 2), tables)
   k, v = rotate(k, tables).unsqueeze(1), v.unsqueeze(1)
-  if cache is not None:
-    # Each [batch, 1 head, sequence_length, d_kv].
-    keys, values = cache
-    keys[:, :, start:end], values[:, :, start:end] = k, v
-    k, v = keys[:, :, :end], values[:, :, :end]
   # `expand` repeats the one key/value head without a copy.
   shared = (-1, sizes.num_heads, -1, -1)
   heads = functional.scaled_dot_product_attention(
     q,
     k.expand(shared),
     v.expand(shared),
-    is_causal=length > 1,  # one token sees all of the cache
+    is_causal=True,
   )
   attended = functional.linear(heads.transpose(1, 2).flatten(2), w["o"])
   hidden = functional.silu(gate) * up
   return (x + attended + functional.linear(hidden, w["wo"])).to(x.dtype)
 
 
-def forward(params, tokens, sizes, tables, caches=None, start=0):
-  """Returns logits [batch, length, vocab]; with caches, of the last token.
-
-  Args:
-    params: weights.
-    tokens: [batch, length], at the positions start, start + 1, ...
-    sizes: flags.
-    tables: sine and cosine of all positions.
-    caches: keys and values of each block, to which those of `tokens` are added;
-      None if `tokens` are whole texts.
-    start: position of the first token.
-  """
-  tables = [x[start : start + tokens.shape[1]] for x in tables]
-  x = functional.embedding(tokens, params["embedding"]).to(DTYPES[sizes.dtype])
-  for i, w in enumerate(params["blocks"]):
-    cache = None if caches is None else caches[i]
-    x = parallel_block(x, w, sizes, tables, cache, start)
-  if caches is not None:
-    x = x[:, -1:]
-  # The embedding is tied, and logits are scaled (PaLM, section 2).
-  x = norm(x, params["scale"]) * x.shape[-1] ** -0.5
-  return functional.linear(x, params["embedding"])
-
-
 def compute_loss(params, inputs, targets, sizes, tables):
   """Returns cross-entropy plus z-loss, both means over all tokens."""
-  logits = forward(params, inputs, sizes, tables).float()
+  x = functional.embedding(inputs, params["embedding"]).to(DTYPES[sizes.dtype])
+  for w in params["blocks"]:
+    x = parallel_block(x, w, sizes, tables)
+  # The embedding is tied, and logits are scaled (PaLM, section 2).
+  x = norm(x, params["scale"]) * x.shape[-1] ** -0.5
+  logits = functional.linear(x, params["embedding"]).float()
   log_z = logits.logsumexp(-1)
   target = logits.gather(-1, targets.unsqueeze(-1)).squeeze(-1)
   return (log_z - target + 1e-4 * log_z.square()).mean()
@@ -248,198 +203,15 @@ def train(sizes) -> None:
   take_turns(step, {"parameters": sum(x.numel() for x in tensors)})
 
 
-@torch.inference_mode()
-def decode(sizes) -> None:
-  """Takes turns: a continuation of all prompts each."""
-  torch.manual_seed(0)
-  dtype = DTYPES[sizes.dtype]
-  params = initial_parameters(sizes, dtype)
-  tables = [x.to(dtype) for x in rotary_tables(sizes)]
-  shape = sizes.batch_size, 1, sizes.sequence_length, sizes.d_kv
-  caches = [
-    [torch.zeros(shape, dtype=dtype) for _ in range(2)]
-    for _ in params["blocks"]
-  ]
-  prompts = torch.randint(
-    sizes.vocab_size, (sizes.batch_size, sizes.prompt_tokens)
-  )
-
-  def read(tokens, start):
-    return forward(params, tokens, sizes, tables, caches, start).argmax(-1)
-
-  count = sum(x.numel() for x in list_tensors(params))
-  continue_in_turns(read, prompts, sizes, count)
-
-
-class Block(nn.Module):
-  """Attention, then an MLP, each after a LayerNorm."""
-
-  def __init__(self, width, heads):
-    super().__init__()
-    self.heads = heads
-    self.norms = nn.ModuleList([nn.LayerNorm(width) for _ in range(2)])
-    self.into = nn.Linear(width, 3 * width)
-    self.out = nn.Linear(width, width)
-    self.up = nn.Linear(width, 4 * width)
-    self.down = nn.Linear(4 * width, width)
-
-  def forward(self, x):
-    """Returns x, [batch, length, width], after the block."""
-    q, k, v = (
-      y.unflatten(-1, (self.heads, -1)).transpose(1, 2)
-      for y in self.into(self.norms[0](x)).chunk(3, -1)
-    )
-    y = functional.scaled_dot_product_attention(q, k, v, is_causal=True)
-    x = x + self.out(y.transpose(1, 2).flatten(2))
-    return x + self.down(functional.gelu(self.up(self.norms[1](x))))
-
-
-class Gpt(nn.Module):
-  """A GPT; `forward` returns the mean loss of targets."""
-
-  def __init__(self, flags):
-    super().__init__()
-    width = flags.d_model
-    self.tokens = nn.Embedding(flags.vocab_size, width)
-    self.places = nn.Embedding(flags.sequence_length, width)
-    self.blocks = nn.ModuleList(
-      [Block(width, flags.num_heads) for _ in range(flags.num_layers)]
-    )
-    self.norm = nn.LayerNorm(width)
-    for name, x in self.named_parameters():
-      if x.ndim == 2:
-        # As in GPT-2: projections into the stream add up over the layers.
-        is_last = name.endswith(("out.weight", "down.weight"))
-        share = (2 * flags.num_layers) ** -0.5 if is_last else 1.0
-        nn.init.normal_(x, std=0.02 * share)
-      elif name.endswith("bias"):
-        nn.init.zeros_(x)
-
-  def forward(self, targets):
-    """Returns the mean loss of [batch, length] tokens."""
-    inputs = functional.pad(targets[:, :-1], (1, 0))
-    x = self.tokens(inputs) + self.places.weight
-    for block in self.blocks:
-      x = block(x)
-    logits = functional.linear(self.norm(x), self.tokens.weight)
-    return functional.cross_entropy(
-      logits.flatten(0, 1).float(), targets.flatten()
-    )
-
-
-class Training:
-  """A model, its optimizer and its rows."""
-
-  def __init__(self, flags):
-    import numpy as np
-
-    torch.manual_seed(0)
-    self.flags = flags
-    self.model = Gpt(flags)
-    self.loss = torch.compile(self.model)
-    self.first_weights = copy.deepcopy(self.model.state_dict())
-    self.rows, self.validation = (
-      torch.from_numpy(np.load(os.path.join(flags.data, f"{x}.npy")))
-      for x in ("train", "validation")
-    )
-
-  def begin(self, dtype):
-    """Resets to the initial weights, with products in this dtype."""
-    self.dtype, self.spent_secs, self.num_steps = dtype, 0.0, 0
-    self.model.load_state_dict(self.first_weights)
-    matrices = [x for x in self.model.parameters() if x.ndim == 2]
-    others = [x for x in self.model.parameters() if x.ndim != 2]
-    self.optimizer = torch.optim.AdamW(
-      [{"params": matrices, "weight_decay": 0.1}, {"params": others}],
-      betas=(0.9, 0.95),
-      weight_decay=0.0,
-      fused=True,
-    )
-    size = self.flags.batch_size
-    self.batches = itertools.cycle(
-      self.rows[i * size : (i + 1) * size].long()
-      for i in range(len(self.rows) // size)
-    )
-
-  def autocast(self):
-    """Returns a context in which products are computed in the dtype."""
-    is_reduced = self.dtype != torch.float32
-    return torch.autocast("cpu", self.dtype, enabled=is_reduced)
-
-  def step(self):
-    """Takes a step, and adds its processor time to `spent_secs`."""
-    start = time.process_time()
-    done = self.spent_secs / self.flags.budget_secs
-    rate = min(done / WARM_UP_SHARE, 1.0)
-    falls = (1 + math.cos(math.pi * min(done, 1.0))) / 2
-    rate *= END_SHARE + (1 - END_SHARE) * falls
-    for group in self.optimizer.param_groups:
-      group["lr"] = rate * self.flags.learning_rate
-    with self.autocast():
-      loss = self.loss(next(self.batches))
-    loss.backward()
-    nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
-    self.optimizer.step()
-    self.optimizer.zero_grad()
-    self.spent_secs += time.process_time() - start
-    self.num_steps += 1
-
-  def time_steps(self, dtype) -> float:
-    """Returns the seconds of the first steps in a dtype, when warm."""
-    self.begin(dtype)
-    for _ in range(3):
-      self.step()
-    start = time.perf_counter()
-    for _ in range(8):
-      self.step()
-    return time.perf_counter() - start
-
-  @torch.no_grad()
-  def validation_loss(self) -> float:
-    """Returns the mean loss of the validation rows."""
-    parts = self.validation.split(self.flags.batch_size)
-    with self.autocast():
-      return statistics.fmean(self.loss(x.long()).item() for x in parts)
-
-
-def train_gpt(flags) -> None:
-  """Takes turns: steps for --turn_secs each, then the validation loss."""
-  training = Training(flags)
-  training.begin(min(DTYPES.values(), key=training.time_steps))
-
-  def turn() -> dict[str, float]:
-    end = training.spent_secs + flags.turn_secs
-    while training.spent_secs < end:
-      training.step()
-    return {
-      "processor_secs": training.spent_secs,
-      "loss": training.validation_loss(),
-      "step": training.num_steps,
-    }
-
-  training.validation_loss()  # compiles
-  count = sum(x.numel() for x in training.model.parameters())
-  is_bfloat16 = training.dtype == torch.bfloat16
-  take_turns(turn, {"parameters": count, "is_bfloat16": is_bfloat16})
-
-
-PROGRAMS = {"train": train, "decode": decode, "gpt": train_gpt}
-
-
 def main() -> None:
-  """Runs a program."""
+  """Trains."""
   parser = make_parser(__doc__.splitlines()[0], DTYPES)
-  parser.add_argument("program", choices=PROGRAMS)
-  parser.add_argument("--compile", action="store_true", help="of `train`")
-  for name in ("learning_rate", "budget_secs", "turn_secs"):
-    parser.add_argument(f"--{name}", type=float, help="of `gpt`")
-  parser.add_argument("--data", help="folder of train.npy and validation.npy")
-  flags = parser.parse_args()
-  PROGRAMS[flags.program](flags)
+  parser.add_argument("--compile", action="store_true")
+  train(parser.parse_args())
 
 
 if __name__ == "__main__":
   # The name exists only if this file is a program; a test imports Adafactor.
-  from turns import continue_in_turns, make_parser, take_turns
+  from turns import make_parser, take_turns
 
   main()

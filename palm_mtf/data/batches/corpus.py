@@ -88,46 +88,6 @@ class Batches:
     return self._skips.rows(first + np.arange(part_rows), self._sizes)
 
 
-def validation_batches(
-  sources: Sequence[RowSource], *, batch_size: int, num_rows: int, seed: int
-) -> Iterator[Batch]:
-  """Returns the validation batches, which begin at each source's first row.
-
-  Every evaluation reads the same rows, which are neither shuffled nor repeated.
-
-  Args:
-    sources: sources, mixed in proportion to their rates.
-    num_rows: maximum number of rows in all batches. The batches end earlier if
-      a source runs out of rows. A last batch that is not full is dropped.
-    seed: seed of the order in which sources alternate.
-
-  Raises:
-    UserError: there are too few rows for one batch; raised before iteration.
-  """
-  mixture = Mixture([source.rate for source in sources], seed=seed)
-  source, index = mixture.locate(np.arange(max(num_rows, batch_size)))
-  available = np.array([s.rows.num_rows for s in sources])
-  spent = np.flatnonzero(index >= available[source])
-  usable = int(spent[0]) if len(spent) else len(source)
-  if usable < batch_size:
-    name = sources[source[usable]].name
-    raise UserError(
-      f"validation text of {name}: {available[source[usable]]:,} rows of "
-      f"SEQUENCE_LENGTH tokens, less than its share of one batch of "
-      f"{batch_size:,}; raise VALIDATION_SHARE, give more text, or lower "
-      "GLOBAL_BATCH_SIZE."
-    )
-  features = list_features(sources)
-  places = list(zip(source.tolist(), index.tolist(), strict=True))
-  return (
-    _stack(
-      [sources[s].rows.read(i) for s, i in places[start : start + batch_size]],
-      features,
-    )
-    for start in range(0, usable - batch_size + 1, batch_size)
-  )
-
-
 def split_batch(batch: Batch, num_parts: int) -> list[Batch]:
   """Splits a batch into equal parts, which take less memory one at a time."""
   parts = zip(*(np.split(x, num_parts) for x in batch.values()), strict=True)
@@ -250,8 +210,7 @@ class Corpus:
   def batches(self, sizes: BatchSizes, skips: Skips | None = None) -> Batches:
     """Returns the training batches, except the batches that `skips` lists.
 
-    Raises:
-      UserError: an epoch holds less than one batch.
+    Raises UserError if an epoch holds less than one batch.
     """
     rows = self._training_rows
     num_rows = rows.num_rows
@@ -268,12 +227,38 @@ class Corpus:
   def validation_batches(
     self, *, batch_size: int, num_rows: int
   ) -> Iterator[Batch]:
-    """Returns the validation batches; see the function `validation_batches`."""
-    return validation_batches(
-      self._validation_rows,
-      batch_size=batch_size,
-      num_rows=num_rows,
-      seed=self.seed,
+    """Returns the validation batches, which begin at each source's first row.
+
+    Every evaluation reads the same rows, neither shuffled nor repeated, at most
+    `num_rows` in all. The batches end earlier if a source runs out of rows. A
+    last batch that is not full is dropped.
+
+    Raises UserError, before iteration, if there are too few rows for one batch.
+    """
+    sources = self._validation_rows
+    mixture = Mixture([source.rate for source in sources], seed=self.seed)
+    source, index = mixture.locate(np.arange(max(num_rows, batch_size)))
+    available = np.array([s.rows.num_rows for s in sources])
+    spent = np.flatnonzero(index >= available[source])
+    usable = int(spent[0]) if len(spent) else len(source)
+    if usable < batch_size:
+      name = sources[source[usable]].name
+      raise UserError(
+        f"validation text of {name}: {available[source[usable]]:,} rows of "
+        f"SEQUENCE_LENGTH tokens, less than its share of one batch of "
+        f"{batch_size:,}; raise VALIDATION_SHARE, give more text, or lower "
+        "GLOBAL_BATCH_SIZE."
+      )
+    features = list_features(sources)
+    places = list(zip(source.tolist(), index.tolist(), strict=True))
+    return (
+      _stack(
+        [
+          sources[s].rows.read(i) for s, i in places[start : start + batch_size]
+        ],
+        features,
+      )
+      for start in range(0, usable - batch_size + 1, batch_size)
     )
 
   # Make the rows once, because WholeRows reads the lengths of all documents.
@@ -352,10 +337,9 @@ def corpus_of_run(
 
   Tokens that CACHE_DIR lacks are read from MODEL_DIR, or written there.
 
-  Raises:
-    UserError: there is no text, a source has no document for training or for
-      validation, a SeqIO task's token ids are from another vocabulary, or the
-      disk is full.
+  Raises UserError if there is no text, a source has no document for training or
+  for validation, a SeqIO task's token ids are from another vocabulary, or the
+  disk is full.
   """
   data, sequence_length = config.data, config.model.sequence_length
   sources = open_filtered(model_dir, data, sequence_length)

@@ -29,6 +29,9 @@ from palm_mtf.runtime.host_functions import host_function
 # `_Reader` per spec, because a reader reads ahead for only one client.
 _CLIENT = secrets.token_hex(8)
 
+# Fields of a corpus that a spec has as they are.
+_SETTINGS = ("packing", "sequence_length", "eod_id", "seed", "first")
+
 
 def batches_spec(corpus: Corpus, sizes: BatchSizes, skips: Skips) -> str:
   """Returns all that determines the training batches, as JSON for servers."""
@@ -36,12 +39,8 @@ def batches_spec(corpus: Corpus, sizes: BatchSizes, skips: Skips) -> str:
     {
       "stores": [os.path.abspath(x.folder) for x in corpus.stores],
       "sources": [[x.name, x.rate] for x in corpus.sources],
-      "packing": corpus.packing,
+      "settings": {name: getattr(corpus, name) for name in _SETTINGS},
       "objective": to_json(corpus.objective),
-      "sequence_length": corpus.sequence_length,
-      "eod_id": corpus.eod_id,
-      "seed": corpus.seed,
-      "first": corpus.first,
       "fingerprint": corpus.fingerprint,
       "sizes": sizes.pairs,
       "skips": skips.ranges,
@@ -81,12 +80,8 @@ class _Reader:
       # Batches need only a source's name and rate: its tokens are in `stores`.
       sources=[SimpleNamespace(name=x, rate=y) for x, y in held["sources"]],
       stores=[read_store(x) for x in held["stores"]],
-      packing=held["packing"],
       objective=from_json(held["objective"]),
-      sequence_length=held["sequence_length"],
-      eod_id=held["eod_id"],
-      seed=held["seed"],
-      first=held["first"],
+      **held["settings"],
     )
     if corpus.fingerprint != held["fingerprint"]:
       raise ValueError("these are other tokens")

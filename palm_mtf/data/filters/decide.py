@@ -18,19 +18,19 @@ from typing import NamedTuple
 import numpy as np
 
 from palm_mtf.config.data import NEAR, FilterConfig
-from palm_mtf.data.sources.document import (
-  VALIDATION,
-  Document,
-  Source,
-  read_with_progress,
-)
-from palm_mtf.data.statistics.ngrams import (
+from palm_mtf.data.ngrams import (
   NUM_VALUES,
   ContainedExamples,
   begins_run,
   find_ngrams,
   group_similar,
   minhash,
+)
+from palm_mtf.data.sources.document import (
+  VALIDATION,
+  Document,
+  Source,
+  read_with_progress,
 )
 from palm_mtf.data.worker_pool import WorkerPool, gather
 from palm_mtf.errors import UserError
@@ -64,8 +64,7 @@ def decide(
   given, documents that contain any of them are removed. By default there is a
   worker process per core.
 
-  Raises:
-    UserError: a source cannot be read, or a worker process was killed.
+  Raises UserError if a source cannot be read, or a worker process was killed.
   """
   duplicates = filters.remove_duplicates
   if duplicates != NEAR and not examples:
@@ -243,9 +242,8 @@ def find_repeats(sources: Sequence[Candidates]) -> list[np.ndarray]:
   never reads them. The result depends neither on the order of files nor on the
   number of processes.
 
-  Returns:
-    An array per source, [documents], uint8: the index of "exact_duplicates" or
-    "near_duplicates" in REASONS, or 0 for a document that is kept.
+  Returns an array per source, [documents], uint8: the index of
+  "exact_duplicates" or "near_duplicates" in REASONS, or 0 for a kept document.
   """
   counts = [len(each.weights) for each in sources]
   digests, values, weights, held_out = map(

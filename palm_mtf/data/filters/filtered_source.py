@@ -25,6 +25,7 @@ import numpy as np
 from palm_mtf.config import DataConfig
 from palm_mtf.config.data import FilterConfig
 from palm_mtf.data.filters.decide import count_removed, decide
+from palm_mtf.data.ngrams import ContainedExamples
 from palm_mtf.data.sources.document import TRAIN, Document, Source, hash_parts
 from palm_mtf.data.sources.files import FileDigests, writable_folder
 from palm_mtf.data.sources.seqio_task import (
@@ -41,7 +42,6 @@ from palm_mtf.data.sources.text_files import (
   TextFiles,
   open_sources,
 )
-from palm_mtf.data.statistics.ngrams import ContainedExamples
 from palm_mtf.errors import UserError
 from palm_mtf.json_text import json_text
 from palm_mtf.model_dir.atomic_files import write_atomically
@@ -82,8 +82,7 @@ def open_filtered(
 def write_decisions(path: str, decisions: Sequence[np.ndarray]) -> None:
   """Writes a file with each source's decisions, [documents], uint8.
 
-  Raises:
-    UserError: the disk is full, or the path may not be written.
+  Raises UserError if the disk is full, or the path may not be written.
   """
   counts = json_text([len(each) for each in decisions]).encode()
   # Most decisions are 0 (keep), so a million decisions compress to a few KB.
@@ -240,8 +239,7 @@ def _list_counts(counts: dict[str, int]) -> str:
 def read_evaluation_sets(data: DataConfig) -> Iterator[Document]:
   """Yields the examples of DECONTAMINATE_TASKS, then of DECONTAMINATE_FILES.
 
-  Raises:
-    UserError: a task or a file cannot be read.
+  Raises UserError if a task or a file cannot be read.
   """
   for name in data.filters.decontaminate_tasks:
     yield from evaluation_examples(name, "DECONTAMINATE_TASKS")
@@ -257,8 +255,7 @@ def read_all(
   TEXT_FIELD applies to these files too. `setting` is the name of the setting
   that holds the globs, for messages.
 
-  Raises:
-    UserError: a file cannot be read; see `TextFiles`.
+  Raises UserError if a file cannot be read; see `TextFiles`.
   """
   files = TextFiles(
     globs,
@@ -276,9 +273,8 @@ def read_all(
 def evaluation_examples(name: str, setting: str) -> Iterator[Document]:
   """Yields the examples of a task in `setting` from all splits but "train".
 
-  Raises:
-    UserError: `name` is not registered, the code of a task fails, or a task has
-      only the split "train" or makes no text.
+  Raises UserError if `name` is not registered, the code of a task fails, or a
+  task has only the split "train" or makes no text.
   """
   seqio = import_seqio(name, setting)
   for task in seqio.get_subtasks(find_provider(name, setting)):

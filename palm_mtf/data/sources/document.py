@@ -87,9 +87,8 @@ class Source(Protocol):
   def documents(self) -> Iterator[tuple[str, Document]]:
     """Yields (split, document) for each document; `split` is one of SPLITS.
 
-    Raises:
-      UserError: a file cannot be read, a line is invalid or the user's code
-        fails, as the message says; or there is no document.
+    Raises UserError if a file cannot be read, a line is invalid or the user's
+    code fails, as the message says; or there is no document.
     """
 
   def report_skipped(self) -> None:

@@ -72,9 +72,8 @@ def find_files(
   A glob may begin with `user_text.TEXT_PREFIX`; the files that it matches are
   plain text, even if another glob matches them too.
 
-  Raises:
-    UserError: a glob matches no file, names a folder, or matches a file that
-      may not be read or decompressed; or all files are empty.
+  Raises UserError if a glob matches no file, names a folder, or matches a file
+  that may not be read or decompressed; or all files are empty.
   """
   paths: dict[str, bool] = {}  # {path: whether a glob calls it plain text}
   for pattern in [globs] if isinstance(globs, str) else globs:
@@ -186,8 +185,8 @@ def _explain_no_match(
 def describe_file(path: str, setting: str = "") -> TextFile:
   """Returns a file's size, times and inode, by which changes are detected.
 
-  Raises:
-    UserError: the file may not be read; the message begins with `setting`.
+  Raises UserError if the file may not be read; the message begins with
+  `setting`.
   """
   where = f"{setting}: {path}" if setting else path
   if not os.access(path, os.R_OK):
@@ -235,8 +234,7 @@ class FileDigests(contextlib.AbstractContextManager):
   def read(self, files: Sequence[TextFile]) -> list[str]:
     """Returns a hash of each file's bytes, in hexadecimal.
 
-    Raises:
-      UserError: a file cannot be read.
+    Raises UserError if a file cannot be read.
     """
     found = {x: self._known.get(x.path, [None]) for x in files}
     digests = {x: y[-1] for x, y in found.items() if y[:-1] == x.state}

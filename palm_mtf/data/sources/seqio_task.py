@@ -95,8 +95,7 @@ def apply_steps(
 def read_examples(dataset: Any, where: str) -> Iterator[dict[str, Any]]:
   """Yields the elements of a tf.data.Dataset as NumPy values.
 
-  Raises:
-    UserError: a preprocessor fails; the message begins with `where`.
+  Raises UserError if a preprocessor fails; the message begins with `where`.
   """
   with user_code(where):
     examples = dataset.as_numpy_iterator()
@@ -221,8 +220,7 @@ def open_task(
 def find_provider(name: str, setting: str = "TASK") -> Any:
   """Returns the seqio.Task or seqio.Mixture `name`, which `setting` holds.
 
-  Raises:
-    UserError: SeqIO is missing, or `name` is not registered.
+  Raises UserError if SeqIO is missing, or `name` is not registered.
   """
   seqio = import_seqio(name, setting)
   names = [*seqio.TaskRegistry.names(), *seqio.MixtureRegistry.names()]

@@ -60,8 +60,7 @@ def open_sources(
 ) -> list[Source]:
   """Returns the sources of TASK or, if TASK is None, of TEXT_FILES.
 
-  Raises:
-    UserError: files are missing, or TASK is not a registered task.
+  Raises UserError if files are missing, or TASK is not a registered task.
   """
   if data.task is None:
     return [
@@ -226,9 +225,8 @@ def read_jsonl_texts(
 ) -> Iterator[tuple[int, Document]]:
   """Yields (line number from 1, document) for each line that is not blank.
 
-  Raises:
-    UserError: the file cannot be read or is damaged, or a line is invalid or
-      lacks a field; the message names file and line.
+  Raises UserError if the file cannot be read or is damaged, or a line is
+  invalid or lacks a field; the message names file and line.
   """
   what = f"{settings.files}: {file.path}"
   lines = user_text.read_json_lines(file.path, what, user_text.JSON_LINES)

@@ -68,8 +68,7 @@ class Encoder(WorkerPool):
   ) -> Iterator[EncodedDocument]:
     """Encodes each (split, document), in order.
 
-    Raises:
-      UserError: a worker process was killed.
+    Raises UserError if a worker process was killed.
     """
     # Two queues in the order of the documents: ids of encoded parts, and
     # documents that wait for the ids of all their parts.

@@ -328,9 +328,8 @@ def write_shard(
 def check_shard(folder: str, number: int, *, reads: bool) -> ShardSummary:
   """Checks a shard's file sizes or, if `reads`, hashes; returns its summary.
 
-  Raises:
-    DamagedShardError: a file is missing, truncated or changed.
-    UserError: a file cannot be read.
+  Raises DamagedShardError if a file is missing, truncated or changed. Raises
+  UserError if a file cannot be read.
   """
   path = _summary_path(folder, number)
   try:
@@ -370,9 +369,8 @@ def write_sealed_json(path: str, content: dict) -> None:
 def read_sealed_json(path: str) -> dict:
   """Returns the content of a file that `write_sealed_json` wrote.
 
-  Raises:
-    DamagedShardError: the file is missing, truncated or changed.
-    UserError: the file cannot be read.
+  Raises DamagedShardError if the file is missing, truncated or changed. Raises
+  UserError if the file cannot be read.
   """
   try:
     return read_sealed(path)[0]

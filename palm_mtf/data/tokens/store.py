@@ -108,8 +108,7 @@ def write_store(
   By default, `num_processes` is one per core. A shard ends when it has
   `shard_bytes` bytes of text.
 
-  Raises:
-    UserError: the source has no text, or the disk is full.
+  Raises UserError if the source has no text, or the disk is full.
   """
   partial = f"{folder}.partial"
   dtype = "<u2" if vocabulary.size <= 1 << 16 else "<u4"
@@ -170,8 +169,7 @@ def _take_bytes(
 def read_store(folder: str, *, verify: bool = False) -> TokenStore:
   """Memory-maps a store after checking file sizes or, if `verify`, hashes.
 
-  Raises:
-    DamagedShardError: a file is missing, truncated or changed.
+  Raises DamagedShardError if a file is missing, truncated or changed.
   """
   manifest = read_sealed_json(os.path.join(folder, _MANIFEST))
   numbers = range(manifest["num_shards"])
@@ -214,8 +212,7 @@ def load_stores(
 ) -> list[TokenStore]:
   """Returns the token store of each source; encodes sources without a store.
 
-  Raises:
-    UserError: there is no text, or the disk is full.
+  Raises UserError if there is no text, or the disk is full.
   """
   # Read tokens in CACHE_DIR, which runs share. Write missing tokens to `own`,
   # because training writes nothing to CACHE_DIR.
@@ -257,8 +254,7 @@ def cache_stores(
   If CACHE_DIR is not set, MODEL_DIR/tokens is the cache. `verify` checks the
   hashes of files, not only their sizes. Damaged shards are encoded again.
 
-  Raises:
-    UserError: there is no text, or the disk is full.
+  Raises UserError if there is no text, or the disk is full.
   """
   folder = data.cache_folder or ModelDir(model_dir).tokens
   found = []

@@ -358,9 +358,8 @@ def _read_decoders(
 ) -> tuple[Callable[[str], bytes], bool]:
   """Reads how to decode single tokens; the library decodes only whole texts.
 
-  Returns:
-    A function from a token's name to its bytes; and whether decoding drops a
-    text's first space, because encoding may have added that space.
+  Returns a function from a token's name to its bytes, and whether decoding
+  drops a text's first space, because encoding may have added that space.
   """
   decoders = [*list_parts(described.get("decoder"))]
   kinds = {str(x.get("type")) for x in decoders}

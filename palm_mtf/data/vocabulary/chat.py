@@ -6,22 +6,32 @@ A template is a Jinja2 program, as in transformers and llama.cpp, in the file
 chat_template.jinja in the vocabulary's folder. A control token's name becomes
 the token's id if the template wrote the name. In a message, the name is encoded
 like other characters, so that no message can end a turn.
+
+A conversation gets the same ids as in another program:
+
+  tokenizer.json       transformers, where flags of an added token, such as
+                       `rstrip`, remove white space next to the token
+  SentencePiece model  llama.cpp, which encodes the string after each control
+                       token like the start of a text
 """
 
+import collections
 import functools
 import importlib.util
 import itertools
 import json
 import os
 import re
-from collections.abc import Mapping, Sequence
+import secrets
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from palm_mtf.data.vocabulary import byte_pair
 from palm_mtf.data.vocabulary.byte_pair import CONFIG, BytePairVocabulary
 from palm_mtf.data.vocabulary.chat_renderer import ChatRenderer, RenderError
-from palm_mtf.data.vocabulary.conversation_tokens import make_encoder
 from palm_mtf.data.vocabulary.vocabulary import Vocabulary
 from palm_mtf.errors import UserError, shorten
+from palm_mtf.json_text import json_text
 from palm_mtf.model_dir.foreign_files import read_json_object, read_regular
 
 FILE_NAME = "chat_template.jinja"
@@ -46,8 +56,7 @@ def read_template(folder: str) -> str:
   Without chat_template.jinja, the template is in tokenizer_config.json, either
   as the only template or as the template "default" of several.
 
-  Raises:
-    UserError: a file cannot be read.
+  Raises UserError if a file cannot be read.
   """
   path, config = (os.path.join(folder, x) for x in (FILE_NAME, CONFIG))
   try:
@@ -75,12 +84,8 @@ class ChatTemplate:
   def __init__(self, vocabulary: Vocabulary, start_id: int | None):
     """Reads the template, and starts the process that renders it.
 
-    Args:
-      start_id: id of the token that starts each prompt; None for no token.
-
-    Raises:
-      UserError: there is no template, the template is damaged, or jinja2 is not
-        installed.
+    `start_id` is the token that starts each prompt; None for no token. Raises
+    UserError if there is no template, it is damaged, or jinja2 is missing.
     """
     folder = os.path.dirname(vocabulary.path)
     text = read_template(folder)
@@ -135,9 +140,8 @@ class ChatTemplate:
     With a tokenizer.json, only the template adds a start token, as in
     transformers. Otherwise a missing start token is added, as in llama.cpp.
 
-    Raises:
-      UserError: the template refuses the messages, or needs too much time or
-        memory, or a message holds half of a surrogate pair.
+    Raises UserError if the template refuses the messages, or needs too much
+    time or memory, or a message holds half of a surrogate pair.
     """
     try:
       text, runs = self._renderer.render(self._values(messages))
@@ -252,3 +256,90 @@ def _explain(error: object) -> UserError:
     f"{FILE_NAME}: cannot be rendered: {shorten(reason)}; correct it, or the "
     "messages."
   )
+
+
+# A function from strings and ids of control tokens, in order, to token ids.
+Encode = Callable[[Sequence[str | int]], list[int]]
+
+
+def make_encoder(vocabulary: Vocabulary, controls: Mapping[str, int]) -> Encode:
+  """Returns a function that encodes strings with control tokens between them.
+
+  `controls` is {name: id} of these tokens. A name that occurs in a string is
+  encoded like other characters.
+  """
+  if isinstance(vocabulary, BytePairVocabulary):
+    return _make_byte_pair_encoder(vocabulary, controls)
+
+  def encode(parts: Sequence[str | int]) -> list[int]:
+    texts = [x for x in parts if isinstance(x, str)]
+    encoded = iter(vocabulary.encode_batch(texts))
+    return [
+      i for x in parts for i in (next(encoded) if isinstance(x, str) else [x])
+    ]
+
+  return encode
+
+
+def _make_byte_pair_encoder(
+  vocabulary: BytePairVocabulary, controls: Mapping[str, int]
+) -> Encode:
+  import tokenizers
+
+  # The library finds control tokens by their names, also in messages. So give
+  # each control token a name that nobody can guess. Keep the name's first and
+  # last characters, because the flag single_word depends on them.
+  def rename(name: str) -> str:
+    return name[0] + secrets.token_hex(16) + name[-1]
+
+  names = {name: rename(name) for name in controls}
+  described = json.loads(vocabulary.files()[byte_pair.FILE_NAME])
+  model, added = described["model"], described["added_tokens"]
+  model["vocab"] = {names.get(x, x): i for x, i in model["vocab"].items()}
+  model["merges"] = [
+    x for x in model["merges"] if not names.keys() & _merged(x)
+  ]
+  unknown = model.get("unk_token")
+  model["unk_token"] = names.get(unknown, unknown)
+  known = {x["content"] for x in added}
+  added += [
+    {"id": i, "content": name, **byte_pair.PLAIN_TOKEN}
+    for name, i in controls.items()
+    if name not in known
+  ]
+  described["added_tokens"] = [
+    {**x, "content": names[x["content"]], "special": True}
+    if x["content"] in names
+    else x
+    for x in added
+  ]
+  # These fields may refer to the old names, and are not needed here.
+  described |= dict.fromkeys(("post_processor", "padding", "truncation"))
+  made = tokenizers.Tokenizer.from_str(json_text(described))
+  made.model.dropout = None  # no random merges
+  name_of = {i: name for name, i in controls.items()}
+
+  def encode(parts: Sequence[str | int]) -> list[int]:
+    texts = [x if isinstance(x, str) else names[name_of[x]] for x in parts]
+    found = made.encode("".join(texts), add_special_tokens=False)
+    # The flag single_word may keep the library from finding a control token.
+    # Then its real name is encoded as characters, as transformers does.
+    pairs = zip(found.ids, found.offsets, strict=True)
+    tokens = collections.deque(x for x in pairs if x[0] in name_of)
+    changed, end = [*parts], 0
+    for place, (part, text) in enumerate(zip(parts, texts, strict=True)):
+      begin, end = end, end + len(text)
+      while tokens and tokens[0][1][1] <= begin:
+        tokens.popleft()
+      is_found = tokens and tokens[0][0] == part and tokens[0][1][0] < end
+      if not isinstance(part, str) and not is_found:
+        changed[place] = name_of[part]
+    return found.ids if changed == [*parts] else encode(changed)
+
+  return encode
+
+
+def _merged(merge: Any) -> set[str]:
+  # Returns the three tokens of a merge, which is "a b" or ["a", "b"] in a file.
+  parts = merge.split(" ") if isinstance(merge, str) else merge
+  return {*parts, "".join(parts)}

@@ -32,8 +32,7 @@ class ChatRenderer:
   def __init__(self, template: str):
     """Starts the process, which compiles the template.
 
-    Raises:
-      RenderError: the template is damaged.
+    Raises RenderError if the template is damaged.
     """
     self._template = template
     self._lock = threading.Lock()
@@ -44,9 +43,8 @@ class ChatRenderer:
 
     An origin (MESSAGE, TEMPLATE or UNKNOWN) says who wrote the characters.
 
-    Raises:
-      RenderError: the template raises an error, or needs too much time or
-        memory.
+    Raises RenderError if the template raises an error, or needs too much time
+    or memory.
     """
     with self._lock:
       if self._process.poll() is not None:

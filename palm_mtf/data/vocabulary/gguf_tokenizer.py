@@ -12,8 +12,9 @@ nor puts a space before the text.
 
 import json
 import math
+import types
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, get_args
 
 from sentencepiece import sentencepiece_model_pb2
 
@@ -24,12 +25,12 @@ from palm_mtf.data.vocabulary.byte_pair import (
   list_parts,
   start_processor,
 )
-from palm_mtf.data.vocabulary.gguf_keys import read_key
 from palm_mtf.data.vocabulary.sentencepiece_vocabulary import (
+  SPACE_MARK,
   SentencePieceVocabulary,
 )
 from palm_mtf.data.vocabulary.vocabulary import GENERATION_CONFIG, Vocabulary
-from palm_mtf.errors import UserError, did_you_mean
+from palm_mtf.errors import UserError, did_you_mean, shorten
 from palm_mtf.json_text import json_text
 
 _KEY = "tokenizer.ggml."
@@ -120,12 +121,9 @@ def read_gguf_ends(metadata: Mapping[str, Any]) -> dict[str, bytes]:
 def read_gguf_tokenizer(metadata: Mapping[str, Any]) -> dict[str, bytes]:
   """Returns {file name: content}; the first file is the vocabulary.
 
-  Args:
-    metadata: {key: value} of a GGUF file, such as "tokenizer.ggml.tokens".
-
-  Raises:
-    UserError: the metadata is wrong or incomplete, or names regular expressions
-      that this module does not know.
+  `metadata` is {key: value} of a GGUF file, such as "tokenizer.ggml.tokens".
+  Raises UserError if it is wrong or incomplete, or names regular expressions
+  that this module does not know.
   """
   kind = read_key(metadata, f"{_KEY}model", str)
   if kind not in ("gpt2", "llama"):
@@ -177,9 +175,8 @@ def make_gguf_tokenizer(
   The embedding has `vocab_size` rows. `start_id` is the id of the start token,
   if there is one; `adds_start` says whether each text gets it.
 
-  Raises:
-    UserError: llama.cpp would encode a text differently. For a
-      SentencePieceVocabulary, export/gguf/model.py checks this.
+  Raises UserError if llama.cpp would encode a text differently. For a
+  SentencePieceVocabulary, export/gguf/model.py checks this.
   """
   is_bytes = isinstance(vocabulary, BytePairVocabulary)
   describe = _describe_byte_level if is_bytes else _describe_sentencepiece
@@ -283,7 +280,10 @@ def _read_sentencepiece(
   proto = sentencepiece_model_pb2.ModelProto()
   scores = read_key(metadata, f"{_KEY}scores", list[float])
   for token, score, kind in zip(tokens, scores, types, strict=True):
-    proto.pieces.add(piece=token, score=score, type=kind)
+    # llama.cpp looks for user-defined tokens in the text itself, and
+    # SentencePiece after spaces have become U+2581.
+    own = token.replace(" ", SPACE_MARK) if kind == _USER_DEFINED else token
+    proto.pieces.add(piece=own, score=score, type=kind)
   trained, normalizer = proto.trainer_spec, proto.normalizer_spec
   trained.model_type = sentencepiece_model_pb2.TrainerSpec.BPE
   trained.vocab_size = len(tokens)
@@ -365,8 +365,57 @@ def _describe_sentencepiece(
   return {
     "model": "llama",
     "pre": "default",
-    "tokens": [x.piece for x in model.pieces],
+    "tokens": [
+      x.piece.replace(SPACE_MARK, " ") if x.type == _USER_DEFINED else x.piece
+      for x in model.pieces
+    ],
     "scores": [x.score for x in model.pieces],
     "token_type": [x.type for x in model.pieces],
     "unknown_token_id": vocabulary.unknown_id,
   }
+
+
+_REQUIRED = object()
+_AGAIN = "convert the model again"
+_NAMES = {
+  int: "a whole number",
+  float: "a number",
+  bool: "true or false",
+  str: "a text",
+  list[int]: "an array of whole numbers",
+  list[float]: "an array of numbers",
+  list[str]: "an array of texts",
+}
+
+
+def read_key(
+  metadata: Mapping[str, Any],
+  key: str,
+  kind: type | types.GenericAlias,
+  default: Any = _REQUIRED,
+) -> Any:
+  """Returns the value of a key.
+
+  Args:
+    metadata: {key: value} of a GGUF file.
+    kind: type of the value, or list[type]. A whole number is a float, too.
+    default: value for a file without the key.
+
+  Raises:
+    UserError: the value has another type; or the key is missing, and there is
+      no default.
+  """
+  value, (item,) = metadata.get(key), get_args(kind) or (kind,)
+  if value is None:
+    if default is _REQUIRED:
+      raise UserError(f"{key}: is missing in the GGUF file; {_AGAIN}.")
+    return default
+  allowed = (int, float) if item is float else (item,)
+  is_array = item is not kind
+  if isinstance(value, list) is not is_array or not all(
+    type(x) in allowed for x in (value if is_array else [value])
+  ):
+    raise UserError(
+      f"{key} = {shorten(value)}: is not {_NAMES[kind]}; {_AGAIN}."
+    )
+  return value

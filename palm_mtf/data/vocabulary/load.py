@@ -91,13 +91,10 @@ def read_start(vocabulary: Vocabulary, bos_id: int | None) -> int | None:
 
   The files are a tokenizer.json, whose post-processor may add a token, and
   `add_bos_token` and `bos_token` in tokenizer_config.json. A SentencePiece
-  model without such a file adds the start token, as in transformers.
+  model without such a file adds the start token, as in transformers. `bos_id`
+  is the start token in the model's configuration.
 
-  Args:
-    bos_id: id of the start token in the model's configuration.
-
-  Raises:
-    UserError: the tokenizer puts several tokens before each text.
+  Raises UserError if the tokenizer puts several tokens before each text.
   """
   config = _read_object(os.path.dirname(vocabulary.path), CONFIG)
   is_json = isinstance(vocabulary, BytePairVocabulary)
@@ -124,9 +121,8 @@ def load_vocabulary(
 ) -> Vocabulary:
   """Opens VOCABULARY or, if None, opens or trains MODEL_DIR's own vocabulary.
 
-  Raises:
-    UserError: the file is not a usable vocabulary, has more than `vocab_size`
-      pieces, or cannot be trained or written.
+  Raises UserError if the file is not a usable vocabulary, has more than
+  `vocab_size` pieces, or cannot be trained or written.
   """
   path = data.vocabulary
   if path is None:

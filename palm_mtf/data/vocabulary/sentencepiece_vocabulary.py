@@ -213,9 +213,7 @@ def _hide_ends(
   """Changes the type of user-defined pieces that end a text to CONTROL.
 
   Otherwise a text that spells such a piece would contain the end of a text.
-
-  Returns:
-    The serialized model, and the ids of the end tokens that the model has.
+  Returns the serialized model, and the ids of the end tokens that it has.
   """
   if not ends:
     return model, ()

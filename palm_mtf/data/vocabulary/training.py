@@ -69,9 +69,8 @@ def train_vocabulary(
 ) -> None:
   """Writes a vocabulary of `vocab_size` pieces, learned from texts, to `path`.
 
-  Raises:
-    UserError: `vocab_size` does not fit the text, the training was killed, or
-      `path` cannot be written.
+  Raises UserError if `vocab_size` does not fit the text, the training was
+  killed, or `path` cannot be written.
   """
   sample = training_sample(documents, vocab_size)
   # Do not replace an existing file, because another command may have trained
@@ -118,8 +117,7 @@ def learn_model(
 
   `size_setting` is the setting that holds `vocab_size`, for messages.
 
-  Raises:
-    UserError: there is no text, or `vocab_size` does not fit the text.
+  Raises UserError if there is no text, or `vocab_size` does not fit the text.
   """
   check_count(size_setting, vocab_size, MIN_VOCAB_SIZE)
   sentences = [part for chunk in sample for part in _CUTS.split(chunk) if part]

@@ -96,9 +96,8 @@ class Vocabulary(abc.ABC):
   def token_bytes(self, i: int, before: Sequence[int] | None = None) -> bytes:
     """Returns the bytes that id `i` adds to a text.
 
-    Args:
-      before: None if earlier tokens added bytes. Otherwise all earlier tokens;
-        then some vocabularies drop a space with which the token begins.
+    `before` is None if earlier tokens added bytes, or all earlier tokens; then
+    some vocabularies drop a space with which the token begins.
     """
 
   @abc.abstractmethod
@@ -114,8 +113,7 @@ class Vocabulary(abc.ABC):
   ) -> list[np.ndarray]:
     """Returns the ids of every text.
 
-    Raises:
-      TypeError, UnicodeEncodeError: a text holds half a surrogate pair.
+    Raises TypeError or UnicodeEncodeError for half a surrogate pair.
     """
 
   def has_id(self, i: int | None) -> bool:
@@ -146,14 +144,12 @@ class Vocabulary(abc.ABC):
   ) -> list[np.ndarray]:
     """Returns the ids of every text, each [num_tokens], int32.
 
-    Args:
-      are_inside: whether each text continues another text. Some vocabularies
-        put a space before a text, so that its first word is encoded like any
-        word after a space; a text that continues another gets no such space.
-        None if no text continues another.
+    `are_inside` says whether each text continues another text; None if none
+    does. Some vocabularies put a space before a text, so that its first word is
+    encoded like any word after a space; a text that continues another gets no
+    such space.
 
-    Raises:
-      UserError: a text holds half a surrogate pair, which is not Unicode.
+    Raises UserError if a text holds half a surrogate pair, no Unicode.
     """
     try:
       return self._encode(

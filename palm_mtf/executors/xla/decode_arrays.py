@@ -18,7 +18,8 @@ from jax import numpy as jnp
 from jax.sharding import PartitionSpec
 
 from palm_mtf._tf import tf
-from palm_mtf.architecture.parameters import layer_name
+from palm_mtf.architecture.block import model_of
+from palm_mtf.architecture.parameters import layer_name, parse_name
 from palm_mtf.executors.xla.device_store import (
   DeviceStore,
   PodDevices,
@@ -26,8 +27,9 @@ from palm_mtf.executors.xla.device_store import (
 )
 from palm_mtf.executors.xla.devices import find_devices, lowering_platform
 from palm_mtf.executors.xla.host_calls import pod_function
+from palm_mtf.executors.xla.layer_loops import find_place
 from palm_mtf.executors.xla.parts import export_function
-from palm_mtf.executors.xla.scanned_model import Arrays, is_stacked
+from palm_mtf.executors.xla.scanned_model import Arrays
 from palm_mtf.executors.xla.stacked_weights import StackedWeights
 from palm_mtf.executors.xla.xla_placement import XlaPlacement
 from palm_mtf.generation.decode.functions import DecodeFunction, Effect
@@ -71,16 +73,12 @@ class PodPrograms(PodDevices):
     """`platform` is JAX's name of the devices' kind: "cpu", "tpu" or "cuda"."""
     self.placement = XlaPlacement(settings.mesh_layout, platform)
     self.weights = StackedWeights(settings, self.placement)
-    self._num_layers = settings.model.num_layers
+    self._config = settings.model
     super().__init__(self.placement.make_mesh(devices))
     self.get_function = functools.cache(self._make_function)
-    make = self.weights.make
-    self._make = {
-      in_layer: self._compile(lambda x, *_, y=in_layer: (make(x, y), {}))
-      for in_layer in (False, True)
-    }
-    self._put_layer = jax.jit(
-      lambda stack, layer, x: stack.at[:, layer].set(x), donate_argnums=0
+    self._get_maker = functools.cache(self._make_maker)
+    self._put_period = jax.jit(
+      lambda stack, period, x: stack.at[:, period].set(x), donate_argnums=0
     )
 
   def add_layer(self, weights: Arrays, parameters: Arrays, layer: int) -> None:
@@ -88,36 +86,46 @@ class PodPrograms(PodDevices):
 
     Args:
       weights: arrays to change, by name. An array stacks a weight of all
-        layers, and has the weight's name in the first layer.
-      parameters: arrays of the layer's parameters, named as in the first layer.
+        periods, and has the weight's name in the first period.
+      parameters: arrays of the layer's parameters, by their names.
       layer: number of the layer; OUTSIDE for weights outside of all layers.
     """
-    made, _ = self._make[layer != OUTSIDE](parameters, [], {})
     if layer == OUTSIDE:
-      weights |= made
+      weights |= self._get_maker(None)(parameters, [], {})[0]
       return
-    for name, x in made.items():
+    loop, first, period = find_place(self._config, layer)
+    layers = model_of(self._config).layers
+    like = layers.index(layers[layer])  # like layers share the program
+    made, _ = self._get_maker(like)(_rename(parameters, like), [], {})
+    for name, x in _rename(made, first).items():
       if name not in weights:
-        shape = (x.shape[0], self._num_layers, *x.shape[1:])
+        shape = (x.shape[0], loop.count, *x.shape[1:])
         zeros = functools.partial(jnp.zeros, shape, x.dtype)
         weights[name] = jax.jit(zeros, out_shardings=self.each_device)()
-      weights[name] = self._put_layer(weights[name], layer, x)
+      weights[name] = self._put_period(weights[name], period, x)
+
+  def _make_maker(self, layer: int | None) -> Callable:
+    return self._compile(lambda x, *_: (self.weights.make(x, layer), {}))
 
   def abstract_weights(self) -> Arrays:
     """Returns shape, dtype and sharding per weight, to compile without data."""
-    weights = {}
-    for in_layer, make in self._make.items():
+
+    def make(layer: int | None, stack: Sequence[int]) -> Arrays:
       parameters = {
         name: self.of_parts(self.placement.slice_shape(x.shape), jnp.float32)
         for name, x in self.weights.variables.items()
-        if is_stacked(name) == in_layer
+        if parse_name(name).layer == layer
       }
-      made, _ = jax.eval_shape(make, parameters, [], {})
-      layers = [self._num_layers] if in_layer else []
-      weights |= {
-        name: self.of_parts([*layers, *x.shape[1:]], x.dtype)
+      made, _ = jax.eval_shape(self._get_maker(layer), parameters, [], {})
+      return {
+        name: self.of_parts([*stack, *x.shape[1:]], x.dtype)
         for name, x in made.items()
       }
+
+    weights = make(None, [])
+    for loop in self.weights.loops:
+      for layer in loop.layers:
+        weights |= make(layer, [loop.count])
     return weights
 
   def abstract_state(self, function: str, weights: Arrays) -> list[jax.Array]:
@@ -185,6 +193,14 @@ class PodPrograms(PodDevices):
     return jax.jit(mapped, donate_argnums=(1,) if donates else ())
 
 
+def _rename(arrays: Arrays, layer: int) -> Arrays:
+  """Returns a layer's arrays under the names that they have in `layer`."""
+  return {
+    f"{layer_name(layer)}/{parse_name(name).part}": x
+    for name, x in arrays.items()
+  }
+
+
 @functools.lru_cache(maxsize=64)
 def read_function(text: str) -> DecodeFunction:
   """Parses a decoding function that the client sent (`named_text`)."""
@@ -237,13 +253,8 @@ def make_layer(pod: bytes, settings: bytes, layer: np.int32) -> np.int32:
   """
   held, programs = _open(pod, settings)
   parameters, held.arrays = held.arrays, {}
-  # Programs know each parameter by its name in the first layer.
-  of_layer, of_first = layer_name(int(layer)), layer_name(0)
-  arrays = {
-    name.replace(of_layer, of_first, 1): x for name, x in parameters.items()
-  }
   weights = held.values.setdefault(_WEIGHTS, {})
-  programs.add_layer(weights, arrays, int(layer))
+  programs.add_layer(weights, parameters, int(layer))
   return np.int32(0)
 
 

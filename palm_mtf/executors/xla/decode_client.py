@@ -5,7 +5,6 @@
 from collections.abc import Callable
 
 from palm_mtf._tf import tf
-from palm_mtf.architecture.parameters import layer_name
 from palm_mtf.executors.xla import decode_arrays
 from palm_mtf.executors.xla.client_calls import (
   DeviceArray,
@@ -81,9 +80,7 @@ class PodDecoder:
 
   def _make_slices(self, name: str) -> list[Slice]:
     """Returns a parameter's slices, one per device, for loading its value."""
-    first = f"{layer_name(0)}/{name.partition('/')[2]}"
-    variables = self._weights.variables
-    variable = variables[name if name in variables else first]
+    variable = self._weights.find_variable(name)
     placement = self._weights.placement
     shape = tf.TensorShape(placement.slice_shape(variable.shape))
     slices = []

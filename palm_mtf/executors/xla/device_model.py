@@ -34,10 +34,7 @@ class DeviceModel:
     losses: sums over tokens of the loss's terms and, last, "weight", by name.
     gradients: gradients of the sum of all terms, by the variable's name.
     open_axes: {loss or gradient: mesh axes over which `add_up` sums it}.
-    num_layers: number of layers whose variables one array stacks.
   """
-
-  num_layers = 0
 
   def __init__(
     self,
@@ -45,9 +42,13 @@ class DeviceModel:
     mesh_layout: DeviceMesh,
     platform: str,
     *,
-    has_dropout: bool = False,
+    num_stages: int = 1,
   ):
-    """Builds the graph; `platform` is "cpu", "tpu" or "cuda"."""
+    """Builds the graph; `platform` is "cpu", "tpu" or "cuda".
+
+    `num_stages` is the number of stages that `loss_function` takes; they all
+    are on the same mesh.
+    """
     self.placement = XlaPlacement(mesh_layout, platform)
     self.mesh = mtf.Mesh(mtf.Graph(), "pod")
     self.features = {
@@ -56,7 +57,7 @@ class DeviceModel:
     }
     batch = {name: x.outputs[0] for name, x in self.features.items()}
     self._dropout_state = None
-    if has_dropout:
+    if loss_function.has_dropout:
       shape = mtf.Shape([DROPOUT_STATE])
       given = Given(self.mesh, "dropout", shape, tf.int32)
       (self._dropout_state,) = given.outputs
@@ -64,7 +65,7 @@ class DeviceModel:
       self.mesh, self.placement, {}, [], {}, batch, self._dropout_state, []
     )
     with tf.Graph().as_default():
-      self.sums = loss_function.build_sums([stage])
+      self.sums = loss_function.build_sums([stage] * num_stages)
       self.variables = list(self.mesh.graph.trainable_variables)
       gradients = sum_microbatch(self.sums, self.variables).gradients
     self.reads = [x.name for x in self.mesh.graph.all_variables]
@@ -78,8 +79,12 @@ class DeviceModel:
     """Names of the trained variables in checkpoints, in the model's order."""
     return [x.name for x in self.variables]
 
+  def names_of(self, array: str) -> list[str]:
+    """Returns an array's names in checkpoints: one per layer, if stacked."""
+    return [array]
+
   def is_stacked(self, name: str) -> bool:
-    """Returns whether the array `name` stacks a variable of all layers."""
+    """Returns whether the array `name` stacks a variable of several layers."""
     return False
 
   def spec(self, x: mtf.Variable | Given) -> PartitionSpec:

@@ -2,24 +2,24 @@
 # SPDX-License-Identifier: Apache-2.0
 """The update of a pod's variables, before JAX runs its graph."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from palm_mtf._tf import mtf, tf
-from palm_mtf.config import AdafactorConfig
+from palm_mtf.config import OptimizerConfig
 from palm_mtf.executors.xla.parts import Given
 from palm_mtf.executors.xla.xla_placement import XlaPlacement
+from palm_mtf.optim.optimizer import rule_of
 from palm_mtf.programs.loss_function import LossSums
 from palm_mtf.programs.pod import Sums, Update, build_update
 
-RATES = ("learning_rate", "one_minus_beta2")
-
 
 class DeviceUpdate:
-  """The update of a pod's variables by Adafactor.
+  """The update of a pod's variables by the optimizer.
 
-  Subclasses have `is_of_layers` and `apply`.
+  Subclasses have `num_periods` and `apply`.
 
   Attributes:
+    rates: names of the numbers that the optimizer needs for a step.
     variables: all variables of the trained variables' graph and their optimizer
       slots, by name.
     fetched: the metrics that `apply` returns, by name.
@@ -33,17 +33,18 @@ class DeviceUpdate:
     placement: XlaPlacement,
     trained: Sequence[mtf.Variable],
     loss_names: Sequence[str],
-    optimizer: AdafactorConfig,
-    num_layers: int = 1,
+    optimizer: OptimizerConfig,
+    periods: Mapping[int, int] | None = None,
   ):
     """Adds the update of `trained` to their graph.
 
     Args:
       loss_names: names of the terms of the loss.
-      num_layers: number of layers that a layer's variable stands for.
+      periods: {layer in the graph: number of layers for which it stands}; None
+        if each stands for itself.
     """
     mesh = trained[0].mesh
-    self._placement = placement
+    self._placement, self.rates = placement, rule_of(optimizer).RATES
 
     def give(name: str, shape: mtf.Shape) -> mtf.Tensor:
       return Given(mesh, name, shape, tf.float32).outputs[0]
@@ -53,7 +54,7 @@ class DeviceUpdate:
     }
     scalar = mtf.Shape([])
     self._given = {
-      name: give(name, scalar) for name in (*loss_names, "weight", *RATES)
+      name: give(name, scalar) for name in (*loss_names, "weight", *self.rates)
     }
     losses = LossSums(
       {name: self._given[name] for name in loss_names}, self._given["weight"]
@@ -62,10 +63,10 @@ class DeviceUpdate:
       update = build_update(
         trained,
         Sums(losses, [*self._gradients.values()]),
-        [self._given[x] for x in RATES],
+        [self._given[x] for x in self.rates],
         optimizer,
         meshes=[mesh],
-        num_layers=num_layers,
+        periods=periods,
       )
     self.variables = {x.name: x for x in mesh.graph.all_variables}
     self.fetched, self.losses = update.fetched, [*update.losses]

@@ -27,7 +27,7 @@ from palm_mtf.executors.xla.tpu_places import (
   tpu_places,
 )
 from palm_mtf.json_text import dataclass_text
-from palm_mtf.machine.accelerators import is_rehearsal
+from palm_mtf.machine.processors import is_rehearsal
 from palm_mtf.runtime.addresses import (
   ANY_ADDRESS,
   explain_start_error,

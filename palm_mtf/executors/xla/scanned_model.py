@@ -2,40 +2,51 @@
 # SPDX-License-Identifier: Apache-2.0
 """The loss of PaLM and its gradients as one JAX function of a device.
 
-The graph has one block, which stands for the blocks of all layers. The graph's
-parts, in the order in which they run:
+The graph has the layers of the first period of each group (layer_loops.py),
+which stand for the layers of all periods. The graph's parts, in the order in
+which they run:
 
-  0  embedding
-  1  block, forward        for each layer, from the first to the last
-  2  last norm, logits and loss, with their gradients
-  3  block, backward       for each layer, from the last to the first
-  4  gradient of the embedding
+  embedding
+  a group's period, forward    for each group, from the first to the last
+  last norm, logits and loss, with their gradients
+  a group's period, backward   for each group, from the last to the first
+  gradient of the embedding
 
-JAX scans parts 1 and 3 over the layers, so that neither the size of the program
-nor the time to compile it grows with the number of layers.
+JAX scans the parts of a group over its periods, so that neither the size of the
+program nor the time to compile it grows with the number of periods.
 """
 
 import dataclasses
-from collections.abc import Callable, Sequence
+import itertools
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import jax
 from jax import lax
 from jax import numpy as jnp
 
 from palm_mtf._tf import mtf
-from palm_mtf.architecture.parameters import layer_name, parameter_shapes
-from palm_mtf.config import AdafactorConfig, MeshLayout, ModelConfig
+from palm_mtf.architecture.parameters import parameter_shapes
+from palm_mtf.config import (
+  OPTIMIZERS,
+  LossConfig,
+  MeshLayout,
+  ModelConfig,
+  OptimizerConfig,
+)
 from palm_mtf.executors.xla.device_model import Arrays, DeviceModel
+from palm_mtf.executors.xla.layer_loops import (
+  LayerLoop,
+  is_stacked,
+  loops_of,
+  stacked_names,
+  unstacked,
+)
 from palm_mtf.executors.xla.parts import DeviceFunction, cut, cut_graph
 from palm_mtf.programs.loss_function import PalmLoss
 
-_EMBED, _FORWARD, _HEAD, _BACKWARD, _EMBED_GRADIENT = range(5)
-_ONE_LAYER = layer_name(0) + "/"
-
-
-def is_stacked(name: str) -> bool:
-  """Returns whether the array `name` stacks a variable of all layers."""
-  return name.startswith(_ONE_LAYER)
+# A loop's variables, stacked over its periods; and the periods' numbers.
+_Periods = tuple[Arrays, jax.Array]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -44,6 +55,7 @@ class StepSettings:
 
   Attributes:
     mesh_layout: axes and layout rules of a pod, which split `model` evenly.
+    optimizer: None for a program that only computes losses.
     features: names of the features of every batch.
     num_rows: sequences of a step in one pod, in all microbatches.
     dcn_dtype: dtype in which pods exchange gradients.
@@ -52,7 +64,10 @@ class StepSettings:
 
   model: ModelConfig
   mesh_layout: MeshLayout
-  optimizer: AdafactorConfig
+  optimizer: OptimizerConfig | None = dataclasses.field(
+    metadata={"choices": OPTIMIZERS}
+  )
+  loss: LossConfig
   features: Sequence[str]
   num_rows: int
   dcn_dtype: str
@@ -64,61 +79,152 @@ class StepSettings:
     return self.num_rows // self.mesh_layout.num_microbatches
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class _Scan:
+  """The loop of a group, with the functions that compute a period.
+
+  Attributes:
+    infer: `forward`, without the results that only `backward` takes.
+    before, after: the residual stream before and after a period.
+    before_gradient, after_gradient: gradients of `before` and `after`.
+    gradients: gradients of the period's variables, by name.
+  """
+
+  loop: LayerLoop
+  forward: DeviceFunction
+  infer: DeviceFunction
+  backward: DeviceFunction
+  before: mtf.Tensor
+  after: mtf.Tensor
+  after_gradient: mtf.Tensor
+  before_gradient: mtf.Tensor
+  gradients: Mapping[str, mtf.Tensor]
+
+  @property
+  def length(self) -> int:
+    """Number of layers of a period."""
+    return len(self.loop.layers)
+
+  def periods(self, variables: Arrays) -> _Periods:
+    """Returns what the loop runs over."""
+    return self.loop.select(variables), jnp.arange(self.loop.count)
+
+  def run_infer(
+    self, call: Callable, periods: _Periods, x: jax.Array
+  ) -> jax.Array:
+    """Returns `after` the last period; x is `before` the first period."""
+
+    def run(x, period):
+      found = call(self.infer, {self.before: x}, *period, self.length)
+      return found[self.after], None
+
+    return lax.scan(run, x, periods)[0]
+
+  def run_forward(
+    self, call: Callable, periods: _Periods, x: jax.Array
+  ) -> tuple[jax.Array, Any]:
+    """Like `run_infer`; also returns what `run_backward` takes as `kept`."""
+    kept = _passed(self.forward, self.backward)
+
+    def run(x, period):
+      found = call(self.forward, {self.before: x}, *period, self.length)
+      return found[self.after], ([found[x] for x in kept], x)
+
+    return lax.scan(run, x, periods)
+
+  def run_backward(
+    self, call: Callable, periods: _Periods, kept: Any, gradient: jax.Array
+  ) -> tuple[jax.Array, Arrays]:
+    """Returns the gradients of `before` the first period and of variables.
+
+    `gradient` is that of `after` the last period.
+    """
+    names = _passed(self.forward, self.backward)
+
+    def run(gradient, of_period):
+      period, (found, x) = of_period
+      taken = dict(zip(names, found, strict=True))
+      taken |= {self.before: x, self.after_gradient: gradient}
+      found = call(self.backward, taken, *period, self.length)
+      own = {name: found[x] for name, x in self.gradients.items()}
+      return found[self.before_gradient], own
+
+    return lax.scan(run, gradient, (periods, kept), reverse=True)
+
+
 class ScannedModel(DeviceModel):
   """Loss and gradients of a microbatch on the devices of a pod.
 
-  The variables of all layers are stacked in one array, [layers, ...], which has
-  the name of the first layer's variable.
+  The variables of the layers are stacked; see layer_loops.py.
   """
 
   def __init__(self, settings: StepSettings, platform: str):
     """Builds the graph; `platform` is "cpu", "tpu" or "cuda"."""
-    self.num_layers = settings.model.num_layers
-    self._parameters = [*parameter_shapes(settings.model)]
+    self._config, loops = settings.model, loops_of(settings.model)
     loss_function = PalmLoss(
-      dataclasses.replace(settings.model, num_layers=1),
+      settings.model,
       settings.mesh_layout,
-      settings.optimizer,
+      settings.loss,
       settings.features,
       num_rows=settings.micro_rows,
       seed=settings.seed,
       pass_on=lambda x, _: cut(x),
+      layers=[x.layers for x in loops],
     )
     super().__init__(
       loss_function,
       settings.mesh_layout,
       platform,
-      has_dropout=settings.optimizer.dropout > 0,
+      num_stages=len(loops) + 1,  # the groups and the head, all on one mesh
     )
-    self._functions, self.open_axes = cut_graph(
+    head, end = len(loops) + 1, 2 * len(loops) + 2
+    functions, self.open_axes = cut_graph(
       self.placement,
       self.mesh.graph,
-      {self.features["inputs"]: _EMBED, self.sums.weight.operation: _HEAD},
+      {self.features["inputs"]: 0, self.sums.weight.operation: head},
       [*self.losses.values(), *self.gradients.values()],
-      scanned=(_FORWARD, _BACKWARD),
+      scanned=[x for x in range(1, end) if x != head],
     )
-    of_embed, of_forward, of_head, *_ = self._functions
-    (self._stream,) = _passed(of_embed, of_forward)
-    (self._last,) = _passed(of_forward, of_head)
-    # For `find_losses`: parts 1 and 2 of the graph, without the operations and
-    # results that only gradients need.
-    self._forward, self._head = (
-      DeviceFunction(
-        self.placement, part.takes, gives, open_axes=self.open_axes
+    self._embed, self._head = functions[0], functions[head]
+    self._embed_gradient = functions[end]
+    # The tensor that each part passes to the next: the residual stream, or its
+    # gradient.
+    streams = [_passed(*x)[0] for x in itertools.pairwise(functions)]
+    self._scans = [
+      _Scan(
+        loop=loop,
+        forward=functions[i],
+        infer=self._keep(functions[i], [streams[i]]),
+        backward=functions[end - i],
+        before=streams[i - 1],
+        after=streams[i],
+        after_gradient=streams[end - i - 1],
+        before_gradient=streams[end - i],
+        gradients=loop.select(self.gradients),
       )
-      for part, gives in (
-        (of_forward, [self._last]),
-        (of_head, [*self.losses.values()]),
-      )
+      for i, loop in enumerate(loops, 1)
+    ]
+    self._infer_head = self._keep(self._head, [*self.losses.values()])
+
+  def _keep(
+    self, part: DeviceFunction, gives: Sequence[mtf.Tensor]
+  ) -> DeviceFunction:
+    """Returns a part without the operations and results that `gives` lacks."""
+    return DeviceFunction(
+      self.placement, part.takes, gives, open_axes=self.open_axes
     )
 
   @property
   def parameters(self) -> Sequence[str]:
     """Names of the trained variables in checkpoints, in the model's order."""
-    return self._parameters
+    return [*parameter_shapes(self._config)]
+
+  def names_of(self, array: str) -> list[str]:
+    """Returns an array's names in checkpoints: one per period, if stacked."""
+    return stacked_names(self._config, array)
 
   def is_stacked(self, name: str) -> bool:
-    """Returns whether the array `name` stacks a variable of all layers."""
+    """Returns whether the array `name` stacks a variable of several layers."""
     return is_stacked(name)
 
   def find_gradients(
@@ -137,35 +243,21 @@ class ScannedModel(DeviceModel):
         is applied before the first layer; unused if DROPOUT is 0.
     """
     call = self._caller(batch, dropout_state)
-    of_forward, of_head, of_backward = self._functions[1:4]
-    layers = {x: y for x, y in variables.items() if is_stacked(x)}
-    kept = _passed(of_forward, of_backward)
-    (last_gradient,) = _passed(of_head, of_backward)
-    (stream_gradient,) = _passed(of_backward, self._functions[_EMBED_GRADIENT])
-
-    def run_forward(x, layer):
-      found = call(of_forward, {self._stream: x}, *layer)
-      return found[self._last], ([found[x] for x in kept], x)
-
-    numbered = layers, jnp.arange(self.num_layers)
-    first = call(self._functions[_EMBED], {}, variables)[self._stream]
-    x, of_layers = lax.scan(run_forward, first, numbered)
-    values = call(of_head, {self._last: x}, variables)
-
-    def run_backward(gradient, of_layer):
-      layer, (found, x) = of_layer
-      taken = dict(zip(kept, found, strict=True))
-      taken |= {self._stream: x, last_gradient: gradient}
-      found = call(of_backward, taken, *layer)
-      own = {x: y for x, y in self.gradients.items() if x in layers}
-      return found[stream_gradient], {x: found[y] for x, y in own.items()}
-
-    values[stream_gradient], gradients = lax.scan(
-      run_backward, values[last_gradient], (numbered, of_layers), reverse=True
-    )
-    values |= call(self._functions[_EMBED_GRADIENT], values, variables)
-    others = self.gradients.keys() - gradients.keys()
-    gradients |= {name: values[self.gradients[name]] for name in others}
+    periods = [x.periods(variables) for x in self._scans]
+    first, last = self._scans[0], self._scans[-1]
+    x, kept = call(self._embed, {}, variables)[first.before], []
+    for scan, own in zip(self._scans, periods, strict=True):
+      x, of_scan = scan.run_forward(call, own, x)
+      kept.append(of_scan)
+    values = call(self._head, {last.after: x}, variables)
+    gradient, gradients = values[last.after_gradient], {}
+    for i, scan in reversed([*enumerate(self._scans)]):
+      gradient, found = scan.run_backward(call, periods[i], kept[i], gradient)
+      gradients |= found
+    values[first.before_gradient] = gradient
+    values |= call(self._embed_gradient, values, variables)
+    others = unstacked(self.gradients).items()
+    gradients |= {name: values[x] for name, x in others}
     return {name: values[x] for name, x in self.losses.items()}, gradients
 
   def find_losses(self, variables: Arrays, batch: Arrays) -> Arrays:
@@ -174,14 +266,10 @@ class ScannedModel(DeviceModel):
     `find_gradients` explains the arguments, and how to sum over devices.
     """
     call = self._caller(batch, jnp.array([-1, 0, 0, 0]))
-    layers = {x: y for x, y in variables.items() if is_stacked(x)}
-
-    def run(x, layer):
-      return call(self._forward, {self._stream: x}, *layer)[self._last], None
-
-    x = call(self._functions[_EMBED], {}, variables)[self._stream]
-    x, _ = lax.scan(run, x, (layers, jnp.arange(self.num_layers)))
-    values = call(self._head, {self._last: x}, variables)
+    x = call(self._embed, {}, variables)[self._scans[0].before]
+    for scan in self._scans:
+      x = scan.run_infer(call, scan.periods(variables), x)
+    values = call(self._infer_head, {self._scans[-1].after: x}, variables)
     return {name: values[x] for name, x in self.losses.items()}
 
   def _caller(self, batch: Arrays, dropout_state: jax.Array) -> Callable:
@@ -189,10 +277,12 @@ class ScannedModel(DeviceModel):
     index = self.placement.find_index()
     given = {x.outputs[0]: batch[name] for name, x in self.features.items()}
 
-    def call(function, taken, variables, layer=0):
-      # A block applies dropout twice, and all layers run the same graph. So
-      # layer i adds 2 i to the last number of the state, to get other masks.
-      places_before = dropout_state + jnp.array([0, 0, 0, 2]) * layer
+    def call(function, taken, variables, period=0, length=1):
+      # A block applies dropout twice, and all periods (of `length` layers) run
+      # the same graph. So a period adds twice the number of layers in earlier
+      # periods to the last number of the state, to get other masks.
+      before = jnp.array([0, 0, 0, 2 * length]) * period
+      places_before = dropout_state + before
       state = {self._dropout_state: places_before}
       values, _ = function(index, {**given, **state, **taken}, variables)
       return values

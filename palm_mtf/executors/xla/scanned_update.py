@@ -2,38 +2,47 @@
 # SPDX-License-Identifier: Apache-2.0
 """The update of all variables, in four phases, as one function of a device.
 
-squares   sum of squares of each gradient                    for each layer
+squares   sum of squares of each gradient                    for each period
 scalars   clip factor, and whether the step is finite        once
-measure   sums of squares of each variable and its update    for each layer
-assign    Adafactor's update of the variables                for each layer
+measure   sums of squares of each variable and its update    for each period
+assign    the optimizer's update of the variables            for each period
 
-A phase needs sums over all layers from earlier phases, so the phases cannot
-share one pass over the layers.
+A period is that of a group of layers (layer_loops.py). A phase needs sums over
+all layers from earlier phases, so the phases cannot share one loop.
 """
 
-import dataclasses
 from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 import jax
 from jax import lax
 
 from palm_mtf._tf import mtf
+from palm_mtf.executors.xla.device_model import Arrays
 from palm_mtf.executors.xla.device_update import DeviceUpdate
-from palm_mtf.executors.xla.parts import DeviceFunction
-from palm_mtf.executors.xla.scanned_model import (
-  Arrays,
-  StepSettings,
-  is_stacked,
+from palm_mtf.executors.xla.layer_loops import (
+  LayerLoop,
+  loops_of,
+  unstacked,
 )
+from palm_mtf.executors.xla.parts import DeviceFunction
+from palm_mtf.executors.xla.scanned_model import StepSettings
 from palm_mtf.executors.xla.xla_placement import XlaPlacement
 from palm_mtf.model.dims import model_dims
 from palm_mtf.model.weights import palm_variables
-from palm_mtf.optim.adafactor import shares_scale
 from palm_mtf.programs.pod import Update
 
 
+class _Phases(NamedTuple):
+  """The functions of three phases, for the variables of a loop."""
+
+  squares: DeviceFunction
+  measure: DeviceFunction
+  assign: DeviceFunction
+
+
 class ScannedUpdate(DeviceUpdate):
-  """The update of a pod's variables; those of a layer stand for all layers."""
+  """The update of a pod's variables; the layers' variables are stacked."""
 
   def __init__(
     self,
@@ -43,19 +52,14 @@ class ScannedUpdate(DeviceUpdate):
   ):
     """Builds the graph; `loss_names` are the names of the terms of the loss."""
     optimizer, layout = settings.optimizer, settings.mesh_layout
-    one_layer = dataclasses.replace(settings.model, num_layers=1)
+    self._loops = loops_of(settings.model)
+    periods = {i: x.count for x in self._loops for i in x.layers}
     mesh = mtf.Mesh(mtf.Graph(), "pod")
     batch = layout.axis_size_of("batch")  # any size: no variable has this dim
-    dims = model_dims(one_layer, batch, layout)
-    palm_variables([mesh], one_layer, dims, settings.seed)
+    dims = model_dims(settings.model, batch, layout)
+    palm_variables([mesh], settings.model, dims, settings.seed, [periods])
     trained = list(mesh.graph.trainable_variables)
-    num_layers = settings.model.num_layers
-    super().__init__(placement, trained, loss_names, optimizer, num_layers)
-    self._joined = {
-      x.value
-      for x in self.sums_of_squares
-      if shares_scale(x.variable, optimizer.parameter_scale)
-    }
+    super().__init__(placement, trained, loss_names, optimizer, periods)
 
   def _build_functions(self, update: Update) -> None:
     placement = self._placement
@@ -66,31 +70,38 @@ class ScannedUpdate(DeviceUpdate):
       [*squares.values(), *self._given.values()],
       list(dict.fromkeys([*update.scalars, *numbers])),
     )
-    # The functions `squares`, `measure` and `assign`: under True for variables
-    # of a layer, which JAX maps over layers; under False for other variables.
-    self._functions: dict[bool, tuple[DeviceFunction, ...]] = {}
-    self._of_layers: set[mtf.Tensor] = set()
-    for of_layers in (True, False):
-      own = {x: y for x, y in squares.items() if is_stacked(x) == of_layers}
+    self._joined = [
+      y.value
+      for x in update.operations
+      if x.is_joined
+      for y in x.sums_of_squares
+    ]
+    by_name = {x.variables[0].name: x for x in update.operations}
+    all_sums = [x.value for x in self.sums_of_squares]
+    # The phases of each loop; under None, of the variables outside of layers.
+    self._phases: dict[LayerLoop | None, _Phases] = {}
+    # {metric of a loop: number of periods, which have a value each}
+    self._counts: dict[mtf.Tensor, int] = {}
+    for loop in (*self._loops, None):
+      select = loop.select if loop else unstacked
+      own, updates = select(squares), [*select(by_name).values()]
       gradients = [self._gradients[x] for x in own]
-      updates = [
-        x
-        for x in update.operations
-        if is_stacked(x.variables[0].name) == of_layers
-      ]
       sums = [y.value for x in updates for y in x.sums_of_squares]
-      if of_layers:
-        self._of_layers |= {*own.values(), *sums}
+      if loop:
+        self._counts |= dict.fromkeys([*own.values(), *sums], loop.count)
       known = [*gradients, *update.scalars]
-      self._functions[of_layers] = (
-        DeviceFunction(placement, gradients, [*own.values()]),
-        DeviceFunction(placement, known, sums),
-        DeviceFunction(placement, [*known, *sums], [], updates),
+      self._phases[loop] = _Phases(
+        squares=DeviceFunction(placement, gradients, [*own.values()]),
+        measure=DeviceFunction(placement, known, sums),
+        assign=DeviceFunction(placement, [*known, *all_sums], [], updates),
       )
 
-  def is_of_layers(self, name: str) -> bool:
-    """Returns whether the metric `name` has one value for each layer."""
-    return self.fetched[name] in self._of_layers
+  def num_periods(self, name: str) -> int | None:
+    """Returns the number of values of the metric `name`, one per period.
+
+    None for a metric that has one value for all layers.
+    """
+    return self._counts.get(self.fetched[name])
 
   def apply(
     self,
@@ -108,47 +119,51 @@ class ScannedUpdate(DeviceUpdate):
       variables: the device's slices, by name.
       gradients: sums over all pods, by the variable's name.
       numbers: scalars by name: the losses and "weight", summed over all pods;
-        "learning_rate" and "one_minus_beta2".
+        and `rates`.
     """
-    split = [
-      {x: y for x, y in arrays.items() if is_stacked(x) == of_layers}
-      for of_layers in (True, False)
-      for arrays in (variables, gradients)
+    outside = self._phases[None]
+    others = unstacked(variables)
+    loops = [
+      (self._phases[x], x.select(variables), x.select(gradients))
+      for x in self._loops
     ]
-    layers, of_layers, others, of_others = split
-    taken = {self._gradients[x]: y for x, y in of_others.items()}
+    taken = {self._gradients[x]: y for x, y in unstacked(gradients).items()}
     taken |= {self._given[x]: y for x, y in numbers.items()}
 
-    def of_layer(gradients: Arrays) -> dict[mtf.Tensor, jax.Array]:
-      return taken | {self._gradients[x]: y for x, y in gradients.items()}
+    def map_periods(function, variables, gradients, more=None):
+      """Calls a function for each period; stacks the results."""
+      more = more or {}
 
-    squares, measure, assign = self._functions[True]
-    squares_of_others, measure_others, assign_others = self._functions[False]
-    # Map to lists, because JAX takes no dictionaries with mtf.Tensors as keys.
-    mapped = lax.map(
-      lambda x: [*squares(index, of_layer(x), {})[0].values()], of_layers
-    )
-    found = dict(zip(squares.gives, mapped, strict=True))
-    found |= squares_of_others(index, taken, {})[0]
+      def run(x):
+        variables, gradients, values = x
+        given = taken | {self._gradients[x]: y for x, y in gradients.items()}
+        given |= zip(more, values, strict=True)
+        found, assigned = function(index, given, variables)
+        return [*found.values()], assigned
+
+      # JAX takes no dictionaries with mtf.Tensors as keys.
+      arrays = variables, gradients, [*more.values()]
+      values, assigned = lax.map(run, arrays)
+      return dict(zip(function.gives, values, strict=True)), assigned
+
+    found: dict[mtf.Tensor, jax.Array] = {}
+    for phases, _, own in loops:
+      found |= map_periods(phases.squares, {}, own)[0]
+    found |= outside.squares(index, taken, {})[0]
     sums = {x: jax.numpy.sum(y) for x, y in found.items()}
     scalars, _ = self._scalars(index, taken | sums, {})
     taken |= scalars
-    mapped = lax.map(
-      lambda x: [*measure(index, of_layer(x[1]), x[0])[0].values()],
-      (layers, of_layers),
-    )
-    measured = dict(zip(measure.gives, mapped, strict=True))
-    other, _ = measure_others(index, taken, others)
-    _, others = assign_others(index, taken | other, others)
+    measured: dict[mtf.Tensor, jax.Array] = {}
+    for phases, layers, own in loops:
+      measured |= map_periods(phases.measure, layers, own)[0]
+    other, _ = outside.measure(index, taken, others)
+    _, state = outside.assign(index, taken | other, others)
     found |= scalars | measured | other
-    taken |= {x: jax.numpy.sum(measured[x]) for x in self._joined}
-    own = [x for x in measured if x not in self._joined]
-
-    def run(x):
-      layer, gradients, values = x
-      of_own = dict(zip(own, values, strict=True))
-      return assign(index, of_layer(gradients) | of_own, layer)[1]
-
-    layers = lax.map(run, (layers, of_layers, [measured[x] for x in own]))
-    metrics = {name: found[x] for name, x in self.fetched.items()}
-    return {**layers, **others}, metrics
+    joined = {x: jax.numpy.sum(measured[x]) for x in self._joined}
+    taken |= joined
+    for phases, layers, own in loops:
+      of_period = {
+        x: measured[x] for x in phases.measure.gives if x not in joined
+      }
+      state |= map_periods(phases.assign, layers, own, of_period)[1]
+    return state, {name: found[x] for name, x in self.fetched.items()}

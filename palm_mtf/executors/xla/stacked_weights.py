@@ -1,9 +1,10 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Decoding weights on accelerators: one array for the weights of all layers.
+"""Decoding weights on accelerators: one array for the weights of all periods.
 
-A weight's array is [layers, ...], so that a loop runs one block for all layers.
-Thus more layers make no program larger, and no compilation longer.
+A weight's array is [periods, ...], so that a loop runs the layers of a period
+(layer_loops.py). Thus more periods make no program larger, and no compilation
+longer.
 
 A layout that splits d_model_stored splits the arrays too. A forward pass has
 many rows of activations, so it gathers the weights of a layer, as in training.
@@ -17,10 +18,12 @@ from collections.abc import Mapping, Sequence
 
 from palm_mtf._tf import mtf, tf
 from palm_mtf.architecture.parameters import (
+  layer_name,
   logits_table,
   parameter_dims,
   parse_name,
 )
+from palm_mtf.executors.xla.layer_loops import find_place, loops_of
 from palm_mtf.executors.xla.xla_placement import XlaPlacement
 from palm_mtf.generation.decode.kernels import Kernel
 from palm_mtf.generation.decode.rows import LaidOut, flatten, unflatten
@@ -49,21 +52,23 @@ class SplitKernel(Kernel):
 class StackedWeights:
   """Makes a device's decoding weights, and models that use these weights.
 
-  Names of the first layer's weights stand for the same weights of all layers.
+  Names of the first period's weights stand for the same weights of all periods.
 
   Attributes:
     placement: builds the operations of one device.
-    variables: parameters of one layer and outside of all layers, by name.
+    loops: the loops over the layers.
+    variables: parameters of first periods and outside of all layers, by name.
     axis: the mesh axis that splits d_model of weights; None if none does.
   """
 
   def __init__(self, settings: DecodeSettings, placement: XlaPlacement):
     """Finds the model's parameters, and the mesh axis that splits weights."""
     self.placement, self._config = placement, settings.model
-    self._one_layer = dataclasses.replace(settings.model, num_layers=1)
+    self.loops = loops_of(settings.model)
     dims = model_dims(settings.model, 1, settings.mesh_layout)
     mesh = mtf.Mesh(mtf.Graph(), "pod")
-    palm_variables([mesh], self._one_layer, dims)
+    layers = [i for x in self.loops for i in x.layers]
+    palm_variables([mesh], settings.model, dims, layers=[layers])
     self.variables: dict[str, SlicedVariable] = {
       x.name: x for x in mesh.graph.trainable_variables
     }
@@ -84,8 +89,16 @@ class StackedWeights:
     names = parameter_dims(self._config)
     return [x for x in names if parse_name(x).layer == layer]
 
-  def make(self, parameters: Tensors, in_layer: bool) -> Tensors:
-    """Makes the weights of a layer, or those outside of all layers.
+  def find_variable(self, name: str) -> SlicedVariable:
+    """Returns the variable that stands for a parameter of any layer."""
+    layer, part = parse_name(name)
+    if layer is not None:
+      _, first, _ = find_place(self._config, layer)
+      name = f"{layer_name(first)}/{part}"
+    return self.variables[name]
+
+  def make(self, parameters: Tensors, layer: int | None) -> Tensors:
+    """Makes the weights of a layer; for None, those outside of all layers.
 
     Takes and returns {name: the device's slice}; parameters are float32.
     A weight that joins several kernels has the name of the first kernel.
@@ -94,14 +107,14 @@ class StackedWeights:
     """
 
     def read(name: str) -> LaidOut:
-      dims = parameter_dims(self._one_layer)[name]
+      dims = parameter_dims(self._config)[name]
       x = self.placement.LaidOutTensor([parameters[name]])
       return self.gather(x, dims.index("d_model")) if "d_model" in dims else x
 
     maker = self._make_maker(read)
-    found = dict(maker.make_vectors(0 if in_layer else None))
-    if in_layer:
-      for names, kernel in maker.make_joined_kernels():
+    found = dict(maker.make_vectors(layer))
+    if layer is not None:
+      for names, kernel in maker.make_joined_kernels(layer):
         found[names[0]] = self._cut_kernel(kernel, self._find_place(names))
     else:
       found["table"] = self._cut(maker.make_table(), 1)
@@ -114,7 +127,7 @@ class StackedWeights:
     """Returns a model with the weights that `make` returned.
 
     `weights` has the device's slices; each weight of a layer is stacked over
-    all layers, [layers, ...], under the first layer's name.
+    all periods, [periods, ...], under its name in the first period.
     """
     laid_out = {
       name: self.placement.LaidOutTensor([x]) for name, x in weights.items()
@@ -150,15 +163,19 @@ class StackedWeights:
     )
 
   def take_layer(
-    self, stacks: Mapping[str, LaidOut], layer: tf.Tensor
+    self, stacks: Mapping[str, LaidOut], layer: int, period: tf.Tensor
   ) -> tuple[dict[str, LaidOut], dict[tuple[str, ...], LaidOut]]:
-    """Returns `DecodeModel`'s fields `vectors` and `kernels` for one layer."""
+    """Returns `DecodeModel`'s fields `vectors` and `kernels` for one layer.
+
+    `layer` is the layer's number in the first period.
+    """
     own = {
-      name: self.placement.slicewise(lambda x: x[layer], x)
+      name: self.placement.slicewise(lambda x: x[period], x)
       for name, x in stacks.items()
+      if parse_name(name).layer == layer
     }
     maker, kernels = self._make_maker(None), {}
-    for names, _ in maker.find_joins():
+    for names, _ in maker.find_joins(layer):
       place = self._find_place(names)
       kernels[names] = self.placement.slicewise(
         lambda x, place=place: SplitKernel(x, tf.no_op(), place), own[names[0]]
@@ -175,7 +192,7 @@ class StackedWeights:
   def _make_maker(self, read) -> WeightMaker:
     return WeightMaker(
       self.placement,
-      self._one_layer,
+      self._config,
       self._dims,
       read,
       self._weight_dtype,
@@ -184,7 +201,7 @@ class StackedWeights:
 
   def _find_place(self, names: Sequence[str]) -> int:
     """Returns which dimension of a joined kernel is d_model: 0 or 1."""
-    first, *_ = parameter_dims(self._one_layer)[names[0]]
+    first, *_ = parameter_dims(self._config)[names[0]]
     return 0 if first == "d_model" else 1
 
   def gather(self, x: LaidOut, place: int) -> LaidOut:
@@ -206,11 +223,11 @@ class StackedWeights:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class StackedModel(DecodeModel):
-  """A `DecodeModel` with one array ("stack") per weight, [layers, ...].
+  """A `DecodeModel` with one array ("stack") per weight, [periods, ...].
 
   Attributes:
     weights: takes the weights of one layer out of the stacks.
-    stacks: {name of a weight in the first layer: its stack for all layers}.
+    stacks: {name of a weight in a first period: its stack for all periods}.
     stored_table: the device's part of the embedding.
   """
 
@@ -268,20 +285,21 @@ class StackedModel(DecodeModel):
     return impl.alltoall(part, axis, 0, 1)
 
   def for_each_layer(self, run, carry):
-    """Runs a function for each layer in a loop; see `DecodeModel`."""
-    one_layer = dataclasses.replace(self.config, num_layers=1)
+    """Runs a function for each layer, in loops; see `DecodeModel`."""
+    for loop in self.weights.loops:
 
-    def run_layer(layer: tf.Tensor, *flat: tf.Tensor) -> list[tf.Tensor]:
-      vectors, kernels = self.weights.take_layer(self.stacks, layer)
-      model = dataclasses.replace(
-        self, config=one_layer, vectors=vectors, kernels=kernels
+      def run_period(period: tf.Tensor, *flat: tf.Tensor, loop=loop):
+        after = unflatten(self.placement, flat, 1)
+        for i in loop.layers:
+          vectors, kernels = self.weights.take_layer(self.stacks, i, period)
+          model = dataclasses.replace(self, vectors=vectors, kernels=kernels)
+          after = run(model, i, loop.number(i, period), after)
+        return [period + 1, *flatten(after)]
+
+      _, *flat = tf.while_loop(
+        lambda period, *unused, loop=loop: period < loop.count,
+        run_period,
+        [tf.constant(0), *flatten(carry)],
       )
-      after = run(model, layer, unflatten(self.placement, flat, 1))
-      return [layer + 1, *flatten(after)]
-
-    _, *flat = tf.while_loop(
-      lambda layer, *unused: layer < self.config.num_layers,
-      run_layer,
-      [tf.constant(0), *flatten(carry)],
-    )
-    return unflatten(self.placement, flat, 1)
+      carry = unflatten(self.placement, flat, 1)
+    return carry

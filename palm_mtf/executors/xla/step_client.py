@@ -11,7 +11,14 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 
 from palm_mtf._tf import tf
-from palm_mtf.config import AdafactorConfig, MeshLayout, ModelConfig, PodsConfig
+from palm_mtf.config import (
+  LossConfig,
+  MeshLayout,
+  ModelConfig,
+  OptimizerConfig,
+  PodsConfig,
+  StepConfig,
+)
 from palm_mtf.config.device_mesh import DeviceMesh
 from palm_mtf.errors import UserError
 from palm_mtf.executors.xla import pod_arrays
@@ -20,7 +27,6 @@ from palm_mtf.executors.xla.client_calls import (
   after_all,
   make_slice,
 )
-from palm_mtf.executors.xla.device_update import RATES
 from palm_mtf.executors.xla.devices import AcceleratorDevices
 from palm_mtf.executors.xla.host_calls import call_pod, name_of
 from palm_mtf.executors.xla.parts import LoweringError
@@ -31,33 +37,34 @@ from palm_mtf.json_text import named_text
 from palm_mtf.mesh.exchange import sum_in_order
 from palm_mtf.mesh.slices import Slice, regions_of
 from palm_mtf.model.loss import SMALLEST_WEIGHT
+from palm_mtf.optim.optimizer import find_rates
 from palm_mtf.programs.features import (
   ReadFeatures,
   ServerFeatures,
   make_placeholders,
 )
 from palm_mtf.programs.loss_function import LossFunction
-from palm_mtf.programs.pod import build_dropout_state, build_rates
-from palm_mtf.programs.train_program import (
-  LoopProgram,
-  PodProgram,
-  StageProgram,
-  TrainProgram,
-  make_metrics,
+from palm_mtf.programs.pod import build_dropout_state
+from palm_mtf.programs.step_programs import (
+  CallGraph,
+  Inputs,
+  LossProgram,
+  StepPrograms,
+  make_programs,
 )
+from palm_mtf.programs.train_program import make_metrics
+from palm_mtf.runtime.program import Program
+from palm_mtf.steps.plan import plan_losses, plan_step
 
 
 def build_train_program(
-  config: ModelConfig,
-  mesh_layout: MeshLayout,
-  optimizer: AdafactorConfig,
+  config: StepConfig,
   *,
   batch_size: int,
   seed: int,
   features: Sequence[str] | ServerFeatures,
-  pods: PodsConfig,
   devices: AcceleratorDevices,
-) -> TrainProgram:
+) -> StepPrograms:
   """Builds a training step of PaLM in the current tf.Graph.
 
   Takes the arguments of `build_train_program` in programs/train_program.py.
@@ -65,26 +72,27 @@ def build_train_program(
   is_read = isinstance(features, ServerFeatures)
   names, read = features if is_read else (features, None)
   settings = StepSettings(
-    model=config,
-    mesh_layout=mesh_layout,
-    optimizer=optimizer,
+    model=config.model,
+    mesh_layout=config.mesh_layout,
+    optimizer=config.optimizer,
+    loss=config.loss,
     features=list(names),
-    num_rows=batch_size // pods.num_pods,
-    dcn_dtype=pods.dcn_dtype,
+    num_rows=batch_size // config.pods.num_pods,
+    dcn_dtype=config.pods.dcn_dtype,
     seed=seed,
   )
-  return _Builder(settings, devices, read).build()
+  return _Builder(settings, devices, read).build(config.pods)
 
 
 def build_program(
   loss_function: LossFunction,
   mesh_layout: DeviceMesh,
-  optimizer: AdafactorConfig,
+  optimizer: OptimizerConfig,
   *,
   batch_size: int,
   pods: PodsConfig,
   devices: AcceleratorDevices,
-) -> TrainProgram:
+) -> StepPrograms:
   """Builds a training step of any model in the current tf.Graph.
 
   Takes the arguments of `build_program` in programs/train_program.py.
@@ -96,7 +104,7 @@ def build_program(
     num_rows=batch_size // pods.num_pods,
     dcn_dtype=pods.dcn_dtype,
   )
-  program = _Builder(settings, devices, None).build()
+  programs = _Builder(settings, devices, None).build(pods)
   try:
     pod_arrays.make_programs(named_text(settings), 0, 1).lower()
   except LoweringError as error:
@@ -106,19 +114,7 @@ def build_program(
       f"{reason.rstrip('.')}; "
       'use another operation, or set TPU = "" to train on CPUs.'
     ) from error
-  return program
-
-
-# `StepSettings` has an optimizer, but a loss depends on none of its settings.
-_UNUSED = AdafactorConfig(
-  learning_rate=0.01,
-  beta1=0.0,
-  beta2_exponent=0.8,
-  update_clip=None,
-  gradient_clip=1.0,
-  weight_decay_exponent=None,
-  z_loss=0.0,
-)
+  return programs
 
 
 def build_loss_program(
@@ -128,7 +124,7 @@ def build_loss_program(
   batch_size: int,
   features: Sequence[str],
   devices: AcceleratorDevices,
-) -> PodProgram:
+) -> LossProgram:
   """Builds the loss of a batch on one pod, which needs no optimizer slots.
 
   Takes the arguments of `build_forward_program` in programs/forward_program.py.
@@ -136,7 +132,8 @@ def build_loss_program(
   settings = StepSettings(
     model=config,
     mesh_layout=dataclasses.replace(mesh_layout, num_microbatches=1),
-    optimizer=_UNUSED,
+    optimizer=None,
+    loss=LossConfig(z_loss=0.0),
     features=list(features),
     num_rows=batch_size,
     dcn_dtype="float32",
@@ -159,7 +156,6 @@ class _Builder:
     # Any platform will do, because only names and shapes of arrays are read.
     self._pod_step = pod_arrays.make_pod_step(self._text, "cpu")
     self._features = self._pod_step.features
-    self._losses = [*self._pod_step.update.losses]
     self._parameters = self._pod_step.model.parameters
     with tf.device(devices.client):
       no_step = tf.constant(-1, tf.int64)  # for a loss, which needs no step
@@ -167,50 +163,57 @@ class _Builder:
       self._microbatch = tf.placeholder_with_default(0, [], "microbatch")
       self._batches = tf.placeholder(tf.string, [], "batches")
 
-  def build_loss(self) -> PodProgram:
+  def build_loss(self) -> LossProgram:
     """Returns the first pod's program, without slices of optimizer slots."""
     first, *copies = self._make_rows(0)
-    program = self._build_pod(0, [first, *[first] * len(copies)])
-    slices = program.slices.items()
-    return dataclasses.replace(
-      program,
-      slices={x: y for x, y in slices if y[0].names[0] in self._parameters},
-    )
+    loss = self._find_loss(0, [first, *[first] * len(copies)])
+    return LossProgram(first, *loss, self._find_slices(0))
 
-  def build(self) -> TrainProgram:
-    """Returns the program that trains all pods for a step."""
-    settings, hosts = self._settings, self._devices.hosts
-    rows = [self._make_rows(pod) for pod in range(len(hosts))]
+  def build(self, pods: PodsConfig) -> StepPrograms:
+    """Returns the programs that train all pods."""
+    settings, every_pod = self._settings, range(len(self._devices.hosts))
+    plan = plan_step(settings.mesh_layout, pods, joins_microbatches=True)
+    losses = plan_losses(settings.mesh_layout, len(every_pod), 1)
+    rows = [self._make_rows(pod) for pod in every_pod]
     with tf.device(self._devices.client):
-      rates = build_rates(settings.optimizer, self._step)
+      rates = find_rates(settings.optimizer, self._step)
     found = self._build_step(rows, rates)
     with tf.device(self._devices.client):
       values = self._split(found)
       is_finite = values["is_finite"] > 0
-      squares = self._order_squares(values)
-      return TrainProgram(
-        pods=[self._build_pod(i, x) for i, x in enumerate(rows)],
-        batch_size=settings.num_rows * len(hosts),
-        step=self._step,
-        microbatch=self._microbatch,
-        num_microbatches=1,  # a pod computes all its microbatches in one call
-        update=tf.raw_ops.Assert(condition=is_finite, data=[is_finite]),
-        is_finite=is_finite,
-        losses={name: values[name] for name in self._losses},
-        metrics=self._make_metrics(values, rates["learning_rate"]),
-        gradient_squares=squares / tf.square(values["weight"]),
-        parameters=self._parameters,
-        initialize=tf.group(
-          [
-            self._call(i, pod_arrays.initialize_arrays, [tf.int32])
-            for i in range(len(hosts))
-          ]
-        ),
-        devices=self._devices,
-        batches=self._batches if self._read else None,
-        loop=self._build_loop(),
-        passes=[[]],
-      )
+      check = tf.raw_ops.Assert(condition=is_finite, data=[is_finite])
+      squares = self._order_squares(values) / tf.square(values["weight"])
+      of_terms = {name: values[name] for name in self._pod_step.update.losses}
+      metrics = self._make_metrics(values, rates["learning_rate"])
+    graphs = {
+      plan.last.nodes: CallGraph([check], metrics),
+      (): CallGraph(outputs=[of_terms, squares, is_finite]),
+    }
+    for call in losses.calls:
+      (node,) = losses.nodes_of(call)
+      found = self._find_loss(node.pod, rows[node.pod])
+      graphs[call.nodes] = CallGraph(outputs=found)
+    named = {x.name: rows[x.pod] for x in (*plan.nodes, *losses.nodes)}
+    batches = self._batches if self._read else None
+    inputs = Inputs(
+      self._step, self._microbatch, batches, named, settings.num_rows
+    )
+    pod_slices = [self._find_slices(x) for x in every_pod]
+    drawn = [
+      self._call(x, pod_arrays.initialize_arrays, [tf.int32]) for x in every_pod
+    ]
+    plans = plan, losses
+    made = make_programs(plans, graphs, inputs, pod_slices, self._devices)
+    return StepPrograms(
+      *plans,
+      **made,
+      batch_size=settings.num_rows * len(every_pod),
+      parameters=self._parameters,
+      pod_slices=pod_slices,
+      initialize=tf.group(drawn),
+      devices=self._devices,
+      loop=self._build_loop(made["programs"][plan.last.nodes]),
+    )
 
   def _call(
     self,
@@ -253,7 +256,7 @@ class _Builder:
   ) -> tf.Tensor:
     """Trains all pods for a step; returns its metrics, [metrics] float32."""
     with tf.device(self._devices.client):
-      of_step = tf.stack([rates[x] for x in RATES])
+      of_step = tf.stack([*rates.values()])
       num_rows = self._settings.num_rows
       states = [
         build_dropout_state(self._step, i * num_rows) for i in range(len(rows))
@@ -306,12 +309,16 @@ class _Builder:
     (numbers,) = after_all(updated)
     return numbers
 
-  def _build_loop(self) -> LoopProgram | None:
-    """Builds a call of STEPS_PER_LOOP steps, one round trip to the hosts."""
-    layout = self._settings.mesh_layout
-    if layout.steps_per_loop == 1:
+  def _build_loop(self, update: Program) -> Program | None:
+    """Builds a call of STEPS_PER_LOOP steps, one round trip to the hosts.
+
+    A call for several steps saves time, because starting a call takes as long
+    as a step of a small model. Only one pod has a loop, because several pods'
+    hosts exchange gradients in each step. `update` is the program of one step.
+    """
+    max_steps = self._settings.mesh_layout.steps_per_loop
+    if max_steps == 1:
       return None
-    max_steps = layout.steps_per_loop
     with tf.device(self._devices.client):
       num_steps = tf.placeholder(tf.int32, [], "num_steps")
       features = {
@@ -319,8 +326,8 @@ class _Builder:
         for name, x in self._features.items()
       }
       steps = [self._step + i for i in range(max_steps)]
-      rates = [build_rates(self._settings.optimizer, x) for x in steps]
-      rates = {x: tf.stack([y[x] for y in rates]) for x in RATES}
+      of_steps = [find_rates(self._settings.optimizer, x) for x in steps]
+      rates = {x: tf.stack([y[x] for y in of_steps]) for x in of_steps[0]}
       states = tf.stack([build_dropout_state(x, 0) for x in steps])
       inputs = num_steps, tf.stack([*rates.values()], 1), states
     dtypes = [tf.float32, tf.int32]
@@ -329,19 +336,19 @@ class _Builder:
     with tf.device(self._devices.client):
       numbers, num_done = after_all(found)
       values = self._split(tf.ensure_shape(numbers, [max_steps, None]))
-      return LoopProgram(
-        features=features,
-        max_steps=max_steps,
-        num_steps=num_steps,
-        num_done=num_done,
-        is_finite=values["is_finite"][num_done - 1] > 0,
-        metrics=self._make_metrics(values, rates["learning_rate"]),
-      )
+      metrics = self._make_metrics(values, rates["learning_rate"])
+      is_finite = values["is_finite"][num_done - 1] > 0
+    return dataclasses.replace(
+      update,
+      inputs={**features, "step": self._step, "num_steps": num_steps},
+      outputs=[metrics, num_done, is_finite],
+      operations=(),
+    )
 
-  def _build_pod(
+  def _find_loss(
     self, pod: int, rows: Sequence[dict[str, tf.Tensor]]
-  ) -> PodProgram:
-    first, *copies = rows
+  ) -> list[tf.Tensor]:
+    """Returns a pod's mean loss and the sum of its rows' weights."""
     of_host = [[*x.values()] for x in rows]
     add_up = pod_arrays.sum_losses
     found = self._call(pod, add_up, [tf.float32], of_host=of_host)
@@ -350,12 +357,7 @@ class _Builder:
     losses = tf.unstack(tf.ensure_shape(losses, [len(names)]))
     by_name = dict(zip(names, losses, strict=True))
     weight = by_name["weight"]
-    return PodProgram(
-      stages=[StageProgram(first, copies, tf.no_op(), None, tf.no_op())],
-      loss=by_name["loss"] / tf.maximum(weight, SMALLEST_WEIGHT),
-      weight_sum=weight,
-      slices=self._find_slices(pod),
-    )
+    return [by_name["loss"] / tf.maximum(weight, SMALLEST_WEIGHT), weight]
 
   def _find_slices(self, pod: int) -> dict[str, list[Slice]]:
     made, hosts = self._pod_step, self._devices.hosts[pod]
@@ -390,9 +392,9 @@ class _Builder:
     sizes = self._pod_step.num_numbers
     found = tf.split(numbers, [*sizes.values()], -1)
     by_name = dict(zip(sizes, found, strict=True))
-    of_layers = self._pod_step.update.is_of_layers
+    num_periods = self._pod_step.update.num_periods
     return {
-      name: x if of_layers(name) else tf.squeeze(x, -1)
+      name: x if num_periods(name) else tf.squeeze(x, -1)
       for name, x in by_name.items()
     }
 
@@ -412,10 +414,10 @@ class _Builder:
     sums = []
     for each in made.update.sums_of_squares:
       value = values[f"{each.of}_squares/{each.variable}"]
-      num_layers = len(made.names_of(each.variable))
+      num_periods = len(made.names_of(each.variable))
       if made.model.is_stacked(each.variable):
         value = tf.reduce_sum(value, -1)
-      sums.append(each._replace(value=value, size=each.size * num_layers))
+      sums.append(each._replace(value=value, size=each.size * num_periods))
     return make_metrics(
-      {name: values[name] for name in self._losses}, sums, learning_rate
+      {name: values[name] for name in made.update.losses}, sums, learning_rate
     )

@@ -22,9 +22,7 @@ from jax import numpy as jnp
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from palm_mtf._tf import mtf, tf
-from palm_mtf.architecture.parameters import layer_name
 from palm_mtf.executors.xla.device_model import Arrays
-from palm_mtf.executors.xla.device_update import RATES
 from palm_mtf.executors.xla.scanned_model import ScannedModel, StepSettings
 from palm_mtf.executors.xla.scanned_update import ScannedUpdate
 from palm_mtf.executors.xla.whole_model import (
@@ -55,8 +53,8 @@ class PodStep:
 
   Attributes:
     variables: the trained variables and their optimizer slots, by name. A
-      variable of the first layer stands for those of all layers, whose array is
-      [layers, ...].
+      variable of a layer stands for those of all periods (layer_loops.py),
+      whose array is [periods, ...].
     parameters: names of the trained variables, in the order of the model.
   """
 
@@ -65,17 +63,21 @@ class PodStep:
     self._settings = settings
     self._num_microbatches = settings.mesh_layout.num_microbatches
     self.model: ScannedModel | WholeModel
-    self.update: ScannedUpdate | WholeUpdate
     if isinstance(settings, WholeSettings):
       self.model = WholeModel(settings, platform)
-      self.update = WholeUpdate(settings, self.model)
     else:
       self.model = ScannedModel(settings, platform)
-      self.update = ScannedUpdate(
-        settings, self.model.placement, list(self.model.losses)[:-1]
-      )
-    self.variables = self.update.variables
-    self.parameters = [x.name for x in self.model.variables]
+    self.variables = {x.name: x for x in self.model.variables}
+    self.parameters = [*self.variables]
+    if settings.optimizer:
+      self.update: ScannedUpdate | WholeUpdate
+      if isinstance(self.model, WholeModel):
+        self.update = WholeUpdate(settings, self.model)
+      else:
+        self.update = ScannedUpdate(
+          settings, self.model.placement, list(self.model.losses)[:-1]
+        )
+      self.variables = self.update.variables
 
   @property
   def features(self) -> dict[str, Feature]:
@@ -89,17 +91,16 @@ class PodStep:
     return found
 
   def names_of(self, name: str) -> list[str]:
-    """Returns an array's names in checkpoints: one per layer, if stacked."""
-    if not self.model.is_stacked(name):
-      return [name]
-    _, _, rest = name.partition("/")
-    return [f"{layer_name(i)}/{rest}" for i in range(self.model.num_layers)]
+    """Returns an array's names in checkpoints: one per period, if stacked."""
+    return self.model.names_of(name)
 
   def shape(self, name: str) -> list[int]:
     """Returns the whole shape of a variable's array, before it is split."""
-    sizes = self.variables[name].shape.to_integer_list
-    layers = [self.model.num_layers] if self.model.is_stacked(name) else []
-    return [*layers, *sizes]
+    return self._stack_shape(name, self.variables[name].shape.to_integer_list)
+
+  def _stack_shape(self, name: str, shape: Sequence[int]) -> list[int]:
+    stacked = [len(self.names_of(name))] if self.model.is_stacked(name) else []
+    return [*stacked, *shape]
 
   def slice_begin(self, name: str, device: int) -> tuple[int, ...]:
     """Returns where a device's slice of a variable begins, per dimension."""
@@ -128,12 +129,8 @@ class PodStep:
 
   @property
   def num_numbers(self) -> dict[str, int]:
-    """{metric: how many numbers `step` returns of it: 1, or one per layer}."""
-    layers = self.model.num_layers
-    return {
-      name: layers if self.update.is_of_layers(name) else 1
-      for name in self.update.fetched
-    }
+    """{metric: how many numbers `step` returns of it: 1, or one per period}."""
+    return {x: self.update.num_periods(x) or 1 for x in self.update.fetched}
 
   def find_number(self, name: str) -> int:
     """Returns the index of a metric in the vector that `step` returns."""
@@ -162,14 +159,13 @@ class PodStep:
       for name, x in self.model.features.items()
     }
 
-  @staticmethod
-  def abstract_numbers(mesh: Mesh) -> Arrays:
+  def abstract_numbers(self, mesh: Mesh) -> Arrays:
     """Returns shape and dtype per item of `step`'s `numbers`, for compiling."""
     everywhere = NamedSharding(mesh, _REPLICATED)
     return {
       name: jax.ShapeDtypeStruct(shape, dtype, sharding=everywhere)
       for name, shape, dtype in (
-        ("rates", [len(RATES)], jnp.float32),
+        ("rates", [len(self.update.rates)], jnp.float32),
         ("dropout_state", [DROPOUT_STATE.size], jnp.int32),
         ("goes_on", [], jnp.bool_),
       )
@@ -180,8 +176,9 @@ class PodStep:
 
     The function donates `state`, the arrays of `variables` by name. `batch` has
     the features by name, [microbatches, rows, ...] each. `numbers` has "rates",
-    [2] float32, learning rate and 1 - beta2; "dropout_state", [4] int32, of the
-    first microbatch; and "goes_on", [] bool, false to change no variable.
+    [rates] float32, in the order of `update.rates`; "dropout_state", [4] int32,
+    of the first microbatch; and "goes_on", [] bool, false to change no
+    variable.
 
     The function returns the next state, and one vector, [sum of num_numbers]
     float32, with the values named in `num_numbers`, in that order.
@@ -347,7 +344,7 @@ class PodStep:
       name: jnp.where(numbers["goes_on"], x, jnp.nan)
       for name, x in losses.items()
     }
-    rates = dict(zip(RATES, numbers["rates"], strict=True))
+    rates = dict(zip(self.update.rates, numbers["rates"], strict=True))
     state, found = self.update.apply(
       self.model.placement.find_index(), state, gradients, losses | rates
     )
@@ -377,8 +374,7 @@ class PodStep:
   def _slice_shape(self, name: str) -> list[int]:
     """Returns the shape of a device's slice of a variable's array."""
     size = self.model.placement.slice_shape(self.variables[name].shape)
-    layers = [self.model.num_layers] if self.model.is_stacked(name) else []
-    return [*layers, *size]
+    return self._stack_shape(name, size)
 
   def _axes(self, name: str) -> tuple[list[int], list[int]]:
     """Returns two lists of mesh axes, by their numbers.

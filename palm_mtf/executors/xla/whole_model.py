@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 
 from palm_mtf._tf import tf
-from palm_mtf.config import AdafactorConfig
+from palm_mtf.config import OptimizerConfig
 from palm_mtf.config.device_mesh import DeviceMesh
 from palm_mtf.errors import UserError
 from palm_mtf.executors.xla.device_model import Arrays, DeviceModel
@@ -40,7 +40,7 @@ class WholeSettings:
 
   loss_function: str
   mesh_layout: DeviceMesh
-  optimizer: AdafactorConfig
+  optimizer: OptimizerConfig
   num_rows: int
   dcn_dtype: str
 
@@ -130,9 +130,8 @@ class WholeUpdate(DeviceUpdate):
       self._placement, given, gives, update.operations
     )
 
-  def is_of_layers(self, name: str) -> bool:
-    """Returns whether the metric `name` has one value for each layer."""
-    return False
+  def num_periods(self, name: str) -> int | None:
+    """Returns None: each metric has one value."""
 
   def apply(
     self,

@@ -7,6 +7,7 @@ with other names for keys and tensors. Kernels are always [outputs, inputs].
 """
 
 import dataclasses
+import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -15,16 +16,16 @@ import numpy as np
 from palm_mtf.architecture.block import NORMS
 from palm_mtf.architecture.rotary import yarn_magnitude
 from palm_mtf.config import ModelConfig
-from palm_mtf.data.vocabulary.gguf_keys import read_key
+from palm_mtf.data.vocabulary.gguf_tokenizer import read_key
 from palm_mtf.errors import UserError, check_choice, did_you_mean, shorten
 from palm_mtf.export.huggingface import families
 from palm_mtf.export.huggingface.config_json import (
   find_family,
+  list_layers,
   make_model_keys,
-  make_rope_scaling,
   parse_config,
 )
-from palm_mtf.export.huggingface.families import Family
+from palm_mtf.export.huggingface.families import Family, get_factor
 from palm_mtf.export.huggingface.weights import DIVISORS
 
 Value = bool | int | float | str | list
@@ -35,6 +36,8 @@ _NAMES = {
   "norm": "blk.{}.attn_norm",
   "mlp_norm": "blk.{}.ffn_norm",
   "final_norm": "output_norm",
+  "attention_output_norm": "blk.{}.post_attention_norm",
+  "mlp_output_norm": "blk.{}.post_ffw_norm",
   "attention/q": "blk.{}.attn_q",
   "attention/k": "blk.{}.attn_k",
   "attention/v": "blk.{}.attn_v",
@@ -108,6 +111,14 @@ _LENGTH = "original_max_position_embeddings"
 _LLAMA3 = {_LENGTH: 8192, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
 # From this many layers on, llama.cpp expects a command-r to normalize q and k.
 _LAYERS_OF_COMMAND_R_PLUS = 64
+# With this many layers, llama.cpp takes a gemma3 for the one of 27B, whose
+# SCORE_SCALE is not 1 / sqrt(D_KV).
+_LAYERS_OF_GEMMA3_27B = 62
+_WINDOW, _PERIOD = (
+  "attention.sliding_window",
+  "attention.sliding_window_pattern",
+)
+_WINDOW_BASE = "rope.freq_base_swa"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
@@ -126,7 +137,7 @@ class GgufArchitecture:
       the class computes several values.
     constants: {key of GGUF: values that we compute}, besides `_CONSTANTS`.
     has_one_width: whether llama.cpp requires NUM_HEADS * D_KV = D_MODEL.
-    has_divisors: whether llama.cpp reads divisors of rotary frequencies.
+    scalings: values of ROTARY_SCALING that llama.cpp computes.
   """
 
   name: str
@@ -139,7 +150,7 @@ class GgufArchitecture:
   only: Mapping[str, str] = dataclasses.field(default_factory=dict)
   constants: Mapping[str, tuple] = dataclasses.field(default_factory=dict)
   has_one_width: bool = False
-  has_divisors: bool = False
+  scalings: tuple[str, ...] = ("none", "linear", "yarn")
 
   @property
   def layout(self) -> Family:
@@ -157,10 +168,15 @@ class GgufArchitecture:
 _TANH = {"mlp": "gelu_tanh"}
 _TIED, _SEPARATE = ({"output_embedding": x} for x in ("tied", "separate"))
 _NO_BIASES = {"biases": ""}
+# For these, llama.cpp reads divisors of rotary frequencies from the file.
+_ALL_SCALINGS = ("none", "linear", "yarn", "llama3")
 ARCHITECTURES = (
   *(
     GgufArchitecture(
-      name="llama", family=x, rotary_pairs="neighbours", has_divisors=True
+      name="llama",
+      family=x,
+      rotary_pairs="neighbours",
+      scalings=_ALL_SCALINGS,
     )
     for x in (families.LLAMA, families.MISTRAL)
   ),
@@ -173,10 +189,17 @@ ARCHITECTURES = (
     only=_TIED | _NO_BIASES,
   ),
   GgufArchitecture(
+    name="gemma3",
+    family=families.GEMMA3,
+    scale_offset=1.0,
+    only=_TIED | _NO_BIASES,
+    scalings=("none", "linear"),
+  ),
+  GgufArchitecture(
     name="granite",
     family=families.GRANITE,
     rotary_pairs="neighbours",
-    has_divisors=True,
+    scalings=_ALL_SCALINGS,
     numbers={
       "logit_scale": "logits_scaling",
       "embedding_scale": "embedding_multiplier",
@@ -189,6 +212,15 @@ ARCHITECTURES = (
     name="command-r",
     family=families.COHERE,
     rotary_pairs="neighbours",
+    numbers={"logit_scale": "logit_scale"},
+    only=_TIED | _NO_BIASES,
+    has_one_width=True,
+  ),
+  GgufArchitecture(
+    name="cohere2",
+    family=families.COHERE2,
+    rotary_pairs="neighbours",
+    scalings=("none", "linear"),
     numbers={"logit_scale": "logit_scale"},
     only=_TIED | _NO_BIASES,
     has_one_width=True,
@@ -236,16 +268,27 @@ def find_gguf_architecture(model: ModelConfig) -> GgufArchitecture:
         f"{field.upper()} = {given!r}: llama.cpp computes a {own.name} with "
         f"{value!r}; use another --format."
       )
-  if model.attention_window:
+  keys = make_model_keys(family, model)
+  if family.period is None:
+    if model.attention_window:
+      raise UserError(
+        f"ATTENTION_WINDOW = {model.attention_window}: a {own.name} of "
+        "llama.cpp has no window; use another --format."
+      )
+  elif not _find_period(keys["layer_types"]):
     raise UserError(
-      f"ATTENTION_WINDOW = {model.attention_window}: a {own.name} of llama.cpp "
-      "has no window; use another --format."
+      f"LAYERS = {model.layers!r}: llama.cpp computes only a {own.name} in "
+      "which all layers except each n-th have a window; use another --format."
     )
-  if model.rotary_scaling == "llama3" and not own.has_divisors:
-    raise UserError(
-      f"ROTARY_SCALING = 'llama3': llama.cpp computes no {own.name} with this "
-      "scaling; use another --format."
-    )
+  for layer in dict.fromkeys(list_layers(model)):
+    # llama.cpp scales only positions of layers without a window in a gemma3.
+    is_plain = family.window_base and layer.attention_window
+    scaling = layer.rotary_scaling
+    if scaling not in (("none",) if is_plain else own.scalings):
+      raise UserError(
+        f"ROTARY_SCALING = {scaling!r}: llama.cpp computes no {own.name} with "
+        "this scaling; use another --format."
+      )
   for name, value in (("slow", 1.0), ("fast", 32.0), ("truncate", True)):
     given = getattr(model, f"rotary_{name}")
     if model.rotary_scaling == "yarn" and given not in (None, value):
@@ -266,7 +309,32 @@ def find_gguf_architecture(model: ModelConfig) -> GgufArchitecture:
       f"{_LAYERS_OF_COMMAND_R_PLUS} layers or more for one with norms of q and "
       "k; use another --format."
     )
+  scale = get_factor(model, "score_scale")
+  only = _find_scalar(
+    model.num_layers, model.d_model, model.num_heads, model.d_kv
+  )
+  if own.name == "gemma3" and not math.isclose(scale, only**-0.5):
+    raise UserError(
+      f"SCORE_SCALE = {scale:g}: llama.cpp computes this gemma3 with "
+      f"{only**-0.5:g}; use another --format."
+    )
   return own
+
+
+def _find_scalar(num_layers: int, width: int, heads: int, d_kv: int) -> int:
+  """Returns the query_pre_attn_scalar with which llama.cpp runs a gemma3."""
+  return width // heads if num_layers == _LAYERS_OF_GEMMA3_27B else d_kv
+
+
+def _find_period(types: Any) -> int:
+  """Returns n if all layers except each n-th have a window, and 0 otherwise.
+
+  `types` is the value of layer_types in config.json.
+  """
+  has_window = [x == families.WINDOW for x in types]
+  period = [*has_window, False].index(False) + 1
+  expected = [i % period > 0 for i in range(1, len(types) + 1)]
+  return period if any(has_window) and has_window == expected else 0
 
 
 def make_model_metadata(
@@ -281,17 +349,24 @@ def make_model_metadata(
   described["attention.head_count_kv"] = model.key_heads
   described["attention.key_length"] = model.d_kv
   described["attention.value_length"] = model.d_kv
-  if model.positions == "rotary":
+  keys = make_model_keys(family, model)
+  if family.rotary_base is not None:
     described["rope.dimension_count"] = model.rotary_size
-    described["rope.freq_base"] = float(model.rotary_base)
-  scaling, others = make_rope_scaling(model), {}
-  if model.rotary_scaling == "llama3":
+    described["rope.freq_base"] = float(keys["rope_theta"])
+  if family.period is not None:
+    described[_WINDOW] = keys["sliding_window"]
+    described[_PERIOD] = _find_period(keys["layer_types"])
+  if family.window_base is not None:
+    described[_WINDOW_BASE] = float(keys["rope_local_base_freq"])
+  scaling, others = keys.get("rope_scaling", {"rope_type": "none"}), {}
+  kind = scaling["rope_type"]
+  if kind == "llama3":
     defaults = {"factor": 1.0, **_LLAMA3}
     others = {f"palm_mtf.{k}": type(x)(scaling[k]) for k, x in defaults.items()}
-  elif model.rotary_scaling != "none":
-    described["rope.scaling.type"] = model.rotary_scaling
+  elif kind != "none":
+    described["rope.scaling.type"] = kind
     described["rope.scaling.factor"] = float(scaling["factor"])
-  if model.rotary_scaling == "yarn":
+  if kind == "yarn":
     for key in scaling.keys() & _BETAS.keys():
       described[f"rope.scaling.yarn_{key}"] = _BETAS[key]
     described["rope.scaling.original_context_length"] = scaling[_LENGTH]
@@ -301,7 +376,6 @@ def make_model_metadata(
       )
       described["rope.scaling.attn_factor"] = magnitude
   described[_EPSILONS[NORMS[model.norm].statistic]] = model.norm_epsilon
-  keys = make_model_keys(family, model)
   described |= {x: float(keys[theirs]) for x, theirs in own.numbers.items()}
   described |= {x: bool(keys[theirs]) for x, theirs in own.flags.items()}
   return {
@@ -373,6 +447,8 @@ def _check_keys(metadata: Metadata, own: GgufArchitecture) -> None:
       "with llama-gguf-split --merge."
     )
   known = {*_SIZES, *_EPSILONS.values(), *_READ, *own.numbers, *own.flags}
+  known |= {_WINDOW, _PERIOD} if own.family.period else set()
+  known |= {_WINDOW_BASE} if own.family.window_base else set()
   constants = {**_CONSTANTS, **_HARMLESS, **own.constants}
   for key, value in metadata.items():
     prefix, _, part = key.partition(".")
@@ -406,7 +482,8 @@ def _make_scaling(
 
   prefix = f"{own.name}.rope.scaling."
   kind = get(f"{prefix}type", "linear")
-  check_choice(f"{prefix}type", kind, ("none", "linear", "yarn"))
+  kinds = [x for x in own.scalings if x != "llama3"]
+  check_choice(f"{prefix}type", kind, kinds)
   factor = get(f"{own.name}.rope.scale_linear", 0.0)
   factor = get(f"{prefix}factor", factor) or 1.0
   magnitude = get(f"{prefix}attn_factor", 1.0)
@@ -420,7 +497,7 @@ def _make_scaling(
     }
   elif kind == "linear" and factor != 1:
     found = {"rope_type": kind, "factor": factor}
-  elif divisors is not None and own.has_divisors:
+  elif divisors is not None and "llama3" in own.scalings:
     defaults = {"factor": float(divisors.max()), **_LLAMA3}
     found = {key: get(f"palm_mtf.{key}", x) for key, x in defaults.items()}
     found["rope_type"] = "llama3"
@@ -488,6 +565,15 @@ def _make_config(
       check("rope.dimension_count", size, d_kv)
     else:
       config["partial_rotary_factor"] = size / d_kv
+  if family.period is not None:
+    config["sliding_window"] = get(_WINDOW, int)
+    config["sliding_window_pattern"] = get(_PERIOD, int, family.period)
+  if family.window_base is not None:
+    base = get(_WINDOW_BASE, float, family.window_base)
+    config["rope_local_base_freq"] = base
+  if own.name == "gemma3":
+    scalar = _find_scalar(sizes["num_layers"], width, heads, d_kv)
+    config["query_pre_attn_scalar"] = scalar
   layout = own.layout.names
   config["tie_word_embeddings"] = layout["output_embedding"] not in shapes
   first_of = {"qkv": "attention/q_bias", "o": "attention/o_bias"}

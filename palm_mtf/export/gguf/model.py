@@ -13,6 +13,7 @@ import os
 from collections.abc import Callable, Mapping
 
 import numpy as np
+from sentencepiece import sentencepiece_model_pb2
 
 from palm_mtf.architecture.parameters import parse_name
 from palm_mtf.config import ModelConfig
@@ -45,6 +46,7 @@ from palm_mtf.export.huggingface.weights import (
 )
 from palm_mtf.export.trained_model import Export, Reader, TrainedModel
 
+_USER_DEFINED = sentencepiece_model_pb2.ModelProto.SentencePiece.USER_DEFINED
 _logger = logging.getLogger(__name__)
 
 CHAT_TEMPLATE = "tokenizer.chat_template"
@@ -55,8 +57,7 @@ def make_gguf(trained: TrainedModel, dtype: str) -> Export:
 
   Most weights have `dtype`; other tensors have float16 or float32.
 
-  Raises:
-    UserError: if llama.cpp lacks the architecture or the tokenizer.
+  Raises UserError if llama.cpp lacks the architecture or the tokenizer.
   """
   model, vocabulary = trained.model, trained.vocabulary
   own = find_gguf_architecture(model)
@@ -105,9 +106,8 @@ def import_gguf_parameters(
 ) -> dict[str, np.ndarray]:
   """Returns {our name: parameter} of a GGUF file.
 
-  Raises:
-    UserError: if the file lacks a tensor, or has an unknown tensor. The message
-      begins with `what`.
+  Raises UserError if the file lacks a tensor, or has an unknown tensor. The
+  message begins with `what`.
   """
   check_tensors(file, model, own.layout, what)
   offsets = _find_offsets(model, own)
@@ -135,9 +135,28 @@ def check_vocabulary(vocabulary: Vocabulary) -> None:
   `make_gguf_tokenizer` checks vocabularies of other kinds.
   """
   if isinstance(vocabulary, SentencePieceVocabulary) and (
-    reason := explain_inexact(vocabulary)
+    reason := explain_inexact(vocabulary) or _explain_overlap(vocabulary)
   ):
     raise UserError(
       f"{vocabulary.path}: llama.cpp would encode differently: {reason}; train "
       "a model with a vocabulary of palm_mtf vocab, or use another --format."
     )
+
+
+def _explain_overlap(vocabulary: SentencePieceVocabulary) -> str:
+  # Returns a reason if user-defined pieces can overlap in a text, unless both
+  # repeat the same character. Of such pieces, llama.cpp takes the longest, and
+  # SentencePiece the first.
+  model = sentencepiece_model_pb2.ModelProto.FromString(vocabulary.model)
+  pieces = {x.piece for x in model.pieces if x.type == _USER_DEFINED}
+  repeated = {x for x in pieces if len({*x}) == 1}
+
+  def starts(pieces: set[str]) -> set[str]:
+    return {x[:i] for x in pieces for i in range(1, len(x))}
+
+  def ends(pieces: set[str]) -> set[str]:
+    return {x[i:] for x in pieces for i in range(1, len(x))}
+
+  others = pieces - repeated
+  overlaps = starts(pieces) & ends(others) | starts(others) & ends(repeated)
+  return "its user-defined pieces can overlap in a text" if overlaps else ""

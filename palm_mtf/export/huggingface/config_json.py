@@ -13,23 +13,36 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, get_args
 
-from palm_mtf.architecture.rotary import yarn_magnitude
 from palm_mtf.config.data import Packing
+from palm_mtf.config.layer_pattern import write_pattern
 from palm_mtf.config.model import MAX_LAYERS, MAX_SIZE, ModelConfig
-from palm_mtf.errors import UserError, check_choice, did_you_mean, shorten
+from palm_mtf.errors import UserError, did_you_mean, shorten
 from palm_mtf.export.huggingface.families import (
   BY_ARCHITECTURE,
   FAMILIES,
+  GLOBAL,
   REFUSED,
+  ROOTS,
   SIZES,
+  WINDOW,
   Family,
+  get_factor,
+)
+from palm_mtf.export.huggingface.rotary_keys import (
+  OUTSIDE,
+  make_rotary_keys,
+  parse_rotary,
 )
 from palm_mtf.export.huggingface.tensor_files import ORIGINAL
+from palm_mtf.export.huggingface.values import (
+  Json,
+  is_same,
+  parse_number,
+  parse_size,
+)
 from palm_mtf.model_dir.foreign_files import read_json_object
 
 _logger = logging.getLogger(__name__)
-
-Json = Mapping[str, object]
 
 _MOST_NAMED = 10  # maximum number of keys named in a warning
 # Key for settings that transformers lacks; transformers ignores the key.
@@ -67,40 +80,20 @@ _HARMLESS = set(
   "summary_proj_to_labels summary_type summary_use_proj model_type "
   "layer_types rope_parameters rope_scaling unsloth_version "
   "unsloth_fixed is_llama_config transformers.js_config model_max_length "
-  "rotary scale_attn_weights".split()
+  "rotary scale_attn_weights cache_implementation sliding_window_pattern "
+  "_sliding_window_pattern layer_switch order_of_interleaved_layers "
+  "position_embedding_type use_embedding_sharing use_gated_activation "
+  "use_parallel_block use_parallel_embedding".split()
 )
-# In rope_parameters (before transformers 5: rope_scaling), a key of _ROPE_TYPES
-# names the kind of rotary scaling. The other tables are {key: field of Rotary},
-# for all kinds (_ROTARY) and for each kind (_SCALINGS).
-_ROPE_TYPES = ("rope_type", "type")
-_ROTARY = {
-  **dict.fromkeys(("rope_theta", "rotary_emb_base"), "base"),
-  **dict.fromkeys(("partial_rotary_factor", "rotary_pct"), "fraction"),
-}
-_LENGTH = "original_max_position_embeddings"
-_BY_TURNS = {"factor": "factor", _LENGTH: "original_length"}
-_YARN = {  # keys that a file may lack
-  **{"beta_slow": "slow", "beta_fast": "fast", "truncate": "truncate"},
-  **{x: x for x in ("attention_factor", "mscale", "mscale_all_dim")},
-}
-_SCALINGS = {
-  "default": {},
-  "linear": {"factor": "factor"},
-  "llama3": {
-    **_BY_TURNS,
-    "low_freq_factor": "slow",
-    "high_freq_factor": "fast",
-  },
-  "yarn": {**_BY_TURNS, **_YARN},
-}
-# Keys of rope_parameters that may instead be at the top level of config.json.
-_OUTSIDE = (*_ROTARY, _LENGTH)
 # Fields that `_list_differences` skips: they change no result, weights.py
-# converts them (rotary_pairs), or logits_factor is compared (logits_scale).
+# converts them (rotary_pairs, final_norm_scale), or each layer's settings are
+# compared (layers, variants).
 _NOT_COMPARED = (
   *("activation_dtype", "logits_dtype", "output_fan_in", "remat"),
-  *("rotary_pairs", "logits_scale"),
+  *("rotary_pairs", "final_norm_scale", "layers", "variants"),
 )
+# {type of layers in transformers: name in VARIANTS}
+_VARIANTS = {WINDOW: "window", GLOBAL: "global"}
 
 
 def find_family(model: ModelConfig) -> Family:
@@ -111,7 +104,7 @@ def find_family(model: ModelConfig) -> Family:
       "directions, in none of the architectures of transformers and llama.cpp "
       "that are known here; use --format=saved_model or --format=npz."
     )
-  # {class: [(setting that differs from the model's, its value in the class)]}
+  # {class: [(setting that differs, value in the model, value in the class)]}
   different = {}
   for family in FAMILIES:
     config = make_model_keys(family, model)
@@ -123,10 +116,10 @@ def find_family(model: ModelConfig) -> Family:
     if not different[family]:
       return family
   nearest = min(different, key=lambda family: len(different[family]))
-  names, values = zip(*different[nearest], strict=True)
-  given = ", ".join(f"{x.upper()} = {getattr(model, x)!r}" for x in names)
-  theirs = ", ".join(
-    f"{x.upper()} = {value!r}" for x, value in zip(names, values, strict=True)
+  given, theirs = (
+    ", ".join(f"{name.upper()} = {values[i]!r}" for name, *values in found)
+    for found in [different[nearest]]
+    for i in range(2)
   )
   raise UserError(
     f"{given}: no architecture of transformers that is known here has this "
@@ -135,21 +128,32 @@ def find_family(model: ModelConfig) -> Family:
   )
 
 
+def list_layers(model: ModelConfig) -> list[ModelConfig]:
+  """Returns the settings of each layer."""
+  found = {name: model.variant(name) for name in model.variants or ()}
+  names = model.variant_names
+  return [found[x] for x in names] if names else [model] * model.num_layers
+
+
 def _list_differences(
   model: ModelConfig, other: ModelConfig
-) -> Iterator[tuple[str, object]]:
-  # Yields (field, value of `other`) for settings that differ.
-  for field in dataclasses.fields(model):
-    if field.name in (*_NOT_COMPARED, "final_norm_scale"):
+) -> Iterator[tuple[str, object, object]]:
+  # Yields (field, value, value of `other`) for settings of a layer that differ.
+  layers = zip(list_layers(model), list_layers(other), strict=True)
+  pairs = [*dict.fromkeys(layers)]
+  for field in (x.name for x in dataclasses.fields(model)):
+    if field in _NOT_COMPARED:
       continue
-    ours, theirs = getattr(model, field.name), getattr(other, field.name)
-    if field.name == "biases":
-      ours, theirs = (",".join(sorted(x.split(","))) for x in (ours, theirs))
-    is_float = isinstance(ours, float) and isinstance(theirs, float)
-    if not (math.isclose(ours, theirs) if is_float else ours == theirs):
-      yield field.name, getattr(other, field.name)
-  if not math.isclose(model.logits_factor, other.logits_factor):
-    yield "logits_scale", other.logits_scale
+    for pair in pairs:
+      ours, theirs = values = [getattr(x, field) for x in pair]
+      if field in ROOTS:
+        ours, theirs = (get_factor(x, field) for x in pair)
+      if field == "biases":
+        ours, theirs = (",".join(sorted(x.split(","))) for x in values)
+      is_float = isinstance(ours, float) and isinstance(theirs, float)
+      if not (math.isclose(ours, theirs) if is_float else ours == theirs):
+        yield field, *values
+        break
 
 
 def make_config(
@@ -165,8 +169,7 @@ def make_config(
   those of the tokens that end a text, [eod] first. The content includes the
   run's PACKING, so that `parse_config` can return it.
 
-  Raises:
-    UserError: if no class of transformers computes this model.
+  Raises UserError if no class of transformers computes this model.
   """
   family = find_family(model)
   return {
@@ -182,9 +185,9 @@ def make_config(
   }
 
 
-def make_model_keys(family: Family, model: ModelConfig) -> dict[str, object]:
+def make_model_keys(family: Family, model: ModelConfig) -> dict[str, Any]:
   """Returns the keys of config.json that describe a model."""
-  config: dict[str, object] = {
+  config: dict[str, Any] = {
     key: getattr(model, field) for key, field in family.sizes.items()
   }
   if family.has_key_heads:
@@ -199,35 +202,18 @@ def make_model_keys(family: Family, model: ModelConfig) -> dict[str, object]:
     config[key] = number.get(model)
   for key, (places, _) in family.biases.items():
     config[key] = set(places.split(",")) <= {*model.bias_places}
+  by_type = {GLOBAL: model}
+  if family.period is not None:
+    layers = list_layers(model)
+    types = [WINDOW if x.attention_window else GLOBAL for x in layers]
+    config["layer_types"] = types
+    # The first layer of each type stands for all of them.
+    by_type = dict(zip(types[::-1], layers[::-1], strict=True))
+  first = by_type.get(WINDOW, model)
   if family.window is not None:
-    config["sliding_window"] = model.attention_window
-  if family.rotary_size:
-    config[family.rotary_size[0]] = model.rotary_size
-  if family.rotary_base is not None:
-    rope = {"rope_theta": model.rotary_base}
-    if family.rotary_fraction is not None:
-      rope["partial_rotary_factor"] = model.rotary_fraction
-    scaling = make_rope_scaling(model)
-    # transformers 5 reads rope_parameters; earlier versions, the other keys.
-    config |= {"rope_parameters": {**scaling, **rope}, **rope}
-    config |= {old: rope[new] for old, new in family.older_names.items()}
-    if model.rotary_scaling != "none":
-      config["rope_scaling"] = scaling
-  for key, (value, _) in family.derived.items():
-    config[key] = value(model)
+    config["sliding_window"] = first.attention_window
+  config |= make_rotary_keys(family, by_type)
   return {**config, **family.constants, "attention_dropout": 0.0}
-
-
-def make_rope_scaling(model: ModelConfig) -> dict[str, Any]:
-  """Returns the value of config.json's key rope_scaling."""
-  kind = "default" if model.rotary_scaling == "none" else model.rotary_scaling
-  found: dict[str, Any] = {"rope_type": kind}
-  for key, name in _SCALINGS[kind].items():
-    value = getattr(model, f"rotary_{name}", None)
-    # Omit `truncate` = true, the default, which older transformers do not know.
-    if value is not None and value is not True:
-      found[key] = value
-  return found
 
 
 class DescribedModel(NamedTuple):
@@ -243,8 +229,7 @@ class DescribedModel(NamedTuple):
 def read_config(folder: str) -> DescribedModel:
   """Returns the model that the config.json in a folder describes.
 
-  Raises:
-    UserError: if there is no such file, or `parse_config` fails.
+  Raises UserError if there is no such file, or `parse_config` fails.
   """
   path = os.path.join(folder, "config.json")
   return parse_config(
@@ -255,9 +240,8 @@ def read_config(folder: str) -> DescribedModel:
 def parse_config(config: Json, what: str) -> DescribedModel:
   """Returns the model that a config.json describes.
 
-  Raises:
-    UserError: if palm_mtf cannot compute this model. The message begins with
-      `what`, and names the first key with an unsupported value.
+  Raises UserError if palm_mtf cannot compute this model. The message begins
+  with `what`, and names the first key with an unsupported value.
   """
   named = config.get("architectures")
   name = named[0] if isinstance(named, list) and len(named) == 1 else None
@@ -286,7 +270,7 @@ def parse_config(config: Json, what: str) -> DescribedModel:
 def _warn_of_unknown_keys(
   config: Json, family: Family, model: ModelConfig, what: str
 ) -> None:
-  known = {*_HARMLESS, *_CONSTANTS, *_QUANTIZED, *_OUTSIDE, _OWN, "head_dim"}
+  known = {*_HARMLESS, *_CONSTANTS, *_QUANTIZED, *OUTSIDE, _OWN, "head_dim"}
   known |= {*make_model_keys(family, model), *_common_names(family)}
   known |= {y for x in family.choices.values() for y in x.other_names}
   if "use_sliding_window" in family.constants:
@@ -336,18 +320,14 @@ def _parse_model(
     for key, choice in family.choices.items():
       settings[choice.setting] = _parse_choice(config, key, choice)
     for key, number in family.numbers.items():
-      settings |= number.parse(_parse_number(config, key, number.default))
+      settings |= number.parse(parse_number(config, key, number.default))
     settings["biases"] = _parse_biases(config, family)
-    settings |= _parse_rotary(config, family, settings["d_kv"])
-    window = config.get("sliding_window", family.window)
-    if family.window is not None and window is not None:
-      window = _parse_size(config, "sliding_window", family.window)
-      # A window of a whole sequence hides nothing.
-      is_whole = window >= settings["sequence_length"]
-      settings["attention_window"] = None if is_whole else window
-    # None stands for PaLM's factor, 1 / sqrt(D_MODEL).
-    if math.isclose(settings["logits_scale"], settings["d_model"] ** -0.5):
-      settings["logits_scale"] = None
+    settings |= _parse_layers(config, family, settings)
+    # None stands for 1 / sqrt(size), which GGUF files have in float32.
+    for field, size in ROOTS.items():
+      value, root = settings.get(field, 0.0), settings[size] ** -0.5
+      if math.isclose(value, root, rel_tol=1e-7):
+        settings[field] = None
     model = ModelConfig(
       activation_dtype="auto",
       final_norm_scale=own.get("FINAL_NORM_SCALE", "learned"),
@@ -369,13 +349,11 @@ def _parse_model(
   }
   if not family.has_key_heads:
     constants["head_dim"] = model.d_kv
-  if config.get("layer_types") is not None:
+  if config.get("layer_types") is not None and family.period is None:
     constants["layer_types"] = ["full_attention"] * model.num_layers
   compared = [(key, config.get(key, x), x) for key, x in constants.items()]
-  for key, (value, default) in family.derived.items():
-    compared.append((key, config.get(key, default), value(model)))
   for key, value, ours in compared:
-    if not _is_same(value, ours):
+    if not is_same(value, ours):
       raise UserError(
         f"{what}: {key} = {shorten(value)}: palm_mtf computes only with "
         f"{shorten(ours)}."
@@ -383,41 +361,23 @@ def _parse_model(
   return model
 
 
-def _parse_size(
-  config: Json,
-  key: str,
-  default: int | None = None,
-  *,
-  null: int | None = None,
-  most: int = MAX_SIZE,
-) -> int:
-  # A missing key stands for `default`, and null for `null`.
-  value = config.get(key, default)
-  value = null if value is None else value
-  if type(value) is not int or not 1 <= value <= most:
-    raise UserError(
-      f"{key} = {shorten(value)}: give a whole number from 1 to {most:,}."
-    )
-  return value
-
-
 def _parse_sizes(config: Json, family: Family) -> dict[str, object]:
   """Returns sizes, and ATTENTION and NUM_KV_HEADS, by field of ModelConfig."""
   found: dict = {}
   keys = {field: key for key, field in family.sizes.items()}
-  found["d_model"] = _parse_size(config, keys["d_model"])
+  found["d_model"] = parse_size(config, keys["d_model"])
   for field, key in keys.items():
     # Without n_inner, MLPs of GPT-2 and GPT-J are 4 * d_model wide.
     null = 4 * found["d_model"] if key == "n_inner" else None
     most = MAX_LAYERS if field == "num_layers" else MAX_SIZE
-    found[field] = _parse_size(config, key, null=null, most=most)
+    found[field] = parse_size(config, key, null=null, most=most)
   heads, width = found["num_heads"], found["d_model"]
   key_heads, d_kv = heads, width // heads
   if family.has_key_heads:
-    key_heads = _parse_size(
+    key_heads = parse_size(
       config, "num_key_value_heads", family.key_heads, null=heads
     )
-    d_kv = _parse_size(config, "head_dim", family.head_dim, null=d_kv)
+    d_kv = parse_size(config, "head_dim", family.head_dim, null=d_kv)
   elif width % heads:
     raise UserError(
       f"{keys['num_heads']} = {heads}: it divides {keys['d_model']} = {width}."
@@ -446,23 +406,15 @@ def _parse_choice(config: Json, key: str, choice) -> object:
   found = []
   for name in names:
     value = config[name]
-    if not any(_is_same(value, x) for x in choice.values):
+    if not any(is_same(value, x) for x in choice.values):
       known = " or ".join(map(repr, choice.values))
       raise UserError(
         f"{name} = {shorten(value)}: palm_mtf computes only with {known}."
       )
-    found += [y for x, y in choice.values.items() if _is_same(value, x)]
+    found += [y for x, y in choice.values.items() if is_same(value, x)]
   if len({*found}) > 1:
     raise UserError(f"{' and '.join(names)} contradict each other.")
   return found[0] if found else choice.values[choice.default]
-
-
-def _parse_number(config: Json, key: str, default: float) -> float:
-  value = config.get(key, default)
-  is_number = type(value) in (int, float) and 0 < value < 2**53
-  if not is_number:
-    raise UserError(f"{key} = {shorten(value)}: give a number above 0.")
-  return float(value)
 
 
 def _parse_biases(config: Json, family: Family) -> str:
@@ -475,76 +427,57 @@ def _parse_biases(config: Json, family: Family) -> str:
   return ",".join(places)
 
 
-def _parse_rotary(config: Json, family: Family, d_kv: int) -> dict[str, object]:
-  if family.settings.get("positions", "rotary") != "rotary":
-    return {}
-  if family.rotary_size:
-    size = _parse_size(config, *family.rotary_size)
-    return {"rotary_fraction": size / d_kv}
-  found: dict = {}
-
-  def keep(name: str, key: str, value: object) -> None:
-    if not _is_same(value, found.setdefault(name, value)):
-      raise UserError(
-        f"{key} = {shorten(value)}: another key says {found[name]!r}."
-      )
-
-  tables = {x: config.get(x) for x in ("rope_parameters", "rope_scaling")}
-  tables = {x: keys for x, keys in tables.items() if keys is not None}
-  for table, keys in tables.items():
-    if not isinstance(keys, dict):
-      raise UserError(f"{table} = {shorten(keys)}: is no JSON object.")
-    for key in [x for x in _ROPE_TYPES if x in keys]:
-      check_choice(f"{table}: {key}", keys[key], _SCALINGS)
-      keep("scaling", f"{table}: {key}", keys[key])
-  kind = found.setdefault("scaling", "default")
-  known = {**_ROTARY, **_SCALINGS[kind]}
-  outside = {x: config[x] for x in _OUTSIDE if x in known and x in config}
-  for table, keys in (*tables.items(), ("", outside)):
-    for key, value in keys.items():
-      if key in known:
-        if value is not None or key in (*_ROTARY, "truncate"):
-          keep(known[key], key, _parse_rotary_key(keys, key, known[key]))
-      elif key not in _ROPE_TYPES:
-        raise UserError(
-          f"{table}: {shorten(key)} = {shorten(value)}"
-          f"{did_you_mean(key, known)}: palm_mtf does not compute this with "
-          f"rope_type = {kind!r}."
-        )
-  for key, name in _SCALINGS[kind].items():
-    if name not in found and key not in _YARN:
-      raise UserError(f"rope_type = {kind!r}: wants {key}.")
-  fraction = found.get("fraction", family.rotary_fraction or 1.0)
-  if family.rotary_fraction is None and fraction != 1:
+def _parse_layers(
+  config: Json, family: Family, sizes: Mapping[str, Any]
+) -> dict[str, Any]:
+  """Returns the settings of windows and positions, by field of ModelConfig."""
+  d_kv, num_layers = sizes["d_kv"], sizes["num_layers"]
+  if family.period is None:
+    found = parse_rotary(config, family, d_kv)
+    window = config.get("sliding_window", family.window)
+    if family.window is not None and window is not None:
+      window = parse_size(config, "sliding_window", family.window)
+      # A window of a whole sequence hides nothing.
+      is_whole = window >= sizes["sequence_length"]
+      found["attention_window"] = None if is_whole else window
+    return found
+  types = config.get("layer_types")
+  if types is None:
+    period = parse_size(config, "sliding_window_pattern", family.period)
+    types = [WINDOW if i % period else GLOBAL for i in range(1, num_layers + 1)]
+  is_list = isinstance(types, list) and len(types) == num_layers
+  if not is_list or not all(x in (WINDOW, GLOBAL) for x in types):
     raise UserError(
-      f"partial_rotary_factor = {fraction}: palm_mtf computes only with 1.0."
+      f"layer_types = {shorten(types)}: give {WINDOW!r} or {GLOBAL!r} for "
+      f"each of the {num_layers} layers."
     )
-  weights = [found.pop(x, None) for x in ("mscale", "mscale_all_dim")]
-  if all(weights) and "attention_factor" not in found:
-    above, below = (yarn_magnitude(found["factor"], x) for x in weights)
-    found["attention_factor"] = above / below
-  # transformers rounds the number of rotated dimensions down.
-  share = 1.0 if fraction == 1 else int(fraction * d_kv) / d_kv
-  scaling = "none" if kind == "default" else kind
-  found = {"base": family.rotary_base, **found, "scaling": scaling}
-  return {f"rotary_{x}": y for x, y in {**found, "fraction": share}.items()}
+  by_name = {
+    _VARIANTS[kind]: _parse_layer_type(config, family, kind, d_kv)
+    for kind in dict.fromkeys(types)
+  }
+  if len(by_name) == 1:
+    return by_name.popitem()[1]
+  defaults = {x.name: x.default for x in dataclasses.fields(ModelConfig)}
+  first, second = (defaults | own for own in by_name.values())
+  differ = {field for field in defaults if first[field] != second[field]}
+  found = {x: y for x, y in first.items() if x not in differ}
+  found = {x: y for x, y in found.items() if y != defaults[x]}
+  found["layers"] = write_pattern([_VARIANTS[kind] for kind in types])
+  found["variants"] = {
+    name: {x.upper(): own[x] for x in own if x in differ}
+    for name, own in by_name.items()
+  }
+  return found
 
 
-def _parse_rotary_key(keys: Json, key: str, name: str) -> object:
-  if name == "original_length":
-    return _parse_size(keys, key)
-  if name == "truncate":
-    if not isinstance(keys[key], bool):
-      raise UserError(f"{key} = {shorten(keys[key])}: give true or false.")
-    return keys[key]
-  return _parse_number(keys, key, 1.0)
-
-
-def _is_same(value: object, ours: object) -> bool:
-  if isinstance(ours, float):
-    # A float may not represent an int of 2**53 or more exactly.
-    is_number = type(value) is float or (
-      type(value) is int and abs(value) < 2**53
-    )
-    return is_number and math.isclose(value, ours, rel_tol=1e-6)
-  return type(value) is type(ours) and value == ours
+def _parse_layer_type(
+  config: Json, family: Family, kind: str, d_kv: int
+) -> dict[str, Any]:
+  """Returns the settings of the layers of one type."""
+  found = {}
+  if kind == WINDOW:
+    size = parse_size(config, "sliding_window", family.window)
+    found = {"attention_window": size}
+  elif family.global_positions != "rotary":
+    return {"positions": family.global_positions}
+  return found | parse_rotary(config, family, d_kv, kind)

@@ -8,11 +8,13 @@ families; a new family is one more entry here.
 """
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import NamedTuple
 
 from palm_mtf.config import ModelConfig
 
+# Types of layers, with a window and without.
+WINDOW, GLOBAL = "sliding_attention", "full_attention"
 # {key of config.json for a size: field of ModelConfig}
 SIZES = {
   "vocab_size": "vocab_size",
@@ -45,18 +47,29 @@ class Number(NamedTuple):
   """A key of config.json that holds a setting's value, a number."""
 
   field: str  # field of ModelConfig
-  default: float  # value that transformers uses without the key
-  is_inverse: bool = False  # whether the key holds 1 / the setting
+  # Value that transformers uses without the key; an int for a key that must
+  # hold a whole number.
+  default: float
+  power: int = 1  # the key holds the setting to this power
 
   def get(self, model: ModelConfig) -> float:
     """Returns the value of the key for a model."""
-    is_scale = self.field == "logits_scale"  # logits_scale may be None
-    value = model.logits_factor if is_scale else getattr(model, self.field)
-    return 1 / value if self.is_inverse else value
+    value = get_factor(model, self.field) ** self.power
+    return round(value) if isinstance(self.default, int) else value
 
   def parse(self, value: float) -> dict[str, float]:
     """Returns the setting, {field: value}, for the value of the key."""
-    return {self.field: 1 / value if self.is_inverse else value}
+    return {self.field: value ** (1 / self.power)}
+
+
+# {setting: size whose inverse root is the setting's value if it is None}
+ROOTS = {"logits_scale": "d_model", "score_scale": "d_kv"}
+
+
+def get_factor(model: ModelConfig, field: str) -> float:
+  """Returns a setting that is a number, with None replaced by its meaning."""
+  value = getattr(model, field)
+  return getattr(model, ROOTS[field]) ** -0.5 if value is None else value
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
@@ -79,6 +92,11 @@ class Family:
     biases: {key: (places of BIASES that a true value adds, default)}; {} if the
       class has no such key.
     window: default of the key sliding_window; None if the class lacks the key.
+    period: default of sliding_window_pattern, for a class in which all layers
+      except each `period`-th have the window; None if its layers are alike.
+    global_positions: POSITIONS of the layers without a window.
+    window_base: default of ROTARY_BASE in the layers with a window, if these
+      have their own rotary settings.
     rotary_fraction: default of ROTARY_FRACTION; None if the class rotates whole
       heads.
     rotary_size: (key, default) of the number of rotated dimensions, if the
@@ -87,8 +105,6 @@ class Family:
     rotary_pairs: which elements of a head the class rotates as pairs.
     older_names: {name of a rotary key before transformers 5: its name now}.
     constants: {key: the one value that we compute}.
-    derived: {key: (function from a model to the value, default)}, for keys
-      whose value follows from other settings.
     names: {our name of a parameter in a layer: name in transformers; {} is the
       layer's number}. The constructor also takes names of modules, such as
       "model.norm", for a weight and perhaps a bias.
@@ -112,15 +128,15 @@ class Family:
     default_factory=dict
   )
   window: int | None = None
+  period: int | None = None
+  global_positions: str = "rotary"
+  window_base: float | None = None
   rotary_fraction: float | None = None
   rotary_size: tuple[str, int] | None = None
   rotary_base: float | None = None
   rotary_pairs: str = "halves"
   older_names: Mapping[str, str] = dataclasses.field(default_factory=dict)
   constants: Mapping[str, object] = dataclasses.field(default_factory=dict)
-  derived: Mapping[str, tuple[Callable[[ModelConfig], float], float]] = (
-    dataclasses.field(default_factory=dict)
-  )
   is_conv1d: bool = False
   joins_heads: bool = False
 
@@ -226,6 +242,38 @@ GEMMA = Family(
   constants={"use_bidirectional_attention": None},
   names=_LLAMA_NAMES,
 )
+GEMMA3 = dataclasses.replace(
+  GEMMA,
+  architecture="Gemma3ForCausalLM",
+  model_type="gemma3_text",
+  settings={**GEMMA.settings, "branch_norm": True, "qk_norm": "rms_norm_1p"},
+  choices={
+    "hidden_activation": Choice(
+      "mlp", {"gelu_pytorch_tanh": "geglu_tanh"}, "gelu_pytorch_tanh"
+    ),
+    "tie_word_embeddings": _tie(True),
+  },
+  numbers={
+    "rms_norm_eps": _epsilon(1e-6),
+    "query_pre_attn_scalar": Number("score_scale", 256, power=-2),
+  },
+  key_heads=4,
+  window=4096,
+  period=6,
+  window_base=10_000.0,
+  rotary_base=1_000_000.0,
+  constants={
+    "attn_logit_softcapping": None,
+    "final_logit_softcapping": None,
+    "use_bidirectional_attention": False,
+  },
+  names={
+    **_LLAMA_NAMES,
+    "attention_output_norm": "model.layers.{}.post_attention_layernorm",
+    "mlp_norm": "model.layers.{}.pre_feedforward_layernorm",
+    "mlp_output_norm": "model.layers.{}.post_feedforward_layernorm",
+  },
+)
 COHERE = Family(
   architecture="CohereForCausalLM",
   model_type="cohere",
@@ -242,6 +290,16 @@ COHERE = Family(
   constants={"use_qk_norm": False},
   names=_LLAMA_NAMES,
 )
+COHERE2 = dataclasses.replace(
+  COHERE,
+  architecture="Cohere2ForCausalLM",
+  model_type="cohere2",
+  window=4096,
+  period=4,
+  global_positions="none",
+  rotary_base=10_000.0,
+  constants={},
+)
 GRANITE = Family(
   architecture="GraniteForCausalLM",
   model_type="granite",
@@ -250,13 +308,13 @@ GRANITE = Family(
   choices={"hidden_act": _SWIGLU, "tie_word_embeddings": _tie(False)},
   numbers={
     "rms_norm_eps": _epsilon(1e-6),
-    "logits_scaling": Number("logits_scale", 1.0, is_inverse=True),
+    "logits_scaling": Number("logits_scale", 1.0, power=-1),
     "embedding_multiplier": Number("embedding_scale", 1.0),
+    "attention_multiplier": Number("score_scale", 1.0),
   },
   biases={"attention_bias": ("qkv,o", False), "mlp_bias": ("mlp", False)},
   rotary_base=10_000.0,
   constants={"residual_multiplier": 1.0},
-  derived={"attention_multiplier": (lambda model: model.d_kv**-0.5, 1.0)},
   names=_LLAMA_NAMES,
 )
 _GPT_SETTINGS = {
@@ -425,7 +483,7 @@ QWEN3 = dataclasses.replace(
 
 # A model is exported as the first family that computes it.
 FAMILIES = (
-  *(LLAMA, MISTRAL, QWEN2, QWEN3, GEMMA, GRANITE, COHERE),
+  *(LLAMA, MISTRAL, QWEN2, QWEN3, GEMMA, GEMMA3, GRANITE, COHERE, COHERE2),
   *(GPT2, GPTJ, GPT_NEOX, PHI, STABLELM),
 )
 BY_ARCHITECTURE = {x.architecture: x for x in FAMILIES}
@@ -433,10 +491,10 @@ BY_ARCHITECTURE = {x.architecture: x for x in FAMILIES}
 # {class of which we compute no model exactly: reason}
 REFUSED = {
   "Gemma2ForCausalLM": "it caps logits and scores, and norms the branches",
-  "Gemma3ForCausalLM": "it norms the branches, and windows differ by layer",
+  "Gemma3ForConditionalGeneration": "it also reads images; give its text model"
+  " as a Gemma3ForCausalLM or a GGUF file",
   "Phi3ForCausalLM": "its rotary embedding may be scaled by length",
   "MixtralForCausalLM": "it has a mixture of experts",
   "FalconForCausalLM": "it is not known here",
   "OPTForCausalLM": "its positions have an offset",
-  "Cohere2ForCausalLM": "windows and positions differ by layer",
 }

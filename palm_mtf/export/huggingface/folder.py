@@ -20,6 +20,7 @@ from sentencepiece import sentencepiece_model_pb2
 
 from palm_mtf.data.vocabulary.byte_pair import (
   FILE_NAME,
+  PLAIN_TOKEN,
   BytePairVocabulary,
   start_processor,
 )
@@ -51,8 +52,7 @@ _BPE = sentencepiece_model_pb2.TrainerSpec.BPE
 def make_hf(trained: TrainedModel) -> Export:
   """Makes a folder with safetensors in float32, configuration and tokenizer.
 
-  Raises:
-    UserError: if no class of transformers computes the model.
+  Raises UserError if no class of transformers computes the model.
   """
   family = find_family(trained.model)
   shapes = find_tensor_shapes(trained.model, family)
@@ -116,8 +116,6 @@ def explain_inexact(vocabulary: SentencePieceVocabulary) -> str:
     "it adds or removes spaces": normalizer.add_dummy_prefix
     or normalizer.remove_extra_whitespaces,
     "its pieces end in spaces": trainer.treat_whitespace_as_suffix,
-    "it has pieces that are never merged": _USER_DEFINED
-    in {each.type for each in model.pieces},
   }
   return next((reason for reason, holds in reasons.items() if holds), "")
 
@@ -157,8 +155,12 @@ def make_tokenizer_json(
     "version": "1.0",
     "truncation": None,
     "padding": None,
-    # Empty, so that "[eod]" in a text is encoded like any other text.
-    "added_tokens": [],
+    # Without "[eod]", which in a text is encoded like any other text.
+    "added_tokens": [
+      PLAIN_TOKEN | {"id": i, "content": piece, "special": False}
+      for i, piece in enumerate(pieces)
+      if model.pieces[i].type == _USER_DEFINED
+    ],
     "normalizer": None,
     "pre_tokenizer": None,
     "post_processor": start,

@@ -58,9 +58,8 @@ class TensorFiles:
   def __init__(self, folder: str):
     """Reads the headers of the weight files in `folder`.
 
-    Raises:
-      UserError: if a file is missing or broken, or the folder also has weights
-        that are not read.
+    Raises UserError if a file is missing or broken, or the folder also has
+    weights that are not read.
     """
     self._files: dict[str, SafetensorsFile] = {}
     weight_map = _read_weight_map(folder)
@@ -197,8 +196,7 @@ class SafetensorsFile:
   def __init__(self, path: str):
     """Reads and checks the header.
 
-    Raises:
-      UserError: if the file is missing, or not a complete safetensors file.
+    Raises UserError if the file is missing, or not a complete safetensors file.
     """
     self._path = path
     try:
@@ -226,9 +224,8 @@ class SafetensorsFile:
   def read(self, name: str) -> np.ndarray:
     """Returns a tensor as float32.
 
-    Raises:
-      UserError: if the dtype is not float32, float16 or bfloat16, or an element
-        is not finite.
+    Raises UserError if the dtype is not float32, float16 or bfloat16, or an
+    element is not finite.
     """
     dtype = self.dtypes[name]
     if dtype not in _DTYPES:

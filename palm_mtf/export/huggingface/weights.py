@@ -15,7 +15,7 @@ from collections.abc import Callable, Collection, Sequence
 
 import numpy as np
 
-from palm_mtf.architecture.block import NORMS
+from palm_mtf.architecture.block import NORMS, model_of
 from palm_mtf.architecture.parameters import (
   parameter_shapes,
   parse_name,
@@ -102,9 +102,8 @@ def make_tensor_reader(model: ModelConfig, family: Family, read: Read) -> Read:
   def read_exported(theirs: str) -> np.ndarray:
     if not ours[theirs]:
       return _make_constant(theirs, model, family)
-    pairs = model.rotary_pairs, family.rotary_pairs
     parts = [
-      _permute(_to_matrix(name, read(name)), name, model, *pairs)
+      _permute(_to_matrix(name, read(name)), name, model, family)
       for name in ours[theirs]
     ]
     value = parts[0] if len(parts) == 1 else _join(parts, model, family)
@@ -144,8 +143,7 @@ def import_parameters(
     if len(names) > 1:
       parts = _split(value, [shapes[x] for x in names], model, family)
     for name, part in zip(names, parts, strict=True):
-      pairs = family.rotary_pairs, model.rotary_pairs
-      part = _permute(part, name, model, *pairs)
+      part = _permute(part, name, model, family, is_import=True)
       parameters[name] = np.ascontiguousarray(part.reshape(shapes[name]))
   return {name: parameters[name] for name in shapes}
 
@@ -185,17 +183,23 @@ def _split(
 
 
 def _permute(
-  x: np.ndarray, name: str, model: ModelConfig, pairs: str, wanted: str
+  x: np.ndarray,
+  name: str,
+  model: ModelConfig,
+  family: Family,
+  *,
+  is_import: bool = False,
 ) -> np.ndarray:
   # If rotary embeddings rotate the parameter `name`, reorders each head's
-  # elements in the last dimension, from ROTARY_PAIRS = `pairs` to `wanted`.
-  if (
-    model.positions != "rotary"
-    or pairs == wanted
-    or not _ROTATED.fullmatch(parse_name(name).part)
-  ):
+  # elements in the last dimension, from our pairs to those of the class.
+  layer, part = parse_name(name)
+  if layer is None or not _ROTATED.fullmatch(part):
     return x
-  heads, size = x.reshape(*x.shape[:-1], -1, model.d_kv), model.rotary_size
+  rotary = model_of(model).layers[layer].attention.inputs[0].rotary
+  if rotary is None or rotary.pairs == family.rotary_pairs:
+    return x
+  wanted = rotary.pairs if is_import else family.rotary_pairs
+  heads, size = x.reshape(*x.shape[:-1], -1, model.d_kv), rotary.size
   sizes = (2, size // 2) if wanted == "neighbours" else (size // 2, 2)
   rotated = heads[..., :size].reshape(*heads.shape[:-1], *sizes)
   rotated = rotated.swapaxes(-1, -2).reshape(*heads.shape[:-1], size)

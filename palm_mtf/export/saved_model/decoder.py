@@ -17,7 +17,7 @@ from palm_mtf.architecture.block import (
   NormForm,
   Projection,
   Read,
-  layer_of,
+  model_of,
 )
 from palm_mtf.architecture.parameters import (
   layer_name,
@@ -33,8 +33,8 @@ from palm_mtf.generation.decode.block import (
 )
 from palm_mtf.model.positions import (
   alibi_slopes,
-  find_angles,
   project_distances,
+  sines_and_cosines,
 )
 from palm_mtf.model.projection import read_product, vectors_of
 from palm_mtf.ops.xla import without_fusion
@@ -86,16 +86,20 @@ class Decoder(tf2.Module):
     model = self._model
     length = tf2.shape(tokens)[1]
     positions = start[:, tf2.newaxis] + tf2.range(length)
-    angles = [
-      tf2.gather(x, positions)
-      for x in find_angles(model, model.sequence_length)
-    ]
+    described = model_of(model)
+    angles = {
+      rotary: [
+        tf2.gather(x, positions)
+        for x in sines_and_cosines(model.sequence_length, rotary)
+      ]
+      for rotary in described.rotaries
+    }
     is_seen = model.has_prefix and num_given is not None
     x = tf2.gather(self._weights["embedding"], tokens) * model.embedding_scale
     if model.positions == "learned":
       x += tf2.gather(self._weights["position_embedding"], positions)
     branch, after = tf2.zeros_like(x), []
-    for index in range(model.num_layers):
+    for index, layer in enumerate(described.layers):
       block = _Block(
         model,
         {
@@ -104,10 +108,10 @@ class Decoder(tf2.Module):
         },
         cache[2 * index : 2 * index + 2],
         positions,
-        angles,
+        angles.get(layer.rotary, []),
         [num_given] if is_seen else [],
       )
-      x, branch = run_layer(layer_of(model), block, x, branch)
+      x, branch = run_layer(layer, block, x, branch)
       after += block.cache
     how = _describe_norm(model, self._weights, "final_norm")
     return add_and_scale(x, [branch], *how)[1], after

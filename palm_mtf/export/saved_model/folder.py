@@ -15,8 +15,7 @@ from palm_mtf.export.trained_model import Export, Reader, TrainedModel
 def make_saved_model(trained: TrainedModel) -> Export:
   """Makes a SavedModel, which includes the tokenizer.
 
-  Raises:
-    UserError: no TensorFlow operation can run the tokenizer.
+  Raises UserError if no TensorFlow operation can run the tokenizer.
   """
   config, vocabulary = trained.config, trained.vocabulary
   if not isinstance(vocabulary, SentencePieceVocabulary):

@@ -222,9 +222,8 @@ class Sampler:
   def next_tokens(self, logits: tf2.Tensor, place: tf2.Tensor) -> tf2.Tensor:
     """Returns a sampled token for every row, [rows] int32.
 
-    Args:
-      logits: [rows, vocab], float32.
-      place: [], int32: number of tokens that each row has sampled before.
+    `logits` are [rows, vocab], float32; `place`, [], int32, is the number of
+    tokens that each row has sampled before.
     """
     # The embedding may have more rows than the vocabulary; never sample these.
     logits = logits[:, : self.num_tokens]

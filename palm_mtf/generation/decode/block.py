@@ -56,6 +56,8 @@ def run_layer(layer: Layer, block: Block, x: Any, branch: Any) -> tuple:
       x, y = block.add_and_norm(x, [] if i else [branch], read.norm)
       branches.update(block.mix(y, read))
     branch = block.project_out(branches)
+    if each.output_norm:
+      _, branch = block.add_and_norm(branch, [], each.output_norm)
   return x, branch
 
 
@@ -154,7 +156,7 @@ def attend_to_cache(
       includes the new tokens.
     values: shape of keys.
     positions: [rows, tokens], int32.
-    mixer: how positions change scores, and the window.
+    mixer: how positions change scores, the window and the scale.
     extras: ALiBi's slopes, or T5's or Transformer-XL's parameters; else ().
     num_given: () or one tensor, [rows] int32: number of tokens at the start of
       each row that all tokens see.
@@ -163,10 +165,12 @@ def attend_to_cache(
     keys, values = keys[:, tf.newaxis], values[:, tf.newaxis]
   rows, tokens, heads, d_kv = _find_shape(q)
   key_heads, bias = keys.shape[1], []
-  group = heads // key_heads
+  group, scale = heads // key_heads, mixer.factor(d_kv)
   if mixer.score_positions:
     distance = positions[..., tf.newaxis] - tf.range(tf.shape(keys)[2])
-    q, *bias = score_by_distance(mixer.score_positions, q, distance, extras)
+    q, *bias = score_by_distance(
+      mixer.score_positions, q, distance, scale, extras
+    )
   scores = matmul(_by_key_head(q, key_heads), keys, transpose_b=True)
   if q.shape[1] != 1:
     positions = tf.repeat(positions, group, axis=1)
@@ -175,7 +179,7 @@ def attend_to_cache(
     positions,
     mixer.window,
     list(num_given),
-    d_kv**-0.5,
+    scale,
     [_by_key_head(x, key_heads) for x in bias],
   )
   y = matmul(weights, values)

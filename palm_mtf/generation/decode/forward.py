@@ -8,7 +8,7 @@ import itertools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from palm_mtf._tf import mtf, tf
-from palm_mtf.architecture.block import Attention, Projection, Read, layer_of
+from palm_mtf.architecture.block import Attention, Projection, Read, model_of
 from palm_mtf.generation.decode.rows import (
   Cache,
   LaidOut,
@@ -277,7 +277,7 @@ def run_blocks(
   num_stacks = 0 if keys_and_values is None else 2
 
   def run_layer(
-    model: DecodeModel, layer: tf.Tensor, carry: list[LaidOut]
+    model: DecodeModel, like: int, layer: tf.Tensor, carry: list[LaidOut]
   ) -> list[LaidOut]:
     values, stacks = carry[:1] + laid_out_masks, carry[1:]
     mesh, _, palm = build_palm(model, batch.size, length.size)
@@ -286,7 +286,7 @@ def run_blocks(
       for value, each in zip(values, given, strict=True)
     )
     kept: KeysAndValues = []
-    y = palm.run_blocks(x, [0], *masks, keys_and_values=kept)
+    y = palm.run_blocks(x, [like], *masks, keys_and_values=kept)
     y, *kept = take_slices(model, mesh, [y, *kept[0]])
 
     def write(stack, x):
@@ -305,7 +305,7 @@ def run_blocks(
     ]
     return model.for_each_layer(run_layer, [x, *zeros])
 
-  # This operation is a loop over the layers, whose body lowers a mesh graph of
+  # This operation is a loop over like layers, whose body lowers a mesh graph of
   # one block, so that XLA compiles the block once, not once per layer.
   y, *stacks = _OnSlices(run, given, [x.shape, *[stack] * num_stacks]).outputs
   if keys_and_values is not None:
@@ -315,7 +315,7 @@ def run_blocks(
 
 def key_dims(model: DecodeModel) -> list[mtf.Dimension]:
   """Returns the dimensions of a key: key heads, if there are any, and d_kv."""
-  _, k, _ = layer_of(model.config).attention.inputs
+  _, k, _ = model_of(model.config).layers[0].attention.inputs
   return model.dims_of(k.outputs)
 
 

@@ -14,15 +14,18 @@ import itertools
 import math
 from collections.abc import Callable, Sequence
 
+import numpy as np
+
 from palm_mtf._tf import tf
 from palm_mtf.architecture.block import (
   NORMS,
   Attention,
   Projection,
   Read,
-  layer_of,
+  model_of,
 )
 from palm_mtf.architecture.parameters import layer_name
+from palm_mtf.config import ModelConfig
 from palm_mtf.generation.decode.block import (
   add_and_scale,
   attend_to_cache,
@@ -44,7 +47,7 @@ from palm_mtf.generation.decode.sampling import (
 )
 from palm_mtf.generation.decode.weights import DecodeModel
 from palm_mtf.mesh.cpu_gpu import CpuGpuPlacement
-from palm_mtf.model.positions import find_angles
+from palm_mtf.model.positions import sines_and_cosines
 from palm_mtf.native.decoding import (
   StepWeights,
   Texts,
@@ -93,6 +96,12 @@ def repeat_step(
   return place, unflatten(placement, flat, num_slices)
 
 
+def _find_angles(config: ModelConfig, length: int) -> list[np.ndarray]:
+  # Returns sin and cos of each way to rotate, one way after another.
+  rotaries = model_of(config).rotaries
+  return [x for each in rotaries for x in sines_and_cosines(length, each)]
+
+
 # --- Steps in C++ ------------------------------------------------------------
 
 
@@ -107,11 +116,15 @@ class NativeStep:
     (self._table,) = model.table.tensor_list
     # The C++ step takes scales and kernels in the order in which it uses them.
     # `model.kernels` already has this order.
-    scales = [
-      model.norm_vectors(f"{layer_name(i)}/{read.norm}")[0]
-      for i in range(self._config.num_layers)
-      for read in layer_of(self._config).reads
-    ] + model.make_last_norm()
+    scales: list[LaidOut] = []
+    for i, layer in enumerate(model_of(self._config).layers):
+      for each in layer.sums:
+        (read,) = each.reads
+        scales += model.norm_vectors(f"{layer_name(i)}/{read.norm}")
+        scales += model.head_norm_scales(layer_name(i), read)
+        if each.output_norm:
+          scales += model.norm_vectors(f"{layer_name(i)}/{each.output_norm}")
+    scales += model.make_last_norm()
     self._scales = [x.tensor_list[0] for x in scales]
     kernels = *model.kernels.values(), model.to_logits
     self._kernels = [x.tensor_list[0].weights for x in kernels]
@@ -156,15 +169,13 @@ class NativeStep:
 
   def _make_weights(self, cache):
     length = cache[0].slice_shape[-2]
-    tables = self._table, *find_angles(self._config, length)
     return StepWeights(
-      self._config, length, tables, self._scales, self._kernels
+      *(self._config, length, self._table, _find_angles(self._config, length)),
+      *(self._scales, self._kernels),
     )
 
 
 # --- Steps by TensorFlow's operations ----------------------------------------
-
-_LAYER = layer_name(0)  # name that `for_each_layer` gives to each layer
 
 
 def _find_cache_rows(positions, shape):
@@ -211,19 +222,25 @@ class TensorflowStep:
     impl, model = self._impl, self._model
     shape = cache[0].slice_shape[model.row_axis :]  # shape of a layer's keys
     num_rows = tokens.slice_shape[0]
-    tables = find_angles(self._config, shape[-2])
+    described = model_of(self._config)
+    layers, rotaries = described.layers, described.rotaries
+    tables = _find_angles(self._config, shape[-2])
     # Find each token's index in the cache and its rotation angles only once,
-    # because they are the same in all layers.
-    places = impl.slicewise(
+    # because all layers share the indices, and several layers the angles.
+    at, index, *found = impl.slicewise(
       lambda p: (
         *(p, _find_cache_rows(p, [num_rows, *shape[1:]])),
         *(tf.gather(x, p) for x in tables),
       ),
       positions,
     )
+    angles = {x: found[2 * i : 2 * i + 2] for i, x in enumerate(rotaries)}
 
     def run_one(
-      model: DecodeModel, layer: int | tf.Tensor, carry: list[LaidOut]
+      model: DecodeModel,
+      like: int,
+      layer: int | tf.Tensor,
+      carry: list[LaidOut],
     ) -> list[LaidOut]:
       x, branch, *cache = carry
       own = slice(0, 2) if model.has_stacks else slice(2 * layer, 2 * layer + 2)
@@ -240,8 +257,9 @@ class TensorflowStep:
           seen = [each[:num_rows] for each in seen]
         return keys, values, seen
 
-      block = _Block(model, cache[own], places, write)
-      x, branch = run_layer(layer_of(model.config), block, x, branch)
+      places = at, index, *angles.get(layers[like].rotary, ())
+      block = _Block(model, layer_name(like), cache[own], places, write)
+      x, branch = run_layer(layers[like], block, x, branch)
       cache[own] = block.cache
       return [x, branch, *cache]
 
@@ -356,6 +374,7 @@ class _Block:
   def __init__(
     self,
     model: DecodeModel,
+    layer: str,
     cache: Cache,
     places: Sequence[LaidOut],
     write: Callable[..., tuple],
@@ -363,7 +382,8 @@ class _Block:
     """Takes the layer's weights and cache, and the places of the tokens.
 
     Args:
-      model: weights of only this layer, under the names of layer 0.
+      model: the weights, of this layer or of all layers.
+      layer: prefix of the names of the layer's weights, from `layer_name`.
       cache: keys and values of earlier tokens.
       places: position of each token, index of each token in the cache, and the
         angles of rotary embedding, if any.
@@ -371,23 +391,23 @@ class _Block:
         to which the tokens attend.
     """
     self.cache = cache
-    self._impl, self._model = model.placement, model
+    self._impl, self._model, self._layer = model.placement, model, layer
     self._places, self._write = places, write
 
   def add_and_norm(
     self, x: LaidOut, branch: list[LaidOut], norm: str
   ) -> tuple[LaidOut, LaidOut]:
-    vectors = self._model.norm_vectors(f"{_LAYER}/{norm}")
+    vectors = self._model.norm_vectors(f"{self._layer}/{norm}")
     return _add_and_scale(self._model, x, branch, vectors)
 
   def mix(self, y: LaidOut, read: Read) -> dict[Projection, LaidOut]:
     columns = self._model.columns(read, threads=0)
-    vectors = self._model.project_vectors(_LAYER, read)
+    vectors = self._model.project_vectors(self._layer, read)
     extras = [
       x
       for branch in read.branches
       if isinstance(branch.mixer, Attention)
-      for x in self._model.score_extras(_LAYER, branch.mixer)
+      for x in self._model.score_extras(self._layer, branch.mixer)
     ]
     given = self.cache, self._places, vectors, extras
 
@@ -407,7 +427,7 @@ class _Block:
       mixed = mix_products(read, parts, attend)
       return (*cache, *mixed)
 
-    wide = self._model.project_in(y, _LAYER, read, is_step=True)
+    wide = self._model.project_in(y, self._layer, read, is_step=True)
     found = self._impl.slicewise(apply, wide, *itertools.chain(*given))
     n = len(self.cache)
     self.cache = list(found[:n])
@@ -415,7 +435,7 @@ class _Block:
     return dict(zip(outputs, found[n:], strict=True))
 
   def project_out(self, branches: dict[Projection, LaidOut]) -> LaidOut:
-    y = self._model.project_out(_LAYER, branches, is_step=True)
-    for bias in self._model.output_biases(_LAYER, branches):
+    y = self._model.project_out(self._layer, branches, is_step=True)
+    for bias in self._model.output_biases(self._layer, branches):
       y = self._model.add_bias(y, bias)
     return y

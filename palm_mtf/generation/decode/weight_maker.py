@@ -9,10 +9,7 @@ import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from palm_mtf._tf import mtf, tf
-from palm_mtf.architecture.block import (
-  NORMS,
-  layer_of,
-)
+from palm_mtf.architecture.block import NORMS, model_of
 from palm_mtf.architecture.parameters import (
   RELATIVE,
   layer_name,
@@ -87,7 +84,11 @@ def build_decode_model(
       for layer in (None, *range(config.num_layers))
       for name, x in maker.make_vectors(layer).items()
     },
-    kernels=dict(maker.make_joined_kernels()),
+    kernels={
+      names: x
+      for layer in range(config.num_layers)
+      for names, x in maker.make_joined_kernels(layer)
+    },
     is_packed=is_packed,
     layers=maker.make_layers(slices),
   )
@@ -233,37 +234,38 @@ class WeightMaker:
     table = self._read(logits_table(self._config))
     return self._make_kernel("to_logits", make, table)
 
-  def make_joined_kernels(self) -> Iterator[tuple[tuple[str, ...], LaidOut]]:
-    """Yields (names of kernels, the kernel that joins them), layer by layer."""
-    for names, summed in self.find_joins():
+  def make_joined_kernels(
+    self, layer: int
+  ) -> Iterator[tuple[tuple[str, ...], LaidOut]]:
+    """Yields (names of kernels, the kernel that joins them) for a layer."""
+    for names, summed in self.find_joins(layer):
       rounds = self._dtype == tf.int8 and not self._is_packed
       largest = [self._find_largest(summed)] if summed and rounds else []
       yield names, self._join(names, *largest)
 
   def find_joins(
-    self,
+    self, layer: int
   ) -> Iterator[tuple[tuple[str, ...], tuple[str, ...]]]:
-    """Yields (parts, summed) for each joined kernel of each layer.
+    """Yields (parts, summed) for each joined kernel of a layer.
 
     parts: names of the kernels that are joined into one matrix.
     summed: names of the output kernels (attention's and the MLP's) whose
       products are added up and which, therefore, share int8 scales; () if
       `parts` are input kernels, such as q.
     """
-    for layer in range(self._config.num_layers):
-      for each in layer_of(self._config).sums:
-        *reads, outputs = (
-          tuple(f"{layer_name(layer)}/{part}" for part in parts)
-          for parts in (*(read.parts for read in each.reads), each.outputs)
-        )
-        for names in reads:
-          yield names, ()
-        # Join output kernels only if they are packed: a packed product can read
-        # inputs from several tensors. For an unpacked kernel, a step would have
-        # to join the inputs too, which costs more than a second product.
-        joins = self._is_packed
-        for names in [outputs] if joins else [(name,) for name in outputs]:
-          yield names, outputs
+    for each in model_of(self._config).layers[layer].sums:
+      *reads, outputs = (
+        tuple(f"{layer_name(layer)}/{part}" for part in parts)
+        for parts in (*(read.parts for read in each.reads), each.outputs)
+      )
+      for names in reads:
+        yield names, ()
+      # Join output kernels only if they are packed: a packed product can read
+      # inputs from several tensors. For an unpacked kernel, a step would have
+      # to join the inputs too, which costs more than a second product.
+      joins = self._is_packed
+      for names in [outputs] if joins else [(name,) for name in outputs]:
+        yield names, outputs
 
   def make_layers(
     self, slices: Mapping[str, Sequence[Slice]]

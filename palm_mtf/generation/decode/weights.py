@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from palm_mtf._tf import mtf, tf
 from palm_mtf.architecture.block import NORMS, Attention, Projection, Read
-from palm_mtf.architecture.parameters import layer_name
 from palm_mtf.config import MeshLayout, ModelConfig
 from palm_mtf.generation.decode.kernels import multiply
 from palm_mtf.generation.decode.rows import LaidOut
@@ -88,6 +87,17 @@ class DecodeModel:
     if offset := NORMS[self.config.norm].scale_offset:
       scale = self.placement.slicewise(lambda x: x + offset, scale)
     return [scale, self.vectors[bias]] if bias in self.vectors else [scale]
+
+  def head_norm_scales(self, layer: str, read: Read) -> list[LaidOut]:
+    """Returns scale plus offset, [d_kv] float32, of the norms of q and k."""
+    return [
+      self.placement.slicewise(
+        lambda x, form=form: x + form.scale_offset,
+        self.vectors[f"{layer}/{each.norm_scale}"],
+      )
+      for each in read.projections
+      if (form := each.head_norm)
+    ]
 
   def score_extras(self, layer: str, mixer: Attention) -> list[LaidOut]:
     """Returns ALiBi's slopes, or T5's or Transformer-XL's score parameters."""
@@ -185,35 +195,20 @@ class DecodeModel:
 
   def for_each_layer(
     self,
-    run: Callable[["DecodeModel", "int | tf.Tensor", list[LaidOut]], list],
+    run: Callable[["DecodeModel", int, "int | tf.Tensor", list[LaidOut]], list],
     carry: list[LaidOut],
   ) -> list[LaidOut]:
     """Calls `run` per layer, first to last; returns what the last call returns.
 
     Args:
-      run: takes a model with only one layer, whose weights have the names of
-        the first layer; the layer's number, int or [] int32; and the tensors
-        that `run` returned for the previous layer.
+      run: takes a model with the layer's weights; the number of the layer whose
+        description (`model_of`) and names the weights have, perhaps an earlier
+        layer like this one; the layer's own number, int or [] int32; and the
+        tensors that `run` returned for the previous layer.
       carry: the tensors that `run` takes for the first layer.
     """
-    one_layer = dataclasses.replace(self.config, num_layers=1)
-    first = layer_name(0)
     for i in range(self.config.num_layers):
-      own = layer_name(i)
-      vectors = {
-        name.replace(own, first, 1): x
-        for name, x in self.vectors.items()
-        if name.startswith(own)
-      }
-      kernels = {
-        tuple(name.replace(own, first, 1) for name in names): x
-        for names, x in self.kernels.items()
-        if names[0].startswith(own)
-      }
-      model = dataclasses.replace(
-        self, config=one_layer, vectors=vectors, kernels=kernels
-      )
-      carry = run(model, i, carry)
+      carry = run(self, i, i, carry)
     return carry
 
   def make_last_norm(self) -> list[LaidOut]:

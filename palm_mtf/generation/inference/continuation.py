@@ -40,11 +40,9 @@ class ContinuationReader:
   ):
     """Begins a continuation without tokens.
 
-    Args:
-      stop_strings: the continuation ends before the first place in its text at
-        which one of these strings begins.
-      prompt: tokens before the continuation, without the start token; () if the
-        model learned targets as separate texts, whose first space is dropped.
+    It ends before the first place in its text at which one of `stop_strings`
+    begins. `prompt` has the tokens before it, without the start token, or () if
+    the model learned targets as separate texts, whose first space is dropped.
     """
     self._eod_id, self._end_ids = vocabulary.eod_id, vocabulary.end_ids
     self._stop_strings = stop_strings
@@ -111,24 +109,14 @@ class ContinuationReader:
 def measure_begun_stop(text: str, stop: str) -> int:
   """Returns the length of the longest suffix of `text` that `stop` begins with.
 
-  `text` must not contain `stop`, and `stop` must not be empty. The time is
-  linear in the length of the shorter text.
+  `text` must not contain `stop`, and `stop` must not be empty.
   """
-  end = text[max(0, len(text) - len(stop) + 1) :]
-  # Knuth, Morris and Pratt (1977): borders[i] is the length of the longest
-  # proper prefix of stop[: i + 1] that is also a suffix of stop[: i + 1].
-  borders = [0]
-  for character in stop[1 : len(end)]:
-    length = borders[-1]
-    while length and stop[length] != character:
-      length = borders[length - 1]
-    borders.append(length + (stop[length] == character))
-  matched = 0
-  for character in end:
-    while matched and stop[matched] != character:
-      matched = borders[matched - 1]
-    matched += stop[matched] == character
-  return matched
+  begin = max(0, len(text) - len(stop) + 1)
+  while (begin := text.find(stop[0], begin)) >= 0:
+    if stop.startswith(text[begin:]):
+      return len(text) - begin
+    begin += 1
+  return 0
 
 
 def make_sampling_key(seed: int, sample: int, prompt: str) -> np.ndarray:

@@ -89,12 +89,10 @@ def add_start(
 def read_prompts(path: str) -> list[str]:
   """Returns the prompts of a file, one per line.
 
-  Args:
-    path: text file; or .jsonl file, in which each line is an object with the
-      field "prompt"; "-" is stdin.
+  The path is of a text file, or of a .jsonl file, in which each line is an
+  object with the field "prompt"; "-" is stdin.
 
-  Raises:
-    UserError: if the file cannot be read, is empty, or a line is not a prompt.
+  Raises UserError if the file cannot be read, is empty, or a line is no prompt.
   """
   prompts, what = [], f"--input = {path!r}"
   if format_of(path) == ".jsonl":  # each prompt may have line breaks
@@ -143,14 +141,7 @@ def open_generator(
   from palm_mtf.generation.inference.generator import Generator
   from palm_mtf.generation.inference.sessions import LoadedDecoder
 
-  with LoadedDecoder(
-    checkpoint,
-    config.model,
-    config.mesh_layout,
-    config.decode.weight_dtype,
-    pods=config.pods,
-    for_steps=True,
-  ) as loaded:
+  with LoadedDecoder.of_run(checkpoint, config, for_steps=True) as loaded:
     yield Generator(
       loaded,
       vocabulary,

@@ -9,7 +9,7 @@ import numpy as np
 
 from palm_mtf.checkpoints.manifest import Checkpoint
 from palm_mtf.checkpoints.variables import CheckpointProcesses, CheckpointReader
-from palm_mtf.config import MeshLayout, ModelConfig, PodsConfig
+from palm_mtf.config import Config, MeshLayout, ModelConfig, PodsConfig
 from palm_mtf.data.batches.corpus import Batch
 from palm_mtf.executors.choose import decoding_executor
 from palm_mtf.generation.decode.functions import DecodeFunction
@@ -80,6 +80,20 @@ class LoadedDecoder(contextlib.AbstractContextManager):
       with reader.open(checkpoint.prefix) as restore:
         load_weights(self.client, layers, lambda slices: restore([slices]))
       self._scope = scope.pop_all()
+
+  @classmethod
+  def of_run(
+    cls, checkpoint: Checkpoint, config: Config, *, for_steps: bool = False
+  ) -> "LoadedDecoder":
+    """Loads a run's checkpoint; ACTIVATION_DTYPE is resolved in `config`."""
+    return cls(
+      checkpoint,
+      config.model,
+      config.mesh_layout,
+      config.decode.weight_dtype,
+      pods=config.pods,
+      for_steps=for_steps,
+    )
 
   def build(self, function: DecodeFunction, state: str) -> Program:
     """Builds a program; those of one `state` share tensors, e.g. the cache."""

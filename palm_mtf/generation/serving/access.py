@@ -105,9 +105,8 @@ class Access:
   ):
     """Takes the conditions that requests must meet.
 
-    Args:
-      hosts: names that the Host header may have; None allows every name.
-      keys: accepted API keys; () if requests need no key.
+    `hosts` are names that the Host header may have; None allows every name.
+    `keys` are accepted API keys; () if requests need no key.
     """
     self._hosts = None if hosts is None else {normalize_host(x) for x in hosts}
     self._keys = [_hash_key(key) for key in keys]
@@ -134,9 +133,7 @@ class Access:
     """Returns a name for a request's sender, from its API key or its network.
 
     The batcher shares slots among senders, and limits each one's completions.
-
-    Raises:
-      RefusalError: if this server has keys and the request has none of them.
+    Raises RefusalError if this server has keys and the request has none.
     """
     if not self._keys:
       return _find_network(request.remote or "")
@@ -193,9 +190,8 @@ def find_allowed_hosts(
 def read_keys(path: str) -> list[str]:
   """Returns the API keys of a file, one per line.
 
-  Raises:
-    UserError: if the file cannot be read, other users can read or write it, a
-      line is not a key, or there is no key.
+  Raises UserError if the file cannot be read, other users can read or write it,
+  a line is not a key, or there is no key.
   """
   what = f"--api_key_file = {path!r}"
   try:

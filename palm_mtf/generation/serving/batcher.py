@@ -164,8 +164,7 @@ class Batcher:
   def submit(self, rows: Sequence[Row]) -> None:
     """Queues the rows of one request.
 
-    Raises:
-      FullError: this or all clients have too many rows, or the batcher stops.
+    Raises FullError if clients have too many rows, or the batcher stops.
     """
     client = rows[0].client
     with self._changed:

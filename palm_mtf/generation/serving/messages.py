@@ -66,8 +66,7 @@ def refuse_coding(named: str) -> RefusalError:
 async def read_json(request: web.Request, most_secs: float) -> object:
   """Returns the body of a request, parsed from JSON.
 
-  Raises:
-    RefusalError: if the body is not JSON, too large, or takes > `most_secs`.
+  Raises RefusalError if it is not JSON, too large, or takes > `most_secs`.
   """
   # Require the content type of JSON, because a page of another site can send
   # text, but not JSON, without a CORS preflight request to this server.

@@ -24,11 +24,9 @@ from palm_mtf.generation.inference.slot_decoder import Chosen
 from palm_mtf.generation.serving.batcher import Row
 from palm_mtf.generation.serving.completion_request import (
   CompletionRequest,
-  read_completion_request,
-)
-from palm_mtf.generation.serving.conversation import (
   as_message,
   make_completion_body,
+  read_completion_request,
 )
 
 # OpenAI's API has only "stop" and "length", so every other end of a text, such
@@ -229,11 +227,8 @@ class ServedModel:
   def read(self, body: object, *, is_chat: bool = False) -> CompletionRequest:
     """Reads and checks a request's body, as parsed from JSON.
 
-    Args:
-      is_chat: whether the body has messages of a conversation, not a prompt.
-
-    Raises:
-      UserError: if a field is wrong or exceeds a limit.
+    `is_chat` says whether it has messages of a conversation, not a prompt.
+    Raises UserError if a field is wrong or exceeds a limit.
     """
     run = self.config.run
     if is_chat:
@@ -261,9 +256,8 @@ class ServedModel:
     `client` is the request's sender. `changed` is called, in any thread, when a
     row has ended, or has new tokens that must be read before its end.
 
-    Raises:
-      UserError: if a prompt leaves no room for its completion, or an id of the
-        prompt is not a token of the vocabulary.
+    Raises UserError if a prompt leaves no room for its completion, or an id of
+    the prompt is not a token of the vocabulary.
     """
     rows = [
       Row(

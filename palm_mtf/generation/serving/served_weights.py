@@ -55,17 +55,11 @@ class ServedWeights(contextlib.AbstractContextManager):
   def load(self, checkpoint: Checkpoint) -> None:
     """Frees the current weights, and loads a checkpoint's weights.
 
-    Raises:
-      UserError: if there is too little memory for the slots.
+    Raises UserError if there is too little memory for the slots.
     """
     self._free()
-    self._loaded = LoadedDecoder(
-      checkpoint,
-      self._config.model,
-      self._config.mesh_layout,
-      self._config.decode.weight_dtype,
-      pods=self._config.pods,
-      for_steps=True,
+    self._loaded = LoadedDecoder.of_run(
+      checkpoint, self._config, for_steps=True
     )
     self._scorer = Scorer(self._loaded)
     try:

@@ -31,7 +31,7 @@ from palm_mtf.generation.serving.messages import (
 )
 from palm_mtf.generation.serving.served_model import Choice, ServedModel
 from palm_mtf.json_text import json_text
-from palm_mtf.machine.stop_signals import handled_signals
+from palm_mtf.machine.process import handled_signals
 
 # request[_CLIENT] is the sender: its API key's index, or its network.
 _CLIENT = web.RequestKey("client", str)
@@ -56,8 +56,7 @@ class _Completions:
   async def answer(self, request: web.Request) -> web.StreamResponse:
     """Answers one request.
 
-    Raises:
-      RefusalError: if the request is wrong or cannot be served now.
+    Raises RefusalError if the request is wrong or cannot be served now.
     """
     body = await read_json(request, self._model.most_secs)
     if isinstance(body, dict) and body.get("model") is not None:

@@ -20,7 +20,7 @@ from typing import ClassVar
 from palm_mtf._tf import tf
 from palm_mtf.config import PodsConfig
 from palm_mtf.config.device_mesh import DeviceMesh
-from palm_mtf.json_text import json_text
+from palm_mtf.json_text import dataclass_text
 from palm_mtf.machine.host_memory import resident_bytes
 from palm_mtf.mesh.cpu_gpu import Devices
 from palm_mtf.mesh.session import session_config
@@ -82,7 +82,7 @@ class Membership:
   def _join(self, address: str) -> None:
     ended = self._ended[address]
     client = dataclasses.replace(self.client, ended=sorted(ended))
-    text = json_text(dataclasses.asdict(client))
+    text = dataclass_text(client)
     info, secs = self.infos[address], client.secs
     with contextlib.suppress(NoAnswerError):
       while True:

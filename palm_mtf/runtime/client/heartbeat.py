@@ -85,10 +85,9 @@ class Heartbeat:
     `places` has each pod's devices on servers; it is empty if this process has
     all pods. `secs` is POD_TIMEOUT_SECS. `starter` describes failures of calls.
 
-    Raises:
-      PodLostError: a server does not answer.
-      UserError: a server differs from this client or from the first server,
-        for example in its versions, or has too few devices.
+    Raises PodLostError if a server does not answer. Raises UserError if a
+    server differs from this client or from the first server, for example in its
+    versions, or has too few devices.
     """
     self._servers, self._secs, self._starter = servers, secs, starter
     # {address of a server: index of the server's pod}

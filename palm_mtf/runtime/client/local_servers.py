@@ -20,7 +20,7 @@ from typing import BinaryIO
 from palm_mtf.config import PodsConfig
 from palm_mtf.config.device_mesh import DeviceMesh
 from palm_mtf.errors import UserError
-from palm_mtf.json_text import json_text
+from palm_mtf.json_text import dataclass_text
 from palm_mtf.machine.process import make_child_environment
 from palm_mtf.runtime.client.places import (
   ManagedPlaces,
@@ -228,7 +228,6 @@ def _start(pod: int, settings: ServerSettings) -> _Server:
     stderr=log,
     env=make_child_environment(),
   )
-  line = json_text(dataclasses.asdict(settings)) + "\n"
-  process.stdin.write(line.encode())
+  process.stdin.write(f"{dataclass_text(settings)}\n".encode())
   process.stdin.flush()
   return _Server(pod, settings, process, log)

@@ -72,10 +72,9 @@ class TurnTaker:
     error of a future that fails, and UserError if the program needs more bytes
     than its devices may hold, or waits too long for buffers to be freed.
 
-    Args:
-      after: futures. If one of them is the `begun` of an earlier program, this
-        program's turn comes after that program's turn.
-      begun: future that the caller completes when the program begins or fails.
+    If a future of `after` is the `begun` of an earlier program, this program's
+    turn comes after that program's turn. The caller completes `begun` when the
+    program begins or fails.
     """
     number, turn = next(self._numbers), _Turn()
     num_bytes = self._name(

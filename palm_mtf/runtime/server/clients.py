@@ -23,7 +23,7 @@ from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 from palm_mtf._tf import tf
-from palm_mtf.json_text import json_text
+from palm_mtf.json_text import json_text, read_dataclass
 from palm_mtf.machine.host_memory import free_garbage
 from palm_mtf.runtime.addresses import shut_down_connections
 from palm_mtf.runtime.host_functions import host_function
@@ -78,7 +78,7 @@ def add_server(target: str) -> None:
 @host_function
 def join_server(text: bytes) -> bytes:
   """Probes a client until it is gone; `text` is a `Registration` as JSON."""
-  client = Registration(**json.loads(text))
+  client = read_dataclass(Registration, text)
   for name in client.ended:
     leave_server(name.encode())
   # A client that missed the answer to this call repeats it.

@@ -9,14 +9,13 @@ client.
 
 import dataclasses
 import importlib
-import json
 import os
 import signal
 import sys
 from collections.abc import Sequence
 
 from palm_mtf.console import configure_logging
-from palm_mtf.json_text import json_text
+from palm_mtf.json_text import json_text, read_dataclass
 from palm_mtf.machine.compiled_code import save_compiled_code
 from palm_mtf.machine.process import die_with, own_process
 
@@ -55,7 +54,7 @@ def main() -> None:
     signal.signal(number, signal.SIG_IGN)
   configure_logging()
   own_process()
-  settings = ServerSettings(**json.loads(sys.stdin.readline()))
+  settings = read_dataclass(ServerSettings, sys.stdin.readline())
   die_with(settings.client)
   serve(settings)
 

@@ -7,6 +7,7 @@ import shutil
 import threading
 import time
 from concurrent import futures
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -17,13 +18,12 @@ from palm_mtf.data import worker_pool
 from palm_mtf.data.batches import row_streams
 from palm_mtf.data.batches.corpus import (
   Batches,
+  Corpus,
   Prefetcher,
   batch_hash,
   unigram_entropy,
-  validation_batches,
 )
 from palm_mtf.data.batches.packing import (
-  JoinedRows,
   PrefixLM,
   SpanCorruptionLM,
   WholeRows,
@@ -396,17 +396,18 @@ def test_rows_without_a_feature_that_others_have_get_ones():
 
 def held_out(sizes, rates, batch_size, num_rows) -> list[list[int]]:
   """Returns the first token of each row: 8 per row, 10,000 per source."""
-  sources = [
-    RowSource(
-      f"{i}",
-      rate,
-      JoinedRows(numbered([rows * LENGTH], 10_000 * i), LENGTH, eod_id=None),
-    )
-    for i, (rate, rows) in enumerate(zip(rates, sizes, strict=True))
-  ]
-  found = validation_batches(
-    sources, batch_size=batch_size, num_rows=num_rows, seed=0
+  tokens = (numbered([x * LENGTH], 10_000 * i) for i, x in enumerate(sizes))
+  corpus = Corpus(
+    sources=[SimpleNamespace(name=str(i), rate=x) for i, x in enumerate(rates)],
+    stores=[
+      SimpleNamespace(validation=SimpleNamespace(tokens=x)) for x in tokens
+    ],
+    packing="joined",
+    sequence_length=LENGTH,
+    eod_id=0,
+    seed=0,
   )
+  found = corpus.validation_batches(batch_size=batch_size, num_rows=num_rows)
   return [batch["targets"][:, 0].tolist() for batch in found]
 
 

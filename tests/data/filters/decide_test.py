@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from palm_mtf.config.data import FilterConfig
 from palm_mtf.data import worker_pool
 from palm_mtf.data.filters.decide import REASONS, count_removed, decide
+from palm_mtf.data.ngrams import ContainedExamples
 from palm_mtf.data.sources.document import TRAIN, VALIDATION, Document
-from palm_mtf.data.statistics.ngrams import ContainedExamples
 from palm_mtf.errors import UserError
 from tests.data.near_duplicates import planted, similarity
 from tests.data.processes import peak_memory

@@ -27,17 +27,12 @@ seqio = pytest.importorskip("seqio", reason="SeqIO is not installed")
 from tests.seqio_testing import (  # noqa: E402
   REKEY,
   add_examples,
-  registries_restored,
 )
+
+pytestmark = pytest.mark.usefixtures("registries")
 
 TOKENIZE = [seqio.preprocessors.tokenize]
 BOTH = ("inputs", "targets")
-
-
-@pytest.fixture(autouse=True)
-def restored():
-  with registries_restored():
-    yield
 
 
 def examples_of(name) -> list[Document]:

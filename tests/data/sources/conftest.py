@@ -6,15 +6,6 @@ import pytest
 
 
 @pytest.fixture
-def registries():
-  """Removes the tasks that a test registers."""
-  from tests.seqio_testing import registries_restored
-
-  with registries_restored():
-    yield
-
-
-@pytest.fixture
 def lines(tmp_path):
   """Returns a file of TEXTS, one per line."""
   from tests.seqio_testing import TEXTS

@@ -12,7 +12,7 @@ import random
 import pytest
 import tokenizers
 
-from palm_mtf.data.vocabulary.conversation_tokens import make_encoder
+from palm_mtf.data.vocabulary.chat import make_encoder
 from palm_mtf.data.vocabulary.load import open_vocabulary
 from tests import prefixed_vocabulary, tokenizer_files
 from tests.tokenizer_files import END, START, SYSTEM, USER

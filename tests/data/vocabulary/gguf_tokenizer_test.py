@@ -11,7 +11,7 @@ import pytest
 import sentencepiece
 import tokenizers
 
-from palm_mtf.data.vocabulary.conversation_tokens import make_encoder
+from palm_mtf.data.vocabulary.chat import make_encoder
 from palm_mtf.data.vocabulary.gguf_tokenizer import (
   _END_NAMES,
   make_gguf_tokenizer,
@@ -253,22 +253,28 @@ def test_byte_fallback_is_refused(tmp_path):
     make_gguf_tokenizer(open_vocabulary(path), start_id=1, vocab_size=600)
 
 
+# Pieces that SentencePiece and llama.cpp find in a text before others merge.
+SPACES = ["\u2581" * 2, "\u2581" * 3, "\n\n", "\n"]
+
+
 @pytest.mark.parametrize("adds_space", [True, False])
 def test_a_sentencepiece_model_comes_back_with_its_ids(adds_space, tmp_path):
   before = train_prefixed(
     "a red bird isn't 12 caf\u00e9",
     tmp_path,
     add_dummy_prefix=adds_space,
-    user_defined_symbols=["<user>"],
+    user_defined_symbols=["<user>", *SPACES],
     pad_id=3,
   )
   metadata = make_gguf_tokenizer(before, start_id=1, vocab_size=before.size)
   assert metadata[f"{KEY}model"] == "llama"
+  assert "  " in metadata[f"{KEY}tokens"]  # not U+2581, as in other tokens
   metadata[f"{KEY}add_space_prefix"] = adds_space
   after = _read(metadata, tmp_path)
   assert (after.size, after.eod_id) == (before.size, before.eod_id)
   peer = sentencepiece.SentencePieceProcessor(model_file=before.path)
-  for text in [*fuzzed_texts(600), "a<user> red", "</s><unk>"]:
+  texts = ["a<user> red", "</s><unk>", "a  <user>   red\n\n\na"]
+  for text in [*fuzzed_texts(600), *texts]:
     assert after.encode(text) == peer.Encode(text), repr(text)
     assert after.decode(peer.Encode(text)) == text
   ids = range(before.size)
@@ -318,7 +324,10 @@ def test_llama_cpp_gives_the_same_ids(pre, gpt2, tmp_path):
 @pytest.mark.parametrize("adds_space", [True, False])
 def test_llama_cpp_gives_the_same_ids_with_sentencepiece(adds_space, tmp_path):
   text = "a red bird isn't 12 caf\u00e9"
-  before = train_prefixed(text, tmp_path, add_dummy_prefix=adds_space)
+  settings = {} if adds_space else {"user_defined_symbols": ["<b>", *SPACES]}
+  before = train_prefixed(
+    text, tmp_path, add_dummy_prefix=adds_space, **settings
+  )
   metadata = make_gguf_tokenizer(before, start_id=1, vocab_size=before.size)
   metadata[f"{KEY}add_space_prefix"] = adds_space
   model = _read(metadata, tmp_path)

@@ -27,7 +27,7 @@ from palm_mtf.generation.inference.sessions import (
   compute_mean_loss,
 )
 from palm_mtf.generation.inference.slot_decoder import SlotDecoder, SlotText
-from palm_mtf.machine import accelerators
+from palm_mtf.machine import processors
 from tests import oracle
 from tests.blocks import SETTINGS, block_config
 from tests.decode_testing import EOD, save_checkpoint
@@ -42,6 +42,10 @@ CONFIG = small_config()
 MAKE_LAYER = "decode_arrays.make_layer"
 BOTH = small_config(
   block="serial", attention="multi_head", norm="rms_norm", objective="prefix_lm"
+)
+# Two groups of layers: with a period of three layers, and of one.
+UNLIKE = block_config(
+  "Cohere 2", num_layers=8, layers="2*(2*window, global), 2*window"
 )
 SPLIT = "d_model_stored:data,heads:model,d_ff:model,vocab:model"
 LAYOUTS = {
@@ -82,7 +86,7 @@ def load(tmp_path):
 @pytest.mark.parametrize(
   ("config", "name"),
   [
-    (block_config("GPT-2"), "2D"),
+    (UNLIKE, "2D"),
     slow(CONFIG, "2D"),
     slow(BOTH, "fully sharded"),
     slow(BOTH, "2D"),
@@ -91,7 +95,6 @@ def load(tmp_path):
       slow(block_config(name), where)
       for name in SETTINGS
       for where in ("2D", "fully sharded")
-      if (name, where) != ("GPT-2", "2D")
     ),
   ],
 )
@@ -159,6 +162,7 @@ def continue_texts(loaded, settings):
     slow(CONFIG, "fully sharded", BEAMS, "int4"),
     slow(BOTH, "2D", DRAWN, "int8"),
     slow(BOTH, "model", BEAMS, "activation"),
+    slow(UNLIKE, "fully sharded", DRAWN, "int8"),
     *(
       slow(block_config(name), "2D", GREEDY, "activation") for name in SETTINGS
     ),
@@ -239,7 +243,7 @@ def test_without_tpus_the_cpus_compute_and_a_line_says_so(
   load, monkeypatch, caplog
 ):
   monkeypatch.delenv("JAX_PLATFORMS")
-  monkeypatch.setattr(accelerators, "has_tpus", lambda: False)
+  monkeypatch.setattr(processors, "has_tpus", lambda: False)
   monkeypatch.setitem(POD_FUNCTIONS, MAKE_LAYER, None)  # JAX would call it
   caplog.set_level("INFO")
   with load(CONFIG, layout("model")) as loaded:

@@ -23,12 +23,12 @@ from palm_mtf.training.variable_checks import (
 )
 from tests.executors.xla.program_run import BATCH_SIZE, run_of
 from tests.mtf_testing import (
-  PALM_OPTIMIZER,
   SINGLE,
   mesh_layout,
   random_examples,
   small_config,
 )
+from tests.settings import PALM_LOSS
 
 # The vocabulary is padded, because two devices split it.
 CONFIG = small_config(vocab_size=43, remat="layer")
@@ -71,10 +71,10 @@ def test_a_step_that_is_not_finite_raises_and_changes_nothing():
 @pytest.mark.slow
 def test_the_loss_of_other_batches_is_that_of_the_host_path():
   mesh = dataclasses.replace(TWO_D, num_microbatches=2)
-  dropout = dataclasses.replace(PALM_OPTIMIZER, dropout=0.5)
+  dropout = dataclasses.replace(PALM_LOSS, dropout=0.5)
   with run_of(CONFIG, SINGLE) as run:
     (expected,) = run.step.losses(batch_of(5))
-  with run_of(CONFIG, mesh, optimizer=dropout) as run:
+  with run_of(CONFIG, mesh, loss=dropout) as run:
     (actual,) = run.step.losses(batch_of(5))
   np.testing.assert_allclose(actual, expected, rtol=1e-5)
 
@@ -113,14 +113,14 @@ def test_hosts_read_the_rows_that_the_client_does_not_feed():
 
 
 def save(run, path):
-  pods = [x.slices for x in run.program.pods]
+  pods = run.program.pod_slices
   copy, write = build_writer(pods, THIS_PROCESS)
   run.session.run(copy.operations)
   run.session.run(write.outputs, {write.inputs["prefix"]: path})
 
 
 def restore(run, path):
-  pods = [x.slices for x in run.program.pods]
+  pods = run.program.pod_slices
   restorer = build_restorer(pods, tf.constant(path), THIS_PROCESS)
   open_weights(path.encode(), [])
   run.session.run(restorer)
@@ -143,7 +143,7 @@ def test_checkpoints_cross_between_the_paths_bit_for_bit(tmp_path, monkeypatch):
     save(run, of_pods)
     names = names_of(run.program.slices)
     first, second = run.fetch(
-      lambda: [build_fingerprints(x.slices) for x in run.program.pods]
+      lambda: [build_fingerprints(x) for x in run.program.pod_slices]
     )
     np.testing.assert_array_equal(first, second)
     assert run.fetch(lambda: build_finite_check(run.program.slices)).all()
@@ -170,6 +170,6 @@ def test_what_is_not_finite_or_not_the_same_is_named_in_a_stack():
     finite = run.fetch(lambda: build_finite_check(run.program.slices))
     assert np.flatnonzero(~finite).tolist() == [at]
     first, second = run.fetch(
-      lambda: [build_fingerprints(x.slices) for x in run.program.pods]
+      lambda: [build_fingerprints(x) for x in run.program.pod_slices]
     )
     assert np.flatnonzero(first != second).tolist() == [at]

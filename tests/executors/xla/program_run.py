@@ -13,44 +13,37 @@ from typing import Any
 import numpy as np
 
 from palm_mtf._tf import tf
-from palm_mtf.config import MeshLayout, ModelConfig, PodsConfig
+from palm_mtf.config import MeshLayout, ModelConfig, PodsConfig, StepConfig
 from palm_mtf.executors.xla.executor import EXECUTOR
 from palm_mtf.mesh.session import session_config
-from palm_mtf.programs.train_program import TrainProgram, build_train_program
+from palm_mtf.programs.step_programs import StepPrograms
+from palm_mtf.programs.train_program import build_train_program
 from palm_mtf.runtime.client.client import Client
 from palm_mtf.training.step import TrainStep
-from tests.mtf_testing import PALM_OPTIMIZER, read_variables
+from tests.mtf_testing import read_variables
+from tests.settings import step_config
 
 FEATURES = ("inputs", "targets", "segments", "loss_weights", "prefix")
 BATCH_SIZE = 8
 
 
-def build_on_accelerators(
-  config: ModelConfig,
-  mesh_layout: MeshLayout,
-  optimizer: object,
-  *,
-  pods: PodsConfig,
-  **more: object,
-) -> TrainProgram:
+def build_on_accelerators(config: StepConfig, **more: object) -> StepPrograms:
   """Builds a training step of accelerators in the current tf.Graph."""
-  devices = EXECUTOR.open_here(mesh_layout, pods.num_pods).devices
-  return EXECUTOR.build_train_program(
-    config, mesh_layout, optimizer, pods=pods, devices=devices, **more
-  )
+  here = EXECUTOR.open_here(config.mesh_layout, config.pods.num_pods)
+  return EXECUTOR.build_train_program(config, devices=here.devices, **more)
 
 
 class ProgramRun:
   """A program with initial variables."""
 
-  def __init__(self, session: tf.Session, program: TrainProgram):
+  def __init__(self, session: tf.Session, program: StepPrograms):
     self.session, self.program = session, program
     self.step = TrainStep(Client(session), program)
     session.run(program.initialize)
 
   def variables(self, pod: int = 0) -> dict[str, np.ndarray]:
     """Returns all variables of a pod."""
-    return read_variables(self.session, self.program.pods[pod].slices)
+    return read_variables(self.session, self.program.pod_slices[pod])
 
   def fetch(self, build: Callable[[], Any], feed: Any = None) -> Any:
     """Builds tensors or operations, and runs them."""
@@ -63,23 +56,24 @@ def run_of(
   mesh: MeshLayout,
   *,
   num_pods: int = 1,
-  optimizer: object = PALM_OPTIMIZER,
   features: Sequence[str] = FEATURES,
   batch_size: int = BATCH_SIZE,
+  **more: object,
 ) -> Iterator[ProgramRun]:
-  """Opens a run; on accelerators if `mesh` has TPU."""
+  """Opens a run; on accelerators if `mesh` has TPU.
+
+  `more` are an optimizer and a loss, instead of PaLM's.
+  """
   build = build_on_accelerators if mesh.tpu else build_train_program
   with (
     tf.Graph().as_default(),
     tf.Session(config=session_config(mesh.num_devices, num_pods)) as session,
   ):
+    pods = PodsConfig(num_pods=num_pods, dcn_dtype="float32")
     program = build(
-      config,
-      mesh,
-      optimizer,
+      step_config(config, mesh, pods=pods, **more),
       batch_size=batch_size,
       seed=3,
       features=features,
-      pods=PodsConfig(num_pods=num_pods, dcn_dtype="float32"),
     )
     yield ProgramRun(session, program)

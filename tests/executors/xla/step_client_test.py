@@ -24,15 +24,19 @@ from tests.mtf_testing import (
   small_config,
   train,
 )
+from tests.settings import PALM_LOSS
 
 BATCH_SIZE = 8
 # Float32 sums in another order differ in the last bits, and 20 steps of
 # Adafactor, which divides by root mean squares, multiply the difference.
 TOLERANCE = 2e-4
-DROPOUT = dataclasses.replace(PALM_OPTIMIZER, dropout=0.25)
-STACKED = dataclasses.replace(
-  PALM_OPTIMIZER, parameter_scale="stacked", second_moment="factored"
-)
+PLAIN = {}
+DROPOUT = {"loss": dataclasses.replace(PALM_LOSS, dropout=0.25)}
+STACKED = {
+  "optimizer": dataclasses.replace(
+    PALM_OPTIMIZER, parameter_scale="stacked", second_moment="factored"
+  )
+}
 # Layout files for TPUs and their rules, on as many devices as there are here.
 TWO_D = mesh_layout("PaLM's 2D")  # tpu_palm_540b.gin, tpu_palm_62b.gin
 FSDP = mesh_layout("fully sharded")  # tpu_v4_8.gin, tpu_v3_8.gin
@@ -47,22 +51,22 @@ def slow(*case):
 
 
 @functools.cache
-def train_on_host(config, optimizer, num_steps):
+def train_on_host(config, num_steps, *settings):
   return train(
     config,
-    optimizer,
     rows=random_examples,
     num_steps=num_steps,
     batch_size=BATCH_SIZE,
+    **dict(settings),
   )
 
 
 def train_here(
-  config, optimizer, mesh, num_pods=1, num_steps=20, rows=random_examples
+  config, mesh, num_pods=1, num_steps=20, rows=random_examples, **settings
 ):
   return train(
     config,
-    optimizer,
+    **settings,
     rows=rows,
     mesh=mesh,
     num_steps=num_steps,
@@ -73,11 +77,11 @@ def train_here(
 
 
 @pytest.mark.parametrize(
-  ("mesh", "num_microbatches", "num_pods", "optimizer", "changes"),
+  ("mesh", "num_microbatches", "num_pods", "settings", "changes"),
   [
     (TWO_D, 2, 2, DROPOUT, {"remat": "layer"}),
     slow(EIGHT, 1, 1, STACKED, {"remat": "attention"}),
-    slow(FSDP, 1, 1, PALM_OPTIMIZER, {"remat": "none"}),
+    slow(FSDP, 1, 1, PLAIN, {"remat": "none"}),
     slow(FSDP, 1, 2, STACKED, {"remat": "layer", "num_layers": 1}),
     slow(TWO_D, 1, 2, STACKED, {"remat": "none", "block": "serial"}),
     slow(TWO_D, 4, 1, DROPOUT, {"norm": "rms_norm"}),
@@ -86,13 +90,13 @@ def train_here(
   ],
 )
 def test_twenty_steps_are_those_of_the_host_path(
-  mesh, num_microbatches, num_pods, optimizer, changes
+  mesh, num_microbatches, num_pods, settings, changes
 ):
   config = small_config(**changes)
   mesh = dataclasses.replace(mesh, num_microbatches=num_microbatches)
   # `train` compares the bits of all pods after each step.
-  found = train_here(config, optimizer, mesh, num_pods)
-  check_same(found, train_on_host(config, optimizer, 20))
+  found = train_here(config, mesh, num_pods, **settings)
+  check_same(found, train_on_host(config, 20, *settings.items()))
 
 
 def check_same(here, host):
@@ -120,7 +124,7 @@ def test_steps_of_other_blocks_are_those_of_the_host_path(name, mesh):
   """
   config = block_config(name, remat="layer")
   how = dict(num_steps=3, rows=random_documents)
-  _, metrics = train_here(config, PALM_OPTIMIZER, mesh, **how)
+  _, metrics = train_here(config, mesh, **how)
   _, on_host = train(config, PALM_OPTIMIZER, batch_size=BATCH_SIZE, **how)
   for found, of_host in zip(metrics, on_host, strict=True):
     for term in ("loss", "z_loss", "grad_norm"):

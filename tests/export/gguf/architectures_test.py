@@ -40,6 +40,13 @@ NARROW = dict(num_heads=4, d_kv=16)
 STABLELM = dict(
   SETTINGS["LLaMA 3"], norm="layer_norm_bias", **NARROW, rotary_fraction=0.25
 )
+GEMMA3 = dict(SETTINGS["Gemma 3"], embedding_scale=8.0, score_scale=None)
+WINDOW, GLOBAL = GEMMA3["variants"].values()
+GEMMA3["variants"] = {
+  "window": {**WINDOW, "ROTARY_BASE": 50.0},
+  "global": GLOBAL,
+}
+COHERE2 = dict(SETTINGS["Cohere 2"], **NARROW)
 # {name: (architecture of llama.cpp, settings of ours)}
 MODELS = {
   "LLaMA": ("llama", SETTINGS["LLaMA"]),
@@ -51,13 +58,20 @@ MODELS = {
   "Qwen 2": ("qwen2", dict(SETTINGS["LLaMA 3"], biases="qkv", **NARROW)),
   "Qwen 3": ("qwen3", SETTINGS["Qwen 3"]),
   "Gemma": ("gemma", dict(SETTINGS["Gemma"], embedding_scale=8.0)),
+  "Gemma 3": ("gemma3", GEMMA3),
   "Granite": (
     "granite",
-    dict(SETTINGS["LLaMA 3"], logits_scale=0.3, embedding_scale=2.0),
+    dict(
+      SETTINGS["LLaMA 3"],
+      logits_scale=0.3,
+      embedding_scale=2.0,
+      score_scale=0.2,
+    ),
   ),
   "PaLM": ("command-r", dict(num_heads=2)),
   "PaLM in groups": ("command-r", dict(NARROW, **GQA)),
   "PaLM, serial": ("granite", PALM_SERIAL),
+  "Cohere 2": ("cohere2", COHERE2),
   "GPT-2": ("gpt2", dict(SETTINGS["GPT-2"], num_heads=2)),
   "GPT-NeoX": ("gptneox", NEOX),
   "GPT-NeoX, serial": (
@@ -370,6 +384,12 @@ DEFAULTS = {
   "attention.value_length": lambda model: model.d_model // model.num_heads,
   "rope.dimension_count": lambda model: model.d_kv,
   "rope.freq_base": lambda model: 10_000.0,
+  "rope.freq_base_swa": lambda model: 10_000.0,
+  "rope.scaling.type": lambda model: "linear",
+  "rope.scaling.factor": lambda model: 1.0,
+  "attention.sliding_window_pattern": lambda model: (
+    6 if model.branch_norm else 4  # of a gemma3; of a cohere2
+  ),
 }
 
 

@@ -20,10 +20,11 @@ from palm_mtf.export.gguf.architectures import (
 from palm_mtf.export.gguf.files import write_gguf
 from palm_mtf.export.gguf.model import check_vocabulary, make_reader
 from palm_mtf.export.huggingface.weights import find_tensor_shapes
-from tests import llama_cpp_peer, oracle, runs, tokenizer_files
+from tests import blocks, llama_cpp_peer, oracle, runs, tokenizer_files
 from tests.export import llama_cpp_oracle
 from tests.export.read_gguf import read_gguf
 from tests.mtf_testing import random_tokens, small_config
+from tests.prefixed_vocabulary import train_prefixed
 
 WIDTH = {"d_model": 24, "num_heads": 3, "d_kv": 8}
 SERIAL = {"block": "serial", "norm": "rms_norm"}
@@ -33,6 +34,8 @@ MODELS = [
   {**WIDTH, "final_norm_scale": "none"},
   SERIAL,
   {**SERIAL, "attention": "multi_head", "num_heads": 5},
+  {**blocks.SETTINGS["Gemma 3"], "score_scale": None},
+  {**blocks.SETTINGS["Cohere 2"], "num_heads": 4, "d_kv": 6},
 ]
 
 
@@ -55,7 +58,10 @@ def test_tensors_give_our_logits_in_the_architecture_named(changes):
   "changes, message",
   [
     ({"norm": "rms_norm"}, "no architecture of transformers"),
-    ({"attention_window": 4}, "no architecture of transformers"),
+    (
+      {"attention_window": 4, "block": "parallel_two_norms"},
+      "no architecture of transformers",
+    ),
     ({**WIDTH, "num_heads": 2}, r"^NUM_HEADS \* D_KV = 16 and D_MODEL = 24"),
     ({**WIDTH, "num_layers": 64}, "^NUM_LAYERS = 64: .*norms of q and k"),
   ],
@@ -127,6 +133,27 @@ def test_a_vocabulary_that_llama_cpp_would_encode_differently_is_refused(
   )
   vocabulary = open_vocabulary(str(tmp_path / "foreign.model"))
   with pytest.raises(UserError, match="differently: it is not a byte-pair"):
+    check_vocabulary(vocabulary)
+
+
+@pytest.mark.parametrize(
+  "pieces, is_known",
+  [
+    (["<b>", "</b>", "\n", "\n\n", "\n\n\n"], True),
+    (["abc", "b", "ab"], True),  # one of them is inside the other
+    (["ab", "bc"], False),
+    (["a\n", "\n\n"], False),
+  ],
+  ids=str,
+)
+def test_user_defined_pieces_that_overlap_are_refused(
+  pieces, is_known, tmp_path
+):
+  settings = {"add_dummy_prefix": False, "user_defined_symbols": pieces}
+  vocabulary = train_prefixed("a red bird", tmp_path, **settings)
+  if is_known:
+    return check_vocabulary(vocabulary)
+  with pytest.raises(UserError, match="pieces can overlap in a text"):
     check_vocabulary(vocabulary)
 
 
@@ -249,15 +276,6 @@ def test_other_formats_have_no_other_dtype(finished, tmp_path, capsys):
   assert main(["export", *flags, "--format=npz", "--dtype=float16"]) == 2
   assert "--format=npz is written in float32" in capsys.readouterr().err
   assert not any(tmp_path.iterdir())
-
-
-def test_a_file_that_is_there_is_not_written_over(finished, tmp_path, capsys):
-  path = tmp_path / "model.gguf"
-  path.write_text("mine")
-  flags = ["--model_dir", str(finished), "--format=gguf"]
-  assert main(["export", *flags, "--output", str(path)]) == 2
-  assert "exists; give another path" in capsys.readouterr().err
-  assert path.read_text() == "mine"
 
 
 @pytest.fixture(scope="module", params=["parallel", "serial"])

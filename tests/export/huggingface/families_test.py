@@ -11,6 +11,7 @@ import pytest
 
 from palm_mtf.errors import UserError
 from palm_mtf.export.huggingface.config_json import (
+  list_layers,
   make_config,
   parse_config,
   read_config,
@@ -74,6 +75,34 @@ MODELS = {
   "Qwen2": ("Qwen2", dict(SIZES, num_key_value_heads=2)),
   "Qwen3": ("Qwen3", dict(SIZES, **KV)),
   "Gemma": ("Gemma", dict(SIZES, head_dim=8, num_key_value_heads=1)),
+  "Gemma 3": (
+    "Gemma3Text",
+    dict(SIZES, **KV, num_hidden_layers=8, sliding_window=3),
+  ),
+  "Gemma 3, all settings": (
+    "Gemma3Text",
+    dict(
+      SIZES,
+      **KV,
+      rope_parameters={
+        "sliding_attention": {"rope_type": "default", "rope_theta": 50.0},
+        "full_attention": {
+          **{"rope_type": "linear", "factor": 8.0},
+          "rope_theta": 9e5,
+        },
+      },
+      num_hidden_layers=3,
+      layer_types=["full_attention"] + ["sliding_attention"] * 2,
+      sliding_window=4,
+      query_pre_attn_scalar=6,
+      attention_bias=True,
+      tie_word_embeddings=False,
+    ),
+  ),
+  "Gemma 3, windows only": (
+    "Gemma3Text",
+    dict(SIZES, **KV, sliding_window=2),
+  ),
   "Granite": (
     "Granite",
     dict(
@@ -87,6 +116,17 @@ MODELS = {
   "Cohere": (
     "Cohere",
     dict(SIZES, **rope(rope_theta=8e6), num_key_value_heads=2),
+  ),
+  "Cohere 2": (
+    "Cohere2",
+    dict(
+      SIZES,
+      **rope(rope_theta=500.0),
+      num_hidden_layers=5,
+      num_key_value_heads=2,
+      sliding_window=3,
+      logit_scale=0.3,
+    ),
   ),
   "GPT-2": ("GPT2", GPT_SIZES),
   "GPT-2, exact GELU": ("GPT2", dict(GPT_SIZES, activation_function="gelu")),
@@ -112,7 +152,7 @@ MODELS = {
     ),
   ),
 }
-HEADS = {"GPT2": "GPT2LMHeadModel"}
+HEADS = {"GPT2": "GPT2LMHeadModel", "Gemma3Text": "Gemma3ForCausalLM"}
 
 
 def make_peer(name):
@@ -178,6 +218,8 @@ EXPORTED = {
   "Mistral": "MistralForCausalLM",
   "Qwen 3": "Qwen3ForCausalLM",
   "Gemma": "GemmaForCausalLM",
+  "Gemma 3": "Gemma3ForCausalLM",
+  "Cohere 2": "Cohere2ForCausalLM",
   "GPT-2": "GPT2LMHeadModel",
   "GPT-J": "GPTJForCausalLM",
   "GPT-NeoX": "GPTNeoXForCausalLM",
@@ -188,9 +230,11 @@ ONE_WIDTH = dict(num_heads=4, d_kv=6, rotary_fraction=2 / 3)
 
 def exported_config(name):
   """Returns a model; where the class wants it, heads are as wide as d_model."""
-  has_own_width = name in ("LLaMA", "LLaMA 3", "Mistral", "Qwen 3", "Gemma")
-  if has_own_width:
+  plain = ("LLaMA", "LLaMA 3", "Mistral", "Qwen 3", "Gemma", "Cohere 2")
+  if name in plain:
     return block_config(name)
+  if name == "Gemma 3":  # query_pre_attn_scalar is a whole number
+    return block_config(name, score_scale=0.5)
   if name == "GPT-2":
     return block_config(name, d_kv=6)
   return block_config(name, **ONE_WIDTH)
@@ -260,7 +304,7 @@ def describe(family):
   heads = "n_head" if "n_head" in family.sizes else "num_attention_heads"
   sizes = dict.fromkeys(family.sizes, 64) | {width: 512, heads: 32}
   others = {"rotary_dim": 4, "sliding_window": 8, "attention_multiplier": 0.25}
-  others |= {"num_key_value_heads": 4}
+  others |= {"num_key_value_heads": 2}
   config = cls(**sizes | {x: others[x] for x in others if hasattr(cls(), x)})
   named = {"architectures": [family.architecture]}
   named |= {"head_dim": 16} if family.has_key_heads else {}
@@ -271,7 +315,8 @@ def describe(family):
 @pytest.mark.parametrize("family", FAMILIES, ids=lambda x: x.model_type)
 def test_a_missing_key_has_the_default_of_the_installed_class(family):
   cls, config = describe(family)
-  config.pop("layer_types", None)
+  if not family.period:
+    config.pop("layer_types", None)
   whole = parse_config(config, "there").model
   changed = set()
   for key in config.keys() - {"architectures", "model_type"}:
@@ -282,7 +327,8 @@ def test_a_missing_key_has_the_default_of_the_installed_class(family):
       continue
     theirs = {**without, **cls.from_dict(without).to_dict()}
     theirs["architectures"] = config["architectures"]
-    theirs.pop("layer_types", None)
+    if not family.period:
+      theirs.pop("layer_types", None)
     assert ours == parse_config(theirs, "there").model, key
     if ours != whole:
       changed.add(key)
@@ -290,17 +336,26 @@ def test_a_missing_key_has_the_default_of_the_installed_class(family):
     without = {**config, "rope_parameters": None}
     theirs = cls.from_dict(without).to_dict()["rope_parameters"]
     ours = parse_config(without, "there").model
-    assert ours.rotary_base == theirs["rope_theta"] == family.rotary_base
-    share = theirs.get("partial_rotary_factor", 1.0)
-    assert ours.rotary_size == int(share * ours.d_kv)
+    bases = {x.rotary_base for x in list_layers(ours)}
+    if family.window_base:
+      theirs = list(theirs.values())
+      assert bases == {family.window_base, family.rotary_base}
+      assert bases == {x["rope_theta"] for x in theirs} and len(theirs) == 2
+    else:
+      assert bases == {theirs["rope_theta"]} == {family.rotary_base}
+      share = theirs.get("partial_rotary_factor", 1.0)
+      assert ours.rotary_size == int(share * ours.d_kv)
   if family.key_heads:
     assert "num_key_value_heads" in changed
 
 
 # config.KEY and getattr(config, "KEY") in Python
 _READ = re.compile(r'config\.(?!_)(\w+)(?!\w*\()|config, "([a-z]\w+)"')
-# A method, and keys of masks that the other classes do not make.
+# A method, keys of masks that the other classes do not make, and keys of the
+# Gemma 3 that reads images.
 _OTHER = {"get_text_config", "attention_chunk_size", "sliding_window"}
+_OTHER |= {"mm_tokens_per_image", "image_token_id"}
+_OTHER |= {"vision_config", "text_config"}
 
 
 @pytest.mark.peers

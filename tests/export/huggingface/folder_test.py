@@ -8,6 +8,7 @@ import random
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from sentencepiece.sentencepiece_model_pb2 import ModelProto
 
 from palm_mtf.data.vocabulary.load import open_vocabulary
 from palm_mtf.data.vocabulary.training import learn_model
@@ -24,10 +25,18 @@ tokenizers = pytest.importorskip("tokenizers")
 SOURCES = [text_of(path) for path in PACKAGE if text_of(path)][:60]
 
 
-@pytest.fixture(scope="module")
-def vocabulary(tmp_path_factory) -> Vocabulary:
+# Pieces that SentencePiece finds in a text before it merges others.
+USER_DEFINED = ["\u2581" * 2, "\u2581" * 3, "\n", "\n\n", "<b>", "</b>", "def"]
+
+
+@pytest.fixture(scope="module", params=[[], USER_DEFINED], ids=len)
+def vocabulary(request, tmp_path_factory) -> Vocabulary:
   path = tmp_path_factory.mktemp("vocabulary") / "code.model"
-  path.write_bytes(learn_model(SOURCES, 1500))
+  model = ModelProto.FromString(learn_model(SOURCES, 1500))
+  known = {each.piece: each for each in model.pieces}
+  for piece in request.param:
+    (known.get(piece) or model.pieces.add(piece=piece)).type = 4
+  path.write_bytes(model.SerializeToString())
   return open_vocabulary(str(path))
 
 
@@ -92,7 +101,6 @@ def test_what_the_model_reads_before_a_text_is_the_first_id(
     ({"normalization_rule_name": "nfkc"}, "normalizes text"),
     ({"add_dummy_prefix": True}, "adds or removes spaces"),
     ({"byte_fallback": False, "vocab_size": 100}, "no byte pieces"),
-    ({"user_defined_symbols": ["<x>"]}, "never merged"),
   ],
 )
 def test_a_vocabulary_that_encodes_differently_has_a_reason(

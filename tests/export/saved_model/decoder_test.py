@@ -18,10 +18,12 @@ MODELS = [
   {"block": "serial", "norm": "rms_norm", "attention": "multi_head"},
   {"final_norm_scale": "none"},
 ]
-# These blocks and PaLM's have every value of ATTENTION and of POSITIONS, and a
-# window.
+# These blocks and PaLM's have every value of ATTENTION and of POSITIONS, a
+# window, and layers that differ.
 FAST = (
   "LLaMA 3",
+  "Gemma 3",
+  "Cohere 2",
   "Mistral",
   "Gopher",
   "LaMDA",

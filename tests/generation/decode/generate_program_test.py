@@ -28,9 +28,11 @@ from palm_mtf.generation.decode.weight_maker import build_decode_model
 from palm_mtf.native.operations import operations
 from palm_mtf.runtime.client.client import Client
 from tests import oracle
+from tests.blocks import block_config
 from tests.decode_testing import EOD, Decoder, Recomputed, decode
 from tests.mtf_testing import SINGLE, mesh_layout, small_config
 
+slow = pytest.mark.slow
 CONFIG = small_config(sequence_length=20)
 PARAMS = oracle.random_parameters(CONFIG, seed=1)
 PROMPTS = [[5, 9, 13], [7], [40, 2, 2, 8, 21, 3], [11, 30]]
@@ -75,6 +77,27 @@ def test_greedy_tokens_equal_full_recomputation(layout, expected):
   assert any(EOD in tokens for tokens in expected), "no text ends here"
   ended = [EOD in tokens for tokens in expected]
   assert result.is_over[:, 0].tolist() == ended
+
+
+@pytest.mark.parametrize("layout", [None, "all over data and model"])
+@pytest.mark.parametrize(
+  "name",
+  ["Gemma 3", *(pytest.param(x, marks=slow) for x in ("Cohere 2", "GPT-3"))],
+)
+def test_greedy_tokens_of_unlike_layers_equal_full_recomputation(name, layout):
+  """By the C++ step, if it was compiled, and TensorFlow's on several devices.
+
+  The prompts and the texts are longer than the windows.
+  """
+  config = block_config(name, sequence_length=20)
+  params = oracle.random_parameters(config, seed=1)
+  mesh = mesh_layout(layout) if layout else SINGLE
+  found = decode(
+    config, params, PROMPTS, GREEDY, max_tokens=MAX_TOKENS, mesh=mesh
+  )
+  model = Recomputed(config, params)
+  expected = [model.greedy(prompt, MAX_TOKENS) for prompt in PROMPTS]
+  assert found.tokens[:, 0].tolist() == expected
 
 
 @pytest.mark.parametrize("layout", [None, "all over data and model"])

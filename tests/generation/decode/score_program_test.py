@@ -11,6 +11,7 @@ from palm_mtf.generation.decode.score_program import ScoreRows
 from palm_mtf.generation.decode.weight_maker import build_decode_model
 from palm_mtf.mesh.session import session_config
 from tests import oracle
+from tests.blocks import SETTINGS
 from tests.mtf_testing import (
   SINGLE,
   load_decode_model,
@@ -54,7 +55,7 @@ def gather(log_p, tokens):
   [
     ({}, None),
     ({"block": "serial", "norm": "rms_norm"}, None),
-    ({"attention": "multi_head"}, "all over data and model"),
+    (SETTINGS["Gemma 3"], "all over data and model"),
     ({}, "padded vocab over three"),
     # The two cases above have the same collectives.
     pytest.param({}, "vocab over four", marks=pytest.mark.slow),

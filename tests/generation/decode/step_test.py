@@ -112,7 +112,9 @@ def check_cached_logits(name, mesh=SINGLE):
   [
     *("PaLM", "multi-head", "serial"),
     pytest.param("serial, multi-head", marks=pytest.mark.slow),
-    *fast_only("LLaMA 3.1", "Gemma", "GPT-2", "Gopher", "GPT-NeoX", "Qwen 3"),
+    *fast_only(
+      *("LLaMA 3.1", "Gemma 3", "Cohere 2", "GPT-3", "Gopher", "GPT-NeoX")
+    ),
   ],
 )
 def test_cached_logits_are_the_oracle_s(name):
@@ -137,7 +139,13 @@ def test_split_logits_are_the_oracle_s(name, layout):
 
 # The tests above also compute the other blocks of tests/blocks.py without C++.
 @pytest.mark.usefixtures("without_operations")
-@pytest.mark.parametrize("name", ["PaLM", "Gemma", "Yarn LLaMA 2"])
+@pytest.mark.parametrize(
+  "name",
+  [
+    *("PaLM", "Yarn LLaMA 2", "Gemma 3", "Cohere 2"),
+    *(pytest.param(x, marks=pytest.mark.slow) for x in ("Gemma", "Mistral")),
+  ],
+)
 def test_tensorflow_operations_give_the_same_logits(name):
   check_cached_logits(name)
 
@@ -149,10 +157,12 @@ def test_tensorflow_operations_give_the_same_logits(name):
     ("LLaMA 3.1", None),
     ("Yarn LLaMA 2", None),
     ("Gemma", None),
-    ("Mistral", "ATTENTION_WINDOW"),
+    ("Mistral", None),
+    ("Qwen 3", None),
+    ("Gemma 3", None),
+    ("Cohere 2", None),
     ("GPT-2", "NORM"),
     ("GPT-NeoX", "BLOCK"),
-    ("Qwen 3", "QK_NORM"),
     ("no positions", "MLP"),
   ],
 )

@@ -4,10 +4,11 @@
 import pytest
 
 from palm_mtf.errors import UserError
-from palm_mtf.generation.serving.conversation import (
+from palm_mtf.generation.serving.completion_request import (
   as_message,
   make_completion_body,
 )
+from tests.refusals import message_of
 
 MESSAGES = [{"role": "user", "content": "a"}]
 
@@ -91,8 +92,7 @@ def test_a_name_that_is_the_role_changes_nothing(monkeypatch):
   monkeypatch.setattr(Lengths, "fields", frozenset())
   assert read(body) == {"prompt": [1]}
   body["messages"][0]["name"] = "Ann"
-  with pytest.raises(UserError, match="'name': the model's chat template"):
-    read(body)
+  assert "'name': the model's chat template" in message_of(read, body)
 
 
 def test_an_answer_names_its_role_once():

@@ -58,26 +58,6 @@ def start(turns, program, order, name, may_end):
   return thread
 
 
-def test_a_bounded_number_of_programs_of_all_clients_runs_at_a_time(manager):
-  order, may_end = [], threading.Event()
-  with (
-    manager() as address,
-    taker(address, "a") as a,
-    taker(address, "b") as b,
-  ):
-    threads = [
-      start(turns, Program(), order, i, may_end)
-      for i, turns in enumerate(3 * [a, b])
-    ]
-    wait_for(lambda: len(order) == 4)
-    time.sleep(0.2)
-    assert len(order) == 4
-    may_end.set()
-    for thread in threads:
-      thread.join(SECS)
-  assert sorted(order) == [*range(6)]
-
-
 def test_programs_on_other_devices_do_not_wait(manager):
   order, may_end = [], threading.Event()
   first, second = (Program(device_bytes={x: 0}) for x in DEVICES)
@@ -105,21 +85,6 @@ def test_buffers_wait_for_memory_that_a_run_reserves(manager):
         assert not order
     thread.join(SECS)
   assert order == ["large"]
-
-
-def test_a_client_that_ends_gives_its_turns_to_the_others(manager):
-  order, may_end = [], threading.Event()
-  with manager() as address, taker(address, "b") as b:
-    with taker(address, "a") as a:
-      threads = [start(a, Program(), order, "a", may_end) for _ in range(4)]
-      wait_for(lambda: len(order) == 4)
-    # Client a is gone, although its programs have not said that they ended.
-    with b.take(Program()):
-      order.append("b")
-    may_end.set()
-    for thread in threads:
-      thread.join(SECS)
-  assert order == [*"aaaa", "b"]
 
 
 @pytest.mark.slow

@@ -18,7 +18,6 @@ import pytest
 from palm_mtf.errors import UserError
 from palm_mtf.runtime.manager.manager import Manager, Store
 from palm_mtf.runtime.manager.slices import Allocation, Server, Wish
-from tests import processes
 from tests.refusals import message_of
 
 KIND = {"palm_mtf": "1", "threads": "2"}
@@ -243,47 +242,6 @@ SERVER = Server(
   device_bytes=10**9,
   kind={"palm_mtf": "1", "threads": "2"},
 )
-ALLOCATION = Allocation(
-  owner="run-1",
-  wish=Wish(slices=["2", "1x1"], device_bytes=5, islands="apart"),
-  places=[[("10.0.0.1:2222", 0), ("10.0.0.1:2222", 1)], [("b:1", 0)]],
-)
-
-
-def test_another_process_reads_what_was_put_before_a_kill(tmp_path):
-  path = str(tmp_path / "state")
-  program = f"""
-import os, signal
-from tests.runtime.manager.manager_test import ALLOCATION, SERVER
-from palm_mtf.runtime.manager.manager import Store
-store = Store({path!r})
-store.put("servers", SERVER.address, SERVER)
-store.put("allocations", "run-1", ALLOCATION)
-os.kill(os.getpid(), signal.SIGKILL)
-"""
-  assert processes.python("-c", program).returncode == -9
-  store = Store(path)
-  assert store.servers == {"10.0.0.1:2222": SERVER}
-  assert store.allocations == {"run-1": ALLOCATION}
-  drained = dataclasses.replace(SERVER, is_drained=True)
-  store.put("servers", drained.address, drained)
-  store.remove("allocations", "run-1")
-  store.close()
-  store = Store(path)
-  assert store.servers == {"10.0.0.1:2222": drained}
-  assert store.allocations == {}
-  store.close()
-
-
-def test_a_second_manager_is_refused_while_the_first_lives(tmp_path):
-  path = tmp_path / "state"
-  store = Store(str(path))
-  assert message_of(Store, str(path)) == (
-    f"--state = '{path}': another manager uses it; stop that one, or name "
-    "another file."
-  )
-  store.close()
-  Store(str(path)).close()
 
 
 def test_what_is_no_state_of_this_version_is_refused(tmp_path):

@@ -19,7 +19,6 @@ from palm_mtf.runtime.client import turns as turns_module
 from palm_mtf.runtime.client.turns import ManagedTurns
 from palm_mtf.runtime.manager import client as client_module
 from palm_mtf.runtime.manager import service
-from palm_mtf.runtime.manager import streams as streams_module
 from palm_mtf.runtime.manager.client import ManagerClient
 from palm_mtf.runtime.manager.manager import Manager
 from palm_mtf.runtime.program import Program
@@ -135,7 +134,7 @@ def test_a_wrong_message_ends_only_its_own_stream(text, address, channel):
 def test_the_stream_of_a_client_that_reads_no_answers_ends(
   address, channel, monkeypatch
 ):
-  monkeypatch.setattr(streams_module, "_MAX_ANSWERS", 1000)
+  monkeypatch.setattr(service, "_MAX_ANSWERS", 1000)
   stream = Stream(channel, "silent")
   assert stream.next() == []
   submit = {"program": 1, "num_bytes": {"nowhere/0": 0}, "after": []}

@@ -12,7 +12,6 @@ import pytest
 from tests import processes
 from tools.bench.command import CASES, find_impossible
 
-NO_FLAG = "no such flag; macros are --gin.NAME=VALUE."
 AT_LEAST_1 = "give a whole number of at least 1"
 
 
@@ -22,28 +21,20 @@ AT_LEAST_1 = "give a whole number of at least 1"
     ("bench", "trian", "CASE = 'trian' (did you mean \"train\"?): "),
     ("bench decode", "--bits=3", "choose one of '32', '16', '8', '4'"),
     ("bench decode", "--size=5M", "--size = '5M'"),
+    ("bench decode", "--ruonds=1", "--ruonds=1: no such flag."),
     ("bench decode", "--rounds=0", f"--rounds = 0: {AT_LEAST_1}"),
-    ("bench dispatch", "--figures=8", "--figures = '8'"),
     ("bench gpu", "--chip=h1000", "--chip = 'h1000'"),
-    ("bench learning", "--minuts=1", f"--minuts=1: {NO_FLAG}"),
-    ("bench learning", "--gin.BETA3=1", "unknown macro BETA3"),
-    ("bench learning", "--learning_rates=high", "give numbers, as in"),
     ("bench manager", "--servers=9,few", f"--servers = few: {AT_LEAST_1}"),
-    ("bench manager", "--real=7", "--real = 7: give a multiple of 8."),
     ("bench memory", "--times=9", "--times = 9: give a whole number of at le"),
     ("bench pods", "--microbatches=0", "--microbatches = 0: give a whole"),
     ("bench serve", "--model_dir=nowhere", "nowhere"),
-    ("bench start", "--model_dir=none", "'none': has no vocabulary.model;"),
     ("bench train", "--peer=troch", "--peer = 'troch' (did you mean \"torch\""),
     ("bench train", "--dtype=float16", "choose one of 'bfloat16', 'float32'"),
     ("bench train", "--sequence_length=300", "a divisor of that"),
     ("bench train", "--mesh_shape=data:3 --layout=batch:data", "8 is not divi"),
     ("bench train", "--base=no/where", "--base = no/where: there is no tools"),
-    ("bench dcn_sweep", "--mbits=fast", "give numbers, as in 200,50"),
-    ("bench dcn_sweep", "--dtypes=int8", "--dtypes"),
     ("bench quantized_loss", "--model_dir=nowhere", "there is no config.gin"),
     ("chaos", "--minutes=-1", "--minutes = -1.0: give a number of minutes abo"),
-    ("parity", "--d_kv=7", "D_KV = 7"),
   ],
 )
 def test_a_wrong_flag_is_one_line(tool, flags, message, run_bench, run_tool):
@@ -74,11 +65,7 @@ def test_the_bench_lists_its_cases_with_a_line_each(run_bench):
 # Cases without a separate test, with their smallest sizes.
 _SMALL = ("--size=4.8M", "--rounds=1")
 SMALL = {
-  "accelerators": (*_SMALL, "--dtype=float32"),
-  "data": ("--input={corpus}/*.txt", "--size=300", "--rounds=1"),
   "decode": (*_SMALL, "--bits=8", "--sequence_length=16"),
-  "dispatch": ("--servers=1", "--rounds=1", "--length=8"),
-  "prompt": (*_SMALL, "--tokens=8"),
   "train": (*_SMALL, "--dtype=float32"),
 }
 
@@ -93,16 +80,13 @@ def test_every_case_has_a_test_and_bounds():
 
 @pytest.mark.slow  # each starts processes
 @pytest.mark.parametrize("case", SMALL)
-def test_a_case_gives_records_and_rows(case, corpus, measure):
-  records = measure(case, *(x.format(corpus=corpus) for x in SMALL[case]))
+def test_a_case_gives_records_and_rows(case, measure):
+  records = measure(case, *SMALL[case])
   own = importlib.import_module(f"tools.bench.cases.{case}")
   assert records and all(map(own.row, records))
   for record in (x for x in records if "program" in x):
     assert record["tokens_per_sec"] > 0
     assert 1e8 < record["peak_bytes"] < 2e9
-  if case == "accelerators":  # the same model, by the host path and by XLA
-    host, xla = (x["losses"] for x in records)
-    assert xla == pytest.approx(host, rel=1e-4)
 
 
 BOUNDS = {"*secs": (0, 9), "ratio": (0, 1)}

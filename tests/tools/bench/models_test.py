@@ -11,6 +11,7 @@ import pytest
 from palm_mtf.accounting.memory import device_bytes
 from palm_mtf.config import MeshLayout
 from palm_mtf.machine.host_memory import largest_resident_bytes, resident_bytes
+from tests.mtf_testing import feed_of
 from tools.bench import models
 
 # 3.3M parameters, 40 MB of weights and slots, and next to no activations.
@@ -42,9 +43,9 @@ def peak_of_steps(layout):
     session,
     program,
   ):
-    feed = dict.fromkeys(program.pods[0].features.values(), tokens)
+    batch = {"inputs": tokens, "targets": tokens}
     for step in range(3):
-      session.run(program.update, {**feed, program.step: step})
+      session.run(program.update.operations, feed_of(program, batch, step))
   return largest_resident_bytes() - before
 
 

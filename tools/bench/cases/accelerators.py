@@ -15,7 +15,7 @@ import contextlib
 import os
 from collections.abc import Iterator
 
-from palm_mtf.config import AdafactorConfig, ModelConfig, PodsConfig
+from palm_mtf.config import ModelConfig, OptimizerConfig, PodsConfig
 from palm_mtf.machine.process import own_process
 from tools.bench import models, pairs
 from tools.bench.command import Flag, worker_command
@@ -63,7 +63,7 @@ def open_step(
   program: str,
   config: ModelConfig,
   batch_size: int = BATCH_SIZE,
-  optimizer: AdafactorConfig = models.PALM_OPTIMIZER,
+  optimizer: OptimizerConfig = models.PALM_OPTIMIZER,
 ) -> Iterator:
   """Yields a client and its `TrainStep`, with initial values.
 
@@ -71,7 +71,7 @@ def open_step(
     program: one of PROGRAMS.
     config: architecture.
     batch_size: number of sequences in a step.
-    optimizer: schedule, clipping, decay and z-loss.
+    optimizer: one of the optimizers, with its schedule and clipping.
   """
   from palm_mtf.executors.host.executor import EXECUTOR as HOST
   from palm_mtf.executors.xla.executor import EXECUTOR as XLA
@@ -84,13 +84,10 @@ def open_step(
   with cluster.client() as client:
     with client.graph.as_default():
       built = executor.build_train_program(
-        config,
-        models.ONE_DEVICE,
-        optimizer,
+        models.step_config(config, optimizer=optimizer),
         batch_size=batch_size,
         seed=0,
         features=("inputs", "targets"),
-        pods=pods,
         devices=cluster.devices,
       )
     client.call(Program(operations=[built.initialize]))

@@ -70,16 +70,13 @@ def _records(
 
     with cluster.client() as client, client.graph.as_default():
       program = build_train_program(
-        config,
-        models.ONE_DEVICE,
-        models.PALM_OPTIMIZER,
+        models.step_config(config, pods=pods),
         batch_size=num_servers,
         seed=0,
-        pods=pods,
         devices=cluster.devices,
       )
       client.call(Program(operations=[program.initialize]))
-      slices = [pod.slices for pod in program.pods]
+      slices = program.pod_slices
       this = Process(cluster.devices.client)
       of_servers = find_checkpoint_processes(
         client, this, cluster.servers, folder

@@ -16,7 +16,9 @@ python -m tools.bench gpu --size 4.8M --dtype float32 --peer jax --rounds 3
 # comments at the top of the files in tools/peers/ describe the peers.
 
 import argparse
+import contextlib
 import dataclasses
+import itertools
 import os
 import sys
 from collections.abc import Iterator
@@ -24,12 +26,12 @@ from collections.abc import Iterator
 from palm_mtf.accounting.flops import mfu
 from palm_mtf.accounting.hardware import chip_names, peak_of_devices
 from palm_mtf.cli.gin_files import hardware_of
-from palm_mtf.config import ModelConfig
+from palm_mtf.config import AdafactorConfig, ModelConfig, PodsConfig
 from palm_mtf.errors import UserError
 from palm_mtf.machine.process import own_process
 from tools.bench import models, pairs, peers
-from tools.bench.cases import accelerators
 from tools.bench.command import Flag, choices, worker_command
+from tools.peers.turns import take_turns
 
 PEERS = ("jax", "torch")
 FLAGS = {
@@ -53,11 +55,57 @@ def _config(size: str, dtype: str, sequence_length: int) -> ModelConfig:
   return dataclasses.replace(config, sequence_length=sequence_length)
 
 
+@contextlib.contextmanager
+def open_step(
+  config: ModelConfig,
+  batch_size: int,
+  optimizer: AdafactorConfig = models.PALM_OPTIMIZER,
+) -> Iterator:
+  """Yields a client and its `TrainStep` by XLA, with initial values.
+
+  Args:
+    config: architecture.
+    batch_size: number of sequences in a step.
+    optimizer: schedule, clipping, decay and z-loss.
+  """
+  from palm_mtf.executors.xla.executor import EXECUTOR
+  from palm_mtf.runtime.client.connect import connect
+  from palm_mtf.runtime.program import Program
+  from palm_mtf.training.step import TrainStep
+
+  pods = PodsConfig()
+  cluster = connect(EXECUTOR, pods, models.ONE_DEVICE, [], {})
+  with cluster.client() as client:
+    with client.graph.as_default():
+      built = EXECUTOR.build_train_program(
+        config,
+        models.ONE_DEVICE,
+        optimizer,
+        batch_size=batch_size,
+        seed=0,
+        features=("inputs", "targets"),
+        pods=pods,
+        devices=cluster.devices,
+      )
+    client.call(Program(operations=[built.initialize]))
+    yield client, TrainStep(client, built)
+
+
 def work(size: str, dtype: str, sequence_length: int, batch_size: int) -> None:
   """Takes turns with palm_mtf's program of accelerators."""
   own_process()  # as commands do
   config = _config(size, dtype, sequence_length)
-  accelerators.train("xla", config, batch_size)
+  batch = models.random_tokens(config, batch_size)
+  rows = {"inputs": batch, "targets": batch}
+  with open_step(config, batch_size) as (_, step):
+    number = itertools.count()
+
+    def turn() -> dict[str, float]:
+      return {"loss": step.run(rows, next(number))["loss"]}
+
+    for _ in range(models.WARM_UP_STEPS):
+      turn()
+    take_turns(turn, {"parameters": models.num_parameters(config)})
 
 
 def measure(chosen: argparse.Namespace) -> Iterator[dict]:

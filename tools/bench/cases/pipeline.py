@@ -35,15 +35,16 @@ from collections.abc import Iterator, Mapping, Sequence
 import numpy as np
 
 from palm_mtf.accounting.memory import Activations
-from palm_mtf.accounting.pipeline import bubble, num_kept
+from palm_mtf.accounting.step_time import bubble
 from palm_mtf.config import MeshLayout, ModelConfig, PodsConfig
+from palm_mtf.steps.plan import num_kept
 from tools.bench import pairs
 from tools.bench.command import Flag, choices, numbers
 from tools.bench.models import (
-  PALM_OPTIMIZER,
   benchmark_config,
   pod_cluster,
   random_tokens,
+  step_config,
 )
 
 NUM_STAGES = 2
@@ -83,9 +84,7 @@ def _build(client, config: ModelConfig, mesh: MeshLayout, devices):
 
   with client.graph.as_default():
     program = build_train_program(
-      config,
-      mesh,
-      PALM_OPTIMIZER,
+      step_config(config, mesh),
       batch_size=NUM_ROWS * mesh.num_microbatches,
       seed=0,
       devices=devices,
@@ -139,7 +138,7 @@ def peak_bytes(client, step, batch, names: Sequence[str]) -> list[int]:
   """
   from palm_mtf.runtime.program import Program
 
-  number = step.program.num_microbatches
+  number = step.programs.plan.last.microbatch + 1
   with client.graph.as_default():
     queued = _queued_bytes(client.graph, names, batch["inputs"].size // number)
     sampled = Program(outputs=queued)

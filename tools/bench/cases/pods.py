@@ -31,10 +31,10 @@ from tools.bench import pairs
 from tools.bench.command import Flag, numbers
 from tools.bench.models import (
   BATCH_SIZE,
-  PALM_OPTIMIZER,
   benchmark_config,
   pod_cluster,
   random_tokens,
+  step_config,
 )
 from tools.bench.pairs import (
   Turn,
@@ -81,12 +81,11 @@ def take_steps(
   ) -> Callable[[dict, int], dict[str, float]]:
     num_pods = len(devices.pods)
     program = build_train_program(
-      config,
-      mesh,
-      PALM_OPTIMIZER,
+      step_config(
+        config, mesh, pods=dataclasses.replace(pods, num_pods=num_pods)
+      ),
       batch_size=pod_batch_size * num_pods,
       seed=0,
-      pods=dataclasses.replace(pods, num_pods=num_pods),
       devices=devices,
     )
     client.call(Program(operations=[program.initialize]))

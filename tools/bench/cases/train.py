@@ -63,9 +63,11 @@ def work(
     config, batch_size=batch_size, mesh_layout=layout
   ) as (session, program):
     # Run only the step, without the feeds and fetches that training logs.
+    update = program.update
+    rows = [update.inputs[x] for x in program.rows if x in update.inputs]
     run_step = session.make_callable(
-      [program.metrics["loss"], program.update],
-      [*program.pods[0].features.values(), program.step],
+      [update.outputs["loss"], *update.operations],
+      [*rows, update.inputs["step"]],
     )
     steps = itertools.count()
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from palm_mtf.config import ModelConfig
-from tools import parity
+from tests.tools.peers import jax_peer_test as parity
 from tools.bench import models
 
 TINY = ModelConfig(
@@ -34,13 +34,13 @@ def test_plain_jax_has_the_loss_of_our_program_from_the_same_weights():
   import jax
 
   from palm_mtf.runtime.program import Program
-  from tools.bench.cases.accelerators import open_step
+  from tools.bench.cases.gpu import open_step
   from tools.peers import jax_peer
 
   # The JAX program has no zero-centered norm scales.
   plain = dataclasses.replace(models.PALM_OPTIMIZER, norm_scale="plain")
   (batch,) = parity.batches(TINY, 4, 1, seed=0)
-  with open_step("xla", TINY, 4, plain) as (client, step):
+  with open_step(TINY, 4, plain) as (client, step):
     with client.graph.as_default():
       stacks = [parts[0] for parts in step.program.slices.values()]
       values = {

@@ -2,22 +2,26 @@
 # SPDX-License-Identifier: Apache-2.0
 """The order of passes ends, takes the formula's time, and keeps its numbers."""
 
+import collections
 import dataclasses
 import itertools
 
 import pytest
 
-from palm_mtf.accounting.pipeline import (
+from palm_mtf.accounting.step_time import bubble, pipeline_secs
+from palm_mtf.config import PodsConfig
+from palm_mtf.steps.plan import (
   BACKWARD,
   FORWARD,
   HEAD,
-  bubble,
+  AllSum,
+  Send,
   num_kept,
-  pipeline_secs,
-  stage_of,
-  stage_passes,
+  plan_losses,
+  plan_step,
+  stage_layers,
 )
-from tests.mtf_testing import SINGLE, small_config
+from tests.mtf_testing import SINGLE
 
 STAGES, MICROBATCHES, ORDERS = (
   range(2, 9),
@@ -35,6 +39,15 @@ def in_stages(num_stages, num_microbatches, order):
     num_microbatches=num_microbatches,
     stage_order=order,
   )
+
+
+def stage_passes(mesh):
+  """Returns [(phase, microbatch)] of each stage and of the head."""
+  plan = plan_step(mesh, PodsConfig())
+  return [
+    [(plan.nodes_of(call)[0].phase, call.microbatch) for call in stream]
+    for stream in plan.streams
+  ]
 
 
 def simulate(num_stages, num_microbatches, order, secs):
@@ -129,6 +142,84 @@ def test_gpipe_keeps_all_microbatches_and_1f1b_one_per_later_stage(
 
 
 def test_stages_hold_equal_shares_of_the_layers_in_their_order():
-  config = small_config(num_layers=6)
-  assert [stage_of(x, config, 3) for x in range(6)] == [0, 0, 1, 1, 2, 2]
-  assert stage_of(None, config, 3) == 0  # the embedding and the last norm
+  assert [[*x] for x in stage_layers(6, 3)] == [[0, 1], [2, 3], [4, 5]]
+
+
+MESHES = [
+  *(in_stages(x, y, "1f1b") for x in (1, 2, 3) for y in (1, 2, 4)),
+  in_stages(2, 3, "gpipe"),
+]
+
+
+@pytest.mark.parametrize("mesh", MESHES, ids=str)
+@pytest.mark.parametrize("num_pods", [1, 2, 3])
+def test_every_node_runs_once_for_each_microbatch(mesh, num_pods):
+  plan = plan_step(mesh, PodsConfig(num_pods=num_pods))
+  calls = [*itertools.chain(*plan.streams), plan.last]
+  ran = collections.Counter(x for call in calls for x in call.nodes)
+  assert ran == {x.name: x.repeats for x in plan.nodes}
+  microbatches = collections.defaultdict(set)
+  for call in calls:
+    for name in call.nodes:
+      microbatches[name].add(call.microbatch)
+  for node in plan.nodes:
+    if node.repeats > 1:
+      assert microbatches[node.name] == set(range(mesh.num_microbatches))
+
+
+def test_a_model_of_one_pod_is_one_call_a_step():
+  """Every further call costs the time of a round trip."""
+  plan = plan_step(SINGLE, PodsConfig())
+  assert not any(plan.streams)
+  assert plan.last.nodes == ("gradients[0]", "update[0]")
+
+
+def test_the_last_microbatch_is_in_the_call_of_the_update():
+  """So gradients leave for other pods during the backward pass."""
+  plan = plan_step(in_stages(1, 3, "1f1b"), PodsConfig(num_pods=2))
+  assert plan.last.nodes == (
+    "gradients[0]",
+    "gradients[1]",
+    "update[0]",
+    "update[1]",
+  )
+  assert plan.last.microbatch == 2
+  assert [len(x) for x in plan.streams] == [2, 2]
+
+
+def test_accelerators_compute_all_microbatches_in_one_call():
+  mesh = in_stages(1, 4, "1f1b")
+  plan = plan_step(mesh, PodsConfig(num_pods=2), joins_microbatches=True)
+  assert not plan.streams
+  assert [x.repeats for x in plan.nodes] == [4, 4, 1, 1]
+
+
+@pytest.mark.parametrize("mesh", MESHES, ids=str)
+def test_pods_sum_every_gradient_and_send_nothing_else(mesh):
+  plan = plan_step(mesh, PodsConfig(num_pods=3, dcn_dtype="bfloat16"))
+  (each,) = (x for x in plan.edges if isinstance(x, AllSum))
+  writers = {x.name for x in plan.nodes if "sums" in x.writes}
+  assert {*each.sources} == writers
+  assert each.targets == ("update[0]", "update[1]", "update[2]")
+  assert each.dtype == "bfloat16"
+  pods = {x.name: x.pod for x in plan.nodes}
+  sends = [x for x in plan.edges if isinstance(x, Send)]
+  assert all(pods[x.source] == pods[x.target] for x in sends)
+  assert plan.has_pipeline == (mesh.stages > 1)
+
+
+def test_a_microbatch_goes_from_stage_to_stage_and_back():
+  edges = plan_step(in_stages(2, 1, "1f1b"), PodsConfig()).edges
+  assert [(x.source, x.target) for x in edges] == [
+    ("forward[0, 0]", "forward[0, 1]"),
+    ("forward[0, 1]", "head[0]"),
+    ("head[0]", "backward[0, 1]"),
+    ("backward[0, 1]", "backward[0, 0]"),
+  ]
+
+
+def test_a_loss_needs_no_backward_pass_and_no_other_pod():
+  plan = plan_losses(in_stages(2, 3, "1f1b"), 2, 3)
+  assert plan.last is None
+  assert len(plan.streams) == 2 * 3  # two stages and the head
+  assert all(isinstance(x, Send) for x in plan.edges)

@@ -6,7 +6,7 @@ from concurrent import futures
 
 import pytest
 
-from palm_mtf.machine.stop_signals import StopRequest, handled_signals
+from palm_mtf.machine.process import StopRequest, handled_signals
 
 STOP = [signal.SIGINT, signal.SIGTERM, signal.SIGHUP]
 

@@ -11,8 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from palm_mtf.data.sources.document import SPLITS, TRAIN, VALIDATION, Document
-from palm_mtf.data.statistics.ngrams import (
+from palm_mtf.data.ngrams import (
   ContainedExamples,
   Contamination,
   ContaminationSearch,
@@ -24,6 +23,7 @@ from palm_mtf.data.statistics.ngrams import (
   hash_ngrams,
   hash_words,
 )
+from palm_mtf.data.sources.document import SPLITS, TRAIN, VALIDATION, Document
 from tests.data.near_duplicates import (
   edited,
   planted,

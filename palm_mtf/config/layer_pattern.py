@@ -1,0 +1,94 @@
+# Copyright 2026 The palm_mtf authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Reads LAYERS, the pattern that says which variant each layer is.
+
+"5*window, global"                    5 window layers, then a global layer
+"4*(5*window, global), 2*window"      these 6 layers 4 times, then 2 more
+"""
+
+import functools
+import itertools
+import re
+from collections.abc import Sequence
+
+from palm_mtf.errors import UserError, shorten
+
+_TIMES = r"(?:(\d+)\s*\*)?\s*"  # how often a name or a list is repeated
+_ITEM = re.compile(rf"\s*{_TIMES}([A-Za-z_]\w*)\s*")
+# A list in parentheses that has no further parentheses in it.
+_LIST = re.compile(rf"(?<![^,(])\s*{_TIMES}\(([^()]*)\)\s*(?=[,)]|$)")
+
+
+@functools.cache  # because a search over layouts makes thousands of settings
+def read_pattern(text: str, maximum: int) -> tuple[str, ...]:
+  """Returns the variants that a pattern lists, one per layer of the pattern.
+
+  Raises:
+    UserError: the pattern cannot be read, or lists more than `maximum` layers.
+  """
+
+  def repeat(times: str | None, item: str) -> list[str]:
+    # Numbers of more digits than `maximum` are not converted, because Python
+    # refuses to convert thousands of digits.
+    count = int(times[:9]) if times else 1
+    num_layers = count * (item.count(",") + 1)
+    if not 0 < num_layers <= maximum:
+      raise UserError(
+        f"LAYERS = {shorten(text)}: an item has {num_layers:,} layers; give it "
+        f"at least 1 and at most {maximum:,}."
+      )
+    return [item] * count
+
+  flat, previous = text, ""
+  while flat != previous:
+    previous = flat
+    flat = _LIST.sub(lambda x: ",".join(repeat(x[1], x[2])), flat)
+  names = []
+  for item in flat.split(","):
+    match = _ITEM.fullmatch(item)
+    if not match:
+      raise UserError(
+        f"LAYERS = {shorten(text)}: cannot read {shorten(item.strip())}; give "
+        'names of VARIANTS and lists of them, such as "4*(5*window, global)".'
+      )
+    names += repeat(match[1], match[2])
+  return tuple(names)
+
+
+def repeat_pattern(text: str, num_layers: int, maximum: int) -> tuple[str, ...]:
+  """Returns the variant of each layer of a model; the pattern repeats.
+
+  Raises:
+    UserError: the pattern's length does not divide the number of layers.
+  """
+  names = read_pattern(text, maximum)
+  times, rest = divmod(num_layers, len(names))
+  if rest:
+    parts = [f"{times}*({text})" if times > 1 else text] if times else []
+    parts.append(_join(names[:rest]))
+    raise UserError(
+      f"LAYERS = {shorten(text)} has {len(names)} layers, which do not divide "
+      f'NUM_LAYERS = {num_layers}; set LAYERS = "{", ".join(parts)}", or '
+      "another NUM_LAYERS."
+    )
+  return names * times
+
+
+def write_pattern(names: Sequence[str]) -> str:
+  """Returns a pattern of the layers with these variants, at best a short one.
+
+  `repeat_pattern` returns `names` for it.
+  """
+  length = len(names)
+  period = next(
+    n for n in range(1, length + 1) if names[n:] == names[: length - n]
+  )
+  times, rest = divmod(length, period)
+  pattern = _join(names[:period])
+  return f"{times}*({pattern}), {_join(names[:rest])}" if rest else pattern
+
+
+def _join(names: Sequence[str]) -> str:
+  # Writes equal neighbours as an item with a number.
+  counts = [(name, len([*same])) for name, same in itertools.groupby(names)]
+  return ", ".join(f"{n}*{name}" if n > 1 else name for name, n in counts)

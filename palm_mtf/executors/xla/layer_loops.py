@@ -1,0 +1,82 @@
+# Copyright 2026 The palm_mtf authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Loops over a model's layers: one loop for each group of layers.
+
+A pass of a loop computes a period of the group (architecture/block.py). So the
+size of a program depends on the periods, but not on the number of layers. The
+layers of the first period stand for those of all periods: a variable of all
+periods is one array, [periods, ...], which has the name of the variable in the
+first period. If layers 0 to 23 are a group with a period of 6 layers, then the
+array "layer_002/mlp/wi" stacks this variable of layers 2, 8, 14 and 20.
+"""
+
+import dataclasses
+import functools
+from collections.abc import Mapping
+from typing import TypeVar
+
+from palm_mtf.architecture.block import model_of
+from palm_mtf.architecture.parameters import layer_name, parse_name
+from palm_mtf.config import ModelConfig
+
+T = TypeVar("T")
+
+
+@dataclasses.dataclass(frozen=True)
+class LayerLoop:
+  """A loop over the layers of a group.
+
+  Attributes:
+    layers: numbers of the layers of the first period.
+    count: number of periods.
+  """
+
+  layers: range
+  count: int
+
+  def number(self, layer: int, period: T) -> T:
+    """Returns the number of the layer for which `layer` stands in a period."""
+    return layer + period * len(self.layers)
+
+  def select(self, items: Mapping[str, T]) -> dict[str, T]:
+    """Returns the items of this loop's variables; keys are their names."""
+    return {
+      x: y for x, y in items.items() if parse_name(x).layer in self.layers
+    }
+
+
+@functools.cache
+def loops_of(config: ModelConfig) -> tuple[LayerLoop, ...]:
+  """Returns the loops that compute a model's layers, in order."""
+  loops, first = [], 0
+  for period, count in model_of(config).groups:
+    loops.append(LayerLoop(range(first, first + len(period)), count))
+    first += len(period) * count
+  return tuple(loops)
+
+
+def is_stacked(name: str) -> bool:
+  """Returns whether the array `name` stacks a variable of several layers."""
+  return parse_name(name).layer is not None
+
+
+def find_place(config: ModelConfig, layer: int) -> tuple[LayerLoop, int, int]:
+  """Returns a layer's loop, the layer that stands for it, and its period."""
+  *_, loop = (x for x in loops_of(config) if x.layers[0] <= layer)
+  period, place = divmod(layer - loop.layers[0], len(loop.layers))
+  return loop, loop.layers[place], period
+
+
+def stacked_names(config: ModelConfig, array: str) -> list[str]:
+  """Returns an array's names in checkpoints: one per period, if stacked."""
+  layer, part = parse_name(array)
+  if layer is None:
+    return [array]
+  loop, *_ = find_place(config, layer)
+  layers = (loop.number(layer, period) for period in range(loop.count))
+  return [f"{layer_name(i)}/{part}" for i in layers]
+
+
+def unstacked(items: Mapping[str, T]) -> dict[str, T]:
+  """Returns the items of variables outside of all layers, by name."""
+  return {x: y for x, y in items.items() if not is_stacked(x)}

@@ -1,0 +1,274 @@
+# Copyright 2026 The palm_mtf authors.
+# SPDX-License-Identifier: Apache-2.0
+"""A training step as data: nodes on the pods' devices, and edges between them.
+
+A pod without stages has two nodes:
+
+  gradients[pod]          forward and backward pass of the pod's rows
+  update[pod]             the optimizer's update of the pod's parameters
+
+A pod with S stages has a pipeline instead of the first node. Stage s computes
+the layers s L/S to (s + 1) L/S - 1 (L layers). A microbatch goes forward
+through all stages, then to the head (last norm, logits, loss and their
+gradients), then backward through all stages. The head is on the devices of
+stage 0.
+
+  forward[pod, stage]     forward pass of a stage's layers
+  head[pod]               forward and backward pass of the head
+  backward[pod, stage]    backward pass of a stage's layers
+
+There are two kinds of edges: `Send` from stage to stage, and `AllSum` of the
+gradients of all pods. An executor builds a program for each call of the plan;
+the client makes the calls in the plan's order, which is fixed.
+"""
+
+import dataclasses
+import itertools
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+from palm_mtf.config import PodsConfig
+from palm_mtf.config.device_mesh import DeviceMesh
+
+# Phases of nodes.
+FORWARD, HEAD, BACKWARD = "forward", "head", "backward"
+GRADIENTS, UPDATE, LOSS = "gradients", "update", "loss"
+
+# What nodes read and write: features of a batch, parameters, the optimizer's
+# slots, activations that the backward pass reads, and sums of losses and
+# gradients over the microbatches of a step.
+ROWS, PARAMETERS, SLOTS = "rows", "parameters", "slots"
+ACTIVATIONS, SUMS = "activations", "sums"
+
+
+class Node(NamedTuple):
+  """What a stage, or a pod, computes.
+
+  Attributes:
+    name: unique name, such as "forward[0, 1]".
+    phase: the first word of the name.
+    pod: number of the pod whose devices compute.
+    stage: number of the stage whose devices compute; None for all stages.
+    reads: what the node reads: ROWS and so on.
+    writes: what the node writes.
+    repeats: number of times in a step, once for each microbatch.
+    every: number of steps from one step with this node to the next.
+  """
+
+  name: str
+  phase: str
+  pod: int
+  stage: int | None
+  reads: tuple[str, ...]
+  writes: tuple[str, ...]
+  repeats: int = 1
+  every: int = 1
+
+
+class Send(NamedTuple):
+  """Sends activations, or their gradients, from a stage's node to the next."""
+
+  source: str  # names of nodes
+  target: str
+
+
+class AllSum(NamedTuple):
+  """Sums the gradients of all pods; every pod gets all sums.
+
+  Attributes:
+    sources: names of the nodes that compute gradients.
+    targets: names of the nodes that take the sums.
+    dtype: dtype in which gradients cross the network.
+    every: number of steps from one sum to the next.
+  """
+
+  sources: tuple[str, ...]
+  targets: tuple[str, ...]
+  dtype: str
+  every: int = 1
+
+
+class Call(NamedTuple):
+  """Nodes that the client runs by one call, for one microbatch."""
+
+  nodes: tuple[str, ...]
+  microbatch: int
+
+
+@dataclasses.dataclass(frozen=True)
+class StepPlan:
+  """Nodes and edges of a step, and the order of the calls that run them.
+
+  Attributes:
+    nodes: all nodes.
+    edges: all edges.
+    streams: lists of calls. Calls of one list run one after another; different
+      lists run at the same time.
+    last: the call after all `streams`; None if the plan only computes losses.
+  """
+
+  nodes: tuple[Node, ...]
+  edges: tuple[Send | AllSum, ...]
+  streams: tuple[tuple[Call, ...], ...]
+  last: Call | None
+
+  def nodes_of(self, call: Call) -> list[Node]:
+    """Returns the nodes that a call runs."""
+    return [x for x in self.nodes if x.name in call.nodes]
+
+  @property
+  def calls(self) -> Iterator[Call]:
+    """Yields a call of each program, in order."""
+    made = dict.fromkeys(x.nodes for stream in self.streams for x in stream)
+    yield from (Call(x, 0) for x in made)
+    if self.last:
+      yield self.last
+
+  def sends_from(self, pod: int, stage: int) -> list[Send]:
+    """Returns the edges by which a stage sends tensors to other stages."""
+    here = {x.name for x in self.nodes if (x.pod, x.stage) == (pod, stage)}
+    sends = [x for x in self.edges if isinstance(x, Send)]
+    return [x for x in sends if x.source in here and x.target not in here]
+
+  @property
+  def has_pipeline(self) -> bool:
+    """Whether streams wait for each other's tensors."""
+    return any(isinstance(x, Send) for x in self.edges)
+
+
+def plan_step(
+  mesh: DeviceMesh, pods: PodsConfig, *, joins_microbatches: bool = False
+) -> StepPlan:
+  """Returns the plan of a training step.
+
+  Args:
+    mesh: number of stages, their order, and number of microbatches.
+    pods: number of pods, and DCN_DTYPE.
+    joins_microbatches: whether one call computes all microbatches of a pod;
+      otherwise each call computes one microbatch.
+  """
+  every_pod = range(pods.num_pods)
+  nodes, edges, streams = [], [], []
+  for pod in every_pod:
+    found = _pass_nodes(mesh, pod)
+    nodes += found
+    edges += _sends(found)
+    if not joins_microbatches:
+      streams += _streams(found, mesh)
+  kept = PARAMETERS, SLOTS
+  updates = [
+    _node(UPDATE, f"[{x}]", x, None, (SUMS, *kept), kept) for x in every_pod
+  ]
+  if pods.num_pods > 1:
+    sources = [x for x in nodes if SUMS in x.writes]
+    edges.append(AllSum(_names(sources), _names(updates), pods.dcn_dtype))
+  last = updates
+  if mesh.stages == 1:
+    # The last microbatch is in the call of the update, so that the gradients of
+    # a variable leave for the other pods during the rest of the backward pass.
+    last = [*nodes, *updates]
+  number = 0 if joins_microbatches else mesh.num_microbatches - 1
+  return StepPlan(
+    (*nodes, *updates),
+    tuple(edges),
+    tuple(streams),
+    Call(_names(last), number),
+  )
+
+
+def plan_losses(mesh: DeviceMesh, num_pods: int, num_calls: int) -> StepPlan:
+  """Returns the plan that computes the losses of a batch, without gradients.
+
+  `num_calls` is the number of microbatches that a pod computes by one call
+  each. The last node of each pod returns the loss.
+  """
+  nodes, edges, streams = [], [], []
+  for pod in range(num_pods):
+    found = [
+      _node(
+        LOSS, f"[{pod}, {x}]", pod, x, (ROWS, PARAMETERS), (SUMS,), num_calls
+      )
+      for x in range(mesh.stages + (mesh.stages > 1))
+    ]
+    nodes += found
+    edges += _sends(found)
+    streams += [_repeat(x, range(num_calls)) for x in found]
+  return StepPlan(tuple(nodes), tuple(edges), tuple(streams), None)
+
+
+def _pass_nodes(mesh: DeviceMesh, pod: int) -> list[Node]:
+  """Returns the nodes of a pod's passes, in the order of a microbatch."""
+  reads, count = (ROWS, PARAMETERS), mesh.num_microbatches
+  if mesh.stages == 1:
+    return [_node(GRADIENTS, f"[{pod}]", pod, None, reads, (SUMS,), count)]
+  before, after = [], []
+  for stage in range(mesh.stages):
+    place = f"[{pod}, {stage}]", pod, stage
+    before.append(_node(FORWARD, *place, reads, (ACTIVATIONS,), count))
+    kept = PARAMETERS, ACTIVATIONS
+    after.insert(0, _node(BACKWARD, *place, kept, (SUMS,), count))
+  return [
+    *before,
+    _node(HEAD, f"[{pod}]", pod, 0, reads, (SUMS,), count),
+    *after,
+  ]
+
+
+def _node(phase: str, place: str, *fields) -> Node:
+  return Node(f"{phase}{place}", phase, *fields)
+
+
+def _sends(nodes: Sequence[Node]) -> list[Send]:
+  return [Send(x.name, y.name) for x, y in itertools.pairwise(nodes)]
+
+
+def _names(nodes: Sequence[Node]) -> tuple[str, ...]:
+  return tuple(x.name for x in nodes)
+
+
+def _repeat(node: Node, microbatches: range) -> tuple[Call, ...]:
+  return tuple(Call((node.name,), i) for i in microbatches)
+
+
+def _streams(nodes: Sequence[Node], mesh: DeviceMesh) -> list[tuple[Call, ...]]:
+  """Returns the calls of a pod before the last call, for each stage and head.
+
+  Both values of STAGE_ORDER begin with some forward passes; then a backward and
+  a forward pass take turns. A stage is idle for the time of S - 1 of
+  M + S - 1 microbatches (S stages, M microbatches); the orders differ in how
+  many microbatches' activations a stage keeps. docs/pods.md has a picture.
+
+  gpipe    all forward passes, then all backward passes (Huang et al. 2019)
+  1f1b     a backward pass as soon as one can run (Narayanan et al. 2019)
+  """
+  count = mesh.num_microbatches
+  if mesh.stages == 1:
+    return [_repeat(nodes[0], range(count - 1))]
+  streams = []
+  for stage in range(mesh.stages):
+    forward, backward = (
+      _repeat(x, range(count))
+      for phase in (FORWARD, BACKWARD)
+      for x in nodes
+      if (x.phase, x.stage) == (phase, stage)
+    )
+    ahead = num_kept(stage, mesh)
+    calls = [*forward[:ahead]]
+    for i in range(count):
+      calls += [backward[i], *forward[ahead + i : ahead + i + 1]]
+    streams.append(tuple(calls))
+  return [*streams, _repeat(nodes[mesh.stages], range(count))]
+
+
+def num_kept(stage: int, mesh: DeviceMesh) -> int:
+  """Returns how many microbatches' activations a stage keeps at most."""
+  if mesh.stage_order == "gpipe":
+    return mesh.num_microbatches
+  # The last stage keeps two: it computes one while the other is in the head.
+  return min(mesh.stages + 1 - stage, mesh.num_microbatches)
+
+
+def stage_layers(num_layers: int, num_stages: int) -> list[range]:
+  """Returns the numbers of each stage's layers, which all have equally many."""
+  share = num_layers // num_stages
+  return [range(i * share, (i + 1) * share) for i in range(num_stages)]
