@@ -9,6 +9,7 @@ from typing import Any, NamedTuple, Protocol
 from palm_mtf.config import (
   MeshLayout,
   ModelConfig,
+  OptimizerConfig,
   PodsConfig,
   StepConfig,
 )
