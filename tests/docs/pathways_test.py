@@ -60,6 +60,7 @@ def test_what_never_fits_is_refused(block):
 
 MEASURED = [  # flags: docs_test.py
   ".venv/bin/python examples/two_slices/run.py",
+  ".venv/bin/python -m tools.bench dispatch",
   "what    result",
   ".venv/bin/python -m tools.bench tenants",
   "ms     clients",

@@ -12,6 +12,7 @@ import pytest
 from tests import processes
 from tools.bench.command import CASES, find_impossible
 
+NO_FLAG = "no such flag; macros are --gin.NAME=VALUE."
 AT_LEAST_1 = "give a whole number of at least 1"
 
 
@@ -21,9 +22,12 @@ AT_LEAST_1 = "give a whole number of at least 1"
     ("bench", "trian", "CASE = 'trian' (did you mean \"train\"?): "),
     ("bench decode", "--bits=3", "choose one of '32', '16', '8', '4'"),
     ("bench decode", "--size=5M", "--size = '5M'"),
-    ("bench decode", "--ruonds=1", "--ruonds=1: no such flag."),
     ("bench decode", "--rounds=0", f"--rounds = 0: {AT_LEAST_1}"),
+    ("bench dispatch", "--figures=8", "--figures = '8'"),
     ("bench gpu", "--chip=h1000", "--chip = 'h1000'"),
+    ("bench learning", "--minuts=1", f"--minuts=1: {NO_FLAG}"),
+    ("bench learning", "--gin.BETA3=1", "unknown macro BETA3"),
+    ("bench learning", "--learning_rates=high", "give numbers, as in"),
     ("bench manager", "--servers=9,few", f"--servers = few: {AT_LEAST_1}"),
     ("bench memory", "--times=9", "--times = 9: give a whole number of at le"),
     ("bench pods", "--microbatches=0", "--microbatches = 0: give a whole"),
@@ -33,6 +37,8 @@ AT_LEAST_1 = "give a whole number of at least 1"
     ("bench train", "--sequence_length=300", "a divisor of that"),
     ("bench train", "--mesh_shape=data:3 --layout=batch:data", "8 is not divi"),
     ("bench train", "--base=no/where", "--base = no/where: there is no tools"),
+    ("bench dcn_sweep", "--mbits=fast", "give numbers, as in 200,50"),
+    ("bench dcn_sweep", "--dtypes=int8", "--dtypes"),
     ("bench quantized_loss", "--model_dir=nowhere", "there is no config.gin"),
     ("chaos", "--minutes=-1", "--minutes = -1.0: give a number of minutes abo"),
   ],
@@ -66,6 +72,9 @@ def test_the_bench_lists_its_cases_with_a_line_each(run_bench):
 _SMALL = ("--size=4.8M", "--rounds=1")
 SMALL = {
   "decode": (*_SMALL, "--bits=8", "--sequence_length=16"),
+  "accelerators": (*_SMALL, "--dtype=float32"),
+  "data": ("--input={corpus}/*.txt", "--size=300", "--rounds=1"),
+  "dispatch": ("--servers=1", "--rounds=1", "--length=8"),
   "train": (*_SMALL, "--dtype=float32"),
 }
 
