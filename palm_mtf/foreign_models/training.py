@@ -469,7 +469,7 @@ def write_whole(
       with client.graph.as_default(), tf.device(part.near):
         key, size = f"slice_{len(inputs)}", part.variable.shape
         inputs[key] = tf.placeholder(dtype, size, key)
-        operations.append(part.variable.assign(inputs[key]))
+        operations.append(part.variable.assign(inputs[key]).op)
       values_of_slices[key] = value[_make_indices(part)]
   written = state_of(variables_of([slices]))
   assign = Program(inputs, operations=operations, writes=written)

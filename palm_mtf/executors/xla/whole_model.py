@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 
 from palm_mtf._tf import tf
-from palm_mtf.config import OptimizerConfig
+from palm_mtf.config import OPTIMIZERS, OptimizerConfig
 from palm_mtf.config.device_mesh import DeviceMesh
 from palm_mtf.errors import UserError
 from palm_mtf.executors.xla.device_model import Arrays, DeviceModel
@@ -40,7 +40,9 @@ class WholeSettings:
 
   loss_function: str
   mesh_layout: DeviceMesh
-  optimizer: OptimizerConfig
+  optimizer: OptimizerConfig = dataclasses.field(
+    metadata={"choices": OPTIMIZERS}
+  )
   num_rows: int
   dcn_dtype: str
 
