@@ -24,11 +24,7 @@ def _shown_after(page: str, command: str) -> str:
 
 @pytest.mark.parametrize(
   "command",
-  [
-    TWO_PODS,
-    f"{TWO_PODS} --search",
-    f"{TWO_PODS} --curves --plot curves.png",
-  ],
+  [TWO_PODS, f"{TWO_PODS} --search", f"{TWO_PODS} --curves --plot curves.png"],
 )
 def test_the_output_shown_is_what_the_command_prints(
   command, tmp_path, monkeypatch, capsys

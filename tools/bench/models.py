@@ -12,12 +12,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from palm_mtf.architecture.parameters import parameter_shapes
-from palm_mtf.config import (
-  AdafactorConfig,
-  MeshLayout,
-  ModelConfig,
-  PodsConfig,
-)
+from palm_mtf.config import AdafactorConfig, MeshLayout, ModelConfig, PodsConfig
 from palm_mtf.machine.activation_dtype import native_bfloat16
 from tests.settings import PALM_OPTIMIZER
 
