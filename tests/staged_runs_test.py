@@ -50,11 +50,7 @@ def test_a_client_that_is_killed_leaves_servers_to_the_next_client(
   corpus, whole, tmp_path
 ):
   with Served(2) as servers:
-    staged = {
-      "STAGES": 2,
-      "PODS": "cluster",
-      "ISLANDS": [servers.addresses],
-    }
+    staged = {"STAGES": 2, "PODS": "cluster", "ISLANDS": [servers.addresses]}
     with train(corpus, tmp_path / "staged", **staged) as killed:
       metrics = tmp_path / "staged/metrics.jsonl"
       wait_until(metrics.exists, killed)
