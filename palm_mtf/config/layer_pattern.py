@@ -67,7 +67,7 @@ def repeat_pattern(text: str, num_layers: int, maximum: int) -> tuple[str, ...]:
     parts = [f"{times}*({text})" if times > 1 else text] if times else []
     parts.append(_join(names[:rest]))
     raise UserError(
-      f"LAYERS = {shorten(text)} has {len(names)} layers, which do not divide "
+      f"LAYERS = {shorten(text)}: its {len(names)} layers do not divide "
       f'NUM_LAYERS = {num_layers}; set LAYERS = "{", ".join(parts)}", or '
       "another NUM_LAYERS."
     )
