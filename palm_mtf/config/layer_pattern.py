@@ -28,8 +28,7 @@ def read_pattern(text: str, maximum: int) -> tuple[str, ...]:
   """
 
   def repeat(times: str | None, item: str) -> list[str]:
-    # Numbers of more digits than `maximum` are not converted, because Python
-    # refuses to convert thousands of digits.
+    # Convert 9 digits at most, because Python refuses to convert thousands.
     count = int(times[:9]) if times else 1
     num_layers = count * (item.count(",") + 1)
     if not 0 < num_layers <= maximum:
