@@ -15,6 +15,9 @@ from tests.runtime.served import Served
 
 SETTINGS = {
   "NUM_LAYERS": 4,
+  # The first two stages, or each of two, have other layers than the last.
+  "LAYERS": "2*window, 2*global",
+  "VARIANTS": {"window": {"ATTENTION_WINDOW": 8}, "global": {}},
   "GLOBAL_BATCH_SIZE": 8,
   "NUM_MICROBATCHES": 4,
   "TRAIN_STEPS": 60,

@@ -30,6 +30,12 @@ BATCH_SIZE = 8
 # Float32 sums in another order differ in the last bits, and 20 steps of
 # Adafactor, which divides by root mean squares, multiply the difference.
 TOLERANCE = 2e-4
+# Groups with a period of three layers and of one.
+UNLIKE = {
+  **SETTINGS["Cohere 2"],
+  "num_layers": 7,
+  "layers": "2*(2*window, global), window",
+}
 PLAIN = {}
 DROPOUT = {"loss": dataclasses.replace(PALM_LOSS, dropout=0.25)}
 STACKED = {
@@ -87,6 +93,8 @@ def train_here(
     slow(TWO_D, 4, 1, DROPOUT, {"norm": "rms_norm"}),
     slow(EIGHT, 2, 1, DROPOUT, {"attention": "multi_head"}),
     slow(SINGLE, 2, 1, DROPOUT, {"remat": "layer"}),
+    slow(TWO_D, 2, 2, DROPOUT, {**UNLIKE, "remat": "layer"}),
+    slow(EIGHT, 1, 1, STACKED, {**UNLIKE, "block": "serial"}),
   ],
 )
 def test_twenty_steps_are_those_of_the_host_path(
