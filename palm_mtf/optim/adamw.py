@@ -58,7 +58,8 @@ class Adamw(Rule):
 
   Attributes:
     scalars: numbers that the devices compute for the step, LaidOutTensor
-      [scalars] float32; the first is the clip factor.
+      [scalars] float32; the first two are the clip factor and
+      1 - momentum_decay.
   """
 
   # The last two are 1 - beta^k, by which the biased moments are divided.
@@ -88,10 +89,15 @@ class Adamw(Rule):
       self._stack, self.clip, *self.rates.values()
     )
 
+  @property
+  def momentum_decay(self) -> float:
+    """The decay of m."""
+    return self.config.beta1
+
   def _stack(self, clip, rate, bias1, bias2):
     config = self.config
     shrink = rate * config.weight_decay if self.is_decayed else 0.0
-    less1, less2 = 1.0 - config.beta1, 1.0 - config.beta2
+    less1, less2 = 1.0 - self.momentum_decay, 1.0 - config.beta2
     of_moments = [less1, less2, bias1, bias2, config.adam_epsilon]
     return tf.stack([clip, *of_moments, rate, shrink, self.center])
 

@@ -37,22 +37,22 @@ _SMALLEST_NORM = 1e-7  # a gradient of 0 gives an update of 0
 _SCALE = 0.2
 
 
-def _momenta(g, scalars, less, m):
-  # Returns the next m and n, float32; `less` is 1 - MOMENTUM.
-  clip, *_ = tf.unstack(scalars)
+def _momenta(g, scalars, m):
+  # Returns the next m and n, float32.
+  clip, less, *_ = tf.unstack(scalars)
   g, m = clip_gradient(g, clip), tf.cast(m, tf.float32)
   m += (g - m) * less
   return m, m + (g - m) * less
 
 
 @fused_sum
-def _squares(g, scalars, less, m):
-  return tf.square(_momenta(g, scalars, less, m)[1])
+def _squares(g, scalars, m):
+  return tf.square(_momenta(g, scalars, m)[1])
 
 
 @fused
-def _normalize(g, scalars, less, m, norm):
-  return _momenta(g, scalars, less, m)[1] / tf.maximum(norm, _SMALLEST_NORM)
+def _normalize(g, scalars, m, norm):
+  return _momenta(g, scalars, m)[1] / tf.maximum(norm, _SMALLEST_NORM)
 
 
 def _gram(x):
@@ -63,9 +63,9 @@ def _newton_schulz(x, gram):
   return _A * x + matmul(_B * gram + _C * matmul(gram, gram), x)
 
 
-def _step(values, g, scalars, less, update):
+def _step(values, g, scalars, update):
   p, m = values
-  next_m, _ = _momenta(g, scalars, less, m)
+  next_m, _ = _momenta(g, scalars, m)
   return decayed(p, update, scalars), tf.cast(next_m, m.dtype)
 
 
@@ -81,12 +81,11 @@ class Muon(Adamw):
     gradient: mtf.Tensor,
     config: MuonConfig,
   ):
-    super().__init__(lowering, variable, slots, scalars, gradient, config)
-    dims, rows = variable.shape.dims, row_rank(self.name)
+    dims, rows = variable.shape.dims, row_rank(variable.name)
     self._steps = config.newton_schulz_steps(
-      len(dims), parse_name(self.name).is_kernel
+      len(dims), parse_name(variable.name).is_kernel
     )
-    self._less = 1.0 - config.momentum
+    super().__init__(lowering, variable, slots, scalars, gradient, config)
     self._axes = [self.mesh_impl.tensor_dimension_to_mesh_axis(x) for x in dims]
     parts = [
       1 if x is None else self.mesh_impl.shape[x].size for x in self._axes
@@ -103,7 +102,12 @@ class Muon(Adamw):
     return self.add_up(_squares, *self._given())
 
   def _given(self) -> tuple:
-    return self.g, self.scalars, self._less, self.value("momentum")
+    return self.g, self.scalars, self.value("momentum")
+
+  @property
+  def momentum_decay(self) -> float:
+    """The decay of m."""
+    return self.config.momentum if self._steps else super().momentum_decay
 
   def assign(self, p_square: Any, u_square: Any) -> list[tf.Operation]:
     """Returns operations that assign each slice of the variable and slots."""
@@ -113,7 +117,7 @@ class Muon(Adamw):
       lambda mean: tf.sqrt(mean * float(self.size)), u_square
     )
     x = self.mesh_impl.slicewise(_normalize, *self._given(), norm)
-    given = [self.scalars, self._less, self._orthogonalize(x)]
+    given = [self.scalars, self._orthogonalize(x)]
     return self.update(_step, ["", "momentum"], given)
 
   def _orthogonalize(self, x: Any) -> Any:

@@ -12,17 +12,8 @@ from palm_mtf.optim.optimizer import scale_groups
 from tests import optimizer_oracles, oracle
 from tests.mtf_testing import SINGLE, relative_error, small_config
 from tests.optim.random_steps import SHAPES, build_steps, random_run
+from tests.settings import ADAMW, MUON
 
-ADAMW = AdamwConfig(
-  learning_rate=1e-2,
-  learning_rate_schedule="constant",
-  beta1=0.9,
-  beta2=0.95,
-  gradient_clip=1.0,
-  weight_decay=0.1,
-  weight_decay_on="kernels",
-)
-MUON = MuonConfig(**{**dataclasses.asdict(ADAMW), "optimizer": "muon"})
 ORACLES = {
   AdamwConfig: optimizer_oracles.Adamw,
   MuonConfig: optimizer_oracles.Muon,
