@@ -377,6 +377,7 @@ def training(
   seed: int = 0,
   batch_size: int = BATCH_SIZE,
   pods: PodsConfig = ONE_POD,
+  frozen: Sequence[str] = (),
   build: Callable[..., TrainProgram] = build_train_program,
 ) -> Iterator[Callable[..., tuple[dict[str, np.ndarray], list[dict]]]]:
   """Yields a function that trains on batches; each call starts at step 0.
@@ -399,6 +400,7 @@ def training(
       seed=seed,
       features=list(features),
       pods=pods,
+      frozen=frozen,
     )
     step = TrainStep(Client(session), program)
     pods_are_equal = PodComparison(session, program).check

@@ -60,6 +60,7 @@ class Executor(Starter, Protocol):
     *,
     batch_size: int,
     seed: int,
+    frozen: Sequence[str],
     features: Sequence[str] | ServerFeatures,
     pods: PodsConfig,
     devices: Any,
@@ -72,6 +73,7 @@ class Executor(Starter, Protocol):
       optimizer: schedule, clipping, decay and z-loss.
       batch_size: sequences in one step, over all pods.
       seed: seed of the initial weights and of dropout.
+      frozen: FROZEN, patterns of parameters that are not trained.
       features: keys of FEATURE_DTYPES that every batch has; a ServerFeatures
         with these keys if servers read the features.
       pods: number of pods, and the dtype of gradients between them.

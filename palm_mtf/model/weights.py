@@ -12,8 +12,8 @@ from palm_mtf.architecture.block import NORMS, Attention, Projection, Read
 from palm_mtf.architecture.parameters import (
   ParameterName,
   logits_table,
-  parameter_dims,
   parameter_shapes,
+  parameters_of,
   parse_name,
 )
 from palm_mtf.config import ModelConfig
@@ -43,12 +43,15 @@ def palm_variables(
   config: ModelConfig,
   dims: Dims,
   seed: int | None = None,
+  frozen: Sequence[str] = (),
 ) -> dict[str, mtf.Tensor]:
   """Makes a variable, split by the layout, for every parameter.
 
   Args:
     stages: the mesh of each pipeline stage of a pod, or the pod's only mesh.
     seed: seed of initial weights; None for zeros, which a checkpoint replaces.
+    frozen: FROZEN; the variables of parameters that it matches are not
+      trainable.
 
   Returns:
     {name in checkpoints: value of the variable}: kernels and the embedding in
@@ -56,7 +59,8 @@ def palm_variables(
   """
   sizes = parameter_shapes(config)  # without padding of the vocabulary
   variables = {}
-  for name, dim_names in parameter_dims(config).items():
+  for each in parameters_of(config, tuple(frozen)):
+    name, dim_names = each.name, each.dims
     shape = [getattr(dims, dim) for dim in dim_names]
     stored = [dims.d_model_stored if x == dims.d_model else x for x in shape]
     parameter = parse_name(name)
@@ -68,6 +72,7 @@ def palm_variables(
       activation_dtype=tf.as_dtype(
         "float32" if parameter.is_vector else config.activation_dtype
       ),
+      trainable=each.is_trained,
       sizes=sizes[name],
     ).value
   return variables
@@ -194,6 +199,10 @@ class TrainedWeights:
       [self._kernel(f"{layer}/{part}", x) for part in read.parts],
       [self._variables[f"{layer}/{name}"] for name in vectors_of(read)],
       angles,
+      is_trained=[
+        getattr(self._variables[f"{layer}/{part}"].operation, "trainable", True)
+        for part in read.parts
+      ],
       epsilon=self._config.norm_epsilon,
       gradient_dtype=self._gradient_dtype,
     )

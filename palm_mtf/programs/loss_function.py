@@ -60,6 +60,7 @@ class PalmLoss:
     *,
     num_rows: int,
     seed: int,
+    frozen: Sequence[str] = (),
     pass_on: Callable[[mtf.Tensor, mtf.Mesh], mtf.Tensor] = send,
   ):
     """Checks the features; UserError if one is unknown or missing.
@@ -70,10 +71,11 @@ class PalmLoss:
       feature_names: keys of FEATURE_DTYPES that every batch has.
       num_rows: sequences in a microbatch.
       seed: seed of the initial weights and of dropout.
+      frozen: FROZEN, patterns of parameters that are not trained.
       pass_on: sends the residual stream to the mesh of a stage or of the head.
     """
     self._config, self._optimizer, self._seed = config, optimizer, seed
-    self._pass_on = pass_on
+    self._frozen, self._pass_on = frozen, pass_on
     self._dims = model_dims(config, num_rows, mesh_layout)
     self._is_float32 = mesh_layout.gradient_dtype == "float32"
     self.features = find_palm_features(feature_names, self._dims)
@@ -83,7 +85,9 @@ class PalmLoss:
     config, head = self._config, stages[-1]
     stages = stages[:-1] or stages
     meshes = [x.mesh for x in stages]
-    variables = palm_variables(meshes, config, self._dims, self._seed)
+    variables = palm_variables(
+      meshes, config, self._dims, self._seed, self._frozen
+    )
     models = [self._build_model(x, variables) for x in stages]
     first = stages[0].batch
     x = models[0].embed(first["inputs"], first.get("segments"))

@@ -153,6 +153,7 @@ def build_train_program(
   *,
   batch_size: int,
   seed: int,
+  frozen: Sequence[str] = (),
   features: Sequence[str] | ServerFeatures = REQUIRED_FEATURES,
   pods: PodsConfig = PodsConfig(),  # noqa: B008
   devices: CpuGpuDevices | None = None,
@@ -165,6 +166,7 @@ def build_train_program(
     optimizer: schedule, clipping, decay and z-loss.
     batch_size: sequences in one step, over all pods.
     seed: seed of the initial weights and of dropout.
+    frozen: FROZEN, patterns of parameters that are not trained.
     features: keys of FEATURE_DTYPES that every batch has; a ServerFeatures with
       these keys if servers read the features.
     pods: number of pods, and the dtype of gradients between them.
@@ -182,6 +184,7 @@ def build_train_program(
     names,
     num_rows=batch_size // (pods.num_pods * mesh_layout.num_microbatches),
     seed=seed,
+    frozen=frozen,
   )
   return build_program(
     loss_function,

@@ -122,6 +122,7 @@ class TrainSession:
         config.optimizer,
         batch_size=batch_size,
         seed=config.run.seed,
+        frozen=config.run.frozen,
         features=self._features,
         pods=config.pods,
         devices=self._cluster.devices,
