@@ -176,11 +176,14 @@ def count_trained(
   is FROZEN, a tuple.
   """
   return collections.Counter(
-    _in_layer_0(x.name) for x in parameters_of(config, frozen) if x.is_trained
+    name_in_layer_0(x.name)
+    for x in parameters_of(config, frozen)
+    if x.is_trained
   )
 
 
-def _in_layer_0(name: str) -> str:
+def name_in_layer_0(name: str) -> str:
+  """Returns the name of a layer's parameter in layer 0; others' own names."""
   layer, part = parse_name(name)
   return part if layer is None else f"{layer_name(0)}/{part}"
 

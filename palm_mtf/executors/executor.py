@@ -60,7 +60,7 @@ class Executor(Starter, Protocol):
     *,
     batch_size: int,
     seed: int,
-    frozen: Sequence[str],
+    frozen: Sequence[str] = (),
     features: Sequence[str] | ServerFeatures,
     pods: PodsConfig,
     devices: Any,

@@ -19,6 +19,7 @@ import itertools
 import math
 import weakref
 from collections.abc import Iterable, Mapping, Sequence
+from types import MappingProxyType
 from typing import NamedTuple
 
 from palm_mtf._tf import mtf, tf
@@ -262,9 +263,12 @@ class AdafactorUpdate(mtf.Operation):
   """
 
   def __init__(
-    self, measure: Measure, num_layers: int, config: AdafactorConfig
+    self,
+    measure: Measure,
+    num_layers: Mapping[str, int],
+    config: AdafactorConfig,
   ):
-    """Each variable stands for `num_layers` layers; see `adafactor_updates`."""
+    """For `num_layers` see `adafactor_updates`."""
     super().__init__(
       [*measure.inputs, *measure.outputs],
       name=measure.name.replace("/measure", "/update"),
@@ -277,7 +281,9 @@ class AdafactorUpdate(mtf.Operation):
   def lower(self, lowering: mtf.Lowering) -> None:
     """Lowers to the assignments of all slices, as one operation."""
     parameters, config = self._measure.parameters(lowering), self._config
-    count = float(sum(x.size for x in parameters) * self._num_layers)
+    count = float(
+      sum(x.size * self._num_layers.get(x.name, 1) for x in parameters)
+    )
     sums = [lowering.tensors[x] for x in self._measure.outputs]
     # Each stage adds the sums in the same order, so that all means are equal.
     means = {
@@ -329,7 +335,7 @@ def adafactor_updates(
   gradients: Sequence[mtf.Tensor],
   scalars: Mapping[mtf.Mesh, Sequence[mtf.Tensor]],
   config: AdafactorConfig,
-  num_layers: int = 1,
+  num_layers: Mapping[str, int] = MappingProxyType({}),
 ) -> list[AdafactorUpdate]:
   """Returns the operations that update all variables and moments in place.
 
@@ -340,9 +346,10 @@ def adafactor_updates(
       1 - beta2, [] float32 each; and whether the step's losses and gradient
       norm are finite, [] bool. If this is false, nothing is updated.
     config: settings; schedules, GRADIENT_CLIP and Z_LOSS are unused.
-    num_layers: number of layers that a layer's variable stands for: above 1 on
-      accelerators, whose graph has only one layer. If layers share a root mean
-      square, the update then reads the sum over all layers.
+    num_layers: {variable: number of layers that it stands for}, 1 if it is
+      missing. On accelerators, whose graph has only one layer, this is the
+      number of layers in which the variable is trained. If layers share a root
+      mean square, the update then reads the sum over all layers.
   """
   groups = scale_groups([v.name for v in variables], config.parameter_scale)
   updates = []
@@ -350,7 +357,7 @@ def adafactor_updates(
     own = [variables[i] for i in group]
     measure = Measure(own, [gradients[i] for i in group], scalars, config)
     is_joined = shares_scale(own[0].name, config.parameter_scale)
-    layers = num_layers if is_joined else 1
+    layers = num_layers if is_joined else {}
     updates.append(AdafactorUpdate(measure, layers, config))
   return updates
 
@@ -360,7 +367,8 @@ def adafactor_updates(
 # is "variable", each variable is one matrix. If it is "stacked", the matrices
 # are those of PaLM's published inference code, where three matrices hold the
 # kernels of all layers: the table below names each kernel's matrix. The `norm`
-# scales of all layers form another matrix, and so do the `mlp_norm` scales.
+# scales of all layers form another matrix, and so do the `mlp_norm` scales. A
+# parameter that is not trained (FROZEN) is in no matrix.
 _STACKED_WITH = {
   **dict.fromkeys(("q", "wi_gate", "wi"), "q_wi"),
   **dict.fromkeys(("k", "v"), "kv"),

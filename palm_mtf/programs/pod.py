@@ -22,7 +22,8 @@ microbatch takes several calls (mesh/stages.py).
 import dataclasses
 import functools
 import operator
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 
 from palm_mtf._tf import mtf, tf
 from palm_mtf.config import AdafactorConfig
@@ -60,14 +61,20 @@ class Sums:
   gradients: Sequence[mtf.Tensor]
 
 
-def sum_microbatch(losses: LossSums, variables: Sequence[mtf.Variable]) -> Sums:
+def sum_microbatch(
+  losses: LossSums,
+  variables: Sequence[mtf.Variable],
+  streams: Sequence[mtf.Tensor] = (),
+) -> Sums:
   """Returns the losses and gradients of one microbatch.
+
+  The gradients of the tensors `streams` follow those of `variables`.
 
   Raises UserError if the loss does not depend on one of `variables`.
   """
   total = functools.reduce(operator.add, losses.terms.values())
-  gradients = mtf.gradients([total], [v.value for v in variables])
-  for variable, gradient in zip(variables, gradients, strict=True):
+  gradients = mtf.gradients([total], [*(v.value for v in variables), *streams])
+  for variable, gradient in zip(variables, gradients, strict=False):
     if gradient is None:
       raise UserError(
         f"the loss does not depend on the variable {variable.name}: leave it "
@@ -410,7 +417,7 @@ def build_update(
   optimizer: AdafactorConfig,
   *,
   meshes: Sequence[mtf.Mesh],
-  num_layers: int = 1,
+  num_layers: Mapping[str, int] = MappingProxyType({}),
 ) -> Update:
   """Builds the update of a pod's trained variables.
 
@@ -419,8 +426,7 @@ def build_update(
     sums: sums of losses and gradients, over the step and all pods.
     rates: learning rate and 1 - beta2, [] float32 each.
     meshes: meshes of the variables; the first computes the scalars.
-    num_layers: number of layers that share the graph of one layer, as on
-      accelerators; 1 if the graph has all layers.
+    num_layers: see `adafactor_updates`; {} if the graph has all layers.
   """
   weight = divisor(sums.losses.weight)
   squares = [send(x, meshes[0]) for x in sums_of_squares(sums.gradients)]

@@ -305,8 +305,8 @@ def sum_losses(
   [losses] float32; the last element is the sum of the tokens' weights.
   """
   held, programs = _open(pod, settings)
-  trained = programs.pod_step.trained(held.arrays)
-  losses = programs.loss(trained, programs.put_batch(features))
+  weights = programs.pod_step.without_slots(held.arrays)
+  losses = programs.loss(weights, programs.put_batch(features))
   return np.array(losses.addressable_data(0))
 
 

@@ -9,12 +9,16 @@ assign    Adafactor's update of the variables                for each layer
 
 A phase needs sums over all layers from earlier phases, so the phases cannot
 share one pass over the layers.
+
+If FROZEN freezes a parameter in only some layers, the phases compute in all
+layers, with zeros in place of the missing gradients and slots; then the frozen
+layers keep their values.
 """
 
-import dataclasses
 from collections.abc import Mapping, Sequence
 
 import jax
+import numpy as np
 from jax import lax
 
 from palm_mtf._tf import mtf, tf
@@ -38,7 +42,7 @@ class ScannedUpdate:
   """The update of a pod's variables by Adafactor.
 
   Attributes:
-    variables: the trained variables and their optimizer slots, by name; those
+    variables: the variables of parameters and optimizer slots, by name; those
       of a layer stand for the variables of all layers.
     fetched: the metrics that `apply` returns, by name.
     losses: names of the losses in `fetched`.
@@ -54,13 +58,23 @@ class ScannedUpdate:
   ):
     """Builds the graph; `loss_names` are the names of the terms of the loss."""
     optimizer, layout = settings.optimizer, settings.mesh_layout
-    one_layer = dataclasses.replace(settings.model, num_layers=1)
+    one_layer, self._num_layers = settings.one_layer, settings.model.num_layers
     graph = mtf.Graph()
     mesh = mtf.Mesh(graph, "pod")
     batch = layout.axis_size_of("batch")  # any size: no variable has this dim
     dims = model_dims(one_layer, batch, layout)
-    palm_variables([mesh], one_layer, dims, settings.seed)
+    frozen = settings.frozen_arrays
+    palm_variables([mesh], one_layer, dims, settings.seed, frozen)
     trained = list(graph.trainable_variables)
+    self._constants = {
+      x.name for x in graph.all_variables
+    } - settings.trained.keys()
+    # {parameter that is frozen in only some layers: the other layers}
+    self._rows = {
+      name: np.array(rows)
+      for name, rows in settings.trained.items()
+      if is_stacked(name) and len(rows) < self._num_layers
+    }
 
     def give(name: str, shape: mtf.Shape) -> mtf.Tensor:
       return Given(mesh, name, shape, tf.float32).outputs[0]
@@ -82,7 +96,7 @@ class ScannedUpdate:
         [self._given[x] for x in RATES],
         optimizer,
         meshes=[mesh],
-        num_layers=settings.model.num_layers,
+        num_layers={x: len(y) for x, y in settings.trained.items()},
       )
     self.variables = {x.name: x for x in graph.all_variables}
     self.fetched, self.losses = update.fetched, [*update.losses]
@@ -148,12 +162,16 @@ class ScannedUpdate:
       numbers: scalars by name: the losses and "weight", summed over all pods;
         "learning_rate" and "one_minus_beta2".
     """
+    before = variables
+    changing = {x: y for x, y in before.items() if x not in self._constants}
     split = [
       {x: y for x, y in arrays.items() if is_stacked(x) == of_layers}
       for of_layers in (True, False)
-      for arrays in (variables, gradients)
+      for arrays in (changing, gradients)
     ]
     layers, of_layers, others, of_others = split
+    layers = {x: self._widen(x, y) for x, y in layers.items()}
+    of_layers = {x: self._widen(x, y) for x, y in of_layers.items()}
     taken = {self._gradients[x]: y for x, y in of_others.items()}
     taken |= {self._given[x]: y for x, y in numbers.items()}
 
@@ -162,24 +180,34 @@ class ScannedUpdate:
 
     squares, measure, assign = self._functions[True]
     squares_of_others, measure_others, assign_others = self._functions[False]
+
+    def map_layers(function, xs, of_none):
+      return lax.map(function, xs) if of_layers else of_none
+
     # Map to lists, because JAX takes no dictionaries with mtf.Tensors as keys.
-    mapped = lax.map(
-      lambda x: [*squares(index, of_layer(x), {})[0].values()], of_layers
+    mapped = map_layers(
+      lambda x: [*squares(index, of_layer(x), {})[0].values()], of_layers, []
     )
     found = dict(zip(squares.gives, mapped, strict=True))
     found |= squares_of_others(index, taken, {})[0]
     sums = {x: jax.numpy.sum(y) for x, y in found.items()}
     scalars, _ = self._scalars(index, taken | sums, {})
     taken |= scalars
-    mapped = lax.map(
+    mapped = map_layers(
       lambda x: [*measure(index, of_layer(x[1]), x[0])[0].values()],
       (layers, of_layers),
+      [],
     )
     measured = dict(zip(measure.gives, mapped, strict=True))
+    for each in self.sums_of_squares:
+      if (rows := self._rows.get(each.variable)) is not None:
+        is_trained = np.isin(np.arange(self._num_layers), rows)
+        x = measured[each.value]
+        measured[each.value] = jax.numpy.where(is_trained, x, 0)
     other, _ = measure_others(index, taken, others)
     _, others = assign_others(index, taken | other, others)
     found |= scalars | measured | other
-    taken |= {x: jax.numpy.sum(measured[x]) for x in self._joined}
+    taken |= {x: jax.numpy.sum(measured[x]) for x in self._joined & {*measured}}
     own = [x for x in measured if x not in self._joined]
 
     def run(x):
@@ -187,6 +215,31 @@ class ScannedUpdate:
       of_own = dict(zip(own, values, strict=True))
       return assign(index, of_layer(gradients) | of_own, layer)[1]
 
-    layers = lax.map(run, (layers, of_layers, [measured[x] for x in own]))
+    layers = map_layers(
+      run, (layers, of_layers, [measured[x] for x in own]), {}
+    )
+    layers = {x: self._narrow(x, y, before[x]) for x, y in layers.items()}
     metrics = {name: found[x] for name, x in self.fetched.items()}
-    return {**layers, **others}, metrics
+    return {**before, **layers, **others}, metrics
+
+  def _widen(self, name: str, x: jax.Array) -> jax.Array:
+    """Returns a stack of all layers, with zeros in layers that `x` lacks."""
+    rows = self._find_rows(name)
+    if rows is None or len(x) == self._num_layers:
+      return x
+    zeros = jax.numpy.zeros((self._num_layers, *x.shape[1:]), x.dtype)
+    return zeros.at[rows].set(x)
+
+  def _narrow(self, name: str, x: jax.Array, before: jax.Array) -> jax.Array:
+    """Returns the next value of the stack `before`; undoes `_widen`."""
+    rows = self._find_rows(name)
+    if rows is None:
+      return x
+    return before.at[rows].set(x[rows]) if name in self._rows else x[rows]
+
+  def _find_rows(self, name: str) -> np.ndarray | None:
+    """Returns the trained layers of a stack; None if all layers are trained.
+
+    `name` is the name of a parameter or of its optimizer slot.
+    """
+    return self._rows.get(name, self._rows.get(name.rpartition("/")[0]))

@@ -11,7 +11,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 
 from palm_mtf._tf import tf
-from palm_mtf.architecture.parameters import parameter_shapes
+from palm_mtf.architecture.parameters import parameters_of
 from palm_mtf.config import AdafactorConfig, MeshLayout, ModelConfig, PodsConfig
 from palm_mtf.executors.xla import pod_arrays
 from palm_mtf.executors.xla.client_calls import (
@@ -52,6 +52,7 @@ def build_train_program(
   *,
   batch_size: int,
   seed: int,
+  frozen: Sequence[str] = (),
   features: Sequence[str] | ServerFeatures,
   pods: PodsConfig,
   devices: AcceleratorDevices,
@@ -70,6 +71,7 @@ def build_train_program(
     num_rows=batch_size // pods.num_pods,
     dcn_dtype=pods.dcn_dtype,
     seed=seed,
+    frozen=list(frozen),
   )
   return _Builder(settings, devices, read).build()
 
@@ -126,7 +128,8 @@ class _Builder:
     dims = model_dims(settings.model, settings.num_rows, settings.mesh_layout)
     self._features = find_palm_features(settings.features, dims)
     self._losses = [*self._pod_step.update.losses]
-    self._parameters = [*parameter_shapes(settings.model)]
+    self._parameters = parameters_of(settings.model, tuple(settings.frozen))
+    self._trained = [x.name for x in self._parameters if x.is_trained]
     with tf.device(devices.client):
       no_step = tf.constant(-1, tf.int64)  # for a loss, which needs no step
       self._step = tf.placeholder_with_default(no_step, [], "step")
@@ -136,11 +139,12 @@ class _Builder:
   def build_loss(self) -> PodProgram:
     """Returns the first pod's program, without slices of optimizer slots."""
     first, *copies = self._make_rows(0)
+    names = {x.name for x in self._parameters}
     program = self._build_pod(0, [first, *[first] * len(copies)])
     slices = program.slices.items()
     return dataclasses.replace(
       program,
-      slices={x: y for x, y in slices if y[0].names[0] in self._parameters},
+      slices={x: y for x, y in slices if y[0].names[0] in names},
     )
 
   def build(self) -> TrainProgram:
@@ -165,7 +169,7 @@ class _Builder:
         losses={name: values[name] for name in self._losses},
         metrics=self._make_metrics(values, rates["learning_rate"]),
         gradient_squares=squares / tf.square(values["weight"]),
-        parameters=self._parameters,
+        parameters=self._trained,
         initialize=tf.group(
           [
             self._call(i, pod_arrays.initialize_arrays, [tf.int32])
@@ -363,13 +367,13 @@ class _Builder:
     }
 
   def _order_squares(self, values: Mapping[str, tf.Tensor]) -> tf.Tensor:
-    """Returns gradients' sums of squares in the order of `_parameters`."""
+    """Returns gradients' sums of squares in the order of `_trained`."""
     by_name = {}
     for i, array in enumerate(self._pod_step.parameters):
       names = self._pod_step.names_of(array)
       of_array = tf.unstack(tf.reshape(values[f"squares/{i}"], [len(names)]))
       by_name |= zip(names, of_array, strict=True)
-    return tf.stack([by_name[x] for x in self._parameters])
+    return tf.stack([by_name[x] for x in self._trained])
 
   def _make_metrics(
     self, values: Mapping[str, tf.Tensor], learning_rate: tf.Tensor
@@ -378,7 +382,7 @@ class _Builder:
     sums = []
     for each in made.update.sums_of_squares:
       value = values[f"{each.of}_squares/{each.variable}"]
-      num_layers = len(made.names_of(each.variable))
+      num_layers = len(self._settings.trained[each.variable])
       if is_stacked(each.variable):
         value = tf.reduce_sum(value, -1)
       sums.append(each._replace(value=value, size=each.size * num_layers))

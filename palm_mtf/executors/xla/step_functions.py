@@ -50,10 +50,12 @@ class PodStep:
   """The programs of a pod.
 
   Attributes:
-    variables: the trained variables and their optimizer slots, by name. A
+    variables: the variables of parameters and optimizer slots, by name. A
       variable of the first layer stands for those of all layers, whose array is
-      [layers, ...].
-    parameters: names of the trained variables, in the order of the model.
+      [layers, ...]; the array of a slot has only the layers in which the
+      parameter is trained.
+    weights: names of the variables of all parameters, in the model's order.
+    parameters: those of `weights` that are trained in at least one layer.
   """
 
   def __init__(self, settings: StepSettings, platform: str):
@@ -65,6 +67,7 @@ class PodStep:
       settings, self.model.placement, list(self.model.losses)[:-1]
     )
     self.variables = self.update.variables
+    self.weights = [x.name for x in self.model.weights]
     self.parameters = [x.name for x in self.model.variables]
 
   def names_of(self, name: str) -> list[str]:
@@ -72,13 +75,15 @@ class PodStep:
     if not is_stacked(name):
       return [name]
     _, _, rest = name.partition("/")
-    layers = range(self._settings.model.num_layers)
+    layers: Sequence[int] = range(self._settings.model.num_layers)
+    if name not in self.weights:
+      layers = self._settings.trained[name.rpartition("/")[0]]
     return [f"{layer_name(i)}/{rest}" for i in layers]
 
   def shape(self, name: str) -> list[int]:
     """Returns the whole shape of a variable's array, before it is split."""
     sizes = self.variables[name].shape.to_integer_list
-    layers = [self._settings.model.num_layers] if is_stacked(name) else []
+    layers = [len(self.names_of(name))] if is_stacked(name) else []
     return [*layers, *sizes]
 
   def slice_begin(self, name: str, device: int) -> tuple[int, ...]:
@@ -228,15 +233,15 @@ class PodStep:
     )
 
   def loss(self, mesh: Mesh) -> Callable[..., jax.Array]:
-    """Returns a function of (trained, batch) that sums a batch's losses.
+    """Returns a function of (weights, batch) that sums a batch's losses.
 
-    `trained` has arrays of trained variables, by name. The function returns
+    `weights` has the arrays of all parameters, by name. The function returns
     [losses] float32; the last element is the sum of the tokens' weights.
     """
 
-    def run(trained: Arrays, batch: Arrays) -> jax.Array:
+    def run(weights: Arrays, batch: Arrays) -> jax.Array:
       def of_microbatch(unused, rows: Arrays):
-        return unused, self.model.find_losses(trained, rows)
+        return unused, self.model.find_losses(weights, rows)
 
       _, losses = lax.scan(of_microbatch, 0, batch)
       sums = {name: jnp.sum(x) for name, x in losses.items()}
@@ -246,7 +251,7 @@ class PodStep:
     return self._compile(
       mesh,
       run,
-      [self.trained(self._state_specs()), self._batch_specs(mesh)],
+      [self.without_slots(self._state_specs()), self._batch_specs(mesh)],
       _REPLICATED,
     )
 
@@ -277,9 +282,9 @@ class PodStep:
     # Pods exchange each gradient as a vector, with an equal part per device.
     return dict.fromkeys(self.parameters, PartitionSpec(mesh.axis_names))
 
-  def trained(self, state: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the trained items of `state`, without optimizer slots."""
-    return {name: state[name] for name in self.parameters}
+  def without_slots(self, state: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the items of `state` that are weights, not optimizer slots."""
+    return {name: state[name] for name in self.weights}
 
   def _stack(self, losses: Arrays) -> jax.Array:
     # Keep the order of the model, because JAX sorts the keys of a dictionary.
@@ -289,11 +294,11 @@ class PodStep:
     self, state: Arrays, batch: Arrays, dropout_state: jax.Array
   ) -> tuple[Arrays, Arrays]:
     """Sums losses and gradients over microbatches, not yet over devices."""
-    trained = self.trained(state)
+    weights = self.without_slots(state)
 
     def find(rows: Arrays, first_row: int | jax.Array):
       moved = jnp.array([0, 1, 0, 0]) * first_row
-      return self.model.find_gradients(trained, rows, dropout_state + moved)
+      return self.model.find_gradients(weights, rows, dropout_state + moved)
 
     if self._num_microbatches == 1:
       return find({name: x[0] for name, x in batch.items()}, 0)
@@ -304,9 +309,9 @@ class PodStep:
 
     micro_rows = self._settings.micro_rows
     first_rows = jnp.arange(self._num_microbatches) * micro_rows
-    zeros = jax.tree.map(
-      lambda x: jnp.zeros(x.shape, jnp.float32),
-      (dict.fromkeys(self.model.losses, jnp.zeros([])), trained),
+    zeros = (
+      dict.fromkeys(self.model.losses, jnp.zeros([])),
+      {x: jnp.zeros(self._slice_shape(x)) for x in self.parameters},
     )
     sums, _ = lax.scan(add, zeros, (batch, first_rows))
     return sums
@@ -352,9 +357,9 @@ class PodStep:
     return -(-math.prod(self._slice_shape(name)) // copies)
 
   def _slice_shape(self, name: str) -> list[int]:
-    """Returns the shape of a device's slice of a variable's array."""
+    """Returns the shape of a device's slice of a parameter's gradient."""
     size = self.model.placement.slice_shape(self.variables[name].shape)
-    layers = [self._settings.model.num_layers] if is_stacked(name) else []
+    layers = [len(self._settings.trained[name])] if is_stacked(name) else []
     return [*layers, *size]
 
   def _axes(self, name: str) -> tuple[list[int], list[int]]:
