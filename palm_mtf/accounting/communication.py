@@ -16,6 +16,7 @@ import itertools
 import math
 
 from palm_mtf.accounting import memory
+from palm_mtf.accounting.flops import forward_flops, train_flops_per_token
 from palm_mtf.accounting.optimizer_state import (
   DTYPE_BYTES,
   optimizer_state,
@@ -37,8 +38,6 @@ _FLOAT32 = DTYPE_BYTES["float32"]
 # Pods exchange this many numbers besides gradients: sums over tokens of loss
 # weights, nats and log(z)^2.
 _TOKEN_SUMS = 3
-# Of the 6 N FLOPs per token (N parameters), the backward pass takes 4 N.
-_BACKWARD_SHARE = 4 / 6
 # The delays of three messages add up in a step: the client's request to a
 # remote pod, the last gradient between the pods, and the reply to the client.
 _MESSAGES = 3
@@ -52,32 +51,44 @@ class Link:
   delay_secs: float = 0.0  # in each direction
 
 
-def dcn_bytes(config: ModelConfig, mesh: MeshLayout, pods: PodsConfig) -> int:
+def dcn_bytes(
+  config: ModelConfig,
+  mesh: MeshLayout,
+  pods: PodsConfig,
+  frozen: tuple[str, ...] = (),
+) -> int:
   """Returns the bytes that all pods together send to each other in a step."""
-  to_each = sum(sent_bytes(config, mesh, pods).values())
+  to_each = sum(sent_bytes(config, mesh, pods, frozen).values())
   to_each += mesh.num_devices * _TOKEN_SUMS * _FLOAT32
   return pods.num_pods * (pods.num_pods - 1) * to_each
 
 
 def sent_bytes(
-  config: ModelConfig, mesh: MeshLayout, pods: PodsConfig
+  config: ModelConfig,
+  mesh: MeshLayout,
+  pods: PodsConfig,
+  frozen: tuple[str, ...] = (),
 ) -> dict[str, int]:
   """Returns {parameter: bytes of gradients that a pod sends to one other pod}.
 
   The bytes are those of one step. Layer 0 stands for all layers, so the value
-  of a parameter in layer 0 is the sum over all layers.
+  of a parameter in layer 0 is the sum over all layers that train it.
   """
   width = DTYPE_BYTES[pods.dcn_dtype]
   # Devices that hold the same slice divide it into parts, padded to equal
   # sizes. Each device sends its part to one device of the other pod.
   return {
     name: mesh.num_devices * -(-each.size // each.num_replicas) * width * n
-    for name, each, n in memory.distinct_slices(config, mesh)
+    for name, each, n in memory.trained_slices(config, mesh, frozen)
   }
 
 
 def exchange_secs(
-  config: ModelConfig, mesh: MeshLayout, pods: PodsConfig, link: Link
+  config: ModelConfig,
+  mesh: MeshLayout,
+  pods: PodsConfig,
+  link: Link,
+  frozen: tuple[str, ...] = (),
 ) -> tuple[float, float]:
   """Returns the seconds that a pod takes to send gradients to all other pods.
 
@@ -85,9 +96,9 @@ def exchange_secs(
   computes last, so that nothing hides the time to send it. The second result is
   for all other gradients.
   """
-  sent = sent_bytes(config, mesh, pods)
+  sent = sent_bytes(config, mesh, pods, frozen)
   secs_per_byte = (pods.num_pods - 1) * 8 / link.bits_per_sec
-  embedding = sent.pop("embedding")
+  embedding = sent.pop("embedding", 0)
   return embedding * secs_per_byte, sum(sent.values()) * secs_per_byte
 
 
@@ -99,6 +110,7 @@ def step_secs(
   link: Link,
   *,
   overlaps: bool = True,
+  frozen: tuple[str, ...] = (),
 ) -> float:
   """Returns the predicted seconds of a step.
 
@@ -108,11 +120,14 @@ def step_secs(
     link: each pod's link to the other pods.
     overlaps: whether gradients are sent during the backward pass of the last
       microbatch; otherwise they are sent after it.
+    frozen: FROZEN; pods do not exchange gradients of what it matches.
   """
-  embedding_secs, others_secs = exchange_secs(config, mesh, pods, link)
+  embedding_secs, others_secs = exchange_secs(config, mesh, pods, link, frozen)
   # The embedding's gradient is ready only at the end of the backward pass, so
   # no computation hides the time to send it.
-  backward_secs = _BACKWARD_SHARE * compute_secs / mesh.num_microbatches
+  in_all = train_flops_per_token(config, frozen)
+  backward = in_all - sum(forward_flops(config).values())
+  backward_secs = backward / in_all * compute_secs / mesh.num_microbatches
   if not overlaps:
     backward_secs = 0.0
   exposed_secs = max(0.0, others_secs - backward_secs) + embedding_secs
@@ -122,9 +137,15 @@ def step_secs(
 class _Traffic:
   """Adds up the bytes that a pod's devices send to each other in a step."""
 
-  def __init__(self, config: ModelConfig, mesh: MeshLayout):
+  def __init__(
+    self, config: ModelConfig, mesh: MeshLayout, frozen: tuple[str, ...]
+  ):
     self._config, self._mesh, self._rules = config, mesh, mesh.rules
-    self._slices = memory.distinct_slices(config, mesh)
+    self._slices = memory.trained_slices(config, mesh, frozen)
+    self._trained = parameters.count_trained(config, frozen)
+    # Number of layers that the backward pass visits.
+    first = parameters.first_in_backward(config, frozen)
+    self._num_backward = config.num_layers - first
     self._dims = parameters.parameter_dims(
       dataclasses.replace(config, num_layers=1)
     )
@@ -186,8 +207,8 @@ class _Traffic:
     config, width = self._config, DTYPE_BYTES[self._config.activation_dtype]
     vocab, residual = map(self._rules.get, ("vocab", "d_model_residual"))
     of_stream = tokens * config.d_model * width
-    layers = config.num_layers
-    again = layers if config.remat == "layer" else 0
+    layers, visited = config.num_layers, self._num_backward
+    again = visited if config.remat == "layer" else 0
 
     # A branch (attention or MLP) ends in a sum over the axis that splits its
     # heads or d_ff. If this axis also splits the residual stream, the sum is a
@@ -213,7 +234,7 @@ class _Traffic:
           self.add("all_reduce", (axis,), of_stream, times)
       for read in each.reads:
         for axis in {self._split_axis(x): None for x in read.branches}:
-          self.add("all_reduce", (axis,), of_stream, layers)
+          self.add("all_reduce", (axis,), of_stream, visited)
     # Each device looks up rows in its slice of the embedding; then devices sum
     # the rows. Learned positions need rows with all of d_model; therefore they
     # make this sum an all-reduce.
@@ -226,7 +247,8 @@ class _Traffic:
     # If an axis splits the residual stream, each sum needs a gather: in the
     # forward pass, in REMAT's repetition, and in the backward pass. The final
     # norm and, in the backward pass, the embedding need one more gather each.
-    gathers = len(layer.sums) * (2 * layers + again) + 2
+    gathers = len(layer.sums) * (layers + visited + again) + 1
+    gathers += "embedding" in self._trained
     self.add("all_gather", (residual,), of_stream, gathers)
     # Transformer-XL's positions: in each layer, devices sum the gradient of the
     # vectors (one per distance) over the axis that splits the batch.
@@ -234,7 +256,10 @@ class _Traffic:
       heads = config.num_heads // self._mesh.axis_size_of("heads")
       numbers = config.sequence_length * heads * config.d_kv
       batch = self._rules.get("batch")
-      self.add("all_reduce", (batch,), numbers * width, layers)
+      times = self._trained.get(
+        f"{parameters.layer_name(0)}/{parameters.RELATIVE}", 0
+      )
+      self.add("all_reduce", (batch,), numbers * width, times)
 
   def add_stored(self) -> None:
     """Adds the gathers of split weights, and the sums of their gradients."""
@@ -265,11 +290,14 @@ class _Traffic:
       is_kept = is_vector and (
         config.remat != "layer" or parameter.layer is None
       )
-      times = uses if is_table else 1 if is_kept else 2
-      self.add("all_gather", (stored,), num_bytes, times * count)
+      times = uses * count if is_table else count
+      if not is_table and not is_kept:  # again, where there is a backward pass
+        times += self._num_backward
+      self.add("all_gather", (stored,), num_bytes, times)
       if self._rules.get("batch") == stored:
         num_bytes = memory.summed_bytes(name, config, self._mesh) * each.size
-        self.add("reduce_scatter", (stored,), num_bytes, uses * count)
+        times = uses * self._trained.get(name, 0)
+        self.add("reduce_scatter", (stored,), num_bytes, times)
 
   def add_exchanged(
     self, summed: set[str], each: memory.ParameterSlice, width: int, count: int
@@ -338,6 +366,7 @@ def step_bytes(
   *,
   pod_batch_size: int,
   num_pods: int = 1,
+  frozen: tuple[str, ...] = (),
 ) -> collections.Counter[tuple[str, tuple[str, ...]]]:
   """Returns the bytes that all devices of a pod send to each other per step.
 
@@ -345,7 +374,7 @@ def step_bytes(
   and its mesh axes, in the order of MESH_SHAPE.
   """
   tokens = memory.Activations(config, mesh, pod_batch_size).tokens
-  traffic = _Traffic(config, mesh)
+  traffic = _Traffic(config, mesh, frozen)
   traffic.add_activations(tokens)
   traffic.add_stored()
   for key in traffic.bytes_moved:
@@ -353,7 +382,7 @@ def step_bytes(
   # Gradients are all-reduced once per step. If one axis splits d_model_stored
   # and the batch, each microbatch reduce-scatters its gradients over this axis
   # instead; `add_stored` has counted these bytes.
-  for name, each, count in memory.distinct_slices(config, mesh):
+  for name, each, count in memory.trained_slices(config, mesh, frozen):
     width = memory.gradient_bytes(name, config, mesh)
     summed = traffic.summed_axes(name)
     if num_pods > 1:

@@ -13,9 +13,6 @@ from palm_mtf.architecture.block import layer_of
 from palm_mtf.config import MeshLayout, ModelConfig
 
 SCORES = "attention/scores"
-# Training takes three times the forward pass's FLOPs: for each matrix product,
-# the backward pass computes the gradients of both factors.
-_PASSES = 3
 
 
 @functools.cache
@@ -43,9 +40,41 @@ def forward_flops(config: ModelConfig) -> Mapping[str, int]:
 
 
 @functools.cache
-def recomputed_flops(config: ModelConfig) -> Mapping[str, int]:
+def train_flops(
+  config: ModelConfig, frozen: tuple[str, ...] = ()
+) -> Mapping[str, int]:
+  """Returns {matrix product: a token's FLOPs, forward and backward}.
+
+  For each product, the backward pass computes the gradients of both factors. If
+  a factor is a parameter, its gradient is computed only where it is trained
+  (not where FROZEN matches it); the other gradient only in the layers that the
+  backward pass visits. Products are named as in `forward_flops`.
+  """
+  layers = config.num_layers
+  visited = layers - parameters.first_in_backward(config, frozen)
+  trained = parameters.count_trained(config, frozen)
+  logits, terms = parameters.logits_table(config), {}
+  for term, forward in forward_flops(config).items():
+    if term == logits:
+      needs_input = visited or any(x.startswith("final_norm/") for x in trained)
+      terms[term] = forward * (1 + bool(needs_input) + (term in trained))
+      continue
+    of_weight = f"{parameters.layer_name(0)}/{term}"
+    updated = visited if term == SCORES else trained.get(of_weight, 0)
+    terms[term] = forward // layers * (layers + visited + updated)
+  return terms
+
+
+@functools.cache
+def recomputed_flops(
+  config: ModelConfig, frozen: tuple[str, ...] = ()
+) -> Mapping[str, int]:
   """Returns {matrix product: FLOPs per token that REMAT does a second time}."""
-  forward = forward_flops(config)
+  layers = config.num_layers
+  visited = layers - parameters.first_in_backward(config, frozen)
+  forward = {
+    term: n // layers * visited for term, n in forward_flops(config).items()
+  }
   if config.remat == "none":
     return {}
   if config.remat == "attention":  # q k^T again, but not weights times v
@@ -59,27 +88,32 @@ def recomputed_flops(config: ModelConfig) -> Mapping[str, int]:
 
 def attention_flops_per_token(config: ModelConfig) -> int:
   """Returns a token's training FLOPs for attention to SEQUENCE_LENGTH keys."""
-  return _PASSES * forward_flops(config)[SCORES]
+  return train_flops(config)[SCORES]
 
 
-def train_flops_per_token(config: ModelConfig) -> int:
+def train_flops_per_token(
+  config: ModelConfig, frozen: tuple[str, ...] = ()
+) -> int:
   """Returns the FLOPs of a token's forward and backward pass."""
   # FLOPs that REMAT repeats do not count, because MFU counts only the model's.
-  return _PASSES * sum(forward_flops(config).values())
+  return sum(train_flops(config, frozen).values())
 
 
 def device_flops(
-  config: ModelConfig, mesh: MeshLayout, pod_tokens: int
+  config: ModelConfig,
+  mesh: MeshLayout,
+  pod_tokens: int,
+  frozen: tuple[str, ...] = (),
 ) -> float:
   """Returns a device's FLOPs in a step of `pod_tokens` tokens per pod."""
   dims_of = {
     x.part: (*x.inputs, *x.outputs) for x in layer_of(config).projections
   }
   dims_of |= {SCORES: ("heads",), parameters.logits_table(config): ("vocab",)}
-  repeated, length = recomputed_flops(config), config.sequence_length
-  flops = 0.0
-  for term, forward in forward_flops(config).items():
-    of_token = _PASSES * forward + repeated.get(term, 0)
+  repeated = recomputed_flops(config, frozen)
+  flops, length = 0.0, config.sequence_length
+  for term, of_training in train_flops(config, frozen).items():
+    of_token: float = of_training + repeated.get(term, 0)
     if term == parameters.logits_table(
       config
     ):  # the table's padding rows have logits too
@@ -92,18 +126,26 @@ def device_flops(
 
 
 def mfu(
-  tokens_per_sec: float, config: ModelConfig, peak_flops_per_sec: float
+  tokens_per_sec: float,
+  config: ModelConfig,
+  peak_flops_per_sec: float,
+  frozen: tuple[str, ...] = (),
 ) -> float:
   """Returns the model FLOPs utilization, 1.0 at the peak.
 
   The tokens per second and the peak FLOP/s are those of all chips together.
   """
-  return tokens_per_sec * train_flops_per_token(config) / peak_flops_per_sec
+  flops = train_flops_per_token(config, frozen)
+  return tokens_per_sec * flops / peak_flops_per_sec
 
 
 def hfu(
-  tokens_per_sec: float, config: ModelConfig, peak_flops_per_sec: float
+  tokens_per_sec: float,
+  config: ModelConfig,
+  peak_flops_per_sec: float,
+  frozen: tuple[str, ...] = (),
 ) -> float:
   """Returns the hardware FLOPs utilization: MFU that counts REMAT's FLOPs."""
-  flops = train_flops_per_token(config) + sum(recomputed_flops(config).values())
+  flops = train_flops_per_token(config, frozen)
+  flops += sum(recomputed_flops(config, frozen).values())
   return tokens_per_sec * flops / peak_flops_per_sec

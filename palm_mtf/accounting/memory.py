@@ -46,9 +46,10 @@ _QUANTIZED_BYTES = {"int8": 1, "int4": 0.5 + 2 / 32}
 class DeviceBytes:
   """Bytes that training keeps on each device of a pipeline stage."""
 
-  weights: int  # of the float32 weights
+  weights: int  # of the float32 weights that are trained
   slots: int  # the optimizer's variables, such as momentum
   gradients: int  # of a step: the sums over its microbatches
+  frozen_weights: int = 0  # of the float32 weights that FROZEN matches
 
 
 @dataclasses.dataclass(frozen=True)
@@ -104,6 +105,24 @@ def distinct_slices(
   ]
 
 
+def trained_slices(
+  config: ModelConfig,
+  mesh: MeshLayout,
+  frozen: tuple[str, ...] = (),
+  stage: int = 0,
+) -> Sequence[tuple[str, ParameterSlice, int]]:
+  """Returns `distinct_slices`, but counts only layers that train a parameter.
+
+  Leaves out parameters that FROZEN freezes in all layers.
+  """
+  counts = parameters.count_trained(config, frozen)
+  return [
+    (name, each, counts[name])
+    for name, each, _ in distinct_slices(config, mesh, stage)
+    if name in counts
+  ]
+
+
 def gradient_bytes(name: str, config: ModelConfig, mesh: MeshLayout) -> int:
   """Returns the bytes per element of a gradient that waits for the update."""
   if mesh.num_microbatches > 1:  # their gradients are summed in float32
@@ -123,12 +142,18 @@ def device_bytes(
   mesh: MeshLayout,
   optimizer: AdafactorConfig,
   stage: int = 0,
+  frozen: tuple[str, ...] = (),
 ) -> DeviceBytes:
   """Returns the bytes of weights, optimizer slots and gradients per device."""
-  slices = distinct_slices(config, mesh, stage)
+  slices = trained_slices(config, mesh, frozen, stage)
   state = optimizer_state(optimizer)
+  of_all, weights = (
+    sum(_FLOAT32 * each.size * n for _, each, n in x)
+    for x in (distinct_slices(config, mesh, stage), slices)
+  )
   return DeviceBytes(
-    weights=sum(4 * each.size * n for _, each, n in slices),
+    weights=weights,
+    frozen_weights=of_all - weights,
     slots=sum(slot_bytes({x: each.sizes}, state) * n for x, each, n in slices),
     gradients=sum(
       gradient_bytes(name, config, mesh) * each.size * n
@@ -145,9 +170,17 @@ class Activations:
   """
 
   def __init__(
-    self, config: ModelConfig, mesh: MeshLayout, pod_batch_size: int
+    self,
+    config: ModelConfig,
+    mesh: MeshLayout,
+    pod_batch_size: int,
+    frozen: tuple[str, ...] = (),
   ):
     self._config, self._mesh = config, mesh
+    # Only these layers keep activations, and have a backward pass.
+    first = parameters.first_in_backward(config, frozen)
+    self._num_backward = config.num_layers - first
+    self._trained = parameters.count_trained(config, frozen)
     self._width = DTYPE_BYTES[config.activation_dtype]  # bytes per element
     is_float32 = config.logits_dtype == "float32"
     self._logits_width = _FLOAT32 if is_float32 else self._width
@@ -196,7 +229,7 @@ class Activations:
     of_block = self._kept_in_block()
     if self._config.remat == "layer":
       of_block = self._residual  # only the block's input is kept
-    return round(self.tokens * self._config.num_layers * of_block * self._width)
+    return round(self.tokens * self._num_backward * of_block * self._width)
 
   def loss_bytes(self) -> int:
     """Returns the bytes of the last norm's input, logits and their gradient."""
@@ -210,7 +243,7 @@ class Activations:
   def waiting_bytes(self, stage: int) -> int:
     """Returns the bytes of tensors that wait for a stage or to be sent."""
     stream, mesh = 2 * self.stream_bytes(), self._mesh
-    if stage:
+    if stage or "embedding" not in self._trained:
       return stream
     # The head computes gradients of the embedding; those of at most one
     # microbatch per stage wait to be used.
@@ -234,14 +267,17 @@ class Activations:
     if stage:
       return of_block
     of_loss = self.loss_bytes()
+    if not self._num_backward:
+      return of_loss
     # With stages, the head runs while stage 0 runs, so both need memory.
     is_staged = self._mesh.stages > 1
     return of_block + of_loss if is_staged else max(of_block, of_loss)
 
-  def block_passes(self) -> dict[str, float]:
+  def block_passes(self, *, has_backward: bool = True) -> dict[str, float]:
     """Returns {kind of pass: elements that a block reads and writes per token}.
 
-    The kinds are "blocks" and "attention".
+    The kinds are "blocks" and "attention". `has_backward`: whether the block
+    has a backward pass, besides its forward pass.
     """
     norms, stream, residual = self._num_norms, self._stream, self._residual
     columns, read = self._columns, self._read
@@ -251,6 +287,8 @@ class Activations:
       "blocks": norms * (2 * stream + 3 * residual) + columns + read,
       "attention": 2 * self._scores,
     }
+    if not has_backward:
+      return forward
     # In the backward pass, a norm reads two tensors and writes a gradient,
     # which is added to the stream's gradient. The joined product's gradient is
     # computed from the product and the gradients of its parts (q, k, v and
@@ -275,15 +313,18 @@ class Activations:
 
     The kinds are "blocks", "attention" and "loss".
     """
-    width = self._width
+    width, whole = self._width, self.block_passes()
+    num_forward = self._config.num_layers - self._num_backward
     of_token = {
-      kind: self._config.num_layers * width * numbers
-      for kind, numbers in self.block_passes().items()
+      kind: width * (self._num_backward * whole[kind] + num_forward * numbers)
+      for kind, numbers in self.block_passes(has_backward=False).items()
     }
     # Outside the blocks, passes compute and recompute the last norm and compute
     # its gradient. They also look up rows of the embedding, and add up the
     # gradient of these rows in float32.
-    of_token["blocks"] += self._stream * (7 * width + 3 * width + 2 * _FLOAT32)
+    of_token["blocks"] += self._stream * (7 * width + 3 * width)
+    if "embedding" in self._trained:
+      of_token["blocks"] += self._stream * 2 * _FLOAT32
     # The loss reads logits twice, once to sum over the vocabulary and once for
     # the gradient, and writes the gradient.
     of_token["loss"] = self._vocab * (2 * self._logits_width + width)
@@ -292,7 +333,10 @@ class Activations:
 
 
 def weight_copy_bytes(
-  config: ModelConfig, mesh: MeshLayout, stage: int = 0
+  config: ModelConfig,
+  mesh: MeshLayout,
+  stage: int = 0,
+  frozen: tuple[str, ...] = (),
 ) -> int:
   """Returns a device's bytes of cast, gathered and joined copies of weights.
 
@@ -302,6 +346,7 @@ def weight_copy_bytes(
   width = DTYPE_BYTES[config.activation_dtype]
   stored = mesh.axis_size_of("d_model_stored")
   joined = {x for read in layer_of(config).reads for x in read.parts}
+  trained = parameters.count_trained(config, frozen)
   total = 0
   for name, each, _ in distinct_slices(config, mesh, stage):
     parameter = parameters.parse_name(name)
@@ -310,14 +355,19 @@ def weight_copy_bytes(
     copies = 0 if width == _FLOAT32 else 1
     # A device that stores a part of each weight gathers the whole weight, and
     # makes its whole gradient before the reduce-scatter.
-    copies += 2 * stored if stored > 1 else 0
+    wholes = 2 if name in trained else 1
+    copies += wholes * stored if stored > 1 else 0
     copies += stored if parameter.part in joined else 0
     total += copies * width * each.size
   return total
 
 
 def exchange_bytes(
-  config: ModelConfig, mesh: MeshLayout, pods: PodsConfig, stage: int = 0
+  config: ModelConfig,
+  mesh: MeshLayout,
+  pods: PodsConfig,
+  stage: int = 0,
+  frozen: tuple[str, ...] = (),
 ) -> int:
   """Returns a device's bytes to exchange gradients with other pods.
 
@@ -328,25 +378,30 @@ def exchange_bytes(
   of_others = DTYPE_BYTES[pods.dcn_dtype] * (pods.num_pods - 1)
   return sum(
     n * (-(-each.size // each.num_replicas) * of_others + each.size * _FLOAT32)
-    for _, each, n in distinct_slices(config, mesh, stage)
+    for _, each, n in trained_slices(config, mesh, frozen, stage)
   )
 
 
-def weight_traffic(config: ModelConfig, mesh: MeshLayout) -> int:
+def weight_traffic(
+  config: ModelConfig, mesh: MeshLayout, frozen: tuple[str, ...] = ()
+) -> int:
   """Returns the bytes of passes over weights per step, without the update.
 
   A device casts weights, and adds each microbatch's gradients to a sum.
   """
   width = DTYPE_BYTES[config.activation_dtype]
-  total = 0
+  num_forward = parameters.first_in_backward(config, frozen)
+  trained, total = parameters.count_trained(config, frozen), 0
   for name, each, count in distinct_slices(config, mesh):
-    of_number = 0
+    numbers = 0
     if width != _FLOAT32:  # casts; the backward pass casts kernels again
-      passes = 2 if parameters.parse_name(name).is_kernel else 1
-      of_number += passes * (_FLOAT32 + width)
+      is_kernel = parameters.parse_name(name).is_kernel
+      passes = 2 * count - num_forward if is_kernel else count
+      numbers += passes * (_FLOAT32 + width)
     if mesh.num_microbatches > 1:  # adds each gradient to the sum so far
-      of_number += 2 * _FLOAT32 + gradient_bytes(name, config, mesh)
-    total += count * of_number * each.size
+      of_sum = 2 * _FLOAT32 + gradient_bytes(name, config, mesh)
+      numbers += trained.get(name, 0) * of_sum
+    total += numbers * each.size
   return mesh.num_microbatches * total
 
 
@@ -354,7 +409,7 @@ def update_traffic(kept: DeviceBytes) -> int:
   """Returns the bytes that a device's optimizer reads and writes per step."""
   # Gradients are read for the global norm, for the root mean square of the
   # update, and for the update. Weights are read for their root mean square.
-  # The update reads and writes weights and slots.
+  # The update reads and writes weights and slots. Frozen weights take no part.
   return 3 * kept.gradients + 3 * kept.weights + 2 * kept.slots
 
 

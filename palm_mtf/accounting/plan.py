@@ -18,7 +18,11 @@ from palm_mtf.accounting.hardware import (
 )
 from palm_mtf.accounting.pipeline import num_kept
 from palm_mtf.accounting.step_time import StepTime, device_rates, predict_step
-from palm_mtf.architecture.parameters import distinct_parameters, parse_name
+from palm_mtf.architecture.parameters import (
+  distinct_parameters,
+  frozen_in_stage,
+  parse_name,
+)
 from palm_mtf.config import (
   AdafactorConfig,
   Config,
@@ -41,12 +45,17 @@ AnyConfig = Config | PlanConfig
 
 
 def memory_parts(
-  config: AnyConfig, batch_size: int, stage: int = 0
+  config: AnyConfig, batch_size: int, stage: int | None = None
 ) -> dict[str, int]:
   """Returns {use of memory, such as "weights": bytes on a device at the peak}.
 
-  The device is in pipeline stage `stage`; stage 0 needs the most memory.
+  The device is in pipeline stage `stage`; None is the stage that needs the most
+  memory: the first, unless FROZEN freezes its layers.
   """
+  if stage is None:
+    stages = range(config.mesh_layout.stages)
+    found = [memory_parts(config, batch_size, i) for i in stages]
+    return max(found, key=lambda parts: sum(parts.values()))
   tensors = tensor_bytes(
     describe_remat(config.model, config.hardware),
     config.mesh_layout,
@@ -54,6 +63,7 @@ def memory_parts(
     config.optimizer,
     batch_size,
     stage,
+    config.run.frozen,
   )
   pods, num_devices = config.pods, config.mesh_layout.num_devices
   if pods.pods == "in_process":  # one process has all devices
@@ -70,13 +80,17 @@ def tensor_bytes(
   optimizer: AdafactorConfig,
   batch_size: int,
   stage: int = 0,
+  frozen: tuple[str, ...] = (),
 ) -> dict[str, int]:
   """Returns {part of the memory: a device's peak bytes}, of tensors only."""
   more, microbatches = {}, 1
   share = model.num_layers // mesh.stages
+  frozen = frozen_in_stage(model, frozen, stage, mesh.stages)
   model = dataclasses.replace(model, num_layers=share)
-  kept = memory.device_bytes(model, mesh, optimizer, stage)
-  activations = memory.Activations(model, mesh, batch_size // pods.num_pods)
+  kept = memory.device_bytes(model, mesh, optimizer, stage, frozen)
+  activations = memory.Activations(
+    model, mesh, batch_size // pods.num_pods, frozen
+  )
   if mesh.stages > 1:
     microbatches = num_kept(stage, mesh)
     more["waiting"] = activations.waiting_bytes(stage)
@@ -84,15 +98,19 @@ def tensor_bytes(
     # Besides the step's gradients, which the update reads (`kept.gradients`),
     # accumulators of equal size hold the sums of all but the last microbatch.
     more["microbatch sums"] = kept.gradients
+  frozen_weights = {"frozen weights": kept.frozen_weights} if frozen else {}
   return {
-    **dataclasses.asdict(kept),
+    "weights": kept.weights,
+    **frozen_weights,
+    "slots": kept.slots,
+    "gradients": kept.gradients,
     **more,
     "activations": microbatches * activations.kept_bytes(),
-    "weight copies": memory.weight_copy_bytes(model, mesh, stage),
+    "weight copies": memory.weight_copy_bytes(model, mesh, stage, frozen),
     # The maximum: working memory is free before other pods' gradients arrive.
     "buffers": max(
       activations.working_bytes(stage),
-      memory.exchange_bytes(model, mesh, pods, stage),
+      memory.exchange_bytes(model, mesh, pods, stage, frozen),
     ),
   }
 
@@ -186,8 +204,10 @@ def plan_of(config: AnyConfig) -> dict[str, Any]:
     "parameters": dict(parameters),
     "flops_per_token": {
       "forward": dict(flops.forward_flops(config.model)),
-      "recomputed": dict(flops.recomputed_flops(config.model)),
-      "model": flops.train_flops_per_token(config.model),
+      "recomputed": dict(
+        flops.recomputed_flops(config.model, config.run.frozen)
+      ),
+      "model": flops.train_flops_per_token(config.model, config.run.frozen),
     },
     "device_bytes": parts,
     "stage_bytes": [
@@ -227,10 +247,11 @@ def rates_of(
   else:
     peak = peak_of_devices(config.run.chip, hardware, num_devices)
   tokens_per_sec = batch_size * config.model.sequence_length / secs
+  frozen = config.run.frozen
   return {
     "tokens_per_sec": tokens_per_sec,
-    "mfu": flops.mfu(tokens_per_sec, config.model, peak),
-    "hfu": flops.hfu(tokens_per_sec, config.model, peak),
+    "mfu": flops.mfu(tokens_per_sec, config.model, peak, frozen),
+    "hfu": flops.hfu(tokens_per_sec, config.model, peak, frozen),
   }
 
 
@@ -250,7 +271,8 @@ def _list_collectives(
     for (kind, axes), secs in step.collectives.items()
   ]
   if config.pods.num_pods > 1:
-    sent = dcn_bytes(config.model, config.mesh_layout, config.pods)
+    pods, frozen = config.pods, config.run.frozen
+    sent = dcn_bytes(config.model, config.mesh_layout, pods, frozen)
     moved.append(
       {
         "kind": "exchange",

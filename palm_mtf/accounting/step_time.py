@@ -14,7 +14,9 @@ exchange      exchange of gradients between pods, except for the part that the
               backward pass of the last microbatch hides (never on TPUs or in
               stages)
 
-With stages, all parts but the last two are those of stage 0, the slowest.
+With stages, all parts but the last two are those of stage 0, which is the
+slowest unless FROZEN freezes its layers. The bubble is the time in which stage
+0 waits.
 """
 
 import dataclasses
@@ -25,6 +27,7 @@ from palm_mtf.accounting import communication, memory
 from palm_mtf.accounting.flops import device_flops
 from palm_mtf.accounting.hardware import MEASURED, describe_remat, share_chip
 from palm_mtf.accounting.pipeline import pipeline_secs
+from palm_mtf.architecture.parameters import frozen_in_stage
 from palm_mtf.config import Config, HardwareConfig, ModelConfig, PlanConfig
 from palm_mtf.errors import UserError
 
@@ -115,32 +118,37 @@ def predict_step(config: Config | PlanConfig, batch_size: int) -> StepTime:
   rates = device_rates(config)
   if mesh.stages > 1:
     return _predict_stages(config, model, batch_size)
-  alone = _predict_mesh(config, model, batch_size)
+  alone = _predict_mesh(config, model, batch_size, config.run.frozen)
   if pods.num_pods == 1:
     return alone
   link = pod_link(config, rates)
   # The program of a TPU pod outputs all gradients only when the program ends
   # (executors/xla/pod_arrays.py), so no computation hides the exchange.
   is_tpu = bool(mesh.tpu or rates.chip_link_dims)
+  frozen = config.run.frozen
   exposed = -alone.total + communication.step_secs(
-    model, mesh, pods, alone.total, link, overlaps=not is_tpu
+    model, mesh, pods, alone.total, link, overlaps=not is_tpu, frozen=frozen
   )
-  sending = sum(communication.exchange_secs(model, mesh, pods, link))
+  sending = sum(communication.exchange_secs(model, mesh, pods, link, frozen))
   hidden = max(0.0, sending - exposed)
   return dataclasses.replace(alone, exchange=exposed, hidden_exchange=hidden)
 
 
 def _predict_mesh(
-  config: Config | PlanConfig, model: ModelConfig, batch_size: int
+  config: Config | PlanConfig,
+  model: ModelConfig,
+  batch_size: int,
+  frozen: tuple[str, ...],
 ) -> StepTime:
   """Returns a step's time on one mesh, as if without other pods or stages."""
   mesh, rates = config.mesh_layout, device_rates(config)
   pod_batch_size = batch_size // config.pods.num_pods
   peak = getattr(rates, f"chip_{model.activation_dtype}_flops")
-  flops = device_flops(model, mesh, pod_batch_size * model.sequence_length)
-  kept = memory.device_bytes(model, mesh, config.optimizer)
-  passes = memory.Activations(model, mesh, pod_batch_size).traffic()
-  passes["weights"] = memory.weight_traffic(model, mesh)
+  pod_tokens = pod_batch_size * model.sequence_length
+  flops = device_flops(model, mesh, pod_tokens, frozen)
+  kept = memory.device_bytes(model, mesh, config.optimizer, frozen=frozen)
+  passes = memory.Activations(model, mesh, pod_batch_size, frozen).traffic()
+  passes["weights"] = memory.weight_traffic(model, mesh, frozen)
   measured = (rates.chip_pass_bandwidths or {}).get(model.activation_dtype, {})
   # A kind of pass that was not measured runs at the bandwidth of memory.
   bandwidths = {
@@ -152,6 +160,7 @@ def _predict_mesh(
     config.optimizer,
     pod_batch_size=pod_batch_size,
     num_pods=config.pods.num_pods,
+    frozen=frozen,
   )
   return StepTime(
     products=flops / (peak * rates.chip_efficiency),
@@ -175,35 +184,49 @@ def _predict_stages(
   """Returns a step's time with pipeline stages: the slowest stage's parts."""
   mesh, pods, rates = config.mesh_layout, config.pods, device_rates(config)
 
-  def predict(num_layers: int) -> StepTime:
+  def predict(num_layers: int, frozen: tuple[str, ...]) -> StepTime:
     layers = dataclasses.replace(model, num_layers=num_layers)
-    return _predict_mesh(config, layers, batch_size)
+    return _predict_mesh(config, layers, batch_size, frozen)
 
-  # The first stage is the slowest, because it also computes the logits. Another
-  # stage computes only layers; a layer takes the time that a second layer adds.
+  # The first stage also computes the logits. Another stage computes only
+  # layers: leave out what one layer takes more than a second layer adds.
   num_layers = model.num_layers // mesh.stages
-  first, one, two = predict(num_layers), predict(1), predict(2)
-  other = num_layers * (two.total - two.update - one.total + one.update)
+  others, updates = [], []
+  for stage in range(mesh.stages):
+    frozen = frozen_in_stage(model, config.run.frozen, stage, mesh.stages)
+    outside = tuple(x for x in frozen if not x.startswith("layers/"))
+    whole = predict(num_layers, frozen)
+    if not stage:
+      first = whole
+      continue
+    one, two = predict(1, outside), predict(2, outside)
+    of_layers = whole.total - whole.update - 2 * (one.total - one.update)
+    others.append(of_layers + two.total - two.update)
+    updates.append(whole.update - 2 * one.update + two.update)
   # Per microbatch, activations go to the next stage, and gradients come back.
   send = ("send", ("stages",))
   activations = memory.Activations(model, mesh, batch_size // pods.num_pods)
+  # Counted even if FROZEN ends the backward pass before this stage.
   sent = 2 * mesh.num_microbatches * activations.stream_bytes()
   chips = mesh.pod_devices / config.hardware.chip_devices
   is_beyond_links = chips > (rates.chip_link_chips or chips)
   name = "chip_dcn_bandwidth" if is_beyond_links else "chip_link_bandwidth"
   secs = sent / getattr(rates, name)
-  slowest = first.total - first.update + secs
-  stages = [slowest, *[other + secs] * (mesh.stages - 1)]
+  of_first = first.total - first.update + secs
+  stages = [of_first, *(other + secs for other in others)]
   exchange = 0.0
   if pods.num_pods > 1:  # exchange comes after all microbatches: not hidden
     link = pod_link(config, rates)
-    embedding, others = communication.exchange_secs(model, mesh, pods, link)
-    exchange = embedding + others / mesh.stages
+    embedding, rest = communication.exchange_secs(
+      model, mesh, pods, link, config.run.frozen
+    )
+    exchange = embedding + rest / mesh.stages
   return dataclasses.replace(
     first,
     collectives={**first.collectives, send: secs},
     moved={**first.moved, send: sent * mesh.num_devices},
-    bubble=pipeline_secs(stages, mesh.num_microbatches) - slowest,
+    bubble=pipeline_secs(stages, mesh.num_microbatches) - of_first,
+    update=max(first.update, *updates),
     exchange=exchange,
   )
 

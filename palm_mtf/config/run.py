@@ -156,6 +156,7 @@ class RunConfig(Checked):
 
   def __post_init__(self) -> None:
     super().__post_init__()
+    object.__setattr__(self, "frozen", tuple(self.frozen))  # it can be hashed
     BatchSizes(self.global_batch_size)  # raises UserError for a wrong schedule
     if self.init_state == "all" and self.init_checkpoint is None:
       raise UserError(

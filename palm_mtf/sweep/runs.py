@@ -75,7 +75,7 @@ class SweepRun:
   @property
   def flops_per_token(self) -> int:
     """FLOPs per training token, without those of rematerialization."""
-    return train_flops_per_token(self.config.model)
+    return train_flops_per_token(self.config.model, self.config.run.frozen)
 
 
 def make_runs(
