@@ -51,18 +51,25 @@ from tests.mtf_testing import (
 QUICK = ("padded vocab over three", "PaLM's 2D")
 
 
+# FROZEN of a model with three layers
+FROZEN = ("embedding", "layers/1/*", "layers/*/mlp/w*")
+
+
 @pytest.mark.parametrize(
-  "layout",
+  ("layout", "frozen"),
   [
-    pytest.param(name, marks=() if name in QUICK else pytest.mark.slow)
+    pytest.param(name, (), marks=() if name in QUICK else pytest.mark.slow)
     for name in LAYOUTS
-  ],
+  ]
+  + [("PaLM's 2D", FROZEN)],
 )
-def test_the_built_program_keeps_the_bytes_of_the_closed_form(layout):
-  config = small_config(num_layers=1)
+def test_the_built_program_keeps_the_bytes_of_the_closed_form(layout, frozen):
+  config = small_config(num_layers=3 if frozen else 1)
   mesh = mesh_layout(layout, num_microbatches=2)
   with tf.Graph().as_default() as graph:
-    build_train_program(config, mesh, PALM_OPTIMIZER, batch_size=8, seed=0)
+    build_train_program(
+      config, mesh, PALM_OPTIMIZER, batch_size=8, seed=0, frozen=frozen
+    )
     kept = collections.defaultdict(collections.Counter)
     for each in graph.get_collection(tf.GraphKeys.GLOBAL_VARIABLES):
       name = each.op.name
@@ -73,11 +80,13 @@ def test_the_built_program_keeps_the_bytes_of_the_closed_form(layout):
         kind = "gradients" if "/gradient_sum/" in name else "losses"
       size = each.dtype.size * math.prod(each.shape.as_list())
       kept[each.device][kind] += size
-  expected = device_bytes(config, mesh, PALM_OPTIMIZER)
+  expected = device_bytes(config, mesh, PALM_OPTIMIZER, frozen=frozen)
+  assert bool(expected.frozen_weights) == bool(frozen)
   assert len(kept) == mesh.num_devices
   for device, found in kept.items():
-    del found["losses"]
-    assert dict(found) == dataclasses.asdict(expected), device
+    assert found["weights"] == expected.weights + expected.frozen_weights
+    assert found["slots"] == expected.slots, device
+    assert found["gradients"] == expected.gradients, device
 
 
 @pytest.mark.parametrize("num_devices", [2, 4, 8])
