@@ -11,9 +11,9 @@ slot                              dimensions  exists
 
 import dataclasses
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
-from palm_mtf.architecture.parameters import parse_name
+from palm_mtf.architecture.parameters import frozen_names, parse_name
 from palm_mtf.config import AdafactorConfig
 from palm_mtf.errors import UserError
 
@@ -77,11 +77,18 @@ def parameter_slots(
 
 
 def checkpoint_bytes(
-  shapes: Mapping[str, tuple[int, ...]], state: OptimizerState = LARGEST_STATE
+  shapes: Mapping[str, tuple[int, ...]],
+  state: OptimizerState = LARGEST_STATE,
+  frozen: Sequence[str] = (),
 ) -> int:
-  """Returns the bytes of float32 parameters and their optimizer slots."""
+  """Returns the bytes of float32 parameters and their optimizer slots.
+
+  Parameters that `frozen`, the patterns of FROZEN, matches have no slots.
+  """
   parameters = sum(4 * math.prod(shape) for shape in shapes.values())
-  return parameters + slot_bytes(shapes, state)
+  without = frozen_names(shapes, frozen)
+  trained = {x: shape for x, shape in shapes.items() if x not in without}
+  return parameters + slot_bytes(trained, state)
 
 
 def slot_bytes(

@@ -15,10 +15,14 @@ import contextlib
 import dataclasses
 import logging
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 
 from palm_mtf.accounting.optimizer_state import check_same_slots
-from palm_mtf.architecture.parameters import parameter_shapes
+from palm_mtf.architecture.parameters import (
+  frozen_names,
+  parameter_shapes,
+  user_name,
+)
 from palm_mtf.checkpoints.manifest import (
   MANIFEST,
   Checkpoint,
@@ -95,6 +99,24 @@ def check_same_model(
     raise UserError(
       f"{checkpoint.path} was trained with another vocabulary than VOCABULARY; "
       "its tokens would mean other texts. Use its own, or another MODEL_DIR."
+    )
+
+
+def check_same_roles(checkpoint: Checkpoint, frozen: Sequence[str]) -> None:
+  """Raises UserError if a run with FROZEN would need other optimizer slots.
+
+  The checkpoint has slots for the parameters that its run trained.
+  """
+  names = checkpoint.manifest.shapes
+  before = checkpoint.manifest.settings.get("FROZEN", [])
+  changed = frozen_names(names, before) ^ frozen_names(names, frozen)
+  if changed:
+    first = next(x for x in names if x in changed)
+    raise UserError(
+      f"FROZEN = {list(frozen)!r}: {checkpoint.path} was written with "
+      f"{before!r}, so the roles of {len(changed)} parameters differ, such as "
+      f"{user_name(first)}; keep that value, or start from its weights in "
+      'another MODEL_DIR, as INIT_CHECKPOINT with INIT_STATE = "weights".'
     )
 
 
@@ -333,7 +355,7 @@ def find_initial_state(
 
   Raises:
     UserError: palm_mtf did not write the checkpoint, its optimizer state does
-      not fit `optimizer`, or its step is TRAIN_STEPS or later.
+      not fit `optimizer` or FROZEN, or its step is TRAIN_STEPS or later.
   """
   found = weights.checkpoint
   if not found:
@@ -343,6 +365,7 @@ def find_initial_state(
       '"weights".'
     )
   check_same_slots(found.path, found.manifest.settings, optimizer)
+  check_same_roles(found, run.frozen)
   step = found.manifest.step
   if step >= run.train_steps:
     raise UserError(

@@ -23,7 +23,7 @@ from palm_mtf.accounting.optimizer_state import (
 )
 from palm_mtf.accounting.pipeline import bubble
 from palm_mtf.accounting.plan import memory_parts
-from palm_mtf.architecture.parameters import parameter_shapes
+from palm_mtf.architecture.parameters import check_frozen, parameter_shapes
 from palm_mtf.checkpoints.manifest import (
   Checkpoint,
   Manifest,
@@ -34,6 +34,7 @@ from palm_mtf.checkpoints.manifest import (
 from palm_mtf.checkpoints.weights_to_load import (
   NamedWeights,
   check_same_model,
+  check_same_roles,
   check_same_vocabulary,
   check_vocabulary_given,
   find_initial_state,
@@ -215,6 +216,7 @@ def prepare(model_dir: str, config: Config) -> TrainJob:
   # Short checks come first, because tokenizing a large corpus may take hours.
   _check_devices(config)
   shapes = parameter_shapes(config.model)
+  check_frozen(shapes, config.run.frozen)
   newest = _find_newest(model_dir, config)
   config = _reserve_memory(_resolve_dtype(config, newest))
   _warn_of_short_ramp(config.run)
@@ -317,6 +319,7 @@ def _find_newest(model_dir: str, config: Config) -> Checkpoint | None:
   if newest:
     check_same_model(newest, parameter_shapes(config.model))
     check_same_slots(newest.path, newest.manifest.settings, config.optimizer)
+    check_same_roles(newest, config.run.frozen)
   return newest
 
 
