@@ -8,12 +8,21 @@ On hosts and on virtual accelerators.
 import dataclasses
 import fnmatch
 import itertools
+import math
 import re
 
+import jax
 import numpy as np
 import pytest
 
+from palm_mtf.accounting.communication import sent_bytes
+from palm_mtf.accounting.flops import device_flops
+from palm_mtf.accounting.memory import device_bytes
+from palm_mtf.compilation.hlo_text import CompiledText
 from palm_mtf.config import MeshLayout, PodsConfig
+from palm_mtf.executors.xla.executor import EXECUTOR
+from palm_mtf.executors.xla.scanned_model import StepSettings
+from palm_mtf.executors.xla.step_functions import PodStep
 from palm_mtf.programs.train_program import build_train_program
 from tests import oracle, oracle_jax
 from tests.executors.xla.program_run import build_on_accelerators
@@ -155,3 +164,92 @@ def test_steps_follow_the_oracle_which_knows_no_frozen_parameter(
     else:
       actual = variables[name].reshape(value.shape)
       assert relative_error(actual, value) < 1e-3, name
+
+
+MIXED = ("embedding", "layers/0/*", "layers/2/mlp/w*")
+
+
+def make_step(frozen, mesh, remat="none"):
+  """Returns the programs of a pod, after making its virtual devices."""
+  EXECUTOR.open_here(mesh, num_pods=1)
+  settings = StepSettings(
+    model=small_config(num_layers=LAYERS, remat=remat),
+    mesh_layout=mesh,
+    optimizer=PALM_OPTIMIZER,
+    features=["inputs", "targets"],
+    num_rows=4,
+    dcn_dtype="bfloat16",
+    seed=0,
+    frozen=frozen,
+  )
+  return PodStep(settings, "cpu")
+
+
+@pytest.mark.parametrize("mesh", ["accelerators", "accelerators, microbatches"])
+@pytest.mark.parametrize("frozen", [(), MIXED])
+def test_accelerators_keep_and_send_the_bytes_of_the_plan(mesh, frozen):
+  layout = MESHES[mesh]
+  made = make_step(frozen, layout)
+  config = small_config(num_layers=LAYERS)
+  state = made.abstract_state(made.model.placement.make_mesh(jax.devices()[:4]))
+  kept = {True: 0, False: 0}
+  for name, x in state.items():
+    num_bytes = math.prod(x.sharding.shard_shape(x.shape)) * x.dtype.itemsize
+    kept[name in made.weights] += num_bytes
+  planned = device_bytes(config, layout, PALM_OPTIMIZER, frozen=frozen)
+  assert kept[True] == planned.weights + planned.frozen_weights
+  assert kept[False] == planned.slots
+  sent = sum(x.stop - x.start for each in made.cut_parts(4) for x in each)
+  pods = PodsConfig(num_pods=2, dcn_dtype="bfloat16")
+  assert 2 * sent == sum(sent_bytes(config, layout, pods, frozen).values())
+
+
+def dims_of(shape):
+  return [int(x) for x in re.search(r"\[([\d,]*)\]", shape)[1].split(",") if x]
+
+
+def dot_flops(text, computation, times=1):
+  """Returns the FLOPs of a compiled program's products, in its loops too."""
+  flops, instructions = 0, text._computations[computation]
+  for each in instructions.values():
+    if each.opcode == "dot":
+      (left, _), whole = each.operands, math.prod(dims_of(each.shape))
+      summed = re.search(r"lhs_contracting_dims=\{([\d,]+)\}", each.rest)[1]
+      sizes = dims_of(instructions[left].shape)
+      sizes = [sizes[int(i)] for i in summed.split(",")]
+      flops += times * 2 * whole * math.prod(sizes)
+    elif each.opcode == "while":
+      rounds = times * text._count_rounds(computation, each)
+      flops += dot_flops(text, each.attribute("body"), rounds)
+    elif each.opcode in ("fusion", "call"):
+      name = "calls" if each.opcode == "fusion" else "to_apply"
+      flops += dot_flops(text, each.attribute(name), times)
+  return flops
+
+
+@pytest.mark.parametrize(
+  ("frozen", "remat"),
+  [
+    pytest.param(
+      x, y, marks=() if (x, y) == (MIXED, "layer") else pytest.mark.slow
+    )
+    for x in ((), MIXED, *map(tuple, PATTERNS.values()))
+    for y in ("none", "layer")
+  ],
+)
+def test_a_compiled_step_multiplies_as_often_as_planned(frozen, remat):
+  """The backward pass ends early, without gradients of frozen kernels."""
+  layout = MeshLayout(tpu="v4-8", mesh_shape="data:4", layout="batch:data")
+  made = make_step(frozen, layout, remat)
+  mesh = made.model.placement.make_mesh(jax.devices()[:4])
+  given = (
+    made.abstract_state(mesh),
+    made.abstract_batch(mesh),
+    made.abstract_numbers(mesh),
+  )
+  text = CompiledText(made.step(mesh).lower(*given).compile().as_text())
+  config = small_config(num_layers=LAYERS, remat=remat)
+  tokens = 4 * config.sequence_length
+  assert dot_flops(text, text._entry) == device_flops(
+    config, layout, tokens, frozen
+  )
