@@ -204,6 +204,7 @@ def plan_of(config: AnyConfig) -> dict[str, Any]:
     "parameters": dict(parameters),
     "flops_per_token": {
       "forward": dict(flops.forward_flops(config.model)),
+      "training": dict(flops.train_flops(config.model, config.run.frozen)),
       "recomputed": dict(
         flops.recomputed_flops(config.model, config.run.frozen)
       ),

@@ -207,7 +207,9 @@ class ScannedUpdate:
     other, _ = measure_others(index, taken, others)
     _, others = assign_others(index, taken | other, others)
     found |= scalars | measured | other
-    taken |= {x: jax.numpy.sum(measured[x]) for x in self._joined & {*measured}}
+    taken |= {
+      x: jax.numpy.sum(y) for x, y in measured.items() if x in self._joined
+    }
     own = [x for x in measured if x not in self._joined]
 
     def run(x):

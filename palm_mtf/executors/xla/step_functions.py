@@ -309,9 +309,13 @@ class PodStep:
 
     micro_rows = self._settings.micro_rows
     first_rows = jnp.arange(self._num_microbatches) * micro_rows
-    zeros = (
-      dict.fromkeys(self.model.losses, jnp.zeros([])),
-      {x: jnp.zeros(self._slice_shape(x)) for x in self.parameters},
+    shapes = {
+      x: jax.ShapeDtypeStruct(self._slice_shape(x), jnp.float32)
+      for x in self.parameters
+    }
+    zeros = jax.tree.map(
+      lambda x: jnp.zeros(x.shape, jnp.float32),
+      (dict.fromkeys(self.model.losses, jnp.zeros([])), shapes),
     )
     sums, _ = lax.scan(add, zeros, (batch, first_rows))
     return sums
