@@ -22,6 +22,7 @@ from palm_mtf.accounting.memory import (
   weight_copy_bytes,
   weight_traffic,
 )
+from palm_mtf.accounting.plan import tensor_bytes
 from palm_mtf.architecture.parameters import (
   count_parameters,
   parameter_shapes,
@@ -66,6 +67,40 @@ FROZEN = ("embedding", "layers/1/*", "layers/*/mlp/w*")
 def test_the_built_program_keeps_the_bytes_of_the_closed_form(layout, frozen):
   config = small_config(num_layers=3 if frozen else 1)
   mesh = mesh_layout(layout, num_microbatches=2)
+  expected = device_bytes(config, mesh, PALM_OPTIMIZER, frozen=frozen)
+  assert bool(expected.frozen_weights) == bool(frozen)
+  kept = built_bytes(config, mesh, frozen)
+  assert len(kept) == mesh.num_devices
+  for device, found in kept.items():
+    assert found["weights"] == expected.weights + expected.frozen_weights
+    assert found["slots"] == expected.slots, device
+    assert found["gradients"] == expected.gradients, device
+
+
+@pytest.mark.parametrize(
+  "frozen", [(), ("embedding", "layers/[01]/*", "layers/2/mlp/*")]
+)
+def test_a_stage_keeps_its_own_bytes(frozen):
+  """With frozen lower layers, the second stage needs more than the first."""
+  config = small_config(num_layers=4, vocab_size=8)
+  mesh = MeshLayout(mesh_shape="", layout="", stages=2, num_microbatches=2)
+  kept = built_bytes(config, mesh, frozen)
+  assert len(kept) == 2
+  largest = []
+  for stage, found in enumerate(kept.values()):
+    parts = tensor_bytes(
+      config, mesh, PodsConfig(), PALM_OPTIMIZER, 8, stage, frozen
+    )
+    weights = parts["weights"] + parts.get("frozen weights", 0)
+    assert found["weights"] == weights
+    assert found["slots"] == parts["slots"]
+    assert found["gradients"] == parts["gradients"]
+    largest.append(parts["slots"])
+  assert (largest[0] < largest[1]) == bool(frozen)
+
+
+def built_bytes(config, mesh, frozen):
+  """Returns {device: Counter of bytes} of the variables of a built program."""
   with tf.Graph().as_default() as graph:
     build_train_program(
       config, mesh, PALM_OPTIMIZER, batch_size=8, seed=0, frozen=frozen
@@ -80,13 +115,7 @@ def test_the_built_program_keeps_the_bytes_of_the_closed_form(layout, frozen):
         kind = "gradients" if "/gradient_sum/" in name else "losses"
       size = each.dtype.size * math.prod(each.shape.as_list())
       kept[each.device][kind] += size
-  expected = device_bytes(config, mesh, PALM_OPTIMIZER, frozen=frozen)
-  assert bool(expected.frozen_weights) == bool(frozen)
-  assert len(kept) == mesh.num_devices
-  for device, found in kept.items():
-    assert found["weights"] == expected.weights + expected.frozen_weights
-    assert found["slots"] == expected.slots, device
-    assert found["gradients"] == expected.gradients, device
+  return kept
 
 
 @pytest.mark.parametrize("num_devices", [2, 4, 8])

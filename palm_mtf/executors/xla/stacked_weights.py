@@ -65,7 +65,7 @@ class StackedWeights:
     mesh = mtf.Mesh(mtf.Graph(), "pod")
     palm_variables([mesh], self._one_layer, dims)
     self.variables: dict[str, SlicedVariable] = {
-      x.name: x for x in mesh.graph.trainable_variables
+      x.name: x for x in mesh.graph.all_variables
     }
     self.axis = None
     if dims.d_model_stored != dims.d_model:
