@@ -35,7 +35,7 @@ IMPORTS = {
   "config": "errors",
   "machine": "__init__ errors config",
   "_tf": "machine",
-  "architecture": "config",
+  "architecture": "errors config",
   "steps": "config",
   "accounting": "__init__ errors config architecture steps",
   "ops": "errors machine _tf",
@@ -132,9 +132,8 @@ IMPORTS = {
   # Commands are imported by the names in the command table and in gin files.
   "cli": "__init__ errors user_text console user_code config machine _tf "
   "model_dir",
-  "foreign_models": "errors user_code config machine _tf ops "
-  "runtime/program mesh "
-  "runtime/client executors/choose programs training cli",
+  "foreign_models": "errors user_code config machine _tf architecture ops "
+  "runtime/program mesh runtime/client executors/choose programs training cli",
   "lm_eval": "errors console config machine data/batches checkpoints "
   "generation/inference cli",
   "__main__": "cli",

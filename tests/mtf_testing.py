@@ -26,7 +26,7 @@ from palm_mtf.generation.inference.sessions import load_weights
 from palm_mtf.mesh import cpu_gpu as devices
 from palm_mtf.mesh.cpu_gpu import CpuGpuPlacement
 from palm_mtf.mesh.session import session_config
-from palm_mtf.mesh.slices import Slice
+from palm_mtf.mesh.slices import Slice, names_of
 from palm_mtf.model.dims import model_dims
 from palm_mtf.model.loss import cross_entropy, weighted_mean
 from palm_mtf.model.palm import Palm
@@ -159,14 +159,25 @@ def load_parameters(
   There is only one run, because TensorFlow searches the graph in each run.
   """
   writes, feed = [], {}
-  for name, value in params.items():
-    for part in slices[name]:
-      padded = np.zeros(part.variable.shape, value.dtype)
-      if part.spec is not None:
-        padded[tuple(map(slice, part.sizes))] = value[slice_indices(part.spec)]
-      write = part.variable.initializer
-      writes.append(write)
-      feed[write.inputs[1]] = padded
+  assert params.keys() <= {*names_of(slices)}
+  for part in itertools.chain(*slices.values()):
+    if not params.keys() >= set(part.names):
+      continue
+    if not hasattr(part.variable, "initializer"):  # on an accelerator
+      values = [params[x][slice_indices(part.spec)] for x in part.names]
+      padded = np.stack(values) if len(values) > 1 else values[0]
+      given = tf.placeholder(part.variable.dtype, padded.shape)
+      writes.append(part.variable.assign(given))
+      feed[given] = padded
+      continue
+    (name,) = part.names
+    value = params[name]
+    padded = np.zeros(part.variable.shape, value.dtype)
+    if part.spec is not None:
+      padded[tuple(map(slice, part.sizes))] = value[slice_indices(part.spec)]
+    write = part.variable.initializer
+    writes.append(write)
+    feed[write.inputs[1]] = padded
   session.run(writes, feed)
 
 
@@ -396,6 +407,7 @@ def training(
   batch_size: int = BATCH_SIZE,
   pods: PodsConfig = ONE_POD,
   loss: LossConfig = settings.PALM_LOSS,
+  frozen: Sequence[str] = (),
   build: Callable[..., StepPrograms] = build_train_program,
 ) -> Iterator[Callable[..., tuple[dict[str, np.ndarray], list[dict]]]]:
   """Yields a function that trains on batches; each call starts at step 0.
@@ -415,6 +427,7 @@ def training(
       batch_size=batch_size,
       seed=seed,
       features=list(features),
+      frozen=frozen,
     )
     step = TrainStep(Client(session), program)
     pods_are_equal = PodComparison(session, program).check

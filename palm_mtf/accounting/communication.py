@@ -16,6 +16,7 @@ import itertools
 import math
 
 from palm_mtf.accounting import memory
+from palm_mtf.accounting.flops import forward_flops, train_flops_per_token
 from palm_mtf.accounting.optimizer_state import (
   DTYPE_BYTES,
   parameter_slots,
@@ -37,8 +38,6 @@ _FLOAT32 = DTYPE_BYTES["float32"]
 # Pods exchange this many numbers besides gradients: sums over tokens of loss
 # weights, nats and log(z)^2.
 _TOKEN_SUMS = 3
-# Of the 6 N FLOPs per token (N parameters), the backward pass takes 4 N.
-_BACKWARD_SHARE = 4 / 6
 # The delays of three messages add up in a step: the client's request to a
 # remote pod, the last gradient between the pods, and the reply to the client.
 _MESSAGES = 3
@@ -52,11 +51,18 @@ class Link:
   delay_secs: float = 0.0  # in each direction
 
 
-def dcn_bytes(config: ModelConfig, mesh: MeshLayout, pods: PodsConfig) -> int:
+def dcn_bytes(
+  config: ModelConfig,
+  mesh: MeshLayout,
+  pods: PodsConfig,
+  frozen: tuple[str, ...] = (),
+) -> int:
   """Returns the bytes that all pods together send to each other in a step."""
   edges = plan_step(mesh, pods).edges
   sums = [x for x in edges if isinstance(x, AllSum)]
-  return sum(edge_bytes(x, config, mesh, pod_batch_size=1) for x in sums)
+  return sum(
+    edge_bytes(x, config, mesh, pod_batch_size=1, frozen=frozen) for x in sums
+  )
 
 
 def edge_bytes(
@@ -65,37 +71,45 @@ def edge_bytes(
   mesh: MeshLayout,
   *,
   pod_batch_size: int,
+  frozen: tuple[str, ...] = (),
 ) -> int:
   """Returns the bytes that all devices send along an edge in a step."""
   if isinstance(edge, Send):
     stream = memory.Activations(config, mesh, pod_batch_size).stream_bytes()
     return mesh.num_microbatches * mesh.num_devices * stream
-  to_each = sum(sent_bytes(config, mesh, edge.dtype).values())
+  to_each = sum(sent_bytes(config, mesh, edge.dtype, frozen).values())
   to_each += mesh.num_devices * _TOKEN_SUMS * _FLOAT32
   num_pods = len(edge.targets)
   return num_pods * (num_pods - 1) * to_each
 
 
 def sent_bytes(
-  config: ModelConfig, mesh: MeshLayout, dtype: str
+  config: ModelConfig,
+  mesh: MeshLayout,
+  dtype: str,
+  frozen: tuple[str, ...] = (),
 ) -> dict[str, int]:
   """Returns {parameter: bytes of gradients that a pod sends to one other pod}.
 
   The bytes are those of one step, sent in `dtype`. The first layer of a kind
   stands for all such layers, so the value of its parameter is the sum over
-  these layers.
+  those of these layers that train it.
   """
   width = DTYPE_BYTES[dtype]
   # Devices that hold the same slice divide it into parts, padded to equal
   # sizes. Each device sends its part to one device of the other pod.
   return {
     name: mesh.num_devices * -(-each.size // each.num_replicas) * width * n
-    for name, each, n in memory.distinct_slices(config, mesh)
+    for name, each, n in memory.trained_slices(config, mesh, frozen)
   }
 
 
 def exchange_secs(
-  config: ModelConfig, mesh: MeshLayout, pods: PodsConfig, link: Link
+  config: ModelConfig,
+  mesh: MeshLayout,
+  pods: PodsConfig,
+  link: Link,
+  frozen: tuple[str, ...] = (),
 ) -> tuple[float, float]:
   """Returns the seconds that a pod takes to send gradients to all other pods.
 
@@ -103,9 +117,9 @@ def exchange_secs(
   computes last, so that nothing hides the time to send it. The second result is
   for all other gradients.
   """
-  sent = sent_bytes(config, mesh, pods.dcn_dtype)
+  sent = sent_bytes(config, mesh, pods.dcn_dtype, frozen)
   secs_per_byte = (pods.num_pods - 1) * 8 / link.bits_per_sec
-  embedding = sent.pop("embedding")
+  embedding = sent.pop("embedding", 0)
   return embedding * secs_per_byte, sum(sent.values()) * secs_per_byte
 
 
@@ -117,6 +131,7 @@ def step_secs(
   link: Link,
   *,
   overlaps: bool = True,
+  frozen: tuple[str, ...] = (),
 ) -> float:
   """Returns the predicted seconds of a step.
 
@@ -126,11 +141,14 @@ def step_secs(
     link: each pod's link to the other pods.
     overlaps: whether gradients are sent during the backward pass of the last
       microbatch; otherwise they are sent after it.
+    frozen: FROZEN; pods do not exchange gradients of what it matches.
   """
-  embedding_secs, others_secs = exchange_secs(config, mesh, pods, link)
+  embedding_secs, others_secs = exchange_secs(config, mesh, pods, link, frozen)
   # The embedding's gradient is ready only at the end of the backward pass, so
   # no computation hides the time to send it.
-  backward_secs = _BACKWARD_SHARE * compute_secs / mesh.num_microbatches
+  in_all = train_flops_per_token(config, frozen)
+  backward = in_all - sum(forward_flops(config).values())
+  backward_secs = backward / in_all * compute_secs / mesh.num_microbatches
   if not overlaps:
     backward_secs = 0.0
   exposed_secs = max(0.0, others_secs - backward_secs) + embedding_secs
@@ -140,13 +158,17 @@ def step_secs(
 class _Traffic:
   """Adds up the bytes that a pod's devices send to each other in a step."""
 
-  def __init__(self, config: ModelConfig, mesh: MeshLayout):
+  def __init__(
+    self, config: ModelConfig, mesh: MeshLayout, frozen: tuple[str, ...]
+  ):
     self._config, self._mesh, self._rules = config, mesh, mesh.rules
-    self._slices = memory.distinct_slices(config, mesh)
+    self._slices = memory.trained_slices(config, mesh, frozen)
     self._dims = {
       x.name: x.dims for x in parameters.distinct_parameters(config)
     }
     self._layers = {x.first: x.layer for x in model_of(config).kinds}
+    self._trained = parameters.count_trained(config, frozen)
+    self._visited = parameters.count_visited(config, frozen)
     # {(kind of collective, its mesh axes): bytes sent by all devices}
     self.bytes_moved = collections.Counter()
 
@@ -211,7 +233,9 @@ class _Traffic:
         heads = config.num_heads // self._mesh.axis_size_of("heads")
         numbers = config.sequence_length * heads * config.d_kv
         batch = self._rules.get("batch")
-        self.add("all_reduce", (batch,), numbers * width, kind.count)
+        name = f"{parameters.layer_name(kind.first)}/{parameters.RELATIVE}"
+        times = self._trained.get(name, 0)
+        self.add("all_reduce", (batch,), numbers * width, times)
     # Each device looks up rows in its slice of the embedding; then devices sum
     # the rows. Learned positions need rows with all of d_model; therefore they
     # make this sum an all-reduce.
@@ -221,7 +245,8 @@ class _Traffic:
     self.add("all_reduce", (vocab,), tokens * _FLOAT32, 3)  # max, sum, target
     # If an axis splits the residual stream, the final norm and, in the backward
     # pass, the embedding need a gather each.
-    self.add("all_gather", (residual,), of_stream, 2)
+    gathers = 1 + ("embedding" in self._trained)
+    self.add("all_gather", (residual,), of_stream, gathers)
 
   def _add_blocks(
     self, kind: Kind, of_stream: int, residual: str | None
@@ -232,7 +257,8 @@ class _Traffic:
     splits it.
     """
     layers, sums = kind.count, kind.layer.sums
-    again = layers if self._config.remat == "layer" else 0
+    visited = self._visited[kind.layer]  # by the backward pass
+    again = visited if self._config.remat == "layer" else 0
     # The forward pass adds outputs of one or more branches to the residual
     # stream. The backward pass adds up gradients of a norm's output from all
     # branches that read the norm. If one axis splits all these branches, one
@@ -252,10 +278,10 @@ class _Traffic:
         self.add(_kind_of_sum(is_scattered), (axis,), of_stream, times)
       for read in each.reads:
         for axis in {self._split_axis(x): None for x in read.branches}:
-          self.add("all_reduce", (axis,), of_stream, layers)
+          self.add("all_reduce", (axis,), of_stream, visited)
     # If an axis splits the residual stream, each sum needs a gather: in the
     # forward pass, in REMAT's repetition, and in the backward pass.
-    gathers = len(sums) * (2 * layers + again)
+    gathers = len(sums) * (layers + visited + again)
     self.add("all_gather", (residual,), of_stream, gathers)
 
   def add_stored(self) -> None:
@@ -287,11 +313,15 @@ class _Traffic:
       is_kept = is_vector and (
         config.remat != "layer" or parameter.layer is None
       )
-      times = uses if is_table else 1 if is_kept else 2
-      self.add("all_gather", (stored,), num_bytes, times * count)
+      times = uses * count if is_table else count
+      if not is_table and not is_kept:  # again, where there is a backward pass
+        layer = self._layers.get(parameter.layer)
+        times += self._visited[layer] if layer else 1
+      self.add("all_gather", (stored,), num_bytes, times)
       if self._rules.get("batch") == stored:
         num_bytes = memory.summed_bytes(name, config, self._mesh) * each.size
-        self.add("reduce_scatter", (stored,), num_bytes, uses * count)
+        times = uses * self._trained.get(name, 0)
+        self.add("reduce_scatter", (stored,), num_bytes, times)
 
   def add_exchanged(
     self, summed: set[str], each: memory.ParameterSlice, width: int, count: int
@@ -363,6 +393,7 @@ def step_bytes(
   *,
   pod_batch_size: int,
   num_pods: int = 1,
+  frozen: tuple[str, ...] = (),
 ) -> collections.Counter[tuple[str, tuple[str, ...]]]:
   """Returns the bytes that all devices of a pod send to each other per step.
 
@@ -370,7 +401,7 @@ def step_bytes(
   and its mesh axes, in the order of MESH_SHAPE.
   """
   tokens = memory.Activations(config, mesh, pod_batch_size).tokens
-  traffic = _Traffic(config, mesh)
+  traffic = _Traffic(config, mesh, frozen)
   traffic.add_activations(tokens)
   traffic.add_stored()
   for key in traffic.bytes_moved:
@@ -378,7 +409,7 @@ def step_bytes(
   # Gradients are all-reduced once per step. If one axis splits d_model_stored
   # and the batch, each microbatch reduce-scatters its gradients over this axis
   # instead; `add_stored` has counted these bytes.
-  for name, each, count in memory.distinct_slices(config, mesh):
+  for name, each, count in memory.trained_slices(config, mesh, frozen):
     width = memory.gradient_bytes(name, config, mesh)
     summed = traffic.summed_axes(name)
     if num_pods > 1:

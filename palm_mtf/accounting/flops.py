@@ -9,16 +9,12 @@ from collections.abc import Mapping
 
 from palm_mtf.architecture import parameters
 from palm_mtf.architecture.attention_blocks import block_pairs
-from palm_mtf.architecture.block import Attention, model_of
+from palm_mtf.architecture.block import Layer, model_of
 from palm_mtf.config import MeshLayout, ModelConfig
 
 SCORES = "attention/scores"
-# Training takes three times the forward pass's FLOPs: for each matrix product,
-# the backward pass computes the gradients of both factors.
-_PASSES = 3
 
 
-@functools.cache
 def forward_flops(config: ModelConfig) -> Mapping[str, int]:
   """Returns {matrix product: FLOPs of a token's forward pass, all layers}.
 
@@ -27,28 +23,41 @@ def forward_flops(config: ModelConfig) -> Mapping[str, int]:
   "attention/scores" is attention to SEQUENCE_LENGTH positions. A multiply-add
   counts as 2 FLOPs.
   """
+  kinds = model_of(config).kinds
+  return _sum_products(config, {x.layer: x.count for x in kinds})
+
+
+@functools.cache
+def _flops_of_layers(config: ModelConfig) -> Mapping[Layer, Mapping[str, int]]:
+  """Returns {kind of layers: {matrix product: FLOPs of one such layer}}."""
+  kinds = {x.first: x.layer for x in model_of(config).kinds}
   products = _product_dims(config)
-  terms: collections.Counter[str] = collections.Counter()
+  terms: dict[Layer, dict[str, int]] = {x: {} for x in kinds.values()}
   for each in parameters.distinct_parameters(config):
-    part = parameters.parse_name(each.name).part
-    if part in products:
-      terms[part] += 2 * math.prod(each.shape) * each.count
+    layer, part = parameters.parse_name(each.name)
+    if layer is not None and part in products:
+      terms[kinds[layer]][part] = 2 * math.prod(each.shape)
   # Attention has two products: q k^T, and attention weights times v. With
   # Transformer-XL's positions, q is also multiplied by a vector per distance.
   # The half that the causal mask hides counts too, as in other papers, and so
   # does what a window hides.
   of_product = 2 * config.num_heads * config.d_kv * config.sequence_length
-  terms[SCORES] = of_product * sum(
-    count * (3 if mixer.score_positions == "transformer_xl" else 2)
-    for mixer, count in _mixers(config)
-  )
+  for layer, own in terms.items():
+    has_vectors = layer.attention.mixer.score_positions == "transformer_xl"
+    own[SCORES] = of_product * (3 if has_vectors else 2)
   return terms
 
 
-def _mixers(config: ModelConfig) -> list[tuple[Attention, int]]:
-  """Returns (how a kind of layers attends, number of these layers)."""
-  kinds = model_of(config).kinds
-  return [(x.layer.attention.mixer, x.count) for x in kinds]
+def _sum_products(
+  config: ModelConfig, counts: Mapping[Layer, int]
+) -> dict[str, int]:
+  """Returns `forward_flops`, with `counts` layers of each kind."""
+  total: collections.Counter[str] = collections.Counter()
+  for layer, terms in _flops_of_layers(config).items():
+    for term, flops in terms.items():
+      total[term] += flops * counts.get(layer, 0)
+  of_table = 2 * config.vocab_size * config.d_model
+  return {parameters.logits_table(config): of_table, **total}
 
 
 def _product_dims(config: ModelConfig) -> dict[str, tuple[str, ...]]:
@@ -62,9 +71,37 @@ def _product_dims(config: ModelConfig) -> dict[str, tuple[str, ...]]:
 
 
 @functools.cache
-def recomputed_flops(config: ModelConfig) -> Mapping[str, int]:
+def train_flops(
+  config: ModelConfig, frozen: tuple[str, ...] = ()
+) -> Mapping[str, int]:
+  """Returns {matrix product: a token's FLOPs, forward and backward}.
+
+  For each product, the backward pass computes the gradients of both factors. If
+  a factor is a parameter, its gradient is computed only where it is trained
+  (not where FROZEN matches it); the other gradient only in the layers that the
+  backward pass visits. Products are named as in `forward_flops`.
+  """
+  trained = parameters.count_trained(config, frozen)
+  visited = parameters.count_visited(config, frozen)
+  logits = parameters.logits_table(config)
+  needs_input = visited or any(x.startswith("final_norm/") for x in trained)
+  times = 1 + bool(needs_input) + (logits in trained)
+  terms = collections.Counter({logits: forward_flops(config)[logits] * times})
+  for layer, first, count in model_of(config).kinds:
+    for term, flops in _flops_of_layers(config)[layer].items():
+      name = f"{parameters.layer_name(first)}/{term}"
+      updated = visited[layer] if term == SCORES else trained.get(name, 0)
+      terms[term] += flops * (count + visited[layer] + updated)
+  return terms
+
+
+@functools.cache
+def recomputed_flops(
+  config: ModelConfig, frozen: tuple[str, ...] = ()
+) -> Mapping[str, int]:
   """Returns {matrix product: FLOPs per token that REMAT does a second time}."""
-  forward = forward_flops(config)
+  visited = parameters.count_visited(config, frozen)
+  forward = _sum_products(config, visited)
   if config.remat == "none":
     return {}
   if config.remat == "attention":  # q k^T again, but not weights times v
@@ -82,32 +119,38 @@ def recomputed_flops(config: ModelConfig) -> Mapping[str, int]:
 
 def attention_flops_per_token(config: ModelConfig) -> int:
   """Returns a token's training FLOPs for attention to SEQUENCE_LENGTH keys."""
-  return _PASSES * forward_flops(config)[SCORES]
+  return train_flops(config)[SCORES]
 
 
-def train_flops_per_token(config: ModelConfig) -> int:
+def train_flops_per_token(
+  config: ModelConfig, frozen: tuple[str, ...] = ()
+) -> int:
   """Returns the FLOPs of a token's forward and backward pass."""
   # FLOPs that REMAT repeats do not count, because MFU counts only the model's.
-  return _PASSES * sum(forward_flops(config).values())
+  return sum(train_flops(config, frozen).values())
 
 
 def device_flops(
-  config: ModelConfig, mesh: MeshLayout, pod_tokens: int
+  config: ModelConfig,
+  mesh: MeshLayout,
+  pod_tokens: int,
+  frozen: tuple[str, ...] = (),
 ) -> float:
   """Returns a device's FLOPs in a step of `pod_tokens` tokens per pod."""
   dims_of = _product_dims(config) | {SCORES: ("heads",)}
-  repeated, length = recomputed_flops(config), config.sequence_length
+  repeated, length = recomputed_flops(config, frozen), config.sequence_length
   flops = 0.0
-  for term, forward in forward_flops(config).items():
-    of_token = _PASSES * forward + repeated.get(term, 0)
+  for term, of_training in train_flops(config, frozen).items():
+    of_token: float = of_training + repeated.get(term, 0)
     if term == parameters.logits_table(
       config
     ):  # the table's padding rows have logits too
       of_token *= mesh.padded_vocab_size(config.vocab_size) / config.vocab_size
     if term == SCORES:  # fewer, because attention skips masked blocks
       pairs = sum(
-        count * sum(block_pairs(length, config.has_prefix, mixer.window))
-        for mixer, count in _mixers(config)
+        x.count * sum(block_pairs(length, config.has_prefix, window))
+        for x in model_of(config).kinds
+        for window in [x.layer.attention.mixer.window]
       )
       of_token *= pairs / (config.num_layers * length**2)
     flops += of_token / math.prod(map(mesh.axis_size_of, dims_of[term]))
@@ -115,18 +158,26 @@ def device_flops(
 
 
 def mfu(
-  tokens_per_sec: float, config: ModelConfig, peak_flops_per_sec: float
+  tokens_per_sec: float,
+  config: ModelConfig,
+  peak_flops_per_sec: float,
+  frozen: tuple[str, ...] = (),
 ) -> float:
   """Returns the model FLOPs utilization, 1.0 at the peak.
 
   The tokens per second and the peak FLOP/s are those of all chips together.
   """
-  return tokens_per_sec * train_flops_per_token(config) / peak_flops_per_sec
+  flops = train_flops_per_token(config, frozen)
+  return tokens_per_sec * flops / peak_flops_per_sec
 
 
 def hfu(
-  tokens_per_sec: float, config: ModelConfig, peak_flops_per_sec: float
+  tokens_per_sec: float,
+  config: ModelConfig,
+  peak_flops_per_sec: float,
+  frozen: tuple[str, ...] = (),
 ) -> float:
   """Returns the hardware FLOPs utilization: MFU that counts REMAT's FLOPs."""
-  flops = train_flops_per_token(config) + sum(recomputed_flops(config).values())
+  flops = train_flops_per_token(config, frozen)
+  flops += sum(recomputed_flops(config, frozen).values())
   return tokens_per_sec * flops / peak_flops_per_sec

@@ -43,9 +43,10 @@ _QUANTIZED_BYTES = {"int8": 1, "int4": 0.5 + 2 / 32}
 class DeviceBytes:
   """Bytes that training keeps on each device of a pipeline stage."""
 
-  weights: int  # of the float32 weights
+  weights: int  # of the float32 weights that are trained
   slots: int  # the optimizer's variables, such as momentum
   gradients: int  # of a step: the sums over its microbatches
+  frozen_weights: int = 0  # of the float32 weights that FROZEN matches
 
 
 @dataclasses.dataclass(frozen=True)
@@ -93,6 +94,24 @@ def _slice_of(
   return ParameterSlice(sizes, axes, mesh.num_devices // parts)
 
 
+def trained_slices(
+  config: ModelConfig,
+  mesh: MeshLayout,
+  frozen: tuple[str, ...] = (),
+  stage: int = 0,
+) -> Sequence[tuple[str, ParameterSlice, int]]:
+  """Returns `distinct_slices`, but counts only layers that train a parameter.
+
+  Leaves out parameters that FROZEN freezes in all layers.
+  """
+  counts = parameters.count_trained(config, frozen)
+  return [
+    (name, each, counts[name])
+    for name, each, _ in distinct_slices(config, mesh, stage)
+    if name in counts
+  ]
+
+
 def gradient_bytes(name: str, config: ModelConfig, mesh: MeshLayout) -> int:
   """Returns the bytes per element of a gradient that waits for the update."""
   if mesh.num_microbatches > 1:  # their gradients are summed in float32
@@ -112,11 +131,17 @@ def device_bytes(
   mesh: MeshLayout,
   optimizer: OptimizerConfig,
   stage: int = 0,
+  frozen: tuple[str, ...] = (),
 ) -> DeviceBytes:
   """Returns the bytes of weights, optimizer slots and gradients per device."""
-  slices = distinct_slices(config, mesh, stage)
+  slices = trained_slices(config, mesh, frozen, stage)
+  of_all, weights = (
+    sum(_FLOAT32 * each.size * n for _, each, n in x)
+    for x in (distinct_slices(config, mesh, stage), slices)
+  )
   return DeviceBytes(
-    weights=sum(4 * each.size * n for _, each, n in slices),
+    weights=weights,
+    frozen_weights=of_all - weights,
     slots=sum(
       slot_bytes({x: each.sizes}, optimizer) * n for x, each, n in slices
     ),
@@ -187,9 +212,14 @@ class Activations:
   """
 
   def __init__(
-    self, config: ModelConfig, mesh: MeshLayout, pod_batch_size: int
+    self,
+    config: ModelConfig,
+    mesh: MeshLayout,
+    pod_batch_size: int,
+    frozen: tuple[str, ...] = (),
   ):
     self._config, self._mesh = config, mesh
+    self._trained = parameters.count_trained(config, frozen)
     self._width = DTYPE_BYTES[config.activation_dtype]  # bytes per element
     is_float32 = config.logits_dtype == "float32"
     self._logits_width = _FLOAT32 if is_float32 else self._width
@@ -202,9 +232,12 @@ class Activations:
     self._residual = config.d_model // mesh.axis_size_of("d_model_residual")
     heads = config.num_heads // mesh.axis_size_of("heads")
     self._queries = heads * config.d_kv
-    # Sizes of a kind of blocks, and the number of these blocks.
+    # Sizes of a kind of blocks, the number of these blocks, and how many of
+    # them have a backward pass; only these keep activations.
+    visited = parameters.count_visited(config, frozen)
+    self._num_backward = sum(visited.values())
     self._kinds = [
-      (_block_sizes(config, mesh, x.layer), x.count)
+      (_block_sizes(config, mesh, x.layer), x.count, visited[x.layer])
       for x in model_of(config).kinds
     ]
     padded = mesh.padded_vocab_size(config.vocab_size)
@@ -223,9 +256,9 @@ class Activations:
   def kept_bytes(self) -> int:
     """Returns the bytes that all blocks keep for the backward pass."""
     if self._config.remat == "layer":  # only the inputs of blocks are kept
-      kept: float = self._config.num_layers * self._residual
+      kept: float = self._num_backward * self._residual
     else:
-      kept = sum(n * self._kept_in_block(x) for x, n in self._kinds)
+      kept = sum(n * self._kept_in_block(x) for x, _, n in self._kinds)
     return round(self.tokens * kept * self._width)
 
   def loss_bytes(self) -> int:
@@ -240,7 +273,7 @@ class Activations:
   def waiting_bytes(self, stage: int) -> int:
     """Returns the bytes of tensors that wait for a stage or to be sent."""
     stream, mesh = 2 * self.stream_bytes(), self._mesh
-    if stage:
+    if stage or "embedding" not in self._trained:
       return stream
     # The head computes gradients of the embedding; those of at most one
     # microbatch per stage wait to be used.
@@ -251,10 +284,12 @@ class Activations:
 
   def working_bytes(self, stage: int = 0) -> int:
     """Returns the peak bytes of a backward pass, besides what blocks keep."""
-    of_block = max(self._working_of_block(x) for x, _ in self._kinds)
+    of_block = max(self._working_of_block(x) for x, *_ in self._kinds)
     if stage:
       return of_block
     of_loss = self.loss_bytes()
+    if not self._num_backward:
+      return of_loss
     # With stages, the head runs while stage 0 runs, so both need memory.
     is_staged = self._mesh.stages > 1
     return of_block + of_loss if is_staged else max(of_block, of_loss)
@@ -277,12 +312,16 @@ class Activations:
     The kinds are "blocks" and "attention".
     """
     total: collections.Counter[str] = collections.Counter()
-    for block, count in self._kinds:
-      for kind, elements in self._passes_of_block(block).items():
-        total[kind] += count * elements
+    for block, count, visited in self._kinds:
+      for has_backward, n in ((True, visited), (False, count - visited)):
+        of_block = self._passes_of_block(block, has_backward=has_backward)
+        for kind, elements in of_block.items():
+          total[kind] += n * elements
     return dict(total)
 
-  def _passes_of_block(self, block: _BlockSizes) -> dict[str, float]:
+  def _passes_of_block(
+    self, block: _BlockSizes, *, has_backward: bool
+  ) -> dict[str, float]:
     norms, stream, residual = block.num_norms, self._stream, self._residual
     columns, read, of_results = (
       block.columns,
@@ -296,6 +335,8 @@ class Activations:
       "attention": 2 * block.scores,
     }
     forward["blocks"] += of_results * 2 * stream
+    if not has_backward:
+      return forward
     # In the backward pass, a norm reads two tensors and writes a gradient,
     # which is added to the stream's gradient. The joined product's gradient is
     # computed from the product and the gradients of its parts (q, k, v and
@@ -328,7 +369,9 @@ class Activations:
     # Outside the blocks, passes compute and recompute the last norm and compute
     # its gradient. They also look up rows of the embedding, and add up the
     # gradient of these rows in float32.
-    of_token["blocks"] += self._stream * (7 * width + 3 * width + 2 * _FLOAT32)
+    of_token["blocks"] += self._stream * (7 * width + 3 * width)
+    if "embedding" in self._trained:
+      of_token["blocks"] += self._stream * 2 * _FLOAT32
     # The loss reads logits twice, once to sum over the vocabulary and once for
     # the gradient, and writes the gradient.
     of_token["loss"] = self._vocab * (2 * self._logits_width + width)
@@ -337,7 +380,10 @@ class Activations:
 
 
 def weight_copy_bytes(
-  config: ModelConfig, mesh: MeshLayout, stage: int = 0
+  config: ModelConfig,
+  mesh: MeshLayout,
+  stage: int = 0,
+  frozen: tuple[str, ...] = (),
 ) -> int:
   """Returns a device's bytes of cast, gathered and joined copies of weights.
 
@@ -348,6 +394,7 @@ def weight_copy_bytes(
   stored = mesh.axis_size_of("d_model_stored")
   layers = {x.first: x.layer for x in model_of(config).kinds}
   total = dict.fromkeys((None, *layers), 0)
+  trained = parameters.count_trained(config, frozen)
   for name, each, _ in distinct_slices(config, mesh, stage):
     parameter = parameters.parse_name(name)
     if parameter.is_vector:
@@ -355,7 +402,8 @@ def weight_copy_bytes(
     copies = 0 if width == _FLOAT32 else 1
     # A device that stores a part of each weight gathers the whole weight, and
     # makes its whole gradient before the reduce-scatter.
-    copies += 2 * stored if stored > 1 else 0
+    wholes = 2 if name in trained else 1
+    copies += wholes * stored if stored > 1 else 0
     if parameter.layer is not None:
       reads = layers[parameter.layer].reads
       is_joined = any(parameter.part in x.parts for x in reads)
@@ -365,7 +413,11 @@ def weight_copy_bytes(
 
 
 def exchange_bytes(
-  config: ModelConfig, mesh: MeshLayout, pods: PodsConfig, stage: int = 0
+  config: ModelConfig,
+  mesh: MeshLayout,
+  pods: PodsConfig,
+  stage: int = 0,
+  frozen: tuple[str, ...] = (),
 ) -> int:
   """Returns a device's bytes to exchange gradients with other pods.
 
@@ -376,25 +428,30 @@ def exchange_bytes(
   of_others = DTYPE_BYTES[pods.dcn_dtype] * (pods.num_pods - 1)
   return sum(
     n * (-(-each.size // each.num_replicas) * of_others + each.size * _FLOAT32)
-    for _, each, n in distinct_slices(config, mesh, stage)
+    for _, each, n in trained_slices(config, mesh, frozen, stage)
   )
 
 
-def weight_traffic(config: ModelConfig, mesh: MeshLayout) -> int:
+def weight_traffic(
+  config: ModelConfig, mesh: MeshLayout, frozen: tuple[str, ...] = ()
+) -> int:
   """Returns the bytes of passes over weights per step, without the update.
 
   A device casts weights, and adds each microbatch's gradients to a sum.
   """
   width = DTYPE_BYTES[config.activation_dtype]
-  total = 0
+  num_forward = parameters.first_in_backward(config, frozen)
+  trained, total = parameters.count_trained(config, frozen), 0
   for name, each, count in distinct_slices(config, mesh):
-    of_number = 0
+    numbers = 0
     if width != _FLOAT32:  # casts; the backward pass casts kernels again
-      passes = 2 if parameters.parse_name(name).is_kernel else 1
-      of_number += passes * (_FLOAT32 + width)
+      is_kernel = parameters.parse_name(name).is_kernel
+      passes = 2 * count - num_forward if is_kernel else count
+      numbers += passes * (_FLOAT32 + width)
     if mesh.num_microbatches > 1:  # adds each gradient to the sum so far
-      of_number += 2 * _FLOAT32 + gradient_bytes(name, config, mesh)
-    total += count * of_number * each.size
+      of_sum = 2 * _FLOAT32 + gradient_bytes(name, config, mesh)
+      numbers += trained.get(name, 0) * of_sum
+    total += numbers * each.size
   return mesh.num_microbatches * total
 
 
@@ -402,7 +459,7 @@ def update_traffic(kept: DeviceBytes) -> int:
   """Returns the bytes that a device's optimizer reads and writes per step."""
   # Gradients are read for the global norm, for the root mean square of the
   # update, and for the update. Weights are read for their root mean square.
-  # The update reads and writes weights and slots.
+  # The update reads and writes weights and slots. Frozen weights take no part.
   return 3 * kept.gradients + 3 * kept.weights + 2 * kept.slots
 
 

@@ -7,9 +7,9 @@ The settings of each optimizer say which slots it keeps (palm_mtf/config/).
 
 import dataclasses
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
-from palm_mtf.architecture.parameters import parse_name
+from palm_mtf.architecture.parameters import frozen_names, parse_name
 from palm_mtf.config import OPTIMIZERS, OptimizerConfig
 from palm_mtf.errors import UserError
 
@@ -51,15 +51,19 @@ def parameter_slots(
 def checkpoint_bytes(
   shapes: Mapping[str, tuple[int, ...]],
   optimizer: OptimizerConfig | None = None,
+  frozen: Sequence[str] = (),
 ) -> int:
   """Returns the bytes of float32 parameters and their optimizer slots.
 
   If `optimizer` is None, returns the most that any optimizer needs: two slots.
+  Parameters that `frozen`, the patterns of FROZEN, matches have no slots.
   """
   parameters = sum(4 * math.prod(shape) for shape in shapes.values())
   if optimizer is None:
     return 3 * parameters
-  return parameters + slot_bytes(shapes, optimizer)
+  without = frozen_names(shapes, frozen)
+  trained = {x: shape for x, shape in shapes.items() if x not in without}
+  return parameters + slot_bytes(trained, optimizer)
 
 
 def slot_bytes(

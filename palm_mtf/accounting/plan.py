@@ -17,7 +17,11 @@ from palm_mtf.accounting.hardware import (
 )
 from palm_mtf.accounting.step_time import StepTime, device_rates, predict_step
 from palm_mtf.architecture.block import model_of_layers
-from palm_mtf.architecture.parameters import distinct_parameters, parse_name
+from palm_mtf.architecture.parameters import (
+  distinct_parameters,
+  frozen_in_stage,
+  parse_name,
+)
 from palm_mtf.config import (
   Config,
   ModelConfig,
@@ -59,6 +63,7 @@ def memory_parts(
     config.optimizer,
     batch_size,
     stage,
+    config.run.frozen,
   )
   pods, num_devices = config.pods, config.mesh_layout.num_devices
   if pods.pods == "in_process":  # one process has all devices
@@ -75,13 +80,17 @@ def tensor_bytes(
   optimizer: OptimizerConfig,
   batch_size: int,
   stage: int = 0,
+  frozen: tuple[str, ...] = (),
 ) -> dict[str, int]:
   """Returns {part of the memory: a device's peak bytes}, of tensors only."""
   more, microbatches = {}, 1
+  frozen = frozen_in_stage(model, frozen, stage, mesh.stages)
   layers = stage_layers(model.num_layers, mesh.stages)[stage]
   model = model_of_layers(model, layers)
-  kept = memory.device_bytes(model, mesh, optimizer, stage)
-  activations = memory.Activations(model, mesh, batch_size // pods.num_pods)
+  kept = memory.device_bytes(model, mesh, optimizer, stage, frozen)
+  activations = memory.Activations(
+    model, mesh, batch_size // pods.num_pods, frozen
+  )
   if mesh.stages > 1:
     microbatches = num_kept(stage, mesh)
     more["waiting"] = activations.waiting_bytes(stage)
@@ -89,15 +98,19 @@ def tensor_bytes(
     # Besides the step's gradients, which the update reads (`kept.gradients`),
     # accumulators of equal size hold the sums of all but the last microbatch.
     more["microbatch sums"] = kept.gradients
+  frozen_weights = {"frozen weights": kept.frozen_weights} if frozen else {}
   return {
-    **dataclasses.asdict(kept),
+    "weights": kept.weights,
+    **frozen_weights,
+    "slots": kept.slots,
+    "gradients": kept.gradients,
     **more,
     "activations": microbatches * activations.kept_bytes(),
-    "weight copies": memory.weight_copy_bytes(model, mesh, stage),
+    "weight copies": memory.weight_copy_bytes(model, mesh, stage, frozen),
     # The maximum: working memory is free before other pods' gradients arrive.
     "buffers": max(
       activations.working_bytes(stage),
-      memory.exchange_bytes(model, mesh, pods, stage),
+      memory.exchange_bytes(model, mesh, pods, stage, frozen),
     ),
   }
 
@@ -113,7 +126,13 @@ def describe_step(
   plan = plan_step(mesh, pods, joins_microbatches=joins_microbatches)
   rows = config.run.batch_sizes.size(0) // pods.num_pods
   sizes = [
-    communication.edge_bytes(x, config.model, mesh, pod_batch_size=rows)
+    communication.edge_bytes(
+      x,
+      config.model,
+      mesh,
+      pod_batch_size=rows,
+      frozen=config.run.frozen,
+    )
     for x in plan.edges
   ]
   return {
@@ -215,8 +234,11 @@ def plan_of(config: AnyConfig) -> dict[str, Any]:
     "parameters": dict(parameters),
     "flops_per_token": {
       "forward": dict(flops.forward_flops(config.model)),
-      "recomputed": dict(flops.recomputed_flops(config.model)),
-      "model": flops.train_flops_per_token(config.model),
+      "training": dict(flops.train_flops(config.model, config.run.frozen)),
+      "recomputed": dict(
+        flops.recomputed_flops(config.model, config.run.frozen)
+      ),
+      "model": flops.train_flops_per_token(config.model, config.run.frozen),
     },
     "device_bytes": parts,
     "stage_bytes": [
@@ -256,10 +278,11 @@ def rates_of(
   else:
     peak = peak_of_devices(config.run.chip, hardware, num_devices)
   tokens_per_sec = batch_size * config.model.sequence_length / secs
+  frozen = config.run.frozen
   return {
     "tokens_per_sec": tokens_per_sec,
-    "mfu": flops.mfu(tokens_per_sec, config.model, peak),
-    "hfu": flops.hfu(tokens_per_sec, config.model, peak),
+    "mfu": flops.mfu(tokens_per_sec, config.model, peak, frozen),
+    "hfu": flops.hfu(tokens_per_sec, config.model, peak, frozen),
   }
 
 
@@ -279,9 +302,8 @@ def _list_collectives(
     for (kind, axes), secs in step.collectives.items()
   ]
   if config.pods.num_pods > 1:
-    sent = communication.dcn_bytes(
-      config.model, config.mesh_layout, config.pods
-    )
+    given = config.model, config.mesh_layout, config.pods
+    sent = communication.dcn_bytes(*given, config.run.frozen)
     moved.append(
       {
         "kind": "exchange",

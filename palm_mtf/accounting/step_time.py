@@ -14,11 +14,11 @@ exchange      exchange of gradients between pods, except for the part that the
               backward pass of the last microbatch hides (never on TPUs or in
               stages)
 
-With stages, all parts but the last two are those of stage 0, which also has the
-logits.
+With stages, all parts but the last two are those of stage 0, which is the
+slowest unless FROZEN freezes its layers. The bubble is the time in which stage
+0 waits.
 """
 
-import collections
 import dataclasses
 import math
 from collections.abc import Mapping, Sequence
@@ -26,7 +26,8 @@ from collections.abc import Mapping, Sequence
 from palm_mtf.accounting import communication, memory
 from palm_mtf.accounting.flops import device_flops
 from palm_mtf.accounting.hardware import MEASURED, describe_remat, share_chip
-from palm_mtf.architecture.block import model_of, model_of_layers
+from palm_mtf.architecture.block import model_of_layers
+from palm_mtf.architecture.parameters import frozen_in_stage
 from palm_mtf.config import Config, HardwareConfig, ModelConfig, PlanConfig
 from palm_mtf.config.device_mesh import DeviceMesh
 from palm_mtf.errors import UserError
@@ -118,32 +119,37 @@ def predict_step(config: Config | PlanConfig, batch_size: int) -> StepTime:
   rates = device_rates(config)
   if mesh.stages > 1:
     return _predict_stages(config, model, batch_size)
-  alone = _predict_mesh(config, model, batch_size)
+  alone = _predict_mesh(config, model, batch_size, config.run.frozen)
   if pods.num_pods == 1:
     return alone
   link = pod_link(config, rates)
   # The program of a TPU pod outputs all gradients only when the program ends
   # (executors/xla/pod_arrays.py), so no computation hides the exchange.
   is_tpu = bool(mesh.tpu or rates.chip_link_dims)
+  frozen = config.run.frozen
   exposed = -alone.total + communication.step_secs(
-    model, mesh, pods, alone.total, link, overlaps=not is_tpu
+    model, mesh, pods, alone.total, link, overlaps=not is_tpu, frozen=frozen
   )
-  sending = sum(communication.exchange_secs(model, mesh, pods, link))
+  sending = sum(communication.exchange_secs(model, mesh, pods, link, frozen))
   hidden = max(0.0, sending - exposed)
   return dataclasses.replace(alone, exchange=exposed, hidden_exchange=hidden)
 
 
 def _predict_mesh(
-  config: Config | PlanConfig, model: ModelConfig, batch_size: int
+  config: Config | PlanConfig,
+  model: ModelConfig,
+  batch_size: int,
+  frozen: tuple[str, ...],
 ) -> StepTime:
   """Returns a step's time on one mesh, as if without other pods or stages."""
   mesh, rates = config.mesh_layout, device_rates(config)
   pod_batch_size = batch_size // config.pods.num_pods
   peak = getattr(rates, f"chip_{model.activation_dtype}_flops")
-  flops = device_flops(model, mesh, pod_batch_size * model.sequence_length)
-  kept = memory.device_bytes(model, mesh, config.optimizer)
-  passes = memory.Activations(model, mesh, pod_batch_size).traffic()
-  passes["weights"] = memory.weight_traffic(model, mesh)
+  pod_tokens = pod_batch_size * model.sequence_length
+  flops = device_flops(model, mesh, pod_tokens, frozen)
+  kept = memory.device_bytes(model, mesh, config.optimizer, frozen=frozen)
+  passes = memory.Activations(model, mesh, pod_batch_size, frozen).traffic()
+  passes["weights"] = memory.weight_traffic(model, mesh, frozen)
   measured = (rates.chip_pass_bandwidths or {}).get(model.activation_dtype, {})
   # A kind of pass that was not measured runs at the bandwidth of memory.
   bandwidths = {
@@ -155,6 +161,7 @@ def _predict_mesh(
     config.optimizer,
     pod_batch_size=pod_batch_size,
     num_pods=config.pods.num_pods,
+    frozen=frozen,
   )
   return StepTime(
     products=flops / (peak * rates.chip_efficiency),
@@ -178,20 +185,26 @@ def _predict_stages(
   """Returns a step's time with pipeline stages: the parts of stage 0."""
   mesh, pods, rates = config.mesh_layout, config.pods, device_rates(config)
 
-  def predict(layers: Sequence[int]) -> StepTime:
-    return _predict_mesh(config, model_of_layers(model, layers), batch_size)
+  def predict(layers: Sequence[int], frozen: tuple[str, ...]) -> StepTime:
+    own = model_of_layers(model, layers)
+    return _predict_mesh(config, own, batch_size, frozen)
 
   # The first stage also computes the logits. Another stage computes only
-  # layers; a layer takes the time that a second such layer adds.
-  of_first, *of_others = stage_layers(model.num_layers, mesh.stages)
-  first, added = predict(of_first), {}
-  for kind in model_of(model).kinds:
-    one, two = predict([kind.first]), predict([kind.first] * 2)
-    added[kind.layer] = two.total - two.update - one.total + one.update
-  layers = model_of(model).layers
-  counts = (collections.Counter(layers[x.start : x.stop]) for x in of_others)
-  others = [sum(n * added[x] for x, n in each.items()) for each in counts]
-  # A stage sends activations forward, and gradients back.
+  # layers: leave out what one layer takes more than a second layer adds.
+  others, updates = [], []
+  for stage, layers in enumerate(stage_layers(model.num_layers, mesh.stages)):
+    frozen = frozen_in_stage(model, config.run.frozen, stage, mesh.stages)
+    outside = tuple(x for x in frozen if not x.startswith("layers/"))
+    whole = predict(layers, frozen)
+    if not stage:
+      first = whole
+      continue
+    one, two = (predict([layers[0]] * n, outside) for n in (1, 2))
+    of_layers = whole.total - whole.update - 2 * (one.total - one.update)
+    others.append(of_layers + two.total - two.update)
+    updates.append(whole.update - 2 * one.update + two.update)
+  # A stage sends activations forward, and gradients back; the latter count even
+  # if FROZEN ends the backward pass before this stage.
   send = ("send", ("stages",))
   sent = sum(
     communication.edge_bytes(
@@ -203,18 +216,21 @@ def _predict_stages(
   is_beyond_links = chips > (rates.chip_link_chips or chips)
   name = "chip_dcn_bandwidth" if is_beyond_links else "chip_link_bandwidth"
   secs = sent / mesh.num_devices / getattr(rates, name)
-  own = first.total - first.update + secs
-  stages = [own, *(other + secs for other in others)]
+  of_first = first.total - first.update + secs
+  stages = [of_first, *(other + secs for other in others)]
   exchange = 0.0
   if pods.num_pods > 1:  # exchange comes after all microbatches: not hidden
     link = pod_link(config, rates)
-    embedding, others = communication.exchange_secs(model, mesh, pods, link)
-    exchange = embedding + others / mesh.stages
+    embedding, rest = communication.exchange_secs(
+      model, mesh, pods, link, config.run.frozen
+    )
+    exchange = embedding + rest / mesh.stages
   return dataclasses.replace(
     first,
     collectives={**first.collectives, send: secs},
     moved={**first.moved, send: sent},
-    bubble=pipeline_secs(stages, mesh.num_microbatches) - own,
+    bubble=pipeline_secs(stages, mesh.num_microbatches) - of_first,
+    update=max(first.update, *updates),
     exchange=exchange,
   )
 

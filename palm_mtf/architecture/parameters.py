@@ -13,16 +13,28 @@ The last word says what a parameter is: a table (embedding), a scale or a bias;
 otherwise a kernel. Names in Mesh TensorFlow's own layers end with the same
 words, such as "encoder/block_000/layer_000/SelfAttention/q" and
 "shared/embedding".
+
+A parameter also has a role, which says what training does with it:
+
+role     gradient and update   optimizer slots   in checkpoints   between pods
+trained  yes                   yes               yes              the gradient
+adapter  yes                   yes               yes              the gradient
+frozen   no                    no                yes              nothing
+mask     no                    no                yes              nothing
+state    by another rule       no                yes              nothing
 """
 
+import collections
+import fnmatch
 import functools
 import math
 import re
-from collections.abc import Mapping
-from typing import NamedTuple
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Literal, NamedTuple
 
 from palm_mtf.architecture.block import NORMS, Attention, Dims, Layer, model_of
 from palm_mtf.config import ModelConfig
+from palm_mtf.errors import UserError, did_you_mean
 
 # Layer numbers have at least three digits, so that names sort up to layer 999.
 _IN_LAYER = re.compile(r"layer_(\d{3,})/(.+)")
@@ -77,6 +89,147 @@ def parse_name(name: str) -> ParameterName:
   if match := _IN_LAYER.fullmatch(name):
     return ParameterName(int(match[1]), match[2])
   return ParameterName(None, name)
+
+
+Role = Literal["trained", "frozen", "adapter", "mask", "state"]
+
+
+class Parameter(NamedTuple):
+  """A parameter of a model, and what training does with it."""
+
+  name: str  # in checkpoints
+  dims: tuple[str, ...]  # names of its dimensions
+  role: Role
+
+  @property
+  def is_trained(self) -> bool:
+    """Whether the optimizer updates the parameter by its gradient."""
+    return self.role in ("trained", "adapter")
+
+
+@functools.lru_cache(maxsize=64)  # because a search over layouts calls it often
+def parameters_of(
+  config: ModelConfig, frozen: Sequence[str] = ()
+) -> tuple[Parameter, ...]:
+  """Returns the parameters in the order of creation; `frozen` is a tuple."""
+  dims = parameter_dims(config)
+  untrained = frozen_names(dims, frozen)
+  return tuple(
+    Parameter(name, x, "frozen" if name in untrained else "trained")
+    for name, x in dims.items()
+  )
+
+
+def user_name(name: str) -> str:
+  """Returns a parameter's name for FROZEN: "layers/7/attention/q"."""
+  layer, part = parse_name(name)
+  return part if layer is None else f"layers/{layer}/{part}"
+
+
+def frozen_names(names: Iterable[str], patterns: Sequence[str]) -> set[str]:
+  """Returns those of `names` that one of the patterns of FROZEN matches."""
+  # fnmatch's "*" also matches "/".
+  return {
+    name
+    for name in names
+    if any(fnmatch.fnmatchcase(user_name(name), x) for x in patterns)
+  }
+
+
+def check_frozen(names: Iterable[str], patterns: Sequence[str]) -> None:
+  """Raises UserError if a pattern matches nothing, or if all names match."""
+  names = list(names)
+  known = {x: None for name in names for x in _forms(user_name(name))}
+  for pattern in patterns:
+    if not frozen_names(names, [pattern]):
+      raise UserError(
+        f"FROZEN = {list(patterns)!r}: no parameter matches "
+        f'"{pattern}"{did_you_mean(pattern, known)}; give names of parameters, '
+        'such as "embedding" or "layers/7/attention/q", with "*" for any '
+        "characters."
+      )
+  if len(frozen_names(names, patterns)) == len(names):
+    raise UserError(
+      f"FROZEN = {list(patterns)!r}: freezes all parameters, so nothing is "
+      "left to train; take patterns out."
+    )
+
+
+def _forms(name: str) -> Iterable[str]:
+  # Yields the user's name of a parameter and patterns that users may mean.
+  parts = name.split("/")
+  if parts[0] == "layers":
+    yield "/".join(["layers", "*", *parts[2:]])
+    yield "/".join(["layers", "*", parts[2], "*"])
+    yield f"layers/{parts[1]}/*"
+  yield name
+
+
+@functools.lru_cache(maxsize=64)
+def count_trained(
+  config: ModelConfig, frozen: Sequence[str] = ()
+) -> Mapping[str, int]:
+  """Returns {distinct parameter: in how many layers it is trained}.
+
+  Outside the layers the count is 1; parameters that are trained nowhere are
+  missing. `frozen` is FROZEN, a tuple. See `distinct_parameters`.
+  """
+  layers, first = model_of(config).layers, {}
+  for i, layer in enumerate(layers):
+    first.setdefault(layer, i)
+  counts: collections.Counter[str] = collections.Counter()
+  for x in parameters_of(config, frozen):
+    if x.is_trained:
+      i, part = parse_name(x.name)
+      own = part if i is None else f"{layer_name(first[layers[i]])}/{part}"
+      counts[own] += 1
+  return counts
+
+
+@functools.lru_cache(maxsize=64)
+def first_in_backward(config: ModelConfig, frozen: Sequence[str] = ()) -> int:
+  """Returns the lowest layer that the backward pass visits.
+
+  The backward pass ends where no earlier parameter is trained. The result is
+  the number of layers if the backward pass visits no layer.
+  """
+  layers = [config.num_layers]
+  for name, _, _ in (x for x in parameters_of(config, frozen) if x.is_trained):
+    layer, part = parse_name(name)
+    if part in ("embedding", "position_embedding"):
+      layers.append(0)
+    elif layer is not None:
+      layers.append(layer)
+  return min(layers)
+
+
+def count_visited(
+  config: ModelConfig, frozen: Sequence[str] = ()
+) -> Mapping[Layer, int]:
+  """Returns {kind of layers: how many of them the backward pass visits}."""
+  first = first_in_backward(config, tuple(frozen))
+  return collections.Counter(model_of(config).layers[first:])
+
+
+def frozen_in_stage(
+  config: ModelConfig, frozen: Sequence[str], stage: int, num_stages: int
+) -> tuple[str, ...]:
+  """Returns FROZEN for a model with only the layers of one pipeline stage.
+
+  The layers of the stage are numbered from 0. The embedding stands for all that
+  comes before the stage: it is trained if anything before the stage is trained.
+  """
+  share = config.num_layers // num_stages
+  begin = stage * share
+  names = frozen_names(parameter_dims(config), frozen)
+  found = [x for x in names if parse_name(x).layer is None]
+  if first_in_backward(config, tuple(frozen)) < begin:
+    found = [x for x in found if parse_name(x).kind != "embedding"]
+  for name in names:
+    layer, part = parse_name(name)
+    if layer is not None and begin <= layer < begin + share:
+      found.append(f"layers/{layer - begin}/{part}")
+  return tuple(sorted(found))
 
 
 def dimension_sizes(config: ModelConfig) -> dict[str, int]:

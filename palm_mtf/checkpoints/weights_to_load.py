@@ -15,10 +15,14 @@ import contextlib
 import dataclasses
 import logging
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 
 from palm_mtf.accounting.optimizer_state import check_same_slots
-from palm_mtf.architecture.parameters import parameter_shapes
+from palm_mtf.architecture.parameters import (
+  frozen_names,
+  parameter_shapes,
+  user_name,
+)
 from palm_mtf.checkpoints.manifest import (
   MANIFEST,
   Checkpoint,
@@ -115,6 +119,24 @@ def check_same_layers(checkpoint: Checkpoint, model: ModelConfig) -> None:
         f"{name} = {now!r}: {checkpoint.path} was trained with {before!r}; use "
         "that, or begin a run with INIT_CHECKPOINT in another MODEL_DIR."
       )
+
+
+def check_same_roles(checkpoint: Checkpoint, frozen: Sequence[str]) -> None:
+  """Raises UserError if a run with FROZEN would need other optimizer slots.
+
+  The checkpoint has slots for the parameters that its run trained.
+  """
+  names = checkpoint.manifest.shapes
+  before = checkpoint.manifest.settings.get("FROZEN", [])
+  changed = frozen_names(names, before) ^ frozen_names(names, frozen)
+  if changed:
+    first = next(x for x in names if x in changed)
+    raise UserError(
+      f"FROZEN = {list(frozen)!r}: {checkpoint.path} was written with "
+      f"{before!r}, so the roles of {len(changed)} parameters differ, such as "
+      f"{user_name(first)}; keep that value, or start from its weights in "
+      'another MODEL_DIR, as INIT_CHECKPOINT with INIT_STATE = "weights".'
+    )
 
 
 def shape_differences(
@@ -348,7 +370,7 @@ def find_initial_state(
   """Returns `weights` as a checkpoint to start from with INIT_STATE = "all".
 
   Raises UserError if palm_mtf did not write the checkpoint, its optimizer state
-  does not fit `optimizer`, or its step is TRAIN_STEPS or later.
+  does not fit `optimizer` or FROZEN, or its step is TRAIN_STEPS or later.
   """
   found = weights.checkpoint
   if not found:
@@ -358,6 +380,7 @@ def find_initial_state(
       '"weights".'
     )
   check_same_slots(found.path, found.manifest.settings, optimizer)
+  check_same_roles(found, run.frozen)
   step = found.manifest.step
   if step >= run.train_steps:
     raise UserError(

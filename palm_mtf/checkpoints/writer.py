@@ -302,7 +302,7 @@ def check_space(
   wanted = min(wanted, run.train_steps // run.checkpoint_steps + 1)
   # Checkpoints that already exist need no more space.
   count = max(1, wanted - len(checkpoint_folders(model_dir)))
-  needed = count * checkpoint_bytes(shapes, optimizer)
+  needed = count * checkpoint_bytes(shapes, optimizer, run.frozen)
   free = shutil.disk_usage(existing).free
   if free < needed:
     every = ""

@@ -20,6 +20,7 @@ from palm_mtf.accounting.plan import (
   rates_of,
 )
 from palm_mtf.accounting.step_time import device_rates
+from palm_mtf.architecture.parameters import check_frozen, parameter_dims
 from palm_mtf.compilation.described_gpus import GPU_CHIPS
 from palm_mtf.config import PlanConfig
 from palm_mtf.config.device_mesh import MAX_DEVICES
@@ -97,7 +98,7 @@ def plan(
 def check_settings(config: PlanConfig) -> PlanConfig:
   """Returns the settings with ACTIVATION_DTYPE = "auto" resolved to a dtype.
 
-  Raises UserError if model sizes, mesh, batch size and pods do not fit
+  Raises UserError if model sizes, mesh, batch size, pods and FROZEN do not fit
   together, or CHIP is not known.
   """
   run, mesh = config.run, config.mesh_layout
@@ -105,6 +106,7 @@ def check_settings(config: PlanConfig) -> PlanConfig:
   sizes = run.batch_sizes.sizes
   check_layout(mesh, config.model, *sizes, num_pods=config.pods.num_pods)
   model = config.model
+  check_frozen(parameter_dims(model), run.frozen)
   if run.chip == MEASURED:
     model = resolve_dtype(model, mesh)
   elif model.activation_dtype == "auto":

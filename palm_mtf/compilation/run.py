@@ -238,7 +238,7 @@ def _compile_programs(config: PlanConfig) -> list[tuple[dict[str, Any], Any]]:
   kept = sum(
     math.prod(x.sharding.shard_shape(x.shape)) * x.dtype.itemsize
     for name, x in state.items()
-    if name not in made.parameters
+    if name not in made.weights
   )
   return [
     _compile(config, "gradients", gradients, given, kept),
@@ -261,6 +261,7 @@ def _settings(config: PlanConfig) -> StepSettings:
     num_rows=config.run.batch_sizes.largest // config.pods.num_pods,
     dcn_dtype=config.pods.dcn_dtype,
     seed=config.run.seed,
+    frozen=config.run.frozen,
   )
 
 

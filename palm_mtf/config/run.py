@@ -114,6 +114,8 @@ class RunConfig(Checked):
     init_state: what is taken from init_checkpoint. "weights": only weights, and
       training begins at step 0 with a new optimizer, as in finetuning. "all":
       the optimizer and the step too, as in continued pretraining on other data.
+    frozen: patterns of names of parameters that training does not change, such
+      as "embedding" or "layers/*/norm*" (architecture/parameters.py).
     keep_every_steps: checkpoints at multiples of this step are kept
       permanently; None keeps none permanently.
     chip: chip whose peak FLOP/s is an MFU of 100%: a file in gin/hardware, or
@@ -146,11 +148,15 @@ class RunConfig(Checked):
     ),
   ] = None
   init_state: Literal["weights", "all"] = "weights"
+  frozen: Annotated[
+    list[str] | tuple[str, ...], texts("patterns of names of parameters")
+  ] = ()
   sample_steps: Count | None = None
   trace_steps: list[int] | tuple[int, ...] = ()
 
   def __post_init__(self) -> None:
     super().__post_init__()
+    object.__setattr__(self, "frozen", tuple(self.frozen))  # it can be hashed
     BatchSizes(self.global_batch_size)  # raises UserError for a wrong schedule
     if self.init_state == "all" and self.init_checkpoint is None:
       raise UserError(

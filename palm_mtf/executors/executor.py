@@ -66,6 +66,7 @@ class Executor(Starter, Protocol):
     *,
     batch_size: int,
     seed: int,
+    frozen: Sequence[str] = (),
     features: Sequence[str] | ServerFeatures,
     devices: Any,
   ) -> StepPrograms:
@@ -76,6 +77,7 @@ class Executor(Starter, Protocol):
         loss and number of pods.
       batch_size: sequences in one step, over all pods.
       seed: seed of the initial weights and of dropout.
+      frozen: FROZEN, patterns of parameters that are not trained.
       features: keys of FEATURE_DTYPES that every batch has; a ServerFeatures
         with these keys if servers read the features.
       devices: devices of the pods, which this executor has opened.

@@ -9,10 +9,17 @@ from typing import Any
 import numpy as np
 
 from palm_mtf._tf import mtf, tf
+from palm_mtf.architecture.parameters import check_frozen, frozen_names
 from palm_mtf.config import OptimizerConfig, PodsConfig
 from palm_mtf.config.device_mesh import DeviceMesh, check_shares
 from palm_mtf.config.tpu_slice import check_pods, tpu_slice
-from palm_mtf.errors import UserError, check_count, did_you_mean, shorten
+from palm_mtf.errors import (
+  UserError,
+  are_texts,
+  check_count,
+  did_you_mean,
+  shorten,
+)
 from palm_mtf.executors.choose import executor_of
 from palm_mtf.machine.processors import is_rehearsal
 from palm_mtf.mesh.slices import Slice, variables_of
@@ -55,6 +62,7 @@ class ModelLoss:
     *,
     num_rows: int,
     seed: int,
+    frozen: Sequence[str] = (),
   ):
     """Checks the features; a microbatch has `num_rows` rows.
 
@@ -62,6 +70,7 @@ class ModelLoss:
       UserError: a feature is not a pair of a dtype and dimensions.
     """
     self._function, self._device_mesh, self._seed = function, mesh, seed
+    self._frozen = frozen
     self.features: Mapping[str, Feature] = {
       name: _make_feature(name, given, num_rows)
       for name, given in features.items()
@@ -78,13 +87,24 @@ class ModelLoss:
     with adopt_variables(mesh, self._seed):
       returned = self._function(mesh, dict(stage.batch))
     loss, weight = self._split_loss(returned)
-    _check_variables([x for x in mesh.graph.all_variables if x.mesh is mesh])
+    variables = [x for x in mesh.graph.all_variables if x.mesh is mesh]
+    _check_variables(variables)
+    self._freeze(variables)
     _check_layout(self._device_mesh, mesh)
     if weight is None:  # equal weights, as microbatches have equal sizes
       weight = mtf.constant(mesh, 1.0, dtype=tf.float32)
     return LossSums(
       {"loss": mtf.cast(loss, tf.float32)}, mtf.cast(weight, tf.float32)
     )
+
+  def _freeze(self, variables: Sequence[mtf.Variable]) -> None:
+    """Takes the variables that FROZEN matches out of the trained variables."""
+    names = [x.name for x in variables if x.trainable]
+    check_frozen(names, self._frozen)
+    without = frozen_names(names, self._frozen)
+    for variable in variables:
+      if variable.name in without:
+        variable.graph.trainable_variables.remove(variable)
 
   def _split_loss(
     self, returned: object
@@ -211,6 +231,7 @@ class PodTraining:
     global_batch_size: int,
     pods: PodsConfig = PodsConfig(),  # noqa: B008
     seed: int = 0,
+    frozen: Sequence[str] = (),
   ):
     """Checks the settings; `with` starts pods and draws initial weights.
 
@@ -225,6 +246,8 @@ class PodTraining:
       pods: number of pods, where they are, and the dtype of gradients between
         them. ON_POD_FAILURE must be "stop".
       seed: seed of the initial weights.
+      frozen: patterns of names of variables that training does not change, with
+        "*" for any characters.
 
     Raises:
       UserError: the settings do not fit each other.
@@ -251,6 +274,11 @@ class PodTraining:
         f"STAGES = {mesh.stages}: a model function has one mesh per pod; set "
         "STAGES = 1."
       )
+    if not are_texts(frozen):
+      raise UserError(
+        f"FROZEN = {shorten(frozen)}: give a list of patterns of names of "
+        "variables, or [] for none."
+      )
     check_count("GLOBAL_BATCH_SIZE", global_batch_size)
     check_shares(global_batch_size, pods.num_pods, mesh.num_microbatches)
     if pods.on_pod_failure != "stop":
@@ -262,7 +290,12 @@ class PodTraining:
       _check_tpu(mesh, pods)
     parts = pods.num_pods * mesh.num_microbatches
     self._loss_function = ModelLoss(
-      function, features, mesh, num_rows=global_batch_size // parts, seed=seed
+      function,
+      features,
+      mesh,
+      num_rows=global_batch_size // parts,
+      seed=seed,
+      frozen=frozen,
     )
     self._mesh, self._optimizer, self._pods = mesh, optimizer, pods
     self._batch_size = global_batch_size

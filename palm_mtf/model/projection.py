@@ -228,8 +228,11 @@ class JoinedColumns:
 class _Projection(mtf.Operation):
   """Outputs q, k, v, the hidden layer and, for the gradient, the product."""
 
-  def __init__(self, x, read, kernels, vectors, angles, epsilon, dtype):
+  def __init__(
+    self, x, read, kernels, vectors, angles, is_trained, epsilon, dtype
+  ):
     super().__init__([x, *angles, *vectors, *kernels], name="projection")
+    self.is_trained = is_trained  # a bool per kernel
     self.num_angles, self.num_vectors = len(angles), len(vectors)
     self.kernels, self.read = list(kernels), read
     self.epsilon, self.gradient_dtype = epsilon, dtype
@@ -386,7 +389,7 @@ class _ProjectionGradient(mtf.Operation):
         for _, own in groups
       ]
       dkernels = _kernel_gradients(
-        tf.reshape(x, [-1, x.shape[2]]), gradient, columns
+        tf.reshape(x, [-1, x.shape[2]]), gradient, columns, forward.is_trained
       )
       dtype = forward.gradient_dtype
       return (*dxs, *dvectors, *(tf.cast(x, dtype) for x in dkernels))
@@ -423,12 +426,27 @@ class _ProjectionGradient(mtf.Operation):
 
 
 def _kernel_gradients(
-  rows: tf.Tensor, gradient: tf.Tensor, columns: JoinedColumns
+  rows: tf.Tensor,
+  gradient: tf.Tensor,
+  columns: JoinedColumns,
+  is_trained: Sequence[bool],
 ) -> list[tf.Tensor]:
   # Returns the gradient of each kernel, given x and the product's gradient.
   if not in_xla_computation():
-    joined = kernel_gradient(rows, gradient, on_cpu=bool(columns.threads))
-    return _split_columns(joined, [rows.shape[1]], columns.shapes)
+    # Adjacent kernels share a product if all are trained, or if all are frozen:
+    # nothing reads a frozen kernel's gradient, so TensorFlow omits its product.
+    found, end, on_cpu = [], 0, bool(columns.threads)
+    for _, run in itertools.groupby(
+      zip(is_trained, columns.shapes, strict=True), key=lambda pair: pair[0]
+    ):
+      shapes = [shape for _, shape in run]
+      begin, end = end, end + sum(map(math.prod, shapes))
+      own = (
+        gradient if len(shapes) == len(is_trained) else gradient[:, begin:end]
+      )
+      joined = kernel_gradient(rows, own, on_cpu=on_cpu)
+      found += _split_columns(joined, [rows.shape[1]], shapes)
+    return found
   # For XLA, compute one product per kernel. XLA would give the columns of a
   # joined product a layout in which it cannot reduce-scatter rows, and would
   # all-reduce whole gradients instead.
@@ -464,6 +482,7 @@ def project(
   vectors: Sequence[mtf.Tensor],
   angles: Sequence[mtf.Tensor],
   *,
+  is_trained: Sequence[bool],
   epsilon: float,
   gradient_dtype: tf.DType | None = None,
 ) -> list[mtf.Tensor]:
@@ -474,6 +493,7 @@ def project(
     read: the branches that read x.
     kernels: [d_model, ...] each, dtype of x.
     vectors, angles, epsilon: see `read_product`.
+    is_trained: for each kernel, whether its gradient is needed.
     gradient_dtype: dtype of the kernels' gradients; None is the dtype of x.
 
   Returns:
@@ -482,5 +502,7 @@ def project(
   dtype = gradient_dtype or x.dtype
   if not any(each.rotary for each in read.projections):
     angles = ()
-  projection = _Projection(x, read, kernels, vectors, angles, epsilon, dtype)
+  projection = _Projection(
+    x, read, kernels, vectors, angles, is_trained, epsilon, dtype
+  )
   return projection.outputs[: projection.num_read]

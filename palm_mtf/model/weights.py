@@ -11,8 +11,8 @@ from palm_mtf.architecture.block import NORMS, Attention, Projection, Read
 from palm_mtf.architecture.parameters import (
   ParameterName,
   logits_table,
-  parameter_dims,
   parameter_shapes,
+  parameters_of,
   parse_name,
 )
 from palm_mtf.config import ModelConfig
@@ -44,6 +44,7 @@ def palm_variables(
   dims: Dims,
   seed: int | None = None,
   layers: Sequence[Iterable[int]] | None = None,
+  frozen: Sequence[str] = (),
 ) -> dict[str, mtf.Tensor]:
   """Makes a variable, split by the layout, for every parameter.
 
@@ -52,6 +53,8 @@ def palm_variables(
     seed: seed of initial weights; None for zeros, which a checkpoint replaces.
     layers: numbers of the layers of each stage, without those that need no
       variables; None for all layers, an equal number per stage.
+    frozen: FROZEN; the variables of parameters that it matches are not
+      trainable.
 
   Returns:
     {name in checkpoints: value of the variable}: kernels and the embedding in
@@ -63,7 +66,8 @@ def palm_variables(
   for mesh, own in zip(stages, layers, strict=True):
     meshes |= dict.fromkeys(own, mesh)
   variables = {}
-  for name, dim_names in parameter_dims(config).items():
+  for each in parameters_of(config, tuple(frozen)):
+    name, dim_names = each.name, each.dims
     parameter = parse_name(name)
     if parameter.layer not in meshes:
       continue
@@ -77,6 +81,7 @@ def palm_variables(
       activation_dtype=tf.as_dtype(
         "float32" if parameter.is_vector else config.activation_dtype
       ),
+      trainable=each.is_trained,
       sizes=sizes[name],
     ).value
   return variables
@@ -203,6 +208,10 @@ class TrainedWeights:
       [self._kernel(f"{layer}/{part}", x) for part in read.parts],
       [self._variables[f"{layer}/{name}"] for name in vectors_of(read)],
       angles,
+      is_trained=[
+        getattr(self._variables[f"{layer}/{part}"].operation, "trainable", True)
+        for part in read.parts
+      ],
       epsilon=self._config.norm_epsilon,
       gradient_dtype=self._gradient_dtype,
     )

@@ -74,7 +74,8 @@ def _factored_step(values, g, scalars, row, column):
 # is "variable", each variable is one matrix. If it is "stacked", the matrices
 # are those of PaLM's published inference code, where three matrices hold the
 # kernels of all layers: the table below names each kernel's matrix. The `norm`
-# scales of all layers form another matrix, and so do the `mlp_norm` scales.
+# scales of all layers form another matrix, and so do the `mlp_norm` scales. A
+# parameter that is not trained (FROZEN) is in no matrix.
 _STACKED_WITH = {
   **dict.fromkeys(("q", "wi_gate", "wi"), "q_wi"),
   **dict.fromkeys(("k", "v"), "kv"),

@@ -62,6 +62,7 @@ class PalmLoss:
     *,
     num_rows: int,
     seed: int,
+    frozen: Sequence[str] = (),
     pass_on: Callable[[mtf.Tensor, mtf.Mesh], mtf.Tensor] = send,
     layers: Sequence[range] | None = None,
   ):
@@ -73,12 +74,13 @@ class PalmLoss:
       feature_names: keys of FEATURE_DTYPES that every batch has.
       num_rows: sequences in a microbatch.
       seed: seed of the initial weights and of dropout.
+      frozen: FROZEN, patterns of parameters that are not trained.
       pass_on: sends the residual stream to the mesh of a stage or of the head.
       layers: numbers of the layers that each stage computes; None for all
         layers, an equal number per stage.
     """
     self._config, self._loss, self._seed = config, loss, seed
-    self._pass_on, self._layers = pass_on, layers
+    self._frozen, self._pass_on, self._layers = frozen, pass_on, layers
     self.has_dropout = loss.dropout > 0
     self._dims = model_dims(config, num_rows, mesh_layout)
     self._is_float32 = mesh_layout.gradient_dtype == "float32"
@@ -90,7 +92,9 @@ class PalmLoss:
     stages = stages[:-1] or stages
     meshes = [x.mesh for x in stages]
     layers = self._layers or stage_layers(config.num_layers, len(stages))
-    variables = palm_variables(meshes, config, self._dims, self._seed, layers)
+    variables = palm_variables(
+      meshes, config, self._dims, self._seed, layers, self._frozen
+    )
     models = [self._build_model(x, variables) for x in stages]
     first = stages[0].batch
     x = models[0].embed(first["inputs"], first.get("segments"))

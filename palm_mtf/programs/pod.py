@@ -64,14 +64,20 @@ class Sums:
   gradients: Sequence[mtf.Tensor]
 
 
-def sum_microbatch(losses: LossSums, variables: Sequence[mtf.Variable]) -> Sums:
+def sum_microbatch(
+  losses: LossSums,
+  variables: Sequence[mtf.Variable],
+  streams: Sequence[mtf.Tensor] = (),
+) -> Sums:
   """Returns the losses and gradients of one microbatch.
+
+  The gradients of the tensors `streams` follow those of `variables`.
 
   Raises UserError if the loss does not depend on one of `variables`.
   """
   total = functools.reduce(operator.add, losses.terms.values())
-  gradients = mtf.gradients([total], [v.value for v in variables])
-  for variable, gradient in zip(variables, gradients, strict=True):
+  gradients = mtf.gradients([total], [*(v.value for v in variables), *streams])
+  for variable, gradient in zip(variables, gradients, strict=False):
     if gradient is None:
       raise UserError(
         f"the loss does not depend on the variable {variable.name}: leave it "

@@ -54,6 +54,7 @@ def build_train_program(
   *,
   batch_size: int,
   seed: int,
+  frozen: Sequence[str] = (),
   features: Sequence[str] | ServerFeatures = REQUIRED_FEATURES,
   devices: CpuGpuDevices | None = None,
 ) -> StepPrograms:
@@ -64,6 +65,7 @@ def build_train_program(
       and number of pods.
     batch_size: sequences in one step, over all pods.
     seed: seed of the initial weights and of dropout.
+    frozen: FROZEN, patterns of parameters that are not trained.
     features: keys of FEATURE_DTYPES that every batch has; a ServerFeatures with
       these keys if servers read the features.
     devices: devices of the pods; None for the CPUs or GPUs of this process.
@@ -81,6 +83,7 @@ def build_train_program(
     names,
     num_rows=batch_size // (pods.num_pods * mesh_layout.num_microbatches),
     seed=seed,
+    frozen=frozen,
   )
   return build_program(
     loss_function,

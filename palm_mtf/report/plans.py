@@ -185,10 +185,10 @@ def format_duration(secs: float) -> str:
 
 
 def _list_flops(flops: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-  for term, forward in flops["forward"].items():
+  for term, of_training in flops["training"].items():
     again = flops["recomputed"].get(term, 0)
     repeated = f"  recomputed {again:.4g}" if again else ""
-    yield term, f"{3 * forward:>22,}{repeated}"
+    yield term, f"{of_training:>22,}{repeated}"
   repeated = sum(flops["recomputed"].values())
   yield "model", f"{flops['model']:>22,}"
   yield "hardware", f"{flops['model'] + repeated:>22,}"
@@ -197,7 +197,7 @@ def _list_flops(flops: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
 def _list_memory(plan: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
   for name, num_bytes in plan["device_bytes"].items():
     yield name, f"{num_bytes / _GIB:>18.3f} GiB"
-  if len(plan["stage_bytes"]) > 1:  # the bytes above are of stage 0
+  if len(plan["stage_bytes"]) > 1:  # the bytes above are the largest stage's
     for stage, num_bytes in enumerate(plan["stage_bytes"]):
       yield f"stage {stage}, in all", f"{num_bytes / _GIB:>18.3f} GiB"
 

@@ -24,7 +24,11 @@ from typing import Any, NamedTuple
 
 from palm_mtf.accounting.flops import train_flops_per_token
 from palm_mtf.accounting.hardware import check_chip
-from palm_mtf.architecture.parameters import count_parameters
+from palm_mtf.architecture.parameters import (
+  check_frozen,
+  count_parameters,
+  parameter_dims,
+)
 from palm_mtf.config import Config, SweepConfig, mesh_layout
 from palm_mtf.console import format_table
 from palm_mtf.errors import StoppedError, UserError, did_you_mean
@@ -78,7 +82,7 @@ class SweepRun:
   @property
   def flops_per_token(self) -> int:
     """FLOPs per training token, without those of rematerialization."""
-    return train_flops_per_token(self.config.model)
+    return train_flops_per_token(self.config.model, self.config.run.frozen)
 
 
 def make_runs(
@@ -224,6 +228,7 @@ def _check_fits(name: str, config: Config) -> None:
       num_pods=config.pods.num_pods,
     )
     check_chip(config.run.chip, config.hardware)
+    check_frozen(parameter_dims(config.model), config.run.frozen)
   except UserError as error:
     raise UserError(f'SWEEP_RUNS "{name}": {error}') from None
 

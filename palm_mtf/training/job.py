@@ -20,7 +20,7 @@ from palm_mtf.accounting.hardware import check_chip
 from palm_mtf.accounting.optimizer_state import check_same_slots
 from palm_mtf.accounting.plan import memory_parts
 from palm_mtf.accounting.step_time import bubble
-from palm_mtf.architecture.parameters import parameter_shapes
+from palm_mtf.architecture.parameters import check_frozen, parameter_shapes
 from palm_mtf.checkpoints.manifest import (
   Checkpoint,
   Manifest,
@@ -32,6 +32,7 @@ from palm_mtf.checkpoints.weights_to_load import (
   NamedWeights,
   check_same_layers,
   check_same_model,
+  check_same_roles,
   check_same_vocabulary,
   check_vocabulary_given,
   find_initial_state,
@@ -211,6 +212,7 @@ def prepare(model_dir: str, config: Config) -> TrainJob:
   # Short checks come first, because tokenizing a large corpus may take hours.
   _check_devices(config)
   shapes = parameter_shapes(config.model)
+  check_frozen(shapes, config.run.frozen)
   newest = _find_newest(model_dir, config)
   config = _reserve_memory(_resolve_dtype(config, newest))
   _warn_of_short_ramp(config.run)
@@ -314,6 +316,7 @@ def _find_newest(model_dir: str, config: Config) -> Checkpoint | None:
     check_same_model(newest, parameter_shapes(config.model))
     check_same_layers(newest, config.model)
     check_same_slots(newest.path, newest.manifest.settings, config.optimizer)
+    check_same_roles(newest, config.run.frozen)
   return newest
 
 

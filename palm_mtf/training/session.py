@@ -119,6 +119,7 @@ class TrainSession:
         config,
         batch_size=batch_size,
         seed=config.run.seed,
+        frozen=config.run.frozen,
         features=self._features,
         devices=self._cluster.devices,
       )

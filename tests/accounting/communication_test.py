@@ -98,13 +98,14 @@ def test_three_messages_wait_for_the_delay_and_no_limit_costs_nothing():
   assert predicted(delay_secs=0.05) == pytest.approx(0.75)
 
 
-def lowered_bytes(config, mesh, optimizer, batch_size, pods):
+def lowered_bytes(config, mesh, optimizer, batch_size, pods, frozen):
   """Returns the bytes that `traffic` finds in a step of all pods."""
   with tf.Graph().as_default():
     program = build_train_program(
       step_config(config, mesh, optimizer, pods=pods),
       batch_size=batch_size,
       seed=0,
+      frozen=frozen,
     )
     last = program.update
     moved = traffic([*last.operations, *last.outputs.values()])
@@ -122,6 +123,7 @@ def case(
   pods=1,
   second_moment="full",
   slow=False,
+  frozen=(),
   **changes,
 ):
   mesh_shape, rules = LAYOUTS.get(layout, ("data:2,model:2", layout))
@@ -135,10 +137,11 @@ def case(
   return pytest.param(
     small_config(**changes)
     if "layers" in changes
-    else small_config(num_layers=1, **changes),
+    else small_config(num_layers=3 if frozen else 1, **changes),
     mesh,
     optimizer,
     PodsConfig(num_pods=pods),
+    frozen,
     marks=pytest.mark.slow if slow else (),
   )
 
@@ -147,9 +150,18 @@ MULTI_HEAD, SERIAL = {"attention": "multi_head"}, {"block": "serial"}
 TWO_D, NO_BATCH = "PaLM's 2D", "two axes but no batch"
 
 
+# The lowest trained layer trains its norm, so it has its whole backward pass.
+LOWEST = ("embedding", "layers/0/*", "layers/1/mlp/*")
+ATTENTION = ("embedding", "layers/*/mlp/*", "final_norm/scale")
+
+
 @pytest.mark.parametrize(
-  ("config", "mesh", "optimizer", "pods"),
+  ("config", "mesh", "optimizer", "pods", "frozen"),
   [
+    case(TWO_D, microbatches=2, remat="layer", frozen=LOWEST),
+    case("all over data and model", pods=2, frozen=LOWEST),
+    case("fully sharded", frozen=ATTENTION, second_moment="factored"),
+    case("batch over data", frozen=("embedding", "layers/*")),
     case("batch over data"),
     case(
       TWO_D, slow=True, gradient_dtype="float32", activation_dtype="bfloat16"
@@ -190,14 +202,19 @@ TWO_D, NO_BATCH = "PaLM's 2D", "two axes but no batch"
   ],
 )
 def test_the_lowered_step_moves_the_bytes_of_the_closed_form(
-  config, mesh, optimizer, pods
+  config, mesh, optimizer, pods, frozen
 ):
   n = pods.num_pods
   of_one_pod = step_bytes(
-    config, mesh, optimizer, pod_batch_size=8 // n, num_pods=n
+    config,
+    mesh,
+    optimizer,
+    pod_batch_size=8 // n,
+    num_pods=n,
+    frozen=frozen,
   )
   expected = collections.Counter({k: n * v for k, v in of_one_pod.items()})
-  actual = lowered_bytes(config, mesh, optimizer, 8, pods)
+  actual = lowered_bytes(config, mesh, optimizer, 8, pods, frozen)
   if {"o", "mlp"} & {*config.bias_places}:
     # The closed form leaves out how a split residual stream cuts the biases
     # that are added to it: a few messages of d_model numbers.

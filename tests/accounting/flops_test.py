@@ -3,9 +3,11 @@
 """FLOPs and MFU are the published ones (PaLM Appendix B and Table 3)."""
 
 import dataclasses
+import math
 
 import pytest
 
+from palm_mtf._tf import tf
 from palm_mtf.accounting.flops import (
   attention_flops_per_token,
   device_flops,
@@ -13,13 +15,21 @@ from palm_mtf.accounting.flops import (
   hfu,
   mfu,
   recomputed_flops,
+  train_flops,
   train_flops_per_token,
 )
 from palm_mtf.accounting.hardware import peak_of_devices
 from palm_mtf.architecture.parameters import count_parameters
 from palm_mtf.cli.gin_files import hardware_of
 from palm_mtf.config import MeshLayout
+from palm_mtf.programs.train_program import build_train_program
 from tests.accounting.published_sizes import PALM_8B, PALM_62B, PALM_540B
+from tests.mtf_testing import (
+  SINGLE,
+  small_config,
+  without_compiler,
+)
+from tests.settings import step_config
 
 PALM_PEAK = 6144 * hardware_of("tpu_v4").chip_bfloat16_flops
 
@@ -219,3 +229,52 @@ def test_a_device_computes_the_logits_of_padding_too():
   logits = 3 * tokens * 2 * PALM_540B.d_model
   found = device_flops(PALM_540B, mesh, tokens)
   assert whole - found == pytest.approx(logits * (256_000 - 21_334))
+
+
+def graph_flops(config, frozen):
+  """Returns the FLOPs of all matrix products in a step's graph."""
+  with tf.Graph().as_default():
+    last = build_train_program(
+      step_config(config, SINGLE), batch_size=2, seed=0, frozen=frozen
+    ).update
+    todo = [*last.operations, *(x.op for x in last.outputs.values())]
+    seen, flops = set(todo), 0
+    while todo:
+      op = todo.pop()
+      before = {*(x.op for x in op.inputs), *op.control_inputs} - seen
+      todo += before
+      seen |= before
+      if op.type in ("MatMul", "BatchMatMulV2"):
+        is_turned = (
+          op.node_def.attr["transpose_a"].b or op.node_def.attr["adj_x"].b
+        )
+        inner = op.inputs[0].shape.as_list()[-2 if is_turned else -1]
+        flops += 2 * math.prod(op.outputs[0].shape.as_list()) * inner
+  return flops
+
+
+@pytest.mark.parametrize(
+  "frozen",
+  [
+    (),
+    ("embedding",),
+    ("layers/*/mlp/*",),
+    ("embedding", "layers/0/*", "layers/1/attention/q"),
+    ("embedding", "layers/*"),
+  ],
+)
+@pytest.mark.parametrize("remat", ["none", "layer"])
+def test_a_step_s_graph_multiplies_as_often_as_planned(
+  frozen, remat, monkeypatch
+):
+  """No product for the gradient of a frozen kernel, or before all trained.
+
+  Without attention's own products, which are in the body of a function.
+  """
+  without_compiler(monkeypatch)
+  config = small_config(num_layers=3, remat=remat)
+  tokens = 2 * config.sequence_length
+  planned = device_flops(config, SINGLE, tokens, frozen)
+  for terms in (train_flops(config, frozen), recomputed_flops(config, frozen)):
+    planned -= tokens * terms.get("attention/scores", 0)
+  assert graph_flops(config, frozen) == planned

@@ -23,6 +23,7 @@ from palm_mtf.accounting.memory import (
   weight_copy_bytes,
   weight_traffic,
 )
+from palm_mtf.accounting.plan import tensor_bytes
 from palm_mtf.architecture.parameters import (
   count_parameters,
   parameter_shapes,
@@ -50,30 +51,75 @@ from tests.mtf_testing import (
   mesh_layout,
   small_config,
 )
-from tests.settings import step_config
+from tests.settings import PALM_LOSS, step_config
 
 QUICK = ("padded vocab over three", "PaLM's 2D")
 GEMMA_3 = block_config("Gemma 3")
 
 
+# FROZEN of a model with three layers
+FROZEN = ("embedding", "layers/1/*", "layers/*/mlp/w*")
+
+
 @pytest.mark.parametrize(
-  ("config", "layout"),
+  ("config", "layout", "frozen"),
   [
     *(
       pytest.param(
         small_config(num_layers=1),
         name,
+        (),
         marks=() if name in QUICK else pytest.mark.slow,
       )
       for name in LAYOUTS
     ),
-    (GEMMA_3, "PaLM's 2D"),
+    (GEMMA_3, "PaLM's 2D", ()),
+    (GEMMA_3, "PaLM's 2D", FROZEN),
+    (small_config(num_layers=3), "PaLM's 2D", FROZEN),
   ],
 )
-def test_the_built_program_keeps_the_bytes_of_the_closed_form(config, layout):
+def test_the_built_program_keeps_the_bytes_of_the_closed_form(
+  config, layout, frozen
+):
   mesh = mesh_layout(layout, num_microbatches=2)
+  expected = device_bytes(config, mesh, PALM_OPTIMIZER, frozen=frozen)
+  assert bool(expected.frozen_weights) == bool(frozen)
+  kept = built_bytes(config, mesh, frozen)
+  assert len(kept) == mesh.num_devices
+  for device, found in kept.items():
+    assert found["weights"] == expected.weights + expected.frozen_weights
+    assert found["slots"] == expected.slots, device
+    assert found["gradients"] == expected.gradients, device
+
+
+@pytest.mark.parametrize(
+  "frozen", [(), ("embedding", "layers/[01]/*", "layers/2/mlp/*")]
+)
+def test_a_stage_keeps_its_own_bytes(frozen):
+  """With frozen lower layers, the second stage needs more than the first."""
+  config = small_config(num_layers=4, vocab_size=8)
+  mesh = MeshLayout(mesh_shape="", layout="", stages=2, num_microbatches=2)
+  kept = built_bytes(config, mesh, frozen)
+  assert len(kept) == 2
+  largest = []
+  for stage, found in enumerate(kept.values()):
+    parts = tensor_bytes(
+      config, mesh, PodsConfig(), PALM_OPTIMIZER, 8, stage, frozen
+    )
+    weights = parts["weights"] + parts.get("frozen weights", 0)
+    assert found["weights"] == weights
+    assert found["slots"] == parts["slots"]
+    assert found["gradients"] == parts["gradients"]
+    largest.append(parts["slots"])
+  assert (largest[0] < largest[1]) == bool(frozen)
+
+
+def built_bytes(config, mesh, frozen):
+  """Returns {device: Counter of bytes} of the variables of a built program."""
   with tf.Graph().as_default() as graph:
-    build_train_program(step_config(config, mesh), batch_size=8, seed=0)
+    build_train_program(
+      step_config(config, mesh), batch_size=8, seed=0, frozen=frozen
+    )
     kept = collections.defaultdict(collections.Counter)
     for each in graph.get_collection(tf.GraphKeys.GLOBAL_VARIABLES):
       name = each.op.name
@@ -84,11 +130,7 @@ def test_the_built_program_keeps_the_bytes_of_the_closed_form(config, layout):
         kind = "gradients" if "/gradient_sum/" in name else "losses"
       size = each.dtype.size * math.prod(each.shape.as_list())
       kept[each.device][kind] += size
-  expected = device_bytes(config, mesh, PALM_OPTIMIZER)
-  assert len(kept) == mesh.num_devices
-  for device, found in kept.items():
-    del found["losses"]
-    assert dict(found) == dataclasses.asdict(expected), device
+  return kept
 
 
 @pytest.mark.parametrize("name", ["Gemma 3", "Cohere 2", "LLaMA"])
@@ -99,6 +141,7 @@ def test_arrays_of_accelerators_keep_the_bytes_of_the_closed_form(name):
       model=config,
       mesh_layout=mesh,
       optimizer=PALM_OPTIMIZER,
+      loss=PALM_LOSS,
       features=["inputs", "targets"],
       num_rows=4,
       dcn_dtype="float32",

@@ -3,6 +3,7 @@
 """The optimizer's slots and their bytes; from which slots a run can resume."""
 
 import dataclasses
+import math
 
 import pytest
 
@@ -78,6 +79,13 @@ def test_factored_keeps_rows_and_columns_of_matrices_alone():
 def test_bytes_of_a_checkpoint_follow_the_slots(changes, num_bytes):
   optimizer = dataclasses.replace(PALM, **changes)
   assert checkpoint_bytes(SHAPES, optimizer) == num_bytes
+
+
+def test_frozen_parameters_have_no_slots_in_checkpoints():
+  slots = checkpoint_bytes(SHAPES, PALM) - checkpoint_bytes(
+    SHAPES, PALM, ["embedding"]
+  )
+  assert slots == 2 * 4 * math.prod(SHAPES["embedding"])
 
 
 @pytest.mark.parametrize(

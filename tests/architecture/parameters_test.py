@@ -4,14 +4,21 @@
 
 import dataclasses
 import math
+import typing
 
 import pytest
 
 from palm_mtf.architecture.parameters import (
+  Parameter,
+  Role,
+  check_frozen,
   count_parameters,
   distinct_parameters,
+  first_in_backward,
+  frozen_in_stage,
   layer_name,
   parameter_shapes,
+  parameters_of,
   parse_name,
 )
 from palm_mtf.config import ModelConfig
@@ -23,6 +30,7 @@ from tests.accounting.published_sizes import (
 )
 from tests.blocks import SETTINGS
 from tests.mtf_testing import small_config
+from tests.refusals import message_of
 
 TINY = dataclasses.replace(
   PALM_8B, num_layers=1, d_model=8, num_heads=3, d_kv=4, d_ff=16, vocab_size=10
@@ -182,3 +190,109 @@ def test_gopher_has_280_billion_parameters_and_chinchilla_70():
   for billions, config in sizes.items():
     count = sum(map(math.prod, parameter_shapes(config).values()))
     assert round(count / 1e9) == billions
+
+
+DEEP = dataclasses.replace(TINY, num_layers=12)
+
+
+@pytest.mark.parametrize(
+  ("patterns", "names"),
+  [
+    (["embedding"], ["embedding"]),
+    (
+      ["layers/*/norm*"],
+      [f"layer_{i:03d}/norm/scale" for i in range(12)],
+    ),
+    (
+      ["layers/1/attention/[qk]"],
+      ["layer_001/attention/q", "layer_001/attention/k"],
+    ),
+    (["layers/1[01]/mlp/wo"], ["layer_010/mlp/wo", "layer_011/mlp/wo"]),
+    (["*norm/scale", "layers/?/*", "layers/1?/[!n]*"], None),
+    ([], []),
+  ],
+)
+def test_patterns_match_layers_by_their_plain_numbers(patterns, names):
+  """`names` None: all but the embedding."""
+  if names is None:
+    names = [x for x in parameter_shapes(DEEP) if x != "embedding"]
+  found = parameters_of(DEEP, tuple(patterns))
+  assert [x.name for x in found] == list(parameter_shapes(DEEP))
+  assert [x.name for x in found if x.role == "frozen"] == names
+  assert [x.name for x in found if not x.is_trained] == names
+
+
+def test_the_optimizer_updates_trained_parameters_and_adapters():
+  roles = typing.get_args(Role)
+  assert [x for x in roles if Parameter("a", (), x).is_trained] == [
+    "trained",
+    "adapter",
+  ]
+
+
+ENDS = (
+  '; give names of parameters, such as "embedding" or "layers/7/attention/q", '
+  'with "*" for any characters.'
+)
+
+
+@pytest.mark.parametrize(
+  ("patterns", "message"),
+  [
+    (["embeding"], f'"embeding" (did you mean "embedding"?){ENDS}'),
+    (
+      ["embedding", "layers/*/nrom*"],
+      f'"layers/*/nrom*" (did you mean "layers/*/norm/*"?){ENDS}',
+    ),
+    (
+      ["layer_007/attention/q"],
+      '"layer_007/attention/q" (did you mean "layers/7/attention/q"?)' + ENDS,
+    ),
+    (["layers/7"], f'"layers/7" (did you mean "layers/7/*"?){ENDS}'),
+    (["qqq"], f'"qqq"{ENDS}'),
+  ],
+)
+def test_a_pattern_that_matches_nothing_is_refused_with_the_nearest(
+  patterns, message
+):
+  assert message_of(check_frozen, parameter_shapes(DEEP), patterns) == (
+    f"FROZEN = {patterns!r}: no parameter matches {message}"
+  )
+
+
+@pytest.mark.parametrize("patterns", [["*"], ["layers/*", "[!l]*"]])
+def test_freezing_all_parameters_is_refused(patterns):
+  assert message_of(check_frozen, parameter_shapes(DEEP), patterns) == (
+    f"FROZEN = {patterns!r}: freezes all parameters, so nothing is left to "
+    "train; take patterns out."
+  )
+
+
+@pytest.mark.parametrize(
+  ("frozen", "first"),
+  [
+    ((), 0),
+    (("layers/*",), 0),  # the embedding is trained
+    (("embedding",), 0),
+    (("embedding", "layers/0/*"), 1),
+    (("embedding", "layers/[0-3]/*", "layers/9/*"), 4),
+    (("embedding", "layers/*/mlp/*", "layers/?/*"), 10),
+    (("embedding", "layers/*"), 12),
+  ],
+)
+def test_the_backward_pass_ends_at_the_lowest_trained_layer(frozen, first):
+  assert first_in_backward(DEEP, frozen) == first
+
+
+@pytest.mark.parametrize(
+  ("frozen", "stage", "expected"),
+  [
+    (("layers/4/mlp/wo",), 0, ()),
+    (("layers/4/mlp/wo",), 1, ("layers/0/mlp/wo",)),
+    # What comes before stage 1 is trained, so its backward pass is whole.
+    (("embedding", "layers/5/mlp/wo"), 1, ("layers/1/mlp/wo",)),
+    (("embedding", "layers/5/mlp/wo"), 0, ("embedding",)),
+  ],
+)
+def test_a_stage_freezes_its_own_layers(frozen, stage, expected):
+  assert frozen_in_stage(DEEP, frozen, stage, 3) == expected

@@ -146,6 +146,8 @@ PATTERNS, GROUPS = "answer_patterns", "category_groups"
     (RUN, {"prompts": "one"}, LIST),
     (RUN, {"prompts": ["a", ""]}, LIST),
     (RUN, {"sample_steps": 0}, WHOLE),
+    (RUN, {"frozen": "embedding"}, "give a list of patterns of names of param"),
+    (RUN, {"frozen": ["embedding", 7]}, "give a list of patterns of names of"),
     (
       RUN,
       {"keep_every_steps": 250, "checkpoint_steps": 100},

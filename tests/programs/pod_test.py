@@ -152,13 +152,16 @@ def graph_before(operations, has_control=True):
 
 
 @functools.lru_cache(maxsize=2)  # of the tests that are not slow
-def build(mesh, pods):
+def build(mesh, pods, frozen=()):
   """Returns a program whose gradients are bfloat16, and its sums float32."""
   config = dataclasses.replace(CONFIG, activation_dtype="bfloat16")
   optimizer = dataclasses.replace(PALM_OPTIMIZER, parameter_scale="stacked")
   with tf.Graph().as_default():
     return build_train_program(
-      step_config(config, mesh, optimizer, pods=pods), batch_size=24, seed=0
+      step_config(config, mesh, optimizer, pods=pods),
+      batch_size=24,
+      seed=0,
+      frozen=frozen,
     )
 
 
@@ -189,9 +192,9 @@ def test_all_reduces_of_gradients_come_once_per_step():
     assert devices - {""} == {"/device:CPU:0"}, name
 
 
-def crossings(mesh, pods):
+def crossings(mesh, pods, frozen):
   """Returns {(pod, other pod): bytes sent} in one step's graph."""
-  update = build(mesh, pods).update
+  update = build(mesh, pods, frozen).update
   last = [*update.operations, *(x.op for x in update.outputs.values())]
   sent = {}
   for op in [*last, *graph_before(last)]:
@@ -237,22 +240,24 @@ def test_stages_send_each_other_what_the_plan_says(num_stages):
 
 
 @pytest.mark.parametrize(
-  ("mesh", "pods"),
+  ("mesh", "pods", "frozen"),
   [
-    MICROBATCHES_ON_PODS,
-    WITHOUT_SUMS,
+    (*MICROBATCHES_ON_PODS, ()),
+    (*WITHOUT_SUMS, ()),
+    (*WITHOUT_SUMS, ("embedding", "layers/0/mlp/*")),
     pytest.param(  # slow, because the others have each axis
-      mesh_layout("PaLM's 2D"), THREE_PODS, marks=pytest.mark.slow
+      mesh_layout("PaLM's 2D"), THREE_PODS, (), marks=pytest.mark.slow
     ),
   ],
 )
 def test_only_gradients_and_three_sums_cross_from_device_to_counterpart(
-  mesh, pods
+  mesh, pods, frozen
 ):
-  sent = crossings(mesh, pods)
+  """Gradients of trained parameters only."""
+  sent = crossings(mesh, pods, frozen)
   assert set(sent) == set(itertools.permutations(range(pods.num_pods), 2))
   assert len(set(sent.values())) == 1
-  assert sum(sent.values()) == dcn_bytes(CONFIG, mesh, pods)
+  assert sum(sent.values()) == dcn_bytes(CONFIG, mesh, pods, frozen)
 
 
 def rows_of(program, pod):

@@ -80,6 +80,97 @@ def test_a_run_resumes_with_the_layers_of_its_checkpoint_or_in_one_line(
   assert main(["evaluate", f"--gin_file={tmp_path}/config.gin"]) == 0
 
 
+@pytest.mark.parametrize(
+  ("frozen", "message"),
+  [
+    (["embeding"], 'no parameter matches "embeding" (did you mean "embedding"'),
+    (["*"], "freezes all parameters, so nothing is left to train; take"),
+    ("embedding", "give a list of patterns of names of parameters, or [] for"),
+  ],
+)
+@pytest.mark.parametrize("command", ["train", "plan", "sweep"])
+def test_a_wrong_frozen_is_one_line_before_anything_is_done(
+  command, frozen, message, tmp_path, capsys
+):
+  """The corpus is missing, which would be the next error."""
+  more = {"SWEEP_RUNS": [{"a": {}, "b": {}}]} if command == "sweep" else {}
+  folder = tmp_path / "run"
+  code = runs.run(command, tmp_path / "none", folder, FROZEN=frozen, **more)
+  assert code == 2
+  (line,) = capsys.readouterr().err.splitlines()
+  assert f"FROZEN = {frozen!r}: {message}" in line
+  assert not (folder / "tokens").exists()
+
+
+def slots_of(tensors):
+  return {x for x in tensors if x.endswith(("/momentum", "/second_moment"))}
+
+
+@pytest.mark.slow
+def test_a_frozen_run_resumes_and_its_weights_train_further_with_all(
+  corpus, finished, tmp_path, capsys
+):
+  """A checkpoint has frozen parameters, but no slots for them."""
+  frozen = ["embedding", "layers/*/mlp/*"]
+  settings = {
+    "INIT_CHECKPOINT": str(finished),
+    "VOCABULARY": str(finished / "vocabulary.model"),
+    "PROMPTS": [],
+  }
+  tuned, further = tmp_path / "tuned", tmp_path / "further"
+  whole = tmp_path / "whole"
+
+  def train(folder, steps, **changes):
+    given = {**settings, "TRAIN_STEPS": steps, **changes}
+    code = runs.run("train", corpus, folder, **given)
+    return code, capsys.readouterr().err
+
+  assert train(tuned, 4, FROZEN=frozen)[0] == 0
+  path = tuned / "checkpoints" / "step_00000004"
+  for changed, count, first in (
+    ([], 4, "embedding"),
+    (["embedding"], 3, "layers/0/mlp/wi_gate"),
+    ([*frozen, "final_norm/*"], 1, "final_norm/scale"),
+  ):
+    code, said = train(tuned, 8, FROZEN=changed)
+    assert code == 2
+    assert said.splitlines()[-1] == (
+      f"palm_mtf: FROZEN = {changed!r}: {path} was written with {frozen!r}, so "
+      f"the roles of {count} parameters differ, such as {first}; keep that "
+      "value, or start from its weights in another MODEL_DIR, as "
+      'INIT_CHECKPOINT with INIT_STATE = "weights". (FROZEN is set on the '
+      "command line)"
+    )
+  # Other patterns of the same parameters are the same roles.
+  assert train(tuned, 8, FROZEN=[*frozen, "layers/0/mlp/wo"])[0] == 0
+  assert train(whole, 8, FROZEN=frozen)[0] == 0
+  runs.assert_same_tensors(tuned, whole, 8)
+  start, end = runs.read_tensors(finished, 12), runs.read_tensors(tuned, 8)
+  kept = [x for x in start if x == "embedding" or "/mlp/w" in x]
+  kept = [x for x in kept if x not in slots_of(start)]
+  for name in start.keys() - slots_of(start):
+    same = start[name].tobytes() == end[name].tobytes()
+    assert same == (name in kept), name
+  assert slots_of(end) == {
+    x for x in slots_of(start) if x.rpartition("/")[0] not in kept
+  }
+
+  code, said = train(further, 12, INIT_CHECKPOINT=str(tuned), INIT_STATE="all")
+  assert (code, "the roles of 4 parameters differ" in said) == (2, True)
+  assert train(further, 4, INIT_CHECKPOINT=str(tuned))[0] == 0
+  last = runs.read_tensors(further, 4)
+  assert slots_of(last) == slots_of(start)
+  for name in kept:
+    assert last[name].tobytes() != end[name].tobytes(), name
+
+  # Commands that read checkpoints need no FROZEN.
+  assert runs.run("evaluate", corpus, tuned) == 0
+  output = ["--format=npz", f"--output={tmp_path / 'npz'}"]
+  assert main(["export", "--model_dir", str(tuned), *output]) == 0
+  with np.load(tmp_path / "npz" / "weights.npz") as exported:
+    np.testing.assert_array_equal(exported["embedding"], start["embedding"])
+
+
 @pytest.mark.slow
 def test_finetuning_starts_from_the_weights_with_a_fresh_optimizer(
   corpus, finished, tmp_path, capsys

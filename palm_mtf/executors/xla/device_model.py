@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """A model and its loss on the devices of a pod, before JAX runs its graph."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import jax
 from jax import lax
@@ -33,6 +33,7 @@ class DeviceModel:
     reads: names of the variables that the loss reads.
     losses: sums over tokens of the loss's terms and, last, "weight", by name.
     gradients: gradients of the sum of all terms, by the variable's name.
+    stream_gradient: gradient of a tensor that a subclass chooses, or None.
     open_axes: {loss or gradient: mesh axes over which `add_up` sums it}.
   """
 
@@ -43,11 +44,15 @@ class DeviceModel:
     platform: str,
     *,
     num_stages: int = 1,
+    find_stream: Callable[[], mtf.Tensor | None] = lambda: None,
   ):
     """Builds the graph; `platform` is "cpu", "tpu" or "cuda".
 
-    `num_stages` is the number of stages that `loss_function` takes; they all
-    are on the same mesh.
+    Args:
+      num_stages: number of stages that `loss_function` takes; they all are on
+        the same mesh.
+      find_stream: called after the loss is built; returns a further tensor
+        whose gradient is needed, `stream_gradient`, or None.
     """
     self.placement = XlaPlacement(mesh_layout, platform)
     self.mesh = mtf.Mesh(mtf.Graph(), "pod")
@@ -67,7 +72,13 @@ class DeviceModel:
     with tf.Graph().as_default():
       self.sums = loss_function.build_sums([stage] * num_stages)
       self.variables = list(self.mesh.graph.trainable_variables)
-      gradients = sum_microbatch(self.sums, self.variables).gradients
+      stream = find_stream()
+      gradients = list(
+        sum_microbatch(
+          self.sums, self.variables, [] if stream is None else [stream]
+        ).gradients
+      )
+      self.stream_gradient = None if stream is None else gradients.pop()
     self.reads = [x.name for x in self.mesh.graph.all_variables]
     self.losses = {**self.sums.terms, "weight": self.sums.weight}
     names = [x.name for x in self.variables]

@@ -12,11 +12,16 @@ array "layer_002/mlp/wi" stacks this variable of layers 2, 8, 14 and 20.
 
 import dataclasses
 import functools
+import itertools
 from collections.abc import Mapping
 from typing import TypeVar
 
 from palm_mtf.architecture.block import model_of
-from palm_mtf.architecture.parameters import layer_name, parse_name
+from palm_mtf.architecture.parameters import (
+  layer_name,
+  parameters_of,
+  parse_name,
+)
 from palm_mtf.config import ModelConfig
 
 T = TypeVar("T")
@@ -34,6 +39,11 @@ class LayerLoop:
   layers: range
   count: int
 
+  @property
+  def end(self) -> int:
+    """Number of the layer after the loop."""
+    return self.layers[0] + len(self.layers) * self.count
+
   def number(self, layer: int, period: T) -> T:
     """Returns the number of the layer for which `layer` stands in a period."""
     return layer + period * len(self.layers)
@@ -46,12 +56,31 @@ class LayerLoop:
 
 
 @functools.cache
-def loops_of(config: ModelConfig) -> tuple[LayerLoop, ...]:
-  """Returns the loops that compute a model's layers, in order."""
+def loops_of(
+  config: ModelConfig, frozen: tuple[str, ...] = ()
+) -> tuple[LayerLoop, ...]:
+  """Returns the loops that compute a model's layers, in order.
+
+  `frozen` is FROZEN. Periods that train different parameters are in different
+  loops, so that each loop computes only the gradients that it needs.
+  """
+  trained = [set[str]() for _ in range(config.num_layers)]
+  for x in parameters_of(config, frozen):
+    layer, part = parse_name(x.name)
+    if layer is not None and x.is_trained:
+      trained[layer].add(part)
   loops, first = [], 0
   for period, count in model_of(config).groups:
-    loops.append(LayerLoop(range(first, first + len(period)), count))
-    first += len(period) * count
+    length = len(period)
+    end = first + length * count
+    begins = range(first, end, length)
+    for _, run in itertools.groupby(
+      begins, lambda i, length=length: trained[i : i + length]
+    ):
+      begin, *others = run
+      loop = LayerLoop(range(begin, begin + length), 1 + len(others))
+      loops.append(loop)
+    first = end
   return tuple(loops)
 
 
@@ -60,19 +89,23 @@ def is_stacked(name: str) -> bool:
   return parse_name(name).layer is not None
 
 
-def find_place(config: ModelConfig, layer: int) -> tuple[LayerLoop, int, int]:
+def find_place(
+  config: ModelConfig, layer: int, frozen: tuple[str, ...] = ()
+) -> tuple[LayerLoop, int, int]:
   """Returns a layer's loop, the layer that stands for it, and its period."""
-  *_, loop = (x for x in loops_of(config) if x.layers[0] <= layer)
+  *_, loop = (x for x in loops_of(config, frozen) if x.layers[0] <= layer)
   period, place = divmod(layer - loop.layers[0], len(loop.layers))
   return loop, loop.layers[place], period
 
 
-def stacked_names(config: ModelConfig, array: str) -> list[str]:
+def stacked_names(
+  config: ModelConfig, array: str, frozen: tuple[str, ...] = ()
+) -> list[str]:
   """Returns an array's names in checkpoints: one per period, if stacked."""
   layer, part = parse_name(array)
   if layer is None:
     return [array]
-  loop, *_ = find_place(config, layer)
+  loop, *_ = find_place(config, layer, frozen)
   layers = (loop.number(layer, period) for period in range(loop.count))
   return [f"{layer_name(i)}/{part}" for i in layers]
 

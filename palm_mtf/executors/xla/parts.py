@@ -134,6 +134,8 @@ class DeviceFunction:
       taken: the device's slices of the tensors in `takes`.
       variables: the device's slices of variables, by name.
     """
+    if not self._operations:  # nothing is wanted, as of frozen layers
+      return {}, {}
     arrays = (
       index,
       [taken[x] for x in self.takes],
@@ -252,6 +254,8 @@ def _find_operations(
   `known`, because the caller already has the values of these tensors.
   """
   todo = [*updates, *(x.operation for x in gives if x not in known)]
+  if not todo:
+    return []
   found = set(todo)
   while todo:
     inputs = _inputs_of(todo.pop())

@@ -26,7 +26,7 @@ from jax import lax
 from jax import numpy as jnp
 
 from palm_mtf._tf import mtf
-from palm_mtf.architecture.parameters import parameter_shapes
+from palm_mtf.architecture.parameters import first_in_backward, parameters_of
 from palm_mtf.config import (
   OPTIMIZERS,
   LossConfig,
@@ -60,6 +60,7 @@ class StepSettings:
     num_rows: sequences of a step in one pod, in all microbatches.
     dcn_dtype: dtype in which pods exchange gradients.
     seed: seed of the initial weights and of dropout.
+    frozen: FROZEN, patterns of parameters that are not trained.
   """
 
   model: ModelConfig
@@ -72,6 +73,12 @@ class StepSettings:
   num_rows: int
   dcn_dtype: str
   seed: int
+  frozen: Sequence[str] = ()
+
+  @property
+  def loops(self) -> tuple[LayerLoop, ...]:
+    """The loops over the layers of the model."""
+    return loops_of(self.model, tuple(self.frozen))
 
   @property
   def micro_rows(self) -> int:
@@ -86,19 +93,21 @@ class _Scan:
   Attributes:
     infer: `forward`, without the results that only `backward` takes.
     before, after: the residual stream before and after a period.
-    before_gradient, after_gradient: gradients of `before` and `after`.
     gradients: gradients of the period's variables, by name.
+    backward: computes `gradients`; None if the backward pass does not reach the
+      loop.
+    before_gradient, after_gradient: gradients of `before` and `after`.
   """
 
   loop: LayerLoop
   forward: DeviceFunction
   infer: DeviceFunction
-  backward: DeviceFunction
   before: mtf.Tensor
   after: mtf.Tensor
-  after_gradient: mtf.Tensor
-  before_gradient: mtf.Tensor
   gradients: Mapping[str, mtf.Tensor]
+  backward: DeviceFunction | None = None
+  after_gradient: mtf.Tensor | None = None
+  before_gradient: mtf.Tensor | None = None
 
   @property
   def length(self) -> int:
@@ -160,7 +169,19 @@ class ScannedModel(DeviceModel):
 
   def __init__(self, settings: StepSettings, platform: str):
     """Builds the graph; `platform` is "cpu", "tpu" or "cuda"."""
-    self._config, loops = settings.model, loops_of(settings.model)
+    self._config, self._frozen = settings.model, tuple(settings.frozen)
+    loops = settings.loops
+    # The backward pass visits the loops from this one, whose layers are the
+    # first with a trained parameter unless the embedding is trained.
+    begin = first_in_backward(self._config, self._frozen)
+    visited = [i for i, x in enumerate(loops) if begin < x.end]
+    embeds = not {"embedding", "position_embedding"}.isdisjoint(self.parameters)
+    passed: list[mtf.Tensor] = []
+
+    def pass_on(x: mtf.Tensor, unused_mesh: mtf.Mesh) -> mtf.Tensor:
+      passed.append(x)
+      return cut(x)
+
     loss_function = PalmLoss(
       settings.model,
       settings.mesh_layout,
@@ -168,25 +189,33 @@ class ScannedModel(DeviceModel):
       settings.features,
       num_rows=settings.micro_rows,
       seed=settings.seed,
-      pass_on=lambda x, _: cut(x),
+      frozen=settings.frozen,
+      pass_on=pass_on,
       layers=[x.layers for x in loops],
     )
     super().__init__(
       loss_function,
       settings.mesh_layout,
       platform,
-      num_stages=len(loops) + 1,  # the groups and the head, all on one mesh
+      num_stages=len(loops) + 1,  # the loops and the head, all on one mesh
+      # A loop's periods pass the gradient of the residual stream on, even if
+      # nothing before the loop needs it.
+      find_stream=lambda: None if embeds or not visited else passed[visited[0]],
     )
     head, end = len(loops) + 1, 2 * len(loops) + 2
     functions, self.open_axes = cut_graph(
       self.placement,
       self.mesh.graph,
       {self.features["inputs"]: 0, self.sums.weight.operation: head},
-      [*self.losses.values(), *self.gradients.values()],
+      [
+        *self.losses.values(),
+        *self.gradients.values(),
+        *([] if self.stream_gradient is None else [self.stream_gradient]),
+      ],
       scanned=[x for x in range(1, end) if x != head],
     )
     self._embed, self._head = functions[0], functions[head]
-    self._embed_gradient = functions[end]
+    self._embed_gradient = functions[end] if embeds else None
     # The tensor that each part passes to the next: the residual stream, or its
     # gradient.
     streams = [_passed(*x)[0] for x in itertools.pairwise(functions)]
@@ -195,13 +224,20 @@ class ScannedModel(DeviceModel):
         loop=loop,
         forward=functions[i],
         infer=self._keep(functions[i], [streams[i]]),
-        backward=functions[end - i],
         before=streams[i - 1],
         after=streams[i],
-        after_gradient=streams[end - i - 1],
-        before_gradient=streams[end - i],
         gradients=loop.select(self.gradients),
+        **(
+          dict(
+            backward=functions[end - i],
+            after_gradient=streams[end - i - 1],
+            before_gradient=streams[end - i],
+          )
+          if i > first
+          else {}
+        ),
       )
+      for first in visited[:1] or [len(loops)]
       for i, loop in enumerate(loops, 1)
     ]
     self._infer_head = self._keep(self._head, [*self.losses.values()])
@@ -217,11 +253,12 @@ class ScannedModel(DeviceModel):
   @property
   def parameters(self) -> Sequence[str]:
     """Names of the trained variables in checkpoints, in the model's order."""
-    return [*parameter_shapes(self._config)]
+    own = parameters_of(self._config, self._frozen)
+    return [x.name for x in own if x.is_trained]
 
   def names_of(self, array: str) -> list[str]:
     """Returns an array's names in checkpoints: one per period, if stacked."""
-    return stacked_names(self._config, array)
+    return stacked_names(self._config, array, self._frozen)
 
   def is_stacked(self, name: str) -> bool:
     """Returns whether the array `name` stacks a variable of several layers."""
@@ -247,15 +284,19 @@ class ScannedModel(DeviceModel):
     first, last = self._scans[0], self._scans[-1]
     x, kept = call(self._embed, {}, variables)[first.before], []
     for scan, own in zip(self._scans, periods, strict=True):
-      x, of_scan = scan.run_forward(call, own, x)
-      kept.append(of_scan)
+      if scan.backward:
+        x, of_scan = scan.run_forward(call, own, x)
+        kept.append((scan, own, of_scan))
+      else:
+        x = scan.run_infer(call, own, x)
     values = call(self._head, {last.after: x}, variables)
-    gradient, gradients = values[last.after_gradient], {}
-    for i, scan in reversed([*enumerate(self._scans)]):
-      gradient, found = scan.run_backward(call, periods[i], kept[i], gradient)
+    gradient, gradients = values.get(last.after_gradient), {}
+    for scan, own, of_scan in reversed(kept):
+      gradient, found = scan.run_backward(call, own, of_scan, gradient)
       gradients |= found
-    values[first.before_gradient] = gradient
-    values |= call(self._embed_gradient, values, variables)
+    if self._embed_gradient:
+      values[first.before_gradient] = gradient
+      values |= call(self._embed_gradient, values, variables)
     others = unstacked(self.gradients).items()
     gradients |= {name: values[x] for name, x in others}
     return {name: values[x] for name, x in self.losses.items()}, gradients

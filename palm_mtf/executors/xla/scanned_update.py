@@ -22,7 +22,6 @@ from palm_mtf.executors.xla.device_model import Arrays
 from palm_mtf.executors.xla.device_update import DeviceUpdate
 from palm_mtf.executors.xla.layer_loops import (
   LayerLoop,
-  loops_of,
   unstacked,
 )
 from palm_mtf.executors.xla.parts import DeviceFunction
@@ -52,12 +51,14 @@ class ScannedUpdate(DeviceUpdate):
   ):
     """Builds the graph; `loss_names` are the names of the terms of the loss."""
     optimizer, layout = settings.optimizer, settings.mesh_layout
-    self._loops = loops_of(settings.model)
+    self._loops = settings.loops
     periods = {i: x.count for x in self._loops for i in x.layers}
     mesh = mtf.Mesh(mtf.Graph(), "pod")
     batch = layout.axis_size_of("batch")  # any size: no variable has this dim
     dims = model_dims(settings.model, batch, layout)
-    palm_variables([mesh], settings.model, dims, settings.seed, [periods])
+    palm_variables(
+      [mesh], settings.model, dims, settings.seed, [periods], settings.frozen
+    )
     trained = list(mesh.graph.trainable_variables)
     super().__init__(placement, trained, loss_names, optimizer, periods)
 
@@ -124,8 +125,9 @@ class ScannedUpdate(DeviceUpdate):
     outside = self._phases[None]
     others = unstacked(variables)
     loops = [
-      (self._phases[x], x.select(variables), x.select(gradients))
+      (self._phases[x], x.select(variables), own)
       for x in self._loops
+      if (own := x.select(gradients))  # else FROZEN matches all of the loop
     ]
     taken = {self._gradients[x]: y for x, y in unstacked(gradients).items()}
     taken |= {self._given[x]: y for x, y in numbers.items()}
@@ -166,4 +168,5 @@ class ScannedUpdate(DeviceUpdate):
         x: measured[x] for x in phases.measure.gives if x not in joined
       }
       state |= map_periods(phases.assign, layers, own, of_period)[1]
+    state = {**variables, **state}
     return state, {name: found[x] for name, x in self.fetched.items()}

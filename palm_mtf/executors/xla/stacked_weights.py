@@ -70,7 +70,7 @@ class StackedWeights:
     layers = [i for x in self.loops for i in x.layers]
     palm_variables([mesh], settings.model, dims, layers=[layers])
     self.variables: dict[str, SlicedVariable] = {
-      x.name: x for x in mesh.graph.trainable_variables
+      x.name: x for x in mesh.graph.all_variables
     }
     self.axis = None
     if dims.d_model_stored != dims.d_model:

@@ -62,6 +62,7 @@ def build_train_program(
   *,
   batch_size: int,
   seed: int,
+  frozen: Sequence[str] = (),
   features: Sequence[str] | ServerFeatures,
   devices: AcceleratorDevices,
 ) -> StepPrograms:
@@ -80,6 +81,7 @@ def build_train_program(
     num_rows=batch_size // config.pods.num_pods,
     dcn_dtype=config.pods.dcn_dtype,
     seed=seed,
+    frozen=list(frozen),
   )
   return _Builder(settings, devices, read).build(config.pods)
 

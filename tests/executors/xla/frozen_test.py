@@ -1,0 +1,258 @@
+# Copyright 2026 The palm_mtf authors.
+# SPDX-License-Identifier: Apache-2.0
+"""FROZEN: what it matches keeps its bits; the rest trains as the oracle says.
+
+On hosts and on virtual accelerators.
+"""
+
+import dataclasses
+import fnmatch
+import itertools
+import math
+import re
+
+import jax
+import numpy as np
+import pytest
+
+from palm_mtf.accounting.communication import sent_bytes
+from palm_mtf.accounting.flops import device_flops
+from palm_mtf.accounting.memory import device_bytes
+from palm_mtf.compilation.hlo_text import CompiledText
+from palm_mtf.config import MeshLayout, PodsConfig
+from palm_mtf.executors.xla.executor import EXECUTOR
+from palm_mtf.executors.xla.scanned_model import StepSettings
+from palm_mtf.executors.xla.step_functions import PodStep
+from palm_mtf.programs.train_program import build_train_program
+from tests import oracle, oracle_jax
+from tests.executors.xla.program_run import build_on_accelerators
+from tests.mtf_testing import (
+  NUM_STEPS,
+  PALM_OPTIMIZER,
+  SINGLE,
+  mesh_layout,
+  oracle_slots,
+  random_documents,
+  relative_error,
+  small_config,
+  train,
+)
+from tests.settings import PALM_LOSS
+
+LAYERS = 4
+TWO_PODS = PodsConfig(num_pods=2, dcn_dtype="float32")
+TPU = {"tpu": "v4-8", "mesh_shape": "data:2,model:2"}
+STORED = "batch:data,d_model_stored:data,heads:model,d_ff:model,vocab:model"
+
+# {claim: FROZEN}
+PATTERNS = {
+  "the embedding and all norms": ["embedding", "*norm/scale"],
+  "only attention is trained": ["embedding", "*norm/scale", "layers/*/mlp/*"],
+  "the embedding and the lowest layers": ["embedding", "layers/[01]/*"],
+  "one layer in the middle": ["layers/2/*"],
+  "parts of some layers": ["embedding", "layers/0/*", "layers/[12]/mlp/w*"],
+  "all layers": ["layers/*"],
+  "all but the last norm": ["embedding", "layers/*"],
+}
+MESHES = {
+  "hosts": SINGLE,
+  "hosts, split, microbatches": mesh_layout("PaLM's 2D", num_microbatches=2),
+  "hosts, stages": dataclasses.replace(
+    SINGLE, stages=2, num_microbatches=2, stage_order="1f1b"
+  ),
+  "accelerators": MeshLayout(**TPU, layout=STORED),
+  "accelerators, microbatches": MeshLayout(
+    **TPU, layout="batch:data,heads:model", num_microbatches=2
+  ),
+}
+OPTIMIZERS = {
+  "PaLM's": PALM_OPTIMIZER,
+  "factored, clipped, stacked scale": dataclasses.replace(
+    PALM_OPTIMIZER,
+    second_moment="factored",
+    gradient_clip=0.05,
+    update_clip=0.5,
+    parameter_scale="stacked",
+  ),
+}
+STACKED = "factored, clipped, stacked scale"
+PARTS = "parts of some layers"
+FAST = [
+  (PARTS, "hosts, split, microbatches", 2, STACKED, "none"),
+  (PARTS, "accelerators, microbatches", 2, STACKED, "none"),
+  ("only attention is trained", "hosts", 1, "PaLM's", "layer"),
+  ("the embedding and the lowest layers", "hosts, stages", 1, "PaLM's", "none"),
+]
+SLOW = [
+  *itertools.product([PARTS], MESHES, (1, 2), OPTIMIZERS, ("none", "layer")),
+  *itertools.product(PATTERNS, MESHES, (1,), ["PaLM's"], ("none", "layer")),
+]
+
+
+def is_frozen(name, patterns):
+  """Says what the documentation says, by other code than the product's."""
+  shown = re.sub(r"^layer_0*(\d+)/", r"layers/\1/", name)
+  return any(re.fullmatch(fnmatch.translate(x), shown) for x in patterns)
+
+
+@pytest.mark.parametrize(
+  ("patterns", "mesh", "num_pods", "optimizer", "remat"),
+  [
+    *FAST,
+    *(
+      pytest.param(*x, marks=pytest.mark.slow)
+      for x in dict.fromkeys(SLOW)
+      if x not in FAST
+    ),
+  ],
+)
+def test_steps_follow_the_oracle_which_knows_no_frozen_parameter(
+  patterns, mesh, num_pods, optimizer, remat
+):
+  """Frozen parameters keep every bit, and have no slots."""
+  frozen, optimizer, layout = (
+    PATTERNS[patterns],
+    OPTIMIZERS[optimizer],
+    MESHES[mesh],
+  )
+  config = small_config(num_layers=LAYERS, remat=remat)
+  params = oracle.random_parameters(config, seed=7)
+  variables, metrics = train(
+    config,
+    optimizer,
+    rows=random_documents,
+    mesh=layout,
+    params=params,
+    pods=dataclasses.replace(TWO_PODS, num_pods=num_pods),
+    frozen=frozen,
+    build=build_on_accelerators if layout.tpu else build_train_program,
+    batch_size=8,
+  )
+
+  first = params
+  names = [x for x in params if not is_frozen(x, frozen)]
+  assert 0 < len(names) < len(params)
+  adafactor = oracle.Adafactor(optimizer, {x: params[x] for x in names})
+  for step in range(NUM_STEPS):
+    batch = random_documents(config, batch_size=8, seed=step)
+    loss, _, gradients = oracle_jax.loss_and_gradients(
+      config, params, **batch, z_loss=PALM_LOSS.z_loss
+    )
+    stepped = adafactor.step(
+      {x: params[x] for x in names}, {x: gradients[x] for x in names}
+    )
+    seen = metrics[step]
+    assert seen["loss"] == pytest.approx(loss, rel=1e-5)
+    assert seen["grad_norm"] == pytest.approx(adafactor.gradient_norm, rel=1e-4)
+    for of, values in (("parameter", params), ("update", adafactor.updates)):
+      kinds = {}
+      for name in names:
+        kind = re.sub(r".*?(embedding|norm|attention|mlp).*", r"\1", name)
+        center = of == "parameter" and name.endswith("/scale")
+        kinds.setdefault(kind, []).append(np.ravel(values[name] - center))
+      for kind, arrays in kinds.items():
+        rms = np.sqrt(np.mean(np.concatenate(arrays) ** 2))
+        assert seen[f"{of}_rms/{kind}"] == pytest.approx(rms, rel=1e-3)
+      assert {x for x in seen if x.startswith(f"{of}_rms/")} == {
+        f"{of}_rms/{kind}" for kind in kinds
+      }
+    params = params | stepped
+  slots = oracle_slots(adafactor)
+  assert variables.keys() == params.keys() | slots.keys()
+  for name, value in {**params, **slots}.items():
+    if name in first and name not in names:
+      np.testing.assert_array_equal(variables[name], np.float32(first[name]))
+    else:
+      actual = variables[name].reshape(value.shape)
+      assert relative_error(actual, value) < 1e-3, name
+
+
+MIXED = ("embedding", "layers/0/*", "layers/2/mlp/w*")
+
+
+def make_step(frozen, mesh, remat="none"):
+  """Returns the programs of a pod, after making its virtual devices."""
+  EXECUTOR.open_here(mesh, num_pods=1)
+  settings = StepSettings(
+    model=small_config(num_layers=LAYERS, remat=remat),
+    mesh_layout=mesh,
+    optimizer=PALM_OPTIMIZER,
+    loss=PALM_LOSS,
+    features=["inputs", "targets"],
+    num_rows=4,
+    dcn_dtype="bfloat16",
+    seed=0,
+    frozen=frozen,
+  )
+  return PodStep(settings, "cpu")
+
+
+@pytest.mark.parametrize("mesh", ["accelerators", "accelerators, microbatches"])
+@pytest.mark.parametrize("frozen", [(), MIXED])
+def test_accelerators_keep_and_send_the_bytes_of_the_plan(mesh, frozen):
+  layout = MESHES[mesh]
+  made = make_step(frozen, layout)
+  config = small_config(num_layers=LAYERS)
+  state = made.abstract_state(made.model.placement.make_mesh(jax.devices()[:4]))
+  kept = {True: 0, False: 0}
+  for name, x in state.items():
+    num_bytes = math.prod(x.sharding.shard_shape(x.shape)) * x.dtype.itemsize
+    kept[name in made.model.reads] += num_bytes
+  planned = device_bytes(config, layout, PALM_OPTIMIZER, frozen=frozen)
+  assert kept[True] == planned.weights + planned.frozen_weights
+  assert kept[False] == planned.slots
+  sent = sum(x.stop - x.start for each in made.cut_parts(4) for x in each)
+  assert 2 * sent == sum(
+    sent_bytes(config, layout, "bfloat16", frozen).values()
+  )
+
+
+def dims_of(shape):
+  return [int(x) for x in re.search(r"\[([\d,]*)\]", shape)[1].split(",") if x]
+
+
+def dot_flops(text, computation, times=1):
+  """Returns the FLOPs of a compiled program's products, in its loops too."""
+  flops, instructions = 0, text._computations[computation]
+  for each in instructions.values():
+    if each.opcode == "dot":
+      (left, _), whole = each.operands, math.prod(dims_of(each.shape))
+      summed = re.search(r"lhs_contracting_dims=\{([\d,]+)\}", each.rest)[1]
+      sizes = dims_of(instructions[left].shape)
+      sizes = [sizes[int(i)] for i in summed.split(",")]
+      flops += times * 2 * whole * math.prod(sizes)
+    elif each.opcode == "while":
+      rounds = times * text._count_rounds(computation, each)
+      flops += dot_flops(text, each.attribute("body"), rounds)
+    elif each.opcode in ("fusion", "call"):
+      name = "calls" if each.opcode == "fusion" else "to_apply"
+      flops += dot_flops(text, each.attribute(name), times)
+  return flops
+
+
+@pytest.mark.parametrize(
+  ("frozen", "remat"),
+  [
+    pytest.param(
+      x, y, marks=() if (x, y) == (MIXED, "layer") else pytest.mark.slow
+    )
+    for x in ((), MIXED, *map(tuple, PATTERNS.values()))
+    for y in ("none", "layer")
+  ],
+)
+def test_a_compiled_step_multiplies_as_often_as_planned(frozen, remat):
+  """The backward pass ends early, without gradients of frozen kernels."""
+  layout = MeshLayout(tpu="v4-8", mesh_shape="data:4", layout="batch:data")
+  made = make_step(frozen, layout, remat)
+  mesh = made.model.placement.make_mesh(jax.devices()[:4])
+  given = (
+    made.abstract_state(mesh),
+    made.abstract_batch(mesh),
+    made.abstract_numbers(mesh),
+  )
+  text = CompiledText(made.step(mesh).lower(*given).compile().as_text())
+  config = small_config(num_layers=LAYERS, remat=remat)
+  tokens = 4 * config.sequence_length
+  assert dot_flops(text, text._entry) == device_flops(
+    config, layout, tokens, frozen
+  )
