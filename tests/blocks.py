@@ -283,9 +283,7 @@ def make_case(
     )
     slopes[key] = direction, (up - down) / (2 * step)
   logits = oracle.forward(
-    config,
-    params,
-    *(batch.get(x) for x in ("inputs", "segments", "prefix")),
+    config, params, *(batch.get(x) for x in ("inputs", "segments", "prefix"))
   )
   return Case(config, params, batch, logits, losses(params), slopes)
 

@@ -74,9 +74,7 @@ def _fail_if_skipped(
 
 
 @pytest.hookimpl(wrapper=True)
-def pytest_runtest_makereport(
-  item: pytest.Item,
-) -> Iterator[None]:
+def pytest_runtest_makereport(item: pytest.Item) -> Iterator[None]:
   """Fails a named test that is skipped."""
   report = yield
   _fail_if_skipped(_name(item), report)
@@ -84,9 +82,7 @@ def pytest_runtest_makereport(
 
 
 @pytest.hookimpl(wrapper=True)
-def pytest_make_collect_report(
-  collector: pytest.Collector,
-) -> Iterator[None]:
+def pytest_make_collect_report(collector: pytest.Collector) -> Iterator[None]:
   """Fails a file that is skipped and has a named test."""
   report = yield
   _fail_if_skipped(collector.nodeid, report)

@@ -118,6 +118,7 @@ def test_a_test_that_needs_too_much_memory_itself_fails(tmp_path):
   assert "3 passed, 1 error" in shown.stdout
 
 
+@pytest.mark.slow
 def test_a_worker_that_has_grown_is_replaced_between_files(tmp_path):
   files = dict.fromkeys("abcd", KEEPS)
   distributed = ("-n", "1", "--dist", "loadfile", "-rP", "-p", "limits")

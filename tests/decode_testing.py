@@ -158,10 +158,7 @@ class Recomputed:
     return self._session.run(self._program.logits, feed)[0, len(tokens)]
 
   def greedy(
-    self,
-    prompt: Sequence[int],
-    max_tokens: int,
-    num_tokens: int | None = None,
+    self, prompt: Sequence[int], max_tokens: int, num_tokens: int | None = None
   ) -> list[int]:
     """Returns the likeliest tokens one by one; [eod] fills the rest."""
     tokens = list(prompt)

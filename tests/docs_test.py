@@ -70,9 +70,7 @@ OWN_CALLS = [
 
 
 @pytest.mark.parametrize(
-  "command",
-  [c for c in COMMANDS if c[0].endswith("palm_mtf")],
-  ids=" ".join,
+  "command", [c for c in COMMANDS if c[0].endswith("palm_mtf")], ids=" ".join
 )
 def test_palm_mtf_command_has_a_valid_configuration(
   command, tmp_path, monkeypatch, capsys

@@ -2,6 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The shipped gin files: small, orthogonal, and each recipe ready to run."""
 
+import collections
 import dataclasses
 import math
 import re
@@ -106,8 +107,22 @@ def test_folders_set_disjoint_macros():
 
 @pytest.mark.parametrize("folder", ["layouts", "models", "optim", "pods"])
 def test_fragments_of_one_folder_set_the_same_macros(folder):
-  sets = {frozenset(macros_set_in(p)) for p in (FOLDER / folder).glob("*.gin")}
-  assert len(sets) == 1
+  """Those of optim/, if they have the same OPTIMIZER."""
+  kinds = collections.defaultdict(set)
+  for path in (FOLDER / folder).glob("*.gin"):
+    optimizer = re.findall("^OPTIMIZER = .*", path.read_text(), re.MULTILINE)
+    kinds[tuple(optimizer)].add(frozenset(macros_set_in(path)))
+  assert all(len(sets) == 1 for sets in kinds.values())
+
+
+@pytest.mark.parametrize("one", sorted(FOLDER.glob("optim/*.gin")), ids=name_of)
+def test_another_optimizer_may_follow_any_recipe(one):
+  for other in FOLDER.glob("optim/*.gin"):
+    files = ["recipes/quickstart.gin", name_of(one), name_of(other)]
+    settings = gin_files.load("train", files, ["MODEL_DIR='a'"]).build()[1]
+    wanted = {x.name: x.value for x in read_file(other)}
+    assert settings.optimizer.optimizer == wanted["OPTIMIZER"]
+    assert settings.optimizer.learning_rate == wanted["LEARNING_RATE"]
 
 
 @pytest.mark.parametrize("path", FILES, ids=name_of)

@@ -81,10 +81,7 @@ def _open(path: str, **settings: Any) -> Any:
 
 
 def tokenize(
-  path: str,
-  texts: Sequence[str],
-  adds_bos: bool = False,
-  special: bool = False,
+  path: str, texts: Sequence[str], adds_bos: bool = False, special: bool = False
 ) -> list:
   """Returns the ids of each text; `special`: names of control tokens count."""
   model = _open(path, vocab_only=True)

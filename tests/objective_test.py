@@ -38,10 +38,7 @@ def config_of(objective):
 
 @pytest.fixture(
   scope="module",
-  params=[
-    "prefix_lm",
-    pytest.param("span_corruption", marks=pytest.mark.slow),
-  ],
+  params=["prefix_lm", pytest.param("span_corruption", marks=pytest.mark.slow)],
 )
 def trained(request, corpus, tmp_path_factory):
   """Returns an objective, and a run of two pods."""

@@ -8,6 +8,7 @@ Each command runs in another process, which frees its memory.
 import json
 import pydoc_data.topics
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
@@ -72,8 +73,8 @@ def generate(model_dir: Path, folder: Path) -> list[str]:
   return [x["continuation"] for x in records("generate", *flags)]
 
 
-def open_weights(model_dir: Path) -> tf.train.CheckpointReader:
-  """Opens the checkpoint of an imported model."""
+def open_weights(model_dir: Path) -> Any:
+  """Returns a reader of an imported model's checkpoint."""
   return tf.train.load_checkpoint(
     str(model_dir / "checkpoints" / "step_00000000" / "weights")
   )

@@ -7,6 +7,8 @@ import shutil
 import subprocess
 import sys
 
+import pytest
+
 from tests.source_files import ROOT
 
 TESTS = """
@@ -18,6 +20,7 @@ def test_fails_first():
 """
 
 
+@pytest.mark.slow  # seven runs of pytest
 def test_tests_that_passed_at_a_commit_are_left_out(tmp_path):
   def git(*arguments):
     who = ("-c", "user.name=a", "-c", "user.email=a@example.org")

@@ -6,9 +6,11 @@ import dataclasses
 
 from palm_mtf.config import (
   AdafactorConfig,
+  AdamwConfig,
   LossConfig,
   MeshLayout,
   ModelConfig,
+  MuonConfig,
   OptimizerConfig,
   PodsConfig,
   StepConfig,
@@ -22,6 +24,16 @@ PALM_OPTIMIZER = AdafactorConfig(
   gradient_clip=1.0,
   weight_decay_exponent=2.0,
 )
+ADAMW = AdamwConfig(
+  learning_rate=1e-2,
+  learning_rate_schedule="constant",
+  beta1=0.9,
+  beta2=0.95,
+  gradient_clip=1.0,
+  weight_decay=0.1,
+  weight_decay_on="kernels",
+)
+MUON = MuonConfig(**{**dataclasses.asdict(ADAMW), "optimizer": "muon"})
 PALM_LOSS = LossConfig(z_loss=1e-4)
 # Of a model function, which has its own loss.
 FOREIGN_OPTIMIZER = dataclasses.replace(

@@ -15,6 +15,9 @@ from tests.runtime.served import Served
 
 SETTINGS = {
   "NUM_LAYERS": 4,
+  # The first two stages, or each of two, have other layers than the last.
+  "LAYERS": "2*window, 2*global",
+  "VARIANTS": {"window": {"ATTENTION_WINDOW": 8}, "global": {}},
   "GLOBAL_BATCH_SIZE": 8,
   "NUM_MICROBATCHES": 4,
   "TRAIN_STEPS": 60,
@@ -50,11 +53,7 @@ def test_a_client_that_is_killed_leaves_servers_to_the_next_client(
   corpus, whole, tmp_path
 ):
   with Served(2) as servers:
-    staged = {
-      "STAGES": 2,
-      "PODS": "cluster",
-      "ISLANDS": [servers.addresses],
-    }
+    staged = {"STAGES": 2, "PODS": "cluster", "ISLANDS": [servers.addresses]}
     with train(corpus, tmp_path / "staged", **staged) as killed:
       metrics = tmp_path / "staged/metrics.jsonl"
       wait_until(metrics.exists, killed)

@@ -10,14 +10,8 @@ import numpy as np
 
 from palm_mtf.config import ModelConfig
 from palm_mtf.data.vocabulary.training import train_vocabulary
-from palm_mtf.export.huggingface.config_json import (
-  find_family,
-  make_config,
-)
-from palm_mtf.export.huggingface.tensor_files import (
-  WEIGHTS,
-  write_safetensors,
-)
+from palm_mtf.export.huggingface.config_json import find_family, make_config
+from palm_mtf.export.huggingface.tensor_files import WEIGHTS, write_safetensors
 from palm_mtf.export.huggingface.weights import (
   find_tensor_shapes,
   make_tensor_reader,

@@ -17,10 +17,7 @@ from pathlib import Path
 
 import pytest
 
-from palm_mtf.machine.host_memory import (
-  largest_resident_bytes,
-  resident_bytes,
-)
+from palm_mtf.machine.host_memory import largest_resident_bytes, resident_bytes
 from tests import claims
 
 # A worker is replaced once it keeps this many bytes after a test. The imports

@@ -9,6 +9,7 @@ are checked when a dataclass is made, before TensorFlow is imported.
 import warnings
 
 from palm_mtf.config.adafactor import AdafactorConfig
+from palm_mtf.config.adamw import AdamwConfig
 from palm_mtf.config.config import (
   Config,
   ConfigOfSweep,
@@ -25,6 +26,7 @@ from palm_mtf.config.hardware import HardwareConfig
 from palm_mtf.config.loss import LossConfig
 from palm_mtf.config.mesh_layout import MeshLayout
 from palm_mtf.config.model import ModelConfig
+from palm_mtf.config.muon import MuonConfig
 from palm_mtf.config.optimizer import OptimizerConfig
 from palm_mtf.config.optimizers import OPTIMIZERS
 from palm_mtf.config.pods import PodsConfig
@@ -35,6 +37,7 @@ from palm_mtf.config.watch import WatchConfig
 __all__ = [
   "OPTIMIZERS",
   "AdafactorConfig",
+  "AdamwConfig",
   "Config",
   "ConfigOfSweep",
   "CorpusConfig",
@@ -47,6 +50,7 @@ __all__ = [
   "LossConfig",
   "MeshLayout",
   "ModelConfig",
+  "MuonConfig",
   "OptimizerConfig",
   "PlanConfig",
   "PodsConfig",

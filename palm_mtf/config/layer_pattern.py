@@ -28,8 +28,7 @@ def read_pattern(text: str, maximum: int) -> tuple[str, ...]:
   """
 
   def repeat(times: str | None, item: str) -> list[str]:
-    # Numbers of more digits than `maximum` are not converted, because Python
-    # refuses to convert thousands of digits.
+    # Convert 9 digits at most, because Python refuses to convert thousands.
     count = int(times[:9]) if times else 1
     num_layers = count * (item.count(",") + 1)
     if not 0 < num_layers <= maximum:
@@ -67,7 +66,7 @@ def repeat_pattern(text: str, num_layers: int, maximum: int) -> tuple[str, ...]:
     parts = [f"{times}*({text})" if times > 1 else text] if times else []
     parts.append(_join(names[:rest]))
     raise UserError(
-      f"LAYERS = {shorten(text)} has {len(names)} layers, which do not divide "
+      f"LAYERS = {shorten(text)}: its {len(names)} layers do not divide "
       f'NUM_LAYERS = {num_layers}; set LAYERS = "{", ".join(parts)}", or '
       "another NUM_LAYERS."
     )

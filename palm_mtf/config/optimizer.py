@@ -7,7 +7,7 @@ import dataclasses
 from typing import Annotated, ClassVar, Literal
 
 from palm_mtf.config.checked import Checked, Count, real
-from palm_mtf.errors import UserError
+from palm_mtf.errors import UserError, check_choice
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -53,6 +53,8 @@ class OptimizerConfig(Checked, abc.ABC):
 
   def __post_init__(self) -> None:
     super().__post_init__()
+    own = type(self).__dataclass_fields__["optimizer"].default
+    check_choice("OPTIMIZER", self.optimizer, [str(own)])
     steps = self.learning_rate_decay_steps
     if (self.learning_rate_schedule == "cosine") != (steps is not None):
       raise UserError(
@@ -74,3 +76,7 @@ class OptimizerConfig(Checked, abc.ABC):
       parameter it has, "all", "rows" or "columns"; and its dtype, "float32" or
       "bfloat16". Slots start at 0.
     """
+
+  def newton_schulz_steps(self, rank: int, is_kernel: bool) -> int:
+    """Returns in how many steps the update of a parameter is orthogonalized."""
+    return 0

@@ -41,10 +41,10 @@ struct Model {
   Norm norm;
   float score_scale;
   Activation activation;
-
-  int layers() const { return windows.size(); }
   float embedding_scale;
   Format format, logits_format;
+
+  int layers() const { return windows.size(); }
 };
 
 template <class T>

@@ -134,7 +134,7 @@ def norm_gradient(
 
 
 def attends(mixer: Attention) -> bool:
-  """Returns whether `attend` supports `mixer`: no window, no score bias."""
+  """Returns whether `attend` supports `mixer`: plain scores, no window."""
   return mixer == PLAIN_ATTENTION
 
 

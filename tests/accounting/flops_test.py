@@ -190,6 +190,24 @@ def test_devices_share_all_flops_but_those_of_the_one_key_and_value_head():
   assert own / share == pytest.approx(1.022, abs=5e-4)
 
 
+def test_each_layer_skips_what_its_own_window_hides():
+  """With windows in half of its layers, a model takes the mean of two."""
+  unlike = dataclasses.replace(
+    PALM_8B,
+    layers="window, global",
+    variants={"window": {"ATTENTION_WINDOW": 256}, "global": {}},
+  )
+  window = dataclasses.replace(PALM_8B, attention_window=256)
+  one = MeshLayout(mesh_shape="", layout="")
+  half, full, none = (
+    device_flops(x, one, 2048) for x in (unlike, window, PALM_8B)
+  )
+  assert full < none
+  assert half == pytest.approx((full + none) / 2)
+  # MFU counts what windows hide, as it counts what the causal mask hides.
+  assert train_flops_per_token(unlike) == train_flops_per_token(PALM_8B)
+
+
 def test_a_device_computes_the_logits_of_padding_too():
   """12 does not divide 256,000: 8 rows of zeros pad the embedding."""
   tokens, mesh = (

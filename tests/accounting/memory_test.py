@@ -6,6 +6,7 @@ import collections
 import dataclasses
 import math
 
+import jax
 import pytest
 
 from palm_mtf._tf import mtf, tf
@@ -28,6 +29,8 @@ from palm_mtf.architecture.parameters import (
   parse_name,
 )
 from palm_mtf.config import MeshLayout, PodsConfig
+from palm_mtf.executors.xla.scanned_model import StepSettings
+from palm_mtf.executors.xla.step_functions import PodStep
 from palm_mtf.model.dims import model_dims
 from palm_mtf.model.loss import cross_entropy
 from palm_mtf.model.palm import Palm
@@ -50,17 +53,24 @@ from tests.mtf_testing import (
 from tests.settings import step_config
 
 QUICK = ("padded vocab over three", "PaLM's 2D")
+GEMMA_3 = block_config("Gemma 3")
 
 
 @pytest.mark.parametrize(
-  "layout",
+  ("config", "layout"),
   [
-    pytest.param(name, marks=() if name in QUICK else pytest.mark.slow)
-    for name in LAYOUTS
+    *(
+      pytest.param(
+        small_config(num_layers=1),
+        name,
+        marks=() if name in QUICK else pytest.mark.slow,
+      )
+      for name in LAYOUTS
+    ),
+    (GEMMA_3, "PaLM's 2D"),
   ],
 )
-def test_the_built_program_keeps_the_bytes_of_the_closed_form(layout):
-  config = small_config(num_layers=1)
+def test_the_built_program_keeps_the_bytes_of_the_closed_form(config, layout):
   mesh = mesh_layout(layout, num_microbatches=2)
   with tf.Graph().as_default() as graph:
     build_train_program(step_config(config, mesh), batch_size=8, seed=0)
@@ -79,6 +89,31 @@ def test_the_built_program_keeps_the_bytes_of_the_closed_form(layout):
   for device, found in kept.items():
     del found["losses"]
     assert dict(found) == dataclasses.asdict(expected), device
+
+
+@pytest.mark.parametrize("name", ["Gemma 3", "Cohere 2", "LLaMA"])
+def test_arrays_of_accelerators_keep_the_bytes_of_the_closed_form(name):
+  config, mesh = block_config(name), mesh_layout("PaLM's 2D")
+  made = PodStep(
+    StepSettings(
+      model=config,
+      mesh_layout=mesh,
+      optimizer=PALM_OPTIMIZER,
+      features=["inputs", "targets"],
+      num_rows=4,
+      dcn_dtype="float32",
+      seed=0,
+    ),
+    "cpu",
+  )
+  devices = made.model.placement.make_mesh(jax.devices()[: mesh.num_devices])
+  kept = collections.Counter()
+  for name, x in made.abstract_state(devices).items():
+    kind = "weights" if name in made.parameters else "slots"
+    size = math.prod(x.sharding.shard_shape(x.shape)) * x.dtype.itemsize
+    kept[kind] += size
+  expected = device_bytes(config, mesh, PALM_OPTIMIZER)
+  assert kept == {"weights": expected.weights, "slots": expected.slots}
 
 
 @pytest.mark.parametrize("num_devices", [2, 4, 8])
@@ -247,6 +282,12 @@ def test_copies_of_weights_are_those_of_a_layer_and_of_the_embedding():
   assert weight_copy_bytes(c, sharded) == 2 * (
     cast + 2 * (embedding + of_layer) + joined
   )
+
+
+def test_copies_of_weights_are_those_of_one_of_unlike_layers():
+  unlike = dataclasses.replace(GEMMA_3, num_layers=2)
+  like = dataclasses.replace(unlike, layers="", variants=None)
+  assert weight_copy_bytes(unlike, SINGLE) == weight_copy_bytes(like, SINGLE)
 
 
 def test_gradients_of_other_pods_need_room_for_a_part_and_the_sum():

@@ -201,11 +201,10 @@ def staged(stages, **macros):
     "recipes/palm_8b.gin",
     "layouts/single.gin",
     CHIP="h100_sxm",
-    REMAT="layer",
     GLOBAL_BATCH_SIZE=64,
     NUM_MICROBATCHES=16,
     STAGES=stages,
-    **macros,
+    **{"REMAT": "layer", **macros},
   )
 
 
@@ -248,3 +247,66 @@ def test_stages_wait_for_each_other_and_for_what_they_send():
   assert plan["run"]["chip_hours"] == pytest.approx(
     4 * plan["run"]["secs"] / 3600
   )
+
+
+def unlike(layers, window, **macros):
+  """PaLM 8B in two stages, with windows in some layers."""
+  variants = {"window": {"ATTENTION_WINDOW": window}, "global": {}}
+  return staged(2, LAYERS=layers, VARIANTS=variants, **macros)
+
+
+def test_the_plan_of_unlike_stages_is_that_of_the_largest():
+  """Stage 1, without windows, keeps more attention weights than stage 0."""
+  macros = {
+    "REMAT": "none",
+    "CHIP_FUSED_ATTENTION": False,
+    "STAGE_ORDER": "gpipe",
+  }
+  config = unlike("16*window, 16*global", 128, **macros)
+  plan = plan_of(config)
+  assert plan["stage_bytes"][0] < plan["stage_bytes"][1]
+  assert sum(plan["device_bytes"].values()) == plan["stage_bytes"][1]
+  # Both orders have the same layers, so equal layers keep equal bytes.
+  swapped = unlike("16*global, 16*window", 128, **macros)
+  stages = [memory_parts(x, 64, s) for x, s in ((config, 1), (swapped, 0))]
+  assert stages[0]["activations"] == stages[1]["activations"]
+  assert predict_step(config, 64).bubble > predict_step(swapped, 64).bubble
+
+
+def test_windows_as_long_as_the_sequence_change_no_stage():
+  like, same = staged(2), unlike("window, 3*global", 2048)
+  assert predict_step(same, 64).total == pytest.approx(
+    predict_step(like, 64).total
+  )
+  assert plan_of(same)["stage_bytes"] == plan_of(like)["stage_bytes"]
+
+
+def test_the_plan_counts_the_published_parameters_of_gemma_3_1b():
+  """999,885,952 numbers, 302M of them in the embedding (Gemma team 2025)."""
+  plan = plan_of(
+    plan_config(
+      "recipes/palm_8b.gin",
+      "layouts/single.gin",
+      CHIP="h100_sxm",
+      GLOBAL_BATCH_SIZE=8,
+      NUM_LAYERS=26,
+      LAYERS="4*(5*window, global), 2*window",
+      VARIANTS={
+        "window": {"ATTENTION_WINDOW": 512, "ROTARY_BASE": 1e4},
+        "global": {"ROTARY_BASE": 1e6},
+      },
+      D_MODEL=1152,
+      NUM_HEADS=4,
+      D_KV=256,
+      D_FF=6912,
+      VOCAB_SIZE=262_144,
+      BLOCK="serial",
+      BRANCH_NORM=True,
+      NORM="rms_norm_1p",
+      QK_NORM="rms_norm_1p",
+    )
+  )
+  counts = plan["parameters"]
+  assert sum(counts.values()) == 999_885_952
+  assert f"{counts['embedding'] / 1e6:.0f}" == "302"
+  assert plan["device_bytes"]["weights"] == 4 * 999_885_952

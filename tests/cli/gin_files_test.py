@@ -304,7 +304,7 @@ def test_a_list_as_the_key_of_a_dict_is_one_line(here):
 
 
 def test_many_macros_that_are_not_set_are_counted():
-  defaults = macros_of(Config).values()
+  defaults = macros_of(Config, {}).values()
   count = 1 + [*defaults].count(dataclasses.MISSING)  # MODEL_DIR
   assert message_of(load, "evaluate") == (
     f"MODEL_DIR, NUM_LAYERS, D_MODEL and {count - 3} more are not set; start "
@@ -399,3 +399,43 @@ def test_a_cache_that_may_not_be_searched_is_like_none(measured, tmp_path):
 def test_rates_are_of_the_cores_that_the_process_may_use(measured, monkeypatch):
   monkeypatch.setattr("palm_mtf.machine.cache_folder.usable_cores", lambda: 99)
   assert hardware().chip_memory_bandwidth is None
+
+
+@pytest.mark.parametrize(
+  ("bindings", "message"),
+  [
+    (
+      ["OPTIMIZER='adamv'"],
+      "OPTIMIZER = \"adamv\" (command line): choose one of 'adafactor', "
+      "'adamw', 'muon' (did you mean \"adamw\"?).",
+    ),
+    (
+      ["OPTIMIZER=%MINE", "MINE=[]"],
+      "OPTIMIZER = %MINE (command line): choose one of",
+    ),
+    (
+      ["BETA2_EXPONENT=0.8"],
+      "BETA2_EXPONENT = 0.8 (command line): OPTIMIZER = 'adamw' has no such "
+      'setting (did you mean "BETA2"?); leave it out.',
+    ),
+    (
+      ["MOMENTUM=0.9"],
+      "MOMENTUM = 0.9 (command line): OPTIMIZER = 'adamw' has",
+    ),
+    (["BETA2=2.0"], "BETA2 = 2.0: give a number from 0.0 to 0.999999."),
+  ],
+)
+def test_an_optimizer_has_only_its_own_settings(bindings, message):
+  def build():
+    load("train", [RECIPE, "optim/adamw.gin"], [DIR, *bindings]).build()
+
+  assert message_of(build).startswith(message)
+
+
+def test_a_saved_configuration_has_only_the_optimizer_s_settings(here):
+  loaded = load("train", [RECIPE, "optim/muon.gin"], [DIR])
+  text = loaded.format_effective()
+  assert re.search("^MOMENTUM = 0.95  # optim/muon.gin:", text, re.M)
+  assert "BETA2_EXPONENT" not in text
+  again = load("train", [write(here, "saved.gin", text)])
+  assert again.build() == loaded.build()

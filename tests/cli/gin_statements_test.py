@@ -112,10 +112,7 @@ KINDS = "write a number, True, None, a quoted text or a list of these."
   ("binding", "message"),
   [
     *(
-      (
-        f"A={text}",
-        f"{text} is not a Python value; write --gin.A='\"{text}\"'",
-      )
+      (f"A={text}", f"{text} is not a Python value; write --gin.A='\"{text}\"'")
       for text in ("foo", "/tmp/x-1/y.z", "~/x", "16k")
     ),
     ("A=none", "none is not a Python value; write --gin.A=None"),

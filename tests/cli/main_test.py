@@ -117,10 +117,7 @@ def test_version(palm_mtf):
       ["train", RECIPE, "--gin.SEED=1\nX=2"],
       "--gin.SEED=1\\nX=2: give one value.",
     ),
-    (
-      ["train", RECIPE],
-      "MODEL_DIR is not set; pass --gin.MODEL_DIR='\"...\"'",
-    ),
+    (["train", RECIPE], "MODEL_DIR is not set; pass --gin.MODEL_DIR='\"...\"'"),
   ],
 )
 def test_a_users_mistake_is_one_line_and_two_before_anything_is_imported(

@@ -274,9 +274,7 @@ def test_weights_that_a_container_s_limit_cannot_hold_are_refused(
   limits = {"/sys/fs/cgroup/memory.max": "4096\n"}
   read = host_memory.read_or_empty
   monkeypatch.setattr(
-    host_memory,
-    "read_or_empty",
-    lambda path: limits.get(path) or read(path),
+    host_memory, "read_or_empty", lambda path: limits.get(path) or read(path)
   )
   assert "this machine has 4,096 of memory" in refused()
 

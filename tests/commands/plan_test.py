@@ -233,10 +233,7 @@ def test_compiling_needs_a_chip_that_it_knows_and_its_compiler(
       [quickstart, "--gin.CHIP='h100_sxm'"],
       "pip install 'palm_mtf[compile_gpu]'",
     ),
-    (
-      [quickstart, "--gin_file=layouts/tpu_v4_8.gin"],
-      'set CHIP = "tpu_v4".',
-    ),
+    ([quickstart, "--gin_file=layouts/tpu_v4_8.gin"], 'set CHIP = "tpu_v4".'),
     ([PALM, "--search"], "--compile has no --search"),
     ([PALM, "--curves"], "--compile has no --search, no --curves"),
     ([PALM], "pip install 'palm_mtf[compile]'"),

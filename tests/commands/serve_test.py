@@ -485,10 +485,7 @@ def test_chats_without_an_end_leave_others_alone_and_a_second_signal_ends_all(
   run = _make_talking(finished, tmp_path)
   path = "/v1/chat/completions"
   body = {"messages": [{"role": "user", "content": "99999"}]}
-  with (
-    concurrent.futures.ThreadPoolExecutor() as pool,
-    start(run) as process,
-  ):
+  with concurrent.futures.ThreadPoolExecutor() as pool, start(run) as process:
     server = make_url(process)
     complete(server, prompt="one")
     endless = [pool.submit(ask, server, path, body) for _ in range(2)]

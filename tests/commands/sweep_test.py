@@ -159,11 +159,7 @@ def children_of(pid):
 @pytest.mark.slow
 @pytest.mark.parametrize(
   ("number", "code"),
-  [
-    (signal.SIGTERM, 143),
-    (signal.SIGINT, 130),
-    (signal.SIGKILL, -9),
-  ],
+  [(signal.SIGTERM, 143), (signal.SIGINT, 130), (signal.SIGKILL, -9)],
 )
 def test_a_stopped_sweep_leaves_no_process_and_resumes(
   corpus, tmp_path, number, code

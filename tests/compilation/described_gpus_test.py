@@ -36,13 +36,7 @@ def moved(record):
 def test_a_host_has_the_gpus_of_one_switch():
   rates = hardware_of("h100_sxm")
   found = {n: describe_hosts(n, rates) for n in (1, 6, 8, 12, 64)}
-  assert found == {
-    1: "1x1x1",
-    6: "1x1x6",
-    8: "1x1x8",
-    12: "1x3x4",
-    64: "1x8x8",
-  }
+  assert found == {1: "1x1x1", 6: "1x1x6", 8: "1x1x8", 12: "1x3x4", 64: "1x8x8"}
 
 
 @pytest.mark.slow

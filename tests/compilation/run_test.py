@@ -18,10 +18,7 @@ pytestmark = pytest.mark.slow
 
 def quickstart(**macros):
   return plan_config(
-    "recipes/quickstart.gin",
-    "layouts/tpu_v4_8.gin",
-    CHIP="tpu_v4",
-    **macros,
+    "recipes/quickstart.gin", "layouts/tpu_v4_8.gin", CHIP="tpu_v4", **macros
   )
 
 

@@ -256,7 +256,7 @@ def test_a_cosine_and_no_other_schedule_has_a_length(schedule, steps):
 def test_the_defaults_are_the_paper_on_one_pod():
   names = "norm", "block", "attention", "activation_dtype"
   assert [getattr(PALM, name) for name in names] == [
-    *("layer_norm", "parallel", "multi_query", "bfloat16"),
+    *("layer_norm", "parallel", "multi_query", "bfloat16")
   ]
   assert (
     ADAFACTOR.learning_rate_schedule,

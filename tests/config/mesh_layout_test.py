@@ -294,8 +294,7 @@ def test_microbatches_and_pods_that_do_not_divide_any_batch_are_named(
   axis_size, num_microbatches, num_pods, batches, message
 ):
   parts = dataclasses.replace(
-    layout(f"data:{axis_size}", "batch:data"),
-    num_microbatches=num_microbatches,
+    layout(f"data:{axis_size}", "batch:data"), num_microbatches=num_microbatches
   )
   check_layout(parts, CONFIG, batches[0], num_pods=num_pods)
   assert refused_by_check(parts, *batches, num_pods=num_pods) == message

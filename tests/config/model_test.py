@@ -74,7 +74,7 @@ TWO = {"layers": "window, global"}
     ),
     (
       {"layers": "window, 2*global", "num_layers": 2},
-      "3 layers, which do not divide NUM_LAYERS = 2",
+      "its 3 layers do not divide NUM_LAYERS = 2",
     ),
     ({"branch_norm": True}, "BRANCH_NORM = True and BLOCK = 'parallel'"),
     ({"score_scale": 0.0}, "or None for 1 / sqrt(D_KV)"),

@@ -6,10 +6,7 @@ import pytest
 
 from palm_mtf.config import PodsConfig
 from palm_mtf.config.mesh_layout import MeshLayout, check_layout
-from palm_mtf.config.tpu_slice import (
-  check_pods,
-  tpu_slice,
-)
+from palm_mtf.config.tpu_slice import check_pods, tpu_slice
 from tests.mtf_testing import small_config
 from tests.refusals import message_of
 
@@ -57,10 +54,7 @@ def test_a_slice_has_the_devices_and_hosts_of_its_name(name, devices, hosts):
     (
       lambda: check_layout(
         MeshLayout(
-          mesh_shape="data:4",
-          layout="batch:data",
-          tpu="v4-8",
-          steps_per_loop=9,
+          mesh_shape="data:4", layout="batch:data", tpu="v4-8", steps_per_loop=9
         ),
         small_config(),
         8,

@@ -24,12 +24,7 @@ from palm_mtf.data.ngrams import (
   hash_words,
 )
 from palm_mtf.data.sources.document import SPLITS, TRAIN, VALIDATION, Document
-from tests.data.near_duplicates import (
-  edited,
-  planted,
-  random_text,
-  similarity,
-)
+from tests.data.near_duplicates import edited, planted, random_text, similarity
 from tests.data.processes import peak_memory
 from tests.data.small_sources import repeatable
 

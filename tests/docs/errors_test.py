@@ -32,18 +32,18 @@ COMMANDS = {
   "...: gives a": ["train", *RECIPE, "--gin_file=mine.gin"],
   "...: is not bound in gin": ["train", *RECIPE, "--gin_file=bound.gin"],
   "... = ...: give a whole number of at most": [
-    *("train", *RECIPE, "--gin.NUM_LAYERS=1000000000"),
+    *("train", *RECIPE, "--gin.NUM_LAYERS=1000000000")
   ],
   "... is not divisible by mesh axis": [
     *("train", *RECIPE, "--gin.MESH_SHAPE='data:1,model:3'"),
     "--gin.LAYOUT='batch:data,d_ff:model'",
   ],
   "NUM_LAYERS = ... is not divisible by STAGES = ...": [
-    *("train", *RECIPE, "--gin.STAGES=7"),
+    *("train", *RECIPE, "--gin.STAGES=7")
   ],
   "CHIP = ...": ["plan", *RECIPE, "--gin.CHIP='a1000'"],
   "... = None: not known for CHIP": [
-    *("plan", *RECIPE, "--gin.CHIP='tpu_v3'", "--gin.NUM_PODS=2"),
+    *("plan", *RECIPE, "--gin.CHIP='tpu_v3'", "--gin.NUM_PODS=2")
   ],
   "the measured rates cannot be kept": ["plan", "--calibrate"],
   "SWEEP_AT_ONCE": [
@@ -51,47 +51,43 @@ COMMANDS = {
     "--gin.SWEEP_RUNS=[{'a': {'SEED': 1}}]",
   ],
   "... is not divisible by NUM_MICROBATCHES": [
-    *("train", *RECIPE, "--gin.NUM_MICROBATCHES=3"),
+    *("train", *RECIPE, "--gin.NUM_MICROBATCHES=3")
   ],
   "TASK = ... and TEXT_FILES": ["train", *RECIPE, "--gin.TASK='sums'"],
   "... = ...: no such SeqIO task": [
-    *("train", *RECIPE, "--gin.TASK='sums'", "--gin.TEXT_FILES=None"),
+    *("train", *RECIPE, "--gin.TASK='sums'", "--gin.TEXT_FILES=None")
   ],
   "...: filters remove every document": [
-    *("data cache", "{on_corpus}", "--gin.MIN_DOCUMENT_BYTES=1000000"),
+    *("data cache", "{on_corpus}", "--gin.MIN_DOCUMENT_BYTES=1000000")
   ],
-  "validation text of": [
-    "train",
-    "{on_corpus}",
-    "--gin.GLOBAL_BATCH_SIZE=64",
-  ],
+  "validation text of": ["train", "{on_corpus}", "--gin.GLOBAL_BATCH_SIZE=64"],
   "... has ...: it is of another model": [
-    *("evaluate", "--model_dir={finished}", "--gin.D_FF=32"),
+    *("evaluate", "--model_dir={finished}", "--gin.D_FF=32")
   ],
   "MODEL_DIR = ...: ... trains there": ["train", "{on_corpus}"],
   "MODEL_DIR = ...: holds no checkpoint": ["evaluate", *RECIPE],
   "...: none of its": ["score", "--model_dir={damaged}", "--text=a"],
   "... is of another version": ["score", "--model_dir={later}", "--text=a"],
   "... = ...: is an address": [
-    *("train", RECIPE[0], "--gin.MODEL_DIR='gs://bucket/run'"),
+    *("train", RECIPE[0], "--gin.MODEL_DIR='gs://bucket/run'")
   ],
   "...: is ...; convert the file": [
-    *("score", "--model_dir={finished}", "--input=utf_16.txt"),
+    *("score", "--model_dir={finished}", "--input=utf_16.txt")
   ],
   "...: is compressed": [
-    *("score", "--model_dir={finished}", "--input=packed.txt"),
+    *("score", "--model_dir={finished}", "--input=packed.txt")
   ],
   "...: begins with": [
-    *("score", "--model_dir={finished}", "--input=lines.txt"),
+    *("score", "--model_dir={finished}", "--input=lines.txt")
   ],
   "...: is one JSON array": [
-    *("score", "--model_dir={finished}", "--input=array.json"),
+    *("score", "--model_dir={finished}", "--input=array.json")
   ],
   "...: is ..., not text": [
-    *("score", "--model_dir={finished}", "--input=table.txt"),
+    *("score", "--model_dir={finished}", "--input=table.txt")
   ],
   "...: is a device": [
-    *("score", "--model_dir={finished}", "--input=/dev/zero"),
+    *("score", "--model_dir={finished}", "--input=/dev/zero")
   ],
   "--model_dir = ...": ["generate", "--model_dir=."],
   "...: ...: runs or permits code": ["generate", "--model_dir={code}"],

@@ -25,10 +25,7 @@ def test_a_layout_changes_no_result(block, corpus, finished, tmp_path):
   assert losses[1] == pytest.approx(losses[0], rel=1e-3)
 
 
-MEASURED = [
-  "MB                  all_reduce",
-  "mesh               devices",
-]
+MEASURED = ["MB                  all_reduce", "mesh               devices"]
 
 
 def test_every_block_is_tested():

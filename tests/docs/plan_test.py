@@ -38,8 +38,8 @@ def test_a_price_of_the_users_makes_a_cost(block, printed):
   assert "cost" not in printed([x for x in command if "COST" not in x])
 
 
-# By pages_test.py, commands/plan_test.py, and compile_test.py and
-# described_gpus_test.py of accelerators/.
+# By pages_test.py, commands/plan_test.py, and run_test.py and
+# described_gpus_test.py of compilation/.
 COMPARED = [
   "palm_mtf plan --gin_file=recipes/palm_540b_two_pods.gin --search",
   "palm_mtf plan --calibrate",

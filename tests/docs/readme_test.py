@@ -43,11 +43,7 @@ def test_the_quickstart_prints_lines_as_shown(
     if line.startswith("bin/palm_mtf ")
   )
   monkeypatch.chdir(tmp_path)
-  own = {
-    "VOCAB_SIZE": 400,
-    "SEQUENCE_LENGTH": 256,
-    "PROMPTS": ["class Test"],
-  }
+  own = {"VOCAB_SIZE": 400, "SEQUENCE_LENGTH": 256, "PROMPTS": ["class Test"]}
   settings = {**runs.SETTINGS, **own, "TEXT_FILES": str(TEXT)}
   sizes = [f"--gin.{name}={value!r}" for name, value in settings.items()]
   assert main([*train, *sizes]) == 0

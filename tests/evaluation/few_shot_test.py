@@ -32,10 +32,7 @@ def sums(numbers) -> dict[str, list[str]]:
 
 
 add = functools.partial(
-  add_examples,
-  steps=STEPS,
-  features=("inputs", "targets"),
-  vocabulary=BYTES,
+  add_examples, steps=STEPS, features=("inputs", "targets"), vocabulary=BYTES
 )
 
 

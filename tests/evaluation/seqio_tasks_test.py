@@ -14,17 +14,9 @@ from palm_mtf._tf import tf
 from palm_mtf.config import FewShotConfig, TaskEvalConfig
 from palm_mtf.data.vocabulary.load import open_vocabulary
 from palm_mtf.data.vocabulary.training import train_vocabulary
-from palm_mtf.evaluation.seqio_tasks import (
-  group_metrics,
-  open_eval_tasks,
-)
+from palm_mtf.evaluation.seqio_tasks import group_metrics, open_eval_tasks
 from tests.refusals import message_of
-from tests.seqio_testing import (
-  Says,
-  add_examples,
-  exact,
-  mean_score,
-)
+from tests.seqio_testing import Says, add_examples, exact, mean_score
 
 pytestmark = pytest.mark.usefixtures("registries")
 

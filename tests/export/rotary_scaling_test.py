@@ -153,8 +153,7 @@ LLAMA, LINEAR_GGUF = (
 EXPORTED = {
   "llama3": dict(LLAMA, **{**BY_TURNS, "rotary_scaling": "llama3"}),
   "llama3, Granite": dict(
-    **{**LLAMA, **BY_TURNS, "rotary_scaling": "llama3"},
-    embedding_scale=2.0,
+    **{**LLAMA, **BY_TURNS, "rotary_scaling": "llama3"}, embedding_scale=2.0
   ),
   "linear": {**LLAMA, **LINEAR_GGUF},
   "linear in a part of a head": {**NEOX, **LINEAR_GGUF},

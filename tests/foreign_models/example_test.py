@@ -72,11 +72,7 @@ def test_a_wrong_binding_is_one_line(main, capsys):
 def test_one_pod_two_and_two_in_servers_print_the_same_losses():
   one, two, servers = (
     run("--gin.TRAIN_STEPS=3", *flags)
-    for flags in (
-      ["--gin.NUM_PODS=1"],
-      [],
-      ["--gin.PODS='local_servers'"],
-    )
+    for flags in (["--gin.NUM_PODS=1"], [], ["--gin.PODS='local_servers'"])
   )
   assert len(losses(two.stdout)) == 3, two.stderr
   # Printed to four digits; the last digit may be rounded differently.

@@ -11,11 +11,7 @@ from palm_mtf import runtime
 from palm_mtf._tf import mtf, tf
 from palm_mtf.config import MeshLayout
 from palm_mtf.errors import UserError
-from palm_mtf.foreign_models import (
-  DeviceMesh,
-  PodsConfig,
-  PodTraining,
-)
+from palm_mtf.foreign_models import DeviceMesh, PodsConfig, PodTraining
 from palm_mtf.foreign_models.training import ModelLoss, convert_numbers
 from palm_mtf.mesh.cpu_gpu import CpuGpuDevices
 from palm_mtf.mesh.session import session_config
@@ -104,8 +100,7 @@ def test_two_pods_train_as_one_pod_with_the_whole_batch(mesh, one_pod):
 
 
 @pytest.mark.parametrize(
-  "second_moment",
-  ["full", pytest.param("factored", marks=pytest.mark.slow)],
+  "second_moment", ["full", pytest.param("factored", marks=pytest.mark.slow)]
 )
 def test_steps_of_two_pods_equal_adafactor_on_mesh_tensorflows_own_gradients(
   second_moment,

@@ -8,11 +8,7 @@ import pytest
 
 from palm_mtf.config import MeshLayout
 from palm_mtf.machine import activation_dtype
-from palm_mtf.machine.activation_dtype import (
-  is_slow,
-  log_dtype,
-  resolve_dtype,
-)
+from palm_mtf.machine.activation_dtype import is_slow, log_dtype, resolve_dtype
 from tests.mtf_testing import SINGLE, small_config
 
 AUTO = small_config(activation_dtype="auto")

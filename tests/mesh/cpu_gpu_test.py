@@ -40,10 +40,7 @@ class Assign(mtf.Operation):
 
 def test_a_step_that_is_not_finite_raises_and_assigns_nothing():
   mesh = mtf.Mesh(mtf.Graph(), "mesh")
-  with (
-    tf.Graph().as_default(),
-    tf.Session(config=session_config(4)) as session,
-  ):
+  with tf.Graph().as_default(), tf.Session(config=session_config(4)) as session:
     number = tf.placeholder(tf.float32, [])
     is_finite = tf.placeholder(tf.bool, [])
     variables = [

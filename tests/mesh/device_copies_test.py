@@ -31,10 +31,7 @@ PALM_2D = MeshLayout(
   num_microbatches=2,
 )
 # Attributes of names, and of how TensorFlow made an operation.
-NO_PART_OF_WHAT_IS_DONE = {
-  "shared_name",
-  "_has_manual_control_dependencies",
-}
+NO_PART_OF_WHAT_IS_DONE = {"shared_name", "_has_manual_control_dependencies"}
 
 
 def text_of(node: object, name: str) -> str:

@@ -7,10 +7,7 @@ import pytest
 
 from palm_mtf._tf import tf
 from palm_mtf.errors import UserError
-from palm_mtf.model_dir.metrics import (
-  EventsWriter,
-  MetricsWriter,
-)
+from palm_mtf.model_dir.metrics import EventsWriter, MetricsWriter
 from tests import strict_json
 
 

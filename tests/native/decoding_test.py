@@ -54,12 +54,7 @@ def test_rows_with_different_settings_draw_the_tokens_of_tensorflow():
     (logits,), (chosen,) = found.logits.tensor_list, found.chosen.tensor_list
     settings = SamplingSettings(texts.temperature, texts.top_k, texts.top_p)
     expected = choose_tokens(
-      logits,
-      tf.constant(False),
-      texts.keys,
-      texts.places,
-      settings,
-      NUM_TOKENS,
+      logits, tf.constant(False), texts.keys, texts.places, settings, NUM_TOKENS
     )
     load_decode_model(session, model, params)
     logits, chosen, expected = session.run([logits, chosen[:, 0], expected])

@@ -218,7 +218,7 @@ def test_stages_send_each_other_what_the_plan_says(num_stages):
   )
   with tf.Graph().as_default():
     program = build_train_program(
-      config, mesh, PALM_OPTIMIZER, batch_size=8, seed=0
+      step_config(config, mesh), batch_size=8, seed=0
     )
   calls = [x for stream in program.plan.streams for x in stream]
   sent = {}

@@ -404,10 +404,7 @@ def test_a_withdrawn_program_does_not_run_and_costs_nothing():
       lambda x: x.submit("a", {"pod7": 1}),
       "devices ['pod7']: give at least one of ['pod0'].",
     ),
-    (
-      lambda x: x.submit("a", {}),
-      "devices []: give at least one of ['pod0'].",
-    ),
+    (lambda x: x.submit("a", {}), "devices []: give at least one of ['pod0']."),
     (
       lambda x: x.submit("a", {"pod0": 1}, secs=0),
       "secs = 0: give a number from 1e-09 to 1000000000.0.",

@@ -87,11 +87,7 @@ def test_assertions_hold_for_text_and_not_for_noise():
   results = behaviour.assertions(
     [[]] * 4, [good, loop, "caf\ufffd and so on, it goes", " x "]
   )
-  assert results == {
-    "valid_utf8": 75,
-    "long_enough": 75,
-    "not_repetitive": 75,
-  }
+  assert results == {"valid_utf8": 75, "long_enough": 75, "not_repetitive": 75}
 
 
 def test_repetition_is_the_share_of_runs_that_were_there_before():

@@ -12,11 +12,7 @@ import pytest
 
 from palm_mtf.errors import UserError
 from palm_mtf.tasks import code_execution, program_process
-from palm_mtf.tasks.code_execution import (
-  Limits,
-  check_confined,
-  run_program,
-)
+from palm_mtf.tasks.code_execution import Limits, check_confined, run_program
 from tests import processes
 
 QUICK = Limits(secs=5.0)

@@ -67,12 +67,7 @@ def test_each_class_has_at_most_so_many_spans_whatever_their_order():
   names = collections.Counter(
     memorisation.class_name(span.count) for span in found
   )
-  assert names == {
-    "1": 10,
-    "2_to_10": 10,
-    "11_to_100": 10,
-    "over_500": 10,
-  }
+  assert names == {"1": 10, "2_to_10": 10, "11_to_100": 10, "over_500": 10}
   again = find_spans(arrays(texts[::-1]), EOD, 10)
   assert [s.tokens.tolist() for s in again] == [
     s.tokens.tolist() for s in found

@@ -69,10 +69,7 @@ def published_mmlu(record, shots):
 @pytest.fixture
 def evaluated(tmp_path, vocabulary):
   """Opens a task as `palm_mtf evaluate` does, by settings."""
-  for name, train, validation in (
-    ("mmlu", DEV, TEST),
-    ("gsm8k", GSM8K, GSM8K),
-  ):
+  for name, train, validation in (("mmlu", DEV, TEST), ("gsm8k", GSM8K, GSM8K)):
     (tmp_path / name).mkdir()
     for split, rows in (("train", train), ("validation", validation)):
       lines = "".join(json.dumps(row) + "\n" for row in rows)

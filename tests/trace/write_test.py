@@ -177,8 +177,7 @@ def test_a_traced_run_ends_with_the_bits_of_one_that_is_not(
 
 
 @pytest.mark.parametrize(
-  "where",
-  ["in_process", pytest.param("in_servers", marks=pytest.mark.slow)],
+  "where", ["in_process", pytest.param("in_servers", marks=pytest.mark.slow)]
 )
 def test_gradients_cross_by_name_with_the_bytes_of_the_closed_form(
   where, request

@@ -1,12 +1,12 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
 import json
-import shutil
 
 import numpy as np
 import pytest
 
 from palm_mtf.checkpoints.manifest import newest_whole
+from palm_mtf.cli.main import main
 from palm_mtf.training.job import write_samples
 from tests import runs
 
@@ -52,16 +52,32 @@ def test_xla_flags_that_fail_later_are_refused_before_data_is_made(
   assert not (tmp_path / "tokens").exists()
 
 
-def test_a_run_that_resumes_with_other_layers_is_one_line(
-  corpus, finished, tmp_path, capsys
+def test_a_run_resumes_with_the_layers_of_its_checkpoint_or_in_one_line(
+  corpus, tmp_path, capsys
 ):
-  shutil.copytree(finished, tmp_path, dirs_exist_ok=True)
-  variants = {"band": {"ATTENTION_WINDOW": 4}}
-  settings = {"LAYERS": "band", "VARIANTS": variants, "TRAIN_STEPS": 99}
-  assert runs.run("train", corpus, tmp_path, **settings) == 2
-  line = capsys.readouterr().err.splitlines()[-1]
-  assert line.startswith("palm_mtf: LAYERS = 'band': ")
-  assert "step_00000012 was trained with ''; use that" in line
+  """And another command reads the layers from the run's config.gin."""
+
+  def train(layers, window, steps):
+    return runs.run(
+      *("train", corpus, tmp_path),
+      NUM_LAYERS=2,
+      LAYERS=layers,
+      VARIANTS={"dense": {}, "banded": {"ATTENTION_WINDOW": window}},
+      TRAIN_STEPS=steps,
+      PROMPTS=[],
+    )
+
+  assert train("dense, banded", 4, 4) == train("dense, banded", 4, 6) == 0
+  capsys.readouterr()
+  for layers, window, said in (
+    ("banded, dense", 4, "LAYERS = 'banded, dense': "),
+    ("dense, banded", 5, "VARIANTS = {'dense': {}, 'banded': {'ATTENTION_W"),
+  ):
+    assert train(layers, window, 8) == 2
+    line = capsys.readouterr().err.splitlines()[-1]
+    assert line.startswith(f"palm_mtf: {said}")
+    assert "step_00000006 was trained with " in line
+  assert main(["evaluate", f"--gin_file={tmp_path}/config.gin"]) == 0
 
 
 @pytest.mark.slow

@@ -271,17 +271,6 @@ def sends(number):
 
 
 @pytest.mark.slow
-def test_a_pod_that_comes_back_leaves_the_bits_of_an_undisturbed_run(
-  corpus, tmp_path
-):
-  lost, undisturbed = tmp_path / "lost", tmp_path / "undisturbed"
-  error = train(corpus, lost, sends(signal.SIGKILL), ON_POD_FAILURE="wait")
-  assert 4 <= resumed_step(error) < 60
-  train(corpus, undisturbed)
-  runs.assert_same_tensors(lost, undisturbed, 60)
-
-
-@pytest.mark.slow
 def test_pods_that_are_left_train_what_was_planned_for_them(corpus, tmp_path):
   """Two of three pods are left; each has a core of the machine's two."""
   lost, planned = tmp_path / "lost", tmp_path / "planned"
@@ -347,11 +336,7 @@ PHASES = {
     "_write_copy",
     3,
   ),
-  r"while the loss of step \d+ was measured": (
-    loop,
-    "mean_loss",
-    2,
-  ),
+  r"while the loss of step \d+ was measured": (loop, "mean_loss", 2),
 }
 
 

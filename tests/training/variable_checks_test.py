@@ -17,10 +17,7 @@ from palm_mtf.mesh.slices import Slice
 from palm_mtf.programs.train_program import build_train_program
 from palm_mtf.runtime.client.client import Client
 from palm_mtf.training.step import NonFiniteStepError, TrainStep
-from palm_mtf.training.variable_checks import (
-  VariableChecks,
-  build_fingerprints,
-)
+from palm_mtf.training.variable_checks import VariableChecks, build_fingerprints
 from tests import runs
 from tests.checkpoint_files import save_tensors
 from tests.mtf_testing import (

@@ -90,10 +90,7 @@ def parallel_block(x, w, sizes, tables):
   # `expand` repeats the one key/value head without a copy.
   shared = (-1, sizes.num_heads, -1, -1)
   heads = functional.scaled_dot_product_attention(
-    q,
-    k.expand(shared),
-    v.expand(shared),
-    is_causal=True,
+    q, k.expand(shared), v.expand(shared), is_causal=True
   )
   attended = functional.linear(heads.transpose(1, 2).flatten(2), w["o"])
   hidden = functional.silu(gate) * up
@@ -189,9 +186,7 @@ def train(sizes) -> None:
 
   def step() -> dict[str, float]:
     with torch.autocast(
-      targets.device.type,
-      DTYPES[sizes.dtype],
-      enabled=sizes.dtype != "float32",
+      targets.device.type, DTYPES[sizes.dtype], enabled=sizes.dtype != "float32"
     ):
       loss = evaluate_loss(params, inputs, targets, sizes, tables)
     loss.backward()

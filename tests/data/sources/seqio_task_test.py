@@ -131,8 +131,7 @@ def test_a_task_of_t5_gives_its_text_without_its_vocabulary(lines):
 
 
 @pytest.mark.parametrize(
-  ("inputs", "has_inputs"),
-  [(["a", "b", ""], True), (["", "", ""], False)],
+  ("inputs", "has_inputs"), [(["a", "b", ""], True), (["", "", ""], False)]
 )
 def test_examples_have_inputs_unless_all_are_empty(inputs, has_inputs):
   targets = ["1", "2", "3"]

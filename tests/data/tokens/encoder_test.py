@@ -22,8 +22,7 @@ _PART = 12
 
 _texts = st.text(
   st.one_of(
-    st.characters(exclude_categories=["Cs"]),
-    st.sampled_from("\u2581\n \tabc1"),
+    st.characters(exclude_categories=["Cs"]), st.sampled_from("\u2581\n \tabc1")
   ),
   max_size=60,
 )
@@ -88,10 +87,7 @@ def test_a_killed_worker_process_is_an_error_that_says_so(
   vocabulary, monkeypatch
 ):
   monkeypatch.setattr(f"{POOL}._BATCHES_BEFORE_PROCESSES", 0)
-  with (
-    pytest.raises(UserError) as info,
-    Encoder(vocabulary, 1) as encoder,
-  ):
+  with pytest.raises(UserError) as info, Encoder(vocabulary, 1) as encoder:
     for number, _ in enumerate(encoder.encode(many())):
       if number == 2:
         os.kill(multiprocessing.active_children()[0].pid, signal.SIGKILL)

@@ -8,19 +8,16 @@ import os
 import pickle
 import unicodedata
 
-import hypothesis
 import pytest
 import tokenizers
-from hypothesis import strategies as st
 
 from palm_mtf.data.sources.document import Document
 from palm_mtf.data.tokens import encoder as encoder_module
 from palm_mtf.data.tokens.encoder import Encoder
 from palm_mtf.data.vocabulary.load import open_vocabulary
-from palm_mtf.data.vocabulary.text_reader import TextReader, decode_after
+from palm_mtf.data.vocabulary.text_reader import TextReader
 from palm_mtf.errors import UserError
 from tests import tokenizer_files
-from tests.data.small_sources import repeatable
 from tests.tokenizer_files import END, START, SYSTEM, USER, fuzzed_texts
 
 LLAMA2 = "llama2"
@@ -142,38 +139,6 @@ def test_mistrals_space_is_not_put_before_a_text_that_continues(
     assert model.decode(model.encode(text)) == text
   (inside,) = model.encode_batch(["bird"], [True])
   assert (inside,) == (*llama2.vocabulary.encode_batch(["bird"], [True]),)
-
-
-def _ids(vocabulary):
-  often = [i for i in range(vocabulary.size) if vocabulary.is_byte[i]]
-  often += [i for i in range(vocabulary.size) if vocabulary.is_control(i)]
-  text = st.text("\u00e9\U0001f600\u2581a e\u0301", max_size=4)
-  return st.one_of(
-    st.integers(0, vocabulary.size + 2).map(lambda i: [i]),
-    st.lists(st.sampled_from(often), max_size=4),
-    text.map(vocabulary.encode),
-  )
-
-
-@repeatable(40)
-@hypothesis.given(st.data())
-def test_tokens_read_one_by_one_join_to_the_text_of_all(some, data):
-  """A stream has whole characters, and takes nothing back."""
-  model = some.vocabulary
-  parts = data.draw(st.lists(_ids(model), max_size=6))
-  ids = [i for part in parts for i in part]
-  cut = data.draw(st.integers(0, len(ids)))
-  whole = model.decode(ids)
-  reader = TextReader(model)
-  for number, i in enumerate(ids):
-    place = reader.add(i)
-    assert 0 <= place <= len(reader.whole_text)
-    assert whole.startswith(reader.text)
-    assert reader.whole_text == model.decode(ids[: number + 1])
-  before = TextReader(model)
-  for i in ids[:cut]:
-    before.add(i)
-  assert before.text + decode_after(model, ids[:cut], ids[cut:]) == whole
 
 
 def test_bytes_of_a_character_are_held_back_and_named_as_openai_does(gpt2):

@@ -322,7 +322,9 @@ def test_llama_cpp_gives_the_same_ids(pre, gpt2, tmp_path):
 
 @pytest.mark.peers
 @pytest.mark.parametrize("adds_space", [True, False])
-def test_llama_cpp_gives_the_same_ids_with_sentencepiece(adds_space, tmp_path):
+def test_llama_cpp_gives_texts_and_conversations_the_same_ids(
+  adds_space, tmp_path
+):
   text = "a red bird isn't 12 caf\u00e9"
   settings = {} if adds_space else {"user_defined_symbols": ["<b>", *SPACES]}
   before = train_prefixed(
@@ -333,17 +335,6 @@ def test_llama_cpp_gives_the_same_ids_with_sentencepiece(adds_space, tmp_path):
   model = _read(metadata, tmp_path)
   _write(metadata, tmp_path / "vocabulary.gguf")
   _assert_same_ids(tmp_path / "vocabulary.gguf", model, fuzzed_texts(3000))
-
-
-@pytest.mark.peers
-@pytest.mark.parametrize("adds_space", [True, False])
-def test_llama_cpp_gives_conversations_the_same_ids(adds_space, tmp_path):
-  text = "a red bird isn't 12 caf\u00e9"
-  before = train_prefixed(text, tmp_path, add_dummy_prefix=adds_space)
-  metadata = make_gguf_tokenizer(before, start_id=1, vocab_size=before.size)
-  metadata[f"{KEY}add_space_prefix"] = adds_space
-  model = _read(metadata, tmp_path)
-  _write(metadata, tmp_path / "vocabulary.gguf")
   turns = [" ".join(x.split(model.piece(1))) for x in fuzzed_texts(300)]
   turns = [x for x in turns if model.piece(2) not in x and x]
   end = model.piece(model.eod_id)

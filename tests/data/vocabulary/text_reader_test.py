@@ -1,6 +1,6 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Text decoded in two parts equals text that SentencePiece decodes at once."""
+"""Text that is decoded in parts equals text that is decoded at once."""
 
 import hypothesis
 import pytest
@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from palm_mtf.data.vocabulary.load import open_vocabulary
 from palm_mtf.data.vocabulary.text_reader import TextReader, decode_after
 from tests.data.small_sources import repeatable
+from tests.data.vocabulary.byte_pair_test import FORMS, make_form
 
 OPEN = "\ufffd"
 PLAIN = {
@@ -32,19 +33,22 @@ SETTINGS = {
 }
 
 
-@pytest.fixture(scope="module", params=list(SETTINGS))
-def some(request, foreign):
-  return open_vocabulary(foreign(**SETTINGS[request.param]))
+@pytest.fixture(scope="module", params=[*SETTINGS, *FORMS])
+def some(request, foreign, tmp_path_factory):
+  """A SentencePiece model, or a tokenizer.json."""
+  if request.param in SETTINGS:
+    return open_vocabulary(foreign(**SETTINGS[request.param]))
+  folder = tmp_path_factory.mktemp("tokenizer")
+  return make_form(request.param, folder).vocabulary
 
 
 def _ids(vocabulary):
-  # Byte pieces, spaces and controls more often than drawn evenly.
-  ids = range(vocabulary.size + 2)
+  # Bytes, spaces and controls more often than drawn evenly.
+  ids, few = range(vocabulary.size + 2), (b"", b"a", b"\xe2", b"\x9f", b"\xc3")
   often = [
     i
     for i in range(vocabulary.size)
-    if vocabulary.piece(i).strip("\u2581") in ("", "a", "<0xE2>", "<0x9F>")
-    or vocabulary.is_control(i)
+    if vocabulary.token_bytes(i).strip() in few or vocabulary.is_control(i)
   ]
   text = st.text("\u00e9\U0001f600\u2581a e\u0301", max_size=4)
   return st.one_of(
@@ -57,7 +61,8 @@ def _ids(vocabulary):
 
 @repeatable(25)
 @hypothesis.given(st.data())
-def test_parts_join_to_the_text_that_sentencepiece_decodes(some, data):
+def test_tokens_read_one_by_one_join_to_the_text_of_all(some, data):
+  """A stream has whole characters, and takes nothing back."""
   parts = data.draw(st.lists(_ids(some), max_size=6))
   ids = [i for part in parts for i in part]
   cut = data.draw(st.integers(0, len(ids)))
@@ -79,10 +84,10 @@ def test_parts_join_to_the_text_that_sentencepiece_decodes(some, data):
 
 
 def test_the_place_of_a_byte_is_that_of_its_character(some):
-  if not some.has_bytes:
-    return
-  reader = TextReader(some, [some.eod_id])
   ids = some.encode("a\u00e9\U0001f600")
+  if some.is_byte[ids].sum() < 6:
+    return  # it has no bytes, or a piece for a character
+  reader = TextReader(some, [some.eod_id])
   places = [reader.add(i) for i in ids]
   begin = places.index(1)
   assert places[begin:][:6] == [1, 1, 2, 2, 2, 2]

@@ -24,12 +24,18 @@ from tests.mtf_testing import (
   small_config,
   train,
 )
-from tests.settings import PALM_LOSS
+from tests.settings import ADAMW, MUON, PALM_LOSS
 
 BATCH_SIZE = 8
 # Float32 sums in another order differ in the last bits, and 20 steps of
 # Adafactor, which divides by root mean squares, multiply the difference.
 TOLERANCE = 2e-4
+# Groups with a period of three layers and of one.
+UNLIKE = {
+  **SETTINGS["Cohere 2"],
+  "num_layers": 7,
+  "layers": "2*(2*window, global), window",
+}
 PLAIN = {}
 DROPOUT = {"loss": dataclasses.replace(PALM_LOSS, dropout=0.25)}
 STACKED = {
@@ -37,6 +43,7 @@ STACKED = {
     PALM_OPTIMIZER, parameter_scale="stacked", second_moment="factored"
   )
 }
+WITH_ADAMW, WITH_MUON = {"optimizer": ADAMW}, {"optimizer": MUON}
 # Layout files for TPUs and their rules, on as many devices as there are here.
 TWO_D = mesh_layout("PaLM's 2D")  # tpu_palm_540b.gin, tpu_palm_62b.gin
 FSDP = mesh_layout("fully sharded")  # tpu_v4_8.gin, tpu_v3_8.gin
@@ -80,6 +87,9 @@ def train_here(
   ("mesh", "num_microbatches", "num_pods", "settings", "changes"),
   [
     (TWO_D, 2, 2, DROPOUT, {"remat": "layer"}),
+    (TWO_D, 2, 2, WITH_MUON, {"remat": "layer"}),
+    slow(FSDP, 1, 1, WITH_MUON, {"remat": "none"}),
+    slow(EIGHT, 2, 1, WITH_ADAMW, {"remat": "none"}),
     slow(EIGHT, 1, 1, STACKED, {"remat": "attention"}),
     slow(FSDP, 1, 1, PLAIN, {"remat": "none"}),
     slow(FSDP, 1, 2, STACKED, {"remat": "layer", "num_layers": 1}),
@@ -87,6 +97,8 @@ def train_here(
     slow(TWO_D, 4, 1, DROPOUT, {"norm": "rms_norm"}),
     slow(EIGHT, 2, 1, DROPOUT, {"attention": "multi_head"}),
     slow(SINGLE, 2, 1, DROPOUT, {"remat": "layer"}),
+    slow(TWO_D, 2, 2, DROPOUT, {**UNLIKE, "remat": "layer"}),
+    slow(EIGHT, 1, 1, STACKED, {**UNLIKE, "block": "serial"}),
   ],
 )
 def test_twenty_steps_are_those_of_the_host_path(

@@ -97,9 +97,7 @@ def test_pieces_scores_and_types_are_sentencepieces(vocabulary):
   assert set(types[259:]) == {NORMAL}
 
 
-def test_rows_without_a_piece_have_separate_names_and_are_unused(
-  vocabulary,
-):
+def test_rows_without_a_piece_have_separate_names_and_are_unused(vocabulary):
   size = vocabulary.size + 3
   found = make_gguf_tokenizer(vocabulary, start_id=1, vocab_size=size)
   tokens = found["tokenizer.ggml.tokens"]
@@ -174,10 +172,7 @@ def test_a_tensor_that_a_dtype_cannot_hold_has_a_larger_one(
   rng = np.random.default_rng(0)
   values = {k: rng.normal(size=x).astype(np.float32) for k, x in SHAPES.items()}
   path = tmp_path / "model.gguf"
-  metadata = {
-    "general.architecture": "granite",
-    "texts": ["", "b"],
-  }
+  metadata = {"general.architecture": "granite", "texts": ["", "b"]}
   write_gguf(str(path), metadata, SHAPES, dtype, values.__getitem__)
   found = read_gguf(path)
   assert found.metadata == metadata

@@ -26,10 +26,7 @@ from tests.mtf_testing import (
 
 @pytest.mark.parametrize(
   ("layout", "weight_dtype"),
-  [
-    (None, "activation"),
-    ("all over data and model", "int8"),
-  ],
+  [(None, "activation"), ("all over data and model", "int8")],
 )
 def test_no_two_layers_of_a_checkpoint_are_in_memory_at_once(
   layout, weight_dtype
@@ -64,9 +61,7 @@ def test_no_two_layers_of_a_checkpoint_are_in_memory_at_once(
   assert len(restored) == config.num_layers + 1
 
 
-def test_mean_loss_is_the_total_of_all_batches_over_their_weight(
-  tmp_path,
-):
+def test_mean_loss_is_the_total_of_all_batches_over_their_weight(tmp_path):
   config = small_config()
   params = oracle.random_parameters(config, seed=1)
   batches = [random_documents(config, batch_size=2, seed=s) for s in (2, 3)]

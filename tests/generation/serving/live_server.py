@@ -94,10 +94,7 @@ async def serving(access=None, decoder=None, **model):
   batcher = Batcher(Weights(decoder), counters, end_ids=(1,), most_waiting=4)
   given = {"most_rows": batcher.most_rows, "most_secs": 60, **model}
   served = ServedModel(
-    name="m",
-    vocabulary=small_vocabulary(),
-    config=small_config(),
-    **given,
+    name="m", vocabulary=small_vocabulary(), config=small_config(), **given
   )
   listening = socket.create_server(("127.0.0.1", 0))
   address = listening.getsockname()

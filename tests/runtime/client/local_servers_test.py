@@ -26,11 +26,7 @@ LOCAL_SERVERS = PodsConfig(num_pods=2, pods="local_servers")
   [
     # A ramp makes a second session on the same servers, which restores.
     {"NUM_MICROBATCHES": 2, "GLOBAL_BATCH_SIZE": [[0, 4], [3, 8]]},
-    {
-      "MESH_SHAPE": "data:2",
-      "LAYOUT": "batch:data",
-      "DCN_DTYPE": "bfloat16",
-    },
+    {"MESH_SHAPE": "data:2", "LAYOUT": "batch:data", "DCN_DTYPE": "bfloat16"},
   ],
   ids=["ramp", "split"],
 )

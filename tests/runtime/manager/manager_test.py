@@ -244,38 +244,37 @@ SERVER = Server(
 )
 
 
-def test_what_is_no_state_of_this_version_is_refused(tmp_path):
-  path = tmp_path / "state"
-  path.write_text("not a database, but a longer text than its header\n" * 9)
-  before = path.read_bytes()
-  assert message_of(Store, str(path)) == (
-    f"--state = '{path}': file is not a database; mend that, or name another "
-    "file."
-  )
-  assert path.read_bytes() == before
-  missing = tmp_path / "missing" / "state"
-  assert message_of(Store, str(missing)) == (
-    f"--state = '{missing}': unable to open database file; mend that, or name "
-    "another file."
-  )
-  later = tmp_path / "later"
-  with sqlite3.connect(later) as file:
-    file.execute("PRAGMA user_version = 99")
-  file.close()
-  assert message_of(Store, str(later)) == (
-    f"--state = '{later}': is of another version of palm_mtf; use that "
-    "version, or another file."
-  )
-  foreign = tmp_path / "foreign"
-  with sqlite3.connect(foreign) as file:
-    file.execute("CREATE TABLE photos (x)")
-  file.close()
-  before = foreign.read_bytes()
-  assert message_of(Store, str(foreign)) == (
-    f"--state = '{foreign}': is a database of another program; name another "
-    "file."
-  )
-  assert foreign.read_bytes() == before
+TEXT = "not a database, but a longer text than its header\n" * 9
+
+
+@pytest.mark.parametrize(
+  ("state", "message"),
+  [
+    (TEXT, "file is not a database; mend that, or name another file."),
+    (None, "unable to open database file; mend that, or name another file."),
+    (
+      "PRAGMA user_version = 99",
+      "is of another version of palm_mtf; use that version, or another file.",
+    ),
+    (
+      "CREATE TABLE photos (x)",
+      "is a database of another program; name another file.",
+    ),
+  ],
+)
+def test_what_is_no_state_of_this_version_is_refused(state, message, tmp_path):
+  path = tmp_path / ("state" if state else "missing/state")
+  if state == TEXT:
+    path.write_text(state)
+  elif state:
+    with contextlib.closing(sqlite3.connect(path)) as file:
+      file.execute(state)
+  before = path.read_bytes() if state else None
+  assert message_of(Store, str(path)) == f"--state = '{path}': {message}"
+  assert not state or path.read_bytes() == before
+
+
+def test_a_state_needs_a_name():
   assert message_of(Store, "") == (
     "--state is empty: name a file for servers and slices."
   )

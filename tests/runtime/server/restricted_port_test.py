@@ -15,10 +15,7 @@ import pytest
 from palm_mtf.runtime.addresses import socket_numbers
 from palm_mtf.runtime.server import restricted_port as module
 from palm_mtf.runtime.server import start
-from palm_mtf.runtime.server.restricted_port import (
-  _admit_new,
-  restricted_port,
-)
+from palm_mtf.runtime.server.restricted_port import _admit_new, restricted_port
 from tests import processes, runs
 from tests.refusals import message_of
 from tests.runtime.intrusion import (

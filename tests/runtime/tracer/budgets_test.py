@@ -66,16 +66,6 @@ def test_a_gang_gets_the_bytes_of_all_its_devices_at_once():
     assert found == [0.0] * 60
 
 
-def test_a_program_that_never_fits_is_refused_with_what_fits():
-  with runtime.connect(devices=1, budget=100) as client:
-    (a,) = client.slices("1")
-    assert message_of(lambda: add_one.on(a)(rows(104)).wait()) == (
-      f"104 bytes on device '{client.devices[0]}': its budget is 100: use more "
-      "devices, or raise the budget."
-    )
-    assert add_one.on(a)(rows(100)).fetch().tolist() == [1] * 25
-
-
 def test_a_program_that_waits_too_long_for_its_own_client_fails(monkeypatch):
   """The client keeps the buffer, and waits for the program: a deadlock."""
   monkeypatch.setattr(turns, "_FULL_SECS", 0.2)

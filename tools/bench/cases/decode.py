@@ -202,10 +202,7 @@ def _write_gguf(task: Task, folder: str) -> str:
   path = os.path.join(folder, "model.gguf")
   write_gguf(
     path,
-    {
-      **make_model_metadata(config, own),
-      "tokenizer.ggml.model": "no_vocab",
-    },
+    {**make_model_metadata(config, own), "tokenizer.ggml.model": "no_vocab"},
     shapes,
     "float32",
     lambda name: rng.normal(0, 0.04, shapes[name]).astype(np.float32),
@@ -250,10 +247,7 @@ def measure(chosen: argparse.Namespace) -> Iterator[dict]:
   """Yields a record per program and number of bits."""
   peers.check_peers("decode", chosen.peer, chosen.peer_python)
   task = Task(
-    chosen.size,
-    chosen.sequence_length,
-    chosen.batch_size,
-    block=chosen.block,
+    chosen.size, chosen.sequence_length, chosen.batch_size, block=chosen.block
   )
   tolerance = _TOLERANCE if chosen.attention else 0.0
   with tempfile.TemporaryDirectory() as folder:

@@ -46,9 +46,7 @@ def _read_numbers(name: str, text: str) -> list[int]:
   return [count()(name, x) for x in text.split(",") if x]
 
 
-FLAGS = {
-  "--servers": Flag("96,384,1536", "numbers of them", _read_numbers),
-}
+FLAGS = {"--servers": Flag("96,384,1536", "numbers of them", _read_numbers)}
 
 
 def row(record: dict) -> str:

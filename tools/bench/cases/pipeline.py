@@ -51,8 +51,7 @@ NUM_STAGES = 2
 NUM_ROWS = 32  # sequences in a microbatch
 WARM_UP_ROUNDS = 1  # not timed: it compiles
 SPMD = MeshLayout(
-  mesh_shape=f"model:{NUM_STAGES}",
-  layout="heads:model,d_ff:model,vocab:model",
+  mesh_shape=f"model:{NUM_STAGES}", layout="heads:model,d_ff:model,vocab:model"
 )
 ORDERS, PLACES = ["1f1b", "gpipe"], ["local_servers", "in_process"]
 # No schedule is faster than half of `apart`, which never waits.

@@ -1,0 +1,94 @@
+# Copyright 2026 The palm_mtf authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Programs of accelerators loop over periods of layers; gradients are exact."""
+
+import dataclasses
+import re
+
+import jax
+import numpy as np
+import pytest
+
+from palm_mtf.executors.xla.scanned_model import StepSettings
+from palm_mtf.executors.xla.step_functions import PodStep
+from tests.blocks import Z_LOSS, block_config, make_case
+from tests.mtf_testing import PALM_OPTIMIZER, SINGLE
+
+
+def make_step(config):
+  """Returns a step of two rows on one device, and the device's mesh."""
+  settings = StepSettings(
+    model=config,
+    mesh_layout=SINGLE,
+    optimizer=dataclasses.replace(PALM_OPTIMIZER, z_loss=Z_LOSS),
+    features=["inputs", "targets"],
+    num_rows=2,
+    dcn_dtype="float32",
+    seed=0,
+  )
+  made = PodStep(settings, "cpu")
+  return made, made.model.placement.make_mesh(jax.devices()[:1])
+
+
+def lower_gradients(layers, num_layers):
+  """Returns the iterations of each loop, and the number of lines."""
+  config = block_config("Cohere 2", layers=layers, num_layers=num_layers)
+  made, mesh = make_step(config)
+  lowered = made.gradients(mesh).lower(
+    made.abstract_state(mesh),
+    made.abstract_batch(mesh),
+    made.abstract_numbers(mesh),
+  )
+  text = lowered.as_text()
+  end = re.compile(r"dense<(\d+)> : tensor<i32>\n.+ = stablehlo\.compare  ?LT")
+  return sorted(int(x) for x in end.findall(text)), len(text.splitlines())
+
+
+def test_each_group_has_two_loops_and_more_periods_add_no_lines():
+  """The loops are those of the forward and of the backward pass."""
+  loops, num_lines = lower_gradients("2*(window, global), 3*global", 7)
+  assert loops == [2, 2, 3, 3]
+  more = lower_gradients("5*(window, global), 4*global", 14)
+  assert more == ([4, 4, 5, 5], num_lines)
+
+
+@pytest.mark.parametrize(
+  ("name", "changes"),
+  [
+    # Groups with a period of two layers and of one.
+    ("Cohere 2", {"num_layers": 6, "layers": "2*(window, global), 2*global"}),
+    pytest.param("Gemma 3", {"remat": "layer"}, marks=pytest.mark.slow),
+    pytest.param("GPT-3", {"remat": "attention"}, marks=pytest.mark.slow),
+  ],
+)
+def test_gradients_of_unlike_layers_are_the_oracles(name, changes):
+  case = make_case(name, **changes)
+  made, mesh = make_step(case.config)
+  state = {}
+  for array in made.parameters:
+    values = [case.params[x] for x in made.names_of(array)]
+    state[array] = np.float32(values).reshape(made.shape(array))
+  for array in made.variables.keys() - state.keys():
+    state[array] = np.zeros(made.shape(array), np.float32)
+  batch = {x: y[np.newaxis] for x, y in case.batch.items()}
+  numbers = {
+    name: np.zeros(x.shape, x.dtype)
+    for name, x in made.abstract_numbers(mesh).items()
+  }
+  found, losses = made.gradients(mesh)(state, batch, numbers)
+  num_tokens = batch["targets"].size
+  losses = dict(zip(made.model.losses, losses / num_tokens, strict=True))
+  assert (losses["loss"], losses["z_loss"]) == pytest.approx(case.losses, 1e-5)
+  gradients = {
+    name: value
+    for array, x in found.items()
+    for name, value in zip(
+      made.names_of(array),
+      np.asarray(x).reshape(len(made.names_of(array)), -1) / num_tokens,
+      strict=True,
+    )
+  }
+  assert gradients.keys() == case.params.keys()
+  for name, (direction, slope) in case.slopes.items():
+    error = abs(gradients[name].astype(float) @ direction.ravel() - slope)
+    assert error < 1e-5 * np.linalg.norm(gradients[name]) + 1e-6, name

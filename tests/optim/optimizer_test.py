@@ -1,0 +1,95 @@
+# Copyright 2026 The palm_mtf authors.
+# SPDX-License-Identifier: Apache-2.0
+"""AdamW and Muon on random gradients; adafactor_test.py has Adafactor."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+
+from palm_mtf.config import AdamwConfig, MeshLayout, MuonConfig
+from palm_mtf.optim.optimizer import scale_groups
+from tests import optimizer_oracles, oracle
+from tests.mtf_testing import SINGLE, relative_error, small_config
+from tests.optim.random_steps import SHAPES, build_steps, random_run
+from tests.settings import ADAMW, MUON
+
+ORACLES = {
+  AdamwConfig: optimizer_oracles.Adamw,
+  MuonConfig: optimizer_oracles.Muon,
+}
+FORMS = {
+  "AdamW": ADAMW,
+  "AdamW, clipped, all decays, a cosine": dataclasses.replace(
+    ADAMW,
+    gradient_clip=0.01,
+    beta2=0.999,
+    adam_epsilon=1e-4,
+    weight_decay_on="all",
+    learning_rate_schedule="cosine",
+    learning_rate_decay_steps=80,
+  ),
+  "AdamW, no momentum, scales decay to 0": dataclasses.replace(
+    ADAMW, beta1=0.0, weight_decay_on="all", norm_scale="plain"
+  ),
+  "Muon": MUON,
+  "Muon, clipped, another momentum": dataclasses.replace(
+    MUON, gradient_clip=0.01, momentum=0.8, weight_decay_on="all"
+  ),
+}
+MESHES = {
+  "one device": SINGLE,
+  # Each kernel is split along rows or columns, along its shorter or its longer
+  # side, or along both.
+  "split": MeshLayout(
+    mesh_shape="model:2", layout="heads:model,d_ff:model,vocab:model"
+  ),
+  "split twice": MeshLayout(
+    mesh_shape="data:2,model:2",
+    layout="heads:model,d_ff:model,vocab:model,batch:data,d_model_stored:data",
+  ),
+}
+
+
+@pytest.mark.parametrize("mesh", MESHES)
+@pytest.mark.parametrize("form", FORMS)
+def test_100_steps_on_random_gradients_agree_with_a_float64_oracle(form, mesh):
+  optimizer = FORMS[form]
+  params, gradients = random_run()
+  session, run = build_steps(optimizer, MESHES[mesh])
+  with session:
+    values, norms = run(params, gradients)
+  exact = ORACLES[type(optimizer)](optimizer, params)
+  for arrays, norm in zip(gradients, norms, strict=True):
+    params = exact.step(params, arrays)
+    assert norm == pytest.approx(exact.gradient_norm, rel=1e-6)
+  expected = params | exact.slots
+  assert values.keys() == expected.keys()
+  for name, value in expected.items():
+    assert relative_error(values[name], value) < 2e-5, name
+
+
+def test_a_kernel_without_gradients_only_decays():
+  """Muon divides by the norm of the momentum, here 0."""
+  params, _ = random_run()
+  none = {name: np.zeros_like(value) for name, value in params.items()}
+  session, run = build_steps(MUON, SINGLE)
+  with session:
+    values, _ = run(params, [none] * 3)
+  for name in SHAPES:
+    left = 0.999**3 if name.startswith("layer") and "scale" not in name else 1
+    np.testing.assert_allclose(values[name], left * params[name], rtol=1e-6)
+
+
+def test_an_orthogonalized_update_has_singular_values_near_1():
+  """As published: between 0.68 and 1.13 or so, for any matrix."""
+  rng = np.random.default_rng(0)
+  for shape in ((8, 8), (5, 40), (64, 16)):
+    x = optimizer_oracles.newton_schulz(rng.standard_normal(shape))
+    values = np.linalg.svd(x, compute_uv=False)
+    assert 0.5 < values[values > 1e-3].min() and values.max() < 1.3
+
+
+def test_variables_share_no_sums():
+  names = list(oracle.parameter_shapes(small_config()))
+  assert [*scale_groups(names, MUON)] == names
