@@ -9,7 +9,7 @@ variables, driver and optimizer.
 import functools
 
 import numpy as np
-from mesh_tensorflow.transformer import transformer, transformer_layers
+from mesh_tensorflow.transformer import moe, transformer, transformer_layers
 
 from palm_mtf._tf import mtf, tf
 
@@ -76,6 +76,41 @@ def t5_loss(mesh, features):
   """Returns the mean loss over all targets, including z-loss."""
   _, loss = t5_model().call_simple(
     features["inputs"], features["targets"], compute_loss=True
+  )
+  return loss
+
+
+def experts_loss(mesh, features):
+  """Returns the mean loss of a decoder whose MLPs are mixtures of experts."""
+  experts = {
+    "num_experts": 4,
+    "hidden_size": 16,
+    "moe_gating": "switch",
+    "switch_policy_train": "argmax",
+    "capacity_factor_train": 2.0,
+  }
+  model = transformer.Unitransformer(
+    layer_stack=_stack(
+      (transformer_layers.SelfAttention, {"num_heads": 4, "key_value_size": 4}),
+      (moe.MoE1D, experts),
+    ),
+    d_model=16,
+    input_vocab_size=VOCAB_SIZE,
+    output_vocab_size=VOCAB_SIZE,
+    autoregressive=True,
+    max_length=LENGTH,
+    vocab_divisor=VOCAB_SIZE,
+    positional_embedding=True,
+    layout="batch:a,experts:b",  # a group of tokens per slice of the batch
+    mesh_shape="a:2,b:2",
+  )
+  targets = features["targets"]
+  _, loss = model.call_simple(
+    transformer.autoregressive_inputs(targets),
+    targets,
+    compute_loss=True,
+    variable_dtype=mtf.VariableDType(tf.float32, tf.float32, tf.float32),
+    sequence_id=mtf.ones(mesh, targets.shape, tf.int32),
   )
   return loss
 

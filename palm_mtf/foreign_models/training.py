@@ -239,7 +239,8 @@ class PodTraining:
       function: makes the model and its loss; see `ModelFunction`.
       features: dtype and row dimensions of each feature, such as
         {"inputs": ("int32", "length:64")}.
-      mesh: mesh and layout rules of each pod.
+      mesh: mesh and layout rules of each pod. With TPUs, all pods must be in
+        this process, because servers do not have the function.
       optimizer: schedule, clipping, decay and moments. PARAMETER_SCALE must not
         be "stacked", which is for PaLM's matrices.
       global_batch_size: rows per step, over all pods.
@@ -415,7 +416,7 @@ def _check_tpu(mesh: DeviceMesh, pods: PodsConfig) -> None:
   given = f'TPU = "{mesh.tpu}"'
   if pods.pods != "in_process":
     raise UserError(
-      f'{given} and PODS = "{pods.pods}": a server cannot be sent a model '
+      f'{given} and PODS = "{pods.pods}": servers do not have the model '
       'function; set PODS = "in_process".'
     )
   if mesh.steps_per_loop > 1:

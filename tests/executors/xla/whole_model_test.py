@@ -14,7 +14,7 @@ from palm_mtf.errors import UserError
 from palm_mtf.foreign_models import DeviceMesh, PodsConfig, PodTraining
 from tests.mtf_testing import relative_error
 from tests.settings import FOREIGN_OPTIMIZER
-from tests.t5_model import FEATURES, reversed_rows, t5_loss
+from tests.t5_model import FEATURES, experts_loss, reversed_rows, t5_loss
 
 BATCH_SIZE = 8
 B, D = mtf.Dimension("batch", BATCH_SIZE), mtf.Dimension("d", 8)
@@ -88,6 +88,18 @@ def test_a_t5_trains_with_the_first_weights_and_losses_of_the_host_path(
   assert actual[2] == pytest.approx(found, rel=1e-5)
   for name, value in after.items():
     assert relative_error(actual[1][name], value) < 1e-4, name
+
+
+@pytest.mark.slow
+def test_a_mixture_of_experts_has_the_losses_of_the_host_path():
+  """Devices exchange tokens, because a mesh axis splits the experts."""
+  found = []
+  for tpu in ("", "v4-8"):
+    settings = {"features": FEATURES, "tpu": tpu}
+    with training(experts_loss, "batch:a,experts:b", **settings) as each:
+      rows = [reversed_rows(BATCH_SIZE, seed) for seed in range(3)]
+      found.append([each.step(x)["loss"] for x in rows])
+  assert found[1] == pytest.approx(found[0], rel=1e-5)
 
 
 def variable(mesh, name, *dims, **settings):
@@ -390,8 +402,8 @@ def test_what_accelerators_cannot_run_is_one_line(function, operation, reason):
   [
     (
       {"pods": PodsConfig(num_pods=2, pods="local_servers")},
-      'TPU = "v4-8" and PODS = "local_servers": a server cannot be sent a '
-      'model function; set PODS = "in_process".',
+      'TPU = "v4-8" and PODS = "local_servers": servers do not have the model '
+      'function; set PODS = "in_process".',
     ),
     (
       {"tpu": "v4-16"},
