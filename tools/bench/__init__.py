@@ -6,8 +6,7 @@ A case is a file with these names; its docstring is its help:
 
   FLAGS              its flags, see `command.Flag`
   measure(chosen)    checks the flags, then yields records (dicts for --json)
-  HEAD, row(record)  the table; without `row`, records are printed as JSON
-  BOUNDS             the possible figures of a record, see `find_impossible`
+  HEAD, row(record)  the table; HEAD is optional
   work(**arguments)  optional: runs in a separate process, which
                      `command.worker_command` starts
 """

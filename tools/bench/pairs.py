@@ -30,9 +30,6 @@ from palm_mtf.machine.host_memory import largest_resident_bytes
 
 OTHERS_SHARE = 0.1
 MIN_ROUNDS = 30
-POSITIVE = (0.0, math.inf)
-# The possible figures of a record of speeds and ratios, see command.py.
-BOUNDS = dict.fromkeys(("ratio", "*secs", "*per_sec", "peak_bytes"), POSITIVE)
 _TICKS = os.sysconf("SC_CLK_TCK")
 # After its turn, a program's threads look for work this long; wait for them.
 _SETTLE_SECS = 0.05

@@ -31,7 +31,6 @@ from palm_mtf.machine.host_memory import (
 from tools.bench import models, pairs
 from tools.bench.command import Flag, numbers
 
-BOUNDS = pairs.BOUNDS
 HEAD = "servers  by       MB      MB/s    pause     write     restore   client"
 FLAGS = {
   "--servers": Flag("1,2", f"numbers up to {MAX_PODS}", numbers("1,2,4")),

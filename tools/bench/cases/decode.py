@@ -38,7 +38,7 @@ _QUANTIZED = ("int8", "int4")
 # D_FF of multi-head attention is a multiple of this, as fast products need. So
 # the numbers of parameters differ by up to 0.2% (at 4.8M they are equal).
 _D_FF_MULTIPLE, _TOLERANCE = 16, 0.002
-HEAD, row, BOUNDS = pairs.SPEEDS_HEAD, pairs.speeds_row, pairs.BOUNDS
+HEAD, row = pairs.SPEEDS_HEAD, pairs.speeds_row
 
 
 @dataclasses.dataclass(frozen=True)

@@ -44,7 +44,6 @@ FLAGS = {
   "--dtype": Flag("bfloat16", "of all programs", ["bfloat16", "float32"]),
   "--chip": Flag(None, "whose peak MFU is a share of", chip_names()),
 }
-BOUNDS = {**pairs.BOUNDS, "mfu": (0, 1)}
 HEAD = (
   f"{'program':<9}{'dtype':<10}{'tokens/s':>11}{'MFU':>8}  ratio of ours to it"
 )

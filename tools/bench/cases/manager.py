@@ -34,11 +34,9 @@ from palm_mtf.runtime.server.clients import Registration
 from palm_mtf.runtime.server.start import start_server
 from palm_mtf.runtime.server_info import read_incarnation, read_info
 from tools.bench.command import Flag, count
-from tools.bench.pairs import POSITIVE
 
 NUM_DEVICES = 4
 SECS = 60.0  # POD_TIMEOUT_SECS
-BOUNDS = dict.fromkeys(("seconds", "messages"), POSITIVE)
 HEAD = "servers  step        seconds  per second  messages  per server"
 
 

@@ -19,7 +19,6 @@ measured in a new process, on a model of one layer.
 import argparse
 import contextlib
 import io
-import math
 import os
 import sys
 import tempfile
@@ -48,7 +47,6 @@ HEAD = (
   f"{'MB after':<18}{'times':>6}{''.join(f'{n:>9,}' for n in _COLUMNS)}"
   "     last   growth"
 )
-BOUNDS = {"bytes": (0, math.inf), "growth": (-1, math.inf)}
 _NEVER = 10**6
 # A step repeats the kind once, and writes a line to metrics.jsonl.
 _QUIET = {

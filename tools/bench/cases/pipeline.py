@@ -53,8 +53,6 @@ SPMD = MeshLayout(
   mesh_shape=f"model:{NUM_STAGES}", layout="heads:model,d_ff:model,vocab:model"
 )
 ORDERS, PLACES = ["1f1b", "gpipe"], ["local_servers", "in_process"]
-# No schedule is faster than half of `apart`, which never waits.
-BOUNDS = {**pairs.BOUNDS, "ratio": (0, 1)}
 HEAD = (
   "place          order  M    stages     apart  tokens/s  of SPMD  "
   "efficiency  formula  kept by stage"

@@ -27,7 +27,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 import numpy as np
 
 from palm_mtf.config import MeshLayout, PodsConfig
-from tools.bench import pairs
 from tools.bench.command import Flag, numbers
 from tools.bench.models import (
   BATCH_SIZE,
@@ -46,8 +45,6 @@ from tools.bench.pairs import (
 
 NUM_PODS = 2
 WARM_UP_ROUNDS = 2  # not timed: they compile and fill caches
-# A step that also exchanges gradients takes at least as long as one without.
-BOUNDS = {**pairs.BOUNDS, "ratio": (0, 1), "speed_up": pairs.POSITIVE}
 HEAD = "microbatches    joined     apart    single  speed-up  apart / joined"
 # A microbatch is 8 sequences per pod. More microbatches mean more work for
 # equally many gradients.

@@ -22,7 +22,6 @@ from palm_mtf.errors import UserError
 from tools.bench.command import REQUIRED, Flag
 
 WEIGHT_DTYPES = ("activation", "int8", "int4")
-BOUNDS = {"loss": (0, math.inf), "perplexity": (1, math.inf)}
 FLAGS = {"--model_dir": Flag(None, "a training run", settings=REQUIRED)}
 
 

@@ -28,11 +28,10 @@ from palm_mtf.console import configure_logging
 from palm_mtf.errors import UserError
 from palm_mtf.generation.inference.prompts import open_generator
 from tools.bench.command import REQUIRED, Flag, count
-from tools.bench.pairs import POSITIVE, time_call
+from tools.bench.pairs import time_call
 
 _ROUNDS = 3  # the median counts
 _MACROS = {"TEMPERATURE": 0.0, "STOP_STRINGS": []}
-BOUNDS = dict.fromkeys(("served", "generated"), POSITIVE)
 HEAD = f"{'requests':>8}  {'served/s':>10}  {'generated/s':>11}"
 FLAGS = {
   "--model_dir": Flag(None, "a training run", settings=REQUIRED),

@@ -24,7 +24,6 @@ import collections
 import contextlib
 import functools
 import itertools
-import math
 import multiprocessing
 import statistics
 import tempfile
@@ -52,7 +51,6 @@ _SIDE = 256  # rows and columns of a product, which takes about 0.4 ms
 # Number of products in the program that is timed to choose the lengths of other
 # programs: so many that the program takes much longer than its dispatch.
 _TRIAL = 2000
-BOUNDS = dict.fromkeys(("programs_per_sec", "ratio"), (0, math.inf))
 HEAD = "ms     clients  what                  programs per second   ratio"
 
 

@@ -35,7 +35,7 @@ from tools.bench.command import Flag, checkout, worker_command
 from tools.peers.turns import take_turns
 
 TOKENS = 2048  # in a step, unless a sequence is longer
-HEAD, row, BOUNDS = pairs.SPEEDS_HEAD, pairs.speeds_row, pairs.BOUNDS
+HEAD, row = pairs.SPEEDS_HEAD, pairs.speeds_row
 # By default the dtype that this machine multiplies fast.
 FLAGS = {
   **peers.SPEED_FLAGS,
