@@ -61,7 +61,6 @@ def test_what_never_fits_is_refused(block):
 MEASURED = [  # flags: docs_test.py
   ".venv/bin/python examples/two_slices/run.py",
   "what    result",
-  ".venv/bin/python -m tools.bench tenants",
   "ms     clients",
   ".venv/bin/python -m tools.bench pipeline",
   "place          order",

@@ -103,21 +103,9 @@ def choices(among: Iterable[str]) -> Callable[[str, str], list[str]]:
   return lambda name, text: [parse(name, x) for x in text.split(",") if x]
 
 
-def numbers(example: str, kind: type = int) -> Callable[[str, str], list]:
-  """Returns a parser of comma-separated numbers, which are counts if ints."""
-
-  def parse(name: str, text: str) -> list:
-    try:
-      found = [kind(x) for x in text.split(",")]
-    except ValueError:
-      raise UserError(
-        f"{name} = {text}: give numbers, as in {example}."
-      ) from None
-    for number in found if kind is int else []:
-      check_count(name, number)
-    return found
-
-  return parse
+def numbers(name: str, text: str) -> list[int]:
+  """Returns comma-separated counts, as a parser of a flag."""
+  return [count()(name, x) for x in text.split(",") if x]
 
 
 def one_line_errors(main: Callable[..., int | None]) -> Callable[..., int]:

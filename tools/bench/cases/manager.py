@@ -33,18 +33,14 @@ from palm_mtf.runtime.manager.slices import Server, Wish
 from palm_mtf.runtime.server.clients import Registration
 from palm_mtf.runtime.server.start import start_server
 from palm_mtf.runtime.server_info import read_incarnation, read_info
-from tools.bench.command import Flag, count
+from tools.bench.command import Flag, numbers
 
 NUM_DEVICES = 4
 SECS = 60.0  # POD_TIMEOUT_SECS
 HEAD = "servers  step        seconds  per second  messages  per server"
 
 
-def _read_numbers(name: str, text: str) -> list[int]:
-  return [count()(name, x) for x in text.split(",") if x]
-
-
-FLAGS = {"--servers": Flag("96,384,1536", "numbers of them", _read_numbers)}
+FLAGS = {"--servers": Flag("96,384,1536", "numbers of them", numbers)}
 
 
 def row(record: dict) -> str:

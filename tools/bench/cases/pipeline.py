@@ -58,7 +58,7 @@ HEAD = (
   "efficiency  formula  kept by stage"
 )
 FLAGS = {
-  "--microbatches": Flag("1,2,4,8,16", "M per step", numbers("1,2,4")),
+  "--microbatches": Flag("1,2,4,8,16", "M per step", numbers),
   "--orders": Flag(",".join(ORDERS), "STAGE_ORDER", choices(ORDERS)),
   "--places": Flag(",".join(PLACES), "PODS", choices(PLACES)),
   "--rounds": Flag(6, "timed steps of each kind"),

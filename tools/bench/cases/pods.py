@@ -49,7 +49,7 @@ HEAD = "microbatches    joined     apart    single  speed-up  apart / joined"
 # A microbatch is 8 sequences per pod. More microbatches mean more work for
 # equally many gradients.
 FLAGS = {
-  "--microbatches": Flag("1,2,7", "numbers per step", numbers("1,2,4")),
+  "--microbatches": Flag("1,2,7", "numbers per step", numbers),
   "--dcn_dtype": Flag(
     "bfloat16", "of gradients; or float32", ["bfloat16", "float32"]
   ),
