@@ -33,8 +33,8 @@ from tools.bench.command import Flag, numbers
 
 HEAD = "servers  by       MB      MB/s    pause     write     restore   client"
 FLAGS = {
-  "--servers": Flag("1,2", f"numbers up to {MAX_PODS}", numbers("1,2,4")),
-  "--layers": Flag("8", "numbers of layers of the model", numbers("8,32")),
+  "--servers": Flag("1,2", f"numbers up to {MAX_PODS}", numbers),
+  "--layers": Flag("8", "numbers of layers of the model", numbers),
   "--rounds": Flag(3, "checkpoints of each kind"),
   "--folder": Flag(None, "holds a temporary folder; else the system's"),
 }
