@@ -106,6 +106,13 @@ def finished(corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+  """An empty folder, which is the current one."""
+  monkeypatch.chdir(tmp_path)
+  return tmp_path
+
+
+@pytest.fixture
 def registries() -> Iterator[None]:
   """Removes the SeqIO tasks that a test registers."""
   from tests.seqio_testing import registries_restored

@@ -53,26 +53,12 @@ def write_atomically(
 
   Raises UserError if the disk is full, or the path may not be written.
   """
-  folder, name = os.path.split(os.path.realpath(path))
-  with writing(folder, len(content)):
-    os.makedirs(folder, exist_ok=True)
-    # os.replace works within one file system, so write in the same folder.
-    partial = os.path.join(folder, f"{PARTIAL}{name}_")
-    _remove_abandoned(partial)
-    temporary = f"{partial}{secrets.token_hex(4)}"
-    try:
-      with open(temporary, "xb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
-      if replaces:
-        os.replace(temporary, os.path.join(folder, name))
-      else:
-        _rename_to_new(temporary, os.path.join(folder, name))
-    finally:
-      with contextlib.suppress(FileNotFoundError):
-        os.unlink(temporary)
-    sync(folder)
+  rename = os.replace if replaces else _rename_to_new
+  with (
+    new_path(os.path.realpath(path), len(content), rename=rename) as temporary,
+    open(temporary, "xb") as file,
+  ):
+    file.write(content)
 
 
 def _rename_to_new(temporary: str, path: str) -> None:
@@ -108,6 +94,7 @@ def new_path(
   path: str,
   needed_bytes: int,
   make_way: Callable[[str], None] = lambda path: None,
+  rename: Callable[[str, str], None] = os.rename,
 ) -> Iterator[str]:
   """Yields a temporary path for a file or folder, which is renamed to `path`.
 
@@ -120,6 +107,7 @@ def new_path(
     needed_bytes: upper bound of the content's size, for messages.
     make_way: function that renames an existing file or folder at `path`, called
       when the content is on the disk.
+    rename: function that renames the temporary path to `path`.
 
   Raises:
     UserError: the disk is full, or the path may not be written.
@@ -141,7 +129,7 @@ def new_path(
         sync(temporary)
       if os.path.lexists(path):
         make_way(path)
-      os.rename(temporary, path)
+      rename(temporary, path)
       sync(parent)
     finally:
       _remove(temporary)

@@ -13,6 +13,8 @@ from palm_mtf.cli.main import main
 from tests import processes
 from tests.refusals import message_of
 
+pytestmark = pytest.mark.usefixtures("here")
+
 
 def check(tmp_path, *lines):
   path = tmp_path / "config.gin"
@@ -201,12 +203,6 @@ def own(tmp_path_factory):
     patch.syspath_prepend(folder)
     yield folder / "own.py"
   sys.modules.pop("own", None)
-
-
-@pytest.fixture(autouse=True)
-def here(tmp_path, monkeypatch):
-  monkeypatch.chdir(tmp_path)
-  return tmp_path
 
 
 def configure(here, *lines):

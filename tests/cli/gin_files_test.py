@@ -17,15 +17,11 @@ from palm_mtf.machine.cache_folder import measured_hardware, write_cached
 from tests import processes
 from tests.refusals import message_of
 
+pytestmark = pytest.mark.usefixtures("here")
+
 RECIPE = "recipes/quickstart.gin"
 DIR = 'MODEL_DIR="runs/x"'
 COMMANDS = ["evaluate", "generate", "score", "train"]
-
-
-@pytest.fixture(autouse=True)
-def here(tmp_path, monkeypatch):
-  monkeypatch.chdir(tmp_path)
-  return tmp_path
 
 
 def write(here, name: str, text: str) -> str:

@@ -13,13 +13,9 @@ from palm_mtf.cli.gin_folder import (
 )
 from tests.refusals import message_of
 
+pytestmark = pytest.mark.usefixtures("here")
+
 LOOKED = " Looked in the current folder and the package's gin folder."
-
-
-@pytest.fixture(autouse=True)
-def here(tmp_path, monkeypatch):
-  monkeypatch.chdir(tmp_path)
-  return tmp_path
 
 
 def test_only_plain_gins_name_of_our_file_finds_it_before_one_that_is_here(

@@ -14,11 +14,7 @@ from palm_mtf.cli.gin_statements import (
 )
 from tests.refusals import message_of
 
-
-@pytest.fixture(autouse=True)
-def here(tmp_path, monkeypatch):
-  monkeypatch.chdir(tmp_path)
-  return tmp_path
+pytestmark = pytest.mark.usefixtures("here")
 
 
 def read(here, text: str):

@@ -182,14 +182,16 @@ def test_a_checkpoint_that_is_removed_while_it_is_read_is_evaluated(
 ):
   copy = tmp_path / "run"
   shutil.copytree(evaluated, copy, ignore=shutil.ignore_patterns("eval"))
-  real = answers.LoadedDecoder
+  real = answers.LoadedDecoder.of_run
 
   def after_training_removed_it(checkpoint, *rest, **more):
     if checkpoint.manifest.step == 4:
       shutil.rmtree(checkpoint.path)
     return real(checkpoint, *rest, **more)
 
-  monkeypatch.setattr(answers, "LoadedDecoder", after_training_removed_it)
+  monkeypatch.setattr(
+    answers.LoadedDecoder, "of_run", after_training_removed_it
+  )
   code, out, err = evaluate(
     f"--gin.MODEL_DIR={str(copy)!r}", '--gin.EVAL_CHECKPOINTS="every"', "--json"
   )

@@ -14,14 +14,10 @@ from palm_mtf.data.vocabulary.load import open_vocabulary
 from palm_mtf.data.vocabulary.training import list_pieces
 from tests import runs
 
+pytestmark = pytest.mark.usefixtures("here")
+
 STDLIB = pathlib.Path(sysconfig.get_path("stdlib"))
 JSON, EMAIL = (f"{{stdlib}}/{name}/*.py" for name in ("json", "email"))
-
-
-@pytest.fixture(autouse=True)
-def here(tmp_path, monkeypatch) -> pathlib.Path:
-  monkeypatch.chdir(tmp_path)
-  return tmp_path
 
 
 @pytest.fixture(scope="module")

@@ -2,6 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Clients of one manager take turns on the devices that they share."""
 
+import collections
 import contextlib
 import threading
 import time
@@ -69,6 +70,37 @@ def test_programs_on_other_devices_do_not_wait(manager):
     may_end.set()
     for thread in threads:
       thread.join(SECS)
+
+
+def test_clients_have_throughput_and_device_time_by_their_shares(manager):
+  program = Program(device_bytes=dict.fromkeys(DEVICES, 0))
+  counts, secs = collections.Counter(), collections.Counter()
+  until = time.monotonic() + 3
+
+  def run(turns, share):
+    while time.monotonic() < until:
+      with turns.take(program):
+        begin = time.monotonic()
+        time.sleep(0.02)
+        secs[share] += time.monotonic() - begin
+      counts[share] += 1
+
+  with (
+    manager(policy="shares") as address,
+    taker(address, "a", share=1.0) as a,
+    taker(address, "b", share=4.0) as b,
+  ):
+    # Each client keeps eight programs submitted.
+    threads = [
+      threading.Thread(target=run, args=each)
+      for each in [(a, 1.0), (b, 4.0)] * 8
+    ]
+    for thread in threads:
+      thread.start()
+    for thread in threads:
+      thread.join(SECS)
+  for found in (counts, secs):
+    assert 2.5 < found[4.0] / found[1.0] < 6
 
 
 def test_buffers_wait_for_memory_that_a_run_reserves(manager):
