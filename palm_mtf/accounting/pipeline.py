@@ -70,6 +70,8 @@ def stage_layers(config: ModelConfig, num_stages: int) -> list[range]:
 
 def model_of_layers(config: ModelConfig, layers: Sequence[int]) -> ModelConfig:
   """Returns the settings of a model that has only some layers of `config`."""
+  if len(layers) == config.num_layers:
+    return config
   names = [config.variant_names[i] for i in layers] if config.layers else []
   return dataclasses.replace(
     config,
