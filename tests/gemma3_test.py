@@ -85,8 +85,8 @@ def test_log_p_of_2000_tokens_is_llama_cpps_and_a_float64_oracles(
   def call(function, path):
     return llama_cpp_peer.call(function, path, ids, peer="the peer")
 
-  # Measured: 8e-6, and between the two peers 7e-7.
-  assert abs(found / call(llama_cpp_oracle.compute_log_p, quantized) - 1) < 1e-5
+  # Measured: 5e-8, and 7e-7 for llama.cpp in float32.
+  assert abs(found / call(llama_cpp_oracle.compute_log_p, quantized) - 1) < 1e-6
   compute_log_p = llama_cpp_peer.compute_log_p
   assert abs(found / call(compute_log_p, plain) - 1) < 1e-5
   # llama.cpp rounds the activations to int8 before it multiplies: 4e-3.
