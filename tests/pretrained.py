@@ -89,6 +89,4 @@ def assert_same_model(found: Path, expected: Path, *names: str) -> None:
   shapes = theirs.get_variable_to_shape_map()
   assert ours.get_variable_to_shape_map() == shapes
   for name in shapes:
-    np.testing.assert_array_equal(
-      ours.get_tensor(name), theirs.get_tensor(name), err_msg=name
-    )
+    assert np.array_equal(ours.get_tensor(name), theirs.get_tensor(name)), name

@@ -9,7 +9,7 @@ collectives   collectives within a pod and, between stages, sends of activations
               and their gradients, one after another, without overlap with
               computation
 update        the optimizer, at the bandwidth of memory
-bubble        time in which the slowest stage waits for the other stages
+bubble        time in which stage 0 waits for the other stages
 exchange      exchange of gradients between pods, except for the part that the
               backward pass of the last microbatch hides (never on TPUs or in
               stages)

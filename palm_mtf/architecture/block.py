@@ -368,6 +368,8 @@ def _mlp(config: ModelConfig) -> Branch:
 
 def model_of_layers(config: ModelConfig, layers: Sequence[int]) -> ModelConfig:
   """Returns the settings of a model that has only some layers of `config`."""
+  if [*layers] == [*range(config.num_layers)]:
+    return config
   names = [config.variant_names[i] for i in layers] if config.layers else []
   return dataclasses.replace(
     config,

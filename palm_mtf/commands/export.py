@@ -141,17 +141,22 @@ def _open_folder(
   del scratch
   described = read_config(folder)
   model, family = described.model, described.family
-  if vocabulary_path is None:
-    own = ModelDir(folder).vocabulary, os.path.join(folder, "tokenizer.model")
-    vocabulary_path = next(filter(os.path.exists, own), None)
-  if vocabulary_path is None:
+  own = ModelDir(folder).vocabulary, os.path.join(folder, "tokenizer.model")
+  found = [x for x in own if os.path.exists(x)]
+  paths = [vocabulary_path] if vocabulary_path else found
+  if not paths:
     raise UserError(
       f"{folder}: has none of vocabulary.model, tokenizer.json and "
       "tokenizer.model; give --vocabulary PATH, the vocabulary of its ids."
     )
-  vocabulary = open_vocabulary(
-    vocabulary_path, setting="--vocabulary", model_folder=folder
-  )
+  for path in paths:
+    vocabulary = open_vocabulary(
+      path, setting="--vocabulary", model_folder=folder
+    )
+    # The tokenizer.json of a Gemma 3 for texts also has a token for images,
+    # for which the embedding has no row, and its tokenizer.model does not.
+    if vocabulary.size <= model.vocab_size:
+      break
   files = TensorFiles(folder)
 
   def read() -> dict[str, np.ndarray]:

@@ -83,8 +83,9 @@ def write_pattern(names: Sequence[str]) -> str:
     n for n in range(1, length + 1) if names[n:] == names[: length - n]
   )
   times, rest = divmod(length, period)
-  pattern = _join(names[:period])
-  return f"{times}*({pattern}), {_join(names[:rest])}" if rest else pattern
+  if rest and times > 1:
+    return f"{times}*({_join(names[:period])}), {_join(names[:rest])}"
+  return _join(names[: len(names) if rest else period])
 
 
 def _join(names: Sequence[str]) -> str:

@@ -151,7 +151,7 @@ class ModelConfig(Checked):
     "multi_query"
   )
   num_kv_heads: Count | None = None
-  attention_window: Count | None = None
+  attention_window: Size | None = None
   qk_norm: Literal["none", "rms_norm", "rms_norm_1p"] = "none"
   score_scale: Annotated[
     float | None, real(1e-6, 1e6, "for 1 / sqrt(D_KV)")

@@ -33,7 +33,7 @@ struct Rotary {
 struct Model {
   int heads, key_heads, d_kv, d_ff, d_model, vocab, memory_length;
   // Per layer: index of its way to rotate, -1 for none; and how many positions
-  // a position sees, 0 for all.
+  // a position sees at most.
   std::vector<int> rotaries, windows;
   bool is_serial;  // 2 norms, 4 products per layer; else 1 norm, 2 products
   bool has_head_norms;    // each head of q and k is normalized
@@ -240,10 +240,9 @@ struct Step {
         size_t at = (size_t(row) * model.key_heads + key_head) * per_head;
         float* q = &wide[size_t(row) * wide_size() + head * model.d_kv];
         prepare(row, q, q_norm);
-        const int count = positions[row] + 1, window = model.windows[layer];
-        const int first = window ? std::max(0, count - window) : 0;
-        at += size_t(first) * model.d_kv;
-        attend_to(q, keys + at, values + at, count - first,
+        const int count = std::min(positions[row] + 1, model.windows[layer]);
+        at += size_t(positions[row] + 1 - count) * model.d_kv;
+        attend_to(q, keys + at, values + at, count,
                   inputs.row(row, inner) + head * model.d_kv);
       }
     });

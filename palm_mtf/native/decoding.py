@@ -161,11 +161,13 @@ class StepWeights:
       "scales": self.scales,
       "kernels": [kernel.panels for kernel in kernels],
       "memory_length": self.memory_length,
-      # Per layer: its index in `rotaries` or -1; and its window, or 0 for none.
+      # Per layer: its index in `rotaries` or -1; and its window.
       "rotaries": [
         rotaries.index(x.rotary) if x.rotary else -1 for x in layers
       ],
-      "windows": [x.attention.mixer.window or 0 for x in layers],
+      "windows": [
+        x.attention.mixer.window or self.memory_length for x in layers
+      ],
       "rotates_neighbours": [int(x.pairs == "neighbours") for x in rotaries],
       "score_scale": _score_scale(attention.mixer, config.d_kv),
       "has_head_norms": bool(attention.inputs[0].head_norm),

@@ -26,16 +26,18 @@ void sum_row(const T* logits, int size, int target, float* sums) {
     }
   });
   for (int i = 0; i < kLanes; ++i) largest = std::max(largest, float(most[i]));
-  Floats parts = {};
-  float total = 0;
-  for_vectors(size, [&](int i, auto kind) {
-    using V = decltype(kind);
-    V power = exponential(get<V>(logits + i) - largest);
-    if constexpr (sizeof(V) == sizeof(float)) total += power;
-    else parts += power;
-  });
+  // Add up parts of the row separately: in one sum over a large vocabulary, the
+  // largest powers would round off the many small ones.
+  constexpr int kPart = 1024;
+  double total = 0;
+  for (int first = 0; first < size; first += kPart) {
+    const T* part = logits + first;
+    total += sum_of(std::min(kPart, size - first), [&](int i, auto kind) {
+      return exponential(get<decltype(kind)>(part + i) - largest);
+    });
+  }
   sums[0] = largest;
-  sums[1] = total + sum(parts);
+  sums[1] = total;
   sums[2] = target < 0 ? 0 : to_float(logits[target]);
 }
 

@@ -12,6 +12,7 @@ import pytest
 
 from palm_mtf.cli.main import main
 from palm_mtf.config.macros import values_of
+from palm_mtf.data.vocabulary.byte_pair import PLAIN_TOKEN
 from palm_mtf.data.vocabulary.load import open_vocabulary
 from palm_mtf.export.huggingface.config_json import read_config
 from palm_mtf.machine import host_memory
@@ -46,6 +47,26 @@ def imported(folder, tmp_path_factory):
   path = tmp_path_factory.mktemp("imported") / "run"
   assert main(["import", str(folder), "--output", str(path)]) == 0
   return path
+
+
+def test_of_two_vocabularies_the_one_with_rows_for_all_ids_is_imported(
+  folder, tmp_path
+):
+  """As in a Gemma 3 for texts, whose tokenizer.json has a token for images."""
+  copied = shutil.copytree(folder, tmp_path / "model")
+  (copied / "vocabulary.model").rename(copied / "tokenizer.model")
+  tokenizer = json.loads((copied / "tokenizer.json").read_text())
+  size = read_config(str(copied)).model.vocab_size
+  image = {"id": size, "content": "<image>", "special": True}
+  tokenizer["added_tokens"].append(PLAIN_TOKEN | image)
+  (copied / "tokenizer.json").write_text(json.dumps(tokenizer))
+  output = tmp_path / "run"
+  assert main(["import", str(copied), "--output", str(output)]) == 0
+  expected = (folder / "vocabulary.model").read_bytes()
+  assert (output / "vocabulary.model").read_bytes() == expected
+  (copied / "tokenizer.model").unlink()
+  output = tmp_path / "other"
+  assert main(["import", str(copied), "--output", str(output)]) == 2
 
 
 def _generate(model_dir) -> str:

@@ -148,3 +148,19 @@ def test_decoding_keeps_the_weights_and_the_cache_of_the_plan():
   # A step moves activations: it has no room for one gathered kernel.
   gathered = config.model.d_model * config.model.d_ff // 4 * 2
   assert steps["temporary_bytes"] < gathered / 10
+
+
+def test_unlike_layers_move_the_bytes_of_the_plan(compile_run):
+  config = quickstart(
+    NUM_PODS=1,
+    NUM_LAYERS=5,
+    LAYERS="2*(window, global), window",
+    VARIANTS={"window": {"ATTENTION_WINDOW": 64}, "global": {}},
+  )
+  found, planned = moved(compile_run(config)), moved(plan_of(config))
+  of_scales = 6 * 3 / 4 * 128 * 4  # all-reduced, as of like layers
+  gathers = ("all_gather", "data")
+  assert found[gathers] == planned[gathers] - of_scales
+  scatters = ("reduce_scatter", "data")
+  of_embedding = 3 / 4 * 4096 * 128 * 2  # added up before it is scattered
+  assert found[scatters] == planned[scatters] - of_embedding - of_scales

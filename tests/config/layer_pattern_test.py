@@ -4,7 +4,11 @@
 
 import pytest
 
-from palm_mtf.config.layer_pattern import read_pattern, repeat_pattern
+from palm_mtf.config.layer_pattern import (
+  read_pattern,
+  repeat_pattern,
+  write_pattern,
+)
 from tests.refusals import message_of
 
 MOST = 100
@@ -27,6 +31,21 @@ def test_a_pattern_lists_its_layers_in_order(text, names):
 
 def test_a_pattern_repeats_for_all_layers_of_the_model():
   assert repeat_pattern("2*a, b", 9, MOST) == tuple("aabaabaab")
+
+
+@pytest.mark.parametrize(
+  ("names", "text"),
+  [
+    ("aaaa", "a"),
+    ("aabaab", "2*a, b"),
+    ("aabaabaa", "2*(2*a, b), 2*a"),
+    ("aabbb", "2*a, 3*b"),
+    ("abaab", "a, b, 2*a, b"),
+  ],
+)
+def test_layers_have_a_short_pattern(names, text):
+  assert write_pattern(tuple(names)) == text
+  assert repeat_pattern(text, len(names), MOST) == tuple(names)
 
 
 @pytest.mark.parametrize(

@@ -41,6 +41,15 @@ def test_sums_of_logits_equal_float64(vocab, dtype):
   np.testing.assert_array_equal(target, of_target)
 
 
+def test_small_powers_of_a_large_vocabulary_are_not_rounded_off():
+  """Each is half of the last place of a sum that has the largest power."""
+  logits = np.zeros([1, 2**18], np.float32)
+  logits[0, 5] = 16.6
+  _, (normalizer,), _ = sums_of(logits, [0])
+  exact = 1 + (2**18 - 1) * np.exp(-16.6)
+  assert abs(normalizer / exact - 1) < 5e-6  # 1e-3 in one sum
+
+
 def test_nan_logits_affect_only_their_row():
   logits = np.zeros([4, 40], np.float32)
   # In a full register, and after the last one.

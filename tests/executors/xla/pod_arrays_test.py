@@ -32,6 +32,12 @@ from tests.settings import PALM_LOSS
 
 # The vocabulary is padded, because two devices split it.
 CONFIG = small_config(vocab_size=43, remat="layer")
+UNLIKE = dataclasses.replace(
+  CONFIG,
+  num_layers=5,
+  layers="2*(window, global), global",
+  variants={"window": {"ATTENTION_WINDOW": 3}, "global": {}},
+)
 TWO_D = mesh_layout("PaLM's 2D", tpu="v4-8")
 FSDP = mesh_layout("fully sharded", tpu="v4-8")
 
@@ -128,15 +134,18 @@ def restore(run, path):
 
 
 @pytest.mark.slow
-def test_checkpoints_cross_between_the_paths_bit_for_bit(tmp_path, monkeypatch):
+@pytest.mark.parametrize("config", [CONFIG, UNLIKE], ids=["like", "unlike"])
+def test_checkpoints_cross_between_the_paths_bit_for_bit(
+  tmp_path, monkeypatch, config
+):
   # Small messages cut the stacks of layers.
   monkeypatch.setattr("palm_mtf.executors.xla.step_functions._MAX_BYTES", 500)
   of_host, of_pods = str(tmp_path / "host"), str(tmp_path / "pods")
-  with run_of(CONFIG, SINGLE) as run:
+  with run_of(config, SINGLE) as run:
     run.step.run(batch_of(0), 0)
     save(run, of_host)
     expected = run.variables()
-  with run_of(CONFIG, TWO_D, num_pods=2) as run:
+  with run_of(config, TWO_D, num_pods=2) as run:
     restore(run, of_host)
     for pod in range(2):
       assert_same_bits(run.variables(pod), expected)
@@ -148,7 +157,7 @@ def test_checkpoints_cross_between_the_paths_bit_for_bit(tmp_path, monkeypatch):
     np.testing.assert_array_equal(first, second)
     assert run.fetch(lambda: build_finite_check(run.program.slices)).all()
     next_step = run.step.run(batch_of(1), 1)
-  with run_of(CONFIG, SINGLE) as run:
+  with run_of(config, SINGLE) as run:
     restore(run, of_pods)
     assert_same_bits(run.variables(), expected)
     assert sorted(names) == sorted(names_of(run.program.slices))

@@ -176,6 +176,7 @@ def test_a_file_is_imported_as_the_same_model(name, vocabulary, tmp_path):
   assert difference < (1e-6 if is_rounded else 1e-12) * np.ptp(before)
 
 
+SCALED = {"ROTARY_SCALING": "linear", "ROTARY_FACTOR": 2.0}
 LLAMA3, LLAMA = SETTINGS["LLaMA 3"], dict(SETTINGS["LLaMA"], d_kv=16)
 # llama.cpp loads none of the first ten and would compute the others otherwise.
 REFUSED = [
@@ -200,6 +201,30 @@ REFUSED = [
   ),
   (dict(PHI, mlp="gelu"), "MLP = 'gelu': .* a phi2 with 'gelu_tanh'"),
   (dict(LLAMA, attention_window=4), "ATTENTION_WINDOW = 4: .* no window"),
+  (
+    dict(GEMMA3, score_scale=0.5),
+    "SCORE_SCALE = 0.5: llama.cpp computes this gemma3 with 0.176777",
+  ),
+  (
+    dict(GEMMA3, num_layers=62),
+    "SCORE_SCALE = 0.176777: .* this gemma3 with 0.25",  # D_MODEL / NUM_HEADS
+  ),
+  (dict(GEMMA3, biases="qkv,o"), "BIASES = .* a gemma3 with ''"),
+  (
+    dict(GEMMA3, layers="global, window"),
+    "LAYERS = 'global, window': llama.cpp computes only a gemma3 in which",
+  ),
+  (
+    dict(COHERE2, layers="", variants=None, positions="none", rotary_base=1e4)
+    | {"rotary_pairs": "halves"},
+    "LAYERS = '': llama.cpp computes only a cohere2 in which",
+  ),
+  (
+    dict(
+      GEMMA3, variants={**GEMMA3["variants"], "window": {**WINDOW, **SCALED}}
+    ),
+    "ROTARY_SCALING = 'linear': llama.cpp computes no gemma3 with this",
+  ),
   (
     dict(SETTINGS["GPT-J"], num_heads=2, rotary_fraction=0.5),
     "a GPTJForCausalLM: ",
@@ -238,6 +263,8 @@ NOT_COMPUTED = {
   "llama.attention.causal": False,
   "llama.embedding_scale": 2.0,
   "llama.pooling_type": 1,
+  "gemma3.final_logit_softcapping": 30.0,
+  "gemma3.attn_logit_softcapping": 50.0,
   # llama.cpp computes no rotary embedding (src/models/granite.cpp).
   "granite.rope.scaling.finetuned": False,
 }
@@ -276,7 +303,7 @@ HARMLESS = {
 }
 
 
-MODEL_OF = {"llama": "LLaMA 3", "granite": "Granite"}
+MODEL_OF = {"llama": "LLaMA 3", "granite": "Granite", "gemma3": "Gemma 3"}
 
 
 @pytest.mark.parametrize("key", NOT_COMPUTED)

@@ -208,6 +208,158 @@ def test_a_missing_key_has_the_default_of_transformers_5(name):
     assert parse_config({**config, key: value}, "there").model == without
 
 
+# Keys of published files, of a Gemma 3 of 1B and of a Command R7B.
+GEMMA3_1B = {
+  "architectures": ["Gemma3ForCausalLM"],
+  "attention_bias": False,
+  "attention_dropout": 0.0,
+  "attn_logit_softcapping": None,
+  "bos_token_id": 2,
+  "cache_implementation": "hybrid",
+  "eos_token_id": [1, 106],
+  "final_logit_softcapping": None,
+  "head_dim": 256,
+  "hidden_activation": "gelu_pytorch_tanh",
+  "hidden_size": 1152,
+  "initializer_range": 0.02,
+  "intermediate_size": 6912,
+  "max_position_embeddings": 32768,
+  "model_type": "gemma3_text",
+  "num_attention_heads": 4,
+  "num_hidden_layers": 26,
+  "num_key_value_heads": 1,
+  "pad_token_id": 0,
+  "query_pre_attn_scalar": 256,
+  "rms_norm_eps": 1e-06,
+  "rope_local_base_freq": 10000,
+  "rope_scaling": None,
+  "rope_theta": 1000000,
+  "sliding_window": 512,
+  "sliding_window_pattern": 6,
+  "torch_dtype": "bfloat16",
+  "transformers_version": "4.50.0.dev0",
+  "use_cache": True,
+  "vocab_size": 262144,
+}
+COMMAND_R7B = {
+  "architectures": ["Cohere2ForCausalLM"],
+  "attention_bias": False,
+  "attention_dropout": 0.0,
+  "bos_token_id": 5,
+  "cache_implementation": "hybrid",
+  "eos_token_id": 255001,
+  "head_dim": 128,
+  "hidden_act": "silu",
+  "hidden_size": 4096,
+  "initializer_range": 0.02,
+  "intermediate_size": 14336,
+  "layer_norm_eps": 1e-05,
+  "layer_switch": 4,
+  "logit_scale": 0.25,
+  "max_position_embeddings": 8192,
+  "model_type": "cohere2",
+  "num_attention_heads": 32,
+  "num_hidden_layers": 32,
+  "num_key_value_heads": 8,
+  "order_of_interleaved_layers": "local_attn_first",
+  "pad_token_id": 0,
+  "position_embedding_type": "rope_gptj",
+  "rope_scaling": None,
+  "rope_theta": 50000,
+  "rotary_pct": 1.0,
+  "sliding_window": 4096,
+  "sliding_window_pattern": 4,
+  "torch_dtype": "float16",
+  "transformers_version": "4.48.0.dev0",
+  "use_cache": True,
+  "use_embedding_sharing": True,
+  "use_gated_activation": True,
+  "use_parallel_block": True,
+  "use_parallel_embedding": False,
+  "vocab_size": 256000,
+}
+
+
+def test_a_published_gemma_3_is_read_without_a_warning(caplog):
+  model = parse_config(GEMMA3_1B, "there").model
+  assert model.layers == "4*(5*window, global), 2*window"
+  assert model.variants == {
+    "window": {"ATTENTION_WINDOW": 512, "ROTARY_BASE": 10_000.0},
+    "global": {"ROTARY_BASE": 1_000_000.0},
+  }
+  assert (model.num_layers, model.score_scale) == (26, None)
+  assert (model.branch_norm, model.qk_norm) == (True, "rms_norm_1p")
+  assert not caplog.messages
+  # The larger models have a scaling of the layers without a window.
+  scaled = {"rope_scaling": {"factor": 8.0, "rope_type": "linear"}}
+  scaled = parse_config({**GEMMA3_1B, **scaled}, "there").model
+  plain = {**model.variants["window"], "ROTARY_SCALING": "none"}
+  assert scaled.variants["window"] == plain
+  assert scaled.variants["global"] == {
+    "ROTARY_BASE": 1_000_000.0,
+    "ROTARY_SCALING": "linear",
+    "ROTARY_FACTOR": 8.0,
+  }
+
+
+def test_a_published_cohere_2_is_read_without_a_warning(caplog):
+  model = parse_config(COMMAND_R7B, "there").model
+  assert model.layers == "3*window, global"
+  assert model.variants == {
+    "window": {"ATTENTION_WINDOW": 4096, "ROTARY_BASE": 50_000.0},
+    "global": {"POSITIONS": "none"},
+  }
+  assert (model.block, model.norm) == ("parallel", "layer_norm")
+  assert model.logits_scale == 0.25
+  assert not caplog.messages
+
+
+WINDOW, GLOBAL = "sliding_attention", "full_attention"
+
+
+@pytest.mark.parametrize(
+  "changes, message",
+  [
+    ({"final_logit_softcapping": 30.0}, "final_logit_softcapping = 30.0: "),
+    ({"attn_logit_softcapping": 50.0}, "attn_logit_softcapping = 50.0: "),
+    ({"use_bidirectional_attention": True}, "attention = True: palm_mtf comp"),
+    ({"sliding_window": None}, "sliding_window = None: give a whole number"),
+    ({"sliding_window_pattern": 0}, "sliding_window_pattern = 0: give a whole"),
+    ({"layer_types": [WINDOW]}, "'full_attention' for each of the 26 layers"),
+    ({"layer_types": [1] * 26}, "'full_attention' for each of the 26 layers"),
+    (
+      {"query_pre_attn_scalar": -1},
+      "query_pre_attn_scalar = -1: give a number",
+    ),
+    ({"rope_parameters": {"rope_theta": 1e4}}, "give a table for 'sliding_att"),
+    (
+      {"rope_parameters": {GLOBAL: {"rope_theta": 1e4}}},
+      "rope_theta = 1000000.0: another key says 10000.0",
+    ),
+    (
+      {"architectures": ["Gemma3ForConditionalGeneration"]},
+      "it also reads images; give its text model as a Gemma3ForCausalLM",
+    ),
+  ],
+  ids=str,
+)
+def test_a_gemma_3_that_is_not_computed_is_refused(changes, message):
+  with pytest.raises(UserError, match=r"^there: ") as error:
+    parse_config({**GEMMA3_1B, **changes}, "there")
+  assert message in str(error.value) and "\n" not in str(error.value)
+
+
+def test_layers_of_any_order_have_a_pattern():
+  types = [GLOBAL, *[WINDOW] * 3, GLOBAL, GLOBAL, WINDOW]
+  changes = {"num_hidden_layers": 7, "layer_types": types}
+  model = parse_config({**GEMMA3_1B, **changes}, "there").model
+  assert model.layers == "global, 3*window, 2*global, window"
+  only = {"num_hidden_layers": 2, "layer_types": [WINDOW] * 2}
+  model = parse_config({**GEMMA3_1B, **only}, "there").model
+  assert (model.layers, model.variants) == ("", None)
+  assert (model.attention_window, model.rotary_base) == (512, 10_000)
+
+
 NO_WIDTH = "= 0: give a whole number from 1"
 
 

@@ -2,6 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Prefill and steps with a cache give the logits of one forward pass."""
 
+import dataclasses
+
 import ml_dtypes
 import numpy as np
 import pytest
@@ -246,9 +248,12 @@ def test_int8_logits_are_near_and_the_same_in_every_layout(layout, monkeypatch):
   assert np.abs(plain - int8).max() < 0.03 * np.abs(exact).max()
 
 
-def test_int4_logits_are_near_and_the_same_if_not_compiled(monkeypatch):
+@pytest.mark.parametrize(
+  "name", ["PaLM", pytest.param("Gemma 3", marks=pytest.mark.slow)]
+)
+def test_int4_logits_are_near_and_the_same_if_not_compiled(name, monkeypatch):
   # Heads fill whole groups of weights; otherwise o and wo would share a group.
-  config = small_config(d_kv=16)
+  config = dataclasses.replace(make_config(name), d_kv=16)
   params, inputs, exact = case_of(config)
   int4 = cached_logits(config, params, inputs, weight_dtype="int4")
   assert 1e-3 < np.abs(int4 - exact).max() < 0.3 * np.abs(exact).max()
