@@ -16,6 +16,7 @@ import itertools
 import math
 
 from palm_mtf.accounting import memory
+from palm_mtf.accounting.newton_schulz import orthogonalized
 from palm_mtf.accounting.optimizer_state import (
   DTYPE_BYTES,
   parameter_slots,
@@ -327,6 +328,12 @@ class _Traffic:
       self.add("all_reduce", of_columns, _FLOAT32 * num_rows, count)
       self.add("all_reduce", of_rows, _FLOAT32 * num_columns, count)
       self.add("all_reduce", of_rows, _FLOAT32, count)
+    for kernel in orthogonalized(self._config, self._mesh, optimizer):
+      for axis, numbers in kernel.gathers:
+        self.add("all_gather", (axis,), _FLOAT32 * numbers, kernel.count)
+      num_bytes = _FLOAT32 * kernel.shares.first**2
+      times = kernel.steps * kernel.count
+      self.add("all_reduce", kernel.summed, num_bytes, times)
 
 
 def step_bytes(

@@ -8,7 +8,8 @@ passes        other reads and writes of activations and weights, at the
 collectives   collectives within a pod and, between stages, sends of activations
               and their gradients, one after another, without overlap with
               computation
-update        the optimizer, at the bandwidth of memory
+update        the optimizer, at the bandwidth of memory; for Muon, its products
+              too, in float32 if the chip's rate for it is known
 bubble        time in which the slowest stage waits for the other stages
 exchange      exchange of gradients between pods, except for the part that the
               backward pass of the last microbatch hides (never on TPUs or in
@@ -21,7 +22,7 @@ import dataclasses
 import math
 from collections.abc import Mapping
 
-from palm_mtf.accounting import communication, memory
+from palm_mtf.accounting import communication, memory, newton_schulz
 from palm_mtf.accounting.flops import device_flops
 from palm_mtf.accounting.hardware import MEASURED, describe_remat, share_chip
 from palm_mtf.accounting.pipeline import pipeline_secs
@@ -139,6 +140,8 @@ def _predict_mesh(
   peak = getattr(rates, f"chip_{model.activation_dtype}_flops")
   flops = device_flops(model, mesh, pod_batch_size * model.sequence_length)
   kept = memory.device_bytes(model, mesh, config.optimizer)
+  of_update = newton_schulz.device_flops(model, mesh, config.optimizer)
+  of_update /= (rates.chip_float32_flops or peak) * rates.chip_efficiency
   passes = memory.Activations(model, mesh, pod_batch_size).traffic()
   passes["weights"] = memory.weight_traffic(model, mesh)
   measured = (rates.chip_pass_bandwidths or {}).get(model.activation_dtype, {})
@@ -162,7 +165,7 @@ def _predict_mesh(
       / communication.axes_bandwidth(mesh, axes, rates)
       for (kind, axes), num_bytes in moved.items()
     },
-    update=memory.update_traffic(kept) / bandwidths["weights"],
+    update=memory.update_traffic(kept) / bandwidths["weights"] + of_update,
     exchange=0.0,
     hidden_exchange=0.0,
     moved=moved,

@@ -54,7 +54,7 @@ class OptimizerConfig(Checked, abc.ABC):
   def __post_init__(self) -> None:
     super().__post_init__()
     own = type(self).__dataclass_fields__["optimizer"].default
-    check_choice("OPTIMIZER", self.optimizer, [own])
+    check_choice("OPTIMIZER", self.optimizer, [str(own)])
     steps = self.learning_rate_decay_steps
     if (self.learning_rate_schedule == "cosine") != (steps is not None):
       raise UserError(
