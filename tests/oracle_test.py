@@ -10,9 +10,9 @@ import optax
 import pytest
 
 from palm_mtf.config import ModelConfig
-from tests import oracle, oracle_jax
+from tests import optimizer_oracles, oracle, oracle_jax
 from tests.blocks import PALM
-from tests.settings import PALM_OPTIMIZER
+from tests.settings import ADAMW, MUON, PALM_OPTIMIZER
 
 BATCH, LENGTH = 2, 7
 SMALL = ModelConfig(
@@ -180,3 +180,74 @@ def test_adafactor_without_gradients_shrinks_parameters_by_lr_squared():
   left = 0.75**4 * (4 / 5) * (5 / 6)
   for name, value in params.items():
     np.testing.assert_allclose(value, left * start[name], rtol=1e-13)
+
+
+def random_steps(seed):
+  """Returns parameters, and gradients with norms around the clipping norm."""
+  rng = np.random.default_rng(seed)
+  shapes = {
+    "embedding": (5, 4),
+    "layer_000/mlp/wi": (4, 7),
+    "layer_000/mlp/wo": (7, 4),
+    "final_norm/scale": (4,),
+  }
+
+  def draw(size):
+    return {n: size * rng.standard_normal(x) for n, x in shapes.items()}
+
+  return draw(1.0), [draw(0.05 * (1 + k % 4)) for k in range(100)]
+
+
+def test_adamw_takes_the_steps_of_optax():
+  settings = dataclasses.replace(ADAMW, weight_decay_on="all")
+  settings = dataclasses.replace(settings, norm_scale="plain", beta2=0.999)
+  theirs = optax.chain(
+    optax.clip_by_global_norm(settings.gradient_clip),
+    optax.adamw(1e-2, b1=0.9, b2=0.999, eps=1e-8, weight_decay=0.1),
+  )
+  params, gradients = random_steps(seed=4)
+  ours, our_params, norms = (
+    optimizer_oracles.Adamw(settings, params),
+    params,
+    [],
+  )
+  with jax.enable_x64(True):
+    state = theirs.init(jax.tree.map(jax.numpy.asarray, params))
+    for each in gradients:
+      our_params = ours.step(our_params, each)
+      updates, state = theirs.update(each, state, params)
+      params = optax.apply_updates(params, updates)
+      norms.append(ours.gradient_norm)
+  assert min(norms) < settings.gradient_clip < max(norms)
+  for name, value in params.items():
+    np.testing.assert_allclose(our_params[name], value, rtol=1e-9)
+
+
+@pytest.mark.peers
+def test_muon_takes_the_steps_of_pytorch(monkeypatch):
+  """Its matrix products, in bfloat16, are made in float64 here."""
+  import torch
+
+  monkeypatch.setattr(torch.Tensor, "bfloat16", torch.Tensor.double)
+  settings = dataclasses.replace(MUON, norm_scale="plain", gradient_clip=1e9)
+  params, gradients = random_steps(seed=5)
+  theirs = {n: torch.tensor(x, requires_grad=True) for n, x in params.items()}
+  kernels = [x for n, x in theirs.items() if n.startswith("layer")]
+  others = [x for n, x in theirs.items() if not n.startswith("layer")]
+  rates = {"lr": settings.learning_rate}
+  both = [
+    torch.optim.Muon(
+      kernels, weight_decay=0.1, adjust_lr_fn="match_rms_adamw", **rates
+    ),
+    torch.optim.AdamW(others, betas=(0.9, 0.95), weight_decay=0.0, **rates),
+  ]
+  ours = optimizer_oracles.Muon(settings, params)
+  for each in gradients:
+    params = ours.step(params, each)
+    for name, x in theirs.items():
+      x.grad = torch.tensor(each[name])
+    for x in both:
+      x.step()
+  for name, value in params.items():
+    found = theirs[name].detach().numpy()
+    np.testing.assert_allclose(found, value, rtol=1e-9, atol=1e-12)

@@ -17,6 +17,7 @@ import math
 
 from palm_mtf.accounting import memory
 from palm_mtf.accounting.flops import forward_flops, train_flops_per_token
+from palm_mtf.accounting.newton_schulz import orthogonalized
 from palm_mtf.accounting.optimizer_state import (
   DTYPE_BYTES,
   parameter_slots,
@@ -167,6 +168,7 @@ class _Traffic:
       x.name: x.dims for x in parameters.distinct_parameters(config)
     }
     self._layers = {x.first: x.layer for x in model_of(config).kinds}
+    self._frozen = frozen
     self._trained = parameters.count_trained(config, frozen)
     self._visited = parameters.count_visited(config, frozen)
     # {(kind of collective, its mesh axes): bytes sent by all devices}
@@ -380,6 +382,13 @@ class _Traffic:
       self.add("all_reduce", of_columns, _FLOAT32 * num_rows, count)
       self.add("all_reduce", of_rows, _FLOAT32 * num_columns, count)
       self.add("all_reduce", of_rows, _FLOAT32, count)
+    of_mesh = self._config, self._mesh, optimizer
+    for kernel in orthogonalized(*of_mesh, frozen=self._frozen):
+      for axis, numbers in kernel.gathers:
+        self.add("all_gather", (axis,), _FLOAT32 * numbers, kernel.count)
+      num_bytes = _FLOAT32 * kernel.shares.first**2
+      times = kernel.steps * kernel.count
+      self.add("all_reduce", kernel.summed, num_bytes, times)
 
 
 def _kind_of_sum(is_scattered: bool) -> str:

@@ -9,8 +9,13 @@ computes a term of A, and an all-reduce adds up the terms.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
+
+from palm_mtf.accounting.memory import trained_slices
+from palm_mtf.accounting.optimizer_state import row_rank
+from palm_mtf.architecture.parameters import parameter_dims, parse_name
+from palm_mtf.config import MeshLayout, ModelConfig, OptimizerConfig
 
 
 class Shares(NamedTuple):
@@ -60,4 +65,79 @@ def shares_of(sizes: Sequence[int], parts: Sequence[int], rows: int) -> Shares:
     math.prod(sizes[i] // parts[i] for i in second),
     tuple(i for i in first if parts[i] > 1),
     tuple(i for i in second if parts[i] > 1),
+  )
+
+
+class Orthogonalized(NamedTuple):
+  """A kernel whose update an optimizer orthogonalizes.
+
+  Attributes:
+    steps: number of Newton-Schulz steps.
+    count: number of layers with such a kernel.
+    gathers: mesh axis, and numbers that a device has after its all-gather.
+    summed: mesh axes over which the terms of A are added up.
+  """
+
+  shares: Shares
+  steps: int
+  count: int
+  gathers: list[tuple[str | None, int]]
+  summed: tuple[str | None, ...]
+
+
+def orthogonalized(
+  config: ModelConfig,
+  mesh: MeshLayout,
+  optimizer: OptimizerConfig,
+  stage: int = 0,
+  frozen: tuple[str, ...] = (),
+) -> Iterator[Orthogonalized]:
+  """Yields the kernels of a pipeline stage that an optimizer orthogonalizes."""
+  if not optimizer.newton_schulz_steps(2, is_kernel=True):
+    return
+  dims_of = parameter_dims(config)
+  for name, each, count in trained_slices(config, mesh, frozen, stage):
+    is_kernel = parse_name(name).is_kernel
+    steps = optimizer.newton_schulz_steps(len(each.sizes), is_kernel)
+    if not steps:
+      continue
+    dims = ["d_model_stored" if x == "d_model" else x for x in dims_of[name]]
+    parts = [mesh.axis_size_of(x) for x in dims]
+    sizes = [x * n for x, n in zip(each.sizes, parts, strict=True)]
+    shares, numbers = shares_of(sizes, parts, row_rank(name)), each.size
+    gathers = []
+    for i in shares.gathered:
+      numbers *= parts[i]
+      gathers.append((mesh.axis_of(dims[i]), numbers))
+    summed = tuple(mesh.axis_of(dims[i]) for i in shares.summed)
+    yield Orthogonalized(shares, steps, count, gathers, summed)
+
+
+def device_flops(
+  config: ModelConfig,
+  mesh: MeshLayout,
+  optimizer: OptimizerConfig,
+  frozen: tuple[str, ...] = (),
+) -> int:
+  """Returns the FLOPs of a device's Newton-Schulz steps in a training step."""
+  return sum(
+    x.count * x.shares.flops(x.steps)
+    for x in orthogonalized(config, mesh, optimizer, frozen=frozen)
+  )
+
+
+def buffer_bytes(
+  config: ModelConfig,
+  mesh: MeshLayout,
+  optimizer: OptimizerConfig,
+  stage: int = 0,
+  frozen: tuple[str, ...] = (),
+) -> int:
+  """Returns a device's bytes for the products of one layer's kernels.
+
+  A kernel needs X twice, old and new, and A, its square, and their sum.
+  """
+  return 4 * sum(
+    2 * x.shares.first * x.shares.second + 3 * x.shares.first**2
+    for x in orthogonalized(config, mesh, optimizer, stage, frozen)
   )

@@ -9,7 +9,7 @@ import math
 from collections.abc import Iterator
 from typing import Any
 
-from palm_mtf.accounting import communication, flops, memory
+from palm_mtf.accounting import communication, flops, memory, newton_schulz
 from palm_mtf.accounting.hardware import (
   MEASURED,
   describe_remat,
@@ -107,10 +107,12 @@ def tensor_bytes(
     **more,
     "activations": microbatches * activations.kept_bytes(),
     "weight copies": memory.weight_copy_bytes(model, mesh, stage, frozen),
-    # The maximum: working memory is free before other pods' gradients arrive.
+    # The maximum: working memory is free before other pods' gradients arrive,
+    # and their buffers are free when the optimizer multiplies.
     "buffers": max(
       activations.working_bytes(stage),
       memory.exchange_bytes(model, mesh, pods, stage, frozen),
+      newton_schulz.buffer_bytes(model, mesh, optimizer, stage, frozen),
     ),
   }
 

@@ -8,7 +8,8 @@ passes        other reads and writes of activations and weights, at the
 collectives   collectives within a pod and, between stages, sends of activations
               and their gradients, one after another, without overlap with
               computation
-update        the optimizer, at the bandwidth of memory
+update        the optimizer, at the bandwidth of memory; for Muon, its products
+              too, in float32 if the chip's rate for it is known
 bubble        time in which stage 0 waits for the other stages
 exchange      exchange of gradients between pods, except for the part that the
               backward pass of the last microbatch hides (never on TPUs or in
@@ -23,7 +24,7 @@ import dataclasses
 import math
 from collections.abc import Mapping, Sequence
 
-from palm_mtf.accounting import communication, memory
+from palm_mtf.accounting import communication, memory, newton_schulz
 from palm_mtf.accounting.flops import device_flops
 from palm_mtf.accounting.hardware import MEASURED, describe_remat, share_chip
 from palm_mtf.architecture.block import model_of_layers
@@ -147,6 +148,8 @@ def _predict_mesh(
   peak = getattr(rates, f"chip_{model.activation_dtype}_flops")
   pod_tokens = pod_batch_size * model.sequence_length
   flops = device_flops(model, mesh, pod_tokens, frozen)
+  of_update = newton_schulz.device_flops(model, mesh, config.optimizer, frozen)
+  of_update /= (rates.chip_float32_flops or peak) * rates.chip_efficiency
   kept = memory.device_bytes(model, mesh, config.optimizer, frozen=frozen)
   passes = memory.Activations(model, mesh, pod_batch_size, frozen).traffic()
   passes["weights"] = memory.weight_traffic(model, mesh, frozen)
@@ -172,7 +175,7 @@ def _predict_mesh(
       / communication.axes_bandwidth(mesh, axes, rates)
       for (kind, axes), num_bytes in moved.items()
     },
-    update=memory.update_traffic(kept) / bandwidths["weights"],
+    update=memory.update_traffic(kept) / bandwidths["weights"] + of_update,
     exchange=0.0,
     hidden_exchange=0.0,
     moved=moved,

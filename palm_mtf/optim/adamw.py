@@ -109,4 +109,5 @@ class Adamw(Rule):
   def assign(self, p_square: Any, u_square: Any) -> list[tf.Operation]:
     """Returns operations that assign each slice of p, m and v."""
     slots = "", "momentum", "second_moment"
-    return self.update(_step, slots, [self.scalars])
+    scalars = self.wait(self.scalars, p_square, u_square)
+    return self.update(_step, slots, [scalars])

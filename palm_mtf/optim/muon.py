@@ -117,7 +117,8 @@ class Muon(Adamw):
       lambda mean: tf.sqrt(mean * float(self.size)), u_square
     )
     x = self.mesh_impl.slicewise(_normalize, *self._given(), norm)
-    given = [self.scalars, self._orthogonalize(x)]
+    scalars = self.wait(self.scalars, p_square, u_square)
+    given = [scalars, self._orthogonalize(x)]
     return self.update(_step, ["", "momentum"], given)
 
   def _orthogonalize(self, x: Any) -> Any:

@@ -120,8 +120,15 @@ class Rule(abc.ABC):
     """Returns operations that assign each slice of the variable and its slots.
 
     The arguments are the means of (p - center)^2 and of u^2 over the variables
-    with the same `scale_group`, LaidOutTensors [] float32.
+    with the same `scale_group`, LaidOutTensors [] float32. A rule that needs
+    neither calls `wait`, because the sums read the values before the step.
     """
+
+  def wait(self, x: Any, *signals: Any) -> Any:
+    """Returns x, but lets nothing read it before the signals are known."""
+    for signal in signals:
+      x = self.mesh_impl.delay(x, signal)
+    return x
 
   def add_up(self, sum_slice: Any, *operands: Any) -> Any:
     """Returns what `sum_slice` gives for each slice, summed over the slices."""

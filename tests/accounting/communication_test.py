@@ -29,7 +29,7 @@ from tests.accounting.published_sizes import (
 )
 from tests.blocks import SETTINGS
 from tests.mtf_testing import LAYOUTS, PALM_OPTIMIZER, small_config
-from tests.settings import step_config
+from tests.settings import ADAMW, MUON, step_config
 from tools.traffic import traffic
 
 SINGLE = MeshLayout(mesh_shape="", layout="")
@@ -122,6 +122,7 @@ def case(
   gradient_dtype="activation",
   pods=1,
   second_moment="full",
+  optimizer=PALM_OPTIMIZER,
   slow=False,
   frozen=(),
   **changes,
@@ -133,7 +134,8 @@ def case(
     num_microbatches=microbatches,
     gradient_dtype=gradient_dtype,
   )
-  optimizer = dataclasses.replace(PALM_OPTIMIZER, second_moment=second_moment)
+  if second_moment != "full":
+    optimizer = dataclasses.replace(optimizer, second_moment=second_moment)
   return pytest.param(
     small_config(**changes)
     if "layers" in changes
@@ -173,6 +175,10 @@ ATTENTION = ("embedding", "layers/*/mlp/*", "final_norm/scale")
       **MULTI_HEAD,
     ),
     case(NO_BATCH, slow=True, **MULTI_HEAD),
+    # Some kernels are split along the shorter side, some along the longer.
+    case(TWO_D, optimizer=MUON, activation_dtype="bfloat16"),
+    case("fully sharded", optimizer=MUON, pods=2, slow=True),
+    case(NO_BATCH, optimizer=ADAMW, slow=True),
     case(NO_BATCH, slow=True, **SERIAL),
     case("padded vocab over three", pods=2),
     case(

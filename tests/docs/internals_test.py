@@ -129,6 +129,27 @@ def test_a_setting_is_a_macro_that_training_reads(block, changed, corpus):
 
 
 @slow
+@PAGE.shows("--- /dev/null\n+++ palm_mtf/config/lion.py")
+def test_an_optimizer_trains_saves_its_slots_and_is_planned(
+  block, changed, corpus
+):
+  settings = {"CHECKPOINT_STEPS": 1, "LEARNING_RATE": 0.01}
+  settings["gin_file"] = "optim/lion.gin"
+  here = changed.train(corpus, "here", **settings)
+  one, two = (runs.read_tensors(here, step) for step in (1, 2))
+  # Each number moves by the learning rate in each step.
+  moved = np.abs(two["embedding"] - one["embedding"])
+  np.testing.assert_allclose(moved, 0.01, rtol=1e-3)
+  assert one.keys() == {
+    *(x for x in one if not x.endswith("/momentum")),
+    *(f"{x}/momentum" for x in one if not x.endswith("/momentum")),
+  }
+  flags = "--gin_file=recipes/quickstart.gin", "--gin_file=optim/lion.gin"
+  assert changed.palm_mtf("plan", *flags, "--gin.CHIP='a100'").stdout
+  changed.pytest("tests/gin_test.py", "-k", "optim or follow")
+
+
+@slow
 @PAGE.shows("--- palm_mtf/config/model.py")
 def test_a_norm_trains_decodes_and_has_the_numbers_of_its_formula(
   block, changed, corpus

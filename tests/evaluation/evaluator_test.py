@@ -40,6 +40,7 @@ from tests.seqio_testing import (
   mean_score,
   registries_restored,
 )
+from tests.settings import PALM_LOSS
 
 pytestmark = pytest.mark.usefixtures("registries")
 
@@ -378,6 +379,7 @@ class Run:
       model=model or self.config,
       mesh_layout=SINGLE,
       optimizer=PALM_OPTIMIZER,
+      loss=PALM_LOSS,
       data=DATA,
       run=RUN,
       decode=decode,

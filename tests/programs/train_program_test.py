@@ -11,11 +11,12 @@ import numpy as np
 import pytest
 
 from palm_mtf._tf import mtf, tf
+from palm_mtf.config import PodsConfig
 from palm_mtf.model.dims import model_dims
 from palm_mtf.model.palm import Palm
 from palm_mtf.model.weights import TrainedWeights
 from palm_mtf.programs.forward_program import build_forward_program
-from tests import oracle, oracle_jax, runs
+from tests import optimizer_oracles, oracle, oracle_jax, runs
 from tests.mtf_testing import (
   NUM_STEPS,
   PALM_OPTIMIZER,
@@ -34,7 +35,7 @@ from tests.mtf_testing import (
   training,
 )
 from tests.refusals import message_of
-from tests.settings import PALM_LOSS
+from tests.settings import ADAMW, MUON, PALM_LOSS
 
 NAMES_BY_KIND = {
   "embedding": "^embedding$",
@@ -94,6 +95,41 @@ def test_steps_follow_the_oracle(changes, rows, num_microbatches):
   for name, value in expected.items():
     actual = variables[name].reshape(value.shape)
     assert relative_error(actual, value) < 1e-3, name
+
+
+@pytest.mark.parametrize(
+  ("optimizer", "exact"),
+  [(ADAMW, optimizer_oracles.Adamw), (MUON, optimizer_oracles.Muon)],
+  ids=["AdamW", "Muon"],
+)
+def test_steps_of_two_pods_follow_the_oracle_of_another_optimizer(
+  optimizer, exact
+):
+  """On split kernels and in microbatches."""
+  config = small_config()
+  params = oracle.random_parameters(config, seed=7)
+  variables, metrics = train(
+    config,
+    optimizer,
+    mesh=mesh_layout("PaLM's 2D", num_microbatches=2),
+    pods=PodsConfig(num_pods=2, dcn_dtype="float32"),
+    params=params,
+    batch_size=8,
+  )
+  exact = exact(optimizer, params)
+  for step in range(NUM_STEPS):
+    batch = random_tokens(config, batch_size=8, seed=step)
+    *_, gradients = oracle_jax.loss_and_gradients(
+      config, params, **batch, z_loss=PALM_LOSS.z_loss
+    )
+    params = exact.step(params, gradients)
+    updates = [u.ravel() for n, u in exact.updates.items() if "/w" in n]
+    rms = np.sqrt(np.mean(np.concatenate(updates) ** 2))
+    assert metrics[step]["update_rms/mlp"] == pytest.approx(rms, rel=1e-3)
+  expected = params | exact.slots
+  assert variables.keys() == expected.keys()
+  for name, value in expected.items():
+    assert relative_error(variables[name], value) < 1e-3, name
 
 
 def train_from_seed(mesh):

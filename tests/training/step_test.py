@@ -28,7 +28,7 @@ from tests.mtf_testing import (
   small_config,
   train,
 )
-from tests.settings import PALM_LOSS, step_config
+from tests.settings import ADAMW, MUON, PALM_LOSS, step_config
 
 TWO_PODS = PodsConfig(num_pods=2, dcn_dtype="bfloat16")
 DROPPING = dataclasses.replace(PALM_LOSS, dropout=0.3)
@@ -110,6 +110,8 @@ def test_stages_take_the_steps_of_one_mesh():
       PALM_OPTIMIZER,
       {"pods": TWO_PODS, "rows": random_documents},
     ),
+    ({}, in_stages(2, 2, "PaLM's 2D"), MUON, {"pods": TWO_PODS}),
+    ({}, in_stages(2, 2), ADAMW, {}),
     (
       {},
       in_stages(2, 1, "batch over data"),

@@ -69,6 +69,38 @@ def test_a_batch_ramp_in_stages_has_the_bits_of_one_mesh(corpus, tmp_path):
   assert tokens == [2, 2, 2, 8, 8, 4, 4]
 
 
+@pytest.mark.parametrize(
+  ("optimizer", "settings"),
+  [
+    ("muon", {"NUM_PODS": 2, "NUM_MICROBATCHES": 2}),
+    pytest.param("adamw", {}, marks=pytest.mark.slow),
+    pytest.param(
+      "muon",
+      {"NUM_LAYERS": 2, "STAGES": 2, "NUM_MICROBATCHES": 2},
+      marks=pytest.mark.slow,
+    ),
+  ],
+)
+def test_a_resumed_run_has_the_bits_of_one_in_one_go(
+  corpus, tmp_path, capsys, optimizer, settings
+):
+  """And does not resume with another optimizer."""
+  settings = {"PROMPTS": [], "CHECKPOINT_STEPS": 2, **settings}
+  own = {"OPTIMIZER": optimizer, "BETA2": 0.95, "WEIGHT_DECAY": 0.1}
+  one, two = tmp_path / "one", tmp_path / "two"
+  for folder, steps in ((one, 4), (two, 2), (two, 4)):
+    macros = {**settings, **own, "TRAIN_STEPS": steps}
+    assert runs.run("train", corpus, folder, **macros) == 0
+  runs.assert_same_tensors(one, two, 4)
+  capsys.readouterr()
+  assert runs.run("train", corpus, one, **settings, TRAIN_STEPS=6) == 2
+  assert capsys.readouterr().err.startswith(
+    f"palm_mtf: OPTIMIZER = 'adafactor': {one}/checkpoints/step_00000004 was "
+    f"written with '{optimizer}', so its moments do not fit; keep that value, "
+    "or start from scratch in another MODEL_DIR. (OPTIMIZER is set in "
+  )
+
+
 def test_a_new_batch_size_reads_and_writes_no_checkpoint(
   corpus, tmp_path, monkeypatch
 ):
