@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from palm_mtf.data.vocabulary.load import open_vocabulary
-from palm_mtf.export.gguf.header import read_header
+from palm_mtf.export.gguf.files import read_header
 from tests import llama_cpp_peer
 from tests.export import llama_cpp_oracle
 from tests.pretrained import (
