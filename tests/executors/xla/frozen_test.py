@@ -25,6 +25,7 @@ from palm_mtf.executors.xla.scanned_model import StepSettings
 from palm_mtf.executors.xla.step_functions import PodStep
 from palm_mtf.programs.train_program import build_train_program
 from tests import oracle, oracle_jax
+from tests.blocks import SETTINGS
 from tests.executors.xla.program_run import build_on_accelerators
 from tests.mtf_testing import (
   NUM_STEPS,
@@ -165,6 +166,47 @@ def test_steps_follow_the_oracle_which_knows_no_frozen_parameter(
     else:
       actual = variables[name].reshape(value.shape)
       assert relative_error(actual, value) < 1e-3, name
+
+
+# Groups with a period of three layers and of one; FROZEN splits the first.
+UNLIKE = {
+  **SETTINGS["Cohere 2"],
+  "num_layers": 7,
+  "layers": "2*(2*window, global), window",
+}
+
+
+@pytest.mark.parametrize(
+  "frozen",
+  [
+    ["embedding", "layers/[01]/*", "layers/4/mlp/*"],
+    pytest.param(["layers/3/*", "layers/6/*"], marks=pytest.mark.slow),
+    pytest.param(["embedding", "layers/*"], marks=pytest.mark.slow),
+  ],
+)
+def test_unlike_layers_with_frozen_parts_train_as_on_hosts(frozen):
+  config = small_config(**UNLIKE)
+  steps = [
+    train(
+      config,
+      PALM_OPTIMIZER,
+      mesh=MESHES[mesh],
+      params=oracle.random_parameters(config, seed=7),
+      frozen=frozen,
+      build=build,
+      batch_size=8,
+    )
+    for mesh, build in (
+      ("hosts", build_train_program),
+      ("accelerators", build_on_accelerators),
+    )
+  ]
+  (expected, metrics), (found, numbers) = steps
+  assert expected.keys() == found.keys()
+  for name, value in expected.items():
+    assert relative_error(found[name], value) < 1e-4, name
+  for one, other in zip(metrics, numbers, strict=True):
+    assert other == pytest.approx(one, rel=1e-4)
 
 
 MIXED = ("embedding", "layers/0/*", "layers/2/mlp/w*")
