@@ -30,6 +30,7 @@ COMMANDS = {
   "unknown macro": ["train", *RECIPE, "--gin.NUM_LAYER=3"],
   "... not set; pass": ["train", RECIPE[0]],
   "...: gives a": ["train", *RECIPE, "--gin_file=mine.gin"],
+  "FROZEN = ...: no parameter": ["train", *RECIPE, "--gin.FROZEN=['norm']"],
   "...: is not bound in gin": ["train", *RECIPE, "--gin_file=bound.gin"],
   "... = ...: give a whole number of at most": [
     *("train", *RECIPE, "--gin.NUM_LAYERS=1000000000")
@@ -103,6 +104,7 @@ TESTS = {
   "... returns ...; return a dict": "test_a_metric_function_that_returns_no",
   'SWEEP_RUNS "..."': "test_a_run_whose_settings_changed_is_refused_by_name",
   "MESH_SHAPE and NUM_PODS": "test_fewer_gpus_than_devices_is_an_error_with",
+  "FROZEN = ...: ... was written": "test_a_frozen_run_resumes_and_its_weights",
   "... was trained with": "test_model_dir_of_another_vocabulary_is_refused",
   "cannot read ...: ...; mend that, or remove": "test_a_file_that_cannot_be",
   "cannot read ...: ...; mend that, or move": "test_what_cannot_be_read_just",
