@@ -50,14 +50,25 @@ class LossFunction(Protocol):
     """
 
 
+class _Settings(Protocol):
+  """The settings of a step that the loss depends on."""
+
+  @property
+  def model(self) -> ModelConfig: ...
+
+  @property
+  def mesh_layout(self) -> MeshLayout: ...
+
+  @property
+  def loss(self) -> LossConfig: ...
+
+
 class PalmLoss:
   """PaLM and its loss: cross-entropy and z-loss of every token."""
 
   def __init__(
     self,
-    config: ModelConfig,
-    mesh_layout: MeshLayout,
-    loss: LossConfig,
+    step: _Settings,
     feature_names: Sequence[str],
     *,
     num_rows: int,
@@ -69,8 +80,7 @@ class PalmLoss:
     """Checks the features; UserError if one is unknown or missing.
 
     Args:
-      mesh_layout: axes and layout rules of a pod, checked against `config`.
-      loss: gives Z_LOSS and DROPOUT.
+      step: model, mesh of a pod (checked against the model) and loss.
       feature_names: keys of FEATURE_DTYPES that every batch has.
       num_rows: sequences in a microbatch.
       seed: seed of the initial weights and of dropout.
@@ -79,11 +89,11 @@ class PalmLoss:
       layers: numbers of the layers that each stage computes; None for all
         layers, an equal number per stage.
     """
-    self._config, self._loss, self._seed = config, loss, seed
+    self._config, self._loss, self._seed = step.model, step.loss, seed
     self._frozen, self._pass_on, self._layers = frozen, pass_on, layers
-    self.has_dropout = loss.dropout > 0
-    self._dims = model_dims(config, num_rows, mesh_layout)
-    self._is_float32 = mesh_layout.gradient_dtype == "float32"
+    self.has_dropout = step.loss.dropout > 0
+    self._dims = model_dims(step.model, num_rows, step.mesh_layout)
+    self._is_float32 = step.mesh_layout.gradient_dtype == "float32"
     self.features = find_palm_features(feature_names, self._dims)
 
   def build_sums(self, stages: Sequence[Stage]) -> LossSums:

@@ -77,9 +77,7 @@ def build_train_program(
     names, read = features
   mesh_layout, pods = config.mesh_layout, config.pods
   loss_function = PalmLoss(
-    config.model,
-    mesh_layout,
-    config.loss,
+    config,
     names,
     num_rows=batch_size // (pods.num_pods * mesh_layout.num_microbatches),
     seed=seed,

@@ -3,6 +3,7 @@
 """Mesh TensorFlow's T5 encoder-decoder trains on several pods as on one."""
 
 import dataclasses
+import re
 
 import numpy as np
 import pytest
@@ -77,6 +78,16 @@ def parameters(variables):
     for name, x in variables.items()
     if not name.endswith(slots)
   }
+
+
+def test_frozen_variables_keep_their_bits_and_have_no_slots():
+  before, after, _ = train(frozen=["shared/*", "*SelfAttention*"])
+  frozen = {x for x in parameters(before) if re.match("shared/|.*SelfAtt", x)}
+  assert frozen
+  for name in parameters(before):
+    is_same = before[name].tobytes() == after[name].tobytes()
+    assert is_same == (name in frozen), name
+    assert (f"{name}/second_moment" in after) == (name not in frozen)
 
 
 # Slow, because two pods take the steps of the oracle below, too.
@@ -201,6 +212,12 @@ def test_training_continues_from_loaded_variables_on_another_mesh(one_pod):
       {"mesh": DeviceMesh(mesh_shape="a:2", layout="heads:a,d_model:a")},
       "a tensor of the model has both dimensions",
     ),
+    (
+      {"frozen": ["shared/embeding"]},
+      'no parameter matches "shared/embeding" (did you mean "shared/embedding"',
+    ),
+    ({"frozen": ["*"]}, "freezes all parameters"),
+    ({"frozen": "shared/*"}, "give a list of patterns of names of variables"),
   ],
 )
 def test_settings_that_do_not_fit_are_refused_in_one_line(changes, message):

@@ -183,9 +183,7 @@ class ScannedModel(DeviceModel):
       return cut(x)
 
     loss_function = PalmLoss(
-      settings.model,
-      settings.mesh_layout,
-      settings.loss,
+      settings,
       settings.features,
       num_rows=settings.micro_rows,
       seed=settings.seed,
