@@ -12,11 +12,11 @@ For a variable p with gradient g, clipped by the global norm, at step k:
 If NORM_SCALE is "zero_centered", p is a norm's scale minus one.
 """
 
+import functools
 import math
-from collections.abc import Mapping, Sequence
 from typing import Any
 
-from palm_mtf._tf import mtf, tf
+from palm_mtf._tf import tf
 from palm_mtf.config.adamw import AdamwConfig
 from palm_mtf.ops.xla import fused_sum
 from palm_mtf.optim.optimizer import Rule, clip_gradient
@@ -54,13 +54,7 @@ def _step(values, g, scalars):
 
 
 class Adamw(Rule):
-  """AdamW's update of one variable.
-
-  Attributes:
-    scalars: numbers that the devices compute for the step, LaidOutTensor
-      [scalars] float32; the first two are the clip factor and
-      1 - momentum_decay.
-  """
+  """AdamW's update of one variable."""
 
   # The last two are 1 - beta^k, by which the biased moments are divided.
   RATES = ("learning_rate", "beta1_bias", "beta2_bias")
@@ -75,24 +69,20 @@ class Adamw(Rule):
     ]
     return [learning_rate(k, config), *biases]
 
-  def __init__(
-    self,
-    lowering: mtf.Lowering,
-    variable: mtf.Variable,
-    slots: Mapping[str, mtf.Variable],
-    scalars: Sequence[mtf.Tensor],
-    gradient: mtf.Tensor,
-    config: AdamwConfig,
-  ):
-    super().__init__(lowering, variable, slots, scalars, gradient, config)
-    self.scalars = self.mesh_impl.slicewise(
-      self._stack, self.clip, *self.rates.values()
-    )
-
   @property
   def momentum_decay(self) -> float:
     """The decay of m."""
     return self.config.beta1
+
+  @functools.cached_property
+  def scalars(self) -> Any:
+    """Numbers that the devices compute, a LaidOutTensor [scalars] float32.
+
+    The first two are the clip factor and 1 - momentum_decay.
+    """
+    return self.mesh_impl.slicewise(
+      self._stack, self.clip, *self.rates.values()
+    )
 
   def _stack(self, clip, rate, bias1, bias2):
     config = self.config

@@ -19,14 +19,12 @@ The metrics measure n instead of O(n), whose size hardly changes.
 """
 
 import math
-from collections.abc import Mapping, Sequence
 from typing import Any
 
-from palm_mtf._tf import mtf, tf
+from palm_mtf._tf import tf
 from palm_mtf.accounting.newton_schulz import shares_of
 from palm_mtf.accounting.optimizer_state import row_rank
 from palm_mtf.architecture.parameters import parse_name
-from palm_mtf.config.muon import MuonConfig
 from palm_mtf.ops.matmul import matmul
 from palm_mtf.ops.xla import fused, fused_sum
 from palm_mtf.optim.adamw import Adamw, decayed
@@ -72,28 +70,12 @@ def _step(values, g, scalars, update):
 class Muon(Adamw):
   """Muon's update of one kernel, or AdamW's of another parameter."""
 
-  def __init__(
-    self,
-    lowering: mtf.Lowering,
-    variable: mtf.Variable,
-    slots: Mapping[str, mtf.Variable],
-    scalars: Sequence[mtf.Tensor],
-    gradient: mtf.Tensor,
-    config: MuonConfig,
-  ):
-    dims, rows = variable.shape.dims, row_rank(variable.name)
-    self._steps = config.newton_schulz_steps(
-      len(dims), parse_name(variable.name).is_kernel
-    )
-    super().__init__(lowering, variable, slots, scalars, gradient, config)
-    self._axes = [self.mesh_impl.tensor_dimension_to_mesh_axis(x) for x in dims]
-    parts = [
-      1 if x is None else self.mesh_impl.shape[x].size for x in self._axes
-    ]
-    sizes = [x.size for x in dims]
-    self._shares = shares_of(sizes, parts, rows)
-    sides = math.prod(variable.sizes[:rows]), math.prod(variable.sizes[rows:])
-    self._scale = _SCALE * math.sqrt(max(sides))
+  @property
+  def _steps(self) -> int:
+    is_kernel = parse_name(self.name).is_kernel
+    rank = self.variable.shape.ndims
+    steps: int = self.config.newton_schulz_steps(rank, is_kernel)
+    return steps
 
   def update_squares(self) -> Any:
     """Returns the sum of n^2 for a kernel, and of u^2 otherwise."""
@@ -122,23 +104,29 @@ class Muon(Adamw):
     return self.update(_step, ["", "momentum"], given)
 
   def _orthogonalize(self, x: Any) -> Any:
-    """Returns O of a kernel with a norm of 1, times its scale."""
-    impl, shares = self.mesh_impl, self._shares
+    """Returns O of a kernel with a norm of 1, times its factor."""
+    impl, dims = self.mesh_impl, self.variable.shape.dims
+    axis_of = [impl.tensor_dimension_to_mesh_axis(dim) for dim in dims]
+    parts = [1 if i is None else impl.shape[i].size for i in axis_of]
+    sizes, rows = [dim.size for dim in dims], row_rank(self.name)
+    shares = shares_of(sizes, parts, rows)
+    scale = _SCALE * math.sqrt(
+      max(math.prod(sizes[:rows]), math.prod(sizes[rows:]))
+    )
     for i in shares.gathered:
-      x = impl.allconcat(x, self._axes[i], i)
-    shape = x.to_laid_out_tensor().slice_shape
-    first, second = shares.first, shares.second
-    sides = [second, first] if shares.is_transposed else [first, second]
+      x = impl.allconcat(x, axis_of[i], i)
+    shape, sides = x.slice_shape, (shares.first, shares.second)
+    to_matrix = sides[::-1] if shares.is_transposed else sides
 
     def turn(x):
       return tf.transpose(x) if shares.is_transposed else x
 
-    x = impl.slicewise(lambda x: turn(tf.reshape(x, sides)), x)
-    axes = sorted({self._axes[i] for i in shares.summed})
+    x = impl.slicewise(lambda x: turn(tf.reshape(x, to_matrix)), x)
+    axes = sorted({axis_of[i] for i in shares.summed})
     for _ in range(self._steps):
       gram = impl.allreduce(impl.slicewise(_gram, x), axes, "SUM")
       x = impl.slicewise(_newton_schulz, x, gram)
-    x = impl.slicewise(lambda x: tf.reshape(self._scale * turn(x), shape), x)
+    x = impl.slicewise(lambda x: tf.reshape(scale * turn(x), shape), x)
     for i in shares.gathered:
-      x = impl.allsplit(x, self._axes[i], i)
+      x = impl.allsplit(x, axis_of[i], i)
     return x

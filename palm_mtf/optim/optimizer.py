@@ -40,7 +40,8 @@ class Rule(abc.ABC):
   """How an optimizer updates one variable and its slots, on their devices.
 
   Attributes:
-    name: the variable's name.
+    variable: the variable.
+    name: its name.
     size: number of its elements, without padding.
     config: the optimizer's settings.
     mesh_impl: the devices of the variable.
@@ -82,7 +83,7 @@ class Rule(abc.ABC):
     config: Any,
   ):
     """Takes what `optimizer_updates` takes, for one variable and its slots."""
-    self.name, self.config = variable.name, config
+    self.variable, self.name, self.config = variable, variable.name, config
     self.center = center_of(variable.name, config.norm_scale)
     self.is_decayed = is_decayed(variable.name, config.weight_decay_on)
     self.size = math.prod(variable.sizes)
