@@ -144,7 +144,7 @@ def test_the_key_and_certificate_of_the_page_authenticate_both_ends(
   ends = []
   for is_server in (True, False):
     buffers = ssl.MemoryBIO(), ssl.MemoryBIO()
-    context = tls_tunnel_test.context_of(files, files, is_server)
+    context = tls_tunnel_test.context_of(files, is_server)
     ends.append((context.wrap_bio(*buffers, server_side=is_server), *buffers))
   for _ in range(4):  # messages of a handshake
     for (end, _, out), (_, other_in, _) in (ends, ends[::-1]):

@@ -1,7 +1,12 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Each type is read as llama.cpp defines it; damage is refused."""
+"""Numbers of each type are read as llama.cpp defines them; damage is refused.
 
+`dequantize` is written only after the block layouts of llama.cpp's
+ggml-common.h and ggml-quants.c.
+"""
+
+import itertools
 import struct
 
 import gguf
@@ -20,48 +25,115 @@ from tests.mtf_testing import small_config
 from tests.transformers_folder import parameters
 
 
+def halves(block, *places):
+  """Returns the float16 numbers at some bytes of a block."""
+  return [struct.unpack_from("<e", block, x)[0] for x in places]
+
+
+def nibbles(block):
+  """Returns the low, then the high, halves of bytes."""
+  return [x & 15 for x in block] + [x >> 4 for x in block]
+
+
+def fifth_bits(block):
+  """Returns 32 bits of a little-endian number, each times 16."""
+  (bits,) = struct.unpack("<I", block)
+  return [(bits >> i & 1) * 16 for i in range(32)]
+
+
+def dequantize_q4_k(block):
+  """256 numbers: in each of 8 parts, a scale and a minimum of 6 bits."""
+  (d, least), packed, quants = halves(block, 0, 2), block[4:16], block[16:]
+  found = []
+  for j in range(8):
+    if j < 4:
+      scale, minimum = packed[j] & 63, packed[j + 4] & 63
+    else:
+      scale = (packed[j + 4] & 15) | (packed[j - 4] >> 6) << 4
+      minimum = (packed[j + 4] >> 4) | (packed[j] >> 6) << 4
+    part = quants[32 * (j // 2) : 32 * (j // 2) + 32]
+    values = [x >> 4 if j % 2 else x & 15 for x in part]
+    found += [d * scale * x - least * minimum for x in values]
+  return found
+
+
+def dequantize_q6_k(block):
+  """256 numbers of 4 low and 2 high bits, with a scale per 16 of them."""
+  low, high, scales = block[:128], block[128:192], block[192:208]
+  scales = struct.unpack("16b", scales)
+  (d,) = halves(block, 208)
+  found = [0.0] * 256
+  for half, i in itertools.product(range(2), range(32)):
+    a, b = low[64 * half + i], low[64 * half + 32 + i]
+    bits = high[32 * half + i]
+    values = [a & 15, b & 15, a >> 4, b >> 4]
+    for j, x in enumerate(values):
+      x = (x | (bits >> 2 * j & 3) << 4) - 32
+      at = 32 * j + i
+      found[128 * half + at] = d * scales[8 * half + at // 16] * x
+  return found
+
+
 def dequantize(name, block):
-  """Returns the numbers of one block, written after ggml-common.h."""
+  """Returns the numbers of one block."""
+  if name == "F16":
+    return halves(block, 0)
   if name == "BF16":
     return [struct.unpack("<f", b"\0\0" + block)[0]]
-  (first,) = struct.unpack_from("<e", block)
-  if name == "F16":
-    return [first]
   if name == "Q8_0":
-    return [first * x for x in struct.unpack("32b", block[2:])]
-  nibbles = [x & 15 for x in block[2:]] + [x >> 4 for x in block[2:]]
-  return [first * (x - 8) for x in nibbles]
+    (d,) = halves(block, 0)
+    return [d * x for x in struct.unpack("32b", block[2:])]
+  if name == "Q4_0":
+    (d,) = halves(block, 0)
+    return [d * (x - 8) for x in nibbles(block[2:])]
+  if name == "Q4_1":
+    d, least = halves(block, 0, 2)
+    return [d * x + least for x in nibbles(block[4:])]
+  if name == "Q5_0":
+    (d,) = halves(block, 0)
+    parts = zip(nibbles(block[6:]), fifth_bits(block[2:6]), strict=True)
+    return [d * (x + high - 16) for x, high in parts]
+  if name == "Q5_1":
+    d, least = halves(block, 0, 2)
+    parts = zip(nibbles(block[8:]), fifth_bits(block[4:8]), strict=True)
+    return [d * (x + high) + least for x, high in parts]
+  return {"Q4_K": dequantize_q4_k, "Q6_K": dequantize_q6_k}[name](block)
 
 
-# {type: (numbers per block, bytes per block)}; the test with llama.cpp's
-# quantizer has all types.
-BLOCKS = {"F16": (1, 2), "BF16": (1, 2), "Q4_0": (32, 18), "Q8_0": (32, 34)}
-
-
-def write_raw(folder, name, blocks) -> GgufFile:
-  """Returns a file with blocks of a type as its tensor x."""
-  path = str(folder / "model.gguf")
-  writer = gguf.GGUFWriter(path, "llama")
-  kind = gguf.GGMLQuantizationType[name]
-  writer.add_tensor("x", blocks, raw_dtype=kind)
-  writer.write_header_to_file()
-  writer.write_kv_data_to_file()
-  writer.write_tensors_to_file()
-  writer.close()
-  return GgufFile(path)
+# {type: (numbers per block, bytes per block, places of float16 scales)}
+BLOCKS = {
+  "F16": (1, 2, [0]),
+  "BF16": (1, 2, []),
+  "Q4_0": (32, 18, [0]),
+  "Q4_1": (32, 20, [0, 2]),
+  "Q5_0": (32, 22, [0]),
+  "Q5_1": (32, 24, [0, 2]),
+  "Q8_0": (32, 34, [0]),
+  "Q4_K": (256, 144, [0, 2]),
+  "Q6_K": (256, 210, [208]),
+}
 
 
 @pytest.mark.parametrize("name", BLOCKS)
 def test_random_blocks_are_the_numbers_of_the_format(name, tmp_path):
-  numbers, size = BLOCKS[name]
+  numbers, size, scales = BLOCKS[name]
   rng = np.random.default_rng(0)
   blocks = rng.integers(256, size=[6, size], dtype=np.uint8)
-  # Each block begins with a finite number of 16 bits.
-  firsts = rng.normal(size=6).astype("<f2")
+  for place in scales:
+    values = rng.normal(size=6).astype("<f2")
+    blocks[:, place : place + 2] = values.view(np.uint8).reshape(6, 2)
   if name == "BF16":
-    firsts = (firsts.astype("<f4").view("<u4") >> 16).astype("<u2")
-  blocks[:, :2] = firsts.view(np.uint8).reshape(6, 2)
-  file = write_raw(tmp_path, name, blocks.reshape(2, -1))
+    blocks = (rng.normal(size=6).astype("<f4").view("<u4") >> 16).astype("<u2")
+    blocks = blocks.view(np.uint8).reshape(6, 2)
+  path = str(tmp_path / "model.gguf")
+  writer = gguf.GGUFWriter(path, "llama")
+  kind = gguf.GGMLQuantizationType[name]
+  writer.add_tensor("x", blocks.reshape(2, -1), raw_dtype=kind)
+  writer.write_header_to_file()
+  writer.write_kv_data_to_file()
+  writer.write_tensors_to_file()
+  writer.close()
+  file = GgufFile(path)
   assert file.dtypes == {"x": name}
   assert file.shapes == {"x": (2, 3 * numbers)}
   expected = [dequantize(name, x.tobytes()) for x in blocks]
@@ -179,10 +251,17 @@ def test_a_path_without_a_file_is_refused_in_one_line(tmp_path, capsys):
 
 
 def test_a_type_that_the_gguf_package_does_not_read_is_refused(tmp_path):
-  blocks = np.zeros([1, 292], np.uint8)
-  file = write_raw(tmp_path, "Q8_K", blocks)
+  path = str(tmp_path / "model.gguf")
+  writer = gguf.GGUFWriter(path, "llama")
+  kind = gguf.GGMLQuantizationType.Q8_K
+  size = gguf.GGML_QUANT_SIZES[kind][1]
+  writer.add_tensor("x", np.zeros([1, size], np.uint8), raw_dtype=kind)
+  writer.write_header_to_file()
+  writer.write_kv_data_to_file()
+  writer.write_tensors_to_file()
+  writer.close()
   with pytest.raises(UserError, match="its x is Q8_K, which is not read"):
-    file.read("x")
+    GgufFile(path).read("x")
 
 
 # {type of llama.cpp's quantizer: largest difference from the logits of the same

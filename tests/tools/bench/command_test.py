@@ -74,6 +74,7 @@ SMALL = {
   "decode": (*_SMALL, "--bits=8", "--sequence_length=16"),
   "accelerators": (*_SMALL, "--dtype=float32"),
   "data": ("--input={corpus}/*.txt", "--size=300", "--rounds=1"),
+  "prompt": (*_SMALL, "--tokens=8"),
   "dispatch": ("--servers=1", "--rounds=1", "--length=8"),
   "train": (*_SMALL, "--dtype=float32"),
 }
