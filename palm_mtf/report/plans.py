@@ -296,7 +296,7 @@ def write_plan_picture(plan: Mapping[str, Any], path: str) -> None:
   _draw_bar(memory, in_gib, "memory per device (GiB)")
   memory.axvline(plan["memory_bytes"] / 2**30, color="0.4", linestyle="dashed")
   _draw_bar(time, plan["parts"], "step, one part after another (s)")
-  _write_png(figure, path)
+  write_png(figure, path)
 
 
 def _draw_bar(axes: Any, parts: Mapping[str, float], title: str) -> None:
@@ -326,10 +326,10 @@ def write_curves_picture(curves: Curves, path: str) -> None:
       each.set(xlabel=macro, ylabel=label, ylim=(0, 1.1 * max(ys)))
       each.xaxis.set_major_formatter(ticker.EngFormatter(sep=""))
       each.grid(alpha=0.3)
-  _write_png(figure, path)
+  write_png(figure, path)
 
 
-def _write_png(figure: Any, path: str) -> None:
+def write_png(figure: Any, path: str, dpi: int = 160) -> None:
   file = io.BytesIO()
-  figure.savefig(file, format="png", dpi=160)
+  figure.savefig(file, format="png", dpi=dpi)
   write_atomically(path, file.getvalue())
