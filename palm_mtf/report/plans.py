@@ -330,6 +330,7 @@ def write_curves_picture(curves: Curves, path: str) -> None:
 
 
 def write_png(figure: Any, path: str, dpi: int = 160) -> None:
+  """Writes a figure as a PNG file with `dpi` dots per inch."""
   file = io.BytesIO()
   figure.savefig(file, format="png", dpi=dpi)
   write_atomically(path, file.getvalue())
