@@ -37,6 +37,7 @@ def run_config(**changes):
     "keep_every_steps": None,
     "train_steps": 100,
     "checkpoint_steps": 1,
+    "frozen": (),
   }
   return types.SimpleNamespace(**{**settings, **changes})
 
