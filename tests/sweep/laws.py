@@ -37,10 +37,18 @@ def runs(noise: float = 0.0, seed: int = 0):
 
 
 @dataclasses.dataclass(frozen=True)
+class _RunSettings:
+  """The part of a run's settings that its FLOPs depend on."""
+
+  frozen: tuple[str, ...] = ()
+
+
+@dataclasses.dataclass(frozen=True)
 class _Settings:
   """The settings of a run that its curve depends on."""
 
   model: ModelConfig = PALM
+  run: _RunSettings = _RunSettings()
 
 
 def sweep_run(folder: Path, is_held_out: bool = False) -> SweepRun:

@@ -2,13 +2,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """Programs of accelerators loop over periods of layers; gradients are exact."""
 
-import dataclasses
 import re
 
 import jax
 import numpy as np
 import pytest
 
+from palm_mtf.config import LossConfig
 from palm_mtf.executors.xla.scanned_model import StepSettings
 from palm_mtf.executors.xla.step_functions import PodStep
 from tests.blocks import Z_LOSS, block_config, make_case
@@ -20,7 +20,8 @@ def make_step(config):
   settings = StepSettings(
     model=config,
     mesh_layout=SINGLE,
-    optimizer=dataclasses.replace(PALM_OPTIMIZER, z_loss=Z_LOSS),
+    optimizer=PALM_OPTIMIZER,
+    loss=LossConfig(z_loss=Z_LOSS),
     features=["inputs", "targets"],
     num_rows=2,
     dcn_dtype="float32",
