@@ -174,6 +174,8 @@ def count_trained(
   Outside the layers the count is 1; parameters that are trained nowhere are
   missing. `frozen` is FROZEN, a tuple. See `distinct_parameters`.
   """
+  if not frozen:  # a model may have thousands of layers
+    return {x.name: x.count for x in distinct_parameters(config)}
   layers, first = model_of(config).layers, {}
   for i, layer in enumerate(layers):
     first.setdefault(layer, i)
@@ -193,6 +195,8 @@ def first_in_backward(config: ModelConfig, frozen: Sequence[str] = ()) -> int:
   The backward pass ends where no earlier parameter is trained. The result is
   the number of layers if the backward pass visits no layer.
   """
+  if not frozen:
+    return 0
   layers = [config.num_layers]
   for name, _, _ in (x for x in parameters_of(config, frozen) if x.is_trained):
     layer, part = parse_name(name)
@@ -207,6 +211,8 @@ def count_visited(
   config: ModelConfig, frozen: Sequence[str] = ()
 ) -> Mapping[Layer, int]:
   """Returns {kind of layers: how many of them the backward pass visits}."""
+  if not frozen:
+    return {x.layer: x.count for x in model_of(config).kinds}
   first = first_in_backward(config, tuple(frozen))
   return collections.Counter(model_of(config).layers[first:])
 
@@ -219,6 +225,8 @@ def frozen_in_stage(
   The layers of the stage are numbered from 0. The embedding stands for all that
   comes before the stage: it is trained if anything before the stage is trained.
   """
+  if not frozen:
+    return ()
   share = config.num_layers // num_stages
   begin = stage * share
   names = frozen_names(parameter_dims(config), frozen)

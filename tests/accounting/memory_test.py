@@ -74,7 +74,7 @@ FROZEN = ("embedding", "layers/1/*", "layers/*/mlp/w*")
       for name in LAYOUTS
     ),
     (GEMMA_3, "PaLM's 2D", ()),
-    (GEMMA_3, "PaLM's 2D", FROZEN),
+    pytest.param(GEMMA_3, "PaLM's 2D", FROZEN, marks=pytest.mark.slow),
     (small_config(num_layers=3), "PaLM's 2D", FROZEN),
   ],
 )

@@ -79,7 +79,6 @@ OPTIMIZERS = {
 STACKED = "factored, clipped, stacked scale"
 PARTS = "parts of some layers"
 FAST = [
-  (PARTS, "hosts, split, microbatches", 2, STACKED, "none"),
   (PARTS, "accelerators, microbatches", 2, STACKED, "none"),
   ("only attention is trained", "hosts", 1, "PaLM's", "layer"),
   ("the embedding and the lowest layers", "hosts, stages", 1, "PaLM's", "none"),
@@ -179,7 +178,9 @@ UNLIKE = {
 @pytest.mark.parametrize(
   "frozen",
   [
-    ["embedding", "layers/[01]/*", "layers/4/mlp/*"],
+    pytest.param(
+      ["embedding", "layers/[01]/*", "layers/4/mlp/*"], marks=pytest.mark.slow
+    ),
     pytest.param(["layers/3/*", "layers/6/*"], marks=pytest.mark.slow),
     pytest.param(["embedding", "layers/*"], marks=pytest.mark.slow),
   ],
