@@ -215,9 +215,11 @@ def _compile_programs(config: PlanConfig) -> list[tuple[dict[str, Any], Any]]:
   made = PodStep(_settings(config), _platform(config))
   mesh = made.model.placement.make_mesh(_devices(config))
   state, numbers = made.abstract_state(mesh), made.abstract_numbers(mesh)
-  given = state, made.abstract_batch(mesh), numbers
+  batch, (changed, frozen) = made.abstract_batch(mesh), made.split(state)
   if config.pods.num_pods == 1:
+    given = changed, frozen, batch, numbers
     return [_compile(config, "step", made.step(mesh), given)]
+  given = state, batch, numbers
   gradients = made.gradients(mesh)
   parts, losses = jax.eval_shape(gradients, *given)
   sums, losses = (
@@ -232,7 +234,7 @@ def _compile_programs(config: PlanConfig) -> list[tuple[dict[str, Any], Any]]:
       (losses, PartitionSpec()),
     )
   )
-  update = made.update_of_parts(mesh), (state, sums, losses, numbers)
+  update = made.update_of_parts(mesh), (changed, sums, losses, numbers)
   # JAX drops arguments that a program does not read, so the memory analysis of
   # `gradients` lacks the optimizer slots. Add the slots, which stay in memory.
   kept = sum(

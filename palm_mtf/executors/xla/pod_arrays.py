@@ -61,7 +61,8 @@ class _Programs(PodDevices):
   def lower(self) -> None:
     """Lowers a step; raises LoweringError if XLA lacks an operation."""
     numbers = self.pod_step.abstract_numbers(self.mesh)
-    jax.eval_shape(self.step, self.state, self.features, numbers)
+    state = self.pod_step.split(self.state)
+    jax.eval_shape(self.step, *state, self.features, numbers)
 
 
 # Keep programs when their client leaves, so that the next client compiles none.
@@ -129,7 +130,9 @@ def run_steps(
     # Otherwise the devices would wait. So the host never reads `goes_on`.
     numbers = _numbers(rates[i], dropout_state[i], goes_on)
     batch = programs.put_batch([x[i] for x in features])
-    held.arrays, of_step = programs.step(held.arrays, batch, numbers)
+    arrays, frozen = programs.pod_step.split(held.arrays)
+    arrays, of_step = programs.step(arrays, frozen, batch, numbers)
+    held.arrays |= arrays
     found.append(of_step)
     goes_on = of_step[is_finite] > 0
   values = np.stack([x.addressable_data(0) for x in found])
@@ -203,7 +206,9 @@ def update_arrays(
       dict(zip(programs.local, slices, strict=True)),
       jax.ShapeDtypeStruct([size], values.dtype, sharding=programs.each_device),
     )
-  held.arrays, found = programs.update(held.arrays, joined, losses, numbers)
+  arrays, _ = programs.pod_step.split(held.arrays)
+  arrays, found = programs.update(arrays, joined, losses, numbers)
+  held.arrays |= arrays
   return np.array(found.addressable_data(0))
 
 

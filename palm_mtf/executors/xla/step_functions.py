@@ -171,10 +171,19 @@ class PodStep:
       )
     }
 
-  def step(self, mesh: Mesh) -> Callable[..., tuple[Arrays, jax.Array]]:
-    """Returns a function of (state, batch, numbers) that does a step of a pod.
+  def split(self, state: Mapping[str, Any]) -> tuple[dict, dict]:
+    """Returns the items of `state` that a step changes, and the others."""
+    frozen = {*self.model.reads}.difference(self.parameters)
+    return (
+      {x: y for x, y in state.items() if x not in frozen},
+      {x: y for x, y in state.items() if x in frozen},
+    )
 
-    The function donates `state`, the arrays of `variables` by name. `batch` has
+  def step(self, mesh: Mesh) -> Callable[..., tuple[Arrays, jax.Array]]:
+    """Returns a function that does a step of a pod.
+
+    The function takes (state, frozen, batch, numbers). It donates `state`, the
+    arrays that a step changes; `frozen` has the others (`split`). `batch` has
     the features by name, [microbatches, rows, ...] each. `numbers` has "rates",
     [rates] float32, in the order of `update.rates`; "dropout_state", [4] int32,
     of the first microbatch; and "goes_on", [] bool, false to change no
@@ -184,15 +193,16 @@ class PodStep:
     float32, with the values named in `num_numbers`, in that order.
     """
 
-    def run(state: Arrays, batch: Arrays, numbers: Arrays):
-      sums = self._sum(state, batch, numbers["dropout_state"])
+    def run(state: Arrays, frozen: Arrays, batch: Arrays, numbers: Arrays):
+      sums = self._sum(state | frozen, batch, numbers["dropout_state"])
       return self._update(state, *self.model.add_up(*sums), numbers)
 
+    specs = self._state_specs()
     return self._compile(
       mesh,
       run,
-      [self._state_specs(), self._batch_specs(mesh), _REPLICATED],
-      (self._state_specs(), _REPLICATED),
+      [*self.split(specs), self._batch_specs(mesh), _REPLICATED],
+      (self.split(specs)[0], _REPLICATED),
       donated=[0],
     )
 
@@ -236,11 +246,12 @@ class PodStep:
       by_name = dict(zip(self.model.losses, losses, strict=True))
       return self._update(state, by_name, gradients, numbers)
 
+    state, _ = self.split(self._state_specs())
     return self._compile(
       mesh,
       run,
-      [self._state_specs(), self._each_device(mesh), _REPLICATED, _REPLICATED],
-      (self._state_specs(), _REPLICATED),
+      [state, self._each_device(mesh), _REPLICATED, _REPLICATED],
+      (state, _REPLICATED),
       donated=[0, 1],
     )
 

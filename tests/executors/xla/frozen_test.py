@@ -289,7 +289,7 @@ def test_a_compiled_step_multiplies_as_often_as_planned(frozen, remat):
   made = make_step(frozen, layout, remat)
   mesh = made.model.placement.make_mesh(jax.devices()[:4])
   given = (
-    made.abstract_state(mesh),
+    *made.split(made.abstract_state(mesh)),
     made.abstract_batch(mesh),
     made.abstract_numbers(mesh),
   )
