@@ -80,7 +80,7 @@ class StepPrograms:
     plan: the step. Its last call returns the metrics: terms of the loss (for
       PaLM "loss", in nats per token, and "z_loss"), "grad_norm",
       "learning_rate", and root mean squares, "parameter_rms/<kind>" and
-      "update_rms/<kind>" (`rms_by_kind` in optim/adafactor.py), [] float32
+      "update_rms/<kind>" (`rms_by_kind` in optim/optimizer.py), [] float32
       each. If a loss or the gradient norm is not finite, the last call raises
       InvalidArgumentError and changes no variable.
     losses: the losses of a batch. The last call of each pod returns the mean

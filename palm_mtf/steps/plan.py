@@ -180,13 +180,15 @@ def plan_losses(mesh: DeviceMesh, num_pods: int, num_calls: int) -> StepPlan:
   """Returns the plan that computes the losses of a batch, without gradients.
 
   `num_calls` is the number of microbatches that a pod computes by one call
-  each. The last node of each pod returns the loss.
+  each. A pod has a node for each stage and, with several stages, one for the
+  head, on the devices of stage 0. The last node of each pod returns the loss.
   """
   nodes, edges, streams = [], [], []
   for pod in range(num_pods):
     found = [
       _node(
-        LOSS, f"[{pod}, {x}]", pod, x, (ROWS, PARAMETERS), (SUMS,), num_calls
+        *(LOSS, f"[{pod}, {x}]", pod, x % mesh.stages),
+        *((ROWS, PARAMETERS), (SUMS,), num_calls),
       )
       for x in range(mesh.stages + (mesh.stages > 1))
     ]

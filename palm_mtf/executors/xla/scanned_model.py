@@ -171,8 +171,8 @@ class ScannedModel(DeviceModel):
     """Builds the graph; `platform` is "cpu", "tpu" or "cuda"."""
     self._config, self._frozen = settings.model, tuple(settings.frozen)
     loops = settings.loops
-    # The backward pass visits the loops from this one, whose layers are the
-    # first with a trained parameter unless the embedding is trained.
+    # Numbers of the loops that the backward pass visits: all from the loop with
+    # the first trained layer or, if the embedding is trained, all loops.
     begin = first_in_backward(self._config, self._frozen)
     visited = [i for i, x in enumerate(loops) if begin < x.end]
     embeds = not {"embedding", "position_embedding"}.isdisjoint(self.parameters)
@@ -217,27 +217,24 @@ class ScannedModel(DeviceModel):
     # The tensor that each part passes to the next: the residual stream, or its
     # gradient.
     streams = [_passed(*x)[0] for x in itertools.pairwise(functions)]
-    self._scans = [
-      _Scan(
+    self._scans = []
+    for i, loop in enumerate(loops, 1):
+      scan = _Scan(
         loop=loop,
         forward=functions[i],
         infer=self._keep(functions[i], [streams[i]]),
         before=streams[i - 1],
         after=streams[i],
         gradients=loop.select(self.gradients),
-        **(
-          dict(
-            backward=functions[end - i],
-            after_gradient=streams[end - i - 1],
-            before_gradient=streams[end - i],
-          )
-          if i > first
-          else {}
-        ),
       )
-      for first in visited[:1] or [len(loops)]
-      for i, loop in enumerate(loops, 1)
-    ]
+      if i - 1 in visited:
+        scan = dataclasses.replace(
+          scan,
+          backward=functions[end - i],
+          after_gradient=streams[end - i - 1],
+          before_gradient=streams[end - i],
+        )
+      self._scans.append(scan)
     self._infer_head = self._keep(self._head, [*self.losses.values()])
 
   def _keep(
