@@ -43,7 +43,7 @@ FOREIGN_OPTIMIZER = dataclasses.replace(
 
 def step_config(
   model: ModelConfig,
-  mesh_layout: MeshLayout,
+  mesh_layout: MeshLayout = MeshLayout(mesh_shape="", layout=""),  # noqa: B008
   optimizer: OptimizerConfig = PALM_OPTIMIZER,
   *,
   loss: LossConfig = PALM_LOSS,

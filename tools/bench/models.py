@@ -14,36 +14,18 @@ import numpy as np
 from palm_mtf.architecture.parameters import parameter_shapes
 from palm_mtf.config import (
   Config,
-  LossConfig,
   MeshLayout,
   ModelConfig,
   OptimizerConfig,
   PodsConfig,
-  StepConfig,
 )
 from palm_mtf.data.batches.corpus import Batches
 from palm_mtf.machine.activation_dtype import native_bfloat16
-from tests.settings import PALM_OPTIMIZER
+from tests.settings import PALM_OPTIMIZER, step_config
 
 BATCH_SIZE = 8  # sequences in a step of one pod
 ONE_DEVICE = MeshLayout(mesh_shape="", layout="")
 WARM_UP_STEPS = 2  # not timed: the first compiles, the second fills caches
-
-
-def step_config(
-  model: ModelConfig,
-  mesh_layout: MeshLayout = ONE_DEVICE,
-  optimizer: OptimizerConfig = PALM_OPTIMIZER,
-  pods: PodsConfig = PodsConfig(),  # noqa: B008
-) -> StepConfig:
-  """Returns settings of a training step with PaLM's loss."""
-  return StepConfig(
-    model=model,
-    mesh_layout=mesh_layout,
-    optimizer=optimizer,
-    loss=LossConfig(z_loss=1e-4),
-    pods=pods,
-  )
 
 
 def _sizes(layers: int, width: int, vocab: int) -> dict[str, int]:
