@@ -93,7 +93,7 @@ class PodPrograms(PodDevices):
     if layer == OUTSIDE:
       weights |= self._get_maker(None)(parameters, [], {})[0]
       return
-    loop, first, period = find_place(self._config, layer)
+    loop, first, period = find_place(self.weights.loops, layer)
     layers = model_of(self._config).layers
     like = layers.index(layers[layer])  # like layers share the program
     made, _ = self._get_maker(like)(_rename(parameters, like), [], {})

@@ -13,16 +13,17 @@ array "layer_002/mlp/wi" stacks this variable of layers 2, 8, 14 and 20.
 import dataclasses
 import functools
 import itertools
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TypeVar
 
-from palm_mtf.architecture.block import model_of
+from palm_mtf.architecture.block import model_of, model_of_layers
 from palm_mtf.architecture.parameters import (
   layer_name,
   parameters_of,
   parse_name,
 )
 from palm_mtf.config import ModelConfig
+from palm_mtf.steps.plan import stage_layers
 
 T = TypeVar("T")
 
@@ -57,30 +58,33 @@ class LayerLoop:
 
 @functools.cache
 def loops_of(
-  config: ModelConfig, frozen: tuple[str, ...] = ()
+  config: ModelConfig, frozen: tuple[str, ...] = (), num_stages: int = 1
 ) -> tuple[LayerLoop, ...]:
   """Returns the loops that compute a model's layers, in order.
 
   `frozen` is FROZEN. Periods that train different parameters are in different
-  loops, so that each loop computes only the gradients that it needs.
+  loops, so that each loop computes only the gradients that it needs. A loop is
+  in one of the `num_stages` pipeline stages.
   """
   trained = [set[str]() for _ in range(config.num_layers)]
   for x in parameters_of(config, frozen):
     layer, part = parse_name(x.name)
     if layer is not None and x.is_trained:
       trained[layer].add(part)
-  loops, first = [], 0
-  for period, count in model_of(config).groups:
-    length = len(period)
-    end = first + length * count
-    begins = range(first, end, length)
-    for _, run in itertools.groupby(
-      begins, lambda i, length=length: trained[i : i + length]
-    ):
-      begin, *others = run
-      loop = LayerLoop(range(begin, begin + length), 1 + len(others))
-      loops.append(loop)
-    first = end
+  loops = []
+  for layers in stage_layers(config.num_layers, num_stages):
+    first = layers[0]
+    for period, count in model_of(model_of_layers(config, layers)).groups:
+      length = len(period)
+      end = first + length * count
+      begins = range(first, end, length)
+      for _, run in itertools.groupby(
+        begins, lambda i, length=length: trained[i : i + length]
+      ):
+        begin, *others = run
+        loop = LayerLoop(range(begin, begin + length), 1 + len(others))
+        loops.append(loop)
+      first = end
   return tuple(loops)
 
 
@@ -90,22 +94,20 @@ def is_stacked(name: str) -> bool:
 
 
 def find_place(
-  config: ModelConfig, layer: int, frozen: tuple[str, ...] = ()
+  loops: Sequence[LayerLoop], layer: int
 ) -> tuple[LayerLoop, int, int]:
   """Returns a layer's loop, the layer that stands for it, and its period."""
-  *_, loop = (x for x in loops_of(config, frozen) if x.layers[0] <= layer)
+  *_, loop = (x for x in loops if x.layers[0] <= layer)
   period, place = divmod(layer - loop.layers[0], len(loop.layers))
   return loop, loop.layers[place], period
 
 
-def stacked_names(
-  config: ModelConfig, array: str, frozen: tuple[str, ...] = ()
-) -> list[str]:
+def stacked_names(loops: Sequence[LayerLoop], array: str) -> list[str]:
   """Returns an array's names in checkpoints: one per period, if stacked."""
   layer, part = parse_name(array)
   if layer is None:
     return [array]
-  loop, *_ = find_place(config, layer, frozen)
+  loop, *_ = find_place(loops, layer)
   layers = (loop.number(layer, period) for period in range(loop.count))
   return [f"{layer_name(i)}/{part}" for i in layers]
 

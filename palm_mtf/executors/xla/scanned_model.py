@@ -22,6 +22,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
+import numpy as np
 from jax import lax
 from jax import numpy as jnp
 
@@ -44,7 +45,10 @@ from palm_mtf.executors.xla.layer_loops import (
 )
 from palm_mtf.executors.xla.parts import DeviceFunction, cut, cut_graph
 from palm_mtf.programs.loss_function import PalmLoss
+from palm_mtf.steps.plan import stage_layers
 
+# The argument `dropout_state` of a pass without dropout.
+_NO_DROPOUT = np.array([-1, 0, 0, 0], np.int32)
 # A loop's variables, stacked over its periods; and the periods' numbers.
 _Periods = tuple[Arrays, jax.Array]
 
@@ -78,7 +82,13 @@ class StepSettings:
   @property
   def loops(self) -> tuple[LayerLoop, ...]:
     """The loops over the layers of the model."""
-    return loops_of(self.model, tuple(self.frozen))
+    return loops_of(self.model, tuple(self.frozen), self.mesh_layout.stages)
+
+  def loops_in(self, stage: int) -> list[LayerLoop]:
+    """Returns the loops over the layers of a pipeline stage."""
+    num_layers, num_stages = self.model.num_layers, self.mesh_layout.stages
+    layers = stage_layers(num_layers, num_stages)[stage]
+    return [x for x in self.loops if x.layers[0] in layers]
 
   @property
   def micro_rows(self) -> int:
@@ -88,7 +98,7 @@ class StepSettings:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class _Scan:
-  """The loop of a group, with the functions that compute a period.
+  """A loop over layers, with the functions that compute a period.
 
   Attributes:
     infer: `forward`, without the results that only `backward` takes.
@@ -169,11 +179,11 @@ class ScannedModel(DeviceModel):
 
   def __init__(self, settings: StepSettings, platform: str):
     """Builds the graph; `platform` is "cpu", "tpu" or "cuda"."""
-    self._config, self._frozen = settings.model, tuple(settings.frozen)
+    self._settings = settings
     loops = settings.loops
     # Numbers of the loops that the backward pass visits: all from the loop with
     # the first trained layer or, if the embedding is trained, all loops.
-    begin = first_in_backward(self._config, self._frozen)
+    begin = first_in_backward(settings.model, tuple(settings.frozen))
     visited = [i for i, x in enumerate(loops) if begin < x.end]
     embeds = not {"embedding", "position_embedding"}.isdisjoint(self.parameters)
     passed: list[mtf.Tensor] = []
@@ -236,6 +246,14 @@ class ScannedModel(DeviceModel):
         )
       self._scans.append(scan)
     self._infer_head = self._keep(self._head, [*self.losses.values()])
+    self._scans_of = {
+      stage: [x for x in self._scans if x.loop in settings.loops_in(stage)]
+      for stage in range(settings.mesh_layout.stages)
+    }
+    # What the gradient of the embedding takes from the head.
+    self._head_gives = []
+    if self._embed_gradient:
+      self._head_gives = _passed(self._head, self._embed_gradient)
 
   def _keep(
     self, part: DeviceFunction, gives: Sequence[mtf.Tensor]
@@ -248,12 +266,12 @@ class ScannedModel(DeviceModel):
   @property
   def parameters(self) -> Sequence[str]:
     """Names of the trained variables in checkpoints, in the model's order."""
-    own = parameters_of(self._config, self._frozen)
+    own = parameters_of(self._settings.model, tuple(self._settings.frozen))
     return [x.name for x in own if x.is_trained]
 
   def names_of(self, array: str) -> list[str]:
     """Returns an array's names in checkpoints: one per period, if stacked."""
-    return stacked_names(self._config, array, self._frozen)
+    return stacked_names(self._settings.loops, array)
 
   def is_stacked(self, name: str) -> bool:
     """Returns whether the array `name` stacks a variable of several layers."""
@@ -274,38 +292,138 @@ class ScannedModel(DeviceModel):
         first sequence in the batch, whether to drop, and how many times dropout
         is applied before the first layer; unused if DROPOUT is 0.
     """
-    call = self._caller(batch, dropout_state)
-    periods = [x.periods(variables) for x in self._scans]
-    first, last = self._scans[0], self._scans[-1]
-    x, kept = call(self._embed, {}, variables)[first.before], []
-    for scan, own in zip(self._scans, periods, strict=True):
-      if scan.backward:
-        x, of_scan = scan.run_forward(call, own, x)
-        kept.append((scan, own, of_scan))
-      else:
-        x = scan.run_infer(call, own, x)
-    values = call(self._head, {last.after: x}, variables)
-    gradient, gradients = values.get(last.after_gradient), {}
-    for scan, own, of_scan in reversed(kept):
-      gradient, found = scan.run_backward(call, own, of_scan, gradient)
+    given = variables, batch, dropout_state
+    x, kept = None, []
+    for stage in self._scans_of:
+      x, of_stage = self.run_forward(stage, *given, x)
+      kept.append(of_stage)
+    losses, gradients, gradient, of_head = self.run_head(*given, x)
+    for stage in reversed(self._scans_of):
+      gradient, found = self.run_backward(
+        stage, *given, kept[stage], gradient, of_head
+      )
       gradients |= found
-    if self._embed_gradient:
-      values[first.before_gradient] = gradient
-      values |= call(self._embed_gradient, values, variables)
-    others = unstacked(self.gradients).items()
-    gradients |= {name: values[x] for name, x in others}
-    return {name: values[x] for name, x in self.losses.items()}, gradients
+    return losses, gradients
+
+  def run_forward(
+    self,
+    stage: int,
+    variables: Arrays,
+    batch: Arrays,
+    dropout_state: jax.Array,
+    x: jax.Array | None,
+  ) -> tuple[jax.Array, Any]:
+    """Computes the layers of a stage.
+
+    For the first arguments see `find_gradients`. `x` is the residual stream
+    before the stage; None before stage 0, which begins with the embedding.
+
+    Returns:
+      The residual stream after the stage, and what `run_backward` takes as
+      `kept`.
+    """
+    call, kept = self._caller(batch, dropout_state), []
+    if x is None:
+      x = call(self._embed, {}, variables)[self._scans[0].before]
+    for scan in self._scans_of[stage]:
+      periods = scan.periods(variables)
+      if scan.backward:
+        x, of_scan = scan.run_forward(call, periods, x)
+        kept.append(of_scan)
+      else:
+        x = scan.run_infer(call, periods, x)
+    return x, kept
+
+  def run_head(
+    self,
+    variables: Arrays,
+    batch: Arrays,
+    dropout_state: jax.Array,
+    x: jax.Array,
+  ) -> tuple[Arrays, Arrays, jax.Array | None, list[jax.Array]]:
+    """Computes the head from `x`, the residual stream after all layers.
+
+    Returns:
+      The losses, and the gradients of the head's variables, by name; the
+      gradient of `x`, None if no layer needs it; and what `run_backward` of
+      stage 0 takes as `of_head`.
+    """
+    call, last = self._caller(batch, dropout_state), self._scans[-1]
+    values = call(self._head, {last.after: x}, variables)
+    return (
+      {name: values[x] for name, x in self.losses.items()},
+      self._outside(values),
+      values.get(last.after_gradient),
+      [values[x] for x in self._head_gives],
+    )
+
+  def run_backward(
+    self,
+    stage: int,
+    variables: Arrays,
+    batch: Arrays,
+    dropout_state: jax.Array,
+    kept: Any,
+    gradient: jax.Array | None,
+    of_head: Sequence[jax.Array],
+  ) -> tuple[jax.Array | None, Arrays]:
+    """Computes the backward pass of a stage.
+
+    Args:
+      variables, batch, dropout_state: as in `find_gradients`.
+      kept: what `run_forward` of this stage returns.
+      gradient: gradient of the residual stream after the stage.
+      of_head: what `run_head` returns; only stage 0 reads it.
+
+    Returns:
+      The gradient of the residual stream before the stage, and the gradients of
+      the stage's variables, by name.
+    """
+    call, gradients = self._caller(batch, dropout_state), {}
+    scans = [x for x in self._scans_of[stage] if x.backward]
+    for scan, of_scan in reversed([*zip(scans, kept, strict=True)]):
+      periods = scan.periods(variables)
+      gradient, found = scan.run_backward(call, periods, of_scan, gradient)
+      gradients |= found
+    if stage == 0 and self._embed_gradient:
+      taken = dict(zip(self._head_gives, of_head, strict=True))
+      taken[self._scans[0].before_gradient] = gradient
+      found = call(self._embed_gradient, taken, variables)
+      gradients |= self._outside(found)
+    return gradient, gradients
+
+  def _outside(self, values: Mapping[mtf.Tensor, jax.Array]) -> Arrays:
+    """Returns gradients of variables outside of all layers, by name."""
+    wanted = unstacked(self.gradients).items()
+    return {name: values[x] for name, x in wanted if x in values}
 
   def find_losses(self, variables: Arrays, batch: Arrays) -> Arrays:
     """Returns one device's terms of the losses' sums, without dropout.
 
     `find_gradients` explains the arguments, and how to sum over devices.
     """
-    call = self._caller(batch, jnp.array([-1, 0, 0, 0]))
-    x = call(self._embed, {}, variables)[self._scans[0].before]
-    for scan in self._scans:
+    x = None
+    for stage in self._scans_of:
+      x = self.infer(stage, variables, batch, x)
+    return self.infer_head(variables, batch, x)
+
+  def infer(
+    self, stage: int, variables: Arrays, batch: Arrays, x: jax.Array | None
+  ) -> jax.Array:
+    """Computes the layers of a stage, without dropout; see `run_forward`."""
+    call = self._caller(batch, _NO_DROPOUT)
+    if x is None:
+      x = call(self._embed, {}, variables)[self._scans[0].before]
+    for scan in self._scans_of[stage]:
       x = scan.run_infer(call, scan.periods(variables), x)
-    values = call(self._infer_head, {self._scans[-1].after: x}, variables)
+    return x
+
+  def infer_head(
+    self, variables: Arrays, batch: Arrays, x: jax.Array
+  ) -> Arrays:
+    """Returns the losses from `x`, the residual stream after all layers."""
+    call, last = self._caller(batch, _NO_DROPOUT), self._scans[-1]
+    values = call(self._infer_head, {last.after: x}, variables)
     return {name: values[x] for name, x in self.losses.items()}
 
   def _caller(self, batch: Arrays, dropout_state: jax.Array) -> Callable:

@@ -11,7 +11,7 @@ A period is that of a group of layers (layer_loops.py). A phase needs sums over
 all layers from earlier phases, so the phases cannot share one loop.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 import jax
@@ -30,6 +30,10 @@ from palm_mtf.executors.xla.xla_placement import XlaPlacement
 from palm_mtf.model.dims import model_dims
 from palm_mtf.model.weights import palm_variables
 from palm_mtf.programs.pod import Update
+
+Values = dict[mtf.Tensor, jax.Array]
+# Parts of a model: loops, and None for the variables outside of all layers.
+Parts = Sequence[LayerLoop | None]
 
 
 class _Phases(NamedTuple):
@@ -51,7 +55,7 @@ class ScannedUpdate(DeviceUpdate):
   ):
     """Builds the graph; `loss_names` are the names of the terms of the loss."""
     optimizer, layout = settings.optimizer, settings.mesh_layout
-    self._loops = settings.loops
+    self._settings, self._loops = settings, settings.loops
     periods = {i: x.count for x in self._loops for i in x.layers}
     mesh = mtf.Mesh(mtf.Graph(), "pod")
     batch = layout.axis_size_of("batch")  # any size: no variable has this dim
@@ -84,7 +88,7 @@ class ScannedUpdate(DeviceUpdate):
     # {metric of a loop: number of periods, which have a value each}
     self._counts: dict[mtf.Tensor, int] = {}
     for loop in (*self._loops, None):
-      select = loop.select if loop else unstacked
+      select = _selector(loop)
       own, updates = select(squares), [*select(by_name).values()]
       gradients = [self._gradients[x] for x in own]
       sums = [y.value for x in updates for y in x.sums_of_squares]
@@ -104,6 +108,10 @@ class ScannedUpdate(DeviceUpdate):
     """
     return self._counts.get(self.fetched[name])
 
+  def parts_in(self, stage: int) -> Parts:
+    """Returns the parts of the model that a pipeline stage updates."""
+    return [*self._settings.loops_in(stage), *([] if stage else [None])]
+
   def apply(
     self,
     index: jax.Array,
@@ -122,51 +130,113 @@ class ScannedUpdate(DeviceUpdate):
       numbers: scalars by name: the losses and "weight", summed over all pods;
         and `rates`.
     """
-    outside = self._phases[None]
-    others = unstacked(variables)
-    loops = [
-      (self._phases[x], x.select(variables), own)
-      for x in self._loops
-      if (own := x.select(gradients))  # else FROZEN matches all of the loop
-    ]
-    taken = {self._gradients[x]: y for x, y in unstacked(gradients).items()}
+    parts = [*self._loops, None]
+    squares = self.find_squares(index, gradients, parts)
+    known = self.find_scalars(index, squares, numbers)
+    measured = self.measure(index, variables, gradients, known, parts)
+    state = self.assign(index, variables, gradients, known, measured, parts)
+    return state, self.metrics(squares | known | measured)
+
+  def metrics(self, values: Values) -> Arrays:
+    """Returns the metrics in `fetched` from the values of three phases."""
+    return {name: values[x] for name, x in self.fetched.items()}
+
+  def find_squares(
+    self, index: jax.Array, gradients: Arrays, parts: Parts
+  ) -> Values:
+    """Returns the sum of squares of each gradient of `parts`."""
+    return self._run(lambda x: x.squares, index, parts, {}, gradients, {})[0]
+
+  def find_scalars(
+    self,
+    index: jax.Array,
+    squares: Values,
+    numbers: Mapping[str, jax.Array],
+  ) -> Values:
+    """Returns the scalars that `measure` and `assign` take as `known`.
+
+    `squares` are those of all parts; for `numbers` see `apply`.
+    """
+    taken = {x: jax.numpy.sum(y) for x, y in squares.items()}
     taken |= {self._given[x]: y for x, y in numbers.items()}
+    scalars, _ = self._scalars(index, taken, {})
+    return {self._given[x]: y for x, y in numbers.items()} | scalars
 
-    def map_periods(function, variables, gradients, more=None):
-      """Calls a function for each period; stacks the results."""
-      more = more or {}
+  def measure(
+    self,
+    index: jax.Array,
+    variables: Arrays,
+    gradients: Arrays,
+    known: Values,
+    parts: Parts,
+  ) -> Values:
+    """Returns the sums of squares of the variables of `parts`, and updates."""
+    given = parts, variables, gradients, known
+    return self._run(lambda x: x.measure, index, *given)[0]
 
-      def run(x):
-        variables, gradients, values = x
-        given = taken | {self._gradients[x]: y for x, y in gradients.items()}
-        given |= zip(more, values, strict=True)
-        found, assigned = function(index, given, variables)
+  def assign(
+    self,
+    index: jax.Array,
+    variables: Arrays,
+    gradients: Arrays,
+    known: Values,
+    measured: Values,
+    parts: Parts,
+  ) -> Arrays:
+    """Returns the next variables of `parts`; `measured` has all parts."""
+    joined = {x: jax.numpy.sum(measured[x]) for x in self._joined}
+    given = parts, variables, gradients, known | joined
+    more = {x: y for x, y in measured.items() if x not in joined}
+    _, state = self._run(lambda x: x.assign, index, *given, more)
+    return {**variables, **state}
+
+  def squares_in(self, parts: Parts) -> list[mtf.Tensor]:
+    """Returns the keys of what `find_squares` returns, in order."""
+    return [y for x in parts for y in self._phases[x].squares.gives]
+
+  def measured_in(self, parts: Parts) -> list[mtf.Tensor]:
+    """Returns the keys of what `measure` returns, in order."""
+    return [y for x in parts for y in self._phases[x].measure.gives]
+
+  def sizes(self, values: Sequence[mtf.Tensor]) -> list[int]:
+    """Returns how many numbers each value has: 1, or one per period."""
+    return [self._counts.get(x, 1) for x in values]
+
+  def _run(
+    self,
+    phase: Callable[[_Phases], DeviceFunction],
+    index: jax.Array,
+    parts: Parts,
+    variables: Arrays,
+    gradients: Arrays,
+    known: Values,
+    measured: Values | None = None,
+  ) -> tuple[Values, Arrays]:
+    """Runs a phase of some parts; returns its values and assigned variables."""
+    values, assigned = {}, {}
+    for loop in parts:
+      function, select = phase(self._phases[loop]), _selector(loop)
+      own = {self._gradients[x]: y for x, y in select(gradients).items()}
+      if loop and not own:  # FROZEN matches all of the loop
+        continue
+      if measured:
+        sums = self._phases[loop].measure.gives
+        own |= {x: measured[x] for x in sums if x in measured}
+      tensors = [*own]
+
+      def run(x, function=function, tensors=tensors):
+        taken = known | dict(zip(tensors, x[0], strict=True))
+        found, assigned = function(index, taken, x[1])
         return [*found.values()], assigned
 
       # JAX takes no dictionaries with mtf.Tensors as keys.
-      arrays = variables, gradients, [*more.values()]
-      values, assigned = lax.map(run, arrays)
-      return dict(zip(function.gives, values, strict=True)), assigned
+      arrays = [*own.values()], select(variables)
+      found, more = lax.map(run, arrays) if loop else run(arrays)
+      values |= zip(function.gives, found, strict=True)
+      assigned |= more
+    return values, assigned
 
-    found: dict[mtf.Tensor, jax.Array] = {}
-    for phases, _, own in loops:
-      found |= map_periods(phases.squares, {}, own)[0]
-    found |= outside.squares(index, taken, {})[0]
-    sums = {x: jax.numpy.sum(y) for x, y in found.items()}
-    scalars, _ = self._scalars(index, taken | sums, {})
-    taken |= scalars
-    measured: dict[mtf.Tensor, jax.Array] = {}
-    for phases, layers, own in loops:
-      measured |= map_periods(phases.measure, layers, own)[0]
-    other, _ = outside.measure(index, taken, others)
-    _, state = outside.assign(index, taken | other, others)
-    found |= scalars | measured | other
-    joined = {x: jax.numpy.sum(measured[x]) for x in self._joined}
-    taken |= joined
-    for phases, layers, own in loops:
-      of_period = {
-        x: measured[x] for x in phases.measure.gives if x not in joined
-      }
-      state |= map_periods(phases.assign, layers, own, of_period)[1]
-    state = {**variables, **state}
-    return state, {name: found[x] for name, x in self.fetched.items()}
+
+def _selector(loop: LayerLoop | None) -> Callable[[Arrays], Arrays]:
+  """Returns a function that selects the variables of a part, by their names."""
+  return loop.select if loop else unstacked

@@ -93,7 +93,7 @@ class StackedWeights:
     """Returns the variable that stands for a parameter of any layer."""
     layer, part = parse_name(name)
     if layer is not None:
-      _, first, _ = find_place(self._config, layer)
+      _, first, _ = find_place(self.loops, layer)
       name = f"{layer_name(first)}/{part}"
     return self.variables[name]
 

@@ -38,12 +38,12 @@ def test_arrays_hold_every_variable_of_a_layer_once(layers, num_layers, loops):
   arrays = {}
   for name in names:
     layer, part = int(name[6:9]), name[10:]
-    _, first, period = find_place(config, layer)
+    _, first, period = find_place(loops_of(config), layer)
     arrays.setdefault(f"layer_{first:03d}/{part}", {})[period] = name
   for array, by_period in arrays.items():
     stacked = [by_period[i] for i in range(len(by_period))]
-    assert stacked_names(config, array) == stacked
-  found = [x for y in arrays for x in stacked_names(config, y)]
+    assert stacked_names(loops_of(config), array) == stacked
+  found = [x for y in arrays for x in stacked_names(loops_of(config), y)]
   assert sorted(found) == sorted(names)
 
 
@@ -51,7 +51,7 @@ def test_a_layers_array_has_every_sixth_layer_of_gemma_3():
   settings = {"num_layers": 24, "layers": "5*window, global"}
   variants = {"window": {"ATTENTION_WINDOW": 3}, "global": {}}
   config = block_config("LLaMA", variants=variants, **settings)
-  assert stacked_names(config, "layer_002/mlp/wi/momentum") == [
+  assert stacked_names(loops_of(config), "layer_002/mlp/wi/momentum") == [
     f"layer_{i:03d}/mlp/wi/momentum" for i in (2, 8, 14, 20)
   ]
-  assert stacked_names(config, "embedding") == ["embedding"]
+  assert stacked_names(loops_of(config), "embedding") == ["embedding"]
