@@ -118,14 +118,14 @@ def tensor_bytes(
 
 
 def describe_step(
-  config: AnyConfig, *, joins_microbatches: bool
+  config: AnyConfig, *, on_accelerators: bool
 ) -> dict[str, Any]:
   """Returns the step of the first batch size as data, with bytes of its edges.
 
-  `joins_microbatches` is an argument of `plan_step`.
+  `on_accelerators` is an argument of `plan_step`.
   """
   mesh, pods = config.mesh_layout, config.pods
-  plan = plan_step(mesh, pods, joins_microbatches=joins_microbatches)
+  plan = plan_step(mesh, pods, on_accelerators=on_accelerators)
   rows = config.run.batch_sizes.size(0) // pods.num_pods
   sizes = [
     communication.edge_bytes(

@@ -71,9 +71,9 @@ def plan(
     )
   config = check_settings(config)
   if is_steps:
-    on_gpus = config.run.chip in GPU_CHIPS and config.mesh_layout.stages == 1
-    joins = bool(config.mesh_layout.tpu) or on_gpus
-    record = describe_step(config, joins_microbatches=joins)
+    on_gpus = config.run.chip in GPU_CHIPS
+    on_accelerators = bool(config.mesh_layout.tpu) or on_gpus
+    record = describe_step(config, on_accelerators=on_accelerators)
     print(json_text(record) if as_json else plans.format_step(record))
     return
   if is_compiled:
@@ -159,11 +159,6 @@ def _check_can_compile_for_gpu(config: PlanConfig) -> None:
       f'--compile, TPU = "" and CHIP = {chip!r}: set TPU, as in '
       "layouts/tpu_v4_8.gin, or CHIP to a GPU whose compiler it has: "
       f"{', '.join(GPU_CHIPS)}."
-    )
-  if config.mesh_layout.stages > 1:
-    raise UserError(
-      f"--compile and STAGES = {config.mesh_layout.stages}: stages do not run "
-      "on GPUs; leave STAGES out."
     )
   # JAX's plugin runs ptxas, which NVIDIA's Python package or CUDA has.
   has_assembler = importlib.util.find_spec("nvidia") or shutil.which("ptxas")

@@ -84,9 +84,9 @@ class MeshLayout(DeviceMesh):
     steps_per_loop: maximum number of steps in one call of a TPU program. A call
       ends earlier if, for example, a checkpoint is due. Signals and the
       watchdog wait for the end of a call.
-    stages: number of stages of a pod (a pipeline). Each stage is a mesh with an
-      equal share of the layers, in their order; stage 0 also has the embedding
-      and the loss. While a stage computes one microbatch, the other stages
+    stages: number of stages of a pod (a pipeline). Each stage is a mesh (with
+      TPU, a slice of that kind) with an equal share of the layers, in their
+      order; stage 0 also has the embedding and the loss. While a stage computes one microbatch, the other stages
       compute other microbatches.
     stage_order: order of a stage's forward and backward passes, "1f1b" or
       "gpipe" (steps/plan.py).
@@ -133,10 +133,11 @@ class MeshLayout(DeviceMesh):
         f'STEPS_PER_LOOP = {self.steps_per_loop} and TPU = "": only TPUs do '
         "several steps in a call; set STEPS_PER_LOOP = 1."
       )
-    if self.stages > 1 and self.tpu:
+    if self.stages > 1 and self.steps_per_loop > 1:
       raise UserError(
-        f'STAGES = {self.stages} and TPU = "{self.tpu}": only CPUs and GPUs '
-        "run stages; set STAGES = 1."
+        f"STAGES = {self.stages} and STEPS_PER_LOOP = {self.steps_per_loop}: "
+        "stages send each other activations in each step; set STEPS_PER_LOOP = "
+        "1."
       )
 
   def axis_of(self, dimension: str) -> str | None:

@@ -21,14 +21,13 @@ def uses_accelerators(mesh: DeviceMesh) -> bool:
   """Returns whether JAX, and not TensorFlow, runs the programs of a mesh.
 
   JAX runs a mesh for which TPU is set and, if this machine has GPUs, any mesh
-  of PaLM without STAGES. If JAX_PLATFORMS is "cpu" (a rehearsal), JAX runs
+  of PaLM. If JAX_PLATFORMS is "cpu" (a rehearsal), JAX runs
   these meshes on virtual CPU devices.
   """
   if mesh.tpu:
     return True
-  # TensorFlow runs stages, and on GPUs other models than PaLM.
-  is_palm = isinstance(mesh, MeshLayout)
-  return is_palm and mesh.stages == 1 and processors.has_gpus()
+  # TensorFlow runs other models than PaLM on GPUs.
+  return isinstance(mesh, MeshLayout) and processors.has_gpus()
 
 
 def decodes_on_accelerators(mesh: MeshLayout, pods: PodsConfig) -> bool:

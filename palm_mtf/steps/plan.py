@@ -137,16 +137,19 @@ class StepPlan:
 
 
 def plan_step(
-  mesh: DeviceMesh, pods: PodsConfig, *, joins_microbatches: bool = False
+  mesh: DeviceMesh, pods: PodsConfig, *, on_accelerators: bool = False
 ) -> StepPlan:
   """Returns the plan of a training step.
 
   Args:
     mesh: number of stages, their order, and number of microbatches.
     pods: number of pods, and DCN_DTYPE.
-    joins_microbatches: whether one call computes all microbatches of a pod;
-      otherwise each call computes one microbatch.
+    on_accelerators: whether XLA's programs compute. Then one call computes all
+      microbatches of a pod without stages; otherwise each call computes one.
+      And a pod's head has no list of calls, because hosts of stage 0 have to
+      run the programs of stage and head in one order.
   """
+  joins_microbatches = on_accelerators and mesh.stages == 1
   every_pod = range(pods.num_pods)
   nodes, edges, streams = [], [], []
   for pod in every_pod:
@@ -154,7 +157,8 @@ def plan_step(
     nodes += found
     edges += _sends(found)
     if not joins_microbatches:
-      streams += _streams(found, mesh)
+      of_pod = _streams(found, mesh)
+      streams += _add_head(of_pod, found) if on_accelerators else of_pod
   kept = PARAMETERS, SLOTS
   updates = [
     _node(UPDATE, f"[{x}]", x, None, (SUMS, *kept), kept) for x in every_pod
@@ -260,6 +264,38 @@ def _streams(nodes: Sequence[Node], mesh: DeviceMesh) -> list[tuple[Call, ...]]:
       calls += [backward[i], *forward[ahead + i : ahead + i + 1]]
     streams.append(tuple(calls))
   return [*streams, _repeat(nodes[mesh.stages], range(count))]
+
+
+def _add_head(
+  streams: Sequence[tuple[Call, ...]], nodes: Sequence[Node]
+) -> list[tuple[Call, ...]]:
+  """Puts the calls of the head, the last list, into the list of stage 0.
+
+  The calls of stage 0 are in the order in which they begin if a backward pass
+  takes twice the time of other calls.
+  """
+  by_name = {x.name: x for x in nodes}
+  sources = {x.target: x.source for x in _sends(nodes)}
+  free = dict.fromkeys((x.stage for x in nodes), 0)  # when a stage is free
+  ends: dict[tuple[str | None, int], int] = {}
+  left, ordered = [[*x] for x in streams], []
+  while any(left):
+    begins = {}
+    for number, calls in enumerate(left):
+      if calls:
+        (name,), microbatch = calls[0]
+        source = sources.get(name), microbatch
+        if source[0] is None or source in ends:
+          begin = max(free[by_name[name].stage], ends.get(source, 0))
+          begins[number] = begin
+    number = min(begins, key=lambda x: (begins[x], -x))
+    call = left[number].pop(0)
+    node = by_name[call.nodes[0]]
+    end = begins[number] + (2 if node.phase == BACKWARD else 1)
+    free[node.stage] = ends[node.name, call.microbatch] = end
+    if node.stage == 0:
+      ordered.append(call)
+  return [tuple(ordered), *streams[1:-1]]
 
 
 def num_kept(stage: int, mesh: DeviceMesh) -> int:

@@ -189,7 +189,7 @@ def test_the_last_microbatch_is_in_the_call_of_the_update():
 
 def test_accelerators_compute_all_microbatches_in_one_call():
   mesh = in_stages(1, 4, "1f1b")
-  plan = plan_step(mesh, PodsConfig(num_pods=2), joins_microbatches=True)
+  plan = plan_step(mesh, PodsConfig(num_pods=2), on_accelerators=True)
   assert not plan.streams
   assert [x.repeats for x in plan.nodes] == [4, 4, 1, 1]
 

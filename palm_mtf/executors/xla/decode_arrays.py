@@ -227,7 +227,9 @@ def make_programs(settings: bytes, number: int, num_hosts: int) -> PodPrograms:
 
 
 def _open(pod: bytes, settings: bytes) -> tuple[DeviceStore, PodPrograms]:
-  return open_store(pod, functools.partial(make_programs, settings))
+  return open_store(
+    pod, lambda name: make_programs(settings, name.number, name.num_hosts)
+  )
 
 
 @pod_function

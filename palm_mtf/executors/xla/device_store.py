@@ -2,7 +2,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """What clients keep in this process: arrays on a pod's devices, and values."""
 
-import concurrent.futures
 import threading
 from collections.abc import Callable, Hashable, Mapping
 from typing import Any, TypeVar
@@ -49,12 +48,12 @@ class PodDevices:
 
 
 class DeviceStore:
-  """What a client keeps in this process for one pod.
+  """What a client keeps in this process for one pod, or one stage of a pod.
 
   Attributes:
     name: the pod.
     arrays: arrays on the pod's devices, by name.
-    values: what programs keep for later calls.
+    values: what programs keep for later calls, such as activations.
   """
 
   def __init__(self, name: PodName):
@@ -88,7 +87,7 @@ class DeviceStore:
       rows: numbers of the rows.
       num_rows: number of equal rows of a slice, such as one for each layer.
     """
-    with _changed:
+    with _lock:
       held = self._rows.setdefault((name, device), {})
       held |= zip(rows, value.reshape(len(rows), -1), strict=True)
       if len(held) < num_rows:
@@ -103,53 +102,38 @@ class DeviceStore:
 
   def find_slice(self, pod: PodDevices, name: str, device: int) -> jax.Array:
     """Returns the slice of an array on one of this host's devices."""
-    with _changed:
+    with _lock:
       return pod.slices(self.arrays[name])[device]
-
-  def put(self, name: str, microbatch: int, value: Any) -> None:
-    """Gives a value to the call that takes it, perhaps in another thread."""
-    with _changed:
-      self.values[name, microbatch] = value
-      _changed.notify_all()
-
-  def take(self, name: str, microbatch: int) -> Any:
-    """Removes a value; waits until `put` gives it.
-
-    Raises CancelledError if the client leaves.
-    """
-    key, is_open = (name, microbatch), _stores.values()
-    with _changed:
-      _changed.wait_for(lambda: key in self.values or self not in is_open)
-      if self not in is_open:
-        raise concurrent.futures.CancelledError(f"{self.name.client} has left")
-      return self.values.pop(key)
 
 
 _stores: dict[bytes, DeviceStore] = {}
 # Guards all stores, because a session calls functions in several threads. JAX
 # lists the slices of an array at the first access, and the list is wrong if two
 # threads access the array at once.
-_changed = threading.Condition()
+_lock = threading.Lock()
 
 
 def open_store(
-  pod: bytes, make_programs: Callable[[int, int], _Programs]
+  pod: bytes, make_programs: Callable[[PodName], _Programs]
 ) -> tuple[DeviceStore, _Programs]:
-  """Returns what a client keeps for a pod, and the pod's programs.
+  """Returns what a client keeps for a pod or a stage, and its programs.
 
-  `pod` is a `PodName` as JSON. `make_programs` takes its number and num_hosts.
+  `pod` is a `PodName` as JSON.
   """
-  with _changed:  # so that only one thread makes the programs
+  with _lock:  # so that only one thread makes the programs
     if pod not in _stores:
       _stores[pod] = DeviceStore(read_dataclass(PodName, pod))
-    name = _stores[pod].name
-    return _stores[pod], make_programs(name.number, name.num_hosts)
+    return _stores[pod], make_programs(_stores[pod].name)
+
+
+def find_store(pod: bytes) -> DeviceStore:
+  """Returns what a client keeps in this process for another stage."""
+  return _stores[pod]
 
 
 @at_leave
 def free_stores(client: str) -> None:
   """Frees what a client keeps in this process when the client leaves."""
-  with _changed:
+  with _lock:
     for key in [x for x, y in _stores.items() if y.name.client == client]:
       del _stores[key]
-    _changed.notify_all()

@@ -50,16 +50,22 @@ _started: tuple[int, int] | None = None
 
 @dataclasses.dataclass(frozen=True)
 class PodName:
-  """Name of a pod in its hosts' processes, which hold the pod's arrays.
+  """Name of a pod's stage in its hosts' processes, which hold its arrays.
+
+  A pod without stages has stage 0.
 
   Attributes:
     client: name of the client, which owns the arrays.
-    number: number of the pod among the client's pods in this process.
+    number: number of the stage among all stages of the client's pods that this
+      process holds.
+    num_hosts: number of hosts of the stage.
+    stage: number of the stage in its pod.
   """
 
   client: str
   number: int
   num_hosts: int
+  stage: int = 0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -68,8 +74,10 @@ class AcceleratorDevices:
 
   Attributes:
     client: CPU of the client process.
-    hosts: processes of each pod's hosts, in the order of the hosts.
+    hosts: processes of the hosts of each pod's stages, in the order of the
+      hosts; all stages of the first pod, then those of the second pod.
     places: for each device of a mesh, the number of its host.
+    num_stages: number of stages of each pod.
     name: name of the client, under which hosts keep its arrays; no two clients
       of a host have the same name.
   """
@@ -77,25 +85,34 @@ class AcceleratorDevices:
   client: str
   hosts: Sequence[Sequence[Process]]
   places: Sequence[int]
+  num_stages: int = 1
   name: str = dataclasses.field(
     default_factory=lambda: f"client_{secrets.token_hex(4)}"
   )
 
   @property
   def pods(self) -> list[list[str]]:
-    """For each pod, the CPU of each device's host, in the order of the mesh."""
-    return [[hosts[x].device for x in self.places] for hosts in self.hosts]
+    """For each pod, the CPU of each device's host: by stage, then by place."""
+    every, n = self.hosts, self.num_stages
+    return [
+      [hosts[x].device for hosts in every[i : i + n] for x in self.places]
+      for i in range(0, len(every), n)
+    ]
+
+  def hosts_of(self, pod: int, stage: int = 0) -> Sequence[Process]:
+    """Returns the processes of the hosts of a pod's stage."""
+    return self.hosts[pod * self.num_stages + stage]
 
   @property
   def num_local(self) -> int:
     """Number of devices of each host."""
     return len(self.places) // len(self.hosts[0])
 
-  def name_pod(self, pod: int) -> str:
-    """Returns, as JSON, the `PodName` under which hosts keep a pod's arrays."""
-    is_here = self.hosts[pod][0].tokens is None
-    number = pod if is_here else 0
-    return dataclass_text(PodName(self.name, number, len(self.hosts[pod])))
+  def name_pod(self, pod: int, stage: int = 0) -> str:
+    """Returns the `PodName` of a pod's stage as JSON."""
+    hosts, before = self.hosts_of(pod, stage), pod * self.num_stages + stage
+    number = sum(x[0] is hosts[0] for x in self.hosts[:before])
+    return dataclass_text(PodName(self.name, number, len(hosts), stage))
 
 
 # JAX's coordination service that this process has started, the service's port,
@@ -187,7 +204,8 @@ def start_host(host: HostSettings) -> None:
       jax.distributed.initialize(host.coordinator, host.num_hosts, host.number)
     _started = (host.number, host.num_hosts)
   _check_role(host.number, host.num_hosts)
-  devices = find_devices(host.mesh_layout, host.num_hosts)
+  last = host.num_stages - 1
+  devices = find_devices(host.mesh_layout, host.num_hosts, last)
   numbers = host_of_devices(host.mesh_layout, host.num_hosts)
   here = {
     number
@@ -220,8 +238,8 @@ def find_devices(
   """Returns JAX's devices of a pod, in the order of the mesh.
 
   Args:
-    pod: number of the pod among the pods of this process, which share no
-      devices; unused on TPUs, where a process has one pod.
+    pod: number of the stage among all stages of pods of this process, which
+      share no devices.
 
   Raises:
     UserError: JAX has another version, or finds no devices of this kind, too
@@ -247,6 +265,11 @@ def find_devices(
       "JAX_PLATFORMS=cpu to rehearse the run on virtual CPU devices."
     ) from None
   if kind == "tpu":
+    if pod:
+      raise UserError(
+        f"{given}: a process has the TPUs of one slice, and NUM_PODS x STAGES "
+        "is more; give each of them servers in ISLANDS."
+      )
     return order_tpus(mesh, found)
   by_host = [
     [x for x in found if x.process_index == i] for i in range(num_hosts)
@@ -256,8 +279,8 @@ def find_devices(
     if len(devices) < (pod + 1) * share:
       raise UserError(
         f"{given}: the mesh takes {share} devices of a host, and JAX finds "
-        f"{len(devices)} {kind.upper()} devices for {pod + 1} pods; give a "
-        "smaller mesh, or fewer pods."
+        f"{len(devices)} {kind.upper()} devices for {pod + 1} pods or stages; "
+        "give a smaller mesh, or fewer pods or stages."
       )
   left = [iter(x[pod * share :]) for x in by_host]
   return [next(left[x]) for x in host_of_devices(mesh, num_hosts)]

@@ -44,12 +44,16 @@ class XlaExecutor:
 
   def open_here(self, mesh: DeviceMesh, num_pods: int) -> LocalDevices:
     """Takes the accelerators of this process; UserError if some are missing."""
-    find_devices(mesh, pod=num_pods - 1)
+    num_parts = num_pods * mesh.stages
+    find_devices(mesh, pod=num_parts - 1)
     client = "/device:cpu:0"
     devices = AcceleratorDevices(
-      client, [[Process(client)]] * num_pods, [0] * mesh.num_devices
+      client,
+      [[Process(client)]] * num_parts,
+      [0] * mesh.num_devices,
+      num_stages=mesh.stages,
     )
-    config = session_config(1, num_pods)
+    config = session_config(1, num_parts)
     config.device_count["GPU"] = 0  # TensorFlow leaves the GPUs to JAX
     release = functools.partial(free_memory, devices.name)
     return LocalDevices(devices, config, release)

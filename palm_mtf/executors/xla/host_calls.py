@@ -62,15 +62,18 @@ class HostSettings:
   """Settings that a host of a pod needs before it finds its devices.
 
   Attributes:
-    mesh_layout: axes of the pod.
-    number: number of the host in the pod.
-    coordinator: "host:port" of the pod's coordinator (`open_coordinator`); ""
-      if the pod has one host.
+    mesh_layout: axes of the pod, or of each of its stages.
+    number: number of the host in the pod, or in its stage.
+    num_hosts: number of hosts of the pod, or of its stage.
+    num_stages: number of stages that the host has; 1 for a pod without stages.
+    coordinator: "host:port" of the coordinator of these hosts
+      (`open_coordinator`); "" if there is one host.
   """
 
   mesh_layout: MeshLayout
   number: int
   num_hosts: int
+  num_stages: int
   coordinator: str
 
 

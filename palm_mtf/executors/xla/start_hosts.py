@@ -2,6 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Starts JAX on the hosts of pods of accelerators, all at the same time."""
 
+import collections
 import concurrent.futures
 from collections.abc import Callable, Iterator
 
@@ -44,38 +45,65 @@ def start_hosts(
     for problem in threads.map(start, settings):
       if problem:
         raise UserError(problem)
+  stages = _split(mesh, hosts)
   return AcceleratorDevices(
     hosts.client,
-    [[*x.values()] for x in hosts.processes],
-    host_of_devices(mesh, len(hosts.processes[0])),
+    [[hosts.processes[pod][y] for y in x] for pod, x in stages],
+    host_of_devices(mesh, len(stages[0][1])),
+    mesh.stages,
     name=hosts.name,
   )
+
+
+def _split(mesh: MeshLayout, hosts: PodHosts) -> list[tuple[int, list[str]]]:
+  """Returns (pod, addresses of the servers) of each stage of each pod.
+
+  A stage has equally many servers, or a server has equally many stages.
+
+  Raises UserError if this is not possible.
+  """
+  made = []
+  for pod, processes in enumerate(hosts.processes):
+    addresses, stages = [*processes], mesh.stages
+    if len(addresses) % stages and stages % len(addresses):
+      raise UserError(
+        f"ISLANDS: pod {pod} has {len(addresses)} servers and STAGES = "
+        f"{stages}: on accelerators either divides the other; give each stage "
+        "as many servers."
+      )
+    share = max(1, len(addresses) // stages)
+    for stage in range(stages):
+      first = stage * len(addresses) // stages
+      made.append((pod, addresses[first : first + share]))
+  return made
 
 
 def _make_settings(
   mesh: MeshLayout, pods: PodsConfig, hosts: PodHosts
 ) -> Iterator[tuple[int, str, HostSettings]]:
   """Yields (pod, address, settings) of each host; opens the coordinators."""
-  port = pods.coordinator_port
-  for pod, processes in enumerate(hosts.processes):
+  port, stages = pods.coordinator_port, _split(mesh, hosts)
+  held = collections.Counter(x for _, addresses in stages for x in addresses)
+  for stage, (pod, addresses) in enumerate(stages):
     coordinator = ""
-    if len(processes) > 1:
-      first = next(iter(processes))
+    if len(addresses) > 1:
+      first = addresses[0]
       host = first.partition(":")[0]
-      # Pods whose first hosts are on one machine need different ports.
+      # Stages whose first hosts are on one machine need different ports.
       wanted = CoordinatorSettings(
-        host=host, port=port and port + pod, num_hosts=len(processes)
+        host=host, port=port and port + stage, num_hosts=len(addresses)
       )
       text = dataclass_text(wanted)
       found = _call(hosts, pod, first, open_coordinator, text)
       if not found.isdigit():
         raise UserError(f"pod {pod}: the server {first}: {found}")
       coordinator = f"{host}:{found}"
-    for number, address in enumerate(processes):
+    for number, address in enumerate(addresses):
       settings = HostSettings(
         mesh_layout=mesh,
         number=number,
-        num_hosts=len(processes),
+        num_hosts=len(addresses),
+        num_stages=held[address],
         coordinator=coordinator,
       )
       yield pod, address, settings

@@ -174,7 +174,7 @@ class _Builder:
   def build(self, pods: PodsConfig) -> StepPrograms:
     """Returns the programs that train all pods."""
     settings, every_pod = self._settings, range(len(self._devices.hosts))
-    plan = plan_step(settings.mesh_layout, pods, joins_microbatches=True)
+    plan = plan_step(settings.mesh_layout, pods, on_accelerators=True)
     losses = plan_losses(settings.mesh_layout, len(every_pod), 1)
     rows = [self._make_rows(pod) for pod in every_pod]
     with tf.device(self._devices.client):
