@@ -86,8 +86,8 @@ class MeshLayout(DeviceMesh):
       watchdog wait for the end of a call.
     stages: number of stages of a pod (a pipeline). Each stage is a mesh (with
       TPU, a slice of that kind) with an equal share of the layers, in their
-      order; stage 0 also has the embedding and the loss. While a stage computes one microbatch, the other stages
-      compute other microbatches.
+      order; stage 0 also has the embedding and the loss. While a stage computes
+      one microbatch, the other stages compute other microbatches.
     stage_order: order of a stage's forward and backward passes, "1f1b" or
       "gpipe" (steps/plan.py).
   """

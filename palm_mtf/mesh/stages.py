@@ -152,7 +152,7 @@ class StagesLowering(CpuGpuLowering):
         taken = []
         for device, each in zip(impl.devices, slices.all_slices, strict=True):
           with tf.device(cpu_near(device)):
-            value, keep = _pass_by_queue(each)
+            value, keep = pass_by_queue(each)
           keeps.append((part, keep))
           taken.append(value)
         self._takes[part] += taken
@@ -162,7 +162,7 @@ class StagesLowering(CpuGpuLowering):
     return self._taken[x, part]
 
 
-def _pass_by_queue(x: tf.Tensor) -> tuple[tf.Tensor, tf.Operation]:
+def pass_by_queue(x: tf.Tensor) -> tuple[tf.Tensor, tf.Operation]:
   """Returns x as taken from a queue, and the operation that puts x there."""
   # `unique_name` is enough, because all programs of a session are in one graph.
   name, types = tf.get_default_graph().unique_name("queue"), [x.dtype]

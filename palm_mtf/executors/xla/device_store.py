@@ -3,7 +3,7 @@
 """What clients keep in this process: arrays on a pod's devices, and values."""
 
 import threading
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any, TypeVar
 
 import jax
@@ -45,6 +45,20 @@ class PodDevices:
     """Returns the slices of this host's devices, by mesh number."""
     by_device = {x.device: x.data for x in array.addressable_shards}
     return {i: by_device[self.devices[i]] for i in self.local}
+
+  def join_each(self, values: Sequence[Any]) -> jax.Array:
+    """Makes an array from the value, [1, ...], of each device of this host."""
+    (first, *_), slices = values, dict(zip(self.local, values, strict=True))
+    shape = [len(self.devices), *first.shape[1:]]
+    return self.join(
+      slices,
+      jax.ShapeDtypeStruct(shape, first.dtype, sharding=self.each_device),
+    )
+
+  def move(self, array: jax.Array) -> jax.Array:
+    """Copies an array, [devices, ...], from another mesh of this process."""
+    shards = {x.index[0].start or 0: x.data for x in array.addressable_shards}
+    return self.join_each([shards[i] for i in self.local])
 
 
 class DeviceStore:

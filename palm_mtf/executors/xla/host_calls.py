@@ -30,11 +30,13 @@ _OUT_OF_MEMORY = {
   "continue fewer at once (NUM_SAMPLES, NUM_BEAMS, --slots); `palm_mtf plan "
   "--compile` shows the memory.",
 }
+_OUT_OF_MEMORY["stage_arrays"] = _OUT_OF_MEMORY["pod_arrays"]
 _OTHERWISE = {
   "pod_arrays": "run the same command again; training resumes from the newest "
   "checkpoint.",
   "decode_arrays": "run the same command again.",
 }
+_OTHERWISE["stage_arrays"] = _OTHERWISE["pod_arrays"]
 
 
 # Functions that clients call on accelerators, by `name_of`. The functions'

@@ -23,6 +23,7 @@ from palm_mtf.executors.xla.device_store import (
 )
 from palm_mtf.executors.xla.devices import find_devices, lowering_platform
 from palm_mtf.executors.xla.host_calls import pod_function
+from palm_mtf.executors.xla.stage_functions import StageStep
 from palm_mtf.executors.xla.step_functions import SETTINGS, PodStep
 from palm_mtf.json_text import read_named
 
@@ -33,20 +34,33 @@ def make_pod_step(settings: str, platform: str) -> PodStep:
   return PodStep(read_named(SETTINGS, settings), platform)
 
 
-class _Programs(PodDevices):
-  """The programs of a pod for batches of one size; JAX compiles each once."""
+class PodPrograms(PodDevices):
+  """The programs of a pod for batches of one size; JAX compiles each once.
 
-  def __init__(self, settings: str, number: int, num_hosts: int):
-    layout = read_named(SETTINGS, settings).mesh_layout
+  With stages, an object has the programs of one stage.
+
+  Attributes:
+    state: shape, dtype and sharding of each array that the devices hold.
+    stage_step: None without stages.
+  """
+
+  def __init__(self, settings: str, number: int, num_hosts: int, stage: int):
+    given = read_named(SETTINGS, settings)
+    layout = given.mesh_layout
     devices = find_devices(layout, num_hosts, number)
     # Pods of one process share the graph, so that TensorFlow lowers it once.
     made = make_pod_step(settings, lowering_platform(devices))
     super().__init__(made.model.placement.make_mesh(devices))
-    self.pod_step = made
+    self.pod_step, self.stage_step = made, None
+    whole = made.abstract_state(self.mesh)
+    self.state = {x: whole[x] for x in made.arrays_in(stage)}
+    if layout.stages > 1:
+      self.stage_step = StageStep(given, made, self.mesh, stage)
+      self.features = self.stage_step.abstract_rows()
+      return
     self.step, self.gradients = made.step(self.mesh), made.gradients(self.mesh)
     self.update = made.update_of_parts(self.mesh)
     self.loss = made.loss(self.mesh)
-    self.state = made.abstract_state(self.mesh)
     self.features = made.abstract_batch(self.mesh)
 
   def put_batch(self, rows: Sequence[np.ndarray]) -> Arrays:
@@ -66,23 +80,28 @@ class _Programs(PodDevices):
 
 
 # Keep programs when their client leaves, so that the next client compiles none.
-make_programs = functools.lru_cache(maxsize=4)(_Programs)
+# The stages of a pod may all be in this process.
+make_programs = functools.lru_cache(maxsize=32)(PodPrograms)
 
 
-def _open(pod: bytes, settings: bytes) -> tuple[DeviceStore, _Programs]:
-  return open_store(pod, functools.partial(make_programs, settings.decode()))
+def open_pod(pod: bytes, settings: bytes) -> tuple[DeviceStore, PodPrograms]:
+  """Returns what a client keeps for a pod or a stage, and its programs."""
+  text = settings.decode()
+  return open_store(
+    pod, lambda x: make_programs(text, x.number, x.num_hosts, x.stage)
+  )
 
 
 @pod_function
 def initialize_arrays(pod: bytes, settings: bytes) -> np.int32:
   """Sets all arrays on this host's devices to their initial values."""
-  held, programs = _open(pod, settings)
+  held, programs = open_pod(pod, settings)
   made = programs.pod_step
   # Give this session its own threads. The client's session may have no thread
   # left, because each of its threads may wait for a call of this function.
   config = tf.ConfigProto(use_per_session_threads=True)
   with tf.Graph().as_default(), tf.Session(config=config) as session:
-    for array in made.variables:
+    for array, whole in programs.state.items():
       begins = {i: made.slice_begin(array, i) for i in programs.local}
       # {where a slice begins, per dimension: the slice's value in each layer}.
       # Devices with equal slices have the same key.
@@ -91,7 +110,6 @@ def initialize_arrays(pod: bytes, settings: bytes) -> np.int32:
         slices = made.build_initial_slices(array, name, list(drawn))
         for values, x in zip(drawn.values(), session.run(slices), strict=True):
           values.append(x)
-      whole = programs.state[array]
       shape = whole.sharding.shard_shape(whole.shape)
       joined = {x: np.stack(y).reshape(shape) for x, y in drawn.items()}
       slices = {i: joined[begin] for i, begin in begins.items()}
@@ -122,7 +140,7 @@ def run_steps(
     first step that is not finite, or `num_steps` if all are finite. Neither the
     step that is not finite nor a later step changes a variable.
   """
-  held, programs = _open(pod, settings)
+  held, programs = open_pod(pod, settings)
   found, goes_on = [], np.array(True)
   is_finite = programs.pod_step.find_number("is_finite")
   for i in range(int(num_steps)):
@@ -164,16 +182,42 @@ def find_gradients(
     host's devices, joined into a vector in DCN_DTYPE and cut into messages
     (`PodStep.cut_parts`).
   """
-  held, programs = _open(pod, settings)
+  held, programs = open_pod(pod, settings)
   numbers = _numbers(rates, dropout_state)
   batch = programs.put_batch(features)
   parts, losses = programs.gradients(held.arrays, batch, numbers)
-  cuts = programs.pod_step.cut_parts(len(programs.local))
+  messages = cut_messages(programs, programs.pod_step.parameters, parts)
+  return np.array(losses.addressable_data(0)), *messages
+
+
+def cut_messages(
+  programs: PodPrograms, names: Sequence[str], parts: Arrays
+) -> list[np.ndarray]:
+  """Joins this host's parts of each gradient, and cuts them into messages."""
+  cuts = programs.pod_step.cut_parts(names, len(programs.local))
   messages = []
-  for name, of_name in zip(programs.pod_step.parameters, cuts, strict=True):
+  for name, of_name in zip(names, cuts, strict=True):
     joined = np.concatenate([*programs.slices(parts[name]).values()])
     messages += [joined[x] for x in of_name]
-  return np.array(losses.addressable_data(0)), *messages
+  return messages
+
+
+def join_messages(
+  programs: PodPrograms, names: Sequence[str], parts: Sequence[np.ndarray]
+) -> Arrays:
+  """Returns the parts of gradients on devices; undoes `cut_messages`."""
+  cuts = programs.pod_step.cut_parts(names, len(programs.local))
+  joined, messages = {}, iter(parts)
+  for name, of_name in zip(names, cuts, strict=True):
+    values = [next(messages) for _ in of_name]
+    values = values[0] if len(values) == 1 else np.concatenate(values)
+    slices = np.split(values, len(programs.local))
+    size = slices[0].size * len(programs.devices)
+    joined[name] = programs.join(
+      dict(zip(programs.local, slices, strict=True)),
+      jax.ShapeDtypeStruct([size], values.dtype, sharding=programs.each_device),
+    )
+  return joined
 
 
 @pod_function
@@ -193,19 +237,9 @@ def update_arrays(
   Returns:
     The metrics of the step, [metrics] float32 (`PodStep.step`).
   """
-  held, programs = _open(pod, settings)
+  held, programs = open_pod(pod, settings)
   numbers = _numbers(rates, dropout_state)
-  cuts = programs.pod_step.cut_parts(len(programs.local))
-  joined, messages = {}, iter(parts)
-  for name, of_name in zip(programs.pod_step.parameters, cuts, strict=True):
-    values = [next(messages) for _ in of_name]
-    values = values[0] if len(values) == 1 else np.concatenate(values)
-    slices = np.split(values, len(programs.local))
-    size = slices[0].size * len(programs.devices)
-    joined[name] = programs.join(
-      dict(zip(programs.local, slices, strict=True)),
-      jax.ShapeDtypeStruct([size], values.dtype, sharding=programs.each_device),
-    )
+  joined = join_messages(programs, programs.pod_step.parameters, parts)
   arrays, _ = programs.pod_step.split(held.arrays)
   arrays, found = programs.update(arrays, joined, losses, numbers)
   held.arrays |= arrays
@@ -220,7 +254,7 @@ def sum_losses(
 
   [losses] float32; the last element is the sum of the tokens' weights.
   """
-  held, programs = _open(pod, settings)
+  held, programs = open_pod(pod, settings)
   variables = programs.pod_step.read(held.arrays)
   losses = programs.loss(variables, programs.put_batch(features))
   return np.array(losses.addressable_data(0))
@@ -236,7 +270,7 @@ def read_slice(
   end_row: np.int32,
 ) -> np.ndarray:
   """Returns layers [first_row, end_row) of a device's slice of an array."""
-  held, programs = _open(pod, settings)
+  held, programs = open_pod(pod, settings)
   value = held.find_slice(programs, name.decode(), int(device))
   if len(programs.pod_step.names_of(name.decode())) > 1:
     value = value[int(first_row) : int(end_row)]
@@ -254,7 +288,7 @@ def assign_slice(
   value: np.ndarray,
 ) -> np.int32:
   """Sets layers [first_row, end_row) of a device's slice of an array."""
-  held, programs = _open(pod, settings)
+  held, programs = open_pod(pod, settings)
   key, rows = name.decode(), range(int(first_row), int(end_row))
   whole, num_rows = programs.state[key], len(programs.pod_step.names_of(key))
   held.assign(programs, key, whole, int(device), value, rows, num_rows)

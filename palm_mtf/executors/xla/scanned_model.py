@@ -26,7 +26,7 @@ import numpy as np
 from jax import lax
 from jax import numpy as jnp
 
-from palm_mtf._tf import mtf
+from palm_mtf._tf import mtf, tf
 from palm_mtf.architecture.parameters import first_in_backward, parameters_of
 from palm_mtf.config import (
   OPTIMIZERS,
@@ -273,9 +273,31 @@ class ScannedModel(DeviceModel):
     """Returns an array's names in checkpoints: one per period, if stacked."""
     return stacked_names(self._settings.loops, array)
 
+  def loops_in(self, stage: int) -> list[LayerLoop]:
+    """Returns the loops over the layers of a pipeline stage."""
+    return self._settings.loops_in(stage)
+
+  def gradients_in(self, stage: int) -> list[str]:
+    """Returns the names of the gradients that `run_backward` computes."""
+    found = [x for y in self._scans_of[stage] for x in y.gradients]
+    if stage == 0:
+      found += unstacked(self.gradients).keys() - {*self.gradients_of_head}
+    return found
+
+  @property
+  def gradients_of_head(self) -> list[str]:
+    """Names of the gradients that `run_head` computes."""
+    wanted = unstacked(self.gradients).items()
+    return [name for name, x in wanted if x in self._head.gives]
+
   def is_stacked(self, name: str) -> bool:
     """Returns whether the array `name` stacks a variable of several layers."""
     return is_stacked(name)
+
+  @property
+  def stream_dtype(self) -> tf.DType:
+    """Dtype of the residual stream between layers."""
+    return self._scans[0].before.dtype
 
   def find_gradients(
     self, variables: Arrays, batch: Arrays, dropout_state: jax.Array

@@ -106,7 +106,7 @@ class ScannedUpdate(DeviceUpdate):
 
     None for a metric that has one value for all layers.
     """
-    return self._counts.get(self.fetched[name])
+    return self.count(self.fetched[name])
 
   def parts_in(self, stage: int) -> Parts:
     """Returns the parts of the model that a pipeline stage updates."""
@@ -198,9 +198,9 @@ class ScannedUpdate(DeviceUpdate):
     """Returns the keys of what `measure` returns, in order."""
     return [y for x in parts for y in self._phases[x].measure.gives]
 
-  def sizes(self, values: Sequence[mtf.Tensor]) -> list[int]:
-    """Returns how many numbers each value has: 1, or one per period."""
-    return [self._counts.get(x, 1) for x in values]
+  def count(self, x: mtf.Tensor) -> int | None:
+    """Returns the number of periods that have a value of x; None if x is []."""
+    return self._counts.get(x)
 
   def _run(
     self,

@@ -12,7 +12,7 @@ the parts through their hosts, and run `update`.
 """
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -35,7 +35,7 @@ from palm_mtf.model.dropout import DROPOUT_STATE
 from palm_mtf.programs.features import Feature
 
 SETTINGS = (StepSettings, WholeSettings)
-_REPLICATED = PartitionSpec()
+REPLICATED = PartitionSpec()
 
 
 # Largest message between hosts, in bytes, which gRPC counts in 32 bits.
@@ -46,6 +46,37 @@ def cut_rows(num_rows: int, num_bytes: int) -> list[slice]:
   """Cuts rows of `num_bytes` into messages of up to 1 GiB, at least one row."""
   share = max(1, _MAX_BYTES // num_bytes)
   return [slice(i, min(i + share, num_rows)) for i in range(0, num_rows, share)]
+
+
+def join_numbers(values: Iterable[jax.Array]) -> jax.Array:
+  """Joins values of any shapes into one vector, float32."""
+  flat = [jnp.ravel(x).astype(jnp.float32) for x in values]
+  return jnp.concatenate([*flat, jnp.zeros([0])])
+
+
+def compile_function(
+  mesh: Mesh,
+  function: Callable,
+  takes: Sequence[Any],
+  gives: Any,
+  donated: Sequence[int] = (),
+) -> Callable:
+  """Returns a function of whole arrays that JAX runs on each device.
+
+  Args:
+    function: takes and returns one device's slices.
+    takes: how the mesh splits each argument (PartitionSpec), nested like them.
+    gives: the same for the results.
+    donated: numbers of the arguments whose memory results may reuse.
+  """
+  mapped = jax.shard_map(
+    function,
+    mesh=mesh,
+    in_specs=tuple(takes),
+    out_specs=gives,
+    check_vma=False,
+  )
+  return jax.jit(mapped, donate_argnums=tuple(donated))
 
 
 class PodStep:
@@ -79,14 +110,13 @@ class PodStep:
         )
       self.variables = self.update.variables
 
-  @property
-  def features(self) -> dict[str, Feature]:
-    """Dtype and shape of each feature of a step in one pod, by name."""
+  def features(self, num_rows: int) -> dict[str, Feature]:
+    """Returns dtype and shape of each feature of some rows, by name."""
     found = {}
     for name, given in self.model.features.items():
       (x,) = given.outputs
       rows, *dims = x.shape.dims
-      rows = mtf.Dimension(rows.name, self._settings.num_rows)
+      rows = mtf.Dimension(rows.name, num_rows)
       found[name] = Feature(x.dtype, mtf.Shape([rows, *dims]))
     return found
 
@@ -101,6 +131,27 @@ class PodStep:
   def _stack_shape(self, name: str, shape: Sequence[int]) -> list[int]:
     stacked = [len(self.names_of(name))] if self.model.is_stacked(name) else []
     return [*stacked, *shape]
+
+  def arrays_in(self, stage: int) -> list[str]:
+    """Returns the names of the arrays that a pipeline stage holds.
+
+    All stages have the same `variables`, but each holds only its own arrays:
+    those of its layers and, in stage 0, those outside of all layers.
+    """
+    if isinstance(self.model, WholeModel):
+      return [*self.variables]
+    loops = self.model.loops_in(stage)
+    return [
+      x
+      for x in self.variables
+      if any(loop.select({x: x}) for loop in loops)
+      or (stage == 0 and not self.model.is_stacked(x))
+    ]
+
+  def parameters_in(self, stage: int) -> list[str]:
+    """Returns the names of the trained variables of a pipeline stage."""
+    own = self.arrays_in(stage)
+    return [x for x in self.parameters if x in own]
 
   def slice_begin(self, name: str, device: int) -> tuple[int, ...]:
     """Returns where a device's slice of a variable begins, per dimension."""
@@ -161,7 +212,7 @@ class PodStep:
 
   def abstract_numbers(self, mesh: Mesh) -> Arrays:
     """Returns shape and dtype per item of `step`'s `numbers`, for compiling."""
-    everywhere = NamedSharding(mesh, _REPLICATED)
+    everywhere = NamedSharding(mesh, REPLICATED)
     return {
       name: jax.ShapeDtypeStruct(shape, dtype, sharding=everywhere)
       for name, shape, dtype in (
@@ -198,11 +249,11 @@ class PodStep:
       return self._update(state, *self.model.add_up(*sums), numbers)
 
     specs = self._state_specs()
-    return self._compile(
+    return compile_function(
       mesh,
       run,
-      [*self.split(specs), self._batch_specs(mesh), _REPLICATED],
-      (self.split(specs)[0], _REPLICATED),
+      [*self.split(specs), self._batch_specs(mesh), REPLICATED],
+      (self.split(specs)[0], REPLICATED),
       donated=[0],
     )
 
@@ -220,16 +271,16 @@ class PodStep:
       losses, gradients = self._sum(state, batch, numbers["dropout_state"])
       losses, _ = self.model.add_up(losses, {})
       parts = {
-        name: self._cut(name, x).astype(self._settings.dcn_dtype)
+        name: self.cut(name, x).astype(self._settings.dcn_dtype)
         for name, x in gradients.items()
       }
       return parts, self._stack(losses)
 
-    return self._compile(
+    return compile_function(
       mesh,
       run,
-      [self._state_specs(), self._batch_specs(mesh), _REPLICATED],
-      (self._each_device(mesh), _REPLICATED),
+      [self._state_specs(), self._batch_specs(mesh), REPLICATED],
+      (self._each_device(mesh), REPLICATED),
     )
 
   def update_of_parts(
@@ -242,16 +293,16 @@ class PodStep:
     """
 
     def run(state: Arrays, parts: Arrays, losses: jax.Array, numbers: Arrays):
-      gradients = {name: self._join(name, x) for name, x in parts.items()}
+      gradients = {name: self.join(name, x) for name, x in parts.items()}
       by_name = dict(zip(self.model.losses, losses, strict=True))
       return self._update(state, by_name, gradients, numbers)
 
     state, _ = self.split(self._state_specs())
-    return self._compile(
+    return compile_function(
       mesh,
       run,
-      [state, self._each_device(mesh), _REPLICATED, _REPLICATED],
-      (state, _REPLICATED),
+      [state, self._each_device(mesh), REPLICATED, REPLICATED],
+      (state, REPLICATED),
       donated=[0, 1],
     )
 
@@ -271,29 +322,12 @@ class PodStep:
       sums, _ = self.model.add_up(sums, {})
       return self._stack(sums)
 
-    return self._compile(
+    return compile_function(
       mesh,
       run,
       [self.read(self._state_specs()), self._batch_specs(mesh)],
-      _REPLICATED,
+      REPLICATED,
     )
-
-  def _compile(
-    self,
-    mesh: Mesh,
-    function: Callable,
-    takes: Sequence[Any],
-    gives: Any,
-    donated: Sequence[int] = (),
-  ) -> Callable:
-    mapped = jax.shard_map(
-      function,
-      mesh=mesh,
-      in_specs=tuple(takes),
-      out_specs=gives,
-      check_vma=False,
-    )
-    return jax.jit(mapped, donate_argnums=tuple(donated))
 
   def _state_specs(self) -> dict[str, PartitionSpec]:
     return {name: self.spec(name) for name in self.variables}
@@ -359,30 +393,28 @@ class PodStep:
     state, found = self.update.apply(
       self.model.placement.find_index(), state, gradients, losses | rates
     )
-    values = [
-      jnp.ravel(found[name]).astype(jnp.float32) for name in self.num_numbers
-    ]
-    return state, jnp.concatenate(values)
+    return state, join_numbers(found[name] for name in self.num_numbers)
 
-  def cut_parts(self, num_devices: int) -> list[list[slice]]:
-    """Returns, per parameter, how to cut its gradient into messages.
+  def cut_parts(
+    self, names: Sequence[str], num_devices: int
+  ) -> list[list[slice]]:
+    """Returns, per parameter in `names`, how to cut its gradient into messages.
 
     A host joins its `num_devices` devices' parts of a gradient into a vector.
     Each slice in the result cuts one message to the other pods from the vector.
     """
     size = np.dtype(self._settings.dcn_dtype).itemsize
     return [
-      cut_rows(num_devices * self._part_size(name), size)
-      for name in self.parameters
+      cut_rows(num_devices * self._part_size(name), size) for name in names
     ]
 
   def _part_size(self, name: str) -> int:
     """Returns the number of elements in a device's part of a gradient."""
     dims = self.model.placement.shape.dims
     copies = math.prod(dims[i].size for axes in self._axes(name) for i in axes)
-    return -(-math.prod(self._slice_shape(name)) // copies)
+    return -(-math.prod(self.slice_shape(name)) // copies)
 
-  def _slice_shape(self, name: str) -> list[int]:
+  def slice_shape(self, name: str) -> list[int]:
     """Returns the shape of a device's slice of a variable's array."""
     size = self.model.placement.slice_shape(self.variables[name].shape)
     return self._stack_shape(name, size)
@@ -402,7 +434,7 @@ class PodStep:
       i for i in free if i not in is_open
     ]
 
-  def _cut(self, name: str, gradient: jax.Array) -> jax.Array:
+  def cut(self, name: str, gradient: jax.Array) -> jax.Array:
     """Sums a gradient over the pod; returns the device's part, a vector.
 
     Along axes whose devices hold equal copies, a device only cuts out its part.
@@ -420,9 +452,9 @@ class PodStep:
       x = lax.psum_scatter(x, dims[i].name, tiled=True)
     return x
 
-  def _join(self, name: str, part: jax.Array) -> jax.Array:
-    """Gathers the parts of a gradient; undoes `_cut`."""
-    dims, shape = self.model.placement.shape.dims, self._slice_shape(name)
+  def join(self, name: str, part: jax.Array) -> jax.Array:
+    """Gathers the parts of a gradient; undoes `cut`."""
+    dims, shape = self.model.placement.shape.dims, self.slice_shape(name)
     summed, copied = self._axes(name)
     for i in reversed([*copied, *summed]):
       part = lax.all_gather(part, dims[i].name, tiled=True)

@@ -1,0 +1,273 @@
+# Copyright 2026 The palm_mtf authors.
+# SPDX-License-Identifier: Apache-2.0
+"""The part of a pipeline stage that one host holds, like pod_arrays.py.
+
+A stage passes the residual stream, or its gradient, to the next stage. If this
+process has both stages, the stream stays on devices: the next stage takes it
+from the `DeviceStore` of the stage. Otherwise a call returns the stream to
+TensorFlow, which sends it to the other host.
+
+A call never waits for another stage. It begins when TensorFlow has the stream,
+or the 0 that the call of the other stage returns instead.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from palm_mtf.executors.xla.device_store import DeviceStore, find_store
+from palm_mtf.executors.xla.host_calls import pod_function
+from palm_mtf.executors.xla.pod_arrays import (
+  PodPrograms,
+  cut_messages,
+  join_messages,
+  open_pod,
+)
+from palm_mtf.steps.plan import BACKWARD, FORWARD, HEAD
+
+# Phases of a pass that computes losses without gradients.
+INFER, INFER_HEAD = "infer", "infer_head"
+
+
+@pod_function
+def run_pass(
+  pod: bytes,
+  settings: bytes,
+  phase: bytes,
+  microbatch: np.int32,
+  dropout_state: np.ndarray,
+  source: bytes,
+  source_phase: bytes,
+  has_target: np.bool_,
+  *given: np.ndarray,
+) -> tuple[np.ndarray, ...]:
+  """Runs a pass of the stage for a microbatch.
+
+  Args:
+    phase: FORWARD, HEAD, BACKWARD, INFER or INFER_HEAD.
+    dropout_state: state of dropout, [4] int32.
+    source: `PodName` of the stage of this process that passes the stream to
+      this stage; b"" if none does.
+    source_phase: the phase in which `source` does so; b"" if no stage does.
+    has_target: whether a stage of another process takes the results.
+    given: if the stream is from another process, its value on each device of
+      this host; then the features, if the pass reads rows.
+
+  Returns:
+    The stream's value on each device of this host, if `has_target`; the losses,
+    [losses] float32, for INFER_HEAD; otherwise 0.
+  """
+  held, programs = open_pod(pod, settings)
+  taken, rows = None, list(given)
+  key = source_phase.decode(), int(microbatch)
+  if source:
+    taken = find_store(source).values.pop(key)
+    taken = programs.move(taken)
+  elif source_phase:
+    count = len(programs.local)
+    taken, rows = programs.join_each(given[:count]), rows[count:]
+  ran = _PASSES[phase.decode()]
+  found = ran(held, programs, int(microbatch), dropout_state, taken, rows)
+  if phase.decode() == INFER_HEAD:
+    return (np.array(found.addressable_data(0)),)
+  if has_target:
+    return tuple(np.array(x) for x in programs.slices(found).values())
+  if found is not None:
+    held.values[phase.decode(), int(microbatch)] = found
+  return (np.int32(0),)
+
+
+def _forward(
+  held: DeviceStore,
+  programs: PodPrograms,
+  microbatch: int,
+  dropout_state: np.ndarray,
+  x: jax.Array | None,
+  rows: Sequence[np.ndarray],
+) -> jax.Array:
+  step, batch = programs.stage_step, programs.put_batch(rows)
+  x, kept = step.forward(step.read(held.arrays), batch, dropout_state, x)
+  if step.has_backward:
+    held.values[_KEPT, microbatch] = batch, dropout_state, kept
+  return x
+
+
+def _head(
+  held: DeviceStore,
+  programs: PodPrograms,
+  microbatch: int,
+  dropout_state: np.ndarray,
+  x: jax.Array,
+  rows: Sequence[np.ndarray],
+) -> jax.Array | None:
+  step, batch = programs.stage_step, programs.put_batch(rows)
+  sums = _take_sums(held, programs, microbatch, of_head=True)
+  given = step.read(held.arrays), batch, dropout_state, x, sums
+  x, of_head, held.values[_SUMS, True] = step.head(*given)
+  held.values[_OF_HEAD, microbatch] = of_head
+  return x
+
+
+def _backward(
+  held: DeviceStore,
+  programs: PodPrograms,
+  microbatch: int,
+  unused: np.ndarray,
+  x: jax.Array,
+  rows: Sequence[np.ndarray],
+) -> jax.Array | None:
+  step = programs.stage_step
+  batch, dropout_state, kept = held.values.pop((_KEPT, microbatch))
+  of_head = held.values.pop((_OF_HEAD, microbatch), [])
+  sums = _take_sums(held, programs, microbatch, of_head=False)
+  x, held.values[_SUMS, False] = step.backward(
+    *(step.read(held.arrays), batch, dropout_state, kept, of_head, x, sums)
+  )
+  return x
+
+
+def _infer(
+  held: DeviceStore,
+  programs: PodPrograms,
+  microbatch: int,
+  dropout_state: np.ndarray,
+  x: jax.Array | None,
+  rows: Sequence[np.ndarray],
+) -> jax.Array:
+  step = programs.stage_step
+  return step.infer(step.read(held.arrays), programs.put_batch(rows), x)
+
+
+def _infer_head(
+  held: DeviceStore,
+  programs: PodPrograms,
+  microbatch: int,
+  dropout_state: np.ndarray,
+  x: jax.Array,
+  rows: Sequence[np.ndarray],
+) -> jax.Array:
+  step = programs.stage_step
+  return step.infer_head(step.read(held.arrays), programs.put_batch(rows), x)
+
+
+_PASSES: dict[str, Callable[..., Any]] = {
+  FORWARD: _forward,
+  HEAD: _head,
+  BACKWARD: _backward,
+  INFER: _infer,
+  INFER_HEAD: _infer_head,
+}
+
+# Keys of a `DeviceStore`: what a forward pass, or the head, keeps for the
+# backward pass of a microbatch; sums over microbatches; and, of the last call
+# of a step, the gradients and what the host has returned.
+_KEPT, _OF_HEAD, _SUMS = "kept", "of_head", "sums"
+_GRADIENTS, _RETURNED = "gradients", "returned"
+
+
+def _take_sums(
+  held: DeviceStore, programs: PodPrograms, microbatch: int, *, of_head: bool
+) -> dict[str, jax.Array]:
+  if microbatch:
+    return held.values.pop((_SUMS, of_head))
+  _forget_step(held)
+  return programs.stage_step.zeros(of_head)
+
+
+def _forget_step(held: DeviceStore) -> None:
+  for key in (_GRADIENTS, _RETURNED):
+    held.values.pop(key, None)
+
+
+def _pop_sums(held: DeviceStore) -> dict[str, jax.Array]:
+  """Returns the sums of the stage's gradients and, in stage 0, the head's."""
+  return {
+    name: x
+    for of_head in (True, False)
+    for name, x in held.values.pop((_SUMS, of_head), {}).items()
+  }
+
+
+# The functions below are parts of one call of the client. If a loss is not
+# finite, the client repeats the call, to find out which. So they keep what they
+# have made until an update succeeds.
+
+
+@pod_function
+def sum_gradients(pod: bytes, settings: bytes) -> tuple[np.ndarray, ...]:
+  """Sums the gradients over the devices of the stage of the only pod.
+
+  Returns:
+    Sums of the losses, [losses] float32, of a stage with the head, else [0];
+    and the gradients' sums of squares (`StageStep.total`).
+  """
+  held, programs = open_pod(pod, settings)
+  if _RETURNED not in held.values:
+    gradients, *numbers = programs.stage_step.total(_pop_sums(held))
+    held.values[_GRADIENTS] = gradients
+    of_host = [np.array(x.addressable_data(0)) for x in numbers]
+    held.values[_RETURNED] = tuple(of_host)
+  return held.values[_RETURNED]
+
+
+@pod_function
+def cut_gradients(pod: bytes, settings: bytes) -> tuple[np.ndarray, ...]:
+  """Returns the losses, and messages to other pods; see `find_gradients`."""
+  held, programs = open_pod(pod, settings)
+  if _RETURNED not in held.values:
+    step = programs.stage_step
+    parts, losses = step.parts(_pop_sums(held))
+    messages = cut_messages(programs, step.gradients, parts)
+    held.values[_RETURNED] = np.array(losses.addressable_data(0)), *messages
+  return held.values[_RETURNED]
+
+
+@pod_function
+def join_gradients(
+  pod: bytes, settings: bytes, *parts: np.ndarray
+) -> np.ndarray:
+  """Takes gradients summed over all pods; returns their sums of squares."""
+  held, programs = open_pod(pod, settings)
+  joined = join_messages(programs, programs.stage_step.gradients, parts)
+  held.values[_GRADIENTS], squares = programs.stage_step.join(joined)
+  return np.array(squares.addressable_data(0))
+
+
+@pod_function
+def measure_variables(
+  pod: bytes,
+  settings: bytes,
+  rates: np.ndarray,
+  losses: np.ndarray,
+  squares: np.ndarray,
+) -> np.ndarray:
+  """Returns sums of squares of variables and updates (`StageStep.measure`)."""
+  held, programs = open_pod(pod, settings)
+  changed, _ = programs.pod_step.split(held.arrays)
+  given = changed, held.values[_GRADIENTS], rates, losses, squares
+  found = programs.stage_step.measure(*given)
+  return np.array(found.addressable_data(0))
+
+
+@pod_function
+def update_variables(
+  pod: bytes, settings: bytes, *numbers: np.ndarray
+) -> np.ndarray:
+  """Updates the variables of the stage (`StageStep.update`).
+
+  `numbers` are the rates, and the losses and squares of all stages and pods, as
+  in `measure_variables`; then what that function returns in all stages.
+
+  Returns the metrics of the step, [metrics] float32.
+  """
+  held, programs = open_pod(pod, settings)
+  changed, _ = programs.pod_step.split(held.arrays)
+  given = changed, held.values[_GRADIENTS], *numbers
+  changed, found = programs.stage_step.update(*given)
+  held.arrays |= changed
+  values = np.array(found.addressable_data(0))
+  if values[programs.pod_step.find_number("is_finite")] > 0:
+    _forget_step(held)
+  return values

@@ -1,0 +1,349 @@
+# Copyright 2026 The palm_mtf authors.
+# SPDX-License-Identifier: Apache-2.0
+"""The programs of one pipeline stage, which XLA compiles and JAX runs.
+
+For each microbatch:
+
+  forward    the stage's layers
+  head       last norm, logits and loss, with their gradients (stage 0)
+  backward   gradients of the stage's layers
+
+Then, once per step:
+
+  total      sums of squares of the gradients, which are summed over devices
+  parts      the gradients; each device returns an equal part of them
+  join       `total` of parts that are summed over pods
+  measure    sums of squares of the variables and their updates
+  update     the optimizer's update of the stage's variables
+
+The optimizer needs sums over all stages before `measure` and before `update`.
+One pod runs `total`; several pods run `parts`, exchange the parts through their
+hosts, and run `join`.
+"""
+
+import functools
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+from jax import numpy as jnp
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from palm_mtf._tf import mtf
+from palm_mtf.executors.xla.device_model import Arrays
+from palm_mtf.executors.xla.scanned_model import ScannedModel, StepSettings
+from palm_mtf.executors.xla.scanned_update import ScannedUpdate
+from palm_mtf.executors.xla.step_functions import (
+  REPLICATED,
+  PodStep,
+  compile_function,
+  join_numbers,
+)
+
+
+class StageStep:
+  """The programs of a stage.
+
+  Between programs, each device keeps its own value of an activation or of a
+  sum, whether it is a slice or a term of a sum. An array holds these values,
+  [devices, ...].
+
+  Attributes:
+    arrays: names of the variables and optimizer slots that the stage holds.
+    gradients: names of the stage's trained variables.
+    has_backward: whether the backward pass reaches the stage.
+  """
+
+  def __init__(
+    self, settings: StepSettings, made: PodStep, mesh: Mesh, stage: int
+  ):
+    """Takes the graphs of all stages, `made`, and the stage's devices."""
+    assert isinstance(made.model, ScannedModel)
+    self._made, self._model, self._mesh = made, made.model, mesh
+    self._stage, self._settings = stage, settings
+    self.arrays = made.arrays_in(stage)
+    self._own = made.model.gradients_in(stage)
+    self._of_head = [] if stage else made.model.gradients_of_head
+    self.gradients = made.parameters_in(stage)
+    self.has_backward = bool(self._own)
+    self._each = PartitionSpec(mesh.axis_names)
+    self._specs = {x: made.spec(x) for x in self.arrays}
+    self._read = {x: y for x, y in self._specs.items() if x in made.model.reads}
+    self._rows = {x: made.model.spec(y) for x, y in made.model.features.items()}
+    if settings.optimizer:
+      assert isinstance(made.update, ScannedUpdate)
+      self._optimizer = made.update
+      self._parts = made.update.parts_in(stage)
+
+  def abstract_rows(self) -> Arrays:
+    """Returns dtype, sharding and [rows, ...] of each feature, by name."""
+    return {
+      name: jax.ShapeDtypeStruct(
+        x.outputs[0].shape.to_integer_list,
+        x.outputs[0].dtype.as_numpy_dtype,
+        sharding=NamedSharding(self._mesh, self._rows[name]),
+      )
+      for name, x in self._model.features.items()
+    }
+
+  def read(self, arrays: Arrays) -> Arrays:
+    """Returns the arrays that the passes read: no optimizer slots."""
+    return {x: arrays[x] for x in self._read}
+
+  @functools.cached_property
+  def forward(self):
+    """Function of (variables, rows, dropout_state, x).
+
+    `x` is the residual stream before the stage; None for stage 0. Returns the
+    stream after the stage, and what `backward` takes as `kept`.
+    """
+
+    def run(variables, rows, dropout_state, x):
+      given = variables, rows, dropout_state, _own(x)
+      return _of_device(self._model.run_forward(self._stage, *given))
+
+    return self._compile(run, [self._read, self._rows, None, self._each])
+
+  @functools.cached_property
+  def head(self):
+    """Function of (variables, rows, dropout_state, x, sums).
+
+    `x` is the stream after the last stage. Returns its gradient, what
+    `backward` of stage 0 takes as `of_head`, and the next `sums`: those of the
+    losses and of the gradients of the head's variables.
+    """
+
+    def run(variables, rows, dropout_state, x, sums):
+      found = self._model.run_head(variables, rows, dropout_state, _own(x))
+      losses, gradients, gradient, of_head = found
+      sums = _add(_own(sums), losses | gradients)
+      return _of_device((gradient, of_head, sums))
+
+    takes = [self._read, self._rows, None, self._each, self._each]
+    return self._compile(run, takes, donated=[4])
+
+  @functools.cached_property
+  def backward(self):
+    """Function of (variables, rows, dropout_state, kept, of_head, x, sums).
+
+    `x` is the gradient of the stream after the stage; `of_head` is read in
+    stage 0. Returns the gradient of the stream before the stage, and the next
+    `sums`, those of the gradients of the stage's variables.
+    """
+
+    def run(variables, rows, dropout_state, kept, of_head, x, sums):
+      given = variables, rows, dropout_state, *_own((kept, x, of_head))
+      x, gradients = self._model.run_backward(self._stage, *given)
+      return _of_device((x, _add(_own(sums), gradients)))
+
+    takes = [self._read, self._rows, None, *[self._each] * 4]
+    return self._compile(run, takes, donated=[6])
+
+  @functools.cached_property
+  def infer(self):
+    """Function of (variables, rows, x): the stream after the stage."""
+
+    def run(variables, rows, x):
+      return _of_device(
+        self._model.infer(self._stage, variables, rows, _own(x))
+      )
+
+    return self._compile(run, [self._read, self._rows, self._each])
+
+  @functools.cached_property
+  def infer_head(self):
+    """Function of (variables, rows, x): the losses, [losses] float32."""
+
+    def run(variables, rows, x):
+      losses = self._model.infer_head(variables, rows, _own(x))
+      return self._join_losses(losses)
+
+    return self._compile(run, [self._read, self._rows, self._each], REPLICATED)
+
+  @functools.cached_property
+  def zeros(self):
+    """Function of `of_head`: the first `sums` of the head, or of the stage."""
+
+    def make(of_head: bool) -> Arrays:
+      names = self._of_head if of_head else self._own
+      shapes = {x: tuple(self._made.slice_shape(x)) for x in names}
+      if of_head:
+        shapes |= dict.fromkeys(self._model.losses, ())
+      count = self._mesh.size
+      return {x: jnp.zeros([count, *y]) for x, y in shapes.items()}
+
+    each = NamedSharding(self._mesh, self._each)
+    return jax.jit(make, static_argnums=0, out_shardings=each)
+
+  @functools.cached_property
+  def total(self):
+    """Function of `sums`; all `sums` of the stage.
+
+    Returns the gradients, summed over devices; the losses, [losses] float32,
+    none if the stage has no head; and the sum of squares of each gradient, one
+    vector.
+    """
+
+    def run(sums):
+      losses, gradients = self._split(_own(sums))
+      losses, gradients = self._model.add_up(losses, gradients)
+      return gradients, self._join_losses(losses), self._squares(gradients)
+
+    gives = self._gradient_specs(), REPLICATED, REPLICATED
+    return self._compile(run, [self._each], gives, donated=[0])
+
+  @functools.cached_property
+  def parts(self):
+    """Function of `sums`: the parts of the gradients, and the losses.
+
+    See `PodStep.gradients`.
+    """
+
+    def run(sums):
+      losses, gradients = self._split(_own(sums))
+      losses, _ = self._model.add_up(losses, {})
+      dtype = self._settings.dcn_dtype
+      parts = {
+        name: self._made.cut(name, x).astype(dtype)
+        for name, x in gradients.items()
+      }
+      return parts, self._join_losses(losses)
+
+    gives = self._each, REPLICATED
+    return self._compile(run, [self._each], gives, donated=[0])
+
+  @functools.cached_property
+  def join(self):
+    """Function of parts, summed over pods: gradients and squares (`total`)."""
+
+    def run(parts):
+      gradients = {name: self._made.join(name, x) for name, x in parts.items()}
+      return gradients, self._squares(gradients)
+
+    gives = self._gradient_specs(), REPLICATED
+    return self._compile(run, [self._each], gives, donated=[0])
+
+  @functools.cached_property
+  def measure(self):
+    """Function of (variables, gradients, rates, losses, squares).
+
+    `variables` has the arrays that an update changes. `losses` are the sums of
+    all pods, and `squares` are those of all stages, in order. Returns the sums
+    of squares of the stage's variables and updates, one vector.
+    """
+
+    def run(variables, gradients, *numbers):
+      index = self._index
+      _, known = self._find_known(index, *numbers)
+      given = index, variables, gradients, known, self._parts
+      found = self._optimizer.measure(*given)
+      names = self._optimizer.measured_in(self._parts)
+      return join_numbers(found[x] for x in names)
+
+    takes = [self._changed, self._gradient_specs(), *[REPLICATED] * 3]
+    return self._compile(run, takes, REPLICATED)
+
+  @functools.cached_property
+  def update(self):
+    """Function of the arguments of `measure`, and `measured` of all stages.
+
+    Returns the next variables, and the metrics (`PodStep.step`). If a loss or
+    gradient is not finite, no variable changes.
+    """
+
+    def run(variables, gradients, *numbers):
+      *numbers, measured = numbers
+      index, optimizer = self._index, self._optimizer
+      squares, known = self._find_known(index, *numbers)
+      sums = self._split_numbers(optimizer.measured_in, measured)
+      given = index, variables, gradients, known, sums, self._parts
+      changed = optimizer.assign(*given)
+      found = optimizer.metrics(squares | known | sums)
+      return changed, join_numbers(found[x] for x in self._made.num_numbers)
+
+    takes = [self._changed, self._gradient_specs(), *[REPLICATED] * 4]
+    gives = self._changed, REPLICATED
+    return self._compile(run, takes, gives, donated=[0])
+
+  @property
+  def _index(self) -> jax.Array:
+    return self._model.placement.find_index()
+
+  @property
+  def _changed(self) -> dict[str, PartitionSpec]:
+    return self._made.split(self._specs)[0]
+
+  def _gradient_specs(self) -> dict[str, PartitionSpec]:
+    return {x: self._specs[x] for x in self.gradients}
+
+  def _compile(
+    self,
+    run: Any,
+    takes: Sequence[Any],
+    gives: Any = None,
+    donated: Sequence[int] = (),
+  ) -> Any:
+    # None among `takes` is a value that all devices have; `gives` is by default
+    # a value of each device.
+    takes = [REPLICATED if x is None else x for x in takes]
+    gives = self._each if gives is None else gives
+    return compile_function(self._mesh, run, takes, gives, donated)
+
+  def _join_losses(self, losses: Arrays) -> jax.Array:
+    names = [x for x in self._model.losses if x in losses]
+    return join_numbers(losses[x] for x in names)
+
+  def _split(self, sums: Arrays) -> tuple[Arrays, Arrays]:
+    """Returns the losses and the gradients in `sums`."""
+    names = self._model.losses
+    return (
+      {x: y for x, y in sums.items() if x in names},
+      {x: y for x, y in sums.items() if x not in names},
+    )
+
+  def _squares(self, gradients: Arrays) -> jax.Array:
+    found = self._optimizer.find_squares(self._index, gradients, self._parts)
+    names = self._optimizer.squares_in(self._parts)
+    return join_numbers(found[x] for x in names)
+
+  def _find_known(
+    self,
+    index: jax.Array,
+    rates: jax.Array,
+    losses: jax.Array,
+    squares: jax.Array,
+  ) -> tuple[dict[mtf.Tensor, jax.Array], dict[mtf.Tensor, jax.Array]]:
+    """Returns all stages' sums of squares, and the scalars of the update."""
+    optimizer = self._optimizer
+    by_tensor = self._split_numbers(optimizer.squares_in, squares)
+    numbers = dict(zip(self._model.losses, losses, strict=True))
+    numbers |= dict(zip(optimizer.rates, rates, strict=True))
+    return by_tensor, optimizer.find_scalars(index, by_tensor, numbers)
+
+  def _split_numbers(
+    self, names_in: Any, numbers: jax.Array
+  ) -> dict[mtf.Tensor, jax.Array]:
+    """Splits a vector that joins the values of all stages, in order."""
+    stages = range(self._settings.mesh_layout.stages)
+    tensors = [x for y in stages for x in names_in(self._optimizer.parts_in(y))]
+    found, begin = {}, 0
+    for x in tensors:
+      count = self._optimizer.count(x)
+      values = numbers[begin : begin + (count or 1)]
+      found[x] = values if count else values[0]
+      begin += count or 1
+    return found
+
+
+def _own(x: Any) -> Any:
+  """Returns a device's values from arrays of all devices' values."""
+  return jax.tree.map(lambda x: x[0], x)
+
+
+def _of_device(x: Any) -> Any:
+  """Returns a device's values as its part of arrays of all devices' values."""
+  return jax.tree.map(lambda x: x[jnp.newaxis], x)
+
+
+def _add(sums: Arrays, terms: Arrays) -> Arrays:
+  return {x: y + terms[x].astype(jnp.float32) for x, y in sums.items()}
