@@ -3,6 +3,7 @@
 """The executor of accelerators: XLA compiles programs, and JAX runs them."""
 
 import contextlib
+import dataclasses
 import functools
 from collections.abc import Iterator, Mapping, Sequence
 
@@ -85,6 +86,7 @@ class XlaExecutor:
     features: Sequence[str],
   ) -> Iterator[OpenLoss]:
     """Opens the first pod of ISLANDS, or this process's accelerators."""
+    mesh_layout, pods = _first_stage(mesh_layout, pods)
     with self._open_pod(mesh_layout, pods) as (client, devices):
       with client.graph.as_default():
         program = build_loss_program(
@@ -102,7 +104,9 @@ class XlaExecutor:
     self, settings: DecodeSettings, pods: PodsConfig, *, for_steps: bool
   ) -> Iterator[OpenDecoder]:
     """Opens the first pod of ISLANDS, or this process's accelerators."""
-    with self._open_pod(settings.mesh_layout, pods) as (client, devices):
+    mesh_layout, pods = _first_stage(settings.mesh_layout, pods)
+    settings = dataclasses.replace(settings, mesh_layout=mesh_layout)
+    with self._open_pod(mesh_layout, pods) as (client, devices):
       programs = PodDecoder(settings, devices)
       with client.graph.as_default():
         layers = programs.make_layers()
@@ -115,6 +119,25 @@ class XlaExecutor:
     with open_pod(self, mesh, pods) as (client, devices):
       assert isinstance(devices, AcceleratorDevices)  # `self` has opened them
       yield client, devices
+
+
+def _first_stage(
+  mesh: MeshLayout, pods: PodsConfig
+) -> tuple[MeshLayout, PodsConfig]:
+  """Returns a mesh without stages, and ISLANDS with servers of one stage.
+
+  The devices of one stage run a trained model.
+  """
+  islands = pods.islands
+  if mesh.stages > 1 and islands and not isinstance(islands, str):
+    first = islands[0]
+    # On accelerators a server's device numbers in ISLANDS have no meaning.
+    names = [x.partition("/")[0] for x in first]
+    islands = [names[: max(1, len(names) // mesh.stages)]]
+  return (
+    dataclasses.replace(mesh, stages=1),
+    dataclasses.replace(pods, islands=islands),
+  )
 
 
 EXECUTOR: Executor = XlaExecutor()

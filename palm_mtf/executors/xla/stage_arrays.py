@@ -11,6 +11,7 @@ A call never waits for another stage. It begins when TensorFlow has the stream,
 or the 0 that the call of the other stage returns instead.
 """
 
+import collections
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -61,10 +62,10 @@ def run_pass(
   """
   held, programs = open_pod(pod, settings)
   taken, rows = None, list(given)
-  key = source_phase.decode(), int(microbatch)
   if source:
-    taken = find_store(source).values.pop(key)
-    taken = programs.move(taken)
+    # A stage passes its results on in the order in which the next takes them.
+    passed = find_store(source).values[source_phase]
+    taken = programs.move(passed.popleft())
   elif source_phase:
     count = len(programs.local)
     taken, rows = programs.join_each(given[:count]), rows[count:]
@@ -75,7 +76,7 @@ def run_pass(
   if has_target:
     return tuple(np.array(x) for x in programs.slices(found).values())
   if found is not None:
-    held.values[phase.decode(), int(microbatch)] = found
+    held.values.setdefault(phase, collections.deque()).append(found)
   return (np.int32(0),)
 
 

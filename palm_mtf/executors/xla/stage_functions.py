@@ -156,7 +156,7 @@ class StageStep:
 
     def run(variables, rows, x):
       losses = self._model.infer_head(variables, rows, _own(x))
-      return self._join_losses(losses)
+      return self._join_losses(self._model.add_up(losses, {})[0])
 
     return self._compile(run, [self._read, self._rows, self._each], REPLICATED)
 

@@ -1,0 +1,114 @@
+# Copyright 2026 The palm_mtf authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Pods of accelerators in stages train what pods of hosts train.
+
+The host's steps of a whole model are the oracle: they share no stages, queues
+or programs with the steps here. Virtual CPU devices take the place of TPUs.
+"""
+
+import dataclasses
+
+import numpy as np
+import pytest
+
+from palm_mtf.config import PodsConfig
+from palm_mtf.training.step import NonFiniteStepError
+from tests.blocks import SETTINGS
+from tests.executors.xla.program_run import build_on_accelerators, run_of
+from tests.executors.xla.step_client_test import (
+  DROPOUT,
+  STACKED,
+  UNLIKE,
+  WITH_ADAMW,
+  WITH_MUON,
+  check_same,
+  slow,
+)
+from tests.mtf_testing import (
+  SINGLE,
+  mesh_layout,
+  random_documents,
+  random_examples,
+  small_config,
+  train,
+)
+
+BATCH_SIZE = 8
+DATA, TWO_D = mesh_layout("batch over data"), mesh_layout("PaLM's 2D")
+FSDP = mesh_layout("fully sharded")
+FOUR = {**UNLIKE, "num_layers": 4, "layers": "2*window, global, window"}
+
+
+def in_stages(mesh, stages, num_microbatches, stage_order="1f1b"):
+  return dataclasses.replace(
+    mesh,
+    stages=stages,
+    num_microbatches=num_microbatches,
+    stage_order=stage_order,
+  )
+
+
+@pytest.mark.parametrize(
+  ("mesh", "num_pods", "settings", "changes"),
+  [
+    (in_stages(DATA, 2, 2), 2, DROPOUT, FOUR),
+    slow(in_stages(FSDP, 2, 2), 1, {}, {"remat": "layer"}),
+    slow(in_stages(TWO_D, 2, 2, "gpipe"), 1, STACKED, {"remat": "none"}),
+    slow(in_stages(SINGLE, 4, 4), 1, STACKED, {"num_layers": 4}),
+    slow(in_stages(SINGLE, 4, 8), 1, WITH_MUON, {"num_layers": 4}),
+    slow(in_stages(SINGLE, 2, 4), 2, STACKED, {"block": "serial"}),
+    slow(in_stages(DATA, 2, 2), 2, WITH_MUON, {"norm": "rms_norm"}),
+    slow(in_stages(DATA, 2, 1), 1, WITH_ADAMW, {}),
+    slow(in_stages(DATA, 2, 2), 1, DROPOUT, SETTINGS["Gemma 3"]),
+    slow(in_stages(SINGLE, 2, 2), 1, {}, SETTINGS["GPT-3"]),
+    slow(in_stages(SINGLE, 2, 2), 1, {"frozen": ["embedding"]}, {}),
+    slow(in_stages(SINGLE, 2, 2), 2, {"frozen": ["layers/1/*"]}, {}),
+    slow(
+      in_stages(SINGLE, 2, 2),
+      2,
+      {"frozen": ["embedding", "layers/0/*"]},
+      {},
+    ),
+  ],
+)
+def test_stages_take_the_steps_of_one_mesh_of_hosts(
+  mesh, num_pods, settings, changes
+):
+  config = small_config(**{"num_layers": 2, **changes})
+  is_long = "layers" in changes
+  given = {
+    "rows": random_documents if is_long else random_examples,
+    "num_steps": 3,
+    "batch_size": BATCH_SIZE,
+    **settings,
+  }
+  found = train(
+    config,
+    mesh=mesh,
+    pods=PodsConfig(num_pods=num_pods, dcn_dtype="float32"),
+    build=build_on_accelerators,
+    **given,
+  )
+  check_same(found, train(config, **given))
+
+
+def test_a_loss_of_a_batch_is_that_of_the_host_and_bad_steps_change_nothing():
+  """A step whose loss is not finite is refused; the next step trains."""
+  config = small_config(num_layers=2)
+  mesh = in_stages(mesh_layout("fully sharded", tpu="v4-8"), 2, 2)
+  batch = random_examples(config, batch_size=BATCH_SIZE, seed=1)
+  with run_of(config, SINGLE, features=batch.keys()) as host:
+    expected = [*host.step.losses(batch)]
+  with run_of(config, mesh, features=batch.keys()) as run:
+    found = [*run.step.losses(batch)]
+    losses, weights = zip(*found, strict=True)
+    mean = np.average(losses, weights=weights)
+    np.testing.assert_allclose(mean, expected[0][0], rtol=1e-6)
+    before = run.variables()
+    bad = {**batch, "loss_weights": np.full_like(batch["loss_weights"], np.nan)}
+    with pytest.raises(NonFiniteStepError) as error:
+      run.step.run(bad, 0)
+    assert np.isnan(error.value.losses["loss"])
+    for name, value in run.variables().items():
+      np.testing.assert_array_equal(value, before[name], err_msg=name)
+    assert np.isfinite(run.step.run(batch, 0)["loss"])
