@@ -7,7 +7,7 @@ import math
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
-from palm_mtf.config.checked import Checked, Count, real, whole
+from palm_mtf.config.checked import Checked, Count, real, text_or_empty, whole
 from palm_mtf.config.layer_pattern import repeat_pattern
 from palm_mtf.config.macros import values_of
 from palm_mtf.errors import UserError, did_you_mean
@@ -129,7 +129,9 @@ class ModelConfig(Checked):
   """
 
   num_layers: Annotated[int, whole(maximum=MAX_LAYERS)]
-  layers: str = ""
+  layers: Annotated[
+    str, text_or_empty('a text, such as "5*window, global", or ""')
+  ] = ""
   # A dictionary has no hash; configurations that differ only here are still
   # compared, and unequal.
   variants: Mapping[str, Mapping[str, Any]] | None = dataclasses.field(
@@ -172,7 +174,7 @@ class ModelConfig(Checked):
   mlp: Literal[
     "swiglu", "geglu", "geglu_tanh", "gelu", "gelu_tanh", "relu", "relu2"
   ] = "swiglu"
-  biases: str = ""
+  biases: Annotated[str, text_or_empty('a text, such as "qkv,o"')] = ""
   output_embedding: Literal["tied", "separate"] = "tied"
   embedding_scale: Annotated[float, real(1e-6, 1e6)] = 1.0
   logits_scale: Annotated[
@@ -206,10 +208,6 @@ class ModelConfig(Checked):
         "would hide; set ATTENTION_WINDOW = None."
       )
     self._check_rotary()
-    if not isinstance(self.biases, str):
-      raise UserError(
-        f'BIASES = {self.biases!r}: give a text, such as "qkv,o".'
-      )
     for place in self.bias_places:
       if place not in BIAS_PLACES or self.bias_places.count(place) > 1:
         raise UserError(
@@ -232,10 +230,6 @@ class ModelConfig(Checked):
 
   def _check_layers(self) -> None:
     names, variants = self.layers, self.variants
-    if not isinstance(names, str):
-      raise UserError(
-        f'LAYERS = {names!r}: give a text, such as "5*window, global", or "".'
-      )
     if variants is None:
       variants = {}
     if not isinstance(variants, Mapping) or not all(

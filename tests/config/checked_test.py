@@ -158,6 +158,13 @@ PATTERNS, GROUPS = "answer_patterns", "category_groups"
     (RUN, {"init_state": "all"}, "name it in INIT_CHECKPOINT."),
     (PODS, {"num_pods": 9}, "give a whole number of at most 8."),
     (PODS, {"client_address": "a:b:c"}, 'write "host" or "host:port", of this'),
+    (
+      PODS,
+      {"client_address": "a:\u0661"},
+      'write "host" or "host:port", of th',
+    ),
+    (PODS, {"manager": None}, 'give the address of a manager, "host:port", or'),
+    (PODS, {"manager_tls": None}, "give the PREFIX of PREFIX.key and PREFIX.p"),
     (INSPECTION, {"inspect_steps": []}, "give a list of steps, such as [0, 10"),
     (INSPECTION, {"overlap_files": [3]}, GLOBS_OR_NONE),
     (FILTER, {"min_document_bytes": -1}, "give a whole number of at least 0."),
