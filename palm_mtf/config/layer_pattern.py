@@ -71,9 +71,9 @@ def repeat_pattern(text: str, num_layers: int, maximum: int) -> tuple[str, ...]:
     parts = [f"{times}*({text})" if times > 1 else text] if times else []
     parts.append(_join(names[:rest]))
     raise UserError(
-      f"LAYERS = {shorten(text)}: its {len(names)} layers do not divide "
-      f'NUM_LAYERS = {num_layers}; set LAYERS = "{", ".join(parts)}", or '
-      "another NUM_LAYERS."
+      f"LAYERS = {shorten(text)} and NUM_LAYERS = {num_layers}: a pattern of "
+      f"{len(names)} layers does not divide the model's; set LAYERS = "
+      f'"{", ".join(parts)}", or another NUM_LAYERS.'
     )
   return names * times
 

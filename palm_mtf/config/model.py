@@ -194,7 +194,8 @@ class ModelConfig(Checked):
       if heads is not None:
         raise UserError(
           f"NUM_KV_HEADS = {heads} and ATTENTION = {self.attention!r}: only "
-          '"grouped_query" has this setting; set NUM_KV_HEADS = None.'
+          '"grouped_query" has this setting; set NUM_KV_HEADS = None, or '
+          'ATTENTION = "grouped_query".'
         )
     elif heads is None or self.num_heads % heads:
       raise UserError(
@@ -217,14 +218,15 @@ class ModelConfig(Checked):
         )
     if self.output_fan_in == "joined" and self.block == "serial":
       raise UserError(
-        'OUTPUT_FAN_IN = "joined": a serial block never adds the products of '
-        'o and wo; use "separate".'
+        'OUTPUT_FAN_IN = "joined" and BLOCK = "serial": a serial block never '
+        'adds the products of o and wo; set OUTPUT_FAN_IN = "separate", or '
+        "another BLOCK."
       )
     if self.branch_norm and self.block != "serial":
       raise UserError(
         f"BRANCH_NORM = True and BLOCK = {self.block!r}: only a serial block "
         "adds the results of attention and MLP one by one; set BRANCH_NORM = "
-        "False."
+        'False, or BLOCK = "serial".'
       )
     self._check_layers()
 

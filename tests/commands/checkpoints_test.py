@@ -164,7 +164,7 @@ def test_compare_tells_names_shapes_and_numbers_apart(
 def test_compare_takes_an_absent_setting_for_the_value_that_it_had(
   tmp_path, results
 ):
-  """Checkpoints of earlier versions lack settings, whose values were implied."""
+  """A checkpoint of an earlier version lacks settings with implied values."""
   old = {"D_FF": 64}
   same = {"BRANCH_NORM": False, "FROZEN": [], "OPTIMIZER": "adafactor", **old}
   # Versions without LOGITS_DTYPE implied "activation".

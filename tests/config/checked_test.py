@@ -138,7 +138,11 @@ PATTERNS, GROUPS = "answer_patterns", "category_groups"
   ("settings", "changes", "rule"),
   [
     (PALM, {"norm": "layernorm"}, '(did you mean "layer_norm"?): choose one'),
-    (PALM, {"output_fan_in": "joined", "block": "serial"}, 'use "separate".'),
+    (
+      PALM,
+      {"output_fan_in": "joined", "block": "serial"},
+      'set OUTPUT_FAN_IN = "separate", or another BLOCK.',
+    ),
     (PALM, {"d_kv": 7}, "rotary embedding turns pairs of numbers, so D_KV is"),
     (TEXT, {"text_files": []}, GLOBS),
     (TEXT, {"text_files": ["a", 3]}, GLOBS),

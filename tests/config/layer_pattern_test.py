@@ -93,5 +93,7 @@ def test_a_pattern_that_does_not_divide_the_layers_is_one_line_with_the_fix(
   text, num_layers, fix
 ):
   said = message_of(repeat_pattern, text, num_layers, MOST)
-  assert f'NUM_LAYERS = {num_layers}; set LAYERS = "{fix}"' in said
+  given = f"LAYERS = '{text}' and NUM_LAYERS = {num_layers}: a pattern of "
+  assert said.startswith(given)
+  assert f'set LAYERS = "{fix}", or another NUM_LAYERS.' in said
   assert len(repeat_pattern(fix, num_layers, MOST)) == num_layers
