@@ -130,8 +130,8 @@ class Configuration:
 
     It begins "MACRO = value: " or "MACRO = value and OTHER = value: ".
     """
-    first, _, rest = message.partition(": ")[0].partition(" = ")
-    if first not in self.macros:
+    first, equals, rest = message.partition(": ")[0].partition(" = ")
+    if not equals or first not in self.macros:
       return message
     names = [first, *re.findall(r" ([A-Z][A-Z0-9_]*) = ", rest)]
     found = [self.macros[x] for x in names if x in self.macros]
