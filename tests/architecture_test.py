@@ -53,7 +53,8 @@ IMPORTS = {
   "runtime/server": "__init__ console json_text machine _tf native "
   "runtime/host_functions runtime/processes runtime/addresses "
   "runtime/server_info",
-  "programs": "errors config _tf steps ops runtime/program mesh model optim",
+  "programs": "errors config _tf architecture steps ops runtime/program mesh "
+  "model optim",
   "generation/decode": "config machine _tf architecture ops native "
   "runtime/program mesh model",
   "unitransformer": "errors config _tf architecture ops model "

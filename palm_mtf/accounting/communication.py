@@ -24,7 +24,7 @@ from palm_mtf.accounting.optimizer_state import (
   row_rank,
 )
 from palm_mtf.architecture import parameters
-from palm_mtf.architecture.block import Branch, Kind, model_of
+from palm_mtf.architecture.block import Branch, Kind, Layer, model_of
 from palm_mtf.config import (
   HardwareConfig,
   MeshLayout,
@@ -312,12 +312,14 @@ class _Traffic:
       # once per use. A norm's scale is gathered once, because the backward pass
       # reuses the result; but twice if REMAT recomputes the layer of the norm.
       uses = 2 if name == "embedding" and is_tied else 1
+      layer = self._layers.get(parameter.layer)
       is_kept = is_vector and (
-        config.remat != "layer" or parameter.layer is None
+        config.remat != "layer"
+        or layer is None
+        or parameter.part in _added_last(layer)
       )
       times = uses * count if is_table else count
       if not is_table and not is_kept:  # again, where there is a backward pass
-        layer = self._layers.get(parameter.layer)
         times += self._visited[layer] if layer else 1
       self.add("all_gather", (stored,), num_bytes, times)
       if self._rules.get("batch") == stored:
@@ -389,6 +391,17 @@ class _Traffic:
       num_bytes = _FLOAT32 * kernel.shares.first**2
       times = kernel.steps * kernel.count
       self.add("all_reduce", kernel.summed, num_bytes, times)
+
+
+def _added_last(layer: Layer) -> set[str]:
+  """Returns names of biases that only the layer's result depends on.
+
+  REMAT = "layer" does not add them again, because no gradient reads the result.
+  """
+  last = layer.sums[-1]
+  if last.output_norm:
+    return {f"{last.output_norm}/bias"}
+  return {x.output.bias for x in last.branches}
 
 
 def _kind_of_sum(is_scattered: bool) -> str:

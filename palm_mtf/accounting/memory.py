@@ -272,7 +272,10 @@ class Activations:
 
   def waiting_bytes(self, stage: int) -> int:
     """Returns the bytes of tensors that wait for a stage or to be sent."""
-    stream, mesh = 2 * self.stream_bytes(), self._mesh
+    mesh = self._mesh
+    # A stage without backward passes may be ahead by all microbatches.
+    sent = 1 if self._num_backward else mesh.num_microbatches
+    stream = (1 + sent) * self.stream_bytes()
     if stage or "embedding" not in self._trained:
       return stream
     # The head computes gradients of the embedding; those of at most one

@@ -15,6 +15,11 @@ from palm_mtf.errors import UserError
 
 # SECOND_MOMENT of a checkpoint without slots, such as imported weights.
 NO_MOMENTS = "none"
+# What messages advise if a run cannot take over the optimizer of a checkpoint.
+NEW_OPTIMIZER = (
+  "start a new optimizer from its weights in another MODEL_DIR, as "
+  'INIT_CHECKPOINT with INIT_STATE = "weights"'
+)
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2}
 
 
@@ -87,9 +92,8 @@ def check_same_slots(
   """
   if settings.get("SECOND_MOMENT") == NO_MOMENTS:
     raise UserError(
-      f"{place}: has only weights, without the moments of an optimizer; start "
-      "from it in another MODEL_DIR, as its INIT_CHECKPOINT with INIT_STATE = "
-      '"weights".'
+      f"{place}: has only weights, without the moments of an optimizer; "
+      f"{NEW_OPTIMIZER}."
     )
   # Earlier versions had only one optimizer.
   held = {"OPTIMIZER": next(iter(OPTIMIZERS)), **settings}
@@ -105,10 +109,11 @@ def check_same_slots(
       or _kinds(dataclasses.replace(optimizer, **{name: before}))
       != _kinds(optimizer)
     ):
+      # A user who chooses another optimizer does not want the old one.
+      keep = "" if name == "optimizer" else "keep that value, or "
       raise UserError(
         f"{name.upper()} = {now!r}: {place} was written with {before!r}, so "
-        "its moments do not fit; keep that value, or start from scratch in "
-        "another MODEL_DIR."
+        f"its moments do not fit; {keep}{NEW_OPTIMIZER}."
       )
 
 

@@ -19,6 +19,7 @@ from palm_mtf.accounting.step_time import StepTime, device_rates, predict_step
 from palm_mtf.architecture.block import model_of_layers
 from palm_mtf.architecture.parameters import (
   distinct_parameters,
+  first_stage_in_backward,
   frozen_in_stage,
   parse_name,
 )
@@ -124,16 +125,17 @@ def describe_step(
 
   `on_accelerators` is an argument of `plan_step`.
   """
-  mesh, pods = config.mesh_layout, config.pods
-  plan = plan_step(mesh, pods, on_accelerators=on_accelerators)
+  mesh, pods, frozen = config.mesh_layout, config.pods, config.run.frozen
+  plan = plan_step(
+    mesh,
+    pods,
+    on_accelerators=on_accelerators,
+    first_backward=first_stage_in_backward(config.model, frozen, mesh.stages),
+  )
   rows = config.run.batch_sizes.size(0) // pods.num_pods
   sizes = [
     communication.edge_bytes(
-      x,
-      config.model,
-      mesh,
-      pod_batch_size=rows,
-      frozen=config.run.frozen,
+      x, config.model, mesh, pod_batch_size=rows, frozen=frozen
     )
     for x in plan.edges
   ]

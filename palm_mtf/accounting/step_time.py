@@ -28,7 +28,10 @@ from palm_mtf.accounting import communication, memory, newton_schulz
 from palm_mtf.accounting.flops import device_flops
 from palm_mtf.accounting.hardware import MEASURED, describe_remat, share_chip
 from palm_mtf.architecture.block import model_of_layers
-from palm_mtf.architecture.parameters import frozen_in_stage
+from palm_mtf.architecture.parameters import (
+  first_stage_in_backward,
+  frozen_in_stage,
+)
 from palm_mtf.config import Config, HardwareConfig, ModelConfig, PlanConfig
 from palm_mtf.config.device_mesh import DeviceMesh
 from palm_mtf.errors import UserError
@@ -206,14 +209,14 @@ def _predict_stages(
     of_layers = whole.total - whole.update - 2 * (one.total - one.update)
     others.append(of_layers + two.total - two.update)
     updates.append(whole.update - 2 * one.update + two.update)
-  # A stage sends activations forward, and gradients back; the latter count even
-  # if FROZEN ends the backward pass before this stage.
   send = ("send", ("stages",))
+  begin = first_stage_in_backward(model, config.run.frozen, mesh.stages)
+  plan = plan_step(mesh, pods, first_backward=begin)
   sent = sum(
     communication.edge_bytes(
       x, model, mesh, pod_batch_size=batch_size // pods.num_pods
     )
-    for x in plan_step(mesh, pods).sends_from(pod=0, stage=0)
+    for x in plan.sends_from(pod=0, stage=0)
   )
   chips = mesh.pod_devices / config.hardware.chip_devices
   is_beyond_links = chips > (rates.chip_link_chips or chips)

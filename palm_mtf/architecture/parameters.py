@@ -207,6 +207,17 @@ def first_in_backward(config: ModelConfig, frozen: Sequence[str] = ()) -> int:
   return min(layers)
 
 
+def first_stage_in_backward(
+  config: ModelConfig, frozen: Sequence[str], num_stages: int
+) -> int:
+  """Returns the first pipeline stage with a backward pass.
+
+  The result is the number of stages if no stage has one.
+  """
+  layer = first_in_backward(config, tuple(frozen))
+  return layer * num_stages // config.num_layers
+
+
 def count_visited(
   config: ModelConfig, frozen: Sequence[str] = ()
 ) -> Mapping[Layer, int]:

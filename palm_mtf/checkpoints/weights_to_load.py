@@ -13,11 +13,16 @@ INIT_STATE = "all"       everything, to train on other data (PaLM Appendix F)
 
 import contextlib
 import dataclasses
+import json
 import logging
 import os
 from collections.abc import Iterator, Mapping, Sequence
 
-from palm_mtf.accounting.optimizer_state import check_same_slots
+from palm_mtf.accounting.optimizer_state import (
+  NEW_OPTIMIZER,
+  check_same_slots,
+)
+from palm_mtf.architecture.block import NORMS, model_of
 from palm_mtf.architecture.parameters import (
   frozen_names,
   parameter_shapes,
@@ -27,24 +32,31 @@ from palm_mtf.checkpoints.manifest import (
   MANIFEST,
   Checkpoint,
   DamagedCheckpointError,
+  Manifest,
   OpenWeights,
   newest_whole,
   read_and_hold,
 )
 from palm_mtf.config import (
+  Config,
   CorpusConfig,
   DataConfig,
   ModelConfig,
   OptimizerConfig,
   RunConfig,
 )
+from palm_mtf.config.macros import MISSING, from_macros, macros_of
 from palm_mtf.data.batches.corpus import Corpus
 from palm_mtf.data.vocabulary.load import load_vocabulary
 from palm_mtf.data.vocabulary.vocabulary import Vocabulary
 from palm_mtf.errors import UserError, suggest_name
+from palm_mtf.json_text import json_text
 from palm_mtf.model_dir.paths import ModelDir, step_of
 
 _SHOWN_DIFFERENCES = 3
+# Settings that earlier versions lacked, and that implied another value than
+# today's default: {macro: value}.
+BEFORE = {"NORM_SCALE": "plain", "LOGITS_DTYPE": "activation"}
 
 
 def open_newest(
@@ -106,19 +118,55 @@ def check_same_model(
     )
 
 
-def check_same_layers(checkpoint: Checkpoint, model: ModelConfig) -> None:
-  """Raises UserError if a run would resume with other LAYERS or VARIANTS.
+# Settings that a resumed run may change, although they are the model's: shapes
+# of parameters and the function that the model computes stay the same.
+_FREE = "SEQUENCE_LENGTH LOGITS_DTYPE OUTPUT_FAN_IN REMAT OBJECTIVE".split()
 
-  `checkpoint` is the run's own. Shapes of parameters do not show the window or
-  positions of a layer.
+
+def check_same_function(checkpoint: Checkpoint, model: ModelConfig) -> None:
+  """Raises UserError if a run would resume as a model of another function.
+
+  `checkpoint` is the run's own, and has the shapes of `model`. Shapes of
+  parameters do not show the positions of a layer or the activation of its MLP.
+  Settings may be written differently, such as LAYERS with other names.
   """
-  for name in ("LAYERS", "VARIANTS"):
-    before, now = checkpoint.manifest.settings.get(name), model.macros()[name]
-    if (before or None) != (now or None):
-      raise UserError(
-        f"{name} = {now!r}: {checkpoint.path} was trained with {before!r}; use "
-        "that, or begin a run with INIT_CHECKPOINT in another MODEL_DIR."
-      )
+  now = model.macros()
+  before = now | {
+    name: value
+    for name, value in settings_of(checkpoint.manifest).items()
+    if name in now
+  }
+  if _function_of(from_macros(ModelConfig, before)) == _function_of(model):
+    return
+  names = [x for x in now if before[x] != now[x] and x not in _FREE]
+  given, trained = (
+    ", ".join(f"{name} = {each[name]!r}" for name in names)
+    for each in (now, before)
+  )
+  raise UserError(
+    f"{given}: {checkpoint.path} was trained with {trained}, which is another "
+    "model; use that, or begin a run with INIT_CHECKPOINT in another MODEL_DIR."
+  )
+
+
+def _function_of(model: ModelConfig) -> tuple[object, ...]:
+  """Returns what decides, besides shapes, which function a model computes."""
+  scale = model.score_scale or model.d_kv**-0.5
+  layers = model_of(dataclasses.replace(model, score_scale=scale))
+  norm = NORMS[model.norm], model.norm_epsilon
+  return layers, norm, model.embedding_scale, model.logits_factor
+
+
+def settings_of(manifest: Manifest) -> dict[str, object]:
+  """Returns {macro: value} of the settings with which a run was trained.
+
+  The run may be of a version that lacked some of the settings. They have the
+  values that this version implied.
+  """
+  defaults = macros_of(Config, manifest.settings)
+  known = {name: x for name, x in defaults.items() if x is not MISSING}
+  # JSON turns tuples into lists, as in the manifest.
+  return json.loads(json_text(known)) | BEFORE | dict(manifest.settings)
 
 
 def check_same_roles(checkpoint: Checkpoint, frozen: Sequence[str]) -> None:
@@ -134,8 +182,7 @@ def check_same_roles(checkpoint: Checkpoint, frozen: Sequence[str]) -> None:
     raise UserError(
       f"FROZEN = {list(frozen)!r}: {checkpoint.path} was written with "
       f"{before!r}, so the roles of {len(changed)} parameters differ, such as "
-      f"{user_name(first)}; keep that value, or start from its weights in "
-      'another MODEL_DIR, as INIT_CHECKPOINT with INIT_STATE = "weights".'
+      f"{user_name(first)}; keep that value, or {NEW_OPTIMIZER}."
     )
 
 

@@ -126,15 +126,21 @@ class Configuration:
     return dataclasses.replace(self, macros=macros)
 
   def add_location(self, message: str) -> str:
-    """If `message` begins "MACRO = ", appends where this macro is set."""
-    setting = self.macros.get(message.partition(" = ")[0])
-    if (
-      not setting
-      or setting.origin == DEFAULT
-      or message.startswith(setting.cited)  # the message already says where
-    ):
+    """Appends where macros are set with which `message` begins.
+
+    It begins "MACRO = value: " or "MACRO = value and OTHER = value: ".
+    """
+    first, equals, rest = message.partition(": ")[0].partition(" = ")
+    if not equals or first not in self.macros:
       return message
-    return f"{message} ({setting.name} is set {setting.place})"
+    names = [first, *re.findall(r" ([A-Z][A-Z0-9_]*) = ", rest)]
+    found = [self.macros[x] for x in names if x in self.macros]
+    if any(message.startswith(x.cited) for x in found):  # it says where
+      return message
+    places = ", ".join(
+      f"{x.name} is set {x.place}" for x in found if x.origin != DEFAULT
+    )
+    return f"{message} ({places})" if places else message
 
   def check_values(self) -> None:
     """Calls the user's functions, if any, to check the values that they return.

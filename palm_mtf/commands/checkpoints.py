@@ -245,7 +245,10 @@ def _compare_settings(
   # Compare a hash of the tokens too: with the same TEXT_FILES, the content of
   # the files may differ.
   ours, theirs = (
-    {**x.settings, "the tokens": x.data.get("the tokens")}
+    {
+      **weights_to_load.settings_of(x),
+      "the tokens": x.data.get("the tokens"),
+    }
     for x in (a.checkpoint.manifest, b.checkpoint.manifest)
   )
   return {

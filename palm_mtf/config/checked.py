@@ -72,6 +72,11 @@ def text(what: str) -> _Check:
   return _accept(lambda x: isinstance(x, str) and x != "", what)
 
 
+def text_or_empty(what: str) -> _Check:
+  """Returns a check for a string, which may be ""; errors ask for `what`."""
+  return _accept(lambda x: isinstance(x, str), what)
+
+
 def texts(what: str) -> _Check:
   """Returns a check for a list of nonempty strings; errors ask for `what`."""
   return _accept(are_texts, f"a list of {what}, or [] for none")

@@ -13,7 +13,7 @@ import re
 from collections.abc import Mapping
 from typing import Annotated
 
-from palm_mtf.config.checked import Checked, whole
+from palm_mtf.config.checked import Checked, text_or_empty, whole
 from palm_mtf.config.run import MAX_BATCH_SIZE
 from palm_mtf.config.tpu_slice import TpuSlice, tpu_slice
 from palm_mtf.errors import UserError
@@ -36,7 +36,9 @@ class DeviceMesh(Checked):
   mesh_shape: str
   layout: str
   num_microbatches: Annotated[int, whole(maximum=MAX_BATCH_SIZE)] = 1
-  tpu: str = ""
+  tpu: Annotated[
+    str, text_or_empty('the name of a slice, such as "v3-8", or "" for none')
+  ] = ""
 
   # Only PaLM runs in stages and in loops of steps, so only MeshLayout has these
   # as settings. Code that takes both classes reads these values.

@@ -14,9 +14,10 @@ from collections.abc import Sequence
 from palm_mtf.errors import UserError, shorten
 
 _TIMES = r"(?:(\d+)\s*\*)?\s*"  # how often a name or a list is repeated
-_ITEM = re.compile(rf"\s*{_TIMES}([A-Za-z_]\w*)\s*")
+_ITEM = re.compile(rf"\s*{_TIMES}([A-Za-z_]\w*)\s*", re.ASCII)
 # A list in parentheses that has no further parentheses in it.
-_LIST = re.compile(rf"(?<![^,(])\s*{_TIMES}\(([^()]*)\)\s*(?=[,)]|$)")
+_LIST = re.compile(rf"(?<![^,(])\s*{_TIMES}\(([^()]*)\)\s*(?=[,)]|$)", re.ASCII)
+_MOST_DIGITS = 40  # because Python refuses to convert thousands of digits
 
 
 @functools.cache  # because a search over layouts makes thousands of settings
@@ -28,13 +29,15 @@ def read_pattern(text: str, maximum: int) -> tuple[str, ...]:
   """
 
   def repeat(times: str | None, item: str) -> list[str]:
-    # Convert 9 digits at most, because Python refuses to convert thousands.
-    count = int(times[:9]) if times else 1
+    times = times or "1"
+    is_short = len(times) <= _MOST_DIGITS
+    count = int(times) if is_short else maximum + 1
     num_layers = count * (item.count(",") + 1)
     if not 0 < num_layers <= maximum:
+      shown = f"{num_layers:,}" if is_short else "too many"
       raise UserError(
-        f"LAYERS = {shorten(text)}: an item has {num_layers:,} layers; give it "
-        f"at least 1 and at most {maximum:,}."
+        f"LAYERS = {shorten(text)}: an item has {shown} layers; give it at "
+        f"least 1 and at most {maximum:,}."
       )
     return [item] * count
 
@@ -48,7 +51,9 @@ def read_pattern(text: str, maximum: int) -> tuple[str, ...]:
     if not match:
       raise UserError(
         f"LAYERS = {shorten(text)}: cannot read {shorten(item.strip())}; give "
-        'names of VARIANTS and lists of them, such as "4*(5*window, global)".'
+        "names of VARIANTS (of the letters a to z and A to Z, the digits 0 to "
+        '9 and "_", with no digit first) and lists of them, such as '
+        '"4*(5*window, global)".'
       )
     names += repeat(match[1], match[2])
   return tuple(names)
@@ -66,9 +71,9 @@ def repeat_pattern(text: str, num_layers: int, maximum: int) -> tuple[str, ...]:
     parts = [f"{times}*({text})" if times > 1 else text] if times else []
     parts.append(_join(names[:rest]))
     raise UserError(
-      f"LAYERS = {shorten(text)}: its {len(names)} layers do not divide "
-      f'NUM_LAYERS = {num_layers}; set LAYERS = "{", ".join(parts)}", or '
-      "another NUM_LAYERS."
+      f"LAYERS = {shorten(text)} and NUM_LAYERS = {num_layers}: a pattern of "
+      f"{len(names)} layers does not divide the model's; set LAYERS = "
+      f'"{", ".join(parts)}", or another NUM_LAYERS.'
     )
   return names * times
 

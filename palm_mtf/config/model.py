@@ -7,7 +7,7 @@ import math
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
-from palm_mtf.config.checked import Checked, Count, real, whole
+from palm_mtf.config.checked import Checked, Count, real, text_or_empty, whole
 from palm_mtf.config.layer_pattern import repeat_pattern
 from palm_mtf.config.macros import values_of
 from palm_mtf.errors import UserError, did_you_mean
@@ -129,7 +129,9 @@ class ModelConfig(Checked):
   """
 
   num_layers: Annotated[int, whole(maximum=MAX_LAYERS)]
-  layers: str = ""
+  layers: Annotated[
+    str, text_or_empty('a text, such as "5*window, global", or ""')
+  ] = ""
   # A dictionary has no hash; configurations that differ only here are still
   # compared, and unequal.
   variants: Mapping[str, Mapping[str, Any]] | None = dataclasses.field(
@@ -172,7 +174,7 @@ class ModelConfig(Checked):
   mlp: Literal[
     "swiglu", "geglu", "geglu_tanh", "gelu", "gelu_tanh", "relu", "relu2"
   ] = "swiglu"
-  biases: str = ""
+  biases: Annotated[str, text_or_empty('a text, such as "qkv,o"')] = ""
   output_embedding: Literal["tied", "separate"] = "tied"
   embedding_scale: Annotated[float, real(1e-6, 1e6)] = 1.0
   logits_scale: Annotated[
@@ -192,7 +194,8 @@ class ModelConfig(Checked):
       if heads is not None:
         raise UserError(
           f"NUM_KV_HEADS = {heads} and ATTENTION = {self.attention!r}: only "
-          '"grouped_query" has this setting; set NUM_KV_HEADS = None.'
+          '"grouped_query" has this setting; set NUM_KV_HEADS = None, or '
+          'ATTENTION = "grouped_query".'
         )
     elif heads is None or self.num_heads % heads:
       raise UserError(
@@ -206,10 +209,6 @@ class ModelConfig(Checked):
         "would hide; set ATTENTION_WINDOW = None."
       )
     self._check_rotary()
-    if not isinstance(self.biases, str):
-      raise UserError(
-        f'BIASES = {self.biases!r}: give a text, such as "qkv,o".'
-      )
     for place in self.bias_places:
       if place not in BIAS_PLACES or self.bias_places.count(place) > 1:
         raise UserError(
@@ -219,23 +218,20 @@ class ModelConfig(Checked):
         )
     if self.output_fan_in == "joined" and self.block == "serial":
       raise UserError(
-        'OUTPUT_FAN_IN = "joined": a serial block never adds the products of '
-        'o and wo; use "separate".'
+        'OUTPUT_FAN_IN = "joined" and BLOCK = "serial": a serial block never '
+        'adds the products of o and wo; set OUTPUT_FAN_IN = "separate", or '
+        "another BLOCK."
       )
     if self.branch_norm and self.block != "serial":
       raise UserError(
         f"BRANCH_NORM = True and BLOCK = {self.block!r}: only a serial block "
         "adds the results of attention and MLP one by one; set BRANCH_NORM = "
-        "False."
+        'False, or BLOCK = "serial".'
       )
     self._check_layers()
 
   def _check_layers(self) -> None:
     names, variants = self.layers, self.variants
-    if not isinstance(names, str):
-      raise UserError(
-        f'LAYERS = {names!r}: give a text, such as "5*window, global", or "".'
-      )
     if variants is None:
       variants = {}
     if not isinstance(variants, Mapping) or not all(

@@ -17,7 +17,7 @@ import re
 from collections.abc import Sequence
 from typing import Annotated, Literal
 
-from palm_mtf.config.checked import Checked, Count, real, whole
+from palm_mtf.config.checked import Checked, Count, real, text_or_empty, whole
 from palm_mtf.errors import UserError, check_choice
 
 # The client sends each pod its batches and starts its steps, so many pods could
@@ -67,8 +67,13 @@ class PodsConfig(Checked):
   num_pods: Annotated[int, whole(maximum=MAX_PODS)] = 1
   pods: Literal["in_process", "local_servers", "cluster"] = "in_process"
   islands: Sequence[Sequence[str]] | str = ()
-  manager: str = ""
-  manager_tls: str = ""
+  manager: Annotated[
+    str, text_or_empty('the address of a manager, "host:port", or "" for none')
+  ] = ""
+  manager_tls: Annotated[
+    str,
+    text_or_empty('the PREFIX of PREFIX.key and PREFIX.pem, or "" for none'),
+  ] = ""
   device_bytes: Annotated[int, whole(0)] | None = None
   share: Annotated[float, real(0.001, 1000)] = 1.0
   client_address: str = "127.0.0.1"
@@ -82,7 +87,7 @@ class PodsConfig(Checked):
   def __post_init__(self) -> None:
     super().__post_init__()
     # Without a port, or with port 0, the client chooses a port.
-    if not re.fullmatch(r"[^\s:/]+(:\d{1,5})?", str(self.client_address)):
+    if not re.fullmatch(r"[^\s:/]+(:[0-9]{1,5})?", str(self.client_address)):
       raise UserError(
         f'CLIENT_ADDRESS = {self.client_address!r}: write "host" or '
         '"host:port", of this host.'

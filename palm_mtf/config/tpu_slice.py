@@ -69,9 +69,9 @@ class TpuSlice(NamedTuple):
 def tpu_slice(name: str) -> TpuSlice:
   """Returns the slice called `name`; raises UserError if there is none."""
   kind, _, size = str(name).partition("-")
-  if kind in _SHAPES and size.isdecimal() and int(size) in _SHAPES[kind]:
+  if kind in _SHAPES and size in map(str, _SHAPES[kind]):
     chips = _SHAPES[kind][int(size)]
-  elif kind == "v4" and re.fullmatch(r"\d{1,3}x\d{1,3}x\d{1,3}", size):
+  elif kind == "v4" and re.fullmatch(r"[0-9]{1,3}x[0-9]{1,3}x[0-9]{1,3}", size):
     x, y, z = map(int, size.split("x"))
     chips = (x, y, z)
     if 0 in chips or any(

@@ -10,6 +10,7 @@ update     each pod: the same clipping and optimizer
 from collections.abc import Iterable, Mapping, Sequence
 
 from palm_mtf._tf import mtf, tf
+from palm_mtf.architecture.parameters import first_stage_in_backward
 from palm_mtf.config import OptimizerConfig, PodsConfig, StepConfig
 from palm_mtf.config.device_mesh import DeviceMesh
 from palm_mtf.mesh.cpu_gpu import (
@@ -91,6 +92,9 @@ def build_train_program(
     pods=pods,
     devices=devices,
     read=read,
+    first_backward=first_stage_in_backward(
+      config.model, frozen, mesh_layout.stages
+    ),
   )
 
 
@@ -103,15 +107,17 @@ def build_program(
   pods: PodsConfig,
   devices: CpuGpuDevices | None = None,
   read: ReadFeatures | None = None,
+  first_backward: int = 0,
 ) -> StepPrograms:
   """Builds a training step of any model in the current tf.Graph.
 
   `loss_function` is the model and the loss of a microbatch. `read` builds the
   operations by which servers read features; it is None if the client feeds all
-  features. For the other arguments see `build_train_program`.
+  features. `first_backward` is the first stage with a backward pass
+  (`plan_step`). For the other arguments see `build_train_program`.
   """
   devices = devices or local_devices(mesh_layout.pod_devices, pods.num_pods)
-  plan = plan_step(mesh_layout, pods)
+  plan = plan_step(mesh_layout, pods, first_backward=first_backward)
   builder = PodBuilder(
     loss_function,
     optimizer,

@@ -133,7 +133,9 @@ def format_step(step: Mapping[str, Any]) -> str:
     where = f"pod {x['pod']}"
     if x["stage"] is not None:
       where += f", stage {x['stage']}"
-    uses = (f"{use} {', '.join(x[use])}" for use in ("reads", "writes"))
+    uses = (
+      f"{use} {', '.join(x[use])}" for use in ("reads", "writes") if x[use]
+    )
     times = f"{x['repeats']:,} times" if x["repeats"] > 1 else "once"
     lines.append(f"  {x['name']:<16}{where:<17}{times:<11}{'; '.join(uses)}")
   if step["edges"]:

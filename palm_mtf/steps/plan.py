@@ -17,6 +17,9 @@ stage 0.
   head[pod]               forward and backward pass of the head
   backward[pod, stage]    backward pass of a stage's layers
 
+If no parameter of the first stages is trained (FROZEN), they have no backward
+pass, and nothing is sent back to them.
+
 There are two kinds of edges: `Send` from stage to stage, and `AllSum` of the
 gradients of all pods. An executor builds a program for each call of the plan;
 the client makes the calls in the plan's order, which is fixed.
@@ -137,7 +140,11 @@ class StepPlan:
 
 
 def plan_step(
-  mesh: DeviceMesh, pods: PodsConfig, *, on_accelerators: bool = False
+  mesh: DeviceMesh,
+  pods: PodsConfig,
+  *,
+  on_accelerators: bool = False,
+  first_backward: int = 0,
 ) -> StepPlan:
   """Returns the plan of a training step.
 
@@ -148,12 +155,14 @@ def plan_step(
       microbatches of a pod without stages; otherwise each call computes one.
       And a pod's head has no list of calls, because hosts of stage 0 have to
       run the programs of stage and head in one order.
+    first_backward: the first stage with a backward pass; the number of stages
+      if only the head has one.
   """
   joins_microbatches = on_accelerators and mesh.stages == 1
   every_pod = range(pods.num_pods)
   nodes, edges, streams = [], [], []
   for pod in every_pod:
-    found = _pass_nodes(mesh, pod)
+    found = _pass_nodes(mesh, pod, first_backward)
     nodes += found
     edges += _sends(found)
     if not joins_microbatches:
@@ -202,7 +211,7 @@ def plan_losses(mesh: DeviceMesh, num_pods: int, num_calls: int) -> StepPlan:
   return StepPlan(tuple(nodes), tuple(edges), tuple(streams), None)
 
 
-def _pass_nodes(mesh: DeviceMesh, pod: int) -> list[Node]:
+def _pass_nodes(mesh: DeviceMesh, pod: int, first_backward: int) -> list[Node]:
   """Returns the nodes of a pod's passes, in the order of a microbatch."""
   reads, count = (ROWS, PARAMETERS), mesh.num_microbatches
   if mesh.stages == 1:
@@ -210,6 +219,9 @@ def _pass_nodes(mesh: DeviceMesh, pod: int) -> list[Node]:
   before, after = [], []
   for stage in range(mesh.stages):
     place = f"[{pod}, {stage}]", pod, stage
+    if stage < first_backward:
+      before.append(_node(FORWARD, *place, reads, (), count))
+      continue
     before.append(_node(FORWARD, *place, reads, (ACTIVATIONS,), count))
     kept = PARAMETERS, ACTIVATIONS
     after.insert(0, _node(BACKWARD, *place, kept, (SUMS,), count))
@@ -246,22 +258,22 @@ def _streams(nodes: Sequence[Node], mesh: DeviceMesh) -> list[tuple[Call, ...]]:
 
   gpipe    all forward passes, then all backward passes (Huang et al. 2019)
   1f1b     a backward pass as soon as one can run (Narayanan et al. 2019)
+
+  A stage without backward passes waits for nothing but its inputs.
   """
   count = mesh.num_microbatches
   if mesh.stages == 1:
     return [_repeat(nodes[0], range(count - 1))]
   streams = []
   for stage in range(mesh.stages):
-    forward, backward = (
-      _repeat(x, range(count))
-      for phase in (FORWARD, BACKWARD)
-      for x in nodes
-      if (x.phase, x.stage) == (phase, stage)
-    )
-    ahead = num_kept(stage, mesh)
+    passes = {
+      x.phase: _repeat(x, range(count)) for x in nodes if x.stage == stage
+    }
+    forward, backward = passes[FORWARD], passes.get(BACKWARD, ())
+    ahead = num_kept(stage, mesh) if backward else count
     calls = [*forward[:ahead]]
-    for i in range(count):
-      calls += [backward[i], *forward[ahead + i : ahead + i + 1]]
+    for i, call in enumerate(backward):
+      calls += [call, *forward[ahead + i : ahead + i + 1]]
     streams.append(tuple(calls))
   return [*streams, _repeat(nodes[mesh.stages], range(count))]
 

@@ -29,8 +29,9 @@ from palm_mtf.checkpoints.manifest import (
   read_whole,
 )
 from palm_mtf.checkpoints.weights_to_load import (
+  BEFORE,
   NamedWeights,
-  check_same_layers,
+  check_same_function,
   check_same_model,
   check_same_roles,
   check_same_vocabulary,
@@ -195,9 +196,6 @@ class Spike(NamedTuple):
   rewinds: Sequence[Rewind]  # all rewinds of the run
 
 
-# Settings that earlier versions lacked: {name: value that was implied}. A run
-# that resumes from such a version warns if the value differs now.
-_BEFORE = {"NORM_SCALE": "plain", "LOGITS_DTYPE": "activation"}
 # Manifests record these packages' versions, which affect losses and weights.
 _COMPUTING_PACKAGES = ("tensorflow", "mesh-tensorflow", "numpy")
 
@@ -314,7 +312,7 @@ def _find_newest(model_dir: str, config: Config) -> Checkpoint | None:
   newest = newest_whole(model_dir, read=read)
   if newest:
     check_same_model(newest, parameter_shapes(config.model))
-    check_same_layers(newest, config.model)
+    check_same_function(newest, config.model)
     check_same_slots(newest.path, newest.manifest.settings, config.optimizer)
     check_same_roles(newest, config.run.frozen)
   return newest
@@ -400,7 +398,7 @@ def _add_parent(
 
 def _log_resumption(newest: Checkpoint, manifest: Manifest) -> None:
   _logger.info(f"resuming from {newest.path}")
-  for name, before in _BEFORE.items():
+  for name, before in BEFORE.items():
     now = manifest.settings[name]
     if name not in newest.manifest.settings and now != before:
       _logger.warning(

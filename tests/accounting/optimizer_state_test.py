@@ -94,8 +94,9 @@ def test_frozen_parameters_have_no_slots_in_checkpoints():
     (
       {"second_moment": "factored"},
       "SECOND_MOMENT = 'factored': runs/a was written with 'full', so its "
-      "moments do not fit; keep that value, or start from scratch in another "
-      "MODEL_DIR.",
+      "moments do not fit; keep that value, or start a new optimizer from "
+      "its weights in another MODEL_DIR, as INIT_CHECKPOINT with INIT_STATE = "
+      '"weights".',
     ),
     ({"beta1": 0.0}, "BETA1 = 0.0: runs/a was written with 0.9, so"),
     (

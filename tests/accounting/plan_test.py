@@ -249,6 +249,18 @@ def test_stages_wait_for_each_other_and_for_what_they_send():
   )
 
 
+def test_a_stage_before_all_that_is_trained_keeps_only_what_it_sends():
+  """It has no backward pass to wait for, so it may be ahead of the next."""
+  config = staged(
+    2, FROZEN=["embedding", *(f"layers/{i}/*" for i in range(16))]
+  )
+  first, second = (memory_parts(config, 64, stage) for stage in (0, 1))
+  stream = 4 * 2048 * 4096 * 2  # 4 rows of a microbatch, in bfloat16
+  assert first["activations"] == 0 < second["activations"]
+  assert first["waiting"] == (1 + 16) * stream
+  assert second["waiting"] == 2 * stream
+
+
 def unlike(layers, window, **macros):
   """PaLM 8B in two stages, with windows in some layers."""
   variants = {"window": {"ATTENTION_WINDOW": window}, "global": {}}

@@ -47,6 +47,59 @@ def refusal(*files: str, bindings: tuple[str, ...] = (DIR,)) -> str:
   return message_of(load, "train", files, bindings)
 
 
+IMPORTED = [  # from Gemma 3, as `palm_mtf import` writes it
+  "LAYERS = '2*window, global'",
+  "VARIANTS = {'window': {'ATTENTION_WINDOW': 512}, 'global': {}}",
+  "NUM_LAYERS = 3",
+  "BLOCK = 'serial'",
+  "BRANCH_NORM = True",
+  "ATTENTION = 'grouped_query'",
+  "NUM_KV_HEADS = 1",
+  "VOCABULARY = None",
+  "TASK = None",
+  "TEXT_FILES = 'a.txt'",
+]
+
+
+@pytest.mark.parametrize(
+  ("left_out", "message"),
+  [
+    (
+      [],
+      "NUM_KV_HEADS = 1 and ATTENTION = 'multi_query': only \"grouped_query\" "
+      "has this setting; set NUM_KV_HEADS = None, or ATTENTION = "
+      '"grouped_query". (NUM_KV_HEADS is set in gemma.gin:8, ATTENTION is set '
+      "in models/palm_tiny.gin:12)",
+    ),
+    (
+      ["NUM_KV_HEADS"],
+      "BRANCH_NORM = True and BLOCK = 'parallel': only a serial block adds the "
+      "results of attention and MLP one by one; set BRANCH_NORM = False, or "
+      'BLOCK = "serial". (BRANCH_NORM is set in gemma.gin:6, BLOCK is set in '
+      "models/palm_tiny.gin:11)",
+    ),
+    (
+      ["NUM_KV_HEADS", "BRANCH_NORM"],
+      "LAYERS = '2*window, global' and NUM_LAYERS = 4: a pattern of 3 layers "
+      'does not divide the model\'s; set LAYERS = "2*window, global, window", '
+      "or another NUM_LAYERS. (LAYERS is set in gemma.gin:2, NUM_LAYERS is set "
+      "in models/palm_tiny.gin:3)",
+    ),
+  ],
+)
+def test_a_recipe_after_a_model_is_told_with_both_places_and_both_ways_out(
+  left_out, message, here
+):
+  """The recipe's own small model replaces a part of the imported model."""
+  lines = [x for x in IMPORTED if x.partition(" ")[0] not in left_out]
+  recipe = "recipes/finetune.gin"
+  name = write(here, "gemma.gin", "\n".join([f"include '{recipe}'", *lines]))
+  wrong = load("train", [name, recipe], (DIR,))
+  assert wrong.add_location(message_of(wrong.build)) == message
+  if not left_out:
+    load("train", [recipe, name], (DIR,)).build()
+
+
 @pytest.mark.parametrize("command", ["evaluate", "generate", "train"])
 def test_a_later_file_and_then_the_command_line_hold(here, command):
   first = write(here, "a.gin", "SEED = 1\nLOG_STEPS = 1\nNORM = 'rms_norm'\n")

@@ -2,6 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """`palm_mtf checkpoints` lists, verifies, compares and prunes."""
 
+import dataclasses
 import errno
 import json
 import os
@@ -10,8 +11,9 @@ import numpy as np
 import pytest
 
 from palm_mtf.checkpoints import manifest as manifest_module
+from palm_mtf.checkpoints.writer import write_checkpoint
 from palm_mtf.model_dir.lock import training_lock
-from tests.checkpoint_files import save_tensors, steps_of, write
+from tests.checkpoint_files import manifest, save_tensors, steps_of, write
 
 
 @pytest.fixture
@@ -157,6 +159,32 @@ def test_compare_tells_names_shapes_and_numbers_apart(
   assert found["bitwise_equal"]
   _, out, _ = palm_mtf("checkpoints", "compare", a, b)
   assert "max difference  near 0.5000" in out
+
+
+def test_compare_takes_an_absent_setting_for_the_value_that_it_had(
+  tmp_path, results
+):
+  """A checkpoint of an earlier version lacks settings with implied values."""
+  old = {"D_FF": 64}
+  same = {"BRANCH_NORM": False, "FROZEN": [], "OPTIMIZER": "adafactor", **old}
+  # Versions without LOGITS_DTYPE implied "activation".
+  other = {"LOGITS_DTYPE": "float32", "QK_NORM": "rms_norm"}
+  paths = []
+  for i, settings in enumerate([old, same, other]):
+    path = write_checkpoint(
+      str(tmp_path / f"{i}"),
+      dataclasses.replace(manifest(1), settings=settings),
+      lambda prefix: save_tensors(prefix, w=np.ones([1], np.float32)),
+      keep=1,
+      keep_every_steps=None,
+    ).path
+    paths.append(path)
+  assert results("compare", *paths[:2])[0]["other_settings"] == {}
+  assert results("compare", *paths[1:])[0]["other_settings"] == {
+    "D_FF": [64, None],  # which has no default
+    "LOGITS_DTYPE": ["activation", "float32"],
+    "QK_NORM": ["none", "rms_norm"],
+  }
 
 
 @pytest.mark.parametrize(

@@ -295,14 +295,18 @@ def test_a_step_is_shown_as_nodes_edges_and_calls(palm_mtf):
 
 
 def test_a_pipeline_s_calls_are_in_their_order(palm_mtf):
-  code, out, _ = palm_mtf(
-    "plan",
-    "--gin_file=recipes/quickstart.gin",
+  staged = [
+    *("plan", "--gin_file=recipes/quickstart.gin"),
     *("--steps", "--gin.NUM_PODS=1", "--gin.STAGES=2"),
     "--gin.NUM_MICROBATCHES=4",
-  )
+  ]
+  code, out, _ = palm_mtf(*staged)
   assert code == 0
   assert "forward[0, 0]: 0-2, backward[0, 0]: 0, forward[0, 0]: 3" in out
+  frozen = '--gin.FROZEN=["embedding", "layers/[01]/*"]'
+  code, out, _ = palm_mtf(*staged, frozen)
+  assert code == 0 and "backward[0, 1]" in out and "backward[0, 0]" not in out
+  assert "\n  forward[0, 0]: 0-3\n" in out
   code, out, _ = palm_mtf("plan", PALM, "--steps", "--json")
   assert code == 0
   step = json.loads(out)

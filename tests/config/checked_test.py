@@ -138,7 +138,11 @@ PATTERNS, GROUPS = "answer_patterns", "category_groups"
   ("settings", "changes", "rule"),
   [
     (PALM, {"norm": "layernorm"}, '(did you mean "layer_norm"?): choose one'),
-    (PALM, {"output_fan_in": "joined", "block": "serial"}, 'use "separate".'),
+    (
+      PALM,
+      {"output_fan_in": "joined", "block": "serial"},
+      'set OUTPUT_FAN_IN = "separate", or another BLOCK.',
+    ),
     (PALM, {"d_kv": 7}, "rotary embedding turns pairs of numbers, so D_KV is"),
     (TEXT, {"text_files": []}, GLOBS),
     (TEXT, {"text_files": ["a", 3]}, GLOBS),
@@ -158,6 +162,13 @@ PATTERNS, GROUPS = "answer_patterns", "category_groups"
     (RUN, {"init_state": "all"}, "name it in INIT_CHECKPOINT."),
     (PODS, {"num_pods": 9}, "give a whole number of at most 8."),
     (PODS, {"client_address": "a:b:c"}, 'write "host" or "host:port", of this'),
+    (
+      PODS,
+      {"client_address": "a:\u0661"},
+      'write "host" or "host:port", of th',
+    ),
+    (PODS, {"manager": None}, 'give the address of a manager, "host:port", or'),
+    (PODS, {"manager_tls": None}, "give the PREFIX of PREFIX.key and PREFIX.p"),
     (INSPECTION, {"inspect_steps": []}, "give a list of steps, such as [0, 10"),
     (INSPECTION, {"overlap_files": [3]}, GLOBS_OR_NONE),
     (FILTER, {"min_document_bytes": -1}, "give a whole number of at least 0."),

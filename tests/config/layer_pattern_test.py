@@ -64,9 +64,18 @@ def test_layers_have_a_short_pattern(names, text):
     ("0*(a, b), c", "an item has 0 layers"),
     ("101*a", "an item has 101 layers; give it at least 1 and at most 100"),
     ("9*(9*(9*(a)))", "an item has 729 layers"),
-    (f"{'9' * 5000}*a", "at most 100"),
+    ("123456789012*a", "an item has 123,456,789,012 layers; give it at least"),
+    ("123456789012*(a, b)", "an item has 246,913,578,024 layers"),
+    (f"{'9' * 5000}*a", "an item has too many layers; give it at least 1 and"),
+    ("\u0663*a", "cannot read '\u0663*a'"),  # three in Arabic-Indic digits
+    ("\u0663*(a, b)", "cannot read '\u0663*(a'"),
+    ("\u00e9t\u00e9", "cannot read '\u00e9t\u00e9'; give names of VARIANTS (of "
+     "the letters a to z and A to Z, the digits 0 to 9 and \"_\", with no "
+     "digit first) and lists of them"),
+    ("fen\u00eatre", "cannot read 'fen\u00eatre'; give names of VARIANTS (of"),
+    ("2\u00a0*a", "cannot read "),  # a no-break space
   ],
-)
+)  # fmt: skip
 def test_a_wrong_pattern_is_one_line(text, message):
   said = message_of(read_pattern, text, MOST)
   assert said.startswith("LAYERS = ") and message in said
@@ -84,5 +93,7 @@ def test_a_pattern_that_does_not_divide_the_layers_is_one_line_with_the_fix(
   text, num_layers, fix
 ):
   said = message_of(repeat_pattern, text, num_layers, MOST)
-  assert f'NUM_LAYERS = {num_layers}; set LAYERS = "{fix}"' in said
+  given = f"LAYERS = '{text}' and NUM_LAYERS = {num_layers}: a pattern of "
+  assert said.startswith(given)
+  assert f'set LAYERS = "{fix}", or another NUM_LAYERS.' in said
   assert len(repeat_pattern(fix, num_layers, MOST)) == num_layers

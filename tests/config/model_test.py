@@ -74,7 +74,7 @@ TWO = {"layers": "window, global"}
     ),
     (
       {"layers": "window, 2*global", "num_layers": 2},
-      "its 3 layers do not divide NUM_LAYERS = 2",
+      "NUM_LAYERS = 2: a pattern of 3 layers does not divide",
     ),
     ({"attention_window": 2**31}, "ATTENTION_WINDOW = 2,147,483,648: give"),
     ({"branch_norm": True}, "BRANCH_NORM = True and BLOCK = 'parallel'"),

@@ -5,6 +5,7 @@
 import pytest
 
 from palm_mtf.config import PodsConfig
+from palm_mtf.config.device_mesh import DeviceMesh
 from palm_mtf.config.mesh_layout import MeshLayout, check_layout
 from palm_mtf.config.tpu_slice import check_pods, tpu_slice
 from tests.mtf_testing import small_config
@@ -45,6 +46,20 @@ def test_a_slice_has_the_devices_and_hosts_of_its_name(name, devices, hosts):
       lambda: MeshLayout(mesh_shape="data:4", layout="batch:data", tpu="v3-8"),
       'TPU = "v3-8" has 2 x 2 x 1 chips x 2 = 8 devices, but MESH_SHAPE = '
       '"data:4" has 4; give the mesh as many.',
+    ),
+    *[
+      (
+        lambda value=value: DeviceMesh(mesh_shape="", layout="", tpu=value),
+        f'TPU = {value!r}: give the name of a slice, such as "v3-8", or "" for '
+        "none.",
+      )
+      for value in (None, 0, 8, ())
+    ],
+    (
+      lambda: tpu_slice("v4-\u0668"),  # eight in Arabic-Indic digits
+      'TPU = "v4-\u0668": no such slice (did you mean "v4-8"?). Name a slice '
+      'by its cores, as in "v3-8" or "v4-128", or a v4 slice by its chips, as '
+      'in "v4-4x4x8".',
     ),
     (
       lambda: MeshLayout(mesh_shape="", layout="", steps_per_loop=9),

@@ -213,20 +213,36 @@ def crossings(mesh, pods, frozen):
   return totals
 
 
-@pytest.mark.parametrize("num_stages", [2, 3])
-def test_stages_send_each_other_what_the_plan_says(num_stages):
+@pytest.mark.parametrize(
+  ("num_stages", "frozen", "num_sends"),
+  [
+    (2, (), 4),
+    (3, (), 6),
+    (2, ("embedding",), 4),
+    # Nothing before stage 1 is trained, so nothing is sent back to stage 0.
+    (2, ("embedding", "layers/0/*"), 3),
+    (3, ("embedding", "layers/[01]/*"), 4),
+    (2, ("embedding", "layers/*"), 2),  # only the last norm is trained
+  ],
+)
+def test_stages_send_each_other_what_the_plan_says(
+  num_stages, frozen, num_sends
+):
+  """And each call of the plan has operations."""
   config = dataclasses.replace(CONFIG, num_layers=num_stages)
   mesh = dataclasses.replace(
     MICROBATCHES, stages=num_stages, num_microbatches=4
   )
   with tf.Graph().as_default():
     program = build_train_program(
-      step_config(config, mesh), batch_size=8, seed=0
+      step_config(config, mesh), batch_size=8, seed=0, frozen=frozen
     )
   calls = [x for stream in program.plan.streams for x in stream]
   sent = {}
   for call in calls:
-    for op in graph_before(program.programs[call.nodes].operations):
+    before = [*graph_before(program.programs[call.nodes].operations)]
+    assert any("Dequeue" in x.type or "Placeholder" in x.type for x in before)
+    for op in before:
       for x in op.inputs:
         start, end = (device_index(y) // mesh.num_devices for y in (x.op, op))
         if start == end or x.op.type.startswith("Placeholder"):
@@ -235,8 +251,26 @@ def test_stages_send_each_other_what_the_plan_says(num_stages):
   planned = [
     edge_bytes(x, config, mesh, pod_batch_size=8) for x in program.plan.edges
   ]
-  assert len(planned) == 2 * num_stages
+  assert len(planned) == num_sends
   assert mesh.num_microbatches * sum(sent.values()) == sum(planned)
+
+
+def test_frozen_stages_leave_the_losses_and_gradients_of_the_others():
+  """As if all parameters were trained, after one step from the same weights."""
+  config = dataclasses.replace(CONFIG, num_layers=2)
+  mesh = dataclasses.replace(SINGLE, stages=2, num_microbatches=2)
+  optimizer = dataclasses.replace(PALM_OPTIMIZER, gradient_clip=1e9)
+  (batch,), found = batches(), []
+  for frozen in ((), ("embedding", "layers/0/*")):
+    given = dict(mesh=mesh, batch_size=BATCH_SIZE, frozen=frozen)
+    with training(config, optimizer, batch, **given) as run:
+      found.append(run([batch]))
+  (every, metrics), (tuned, tuned_metrics) = found
+  assert tuned_metrics[0]["loss"] == metrics[0]["loss"]
+  trained = [x for x in tuned if x.startswith(("layer_001", "final_norm"))]
+  assert len(trained) > 6
+  for name in trained:  # weights, momenta and second moments
+    assert tuned[name].tobytes() == every[name].tobytes(), name
 
 
 @pytest.mark.parametrize(

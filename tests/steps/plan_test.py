@@ -41,23 +41,24 @@ def in_stages(num_stages, num_microbatches, order):
   )
 
 
-def stage_passes(mesh):
+def stage_passes(mesh, first_backward=0):
   """Returns [(phase, microbatch)] of each stage and of the head."""
-  plan = plan_step(mesh, PodsConfig())
+  plan = plan_step(mesh, PodsConfig(), first_backward=first_backward)
   return [
     [(plan.nodes_of(call)[0].phase, call.microbatch) for call in stream]
     for stream in plan.streams
   ]
 
 
-def simulate(num_stages, num_microbatches, order, secs):
+def simulate(num_stages, num_microbatches, order, secs, first_backward=0):
   """Returns the time at which the last pass ends; fails if no pass can begin.
 
   `secs` are the seconds of each of KINDS. The head takes no stage's time,
   except that the last stage waits for it.
   """
   kind_secs = dict(zip(KINDS, secs, strict=True))
-  todo = stage_passes(in_stages(num_stages, num_microbatches, order))
+  mesh = in_stages(num_stages, num_microbatches, order)
+  todo = stage_passes(mesh, first_backward)
   free, ended = [0.0] * len(todo), {}
   while any(todo):
     before = len(ended)
@@ -118,7 +119,8 @@ def test_a_step_waits_at_most_once_for_a_fast_head(order):
 def test_stages_of_any_speed_come_to_an_end(order):
   for num_stages, num_microbatches in itertools.product(STAGES, MICROBATCHES):
     for secs in itertools.product((0, 1, 5), repeat=3):
-      simulate(num_stages, num_microbatches, order, secs)
+      for begin in {0, 1, num_stages}:
+        simulate(num_stages, num_microbatches, order, secs, begin)
 
 
 @pytest.mark.parametrize(("num_stages", "num_microbatches", "order"), EVERY)
@@ -153,8 +155,10 @@ MESHES = [
 
 @pytest.mark.parametrize("mesh", MESHES, ids=str)
 @pytest.mark.parametrize("num_pods", [1, 2, 3])
-def test_every_node_runs_once_for_each_microbatch(mesh, num_pods):
-  plan = plan_step(mesh, PodsConfig(num_pods=num_pods))
+@pytest.mark.parametrize("begin", [0, 1, 2])
+def test_every_node_runs_once_for_each_microbatch(mesh, num_pods, begin):
+  pods = PodsConfig(num_pods=num_pods)
+  plan = plan_step(mesh, pods, first_backward=begin)
   calls = [*itertools.chain(*plan.streams), plan.last]
   ran = collections.Counter(x for call in calls for x in call.nodes)
   assert ran == {x.name: x.repeats for x in plan.nodes}
@@ -216,6 +220,30 @@ def test_a_microbatch_goes_from_stage_to_stage_and_back():
     ("head[0]", "backward[0, 1]"),
     ("backward[0, 1]", "backward[0, 0]"),
   ]
+
+
+@pytest.mark.parametrize(
+  ("begin", "backward"),
+  [
+    (1, ["head[0]", "backward[0, 2]", "backward[0, 1]"]),
+    (2, ["head[0]", "backward[0, 2]"]),
+    (3, ["head[0]"]),
+  ],
+)
+def test_nothing_is_sent_back_to_stages_before_all_that_is_trained(
+  begin, backward
+):
+  mesh = in_stages(3, 4, "1f1b")
+  plan = plan_step(mesh, PodsConfig(num_pods=2), first_backward=begin)
+  sends = [x for x in plan.edges if isinstance(x, Send)]
+  forward = ["forward[0, 0]", "forward[0, 1]", "forward[0, 2]"]
+  assert [(x.source, x.target) for x in sends if "[0" in x.source] == [
+    *itertools.pairwise([*forward, *backward])
+  ]
+  (each,) = (x for x in plan.edges if isinstance(x, AllSum))
+  assert {x for x in each.sources if "[0" in x} == {*backward}
+  keeping = {x.name for x in plan.nodes if "activations" in x.writes}
+  assert {x for x in keeping if "[0" in x} == {*forward[begin:]}
 
 
 def test_a_loss_needs_no_backward_pass_and_no_other_pod():

@@ -52,31 +52,59 @@ def test_xla_flags_that_fail_later_are_refused_before_data_is_made(
   assert not (tmp_path / "tokens").exists()
 
 
-def test_a_run_resumes_with_the_layers_of_its_checkpoint_or_in_one_line(
+BANDED = {"dense": {}, "banded": {"ATTENTION_WINDOW": 4}}
+WIDER = {"dense": {}, "banded": {"ATTENTION_WINDOW": 5}}
+
+
+def test_a_run_resumes_with_the_function_of_its_model_or_in_one_line(
   corpus, tmp_path, capsys
 ):
   """And another command reads the layers from the run's config.gin."""
 
-  def train(layers, window, steps):
-    return runs.run(
-      *("train", corpus, tmp_path),
-      NUM_LAYERS=2,
-      LAYERS=layers,
-      VARIANTS={"dense": {}, "banded": {"ATTENTION_WINDOW": window}},
-      TRAIN_STEPS=steps,
-      PROMPTS=[],
-    )
+  def train(steps, **changes):
+    settings = {
+      "NUM_LAYERS": 2,
+      "LAYERS": "dense, banded",
+      "VARIANTS": BANDED,
+      "TRAIN_STEPS": steps,
+      "PROMPTS": [],
+    }
+    return runs.run("train", corpus, tmp_path, **(settings | changes))
 
-  assert train("dense, banded", 4, 4) == train("dense, banded", 4, 6) == 0
+  assert train(4) == 0
+  # The same function in other words, and settings that are not the model's.
+  equal = {"LAYERS": "a, b", "VARIANTS": {"a": {}, "b": BANDED["banded"]}}
+  d_kv, d_model = 16, 32  # of the settings of tests
+  equal |= {"SCORE_SCALE": d_kv**-0.5, "LOGITS_SCALE": d_model**-0.5}
+  assert train(6, **equal, REMAT="layer", DROPOUT=0.1) == 0
   capsys.readouterr()
-  for layers, window, said in (
-    ("banded, dense", 4, "LAYERS = 'banded, dense': "),
-    ("dense, banded", 5, "VARIANTS = {'dense': {}, 'banded': {'ATTENTION_W"),
+  path = tmp_path / "checkpoints" / "step_00000006"
+  for changes, given, trained in (
+    ({"MLP": "geglu"}, "MLP = 'geglu'", "MLP = 'swiglu'"),
+    ({"NORM": "rms_norm"}, "NORM = 'rms_norm'", "NORM = 'layer_norm'"),
+    ({"NORM_EPSILON": 1e-5}, "NORM_EPSILON = 1e-05", "NORM_EPSILON = 1e-06"),
+    ({"ROTARY_BASE": 5e5}, "ROTARY_BASE = 500000.0", "ROTARY_BASE = 10000.0"),
+    ({"POSITIONS": "none"}, "POSITIONS = 'none'", "POSITIONS = 'rotary'"),
+    ({"POSITIONS": "alibi"}, "POSITIONS = 'alibi'", "POSITIONS = 'rotary'"),
+    ({"EMBEDDING_SCALE": 2.0}, "EMBEDDING_SCALE = 2.0", "EMBEDDING_SCALE = 1"),
+    ({"LAYERS": "b, a"}, "LAYERS = 'b, a'", "LAYERS = 'a, b'"),
+    (
+      {"ATTENTION_WINDOW": 9},
+      "ATTENTION_WINDOW = 9",
+      "ATTENTION_WINDOW = None",
+    ),
+    ({"SCORE_SCALE": 1.0}, "SCORE_SCALE = 1.0", f"SCORE_SCALE = {d_kv**-0.5}"),
+    (
+      {"LAYERS": "dense, banded", "VARIANTS": WIDER, "REMAT": "none"},
+      f"LAYERS = 'dense, banded', VARIANTS = {WIDER}",
+      f"LAYERS = 'a, b', VARIANTS = {equal['VARIANTS']}",
+    ),
   ):
-    assert train(layers, window, 8) == 2
+    assert train(8, **{**equal, **changes}) == 2
     line = capsys.readouterr().err.splitlines()[-1]
-    assert line.startswith(f"palm_mtf: {said}")
-    assert "step_00000006 was trained with " in line
+    said = f"palm_mtf: {given}: {path} was trained with {trained}"
+    assert line.startswith(said), line
+    assert "begin a run with INIT_CHECKPOINT in another MODEL_DIR." in line
   assert main(["evaluate", f"--gin_file={tmp_path}/config.gin"]) == 0
 
 
@@ -137,8 +165,8 @@ def test_a_frozen_run_resumes_and_its_weights_train_further_with_all(
     assert said.splitlines()[-1] == (
       f"palm_mtf: FROZEN = {changed!r}: {path} was written with {frozen!r}, so "
       f"the roles of {count} parameters differ, such as {first}; keep that "
-      "value, or start from its weights in another MODEL_DIR, as "
-      'INIT_CHECKPOINT with INIT_STATE = "weights". (FROZEN is set on the '
+      "value, or start a new optimizer from its weights in another MODEL_DIR, "
+      'as INIT_CHECKPOINT with INIT_STATE = "weights". (FROZEN is set on the '
       "command line)"
     )
   # Other patterns of the same parameters are the same roles.

@@ -84,7 +84,7 @@ def test_a_batch_ramp_in_stages_has_the_bits_of_one_mesh(corpus, tmp_path):
 def test_a_resumed_run_has_the_bits_of_one_in_one_go(
   corpus, tmp_path, capsys, optimizer, settings
 ):
-  """And does not resume with another optimizer."""
+  """And gives its moments to no other optimizer."""
   settings = {"PROMPTS": [], "CHECKPOINT_STEPS": 2, **settings}
   own = {"OPTIMIZER": optimizer, "BETA2": 0.95, "WEIGHT_DECAY": 0.1}
   one, two = tmp_path / "one", tmp_path / "two"
@@ -93,12 +93,22 @@ def test_a_resumed_run_has_the_bits_of_one_in_one_go(
     assert runs.run("train", corpus, folder, **macros) == 0
   runs.assert_same_tensors(one, two, 4)
   capsys.readouterr()
-  assert runs.run("train", corpus, one, **settings, TRAIN_STEPS=6) == 2
-  assert capsys.readouterr().err.startswith(
-    f"palm_mtf: OPTIMIZER = 'adafactor': {one}/checkpoints/step_00000004 was "
-    f"written with '{optimizer}', so its moments do not fit; keep that value, "
-    "or start from scratch in another MODEL_DIR. (OPTIMIZER is set in "
-  )
+  initial = {
+    "INIT_CHECKPOINT": str(one),
+    "INIT_STATE": "all",
+    "VOCABULARY": str(one / "vocabulary.model"),
+  }
+  for folder, more in ((one, {}), (tmp_path / "other", initial)):
+    macros = {**settings, **more, "TRAIN_STEPS": 6}
+    assert runs.run("train", corpus, folder, **macros) == 2
+    line = capsys.readouterr().err.splitlines()[-1]
+    place = f"{one}/checkpoints/step_00000004"
+    assert line.startswith(
+      f"palm_mtf: OPTIMIZER = 'adafactor': {place} was written with "
+      f"'{optimizer}', so its moments do not fit; start a new optimizer from "
+      "its weights in another MODEL_DIR, as INIT_CHECKPOINT with INIT_STATE = "
+      '"weights". (OPTIMIZER is set in '
+    )
 
 
 def test_a_new_batch_size_reads_and_writes_no_checkpoint(

@@ -78,6 +78,11 @@ class StepBuilder:
     return self._settings.num_rows
 
   @property
+  def _first_backward(self) -> int:
+    """The first stage with a backward pass."""
+    return 0
+
+  @property
   def _num_calls(self) -> int:
     """Number of calls that take the rows of a pod."""
     return self._settings.num_rows // self._rows_per_call
@@ -91,7 +96,12 @@ class StepBuilder:
   def build(self, pods: PodsConfig) -> StepPrograms:
     """Returns the programs that train all pods."""
     settings = self._settings
-    plan = plan_step(settings.mesh_layout, pods, on_accelerators=True)
+    plan = plan_step(
+      settings.mesh_layout,
+      pods,
+      on_accelerators=True,
+      first_backward=self._first_backward,
+    )
     num_pods, num_calls = len(self._every_pod), self._num_calls
     losses = plan_losses(settings.mesh_layout, num_pods, num_calls)
     places = list(itertools.product(self._every_pod, range(self._num_stages)))

@@ -31,7 +31,9 @@ from palm_mtf.runtime.manager.slices import Places, Wish
 
 # An entry of ISLANDS: a server's address, and optionally the numbers of its
 # devices, such as "host:2222/0-1,4".
-_ENTRY = re.compile(r"([^\s/:]+:\d{1,5})(?:/(\d+(?:-\d+)?(?:,\d+(?:-\d+)?)*))?")
+_ENTRY = re.compile(
+  r"([^\s/:]+:\d{1,5})(?:/(\d+(?:-\d+)?(?:,\d+(?:-\d+)?)*))?", re.ASCII
+)
 
 
 class Place(NamedTuple):

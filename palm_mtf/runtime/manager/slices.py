@@ -80,7 +80,9 @@ class Wish:
       raise UserError(f"slices = {shorten(self.slices)}: give a list.")
     check_choice("islands", self.islands, MANAGED_ISLANDS)
     for shape in self.slices or [""]:
-      if not re.fullmatch(r"[1-9]\d{0,6}(x[1-9]\d{0,6}){0,9}", str(shape)):
+      if not re.fullmatch(
+        r"[1-9][0-9]{0,6}(x[1-9][0-9]{0,6}){0,9}", str(shape)
+      ):
         example = 'write its sizes as in "4", "2x4" or "2x2x2"'
         raise UserError(f"slice {shorten(shape)}: {example}.")
       check_count(f'devices of slice "{shape}"', _size(shape), 1, MAX_DEVICES)

@@ -82,7 +82,7 @@ def test_devices_are_in_mesh_order_and_shared_equally_where_unnamed():
         f'ISLANDS: pod 1 has {entry!r}: write "host:port", the port from 1 to '
         '65535, or with its devices "host:port/0-3".',
       )
-      for entry in ("b", "b:70000")
+      for entry in ("b", "b:70000", "b:\u0661", "b:1/\u0660")
     ],
   ],
 )

@@ -244,6 +244,7 @@ SIZES = 'write its sizes as in "4", "2x4" or "2x2x2".'
     ({"slices": ["2x"]}, f"slice '2x': {SIZES}"),
     ({"slices": []}, f"slice '': {SIZES}"),
     ({"slices": ["0x2"]}, f"slice '0x2': {SIZES}"),
+    ({"slices": ["2x\u0662"]}, f"slice '2x\u0662': {SIZES}"),
     (
       {"slices": ["2048x1024"]},
       'devices of slice "2048x1024" = 2,097,152: give a whole number of at '
