@@ -21,11 +21,7 @@ from jax.experimental import topologies
 from jax.sharding import NamedSharding, PartitionSpec
 
 from palm_mtf.accounting.communication import axes_bandwidth
-from palm_mtf.accounting.plan import (
-  changes_between,
-  memory_parts,
-  nearest_fit,
-)
+from palm_mtf.accounting.plan import changes_between, memory_parts, nearest_fit
 from palm_mtf.accounting.step_time import device_rates
 from palm_mtf.compilation.described_gpus import describe_gpu, describe_hosts
 from palm_mtf.compilation.hlo_text import (
@@ -37,10 +33,7 @@ from palm_mtf.compilation.hlo_text import (
 from palm_mtf.config import DecodeConfig, PlanConfig
 from palm_mtf.config.tpu_slice import tpu_slice
 from palm_mtf.errors import UserError
-from palm_mtf.executors.xla.decode_arrays import (
-  PodPrograms,
-  abstract_inputs,
-)
+from palm_mtf.executors.xla.decode_arrays import PodPrograms, abstract_inputs
 from palm_mtf.executors.xla.devices import first_line, order_tpus
 from palm_mtf.executors.xla.scanned_model import StepSettings
 from palm_mtf.executors.xla.step_functions import PodStep
@@ -118,8 +111,7 @@ def _suggest(config: PlanConfig, error: _TooLargeError) -> str:
     smaller = dataclasses.replace(
       config,
       hardware=dataclasses.replace(
-        config.hardware,
-        chip_memory_bytes=memory * config.hardware.chip_devices,
+        config.hardware, chip_memory_bytes=memory * config.hardware.chip_devices
       ),
     )
     found = nearest_fit(smaller, batch_size)

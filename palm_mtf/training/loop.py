@@ -149,10 +149,7 @@ class TrainLoop:
         every=pods.fingerprint_steps if pods.num_pods > 1 else None,
       ),
       Action(
-        run=self._measure_loss,
-        every=run.eval_steps,
-        at_end=True,
-        measures=True,
+        run=self._measure_loss, every=run.eval_steps, at_end=True, measures=True
       ),
       Action(
         run=self._evaluate_tasks,
@@ -330,8 +327,7 @@ class TrainLoop:
   def _validate(self) -> None:
     self._watchdog.expect_slow()
     batches = self._job.corpus.validation_batches(
-      batch_size=self._batch_size,
-      num_rows=self._config.run.num_validation_rows,
+      batch_size=self._batch_size, num_rows=self._config.run.num_validation_rows
     )
     with self._during(f"while the loss of step {self._step} was measured"):
       losses = self._train_step.losses
