@@ -22,7 +22,6 @@ from palm_mtf.generation.inference.sessions import mean_loss
 from palm_mtf.machine.host_memory import resident_bytes
 from palm_mtf.machine.process import StopRequest
 from palm_mtf.model_dir.metrics import MetricsWriter
-from palm_mtf.trace.write import write_trace
 from palm_mtf.training.job import (
   Finished,
   Moved,
@@ -40,6 +39,7 @@ from palm_mtf.training.progress import (
 )
 from palm_mtf.training.session import TrainSession
 from palm_mtf.training.step import NonFiniteStepError
+from palm_mtf.training.step_trace import write_trace
 
 _logger = logging.getLogger(__name__)
 

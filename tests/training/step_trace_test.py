@@ -9,7 +9,7 @@ import random
 
 import pytest
 
-from palm_mtf.trace.write import (
+from palm_mtf.training.step_trace import (
   Operation,
   Trace,
   Transfer,
@@ -123,7 +123,7 @@ def train_in_servers(corpus, model_dir, **macros):
 
 @pytest.fixture(scope="module")
 def in_servers(corpus, in_process, tmp_path_factory):
-  """A run of which TensorFlow recorded whole steps; see trace/write.py.
+  """A run of which TensorFlow recorded whole steps; see training/step_trace.py.
 
   On a busy machine a server may begin to record too late: that run is repeated.
   """

@@ -1,6 +1,6 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Writes a traced step: MODEL_DIR/traces/step_00000020.json.
+"""TRACE_STEPS: writes a traced step to MODEL_DIR/traces/step_00000020.json.
 
 A traced step has the same feeds and fetches as every other step, and computes
 the same bits. Each host's times are from its own clock.
