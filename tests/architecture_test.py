@@ -82,7 +82,6 @@ IMPORTS = {
   "runtime/program mesh runtime/client programs",
   "model_dir": "errors json_text _tf",
   "report": "__init__ errors model_dir",
-  "trace": "json_text _tf programs model_dir",
   "data/sources": "errors user_text console json_text user_code config _tf "
   "model_dir",
   "data/ngrams": "data/sources",
@@ -118,7 +117,7 @@ IMPORTS = {
   "training": "__init__ errors json_text config machine _tf architecture steps "
   "accounting ops native runtime/program runtime/processes mesh "
   "runtime/addresses runtime/client executors/choose executors/executor "
-  "programs rates model_dir trace data/vocabulary data/batches checkpoints "
+  "programs rates model_dir data/vocabulary data/batches checkpoints "
   "generation/inference evaluation",
   "sweep": "errors console config machine architecture accounting model_dir",
   "commands": "__init__ errors user_text console json_text config machine _tf "

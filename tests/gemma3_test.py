@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from palm_mtf.data.vocabulary.load import open_vocabulary
-from palm_mtf.export.gguf.files import read_header
+from palm_mtf.export.gguf.files import GgufFile
 from tests import llama_cpp_peer
 from tests.export import llama_cpp_oracle
 from tests.pretrained import (
@@ -125,7 +125,7 @@ def test_a_gguf_export_has_llama_cpps_tensors_and_comes_back(
   imported, plain, tmp_path
 ):
   path = export(imported, "gguf", tmp_path / "float32.gguf")
-  ours, theirs = (read_header(str(x)).tensors for x in (path, plain))
+  ours, theirs = (GgufFile(str(x)).places for x in (path, plain))
   assert ours.keys() == theirs.keys()
   for name in ours:
     found, expected = (

@@ -18,7 +18,7 @@ from collections.abc import Sequence
 
 _GRAPHS = "mesh programs model optim generation/decode ops"
 _RUNS = (
-  "runtime training commands checkpoints foreign_models trace export "
+  "runtime training commands checkpoints foreign_models export "
   "generation/inference generation/serving unitransformer evaluation native "
   "docs"
 )

@@ -52,20 +52,15 @@ class Collective:
   Attributes:
     kind: "all_gather", "all_reduce", "all_to_all", "permute" or
       "reduce_scatter".
-    arrays: dtype and shape of each array, such as "bf16[128,64]": for an
-      all-gather the whole result, for other kinds the operand on one device.
     groups: device numbers of each group; for a permute, (sender, receiver).
     times: how many times a device runs the collective per run of the program.
     sent_bytes: bytes that a device sends each time.
-    origin: the JAX operation from which XLA made the collective, or "".
   """
 
   kind: str
-  arrays: tuple[str, ...]
   groups: Groups
   times: int
   sent_bytes: float
-  origin: str
 
 
 class _Instruction(NamedTuple):
@@ -194,12 +189,10 @@ def _read_collective(
 ) -> Collective:
   """Makes a `Collective` of an instruction; `fusion` contains it, if given."""
   kind = _KINDS[each.opcode.removesuffix("-start")]
-  arrays = _arrays(each)
   groups = read_groups(each.rest)
   n = len(groups[0])
-  size = sum(_array_bytes(*x) for x in arrays)
-  if kind == "reduce_scatter":  # turn results into operands
-    arrays = [_scale(x, n, each) for x in arrays]
+  size = sum(_array_bytes(*x) for x in _arrays(each))
+  if kind == "reduce_scatter":  # the operands have n times the results' bytes
     size *= n
   elif kind == "all_reduce" and fusion:
     # An all-reduce fused with a slice of its sum runs as a reduce-scatter.
@@ -209,15 +202,7 @@ def _read_collective(
   sent = size
   if kind != "permute":
     sent = (n - 1) / n * size * (2 if kind == "all_reduce" else 1)
-  origin = re.search(r'op_name="([^"]*)"', each.rest)
-  return Collective(
-    kind=kind,
-    arrays=tuple(f"{dtype}[{sizes}]" for dtype, sizes in arrays),
-    groups=groups,
-    times=times,
-    sent_bytes=sent,
-    origin=origin[1] if origin else "",
-  )
+  return Collective(kind=kind, groups=groups, times=times, sent_bytes=sent)
 
 
 def _arrays(each: _Instruction) -> list[tuple[str, str]]:
@@ -229,17 +214,6 @@ def _arrays(each: _Instruction) -> list[tuple[str, str]]:
   if each.opcode == "collective-permute-start":
     return found[:1]  # the operand, whose shape is the result's
   return found
-
-
-def _scale(
-  array: tuple[str, str], n: int, each: _Instruction
-) -> tuple[str, str]:
-  """Returns a reduce-scatter's operand array, given the result array."""
-  dtype, text = array
-  sizes = text.split(",")
-  axis = re.search(r"dimensions=\{(\d+)\}", each.rest)
-  sizes[int(axis[1])] = str(int(sizes[int(axis[1])]) * n)
-  return dtype, ",".join(sizes)
 
 
 def _array_bytes(dtype: str, sizes: str) -> int:

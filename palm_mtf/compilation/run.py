@@ -6,13 +6,12 @@ Thus `plan --compile` shows whether a run fits. The TPU's own compiler, libtpu,
 and XLA's compiler for NVIDIA GPUs need only descriptions of the devices.
 """
 
-import collections
 import dataclasses
 import importlib.metadata
 import math
 import os
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -21,11 +20,7 @@ from jax.experimental import topologies
 from jax.sharding import NamedSharding, PartitionSpec
 
 from palm_mtf.accounting.communication import axes_bandwidth
-from palm_mtf.accounting.plan import (
-  changes_between,
-  memory_parts,
-  nearest_fit,
-)
+from palm_mtf.accounting.plan import changes_between, memory_parts, nearest_fit
 from palm_mtf.accounting.step_time import device_rates
 from palm_mtf.compilation.described_gpus import describe_gpu, describe_hosts
 from palm_mtf.compilation.hlo_text import (
@@ -37,10 +32,7 @@ from palm_mtf.compilation.hlo_text import (
 from palm_mtf.config import DecodeConfig, PlanConfig
 from palm_mtf.config.tpu_slice import tpu_slice
 from palm_mtf.errors import UserError
-from palm_mtf.executors.xla.decode_arrays import (
-  PodPrograms,
-  abstract_inputs,
-)
+from palm_mtf.executors.xla.decode_arrays import PodPrograms, abstract_inputs
 from palm_mtf.executors.xla.devices import first_line, order_tpus
 from palm_mtf.executors.xla.scanned_model import StepSettings
 from palm_mtf.executors.xla.step_functions import PodStep
@@ -118,8 +110,7 @@ def _suggest(config: PlanConfig, error: _TooLargeError) -> str:
     smaller = dataclasses.replace(
       config,
       hardware=dataclasses.replace(
-        config.hardware,
-        chip_memory_bytes=memory * config.hardware.chip_devices,
+        config.hardware, chip_memory_bytes=memory * config.hardware.chip_devices
       ),
     )
     found = nearest_fit(smaller, batch_size)
@@ -145,16 +136,16 @@ def _suggest(config: PlanConfig, error: _TooLargeError) -> str:
 def _compile_run(config: PlanConfig) -> dict[str, Any]:
   """Like `compile_run`, but raises _TooLargeError if the step does not fit."""
   layout, rates = config.mesh_layout, device_rates(config)
-  programs, moved, cycles = [], [], 0
+  programs, collectives, cycles = [], [], 0
   for record, compiled in _compile_programs(config):
     text = CompiledText(compiled.as_text())
     programs.append(record)
-    name = record["program"]
-    moved += [_describe(x, name, config) for x in text.collectives]
+    collectives += text.collectives
     cycles += text.estimated_cycles
   peak = max(x["peak_bytes"] for x in programs)
   if peak > rates.chip_memory_bytes:
     raise _TooLargeError(peak, rates.chip_memory_bytes)
+  moved = _add_up(collectives, config)
   secs = {"collectives": sum(x["secs"] for x in moved)}
   if layout.tpu:
     secs = {"compute": cycles / _CLOCKS[_kind(config)], **secs}
@@ -163,8 +154,7 @@ def _compile_run(config: PlanConfig) -> dict[str, Any]:
     "compiler": _compiler(config),
     "programs": programs,
     "peak_bytes": peak,
-    "moved": _add_up(moved),
-    "collectives": moved,
+    "moved": moved,
     "cycles": cycles,
     "secs": secs,
     "decoding": compile_decoding(config),
@@ -367,42 +357,28 @@ def _compile(
   return record, compiled
 
 
-def _describe(
-  collective: Collective, program: str, config: PlanConfig
-) -> dict[str, Any]:
-  layout = config.mesh_layout
-  names, sizes = list(layout.axes), list(layout.axes.values())
-  found = find_axes(collective, sizes)
-  axes = [names[i] for i in found or ()]
-  sent = collective.times * collective.sent_bytes
-  rates = device_rates(config)
-  bandwidth = rates.chip_link_bandwidth
-  if axes:
-    bandwidth = axes_bandwidth(layout, tuple(axes), rates)
-  return {
-    "program": program,
-    "kind": collective.kind,
-    "axes": axes,
-    "groups": len(collective.groups),
-    "group_devices": len(collective.groups[0]),
-    "arrays": list(collective.arrays),
-    "times": collective.times,
-    "bytes": sent,
-    "secs": sent / bandwidth,
-    "origin": collective.origin,
-  }
-
-
-def _add_up(moved: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+def _add_up(
+  collectives: Sequence[Collective], config: PlanConfig
+) -> list[dict[str, Any]]:
   """Sums the times, bytes and secs of collectives by kind and mesh axes."""
-  total: dict[tuple[Any, ...], collections.Counter[str]] = {}
-  groups = {}
-  for each in moved:
-    key = each["kind"], tuple(each["axes"])
-    sums = total.setdefault(key, collections.Counter())
-    sums.update({x: each[x] for x in ("times", "bytes", "secs")})
-    groups.setdefault(key, {x: each[x] for x in ("groups", "group_devices")})
-  return [
-    {"kind": kind, "axes": list(axes), **groups[kind, axes], **sums}
-    for (kind, axes), sums in total.items()
-  ]
+  layout, rates = config.mesh_layout, device_rates(config)
+  names, sizes = list(layout.axes), list(layout.axes.values())
+  total: dict[tuple[Any, ...], dict[str, Any]] = {}
+  for each in collectives:
+    axes = tuple(names[i] for i in find_axes(each, sizes) or ())
+    bandwidth = rates.chip_link_bandwidth
+    if axes:
+      bandwidth = axes_bandwidth(layout, axes, rates)
+    record = {
+      "kind": each.kind,
+      "axes": [*axes],
+      "groups": len(each.groups),
+      "group_devices": len(each.groups[0]),
+      **dict.fromkeys(("times", "bytes", "secs"), 0),
+    }
+    record = total.setdefault((each.kind, axes), record)
+    sent = each.times * each.sent_bytes
+    record["times"] += each.times
+    record["bytes"] += sent
+    record["secs"] += sent / bandwidth
+  return [*total.values()]

@@ -7,12 +7,7 @@ optimizers, DeviceMesh, PodsConfig, PodTraining and train_on_pods gin
 configurables of the module `palm_mtf.foreign_models`.
 """
 
-from palm_mtf.config import (
-  AdafactorConfig,
-  AdamwConfig,
-  MuonConfig,
-  PodsConfig,
-)
+from palm_mtf.config import AdafactorConfig, AdamwConfig, MuonConfig, PodsConfig
 from palm_mtf.config.device_mesh import DeviceMesh
 from palm_mtf.foreign_models.gin_run import main, parse_gin, train_on_pods
 from palm_mtf.foreign_models.training import ModelFunction, PodTraining

@@ -5,12 +5,7 @@
 from collections.abc import Sequence
 
 from palm_mtf._tf import tf
-from palm_mtf.architecture.block import (
-  PLAIN_ATTENTION,
-  Attention,
-  Mlp,
-  Read,
-)
+from palm_mtf.architecture.block import PLAIN_ATTENTION, Attention, Mlp, Read
 from palm_mtf.native.operations import operations, set_shapes
 
 
@@ -102,11 +97,7 @@ def norm(
   `epsilon` is added to the mean square.
   """
   y = operations().palm_norm(
-    x=x,
-    scale=scale,
-    is_centered=is_centered,
-    epsilon=epsilon,
-    threads=threads,
+    x=x, scale=scale, is_centered=is_centered, epsilon=epsilon, threads=threads
   )
   y.set_shape(x.shape)
   return y

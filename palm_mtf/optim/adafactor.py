@@ -129,10 +129,7 @@ class Adafactor(Rule):
     else:
       self._squares, self._step = _factored_squares, _factored_step
       factored = FactoredMoment(
-        self.mesh_impl,
-        variable.shape.dims,
-        variable.sizes,
-        row_rank(self.name),
+        self.mesh_impl, variable.shape.dims, variable.sizes, row_rank(self.name)
       )
       self._next_means = factored.next_means(self.g, self.clip, decay, *moment)
       self._factors = factored.row_and_column_factors(*self._next_means)

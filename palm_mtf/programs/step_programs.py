@@ -104,7 +104,7 @@ class StepPrograms:
       and "num_steps", [] each, and the features, [steps, batch, length] each;
       rows of steps after `num_steps` are ignored.
     phases: {name scope of operations in the graph: phase}; see `read_trace`
-      (trace/write.py).
+      (training/step_trace.py).
   """
 
   plan: StepPlan

@@ -22,7 +22,6 @@ from palm_mtf.generation.inference.sessions import mean_loss
 from palm_mtf.machine.host_memory import resident_bytes
 from palm_mtf.machine.process import StopRequest
 from palm_mtf.model_dir.metrics import MetricsWriter
-from palm_mtf.trace.write import write_trace
 from palm_mtf.training.job import (
   Finished,
   Moved,
@@ -40,6 +39,7 @@ from palm_mtf.training.progress import (
 )
 from palm_mtf.training.session import TrainSession
 from palm_mtf.training.step import NonFiniteStepError
+from palm_mtf.training.step_trace import write_trace
 
 _logger = logging.getLogger(__name__)
 
@@ -149,10 +149,7 @@ class TrainLoop:
         every=pods.fingerprint_steps if pods.num_pods > 1 else None,
       ),
       Action(
-        run=self._measure_loss,
-        every=run.eval_steps,
-        at_end=True,
-        measures=True,
+        run=self._measure_loss, every=run.eval_steps, at_end=True, measures=True
       ),
       Action(
         run=self._evaluate_tasks,
@@ -330,8 +327,7 @@ class TrainLoop:
   def _validate(self) -> None:
     self._watchdog.expect_slow()
     batches = self._job.corpus.validation_batches(
-      batch_size=self._batch_size,
-      num_rows=self._config.run.num_validation_rows,
+      batch_size=self._batch_size, num_rows=self._config.run.num_validation_rows
     )
     with self._during(f"while the loss of step {self._step} was measured"):
       losses = self._train_step.losses

@@ -45,13 +45,7 @@ from palm_mtf.rates.measure import run_flops_per_sec
 from palm_mtf.runtime.client.connect import Cluster, connect
 from palm_mtf.runtime.client.heartbeat import Heartbeat, PodLostError
 from palm_mtf.runtime.client.local_servers import PodServers
-from palm_mtf.training.job import (
-  Finished,
-  Moved,
-  Spike,
-  Stopped,
-  TrainJob,
-)
+from palm_mtf.training.job import Finished, Moved, Spike, Stopped, TrainJob
 from palm_mtf.training.loop import Event, Records, TrainLoop
 from palm_mtf.training.loss_spikes import SpikePolicy
 from palm_mtf.training.progress import TrainProgress, Watchdog

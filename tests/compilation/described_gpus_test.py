@@ -64,7 +64,7 @@ def test_gradients_are_reduce_scattered_with_the_bytes_of_the_plan(plan):
 def test_groups_are_those_of_the_mesh(plan):
   assert {
     (*x["axes"], x["groups"], x["group_devices"])
-    for x in plan["compiled"]["collectives"]
+    for x in plan["compiled"]["moved"]
   } == {("data", 2, 2), ("model", 2, 2), ("data", "model", 1, 4)}
 
 

@@ -39,11 +39,8 @@ def test_collectives_of_a_loop_count_once_per_round():
     "reduce_scatter": (3, half),
     "permute": (1, 2 * half),
   }
-  assert found["all_gather"].arrays == ("bf16[1,512,512]",)
-  assert found["reduce_scatter"].arrays == ("bf16[512,512]",)
   assert found["all_gather"].groups == ((0, 2), (1, 3))
   assert found["all_reduce"].groups == ((0, 1), (2, 3))
-  assert found["all_reduce"].origin.endswith("/psum")
 
 
 @pytest.mark.parametrize("chip", ["v4", "h100"])
@@ -64,7 +61,6 @@ def test_gpus_run_a_part_of_the_first_and_the_last_round_outside_of_the_loop():
   for x in text.collectives:
     sent[x.kind] += x.times * x.sent_bytes
     times[x.kind] += x.times
-    assert x.arrays == ("bf16[512,512]",)
   assert sent == {
     "all_gather": 3 * half,
     "all_reduce": 3 * 2 * half,
@@ -85,11 +81,11 @@ def test_cycles_of_a_loop_count_once_per_round():
 def test_a_fusion_with_a_part_of_a_sum_is_a_reduce_scatter():
   of_two, fused, permute = read("compiled_parts_of_8b.txt").collectives
   # The compiler adds rows, so that each of 16 devices gets whole tiles.
-  assert (fused.kind, fused.arrays) == ("reduce_scatter", ("bf16[4480,4096]",))
+  assert fused.kind == "reduce_scatter"
   assert fused.sent_bytes == 15 / 16 * 4480 * 4096 * 2
   assert find_axes(fused, [16, 4]) == (0,)
   # One all-reduce of two arrays.
-  assert (of_two.kind, of_two.arrays) == ("all_reduce", ("f32[4,2048]",) * 2)
+  assert of_two.kind == "all_reduce"
   assert of_two.sent_bytes == 2 * 3 / 4 * 2 * 4 * 2048 * 4
   assert find_axes(of_two, [16, 4]) == (1,)
   assert permute.sent_bytes == 80 * 4096 * 2
@@ -115,12 +111,7 @@ def test_groups_are_read_as_lists_and_as_matrices(text, groups):
 
 def test_groups_of_some_devices_of_an_axis_are_over_no_axis():
   parts = Collective(
-    kind="all_reduce",
-    arrays=("f32[]",),
-    groups=((0, 1), (2, 3)),
-    times=1,
-    sent_bytes=4,
-    origin="",
+    kind="all_reduce", groups=((0, 1), (2, 3)), times=1, sent_bytes=4
   )
   assert find_axes(parts, [4]) is None
   assert find_axes(parts, [2, 2]) == (1,)

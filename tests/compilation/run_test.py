@@ -87,8 +87,7 @@ def test_sums_over_model_are_all_reduced_once(compile_run):
 
 def test_every_collective_is_over_all_four_devices(compiled):
   assert {
-    (*x["axes"], x["groups"], x["group_devices"])
-    for x in compiled["collectives"]
+    (*x["axes"], x["groups"], x["group_devices"]) for x in compiled["moved"]
   } == {("data", 1, 4)}
 
 

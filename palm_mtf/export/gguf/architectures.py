@@ -173,10 +173,7 @@ _ALL_SCALINGS = ("none", "linear", "yarn", "llama3")
 ARCHITECTURES = (
   *(
     GgufArchitecture(
-      name="llama",
-      family=x,
-      rotary_pairs="neighbours",
-      scalings=_ALL_SCALINGS,
+      name="llama", family=x, rotary_pairs="neighbours", scalings=_ALL_SCALINGS
     )
     for x in (families.LLAMA, families.MISTRAL)
   ),
@@ -236,10 +233,7 @@ ARCHITECTURES = (
     only=_TANH | _SEPARATE | {"biases": "mlp,qkv,o"},
   ),
   GgufArchitecture(
-    name="phi2",
-    family=families.PHI,
-    only=_TANH | _SEPARATE,
-    has_one_width=True,
+    name="phi2", family=families.PHI, only=_TANH | _SEPARATE, has_one_width=True
   ),
   GgufArchitecture(
     name="stablelm",

@@ -46,34 +46,6 @@ class TensorPlace(NamedTuple):
   row_bytes: int  # bytes per row, along the last dimension
 
 
-class GgufHeader(NamedTuple):
-  """What is before the data of a GGUF file."""
-
-  metadata: dict[str, Any]  # {key: value}; arrays are lists
-  tensors: dict[str, TensorPlace]
-
-
-def read_header(path: str) -> GgufHeader:
-  """Returns the header of a file.
-
-  Raises UserError if there is no such file, or it is not a complete GGUF file.
-  """
-  try:
-    size = check_regular(path)
-    with open(path, "rb") as file:
-      return _Walk(file, size).read_all()
-  except FileNotFoundError:
-    raise UserError(f"{path}: no such file.") from None
-  except OSError as error:
-    raise UserError(f"{path}: {error.strerror or error}.") from None
-  except UserError as error:
-    raise UserError(f"{path}: {error}") from None
-  except (ValueError, struct.error) as error:
-    raise UserError(
-      f"{path}: is no whole GGUF file: {shorten(str(error))}; copy it again."
-    ) from None
-
-
 class _Walk:
   """Reads a header in order. Methods raise ValueError for a broken file."""
 
@@ -81,7 +53,8 @@ class _Walk:
     self._file, self._size = file, size
     self._left, self._numbers_left = min(size, _MOST_BYTES), _MOST_NUMBERS
 
-  def read_all(self) -> GgufHeader:
+  def read_all(self) -> tuple[dict[str, Any], dict[str, TensorPlace]]:
+    """Returns {key: value}, whose arrays are lists, and {tensor: its place}."""
     if self._take(4) != b"GGUF":
       raise ValueError("it does not begin with GGUF")
     (version,) = self._numbers("I")
@@ -104,7 +77,7 @@ class _Walk:
     is_size = type(alignment) is int and alignment > 0
     if not is_size or alignment.bit_count() > 1:
       raise ValueError(f"general.alignment = {alignment} is no power of 2")
-    return GgufHeader(metadata, self._place(tensors, alignment))
+    return metadata, self._place(tensors, alignment)
 
   def _place(self, tensors: list, alignment: int) -> dict[str, TensorPlace]:
     from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
@@ -185,7 +158,8 @@ class GgufFile:
   """A GGUF file, whose tensors are memory-mapped.
 
   Attributes:
-    metadata: {key: value}.
+    metadata: {key: value}; arrays are lists.
+    places: {name of a tensor: where the file has it}.
     shapes: {name of a tensor: shape}.
     dtypes: {name of a tensor: type in GGUF, such as "Q4_K"}.
   """
@@ -193,9 +167,20 @@ class GgufFile:
   def __init__(self, path: str):
     """Reads the header; raises UserError if there is no complete GGUF file."""
     self._path = path
-    self.metadata, self._places = read_header(path)
-    self.shapes = {name: x.shape for name, x in self._places.items()}
-    self.dtypes = {name: x.dtype for name, x in self._places.items()}
+    try:
+      size = check_regular(path)
+      with open(path, "rb") as file:
+        self.metadata, self.places = _Walk(file, size).read_all()
+    except OSError as error:
+      raise UserError(f"{path}: {error.strerror or error}.") from None
+    except UserError as error:
+      raise UserError(f"{path}: {error}") from None
+    except (ValueError, struct.error) as error:
+      raise UserError(
+        f"{path}: is no whole GGUF file: {shorten(str(error))}; copy it again."
+      ) from None
+    self.shapes = {name: x.shape for name, x in self.places.items()}
+    self.dtypes = {name: x.dtype for name, x in self.places.items()}
 
   def read(self, name: str) -> np.ndarray:
     """Returns a tensor as float32; dequantizes it if it is quantized.
@@ -205,7 +190,7 @@ class GgufFile:
     """
     from gguf import GGMLQuantizationType, quants
 
-    place = self._places[name]
+    place = self.places[name]
     rows = (*place.shape[:-1], place.row_bytes)
     data = np.memmap(self._path, np.uint8, "r", place.offset, rows)
     try:

@@ -189,11 +189,7 @@ _LLAMA_NAMES = {
   "mlp/wi": "model.layers.{}.mlp.up_proj",
   "mlp/wo": "model.layers.{}.mlp.down_proj",
 }
-_LLAMA_SETTINGS = {
-  "block": "serial",
-  "norm": "rms_norm",
-  "logits_scale": 1.0,
-}
+_LLAMA_SETTINGS = {"block": "serial", "norm": "rms_norm", "logits_scale": 1.0}
 
 LLAMA = Family(
   architecture="LlamaForCausalLM",

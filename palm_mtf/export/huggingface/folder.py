@@ -30,10 +30,7 @@ from palm_mtf.data.vocabulary.sentencepiece_vocabulary import (
   SentencePieceVocabulary,
 )
 from palm_mtf.data.vocabulary.vocabulary import Vocabulary
-from palm_mtf.export.huggingface.config_json import (
-  find_family,
-  make_config,
-)
+from palm_mtf.export.huggingface.config_json import find_family, make_config
 from palm_mtf.export.huggingface.tensor_files import WEIGHTS, write_safetensors
 from palm_mtf.export.huggingface.weights import (
   find_tensor_shapes,

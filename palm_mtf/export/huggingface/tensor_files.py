@@ -26,10 +26,7 @@ import numpy as np
 from safetensors import SafetensorError, safe_open
 
 from palm_mtf.errors import UserError, shorten
-from palm_mtf.model_dir.foreign_files import (
-  check_regular,
-  read_json_object,
-)
+from palm_mtf.model_dir.foreign_files import check_regular, read_json_object
 
 _logger = logging.getLogger(__name__)
 

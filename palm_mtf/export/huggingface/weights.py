@@ -16,10 +16,7 @@ from collections.abc import Callable, Collection, Sequence
 import numpy as np
 
 from palm_mtf.architecture.block import NORMS, model_of
-from palm_mtf.architecture.parameters import (
-  parameter_shapes,
-  parse_name,
-)
+from palm_mtf.architecture.parameters import parameter_shapes, parse_name
 from palm_mtf.architecture.rotary import find_divisors, rotary_of
 from palm_mtf.config import ModelConfig
 from palm_mtf.errors import UserError, shorten

@@ -52,8 +52,8 @@ class Server:
 
   def __post_init__(self) -> None:
     # Check, because other processes or a damaged file may give any JSON.
-    split_address("address", _check_text("address", self.address))
-    check_name("--island", _check_text("--island", self.island))
+    split_address("address", str(self.address))
+    check_name("--island", self.island)
     check_count("--devices", self.num_devices, 1, MAX_DEVICES)
     check_count("device_bytes", self.device_bytes, minimum=0)
     _check_kind(self.kind)
@@ -97,13 +97,7 @@ class Allocation:
   places: Places
 
   def __post_init__(self) -> None:
-    check_name("owner", _check_text("owner", self.owner))
-
-
-def _check_text(what: str, value: object) -> str:
-  if not isinstance(value, str):
-    raise UserError(f"{what} = {shorten(value)}: give a text.")
-  return value
+    check_name("owner", self.owner)
 
 
 def _check_kind(kind: object) -> None:
@@ -113,9 +107,9 @@ def _check_kind(kind: object) -> None:
     raise UserError(f"kind = {shorten(kind)}: give texts by name.")
 
 
-def check_name(what: str, name: str) -> None:
+def check_name(what: str, name: object) -> None:
   """Raises UserError unless `name` is one word of at most 300 characters."""
-  if not re.fullmatch(r"[\w.-]{1,300}", name):
+  if not isinstance(name, str) or not re.fullmatch(r"[\w.-]{1,300}", name):
     raise UserError(
       f'{what} = {shorten(name)}: give a name of letters, digits, ".", "-" and '
       '"_".'

@@ -21,9 +21,7 @@ host_function(resident_bytes)
 
 
 def start_server(
-  num_devices: int,
-  num_threads: int,
-  listen: tuple[str, int] = ("127.0.0.1", 0),
+  num_devices: int, num_threads: int, listen: tuple[str, int] = ("127.0.0.1", 0)
 ) -> tf.distribute.Server:
   """Starts a TensorFlow server in this process.
 

@@ -247,7 +247,9 @@ def check_refused(path, message, capsys):
 
 def test_a_path_without_a_file_is_refused_in_one_line(tmp_path, capsys):
   assert import_file(tmp_path / "no.gguf", tmp_path / "run") == 2
-  assert capsys.readouterr().err.endswith("no.gguf: no such file.\n")
+  assert capsys.readouterr().err.endswith(
+    "no.gguf: No such file or directory.\n"
+  )
 
 
 def test_a_type_that_the_gguf_package_does_not_read_is_refused(tmp_path):

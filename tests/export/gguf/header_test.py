@@ -14,7 +14,7 @@ import pytest
 
 from palm_mtf.cli.main import main
 from palm_mtf.errors import UserError
-from palm_mtf.export.gguf.files import read_header
+from palm_mtf.export.gguf.files import GgufFile
 from tests.refusals import message_of
 
 U8, U32, TEXT, ARRAY = 0, 4, 8, 9
@@ -98,7 +98,7 @@ DAMAGED = {
 def test_a_damaged_header_is_refused(content, tmp_path):
   path = tmp_path / "x.gguf"
   path.write_bytes(content)
-  said = message_of(read_header, str(path))
+  said = message_of(GgufFile, str(path))
   assert said.startswith(f"{path}: is no whole GGUF file: ")
   assert DAMAGED[content] in said
   assert len(said) < 300 + len(str(path))
@@ -108,7 +108,7 @@ def test_a_big_endian_file_is_named(tmp_path):
   path = tmp_path / "x.gguf"
   path.write_bytes(BIG_ENDIAN)
   with pytest.raises(UserError, match="is a big-endian GGUF file; convert"):
-    read_header(str(path))
+    GgufFile(str(path))
 
 
 NOT_REGULAR = {
@@ -147,15 +147,15 @@ def test_the_gguf_packages_own_files_are_read_as_it_reads_them(tmp_path):
   writer.write_kv_data_to_file()
   writer.write_tensors_to_file()
   writer.close()
-  theirs, ours = gguf.GGUFReader(path), read_header(path)
+  theirs, ours = gguf.GGUFReader(path), GgufFile(path)
   assert ours.metadata == {
     name: x.contents()
     for name, x in theirs.fields.items()
     if not name.startswith("GGUF.")
   }
-  assert [*ours.tensors] == [x.name for x in theirs.tensors]
+  assert [*ours.places] == [x.name for x in theirs.tensors]
   for each in theirs.tensors:
-    place = ours.tensors[each.name]
+    place = ours.places[each.name]
     assert place.shape == (*reversed(each.shape.tolist()),)
     assert (place.dtype, place.offset) == (
       each.tensor_type.name,

@@ -1,6 +1,6 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Writes a traced step: MODEL_DIR/traces/step_00000020.json.
+"""TRACE_STEPS: writes a traced step to MODEL_DIR/traces/step_00000020.json.
 
 A traced step has the same feeds and fetches as every other step, and computes
 the same bits. Each host's times are from its own clock.
@@ -17,10 +17,9 @@ computing   #########------##########
 
 import dataclasses
 import heapq
-import itertools
 import math
 import re
-from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from palm_mtf._tf import tf
@@ -75,9 +74,6 @@ class Trace:
   """A traced step of all pods; times are seconds since the step began."""
 
   num_pods: int
-  # Start of the last call into the session. This call computes each pod's
-  # last microbatch, sums gradients over pods, and updates the variables.
-  last_call: float
   operations: list[Operation]
   transfers: list[Transfer]
   end: float  # end of the last record; seconds from the start of the step
@@ -130,7 +126,6 @@ def read_trace(calls: Sequence[tf.RunMetadata], program: StepPrograms) -> Trace:
       )
   return Trace(
     num_pods=len(devices.pods),
-    last_call=min(x.start for x in spans[-1]),
     operations=operations,
     transfers=transfers,
     end=max(x.end for each in spans for x in each),
@@ -248,93 +243,42 @@ def _find_variable(graph: tf.Graph, name: str) -> str:
   return name
 
 
-Intervals = list[tuple[float, float]]  # [start, end) in seconds
-
-
-class Received(NamedTuple):
-  """What one pod received in a step from all other pods or from some."""
-
-  received_bytes: int
-  hidden_secs: float  # time in which the pod both received and computed
-  exposed: Intervals  # when the pod received and did not compute
-
-
-def union(intervals: Iterable[tuple[float, float]]) -> Intervals:
-  """Returns the union of intervals as disjoint intervals, ascending."""
-  merged: Intervals = []
-  for start, end in sorted(each for each in intervals if each[0] < each[1]):
-    if merged and start <= merged[-1][1]:
-      merged[-1] = merged[-1][0], max(end, merged[-1][1])
-    else:
-      merged.append((start, end))
-  return merged
-
-
-def subtract(intervals: Intervals, others: Intervals) -> Intervals:
-  """Returns `intervals` minus `others`; each list is disjoint and ascending."""
-  left: Intervals = []
-  first = 0
-  for start, end in intervals:
-    while first < len(others) and others[first][1] <= start:
-      first += 1
-    for other_start, other_end in itertools.islice(others, first, None):
-      if other_start >= end:
-        break
-      if start < other_start:
-        left.append((start, other_start))
-      start = max(start, other_end)
-    if start < end:
-      left.append((start, end))
-  return left
-
-
-def length(intervals: Intervals) -> float:
-  """Returns the total length of disjoint intervals, in seconds."""
-  return sum(end - start for start, end in intervals)
-
-
-def measure_received(
-  trace: Trace, target: int, sources: Container[int] | None = None
-) -> Received:
-  """Measures transfers to pod `target` from `sources`; None means all pods."""
-  transfers = [
-    x
-    for x in trace.transfers
-    if x.target == target and (sources is None or x.source in sources)
-  ]
-  # A transfer lasts from when the sender has the tensor until the receiver has
-  # it. A pod computes while one of its devices runs an operation. On CPUs, even
-  # a hidden transfer costs time, because the same processor computes and sends.
-  receiving = union((x.ready, x.arrived) for x in transfers)
-  computing = union(
-    (x.start, x.end) for x in trace.operations if x.pod == target
-  )
-  exposed = subtract(receiving, computing)
-  return Received(
-    received_bytes=sum(x.num_bytes for x in transfers),
-    hidden_secs=length(receiving) - length(exposed),
-    exposed=exposed,
-  )
+def union_secs(intervals: Iterable[tuple[float, float]]) -> float:
+  """Returns the length of the union of intervals (start, end) in seconds."""
+  total, last = 0.0, -math.inf
+  for start, end in sorted(intervals):
+    total += max(0.0, end - max(start, last))
+    last = max(last, end)
+  return total
 
 
 def step_figures(trace: Trace) -> dict[str, float | int]:
   """Returns the metrics of a traced step, by name."""
-  pods = [measure_received(trace, pod) for pod in range(trace.num_pods)]
-  num_bytes = sum(x.received_bytes for x in pods)
-  hidden = sum(x.hidden_secs for x in pods)
-  exposed = sum(length(x.exposed) for x in pods)
+  receiving_secs = exposed_secs = 0.0
+  # A transfer lasts from when the sender has the tensor until the receiver has
+  # it. A pod computes while one of its devices runs an operation. On CPUs, even
+  # a hidden transfer costs time, because the same processor computes and sends.
+  for pod in range(trace.num_pods):
+    receiving = [
+      (x.ready, x.arrived) for x in trace.transfers if x.target == pod
+    ]
+    computing = [(x.start, x.end) for x in trace.operations if x.pod == pod]
+    receiving_secs += union_secs(receiving)
+    exposed_secs += union_secs(receiving + computing) - union_secs(computing)
+  num_bytes = sum(x.num_bytes for x in trace.transfers)
+  hidden_secs = receiving_secs - exposed_secs
   figures = {
     "traced_step_secs": trace.end,  # from the first record to the last
     # Received by all pods. accounting/communication.py predicts 4 bytes more
     # per device, for the sum of loss weights. Pods do not send this sum if it
     # is constant: all tokens weigh the same, and a step is one microbatch.
     "traced_dcn_bytes": num_bytes,
-    "traced_hidden_secs": hidden / len(pods),  # mean over pods
-    "traced_exposed_secs": exposed / len(pods),  # mean over pods
+    "traced_hidden_secs": hidden_secs / trace.num_pods,  # mean over pods
+    "traced_exposed_secs": exposed_secs / trace.num_pods,  # mean over pods
   }
   # 10^9 bits/s per pod. Transfers within one process take no time, so no rate.
-  if hidden + exposed:
-    figures["traced_gbits_per_sec"] = num_bytes * 8e-9 / (hidden + exposed)
+  if receiving_secs:
+    figures["traced_gbits_per_sec"] = num_bytes * 8e-9 / receiving_secs
   return figures
 
 
@@ -388,7 +332,6 @@ def chrome_trace(trace: Trace, step: int) -> dict[str, Any]:
       if x.pod == pod and x.end - x.start >= _SHORTEST_SECS
     ]
     events += _lane(f"pod {pod}", pod, of_pod)
-  directions = []
   for number, (source, target) in enumerate(
     sorted({(x.source, x.target) for x in trace.transfers}), trace.num_pods
   ):
@@ -399,26 +342,12 @@ def chrome_trace(trace: Trace, step: int) -> dict[str, Any]:
         details = {"bytes": x.num_bytes, "usecs until sent": sent}
         crossed.append(_event(x.name, "transfer", x.ready, x.arrived, details))
     events += _lane(f"pod {source} -> pod {target}", number, crossed)
-    received = measure_received(trace, target, [source])
-    directions.append(
-      {
-        "pid": number,
-        "source": source,
-        "target": target,
-        "bytes": received.received_bytes,
-        "hidden_usecs": _micros(received.hidden_secs),
-        "exposed_usecs": _micros(length(received.exposed)),
-        "exposed": [[*map(_micros, x)] for x in received.exposed],
-      }
-    )
   return {
     "displayTimeUnit": "ms",
     "traceEvents": events,
     "otherData": {
       "step": step,
       "num_pods": trace.num_pods,
-      "directions": directions,
-      "last_call": _micros(trace.last_call),
       "figures": step_figures(trace),
     },
   }
