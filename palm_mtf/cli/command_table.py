@@ -139,14 +139,6 @@ COMMANDS = {
     "predict time, memory and cost of a training run",
     config="PlanConfig",
     flags={
-      "--plot": _flag(
-        "FILE", "write a picture of memory and time by part, a PNG"
-      ),
-      "--curves": _switch(
-        "print step time and MFU against the network between pods, "
-        "their number, the batch and the sequence length; --plot draws them",
-        dest="has_curves",
-      ),
       "--search": _switch(
         "plan every mesh, layout, number of microbatches and pods, and "
         "REMAT, and print the fastest that fit",
@@ -302,7 +294,7 @@ COMMANDS = {
     config="Config",
   ),
   "data statistics": Command(
-    "count documents, tokens, epochs, duplicates and overlap",
+    "count documents, tokens and epochs of each source",
     entry_point="palm_mtf.commands.data_statistics.data_statistics",
     config="StatisticsConfig",
   ),

@@ -139,20 +139,6 @@ def test_own_macros_functions_and_imports_stay_in_the_text(here):
 @pytest.mark.parametrize(
   "line",
   [
-    "PalmConfig.d_ff = 72",
-    "config.PalmConfig.d_ff = 72",
-    "from palm_mtf.config import palm\npalm.PalmConfig.d_ff = 72",
-  ],
-)
-def test_the_old_name_of_a_class_sets_its_macro(here, line):
-  mine = write(here, "mine.gin", line)
-  configuration = load("train", [RECIPE, mine], [DIR])
-  assert configuration.build()[1].model.d_ff == 72
-
-
-@pytest.mark.parametrize(
-  "line",
-  [
     "AdafactorConfig.learning_rate = 0.5",
     "config.AdafactorConfig.learning_rate = 0.5",
     "AdafactorConfig:\n  learning_rate = 0.5",

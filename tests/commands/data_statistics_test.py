@@ -9,7 +9,12 @@ import json
 import numpy as np
 import pytest
 
-from palm_mtf.commands.data_statistics import EpochLengths, epochs_of_run
+from palm_mtf.commands.data_statistics import (
+  EpochLengths,
+  TextCounts,
+  epochs_of_run,
+  survey,
+)
 from palm_mtf.config import DataConfig, StatisticsConfig
 from palm_mtf.config.run import BatchSizes
 from palm_mtf.data.batches.packing import CAUSAL
@@ -130,27 +135,21 @@ def statistics(corpus, on_corpus):
   return functools.partial(on_corpus, "data statistics", corpus)
 
 
-def test_json_has_counts_duplicates_and_overlap(statistics, corpus, tmp_path):
+def test_json_has_the_counts_of_the_files(statistics, corpus, tmp_path):
   code, out, _ = statistics("--json")
   assert code == 0
   results = json.loads(out)
   everything = results["all"]
   assert results["sources"] == {"text_files": everything}
   files = sorted(corpus.iterdir())
+  sizes = [path.stat().st_size for path in files]
   assert everything["documents"] == len(files) == 60
-  assert everything["bytes"] == sum(path.stat().st_size for path in files)
+  assert everything["bytes"] == sum(sizes)
   assert everything["tokens"] > 60 * 100
   assert 0 < everything["held_out_documents"] < 30
-  assert everything["exact_documents"] == 5
-  assert everything["exact_across"] == 0
-  assert everything["near_groups"] == everything["near_texts"] == 1
-  start = files[7].read_text()[:60]
-  assert everything["largest_exact"] == [{"size": 6, "start": start}]
-  (group,) = everything["largest_near"]
-  assert group["size"] == 2
-  assert group["start"] in {files[i].read_text()[:60] for i in (9, 59)}
-  overlap = results["overlap"]["validation"]
-  assert overlap["examples"] == everything["held_out_documents"]
+  assert everything["longest_bytes"] == max(sizes)
+  longest = files[sizes.index(max(sizes))].read_text()
+  assert everything["longest_start"] == longest[:60]
   assert (tmp_path / "run" / "vocabulary.model").exists()
 
 
@@ -166,38 +165,35 @@ def test_the_table_says_the_same(statistics):
     f"{everything['bytes']:,}",
     f"{everything['tokens']:,}",
     f"{everything['held_out_documents'] / 0.6:.2f}%",
-    "8.33%",
-    "1.67%",
     f"{everything['longest_bytes']:,}",
   ]
-  assert (
-    f"exact copies       5 documents, {everything['exact_bytes']:,} " in out
-  )
-  assert "\n  6 documents      'text 7\\n" in out
-  assert "\n  groups           1, of texts" in out
   assert f"held out           {everything['held_out_documents']} doc" in out
   assert err == "", "the vocabulary is there and stderr is no terminal"
 
 
-def test_another_evaluation_set_is_compared_with_the_training_text(
-  statistics, corpus, tmp_path
-):
-  folder = tmp_path / "evaluation"
-  folder.mkdir()
-  (folder / "a.jsonl").write_text(
-    "".join(
-      json.dumps({"text": path.read_text()}) + "\n"
-      for path in [*sorted(corpus.iterdir())[:54]]
-    )
-    + json.dumps({"text": "nothing of this was ever in any training text"})
+def test_counts_are_those_of_each_source_and_of_all(vocabulary):
+  code = [f"{'ab ' * n}c" for n in (1, 2, 9, 4, 5, 6, 30, 8, 3)]
+  one = ListSource(code[:4], code[4:6], name="one")
+  two = ListSource(code[6:], name="two")
+  with Encoder(vocabulary) as encoder:
+    result = survey([one, two], encoder.count)
+  tokens = [len(vocabulary.encode(text)) + 1 for text in code]
+  sizes = [len(text.encode()) for text in code]
+  assert result.sources["one"] == TextCounts(
+    documents=6,
+    bytes=sum(sizes[:6]),
+    tokens=sum(tokens[:6]),
+    held_out_documents=2,
+    held_out_bytes=sum(sizes[4:6]),
+    longest_bytes=sizes[2],
+    longest_start=code[2],
   )
-  macros = {"OVERLAP_FILES": f"{folder}/*.jsonl"}
-  results = json.loads(statistics("--json", **macros)[1])
-  overlap = results["overlap"]["OVERLAP_FILES"]
-  assert overlap["examples"] == overlap["judged"] == 55
-  held_out = results["all"]["held_out_documents"]
-  assert 54 - held_out <= overlap["contaminated"] <= 54
-  assert "\nOVERLAP_FILES      55 documents\n" in statistics(**macros)[1]
+  total, second = result.total, result.sources["two"]
+  assert total.documents == 9
+  assert total.tokens == sum(tokens)
+  assert second.bytes == sum(sizes[6:])
+  assert (total.longest_bytes, total.longest_start) == (sizes[6], code[6][:60])
+  assert (total.held_out_documents, second.held_out_documents) == (2, 0)
 
 
 def test_where_no_vocabulary_can_be_trained_tokens_are_not_counted(statistics):
@@ -218,7 +214,6 @@ def test_where_no_vocabulary_can_be_trained_tokens_are_not_counted(statistics):
   [
     ({"TRAIN_STEPS": 0}, "TRAIN_STEPS = 0: give a whole number of at least 1"),
     ({"VOCABULARY": "none.model"}, "VOCABULARY = 'none.model': no such file"),
-    ({"OVERLAP_FILES": "/no/*"}, "OVERLAP_FILES = '/no/*': "),
     ({"TEXT_FILES": "/no/*"}, "TEXT_FILES = '/no/*': "),
   ],
 )
@@ -252,7 +247,6 @@ def test_what_filters_remove_is_counted_apart(statistics):
   filters = {"REMOVE_DUPLICATES": "exact", "MIN_DOCUMENT_BYTES": 10}
   results = json.loads(statistics("--json", **filters)[1])
   assert results["all"]["documents"] == 55
-  assert results["all"]["exact_documents"] == 0
   assert results["filters"]["text_files"]["documents_read"] == 60
   assert results["filters"]["text_files"]["removed_exact_duplicates"] == 5
   _, out, _ = statistics(**filters)

@@ -159,7 +159,6 @@ PATTERNS, GROUPS = "answer_patterns", "category_groups"
     (PODS, {"num_pods": 9}, "give a whole number of at most 8."),
     (PODS, {"client_address": "a:b:c"}, 'write "host" or "host:port", of this'),
     (INSPECTION, {"inspect_steps": []}, "give a list of steps, such as [0, 10"),
-    (INSPECTION, {"overlap_files": [3]}, GLOBS_OR_NONE),
     (FILTER, {"min_document_bytes": -1}, "give a whole number of at least 0."),
     (
       FILTER,
