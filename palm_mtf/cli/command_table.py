@@ -279,9 +279,9 @@ COMMANDS = {
     },
   ),
   "data cache": Command(
-    "encode the documents of a run, to be shared by runs",
+    "encode and count the documents of a run, to be shared by runs",
     entry_point="palm_mtf.commands.data.data_cache",
-    config="CorpusConfig",
+    config="CacheConfig",
     flags={
       "--verify": _switch(
         "compare every stored byte with its hash; encode damaged shards again"
@@ -292,11 +292,6 @@ COMMANDS = {
     "print what a training step reads, as text",
     entry_point="palm_mtf.commands.data.data_inspect",
     config="Config",
-  ),
-  "data statistics": Command(
-    "count documents, tokens and epochs of each source",
-    entry_point="palm_mtf.commands.data_statistics.data_statistics",
-    config="StatisticsConfig",
   ),
   "checkpoints list": Command(
     "print step, date, size and loss of every checkpoint",

@@ -9,12 +9,12 @@ are checked when a dataclass is made, before TensorFlow is imported.
 from palm_mtf.config.adafactor import AdafactorConfig
 from palm_mtf.config.adamw import AdamwConfig
 from palm_mtf.config.config import (
+  CacheConfig,
   Config,
   ConfigOfSweep,
   CorpusConfig,
   InspectionConfig,
   PlanConfig,
-  StatisticsConfig,
   StepConfig,
   SweepConfig,
 )
@@ -36,6 +36,7 @@ __all__ = [
   "OPTIMIZERS",
   "AdafactorConfig",
   "AdamwConfig",
+  "CacheConfig",
   "Config",
   "ConfigOfSweep",
   "CorpusConfig",
@@ -53,7 +54,6 @@ __all__ = [
   "PlanConfig",
   "PodsConfig",
   "RunConfig",
-  "StatisticsConfig",
   "StepConfig",
   "SweepConfig",
   "TaskEvalConfig",

@@ -108,8 +108,8 @@ class CorpusConfig(Checked):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class StatisticsConfig(CorpusConfig):
-  """The settings of `palm_mtf data statistics`.
+class CacheConfig(CorpusConfig):
+  """The settings of `palm_mtf data cache`.
 
   Attributes:
     train_steps: steps of a training run, to count epochs; None counts none.

@@ -75,7 +75,7 @@ def test_a_command_needs_only_the_macros_that_it_uses(here):
   configuration = load("data cache", files, [DIR])
   assert "NUM_LAYERS" in configuration.macros
   assert "MESH_SHAPE" not in configuration.macros
-  assert "TRAIN_STEPS" not in configuration.macros
+  assert "LEARNING_RATE" not in configuration.macros
 
 
 def test_the_effective_text_begins_as_gin_needs_it_and_shows_origins():
