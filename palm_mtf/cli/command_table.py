@@ -347,7 +347,7 @@ COMMANDS = {
     },
   ),
   "vocab inspect": Command(
-    "show the pieces of a vocabulary, and how well it fits your text",
+    "show what a vocabulary loses, and how well it fits your text",
     flags={
       "--vocabulary": _flag(
         "PATH", "a SentencePiece model or a tokenizer.json", required=True
