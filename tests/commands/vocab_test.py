@@ -114,7 +114,7 @@ def test_inspect_says_what_a_foreign_model_loses(here, capsys):
   flags = ["--vocabulary=foreign.model", "--input", JSON]
   assert main(["vocab", "inspect", *flags]) == 0
   lines = capsys.readouterr().out.splitlines()
-  shown = {line[:21].strip(): line[21:] for line in lines}
+  shown = {line[:19].strip(): line[19:] for line in lines}
   assert shown["lossless"] == "no"
   assert "'tabs', 'line ends'" in shown["losses"]
   assert shown["documents changed"] == shown["documents"]
