@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from palm_mtf.accounting import search
-from palm_mtf.accounting.hardware import MEASURED, check_chip
+from palm_mtf.accounting.hardware import MEASURED, check_run
 from palm_mtf.accounting.plan import (
   changes_between,
   describe_step,
@@ -19,11 +19,9 @@ from palm_mtf.accounting.plan import (
   rates_of,
 )
 from palm_mtf.accounting.step_time import device_rates
-from palm_mtf.architecture.parameters import check_frozen, parameter_dims
 from palm_mtf.compilation.described_gpus import GPU_CHIPS
 from palm_mtf.config import PlanConfig
 from palm_mtf.config.device_mesh import MAX_DEVICES
-from palm_mtf.config.mesh_layout import check_layout
 from palm_mtf.errors import UserError, check_count
 from palm_mtf.json_text import json_text
 from palm_mtf.machine import cache_folder
@@ -82,14 +80,10 @@ def check_settings(config: PlanConfig) -> PlanConfig:
   Raises UserError if model sizes, mesh, batch size, pods and FROZEN do not fit
   together, or CHIP is not known.
   """
-  run, mesh = config.run, config.mesh_layout
-  check_chip(run.chip, config.hardware)
-  sizes = run.batch_sizes.sizes
-  check_layout(mesh, config.model, *sizes, num_pods=config.pods.num_pods)
+  check_run(config)
   model = config.model
-  check_frozen(parameter_dims(model), run.frozen)
-  if run.chip == MEASURED:
-    model = resolve_dtype(model, mesh)
+  if config.run.chip == MEASURED:
+    model = resolve_dtype(model, config.mesh_layout)
   elif model.activation_dtype == "auto":
     model = dataclasses.replace(model, activation_dtype="bfloat16")
   return dataclasses.replace(config, model=model)
