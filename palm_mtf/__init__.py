@@ -5,7 +5,7 @@
 import os
 import sys
 
-from palm_mtf._old_names import MeshTensorFlowFinder, RenamedFinder
+from palm_mtf._old_names import MeshTensorFlowFinder
 
 __version__ = "0.2.0"
 
@@ -19,4 +19,4 @@ def gin_path() -> str:
   return os.path.join(os.path.dirname(os.path.abspath(__file__)), "gin")
 
 
-sys.meta_path[:0] = [MeshTensorFlowFinder, RenamedFinder]
+sys.meta_path.insert(0, MeshTensorFlowFinder)

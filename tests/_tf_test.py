@@ -58,7 +58,7 @@ sys.modules["keras"] = None  # TensorFlow works without it, and starts sooner
 before, path = state(), sys.meta_path[:]
 import palm_mtf
 assert state() == before and "tensorflow" not in sys.modules
-(finder, renamed) = [x for x in sys.meta_path if x not in path]
+(finder,) = [x for x in sys.meta_path if x not in path]
 import tensorflow
 before = state()
 import mesh_tensorflow as mtf

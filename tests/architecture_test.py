@@ -122,9 +122,9 @@ IMPORTS = {
   "sweep": "errors console config machine architecture accounting model_dir",
   "commands": "__init__ errors user_text console json_text config machine _tf "
   "architecture accounting mesh executors/host executors/choose compilation "
-  "rates model_dir report "
-  "data/sources data/ngrams data/filters data/vocabulary data/tokens "
-  "data/batches checkpoints export/trained_model export/huggingface "
+  "rates model_dir report data/sources data/filters data/vocabulary "
+  "data/tokens data/batches checkpoints export/trained_model "
+  "export/huggingface "
   "export/gguf export/saved_model export/npz runtime/host_functions "
   "runtime/addresses "
   "runtime/server_info runtime/server runtime/manager runtime/client "

@@ -32,7 +32,6 @@ def _shown_after(page: str, command: str) -> str:
   [
     TWO_PODS,
     f"{TWO_PODS} --search",
-    f"{TWO_PODS} --curves --plot curves.png",
     STEPS,
   ],
 )

@@ -47,7 +47,6 @@ NOT_MIRRORED = {
   "commands/imported_texts_test.py",
   "export/rotary_scaling_test.py",
   "data/sources/seqio_steps_test.py",
-  "data/survey_test.py",
   "docs/readme_test.py",
   "foreign_models/example_test.py",
   "generation/inference/kept_space_test.py",

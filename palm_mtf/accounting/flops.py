@@ -117,11 +117,6 @@ def recomputed_flops(
   return {term: n for term, n in forward.items() if term not in unused}
 
 
-def attention_flops_per_token(config: ModelConfig) -> int:
-  """Returns a token's training FLOPs for attention to SEQUENCE_LENGTH keys."""
-  return train_flops(config)[SCORES]
-
-
 def train_flops_per_token(
   config: ModelConfig, frozen: tuple[str, ...] = ()
 ) -> int:

@@ -6,7 +6,9 @@ import dataclasses
 import os
 
 from palm_mtf import gin_path
-from palm_mtf.config import HardwareConfig, ModelConfig
+from palm_mtf.architecture.parameters import check_frozen, parameter_dims
+from palm_mtf.config import HardwareConfig, ModelConfig, PlanConfig
+from palm_mtf.config.mesh_layout import check_layout
 from palm_mtf.errors import UserError, did_you_mean
 
 # The value of CHIP that stands for this machine, which rates/ measures.
@@ -35,6 +37,18 @@ def check_chip(chip: str, hardware: HardwareConfig) -> None:
   """Raises UserError if MFU needs a peak of CHIP that is not known."""
   if chip != MEASURED:
     peak_flops_per_sec(chip, hardware)
+
+
+def check_run(config: PlanConfig) -> None:
+  """Raises UserError unless sizes, mesh, batches, pods and FROZEN fit together.
+
+  Also if MFU needs a peak of CHIP that is not known.
+  """
+  run, model = config.run, config.model
+  sizes, num_pods = run.batch_sizes.sizes, config.pods.num_pods
+  check_layout(config.mesh_layout, model, *sizes, num_pods=num_pods)
+  check_chip(run.chip, config.hardware)
+  check_frozen(parameter_dims(model), run.frozen)
 
 
 def peak_flops_per_sec(chip: str, hardware: HardwareConfig) -> float:

@@ -31,16 +31,12 @@ from palm_mtf.config import (
   PodsConfig,
 )
 from palm_mtf.config.mesh_layout import MeshLayout, check_layout
-from palm_mtf.config.model import MAX_SIZE
-from palm_mtf.config.pods import MAX_PODS
 from palm_mtf.errors import UserError
 from palm_mtf.steps.plan import num_kept, plan_step, stage_layers
 
 REMATS = ("none", "attention", "layer")
 _HOUR = 3600
 _JOULES_OF_KWH = 3.6e6
-# What-if curves plan a setting multiplied by each of these factors.
-_FACTORS = tuple(2.0**n for n in range(-6, 4))
 
 AnyConfig = Config | PlanConfig
 
@@ -348,49 +344,3 @@ def _run(config: AnyConfig) -> dict[str, float | None]:
     "kwh": None if watts is None else chip_secs * watts / _JOULES_OF_KWH,
     "cost": None if cost is None else chip_secs / _HOUR * cost,
   }
-
-
-def curves(config: AnyConfig) -> dict[str, list[dict[str, Any]]]:
-  """Returns {macro: predictions for several of its values}.
-
-  CHIP_DCN_BANDWIDTH    with all other settings unchanged
-  NUM_PODS              with the same number of sequences per pod
-  GLOBAL_BATCH_SIZE     with all other settings unchanged
-  SEQUENCE_LENGTH       with the same number of tokens per step
-
-  A prediction has the macro's value, the batch size, the seconds of a step,
-  tokens/s, MFU, HFU, and whether the step fits into memory. The result lacks
-  values with which the layout cannot split the batch or the model evenly.
-  """
-  found = collections.defaultdict(list)
-  for macro, value, each, batch_size in _variants(config):
-    if divides(each, batch_size):
-      secs = predict_step(each, batch_size).total
-      point = {"value": value, "batch_size": batch_size, "step_secs": secs}
-      point |= rates_of(each, batch_size, secs)
-      found[macro].append({**point, "fits": fits(each, batch_size)})
-  return {macro: points for macro, points in found.items() if len(points) > 1}
-
-
-def _variants(
-  config: AnyConfig,
-) -> Iterator[tuple[str, float, AnyConfig, int]]:
-  """Yields (macro, a value to try, settings with the value, batch size)."""
-  replace, model, pods = dataclasses.replace, config.model, config.pods
-  batch_size, hardware = config.run.batch_sizes.largest, config.hardware
-  bandwidth, of_pod = hardware.chip_dcn_bandwidth, batch_size // pods.num_pods
-  if bandwidth is not None and pods.num_pods > 1:
-    for value in (bandwidth * x for x in _FACTORS):
-      network = replace(hardware, chip_dcn_bandwidth=value)
-      changed = replace(config, hardware=network)
-      yield "CHIP_DCN_BANDWIDTH", value, changed, batch_size
-  for n in range(1, MAX_PODS + 1) if bandwidth is not None else ():
-    changed = replace(config, pods=replace(pods, num_pods=n))
-    yield "NUM_PODS", n, changed, n * of_pod
-  for x in _FACTORS:
-    yield "GLOBAL_BATCH_SIZE", batch_size * x, config, int(batch_size * x)
-  for x in _FACTORS:
-    length = int(model.sequence_length * x)
-    if 1 <= length <= MAX_SIZE:
-      changed = replace(config, model=replace(model, sequence_length=length))
-      yield "SEQUENCE_LENGTH", length, changed, int(batch_size / x)

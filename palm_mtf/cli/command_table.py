@@ -139,14 +139,6 @@ COMMANDS = {
     "predict time, memory and cost of a training run",
     config="PlanConfig",
     flags={
-      "--plot": _flag(
-        "FILE", "write a picture of memory and time by part, a PNG"
-      ),
-      "--curves": _switch(
-        "print step time and MFU against the network between pods, "
-        "their number, the batch and the sequence length; --plot draws them",
-        dest="has_curves",
-      ),
       "--search": _switch(
         "plan every mesh, layout, number of microbatches and pods, and "
         "REMAT, and print the fastest that fit",
@@ -287,9 +279,9 @@ COMMANDS = {
     },
   ),
   "data cache": Command(
-    "encode the documents of a run, to be shared by runs",
+    "encode and count the documents of a run, to be shared by runs",
     entry_point="palm_mtf.commands.data.data_cache",
-    config="CorpusConfig",
+    config="CacheConfig",
     flags={
       "--verify": _switch(
         "compare every stored byte with its hash; encode damaged shards again"
@@ -300,11 +292,6 @@ COMMANDS = {
     "print what a training step reads, as text",
     entry_point="palm_mtf.commands.data.data_inspect",
     config="Config",
-  ),
-  "data statistics": Command(
-    "count documents, tokens, epochs, duplicates and overlap",
-    entry_point="palm_mtf.commands.data_statistics.data_statistics",
-    config="StatisticsConfig",
   ),
   "checkpoints list": Command(
     "print step, date, size and loss of every checkpoint",
@@ -360,7 +347,7 @@ COMMANDS = {
     },
   ),
   "vocab inspect": Command(
-    "show the pieces of a vocabulary, and how well it fits your text",
+    "show what a vocabulary loses, and how well it fits your text",
     flags={
       "--vocabulary": _flag(
         "PATH", "a SentencePiece model or a tokenizer.json", required=True

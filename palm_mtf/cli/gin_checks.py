@@ -123,13 +123,9 @@ def _find_path(selector: str, paths: Mapping[str, str]) -> str:
   if root == "gin":  # a function of gin itself, such as gin.singleton
     return selector
   if root in paths:
-    found = paths[root] + dot + rest
-    module, dot, name = found.rpartition(".")
-    is_class = is_own(found) and name in config.NEW_NAMES
-    return f"{module}{dot}{config.NEW_NAMES[name]}" if is_class else found
+    return paths[root] + dot + rest
   # Classes in palm_mtf.config can be named without an import.
   name = selector.removeprefix("palm_mtf.").removeprefix("config.")
-  name = config.NEW_NAMES.get(name, name)
   return f"palm_mtf.config.{name}" if name in _classes_of_settings() else ""
 
 

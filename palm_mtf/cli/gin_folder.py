@@ -6,8 +6,6 @@ In a checkout, and so in an editable install, palm_mtf/gin is a link to the gin
 folder next to palm_mtf. This module imports neither gin nor TensorFlow.
 """
 
-import functools
-import logging
 import os
 import re
 from pathlib import Path
@@ -15,13 +13,9 @@ from pathlib import Path
 from palm_mtf import gin_path
 from palm_mtf.errors import UserError, did_you_mean
 
-_logger = logging.getLogger(__name__)
-
 # Names of palm_mtf's gin files may begin with this prefix, because gin itself
 # finds the files of the installed package by such names.
 _PACKAGE_NAME = "palm_mtf/gin/"
-# The old name of the folder gin/defaults, which is accepted until version 0.3.
-_OLD_DEFAULTS = "runs"
 
 
 def gin_folder() -> Path:
@@ -89,27 +83,10 @@ def _first_file(what: str, name: str, folders: list[Path]) -> Path:
     # name does not exist as a file.
     if os.path.exists(path) and name:
       return path
-  if gin_folder() in folders and (path := _find_renamed(name)):
-    return path
   raise UserError(
     f"{what}: no such file{_suggest_file(name, folders)}. Looked in "
     f"{' and '.join(dict.fromkeys(map(_describe, folders)))}."
   )
-
-
-@functools.cache  # warns only once per name
-def _find_renamed(name: str) -> Path | None:
-  """If `name` is the old name of a file, warns and returns the file's path."""
-  folder, _, rest = name.partition("/")
-  path = gin_folder() / "defaults" / rest
-  if folder != _OLD_DEFAULTS or not os.path.isfile(path):
-    return None
-  _logger.warning(
-    "%s is now called %s: use the new name, because the old name goes in 0.3.",
-    name,
-    shorten_path(path),
-  )
-  return path
 
 
 def _describe(folder: Path) -> str:

@@ -1,6 +1,6 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""`palm_mtf data cache` tokenizes documents; `data inspect` shows a batch."""
+"""`palm_mtf data`: `cache` tokenizes and counts; `inspect` shows a batch."""
 
 # A token store holds the tokens of one source. Training with the same CACHE_DIR
 # reads the stores, and encodes only sources without a store. A store's name has
@@ -18,7 +18,7 @@ from collections.abc import Container, Iterator, Sequence
 
 import numpy as np
 
-from palm_mtf.config import Config, CorpusConfig
+from palm_mtf.config import CacheConfig, Config
 from palm_mtf.console import print_results
 from palm_mtf.data.batches.corpus import (
   Batch,
@@ -26,8 +26,10 @@ from palm_mtf.data.batches.corpus import (
   batch_hash,
   corpus_of_run,
 )
-from palm_mtf.data.batches.packing import Piece
+from palm_mtf.data.batches.packing import Piece, WholeRows, make_objective
+from palm_mtf.data.batches.row_streams import BLOCK_ROWS, Mixture
 from palm_mtf.data.filters.filtered_source import open_filtered
+from palm_mtf.data.sources.document import Source
 from palm_mtf.data.tokens.store import TokenStore, cache_stores
 from palm_mtf.data.vocabulary.load import load_vocabulary
 from palm_mtf.data.vocabulary.text_reader import decode_after
@@ -36,9 +38,9 @@ from palm_mtf.json_text import json_text
 
 
 def data_cache(
-  *, model_dir: str, config: CorpusConfig, verify: bool, as_json: bool
+  *, model_dir: str, config: CacheConfig, verify: bool, as_json: bool
 ) -> None:
-  """Encodes sources that CACHE_DIR lacks; prints the size of each token store.
+  """Encodes sources that CACHE_DIR lacks; prints counts of each token store.
 
   MODEL_DIR holds the vocabulary if VOCABULARY is not set, and the token stores
   if CACHE_DIR is not set.
@@ -50,9 +52,12 @@ def data_cache(
   # If this process is killed, the command resumes after the last whole shard.
   stores = cache_stores(model_dir, data, sources, vocabulary, verify=verify)
   secs = time.perf_counter() - start
-  for source, (path, store) in zip(sources, stores, strict=True):
-    result = {"source": source.name, "path": path, **_describe(path, store)}
-    print_results(result, as_json)
+  readings = count_epochs(config, sources, [x for _, x in stores], vocabulary)
+  for source, (path, store), reading in zip(
+    sources, stores, readings, strict=True
+  ):
+    counts = _describe(path, store) | reading
+    print_results({"source": source.name, "path": path, **counts}, as_json)
   if not as_json:
     print(f"secs  {secs:.1f}")
 
@@ -72,6 +77,47 @@ def _describe(path: str, store: TokenStore) -> dict[str, int | float]:
     "disk_bytes": size,
     "disk_bytes_per_token": size / max(1, counts.num_tokens),
   }
+
+
+def count_epochs(
+  config: CacheConfig,
+  sources: Sequence[Source],
+  stores: Sequence[TokenStore],
+  vocabulary: Vocabulary,
+) -> list[dict[str, float]]:
+  """Returns how much a run of TRAIN_STEPS reads of each source.
+
+  `stores` has an item per source. The results are {"rate": share of the run's
+  tokens or, if PACKING pads rows, of its rows, "epochs": passes over the
+  source's training tokens}; {} without TRAIN_STEPS, or training documents.
+  """
+  num_rows, packing = config.num_rows, config.data.packing
+  length = config.model.sequence_length
+  rates = np.array([source.rate for source in sources])
+  rates /= rates.sum()
+  has_padding = packing in ("packed", "single")
+  if has_padding:
+    rates = Mixture(rates, seed=config.seed).rows_of_block / BLOCK_ROWS
+  found: list[dict[str, float]] = []
+  for rate, store in zip(map(float, rates), stores, strict=True):
+    tokens = store.train.tokens
+    if num_rows is None or not len(tokens):
+      found.append({})
+      continue
+    epochs = num_rows * length * rate / len(tokens)
+    if has_padding:  # rows hold varying numbers of tokens
+      rows = WholeRows(
+        tokens,
+        length,
+        packed=packing == "packed",
+        seed=config.seed,
+        objective=make_objective(
+          config.model.objective, config.data, vocabulary
+        ),
+      )
+      epochs = num_rows * rate / rows.num_rows
+    found.append({"rate": rate, "epochs": epochs})
+  return found
 
 
 def data_inspect(*, model_dir: str, config: Config, as_json: bool) -> None:

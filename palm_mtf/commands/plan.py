@@ -11,35 +11,29 @@ from collections.abc import Mapping
 from typing import Any
 
 from palm_mtf.accounting import search
-from palm_mtf.accounting.hardware import MEASURED, check_chip
+from palm_mtf.accounting.hardware import MEASURED, check_run
 from palm_mtf.accounting.plan import (
   changes_between,
-  curves,
   describe_step,
   plan_of,
   rates_of,
 )
 from palm_mtf.accounting.step_time import device_rates
-from palm_mtf.architecture.parameters import check_frozen, parameter_dims
 from palm_mtf.compilation.described_gpus import GPU_CHIPS
 from palm_mtf.config import PlanConfig
 from palm_mtf.config.device_mesh import MAX_DEVICES
-from palm_mtf.config.mesh_layout import check_layout
 from palm_mtf.errors import UserError, check_count
 from palm_mtf.json_text import json_text
 from palm_mtf.machine import cache_folder
 from palm_mtf.machine.activation_dtype import resolve_dtype
 from palm_mtf.model_dir.atomic_files import write_atomically
 from palm_mtf.report import plans
-from palm_mtf.report.page import check_can_draw
 
 
 def plan(
   *,
   model_dir: str,
   config: PlanConfig,
-  plot: str | None,
-  has_curves: bool,
   is_search: bool,
   is_compiled: bool,
   is_steps: bool,
@@ -55,44 +49,29 @@ def plan(
   has; or if no TPU slice has `num_devices` devices.
   """
   del model_dir
-  if plot:
-    check_can_draw()
-  if is_search and (has_curves or plot):
-    raise UserError("--search has no --curves and no --plot; leave them out.")
+  given = {"--search": is_search, "--compile": is_compiled, "--steps": is_steps}
+  asked = [flag for flag, is_given in given.items() if is_given]
+  if len(asked) > 1:
+    raise UserError(
+      f"{' and '.join(asked)}: each prints something else; give one of them."
+    )
   if (num_devices is not None or output) and not is_search:
     raise UserError("--devices and --output are of a search; add --search.")
-  if is_compiled and (is_search or has_curves or plot):
-    raise UserError(
-      "--compile has no --search, no --curves and no --plot; leave them out."
-    )
-  if is_steps and (is_compiled or is_search or has_curves or plot):
-    raise UserError(
-      "--steps has no --compile, --search, --curves and --plot; leave them out."
-    )
   config = check_settings(config)
   if is_steps:
     on_gpus = config.run.chip in GPU_CHIPS
     on_accelerators = bool(config.mesh_layout.tpu) or on_gpus
     record = describe_step(config, on_accelerators=on_accelerators)
     print(json_text(record) if as_json else plans.format_step(record))
-    return
-  if is_compiled:
+  elif is_compiled:
     _print_compiled(config, as_json=as_json)
-    return
-  if is_search:
+  elif is_search:
     _print_search(
       config, num_devices=num_devices, output=output, as_json=as_json
     )
-    return
-  make, text, draw = (
-    (curves, plans.format_curves, plans.write_curves_picture)
-    if has_curves
-    else (plan_of, plans.format_plan, plans.write_plan_picture)
-  )
-  record = make(config)
-  print(json_text(record) if as_json else text(record))
-  if plot:
-    draw(record, os.path.expanduser(plot))
+  else:
+    record = plan_of(config)
+    print(json_text(record) if as_json else plans.format_plan(record))
 
 
 def check_settings(config: PlanConfig) -> PlanConfig:
@@ -101,14 +80,10 @@ def check_settings(config: PlanConfig) -> PlanConfig:
   Raises UserError if model sizes, mesh, batch size, pods and FROZEN do not fit
   together, or CHIP is not known.
   """
-  run, mesh = config.run, config.mesh_layout
-  check_chip(run.chip, config.hardware)
-  sizes = run.batch_sizes.sizes
-  check_layout(mesh, config.model, *sizes, num_pods=config.pods.num_pods)
+  check_run(config)
   model = config.model
-  check_frozen(parameter_dims(model), run.frozen)
-  if run.chip == MEASURED:
-    model = resolve_dtype(model, mesh)
+  if config.run.chip == MEASURED:
+    model = resolve_dtype(model, config.mesh_layout)
   elif model.activation_dtype == "auto":
     model = dataclasses.replace(model, activation_dtype="bfloat16")
   return dataclasses.replace(config, model=model)

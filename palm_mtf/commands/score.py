@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from palm_mtf.checkpoints.manifest import Checkpoint
 from palm_mtf.checkpoints.weights_to_load import open_newest
 from palm_mtf.config import Config, ModelConfig, mesh_layout
+from palm_mtf.console import format_table
 from palm_mtf.data.vocabulary.vocabulary import Vocabulary
 from palm_mtf.errors import UserError
 from palm_mtf.json_text import json_text
@@ -269,29 +270,29 @@ def _print_table(
   records: Sequence[dict],
   totals: Sequence[dict],
 ) -> None:
-  print(
-    f"{'log likelihood':>14}  {'tokens':>8}  {'bytes':>8}  {'per token':>9}  "
-    f"{'perplexity':>10}  {'bits/byte':>9}  text"
-  )
+  head = ("log likelihood", "tokens", "bytes", "per token", "perplexity")
+  rows = [(*head, "bits/byte", "text")]
   for item, record in zip(items, records, strict=True):
     for number, score in enumerate(record.get("options", [record])):
       text = _shorten(item.targets[number])
       if item.inputs:
         text = f"{_shorten(item.inputs)} -> {text}"
       best = "  <- best" if record.get("best") == number else ""
-      print(f"{_format_line(score)}  {item.origin}: {text}{best}")
-  for total in totals:
-    print(f"{_format_line(total)}  {total['origin']}")
+      rows.append((*_format_numbers(score), f"{item.origin}: {text}{best}"))
+  rows += [(*_format_numbers(total), total["origin"]) for total in totals]
+  print(format_table(rows, ">>>>>><"))
 
 
-def _format_line(score: dict) -> str:
-  numbers = (
-    f"{score['log_likelihood']:14.4f}  {score['tokens']:8,}  "
-    f"{score['bytes']:8,}  {score['per_token']:9.4f}  "
+def _format_numbers(score: dict) -> tuple[str, ...]:
+  has_all = "perplexity" in score
+  return (
+    f"{score['log_likelihood']:.4f}",
+    f"{score['tokens']:,}",
+    f"{score['bytes']:,}",
+    f"{score['per_token']:.4f}",
+    f"{score['perplexity']:.4g}" if has_all else "",
+    f"{score['bits_per_byte']:.4f}" if has_all else "",
   )
-  if "perplexity" not in score:
-    return f"{numbers}{'':10}  {'':9}"
-  return f"{numbers}{score['perplexity']:10.4g}  {score['bits_per_byte']:9.4f}"
 
 
 def _shorten(text: str) -> str:

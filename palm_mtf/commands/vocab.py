@@ -5,7 +5,6 @@
 # A run for which VOCABULARY is not set trains a vocabulary on its own training
 # documents. This command trains a vocabulary for many runs, on --input files.
 
-import collections
 import itertools
 import os
 from collections.abc import Iterable, Iterator, Sequence
@@ -18,41 +17,11 @@ from palm_mtf.data.sources.text_files import Fields, Settings, TextFiles
 from palm_mtf.data.tokens.encoder import Encoder
 from palm_mtf.data.vocabulary import training
 from palm_mtf.data.vocabulary.load import open_vocabulary
-from palm_mtf.data.vocabulary.vocabulary import EACH_BYTE, Vocabulary
+from palm_mtf.data.vocabulary.vocabulary import Vocabulary
 from palm_mtf.errors import UserError, check_count
 from palm_mtf.model_dir.atomic_files import write_atomically
 
-_NUM_LONGEST = 5
 _CONTEXT = 10  # characters shown before and after the start of a difference
-
-
-def _sort_pieces(vocabulary: Vocabulary) -> dict[str, list[str]]:
-  """Returns {kind: texts of the vocabulary's pieces of this kind}.
-
-  control        never part of a text: padding, end of document, unknown
-  byte           byte pieces, and pieces that end within a character
-  digit          one decimal digit of any script
-  joined_digits  longer pieces that hold a digit; PaLM has none
-  white_space    runs of two or more spaces, tabs and line ends
-  other          all other learned pieces
-  """
-  kinds = collections.defaultdict(list)
-  for i in range(vocabulary.size):
-    text = vocabulary.token_bytes(i).decode(errors=EACH_BYTE)
-    kinds[_kind_of(vocabulary, i, text)].append(text)
-  return kinds
-
-
-def _kind_of(vocabulary: Vocabulary, i: int, text: str) -> str:
-  if vocabulary.is_control(i):
-    return "control"
-  if vocabulary.is_byte[i]:
-    return "byte"
-  if any(map(str.isdecimal, text)):
-    return "digit" if len(text) == 1 else "joined_digits"
-  if len(text) > 1 and not text.strip():
-    return "white_space"
-  return "other"
 
 
 def _measure_fit(
@@ -151,15 +120,9 @@ def inspect(
   text_field: str,
   as_json: bool,
 ) -> None:
-  """Prints which pieces a vocabulary has, and how well it fits text files.
-
-  Also prints the kinds of text that decode(encode(text)) changes.
-  """
+  """Prints how well a vocabulary fits text files, and what it changes."""
   path = os.path.expanduser(vocabulary)
   loaded = open_vocabulary(path, setting="--vocabulary")
-  kinds = _sort_pieces(loaded)
-  joined = kinds["joined_digits"]
-  longest = sorted(kinds["other"], key=lambda x: (-len(x), x))[:_NUM_LONGEST]
   # decode(encode(text)) may differ from the text. `losses` checks this on short
   # probe texts, `_measure_fit` on every document.
   losses = loaded.losses()
@@ -167,16 +130,8 @@ def inspect(
   results = {
     "vocabulary": path,
     "pieces": loaded.size,
-    "control_pieces": len(kinds["control"]),
-    "byte_pieces": len(kinds["byte"]),
-    "digit_pieces": len(kinds["digit"]),
-    "white_space_runs": len(kinds["white_space"]),
-    "other_pieces": len(kinds["other"]),
-    "longest_pieces": longest,
+    "byte_pieces": int(loaded.is_byte.sum()),
     "end_of_document": loaded.piece(loaded.eod_id),
-    "digits_stand_alone": not joined,
-    "joined_digits": len(joined),
-    "first_joined_digits": joined[0] if joined else "",
     "lossless": not losses and not fit["documents_changed"],
     "losses": losses,
     **fit,

@@ -6,17 +6,15 @@ A field has the lower-case name of its macro: `num_layers` is NUM_LAYERS. Values
 are checked when a dataclass is made, before TensorFlow is imported.
 """
 
-import warnings
-
 from palm_mtf.config.adafactor import AdafactorConfig
 from palm_mtf.config.adamw import AdamwConfig
 from palm_mtf.config.config import (
+  CacheConfig,
   Config,
   ConfigOfSweep,
   CorpusConfig,
   InspectionConfig,
   PlanConfig,
-  StatisticsConfig,
   StepConfig,
   SweepConfig,
 )
@@ -38,6 +36,7 @@ __all__ = [
   "OPTIMIZERS",
   "AdafactorConfig",
   "AdamwConfig",
+  "CacheConfig",
   "Config",
   "ConfigOfSweep",
   "CorpusConfig",
@@ -55,29 +54,12 @@ __all__ = [
   "PlanConfig",
   "PodsConfig",
   "RunConfig",
-  "StatisticsConfig",
   "StepConfig",
   "SweepConfig",
   "TaskEvalConfig",
   "WatchConfig",
 ]
 
-# {old name of a class, accepted until 0.3: new name}
-NEW_NAMES = {"PalmConfig": "ModelConfig"}
 # Settings of LossConfig that gin files may also bind as settings of
 # AdafactorConfig, which had them in earlier versions.
 FORMERLY_OF_ADAFACTOR = ("z_loss", "dropout")
-
-
-def __getattr__(name: str) -> type:
-  """Returns the class that has the old name `name`, and warns."""
-  if name not in NEW_NAMES:
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-  warnings.warn(
-    f"palm_mtf.config.{name} is now {NEW_NAMES[name]}; use this name, because "
-    "the old name goes in 0.3",
-    DeprecationWarning,
-    stacklevel=2,
-  )
-  found: type = globals()[NEW_NAMES[name]]
-  return found

@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Annotated
 
-from palm_mtf.config.checked import Checked, Count, Globs, real, texts, whole
+from palm_mtf.config.checked import Checked, Count, real, texts, whole
 from palm_mtf.config.data import DataConfig
 from palm_mtf.config.decode import DecodeConfig
 from palm_mtf.config.hardware import HardwareConfig
@@ -24,18 +24,15 @@ from palm_mtf.errors import UserError, check_count
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class InspectionConfig(Checked):
-  """What `palm_mtf data inspect` and `palm_mtf data statistics` show.
+  """What `palm_mtf data inspect` shows.
 
   Attributes:
     inspect_steps: steps, counted from 0, whose batches are shown.
     inspect_rows: number of rows shown per batch.
-    overlap_files: a glob, or a list of globs, of files of an evaluation set
-      whose overlap with the training documents is measured too; or None.
   """
 
   inspect_steps: list[int] | tuple[int, ...] = (0,)
   inspect_rows: Annotated[int, whole(0)] = 2
-  overlap_files: Globs = None
 
   def __post_init__(self) -> None:
     super().__post_init__()
@@ -111,8 +108,8 @@ class CorpusConfig(Checked):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class StatisticsConfig(CorpusConfig):
-  """The settings of `palm_mtf data statistics`.
+class CacheConfig(CorpusConfig):
+  """The settings of `palm_mtf data cache`.
 
   Attributes:
     train_steps: steps of a training run, to count epochs; None counts none.

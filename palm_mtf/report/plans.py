@@ -1,18 +1,12 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Shows plans, searches and what-if curves as text and as pictures."""
+"""Shows plans and searches as text."""
 
-import io
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from palm_mtf.model_dir.atomic_files import write_atomically
-
 _GIB, _GB = 2**30, 1e9
 _DAY = 86_400
-
-# {macro: points of its what-if curve}, from `curves` in accounting/plan.py
-Curves = Mapping[str, Sequence[Mapping[str, Any]]]
 
 
 def format_plan(plan: Mapping[str, Any]) -> str:
@@ -270,69 +264,3 @@ def _shorten_layout(layout: str) -> str:
     dim, axis = rule.split(":")
     by_axis.setdefault(axis, []).append(dim)
   return " ".join(f"{axis}({' '.join(x)})" for axis, x in by_axis.items())
-
-
-def format_curves(curves: Curves) -> str:
-  """Returns a table per macro: what the plan would be with other values."""
-  lines = []
-  for macro, points in curves.items():
-    lines.append(
-      f"{macro:<20}{'sequences':>10}{'s/step':>10}{'tokens/s':>13}{'MFU':>7}"
-    )
-    lines += [
-      f"{each['value']:>20,.5g}{each['batch_size']:>10,}"
-      f"{each['step_secs']:>10.4g}{each['tokens_per_sec']:>13,.0f}"
-      f"{each['mfu']:>7.1%}{'' if each['fits'] else '  does not fit'}"
-      for each in points
-    ]
-  return "\n".join(lines)
-
-
-def write_plan_picture(plan: Mapping[str, Any], path: str) -> None:
-  """Writes a PNG with two stacked bars: a device's memory, a step's time."""
-  from matplotlib.figure import Figure
-
-  figure = Figure(figsize=(9, 4), layout="constrained")
-  memory, time = figure.subplots(2, 1)
-  in_gib = {k: v / 2**30 for k, v in plan["device_bytes"].items()}
-  _draw_bar(memory, in_gib, "memory per device (GiB)")
-  memory.axvline(plan["memory_bytes"] / 2**30, color="0.4", linestyle="dashed")
-  _draw_bar(time, plan["parts"], "step, one part after another (s)")
-  write_png(figure, path)
-
-
-def _draw_bar(axes: Any, parts: Mapping[str, float], title: str) -> None:
-  left = 0.0
-  for name, width in parts.items():
-    axes.barh(0, width, left=left, label=f"{name} {width:.3g}")
-    left += width
-  axes.set_title(title, loc="left", fontsize="medium")
-  axes.set_yticks([])
-  axes.spines[:].set_visible(False)
-  axes.legend(loc="upper left", bbox_to_anchor=(1, 1), frameon=False)
-
-
-def write_curves_picture(curves: Curves, path: str) -> None:
-  """Writes a PNG that plots step time and MFU against each setting."""
-  from matplotlib import ticker
-  from matplotlib.figure import Figure
-
-  figure = Figure(figsize=(9, 2.5 * len(curves)), layout="constrained")
-  rows = figure.subplots(len(curves), 2, squeeze=False)
-  for (macro, points), axes in zip(curves.items(), rows, strict=True):
-    for each, name in zip(axes, ("step_secs", "mfu"), strict=True):
-      xs, ys = ([x[key] for x in points] for key in ("value", name))
-      each.plot(xs, ys, marker="o", markersize=4)
-      each.set_xscale("log", base=2)
-      label = {"step_secs": "s/step", "mfu": "MFU"}[name]
-      each.set(xlabel=macro, ylabel=label, ylim=(0, 1.1 * max(ys)))
-      each.xaxis.set_major_formatter(ticker.EngFormatter(sep=""))
-      each.grid(alpha=0.3)
-  write_png(figure, path)
-
-
-def write_png(figure: Any, path: str, dpi: int = 160) -> None:
-  """Writes a figure as a PNG file with `dpi` dots per inch."""
-  file = io.BytesIO()
-  figure.savefig(file, format="png", dpi=dpi)
-  write_atomically(path, file.getvalue())

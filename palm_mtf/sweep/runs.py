@@ -23,13 +23,9 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from palm_mtf.accounting.flops import train_flops_per_token
-from palm_mtf.accounting.hardware import check_chip
-from palm_mtf.architecture.parameters import (
-  check_frozen,
-  count_parameters,
-  parameter_dims,
-)
-from palm_mtf.config import Config, SweepConfig, mesh_layout
+from palm_mtf.accounting.hardware import check_run
+from palm_mtf.architecture.parameters import count_parameters
+from palm_mtf.config import Config, SweepConfig
 from palm_mtf.console import format_table
 from palm_mtf.errors import StoppedError, UserError, did_you_mean
 from palm_mtf.machine.process import (
@@ -221,14 +217,7 @@ def _join_macros(
 
 def _check_fits(name: str, config: Config) -> None:
   try:
-    mesh_layout.check_layout(
-      config.mesh_layout,
-      config.model,
-      *config.run.batch_sizes.sizes,
-      num_pods=config.pods.num_pods,
-    )
-    check_chip(config.run.chip, config.hardware)
-    check_frozen(parameter_dims(config.model), config.run.frozen)
+    check_run(config)
   except UserError as error:
     raise UserError(f'SWEEP_RUNS "{name}": {error}') from None
 

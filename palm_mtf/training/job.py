@@ -16,11 +16,11 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from palm_mtf import __version__
-from palm_mtf.accounting.hardware import check_chip
+from palm_mtf.accounting.hardware import check_run
 from palm_mtf.accounting.optimizer_state import check_same_slots
 from palm_mtf.accounting.plan import memory_parts
 from palm_mtf.accounting.step_time import bubble
-from palm_mtf.architecture.parameters import check_frozen, parameter_shapes
+from palm_mtf.architecture.parameters import parameter_shapes
 from palm_mtf.checkpoints.manifest import (
   Checkpoint,
   Manifest,
@@ -41,7 +41,7 @@ from palm_mtf.checkpoints.weights_to_load import (
   warn_of_other_split,
 )
 from palm_mtf.checkpoints.writer import check_space
-from palm_mtf.config import Config, DecodeConfig, RunConfig, mesh_layout
+from palm_mtf.config import Config, DecodeConfig, RunConfig
 from palm_mtf.config.macros import values_of
 from palm_mtf.config.tpu_slice import check_pods, tpu_slice
 from palm_mtf.data.batches.corpus import Corpus, corpus_of_run, unigram_entropy
@@ -210,7 +210,6 @@ def prepare(model_dir: str, config: Config) -> TrainJob:
   # Short checks come first, because tokenizing a large corpus may take hours.
   _check_devices(config)
   shapes = parameter_shapes(config.model)
-  check_frozen(shapes, config.run.frozen)
   newest = _find_newest(model_dir, config)
   config = _reserve_memory(_resolve_dtype(config, newest))
   _warn_of_short_ramp(config.run)
@@ -274,10 +273,8 @@ def _open_tasks(
 
 
 def _check_devices(config: Config) -> None:
-  mesh, pods, run = config.mesh_layout, config.pods, config.run
-  sizes = run.batch_sizes.sizes
-  mesh_layout.check_layout(mesh, config.model, *sizes, num_pods=pods.num_pods)
-  check_chip(run.chip, config.hardware)
+  check_run(config)
+  mesh, pods = config.mesh_layout, config.pods
   if mesh.num_microbatches < mesh.stages:
     _logger.warning(
       f"NUM_MICROBATCHES = {mesh.num_microbatches} and STAGES = {mesh.stages}: "

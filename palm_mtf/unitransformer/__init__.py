@@ -8,8 +8,6 @@ package registers every name below with gin, in the module
 from these layers.
 """
 
-import gin
-
 from palm_mtf.unitransformer.layers import (
   Attention,
   Mlp,
@@ -27,14 +25,3 @@ __all__ = [
   "SwiGlu",
   "sublayer_norm",
 ]
-
-
-# Let old gin files use the module name `palm_mtf.layers`. Add the names only to
-# gin's map of exact names. If gin also had them in its tree of partial names,
-# the bare name, such as `Mlp`, would be ambiguous.
-_registry = gin.config._REGISTRY
-for _name in __all__:
-  for _old in (f"palm_mtf.layers.{_name}", f"layers.{_name}"):
-    _registry._selector_map[_old] = _registry[
-      f"palm_mtf.unitransformer.{_name}"
-    ]

@@ -9,7 +9,7 @@ import pytest
 
 from palm_mtf._tf import tf
 from palm_mtf.accounting.flops import (
-  attention_flops_per_token,
+  SCORES,
   device_flops,
   forward_flops,
   hfu,
@@ -72,7 +72,7 @@ def test_flops_of_runs_are_those_of_tables_21_and_22(
   of_token = train_flops_per_token(config)
   # All sizes compute the forward pass of attention again.
   repeated = share * 2 * count_parameters(config)
-  repeated += attention_flops_per_token(config) / 3
+  repeated += train_flops(config)[SCORES] / 3
   assert f"{(of_token + repeated) / 1e12:.3g}" == again
   of_run = tokens * of_token
   assert f"{of_run:.3g}" == flops
@@ -106,7 +106,7 @@ def mfu_of_table_3(model):
   )
   hardware = hardware_of(chip)
   peak = peak_of_devices(chip, hardware, num_chips * hardware.chip_devices)
-  attention = attention_flops_per_token(shape)
+  attention = train_flops(shape)[SCORES]
   return rate * (
     6 * parameters + attention
   ) / peak, rate * 6 * parameters / peak
@@ -194,7 +194,7 @@ def test_devices_share_all_flops_but_those_of_the_one_key_and_value_head():
   share = tokens * train_flops_per_token(PALM_540B) / mesh.num_devices
   alike = 3 * 2 * 2 * PALM_540B.num_layers * PALM_540B.d_model * 256
   # Blocks of 128 leave out 15/32 of attention, 1.1% of the arithmetic.
-  hidden = tokens / mesh.num_devices * attention_flops_per_token(PALM_540B)
+  hidden = tokens / mesh.num_devices * train_flops(PALM_540B)[SCORES]
   own = device_flops(PALM_540B, mesh, tokens) + hidden * 15 / 32
   assert own == pytest.approx(share + tokens / 256 * alike * 11 / 12)
   assert own / share == pytest.approx(1.022, abs=5e-4)

@@ -37,7 +37,6 @@ def check(tmp_path, *lines):
     "train.train.model = @config.PalmConfig()\n"
     "config.PalmConfig.d_ff = %D_FF",
     "ModelConfig.d_ff = 64\nAdafactorConfig.learning_rate = 0.5",
-    "PalmConfig.d_ff = 64",
   ],
 )
 def test_literals_of_macros_and_of_our_tasks_are_data(tmp_path, lines):

@@ -128,7 +128,7 @@ def test_a_command_needs_only_the_macros_that_it_uses(here):
   configuration = load("data cache", files, [DIR])
   assert "NUM_LAYERS" in configuration.macros
   assert "MESH_SHAPE" not in configuration.macros
-  assert "TRAIN_STEPS" not in configuration.macros
+  assert "LEARNING_RATE" not in configuration.macros
 
 
 def test_the_effective_text_begins_as_gin_needs_it_and_shows_origins():
@@ -187,20 +187,6 @@ def test_own_macros_functions_and_imports_stay_in_the_text(here):
   lines = load("train", [RECIPE, mine], [DIR]).format_effective().splitlines()
   for number, line in enumerate((here / mine).read_text().splitlines(), 1):
     assert (f"{line}  # mine.gin:{number}" if "=" in line else line) in lines
-
-
-@pytest.mark.parametrize(
-  "line",
-  [
-    "PalmConfig.d_ff = 72",
-    "config.PalmConfig.d_ff = 72",
-    "from palm_mtf.config import palm\npalm.PalmConfig.d_ff = 72",
-  ],
-)
-def test_the_old_name_of_a_class_sets_its_macro(here, line):
-  mine = write(here, "mine.gin", line)
-  configuration = load("train", [RECIPE, mine], [DIR])
-  assert configuration.build()[1].model.d_ff == 72
 
 
 @pytest.mark.parametrize(

@@ -33,21 +33,6 @@ def test_only_plain_gins_name_of_our_file_finds_it_before_one_that_is_here(
   assert 'mean "layouts/single.gin"' in said
 
 
-def test_the_old_name_of_a_defaults_file_works_with_one_warning(here, caplog):
-  shipped = gin_folder() / "defaults" / "train.gin"
-  for name in ("runs/train.gin", "palm_mtf/gin/runs/train.gin"):
-    assert find_gin_file(name) == shipped
-    assert find_include(name, here / "mine.gin", 1) == shipped
-  assert [x.message for x in caplog.records] == [
-    "runs/train.gin is now called defaults/train.gin: use the new name, "
-    "because the old name goes in 0.3."
-  ]
-  assert "no such file" in message_of(find_gin_file, "runs/first.gin")
-  (here / "runs").mkdir()
-  (here / "runs" / "train.gin").touch()
-  assert find_gin_file("runs/train.gin") == here / "runs" / "train.gin"
-
-
 def test_an_absolute_path_and_a_home_path_are_found(here, monkeypatch):
   (here / "mine.gin").touch()
   monkeypatch.setenv("HOME", str(here))

@@ -1,5 +1,6 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
+import collections
 import functools
 import json
 import pathlib
@@ -8,8 +9,15 @@ import time
 import numpy as np
 import pytest
 
+from palm_mtf.commands.data import count_epochs
+from palm_mtf.config import CacheConfig, DataConfig
+from palm_mtf.config.run import BatchSizes
+from palm_mtf.data.sources.document import Document
 from palm_mtf.data.vocabulary.load import open_vocabulary
+from palm_mtf.data.vocabulary.training import train_vocabulary
 from tests import processes, runs
+from tests.data.small_sources import ExampleSource, ListSource, corpus_of
+from tests.mtf_testing import small_config
 
 
 @pytest.fixture
@@ -40,6 +48,8 @@ def test_the_figures_are_those_of_the_files(cache, corpus, tmp_path):
     "text_bytes_per_token": text_bytes / num_tokens,
     "disk_bytes": on_disk,
     "disk_bytes_per_token": on_disk / num_tokens,
+    "rate": 1.0,
+    "epochs": 12 * 4 * 32 / len(splits[0]),
   }
   assert found["training_tokens"] + found["validation_tokens"] == num_tokens
   assert found["training_documents"] + found["validation_documents"] == 40
@@ -65,6 +75,7 @@ def test_people_get_the_same_figures_in_lines(cache, tmp_path):
     ({"TEXT_FILES": "/nowhere/*.txt"}, "TEXT_FILES = '/nowhere/*.txt': no fol"),
     ({"VOCAB_SIZE": 100_000}, "VOCAB_SIZE = 100000: too high"),
     ({"CACHE_DIR": ""}, "CACHE_DIR = '': give the path of a folder"),
+    ({"TRAIN_STEPS": 0}, "TRAIN_STEPS = 0: give a whole number of at least 1"),
   ],
 )
 def test_what_cannot_work_is_one_line(cache, macros, message):
@@ -233,3 +244,86 @@ def test_filtering_that_was_killed_resumes_to_the_same_store(
   again, counts = cache_lines("killed", **FILTERS)
   assert runs.read_files(again) == runs.read_files(whole)
   assert {**counts, "path": ""} == {**found, "path": ""}
+
+
+SIZES, STEPS, LENGTH = BatchSizes([[0, 20], [30, 40]]), 100, 24
+
+
+def documents(count, seed, *, examples=False):
+  """Returns texts of any length below a row; some are repeated."""
+  rng = np.random.default_rng(seed)
+  return [
+    Document(
+      "ab " * int(rng.integers(1, 6)),
+      inputs="c " * int(rng.integers(1, 4)) if examples else None,
+      weight=float(rng.choice([1.0, 1.0, 0.5, 2.0])),
+    )
+    for _ in range(count)
+  ]
+
+
+@pytest.fixture
+def trained(tmp_path):
+  path = str(tmp_path / "vocabulary.model")
+  train_vocabulary(["ab c never read in training\n" * 20], 290, path=path)
+  return open_vocabulary(path)
+
+
+def settings(packing) -> CacheConfig:
+  return CacheConfig(
+    model=small_config(sequence_length=LENGTH),
+    data=DataConfig(
+      text_files="{stdlib}",
+      vocabulary=None,
+      validation_share=0.1,
+      packing=packing,
+    ),
+    train_steps=STEPS,
+    global_batch_size=SIZES.pairs,
+    seed=3,
+  )
+
+
+@pytest.mark.parametrize(
+  "packing", ["joined", "joined_masked", "packed", "single"]
+)
+def test_epochs_are_those_of_the_rows_that_a_run_reads(
+  packing, trained, tmp_path
+):
+  held_out = ["never read in training"] * 9
+  sources = [
+    ListSource(documents(300, 0), held_out, name="large", rate=0.7),
+    ExampleSource(
+      documents(40, 1, examples=True), held_out, name="small", rate=0.3
+    ),
+  ]
+  corpus = corpus_of(
+    sources,
+    trained,
+    tmp_path,
+    packing=packing,
+    sequence_length=LENGTH,
+    seed=3,
+  )
+  found = count_epochs(settings(packing), sources, corpus.stores, trained)
+  batches, read = corpus.batches(SIZES), collections.Counter()
+  for step in range(STEPS):
+    for row in batches.pieces(step):
+      for piece in row:
+        read[piece.source] += piece.tokens
+  for source, store, reading in zip(sources, corpus.stores, found, strict=True):
+    # All documents fit into a row: each epoch reads all of its tokens.
+    epochs = read[source.name] / len(store.train.tokens)
+    assert reading["epochs"] == pytest.approx(epochs, rel=0.03)
+  large, small = found
+  assert large["rate"] == pytest.approx(0.7, abs=1e-4)
+  assert small["epochs"] > 2 * large["epochs"] > 2
+
+
+def test_the_epochs_of_a_run_follow_from_its_steps_rows_and_tokens(cache):
+  run = {"TRAIN_STEPS": 30, "GLOBAL_BATCH_SIZE": [[0, 4], [10, 8]]}
+  found = json.loads(cache("--json", **run)[1])
+  tokens = (10 * 4 + 20 * 8) * runs.SETTINGS["SEQUENCE_LENGTH"]
+  assert found["epochs"] == pytest.approx(tokens / found["training_tokens"])
+  assert found["rate"] == 1
+  assert "epochs" not in json.loads(cache("--json", TRAIN_STEPS=None)[1])

@@ -170,7 +170,6 @@ PATTERNS, GROUPS = "answer_patterns", "category_groups"
     (PODS, {"manager": None}, 'give the address of a manager, "host:port", or'),
     (PODS, {"manager_tls": None}, "give the PREFIX of PREFIX.key and PREFIX.p"),
     (INSPECTION, {"inspect_steps": []}, "give a list of steps, such as [0, 10"),
-    (INSPECTION, {"overlap_files": [3]}, GLOBS_OR_NONE),
     (FILTER, {"min_document_bytes": -1}, "give a whole number of at least 0."),
     (
       FILTER,

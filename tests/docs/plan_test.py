@@ -49,10 +49,8 @@ COMPARED = [
   "compiled for v4-12x16x16",
   "pip install 'palm_mtf[compile_gpu]'",
   "compiled for 64 h100_sxm",
-  "palm_mtf plan --gin_file=recipes/palm_540b_two_pods.gin --curves",
   "memory per device",
   "layouts of 6,144 devices",
-  "CHIP_DCN_BANDWIDTH",
 ]
 
 

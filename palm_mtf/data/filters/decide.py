@@ -10,7 +10,6 @@ is 100 bytes to sort exact duplicates, or up to 1,200 to group near duplicates.
 """
 
 import functools
-import itertools
 from array import array
 from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
@@ -145,17 +144,6 @@ def _measure(
   return Measures(digests, values, ngrams)
 
 
-class Candidates(NamedTuple):
-  """The documents of a source among which duplicates are sought, in order."""
-
-  digests: np.ndarray  # 16-byte hash per document, [documents, 2], uint64
-  # MinHash values, [documents, 128], uint16; [documents, 0] if near duplicates
-  # are not removed.
-  values: np.ndarray
-  weights: np.ndarray  # Document.weight, [documents], float64
-  held_out: np.ndarray  # True for validation documents, [documents], bool
-
-
 class _Columns:
   """Decisions on a source's documents, and hashes for the duplicate search."""
 
@@ -166,7 +154,6 @@ class _Columns:
     # These have an item per document that quality and size do not remove:
     self._weights, self._held_out = array("d"), bytearray()
     self._contaminated = bytearray()
-    # Hashes of the documents that are left for the duplicate search:
     self._digests, self._values = bytearray(), bytearray()
 
   def measured(self, source: Source) -> Iterator[Document]:
@@ -186,15 +173,10 @@ class _Columns:
         yield document
 
   def extend(self, measures: Measures) -> None:
-    digests, values = measures.digests, measures.values
+    self._digests += b"".join(measures.digests)
+    self._values += b"".join(measures.values)
     if self._examples is not None:
-      contaminated = [self._examples.any_in(x) for x in measures.ngrams]
-      self._contaminated += bytes(contaminated)
-      clean = [not each for each in contaminated]
-      digests = itertools.compress(digests, clean)
-      values = itertools.compress(values, clean)
-    self._digests += b"".join(digests)
-    self._values += b"".join(values)
+      self._contaminated += bytes(map(self._examples.any_in, measures.ngrams))
 
   def decisions(self) -> np.ndarray:
     """Returns the decisions before duplicates are found, [documents], uint8."""
@@ -204,20 +186,25 @@ class _Columns:
       decisions[decisions == 0] = contaminated * _CONTAMINATED
     return decisions
 
-  def candidates(self) -> Candidates:
-    weights = np.frombuffer(self._weights, np.float64)
-    held_out = np.frombuffer(self._held_out, np.bool_)
-    if self._examples is not None:
-      clean = np.frombuffer(self._contaminated, np.uint8) == 0
-      weights, held_out = weights[clean], held_out[clean]
+  def candidates(self) -> list[np.ndarray]:
+    """Returns columns of the documents among which duplicates are sought.
+
+    The columns are digests, [documents, 2], uint64; MinHash values, [documents,
+    128], uint16 ([documents, 0] if near duplicates are not removed); weights,
+    [documents], float64; and whether held out, [documents], bool.
+    """
     near = NUM_VALUES if self._filters.remove_duplicates == NEAR else 0
     values = np.frombuffer(self._values, np.uint16)
-    return Candidates(
-      digests=np.frombuffer(self._digests, np.uint64).reshape(-1, 2),
-      values=values.reshape(len(weights), near),
-      weights=weights,
-      held_out=held_out,
-    )
+    columns = [
+      np.frombuffer(self._digests, np.uint64).reshape(-1, 2),
+      values.reshape(len(self._weights), near),
+      np.frombuffer(self._weights, np.float64),
+      np.frombuffer(self._held_out, np.bool_),
+    ]
+    if self._examples is None:
+      return columns
+    clean = np.frombuffer(self._contaminated, np.uint8) == 0
+    return [column[clean] for column in columns]
 
 
 def _find_reason(document: Document, filters: FilterConfig) -> str:
@@ -232,8 +219,10 @@ def _find_reason(document: Document, filters: FilterConfig) -> str:
   return ""
 
 
-def find_repeats(sources: Sequence[Candidates]) -> list[np.ndarray]:
+def find_repeats(sources: Sequence[list[np.ndarray]]) -> list[np.ndarray]:
   """Finds the documents that duplicate a kept document.
+
+  `sources` are the results of `_Columns.candidates`.
 
   Documents with the same text are sorted by split (held-out first), then by
   source, then by weight (greatest first); the first document is kept. Near
@@ -245,7 +234,7 @@ def find_repeats(sources: Sequence[Candidates]) -> list[np.ndarray]:
   Returns an array per source, [documents], uint8: the index of
   "exact_duplicates" or "near_duplicates" in REASONS, or 0 for a kept document.
   """
-  counts = [len(each.weights) for each in sources]
+  counts = [len(digests) for digests, *_ in sources]
   digests, values, weights, held_out = map(
     np.concatenate, zip(*sources, strict=True)
   )

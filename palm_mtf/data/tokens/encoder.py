@@ -83,13 +83,6 @@ class Encoder(WorkerPool):
           split, document, _take(ids, num_inputs), _take(ids, num_text)
         )
 
-  def count(
-    self, documents: Iterable[tuple[str, Document]]
-  ) -> Iterator[tuple[str, Document, tuple[int, int]]]:
-    """Yields (split, document, (tokens of inputs, of text)), without [eod]."""
-    for each in self.encode(documents):
-      yield each.split, each.document, (len(each.inputs), len(each.text))
-
 
 def _gather_parts(
   documents: Iterable[tuple[str, Document]], waiting: collections.deque[_Cut]

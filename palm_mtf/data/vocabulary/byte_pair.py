@@ -77,21 +77,7 @@ class BytePairVocabulary(Vocabulary):
     extra_ids: int = 0,
     ends: Sequence[str | int] = (),
   ):
-    """Reads a tokenizer.
-
-    Args:
-      path: path of the tokenizer.json.
-      model: content of that file.
-      what: the setting and the path, for messages.
-      extra_ids: EXTRA_IDS, number of sentinels after the tokens of the file.
-      ends: names or ids of the tokens that end a text. The first is [eod]; if
-        there is none, [eod] is a token with a well-known name, such as
-        "<|endoftext|>".
-
-    Raises:
-      UserError: the file is damaged, or is a tokenizer of another kind, or no
-        token is the end of a document.
-    """
+    """Reads a tokenizer.json; see `Vocabulary`."""
     self.path, self.extra_ids = path, extra_ids
     self._model, self._what, self._ends = model, what, ends
     described = _read_tokenizer(model, what)

@@ -51,19 +51,7 @@ class SentencePieceVocabulary(Vocabulary):
     extra_ids: int = 0,
     ends: Sequence[str | int] = (),
   ):
-    """Reads a model.
-
-    Args:
-      path: path of the model's file.
-      model: content of that file.
-      what: the setting and the path, for messages.
-      extra_ids: EXTRA_IDS, number of sentinels after the pieces of the file.
-      ends: names or ids of pieces that end a text in addition to the model's
-        end-of-sentence piece, which is [eod].
-
-    Raises:
-      UserError: the model cannot be used.
-    """
+    """Reads a SentencePiece model; see `Vocabulary`."""
     self.path = path
     self.extra_ids = extra_ids
     self._processor = sentencepiece.SentencePieceProcessor()

@@ -69,6 +69,33 @@ class Vocabulary(abc.ABC):
   is_byte: np.ndarray
 
   @abc.abstractmethod
+  def __init__(
+    self,
+    path: str,
+    model: bytes,
+    *,
+    what: str,
+    extra_ids: int = 0,
+    ends: Sequence[str | int] = (),
+  ):
+    """Reads a vocabulary.
+
+    Args:
+      path: path of the file.
+      model: content of that file.
+      what: the setting and the path, for messages.
+      extra_ids: EXTRA_IDS, number of sentinels after the tokens of the file.
+      ends: names or ids of tokens that end a text. A SentencePiece model's own
+        end-of-sentence piece is [eod]. Of a tokenizer.json, the first of `ends`
+        is [eod] or, if there are none, a token with a well-known name, such as
+        "<|endoftext|>".
+
+    Raises:
+      UserError: the file is damaged or of another kind, or no token is the end
+        of a document.
+    """
+
+  @abc.abstractmethod
   def files(self) -> Mapping[str, bytes]:
     """Returns {file name: content} of a copy, first the vocabulary's file."""
 

@@ -39,7 +39,6 @@ import numpy as np
 from palm_mtf import runtime
 from palm_mtf._tf import tf
 from palm_mtf.commands.pods import join_manager
-from palm_mtf.report.plans import write_png
 from palm_mtf.runtime.manager import service
 from palm_mtf.runtime.manager.client import ManagerClient
 from palm_mtf.runtime.server.start import start_server
@@ -301,7 +300,7 @@ def draw(records: Sequence[dict], path: str) -> None:
     )
   for axes in figure.axes:
     axes.spines[["top", "right"]].set_visible(False)
-  write_png(figure, path, dpi=120)
+  figure.savefig(path, format="png", dpi=120)
 
 
 def _compute(products: int, x: tf.Tensor) -> tf.Tensor:
