@@ -284,6 +284,10 @@ class ScannedModel(DeviceModel):
       found += unstacked(self.gradients).keys() - {*self.gradients_of_head}
     return found
 
+  def has_backward(self, stage: int) -> bool:
+    """Returns whether the backward pass reaches a stage."""
+    return any(x.backward for x in self._scans_of[stage])
+
   @property
   def gradients_of_head(self) -> list[str]:
     """Names of the gradients that `run_head` computes."""

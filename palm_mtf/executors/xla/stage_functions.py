@@ -65,7 +65,7 @@ class StageStep:
     self._own = made.model.gradients_in(stage)
     self._of_head = [] if stage else made.model.gradients_of_head
     self.gradients = made.parameters_in(stage)
-    self.has_backward = bool(self._own)
+    self.has_backward = made.model.has_backward(stage)
     self._each = PartitionSpec(mesh.axis_names)
     self._specs = {x: made.spec(x) for x in self.arrays}
     self._read = {x: y for x, y in self._specs.items() if x in made.model.reads}

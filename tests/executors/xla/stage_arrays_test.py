@@ -60,7 +60,7 @@ def in_stages(mesh, stages, num_microbatches, stage_order="1f1b"):
     slow(in_stages(DATA, 2, 2), 2, WITH_MUON, {"norm": "rms_norm"}),
     slow(in_stages(DATA, 2, 1), 1, WITH_ADAMW, {}),
     slow(in_stages(DATA, 2, 2), 1, DROPOUT, SETTINGS["Gemma 3"]),
-    slow(in_stages(SINGLE, 2, 2), 1, {}, SETTINGS["GPT-3"]),
+    slow(in_stages(SINGLE, 2, 2), 1, {}, SETTINGS["GPT-J"]),
     slow(in_stages(SINGLE, 2, 2), 1, {"frozen": ["embedding"]}, {}),
     slow(in_stages(SINGLE, 2, 2), 2, {"frozen": ["layers/1/*"]}, {}),
     slow(
