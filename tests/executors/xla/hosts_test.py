@@ -82,6 +82,39 @@ def test_pods_of_two_hosts_train_what_one_process_does_for_two_clients(
   assert_near(there, here, 8)
 
 
+STAGES = {"NUM_LAYERS": 2, "STAGES": 2, "NUM_MICROBATCHES": 2, "NUM_PODS": 1}
+
+
+@pytest.mark.parametrize("num_servers", [1, 2])
+def test_stages_on_servers_train_the_bits_of_one_process(
+  corpus, tmp_path, num_servers
+):
+  """One server has both stages, or each stage has a server."""
+  here, there = tmp_path / "in_process", tmp_path / "cluster"
+  train(corpus, here, TRAIN_STEPS=8, **STAGES)
+  with Served(num_servers, variables={"JAX_PLATFORMS": "cpu"}) as servers:
+    cluster = {"PODS": "cluster", "ISLANDS": [servers.addresses]}
+    for steps in (4, 8):
+      train(corpus, there, TRAIN_STEPS=steps, **STAGES, **cluster)
+  runs.assert_same_tensors(here, there, 8)
+
+
+def test_two_pods_in_stages_resume_on_other_hosts_and_as_whole_pods(
+  corpus, tmp_path
+):
+  """Each stage of the first client has two hosts."""
+  here, there = tmp_path / "in_process", tmp_path / "cluster"
+  stages = {**STAGES, "NUM_PODS": 2, "GLOBAL_BATCH_SIZE": 8}
+  train(corpus, here, TRAIN_STEPS=12, **stages)
+  with Served(8, variables={"JAX_PLATFORMS": "cpu"}) as servers:
+    islands = [servers.addresses[:4], servers.addresses[4:]]
+    cluster = {"PODS": "cluster", "ISLANDS": islands}
+    train(corpus, there, TRAIN_STEPS=4, **stages, **cluster)
+  train(corpus, there, TRAIN_STEPS=8, **{**stages, "PODS": "local_servers"})
+  train(corpus, there, TRAIN_STEPS=12, **{**stages, "STAGES": 1})
+  assert_near(there, here, 12)
+
+
 def answers(model_dir, **macros):
   """Returns what the commands print about a trained run."""
   flags = [f"--gin.{name}={value!r}" for name, value in macros.items()]
@@ -100,14 +133,19 @@ def answers(model_dir, **macros):
   return found
 
 
+@pytest.mark.parametrize(
+  ("num_servers", "stages"),
+  [(2, {}), (4, {"NUM_LAYERS": 2, "STAGES": 2, "NUM_MICROBATCHES": 2})],
+)
 def test_a_pod_of_two_hosts_generates_scores_and_evaluates_as_a_cpu_does(
-  corpus, tmp_path
+  corpus, tmp_path, num_servers, stages
 ):
-  train(corpus, tmp_path, TRAIN_STEPS=40, NUM_PODS=1)
+  """Of a pod with stages, the two hosts of one stage do so."""
+  train(corpus, tmp_path, TRAIN_STEPS=40, NUM_PODS=1, **stages)
   generated, scored, evaluated = answers(
-    tmp_path, TPU=None, MESH_SHAPE="data:1", LAYOUT=""
+    tmp_path, TPU="", MESH_SHAPE="data:1", LAYOUT=""
   )
-  with Served(2, variables={"JAX_PLATFORMS": "cpu"}) as servers:
+  with Served(num_servers, variables={"JAX_PLATFORMS": "cpu"}) as servers:
     cluster = {"PODS": "cluster", "ISLANDS": [servers.addresses]}
     found = answers(tmp_path, **cluster)
     for process in servers.processes:
