@@ -16,7 +16,10 @@ import sys
 import time
 from collections.abc import Sequence
 
-_GRAPHS = "mesh programs model optim generation/decode ops"
+_GRAPHS = (
+  "executors accounting architecture mesh programs model optim "
+  "generation/decode ops"
+)
 _RUNS = (
   "runtime training commands checkpoints foreign_models trace export "
   "generation/inference generation/serving unitransformer evaluation native "

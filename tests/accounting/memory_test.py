@@ -73,9 +73,15 @@ FROZEN = ("embedding", "layers/1/*", "layers/*/mlp/w*")
       )
       for name in LAYOUTS
     ),
-    (GEMMA_3, "PaLM's 2D", ()),
-    pytest.param(GEMMA_3, "PaLM's 2D", FROZEN, marks=pytest.mark.slow),
-    (small_config(num_layers=3), "PaLM's 2D", FROZEN),
+    (block_config("Cohere 2"), "PaLM's 2D", FROZEN),
+    *(
+      pytest.param(*x, marks=pytest.mark.slow)
+      for x in (
+        (GEMMA_3, "PaLM's 2D", ()),
+        (GEMMA_3, "PaLM's 2D", FROZEN),
+        (small_config(num_layers=3), "PaLM's 2D", FROZEN),
+      )
+    ),
   ],
 )
 def test_the_built_program_keeps_the_bytes_of_the_closed_form(

@@ -59,7 +59,7 @@ _PALM = "layer_norm parallel multi_query"
 # `make test` tries these with documents or on a mesh, and other blocks of
 # SETTINGS on one device. Learned positions count from a document's start.
 _IN_DOCUMENTS = ("GPT-2", "GPT-3", "LaMDA", "Transformer-XL in groups")
-_ON_A_MESH = ("LLaMA 3", "Gemma 3")
+_ON_A_MESH = ("LLaMA 3", "Cohere 2")
 # {what computes: (function, rows, names that `make test` tries, other names)}.
 EXECUTORS = {
   "one device": (

@@ -51,8 +51,20 @@ MESHES = {
 }
 
 
-@pytest.mark.parametrize("mesh", MESHES)
-@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize(
+  ("form", "mesh"),
+  [
+    pytest.param(
+      form,
+      mesh,
+      marks=()
+      if mesh == "one device" or form in ("AdamW", "Muon")
+      else pytest.mark.slow,
+    )
+    for form in FORMS
+    for mesh in MESHES
+  ],
+)
 def test_100_steps_on_random_gradients_agree_with_a_float64_oracle(form, mesh):
   optimizer = FORMS[form]
   params, gradients = random_run()

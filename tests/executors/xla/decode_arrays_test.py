@@ -155,7 +155,7 @@ def continue_texts(loaded, settings):
 @pytest.mark.parametrize(
   ("config", "name", "settings", "weight_dtype"),
   [
-    (CONFIG, "2D", GREEDY, "activation"),
+    slow(CONFIG, "2D", GREEDY, "activation"),
     (BOTH, "fully sharded", DRAWN, "activation"),
     slow(CONFIG, "2D", BEAMS, "int8"),
     slow(CONFIG, "model", DRAWN, "activation"),
