@@ -74,11 +74,12 @@ def parameters(config):
 def load(tmp_path):
   """Returns a function that loads a decoder with `parameters`."""
 
+  @functools.cache
+  def saved(config):
+    return save_checkpoint(config, parameters(config), tmp_path)
+
   def load(config, mesh=SINGLE, weight_dtype="activation"):
-    path = tmp_path / f"{id(config)}"
-    path.mkdir(exist_ok=True)
-    checkpoint = save_checkpoint(config, parameters(config), path)
-    return LoadedDecoder(checkpoint, config, mesh, weight_dtype)
+    return LoadedDecoder(saved(config), config, mesh, weight_dtype)
 
   return load
 

@@ -21,12 +21,10 @@ from palm_mtf.accounting.memory import device_bytes
 from palm_mtf.compilation.hlo_text import CompiledText
 from palm_mtf.config import MeshLayout, PodsConfig
 from palm_mtf.executors.xla.executor import EXECUTOR
-from palm_mtf.executors.xla.scanned_model import StepSettings
-from palm_mtf.executors.xla.step_functions import PodStep
 from palm_mtf.programs.train_program import build_train_program
 from tests import oracle, oracle_jax
 from tests.blocks import SETTINGS
-from tests.executors.xla.program_run import build_on_accelerators
+from tests.executors.xla.program_run import build_on_accelerators, pod_step
 from tests.mtf_testing import (
   NUM_STEPS,
   PALM_OPTIMIZER,
@@ -216,18 +214,8 @@ MIXED = ("embedding", "layers/0/*", "layers/2/mlp/w*")
 def make_step(frozen, mesh, remat="none"):
   """Returns the programs of a pod, after making its virtual devices."""
   EXECUTOR.open_here(mesh, num_pods=1)
-  settings = StepSettings(
-    model=small_config(num_layers=LAYERS, remat=remat),
-    mesh_layout=mesh,
-    optimizer=PALM_OPTIMIZER,
-    loss=PALM_LOSS,
-    features=["inputs", "targets"],
-    num_rows=4,
-    dcn_dtype="bfloat16",
-    seed=0,
-    frozen=frozen,
-  )
-  return PodStep(settings, "cpu")
+  model = small_config(num_layers=LAYERS, remat=remat)
+  return pod_step(model, mesh, dcn_dtype="bfloat16", frozen=frozen)
 
 
 @pytest.mark.parametrize("mesh", ["accelerators", "accelerators, microbatches"])
