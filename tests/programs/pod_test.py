@@ -151,7 +151,7 @@ def graph_before(operations, has_control=True):
     seen |= before
 
 
-@functools.lru_cache(maxsize=2)  # of the tests that are not slow
+@functools.lru_cache(maxsize=3)  # of the tests that are not slow
 def build(mesh, pods, frozen=()):
   """Returns a program whose gradients are bfloat16, and its sums float32."""
   config = dataclasses.replace(CONFIG, activation_dtype="bfloat16")
