@@ -73,6 +73,9 @@ def pytest_configure(config: pytest.Config) -> None:
   """Adds our plugins."""
   for plugin in (claims, workers):
     config.pluginmanager.register(plugin)
+  if hasattr(config, "workerinput"):
+    # Without Keras, which TensorFlow imports if a test module imports it first.
+    import palm_mtf._tf  # noqa: F401
   resume.pytest_configure(config)
 
 

@@ -18,12 +18,12 @@ from collections.abc import Sequence
 
 _GRAPHS = (
   "executors accounting architecture mesh programs model optim "
-  "generation/decode ops"
+  "generation/decode ops unitransformer foreign_models checkpoints trace "
+  "native"
 )
 _RUNS = (
-  "runtime training commands checkpoints foreign_models trace export "
-  "generation/inference generation/serving unitransformer evaluation native "
-  "docs"
+  "runtime training commands export generation/inference generation/serving "
+  "evaluation docs"
 )
 _PYTEST = (
   *(sys.executable, "-m", "pytest", "-q", "-rs"),

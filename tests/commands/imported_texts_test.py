@@ -161,8 +161,13 @@ CHAIN = ("a", "b", "c", SYSTEM, "x", "y", END, "p")
   "files",
   [
     {"generation_config": {"eos_token_id": ["SYSTEM", 0]}},
-    {"generation_config": {"eos_token_id": "SYSTEM"}},
-    {"config": {"eos_token_id": [0, "SYSTEM"]}},
+    *(
+      pytest.param(x, marks=pytest.mark.slow)
+      for x in (
+        {"generation_config": {"eos_token_id": "SYSTEM"}},
+        {"config": {"eos_token_id": [0, "SYSTEM"]}},
+      )
+    ),
     {"config": {"eos_token_id": "SYSTEM"}},
   ],
 )
