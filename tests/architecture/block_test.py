@@ -60,12 +60,17 @@ _PALM = "layer_norm parallel multi_query"
 # SETTINGS on one device. Learned positions count from a document's start.
 _IN_DOCUMENTS = ("GPT-2", "GPT-3", "LaMDA", "Transformer-XL in groups")
 _ON_A_MESH = ("LLaMA 3", "Cohere 2")
+# Other blocks have each of their settings.
+_SLOW = ("Mistral", "GPT-NeoX", "Phi")
 # {what computes: (function, rows, names that `make test` tries, other names)}.
 EXECUTORS = {
   "one device": (
     run_model,
     random_tokens,
-    (_PALM, *(x for x in SETTINGS if x not in _IN_DOCUMENTS + _ON_A_MESH)),
+    (
+      _PALM,
+      *(x for x in SETTINGS if x not in _IN_DOCUMENTS + _ON_A_MESH + _SLOW),
+    ),
     {**SETTINGS, **PALM},
   ),
   "documents": (
