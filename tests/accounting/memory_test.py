@@ -42,6 +42,7 @@ from tests.accounting.published_sizes import (
   count_norm_scales,
 )
 from tests.blocks import SETTINGS, block_config
+from tests.cases import slow
 from tests.executors.xla.program_run import pod_step
 from tests.mtf_testing import (
   LAYOUTS,
@@ -64,17 +65,12 @@ FROZEN = ("embedding", "layers/1/*", "layers/*/mlp/w*")
   ("config", "layout", "frozen"),
   [
     *(
-      pytest.param(
-        small_config(num_layers=1),
-        name,
-        (),
-        marks=() if name in QUICK else pytest.mark.slow,
-      )
+      slow(small_config(num_layers=1), name, (), unless=name in QUICK)
       for name in LAYOUTS
     ),
     (block_config("Cohere 2"), "PaLM's 2D", FROZEN),
     *(
-      pytest.param(*x, marks=pytest.mark.slow)
+      slow(*x)
       for x in (
         (GEMMA_3, "PaLM's 2D", ()),
         (GEMMA_3, "PaLM's 2D", FROZEN),

@@ -19,6 +19,7 @@ from tests.blocks import (
   check,
   make_case,
 )
+from tests.cases import slow
 from tests.mtf_testing import (
   ModelResult,
   mesh_layout,
@@ -152,7 +153,7 @@ def result_of(executor: str, name: str) -> ModelResult:
 @pytest.mark.parametrize(
   ("executor", "name"),
   [
-    pytest.param(x, name, marks=() if name in fast else pytest.mark.slow)
+    slow(x, name, unless=name in fast)
     for x, (_, _, fast, others) in EXECUTORS.items()
     for name in dict.fromkeys((*fast, *others))
   ],
@@ -195,7 +196,7 @@ def test_layers_that_repeat_are_one_group(layers, num_layers, groups):
     (run_model, "LLaMA"),
     (run_unitransformer, _PALM),
     *(
-      pytest.param(run, name, marks=pytest.mark.slow)
+      slow(run, name)
       for run, names in (
         (run_model, list(PALM)[1:]),
         (without_cpp, (_PALM, "LLaMA")),

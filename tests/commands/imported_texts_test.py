@@ -36,6 +36,7 @@ from tests import (
   tokenizer_files,
   transformers_folder,
 )
+from tests.cases import slow
 from tests.export.read_gguf import read_gguf
 from tests.mtf_testing import small_config
 from tests.prefixed_vocabulary import train_prefixed
@@ -162,7 +163,7 @@ CHAIN = ("a", "b", "c", SYSTEM, "x", "y", END, "p")
   [
     {"generation_config": {"eos_token_id": ["SYSTEM", 0]}},
     *(
-      pytest.param(x, marks=pytest.mark.slow)
+      slow(x)
       for x in (
         {"generation_config": {"eos_token_id": "SYSTEM"}},
         {"config": {"eos_token_id": [0, "SYSTEM"]}},

@@ -10,6 +10,7 @@ import pytest
 from palm_mtf.config import AdamwConfig, MeshLayout, MuonConfig
 from palm_mtf.optim.optimizer import scale_groups
 from tests import optimizer_oracles, oracle
+from tests.cases import slow
 from tests.mtf_testing import SINGLE, relative_error, small_config
 from tests.optim.random_steps import SHAPES, build_steps, random_run
 from tests.settings import ADAMW, MUON
@@ -54,13 +55,7 @@ MESHES = {
 @pytest.mark.parametrize(
   ("form", "mesh"),
   [
-    pytest.param(
-      form,
-      mesh,
-      marks=()
-      if mesh == "one device" or form in ("AdamW", "Muon")
-      else pytest.mark.slow,
-    )
+    slow(form, mesh, unless=mesh == "one device" or form in ("AdamW", "Muon"))
     for form in FORMS
     for mesh in MESHES
   ],

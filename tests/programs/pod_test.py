@@ -14,6 +14,7 @@ from palm_mtf._tf import tf
 from palm_mtf.accounting.communication import dcn_bytes, edge_bytes
 from palm_mtf.config import MeshLayout, PodsConfig
 from palm_mtf.programs.train_program import build_train_program
+from tests.cases import slow
 from tests.mtf_testing import (
   ONE_POD,
   PALM_OPTIMIZER,
@@ -84,11 +85,7 @@ def whole():
     (MICROBATCHES, ONE_POD, 2e-6),
     (SINGLE, TWO_PODS, 1e-6),
     # Slow, because layouts_test.py has microbatches on pods, too.
-    pytest.param(
-      dataclasses.replace(SINGLE, num_microbatches=2),
-      *(TWO_PODS, 2e-6),
-      marks=pytest.mark.slow,
-    ),
+    slow(dataclasses.replace(SINGLE, num_microbatches=2), *(TWO_PODS, 2e-6)),
   ],
 )
 def test_steps_are_those_of_one_batch_whatever_the_loss_weights(
@@ -245,9 +242,7 @@ def test_stages_send_each_other_what_the_plan_says(num_stages):
     (*MICROBATCHES_ON_PODS, ()),
     (*WITHOUT_SUMS, ()),
     (*WITHOUT_SUMS, ("embedding", "layers/0/mlp/*")),
-    pytest.param(  # slow, because the others have each axis
-      mesh_layout("PaLM's 2D"), THREE_PODS, (), marks=pytest.mark.slow
-    ),
+    slow(mesh_layout("PaLM's 2D"), THREE_PODS, ()),  # others have each axis
   ],
 )
 def test_only_gradients_and_three_sums_cross_from_device_to_counterpart(

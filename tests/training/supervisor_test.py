@@ -29,6 +29,7 @@ from palm_mtf.training.loop import TrainLoop
 from palm_mtf.training.supervisor import PodRecovery
 from palm_mtf.training.variable_checks import VariableChecks
 from tests import runs
+from tests.cases import slow
 from tests.mtf_testing import SINGLE, small_config
 from tests.refusals import message_of
 from tests.runtime.client.local_servers_test import servers_of
@@ -73,16 +74,8 @@ def test_a_batch_ramp_in_stages_has_the_bits_of_one_mesh(corpus, tmp_path):
   ("optimizer", "settings"),
   [
     ("adamw", {}),
-    pytest.param(
-      "muon",
-      {"NUM_PODS": 2, "NUM_MICROBATCHES": 2},
-      marks=pytest.mark.slow,
-    ),
-    pytest.param(
-      "muon",
-      {"NUM_LAYERS": 2, "STAGES": 2, "NUM_MICROBATCHES": 2},
-      marks=pytest.mark.slow,
-    ),
+    slow("muon", {"NUM_PODS": 2, "NUM_MICROBATCHES": 2}),
+    slow("muon", {"NUM_LAYERS": 2, "STAGES": 2, "NUM_MICROBATCHES": 2}),
   ],
 )
 def test_a_resumed_run_has_the_bits_of_one_in_one_go(
@@ -226,7 +219,7 @@ def test_training_reads_the_cache_when_it_is_there_and_says_so(
   [
     (TrainLoop, "_save", 3, "packed"),
     *(
-      pytest.param(*each, marks=pytest.mark.slow)
+      slow(*each)
       for each in (
         (TrainLoop, "_validate", 2, "joined"),
         (TrainLoop, "_validate", 4, "joined_masked"),  # the last step

@@ -22,6 +22,7 @@ from palm_mtf.unitransformer import (
 )
 from tests import oracle
 from tests.blocks import MIXTURES, block_config, check, make_case
+from tests.cases import slow
 from tests.mtf_testing import (
   PALM_OPTIMIZER,
   SINGLE,
@@ -130,7 +131,7 @@ def dependent_parameters(config):
     # A text continues after inputs that attend in both directions.
     (PALM, SINGLE, (_FULL,)),
     *(
-      pytest.param(*case, (), marks=pytest.mark.slow)
+      slow(*case, ())
       for case in [
         *((x, SINGLE) for x in (PALM, *list(MIXTURES)[2:])),
         *((x, SPLIT) for x in (PALM, *list(MIXTURES)[:2])),

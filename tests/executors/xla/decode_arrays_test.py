@@ -30,6 +30,7 @@ from palm_mtf.generation.inference.slot_decoder import SlotDecoder, SlotText
 from palm_mtf.machine import processors
 from tests import oracle
 from tests.blocks import SETTINGS, block_config
+from tests.cases import slow
 from tests.decode_testing import EOD, save_checkpoint
 from tests.mtf_testing import (
   SINGLE,
@@ -53,10 +54,6 @@ LAYOUTS = {
   "fully sharded": ("data:4", "batch:data,d_model_stored:data"),
   "model": ("model:4", "heads:model,d_ff:model,vocab:model"),
 }
-
-
-def slow(*case):
-  return pytest.param(*case, marks=pytest.mark.slow)
 
 
 def layout(name):

@@ -24,6 +24,7 @@ from palm_mtf.executors.xla.executor import EXECUTOR
 from palm_mtf.programs.train_program import build_train_program
 from tests import oracle, oracle_jax
 from tests.blocks import SETTINGS
+from tests.cases import slow
 from tests.executors.xla.program_run import build_on_accelerators, pod_step
 from tests.mtf_testing import (
   NUM_STEPS,
@@ -97,11 +98,7 @@ def is_frozen(name, patterns):
   ("patterns", "mesh", "num_pods", "optimizer", "remat"),
   [
     *FAST,
-    *(
-      pytest.param(*x, marks=pytest.mark.slow)
-      for x in dict.fromkeys(SLOW)
-      if x not in FAST
-    ),
+    *(slow(*x) for x in dict.fromkeys(SLOW) if x not in FAST),
   ],
 )
 def test_steps_follow_the_oracle_which_knows_no_frozen_parameter(
@@ -176,11 +173,9 @@ UNLIKE = {
 @pytest.mark.parametrize(
   "frozen",
   [
-    pytest.param(
-      ["embedding", "layers/[01]/*", "layers/4/mlp/*"], marks=pytest.mark.slow
-    ),
-    pytest.param(["layers/3/*", "layers/6/*"], marks=pytest.mark.slow),
-    pytest.param(["embedding", "layers/*"], marks=pytest.mark.slow),
+    slow(["embedding", "layers/[01]/*", "layers/4/mlp/*"]),
+    slow(["layers/3/*", "layers/6/*"]),
+    slow(["embedding", "layers/*"]),
   ],
 )
 def test_unlike_layers_with_frozen_parts_train_as_on_hosts(frozen):
@@ -264,9 +259,7 @@ def dot_flops(text, computation, times=1):
 @pytest.mark.parametrize(
   ("frozen", "remat"),
   [
-    pytest.param(
-      x, y, marks=() if (x, y) == (MIXED, "layer") else pytest.mark.slow
-    )
+    slow(x, y, unless=(x, y) == (MIXED, "layer"))
     for x in ((), MIXED, *map(tuple, PATTERNS.values()))
     for y in ("none", "layer")
   ],

@@ -10,6 +10,7 @@ import pytest
 
 from palm_mtf.config import LossConfig
 from tests.blocks import Z_LOSS, block_config, make_case
+from tests.cases import slow
 from tests.executors.xla.program_run import pod_step
 from tests.mtf_testing import SINGLE
 
@@ -47,8 +48,8 @@ def test_each_group_has_two_loops_and_more_periods_add_no_lines():
   [
     # Groups with a period of two layers and of one.
     ("Cohere 2", {"num_layers": 6, "layers": "2*(window, global), 2*global"}),
-    pytest.param("Gemma 3", {"remat": "layer"}, marks=pytest.mark.slow),
-    pytest.param("GPT-3", {"remat": "attention"}, marks=pytest.mark.slow),
+    slow("Gemma 3", {"remat": "layer"}),
+    slow("GPT-3", {"remat": "attention"}),
   ],
 )
 def test_gradients_of_unlike_layers_are_the_oracles(name, changes):

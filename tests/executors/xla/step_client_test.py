@@ -14,6 +14,7 @@ import pytest
 
 from palm_mtf.config import MeshLayout, PodsConfig
 from tests.blocks import SETTINGS, block_config
+from tests.cases import slow
 from tests.executors.xla.program_run import build_on_accelerators
 from tests.mtf_testing import (
   PALM_OPTIMIZER,
@@ -51,10 +52,6 @@ EIGHT = MeshLayout(
   mesh_shape="data:4,model:2",
   layout="batch:data,heads:model,d_ff:model,vocab:model,d_model_stored:data",
 )  # tpu_v4_128.gin
-
-
-def slow(*case):
-  return pytest.param(*case, marks=pytest.mark.slow)
 
 
 @functools.cache
