@@ -69,14 +69,9 @@ FROZEN = ("embedding", "layers/1/*", "layers/*/mlp/w*")
       for name in LAYOUTS
     ),
     (block_config("Cohere 2"), "PaLM's 2D", FROZEN),
-    *(
-      slow(*x)
-      for x in (
-        (GEMMA_3, "PaLM's 2D", ()),
-        (GEMMA_3, "PaLM's 2D", FROZEN),
-        (small_config(num_layers=3), "PaLM's 2D", FROZEN),
-      )
-    ),
+    slow(GEMMA_3, "PaLM's 2D", ()),
+    slow(GEMMA_3, "PaLM's 2D", FROZEN),
+    slow(small_config(num_layers=3), "PaLM's 2D", FROZEN),
   ],
 )
 def test_the_built_program_keeps_the_bytes_of_the_closed_form(

@@ -195,14 +195,8 @@ def test_layers_that_repeat_are_one_group(layers, num_layers, groups):
     (run_model, _PALM),
     (run_model, "LLaMA"),
     (run_unitransformer, _PALM),
-    *(
-      slow(run, name)
-      for run, names in (
-        (run_model, list(PALM)[1:]),
-        (without_cpp, (_PALM, "LLaMA")),
-      )
-      for name in names
-    ),
+    *(slow(run_model, name) for name in list(PALM)[1:]),
+    *(slow(without_cpp, name) for name in (_PALM, "LLaMA")),
   ],
 )
 def test_bfloat16_agrees_with_the_oracle_to_its_8_bits(run, name):

@@ -218,14 +218,9 @@ def test_training_reads_the_cache_when_it_is_there_and_says_so(
   ("owner", "name", "step", "packing"),
   [
     (TrainLoop, "_save", 3, "packed"),
-    *(
-      slow(*each)
-      for each in (
-        (TrainLoop, "_validate", 2, "joined"),
-        (TrainLoop, "_validate", 4, "joined_masked"),  # the last step
-        (TrainJob, "write_samples", 2, "single"),
-      )
-    ),
+    slow(TrainLoop, "_validate", 2, "joined"),
+    slow(TrainLoop, "_validate", 4, "joined_masked"),  # the last step
+    slow(TrainJob, "write_samples", 2, "single"),
   ],
 )
 def test_a_signal_while_a_run_evaluates_saves_or_samples_stops_it_after_that(

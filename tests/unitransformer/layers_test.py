@@ -130,13 +130,8 @@ def dependent_parameters(config):
     ("GPT-2 with ALiBi", SINGLE, ()),
     # A text continues after inputs that attend in both directions.
     (PALM, SINGLE, (_FULL,)),
-    *(
-      slow(*case, ())
-      for case in [
-        *((x, SINGLE) for x in (PALM, *list(MIXTURES)[2:])),
-        *((x, SPLIT) for x in (PALM, *list(MIXTURES)[:2])),
-      ]
-    ),
+    *(slow(x, SINGLE, ()) for x in (PALM, *list(MIXTURES)[2:])),
+    *(slow(x, SPLIT, ()) for x in (PALM, *list(MIXTURES)[:2])),
   ],
 )
 def test_greedy_tokens_with_cached_keys_are_the_oracle_s(name, layout, lines):
