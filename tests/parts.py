@@ -5,8 +5,9 @@
   python -m tests.parts [--lint] [OPTION OF PYTEST ...]
 
 Each part has its own processes, because compiled code and imports stay in a
-process: tests that only build graphs need none of SeqIO's imports. In each part
-the longest files run first, so that both processes end at about the same time.
+process: tests of graphs and of accelerators need none of SeqIO's imports. In
+each part the longest files run first, so that both processes end at about the
+same time.
 """
 
 import dataclasses
