@@ -17,6 +17,7 @@ import pytest
 
 from palm_mtf.config import ModelConfig
 from tests import oracle
+from tests.cases import slow
 from tests.mtf_testing import (
   ModelResult,
   random_tokens,
@@ -226,10 +227,7 @@ MIXTURES = {
 
 def fast_only(*names: str) -> list:
   """Returns all names of SETTINGS as parameters of a test; others are slow."""
-  return [
-    name if name in names else pytest.param(name, marks=pytest.mark.slow)
-    for name in SETTINGS
-  ]
+  return [name if name in names else slow(name) for name in SETTINGS]
 
 
 def block_config(name: str, **changes: object) -> ModelConfig:

@@ -34,7 +34,8 @@ own_process()
 gc.disable()
 
 _LARGEST = re.compile(
-  r"^tpu_|loop_test|oracle_test|palm_test|variable_checks_test|saved_model"
+  r"frozen|step_client_|decode_arrays|scanned_model|whole_model|loop_test|"
+  r"oracle_test|palm_test|variable_checks_test|saved_model"
 )
 # Slow tests take up to ten minutes on a fast machine. pyproject.toml has the
 # limit for other tests.
@@ -72,6 +73,9 @@ def pytest_configure(config: pytest.Config) -> None:
   """Adds our plugins."""
   for plugin in (claims, workers):
     config.pluginmanager.register(plugin)
+  if hasattr(config, "workerinput"):
+    # Without Keras, which TensorFlow imports if a test module imports it first.
+    import palm_mtf._tf  # noqa: F401
   resume.pytest_configure(config)
 
 

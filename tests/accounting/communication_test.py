@@ -166,7 +166,7 @@ ATTENTION = ("embedding", "layers/*/mlp/*", "final_norm/scale")
 @pytest.mark.parametrize(
   ("config", "mesh", "optimizer", "pods", "frozen"),
   [
-    case(TWO_D, microbatches=2, remat="layer", frozen=LOWEST),
+    case(TWO_D, microbatches=2, slow=True, remat="layer", frozen=LOWEST),
     case("all over data and model", pods=2, frozen=LOWEST),
     case("fully sharded", frozen=ATTENTION, second_moment="factored"),
     case("batch over data", frozen=("embedding", "layers/*")),
@@ -199,6 +199,7 @@ ATTENTION = ("embedding", "layers/*/mlp/*", "final_norm/scale")
       TWO_D,
       microbatches=2,
       second_moment="factored",
+      slow=True,
       remat="attention",
       activation_dtype="bfloat16",
     ),
@@ -211,7 +212,7 @@ ATTENTION = ("embedding", "layers/*/mlp/*", "final_norm/scale")
     case(TWO_D, remat="layer", **BIASED),
     case("fully sharded", remat="layer", slow=True, **BIASED),
     *(
-      case(layout, slow=name != "Gemma 3" or layout != TWO_D, **settings)
+      case(layout, slow=name != "Cohere 2" or layout != TWO_D, **settings)
       for name, settings in SETTINGS.items()
       for layout in (TWO_D, "fully sharded", NO_BATCH)
     ),

@@ -30,8 +30,6 @@ from palm_mtf.architecture.parameters import (
   parse_name,
 )
 from palm_mtf.config import MeshLayout, PodsConfig
-from palm_mtf.executors.xla.scanned_model import StepSettings
-from palm_mtf.executors.xla.step_functions import PodStep
 from palm_mtf.model.dims import model_dims
 from palm_mtf.model.loss import cross_entropy
 from palm_mtf.model.palm import Palm
@@ -44,6 +42,8 @@ from tests.accounting.published_sizes import (
   count_norm_scales,
 )
 from tests.blocks import SETTINGS, block_config
+from tests.cases import slow
+from tests.executors.xla.program_run import pod_step
 from tests.mtf_testing import (
   LAYOUTS,
   PALM_OPTIMIZER,
@@ -51,7 +51,7 @@ from tests.mtf_testing import (
   mesh_layout,
   small_config,
 )
-from tests.settings import PALM_LOSS, step_config
+from tests.settings import step_config
 
 QUICK = ("padded vocab over three", "PaLM's 2D")
 GEMMA_3 = block_config("Gemma 3")
@@ -65,17 +65,13 @@ FROZEN = ("embedding", "layers/1/*", "layers/*/mlp/w*")
   ("config", "layout", "frozen"),
   [
     *(
-      pytest.param(
-        small_config(num_layers=1),
-        name,
-        (),
-        marks=() if name in QUICK else pytest.mark.slow,
-      )
+      slow(small_config(num_layers=1), name, (), unless=name in QUICK)
       for name in LAYOUTS
     ),
-    (GEMMA_3, "PaLM's 2D", ()),
-    pytest.param(GEMMA_3, "PaLM's 2D", FROZEN, marks=pytest.mark.slow),
-    (small_config(num_layers=3), "PaLM's 2D", FROZEN),
+    (block_config("Cohere 2"), "PaLM's 2D", FROZEN),
+    slow(GEMMA_3, "PaLM's 2D", ()),
+    slow(GEMMA_3, "PaLM's 2D", FROZEN),
+    slow(small_config(num_layers=3), "PaLM's 2D", FROZEN),
   ],
 )
 def test_the_built_program_keeps_the_bytes_of_the_closed_form(
@@ -136,19 +132,7 @@ def built_bytes(config, mesh, frozen):
 @pytest.mark.parametrize("name", ["Gemma 3", "Cohere 2", "LLaMA"])
 def test_arrays_of_accelerators_keep_the_bytes_of_the_closed_form(name):
   config, mesh = block_config(name), mesh_layout("PaLM's 2D")
-  made = PodStep(
-    StepSettings(
-      model=config,
-      mesh_layout=mesh,
-      optimizer=PALM_OPTIMIZER,
-      loss=PALM_LOSS,
-      features=["inputs", "targets"],
-      num_rows=4,
-      dcn_dtype="float32",
-      seed=0,
-    ),
-    "cpu",
-  )
+  made = pod_step(config, mesh)
   devices = made.model.placement.make_mesh(jax.devices()[: mesh.num_devices])
   kept = collections.Counter()
   for name, x in made.abstract_state(devices).items():

@@ -19,6 +19,7 @@ from tests.blocks import (
   check,
   make_case,
 )
+from tests.cases import slow
 from tests.mtf_testing import (
   ModelResult,
   mesh_layout,
@@ -59,13 +60,18 @@ _PALM = "layer_norm parallel multi_query"
 # `make test` tries these with documents or on a mesh, and other blocks of
 # SETTINGS on one device. Learned positions count from a document's start.
 _IN_DOCUMENTS = ("GPT-2", "GPT-3", "LaMDA", "Transformer-XL in groups")
-_ON_A_MESH = ("LLaMA 3", "Gemma 3")
+_ON_A_MESH = ("LLaMA 3", "Cohere 2")
+# Other blocks have each of their settings.
+_SLOW = ("Mistral", "GPT-NeoX", "Phi")
 # {what computes: (function, rows, names that `make test` tries, other names)}.
 EXECUTORS = {
   "one device": (
     run_model,
     random_tokens,
-    (_PALM, *(x for x in SETTINGS if x not in _IN_DOCUMENTS + _ON_A_MESH)),
+    (
+      _PALM,
+      *(x for x in SETTINGS if x not in _IN_DOCUMENTS + _ON_A_MESH + _SLOW),
+    ),
     {**SETTINGS, **PALM},
   ),
   "documents": (
@@ -147,7 +153,7 @@ def result_of(executor: str, name: str) -> ModelResult:
 @pytest.mark.parametrize(
   ("executor", "name"),
   [
-    pytest.param(x, name, marks=() if name in fast else pytest.mark.slow)
+    slow(x, name, unless=name in fast)
     for x, (_, _, fast, others) in EXECUTORS.items()
     for name in dict.fromkeys((*fast, *others))
   ],
@@ -189,14 +195,8 @@ def test_layers_that_repeat_are_one_group(layers, num_layers, groups):
     (run_model, _PALM),
     (run_model, "LLaMA"),
     (run_unitransformer, _PALM),
-    *(
-      pytest.param(run, name, marks=pytest.mark.slow)
-      for run, names in (
-        (run_model, list(PALM)[1:]),
-        (without_cpp, (_PALM, "LLaMA")),
-      )
-      for name in names
-    ),
+    *(slow(run_model, name) for name in list(PALM)[1:]),
+    *(slow(without_cpp, name) for name in (_PALM, "LLaMA")),
   ],
 )
 def test_bfloat16_agrees_with_the_oracle_to_its_8_bits(run, name):

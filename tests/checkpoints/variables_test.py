@@ -24,6 +24,7 @@ from palm_mtf.programs.train_program import build_train_program
 from palm_mtf.runtime.client.client import Client
 from palm_mtf.runtime.processes import Process
 from tests import runs
+from tests.cases import slow
 from tests.mtf_testing import (
   LAYOUTS,
   PALM_OPTIMIZER,
@@ -130,10 +131,7 @@ def test_what_the_disk_refuses_is_an_os_error(prefix):
 
 @pytest.mark.parametrize(
   "layout",
-  [
-    pytest.param(name, marks=() if name == QUICK else pytest.mark.slow)
-    for name in LAYOUTS
-  ],
+  [slow(name, unless=name == QUICK) for name in LAYOUTS],
 )
 def test_first_weights_and_checkpoints_are_the_same_bits_under_every_layout(
   layout, tmp_path

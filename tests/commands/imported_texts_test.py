@@ -36,6 +36,7 @@ from tests import (
   tokenizer_files,
   transformers_folder,
 )
+from tests.cases import slow
 from tests.export.read_gguf import read_gguf
 from tests.mtf_testing import small_config
 from tests.prefixed_vocabulary import train_prefixed
@@ -161,8 +162,8 @@ CHAIN = ("a", "b", "c", SYSTEM, "x", "y", END, "p")
   "files",
   [
     {"generation_config": {"eos_token_id": ["SYSTEM", 0]}},
-    {"generation_config": {"eos_token_id": "SYSTEM"}},
-    {"config": {"eos_token_id": [0, "SYSTEM"]}},
+    slow({"generation_config": {"eos_token_id": "SYSTEM"}}),
+    slow({"config": {"eos_token_id": [0, "SYSTEM"]}}),
     {"config": {"eos_token_id": "SYSTEM"}},
   ],
 )

@@ -20,6 +20,7 @@ from palm_mtf.programs.train_program import build_program
 from palm_mtf.runtime.program import Program
 from palm_mtf.training.step import TrainStep
 from tests import oracle
+from tests.cases import slow
 from tests.mtf_testing import feed_of, relative_error
 from tests.refusals import message_of
 from tests.settings import FOREIGN_OPTIMIZER
@@ -110,9 +111,7 @@ def test_two_pods_train_as_one_pod_with_the_whole_batch(mesh, one_pod):
     assert relative_error(after[name], value) < 1e-3, name
 
 
-@pytest.mark.parametrize(
-  "second_moment", ["full", pytest.param("factored", marks=pytest.mark.slow)]
-)
+@pytest.mark.parametrize("second_moment", ["full", slow("factored")])
 def test_steps_of_two_pods_equal_adafactor_on_mesh_tensorflows_own_gradients(
   second_moment,
 ):

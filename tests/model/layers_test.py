@@ -19,6 +19,7 @@ from palm_mtf.programs.train_program import build_train_program
 from palm_mtf.runtime.client.client import Client
 from palm_mtf.training.step import TrainStep
 from tests import oracle
+from tests.cases import slow
 from tests.decode_testing import decode
 from tests.mtf_testing import (
   SINGLE,
@@ -167,7 +168,7 @@ THREE = MeshLayout(mesh_shape="model:3", layout="vocab:model")
 
 @pytest.mark.parametrize(
   ("mesh", "vocab_size", "rows"),
-  [pytest.param(EIGHT, 44, 6, marks=pytest.mark.slow), (THREE, 4, 2)],
+  [slow(EIGHT, 44, 6), (THREE, 4, 2)],
 )
 def test_padding_stays_zero_and_no_checkpoint_holds_it(
   mesh, vocab_size, rows, tmp_path
@@ -207,7 +208,7 @@ def test_padding_stays_zero_and_no_checkpoint_holds_it(
   [
     # Tokens are almost equally likely: 2 of 15 draws would fall on padding.
     DecodeConfig(temperature=100.0, num_samples=8, repetition_penalty=1.1),
-    pytest.param(DecodeConfig(num_beams=2), marks=pytest.mark.slow),
+    slow(DecodeConfig(num_beams=2)),
   ],
   ids=["samples", "beams"],
 )

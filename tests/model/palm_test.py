@@ -17,6 +17,7 @@ from palm_mtf.model.dims import model_dims
 from palm_mtf.model.palm import Palm
 from palm_mtf.model.weights import TrainedWeights
 from tests import oracle
+from tests.cases import slow
 from tests.mtf_testing import (
   LAYOUTS,
   SINGLE,
@@ -133,11 +134,7 @@ ONE_DIMENSION = {
 @pytest.mark.parametrize(
   "layout, block, attention, rows",
   [
-    pytest.param(
-      layout,
-      *form,
-      marks=pytest.mark.slow if layout in ONE_DIMENSION or (i + j) % 2 else (),
-    )
+    slow(layout, *form, unless=not (layout in ONE_DIMENSION or (i + j) % 2))
     for i, layout in enumerate(LAYOUTS)
     for j, form in enumerate((OF_TOKENS, OF_DOCUMENTS))
   ],

@@ -10,6 +10,7 @@ from palm_mtf._tf import tf
 from palm_mtf.config import MeshLayout
 from palm_mtf.mesh.cpu_gpu import ALL_GATHER
 from palm_mtf.programs.train_program import build_train_program
+from tests.cases import slow
 from tests.mtf_testing import small_config
 from tests.settings import step_config
 from tools.traffic import collective_of
@@ -49,9 +50,7 @@ def gathers_by_variable(program):
 
 
 # Slow: "attention" keeps less than "none" and more than "layer".
-@pytest.mark.parametrize(
-  "remat", ["none", "layer", pytest.param("attention", marks=pytest.mark.slow)]
-)
+@pytest.mark.parametrize("remat", ["none", "layer", slow("attention")])
 def test_a_kernel_is_gathered_when_it_is_used_and_again_on_the_way_back(remat):
   """Forward after all earlier layers, backward after the loss."""
   with tf.Graph().as_default():

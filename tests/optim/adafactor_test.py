@@ -18,6 +18,7 @@ from palm_mtf.optim.optimizer import (
   scale_groups,
 )
 from tests import oracle
+from tests.cases import slow
 from tests.mtf_testing import (
   PALM_OPTIMIZER,
   SINGLE,
@@ -115,10 +116,7 @@ FAST = {
 
 @pytest.mark.parametrize(
   ("form", "mesh"),
-  [
-    pytest.param(*x, marks=() if x in FAST else pytest.mark.slow)
-    for x in itertools.product(FORMS, MESHES)
-  ],
+  [slow(*x, unless=x in FAST) for x in itertools.product(FORMS, MESHES)],
 )
 def test_100_steps_on_random_gradients_agree_with_the_float64_oracle(
   form, mesh, steps_of
@@ -170,9 +168,7 @@ def test_without_gradients_a_norm_s_scale_decays_to_its_center(
     np.testing.assert_allclose(values[name], expected, rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize(
-  "mesh", ["one device", pytest.param("split", marks=pytest.mark.slow)]
-)
+@pytest.mark.parametrize("mesh", ["one device", slow("split")])
 def test_momentum_in_bfloat16_stays_within_its_rounding(mesh, steps_of):
   params, gradients = random_run()
   exact, _ = steps_of(PALM, mesh)(params, gradients)

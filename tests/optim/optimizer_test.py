@@ -10,6 +10,7 @@ import pytest
 from palm_mtf.config import AdamwConfig, MeshLayout, MuonConfig
 from palm_mtf.optim.optimizer import scale_groups
 from tests import optimizer_oracles, oracle
+from tests.cases import slow
 from tests.mtf_testing import SINGLE, relative_error, small_config
 from tests.optim.random_steps import SHAPES, build_steps, random_run
 from tests.settings import ADAMW, MUON
@@ -51,8 +52,14 @@ MESHES = {
 }
 
 
-@pytest.mark.parametrize("mesh", MESHES)
-@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize(
+  ("form", "mesh"),
+  [
+    slow(form, mesh, unless=mesh == "one device" or form in ("AdamW", "Muon"))
+    for form in FORMS
+    for mesh in MESHES
+  ],
+)
 def test_100_steps_on_random_gradients_agree_with_a_float64_oracle(form, mesh):
   optimizer = FORMS[form]
   params, gradients = random_run()

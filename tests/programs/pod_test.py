@@ -14,6 +14,7 @@ from palm_mtf._tf import tf
 from palm_mtf.accounting.communication import dcn_bytes, edge_bytes
 from palm_mtf.config import MeshLayout, PodsConfig
 from palm_mtf.programs.train_program import build_train_program
+from tests.cases import slow
 from tests.mtf_testing import (
   ONE_POD,
   PALM_OPTIMIZER,
@@ -84,11 +85,7 @@ def whole():
     (MICROBATCHES, ONE_POD, 2e-6),
     (SINGLE, TWO_PODS, 1e-6),
     # Slow, because layouts_test.py has microbatches on pods, too.
-    pytest.param(
-      dataclasses.replace(SINGLE, num_microbatches=2),
-      *(TWO_PODS, 2e-6),
-      marks=pytest.mark.slow,
-    ),
+    slow(dataclasses.replace(SINGLE, num_microbatches=2), *(TWO_PODS, 2e-6)),
   ],
 )
 def test_steps_are_those_of_one_batch_whatever_the_loss_weights(
@@ -151,7 +148,7 @@ def graph_before(operations, has_control=True):
     seen |= before
 
 
-@functools.lru_cache(maxsize=2)  # of the tests that are not slow
+@functools.lru_cache(maxsize=3)  # of the tests that are not slow
 def build(mesh, pods, frozen=()):
   """Returns a program whose gradients are bfloat16, and its sums float32."""
   config = dataclasses.replace(CONFIG, activation_dtype="bfloat16")
@@ -279,9 +276,7 @@ def test_frozen_stages_leave_the_losses_and_gradients_of_the_others():
     (*MICROBATCHES_ON_PODS, ()),
     (*WITHOUT_SUMS, ()),
     (*WITHOUT_SUMS, ("embedding", "layers/0/mlp/*")),
-    pytest.param(  # slow, because the others have each axis
-      mesh_layout("PaLM's 2D"), THREE_PODS, (), marks=pytest.mark.slow
-    ),
+    slow(mesh_layout("PaLM's 2D"), THREE_PODS, ()),  # others have each axis
   ],
 )
 def test_only_gradients_and_three_sums_cross_from_device_to_counterpart(

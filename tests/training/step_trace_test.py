@@ -18,6 +18,7 @@ from palm_mtf.training.step_trace import (
   union_secs,
 )
 from tests import runs
+from tests.cases import slow
 from tests.log_lines import without_stamps
 
 
@@ -165,9 +166,7 @@ def test_a_traced_run_ends_with_the_bits_of_one_that_is_not(
   assert not (tmp_path / "traces").exists()
 
 
-@pytest.mark.parametrize(
-  "where", ["in_process", pytest.param("in_servers", marks=pytest.mark.slow)]
-)
+@pytest.mark.parametrize("where", ["in_process", slow("in_servers")])
 def test_gradients_cross_by_name_with_the_bytes_of_the_closed_form(
   where, request
 ):

@@ -29,6 +29,7 @@ from palm_mtf.training.loop import TrainLoop
 from palm_mtf.training.supervisor import PodRecovery
 from palm_mtf.training.variable_checks import VariableChecks
 from tests import runs
+from tests.cases import slow
 from tests.mtf_testing import SINGLE, small_config
 from tests.refusals import message_of
 from tests.runtime.client.local_servers_test import servers_of
@@ -72,13 +73,9 @@ def test_a_batch_ramp_in_stages_has_the_bits_of_one_mesh(corpus, tmp_path):
 @pytest.mark.parametrize(
   ("optimizer", "settings"),
   [
-    ("muon", {"NUM_PODS": 2, "NUM_MICROBATCHES": 2}),
-    pytest.param("adamw", {}, marks=pytest.mark.slow),
-    pytest.param(
-      "muon",
-      {"NUM_LAYERS": 2, "STAGES": 2, "NUM_MICROBATCHES": 2},
-      marks=pytest.mark.slow,
-    ),
+    ("adamw", {}),
+    slow("muon", {"NUM_PODS": 2, "NUM_MICROBATCHES": 2}),
+    slow("muon", {"NUM_LAYERS": 2, "STAGES": 2, "NUM_MICROBATCHES": 2}),
   ],
 )
 def test_a_resumed_run_has_the_bits_of_one_in_one_go(
@@ -231,14 +228,9 @@ def test_training_reads_the_cache_when_it_is_there_and_says_so(
   ("owner", "name", "step", "packing"),
   [
     (TrainLoop, "_save", 3, "packed"),
-    *(
-      pytest.param(*each, marks=pytest.mark.slow)
-      for each in (
-        (TrainLoop, "_validate", 2, "joined"),
-        (TrainLoop, "_validate", 4, "joined_masked"),  # the last step
-        (TrainJob, "write_samples", 2, "single"),
-      )
-    ),
+    slow(TrainLoop, "_validate", 2, "joined"),
+    slow(TrainLoop, "_validate", 4, "joined_masked"),  # the last step
+    slow(TrainJob, "write_samples", 2, "single"),
   ],
 )
 def test_a_signal_while_a_run_evaluates_saves_or_samples_stops_it_after_that(

@@ -19,6 +19,7 @@ from palm_mtf.runtime.client.client import Client
 from palm_mtf.training.step import NonFiniteStepError, TrainStep
 from palm_mtf.training.variable_checks import VariableChecks, build_fingerprints
 from tests import runs
+from tests.cases import slow
 from tests.checkpoint_files import save_tensors
 from tests.mtf_testing import (
   feed_of,
@@ -54,10 +55,9 @@ def plant(model_dir, name, place, value):
       "diverged; the first tensor that is not finite is the parameter "
       "embedding, before the step.",
     ),
-    pytest.param(
+    slow(
       ("layer_000/mlp/wi_gate", (0, 0), np.inf),
       "is the parameter layer_000/mlp/wi_gate, before the step.",
-      marks=pytest.mark.slow,
     ),
   ],
 )

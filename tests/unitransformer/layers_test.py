@@ -22,6 +22,7 @@ from palm_mtf.unitransformer import (
 )
 from tests import oracle
 from tests.blocks import MIXTURES, block_config, check, make_case
+from tests.cases import slow
 from tests.mtf_testing import (
   PALM_OPTIMIZER,
   SINGLE,
@@ -129,13 +130,8 @@ def dependent_parameters(config):
     ("GPT-2 with ALiBi", SINGLE, ()),
     # A text continues after inputs that attend in both directions.
     (PALM, SINGLE, (_FULL,)),
-    *(
-      pytest.param(*case, (), marks=pytest.mark.slow)
-      for case in [
-        *((x, SINGLE) for x in (PALM, *list(MIXTURES)[2:])),
-        *((x, SPLIT) for x in (PALM, *list(MIXTURES)[:2])),
-      ]
-    ),
+    *(slow(x, SINGLE, ()) for x in (PALM, *list(MIXTURES)[2:])),
+    *(slow(x, SPLIT, ()) for x in (PALM, *list(MIXTURES)[:2])),
   ],
 )
 def test_greedy_tokens_with_cached_keys_are_the_oracle_s(name, layout, lines):

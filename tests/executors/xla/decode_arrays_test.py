@@ -30,6 +30,7 @@ from palm_mtf.generation.inference.slot_decoder import SlotDecoder, SlotText
 from palm_mtf.machine import processors
 from tests import oracle
 from tests.blocks import SETTINGS, block_config
+from tests.cases import slow
 from tests.decode_testing import EOD, save_checkpoint
 from tests.mtf_testing import (
   SINGLE,
@@ -55,10 +56,6 @@ LAYOUTS = {
 }
 
 
-def slow(*case):
-  return pytest.param(*case, marks=pytest.mark.slow)
-
-
 def layout(name):
   """Returns a layout of a v4-8, which has four devices."""
   mesh_shape, rules = LAYOUTS[name]
@@ -74,11 +71,12 @@ def parameters(config):
 def load(tmp_path):
   """Returns a function that loads a decoder with `parameters`."""
 
+  @functools.cache
+  def saved(config):
+    return save_checkpoint(config, parameters(config), tmp_path)
+
   def load(config, mesh=SINGLE, weight_dtype="activation"):
-    path = tmp_path / f"{id(config)}"
-    path.mkdir(exist_ok=True)
-    checkpoint = save_checkpoint(config, parameters(config), path)
-    return LoadedDecoder(checkpoint, config, mesh, weight_dtype)
+    return LoadedDecoder(saved(config), config, mesh, weight_dtype)
 
   return load
 
@@ -155,7 +153,7 @@ def continue_texts(loaded, settings):
 @pytest.mark.parametrize(
   ("config", "name", "settings", "weight_dtype"),
   [
-    (CONFIG, "2D", GREEDY, "activation"),
+    slow(CONFIG, "2D", GREEDY, "activation"),
     (BOTH, "fully sharded", DRAWN, "activation"),
     slow(CONFIG, "2D", BEAMS, "int8"),
     slow(CONFIG, "model", DRAWN, "activation"),

@@ -21,12 +21,11 @@ from palm_mtf.accounting.memory import device_bytes
 from palm_mtf.compilation.hlo_text import CompiledText
 from palm_mtf.config import MeshLayout, PodsConfig
 from palm_mtf.executors.xla.executor import EXECUTOR
-from palm_mtf.executors.xla.scanned_model import StepSettings
-from palm_mtf.executors.xla.step_functions import PodStep
 from palm_mtf.programs.train_program import build_train_program
 from tests import oracle, oracle_jax
 from tests.blocks import SETTINGS
-from tests.executors.xla.program_run import build_on_accelerators
+from tests.cases import slow
+from tests.executors.xla.program_run import build_on_accelerators, pod_step
 from tests.mtf_testing import (
   NUM_STEPS,
   PALM_OPTIMIZER,
@@ -79,7 +78,7 @@ OPTIMIZERS = {
 STACKED = "factored, clipped, stacked scale"
 PARTS = "parts of some layers"
 FAST = [
-  (PARTS, "accelerators, microbatches", 2, STACKED, "none"),
+  (PARTS, "accelerators", 1, STACKED, "none"),
   ("only attention is trained", "hosts", 1, "PaLM's", "layer"),
   ("the embedding and the lowest layers", "hosts, stages", 1, "PaLM's", "none"),
 ]
@@ -99,11 +98,7 @@ def is_frozen(name, patterns):
   ("patterns", "mesh", "num_pods", "optimizer", "remat"),
   [
     *FAST,
-    *(
-      pytest.param(*x, marks=pytest.mark.slow)
-      for x in dict.fromkeys(SLOW)
-      if x not in FAST
-    ),
+    *(slow(*x) for x in dict.fromkeys(SLOW) if x not in FAST),
   ],
 )
 def test_steps_follow_the_oracle_which_knows_no_frozen_parameter(
@@ -178,11 +173,9 @@ UNLIKE = {
 @pytest.mark.parametrize(
   "frozen",
   [
-    pytest.param(
-      ["embedding", "layers/[01]/*", "layers/4/mlp/*"], marks=pytest.mark.slow
-    ),
-    pytest.param(["layers/3/*", "layers/6/*"], marks=pytest.mark.slow),
-    pytest.param(["embedding", "layers/*"], marks=pytest.mark.slow),
+    slow(["embedding", "layers/[01]/*", "layers/4/mlp/*"]),
+    slow(["layers/3/*", "layers/6/*"]),
+    slow(["embedding", "layers/*"]),
   ],
 )
 def test_unlike_layers_with_frozen_parts_train_as_on_hosts(frozen):
@@ -216,18 +209,8 @@ MIXED = ("embedding", "layers/0/*", "layers/2/mlp/w*")
 def make_step(frozen, mesh, remat="none"):
   """Returns the programs of a pod, after making its virtual devices."""
   EXECUTOR.open_here(mesh, num_pods=1)
-  settings = StepSettings(
-    model=small_config(num_layers=LAYERS, remat=remat),
-    mesh_layout=mesh,
-    optimizer=PALM_OPTIMIZER,
-    loss=PALM_LOSS,
-    features=["inputs", "targets"],
-    num_rows=4,
-    dcn_dtype="bfloat16",
-    seed=0,
-    frozen=frozen,
-  )
-  return PodStep(settings, "cpu")
+  model = small_config(num_layers=LAYERS, remat=remat)
+  return pod_step(model, mesh, dcn_dtype="bfloat16", frozen=frozen)
 
 
 @pytest.mark.parametrize("mesh", ["accelerators", "accelerators, microbatches"])
@@ -276,9 +259,7 @@ def dot_flops(text, computation, times=1):
 @pytest.mark.parametrize(
   ("frozen", "remat"),
   [
-    pytest.param(
-      x, y, marks=() if (x, y) == (MIXED, "layer") else pytest.mark.slow
-    )
+    slow(x, y, unless=(x, y) == (MIXED, "layer"))
     for x in ((), MIXED, *map(tuple, PATTERNS.values()))
     for y in ("none", "layer")
   ],

@@ -13,15 +13,23 @@ from typing import Any
 import numpy as np
 
 from palm_mtf._tf import tf
-from palm_mtf.config import MeshLayout, ModelConfig, PodsConfig, StepConfig
+from palm_mtf.config import (
+  LossConfig,
+  MeshLayout,
+  ModelConfig,
+  PodsConfig,
+  StepConfig,
+)
 from palm_mtf.executors.xla.executor import EXECUTOR
+from palm_mtf.executors.xla.scanned_model import StepSettings
+from palm_mtf.executors.xla.step_functions import PodStep
 from palm_mtf.mesh.session import session_config
 from palm_mtf.programs.step_programs import StepPrograms
 from palm_mtf.programs.train_program import build_train_program
 from palm_mtf.runtime.client.client import Client
 from palm_mtf.training.step import TrainStep
 from tests.mtf_testing import read_variables
-from tests.settings import step_config
+from tests.settings import PALM_LOSS, PALM_OPTIMIZER, step_config
 
 FEATURES = ("inputs", "targets", "segments", "loss_weights", "prefix")
 BATCH_SIZE = 8
@@ -31,6 +39,30 @@ def build_on_accelerators(config: StepConfig, **more: object) -> StepPrograms:
   """Builds a training step of accelerators in the current tf.Graph."""
   here = EXECUTOR.open_here(config.mesh_layout, config.pods.num_pods)
   return EXECUTOR.build_train_program(config, devices=here.devices, **more)
+
+
+def pod_step(
+  model: ModelConfig,
+  mesh: MeshLayout,
+  *,
+  num_rows: int = 4,
+  loss: LossConfig = PALM_LOSS,
+  dcn_dtype: str = "float32",
+  frozen: Sequence[str] = (),
+) -> PodStep:
+  """Returns the programs of a pod, whose rows are inputs and targets."""
+  settings = StepSettings(
+    model=model,
+    mesh_layout=mesh,
+    optimizer=PALM_OPTIMIZER,
+    loss=loss,
+    features=["inputs", "targets"],
+    num_rows=num_rows,
+    dcn_dtype=dcn_dtype,
+    seed=0,
+    frozen=frozen,
+  )
+  return PodStep(settings, "cpu")
 
 
 class ProgramRun:

@@ -9,25 +9,15 @@ import numpy as np
 import pytest
 
 from palm_mtf.config import LossConfig
-from palm_mtf.executors.xla.scanned_model import StepSettings
-from palm_mtf.executors.xla.step_functions import PodStep
 from tests.blocks import Z_LOSS, block_config, make_case
-from tests.mtf_testing import PALM_OPTIMIZER, SINGLE
+from tests.cases import slow
+from tests.executors.xla.program_run import pod_step
+from tests.mtf_testing import SINGLE
 
 
 def make_step(config):
   """Returns a step of two rows on one device, and the device's mesh."""
-  settings = StepSettings(
-    model=config,
-    mesh_layout=SINGLE,
-    optimizer=PALM_OPTIMIZER,
-    loss=LossConfig(z_loss=Z_LOSS),
-    features=["inputs", "targets"],
-    num_rows=2,
-    dcn_dtype="float32",
-    seed=0,
-  )
-  made = PodStep(settings, "cpu")
+  made = pod_step(config, SINGLE, num_rows=2, loss=LossConfig(z_loss=Z_LOSS))
   return made, made.model.placement.make_mesh(jax.devices()[:1])
 
 
@@ -58,8 +48,8 @@ def test_each_group_has_two_loops_and_more_periods_add_no_lines():
   [
     # Groups with a period of two layers and of one.
     ("Cohere 2", {"num_layers": 6, "layers": "2*(window, global), 2*global"}),
-    pytest.param("Gemma 3", {"remat": "layer"}, marks=pytest.mark.slow),
-    pytest.param("GPT-3", {"remat": "attention"}, marks=pytest.mark.slow),
+    slow("Gemma 3", {"remat": "layer"}),
+    slow("GPT-3", {"remat": "attention"}),
   ],
 )
 def test_gradients_of_unlike_layers_are_the_oracles(name, changes):

@@ -14,6 +14,7 @@ import pytest
 
 from palm_mtf.config import MeshLayout, PodsConfig
 from tests.blocks import SETTINGS, block_config
+from tests.cases import slow
 from tests.executors.xla.program_run import build_on_accelerators
 from tests.mtf_testing import (
   PALM_OPTIMIZER,
@@ -53,10 +54,6 @@ EIGHT = MeshLayout(
 )  # tpu_v4_128.gin
 
 
-def slow(*case):
-  return pytest.param(*case, marks=pytest.mark.slow)
-
-
 @functools.cache
 def train_on_host(config, num_steps, *settings):
   return train(
@@ -86,8 +83,8 @@ def train_here(
 @pytest.mark.parametrize(
   ("mesh", "num_microbatches", "num_pods", "settings", "changes"),
   [
-    (TWO_D, 2, 2, DROPOUT, {"remat": "layer"}),
-    (TWO_D, 2, 2, WITH_MUON, {"remat": "layer"}),
+    (TWO_D, 2, 2, {**DROPOUT, **WITH_MUON}, {"remat": "layer"}),
+    slow(TWO_D, 2, 2, DROPOUT, {"remat": "layer"}),
     slow(FSDP, 1, 1, WITH_MUON, {"remat": "none"}),
     slow(EIGHT, 2, 1, WITH_ADAMW, {"remat": "none"}),
     slow(EIGHT, 1, 1, STACKED, {"remat": "attention"}),

@@ -12,6 +12,7 @@ from palm_mtf._tf import mtf, tf
 from palm_mtf.config import MeshLayout
 from palm_mtf.errors import UserError
 from palm_mtf.foreign_models import DeviceMesh, PodsConfig, PodTraining
+from tests.cases import slow
 from tests.mtf_testing import relative_error
 from tests.settings import FOREIGN_OPTIMIZER
 from tests.t5_model import FEATURES, experts_loss, reversed_rows, t5_loss
@@ -19,10 +20,6 @@ from tests.t5_model import FEATURES, experts_loss, reversed_rows, t5_loss
 BATCH_SIZE = 8
 B, D = mtf.Dimension("batch", BATCH_SIZE), mtf.Dimension("d", 8)
 E, OTHER = mtf.Dimension("e", 4), mtf.Dimension("other", 8)
-
-
-def slow(*case):
-  return pytest.param(*case, marks=pytest.mark.slow)
 
 
 def training(

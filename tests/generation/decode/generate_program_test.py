@@ -29,10 +29,10 @@ from palm_mtf.native.operations import operations
 from palm_mtf.runtime.client.client import Client
 from tests import oracle
 from tests.blocks import block_config
+from tests.cases import slow
 from tests.decode_testing import EOD, Decoder, Recomputed, decode
 from tests.mtf_testing import SINGLE, mesh_layout, small_config
 
-slow = pytest.mark.slow
 CONFIG = small_config(sequence_length=20)
 PARAMS = oracle.random_parameters(CONFIG, seed=1)
 PROMPTS = [[5, 9, 13], [7], [40, 2, 2, 8, 21, 3], [11, 30]]
@@ -65,7 +65,7 @@ def greedy_tokens(**settings):
   "layout",
   [
     "all over data and model",
-    pytest.param("two axes but no batch", marks=pytest.mark.slow),
+    slow("two axes but no batch"),
   ],
 )
 def test_greedy_tokens_equal_full_recomputation(layout, expected):
@@ -79,10 +79,16 @@ def test_greedy_tokens_equal_full_recomputation(layout, expected):
   assert result.is_over[:, 0].tolist() == ended
 
 
-@pytest.mark.parametrize("layout", [None, "all over data and model"])
 @pytest.mark.parametrize(
-  "name",
-  ["Gemma 3", *(pytest.param(x, marks=slow) for x in ("Cohere 2", "GPT-3"))],
+  ("name", "layout"),
+  [
+    ("Gemma 3", None),
+    ("GPT-3", "all over data and model"),
+    slow("Gemma 3", "all over data and model"),
+    slow("Cohere 2", None),
+    slow("Cohere 2", "all over data and model"),
+    slow("GPT-3", None),
+  ],
 )
 def test_greedy_tokens_of_unlike_layers_equal_full_recomputation(name, layout):
   """By the C++ step, if it was compiled, and TensorFlow's on several devices.
@@ -139,7 +145,7 @@ def test_greedy_tokens_depend_on_neither_pauses_nor_earlier_batches(expected):
 
 @pytest.mark.parametrize(
   "layout",
-  [None, pytest.param("all over data and model", marks=pytest.mark.slow)],
+  [None, slow("all over data and model")],
 )
 def test_greedy_tokens_are_pieces_of_the_vocabulary(
   layout, recomputed, expected

@@ -12,6 +12,7 @@ from palm_mtf.generation.decode.weight_maker import build_decode_model
 from palm_mtf.mesh.session import session_config
 from tests import oracle
 from tests.blocks import SETTINGS
+from tests.cases import slow
 from tests.mtf_testing import (
   SINGLE,
   load_decode_model,
@@ -58,8 +59,8 @@ def gather(log_p, tokens):
     (SETTINGS["Gemma 3"], "all over data and model"),
     ({}, "padded vocab over three"),
     # The two cases above have the same collectives.
-    pytest.param({}, "vocab over four", marks=pytest.mark.slow),
-    pytest.param({}, "two axes but no batch", marks=pytest.mark.slow),
+    slow({}, "vocab over four"),
+    slow({}, "two axes but no batch"),
   ],
 )
 def test_log_p_of_targets_and_of_likeliest_tokens_are_the_oracles(

@@ -25,6 +25,7 @@ from palm_mtf.native.decoding import find_missing_in_step
 from palm_mtf.native.operations import operations
 from tests import oracle
 from tests.blocks import SETTINGS, block_config, fast_only
+from tests.cases import slow
 from tests.cpus import SAPPHIRE_RAPIDS, ZEN_4, pretend_cpu
 from tests.mtf_testing import (
   SINGLE,
@@ -113,7 +114,7 @@ def check_cached_logits(name, mesh=SINGLE):
   "name",
   [
     *("PaLM", "multi-head", "serial"),
-    pytest.param("serial, multi-head", marks=pytest.mark.slow),
+    slow("serial, multi-head"),
     *fast_only(
       *("LLaMA 3.1", "Gemma 3", "Cohere 2", "GPT-3", "Gopher", "GPT-NeoX")
     ),
@@ -145,7 +146,7 @@ def test_split_logits_are_the_oracle_s(name, layout):
   "name",
   [
     *("PaLM", "Yarn LLaMA 2", "Gemma 3", "Cohere 2"),
-    *(pytest.param(x, marks=pytest.mark.slow) for x in ("Gemma", "Mistral")),
+    *(slow(x) for x in ("Gemma", "Mistral")),
   ],
 )
 def test_tensorflow_operations_give_the_same_logits(name):
@@ -248,9 +249,7 @@ def test_int8_logits_are_near_and_the_same_in_every_layout(layout, monkeypatch):
   assert np.abs(plain - int8).max() < 0.03 * np.abs(exact).max()
 
 
-@pytest.mark.parametrize(
-  "name", ["PaLM", pytest.param("Gemma 3", marks=pytest.mark.slow)]
-)
+@pytest.mark.parametrize("name", ["PaLM", slow("Gemma 3")])
 def test_int4_logits_are_near_and_the_same_if_not_compiled(name, monkeypatch):
   # Heads fill whole groups of weights; otherwise o and wo would share a group.
   config = dataclasses.replace(make_config(name), d_kv=16)

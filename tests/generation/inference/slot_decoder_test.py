@@ -12,6 +12,7 @@ from palm_mtf.config import DecodeConfig
 from palm_mtf.generation.inference.sessions import LoadedDecoder
 from palm_mtf.generation.inference.slot_decoder import SlotDecoder, SlotText
 from tests import oracle
+from tests.cases import slow
 from tests.decode_testing import decode, save_checkpoint
 from tests.mtf_testing import SINGLE, mesh_layout, small_config
 
@@ -128,9 +129,7 @@ def test_each_text_is_drawn_with_its_own_settings_as_the_generator_draws(
     assert tokens[:until] == expected[: len(tokens)][:until]
 
 
-@pytest.mark.parametrize(
-  "settings", [SETTINGS, pytest.param([GREEDY] * 5, marks=pytest.mark.slow)]
-)
+@pytest.mark.parametrize("settings", [SETTINGS, slow([GREEDY] * 5)])
 def test_one_call_with_many_steps_chooses_the_same_as_many_calls(
   decoder, settings
 ):

@@ -27,6 +27,7 @@ from palm_mtf.runtime.server.start import start_server
 from palm_mtf.runtime.server_info import read_info
 from palm_mtf.training import session
 from tests import runs
+from tests.cases import slow
 from tests.processes import is_running, wait_for
 from tests.runtime.client.local_servers_test import servers_of
 from tests.runtime.served import Served
@@ -68,9 +69,7 @@ def test_pods_in_all_three_places_hold_the_same_bits_for_200_steps(
   assert any(name.endswith("/momentum") for name in names)
 
 
-@pytest.mark.parametrize(
-  "has_native", [True, pytest.param(False, marks=pytest.mark.slow)]
-)
+@pytest.mark.parametrize("has_native", [True, slow(False)])
 def test_where_one_server_lacks_what_we_compile_all_do_without(has_native):
   """Otherwise pods would compute different bits."""
   servers = [start_server(1, 1) for _ in range(2)]

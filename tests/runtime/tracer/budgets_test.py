@@ -16,6 +16,7 @@ from palm_mtf._tf import tf
 from palm_mtf.runtime.client import turns
 from palm_mtf.runtime.program import Program
 from tests import processes
+from tests.cases import slow
 from tests.refusals import message_of
 
 SECS = 20.0  # after which something that should have happened is missing
@@ -91,9 +92,7 @@ def test_a_failed_program_keeps_no_bytes():
     assert add_one.on(a)(rows(100)).fetch().tolist() == [1] * 25
 
 
-@pytest.mark.parametrize(
-  "seed", [0, *(pytest.param(x, marks=pytest.mark.slow) for x in range(1, 6))]
-)
+@pytest.mark.parametrize("seed", [0, *(slow(x) for x in range(1, 6))])
 def test_random_programs_all_run_within_the_budget(seed):
   """Their shards have 80 bytes of float32 or 160 of float64."""
   rng, budget = random.Random(seed), 1000
