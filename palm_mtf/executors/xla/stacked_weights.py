@@ -26,12 +26,13 @@ from palm_mtf.architecture.parameters import (
 from palm_mtf.executors.xla.layer_loops import find_place, loops_of
 from palm_mtf.executors.xla.xla_placement import XlaPlacement
 from palm_mtf.generation.decode.kernels import Kernel
-from palm_mtf.generation.decode.rows import LaidOut, flatten, unflatten
+from palm_mtf.generation.decode.rows import flatten, unflatten
 from palm_mtf.generation.decode.weight_maker import WeightMaker
 from palm_mtf.generation.decode.weights import DecodeModel, DecodeSettings
 from palm_mtf.model.dims import model_dims
 from palm_mtf.model.weights import logits_dtype, palm_variables
 from palm_mtf.ops.matmul import matmul
+from palm_mtf.ops.placement import LaidOut
 from palm_mtf.ops.slicewise import split_axes
 from palm_mtf.ops.variables import SlicedVariable
 

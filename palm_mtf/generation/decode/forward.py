@@ -11,7 +11,6 @@ from palm_mtf._tf import mtf, tf
 from palm_mtf.architecture.block import Attention, Projection, Read, model_of
 from palm_mtf.generation.decode.rows import (
   Cache,
-  LaidOut,
   repeat,
   split_rows,
   write_row,
@@ -22,6 +21,7 @@ from palm_mtf.model.palm import KeysAndValues, Palm
 from palm_mtf.model.positions import add_positions
 from palm_mtf.model.projection import result_indices
 from palm_mtf.model.weights import logits_dtype
+from palm_mtf.ops.placement import LaidOut
 from palm_mtf.ops.slicewise import native_threads
 
 # Each forward pass is a separate mtf.Graph, lowered into the current tf.Graph.

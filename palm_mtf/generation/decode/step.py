@@ -34,7 +34,6 @@ from palm_mtf.generation.decode.block import (
 )
 from palm_mtf.generation.decode.rows import (
   Cache,
-  LaidOut,
   flatten,
   have_ended,
   unflatten,
@@ -46,7 +45,6 @@ from palm_mtf.generation.decode.sampling import (
   is_among,
 )
 from palm_mtf.generation.decode.weights import DecodeModel
-from palm_mtf.mesh.cpu_gpu import CpuGpuPlacement
 from palm_mtf.model.positions import sines_and_cosines
 from palm_mtf.native.decoding import (
   StepWeights,
@@ -56,12 +54,13 @@ from palm_mtf.native.decoding import (
   run_decode_step,
   run_text_steps,
 )
+from palm_mtf.ops.placement import LaidOut, Placement
 from palm_mtf.ops.slicewise import split_axes
 from palm_mtf.ops.xla import in_xla_computation
 
 
 def repeat_step(
-  placement: CpuGpuPlacement,
+  placement: Placement,
   step: Callable[[tf.Tensor, list[LaidOut]], list[LaidOut]],
   state: Sequence[LaidOut],
   first: tf.Tensor,
@@ -149,9 +148,9 @@ class NativeStep:
     rows = texts.tokens.slice_shape
 
     def unpack(x):
-      if isinstance(x, LaidOut):
-        return x.tensor_list[0]
-      return tf.fill(rows, 0 if x is None else x)
+      if x is None or isinstance(x, (int, float)):
+        return tf.fill(rows, 0 if x is None else x)
+      return x.tensor_list[0]
 
     *tensors, seen = texts
     texts = Texts(*map(unpack, tensors), seen=[*map(unpack, seen)])

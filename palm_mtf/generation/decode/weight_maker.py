@@ -25,7 +25,6 @@ from palm_mtf.generation.decode.kernels import (
   round_to_int4,
   round_to_int8,
 )
-from palm_mtf.generation.decode.rows import LaidOut
 from palm_mtf.generation.decode.weights import DecodeModel, LayerWeights
 from palm_mtf.mesh.cpu_gpu import CpuGpuPlacement, local_devices
 from palm_mtf.mesh.slices import Slice
@@ -34,6 +33,7 @@ from palm_mtf.model.positions import project_distances
 from palm_mtf.model.weights import logits_dtype, palm_variables
 from palm_mtf.native.decoding import INT4, find_missing_in_step, pack
 from palm_mtf.native.operations import operations
+from palm_mtf.ops.placement import LaidOut, Placement
 from palm_mtf.ops.slicewise import split_axes
 from palm_mtf.ops.variables import make_variable
 from palm_mtf.ops.xla import in_xla_computation
@@ -120,7 +120,7 @@ class WeightMaker:
 
   def __init__(
     self,
-    placement: CpuGpuPlacement,
+    placement: Placement,
     config: ModelConfig,
     dims: Dims,
     read: Callable[[str], LaidOut],

@@ -10,14 +10,13 @@ from palm_mtf._tf import mtf, tf
 from palm_mtf.architecture.block import NORMS, Attention, Projection, Read
 from palm_mtf.config import MeshLayout, ModelConfig
 from palm_mtf.generation.decode.kernels import multiply
-from palm_mtf.generation.decode.rows import LaidOut
-from palm_mtf.mesh.cpu_gpu import CpuGpuPlacement
 from palm_mtf.mesh.slices import Slice
 from palm_mtf.model.dims import Dims
 from palm_mtf.model.layers import local_embedding
 from palm_mtf.model.positions import alibi_slopes
 from palm_mtf.model.projection import JoinedColumns, vectors_of
 from palm_mtf.model.weights import logits_dtype
+from palm_mtf.ops.placement import LaidOut, Placement
 from palm_mtf.ops.slicewise import slice_offset, split_axes
 
 
@@ -48,7 +47,7 @@ class LayerWeights:
 class DecodeModel:
   """Decoding weights of one model on one mesh, and products with them."""
 
-  placement: CpuGpuPlacement  # devices and layout
+  placement: Placement  # devices and layout
   config: ModelConfig
   dims: Dims  # `build_palm` replaces `batch` and `length` by the tokens' sizes
   table: LaidOut  # embedding, [vocab, d_model], activation dtype
