@@ -44,7 +44,7 @@ from palm_mtf.generation.decode.sampling import (
   choose_tokens,
   is_among,
 )
-from palm_mtf.generation.decode.weights import DecodeModel
+from palm_mtf.generation.decode.weights import DecodeModel, joined_kernels
 from palm_mtf.model.positions import sines_and_cosines
 from palm_mtf.native.decoding import (
   StepWeights,
@@ -112,11 +112,13 @@ class NativeStep:
 
   def __init__(self, model: DecodeModel):
     self._impl, self._config = model.placement, model.config
-    (self._table,) = model.table.tensor_list
+    (self._table,) = model.weights["table"].tensor_list
     # The C++ step takes scales and kernels in the order in which it uses them.
-    # `model.kernels` already has this order.
     scales: list[LaidOut] = []
+    kernels: list[str] = []
     for i, layer in enumerate(model_of(self._config).layers):
+      joined = joined_kernels(self._config, i, is_packed=True)
+      kernels += [x.names[0] for x in joined]
       for each in layer.sums:
         (read,) = each.reads
         scales += model.norm_vectors(f"{layer_name(i)}/{read.norm}")
@@ -125,8 +127,9 @@ class NativeStep:
           scales += model.norm_vectors(f"{layer_name(i)}/{each.output_norm}")
     scales += model.make_last_norm()
     self._scales = [x.tensor_list[0] for x in scales]
-    kernels = *model.kernels.values(), model.to_logits
-    self._kernels = [x.tensor_list[0].weights for x in kernels]
+    self._kernels = [
+      model.weights[x].tensor_list[0] for x in (*kernels, "to_logits")
+    ]
 
   def read(
     self, tokens: LaidOut, positions: LaidOut, cache: Cache
@@ -263,10 +266,10 @@ class TensorflowStep:
       return [x, branch, *cache]
 
     x = model.embed(tokens)
-    if "position_embedding" in model.vectors:
+    if "position_embedding" in model.weights:
       x = impl.slicewise(
         lambda x, p, table: x + tf.gather(table, p),
-        *(x, positions, model.vectors["position_embedding"]),
+        *(x, positions, model.weights["position_embedding"]),
       )
     zeros = impl.slicewise(tf.zeros_like, x)
     x, branch, *cache = model.for_each_layer(run_one, [x, zeros, *cache])
