@@ -8,7 +8,7 @@ run.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from palm_mtf._tf import mtf, tf
 
@@ -95,6 +95,7 @@ class Placement(Protocol):
     """Lowers the graph of a mesh into the current tf.Graph."""
 
 
+@runtime_checkable
 class UpdatePlacement(Placement, Protocol):
   """A `Placement` that keeps variables, which an optimizer updates in place."""
 

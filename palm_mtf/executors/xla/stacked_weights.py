@@ -105,7 +105,9 @@ class StackedWeights:
     found = WeightMaker(*given, is_packed=False).make(layer)
     if not self._has_logits_kernel:
       found.pop("to_logits", None)
-    return {name: self._cut(x, name).one_slice for name, x in found.items()}
+    return {
+      name: self._cut(x, name).tensor_list[0] for name, x in found.items()
+    }
 
   def make_model(self, weights: Tensors) -> "StackedModel":
     """Returns a model with the weights that `make` returned.
@@ -206,7 +208,7 @@ class StackedModel(DecodeModel):
     """Multiplies rows by a matrix; devices first exchange rows or matrices."""
     impl, axis = self.placement, self._rows_axis
     (x,), weights = xs, self.weights[name]
-    size = weights.one_slice.shape
+    size = weights.tensor_list[0].shape
     # Exchange either rows or weights, whichever have fewer elements.
     if axis is None or x.slice_shape[0] * sum(size) > size.num_elements():
       return super().multiply(xs, name, is_step=is_step)

@@ -12,7 +12,7 @@ may be at different positions. There are two implementations of a step, in C++
 
 import itertools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
@@ -25,6 +25,7 @@ from palm_mtf.architecture.block import (
   model_of,
 )
 from palm_mtf.architecture.parameters import layer_name
+from palm_mtf.architecture.rotary import Rotary
 from palm_mtf.config import ModelConfig
 from palm_mtf.generation.decode.block import (
   add_and_scale,
@@ -236,7 +237,9 @@ class TensorflowStep:
       ),
       positions,
     )
-    angles = {x: found[2 * i : 2 * i + 2] for i, x in enumerate(rotaries)}
+    angles: dict[Rotary | None, list[LaidOut]] = {
+      x: found[2 * i : 2 * i + 2] for i, x in enumerate(rotaries)
+    }
 
     def run_one(
       model: DecodeModel,
@@ -436,7 +439,7 @@ class _Block:
     outputs = [branch.output for branch in read.branches]
     return dict(zip(outputs, found[n:], strict=True))
 
-  def project_out(self, branches: dict[Projection, LaidOut]) -> LaidOut:
+  def project_out(self, branches: Mapping[Projection, LaidOut]) -> LaidOut:
     y = self._model.project_out(self._layer, branches, is_step=True)
     for bias in self._model.output_biases(self._layer, branches):
       y = self._model.add_bias(y, bias)

@@ -138,7 +138,7 @@ class WeightMaker:
     }
     # {number of a layer, or None: initializers of its decoding weights}. After
     # these have run, the layer's parameters can be freed.
-    self._initializers = collections.defaultdict(list)
+    self._initializers: dict[int | None, list] = collections.defaultdict(list)
 
   def make(self, layer: int | None) -> dict[str, LaidOut]:
     """Returns the decoding weights of a layer; for None, those of no layer.
@@ -225,7 +225,7 @@ class WeightMaker:
     self, slices: Mapping[str, Sequence[Slice]]
   ) -> list[LayerWeights]:
     """Returns each layer's `LayerWeights`; call this after making kernels."""
-    by_layer = collections.defaultdict(dict)
+    by_layer: dict[int | None, dict] = collections.defaultdict(dict)
     for name, parts in slices.items():
       by_layer[parse_name(name).layer][name] = parts
     layers = []
