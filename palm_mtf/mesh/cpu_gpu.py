@@ -27,6 +27,7 @@ from palm_mtf.mesh.slices import (
 )
 from palm_mtf.native.operations import threads_here
 from palm_mtf.ops.matmul import einsum
+from palm_mtf.ops.placement import LaidOut
 from palm_mtf.ops.recompute import wait_for
 from palm_mtf.ops.variables import SlicedVariable, keep_variable
 from palm_mtf.ops.xla import fused_update
@@ -38,10 +39,6 @@ from palm_mtf.ops.xla import fused_update
 ALL_REDUCE = "all_reduce"
 ALL_GATHER = "all_gather"
 REDUCE_SCATTER = "reduce_scatter"
-
-# The slices of a variable or tensor, one per device. Annotations use LaidOut
-# also for an mtf.LazyAllreduceSum, whose slices are terms of a sum.
-LaidOut = mtf.placement_mesh_impl.PlacementMeshImpl.LaidOutTensor
 
 
 class CpuGpuLowering(mtf.Lowering):
@@ -237,11 +234,8 @@ class CpuGpuPlacement(mtf.placement_mesh_impl.PlacementMeshImpl):
   ) -> list[tf.Operation]:
     """Updates variables of one shape if `is_finite`; see `assign_if_finite`.
 
-    Args:
-      fn: element-wise function, defined in a module: `fused_update` compiles
-        each function object once. It takes a list of the variables' slices,
-        then the operands' slices; it returns the next values.
-      operands: tensors; the first has the shape of the variables.
+    `fn` is defined in a module, because `fused_update` compiles each function
+    object once.
     """
     num = len(variables)
 

@@ -21,6 +21,7 @@ from palm_mtf._tf import mtf, tf
 from palm_mtf.accounting.optimizer_state import parameter_slots
 from palm_mtf.architecture.parameters import parse_name
 from palm_mtf.config import OptimizerConfig
+from palm_mtf.ops.placement import UpdatePlacement
 from palm_mtf.ops.slicewise import split_axes
 from palm_mtf.ops.variables import Fill, SlicedVariable
 from palm_mtf.ops.xla import fused_sum
@@ -87,7 +88,7 @@ class Rule(abc.ABC):
     self.center = center_of(variable.name, config.norm_scale)
     self.is_decayed = is_decayed(variable.name, config.weight_decay_on)
     self.size = math.prod(variable.sizes)
-    self.mesh_impl = lowering.mesh_impl(variable)
+    self.mesh_impl: UpdatePlacement = lowering.mesh_impl(variable)
     self._split_axes = split_axes(self.mesh_impl, variable.shape.dims)
     self.slots = {
       name: lowering.variables[x].laid_out_tensor
@@ -142,7 +143,7 @@ class Rule(abc.ABC):
     """Returns operations that set the slots to what `step` returns.
 
     `step` takes a list of the slots' slices, then the gradient's slice and
-    those of the operands; see `update_if_finite` in mesh/cpu_gpu.py.
+    those of the operands; see `update_if_finite` in ops/placement.py.
     """
     variables = [self.slots[x] for x in slots]
     given = [self.g, *operands]

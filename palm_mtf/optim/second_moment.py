@@ -13,6 +13,7 @@ import math
 from collections.abc import Sequence
 
 from palm_mtf._tf import mtf, tf
+from palm_mtf.ops.placement import Placement
 from palm_mtf.ops.slicewise import split_axes
 from palm_mtf.ops.xla import fused
 from palm_mtf.optim.optimizer import clip_gradient
@@ -53,7 +54,7 @@ class FactoredMoment:
 
   def __init__(
     self,
-    mesh_impl: mtf.MeshImpl,
+    mesh_impl: Placement,
     dims: Sequence[mtf.Dimension],
     sizes: Sequence[int],
     rows: int,

@@ -9,6 +9,7 @@ from palm_mtf._tf import mtf, tf
 from palm_mtf.errors import UserError, check_choice
 from palm_mtf.mesh.cpu_gpu import CpuGpuPlacement
 from palm_mtf.model.dims import Dims
+from palm_mtf.ops.placement import Placement
 
 FEATURE_DTYPES = {
   "inputs": tf.int32,  # id of the token before each target
@@ -48,7 +49,7 @@ class Stage(NamedTuple):
   """A stage of a pod, and its inputs for a microbatch."""
 
   mesh: mtf.Mesh
-  placement: CpuGpuPlacement
+  placement: Placement
   features: dict[str, tf.Tensor]  # placeholders of a microbatch's rows
   # The same placeholders on the stage's other hosts, so no host sends rows.
   copies: list[dict[str, tf.Tensor]]

@@ -9,11 +9,7 @@ import numpy as np
 import pytest
 
 from palm_mtf._tf import tf
-from palm_mtf.generation.decode.kernels import (
-  make_packed_kernel,
-  multiply,
-  to_int4,
-)
+from palm_mtf.generation.decode.kernels import multiply, to_int4
 from palm_mtf.native.decoding import GROUP, pack, unpack
 from tests import processes
 
@@ -29,9 +25,7 @@ def random(seed, *shape):
 
 def multiply_in_session(x, w, dtype, parts=1, is_step=True):
   with tf.Graph().as_default(), tf.Session() as session:
-    packed = pack([tf.constant(w)], tf.as_dtype(dtype))
-    kernel = make_packed_kernel(packed, "w")
-    session.run(kernel.initialize)
+    kernel = pack([tf.constant(w)], tf.as_dtype(dtype))
     xs = [tf.constant(part) for part in np.array_split(x, parts, 1)]
     return session.run(multiply(xs, kernel, is_step=is_step))
 

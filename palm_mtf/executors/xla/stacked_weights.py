@@ -14,10 +14,11 @@ the weights. Otherwise a step gathers the weights too.
 """
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 from palm_mtf._tf import mtf, tf
 from palm_mtf.architecture.parameters import (
+  RELATIVE,
   layer_name,
   logits_table,
   parameter_dims,
@@ -25,28 +26,18 @@ from palm_mtf.architecture.parameters import (
 )
 from palm_mtf.executors.xla.layer_loops import find_place, loops_of
 from palm_mtf.executors.xla.xla_placement import XlaPlacement
-from palm_mtf.generation.decode.kernels import Kernel
-from palm_mtf.generation.decode.rows import LaidOut, flatten, unflatten
+from palm_mtf.generation.decode.rows import flatten, unflatten
 from palm_mtf.generation.decode.weight_maker import WeightMaker
 from palm_mtf.generation.decode.weights import DecodeModel, DecodeSettings
 from palm_mtf.model.dims import model_dims
 from palm_mtf.model.weights import logits_dtype, palm_variables
 from palm_mtf.ops.matmul import matmul
+from palm_mtf.ops.placement import LaidOut
 from palm_mtf.ops.slicewise import split_axes
 from palm_mtf.ops.variables import SlicedVariable
 
-# Fields of `DecodeModel` with the matrices outside of all layers. Its field
-# `vectors` has the other weights outside of all layers.
-_TABLES = ("table", "to_logits")
 # The device's slices of weights or parameters, by name.
 Tensors = Mapping[str, tf.Tensor]
-
-
-@dataclasses.dataclass(frozen=True)
-class SplitKernel(Kernel):
-  """A kernel or, if a mesh axis splits its d_model, a device's part of it."""
-
-  place: int  # the dimension of `weights` that is d_model
 
 
 class StackedWeights:
@@ -100,10 +91,9 @@ class StackedWeights:
   def make(self, parameters: Tensors, layer: int | None) -> Tensors:
     """Makes the weights of a layer; for None, those outside of all layers.
 
-    Takes and returns {name: the device's slice}; parameters are float32.
-    A weight that joins several kernels has the name of the first kernel.
-    Outside of all layers, "table" is the embedding. "to_logits" is the kernel
-    of the logits; it is missing if logits are products with the table.
+    Takes and returns {name: the device's slice}; parameters are float32. For
+    the names of weights see `DecodeModel`; "to_logits" is missing if logits are
+    products with the table.
     """
 
     def read(name: str) -> LaidOut:
@@ -111,17 +101,13 @@ class StackedWeights:
       x = self.placement.LaidOutTensor([parameters[name]])
       return self.gather(x, dims.index("d_model")) if "d_model" in dims else x
 
-    maker = self._make_maker(read)
-    found = dict(maker.make_vectors(layer))
-    if layer is not None:
-      for names, kernel in maker.make_joined_kernels(layer):
-        found[names[0]] = self._cut_kernel(kernel, self._find_place(names))
-    else:
-      found["table"] = self._cut(maker.make_table(), 1)
-      if self._has_logits_kernel:
-        kernel = maker.make_logits_kernel()
-        found["to_logits"] = self._cut_kernel(kernel, 0)
-    return {name: x.one_slice for name, x in found.items()}
+    given = self.placement, self._config, self._dims, read, self._weight_dtype
+    found = WeightMaker(*given, is_packed=False).make(layer)
+    if not self._has_logits_kernel:
+      found.pop("to_logits", None)
+    return {
+      name: self._cut(x, name).tensor_list[0] for name, x in found.items()
+    }
 
   def make_model(self, weights: Tensors) -> "StackedModel":
     """Returns a model with the weights that `make` returned.
@@ -129,59 +115,35 @@ class StackedWeights:
     `weights` has the device's slices; each weight of a layer is stacked over
     all periods, [periods, ...], under its name in the first period.
     """
+    if not self._has_logits_kernel:
+      table = tf.transpose(weights["table"])
+      to_logits = tf.cast(table, logits_dtype(self._config))
+      weights = {**weights, "to_logits": to_logits}
     laid_out = {
       name: self.placement.LaidOutTensor([x]) for name, x in weights.items()
     }
-    table = self.gather(laid_out["table"], 1)
-    dtype = logits_dtype(self._config)
-    to_logits = self.placement.slicewise(
-      lambda x: SplitKernel(
-        tf.cast(x if self._has_logits_kernel else tf.transpose(x), dtype),
-        tf.no_op(),
-        0,
-      ),
-      laid_out["to_logits" if self._has_logits_kernel else "table"],
-    )
     return StackedModel(
       placement=self.placement,
       config=self._config,
       dims=self._dims,
-      table=table,
-      to_logits=to_logits,
-      stored_table=laid_out["table"],
-      vectors={
-        name: x
-        for name, x in laid_out.items()
-        if parse_name(name).layer is None and name not in _TABLES
-      },
-      kernels={},
+      weights=laid_out,
       is_packed=False,
-      weights=self,
-      stacks={
-        x: y for x, y in laid_out.items() if parse_name(x).layer is not None
-      },
+      stacked=self,
+      table=self.gather(laid_out["table"], 1),
     )
 
-  def take_layer(
-    self, stacks: Mapping[str, LaidOut], layer: int, period: tf.Tensor
-  ) -> tuple[dict[str, LaidOut], dict[tuple[str, ...], LaidOut]]:
-    """Returns `DecodeModel`'s fields `vectors` and `kernels` for one layer.
+  def find_place(self, name: str) -> int | None:
+    """Returns which dimension of a matrix is d_model; None for other weights.
 
-    `layer` is the layer's number in the first period.
+    If a mesh axis splits weights, each device has its part of this dimension.
     """
-    own = {
-      name: self.placement.slicewise(lambda x: x[period], x)
-      for name, x in stacks.items()
-      if parse_name(name).layer == layer
-    }
-    maker, kernels = self._make_maker(None), {}
-    for names, _ in maker.find_joins(layer):
-      place = self._find_place(names)
-      kernels[names] = self.placement.slicewise(
-        lambda x, place=place: SplitKernel(x, tf.no_op(), place), own[names[0]]
-      )
-    joined = {names[0] for names in kernels}
-    return {x: y for x, y in own.items() if x not in joined}, kernels
+    if name in ("table", "to_logits"):
+      return int(name == "table")
+    parameter = parse_name(name)
+    if not parameter.is_kernel or parameter.part == RELATIVE:
+      return None
+    first, *_ = parameter_dims(self._config)[name]
+    return int(first != "d_model")
 
   @property
   def _has_logits_kernel(self) -> bool:
@@ -189,36 +151,18 @@ class StackedWeights:
     is_quantized = self._weight_dtype != "activation"
     return is_quantized or logits_table(self._config) != "embedding"
 
-  def _make_maker(self, read) -> WeightMaker:
-    return WeightMaker(
-      self.placement,
-      self._config,
-      self._dims,
-      read,
-      self._weight_dtype,
-      is_packed=False,
-    )
-
-  def _find_place(self, names: Sequence[str]) -> int:
-    """Returns which dimension of a joined kernel is d_model: 0 or 1."""
-    first, *_ = parameter_dims(self._config)[names[0]]
-    return 0 if first == "d_model" else 1
-
   def gather(self, x: LaidOut, place: int) -> LaidOut:
     """Gathers x along d_model, its dimension `place`."""
     if self.axis is None:
       return x
     return self.placement.allconcat(x, self.axis, place)
 
-  def _cut(self, x: LaidOut, place: int) -> LaidOut:
-    """Keeps the device's part of x along d_model; each device has all of x."""
-    if self.axis is None:
+  def _cut(self, x: LaidOut, name: str) -> LaidOut:
+    """Keeps the device's part of a matrix; each device has all of x."""
+    place = self.find_place(name)
+    if self.axis is None or place is None:
       return x
     return self.placement.allsplit(x, self.axis, place)
-
-  def _cut_kernel(self, kernel: LaidOut, place: int) -> LaidOut:
-    whole = self.placement.slicewise(lambda x: x.weights, kernel)
-    return self._cut(whole, place)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -226,14 +170,13 @@ class StackedModel(DecodeModel):
   """A `DecodeModel` with one array ("stack") per weight, [periods, ...].
 
   Attributes:
-    weights: takes the weights of one layer out of the stacks.
-    stacks: {name of a weight in a first period: its stack for all periods}.
-    stored_table: the device's part of the embedding.
+    stacked: where the weights are from.
+    table: all of the embedding, gathered once for all steps of a loop.
   """
 
-  weights: StackedWeights
-  stacks: Mapping[str, LaidOut]
-  stored_table: LaidOut
+  placement: XlaPlacement
+  stacked: StackedWeights
+  table: LaidOut
 
   has_stacks = True
 
@@ -242,7 +185,14 @@ class StackedModel(DecodeModel):
     # The mesh axis that splits both weights and rows (sequences), or None. With
     # such an axis, devices exchange weights or rows before a product.
     axes = split_axes(self.placement, [self.dims.batch])
-    return self.weights.axis if [self.weights.axis] == axes else None
+    return self.stacked.axis if [self.stacked.axis] == axes else None
+
+  def take(self, name):
+    """Gathers a weight along d_model; see `DecodeModel`."""
+    if name == "table":
+      return self.table
+    place, own = self.stacked.find_place(name), self.weights[name]
+    return own if place is None else self.stacked.gather(own, place)
 
   def embed(self, tokens):
     """Returns each token's row of the embedding; see `DecodeModel`."""
@@ -251,26 +201,23 @@ class StackedModel(DecodeModel):
       return super().embed(tokens)
     # A device has its part of d_model of all rows of the table. So each device
     # looks up this part for the tokens of all devices.
-    own = dataclasses.replace(self, table=self.stored_table)
-    x = super(StackedModel, own).embed(impl.allconcat(tokens, axis, 0))
+    x = self.look_up(self.weights["table"], impl.allconcat(tokens, axis, 0))
     return impl.alltoall(x, axis, 0, 1)
 
-  def multiply(self, xs, kernel, *, is_step):
-    """Multiplies rows by a kernel; devices first exchange rows or kernels."""
+  def multiply(self, xs, name, *, is_step):
+    """Multiplies rows by a matrix; devices first exchange rows or matrices."""
     impl, axis = self.placement, self._rows_axis
-    (x,), own = xs, kernel.one_slice
-    weights, size = impl.LaidOutTensor([own.weights]), own.weights.shape
+    (x,), weights = xs, self.weights[name]
+    size = weights.tensor_list[0].shape
     # Exchange either rows or weights, whichever have fewer elements.
     if axis is None or x.slice_shape[0] * sum(size) > size.num_elements():
-      whole = self.weights.gather(weights, own.place)
-      whole = impl.slicewise(lambda x: Kernel(x, tf.no_op()), whole)
-      return super().multiply(xs, whole, is_step=is_step)
+      return super().multiply(xs, name, is_step=is_step)
     dtype = x.one_slice.dtype
 
     def product(x, w):
       return matmul(tf.cast(x, w.dtype), w, dtype=tf.float32)
 
-    if own.place == 0:
+    if self.stacked.find_place(name) == 0:
       # Products sum over d_model. Each device has all rows, but only its part
       # of d_model, so its product is one term of the sum.
       terms = impl.slicewise(product, impl.alltoall(x, axis, 1, 0), weights)
@@ -286,13 +233,17 @@ class StackedModel(DecodeModel):
 
   def for_each_layer(self, run, carry):
     """Runs a function for each layer, in loops; see `DecodeModel`."""
-    for loop in self.weights.loops:
+    for loop in self.stacked.loops:
 
       def run_period(period: tf.Tensor, *flat: tf.Tensor, loop=loop):
         after = unflatten(self.placement, flat, 1)
         for i in loop.layers:
-          vectors, kernels = self.weights.take_layer(self.stacks, i, period)
-          model = dataclasses.replace(self, vectors=vectors, kernels=kernels)
+          own = {
+            name: self.placement.slicewise(lambda x: x[period], x)
+            for name, x in self.weights.items()
+            if parse_name(name).layer == i
+          }
+          model = dataclasses.replace(self, weights=own)
           after = run(model, i, loop.number(i, period), after)
         return [period + 1, *flatten(after)]
 

@@ -164,7 +164,8 @@ def attend_to_cache(
   if keys.shape.rank == 3:
     keys, values = keys[:, tf.newaxis], values[:, tf.newaxis]
   rows, tokens, heads, d_kv = _find_shape(q)
-  key_heads, bias = keys.shape[1], []
+  key_heads = keys.shape[1]
+  bias: list[tf.Tensor] = []
   group, scale = heads // key_heads, mixer.factor(d_kv)
   if mixer.score_positions:
     distance = positions[..., tf.newaxis] - tf.range(tf.shape(keys)[2])

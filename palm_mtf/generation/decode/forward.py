@@ -11,7 +11,6 @@ from palm_mtf._tf import mtf, tf
 from palm_mtf.architecture.block import Attention, Projection, Read, model_of
 from palm_mtf.generation.decode.rows import (
   Cache,
-  LaidOut,
   repeat,
   split_rows,
   write_row,
@@ -22,6 +21,7 @@ from palm_mtf.model.palm import KeysAndValues, Palm
 from palm_mtf.model.positions import add_positions
 from palm_mtf.model.projection import result_indices
 from palm_mtf.model.weights import logits_dtype
+from palm_mtf.ops.placement import LaidOut
 from palm_mtf.ops.slicewise import native_threads
 
 # Each forward pass is a separate mtf.Graph, lowered into the current tf.Graph.
@@ -75,9 +75,9 @@ class JoinedWeights:
   ) -> mtf.Tensor:
     """Returns the input of the first block, [batch, length, d_model]."""
     dims, config = self._dims, self._model.config
-    table = self._import(self._model.table, dims.vocab, dims.d_model)
+    table = self._import(self._model.take("table"), dims.vocab, dims.d_model)
     x = embed(table, tokens, scale=config.embedding_scale)
-    positions = self._model.vectors.get("position_embedding")
+    positions = self._model.weights.get("position_embedding")
     if positions is None:
       return x
     table = self._import(positions, dims.positions, dims.d_model)
@@ -86,7 +86,7 @@ class JoinedWeights:
   def norm_vectors(self, name: str, after: mtf.Tensor) -> list[mtf.Tensor]:
     """Returns the scale, and the bias if any, of a norm, [d_model] each."""
     del after  # no all-gather to delay: devices hold whole vectors here
-    vectors, names = self._model.vectors, [f"{name}/scale", f"{name}/bias"]
+    vectors, names = self._model.weights, [f"{name}/scale", f"{name}/bias"]
     return [
       self._import(vectors[x], self._dims.d_model)
       for x in names
@@ -102,7 +102,7 @@ class JoinedWeights:
     if mixer.score_positions == "alibi":
       return [self._import(x, self._dims.heads) for x in found]
     # Transformer-XL's kernel [d_model, ...] is replaced by its products, a
-    # vector per distance, [positions, ...] (WeightMaker.make_vectors).
+    # vector per distance, [positions, ...] (WeightMaker.make).
     renamed = {"d_model": "positions"}
     return [
       self._import(x, *(getattr(self._dims, renamed.get(y, y)) for y in dims))

@@ -16,7 +16,6 @@ from palm_mtf.generation.decode.functions import (
   Effect,
 )
 from palm_mtf.generation.decode.rows import (
-  LaidOut,
   State,
   join_rows,
   repeat,
@@ -26,6 +25,7 @@ from palm_mtf.generation.decode.sampling import is_among, mask_logits
 from palm_mtf.generation.decode.step import make_step, repeat_step
 from palm_mtf.generation.decode.weights import DecodeModel
 from palm_mtf.native.decoding import Texts, TextSettings
+from palm_mtf.ops.placement import LaidOut
 from palm_mtf.ops.xla import fused
 from palm_mtf.runtime.program import Program
 

@@ -8,7 +8,6 @@ both, the C++ operations of `native` quantize the activations to int8. Other
 operations do not quantize activations, and take the rounded weights as floats.
 """
 
-import dataclasses
 from collections.abc import Sequence
 
 from palm_mtf._tf import tf
@@ -16,7 +15,6 @@ from palm_mtf.machine.processors import bfloat16_flags
 from palm_mtf.native import decoding
 from palm_mtf.native.decoding import GROUP, PackedKernel
 from palm_mtf.ops.matmul import has_kernel, is_emulated, packed_matmul
-from palm_mtf.ops.variables import make_variable
 from palm_mtf.ops.xla import in_xla_computation
 
 _LARGEST = 127.0  # largest int8 number
@@ -26,37 +24,11 @@ _LARGEST = 127.0  # largest int8 number
 _INT4_SHARES = (1.0, 0.95, 0.9, 0.85, 0.8, 0.75)
 
 
-@dataclasses.dataclass(frozen=True)
-class Kernel:
-  """A constant weight matrix on one device."""
-
-  # Tensor [inner, outer] in the activation dtype, or in float32 if bfloat16 is
-  # emulated; or a PackedKernel for `native`'s C++ operations.
-  weights: tf.Tensor | PackedKernel
-  initialize: tf.Operation  # fills the variable of `weights`, if it has one
-
-
-def make_packed_kernel(packed: PackedKernel, name: str) -> Kernel:
-  """Makes a variable that holds a packed weight matrix for C++ products."""
-  kept = make_variable(packed.panels, name)
-  packed = dataclasses.replace(packed, panels=kept.value())
-  return Kernel(packed, kept.initializer)
-
-
-def make_kernel(w: tf.Tensor, dtype: tf.DType, name: str) -> Kernel:
-  """Makes a kernel of w [inner, outer], rounded to the float type `dtype`.
-
-  The kernel is for TensorFlow's matrix products. The variable `name` holds the
-  kernel, except in an XLA computation.
-  """
+def as_constant(w: tf.Tensor, dtype: tf.DType) -> tf.Tensor:
+  """Rounds w to the float type `dtype`, for products by TensorFlow."""
   w = tf.cast(w, dtype)
-  if in_xla_computation():
-    return Kernel(w, tf.no_op())
   # Emulated bfloat16 products are computed in float32, so cast w once, here.
-  if is_emulated(w):
-    w = tf.cast(w, tf.float32)
-  kept = make_variable(w, name)
-  return Kernel(kept.value(), kept.initializer)
+  return tf.cast(w, tf.float32) if is_emulated(w) else w
 
 
 def find_largest(w: tf.Tensor) -> tf.Tensor:
@@ -133,18 +105,19 @@ _LEAST_ROWS_FOR_AMX = 64
 
 
 def multiply(
-  xs: Sequence[tf.Tensor], kernel: Kernel, *, is_step: bool
+  xs: Sequence[tf.Tensor], w: tf.Tensor | PackedKernel, *, is_step: bool
 ) -> tf.Tensor:
   """Multiplies rows by a kernel; returns [rows, outer], dtype of `xs`.
 
   Args:
     xs: rows [rows, inner], float dtype: one tensor, or for a PackedKernel also
       several tensors, split along `inner`.
-    kernel: [inner, outer], on the same device.
+    w: constant weights [inner, outer], on the same device: in the activation
+      dtype, or in float32 if bfloat16 is emulated; or packed for C++.
     is_step: whether a decoding step computes the product, which has few rows
       and is computed many times with this kernel.
   """
-  w, dtype = kernel.weights, xs[0].dtype
+  dtype = xs[0].dtype
   if isinstance(w, PackedKernel):
     if not is_step and _is_faster_unpacked(xs, w):
       x = tf.concat(xs, 1) if len(xs) > 1 else xs[0]

@@ -5,10 +5,9 @@
 from collections.abc import Sequence
 
 from palm_mtf._tf import gen_xla_ops, mtf, tf
-from palm_mtf.mesh.cpu_gpu import CpuGpuPlacement
+from palm_mtf.ops.placement import LaidOut, Placement
 from palm_mtf.ops.xla import in_xla_computation
 
-LaidOut = mtf.placement_mesh_impl.PlacementMeshImpl.LaidOutTensor
 # A cache holds the rotated keys of layer 0, the values of layer 0, the rotated
 # keys of layer 1, and so on. On accelerators (`has_stacks`) a cache holds two
 # tensors, [layers, ...] each: the keys of all layers, the values of all layers.
@@ -25,14 +24,14 @@ def _make_shape(rows: int, others: list[int | None]) -> mtf.Shape:
   return mtf.Shape([mtf.Dimension("batch", rows), *dims])
 
 
-def split_rows(placement: CpuGpuPlacement, x: tf.Tensor) -> LaidOut:
+def split_rows(placement: Placement, x: tf.Tensor) -> LaidOut:
   """Gives each device of a mesh its rows of a tensor [batch, ...]."""
   rows, *others = x.shape.as_list()
   shape = _make_shape(rows, others)
   return placement.LaidOutTensor(placement.make_slices(x, shape))
 
 
-def join_rows(placement: CpuGpuPlacement, x: LaidOut) -> tf.Tensor:
+def join_rows(placement: Placement, x: LaidOut) -> tf.Tensor:
   """Joins the slices of a laid-out tensor into one tensor [batch, ...]."""
   rows, *others = x.tensor_list[0].shape.as_list()
   axis = placement.tensor_dimension_to_mesh_axis(mtf.Dimension("batch", 1))
@@ -85,7 +84,7 @@ def write_places(
   return tf.reshape(flat, x.shape)
 
 
-def have_ended(placement: CpuGpuPlacement, is_over: LaidOut) -> tf.Tensor:
+def have_ended(placement: Placement, is_over: LaidOut) -> tf.Tensor:
   """Returns whether `is_over`, [rows] bool, is true on all devices, [] bool."""
   here = [tf.reduce_all(x) for x in is_over.tensor_list]
   if len(here) == placement.size:
@@ -102,7 +101,7 @@ def flatten(xs: Sequence[LaidOut]) -> list[tf.Tensor]:
 
 
 def unflatten(
-  placement: CpuGpuPlacement, flat: Sequence[tf.Tensor], num_slices: int
+  placement: Placement, flat: Sequence[tf.Tensor], num_slices: int
 ) -> list[LaidOut]:
   """Undoes `flatten`: joins each `num_slices` slices to a laid-out tensor."""
   return [

@@ -15,13 +15,13 @@ from palm_mtf.generation.decode.forward import (
 )
 from palm_mtf.generation.decode.functions import DecodeFunction, Effect
 from palm_mtf.generation.decode.rows import (
-  LaidOut,
   State,
   join_rows,
   split_rows,
 )
 from palm_mtf.generation.decode.weights import DecodeModel
 from palm_mtf.model.loss import cross_entropy
+from palm_mtf.ops.placement import LaidOut
 from palm_mtf.ops.slicewise import slice_offset, split_axes
 
 NUM_LIKELIEST = 5  # number of likeliest tokens per position, as in OpenAI's API

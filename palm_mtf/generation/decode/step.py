@@ -12,7 +12,7 @@ may be at different positions. There are two implementations of a step, in C++
 
 import itertools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
@@ -25,6 +25,7 @@ from palm_mtf.architecture.block import (
   model_of,
 )
 from palm_mtf.architecture.parameters import layer_name
+from palm_mtf.architecture.rotary import Rotary
 from palm_mtf.config import ModelConfig
 from palm_mtf.generation.decode.block import (
   add_and_scale,
@@ -34,7 +35,6 @@ from palm_mtf.generation.decode.block import (
 )
 from palm_mtf.generation.decode.rows import (
   Cache,
-  LaidOut,
   flatten,
   have_ended,
   unflatten,
@@ -45,8 +45,7 @@ from palm_mtf.generation.decode.sampling import (
   choose_tokens,
   is_among,
 )
-from palm_mtf.generation.decode.weights import DecodeModel
-from palm_mtf.mesh.cpu_gpu import CpuGpuPlacement
+from palm_mtf.generation.decode.weights import DecodeModel, joined_kernels
 from palm_mtf.model.positions import sines_and_cosines
 from palm_mtf.native.decoding import (
   StepWeights,
@@ -56,12 +55,13 @@ from palm_mtf.native.decoding import (
   run_decode_step,
   run_text_steps,
 )
+from palm_mtf.ops.placement import LaidOut, Placement
 from palm_mtf.ops.slicewise import split_axes
 from palm_mtf.ops.xla import in_xla_computation
 
 
 def repeat_step(
-  placement: CpuGpuPlacement,
+  placement: Placement,
   step: Callable[[tf.Tensor, list[LaidOut]], list[LaidOut]],
   state: Sequence[LaidOut],
   first: tf.Tensor,
@@ -113,11 +113,13 @@ class NativeStep:
 
   def __init__(self, model: DecodeModel):
     self._impl, self._config = model.placement, model.config
-    (self._table,) = model.table.tensor_list
+    (self._table,) = model.weights["table"].tensor_list
     # The C++ step takes scales and kernels in the order in which it uses them.
-    # `model.kernels` already has this order.
     scales: list[LaidOut] = []
+    kernels: list[str] = []
     for i, layer in enumerate(model_of(self._config).layers):
+      joined = joined_kernels(self._config, i, is_packed=True)
+      kernels += [x.names[0] for x in joined]
       for each in layer.sums:
         (read,) = each.reads
         scales += model.norm_vectors(f"{layer_name(i)}/{read.norm}")
@@ -126,8 +128,9 @@ class NativeStep:
           scales += model.norm_vectors(f"{layer_name(i)}/{each.output_norm}")
     scales += model.make_last_norm()
     self._scales = [x.tensor_list[0] for x in scales]
-    kernels = *model.kernels.values(), model.to_logits
-    self._kernels = [x.tensor_list[0].weights for x in kernels]
+    self._kernels = [
+      model.weights[x].tensor_list[0] for x in (*kernels, "to_logits")
+    ]
 
   def read(
     self, tokens: LaidOut, positions: LaidOut, cache: Cache
@@ -149,9 +152,9 @@ class NativeStep:
     rows = texts.tokens.slice_shape
 
     def unpack(x):
-      if isinstance(x, LaidOut):
-        return x.tensor_list[0]
-      return tf.fill(rows, 0 if x is None else x)
+      if x is None or isinstance(x, (int, float)):
+        return tf.fill(rows, 0 if x is None else x)
+      return x.tensor_list[0]
 
     *tensors, seen = texts
     texts = Texts(*map(unpack, tensors), seen=[*map(unpack, seen)])
@@ -234,7 +237,9 @@ class TensorflowStep:
       ),
       positions,
     )
-    angles = {x: found[2 * i : 2 * i + 2] for i, x in enumerate(rotaries)}
+    angles: dict[Rotary | None, list[LaidOut]] = {
+      x: found[2 * i : 2 * i + 2] for i, x in enumerate(rotaries)
+    }
 
     def run_one(
       model: DecodeModel,
@@ -264,10 +269,10 @@ class TensorflowStep:
       return [x, branch, *cache]
 
     x = model.embed(tokens)
-    if "position_embedding" in model.vectors:
+    if "position_embedding" in model.weights:
       x = impl.slicewise(
         lambda x, p, table: x + tf.gather(table, p),
-        *(x, positions, model.vectors["position_embedding"]),
+        *(x, positions, model.weights["position_embedding"]),
       )
     zeros = impl.slicewise(tf.zeros_like, x)
     x, branch, *cache = model.for_each_layer(run_one, [x, zeros, *cache])
@@ -434,7 +439,7 @@ class _Block:
     outputs = [branch.output for branch in read.branches]
     return dict(zip(outputs, found[n:], strict=True))
 
-  def project_out(self, branches: dict[Projection, LaidOut]) -> LaidOut:
+  def project_out(self, branches: Mapping[Projection, LaidOut]) -> LaidOut:
     y = self._model.project_out(self._layer, branches, is_step=True)
     for bias in self._model.output_biases(self._layer, branches):
       y = self._model.add_bias(y, bias)

@@ -6,34 +6,41 @@ import collections
 import dataclasses
 import functools
 import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from palm_mtf._tf import mtf, tf
-from palm_mtf.architecture.block import NORMS, model_of
+from palm_mtf.architecture.block import NORMS
 from palm_mtf.architecture.parameters import (
   RELATIVE,
-  layer_name,
   logits_table,
   parameter_dims,
   parse_name,
 )
 from palm_mtf.config import MeshLayout, ModelConfig
 from palm_mtf.generation.decode.kernels import (
+  as_constant,
   find_largest,
-  make_kernel,
-  make_packed_kernel,
   round_to_int4,
   round_to_int8,
 )
-from palm_mtf.generation.decode.rows import LaidOut
-from palm_mtf.generation.decode.weights import DecodeModel, LayerWeights
+from palm_mtf.generation.decode.weights import (
+  DecodeModel,
+  LayerWeights,
+  joined_kernels,
+)
 from palm_mtf.mesh.cpu_gpu import CpuGpuPlacement, local_devices
 from palm_mtf.mesh.slices import Slice
 from palm_mtf.model.dims import Dims, model_dims
 from palm_mtf.model.positions import project_distances
 from palm_mtf.model.weights import logits_dtype, palm_variables
-from palm_mtf.native.decoding import INT4, find_missing_in_step, pack
+from palm_mtf.native.decoding import (
+  INT4,
+  PackedKernel,
+  find_missing_in_step,
+  pack,
+)
 from palm_mtf.native.operations import operations
+from palm_mtf.ops.placement import LaidOut, Placement
 from palm_mtf.ops.slicewise import split_axes
 from palm_mtf.ops.variables import make_variable
 from palm_mtf.ops.xla import in_xla_computation
@@ -73,25 +80,11 @@ def build_decode_model(
   maker = WeightMaker(
     placement, config, dims, read, weight_dtype, is_packed=is_packed
   )
-  return DecodeModel(
-    placement=placement,
-    config=config,
-    dims=dims,
-    table=maker.make_table(),
-    to_logits=maker.make_logits_kernel(),
-    vectors={
-      name: x
-      for layer in (None, *range(config.num_layers))
-      for name, x in maker.make_vectors(layer).items()
-    },
-    kernels={
-      names: x
-      for layer in range(config.num_layers)
-      for names, x in maker.make_joined_kernels(layer)
-    },
-    is_packed=is_packed,
-    layers=maker.make_layers(slices),
-  )
+  weights: dict[str, LaidOut] = {}
+  for layer in (None, *range(config.num_layers)):
+    weights |= maker.make(layer)
+  layers = maker.make_layers(slices)
+  return DecodeModel(placement, config, dims, weights, is_packed, layers)
 
 
 def _steps_in_cpp(placement: CpuGpuPlacement, config: ModelConfig) -> bool:
@@ -120,7 +113,7 @@ class WeightMaker:
 
   def __init__(
     self,
-    placement: CpuGpuPlacement,
+    placement: Placement,
     config: ModelConfig,
     dims: Dims,
     read: Callable[[str], LaidOut],
@@ -145,67 +138,64 @@ class WeightMaker:
     }
     # {number of a layer, or None: initializers of its decoding weights}. After
     # these have run, the layer's parameters can be freed.
-    self._initializers = collections.defaultdict(list)
+    self._initializers: dict[int | None, list] = collections.defaultdict(list)
 
-  def make_table(self) -> LaidOut:
-    """Returns the embedding, [vocab, d_model], activation dtype."""
-    return self._make_constant(
-      "table", self._config.activation_dtype, self._read("embedding")
-    )
+  def make(self, layer: int | None) -> dict[str, LaidOut]:
+    """Returns the decoding weights of a layer; for None, those of no layer.
 
-  def make_vectors(self, layer: int | None) -> dict[str, LaidOut]:
-    """Returns {name: scale, bias or table of positions}.
-
-    Scales and biases are float32. Tables have the activation dtype: learned
-    positions, [positions, d_model], and Transformer-XL's vectors of distances,
-    [positions, heads, d_kv], already multiplied by their kernel.
-    `layer` is the layer's number; None for weights outside of the layers.
+    For the names see `DecodeModel`. Scales and biases are float32. Tables have
+    the activation dtype: the embedding; learned positions, [positions,
+    d_model]; and Transformer-XL's vectors of distances, [positions, heads,
+    d_kv], already multiplied by their kernel.
     """
-    config, found = self._config, {}
+    config, values = self._config, {}
     for name in self._dims:
-      parameter, dtype = parse_name(name), config.activation_dtype
+      parameter = parse_name(name)
       is_distances = parameter.part == RELATIVE
       is_table = parameter.part == "position_embedding" or is_distances
       if parameter.layer != layer or not (parameter.is_vector or is_table):
         continue
-      value = self._read(name)
+      values[name] = self._read(name)
       if is_distances:
-        value = self._impl.slicewise(
-          lambda w: project_distances(w, config.sequence_length), value
+        values[name] = self._impl.slicewise(
+          lambda w: project_distances(w, config.sequence_length), values[name]
         )
-      found[name] = self._make_constant(
-        name, "float32" if parameter.is_vector else dtype, value
-      )
-    if layer is None and config.final_norm_scale == "none":
-      name, scale = "final_norm/scale", 1.0 - NORMS[config.norm].scale_offset
-      ones = self._impl.slicewise(
-        lambda x: tf.fill(x.shape[1:], scale), self._read("embedding")
-      )
-      found[name] = self._make_constant(name, "float32", ones)
-    return found
+    if layer is None:
+      values["table"] = self._read("embedding")
+      if config.final_norm_scale == "none":
+        scale = 1.0 - NORMS[config.norm].scale_offset
+        values["final_norm/scale"] = self._impl.slicewise(
+          lambda x: tf.fill(x.shape[1:], scale), values["table"]
+        )
 
-  def _make_constant(self, name: str, dtype: str, value: LaidOut) -> LaidOut:
-    def make(value):
-      value = tf.cast(value, dtype)
+    def cast(x, name):
+      is_vector = parse_name(name).is_vector
+      return tf.cast(x, "float32" if is_vector else config.activation_dtype)
+
+    found = {
+      name: self._keep(name, functools.partial(cast, name=name), x)
+      for name, x in values.items()
+    }
+    if layer is None:
+      return {**found, "to_logits": self._make_logits_kernel()}
+    joined = joined_kernels(config, layer, is_packed=self._is_packed)
+    return found | {each.names[0]: self._join(*each) for each in joined}
+
+  def _keep(self, name, make, *values):
+    # Returns make(*values) of each device, a tensor or a PackedKernel, kept in
+    # a variable except in an XLA computation. Collects the initializers.
+    def keep(x):
       if in_xla_computation():
-        return value
-      kept = make_variable(value, f"decode/{name}")
+        return x
+      if isinstance(x, PackedKernel):
+        return dataclasses.replace(x, panels=keep(x.panels))
+      kept = make_variable(x, f"decode/{name}")
       self._initializers[parse_name(name).layer].append(kept.initializer)
       return kept.value()
 
-    return self._impl.slicewise(make, value)
+    return self._impl.slicewise(lambda *values: keep(make(*values)), *values)
 
-  def _make_kernel(self, name, make, *values):
-    # Returns make(*values, name=...) of each device; collects the initializers.
-    def make_and_keep(*values):
-      kernel = make(*values, name=f"decode/{name}")
-      self._initializers[parse_name(name).layer].append(kernel.initialize)
-      return kernel
-
-    return self._impl.slicewise(make_and_keep, *values)
-
-  def make_logits_kernel(self) -> LaidOut:
-    """Makes the kernel of the logits: the transposed table."""
+  def _make_logits_kernel(self):
     # If layers' kernels are int8 or int4, the logits' kernel is int8. In the
     # activation dtype, it would be half of the bytes that a step reads.
     is_quantized = self._is_quantized
@@ -214,64 +204,28 @@ class WeightMaker:
     rounded_to = tf.as_dtype(self._config.activation_dtype)
     dtype = rounded_to if self._is_packed else logits_dtype(self._config)
 
-    def pack_kernel(x, name):
-      panels = pack(
-        [x],
-        tf.int8 if is_quantized else dtype,
-        is_transposed=True,
-        is_rounded=rounded_to == tf.bfloat16,
-      )
-      return make_packed_kernel(panels, name)
-
-    def keep_plain(x, name):
+    def make(x):
+      if self._is_packed:
+        return pack(
+          [x],
+          tf.int8 if is_quantized else dtype,
+          is_transposed=True,
+          is_rounded=rounded_to == tf.bfloat16,
+        )
       w = tf.cast(tf.transpose(x), rounded_to)
       if is_quantized:
         w = tf.cast(w, tf.float32)
         w = round_to_int8(w, find_largest(w))
-      return make_kernel(w, dtype, name)
+      return as_constant(w, dtype)
 
-    make = pack_kernel if self._is_packed else keep_plain
     table = self._read(logits_table(self._config))
-    return self._make_kernel("to_logits", make, table)
-
-  def make_joined_kernels(
-    self, layer: int
-  ) -> Iterator[tuple[tuple[str, ...], LaidOut]]:
-    """Yields (names of kernels, the kernel that joins them) for a layer."""
-    for names, summed in self.find_joins(layer):
-      rounds = self._dtype == tf.int8 and not self._is_packed
-      largest = [self._find_largest(summed)] if summed and rounds else []
-      yield names, self._join(names, *largest)
-
-  def find_joins(
-    self, layer: int
-  ) -> Iterator[tuple[tuple[str, ...], tuple[str, ...]]]:
-    """Yields (parts, summed) for each joined kernel of a layer.
-
-    parts: names of the kernels that are joined into one matrix.
-    summed: names of the output kernels (attention's and the MLP's) whose
-      products are added up and which, therefore, share int8 scales; () if
-      `parts` are input kernels, such as q.
-    """
-    for each in model_of(self._config).layers[layer].sums:
-      *reads, outputs = (
-        tuple(f"{layer_name(layer)}/{part}" for part in parts)
-        for parts in (*(read.parts for read in each.reads), each.outputs)
-      )
-      for names in reads:
-        yield names, ()
-      # Join output kernels only if they are packed: a packed product can read
-      # inputs from several tensors. For an unpacked kernel, a step would have
-      # to join the inputs too, which costs more than a second product.
-      joins = self._is_packed
-      for names in [outputs] if joins else [(name,) for name in outputs]:
-        yield names, outputs
+    return self._keep("to_logits", make, table)
 
   def make_layers(
     self, slices: Mapping[str, Sequence[Slice]]
   ) -> list[LayerWeights]:
     """Returns each layer's `LayerWeights`; call this after making kernels."""
-    by_layer = collections.defaultdict(dict)
+    by_layer: dict[int | None, dict] = collections.defaultdict(dict)
     for name, parts in slices.items():
       by_layer[parse_name(name).layer][name] = parts
     layers = []
@@ -285,15 +239,15 @@ class WeightMaker:
       layers.append(LayerWeights(some, tf.group(free)))
     return layers
 
-  def _join(self, names, *largest):
+  def _join(self, names, summed):
     axis = self._find_axis(names[0])
+    rounds = self._dtype == tf.int8 and not self._is_packed
+    shared = [self._find_largest(summed)] if summed and rounds else []
 
-    def pack_kernel(*parts, name):
-      panels = pack(parts, self._dtype, joins_rows=axis == 0)
-      return make_packed_kernel(panels, name)
-
-    def keep_plain(*parts, name):
-      parts, largest = parts[: len(names)], parts[len(names) :]
+    def make(*values):
+      parts, largest = values[: len(names)], values[len(names) :]
+      if self._is_packed:
+        return pack(parts, self._dtype, joins_rows=axis == 0)
       whole = tf.concat(parts, axis)
       # Round the weights as for int8 or int4, but keep a float dtype, because
       # TensorFlow multiplies by float weights.
@@ -301,11 +255,10 @@ class WeightMaker:
         whole = round_to_int4(whole)
       elif self._dtype == tf.int8:
         whole = round_to_int8(whole, *(largest or [find_largest(whole)]))
-      return make_kernel(whole, self._config.activation_dtype, name)
+      return as_constant(whole, self._config.activation_dtype)
 
-    make = pack_kernel if self._is_packed else keep_plain
     matrices = [self._make_matrix(name) for name in names]
-    return self._make_kernel(names[0], make, *matrices, *largest)
+    return self._keep(names[0], make, *matrices, *shared)
 
   def _find_axis(self, name):
     # Returns the axis of a kernel's matrix that is not d_model: 1 for q,

@@ -5,19 +5,26 @@
 import dataclasses
 import functools
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import NamedTuple
 
 from palm_mtf._tf import mtf, tf
-from palm_mtf.architecture.block import NORMS, Attention, Projection, Read
+from palm_mtf.architecture.block import (
+  NORMS,
+  Attention,
+  Projection,
+  Read,
+  model_of,
+)
+from palm_mtf.architecture.parameters import layer_name
 from palm_mtf.config import MeshLayout, ModelConfig
 from palm_mtf.generation.decode.kernels import multiply
-from palm_mtf.generation.decode.rows import LaidOut
-from palm_mtf.mesh.cpu_gpu import CpuGpuPlacement
 from palm_mtf.mesh.slices import Slice
 from palm_mtf.model.dims import Dims
 from palm_mtf.model.layers import local_embedding
 from palm_mtf.model.positions import alibi_slopes
 from palm_mtf.model.projection import JoinedColumns, vectors_of
 from palm_mtf.model.weights import logits_dtype
+from palm_mtf.ops.placement import LaidOut, Placement
 from palm_mtf.ops.slicewise import slice_offset, split_axes
 
 
@@ -44,21 +51,54 @@ class LayerWeights:
   prepare: tf.Operation  # makes the decoding weights, then frees the slices
 
 
+class JoinedKernel(NamedTuple):
+  """Kernels of a layer that are joined into one matrix.
+
+  The matrix has the name of the first kernel, and is [inputs, outputs].
+  """
+
+  names: tuple[str, ...]
+  # For output kernels (attention's and the MLP's): the names of all that are
+  # added up and which, therefore, share int8 scales. () for input kernels.
+  summed: tuple[str, ...]
+
+
+def joined_kernels(
+  config: ModelConfig, layer: int, *, is_packed: bool
+) -> list[JoinedKernel]:
+  """Returns the kernels of a layer in the order in which a step uses them."""
+  found = []
+  for each in model_of(config).layers[layer].sums:
+    *reads, outputs = (
+      tuple(f"{layer_name(layer)}/{part}" for part in parts)
+      for parts in (*(read.parts for read in each.reads), each.outputs)
+    )
+    # Join output kernels only if they are packed: a packed product can read
+    # inputs from several tensors. For an unpacked kernel, a step would have to
+    # join the inputs too, which costs more than a second product.
+    joined = [outputs] if is_packed else [(name,) for name in outputs]
+    found += [JoinedKernel(names, ()) for names in reads]
+    found += [JoinedKernel(names, outputs) for names in joined]
+  return found
+
+
 @dataclasses.dataclass(frozen=True)
 class DecodeModel:
-  """Decoding weights of one model on one mesh, and products with them."""
+  """Decoding weights of one model on one mesh, and products with them.
 
-  placement: CpuGpuPlacement  # devices and layout
+  `weights` has these names (`WeightMaker.make`):
+
+  table              embedding, [vocab, d_model], activation dtype
+  to_logits          transposed table of the logits, [d_model, vocab]
+  of a kernel        the matrix that joins it with others (`JoinedKernel`)
+  other parameters   scale, bias or table of positions
+  """
+
+  placement: Placement  # devices and layout
   config: ModelConfig
   dims: Dims  # `build_palm` replaces `batch` and `length` by the tokens' sizes
-  table: LaidOut  # embedding, [vocab, d_model], activation dtype
-  to_logits: LaidOut  # transposed table: a `Kernel` for each device's slice
-  # {name: scale, bias or table of positions}, as from WeightMaker.make_vectors.
-  vectors: dict[str, LaidOut]
-  # {names of the kernels that are joined into one matrix: a `Kernel` for each
-  # device's slice of this matrix}.
-  kernels: dict[tuple[str, ...], LaidOut]
-  is_packed: bool  # whether kernels are packed for `native`'s C++ operations
+  weights: Mapping[str, LaidOut]
+  is_packed: bool  # whether kernels are `PackedKernel`s, for C++ operations
   layers: Sequence[LayerWeights] = ()
 
   # Whether a cache has only two tensors, [layers, ...] each (rows.py). True on
@@ -70,10 +110,18 @@ class DecodeModel:
     """The dimension of a cache's tensors that counts the rows."""
     return int(self.has_stacks)
 
+  def take(self, name: str) -> LaidOut:
+    """Returns one of `weights`, with all of d_model on each device."""
+    return self.weights[name]
+
   def embed(self, tokens: LaidOut) -> LaidOut:
     """Returns each token's row of the embedding, [rows, d_model]."""
+    return self.look_up(self.take("table"), tokens)
+
+  def look_up(self, table: LaidOut, tokens: LaidOut) -> LaidOut:
+    """Returns each token's row of a table, [vocab, width]: [rows, width]."""
     first = slice_offset(self.placement, self.dims.vocab)
-    x = self.placement.slicewise(local_embedding, first, self.table, tokens)
+    x = self.placement.slicewise(local_embedding, first, table, tokens)
     # If a layout splits vocab, all-reduce [rows, d_model]: one slice of the
     # table gives a token's row, and the other slices give zeros.
     axes = split_axes(self.placement, [self.dims.vocab])
@@ -83,17 +131,17 @@ class DecodeModel:
 
   def norm_vectors(self, name: str) -> list[LaidOut]:
     """Returns a norm's scale plus offset, and any bias, [d_model] float32."""
-    scale, bias = self.vectors[f"{name}/scale"], f"{name}/bias"
+    scale, bias = self.weights[f"{name}/scale"], f"{name}/bias"
     if offset := NORMS[self.config.norm].scale_offset:
       scale = self.placement.slicewise(lambda x: x + offset, scale)
-    return [scale, self.vectors[bias]] if bias in self.vectors else [scale]
+    return [scale, self.weights[bias]] if bias in self.weights else [scale]
 
   def head_norm_scales(self, layer: str, read: Read) -> list[LaidOut]:
     """Returns scale plus offset, [d_kv] float32, of the norms of q and k."""
     return [
       self.placement.slicewise(
         lambda x, form=form: x + form.scale_offset,
-        self.vectors[f"{layer}/{each.norm_scale}"],
+        self.weights[f"{layer}/{each.norm_scale}"],
       )
       for each in read.projections
       if (form := each.head_norm)
@@ -105,19 +153,19 @@ class DecodeModel:
       slopes = tf.constant(alibi_slopes(self.config.num_heads))
       slices = self.placement.make_slices(slopes, mtf.Shape([self.dims.heads]))
       return [self.placement.LaidOutTensor(slices)]
-    return [self.vectors[f"{layer}/{name}"] for name, _ in mixer.extras]
+    return [self.weights[f"{layer}/{name}"] for name, _ in mixer.extras]
 
   def multiply(
-    self, xs: Sequence[LaidOut], kernel: LaidOut, *, is_step: bool
+    self, xs: Sequence[LaidOut], name: str, *, is_step: bool
   ) -> LaidOut:
-    """Multiplies rows by a kernel on each device; returns [rows, outer].
+    """Multiplies rows by the matrix `name`; returns [rows, outer].
 
     `xs` is one tensor [rows, inner]; for a packed kernel, `xs` may be several
     tensors, split along `inner`. `is_step` says whether a decoding step
     computes the product: a step has few rows, so other operations are faster.
     """
     return self.placement.slicewise(
-      lambda kernel, *xs: multiply(xs, kernel, is_step=is_step), kernel, *xs
+      lambda w, *xs: multiply(xs, w, is_step=is_step), self.take(name), *xs
     )
 
   def columns(self, read: Read, threads: int) -> JoinedColumns:
@@ -137,14 +185,13 @@ class DecodeModel:
 
   def project_vectors(self, layer: str, read: Read) -> list[LaidOut]:
     """Returns biases of products in `read`, and scales of norms of q and k."""
-    return [self.vectors[f"{layer}/{name}"] for name in vectors_of(read)]
+    return [self.weights[f"{layer}/{name}"] for name in vectors_of(read)]
 
   def project_in(
     self, x: LaidOut, layer: str, read: Read, *, is_step: bool
   ) -> LaidOut:
     """Multiplies x [rows, d_model] by the joined kernel of `read`."""
-    names = tuple(f"{layer}/{part}" for part in read.parts)
-    return self.multiply([x], self.kernels[names], is_step=is_step)
+    return self.multiply([x], f"{layer}/{read.parts[0]}", is_step=is_step)
 
   def project_out(
     self, layer: str, branches: Mapping[Projection, LaidOut], *, is_step: bool
@@ -154,13 +201,11 @@ class DecodeModel:
     `branches` is {output projection: its input, [rows, inputs]}.
     """
     if self.is_packed:
-      names = tuple(f"{layer}/{each.part}" for each in branches)
-      kernel = self.kernels[names]
-      return self.multiply([*branches.values()], kernel, is_step=is_step)
-    sums = {}
+      name = f"{layer}/{next(iter(branches)).part}"
+      return self.multiply([*branches.values()], name, is_step=is_step)
+    sums: dict[tuple[int, ...], list[LaidOut]] = {}
     for each, x in branches.items():
-      kernel = self.kernels[f"{layer}/{each.part}",]
-      y = self.multiply([x], kernel, is_step=is_step)
+      y = self.multiply([x], f"{layer}/{each.part}", is_step=is_step)
       axes = tuple(split_axes(self.placement, self.dims_of(each.inputs)))
       sums.setdefault(axes, []).append(y)
     # Before the all-reduce, add the products that need the same mesh axes, so
@@ -178,7 +223,7 @@ class DecodeModel:
     self, layer: str, outputs: Iterable[Projection]
   ) -> list[LaidOut]:
     """Returns the biases of output projections, [d_model] float32 each."""
-    return [self.vectors[f"{layer}/{x.bias}"] for x in outputs if x.has_bias]
+    return [self.weights[f"{layer}/{x.bias}"] for x in outputs if x.has_bias]
 
   def add_bias(self, x: LaidOut, bias: LaidOut) -> LaidOut:
     """Adds a vector to each row of x."""
@@ -188,9 +233,9 @@ class DecodeModel:
 
   def unembed(self, y: LaidOut, *, is_step: bool) -> LaidOut:
     """Returns logits of y [rows, d_model]: [rows, vocab], LOGITS_DTYPE."""
-    dtype, bias = logits_dtype(self.config), self.vectors.get("logits/bias")
+    dtype, bias = logits_dtype(self.config), self.weights.get("logits/bias")
     y = self.placement.slicewise(lambda y: tf.cast(y, dtype), y)
-    y = self.multiply([y], self.to_logits, is_step=is_step)
+    y = self.multiply([y], "to_logits", is_step=is_step)
     return y if bias is None else self.add_bias(y, bias)
 
   def for_each_layer(

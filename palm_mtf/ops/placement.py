@@ -1,0 +1,124 @@
+# Copyright 2026 The palm_mtf authors.
+# SPDX-License-Identifier: Apache-2.0
+"""What models, optimizers and decoding need of the devices of a pod.
+
+Executors implement `Placement`: mesh/cpu_gpu.py builds the operations of all
+devices, and executors/xla/xla_placement.py those of the device on which they
+run.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol, runtime_checkable
+
+from palm_mtf._tf import mtf, tf
+
+
+class LaidOut(Protocol):
+  """The slices of a tensor: of all devices, or of the device that is built.
+
+  Annotations use `LaidOut` also for an mtf.LazyAllreduceSum, whose slices are
+  terms of a sum.
+  """
+
+  @property
+  def tensor_list(self) -> list[tf.Tensor]:
+    """The slices; variables give a list of their slices' variables."""
+
+  @property
+  def slice_shape(self) -> list[int]:
+    """Shape of a slice."""
+
+
+class Placement(Protocol):
+  """The devices of one pod: a Mesh TensorFlow `MeshImpl` with more methods.
+
+  A collective runs separately in each group of devices whose coordinates differ
+  only along its mesh axes.
+  """
+
+  native_threads: int  # per C++ operation; 0 if the devices run none
+  cpu: str  # device of operations on whole tensors; "" lets XLA choose
+
+  @property
+  def shape(self) -> mtf.Shape:
+    """The mesh's axes."""
+
+  @property
+  def size(self) -> int:
+    """Number of devices."""
+
+  def tensor_dimension_to_mesh_axis(self, dim: mtf.Dimension) -> int | None:
+    """Returns the mesh axis that splits a dimension, if any."""
+
+  def slice_shape(self, shape: mtf.Shape) -> list[int]:
+    """Returns the shape of a device's slice of a tensor."""
+
+  # --- Slices ----------------------------------------------------------------
+
+  def LaidOutTensor(self, slices: list[tf.Tensor]) -> LaidOut:  # noqa: N802
+    """Makes slices one object; Mesh TensorFlow requires this name."""
+
+  def make_slices(self, x: tf.Tensor, shape: mtf.Shape) -> list[tf.Tensor]:
+    """Cuts x, all of a tensor, into slices."""
+
+  def combine_slices(
+    self, slices: list[tf.Tensor], shape: mtf.Shape
+  ) -> tf.Tensor:
+    """Returns all of a tensor, given its slices."""
+
+  def laid_out_pcoord(self, mesh_axis: int) -> LaidOut:
+    """Returns each device's coordinate along an axis, [] int32."""
+
+  def slicewise(self, fn: Callable[..., Any], *inputs: Any) -> Any:
+    """Applies `fn` to each device's slices of the inputs; returns slices."""
+
+  def delay(self, x: Any, signal: Any) -> Any:
+    """Returns x, but lets nothing read it before `signal`, to save memory."""
+
+  # --- Collectives -----------------------------------------------------------
+
+  def allreduce(
+    self, x: Any, mesh_axes: Sequence[int], reduction_fn_string: str
+  ) -> LaidOut:
+    """Reduces x by "SUM", "MAX" or "MIN", in the same order in each run."""
+
+  def allconcat(self, x: Any, mesh_axis: int, concat_axis: int) -> LaidOut:
+    """All-gathers x; each device gets all parts, joined along `concat_axis`."""
+
+  def allsplit(self, x: Any, mesh_axis: int, split_axis: int) -> LaidOut:
+    """Keeps each device's part of x, of which it has all."""
+
+  def reduce_scatter(self, x: Any, mesh_axis: int, split_axis: int) -> LaidOut:
+    """Sums x over a mesh axis; each device gets a part along `split_axis`."""
+
+  def lower(self, placements: Mapping[mtf.Mesh, Any]) -> Any:
+    """Lowers the graph of a mesh into the current tf.Graph."""
+
+
+@runtime_checkable
+class UpdatePlacement(Placement, Protocol):
+  """A `Placement` that keeps variables, which an optimizer updates in place."""
+
+  def assign_if_finite(
+    self, variable: Any, value: Any, is_finite: Any
+  ) -> list[tf.Operation]:
+    """Assigns `value`, in the stored dtype, if `is_finite`, [] bool, is true.
+
+    Otherwise the old value stays.
+    """
+
+  def update_if_finite(
+    self,
+    fn: Callable[..., Sequence[tf.Tensor]],
+    variables: Sequence[Any],
+    operands: Sequence[Any],
+    is_finite: Any,
+  ) -> list[tf.Operation]:
+    """Updates variables of one shape if `is_finite`; see `assign_if_finite`.
+
+    Args:
+      fn: element-wise function, defined in a module. It takes a list of the
+        variables' slices, then the operands' slices; it returns the next
+        values.
+      operands: tensors; the first has the shape of the variables.
+    """
