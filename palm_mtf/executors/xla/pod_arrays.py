@@ -44,7 +44,9 @@ class PodPrograms(PodDevices):
     stage_step: None without stages.
   """
 
-  def __init__(self, settings: str, number: int, num_hosts: int, stage: int):
+  def __init__(
+    self, settings: str, number: int, num_hosts: int, stage: int = 0
+  ):
     given = read_named(SETTINGS, settings)
     layout = given.mesh_layout
     devices = find_devices(layout, num_hosts, number)

@@ -227,7 +227,11 @@ def test_accelerators_keep_and_send_the_bytes_of_the_plan(mesh, frozen):
   planned = device_bytes(config, layout, PALM_OPTIMIZER, frozen=frozen)
   assert kept[True] == planned.weights + planned.frozen_weights
   assert kept[False] == planned.slots
-  sent = sum(x.stop - x.start for each in made.cut_parts(4) for x in each)
+  sent = sum(
+    x.stop - x.start
+    for each in made.cut_parts(made.parameters, 4)
+    for x in each
+  )
   assert 2 * sent == sum(
     sent_bytes(config, layout, "bfloat16", frozen).values()
   )

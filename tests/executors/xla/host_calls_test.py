@@ -127,7 +127,11 @@ def test_a_server_on_which_jax_does_not_start_in_time_is_named(monkeypatch):
 def test_why_jax_does_not_join_the_hosts_of_a_pod_is_one_line():
   jax.devices("cpu")  # JAX joins hosts only before it finds devices
   settings = HostSettings(
-    mesh_layout=MESH, number=1, num_hosts=2, coordinator="192.0.2.1:1"
+    mesh_layout=MESH,
+    number=1,
+    num_hosts=2,
+    num_stages=1,
+    coordinator="192.0.2.1:1",
   )
   found = start_host(dataclass_text(settings).encode()).decode()
   assert re.fullmatch(
