@@ -22,6 +22,8 @@ from jax.sharding import NamedSharding, PartitionSpec
 from palm_mtf.accounting.communication import axes_bandwidth
 from palm_mtf.accounting.plan import changes_between, memory_parts, nearest_fit
 from palm_mtf.accounting.step_time import device_rates
+from palm_mtf.architecture.block import model_of
+from palm_mtf.architecture.parameters import frozen_in_stage
 from palm_mtf.compilation.described_gpus import describe_gpu, describe_hosts
 from palm_mtf.compilation.hlo_text import (
   Collective,
@@ -29,12 +31,14 @@ from palm_mtf.compilation.hlo_text import (
   find_axes,
   read_excess,
 )
+from palm_mtf.compilation.stage_programs import list_programs
 from palm_mtf.config import DecodeConfig, PlanConfig
 from palm_mtf.config.tpu_slice import tpu_slice
 from palm_mtf.errors import UserError
 from palm_mtf.executors.xla.decode_arrays import PodPrograms, abstract_inputs
 from palm_mtf.executors.xla.devices import first_line, order_tpus
 from palm_mtf.executors.xla.scanned_model import StepSettings
+from palm_mtf.executors.xla.stage_functions import StageStep
 from palm_mtf.executors.xla.step_functions import PodStep
 from palm_mtf.generation.decode.generate_program import (
   AdvanceTexts,
@@ -43,6 +47,7 @@ from palm_mtf.generation.decode.generate_program import (
 )
 from palm_mtf.generation.decode.weights import DecodeSettings
 from palm_mtf.json_text import named_text
+from palm_mtf.steps.plan import stage_layers
 
 # Clock of a TPU core in Hz, to turn the compiler's cycles into seconds:
 # Jouppi et al. 2020 (v2, v3) and 2023 (v4).
@@ -137,11 +142,15 @@ def _compile_run(config: PlanConfig) -> dict[str, Any]:
   """Like `compile_run`, but raises _TooLargeError if the step does not fit."""
   layout, rates = config.mesh_layout, device_rates(config)
   programs, collectives, cycles = [], [], 0
-  for record, compiled in _compile_programs(config):
+  for record, compiled, times in _compile_programs(config):
     text = CompiledText(compiled.as_text())
     programs.append(record)
-    collectives += text.collectives
-    cycles += text.estimated_cycles
+    collectives += [
+      dataclasses.replace(x, times=times * x.times)
+      for x in text.collectives
+      if times
+    ]
+    cycles += times * text.estimated_cycles
   peak = max(x["peak_bytes"] for x in programs)
   if peak > rates.chip_memory_bytes:
     raise _TooLargeError(peak, rates.chip_memory_bytes)
@@ -200,15 +209,22 @@ def compile_decoding(config: PlanConfig) -> dict[str, Any]:
   return {"texts": num_texts, "programs": programs}
 
 
-def _compile_programs(config: PlanConfig) -> list[tuple[dict[str, Any], Any]]:
-  """Returns what `_compile` returns for each program of a training step."""
+def _compile_programs(
+  config: PlanConfig,
+) -> list[tuple[dict[str, Any], Any, int]]:
+  """Returns what `_compile` returns for each program of a training step.
+
+  The last item is the number of times that a step runs the program.
+  """
   made = PodStep(_settings(config), _platform(config))
   mesh = made.model.placement.make_mesh(_devices(config))
   state, numbers = made.abstract_state(mesh), made.abstract_numbers(mesh)
   batch, (changed, frozen) = made.abstract_batch(mesh), made.split(state)
+  if config.mesh_layout.stages > 1:
+    return _compile_stages(config, made, mesh)
   if config.pods.num_pods == 1:
     given = changed, frozen, batch, numbers
-    return [_compile(config, "step", made.step(mesh), given)]
+    return [(*_compile(config, "step", made.step(mesh), given), 1)]
   given = state, batch, numbers
   gradients = made.gradients(mesh)
   parts, losses = jax.eval_shape(gradients, *given)
@@ -230,12 +246,37 @@ def _compile_programs(config: PlanConfig) -> list[tuple[dict[str, Any], Any]]:
   kept = sum(
     math.prod(x.sharding.shard_shape(x.shape)) * x.dtype.itemsize
     for name, x in state.items()
-    if name not in made.weights
+    if name not in made.model.reads
   )
   return [
-    _compile(config, "gradients", gradients, given, kept),
-    _compile(config, "update", *update),
+    (*_compile(config, "gradients", gradients, given, kept), 1),
+    (*_compile(config, "update", *update), 1),
   ]
+
+
+def _compile_stages(
+  config: PlanConfig, made: PodStep, mesh: jax.sharding.Mesh
+) -> list[tuple[dict[str, Any], Any, int]]:
+  """Compiles the programs of the stages of a pod.
+
+  Like stages have like programs, so only the first of them is compiled. As in
+  the plan, a step's time and traffic are those of stage 0.
+  """
+  model, layout, frozen = config.model, config.mesh_layout, config.run.frozen
+  layers, found = model_of(model).layers, {}
+  for stage, own in enumerate(stage_layers(model.num_layers, layout.stages)):
+    frozen_here = frozen_in_stage(model, frozen, stage, layout.stages)
+    key = not stage, layers[own.start : own.stop], frozen_here
+    found.setdefault(key, stage)
+  compiled = []
+  for stage in found.values():
+    step = StageStep(_settings(config), made, mesh, stage)
+    several = config.pods.num_pods > 1
+    for each in list_programs(step, _settings(config), exchanges=several):
+      name = f"stage {stage}, {each.name}"
+      record = _compile(config, name, each.function, each.given, each.kept)
+      compiled.append((*record, 0 if stage else each.times))
+  return compiled
 
 
 def _settings(config: PlanConfig) -> StepSettings:

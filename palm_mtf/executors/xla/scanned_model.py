@@ -26,7 +26,7 @@ import numpy as np
 from jax import lax
 from jax import numpy as jnp
 
-from palm_mtf._tf import mtf, tf
+from palm_mtf._tf import mtf
 from palm_mtf.architecture.parameters import first_in_backward, parameters_of
 from palm_mtf.config import (
   OPTIMIZERS,
@@ -299,9 +299,9 @@ class ScannedModel(DeviceModel):
     return is_stacked(name)
 
   @property
-  def stream_dtype(self) -> tf.DType:
-    """Dtype of the residual stream between layers."""
-    return self._scans[0].before.dtype
+  def stream(self) -> mtf.Tensor:
+    """The residual stream before a layer."""
+    return self._scans[0].before
 
   def find_gradients(
     self, variables: Arrays, batch: Arrays, dropout_state: jax.Array

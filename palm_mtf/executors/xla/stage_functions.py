@@ -49,6 +49,8 @@ class StageStep:
   [devices, ...].
 
   Attributes:
+    mesh: JAX's mesh of the stage's devices.
+    stage: number of the stage in its pod.
     arrays: names of the variables and optimizer slots that the stage holds.
     gradients: names of the stage's trained variables.
     has_backward: whether the backward pass reaches the stage.
@@ -59,8 +61,8 @@ class StageStep:
   ):
     """Takes the graphs of all stages, `made`, and the stage's devices."""
     assert isinstance(made.model, ScannedModel)
-    self._made, self._model, self._mesh = made, made.model, mesh
-    self._stage, self._settings = stage, settings
+    self._made, self._model, self.mesh = made, made.model, mesh
+    self.stage, self._settings = stage, settings
     self.arrays = made.arrays_in(stage)
     self._own = made.model.gradients_in(stage)
     self._of_head = [] if stage else made.model.gradients_of_head
@@ -81,10 +83,35 @@ class StageStep:
       name: jax.ShapeDtypeStruct(
         x.outputs[0].shape.to_integer_list,
         x.outputs[0].dtype.as_numpy_dtype,
-        sharding=NamedSharding(self._mesh, self._rows[name]),
+        sharding=NamedSharding(self.mesh, self._rows[name]),
       )
       for name, x in self._model.features.items()
     }
+
+  def abstract_state(self) -> Arrays:
+    """Returns shape, dtype and sharding of each array that the stage holds."""
+    whole = self._made.abstract_state(self.mesh)
+    return {x: whole[x] for x in self.arrays}
+
+  def abstract_stream(self) -> jax.ShapeDtypeStruct:
+    """Returns shape and dtype of the residual stream, [devices, ...]."""
+    x = self._model.stream
+    shape = self._model.placement.slice_shape(x.shape)
+    dtype = x.dtype.as_numpy_dtype
+    return jax.ShapeDtypeStruct([self.mesh.size, *shape], dtype)
+
+  def count_numbers(self) -> list[int]:
+    """Returns the sizes of the vectors that `update` takes."""
+    optimizer = self._optimizer
+    sizes = [len(optimizer.rates), len(self._model.losses)]
+    for names_in in (optimizer.squares_in, optimizer.measured_in):
+      found = self._tensors_in_stages(names_in)
+      sizes.append(sum(optimizer.count(x) or 1 for x in found))
+    return sizes
+
+  def select_changed(self, arrays: Arrays) -> Arrays:
+    """Returns the arrays that an update changes."""
+    return self._made.split(arrays)[0]
 
   def read(self, arrays: Arrays) -> Arrays:
     """Returns the arrays that the passes read: no optimizer slots."""
@@ -100,7 +127,7 @@ class StageStep:
 
     def run(variables, rows, dropout_state, x):
       given = variables, rows, dropout_state, _own(x)
-      return _of_device(self._model.run_forward(self._stage, *given))
+      return _of_device(self._model.run_forward(self.stage, *given))
 
     return self._compile(run, [self._read, self._rows, None, self._each])
 
@@ -133,7 +160,7 @@ class StageStep:
 
     def run(variables, rows, dropout_state, kept, of_head, x, sums):
       given = variables, rows, dropout_state, *_own((kept, x, of_head))
-      x, gradients = self._model.run_backward(self._stage, *given)
+      x, gradients = self._model.run_backward(self.stage, *given)
       return _of_device((x, _add(_own(sums), gradients)))
 
     takes = [self._read, self._rows, None, *[self._each] * 4]
@@ -144,9 +171,7 @@ class StageStep:
     """Function of (variables, rows, x): the stream after the stage."""
 
     def run(variables, rows, x):
-      return _of_device(
-        self._model.infer(self._stage, variables, rows, _own(x))
-      )
+      return _of_device(self._model.infer(self.stage, variables, rows, _own(x)))
 
     return self._compile(run, [self._read, self._rows, self._each])
 
@@ -169,10 +194,10 @@ class StageStep:
       shapes = {x: tuple(self._made.slice_shape(x)) for x in names}
       if of_head:
         shapes |= dict.fromkeys(self._model.losses, ())
-      count = self._mesh.size
+      count = self.mesh.size
       return {x: jnp.zeros([count, *y]) for x, y in shapes.items()}
 
-    each = NamedSharding(self._mesh, self._each)
+    each = NamedSharding(self.mesh, self._each)
     return jax.jit(make, static_argnums=0, out_shardings=each)
 
   @functools.cached_property
@@ -287,7 +312,7 @@ class StageStep:
     # a value of each device.
     takes = [REPLICATED if x is None else x for x in takes]
     gives = self._each if gives is None else gives
-    return compile_function(self._mesh, run, takes, gives, donated)
+    return compile_function(self.mesh, run, takes, gives, donated)
 
   def _join_losses(self, losses: Arrays) -> jax.Array:
     names = [x for x in self._model.losses if x in losses]
@@ -319,6 +344,11 @@ class StageStep:
     numbers = dict(zip(self._model.losses, losses, strict=True))
     numbers |= dict(zip(optimizer.rates, rates, strict=True))
     return by_tensor, optimizer.find_scalars(index, by_tensor, numbers)
+
+  def _tensors_in_stages(self, names_in: Any) -> list[mtf.Tensor]:
+    stages = range(self._settings.mesh_layout.stages)
+    parts = (self._optimizer.parts_in(x) for x in stages)
+    return [x for y in parts for x in names_in(y)]
 
   def _split_numbers(
     self, names_in: Any, numbers: jax.Array

@@ -79,7 +79,7 @@ class StagesBuilder(StepBuilder):
         phase, dtypes = stage_arrays.INFER_HEAD, [tf.float32]
     leaves = target is not None and not self._is_near(node, target)
     if leaves:
-      dtypes = [self._pod_step.model.stream_dtype] * self._devices.num_local
+      dtypes = [self._pod_step.model.stream.dtype] * self._devices.num_local
     with tf.device(self._devices.client):
       first_row = node.pod * settings.num_rows
       first_row += self._microbatch * settings.micro_rows

@@ -1,0 +1,130 @@
+# Copyright 2026 The palm_mtf authors.
+# SPDX-License-Identifier: Apache-2.0
+"""The programs of a pipeline stage, and what else the stage keeps meanwhile."""
+
+import functools
+import math
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import jax
+from jax import numpy as jnp
+from jax.sharding import NamedSharding, PartitionSpec
+
+from palm_mtf.executors.xla.scanned_model import StepSettings
+from palm_mtf.executors.xla.stage_functions import StageStep
+from palm_mtf.model.dropout import DROPOUT_STATE
+from palm_mtf.steps.plan import num_kept
+
+
+class StageProgram(NamedTuple):
+  """A program of a stage, to compile without data.
+
+  Attributes:
+    given: shapes, dtypes and shardings of the arguments.
+    kept: bytes per device of other arrays that stay in memory meanwhile.
+    times: how many times a step runs the program.
+  """
+
+  name: str
+  function: Any
+  given: Sequence[Any]
+  kept: int
+  times: int = 1
+
+
+def list_programs(
+  step: StageStep, settings: StepSettings, *, exchanges: bool
+) -> list[StageProgram]:
+  """Returns a stage's programs; `exchanges` tells whether pods exchange."""
+  return _Stage(step, settings).list(exchanges=exchanges)
+
+
+class _Stage:
+  def __init__(self, step: StageStep, settings: StepSettings):
+    self._step, self._layout = step, settings.mesh_layout
+    self._dcn_dtype = settings.dcn_dtype
+    self._programs: list[StageProgram] = []
+
+  def list(self, *, exchanges: bool) -> list[StageProgram]:
+    step = self._step
+    state, variables = step.abstract_state(), step.read(step.abstract_state())
+    rows, times = step.abstract_rows(), self._layout.num_microbatches
+    dropout = self._everywhere([DROPOUT_STATE.size], jnp.int32)
+    slots = _bytes(state) - _bytes(variables)
+    given = variables, rows, dropout
+    before = self._of_devices(step.abstract_stream()) if step.stage else None
+    stream, kept = self._run(step.forward, *given, before)
+    sums = self._run(functools.partial(step.zeros, False))
+    of_head, head_sums = [], {}
+    if not step.stage:
+      head_sums = self._run(functools.partial(step.zeros, True))
+    # A stage keeps the activations of several microbatches.
+    num_waiting = num_kept(step.stage, self._layout) - step.has_backward
+    waiting = num_waiting * _bytes(kept)
+    own, others = _bytes(sums), _bytes(head_sums)
+    self._add(
+      "forward", (*given, before), slots + waiting + own + others, times
+    )
+    if not step.stage:
+      rest = slots + waiting + _bytes(kept) + own
+      self._add("head", (*given, stream, head_sums), rest, times)
+      _, of_head, _ = self._run(step.head, *given, stream, head_sums)
+    if step.has_backward:
+      arguments = *given, kept, of_head, stream, sums
+      self._add("backward", arguments, slots + waiting + others, times)
+    self._add_update(state, sums | head_sums, exchanges=exchanges)
+    return self._programs
+
+  def _add_update(self, state: Any, sums: Any, *, exchanges: bool) -> None:
+    step, held = self._step, _bytes(state)
+    if exchanges:
+      self._add("parts", (sums,), held)
+      parts, _ = self._run(step.parts, sums)
+      parts = jax.tree.map(
+        lambda x: jax.ShapeDtypeStruct(
+          x.shape, jnp.float32, sharding=x.sharding
+        ),
+        parts,
+      )
+      self._add("join", (parts,), held)
+    else:
+      self._add("total", (sums,), held)
+    gradients = {x: state[x] for x in step.gradients}
+    changed = step.select_changed(state)
+    numbers = [self._everywhere([x], jnp.float32) for x in step.count_numbers()]
+    rest = held - _bytes(changed)
+    self._add("measure", (changed, gradients, *numbers[:-1]), rest)
+    self._add("update", (changed, gradients, *numbers), rest)
+
+  def _add(
+    self, name: str, given: Sequence[Any], kept: int, times: int = 1
+  ) -> None:
+    function = getattr(self._step, name)
+    self._programs.append(StageProgram(name, function, given, kept, times))
+
+  def _run(self, function: Any, *given: Any) -> Any:
+    """Returns the shapes of a program's results, a value of each device."""
+    return self._of_devices(jax.eval_shape(function, *given))
+
+  def _of_devices(self, x: Any) -> Any:
+    each = NamedSharding(self._step.mesh, PartitionSpec(self._axes))
+    return jax.tree.map(
+      lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=each), x
+    )
+
+  def _everywhere(self, shape: Sequence[int], dtype: Any) -> Any:
+    everywhere = NamedSharding(self._step.mesh, PartitionSpec())
+    return jax.ShapeDtypeStruct(shape, dtype, sharding=everywhere)
+
+  @property
+  def _axes(self) -> tuple[str, ...]:
+    return self._step.mesh.axis_names
+
+
+def _bytes(arrays: Any) -> int:
+  """Returns the bytes of arrays on a device."""
+  return sum(
+    math.prod(x.sharding.shard_shape(x.shape)) * x.dtype.itemsize
+    for x in jax.tree.leaves(arrays)
+  )
