@@ -74,8 +74,8 @@ IMPORTS = {
   "optim runtime/addresses runtime/server runtime/server_info programs "
   "generation/decode runtime/client executors/executor",
   "executors/choose": "config machine executors/executor",
-  "compilation": "errors json_text config accounting generation/decode "
-  "executors/xla",
+  "compilation": "errors json_text config steps architecture accounting model "
+  "generation/decode executors/xla",
   "runtime/tracer": "errors user_code config machine _tf ops runtime/program "
   "mesh runtime/client executors/host",
   "rates": "console json_text config machine _tf accounting ops "

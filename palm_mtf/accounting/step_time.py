@@ -219,7 +219,8 @@ def _predict_stages(
     for x in plan.sends_from(pod=0, stage=0)
   )
   chips = mesh.pod_devices / config.hardware.chip_devices
-  is_beyond_links = chips > (rates.chip_link_chips or chips)
+  # Each stage of TPUs is a slice, and no links join slices.
+  is_beyond_links = mesh.tpu or chips > (rates.chip_link_chips or chips)
   name = "chip_dcn_bandwidth" if is_beyond_links else "chip_link_bandwidth"
   secs = sent / mesh.num_devices / getattr(rates, name)
   of_first = first.total - first.update + secs

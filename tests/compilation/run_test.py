@@ -109,6 +109,29 @@ def test_two_pods_run_gradients_and_an_update(compile_run):
   assert found["peak_bytes"] == max(x["peak_bytes"] for x in found["programs"])
 
 
+@pytest.mark.parametrize("num_pods", [1, 2])
+def test_stages_gather_the_weights_of_the_plan_and_keep_its_state(
+  compile_run, num_pods
+):
+  """Each stage also has activations of other microbatches in memory."""
+  config = quickstart(NUM_PODS=num_pods, STAGES=2, NUM_MICROBATCHES=2)
+  found, plan = compile_run(config), plan_of(config)
+  last = ["parts", "join"] if num_pods == 2 else ["total"]
+  expected = [
+    f"stage {stage}, {name}"
+    for stage in range(2)
+    for name in ("forward", "head", "backward", *last, "measure", "update")
+    if (stage, name) != (1, "head")
+  ]
+  assert [x["program"] for x in found["programs"]] == expected
+  gathers = ("all_gather", "data")
+  planned = moved(plan)[gathers]
+  assert moved(found)[gathers] == pytest.approx(planned, rel=0.01)
+  held = sum(plan["device_bytes"][x] for x in ("weights", "slots"))
+  for each in found["programs"][:5]:
+    assert each["peak_bytes"] >= held
+
+
 def test_settings_that_fit_are_found_by_compiling_them(compile_run, compiled):
   config = quickstart(NUM_PODS=1, GLOBAL_BATCH_SIZE=128)
   # A step of 16 sequences needs half of this, and a step of 128 more than this.

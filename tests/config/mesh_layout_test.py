@@ -306,7 +306,7 @@ def test_no_microbatch_is_refused():
 
 
 def test_stages_that_do_not_divide_the_layers_are_refused():
-  """And stages of TPUs, whose programs are not cut."""
+  """And loops of steps, of which stages have none."""
   mesh = MeshLayout(mesh_shape="", layout="", stages=2)
   assert mesh.pod_devices == 2
   three = dataclasses.replace(CONFIG, num_layers=3)
@@ -314,9 +314,9 @@ def test_stages_that_do_not_divide_the_layers_are_refused():
     "NUM_LAYERS = 3 is not divisible by STAGES = 2; use a divisor of 3."
   )
   split = {"mesh_shape": "data:4", "layout": "batch:data", "stages": 2}
-  assert message_of(MeshLayout, **split, tpu="v4-8") == (
-    'STAGES = 2 and TPU = "v4-8": only CPUs and GPUs run stages; set STAGES = '
-    "1."
+  assert message_of(MeshLayout, **split, tpu="v4-8", steps_per_loop=4) == (
+    "STAGES = 2 and STEPS_PER_LOOP = 4: stages send each other activations in "
+    "each step; set STEPS_PER_LOOP = 1."
   )
   said = message_of(MeshLayout, mesh_shape="", layout="", stage_order="1b1f")
   assert said.startswith("STAGE_ORDER = '1b1f'")
