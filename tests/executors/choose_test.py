@@ -27,11 +27,11 @@ def test_a_mesh_of_tpus_uses_accelerators_on_any_machine():
   ("mesh", "name"),
   [
     (PLAIN, "XlaExecutor"),
-    (STAGES, "HostExecutor"),
+    (STAGES, "XlaExecutor"),
     (OF_ANY_MODEL, "HostExecutor"),
   ],
 )
-def test_gpus_run_palm_without_stages(mesh, name, monkeypatch):
+def test_gpus_run_palm_and_its_stages(mesh, name, monkeypatch):
   assert name_of(choose.executor_of(mesh)) == "HostExecutor"
   monkeypatch.setattr(processors, "has_gpus", lambda: True)
   assert name_of(choose.executor_of(mesh)) == name
