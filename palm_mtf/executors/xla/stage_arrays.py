@@ -12,6 +12,7 @@ or the 0 that the call of the other stage returns instead.
 """
 
 import collections
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -31,6 +32,16 @@ from palm_mtf.steps.plan import BACKWARD, FORWARD, HEAD
 # Phases of a pass that computes losses without gradients.
 INFER, INFER_HEAD = "infer", "infer_head"
 
+# Where the stage is that takes the stream.
+HERE, AWAY = b"here", b"away"
+
+# Keys of a `DeviceStore`: what a forward pass, or the head, keeps for the
+# backward pass of a microbatch; sums over microbatches, of the stage's and of
+# the head's variables; and, of the last call of a step, the gradients and what
+# the host has returned.
+_KEPT, _OF_HEAD, _SUMS, _HEAD_SUMS = "kept", "of_head", "sums", "head_sums"
+_GRADIENTS, _RETURNED = "gradients", "returned"
+
 
 @pod_function
 def run_pass(
@@ -41,7 +52,7 @@ def run_pass(
   dropout_state: np.ndarray,
   source: bytes,
   source_phase: bytes,
-  has_target: np.bool_,
+  target: bytes,
   *given: np.ndarray,
 ) -> tuple[np.ndarray, ...]:
   """Runs a pass of the stage for a microbatch.
@@ -52,13 +63,14 @@ def run_pass(
     source: `PodName` of the stage of this process that passes the stream to
       this stage; b"" if none does.
     source_phase: the phase in which `source` does so; b"" if no stage does.
-    has_target: whether a stage of another process takes the results.
+    target: HERE if a stage of this process takes the stream after the pass,
+      AWAY if one of another process does; b"" if none does.
     given: if the stream is from another process, its value on each device of
       this host; then the features, if the pass reads rows.
 
   Returns:
-    The stream's value on each device of this host, if `has_target`; the losses,
-    [losses] float32, for INFER_HEAD; otherwise 0.
+    The stream's value on each device of this host, if `target` is AWAY; the
+    losses, [losses] float32, for INFER_HEAD; otherwise 0.
   """
   held, programs = open_pod(pod, settings)
   taken, rows = None, list(given)
@@ -69,112 +81,76 @@ def run_pass(
   elif source_phase:
     count = len(programs.local)
     taken, rows = programs.join_each(given[:count]), rows[count:]
-  ran = _PASSES[phase.decode()]
-  found = ran(held, programs, int(microbatch), dropout_state, taken, rows)
+  run = _Pass(held, programs, int(microbatch), dropout_state, rows)
+  found = run.by_phase[phase.decode()](taken)
   if phase.decode() == INFER_HEAD:
     return (np.array(found.addressable_data(0)),)
-  if has_target:
+  if target == AWAY:
     return tuple(np.array(x) for x in programs.slices(found).values())
-  if found is not None:
+  if target == HERE:
     held.values.setdefault(phase, collections.deque()).append(found)
   return (np.int32(0),)
 
 
-def _forward(
-  held: DeviceStore,
-  programs: PodPrograms,
-  microbatch: int,
-  dropout_state: np.ndarray,
-  x: jax.Array | None,
-  rows: Sequence[np.ndarray],
-) -> jax.Array:
-  step, batch = programs.stage_step, programs.put_batch(rows)
-  x, kept = step.forward(step.read(held.arrays), batch, dropout_state, x)
-  if step.has_backward:
-    held.values[_KEPT, microbatch] = batch, dropout_state, kept
-  return x
+class _Pass:
+  """A pass of a stage for a microbatch.
 
+  Its methods take the residual stream, or its gradient, and return the same
+  after the pass, or None if no stage needs it.
+  """
 
-def _head(
-  held: DeviceStore,
-  programs: PodPrograms,
-  microbatch: int,
-  dropout_state: np.ndarray,
-  x: jax.Array,
-  rows: Sequence[np.ndarray],
-) -> jax.Array | None:
-  step, batch = programs.stage_step, programs.put_batch(rows)
-  sums = _take_sums(held, programs, microbatch, of_head=True)
-  given = step.read(held.arrays), batch, dropout_state, x, sums
-  x, of_head, held.values[_SUMS, True] = step.head(*given)
-  held.values[_OF_HEAD, microbatch] = of_head
-  return x
+  def __init__(
+    self,
+    held: DeviceStore,
+    programs: PodPrograms,
+    microbatch: int,
+    dropout_state: np.ndarray,
+    rows: Sequence[np.ndarray],
+  ):
+    self._held, self._step = held, programs.stage_step
+    self._microbatch, self._dropout_state = microbatch, dropout_state
+    self._rows = programs.put_batch(rows) if rows else None
+    self._variables = self._step.read(held.arrays)
+    self.by_phase: dict[str, Callable[..., Any]] = {
+      FORWARD: self._forward,
+      HEAD: self._head,
+      BACKWARD: self._backward,
+      INFER: functools.partial(self._infer, self._step.infer),
+      INFER_HEAD: functools.partial(self._infer, self._step.infer_head),
+    }
 
+  def _forward(self, x: jax.Array | None) -> jax.Array:
+    given = self._variables, self._rows, self._dropout_state
+    x, kept = self._step.forward(*given, x)
+    if self._step.has_backward:
+      of_pass = self._rows, self._dropout_state, kept
+      self._held.values[_KEPT, self._microbatch] = of_pass
+    return x
 
-def _backward(
-  held: DeviceStore,
-  programs: PodPrograms,
-  microbatch: int,
-  unused: np.ndarray,
-  x: jax.Array,
-  rows: Sequence[np.ndarray],
-) -> jax.Array | None:
-  step = programs.stage_step
-  batch, dropout_state, kept = held.values.pop((_KEPT, microbatch))
-  of_head = held.values.pop((_OF_HEAD, microbatch), [])
-  sums = _take_sums(held, programs, microbatch, of_head=False)
-  x, held.values[_SUMS, False] = step.backward(
-    *(step.read(held.arrays), batch, dropout_state, kept, of_head, x, sums)
-  )
-  return x
+  def _head(self, x: jax.Array) -> jax.Array | None:
+    given = self._variables, self._rows, self._dropout_state, x
+    x, of_head, sums = self._step.head(*given, self._take_sums(_HEAD_SUMS))
+    self._held.values[_HEAD_SUMS] = sums
+    self._held.values[_OF_HEAD, self._microbatch] = of_head
+    return x
 
+  def _backward(self, x: jax.Array) -> jax.Array | None:
+    values = self._held.values
+    rows, dropout_state, kept = values.pop((_KEPT, self._microbatch))
+    # Only stage 0 has what the head gives.
+    of_head = values.pop((_OF_HEAD, self._microbatch), [])
+    given = self._variables, rows, dropout_state, kept, of_head, x
+    x, values[_SUMS] = self._step.backward(*given, self._take_sums(_SUMS))
+    return x
 
-def _infer(
-  held: DeviceStore,
-  programs: PodPrograms,
-  microbatch: int,
-  dropout_state: np.ndarray,
-  x: jax.Array | None,
-  rows: Sequence[np.ndarray],
-) -> jax.Array:
-  step = programs.stage_step
-  return step.infer(step.read(held.arrays), programs.put_batch(rows), x)
+  def _infer(self, program: Callable[..., Any], x: jax.Array | None) -> Any:
+    return program(self._variables, self._rows, x)
 
-
-def _infer_head(
-  held: DeviceStore,
-  programs: PodPrograms,
-  microbatch: int,
-  dropout_state: np.ndarray,
-  x: jax.Array,
-  rows: Sequence[np.ndarray],
-) -> jax.Array:
-  step = programs.stage_step
-  return step.infer_head(step.read(held.arrays), programs.put_batch(rows), x)
-
-
-_PASSES: dict[str, Callable[..., Any]] = {
-  FORWARD: _forward,
-  HEAD: _head,
-  BACKWARD: _backward,
-  INFER: _infer,
-  INFER_HEAD: _infer_head,
-}
-
-# Keys of a `DeviceStore`: what a forward pass, or the head, keeps for the
-# backward pass of a microbatch; sums over microbatches; and, of the last call
-# of a step, the gradients and what the host has returned.
-_KEPT, _OF_HEAD, _SUMS = "kept", "of_head", "sums"
-_GRADIENTS, _RETURNED = "gradients", "returned"
-
-
-def _take_sums(
-  held: DeviceStore, programs: PodPrograms, microbatch: int, *, of_head: bool
-) -> dict[str, jax.Array]:
-  if microbatch:
-    return held.values.pop((_SUMS, of_head))
-  _forget_step(held)
-  return programs.stage_step.zeros(of_head)
+  def _take_sums(self, key: str) -> dict[str, jax.Array]:
+    if self._microbatch:
+      return self._held.values.pop(key)
+    _forget_step(self._held)
+    return self._step.zeros(key == _HEAD_SUMS)
 
 
 def _forget_step(held: DeviceStore) -> None:
@@ -184,11 +160,8 @@ def _forget_step(held: DeviceStore) -> None:
 
 def _pop_sums(held: DeviceStore) -> dict[str, jax.Array]:
   """Returns the sums of the stage's gradients and, in stage 0, the head's."""
-  return {
-    name: x
-    for of_head in (True, False)
-    for name, x in held.values.pop((_SUMS, of_head), {}).items()
-  }
+  sums = [held.values.pop(x, {}) for x in (_HEAD_SUMS, _SUMS)]
+  return sums[0] | sums[1]
 
 
 # The functions below are parts of one call of the client. If a loss is not

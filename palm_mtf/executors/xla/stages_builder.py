@@ -77,8 +77,11 @@ class StagesBuilder(StepBuilder):
       phase = stage_arrays.INFER
       if target is None:
         phase, dtypes = stage_arrays.INFER_HEAD, [tf.float32]
-    leaves = target is not None and not self._is_near(node, target)
-    if leaves:
+    goes = b""
+    if target:
+      is_here = self._is_near(node, target)
+      goes = stage_arrays.HERE if is_here else stage_arrays.AWAY
+    if goes == stage_arrays.AWAY:
       dtypes = [self._pod_step.model.stream.dtype] * self._devices.num_local
     with tf.device(self._devices.client):
       first_row = node.pod * settings.num_rows
@@ -101,7 +104,7 @@ class StagesBuilder(StepBuilder):
         place,
         stage_arrays.run_pass,
         dtypes,
-        *(phase, self._microbatch, state, name, of_source, leaves),
+        *(phase, self._microbatch, state, name, of_source, goes),
         of_host=given,
       )
 

@@ -8,10 +8,12 @@ or programs with the steps here. Virtual CPU devices take the place of TPUs.
 
 import dataclasses
 
+import jax
 import numpy as np
 import pytest
 
 from palm_mtf.config import PodsConfig
+from palm_mtf.executors.xla import device_store
 from palm_mtf.training.step import NonFiniteStepError
 from tests.blocks import SETTINGS
 from tests.executors.xla.program_run import build_on_accelerators, run_of
@@ -92,8 +94,8 @@ def test_stages_take_the_steps_of_one_mesh_of_hosts(
   check_same(found, train(config, **given))
 
 
-def test_a_loss_of_a_batch_is_that_of_the_host_and_bad_steps_change_nothing():
-  """A step whose loss is not finite is refused; the next step trains."""
+def test_a_bad_step_changes_nothing_and_steps_keep_no_activations():
+  """And the losses of a batch are those of the host."""
   config = small_config(num_layers=2)
   mesh = in_stages(mesh_layout("fully sharded", tpu="v4-8"), 2, 2)
   batch = random_examples(config, batch_size=BATCH_SIZE, seed=1)
@@ -112,3 +114,9 @@ def test_a_loss_of_a_batch_is_that_of_the_host_and_bad_steps_change_nothing():
     for name, value in run.variables().items():
       np.testing.assert_array_equal(value, before[name], err_msg=name)
     assert np.isfinite(run.step.run(batch, 0)["loss"])
+    name = run.program.devices.name
+    stores = device_store._stores.values()
+    kept = [x.values for x in stores if x.name.client == name]
+    assert len(kept) == 2
+    # No activation or gradient stays on devices after a step.
+    assert not jax.tree.leaves(kept)
