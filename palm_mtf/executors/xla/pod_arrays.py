@@ -44,9 +44,7 @@ class PodPrograms(PodDevices):
     stage_step: None without stages.
   """
 
-  def __init__(
-    self, settings: str, number: int, num_hosts: int, stage: int = 0
-  ):
+  def __init__(self, settings: str, number: int, num_hosts: int, stage: int):
     given = read_named(SETTINGS, settings)
     layout = given.mesh_layout
     devices = find_devices(layout, num_hosts, number)
@@ -81,9 +79,24 @@ class PodPrograms(PodDevices):
     jax.eval_shape(self.step, *state, self.features, numbers)
 
 
-# Keep programs when their client leaves, so that the next client compiles none.
-# The stages of a pod may all be in this process.
-make_programs = functools.lru_cache(maxsize=32)(PodPrograms)
+@functools.lru_cache(maxsize=4)
+def programs_of(settings: str) -> dict[tuple[int, int, int], PodPrograms]:
+  """Returns the programs of the pods and stages of this process with `settings`.
+
+  The cache keeps programs when their client leaves, so that the next client
+  compiles none.
+  """
+  return {}
+
+
+def make_programs(
+  settings: str, number: int, num_hosts: int, stage: int = 0
+) -> PodPrograms:
+  """Returns the programs of a pod or a stage, made once."""
+  made, place = programs_of(settings), (number, num_hosts, stage)
+  if place not in made:
+    made[place] = PodPrograms(settings, *place)
+  return made[place]
 
 
 def open_pod(pod: bytes, settings: bytes) -> tuple[DeviceStore, PodPrograms]:

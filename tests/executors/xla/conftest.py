@@ -16,7 +16,7 @@ def rehearsal(monkeypatch):
   """Frees the programs of a test, of which a worker could hold only a few."""
   monkeypatch.setenv("JAX_PLATFORMS", "cpu")
   yield
-  pod_arrays.make_programs.cache_clear()
+  pod_arrays.programs_of.cache_clear()
   pod_arrays.make_pod_step.cache_clear()
   decode_arrays.make_programs.cache_clear()
   jax.clear_caches()
