@@ -81,7 +81,7 @@ class PodPrograms(PodDevices):
 
 @functools.lru_cache(maxsize=4)
 def programs_of(settings: str) -> dict[tuple[int, int, int], PodPrograms]:
-  """Returns the programs of the pods and stages of this process with `settings`.
+  """Returns {place in this process: programs of a pod or stage}, filled later.
 
   The cache keeps programs when their client leaves, so that the next client
   compiles none.
