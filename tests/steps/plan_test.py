@@ -124,6 +124,35 @@ def test_stages_of_any_speed_come_to_an_end(order):
 
 
 @pytest.mark.parametrize(("num_stages", "num_microbatches", "order"), EVERY)
+@pytest.mark.parametrize("begin", [0, 1])
+def test_on_accelerators_stage_0_runs_the_head_in_an_order_that_ends(
+  num_stages, num_microbatches, order, begin
+):
+  """Its hosts run all programs in one order, and its own passes keep theirs."""
+  mesh = in_stages(num_stages, num_microbatches, order)
+  given = mesh, PodsConfig(num_pods=1)
+  first, *others = plan_step(*given, first_backward=begin).streams
+  plan = plan_step(*given, first_backward=begin, on_accelerators=True)
+  merged, *same = plan.streams
+  head = others.pop()
+  assert same == others
+  assert [x for x in merged if x not in head] == [*first]
+  assert [x for x in merged if x in head] == [*head]
+  sources = {x.target: x.source for x in plan.edges if isinstance(x, Send)}
+  ended, left = set(), [[*x] for x in plan.streams]
+  while any(left):
+    before = len(ended)
+    for calls in left:
+      while calls:
+        (name,), microbatch = calls[0]
+        if name in sources and (sources[name], microbatch) not in ended:
+          break
+        ended.add((name, microbatch))
+        del calls[0]
+    assert len(ended) > before, f"deadlock: {left}"
+
+
+@pytest.mark.parametrize(("num_stages", "num_microbatches", "order"), EVERY)
 def test_gpipe_keeps_all_microbatches_and_1f1b_one_per_later_stage(
   num_stages, num_microbatches, order
 ):
