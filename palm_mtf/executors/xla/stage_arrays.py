@@ -242,7 +242,8 @@ def measure_variables(
 
   Args:
     pod, settings: as in `run_pass`.
-    rates: learning rate and 1 - beta2, [2] float32.
+    rates: the optimizer's `RATES` for the step, such as the learning rate,
+      [rates] float32.
     losses: sums of the losses over all pods, [losses] float32.
     squares: the gradients' sums of squares in all stages, [squares] float32.
 
