@@ -54,8 +54,8 @@ from palm_mtf.json_text import json_text
 from palm_mtf.model_dir.paths import ModelDir, step_of
 
 _SHOWN_DIFFERENCES = 3
-# Settings that earlier versions lacked, and that implied another value than
-# today's default: {macro: value}.
+# {macro: value} for settings that earlier versions of palm_mtf lacked. Those
+# versions worked as with this value, which is not the default of this version.
 BEFORE = {"NORM_SCALE": "plain", "LOGITS_DTYPE": "activation"}
 
 
@@ -64,8 +64,8 @@ def open_newest(
 ) -> tuple[Checkpoint, Vocabulary]:
   """Returns a run's newest whole checkpoint, held open, and its vocabulary.
 
-  Raises UserError if there is no whole checkpoint, or its model or vocabulary
-  is not that of the settings.
+  Raises UserError if there is no whole checkpoint, or if `config` has another
+  model or vocabulary than the checkpoint.
   """
   shapes = parameter_shapes(config.model)
   checkpoint = newest_checkpoint(model_dir, shapes)
@@ -81,7 +81,8 @@ def newest_checkpoint(
 ) -> Checkpoint:
   """Returns a run's newest whole checkpoint, with its files held open.
 
-  A trainer may remove the checkpoint meanwhile, but open files stay readable.
+  A trainer may remove the checkpoint before the caller has read it, but open
+  files stay readable.
 
   Raises UserError if there is no whole checkpoint, or the shapes of its
   parameters are not `shapes`.
@@ -118,17 +119,18 @@ def check_same_model(
     )
 
 
-# Settings that a resumed run may change, although they are the model's: shapes
-# of parameters and the function that the model computes stay the same.
+# Model settings that a resumed run may change, because neither the shapes of
+# parameters nor the function that the model computes depends on them.
 _FREE = "SEQUENCE_LENGTH LOGITS_DTYPE OUTPUT_FAN_IN REMAT OBJECTIVE".split()
 
 
 def check_same_function(checkpoint: Checkpoint, model: ModelConfig) -> None:
-  """Raises UserError if a run would resume as a model of another function.
+  """Raises UserError if `model` computes another function than the checkpoint.
 
-  `checkpoint` is the run's own, and has the shapes of `model`. Shapes of
-  parameters do not show the positions of a layer or the activation of its MLP.
-  Settings may be written differently, such as LAYERS with other names.
+  `checkpoint` belongs to the run that resumes, and has the shapes of `model`.
+  Equal shapes are not enough: they do not show the position encoding of a layer
+  or the activation function of its MLP. Different settings may compute the same
+  function, such as LAYERS with other names.
   """
   now = model.macros()
   before = now | {
@@ -150,7 +152,7 @@ def check_same_function(checkpoint: Checkpoint, model: ModelConfig) -> None:
 
 
 def _function_of(model: ModelConfig) -> tuple[object, ...]:
-  """Returns what decides, besides shapes, which function a model computes."""
+  """Returns a key: models of the same shapes and key compute one function."""
   scale = model.score_scale or model.d_kv**-0.5
   layers = model_of(dataclasses.replace(model, score_scale=scale))
   norm = NORMS[model.norm], model.norm_epsilon
@@ -160,8 +162,9 @@ def _function_of(model: ModelConfig) -> tuple[object, ...]:
 def settings_of(manifest: Manifest) -> dict[str, object]:
   """Returns {macro: value} of the settings with which a run was trained.
 
-  The run may be of a version that lacked some of the settings. They have the
-  values that this version implied.
+  The run may have been trained by an earlier version of palm_mtf, which lacked
+  some settings. For these, the result has the values that match the behavior of
+  the earlier version.
   """
   defaults = macros_of(Config, manifest.settings)
   known = {name: x for name, x in defaults.items() if x is not MISSING}
@@ -259,7 +262,7 @@ def warn_of_other_split(
 
 
 def _is_other(checkpoint: Checkpoint, corpus: Corpus) -> bool:
-  """Returns whether the checkpoint trained on, or held out, other text."""
+  """Returns whether the checkpoint's run had other text than `corpus`."""
   trained = checkpoint.manifest.data
   # A corpus's fingerprint depends on how documents are packed into rows, too.
   # Use the checkpoint's packing, so that only other text makes it differ.
@@ -296,10 +299,11 @@ class NamedWeights:
 
 
 def find_weights(setting: str, path: str) -> NamedWeights:
-  """Returns the weights at `path`, after comparing each file with its hash.
+  """Returns the weights at `path`, with their files held open.
 
   `path`, the value of `setting`, is the folder of a checkpoint or a run, or a
-  TensorFlow prefix.
+  TensorFlow prefix. The files of a checkpoint are compared with the hashes in
+  its manifest; a TensorFlow prefix has no hashes.
 
   Raises UserError if there are no weights, or the weights are damaged.
   """
@@ -342,7 +346,8 @@ def find_weights(setting: str, path: str) -> NamedWeights:
 def read_shapes(weights: NamedWeights) -> Mapping[str, tuple[int, ...]]:
   """Returns the shape of every variable in the checkpoint, by name.
 
-  Raises UserError if TensorFlow cannot read a file, or one is not float32.
+  Raises UserError if TensorFlow cannot read a file, or if a variable is not
+  float32.
   """
   # Import TensorFlow here: it takes seconds, and few commands read shapes.
   from palm_mtf._tf import tf
@@ -380,7 +385,8 @@ def find_initial_weights(
 ) -> NamedWeights | None:
   """Returns the weights of INIT_CHECKPOINT, or None if they are not needed.
 
-  `path` is INIT_CHECKPOINT. A run that has a checkpoint resumes from `newest`.
+  `path` is INIT_CHECKPOINT. `newest` is the run's newest checkpoint. If there
+  is such a checkpoint, the run resumes from it and needs no initial weights.
 
   Raises UserError if `path` is missing, damaged or of another model.
   """

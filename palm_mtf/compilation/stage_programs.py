@@ -1,6 +1,11 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""The programs of a pipeline stage, and what else the stage keeps meanwhile."""
+"""Lists the programs of a pipeline stage, to compile and to measure memory.
+
+While a program runs, a stage also holds arrays that are no arguments of the
+program. Each program is listed with the bytes of these arrays, because XLA's
+memory analysis does not count them.
+"""
 
 import functools
 import math
@@ -21,8 +26,11 @@ class StageProgram(NamedTuple):
   """A program of a stage, to compile without data.
 
   Attributes:
+    name: the name of the program in `StageStep`.
+    function: the jitted function.
     given: shapes, dtypes and shardings of the arguments.
-    kept: bytes per device of other arrays that stay in memory meanwhile.
+    kept: bytes per device of arrays that are no arguments or results of the
+      program, but are in memory while the program runs.
     times: how many times a step runs the program.
   """
 
@@ -36,7 +44,10 @@ class StageProgram(NamedTuple):
 def list_programs(
   step: StageStep, settings: StepSettings, *, exchanges: bool
 ) -> list[StageProgram]:
-  """Returns a stage's programs; `exchanges` tells whether pods exchange."""
+  """Returns a stage's programs.
+
+  `exchanges` is whether there are several pods, which exchange gradients.
+  """
   return _Stage(step, settings).list(exchanges=exchanges)
 
 
@@ -59,7 +70,8 @@ class _Stage:
     of_head, head_sums = [], {}
     if not step.stage:
       head_sums = self._run(functools.partial(step.zeros, True))
-    # A stage keeps the activations of several microbatches.
+    # The forward or backward pass returns or takes the activations of one of
+    # the microbatches that the stage keeps, so do not count these twice.
     num_waiting = num_kept(step.stage, self._layout) - step.has_backward
     waiting = num_waiting * _bytes(kept)
     own, others = _bytes(sums), _bytes(head_sums)
@@ -104,7 +116,7 @@ class _Stage:
     self._programs.append(StageProgram(name, function, given, kept, times))
 
   def _run(self, function: Any, *given: Any) -> Any:
-    """Returns the shapes of a program's results, a value of each device."""
+    """Returns the shapes of a program's results, [devices, ...] each."""
     return self._of_devices(jax.eval_shape(function, *given))
 
   def _of_devices(self, x: Any) -> Any:
@@ -123,7 +135,7 @@ class _Stage:
 
 
 def _bytes(arrays: Any) -> int:
-  """Returns the bytes of arrays on a device."""
+  """Returns the bytes per device of all `arrays`."""
   return sum(
     math.prod(x.sharding.shard_shape(x.shape)) * x.dtype.itemsize
     for x in jax.tree.leaves(arrays)

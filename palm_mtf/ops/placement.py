@@ -1,10 +1,10 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""What models, optimizers and decoding need of the devices of a pod.
+"""Interface by which models, optimizers and decoding use a pod's devices.
 
-Executors implement `Placement`: mesh/cpu_gpu.py builds the operations of all
-devices, and executors/xla/xla_placement.py those of the device on which they
-run.
+Executors implement `Placement`. mesh/cpu_gpu.py builds a TensorFlow graph with
+the operations of all devices. executors/xla/xla_placement.py builds the
+operations of one device, and each device runs the same program.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -14,15 +14,16 @@ from palm_mtf._tf import mtf, tf
 
 
 class LaidOut(Protocol):
-  """The slices of a tensor: of all devices, or of the device that is built.
+  """The slices of a tensor: one per device, or only one in an XLA program.
 
+  An XLA program is built for one device, so it has only that device's slice.
   Annotations use `LaidOut` also for an mtf.LazyAllreduceSum, whose slices are
-  terms of a sum.
+  terms that are not yet summed over devices.
   """
 
   @property
   def tensor_list(self) -> list[tf.Tensor]:
-    """The slices; variables give a list of their slices' variables."""
+    """The slices; for a variable, the tf.Variable of each slice."""
 
   @property
   def slice_shape(self) -> list[int]:
@@ -56,15 +57,15 @@ class Placement(Protocol):
   # --- Slices ----------------------------------------------------------------
 
   def LaidOutTensor(self, slices: list[tf.Tensor]) -> LaidOut:  # noqa: N802
-    """Makes slices one object; Mesh TensorFlow requires this name."""
+    """Wraps slices as a `LaidOut`; Mesh TensorFlow requires this name."""
 
   def make_slices(self, x: tf.Tensor, shape: mtf.Shape) -> list[tf.Tensor]:
-    """Cuts x, all of a tensor, into slices."""
+    """Cuts a whole tensor x into the devices' slices."""
 
   def combine_slices(
     self, slices: list[tf.Tensor], shape: mtf.Shape
   ) -> tf.Tensor:
-    """Returns all of a tensor, given its slices."""
+    """Returns the whole tensor of the given shape from its slices."""
 
   def laid_out_pcoord(self, mesh_axis: int) -> LaidOut:
     """Returns each device's coordinate along an axis, [] int32."""
@@ -86,7 +87,10 @@ class Placement(Protocol):
     """All-gathers x; each device gets all parts, joined along `concat_axis`."""
 
   def allsplit(self, x: Any, mesh_axis: int, split_axis: int) -> LaidOut:
-    """Keeps each device's part of x, of which it has all."""
+    """Cuts x along `split_axis`; each device along a mesh axis keeps its part.
+
+    Before, the devices along the mesh axis hold equal copies of x.
+    """
 
   def reduce_scatter(self, x: Any, mesh_axis: int, split_axis: int) -> LaidOut:
     """Sums x over a mesh axis; each device gets a part along `split_axis`."""

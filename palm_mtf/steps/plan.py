@@ -45,7 +45,7 @@ ACTIVATIONS, SUMS = "activations", "sums"
 
 
 class Node(NamedTuple):
-  """What a stage, or a pod, computes.
+  """A computation of a stage or of a pod, such as a forward pass.
 
   Attributes:
     name: unique name, such as "forward[0, 1]".
@@ -54,7 +54,7 @@ class Node(NamedTuple):
     stage: number of the stage whose devices compute; None for all stages.
     reads: what the node reads: ROWS and so on.
     writes: what the node writes.
-    repeats: number of times in a step, once for each microbatch.
+    repeats: how many times a step runs the node: once per microbatch, or 1.
     every: number of steps from one step with this node to the next.
   """
 
@@ -69,7 +69,7 @@ class Node(NamedTuple):
 
 
 class Send(NamedTuple):
-  """Sends activations, or their gradients, from a stage's node to the next."""
+  """Sends activations or their gradients from a node to the next node."""
 
   source: str  # names of nodes
   target: str
@@ -92,7 +92,12 @@ class AllSum(NamedTuple):
 
 
 class Call(NamedTuple):
-  """Nodes that the client runs by one call, for one microbatch."""
+  """A call of the client, which runs some nodes for one microbatch.
+
+  Attributes:
+    nodes: names of the nodes.
+    microbatch: number of the microbatch in the step.
+  """
 
   nodes: tuple[str, ...]
   microbatch: int
@@ -121,7 +126,7 @@ class StepPlan:
 
   @property
   def calls(self) -> Iterator[Call]:
-    """Yields a call of each program, in order."""
+    """Yields a call of each program: for microbatch 0, except `last`."""
     made = dict.fromkeys(x.nodes for stream in self.streams for x in stream)
     yield from (Call(x, 0) for x in made)
     if self.last:
@@ -135,7 +140,7 @@ class StepPlan:
 
   @property
   def has_pipeline(self) -> bool:
-    """Whether streams wait for each other's tensors."""
+    """Whether calls of a list wait for tensors from calls of other lists."""
     return any(isinstance(x, Send) for x in self.edges)
 
 
@@ -151,10 +156,11 @@ def plan_step(
   Args:
     mesh: number of stages, their order, and number of microbatches.
     pods: number of pods, and DCN_DTYPE.
-    on_accelerators: whether XLA's programs compute. Then one call computes all
-      microbatches of a pod without stages; otherwise each call computes one.
-      And a pod's head has no list of calls, because hosts of stage 0 have to
-      run the programs of stage and head in one order.
+    on_accelerators: whether XLA's programs compute. If so, one call computes
+      all microbatches of a pod without stages; else each call computes one
+      microbatch. Also, if so, the calls of a pod's head are in the list of
+      stage 0, because all hosts of stage 0 must run XLA's programs in the same
+      order.
     first_backward: the first stage with a backward pass; the number of stages
       if only the head has one.
   """
@@ -192,9 +198,10 @@ def plan_step(
 def plan_losses(mesh: DeviceMesh, num_pods: int, num_calls: int) -> StepPlan:
   """Returns the plan that computes the losses of a batch, without gradients.
 
-  `num_calls` is the number of microbatches that a pod computes by one call
-  each. A pod has a node for each stage and, with several stages, one for the
-  head, on the devices of stage 0. The last node of each pod returns the loss.
+  The client calls each node `num_calls` times, each time for an equal share of
+  the pod's rows. A pod has one node per stage and, if there are several stages,
+  one node for the head, on the devices of stage 0. The last node of each pod
+  returns the loss.
   """
   nodes, edges, streams = [], [], []
   for pod in range(num_pods):
@@ -212,7 +219,7 @@ def plan_losses(mesh: DeviceMesh, num_pods: int, num_calls: int) -> StepPlan:
 
 
 def _pass_nodes(mesh: DeviceMesh, pod: int, first_backward: int) -> list[Node]:
-  """Returns the nodes of a pod's passes, in the order of a microbatch."""
+  """Returns the nodes of a pod's passes, in the order in which data flows."""
   reads, count = (ROWS, PARAMETERS), mesh.num_microbatches
   if mesh.stages == 1:
     return [_node(GRADIENTS, f"[{pod}]", pod, None, reads, (SUMS,), count)]
@@ -249,12 +256,16 @@ def _repeat(node: Node, microbatches: range) -> tuple[Call, ...]:
 
 
 def _streams(nodes: Sequence[Node], mesh: DeviceMesh) -> list[tuple[Call, ...]]:
-  """Returns the calls of a pod before the last call, for each stage and head.
+  """Returns a pod's lists of calls: one list per stage, then the head's list.
 
-  Both values of STAGE_ORDER begin with some forward passes; then a backward and
-  a forward pass take turns. A stage is idle for the time of S - 1 of
-  M + S - 1 microbatches (S stages, M microbatches); the orders differ in how
-  many microbatches' activations a stage keeps. docs/pods.md has a picture.
+  Without stages, the one list lacks the last microbatch (`StepPlan.last`).
+
+  STAGE_ORDER chooses how many forward passes a stage runs before its first
+  backward pass; then the stage alternates backward passes with any remaining
+  forward passes. With S stages and M microbatches, a step takes the time of
+  M + S - 1 microbatches, and a stage is idle for the time of S - 1 of these.
+  The orders differ in the number of microbatches whose activations a stage
+  keeps. docs/pods.md has a picture.
 
   gpipe    all forward passes, then all backward passes (Huang et al. 2019)
   1f1b     a backward pass as soon as one can run (Narayanan et al. 2019)
@@ -281,10 +292,10 @@ def _streams(nodes: Sequence[Node], mesh: DeviceMesh) -> list[tuple[Call, ...]]:
 def _add_head(
   streams: Sequence[tuple[Call, ...]], nodes: Sequence[Node]
 ) -> list[tuple[Call, ...]]:
-  """Puts the calls of the head, the last list, into the list of stage 0.
+  """Merges the head's list, which is the last, into the list of stage 0.
 
-  The calls of stage 0 are in the order in which they begin if a backward pass
-  takes twice the time of other calls.
+  The merged list is in the order in which the calls begin in a simulation of
+  the pipeline: a backward pass takes 2 units of time, any other call 1 unit.
   """
   by_name = {x.name: x for x in nodes}
   sources = {x.target: x.source for x in _sends(nodes)}
@@ -311,7 +322,7 @@ def _add_head(
 
 
 def num_kept(stage: int, mesh: DeviceMesh) -> int:
-  """Returns how many microbatches' activations a stage keeps at most."""
+  """Returns the most microbatches whose activations a stage keeps at a time."""
   if mesh.stage_order == "gpipe":
     return mesh.num_microbatches
   # The last stage keeps two: it computes one while the other is in the head.
@@ -319,6 +330,6 @@ def num_kept(stage: int, mesh: DeviceMesh) -> int:
 
 
 def stage_layers(num_layers: int, num_stages: int) -> list[range]:
-  """Returns the numbers of each stage's layers, which all have equally many."""
+  """Returns, per stage, the numbers of its layers, equally many per stage."""
   share = num_layers // num_stages
   return [range(i * share, (i + 1) * share) for i in range(num_stages)]

@@ -1,6 +1,6 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""What clients keep in this process: arrays on a pod's devices, and values."""
+"""Stores, in this process, clients' arrays on devices, between two calls."""
 
 import threading
 from collections.abc import Callable, Hashable, Mapping, Sequence
@@ -18,13 +18,14 @@ _Programs = TypeVar("_Programs", bound="PodDevices")
 
 
 class PodDevices:
-  """The devices of a pod, some of which belong to this host.
+  """The devices of a pod or stage, some of which belong to this host.
 
   Attributes:
     mesh: JAX's mesh of the devices.
     devices: JAX's devices, in the order of the mesh.
     local: mesh numbers of this host's devices, whose slices this process holds.
-    each_device: how JAX splits an array with an equal part for each device.
+    each_device: sharding that splits an array's first dimension over all
+      devices.
   """
 
   def __init__(self, mesh: Mesh):
@@ -56,7 +57,10 @@ class PodDevices:
     )
 
   def move(self, array: jax.Array) -> jax.Array:
-    """Copies an array, [devices, ...], from another mesh of this process."""
+    """Copies an array [devices, ...] to these devices, from another mesh.
+
+    This process must hold the devices with the same numbers in the other mesh.
+    """
     shards = {x.index[0].start or 0: x.data for x in array.addressable_shards}
     return self.join_each([shards[i] for i in self.local])
 
@@ -65,9 +69,9 @@ class DeviceStore:
   """What a client keeps in this process for one pod, or one stage of a pod.
 
   Attributes:
-    name: the pod.
-    arrays: arrays on the pod's devices, by name.
-    values: what programs keep for later calls, such as activations.
+    name: name of the pod or stage, and of the client.
+    arrays: variables and optimizer slots on the devices, by name.
+    values: other results of programs, such as activations, for later calls.
   """
 
   def __init__(self, name: PodName):
@@ -99,7 +103,8 @@ class DeviceStore:
       device: number of the device in the mesh.
       value: the rows, in any shape that keeps the order of their elements.
       rows: numbers of the rows.
-      num_rows: number of equal rows of a slice, such as one for each layer.
+      num_rows: number of rows in a slice, all of the same size; for example, a
+        slice of stacked layers has one row per layer.
     """
     with _lock:
       held = self._rows.setdefault((name, device), {})
@@ -130,9 +135,9 @@ _lock = threading.Lock()
 def open_store(
   pod: bytes, make_programs: Callable[[PodName], _Programs]
 ) -> tuple[DeviceStore, _Programs]:
-  """Returns what a client keeps for a pod or a stage, and its programs.
+  """Returns a client's store for a pod or stage, and the pod's programs.
 
-  `pod` is a `PodName` as JSON.
+  `pod` is a `PodName` as JSON. The first call for a pod makes its store.
   """
   with _lock:  # so that only one thread makes the programs
     if pod not in _stores:
@@ -141,13 +146,13 @@ def open_store(
 
 
 def find_store(pod: bytes) -> DeviceStore:
-  """Returns what a client keeps in this process for another stage."""
+  """Returns the store of a pod or stage, which `open_store` has made before."""
   return _stores[pod]
 
 
 @at_leave
 def free_stores(client: str) -> None:
-  """Frees what a client keeps in this process when the client leaves."""
+  """Frees the stores of a client in this process when the client leaves."""
   with _lock:
     for key in [x for x, y in _stores.items() if y.name.client == client]:
       del _stores[key]

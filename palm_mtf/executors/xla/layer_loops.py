@@ -2,12 +2,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """Loops over a model's layers: one loop for each group of layers.
 
-A pass of a loop computes a period of the group (architecture/block.py). So the
-size of a program depends on the periods, but not on the number of layers. The
-layers of the first period stand for those of all periods: a variable of all
-periods is one array, [periods, ...], which has the name of the variable in the
-first period. If layers 0 to 23 are a group with a period of 6 layers, then the
-array "layer_002/mlp/wi" stacks this variable of layers 2, 8, 14 and 20.
+An iteration of a loop computes one period of the group: the consecutive layers
+that repeat (architecture/block.py). So the size of a program depends on the
+length of the periods, but not on the number of layers. Programs contain only
+the layers of the first period. One array, [periods, ...], stacks a variable of
+all periods, and has the variable's name in the first period. If layers 0 to 23
+are a group with a period of 6 layers, then the array "layer_002/mlp/wi" stacks
+the variables "mlp/wi" of layers 2, 8, 14 and 20.
 """
 
 import dataclasses
@@ -46,7 +47,10 @@ class LayerLoop:
     return self.layers[0] + len(self.layers) * self.count
 
   def number(self, layer: int, period: T) -> T:
-    """Returns the number of the layer for which `layer` stands in a period."""
+    """Returns the layer of `period` that is at the place of `layer`.
+
+    `layer` is the number of a layer of the first period.
+    """
     return layer + period * len(self.layers)
 
   def select(self, items: Mapping[str, T]) -> dict[str, T]:
@@ -63,8 +67,8 @@ def loops_of(
   """Returns the loops that compute a model's layers, in order.
 
   `frozen` is FROZEN. Periods that train different parameters are in different
-  loops, so that each loop computes only the gradients that it needs. A loop is
-  in one of the `num_stages` pipeline stages.
+  loops, so that each loop computes only the gradients that its layers need. No
+  loop has layers of two of the `num_stages` pipeline stages.
   """
   trained = [set[str]() for _ in range(config.num_layers)]
   for x in parameters_of(config, frozen):
@@ -96,7 +100,11 @@ def is_stacked(name: str) -> bool:
 def find_place(
   loops: Sequence[LayerLoop], layer: int
 ) -> tuple[LayerLoop, int, int]:
-  """Returns a layer's loop, the layer that stands for it, and its period."""
+  """Returns a layer's loop, its place in the first period, and its period.
+
+  The place is the number of the layer of the first period whose arrays stack
+  the variables of `layer`.
+  """
   *_, loop = (x for x in loops if x.layers[0] <= layer)
   period, place = divmod(layer - loop.layers[0], len(loop.layers))
   return loop, loop.layers[place], period

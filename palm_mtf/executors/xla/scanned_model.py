@@ -1,6 +1,6 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""The loss of PaLM and its gradients as one JAX function of a device.
+"""PaLM's loss and the loss's gradients, as a JAX function for each device.
 
 The graph has the layers of the first period of each group (layer_loops.py),
 which stand for the layers of all periods. The graph's parts, in the order in
@@ -49,7 +49,8 @@ from palm_mtf.steps.plan import stage_layers
 
 # The argument `dropout_state` of a pass without dropout.
 _NO_DROPOUT = np.array([-1, 0, 0, 0], np.int32)
-# A loop's variables, stacked over its periods; and the periods' numbers.
+# The variables of a loop, each stacked over the loop's periods, [periods, ...];
+# and the periods' numbers, [periods] int32.
 _Periods = tuple[Arrays, jax.Array]
 
 
@@ -58,10 +59,11 @@ class StepSettings:
   """All settings that the training programs of a pod depend on.
 
   Attributes:
-    mesh_layout: axes and layout rules of a pod, which split `model` evenly.
+    mesh_layout: mesh axes and layout rules of a pod. Each rule splits the
+      dimensions of `model` evenly.
     optimizer: None for a program that only computes losses.
     features: names of the features of every batch.
-    num_rows: sequences of a step in one pod, in all microbatches.
+    num_rows: number of sequences per step and pod, over all microbatches.
     dcn_dtype: dtype in which pods exchange gradients.
     seed: seed of the initial weights and of dropout.
     frozen: FROZEN, patterns of parameters that are not trained.
@@ -125,13 +127,13 @@ class _Scan:
     return len(self.loop.layers)
 
   def periods(self, variables: Arrays) -> _Periods:
-    """Returns what the loop runs over."""
+    """Returns the arguments of `lax.scan`, stacked over the loop's periods."""
     return self.loop.select(variables), jnp.arange(self.loop.count)
 
   def run_infer(
     self, call: Callable, periods: _Periods, x: jax.Array
   ) -> jax.Array:
-    """Returns `after` the last period; x is `before` the first period."""
+    """Returns the residual stream after the loop; x is the stream before it."""
 
     def run(x, period):
       found = call(self.infer, {self.before: x}, *period, self.length)
@@ -154,9 +156,9 @@ class _Scan:
   def run_backward(
     self, call: Callable, periods: _Periods, kept: Any, gradient: jax.Array
   ) -> tuple[jax.Array, Arrays]:
-    """Returns the gradients of `before` the first period and of variables.
+    """Returns the gradients of the stream before the loop and of the variables.
 
-    `gradient` is that of `after` the last period.
+    `gradient` is the gradient of the residual stream after the loop.
     """
     names = _passed(self.forward, self.backward)
 
@@ -206,8 +208,9 @@ class ScannedModel(DeviceModel):
       settings.mesh_layout,
       platform,
       num_stages=len(loops) + 1,  # the loops and the head, all on one mesh
-      # A loop's periods pass the gradient of the residual stream on, even if
-      # nothing before the loop needs it.
+      # The graph has to compute the gradient of the stream before the first
+      # loop with a backward pass, even if no earlier part needs that gradient,
+      # because each period of the loop passes it to the period before.
       find_stream=lambda: None if embeds or not visited else passed[visited[0]],
     )
     head, end = len(loops) + 1, 2 * len(loops) + 2
@@ -250,7 +253,7 @@ class ScannedModel(DeviceModel):
       stage: [x for x in self._scans if x.loop in settings.loops_in(stage)]
       for stage in range(settings.mesh_layout.stages)
     }
-    # What the gradient of the embedding takes from the head.
+    # The tensors of the head that the gradient of the embedding needs.
     self._head_gives = []
     if self._embed_gradient:
       self._head_gives = _passed(self._head, self._embed_gradient)
@@ -258,7 +261,7 @@ class ScannedModel(DeviceModel):
   def _keep(
     self, part: DeviceFunction, gives: Sequence[mtf.Tensor]
   ) -> DeviceFunction:
-    """Returns a part without the operations and results that `gives` lacks."""
+    """Returns a part with only the operations that compute `gives`."""
     return DeviceFunction(
       self.placement, part.takes, gives, open_axes=self.open_axes
     )
@@ -278,7 +281,7 @@ class ScannedModel(DeviceModel):
     return self._settings.loops_in(stage)
 
   def gradients_in(self, stage: int) -> list[str]:
-    """Returns the names of the gradients that `run_backward` computes."""
+    """Returns names of the gradients that a stage's `run_backward` computes."""
     found = [x for y in self._scans_of[stage] for x in y.gradients]
     if stage == 0:
       found += unstacked(self.gradients).keys() - {*self.gradients_of_head}
@@ -306,11 +309,12 @@ class ScannedModel(DeviceModel):
   def find_gradients(
     self, variables: Arrays, batch: Arrays, dropout_state: jax.Array
   ) -> tuple[Arrays, Arrays]:
-    """Returns one device's terms of the losses' sums and of their gradients.
+    """Returns one device's terms of the sums of losses and of the gradients.
 
     Call this method inside `jax.shard_map`. Then call `add_up`, which adds the
-    other devices' terms. `add_up` communicates, so with several microbatches
-    first sum their results, and then call `add_up` once.
+    other devices' terms. `add_up` communicates, so with several microbatches,
+    first sum the results of this method over microbatches, and then call
+    `add_up` once.
 
     Args:
       variables, batch: the device's slices of variables and features, by name.
@@ -458,9 +462,9 @@ class ScannedModel(DeviceModel):
     given = {x.outputs[0]: batch[name] for name, x in self.features.items()}
 
     def call(function, taken, variables, period=0, length=1):
-      # A block applies dropout twice, and all periods (of `length` layers) run
-      # the same graph. So a period adds twice the number of layers in earlier
-      # periods to the last number of the state, to get other masks.
+      # All periods run the same graph, but need different dropout masks. The
+      # last number of the state counts the earlier uses of dropout. A layer
+      # uses dropout twice, so add 2 * `length` (layers) per earlier period.
       before = jnp.array([0, 0, 0, 2 * length]) * period
       places_before = dropout_state + before
       state = {self._dropout_state: places_before}

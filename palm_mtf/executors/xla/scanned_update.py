@@ -1,14 +1,14 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""The update of all variables, in four phases, as one function of a device.
+"""The update of all variables, in four phases, as a function for each device.
 
-squares   sum of squares of each gradient                    for each period
-scalars   clip factor, and whether the step is finite        once
-measure   sums of squares of each variable and its update    for each period
-assign    the optimizer's update of the variables            for each period
+squares   sum of squares of each gradient                    once per period
+scalars   clip factor, and whether the step is finite        once per step
+measure   sums of squares of each variable and its update    once per period
+assign    the optimizer's update of the variables            once per period
 
-A period is that of a group of layers (layer_loops.py). A phase needs sums over
-all layers from earlier phases, so the phases cannot share one loop.
+layer_loops.py explains the periods, over which a loop runs. A phase needs sums
+over all layers from earlier phases, so the phases cannot share one loop.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -32,12 +32,13 @@ from palm_mtf.model.weights import palm_variables
 from palm_mtf.programs.pod import Update
 
 Values = dict[mtf.Tensor, jax.Array]
-# Parts of a model: loops, and None for the variables outside of all layers.
+# Parts of a model: a loop has the variables of its layers, and None stands for
+# the variables outside of all layers.
 Parts = Sequence[LayerLoop | None]
 
 
 class _Phases(NamedTuple):
-  """The functions of three phases, for the variables of a loop."""
+  """The functions of three phases, for the variables of one part."""
 
   squares: DeviceFunction
   measure: DeviceFunction
@@ -83,9 +84,9 @@ class ScannedUpdate(DeviceUpdate):
     ]
     by_name = {x.variables[0].name: x for x in update.operations}
     all_sums = [x.value for x in self.sums_of_squares]
-    # The phases of each loop; under None, of the variables outside of layers.
+    # {part of the model: functions of its phases}
     self._phases: dict[LayerLoop | None, _Phases] = {}
-    # {metric of a loop: number of periods, which have a value each}
+    # {metric with one value per period: number of periods}
     self._counts: dict[mtf.Tensor, int] = {}
     for loop in (*self._loops, None):
       select = _selector(loop)
@@ -127,8 +128,8 @@ class ScannedUpdate(DeviceUpdate):
       index: the device's number in the mesh, [] int32.
       variables: the device's slices, by name.
       gradients: sums over all pods, by the variable's name.
-      numbers: scalars by name: the losses and "weight", summed over all pods;
-        and `rates`.
+      numbers: scalars by name, [] float32 each: the losses and "weight", summed
+        over all pods; and the rates (`DeviceUpdate.rates`).
     """
     parts = [*self._loops, None]
     squares = self.find_squares(index, gradients, parts)
@@ -138,7 +139,10 @@ class ScannedUpdate(DeviceUpdate):
     return state, self.metrics(squares | known | measured)
 
   def metrics(self, values: Values) -> Arrays:
-    """Returns the metrics in `fetched` from the values of three phases."""
+    """Returns the metrics in `fetched`, by name.
+
+    `values` has the results of `find_squares`, `find_scalars` and `measure`.
+    """
     return {name: values[x] for name, x in self.fetched.items()}
 
   def find_squares(
@@ -155,7 +159,8 @@ class ScannedUpdate(DeviceUpdate):
   ) -> Values:
     """Returns the scalars that `measure` and `assign` take as `known`.
 
-    `squares` are those of all parts; for `numbers` see `apply`.
+    `squares` has the results of `find_squares` for all parts of the model, in
+    all stages. For `numbers` see `apply`.
     """
     taken = {x: jax.numpy.sum(y) for x, y in squares.items()}
     taken |= {self._given[x]: y for x, y in numbers.items()}
@@ -170,7 +175,11 @@ class ScannedUpdate(DeviceUpdate):
     known: Values,
     parts: Parts,
   ) -> Values:
-    """Returns the sums of squares of the variables of `parts`, and updates."""
+    """Returns the sums of squares of variables and of their updates.
+
+    The result has only the variables of `parts`. `known` has the results of
+    `find_scalars`; for the other arguments see `apply`.
+    """
     given = parts, variables, gradients, known
     return self._run(lambda x: x.measure, index, *given)[0]
 
@@ -183,7 +192,11 @@ class ScannedUpdate(DeviceUpdate):
     measured: Values,
     parts: Parts,
   ) -> Arrays:
-    """Returns the next variables of `parts`; `measured` has all parts."""
+    """Returns `variables`, in which the variables of `parts` are updated.
+
+    `measured` has the results of `measure` for all parts of the model, in all
+    stages. For the other arguments see `measure`.
+    """
     joined = {x: jax.numpy.sum(measured[x]) for x in self._joined}
     given = parts, variables, gradients, known | joined
     more = {x: y for x, y in measured.items() if x not in joined}
@@ -199,7 +212,7 @@ class ScannedUpdate(DeviceUpdate):
     return [y for x in parts for y in self._phases[x].measure.gives]
 
   def count(self, x: mtf.Tensor) -> int | None:
-    """Returns the number of periods that have a value of x; None if x is []."""
+    """Returns the number of values of x, one per period; None if x is []."""
     return self._counts.get(x)
 
   def _run(
@@ -217,7 +230,7 @@ class ScannedUpdate(DeviceUpdate):
     for loop in parts:
       function, select = phase(self._phases[loop]), _selector(loop)
       own = {self._gradients[x]: y for x, y in select(gradients).items()}
-      if loop and not own:  # FROZEN matches all of the loop
+      if loop and not own:  # FROZEN matches every parameter of the loop
         continue
       if measured:
         sums = self._phases[loop].measure.gives

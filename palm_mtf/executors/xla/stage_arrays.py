@@ -1,14 +1,17 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""The part of a pipeline stage that one host holds, like pod_arrays.py.
+"""Functions by which a client runs one host's part of a pipeline stage.
 
-A stage passes the residual stream, or its gradient, to the next stage. If this
-process has both stages, the stream stays on devices: the next stage takes it
-from the `DeviceStore` of the stage. Otherwise a call returns the stream to
-TensorFlow, which sends it to the other host.
+pod_arrays.py has the functions for pods without stages.
 
-A call never waits for another stage. It begins when TensorFlow has the stream,
-or the 0 that the call of the other stage returns instead.
+A stage passes the residual stream, or the stream's gradient, to the next stage.
+If this process holds both stages, the stream stays on the devices, and the next
+stage takes the stream from the sender's `DeviceStore`. Otherwise the sender's
+call returns the stream to TensorFlow, which sends the stream to the other host.
+
+No function here blocks until another stage finishes. TensorFlow orders the
+calls: it starts a call after the sender's call has returned the stream or, if
+the stream stays on the devices, a 0.
 """
 
 import collections
@@ -32,13 +35,16 @@ from palm_mtf.steps.plan import BACKWARD, FORWARD, HEAD
 # Phases of a pass that computes losses without gradients.
 INFER, INFER_HEAD = "infer", "infer_head"
 
-# Where the stage is that takes the stream.
+# Whether this process or another process holds the stage that takes the stream.
 HERE, AWAY = b"here", b"away"
 
-# Keys of a `DeviceStore`: what a forward pass, or the head, keeps for the
-# backward pass of a microbatch; sums over microbatches, of the stage's and of
-# the head's variables; and, of the last call of a step, the gradients and what
-# the host has returned.
+# Keys of `DeviceStore.values`:
+# (_KEPT, microbatch): what the forward pass keeps for the backward pass;
+# (_OF_HEAD, microbatch): what the head keeps for the backward pass of stage 0;
+# _SUMS: gradients of the stage's variables, summed over microbatches;
+# _HEAD_SUMS: losses and gradients of the head, summed over microbatches;
+# _GRADIENTS: the step's gradients, for the update;
+# _RETURNED: what the step's last call has returned, to return it again.
 _KEPT, _OF_HEAD, _SUMS, _HEAD_SUMS = "kept", "of_head", "sums", "head_sums"
 _GRADIENTS, _RETURNED = "gradients", "returned"
 
@@ -58,24 +64,30 @@ def run_pass(
   """Runs a pass of the stage for a microbatch.
 
   Args:
+    pod: `PodName` of the stage, as JSON.
+    settings: `StepSettings` as JSON.
     phase: FORWARD, HEAD, BACKWARD, INFER or INFER_HEAD.
+    microbatch: number of the microbatch in the step, [] int32.
     dropout_state: state of dropout, [4] int32.
-    source: `PodName` of the stage of this process that passes the stream to
-      this stage; b"" if none does.
-    source_phase: the phase in which `source` does so; b"" if no stage does.
-    target: HERE if a stage of this process takes the stream after the pass,
-      AWAY if one of another process does; b"" if none does.
-    given: if the stream is from another process, its value on each device of
-      this host; then the features, if the pass reads rows.
+    source: if a stage of this process passes the stream to this stage, the
+      `PodName` of that stage; else b"".
+    source_phase: phase of the pass that sends the stream, in this process or
+      in another; b"" if the pass takes no stream.
+    target: HERE if a stage in this process takes the stream after the pass;
+      AWAY if a stage in another process takes the stream; else b"".
+    given: if another process sends the stream, one array [1, ...] per device of
+      this host; then, if the pass reads rows, one array [rows, ...] per
+      feature.
 
   Returns:
-    The stream's value on each device of this host, if `target` is AWAY; the
-    losses, [losses] float32, for INFER_HEAD; otherwise 0.
+    If `target` is AWAY, the stream as one array [1, ...] per device of this
+    host; for INFER_HEAD, the losses, [losses] float32; otherwise 0.
   """
   held, programs = open_pod(pod, settings)
   taken, rows = None, list(given)
   if source:
-    # A stage passes its results on in the order in which the next takes them.
+    # Both stages run the microbatches in the same order, so the oldest stream
+    # is the stream for this microbatch.
     passed = find_store(source).values[source_phase]
     taken = programs.move(passed.popleft())
   elif source_phase:
@@ -95,8 +107,9 @@ def run_pass(
 class _Pass:
   """A pass of a stage for a microbatch.
 
-  Its methods take the residual stream, or its gradient, and return the same
-  after the pass, or None if no stage needs it.
+  Each method takes the residual stream, or the stream's gradient, before the
+  pass, and returns it after the pass; or None if no stage needs it. `_infer` of
+  the head returns the losses.
   """
 
   def __init__(
@@ -137,7 +150,7 @@ class _Pass:
   def _backward(self, x: jax.Array) -> jax.Array | None:
     values = self._held.values
     rows, dropout_state, kept = values.pop((_KEPT, self._microbatch))
-    # Only stage 0 has what the head gives.
+    # Only stage 0 runs the head, so other stages keep no results of the head.
     of_head = values.pop((_OF_HEAD, self._microbatch), [])
     given = self._variables, rows, dropout_state, kept, of_head, x
     x, values[_SUMS] = self._step.backward(*given, self._take_sums(_SUMS))
@@ -164,18 +177,19 @@ def _pop_sums(held: DeviceStore) -> dict[str, jax.Array]:
   return sums[0] | sums[1]
 
 
-# The functions below are parts of one call of the client. If a loss is not
-# finite, the client repeats the call, to find out which. So they keep what they
-# have made until an update succeeds.
+# The client runs the functions below in the last call of a step. If a loss or
+# gradient is not finite, the client repeats that call, to report which loss or
+# gradient. The first call has used up the sums, so these functions keep the
+# gradients and results in the store until an update succeeds.
 
 
 @pod_function
 def sum_gradients(pod: bytes, settings: bytes) -> tuple[np.ndarray, ...]:
-  """Sums the gradients over the devices of the stage of the only pod.
+  """Sums a stage's gradients over the stage's devices, if there is one pod.
 
   Returns:
-    Sums of the losses, [losses] float32, of a stage with the head, else [0];
-    and the gradients' sums of squares (`StageStep.total`).
+    The sums of the losses, [losses] float32, in stage 0, else a tensor [0]; and
+    the gradients' sums of squares, [squares] float32 (`StageStep.total`).
   """
   held, programs = open_pod(pod, settings)
   if _RETURNED not in held.values:
@@ -188,7 +202,11 @@ def sum_gradients(pod: bytes, settings: bytes) -> tuple[np.ndarray, ...]:
 
 @pod_function
 def cut_gradients(pod: bytes, settings: bytes) -> tuple[np.ndarray, ...]:
-  """Returns the losses, and messages to other pods; see `find_gradients`."""
+  """Cuts a stage's gradients into messages to the same stage of other pods.
+
+  Returns the sums of the losses, [losses] float32, in stage 0, else a tensor
+  [0]; and then the messages, as `pod_arrays.find_gradients` does.
+  """
   held, programs = open_pod(pod, settings)
   if _RETURNED not in held.values:
     step = programs.stage_step
@@ -202,7 +220,10 @@ def cut_gradients(pod: bytes, settings: bytes) -> tuple[np.ndarray, ...]:
 def join_gradients(
   pod: bytes, settings: bytes, *parts: np.ndarray
 ) -> np.ndarray:
-  """Takes gradients summed over all pods; returns their sums of squares."""
+  """Keeps gradients that are summed over all pods; `parts` are the messages.
+
+  Returns the gradients' sums of squares, [squares] float32.
+  """
   held, programs = open_pod(pod, settings)
   joined = join_messages(programs, programs.stage_step.gradients, parts)
   held.values[_GRADIENTS], squares = programs.stage_step.join(joined)
@@ -217,7 +238,18 @@ def measure_variables(
   losses: np.ndarray,
   squares: np.ndarray,
 ) -> np.ndarray:
-  """Returns sums of squares of variables and updates (`StageStep.measure`)."""
+  """Returns sums of squares of variables and updates (`StageStep.measure`).
+
+  Args:
+    pod, settings: as in `run_pass`.
+    rates: the optimizer's `RATES` for the step, such as the learning rate,
+      [rates] float32.
+    losses: sums of the losses over all pods, [losses] float32.
+    squares: the gradients' sums of squares in all stages, [squares] float32.
+
+  Returns:
+    The sums for this stage, [sums] float32.
+  """
   held, programs = open_pod(pod, settings)
   changed, _ = programs.pod_step.split(held.arrays)
   given = changed, held.values[_GRADIENTS], rates, losses, squares
@@ -231,8 +263,8 @@ def update_variables(
 ) -> np.ndarray:
   """Updates the variables of the stage (`StageStep.update`).
 
-  `numbers` are the rates, and the losses and squares of all stages and pods, as
-  in `measure_variables`; then what that function returns in all stages.
+  `numbers` are `rates`, `losses` and `squares` of `measure_variables`; then the
+  results of `measure_variables` in all stages, joined, [sums] float32.
 
   Returns the metrics of the step, [metrics] float32.
   """

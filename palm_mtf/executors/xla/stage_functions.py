@@ -10,15 +10,16 @@ For each microbatch:
 
 Then, once per step:
 
-  total      sums of squares of the gradients, which are summed over devices
-  parts      the gradients; each device returns an equal part of them
-  join       `total` of parts that are summed over pods
-  measure    sums of squares of the variables and their updates
-  update     the optimizer's update of the stage's variables
+  total      sums the gradients over devices; computes their sums of squares
+  parts      reduce-scatters the gradients: each device gets an equal part
+  join       gathers parts that are summed over pods; computes sums of squares
+  measure    computes sums of squares of the variables and their updates
+  update     runs the optimizer on the stage's variables
 
-The optimizer needs sums over all stages before `measure` and before `update`.
-One pod runs `total`; several pods run `parts`, exchange the parts through their
-hosts, and run `join`.
+The optimizer needs sums over all stages: of the gradients' squares before
+`measure`, and of the results of `measure` before `update`. A run with one pod
+uses `total`. With several pods, each pod runs `parts`, the pods exchange the
+parts through their hosts, and each pod runs `join`.
 """
 
 import functools
@@ -45,8 +46,8 @@ class StageStep:
   """The programs of a stage.
 
   Between programs, each device keeps its own value of an activation or of a
-  sum, whether it is a slice or a term of a sum. An array holds these values,
-  [devices, ...].
+  gradient: a slice, or a term that is not yet summed over devices. One JAX
+  array [devices, ...] holds the values of all devices, split along `devices`.
 
   Attributes:
     mesh: JAX's mesh of the stage's devices.
@@ -59,7 +60,10 @@ class StageStep:
   def __init__(
     self, settings: StepSettings, made: PodStep, mesh: Mesh, stage: int
   ):
-    """Takes the graphs of all stages, `made`, and the stage's devices."""
+    """Makes the programs of the stage with the number `stage`.
+
+    `made` has the graphs of all stages; `mesh` has the devices of this stage.
+    """
     assert isinstance(made.model, ScannedModel)
     self._made, self._model, self.mesh = made, made.model, mesh
     self.stage, self._settings = stage, settings
@@ -101,7 +105,10 @@ class StageStep:
     return jax.ShapeDtypeStruct([self.mesh.size, *shape], dtype)
 
   def count_numbers(self) -> list[int]:
-    """Returns the sizes of the vectors that `update` takes."""
+    """Returns the sizes of the vectors rates, losses, squares and measured.
+
+    These are arguments of `update`; the last two join vectors of all stages.
+    """
     optimizer = self._optimizer
     sizes = [len(optimizer.rates), len(self._model.losses)]
     for names_in in (optimizer.squares_in, optimizer.measured_in):
@@ -114,15 +121,16 @@ class StageStep:
     return self._made.split(arrays)[0]
 
   def read(self, arrays: Arrays) -> Arrays:
-    """Returns the arrays that the passes read: no optimizer slots."""
+    """Returns the arrays that the passes read, so no optimizer slots."""
     return {x: arrays[x] for x in self._read}
 
   @functools.cached_property
   def forward(self):
     """Function of (variables, rows, dropout_state, x).
 
-    `x` is the residual stream before the stage; None for stage 0. Returns the
-    stream after the stage, and what `backward` takes as `kept`.
+    `x` is the residual stream before the stage, [devices, ...]; None for stage
+    0. The function returns the stream after the stage, [devices, ...], and the
+    activations that `backward` takes as `kept`.
     """
 
     def run(variables, rows, dropout_state, x):
@@ -135,9 +143,11 @@ class StageStep:
   def head(self):
     """Function of (variables, rows, dropout_state, x, sums).
 
-    `x` is the stream after the last stage. Returns its gradient, what
-    `backward` of stage 0 takes as `of_head`, and the next `sums`: those of the
-    losses and of the gradients of the head's variables.
+    `x` is the residual stream after the last stage, [devices, ...]. `sums` has
+    the losses and the gradients of the head's variables, summed over the
+    earlier microbatches. The function returns the gradient of `x`; the tensors
+    that `backward` of stage 0 takes as `of_head`; and `sums` with this
+    microbatch added.
     """
 
     def run(variables, rows, dropout_state, x, sums):
@@ -153,9 +163,11 @@ class StageStep:
   def backward(self):
     """Function of (variables, rows, dropout_state, kept, of_head, x, sums).
 
-    `x` is the gradient of the stream after the stage; `of_head` is read in
-    stage 0. Returns the gradient of the stream before the stage, and the next
-    `sums`, those of the gradients of the stage's variables.
+    `x` is the gradient of the residual stream after the stage, [devices, ...].
+    Only stage 0 reads `of_head`. `sums` has the gradients of the stage's
+    variables, summed over the earlier microbatches. The function returns the
+    gradient of the stream before the stage, and `sums` with this microbatch
+    added.
     """
 
     def run(variables, rows, dropout_state, kept, of_head, x, sums):
@@ -187,7 +199,11 @@ class StageStep:
 
   @functools.cached_property
   def zeros(self):
-    """Function of `of_head`: the first `sums` of the head, or of the stage."""
+    """Function of (of_head): zeros, for `sums` before the first microbatch.
+
+    If `of_head`, they are `sums` of `head`; else `sums` of `backward`. Each
+    array is [devices, ...] float32.
+    """
 
     def make(of_head: bool) -> Arrays:
       names = self._of_head if of_head else self._own
@@ -202,11 +218,11 @@ class StageStep:
 
   @functools.cached_property
   def total(self):
-    """Function of `sums`; all `sums` of the stage.
+    """Function of (sums): `sums` of `backward` and, in stage 0, of `head`.
 
-    Returns the gradients, summed over devices; the losses, [losses] float32,
-    none if the stage has no head; and the sum of squares of each gradient, one
-    vector.
+    The function returns the gradients, summed over devices; the losses,
+    [losses] float32 in stage 0, else [0]; and the sums of squares of all
+    gradients, [squares] float32.
     """
 
     def run(sums):
@@ -219,9 +235,10 @@ class StageStep:
 
   @functools.cached_property
   def parts(self):
-    """Function of `sums`: the parts of the gradients, and the losses.
+    """Function of (sums), as in `total`: parts of gradients, and the losses.
 
-    See `PodStep.gradients`.
+    Each gradient is one vector, of which each device holds an equal part, in
+    DCN_DTYPE (`PodStep.gradients`). The losses are as in `total`.
     """
 
     def run(sums):
@@ -239,7 +256,11 @@ class StageStep:
 
   @functools.cached_property
   def join(self):
-    """Function of parts, summed over pods: gradients and squares (`total`)."""
+    """Function of (parts): the gradients and their sums of squares.
+
+    `parts` are the results of `parts`, summed over pods, float32. The gradients
+    and the sums of squares are as in `total`.
+    """
 
     def run(parts):
       gradients = {name: self._made.join(name, x) for name, x in parts.items()}
@@ -252,9 +273,11 @@ class StageStep:
   def measure(self):
     """Function of (variables, gradients, rates, losses, squares).
 
-    `variables` has the arrays that an update changes. `losses` are the sums of
-    all pods, and `squares` are those of all stages, in order. Returns the sums
-    of squares of the stage's variables and updates, one vector.
+    `variables` has the arrays that an update changes. `losses` has the sums
+    over all pods, [losses] float32. `squares` joins the gradients' sums of
+    squares in all stages, in the order of the stages, [squares] float32. The
+    function returns the sums of squares of the stage's variables and of the
+    updates of these variables, [sums] float32.
     """
 
     def run(variables, gradients, *numbers):
@@ -270,10 +293,12 @@ class StageStep:
 
   @functools.cached_property
   def update(self):
-    """Function of the arguments of `measure`, and `measured` of all stages.
+    """Function of (variables, gradients, rates, losses, squares, measured).
 
-    Returns the next variables, and the metrics (`PodStep.step`). If a loss or
-    gradient is not finite, no variable changes.
+    `measured` joins the results of `measure` in all stages, in the order of the
+    stages; for the other arguments see `measure`. The function returns the next
+    variables, and the metrics (`PodStep.step`). If a loss or gradient is not
+    finite, no variable changes.
     """
 
     def run(variables, gradients, *numbers):
@@ -308,8 +333,8 @@ class StageStep:
     gives: Any = None,
     donated: Sequence[int] = (),
   ) -> Any:
-    # None among `takes` is a value that all devices have; `gives` is by default
-    # a value of each device.
+    # In `takes`, None marks an argument that is replicated. If `gives` is None,
+    # each device returns its own value, in arrays [devices, ...].
     takes = [REPLICATED if x is None else x for x in takes]
     gives = self._each if gives is None else gives
     return compile_function(self.mesh, run, takes, gives, donated)
@@ -338,7 +363,7 @@ class StageStep:
     losses: jax.Array,
     squares: jax.Array,
   ) -> tuple[dict[mtf.Tensor, jax.Array], dict[mtf.Tensor, jax.Array]]:
-    """Returns all stages' sums of squares, and the scalars of the update."""
+    """Returns `squares`, split by tensor, and the scalars of the update."""
     optimizer = self._optimizer
     by_tensor = self._split_numbers(optimizer.squares_in, squares)
     numbers = dict(zip(self._model.losses, losses, strict=True))
@@ -353,7 +378,10 @@ class StageStep:
   def _split_numbers(
     self, names_in: Any, numbers: jax.Array
   ) -> dict[mtf.Tensor, jax.Array]:
-    """Splits a vector that joins the values of all stages, in order."""
+    """Splits a vector that joins values of all stages, in the stages' order.
+
+    `names_in` is `ScannedUpdate.squares_in` or `measured_in`.
+    """
     stages = range(self._settings.mesh_layout.stages)
     tensors = [x for y in stages for x in names_in(self._optimizer.parts_in(y))]
     found, begin = {}, 0
@@ -366,12 +394,12 @@ class StageStep:
 
 
 def _own(x: Any) -> Any:
-  """Returns a device's values from arrays of all devices' values."""
+  """Removes the dimension `devices`, which has size 1 inside `shard_map`."""
   return jax.tree.map(lambda x: x[0], x)
 
 
 def _of_device(x: Any) -> Any:
-  """Returns a device's values as its part of arrays of all devices' values."""
+  """Adds the dimension `devices`, with size 1 inside `shard_map`."""
   return jax.tree.map(lambda x: x[jnp.newaxis], x)
 
 

@@ -3,8 +3,8 @@
 """The client's graph of a training step on pods of accelerators with stages.
 
 The graph calls the functions of stage_arrays.py in the stages' hosts. A call
-runs one pass of a stage for a microbatch. A queue on the host of a stage keeps
-what the call returns, until a call of the next stage takes it.
+runs one pass of a stage for a microbatch. A queue on the stage's host keeps the
+tensors that the call returns, until a call of the next stage dequeues them.
 """
 
 from collections.abc import Mapping, Sequence
@@ -19,7 +19,8 @@ from palm_mtf.programs.pod import build_dropout_state
 from palm_mtf.programs.step_programs import CallGraph
 from palm_mtf.steps.plan import LOSS, ROWS, UPDATE, Node, Send, StepPlan
 
-# What a call passes on: for each host, tensors that the next stage takes.
+# Results of a pass: for each host of the stage, the tensors that the pass sends
+# to the next stage.
 _Stream = Sequence[Sequence[tf.Tensor]]
 
 
@@ -109,7 +110,7 @@ class StagesBuilder(StepBuilder):
       )
 
   def _is_near(self, one: Node, other: Node) -> bool:
-    """Returns whether the same processes have the stages of two nodes."""
+    """Returns whether the same processes hold the stages of both nodes."""
     hosts = [self._devices.hosts_of(x.pod, x.stage or 0) for x in (one, other)]
     first, second = ([x.device for x in of_stage] for of_stage in hosts)
     return first == second
@@ -117,9 +118,9 @@ class StagesBuilder(StepBuilder):
   def _pass_on(
     self, node: Node, found: _Stream
   ) -> tuple[_Stream, list[tf.Operation]]:
-    """Returns what a call returns, taken from queues; and the queues' inputs.
+    """Makes queues for `found`, the results of a call of `node`.
 
-    Running the operations puts the results of a call into the queues.
+    Returns tensors that dequeue the results, and operations that enqueue them.
     """
     stream, operations = [], []
     hosts = self._devices.hosts_of(node.pod, node.stage or 0)
@@ -159,14 +160,15 @@ class StagesBuilder(StepBuilder):
     return numbers
 
   def _sum_gradients(self, stage: int) -> list[tf.Tensor]:
-    """Returns losses and sums of squares of a stage of the only pod."""
+    """Returns what `stage_arrays.sum_gradients` does: losses and squares."""
     dtypes = [tf.float32, tf.float32]
     return after_all(self._call((0, stage), stage_arrays.sum_gradients, dtypes))
 
   def _exchange(self) -> tuple[tf.Tensor, list[list[tf.Tensor]]]:
     """Sums gradients over pods, stage by stage.
 
-    Returns the losses; and for each pod, the sums of squares of each stage.
+    Returns the losses summed over pods, [losses] float32; and for each pod, the
+    gradients' sums of squares of each stage, [squares] float32.
     """
     losses, squares = None, [[] for _ in self._every_pod]
     for stage in range(self._num_stages):

@@ -29,8 +29,8 @@ def start_hosts(
 ) -> AcceleratorDevices:
   """Starts JAX on all hosts of all pods; returns the devices.
 
-  Raises UserError if a host has other devices than the mesh needs, or if JAX
-  does not start there.
+  Raises UserError if a host's devices are not those that the mesh needs, or if
+  JAX does not start on a host.
   """
 
   def start(host: tuple[int, str, HostSettings]) -> str:
@@ -40,7 +40,8 @@ def start_hosts(
     return f"pod {pod}: the server {address}: {found}" if found else ""
 
   settings = list(_make_settings(mesh, pods, hosts))
-  # Start all hosts at once, because JAX waits for the pod's other hosts.
+  # Start all hosts at once, because JAX on one host starts only when the other
+  # hosts of the stage start too.
   with concurrent.futures.ThreadPoolExecutor(len(settings)) as threads:
     for problem in threads.map(start, settings):
       if problem:
@@ -58,9 +59,10 @@ def start_hosts(
 def _split(mesh: MeshLayout, hosts: PodHosts) -> list[tuple[int, list[str]]]:
   """Returns (pod, addresses of the servers) of each stage of each pod.
 
-  A stage has equally many servers, or a server has equally many stages.
+  Either all stages of a pod have the same number of servers, or all servers
+  have the same number of stages.
 
-  Raises UserError if this is not possible.
+  Raises UserError if the numbers of servers and stages allow neither.
   """
   made = []
   for pod, processes in enumerate(hosts.processes):
@@ -81,7 +83,11 @@ def _split(mesh: MeshLayout, hosts: PodHosts) -> list[tuple[int, list[str]]]:
 def _make_settings(
   mesh: MeshLayout, pods: PodsConfig, hosts: PodHosts
 ) -> Iterator[tuple[int, str, HostSettings]]:
-  """Yields (pod, address, settings) of each host; opens the coordinators."""
+  """Yields (pod, address, settings) of each host.
+
+  Opens the port of JAX's coordinator on the first host of each stage that has
+  several hosts.
+  """
   port, stages = pods.coordinator_port, _split(mesh, hosts)
   held = collections.Counter(x for _, addresses in stages for x in addresses)
   for stage, (pod, addresses) in enumerate(stages):

@@ -49,7 +49,7 @@ Rows = Mapping[tuple[int, int], Sequence[Mapping[str, tf.Tensor]]]
 class StepBuilder:
   """Builds the graphs of `build_train_program` and `build_loss_program`.
 
-  A subclass builds those of pods with stages.
+  `StagesBuilder` builds the graphs for pods with stages.
   """
 
   def __init__(
@@ -74,7 +74,7 @@ class StepBuilder:
 
   @property
   def _rows_per_call(self) -> int:
-    """Number of rows of a pod that a call takes."""
+    """Number of rows that one call of a pod reads."""
     return self._settings.num_rows
 
   @property
@@ -84,11 +84,14 @@ class StepBuilder:
 
   @property
   def _num_calls(self) -> int:
-    """Number of calls that take the rows of a pod."""
+    """Number of calls that together read a pod's rows of a step."""
     return self._settings.num_rows // self._rows_per_call
 
   def build_loss(self) -> LossProgram:
-    """Returns the first pod's program, without slices of optimizer slots."""
+    """Returns the program that computes a batch's loss on the first pod.
+
+    All hosts of the pod read the same placeholders, those of the first host.
+    """
     first, *copies = self._make_rows(0)
     loss = self._find_loss(0, [first, *[first] * len(copies)])
     return LossProgram(first, *loss, self._find_slices(0))
@@ -148,7 +151,10 @@ class StepBuilder:
   def _build_passes(
     self, plan: StepPlan, rows: Rows
   ) -> dict[tuple[str, ...], CallGraph]:
-    """Returns the graphs of all calls of a plan except the last."""
+    """Returns the graphs of all calls of a plan except `plan.last`.
+
+    The keys are the names of a call's nodes.
+    """
     graphs = {}
     if not plan.last:
       for node in plan.nodes:
@@ -166,9 +172,9 @@ class StepBuilder:
   ) -> list[list[tf.Tensor]]:
     """Calls a function in each host of `place`; returns what each returns.
 
-    `place` is a pod and one of its stages. The function takes `pod`,
-    `settings`, `inputs`, and then the host's item of `of_host`. Its results
-    have the types `dtypes`.
+    `place` is the numbers of a pod and of a stage in that pod. The function
+    takes `pod`, `settings`, `inputs`, and then the host's item of `of_host`.
+    The function's results have the dtypes `dtypes`.
     """
     hosts, name = self._devices.hosts_of(*place), self._devices.name_pod(*place)
     given = [name_of(function), name, self._text, *inputs]
@@ -197,7 +203,7 @@ class StepBuilder:
   def _build_step(
     self, rows: Rows, rates: Mapping[str, tf.Tensor]
   ) -> tf.Tensor:
-    """Does a plan's last call; returns its metrics, [metrics] float32."""
+    """Builds the step's last call; returns the metrics, [metrics] float32."""
     with tf.device(self._devices.client):
       of_step = tf.stack([*rates.values()])
       num_rows = self._settings.num_rows
@@ -222,7 +228,7 @@ class StepBuilder:
     rates: tf.Tensor,
     states: Sequence[tf.Tensor],
   ) -> tf.Tensor:
-    """Trains several pods, which exchange gradients; see `_build_step`."""
+    """Like `_build_step`, for several pods, which exchange gradients."""
     dtypes = self._message_dtypes(self._pod_step.parameters)
     gradients = [
       self._call(

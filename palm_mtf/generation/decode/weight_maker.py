@@ -141,7 +141,9 @@ class WeightMaker:
     self._initializers: dict[int | None, list] = collections.defaultdict(list)
 
   def make(self, layer: int | None) -> dict[str, LaidOut]:
-    """Returns the decoding weights of a layer; for None, those of no layer.
+    """Returns a layer's decoding weights, by name.
+
+    If `layer` is None, returns the decoding weights outside of all layers.
 
     For the names see `DecodeModel`. Scales and biases are float32. Tables have
     the activation dtype: the embedding; learned positions, [positions,
@@ -182,8 +184,9 @@ class WeightMaker:
     return found | {each.names[0]: self._join(*each) for each in joined}
 
   def _keep(self, name, make, *values):
-    # Returns make(*values) of each device, a tensor or a PackedKernel, kept in
-    # a variable except in an XLA computation. Collects the initializers.
+    # Returns the result of make(*values) on each device: a tensor, or a
+    # PackedKernel. Except in an XLA computation, a variable keeps the result;
+    # the variable's initializer is added to `_initializers`.
     def keep(x):
       if in_xla_computation():
         return x
@@ -196,8 +199,9 @@ class WeightMaker:
     return self._impl.slicewise(lambda *values: keep(make(*values)), *values)
 
   def _make_logits_kernel(self):
-    # If layers' kernels are int8 or int4, the logits' kernel is int8. In the
-    # activation dtype, it would be half of the bytes that a step reads.
+    # If the layers' kernels are int8 or int4, make the logits' kernel int8 too.
+    # In the activation dtype, this kernel would be half of the bytes that a
+    # decoding step reads.
     is_quantized = self._is_quantized
     # Round the weights to the activation dtype, as training does, even if
     # `dtype` is wider.
@@ -224,7 +228,11 @@ class WeightMaker:
   def make_layers(
     self, slices: Mapping[str, Sequence[Slice]]
   ) -> list[LayerWeights]:
-    """Returns each layer's `LayerWeights`; call this after making kernels."""
+    """Returns each layer's `LayerWeights`.
+
+    Call this method after `make` of all layers: it uses the initializers that
+    `make` collects. `slices` is {checkpoint variable: its slices}.
+    """
     by_layer: dict[int | None, dict] = collections.defaultdict(dict)
     for name, parts in slices.items():
       by_layer[parse_name(name).layer][name] = parts

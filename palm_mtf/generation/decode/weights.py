@@ -39,7 +39,7 @@ class DecodeSettings:
 
 @dataclasses.dataclass(frozen=True)
 class LayerWeights:
-  """Slices of a layer's parameters, and the operation that converts the slices.
+  """Slices of a layer's parameters, and the operation that makes its weights.
 
   Loading a checkpoint (generation/inference/sessions.py) assigns the slices of
   one layer, then runs `prepare`, so that memory never holds the float32
@@ -58,8 +58,10 @@ class JoinedKernel(NamedTuple):
   """
 
   names: tuple[str, ...]
-  # For output kernels (attention's and the MLP's): the names of all that are
-  # added up and which, therefore, share int8 scales. () for input kernels.
+  # For output kernels (attention's and the MLP's): the names of all kernels
+  # whose products are summed. These kernels share int8 scales, because packing
+  # them joins them into a matrix with one scale per column. () for input
+  # kernels.
   summed: tuple[str, ...]
 
 
@@ -90,7 +92,7 @@ class DecodeModel:
 
   table              embedding, [vocab, d_model], activation dtype
   to_logits          transposed table of the logits, [d_model, vocab]
-  of a kernel        the matrix that joins it with others (`JoinedKernel`)
+  first of kernels   matrix that joins these kernels (`JoinedKernel`)
   other parameters   scale, bias or table of positions
   """
 
@@ -107,7 +109,7 @@ class DecodeModel:
 
   @property
   def row_axis(self) -> int:
-    """The dimension of a cache's tensors that counts the rows."""
+    """Number of the axis of a cache's tensors along which the rows are."""
     return int(self.has_stacks)
 
   def take(self, name: str) -> LaidOut:
@@ -119,7 +121,7 @@ class DecodeModel:
     return self.look_up(self.take("table"), tokens)
 
   def look_up(self, table: LaidOut, tokens: LaidOut) -> LaidOut:
-    """Returns each token's row of a table, [vocab, width]: [rows, width]."""
+    """Returns each token's row of a table [vocab, width], as [rows, width]."""
     first = slice_offset(self.placement, self.dims.vocab)
     x = self.placement.slicewise(local_embedding, first, table, tokens)
     # If a layout splits vocab, all-reduce [rows, d_model]: one slice of the
@@ -232,7 +234,7 @@ class DecodeModel:
     )
 
   def unembed(self, y: LaidOut, *, is_step: bool) -> LaidOut:
-    """Returns logits of y [rows, d_model]: [rows, vocab], LOGITS_DTYPE."""
+    """Returns the logits, [rows, vocab] LOGITS_DTYPE; y is [rows, d_model]."""
     dtype, bias = logits_dtype(self.config), self.weights.get("logits/bias")
     y = self.placement.slicewise(lambda y: tf.cast(y, dtype), y)
     y = self.multiply([y], "to_logits", is_step=is_step)
@@ -246,10 +248,11 @@ class DecodeModel:
     """Calls `run` per layer, first to last; returns what the last call returns.
 
     Args:
-      run: takes a model with the layer's weights; the number of the layer whose
-        description (`model_of`) and names the weights have, perhaps an earlier
-        layer like this one; the layer's own number, int or [] int32; and the
-        tensors that `run` returned for the previous layer.
+      run: function of (model, number, layer, tensors). `model` has the layer's
+        weights. `layer` is the number of the layer, int or [] int32. `number`
+        is the layer under whose names `model` has the weights, and whose
+        description (`model_of`) fits: this layer, or an equal earlier one.
+        `tensors` are what `run` returned for the previous layer.
       carry: the tensors that `run` takes for the first layer.
     """
     for i in range(self.config.num_layers):
