@@ -145,7 +145,7 @@ def run_steps(
 
   Args:
     num_steps: number of steps to do, from 1 to `steps`.
-    rates: learning rate and 1 - beta2 of each step, [steps, 2] float32.
+    rates: rates of the optimizer in each step, [steps, rates] float32.
     dropout_state: state of dropout in each step, [steps, 4] int32.
     features: each feature of each step, [steps, batch, ...].
 
@@ -186,7 +186,7 @@ def find_gradients(
   """Computes the gradients of a pod's share of a batch, summed over the pod.
 
   Args:
-    rates: learning rate and 1 - beta2, [2] float32. Gradients do not depend on
+    rates: rates of the optimizer, [rates] float32. Gradients do not depend on
       them, but all programs of a step take them.
     dropout_state: state of dropout, [4] int32.
     features: each feature, [batch, ...].
