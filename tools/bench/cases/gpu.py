@@ -66,25 +66,21 @@ def open_step(
   Args:
     config: architecture.
     batch_size: number of sequences in a step.
-    optimizer: schedule, clipping, decay and z-loss.
+    optimizer: schedule, clipping and decay.
   """
   from palm_mtf.executors.xla.executor import EXECUTOR
   from palm_mtf.runtime.client.connect import connect
   from palm_mtf.runtime.program import Program
   from palm_mtf.training.step import TrainStep
 
-  pods = PodsConfig()
-  cluster = connect(EXECUTOR, pods, models.ONE_DEVICE, [], {})
+  cluster = connect(EXECUTOR, PodsConfig(), models.ONE_DEVICE, [], {})
   with cluster.client() as client:
     with client.graph.as_default():
       built = EXECUTOR.build_train_program(
-        config,
-        models.ONE_DEVICE,
-        optimizer,
+        models.step_config(config, optimizer=optimizer),
         batch_size=batch_size,
         seed=0,
         features=("inputs", "targets"),
-        pods=pods,
         devices=cluster.devices,
       )
     client.call(Program(operations=[built.initialize]))

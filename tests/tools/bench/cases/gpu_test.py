@@ -42,7 +42,7 @@ def test_plain_jax_has_the_loss_of_our_program_from_the_same_weights():
   (batch,) = parity.batches(TINY, 4, 1, seed=0)
   with open_step(TINY, 4, plain) as (client, step):
     with client.graph.as_default():
-      stacks = [parts[0] for parts in step.program.slices.values()]
+      stacks = [parts[0] for parts in step.programs.slices.values()]
       values = {
         name: value
         for x in stacks
