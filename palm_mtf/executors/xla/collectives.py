@@ -9,7 +9,10 @@ XlaCallModule, whose StableHLO JAX copies into its own program unchanged.
 In each function, `x` has a dtype of _NAMES and the same shape on all devices.
 `groups` has the device numbers of each group: indices in the flattened
 `jax.sharding.Mesh.devices`. All groups have the same size, which divides each
-dimension that is cut. Parts are joined in the order of the group.
+dimension that is cut. Parts are joined in the order of the group. `channel` is
+a positive number that no other collective of the program has: XLA may run
+independent collectives at the same time, and on CPUs it takes those of one
+channel for the same collective.
 """
 
 from collections.abc import Sequence
@@ -26,32 +29,42 @@ _NAMES = {
 _REDUCTIONS = {"SUM": "add", "MAX": "maximum", "MIN": "minimum"}
 
 
-def all_reduce(x: tf.Tensor, groups: Groups, reduction: str) -> tf.Tensor:
+def all_reduce(
+  x: tf.Tensor, groups: Groups, reduction: str, channel: int
+) -> tf.Tensor:
   """All-reduces x over each group; `reduction` is "SUM", "MAX" or "MIN"."""
   region = _region(x, _REDUCTIONS[reduction])
-  return _call("all_reduce", x, groups, [], x.shape.as_list(), region)
+  shape = x.shape.as_list()
+  return _call("all_reduce", x, groups, channel, [], shape, region)
 
 
-def reduce_scatter(x: tf.Tensor, groups: Groups, axis: int) -> tf.Tensor:
+def reduce_scatter(
+  x: tf.Tensor, groups: Groups, axis: int, channel: int
+) -> tf.Tensor:
   """Sums x over each group; the group's device i gets part i along `axis`."""
   shape = x.shape.as_list()
   shape[axis] //= len(groups[0])
   attributes = [f"scatter_dimension = {axis} : i64"]
-  return _call(
-    "reduce_scatter", x, groups, attributes, shape, _region(x, "add")
-  )
+  region = _region(x, "add")
+  return _call("reduce_scatter", x, groups, channel, attributes, shape, region)
 
 
-def all_gather(x: tf.Tensor, groups: Groups, axis: int) -> tf.Tensor:
+def all_gather(
+  x: tf.Tensor, groups: Groups, axis: int, channel: int
+) -> tf.Tensor:
   """Concatenates x of all devices of a group along `axis`."""
   shape = x.shape.as_list()
   shape[axis] *= len(groups[0])
   attributes = [f"all_gather_dim = {axis} : i64"]
-  return _call("all_gather", x, groups, attributes, shape)
+  return _call("all_gather", x, groups, channel, attributes, shape)
 
 
 def all_to_all(
-  x: tf.Tensor, groups: Groups, split_axis: int, concat_axis: int
+  x: tf.Tensor,
+  groups: Groups,
+  split_axis: int,
+  concat_axis: int,
+  channel: int,
 ) -> tf.Tensor:
   """Sends part i along `split_axis` to device i; joins on `concat_axis`."""
   count, shape = len(groups[0]), x.shape.as_list()
@@ -62,12 +75,15 @@ def all_to_all(
     f"concat_dimension = {concat_axis} : i64",
     f"split_count = {count} : i64",
   ]
-  return _call("all_to_all", x, groups, attributes, shape)
+  return _call("all_to_all", x, groups, channel, attributes, shape)
 
 
-def permute(x: tf.Tensor, pairs: Sequence[tuple[int, int]]) -> tf.Tensor:
+def permute(
+  x: tf.Tensor, pairs: Sequence[tuple[int, int]], channel: int
+) -> tf.Tensor:
   """Sends x of device i to device j for each (i, j); others get zeros."""
-  return _call("collective_permute", x, pairs, [], x.shape.as_list())
+  shape = x.shape.as_list()
+  return _call("collective_permute", x, pairs, channel, [], shape)
 
 
 def _region(x: tf.Tensor, reduction: str) -> str:
@@ -83,6 +99,7 @@ def _call(
   name: str,
   x: tf.Tensor,
   groups: Groups,
+  channel: int,
   attributes: Sequence[str],
   shape: Sequence[int],
   region: str = "",
@@ -101,7 +118,7 @@ def _call(
     f"{given_groups} = dense<[{rows}]> : tensor<{size}xi64>",
     # A channel and use_global_device_ids make XLA read `replica_groups` as
     # device numbers, not as replica numbers. Two collectives need no such flag.
-    "channel_handle = #stablehlo.channel_handle<handle = 1, type = 1>",
+    f"channel_handle = #stablehlo.channel_handle<handle = {channel}, type = 1>",
   ]
   if name not in ("all_to_all", "collective_permute"):
     attributes.append("use_global_device_ids")

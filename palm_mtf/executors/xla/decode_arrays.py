@@ -170,7 +170,7 @@ class PodPrograms(PodDevices):
     placement = self.placement
 
     def build_on_device(index: tf.Tensor, *arrays):
-      placement.index = index
+      placement.begin(index)
       with xla_computation():
         return build(*arrays)
 

@@ -106,7 +106,8 @@ class DeviceFunction:
         If None, the function all-reduces each tensor that it returns.
       in_scan: value of `XlaPlacement.in_scan` for the operations.
     """
-    self._placement = placement
+    placement.num_functions += 1
+    self._placement, self._number = placement, placement.num_functions
     self._open_axes, self._in_scan = open_axes, in_scan
     self.gives, self._updates = list(gives), list(updates)
     known = dict.fromkeys(takes)
@@ -163,9 +164,10 @@ class DeviceFunction:
     variables: Sequence[tf.Tensor],
   ) -> tuple[list[tf.Tensor], dict[str, tf.Tensor]]:
     placement, open_axes = self._placement, self._open_axes
-    placement.index, placement.assigned, placement.num_draws = index, {}, 0
-    placement.in_scan = self._in_scan
-    placement.values = dict(zip(self.variables, variables, strict=True))
+    values = dict(zip(self.variables, variables, strict=True))
+    placement.begin(
+      index, function=self._number, values=values, in_scan=self._in_scan
+    )
     tensors = {}
     for x, value in zip(self.takes, taken, strict=True):
       tensors[x] = placement.LaidOutTensor([value])

@@ -9,6 +9,7 @@ the operations of a device; parts.py makes them a function that JAX compiles.
 import math
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 import jax
@@ -32,6 +33,7 @@ from palm_mtf.ops.variables import SlicedVariable
 # it into an all-reduce, which sends twice the bytes. 256 columns are enough for
 # PaLM 8B on a v4-4x4x4; 128 are too few for PaLM 62B on a v4-8x8x8.
 _WIDE = 256
+_CHANNELS = 2**16  # more than the collectives of a function
 _TILE_COLUMNS = 128  # columns per tile of a TPU's memory
 # Name under which `XlaPlacement.values` has the state of random operations, [4]
 # int32: the step, the microbatch's first row, and two unused numbers.
@@ -56,7 +58,8 @@ class XlaPlacement(mtf.simd_mesh_impl.SimdMeshImpl):
     index: the device's number in the mesh, [] int32.
     values: the device's slice of each variable that operations read, by name.
     assigned: the next values of variables that operations assign, by name.
-    num_draws: number of random operations that have been built.
+    num_functions: number of functions whose operations this object builds.
+    num_draws: number of random operations that the function has so far.
     in_scan: whether JAX scans the operations over the layers, which decides the
       memory layout of the sums that `reduce_scatter` returns.
   """
@@ -72,7 +75,8 @@ class XlaPlacement(mtf.simd_mesh_impl.SimdMeshImpl):
     self.index: tf.Tensor | None = None
     self.values: dict[str, tf.Tensor] = {}
     self.assigned: dict[str, tf.Tensor] = {}
-    self.num_draws = 0
+    self.num_functions = self.num_draws = self._num_collectives = 0
+    self._function = 0
     self.in_scan = False
     self.lock = threading.Lock()
     self._groups: dict[tuple[int, ...], list[list[int]]] = {}
@@ -85,6 +89,30 @@ class XlaPlacement(mtf.simd_mesh_impl.SimdMeshImpl):
         [mesh_impl.values[variable.name]]
       )
       self.laid_out_tensor.variable = variable.name
+
+  def begin(
+    self,
+    index: tf.Tensor,
+    *,
+    function: int = 0,
+    values: Mapping[str, tf.Tensor] = MappingProxyType({}),
+    in_scan: bool = False,
+  ) -> None:
+    """Begins to build a function; resets all attributes of the last one.
+
+    `function` is the function's number among those of a program. The other
+    arguments are attributes.
+    """
+    self.index, self.values, self.in_scan = index, dict(values), in_scan
+    self.assigned, self.num_draws = {}, 0
+    self._function, self._num_collectives = function, 0
+
+  def _new_channel(self) -> int:
+    # All hosts of a pod must build the same program, so channels are numbered
+    # by function, not in the order in which this process builds functions. JAX
+    # gives channel 1 to its own collectives.
+    self._num_collectives += 1
+    return (self._function + 1) * _CHANNELS + self._num_collectives
 
   @property
   def pnum_tensor(self) -> tf.Tensor:
@@ -197,9 +225,9 @@ class XlaPlacement(mtf.simd_mesh_impl.SimdMeshImpl):
     axes = [axis for axis in mesh_axes if self.shape[axis].size > 1]
     if not axes:
       return x
-    groups = self._find_groups(axes)
+    groups, channel = self._find_groups(axes), self._new_channel()
     return self.LaidOutTensor(
-      [all_reduce(x.one_slice, groups, reduction_fn_string)]
+      [all_reduce(x.one_slice, groups, reduction_fn_string, channel)]
     )
 
   def allconcat(self, x, mesh_axis, concat_axis, stack=False):
@@ -208,8 +236,10 @@ class XlaPlacement(mtf.simd_mesh_impl.SimdMeshImpl):
     x = x.to_laid_out_tensor()
     if self.shape[mesh_axis].size == 1:
       return x
-    groups = self._find_groups([mesh_axis])
-    return self.LaidOutTensor([all_gather(x.one_slice, groups, concat_axis)])
+    groups, channel = self._find_groups([mesh_axis]), self._new_channel()
+    return self.LaidOutTensor(
+      [all_gather(x.one_slice, groups, concat_axis, channel)]
+    )
 
   def receive(self, x, mesh_axis, source_pcoord):
     """Returns the slice of device `source_pcoord[i]` of a group; None: zeros.
@@ -223,13 +253,15 @@ class XlaPlacement(mtf.simd_mesh_impl.SimdMeshImpl):
       for i, source in enumerate(source_pcoord)
       if source is not None
     ]
-    return self.LaidOutTensor([permute(x.one_slice, pairs)])
+    return self.LaidOutTensor(
+      [permute(x.one_slice, pairs, self._new_channel())]
+    )
 
   def alltoall(self, x, mesh_axis, split_axis, concat_axis):
     """Cuts x along `split_axis`; joins received parts along `concat_axis`."""
     x = x.to_laid_out_tensor()
-    groups = self._find_groups([mesh_axis])
-    moved = all_to_all(x.one_slice, groups, split_axis, concat_axis)
+    groups, channel = self._find_groups([mesh_axis]), self._new_channel()
+    moved = all_to_all(x.one_slice, groups, split_axis, concat_axis, channel)
     return self.LaidOutTensor([moved])
 
   def reduce_scatter(self, x, mesh_axis: int, split_axis: int):
@@ -237,25 +269,25 @@ class XlaPlacement(mtf.simd_mesh_impl.SimdMeshImpl):
     x = x.to_laid_out_tensor()
     if self.shape[mesh_axis].size == 1:
       return x
-    groups = self._find_groups([mesh_axis])
+    groups, channel = self._find_groups([mesh_axis]), self._new_channel()
     whole = x.one_slice
     sizes = whole.shape.as_list()
     before, after = sizes[:split_axis], sizes[split_axis + 1 :]
     if before and after:
-      part = reduce_scatter(whole, groups, split_axis)
+      part = reduce_scatter(whole, groups, split_axis, channel)
       return self.LaidOutTensor([part])
     # XLA chooses the memory layout only of matrices, so reshape x to a matrix,
     # which is possible if the split dimension is first or last.
     rows = math.prod(before) if before else sizes[0]
     matrix = tf.reshape(whole, [rows, -1])
     if before and sizes[-1] // len(groups[0]) < _WIDE:
-      part = self._scatter_columns(matrix, groups)
+      part = self._scatter_columns(matrix, groups, channel)
     else:
-      part = reduce_scatter(matrix, groups, int(bool(before)))
+      part = reduce_scatter(matrix, groups, int(bool(before)), channel)
     return self.LaidOutTensor([tf.reshape(part, [*before, -1, *after])])
 
   def _scatter_columns(
-    self, matrix: tf.Tensor, groups: Sequence[Sequence[int]]
+    self, matrix: tf.Tensor, groups: Sequence[Sequence[int]], channel: int
   ) -> tf.Tensor:
     """Reduce-scatters a matrix into parts of fewer than _WIDE columns."""
     # For so few columns, XLA keeps a reduce-scatter only if the split dimension
@@ -268,9 +300,10 @@ class XlaPlacement(mtf.simd_mesh_impl.SimdMeshImpl):
       # costs no copy, because the product that computes the matrix can write
       # tiles in any order. (Not if an array is added, as to some gradients.)
       tiles = tf.reshape(matrix, [rows, num_parts, _TILE_COLUMNS])
-      part = reduce_scatter(tf.transpose(tiles, [1, 0, 2]), groups, 0)
+      part = reduce_scatter(tf.transpose(tiles, [1, 0, 2]), groups, 0, channel)
       return tf.reshape(part, [rows, _TILE_COLUMNS])
-    return tf.transpose(reduce_scatter(tf.transpose(matrix), groups, 0))
+    part = reduce_scatter(tf.transpose(matrix), groups, 0, channel)
+    return tf.transpose(part)
 
   def _find_groups(self, mesh_axes: Sequence[int]) -> list[list[int]]:
     """Returns the groups of devices that differ only along `mesh_axes`."""
