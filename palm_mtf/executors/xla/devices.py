@@ -46,6 +46,8 @@ _EXTRAS = {"tpu": "tpu", "gpu": "cuda12", "cpu": "test"}
 # (number of this host in its pod, number of hosts) if this process has started
 # jax.distributed, which joins several hosts; otherwise None.
 _started: tuple[int, int] | None = None
+# "host:port" of the coordinator of these hosts; "" if `_started` is None.
+_joined = ""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -190,9 +192,10 @@ def start_host(host: HostSettings) -> None:
 
   Raises:
     UserError: the host does not have the devices that the mesh needs; or this
-      process is already another host of a pod, or a host of another pod size.
+      process is already another host of a pod, a host of another pod size, or
+      has joined other hosts.
   """
-  global _started
+  global _started, _joined
   if host.num_hosts > 1 and not _started:
     if is_rehearsal():
       _make_virtual_devices(host.mesh_layout.num_devices // host.num_hosts)
@@ -203,7 +206,14 @@ def start_host(host: HostSettings) -> None:
     with opened:
       jax.distributed.initialize(host.coordinator, host.num_hosts, host.number)
     _started = (host.number, host.num_hosts)
+    _joined = host.coordinator
   _check_role(host.number, host.num_hosts)
+  if host.coordinator != _joined:
+    # The hosts would wait for each other without end in their first collective.
+    raise UserError(
+      f"it has joined the hosts of {_joined} and cannot join those of "
+      f"{host.coordinator}; start its server again."
+    )
   last = host.num_stages - 1
   devices = find_devices(host.mesh_layout, host.num_hosts, last)
   numbers = host_of_devices(host.mesh_layout, host.num_hosts)

@@ -173,6 +173,23 @@ def test_a_server_that_was_another_host_gets_no_coordinator(monkeypatch):
   )
 
 
+def test_a_server_that_has_joined_other_hosts_is_refused(monkeypatch):
+  """Else the hosts of two stages would wait for each other without end."""
+  monkeypatch.setattr(devices, "_started", (1, 2))
+  monkeypatch.setattr(devices, "_joined", "127.0.0.1:4000")
+  settings = HostSettings(
+    mesh_layout=MESH,
+    number=1,
+    num_hosts=2,
+    num_stages=1,
+    coordinator="127.0.0.1:5000",
+  )
+  assert start_host(dataclass_text(settings).encode()).decode() == (
+    "it has joined the hosts of 127.0.0.1:4000 and cannot join those of "
+    "127.0.0.1:5000; start its server again."
+  )
+
+
 def test_jax_of_another_version_is_refused(monkeypatch):
   monkeypatch.setattr(jax, "__version__", "0.9.1")
   with pytest.raises(UserError) as error:
