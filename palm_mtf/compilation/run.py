@@ -8,7 +8,6 @@ and XLA's compiler for NVIDIA GPUs need only descriptions of the devices.
 
 import dataclasses
 import importlib.metadata
-import math
 import os
 import time
 from collections.abc import Sequence
@@ -31,7 +30,7 @@ from palm_mtf.compilation.hlo_text import (
   find_axes,
   read_excess,
 )
-from palm_mtf.compilation.stage_programs import list_programs
+from palm_mtf.compilation.stage_programs import device_bytes, list_programs
 from palm_mtf.config import DecodeConfig, PlanConfig
 from palm_mtf.config.tpu_slice import tpu_slice
 from palm_mtf.errors import UserError
@@ -243,10 +242,8 @@ def _compile_programs(
   update = made.update_of_parts(mesh), (changed, sums, losses, numbers)
   # JAX drops arguments that a program does not read, so the memory analysis of
   # `gradients` lacks the optimizer slots. Add the slots, which stay in memory.
-  kept = sum(
-    math.prod(x.sharding.shard_shape(x.shape)) * x.dtype.itemsize
-    for name, x in state.items()
-    if name not in made.model.reads
+  kept = device_bytes(
+    {name: x for name, x in state.items() if name not in made.model.reads}
   )
   return [
     (*_compile(config, "gradients", gradients, given, kept), 1),

@@ -54,15 +54,15 @@ def list_programs(
 class _Stage:
   def __init__(self, step: StageStep, settings: StepSettings):
     self._step, self._layout = step, settings.mesh_layout
-    self._dcn_dtype = settings.dcn_dtype
     self._programs: list[StageProgram] = []
 
   def list(self, *, exchanges: bool) -> list[StageProgram]:
     step = self._step
-    state, variables = step.abstract_state(), step.read(step.abstract_state())
+    state = step.abstract_state()
+    variables = step.read(state)
     rows, times = step.abstract_rows(), self._layout.num_microbatches
     dropout = self._everywhere([DROPOUT_STATE.size], jnp.int32)
-    slots = _bytes(state) - _bytes(variables)
+    slots = device_bytes(state) - device_bytes(variables)
     given = variables, rows, dropout
     before = self._of_devices(step.abstract_stream()) if step.stage else None
     stream, kept = self._run(step.forward, *given, before)
@@ -73,13 +73,13 @@ class _Stage:
     # The forward or backward pass returns or takes the activations of one of
     # the microbatches that the stage keeps, so do not count these twice.
     num_waiting = num_kept(step.stage, self._layout) - step.has_backward
-    waiting = num_waiting * _bytes(kept)
-    own, others = _bytes(sums), _bytes(head_sums)
+    waiting = num_waiting * device_bytes(kept)
+    own, others = device_bytes(sums), device_bytes(head_sums)
     self._add(
       "forward", (*given, before), slots + waiting + own + others, times
     )
     if not step.stage:
-      rest = slots + waiting + _bytes(kept) + own
+      rest = slots + waiting + device_bytes(kept) + own
       self._add("head", (*given, stream, head_sums), rest, times)
       _, of_head, _ = self._run(step.head, *given, stream, head_sums)
     if step.has_backward:
@@ -89,7 +89,7 @@ class _Stage:
     return self._programs
 
   def _add_update(self, state: Any, sums: Any, *, exchanges: bool) -> None:
-    step, held = self._step, _bytes(state)
+    step, held = self._step, device_bytes(state)
     if exchanges:
       self._add("parts", (sums,), held)
       parts, _ = self._run(step.parts, sums)
@@ -105,7 +105,7 @@ class _Stage:
     gradients = {x: state[x] for x in step.gradients}
     changed = step.select_changed(state)
     numbers = [self._everywhere([x], jnp.float32) for x in step.count_numbers()]
-    rest = held - _bytes(changed)
+    rest = held - device_bytes(changed)
     self._add("measure", (changed, gradients, *numbers[:-1]), rest)
     self._add("update", (changed, gradients, *numbers), rest)
 
@@ -120,7 +120,8 @@ class _Stage:
     return self._of_devices(jax.eval_shape(function, *given))
 
   def _of_devices(self, x: Any) -> Any:
-    each = NamedSharding(self._step.mesh, PartitionSpec(self._axes))
+    mesh = self._step.mesh
+    each = NamedSharding(mesh, PartitionSpec(mesh.axis_names))
     return jax.tree.map(
       lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=each), x
     )
@@ -129,13 +130,9 @@ class _Stage:
     everywhere = NamedSharding(self._step.mesh, PartitionSpec())
     return jax.ShapeDtypeStruct(shape, dtype, sharding=everywhere)
 
-  @property
-  def _axes(self) -> tuple[str, ...]:
-    return self._step.mesh.axis_names
 
-
-def _bytes(arrays: Any) -> int:
-  """Returns the bytes per device of all `arrays`."""
+def device_bytes(arrays: Any) -> int:
+  """Returns the bytes per device of all arrays in a nested structure."""
   return sum(
     math.prod(x.sharding.shard_shape(x.shape)) * x.dtype.itemsize
     for x in jax.tree.leaves(arrays)

@@ -98,6 +98,10 @@ class DeviceModel:
     """Returns whether the array `name` stacks a variable of several layers."""
     return False
 
+  def stage_of(self, name: str) -> int:
+    """Returns the pipeline stage that holds an array."""
+    return 0
+
   def spec(self, x: mtf.Variable | Given) -> PartitionSpec:
     """Returns how the mesh splits the array of a variable or a feature."""
     layout = self.placement.tensor_layout(x.outputs[0].shape)

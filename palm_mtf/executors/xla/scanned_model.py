@@ -27,7 +27,11 @@ from jax import lax
 from jax import numpy as jnp
 
 from palm_mtf._tf import mtf
-from palm_mtf.architecture.parameters import first_in_backward, parameters_of
+from palm_mtf.architecture.parameters import (
+  first_in_backward,
+  parameters_of,
+  parse_name,
+)
 from palm_mtf.config import (
   OPTIMIZERS,
   LossConfig,
@@ -45,7 +49,6 @@ from palm_mtf.executors.xla.layer_loops import (
 )
 from palm_mtf.executors.xla.parts import DeviceFunction, cut, cut_graph
 from palm_mtf.programs.loss_function import PalmLoss
-from palm_mtf.steps.plan import stage_layers
 
 # The argument `dropout_state` of a pass without dropout.
 _NO_DROPOUT = np.array([-1, 0, 0, 0], np.int32)
@@ -86,11 +89,13 @@ class StepSettings:
     """The loops over the layers of the model."""
     return loops_of(self.model, tuple(self.frozen), self.mesh_layout.stages)
 
+  def stage_of(self, layer: int) -> int:
+    """Returns the pipeline stage that computes a layer."""
+    return layer * self.mesh_layout.stages // self.model.num_layers
+
   def loops_in(self, stage: int) -> list[LayerLoop]:
     """Returns the loops over the layers of a pipeline stage."""
-    num_layers, num_stages = self.model.num_layers, self.mesh_layout.stages
-    layers = stage_layers(num_layers, num_stages)[stage]
-    return [x for x in self.loops if x.layers[0] in layers]
+    return [x for x in self.loops if self.stage_of(x.layers[0]) == stage]
 
   @property
   def micro_rows(self) -> int:
@@ -276,9 +281,10 @@ class ScannedModel(DeviceModel):
     """Returns an array's names in checkpoints: one per period, if stacked."""
     return stacked_names(self._settings.loops, array)
 
-  def loops_in(self, stage: int) -> list[LayerLoop]:
-    """Returns the loops over the layers of a pipeline stage."""
-    return self._settings.loops_in(stage)
+  def stage_of(self, name: str) -> int:
+    """Returns the pipeline stage that holds an array."""
+    layer = parse_name(name).layer
+    return 0 if layer is None else self._settings.stage_of(layer)
 
   def gradients_in(self, stage: int) -> list[str]:
     """Returns names of the gradients that a stage's `run_backward` computes."""

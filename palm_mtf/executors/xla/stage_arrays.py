@@ -251,7 +251,7 @@ def measure_variables(
     The sums for this stage, [sums] float32.
   """
   held, programs = open_pod(pod, settings)
-  changed, _ = programs.pod_step.split(held.arrays)
+  changed = programs.stage_step.select_changed(held.arrays)
   given = changed, held.values[_GRADIENTS], rates, losses, squares
   found = programs.stage_step.measure(*given)
   return np.array(found.addressable_data(0))
@@ -269,7 +269,7 @@ def update_variables(
   Returns the metrics of the step, [metrics] float32.
   """
   held, programs = open_pod(pod, settings)
-  changed, _ = programs.pod_step.split(held.arrays)
+  changed = programs.stage_step.select_changed(held.arrays)
   given = changed, held.values[_GRADIENTS], *numbers
   changed, found = programs.stage_step.update(*given)
   held.arrays |= changed

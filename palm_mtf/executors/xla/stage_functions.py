@@ -23,7 +23,7 @@ parts through their hosts, and each pod runs `join`.
 """
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
@@ -116,8 +116,8 @@ class StageStep:
       sizes.append(sum(optimizer.count(x) or 1 for x in found))
     return sizes
 
-  def select_changed(self, arrays: Arrays) -> Arrays:
-    """Returns the arrays that an update changes."""
+  def select_changed(self, arrays: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the items of arrays that an update changes."""
     return self._made.split(arrays)[0]
 
   def read(self, arrays: Arrays) -> Arrays:
@@ -321,7 +321,7 @@ class StageStep:
 
   @property
   def _changed(self) -> dict[str, PartitionSpec]:
-    return self._made.split(self._specs)[0]
+    return self.select_changed(self._specs)
 
   def _gradient_specs(self) -> dict[str, PartitionSpec]:
     return {x: self._specs[x] for x in self.gradients}
@@ -382,10 +382,8 @@ class StageStep:
 
     `names_in` is `ScannedUpdate.squares_in` or `measured_in`.
     """
-    stages = range(self._settings.mesh_layout.stages)
-    tensors = [x for y in stages for x in names_in(self._optimizer.parts_in(y))]
     found, begin = {}, 0
-    for x in tensors:
+    for x in self._tensors_in_stages(names_in):
       count = self._optimizer.count(x)
       values = numbers[begin : begin + (count or 1)]
       found[x] = values if count else values[0]

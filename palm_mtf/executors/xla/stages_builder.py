@@ -72,7 +72,7 @@ class StagesBuilder(StepBuilder):
     stream: _Stream | None,
   ) -> list[list[tf.Tensor]]:
     """Calls `run_pass` in each host; returns what each host returns."""
-    settings, place = self._settings, (node.pod, node.stage or 0)
+    settings, place = self._settings, (node.pod, node.stage)
     phase, dtypes = node.phase, [tf.int32]
     if phase == LOSS:
       phase = stage_arrays.INFER
@@ -93,7 +93,7 @@ class StagesBuilder(StepBuilder):
     if source and stream:
       of_source = stage_arrays.INFER if node.phase == LOSS else source.phase
       if self._is_near(source, node):
-        name = self._devices.name_pod(source.pod, source.stage or 0)
+        name = self._devices.name_pod(source.pod, source.stage)
         waits = [x for of_host in stream for x in of_host]
       else:
         given = [list(x) for x in stream]
@@ -111,7 +111,7 @@ class StagesBuilder(StepBuilder):
 
   def _is_near(self, one: Node, other: Node) -> bool:
     """Returns whether the same processes hold the stages of both nodes."""
-    hosts = [self._devices.hosts_of(x.pod, x.stage or 0) for x in (one, other)]
+    hosts = [self._devices.hosts_of(x.pod, x.stage) for x in (one, other)]
     first, second = ([x.device for x in of_stage] for of_stage in hosts)
     return first == second
 
@@ -123,7 +123,7 @@ class StagesBuilder(StepBuilder):
     Returns tensors that dequeue the results, and operations that enqueue them.
     """
     stream, operations = [], []
-    hosts = self._devices.hosts_of(node.pod, node.stage or 0)
+    hosts = self._devices.hosts_of(node.pod, node.stage)
     for process, of_host in zip(hosts, found, strict=True):
       with tf.device(process.device):
         passed = [pass_by_queue(x) for x in of_host]

@@ -138,15 +138,7 @@ class PodStep:
     All stages have the same `variables`, but each holds only its own arrays:
     those of its layers and, in stage 0, those outside of all layers.
     """
-    if isinstance(self.model, WholeModel):
-      return [*self.variables]
-    loops = self.model.loops_in(stage)
-    return [
-      x
-      for x in self.variables
-      if any(loop.select({x: x}) for loop in loops)
-      or (stage == 0 and not self.model.is_stacked(x))
-    ]
+    return [x for x in self.variables if self.model.stage_of(x) == stage]
 
   def parameters_in(self, stage: int) -> list[str]:
     """Returns the names of the trained variables of a pipeline stage."""
