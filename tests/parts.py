@@ -5,7 +5,7 @@
   python -m tests.parts [--lint] [OPTION OF PYTEST ...]
 
 Each part has its own processes, because compiled code and imports stay in a
-process: tests of graphs and of accelerators need none of SeqIO's imports. In
+process: tests of graphs and of executors need none of SeqIO's imports. In
 each part the longest files run first, so that both processes end at about the
 same time.
 """
@@ -17,15 +17,17 @@ import sys
 import time
 from collections.abc import Sequence
 
-_GRAPHS = (
-  "executors accounting architecture mesh programs model optim "
-  "generation/decode ops unitransformer foreign_models checkpoints "
-  "native"
-)
-_RUNS = (
-  "runtime training commands export generation/inference generation/serving "
-  "evaluation docs"
-)
+_FOLDERS = {
+  "executors": "executors foreign_models",
+  "graphs": (
+    "accounting architecture mesh programs model optim generation/decode ops "
+    "unitransformer checkpoints native"
+  ),
+  "runs": (
+    "runtime training commands export generation/inference generation/serving "
+    "evaluation docs"
+  ),
+}
 _PYTEST = (
   *(sys.executable, "-m", "pytest", "-q", "-rs"),
   *("-n", "2", "--dist", "loadfile", "--no-loadscope-reorder"),
@@ -66,14 +68,12 @@ def list_parts(options: Sequence[str]) -> dict[str, list[str]]:
     # make passes its variables on, such as VENV.
     lint = {"lint": ["make", "--no-print-directory", "lint"]}
     return lint | list_parts([x for x in options if x != "--lint"])
-  graphs, runs = (
-    [f"tests/{x}" for x in folders.split()] for folders in (_GRAPHS, _RUNS)
-  )
   chosen = {
-    "tests of graphs": graphs,
-    "tests of runs": runs,
-    "other tests": [f"--ignore={x}" for x in (*graphs, *runs)],
+    f"tests of {name}": [f"tests/{x}" for x in folders.split()]
+    for name, folders in _FOLDERS.items()
   }
+  named = [x for folders in chosen.values() for x in folders]
+  chosen["other tests"] = [f"--ignore={x}" for x in named]
   return {x: [*_PYTEST, *options, *y] for x, y in chosen.items()}
 
 
@@ -86,11 +86,11 @@ def describe(costs: Sequence[Cost]) -> str:
     sum(x.processor_secs for x in costs),
     max(x.most_bytes for x in costs),
   )
-  lines = ["part               wall   processor   largest process"]
+  lines = ["part                  wall   processor   largest process"]
   for x in (*costs, total):
     code = f"   exit code {x.exit_code}" if x.exit_code else ""
     lines.append(
-      f"{x.name:<15}  {_clock(x.secs)}       {_clock(x.processor_secs)}"
+      f"{x.name:<18}  {_clock(x.secs)}       {_clock(x.processor_secs)}"
       f"           {x.most_bytes / 1e9:4.2f} GB{code}"
     )
   return "\n".join(lines)

@@ -43,10 +43,10 @@ from palm_mtf.runtime.server.restricted_port import (
 _JAX = "0.10."  # other versions may lack interfaces that parts.py uses
 _EXTRAS = {"tpu": "tpu", "gpu": "cuda12", "cpu": "test"}
 
-# (number of this host in its pod, number of hosts) if this process has started
-# jax.distributed, which joins several hosts; otherwise None.
+# (number of this host in its pod, number of hosts) since JAX's start in this
+# process; None before. JAX cannot change either while the process runs.
 _started: tuple[int, int] | None = None
-# "host:port" of the coordinator of these hosts; "" if `_started` is None.
+# "host:port" of the coordinator of these hosts; "" if there is one host.
 _joined = ""
 
 
@@ -187,15 +187,31 @@ def _check_role(number: int, num_hosts: int) -> None:
     )
 
 
+def check_host(host: HostSettings) -> None:
+  """Checks that a process can become a host of a pod, without starting JAX.
+
+  Raises:
+    UserError: this process is already another host of a pod, a host of another
+      pod size, or has joined other hosts.
+  """
+  _check_role(host.number, host.num_hosts)
+  if _started and host.coordinator != _joined:
+    # The hosts would wait for each other without end in their first collective.
+    raise UserError(
+      f"it has joined the hosts of {_joined} and cannot join those of "
+      f"{host.coordinator}; start its server again."
+    )
+
+
 def start_host(host: HostSettings) -> None:
   """Starts JAX on a host of a pod.
 
   Raises:
-    UserError: the host does not have the devices that the mesh needs; or this
-      process is already another host of a pod, a host of another pod size, or
-      has joined other hosts.
+    UserError: `check_host` raises it, or the host does not have the devices
+      that the mesh needs.
   """
   global _started, _joined
+  check_host(host)
   if host.num_hosts > 1 and not _started:
     if is_rehearsal():
       _make_virtual_devices(host.mesh_layout.num_devices // host.num_hosts)
@@ -205,15 +221,7 @@ def start_host(host: HostSettings) -> None:
     opened = contextlib.nullcontext() if host.number else _coordinator_is_open()
     with opened:
       jax.distributed.initialize(host.coordinator, host.num_hosts, host.number)
-    _started = (host.number, host.num_hosts)
-    _joined = host.coordinator
-  _check_role(host.number, host.num_hosts)
-  if host.coordinator != _joined:
-    # The hosts would wait for each other without end in their first collective.
-    raise UserError(
-      f"it has joined the hosts of {_joined} and cannot join those of "
-      f"{host.coordinator}; start its server again."
-    )
+  _started, _joined = (host.number, host.num_hosts), host.coordinator
   last = host.num_stages - 1
   devices = find_devices(host.mesh_layout, host.num_hosts, last)
   numbers = host_of_devices(host.mesh_layout, host.num_hosts)
@@ -285,12 +293,14 @@ def find_devices(
     [x for x in found if x.process_index == i] for i in range(num_hosts)
   ]
   share = mesh.num_devices // num_hosts
+  # A server keeps the number of virtual devices that its first run has made.
+  again = "start its server again, " if kind == "cpu" else ""
   for devices in by_host:
     if len(devices) < (pod + 1) * share:
       raise UserError(
         f"{given}: the mesh takes {share} devices of a host, and JAX finds "
         f"{len(devices)} {kind.upper()} devices for {pod + 1} pods or stages; "
-        "give a smaller mesh, or fewer pods or stages."
+        f"give a smaller mesh, {again}or fewer pods or stages."
       )
   left = [iter(x[pod * share :]) for x in by_host]
   return [next(left[x]) for x in host_of_devices(mesh, num_hosts)]

@@ -109,6 +109,25 @@ def open_coordinator(text: bytes) -> bytes:
 
 
 @host_function
+def check_host(text: bytes) -> bytes:
+  """Checks that a server can become a host of a pod.
+
+  JAX starts on one host only when the other hosts start too, and if one of them
+  fails, it ends the processes of all others. So this call comes first.
+
+  Takes a `HostSettings` as JSON. Returns b"", or why the host cannot compute
+  for the pod.
+  """
+  given = read_dataclass(HostSettings, text)
+  devices = importlib.import_module("palm_mtf.executors.xla.devices")
+  try:
+    devices.check_host(given)
+  except UserError as error:
+    return str(error).encode()
+  return b""
+
+
+@host_function
 def start_host(text: bytes) -> bytes:
   """Starts JAX on a host of a pod, at the same time as on the other hosts.
 

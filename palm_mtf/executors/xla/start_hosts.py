@@ -4,7 +4,7 @@
 
 import collections
 import concurrent.futures
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 from palm_mtf.config import MeshLayout, PodsConfig
 from palm_mtf.errors import UserError
@@ -12,6 +12,7 @@ from palm_mtf.executors.xla.devices import AcceleratorDevices, host_of_devices
 from palm_mtf.executors.xla.host_calls import (
   CoordinatorSettings,
   HostSettings,
+  check_host,
   open_coordinator,
   start_host,
 )
@@ -33,19 +34,10 @@ def start_hosts(
   JAX does not start on a host.
   """
 
-  def start(host: tuple[int, str, HostSettings]) -> str:
-    pod, address, settings = host
-    text = dataclass_text(settings)
-    found = _call(hosts, pod, address, start_host, text)
-    return f"pod {pod}: the server {address}: {found}" if found else ""
-
   settings = list(_make_settings(mesh, pods, hosts))
-  # Start all hosts at once, because JAX on one host starts only when the other
-  # hosts of the stage start too.
-  with concurrent.futures.ThreadPoolExecutor(len(settings)) as threads:
-    for problem in threads.map(start, settings):
-      if problem:
-        raise UserError(problem)
+  joined = [x for x in settings if x[2].num_hosts > 1]
+  _call_all(hosts, check_host, joined)
+  _call_all(hosts, start_host, settings)
   stages = _split(mesh, hosts)
   return AcceleratorDevices(
     hosts.client,
@@ -54,6 +46,28 @@ def start_hosts(
     mesh.stages,
     name=hosts.name,
   )
+
+
+def _call_all(
+  hosts: PodHosts,
+  function: _HostFunction,
+  settings: Sequence[tuple[int, str, HostSettings]],
+) -> None:
+  """Calls a function on hosts, given as (pod, address, settings), all at once.
+
+  Raises UserError if a host returns a problem.
+  """
+
+  def call(host: tuple[int, str, HostSettings]) -> str:
+    pod, address, given = host
+    found = _call(hosts, pod, address, function, dataclass_text(given))
+    return f"pod {pod}: the server {address}: {found}" if found else ""
+
+  # JAX on one host starts only when the other hosts of the stage start too.
+  with concurrent.futures.ThreadPoolExecutor(len(settings) or 1) as threads:
+    for problem in threads.map(call, settings):
+      if problem:
+        raise UserError(problem)
 
 
 def _split(mesh: MeshLayout, hosts: PodHosts) -> list[tuple[int, list[str]]]:
@@ -119,7 +133,7 @@ def _call(
   hosts: PodHosts,
   pod: int,
   address: str,
-  function: Callable[[bytes], bytes],
+  function: _HostFunction,
   text: str,
 ) -> str:
   info = hosts.infos[address]

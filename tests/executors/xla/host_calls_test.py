@@ -22,6 +22,7 @@ from palm_mtf.executors.xla.host_calls import (
   CoordinatorSettings,
   HostSettings,
   call_pod,
+  check_host,
   name_of,
   open_coordinator,
   start_host,
@@ -124,16 +125,21 @@ def test_a_server_on_which_jax_does_not_start_in_time_is_named(monkeypatch):
   )
 
 
-def test_why_jax_does_not_join_the_hosts_of_a_pod_is_one_line():
-  jax.devices("cpu")  # JAX joins hosts only before it finds devices
-  settings = HostSettings(
+def join(coordinator):
+  """Returns the settings of the second of two hosts."""
+  return HostSettings(
     mesh_layout=MESH,
     number=1,
     num_hosts=2,
     num_stages=1,
-    coordinator="192.0.2.1:1",
+    coordinator=coordinator,
   )
-  found = start_host(dataclass_text(settings).encode()).decode()
+
+
+def test_why_jax_does_not_join_the_hosts_of_a_pod_is_one_line(monkeypatch):
+  monkeypatch.setattr(devices, "_started", None)
+  jax.devices("cpu")  # JAX joins hosts only before it finds devices
+  found = start_host(dataclass_text(join("192.0.2.1:1")).encode()).decode()
   assert re.fullmatch(
     r"JAX does not start \(.*initialize.*\); start its server again\.", found
   )
@@ -173,18 +179,35 @@ def test_a_server_that_was_another_host_gets_no_coordinator(monkeypatch):
   )
 
 
-def test_a_server_that_has_joined_other_hosts_is_refused(monkeypatch):
+@pytest.mark.parametrize(
+  ("started", "found"),
+  [
+    (None, ""),
+    ((1, 2), ""),
+    (
+      (0, 1),
+      "it was host 0 of 1 and cannot become host 1 of 2; start its server "
+      "again.",
+    ),
+  ],
+)
+def test_a_server_is_asked_whether_it_can_join_a_pod(
+  started, found, monkeypatch
+):
+  """JAX ends the other hosts if one host cannot start."""
+  monkeypatch.setattr(devices, "_started", started)
+  monkeypatch.setattr(devices, "_joined", "127.0.0.1:5000")
+  given = dataclass_text(join("127.0.0.1:5000")).encode()
+  assert check_host(given).decode() == found
+
+
+@pytest.mark.parametrize("function", [check_host, start_host])
+def test_a_server_that_has_joined_other_hosts_is_refused(function, monkeypatch):
   """Else the hosts of two stages would wait for each other without end."""
   monkeypatch.setattr(devices, "_started", (1, 2))
   monkeypatch.setattr(devices, "_joined", "127.0.0.1:4000")
-  settings = HostSettings(
-    mesh_layout=MESH,
-    number=1,
-    num_hosts=2,
-    num_stages=1,
-    coordinator="127.0.0.1:5000",
-  )
-  assert start_host(dataclass_text(settings).encode()).decode() == (
+  given = dataclass_text(join("127.0.0.1:5000")).encode()
+  assert function(given).decode() == (
     "it has joined the hosts of 127.0.0.1:4000 and cannot join those of "
     "127.0.0.1:5000; start its server again."
   )

@@ -187,6 +187,25 @@ def test_a_lost_server_is_named_and_the_run_resumes(corpus, tmp_path, number):
     )
 
 
+def test_a_server_that_was_a_pod_alone_is_named_and_others_stay_alive(
+  corpus, tmp_path
+):
+  """JAX ends the hosts of a pod if one of them cannot start."""
+  settings = {"NUM_PODS": 1, "PODS": "cluster"}
+  with Served(2, variables={"JAX_PLATFORMS": "cpu"}) as servers:
+    first, second = servers.addresses
+    train(corpus, tmp_path, TRAIN_STEPS=4, **settings, ISLANDS=[[first]])
+    joined = {**SETTINGS, **settings, "ISLANDS": [[second, first]]}
+    client = runs.start("train", corpus, tmp_path, **joined, TRAIN_STEPS=8)
+    _, error = client.communicate(timeout=120)
+    assert client.returncode == 2, error
+    assert error.splitlines()[-1] == (
+      f"palm_mtf: pod 0: the server {first}: it was host 0 of 1 and cannot "
+      "become host 1 of 2; start its server again."
+    )
+    train(corpus, tmp_path, TRAIN_STEPS=8, **settings, ISLANDS=[[second]])
+
+
 def test_a_server_without_accelerators_ends_the_run_at_its_start(
   corpus, tmp_path
 ):
