@@ -34,8 +34,8 @@ own_process()
 gc.disable()
 
 _LARGEST = re.compile(
-  r"frozen|step_client_|decode_arrays|scanned_model|whole_model|loop_test|"
-  r"oracle_test|palm_test|variable_checks_test|saved_model"
+  r"frozen|stage_arrays|step_client_|decode_arrays|scanned_model|whole_model|"
+  r"loop_test|oracle_test|palm_test|variable_checks_test|saved_model"
 )
 # Slow tests take up to ten minutes on a fast machine. pyproject.toml has the
 # limit for other tests.

@@ -22,7 +22,7 @@ from tests import claims
 
 # A worker is replaced once it keeps this many bytes after a test. The imports
 # of all tests of a part keep up to 0.85 GB.
-_MAX_KEPT_BYTES = 12 * 10**8
+_MAX_KEPT_BYTES = 10**9
 # A test, with the fixtures that it is the first to use, may need this much, and
 # a slow test twice as much.
 _MAX_TEST_BYTES = 10**9
