@@ -33,13 +33,15 @@ def read_pattern(text: str, maximum: int) -> tuple[str, ...]:
     is_short = len(times) <= _MOST_DIGITS
     count = int(times) if is_short else maximum + 1
     num_layers = count * (item.count(",") + 1)
+    check(num_layers, f"{num_layers:,}" if is_short else "too many", "an item")
+    return [item] * count
+
+  def check(num_layers: int, shown: str, what: str) -> None:
     if not 0 < num_layers <= maximum:
-      shown = f"{num_layers:,}" if is_short else "too many"
       raise UserError(
-        f"LAYERS = {shorten(text)}: an item has {shown} layers; give it at "
+        f"LAYERS = {shorten(text)}: {what} has {shown} layers; give it at "
         f"least 1 and at most {maximum:,}."
       )
-    return [item] * count
 
   flat, previous = text, ""
   while flat != previous:
@@ -56,6 +58,7 @@ def read_pattern(text: str, maximum: int) -> tuple[str, ...]:
         '"4*(5*window, global)".'
       )
     names += repeat(match[1], match[2])
+    check(len(names), f"over {maximum:,}", "the list")
   return tuple(names)
 
 

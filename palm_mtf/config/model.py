@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 from palm_mtf.config.checked import Checked, Count, real, text_or_empty, whole
 from palm_mtf.config.layer_pattern import repeat_pattern
 from palm_mtf.config.macros import values_of
-from palm_mtf.errors import UserError, did_you_mean
+from palm_mtf.errors import UserError, did_you_mean, shorten
 
 # Layers are limited, because each layer has its own nodes in the graph. Sizes
 # are limited to the whole numbers that float32 represents exactly, because
@@ -245,13 +245,13 @@ class ModelConfig(Checked):
     used = set(self.variant_names)
     for name in sorted(used.difference(variants)):
       raise UserError(
-        f"LAYERS = {names!r}: VARIANTS has no {name!r}"
+        f"LAYERS = {shorten(names)}: VARIANTS has no {name!r}"
         f"{did_you_mean(name, variants)}; add it."
       )
     for name in variants:
       if name not in used:
         raise UserError(
-          f"VARIANTS[{name!r}]: LAYERS = {names!r} does not name it"
+          f"VARIANTS[{name!r}]: LAYERS = {shorten(names)} does not name it"
           f"{did_you_mean(name, used)}; leave it out, or name it."
         )
       self.variant(name)

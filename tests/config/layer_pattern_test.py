@@ -64,6 +64,7 @@ def test_layers_have_a_short_pattern(names, text):
     ("0*(a, b), c", "an item has 0 layers"),
     ("101*a", "an item has 101 layers; give it at least 1 and at most 100"),
     ("9*(9*(9*(a)))", "an item has 729 layers"),
+    ("100*(100*a)", "the list has over 100 layers"),
     ("123456789012*a", "an item has 123,456,789,012 layers; give it at least"),
     ("123456789012*(a, b)", "an item has 246,913,578,024 layers"),
     (f"{'9' * 5000}*a", "an item has too many layers; give it at least 1 and"),

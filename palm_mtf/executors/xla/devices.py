@@ -187,8 +187,10 @@ def _check_role(number: int, num_hosts: int) -> None:
     )
 
 
-def check_host(host: HostSettings) -> None:
-  """Checks that a process can become a host of a pod, without starting JAX.
+def check_host(host: HostSettings) -> bool:
+  """Returns whether a process has already joined the other hosts of a pod.
+
+  Starts nothing.
 
   Raises:
     UserError: this process is already another host of a pod, a host of another
@@ -201,6 +203,7 @@ def check_host(host: HostSettings) -> None:
       f"it has joined the hosts of {_joined} and cannot join those of "
       f"{host.coordinator}; start its server again."
     )
+  return _started is not None
 
 
 def start_host(host: HostSettings) -> None:

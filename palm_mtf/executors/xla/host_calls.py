@@ -108,6 +108,10 @@ def open_coordinator(text: bytes) -> bytes:
     return str(error).encode()
 
 
+# What `check_host` returns of a server that can become a host.
+JOINED, NEW = "joined", "new"
+
+
 @host_function
 def check_host(text: bytes) -> bytes:
   """Checks that a server can become a host of a pod.
@@ -115,16 +119,16 @@ def check_host(text: bytes) -> bytes:
   JAX starts on one host only when the other hosts start too, and if one of them
   fails, it ends the processes of all others. So this call comes first.
 
-  Takes a `HostSettings` as JSON. Returns b"", or why the host cannot compute
-  for the pod.
+  Takes a `HostSettings` as JSON. Returns JOINED or NEW, which say whether the
+  server has already joined the other hosts; or why it cannot compute for the
+  pod.
   """
   given = read_dataclass(HostSettings, text)
   devices = importlib.import_module("palm_mtf.executors.xla.devices")
   try:
-    devices.check_host(given)
+    return (JOINED if devices.check_host(given) else NEW).encode()
   except UserError as error:
     return str(error).encode()
-  return b""
 
 
 @host_function

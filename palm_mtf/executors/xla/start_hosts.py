@@ -10,6 +10,8 @@ from palm_mtf.config import MeshLayout, PodsConfig
 from palm_mtf.errors import UserError
 from palm_mtf.executors.xla.devices import AcceleratorDevices, host_of_devices
 from palm_mtf.executors.xla.host_calls import (
+  JOINED,
+  NEW,
   CoordinatorSettings,
   HostSettings,
   check_host,
@@ -23,6 +25,9 @@ from palm_mtf.runtime.server_info import NoAnswerError, call_function
 # Seconds within which JAX has to start the accelerators of a host.
 _START_SECS = 300.0
 _HostFunction = Callable[[bytes], bytes]
+_Host = tuple[
+  int, str, HostSettings
+]  # number of the pod, address of the server
 
 
 def start_hosts(
@@ -35,9 +40,9 @@ def start_hosts(
   """
 
   settings = list(_make_settings(mesh, pods, hosts))
-  joined = [x for x in settings if x[2].num_hosts > 1]
-  _call_all(hosts, check_host, joined)
-  _call_all(hosts, start_host, settings)
+  _check_hosts(hosts, [x for x in settings if x[2].num_hosts > 1])
+  started = _call_all(hosts, start_host, settings)
+  _raise_problems(settings, started, expected=("",))
   stages = _split(mesh, hosts)
   return AcceleratorDevices(
     hosts.client,
@@ -48,26 +53,45 @@ def start_hosts(
   )
 
 
-def _call_all(
-  hosts: PodHosts,
-  function: _HostFunction,
-  settings: Sequence[tuple[int, str, HostSettings]],
-) -> None:
-  """Calls a function on hosts, given as (pod, address, settings), all at once.
+def _check_hosts(hosts: PodHosts, settings: Sequence[_Host]) -> None:
+  """Raises UserError if the hosts of a stage cannot join one another.
 
-  Raises UserError if a host returns a problem.
+  JAX ends the hosts that have joined if another host joins them later.
   """
+  found = _call_all(hosts, check_host, settings)
+  _raise_problems(settings, found, expected=(JOINED, NEW))
+  stages: dict[str, dict[str, list[str]]] = {}  # by the coordinator
+  for (pod, address, host), state in zip(settings, found, strict=True):
+    names = stages.setdefault(host.coordinator, {JOINED: [], NEW: []})
+    names[state].append(address)
+    if names[JOINED] and names[NEW]:
+      raise UserError(
+        f"pod {pod}: the server {names[JOINED][0]} was a host of another run, "
+        f"and {names[NEW][0]} was not, so they cannot join; start all servers "
+        "of this pod again."
+      )
 
-  def call(host: tuple[int, str, HostSettings]) -> str:
+
+def _raise_problems(
+  settings: Sequence[_Host], found: Sequence[str], expected: tuple[str, ...]
+) -> None:
+  for (pod, address, _), text in zip(settings, found, strict=True):
+    if text not in expected:
+      raise UserError(f"pod {pod}: the server {address}: {text}")
+
+
+def _call_all(
+  hosts: PodHosts, function: _HostFunction, settings: Sequence[_Host]
+) -> list[str]:
+  """Calls a function on hosts, all at once; returns the results."""
+
+  def call(host: _Host) -> str:
     pod, address, given = host
-    found = _call(hosts, pod, address, function, dataclass_text(given))
-    return f"pod {pod}: the server {address}: {found}" if found else ""
+    return _call(hosts, pod, address, function, dataclass_text(given))
 
   # JAX on one host starts only when the other hosts of the stage start too.
   with concurrent.futures.ThreadPoolExecutor(len(settings) or 1) as threads:
-    for problem in threads.map(call, settings):
-      if problem:
-        raise UserError(problem)
+    return [*threads.map(call, settings)]
 
 
 def _split(mesh: MeshLayout, hosts: PodHosts) -> list[tuple[int, list[str]]]:
@@ -96,7 +120,7 @@ def _split(mesh: MeshLayout, hosts: PodHosts) -> list[tuple[int, list[str]]]:
 
 def _make_settings(
   mesh: MeshLayout, pods: PodsConfig, hosts: PodHosts
-) -> Iterator[tuple[int, str, HostSettings]]:
+) -> Iterator[_Host]:
   """Yields (pod, address, settings) of each host.
 
   Opens the port of JAX's coordinator on the first host of each stage that has

@@ -182,8 +182,8 @@ def test_a_server_that_was_another_host_gets_no_coordinator(monkeypatch):
 @pytest.mark.parametrize(
   ("started", "found"),
   [
-    (None, ""),
-    ((1, 2), ""),
+    (None, "new"),
+    ((1, 2), "joined"),
     (
       (0, 1),
       "it was host 0 of 1 and cannot become host 1 of 2; start its server "

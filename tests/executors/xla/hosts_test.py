@@ -206,6 +206,27 @@ def test_a_server_that_was_a_pod_alone_is_named_and_others_stay_alive(
     train(corpus, tmp_path, TRAIN_STEPS=8, **settings, ISLANDS=[[second]])
 
 
+def test_a_new_server_and_one_of_another_run_are_refused_and_stay_alive(
+  corpus, tmp_path
+):
+  """JAX would end the servers of the other run, which may be training."""
+  settings = {"NUM_PODS": 1, "PODS": "cluster"}
+  with Served(3, variables={"JAX_PLATFORMS": "cpu"}) as servers:
+    first, second, third = servers.addresses
+    pod = [[first, second]]
+    train(corpus, tmp_path, TRAIN_STEPS=4, **settings, ISLANDS=pod)
+    mixed = {**SETTINGS, **settings, "ISLANDS": [[first, third]]}
+    client = runs.start("train", corpus, tmp_path, **mixed, TRAIN_STEPS=8)
+    _, error = client.communicate(timeout=120)
+    assert client.returncode == 2, error
+    assert error.splitlines()[-1] == (
+      f"palm_mtf: pod 0: the server {first} was a host of another run, and "
+      f"{third} was not, so they cannot join; start all servers of this pod "
+      "again."
+    )
+    train(corpus, tmp_path, TRAIN_STEPS=8, **settings, ISLANDS=pod)
+
+
 def test_a_server_without_accelerators_ends_the_run_at_its_start(
   corpus, tmp_path
 ):
