@@ -101,18 +101,21 @@ def test_the_header_has_the_number_of_parameters(name):
 
 def llama(width, depth, heads, d_ff, **changes):
   """Returns a config.json of transformers' LLaMA; defaults are those of 7B."""
-  return dict(
-    architectures=["LlamaForCausalLM"],
-    hidden_act="silu",
-    hidden_size=width,
-    intermediate_size=d_ff,
-    num_hidden_layers=depth,
-    num_attention_heads=heads,
-    max_position_embeddings=2048,
-    rms_norm_eps=1e-6,
-    tie_word_embeddings=False,
-    vocab_size=32000,
-  ) | changes
+  return (
+    dict(
+      architectures=["LlamaForCausalLM"],
+      hidden_act="silu",
+      hidden_size=width,
+      intermediate_size=d_ff,
+      num_hidden_layers=depth,
+      num_attention_heads=heads,
+      max_position_embeddings=2048,
+      rms_norm_eps=1e-6,
+      tie_word_embeddings=False,
+      vocab_size=32000,
+    )
+    | changes
+  )
 
 
 def gpt2(width, depth, heads):
