@@ -287,11 +287,7 @@ def load(
   defaults = {"MODEL_DIR": MISSING, **macros_of(config.ConfigOfSweep)}
   # Accept macros of other commands too, because commands may share a file.
   given, foreign = gin_checks.split(statements, defaults)
-  tpu = _follow("TPU", given)
-  if "CHIP" not in given and isinstance(tpu, str) and tpu:
-    given["CHIP"] = dataclasses.replace(
-      given["TPU"], name="CHIP", value=chip_of(tpu)
-    )
+  given = _find_chip(given) | given
   gin_checks.check_known(given, [*given.values(), *foreign], defaults)
   implied = {*macros_of(config.HardwareConfig)}.difference(given)
   given = read_chip(_follow("CHIP", given)) | given
@@ -333,6 +329,15 @@ def _follow(name: str, given: Mapping[str, Setting]) -> object:
     if isinstance(value, Macro) and value.name in given:
       value = given[value.name].value
   return value
+
+
+def _find_chip(given: Mapping[str, Setting]) -> dict[str, Setting]:
+  """Returns {"CHIP": setting} of the chip of TPU, or {} without TPU."""
+  tpu = _follow("TPU", given)
+  if not isinstance(tpu, str) or not tpu:
+    return {}
+  value = chip_of(tpu)
+  return {"CHIP": dataclasses.replace(given["TPU"], name="CHIP", value=value)}
 
 
 def _find_optimizer(given: Mapping[str, Setting]) -> dict[str, str]:
