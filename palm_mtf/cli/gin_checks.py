@@ -117,7 +117,7 @@ def _find_own_file(setting: Setting) -> str:
 @functools.cache
 def _is_own_file(file: str) -> bool:
   # An absolute path is that of a file of the user.
-  return not os.path.isabs(file) and (gin_folder() / file).is_file()
+  return not os.path.isabs(file) and os.path.isfile(gin_folder() / file)
 
 
 def _read_imports(statements: Iterable[Statement]) -> dict[str, str]:
