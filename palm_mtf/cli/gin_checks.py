@@ -59,7 +59,9 @@ def split(
 
   Args:
     statements: statements of all files and of the command line, in order. If
-      several statements set the same name, the last statement counts.
+      several statements set the same name, the last statement counts. A file in
+      gin/models describes a whole model: settings of the model that precede the
+      file do not count, even if the file does not set them.
     known: every macro of every command.
 
   Returns:
@@ -73,9 +75,15 @@ def split(
   paths = _read_imports(statements)
   macros: dict[str, Setting] = {}
   bindings: dict[tuple[str, str], Setting] = {}
+  file = ""
   for each in statements:
     if isinstance(each, Import):
       continue
+    if (own_file := _find_own_file(each)) != file:
+      file = own_file
+      if file.startswith("models/"):
+        for name in macros_of(config.ModelConfig):
+          macros.pop(name, None)
     path = _find_path(each.selector, paths)
     names = [
       x.selector for x in names_in(each.value) if isinstance(x, Reference)
@@ -98,6 +106,18 @@ def split(
       setting = _make_macro_setting(each, path, known)
       macros[setting.name] = setting
   return macros, tuple(bindings.values())
+
+
+def _find_own_file(setting: Setting) -> str:
+  """Returns the file of palm_mtf's gin folder with a setting; "" if none."""
+  file = setting.origin.rpartition(":")[0]
+  return file if _is_own_file(file) else ""
+
+
+@functools.cache
+def _is_own_file(file: str) -> bool:
+  # An absolute path is that of a file of the user.
+  return not os.path.isabs(file) and os.path.isfile(gin_folder() / file)
 
 
 def _read_imports(statements: Iterable[Statement]) -> dict[str, str]:
@@ -266,9 +286,7 @@ def check_optimizer(unused: Iterable[Setting], optimizer: str) -> None:
   own = macros_of(config.OPTIMIZERS[optimizer])
   others = {y for x in config.OPTIMIZERS.values() for y in macros_of(x)}
   for each in unused:
-    file = each.origin.rpartition(":")[0]
-    is_ours = file and (gin_folder() / file).is_file()
-    if each.name not in others or each.name in own or is_ours:
+    if each.name not in others or each.name in own or _find_own_file(each):
       continue
     words = each.name.split("_")  # BETA2_EXPONENT is most like BETA2
     starts = ["_".join(words[:n]) for n in range(len(words), 0, -1)]

@@ -32,6 +32,7 @@ from palm_mtf.cli.gin_statements import (
   read_statements,
 )
 from palm_mtf.config.macros import MISSING, from_macros, macros_of
+from palm_mtf.config.tpu_slice import chip_of
 from palm_mtf.errors import UserError, did_you_mean
 from palm_mtf.machine import cache_folder
 from palm_mtf.machine.activation_dtype import resolve_dtype
@@ -286,6 +287,7 @@ def load(
   defaults = {"MODEL_DIR": MISSING, **macros_of(config.ConfigOfSweep)}
   # Accept macros of other commands too, because commands may share a file.
   given, foreign = gin_checks.split(statements, defaults)
+  given = _find_chip(given) | given
   gin_checks.check_known(given, [*given.values(), *foreign], defaults)
   implied = {*macros_of(config.HardwareConfig)}.difference(given)
   given = read_chip(_follow("CHIP", given)) | given
@@ -327,6 +329,15 @@ def _follow(name: str, given: Mapping[str, Setting]) -> object:
     if isinstance(value, Macro) and value.name in given:
       value = given[value.name].value
   return value
+
+
+def _find_chip(given: Mapping[str, Setting]) -> dict[str, Setting]:
+  """Returns {"CHIP": setting} of the chip of TPU, or {} without TPU."""
+  tpu = _follow("TPU", given)
+  if not isinstance(tpu, str) or not tpu:
+    return {}
+  value = chip_of(tpu)
+  return {"CHIP": dataclasses.replace(given["TPU"], name="CHIP", value=value)}
 
 
 def _find_optimizer(given: Mapping[str, Setting]) -> dict[str, str]:

@@ -22,6 +22,7 @@ from palm_mtf.accounting.step_time import device_rates
 from palm_mtf.compilation.described_gpus import GPU_CHIPS
 from palm_mtf.config import PlanConfig
 from palm_mtf.config.device_mesh import MAX_DEVICES
+from palm_mtf.config.tpu_slice import chip_of
 from palm_mtf.errors import UserError, check_count
 from palm_mtf.json_text import json_text
 from palm_mtf.machine import cache_folder
@@ -114,7 +115,7 @@ def _check_can_compile(config: PlanConfig) -> None:
   if not tpu:
     _check_can_compile_for_gpu(config)
     return
-  of_tpu = f"tpu_{tpu.partition('-')[0]}"
+  of_tpu = chip_of(tpu)
   if chip != of_tpu:
     raise UserError(
       f'--compile, TPU = "{tpu}" and CHIP = {chip!r}: it compares with the '

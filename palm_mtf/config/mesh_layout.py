@@ -21,6 +21,7 @@ gradients; if `data` splits it, each device stores only a slice of these tensors
 
 import dataclasses
 import itertools
+import math
 from typing import Literal
 
 from palm_mtf.config.checked import Count
@@ -201,11 +202,18 @@ def check_layout(
   for dimension, size, macro in sizes:
     axis = layout.axis_of(dimension)
     if axis and size % layout.axes[axis]:
-      rule = _RULE_OF.get(dimension, dimension)
+      rule = f"{_RULE_OF.get(dimension, dimension)}:{axis}"
+      nearest = math.gcd(size, layout.axes[axis])
+      such = f", such as {axis}={nearest}" if nearest > 1 else ""
+      ways = f"another {macro}"
+      if dimension == "batch":
+        ways = f"or {ways}"
+      else:
+        ways += f", or a LAYOUT without {rule}"
       raise UserError(
         f"{dimension}={size} is not divisible by mesh axis "
-        f"{axis}={layout.axes[axis]} (rule {rule}:{axis}). Use a divisor "
-        f"of {size}, or another {macro}."
+        f"{axis}={layout.axes[axis]} (rule {rule}). Use a divisor of "
+        f"{size}{such}, {ways}."
       )
 
 

@@ -119,7 +119,8 @@ class RunConfig(Checked):
     keep_every_steps: checkpoints at multiples of this step are kept
       permanently; None keeps none permanently.
     chip: chip whose peak FLOP/s is an MFU of 100%: a file in gin/hardware, or
-      "measured" for the matrix-product rate of this machine.
+      "measured" for the matrix-product rate of this machine. If it is not set,
+      it is the chip of TPU.
     prompts: prompts that are continued at the end of training.
     sample_tokens: length of each continuation, in tokens.
     sample_steps: training steps between continuations of the prompts, which are

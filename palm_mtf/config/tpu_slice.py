@@ -66,6 +66,11 @@ class TpuSlice(NamedTuple):
     return (*self.chips, self.devices_of_chip)
 
 
+def chip_of(tpu: str) -> str:
+  """Returns the CHIP of the slice called `tpu`: "tpu_v4" for "v4-128"."""
+  return f"tpu_{tpu.partition('-')[0]}"
+
+
 def tpu_slice(name: str) -> TpuSlice:
   """Returns the slice called `name`; raises UserError if there is none."""
   kind, _, size = str(name).partition("-")

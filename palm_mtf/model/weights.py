@@ -103,10 +103,16 @@ def initializer(
     return Fill(1.0 - form.scale_offset)
   if parameter.is_vector:
     return Fill(0.0)
+  # Logits have variance 1 at first.
+  of_logits = config.d_model**-0.5 / config.logits_factor
   if parameter.part == logits_table(config):
-    # Logits have variance 1 at first.
-    return Normal(config.d_model**-0.5 / config.logits_factor, seed)
-  if not parameter.is_kernel:  # embedding of tokens or positions
+    return Normal(of_logits, seed)
+  if parameter.part == "position_embedding":
+    # Vectors of positions are as large as those of tokens, to which they are
+    # added; larger ones would hide the tokens.
+    of_tokens = of_logits if logits_table(config) == "embedding" else 1.0
+    return Normal(of_tokens * config.embedding_scale, seed)
+  if not parameter.is_kernel:  # embedding of tokens
     return Normal(1.0, seed)
   fan_in = config.d_model
   if dims[0] != "d_model":  # o [heads, d_kv, d_model] and wo [d_ff, d_model]

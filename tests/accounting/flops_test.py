@@ -23,7 +23,12 @@ from palm_mtf.architecture.parameters import count_parameters
 from palm_mtf.cli.gin_files import hardware_of
 from palm_mtf.config import MeshLayout
 from palm_mtf.programs.train_program import build_train_program
-from tests.accounting.published_sizes import PALM_8B, PALM_62B, PALM_540B
+from tests.accounting.published_sizes import (
+  PALM_8B,
+  PALM_62B,
+  PALM_540B,
+  preset,
+)
 from tests.mtf_testing import (
   SINGLE,
   small_config,
@@ -85,31 +90,27 @@ def test_palm_540b_at_the_peak_would_train_515_5_thousand_tokens_per_second():
   assert f"{1 / secs / 1e3:.1f}" == "515.5"
 
 
-# PaLM's Table 3 and 4.1. Megatron-Turing's digits are truncated, not rounded.
-# Attention's FLOPs follow from layers, heads and the size of a head.
+# PaLM's Table 3 and 4.1: {model: (file of gin/models, chip, chips, tokens/s)}.
 TABLE_3 = {
-  "Gopher": (280e9, (80, 128, 128), "tpu_v3", 4096, 0.0152 * 3072 * 2048),
-  "Megatron-Turing NLG": (
-    *(530e9, (105, 128, 160), "a100", 2240, 1920 * 2048 / 60.1),
-  ),
-  "PaLM": (
-    *(count_parameters(PALM_540B), (118, 48, 256), "tpu_v4", 6144, 238_300),
-  ),
+  "Gopher": ("gopher_280b", "tpu_v3", 4096, 0.0152 * 3072 * 2048),
+  "Megatron-Turing NLG": ("mt_nlg_530b", "a100", 2240, 1920 * 2048 / 60.1),
+  "PaLM": ("palm_540b", "tpu_v4", 6144, 238_300),
 }
 
 
 def mfu_of_table_3(model):
-  """Returns a run's MFU with and without attention, from its tokens/s."""
-  parameters, (layers, heads, d_kv), chip, num_chips, rate = TABLE_3[model]
-  shape = dataclasses.replace(
-    PALM_540B, num_layers=layers, num_heads=heads, d_kv=d_kv
-  )
-  hardware = hardware_of(chip)
+  """Returns a run's MFU with and without attention, from its tokens/s.
+
+  The FLOPs per token are those of PaLM's Appendix B, for any block.
+  """
+  name, chip, num_chips, rate = TABLE_3[model]
+  c, hardware = preset(name), hardware_of(chip)
   peak = peak_of_devices(chip, hardware, num_chips * hardware.chip_devices)
-  attention = train_flops(shape)[SCORES]
-  return rate * (
-    6 * parameters + attention
-  ) / peak, rate * 6 * parameters / peak
+  of_parameters = 6 * count_parameters(c)
+  of_attention = 12 * c.num_layers * c.num_heads * c.d_kv * c.sequence_length
+  return rate * (of_parameters + of_attention) / peak, (
+    rate * of_parameters / peak
+  )
 
 
 @pytest.mark.parametrize(
@@ -122,9 +123,9 @@ def mfu_of_table_3(model):
 )
 def test_mfu_is_the_published_one(model, published, without_attention):
   found, without = mfu_of_table_3(model)
-  assert 0 <= found - published < 0.001
+  assert round(found, 3) == published
   if without_attention:
-    assert 0 <= without - without_attention < 0.001
+    assert round(without, 3) == without_attention
   if model == "PaLM":
     assert mfu(238_300, PALM_540B, PALM_PEAK) == pytest.approx(found)
 

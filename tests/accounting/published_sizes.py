@@ -1,28 +1,32 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""The three models of PaLM Table 1, and the number of norm scales."""
+"""Published models, from gin/models, and their numbers of parameters."""
 
+import dataclasses
 import math
 
 from palm_mtf.architecture.parameters import parameter_shapes, parse_name
+from palm_mtf.cli.gin_folder import gin_folder
+from palm_mtf.cli.gin_statements import read_file
 from palm_mtf.config import ModelConfig
 
 
-def _palm(num_layers: int, num_heads: int, d_model: int) -> ModelConfig:
-  return ModelConfig(
-    num_layers=num_layers,
-    d_model=d_model,
-    num_heads=num_heads,
-    d_kv=256,
-    d_ff=4 * d_model,
-    vocab_size=256_000,
-    sequence_length=2048,
-  )
+def preset(name: str) -> ModelConfig:
+  """Returns the model of gin/models/NAME.gin."""
+  settings = read_file(gin_folder() / "models" / f"{name}.gin")
+  return ModelConfig(**{x.name.lower(): x.value for x in settings})
 
 
-PALM_8B = _palm(32, 16, 4096)
-PALM_62B = _palm(64, 32, 8192)
-PALM_540B = _palm(118, 48, 18432)
+# The three models of PaLM Table 1, without recomputation.
+PALM_8B, PALM_62B, PALM_540B = (
+  dataclasses.replace(preset(f"palm_{size}"), remat="none")
+  for size in ("8b", "62b", "540b")
+)
+
+
+def count_all(config: ModelConfig) -> int:
+  """Returns the number of elements in all parameters."""
+  return sum(map(math.prod, parameter_shapes(config).values()))
 
 
 def count_norm_scales(config: ModelConfig) -> int:

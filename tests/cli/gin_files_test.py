@@ -47,57 +47,94 @@ def refusal(*files: str, bindings: tuple[str, ...] = (DIR,)) -> str:
   return message_of(load, "train", files, bindings)
 
 
-IMPORTED = [  # from Gemma 3, as `palm_mtf import` writes it
-  "LAYERS = '2*window, global'",
-  "VARIANTS = {'window': {'ATTENTION_WINDOW': 512}, 'global': {}}",
-  "NUM_LAYERS = 3",
-  "BLOCK = 'serial'",
-  "BRANCH_NORM = True",
-  "ATTENTION = 'grouped_query'",
-  "NUM_KV_HEADS = 1",
-  "VOCABULARY = None",
-  "TASK = None",
-  "TEXT_FILES = 'a.txt'",
-]
+PARALLEL = "BLOCK = 'parallel'\nATTENTION = 'multi_query'\nNUM_LAYERS = 4\n"
 
 
 @pytest.mark.parametrize(
-  ("left_out", "message"),
+  ("serial", "message"),
   [
     (
-      [],
+      "NUM_KV_HEADS = 1",
       "NUM_KV_HEADS = 1 and ATTENTION = 'multi_query': only \"grouped_query\" "
       "has this setting; set NUM_KV_HEADS = None, or ATTENTION = "
-      '"grouped_query". (NUM_KV_HEADS is set in gemma.gin:8, ATTENTION is set '
-      "in models/palm_tiny.gin:12)",
+      '"grouped_query". (NUM_KV_HEADS is set in mine.gin:1, ATTENTION is set '
+      "in parallel.gin:2)",
     ),
     (
-      ["NUM_KV_HEADS"],
+      "BRANCH_NORM = True",
       "BRANCH_NORM = True and BLOCK = 'parallel': only a serial block adds the "
       "results of attention and MLP one by one; set BRANCH_NORM = False, or "
-      'BLOCK = "serial". (BRANCH_NORM is set in gemma.gin:6, BLOCK is set in '
-      "models/palm_tiny.gin:11)",
+      'BLOCK = "serial". (BRANCH_NORM is set in mine.gin:1, BLOCK is set in '
+      "parallel.gin:1)",
     ),
     (
-      ["NUM_KV_HEADS", "BRANCH_NORM"],
+      "LAYERS = '2*window, global'\n"
+      "VARIANTS = {'window': {'ATTENTION_WINDOW': 512}, 'global': {}}",
       "LAYERS = '2*window, global' and NUM_LAYERS = 4: a pattern of 3 layers "
       'does not divide the model\'s; set LAYERS = "2*window, global, window", '
-      "or another NUM_LAYERS. (LAYERS is set in gemma.gin:2, NUM_LAYERS is set "
-      "in models/palm_tiny.gin:3)",
+      "or another NUM_LAYERS. (LAYERS is set in mine.gin:1, NUM_LAYERS is set "
+      "in parallel.gin:3)",
     ),
   ],
 )
-def test_a_recipe_after_a_model_is_told_with_both_places_and_both_ways_out(
-  left_out, message, here
+def test_settings_that_contradict_are_told_with_both_places_and_both_ways_out(
+  serial, message, here
 ):
-  """The recipe's own small model replaces a part of the imported model."""
-  lines = [x for x in IMPORTED if x.partition(" ")[0] not in left_out]
-  recipe = "recipes/finetune.gin"
-  name = write(here, "gemma.gin", "\n".join([f"include '{recipe}'", *lines]))
-  wrong = load("train", [name, recipe], (DIR,))
+  files = [write(here, "mine.gin", serial)]
+  files.append(write(here, "parallel.gin", PARALLEL))
+  wrong = load("train", [RECIPE, *files], (DIR,))
   assert wrong.add_location(message_of(wrong.build)) == message
-  if not left_out:
-    load("train", [recipe, name], (DIR,)).build()
+
+
+def model_in(*files: str):
+  """Returns the model that the files give without a recipe."""
+  return load("plan", [*files, "layouts/tpu_v4_8.gin"]).build()[1].model
+
+
+LLAMA, GPT3 = "models/llama_tiny.gin", "models/gpt3_tiny.gin"
+
+
+@pytest.mark.parametrize(
+  ("files", "model"),
+  [
+    ([RECIPE, LLAMA], LLAMA),
+    ([LLAMA, RECIPE], "models/palm_tiny.gin"),
+    ([RECIPE, GPT3, LLAMA], LLAMA),
+    ([RECIPE, LLAMA, GPT3, "recipes/finetune.gin"], "models/palm_tiny.gin"),
+    (["relu.gin", LLAMA], LLAMA),
+    (["bound.gin", RECIPE], "models/palm_tiny.gin"),
+    (["gpt3.gin", LLAMA], LLAMA),
+  ],
+)
+def test_a_file_of_a_model_replaces_the_whole_model_of_earlier_files(
+  files, model, here
+):
+  """Also settings that the file leaves at their defaults."""
+  write(here, "relu.gin", f"include '{RECIPE}'\nMLP = 'relu'\nSEED = 9\n")
+  write(here, "bound.gin", "ModelConfig.mlp = 'relu'\n")
+  write(here, "gpt3.gin", f"include '{RECIPE}'\ninclude '{GPT3}'\n")
+  found = load("train", files, [DIR, "TASK=None", "TEXT_FILES='a.txt'"])
+  assert found.build()[1].model == model_in(model)
+  if "relu.gin" in files:  # only the model is replaced
+    assert values(found)["SEED"] == 9
+
+
+def test_settings_after_the_file_of_a_model_hold(here):
+  mine = write(here, "mine.gin", "MLP = 'relu'\n")
+  found = load("train", [RECIPE, LLAMA, mine], [DIR, "ROTARY_BASE=5e5"])
+  assert found.build()[1].model == dataclasses.replace(
+    model_in(LLAMA), mlp="relu", rotary_base=5e5
+  )
+
+
+def test_a_layout_of_tpus_brings_their_chip(here):
+  files = [LLAMA, "layouts/tpu_v3_8.gin"]
+  assert load("plan", files).build()[1].run.chip == "tpu_v3"
+  given = load("plan", files, ["CHIP='tpu_v5p'"]).build()[1].run
+  assert given.chip == "tpu_v5p"
+  assert message_of(load, "plan", [LLAMA, "layouts/single.gin"]) == (
+    "CHIP is not set; pass --gin.CHIP=..."
+  )
 
 
 @pytest.mark.parametrize("command", ["evaluate", "generate", "train"])
@@ -465,6 +502,16 @@ def test_an_optimizer_has_only_its_own_settings(bindings, message):
     load("train", [RECIPE, "optim/adamw.gin"], [DIR, *bindings]).build()
 
   assert message_of(build).startswith(message)
+
+
+def test_a_user_s_file_in_any_folder_sets_only_what_the_optimizer_has(
+  tmp_path_factory,
+):
+  mine = str(tmp_path_factory.mktemp("elsewhere") / "mine.gin")
+  pathlib.Path(mine).write_text("MOMENTUM = 0.9\n")
+  assert message_of(load, "train", [RECIPE, mine], [DIR]).startswith(
+    f"MOMENTUM = 0.9 ({mine}:1): OPTIMIZER = 'adafactor' has no such setting"
+  )
 
 
 def test_a_saved_configuration_has_only_the_optimizer_s_settings(here):

@@ -240,22 +240,27 @@ def test_one_axis_splits_only_one_dimension_of_a_tensor(first, second, tensor):
 
 
 @pytest.mark.parametrize(
-  ("mesh_shape", "rules", "size", "setting"),
+  ("mesh_shape", "rules", "size", "such", "setting"),
   [
-    ("model:8", "heads:model", 12, "NUM_HEADS"),
-    ("model:9", "d_ff:model", 96, "D_FF"),
-    ("data:5", "d_model_stored:data,batch:data", 48, "D_MODEL"),
-    ("model:5", "d_model_residual:model,vocab:model", 48, "D_MODEL"),
-    ("data:4", "batch:data", 10, "GLOBAL_BATCH_SIZE"),
+    ("model:8", "heads:model", 12, ", such as model=4", "NUM_HEADS"),
+    ("model:9", "d_ff:model", 96, ", such as model=3", "D_FF"),
+    ("data:5", "d_model_stored:data,batch:data", 48, "", "D_MODEL"),
+    ("model:5", "d_model_residual:model,vocab:model", 48, "", "D_MODEL"),
+    ("data:4", "batch:data", 10, ", such as data=2", "GLOBAL_BATCH_SIZE"),
   ],
 )
-def test_a_size_that_does_not_divide_is_named(mesh_shape, rules, size, setting):
+def test_a_size_that_does_not_divide_is_named_with_ways_out(
+  mesh_shape, rules, size, such, setting
+):
   rule = rules.partition(",")[0]
   dimension = rule.partition(":")[0]
+  ways = f"another {setting}, or a LAYOUT without {rule}"
+  if dimension == "batch":
+    ways = f"or another {setting}"
   assert refused_by_check(layout(mesh_shape, rules), 10) == (
     f"{dimension}={size} is not divisible by mesh axis "
-    f"{mesh_shape.replace(':', '=')} (rule {rule}). Use a divisor of {size}, "
-    f"or another {setting}."
+    f"{mesh_shape.replace(':', '=')} (rule {rule}). Use a divisor of "
+    f"{size}{such}, {ways}."
   )
 
 
@@ -270,7 +275,8 @@ def test_a_size_that_does_not_divide_is_named(mesh_shape, rules, size, setting):
     (
       *(4, 2, 1, [16, 12]),
       "batch=6 is not divisible by mesh axis data=4 (rule batch:data). Use a "
-      "divisor of 6, or another GLOBAL_BATCH_SIZE / NUM_MICROBATCHES.",
+      "divisor of 6, such as data=2, or another GLOBAL_BATCH_SIZE / "
+      "NUM_MICROBATCHES.",
     ),
     (
       *(2, 4, 4, [32, 6]),

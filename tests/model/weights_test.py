@@ -9,9 +9,10 @@ import numpy as np
 import pytest
 
 from palm_mtf._tf import mtf, tf
+from palm_mtf.architecture.parameters import parse_name
 from palm_mtf.mesh.session import session_config
 from palm_mtf.model.projection import kernel_gradient
-from palm_mtf.model.weights import product
+from palm_mtf.model.weights import initializer, product
 from palm_mtf.programs.train_program import build_train_program
 from tests.mtf_testing import (
   LAYOUTS,
@@ -45,6 +46,26 @@ def products_on_one_device(config, mesh):
         todo += [x.op for x in op.inputs] + op.control_inputs
   found = collections.Counter(x.device for x in seen if x.type == "MatMul")
   return set(found.values())
+
+
+@pytest.mark.parametrize(
+  ("changes", "deviation"),
+  [
+    ({}, 1.0),
+    ({"logits_scale": 1.0}, 24**-0.5),
+    ({"logits_scale": 1.0, "embedding_scale": 3.0}, 3 * 24**-0.5),
+    ({"output_embedding": "separate", "embedding_scale": 3.0}, 3.0),
+  ],
+)
+def test_learned_positions_are_at_first_as_large_as_tokens(changes, deviation):
+  """Otherwise they would hide the tokens, to which they are added."""
+  config = small_config(positions="learned", **changes)
+  tokens, positions = (
+    initializer(parse_name(name), config, (), seed=0).stddev
+    for name in ("embedding", "position_embedding")
+  )
+  assert positions == tokens * config.embedding_scale
+  assert positions == pytest.approx(deviation)
 
 
 @pytest.mark.slow

@@ -1,0 +1,343 @@
+# Copyright 2026 The palm_mtf authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Files of gin/models have the published models, and plan and train.
+
+gin_test.py tests those of PaLM.
+"""
+
+import dataclasses
+import json
+import re
+
+import pytest
+
+from palm_mtf.accounting.plan import plan_of
+from palm_mtf.cli.gin_folder import gin_folder
+from palm_mtf.cli.main import main
+from palm_mtf.errors import UserError
+from palm_mtf.export.huggingface.config_json import list_layers, parse_config
+from tests import runs
+from tests.accounting.published_sizes import count_all, preset
+from tests.cases import slow
+from tests.planning import plan_config
+
+FILES = {
+  x.stem: x
+  for x in sorted(gin_folder().glob("models/*.gin"))
+  if not x.stem.startswith("palm_")
+}
+TINY = [name for name in FILES if name.endswith("_tiny")]
+LARGE = [name for name in FILES if name not in TINY]
+
+# {file: (parameters, published)}. A number is the sum of the shapes of released
+# weights, or is printed in the paper. The paper of a model whose `published` is
+# a text prints only these billions; the parameters then follow from the formula
+# of the block.
+COUNTS = {
+  "gpt3_175b": (174_604_259_328, "174.6"),
+  "mt_nlg_530b": (529_581_506_560, "530"),
+  # Of the 280B and 70B, 17M and 7M are biases, which the papers do not name.
+  "gopher_280b": (279_714_217_984, "280"),
+  "chinchilla_70b": (70_063_890_432, "70"),
+  # Lingvo prints the number of its model of these sizes, DenseLm128B8x8.
+  "lamda_137b": (137_702_416_384, 137_702_416_384),
+  "gptj_6b": (6_050_882_784, 6_050_882_784),
+  "gpt_neox_20b": (20_554_567_680, 20_554_567_680),
+  "llama_7b": (6_738_415_616, "6.7"),
+  "llama_13b": (13_015_864_320, "13.0"),
+  "llama_33b": (32_528_943_616, "32.5"),
+  "llama_65b": (65_285_660_672, "65.3"),  # the paper truncates to 65.2
+  "llama3_8b": (8_030_261_248, 8_030_261_248),
+  "gemma_2b": (2_506_434_560, 524_550_144 + 1_981_884_416),
+  "gemma3_270m": (268_098_176, 268_098_176),
+  "smollm2_135m": (134_515_008, 134_515_008),
+}
+
+
+@pytest.mark.parametrize("name", LARGE)
+def test_a_model_has_the_published_number_of_parameters(name):
+  parameters, published = COUNTS[name]
+  assert count_all(preset(name)) == parameters
+  if isinstance(published, str):
+    digits = len(published.partition(".")[2])
+    assert f"{parameters / 1e9:.{digits}f}" == published
+  else:
+    assert parameters == published
+
+
+def test_lamda_has_137_billion_parameters_without_its_embedding():
+  model = preset("lamda_137b")
+  table = model.vocab_size * model.d_model
+  assert f"{(count_all(model) - table) / 1e9:.0f}" == "137"
+
+
+@pytest.mark.parametrize(
+  ("millions", "depth", "d_model", "heads"),
+  [(44, 8, 512, 8), (57, 9, 576, 9), (90, 13, 640, 10), (163, 18, 768, 12)],
+)
+def test_gophers_block_has_the_counts_of_chinchillas_small_models(
+  millions, depth, d_model, heads
+):
+  """Hoffmann et al. 2022, Table A9: so the embedding is tied.
+
+  Each layer also has a projection of relative positions.
+  """
+  model = dataclasses.replace(
+    preset("chinchilla_70b"),
+    num_layers=depth,
+    d_model=d_model,
+    num_heads=heads,
+    d_kv=64,
+    d_ff=4 * d_model,
+  )
+  assert round(count_all(model) / 1e6) == millions
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_the_header_has_the_number_of_parameters(name):
+  count = f"\n# Parameters: {count_all(preset(name)):,}.\n"
+  assert count in FILES[name].read_text(encoding="ascii")
+
+
+def llama(width, depth, heads, d_ff, **changes):
+  """Returns a config.json of transformers' LLaMA; defaults are those of 7B."""
+  return (
+    dict(
+      architectures=["LlamaForCausalLM"],
+      hidden_act="silu",
+      hidden_size=width,
+      intermediate_size=d_ff,
+      num_hidden_layers=depth,
+      num_attention_heads=heads,
+      max_position_embeddings=2048,
+      rms_norm_eps=1e-6,
+      tie_word_embeddings=False,
+      vocab_size=32000,
+    )
+    | changes
+  )
+
+
+def gpt2(width, depth, heads):
+  return dict(
+    architectures=["GPT2LMHeadModel"],
+    activation_function="gelu_new",
+    n_embd=width,
+    n_inner=None,
+    n_layer=depth,
+    n_head=heads,
+    n_positions=2048,
+    layer_norm_epsilon=1e-5,
+    vocab_size=50257,
+  )
+
+
+# {file: config.json of the released weights, or, of GPT-3 and MT-NLG, the class
+# of transformers with the sizes of the paper}
+CONFIGS = {
+  "gpt3_175b": gpt2(12288, 96, 96),
+  "mt_nlg_530b": gpt2(20480, 105, 128),
+  "gptj_6b": dict(
+    architectures=["GPTJForCausalLM"],
+    activation_function="gelu_new",
+    layer_norm_epsilon=1e-5,
+    n_embd=4096,
+    n_head=16,
+    n_inner=None,
+    n_layer=28,
+    n_positions=2048,
+    rotary_dim=64,
+    tie_word_embeddings=False,
+    vocab_size=50400,
+  ),
+  "gpt_neox_20b": dict(
+    architectures=["GPTNeoXForCausalLM"],
+    hidden_act="gelu_fast",
+    hidden_size=6144,
+    intermediate_size=24576,
+    layer_norm_eps=1e-5,
+    max_position_embeddings=2048,
+    num_attention_heads=64,
+    num_hidden_layers=44,
+    rotary_emb_base=10000,
+    rotary_pct=0.25,
+    tie_word_embeddings=False,
+    vocab_size=50432,
+  ),
+  "llama_7b": llama(4096, 32, 32, 11008),
+  "llama_13b": llama(5120, 40, 40, 13824),
+  "llama_33b": llama(6656, 60, 52, 17920),
+  "llama_65b": llama(8192, 80, 64, 22016, rms_norm_eps=1e-5),
+  "llama3_8b": llama(
+    *(4096, 32, 32, 14336),
+    max_position_embeddings=8192,
+    num_key_value_heads=8,
+    rms_norm_eps=1e-5,
+    rope_theta=500000.0,
+    vocab_size=128256,
+  ),
+  "smollm2_135m": llama(
+    *(576, 30, 9, 1536),
+    max_position_embeddings=8192,
+    num_key_value_heads=3,
+    rms_norm_eps=1e-5,
+    rope_theta=100000,
+    tie_word_embeddings=True,
+    vocab_size=49152,
+  ),
+  "gemma_2b": dict(
+    architectures=["GemmaForCausalLM"],
+    head_dim=256,
+    hidden_act="gelu",
+    hidden_size=2048,
+    intermediate_size=16384,
+    max_position_embeddings=8192,
+    num_attention_heads=8,
+    num_hidden_layers=18,
+    num_key_value_heads=1,
+    rms_norm_eps=1e-6,
+    rope_theta=10000.0,
+    vocab_size=256000,
+  ),
+  "gemma3_270m": dict(
+    architectures=["Gemma3ForCausalLM"],
+    head_dim=256,
+    hidden_activation="gelu_pytorch_tanh",
+    hidden_size=640,
+    intermediate_size=2048,
+    layer_types=(["sliding_attention"] * 5 + ["full_attention"]) * 3,
+    max_position_embeddings=32768,
+    num_attention_heads=4,
+    num_hidden_layers=18,
+    num_key_value_heads=1,
+    query_pre_attn_scalar=256,
+    rms_norm_eps=1e-6,
+    rope_local_base_freq=10000.0,
+    rope_theta=1000000.0,
+    sliding_window=512,
+    vocab_size=262144,
+  ),
+}
+# {file: settings in which it differs from CONFIGS, and what CONFIGS has there}
+DIFFERENT = {
+  # No class of transformers has a layer with a band.
+  "gpt3_175b": dict(layers="", variants=None),
+  # The paper's embedding; the released one has no rows without a token.
+  "gemma_2b": dict(vocab_size=256000),
+}
+
+
+def compare(name, config, **different):
+  """Compares a file with a config.json, except in how to compute."""
+  found = parse_config(config, "config.json").model
+  expected = dataclasses.replace(
+    preset(name),
+    activation_dtype=found.activation_dtype,
+    remat=found.remat,
+    **different,
+  )
+  assert {*found.bias_places} == {*expected.bias_places}
+  # The order of places has no meaning, and names of layers have none.
+  found = dataclasses.replace(found, biases=expected.biases)
+  assert list_layers(found) == list_layers(expected)
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_a_model_is_that_of_the_published_config_json(name):
+  compare(name, CONFIGS[name], **DIFFERENT.get(name, {}))
+
+
+def test_only_models_without_a_class_have_no_config_json():
+  missing = {*LARGE} - {*CONFIGS}
+  assert missing == {"gopher_280b", "chinchilla_70b", "lamda_137b"}
+
+
+@pytest.mark.peers
+@pytest.mark.parametrize(
+  ("name", "kind", "different"),
+  [
+    # The class has the exact GELU, and the released weights the approximation.
+    ("gpt_neox_20b", "GPTNeoX", dict(mlp="gelu")),
+    ("gptj_6b", "GPTJ", {}),
+    ("llama_7b", "Llama", {}),
+    ("gemma3_270m", "Gemma3Text", None),
+  ],
+)
+def test_defaults_of_transformers_are_the_model(name, kind, different):
+  """None: a class whose defaults are another model, given the released ones."""
+  import transformers
+
+  cls = getattr(transformers, f"{kind}Config")
+  released = {} if different is not None else CONFIGS[name]
+  config = json.loads(cls(**released).to_json_string(use_diff=False))
+  config["architectures"] = CONFIGS[name]["architectures"]
+  compare(name, config, **different or {})
+
+
+# {file: (a layout into which a step of 512 sequences fits, changes that it
+# needs)}. docs/models.md has this table.
+FITTING = {
+  "gpt3_175b": ("tpu_palm_540b", {}),
+  "mt_nlg_530b": ("tpu_palm_62b", {}),
+  "gopher_280b": ("tpu_palm_62b", {}),
+  "chinchilla_70b": ("tpu_palm_62b", {}),
+  "lamda_137b": ("tpu_palm_62b", {}),
+  "gptj_6b": ("tpu_palm_8b", {}),
+  "gpt_neox_20b": ("tpu_palm_62b", {}),
+  "llama_7b": ("tpu_palm_8b", {}),
+  "llama_13b": ("tpu_palm_8b", {"NUM_MICROBATCHES": 8}),
+  "llama_33b": ("tpu_palm_8b", {"NUM_MICROBATCHES": 16}),
+  "llama_65b": ("tpu_palm_62b", {}),
+  "llama3_8b": ("tpu_palm_8b", {"NUM_MICROBATCHES": 16}),
+  "gemma_2b": ("tpu_palm_8b", {"NUM_MICROBATCHES": 8}),
+  "gemma3_270m": ("tpu_palm_8b", {"NUM_MICROBATCHES": 32}),
+  "smollm2_135m": ("tpu_v4_8", {"NUM_MICROBATCHES": 32}),
+}
+
+
+@pytest.mark.parametrize("name", LARGE)
+def test_a_plan_needs_only_the_model_and_a_layout(name):
+  layout, changes = FITTING[name]
+  files = f"models/{name}.gin", f"layouts/{layout}.gin"
+  planned = plan_of(plan_config(*files, **changes))
+  assert planned["fits"] and planned["batch_size"] == 512
+  if changes:  # they are those that a plan without them proposes
+    assert plan_of(plan_config(*files))["nearest"] == changes
+
+
+@pytest.mark.parametrize("name", LARGE)
+def test_a_layout_that_does_not_divide_the_heads_is_refused_with_a_way_out(
+  name,
+):
+  for path in gin_folder().glob("layouts/*.gin"):
+    macros = {} if path.stem.startswith("tpu") else {"CHIP": "h100_sxm"}
+    try:
+      plan_config(f"models/{name}.gin", f"layouts/{path.name}", **macros)
+    except UserError as error:
+      assert re.fullmatch(
+        r"(kv_)?heads=(\d+) is not divisible by mesh axis model=\d+ "
+        r"\(rule heads:model\)\. Use a divisor of \2(, such as model=\d+)?, "
+        r"another NUM_(KV_)?HEADS, or a LAYOUT without heads:model\.",
+        str(error),
+      )
+
+
+@pytest.mark.parametrize(
+  "name", [x if x == "llama3_tiny" else slow(x) for x in TINY]
+)
+def test_the_quickstart_trains_a_tiny_model(name, tmp_path):
+  corpus, model_dir = runs.write_corpus(tmp_path / "texts"), tmp_path / "run"
+  kept = {**runs.SETTINGS, "TRAIN_STEPS": 20, "EVAL_STEPS": 20, "PROMPTS": []}
+  model = ("NUM_LAYERS", "D_MODEL", "NUM_HEADS", "D_KV", "D_FF")
+  macros = {
+    "MODEL_DIR": str(model_dir),
+    "TEXT_FILES": f"{corpus}/*.txt",
+    **{x: y for x, y in kept.items() if x not in (*model, "SEQUENCE_LENGTH")},
+  }
+  flags = [f"--gin.{macro}={value!r}" for macro, value in macros.items()]
+  recipe = "--gin_file=recipes/quickstart.gin"
+  assert main(["train", recipe, f"--gin_file=models/{name}.gin", *flags]) == 0
+  losses = [x["loss"] for x in runs.read_metrics(model_dir) if "loss" in x]
+  assert losses[-1] < losses[0] - 1
+  with open(model_dir / "config.gin", encoding="utf-8") as file:
+    assert f"# models/{name}.gin:" in file.read()
