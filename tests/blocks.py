@@ -175,8 +175,57 @@ SETTINGS = {
     block="serial",
     mlp="relu",
   ),
+  "Mixtral": dict(
+    _LLAMA, **_GQA, mlp="experts", num_experts=6, experts_per_token=2
+  ),
+  "OLMoE": dict(
+    _LLAMA,
+    mlp="experts",
+    num_experts=6,
+    experts_per_token=3,
+    d_expert=14,
+    router_normalizes=False,
+  ),
+  "DeepSeek-V3": dict(
+    _LLAMA,
+    num_layers=3,
+    layers="dense, 2*sparse",
+    variants={"dense": {}, "sparse": {"MLP": "experts"}},
+    num_experts=6,
+    experts_per_token=3,
+    d_expert=14,
+    shared_experts=2,
+    router="sigmoid",
+    router_scale=2.5,
+    router_bias=True,
+  ),
 }
 
+
+# Experts that take a limited number of tokens, except in decoding.
+CAPACITY = {
+  "GLaM": dict(
+    block="serial",
+    norm="rms_norm",
+    attention="multi_head",
+    positions="t5",
+    layers="dense, sparse",
+    variants={"dense": {"MLP": "geglu"}, "sparse": {}},
+    mlp="experts",
+    expert_mlp="gelu",
+    num_experts=4,
+    experts_per_token=2,
+    capacity_factor=1.0,
+  ),
+  "Switch": dict(
+    mlp="experts",
+    expert_mlp="relu",
+    num_experts=4,
+    experts_per_token=1,
+    router_normalizes=False,
+    capacity_factor=1.25,
+  ),
+}
 
 # PaLM's block with each norm, order and kind of heads.
 PALM = {
@@ -232,7 +281,7 @@ def fast_only(*names: str) -> list:
 
 def block_config(name: str, **changes: object) -> ModelConfig:
   """Returns a small model with the settings of a name."""
-  settings = {**SETTINGS, **PALM, **MIXTURES}[name]
+  settings = {**SETTINGS, **PALM, **MIXTURES, **CAPACITY}[name]
   return small_config(**{**settings, **changes})
 
 
@@ -246,6 +295,7 @@ class Case:
   Attributes:
     losses: the mean cross-entropy, and the z-loss with the weight Z_LOSS.
     slopes: {parameter: (direction, slope of the sum of losses along it)}.
+    states: {state of a router: how many tokens chose each expert}.
   """
 
   config: ModelConfig
@@ -254,6 +304,7 @@ class Case:
   logits: np.ndarray
   losses: tuple[float, float]
   slopes: Mapping[str, tuple[np.ndarray, float]]
+  states: Mapping[str, np.ndarray]
 
 
 @functools.cache
@@ -280,10 +331,11 @@ def make_case(
       for sign in (1, -1)
     )
     slopes[key] = direction, (up - down) / (2 * step)
-  logits = oracle.forward(
-    config, params, *(batch.get(x) for x in ("inputs", "segments", "prefix"))
-  )
-  return Case(config, params, batch, logits, losses(params), slopes)
+  states: dict[str, np.ndarray] = {}
+  given = (batch.get(x) for x in ("inputs", "segments", "prefix"))
+  logits = oracle.forward(config, params, *given, states)
+  slopes = {x: y for x, y in slopes.items() if x not in states}
+  return Case(config, params, batch, logits, losses(params), slopes, states)
 
 
 def check(case: Case, result: ModelResult) -> None:
@@ -300,3 +352,5 @@ def check(case: Case, result: ModelResult) -> None:
     # A difference of norm e changes the slope by e times a number near 1.
     # Without rotation, the gradient of k's bias is 0 except for rounding.
     assert error < 1e-5 * np.linalg.norm(gradient) + 1e-6, name
+  for name, counts in case.states.items():
+    np.testing.assert_array_equal(result.gradients[name], counts, name)

@@ -36,6 +36,8 @@ import re
 
 import numpy as np
 
+from tests.oracle_mlp import expert_shapes, experts, mlp, mlp_shapes
+
 SQUARED_GRADIENT_EPSILON = 1e-30
 T5_BUCKETS, T5_MAX_DISTANCE = 32, 128
 
@@ -63,11 +65,10 @@ def _kv_heads(config) -> int:
 
 def parameter_shapes(config) -> dict[str, tuple[int, ...]]:
   """Returns the shape of every variable, by name, in the order of creation."""
-  d, h, k, f = config.d_model, config.num_heads, config.d_kv, config.d_ff
+  d, h, k = config.d_model, config.num_heads, config.d_kv
   kv = (k,) if config.attention == "multi_query" else (_kv_heads(config), k)
   biases = config.biases.split(",")
   vectors = ["scale"] + ["bias"] * (config.norm == "layer_norm_bias")
-  is_gated = config.mlp in ("swiglu", "geglu", "geglu_tanh")
   shapes = {"embedding": (config.vocab_size, d)}
   if config.positions == "learned":
     shapes["position_embedding"] = (config.sequence_length, d)
@@ -92,13 +93,8 @@ def parameter_shapes(config) -> dict[str, tuple[int, ...]]:
       own |= {f"attention_output_norm/{x}": (d,) for x in vectors}
     if config.block != "parallel":
       own |= {f"mlp_norm/{x}": (d,) for x in vectors}
-    for name in ["wi_gate"] * is_gated + ["wi"]:
-      own[f"mlp/{name}"] = (d, f)
-      if "mlp" in biases:
-        own[f"mlp/{name}_bias"] = (f,)
-    own["mlp/wo"] = (f, d)
-    if "mlp" in biases:
-      own["mlp/wo_bias"] = (d,)
+    kind = settings_of_layer(config, layer)
+    own |= expert_shapes(kind) if kind.mlp == "experts" else mlp_shapes(kind)
     if config.branch_norm:
       own |= {f"mlp_output_norm/{x}": (d,) for x in vectors}
     shapes |= {f"layer_{layer:03d}/{name}": x for name, x in own.items()}
@@ -121,13 +117,16 @@ def random_parameters(config, seed: int) -> dict[str, np.ndarray]:
   params = {}
   for name, shape in parameter_shapes(config).items():
     value = rng.standard_normal(shape)
-    if name.endswith("scale"):
+    if name.endswith("router_load"):
+      value = np.exp(value) / np.sum(np.exp(value))
+    elif name.endswith("scale"):
       kind = config.qk_norm if "attention/" in name else config.norm
       value = (kind != "rms_norm_1p") + 0.3 * value
     elif name.endswith("embedding"):
       value = 0.5 + value
     elif not name.endswith("bias"):
-      fan_in = np.prod(shape[:-1]) if name.endswith("/o") else shape[0]
+      rows = shape[1:] if "/experts/" in name else shape
+      fan_in = np.prod(shape[:-1]) if name.endswith("/o") else rows[0]
       value = value / np.sqrt(fan_in)
     params[name] = value
   return params
@@ -311,32 +310,25 @@ def attend(config, params, layer: str, x_BLD, visible_BLM):
   return y_BLD + params.get(f"{layer}/attention/o_bias", 0.0)
 
 
-def activation(mlp: str, x):
-  """Returns the function of `mlp`, or of its gate (Shazeer 2020), of x."""
-  if mlp == "swiglu":
-    return x / (1.0 + np.exp(-x))
-  if mlp in ("relu", "relu2"):
-    return np.maximum(x, 0.0) ** (2 if mlp == "relu2" else 1)
-  if mlp.endswith("tanh"):
-    inner = np.sqrt(2 / np.pi) * (x + 0.044715 * x**3)
-    return x * (1 + np.tanh(inner)) / 2
-  return x * (1 + np.vectorize(math.erf)(x / np.sqrt(2))) / 2
+def feed_forward(config, params, layer: str, x_BLD, states=None):
+  """Returns the MLP of the normalized x, before the residual add.
 
-
-def feed_forward(config, params, layer: str, x_BLD):
-  """Returns the MLP of the normalized x, before the residual add."""
-
-  def project(name, x):
-    bias = params.get(f"{layer}/mlp/{name}_bias", 0.0)
-    return x @ params[f"{layer}/mlp/{name}"] + bias
-
-  hidden_BLF = project("wi", x_BLD)
-  if f"{layer}/mlp/wi_gate" in params:
-    gate_BLF = project("wi_gate", x_BLD)
-    hidden_BLF = activation(config.mlp, gate_BLF) * hidden_BLF
-  else:
-    hidden_BLF = activation(config.mlp, hidden_BLF)
-  return project("wo", hidden_BLF)
+  If `states` is given, writes how many tokens choose each expert to it, under
+  the names of the router's states.
+  """
+  own = {
+    name.removeprefix(f"{layer}/mlp/"): value
+    for name, value in params.items()
+    if name.startswith(f"{layer}/mlp/")
+  }
+  if config.mlp == "experts":
+    y_BLD, chosen = experts(config, own, x_BLD)
+    counts = np.bincount(np.ravel(chosen), minlength=config.num_experts)
+    for name in ("router_load", "router_bias"):
+      if states is not None and name in own:
+        states[f"{layer}/mlp/{name}"] = counts
+    return y_BLD
+  return mlp(config.mlp, own, x_BLD)
 
 
 def embed(config, params, inputs, segments):
@@ -351,8 +343,13 @@ def embed(config, params, inputs, segments):
   return x_BLD
 
 
-def forward(config, params, inputs, segments=None, prefix=None) -> np.ndarray:
-  """Returns the logits [B, L, V] of the token after each of `inputs` [B, L]."""
+def forward(
+  config, params, inputs, segments=None, prefix=None, states=None
+) -> np.ndarray:
+  """Returns the logits [B, L, V] of the token after each of `inputs` [B, L].
+
+  For `states` see `feed_forward`.
+  """
   segments, prefix = (
     np.zeros_like(inputs) if x is None else x for x in (segments, prefix)
   )
@@ -370,7 +367,7 @@ def forward(config, params, inputs, segments=None, prefix=None) -> np.ndarray:
     x_BLD = x_BLD + attention_BLD
     if config.block == "serial":
       y_BLD = normalize(config, params, f"{layer}/mlp_norm", x_BLD)
-    mlp_BLD = feed_forward(config, params, layer, y_BLD)
+    mlp_BLD = feed_forward(own, params, layer, y_BLD, states)
     if config.branch_norm:
       mlp_BLD = normalize(config, params, f"{layer}/mlp_output_norm", mlp_BLD)
     x_BLD = x_BLD + mlp_BLD

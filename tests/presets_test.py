@@ -11,7 +11,9 @@ import re
 
 import pytest
 
+from palm_mtf.accounting.flops import active_parameters
 from palm_mtf.accounting.plan import plan_of
+from palm_mtf.architecture.parameters import count_parameters
 from palm_mtf.cli.gin_folder import gin_folder
 from palm_mtf.cli.main import main
 from palm_mtf.errors import UserError
@@ -51,6 +53,9 @@ COUNTS = {
   "gemma_2b": (2_506_434_560, 524_550_144 + 1_981_884_416),
   "gemma3_270m": (268_098_176, 268_098_176),
   "smollm2_135m": (134_515_008, 134_515_008),
+  "mixtral_8x7b": (46_702_792_704, 46_702_792_704),
+  "qwen3_30b_a3b": (30_532_122_624, 30_532_122_624),
+  "glam_64b_64e": (1_161_756_418_048, "1162"),
 }
 
 
@@ -63,6 +68,26 @@ def test_a_model_has_the_published_number_of_parameters(name):
     assert f"{parameters / 1e9:.{digits}f}" == published
   else:
     assert parameters == published
+
+
+@pytest.mark.parametrize(
+  ("name", "billions"),
+  [
+    ("mixtral_8x7b", "12.9"),  # Jiang et al. 2024, Table 2: 13B
+    ("qwen3_30b_a3b", "3.4"),  # Qwen team 2025: 3.3B, without the embedding
+    ("glam_64b_64e", "96.6"),  # Du et al. 2022, Table 4
+  ],
+)
+def test_a_token_uses_the_published_number_of_parameters(name, billions):
+  assert f"{active_parameters(preset(name)) / 1e9:.1f}" == billions
+
+
+def test_glam_has_the_parameters_of_its_table_without_routers():
+  """1.2T and 96.6B in the paper."""
+  model = preset("glam_64b_64e")
+  routers = 32 * model.d_model * model.num_experts
+  assert count_parameters(model) - routers == 1_161_738_584_064
+  assert active_parameters(model) - routers == 96_586_694_656
 
 
 def test_lamda_has_137_billion_parameters_without_its_embedding():
@@ -248,7 +273,7 @@ def test_a_model_is_that_of_the_published_config_json(name):
 
 
 def test_only_models_without_a_class_have_no_config_json():
-  missing = {*LARGE} - {*CONFIGS}
+  missing = {x for x in LARGE if not preset(x).has_experts} - {*CONFIGS}
   assert missing == {"gopher_280b", "chinchilla_70b", "lamda_137b"}
 
 
@@ -292,10 +317,11 @@ FITTING = {
   "gemma_2b": ("tpu_palm_8b", {"NUM_MICROBATCHES": 8}),
   "gemma3_270m": ("tpu_palm_8b", {"NUM_MICROBATCHES": 32}),
   "smollm2_135m": ("tpu_v4_8", {"NUM_MICROBATCHES": 32}),
+  "mixtral_8x7b": ("tpu_palm_62b", {}),
 }
 
 
-@pytest.mark.parametrize("name", LARGE)
+@pytest.mark.parametrize("name", FITTING)
 def test_a_plan_needs_only_the_model_and_a_layout(name):
   layout, changes = FITTING[name]
   files = f"models/{name}.gin", f"layouts/{layout}.gin"

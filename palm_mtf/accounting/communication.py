@@ -215,12 +215,10 @@ class _Traffic:
         dims.append("heads")
     return {self._rules[dim] for dim in dims if dim in self._rules}
 
-  def _split_axis(self, branch: Branch) -> str | None:
-    """Returns the mesh axis that splits a branch's heads or d_ff, or None."""
-    (axis,) = {
-      self._mesh.axis_of(dim) for dim in branch.output.inputs if dim != "d_kv"
-    }
-    return axis
+  def _split_axes(self, branch: Branch) -> tuple[str, ...]:
+    """Returns the mesh axes that split a branch's heads, experts or d_ff."""
+    axes = map(self._mesh.axis_of, branch.output.inputs)
+    return tuple(dict.fromkeys(x for x in axes if x))
 
   def add_activations(self, tokens: int) -> None:
     """Adds the collectives of activations for `tokens` tokens per device."""
@@ -228,7 +226,7 @@ class _Traffic:
     vocab, residual = map(self._rules.get, ("vocab", "d_model_residual"))
     of_stream = tokens * config.d_model * width
     for kind in model_of(config).kinds:
-      self._add_blocks(kind, of_stream, residual)
+      self._add_blocks(kind, tokens, of_stream, residual)
       # Transformer-XL's positions: in each layer, devices sum the gradient of
       # the vectors (one per distance) over the axis that splits the batch.
       if kind.layer.attention.mixer.score_positions == "transformer_xl":
@@ -251,9 +249,9 @@ class _Traffic:
     self.add("all_gather", (residual,), of_stream, gathers)
 
   def _add_blocks(
-    self, kind: Kind, of_stream: int, residual: str | None
+    self, kind: Kind, tokens: int, of_stream: int, residual: str | None
   ) -> None:
-    """Adds the collectives of the residual stream in a kind of layers.
+    """Adds the collectives of activations in a kind of layers.
 
     `of_stream` is the number of bytes of the residual stream, before `residual`
     splits it.
@@ -270,17 +268,21 @@ class _Traffic:
       # the layer reads this sum, except for a norm.
       is_repeated = each != sums[-1] or each.output_norm is not None
       times = layers + (again if is_repeated else 0)
-      axes = {self._split_axis(x): None for x in each.branches}
-      for axis in axes:
+      every = {self._split_axes(x): None for x in each.branches}
+      for axes in every:
         # A branch (attention or MLP) ends in a sum over the axis that splits
         # its heads or d_ff. If this axis also splits the residual stream, the
         # sum is a reduce-scatter, but a norm of the sum needs all of d_model.
-        is_scattered = axis == residual and len(axes) == 1
+        is_scattered = axes == (residual,) and len(every) == 1
         is_scattered &= each.output_norm is None
-        self.add(_kind_of_sum(is_scattered), (axis,), of_stream, times)
+        self.add(_kind_of_sum(is_scattered), axes, of_stream, times)
       for read in each.reads:
-        for axis in {self._split_axis(x): None for x in read.branches}:
-          self.add("all_reduce", (axis,), of_stream, visited)
+        for axes in {self._split_axes(x): None for x in read.branches}:
+          self.add("all_reduce", axes, of_stream, visited)
+        if read.sparse:  # gradients of the gates
+          axes = self._split_axes(read.sparse)
+          chosen = read.sparse.experts.per_token
+          self.add("all_reduce", axes, tokens * chosen * _FLOAT32, visited)
     # If an axis splits the residual stream, each sum needs a gather: in the
     # forward pass, in REMAT's repetition, and in the backward pass.
     gathers = len(sums) * (layers + visited + again)

@@ -49,6 +49,11 @@ def check_run(config: PlanConfig) -> None:
   check_layout(config.mesh_layout, model, *sizes, num_pods=num_pods)
   check_chip(run.chip, config.hardware)
   check_frozen(parameter_dims(model), run.frozen)
+  if model.has_experts and config.optimizer.optimizer == "muon":
+    raise UserError(
+      'OPTIMIZER = "muon" and MLP = "experts": it would make the kernels of '
+      "all experts one orthogonal matrix; set another OPTIMIZER."
+    )
 
 
 def peak_flops_per_sec(chip: str, hardware: HardwareConfig) -> float:

@@ -23,7 +23,7 @@ from collections.abc import Sequence
 from palm_mtf.accounting.optimizer_state import DTYPE_BYTES, slot_bytes
 from palm_mtf.architecture import parameters
 from palm_mtf.architecture.attention_blocks import block_pairs
-from palm_mtf.architecture.block import Layer, Mlp, model_of
+from palm_mtf.architecture.block import Experts, Layer, Mlp, model_of
 from palm_mtf.config import MeshLayout, ModelConfig, OptimizerConfig, PodsConfig
 
 PASSES = ("blocks", "attention", "loss", "weights")
@@ -163,6 +163,8 @@ class _BlockSizes:
     scores: attention scores. They are computed in blocks of queries: all blocks
       are kept or moved, but working memory holds only the largest.
     block_scores: scores of the largest block.
+    rows: copies of tokens for their experts, of d_model numbers each.
+    gates: factors of experts' results, which are float32.
     num_norms: number of norms that read the residual stream.
     num_sums: number of sums that are added to it.
     num_output_norms: number of norms of sums before they are added.
@@ -172,6 +174,8 @@ class _BlockSizes:
   read: int
   scores: float
   block_scores: float
+  rows: int
+  gates: int
   num_norms: int
   num_sums: int
   num_output_norms: int
@@ -185,11 +189,15 @@ def _block_sizes(
   def slice_size(dims: Sequence[str]) -> int:  # on this device
     return math.prod(sizes_of[x] // mesh.axis_size_of(x) for x in dims)
 
-  columns = read = 0
+  columns = read = gates = 0
   for branch in layer.branches:
-    sizes = [slice_size(x.outputs) for x in branch.inputs]
-    columns += sum(sizes)
-    read += sizes[-1] if isinstance(branch.mixer, Mlp) else sum(sizes)
+    inputs, mixer, times = branch.inputs, branch.mixer, 1
+    if isinstance(mixer, Experts):
+      inputs, mixer, times = inputs[1:], mixer.mlp, mixer.per_token
+      gates += times
+    sizes = [slice_size(x.outputs) for x in inputs]
+    columns += times * sum(sizes)
+    read += times * (sizes[-1] if isinstance(mixer, Mlp) else sum(sizes))
   heads, length = slice_size(["heads"]), config.sequence_length
   window = layer.attention.mixer.window
   pairs = block_pairs(length, config.has_prefix, window)
@@ -198,6 +206,8 @@ def _block_sizes(
     read=read,
     scores=heads * sum(pairs) / length,
     block_scores=heads * max(pairs) / length,
+    rows=gates * config.d_model,
+    gates=gates,
     num_norms=len(layer.reads),
     num_sums=len(layer.sums),
     num_output_norms=sum(x.output_norm is not None for x in layer.sums),
@@ -246,11 +256,12 @@ class Activations:
   def _kept_in_block(self, block: _BlockSizes) -> float:
     # For its backward pass, a block keeps per token the stream before each sum,
     # sums before their norms, the products with norm outputs, the result of
-    # attention and, unless REMAT recomputes them, attention weights. With REMAT
-    # = "layer", the block recomputes all these, and keeps them only during its
-    # backward pass.
+    # attention, the gates of experts and, unless REMAT recomputes them,
+    # attention weights. With REMAT = "layer", the block recomputes all these,
+    # and keeps them only during its backward pass.
     num_streams = block.num_sums + block.num_output_norms
     kept = num_streams * self._stream + block.columns + self._queries
+    kept += block.gates * _FLOAT32 / self._width
     return kept + (0 if self._config.remat == "attention" else block.scores)
 
   def kept_bytes(self) -> int:
@@ -300,9 +311,10 @@ class Activations:
   def _working_of_block(self, block: _BlockSizes) -> int:
     # The backward pass of a block holds gradients (of attention weights,
     # scores, the joined product, its parts, and the stream) and recomputed
-    # values (a norm's output, q, k, v and the hidden layer).
+    # values (a norm's output, q, k, v and the hidden layer). Experts have rows
+    # of inputs and outputs, and of the gradients of both.
     of_token = 2 * block.block_scores + 2 * block.columns + 2 * self._stream
-    of_token += self._stream + block.read
+    of_token += self._stream + block.read + 4 * block.rows
     if self._config.remat == "layer":
       of_token += self._kept_in_block(block)
     elif self._config.remat == "attention":
@@ -337,7 +349,7 @@ class Activations:
       "blocks": norms * (2 * stream + 3 * residual) + columns + read,
       "attention": 2 * block.scores,
     }
-    forward["blocks"] += of_results * 2 * stream
+    forward["blocks"] += of_results * 2 * stream + 4 * block.rows
     if not has_backward:
       return forward
     # In the backward pass, a norm reads two tensors and writes a gradient,
@@ -349,7 +361,7 @@ class Activations:
       "blocks": norms * (3 * stream + 3 * residual) + 2 * columns + read,
       "attention": 3 * block.scores + 2 * self._queries,
     }
-    backward["blocks"] += of_results * 3 * stream
+    backward["blocks"] += of_results * 3 * stream + 6 * block.rows
     # Even REMAT = "none" recomputes norms, q, k, v and the hidden layer
     # (ops/recompute.py).
     again = {"blocks": norms * 2 * stream + columns + read}

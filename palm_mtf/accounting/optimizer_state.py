@@ -35,14 +35,18 @@ class Slot:
 def row_rank(parameter: str) -> int:
   """Returns how many leading dimensions of a matrix are its rows."""
   # A product x w sums over the rows of w: q [d_model, heads, d_kv] has d_model
-  # rows, and o [heads, d_kv, d_model] has heads * d_kv rows.
-  return 2 if parse_name(parameter).part == "attention/o" else 1
+  # rows, and o [heads, d_kv, d_model] has heads * d_kv rows. Kernels of experts
+  # are one matrix with the rows of all experts.
+  name = parse_name(parameter)
+  return 2 if name.part == "attention/o" or name.is_expert else 1
 
 
 def parameter_slots(
   parameter: str, rank: int, optimizer: OptimizerConfig
 ) -> list[Slot]:
   """Returns the slots of a parameter with `rank` dimensions."""
+  if parse_name(parameter).is_state:
+    return []
   rows = row_rank(parameter)
   dims = {
     "all": slice(0, rank),

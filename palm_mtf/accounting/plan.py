@@ -229,9 +229,12 @@ def plan_of(config: AnyConfig) -> dict[str, Any]:
   nearest = None if does_fit else nearest_fit(config, batch_size)
   parameters: collections.Counter[str] = collections.Counter()
   for each in distinct_parameters(config.model):
-    parameters[parse_name(each.name).kind] += math.prod(each.shape) * each.count
+    name = parse_name(each.name)
+    if not name.is_state:
+      parameters[name.kind] += math.prod(each.shape) * each.count
   return {
     "parameters": dict(parameters),
+    "active_parameters": flops.active_parameters(config.model),
     "flops_per_token": {
       "forward": dict(flops.forward_flops(config.model)),
       "training": dict(flops.train_flops(config.model, config.run.frozen)),

@@ -19,6 +19,7 @@ collectives from this description.
 import collections
 import dataclasses
 import functools
+import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -124,11 +125,59 @@ class Mlp:
 
 
 @dataclasses.dataclass(frozen=True)
+class Experts:
+  """Which of several MLPs compute a token's result, and what they compute.
+
+  Each token has a score per expert, and uses the experts with the highest
+  scores. The result is the sum of these experts' results, each multiplied by
+  the token's score of the expert.
+
+  Attributes:
+    mlp: what an expert computes.
+    count: number of experts.
+    per_token: number of experts that a token uses.
+    router: "softmax" or "sigmoid": how products become scores.
+    normalizes: whether the scores of a token's experts are divided by their
+      sum.
+    scale: factor of the scores.
+    has_bias: whether a bias per expert is added to the scores for the choice.
+    capacity_factor: CAPACITY_FACTOR.
+  """
+
+  mlp: Mlp
+  count: int
+  per_token: int
+  router: str
+  normalizes: bool
+  scale: float
+  has_bias: bool
+  capacity_factor: float | None
+
+  @property
+  def states(self) -> tuple[str, ...]:
+    """Names in the layer of the parameters that follow the experts' loads."""
+    return (LOAD, ROUTER_BIAS) if self.has_bias else (LOAD,)
+
+  def capacity(self, length: int) -> int:
+    """Returns how many of the `length` tokens of a sequence an expert takes."""
+    if self.capacity_factor is None:
+      return length
+    share = self.capacity_factor * self.per_token / self.count
+    return min(length, math.ceil(length * share))
+
+
+# Names in a layer of the parameters of the router of `Experts`: its kernel; the
+# share of the last step's choices that each expert got; and the bias.
+ROUTER, LOAD, ROUTER_BIAS = "mlp/router", "mlp/router_load", "mlp/router_bias"
+
+
+@dataclasses.dataclass(frozen=True)
 class Branch:
   """One branch of a layer.
 
   Attributes:
-    inputs: products of a norm: q, k and v, or one or two products of an MLP.
+    inputs: products of a norm: q, k and v; one or two products of an MLP; or
+      the router's product, then those of all experts.
     mixer: maps these products to the input of `output`.
     output: product that is added to the residual stream.
     output_norm: name within the layer of the norm of `output`, before it is
@@ -136,9 +185,15 @@ class Branch:
   """
 
   inputs: tuple[Projection, ...]
-  mixer: Attention | Mlp
+  mixer: Attention | Mlp | Experts
   output: Projection
   output_norm: str | None = None
+
+  @property
+  def experts(self) -> Experts:
+    """The mixer of a branch with experts."""
+    assert isinstance(self.mixer, Experts)
+    return self.mixer
 
 
 class Read(NamedTuple):
@@ -148,9 +203,20 @@ class Read(NamedTuple):
   branches: tuple[Branch, ...]
 
   @property
+  def joined(self) -> tuple[Branch, ...]:
+    """The branches without `Experts`, whose kernels one product joins."""
+    return tuple(x for x in self.branches if not isinstance(x.mixer, Experts))
+
+  @property
+  def sparse(self) -> Branch | None:
+    """The branch with `Experts`, if any."""
+    found = (x for x in self.branches if isinstance(x.mixer, Experts))
+    return next(found, None)
+
+  @property
   def projections(self) -> tuple[Projection, ...]:
-    """The products of the norm's result with the branches' kernels."""
-    return tuple(x for branch in self.branches for x in branch.inputs)
+    """The products of the norm's result with the kernels of `joined`."""
+    return tuple(x for branch in self.joined for x in branch.inputs)
 
   @property
   def parts(self) -> tuple[str, ...]:
@@ -170,8 +236,12 @@ class Sum(NamedTuple):
 
   @property
   def outputs(self) -> tuple[str, ...]:
-    """Names in the layer of the kernels whose products are the results."""
-    return tuple(x.output.part for x in self.branches)
+    """Names in the layer of the kernels whose products are the results.
+
+    The kernels of experts are not among them.
+    """
+    joined = (x for read in self.reads for x in read.joined)
+    return tuple(x.output.part for x in joined)
 
   @property
   def output_norm(self) -> str | None:
@@ -293,10 +363,10 @@ def _find_groups(layers: list[Layer]) -> tuple[Group, ...]:
 
 
 def _layer(config: ModelConfig) -> Layer:
-  attention, mlp = _attention(config), _mlp(config)
+  attention, mlps = _attention(config), _mlps(config)
   if config.block == "parallel":
-    return Layer((Sum((Read("norm", (attention, mlp)),)),))
-  reads = Read("norm", (attention,)), Read("mlp_norm", (mlp,))
+    return Layer((Sum((Read("norm", (attention, *mlps)),)),))
+  reads = Read("norm", (attention,)), Read("mlp_norm", mlps)
   if config.block == "parallel_two_norms":
     return Layer((Sum(reads),))
   return Layer(tuple(Sum((read,)) for read in reads))  # BLOCK = "serial"
@@ -352,16 +422,44 @@ def _attention(config: ModelConfig) -> Branch:
   )
 
 
-def _mlp(config: ModelConfig) -> Branch:
+def _mlps(config: ModelConfig) -> tuple[Branch, ...]:
+  """Returns the MLP; or the shared experts, if any, and the others."""
+  if config.mlp != "experts":
+    return (_mlp(config, config.mlp, "mlp", ("d_ff",)),)
+  kind, found = config.expert_mlp, []
+  if config.shared_experts:
+    found.append(_mlp(config, kind, "mlp/shared", ("d_shared",)))
+  # The experts' kernels are stacked: [experts, d_model, d_expert].
+  experts = _mlp(config, kind, "mlp/experts", ("d_expert",), ("experts",))
+  router = Projection(ROUTER, ("d_model",), ("router",))
+  mixer = Experts(
+    mlp=experts.mixer,
+    count=config.num_experts,
+    per_token=config.experts_per_token,
+    router=config.router,
+    normalizes=config.router_normalizes,
+    scale=config.router_scale,
+    has_bias=config.router_bias,
+    capacity_factor=config.capacity_factor,
+  )
+  found.append(
+    dataclasses.replace(experts, inputs=(router, *experts.inputs), mixer=mixer)
+  )
+  return tuple(found)
+
+
+def _mlp(
+  config: ModelConfig, kind: str, name: str, hidden: Dims, stack: Dims = ()
+) -> Branch:
   has_bias = "mlp" in config.bias_places
-  activation, names = MLPS[config.mlp]
+  activation, kernels = MLPS[kind]
   return Branch(
     inputs=tuple(
-      Projection(f"mlp/{name}", ("d_model",), ("d_ff",), has_bias)
-      for name in names
+      Projection(f"{name}/{kernel}", (*stack, "d_model"), hidden, has_bias)
+      for kernel in kernels
     ),
-    mixer=Mlp(activation, is_gated=names == _GATED),
-    output=Projection("mlp/wo", ("d_ff",), ("d_model",), has_bias),
+    mixer=Mlp(activation, is_gated=kernels == _GATED),
+    output=Projection(f"{name}/wo", (*stack, *hidden), ("d_model",), has_bias),
     output_norm="mlp_output_norm" if config.branch_norm else None,
   )
 

@@ -19,9 +19,12 @@ A parameter also has a role, which says what training does with it:
 role     gradient and update   optimizer slots   in checkpoints   between pods
 trained  yes                   yes               yes              the gradient
 adapter  yes                   yes               yes              the gradient
+state    by another rule       no                yes              sums
 frozen   no                    no                yes              nothing
 mask     no                    no                yes              nothing
-state    by another rule       no                yes              nothing
+
+A state is what the router of experts knows of earlier steps. In place of a
+gradient, the backward pass gives how many tokens chose each expert.
 """
 
 import collections
@@ -32,7 +35,17 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Literal, NamedTuple
 
-from palm_mtf.architecture.block import NORMS, Attention, Dims, Layer, model_of
+from palm_mtf.architecture.block import (
+  LOAD,
+  NORMS,
+  ROUTER,
+  ROUTER_BIAS,
+  Attention,
+  Dims,
+  Experts,
+  Layer,
+  model_of,
+)
 from palm_mtf.config import ModelConfig
 from palm_mtf.errors import UserError, did_you_mean
 
@@ -74,9 +87,24 @@ class ParameterName(NamedTuple):
     return self.last == "scale"
 
   @property
+  def is_state(self) -> bool:
+    """Whether the parameter follows the loads of experts (`Experts.states`)."""
+    return self.part in (LOAD, ROUTER_BIAS)
+
+  @property
   def is_vector(self) -> bool:
-    """Whether the parameter is a scale or bias, never cast to bfloat16."""
-    return self.is_scale or self.last.endswith("bias")
+    """Whether the parameter is a scale, a bias or a load of experts."""
+    return self.is_scale or self.is_state or self.last.endswith("bias")
+
+  @property
+  def is_float32(self) -> bool:
+    """Whether the parameter is never cast to bfloat16."""
+    return self.is_vector or self.part == ROUTER
+
+  @property
+  def is_expert(self) -> bool:
+    """Whether the parameter stacks the kernels of several experts."""
+    return self.part.startswith("mlp/experts/")
 
 
 def layer_name(layer: int) -> str:
@@ -103,8 +131,8 @@ class Parameter(NamedTuple):
 
   @property
   def is_trained(self) -> bool:
-    """Whether the optimizer updates the parameter by its gradient."""
-    return self.role in ("trained", "adapter")
+    """Whether a step updates the parameter."""
+    return self.role in ("trained", "adapter", "state")
 
 
 @functools.lru_cache(maxsize=64)  # because a search over layouts calls it often
@@ -115,9 +143,14 @@ def parameters_of(
   dims = parameter_dims(config)
   untrained = frozen_names(dims, frozen)
   return tuple(
-    Parameter(name, x, "frozen" if name in untrained else "trained")
-    for name, x in dims.items()
+    Parameter(name, x, _role(name, untrained)) for name, x in dims.items()
   )
+
+
+def _role(name: str, untrained: set[str]) -> Role:
+  if name in untrained:
+    return "frozen"
+  return "state" if parse_name(name).is_state else "trained"
 
 
 def user_name(name: str) -> str:
@@ -261,6 +294,10 @@ def dimension_sizes(config: ModelConfig) -> dict[str, int]:
     "kv_heads": config.key_heads,
     "d_kv": config.d_kv,
     "d_ff": config.d_ff,
+    "d_expert": config.expert_size,
+    "d_shared": (config.shared_experts or 0) * config.expert_size,
+    "experts": config.num_experts or 0,
+    "router": config.num_experts or 0,
     "buckets": NUM_BUCKETS,
   }
 
@@ -345,15 +382,20 @@ def dims_in_layer(config: ModelConfig, layer: Layer) -> dict[str, Dims]:
         dims |= each.vectors
       if isinstance(branch.mixer, Attention):
         dims |= branch.mixer.extras
+      if isinstance(branch.mixer, Experts):
+        dims |= dict.fromkeys(branch.mixer.states, ("router",))
       if branch.output_norm:
         dims |= _norm_dims(config, branch.output_norm)
   return dims
 
 
 def count_parameters(config: ModelConfig) -> int:
-  """Counts parameters as Table 1 of PaLM does, without norm scales."""
+  """Counts parameters as Table 1 of PaLM does, without norm scales.
+
+  States of routers do not count either.
+  """
   return sum(
     math.prod(x.shape) * x.count
     for x in distinct_parameters(config)
-    if not parse_name(x.name).is_scale
+    if not parse_name(x.name).is_scale and not parse_name(x.name).is_state
   )

@@ -14,8 +14,21 @@ class LossConfig(Checked):
 
   Attributes:
     z_loss: weight in the loss of log(Z) ** 2; Z is the softmax normalizer.
+    balance_loss: weight in the loss of the imbalance of experts, for ROUTER =
+      "softmax". The imbalance is 1 if all experts get equal shares (Fedus et
+      al. 2022). Like the cross-entropy, its sum over all tokens, whatever their
+      weights, is divided by the sum of the weights.
+    router_z_loss: weight in the loss of log(Z) ** 2 of each router; Z is the
+      normalizer of the softmax of its scores (Zoph et al. 2022). It is a mean
+      like the loss of the balance.
+    balance_bias_rate: number by which a step changes the bias of each expert
+      (ROUTER_BIAS): up if the expert got fewer choices than the mean, down if
+      it got more (DeepSeek-V3).
     dropout: share of the activations that are dropped, for finetuning.
   """
 
   z_loss: Annotated[float, real(0.0, 1.0)]  # 1e-4 in PaLM (section 5)
+  balance_loss: Annotated[float, real(0.0, 1.0)] = 0.01  # as in GLaM
+  router_z_loss: Annotated[float, real(0.0, 1.0)] = 0.0
+  balance_bias_rate: Annotated[float, real(0.0, 1.0)] = 1e-3
   dropout: Annotated[float, real(0.0, 0.99)] = 0.0

@@ -40,16 +40,18 @@ DIMENSIONS = (
   "heads",
   "d_kv",
   "d_ff",
+  "experts",
   "vocab",
 )
 # {dimension: the dimension whose rule it follows}. A slice of query heads reads
-# only its own slice of key and value heads.
-_RULE_OF = {"kv_heads": "heads"}
-# No rule can split these: rows of learned positions, T5's distance buckets.
-_WITHOUT_RULE = ("positions", "buckets")
+# only its own slice of key and value heads; experts are MLPs, too.
+_RULE_OF = {"kv_heads": "heads", "d_expert": "d_ff", "d_shared": "d_ff"}
+# No rule can split these: rows of learned positions, T5's distance buckets, and
+# scores of experts.
+_WITHOUT_RULE = ("positions", "buckets", "router")
 # Splitting these dimensions divides the work of a step; splitting the other two
 # in SPLIT_DIMENSIONS divides only memory.
-WORK_DIMENSIONS = ("batch", "heads", "d_ff", "vocab")
+WORK_DIMENSIONS = ("batch", "heads", "d_ff", "experts", "vocab")
 SPLIT_DIMENSIONS = (*WORK_DIMENSIONS, "d_model_stored", "d_model_residual")
 
 _UNSPLIT_REASONS = {
@@ -63,11 +65,12 @@ _UNSPLIT_REASONS = {
 _TENSORS = (
   ("batch", "length", "heads"),
   ("batch", "length", "d_ff"),
+  ("batch", "length", "experts"),
   ("batch", "length", "vocab"),
   ("batch", "length", "d_model_residual"),
   ("vocab", "d_model_stored"),
   ("d_model_stored", "heads", "d_kv"),
-  ("d_model_stored", "d_ff"),
+  ("experts", "d_model_stored", "d_ff"),
 )
 
 
@@ -196,6 +199,7 @@ def check_layout(
     ("heads", config.num_heads, "NUM_HEADS"),
     ("kv_heads", config.num_kv_heads or config.num_heads, "NUM_KV_HEADS"),
     ("d_ff", config.d_ff, "D_FF"),
+    *_expert_sizes(layout, config),
     ("d_model_stored", config.d_model, "D_MODEL"),
     ("d_model_residual", config.d_model, "D_MODEL"),
   ]
@@ -215,6 +219,22 @@ def check_layout(
         f"{axis}={layout.axes[axis]} (rule {rule}). Use a divisor of "
         f"{size}{such}, {ways}."
       )
+
+
+def _expert_sizes(
+  layout: MeshLayout, config: ModelConfig
+) -> list[tuple[str, int, str]]:
+  if not config.has_experts:
+    if axis := layout.axis_of("experts"):
+      raise UserError(
+        f'layout rule "experts:{axis}" and MLP = {config.mlp!r}: the model has '
+        'no experts; leave the rule out, or set MLP = "experts".'
+      )
+    return []
+  return [
+    ("d_expert", config.expert_size, "D_EXPERT"),
+    ("experts", config.num_experts or 0, "NUM_EXPERTS"),
+  ]
 
 
 def _check_rule(dimension: str, axis: str) -> None:

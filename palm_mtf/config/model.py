@@ -15,7 +15,7 @@ from palm_mtf.errors import UserError, did_you_mean, shorten
 # Layers are limited, because each layer has its own nodes in the graph. Sizes
 # are limited to the whole numbers that float32 represents exactly, because
 # rotary embedding computes with positions in float32.
-MAX_LAYERS, MAX_SIZE = 10_000, 2**24
+MAX_LAYERS, MAX_SIZE, MAX_EXPERTS = 10_000, 2**24, 4096
 Size = Annotated[int, whole(maximum=MAX_SIZE)]
 
 # Places of BIASES: a bias is added to q, k and v; to the product of o; to the
@@ -34,10 +34,19 @@ _ROTARY = "ROTARY_FRACTION ROTARY_PAIRS ROTARY_BASE ROTARY_SCALING"
 _YARN = "ROTARY_SLOW ROTARY_FAST ROTARY_TRUNCATE ROTARY_ATTENTION_FACTOR"
 
 # The settings that VARIANTS may change: those that change how positions see one
-# another, and not the shapes of parameters.
+# another, and the kind of MLP.
 _VARYING = (
-  "ATTENTION_WINDOW POSITIONS ROTARY_FACTOR ROTARY_ORIGINAL_LENGTH "
+  "ATTENTION_WINDOW MLP POSITIONS ROTARY_FACTOR ROTARY_ORIGINAL_LENGTH "
   f"{_ROTARY} {_YARN}"
+).split()
+
+DenseMlp = Literal[
+  "swiglu", "geglu", "geglu_tanh", "gelu", "gelu_tanh", "relu", "relu2"
+]
+# Settings that only layers with MLP = "experts" have.
+_OF_EXPERTS = (
+  "num_experts experts_per_token expert_mlp d_expert shared_experts router "
+  "router_normalizes router_scale router_bias capacity_factor"
 ).split()
 
 
@@ -98,8 +107,30 @@ class ModelConfig(Checked):
     rotary_attention_factor: factor of rotated q and k in "yarn"; None for
       0.1 ln(ROTARY_FACTOR) + 1.
     mlp: "swiglu", "geglu" or "geglu_tanh", (f(x wi_gate) * (x wi)) wo with f =
-      swish, GELU or its tanh approximation; or "gelu", "gelu_tanh", "relu" or
-      "relu2" (relu squared), f(x wi) wo.
+      swish, GELU or its tanh approximation; "gelu", "gelu_tanh", "relu" or
+      "relu2" (relu squared), f(x wi) wo; or "experts", several MLPs, of which
+      each token uses some (Shazeer et al. 2017).
+    num_experts: number of MLPs of "experts"; None otherwise, like the next.
+    experts_per_token: number of experts that a token uses: those with its
+      highest scores; of equal scores, the lower expert's.
+    expert_mlp: what an expert computes: any other value of MLP.
+    d_expert: hidden width of an expert; None for D_FF.
+    shared_experts: number of experts that all tokens use, besides the others;
+      they are one MLP of width SHARED_EXPERTS * D_EXPERT (DeepSeek-V3). None
+      for none.
+    router: how the products of a token and the router's kernel, one per expert,
+      become scores: "softmax" over all experts, or "sigmoid" (DeepSeek-V3).
+    router_normalizes: whether a token's scores of its experts are divided by
+      their sum. For "softmax" this is the softmax over the chosen experts.
+    router_scale: factor of the scores by which results are multiplied.
+    router_bias: whether a bias per expert is added to scores only
+      for the choice. Training moves the bias by the load of the expert
+      (BALANCE_BIAS_RATE); only for "sigmoid" (DeepSeek-V3).
+    capacity_factor: an expert takes at most CAPACITY_FACTOR *
+      EXPERTS_PER_TOKEN / NUM_EXPERTS of the tokens of a sequence, rounded up:
+      first choices before second ones, then earlier tokens before later ones.
+      The others get nothing from this expert. None for no limit, as always in
+      decoding.
     biases: places that have biases, separated by commas, such as "qkv,mlp":
       "qkv", "o", "mlp" and "logits"; "" for none.
     output_embedding: kernel of the logits: "tied", the transposed embedding, or
@@ -172,8 +203,25 @@ class ModelConfig(Checked):
   rotary_truncate: bool = True
   rotary_attention_factor: Annotated[float | None, real(1e-6, 1e6)] = None
   mlp: Literal[
-    "swiglu", "geglu", "geglu_tanh", "gelu", "gelu_tanh", "relu", "relu2"
+    "swiglu",
+    "geglu",
+    "geglu_tanh",
+    "gelu",
+    "gelu_tanh",
+    "relu",
+    "relu2",
+    "experts",
   ] = "swiglu"
+  num_experts: Annotated[int | None, whole(maximum=MAX_EXPERTS)] = None
+  experts_per_token: Annotated[int | None, whole(maximum=MAX_EXPERTS)] = None
+  expert_mlp: DenseMlp = "swiglu"
+  d_expert: Size | None = None
+  shared_experts: Count | None = None
+  router: Literal["softmax", "sigmoid"] = "softmax"
+  router_normalizes: bool = True
+  router_scale: Annotated[float, real(1e-3, 1e3)] = 1.0
+  router_bias: bool = False
+  capacity_factor: Annotated[float | None, real(1e-3, 1e6)] = None
   biases: Annotated[str, text_or_empty('a text, such as "qkv,o"')] = ""
   output_embedding: Literal["tied", "separate"] = "tied"
   embedding_scale: Annotated[float, real(1e-6, 1e6)] = 1.0
@@ -229,6 +277,50 @@ class ModelConfig(Checked):
         'False, or BLOCK = "serial".'
       )
     self._check_layers()
+    self._check_experts()
+
+  def _check_experts(self) -> None:
+    defaults = {x.name: x.default for x in dataclasses.fields(self)}
+    for name in _OF_EXPERTS:
+      value = getattr(self, name)
+      if value != defaults[name] and not self.has_experts:
+        raise UserError(
+          f"{name.upper()} = {value!r} and MLP = {self.mlp!r}: only "
+          '"experts" has this setting; leave it out, or set MLP = "experts".'
+        )
+    if not self.has_experts:
+      return
+    count, chosen = self.num_experts, self.experts_per_token
+    if count is None or chosen is None:
+      missing = "NUM_EXPERTS" if count is None else "EXPERTS_PER_TOKEN"
+      raise UserError(f'MLP = "experts": give {missing}, too.')
+    if chosen > count:
+      raise UserError(
+        f"EXPERTS_PER_TOKEN = {chosen} and NUM_EXPERTS = {count}: a token uses "
+        f"some of the experts; use at most {count}."
+      )
+    if chosen == 1 and self.router_normalizes:
+      raise UserError(
+        "EXPERTS_PER_TOKEN = 1 and ROUTER_NORMALIZES = True: the only score, "
+        "divided by itself, is 1, so the router would get no gradient; set "
+        "ROUTER_NORMALIZES = False, or EXPERTS_PER_TOKEN = 2."
+      )
+    if self.router_bias and self.router != "sigmoid":
+      raise UserError(
+        f"ROUTER_BIAS = True and ROUTER = {self.router!r}: the bias balances "
+        'scores of "sigmoid"; set ROUTER = "sigmoid", or ROUTER_BIAS = False '
+        "and BALANCE_LOSS."
+      )
+    if "mlp" in self.bias_places:
+      raise UserError(
+        f'BIASES = {self.biases!r} and MLP = "experts": experts have no '
+        'biases; leave out "mlp".'
+      )
+    if self.output_fan_in == "joined":
+      raise UserError(
+        'OUTPUT_FAN_IN = "joined" and MLP = "experts": the kernels of experts '
+        'are in no matrix with o; set OUTPUT_FAN_IN = "separate".'
+      )
 
   def _check_layers(self) -> None:
     names, variants = self.layers, self.variants
@@ -327,6 +419,7 @@ class ModelConfig(Checked):
           f"{', '.join(sorted(_VARYING))}."
         )
     settings = {macro.lower(): value for macro, value in changed.items()}
+    defaults = {x.name: x.default for x in dataclasses.fields(self)}
     if positions := settings.get("positions"):
       for value in (positions, self.positions):
         if value not in ("rotary", "none"):
@@ -335,13 +428,27 @@ class ModelConfig(Checked):
             '"rotary" and "none" can differ; leave the variant\'s out.'
           )
       if positions == "none":  # the model's ROTARY_* mean nothing here
-        defaults = {x.name: x.default for x in dataclasses.fields(self)}
         rotary = {x: y for x, y in defaults.items() if x.startswith("rotary_")}
         settings = rotary | settings
+    if settings.get("mlp", self.mlp) != "experts":
+      settings |= {x: defaults[x] for x in _OF_EXPERTS}
     try:
       return dataclasses.replace(self, layers="", variants=None, **settings)
     except UserError as error:
       raise UserError(f"{given}: {error}") from None
+
+  @property
+  def has_experts(self) -> bool:
+    """Whether any layer's MLP is "experts"."""
+    if not self.layers:
+      return self.mlp == "experts"
+    variants = (self.variants or {}).values()
+    return any(x.get("MLP", self.mlp) == "experts" for x in variants)
+
+  @property
+  def expert_size(self) -> int:
+    """Hidden width of an expert."""
+    return self.d_expert or self.d_ff
 
   @property
   def bias_places(self) -> tuple[str, ...]:

@@ -32,6 +32,12 @@ class Dims:
   kv_heads: mtf.Dimension
   d_kv: mtf.Dimension  # width of one head
   d_ff: mtf.Dimension  # width of the hidden layer of the MLP
+  # Widths of an expert, and of the MLP of all shared experts. The dimensions
+  # are named "d_ff" too, so that the same layout rule splits all three.
+  d_expert: mtf.Dimension
+  d_shared: mtf.Dimension
+  experts: mtf.Dimension  # stacked experts
+  router: mtf.Dimension  # scores, one per expert; no rule splits them
   # Rows of the embedding tables: one per token of the vocabulary, padded to a
   # multiple of the size of the mesh axis that splits the rows.
   vocab: mtf.Dimension
@@ -50,6 +56,8 @@ def model_dims(config: ModelConfig, batch_size: int, mesh: MeshLayout) -> Dims:
   }
   dims = {name: mtf.Dimension(name, size) for name, size in sizes.items()}
   dims["kv_heads"] = mtf.Dimension("heads", config.key_heads)
+  for name in ("d_expert", "d_shared"):
+    dims[name] = mtf.Dimension("d_ff", sizes[name])
   for name in ("d_model_stored", "d_model_residual"):
     # A name that is not split becomes d_model: sharding.py adds no operation.
     is_split = mesh.axis_size_of(name) > 1

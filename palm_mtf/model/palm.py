@@ -6,6 +6,7 @@
   serial     h = x + Attention(norm(x));   y = h + MLP(mlp_norm(h))
 
   MLP(x)       = (swish(x wi_gate) * (x wi)) wo
+  Experts(x)   = sum over a token's experts e of gate_e(x) MLP_e(x)
   Attention(x) = self_attention(rotary(x q), rotary(x k), x v) o
   logits       = final_norm(x) embedding^T / sqrt(d_model)
 
@@ -162,13 +163,15 @@ class Palm:
     described = model_of(self._config).layers[layer]
     angles = self._angles.get(described.rotary, [])
     for i, each in enumerate(described.sums):
-      branches = {}
+      branches, sparse = {}, []
       for read in each.reads:
-        # One product multiplies the norm's output by all kernels that read it.
         y = from_residual(x, self._dims)
         y = self._norm(y, f"{name}/{read.norm}")
-        found = weights.project_in(y, name, read, angles)
-        for branch in read.branches:
+        if read.sparse:
+          sparse.append(weights.run_experts(y, name, read.sparse))
+        # One product multiplies the norm's output by all kernels that read it.
+        found = weights.project_in(y, name, read, angles) if read.joined else []
+        for branch in read.joined:
           mixed = found.pop(0)
           if isinstance(branch.mixer, Attention):
             qkv = [mixed, found.pop(0), found.pop(0)]
@@ -176,7 +179,8 @@ class Palm:
           branches[branch.output] = mixed
       # The products of all branches are added first and then share one
       # all-reduce (PaLM, section 2).
-      y, place = weights.project_out(name, branches), 2 * layer + 1 + i
+      y = weights.project_out(name, branches, sparse)
+      place = 2 * layer + 1 + i
       if each.output_norm:
         for bias in weights.output_biases(name, branches, after=y):
           y = add_bias(y, bias)

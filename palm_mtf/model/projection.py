@@ -102,7 +102,7 @@ def read_product(
       x = rotate_pairs(x, *turn, each.rotary)
     read_parts.append(x)
   found = []
-  for branch in read.branches:
+  for branch in read.joined:
     own = [read_parts.pop(0) for _ in branch.inputs]
     is_mlp = isinstance(branch.mixer, Mlp)
     found += [activate(own, branch.mixer.activation)] if is_mlp else own
@@ -120,7 +120,7 @@ def result_indices(read: Read) -> list[int]:
   wi_gate and wi have the same index, because both make the hidden layer.
   """
   found, count = [], 0
-  for branch in read.branches:
+  for branch in read.joined:
     is_mlp = isinstance(branch.mixer, Mlp)
     found += [count + (0 if is_mlp else i) for i in range(len(branch.inputs))]
     count = found[-1] + 1
@@ -217,7 +217,7 @@ class JoinedColumns:
 
   @property
   def _is_gated(self) -> bool:
-    mixer = self.read.branches[-1].mixer
+    mixer = self.read.joined[-1].mixer
     return isinstance(mixer, Mlp) and mixer.is_gated
 
   @property

@@ -7,16 +7,25 @@ import operator
 from collections.abc import Iterable, Mapping, Sequence
 
 from palm_mtf._tf import mtf, tf
-from palm_mtf.architecture.block import NORMS, Attention, Projection, Read
+from palm_mtf.architecture.block import (
+  LOAD,
+  NORMS,
+  Attention,
+  Branch,
+  Projection,
+  Read,
+)
 from palm_mtf.architecture.parameters import (
   ParameterName,
+  dimension_sizes,
   logits_table,
   parameter_shapes,
   parameters_of,
   parse_name,
 )
-from palm_mtf.config import ModelConfig
+from palm_mtf.config import LossConfig, ModelConfig
 from palm_mtf.model.dims import Dims
+from palm_mtf.model.experts import run_experts
 from palm_mtf.model.layers import add_bias, embed
 from palm_mtf.model.positions import (
   add_positions,
@@ -24,6 +33,7 @@ from palm_mtf.model.positions import (
   distance_vectors,
 )
 from palm_mtf.model.projection import project, vectors_of
+from palm_mtf.model.router import route
 from palm_mtf.model.sharding import gather_weight
 from palm_mtf.ops.matmul import matmul
 from palm_mtf.ops.recompute import recompute
@@ -45,6 +55,7 @@ def palm_variables(
   seed: int | None = None,
   layers: Sequence[Iterable[int]] | None = None,
   frozen: Sequence[str] = (),
+  loss: LossConfig | None = None,
 ) -> dict[str, mtf.Tensor]:
   """Makes a variable, split by the layout, for every parameter.
 
@@ -55,6 +66,8 @@ def palm_variables(
       variables; None for all layers, an equal number per stage.
     frozen: FROZEN; the variables of parameters that it matches are not
       trainable.
+    loss: the loss of training, which has the rate of states; None if no step
+      updates the variables.
 
   Returns:
     {name in checkpoints: value of the variable}: kernels and the embedding in
@@ -73,17 +86,20 @@ def palm_variables(
       continue
     shape = [getattr(dims, dim) for dim in dim_names]
     stored = [dims.d_model_stored if x == dims.d_model else x for x in shape]
-    variables[name] = SlicedVariable(
+    variable = SlicedVariable(
       meshes[parameter.layer],
       name,
       mtf.Shape(stored),
       initializer=initializer(parameter, config, dim_names, seed),
       activation_dtype=tf.as_dtype(
-        "float32" if parameter.is_vector else config.activation_dtype
+        "float32" if parameter.is_float32 else config.activation_dtype
       ),
       trainable=each.is_trained,
       sizes=sizes[name],
-    ).value
+    )
+    if loss:
+      variable.state_rate = loss.balance_bias_rate
+    variables[name] = variable.value
   return variables
 
 
@@ -101,6 +117,8 @@ def initializer(
     is_head_norm = parameter.kind == "attention"
     form = NORMS[config.qk_norm if is_head_norm else config.norm]
     return Fill(1.0 - form.scale_offset)
+  if parameter.part == LOAD:
+    return Fill(1.0 / (config.num_experts or 1))
   if parameter.is_vector:
     return Fill(0.0)
   # Logits have variance 1 at first.
@@ -115,8 +133,9 @@ def initializer(
   if not parameter.is_kernel:  # embedding of tokens
     return Normal(1.0, seed)
   fan_in = config.d_model
-  if dims[0] != "d_model":  # o [heads, d_kv, d_model] and wo [d_ff, d_model]
-    inputs = {"o": config.num_heads * config.d_kv, "wo": config.d_ff}
+  if dims[-1] == "d_model":  # o [heads, d_kv, d_model] and wo [d_ff, d_model]
+    sizes = dimension_sizes(config)
+    inputs = {"o": config.num_heads * config.d_kv, "wo": sizes[dims[-2]]}
     is_joined = config.output_fan_in == "joined"
     fan_in = sum(inputs.values()) if is_joined else inputs[parameter.last]
   return Normal(fan_in**-0.5, seed)
@@ -134,6 +153,7 @@ class TrainedWeights:
     gradient_dtype: dtype in which devices add up gradients of kernels and of
       the embedding; None is the activation dtype.
     variables: `palm_variables` of all stages; None makes them, on `mesh`.
+    loss: the loss of training, with the terms of routers; None without a loss.
   """
 
   def __init__(
@@ -144,8 +164,12 @@ class TrainedWeights:
     seed: int | None = None,
     gradient_dtype: tf.DType | None = None,
     variables: Mapping[str, mtf.Tensor] | None = None,
+    loss: LossConfig | None = None,
   ):
-    self.mesh = mesh
+    self.mesh, self._loss = (
+      mesh,
+      loss or LossConfig(z_loss=0.0, balance_loss=0.0),
+    )
     self._config, self._dims = config, dims
     self._variables = variables or palm_variables([mesh], config, dims, seed)
     self._logits_dtype = logits_dtype(config)
@@ -223,12 +247,16 @@ class TrainedWeights:
     )
 
   def project_out(
-    self, layer: str, branches: Mapping[Projection, mtf.Tensor]
+    self,
+    layer: str,
+    branches: Mapping[Projection, mtf.Tensor],
+    others: Sequence[mtf.Tensor] = (),
   ) -> mtf.Tensor:
-    """Multiplies each branch by its kernel, and adds up the products.
+    """Multiplies each branch by its kernel; adds up the products and `others`.
 
-    Branches are [batch, length, inputs...]; the result is [batch, length,
-    d_model], activation dtype. `layer` is the prefix of the kernels' names.
+    Branches are [batch, length, inputs...]; `others` and the result are [batch,
+    length, d_model], activation dtype. `layer` is the prefix of the kernels'
+    names.
     """
     # If `heads` or `d_ff` is split, a product is an mtf.LazyAllreduceSum. If
     # the same mesh axis splits both, all products share one all-reduce.
@@ -240,7 +268,32 @@ class TrainedWeights:
       )
       for each, x in branches.items()
     ]
-    return functools.reduce(operator.add, products)
+    return functools.reduce(operator.add, [*products, *others])
+
+  def run_experts(
+    self, x: mtf.Tensor, layer: str, branch: Branch
+  ) -> mtf.Tensor:
+    """Returns the sum of the results of each token's experts.
+
+    x and the result are [batch, length, d_model], activation dtype. `layer` is
+    the prefix of the parameters' names.
+    """
+    router, *inputs = branch.inputs
+    mixer = branch.experts
+    gates, choice = route(
+      x,
+      self._kernel(f"{layer}/{router.part}", x),
+      [self._variables[f"{layer}/{name}"] for name in mixer.states],
+      mixer,
+      self._loss,
+    )
+    kernels = [
+      self._kernel(f"{layer}/{each.part}", x)
+      for each in (*inputs, branch.output)
+    ]
+    return run_experts(
+      x, gates, choice, kernels, mixer.mlp, self._gradient_dtype
+    )
 
   def output_biases(
     self, layer: str, outputs: Iterable[Projection], after: mtf.Tensor

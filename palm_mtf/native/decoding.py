@@ -29,6 +29,8 @@ ACTIVATIONS = ("swish", "gelu", "gelu_tanh")
 
 def find_missing_in_step(config: ModelConfig) -> str | None:
   """Returns a gin macro, such as NORM, whose value C++ steps lack, or None."""
+  if config.has_experts:
+    return "MLP"
   norm, (activation, kernels) = NORMS[config.norm], MLPS[config.mlp]
   is_computed = {
     "BLOCK": config.block in ("parallel", "serial"),

@@ -19,7 +19,7 @@ def reads(read: Read, shapes: Sequence[Sequence[int]]) -> bool:
       return False
     if each.rotary and each.rotary[:2] != (shape[-1], "halves"):
       return False
-  mixers = [branch.mixer for branch in read.branches]
+  mixers = [branch.mixer for branch in read.joined]
   mlps = [x for x in mixers if isinstance(x, Mlp)]
   is_rotated = bool(read.projections[0].rotary)
   return mlps in ([], [Mlp("swish", is_gated=True)]) and (

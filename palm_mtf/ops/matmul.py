@@ -42,6 +42,7 @@ def matmul(
   transpose_a: bool = False,
   transpose_b: bool = False,
   dtype: tf.DType | None = None,
+  is_exact: bool = False,
 ) -> tf.Tensor:
   """Multiplies two matrices of one float dtype; returns [rows, columns].
 
@@ -49,9 +50,13 @@ def matmul(
     x: [rows, inner], or [inner, rows] if `transpose_a`.
     y: [inner, columns], or [columns, inner] if `transpose_b`.
     dtype: dtype of the product, float32 or the dtype of x (the default).
+    is_exact: whether float32 is multiplied as such also by accelerators, which
+      otherwise round it to bfloat16 or TF32 first.
   """
   dtype = dtype or x.dtype
   emulated = is_emulated(x)
+  if is_exact and in_xla_computation():
+    return _xla_matmul(x, y, transpose_a, transpose_b, dtype, _HIGHEST)
   if dtype != x.dtype and not emulated:
     # Only XLA has a matrix product whose result and inputs differ in dtype.
     return _xla_matmul(x, y, transpose_a, transpose_b, dtype)
@@ -61,8 +66,13 @@ def matmul(
   return tf.cast(y, dtype)
 
 
+_HIGHEST = xla_data_pb2.PrecisionConfig(
+  operand_precision=2 * [xla_data_pb2.PrecisionConfig.HIGHEST]
+).SerializeToString()
+
+
 @fused
-def _xla_matmul(x, y, transpose_a, transpose_b, dtype):
+def _xla_matmul(x, y, transpose_a, transpose_b, dtype, precision=b""):
   dimensions = xla_data_pb2.DotDimensionNumbers(
     lhs_contracting_dimensions=[0 if transpose_a else 1],
     rhs_contracting_dimensions=[1 if transpose_b else 0],
@@ -71,7 +81,7 @@ def _xla_matmul(x, y, transpose_a, transpose_b, dtype):
     x,
     y,
     dimension_numbers=dimensions.SerializeToString(),
-    precision_config=b"",
+    precision_config=precision,
     preferred_element_type=dtype,
   )
 

@@ -79,7 +79,14 @@ class Fill(Initializer):
 
 
 class SlicedVariable(mtf.Variable):
-  """A variable without a full copy; `Lowering.variables` has its slices."""
+  """A variable without a full copy; `Lowering.variables` has its slices.
+
+  Attributes:
+    state_rate: by how much a step changes a state of a router
+      (optim/router_state.py).
+  """
+
+  state_rate = 0.0
 
   def __init__(
     self,

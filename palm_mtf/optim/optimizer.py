@@ -56,14 +56,13 @@ class Rule(abc.ABC):
     is_decayed: whether WEIGHT_DECAY_ON makes the variable decay.
   """
 
-  RATES: ClassVar[
-    tuple[str, ...]
-  ]  # numbers of a step; "learning_rate" is first
+  RATES: ClassVar[tuple[str, ...]] = ()  # numbers of a step; the first of an
+  # optimizer is "learning_rate"
 
   @staticmethod
-  @abc.abstractmethod
   def find_rates(k: tf.Tensor, config: Any) -> list[tf.Tensor]:
     """Returns RATES, [] float32 each, for step k = 1, 2, ..., [] float32."""
+    raise NotImplementedError
 
   @staticmethod
   def scale_group(name: str, unused_config: Any) -> str:
@@ -97,7 +96,7 @@ class Rule(abc.ABC):
     self._read: dict[str, Any] = {}
     self.g = lowering.tensors[gradient]
     self.clip, *rates, self.is_finite = (lowering.tensors[x] for x in scalars)
-    self.rates = dict(zip(self.RATES, rates, strict=True))
+    self.rates = dict(zip(rule_of(config).RATES, rates, strict=True))
 
   def value(self, slot: str) -> Any:
     """Returns the values of a slot, or "" for the variable's, before the step.
@@ -158,6 +157,15 @@ def rule_of(config: OptimizerConfig) -> type[Rule]:
   # only the name of the rule's module.
   module = importlib.import_module(f"palm_mtf.optim.{config.optimizer}")
   rule: type[Rule] = getattr(module, type(config).__name__[: -len("Config")])
+  return rule
+
+
+def _rule_for(name: str, config: OptimizerConfig) -> type[Rule]:
+  """Returns the `Rule` of a variable: of the optimizer, or of a state."""
+  if not parse_name(name).is_state:
+    return rule_of(config)
+  module = importlib.import_module("palm_mtf.optim.router_state")
+  rule: type[Rule] = module.RouterState
   return rule
 
 
@@ -228,9 +236,8 @@ class Measure(mtf.Operation):
   def parameters(self, lowering: mtf.Lowering) -> list[Rule]:
     """Lowers the variables once, for both `Measure` and `UpdateVariables`."""
     if lowering not in self._lowered:
-      rule = rule_of(self._config)
       self._lowered[lowering] = [
-        rule(
+        _rule_for(variable.name, self._config)(
           lowering,
           variable,
           slots,
@@ -354,9 +361,10 @@ def scale_groups(
   ["layer_000/mlp/wi", "final_norm/scale", "layer_001/mlp/wi"], the groups are
   [0, 2] and [1].
   """
-  rule, groups = rule_of(config), {}
+  groups: dict[str, list[int]] = {}
   for position, name in enumerate(names):
-    groups.setdefault(rule.scale_group(name, config), []).append(position)
+    key = _rule_for(name, config).scale_group(name, config)
+    groups.setdefault(key, []).append(position)
   return groups
 
 
@@ -404,6 +412,8 @@ def rms_by_kind(sums: Iterable[SumOfSquares]) -> dict[str, tf.Tensor]:
   """
   by_name = collections.defaultdict(list)
   for each in sums:
+    if parse_name(each.variable).is_state:
+      continue
     by_name[f"{each.of}_rms/{parse_name(each.variable).kind}"].append(each)
   return {
     name: tf.sqrt(

@@ -103,7 +103,9 @@ class PalmLoss:
     meshes = [x.mesh for x in stages]
     layers = self._layers or stage_layers(config.num_layers, len(stages))
     variables = palm_variables(
-      meshes, config, self._dims, self._seed, layers, self._frozen
+      *(meshes, config, self._dims, self._seed, layers),
+      frozen=self._frozen,
+      loss=self._loss,
     )
     models = [self._build_model(x, variables) for x in stages]
     first = stages[0].batch
@@ -144,6 +146,7 @@ class PalmLoss:
       self._dims,
       gradient_dtype=tf.float32 if self._is_float32 else None,
       variables=variables,
+      loss=self._loss,
     )
     with tf.device(stage.placement.cpu):
       return Palm(self._config, self._dims, weights, dropout)

@@ -25,6 +25,7 @@ import operator
 from collections.abc import Mapping, Sequence
 
 from palm_mtf._tf import mtf, tf
+from palm_mtf.architecture.parameters import parse_name
 from palm_mtf.config import OptimizerConfig
 from palm_mtf.errors import UserError
 from palm_mtf.mesh.cpu_gpu import CpuGpuPlacement
@@ -201,8 +202,13 @@ def accumulate_sums(
   return Sums(losses, list(totals)), accumulations
 
 
-def exchange_sums(pods: Sequence[Sums], dtype: tf.DType) -> list[Sums]:
-  """Returns each pod's sums over all pods; pods send gradients in `dtype`."""
+def exchange_sums(
+  pods: Sequence[Sums], variables: Sequence[mtf.Variable], dtype: tf.DType
+) -> list[Sums]:
+  """Returns each pod's sums over all pods; pods send gradients in `dtype`.
+
+  `variables` are a pod's trained variables, in the order of the gradients.
+  """
   if len(pods) == 1:
     return list(pods)
   # Each device sends all losses and the weight, which are few, in float32.
@@ -211,10 +217,12 @@ def exchange_sums(pods: Sequence[Sums], dtype: tf.DType) -> list[Sums]:
     *([*x.losses.terms.values(), x.losses.weight] for x in pods), strict=True
   )
   exchanged = [[Exchange(x, y.mesh).outputs[0] for y in x] for x in numbers]
-  for gradients in zip(*(x.gradients for x in pods), strict=True):
+  every = zip(*(x.gradients for x in pods), strict=True)
+  for variable, gradients in zip(variables, every, strict=True):
     # Each device of a pod sends a different part of the gradient. A pod rounds
     # its own gradient to `dtype` too, so that all pods add the same values.
-    own = [OwnPart(x, dtype) for x in gradients]
+    is_state = parse_name(variable.name).is_state  # counts are not rounded
+    own = [OwnPart(x, tf.float32 if is_state else dtype) for x in gradients]
     parts = [x.outputs[0] for x in own]
     exchanged.append([Exchange(parts, x.mesh, x).outputs[0] for x in own])
   sums = []
@@ -431,7 +439,13 @@ def build_update(
   squares = [send(x, meshes[0]) for x in sums_of_squares(sums.gradients)]
   # Sums over the step become means over the step's tokens.
   losses = {name: x / weight for name, x in sums.losses.terms.items()}
-  losses["grad_norm"] = global_norm(squares) / weight
+  # What a state gets in place of a gradient is not clipped.
+  of_norm = [
+    x
+    for variable, x in zip(variables, squares, strict=True)
+    if not parse_name(variable.name).is_state
+  ]
+  losses["grad_norm"] = global_norm(of_norm) / weight
   is_finite = all_finite(list(losses.values()))
   # Dividing the gradients would take a pass over large tensors. Instead divide
   # the clipping factor, by which the gradients are multiplied, by the weight.

@@ -137,7 +137,9 @@ def build_program(
     )
     for pod in range(pods.num_pods)
   ]
-  sums = exchange_sums([x.sums for x in built], tf.as_dtype(pods.dcn_dtype))
+  sums = exchange_sums(
+    [x.sums for x in built], built[0].variables, tf.as_dtype(pods.dcn_dtype)
+  )
   builder.mark("exchange")
   updates = [
     builder.build_update(*each) for each in zip(built, sums, strict=True)

@@ -13,6 +13,10 @@ def format_plan(plan: Mapping[str, Any]) -> str:
   """Returns a plan, from `plan_of` in accounting/plan.py, as a table."""
   parameters = plan["parameters"]
   parameters = parameters | {"total": sum(parameters.values())}
+  if any(
+    x.startswith("mlp/experts") for x in plan["flops_per_token"]["forward"]
+  ):
+    parameters["of a token, without norms"] = plan["active_parameters"]
   cache = f"{plan['cache_bytes_per_token'] / 1024:>18.1f} KiB"
   sections = (
     ("parameters", [(k, f"{count:>22,}") for k, count in parameters.items()]),

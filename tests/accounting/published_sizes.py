@@ -25,8 +25,11 @@ PALM_8B, PALM_62B, PALM_540B = (
 
 
 def count_all(config: ModelConfig) -> int:
-  """Returns the number of elements in all parameters."""
-  return sum(map(math.prod, parameter_shapes(config).values()))
+  """Returns the number of elements in all parameters, without states."""
+  shapes = parameter_shapes(config).items()
+  return sum(
+    math.prod(x) for name, x in shapes if not parse_name(name).is_state
+  )
 
 
 def count_norm_scales(config: ModelConfig) -> int:

@@ -11,7 +11,9 @@ import functools
 import pytest
 
 from palm_mtf.architecture.block import model_of
+from palm_mtf.config import MeshLayout
 from tests.blocks import (
+  CAPACITY,
   MIXTURES,
   PALM,
   SETTINGS,
@@ -62,7 +64,8 @@ _PALM = "layer_norm parallel multi_query"
 _IN_DOCUMENTS = ("GPT-2", "GPT-3", "LaMDA", "Transformer-XL in groups")
 _ON_A_MESH = ("LLaMA 3", "Cohere 2")
 # Other blocks have each of their settings.
-_SLOW = ("Mistral", "GPT-NeoX", "Phi")
+_SLOW = ("Mistral", "GPT-NeoX", "Phi", "OLMoE", "DeepSeek-V3")
+_SPARSE = ("Mixtral", "OLMoE", "DeepSeek-V3", *CAPACITY)
 # {what computes: (function, rows, names that `make test` tries, other names)}.
 EXECUTORS = {
   "one device": (
@@ -71,8 +74,9 @@ EXECUTORS = {
     (
       _PALM,
       *(x for x in SETTINGS if x not in _IN_DOCUMENTS + _ON_A_MESH + _SLOW),
+      "GLaM",
     ),
-    {**SETTINGS, **PALM},
+    {**SETTINGS, **CAPACITY, **PALM},
   ),
   "documents": (
     run_model,
@@ -103,6 +107,18 @@ EXECUTORS = {
     random_documents,
     (),
     SETTINGS,
+  ),
+  "experts over model": (
+    functools.partial(
+      run_model,
+      mesh=MeshLayout(
+        mesh_shape="data:2,model:2",
+        layout="batch:data,heads:model,experts:model",
+      ),
+    ),
+    random_documents,
+    ("DeepSeek-V3",),
+    _SPARSE,
   ),
   "Mesh TensorFlow": (
     run_unitransformer,

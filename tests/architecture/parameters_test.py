@@ -144,11 +144,12 @@ def test_patterns_match_layers_by_their_plain_numbers(patterns, names):
   assert [x.name for x in found if not x.is_trained] == names
 
 
-def test_the_optimizer_updates_trained_parameters_and_adapters():
+def test_a_step_updates_trained_parameters_adapters_and_states():
   roles = typing.get_args(Role)
   assert [x for x in roles if Parameter("a", (), x).is_trained] == [
     "trained",
     "adapter",
+    "state",
   ]
 
 

@@ -10,7 +10,9 @@ from palm_mtf.config import ModelConfig
 from palm_mtf.config.mesh_layout import DIMENSIONS, MeshLayout, check_layout
 from tests.refusals import message_of
 
-SPLITTABLE = "batch, heads, d_ff, vocab, d_model_stored, d_model_residual"
+SPLITTABLE = (
+  "batch, heads, d_ff, experts, vocab, d_model_stored, d_model_residual"
+)
 
 CONFIG = ModelConfig(
   num_layers=2,
@@ -227,7 +229,8 @@ def test_a_wrong_layout_is_named_with_the_rule_and_the_fix(
     ("batch", "d_model_residual", "batch, length, d_model_residual"),
     ("vocab", "d_model_stored", "vocab, d_model_stored"),
     ("d_model_stored", "heads", "d_model_stored, heads, d_kv"),
-    ("d_model_stored", "d_ff", "d_model_stored, d_ff"),
+    ("d_model_stored", "d_ff", "experts, d_model_stored, d_ff"),
+    ("batch", "experts", "batch, length, experts"),
   ],
 )
 def test_one_axis_splits_only_one_dimension_of_a_tensor(first, second, tensor):

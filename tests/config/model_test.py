@@ -95,3 +95,83 @@ def test_layers_without_positions_leave_out_the_model_s_rotary_settings():
   window, whole = model.variant("window"), model.variant("global")
   assert (window.attention_window, window.rotary_base) == (3, 5e4)
   assert (whole.attention_window, whole.positions) == (None, "none")
+
+
+EXPERTS = {"mlp": "experts", "num_experts": 8, "experts_per_token": 2}
+
+
+@pytest.mark.parametrize(
+  ("settings", "message"),
+  [
+    ({"mlp": "experts"}, 'MLP = "experts": give NUM_EXPERTS, too.'),
+    (
+      {"mlp": "experts", "num_experts": 8},
+      'MLP = "experts": give EXPERTS_PER_TOKEN, too.',
+    ),
+    (
+      {"num_experts": 8},
+      "NUM_EXPERTS = 8 and MLP = 'swiglu': only \"experts\" has this setting; "
+      'leave it out, or set MLP = "experts".',
+    ),
+    (
+      {**EXPERTS, "experts_per_token": 9},
+      "EXPERTS_PER_TOKEN = 9 and NUM_EXPERTS = 8: a token uses some of the "
+      "experts; use at most 8.",
+    ),
+    (
+      {**EXPERTS, "experts_per_token": 1},
+      "EXPERTS_PER_TOKEN = 1 and ROUTER_NORMALIZES = True: the only score, "
+      "divided by itself, is 1, so the router would get no gradient; set "
+      "ROUTER_NORMALIZES = False, or EXPERTS_PER_TOKEN = 2.",
+    ),
+    (
+      {**EXPERTS, "router_bias": True},
+      "ROUTER_BIAS = True and ROUTER = 'softmax': the bias balances scores of "
+      '"sigmoid"; set ROUTER = "sigmoid", or ROUTER_BIAS = False and '
+      "BALANCE_LOSS.",
+    ),
+    (
+      {**EXPERTS, "capacity_factor": 0},
+      "CAPACITY_FACTOR = 0: give a number from 0.001 to 1000000.0.",
+    ),
+    (
+      {**EXPERTS, "router": "sigmiod"},
+      "ROUTER = 'sigmiod' (did you mean \"sigmoid\"?)",
+    ),
+    (
+      {**EXPERTS, "biases": "mlp"},
+      "BIASES = 'mlp' and MLP = \"experts\": experts have no biases; leave out "
+      '"mlp".',
+    ),
+    (
+      {**EXPERTS, "output_fan_in": "joined"},
+      'OUTPUT_FAN_IN = "joined" and MLP = "experts": the kernels of experts '
+      'are in no matrix with o; set OUTPUT_FAN_IN = "separate".',
+    ),
+    (
+      {
+        "num_experts": 8,
+        "layers": "a",
+        "variants": {"a": {"MLP": "gelu"}},
+      },
+      "NUM_EXPERTS = 8 and MLP = 'swiglu': only \"experts\" has this setting; "
+      'leave it out, or set MLP = "experts".',
+    ),
+    (
+      {"layers": "a", "variants": {"a": {"MLP": "expert"}}},
+      "VARIANTS['a']: MLP = 'expert' (did you mean \"experts\"?)",
+    ),
+  ],
+)
+def test_what_experts_cannot_be_is_one_line(settings, message):
+  assert message_of(small_config, **settings).startswith(message)
+
+
+def test_a_dense_layer_leaves_out_the_models_settings_of_experts():
+  config = small_config(
+    **EXPERTS,
+    layers="dense, sparse",
+    variants={"dense": {"MLP": "geglu"}, "sparse": {}},
+  )
+  assert config.variant("dense") == small_config(mlp="geglu")
+  assert config.variant("sparse") == small_config(**EXPERTS)

@@ -62,7 +62,9 @@ class ScannedUpdate(DeviceUpdate):
     batch = layout.axis_size_of("batch")  # any size: no variable has this dim
     dims = model_dims(settings.model, batch, layout)
     palm_variables(
-      [mesh], settings.model, dims, settings.seed, [periods], settings.frozen
+      *([mesh], settings.model, dims, settings.seed, [periods]),
+      frozen=settings.frozen,
+      loss=settings.loss,
     )
     trained = list(mesh.graph.trainable_variables)
     super().__init__(placement, trained, loss_names, optimizer, periods)

@@ -142,8 +142,10 @@ class StackedWeights:
     parameter = parse_name(name)
     if not parameter.is_kernel or parameter.part == RELATIVE:
       return None
-    first, *_ = parameter_dims(self._config)[name]
-    return int(first != "d_model")
+    dims = parameter_dims(self._config)[name]
+    if parameter.is_expert:
+      return dims.index("d_model")
+    return int(dims[0] != "d_model")  # the kernel is a matrix
 
   @property
   def _has_logits_kernel(self) -> bool:

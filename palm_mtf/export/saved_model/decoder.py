@@ -14,6 +14,8 @@ import numpy as np
 from palm_mtf._tf import tf2
 from palm_mtf.architecture.block import (
   NORMS,
+  ROUTER_BIAS,
+  Branch,
   NormForm,
   Projection,
   Read,
@@ -31,12 +33,14 @@ from palm_mtf.generation.decode.block import (
   mix_products,
   run_layer,
 )
+from palm_mtf.model.experts import sum_experts
 from palm_mtf.model.positions import (
   alibi_slopes,
   project_distances,
   sines_and_cosines,
 )
 from palm_mtf.model.projection import read_product, vectors_of
+from palm_mtf.model.router import choose
 from palm_mtf.ops.xla import without_fusion
 
 # Tensors [batch, key_heads, memory_length, d_kv]: keys of layer 0, values of
@@ -169,8 +173,19 @@ class _Block:
     )
     mixed = mix_products(read, parts, self._attend)
     return {
-      branch.output: x for branch, x in zip(read.branches, mixed, strict=True)
+      branch.output: x for branch, x in zip(read.joined, mixed, strict=True)
     }
+
+  def run_experts(self, y, branch: Branch):
+    names = (x.part for x in (*branch.inputs, branch.output))
+    router, *kernels = (self.weights[x] for x in names)
+    mixer = branch.experts
+    bias = [self.weights[ROUTER_BIAS]] if mixer.has_bias else []
+    rows = tf2.reshape(y, [-1, y.shape[-1]])
+    gates, choice = choose(rows, router, bias, mixer)
+    given = gates, choice, tf2.constant(0), kernels, mixer.mlp
+    found, _ = sum_experts(rows, *given)
+    return tf2.reshape(found, tf2.shape(y))
 
   def _attend(self, q, k, v, mixer):
     self.cache = [
@@ -204,8 +219,8 @@ class _Block:
     )
     return tf2.tensor_scatter_nd_update(cache, at, new)
 
-  def project_out(self, branches: Mapping[Projection, tf2.Tensor]):
-    y = 0.0
+  def project_out(self, branches: Mapping[Projection, tf2.Tensor], others):
+    y = sum(others)
     for each, x in branches.items():
       kernel = self.weights[each.part]
       x = tf2.reshape(x, [*tf2.unstack(tf2.shape(x)[:2]), -1])

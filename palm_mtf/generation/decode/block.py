@@ -13,6 +13,7 @@ from typing import Any, Protocol
 from palm_mtf._tf import tf
 from palm_mtf.architecture.block import (
   Attention,
+  Branch,
   Layer,
   NormForm,
   Projection,
@@ -40,8 +41,16 @@ class Block(Protocol):
     y is the normalized x. Returns {output projection: input of the projection}.
     """
 
-  def project_out(self, branches: Mapping[Projection, Any]) -> Any:
-    """Returns the sum of output projections of `branches`, plus the biases."""
+  def run_experts(self, y: Any, branch: Branch) -> Any:
+    """Returns the sum of the results of each token's experts, shaped as y."""
+
+  def project_out(
+    self, branches: Mapping[Projection, Any], others: Sequence[Any]
+  ) -> Any:
+    """Returns the sum of output projections of `branches` and of `others`.
+
+    The sum includes the projections' biases.
+    """
 
 
 def run_layer(layer: Layer, block: Block, x: Any, branch: Any) -> tuple:
@@ -52,10 +61,14 @@ def run_layer(layer: Layer, block: Block, x: Any, branch: Any) -> tuple:
   """
   for each in layer.sums:
     branches: dict[Projection, Any] = {}
+    others = []
     for i, read in enumerate(each.reads):
       x, y = block.add_and_norm(x, [] if i else [branch], read.norm)
-      branches.update(block.mix(y, read))
-    branch = block.project_out(branches)
+      if read.joined:
+        branches.update(block.mix(y, read))
+      if read.sparse:
+        others.append(block.run_experts(y, read.sparse))
+    branch = block.project_out(branches, others)
     if each.output_norm:
       _, branch = block.add_and_norm(branch, [], each.output_norm)
   return x, branch
@@ -73,7 +86,7 @@ def mix_products(
   and the `Attention`, and returns attention's result.
   """
   mixed, parts = [], list(parts)
-  for branch in read.branches:
+  for branch in read.joined:
     if isinstance(branch.mixer, Attention):
       q, k, v, *parts = parts
       mixed.append(attend(q, k, v, branch.mixer))

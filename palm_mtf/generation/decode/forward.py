@@ -8,7 +8,13 @@ import itertools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from palm_mtf._tf import mtf, tf
-from palm_mtf.architecture.block import Attention, Projection, Read, model_of
+from palm_mtf.architecture.block import (
+  Attention,
+  Branch,
+  Projection,
+  Read,
+  model_of,
+)
 from palm_mtf.generation.decode.rows import (
   Cache,
   repeat,
@@ -135,16 +141,33 @@ class JoinedWeights:
 
     return _OnSlices(project, [x, *angles], list(outputs.values())).outputs
 
-  def project_out(
-    self, layer: str, branches: Mapping[Projection, mtf.Tensor]
+  def run_experts(
+    self, x: mtf.Tensor, layer: str, branch: Branch
   ) -> mtf.Tensor:
-    """Returns the sum of output projections; `branches` has their inputs."""
+    """Returns the sum of the results of each token's experts, shaped as x."""
+
+    def run(x: LaidOut) -> list[LaidOut]:
+      return [self._model.run_experts(x, layer, branch)]
+
+    return _OnSlices(run, [x], [x.shape]).outputs[0]
+
+  def project_out(
+    self,
+    layer: str,
+    branches: Mapping[Projection, mtf.Tensor],
+    others: Sequence[mtf.Tensor] = (),
+  ) -> mtf.Tensor:
+    """Returns the sum of output projections and of `others`.
+
+    `branches` has the projections' inputs.
+    """
 
     def project(*xs: LaidOut) -> LaidOut:
-      given = dict(zip(branches, xs, strict=True))
-      return self._model.project_out(layer, given, is_step=False)
+      given = dict(zip(branches, xs, strict=False))
+      rest = xs[len(given) :]
+      return self._model.project_out(layer, given, rest, is_step=False)
 
-    xs = list(branches.values())
+    xs = [*branches.values(), *others]
     return self._apply_to_rows(project, xs, self._dims.d_model)
 
   def output_biases(

@@ -32,8 +32,11 @@ def as_constant(w: tf.Tensor, dtype: tf.DType) -> tf.Tensor:
 
 
 def find_largest(w: tf.Tensor) -> tf.Tensor:
-  """Returns a tensor [1, outer]: max |w| of each column of w [inner, outer]."""
-  return tf.reduce_max(tf.abs(w), 0, keepdims=True)
+  """Returns a tensor [1, outer]: max |w| of each column of w [inner, outer].
+
+  w may have more dimensions before these two; the result then has them too.
+  """
+  return tf.reduce_max(tf.abs(w), -2, keepdims=True)
 
 
 def round_to_int8(w: tf.Tensor, largest: tf.Tensor) -> tf.Tensor:

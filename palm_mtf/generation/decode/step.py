@@ -20,6 +20,7 @@ from palm_mtf._tf import tf
 from palm_mtf.architecture.block import (
   NORMS,
   Attention,
+  Branch,
   Projection,
   Read,
   model_of,
@@ -410,7 +411,7 @@ class _Block:
     vectors = self._model.project_vectors(self._layer, read)
     extras = [
       x
-      for branch in read.branches
+      for branch in read.joined
       if isinstance(branch.mixer, Attention)
       for x in self._model.score_extras(self._layer, branch.mixer)
     ]
@@ -436,11 +437,16 @@ class _Block:
     found = self._impl.slicewise(apply, wide, *itertools.chain(*given))
     n = len(self.cache)
     self.cache = list(found[:n])
-    outputs = [branch.output for branch in read.branches]
+    outputs = [branch.output for branch in read.joined]
     return dict(zip(outputs, found[n:], strict=True))
 
-  def project_out(self, branches: Mapping[Projection, LaidOut]) -> LaidOut:
-    y = self._model.project_out(self._layer, branches, is_step=True)
+  def run_experts(self, y: LaidOut, branch: Branch) -> LaidOut:
+    return self._model.run_experts(y, self._layer, branch)
+
+  def project_out(
+    self, branches: Mapping[Projection, LaidOut], others: Sequence[LaidOut]
+  ) -> LaidOut:
+    y = self._model.project_out(self._layer, branches, others, is_step=True)
     for bias in self._model.output_biases(self._layer, branches):
       y = self._model.add_bias(y, bias)
     return y

@@ -9,7 +9,7 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 
 from palm_mtf._tf import mtf, tf
-from palm_mtf.architecture.block import NORMS
+from palm_mtf.architecture.block import LOAD, NORMS
 from palm_mtf.architecture.parameters import (
   RELATIVE,
   logits_table,
@@ -155,7 +155,9 @@ class WeightMaker:
       parameter = parse_name(name)
       is_distances = parameter.part == RELATIVE
       is_table = parameter.part == "position_embedding" or is_distances
-      if parameter.layer != layer or not (parameter.is_vector or is_table):
+      if parameter.layer != layer or parameter.part == LOAD:
+        continue
+      if not (parameter.is_float32 or is_table):
         continue
       values[name] = self._read(name)
       if is_distances:
@@ -171,8 +173,8 @@ class WeightMaker:
         )
 
     def cast(x, name):
-      is_vector = parse_name(name).is_vector
-      return tf.cast(x, "float32" if is_vector else config.activation_dtype)
+      is_float32 = parse_name(name).is_float32
+      return tf.cast(x, "float32" if is_float32 else config.activation_dtype)
 
     found = {
       name: self._keep(name, functools.partial(cast, name=name), x)
@@ -181,7 +183,28 @@ class WeightMaker:
     if layer is None:
       return {**found, "to_logits": self._make_logits_kernel()}
     joined = joined_kernels(config, layer, is_packed=self._is_packed)
-    return found | {each.names[0]: self._join(*each) for each in joined}
+    found |= {each.names[0]: self._join(*each) for each in joined}
+    own = (x for x in self._dims if parse_name(x).layer == layer)
+    experts = [x for x in own if parse_name(x).is_expert]
+    return found | {name: self._stack(name) for name in experts}
+
+  def _stack(self, name):
+    """Keeps a kernel of all experts, [experts, inner, outer]."""
+    largest = []
+    if self._dtype == tf.int8:
+      largest = [self._impl.slicewise(find_largest, self._read(name))]
+      # A mesh axis may split the rows of wo, which share a scale.
+      axes = split_axes(self._impl, self._dims[name][1:2])
+      largest = [self._impl.allreduce(x, axes, "MAX") for x in largest]
+
+    def make(whole, *largest):
+      if self._dtype == INT4:
+        whole = tf.stack([round_to_int4(x) for x in tf.unstack(whole)])
+      elif self._dtype == tf.int8:
+        whole = round_to_int8(whole, *largest)
+      return as_constant(whole, self._config.activation_dtype)
+
+    return self._keep(name, make, self._read(name), *largest)
 
   def _keep(self, name, make, *values):
     # Returns the result of make(*values) on each device: a tensor, or a

@@ -10,7 +10,9 @@ from typing import NamedTuple
 from palm_mtf._tf import mtf, tf
 from palm_mtf.architecture.block import (
   NORMS,
+  ROUTER_BIAS,
   Attention,
+  Branch,
   Projection,
   Read,
   model_of,
@@ -20,9 +22,11 @@ from palm_mtf.config import MeshLayout, ModelConfig
 from palm_mtf.generation.decode.kernels import multiply
 from palm_mtf.mesh.slices import Slice
 from palm_mtf.model.dims import Dims
+from palm_mtf.model.experts import sum_experts
 from palm_mtf.model.layers import local_embedding
 from palm_mtf.model.positions import alibi_slopes
 from palm_mtf.model.projection import JoinedColumns, vectors_of
+from palm_mtf.model.router import choose
 from palm_mtf.model.weights import logits_dtype
 from palm_mtf.ops.placement import LaidOut, Placement
 from palm_mtf.ops.slicewise import slice_offset, split_axes
@@ -79,7 +83,7 @@ def joined_kernels(
     # inputs from several tensors. For an unpacked kernel, a step would have to
     # join the inputs too, which costs more than a second product.
     joined = [outputs] if is_packed else [(name,) for name in outputs]
-    found += [JoinedKernel(names, ()) for names in reads]
+    found += [JoinedKernel(names, ()) for names in reads if names]
     found += [JoinedKernel(names, outputs) for names in joined]
   return found
 
@@ -93,7 +97,8 @@ class DecodeModel:
   table              embedding, [vocab, d_model], activation dtype
   to_logits          transposed table of the logits, [d_model, vocab]
   first of kernels   matrix that joins these kernels (`JoinedKernel`)
-  other parameters   scale, bias or table of positions
+  kernel of experts  all experts' matrices, stacked, [experts, inner, outer]
+  other parameters   scale, bias, table of positions or kernel of a router
   """
 
   placement: Placement  # devices and layout
@@ -196,9 +201,14 @@ class DecodeModel:
     return self.multiply([x], f"{layer}/{read.parts[0]}", is_step=is_step)
 
   def project_out(
-    self, layer: str, branches: Mapping[Projection, LaidOut], *, is_step: bool
+    self,
+    layer: str,
+    branches: Mapping[Projection, LaidOut],
+    others: Sequence[LaidOut] = (),
+    *,
+    is_step: bool,
   ) -> LaidOut:
-    """Returns the sum of a layer's output projections, [rows, d_model].
+    """Returns the sum of output projections and `others`, [rows, d_model].
 
     `branches` is {output projection: its input, [rows, inputs]}.
     """
@@ -213,13 +223,34 @@ class DecodeModel:
     # Before the all-reduce, add the products that need the same mesh axes, so
     # that each set of axes takes only one all-reduce of [rows, d_model].
     add = functools.partial(self.placement.slicewise, tf.add)
-    return functools.reduce(
-      add,
-      (
-        self.placement.allreduce(functools.reduce(add, some), axes, "SUM")
-        for axes, some in sums.items()
-      ),
-    )
+    found = [
+      self.placement.allreduce(functools.reduce(add, some), axes, "SUM")
+      for axes, some in sums.items()
+    ]
+    return functools.reduce(add, [*found, *others])
+
+  def run_experts(self, x: LaidOut, layer: str, branch: Branch) -> LaidOut:
+    """Returns the sum of the results of each row's experts.
+
+    x is [rows, ..., d_model], and so is the result. No expert is ever full.
+    """
+    impl, mixer = self.placement, branch.experts
+    names = [x.part for x in (*branch.inputs, branch.output)]
+    names += [ROUTER_BIAS] if mixer.has_bias else []
+
+    def apply(first, x, router, *others):
+      kernels = [*others]
+      bias = [kernels.pop()] if mixer.has_bias else []
+      rows = tf.reshape(x, [-1, x.shape[-1]])
+      gates, choice = choose(rows, router, bias, mixer)
+      y, _ = sum_experts(rows, gates, choice, first, kernels, mixer.mlp)
+      return tf.reshape(y, x.shape)
+
+    given = [self.take(f"{layer}/{name}") for name in names]
+    first = slice_offset(impl, self.dims.experts)
+    y = impl.slicewise(apply, first, x, *given)
+    axes = split_axes(impl, [self.dims.experts, self.dims.d_expert])
+    return impl.allreduce(y, axes, "SUM")
 
   def output_biases(
     self, layer: str, outputs: Iterable[Projection]

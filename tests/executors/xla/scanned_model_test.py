@@ -50,6 +50,9 @@ def test_each_group_has_two_loops_and_more_periods_add_no_lines():
     ("Cohere 2", {"num_layers": 6, "layers": "2*(window, global), 2*global"}),
     slow("Gemma 3", {"remat": "layer"}),
     slow("GPT-3", {"remat": "attention"}),
+    ("Mixtral", {}),
+    slow("DeepSeek-V3", {}),
+    slow("GLaM", {"remat": "layer"}),
   ],
 )
 def test_gradients_of_unlike_layers_are_the_oracles(name, changes):
@@ -83,3 +86,5 @@ def test_gradients_of_unlike_layers_are_the_oracles(name, changes):
   for name, (direction, slope) in case.slopes.items():
     error = abs(gradients[name].astype(float) @ direction.ravel() - slope)
     assert error < 1e-5 * np.linalg.norm(gradients[name]) + 1e-6, name
+  for name, counts in case.states.items():
+    np.testing.assert_allclose(gradients[name] * num_tokens, counts, 1e-6)
