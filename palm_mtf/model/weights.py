@@ -134,8 +134,9 @@ def initializer(
     return Normal(1.0, seed)
   fan_in = config.d_model
   if dims[-1] == "d_model":  # o [heads, d_kv, d_model] and wo [d_ff, d_model]
+    hidden = "d_ff" if parameter.last == "o" else dims[-2]
     sizes = dimension_sizes(config)
-    inputs = {"o": config.num_heads * config.d_kv, "wo": sizes[dims[-2]]}
+    inputs = {"o": config.num_heads * config.d_kv, "wo": sizes[hidden]}
     is_joined = config.output_fan_in == "joined"
     fan_in = sum(inputs.values()) if is_joined else inputs[parameter.last]
   return Normal(fan_in**-0.5, seed)

@@ -306,3 +306,34 @@ def test_the_numbers_of_the_step_stand_beside_the_events(written):
   assert other["figures"]["traced_dcn_bytes"] == 4160
   assert other["figures"]["traced_hidden_secs"] == pytest.approx(1e-3 / 2)
   assert other["figures"]["traced_exposed_secs"] == pytest.approx(3e-3 / 2)
+
+
+@pytest.mark.slow
+def test_the_trace_of_stages_on_accelerators_names_passes_and_stages(
+  corpus, tmp_path, monkeypatch
+):
+  monkeypatch.setenv("JAX_PLATFORMS", "cpu")
+  settings = {
+    **ONE_POD,
+    "TPU": "v4-8",
+    "MESH_SHAPE": "data:4",
+    "LAYOUT": "batch:data",
+    "NUM_LAYERS": 2,
+    "STAGES": 2,
+    "NUM_MICROBATCHES": 2,
+    "GLOBAL_BATCH_SIZE": 8,
+  }
+  assert runs.run("train", corpus, tmp_path, **settings) == 0
+  calls = collections.Counter(
+    (event["cat"], event["name"].rpartition("/")[0])
+    for event in read(tmp_path, 2)["traceEvents"]
+    if event.get("name", "").rpartition("/")[2].startswith("PyFunc")
+  )
+  passes = {x: n for x, n in calls.items() if x[0] != "update"}
+  assert passes == {
+    ("forward", "forward/pod_0/stage_0"): 2,
+    ("forward", "forward/pod_0/stage_1"): 2,
+    ("head", "head/pod_0/stage_0"): 2,
+    ("backward", "backward/pod_0/stage_1"): 2,
+    ("backward", "backward/pod_0/stage_0"): 2,
+  }

@@ -244,9 +244,9 @@ class StageStep:
     def run(sums):
       losses, gradients = self._split(_own(sums))
       losses, _ = self._model.add_up(losses, {})
-      dtype = self._settings.dcn_dtype
+      made = self._made
       parts = {
-        name: self._made.cut(name, x).astype(dtype)
+        name: made.cut(name, x).astype(made.sent_dtype(name))
         for name, x in gradients.items()
       }
       return parts, self._join_losses(losses)

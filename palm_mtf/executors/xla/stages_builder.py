@@ -100,7 +100,9 @@ class StagesBuilder(StepBuilder):
     if ROWS in node.reads:
       of_hosts = zip(given, rows[place], strict=True)
       given = [[*x, *y.values()] for x, y in of_hosts]
-    with tf.control_dependencies(waits):
+    scope = f"{node.phase}/pod_{node.pod}/stage_{node.stage}"
+    with tf.control_dependencies(waits), tf.name_scope(scope) as name_scope:
+      self._phases[name_scope] = node.phase
       return self._call(
         place,
         stage_arrays.run_pass,

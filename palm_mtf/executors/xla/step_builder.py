@@ -66,6 +66,8 @@ class StepBuilder:
     self._pod_step = pod_arrays.make_pod_step(self._text, "cpu")
     self._features = self._pod_step.features(self._rows_per_call)
     self._parameters = self._pod_step.model.parameters
+    # {name scope of the operations of a call: phase of a traced step}
+    self._phases: dict[str, str] = {}
     with tf.device(devices.client):
       no_step = tf.constant(-1, tf.int64)  # for a loss, which needs no step
       self._step = tf.placeholder_with_default(no_step, [], "step")
@@ -145,6 +147,7 @@ class StepBuilder:
       pod_slices=pod_slices,
       initialize=tf.group(drawn),
       devices=self._devices,
+      phases=self._phases,
       loop=self._build_loop(made["programs"][plan.last.nodes]),
     )
 
@@ -255,8 +258,11 @@ class StepBuilder:
   def _message_dtypes(self, parameters: Sequence[str]) -> list[tf.DType]:
     """Returns the dtypes of a host's messages with gradients."""
     cuts = self._pod_step.cut_parts(parameters, self._devices.num_local)
-    dtype = tf.as_dtype(self._settings.dcn_dtype)
-    return [dtype] * sum(map(len, cuts))
+    return [
+      tf.as_dtype(self._pod_step.sent_dtype(name))
+      for name, messages in zip(parameters, cuts, strict=True)
+      for _ in messages
+    ]
 
   def _sum_messages(
     self,

@@ -22,6 +22,7 @@ from jax import numpy as jnp
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from palm_mtf._tf import mtf, tf
+from palm_mtf.architecture.parameters import parse_name
 from palm_mtf.executors.xla.device_model import Arrays
 from palm_mtf.executors.xla.scanned_model import ScannedModel, StepSettings
 from palm_mtf.executors.xla.scanned_update import ScannedUpdate
@@ -263,7 +264,7 @@ class PodStep:
       losses, gradients = self._sum(state, batch, numbers["dropout_state"])
       losses, _ = self.model.add_up(losses, {})
       parts = {
-        name: self.cut(name, x).astype(self._settings.dcn_dtype)
+        name: self.cut(name, x).astype(self.sent_dtype(name))
         for name, x in gradients.items()
       }
       return parts, self._stack(losses)
@@ -395,10 +396,19 @@ class PodStep:
     A host joins its `num_devices` devices' parts of a gradient into a vector.
     Each slice in the result cuts one message to the other pods from the vector.
     """
-    size = np.dtype(self._settings.dcn_dtype).itemsize
     return [
-      cut_rows(num_devices * self._part_size(name), size) for name in names
+      cut_rows(
+        num_devices * self._part_size(name),
+        np.dtype(self.sent_dtype(name)).itemsize,
+      )
+      for name in names
     ]
+
+  def sent_dtype(self, name: str) -> str:
+    """Returns the dtype in which pods exchange a parameter's gradient."""
+    # Counts of routers (architecture/parameters.py) are not rounded.
+    is_state = parse_name(name).is_state
+    return "float32" if is_state else self._settings.dcn_dtype
 
   def _part_size(self, name: str) -> int:
     """Returns the number of elements in a device's part of a gradient."""

@@ -14,10 +14,13 @@ from tests.cases import slow
 from tests.executors.xla.program_run import pod_step
 from tests.mtf_testing import SINGLE
 
+# The oracle's losses have no terms of routers.
+LOSS = LossConfig(z_loss=Z_LOSS, balance_loss=0.0)
+
 
 def make_step(config):
   """Returns a step of two rows on one device, and the device's mesh."""
-  made = pod_step(config, SINGLE, num_rows=2, loss=LossConfig(z_loss=Z_LOSS))
+  made = pod_step(config, SINGLE, num_rows=2, loss=LOSS)
   return made, made.model.placement.make_mesh(jax.devices()[:1])
 
 
@@ -50,7 +53,7 @@ def test_each_group_has_two_loops_and_more_periods_add_no_lines():
     ("Cohere 2", {"num_layers": 6, "layers": "2*(window, global), 2*global"}),
     slow("Gemma 3", {"remat": "layer"}),
     slow("GPT-3", {"remat": "attention"}),
-    ("Mixtral", {}),
+    slow("Mixtral", {}),
     slow("DeepSeek-V3", {}),
     slow("GLaM", {"remat": "layer"}),
   ],
