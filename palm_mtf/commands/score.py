@@ -211,7 +211,7 @@ def _compute_log_likelihoods(
   examples = [Example(*pair) for pairs in encoded for pair in pairs]
   model, mesh = config.model, config.mesh_layout
   warn_if_slow(model, mesh)
-  with LoadedDecoder(checkpoint, model, mesh, pods=config.pods) as loaded:
+  with LoadedDecoder.of_run(checkpoint, config) as loaded:
     scorer = make_scorer(loaded, config, vocabulary)
     found = dict(scorer.log_likelihoods(examples))
   return (found[index] for index in range(len(examples)))

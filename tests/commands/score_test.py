@@ -116,6 +116,19 @@ def test_numbers_of_all_forms_are_the_oracles(score, expected, tmp_path):
   )
 
 
+def test_quantized_weights_score_too(score):
+  """Close to the float weights, and not equal to them."""
+  found = {}
+  for dtype in ("activation", "int8", "int4"):
+    flag = f"--gin.WEIGHT_DTYPE={dtype!r}"
+    _, out, _ = score("--text", "seven eight nine", "--json", flag)
+    found[dtype] = json.loads(out)["log_likelihood"]
+  exact = found.pop("activation")
+  for dtype, value in found.items():
+    assert value != exact, dtype
+    assert value == pytest.approx(exact, rel=0.1), dtype
+
+
 def test_a_document_beyond_the_context_has_the_numbers_of_its_rows(
   score, finished, tmp_path
 ):
