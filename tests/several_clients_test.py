@@ -246,7 +246,6 @@ def test_a_server_frees_the_memory_of_a_client_that_could_not_leave_it(
   with Served(2, variables=RETURNS_MEMORY) as servers:
     large = cluster(servers, **LARGE, ON_POD_FAILURE="wait")
     with training(corpus, tmp_path, 2, **large) as client:
-      held = memory_of(servers)
       servers.processes[1].send_signal(signal.SIGSTOP)
       time.sleep(3 * TIMEOUT_SECS)
       servers.processes[1].send_signal(signal.SIGCONT)
@@ -255,5 +254,11 @@ def test_a_server_frees_the_memory_of_a_client_that_could_not_leave_it(
           break
       step = int(line.partition("continuing from step ")[2].split()[0])
       wait_until(lambda: has_step(tmp_path, step + 2), client)
-      after = memory_of(servers)
-  assert after[1] < held[1] + LARGE_BYTES / 2
+      # Both servers need more while a checkpoint is written, so take the least
+      # of some seconds. The first server has had one session all the time.
+      samples = []
+      for _ in range(8):
+        samples.append(memory_of(servers))
+        time.sleep(0.5)
+  one, other = map(min, zip(*samples, strict=True))
+  assert other < one + LARGE_BYTES / 2

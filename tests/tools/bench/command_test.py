@@ -90,8 +90,9 @@ def test_every_case_has_a_test_and_bounds():
 
 @pytest.mark.slow  # each starts processes
 @pytest.mark.parametrize("case", SMALL)
-def test_a_case_gives_records_and_rows(case, measure):
-  records = measure(case, *SMALL[case])
+def test_a_case_gives_records_and_rows(case, measure, corpus):
+  flags = (x.format(corpus=corpus) for x in SMALL[case])
+  records = measure(case, *flags)
   own = importlib.import_module(f"tools.bench.cases.{case}")
   assert records and all(map(own.row, records))
   for record in (x for x in records if "program" in x):
