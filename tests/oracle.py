@@ -316,12 +316,10 @@ def feed_forward(config, params, layer: str, x_BLD, states=None):
   If `states` is given, writes how many tokens choose each expert to it, under
   the names of the router's states.
   """
-  own = {
-    name.removeprefix(f"{layer}/mlp/"): value
-    for name, value in params.items()
-    if name.startswith(f"{layer}/mlp/")
-  }
-  if config.mlp == "experts":
+  is_sparse = config.mlp == "experts"
+  shapes = expert_shapes(config) if is_sparse else mlp_shapes(config)
+  own = {x.removeprefix("mlp/"): params[f"{layer}/{x}"] for x in shapes}
+  if is_sparse:
     y_BLD, chosen = experts(config, own, x_BLD)
     counts = np.bincount(np.ravel(chosen), minlength=config.num_experts)
     for name in ("router_load", "router_bias"):
