@@ -96,11 +96,13 @@ def sent_bytes(
   stands for all such layers, so the value of its parameter is the sum over
   those of these layers that train it.
   """
-  width = DTYPE_BYTES[dtype]
   # Devices that hold the same slice divide it into parts, padded to equal
   # sizes. Each device sends its part to one device of the other pod.
   return {
-    name: mesh.num_devices * -(-each.size // each.num_replicas) * width * n
+    name: mesh.num_devices
+    * -(-each.size // each.num_replicas)
+    * DTYPE_BYTES[parameters.sent_dtype(name, dtype)]
+    * n
     for name, each, n in memory.trained_slices(config, mesh, frozen)
   }
 

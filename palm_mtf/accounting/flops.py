@@ -3,14 +3,13 @@
 """FLOPs of training; model and hardware FLOPs utilization (PaLM Appendix B)."""
 
 import collections
-import fractions
 import functools
 import math
 from collections.abc import Mapping
 
 from palm_mtf.architecture import parameters
 from palm_mtf.architecture.attention_blocks import block_pairs
-from palm_mtf.architecture.block import Experts, Layer, model_of
+from palm_mtf.architecture.block import Layer, model_of
 from palm_mtf.config import MeshLayout, ModelConfig
 
 SCORES = "attention/scores"
@@ -37,8 +36,7 @@ def _flops_of_layers(config: ModelConfig) -> Mapping[Layer, Mapping[str, int]]:
   for each in parameters.distinct_parameters(config):
     layer, part = parameters.parse_name(each.name)
     if layer is not None and part in products:
-      share = _active_share(kinds[layer], part)
-      terms[kinds[layer]][part] = round(2 * math.prod(each.shape) * share)
+      terms[kinds[layer]][part] = 2 * _count_active(each, config)
   # Attention has two products: q k^T, and attention weights times v. With
   # Transformer-XL's positions, q is also multiplied by a vector per distance.
   # The half that the causal mask hides counts too, as in other papers, and so
@@ -50,13 +48,15 @@ def _flops_of_layers(config: ModelConfig) -> Mapping[Layer, Mapping[str, int]]:
   return terms
 
 
-def _active_share(layer: Layer, part: str) -> fractions.Fraction:
-  """Returns the share of a kernel by which a token is multiplied."""
-  for branch in layer.branches:
-    names = {x.part for x in (*branch.inputs[1:], branch.output)}
-    if isinstance(branch.mixer, Experts) and part in names:
-      return fractions.Fraction(branch.mixer.per_token, branch.mixer.count)
-  return fractions.Fraction(1)
+def _count_active(
+  each: parameters.DistinctParameter, config: ModelConfig
+) -> int:
+  """Returns how many numbers of a parameter compute one token."""
+  size = math.prod(each.shape)
+  if not parameters.parse_name(each.name).is_expert:
+    return size
+  assert config.experts_per_token and config.num_experts
+  return size * config.experts_per_token // config.num_experts
 
 
 def active_parameters(config: ModelConfig) -> int:
@@ -65,15 +65,11 @@ def active_parameters(config: ModelConfig) -> int:
   Of experts, these are the ones that a token uses. Tables count whole, as in
   `count_parameters`.
   """
-  layers = {x.first: x.layer for x in model_of(config).kinds}
-  total = fractions.Fraction(0)
-  for each in parameters.distinct_parameters(config):
-    layer, part = name = parameters.parse_name(each.name)
-    if name.is_scale or name.is_state:
-      continue
-    share = 1 if layer is None else _active_share(layers[layer], part)
-    total += math.prod(each.shape) * each.count * share
-  return round(total)
+  unused = sum(
+    x.count * (math.prod(x.shape) - _count_active(x, config))
+    for x in parameters.distinct_parameters(config)
+  )
+  return parameters.count_parameters(config) - unused
 
 
 def _sum_products(

@@ -440,11 +440,12 @@ def exchange_bytes(
   """
   if pods.num_pods == 1:
     return 0
-  of_others = DTYPE_BYTES[pods.dcn_dtype] * (pods.num_pods - 1)
-  return sum(
-    n * (-(-each.size // each.num_replicas) * of_others + each.size * _FLOAT32)
-    for _, each, n in trained_slices(config, mesh, frozen, stage)
-  )
+  total = 0
+  for name, each, n in trained_slices(config, mesh, frozen, stage):
+    width = DTYPE_BYTES[parameters.sent_dtype(name, pods.dcn_dtype)]
+    of_others = -(-each.size // each.num_replicas) * width * (pods.num_pods - 1)
+    total += n * (of_others + each.size * _FLOAT32)
+  return total
 
 
 def weight_traffic(

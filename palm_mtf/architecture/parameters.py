@@ -153,6 +153,14 @@ def _role(name: str, untrained: set[str]) -> Role:
   return "state" if parse_name(name).is_state else "trained"
 
 
+def sent_dtype(name: str, dcn_dtype: str) -> str:
+  """Returns the dtype in which pods exchange a parameter's gradient.
+
+  The counts that a state gets in place of a gradient are not rounded.
+  """
+  return "float32" if parse_name(name).is_state else dcn_dtype
+
+
 def user_name(name: str) -> str:
   """Returns a parameter's name for FROZEN: "layers/7/attention/q"."""
   layer, part = parse_name(name)

@@ -113,7 +113,7 @@ class ModelConfig(Checked):
     num_experts: number of MLPs of "experts"; None otherwise, like the next.
     experts_per_token: number of experts that a token uses: those with its
       highest scores; of equal scores, the lower expert's.
-    expert_mlp: what an expert computes: any other value of MLP.
+    expert_mlp: the MLP of an expert: any other value of MLP.
     d_expert: hidden width of an expert; None for D_FF.
     shared_experts: number of experts that all tokens use, besides the others;
       they are one MLP of width SHARED_EXPERTS * D_EXPERT (DeepSeek-V3). None
@@ -123,8 +123,8 @@ class ModelConfig(Checked):
     router_normalizes: whether a token's scores of its experts are divided by
       their sum. For "softmax" this is the softmax over the chosen experts.
     router_scale: factor of the scores by which results are multiplied.
-    router_bias: whether a bias per expert is added to scores only
-      for the choice. Training moves the bias by the load of the expert
+    router_bias: whether a bias per expert is added to scores, only for the
+      choice. Training moves the bias by the load of the expert
       (BALANCE_BIAS_RATE); only for "sigmoid" (DeepSeek-V3).
     capacity_factor: an expert takes at most CAPACITY_FACTOR *
       EXPERTS_PER_TOKEN / NUM_EXPERTS of the tokens of a sequence, rounded up:
@@ -280,15 +280,13 @@ class ModelConfig(Checked):
     self._check_experts()
 
   def _check_experts(self) -> None:
-    defaults = {x.name: x.default for x in dataclasses.fields(self)}
-    for name in _OF_EXPERTS:
-      value = getattr(self, name)
-      if value != defaults[name] and not self.has_experts:
-        raise UserError(
-          f"{name.upper()} = {value!r} and MLP = {self.mlp!r}: only "
-          '"experts" has this setting; leave it out, or set MLP = "experts".'
-        )
     if not self.has_experts:
+      for name, default in self._defaults_of_experts.items():
+        if (value := getattr(self, name)) != default:
+          raise UserError(
+            f"{name.upper()} = {value!r} and MLP = {self.mlp!r}: only "
+            '"experts" has this setting; leave it out, or set MLP = "experts".'
+          )
       return
     count, chosen = self.num_experts, self.experts_per_token
     if count is None or chosen is None:
@@ -419,7 +417,6 @@ class ModelConfig(Checked):
           f"{', '.join(sorted(_VARYING))}."
         )
     settings = {macro.lower(): value for macro, value in changed.items()}
-    defaults = {x.name: x.default for x in dataclasses.fields(self)}
     if positions := settings.get("positions"):
       for value in (positions, self.positions):
         if value not in ("rotary", "none"):
@@ -428,14 +425,19 @@ class ModelConfig(Checked):
             '"rotary" and "none" can differ; leave the variant\'s out.'
           )
       if positions == "none":  # the model's ROTARY_* mean nothing here
+        defaults = {x.name: x.default for x in dataclasses.fields(self)}
         rotary = {x: y for x, y in defaults.items() if x.startswith("rotary_")}
         settings = rotary | settings
     if settings.get("mlp", self.mlp) != "experts":
-      settings |= {x: defaults[x] for x in _OF_EXPERTS}
+      settings |= self._defaults_of_experts
     try:
       return dataclasses.replace(self, layers="", variants=None, **settings)
     except UserError as error:
       raise UserError(f"{given}: {error}") from None
+
+  @property
+  def _defaults_of_experts(self) -> dict[str, object]:
+    return {name: getattr(type(self), name) for name in _OF_EXPERTS}
 
   @property
   def has_experts(self) -> bool:

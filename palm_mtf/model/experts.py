@@ -20,6 +20,7 @@ from typing import Any, NamedTuple
 from palm_mtf._tf import mtf, tf
 from palm_mtf.architecture.block import Mlp
 from palm_mtf.model.activations import activate
+from palm_mtf.model.layers import to_rows
 from palm_mtf.ops.matmul import matmul
 from palm_mtf.ops.recompute import recompute
 from palm_mtf.ops.slicewise import slice_offset, split_axes
@@ -67,7 +68,7 @@ def find_rows(choice: tf.Tensor, first: tf.Tensor, count: int) -> Rows:
     place = tf.reshape(place, [-1, chosen])
     return Rows(order // chosen, order, place, count, sizes=sizes)
   num = choice.shape.num_elements()
-  size = _block_size(num, count)
+  size = max(1, num // count)  # of a block
   num_blocks = num // size + count
   blocks = -(-sizes[:count] // size)  # of each expert
   ends = tf.cumsum(blocks)
@@ -88,11 +89,6 @@ def find_rows(choice: tf.Tensor, first: tf.Tensor, count: int) -> Rows:
   experts = tf.minimum(experts, count - 1)  # blocks at the end may be unused
   token = tf.maximum(taken, 0) // chosen
   return Rows(token, taken, place, count, experts=experts)
-
-
-def _block_size(num: int, count: int) -> int:
-  """Returns how many rows a block has, for `num` choices of `count` experts."""
-  return max(1, num // count)
 
 
 def _gather(x: tf.Tensor, place: tf.Tensor) -> tf.Tensor:
@@ -189,10 +185,6 @@ def _hidden_gradient(wide, unscaled, gates, mlp):
   return scaled, dwide, dgates
 
 
-def _tokens(x):
-  return tf.reshape(x, [-1, x.shape[-1]])
-
-
 def sum_experts(
   x: tf.Tensor,
   gates: tf.Tensor,
@@ -259,7 +251,7 @@ class _Experts(mtf.Operation):
     impl = lowering.mesh_impl(self)
 
     def apply(first, x, gates, choice, *kernels):
-      given = map(_tokens, (x, gates, choice))
+      given = map(to_rows, (x, gates, choice))
       y, wide = sum_experts(*given, first, kernels, self.mlp)
       return tf.reshape(y, x.shape), wide
 
@@ -276,13 +268,10 @@ class _Experts(mtf.Operation):
     first = slice_offset(lowering.mesh_impl(self), self.experts_dim)
     return [first, *(lowering.tensors[x] for x in inputs)]
 
-  def open_sum(self, impl: mtf.MeshImpl, x: Any, *dims: mtf.Dimension) -> Any:
-    """Returns x, to be summed over devices with other experts or columns.
-
-    The sum is also over the mesh axes that split `dims`.
-    """
+  def open_sum(self, impl: mtf.MeshImpl, x: Any) -> Any:
+    """Returns x, to be summed over devices with other experts or columns."""
     *_, output = self.inputs
-    axes = split_axes(impl, [*output.shape.dims[:2], *dims])
+    axes = split_axes(impl, output.shape.dims[:2])
     return mtf.LazyAllreduceSum(impl, x, axes) if axes else x
 
 
@@ -311,8 +300,8 @@ class _ExpertsGradient(mtf.Operation):
 
     def apply(first, x, gates, choice, *others):
       *kernels, output, wide, dy = others
-      rows = find_rows(_tokens(choice), first, output.shape[0])
-      dys = take_rows(_tokens(dy), rows)
+      rows = find_rows(to_rows(choice), first, output.shape[0])
+      dys = take_rows(to_rows(dy), rows)
       unscaled = multiply(dys, output, rows, transpose=True)
       row_gates = tf.gather(tf.reshape(gates, [-1]), tf.maximum(rows.choice, 0))
       hidden, dwide, drow_gates = _hidden_gradient(
@@ -322,7 +311,7 @@ class _ExpertsGradient(mtf.Operation):
       dx = multiply(dwide, joined, rows, transpose=True)
       dx = _gather(dx, rows.place)
       dx = _add_choices(dx, tf.ones(rows.place.shape))
-      djoined = kernel_gradients(take_rows(_tokens(x), rows), dwide, rows)
+      djoined = kernel_gradients(take_rows(to_rows(x), rows), dwide, rows)
       dgates = _gather(drow_gates[:, tf.newaxis], rows.place)
       return (
         tf.cast(tf.reshape(dx, x.shape), x.dtype),

@@ -154,7 +154,8 @@ def apply_norm(
   return tf.cast(y, x.dtype)
 
 
-def _to_rows(x):
+def to_rows(x: tf.Tensor) -> tf.Tensor:
+  """Reshapes x, [..., columns], to [rows, columns]."""
   return tf.reshape(x, [-1, x.shape[-1]])
 
 
@@ -165,7 +166,7 @@ def _norm_gradient(x, scale, dy, statistic, epsilon):
   shape, dtype = x.shape, x.dtype
   # x and dy become matrices, because on CPUs XLA's sums over two dimensions
   # take twice as long as sums over one dimension.
-  x, dy = _to_rows(x), _to_rows(dy)
+  x, dy = to_rows(x), to_rows(dy)
   y, state = forward(tf.cast(x, tf.float32), epsilon)
   dy = tf.cast(dy, tf.float32)
   dscale, dbias = tf.reduce_sum(dy * y, 0), tf.reduce_sum(dy, 0)
@@ -208,7 +209,7 @@ def norm(
     return dict(is_centered=is_centered, epsilon=epsilon, threads=threads)
 
   def native_forward(threads, x, scale):
-    y = native.norm(_to_rows(x), *scaled(scale), **native_options(threads))
+    y = native.norm(to_rows(x), *scaled(scale), **native_options(threads))
     return tf.reshape(y, x.shape)
 
   def backward_slice(x, dy, *vectors):
@@ -217,7 +218,7 @@ def norm(
     return (dx, *times_factor(gradients[: len(vectors)]))
 
   def native_backward(threads, x, dy, scale):
-    given = _to_rows(x), *scaled(scale), _to_rows(dy)
+    given = to_rows(x), *scaled(scale), to_rows(dy)
     dx, dscale = native.norm_gradient(*given, **native_options(threads))
     return (tf.reshape(dx, x.shape), *times_factor([dscale]))
 
@@ -250,7 +251,7 @@ def add_bias(x: mtf.Tensor, bias: mtf.Tensor) -> mtf.Tensor:
 
   def gradient(op, dy):
     (dbias,) = WholeSlice(
-      lambda dy: tf.reduce_sum(tf.cast(_to_rows(dy), tf.float32), 0),
+      lambda dy: tf.reduce_sum(tf.cast(to_rows(dy), tf.float32), 0),
       [dy],
       [(bias.shape, bias.dtype)],
       splittable=dy.shape.dimension_names,

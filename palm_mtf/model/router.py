@@ -28,6 +28,7 @@ from collections.abc import Sequence
 from palm_mtf._tf import mtf, tf
 from palm_mtf.architecture.block import Experts
 from palm_mtf.config import LossConfig
+from palm_mtf.model.layers import to_rows
 from palm_mtf.ops.matmul import matmul
 from palm_mtf.ops.recompute import recompute
 from palm_mtf.ops.slicewise import WholeSlice
@@ -37,7 +38,7 @@ _SMALLEST_SUM = 1e-20  # of sigmoid scores, which may all be 0
 
 
 def _rows(x):
-  return tf.cast(tf.reshape(x, [-1, x.shape[-1]]), tf.float32)
+  return tf.cast(to_rows(x), tf.float32)
 
 
 def _products(x, kernel):
@@ -133,7 +134,7 @@ def _choose(x, kernel, bias, mixer):
 def choose(
   x: tf.Tensor, kernel: tf.Tensor, bias: Sequence[tf.Tensor], mixer: Experts
 ) -> tuple[tf.Tensor, tf.Tensor]:
-  """Chooses experts of whatever capacity for each token.
+  """Chooses experts for each token; no expert is ever full.
 
   Args:
     x: [..., d_model], any float dtype.

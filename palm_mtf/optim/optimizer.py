@@ -56,8 +56,8 @@ class Rule(abc.ABC):
     is_decayed: whether WEIGHT_DECAY_ON makes the variable decay.
   """
 
-  RATES: ClassVar[tuple[str, ...]] = ()  # numbers of a step; the first of an
-  # optimizer is "learning_rate"
+  # Numbers of a step; "learning_rate" is first, if there are any.
+  RATES: ClassVar[tuple[str, ...]] = ()
 
   @staticmethod
   def find_rates(k: tf.Tensor, config: Any) -> list[tf.Tensor]:

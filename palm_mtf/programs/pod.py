@@ -25,7 +25,7 @@ import operator
 from collections.abc import Mapping, Sequence
 
 from palm_mtf._tf import mtf, tf
-from palm_mtf.architecture.parameters import parse_name
+from palm_mtf.architecture.parameters import parse_name, sent_dtype
 from palm_mtf.config import OptimizerConfig
 from palm_mtf.errors import UserError
 from palm_mtf.mesh.cpu_gpu import CpuGpuPlacement
@@ -221,8 +221,8 @@ def exchange_sums(
   for variable, gradients in zip(variables, every, strict=True):
     # Each device of a pod sends a different part of the gradient. A pod rounds
     # its own gradient to `dtype` too, so that all pods add the same values.
-    is_state = parse_name(variable.name).is_state  # counts are not rounded
-    own = [OwnPart(x, tf.float32 if is_state else dtype) for x in gradients]
+    sent = tf.as_dtype(sent_dtype(variable.name, dtype.name))
+    own = [OwnPart(x, sent) for x in gradients]
     parts = [x.outputs[0] for x in own]
     exchanged.append([Exchange(parts, x.mesh, x).outputs[0] for x in own])
   sums = []

@@ -22,7 +22,7 @@ from jax import numpy as jnp
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from palm_mtf._tf import mtf, tf
-from palm_mtf.architecture.parameters import parse_name
+from palm_mtf.architecture.parameters import sent_dtype
 from palm_mtf.executors.xla.device_model import Arrays
 from palm_mtf.executors.xla.scanned_model import ScannedModel, StepSettings
 from palm_mtf.executors.xla.scanned_update import ScannedUpdate
@@ -406,9 +406,7 @@ class PodStep:
 
   def sent_dtype(self, name: str) -> str:
     """Returns the dtype in which pods exchange a parameter's gradient."""
-    # Counts of routers (architecture/parameters.py) are not rounded.
-    is_state = parse_name(name).is_state
-    return "float32" if is_state else self._settings.dcn_dtype
+    return sent_dtype(name, self._settings.dcn_dtype)
 
   def _part_size(self, name: str) -> int:
     """Returns the number of elements in a device's part of a gradient."""
