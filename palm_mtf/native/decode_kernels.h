@@ -24,7 +24,7 @@ namespace palm {
 struct StepKernel {
   Model model;
   std::vector<int> rotates_neighbours;  // per way to rotate
-  int threads;
+  int threads, num_kernels;
   mutable bool has_huge_pages = false;  // whether weights are in huge pages
 
   explicit StepKernel(const Attributes& attrs) {
@@ -38,14 +38,22 @@ struct StepKernel {
     model.heads = attrs.number("heads");
     model.key_heads = attrs.number("key_heads");
     model.d_kv = attrs.number("d_kv");
-    model.d_ff = attrs.number("d_ff");
+    model.d_ffs = attrs.numbers("d_ffs");
+    model.is_sparse = attrs.numbers("is_sparse");
     model.is_serial = attrs.flag("is_serial");
     model.norm = {attrs.flag("is_centered"), attrs.real("epsilon")};
-    model.activation = Activation(attrs.number("activation"));
+    model.experts.activation = Activation(attrs.number("activation"));
+    model.experts.count = attrs.number("experts");
+    model.experts.per_row = attrs.number("experts_per_row");
+    model.experts.d_expert = attrs.number("d_expert");
+    model.router = {attrs.flag("is_sigmoid"), attrs.flag("normalizes"),
+                    attrs.real("router_scale")};
+    model.has_router_bias = attrs.flag("has_router_bias");
     model.embedding_scale = attrs.real("embedding_scale");
-    model.format = Format(attrs.number("format"));
+    model.format = model.experts.format = Format(attrs.number("format"));
     model.logits_format = Format(attrs.number("logits_format"));
     threads = attrs.number("threads");
+    num_kernels = attrs.number("num_kernels");
   }
 
   template <class T>
@@ -68,11 +76,15 @@ struct StepKernel {
   Step<T> read(Call& call, int num_rows, int first) const {
     Shared& with = shared();
     std::lock_guard lock(with.mutex);
-    Step<T> step = {model,     with.team_of(threads), with.x, with.inputs,
-                    with.wide, {},                    num_rows};
     const Matrix<const T> table = call.next_matrix<const T>();
-    step.model.vocab = table.rows, step.model.d_model = table.columns;
-    step.table = table.data;
+    Team& team = with.team_of(threads);
+    Step<T> step = {.model = model, .team = team, .x = with.x,
+                    .inputs = with.inputs, .wide = with.wide,
+                    .expert_rows = {team, with.copies, with.inputs, with.wide},
+                    .num_rows = num_rows, .table = table.data};
+    step.model.vocab = table.rows;
+    step.model.d_model = step.model.experts.d_model = table.columns;
+    step.expert_rows.experts = step.model.experts;
     for (bool neighbours : rotates_neighbours) {
       const Matrix<const float> sines = call.next_matrix<const float>();
       step.rotaries.push_back({neighbours, 2 * sines.columns, sines.data,
@@ -83,7 +95,10 @@ struct StepKernel {
       sums * (model.has_output_norms ? 2 : 1) + (model.has_head_norms ? 2 : 0);
     for (int i = 0; i < norms * layers + 1; ++i)
       step.scales.push_back(call.next_data<float>());
-    for (int i = 0; i < 2 * sums * layers + 1; ++i) {
+    const int sparse = model.count_sparse();
+    for (int i = 0; i < sparse * (model.has_router_bias ? 2 : 1); ++i)
+      step.routers.push_back(call.next_data<float>());
+    for (int i = 0; i < num_kernels; ++i) {
       TF_Tensor* kernel = call.next();
       step.kernels.push_back(static_cast<uint8_t*>(TF_TensorData(kernel)));
       if (!has_huge_pages)

@@ -10,18 +10,18 @@
 
 #pragma once
 
+#include <algorithm>
 #include <functional>
+#include <optional>
 #include <vector>
 
 #include "decode_attention.h"
+#include "experts.h"
 #include "norm.h"
 #include "rows.h"
 #include "team.h"
 
 namespace palm {
-
-// Activations of the MLP's gate, in the order of ACTIVATIONS in decoding.py.
-enum class Activation { kSwish, kGelu, kGeluTanh };
 
 // A way to rotate q and k.
 struct Rotary {
@@ -31,20 +31,28 @@ struct Rotary {
 };
 
 struct Model {
-  int heads, key_heads, d_kv, d_ff, d_model, vocab, memory_length;
-  // Per layer: index of its way to rotate, -1 for none; and how many positions
-  // a position sees at most.
-  std::vector<int> rotaries, windows;
-  bool is_serial;  // 2 norms, 4 products per layer; else 1 norm, 2 products
+  int heads, key_heads, d_kv, d_model, vocab, memory_length;
+  // Per layer: index of its way to rotate, -1 for none; how many positions a
+  // position sees at most; the width of its MLP, or of the experts that all
+  // tokens use, 0 for none; and whether it has experts with a router.
+  std::vector<int> rotaries, windows, d_ffs, is_sparse;
+  bool is_serial;  // attention and MLP one after another, each with a norm
   bool has_head_norms;    // each head of q and k is normalized
   bool has_output_norms;  // in a serial block, each result is normalized
   Norm norm;
   float score_scale;
   Activation activation;
+  Experts experts;
+  Router router;
+  bool has_router_bias;
   float embedding_scale;
   Format format, logits_format;
 
   int layers() const { return windows.size(); }
+  int widest() const { return *std::max_element(d_ffs.begin(), d_ffs.end()); }
+  int count_sparse() const {
+    return std::count(is_sparse.begin(), is_sparse.end(), 1);
+  }
 };
 
 template <class T>
@@ -57,13 +65,17 @@ struct Step {
   std::vector<float>& x;
   PreparedRows& inputs;
   std::vector<float>& wide;
+  ExpertRows expert_rows;
   std::vector<WorkQueue> queues;  // per product: panels left to compute
+  std::vector<int> chosen;   // experts of each row, [num_rows, per_row]
+  std::vector<float> gates;  // factors of their results
 
   int num_rows;
   const int32_t *tokens, *positions;     // [num_rows]
   const T* table;                        // [vocab, d_model]
   std::vector<Rotary> rotaries;
   std::vector<const float*> scales;      // [d_model] or [d_kv], one per norm
+  std::vector<const float*> routers;     // kernel, then any bias, per router
   std::vector<const uint8_t*> kernels;   // packed weights, one per product
   std::vector<T*> cache;  // [rows, key_heads, memory_length, d_kv]: for each
                           // layer keys, then values
@@ -73,12 +85,17 @@ struct Step {
   int q_size() const { return model.heads * model.d_kv; }
   int kv_size() const { return model.key_heads * model.d_kv; }
   int qkv_size() const { return q_size() + 2 * kv_size(); }
-  int wide_size() const { return qkv_size() + 2 * model.d_ff; }
+  int wide_size() const { return qkv_size() + 2 * model.widest(); }
 
   void run() {
     x.resize(size_t(num_rows) * model.d_model);
     wide.resize(size_t(num_rows) * std::max(wide_size(), model.d_model));
-    inputs.resize(num_rows, std::max(model.d_model, q_size() + model.d_ff));
+    inputs.resize(num_rows, std::max(model.d_model, q_size() + model.widest()));
+    if (model.experts.count) {
+      expert_rows.resize(num_rows);
+      chosen.resize(size_t(num_rows) * model.experts.per_row);
+      gates.resize(chosen.size());
+    }
     queues = std::vector<WorkQueue>(kernels.size());
     team.run([this](int thread) { steps(thread); });
   }
@@ -88,28 +105,48 @@ struct Step {
     auto scale = scales.begin();
     // Returns the scale of the next norm; null if the model lacks such norms.
     auto next = [&](bool has_norm) { return has_norm ? *scale++ : nullptr; };
-    size_t kernel = 0;
+    auto router = routers.begin();
+    size_t kernel = 0, expert_kernel = kernels.size() - 2 * model.count_sparse();
     for_rows(thread, [this](int row) { embed(row); });
     for (int layer = 0; layer < model.layers(); ++layer) {
-      const int q = q_size(), d_ff = model.d_ff;
+      const int q = q_size(), d_ff = model.d_ffs[layer];
+      std::optional<Choices> choices;
+      auto choose = [&] {
+        if (!model.is_sparse[layer]) return;
+        const float* weights = *router++;
+        const float* bias = model.has_router_bias ? *router++ : nullptr;
+        choices = choose_all(thread, weights, bias, expert_kernel);
+      };
+      auto add_chosen = [&](const float* scale) {
+        if (!choices) return;
+        add_experts(thread, *choices, expert_kernel, scale);
+        expert_kernel += 2;
+      };
       normalize(thread, *scale++, model.format);
       const float* q_norm = next(model.has_head_norms);
       const float* k_norm = next(model.has_head_norms);
-      int columns = model.is_serial ? qkv_size() : wide_size();
-      multiply_in(kernel++, 0, columns);
       if (!model.is_serial) {
-        gate(thread, q + d_ff, q);
+        choose();
+        multiply_in(kernel++, 0, qkv_size() + 2 * d_ff);
+        gate(thread, d_ff, q + d_ff, q);
         attend(thread, layer, q + d_ff, q_norm, k_norm);
         multiply_out(thread, kernel++, q + d_ff, nullptr);
+        add_chosen(nullptr);
         continue;
       }
+      multiply_in(kernel++, 0, qkv_size());
       attend(thread, layer, q, q_norm, k_norm);
       multiply_out(thread, kernel++, q, next(model.has_output_norms));
       normalize(thread, *scale++, model.format);
-      multiply_in(kernel++, qkv_size(), 2 * d_ff);
-      gate(thread, d_ff, 0);
-      team.meet();
-      multiply_out(thread, kernel++, d_ff, next(model.has_output_norms));
+      choose();
+      const float* output_norm = next(model.has_output_norms);
+      if (d_ff) {
+        multiply_in(kernel++, qkv_size(), 2 * d_ff);
+        gate(thread, d_ff, d_ff, 0);
+        team.meet();
+        multiply_out(thread, kernel++, d_ff, output_norm);
+      }
+      add_chosen(output_norm);
     }
     normalize(thread, *scale, model.logits_format);
     const int vocab = model.vocab;
@@ -179,33 +216,47 @@ struct Step {
 
   // Writes the gated MLP's hidden layer to `inputs` (`inner` numbers per row).
   // In a parallel block, attention's result is in the columns before `first`.
-  void gate(int thread, int inner, int first) {
-    for_shares(thread, model.d_ff, [&](int row, int begin, int end) {
-      const float* gates = &wide[size_t(row) * wide_size() + qkv_size()];
-      float* to = inputs.row(row, inner) + first;
-      with_activation([&](auto activation) {
-        for (int i = begin; i < end; ++i)
-          to[i] = activation(gates[i]) * gates[model.d_ff + i];
-      });
+  void gate(int thread, int d_ff, int inner, int first) {
+    for_shares(thread, d_ff, [&](int row, int begin, int end) {
+      const float* gates = &wide[size_t(row) * wide_size() + qkv_size() + begin];
+      gate_row(model.experts.activation, gates, gates + d_ff, end - begin,
+               inputs.row(row, inner) + first + begin);
     });
   }
 
-  // Calls use(f), where f is the function of model.activation.
-  template <class Use>
-  void with_activation(Use use) const {
-    switch (model.activation) {
-      case Activation::kSwish:
-        return use([](float x) { return swish(x); });
-      case Activation::kGelu:
-        return use([](float x) {
-          return 0.5f * x * (1 + std::erf(x * float(M_SQRT1_2)));
-        });
-      case Activation::kGeluTanh:
-        // (1 + tanh(y)) / 2 = sigmoid(2 y), and 1.59576912 = 2 sqrt(2 / pi).
-        return use([](float x) {
-          return x * sigmoid(1.59576912f * (x + 0.044715f * x * x * x));
-        });
-    }
+  // Chooses the experts of the rows of `inputs`, and copies the rows for them.
+  Choices choose_all(int thread, const float* router, const float* bias,
+                     size_t kernel) {
+    const int d_model = model.d_model, per_row = model.experts.per_row;
+    for_rows(thread, [&](int row) {
+      const int at = row * per_row;
+      choose_experts(inputs.row(row, d_model), router, bias, model.router,
+                     model.experts, &chosen[at], &gates[at]);
+    });
+    team.meet();
+    Choices choices(model.experts, chosen.data(), num_rows, kernels[kernel],
+                    kernels[kernel + 1]);
+    expert_rows.take(thread, choices, [&](int row, float* to) {
+      std::copy_n(inputs.row(row, d_model), d_model, to);
+    });
+    return choices;
+  }
+
+  // Adds the results of the chosen experts to the residual stream; if there is
+  // a `scale`, [d_model], first normalizes a row's sum of results.
+  void add_experts(int thread, const Choices& choices, size_t kernel,
+                   const float* scale) {
+    const int d_model = model.d_model;
+    expert_rows.run(thread, choices, &queues[kernel]);
+    for_rows(thread, [&](int row) {
+      const float* factors = &gates[row * model.experts.per_row];
+      float* to = &x[size_t(row) * d_model];
+      if (!scale) return expert_rows.add(choices, row, factors, to);
+      std::vector<float> sum(d_model);
+      expert_rows.add(choices, row, factors, sum.data());
+      norm_row(sum.data(), scale, d_model, model.norm, sum.data());
+      for (int i = 0; i < d_model; ++i) to[i] += sum[i];
+    });
   }
 
   // Adds the keys and values of each row's position to the cache, and writes
@@ -293,7 +344,8 @@ struct Step {
 
   template <class Use>
   void multiply(size_t kernel, Format format, int inner, int outer, Use use) {
-    inputs.multiply(queues[kernel], team.size(), kernels[kernel], format, inner,
+    const Group whole = {0, num_rows, kernels[kernel]};
+    inputs.multiply(queues[kernel], team.size(), {&whole, 1}, format, inner,
                     outer, use);
   }
 };

@@ -10,7 +10,14 @@ from typing import NamedTuple
 import numpy as np
 
 from palm_mtf._tf import tf
-from palm_mtf.architecture.block import MLPS, NORMS, Attention, model_of
+from palm_mtf.architecture.block import (
+  NORMS,
+  Attention,
+  Experts,
+  Layer,
+  Mlp,
+  model_of,
+)
 from palm_mtf.config import ModelConfig
 from palm_mtf.config.decode import MOST_GREEDY
 from palm_mtf.machine.processors import usable_cores
@@ -23,23 +30,35 @@ FORMATS = (tf.float32, tf.bfloat16, tf.int8, INT4)
 GROUP = 32  # rows per scale in a column of int4 weights [inner, outer]
 
 
-# Activations of gated MLPs, in the order of `Activation` in decode_step.h.
+# Activations of gated MLPs, in the order of `Activation` in activations.h.
 ACTIVATIONS = ("swish", "gelu", "gelu_tanh")
 
 
 def find_missing_in_step(config: ModelConfig) -> str | None:
   """Returns a gin macro, such as NORM, whose value C++ steps lack, or None."""
-  if config.has_experts:
-    return "MLP"
-  norm, (activation, kernels) = NORMS[config.norm], MLPS[config.mlp]
+  norm, layers = NORMS[config.norm], model_of(config).layers
+  mlps = {mlp for layer in layers for mlp in _mlps(layer)}
   is_computed = {
     "BLOCK": config.block in ("parallel", "serial"),
     "NORM": norm.statistic in IS_CENTERED and not norm.has_bias,
-    "MLP": activation in ACTIVATIONS and len(kernels) == 2,
+    "MLP": all(x.is_gated and x.activation in ACTIVATIONS for x in mlps),
+    "VARIANTS": len(mlps) == 1,
     "POSITIONS": config.positions in ("rotary", "none"),
     "BIASES": not config.biases,
+    # The step would norm these experts and the others one by one.
+    "SHARED_EXPERTS": not (config.shared_experts and config.branch_norm),
   }
   return next((name for name, x in is_computed.items() if not x), None)
+
+
+def _mlps(layer: Layer) -> list[Mlp]:
+  # Returns what the layer's MLPs compute, its experts included.
+  mixers = [x.mixer for x in layer.branches]
+  return [
+    x.mlp if isinstance(x, Experts) else x
+    for x in mixers
+    if not isinstance(x, Attention)
+  ]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -47,6 +66,7 @@ class PackedKernel:
   """A constant weight matrix [inner, outer], in panels (panels.h).
 
   A panel has several columns, in the order in which a C++ product reads them.
+  The matrices of several experts have their panels one after another.
   """
 
   panels: tf.Tensor  # [panels, bytes], uint8
@@ -65,19 +85,23 @@ def pack(
   """Packs a matrix [inner, outer] part by part, without a joined copy.
 
   Args:
-    ws: parts of the matrix, [inner, outer] float32, joined along `outer`.
+    ws: parts of the matrix, [inner, outer] float32, joined along `outer`; or of
+      the matrices of all experts, [experts, inner, outer].
     dtype: one of FORMATS. int8 has one scale per column; int4 has one scale per
       GROUP rows of a column.
     joins_rows: whether the parts are joined along `inner` instead.
     is_transposed: whether each part is [outer, inner].
     is_rounded: whether numbers are rounded to bfloat16 before packing.
   """
-  parts = [w.shape[::-1] if is_transposed else w.shape for w in ws]
+  stack = ws[0].shape[0] if ws[0].shape.rank == 3 else 1
+  shapes = [w.shape[-2:] for w in ws]
+  parts = [x[::-1] if is_transposed else x for x in shapes]
   inners, outers = ([int(x) for x in some] for some in zip(*parts, strict=True))
   inner = sum(inners) if joins_rows else inners[0]
   outer = outers[0] if joins_rows else sum(outers)
   panels = operations().palm_pack(
-    ws=list(ws),
+    ws=[tf.reshape(w, [-1, w.shape[-1]]) for w in ws] if stack > 1 else ws,
+    stack=stack,
     format=FORMATS.index(dtype),
     joins_rows=joins_rows,
     is_transposed=is_transposed,
@@ -86,7 +110,10 @@ def pack(
   )
   columns = count_panel_columns()
   panels.set_shape(
-    [-(-outer // columns), _count_panel_bytes(dtype, inner, columns)]
+    [
+      stack * -(-outer // columns),
+      _count_panel_bytes(dtype, inner, columns),
+    ]
   )
   return PackedKernel(panels, outer, dtype)
 
@@ -137,6 +164,39 @@ def multiply(
   return y
 
 
+def sum_experts(
+  x: tf.Tensor,
+  gates: tf.Tensor,
+  chosen: tf.Tensor,
+  kernels: Sequence[PackedKernel],
+  mixer: Experts,
+) -> tf.Tensor:
+  """Returns the sum of the results of each row's experts, shaped as x.
+
+  Args:
+    x: rows [rows, d_model], float32 or bfloat16.
+    gates, chosen: factors, float32, and numbers of the experts of each row,
+      int32; [rows, chosen] both.
+    kernels: joined wi_gate and wi of all experts, and wo.
+    mixer: settings of the experts.
+  """
+  inputs, output = kernels
+  y = operations().palm_experts(
+    x=x,
+    gates=gates,
+    chosen=chosen,
+    in_kernels=inputs.panels,
+    out_kernels=output.panels,
+    experts=mixer.count,
+    d_expert=inputs.outer // 2,
+    activation=ACTIVATIONS.index(mixer.mlp.activation),
+    format=FORMATS.index(output.dtype),
+    threads=_count_threads(kernels),
+  )
+  y.set_shape(x.shape)
+  return y
+
+
 @dataclasses.dataclass(frozen=True)
 class StepWeights:
   """The constant inputs of a decoding step: weights, tables and settings."""
@@ -150,17 +210,25 @@ class StepWeights:
   # Scales plus offsets of norms in a step's order, float32: [d_model] each, or
   # [d_kv] for norms of heads.
   scales: Sequence[tf.Tensor]
-  kernels: Sequence[PackedKernel]  # of products in a step's order
+  # Per router: its kernel, [d_model, router], and any bias, [router].
+  routers: Sequence[tf.Tensor]
+  # Of products in a step's order: those of layers, without experts; that of the
+  # logits; then per layer with experts, the kernels that `sum_experts` takes.
+  kernels: Sequence[PackedKernel]
 
   def make_arguments(self) -> dict[str, object]:
     """Returns the arguments that both C++ decoding operations take."""
     config, kernels = self.config, self.kernels
     layers, rotaries = model_of(config).layers, model_of(config).rotaries
-    attention = layers[0].attention
+    attention, (mlp, *_) = layers[0].attention, _mlps(layers[0])
+    mixers = [_find_experts(x) for x in layers]
+    experts = next(filter(None, mixers), None)
+    num_joined = len(kernels) - 2 * len([*filter(None, mixers)])
     return {
       "table": self.table,
       "angles": self.angles,
       "scales": self.scales,
+      "routers": self.routers,
       "kernels": [kernel.panels for kernel in kernels],
       "memory_length": self.memory_length,
       # Per layer: its index in `rotaries` or -1; and its window.
@@ -177,16 +245,32 @@ class StepWeights:
       "heads": config.num_heads,
       "key_heads": config.key_heads,
       "d_kv": config.d_kv,
-      "d_ff": config.d_ff,
+      "d_ffs": [
+        config.expert_size * (config.shared_experts or 0) if x else config.d_ff
+        for x in mixers
+      ],
+      "is_sparse": [int(bool(x)) for x in mixers],
+      "experts": experts.count if experts else 0,
+      "experts_per_row": experts.per_token if experts else 0,
+      "d_expert": config.expert_size,
+      "is_sigmoid": bool(experts) and experts.router == "sigmoid",
+      "normalizes": bool(experts) and experts.normalizes,
+      "router_scale": experts.scale if experts else 1.0,
+      "has_router_bias": bool(experts) and experts.has_bias,
       "is_serial": config.block == "serial",
       "is_centered": IS_CENTERED[NORMS[config.norm].statistic],
       "epsilon": config.norm_epsilon,
-      "activation": ACTIVATIONS.index(MLPS[config.mlp][0]),
+      "activation": ACTIVATIONS.index(mlp.activation),
       "embedding_scale": config.embedding_scale,
       "format": FORMATS.index(kernels[0].dtype),
-      "logits_format": FORMATS.index(kernels[-1].dtype),
+      "logits_format": FORMATS.index(kernels[num_joined - 1].dtype),
       "threads": _count_threads(kernels),
     }
+
+
+def _find_experts(layer: Layer) -> Experts | None:
+  found = (x.mixer for x in layer.branches if isinstance(x.mixer, Experts))
+  return next(found, None)
 
 
 def _score_scale(mixer: Attention, d_kv: int) -> float:

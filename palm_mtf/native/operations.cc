@@ -7,6 +7,7 @@
 
 #include "attention_kernels.h"
 #include "decode_kernels.h"
+#include "experts_kernel.h"
 #include "product_kernel.h"
 #include "row_kernels.h"
 #include "tensorflow/c/ops.h"
@@ -106,19 +107,24 @@ void register_decode_operations() {
   const char *step = "PalmDecodeStep", *texts = "PalmTextSteps";
   const Names weights = {"table: T", "angles: num_angles * float",
                          "scales: num_scales * float",
+                         "routers: num_routers * float",
                          "kernels: num_kernels * uint8",
                          "cache: num_cache * T"};
   const Names attrs = {"T: {float, bfloat16}", "num_angles: int >= 0",
-                       "num_scales: int", "num_kernels: int", "num_cache: int",
+                       "num_scales: int", "num_routers: int >= 0",
+                       "num_kernels: int", "num_cache: int",
                        "memory_length: int", "rotaries: list(int)",
                        "windows: list(int)", "rotates_neighbours: list(int)",
                        "score_scale: float", "has_head_norms: bool",
                        "has_output_norms: bool", "heads: int",
-                       "key_heads: int", "d_kv: int", "d_ff: int",
-                       "is_serial: bool", "is_centered: bool",
+                       "key_heads: int", "d_kv: int",
+                       "d_ffs: list(int)", "is_sparse: list(int)",
+                       "experts: int", "experts_per_row: int",
+                       "d_expert: int", "is_sigmoid: bool",
+                       "normalizes: bool", "router_scale: float",
+                       "has_router_bias: bool", "is_serial: bool", "is_centered: bool",
                        "epsilon: float", "activation: int",
-                       "embedding_scale: float",
-                       "format: int", "logits_format: int", "threads: int"};
+                       "embedding_scale: float", "format: int", "logits_format: int", "threads: int"};
   register_operation(step,
                      append({"tokens: int32", "positions: int32"}, weights),
                      {"logits: float", "cache_after: num_cache * T"}, attrs,
@@ -136,6 +142,14 @@ void register_decode_operations() {
                  "repetition_penalty: float", "keeps_logits: bool"},
                 attrs),
     true);
+  const char* experts = "PalmExperts";
+  register_operation(experts,
+                     {"x: T", "gates: float", "chosen: int32",
+                      "in_kernels: uint8", "out_kernels: uint8"},
+                     {"y: T"},
+                     {"T: {float, bfloat16}", "experts: int", "d_expert: int",
+                      "activation: int", "format: int", "threads: int"});
+  register_kernels<ExpertsKernel>(experts);
   register_kernels<StepKernel>(step);
   register_kernels<TextKernel>(texts);
 }
@@ -146,7 +160,7 @@ void register_product_operations() {
   register_operation(pack, {"ws: num_parts * T"}, {"panels: uint8"},
                      {"T: {float}", "num_parts: int", "format: int",
                       "joins_rows: bool", "is_transposed: bool",
-                      "is_rounded: bool", "threads: int"});
+                      "is_rounded: bool", "stack: int", "threads: int"});
   register_operation(unpack, {"kernel: uint8"}, {"w: T"},
                      {"T: {bfloat16}", "inner: int", "outer: int",
                       "threads: int"});

@@ -18,40 +18,45 @@ namespace palm {
 struct PackKernel {
   Format format;
   bool joins_rows, is_transposed, is_rounded;
-  int threads;
+  int stack, threads;
 
   explicit PackKernel(const Attributes& attrs)
       : format(Format(attrs.number("format"))),
         joins_rows(attrs.flag("joins_rows")),
         is_transposed(attrs.flag("is_transposed")),
         is_rounded(attrs.flag("is_rounded")),
+        stack(attrs.number("stack")),
         threads(attrs.number("threads")) {}
 
   template <class T>
   void compute(Call& call) const {
-    int inner = 0, outer = 0;  // sizes of the matrix so far
-    std::vector<Block> blocks;
+    int inner = 0, outer = 0;  // sizes of a matrix so far
+    std::vector<std::vector<Block>> blocks(stack);  // of each matrix
     while (call.has_next()) {
       const Matrix<const T> w = call.next_matrix<const T>();
-      const int rows = is_transposed ? w.columns : w.rows;
-      const int columns = is_transposed ? w.rows : w.columns;
+      const int w_rows = w.rows / stack;
+      const int rows = is_transposed ? w.columns : w_rows;
+      const int columns = is_transposed ? w_rows : w.columns;
       const size_t step = w.columns;
-      blocks.push_back({w.data, rows, columns, joins_rows ? inner : 0,
-                        joins_rows ? 0 : outer, is_transposed ? 1 : step,
-                        is_transposed ? step : 1});
+      for (int i = 0; i < stack; ++i)
+        blocks[i].push_back({w.row(i * w_rows), rows, columns,
+                             joins_rows ? inner : 0, joins_rows ? 0 : outer,
+                             is_transposed ? 1 : step,
+                             is_transposed ? step : 1});
       inner = joins_rows ? inner + rows : rows;
       outer = joins_rows ? columns : outer + columns;
     }
     const int num_panels = (outer + kColumns - 1) / kColumns;
-    const Matrix<uint8_t> panels =
-      call.allocate<uint8_t>(0, num_panels, panel_bytes(format, inner));
+    const Matrix<uint8_t> panels = call.allocate<uint8_t>(
+      0, stack * num_panels, panel_bytes(format, inner));
     Shared& with = shared();
     std::lock_guard lock(with.mutex);
     WorkQueue queue;
     with.team_of(threads, kNoPatience).run([&](int) {
       Columns32 columns;
-      queue.each(num_panels, [&](int i) {
-        read_columns(blocks, i * kColumns, inner, is_rounded, columns);
+      queue.each(stack * num_panels, [&](int i) {
+        const int first = i % num_panels * kColumns;
+        read_columns(blocks[i / num_panels], first, inner, is_rounded, columns);
         pack(columns, format, panels.row(i));
       });
     });
@@ -125,8 +130,9 @@ struct ProductKernel {
           inputs.prepare(row, inner, format);
         }
         team.meet();
+        const Group whole = {0, count, kernel};
         inputs.multiply(
-          queue, team.size(), kernel, format, inner, outer,
+          queue, team.size(), {&whole, 1}, format, inner, outer,
           [&](int row, int column, int size, const float* numbers) {
             Out* to = y.row(first + row) + column;
             for (int i = 0; i < size; ++i) put(to + i, numbers[i]);

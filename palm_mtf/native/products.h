@@ -117,10 +117,11 @@ void tile_of(int rows, const Rows& x, int first, const uint8_t* panel,
 
 // Multiplies all rows by the panels `begin` to `end` - 1. For each tile, calls
 // use(first row, number of rows, first column, the tile's results). `next` is
-// the index of the panel that the thread probably reads next, to prefetch it.
+// the panel that the thread probably reads next, to prefetch it.
 template <Format kFormat, class Use>
 void multiply_panels(const Rows& x, int num_rows, const uint8_t* panels,
-                     int inner, int begin, int end, int next, Use use) {
+                     int inner, int begin, int end, const uint8_t* next,
+                     Use use) {
   constexpr int kMost = kFormat == kInt4 ? kTileRowsInt4 : kTileRows;
   alignas(64) float out[kMost][kColumns];
   const size_t bytes = panel_bytes(kFormat, inner);
@@ -128,7 +129,7 @@ void multiply_panels(const Rows& x, int num_rows, const uint8_t* panels,
   const int steps = padded(inner) >> kFormat;  // 1, 2, 4 or 8 weight rows each
   for (int p = begin; p < end; ++p) {
     const uint8_t* panel = panels + p * bytes;
-    const uint8_t* following = panels + (p + 1 < end ? p + 1 : next) * bytes;
+    const uint8_t* following = p + 1 < end ? panel + bytes : next;
     if constexpr (kHasStretches<kFormat>)
       if (num_tiles > 1) {
         multiply_stretches<kFormat>(

@@ -5,7 +5,9 @@
 
 #pragma once
 
+#include <algorithm>
 #include <atomic>
+#include <span>
 #include <type_traits>
 #include <vector>
 
@@ -30,18 +32,24 @@ class WorkQueue {
   std::atomic<int> next_ = 0;
 };
 
+// The `count` rows from `first` on, and the kernel that multiplies them.
+struct Group {
+  int first, count;
+  const uint8_t* kernel;
+};
+
 class PreparedRows {
  public:
   // Makes room for rows of at most `inner` numbers; earlier rows are lost.
   void resize(int num_rows, int inner) {
-    num_rows_ = num_rows;
-    size_t size = size_t(num_rows) * padded(inner);
-    if (floats_.size() >= size && scales_.size() >= size_t(num_rows)) return;
-    floats_.resize(size);
-    halves_.resize(size);
-    bytes_.resize(size);
-    group_sums_.resize(size / kGroup);
-    scales_.resize(num_rows);
+    const size_t size = size_t(num_rows) * padded(inner);
+    if (floats_.size() < size) {
+      floats_.resize(size);
+      halves_.resize(size);
+      bytes_.resize(size);
+      group_sums_.resize(size / kGroup);
+    }
+    if (scales_.size() < size_t(num_rows)) scales_.resize(num_rows);
   }
 
   // Returns where to write the `inner` numbers of a row.
@@ -63,28 +71,42 @@ class PreparedRows {
     }
   }
 
-  // Multiplies the rows by a kernel [inner, outer]. Each of `num_threads`
-  // threads calls this function to compute some columns of the product. Calls
-  // use(row, column, count, numbers) with `count` numbers from `column` on.
+  // Multiplies the rows of each group by its kernel, [inner, outer]. Each of
+  // `num_threads` threads calls this function to compute some columns of the
+  // products. Calls use(row, column, count, numbers) with `count` numbers from
+  // `column` on.
   template <class Use>
-  void multiply(WorkQueue& queue, int num_threads, const uint8_t* kernel,
-                Format format, int inner, int outer, Use use) const {
+  void multiply(WorkQueue& queue, int num_threads,
+                std::span<const Group> groups, Format format, int inner,
+                int outer, Use use) const {
     const int panels = (outer + kColumns - 1) / kColumns;
-    const int size = std::max(1, panels / (8 * num_threads));
-    Rows rows = {floats_.data(), halves_.data(), bytes_.data(), scales_.data(),
-                 group_sums_.data()};
-    auto each = [&](int first, int count, int column, float y[][kColumns]) {
-      int columns = std::min(kColumns, outer - column);
-      for (int r = 0; r < count; ++r) use(first + r, column, columns, y[r]);
+    const int all = panels * int(groups.size());
+    const int size = std::max(1, all / (8 * num_threads));
+    const size_t bytes = panel_bytes(format, inner);
+    auto panel = [&](int i) {
+      return groups[i / panels].kernel + i % panels * bytes;
     };
     auto go = [&](auto constant) {
-      for (int at = queue.take(size); at < panels; at = queue.take(size)) {
-        const int end = std::min(at + size, panels);
-        // If all threads are equally fast, they take runs of `size` panels in
-        // turn, so the next run of this thread begins at panel `next`.
-        const int next = std::min(at + num_threads * size, panels - 1);
-        multiply_panels<constant()>(rows, num_rows_, kernel, inner, at, end,
-                                    next, each);
+      for (int at = queue.take(size); at < all; at = queue.take(size)) {
+        const int last = std::min(at + size, all);
+        while (at < last) {  // the run of panels may be of several groups
+          const Group& group = groups[at / panels];
+          const int begin = at % panels;
+          const int end = std::min(panels, begin + last - at);
+          at += end - begin;
+          // If all threads are equally fast, they take runs of `size` panels
+          // in turn, so this thread's next run begins as far after this one.
+          const int next =
+            at < last ? at : std::min(at + (num_threads - 1) * size, all - 1);
+          multiply_panels<constant()>(
+            rows_from(group.first, inner), group.count, group.kernel, inner,
+            begin, end, panel(next),
+            [&](int first, int count, int column, float y[][kColumns]) {
+              const int columns = std::min(kColumns, outer - column);
+              for (int r = 0; r < count; ++r)
+                use(group.first + first + r, column, columns, y[r]);
+            });
+        }
       }
     };
     switch (format) {
@@ -96,7 +118,12 @@ class PreparedRows {
   }
 
  private:
-  int num_rows_ = 0;
+  Rows rows_from(int first, int inner) const {
+    const size_t at = size_t(first) * padded(inner);
+    return {floats_.data() + at, halves_.data() + at, bytes_.data() + at,
+            scales_.data() + first, group_sums_.data() + at / kGroup};
+  }
+
   std::vector<float> floats_, scales_;
   std::vector<uint16_t> halves_;
   std::vector<uint8_t> bytes_;

@@ -24,7 +24,7 @@ constexpr int kPatience = 20000, kNoPatience = 0;
 struct Shared {
   std::mutex mutex;
   std::map<std::pair<int, int>, Team> teams;  // by size and patience
-  PreparedRows inputs;
+  PreparedRows inputs, copies;
   std::vector<float> x, wide;
 
   Team& team_of(int size, int patience = kPatience) {

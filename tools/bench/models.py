@@ -6,12 +6,11 @@
 # first change its own settings.
 
 import contextlib
-import math
 from collections.abc import Iterator
 
 import numpy as np
 
-from palm_mtf.architecture.parameters import parameter_shapes
+from palm_mtf.accounting.flops import active_parameters
 from palm_mtf.config import (
   Config,
   MeshLayout,
@@ -47,6 +46,7 @@ SIZES = {
   "125M": _sizes(12, 768, 32000),
   "1010M": _sizes(16, 2048, 32000),
 }
+_EXPERTS_PER_TOKEN = 2
 _LLAMA = {
   "block": "serial",
   "norm": "rms_norm",
@@ -59,6 +59,14 @@ _LLAMA = {
 BLOCKS = {
   "palm": {},
   "llama": _LLAMA,
+  "mistral": {**_LLAMA, "num_kv_heads": 2},
+  "mixtral": {
+    **_LLAMA,
+    "num_kv_heads": 2,
+    "mlp": "experts",
+    "num_experts": 10,
+    "experts_per_token": _EXPERTS_PER_TOKEN,
+  },
   "smollm2": {**_LLAMA, **_sizes(30, 576, 49152), "d_ff": 1536},
   "gemma": {
     "block": "serial",
@@ -67,6 +75,9 @@ BLOCKS = {
     "logits_scale": 1.0,
   },
 }
+# Two models whose tokens use equally many parameters, except those of routers,
+# which are less than this share of the parameters.
+EXPERTS_AND_MLP, ROUTERS_SHARE = ("mistral", "mixtral"), 0.002
 
 
 def fast_dtype_here() -> str:
@@ -84,12 +95,17 @@ def benchmark_config(
   settings = {**SIZES[size], **BLOCKS[block]}
   if block == "gemma":
     settings["embedding_scale"] = settings["d_model"] ** 0.5
+  if block == "mixtral":
+    settings["d_expert"] = settings["d_ff"] // _EXPERTS_PER_TOKEN
   return ModelConfig(activation_dtype=dtype, **settings)
 
 
 def num_parameters(config: ModelConfig) -> int:
-  """Returns the number of parameters, norm scales included, as in the peers."""
-  return sum(map(math.prod, parameter_shapes(config).values()))
+  """Returns the number of parameters that a token uses, norm scales included.
+
+  Peers count like this.
+  """
+  return active_parameters(config)
 
 
 def random_tokens(model: ModelConfig, batch_size: int) -> np.ndarray:

@@ -19,6 +19,7 @@ import numpy as np
 from palm_mtf._tf import tf
 from palm_mtf.architecture.block import (
   NORMS,
+  ROUTER_BIAS,
   Attention,
   Branch,
   Projection,
@@ -118,9 +119,17 @@ class NativeStep:
     # The C++ step takes scales and kernels in the order in which it uses them.
     scales: list[LaidOut] = []
     kernels: list[str] = []
+    routers: list[str] = []
+    experts: list[str] = []
     for i, layer in enumerate(model_of(self._config).layers):
       joined = joined_kernels(self._config, i, is_packed=True)
       kernels += [x.names[0] for x in joined]
+      for sparse in filter(None, (x.sparse for x in layer.reads)):
+        router, first, *_ = sparse.inputs
+        bias = [ROUTER_BIAS] if sparse.experts.has_bias else []
+        routers += [f"{layer_name(i)}/{x}" for x in (router.part, *bias)]
+        parts = first.part, sparse.output.part
+        experts += [f"{layer_name(i)}/{x}" for x in parts]
       for each in layer.sums:
         (read,) = each.reads
         scales += model.norm_vectors(f"{layer_name(i)}/{read.norm}")
@@ -129,9 +138,10 @@ class NativeStep:
           scales += model.norm_vectors(f"{layer_name(i)}/{each.output_norm}")
     scales += model.make_last_norm()
     self._scales = [x.tensor_list[0] for x in scales]
-    self._kernels = [
-      model.weights[x].tensor_list[0] for x in (*kernels, "to_logits")
-    ]
+    self._routers, self._kernels = (
+      [model.weights[x].tensor_list[0] for x in names]
+      for names in (routers, [*kernels, "to_logits", *experts])
+    )
 
   def read(
     self, tokens: LaidOut, positions: LaidOut, cache: Cache
@@ -175,7 +185,7 @@ class NativeStep:
     length = cache[0].slice_shape[-2]
     return StepWeights(
       *(self._config, length, self._table, _find_angles(self._config, length)),
-      *(self._scales, self._kernels),
+      *(self._scales, self._routers, self._kernels),
     )
 
 

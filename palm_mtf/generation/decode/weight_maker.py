@@ -91,15 +91,15 @@ def _steps_in_cpp(placement: CpuGpuPlacement, config: ModelConfig) -> bool:
   if placement.size > 1 or "gpu" in placement.devices[0].lower():
     return False
   if missing := find_missing_in_step(config):
-    _tell_missing(missing, getattr(config, missing.lower()))
+    _tell_missing(missing, repr(getattr(config, missing.lower())))
     return False
   return operations() is not None
 
 
 @functools.cache  # so that a process logs this once
-def _tell_missing(name: str, value: object) -> None:
+def _tell_missing(name: str, value: str) -> None:
   _logger.info(
-    f"{name} = {value!r}: TensorFlow computes the decoding steps, because the "
+    f"{name} = {value}: TensorFlow computes the decoding steps, because the "
     "faster C++ step lacks this value"
   )
 
@@ -186,7 +186,18 @@ class WeightMaker:
     found |= {each.names[0]: self._join(*each) for each in joined}
     own = (x for x in self._dims if parse_name(x).layer == layer)
     experts = [x for x in own if parse_name(x).is_expert]
+    if experts and self._is_packed:
+      *inputs, output = experts
+      return found | {x[0]: self._pack(x) for x in (inputs, [output])}
     return found | {name: self._stack(name) for name in experts}
+
+  def _pack(self, names):
+    # Joins kernels of all experts, as `_join` joins others.
+    return self._keep(
+      names[0],
+      lambda *values: pack(values, self._dtype),
+      *map(self._read, names),
+    )
 
   def _stack(self, name):
     """Keeps a kernel of all experts, [experts, inner, outer]."""

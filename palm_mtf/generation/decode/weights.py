@@ -28,6 +28,7 @@ from palm_mtf.model.positions import alibi_slopes
 from palm_mtf.model.projection import JoinedColumns, vectors_of
 from palm_mtf.model.router import choose
 from palm_mtf.model.weights import logits_dtype
+from palm_mtf.native import decoding
 from palm_mtf.ops.placement import LaidOut, Placement
 from palm_mtf.ops.slicewise import slice_offset, split_axes
 
@@ -84,7 +85,7 @@ def joined_kernels(
     # join the inputs too, which costs more than a second product.
     joined = [outputs] if is_packed else [(name,) for name in outputs]
     found += [JoinedKernel(names, ()) for names in reads if names]
-    found += [JoinedKernel(names, outputs) for names in joined]
+    found += [JoinedKernel(names, outputs) for names in joined if names]
   return found
 
 
@@ -97,7 +98,8 @@ class DecodeModel:
   table              embedding, [vocab, d_model], activation dtype
   to_logits          transposed table of the logits, [d_model, vocab]
   first of kernels   matrix that joins these kernels (`JoinedKernel`)
-  kernel of experts  all experts' matrices, stacked, [experts, inner, outer]
+  kernel of experts  all experts' matrices, [experts, inner, outer]; packed
+                     ones join wi_gate and wi under the name of the first
   other parameters   scale, bias, table of positions or kernel of a router
   """
 
@@ -212,21 +214,23 @@ class DecodeModel:
 
     `branches` is {output projection: its input, [rows, inputs]}.
     """
-    if self.is_packed:
-      name = f"{layer}/{next(iter(branches)).part}"
-      return self.multiply([*branches.values()], name, is_step=is_step)
-    sums: dict[tuple[int, ...], list[LaidOut]] = {}
-    for each, x in branches.items():
-      y = self.multiply([x], f"{layer}/{each.part}", is_step=is_step)
-      axes = tuple(split_axes(self.placement, self.dims_of(each.inputs)))
-      sums.setdefault(axes, []).append(y)
-    # Before the all-reduce, add the products that need the same mesh axes, so
-    # that each set of axes takes only one all-reduce of [rows, d_model].
     add = functools.partial(self.placement.slicewise, tf.add)
-    found = [
-      self.placement.allreduce(functools.reduce(add, some), axes, "SUM")
-      for axes, some in sums.items()
-    ]
+    found = []
+    if self.is_packed and branches:
+      name = f"{layer}/{next(iter(branches)).part}"
+      found = [self.multiply([*branches.values()], name, is_step=is_step)]
+    elif not self.is_packed:
+      sums: dict[tuple[int, ...], list[LaidOut]] = {}
+      for each, x in branches.items():
+        y = self.multiply([x], f"{layer}/{each.part}", is_step=is_step)
+        axes = tuple(split_axes(self.placement, self.dims_of(each.inputs)))
+        sums.setdefault(axes, []).append(y)
+      # Before the all-reduce, add the products that need the same mesh axes, so
+      # that each set of axes takes only one all-reduce of [rows, d_model].
+      found = [
+        self.placement.allreduce(functools.reduce(add, some), axes, "SUM")
+        for axes, some in sums.items()
+      ]
     return functools.reduce(add, [*found, *others])
 
   def run_experts(self, x: LaidOut, layer: str, branch: Branch) -> LaidOut:
@@ -235,7 +239,10 @@ class DecodeModel:
     x is [rows, ..., d_model], and so is the result. No expert is ever full.
     """
     impl, mixer = self.placement, branch.experts
-    names = [x.part for x in (*branch.inputs, branch.output)]
+    inputs = [x.part for x in branch.inputs]
+    if self.is_packed:
+      inputs = inputs[:2]  # of the router, and the first of the joined kernels
+    names = [*inputs, branch.output.part]
     names += [ROUTER_BIAS] if mixer.has_bias else []
 
     def apply(first, x, router, *others):
@@ -243,7 +250,10 @@ class DecodeModel:
       bias = [kernels.pop()] if mixer.has_bias else []
       rows = tf.reshape(x, [-1, x.shape[-1]])
       gates, choice = choose(rows, router, bias, mixer)
-      y, _ = sum_experts(rows, gates, choice, first, kernels, mixer.mlp)
+      if self.is_packed:
+        y = decoding.sum_experts(rows, gates, choice, kernels, mixer)
+      else:
+        y, _ = sum_experts(rows, gates, choice, first, kernels, mixer.mlp)
       return tf.reshape(y, x.shape)
 
     given = [self.take(f"{layer}/{name}") for name in names]

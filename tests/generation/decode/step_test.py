@@ -48,6 +48,22 @@ OTHERS = {
     "attention": "multi_head",
     "norm": "rms_norm",
   },
+  "parallel, experts": {
+    "mlp": "experts",
+    "num_experts": 5,
+    "experts_per_token": 2,
+    "shared_experts": 1,
+    "d_expert": 12,
+  },
+  "normed experts": {
+    "block": "serial",
+    "norm": "rms_norm",
+    "branch_norm": True,
+    "mlp": "experts",
+    "expert_mlp": "geglu",
+    "num_experts": 4,
+    "experts_per_token": 4,
+  },
 }
 
 
@@ -69,16 +85,17 @@ def cached_logits(
     def split(x):
       return split_rows(model.placement, tf.constant(x, tf.int32))
 
+    num_rows = len(inputs)
     cache = prefill(
       model,
       tf.constant(inputs[:, :PROMPT]),
-      split([PROMPT] * ROWS),
+      split([PROMPT] * num_rows),
       config.sequence_length,
     )
     places = []
     for place in PLACES:
       logits, cache = step.read(
-        split(inputs[:, place]), split([place] * ROWS), cache
+        split(inputs[:, place]), split([place] * num_rows), cache
       )
       places.append(logits)
     whole = [tf.cast(join_rows(model.placement, x), tf.float32) for x in places]
@@ -114,9 +131,10 @@ def check_cached_logits(name, mesh=SINGLE):
   "name",
   [
     *("PaLM", "multi-head", "serial"),
-    slow("serial, multi-head"),
+    *map(slow, ("serial, multi-head", "parallel, experts", "normed experts")),
     *fast_only(
-      *("LLaMA 3.1", "Gemma 3", "Cohere 2", "GPT-3", "Gopher", "GPT-NeoX")
+      *("LLaMA 3.1", "Gemma 3", "Cohere 2", "GPT-3", "Gopher", "GPT-NeoX"),
+      "DeepSeek-V3",
     ),
   ],
 )
@@ -145,7 +163,7 @@ def test_split_logits_are_the_oracle_s(name, layout):
 @pytest.mark.parametrize(
   "name",
   [
-    *("PaLM", "Yarn LLaMA 2", "Gemma 3", "Cohere 2"),
+    *("PaLM", "Yarn LLaMA 2", "Gemma 3", "Cohere 2", "Mixtral"),
     *(slow(x) for x in ("Gemma", "Mistral")),
   ],
 )
@@ -167,10 +185,61 @@ def test_tensorflow_operations_give_the_same_logits(name):
     ("GPT-2", "NORM"),
     ("GPT-NeoX", "BLOCK"),
     ("no positions", "MLP"),
+    ("Mixtral", None),
+    ("OLMoE", None),
+    ("DeepSeek-V3", None),
+    ("GLaM", "MLP"),
   ],
 )
 def test_what_the_cpp_step_lacks_is_found(name, missing):
   assert find_missing_in_step(block_config(name)) == missing
+
+
+def test_layers_with_unlike_activations_are_computed_by_tensorflow():
+  variants = {"a": {}, "b": {"MLP": "geglu"}}
+  config = small_config(num_layers=2, layers="a, b", variants=variants)
+  assert find_missing_in_step(config) == "VARIANTS"
+  params, inputs, exact = case_of(config)
+  cached = cached_logits(config, params, inputs)
+  np.testing.assert_allclose(cached, exact, atol=2e-6 * np.abs(exact).max())
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int8", "int4"])
+def test_experts_of_a_row_do_not_depend_on_other_rows(dtype):
+  is_float = dtype.endswith(("32", "16"))
+  config = block_config(
+    "DeepSeek-V3", activation_dtype=dtype if is_float else "float32"
+  )
+  params, inputs, _ = case_of(config)
+  weight_dtype = "activation" if is_float else dtype
+  # Twenty rows are more than C++ multiplies at a time.
+  many = random_tokens(config, 20, seed=4)["inputs"]
+  many[7] = inputs[0]
+  alone = np.repeat(inputs[:1], ROWS, 0)
+  found, expected = (
+    cached_logits(config, params, rows, weight_dtype=weight_dtype)
+    for rows in (many, alone)
+  )
+  np.testing.assert_array_equal(found[7], expected[0])
+
+
+@pytest.mark.parametrize("name", ["Mixtral", "DeepSeek-V3"])
+def test_of_equal_scores_the_first_experts_are_chosen(name):
+  config = block_config(name)
+  params, inputs, _ = case_of(config)
+  for part, w in params.items():
+    if part.endswith("router"):
+      params[part] = np.zeros_like(w)
+    if part.endswith("router_bias"):
+      params[part] = np.full_like(w, 0.5)
+    if "/experts/" in part:  # experts that no row chooses are not read
+      w[config.experts_per_token :] = np.nan
+  found = cached_logits(config, params, inputs)
+  for part, w in params.items():
+    if "/experts/" in part:
+      w[config.experts_per_token :] = 0.0
+  exact = oracle.forward(config, params, inputs)[:, PROMPT : PROMPT + 2]
+  np.testing.assert_allclose(found, exact, atol=2e-6 * np.abs(exact).max())
 
 
 @pytest.mark.skipif(operations() is None, reason="there is no C++ compiler")

@@ -7,6 +7,7 @@ python -m tools.bench decode --size 125M --bits 8,4
 python -m tools.bench decode --peer llama_cpp,onnx --peer_python PYTHON
 python -m tools.bench decode --attention --sequence_length 4096
 python -m tools.bench decode --block llama --size 125M --peer llama_cpp
+python -m tools.bench decode --experts --batch_size 16
 """
 
 # Every program decodes the same architecture with random weights, greedily,
@@ -16,7 +17,8 @@ python -m tools.bench decode --block llama --size 125M --peer llama_cpp
 # --attention compares multi-query with multi-head attention, both in palm_mtf.
 # As in Shazeer (2019), "Fast Transformer Decoding", the two models have equally
 # many parameters: multi-head attention has more keys and values, so its MLP is
-# narrower.
+# narrower. --experts compares experts with one MLP, both in palm_mtf; a token
+# uses equally many parameters of both models.
 
 import argparse
 import contextlib
@@ -95,6 +97,9 @@ FLAGS = {
   "--bits": Flag("32,16,8,4", "bits per weight", choices([*map(str, OURS)])),
   "--attention": Flag(
     None, "compare both attentions", settings={"action": "store_true"}
+  ),
+  "--experts": Flag(
+    None, "compare experts with one MLP", settings={"action": "store_true"}
   ),
 }
 
@@ -222,6 +227,15 @@ def _races(
       for x in ("multi_query", "multi_head")
     }
     return
+  if chosen.experts:
+    for bits in map(int, chosen.bits):
+      yield {
+        (x, OURS[bits]): _our_command(
+          dataclasses.replace(task, block=x), OURS[bits]
+        )
+        for x in models.EXPERTS_AND_MLP
+      }
+    return
   gguf = _write_gguf(task, folder) if "llama_cpp" in chosen.peer else ""
   for bits in map(int, chosen.bits):
     commands = {("ours", OURS[bits]): _our_command(task, OURS[bits])}
@@ -249,7 +263,7 @@ def measure(chosen: argparse.Namespace) -> Iterator[dict]:
   task = Task(
     chosen.size, chosen.sequence_length, chosen.batch_size, block=chosen.block
   )
-  tolerance = _TOLERANCE if chosen.attention else 0.0
+  tolerance = _TOLERANCE if chosen.attention else models.ROUTERS_SHARE
   with tempfile.TemporaryDirectory() as folder:
     for commands in _races(chosen, task, folder):
       turns = pairs.race(commands, chosen.rounds, tolerance=tolerance)

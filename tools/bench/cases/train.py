@@ -49,15 +49,24 @@ FLAGS = {
   ),
   "--mesh_shape": Flag("", "MESH_SHAPE of our program"),
   "--layout": Flag("", "LAYOUT of our program"),
+  "--experts": Flag(
+    None, "compare experts with one MLP", settings={"action": "store_true"}
+  ),
 }
 
 
 def work(
-  size: str, dtype: str, sequence_length: int, batch_size: int, **mesh: str
+  size: str,
+  dtype: str,
+  sequence_length: int,
+  batch_size: int,
+  block: str = "palm",
+  **mesh: str,
 ) -> None:
   """Takes turns: one training step each of the model of one size."""
   own_process()  # as commands do
-  config, layout = _config(size, dtype, sequence_length), _layout(**mesh)
+  config = _config(size, dtype, sequence_length, block)
+  layout = _layout(**mesh)
   tokens = models.random_tokens(config, batch_size)
   with models.training_program(
     config, batch_size=batch_size, mesh_layout=layout
@@ -80,9 +89,11 @@ def work(
     take_turns(turn, {"parameters": models.num_parameters(config)})
 
 
-def _config(size: str, dtype: str, sequence_length: int) -> ModelConfig:
+def _config(
+  size: str, dtype: str, sequence_length: int, block: str = "palm"
+) -> ModelConfig:
   return dataclasses.replace(
-    models.benchmark_config(dtype, size),
+    models.benchmark_config(dtype, size, block),
     sequence_length=sequence_length,
     remat="attention" if sequence_length > TOKENS else "none",
   )
@@ -112,6 +123,10 @@ def measure(chosen: argparse.Namespace) -> Iterator[dict]:
     worker_command, "train", size=chosen.size, dtype=dtype, **settings, **mesh
   )
   commands = {("ours", dtype): make_command()}
+  if chosen.experts:
+    commands = {
+      (x, dtype): make_command(block=x) for x in models.EXPERTS_AND_MLP
+    }
   if chosen.base:
     commands["base", dtype] = make_command(folder=chosen.base)
   for name in chosen.peer:
@@ -123,6 +138,6 @@ def measure(chosen: argparse.Namespace) -> Iterator[dict]:
       dtype=dtype,
     )
   for record in pairs.speed_records(
-    pairs.race(commands, chosen.rounds), tokens
+    pairs.race(commands, chosen.rounds, tolerance=models.ROUTERS_SHARE), tokens
   ):
     yield {**record, "size": chosen.size, "sequence_length": length}
