@@ -7,9 +7,10 @@ python -m tools.bench train --size 113M --dtype float32 --rounds 30
 python -m tools.bench train --peer torch,jax --peer_python PYTHON --json
 python -m tools.bench train --base CHECKOUT
 python -m tools.bench train --mesh_shape data:4 --layout batch:data
+python -m tools.bench train --experts --tokens 8192
 """
 
-# Every program trains the same architecture on one random batch of 2,048
+# Every program trains the same architecture on one random batch of --tokens
 # tokens, or of one longer sequence; a turn is a step. For more than 2,048
 # positions palm_mtf recomputes attention in the backward pass (REMAT), and the
 # peers' attention does not keep its weights. All use PaLM's optimizer. Peers
@@ -19,6 +20,9 @@ python -m tools.bench train --mesh_shape data:4 --layout batch:data
 # The devices of a mesh are virtual devices that share this machine's cores. The
 # arithmetic is the same in all layouts, so their seconds compare all other
 # costs, except those of a network.
+#
+# --experts compares experts with one MLP, both in palm_mtf; a token uses
+# equally many parameters of both models.
 
 import argparse
 import dataclasses
@@ -34,13 +38,14 @@ from tools.bench import models, pairs, peers
 from tools.bench.command import Flag, checkout, worker_command
 from tools.peers.turns import take_turns
 
-TOKENS = 2048  # in a step, unless a sequence is longer
 HEAD, row, BOUNDS = pairs.SPEEDS_HEAD, pairs.speeds_row, pairs.BOUNDS
+_MOST_KEPT = 2048  # positions for which attention is not recomputed
 # By default the dtype that this machine multiplies fast.
 FLAGS = {
   **peers.SPEED_FLAGS,
   **peers.peer_flags("train"),
-  "--sequence_length": Flag(256, f"a divisor of {TOKENS}, or more than that"),
+  "--tokens": Flag(2048, "in a step, unless a sequence is longer"),
+  "--sequence_length": Flag(256, "a divisor of --tokens, or more than that"),
   "--dtype": Flag(
     models.fast_dtype_here(), "of all programs", ["bfloat16", "float32"]
   ),
@@ -95,7 +100,7 @@ def _config(
   return dataclasses.replace(
     models.benchmark_config(dtype, size, block),
     sequence_length=sequence_length,
-    remat="attention" if sequence_length > TOKENS else "none",
+    remat="attention" if sequence_length > _MOST_KEPT else "none",
   )
 
 
@@ -106,10 +111,10 @@ def _layout(mesh_shape: str = "", layout: str = "") -> MeshLayout:
 def measure(chosen: argparse.Namespace) -> Iterator[dict]:
   """Yields a record per program."""
   dtype, length = chosen.dtype, chosen.sequence_length
-  tokens = max(TOKENS, length)
+  tokens = max(chosen.tokens, length)
   if tokens % length:
     raise UserError(
-      f"--sequence_length = {length}: a step has {TOKENS:,} tokens; give a "
+      f"--sequence_length = {length}: a step has {tokens:,} tokens; give a "
       "divisor of that, such as 1024, or more."
     )
   peers.check_peers("train", chosen.peer, chosen.peer_python)
