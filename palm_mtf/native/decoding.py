@@ -38,6 +38,7 @@ def find_missing_in_step(config: ModelConfig) -> str | None:
     "MLP": activation in ACTIVATIONS and len(kernels) == 2,
     "POSITIONS": config.positions in ("rotary", "none"),
     "BIASES": not config.biases,
+    "QK_NORM": config.qk_norm != "rms_norm_all_heads",
   }
   return next((name for name, x in is_computed.items() if not x), None)
 
