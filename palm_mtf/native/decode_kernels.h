@@ -34,6 +34,7 @@ struct StepKernel {
     rotates_neighbours = attrs.numbers("rotates_neighbours");
     model.score_scale = attrs.real("score_scale");
     model.has_head_norms = attrs.flag("has_head_norms");
+    model.joins_heads = attrs.flag("joins_heads");
     model.has_output_norms = attrs.flag("has_output_norms");
     model.heads = attrs.number("heads");
     model.key_heads = attrs.number("key_heads");

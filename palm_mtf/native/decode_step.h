@@ -38,6 +38,7 @@ struct Model {
   std::vector<int> rotaries, windows, d_ffs, is_sparse;
   bool is_serial;  // attention and MLP one after another, each with a norm
   bool has_head_norms;    // each head of q and k is normalized
+  bool joins_heads;       // or all heads of a position together
   bool has_output_norms;  // in a serial block, each result is normalized
   Norm norm;
   float score_scale;
@@ -74,7 +75,7 @@ struct Step {
   const int32_t *tokens, *positions;     // [num_rows]
   const T* table;                        // [vocab, d_model]
   std::vector<Rotary> rotaries;
-  std::vector<const float*> scales;      // [d_model] or [d_kv], one per norm
+  std::vector<const float*> scales;      // one per norm; see `StepWeights`
   std::vector<const float*> routers;     // kernel, then any bias, per router
   std::vector<const uint8_t*> kernels;   // packed weights, one per product
   std::vector<T*> cache;  // [rows, key_heads, memory_length, d_kv]: for each
@@ -267,13 +268,17 @@ struct Step {
     T *keys = cache[2 * layer], *values = cache[2 * layer + 1];
     const size_t per_head = size_t(model.memory_length) * model.d_kv;
     const int rotary = model.rotaries[layer];
+    const Norm how = {false, model.norm.epsilon};
     auto prepare = [&](int row, float* head, const float* norm) {
-      const Norm how = {false, model.norm.epsilon};
-      if (norm) norm_row(head, norm, model.d_kv, how, head);
+      if (norm && !model.joins_heads) norm_row(head, norm, model.d_kv, how, head);
       if (rotary >= 0) rotate(rotaries[rotary], positions[row], head);
     };
     for_rows(thread, [&](int row) {
-      float* k = &wide[size_t(row) * wide_size() + q_size()];
+      float *q = &wide[size_t(row) * wide_size()], *k = q + q_size();
+      if (model.joins_heads) {
+        norm_row(q, q_norm, q_size(), how, q);
+        norm_row(k, k_norm, kv_size(), how, k);
+      }
       for (int head = 0; head < model.key_heads; ++head, k += model.d_kv) {
         size_t at = (size_t(row) * model.key_heads + head) * per_head +
                     size_t(positions[row]) * model.d_kv;

@@ -207,8 +207,8 @@ class StepWeights:
   # sin and cos, [memory_length, rotary_size / 2] float32 each, for each of
   # `Model.rotaries`.
   angles: Sequence[np.ndarray]
-  # Scales plus offsets of norms in a step's order, float32: [d_model] each, or
-  # [d_kv] for norms of heads.
+  # Scales plus offsets of norms in a step's order, float32: [d_model] each; for
+  # norms of heads, [d_kv] or [heads, d_kv].
   scales: Sequence[tf.Tensor]
   # Per router: its kernel, [d_model, router], and any bias, [router].
   routers: Sequence[tf.Tensor]
@@ -223,6 +223,7 @@ class StepWeights:
     attention, (mlp, *_) = layers[0].attention, _mlps(layers[0])
     mixers = [_find_experts(x) for x in layers]
     experts = next(filter(None, mixers), None)
+    form = attention.inputs[0].head_norm
     num_joined = len(kernels) - 2 * len([*filter(None, mixers)])
     return {
       "table": self.table,
@@ -240,7 +241,8 @@ class StepWeights:
       ],
       "rotates_neighbours": [int(x.pairs == "neighbours") for x in rotaries],
       "score_scale": _score_scale(attention.mixer, config.d_kv),
-      "has_head_norms": bool(attention.inputs[0].head_norm),
+      "has_head_norms": bool(form),
+      "joins_heads": bool(form) and form.joins_heads,
       "has_output_norms": bool(attention.output_norm),
       "heads": config.num_heads,
       "key_heads": config.key_heads,

@@ -116,6 +116,7 @@ void register_decode_operations() {
                        "memory_length: int", "rotaries: list(int)",
                        "windows: list(int)", "rotates_neighbours: list(int)",
                        "score_scale: float", "has_head_norms: bool",
+                       "joins_heads: bool",
                        "has_output_norms: bool", "heads: int",
                        "key_heads: int", "d_kv: int",
                        "d_ffs: list(int)", "is_sparse: list(int)",

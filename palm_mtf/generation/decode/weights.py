@@ -146,7 +146,7 @@ class DecodeModel:
     return [scale, self.weights[bias]] if bias in self.weights else [scale]
 
   def head_norm_scales(self, layer: str, read: Read) -> list[LaidOut]:
-    """Returns scale plus offset, [d_kv] float32, of the norms of q and k."""
+    """Returns scales plus offsets, float32, of the norms of q and k."""
     return [
       self.placement.slicewise(
         lambda x, form=form: x + form.scale_offset,
