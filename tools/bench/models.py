@@ -6,11 +6,12 @@
 # first change its own settings.
 
 import contextlib
+import math
 from collections.abc import Iterator
 
 import numpy as np
 
-from palm_mtf.accounting.flops import active_parameters
+from palm_mtf.architecture.parameters import parameter_shapes, parse_name
 from palm_mtf.config import (
   Config,
   MeshLayout,
@@ -75,9 +76,8 @@ BLOCKS = {
     "logits_scale": 1.0,
   },
 }
-# Two models whose tokens use equally many parameters, except those of routers,
-# which are less than this share of the parameters.
-EXPERTS_AND_MLP, ROUTERS_SHARE = ("mistral", "mixtral"), 0.002
+# Two blocks whose tokens use equally many parameters, but for the routers.
+EXPERTS_AND_MLP = ("mistral", "mixtral")
 
 
 def fast_dtype_here() -> str:
@@ -101,11 +101,12 @@ def benchmark_config(
 
 
 def num_parameters(config: ModelConfig) -> int:
-  """Returns the number of parameters that a token uses, norm scales included.
-
-  Peers count like this.
-  """
-  return active_parameters(config)
+  """Returns the number of parameters, norm scales included, as in the peers."""
+  return sum(
+    math.prod(shape)
+    for name, shape in parameter_shapes(config).items()
+    if not parse_name(name).is_state
+  )
 
 
 def random_tokens(model: ModelConfig, batch_size: int) -> np.ndarray:
