@@ -56,7 +56,9 @@ _LLAMA = {
   "num_kv_heads": 3,
   "logits_scale": 1.0,
 }
-# {name: settings of a block}; the block of SmolLM2 has its own size, 135M.
+_SMOLLM2 = {**_LLAMA, **_sizes(30, 576, 49152), "d_ff": 1536}
+# {name: settings of a block}; the blocks of SmolLM2 have its own size, 135M,
+# and that of a SmolLM2 whose MLPs became four experts each.
 BLOCKS = {
   "palm": {},
   "llama": _LLAMA,
@@ -68,7 +70,13 @@ BLOCKS = {
     "num_experts": 10,
     "experts_per_token": _EXPERTS_PER_TOKEN,
   },
-  "smollm2": {**_LLAMA, **_sizes(30, 576, 49152), "d_ff": 1536},
+  "smollm2": _SMOLLM2,
+  "smollm2_experts": {
+    **_SMOLLM2,
+    "mlp": "experts",
+    "num_experts": 4,
+    "experts_per_token": _EXPERTS_PER_TOKEN,
+  },
   "gemma": {
     "block": "serial",
     "norm": "rms_norm_1p",
