@@ -16,16 +16,19 @@ import dataclasses
 import json
 import logging
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
 
 from palm_mtf.accounting.optimizer_state import (
   NEW_OPTIMIZER,
   check_same_slots,
 )
-from palm_mtf.architecture.block import NORMS, model_of
+from palm_mtf.architecture.block import NORMS, Layer, Mlp, model_of
 from palm_mtf.architecture.parameters import (
+  dense_name,
   frozen_names,
   parameter_shapes,
+  parse_name,
   user_name,
 )
 from palm_mtf.checkpoints.manifest import (
@@ -133,11 +136,7 @@ def check_same_function(checkpoint: Checkpoint, model: ModelConfig) -> None:
   function, such as LAYERS with other names.
   """
   now = model.macros()
-  before = now | {
-    name: value
-    for name, value in settings_of(checkpoint.manifest).items()
-    if name in now
-  }
+  before = now | _model_settings(checkpoint.manifest, now)
   if _function_of(from_macros(ModelConfig, before)) == _function_of(model):
     return
   names = [x for x in now if before[x] != now[x] and x not in _FREE]
@@ -149,6 +148,11 @@ def check_same_function(checkpoint: Checkpoint, model: ModelConfig) -> None:
     f"{given}: {checkpoint.path} was trained with {trained}, which is another "
     "model; use that, or begin a run with INIT_CHECKPOINT in another MODEL_DIR."
   )
+
+
+def _model_settings(manifest: Manifest, names: Iterable[str]) -> dict[str, Any]:
+  settings = settings_of(manifest)
+  return {name: settings[name] for name in names if name in settings}
 
 
 def _function_of(model: ModelConfig) -> tuple[object, ...]:
@@ -291,6 +295,8 @@ class NamedWeights:
   files: OpenWeights  # open, because their run's trainer may remove them
   # None if palm_mtf did not write the weights: their vocabulary is unknown.
   checkpoint: Checkpoint | None
+  # {parameter that is read: its name in the files}; {} in `find_weights`.
+  names: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
   @property
   def prefix(self) -> str:
@@ -382,11 +388,16 @@ def find_initial_weights(
   path: str | None,
   newest: Checkpoint | None,
   shapes: Mapping[str, tuple[int, ...]],
+  copying: ModelConfig | None = None,
 ) -> NamedWeights | None:
   """Returns the weights of INIT_CHECKPOINT, or None if they are not needed.
 
-  `path` is INIT_CHECKPOINT. `newest` is the run's newest checkpoint. If there
-  is such a checkpoint, the run resumes from it and needs no initial weights.
+  Args:
+    path: INIT_CHECKPOINT.
+    newest: the run's newest checkpoint. If there is such a checkpoint, the run
+      resumes from it and needs no initial weights.
+    shapes: the shape of every parameter of the model, by name.
+    copying: the model, if INIT_EXPERTS copies the MLPs of a dense model.
 
   Raises UserError if `path` is missing, damaged or of another model.
   """
@@ -399,6 +410,13 @@ def find_initial_weights(
     return None
   # Raise errors here: a run with given weights never starts from random ones.
   weights = find_weights("INIT_CHECKPOINT", path)
+  names, wanted = {name: name for name in shapes}, dict(shapes)
+  if copying:
+    names = {x: y for x in shapes if (y := dense_name(x))}
+    wanted = {
+      y: shapes[x][1:] if parse_name(x).is_expert else shapes[x]
+      for x, y in names.items()
+    }
   if weights.checkpoint:
     held = weights.checkpoint.manifest.shapes
   else:
@@ -407,14 +425,43 @@ def find_initial_weights(
     held = {
       name: shape
       for name, shape in read_shapes(weights).items()
-      if name.rpartition("/")[0] not in shapes
+      if name.rpartition("/")[0] not in wanted
     }
-  if different := shape_differences(held, shapes):
+  if copying and any(parse_name(x).is_expert for x in held):
+    raise UserError(
+      f'INIT_EXPERTS = "copy": {weights.place} has experts already; leave '
+      "INIT_EXPERTS out."
+    )
+  if different := shape_differences(held, wanted):
+    fix = "use the models/*.gin it was trained with"
+    if copying:
+      fix += ", and its D_FF as D_EXPERT"
     raise UserError(
       f"{weights.given}: {weights.place} has {different}: it is of another "
-      "model; use the models/*.gin it was trained with."
+      f"model; {fix}."
     )
-  return weights
+  if copying and weights.checkpoint:
+    _check_same_mlps(weights.checkpoint, copying)
+  return dataclasses.replace(weights, names=names)
+
+
+def _check_same_mlps(checkpoint: Checkpoint, model: ModelConfig) -> None:
+  """Raises UserError unless experts compute what a dense model's MLPs do."""
+
+  def mlp_of(layer: Layer) -> Mlp:
+    (found,) = (x.mixer for x in layer.branches if isinstance(x.mixer, Mlp))
+    return found
+
+  before = _model_settings(checkpoint.manifest, model.macros())
+  dense = model_of(from_macros(ModelConfig, before)).layers
+  for own, held in zip(model_of(model).layers, dense, strict=True):
+    sparse = next((x for read in own.reads if (x := read.sparse)), None)
+    if sparse and sparse.experts.mlp != mlp_of(held):
+      raise UserError(
+        f"EXPERT_MLP = {model.expert_mlp!r}: {checkpoint.path} was trained "
+        f"with MLP = {before['MLP']!r}, of which INIT_EXPERTS makes experts; "
+        "use that."
+      )
 
 
 def find_initial_state(

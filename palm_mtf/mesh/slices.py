@@ -33,6 +33,17 @@ class Slice(Region):
   # Device that checks and pads values from a checkpoint: the variable's device
   # or, for an accelerator, the CPU of its host.
   near: str
+  # Whether the checkpoint holds `spec` once, without the slice's first
+  # dimension, along which the slice has copies.
+  is_copied: bool = False
+
+  def copies_of(self, names: Sequence[str]) -> "Slice":
+    """Returns a slice whose first dimension has copies of other variables."""
+    spec = self.spec
+    if spec:
+      *sizes, region = spec.split(" ")
+      spec = " ".join([*sizes[1:], region.partition(":")[2]])
+    return dataclasses.replace(self, names=names, spec=spec, is_copied=True)
 
   def read(self) -> tf.Tensor:
     """Returns the value, padding included."""

@@ -3,7 +3,7 @@
 """The session of a run: the run's variables, and the programs of its steps."""
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from palm_mtf._tf import tf
 from palm_mtf.checkpoints.manifest import Checkpoint
@@ -22,7 +22,7 @@ from palm_mtf.data.batches.server_batches import (
 )
 from palm_mtf.executors.choose import executor_of
 from palm_mtf.machine.host_memory import free_garbage
-from palm_mtf.mesh.slices import variables_of
+from palm_mtf.mesh.slices import Slice, variables_of
 from palm_mtf.model_dir.paths import ModelDir
 from palm_mtf.programs.features import FEATURE_DTYPES, ServerFeatures
 from palm_mtf.programs.step_programs import StepPrograms
@@ -143,9 +143,13 @@ class TrainSession:
         self._client.call(self._initialize)
         # Take only parameters: this run's optimizer starts from scratch.
         if job.initial_weights:
-          names = set(job.manifest.shapes)
+          names = job.initial_weights.names
           parameters = [
-            {key: x for key, x in pod.items() if names.issuperset(x[0].names)}
+            {
+              key: [_rename(x, names) for x in parts]
+              for key, parts in pod.items()
+              if names.keys() >= {*parts[0].names}
+            }
             for pod in self._pods
           ]
           self._client_reader.restore_weights(parameters, job.initial_weights)
@@ -181,3 +185,9 @@ class TrainSession:
       return by_device[device].call(read_batch, inputs, dtypes)
 
     return ServerFeatures(names, read)
+
+
+def _rename(part: Slice, names: Mapping[str, str]) -> Slice:
+  """Returns a slice by its names in INIT_CHECKPOINT (`NamedWeights.names`)."""
+  held = [names[x] for x in part.names]
+  return part if held == [*part.names] else part.copies_of(held)
