@@ -52,11 +52,6 @@ def check_run(config: PlanConfig) -> None:
   check_frozen(parameter_dims(model), run.frozen)
   if run.init_experts == "copy":
     _check_copied_experts(model)
-  if model.has_experts and config.optimizer.optimizer == "muon":
-    raise UserError(
-      'OPTIMIZER = "muon" and MLP = "experts": it would make the kernels of '
-      "all experts one orthogonal matrix; set another OPTIMIZER."
-    )
 
 
 def _check_copied_experts(model: ModelConfig) -> None:
