@@ -167,18 +167,6 @@ def user_name(name: str) -> str:
   return part if layer is None else f"layers/{layer}/{part}"
 
 
-def dense_name(name: str) -> str | None:
-  """Returns which parameter of a dense model INIT_EXPERTS copies.
-
-  For a kernel of experts it is the kernel of the MLP. None for a parameter of a
-  router, which no dense model has.
-  """
-  parameter = parse_name(name)
-  if parameter.is_state or parameter.part == ROUTER:
-    return None
-  return name.replace("/mlp/experts/", "/mlp/")
-
-
 def frozen_names(names: Iterable[str], patterns: Sequence[str]) -> set[str]:
   """Returns those of `names` that one of the patterns of FROZEN matches."""
   # fnmatch's "*" also matches "/".

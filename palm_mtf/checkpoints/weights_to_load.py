@@ -23,9 +23,8 @@ from palm_mtf.accounting.optimizer_state import (
   NEW_OPTIMIZER,
   check_same_slots,
 )
-from palm_mtf.architecture.block import NORMS, Layer, Mlp, model_of
+from palm_mtf.architecture.block import NORMS, ROUTER, model_of
 from palm_mtf.architecture.parameters import (
-  dense_name,
   frozen_names,
   parameter_shapes,
   parse_name,
@@ -136,7 +135,11 @@ def check_same_function(checkpoint: Checkpoint, model: ModelConfig) -> None:
   function, such as LAYERS with other names.
   """
   now = model.macros()
-  before = now | _model_settings(checkpoint.manifest, now)
+  before = now | {
+    name: value
+    for name, value in settings_of(checkpoint.manifest).items()
+    if name in now
+  }
   if _function_of(from_macros(ModelConfig, before)) == _function_of(model):
     return
   names = [x for x in now if before[x] != now[x] and x not in _FREE]
@@ -148,11 +151,6 @@ def check_same_function(checkpoint: Checkpoint, model: ModelConfig) -> None:
     f"{given}: {checkpoint.path} was trained with {trained}, which is another "
     "model; use that, or begin a run with INIT_CHECKPOINT in another MODEL_DIR."
   )
-
-
-def _model_settings(manifest: Manifest, names: Iterable[str]) -> dict[str, Any]:
-  settings = settings_of(manifest)
-  return {name: settings[name] for name in names if name in settings}
 
 
 def _function_of(model: ModelConfig) -> tuple[object, ...]:
@@ -412,7 +410,11 @@ def find_initial_weights(
   weights = find_weights("INIT_CHECKPOINT", path)
   names, wanted = {name: name for name in shapes}, dict(shapes)
   if copying:
-    names = {x: y for x in shapes if (y := dense_name(x))}
+    names = {
+      x: x.replace("/mlp/experts/", "/mlp/")
+      for x in shapes
+      if not parse_name(x).part.startswith(ROUTER)
+    }
     wanted = {
       y: shapes[x][1:] if parse_name(x).is_expert else shapes[x]
       for x, y in names.items()
@@ -427,41 +429,40 @@ def find_initial_weights(
       for name, shape in read_shapes(weights).items()
       if name.rpartition("/")[0] not in wanted
     }
-  if copying and any(parse_name(x).is_expert for x in held):
+  if copying:
+    _check_copied(weights, held, copying)
+  if different := shape_differences(held, wanted):
+    more = ", and its D_FF as D_EXPERT" if copying else ""
+    raise UserError(
+      f"{weights.given}: {weights.place} has {different}: it is of another "
+      f"model; use the models/*.gin it was trained with{more}."
+    )
+  return dataclasses.replace(weights, names=names)
+
+
+def _check_copied(
+  weights: NamedWeights, held: Iterable[str], model: ModelConfig
+) -> None:
+  """Raises UserError unless experts are like the MLPs of a dense checkpoint.
+
+  `held` are the names of the checkpoint's parameters.
+  """
+  if any(parse_name(x).is_expert for x in held):
     raise UserError(
       f'INIT_EXPERTS = "copy": {weights.place} has experts already; leave '
       "INIT_EXPERTS out."
     )
-  if different := shape_differences(held, wanted):
-    fix = "use the models/*.gin it was trained with"
-    if copying:
-      fix += ", and its D_FF as D_EXPERT"
+  if not weights.checkpoint:
+    return
+  before = settings_of(weights.checkpoint.manifest)
+  variants: dict[str, dict[str, Any]] = before["VARIANTS"] or {"": {}}
+  mlps = {x.get("MLP", before["MLP"]) for x in variants.values()}
+  if mlps != {model.expert_mlp}:
     raise UserError(
-      f"{weights.given}: {weights.place} has {different}: it is of another "
-      f"model; {fix}."
+      f"EXPERT_MLP = {model.expert_mlp!r}: {weights.place} was trained with "
+      f"MLP = {', '.join(map(repr, sorted(mlps)))}, which INIT_EXPERTS copies; "
+      "use the same."
     )
-  if copying and weights.checkpoint:
-    _check_same_mlps(weights.checkpoint, copying)
-  return dataclasses.replace(weights, names=names)
-
-
-def _check_same_mlps(checkpoint: Checkpoint, model: ModelConfig) -> None:
-  """Raises UserError unless experts compute what a dense model's MLPs do."""
-
-  def mlp_of(layer: Layer) -> Mlp:
-    (found,) = (x.mixer for x in layer.branches if isinstance(x.mixer, Mlp))
-    return found
-
-  before = _model_settings(checkpoint.manifest, model.macros())
-  dense = model_of(from_macros(ModelConfig, before)).layers
-  for own, held in zip(model_of(model).layers, dense, strict=True):
-    sparse = next((x for read in own.reads if (x := read.sparse)), None)
-    if sparse and sparse.experts.mlp != mlp_of(held):
-      raise UserError(
-        f"EXPERT_MLP = {model.expert_mlp!r}: {checkpoint.path} was trained "
-        f"with MLP = {before['MLP']!r}, of which INIT_EXPERTS makes experts; "
-        "use that."
-      )
 
 
 def find_initial_state(

@@ -37,13 +37,18 @@ class Slice(Region):
   # dimension, along which the slice has copies.
   is_copied: bool = False
 
-  def copies_of(self, names: Sequence[str]) -> "Slice":
-    """Returns a slice whose first dimension has copies of other variables."""
-    spec = self.spec
+  def renamed(self, names: Mapping[str, str]) -> "Slice":
+    """Returns the slice by its names in another checkpoint.
+
+    If the names differ, the checkpoint has what the first dimension copies.
+    """
+    held, spec = [names[x] for x in self.names], self.spec
+    if held == [*self.names]:
+      return self
     if spec:
       *sizes, region = spec.split(" ")
       spec = " ".join([*sizes[1:], region.partition(":")[2]])
-    return dataclasses.replace(self, names=names, spec=spec, is_copied=True)
+    return dataclasses.replace(self, names=held, spec=spec, is_copied=True)
 
   def read(self) -> tf.Tensor:
     """Returns the value, padding included."""

@@ -3,7 +3,7 @@
 """The session of a run: the run's variables, and the programs of its steps."""
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 
 from palm_mtf._tf import tf
 from palm_mtf.checkpoints.manifest import Checkpoint
@@ -22,7 +22,7 @@ from palm_mtf.data.batches.server_batches import (
 )
 from palm_mtf.executors.choose import executor_of
 from palm_mtf.machine.host_memory import free_garbage
-from palm_mtf.mesh.slices import Slice, variables_of
+from palm_mtf.mesh.slices import variables_of
 from palm_mtf.model_dir.paths import ModelDir
 from palm_mtf.programs.features import FEATURE_DTYPES, ServerFeatures
 from palm_mtf.programs.step_programs import StepPrograms
@@ -146,7 +146,7 @@ class TrainSession:
           names = job.initial_weights.names
           parameters = [
             {
-              key: [_rename(x, names) for x in parts]
+              key: [x.renamed(names) for x in parts]
               for key, parts in pod.items()
               if names.keys() >= {*parts[0].names}
             }
@@ -185,9 +185,3 @@ class TrainSession:
       return by_device[device].call(read_batch, inputs, dtypes)
 
     return ServerFeatures(names, read)
-
-
-def _rename(part: Slice, names: Mapping[str, str]) -> Slice:
-  """Returns a slice by its names in INIT_CHECKPOINT (`NamedWeights.names`)."""
-  held = [names[x] for x in part.names]
-  return part if held == [*part.names] else part.copies_of(held)

@@ -119,14 +119,11 @@ def test_the_first_loss_is_that_of_the_dense_model(
       "layer_000/mlp/wi_gate [32, 64], the model wants [32, 32]; layer_000/mlp",
     ),
     ({"D_EXPERT": 32}, "it was trained with, and its D_FF as D_EXPERT."),
-    (
-      {"EXPERT_MLP": "relu"},
-      "layer_000/mlp/wi_gate [32, 64], the model wants ",
-    ),
+    ({"EXPERT_MLP": "relu"}, "EXPERT_MLP = 'relu': "),
     (
       {"EXPERT_MLP": "geglu"},
-      " was trained with MLP = 'swiglu', of which INIT_EXPERTS makes experts; "
-      "use that.",
+      " was trained with MLP = 'swiglu', which INIT_EXPERTS copies; use the "
+      "same.",
     ),
   ],
 )
