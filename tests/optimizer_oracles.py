@@ -93,9 +93,14 @@ class Muon(Adamw):
     m = beta * self.slots[f"{name}/momentum"] + (1 - beta) * g
     self.slots[f"{name}/momentum"] = m
     n = self.updates[name] = beta * m + (1 - beta) * g
-    matrix = as_matrix(name, n)
-    scale = 0.2 * math.sqrt(max(matrix.shape))
-    return scale * newton_schulz(matrix).reshape(g.shape)
+    if "/experts/" in name:
+      return np.stack([scaled(each) for each in n])
+    return scaled(as_matrix(name, n)).reshape(g.shape)
+
+
+def scaled(matrix):
+  """Returns the orthogonalized matrix, times the factor of Liu et al."""
+  return 0.2 * math.sqrt(max(matrix.shape)) * newton_schulz(matrix)
 
 
 def newton_schulz(matrix, steps=5):

@@ -430,7 +430,8 @@ def root_mean_square(x) -> float:
 
 def as_matrix(name: str, x):
   """Returns a kernel as [fan-in, fan-out], the embedding as [V, D]."""
-  if name.endswith("attention/o"):  # out of heads and their dimensions
+  # Out of heads and their dimensions; or the rows of all experts.
+  if name.endswith("attention/o") or "/experts/" in name:
     return x.reshape(-1, x.shape[-1])
   return x.reshape(x.shape[0], -1)
 

@@ -392,7 +392,7 @@ class _Traffic:
     for kernel in orthogonalized(*of_mesh, frozen=self._frozen):
       for axis, numbers in kernel.gathers:
         self.add("all_gather", (axis,), _FLOAT32 * numbers, kernel.count)
-      num_bytes = _FLOAT32 * kernel.shares.first**2
+      num_bytes = _FLOAT32 * kernel.shares.count * kernel.shares.first**2
       times = kernel.steps * kernel.count
       self.add("all_reduce", kernel.summed, num_bytes, times)
 

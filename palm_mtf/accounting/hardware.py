@@ -42,18 +42,36 @@ def check_chip(chip: str, hardware: HardwareConfig) -> None:
 def check_run(config: PlanConfig) -> None:
   """Raises UserError unless sizes, mesh, batches, pods and FROZEN fit together.
 
-  Also if MFU needs a peak of CHIP that is not known.
+  Also if MFU needs a peak of CHIP that is not known, or experts cannot begin as
+  copies of a dense model's MLPs.
   """
   run, model = config.run, config.model
   sizes, num_pods = run.batch_sizes.sizes, config.pods.num_pods
   check_layout(config.mesh_layout, model, *sizes, num_pods=num_pods)
   check_chip(run.chip, config.hardware)
   check_frozen(parameter_dims(model), run.frozen)
-  if model.has_experts and config.optimizer.optimizer == "muon":
+  if run.init_experts == "copy":
+    _check_copied_experts(model)
+
+
+def _check_copied_experts(model: ModelConfig) -> None:
+  given = 'INIT_EXPERTS = "copy" and'
+  if not model.has_experts:
     raise UserError(
-      'OPTIMIZER = "muon" and MLP = "experts": it would make the kernels of '
-      "all experts one orthogonal matrix; set another OPTIMIZER."
+      f"{given} MLP = {model.mlp!r}: the model has no experts; leave "
+      'INIT_EXPERTS out, or set MLP = "experts".'
     )
+  # Only with these values, the factors of a token's copies add up to 1.
+  for name, value in {
+    "SHARED_EXPERTS": None,
+    "ROUTER_NORMALIZES": True,
+    "ROUTER_SCALE": 1.0,
+  }.items():
+    if (own := getattr(model, name.lower())) != value:
+      raise UserError(
+        f"{given} {name} = {own!r}: the model would not begin as the dense "
+        f"model; set {name} = {value!r}."
+      )
 
 
 def peak_flops_per_sec(chip: str, hardware: HardwareConfig) -> float:

@@ -5,7 +5,8 @@
 X is a matrix or its transpose, so that A is small: the shorter side of the
 matrix is first. Each device has all of the first side, which is gathered if
 the layout splits it, and only its part of the second side. So each device
-computes a term of A, and an all-reduce adds up the terms.
+computes a term of A, and an all-reduce adds up the terms. A kernel of experts
+stacks one matrix per expert; a device computes only those of its experts.
 """
 
 import math
@@ -19,9 +20,11 @@ from palm_mtf.config import MeshLayout, ModelConfig, OptimizerConfig
 
 
 class Shares(NamedTuple):
-  """One device's share of the products for a matrix.
+  """One device's share of the products for a kernel.
 
   Attributes:
+    stack: number of the device's matrices in each dimension before the rows:
+      (experts,), or () for a kernel that is one matrix.
     is_transposed: whether columns are the first side of X.
     first: length of the first side of X.
     second: length of the device's part of the second side.
@@ -29,28 +32,37 @@ class Shares(NamedTuple):
     summed: dimensions over whose mesh axes the terms of A are added up.
   """
 
+  stack: tuple[int, ...]
   is_transposed: bool
   first: int
   second: int
   gathered: tuple[int, ...]
   summed: tuple[int, ...]
 
+  @property
+  def count(self) -> int:
+    """The number of the device's matrices."""
+    return math.prod(self.stack)
+
   def flops(self, steps: int) -> int:
     """Returns the FLOPs of a device in `steps` steps."""
     first, second = self.first, self.second
-    return steps * 2 * first * first * (first + 2 * second)
+    return self.count * steps * 2 * first * first * (first + 2 * second)
 
 
-def shares_of(sizes: Sequence[int], parts: Sequence[int], rows: int) -> Shares:
-  """Returns how devices share the steps of a matrix.
+def shares_of(
+  sizes: Sequence[int], parts: Sequence[int], rows: int, begin: int = 0
+) -> Shares:
+  """Returns how devices share the steps of a kernel.
 
   Args:
-    sizes: sizes of the dimensions; the first `rows` are the rows.
+    sizes: sizes of the dimensions; those from `begin` to `rows` are the rows.
     parts: number of parts into which the layout splits each dimension.
-    rows: number of dimensions that are rows.
+    rows: where the dimensions of the rows end.
+    begin: number of dimensions that count matrices, before the rows.
   """
   every = range(len(sizes))
-  sides = tuple(every[:rows]), tuple(every[rows:])
+  sides = tuple(every[begin:rows]), tuple(every[rows:])
 
   # Of equal sides, take the one that is split less.
   def order(side: Sequence[int]) -> tuple[int, int]:
@@ -60,6 +72,7 @@ def shares_of(sizes: Sequence[int], parts: Sequence[int], rows: int) -> Shares:
   is_transposed = order(sides[1]) < order(sides[0])
   first, second = sides[::-1] if is_transposed else sides
   return Shares(
+    tuple(sizes[i] // parts[i] for i in every[:begin]),
     is_transposed,
     order(first)[0],
     math.prod(sizes[i] // parts[i] for i in second),
@@ -104,7 +117,9 @@ def orthogonalized(
     dims = ["d_model_stored" if x == "d_model" else x for x in dims_of[name]]
     parts = [mesh.axis_size_of(x) for x in dims]
     sizes = [x * n for x, n in zip(each.sizes, parts, strict=True)]
-    shares, numbers = shares_of(sizes, parts, row_rank(name)), each.size
+    begin = int(parse_name(name).is_expert)
+    shares = shares_of(sizes, parts, row_rank(name), begin)
+    numbers = each.size
     gathers = []
     for i in shares.gathered:
       numbers *= parts[i]
@@ -138,6 +153,7 @@ def buffer_bytes(
   A kernel needs X twice, old and new, and A, its square, and their sum.
   """
   return 4 * sum(
-    2 * x.shares.first * x.shares.second + 3 * x.shares.first**2
+    x.shares.count
+    * (2 * x.shares.first * x.shares.second + 3 * x.shares.first**2)
     for x in orthogonalized(config, mesh, optimizer, stage, frozen)
   )

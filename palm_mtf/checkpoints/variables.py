@@ -455,7 +455,11 @@ def _read_slice(prefix: tf.Tensor, part: Slice) -> tf.Tensor:
     shape_and_slices=tf.fill([num], part.spec),
     dtypes=[dtype] * num,
   )
-  value = part.stack_rows([tf.ensure_shape(x, part.sizes) for x in values])
+  held = part.sizes[1:] if part.is_copied else part.sizes
+  values = [tf.ensure_shape(x, held) for x in values]
+  if part.is_copied:
+    values = [tf.broadcast_to(x, part.sizes) for x in values]
+  value = part.stack_rows(values)
   return pad_to(value, shape)
 
 

@@ -16,16 +16,18 @@ import dataclasses
 import json
 import logging
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
 
 from palm_mtf.accounting.optimizer_state import (
   NEW_OPTIMIZER,
   check_same_slots,
 )
-from palm_mtf.architecture.block import NORMS, model_of
+from palm_mtf.architecture.block import NORMS, ROUTER, model_of
 from palm_mtf.architecture.parameters import (
   frozen_names,
   parameter_shapes,
+  parse_name,
   user_name,
 )
 from palm_mtf.checkpoints.manifest import (
@@ -291,6 +293,8 @@ class NamedWeights:
   files: OpenWeights  # open, because their run's trainer may remove them
   # None if palm_mtf did not write the weights: their vocabulary is unknown.
   checkpoint: Checkpoint | None
+  # {parameter that is read: its name in the files}; {} in `find_weights`.
+  names: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
   @property
   def prefix(self) -> str:
@@ -382,11 +386,16 @@ def find_initial_weights(
   path: str | None,
   newest: Checkpoint | None,
   shapes: Mapping[str, tuple[int, ...]],
+  copying: ModelConfig | None = None,
 ) -> NamedWeights | None:
   """Returns the weights of INIT_CHECKPOINT, or None if they are not needed.
 
-  `path` is INIT_CHECKPOINT. `newest` is the run's newest checkpoint. If there
-  is such a checkpoint, the run resumes from it and needs no initial weights.
+  Args:
+    path: INIT_CHECKPOINT.
+    newest: the run's newest checkpoint. If there is such a checkpoint, the run
+      resumes from it and needs no initial weights.
+    shapes: the shape of every parameter of the model, by name.
+    copying: the model, if INIT_EXPERTS copies the MLPs of a dense model.
 
   Raises UserError if `path` is missing, damaged or of another model.
   """
@@ -399,6 +408,17 @@ def find_initial_weights(
     return None
   # Raise errors here: a run with given weights never starts from random ones.
   weights = find_weights("INIT_CHECKPOINT", path)
+  names, wanted = {name: name for name in shapes}, dict(shapes)
+  if copying:
+    names = {
+      x: x.replace("/mlp/experts/", "/mlp/")
+      for x in shapes
+      if not parse_name(x).part.startswith(ROUTER)
+    }
+    wanted = {
+      y: shapes[x][1:] if parse_name(x).is_expert else shapes[x]
+      for x, y in names.items()
+    }
   if weights.checkpoint:
     held = weights.checkpoint.manifest.shapes
   else:
@@ -407,14 +427,42 @@ def find_initial_weights(
     held = {
       name: shape
       for name, shape in read_shapes(weights).items()
-      if name.rpartition("/")[0] not in shapes
+      if name.rpartition("/")[0] not in wanted
     }
-  if different := shape_differences(held, shapes):
+  if copying:
+    _check_copied(weights, held, copying)
+  if different := shape_differences(held, wanted):
+    more = ", and its D_FF as D_EXPERT" if copying else ""
     raise UserError(
       f"{weights.given}: {weights.place} has {different}: it is of another "
-      "model; use the models/*.gin it was trained with."
+      f"model; use the models/*.gin it was trained with{more}."
     )
-  return weights
+  return dataclasses.replace(weights, names=names)
+
+
+def _check_copied(
+  weights: NamedWeights, held: Iterable[str], model: ModelConfig
+) -> None:
+  """Raises UserError unless experts are like the MLPs of a dense checkpoint.
+
+  `held` are the names of the checkpoint's parameters.
+  """
+  if any(parse_name(x).is_expert for x in held):
+    raise UserError(
+      f'INIT_EXPERTS = "copy": {weights.place} has experts already; leave '
+      "INIT_EXPERTS out."
+    )
+  if not weights.checkpoint:
+    return
+  before = settings_of(weights.checkpoint.manifest)
+  variants: dict[str, dict[str, Any]] = before["VARIANTS"] or {"": {}}
+  mlps = {x.get("MLP", before["MLP"]) for x in variants.values()}
+  if mlps != {model.expert_mlp}:
+    raise UserError(
+      f"EXPERT_MLP = {model.expert_mlp!r}: {weights.place} was trained with "
+      f"MLP = {', '.join(map(repr, sorted(mlps)))}, which INIT_EXPERTS copies; "
+      "use the same."
+    )
 
 
 def find_initial_state(

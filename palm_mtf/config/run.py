@@ -114,6 +114,9 @@ class RunConfig(Checked):
     init_state: what is taken from init_checkpoint. "weights": only weights, and
       training begins at step 0 with a new optimizer, as in finetuning. "all":
       the optimizer and the step too, as in continued pretraining on other data.
+    init_experts: "copy": init_checkpoint is a dense model, and every expert
+      begins as a copy of its layer's MLP; only routers are drawn (Komatsuzaki
+      et al. 2022). "none": init_checkpoint has all parameters.
     frozen: patterns of names of parameters that training does not change, such
       as "embedding" or "layers/*/norm*" (architecture/parameters.py).
     keep_every_steps: checkpoints at multiples of this step are kept
@@ -149,6 +152,7 @@ class RunConfig(Checked):
     ),
   ] = None
   init_state: Literal["weights", "all"] = "weights"
+  init_experts: Literal["none", "copy"] = "none"
   frozen: Annotated[
     list[str] | tuple[str, ...], texts("patterns of names of parameters")
   ] = ()
@@ -163,6 +167,13 @@ class RunConfig(Checked):
       raise UserError(
         'INIT_STATE = "all": needs a checkpoint to resume from; name it in '
         "INIT_CHECKPOINT."
+      )
+    weights_only = self.init_checkpoint is not None and self.init_state != "all"
+    if self.init_experts == "copy" and not weights_only:
+      raise UserError(
+        'INIT_EXPERTS = "copy": copies weights of a dense model, without its '
+        "optimizer; name its checkpoint in INIT_CHECKPOINT, with INIT_STATE = "
+        '"weights".'
       )
     every, steps = self.keep_every_steps, self.checkpoint_steps
     if every and every % steps:

@@ -33,6 +33,22 @@ class Slice(Region):
   # Device that checks and pads values from a checkpoint: the variable's device
   # or, for an accelerator, the CPU of its host.
   near: str
+  # Whether the checkpoint holds `spec` once, without the slice's first
+  # dimension, along which the slice has copies.
+  is_copied: bool = False
+
+  def renamed(self, names: Mapping[str, str]) -> "Slice":
+    """Returns the slice by its names in another checkpoint.
+
+    If the names differ, the checkpoint has what the first dimension copies.
+    """
+    held, spec = [names[x] for x in self.names], self.spec
+    if held == [*self.names]:
+      return self
+    if spec:
+      *sizes, region = spec.split(" ")
+      spec = " ".join([*sizes[1:], region.partition(":")[2]])
+    return dataclasses.replace(self, names=held, spec=spec, is_copied=True)
 
   def read(self) -> tf.Tensor:
     """Returns the value, padding included."""

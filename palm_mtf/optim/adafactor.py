@@ -74,12 +74,13 @@ def _factored_step(values, g, scalars, row, column):
 # is "variable", each variable is one matrix. If it is "stacked", the matrices
 # are those of PaLM's published inference code, where three matrices hold the
 # kernels of all layers: the table below names each kernel's matrix. The `norm`
-# scales of all layers form another matrix, and so do the `mlp_norm` scales. A
-# parameter that is not trained (FROZEN) is in no matrix.
+# scales of all layers form another matrix, and so do the `mlp_norm` scales, and
+# each kind of kernel of experts. A parameter that is not trained (FROZEN) is in
+# no matrix.
 _STACKED_WITH = {
-  **dict.fromkeys(("q", "wi_gate", "wi"), "q_wi"),
-  **dict.fromkeys(("k", "v"), "kv"),
-  **dict.fromkeys(("o", "wo"), "o_wo"),
+  **dict.fromkeys(("attention/q", "mlp/wi_gate", "mlp/wi"), "q_wi"),
+  **dict.fromkeys(("attention/k", "attention/v"), "kv"),
+  **dict.fromkeys(("attention/o", "mlp/wo"), "o_wo"),
 }
 
 
@@ -106,7 +107,7 @@ class Adafactor(Rule):
     parameter = parse_name(name)
     if config.parameter_scale != "stacked" or parameter.layer is None:
       return name
-    return _STACKED_WITH.get(parameter.last, parameter.part)
+    return _STACKED_WITH.get(parameter.part, parameter.part)
 
   def __init__(
     self,

@@ -13,7 +13,8 @@ norm, then five Newton-Schulz steps X <- a X + (b A + c A^2) X with A = X X^T.
 The factor of O(n) makes its root mean square that of AdamW's updates, about
 0.2 (Liu et al. 2025, "Muon is Scalable for LLM Training"), so that one learning
 rate serves all parameters. Rows of a kernel are the dimensions that its product
-sums over: d_model of q [d_model, heads, d_kv], heads and d_kv of o.
+sums over: d_model of q [d_model, heads, d_kv], heads and d_kv of o. A kernel of
+experts [experts, rows, columns] is one matrix n per expert.
 
 The metrics measure n instead of O(n), whose size hardly changes.
 """
@@ -55,6 +56,14 @@ def _normalize(g, scalars, m, norm):
 
 def _gram(x):
   return matmul(x, x, transpose_b=True)
+
+
+@fused
+def _normalize_each(x, gram):
+  # Divides each expert's X by its own norm; the trace of X X^T is |X|^2.
+  norm = tf.maximum(tf.sqrt(tf.linalg.trace(gram)), _SMALLEST_NORM)
+  norm = norm[:, tf.newaxis, tf.newaxis]
+  return x / norm, gram / tf.square(norm)
 
 
 def _newton_schulz(x, gram):
@@ -104,27 +113,31 @@ class Muon(Adamw):
     return self.update(_step, ["", "momentum"], given)
 
   def _orthogonalize(self, x: Any) -> Any:
-    """Returns O of a kernel with a norm of 1, times its factor."""
+    """Returns O of a kernel, which has a norm of 1, times its factor."""
     impl, dims = self.mesh_impl, self.variable.shape.dims
     axis_of = [impl.tensor_dimension_to_mesh_axis(dim) for dim in dims]
     parts = [1 if i is None else impl.shape[i].size for i in axis_of]
     sizes, rows = [dim.size for dim in dims], row_rank(self.name)
-    shares = shares_of(sizes, parts, rows)
+    begin = int(parse_name(self.name).is_expert)
+    shares = shares_of(sizes, parts, rows, begin)
     scale = _SCALE * math.sqrt(
-      max(math.prod(sizes[:rows]), math.prod(sizes[rows:]))
+      max(math.prod(sizes[begin:rows]), math.prod(sizes[rows:]))
     )
     for i in shares.gathered:
       x = impl.allconcat(x, axis_of[i], i)
     shape, sides = x.slice_shape, (shares.first, shares.second)
     to_matrix = sides[::-1] if shares.is_transposed else sides
+    to_matrix = *shares.stack, *to_matrix
 
     def turn(x):
-      return tf.transpose(x) if shares.is_transposed else x
+      return tf.linalg.matrix_transpose(x) if shares.is_transposed else x
 
     x = impl.slicewise(lambda x: turn(tf.reshape(x, to_matrix)), x)
     axes = sorted({axis_of[i] for i in shares.summed})
-    for _ in range(self._steps):
+    for step in range(self._steps):
       gram = impl.allreduce(impl.slicewise(_gram, x), axes, "SUM")
+      if shares.stack and not step:
+        x, gram = impl.slicewise(_normalize_each, x, gram)
       x = impl.slicewise(_newton_schulz, x, gram)
     x = impl.slicewise(lambda x: tf.reshape(scale * turn(x), shape), x)
     for i in shares.gathered:

@@ -390,7 +390,8 @@ class SumOfSquares(NamedTuple):
   """Sum of squares of one variable, or of its update, in one step, for RMS."""
 
   # "parameter": `value` is the sum of (p - center)^2 before the step.
-  # "update": `value` is the sum of u^2 before UPDATE_CLIP scales u.
+  # "update": `value` is the sum of u^2 before UPDATE_CLIP scales u; for a state
+  # it is the load of the busiest expert, see `largest_load`.
   of: str
   variable: str
   size: int  # number of elements of the variable, for the mean
@@ -402,6 +403,20 @@ def total(terms: Sequence[tf.Tensor]) -> tf.Tensor:
   # tf.add_n may start from any term whose buffer nothing else uses. The order
   # of the terms, and so the sum's last bit, could then differ between steps.
   return tf.reduce_sum(tf.stack(terms), axis=0)
+
+
+def largest_load(sums: Iterable[SumOfSquares]) -> dict[str, tf.Tensor]:
+  """Returns "expert_load", [] float32, of a model with experts; or nothing.
+
+  It is the largest share of a layer's choices that an expert got in the step,
+  times the number of experts: 1 if all experts got equal shares.
+  """
+  loads = [
+    x.value
+    for x in sums
+    if x.of == "update" and parse_name(x.variable).is_state
+  ]
+  return {"expert_load": tf.reduce_max(tf.stack(loads))} if loads else {}
 
 
 def rms_by_kind(sums: Iterable[SumOfSquares]) -> dict[str, tf.Tensor]:

@@ -30,12 +30,17 @@ def _bias(values, counts, rate):
   return [bias + rate * tf.sign(tf.reduce_mean(counts) - counts)]
 
 
+def _largest_load(counts):
+  total = tf.maximum(tf.reduce_sum(counts), 1.0)
+  return tf.reduce_max(counts) * counts.shape[0] / total
+
+
 class RouterState(Rule):
   """The update of a state of one router."""
 
   def update_squares(self) -> Any:
-    """Returns a sum that no metric reads."""
-    return self.parameter_squares()
+    """Returns max n_e / mean n, the load of the busiest expert."""
+    return self.mesh_impl.slicewise(_largest_load, self.g)
 
   def assign(self, p_square: Any, u_square: Any) -> list[tf.Operation]:
     """Returns operations that assign the state's slices."""

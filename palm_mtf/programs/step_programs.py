@@ -79,10 +79,11 @@ class StepPrograms:
   Attributes:
     plan: the step. Its last call returns the metrics: terms of the loss (for
       PaLM "loss", in nats per token, and "z_loss"), "grad_norm",
-      "learning_rate", and root mean squares, "parameter_rms/<kind>" and
-      "update_rms/<kind>" (`rms_by_kind` in optim/optimizer.py), [] float32
-      each. If a loss or the gradient norm is not finite, the last call raises
-      InvalidArgumentError and changes no variable.
+      "learning_rate", root mean squares, "parameter_rms/<kind>" and
+      "update_rms/<kind>" (`rms_by_kind` in optim/optimizer.py), and with
+      experts "expert_load" (`largest_load`), [] float32 each. If a loss or the
+      gradient norm is not finite, the last call raises InvalidArgumentError and
+      changes no variable.
     losses: the losses of a batch. The last call of each pod returns the mean
       loss of its rows, and the sum of their weights (`LossProgram`).
     programs: the program of each call of both plans, by `Call.nodes`.

@@ -7,7 +7,7 @@ exchange   each pod sends its gradients to all other pods (pod.py)
 update     each pod: the same clipping and optimizer
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 from palm_mtf._tf import mtf, tf
 from palm_mtf.architecture.parameters import first_stage_in_backward
@@ -22,7 +22,7 @@ from palm_mtf.mesh.session import ONE_BY_ONE
 from palm_mtf.mesh.slices import Slice
 from palm_mtf.mesh.stages import StagesLowering, find_parts
 from palm_mtf.model.loss import divisor
-from palm_mtf.optim.optimizer import SumOfSquares, rms_by_kind
+from palm_mtf.optim.optimizer import SumOfSquares, largest_load, rms_by_kind
 from palm_mtf.programs.features import (
   REQUIRED_FEATURES,
   ReadFeatures,
@@ -310,8 +310,13 @@ def _lower_step(
 
 def make_metrics(
   losses: Mapping[str, tf.Tensor],
-  sums: Iterable[SumOfSquares],
+  sums: Sequence[SumOfSquares],
   learning_rate: tf.Tensor,
 ) -> dict[str, tf.Tensor]:
   """Returns the metrics of a step, by name, [] float32 each."""
-  return {**losses, "learning_rate": learning_rate, **rms_by_kind(sums)}
+  return {
+    **losses,
+    "learning_rate": learning_rate,
+    **rms_by_kind(sums),
+    **largest_load(sums),
+  }

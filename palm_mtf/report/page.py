@@ -169,6 +169,7 @@ _PANELS = (
   Panel("Learning rate", ("learning_rate",)),
   Panel("Gradient norm before clipping", ("grad_norm",)),
   Panel("z-loss (nats/token)", ("z_loss",)),
+  Panel("Load of the busiest expert (1: balanced)", ("expert_load",)),
   Panel("Speed (tokens/s)", ("tokens_per_sec",), "/s"),
   Panel("MFU (% of the chips' peak)", ("mfu",), "%"),
   Panel("HFU (% of the chips' peak)", ("hfu",), "%"),

@@ -214,7 +214,8 @@ def prepare(model_dir: str, config: Config) -> TrainJob:
   config = _reserve_memory(_resolve_dtype(config, newest))
   _warn_of_short_ramp(config.run)
   model, data, run = config.model, config.data, config.run
-  initial = find_initial_weights(run.init_checkpoint, newest, shapes)
+  copying = model if run.init_experts == "copy" else None
+  initial = find_initial_weights(run.init_checkpoint, newest, shapes, copying)
   check_vocabulary_given(initial, model_dir, data)
   check_space(model_dir, shapes, run, config.optimizer)
   vocabulary = load_vocabulary(model_dir, data, vocab_size=model.vocab_size)

@@ -143,9 +143,13 @@ class TrainSession:
         self._client.call(self._initialize)
         # Take only parameters: this run's optimizer starts from scratch.
         if job.initial_weights:
-          names = set(job.manifest.shapes)
+          names = job.initial_weights.names
           parameters = [
-            {key: x for key, x in pod.items() if names.issuperset(x[0].names)}
+            {
+              key: [x.renamed(names) for x in parts]
+              for key, parts in pod.items()
+              if names.keys() >= {*parts[0].names}
+            }
             for pod in self._pods
           ]
           self._client_reader.restore_weights(parameters, job.initial_weights)

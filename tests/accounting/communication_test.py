@@ -156,6 +156,7 @@ BIASED = {
   **SERIAL,
 }
 TWO_D, NO_BATCH = "PaLM's 2D", "two axes but no batch"
+BY_EXPERTS = "batch:data,experts:model,heads:model"
 
 
 # The lowest trained layer trains its norm, so it has its whole backward pass.
@@ -185,6 +186,9 @@ ATTENTION = ("embedding", "layers/*/mlp/*", "final_norm/scale")
     case(TWO_D, optimizer=MUON, activation_dtype="bfloat16"),
     case("fully sharded", optimizer=MUON, pods=2, slow=True),
     case(NO_BATCH, optimizer=ADAMW, slow=True),
+    # A device has whole experts; or shares of all; pods exchange their counts.
+    case(BY_EXPERTS, pods=2, optimizer=MUON, **SETTINGS["Mixtral"]),
+    case(TWO_D, pods=2, optimizer=MUON, slow=True, **SETTINGS["DeepSeek-V3"]),
     case(NO_BATCH, slow=True, **SERIAL),
     case("padded vocab over three", pods=2),
     case(

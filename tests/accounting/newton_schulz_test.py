@@ -33,7 +33,7 @@ def test_the_shorter_side_is_whole_and_the_longer_one_is_shared(
   sizes, parts, rows, first, second, gathered, summed
 ):
   shares = newton_schulz.shares_of(sizes, parts, rows)
-  assert shares[1:] == (first, second, gathered, summed)
+  assert shares[2:] == (first, second, gathered, summed)
 
 
 def test_flops_are_those_of_three_products_per_step():
@@ -54,6 +54,23 @@ def test_only_kernels_of_muon_cost_products():
   shared = [(24, 20), (10, 24), (10, 24), (24, 20)] + 3 * [(24, 18)]
   products = sum(5 * 2 * a * a * (a + 2 * b) for a, b in shared)
   assert newton_schulz.device_flops(config, split, MUON) == 2 * products
+
+
+def test_a_device_orthogonalizes_its_own_experts_one_by_one():
+  config = dataclasses.replace(
+    small_config(),
+    mlp="experts",
+    num_experts=6,
+    experts_per_token=2,
+    d_expert=10,
+  )
+  # d_model 24; heads * d_kv 40, d_kv 10, d_expert 10, a router of 6.
+  others = [(24, 40), (10, 24), (10, 24), (24, 40), (6, 24)]
+  for num_devices in (1, 2):
+    kernels = others + 3 * (6 // num_devices) * [(10, 24)]
+    products = sum(5 * 2 * a * a * (a + 2 * b) for a, b in kernels)
+    mesh = MeshLayout(mesh_shape=f"model:{num_devices}", layout="experts:model")
+    assert newton_schulz.device_flops(config, mesh, MUON) == 2 * products
 
 
 def test_muon_needs_half_of_the_slots_and_more_buffers():

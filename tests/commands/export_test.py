@@ -154,13 +154,24 @@ def test_an_imported_config_has_no_defaults_and_says_the_same(
 
 
 def test_a_run_starts_from_an_imported_one(imported, corpus, tmp_path):
+  """Also with experts, which begin as copies of the imported MLPs."""
   start = {
     "INIT_CHECKPOINT": str(imported),
     "VOCABULARY": str(imported / "vocabulary.model"),
     "TRAIN_STEPS": 1,
+    "LOG_STEPS": 1,
     "PROMPTS": [],
   }
-  assert runs.run("train", corpus, tmp_path / "next", **start) == 0
+  experts = {"MLP": "experts", "NUM_EXPERTS": 4, "EXPERTS_PER_TOKEN": 2}
+  losses = []
+  for name, more in {
+    "next": {},
+    "sparse": {**experts, "INIT_EXPERTS": "copy"},
+  }.items():
+    assert runs.run("train", corpus, tmp_path / name, **start, **more) == 0
+    losses.append(runs.read_metrics(tmp_path / name)[0]["loss"])
+  dense, sparse = losses
+  assert sparse == pytest.approx(dense, rel=1e-6)
 
 
 def test_an_imported_checkpoint_without_moments_is_not_resumed(

@@ -127,8 +127,9 @@ def test_a_step_moves_states_by_the_choices_of_the_whole_batch(config, loss):
   """Once a step, not once a microbatch, pod or recomputed layer."""
   params = oracle.random_parameters(config, seed=1)
   batch = random_tokens(config, batch_size=8, seed=0)
-  expected = {}
+  expected, loads = {}, []
   for name, counts in counts_of(config, params, batch).items():
+    loads.append(config.num_experts * counts.max() / counts.sum())
     if name.endswith("load"):
       expected[name] = counts / counts.sum()
     else:  # DeepSeek-V3, 2.1.2: down by the rate if an expert is overloaded
@@ -136,7 +137,7 @@ def test_a_step_moves_states_by_the_choices_of_the_whole_batch(config, loss):
       expected[name] = params[name] + step
   mesh = dataclasses.replace(SINGLE, num_microbatches=2)
   pods = PodsConfig(num_pods=2, dcn_dtype="bfloat16")
-  found, _ = train(
+  found, (metrics,) = train(
     dataclasses.replace(config, remat="layer"),
     params=params,
     num_steps=1,
@@ -145,7 +146,8 @@ def test_a_step_moves_states_by_the_choices_of_the_whole_batch(config, loss):
     mesh=mesh,
     pods=pods,
   )
-  assert expected
+  assert expected and max(loads) > 1.1
+  assert metrics["expert_load"] == pytest.approx(max(loads), rel=1e-6)
   for name, value in expected.items():
     np.testing.assert_allclose(found[name], value, rtol=1e-6, err_msg=name)
 
@@ -185,7 +187,7 @@ def test_layouts_pods_and_stages_take_the_steps_of_one_device(mesh, pods):
   pods = PodsConfig(num_pods=pods)
   found, others = train(DEEPSEEK, mesh=mesh, pods=pods, **settings)
   for ours, theirs in zip(metrics, others, strict=True):
-    for name in ("loss", "grad_norm"):
+    for name in ("loss", "grad_norm", "expert_load"):
       assert theirs[name] == pytest.approx(ours[name], rel=1e-5)
   for name, value in whole.items():
     if "router_" in name:  # the same choices in each step

@@ -45,6 +45,9 @@ MESHES = {
   "split": MeshLayout(
     mesh_shape="model:2", layout="heads:model,d_ff:model,vocab:model"
   ),
+  "experts": MeshLayout(
+    mesh_shape="model:2", layout="experts:model,heads:model"
+  ),
   "split twice": MeshLayout(
     mesh_shape="data:2,model:2",
     layout="heads:model,d_ff:model,vocab:model,batch:data,d_model_stored:data",
@@ -55,7 +58,7 @@ MESHES = {
 @pytest.mark.parametrize(
   ("form", "mesh"),
   [
-    slow(form, mesh, unless=mesh == "one device" or form in ("AdamW", "Muon"))
+    slow(form, mesh, unless=mesh == "one device" or form == "Muon")
     for form in FORMS
     for mesh in MESHES
   ],

@@ -16,12 +16,13 @@ from palm_mtf.optim.clip import (
 from palm_mtf.optim.optimizer import optimizer_updates, rule_of
 from tests.mtf_testing import load_parameters, lower, placement, read_variables
 
-VOCAB, D_MODEL, HEADS, D_KV, D_FF = (
+VOCAB, D_MODEL, HEADS, D_KV, D_FF, EXPERTS = (
   ("vocab", 12),
   ("d_model_stored", 6),
   ("heads", 4),
   ("d_kv", 3),
   ("d_ff", 8),
+  ("experts", 2),
 )
 SHAPES = {
   "embedding": [VOCAB, D_MODEL],
@@ -29,6 +30,7 @@ SHAPES = {
   "layer_000/attention/o": [HEADS, D_KV, D_MODEL],
   "layer_000/mlp/wi": [D_MODEL, D_FF],
   "layer_001/mlp/wi": [D_MODEL, D_FF],
+  "layer_001/mlp/experts/wo": [EXPERTS, D_FF, D_MODEL],
 }
 NUM_STEPS = 100
 

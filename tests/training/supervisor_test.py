@@ -70,10 +70,22 @@ def test_a_batch_ramp_in_stages_has_the_bits_of_one_mesh(corpus, tmp_path):
   assert tokens == [2, 2, 2, 8, 8, 4, 4]
 
 
+# As in DeepSeek-V3, so a checkpoint holds the loads and biases of routers.
+EXPERTS = {
+  "MLP": "experts",
+  "NUM_EXPERTS": 4,
+  "EXPERTS_PER_TOKEN": 2,
+  "ROUTER": "sigmoid",
+  "ROUTER_BIAS": True,
+}
+
+
 @pytest.mark.parametrize(
   ("optimizer", "settings"),
   [
     ("adamw", {}),
+    slow("adamw", EXPERTS),
+    slow("muon", EXPERTS | {"NUM_PODS": 2, "NUM_MICROBATCHES": 2}),
     slow("muon", {"NUM_PODS": 2, "NUM_MICROBATCHES": 2}),
     slow("muon", {"NUM_LAYERS": 2, "STAGES": 2, "NUM_MICROBATCHES": 2}),
   ],

@@ -12,6 +12,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 
 from palm_mtf._tf import tf
+from palm_mtf.architecture.parameters import parse_name
 from palm_mtf.config import PodsConfig
 from palm_mtf.executors.xla import pod_arrays
 from palm_mtf.executors.xla.client_calls import (
@@ -400,7 +401,8 @@ class StepBuilder:
       value = values[f"{each.of}_squares/{each.variable}"]
       num_periods = len(made.names_of(each.variable))
       if made.model.is_stacked(each.variable):
-        value = tf.reduce_sum(value, -1)
+        is_state = parse_name(each.variable).is_state
+        value = (tf.reduce_max if is_state else tf.reduce_sum)(value, -1)
       sums.append(each._replace(value=value, size=each.size * num_periods))
     return make_metrics(
       {name: values[name] for name in made.update.losses}, sums, learning_rate

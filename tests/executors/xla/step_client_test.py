@@ -52,6 +52,9 @@ EIGHT = MeshLayout(
   mesh_shape="data:4,model:2",
   layout="batch:data,heads:model,d_ff:model,vocab:model,d_model_stored:data",
 )  # tpu_v4_128.gin
+BY_EXPERTS = MeshLayout(
+  mesh_shape="data:2,model:2", layout="batch:data,heads:model,experts:model"
+)
 
 
 @functools.cache
@@ -86,6 +89,7 @@ def train_here(
     (TWO_D, 2, 2, {**DROPOUT, **WITH_MUON}, {"remat": "layer"}),
     slow(TWO_D, 2, 2, DROPOUT, {"remat": "layer"}),
     slow(FSDP, 1, 1, WITH_MUON, {"remat": "none"}),
+    slow(BY_EXPERTS, 2, 1, WITH_MUON, SETTINGS["Mixtral"]),
     slow(EIGHT, 2, 1, WITH_ADAMW, {"remat": "none"}),
     slow(EIGHT, 1, 1, STACKED, {"remat": "attention"}),
     slow(FSDP, 1, 1, PLAIN, {"remat": "none"}),
@@ -136,7 +140,8 @@ def test_steps_of_other_blocks_are_those_of_the_host_path(name, mesh):
   _, metrics = train_here(config, mesh, **how)
   _, on_host = train(config, PALM_OPTIMIZER, batch_size=BATCH_SIZE, **how)
   for found, of_host in zip(metrics, on_host, strict=True):
-    for term in ("loss", "z_loss", "grad_norm"):
+    terms = {"loss", "z_loss", "grad_norm", "expert_load"} & of_host.keys()
+    for term in terms:
       np.testing.assert_allclose(
         found[term], of_host[term], rtol=TOLERANCE, err_msg=term
       )

@@ -32,6 +32,7 @@ from tests.mtf_testing import (
   load_decode_model,
   mesh_layout,
   random_tokens,
+  relative_error,
   run_model,
   small_config,
 )
@@ -331,6 +332,58 @@ def test_int4_logits_are_near_and_the_same_if_not_compiled(name, monkeypatch):
   plain = cached_logits(config, params, inputs, weight_dtype="int4")
   # The C++ products also round rows to int8.
   assert np.abs(plain - int4).max() < 0.03 * np.abs(exact).max()
+
+
+def rounded(w, weight_dtype):
+  """Rounds a matrix [inner, outer] to what kernels.py says, in float64."""
+  if weight_dtype == "int8":
+    scale = np.abs(w).max(0) / 127
+    return np.round(w / scale) * scale
+  groups = []
+  for group in np.split(w, range(32, len(w), 32)):
+    extreme = np.where(group.max(0) > -group.min(0), group.max(0), group.min(0))
+    tried = []
+    for share in (1, 0.95, 0.9, 0.85, 0.8, 0.75):
+      scale = (extreme * share / -8).astype(ml_dtypes.bfloat16).astype(float)
+      tried.append(np.clip(np.round(group / scale), -8, 7) * scale)
+    best = np.argmin([np.square(x - group).sum(0) for x in tried], 0)
+    groups.append(np.choose(best, tried))
+  return np.concatenate(groups)
+
+
+def rounded_parameters(params, weight_dtype):
+  """Rounds kernels, each expert's by itself; the logits' table to int8."""
+  found = dict(params)
+  for name, w in params.items():
+    if name == "output_embedding":
+      found[name] = rounded(w.T, "int8").T
+    elif "/experts/" in name:
+      found[name] = np.stack([rounded(each, weight_dtype) for each in w])
+    elif w.ndim > 1 and name.startswith("layer_") and "router" not in name:
+      matrix = oracle.as_matrix(name, w)
+      found[name] = rounded(matrix, weight_dtype).reshape(w.shape)
+  return found
+
+
+@pytest.mark.parametrize(
+  ("name", "weight_dtype"),
+  [
+    ("Mixtral", "int8"),
+    ("Mixtral", "int4"),
+    slow("DeepSeek-V3", "int8"),
+    slow("DeepSeek-V3", "int4"),
+  ],
+)
+def test_quantized_experts_have_the_logits_of_an_oracle_of_rounded_weights(
+  name, weight_dtype, without_operations
+):
+  config = make_config(name)
+  params, inputs, exact = case_of(config)
+  found = cached_logits(config, params, inputs, weight_dtype=weight_dtype)
+  params = rounded_parameters(params, weight_dtype)
+  expected = oracle.forward(config, params, inputs)[:, PLACES]
+  assert relative_error(found, expected) < 1e-5
+  assert relative_error(exact, expected) > 1e-3
 
 
 def test_a_token_that_the_vocabulary_lacks_is_refused():
