@@ -27,6 +27,7 @@ from palm_mtf.programs.features import (
   ServerFeatures,
 )
 from palm_mtf.programs.loss_function import LossFunction
+from palm_mtf.programs.model_loss import text_loss
 from palm_mtf.programs.step_programs import (
   LossProgram,
   StepPrograms,
@@ -48,6 +49,22 @@ def build_train_program(
   """
   is_read = isinstance(features, ServerFeatures)
   names, read = features if is_read else (features, None)
+  if config.model.model_function:
+    parts = config.pods.num_pods * config.mesh_layout.num_microbatches
+    return build_program(
+      text_loss(
+        config,
+        names,
+        num_rows=batch_size // parts,
+        seed=seed,
+        frozen=frozen,
+      ),
+      config.mesh_layout,
+      config.optimizer,
+      batch_size=batch_size,
+      pods=config.pods,
+      devices=devices,
+    )
   settings = StepSettings(
     model=config.model,
     mesh_layout=config.mesh_layout,
