@@ -4,6 +4,7 @@
 
 import math
 import os
+import re
 
 import gin
 import numpy as np
@@ -16,6 +17,7 @@ from palm_mtf.cli.gin_folder import gin_folder
 from palm_mtf.errors import UserError
 from palm_mtf.ops.variables import adopt_variables
 from palm_mtf.unitransformer import bitransformer
+from tests.source_files import ROOT
 
 # {file: (parameters of the released weights, T5's own gin file)}
 T5 = {
@@ -96,6 +98,18 @@ def test_a_preset_is_t5s_own_gin_file_and_has_the_published_count(name):
   assert [x.to_string for x in ours.operations] == [
     x.to_string for x in theirs.operations
   ]
+
+
+def test_t5_1_1_is_two_bindings_and_the_width_of_its_mlp():
+  """docs/t5.md has the bindings and the number of parameters."""
+  page = (ROOT / "docs/t5.md").read_text(encoding="utf-8")
+  bindings = re.findall(r"`(transformer[\w.]+ = .+?)`", page)
+  assert len(bindings) == 2
+  parse_preset("t5_base", "D_FF = 2048", *bindings)
+  variables = build_graph(call_t5).all_variables
+  count = sum(x.shape.size for x in variables)
+  assert count == 247_577_856
+  assert f"{count:,}" in page
 
 
 @pytest.mark.peers
