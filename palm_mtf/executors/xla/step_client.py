@@ -50,16 +50,11 @@ def build_train_program(
   is_read = isinstance(features, ServerFeatures)
   names, read = features if is_read else (features, None)
   if config.model.model_function:
-    parts = config.pods.num_pods * config.mesh_layout.num_microbatches
+    mesh = _to_device_mesh(config.mesh_layout)
+    num_rows = batch_size // config.pods.num_pods // mesh.num_microbatches
     return build_program(
-      text_loss(
-        config,
-        names,
-        num_rows=batch_size // parts,
-        seed=seed,
-        frozen=frozen,
-      ),
-      config.mesh_layout,
+      text_loss(config, names, num_rows=num_rows, seed=seed, frozen=frozen),
+      mesh,
       config.optimizer,
       batch_size=batch_size,
       pods=config.pods,
@@ -78,6 +73,12 @@ def build_train_program(
   )
   builder = StagesBuilder if config.mesh_layout.stages > 1 else StepBuilder
   return builder(settings, devices, read).build(config.pods)
+
+
+def _to_device_mesh(layout: MeshLayout) -> DeviceMesh:
+  """Returns the settings that a model other than PaLM has, too."""
+  names = [x.name for x in dataclasses.fields(DeviceMesh)]
+  return DeviceMesh(**{name: getattr(layout, name) for name in names})
 
 
 def build_program(
