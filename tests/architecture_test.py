@@ -114,11 +114,11 @@ IMPORTS = {
   "evaluation": "errors user_text json_text user_code config _tf model_dir "
   "data/sources data/ngrams data/filters data/vocabulary data/batches "
   "checkpoints generation/inference",
-  "training": "__init__ errors json_text config machine _tf architecture steps "
-  "accounting ops native runtime/program runtime/processes mesh "
-  "runtime/addresses runtime/client executors/choose executors/executor "
-  "programs rates model_dir data/vocabulary data/batches checkpoints "
-  "generation/inference evaluation",
+  "training": "__init__ errors json_text user_code config machine _tf "
+  "architecture steps accounting ops native runtime/program "
+  "runtime/processes mesh runtime/addresses runtime/client executors/choose "
+  "executors/executor programs rates model_dir data/vocabulary data/batches "
+  "checkpoints generation/inference evaluation",
   "sweep": "errors console config machine architecture accounting model_dir",
   "commands": "__init__ errors user_text console json_text config machine _tf "
   "architecture accounting mesh executors/host executors/choose compilation "
@@ -132,8 +132,8 @@ IMPORTS = {
   # Commands are imported by the names in the command table and in gin files.
   "cli": "__init__ errors user_text console user_code config machine _tf "
   "model_dir",
-  "foreign_models": "errors user_code config machine _tf architecture ops "
-  "runtime/program mesh runtime/client executors/choose programs training cli",
+  "foreign_models": "errors user_code config machine _tf runtime/program mesh "
+  "runtime/client executors/choose programs training cli",
   "lm_eval": "errors console config machine data/batches checkpoints "
   "generation/inference cli",
   "__main__": "cli",

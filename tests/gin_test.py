@@ -24,6 +24,8 @@ from palm_mtf.config.macros import macros_of
 from palm_mtf.config.tpu_slice import tpu_slice
 from palm_mtf.machine.activation_dtype import resolve_dtype
 from palm_mtf.model_dir.paths import step_of
+from palm_mtf.programs.features import FEATURE_DTYPES, REQUIRED_FEATURES
+from palm_mtf.programs.model_loss import find_shapes
 from palm_mtf.programs.train_program import build_train_program
 from tests.accounting.published_sizes import preset
 
@@ -85,7 +87,9 @@ def test_a_fragment_is_a_header_imports_and_macros_in_25_lines(path):
   text = path.read_text(encoding="ascii")
   assert len(text.splitlines()) <= 25
   assert re.match(r"# [A-Z](.|\n# )*\.\n", text)
-  statements = r"[A-Z0-9_]+ = |from [\w.]+ import \w+$"
+  statements = (
+    r"[A-Z0-9_]+ = |from [\w.]+ import \w+$|include 'mesh_tensorflow/t5.gin'$"
+  )
   assert all(re.match(statements, line) for line in read_statements(path))
 
 
@@ -336,16 +340,20 @@ def test_recipe_builds_its_whole_training_step_without_its_memory(
   if recipe.stem in LARGE:
     num_layers = min(model.num_layers, most_layers)
     model = dataclasses.replace(model, num_layers=num_layers)
+  settings = dataclasses.replace(settings, model=model)
+  size, features = settings.run.batch_sizes.largest, REQUIRED_FEATURES
+  if model.model_function:
+    features, expected = [*FEATURE_DTYPES], find_shapes(settings, size)
+  else:
+    expected = parameter_shapes(model)
   with tf.Graph().as_default():
     program = build_train_program(
-      dataclasses.replace(settings, model=model),
-      batch_size=settings.run.batch_sizes.largest,
-      seed=0,
+      settings, batch_size=size, seed=0, features=features
     )
   built = {
     name: tuple(slices[0].variable.shape.as_list())
     for name, slices in program.slices.items()
     if not name.endswith(("/second_moment", "/momentum"))
   }
-  assert built == parameter_shapes(model)
+  assert built == expected
   assert len(program.slices) == 3 * len(built)

@@ -263,7 +263,12 @@ def plan_of(config: AnyConfig) -> dict[str, Any]:
 
 
 def plan_if_known(config: AnyConfig) -> dict[str, Any] | None:
-  """Returns the plan of a run; None if a rate of CHIP is not known."""
+  """Returns the plan of a run; None if a rate of CHIP is not known.
+
+  Plans know only PaLM's block, and no MODEL_FUNCTION.
+  """
+  if config.model.model_function:
+    return None
   try:
     return plan_of(config)
   except UserError:

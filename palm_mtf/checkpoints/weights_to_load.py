@@ -158,7 +158,8 @@ def _function_of(model: ModelConfig) -> tuple[object, ...]:
   scale = model.score_scale or model.d_kv**-0.5
   layers = model_of(dataclasses.replace(model, score_scale=scale))
   norm = NORMS[model.norm], model.norm_epsilon
-  return layers, norm, model.embedding_scale, model.logits_factor
+  factors = model.embedding_scale, model.logits_factor
+  return layers, norm, *factors, model.model_function
 
 
 def settings_of(manifest: Manifest) -> dict[str, object]:

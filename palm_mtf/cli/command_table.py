@@ -36,6 +36,8 @@ class Command(NamedTuple):
   # Whether the command saves its configuration. If so, the entry point takes
   # `config_files`, a function that returns the gin files to save.
   keeps_config: bool = False
+  # Whether the command works for the model of a MODEL_FUNCTION.
+  takes_functions: bool = False
   # Whether the command trains several runs. If so, the entry point takes
   # `load_run`, a function that makes the settings of one run from the
   # command's gin files and flags, and from the macros that differ in this run.
@@ -134,6 +136,7 @@ COMMANDS = {
     # commands that read the run's config.gin, such as `generate`.
     leaves_out="DecodeConfig",
     keeps_config=True,
+    takes_functions=True,
   ),
   "plan": Command(
     "predict time, memory and cost of a training run",
@@ -282,6 +285,7 @@ COMMANDS = {
     "encode and count the documents of a run, to be shared by runs",
     entry_point="palm_mtf.commands.data.data_cache",
     config="CacheConfig",
+    takes_functions=True,
     flags={
       "--verify": _switch(
         "compare every stored byte with its hash; encode damaged shards again"
@@ -292,6 +296,7 @@ COMMANDS = {
     "print what a training step reads, as text",
     entry_point="palm_mtf.commands.data.data_inspect",
     config="Config",
+    takes_functions=True,
   ),
   "checkpoints list": Command(
     "print step, date, size and loss of every checkpoint",

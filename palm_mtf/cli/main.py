@@ -157,6 +157,11 @@ def _run_configured(
     return
   try:
     model_dir, settings = configuration.build()
+    if settings.model.model_function and not command.takes_functions:
+      raise UserError(
+        f"MODEL_FUNCTION = {settings.model.model_function!r}: `{name}` knows "
+        "only PaLM's block; such a model can be trained."
+      )
     keywords = {each: getattr(options, each) for each in own}
     if command.keeps_config:
       keywords["config_files"] = configuration.config_files

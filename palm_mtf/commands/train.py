@@ -65,7 +65,8 @@ def train(
     _report(outcome.validation_loss, job.unigram_entropy)
     for prompt, text in zip(config.run.prompts, texts, strict=True):
       print(f"\n--- {prompt!r} continues:\n{prompt}{text}")
-    _suggest_commands(model_dir, config.run)
+    if not config.model.model_function:  # these commands decode
+      _suggest_commands(model_dir, config.run)
 
 
 def _run(job: TrainJob) -> Finished | Stopped:

@@ -153,6 +153,10 @@ class ModelConfig(Checked):
     remat: activations that the backward pass recomputes to save memory: "none",
       "attention" (only attention weights) or "layer" (all activations of a
       layer). The result has the same bits in all three cases.
+    model_function: function that makes the model in place of PaLM's block, as
+      "module.name", such as "palm_mtf.unitransformer.bitransformer" (T5); ""
+      for PaLM's block. The settings above then do what the gin file of the
+      model does with them (programs/model_loss.py).
     objective: what training predicts: "causal", each token from the tokens
       before it; "prefix_lm", the rest of a document from its start; or
       "span_corruption", removed spans from the rest of the document. With the
@@ -236,6 +240,7 @@ class ModelConfig(Checked):
   final_norm_scale: Literal["learned", "none"] = "learned"
   output_fan_in: Literal["separate", "joined"] = "separate"
   remat: Literal["none", "attention", "layer"] = "none"
+  model_function: Annotated[str, text_or_empty('"module.name", or ""')] = ""
   objective: Literal["causal", "prefix_lm", "span_corruption"] = "causal"
 
   def __post_init__(self) -> None:

@@ -20,6 +20,7 @@ import sys
 import tempfile
 import threading
 import types
+import warnings
 from collections.abc import Iterator
 
 from palm_mtf.errors import UserError
@@ -36,6 +37,8 @@ def own_process() -> None:
   # TensorFlow's import, perhaps by the user's module, reads this level. Level 3
   # hides logged errors too, which are raised as Python exceptions anyway.
   os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+  # Mesh TensorFlow's transformer imports it, which users cannot change.
+  warnings.filterwarnings("ignore", "pkg_resources is deprecated")
 
 
 def is_owned() -> bool:

@@ -118,19 +118,8 @@ class PalmLoss:
         stage.batch.get("prefix"),
       )
     x = models[0].last_norm(self._pass_on(x, head.mesh))
-    logits = models[0].unembed(x)
-    # Compute the gradient of the logits in the dtype of the activations,
-    # because that gradient is multiplied by activations.
-    token_loss, log_z = cross_entropy(
-      logits, head.batch["targets"], tf.as_dtype(config.activation_dtype)
-    )
-    loss_weights = head.batch.get("loss_weights")
-    z_loss = self._loss.z_loss * mtf.square(log_z)
-    terms = {"loss": token_loss, "z_loss": z_loss}
-    return LossSums(
-      {name: weighted_sum(x, loss_weights) for name, x in terms.items()},
-      weight_sum(token_loss, loss_weights),
-    )
+    dtype = tf.as_dtype(config.activation_dtype)
+    return token_sums(models[0].unembed(x), head.batch, self._loss, dtype)
 
   def _build_model(
     self, stage: Stage, variables: Mapping[str, mtf.Tensor]
@@ -150,3 +139,26 @@ class PalmLoss:
     )
     with tf.device(stage.placement.cpu):
       return Palm(self._config, self._dims, weights, dropout)
+
+
+def token_sums(
+  logits: mtf.Tensor,
+  batch: Mapping[str, mtf.Tensor],
+  loss: LossConfig,
+  dtype: tf.DType,
+) -> LossSums:
+  """Returns cross-entropy and z-loss of every token, weighted.
+
+  `logits` is [batch, length, vocab], any float dtype. `batch` has the features
+  "targets" and, if weights differ, "loss_weights". `dtype` is the dtype of
+  activations.
+  """
+  # Compute the gradient of the logits in the dtype of the activations, because
+  # that gradient is multiplied by activations.
+  token_loss, log_z = cross_entropy(logits, batch["targets"], dtype)
+  loss_weights = batch.get("loss_weights")
+  terms = {"loss": token_loss, "z_loss": loss.z_loss * mtf.square(log_z)}
+  return LossSums(
+    {name: weighted_sum(x, loss_weights) for name, x in terms.items()},
+    weight_sum(token_loss, loss_weights),
+  )

@@ -7,7 +7,7 @@ exchange   each pod sends its gradients to all other pods (pod.py)
 update     each pod: the same clipping and optimizer
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from palm_mtf._tf import mtf, tf
 from palm_mtf.architecture.parameters import first_stage_in_backward
@@ -30,6 +30,7 @@ from palm_mtf.programs.features import (
   Stage,
 )
 from palm_mtf.programs.loss_function import LossFunction, PalmLoss
+from palm_mtf.programs.model_loss import text_loss
 from palm_mtf.programs.pod import Gradients, PodBuilder, Update, exchange_sums
 from palm_mtf.programs.step_programs import (
   CallGraph,
@@ -59,7 +60,7 @@ def build_train_program(
   features: Sequence[str] | ServerFeatures = REQUIRED_FEATURES,
   devices: CpuGpuDevices | None = None,
 ) -> StepPrograms:
-  """Builds a training step of PaLM in the current tf.Graph.
+  """Builds a training step of PaLM, or MODEL_FUNCTION's, in the current graph.
 
   Args:
     config: model, mesh of each pod (checked against the model), optimizer, loss
@@ -77,7 +78,13 @@ def build_train_program(
   if isinstance(features, ServerFeatures):
     names, read = features
   mesh_layout, pods = config.mesh_layout, config.pods
-  loss_function = PalmLoss(
+  loss_of: Callable[..., LossFunction] = PalmLoss
+  first_backward = first_stage_in_backward(
+    config.model, frozen, mesh_layout.stages
+  )
+  if config.model.model_function:
+    loss_of, first_backward = text_loss, 0
+  loss_function = loss_of(
     config,
     names,
     num_rows=batch_size // (pods.num_pods * mesh_layout.num_microbatches),
@@ -92,9 +99,7 @@ def build_train_program(
     pods=pods,
     devices=devices,
     read=read,
-    first_backward=first_stage_in_backward(
-      config.model, frozen, mesh_layout.stages
-    ),
+    first_backward=first_backward,
   )
 
 

@@ -47,6 +47,7 @@ from palm_mtf.config.tpu_slice import check_pods, tpu_slice
 from palm_mtf.data.batches.corpus import Corpus, corpus_of_run, unigram_entropy
 from palm_mtf.data.vocabulary.load import load_vocabulary
 from palm_mtf.data.vocabulary.vocabulary import Vocabulary
+from palm_mtf.errors import UserError
 from palm_mtf.executors.choose import check_devices
 from palm_mtf.generation.inference.prompts import (
   check_prompts,
@@ -62,11 +63,24 @@ from palm_mtf.model_dir.paths import ModelDir
 from palm_mtf.runtime.addresses import check_client
 from palm_mtf.runtime.client.places import check_slices, cluster_places
 from palm_mtf.training.loss_spikes import Rewind
+from palm_mtf.user_code import user_code
 
 if TYPE_CHECKING:  # imports TensorFlow, which the checks do not need
   from palm_mtf.evaluation.evaluator import TaskEvaluation
 
 _logger = logging.getLogger(__name__)
+
+Shapes = Mapping[str, tuple[int, ...]]  # of parameters, by name
+
+# {macro: the only value with which a MODEL_FUNCTION trains}, because other
+# values are read by PaLM's block, its optimizer and its decoder.
+_OF_FUNCTIONS: Mapping[str, object] = {
+  "DROPOUT": 0.0,
+  "PROMPTS": [],
+  "REMAT": "none",
+  "STAGES": 1,
+  "TASK_EVAL_STEPS": None,
+}
 
 
 def write_samples(
@@ -209,8 +223,8 @@ def prepare(model_dir: str, config: Config) -> TrainJob:
   """
   # Short checks come first, because tokenizing a large corpus may take hours.
   _check_devices(config)
-  shapes = parameter_shapes(config.model)
-  newest = _find_newest(model_dir, config)
+  shapes = _find_shapes(config)
+  newest = _find_newest(model_dir, config, shapes)
   config = _reserve_memory(_resolve_dtype(config, newest))
   _warn_of_short_ramp(config.run)
   model, data, run = config.model, config.data, config.run
@@ -236,7 +250,7 @@ def prepare(model_dir: str, config: Config) -> TrainJob:
     num_rows=run.num_validation_rows,
   )
   entropy = unigram_entropy(validation)
-  manifest = _make_manifest(config, vocabulary, corpus)
+  manifest = _make_manifest(config, vocabulary, corpus, shapes)
   if newest:
     _log_resumption(newest, manifest)
     warn_of_other_split(newest, corpus, data)
@@ -302,14 +316,42 @@ def _warn_of_short_ramp(run: RunConfig) -> None:
     )
 
 
-def _find_newest(model_dir: str, config: Config) -> Checkpoint | None:
+def _find_shapes(config: Config) -> Shapes:
+  """Returns the shapes of parameters; calls MODEL_FUNCTION, if there is one.
+
+  Raises UserError if a setting does not fit the function.
+  """
+  model, pods, mesh = config.model, config.pods, config.mesh_layout
+  if not model.model_function:
+    return parameter_shapes(model)
+  fixed = dict(_OF_FUNCTIONS)
+  if mesh.tpu:  # servers do not have the function
+    fixed["PODS"] = "in_process"
+  values = values_of(config)
+  for macro, value in fixed.items():
+    if (values[macro] or None) != (value or None):  # PROMPTS may be ()
+      raise UserError(
+        f"{macro} = {values[macro]!r} and MODEL_FUNCTION = "
+        f"{model.model_function!r}: such a model trains only with "
+        f"{macro} = {value!r}; set it."
+      )
+  from palm_mtf.programs.model_loss import find_shapes  # imports TensorFlow
+
+  parts = pods.num_pods * mesh.num_microbatches
+  with user_code(f"MODEL_FUNCTION = {model.model_function!r}"):
+    return find_shapes(config, config.run.batch_sizes.size(0) // parts)
+
+
+def _find_newest(
+  model_dir: str, config: Config, shapes: Shapes
+) -> Checkpoint | None:
   """Returns the checkpoint to resume from; None if MODEL_DIR has none."""
   # If the pods run on servers, compare only file sizes now; the servers compare
   # hashes when the session restores the checkpoint.
   read = read_whole if config.pods.pods == "in_process" else read_checkpoint
   newest = newest_whole(model_dir, read=read)
   if newest:
-    check_same_model(newest, parameter_shapes(config.model))
+    check_same_model(newest, shapes)
     check_same_function(newest, config.model)
     check_same_slots(newest.path, newest.manifest.settings, config.optimizer)
     check_same_roles(newest, config.run.frozen)
@@ -333,6 +375,11 @@ def _reserve_memory(config: Config) -> Config:
   pods = config.pods
   if not pods.is_managed:
     return config
+  if pods.device_bytes is None and config.model.model_function:
+    raise UserError(
+      "DEVICE_BYTES = None: a plan does not know the memory of a "
+      "MODEL_FUNCTION; give the bytes that the run needs on a device."
+    )
   if pods.device_bytes is None:
     parts = memory_parts(config, config.run.batch_sizes.largest)
     parts.pop("process", 0)  # reserve memory only for tensors
@@ -342,7 +389,7 @@ def _reserve_memory(config: Config) -> Config:
 
 
 def _make_manifest(
-  config: Config, vocabulary: Vocabulary, corpus: Corpus
+  config: Config, vocabulary: Vocabulary, corpus: Corpus, shapes: Shapes
 ) -> Manifest:
   """Returns a manifest with only what is equal in all checkpoints of a run."""
   model, run = config.model, config.run
@@ -360,7 +407,7 @@ def _make_manifest(
   for part in parts:
     settings |= values_of(part)
   return Manifest(
-    shapes=parameter_shapes(model),
+    shapes=shapes,
     vocabulary_sha256=vocabulary.sha256,
     data={
       "SEED": run.seed,

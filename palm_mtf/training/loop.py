@@ -350,7 +350,6 @@ class TrainLoop:
     batch_tokens = self._batch_size * length
     rate = batch_tokens / step_secs if step_secs else 0.0
     model, frozen = config.model, config.run.frozen
-    mfu = flops.mfu(rate, model, self._peak, frozen)
     metrics |= {
       "tokens": config.run.batch_sizes.rows_before(self._step) * length,
       "global_batch_tokens": batch_tokens,
@@ -358,15 +357,20 @@ class TrainLoop:
       "checkpoint_wait_secs": self._writer.take_wait_secs(),
       "host_memory_bytes": resident_bytes(),
       "num_pods": config.pods.num_pods,
-      "dcn_bytes": dcn_bytes(model, config.mesh_layout, config.pods, frozen),
     }
+    mfu = None
+    if not model.model_function:  # the formulas are of PaLM's block
+      mfu = flops.mfu(rate, model, self._peak, frozen)
+      sent = dcn_bytes(model, config.mesh_layout, config.pods, frozen)
+      metrics["dcn_bytes"] = sent
     with self._during(f"while its memory was read after step {self._step}"):
       metrics |= self._session.read_memory()
     # Omit rates if all steps since the last log were traced, thus not timed.
     if step_secs or self._step not in config.run.trace_steps:
-      hfu = flops.hfu(rate, model, self._peak, frozen)
       metrics |= {"tokens_per_sec": rate, "step_secs": step_secs}
-      metrics |= {"mfu": mfu, "hfu": hfu}
+      if mfu is not None:
+        hfu = flops.hfu(rate, model, self._peak, frozen)
+        metrics |= {"mfu": mfu, "hfu": hfu}
     self._metrics.write(self._step, metrics)
     self._progress.update(
       self._step, loss=metrics["loss"], tokens_per_sec=rate, mfu=mfu

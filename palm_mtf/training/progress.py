@@ -98,12 +98,17 @@ class TrainProgress:
     self._bar.stop()
 
   def update(
-    self, step: int, *, loss: float, tokens_per_sec: float, mfu: float
+    self, step: int, *, loss: float, tokens_per_sec: float, mfu: float | None
   ) -> None:
-    """Shows that `step` steps are done, with the last step's metrics."""
+    """Shows that `step` steps are done, with the last step's metrics.
+
+    `mfu` is None if it is not known.
+    """
     numbers = f"loss {loss:.3f}"
     if tokens_per_sec:
-      numbers += f"  {tokens_per_sec:,.0f} tokens/s  MFU {mfu:.1%}"
+      numbers += f"  {tokens_per_sec:,.0f} tokens/s"
+    if tokens_per_sec and mfu is not None:
+      numbers += f"  MFU {mfu:.1%}"
     now = time.monotonic()
     left = self._estimate_left(step, now)
     self._bar.update(self._task, completed=step, numbers=numbers, left=left)

@@ -8,6 +8,7 @@ package registers every name below with gin, in the module
 from these layers.
 """
 
+from palm_mtf.unitransformer.encoder_decoder import bitransformer
 from palm_mtf.unitransformer.layers import (
   Attention,
   Mlp,
@@ -23,5 +24,6 @@ __all__ = [
   "MultiQueryAttention",
   "ParallelBlock",
   "SwiGlu",
+  "bitransformer",
   "sublayer_norm",
 ]

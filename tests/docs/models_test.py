@@ -9,6 +9,7 @@ from palm_mtf.cli.main import main
 from tests.accounting.published_sizes import count_all, preset
 from tests.doc_pages import Page
 from tests.presets_test import FITTING, TINY
+from tests.unitransformer.encoder_decoder_test import T5
 
 PAGE = Page("docs/models.md")
 # {file: other cells} of each table.
@@ -25,12 +26,13 @@ SMALL_FILES = {*TINY, "palm_tiny"}
 
 def test_every_file_is_listed_with_its_parameters():
   files = {x.stem for x in gin_folder().glob("models/*.gin")}
-  assert MODELS.keys() == files - SMALL_FILES
+  assert MODELS.keys() == files - SMALL_FILES - {"t5_tiny"}
   assert SMALL.keys() == SMALL_FILES
   counts = {name: cells[1] for name, cells in MODELS.items()}
   counts |= {name: cells[0] for name, cells in SMALL.items()}
   for name, count in counts.items():
-    assert count == f"{count_all(preset(name)):,}", name
+    found = T5[name][0] if name in T5 else count_all(preset(name))
+    assert count == f"{found:,}", name
 
 
 def test_the_layouts_are_those_whose_plans_are_tested():

@@ -18,6 +18,7 @@ import pytest
 
 from palm_mtf.cli.gin_files import load
 from palm_mtf.cli.main import main
+from tests import runs
 from tests.doc_pages import Page
 from tests.seqio_testing import registries_restored
 from tests.source_files import ROOT
@@ -99,6 +100,23 @@ def test_a_unitransformer_of_our_layers_is_made_as_shown(block, plain_gin):
     assert method in block.text
     assert callable(getattr(model, method))
   assert len(model.layer_stack._layers) == 32
+
+
+@PAGE.shows("# own_text.py")
+def test_a_users_function_makes_the_model_of_a_run(
+  block, tmp_path, monkeypatch
+):
+  monkeypatch.chdir(tmp_path)
+  monkeypatch.syspath_prepend(tmp_path)
+  (tmp_path / "own_text.py").write_text(block.text)
+  corpus, run = runs.write_corpus(tmp_path / "texts"), tmp_path / "run"
+  (function,) = re.findall(r"`MODEL_FUNCTION = \"([\w.]+)\"`", PAGE.text)
+  macros = {"MODEL_FUNCTION": function, "PROMPTS": [], "LEARNING_RATE": 0.1}
+  assert runs.run("train", corpus, run, **macros) == 0
+  first, *_, last = runs.read_metrics(run)
+  assert last["loss"] < first["loss"] - 1
+  shapes = {x: y.shape for x, y in runs.read_tensors(run, 12).items()}
+  assert shapes["logits/kernel"] == (128, 4096)
 
 
 @PAGE.shows("import numpy as np\nfrom palm_mtf import foreign_models")

@@ -14,6 +14,7 @@ from tests import runs  # noqa: E402
 from tests.doc_pages import Page  # noqa: E402
 from tests.seqio_testing import registries_restored  # noqa: E402
 from tests.source_files import ROOT  # noqa: E402
+from tests.unitransformer.encoder_decoder_test import T5  # noqa: E402
 
 PAGE = Page("docs/t5.md")
 
@@ -95,6 +96,19 @@ def test_blanks_are_learned_inspected_and_filled(
   assert "<extra_id_0>" in capsys.readouterr().out
   assert main(generate[1:]) == 0
   assert capsys.readouterr().out.startswith("--- 'def <extra_id_0>(self):'")
+
+
+@PAGE.shows("palm_mtf train --gin_file=recipes/t5_quickstart.gin")
+def test_the_recipe_of_a_t5_has_one_pod_and_two(block, capsys):
+  for command, pods in zip(block.commands, (1, 2), strict=True):
+    assert main([*command[1:], "--print_config"]) == 0
+    assert f"\nNUM_PODS = {pods}  #" in capsys.readouterr().out
+
+
+def test_the_table_has_the_parameters_of_every_file():
+  counts = re.findall(r"^\| `(t5_\w+)` \| ([\d,]+) \|", PAGE.text, re.M)
+  tiny = ("t5_tiny", "1,443,584")
+  assert counts == [*((x, f"{T5[x][0]:,}") for x in T5), tiny]
 
 
 def test_every_block_is_tested():

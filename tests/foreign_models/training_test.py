@@ -13,9 +13,10 @@ from palm_mtf._tf import mtf, tf
 from palm_mtf.config import MeshLayout
 from palm_mtf.errors import UserError
 from palm_mtf.foreign_models import DeviceMesh, PodsConfig, PodTraining
-from palm_mtf.foreign_models.training import ModelLoss, convert_numbers
+from palm_mtf.foreign_models.training import convert_numbers
 from palm_mtf.mesh.cpu_gpu import CpuGpuDevices
 from palm_mtf.mesh.session import session_config
+from palm_mtf.programs.model_loss import ModelLoss
 from palm_mtf.programs.train_program import build_program
 from palm_mtf.runtime.program import Program
 from palm_mtf.training.step import TrainStep

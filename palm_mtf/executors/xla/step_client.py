@@ -27,6 +27,7 @@ from palm_mtf.programs.features import (
   ServerFeatures,
 )
 from palm_mtf.programs.loss_function import LossFunction
+from palm_mtf.programs.model_loss import text_loss
 from palm_mtf.programs.step_programs import (
   LossProgram,
   StepPrograms,
@@ -48,6 +49,17 @@ def build_train_program(
   """
   is_read = isinstance(features, ServerFeatures)
   names, read = features if is_read else (features, None)
+  if config.model.model_function:
+    mesh = _to_device_mesh(config.mesh_layout)
+    num_rows = batch_size // config.pods.num_pods // mesh.num_microbatches
+    return build_program(
+      text_loss(config, names, num_rows=num_rows, seed=seed, frozen=frozen),
+      mesh,
+      config.optimizer,
+      batch_size=batch_size,
+      pods=config.pods,
+      devices=devices,
+    )
   settings = StepSettings(
     model=config.model,
     mesh_layout=config.mesh_layout,
@@ -61,6 +73,12 @@ def build_train_program(
   )
   builder = StagesBuilder if config.mesh_layout.stages > 1 else StepBuilder
   return builder(settings, devices, read).build(config.pods)
+
+
+def _to_device_mesh(layout: MeshLayout) -> DeviceMesh:
+  """Returns the settings that a model other than PaLM has, too."""
+  names = [x.name for x in dataclasses.fields(DeviceMesh)]
+  return DeviceMesh(**{name: getattr(layout, name) for name in names})
 
 
 def build_program(

@@ -12,8 +12,8 @@ from palm_mtf import runtime
 from palm_mtf._tf import tf
 from palm_mtf.config import DecodeConfig, PodsConfig
 from palm_mtf.config.device_mesh import DeviceMesh
-from palm_mtf.foreign_models.training import ModelLoss
 from palm_mtf.mesh.cpu_gpu import CpuGpuDevices
+from palm_mtf.programs.model_loss import ModelLoss
 from palm_mtf.programs.train_program import build_program
 from palm_mtf.runtime.program import Program
 from palm_mtf.training.step import TrainStep

@@ -1,0 +1,51 @@
+# Copyright 2026 The palm_mtf authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Mesh TensorFlow's encoder-decoder, such as T5, as a MODEL_FUNCTION.
+
+A row of a batch holds the inputs and then the targets of one or more examples.
+The encoder reads the row with its targets masked, and the decoder the row with
+its inputs masked. This is a row that T5 packs, except that masked tokens lie
+between the examples: attention and relative positions, which see only one
+example, stay the same.
+"""
+
+from collections.abc import Mapping
+
+from mesh_tensorflow.transformer import transformer
+
+from palm_mtf._tf import mtf, tf
+from palm_mtf.errors import UserError
+
+
+def bitransformer(
+  features: Mapping[str, mtf.Tensor], dtype: tf.DType
+) -> mtf.Tensor:
+  """Returns the logits of targets, [batch, length, vocab] in `dtype`.
+
+  Gin configures the model (`transformer.make_bitransformer`), as in
+  gin/mesh_tensorflow/t5.gin.
+
+  Args:
+    features: the features of programs/features.py by name, [batch, length]
+      each.
+    dtype: dtype of activations; variables are float32.
+
+  Raises UserError if texts have no inputs, because OBJECTIVE is "causal".
+  """
+  if "prefix" not in features:
+    raise UserError(
+      'OBJECTIVE = "causal": an encoder reads inputs, which texts do not have; '
+      'set "span_corruption" or "prefix_lm". Examples of a TASK keep theirs.'
+    )
+  is_target = mtf.cast(mtf.greater(features["loss_weights"], 0.0), tf.int32)
+  tokens, segments = features["targets"], features["segments"]
+  model = transformer.make_bitransformer()
+  logits, _ = model.call_simple(
+    tokens * (1 - is_target),
+    tokens * is_target,
+    compute_loss=False,
+    variable_dtype=mtf.VariableDType(tf.float32, tf.float32, dtype),
+    encoder_sequence_id=segments * (1 - is_target),
+    decoder_sequence_id=segments * is_target,
+  )
+  return logits
