@@ -5,7 +5,7 @@
 On a torus (TPUs), a mesh axis uses the links of the torus dimensions that it
 spans; a dimension without wrap-around has half the bandwidth. On a switch
 (GPUs), a device uses all its links; devices on different switches communicate
-over the network.
+over the network. In an all-to-all, most bytes cross several links of a torus.
 
 Collectives that only dropout or loss weights need are not counted.
 """
@@ -24,7 +24,7 @@ from palm_mtf.accounting.optimizer_state import (
   row_rank,
 )
 from palm_mtf.architecture import parameters
-from palm_mtf.architecture.block import Branch, Kind, Layer, model_of
+from palm_mtf.architecture.block import Branch, Experts, Kind, Layer, model_of
 from palm_mtf.config import (
   HardwareConfig,
   MeshLayout,
@@ -219,8 +219,10 @@ class _Traffic:
 
   def _split_axes(self, branch: Branch) -> tuple[str, ...]:
     """Returns the mesh axes that split a branch's heads, experts or d_ff."""
-    axes = map(self._mesh.axis_of, branch.output.inputs)
-    return tuple(dict.fromkeys(x for x in axes if x))
+    dims = branch.output.inputs
+    if self._mesh.moves_tokens:  # all experts of a token are summed by a device
+      dims = tuple(x for x in dims if x != "experts")
+    return tuple(dict.fromkeys(x for x in map(self._mesh.axis_of, dims) if x))
 
   def add_activations(self, tokens: int) -> None:
     """Adds the collectives of activations for `tokens` tokens per device."""
@@ -285,10 +287,30 @@ class _Traffic:
           axes = self._split_axes(read.sparse)
           chosen = read.sparse.experts.per_token
           self.add("all_reduce", axes, tokens * chosen * _FLOAT32, visited)
+          if self._mesh.moves_tokens:
+            times = 2 * (layers + visited) + again * (1 + is_repeated)
+            self._add_moves(read.sparse.experts, of_stream, times, visited)
     # If an axis splits the residual stream, each sum needs a gather: in the
     # forward pass, in REMAT's repetition, and in the backward pass.
     gathers = len(sums) * (layers + visited + again)
     self.add("all_gather", (residual,), of_stream, gathers)
+
+  def _add_moves(
+    self, experts: Experts, of_stream: int, times: int, visited: int
+  ) -> None:
+    """Adds all-to-alls of rows of d_model numbers, and of gates.
+
+    Rows move to their experts and back in the forward pass, as their gradients
+    do in the backward pass, and gates in the backward pass.
+    """
+    config, axis = self._config, self._mesh.axis_of("experts")
+    length = config.sequence_length
+    rows = experts.rows_per_token(length, moves_tokens=True)
+    of_rows = round(of_stream * rows)
+    self.add("all_to_all", (axis,), of_rows, times)
+    width = DTYPE_BYTES[config.activation_dtype]
+    of_gates = of_rows // (config.d_model * width) * _FLOAT32
+    self.add("all_to_all", (axis,), of_gates, 2 * visited)
 
   def add_stored(self) -> None:
     """Adds the gathers of split weights, and the sums of their gradients."""
@@ -301,7 +323,7 @@ class _Traffic:
     whole = dataclasses.replace(self._mesh, layout=text)
     is_tied = parameters.logits_table(config) == "embedding"
     for name, each, count in memory.distinct_slices(config, whole):
-      if "d_model" not in self._dims[name]:
+      if "d_model_stored" not in self._mesh.stored(self._dims[name]):
         continue
       parameter = parameters.parse_name(name)
       if parameter.part == parameters.RELATIVE:
@@ -357,17 +379,20 @@ class _Traffic:
     # each gradient, and adds up these sums in the order of the parameters. The
     # sums share one all-reduce up to the first parameter that is not split by
     # the same axes as the embedding.
-    split = [each.axes for _, each, _ in self._slices]
+    slices = [
+      x for x in self._slices if not parameters.parse_name(x[0]).is_state
+    ]
+    split = [each.axes for _, each, _ in slices]
     num_alike = len(list(itertools.takewhile(lambda x: x == split[0], split)))
     if num_alike == len(split):
       self.add("all_reduce", split[0], _FLOAT32)
     else:
-      for i, (_, each, count) in enumerate(self._slices):
+      for i, (_, each, count) in enumerate(slices):
         # The embedding and layer 0 come first. So the shared all-reduce has at
         # most one of a parameter's `count` sums: the sum of layer 0.
         joined = i < num_alike - 1
         self.add("all_reduce", each.axes, _FLOAT32, count - joined)
-    for name, each, count in self._slices:
+    for name, each, count in slices:
       dims = self._dims[name]
       # Two sums of squares: of the update, for UPDATE_CLIP, and of the
       # parameter, because the parameter's root mean square scales the update.
@@ -375,10 +400,7 @@ class _Traffic:
       slots = parameter_slots(name, len(dims), optimizer)
       if "second_moment_row" not in {x.name for x in slots}:
         continue
-      over = [
-        self._mesh.axis_of("d_model_stored" if dim == "d_model" else dim)
-        for dim in dims
-      ]
+      over = [*map(self._mesh.axis_of, self._mesh.stored(dims))]
       rank = row_rank(name)
       of_rows, of_columns = tuple(over[:rank]), tuple(over[rank:])
       num_rows = math.prod(each.sizes[:rank])
@@ -423,8 +445,8 @@ def step_bytes(
 ) -> collections.Counter[tuple[str, tuple[str, ...]]]:
   """Returns the bytes that all devices of a pod send to each other per step.
 
-  A key is a kind of collective ("all_reduce", "reduce_scatter" or "all_gather")
-  and its mesh axes, in the order of MESH_SHAPE.
+  A key is a kind of collective ("all_reduce", "reduce_scatter", "all_gather" or
+  "all_to_all") and its mesh axes, in the order of MESH_SHAPE.
   """
   tokens = memory.Activations(config, mesh, pod_batch_size).tokens
   traffic = _Traffic(config, mesh, frozen)

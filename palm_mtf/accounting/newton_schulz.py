@@ -101,7 +101,7 @@ def orthogonalized(
     steps = optimizer.newton_schulz_steps(len(each.sizes), is_kernel)
     if not steps:
       continue
-    dims = ["d_model_stored" if x == "d_model" else x for x in dims_of[name]]
+    dims = mesh.stored(dims_of[name])
     parts = [mesh.axis_size_of(x) for x in dims]
     sizes = [x * n for x, n in zip(each.sizes, parts, strict=True)]
     shares, numbers = shares_of(sizes, parts, row_rank(name)), each.size

@@ -27,8 +27,8 @@ from tests.accounting.published_sizes import (
   PALM_540B,
   count_norm_scales,
 )
-from tests.blocks import SETTINGS
-from tests.mtf_testing import LAYOUTS, PALM_OPTIMIZER, small_config
+from tests.blocks import CAPACITY, SETTINGS
+from tests.mtf_testing import LAYOUTS, MOVED, PALM_OPTIMIZER, small_config
 from tests.settings import ADAMW, MUON, step_config
 from tools.traffic import traffic
 
@@ -156,6 +156,7 @@ BIASED = {
   **SERIAL,
 }
 TWO_D, NO_BATCH = "PaLM's 2D", "two axes but no batch"
+MOVED_2D, MOVED_1D = MOVED.layout, "batch:data,experts:data,heads:model"
 
 
 # The lowest trained layer trains its norm, so it has its whole backward pass.
@@ -215,6 +216,19 @@ ATTENTION = ("embedding", "layers/*/mlp/*", "final_norm/scale")
       case(layout, slow=name != "Cohere 2" or layout != TWO_D, **settings)
       for name, settings in SETTINGS.items()
       for layout in (TWO_D, "fully sharded", NO_BATCH)
+    ),
+    # Of experts, tokens move to those of other devices and back.
+    case(MOVED_1D, remat="layer", microbatches=2, **CAPACITY["GLaM"]),
+    case(MOVED_2D, slow=True, pods=2, **SETTINGS["Mixtral"]),
+    case(MOVED_2D, slow=True, remat="layer", **CAPACITY["Switch"]),
+    # A norm reads the results of experts, so REMAT moves them back again.
+    case(
+      MOVED_2D,
+      slow=True,
+      remat="layer",
+      branch_norm=True,
+      second_moment="factored",
+      **SETTINGS["OLMoE"],
     ),
   ],
 )
