@@ -317,7 +317,9 @@ FITTING = {
   "gemma_2b": ("tpu_palm_8b", {"NUM_MICROBATCHES": 8}),
   "gemma3_270m": ("tpu_palm_8b", {"NUM_MICROBATCHES": 32}),
   "smollm2_135m": ("tpu_v4_8", {"NUM_MICROBATCHES": 32}),
-  "mixtral_8x7b": ("tpu_palm_62b", {}),
+  "mixtral_8x7b": ("tpu_mixtral_8x7b", {"CAPACITY_FACTOR": 1.25}),
+  "qwen3_30b_a3b": ("tpu_qwen3_30b_a3b", {"CAPACITY_FACTOR": 1.25}),
+  "glam_64b_64e": ("tpu_glam_64b", {}),
 }
 
 
@@ -327,8 +329,25 @@ def test_a_plan_needs_only_the_model_and_a_layout(name):
   files = f"models/{name}.gin", f"layouts/{layout}.gin"
   planned = plan_of(plan_config(*files, **changes))
   assert planned["fits"] and planned["batch_size"] == 512
-  if changes:  # they are those that a plan without them proposes
+  if "NUM_MICROBATCHES" in changes:  # as a plan without it proposes
     assert plan_of(plan_config(*files))["nearest"] == changes
+
+
+@pytest.mark.parametrize(
+  ("layout", "changes"),
+  [
+    ("tpu_palm_62b", {}),
+    ("tpu_palm_62b", {"MESH_SHAPE": "data:128,model:4"}),
+  ],
+)
+def test_without_a_capacity_experts_fit_into_layouts_that_move_no_token(
+  layout, changes
+):
+  name = "qwen3_30b_a3b" if changes else "mixtral_8x7b"
+  files = f"models/{name}.gin", f"layouts/{layout}.gin"
+  planned = plan_of(plan_config(*files, **changes))
+  assert planned["fits"]
+  assert not any("all_to_all" in str(x) for x in planned["moved"])
 
 
 @pytest.mark.parametrize("name", LARGE)

@@ -14,6 +14,8 @@ import collections
 import dataclasses
 import itertools
 import math
+from collections.abc import Sequence
+from typing import NamedTuple
 
 from palm_mtf.accounting import memory
 from palm_mtf.accounting.flops import forward_flops, train_flops_per_token
@@ -472,12 +474,19 @@ def step_bytes(
 
 
 def axes_bandwidth(
-  mesh: MeshLayout, axes: tuple[str, ...], device: HardwareConfig
+  mesh: MeshLayout, axes: tuple[str, ...], device: HardwareConfig, kind: str
 ) -> float:
-  """Returns a device's bandwidth along mesh axes, bytes/s in each direction."""
+  """Returns how many bytes/s a device sends in collectives along mesh axes.
+
+  `kind` is the kind of collective, such as "all_to_all".
+  """
   if device.chip_link_dims:
-    rings = _rings(mesh, device)
-    total = min(sum(rings[axis] for axis in axes), device.chip_link_dims)
+    spans = [x for axis in axes for x in _spans(mesh, device)[axis]]
+    total = min(sum(x.rings for x in spans), device.chip_link_dims)
+    if kind == "all_to_all":
+      # Rates of `_Span` count what a device sends to itself, too.
+      others = 1 - 1 / math.prod(mesh.axes[axis] for axis in axes)
+      total = min(total, *(others * x.of_all_to_all for x in spans))
     return device.chip_link_bandwidth * total / device.chip_link_dims
   joined = device.chip_link_chips or mesh.num_devices
   # Device numbers change fastest along the last mesh axis. If the devices along
@@ -488,44 +497,69 @@ def axes_bandwidth(
   size = math.prod(mesh.axes[axis] for axis in axes)
   if inner * size <= joined:
     return device.chip_link_bandwidth
-  network = max(1, joined // inner) * device.chip_dcn_bandwidth
+  # Of an all-to-all, each device sends other bytes over the network.
+  links = 1 if kind == "all_to_all" else max(1, joined // inner)
+  network = links * device.chip_dcn_bandwidth
   return min(device.chip_link_bandwidth, network)
 
 
-def _rings(mesh: MeshLayout, device: HardwareConfig) -> dict[str, float]:
-  """Returns {mesh axis: number of torus dimensions that the axis spans}.
+class _Span(NamedTuple):
+  """A dimension of a torus that a mesh axis spans.
 
-  A dimension without wrap-around counts 0.5, because its bandwidth is half.
+  The unit of both rates is the rate of a ring's two links per device.
+
+  Attributes:
+    rings: rate of a collective that sends from neighbour to neighbour; 0.5 if
+      the axis spans only a part of the ring.
+    of_all_to_all: rate of an all-to-all. On a ring of n devices, bytes cross
+      n / 4 links on average; on a line, half of them cross the link in the
+      middle.
   """
+
+  rings: float
+  of_all_to_all: float
+
+
+def _spans(
+  mesh: MeshLayout, device: HardwareConfig
+) -> dict[str, Sequence[_Span]]:
+  """Returns {mesh axis: the torus dimensions that it spans}."""
   if not mesh.tpu:
-    return _rings_of_any_slice(mesh, device)
+    return _spans_of_any_slice(mesh, device)
   *outer, inner = mesh.axes
   where = tpu_slice(mesh.tpu)
   left = mesh.axes[inner] // math.gcd(mesh.axes[inner], where.devices_of_chip)
-  rings = dict.fromkeys(mesh.axes, 0.0)
+  spans: dict[str, list[_Span]] = {axis: [] for axis in mesh.axes}
   for size in where.chips:
     # The last mesh axis spans a box of chips, with `part` chips along this
     # dimension (`tpu_places` in executors/xla/tpu_places.py).
     part = math.gcd(left, size)
     left //= part
     if part > 1:
-      rings[inner] += 1.0 if part == size else 0.5
+      is_ring = part == size
+      spans[inner].append(
+        _Span(1.0, 4 / size) if is_ring else _Span(0.5, 2 / part)
+      )
     if part < size and outer:
-      rings[outer[0]] += 1.0 if part == 1 else 0.5
+      spans[outer[0]].append(_Span(1.0 if part == 1 else 0.5, 4 / size))
   # An axis within one chip counts as 0.5, because its bandwidth must not be 0.
-  return {axis: n or 0.5 for axis, n in rings.items()}
+  return {axis: x or [_Span(0.5, 0.5)] for axis, x in spans.items()}
 
 
-def _rings_of_any_slice(
+def _spans_of_any_slice(
   mesh: MeshLayout, device: HardwareConfig
-) -> dict[str, float]:
-  """Returns what `_rings` returns for the fastest slice if TPU names none."""
+) -> dict[str, Sequence[_Span]]:
+  """Returns what `_spans` returns for the fastest slice if TPU names none."""
   *outer, inner = (axis for axis, size in mesh.axes.items() if size > 1)
   dims = device.chip_link_dims
-  if not outer:
-    return {inner: float(dims)}
-  longest = (device.chip_link_chips or math.inf) ** (1 / dims)
-  of_inner = 1
-  while of_inner < dims - 1 and mesh.axes[inner] > longest**of_inner:
-    of_inner += 1
-  return {inner: float(of_inner), outer[0]: float(dims - of_inner)}
+  counts = {inner: dims}
+  if outer:
+    longest = (device.chip_link_chips or math.inf) ** (1 / dims)
+    of_inner = 1
+    while of_inner < dims - 1 and mesh.axes[inner] > longest**of_inner:
+      of_inner += 1
+    counts = {inner: of_inner, outer[0]: dims - of_inner}
+  return {
+    axis: [_Span(1.0, 4 / mesh.axes[axis] ** (1 / n))] * n
+    for axis, n in counts.items()
+  }
