@@ -351,18 +351,21 @@ def test_without_a_capacity_experts_fit_into_layouts_that_move_no_token(
 
 
 @pytest.mark.parametrize("name", LARGE)
-def test_a_layout_that_does_not_divide_the_heads_is_refused_with_a_way_out(
+def test_a_layout_that_does_not_divide_a_model_is_refused_with_a_way_out(
   name,
 ):
+  """Of models without experts, those that split experts are refused."""
   for path in gin_folder().glob("layouts/*.gin"):
     macros = {} if path.stem.startswith("tpu") else {"CHIP": "h100_sxm"}
     try:
       plan_config(f"models/{name}.gin", f"layouts/{path.name}", **macros)
     except UserError as error:
       assert re.fullmatch(
-        r"(kv_)?heads=(\d+) is not divisible by mesh axis model=\d+ "
-        r"\(rule heads:model\)\. Use a divisor of \2(, such as model=\d+)?, "
-        r"another NUM_(KV_)?HEADS, or a LAYOUT without heads:model\.",
+        r"(kv_)?(heads|experts)=(\d+) is not divisible by mesh axis (\w+)=\d+ "
+        r"\(rule \2:\4\)\. Use a divisor of \3(, such as \4=\d+)?, "
+        r"another NUM_((KV_)?HEADS|EXPERTS), or a LAYOUT without \2:\4\."
+        r'|layout rule "experts:data" and MLP = .*: the model has no experts; '
+        r'leave the rule out, or set MLP = "experts"\.',
         str(error),
       )
 
