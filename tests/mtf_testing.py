@@ -65,6 +65,13 @@ LAYOUTS = {
   ),
 }
 
+# Tokens move to the devices of their experts, and weights are stored split.
+MOVED = MeshLayout(
+  mesh_shape="data:2,model:2",
+  layout="batch:data,experts:data,heads:model,d_ff:model,vocab:model,"
+  "d_model_stored:data,d_model_residual:model",
+)
+
 # Steps that `train` takes, and sequences per step.
 NUM_STEPS, BATCH_SIZE = 5, 4
 

@@ -387,7 +387,9 @@ FITTING = {
   "gemma_2b": ("tpu_palm_8b", {"NUM_MICROBATCHES": 8}),
   "gemma3_270m": ("tpu_palm_8b", {"NUM_MICROBATCHES": 32}),
   "smollm2_135m": ("tpu_v4_8", {"NUM_MICROBATCHES": 32}),
-  "mixtral_8x7b": ("tpu_palm_62b", {}),
+  "mixtral_8x7b": ("tpu_mixtral_8x7b", {"CAPACITY_FACTOR": 1.25}),
+  "qwen3_30b_a3b": ("tpu_qwen3_30b_a3b", {"CAPACITY_FACTOR": 1.25}),
+  "glam_64b_64e": ("tpu_glam_64b", {}),
 }
 
 
@@ -397,23 +399,43 @@ def test_a_plan_needs_only_the_model_and_a_layout(name):
   files = f"models/{name}.gin", f"layouts/{layout}.gin"
   planned = plan_of(plan_config(*files, **changes))
   assert planned["fits"] and planned["batch_size"] == 512
-  if changes:  # they are those that a plan without them proposes
+  if "NUM_MICROBATCHES" in changes:  # as a plan without it proposes
     assert plan_of(plan_config(*files))["nearest"] == changes
 
 
+@pytest.mark.parametrize(
+  ("layout", "changes"),
+  [
+    ("tpu_palm_62b", {}),
+    ("tpu_palm_62b", {"MESH_SHAPE": "data:128,model:4"}),
+  ],
+)
+def test_without_a_capacity_experts_fit_into_layouts_that_move_no_token(
+  layout, changes
+):
+  name = "qwen3_30b_a3b" if changes else "mixtral_8x7b"
+  files = f"models/{name}.gin", f"layouts/{layout}.gin"
+  planned = plan_of(plan_config(*files, **changes))
+  assert planned["fits"]
+  assert not any("all_to_all" in str(x) for x in planned["moved"])
+
+
 @pytest.mark.parametrize("name", LARGE)
-def test_a_layout_that_does_not_divide_the_heads_is_refused_with_a_way_out(
+def test_a_layout_that_does_not_divide_a_model_is_refused_with_a_way_out(
   name,
 ):
+  """Of models without experts, those that split experts are refused."""
   for path in gin_folder().glob("layouts/*.gin"):
     macros = {} if path.stem.startswith("tpu") else {"CHIP": "h100_sxm"}
     try:
       plan_config(f"models/{name}.gin", f"layouts/{path.name}", **macros)
     except UserError as error:
       assert re.fullmatch(
-        r"(kv_)?heads=(\d+) is not divisible by mesh axis model=\d+ "
-        r"\(rule heads:model\)\. Use a divisor of \2(, such as model=\d+)?, "
-        r"another NUM_(KV_)?HEADS, or a LAYOUT without heads:model\.",
+        r"(kv_)?(heads|experts)=(\d+) is not divisible by mesh axis (\w+)=\d+ "
+        r"\(rule \2:\4\)\. Use a divisor of \3(, such as \4=\d+)?, "
+        r"another NUM_((KV_)?HEADS|EXPERTS), or a LAYOUT without \2:\4\."
+        r'|layout rule "experts:data" and MLP = .*: the model has no experts; '
+        r'leave the rule out, or set MLP = "experts"\.',
         str(error),
       )
 

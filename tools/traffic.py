@@ -8,7 +8,12 @@ import re
 from collections.abc import Iterable, Iterator
 
 from palm_mtf._tf import tf
-from palm_mtf.mesh.cpu_gpu import ALL_GATHER, ALL_REDUCE, REDUCE_SCATTER
+from palm_mtf.mesh.cpu_gpu import (
+  ALL_GATHER,
+  ALL_REDUCE,
+  ALL_TO_ALL,
+  REDUCE_SCATTER,
+)
 
 # The bytes are counted in the TensorFlow graph. Operations that the fetches do
 # not need, and tensors that a device already has, do not count. Between CPUs or
@@ -17,7 +22,7 @@ from palm_mtf.mesh.cpu_gpu import ALL_GATHER, ALL_REDUCE, REDUCE_SCATTER
 _CROSS_REPLICA = ("CrossReplicaSum", "XlaAllReduce", "XlaReduceScatter")
 
 _SCOPE = re.compile(
-  rf"(?:^|/)({ALL_REDUCE}|{ALL_GATHER}|{REDUCE_SCATTER})"
+  rf"(?:^|/)({ALL_REDUCE}|{ALL_GATHER}|{ALL_TO_ALL}|{REDUCE_SCATTER})"
   r"\.([a-z]+(?:\.[a-z]+)*)(?:_\d+)?/"
 )
 

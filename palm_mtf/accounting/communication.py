@@ -5,7 +5,7 @@
 On a torus (TPUs), a mesh axis uses the links of the torus dimensions that it
 spans; a dimension without wrap-around has half the bandwidth. On a switch
 (GPUs), a device uses all its links; devices on different switches communicate
-over the network.
+over the network. In an all-to-all, most bytes cross several links of a torus.
 
 Collectives that only dropout or loss weights need are not counted.
 """
@@ -14,6 +14,8 @@ import collections
 import dataclasses
 import itertools
 import math
+from collections.abc import Sequence
+from typing import NamedTuple
 
 from palm_mtf.accounting import memory
 from palm_mtf.accounting.flops import forward_flops, train_flops_per_token
@@ -24,7 +26,7 @@ from palm_mtf.accounting.optimizer_state import (
   row_rank,
 )
 from palm_mtf.architecture import parameters
-from palm_mtf.architecture.block import Branch, Kind, Layer, model_of
+from palm_mtf.architecture.block import Branch, Experts, Kind, Layer, model_of
 from palm_mtf.config import (
   HardwareConfig,
   MeshLayout,
@@ -219,8 +221,10 @@ class _Traffic:
 
   def _split_axes(self, branch: Branch) -> tuple[str, ...]:
     """Returns the mesh axes that split a branch's heads, experts or d_ff."""
-    axes = map(self._mesh.axis_of, branch.output.inputs)
-    return tuple(dict.fromkeys(x for x in axes if x))
+    dims = branch.output.inputs
+    if self._mesh.moves_tokens:  # all experts of a token are summed by a device
+      dims = tuple(x for x in dims if x != "experts")
+    return tuple(dict.fromkeys(x for x in map(self._mesh.axis_of, dims) if x))
 
   def add_activations(self, tokens: int) -> None:
     """Adds the collectives of activations for `tokens` tokens per device."""
@@ -285,10 +289,30 @@ class _Traffic:
           axes = self._split_axes(read.sparse)
           chosen = read.sparse.experts.per_token
           self.add("all_reduce", axes, tokens * chosen * _FLOAT32, visited)
+          if self._mesh.moves_tokens:
+            times = 2 * (layers + visited) + again * (1 + is_repeated)
+            self._add_moves(read.sparse.experts, of_stream, times, visited)
     # If an axis splits the residual stream, each sum needs a gather: in the
     # forward pass, in REMAT's repetition, and in the backward pass.
     gathers = len(sums) * (layers + visited + again)
     self.add("all_gather", (residual,), of_stream, gathers)
+
+  def _add_moves(
+    self, experts: Experts, of_stream: int, times: int, visited: int
+  ) -> None:
+    """Adds all-to-alls of rows of d_model numbers, and of gates.
+
+    Rows move to their experts and back in the forward pass, as their gradients
+    do in the backward pass, and gates in the backward pass.
+    """
+    config, axis = self._config, self._mesh.axis_of("experts")
+    length = config.sequence_length
+    rows = experts.rows_per_token(length, moves_tokens=True)
+    of_rows = round(of_stream * rows)
+    self.add("all_to_all", (axis,), of_rows, times)
+    width = DTYPE_BYTES[config.activation_dtype]
+    of_gates = of_rows // (config.d_model * width) * _FLOAT32
+    self.add("all_to_all", (axis,), of_gates, 2 * visited)
 
   def add_stored(self) -> None:
     """Adds the gathers of split weights, and the sums of their gradients."""
@@ -301,7 +325,7 @@ class _Traffic:
     whole = dataclasses.replace(self._mesh, layout=text)
     is_tied = parameters.logits_table(config) == "embedding"
     for name, each, count in memory.distinct_slices(config, whole):
-      if "d_model" not in self._dims[name]:
+      if "d_model_stored" not in self._mesh.stored(self._dims[name]):
         continue
       parameter = parameters.parse_name(name)
       if parameter.part == parameters.RELATIVE:
@@ -357,17 +381,20 @@ class _Traffic:
     # each gradient, and adds up these sums in the order of the parameters. The
     # sums share one all-reduce up to the first parameter that is not split by
     # the same axes as the embedding.
-    split = [each.axes for _, each, _ in self._slices]
+    slices = [
+      x for x in self._slices if not parameters.parse_name(x[0]).is_state
+    ]
+    split = [each.axes for _, each, _ in slices]
     num_alike = len(list(itertools.takewhile(lambda x: x == split[0], split)))
     if num_alike == len(split):
       self.add("all_reduce", split[0], _FLOAT32)
     else:
-      for i, (_, each, count) in enumerate(self._slices):
+      for i, (_, each, count) in enumerate(slices):
         # The embedding and layer 0 come first. So the shared all-reduce has at
         # most one of a parameter's `count` sums: the sum of layer 0.
         joined = i < num_alike - 1
         self.add("all_reduce", each.axes, _FLOAT32, count - joined)
-    for name, each, count in self._slices:
+    for name, each, count in slices:
       dims = self._dims[name]
       # Two sums of squares: of the update, for UPDATE_CLIP, and of the
       # parameter, because the parameter's root mean square scales the update.
@@ -375,10 +402,7 @@ class _Traffic:
       slots = parameter_slots(name, len(dims), optimizer)
       if "second_moment_row" not in {x.name for x in slots}:
         continue
-      over = [
-        self._mesh.axis_of("d_model_stored" if dim == "d_model" else dim)
-        for dim in dims
-      ]
+      over = [*map(self._mesh.axis_of, self._mesh.stored(dims))]
       rank = row_rank(name)
       of_rows, of_columns = tuple(over[:rank]), tuple(over[rank:])
       num_rows = math.prod(each.sizes[:rank])
@@ -423,8 +447,8 @@ def step_bytes(
 ) -> collections.Counter[tuple[str, tuple[str, ...]]]:
   """Returns the bytes that all devices of a pod send to each other per step.
 
-  A key is a kind of collective ("all_reduce", "reduce_scatter" or "all_gather")
-  and its mesh axes, in the order of MESH_SHAPE.
+  A key is a kind of collective ("all_reduce", "reduce_scatter", "all_gather" or
+  "all_to_all") and its mesh axes, in the order of MESH_SHAPE.
   """
   tokens = memory.Activations(config, mesh, pod_batch_size).tokens
   traffic = _Traffic(config, mesh, frozen)
@@ -450,12 +474,19 @@ def step_bytes(
 
 
 def axes_bandwidth(
-  mesh: MeshLayout, axes: tuple[str, ...], device: HardwareConfig
+  mesh: MeshLayout, axes: tuple[str, ...], device: HardwareConfig, kind: str
 ) -> float:
-  """Returns a device's bandwidth along mesh axes, bytes/s in each direction."""
+  """Returns how many bytes/s a device sends in collectives along mesh axes.
+
+  `kind` is the kind of collective, such as "all_to_all".
+  """
   if device.chip_link_dims:
-    rings = _rings(mesh, device)
-    total = min(sum(rings[axis] for axis in axes), device.chip_link_dims)
+    spans = [x for axis in axes for x in _spans(mesh, device)[axis]]
+    total = min(sum(x.rings for x in spans), device.chip_link_dims)
+    if kind == "all_to_all":
+      # Rates of `_Span` count what a device sends to itself, too.
+      others = 1 - 1 / math.prod(mesh.axes[axis] for axis in axes)
+      total = min(total, *(others * x.of_all_to_all for x in spans))
     return device.chip_link_bandwidth * total / device.chip_link_dims
   joined = device.chip_link_chips or mesh.num_devices
   # Device numbers change fastest along the last mesh axis. If the devices along
@@ -466,44 +497,69 @@ def axes_bandwidth(
   size = math.prod(mesh.axes[axis] for axis in axes)
   if inner * size <= joined:
     return device.chip_link_bandwidth
-  network = max(1, joined // inner) * device.chip_dcn_bandwidth
+  # Of an all-to-all, each device sends other bytes over the network.
+  links = 1 if kind == "all_to_all" else max(1, joined // inner)
+  network = links * device.chip_dcn_bandwidth
   return min(device.chip_link_bandwidth, network)
 
 
-def _rings(mesh: MeshLayout, device: HardwareConfig) -> dict[str, float]:
-  """Returns {mesh axis: number of torus dimensions that the axis spans}.
+class _Span(NamedTuple):
+  """A dimension of a torus that a mesh axis spans.
 
-  A dimension without wrap-around counts 0.5, because its bandwidth is half.
+  The unit of both rates is the rate of a ring's two links per device.
+
+  Attributes:
+    rings: rate of a collective that sends from neighbour to neighbour; 0.5 if
+      the axis spans only a part of the ring.
+    of_all_to_all: rate of an all-to-all. On a ring of n devices, bytes cross
+      n / 4 links on average; on a line, half of them cross the link in the
+      middle.
   """
+
+  rings: float
+  of_all_to_all: float
+
+
+def _spans(
+  mesh: MeshLayout, device: HardwareConfig
+) -> dict[str, Sequence[_Span]]:
+  """Returns {mesh axis: the torus dimensions that it spans}."""
   if not mesh.tpu:
-    return _rings_of_any_slice(mesh, device)
+    return _spans_of_any_slice(mesh, device)
   *outer, inner = mesh.axes
   where = tpu_slice(mesh.tpu)
   left = mesh.axes[inner] // math.gcd(mesh.axes[inner], where.devices_of_chip)
-  rings = dict.fromkeys(mesh.axes, 0.0)
+  spans: dict[str, list[_Span]] = {axis: [] for axis in mesh.axes}
   for size in where.chips:
     # The last mesh axis spans a box of chips, with `part` chips along this
     # dimension (`tpu_places` in executors/xla/tpu_places.py).
     part = math.gcd(left, size)
     left //= part
     if part > 1:
-      rings[inner] += 1.0 if part == size else 0.5
+      is_ring = part == size
+      spans[inner].append(
+        _Span(1.0, 4 / size) if is_ring else _Span(0.5, 2 / part)
+      )
     if part < size and outer:
-      rings[outer[0]] += 1.0 if part == 1 else 0.5
+      spans[outer[0]].append(_Span(1.0 if part == 1 else 0.5, 4 / size))
   # An axis within one chip counts as 0.5, because its bandwidth must not be 0.
-  return {axis: n or 0.5 for axis, n in rings.items()}
+  return {axis: x or [_Span(0.5, 0.5)] for axis, x in spans.items()}
 
 
-def _rings_of_any_slice(
+def _spans_of_any_slice(
   mesh: MeshLayout, device: HardwareConfig
-) -> dict[str, float]:
-  """Returns what `_rings` returns for the fastest slice if TPU names none."""
+) -> dict[str, Sequence[_Span]]:
+  """Returns what `_spans` returns for the fastest slice if TPU names none."""
   *outer, inner = (axis for axis, size in mesh.axes.items() if size > 1)
   dims = device.chip_link_dims
-  if not outer:
-    return {inner: float(dims)}
-  longest = (device.chip_link_chips or math.inf) ** (1 / dims)
-  of_inner = 1
-  while of_inner < dims - 1 and mesh.axes[inner] > longest**of_inner:
-    of_inner += 1
-  return {inner: float(of_inner), outer[0]: float(dims - of_inner)}
+  counts = {inner: dims}
+  if outer:
+    longest = (device.chip_link_chips or math.inf) ** (1 / dims)
+    of_inner = 1
+    while of_inner < dims - 1 and mesh.axes[inner] > longest**of_inner:
+      of_inner += 1
+    counts = {inner: of_inner, outer[0]: dims - of_inner}
+  return {
+    axis: [_Span(1.0, 4 / mesh.axes[axis] ** (1 / n))] * n
+    for axis, n in counts.items()
+  }

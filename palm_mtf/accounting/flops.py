@@ -158,7 +158,10 @@ def device_flops(
   """Returns a device's FLOPs in a step of `pod_tokens` tokens per pod."""
   dims_of = _product_dims(config) | {SCORES: ("heads",)}
   repeated, length = recomputed_flops(config, frozen), config.sequence_length
-  flops = 0.0
+  flops = row_share = 0.0
+  if experts := model_of(config).experts:
+    rows = experts.rows_per_token(length, moves_tokens=mesh.moves_tokens)
+    row_share = rows / experts.per_token
   for term, of_training in train_flops(config, frozen).items():
     of_token: float = of_training + repeated.get(term, 0)
     if term == parameters.logits_table(
@@ -172,7 +175,12 @@ def device_flops(
         for window in [x.layer.attention.mixer.window]
       )
       of_token *= pairs / (config.num_layers * length**2)
-    flops += of_token / math.prod(map(mesh.axis_size_of, dims_of[term]))
+    dims = dims_of[term]
+    if mesh.moves_tokens and "experts" in dims:
+      # An expert computes rows of all devices, and also those without a token.
+      dims = tuple(x for x in dims if x != "experts")
+      of_token *= row_share
+    flops += of_token / math.prod(map(mesh.axis_size_of, dims))
   return flops * pod_tokens / mesh.axis_size_of("batch")
 
 

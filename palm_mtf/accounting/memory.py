@@ -82,7 +82,7 @@ def distinct_slices(
 def _slice_of(
   parameter: parameters.DistinctParameter, mesh: MeshLayout
 ) -> ParameterSlice:
-  split = ["d_model_stored" if x == "d_model" else x for x in parameter.dims]
+  split = mesh.stored(parameter.dims)
   # Sizes are rounded up, because the embedding may have padding rows.
   sizes = tuple(
     -(-size // mesh.axis_size_of(dim))
@@ -164,17 +164,20 @@ class _BlockSizes:
       are kept or moved, but working memory holds only the largest.
     block_scores: scores of the largest block.
     rows: copies of tokens for their experts, of d_model numbers each.
+    kept_rows: those that the backward pass reads, because they came from other
+      devices.
     gates: factors of experts' results, which are float32.
     num_norms: number of norms that read the residual stream.
     num_sums: number of sums that are added to it.
     num_output_norms: number of norms of sums before they are added.
   """
 
-  columns: int
-  read: int
+  columns: float
+  read: float
   scores: float
   block_scores: float
-  rows: int
+  rows: float
+  kept_rows: float
   gates: int
   num_norms: int
   num_sums: int
@@ -189,12 +192,16 @@ def _block_sizes(
   def slice_size(dims: Sequence[str]) -> int:  # on this device
     return math.prod(sizes_of[x] // mesh.axis_size_of(x) for x in dims)
 
-  columns = read = gates = 0
+  columns = read = rows = 0.0
+  gates = 0
   for branch in layer.branches:
-    inputs, mixer, times = branch.inputs, branch.mixer, 1
+    inputs, mixer, times = branch.inputs, branch.mixer, 1.0
     if isinstance(mixer, Experts):
-      inputs, mixer, times = inputs[1:], mixer.mlp, mixer.per_token
-      gates += times
+      gates += mixer.per_token
+      times = rows = mixer.rows_per_token(
+        config.sequence_length, moves_tokens=mesh.moves_tokens
+      )
+      inputs, mixer = inputs[1:], mixer.mlp
     sizes = [slice_size(x.outputs) for x in inputs]
     columns += times * sum(sizes)
     read += times * (sizes[-1] if isinstance(mixer, Mlp) else sum(sizes))
@@ -206,7 +213,8 @@ def _block_sizes(
     read=read,
     scores=heads * sum(pairs) / length,
     block_scores=heads * max(pairs) / length,
-    rows=gates * config.d_model,
+    rows=rows * config.d_model,
+    kept_rows=rows * config.d_model if mesh.moves_tokens else 0,
     gates=gates,
     num_norms=len(layer.reads),
     num_sums=len(layer.sums),
@@ -256,12 +264,12 @@ class Activations:
   def _kept_in_block(self, block: _BlockSizes) -> float:
     # For its backward pass, a block keeps per token the stream before each sum,
     # sums before their norms, the products with norm outputs, the result of
-    # attention, the gates of experts and, unless REMAT recomputes them,
-    # attention weights. With REMAT = "layer", the block recomputes all these,
-    # and keeps them only during its backward pass.
+    # attention, the gates of experts, rows that came from other devices and,
+    # unless REMAT recomputes them, attention weights. With REMAT = "layer", the
+    # block recomputes all these, and keeps them only during its backward pass.
     num_streams = block.num_sums + block.num_output_norms
     kept = num_streams * self._stream + block.columns + self._queries
-    kept += block.gates * _FLOAT32 / self._width
+    kept += block.gates * _FLOAT32 / self._width + block.kept_rows
     return kept + (0 if self._config.remat == "attention" else block.scores)
 
   def kept_bytes(self) -> int:
@@ -406,14 +414,16 @@ def weight_copy_bytes(
   full gradients before their reduce-scatter.
   """
   width = DTYPE_BYTES[config.activation_dtype]
-  stored = mesh.axis_size_of("d_model_stored")
   layers = {x.first: x.layer for x in model_of(config).kinds}
   total = dict.fromkeys((None, *layers), 0)
   trained = parameters.count_trained(config, frozen)
+  dims = {x.name: x.dims for x in parameters.distinct_parameters(config)}
   for name, each, _ in distinct_slices(config, mesh, stage):
     parameter = parameters.parse_name(name)
     if parameter.is_vector:
       continue
+    is_stored_split = "d_model_stored" in mesh.stored(dims[name])
+    stored = mesh.axis_size_of("d_model_stored") if is_stored_split else 1
     copies = 0 if width == _FLOAT32 else 1
     # A device that stores a part of each weight gathers the whole weight, and
     # makes its whole gradient before the reduce-scatter.

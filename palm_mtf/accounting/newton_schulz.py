@@ -114,7 +114,7 @@ def orthogonalized(
     steps = optimizer.newton_schulz_steps(len(each.sizes), is_kernel)
     if not steps:
       continue
-    dims = ["d_model_stored" if x == "d_model" else x for x in dims_of[name]]
+    dims = mesh.stored(dims_of[name])
     parts = [mesh.axis_size_of(x) for x in dims]
     sizes = [x * n for x, n in zip(each.sizes, parts, strict=True)]
     begin = int(parse_name(name).is_expert)

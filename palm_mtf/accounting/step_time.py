@@ -175,7 +175,7 @@ def _predict_mesh(
     collectives={
       (kind, axes): num_bytes
       / mesh.num_devices
-      / communication.axes_bandwidth(mesh, axes, rates)
+      / communication.axes_bandwidth(mesh, axes, rates, kind)
       for (kind, axes), num_bytes in moved.items()
     },
     update=memory.update_traffic(kept) / bandwidths["weights"] + of_update,

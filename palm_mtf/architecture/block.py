@@ -176,6 +176,16 @@ class Experts:
     share = self.capacity_factor * self.per_token / self.count
     return min(length, math.ceil(length * share))
 
+  def rows_per_token(self, length: int, *, moves_tokens: bool) -> float:
+    """Returns how many rows, over all experts, there are for a token.
+
+    Experts have a row for each choice or, if tokens move, `capacity` rows for
+    each sequence.
+    """
+    if not moves_tokens:
+      return self.per_token
+    return self.count * self.capacity(length) / length
+
 
 # Names in a layer of the parameters of the router of `Experts`: its kernel; the
 # share of the last step's choices that each expert got; and the bias.
@@ -319,6 +329,12 @@ class Model(NamedTuple):
   def layers(self) -> tuple[Layer, ...]:
     """Every layer, in order."""
     return tuple(x for each in self.groups for x in each.period * each.count)
+
+  @property
+  def experts(self) -> Experts | None:
+    """The experts, which are alike in all layers that have any."""
+    reads = (x for layer in self.layers for x in layer.reads if x.sparse)
+    return next((x.sparse.experts for x in reads), None)
 
   @property
   def kinds(self) -> tuple[Kind, ...]:

@@ -406,7 +406,7 @@ def _add_up(
     axes = tuple(names[i] for i in find_axes(each, sizes) or ())
     bandwidth = rates.chip_link_bandwidth
     if axes:
-      bandwidth = axes_bandwidth(layout, axes, rates)
+      bandwidth = axes_bandwidth(layout, axes, rates, each.kind)
     record = {
       "kind": each.kind,
       "axes": [*axes],

@@ -17,11 +17,15 @@ d_model has two more names, because rules may split it only outside of layers.
 `d_model_stored` is the d_model of stored weights, optimizer slots and
 gradients; if `data` splits it, each device stores only a slice of these tensors
 (ZeRO). `d_model_residual` is the d_model of the residual stream between blocks.
+
+If one axis splits `experts` and `batch`, tokens move to the devices of their
+experts and back, by all-to-alls over this axis (model/experts.py).
 """
 
 import dataclasses
 import itertools
 import math
+from collections.abc import Sequence
 from typing import Literal
 
 from palm_mtf.config.checked import Count
@@ -65,12 +69,12 @@ _UNSPLIT_REASONS = {
 _TENSORS = (
   ("batch", "length", "heads"),
   ("batch", "length", "d_ff"),
-  ("batch", "length", "experts"),
   ("batch", "length", "vocab"),
   ("batch", "length", "d_model_residual"),
   ("vocab", "d_model_stored"),
   ("d_model_stored", "heads", "d_kv"),
-  ("experts", "d_model_stored", "d_ff"),
+  ("d_model_stored", "d_ff"),
+  ("experts", "d_model", "d_ff"),
 )
 
 
@@ -154,6 +158,23 @@ class MeshLayout(DeviceMesh):
     """Returns the number of slices of `dimension`; 1 if no rule splits it."""
     axis = self.axis_of(dimension)
     return self.axes[axis] if axis else 1
+
+  @property
+  def moves_tokens(self) -> bool:
+    """Whether tokens move to the devices of their experts, and back."""
+    axis = self.axis_of("experts")
+    return axis == self.axis_of("batch") and self.axis_size_of("experts") > 1
+
+  def stored(self, dims: Sequence[str]) -> tuple[str, ...]:
+    """Returns the names of a parameter's dimensions while no layer uses it.
+
+    `dims` are the names in layers. A kernel of experts is not split again along
+    d_model over the axis that splits its experts.
+    """
+    axis = self.axis_of("d_model_stored")
+    if axis and axis in map(self.axis_of, dims):
+      return tuple(dims)
+    return tuple("d_model_stored" if x == "d_model" else x for x in dims)
 
   def padded_vocab_size(self, vocab_size: int) -> int:
     """Returns the embedding's number of rows, padded to fill equal slices.

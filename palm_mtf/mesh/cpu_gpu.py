@@ -36,8 +36,10 @@ from palm_mtf.ops.xla import fused_update
 #   all-reduce      2 (n - 1) S
 #   reduce-scatter    (n - 1) S    each device gets 1/n of the sum
 #   all-gather        (n - 1) S    each device has 1/n of the tensor
+#   all-to-all        (n - 1) S    each device has S bytes for all devices
 ALL_REDUCE = "all_reduce"
 ALL_GATHER = "all_gather"
+ALL_TO_ALL = "all_to_all"
 REDUCE_SCATTER = "reduce_scatter"
 
 
@@ -199,6 +201,18 @@ class CpuGpuPlacement(mtf.placement_mesh_impl.PlacementMeshImpl):
 
     with collective_scope(ALL_GATHER, self.shape, [mesh_axis]):
       return self._collective_with_groups(x, [mesh_axis], gather)
+
+  def alltoall(self, x, mesh_axis, split_axis, concat_axis):
+    """Cuts x along `split_axis`; joins received parts along `concat_axis`."""
+
+    def exchange(xs, devices):
+      # Mesh TensorFlow's default sends parts around a ring: more bytes.
+      return mtf.placement_mesh_impl.alltoall_pointtwise(
+        xs, devices, split_axis, concat_axis
+      )
+
+    with collective_scope(ALL_TO_ALL, self.shape, [mesh_axis]):
+      return self._collective_with_groups(x, [mesh_axis], exchange)
 
   def reduce_scatter(self, x, mesh_axis: int, split_axis: int):
     """Sums x over a mesh axis; each device gets a part along `split_axis`."""

@@ -43,6 +43,7 @@ class Dims:
   vocab: mtf.Dimension
   positions: mtf.Dimension  # rows of the table of learned positions
   buckets: mtf.Dimension  # T5's ranges of distances, with one bias per range
+  layout: MeshLayout  # what splits the dimensions
 
 
 def model_dims(config: ModelConfig, batch_size: int, mesh: MeshLayout) -> Dims:
@@ -62,4 +63,4 @@ def model_dims(config: ModelConfig, batch_size: int, mesh: MeshLayout) -> Dims:
     # A name that is not split becomes d_model: sharding.py adds no operation.
     is_split = mesh.axis_size_of(name) > 1
     dims[name] = mtf.Dimension(name if is_split else "d_model", config.d_model)
-  return Dims(**dims)
+  return Dims(**dims, layout=mesh)

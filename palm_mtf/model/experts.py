@@ -12,6 +12,17 @@ On CPUs, rows are sorted by their experts, and there are as many rows as
 choices. XLA needs static shapes, so for accelerators each expert gets whole
 blocks of rows, the last one filled up with zeros: with blocks of
 rows / experts, at most twice as many rows as choices.
+
+If one mesh axis splits both `experts` and `batch`, a token's experts are on
+other devices of the axis. Then an expert has a fixed number of rows for each
+sequence, its capacity, and two all-to-alls move rows to the devices of their
+experts and back (Lepikhin et al. 2021). Of n devices, a device has
+
+  [experts, batch / n * capacity, d_model]    before: rows of its tokens
+  [experts / n, batch * capacity, d_model]    after: rows of its experts
+
+The gradient needs two more. With REMAT = "layer", the backward pass moves the
+rows to their experts once more.
 """
 
 from collections.abc import Sequence
@@ -27,8 +38,24 @@ from palm_mtf.ops.slicewise import slice_offset, split_axes
 from palm_mtf.ops.xla import fused, in_xla_computation
 
 
+class Groups(NamedTuple):
+  """Which rows belong to which expert; all experts have as many by default.
+
+  Attributes:
+    count: number of experts.
+    sizes: number of rows of each expert, then of choices without a row; [count
+      + 1] int32. None if rows are in blocks of equal size.
+    experts: the expert of each block of rows, [blocks] int32; None if block i
+      is that of expert i.
+  """
+
+  count: int
+  sizes: tf.Tensor | None = None
+  experts: tf.Tensor | None = None
+
+
 class Rows(NamedTuple):
-  """Where the rows of a device's experts are.
+  """Where the rows of experts are.
 
   Attributes:
     token: number of each row's token; of a row without a token, any.
@@ -36,25 +63,28 @@ class Rows(NamedTuple):
       without a token. Both are [rows], int32.
     place: row of each choice, [tokens, chosen] int32; -1 for a choice without a
       row: of a full expert, or of an expert of another device.
-    count: number of experts.
-    sizes: number of rows of each expert, then of choices without a row; [count
-      + 1] int32. None if rows are in blocks.
-    experts: the expert of each block of rows, [blocks] int32; None otherwise.
+    groups: the rows of each expert.
   """
 
   token: tf.Tensor
   choice: tf.Tensor
   place: tf.Tensor
-  count: int
-  sizes: tf.Tensor | None = None
-  experts: tf.Tensor | None = None
+  groups: Groups
 
 
-def find_rows(choice: tf.Tensor, first: tf.Tensor, count: int) -> Rows:
+def find_rows(
+  choice: tf.Tensor,
+  first: tf.Tensor | int,
+  count: int,
+  capacity: int | None = None,
+) -> Rows:
   """Returns the rows of `count` experts, of which `first` is the first.
 
-  `choice` are numbers of experts, or -1, [tokens, chosen] int32; `first` is []
-  int32.
+  Args:
+    choice: numbers of experts, or -1, [tokens, chosen] int32.
+    first: [] int32.
+    capacity: number of rows of each expert; none has more choices. None if
+      experts have as many rows as choices, apart from rows of zeros.
   """
   chosen = choice.shape[1]
   expert = tf.reshape(choice, [-1]) - first
@@ -63,16 +93,22 @@ def find_rows(choice: tf.Tensor, first: tf.Tensor, count: int) -> Rows:
   order = tf.argsort(expert, stable=True)
   sizes = tf.math.unsorted_segment_sum(tf.ones_like(expert), expert, count + 1)
   sorted_place = tf.argsort(order)  # of each choice in `order`
-  if not in_xla_computation():
+  if not capacity and not in_xla_computation():
     place = tf.where_v2(here, sorted_place, -1)
     place = tf.reshape(place, [-1, chosen])
-    return Rows(order // chosen, order, place, count, sizes=sizes)
-  num = choice.shape.num_elements()
-  size = max(1, num // count)  # of a block
-  num_blocks = num // size + count
-  blocks = -(-sizes[:count] // size)  # of each expert
-  ends = tf.cumsum(blocks)
-  begins = tf.concat([(ends - blocks) * size, [0]], 0)
+    return Rows(order // chosen, order, place, Groups(count, sizes))
+  num, experts = choice.shape.num_elements(), None
+  size = capacity or max(1, num // count)  # of a block
+  num_blocks, begins = count, tf.range(count + 1) * size
+  if not capacity:
+    num_blocks += num // size
+    blocks = -(-sizes[:count] // size)  # of each expert
+    ends = tf.cumsum(blocks)
+    begins = tf.concat([(ends - blocks) * size, [0]], 0)
+    experts = tf.reduce_sum(
+      tf.cast(tf.range(num_blocks)[:, tf.newaxis] >= ends, tf.int32), 1
+    )
+    experts = tf.minimum(experts, count - 1)  # blocks at the end may be unused
   before = tf.cumsum(sizes, exclusive=True)
   place = tf.gather(begins - before, expert) + sorted_place
   rows = num_blocks * size
@@ -82,13 +118,9 @@ def find_rows(choice: tf.Tensor, first: tf.Tensor, count: int) -> Rows:
     tf.where_v2(here, place, rows)[:, tf.newaxis],
     tf.range(num),
   )[:rows]
-  experts = tf.reduce_sum(
-    tf.cast(tf.range(num_blocks)[:, tf.newaxis] >= ends, tf.int32), 1
-  )
   place = tf.reshape(tf.where_v2(here, place, -1), choice.shape)
-  experts = tf.minimum(experts, count - 1)  # blocks at the end may be unused
   token = tf.maximum(taken, 0) // chosen
-  return Rows(token, taken, place, count, experts=experts)
+  return Rows(token, taken, place, Groups(count, experts=experts))
 
 
 def _gather(x: tf.Tensor, place: tf.Tensor) -> tf.Tensor:
@@ -99,13 +131,13 @@ def _gather(x: tf.Tensor, place: tf.Tensor) -> tf.Tensor:
 
 def take_rows(x: tf.Tensor, rows: Rows) -> tf.Tensor:
   """Returns the rows, [rows, size], of tokens x, [tokens, size]."""
-  if rows.experts is None:  # every row has a token
+  if rows.groups.sizes is not None:  # every row has a token
     return tf.gather(x, rows.token)
   return _gather(x, tf.where_v2(rows.choice >= 0, rows.token, -1))
 
 
 def multiply(
-  x: tf.Tensor, kernels: tf.Tensor, rows: Rows, *, transpose: bool = False
+  x: tf.Tensor, kernels: tf.Tensor, groups: Groups, *, transpose: bool = False
 ) -> tf.Tensor:
   """Multiplies each row by its expert's kernel; returns [rows, columns].
 
@@ -114,12 +146,13 @@ def multiply(
     kernels: [experts, inner, columns], or [experts, columns, inner] if
       `transpose`.
   """
-  if rows.experts is not None:
-    blocks = tf.reshape(x, [rows.experts.shape[0], -1, x.shape[-1]])
-    chosen = tf.gather(kernels, rows.experts)
-    y = tf.matmul(blocks, chosen, transpose_b=transpose)
+  if groups.sizes is None:
+    if groups.experts is not None:
+      kernels = tf.gather(kernels, groups.experts)
+    blocks = tf.reshape(x, [kernels.shape[0], -1, x.shape[-1]])
+    y = matmul(blocks, kernels, transpose_b=transpose)
     return tf.reshape(y, [x.shape[0], y.shape[-1]])
-  *parts, others = tf.split(x, rows.sizes, num=rows.count + 1)
+  *parts, others = tf.split(x, groups.sizes, num=groups.count + 1)
   columns = kernels.shape[1 if transpose else 2]
   found = [
     matmul(part, kernel, transpose_b=transpose)
@@ -133,19 +166,22 @@ def multiply(
   return y
 
 
-def kernel_gradients(x: tf.Tensor, dy: tf.Tensor, rows: Rows) -> tf.Tensor:
+def kernel_gradients(x: tf.Tensor, dy: tf.Tensor, groups: Groups) -> tf.Tensor:
   """Returns the sum over each expert's rows of x^T dy.
 
   x is [rows, inner] and dy is [rows, columns]; rows without a token are zeros
   in one of them. The result is [experts, inner, columns].
   """
-  if rows.experts is not None:
-    blocks = [
-      tf.reshape(z, [rows.experts.shape[0], -1, z.shape[-1]]) for z in (x, dy)
-    ]
-    found = tf.cast(tf.matmul(*blocks, transpose_a=True), tf.float32)
-    return tf.math.unsorted_segment_sum(found, rows.experts, rows.count)
-  parts = [tf.split(z, rows.sizes, num=rows.count + 1)[:-1] for z in (x, dy)]
+  count, sizes, experts = groups
+  if sizes is None:
+    num_blocks = count if experts is None else experts.shape[0]
+    blocks = (tf.reshape(z, [num_blocks, -1, z.shape[-1]]) for z in (x, dy))
+    found = matmul(*blocks, transpose_a=True)
+    if experts is None:
+      return found
+    found = tf.cast(found, tf.float32)
+    return tf.math.unsorted_segment_sum(found, experts, count)
+  parts = [tf.split(z, sizes, num=count + 1)[:-1] for z in (x, dy)]
   return tf.stack(
     [matmul(a, b, transpose_a=True) for a, b in zip(*parts, strict=True)]
   )
@@ -185,6 +221,40 @@ def _hidden_gradient(wide, unscaled, gates, mlp):
   return scaled, dwide, dgates
 
 
+def _compute(taken, kernels, groups, mlp):
+  # Returns the rows' results, and their products with the first kernels.
+  *inputs, output = kernels
+  wide = multiply(taken, tf.concat(inputs, 2), groups)
+  return multiply(_hidden(wide, mlp), output, groups), wide
+
+
+def _differentiate(taken, wide, dys, gates, kernels, groups, mlp):
+  # Returns the gradients of the rows, of their gates and of each kernel. `dys`
+  # are the rows of the gradient of y; `gates` are [rows] float32.
+  *inputs, output = kernels
+  unscaled = multiply(dys, output, groups, transpose=True)
+  hidden, dwide, dgates = _hidden_gradient(wide, unscaled, gates, mlp)
+  dtaken = multiply(dwide, tf.concat(inputs, 2), groups, transpose=True)
+  djoined = kernel_gradients(taken, dwide, groups)
+  dkernels = tf.split(djoined, len(inputs), 2)
+  return dtaken, dgates, *dkernels, kernel_gradients(hidden, dys, groups)
+
+
+def _row_gates(gates, rows):
+  # Returns the gate of each row; of a row without a token, any.
+  return tf.gather(tf.reshape(gates, [-1]), tf.maximum(rows.choice, 0))
+
+
+def _to_tokens(dtaken, dgates, rows, x, gates):
+  # Returns the gradients of x and of its gates from those of rows.
+  dx = _add_choices(_gather(dtaken, rows.place), tf.ones(rows.place.shape))
+  dgates = _gather(tf.reshape(dgates, [-1, 1]), rows.place)
+  return (
+    tf.cast(tf.reshape(dx, x.shape), x.dtype),
+    tf.reshape(dgates, gates.shape),
+  )
+
+
 def sum_experts(
   x: tf.Tensor,
   gates: tf.Tensor,
@@ -207,10 +277,8 @@ def sum_experts(
     The sum, [tokens, d_model] in the dtype of x; and the rows' products with
     the first kernels, [rows, columns].
   """
-  *inputs, output = kernels
-  rows = find_rows(choice, first, output.shape[0])
-  wide = multiply(take_rows(x, rows), tf.concat(inputs, 2), rows)
-  found = multiply(_hidden(wide, mlp), output, rows)
+  rows = find_rows(choice, first, kernels[0].shape[0])
+  found, wide = _compute(take_rows(x, rows), kernels, rows.groups, mlp)
   y = _add_choices(_gather(found, rows.place), gates)
   return tf.cast(y, x.dtype), wide
 
@@ -240,7 +308,7 @@ class _Experts(mtf.Operation):
     ]
 
   def gradient(self, grad_ys: Sequence[mtf.Tensor | None]) -> list:
-    dy, _ = grad_ys
+    dy, *_ = grad_ys
     # self.inputs are new if REMAT recomputes the layer; see `_Projection`.
     x, gates, choice, *kernels = self.inputs
     given = [recompute(each, dy) for each in (x, gates, choice, *kernels)]
@@ -249,29 +317,118 @@ class _Experts(mtf.Operation):
 
   def lower(self, lowering: mtf.Lowering) -> None:
     impl = lowering.mesh_impl(self)
+    y, *kept = self.run(impl, *(lowering.tensors[x] for x in self.inputs))
+    lowering.set_tensor_lowering(self.outputs[0], self.open_sum(impl, y))
+    # A device has only the rows of its experts, and some of the columns.
+    lowering.tensors |= dict(zip(self.outputs[1:], kept, strict=True))
+
+  def run(self, impl: Any, *inputs: Any) -> tuple[Any, ...]:
+    """Returns the slices of all outputs."""
 
     def apply(first, x, gates, choice, *kernels):
       given = map(to_rows, (x, gates, choice))
       y, wide = sum_experts(*given, first, kernels, self.mlp)
       return tf.reshape(y, x.shape), wide
 
-    y, wide = impl.slicewise(apply, *self.given(lowering, self.inputs))
-    y = self.open_sum(impl, y)
-    lowering.set_tensor_lowering(self.outputs[0], y)
-    # A device has only the rows of its experts, and some of the columns.
-    lowering.tensors[self.outputs[1]] = wide
+    return impl.slicewise(apply, slice_offset(impl, self.experts_dim), *inputs)
 
-  def given(
-    self, lowering: mtf.Lowering, inputs: Sequence[mtf.Tensor]
-  ) -> list[Any]:
-    """Returns the first expert of each device, and the inputs' slices."""
-    first = slice_offset(lowering.mesh_impl(self), self.experts_dim)
-    return [first, *(lowering.tensors[x] for x in inputs)]
+  def run_backward(self, impl: Any, *inputs: Any) -> tuple[Any, ...]:
+    """Returns slices of the gradients of x, of the gates and of each kernel.
+
+    `inputs` are slices of the inputs, of the outputs except y, and of the
+    gradient of y.
+    """
+
+    def apply(first, x, gates, choice, *others):
+      *kernels, wide, dy = others
+      rows = find_rows(to_rows(choice), first, kernels[0].shape[0])
+      taken, dys = (take_rows(to_rows(z), rows) for z in (x, dy))
+      given = taken, wide, dys, _row_gates(gates, rows)
+      found = _differentiate(*given, kernels, rows.groups, self.mlp)
+      return *_to_tokens(*found[:2], rows, x, gates), *found[2:]
+
+    return impl.slicewise(apply, slice_offset(impl, self.experts_dim), *inputs)
 
   def open_sum(self, impl: mtf.MeshImpl, x: Any) -> Any:
     """Returns x, to be summed over devices with other experts or columns."""
     *_, output = self.inputs
     axes = split_axes(impl, output.shape.dims[:2])
+    return mtf.LazyAllreduceSum(impl, x, axes) if axes else x
+
+
+class _MovedExperts(_Experts):
+  """Experts of tokens that come from all devices along a mesh axis.
+
+  The third output is the rows that a device gets.
+  """
+
+  def __init__(self, *args: Any, capacity: int):
+    super().__init__(*args)
+    self._capacity = capacity
+    x = self.inputs[0]
+    self._outputs.append(mtf.Tensor(self, x.shape, x.dtype, 2))
+
+  def _find_rows(self, choice):
+    # Returns the rows of a device's tokens: of each expert, `capacity` for each
+    # sequence.
+    count, batch = self.experts_dim.size, choice.shape[0]
+    of_sequence = choice * batch + tf.range(batch)[:, tf.newaxis, tf.newaxis]
+    group = tf.where_v2(choice < 0, -1, of_sequence)
+    return find_rows(to_rows(group), 0, count * batch, self._capacity)
+
+  def _exchange(self, impl, x, *, back=False):
+    # Moves rows to the devices of their experts, or back. Takes and returns
+    # rows in the order of experts, [rows, ...].
+    axis = impl.tensor_dimension_to_mesh_axis(self.experts_dim)
+    parts = self.experts_dim.size
+    if back:
+      parts //= impl.shape[axis].size
+    x = impl.slicewise(lambda x: tf.reshape(x, [parts, -1, *x.shape[1:]]), x)
+    x = impl.alltoall(x, axis, int(back), int(not back))
+    return impl.slicewise(lambda x: tf.reshape(x, [-1, *x.shape[2:]]), x)
+
+  def run(self, impl: Any, *inputs: Any) -> tuple[Any, ...]:
+    x, gates, choice, *kernels = inputs
+
+    def dispatch(x, choice):
+      return take_rows(to_rows(x), self._find_rows(choice))
+
+    def compute(taken, *kernels):
+      return _compute(taken, kernels, Groups(kernels[0].shape[0]), self.mlp)
+
+    def combine(found, x, gates, choice):
+      place = self._find_rows(choice).place
+      y = _add_choices(_gather(found, place), to_rows(gates))
+      return tf.cast(tf.reshape(y, x.shape), x.dtype)
+
+    taken = self._exchange(impl, impl.slicewise(dispatch, x, choice))
+    found, wide = impl.slicewise(compute, taken, *kernels)
+    found = self._exchange(impl, found, back=True)
+    return impl.slicewise(combine, found, x, gates, choice), wide, taken
+
+  def run_backward(self, impl: Any, *inputs: Any) -> tuple[Any, ...]:
+    x, gates, choice, *kernels, wide, taken, dy = inputs
+
+    def dispatch(gates, choice, dy):
+      rows = self._find_rows(choice)
+      return take_rows(to_rows(dy), rows), _row_gates(gates, rows)
+
+    def compute(taken, wide, dys, gates, *kernels):
+      given = taken, wide, dys, gates, kernels
+      return _differentiate(*given, Groups(kernels[0].shape[0]), self.mlp)
+
+    def combine(dtaken, dgates, x, gates, choice):
+      return _to_tokens(dtaken, dgates, self._find_rows(choice), x, gates)
+
+    sent = impl.slicewise(dispatch, gates, choice, dy)
+    moved = (self._exchange(impl, z) for z in sent)
+    found = impl.slicewise(compute, taken, wide, *moved, *kernels)
+    back = (self._exchange(impl, z, back=True) for z in found[:2])
+    return *impl.slicewise(combine, *back, x, gates, choice), *found[2:]
+
+  def open_sum(self, impl: mtf.MeshImpl, x: Any) -> Any:
+    """Returns x, to be summed over devices with other columns."""
+    axes = split_axes(impl, self.inputs[-1].shape.dims[1:2])
     return mtf.LazyAllreduceSum(impl, x, axes) if axes else x
 
 
@@ -281,7 +438,8 @@ class _ExpertsGradient(mtf.Operation):
   def __init__(
     self, forward: _Experts, given: Sequence[mtf.Tensor], dy: mtf.Tensor
   ):
-    super().__init__([*given, forward.outputs[1], dy], name="experts_gradient")
+    kept = forward.outputs[1:]
+    super().__init__([*given, *kept, dy], name="experts_gradient")
     self._forward = forward
     x, gates, _, *kernels = given
     dtype = forward.gradient_dtype
@@ -296,37 +454,15 @@ class _ExpertsGradient(mtf.Operation):
 
   def lower(self, lowering: mtf.Lowering) -> None:
     forward, impl = self._forward, lowering.mesh_impl(self)
-    mlp, dtype = forward.mlp, forward.gradient_dtype
-
-    def apply(first, x, gates, choice, *others):
-      *kernels, output, wide, dy = others
-      rows = find_rows(to_rows(choice), first, output.shape[0])
-      dys = take_rows(to_rows(dy), rows)
-      unscaled = multiply(dys, output, rows, transpose=True)
-      row_gates = tf.gather(tf.reshape(gates, [-1]), tf.maximum(rows.choice, 0))
-      hidden, dwide, drow_gates = _hidden_gradient(
-        wide, unscaled, row_gates, mlp
-      )
-      joined = tf.concat(kernels, 2)
-      dx = multiply(dwide, joined, rows, transpose=True)
-      dx = _gather(dx, rows.place)
-      dx = _add_choices(dx, tf.ones(rows.place.shape))
-      djoined = kernel_gradients(take_rows(to_rows(x), rows), dwide, rows)
-      dgates = _gather(drow_gates[:, tf.newaxis], rows.place)
-      return (
-        tf.cast(tf.reshape(dx, x.shape), x.dtype),
-        tf.reshape(dgates, gates.shape),
-        *(tf.cast(z, dtype) for z in tf.split(djoined, len(kernels), 2)),
-        tf.cast(kernel_gradients(hidden, dys, rows), dtype),
-      )
-
-    values = impl.slicewise(apply, *forward.given(lowering, self.inputs))
+    inputs = (lowering.tensors[x] for x in self.inputs)
+    values = forward.run_backward(impl, *inputs)
     batch = self.inputs[0].shape.dims[:2]
     own = self.outputs[2].shape.dims
     for i, (output, value) in enumerate(zip(self.outputs, values, strict=True)):
       if i < 2:
         value = forward.open_sum(impl, value)
       else:
+        value = impl.slicewise(tf.cast, value, forward.gradient_dtype)
         over = sorted({*split_axes(impl, batch)} - {*split_axes(impl, own)})
         value = mtf.LazyAllreduceSum(impl, value, over) if over else value
       lowering.set_tensor_lowering(output, value)
@@ -339,10 +475,12 @@ def run_experts(
   kernels: Sequence[mtf.Tensor],
   mlp: Mlp,
   gradient_dtype: tf.DType | None = None,
+  capacity: int | None = None,
 ) -> mtf.Tensor:
   """Returns the sum of the results of each token's experts.
 
-  If a layout splits `d_ff` or `experts`, the result is an mtf.LazyAllreduceSum.
+  If a layout splits `d_ff`, or `experts` over another axis than `batch`, the
+  result is an mtf.LazyAllreduceSum.
 
   Args:
     x: [batch, length, d_model], activation dtype.
@@ -351,9 +489,13 @@ def run_experts(
       and wo, [experts, d_ff, d_model]; in the dtype of x.
     mlp: what an expert computes.
     gradient_dtype: dtype of the kernels' gradients; None is the dtype of x.
+    capacity: if tokens move to their experts, how many tokens of a sequence an
+      expert takes; None if an axis does not split both `experts` and `batch`.
 
   Returns:
     [batch, length, d_model], dtype of x.
   """
-  dtype = gradient_dtype or x.dtype
-  return _Experts(x, gates, choice, kernels, mlp, dtype).outputs[0]
+  given = x, gates, choice, kernels, mlp, gradient_dtype or x.dtype
+  if capacity is None:
+    return _Experts(*given).outputs[0]
+  return _MovedExperts(*given, capacity=capacity).outputs[0]

@@ -85,8 +85,7 @@ def palm_variables(
     parameter = parse_name(name)
     if parameter.layer not in meshes:
       continue
-    shape = [getattr(dims, dim) for dim in dim_names]
-    stored = [dims.d_model_stored if x == dims.d_model else x for x in shape]
+    stored = [getattr(dims, x) for x in dims.layout.stored(dim_names)]
     variable = SlicedVariable(
       meshes[parameter.layer],
       name,
@@ -294,9 +293,11 @@ class TrainedWeights:
       self._kernel(f"{layer}/{each.part}", x)
       for each in (*inputs, branch.output)
     ]
-    return run_experts(
-      x, gates, choice, kernels, mixer.mlp, self._gradient_dtype
-    )
+    capacity = None
+    if self._dims.layout.moves_tokens:
+      capacity = mixer.capacity(self._dims.length.size)
+    given = x, gates, choice, kernels, mixer.mlp, self._gradient_dtype
+    return run_experts(*given, capacity)
 
   def output_biases(
     self, layer: str, outputs: Iterable[Projection], after: mtf.Tensor

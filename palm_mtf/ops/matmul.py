@@ -46,6 +46,8 @@ def matmul(
 ) -> tf.Tensor:
   """Multiplies two matrices of one float dtype; returns [rows, columns].
 
+  With neither `dtype` nor `is_exact`, x and y may also be stacks of matrices.
+
   Args:
     x: [rows, inner], or [inner, rows] if `transpose_a`.
     y: [inner, columns], or [columns, inner] if `transpose_b`.

@@ -92,6 +92,14 @@ class Placement(Protocol):
     Before, the devices along the mesh axis hold equal copies of x.
     """
 
+  def alltoall(
+    self, x: Any, mesh_axis: int, split_axis: int, concat_axis: int
+  ) -> LaidOut:
+    """Cuts x along `split_axis`; device i gets part i of each device's x.
+
+    A device joins the parts that it gets along `concat_axis`.
+    """
+
   def reduce_scatter(self, x: Any, mesh_axis: int, split_axis: int) -> LaidOut:
     """Sums x over a mesh axis; each device gets a part along `split_axis`."""
 

@@ -7,6 +7,8 @@ pod_test.py compares the bytes with those of the graph.
 
 import collections
 import dataclasses
+import itertools
+import math
 
 import pytest
 
@@ -27,8 +29,8 @@ from tests.accounting.published_sizes import (
   PALM_540B,
   count_norm_scales,
 )
-from tests.blocks import SETTINGS
-from tests.mtf_testing import LAYOUTS, PALM_OPTIMIZER, small_config
+from tests.blocks import CAPACITY, SETTINGS
+from tests.mtf_testing import LAYOUTS, MOVED, PALM_OPTIMIZER, small_config
 from tests.settings import ADAMW, MUON, step_config
 from tools.traffic import traffic
 
@@ -157,6 +159,7 @@ BIASED = {
 }
 TWO_D, NO_BATCH = "PaLM's 2D", "two axes but no batch"
 BY_EXPERTS = "batch:data,experts:model,heads:model"
+MOVED_2D, MOVED_1D = MOVED.layout, "batch:data,experts:data,heads:model"
 
 
 # The lowest trained layer trains its norm, so it has its whole backward pass.
@@ -219,6 +222,19 @@ ATTENTION = ("embedding", "layers/*/mlp/*", "final_norm/scale")
       case(layout, slow=name != "Cohere 2" or layout != TWO_D, **settings)
       for name, settings in SETTINGS.items()
       for layout in (TWO_D, "fully sharded", NO_BATCH)
+    ),
+    # Of experts, tokens move to those of other devices and back.
+    case(MOVED_1D, remat="layer", microbatches=2, **CAPACITY["GLaM"]),
+    case(MOVED_2D, slow=True, pods=2, **SETTINGS["Mixtral"]),
+    case(MOVED_2D, slow=True, remat="layer", **CAPACITY["Switch"]),
+    # A norm reads the results of experts, so REMAT moves them back again.
+    case(
+      MOVED_2D,
+      slow=True,
+      remat="layer",
+      branch_norm=True,
+      second_moment="factored",
+      **SETTINGS["OLMoE"],
     ),
   ],
 )
@@ -293,10 +309,56 @@ def test_an_axis_has_the_rings_and_lines_that_it_lies_along(
   shape, tpu, of_model, of_data
 ):
   layout = mesh(shape, tpu)
-  assert axes_bandwidth(layout, ("model",), V4) == pytest.approx(of_model)
-  assert axes_bandwidth(layout, ("data",), V4) == pytest.approx(of_data)
-  together = axes_bandwidth(layout, ("data", "model"), V4)
-  assert together == pytest.approx(300e9)
+  for axes, expected in (
+    (("model",), of_model),
+    (("data",), of_data),
+    (("data", "model"), 300e9),
+  ):
+    found = axes_bandwidth(layout, axes, V4, "all_gather")
+    assert found == pytest.approx(expected)
+
+
+def most_bytes_of_a_link(sizes, is_ring):
+  """Returns the bytes over the busiest link if each chip sends one to each.
+
+  Bytes go along one dimension after another, the shorter way around a ring; of
+  two equally long ways, half of them go each way.
+  """
+  links = collections.Counter()
+  chips = [*itertools.product(*map(range, sizes))]
+  for source, target in itertools.product(chips, repeat=2):
+    place = list(source)
+    for dim, size in enumerate(sizes):
+      distance = target[dim] - place[dim]
+      ways = {1: distance, -1: -distance}
+      if is_ring:
+        ways = {way: x % size for way, x in ways.items()}
+      ways = {way: x for way, x in ways.items() if x >= 0}
+      shortest = [x for x in ways if ways[x] == min(ways.values())]
+      for way, i in itertools.product(shortest, range(min(ways.values()))):
+        at = place.copy()
+        at[dim] = (at[dim] + i * way) % size
+        links[dim, way, *at] += 1 / len(shortest)
+      place[dim] = target[dim]
+  return max(links.values())
+
+
+@pytest.mark.parametrize(
+  ("shape", "tpu", "axis", "sizes", "is_ring"),
+  [
+    ("data:64,model:16", "v4-16x8x8", "data", (8, 8), True),
+    ("data:64,model:16", "v4-16x8x8", "model", (16,), True),
+    ("data:32,model:4", "v4-8x4x4", "model", (4,), False),
+    ("data:64", "v4-4x4x4", "data", (4, 4, 4), True),
+  ],
+)
+def test_an_all_to_all_is_as_fast_as_its_busiest_link(
+  shape, tpu, axis, sizes, is_ring
+):
+  rate = axes_bandwidth(mesh(shape, tpu), (axis,), V4, "all_to_all")
+  sent_by_a_chip, of_link = math.prod(sizes) - 1, 300e9 / 6
+  secs = most_bytes_of_a_link(sizes, is_ring) / of_link
+  assert rate == pytest.approx(sent_by_a_chip / secs)
 
 
 @pytest.mark.parametrize(
@@ -311,4 +373,11 @@ def test_an_axis_has_the_rings_and_lines_that_it_lies_along(
   ],
 )
 def test_behind_switches_neighbours_share_the_network(shape, axis, bandwidth):
-  assert axes_bandwidth(mesh(shape), (axis,), A100) == bandwidth
+  found = axes_bandwidth(mesh(shape), (axis,), A100, "all_reduce")
+  assert found == bandwidth
+
+
+def test_behind_switches_an_all_to_all_has_a_network_link_per_device():
+  for shape, bandwidth in (("data:8", 300e9), ("data:64", 25e9)):
+    found = axes_bandwidth(mesh(shape), ("data",), A100, "all_to_all")
+    assert found == bandwidth

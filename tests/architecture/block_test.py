@@ -24,6 +24,7 @@ from tests.blocks import (
 )
 from tests.cases import slow
 from tests.mtf_testing import (
+  MOVED,
   ModelResult,
   mesh_layout,
   random_documents,
@@ -120,6 +121,12 @@ EXECUTORS = {
     ),
     random_documents,
     ("DeepSeek-V3",),
+    _SPARSE,
+  ),
+  "experts over data": (
+    functools.partial(run_model, mesh=MOVED),
+    random_documents,
+    ("GLaM",),
     _SPARSE,
   ),
   "Mesh TensorFlow": (

@@ -229,8 +229,8 @@ def test_a_wrong_layout_is_named_with_the_rule_and_the_fix(
     ("batch", "d_model_residual", "batch, length, d_model_residual"),
     ("vocab", "d_model_stored", "vocab, d_model_stored"),
     ("d_model_stored", "heads", "d_model_stored, heads, d_kv"),
-    ("d_model_stored", "d_ff", "experts, d_model_stored, d_ff"),
-    ("batch", "experts", "batch, length, experts"),
+    ("d_model_stored", "d_ff", "d_model_stored, d_ff"),
+    ("experts", "d_ff", "experts, d_model, d_ff"),
   ],
 )
 def test_one_axis_splits_only_one_dimension_of_a_tensor(first, second, tensor):

@@ -26,6 +26,7 @@ from tests import oracle
 from tests.blocks import block_config
 from tests.cases import slow
 from tests.mtf_testing import (
+  MOVED,
   SINGLE,
   mesh_layout,
   random_tokens,
@@ -52,9 +53,10 @@ def test_products_of_rows_are_those_of_jax_ragged_dot(place):
   with tf.Graph().as_default(), tf.Session() as session, place():
     rows = find_rows(tf.constant(CHOICE), tf.constant(FIRST), COUNT)
     taken = take_rows(tf.constant(x), rows)
-    y = multiply(taken, tf.constant(kernels), rows)
-    back = multiply(y, tf.constant(kernels), rows, transpose=True)
-    found = session.run([rows.place, y, back, kernel_gradients(taken, y, rows)])
+    y = multiply(taken, tf.constant(kernels), rows.groups)
+    back = multiply(y, tf.constant(kernels), rows.groups, transpose=True)
+    gradients = kernel_gradients(taken, y, rows.groups)
+    found = session.run([rows.place, y, back, gradients])
   places, y, back, gradients = found
   here = (CHOICE >= FIRST) & (CHOICE < FIRST + COUNT)
   np.testing.assert_array_equal(places >= 0, here)
@@ -178,6 +180,9 @@ def test_recomputed_layers_have_the_bits_of_kept_ones(config, changes):
   [
     (mesh_layout("PaLM's 2D"), 1),
     slow(mesh_layout("all over data and model"), 2),
+    (MOVED, 1),
+    slow(dataclasses.replace(MOVED, num_microbatches=2), 2),
+    slow(dataclasses.replace(MOVED, stages=3, num_microbatches=2), 1),
     slow(dataclasses.replace(SINGLE, stages=3, num_microbatches=2), 2),
   ],
 )

@@ -97,9 +97,11 @@ class StackedWeights:
     """
 
     def read(name: str) -> LaidOut:
-      dims = parameter_dims(self._config)[name]
       x = self.placement.LaidOutTensor([parameters[name]])
-      return self.gather(x, dims.index("d_model")) if "d_model" in dims else x
+      dims = self._stored_dims(name)
+      if "d_model_stored" not in dims:
+        return x
+      return self.gather(x, dims.index("d_model_stored"))
 
     given = self.placement, self._config, self._dims, read, self._weight_dtype
     found = WeightMaker(*given, is_packed=False).make(layer)
@@ -142,10 +144,14 @@ class StackedWeights:
     parameter = parse_name(name)
     if not parameter.is_kernel or parameter.part == RELATIVE:
       return None
-    dims = parameter_dims(self._config)[name]
-    if parameter.is_expert:
-      return dims.index("d_model")
-    return int(dims[0] != "d_model")  # the kernel is a matrix
+    dims = self._stored_dims(name)
+    if not parameter.is_expert:
+      return int(dims[0] != "d_model_stored")  # the kernel is a matrix
+    is_split = "d_model_stored" in dims
+    return dims.index("d_model_stored") if is_split else None
+
+  def _stored_dims(self, name: str) -> tuple[str, ...]:
+    return self._dims.layout.stored(parameter_dims(self._config)[name])
 
   @property
   def _has_logits_kernel(self) -> bool:

@@ -258,9 +258,14 @@ class DecodeModel:
 
     given = [self.take(f"{layer}/{name}") for name in names]
     first = slice_offset(impl, self.dims.experts)
-    y = impl.slicewise(apply, first, x, *given)
     axes = split_axes(impl, [self.dims.experts, self.dims.d_expert])
-    return impl.allreduce(y, axes, "SUM")
+    moved = {*split_axes(impl, [self.dims.batch])}.intersection(axes)
+    for axis in moved:  # experts of the device's rows are on other devices
+      x = impl.allconcat(x, axis, 0)
+    y = impl.slicewise(apply, first, x, *given)
+    for axis in moved:
+      y = impl.reduce_scatter(y, axis, 0)
+    return impl.allreduce(y, [i for i in axes if i not in moved], "SUM")
 
   def output_biases(
     self, layer: str, outputs: Iterable[Projection]

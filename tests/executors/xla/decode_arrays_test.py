@@ -33,6 +33,7 @@ from tests.blocks import SETTINGS, block_config
 from tests.cases import slow
 from tests.decode_testing import EOD, save_checkpoint
 from tests.mtf_testing import (
+  MOVED,
   SINGLE,
   random_documents,
   random_tokens,
@@ -53,6 +54,7 @@ LAYOUTS = {
   "2D": ("data:2,model:2", f"batch:data,{SPLIT}"),
   "fully sharded": ("data:4", "batch:data,d_model_stored:data"),
   "model": ("model:4", "heads:model,d_ff:model,vocab:model"),
+  "experts over data": (MOVED.mesh_shape, MOVED.layout),
 }
 
 
@@ -89,6 +91,7 @@ def load(tmp_path):
     slow(BOTH, "fully sharded"),
     slow(BOTH, "2D"),
     slow(CONFIG, "model"),
+    slow(block_config("DeepSeek-V3"), "experts over data"),
     *(
       slow(block_config(name), where)
       for name in SETTINGS

@@ -7,21 +7,35 @@ import re
 import jax
 import numpy as np
 import pytest
+from jax.sharding import PartitionSpec
 
 from palm_mtf.config import LossConfig
+from palm_mtf.executors.xla.step_functions import compile_function
 from tests.blocks import Z_LOSS, block_config, make_case
 from tests.cases import slow
 from tests.executors.xla.program_run import pod_step
-from tests.mtf_testing import SINGLE
+from tests.mtf_testing import MOVED, SINGLE
 
 # The oracle's losses have no terms of routers.
 LOSS = LossConfig(z_loss=Z_LOSS, balance_loss=0.0)
 
 
-def make_step(config):
-  """Returns a step of two rows on one device, and the device's mesh."""
-  made = pod_step(config, SINGLE, num_rows=2, loss=LOSS)
-  return made, made.model.placement.make_mesh(jax.devices()[:1])
+def make_step(config, layout=SINGLE):
+  """Returns a step of two rows on some devices, and the devices' mesh."""
+  made = pod_step(config, layout, num_rows=2, loss=LOSS)
+  devices = jax.devices()[: layout.num_devices]
+  return made, made.model.placement.make_mesh(devices)
+
+
+def read_gradients(made, mesh, parts):
+  """Returns the whole gradients of `made.gradients`, by array."""
+
+  def join(parts):
+    return {name: made.join(name, x) for name, x in parts.items()}
+
+  split = dict.fromkeys(parts, PartitionSpec(mesh.axis_names))
+  specs = {name: made.spec(name) for name in parts}
+  return compile_function(mesh, join, [split], specs)(parts)
 
 
 def lower_gradients(layers, num_layers):
@@ -47,20 +61,27 @@ def test_each_group_has_two_loops_and_more_periods_add_no_lines():
 
 
 @pytest.mark.parametrize(
-  ("name", "changes"),
+  ("name", "changes", "layout"),
   [
     # Groups with a period of two layers and of one.
-    ("Cohere 2", {"num_layers": 6, "layers": "2*(window, global), 2*global"}),
-    slow("Gemma 3", {"remat": "layer"}),
-    slow("GPT-3", {"remat": "attention"}),
-    slow("Mixtral", {}),
-    slow("DeepSeek-V3", {}),
-    slow("GLaM", {"remat": "layer"}),
+    (
+      "Cohere 2",
+      {"num_layers": 6, "layers": "2*(window, global), 2*global"},
+      SINGLE,
+    ),
+    slow("Gemma 3", {"remat": "layer"}, SINGLE),
+    slow("GPT-3", {"remat": "attention"}, SINGLE),
+    slow("Mixtral", {}, SINGLE),
+    slow("DeepSeek-V3", {}, SINGLE),
+    slow("GLaM", {"remat": "layer"}, SINGLE),
+    ("GLaM", {"remat": "layer"}, MOVED),
+    slow("Switch", {}, MOVED),
+    slow("DeepSeek-V3", {}, MOVED),
   ],
 )
-def test_gradients_of_unlike_layers_are_the_oracles(name, changes):
+def test_gradients_of_unlike_layers_are_the_oracles(name, changes, layout):
   case = make_case(name, **changes)
-  made, mesh = make_step(case.config)
+  made, mesh = make_step(case.config, layout)
   state = {}
   for array in made.parameters:
     values = [case.params[x] for x in made.names_of(array)]
@@ -75,6 +96,7 @@ def test_gradients_of_unlike_layers_are_the_oracles(name, changes):
   found, losses = made.gradients(mesh)(state, batch, numbers)
   num_tokens = batch["targets"].size
   losses = dict(zip(made.model.losses, losses / num_tokens, strict=True))
+  found = read_gradients(made, mesh, found)
   assert (losses["loss"], losses["z_loss"]) == pytest.approx(case.losses, 1e-5)
   gradients = {
     name: value

@@ -31,7 +31,7 @@ from tests import oracle
 from tests.blocks import block_config
 from tests.cases import slow
 from tests.decode_testing import EOD, Decoder, Recomputed, decode
-from tests.mtf_testing import SINGLE, mesh_layout, small_config
+from tests.mtf_testing import MOVED, SINGLE, mesh_layout, small_config
 
 CONFIG = small_config(sequence_length=20)
 PARAMS = oracle.random_parameters(CONFIG, seed=1)
@@ -88,6 +88,7 @@ def test_greedy_tokens_equal_full_recomputation(layout, expected):
     slow("Cohere 2", None),
     slow("Cohere 2", "all over data and model"),
     slow("GPT-3", None),
+    ("Mixtral", MOVED),
   ],
 )
 def test_greedy_tokens_of_unlike_layers_equal_full_recomputation(name, layout):
@@ -97,7 +98,9 @@ def test_greedy_tokens_of_unlike_layers_equal_full_recomputation(name, layout):
   """
   config = block_config(name, sequence_length=20)
   params = oracle.random_parameters(config, seed=1)
-  mesh = mesh_layout(layout) if layout else SINGLE
+  mesh = layout or SINGLE
+  if isinstance(layout, str):
+    mesh = mesh_layout(layout)
   found = decode(
     config, params, PROMPTS, GREEDY, max_tokens=MAX_TOKENS, mesh=mesh
   )
