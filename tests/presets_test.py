@@ -16,6 +16,7 @@ from palm_mtf.accounting.plan import plan_of
 from palm_mtf.architecture.parameters import count_parameters
 from palm_mtf.cli.gin_folder import gin_folder
 from palm_mtf.cli.main import main
+from palm_mtf.config import ModelConfig
 from palm_mtf.errors import UserError
 from palm_mtf.export.huggingface.config_json import list_layers, parse_config
 from tests import runs
@@ -88,6 +89,41 @@ def test_glam_has_the_parameters_of_its_table_without_routers():
   routers = 32 * model.d_model * model.num_experts
   assert count_parameters(model) - routers == 1_161_738_584_064
   assert active_parameters(model) - routers == 96_586_694_656
+
+
+def test_deepseek_v3_has_its_counts_with_the_paper_s_attention():
+  """671B parameters, of which a token uses 37B (DeepSeek-AI 2024, 4.2)."""
+  model = ModelConfig(
+    num_layers=61,
+    layers="3*dense, 58*sparse",
+    variants={"dense": {"MLP": "swiglu"}, "sparse": {}},
+    d_model=7168,
+    num_heads=128,
+    d_kv=128,
+    d_ff=18432,
+    vocab_size=129_280,
+    sequence_length=4096,
+    block="serial",
+    attention="multi_head",
+    mlp="experts",
+    num_experts=256,
+    experts_per_token=8,
+    d_expert=2048,
+    shared_experts=1,
+    router="sigmoid",
+    router_bias=True,
+    output_embedding="separate",
+  )
+  ours = 4 * 7168 * 128 * 128
+  # Multi-head latent attention: q through 1,536 numbers; k and v through 512;
+  # and 64 rotated numbers, of each head of q, and of k once.
+  latent = 7168 * 1536 + 1536 * 128 * (128 + 64) + 7168 * (512 + 64)
+  latent += 512 * 128 * (128 + 128) + 128 * 128 * 7168
+  change = 61 * (latent - ours)
+  assert f"{(count_parameters(model) + change) / 1e9:.0f}" == "671"
+  table = model.vocab_size * model.d_model  # a token reads one row of it
+  active = active_parameters(model) + change - table
+  assert f"{active / 1e9:.0f}" == "37"
 
 
 def test_lamda_has_137_billion_parameters_without_its_embedding():

@@ -136,6 +136,57 @@ def test_an_export_comes_back_with_the_same_bits(
   assert_same_model(again, imported, "chat_template.jinja")
 
 
+@pytest.fixture(scope="module")
+def four_experts(imported, vocabulary, folder):
+  """SmolLM2 whose MLPs became four experts, after one tiny step."""
+  (folder / "text.txt").write_text(make_text(vocabulary, 2000))
+  made = folder / "experts"
+  settings = {
+    "MODEL_DIR": str(made),
+    "INIT_CHECKPOINT": str(imported),
+    "INIT_EXPERTS": "copy",
+    "VOCABULARY": str(imported / "tokenizer.json"),
+    "TEXT_FILES": str(folder / "text.txt"),
+    "MLP": "experts",
+    "NUM_EXPERTS": 4,
+    "EXPERTS_PER_TOKEN": 2,
+    "ACTIVATION_DTYPE": "float32",
+    "SEQUENCE_LENGTH": 64,
+    "GLOBAL_BATCH_SIZE": 2,
+    "TRAIN_STEPS": 1,
+    "LEARNING_RATE": 1e-9,
+  }
+  files = ["recipes/quickstart.gin", "models/smollm2_135m.gin"]
+  command(
+    "train",
+    *(f"--gin_file={x}" for x in files),
+    *(f"--gin.{name}={value!r}" for name, value in settings.items()),
+  )
+  return made
+
+
+def test_four_experts_come_back_from_llama_cpps_quantizer(
+  four_experts, imported, vocabulary, tmp_path
+):
+  text = make_text(vocabulary, 300)
+  ids = [SEPARATOR, *vocabulary.encode(text)]
+  plain, path = tmp_path / "float32.gguf", tmp_path / "q8_0.gguf"
+  export(four_experts, "gguf", plain)
+  dense = score(imported, text, tmp_path)["log_likelihood"]
+  # Two equal experts, whose factors add up to 1, are the dense MLP.
+  found = score(four_experts, text, tmp_path)["log_likelihood"]
+  assert abs(found / dense - 1) < 1e-5
+  compute_log_p = llama_cpp_peer.compute_log_p
+  expected = llama_cpp_peer.call(compute_log_p, plain, ids)
+  assert abs(found / expected - 1) < 1e-5
+  llama_cpp_peer.call(llama_cpp_peer.quantize, plain, path, "MOSTLY_Q8_0")
+  command("import", path, "--output", tmp_path / "again")
+  rounded = llama_cpp_peer.call(compute_log_p, path, ids)
+  again = score(tmp_path / "again", text, tmp_path)["log_likelihood"]
+  # llama.cpp also rounds the activations to int8; see above.
+  assert abs(again / rounded - 1) < 4e-3
+
+
 MESSAGES = [
   {"role": "user", "content": "What is Python? "},
   {"role": "assistant", "content": "A language."},
