@@ -155,6 +155,7 @@ def four_experts(imported, vocabulary, folder):
     "GLOBAL_BATCH_SIZE": 2,
     "TRAIN_STEPS": 1,
     "LEARNING_RATE": 1e-9,
+    "PROMPTS": [],
   }
   files = ["recipes/quickstart.gin", "models/smollm2_135m.gin"]
   command(
