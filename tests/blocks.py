@@ -202,6 +202,14 @@ SETTINGS = {
 }
 
 
+# A norm of all heads together, which no layout rule may split.
+ALL_HEADS = {
+  "OLMoE with its norm": dict(SETTINGS["OLMoE"], qk_norm="rms_norm_all_heads"),
+  "norms of groups of heads": dict(
+    _GQA, qk_norm="rms_norm_all_heads", biases="qkv"
+  ),
+}
+
 # Experts that take a limited number of tokens, except in decoding.
 CAPACITY = {
   "GLaM": dict(
@@ -281,7 +289,8 @@ def fast_only(*names: str) -> list:
 
 def block_config(name: str, **changes: object) -> ModelConfig:
   """Returns a small model with the settings of a name."""
-  settings = {**SETTINGS, **PALM, **MIXTURES, **CAPACITY}[name]
+  every = {**SETTINGS, **PALM, **MIXTURES, **CAPACITY, **ALL_HEADS}
+  settings = every[name]
   return small_config(**{**settings, **changes})
 
 

@@ -79,7 +79,8 @@ def parameter_shapes(config) -> dict[str, tuple[int, ...]]:
       if "qkv" in biases:
         own[f"attention/{name}_bias"] = outputs
       if config.qk_norm != "none" and name != "v":
-        own[f"attention/{name}_norm/scale"] = (k,)
+        is_whole = config.qk_norm == "rms_norm_all_heads"
+        own[f"attention/{name}_norm/scale"] = outputs if is_whole else (k,)
     own["attention/o"] = (h, k, d)
     if "o" in biases:
       own["attention/o_bias"] = (d,)
@@ -285,7 +286,9 @@ def attend(config, params, layer: str, x_BLD, visible_BLM):
     bias = params.get(f"{layer}/attention/{name}_bias", np.zeros(k))
     x_BLNK = x_BLNK + bias.reshape(-1, k)
     if config.qk_norm != "none" and name != "v":
-      mean_square = (x_BLNK**2).mean(-1, keepdims=True)
+      is_whole = config.qk_norm == "rms_norm_all_heads"  # OLMoE
+      axes = (-2, -1) if is_whole else -1
+      mean_square = (x_BLNK**2).mean(axes, keepdims=True)
       x_BLNK = x_BLNK / np.sqrt(mean_square + config.norm_epsilon)
       scale_K = params[f"{layer}/attention/{name}_norm/scale"]
       x_BLNK = x_BLNK * (scale_K + (config.qk_norm == "rms_norm_1p"))

@@ -14,8 +14,8 @@ import pytest
 
 from palm_mtf.data.vocabulary.chat import ChatTemplate
 from palm_mtf.data.vocabulary.load import open_vocabulary
-from palm_mtf.export.gguf.architectures import read_model_metadata
 from palm_mtf.export.gguf.files import GgufFile
+from palm_mtf.export.gguf.metadata import read_model_metadata
 from palm_mtf.export.huggingface.config_json import read_config
 from tests import llama_cpp_peer, oracle
 from tests.pretrained import (

@@ -30,8 +30,13 @@ FREQUENCIES = "model.layers.1.self_attn.rotary_emb.inv_freq"
 
 
 def parameters(model: ModelConfig) -> dict[str, np.ndarray]:
-  """Returns the parameters that `write` writes, float32, by our names."""
+  """Returns the parameters that `write` writes, float32, by our names.
+
+  Loads of experts, which no file holds, are equal, as in a new model.
+  """
   drawn = oracle.random_parameters(model, seed=1)
+  loads = {x: y for x, y in drawn.items() if x.endswith("router_load")}
+  drawn |= {name: np.full_like(x, 1 / x.size) for name, x in loads.items()}
   return {name: x.astype(np.float32) for name, x in drawn.items()}
 
 

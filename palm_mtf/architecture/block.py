@@ -37,6 +37,8 @@ class NormForm(NamedTuple):
   statistic: str
   scale_offset: float = 0.0  # the norm multiplies by the scale plus this
   has_bias: bool = False
+  # Whether a norm of q or k has one statistic for all heads of a position.
+  joins_heads: bool = False
 
 
 NORMS = {
@@ -44,6 +46,14 @@ NORMS = {
   "layer_norm_bias": NormForm("variance", has_bias=True),
   "rms_norm": NormForm("mean_square"),
   "rms_norm_1p": NormForm("mean_square", scale_offset=1.0),
+}
+
+# {value of QK_NORM: what the norms of q and k compute; None for no norms}
+QK_NORMS = {
+  "none": None,
+  "rms_norm": NORMS["rms_norm"],
+  "rms_norm_1p": NORMS["rms_norm_1p"],
+  "rms_norm_all_heads": NormForm("mean_square", joins_heads=True),
 }
 
 # {value of MLP: (activation, names of the kernels after the norm)}. If there
@@ -67,7 +77,7 @@ class Projection(NamedTuple):
   inputs: Dims  # dimensions of the kernel that the product sums over
   outputs: Dims  # dimensions of the kernel that the product keeps
   has_bias: bool = False
-  head_norm: NormForm | None = None  # of each head; None for no norm
+  head_norm: NormForm | None = None  # of the product's heads; None for no norm
   rotary: Rotary | None = None  # None for no rotation
   positions: str = "length"  # dimension of positions in the product
 
@@ -85,8 +95,9 @@ class Projection(NamedTuple):
   def vectors(self) -> dict[str, Dims]:
     """{name within the layer: dimensions} of the bias and the norm's scale."""
     found = {self.bias: self.outputs} if self.has_bias else {}
-    if self.head_norm:
-      found[self.norm_scale] = self.outputs[-1:]
+    if form := self.head_norm:
+      own = self.outputs if form.joins_heads else self.outputs[-1:]
+      found[self.norm_scale] = own
     return found
 
 
@@ -400,8 +411,7 @@ def _attention(config: ModelConfig) -> Branch:
     )
 
   memory = _KEY_DIMS[config.attention]
-  head_norm = None if config.qk_norm == "none" else NORMS[config.qk_norm]
-  compared = dict(head_norm=head_norm, rotary=rotary_of(config))
+  compared = dict(head_norm=QK_NORMS[config.qk_norm], rotary=rotary_of(config))
   scores = config.positions if config.positions in _SCORES else None
   return Branch(
     inputs=(

@@ -28,8 +28,8 @@ from palm_mtf.data.vocabulary.gguf_tokenizer import (
 from palm_mtf.data.vocabulary.load import open_vocabulary, read_start
 from palm_mtf.data.vocabulary.vocabulary import Vocabulary
 from palm_mtf.errors import UserError
-from palm_mtf.export.gguf.architectures import read_model_metadata
 from palm_mtf.export.gguf.files import GgufFile
+from palm_mtf.export.gguf.metadata import read_model_metadata
 from palm_mtf.export.gguf.model import (
   CHAT_TEMPLATE,
   import_gguf_parameters,
@@ -160,8 +160,9 @@ def _open_folder(
   files = TensorFiles(folder)
 
   def read() -> dict[str, np.ndarray]:
-    check_tensors(files, model, family, folder)
-    return import_parameters(model, family, files.read)
+    layout = family.in_files(files.shapes, model.num_layers)
+    check_tensors(files, model, layout, folder)
+    return import_parameters(model, layout, files.read)
 
   added = read_start(vocabulary, described.start_id)
   data = _make_data(model, vocabulary, described.start_id, added)

@@ -194,6 +194,13 @@ def check_layout(
     batch_macro += " / NUM_PODS"
   if parts > 1:
     batch_macro += " / NUM_MICROBATCHES"
+  is_split = layout.axis_size_of("heads") > 1
+  if is_split and config.qk_norm == "rms_norm_all_heads":
+    raise UserError(
+      f'layout rule "heads:{layout.axis_of("heads")}" and QK_NORM = '
+      f"{config.qk_norm!r}: all heads share the norm; leave the rule out of "
+      "LAYOUT."
+    )
   sizes = [
     *(("batch", size, batch_macro) for size in at_once),
     ("heads", config.num_heads, "NUM_HEADS"),

@@ -81,9 +81,10 @@ class ModelConfig(Checked):
     num_kv_heads: key and value heads of "grouped_query"; None otherwise.
     attention_window: number of positions that a position attends to, itself
       included (Mistral); None for all earlier positions.
-    qk_norm: norm of each head of q and k, before rotary embedding: "none",
-      "rms_norm" (Qwen 3) or "rms_norm_1p" (Gemma 3), with one scale [d_kv] for
-      q and one for k.
+    qk_norm: norm of q and k, before rotary embedding: "none"; "rms_norm" (Qwen
+      3) or "rms_norm_1p" (Gemma 3), of each head, with one scale [d_kv] for q
+      and one for k; or "rms_norm_all_heads" (OLMoE), of all heads of q together
+      and of all heads of k, with scales [heads, d_kv].
     score_scale: factor of the products of q and k; None for 1 / sqrt(D_KV).
     positions: how attention knows positions. "rotary" rotates q and k (Su et
       al. 2021); "learned" adds a vector per position to the embedding (GPT-2);
@@ -185,7 +186,9 @@ class ModelConfig(Checked):
   )
   num_kv_heads: Count | None = None
   attention_window: Size | None = None
-  qk_norm: Literal["none", "rms_norm", "rms_norm_1p"] = "none"
+  qk_norm: Literal["none", "rms_norm", "rms_norm_1p", "rms_norm_all_heads"] = (
+    "none"
+  )
   score_scale: Annotated[
     float | None, real(1e-6, 1e6, "for 1 / sqrt(D_KV)")
   ] = None

@@ -88,13 +88,16 @@ def read_product(
   """
   parts, given = _split_columns(wide, rows, shapes), iter(vectors)
   read_parts = []
-  for x, each in zip(parts, read.projections, strict=True):
+  for x, shape, each in zip(parts, shapes, read.projections, strict=True):
     if each.has_bias:
       x = tf.cast(tf.cast(x, tf.float32) + next(given), x.dtype)
-    if each.head_norm:
-      y, scale = normalize(x, each.head_norm.statistic, epsilon), next(given)
-      if each.head_norm.scale_offset:
-        scale = scale + each.head_norm.scale_offset
+    if form := each.head_norm:
+      # `normalize` takes the mean along the last dimension.
+      y = tf.reshape(x, [*rows, *([-1] if form.joins_heads else shape)])
+      y, scale = normalize(y, form.statistic, epsilon), next(given)
+      y = tf.reshape(y, [*rows, *shape])
+      if form.scale_offset:
+        scale = scale + form.scale_offset
       x = tf.cast(y * scale, x.dtype)
     if each.rotary:
       num_heads = x.shape.rank - len(rows) - 1

@@ -10,6 +10,7 @@ from palm_mtf._tf import mtf, tf
 from palm_mtf.architecture.block import (
   LOAD,
   NORMS,
+  QK_NORMS,
   Attention,
   Branch,
   Projection,
@@ -114,9 +115,10 @@ def initializer(
     return Fill(0.0)
   if parameter.is_scale:
     # At first every norm multiplies by 1 = scale + offset.
-    is_head_norm = parameter.kind == "attention"
-    form = NORMS[config.qk_norm if is_head_norm else config.norm]
-    return Fill(1.0 - form.scale_offset)
+    of_heads = (
+      QK_NORMS[config.qk_norm] if parameter.kind == "attention" else None
+    )
+    return Fill(1.0 - (of_heads or NORMS[config.norm]).scale_offset)
   if parameter.part == LOAD:
     return Fill(1.0 / (config.num_experts or 1))
   if parameter.is_vector:

@@ -47,6 +47,7 @@ def find_missing_in_step(config: ModelConfig) -> str | None:
     "BIASES": not config.biases,
     # The step would norm these experts and the others one by one.
     "SHARED_EXPERTS": not (config.shared_experts and config.branch_norm),
+    "QK_NORM": config.qk_norm != "rms_norm_all_heads",
   }
   return next((name for name, x in is_computed.items() if not x), None)
 

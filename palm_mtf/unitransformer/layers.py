@@ -52,6 +52,11 @@ def _check(name: str, kind: str, settings: Mapping[str, object]) -> ModelConfig:
   known = _SETTINGS[kind].split()
   for each in settings:
     check_choice(f"setting of {name}", each, known)
+  if settings.get("qk_norm") == "rms_norm_all_heads":
+    raise UserError(
+      f"{name}.qk_norm = 'rms_norm_all_heads': Mesh TensorFlow's layout may "
+      "split the heads, all of which the norm needs; use another norm."
+    )
   sizes = {each: None if each in known else 2 for each in _SIZES.split()}
   try:
     return ModelConfig(**{**sizes, **settings})  # type: ignore[arg-type]

@@ -13,6 +13,7 @@ import pytest
 from palm_mtf.architecture.block import model_of
 from palm_mtf.config import MeshLayout
 from tests.blocks import (
+  ALL_HEADS,
   CAPACITY,
   MIXTURES,
   PALM,
@@ -75,14 +76,15 @@ EXECUTORS = {
       _PALM,
       *(x for x in SETTINGS if x not in _IN_DOCUMENTS + _ON_A_MESH + _SLOW),
       "GLaM",
+      "norms of groups of heads",
     ),
-    {**SETTINGS, **CAPACITY, **PALM},
+    {**SETTINGS, **CAPACITY, **ALL_HEADS, **PALM},
   ),
   "documents": (
     run_model,
     random_documents,
     (*_IN_DOCUMENTS, "layer_norm serial multi_head"),
-    {**SETTINGS, **PALM},
+    {**SETTINGS, **ALL_HEADS, **PALM},
   ),
   "prefixes": (
     run_model,

@@ -13,12 +13,12 @@ import pytest
 
 from palm_mtf.data.vocabulary.load import open_vocabulary
 from palm_mtf.errors import UserError
-from palm_mtf.export.gguf.architectures import (
+from palm_mtf.export.gguf.files import GgufFile, write_gguf
+from palm_mtf.export.gguf.metadata import (
   find_gguf_architecture,
   make_model_metadata,
   read_model_metadata,
 )
-from palm_mtf.export.gguf.files import GgufFile, write_gguf
 from palm_mtf.export.gguf.model import import_gguf_parameters, make_reader
 from palm_mtf.export.huggingface.config_json import make_config, parse_config
 from palm_mtf.export.huggingface.weights import (

@@ -21,7 +21,7 @@ from typing import Any, BinaryIO, NamedTuple
 import numpy as np
 
 from palm_mtf.errors import UserError, shorten
-from palm_mtf.export.gguf.architectures import Value
+from palm_mtf.export.gguf.metadata import Value
 from palm_mtf.export.huggingface.tensor_files import check_finite
 from palm_mtf.model_dir.foreign_files import check_regular
 
@@ -239,16 +239,22 @@ def write_gguf(
   writer.write_kv_data_to_file()
   writer.write_ti_data_to_file()
   for name in shapes:
-    x = np.ascontiguousarray(read(name), np.float32)
-    _check_range(x, dtypes[name], name)
-    writer.write_tensor_data(quants.quantize(x, types[name]))
+    # Convert one expert at a time, which takes less memory than all at once.
+    x, parts = read(name), []
+    for part in x if x.ndim > 2 else [x]:
+      part = np.ascontiguousarray(part, np.float32)
+      _check_range(part, dtypes[name], name)
+      parts.append(quants.quantize(part, types[name]))
+    writer.write_tensor_data(np.stack(parts) if x.ndim > 2 else parts[0])
   writer.close()
 
 
 def choose_dtype(name: str, shape: tuple[int, ...], wanted: str) -> str:
   """Returns a tensor's dtype in a file where most weights have `wanted`."""
-  # llama.cpp reads scales, biases and learned positions only in float32.
-  if len(shape) == 1 or name.startswith("position_embd"):
+  # llama.cpp reads scales, biases and learned positions only in float32. It
+  # quantizes no routers of experts.
+  is_exact = name.startswith("position_embd") or "ffn_gate_inp" in name
+  if len(shape) == 1 or is_exact:
     return "float32"
   return "float16" if wanted == "q8_0" and shape[-1] % _BLOCK else wanted
 

@@ -24,17 +24,17 @@ from palm_mtf.data.vocabulary.sentencepiece_vocabulary import (
 )
 from palm_mtf.data.vocabulary.vocabulary import Vocabulary
 from palm_mtf.errors import UserError
-from palm_mtf.export.gguf.architectures import (
-  GgufArchitecture,
-  find_gguf_architecture,
-  make_model_metadata,
-)
+from palm_mtf.export.gguf.architectures import GgufArchitecture
 from palm_mtf.export.gguf.files import (
   FILE_TYPES,
   GgufFile,
   choose_dtype,
   count_bytes,
   write_gguf,
+)
+from palm_mtf.export.gguf.metadata import (
+  find_gguf_architecture,
+  make_model_metadata,
 )
 from palm_mtf.export.huggingface.folder import explain_inexact
 from palm_mtf.export.huggingface.weights import (
@@ -98,7 +98,7 @@ def make_reader(
   """Returns a function that reads tensors by their names in GGUF."""
   read = make_tensor_reader(model, own.layout, read)
   offsets = _find_offsets(model, own)
-  return lambda name: read(name) + offsets.get(name, np.float32(0))
+  return lambda name: _add(read(name), offsets.get(name))
 
 
 def import_gguf_parameters(
@@ -109,13 +109,19 @@ def import_gguf_parameters(
   Raises UserError if the file lacks a tensor, or has an unknown tensor. The
   message begins with `what`.
   """
-  check_tensors(file, model, own.layout, what)
+  layout = own.layout.in_files(file.shapes, model.num_layers)
+  check_tensors(file, model, layout, what)
   offsets = _find_offsets(model, own)
   return import_parameters(
     model,
-    own.layout,
-    lambda name: file.read(name) - offsets.get(name, np.float32(0)),
+    layout,
+    lambda name: _add(file.read(name), offsets.get(name), -1),
   )
+
+
+def _add(x: np.ndarray, offset: np.float32 | None, sign: int = 1) -> np.ndarray:
+  # Without an offset, does not copy x, which may hold all experts of a layer.
+  return x if offset is None else x + sign * offset
 
 
 def _find_offsets(

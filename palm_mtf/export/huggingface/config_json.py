@@ -20,10 +20,12 @@ from palm_mtf.errors import UserError, did_you_mean, shorten
 from palm_mtf.export.huggingface.families import (
   BY_ARCHITECTURE,
   FAMILIES,
-  GLOBAL,
   REFUSED,
+)
+from palm_mtf.export.huggingface.family import (
+  GLOBAL,
+  OTHER_SIZES,
   ROOTS,
-  SIZES,
   WINDOW,
   Family,
   get_factor,
@@ -83,7 +85,8 @@ _HARMLESS = set(
   "rotary scale_attn_weights cache_implementation sliding_window_pattern "
   "_sliding_window_pattern layer_switch order_of_interleaved_layers "
   "position_embedding_type use_embedding_sharing use_gated_activation "
-  "use_parallel_block use_parallel_embedding".split()
+  "use_parallel_block use_parallel_embedding router_aux_loss_coef "
+  "output_router_logits".split()
 )
 # Fields that `_list_differences` skips: they change no result, weights.py
 # converts them (rotary_pairs, final_norm_scale), or each layer's settings are
@@ -145,7 +148,7 @@ def _list_differences(
     if field in _NOT_COMPARED:
       continue
     for pair in pairs:
-      ours, theirs = values = [getattr(x, field) for x in pair]
+      ours, theirs = values = [_value_of(x, field) for x in pair]
       if field in ROOTS:
         ours, theirs = (get_factor(x, field) for x in pair)
       if field == "biases":
@@ -154,6 +157,12 @@ def _list_differences(
       if not (math.isclose(ours, theirs) if is_float else ours == theirs):
         yield field, *values
         break
+
+
+def _value_of(layer: ModelConfig, field: str) -> object:
+  # Returns a setting of a layer; for experts, their width in place of D_FF.
+  is_width = layer.mlp == "experts" and field in ("d_ff", "d_expert")
+  return layer.expert_size if is_width else getattr(layer, field)
 
 
 def make_config(
@@ -192,6 +201,7 @@ def make_model_keys(family: Family, model: ModelConfig) -> dict[str, Any]:
   }
   if family.has_key_heads:
     config["num_key_value_heads"] = model.key_heads
+  if family.has_key_heads and family.has_head_dim:
     config["head_dim"] = model.d_kv
   for key, choice in family.choices.items():
     own = getattr(model, choice.setting)
@@ -202,9 +212,12 @@ def make_model_keys(family: Family, model: ModelConfig) -> dict[str, Any]:
     config[key] = number.get(model)
   for key, (places, _) in family.biases.items():
     config[key] = set(places.split(",")) <= {*model.bias_places}
+  layers = list_layers(model)
+  if family.has_dense_layers:
+    dense = [i for i, x in enumerate(layers) if x.mlp != "experts"]
+    config |= {"mlp_only_layers": dense, "decoder_sparse_step": 1}
   by_type = {GLOBAL: model}
   if family.period is not None:
-    layers = list_layers(model)
     types = [WINDOW if x.attention_window else GLOBAL for x in layers]
     config["layer_types"] = types
     # The first layer of each type stands for all of them.
@@ -286,8 +299,13 @@ def _warn_of_unknown_keys(
 
 
 def _common_names(family: Family) -> dict[str, str]:
-  """Returns {key in SIZES: field} for sizes with another key in `family`."""
-  return {key: field for key, field in SIZES.items() if key not in family.sizes}
+  """Returns {key: field} for other keys of sizes that `family` has."""
+  known = {*family.sizes.values()}
+  return {
+    key: field
+    for key, field in OTHER_SIZES.items()
+    if key not in family.sizes and field in known
+  }
 
 
 def _parse_own_settings(config: Json, what: str) -> dict[str, str]:
@@ -323,6 +341,11 @@ def _parse_model(
       settings |= number.parse(parse_number(config, key, number.default))
     settings["biases"] = _parse_biases(config, family)
     settings |= _parse_layers(config, family, settings)
+    if family.has_dense_layers:
+      settings |= _parse_dense_layers(config, settings)
+    if width := settings.pop("expert_size", None):
+      is_same_width = settings.setdefault("d_ff", width) == width
+      settings["d_expert"] = None if is_same_width else width
     # None stands for 1 / sqrt(size), which GGUF files have in float32.
     for field, size in ROOTS.items():
       value, root = settings.get(field, 0.0), settings[size] ** -0.5
@@ -347,7 +370,7 @@ def _parse_model(
   constants |= {
     key: getattr(model, field) for key, field in _common_names(family).items()
   }
-  if not family.has_key_heads:
+  if not (family.has_key_heads and family.has_head_dim):
     constants["head_dim"] = model.d_kv
   if config.get("layer_types") is not None and family.period is None:
     constants["layer_types"] = ["full_attention"] * model.num_layers
@@ -366,7 +389,9 @@ def _parse_sizes(config: Json, family: Family) -> dict[str, object]:
   found: dict = {}
   keys = {field: key for key, field in family.sizes.items()}
   found["d_model"] = parse_size(config, keys["d_model"])
+  others = {field: key for key, field in _common_names(family).items()}
   for field, key in keys.items():
+    key = others[field] if key not in config and field in others else key
     # Without n_inner, MLPs of GPT-2 and GPT-J are 4 * d_model wide.
     null = 4 * found["d_model"] if key == "n_inner" else None
     most = MAX_LAYERS if field == "num_layers" else MAX_SIZE
@@ -434,7 +459,7 @@ def _parse_layers(
   d_kv, num_layers = sizes["d_kv"], sizes["num_layers"]
   if family.period is None:
     found = parse_rotary(config, family, d_kv)
-    window = config.get("sliding_window", family.window)
+    window = config.get("sliding_window", family.window or None)
     if family.window is not None and window is not None:
       window = parse_size(config, "sliding_window", family.window)
       # A window of a whole sequence hides nothing.
@@ -468,6 +493,34 @@ def _parse_layers(
     for name, own in by_name.items()
   }
   return found
+
+
+def _parse_dense_layers(
+  config: Json, settings: Mapping[str, Any]
+) -> dict[str, Any]:
+  """Returns LAYERS and VARIANTS of a model in which some layers are dense."""
+  layers = range(settings["num_layers"])
+  step = parse_size(config, "decoder_sparse_step", 1)
+  dense = config.get("mlp_only_layers") or []
+  if not isinstance(dense, list) or not all(
+    type(x) is int and x in layers for x in dense
+  ):
+    raise UserError(
+      f"mlp_only_layers = {shorten(dense)}: give numbers of layers, from 0 to "
+      f"{layers[-1]}."
+    )
+  sparse = [i not in dense and (i + 1) % step == 0 for i in layers]
+  if all(sparse):
+    return {}
+  if not any(sparse):
+    raise UserError(
+      f"mlp_only_layers = {shorten(dense)} and decoder_sparse_step = {step}: "
+      "no layer has experts; give a model of the class without experts."
+    )
+  return {
+    "layers": write_pattern(["sparse" if x else "dense" for x in sparse]),
+    "variants": {"dense": {"MLP": settings["expert_mlp"]}, "sparse": {}},
+  }
 
 
 def _parse_layer_type(

@@ -2,28 +2,19 @@
 # SPDX-License-Identifier: Apache-2.0
 """Hugging Face transformers' classes that compute our models exactly, as data.
 
-A family says which settings its class has, which key of config.json holds which
-setting, and how it names and stores tensors. config_json.py and weights.py read
-families; a new family is one more entry here.
+A new class is one more entry of FAMILIES.
 """
 
 import dataclasses
-from collections.abc import Mapping
-from typing import NamedTuple
 
-from palm_mtf.config import ModelConfig
+from palm_mtf.export.huggingface.family import (
+  EXPERT_SIZES,
+  SIZES,
+  Choice,
+  Family,
+  Number,
+)
 
-# Types of layers, with a window and without.
-WINDOW, GLOBAL = "sliding_attention", "full_attention"
-# {key of config.json for a size: field of ModelConfig}
-SIZES = {
-  "vocab_size": "vocab_size",
-  "hidden_size": "d_model",
-  "intermediate_size": "d_ff",
-  "num_hidden_layers": "num_layers",
-  "num_attention_heads": "num_heads",
-  "max_position_embeddings": "sequence_length",
-}
 _GPT_SIZES = {
   "vocab_size": "vocab_size",
   "n_embd": "d_model",
@@ -34,125 +25,6 @@ _GPT_SIZES = {
 }
 
 
-class Choice(NamedTuple):
-  """A key of config.json whose values stand for values of a setting."""
-
-  setting: str  # field of ModelConfig
-  values: Mapping[object, object]  # {value of the key: value of the setting}
-  default: object  # value that transformers uses without the key
-  other_names: tuple[str, ...] = ()  # names of the key in older configurations
-
-
-class Number(NamedTuple):
-  """A key of config.json that holds a setting's value, a number."""
-
-  field: str  # field of ModelConfig
-  # Value that transformers uses without the key; an int for a key that must
-  # hold a whole number.
-  default: float
-  power: int = 1  # the key holds the setting to this power
-
-  def get(self, model: ModelConfig) -> float:
-    """Returns the value of the key for a model."""
-    value = get_factor(model, self.field) ** self.power
-    return round(value) if isinstance(self.default, int) else value
-
-  def parse(self, value: float) -> dict[str, float]:
-    """Returns the setting, {field: value}, for the value of the key."""
-    return {self.field: value ** (1 / self.power)}
-
-
-# {setting: size whose inverse root is the setting's value if it is None}
-ROOTS = {"logits_scale": "d_model", "score_scale": "d_kv"}
-
-
-def get_factor(model: ModelConfig, field: str) -> float:
-  """Returns a setting that is a number, with None replaced by its meaning."""
-  value = getattr(model, field)
-  return getattr(model, ROOTS[field]) ** -0.5 if value is None else value
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
-class Family:
-  """One class of transformers.
-
-  Attributes:
-    architecture: the class, such as "LlamaForCausalLM".
-    model_type: value of the key model_type.
-    start_id: default of the key bos_token_id; None for no start token.
-    settings: {field of ModelConfig: its value in all models of the class, or
-      a function from D_MODEL to the value}.
-    sizes: {key: field of ModelConfig}.
-    has_key_heads: whether the keys num_key_value_heads and head_dim exist;
-      otherwise attention is multi-head, with d_kv = d_model / num_heads.
-    key_heads, head_dim: defaults of these two keys. None stands for num_heads
-      and for d_model / num_heads.
-    choices: {key that chooses the value of a setting: its `Choice`}.
-    numbers: {key that holds a number: its `Number`}.
-    biases: {key: (places of BIASES that a true value adds, default)}; {} if the
-      class has no such key.
-    window: default of the key sliding_window; None if the class lacks the key.
-    period: default of sliding_window_pattern, for a class in which all layers
-      except each `period`-th have the window; None if its layers are alike.
-    global_positions: POSITIONS of the layers without a window.
-    window_base: default of ROTARY_BASE in the layers with a window, if these
-      have their own rotary settings.
-    rotary_fraction: default of ROTARY_FRACTION; None if the class rotates whole
-      heads.
-    rotary_size: (key, default) of the number of rotated dimensions, if the
-      class has such a key instead of a fraction.
-    rotary_base: default of ROTARY_BASE; None if the class lacks the key.
-    rotary_pairs: which elements of a head the class rotates as pairs.
-    older_names: {name of a rotary key before transformers 5: its name now}.
-    constants: {key: the one value that we compute}.
-    names: {our name of a parameter in a layer: name in transformers; {} is the
-      layer's number}. The constructor also takes names of modules, such as
-      "model.norm", for a weight and perhaps a bias.
-    is_conv1d: whether kernels are [inputs, outputs].
-    joins_heads: whether the order of joined q, k and v is [heads, 3, d_kv];
-      otherwise it is [q | k | v].
-  """
-
-  architecture: str
-  model_type: str
-  settings: Mapping[str, object]
-  names: Mapping[str, str]
-  sizes: Mapping[str, str] = dataclasses.field(default_factory=lambda: SIZES)
-  start_id: int | None = None
-  has_key_heads: bool = True
-  key_heads: int | None = None
-  head_dim: int | None = None
-  choices: Mapping[str, Choice] = dataclasses.field(default_factory=dict)
-  numbers: Mapping[str, Number] = dataclasses.field(default_factory=dict)
-  biases: Mapping[str, tuple[str, bool]] = dataclasses.field(
-    default_factory=dict
-  )
-  window: int | None = None
-  period: int | None = None
-  global_positions: str = "rotary"
-  window_base: float | None = None
-  rotary_fraction: float | None = None
-  rotary_size: tuple[str, int] | None = None
-  rotary_base: float | None = None
-  rotary_pairs: str = "halves"
-  older_names: Mapping[str, str] = dataclasses.field(default_factory=dict)
-  constants: Mapping[str, object] = dataclasses.field(default_factory=dict)
-  is_conv1d: bool = False
-  joins_heads: bool = False
-
-  def __post_init__(self) -> None:
-    """Replaces names of modules in `names` by NAME.weight and NAME.bias."""
-    found = {}
-    for ours, theirs in self.names.items():
-      weight, bias = ours, f"{ours}_bias"
-      if ours.endswith("norm"):
-        weight, bias = f"{ours}/scale", f"{ours}/bias"
-      is_module = not theirs.endswith((".weight", ".bias"))
-      ends = {weight: ".weight", bias: ".bias"} if is_module else {ours: ""}
-      found |= {part: f"{theirs}{end}" for part, end in ends.items()}
-    object.__setattr__(self, "names", found)
-
-
 def _epsilon(default: float) -> Number:
   return Number("norm_epsilon", default)
 
@@ -161,6 +33,7 @@ def _tie(default: bool) -> Choice:
   return Choice("output_embedding", {True: "tied", False: "separate"}, default)
 
 
+_SAME = {True: True, False: False}
 _SWIGLU = Choice("mlp", {"silu": "swiglu", "swish": "swiglu"}, "silu")
 _GELUS = {
   "gelu_new": "gelu_tanh",
@@ -476,11 +349,88 @@ QWEN3 = dataclasses.replace(
   head_dim=128,
   constants={"use_sliding_window": False},
 )
+_EXPERT_SWIGLU = _SWIGLU._replace(setting="expert_mlp")
+_EXPERT_NAMES = {
+  **_LLAMA_NAMES,
+  "mlp/router": "model.layers.{}.mlp.gate",
+  **{
+    f"mlp/experts/{ours}": f"model.layers.{{}}.mlp.experts.{{}}.{theirs}.weight"
+    for ours, theirs in {
+      "wi_gate": "gate_proj",
+      "wi": "up_proj",
+      "wo": "down_proj",
+    }.items()
+  },
+}
+# transformers 5 also writes files with all experts of a layer in two tensors.
+_STACKED_EXPERTS = {
+  "mlp/router": "model.layers.{}.mlp.gate.weight",
+  "mlp/experts/wi_gate": "model.layers.{}.mlp.experts.gate_up_proj",
+  "mlp/experts/wi": "model.layers.{}.mlp.experts.gate_up_proj",
+  "mlp/experts/wo": "model.layers.{}.mlp.experts.down_proj",
+}
+MIXTRAL = dataclasses.replace(
+  MISTRAL,
+  architecture="MixtralForCausalLM",
+  model_type="mixtral",
+  settings={**_LLAMA_SETTINGS, "mlp": "experts"},
+  sizes={
+    **SIZES,
+    "intermediate_size": "expert_size",
+    "num_local_experts": "num_experts",
+    "num_experts_per_tok": "experts_per_token",
+  },
+  choices={"hidden_act": _EXPERT_SWIGLU, "tie_word_embeddings": _tie(False)},
+  numbers={"rms_norm_eps": _epsilon(1e-5)},
+  window=0,
+  rotary_base=1_000_000.0,
+  constants={"router_jitter_noise": 0.0},
+  names={
+    **_LLAMA_NAMES,
+    "mlp/router": "model.layers.{}.block_sparse_moe.gate",
+    **{
+      f"mlp/experts/{ours}": "model.layers.{}.block_sparse_moe.experts.{}."
+      f"{theirs}.weight"
+      for ours, theirs in {"wi_gate": "w1", "wi": "w3", "wo": "w2"}.items()
+    },
+  },
+  other_names=_STACKED_EXPERTS,
+)
+OLMOE = dataclasses.replace(
+  LLAMA,
+  architecture="OlmoeForCausalLM",
+  model_type="olmoe",
+  start_id=None,
+  settings={**MIXTRAL.settings, "qk_norm": "rms_norm_all_heads"},
+  sizes={**SIZES, **EXPERT_SIZES, "intermediate_size": "expert_size"},
+  has_head_dim=False,
+  choices={
+    **MIXTRAL.choices,
+    "norm_topk_prob": Choice("router_normalizes", _SAME, False),
+  },
+  numbers={"rms_norm_eps": _epsilon(1e-5)},
+  biases={"attention_bias": ("qkv,o", False)},
+  constants={"clip_qkv": None},
+  names=_EXPERT_NAMES,
+  other_names=_STACKED_EXPERTS,
+)
+QWEN3_MOE = dataclasses.replace(
+  OLMOE,
+  architecture="Qwen3MoeForCausalLM",
+  model_type="qwen3_moe",
+  settings={**MIXTRAL.settings, "qk_norm": "rms_norm"},
+  sizes={**SIZES, **EXPERT_SIZES, "moe_intermediate_size": "expert_size"},
+  has_head_dim=True,
+  has_dense_layers=True,
+  key_heads=4,
+  numbers={"rms_norm_eps": _epsilon(1e-6)},
+  constants={"use_sliding_window": False},
+)
 
 # A model is exported as the first family that computes it.
 FAMILIES = (
   *(LLAMA, MISTRAL, QWEN2, QWEN3, GEMMA, GEMMA3, GRANITE, COHERE, COHERE2),
-  *(GPT2, GPTJ, GPT_NEOX, PHI, STABLELM),
+  *(GPT2, GPTJ, GPT_NEOX, PHI, STABLELM, MIXTRAL, OLMOE, QWEN3_MOE),
 )
 BY_ARCHITECTURE = {x.architecture: x for x in FAMILIES}
 
@@ -490,7 +440,9 @@ REFUSED = {
   "Gemma3ForConditionalGeneration": "it also reads images; give its text model"
   " as a Gemma3ForCausalLM or a GGUF file",
   "Phi3ForCausalLM": "its rotary embedding may be scaled by length",
-  "MixtralForCausalLM": "it has a mixture of experts",
+  "DeepseekV3ForCausalLM": "its attention compresses keys and values",
+  "GptOssForCausalLM": "its attention has sinks, and its experts biases",
+  "Qwen2MoeForCausalLM": "a gate multiplies its shared expert's result",
   "FalconForCausalLM": "it is not known here",
   "OPTForCausalLM": "its positions have an offset",
 }

@@ -3,11 +3,13 @@
 """Converts parameters to the names and layouts of transformers, and back.
 
 Kernels are [outputs, inputs] in transformers (in GPT-2 [inputs, outputs]), and
-[inputs, outputs] here. Some classes join q, k and v in one tensor. Some classes
+[inputs, outputs] here. Some classes join q, k and v in one tensor. Our kernels
+of experts are stacked; most files have one tensor for each expert. Some classes
 rotate elements (2i, 2i + 1) of a head together, but our models usually rotate
 (i, i + n / 2); then the columns of q and k are permuted.
 """
 
+import functools
 import itertools
 import math
 import re
@@ -20,7 +22,7 @@ from palm_mtf.architecture.parameters import parameter_shapes, parse_name
 from palm_mtf.architecture.rotary import find_divisors, rotary_of
 from palm_mtf.config import ModelConfig
 from palm_mtf.errors import UserError, shorten
-from palm_mtf.export.huggingface.families import Family
+from palm_mtf.export.huggingface.family import Family
 from palm_mtf.export.huggingface.tensor_files import ORIGINAL, TensorFiles
 
 Read = Callable[[str], np.ndarray]
@@ -46,19 +48,50 @@ _ADAPTER = re.compile(r"lora_|base_layer\.|modules_to_save\.")
 # the dtype and, for float32, also from computing the power.
 _ROUNDING = {"F32": 1e-6, "F16": 2.0**-11, "BF16": 2.0**-8}
 _ROTATED = re.compile(r"attention/[qk](_bias|_norm/scale)?")
+# The kernel of one expert of a stack: layer_007/mlp/experts/3/wi
+_EXPERT = re.compile(r"(.*mlp/experts)/(\d+)(/\w+)", re.ASCII)
+
+
+def _part_shapes(
+  model: ModelConfig, family: Family
+) -> dict[str, tuple[int, ...]]:
+  # Returns {name: shape} of the parameters that tensors hold; if each expert
+  # has its own tensor, with a kernel of each expert in place of the stack.
+  found: dict[str, tuple[int, ...]] = {}
+  for name, shape in parameter_shapes(model).items():
+    parameter = parse_name(name)
+    if parameter.is_expert and family.names[parameter.part].count("{}") > 1:
+      found |= dict.fromkeys(_name_experts(name, shape), shape[1:])
+    elif not parameter.is_state:
+      found[name] = shape
+  return found
+
+
+def _name_experts(name: str, shape: tuple[int, ...]) -> list[str]:
+  # Returns names of the kernels of a stack's experts; see _EXPERT.
+  start, end = name.rsplit("/", 1)
+  return [f"{start}/{i}/{end}" for i in range(shape[0])]
+
+
+def _find_stack(name: str) -> tuple[str, int | None]:
+  # Returns the name of a parameter, and the expert whose kernel `name` is.
+  match = _EXPERT.fullmatch(name)
+  return (match[1] + match[3], int(match[2])) if match else (name, None)
 
 
 def find_tensors(model: ModelConfig, family: Family) -> dict[str, list[str]]:
   """Returns {name in transformers: our parameters} of every tensor.
 
-  The list has several parameters if the tensor joins q, k and v. It is empty if
+  The list has several parameters if the tensor joins q, k and v, and names such
+  as layer_007/mlp/experts/3/wi if it is one expert's. It is empty if
   settings determine the tensor: vectors of the last norm if FINAL_NORM_SCALE is
   "none", and divisors of rotary frequencies.
   """
   found: dict[str, list[str]] = {}
-  for name in parameter_shapes(model):
-    layer, part = parse_name(name)
-    theirs = family.names[part].format(layer)
+  for name in _part_shapes(model, family):
+    stack, expert = _find_stack(name)
+    layer, part = parse_name(stack)
+    theirs = family.names[part].format(layer, expert)
     found.setdefault(theirs, []).append(name)
   if model.final_norm_scale == "none":
     found[family.names["final_norm/scale"]] = []
@@ -73,7 +106,7 @@ def find_tensor_shapes(
   model: ModelConfig, family: Family
 ) -> dict[str, tuple[int, ...]]:
   """Returns {name in transformers: shape} of every tensor."""
-  shapes = parameter_shapes(model)
+  shapes = _part_shapes(model, family)
   found: dict[str, tuple[int, ...]] = {}
   for theirs, names in find_tensors(model, family).items():
     if not names:
@@ -85,6 +118,8 @@ def find_tensor_shapes(
     if parameter.is_kernel:
       inputs = _count_inputs(names[0], first)
       kernel = size // inputs, inputs
+      if len(first) > 2 and parameter.is_expert:
+        kernel = first[0], size // inputs // first[0], inputs
       found[theirs] = kernel[::-1] if family.is_conv1d else kernel
   return found
 
@@ -95,17 +130,23 @@ def make_tensor_reader(model: ModelConfig, family: Family, read: Read) -> Read:
   `read` returns the parameter that has a given name in our checkpoints.
   """
   ours = find_tensors(model, family)
+  read_stack = functools.lru_cache(maxsize=1)(read)  # for all its experts
+
+  def read_part(name: str) -> np.ndarray:
+    stack, expert = _find_stack(name)
+    return read(name) if expert is None else read_stack(stack)[expert]
 
   def read_exported(theirs: str) -> np.ndarray:
     if not ours[theirs]:
       return _make_constant(theirs, model, family)
     parts = [
-      _permute(_to_matrix(name, read(name)), name, model, family)
+      _permute(_to_matrix(name, read_part(name)), name, model, family)
       for name in ours[theirs]
     ]
     value = parts[0] if len(parts) == 1 else _join(parts, model, family)
     is_kernel = parse_name(ours[theirs][0]).is_kernel
-    return value.T if is_kernel and not family.is_conv1d else value
+    is_turned = is_kernel and not family.is_conv1d
+    return value.swapaxes(-1, -2) if is_turned else value
 
   return read_exported
 
@@ -129,27 +170,44 @@ def import_parameters(
 
   `read` returns the tensor that has a given name in transformers, float32.
   """
-  parameters, shapes = {}, parameter_shapes(model)
+  found, shapes = {}, _part_shapes(model, family)
   for theirs, names in find_tensors(model, family).items():
     if not names:
       continue
     value = read(theirs)
     if parse_name(names[0]).is_kernel and not family.is_conv1d:
-      value = value.T
+      value = value.swapaxes(-1, -2)
     parts = [value]
     if len(names) > 1:
       parts = _split(value, [shapes[x] for x in names], model, family)
     for name, part in zip(names, parts, strict=True):
       part = _permute(part, name, model, family, is_import=True)
-      parameters[name] = np.ascontiguousarray(part.reshape(shapes[name]))
-  return {name: parameters[name] for name in shapes}
+      found[name] = np.ascontiguousarray(part.reshape(shapes[name]))
+  return {
+    name: _take_parameter(found, name, shape)
+    for name, shape in parameter_shapes(model).items()
+  }
+
+
+def _take_parameter(
+  found: dict[str, np.ndarray], name: str, shape: tuple[int, ...]
+) -> np.ndarray:
+  # Removes a parameter, or the kernels of its experts, from `found`.
+  if parse_name(name).is_state:  # as in a new model: experts have equal loads
+    return np.full(shape, 1 / shape[0], np.float32)
+  if name in found:
+    return found.pop(name)
+  return np.stack([found.pop(x) for x in _name_experts(name, shape)])
 
 
 def _to_matrix(name: str, x: np.ndarray) -> np.ndarray:
   # Returns a kernel as [inputs, outputs], and a vector as [outputs].
+  # Experts' kernels stay [..., inputs, outputs].
   parameter = parse_name(name)
   if parameter.is_vector:
     return x.reshape(-1)
+  if parameter.is_expert:
+    return x
   return x.reshape(_count_inputs(name, x.shape), -1)
 
 
@@ -174,7 +232,7 @@ def _split(
   if family.joins_heads:
     heads = x.reshape(*x.shape[:-1], model.num_heads, len(shapes), model.d_kv)
     return [heads[..., i, :] for i in range(len(shapes))]
-  rows = x.shape[0] if x.ndim > 1 else 1
+  rows = math.prod(x.shape[:-1])
   sizes = [math.prod(shape) // rows for shape in shapes]
   return np.split(x, np.cumsum(sizes)[:-1], -1)
 
@@ -205,7 +263,10 @@ def _permute(
 
 def _count_inputs(name: str, shape: tuple[int, ...]) -> int:
   # The kernel o, [heads, d_kv, d_model], has two input dimensions, not one.
-  return math.prod(shape[:-1] if parse_name(name).last == "o" else shape[:1])
+  parameter = parse_name(name)
+  if parameter.is_expert:
+    return shape[-2]
+  return math.prod(shape[:-1] if parameter.last == "o" else shape[:1])
 
 
 def check_tensors(
@@ -246,7 +307,7 @@ def _check_not_quantized(
     prefixes = itertools.accumulate(name.split("."), "{}.{}".format)
     layer = next((x for x in prefixes if x in layers), None)
     rest = name.removeprefix(f"{layer}.")
-    is_other = layer and rest not in ("weight", "bias")
+    is_other = layer and name not in wanted and rest not in ("weight", "bias")
     is_coded = name in wanted and _OTHER_TYPES.fullmatch(files.dtypes[name])
     if is_coded or (is_other and not _ADAPTER.match(rest)):
       raise UserError(

@@ -12,17 +12,17 @@ from palm_mtf.data.vocabulary.gguf_tokenizer import make_gguf_tokenizer
 from palm_mtf.data.vocabulary.load import open_vocabulary
 from palm_mtf.data.vocabulary.training import learn_model
 from palm_mtf.errors import UserError
-from palm_mtf.export.gguf.architectures import (
-  ARCHITECTURES,
+from palm_mtf.export.gguf.architectures import ARCHITECTURES
+from palm_mtf.export.gguf.files import GgufFile, write_gguf
+from palm_mtf.export.gguf.metadata import (
   find_gguf_architecture,
   make_model_metadata,
   read_model_metadata,
 )
-from palm_mtf.export.gguf.files import GgufFile, write_gguf
 from palm_mtf.export.gguf.model import import_gguf_parameters, make_reader
 from palm_mtf.export.huggingface.weights import find_tensor_shapes
 from tests import llama_cpp_peer, oracle, tokenizer_files
-from tests.blocks import SETTINGS
+from tests.blocks import ALL_HEADS, SETTINGS
 from tests.mtf_testing import small_config
 from tests.transformers_folder import parameters
 
@@ -47,6 +47,10 @@ GEMMA3["variants"] = {
   "global": GLOBAL,
 }
 COHERE2 = dict(SETTINGS["Cohere 2"], **NARROW)
+QWEN3_MOE = dict(
+  SETTINGS["Mixtral"], qk_norm="rms_norm", d_expert=32, experts_per_token=3
+)
+OLMOE = dict(ALL_HEADS["OLMoE with its norm"], num_heads=2, **dict(d_expert=64))
 # {name: (architecture of llama.cpp, settings of ours)}
 MODELS = {
   "LLaMA": ("llama", SETTINGS["LLaMA"]),
@@ -80,6 +84,9 @@ MODELS = {
   ),
   "Phi": ("phi2", PHI),
   "StableLM": ("stablelm", STABLELM),
+  "Mixtral": ("llama", SETTINGS["Mixtral"]),
+  "Qwen 3 with experts": ("qwen3moe", QWEN3_MOE),
+  "OLMoE": ("olmoe", OLMOE),
   "StableLM, with biases": ("stablelm", dict(STABLELM, biases="qkv")),
 }
 
@@ -259,7 +266,7 @@ NOT_COMPUTED = {
   "llama.attn_logit_softcapping": 50.0,
   "llama.final_logit_softcapping": 30.0,
   "llama.attention.sliding_window": 4096,
-  "llama.expert_count": 8,
+  "llama.expert_used_count": 2,
   "llama.attention.causal": False,
   "llama.embedding_scale": 2.0,
   "llama.pooling_type": 1,
@@ -303,13 +310,32 @@ HARMLESS = {
 }
 
 
+# Keys of experts with a meaning that no architecture of ours has.
+OTHER_EXPERTS = {
+  "expert_gating_func": 2,  # sigmoid
+  "expert_weights_scale": 2.5,
+  "expert_shared_count": 1,
+  "expert_group_count": 2,
+}
+SPARSE = {
+  "llama": "Mixtral",
+  "qwen3moe": "Qwen 3 with experts",
+  "olmoe": "OLMoE",
+}
+NOT_COMPUTED |= {
+  f"{name}.{key}": value
+  for name in SPARSE
+  for key, value in OTHER_EXPERTS.items()
+}
 MODEL_OF = {"llama": "LLaMA 3", "granite": "Granite", "gemma3": "Gemma 3"}
 
 
 @pytest.mark.parametrize("key", NOT_COMPUTED)
 def test_what_we_do_not_compute_is_refused(key):
   with pytest.raises(UserError) as error:
-    read({key: NOT_COMPUTED[key]}, MODEL_OF[key.partition(".")[0]])
+    name, _, part = key.partition(".")
+    is_sparse = part in OTHER_EXPERTS
+    read({key: NOT_COMPUTED[key]}, (SPARSE if is_sparse else MODEL_OF)[name])
   assert str(error.value) == (
     f"x.gguf: {key} = {NOT_COMPUTED[key]!r}: palm_mtf does not compute this."
   )
@@ -417,7 +443,14 @@ DEFAULTS = {
   "attention.sliding_window_pattern": lambda model: (
     6 if model.branch_norm else 4  # of a gemma3; of a cohere2
   ),
+  # src/models/llama.cpp, qwen3moe.cpp and olmoe.cpp
+  "expert_weights_norm": lambda model: model.qk_norm != "rms_norm_all_heads",
+  "expert_feed_forward_length": lambda model: (
+    model.d_ff // 3 if model.qk_norm == "rms_norm" else model.expert_size
+  ),
 }
+# llama.cpp refuses this file, too: no experts, of which a token uses two.
+UNCOUNTED = "llama.expert_used_count = 2: palm_mtf does not compute this"
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -430,7 +463,9 @@ def test_a_missing_key_is_refused_or_has_the_default_of_llama_cpp(name):
       same = {key: DEFAULTS[part](model)}
       assert _try(same, name) == _try({key: None}, name), key
     elif part != "vocab_size":
-      with pytest.raises(UserError, match=f"^x.gguf: {key}: is missing in"):
+      line = f"{key}: is missing in"
+      line = UNCOUNTED if key == "llama.expert_count" else line
+      with pytest.raises(UserError, match=f"^x.gguf: {line}"):
         read({key: None}, name)
 
 

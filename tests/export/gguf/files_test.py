@@ -15,8 +15,8 @@ import pytest
 
 from palm_mtf.cli.main import main
 from palm_mtf.errors import UserError
-from palm_mtf.export.gguf.architectures import read_model_metadata
 from palm_mtf.export.gguf.files import GgufFile, write_gguf
+from palm_mtf.export.gguf.metadata import read_model_metadata
 from palm_mtf.export.gguf.model import import_gguf_parameters
 from tests import llama_cpp_peer
 from tests.blocks import SETTINGS

@@ -13,11 +13,11 @@ from palm_mtf.cli.main import main
 from palm_mtf.data.vocabulary.gguf_tokenizer import make_gguf_tokenizer
 from palm_mtf.data.vocabulary.load import open_vocabulary
 from palm_mtf.errors import UserError
-from palm_mtf.export.gguf.architectures import (
+from palm_mtf.export.gguf.files import write_gguf
+from palm_mtf.export.gguf.metadata import (
   find_gguf_architecture,
   make_model_metadata,
 )
-from palm_mtf.export.gguf.files import write_gguf
 from palm_mtf.export.gguf.model import check_vocabulary, make_reader
 from palm_mtf.export.huggingface.weights import find_tensor_shapes
 from tests import blocks, llama_cpp_peer, oracle, runs, tokenizer_files

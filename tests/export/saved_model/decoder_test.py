@@ -8,7 +8,7 @@ import pytest
 from palm_mtf._tf import tf2
 from palm_mtf.export.saved_model.decoder import Decoder
 from tests import oracle
-from tests.blocks import SETTINGS, fast_only
+from tests.blocks import ALL_HEADS, SETTINGS, fast_only
 from tests.mtf_testing import random_tokens, small_config
 
 MODELS = [
@@ -37,9 +37,12 @@ def _decoder(model, params) -> Decoder:
   return Decoder(model, lambda name: params[name].astype(np.float32))
 
 
-@pytest.mark.parametrize("changes", [*MODELS, *fast_only(*FAST)], ids=str)
+@pytest.mark.parametrize(
+  "changes", [*MODELS, *fast_only(*FAST), "norms of groups of heads"], ids=str
+)
 def test_logits_equal_the_oracles_in_one_pass_and_in_steps(changes):
-  settings = SETTINGS[changes] if isinstance(changes, str) else changes
+  every = {**SETTINGS, **ALL_HEADS}
+  settings = every[changes] if isinstance(changes, str) else changes
   model = small_config(**settings)
   params = oracle.random_parameters(model, seed=1)
   inputs = random_tokens(model, batch_size=2, seed=0)["inputs"]

@@ -136,6 +136,8 @@ def check_cached_logits(name, mesh=SINGLE):
       *("LLaMA 3.1", "Gemma 3", "Cohere 2", "GPT-3", "Gopher", "GPT-NeoX"),
       "DeepSeek-V3",
     ),
+    "norms of groups of heads",
+    slow("OLMoE with its norm"),
   ],
 )
 def test_cached_logits_are_the_oracle_s(name):
@@ -189,6 +191,7 @@ def test_tensorflow_operations_give_the_same_logits(name):
     ("OLMoE", None),
     ("DeepSeek-V3", None),
     ("GLaM", "MLP"),
+    ("norms of groups of heads", "QK_NORM"),
   ],
 )
 def test_what_the_cpp_step_lacks_is_found(name, missing):

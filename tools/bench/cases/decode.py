@@ -193,11 +193,11 @@ def _write_gguf(task: Task, folder: str) -> str:
   """Writes a model for llama.cpp with random weights; returns its path."""
   import numpy as np
 
-  from palm_mtf.export.gguf.architectures import (
+  from palm_mtf.export.gguf.files import write_gguf
+  from palm_mtf.export.gguf.metadata import (
     find_gguf_architecture,
     make_model_metadata,
   )
-  from palm_mtf.export.gguf.files import write_gguf
   from palm_mtf.export.huggingface.weights import find_tensor_shapes
 
   config = task.config("float32")
