@@ -36,6 +36,7 @@ from tests import (
   tokenizer_files,
   transformers_folder,
 )
+from tests.blocks import ALL_HEADS, SETTINGS
 from tests.cases import slow
 from tests.export.read_gguf import read_gguf
 from tests.mtf_testing import small_config
@@ -401,15 +402,55 @@ def test_an_export_keeps_the_context_length_of_the_imported_model(
     assert read_gguf(gguf).metadata["llama.context_length"] == length
 
 
+# PyTorch's products of experts need rows of whole 16 bytes.
+OLMOE = dict(ALL_HEADS["OLMoE with its norm"], num_heads=4, d_expert=16)
+# {name: settings of tests/blocks.py, and whether llama.cpp computes them}
+EXPERTS = {
+  "Mixtral": (SETTINGS["Mixtral"], True),
+  "OLMoE": (OLMOE, True),
+  "OLMoE, normalized": (dict(OLMOE, router_normalizes=True), False),
+  "Qwen 3": (dict(SETTINGS["Mixtral"], qk_norm="rms_norm"), True),
+  "Qwen 3, not normalized": (
+    dict(SETTINGS["Mixtral"], qk_norm="rms_norm", router_normalizes=False),
+    False,
+  ),
+}
+
+
+@pytest.mark.peers
+@pytest.mark.parametrize("name", EXPERTS)
+def test_the_peers_agree_on_texts_and_numbers_of_experts(
+  name, tokenizer, tmp_path, capsys
+):
+  settings, has_gguf = EXPERTS[name]
+  sizes = dict(vocab_size=VOCAB_SIZE, sequence_length=64, d_model=40, d_kv=10)
+  model = small_config(**{**settings, **sizes})
+  content = tokenizer | {"post_processor": ADDS}
+  parameters = transformers_folder.parameters(model)
+  folder = write_model(tmp_path / "model", content, parameters, model)
+  run = import_model(folder, tmp_path / "run")
+  compare_with_peers(run, tmp_path, has_gguf=has_gguf)
+  if not has_gguf:
+    flags = ["--model_dir", str(run), "--output", str(tmp_path / "x")]
+    assert main(["export", *flags, "--format=gguf"]) == 2
+    (line,) = capsys.readouterr().err.splitlines()[-1:]
+    assert "ROUTER_NORMALIZES = " in line
+
+
 @pytest.mark.peers
 def test_transformers_and_llama_cpp_agree_on_starts_texts_and_numbers(
   run, tmp_path
 ):
+  compare_with_peers(run, tmp_path)
+
+
+def compare_with_peers(run, tmp_path, has_gguf=True):
+  """Compares ids, log p and the greedy text of exports with those of a run."""
   import torch
   import transformers
 
   hf = str(export(run, tmp_path / "hf", "hf"))
-  gguf = export(run, tmp_path / "model.gguf", "gguf")
+  gguf = has_gguf and export(run, tmp_path / "model.gguf", "gguf")
   ours = transformers.AutoTokenizer.from_pretrained(hf)
   adds_start = "ADD_START" not in texts_of(run)
   text = "Stop! Now!"
@@ -417,8 +458,9 @@ def test_transformers_and_llama_cpp_agree_on_starts_texts_and_numbers(
   plain = ours.encode(text, add_special_tokens=False)
   assert ids == [1] * adds_start + plain
   assert ours.decode(ids, skip_special_tokens=True) == text
-  (found,) = llama_cpp_peer.call(llama_cpp_peer.tokenize, gguf, [text], True)
-  assert found == ids
+  if has_gguf:
+    (found,) = llama_cpp_peer.call(llama_cpp_peer.tokenize, gguf, [text], True)
+    assert found == ids
   model = transformers.AutoModelForCausalLM.from_pretrained(hf)
   # Without a start token, the first token's log p is that after [eod].
   read = ids if adds_start else [0, *ids]
@@ -427,8 +469,9 @@ def test_transformers_and_llama_cpp_agree_on_starts_texts_and_numbers(
   log_p = torch.log_softmax(logits, -1)
   theirs = sum(log_p[i, x].item() for i, x in enumerate(read[1:]))
   assert score(run, text) == pytest.approx(theirs, rel=1e-5)
-  found = llama_cpp_peer.call(llama_cpp_peer.compute_log_p, gguf, read)
-  assert found == pytest.approx(theirs, rel=1e-4)
+  if has_gguf:
+    found = llama_cpp_peer.call(llama_cpp_peer.compute_log_p, gguf, read)
+    assert found == pytest.approx(theirs, rel=1e-4)
   (record,) = runs.printed(
     *("generate", "--model_dir", run, "--prompt", text, "--json", DTYPE),
     *("--gin.TEMPERATURE=0.0", "--gin.SAMPLE_TOKENS=9"),

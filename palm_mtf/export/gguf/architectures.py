@@ -10,7 +10,7 @@ import dataclasses
 from collections.abc import Mapping
 
 from palm_mtf.export.huggingface import families
-from palm_mtf.export.huggingface.family import Family
+from palm_mtf.export.huggingface.families import Family
 from palm_mtf.export.huggingface.weights import DIVISORS
 
 # {our name of a parameter in a layer: name in GGUF; {} is the layer's number}
@@ -30,9 +30,7 @@ NAMES = {
   "mlp/wi": "blk.{}.ffn_up",
   "mlp/wo": "blk.{}.ffn_down",
   "mlp/router": "blk.{}.ffn_gate_inp",
-  "mlp/experts/wi_gate": "blk.{}.ffn_gate_exps.weight",
-  "mlp/experts/wi": "blk.{}.ffn_up_exps.weight",
-  "mlp/experts/wo": "blk.{}.ffn_down_exps.weight",
+  **families.name_experts("blk.{}.ffn_*_exps.weight"),
   "embedding": "token_embd.weight",
   "position_embedding": "position_embd.weight",
   "output_embedding": "output.weight",
@@ -40,11 +38,7 @@ NAMES = {
   DIVISORS: "rope_freqs.weight",
 }
 # Older files have one tensor for each expert.
-_EACH_EXPERT = {
-  "mlp/experts/wi_gate": "blk.{}.ffn_gate.{}.weight",
-  "mlp/experts/wi": "blk.{}.ffn_up.{}.weight",
-  "mlp/experts/wo": "blk.{}.ffn_down.{}.weight",
-}
+_EACH_EXPERT = families.name_experts("blk.{}.ffn_*.{}.weight")
 _JOINED = {f"attention/{x}": "blk.{}.attn_qkv" for x in "qkv"}
 # {key of GGUF: field of ModelConfig; a family has some of the last three}
 _SIZES = {

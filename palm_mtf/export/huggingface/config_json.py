@@ -20,11 +20,9 @@ from palm_mtf.errors import UserError, did_you_mean, shorten
 from palm_mtf.export.huggingface.families import (
   BY_ARCHITECTURE,
   FAMILIES,
-  REFUSED,
-)
-from palm_mtf.export.huggingface.family import (
   GLOBAL,
   OTHER_SIZES,
+  REFUSED,
   ROOTS,
   WINDOW,
   Family,
@@ -391,7 +389,8 @@ def _parse_sizes(config: Json, family: Family) -> dict[str, object]:
   found["d_model"] = parse_size(config, keys["d_model"])
   others = {field: key for key, field in _common_names(family).items()}
   for field, key in keys.items():
-    key = others[field] if key not in config and field in others else key
+    if key not in config and others.get(field) in config:
+      key = others[field]
     # Without n_inner, MLPs of GPT-2 and GPT-J are 4 * d_model wide.
     null = 4 * found["d_model"] if key == "n_inner" else None
     most = MAX_LAYERS if field == "num_layers" else MAX_SIZE
@@ -402,6 +401,7 @@ def _parse_sizes(config: Json, family: Family) -> dict[str, object]:
     key_heads = parse_size(
       config, "num_key_value_heads", family.key_heads, null=heads
     )
+  if family.has_key_heads and family.has_head_dim:
     d_kv = parse_size(config, "head_dim", family.head_dim, null=d_kv)
   elif width % heads:
     raise UserError(
@@ -499,27 +499,20 @@ def _parse_dense_layers(
   config: Json, settings: Mapping[str, Any]
 ) -> dict[str, Any]:
   """Returns LAYERS and VARIANTS of a model in which some layers are dense."""
-  layers = range(settings["num_layers"])
   step = parse_size(config, "decoder_sparse_step", 1)
   dense = config.get("mlp_only_layers") or []
-  if not isinstance(dense, list) or not all(
-    type(x) is int and x in layers for x in dense
-  ):
-    raise UserError(
-      f"mlp_only_layers = {shorten(dense)}: give numbers of layers, from 0 to "
-      f"{layers[-1]}."
-    )
-  sparse = [i not in dense and (i + 1) % step == 0 for i in layers]
-  if all(sparse):
+  if not isinstance(dense, list):
+    raise UserError(f"mlp_only_layers = {shorten(dense)}: give a list.")
+  kinds = [
+    "dense" if i in dense or (i + 1) % step else "sparse"
+    for i in range(settings["num_layers"])
+  ]
+  if "dense" not in kinds:
     return {}
-  if not any(sparse):
-    raise UserError(
-      f"mlp_only_layers = {shorten(dense)} and decoder_sparse_step = {step}: "
-      "no layer has experts; give a model of the class without experts."
-    )
+  variants = {"dense": {"MLP": settings["expert_mlp"]}, "sparse": {}}
   return {
-    "layers": write_pattern(["sparse" if x else "dense" for x in sparse]),
-    "variants": {"dense": {"MLP": settings["expert_mlp"]}, "sparse": {}},
+    "layers": write_pattern(kinds),
+    "variants": {kind: variants[kind] for kind in kinds},
   }
 
 

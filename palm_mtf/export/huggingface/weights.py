@@ -22,7 +22,7 @@ from palm_mtf.architecture.parameters import parameter_shapes, parse_name
 from palm_mtf.architecture.rotary import find_divisors, rotary_of
 from palm_mtf.config import ModelConfig
 from palm_mtf.errors import UserError, shorten
-from palm_mtf.export.huggingface.family import Family
+from palm_mtf.export.huggingface.families import Family
 from palm_mtf.export.huggingface.tensor_files import ORIGINAL, TensorFiles
 
 Read = Callable[[str], np.ndarray]
@@ -82,10 +82,10 @@ def _find_stack(name: str) -> tuple[str, int | None]:
 def find_tensors(model: ModelConfig, family: Family) -> dict[str, list[str]]:
   """Returns {name in transformers: our parameters} of every tensor.
 
-  The list has several parameters if the tensor joins q, k and v, and names such
-  as layer_007/mlp/experts/3/wi if it is one expert's. It is empty if
-  settings determine the tensor: vectors of the last norm if FINAL_NORM_SCALE is
-  "none", and divisors of rotary frequencies.
+  The list has several parameters if the tensor joins q, k and v, or wi_gate and
+  wi of all experts. The kernel of one expert is layer_007/mlp/experts/3/wi. The
+  list is empty if settings determine the tensor: vectors of the last norm if
+  FINAL_NORM_SCALE is "none", and divisors of rotary frequencies.
   """
   found: dict[str, list[str]] = {}
   for name in _part_shapes(model, family):
@@ -117,9 +117,8 @@ def find_tensor_shapes(
     found[theirs] = (size,) if parameter.is_vector else first
     if parameter.is_kernel:
       inputs = _count_inputs(names[0], first)
-      kernel = size // inputs, inputs
-      if len(first) > 2 and parameter.is_expert:
-        kernel = first[0], size // inputs // first[0], inputs
+      stack = first[:-2] if parameter.is_expert else ()
+      kernel = (*stack, size // inputs // math.prod(stack), inputs)
       found[theirs] = kernel[::-1] if family.is_conv1d else kernel
   return found
 
@@ -202,7 +201,7 @@ def _take_parameter(
 
 def _to_matrix(name: str, x: np.ndarray) -> np.ndarray:
   # Returns a kernel as [inputs, outputs], and a vector as [outputs].
-  # Experts' kernels stay [..., inputs, outputs].
+  # Kernels of experts, which may be stacked, have this form.
   parameter = parse_name(name)
   if parameter.is_vector:
     return x.reshape(-1)

@@ -183,6 +183,34 @@ def test_a_file_is_imported_as_the_same_model(name, vocabulary, tmp_path):
   assert difference < (1e-6 if is_rounded else 1e-12) * np.ptp(before)
 
 
+@pytest.mark.parametrize("name", ["Mixtral", "Qwen 3 with experts", "OLMoE"])
+@pytest.mark.parametrize("vocabulary", ["SentencePiece"], indirect=True)
+def test_a_file_with_a_tensor_per_expert_has_the_same_bits(
+  name, vocabulary, tmp_path
+):
+  """As llama.cpp wrote files until April 2024."""
+  model, params = make_model(name)
+  path, old = str(tmp_path / "model.gguf"), str(tmp_path / "old.gguf")
+  own = write(path, model, params, vocabulary)
+  file, found = GgufFile(path), {}
+  for tensor in file.shapes:
+    value = file.read(tensor)
+    if "_exps" in tensor:
+      each = tensor.replace("_exps", ".{}")
+      found |= {each.format(i): x for i, x in enumerate(value)}
+    else:
+      found[tensor] = value
+  assert len(found) == len(file.shapes) + 2 * 3 * (model.num_experts - 1)
+  shapes = {key: x.shape for key, x in found.items()}
+  write_gguf(old, file.metadata, shapes, "float32", found.__getitem__)
+  read = GgufFile(old)
+  _, again = read_model_metadata(read.metadata, read.shapes, old)
+  params = import_gguf_parameters(file, again, own, path)
+  params_again = import_gguf_parameters(read, again, own, old)
+  for key, value in params.items():
+    np.testing.assert_array_equal(params_again[key], value, err_msg=key)
+
+
 SCALED = {"ROTARY_SCALING": "linear", "ROTARY_FACTOR": 2.0}
 LLAMA3, LLAMA = SETTINGS["LLaMA 3"], dict(SETTINGS["LLaMA"], d_kv=16)
 # llama.cpp loads none of the first ten and would compute the others otherwise.
@@ -236,6 +264,30 @@ REFUSED = [
     dict(SETTINGS["GPT-J"], num_heads=2, rotary_fraction=0.5),
     "a GPTJForCausalLM: ",
   ),
+  # llama.cpp always divides scores of a qwen3moe, and never those of an olmoe.
+  (
+    dict(QWEN3_MOE, router_normalizes=False),
+    "ROUTER_NORMALIZES = False: llama.cpp computes a qwen3moe with True",
+  ),
+  (
+    dict(OLMOE, router_normalizes=True),
+    "ROUTER_NORMALIZES = True: llama.cpp computes a olmoe with False",
+  ),
+  (
+    dict(SETTINGS["Mixtral"], router_normalizes=False),
+    "no architecture of transformers",
+  ),
+  (
+    dict(
+      QWEN3_MOE,
+      layers="dense, sparse",
+      variants={"dense": {"MLP": "swiglu"}, "sparse": {}},
+    ),
+    "MLP = 'swiglu': llama.cpp computes a qwen3moe with 'experts'",
+  ),
+  (dict(OLMOE, output_embedding="tied"), "a olmoe with 'separate'"),
+  (dict(SETTINGS["Mixtral"], num_experts=1025), "at most 1,024 experts"),
+  (dict(SETTINGS["Mixtral"], attention_window=4), "a llama of .* no window"),
 ]
 
 
@@ -283,6 +335,7 @@ UNKNOWN = {
   "llama.rope.scaling.yarn_ext_factor": 1.0,
   "llama.hidden_activation": "relu",
   "llama.swin_norm": True,
+  "llama.expert_weights_norm": True,  # of a model without experts
   "llama.": 1,
   "llama.x\ny": 1,
 }
@@ -338,6 +391,21 @@ def test_what_we_do_not_compute_is_refused(key):
     read({key: NOT_COMPUTED[key]}, (SPARSE if is_sparse else MODEL_OF)[name])
   assert str(error.value) == (
     f"x.gguf: {key} = {NOT_COMPUTED[key]!r}: palm_mtf does not compute this."
+  )
+
+
+@pytest.mark.parametrize("name", SPARSE)
+def test_a_key_that_llama_cpp_does_not_follow_is_not_dropped(name):
+  """It computes each architecture in one way, whatever the key says."""
+  key, normalizes = f"{name}.expert_weights_norm", name != "olmoe"
+  model = read({key: normalizes}, SPARSE[name])
+  assert model.router_normalizes == normalizes
+  with pytest.raises(UserError) as error:
+    read({key: not normalizes}, SPARSE[name])
+  assert str(error.value) == (
+    f"x.gguf: {key} = {not normalizes}: llama.cpp computes a {name} with "
+    f"{normalizes}, whatever this key says; import the model's folder of "
+    "transformers."
   )
 
 

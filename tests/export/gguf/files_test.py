@@ -277,12 +277,12 @@ QUANTIZED = {
 }
 
 
-@pytest.fixture(scope="module")
-def large(vocabulary, tmp_path_factory):
+@pytest.fixture(scope="module", params=["LLaMA 3", "Mixtral"])
+def large(request, vocabulary, tmp_path_factory):
   """A file in float32 with rows of 256 numbers, which K-quants need."""
   path = tmp_path_factory.mktemp("large") / "model.gguf"
   sizes = {**SIZES, "d_model": 256, "d_kv": 64, "d_ff": 512}
-  model = small_config(**{**sizes, **SETTINGS["LLaMA 3"]})
+  model = small_config(**{**sizes, **SETTINGS[request.param]})
   write(path, model, parameters(model), vocabulary)
   return path
 

@@ -159,12 +159,18 @@ SHAPES = {
   "output_norm.weight": (64,),
   "token_embd.weight": (4, 64),
   "blk.0.ffn_up.weight": (2, 48),  # no whole blocks
+  "blk.0.ffn_up_exps.weight": (3, 2, 64),
+  "blk.0.ffn_gate_inp.weight": (3, 64),  # llama.cpp quantizes no routers
 }
 
 
 @pytest.mark.parametrize(
   "dtype, numbers",
-  [("float32", [0, 0, 0]), ("float16", [0, 1, 1]), ("q8_0", [0, 8, 1])],
+  [
+    ("float32", [0, 0, 0, 0, 0]),
+    ("float16", [0, 1, 1, 1, 0]),
+    ("q8_0", [0, 8, 1, 8, 0]),
+  ],
 )
 def test_a_tensor_that_a_dtype_cannot_hold_has_a_larger_one(
   dtype, numbers, tmp_path

@@ -6,6 +6,7 @@ import pytest
 
 from palm_mtf.errors import UserError
 from palm_mtf.export.huggingface.config_json import (
+  find_family,
   make_config,
   parse_config,
   read_config,
@@ -195,6 +196,19 @@ DEFAULTS = {
   "GemmaForCausalLM": {"num_key_value_heads": 16, "head_dim": 256},
   "Qwen2ForCausalLM": {"num_key_value_heads": 32},
   "Qwen3ForCausalLM": {"num_key_value_heads": 32, "head_dim": 128},
+  "MixtralForCausalLM": {
+    "num_key_value_heads": 8,
+    "rope_theta": 1_000_000.0,
+    "sliding_window": None,
+    "router_jitter_noise": 0.0,
+  },
+  "OlmoeForCausalLM": {"num_key_value_heads": 64, "norm_topk_prob": False},
+  "Qwen3MoeForCausalLM": {
+    "num_key_value_heads": 4,
+    "norm_topk_prob": False,
+    "mlp_only_layers": None,
+    "decoder_sparse_step": 1,
+  },
 }
 
 
@@ -358,6 +372,123 @@ def test_layers_of_any_order_have_a_pattern():
   model = parse_config({**GEMMA3_1B, **only}, "there").model
   assert (model.layers, model.variants) == ("", None)
   assert (model.attention_window, model.rotary_base) == (512, 10_000)
+
+
+EXPERTS = dict(
+  architectures=["Qwen3MoeForCausalLM"],
+  hidden_size=24,
+  intermediate_size=36,
+  max_position_embeddings=16,
+  moe_intermediate_size=14,
+  norm_topk_prob=True,
+  num_attention_heads=4,
+  num_experts=6,
+  num_experts_per_tok=2,
+  num_hidden_layers=4,
+  num_key_value_heads=2,
+  vocab_size=44,
+)
+_MIXTRAL, _OLMOE = ["MixtralForCausalLM"], ["OlmoeForCausalLM"]
+
+
+def test_what_divides_the_scores_of_experts_is_read():
+  """Mixtral has no key: it always divides. The others' default is false."""
+  for name, value, normalizes in (
+    (EXPERTS["architectures"], True, True),
+    (EXPERTS["architectures"], False, False),
+    (EXPERTS["architectures"], None, False),
+    (_OLMOE, True, True),
+    (_OLMOE, None, False),
+    (_MIXTRAL, None, True),
+  ):
+    config = {**EXPERTS, "architectures": name, "norm_topk_prob": value}
+    config = {k: x for k, x in config.items() if x is not None}
+    found = parse_config(config, "there").model
+    assert (found.router, found.router_normalizes) == ("softmax", normalizes)
+
+
+def test_both_names_of_the_number_of_experts_are_read(caplog):
+  """transformers 5.23 writes num_local_experts, and earlier ones the other."""
+  found = parse_config(EXPERTS, "there")
+  config = {**EXPERTS, "num_local_experts": 6}
+  assert parse_config(config, "there") == found
+  del config["num_experts"]
+  assert parse_config(config, "there") == found and not caplog.messages
+
+
+def test_layers_without_experts_are_a_variant():
+  """transformers' Qwen3MoeDecoderLayer."""
+  config = {**EXPERTS, "decoder_sparse_step": 2, "mlp_only_layers": [3]}
+  model = parse_config(config, "there").model
+  assert model.layers == "dense, sparse, 2*dense"
+  assert model.variants == {"dense": {"MLP": "swiglu"}, "sparse": {}}
+  assert (model.d_ff, model.d_expert) == (36, 14)
+
+
+@pytest.mark.parametrize(
+  "changes, message",
+  [
+    ({"num_experts_per_tok": 7}, "EXPERTS_PER_TOKEN = 7 and NUM_EXPERTS = 6"),
+    ({"num_experts": None}, "num_experts = None: give a whole number"),
+    ({"num_experts": 10**9}, "num_experts = 1000000000: give a whole number"),
+    ({"num_local_experts": 5}, "num_local_experts = 5: palm_mtf computes only"),
+    ({"norm_topk_prob": "yes"}, "norm_topk_prob = 'yes': palm_mtf computes"),
+    ({"norm_topk_prob": 1}, "norm_topk_prob = 1: palm_mtf computes only with"),
+    ({"moe_intermediate_size": 0}, "moe_intermediate_size = 0: give a whole"),
+    ({"decoder_sparse_step": 0}, "decoder_sparse_step = 0: give a whole"),
+    ({"mlp_only_layers": 3}, "mlp_only_layers = 3: give a list"),
+    ({"mlp_only_layers": [0, 1, 2, 3]}, 'only "experts" has this setting'),
+    ({"hidden_act": "gelu"}, "hidden_act = 'gelu': palm_mtf computes only"),
+    (
+      {"architectures": _MIXTRAL, "router_jitter_noise": 0.1},
+      "router_jitter_noise = 0.1: palm_mtf computes only with 0.0",
+    ),
+    (
+      {"architectures": _OLMOE, "clip_qkv": 8.0},
+      "clip_qkv = 8.0: palm_mtf computes only with None",
+    ),
+    (
+      {"architectures": _OLMOE, "head_dim": 8},
+      "head_dim = 8: palm_mtf computes only with 6",
+    ),
+    *(
+      ({"architectures": [f"{name}ForCausalLM"]}, f"{name}ForCausalLM is not")
+      for name in ("DeepseekV3", "GptOss", "Qwen2Moe")
+    ),
+    (
+      {"architectures": ["Qwen2MoeForCausalLM"]},
+      "a gate multiplies its shared expert's result",
+    ),
+    ({"architectures": ["DbrxForCausalLM"]}, "the models of palm_mtf are"),
+  ],
+  ids=str,
+)
+def test_experts_that_are_not_computed_are_refused(changes, message):
+  with pytest.raises(UserError, match=r"^there: ") as error:
+    parse_config({**EXPERTS, **changes}, "there")
+  assert message in str(error.value) and "\n" not in str(error.value)
+
+
+# Experts of our own that no class has.
+@pytest.mark.parametrize(
+  "changes",
+  [
+    {"router": "sigmoid"},
+    {"router": "sigmoid", "router_bias": True},
+    {"router_scale": 2.5},
+    {"router_normalizes": False},  # a Mixtral, which always divides
+    {"shared_experts": 1},
+    {"capacity_factor": 1.25},
+    {"expert_mlp": "geglu"},
+  ],
+  ids=str,
+)
+def test_experts_without_a_class_are_refused_with_a_way_out(changes):
+  with pytest.raises(UserError) as error:
+    find_family(blocks.block_config("Mixtral", **changes))
+  line, (name, value) = str(error.value), next(iter(changes.items()))
+  assert f"{name.upper()} = {value!r}" in line and "\n" not in line
+  assert line.endswith("; use --format=saved_model or --format=npz.")
 
 
 NO_WIDTH = "= 0: give a whole number from 1"

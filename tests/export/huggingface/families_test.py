@@ -17,7 +17,7 @@ from palm_mtf.export.huggingface.config_json import (
   read_config,
 )
 from palm_mtf.export.huggingface.families import FAMILIES
-from palm_mtf.export.huggingface.tensor_files import TensorFiles
+from palm_mtf.export.huggingface.tensor_files import WEIGHTS, TensorFiles
 from palm_mtf.export.huggingface.weights import (
   check_tensors,
   import_parameters,
@@ -25,7 +25,7 @@ from palm_mtf.export.huggingface.weights import (
 from tests import oracle
 from tests.blocks import block_config
 from tests.mtf_testing import run_model
-from tests.transformers_folder import parameters, tensors
+from tests.transformers_folder import parameters, tensors, write_tensors
 
 SIZES = dict(
   vocab_size=44,
@@ -331,6 +331,73 @@ def test_an_export_is_imported_bit_for_bit(name):
   )
   np.testing.assert_allclose(after, before, rtol=1e-9, atol=1e-9)
   assert exported_again.keys() == exported.keys()
+
+
+def stack_experts(each):
+  """Returns tensors with all experts of a layer in two, as transformers has."""
+  found, parts = {}, {}
+  for name, value in each.items():
+    match = re.fullmatch(r"(.*)\.(?:mlp|block_sparse_moe)\.(.*)", name)
+    expert = match and re.fullmatch(r"experts\.(\d+)\.(\w+)\.weight", match[2])
+    if expert:
+      parts.setdefault((match[1], expert[2]), []).append(value)
+    else:
+      is_router = match and match[2] == "gate.weight"
+      found[f"{match[1]}.mlp.gate.weight" if is_router else name] = value
+  names = {"w1": "gate_proj", "w3": "up_proj", "w2": "down_proj"}
+  stacks = {(x, names.get(y, y)): np.stack(z) for (x, y), z in parts.items()}
+  for layer in {layer for layer, _ in stacks}:
+    experts = f"{layer}.mlp.experts"
+    pair = [stacks[layer, f"{x}_proj"] for x in ("gate", "up")]
+    found[f"{experts}.gate_up_proj"] = np.concatenate(pair, 1)
+    found[f"{experts}.down_proj"] = stacks[layer, "down_proj"]
+  return found
+
+
+@pytest.mark.parametrize("name", SPARSE)
+def test_files_with_stacked_experts_have_the_same_bits(name, tmp_path):
+  params, config, each = export(exported_config(name))
+  (tmp_path / "config.json").write_text(json.dumps(config))
+  write_tensors(tmp_path / WEIGHTS, stack_experts(each))
+  _, _, found = import_folder(tmp_path)
+  assert found.keys() == params.keys()
+  for key, value in params.items():
+    np.testing.assert_array_equal(found[key], value, err_msg=key)
+
+
+def test_a_tensor_of_a_shared_expert_s_gate_is_refused(tmp_path):
+  _, config, each = export(exported_config("Mixtral"))
+  (tmp_path / "config.json").write_text(json.dumps(config))
+  gate = "model.layers.0.mlp.shared_expert_gate.weight"
+  for some in (each, stack_experts(each)):
+    some[gate] = np.zeros([1, 24], np.float32)
+    write_tensors(tmp_path / WEIGHTS, some)
+    with pytest.raises(UserError, match=f"{gate}' is .* no such tensor"):
+      import_folder(tmp_path)
+
+
+@pytest.mark.peers
+@pytest.mark.parametrize("is_stacked", [False, True])
+@pytest.mark.parametrize(
+  "name", ["Mixtral", "OLMoE, normalized", "Qwen 3, dense layers"]
+)
+def test_experts_of_transformers_come_bit_for_bit(name, is_stacked, tmp_path):
+  peer = make_peer(name)
+  peer.save_pretrained(tmp_path, save_original_format=not is_stacked)
+  files = TensorFiles(str(tmp_path))
+  assert any(x.endswith("gate_up_proj") for x in files.shapes) == is_stacked
+  model, _, params = import_folder(tmp_path)
+  theirs = {x: y.detach().numpy() for x, y in peer.state_dict().items()}
+  experts = "model.layers.1.mlp.experts"
+  gate, up = np.split(theirs[f"{experts}.gate_up_proj"], 2, 1)
+  for ours, expected in (
+    ("router", theirs["model.layers.1.mlp.gate.weight"].T),
+    ("experts/wi_gate", gate.swapaxes(1, 2)),
+    ("experts/wi", up.swapaxes(1, 2)),
+    ("experts/wo", theirs[f"{experts}.down_proj"].swapaxes(1, 2)),
+    ("router_load", np.full(model.num_experts, 1 / model.num_experts, "f")),
+  ):
+    np.testing.assert_array_equal(params[f"layer_001/mlp/{ours}"], expected)
 
 
 @pytest.mark.peers
