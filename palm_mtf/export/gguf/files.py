@@ -218,7 +218,7 @@ def write_gguf(
   has a name. Raises UserError if a weight, or a scale of q8_0, is beyond the
   range of float16.
   """
-  from gguf import GGMLQuantizationType, GGUFValueType, GGUFWriter, quants
+  from gguf import GGMLQuantizationType, GGUFValueType, GGUFWriter
 
   writer = GGUFWriter(path, metadata["general.architecture"])
   for key, value in metadata.items():
@@ -239,14 +239,23 @@ def write_gguf(
   writer.write_kv_data_to_file()
   writer.write_ti_data_to_file()
   for name in shapes:
-    # Convert one expert at a time, which takes less memory than all at once.
-    x, parts = read(name), []
-    for part in x if x.ndim > 2 else [x]:
-      part = np.ascontiguousarray(part, np.float32)
-      _check_range(part, dtypes[name], name)
-      parts.append(quants.quantize(part, types[name]))
-    writer.write_tensor_data(np.stack(parts) if x.ndim > 2 else parts[0])
+    writer.write_tensor_data(_convert(read(name), dtypes[name], name))
   writer.close()
+
+
+def _convert(x: np.ndarray, dtype: str, name: str) -> np.ndarray:
+  # Converts one expert at a time, which takes less memory than all at once.
+  from gguf import GGMLQuantizationType, quants
+
+  if x.ndim > 2:
+    first = _convert(x[0], dtype, name)
+    found = np.empty([len(x), *first.shape], first.dtype)
+    for i, part in enumerate(x):
+      found[i] = _convert(part, dtype, name)
+    return found
+  x = np.ascontiguousarray(x, np.float32)
+  _check_range(x, dtype, name)
+  return quants.quantize(x, GGMLQuantizationType[_GGUF_NAMES[dtype]])
 
 
 def choose_dtype(name: str, shape: tuple[int, ...], wanted: str) -> str:

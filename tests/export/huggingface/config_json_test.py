@@ -469,7 +469,7 @@ def test_experts_that_are_not_computed_are_refused(changes, message):
   assert message in str(error.value) and "\n" not in str(error.value)
 
 
-# Experts of our own that no class has.
+# Settings of experts that no class has.
 @pytest.mark.parametrize(
   "changes",
   [
