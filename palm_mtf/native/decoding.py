@@ -44,10 +44,10 @@ def find_missing_in_step(config: ModelConfig) -> str | None:
     "MLP": all(x.is_gated and x.activation in ACTIVATIONS for x in mlps),
     "VARIANTS": len(mlps) == 1,
     "POSITIONS": config.positions in ("rotary", "none"),
-    "BIASES": not config.biases,
     # The step would norm these experts and the others one by one.
     "SHARED_EXPERTS": not (config.shared_experts and config.branch_norm),
     "QK_NORM": config.qk_norm != "rms_norm_all_heads",
+    "BIASES": not config.biases,
   }
   return next((name for name, x in is_computed.items() if not x), None)
 
