@@ -312,11 +312,10 @@ def test_microbatches_and_pods_that_do_not_divide_any_batch_are_named(
 def test_heads_that_share_a_norm_are_not_split():
   config = dataclasses.replace(CONFIG, qk_norm="rms_norm_all_heads")
   check_layout(layout("data:2,model:1", "batch:data,heads:model"), config, 8)
-  assert message_of(
-    check_layout, layout("model:2", "heads:model"), config, 8
-  ) == (
-    "layout rule \"heads:model\" and QK_NORM = 'rms_norm_all_heads': the norm "
-    "is one of all heads; leave the rule out of LAYOUT."
+  mesh = layout("model:2", "heads:model")
+  assert message_of(check_layout, mesh, config, 8) == (
+    "layout rule \"heads:model\" and QK_NORM = 'rms_norm_all_heads': all heads "
+    "share the norm; leave the rule out of LAYOUT."
   )
 
 

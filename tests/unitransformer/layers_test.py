@@ -273,6 +273,11 @@ def build_logits(*lines, layout=SINGLE):
       "numbers, so rotary_fraction * d_kv is even; use 4.",
     ),
     (
+      lambda: Attention(**SIZES, qk_norm="rms_norm_all_heads"),
+      "Attention.qk_norm = 'rms_norm_all_heads': Mesh TensorFlow's layout may "
+      "split the heads, all of which the norm needs; use another norm.",
+    ),
+    (
       lambda: Mlp(d_ff=4, mpl="gelu"),
       "setting of Mlp = 'mpl' (did you mean \"mlp\"?): choose one of 'd_ff', "
       "'mlp', 'biases'.",

@@ -98,7 +98,10 @@ def make_reader(
   """Returns a function that reads tensors by their names in GGUF."""
   read = make_tensor_reader(model, own.layout, read)
   offsets = _find_offsets(model, own)
-  return lambda name: _add(read(name), offsets.get(name))
+  # Do not copy other tensors, which may have all experts of a layer.
+  return lambda name: (
+    read(name) + offsets[name] if name in offsets else read(name)
+  )
 
 
 def import_gguf_parameters(
@@ -115,13 +118,10 @@ def import_gguf_parameters(
   return import_parameters(
     model,
     layout,
-    lambda name: _add(file.read(name), offsets.get(name), -1),
+    lambda name: (
+      file.read(name) - offsets[name] if name in offsets else file.read(name)
+    ),
   )
-
-
-def _add(x: np.ndarray, offset: np.float32 | None, sign: int = 1) -> np.ndarray:
-  # Without an offset, does not copy x, which may hold all experts of a layer.
-  return x if offset is None else x + sign * offset
 
 
 def _find_offsets(

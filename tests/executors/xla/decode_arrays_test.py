@@ -29,7 +29,7 @@ from palm_mtf.generation.inference.sessions import (
 from palm_mtf.generation.inference.slot_decoder import SlotDecoder, SlotText
 from palm_mtf.machine import processors
 from tests import oracle
-from tests.blocks import SETTINGS, block_config
+from tests.blocks import ALL_HEADS, SETTINGS, block_config
 from tests.cases import slow
 from tests.decode_testing import EOD, save_checkpoint
 from tests.mtf_testing import (
@@ -51,6 +51,7 @@ UNLIKE = block_config(
 )
 SPLIT = "d_model_stored:data,heads:model,d_ff:model,vocab:model"
 LAYOUTS = {
+  "whole heads": ("data:2,model:2", "batch:data,d_ff:model,vocab:model"),
   "2D": ("data:2,model:2", f"batch:data,{SPLIT}"),
   "fully sharded": ("data:4", "batch:data,d_model_stored:data"),
   "model": ("model:4", "heads:model,d_ff:model,vocab:model"),
@@ -97,6 +98,7 @@ def load(tmp_path):
       for name in SETTINGS
       for where in ("2D", "fully sharded")
     ),
+    *(slow(block_config(name), "whole heads") for name in ALL_HEADS),
   ],
 )
 def test_log_p_of_texts_is_the_oracles(load, config, name):
