@@ -139,14 +139,16 @@ def test_an_export_comes_back_with_the_same_bits(
 @pytest.fixture(scope="module")
 def four_experts(imported, vocabulary, folder):
   """SmolLM2 whose MLPs became four experts, after one tiny step."""
-  (folder / "text.txt").write_text(make_text(vocabulary, 2000))
+  for i in range(4):  # documents, of which some are for validation
+    (folder / f"{i}.txt").write_text(make_text(vocabulary, 1000 + i))
   made = folder / "experts"
   settings = {
     "MODEL_DIR": str(made),
     "INIT_CHECKPOINT": str(imported),
     "INIT_EXPERTS": "copy",
     "VOCABULARY": str(imported / "tokenizer.json"),
-    "TEXT_FILES": str(folder / "text.txt"),
+    "TEXT_FILES": str(folder / "*.txt"),
+    "VALIDATION_SHARE": 0.5,
     "MLP": "experts",
     "NUM_EXPERTS": 4,
     "EXPERTS_PER_TOKEN": 2,
