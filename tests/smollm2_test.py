@@ -171,7 +171,7 @@ def four_experts(imported, vocabulary, folder):
 def test_four_experts_come_back_from_llama_cpps_quantizer(
   four_experts, imported, vocabulary, tmp_path
 ):
-  text = make_text(vocabulary, 300)
+  text = make_text(vocabulary, 60)  # fits into SEQUENCE_LENGTH
   ids = [SEPARATOR, *vocabulary.encode(text)]
   plain, path = tmp_path / "float32.gguf", tmp_path / "q8_0.gguf"
   export(four_experts, "gguf", plain)
