@@ -2,6 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Programs of accelerators loop over periods of layers; gradients are exact."""
 
+import math
 import re
 
 import jax
@@ -16,7 +17,7 @@ from palm_mtf.executors.xla.step_functions import compile_function
 from tests.blocks import Z_LOSS, block_config, make_case
 from tests.cases import slow
 from tests.executors.xla.program_run import pod_step
-from tests.mtf_testing import MOVED, PALM_OPTIMIZER, SINGLE
+from tests.mtf_testing import MOVED, PALM_OPTIMIZER, SINGLE, small_config
 
 # The oracle's losses have no terms of routers.
 LOSS = LossConfig(z_loss=Z_LOSS, balance_loss=0.0)
@@ -142,3 +143,19 @@ def test_a_step_moves_tokens_to_their_experts_and_back(remat, passes):
   assert sent == numbers * width / 2  # a device keeps half of its rows
   planned = step_bytes(config, MOVED, PALM_OPTIMIZER, pod_batch_size=2)
   assert planned["all_to_all", ("data",)] == MOVED.num_devices * sent
+
+
+@pytest.mark.slow
+def test_a_step_needs_no_second_copy_of_weights_and_slots():
+  """Besides the gradients, it needs fewer bytes than all of them."""
+  config = small_config(num_layers=12, d_ff=4096)
+  made, mesh = make_step(config)
+  state = made.abstract_state(mesh)
+  kept, gradients = (
+    sum(math.prod(state[x].shape) * state[x].dtype.itemsize for x in names)
+    for names in (state, made.parameters)
+  )
+  given = *made.split(state), made.abstract_batch(mesh)
+  lowered = made.step(mesh).lower(*given, made.abstract_numbers(mesh))
+  found = lowered.compile().memory_analysis()
+  assert found.temp_size_in_bytes - gradients < kept
