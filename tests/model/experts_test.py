@@ -180,7 +180,6 @@ def test_recomputed_layers_have_the_bits_of_kept_ones(config, changes):
   [
     (mesh_layout("PaLM's 2D"), 1),
     slow(mesh_layout("all over data and model"), 2),
-    (MOVED, 1),
     slow(dataclasses.replace(MOVED, num_microbatches=2), 2),
     slow(dataclasses.replace(MOVED, stages=3, num_microbatches=2), 1),
     slow(dataclasses.replace(SINGLE, stages=3, num_microbatches=2), 2),

@@ -239,16 +239,36 @@ class ScannedUpdate(DeviceUpdate):
         own |= {x: measured[x] for x in sums if x in measured}
       tensors = [*own]
 
-      def run(x, function=function, tensors=tensors):
-        taken = known | dict(zip(tensors, x[0], strict=True))
-        found, assigned = function(index, taken, x[1])
-        return [*found.values()], assigned
+      def run(state, arrays, function=function, tensors=tensors):
+        taken = known | dict(zip(tensors, arrays, strict=True))
+        found, changed = function(index, taken, state)
+        return changed, [*found.values()]
+
+      # Carry the variables through the loop, so that each period changes its
+      # slices in place. Results of the loop would be a second copy of all.
+      def run_period(state, x, run=run):
+        period, arrays = x
+        own = {
+          name: lax.dynamic_index_in_dim(y, period, keepdims=False)
+          for name, y in state.items()
+        }
+        changed, found = run(own, arrays)
+        written = {
+          name: lax.dynamic_update_index_in_dim(state[name], y, period, 0)
+          for name, y in changed.items()
+        }
+        return {**state, **written}, found
 
       # JAX takes no dictionaries with mtf.Tensors as keys.
-      arrays = [*own.values()], select(variables)
-      found, more = lax.map(run, arrays) if loop else run(arrays)
+      state, arrays = select(variables), [*own.values()]
+      if loop:
+        given = jax.numpy.arange(loop.count), arrays
+        state, found = lax.scan(run_period, state, given)
+      else:
+        changed, found = run(state, arrays)
+        state = {**state, **changed}
       values |= zip(function.gives, found, strict=True)
-      assigned |= more
+      assigned |= state
     return values, assigned
 
 

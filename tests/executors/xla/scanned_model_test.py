@@ -2,6 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Programs of accelerators loop over periods of layers; gradients are exact."""
 
+import math
 import re
 
 import jax
@@ -9,12 +10,14 @@ import numpy as np
 import pytest
 from jax.sharding import PartitionSpec
 
+from palm_mtf.accounting.communication import step_bytes
+from palm_mtf.compilation.hlo_text import CompiledText
 from palm_mtf.config import LossConfig
 from palm_mtf.executors.xla.step_functions import compile_function
 from tests.blocks import Z_LOSS, block_config, make_case
 from tests.cases import slow
 from tests.executors.xla.program_run import pod_step
-from tests.mtf_testing import MOVED, SINGLE
+from tests.mtf_testing import MOVED, PALM_OPTIMIZER, SINGLE, small_config
 
 # The oracle's losses have no terms of routers.
 LOSS = LossConfig(z_loss=Z_LOSS, balance_loss=0.0)
@@ -113,3 +116,46 @@ def test_gradients_of_unlike_layers_are_the_oracles(name, changes, layout):
     assert error < 1e-5 * np.linalg.norm(gradients[name]) + 1e-6, name
   for name, counts in case.states.items():
     np.testing.assert_allclose(gradients[name] * num_tokens, counts, 1e-6)
+
+
+@pytest.mark.parametrize(("remat", "passes"), [("layer", 5), slow("none", 4)])
+def test_a_step_moves_tokens_to_their_experts_and_back(remat, passes):
+  """REMAT moves them to their experts once more, but not back.
+
+  GLaM's test model has one layer with experts, each of which takes up to 5 of
+  the 9 tokens of a sequence.
+  """
+  config = block_config("GLaM", remat=remat)
+  made, mesh = make_step(config, MOVED)
+  lowered = made.gradients(mesh).lower(
+    made.abstract_state(mesh),
+    made.abstract_batch(mesh),
+    made.abstract_numbers(mesh),
+  )
+  compiled = CompiledText(lowered.compile().as_text())
+  sent = sum(
+    x.times * x.sent_bytes
+    for x in compiled.collectives
+    if x.kind == "all_to_all"
+  )
+  rows, width = config.num_experts * 5, 4  # of one sequence; float32
+  numbers = passes * rows * config.d_model + 2 * rows  # with gates
+  assert sent == numbers * width / 2  # a device keeps half of its rows
+  planned = step_bytes(config, MOVED, PALM_OPTIMIZER, pod_batch_size=2)
+  assert planned["all_to_all", ("data",)] == MOVED.num_devices * sent
+
+
+@pytest.mark.slow
+def test_a_step_needs_no_second_copy_of_weights_and_slots():
+  """Besides the gradients, it needs fewer bytes than all of them."""
+  config = small_config(num_layers=12, d_ff=4096)
+  made, mesh = make_step(config)
+  state = made.abstract_state(mesh)
+  kept, gradients = (
+    sum(math.prod(state[x].shape) * state[x].dtype.itemsize for x in names)
+    for names in (state, made.parameters)
+  )
+  given = *made.split(state), made.abstract_batch(mesh)
+  lowered = made.step(mesh).lower(*given, made.abstract_numbers(mesh))
+  found = lowered.compile().memory_analysis()
+  assert found.temp_size_in_bytes - gradients < kept
