@@ -26,7 +26,14 @@ from palm_mtf.accounting.optimizer_state import (
   row_rank,
 )
 from palm_mtf.architecture import parameters
-from palm_mtf.architecture.block import Branch, Experts, Kind, Layer, model_of
+from palm_mtf.architecture.block import (
+  ROUTER_BIAS,
+  Branch,
+  Experts,
+  Kind,
+  Layer,
+  model_of,
+)
 from palm_mtf.config import (
   HardwareConfig,
   MeshLayout,
@@ -462,9 +469,12 @@ def step_bytes(
   for name, each, count in memory.trained_slices(config, mesh, frozen):
     width = memory.gradient_bytes(name, config, mesh)
     summed = traffic.summed_axes(name)
+    is_bias = parameters.parse_name(name).part == ROUTER_BIAS
     if num_pods > 1:
       traffic.add_exchanged(summed, each, width, count)
-    else:
+    elif not is_bias or mesh.num_microbatches > 1:
+      # Without microbatches, devices sum a router's counts once for both of its
+      # states.
       over = tuple(summed.difference(each.axes))
       traffic.add("all_reduce", over, width * each.size, count)
   traffic.add_update(optimizer)
