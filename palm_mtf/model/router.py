@@ -190,18 +190,18 @@ def route(
     dx = matmul(dz, kernel, transpose_b=True, is_exact=True)
     dkernel = matmul(_rows(x), dz, transpose_a=True, is_exact=True)
     dx = tf.cast(tf.reshape(dx, x.shape), x.dtype)
-    counts = _counts(choice, mixer.count)
-    return dx, dkernel, *(counts for _ in mixer.states)
+    return dx, dkernel, _counts(choice, mixer.count)
 
   def gradient(op, dgates, unused_dchoice):
     x, kernel, *states = op.inputs
-    return WholeSlice(
+    dx, dkernel, counts = WholeSlice(
       backward,
       [recompute(x, dgates), recompute(kernel, dgates), dgates, *states],
-      [(y.shape, y.dtype) for y in (x, kernel, *states)],
+      [(y.shape, y.dtype) for y in (x, kernel, states[0])],
       splittable=["batch"],
       name="route_gradient",
     ).outputs
+    return [dx, dkernel, *(counts for _ in states)]  # devices sum counts once
 
   return WholeSlice(
     forward,
