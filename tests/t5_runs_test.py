@@ -6,6 +6,7 @@ import gin
 import numpy as np
 import pytest
 
+from palm_mtf._tf import mtf
 from palm_mtf.cli.main import main
 from tests import runs
 
@@ -112,6 +113,19 @@ def test_commands_for_palms_block_refuse_a_t5(command, tmp_path, capsys):
   )
 
 
+def seven_logits(batch, dtype):
+  """Returns logits of a smaller vocabulary."""
+  targets = batch["targets"]
+  shape = mtf.Shape([*targets.shape.dims, mtf.Dimension("vocab", 7)])
+  bias = mtf.get_variable(targets.mesh, "bias", shape.dims[-1:])
+  return mtf.broadcast(mtf.cast(bias, dtype), shape)
+
+
+def no_logits(batch, unused_dtype):
+  """Returns the targets."""
+  return batch["targets"]
+
+
 @pytest.mark.parametrize(
   ("macros", "message"),
   [
@@ -122,6 +136,15 @@ def test_commands_for_palms_block_refuse_a_t5(command, tmp_path, capsys):
     ({"OBJECTIVE": "causal"}, 'OBJECTIVE = "causal": an encoder reads'),
     ({"MODEL_FUNCTION": "no_such.name"}, "No module named 'no_such'"),
     ({"MODEL_FUNCTION": "numpy.abs"}, "numpy.abs': TypeError: "),
+    (
+      {"MODEL_FUNCTION": "tests.t5_runs_test.seven_logits"},
+      "vocab=7] of float32; return float logits [batch, length, vocab] of at "
+      "least VOCAB_SIZE = ",
+    ),
+    (
+      {"MODEL_FUNCTION": "tests.t5_runs_test.no_logits"},
+      "] of int32; return float logits",
+    ),
     (
       {"MESH_SHAPE": "data:2", "LAYOUT": "batch:data,d_model_stored:data"},
       'the model has no dimension "d_model_stored"',

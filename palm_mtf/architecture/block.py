@@ -18,6 +18,7 @@ collectives from this description.
 
 import collections
 import dataclasses
+import fractions
 import functools
 import math
 from collections.abc import Sequence
@@ -173,8 +174,10 @@ class Experts:
     """Returns how many of the `length` tokens of a sequence an expert takes."""
     if self.capacity_factor is None:
       return length
-    share = self.capacity_factor * self.per_token / self.count
-    return min(length, math.ceil(length * share))
+    # As a fraction, because 1.1 in binary would round 55 up to 56.
+    factor = fractions.Fraction(str(self.capacity_factor))
+    places = factor * length * self.per_token / self.count
+    return min(length, math.ceil(places))
 
   def rows_per_token(self, length: int, *, moves_tokens: bool) -> float:
     """Returns how many rows, over all experts, there are for a token.

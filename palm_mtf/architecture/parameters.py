@@ -168,18 +168,22 @@ def user_name(name: str) -> str:
 
 
 def frozen_names(names: Iterable[str], patterns: Sequence[str]) -> set[str]:
-  """Returns those of `names` that one of the patterns of FROZEN matches."""
+  """Returns those of `names` that one of the patterns of FROZEN matches.
+
+  The loads of routers are never among them: they are measured, not trained.
+  """
   # fnmatch's "*" also matches "/".
   return {
     name
     for name in names
-    if any(fnmatch.fnmatchcase(user_name(name), x) for x in patterns)
+    if parse_name(name).part != LOAD
+    and any(fnmatch.fnmatchcase(user_name(name), x) for x in patterns)
   }
 
 
 def check_frozen(names: Iterable[str], patterns: Sequence[str]) -> None:
   """Raises UserError if a pattern matches nothing, or if all names match."""
-  names = list(names)
+  names = [x for x in names if parse_name(x).part != LOAD]
   known = {x: None for name in names for x in _forms(user_name(name))}
   for pattern in patterns:
     if not frozen_names(names, [pattern]):
@@ -189,7 +193,8 @@ def check_frozen(names: Iterable[str], patterns: Sequence[str]) -> None:
         'such as "embedding" or "layers/7/attention/q", with "*" for any '
         "characters."
       )
-  if len(frozen_names(names, patterns)) == len(names):
+  trained = {x for x in names if not parse_name(x).is_state}
+  if trained <= frozen_names(names, patterns):
     raise UserError(
       f"FROZEN = {list(patterns)!r}: freezes all parameters, so nothing is "
       "left to train; take patterns out."

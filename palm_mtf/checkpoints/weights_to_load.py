@@ -464,6 +464,13 @@ def _check_copied(
       f"MLP = {', '.join(map(repr, sorted(mlps)))}, which INIT_EXPERTS copies; "
       "use the same."
     )
+  layers = [model.variant(x) for x in {*model.variant_names}] or [model]
+  if other := {x.mlp for x in layers} - {"experts", *mlps}:
+    raise UserError(
+      f"MLP = {', '.join(map(repr, sorted(other)))} of layers without experts: "
+      f"{weights.place} was trained with MLP = {model.expert_mlp!r}; use the "
+      "same."
+    )
 
 
 def find_initial_state(

@@ -105,6 +105,8 @@ class Call {
             int(TF_Dim(tensor, 0)), int(TF_Dim(tensor, 1))};
   }
 
+  int last_rank() const { return TF_NumDims(inputs_.back()); }
+
   // Uses the input that was read last as an output, to be written in place.
   void give_last(int output) {
     TF_SetOutput(context_, output, inputs_.back(), status_);

@@ -100,7 +100,7 @@ def pack(
   inner = sum(inners) if joins_rows else inners[0]
   outer = outers[0] if joins_rows else sum(outers)
   panels = operations().palm_pack(
-    ws=[tf.reshape(w, [-1, w.shape[-1]]) for w in ws] if stack > 1 else ws,
+    ws=[tf.reshape(w, [-1, w.shape[-1]]) for w in ws],
     stack=stack,
     format=FORMATS.index(dtype),
     joins_rows=joins_rows,

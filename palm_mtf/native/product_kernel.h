@@ -35,6 +35,7 @@ struct PackKernel {
     while (call.has_next()) {
       const Matrix<const T> w = call.next_matrix<const T>();
       const int w_rows = w.rows / stack;
+      if (call.last_rank() != 2) return call.fail("a matrix has two dimensions");
       const int rows = is_transposed ? w.columns : w_rows;
       const int columns = is_transposed ? w_rows : w.columns;
       const size_t step = w.columns;

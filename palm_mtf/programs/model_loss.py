@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from palm_mtf._tf import mtf, tf
 from palm_mtf.architecture.parameters import check_frozen, frozen_names
-from palm_mtf.config import StepConfig
+from palm_mtf.config import ModelConfig, StepConfig
 from palm_mtf.config.device_mesh import DeviceMesh
 from palm_mtf.errors import UserError, did_you_mean
 from palm_mtf.ops.variables import adopt_variables
@@ -116,7 +116,7 @@ def _describe(returned: object) -> str:
   if isinstance(returned, tuple):
     return f"({', '.join(map(_describe, returned))})"
   if isinstance(returned, mtf.Tensor):
-    dims = ", ".join(returned.shape.dimension_names)
+    dims = ", ".join(f"{x.name}={x.size}" for x in returned.shape.dims)
     return f"a tensor [{dims}] of {returned.dtype.name}"
   return "None" if returned is None else type(returned).__name__
 
@@ -209,7 +209,9 @@ def text_loss(
   dtype = tf.as_dtype(model.activation_dtype)
 
   def build(unused_mesh: mtf.Mesh, batch: dict[str, mtf.Tensor]) -> LossSums:
-    return token_sums(function(batch, dtype), batch, config.loss, dtype)
+    logits = function(batch, dtype)
+    _check_logits(logits, batch["targets"], model)
+    return token_sums(logits, batch, config.loss, dtype)
 
   row = f"length:{model.sequence_length}"
   return ModelLoss(
@@ -220,6 +222,24 @@ def text_loss(
     seed=seed,
     frozen=frozen,
   )
+
+
+def _check_logits(
+  logits: object, targets: mtf.Tensor, model: ModelConfig
+) -> None:
+  """Raises UserError unless MODEL_FUNCTION returns logits of the targets."""
+  is_right = (
+    isinstance(logits, mtf.Tensor)
+    and logits.dtype.is_floating
+    and logits.shape.dims[:-1] == targets.shape.dims
+    and logits.shape.dims[-1].size >= model.vocab_size
+  )
+  if not is_right:
+    raise UserError(
+      f"MODEL_FUNCTION = {model.model_function!r}: returns "
+      f"{_describe(logits)}; return float logits [batch, length, vocab] of at "
+      f"least VOCAB_SIZE = {model.vocab_size} tokens."
+    )
 
 
 def find_shapes(

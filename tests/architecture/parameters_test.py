@@ -15,10 +15,12 @@ from palm_mtf.architecture.parameters import (
   distinct_parameters,
   first_in_backward,
   frozen_in_stage,
+  frozen_names,
   layer_name,
   parameter_shapes,
   parameters_of,
   parse_name,
+  user_name,
 )
 from tests.accounting.published_sizes import (
   PALM_8B,
@@ -26,7 +28,7 @@ from tests.accounting.published_sizes import (
   PALM_540B,
   count_norm_scales,
 )
-from tests.blocks import SETTINGS
+from tests.blocks import SETTINGS, block_config
 from tests.mtf_testing import small_config
 from tests.refusals import message_of
 
@@ -188,6 +190,18 @@ def test_freezing_all_parameters_is_refused(patterns):
   assert message_of(check_frozen, parameter_shapes(DEEP), patterns) == (
     f"FROZEN = {patterns!r}: freezes all parameters, so nothing is left to "
     "train; take patterns out."
+  )
+
+
+def test_loads_of_routers_are_neither_frozen_nor_trained():
+  shapes = parameter_shapes(block_config("DeepSeek-V3"))
+  loads = {x for x in shapes if x.endswith("router_load")}
+  states = loads | {x for x in shapes if x.endswith("router_bias")}
+  assert frozen_names(shapes, ["layers/*/mlp/*"]).isdisjoint(loads)
+  trained = [user_name(x) for x in shapes if x not in states]
+  assert "freezes all parameters" in message_of(check_frozen, shapes, trained)
+  assert "no parameter matches" in message_of(
+    check_frozen, shapes, ["*router_load"]
   )
 
 

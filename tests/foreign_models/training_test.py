@@ -309,7 +309,7 @@ def an_unused_variable(mesh, features):
     (no_loss, "no_loss returns None: return the mean loss"),
     (
       a_loss_for_each_row,
-      "a_loss_for_each_row returns a tensor [batch] of float32: return the",
+      "a_loss_for_each_row returns a tensor [batch=",
     ),
     (no_variable, "makes no variable that is trained"),
     (bfloat16_slices, "variable kernel is kept in bfloat16"),

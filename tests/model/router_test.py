@@ -68,6 +68,10 @@ def test_bfloat16_activations_choose_the_experts_of_float32():
     assert choice.tolist() == [[1]], dtype
 
 
+def test_a_capacity_is_a_decimal_number_times_an_equal_share():
+  assert experts(count=4, capacity_factor=1.1).capacity(100) == 55
+
+
 @pytest.mark.parametrize("factor", [0.3, 1.0, 1.25, 2.5])
 def test_an_expert_drops_exactly_what_exceeds_its_capacity(factor):
   rng, length = np.random.default_rng(0), 12

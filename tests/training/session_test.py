@@ -125,6 +125,11 @@ def test_the_first_loss_is_that_of_the_dense_model(
       " was trained with MLP = 'swiglu', which INIT_EXPERTS copies; use the "
       "same.",
     ),
+    (
+      {"NUM_LAYERS": 2, "LAYERS": "dense, sparse"}
+      | {"VARIANTS": {"dense": {"MLP": "geglu"}, "sparse": {}}},
+      "MLP = 'geglu' of layers without experts: ",
+    ),
   ],
 )
 def test_what_cannot_begin_as_the_dense_model_is_refused_in_one_line(

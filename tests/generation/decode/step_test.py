@@ -56,6 +56,12 @@ OTHERS = {
     "shared_experts": 1,
     "d_expert": 12,
   },
+  "one expert": {
+    "mlp": "experts",
+    "num_experts": 1,
+    "experts_per_token": 1,
+    "router_normalizes": False,
+  },
   "normed experts": {
     "block": "serial",
     "norm": "rms_norm",
@@ -131,7 +137,7 @@ def check_cached_logits(name, mesh=SINGLE):
 @pytest.mark.parametrize(
   "name",
   [
-    *("PaLM", "multi-head", "serial"),
+    *("PaLM", "multi-head", "serial", "one expert"),
     *map(slow, ("serial, multi-head", "parallel, experts", "normed experts")),
     *fast_only(
       *("LLaMA 3.1", "Gemma 3", "Cohere 2", "GPT-3", "Gopher", "GPT-NeoX"),
