@@ -433,12 +433,20 @@ def find_initial_weights(
   if copying:
     _check_copied(weights, held, copying)
   if different := shape_differences(held, wanted):
-    more = ", and its D_FF as D_EXPERT" if copying else ""
+    more = ""
+    if copying:
+      more = ", and its D_FF as D_EXPERT"
+    elif _has_experts(wanted) and not _has_experts(held):
+      more = ', or set INIT_EXPERTS = "copy" to begin with its MLPs'
     raise UserError(
       f"{weights.given}: {weights.place} has {different}: it is of another "
       f"model; use the models/*.gin it was trained with{more}."
     )
   return dataclasses.replace(weights, names=names)
+
+
+def _has_experts(names: Iterable[str]) -> bool:
+  return any(parse_name(x).is_expert for x in names)
 
 
 def _check_copied(
@@ -448,7 +456,7 @@ def _check_copied(
 
   `held` are the names of the checkpoint's parameters.
   """
-  if any(parse_name(x).is_expert for x in held):
+  if _has_experts(held):
     raise UserError(
       f'INIT_EXPERTS = "copy": {weights.place} has experts already; leave '
       "INIT_EXPERTS out."

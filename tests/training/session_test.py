@@ -119,6 +119,10 @@ def test_the_first_loss_is_that_of_the_dense_model(
       "layer_000/mlp/wi_gate [32, 64], the model wants [32, 32]; layer_000/mlp",
     ),
     ({"D_EXPERT": 32}, "it was trained with, and its D_FF as D_EXPERT."),
+    (
+      {"INIT_EXPERTS": "none"},
+      ', or set INIT_EXPERTS = "copy" to begin with its MLPs.',
+    ),
     ({"EXPERT_MLP": "relu"}, "EXPERT_MLP = 'relu': "),
     (
       {"EXPERT_MLP": "geglu"},
