@@ -33,6 +33,9 @@ own_process()
 # fifth of the import time.
 gc.disable()
 
+# Files of tests with much memory; a process is given one of the first two while
+# it has no other tests' memory.
+_FIRST = re.compile(r"stage_arrays|frozen")
 _LARGEST = re.compile(
   r"frozen|stage_arrays|step_client_|decode_arrays|scanned_model|whole_model|"
   r"loop_test|oracle_test|palm_test|variable_checks_test|saved_model"
@@ -132,7 +135,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
   compile the oracles' gradients. A process can spare that much while it is
   small, and it only grows, because imported modules stay.
   """
-  items.sort(key=lambda item: not _LARGEST.search(item.path.name))
+  items.sort(
+    key=lambda item: tuple(
+      not x.search(item.path.name) for x in (_FIRST, _LARGEST)
+    )
+  )
   for item in items:
     if claims.is_slow(item):
       item.add_marker(pytest.mark.timeout(_SLOW_SECS))
