@@ -303,6 +303,11 @@ class Layer(NamedTuple):
     return found
 
   @property
+  def sparse(self) -> Branch | None:
+    """The branch with `Experts`, if any."""
+    return next(filter(None, (x.sparse for x in self.reads)), None)
+
+  @property
   def rotary(self) -> Rotary | None:
     """How positions rotate q and k; None if they do not."""
     return self.attention.inputs[0].rotary
@@ -336,8 +341,8 @@ class Model(NamedTuple):
   @property
   def experts(self) -> Experts | None:
     """The experts, which are alike in all layers that have any."""
-    reads = (x for layer in self.layers for x in layer.reads if x.sparse)
-    return next((x.sparse.experts for x in reads), None)
+    found = (x.sparse.experts for x in self.layers if x.sparse)
+    return next(found, None)
 
   @property
   def kinds(self) -> tuple[Kind, ...]:

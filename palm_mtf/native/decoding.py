@@ -220,11 +220,11 @@ class StepWeights:
     """Returns the arguments that both C++ decoding operations take."""
     config, kernels = self.config, self.kernels
     layers, rotaries = model_of(config).layers, model_of(config).rotaries
+    experts = model_of(config).experts
     attention, (mlp, *_) = layers[0].attention, _mlps(layers[0])
-    mixers = [_find_experts(x) for x in layers]
-    experts = next(filter(None, mixers), None)
+    is_sparse = [bool(x.sparse) for x in layers]
     form = attention.inputs[0].head_norm
-    num_joined = len(kernels) - 2 * len([*filter(None, mixers)])
+    num_joined = len(kernels) - 2 * sum(is_sparse)
     return {
       "table": self.table,
       "angles": self.angles,
@@ -249,9 +249,9 @@ class StepWeights:
       "d_kv": config.d_kv,
       "d_ffs": [
         config.expert_size * (config.shared_experts or 0) if x else config.d_ff
-        for x in mixers
+        for x in is_sparse
       ],
-      "is_sparse": [int(bool(x)) for x in mixers],
+      "is_sparse": [int(x) for x in is_sparse],
       "experts": experts.count if experts else 0,
       "experts_per_row": experts.per_token if experts else 0,
       "d_expert": config.expert_size,
@@ -268,11 +268,6 @@ class StepWeights:
       "logits_format": FORMATS.index(kernels[num_joined - 1].dtype),
       "threads": _count_threads(kernels),
     }
-
-
-def _find_experts(layer: Layer) -> Experts | None:
-  found = (x.mixer for x in layer.branches if isinstance(x.mixer, Experts))
-  return next(found, None)
 
 
 def _score_scale(mixer: Attention, d_kv: int) -> float:

@@ -124,7 +124,7 @@ class NativeStep:
     for i, layer in enumerate(model_of(self._config).layers):
       joined = joined_kernels(self._config, i, is_packed=True)
       kernels += [x.names[0] for x in joined]
-      for sparse in filter(None, (x.sparse for x in layer.reads)):
+      if sparse := layer.sparse:
         router, first, *_ = sparse.inputs
         bias = [ROUTER_BIAS] if sparse.experts.has_bias else []
         routers += [f"{layer_name(i)}/{x}" for x in (router.part, *bias)]
