@@ -4,14 +4,17 @@
 
   y = sum over a token's experts e of gate_e MLP_e(x)
 
-Each choice of an expert by a token makes one row, a copy of the token's x. The
-rows of an expert are adjacent, so that one matrix product multiplies all rows
-of an expert by its kernel. No row is computed for an expert that is full.
+router.py computes the gates. Each choice of an expert by a token makes one row,
+a copy of the token's x. The rows of an expert are adjacent, so that one matrix
+product multiplies all rows of an expert by its kernel. A choice of an expert
+that is full, or that is on another device, has no row.
 
-On CPUs, rows are sorted by their experts, and there are as many rows as
-choices. XLA needs static shapes, so for accelerators each expert gets whole
-blocks of rows, the last one filled up with zeros: with blocks of
-rows / experts, at most twice as many rows as choices.
+On CPUs, rows are sorted by their experts, and each product has only the rows of
+its expert. XLA needs static shapes, because it compiles before it knows the
+choices. So for accelerators, each expert gets whole blocks of choices / experts
+rows, and its last block is padded with zeros. A device then computes at most
+twice as many rows as its tokens have choices (if choices outnumber experts),
+even if most of these choices are of experts on other devices.
 
 If one mesh axis splits both `experts` and `batch`, a token's experts are on
 other devices of the axis. Then an expert has a fixed number of rows for each
@@ -39,14 +42,17 @@ from palm_mtf.ops.xla import fused, in_xla_computation
 
 
 class Groups(NamedTuple):
-  """Which rows belong to which expert; all experts have as many by default.
+  """The experts of rows that are sorted by expert.
+
+  With the defaults, each expert has one block of rows, and all blocks have
+  equal size.
 
   Attributes:
     count: number of experts.
-    sizes: number of rows of each expert, then of choices without a row; [count
-      + 1] int32. None if rows are in blocks of equal size.
-    experts: the expert of each block of rows, [blocks] int32; None if block i
-      is that of expert i.
+    sizes: number of rows of each expert and, last, number of choices without a
+      row, [count + 1] int32; None if rows are in blocks of equal size.
+    experts: the expert of each block of rows, [blocks] int32; None if expert i
+      has block i.
   """
 
   count: int
@@ -55,15 +61,17 @@ class Groups(NamedTuple):
 
 
 class Rows(NamedTuple):
-  """Where the rows of experts are.
+  """Which row belongs to which token, choice and expert.
+
+  On CPUs, the choices without a row come last in `token` and `choice`.
 
   Attributes:
-    token: number of each row's token; of a row without a token, any.
-    choice: number of each row's choice, counted over all tokens; -1 for a row
-      without a token. Both are [rows], int32.
+    token: token of each row, [rows] int32; arbitrary for a padding row.
+    choice: choice of each row, [rows] int32: i * chosen + j for choice j of
+      token i; -1 for a padding row.
     place: row of each choice, [tokens, chosen] int32; -1 for a choice without a
-      row: of a full expert, or of an expert of another device.
-    groups: the rows of each expert.
+      row.
+    groups: the expert of each row.
   """
 
   token: tf.Tensor
@@ -78,13 +86,16 @@ def find_rows(
   count: int,
   capacity: int | None = None,
 ) -> Rows:
-  """Returns the rows of `count` experts, of which `first` is the first.
+  """Returns the rows of experts `first` to `first` + `count` - 1.
 
   Args:
-    choice: numbers of experts, or -1, [tokens, chosen] int32.
-    first: [] int32.
-    capacity: number of rows of each expert; none has more choices. None if
-      experts have as many rows as choices, apart from rows of zeros.
+    choice: numbers of each token's experts, [tokens, chosen] int32; -1 in place
+      of an expert that is full.
+    first: number of the first expert, [] int32.
+    count: number of experts.
+    capacity: if given, each expert has exactly `capacity` rows, and must have
+      at most as many choices. If None, each expert has a row per choice; inside
+      XLA, these are padded to whole blocks.
   """
   chosen = choice.shape[1]
   expert = tf.reshape(choice, [-1]) - first
@@ -92,27 +103,27 @@ def find_rows(
   expert = tf.where_v2(here, expert, count)  # choices without a row come last
   order = tf.argsort(expert, stable=True)
   sizes = tf.math.unsorted_segment_sum(tf.ones_like(expert), expert, count + 1)
-  sorted_place = tf.argsort(order)  # of each choice in `order`
+  sorted_place = tf.argsort(order)  # position of each choice in `order`
   if not capacity and not in_xla_computation():
     place = tf.where_v2(here, sorted_place, -1)
     place = tf.reshape(place, [-1, chosen])
     return Rows(order // chosen, order, place, Groups(count, sizes))
   num, experts = choice.shape.num_elements(), None
-  size = capacity or max(1, num // count)  # of a block
+  size = capacity or max(1, num // count)  # rows per block
   num_blocks, begins = count, tf.range(count + 1) * size
   if not capacity:
     num_blocks += num // size
-    blocks = -(-sizes[:count] // size)  # of each expert
+    blocks = -(-sizes[:count] // size)  # blocks per expert
     ends = tf.cumsum(blocks)
     begins = tf.concat([(ends - blocks) * size, [0]], 0)
     experts = tf.reduce_sum(
       tf.cast(tf.range(num_blocks)[:, tf.newaxis] >= ends, tf.int32), 1
     )
-    experts = tf.minimum(experts, count - 1)  # blocks at the end may be unused
+    experts = tf.minimum(experts, count - 1)  # for unused blocks at the end
   before = tf.cumsum(sizes, exclusive=True)
   place = tf.gather(begins - before, expert) + sorted_place
   rows = num_blocks * size
-  # Choices without a row are written to one more place, which is cut off.
+  # Choices without a row are written to an extra element, which is dropped.
   taken = tf.tensor_scatter_nd_update(
     tf.fill([rows + 1], -1),
     tf.where_v2(here, place, rows)[:, tf.newaxis],
@@ -131,7 +142,7 @@ def _gather(x: tf.Tensor, place: tf.Tensor) -> tf.Tensor:
 
 def take_rows(x: tf.Tensor, rows: Rows) -> tf.Tensor:
   """Returns the rows, [rows, size], of tokens x, [tokens, size]."""
-  if rows.groups.sizes is not None:  # every row has a token
+  if rows.groups.sizes is not None:  # there are no padding rows
     return tf.gather(x, rows.token)
   return _gather(x, tf.where_v2(rows.choice >= 0, rows.token, -1))
 
@@ -158,8 +169,8 @@ def multiply(
     matmul(part, kernel, transpose_b=transpose)
     for part, kernel in zip(parts, tf.unstack(kernels), strict=True)
   ]
-  # Choices without a row have rows of zeros at the end, so that the number of
-  # rows is static.
+  # Append a row of zeros for each choice without a row: the number of rows is
+  # static then.
   found.append(tf.zeros([tf.shape(others)[0], columns], x.dtype))
   y = tf.concat(found, 0)
   y.set_shape([x.shape[0], columns])
@@ -169,8 +180,8 @@ def multiply(
 def kernel_gradients(x: tf.Tensor, dy: tf.Tensor, groups: Groups) -> tf.Tensor:
   """Returns the sum over each expert's rows of x^T dy.
 
-  x is [rows, inner] and dy is [rows, columns]; rows without a token are zeros
-  in one of them. The result is [experts, inner, columns].
+  x is [rows, inner], dy is [rows, columns] and the result is [experts, inner,
+  columns]. A padding row must be zero in x or in dy.
   """
   count, sizes, experts = groups
   if sizes is None:
@@ -189,8 +200,9 @@ def kernel_gradients(x: tf.Tensor, dy: tf.Tensor, groups: Groups) -> tf.Tensor:
 
 @fused
 def _add_choices(found, gates):
-  # Returns the sum over a token's choices, in their order, [tokens, size]
-  # float32. `found` is [tokens, chosen, size], and `gates` [tokens, chosen].
+  # Returns the sum over a token's choices, [tokens, size] float32, in a fixed
+  # order, so that the same run gives the same bits. `found` is [tokens, chosen,
+  # size], and `gates` is [tokens, chosen].
   terms = zip(tf.unstack(found, axis=1), tf.unstack(gates, axis=1), strict=True)
   return sum(tf.cast(y, tf.float32) * gate[:, tf.newaxis] for y, gate in terms)
 
@@ -207,8 +219,8 @@ def _products(wide, mlp):
 @fused
 def _hidden_gradient(wide, unscaled, gates, mlp):
   # Returns the hidden layer times the gates, the gradient of `wide`, and the
-  # gradient of the gates. `unscaled` is the gradient of an expert's result
-  # times its kernel wo, for each row; `gates` are [rows] float32.
+  # gradient of the gates. `wide` is what `_compute` returns, `unscaled` is dy
+  # times the transpose of the kernel wo, and `gates` is [rows] float32.
   products = _products(wide, mlp)
   hidden = activate(products, mlp.activation)
   gates = gates[:, tf.newaxis]
@@ -222,7 +234,8 @@ def _hidden_gradient(wide, unscaled, gates, mlp):
 
 
 def _compute(taken, kernels, groups, mlp):
-  # Returns the rows' results, and their products with the first kernels.
+  # Returns the experts' results, and the products of rows with wi_gate (if any)
+  # and wi, joined: [rows, columns].
   *inputs, output = kernels
   wide = multiply(taken, tf.concat(inputs, 2), groups)
   return multiply(_hidden(wide, mlp), output, groups), wide
@@ -230,7 +243,7 @@ def _compute(taken, kernels, groups, mlp):
 
 def _differentiate(taken, wide, dys, gates, kernels, groups, mlp):
   # Returns the gradients of the rows, of their gates and of each kernel. `dys`
-  # are the rows of the gradient of y; `gates` are [rows] float32.
+  # has the gradient of y for each row; `gates` is [rows] float32.
   *inputs, output = kernels
   unscaled = multiply(dys, output, groups, transpose=True)
   hidden, dwide, dgates = _hidden_gradient(wide, unscaled, gates, mlp)
@@ -241,12 +254,12 @@ def _differentiate(taken, wide, dys, gates, kernels, groups, mlp):
 
 
 def _row_gates(gates, rows):
-  # Returns the gate of each row; of a row without a token, any.
+  # Returns the gate of each row; an arbitrary number for a padding row.
   return tf.gather(tf.reshape(gates, [-1]), tf.maximum(rows.choice, 0))
 
 
 def _to_tokens(dtaken, dgates, rows, x, gates):
-  # Returns the gradients of x and of its gates from those of rows.
+  # Returns the gradients of x and of the gates, given the gradients per row.
   dx = _add_choices(_gather(dtaken, rows.place), tf.ones(rows.place.shape))
   dgates = _gather(tf.reshape(dgates, [-1, 1]), rows.place)
   return (
@@ -263,7 +276,7 @@ def sum_experts(
   kernels: Sequence[tf.Tensor],
   mlp: Mlp,
 ) -> tuple[tf.Tensor, tf.Tensor]:
-  """Returns the sum of the results of each token's experts on a device.
+  """Returns the sum, for each token, of the results of a device's experts.
 
   Args:
     x: [tokens, d_model], activation dtype.
@@ -274,8 +287,8 @@ def sum_experts(
     mlp: what an expert computes.
 
   Returns:
-    The sum, [tokens, d_model] in the dtype of x; and the rows' products with
-    the first kernels, [rows, columns].
+    The sum, [tokens, d_model] in the dtype of x; and the products of rows with
+    wi_gate (if any) and wi, joined: [rows, columns].
   """
   rows = find_rows(choice, first, kernels[0].shape[0])
   found, wide = _compute(take_rows(x, rows), kernels, rows.groups, mlp)
@@ -284,9 +297,9 @@ def sum_experts(
 
 
 class _Experts(mtf.Operation):
-  """Outputs y and, for the gradient, the rows' products with the first kernels.
+  """Outputs what `sum_experts` returns; the gradient reads the second output.
 
-  The second output is [rows, columns] on each device.
+  That output is [rows, columns] on each device.
   """
 
   def __init__(
@@ -309,7 +322,8 @@ class _Experts(mtf.Operation):
 
   def gradient(self, grad_ys: Sequence[mtf.Tensor | None]) -> list:
     dy, *_ = grad_ys
-    # self.inputs are new if REMAT recomputes the layer; see `_Projection`.
+    # Read self.inputs: if REMAT recomputes the layer, this operation is a copy,
+    # whose inputs are the recomputed tensors.
     x, gates, choice, *kernels = self.inputs
     given = [recompute(each, dy) for each in (x, gates, choice, *kernels)]
     dx, dgates, *dkernels = _ExpertsGradient(self, given, dy).outputs
@@ -319,7 +333,8 @@ class _Experts(mtf.Operation):
     impl = lowering.mesh_impl(self)
     y, *kept = self.run(impl, *(lowering.tensors[x] for x in self.inputs))
     lowering.set_tensor_lowering(self.outputs[0], self.open_sum(impl, y))
-    # A device has only the rows of its experts, and some of the columns.
+    # `set_tensor_lowering` would refuse these: a device has only the rows of
+    # its experts and some of the columns, although no layout rule says so.
     lowering.tensors |= dict(zip(self.outputs[1:], kept, strict=True))
 
   def run(self, impl: Any, *inputs: Any) -> tuple[Any, ...]:
@@ -350,16 +365,16 @@ class _Experts(mtf.Operation):
     return impl.slicewise(apply, slice_offset(impl, self.experts_dim), *inputs)
 
   def open_sum(self, impl: mtf.MeshImpl, x: Any) -> Any:
-    """Returns x, to be summed over devices with other experts or columns."""
+    """Returns x, as an mtf.LazyAllreduceSum if `experts` or d_ff is split."""
     *_, output = self.inputs
     axes = split_axes(impl, output.shape.dims[:2])
     return mtf.LazyAllreduceSum(impl, x, axes) if axes else x
 
 
 class _MovedExperts(_Experts):
-  """Experts of tokens that come from all devices along a mesh axis.
+  """Experts of tokens that all devices along a mesh axis send to each other.
 
-  The third output is the rows that a device gets.
+  The third output has the rows that a device receives, for the gradient.
   """
 
   def __init__(self, *args: Any, capacity: int):
@@ -369,16 +384,17 @@ class _MovedExperts(_Experts):
     self._outputs.append(mtf.Tensor(self, x.shape, x.dtype, 2))
 
   def _find_rows(self, choice):
-    # Returns the rows of a device's tokens: of each expert, `capacity` for each
-    # sequence.
+    # Returns the rows of a device's tokens, before the all-to-all: `capacity`
+    # rows per expert and sequence. To `find_rows`, each pair of an expert and a
+    # sequence is an expert.
     count, batch = self.experts_dim.size, choice.shape[0]
     of_sequence = choice * batch + tf.range(batch)[:, tf.newaxis, tf.newaxis]
     group = tf.where_v2(choice < 0, -1, of_sequence)
     return find_rows(to_rows(group), 0, count * batch, self._capacity)
 
   def _exchange(self, impl, x, *, back=False):
-    # Moves rows to the devices of their experts, or back. Takes and returns
-    # rows in the order of experts, [rows, ...].
+    # Moves rows to the devices of their experts or, if `back`, to the devices
+    # of their tokens. Takes and returns [rows, ...], sorted by expert.
     axis = impl.tensor_dimension_to_mesh_axis(self.experts_dim)
     parts = self.experts_dim.size
     if back:
@@ -427,7 +443,7 @@ class _MovedExperts(_Experts):
     return *impl.slicewise(combine, *back, x, gates, choice), *found[2:]
 
   def open_sum(self, impl: mtf.MeshImpl, x: Any) -> Any:
-    """Returns x, to be summed over devices with other columns."""
+    """Returns x, as an mtf.LazyAllreduceSum if d_ff is split."""
     axes = split_axes(impl, self.inputs[-1].shape.dims[1:2])
     return mtf.LazyAllreduceSum(impl, x, axes) if axes else x
 
@@ -489,8 +505,9 @@ def run_experts(
       and wo, [experts, d_ff, d_model]; in the dtype of x.
     mlp: what an expert computes.
     gradient_dtype: dtype of the kernels' gradients; None is the dtype of x.
-    capacity: if tokens move to their experts, how many tokens of a sequence an
-      expert takes; None if an axis does not split both `experts` and `batch`.
+    capacity: how many tokens of a sequence an expert takes, if one mesh axis
+      splits both `experts` and `batch`, so that tokens move to their experts;
+      otherwise None.
 
   Returns:
     [batch, length, d_model], dtype of x.

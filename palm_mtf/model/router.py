@@ -1,6 +1,6 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Which experts a token uses, and by what factors their results are multiplied.
+"""Chooses the experts of each token, and the gates that multiply their results.
 
 For a token x with the router's kernel W, both float32:
 
@@ -9,18 +9,19 @@ For a token x with the router's kernel W, both float32:
   chosen = the EXPERTS_PER_TOKEN experts with the highest p, or p + router_bias
   gate_e = ROUTER_SCALE p_e / sum of p over chosen  divided if ROUTER_NORMALIZES
 
-The loss of the balance is, over all tokens of a step (Fedus et al. 2022,
-equation 4),
+With "softmax", the loss has a term that balances the experts (Fedus et al.
+2022, equation 4). Over all tokens of a step, it is
 
   BALANCE_LOSS NUM_EXPERTS sum over e of f_e mean(p_e)
 
-where f_e is the share of choices that expert e gets. It is BALANCE_LOSS if all
-experts get equal shares. Only "softmax" has this loss. Here f is the share in
-the step before, the state "mlp/router_load": so the loss is a sum over tokens,
-and microbatches, pods and devices need no counts of one another before the
-backward pass. The z-loss of the router is ROUTER_Z_LOSS mean(log(sum over e of
-exp(z_e))^2) (Zoph et al. 2022, equation 5). No stage sends these terms to the
-head: the backward pass adds their gradients to the gradient of z.
+where f_e is the share of choices that expert e gets. If all experts get equal
+shares, the term is BALANCE_LOSS. In the paper, f_e is the share in the same
+step; here, f_e is the share in the previous step, which the state
+"mlp/router_load" holds. So the term is a sum over tokens, and a microbatch, pod
+or device needs no counts from others before its backward pass. A second term,
+the router's z-loss, is ROUTER_Z_LOSS mean(log(sum over e of exp(z_e))^2) (Zoph
+et al. 2022, equation 5). The forward pass does not compute these terms; the
+backward pass adds their gradients to the gradient of z.
 """
 
 from collections.abc import Sequence
@@ -34,7 +35,8 @@ from palm_mtf.ops.recompute import recompute
 from palm_mtf.ops.slicewise import WholeSlice
 from palm_mtf.ops.xla import fused
 
-_SMALLEST_SUM = 1e-20  # of sigmoid scores, which may all be 0
+# Added to a sum of scores before a division, because sigmoids may all be 0.
+_SMALLEST_SUM = 1e-20
 
 
 def _rows(x):
@@ -50,7 +52,7 @@ def _probabilities(z, router):
 
 
 def _select(values, choice):
-  # Returns the values [tokens, experts] of the chosen experts, [tokens, chosen]
+  # Returns the chosen experts' values, [tokens, chosen], of [tokens, experts].
   return tf.gather(values, choice, batch_dims=1)
 
 
@@ -67,7 +69,8 @@ def _gates(p, choice, mixer):
 
 
 def _is_chosen(choice, count):
-  # Yields, for each chosen expert of a token, [tokens, experts] of bool.
+  # Yields, for the first choice of all tokens, then the second and so on,
+  # whether it is expert e: [tokens, experts] bool.
   experts = tf.range(count)
   for each in tf.unstack(choice, axis=1):
     yield tf.equal(each[:, tf.newaxis], experts)
@@ -104,7 +107,7 @@ def _product_gradient(z, p, choice, dgates, load, mixer, balance, z_loss):
 def within_capacity(choice: tf.Tensor, mixer: Experts) -> tf.Tensor:
   """Replaces choices beyond an expert's capacity by -1.
 
-  `choice` are numbers of experts, [batch, length, chosen] int32. In each
+  `choice` has the numbers of experts, [batch, length, chosen] int32. In each
   sequence, an expert takes first choices before second ones, and earlier tokens
   before later ones (Lepikhin et al. 2021, algorithm 1).
   """
@@ -123,10 +126,11 @@ def within_capacity(choice: tf.Tensor, mixer: Experts) -> tf.Tensor:
 
 
 def _choose(x, kernel, bias, mixer):
-  # Returns z, p and chosen of the module's header. `bias` is [] or one tensor.
+  # Returns z, p and chosen, which the module's docstring defines. `bias` has at
+  # most one tensor.
   z = _products(x, kernel)
   p = _probabilities(z, mixer.router)
-  # Of equal numbers, tf.math.top_k takes the first.
+  # Of equal scores, tf.math.top_k takes the one of the lower expert.
   _, choice = tf.math.top_k(p + sum(bias), mixer.per_token)
   return z, p, choice
 
@@ -134,7 +138,7 @@ def _choose(x, kernel, bias, mixer):
 def choose(
   x: tf.Tensor, kernel: tf.Tensor, bias: Sequence[tf.Tensor], mixer: Experts
 ) -> tuple[tf.Tensor, tf.Tensor]:
-  """Chooses experts for each token; no expert is ever full.
+  """Chooses experts for each token, without a capacity.
 
   Args:
     x: [..., d_model], any float dtype.
@@ -162,9 +166,9 @@ def route(
     x: [batch, length, d_model], activation dtype.
     kernel: [d_model, router], float32.
     states: parameters `mixer.states`, [router] float32 each. In place of their
-      gradients, the backward pass gives how many tokens chose each expert.
+      gradients, the backward pass returns how many tokens chose each expert.
     mixer: settings of the experts.
-    loss: weights of the terms of the loss that the module's header describes.
+    loss: weights of the terms of the loss that the module's docstring defines.
 
   Returns:
     The factors of the experts' results, float32, and the numbers of the
@@ -201,7 +205,8 @@ def route(
       splittable=["batch"],
       name="route_gradient",
     ).outputs
-    return [dx, dkernel, *(counts for _ in states)]  # devices sum counts once
+    # Both states get the same tensor, so that devices all-reduce it only once.
+    return [dx, dkernel, *(counts for _ in states)]
 
   return WholeSlice(
     forward,

@@ -14,7 +14,7 @@ namespace palm {
 // In the order of ACTIVATIONS in decoding.py.
 enum class Activation { kSwish, kGelu, kGeluTanh };
 
-// Writes activation(gates) * linear to `to`, `size` numbers.
+// Writes activation(gates) * linear to `to`. All three are [size].
 inline void gate_row(Activation activation, const float* gates,
                      const float* linear, int size, float* to) {
   auto apply = [&](auto function) {

@@ -17,7 +17,7 @@
 namespace palm {
 
 struct Router {
-  bool is_sigmoid;  // scores are sigmoids of products; otherwise a softmax
+  bool is_sigmoid;  // scores are sigmoids of products; otherwise their softmax
   bool normalizes;  // a row's scores are divided by their sum
   float scale;      // factor of the scores
 };
@@ -47,7 +47,7 @@ inline void choose_experts(const float* x, const float* kernel,
   ranks = scores;
   if (bias)
     for (int e = 0; e < count; ++e) ranks[e] += bias[e];
-  float sum = 1e-20f;  // of sigmoids, which may all be 0
+  float sum = 1e-20f;  // not 0, because sigmoids may all be 0
   for (int i = 0; i < experts.per_row; ++i) {
     const int e = find_largest_place(ranks.data(), count);
     ranks[e] = -INFINITY;
@@ -59,12 +59,12 @@ inline void choose_experts(const float* x, const float* kernel,
   for (int i = 0; i < experts.per_row; ++i) gates[i] *= factor;
 }
 
-// Rows that are sorted by the experts that they choose. A row that chooses
-// several experts has several copies; choice i of row r has the number r *
-// per_row + i, and its copy is at `places`.
+// Where the copies of rows are. A row is copied once per chosen expert. Copies
+// are sorted by expert, so that one product multiplies all copies of an expert.
+// The copy for choice i of row r is at places[r * per_row + i].
 struct Choices {
-  std::vector<int> places;   // by number of the choice
-  std::vector<Group> in, out;  // rows and kernels of each chosen expert
+  std::vector<int> places;
+  std::vector<Group> in, out;  // copies and kernels of each chosen expert
 
   Choices(const Experts& experts, const int* chosen, int num_rows,
           const uint8_t* in_kernels, const uint8_t* out_kernels) {
@@ -89,12 +89,14 @@ struct Choices {
   }
 };
 
-// Computes the experts of some rows. Each thread of a team calls `take` and
-// `run`, then `add` for some of the rows.
+// Computes the experts of some rows. Each thread of a team calls `take`, then
+// `run`, then `add` for its share of the rows.
 struct ExpertRows {
   Team& team;
-  PreparedRows &copies, &hidden;  // of rows, by place; and hidden layers
-  std::vector<float>& wide;       // products of both kernels, by place
+  // All three are indexed by place: copies of rows, hidden layers, and products
+  // with wi_gate and wi, which the products with wo then overwrite.
+  PreparedRows &copies, &hidden;
+  std::vector<float>& wide;
   Experts experts = {};
 
   void resize(int num_rows) {
@@ -105,7 +107,7 @@ struct ExpertRows {
     if (wide.size() < size * most) wide.resize(size * most);
   }
 
-  // Copies rows to the places of their choices; write(row, to) writes a row.
+  // Copies rows to their places. write(row, to) writes one row.
   template <class Write>
   void take(int thread, const Choices& choices, Write write) {
     each_choice(thread, choices, [&](int i, int place) {
@@ -130,7 +132,8 @@ struct ExpertRows {
     team.meet();
   }
 
-  // Adds the results of a row's experts, times `gates`, to `to`, [d_model].
+  // Adds the results of a row's experts to `to`, [d_model], each multiplied by
+  // its gate. `gates` is [per_row].
   void add(const Choices& choices, int row, const float* gates, float* to) {
     for (int i = 0; i < experts.per_row; ++i) {
       const int place = choices.places[size_t(row) * experts.per_row + i];

@@ -1,8 +1,8 @@
 // Copyright 2026 The palm_mtf authors.
 // SPDX-License-Identifier: Apache-2.0
 //
-// PalmExperts sums the results of the experts that each row of a prompt has
-// chosen.
+// PalmExperts sums, for each row of a prompt, the results of the experts that
+// the row chooses, multiplied by their gates.
 
 #pragma once
 
@@ -30,7 +30,7 @@ struct ExpertsKernel {
 
   template <class T>
   void compute(Call& call) const {
-    constexpr int kChoices = 1536;  // at a time, so that buffers stay small
+    constexpr int kChoices = 1536;  // per iteration; bounds the buffers' size
     const Matrix<const T> x = call.next_matrix<const T>();
     const Matrix<const float> gates = call.next_matrix<const float>();
     const int32_t* chosen = call.next_data<int32_t>();

@@ -37,7 +37,7 @@ from tests.mtf_testing import (
 )
 
 FIRST, COUNT = 2, 4  # this device has experts 2 to 5
-# Experts of two choices of each token; -1 is a choice that the expert drops.
+# The experts that each token chooses, two per token. -1: the expert is full.
 CHOICE = np.int32([[2, 3], [5, 0], [-1, 2], [7, 6], [2, -1], [5, 2], [3, 1]])
 
 
@@ -61,7 +61,7 @@ def test_products_of_rows_are_those_of_jax_ragged_dot(place):
   here = (CHOICE >= FIRST) & (CHOICE < FIRST + COUNT)
   np.testing.assert_array_equal(places >= 0, here)
   assert len(np.unique(places[here])) == here.sum()
-  # The rows in the order of their experts.
+  # jax.lax.ragged_dot takes rows that are sorted by expert.
   token, rank = np.nonzero(here)
   order = np.argsort(CHOICE[token, rank], kind="stable")
   token, rank = token[order], rank[order]
@@ -77,7 +77,7 @@ def test_products_of_rows_are_those_of_jax_ragged_dot(place):
 
 
 def dense_and_sparse(**changes):
-  """Returns logits of a dense model, and of one whose experts are its MLPs."""
+  """Returns logits of a dense model, and of a mixture of copies of its MLPs."""
   dense = small_config(block="serial")
   sparse = dataclasses.replace(dense, mlp="experts", **changes)
   params = oracle.random_parameters(dense, seed=1)
@@ -116,7 +116,7 @@ BIASED = LossConfig(z_loss=1e-4, balance_bias_rate=0.125)
 
 
 def counts_of(config, params, batch):
-  """Returns the oracle's {state of a router: choices of each expert}."""
+  """Returns the oracle's {state of a router: number of choices per expert}."""
   states = {}
   oracle.forward(config, params, batch["inputs"], states=states)
   return states
@@ -126,7 +126,7 @@ def counts_of(config, params, batch):
   ("config", "loss"), [(MIXTRAL, BALANCED), (DEEPSEEK, BIASED)]
 )
 def test_a_step_moves_states_by_the_choices_of_the_whole_batch(config, loss):
-  """Once a step, not once a microbatch, pod or recomputed layer."""
+  """States move once per step, not per microbatch, pod or recomputed layer."""
   params = oracle.random_parameters(config, seed=1)
   batch = random_tokens(config, batch_size=8, seed=0)
   expected, loads = {}, []
@@ -163,7 +163,7 @@ def test_a_step_moves_states_by_the_choices_of_the_whole_batch(config, loss):
   ],
 )
 def test_recomputed_layers_have_the_bits_of_kept_ones(config, changes):
-  """Also twice the same run: sums have one order."""
+  """A repeated run has the same bits, too, because sums have a fixed order."""
   runs = [
     train(dataclasses.replace(config, **own), num_steps=2, loss=loss)
     for loss in [BIASED if config.router_bias else BALANCED]
@@ -194,5 +194,5 @@ def test_layouts_pods_and_stages_take_the_steps_of_one_device(mesh, pods):
     for name in ("loss", "grad_norm", "expert_load"):
       assert theirs[name] == pytest.approx(ours[name], rel=1e-5)
   for name, value in whole.items():
-    if "router_" in name:  # the same choices in each step
+    if "router_" in name:  # equal only if all steps make the same choices
       np.testing.assert_array_equal(found[name], value, err_msg=name)

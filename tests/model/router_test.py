@@ -77,7 +77,7 @@ def test_an_expert_drops_exactly_what_exceeds_its_capacity(factor):
   rng, length = np.random.default_rng(0), 12
   mixer = experts(capacity_factor=factor)
   scores = rng.random([3, length, COUNT])
-  scores[..., 0] += 0.6  # more choose expert 0
+  scores[..., 0] += 0.6  # so that too many tokens choose expert 0
   choice = np.argsort(-scores, -1)[..., :2].astype(np.int32)
   with tf.Graph().as_default(), tf.Session() as session:
     found = session.run(within_capacity(tf.constant(choice), mixer))
@@ -89,7 +89,7 @@ def test_an_expert_drops_exactly_what_exceeds_its_capacity(factor):
 
 
 def run_gradients(mixer, loss, x, kernel, load, bias, weights):
-  """Returns gradients of x, kernel and states; `weights` are those of gates."""
+  """Returns gradients of sum(gates * weights) in x, kernel and states."""
   names = {
     "x": (x, ("batch", "length", "d_model")),
     "kernel": (kernel, ("d_model", "router")),
@@ -113,11 +113,11 @@ def run_gradients(mixer, loss, x, kernel, load, bias, weights):
 
 
 def loss_of_router(mixer, loss, x, kernel, load, bias, weights):
-  """Returns a sum over gates, and the terms of the loss of the router."""
+  """Returns sum(gates * weights) plus the router's losses, and the choices."""
   params = {"router": kernel, "router_bias": bias}
   z, p, chosen, gates = oracle_mlp.router(settings_of(mixer), params, x)
   total = np.sum(gates * weights)
-  # Fedus et al. 2022, equation 4, with the shares of the step before.
+  # Fedus et al. 2022, equation 4, with the shares of the previous step.
   total += loss.balance_loss * mixer.count * np.sum(load * p.sum(0))
   # Zoph et al. 2022, equation 5.
   total += loss.router_z_loss * np.sum(np.log(np.exp(z).sum(-1)) ** 2)
@@ -166,7 +166,7 @@ def test_gradients_of_gates_balance_and_z_loss_are_the_papers(changes):
 
 
 def test_equal_shares_give_no_gradient_of_the_balance():
-  """The loss is BALANCE_LOSS then, whatever the scores are."""
+  """With equal shares, the loss is BALANCE_LOSS, whatever the scores are."""
   rng, equal = np.random.default_rng(4), np.full(COUNT, 1 / COUNT)
   given = (
     rng.standard_normal([*TOKENS, WIDTH]),
@@ -182,7 +182,7 @@ def test_equal_shares_give_no_gradient_of_the_balance():
 
 
 def test_one_expert_per_token_teaches_its_router():
-  """Unlike a normalized gate, which is always 1 (refused by ModelConfig)."""
+  """The gate is not normalized: otherwise it would be 1 for any kernel."""
   mixer = experts(per_token=1, normalizes=False)
   rng = np.random.default_rng(2)
   x = rng.standard_normal([6, WIDTH]).astype(np.float32)
