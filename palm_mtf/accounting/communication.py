@@ -102,8 +102,8 @@ def sent_bytes(
   """Returns {parameter: bytes of gradients that a pod sends to one other pod}.
 
   The bytes are those of one step, sent in `dtype`. The first layer of a kind
-  stands for all such layers, so the value of its parameter is the sum over
-  those of these layers that train it.
+  stands for all such layers. The value of its parameter is a sum over these
+  layers, without those in which FROZEN matches the parameter.
   """
   # Devices that hold the same slice divide it into parts, padded to equal
   # sizes. Each device sends its part to one device of the other pod.
@@ -229,7 +229,7 @@ class _Traffic:
   def _split_axes(self, branch: Branch) -> tuple[str, ...]:
     """Returns the mesh axes that split a branch's heads, experts or d_ff."""
     dims = branch.output.inputs
-    if self._mesh.moves_tokens:  # all experts of a token are summed by a device
+    if self._mesh.moves_tokens:  # after the moves, no sum over experts is open
       dims = tuple(x for x in dims if x != "experts")
     return tuple(dict.fromkeys(x for x in map(self._mesh.axis_of, dims) if x))
 
@@ -292,7 +292,7 @@ class _Traffic:
       for read in each.reads:
         for axes in {self._split_axes(x): None for x in read.branches}:
           self.add("all_reduce", axes, of_stream, visited)
-        if read.sparse:  # gradients of the gates
+        if read.sparse:  # all-reduces the gradients of the gates
           axes = self._split_axes(read.sparse)
           chosen = read.sparse.experts.per_token
           self.add("all_reduce", axes, tokens * chosen * _FLOAT32, visited)
@@ -307,10 +307,12 @@ class _Traffic:
   def _add_moves(
     self, experts: Experts, of_stream: int, times: int, visited: int
   ) -> None:
-    """Adds all-to-alls of rows of d_model numbers, and of gates.
+    """Adds the all-to-alls of a layer whose tokens move to their experts.
 
-    Rows move to their experts and back in the forward pass, as their gradients
-    do in the backward pass, and gates in the backward pass.
+    In the forward pass, rows of d_model numbers move to their experts, and the
+    results move back. In the backward pass, the gradients of the results move
+    to the experts, and the gradients of the rows move back; so do the gates and
+    their gradients, one number per row.
     """
     config, axis = self._config, self._mesh.axis_of("experts")
     length = config.sequence_length
@@ -354,7 +356,7 @@ class _Traffic:
         or parameter.part in _added_last(layer)
       )
       times = uses * count if is_table else count
-      if not is_table and not is_kept:  # again, where there is a backward pass
+      if not is_table and not is_kept:  # the backward pass gathers it again
         times += self._visited[layer] if layer else 1
       self.add("all_gather", (stored,), num_bytes, times)
       if self._rules.get("batch") == stored:
@@ -429,9 +431,10 @@ class _Traffic:
 
 
 def _added_last(layer: Layer) -> set[str]:
-  """Returns names of biases that only the layer's result depends on.
+  """Returns the names of the biases that are added last in a layer.
 
-  REMAT = "layer" does not add them again, because no gradient reads the result.
+  REMAT = "layer" does not gather these biases again, because no gradient needs
+  the layer's result.
   """
   last = layer.sums[-1]
   if last.output_norm:
@@ -473,8 +476,8 @@ def step_bytes(
     if num_pods > 1:
       traffic.add_exchanged(summed, each, width, count)
     elif not is_bias or mesh.num_microbatches > 1:
-      # Without microbatches, devices sum a router's counts once for both of its
-      # states.
+      # With one microbatch, router_load and router_bias share one all-reduce of
+      # counts, which is added for router_load.
       over = tuple(summed.difference(each.axes))
       traffic.add("all_reduce", over, width * each.size, count)
   traffic.add_update(optimizer)
@@ -494,7 +497,7 @@ def axes_bandwidth(
     spans = [x for axis in axes for x in _spans(mesh, device)[axis]]
     total = min(sum(x.rings for x in spans), device.chip_link_dims)
     if kind == "all_to_all":
-      # Rates of `_Span` count what a device sends to itself, too.
+      # Leave out what a device sends to itself, which `_Span` counts too.
       others = 1 - 1 / math.prod(mesh.axes[axis] for axis in axes)
       total = min(total, *(others * x.of_all_to_all for x in spans))
     return device.chip_link_bandwidth * total / device.chip_link_dims
@@ -507,7 +510,7 @@ def axes_bandwidth(
   size = math.prod(mesh.axes[axis] for axis in axes)
   if inner * size <= joined:
     return device.chip_link_bandwidth
-  # Of an all-to-all, each device sends other bytes over the network.
+  # In an all-to-all, each device sends its own bytes over its own link.
   links = 1 if kind == "all_to_all" else max(1, joined // inner)
   network = links * device.chip_dcn_bandwidth
   return min(device.chip_link_bandwidth, network)
@@ -516,14 +519,15 @@ def axes_bandwidth(
 class _Span(NamedTuple):
   """A dimension of a torus that a mesh axis spans.
 
-  The unit of both rates is the rate of a ring's two links per device.
+  Both rates are relative to the bandwidth of the two links that a device has
+  along a ring.
 
   Attributes:
     rings: rate of a collective that sends from neighbour to neighbour; 0.5 if
       the axis spans only a part of the ring.
-    of_all_to_all: rate of an all-to-all. On a ring of n devices, bytes cross
-      n / 4 links on average; on a line, half of them cross the link in the
-      middle.
+    of_all_to_all: rate of an all-to-all: 4 / n on a ring of n devices, where a
+      byte crosses n / 4 links on average; 2 / n on a line of n devices, where
+      half of all bytes cross the link in the middle.
   """
 
   rings: float

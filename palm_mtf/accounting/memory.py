@@ -100,9 +100,10 @@ def trained_slices(
   frozen: tuple[str, ...] = (),
   stage: int = 0,
 ) -> Sequence[tuple[str, ParameterSlice, int]]:
-  """Returns `distinct_slices`, but counts only layers that train a parameter.
+  """Returns `distinct_slices` of the trained parameters.
 
-  Leaves out parameters that FROZEN freezes in all layers.
+  The number of layers does not include those in which FROZEN matches the
+  parameter.
   """
   counts = parameters.count_trained(config, frozen)
   return [
@@ -163,10 +164,10 @@ class _BlockSizes:
     scores: attention scores. They are computed in blocks of queries: all blocks
       are kept or moved, but working memory holds only the largest.
     block_scores: scores of the largest block.
-    rows: copies of tokens for their experts, of d_model numbers each.
-    kept_rows: those that the backward pass reads, because they came from other
-      devices.
-    gates: factors of experts' results, which are float32.
+    rows: copies of tokens for their experts, d_model elements per copy.
+    kept_rows: `rows` if they come from other devices, because the forward pass
+      keeps them for the backward pass; otherwise 0.
+    gates: float32 factors of the experts' results.
     num_norms: number of norms that read the residual stream.
     num_sums: number of sums that are added to it.
     num_output_norms: number of norms of sums before they are added.

@@ -294,7 +294,7 @@ class NamedWeights:
   files: OpenWeights  # open, because their run's trainer may remove them
   # None if palm_mtf did not write the weights: their vocabulary is unknown.
   checkpoint: Checkpoint | None
-  # {parameter that is read: its name in the files}; {} in `find_weights`.
+  # {parameter: its name in the files}; only `find_initial_weights` sets it.
   names: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
   @property
@@ -396,7 +396,8 @@ def find_initial_weights(
     newest: the run's newest checkpoint. If there is such a checkpoint, the run
       resumes from it and needs no initial weights.
     shapes: the shape of every parameter of the model, by name.
-    copying: the model, if INIT_EXPERTS copies the MLPs of a dense model.
+    copying: the model with experts, if INIT_EXPERTS = "copy" makes each expert
+      from the MLP of a dense checkpoint; otherwise None.
 
   Raises UserError if `path` is missing, damaged or of another model.
   """
@@ -407,7 +408,7 @@ def find_initial_weights(
       f"INIT_CHECKPOINT is not read: {newest.path} is this run's own"
     )
     return None
-  # Raise errors here: a run with given weights never starts from random ones.
+  # Do not continue after an error: the run would start from random weights.
   weights = find_weights("INIT_CHECKPOINT", path)
   names, wanted = {name: name for name in shapes}, dict(shapes)
   if copying:
@@ -452,9 +453,11 @@ def _has_experts(names: Iterable[str]) -> bool:
 def _check_copied(
   weights: NamedWeights, held: Iterable[str], model: ModelConfig
 ) -> None:
-  """Raises UserError unless experts are like the MLPs of a dense checkpoint.
+  """Raises UserError unless INIT_EXPERTS = "copy" can use the checkpoint.
 
-  `held` are the names of the checkpoint's parameters.
+  The checkpoint must have no experts, and its MLPs must be of the same kind as
+  the experts and as the MLPs of layers without experts. `held` has the names of
+  the checkpoint's parameters.
   """
   if _has_experts(held):
     raise UserError(

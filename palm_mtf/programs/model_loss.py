@@ -19,7 +19,8 @@ from palm_mtf.programs.loss_function import LossSums, token_sums
 # name; the first dimension of each tensor is "batch". Returns the mean loss of
 # these rows, [] any float dtype; or a pair of such tensors: a sum of losses,
 # and a weight such as the number of tokens. The loss of a step is then the sum
-# of all sums divided by the sum of all weights. A LossSums has several terms.
+# of all sums divided by the sum of all weights. A function whose loss has
+# several terms returns a LossSums.
 ModelFunction = Callable[
   [mtf.Mesh, dict[str, mtf.Tensor]],
   mtf.Tensor | tuple[mtf.Tensor, mtf.Tensor] | LossSums,
@@ -68,7 +69,10 @@ class ModelLoss:
     return self.build(stage.mesh, stage.batch)
 
   def build(self, mesh: mtf.Mesh, batch: Mapping[str, mtf.Tensor]) -> LossSums:
-    """Does the same for the features `batch`, which are on `mesh`."""
+    """Makes the variables and the loss for the features `batch` on `mesh`.
+
+    Raises what `build_sums` raises.
+    """
     with adopt_variables(mesh, self._seed):
       returned = self._function(mesh, dict(batch))
     variables = [x for x in mesh.graph.all_variables if x.mesh is mesh]
@@ -78,14 +82,14 @@ class ModelLoss:
     if isinstance(returned, LossSums):
       return returned
     loss, weight = self._split_loss(returned)
-    if weight is None:  # equal weights, as microbatches have equal sizes
+    if weight is None:  # a mean loss; microbatches have equal sizes
       weight = mtf.constant(mesh, 1.0, dtype=tf.float32)
     return LossSums(
       {"loss": mtf.cast(loss, tf.float32)}, mtf.cast(weight, tf.float32)
     )
 
   def _freeze(self, variables: Sequence[mtf.Variable]) -> None:
-    """Takes the variables that FROZEN matches out of the trained variables."""
+    """Removes what FROZEN matches from the graph's trainable variables."""
     names = [x.name for x in variables if x.trainable]
     check_frozen(names, self._frozen)
     without = frozen_names(names, self._frozen)
@@ -199,10 +203,10 @@ def text_loss(
   seed: int,
   frozen: Sequence[str] = (),
 ) -> ModelLoss:
-  """Returns PaLM's loss of the model of MODEL_FUNCTION; see `PalmLoss`.
+  """Returns PaLM's loss (`PalmLoss`) for the logits of MODEL_FUNCTION.
 
-  The function takes the features, [batch, length] each, by name, and the dtype
-  of activations. It returns the logits of "targets", [batch, length, vocab].
+  MODEL_FUNCTION takes {name: feature}, [batch, length] each, and the dtype of
+  activations. It returns the logits of "targets", [batch, length, vocab].
   """
   model = config.model
   function = pkgutil.resolve_name(model.model_function)
@@ -247,10 +251,11 @@ def find_shapes(
 ) -> dict[str, tuple[int, ...]]:
   """Returns {parameter: shape} of the model that MODEL_FUNCTION makes.
 
-  Raises UserError if it does not fit the layout for `num_rows` rows, and any
-  exception of the function.
+  Raises UserError if the model does not fit the layout for `num_rows` rows, and
+  any exception of MODEL_FUNCTION.
   """
-  # Shapes do not depend on the dtype, which may be "auto".
+  # ACTIVATION_DTYPE may be "auto", which is not a dtype. Use any dtype, because
+  # shapes do not depend on it.
   model = dataclasses.replace(config.model, activation_dtype="float32")
   config = dataclasses.replace(config, model=model)
   names = [x for x in FEATURE_DTYPES if x != "prefix" or model.has_prefix]

@@ -2,11 +2,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Mesh TensorFlow's encoder-decoder, such as T5, as a MODEL_FUNCTION.
 
-A row of a batch holds the inputs and then the targets of one or more examples.
-The encoder reads the row with its targets masked, and the decoder the row with
-its inputs masked. This is a row that T5 packs, except that masked tokens lie
-between the examples: attention and relative positions, which see only one
-example, stay the same.
+A row of a batch holds, for each of its examples, the inputs and then the
+targets. The encoder reads the row with all targets masked; the decoder reads it
+with all inputs masked. T5 packs inputs and targets into separate rows instead,
+without masked tokens between the examples. The logits are the same, because
+attention and relative positions depend only on tokens of the same example.
 """
 
 from collections.abc import Mapping
@@ -26,8 +26,8 @@ def bitransformer(
   gin/mesh_tensorflow/t5.gin.
 
   Args:
-    features: the features of programs/features.py by name, [batch, length]
-      each.
+    features: {name: tensor}, [batch, length] each; programs/features.py lists
+      the names.
     dtype: dtype of activations; variables are float32.
 
   Raises UserError if texts have no inputs, because OBJECTIVE is "causal".

@@ -7,8 +7,8 @@ scalars   clip factor, and whether the step is finite        once per step
 measure   sums of squares of each variable and its update    once per period
 assign    the optimizer's update of the variables            once per period
 
-layer_loops.py explains the periods, over which a loop runs. A phase needs sums
-over all layers from earlier phases, so the phases cannot share one loop.
+A loop runs over periods, which layer_loops.py explains. A phase needs sums over
+all layers from earlier phases, so the phases cannot share one loop.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -46,7 +46,10 @@ class _Phases(NamedTuple):
 
 
 class ScannedUpdate(DeviceUpdate):
-  """The update of a pod's variables; the layers' variables are stacked."""
+  """The update of a pod's variables.
+
+  A variable of layers is an array with one slice per period of its loop.
+  """
 
   def __init__(
     self,
@@ -59,7 +62,8 @@ class ScannedUpdate(DeviceUpdate):
     self._settings, self._loops = settings, settings.loops
     periods = {i: x.count for x in self._loops for i in x.layers}
     mesh = mtf.Mesh(mtf.Graph(), "pod")
-    batch = layout.axis_size_of("batch")  # any size: no variable has this dim
+    # Variables do not depend on the batch, so its size may be any that fits.
+    batch = layout.axis_size_of("batch")
     dims = model_dims(settings.model, batch, layout)
     palm_variables(
       *([mesh], settings.model, dims, settings.seed, [periods]),
@@ -244,8 +248,9 @@ class ScannedUpdate(DeviceUpdate):
         found, changed = function(index, taken, state)
         return changed, [*found.values()]
 
-      # Carry the variables through the loop, so that each period changes its
-      # slices in place. Results of the loop would be a second copy of all.
+      # Carry the variables through the loop, so that each period updates its
+      # slices in place. As stacked outputs of the scan, they would be a second
+      # copy of all variables.
       def run_period(state, x, run=run):
         period, arrays = x
         own = {
@@ -259,7 +264,7 @@ class ScannedUpdate(DeviceUpdate):
         }
         return {**state, **written}, found
 
-      # JAX takes no dictionaries with mtf.Tensors as keys.
+      # Pass lists: JAX accepts no dictionary with mtf.Tensors as keys.
       state, arrays = select(variables), [*own.values()]
       if loop:
         given = jax.numpy.arange(loop.count), arrays

@@ -34,7 +34,8 @@ _EPSILONS = {
   "mean_square": "attention.layer_norm_rms_epsilon",
   "variance": "attention.layer_norm_epsilon",
 }
-# Further keys that palm_mtf reads; `_check_keys` refuses unknown keys.
+# Keys that palm_mtf reads, besides those of an architecture and of its family.
+# `_check_keys` refuses unknown keys.
 _READ = set(
   "attention.head_count_kv attention.key_length attention.value_length "
   "rope.dimension_count rope.freq_base rope.scale_linear rope.scaling.type "
@@ -68,7 +69,7 @@ _HARMLESS = {
   "tensor_data_layout": str,
   "rope.scaling.finetuned": bool,
 }
-# Keys whose value may also be an array with a number for each layer.
+# Keys that may have one number per layer, as an array, instead of one number.
 _BY_LAYER = set(
   "feed_forward_length attention.head_count attention.head_count_kv "
   "expert_used_count expert_feed_forward_length".split()
@@ -78,9 +79,9 @@ _BY_LAYER = set(
 # which are those of the published models.
 _LENGTH = "original_max_position_embeddings"
 _LLAMA3 = {_LENGTH: 8192, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
-# From this many layers on, llama.cpp expects a command-r to normalize q and k.
+# llama.cpp expects q and k norms in a command-r with at least this many layers.
 _LAYERS_OF_COMMAND_R_PLUS = 64
-# With this many layers, llama.cpp takes a gemma3 for the one of 27B, whose
+# llama.cpp takes a gemma3 with this many layers for Gemma 3 27B, whose
 # SCORE_SCALE is not 1 / sqrt(D_KV).
 _LAYERS_OF_GEMMA3_27B = 62
 _MOST_EXPERTS = 1024  # LLAMA_MAX_EXPERTS
@@ -128,7 +129,8 @@ def find_gguf_architecture(model: ModelConfig) -> GgufArchitecture:
       "which all layers except each n-th have a window; use another --format."
     )
   for layer in layers:
-    # llama.cpp scales only positions of layers without a window in a gemma3.
+    # In a gemma3, llama.cpp applies ROTARY_SCALING only to layers without a
+    # window.
     is_plain = family.window_base and layer.attention_window
     scaling = layer.rotary_scaling
     if scaling not in (("none",) if is_plain else own.scalings):
@@ -169,12 +171,12 @@ def find_gguf_architecture(model: ModelConfig) -> GgufArchitecture:
 
 
 def _find_scalar(num_layers: int, width: int, heads: int, d_kv: int) -> int:
-  """Returns the query_pre_attn_scalar with which llama.cpp runs a gemma3."""
+  """Returns the query_pre_attn_scalar that llama.cpp uses for a gemma3."""
   return width // heads if num_layers == _LAYERS_OF_GEMMA3_27B else d_kv
 
 
 def _find_period(types: Any) -> int:
-  """Returns n if all layers except each n-th have a window, and 0 otherwise.
+  """Returns n if all layers except every n-th have a window, and 0 otherwise.
 
   `types` is the value of layer_types in config.json.
   """
@@ -324,7 +326,8 @@ def _check_keys(metadata: Metadata, own: GgufArchitecture) -> None:
 
 
 def _check_normalizes(metadata: Metadata, own: GgufArchitecture) -> None:
-  # Raises UserError if the file contradicts what llama.cpp always computes.
+  # Raises UserError if the file's expert_weights_norm is not what llama.cpp
+  # computes, because llama.cpp does not read this key.
   ours = own.only.get("router_normalizes")
   key = f"{own.name}.{_NORMALIZES}"
   if (value := read_key(metadata, key, bool, ours)) != ours:
@@ -335,7 +338,8 @@ def _check_normalizes(metadata: Metadata, own: GgufArchitecture) -> None:
 
 
 def _to_decimal(value: Any) -> Any:
-  # Undoes the rounding to float32: 9.99999975e-06 was 1e-05 before it.
+  # Returns the number that was rounded to float32, such as 1e-05 for
+  # 9.99999975e-06: the shortest decimal that rounds to `value`.
   return float(str(np.float32(value))) if type(value) is float else value
 
 
@@ -368,15 +372,16 @@ def _make_scaling(
     found = {key: get(f"palm_mtf.{key}", x) for key, x in defaults.items()}
     found["rope_type"] = "llama3"
   if magnitude != 1:
-    # attention_factor is the file's factor times YaRN's, which llama.cpp
-    # applies itself. Both are float32, so only seven digits are exact.
+    # llama.cpp multiplies the file's factor by YaRN's; attention_factor is this
+    # product. Both factors are float32, so only seven digits are exact.
     magnitude *= yarn_magnitude(factor)
     found["attention_factor"] = float(f"{magnitude:.7g}")
   return found
 
 
 def _find_only_choices(own: GgufArchitecture) -> dict[str, object]:
-  # Returns the keys of config.json of which llama.cpp computes only one value.
+  # Returns {key of config.json: value}, for the keys with only one value that
+  # llama.cpp computes.
   return {
     key: theirs
     for key, choice in own.family.choices.items()
@@ -390,8 +395,8 @@ def _make_config(
   shapes: Mapping[str, tuple[int, ...]],
   own: GgufArchitecture,
 ) -> dict[str, object]:
-  # Returns the config.json of the same model, with all keys, because defaults
-  # of llama.cpp and of transformers differ.
+  # Returns the config.json of the same model. It has all keys, because
+  # llama.cpp and transformers have different defaults.
   def get(key: str, kind: type, *default: object) -> Any:
     value = read_key(metadata, f"{own.name}.{key}", kind, *default)
     if kind is not bool and not 0 < value < 2**53:
@@ -413,7 +418,8 @@ def _make_config(
   keys = {field: key for key, field in family.sizes.items()}
   sizes = {field: get(key, int) for key, field in own.sizes.items()}
   if family.has_experts:
-    # A llama and an olmoe have one width, and no MLP besides experts.
+    # In a llama and an olmoe, all layers have experts, so `sizes` has only the
+    # width of experts.
     default = sizes.get("d_ff", 0) // sizes["experts_per_token"]
     width = get(_EXPERT_WIDTH, int, sizes.get("expert_size", default))
     check(_EXPERT_WIDTH, width, sizes.setdefault("expert_size", width))

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from palm_mtf.config import ModelConfig
 
-# Types of layers, with a window and without.
+# Values of layer_types for layers with a window and without.
 WINDOW, GLOBAL = "sliding_attention", "full_attention"
 # {key of config.json for a size: field of ModelConfig}
 SIZES = {
@@ -28,7 +28,7 @@ _EXPERT_SIZES = {
   "num_experts": "num_experts",
   "num_experts_per_tok": "experts_per_token",
 }
-# Further names of these keys in configurations of some versions.
+# Other names of these keys, in configurations of other versions or classes.
 OTHER_SIZES = {"num_local_experts": "num_experts", **SIZES, **_EXPERT_SIZES}
 _GPT_SIZES = {
   "vocab_size": "vocab_size",
@@ -68,7 +68,7 @@ class Number(NamedTuple):
     return {self.field: value ** (1 / self.power)}
 
 
-# {setting: size whose inverse root is the setting's value if it is None}
+# {setting: size n}. None as the value of the setting means 1 / sqrt(n).
 ROOTS = {"logits_scale": "d_model", "score_scale": "d_kv"}
 
 
@@ -103,7 +103,7 @@ class Family:
     window: default of the key sliding_window, or 0 if by default there is no
       window; None if the class lacks the key.
     period: default of sliding_window_pattern, for a class in which all layers
-      except each `period`-th have the window; None if its layers are alike.
+      except every `period`-th have the window; None if its layers are alike.
     global_positions: POSITIONS of the layers without a window.
     window_base: default of ROTARY_BASE in the layers with a window, if these
       have their own rotary settings.
@@ -174,7 +174,7 @@ class Family:
     return "num_experts" in self.sizes.values()
 
   def in_files(self, shapes: Mapping[str, object], num_layers: int) -> "Family":
-    """Returns the class with those of its names that the tensors have."""
+    """Returns the class, with `other_names` if the tensors have these names."""
     last = self.other_names.get("mlp/experts/wo", "")
     has_others = any(last.format(i, 0) in shapes for i in range(num_layers))
     names = {**self.names, **(self.other_names if has_others else {})}
@@ -192,7 +192,7 @@ def _tie(default: bool) -> Choice:
 def name_experts(
   name: str, gate: str = "gate", up: str = "up", down: str = "down"
 ) -> dict[str, str]:
-  """Returns `Family.names` of experts; "*" in `name` stands for the kernel."""
+  """Returns `Family.names` of experts: `name` with a kernel in place of "*"."""
   kernels = {"wi_gate": gate, "wi": up, "wo": down}
   return {f"mlp/experts/{k}": name.replace("*", x) for k, x in kernels.items()}
 
@@ -511,7 +511,8 @@ QWEN3 = dataclasses.replace(
   head_dim=128,
   constants={"use_sliding_window": False},
 )
-# transformers 5 can also write all experts of a layer as two tensors.
+# transformers 5 can also write all experts of a layer as two tensors: one joins
+# wi_gate and wi, and the other is wo.
 _STACKED_EXPERTS = {
   "mlp/router": "model.layers.{}.mlp.gate.weight",
   **name_experts("model.layers.{}.mlp.experts.*_proj", "gate_up", "gate_up"),
