@@ -62,7 +62,7 @@ def _check_copied_experts(model: ModelConfig) -> None:
       f"{given} MLP = {model.mlp!r}: the model has no experts; leave "
       'INIT_EXPERTS out, or set MLP = "experts".'
     )
-  # Only with these values, the factors of a token's copies add up to 1.
+  # Only with these values do the factors of a token's experts add up to 1.
   for name, value in {
     "SHARED_EXPERTS": None,
     "ROUTER_NORMALIZES": True,
