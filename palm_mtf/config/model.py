@@ -111,9 +111,10 @@ class ModelConfig(Checked):
       swish, GELU or its tanh approximation; "gelu", "gelu_tanh", "relu" or
       "relu2" (relu squared), f(x wi) wo; or "experts", several MLPs, of which
       each token uses some (Shazeer et al. 2017).
-    num_experts: number of MLPs of "experts"; None otherwise, like the next.
+    num_experts: number of MLPs of "experts"; None if no layer has experts.
     experts_per_token: number of experts that a token uses: those with its
-      highest scores; of equal scores, the lower expert's.
+      highest scores or, of experts with equal scores, the lower number. None
+      if no layer has experts.
     expert_mlp: the MLP of an expert: any other value of MLP.
     d_expert: hidden width of an expert; None for D_FF.
     shared_experts: number of experts that all tokens use, besides the others;
@@ -130,8 +131,8 @@ class ModelConfig(Checked):
     capacity_factor: an expert takes at most CAPACITY_FACTOR *
       EXPERTS_PER_TOKEN / NUM_EXPERTS of the tokens of a sequence, rounded up:
       first choices before second ones, then earlier tokens before later ones.
-      The others get nothing from this expert. None for no limit, as always in
-      decoding.
+      The other tokens get nothing from this expert. None for no limit, as
+      always in decoding.
     biases: places that have biases, separated by commas, such as "qkv,mlp":
       "qkv", "o", "mlp" and "logits"; "" for none.
     output_embedding: kernel of the logits: "tied", the transposed embedding, or

@@ -45,7 +45,8 @@ def find_missing_in_step(config: ModelConfig) -> str | None:
     "VARIANTS": len(mlps) == 1,
     "POSITIONS": config.positions in ("rotary", "none"),
     "BIASES": not config.biases,
-    # The step would norm these experts and the others one by one.
+    # BRANCH_NORM normalizes the sum of shared and chosen experts; the C++ step
+    # would normalize each of the two.
     "SHARED_EXPERTS": not (config.shared_experts and config.branch_norm),
   }
   return next((name for name, x in is_computed.items() if not x), None)

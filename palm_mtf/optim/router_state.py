@@ -1,13 +1,13 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""What routers of experts know of earlier steps.
+"""Updates the states of routers, which depend on the choices of earlier steps.
 
-If n_e of a step's choices are expert e's, over all pods:
+With n_e, the number of a step's choices of expert e over all pods:
 
   router_load_e  =  n_e / sum of n
   router_bias_e +=  BALANCE_BIAS_RATE sign(mean of n - n_e)
 
-(The second line is DeepSeek-V3, section 2.1.2.) The backward pass gives n in
+(The second line is DeepSeek-V3, section 2.1.2.) The backward pass returns n in
 place of a gradient. Neither the learning rate nor clipping applies.
 """
 

@@ -236,12 +236,12 @@ class DecodeModel:
   def run_experts(self, x: LaidOut, layer: str, branch: Branch) -> LaidOut:
     """Returns the sum of the results of each row's experts.
 
-    x is [rows, ..., d_model], and so is the result. No expert is ever full.
+    x and the result are [rows, ..., d_model]. CAPACITY_FACTOR does not apply.
     """
     impl, mixer = self.placement, branch.experts
     inputs = [x.part for x in branch.inputs]
     if self.is_packed:
-      inputs = inputs[:2]  # of the router, and the first of the joined kernels
+      inputs = inputs[:2]  # the router, and the name of the joined kernels
     names = [*inputs, branch.output.part]
     names += [ROUTER_BIAS] if mixer.has_bias else []
 
