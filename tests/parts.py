@@ -103,6 +103,8 @@ def _clock(secs: float) -> str:
 
 def main(options: Sequence[str]) -> int:
   """Runs all parts; returns 1 if any of them fails, else 0."""
+  # Otherwise each process compiles the modules that the others compile, too.
+  os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
   costs = []
   for name, command in list_parts(options).items():
     cost = run_part(name, command)

@@ -171,7 +171,7 @@ ATTENTION = ("embedding", "layers/*/mlp/*", "final_norm/scale")
   ("config", "mesh", "optimizer", "pods", "frozen"),
   [
     case(TWO_D, microbatches=2, slow=True, remat="layer", frozen=LOWEST),
-    case("all over data and model", pods=2, frozen=LOWEST),
+    case("all over data and model", pods=2, slow=True, frozen=LOWEST),
     case("fully sharded", frozen=ATTENTION, second_moment="factored"),
     case("batch over data", frozen=("embedding", "layers/*")),
     case("batch over data"),
@@ -190,10 +190,12 @@ ATTENTION = ("embedding", "layers/*/mlp/*", "final_norm/scale")
     case("fully sharded", optimizer=MUON, pods=2, slow=True),
     case(NO_BATCH, optimizer=ADAMW, slow=True),
     # A device has whole experts; or shares of all; pods exchange their counts.
-    case(BY_EXPERTS, pods=2, optimizer=MUON, **SETTINGS["Mixtral"]),
+    case(BY_EXPERTS, **SETTINGS["Mixtral"]),
+    case(BY_EXPERTS, pods=2, optimizer=MUON, slow=True, **SETTINGS["Mixtral"]),
     case(TWO_D, pods=2, optimizer=MUON, slow=True, **SETTINGS["DeepSeek-V3"]),
     case(NO_BATCH, slow=True, **SERIAL),
-    case("padded vocab over three", pods=2),
+    case("padded vocab over three"),
+    case("padded vocab over three", pods=2, slow=True),
     case(
       "fully sharded",
       microbatches=2,
@@ -219,12 +221,15 @@ ATTENTION = ("embedding", "layers/*/mlp/*", "final_norm/scale")
     case(TWO_D, remat="layer", **BIASED),
     case("fully sharded", remat="layer", slow=True, **BIASED),
     *(
-      case(layout, slow=name != "Cohere 2" or layout != TWO_D, **settings)
+      case(layout, slow=True, **settings)
       for name, settings in SETTINGS.items()
       for layout in (TWO_D, "fully sharded", NO_BATCH)
     ),
     # Of experts, tokens move to those of other devices and back.
-    case(MOVED_1D, remat="layer", microbatches=2, **CAPACITY["GLaM"]),
+    case(MOVED_1D, remat="layer", **CAPACITY["GLaM"]),
+    case(
+      MOVED_1D, slow=True, remat="layer", microbatches=2, **CAPACITY["GLaM"]
+    ),
     case(MOVED_2D, slow=True, pods=2, **SETTINGS["Mixtral"]),
     case(MOVED_2D, slow=True, remat="layer", **CAPACITY["Switch"]),
     # A norm reads the results of experts, so REMAT moves them back again.

@@ -29,6 +29,7 @@ from tests.accounting.published_sizes import (
   PALM_540B,
   preset,
 )
+from tests.cases import slow
 from tests.mtf_testing import (
   SINGLE,
   small_config,
@@ -258,10 +259,10 @@ def graph_flops(config, frozen):
   "frozen",
   [
     (),
-    ("embedding",),
-    ("layers/*/mlp/*",),
+    slow(("embedding",)),
+    slow(("layers/*/mlp/*",)),
     ("embedding", "layers/0/*", "layers/1/attention/q"),
-    ("embedding", "layers/*"),
+    slow(("embedding", "layers/*")),
   ],
 )
 @pytest.mark.parametrize("remat", ["none", "layer"])

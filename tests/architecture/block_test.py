@@ -64,9 +64,12 @@ _PALM = "layer_norm parallel multi_query"
 # `make test` tries these with documents or on a mesh, and other blocks of
 # SETTINGS on one device. Learned positions count from a document's start.
 _IN_DOCUMENTS = ("GPT-2", "GPT-3", "LaMDA", "Transformer-XL in groups")
-_ON_A_MESH = ("LLaMA 3", "Cohere 2")
+_ON_A_MESH = ("Cohere 2",)
 # Other blocks have each of their settings.
-_SLOW = ("Mistral", "GPT-NeoX", "Phi", "OLMoE", "DeepSeek-V3")
+_SLOW = (
+  *("LLaMA 3", "Mistral", "Qwen 3", "GPT-NeoX", "Phi", "T5 with one key head"),
+  *("OLMoE", "DeepSeek-V3"),
+)
 _SPARSE = ("Mixtral", "OLMoE", "DeepSeek-V3", *CAPACITY)
 # {what computes: (function, rows, names that `make test` tries, other names)}.
 EXECUTORS = {
@@ -76,7 +79,6 @@ EXECUTORS = {
     (
       _PALM,
       *(x for x in SETTINGS if x not in _IN_DOCUMENTS + _ON_A_MESH + _SLOW),
-      "GLaM",
       "norms of groups of heads",
     ),
     {**SETTINGS, **CAPACITY, **ALL_HEADS, **PALM},
@@ -132,8 +134,11 @@ EXECUTORS = {
   "Mesh TensorFlow": (
     run_unitransformer,
     random_tokens,
-    ("in groups", "GPT-2 with ALiBi", "layer_norm serial multi_query"),
-    {**MIXTURES, _PALM: {}, "rms_norm parallel multi_query": {}},
+    ("in groups", "GPT-2 with ALiBi"),
+    (
+      *(*MIXTURES, _PALM),
+      *("layer_norm serial multi_query", "rms_norm parallel multi_query"),
+    ),
   ),
   "Mesh TensorFlow, documents": (
     run_unitransformer,

@@ -26,7 +26,9 @@ from tests import oracle
 from tests.blocks import block_config
 from tests.cases import slow
 from tests.mtf_testing import (
+  BATCH_SIZE,
   MOVED,
+  PALM_OPTIMIZER,
   SINGLE,
   mesh_layout,
   random_tokens,
@@ -34,6 +36,7 @@ from tests.mtf_testing import (
   run_model,
   small_config,
   train,
+  training,
 )
 
 FIRST, COUNT = 2, 4  # this device has experts 2 to 5
@@ -110,9 +113,11 @@ def test_one_expert_or_equal_experts_are_the_dense_model(changes):
 
 
 DEEPSEEK = block_config("DeepSeek-V3")
+TWO_LAYERS = block_config("DeepSeek-V3", num_layers=2, layers="dense, sparse")
 MIXTRAL = block_config("Mixtral")
 BALANCED = LossConfig(z_loss=1e-4, balance_loss=0.01, router_z_loss=1e-3)
 BIASED = LossConfig(z_loss=1e-4, balance_bias_rate=0.125)
+BOTH = dataclasses.replace(BALANCED, balance_bias_rate=0.125)
 
 
 def counts_of(config, params, batch):
@@ -123,7 +128,8 @@ def counts_of(config, params, batch):
 
 
 @pytest.mark.parametrize(
-  ("config", "loss"), [(MIXTRAL, BALANCED), (DEEPSEEK, BIASED)]
+  ("config", "loss"),
+  [(TWO_LAYERS, BOTH), slow(MIXTRAL, BALANCED), slow(DEEPSEEK, BIASED)],
 )
 def test_a_step_moves_states_by_the_choices_of_the_whole_batch(config, loss):
   """States move once per step, not per microbatch, pod or recomputed layer."""
@@ -157,18 +163,21 @@ def test_a_step_moves_states_by_the_choices_of_the_whole_batch(config, loss):
 @pytest.mark.parametrize(
   ("config", "changes"),
   [
-    (MIXTRAL, {"remat": "layer"}),
+    (dataclasses.replace(MIXTRAL, num_layers=1), {"remat": "layer"}),
+    slow(MIXTRAL, {"remat": "layer"}),
     slow(DEEPSEEK, {"remat": "layer"}),
     slow(DEEPSEEK, {"remat": "attention"}),
   ],
 )
 def test_recomputed_layers_have_the_bits_of_kept_ones(config, changes):
   """A repeated run has the same bits, too, because sums have a fixed order."""
-  runs = [
-    train(dataclasses.replace(config, **own), num_steps=2, loss=loss)
-    for loss in [BIASED if config.router_bias else BALANCED]
-    for own in ({}, {}, changes)
-  ]
+  loss = BIASED if config.router_bias else BALANCED
+  batches = [random_tokens(config, BATCH_SIZE, seed) for seed in range(2)]
+  runs = []
+  for own, times in (({}, 2), (changes, 1)):
+    changed = dataclasses.replace(config, **own)
+    with training(changed, PALM_OPTIMIZER, batches[0], loss=loss) as run:
+      runs += [run(batches) for _ in range(times)]
   for other, metrics in runs[1:]:
     assert metrics == runs[0][1]
     for name, value in runs[0][0].items():
@@ -176,20 +185,25 @@ def test_recomputed_layers_have_the_bits_of_kept_ones(config, changes):
 
 
 @pytest.mark.parametrize(
-  ("mesh", "pods"),
+  ("config", "mesh", "pods"),
   [
-    (mesh_layout("PaLM's 2D"), 1),
-    slow(mesh_layout("all over data and model"), 2),
-    slow(dataclasses.replace(MOVED, num_microbatches=2), 2),
-    slow(dataclasses.replace(MOVED, stages=3, num_microbatches=2), 1),
-    slow(dataclasses.replace(SINGLE, stages=3, num_microbatches=2), 2),
+    (TWO_LAYERS, mesh_layout("batch over data"), 1),
+    slow(DEEPSEEK, mesh_layout("PaLM's 2D"), 1),
+    slow(DEEPSEEK, mesh_layout("all over data and model"), 2),
+    slow(DEEPSEEK, dataclasses.replace(MOVED, num_microbatches=2), 2),
+    slow(DEEPSEEK, dataclasses.replace(MOVED, stages=3, num_microbatches=2), 1),
+    slow(
+      DEEPSEEK, dataclasses.replace(SINGLE, stages=3, num_microbatches=2), 2
+    ),
   ],
 )
-def test_layouts_pods_and_stages_take_the_steps_of_one_device(mesh, pods):
+def test_layouts_pods_and_stages_take_the_steps_of_one_device(
+  config, mesh, pods
+):
   settings = dict(num_steps=3, batch_size=8, loss=BIASED)
-  whole, metrics = train(DEEPSEEK, **settings)
+  whole, metrics = train(config, **settings)
   pods = PodsConfig(num_pods=pods)
-  found, others = train(DEEPSEEK, mesh=mesh, pods=pods, **settings)
+  found, others = train(config, mesh=mesh, pods=pods, **settings)
   for ours, theirs in zip(metrics, others, strict=True):
     for name in ("loss", "grad_norm", "expert_load"):
       assert theirs[name] == pytest.approx(ours[name], rel=1e-5)

@@ -17,6 +17,7 @@ from palm_mtf.model.palm import Palm
 from palm_mtf.model.weights import TrainedWeights
 from palm_mtf.programs.forward_program import build_forward_program
 from tests import optimizer_oracles, oracle, oracle_jax, runs
+from tests.cases import slow
 from tests.mtf_testing import (
   NUM_STEPS,
   PALM_OPTIMIZER,
@@ -98,16 +99,15 @@ def test_steps_follow_the_oracle(changes, rows, num_microbatches):
 
 
 @pytest.mark.parametrize(
-  ("optimizer", "exact"),
+  ("optimizer", "exact", "layout"),
   [
-    pytest.param(
-      *(ADAMW, optimizer_oracles.Adamw), marks=pytest.mark.slow, id="AdamW"
-    ),
-    pytest.param(MUON, optimizer_oracles.Muon, id="Muon"),
+    (MUON, optimizer_oracles.Muon, "d_ff over model"),
+    slow(MUON, optimizer_oracles.Muon, "PaLM's 2D"),
+    slow(ADAMW, optimizer_oracles.Adamw, "PaLM's 2D"),
   ],
 )
 def test_steps_of_two_pods_follow_the_oracle_of_another_optimizer(
-  optimizer, exact
+  optimizer, exact, layout
 ):
   """On split kernels and in microbatches."""
   config = small_config(num_layers=1)
@@ -115,7 +115,7 @@ def test_steps_of_two_pods_follow_the_oracle_of_another_optimizer(
   variables, metrics = train(
     config,
     optimizer,
-    mesh=mesh_layout("PaLM's 2D", num_microbatches=2),
+    mesh=mesh_layout(layout, num_microbatches=2),
     pods=PodsConfig(num_pods=2, dcn_dtype="float32"),
     params=params,
     batch_size=8,

@@ -69,10 +69,12 @@ def test_each_device_of_mesh_tensorflow_s_tpu_program_equals_the_oracle():
   [
     # CPUs run our C++ operations.
     DeviceMesh(mesh_shape="model:2", layout="heads:model,d_ff:model"),
-    DeviceMesh(
-      mesh_shape="data:2,model:2",
-      layout="batch:data,heads:model,d_ff:model",
-      tpu="v4-8",
+    slow(
+      DeviceMesh(
+        mesh_shape="data:2,model:2",
+        layout="batch:data,heads:model,d_ff:model",
+        tpu="v4-8",
+      )
     ),
   ],
   ids=["CPUs", "rehearsed TPUs"],

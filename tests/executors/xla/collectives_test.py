@@ -9,11 +9,12 @@ import jax
 import pytest
 
 from palm_mtf.executors.xla.executor import EXECUTOR
+from tests.cases import slow
 from tests.executors.xla.program_run import pod_step
 from tests.mtf_testing import mesh_layout, small_config
 
 
-@pytest.mark.parametrize("frozen", [(), ["*embedding"]])
+@pytest.mark.parametrize("frozen", [slow(()), ["*embedding"]])
 def test_no_two_collectives_of_ours_in_a_step_have_one_channel(frozen):
   """XLA mixes collectives of one channel if it runs them at the same time.
 

@@ -79,7 +79,6 @@ STACKED = "factored, clipped, stacked scale"
 PARTS = "parts of some layers"
 FAST = [
   (PARTS, "accelerators", 1, STACKED, "none"),
-  ("only attention is trained", "hosts", 1, "PaLM's", "layer"),
   ("the embedding and the lowest layers", "hosts, stages", 1, "PaLM's", "none"),
 ]
 SLOW = [

@@ -86,7 +86,14 @@ def train_here(
 @pytest.mark.parametrize(
   ("mesh", "num_microbatches", "num_pods", "settings", "changes"),
   [
-    (TWO_D, 2, 2, {**DROPOUT, **WITH_MUON}, {"remat": "layer"}),
+    (
+      TWO_D,
+      2,
+      1,
+      {**DROPOUT, **WITH_MUON},
+      {"remat": "layer", "num_layers": 1},
+    ),
+    slow(TWO_D, 2, 2, {**DROPOUT, **WITH_MUON}, {"remat": "layer"}),
     slow(TWO_D, 2, 2, DROPOUT, {"remat": "layer"}),
     slow(FSDP, 1, 1, WITH_MUON, {"remat": "none"}),
     slow(BY_EXPERTS, 2, 1, WITH_MUON, SETTINGS["Mixtral"]),

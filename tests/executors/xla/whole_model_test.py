@@ -231,7 +231,7 @@ def image_blocks(mesh, features):
 @pytest.mark.parametrize(
   ("function", "layout"),
   [
-    (shifts, "batch:a,d:b"),
+    slow(shifts, "batch:a,d:b"),
     (other_layouts, "batch:a,other:b"),
     (loop, "batch:a,d:b"),
     slow(largest, "batch:a,d:b"),

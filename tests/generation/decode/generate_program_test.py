@@ -83,7 +83,7 @@ def test_greedy_tokens_equal_full_recomputation(layout, expected):
   ("name", "layout"),
   [
     ("Gemma 3", None),
-    ("GPT-3", "all over data and model"),
+    slow("GPT-3", "all over data and model"),
     slow("Gemma 3", "all over data and model"),
     slow("Cohere 2", None),
     slow("Cohere 2", "all over data and model"),
@@ -109,7 +109,7 @@ def test_greedy_tokens_of_unlike_layers_equal_full_recomputation(name, layout):
   assert found.tokens[:, 0].tolist() == expected
 
 
-@pytest.mark.parametrize("layout", [None, "all over data and model"])
+@pytest.mark.parametrize("layout", [None, "heads over model"])
 def test_any_of_several_ends_ends_a_text_in_both_executors(layout, expected):
   """The C++ step, if it was compiled, and TensorFlow's on several devices."""
   other = next(x[2] for x in expected if EOD not in x[:3])

@@ -56,7 +56,7 @@ def gather(log_p, tokens):
   [
     ({}, None),
     ({"block": "serial", "norm": "rms_norm"}, None),
-    (SETTINGS["Gemma 3"], "all over data and model"),
+    ({**SETTINGS["Gemma 3"], "num_layers": 2}, "all over data and model"),
     ({}, "padded vocab over three"),
     # The two cases above have the same collectives.
     slow({}, "vocab over four"),

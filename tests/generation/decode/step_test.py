@@ -143,7 +143,8 @@ def check_cached_logits(name, mesh=SINGLE):
       *("LLaMA 3.1", "Gemma 3", "Cohere 2", "GPT-3", "Gopher", "GPT-NeoX"),
       "DeepSeek-V3",
     ),
-    *("norms of groups of heads", "OLMoE with its norm"),
+    slow("norms of groups of heads"),
+    "OLMoE with its norm",
   ],
 )
 def test_cached_logits_are_the_oracle_s(name):
@@ -171,8 +172,8 @@ def test_split_logits_are_the_oracle_s(name, layout):
 @pytest.mark.parametrize(
   "name",
   [
-    *("PaLM", "Yarn LLaMA 2", "Gemma 3", "Cohere 2", "Mixtral"),
-    *(slow(x) for x in ("Gemma", "Mistral")),
+    *("PaLM", "Yarn LLaMA 2", "Gemma 3", "Mixtral"),
+    *(slow(x) for x in ("Gemma", "Mistral", "Cohere 2")),
   ],
 )
 def test_tensorflow_operations_give_the_same_logits(name):
@@ -213,7 +214,9 @@ def test_layers_with_unlike_activations_are_computed_by_tensorflow():
   np.testing.assert_allclose(cached, exact, atol=2e-6 * np.abs(exact).max())
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int8", "int4"])
+@pytest.mark.parametrize(
+  "dtype", ["float32", slow("bfloat16"), slow("int8"), "int4"]
+)
 def test_experts_of_a_row_do_not_depend_on_other_rows(dtype):
   is_float = dtype.endswith(("32", "16"))
   config = block_config(
@@ -232,7 +235,7 @@ def test_experts_of_a_row_do_not_depend_on_other_rows(dtype):
   np.testing.assert_array_equal(found[7], expected[0])
 
 
-@pytest.mark.parametrize("name", ["Mixtral", "DeepSeek-V3"])
+@pytest.mark.parametrize("name", [slow("Mixtral"), "DeepSeek-V3"])
 def test_of_equal_scores_the_first_experts_are_chosen(name):
   config = block_config(name)
   params, inputs, _ = case_of(config)
@@ -312,7 +315,7 @@ def test_with_amx_steps_are_in_cpp_and_long_prompts_are_multiplied_by_onednn(
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-  "layout", ["all over data and model", "two axes but no batch"]
+  "layout", ["all over data and model", slow("two axes but no batch")]
 )
 def test_int8_logits_are_near_and_the_same_in_every_layout(layout, monkeypatch):
   config = small_config()
