@@ -61,7 +61,7 @@ def test_a_lesser_cpu_trains_decodes_scores_and_evaluates(
   monkeypatch.setenv("ONEDNN_MAX_CPU_ISA", limit)
   monkeypatch.setenv("XLA_FLAGS", "--xla_cpu_max_isa=AVX2")
   # The folder depends on XLA_FLAGS, so it has only code for AVX2.
-  folder = f"ram://{compiled_code_folder()}"
+  folder = f"ram://ram://{compiled_code_folder()}"
   monkeypatch.setenv(
     "TF_XLA_FLAGS", f"--tf_xla_persistent_cache_directory={folder}"
   )

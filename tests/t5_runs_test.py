@@ -107,10 +107,21 @@ def test_commands_for_palms_block_refuse_a_t5(command, tmp_path, capsys):
   assert call(f"{command}{flags}", files, MODEL_DIR=str(tmp_path)) == 2
   assert capsys.readouterr() == (
     "",
-    "palm_mtf: MODEL_FUNCTION = 'palm_mtf.unitransformer.bitransformer': "
-    f"`{command}` knows only PaLM's block; such a model can be trained. "
-    "(MODEL_FUNCTION is set in models/t5_tiny.gin:3)\n",
+    'palm_mtf: MODEL_FUNCTION = "palm_mtf.unitransformer.bitransformer" '
+    f"(models/t5_tiny.gin:3): `{command}` knows only PaLM's block; palm_mtf "
+    "only trains such a model: read its weights by TensorFlow, from "
+    "MODEL_DIR/checkpoints.\n",
   )
+
+
+def test_a_t5_run_is_refused_before_its_config_has_to_be_trusted(
+  tmp_path, capsys
+):
+  config = 'import os\nMODEL_FUNCTION = "own.t5"\nos.abort.now = True\n'
+  (tmp_path / "config.gin").write_text(config)
+  assert main(["generate", f"--model_dir={tmp_path}", "--prompt=a"]) == 2
+  line = capsys.readouterr().err
+  assert "`generate` knows only PaLM's block" in line and line.count("\n") == 1
 
 
 def seven_logits(batch, dtype):

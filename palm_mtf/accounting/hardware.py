@@ -42,8 +42,8 @@ def check_chip(chip: str, hardware: HardwareConfig) -> None:
 def check_run(config: PlanConfig) -> None:
   """Raises UserError unless sizes, mesh, batches, pods and FROZEN fit together.
 
-  Also if MFU needs a peak of CHIP that is not known, or experts cannot begin as
-  copies of a dense model's MLPs.
+  Also if MFU needs a peak of CHIP that is not known, if routers would get no
+  gradient, or if experts cannot begin as copies of a dense model's MLPs.
   """
   run, model = config.run, config.model
   sizes, num_pods = run.batch_sizes.sizes, config.pods.num_pods
@@ -51,6 +51,14 @@ def check_run(config: PlanConfig) -> None:
   check_chip(run.chip, config.hardware)
   if not model.model_function:  # only the function knows the names
     check_frozen(parameter_dims(model), run.frozen)
+  # Such an imported model decodes, so only training refuses it.
+  if (model.experts_per_token, model.router_normalizes) == (1, True):
+    raise UserError(
+      "EXPERTS_PER_TOKEN = 1 and ROUTER_NORMALIZES = True: the only score, "
+      "divided by itself, is 1, so the router would get no gradient: such a "
+      "model can be decoded, but not trained. To train one from scratch, set "
+      "ROUTER_NORMALIZES = False, or EXPERTS_PER_TOKEN = 2."
+    )
   if run.init_experts == "copy":
     _check_copied_experts(model)
 

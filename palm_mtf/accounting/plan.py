@@ -35,6 +35,7 @@ from palm_mtf.errors import UserError
 from palm_mtf.steps.plan import num_kept, plan_step, stage_layers
 
 REMATS = ("none", "attention", "layer")
+_MAX_CALLS = 100_000  # each is an object: millions take gigabytes
 _HOUR = 3600
 _JOULES_OF_KWH = 3.6e6
 
@@ -120,8 +121,18 @@ def describe_step(
   """Returns the step of the first batch size as data, with bytes of its edges.
 
   `on_accelerators` is an argument of `plan_step`.
+
+  Raises UserError if the step has more than _MAX_CALLS calls.
   """
   mesh, pods, frozen = config.mesh_layout, config.pods, config.run.frozen
+  passes = 2 * mesh.stages + 1 if mesh.stages > 1 else not on_accelerators
+  num_calls = pods.num_pods * passes * mesh.num_microbatches
+  if num_calls > _MAX_CALLS:
+    raise UserError(
+      f"--steps: NUM_PODS = {pods.num_pods}, STAGES = {mesh.stages} and "
+      f"NUM_MICROBATCHES = {mesh.num_microbatches} make {num_calls:,} calls, "
+      f"and at most {_MAX_CALLS:,} are printed; set lower numbers."
+    )
   plan = plan_step(
     mesh,
     pods,

@@ -55,7 +55,7 @@ def search(config: AnyConfig, num_devices: int) -> SearchResult:
   many.
   """
   most = sum(  # at most: some layouts do not divide the model
-    len([*_layouts(data_size, model_size)])
+    len([*_layouts(config, data_size, model_size)])
     * len(_microbatch_counts(config, num_pods, data_size))
     * len(REMATS)
     for num_pods, _, data_size, model_size in _meshes(config, num_devices)
@@ -91,7 +91,7 @@ def candidates(config: AnyConfig, num_devices: int) -> Iterator[AnyConfig]:
   for num_pods, tpu, data_size, model_size in _meshes(config, num_devices):
     pods = dataclasses.replace(config.pods, num_pods=num_pods)
     axes = {"data": data_size, "model": model_size}
-    for layout in _layouts(data_size, model_size):
+    for layout in _layouts(config, data_size, model_size):
       mesh = MeshLayout(
         mesh_shape=",".join(f"{x}:{n}" for x, n in axes.items() if n > 1),
         layout=layout,
@@ -197,11 +197,15 @@ def find_slice(name: str, num_devices: int) -> str | None:
   return "v4-" + "x".join(str(4 * n) for n in min(boxes, key=sum))
 
 
-def _layouts(data_size: int, model_size: int) -> Iterator[str]:
+def _layouts(
+  config: AnyConfig, data_size: int, model_size: int
+) -> Iterator[str]:
   """Yields layouts such as "batch:data,heads:model"; no axis is left unused."""
   of_data = [[]]
   if data_size > 1:
     of_data = [["batch:data"], ["batch:data", "d_model_stored:data"]]
+    if config.model.has_experts:  # tokens move to the devices of their experts
+      of_data += [[*x, "experts:data"] for x in of_data]
   of_model: list[list[str]] = [[]]
   if model_size > 1:
     of_model = [

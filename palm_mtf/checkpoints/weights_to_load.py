@@ -32,6 +32,7 @@ from palm_mtf.architecture.parameters import (
 )
 from palm_mtf.checkpoints.manifest import (
   MANIFEST,
+  WEIGHTS,
   Checkpoint,
   DamagedCheckpointError,
   Manifest,
@@ -308,12 +309,16 @@ def find_weights(setting: str, path: str) -> NamedWeights:
 
   `path`, the value of `setting`, is the folder of a checkpoint or a run, or a
   TensorFlow prefix. The files of a checkpoint are compared with the hashes in
-  its manifest; a TensorFlow prefix has no hashes.
+  its manifest; the prefix of another checkpoint has no hashes.
 
   Raises UserError if there are no weights, or the weights are damaged.
   """
   given = f"{setting} = {path!r}"
   path = os.path.expanduser(path).rstrip("/")
+  # The prefix of a checkpoint that has a manifest is that checkpoint.
+  folder, stem = os.path.split(path.removesuffix(".index"))
+  if stem == WEIGHTS and os.path.exists(os.path.join(folder, MANIFEST)):
+    path = folder
   # `path` is a checkpoint, such as runs/first/checkpoints/step_00000200.
   if step_of(path) is not None or os.path.exists(os.path.join(path, MANIFEST)):
     if os.path.isdir(path):

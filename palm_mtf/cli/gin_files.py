@@ -265,7 +265,7 @@ def load(
   Raises:
     UserError: if anything is wrong; the message is about the first fault.
   """
-  statements = read_file(defaults_file(command))
+  statements, of_run = read_file(defaults_file(command)), []
   if model_dir:
     file = ModelDir(model_dir).config
     if not os.path.isfile(file):
@@ -274,8 +274,6 @@ def load(
         "MODEL_DIR of a training run."
       )
     of_run = read_file(Path(file).resolve())
-    if not trust_config:
-      gin_checks.check_runs_no_code(of_run)
     statements += of_run
     # Override two macros of the run: its folder may have been renamed, and its
     # PROMPTS are for the end of training, not for `generate`.
@@ -287,6 +285,9 @@ def load(
   defaults = {"MODEL_DIR": MISSING, **macros_of(config.ConfigOfSweep)}
   # Accept macros of other commands too, because commands may share a file.
   given, foreign = gin_checks.split(statements, defaults)
+  _check_function(command, given)
+  if not trust_config:
+    gin_checks.check_runs_no_code(of_run)
   given = _find_chip(given) | given
   gin_checks.check_known(given, [*given.values(), *foreign], defaults)
   implied = {*macros_of(config.HardwareConfig)}.difference(given)
@@ -319,6 +320,18 @@ def load(
     asked=asked or f"palm_mtf {command}",
     implied=implied,
   )
+
+
+def _check_function(command: str, given: Mapping[str, Setting]) -> None:
+  function = _follow("MODEL_FUNCTION", given)
+  if isinstance(function, Macro) or not function:
+    return
+  if not COMMANDS[command].takes_functions:
+    raise UserError(
+      f"{given['MODEL_FUNCTION'].cited}: `{command}` knows only PaLM's block; "
+      "palm_mtf only trains such a model: read its weights by TensorFlow, from "
+      "MODEL_DIR/checkpoints."
+    )
 
 
 def _follow(name: str, given: Mapping[str, Setting]) -> object:

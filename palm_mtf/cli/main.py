@@ -133,6 +133,10 @@ def _run_configured(
   command = COMMANDS[name]
   for flag, (path, _) in command.standalone.items():
     if getattr(options, flag.removeprefix("--")):
+      if other := {x.partition("=")[0] for x in arguments} & {*command.flags}:
+        raise UserError(
+          f"{flag} and {min(other)}: {flag} plans nothing; give one of them."
+        )
       _prepare_for_tensorflow()
       pkgutil.resolve_name(path)(as_json=options.as_json)
       return
@@ -157,11 +161,6 @@ def _run_configured(
     return
   try:
     model_dir, settings = configuration.build()
-    if settings.model.model_function and not command.takes_functions:
-      raise UserError(
-        f"MODEL_FUNCTION = {settings.model.model_function!r}: `{name}` knows "
-        "only PaLM's block; such a model can be trained."
-      )
     keywords = {each: getattr(options, each) for each in own}
     if command.keeps_config:
       keywords["config_files"] = configuration.config_files

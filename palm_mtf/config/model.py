@@ -306,12 +306,6 @@ class ModelConfig(Checked):
         f"EXPERTS_PER_TOKEN = {chosen} and NUM_EXPERTS = {count}: a token uses "
         f"some of the experts; use at most {count}."
       )
-    if chosen == 1 and self.router_normalizes:
-      raise UserError(
-        "EXPERTS_PER_TOKEN = 1 and ROUTER_NORMALIZES = True: the only score, "
-        "divided by itself, is 1, so the router would get no gradient; set "
-        "ROUTER_NORMALIZES = False, or EXPERTS_PER_TOKEN = 2."
-      )
     if self.router_bias and self.router != "sigmoid":
       raise UserError(
         f"ROUTER_BIAS = True and ROUTER = {self.router!r}: the bias balances "

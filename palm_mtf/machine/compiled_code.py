@@ -10,6 +10,7 @@ disk, a damaged file or a killed process costs only time to compile.
 """
 
 import atexit
+import glob
 import importlib.metadata
 import os
 import re
@@ -27,9 +28,15 @@ from palm_mtf.machine.cache_folder import (
 )
 
 _VARIABLE = "TF_XLA_FLAGS"
-# The folder in ram:// has the same path as on the disk. So this flag tells a
+# For ram://, a file exists as soon as any name begins with its name. So XLA
+# would read a file that another pod's XLA, in the same process, still writes as
+# NAME.pb<...>.tmp, and fail with an empty NOT_FOUND. With this prefix twice,
+# XLA writes and reads ram://ram://PATH, but asks whether ram://PATH exists,
+# where we put an empty file as soon as the other file is complete.
+_FOUND, _MEMORY = "ram://", "ram://ram://"
+# The folder in memory has the same path as on the disk. So this flag tells a
 # child process, which inherits TF_XLA_FLAGS, which folder to copy.
-_FLAG = "--tf_xla_persistent_cache_directory=ram://"
+_FLAG = f"--tf_xla_persistent_cache_directory={_MEMORY}"
 _SAVE_SECS = 1.0
 # With both flags, TensorFlow compiles CPU operations with XLA even where no
 # code asks for that, which fails with several devices (`check_xla_flags`).
@@ -79,17 +86,26 @@ class CompiledCode:
     self._memory, self._folder = memory, folder
     self._lock = threading.Lock()
     self._is_lost = False  # whether the folder on the disk cannot be used
-    memory.makedirs(self._in_memory())
     kept = self._read()
     # Leave out files that are already in memory, because in ram:// a file that
     # is opened for writing keeps its old content.
-    for name in kept.keys() - {*memory.listdir(self._in_memory())}:
+    for name in kept.keys() - self._names():
       with memory.GFile(self._in_memory(name), "wb") as file:
         file.write(kept[name])
+      self._let_find(name)
     self._known = {*kept}
 
-  def _in_memory(self, *name: str) -> str:
-    return os.path.join(f"ram://{self._folder}", *name)
+  def _in_memory(self, name: str) -> str:
+    return f"{_MEMORY}{self._folder}/{name}"
+
+  def _names(self) -> set[str]:
+    # XLA gives only complete files a name that ends in ".pb".
+    pattern = f"{_MEMORY}{glob.escape(self._folder)}/*.pb"
+    return {os.path.basename(x) for x in self._memory.glob(pattern)}
+
+  def _let_find(self, name: str) -> None:
+    with self._memory.GFile(f"{_FOUND}{self._folder}/{name}", "wb") as file:
+      file.write(b"")
 
   def _read(self) -> Mapping[str, bytes]:
     try:
@@ -106,9 +122,9 @@ class CompiledCode:
   def save(self) -> None:
     """Writes new files of the folder in memory to the disk; logs a failure."""
     with self._lock:
-      names = self._memory.listdir(self._in_memory())
-      # XLA gives only complete files a name that ends in ".pb".
-      new = {x for x in names if x.endswith(".pb")} - self._known
+      new = self._names() - self._known
+      for name in new:
+        self._let_find(name)
       if not new or self._is_lost:
         return
       try:

@@ -56,6 +56,18 @@ def test_every_candidate_divides_is_another_and_uses_all_devices():
     assert each.pods.num_pods * each.mesh_layout.num_devices == 12
 
 
+def test_a_mixture_s_tokens_move_where_that_is_fastest():
+  """Five devices, because few settings divide by five."""
+  experts = dict(MLP="experts", NUM_EXPERTS=15, EXPERTS_PER_TOKEN=2)
+  sizes = dict(D_MODEL=3840, D_EXPERT=2048, NUM_LAYERS=1, CAPACITY_FACTOR=1.0)
+  given = dict(TPU="", MESH_SHAPE="", LAYOUT="", GLOBAL_BATCH_SIZE=155)
+  config = plan_config("recipes/palm_8b.gin", **given, **experts, **sizes)
+  best, *others = search(config, 5).fitting
+  assert best.config.mesh_layout.layout == "batch:data,experts:data"
+  others = [x for x in others if not x.config.mesh_layout.moves_tokens]
+  assert best.step.total < 0.95 * others[0].step.total
+
+
 def test_what_is_found_fits_and_comes_fastest_first():
   result = search(palm_8b(), 16)
   secs = [each.step.total for each in result.fitting]

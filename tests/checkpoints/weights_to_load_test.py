@@ -104,7 +104,8 @@ def test_weights_without_their_vocabulary_are_refused(tmp_path, capsys):
 
 def test_a_run_is_its_newest_whole_checkpoint(tmp_path, capsys):
   first, second = write(tmp_path, 1), write(tmp_path, 2)
-  for path in (second.path, f"{second.path}/", str(tmp_path)):
+  prefix = f"{second.path}/weights"  # TensorFlow's, of our own checkpoint
+  for path in (second.path, f"{second.path}/", str(tmp_path), prefix):
     assert find_weights("A", path).checkpoint == second
   with open(f"{second.path}/weights.data", "w") as file:
     file.write("weight5")

@@ -80,6 +80,18 @@ def test_what_does_not_fit_says_what_would(palm_mtf):
     (["--devices=4"], "--devices and --output are of a search; add --search."),
     (["--search", "--devices=4"], "--search: none of "),
     (["--steps", "--search"], "--search and --steps: each prints something"),
+    (
+      [
+        *("--steps", "--gin.STAGES=2", "--gin.NUM_MICROBATCHES=16384"),
+        "--gin.GLOBAL_BATCH_SIZE=8388608",
+      ],
+      "--steps: NUM_PODS = 2, STAGES = 2 and NUM_MICROBATCHES = 16384 make "
+      "163,840 calls, and at most 100,000 are printed; set lower numbers.",
+    ),
+    (
+      ["--steps", "--calibrate"],
+      "--calibrate and --steps: --calibrate plans nothing; give one of them.",
+    ),
     (["--search", "--devices=0"], "--devices = 0: give a whole number"),
     (["--serach"], 'unknown flag --serach (did you mean "--search"?)'),
   ],

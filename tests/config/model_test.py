@@ -119,12 +119,6 @@ EXPERTS = {"mlp": "experts", "num_experts": 8, "experts_per_token": 2}
       "experts; use at most 8.",
     ),
     (
-      {**EXPERTS, "experts_per_token": 1},
-      "EXPERTS_PER_TOKEN = 1 and ROUTER_NORMALIZES = True: the only score, "
-      "divided by itself, is 1, so the router would get no gradient; set "
-      "ROUTER_NORMALIZES = False, or EXPERTS_PER_TOKEN = 2.",
-    ),
-    (
       {**EXPERTS, "router_bias": True},
       "ROUTER_BIAS = True and ROUTER = 'softmax': the bias balances scores of "
       '"sigmoid"; set ROUTER = "sigmoid", or ROUTER_BIAS = False and '

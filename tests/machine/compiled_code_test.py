@@ -90,10 +90,19 @@ def code(caches):
   keep_compiled_code()
   flag = os.environ["TF_XLA_FLAGS"]
   folder = compiled_code_folder()
-  assert flag == f"--tf_xla_persistent_cache_directory=ram://{folder}"
+  assert flag == f"--tf_xla_persistent_cache_directory=ram://ram://{folder}"
   code = CompiledCode(tf.io.gfile, folder)
   yield Code(folder, code)
-  tf.io.gfile.rmtree(f"ram://{folder}")
+  clear(folder)
+
+
+def files(memory):
+  return tf.io.gfile.glob(f"{memory}/*.pb*")
+
+
+def clear(folder):
+  for path in (*files(f"ram://ram://{folder}"), *files(f"ram://{folder}")):
+    tf.io.gfile.remove(path)
 
 
 class Code:
@@ -101,18 +110,18 @@ class Code:
 
   def __init__(self, folder, code):
     self.folder, self.code = pathlib.Path(folder), code
-    self.memory = f"ram://{folder}"
+    self.memory = f"ram://ram://{folder}"
 
   def xla_writes(self, name, content):
     with tf.io.gfile.GFile(f"{self.memory}/{name}", "wb") as file:
       file.write(content)
 
   def next_process_reads(self):
-    tf.io.gfile.rmtree(self.memory)
+    clear(self.folder)
     CompiledCode(tf.io.gfile, str(self.folder))
-    names = tf.io.gfile.listdir(self.memory)
     return {
-      x: tf.io.gfile.GFile(f"{self.memory}/{x}", "rb").read() for x in names
+      os.path.basename(x): tf.io.gfile.GFile(x, "rb").read()
+      for x in files(self.memory)
     }
 
 
@@ -167,35 +176,51 @@ def test_a_full_disk_ends_nothing_and_one_line_says_so(
   assert tf.io.gfile.exists(f"{code.memory}/2.pb")  # for this process
 
 
-def test_xla_compiles_to_memory_and_loads_from_there():
-  """Uses the folder of this process, which conftest.py has turned on."""
-  memory = os.environ["TF_XLA_FLAGS"].partition("=")[2]
+MEMORY = os.environ["TF_XLA_FLAGS"].partition("=")[2]  # of this process
+FOLDER = MEMORY.removeprefix("ram://ram://")
 
-  def names():
-    return {x for x in tf.io.gfile.listdir(memory) if x.endswith(".pb")}
 
-  def computes():
-    with tf.Graph().as_default(), tf.Session() as session:
-      tf.import_graph_def(program, name="")
-      return session.run("sum:0", {"x:0": 1}) == number + 1
-
+@pytest.fixture
+def program():
+  """A function that runs a new program, and the path of its compiled code."""
   number = int.from_bytes(os.urandom(3))  # that no earlier run has compiled
   with tf.Graph().as_default() as graph:
     add = tf.function(lambda x: x + number, jit_compile=True)
     tf.identity(add(tf.placeholder(tf.int32, [], name="x")), name="sum")
-    program = graph.as_graph_def(add_shapes=True)
-  before = names()
+    definition = graph.as_graph_def(add_shapes=True)
+
+  def computes():
+    with tf.Graph().as_default(), tf.Session() as session:
+      tf.import_graph_def(definition, name="")
+      return session.run("sum:0", {"x:0": 1}) == number + 1
+
+  before = {*files(MEMORY)}
   assert computes()
-  (made,) = names() - before
+  (made,) = {*files(MEMORY)} - before
+  return computes, made
+
+
+def test_xla_compiles_to_memory_and_loads_from_there(program):
+  computes, made = program
   save_compiled_code()
-  folder = memory.removeprefix("ram://")
-  assert (pathlib.Path(folder) / made).exists()
-  with tf.io.gfile.GFile(f"{memory}/{made}", "wb") as file:
+  assert (pathlib.Path(FOLDER) / os.path.basename(made)).exists()
+  with tf.io.gfile.GFile(made, "wb") as file:
     file.write(b"damaged")
   with pytest.raises(tf.errors.OpError):
     computes()
-  tf.io.gfile.remove(f"{memory}/{made}")
-  CompiledCode(tf.io.gfile, folder)  # from the disk
+  tf.io.gfile.remove(made)
+  CompiledCode(tf.io.gfile, FOLDER)  # from the disk
+  assert computes()
+
+
+def test_code_that_another_pod_still_writes_is_not_read(program):
+  """DeviceExecutablePersistor writes NAME.pb<...>.tmp, and then renames it."""
+  computes, made = program
+  save_compiled_code()
+  tf.io.gfile.remove(made)
+  tf.io.gfile.remove(made.removeprefix("ram://"))  # the mark of a whole file
+  with tf.io.gfile.GFile(f"{made}host-1-2-3.tmp", "wb") as file:
+    file.write(b"half of the c")
   assert computes()
 
 

@@ -113,6 +113,12 @@ def test_the_first_loss_is_that_of_the_dense_model(
       "as the dense model; set SHARED_EXPERTS = None.",
     ),
     ({"ROUTER_NORMALIZES": False}, "; set ROUTER_NORMALIZES = True."),
+    (
+      {"EXPERTS_PER_TOKEN": 1},
+      "EXPERTS_PER_TOKEN = 1 and ROUTER_NORMALIZES = True: the only score, "
+      "divided by itself, is 1, so the router would get no gradient: such a "
+      "model can be decoded, but not trained.",
+    ),
     ({"ROUTER_SCALE": 2.5}, "; set ROUTER_SCALE = 1.0."),
     (
       {"D_EXPERT": 32},

@@ -152,6 +152,10 @@ MODELS = {
     ),
   ),
   "Mixtral": ("Mixtral", dict(SIZES, **KV, num_local_experts=5)),
+  "Mixtral with one expert per token": (
+    "Mixtral",
+    dict(SIZES, **KV, num_local_experts=5, num_experts_per_tok=1),
+  ),
   "Mixtral with a window": (
     "Mixtral",
     dict(SIZES, **KV, num_local_experts=5, sliding_window=3),

@@ -23,7 +23,7 @@ from palm_mtf.generation.decode.weight_maker import build_decode_model
 from palm_mtf.mesh.session import session_config
 from palm_mtf.native.decoding import find_missing_in_step
 from palm_mtf.native.operations import operations
-from tests import oracle
+from tests import oracle, processes
 from tests.blocks import SETTINGS, block_config, fast_only
 from tests.cases import slow
 from tests.cpus import SAPPHIRE_RAPIDS, ZEN_4, pretend_cpu
@@ -61,6 +61,12 @@ OTHERS = {
     "num_experts": 1,
     "experts_per_token": 1,
     "router_normalizes": False,
+  },
+  # Such a model can be imported, but not trained.
+  "one of three experts": {
+    "mlp": "experts",
+    "num_experts": 3,
+    "experts_per_token": 1,
   },
   "normed experts": {
     "block": "serial",
@@ -137,7 +143,7 @@ def check_cached_logits(name, mesh=SINGLE):
 @pytest.mark.parametrize(
   "name",
   [
-    *("PaLM", "multi-head", "serial", "one expert"),
+    *("PaLM", "multi-head", "serial", "one expert", "one of three experts"),
     *map(slow, ("serial, multi-head", "parallel, experts", "normed experts")),
     *fast_only(
       *("LLaMA 3.1", "Gemma 3", "Cohere 2", "GPT-3", "Gopher", "GPT-NeoX"),
@@ -401,3 +407,15 @@ def test_a_token_that_the_vocabulary_lacks_is_refused():
   inputs[1, PROMPT] = config.vocab_size
   with pytest.raises(tf.errors.InvalidArgumentError, match="lies outside"):
     cached_logits(config, params, inputs)
+
+
+# The library is compiled again, for a CPU with AVX2 and for one without.
+@pytest.mark.slow
+@pytest.mark.parametrize("limit", ["AVX2", "SSE41"])
+def test_lesser_cpus_compute_the_same_experts(limit):
+  run = processes.python(
+    *("-m", "pytest", "-q", "-p", "no:cacheprovider", __file__, "-k"),
+    "(expert or Mixtral or DeepSeek) and not lesser",
+    variables={"ONEDNN_MAX_CPU_ISA": limit},
+  )
+  assert run.returncode == 0, run.stdout
