@@ -4,6 +4,7 @@
 
 import dataclasses
 
+from palm_mtf.accounting.work import Work
 from palm_mtf.config import (
   AdafactorConfig,
   AdamwConfig,
@@ -56,4 +57,24 @@ def step_config(
     optimizer=optimizer,
     loss=loss,
     pods=pods,
+  )
+
+
+def work(
+  model: ModelConfig,
+  mesh: MeshLayout = MeshLayout(mesh_shape="", layout=""),  # noqa: B008
+  rows: int = 1,
+  *,
+  optimizer: OptimizerConfig = PALM_OPTIMIZER,
+  pods: PodsConfig = PodsConfig(),  # noqa: B008
+  frozen: tuple[str, ...] = (),
+) -> Work:
+  """Returns the work of a step, with PaLM's optimizer."""
+  return Work(
+    model=model,
+    mesh=mesh,
+    optimizer=optimizer,
+    pods=pods,
+    rows=rows,
+    frozen=frozen,
   )

@@ -23,7 +23,7 @@ import os
 import sys
 from collections.abc import Iterator
 
-from palm_mtf.accounting.flops import mfu
+from palm_mtf.accounting.flops import utilization
 from palm_mtf.accounting.hardware import chip_names, peak_of_devices
 from palm_mtf.cli.gin_files import hardware_of
 from palm_mtf.config import AdafactorConfig, ModelConfig, PodsConfig
@@ -132,7 +132,8 @@ def measure(chosen: argparse.Namespace) -> Iterator[dict]:
   for record in pairs.speed_records(turns, tokens):
     if chosen.chip:
       peak = peak_of_devices(chosen.chip, hardware_of(chosen.chip), 1)
-      record["mfu"] = mfu(record["tokens_per_sec"], config, peak)
+      given = record["tokens_per_sec"], config, peak
+      record["mfu"] = utilization(*given)["mfu"]
     yield {**record, "size": chosen.size, "chip": chosen.chip, **settings}
 
 
