@@ -48,7 +48,7 @@ Rows = Mapping[tuple[int, int], Sequence[Mapping[str, tf.Tensor]]]
 
 
 class StepBuilder:
-  """Builds the graphs of `build_train_program` and `build_loss_program`.
+  """Builds the graphs of training steps, and of the loss of a batch.
 
   `StagesBuilder` builds the graphs for pods with stages.
   """

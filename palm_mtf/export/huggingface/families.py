@@ -305,7 +305,8 @@ GEMMA3 = dataclasses.replace(
     "mlp_output_norm": "model.layers.{}.post_feedforward_layernorm",
   },
 )
-COHERE = Family(
+COHERE = dataclasses.replace(
+  LLAMA,
   architecture="CohereForCausalLM",
   model_type="cohere",
   start_id=5,
@@ -319,7 +320,6 @@ COHERE = Family(
   rotary_base=500_000.0,  # as in transformers 5; before, 10,000
   rotary_pairs="neighbours",
   constants={"use_qk_norm": False},
-  names=_LLAMA_NAMES,
 )
 COHERE2 = dataclasses.replace(
   COHERE,
@@ -331,22 +331,18 @@ COHERE2 = dataclasses.replace(
   rotary_base=10_000.0,
   constants={},
 )
-GRANITE = Family(
+GRANITE = dataclasses.replace(
+  LLAMA,
   architecture="GraniteForCausalLM",
   model_type="granite",
-  start_id=1,
   settings={"block": "serial", "norm": "rms_norm"},
-  choices={"hidden_act": _SWIGLU, "tie_word_embeddings": _tie(False)},
   numbers={
     "rms_norm_eps": _epsilon(1e-6),
     "logits_scaling": Number("logits_scale", 1.0, power=-1),
     "embedding_multiplier": Number("embedding_scale", 1.0),
     "attention_multiplier": Number("score_scale", 1.0),
   },
-  biases={"attention_bias": ("qkv,o", False), "mlp_bias": ("mlp", False)},
-  rotary_base=10_000.0,
   constants={"residual_multiplier": 1.0},
-  names=_LLAMA_NAMES,
 )
 _GPT_SETTINGS = {
   "norm": "layer_norm_bias",
@@ -392,20 +388,19 @@ GPT2 = Family(
   },
   is_conv1d=True,
 )
-GPTJ = Family(
+GPTJ = dataclasses.replace(
+  GPT2,
   architecture="GPTJForCausalLM",
   model_type="gptj",
-  start_id=50_256,
   settings={**_GPT_SETTINGS, "block": "parallel", "biases": "mlp,logits"},
-  sizes=_GPT_SIZES,
-  has_key_heads=False,
   choices={
     "activation_function": Choice("mlp", _GELUS, "gelu_new"),
     "tie_word_embeddings": _tie(False),
   },
-  numbers={"layer_norm_epsilon": _epsilon(1e-5)},
   rotary_size=("rotary_dim", 64),
   rotary_pairs="neighbours",
+  constants={},
+  is_conv1d=False,
   names={
     **_GPT_NAMES,
     **{f"attention/{x}": f"transformer.h.{{}}.attn.{x}_proj" for x in "qkv"},
@@ -477,18 +472,16 @@ PHI = Family(
     "mlp/wo": "model.layers.{}.mlp.fc2",
   },
 )
-STABLELM = Family(
+STABLELM = dataclasses.replace(
+  LLAMA,
   architecture="StableLmForCausalLM",
   model_type="stablelm",
   start_id=0,
   settings={"block": "serial", "norm": "layer_norm_bias", "logits_scale": 1.0},
-  choices={"hidden_act": _SWIGLU, "tie_word_embeddings": _tie(False)},
   numbers={"layer_norm_eps": _epsilon(1e-5)},
   biases={"use_qkv_bias": ("qkv", False)},
   rotary_fraction=0.25,
-  rotary_base=10_000.0,
   constants={"qk_layernorm": False, "use_parallel_residual": False},
-  names=_LLAMA_NAMES,
 )
 QWEN2 = dataclasses.replace(
   LLAMA,
