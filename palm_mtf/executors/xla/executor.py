@@ -13,7 +13,6 @@ from palm_mtf.config import (
   ModelConfig,
   OptimizerConfig,
   PodsConfig,
-  StepConfig,
 )
 from palm_mtf.config.device_mesh import DeviceMesh
 from palm_mtf.errors import UserError
@@ -37,9 +36,8 @@ from palm_mtf.generation.decode.weights import DecodeSettings
 from palm_mtf.json_text import named_text
 from palm_mtf.mesh.cpu_gpu import Devices
 from palm_mtf.mesh.session import session_config
-from palm_mtf.programs.features import ServerFeatures
-from palm_mtf.programs.loss_function import LossFunction
-from palm_mtf.programs.model_loss import text_loss
+from palm_mtf.programs.features import ReadFeatures
+from palm_mtf.programs.loss_function import LossFunction, PalmLoss
 from palm_mtf.programs.step_programs import StepPrograms
 from palm_mtf.runtime.client.client import Client
 from palm_mtf.runtime.client.connect import open_pod
@@ -55,45 +53,6 @@ class XlaExecutor:
 
   describe_failure = staticmethod(describe_failure)
 
-  def build_train_program(
-    self,
-    config: StepConfig,
-    *,
-    batch_size: int,
-    seed: int,
-    frozen: Sequence[str] = (),
-    features: Sequence[str] | ServerFeatures,
-    devices: AcceleratorDevices,
-  ) -> StepPrograms:
-    """Builds a training step of PaLM in the current tf.Graph."""
-    names, read = (
-      features if isinstance(features, ServerFeatures) else (features, None)
-    )
-    if config.model.model_function:
-      mesh = _to_device_mesh(config.mesh_layout)
-      num_rows = batch_size // config.pods.num_pods // mesh.num_microbatches
-      return self.build_program(
-        text_loss(config, names, num_rows=num_rows, seed=seed, frozen=frozen),
-        mesh,
-        config.optimizer,
-        batch_size=batch_size,
-        pods=config.pods,
-        devices=devices,
-      )
-    settings = StepSettings(
-      model=config.model,
-      mesh_layout=config.mesh_layout,
-      optimizer=config.optimizer,
-      loss=config.loss,
-      features=list(names),
-      num_rows=batch_size // config.pods.num_pods,
-      dcn_dtype=config.pods.dcn_dtype,
-      seed=seed,
-      frozen=list(frozen),
-    )
-    builder = StagesBuilder if config.mesh_layout.stages > 1 else StepBuilder
-    return builder(settings, devices, read).build(config.pods)
-
   def build_program(
     self,
     loss_function: LossFunction,
@@ -103,18 +62,36 @@ class XlaExecutor:
     batch_size: int,
     pods: PodsConfig,
     devices: AcceleratorDevices,
+    read: ReadFeatures | None = None,
   ) -> StepPrograms:
     """Builds a training step of any model in the current tf.Graph."""
-    settings = WholeSettings(
+    begin = loss_function.first_backward
+    num_rows, dcn_dtype = batch_size // pods.num_pods, pods.dcn_dtype
+    if isinstance(loss_function, PalmLoss):
+      step = loss_function.step
+      settings = StepSettings(
+        model=step.model,
+        mesh_layout=step.mesh_layout,
+        optimizer=optimizer,
+        loss=step.loss,
+        features=list(loss_function.features),
+        num_rows=num_rows,
+        dcn_dtype=dcn_dtype,
+        seed=loss_function.seed,
+        frozen=list(loss_function.frozen),
+      )
+      builder = StagesBuilder if mesh_layout.stages > 1 else StepBuilder
+      return builder(settings, devices, read).build(pods, begin)
+    whole = WholeSettings(
       loss_function=name_loss_function(loss_function),
-      mesh_layout=mesh_layout,
+      mesh_layout=_to_device_mesh(mesh_layout),
       optimizer=optimizer,
-      num_rows=batch_size // pods.num_pods,
-      dcn_dtype=pods.dcn_dtype,
+      num_rows=num_rows,
+      dcn_dtype=dcn_dtype,
     )
-    programs = StepBuilder(settings, devices, None).build(pods)
+    programs = StepBuilder(whole, devices, read).build(pods, begin)
     try:
-      pod_arrays.make_programs(named_text(settings), 0, 1).lower()
+      pod_arrays.make_programs(named_text(whole), 0, 1).lower()
     except LoweringError as error:
       operation, reason = error.args
       raise UserError(
@@ -206,7 +183,7 @@ class XlaExecutor:
       yield client, devices
 
 
-def _to_device_mesh(layout: MeshLayout) -> DeviceMesh:
+def _to_device_mesh(layout: DeviceMesh) -> DeviceMesh:
   """Returns the settings that a model other than PaLM has, too."""
   names = [x.name for x in dataclasses.fields(DeviceMesh)]
   return DeviceMesh(**{name: getattr(layout, name) for name in names})

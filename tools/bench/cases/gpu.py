@@ -69,6 +69,7 @@ def open_step(
     optimizer: schedule, clipping and decay.
   """
   from palm_mtf.executors.xla.executor import EXECUTOR
+  from palm_mtf.programs.train_program import build_train_program
   from palm_mtf.runtime.client.connect import connect
   from palm_mtf.runtime.program import Program
   from palm_mtf.training.step import TrainStep
@@ -76,12 +77,12 @@ def open_step(
   cluster = connect(EXECUTOR, PodsConfig(), models.ONE_DEVICE, [], {})
   with cluster.client() as client:
     with client.graph.as_default():
-      built = EXECUTOR.build_train_program(
+      built = build_train_program(
         models.step_config(config, optimizer=optimizer),
         batch_size=batch_size,
         seed=0,
-        features=("inputs", "targets"),
         devices=cluster.devices,
+        build=EXECUTOR.build_program,
       )
     client.call(Program(operations=[built.initialize]))
     yield client, TrainStep(client, built)
