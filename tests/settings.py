@@ -5,9 +5,11 @@
 import dataclasses
 
 from palm_mtf.accounting.work import Work
+from palm_mtf.cli.gin_files import read_chip
 from palm_mtf.config import (
   AdafactorConfig,
   AdamwConfig,
+  HardwareConfig,
   LossConfig,
   MeshLayout,
   ModelConfig,
@@ -78,3 +80,9 @@ def work(
     rows=rows,
     frozen=frozen,
   )
+
+
+def hardware_of(chip: str) -> HardwareConfig:
+  """Returns a chip's rates, such as FLOP/s, from the chip's gin file."""
+  settings = read_chip(chip).values()
+  return HardwareConfig(**{x.name.lower(): x.value for x in settings})

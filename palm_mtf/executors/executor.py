@@ -17,7 +17,6 @@ from palm_mtf.generation.decode.functions import BuildProgram
 from palm_mtf.generation.decode.weights import DecodeSettings, LayerWeights
 from palm_mtf.mesh.slices import Slice, variables_of
 from palm_mtf.programs.features import ReadFeatures
-from palm_mtf.programs.forward_program import ForwardProgram
 from palm_mtf.programs.loss_function import LossFunction
 from palm_mtf.programs.step_programs import LossProgram, StepPrograms
 from palm_mtf.runtime.client.client import Client
@@ -46,9 +45,7 @@ class OpenLoss(NamedTuple):
   program: Program
 
 
-def open_loss(
-  client: Client, process: Process, built: LossProgram | ForwardProgram
-) -> OpenLoss:
+def open_loss(client: Client, process: Process, built: LossProgram) -> OpenLoss:
   """Returns the loss of a built program; `process` reads the checkpoint."""
   reads = state_of(variables_of([built.slices]))
   outputs = [built.loss, built.weight_sum]

@@ -21,7 +21,6 @@ from palm_mtf.accounting.communication import (
   step_secs,
 )
 from palm_mtf.architecture.parameters import count_parameters
-from palm_mtf.cli.gin_files import hardware_of
 from palm_mtf.config import MeshLayout, PodsConfig
 from palm_mtf.programs.train_program import build_train_program
 from tests.accounting.published_sizes import (
@@ -31,7 +30,7 @@ from tests.accounting.published_sizes import (
 )
 from tests.blocks import CAPACITY, SETTINGS
 from tests.mtf_testing import LAYOUTS, MOVED, PALM_OPTIMIZER, small_config
-from tests.settings import ADAMW, MUON, step_config, work
+from tests.settings import ADAMW, MUON, hardware_of, step_config, work
 from tools.traffic import traffic
 
 SINGLE = MeshLayout(mesh_shape="", layout="")

@@ -19,7 +19,6 @@ from palm_mtf.accounting.flops import (
 )
 from palm_mtf.accounting.hardware import peak_of_devices
 from palm_mtf.architecture.parameters import count_parameters
-from palm_mtf.cli.gin_files import hardware_of
 from palm_mtf.config import MeshLayout
 from palm_mtf.programs.train_program import build_train_program
 from tests.accounting.published_sizes import (
@@ -33,7 +32,7 @@ from tests.mtf_testing import (
   small_config,
   without_compiler,
 )
-from tests.settings import step_config, work
+from tests.settings import hardware_of, step_config, work
 
 PALM_PEAK = 6144 * hardware_of("tpu_v4").chip_bfloat16_flops
 

@@ -14,12 +14,12 @@ from palm_mtf.accounting.step_time import predict_step
 from palm_mtf.accounting.work import Work
 from palm_mtf.architecture.parameters import count_parameters
 from palm_mtf.cli import gin_files
-from palm_mtf.cli.gin_files import hardware_of
 from palm_mtf.commands.plan import check_settings
 from palm_mtf.config.tpu_slice import tpu_slice
 from tests import processes, runs
 from tests.accounting.flops_test import TABLE_3, mfu_of_table_3
 from tests.doc_pages import Page
+from tests.settings import hardware_of
 from tools.bench import pairs
 from tools.bench.command import worker_command
 from tools.bench.models import SIZES
