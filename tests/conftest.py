@@ -37,7 +37,7 @@ gc.disable()
 # it has no other tests' memory.
 _FIRST = re.compile(r"stage_arrays|frozen")
 _LARGEST = re.compile(
-  r"frozen|stage_arrays|step_client_|decode_arrays|scanned_model|whole_model|"
+  r"frozen|stage_arrays|executor_test|decode_arrays|scanned_model|whole_model|"
   r"loop_test|oracle_test|palm_test|variable_checks_test|saved_model"
 )
 # Slow tests take up to ten minutes on a fast machine. pyproject.toml has the

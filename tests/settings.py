@@ -4,9 +4,12 @@
 
 import dataclasses
 
+from palm_mtf.accounting.work import Work
+from palm_mtf.cli.gin_files import read_chip
 from palm_mtf.config import (
   AdafactorConfig,
   AdamwConfig,
+  HardwareConfig,
   LossConfig,
   MeshLayout,
   ModelConfig,
@@ -57,3 +60,29 @@ def step_config(
     loss=loss,
     pods=pods,
   )
+
+
+def work(
+  model: ModelConfig,
+  mesh: MeshLayout = MeshLayout(mesh_shape="", layout=""),  # noqa: B008
+  rows: int = 1,
+  *,
+  optimizer: OptimizerConfig = PALM_OPTIMIZER,
+  pods: PodsConfig = PodsConfig(),  # noqa: B008
+  frozen: tuple[str, ...] = (),
+) -> Work:
+  """Returns the work of a step, with PaLM's optimizer."""
+  return Work(
+    model=model,
+    mesh=mesh,
+    optimizer=optimizer,
+    pods=pods,
+    rows=rows,
+    frozen=frozen,
+  )
+
+
+def hardware_of(chip: str) -> HardwareConfig:
+  """Returns a chip's rates, such as FLOP/s, from the chip's gin file."""
+  settings = read_chip(chip).values()
+  return HardwareConfig(**{x.name.lower(): x.value for x in settings})

@@ -17,14 +17,15 @@ import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from palm_mtf.accounting import memory
 from palm_mtf.accounting.flops import forward_flops, train_flops_per_token
+from palm_mtf.accounting.memory import Activations
 from palm_mtf.accounting.newton_schulz import orthogonalized
 from palm_mtf.accounting.optimizer_state import (
   DTYPE_BYTES,
   parameter_slots,
   row_rank,
 )
+from palm_mtf.accounting.work import ParameterSlice, Work
 from palm_mtf.architecture import parameters
 from palm_mtf.architecture.block import (
   ROUTER_BIAS,
@@ -34,13 +35,7 @@ from palm_mtf.architecture.block import (
   Layer,
   model_of,
 )
-from palm_mtf.config import (
-  HardwareConfig,
-  MeshLayout,
-  ModelConfig,
-  OptimizerConfig,
-  PodsConfig,
-)
+from palm_mtf.config import HardwareConfig, MeshLayout
 from palm_mtf.config.tpu_slice import tpu_slice
 from palm_mtf.steps.plan import AllSum, Send, plan_step
 
@@ -61,106 +56,75 @@ class Link:
   delay_secs: float = 0.0  # in each direction
 
 
-def dcn_bytes(
-  config: ModelConfig,
-  mesh: MeshLayout,
-  pods: PodsConfig,
-  frozen: tuple[str, ...] = (),
-) -> int:
+def dcn_bytes(work: Work) -> int:
   """Returns the bytes that all pods together send to each other in a step."""
-  edges = plan_step(mesh, pods).edges
-  sums = [x for x in edges if isinstance(x, AllSum)]
-  return sum(
-    edge_bytes(x, config, mesh, pod_batch_size=1, frozen=frozen) for x in sums
-  )
+  edges = plan_step(work.mesh, work.pods).edges
+  return sum(edge_bytes(x, work) for x in edges if isinstance(x, AllSum))
 
 
-def edge_bytes(
-  edge: Send | AllSum,
-  config: ModelConfig,
-  mesh: MeshLayout,
-  *,
-  pod_batch_size: int,
-  frozen: tuple[str, ...] = (),
-) -> int:
-  """Returns the bytes that all devices send along an edge in a step."""
+def edge_bytes(edge: Send | AllSum, work: Work) -> int:
+  """Returns the bytes that all devices send along an edge in a step.
+
+  `work` is that of a whole pod, with all stages.
+  """
+  num_devices = work.mesh.num_devices
   if isinstance(edge, Send):
-    stream = memory.Activations(config, mesh, pod_batch_size).stream_bytes()
-    return mesh.num_microbatches * mesh.num_devices * stream
-  to_each = sum(sent_bytes(config, mesh, edge.dtype, frozen).values())
-  to_each += mesh.num_devices * _TOKEN_SUMS * _FLOAT32
+    stream = Activations(work).stream_bytes()
+    return work.mesh.num_microbatches * num_devices * stream
+  to_each = sum(sent_bytes(work).values())
+  to_each += num_devices * _TOKEN_SUMS * _FLOAT32
   num_pods = len(edge.targets)
   return num_pods * (num_pods - 1) * to_each
 
 
-def sent_bytes(
-  config: ModelConfig,
-  mesh: MeshLayout,
-  dtype: str,
-  frozen: tuple[str, ...] = (),
-) -> dict[str, int]:
+def sent_bytes(work: Work) -> dict[str, int]:
   """Returns {parameter: bytes of gradients that a pod sends to one other pod}.
 
-  The bytes are those of one step, sent in `dtype`. The first layer of a kind
-  stands for all such layers. The value of its parameter is a sum over these
-  layers, without those in which FROZEN matches the parameter.
+  The bytes are those of one step. The first layer of a kind stands for all such
+  layers. The value of its parameter is a sum over these layers, without those
+  in which FROZEN matches the parameter.
   """
   # Devices that hold the same slice divide it into parts, padded to equal
   # sizes. Each device sends its part to one device of the other pod.
   return {
-    name: mesh.num_devices
+    name: work.mesh.num_devices
     * -(-each.size // each.num_replicas)
-    * DTYPE_BYTES[parameters.sent_dtype(name, dtype)]
+    * DTYPE_BYTES[parameters.sent_dtype(name, work.pods.dcn_dtype)]
     * n
-    for name, each, n in memory.trained_slices(config, mesh, frozen)
+    for name, each, n in work.trained_slices
   }
 
 
-def exchange_secs(
-  config: ModelConfig,
-  mesh: MeshLayout,
-  pods: PodsConfig,
-  link: Link,
-  frozen: tuple[str, ...] = (),
-) -> tuple[float, float]:
+def exchange_secs(work: Work, link: Link) -> tuple[float, float]:
   """Returns the seconds that a pod takes to send gradients to all other pods.
 
   The first result is for the gradient of the embedding, which the backward pass
   computes last, so that nothing hides the time to send it. The second result is
   for all other gradients.
   """
-  sent = sent_bytes(config, mesh, pods.dcn_dtype, frozen)
-  secs_per_byte = (pods.num_pods - 1) * 8 / link.bits_per_sec
+  sent = sent_bytes(work)
+  secs_per_byte = (work.pods.num_pods - 1) * 8 / link.bits_per_sec
   embedding = sent.pop("embedding", 0)
   return embedding * secs_per_byte, sum(sent.values()) * secs_per_byte
 
 
 def step_secs(
-  config: ModelConfig,
-  mesh: MeshLayout,
-  pods: PodsConfig,
-  compute_secs: float,
-  link: Link,
-  *,
-  overlaps: bool = True,
-  frozen: tuple[str, ...] = (),
+  work: Work, compute_secs: float, link: Link, *, overlaps: bool = True
 ) -> float:
   """Returns the predicted seconds of a step.
 
   Args:
-    pods: number of pods, and DCN_DTYPE.
     compute_secs: seconds of a step in which pods send nothing to each other.
     link: each pod's link to the other pods.
     overlaps: whether gradients are sent during the backward pass of the last
       microbatch; otherwise they are sent after it.
-    frozen: FROZEN; pods do not exchange gradients of what it matches.
   """
-  embedding_secs, others_secs = exchange_secs(config, mesh, pods, link, frozen)
+  embedding_secs, others_secs = exchange_secs(work, link)
   # The embedding's gradient is ready only at the end of the backward pass, so
   # no computation hides the time to send it.
-  in_all = train_flops_per_token(config, frozen)
-  backward = in_all - sum(forward_flops(config).values())
-  backward_secs = backward / in_all * compute_secs / mesh.num_microbatches
+  in_all = train_flops_per_token(work.model, work.frozen)
+  backward = in_all - sum(forward_flops(work.model).values())
+  backward_secs = backward / in_all * compute_secs / work.mesh.num_microbatches
   if not overlaps:
     backward_secs = 0.0
   exposed_secs = max(0.0, others_secs - backward_secs) + embedding_secs
@@ -170,18 +134,15 @@ def step_secs(
 class _Traffic:
   """Adds up the bytes that a pod's devices send to each other in a step."""
 
-  def __init__(
-    self, config: ModelConfig, mesh: MeshLayout, frozen: tuple[str, ...]
-  ):
-    self._config, self._mesh, self._rules = config, mesh, mesh.rules
-    self._slices = memory.trained_slices(config, mesh, frozen)
+  def __init__(self, work: Work):
+    config, mesh = work.model, work.mesh
+    self._work, self._config, self._mesh = work, config, mesh
+    self._rules, self._width = mesh.rules, work.width
     self._dims = {
       x.name: x.dims for x in parameters.distinct_parameters(config)
     }
     self._layers = {x.first: x.layer for x in model_of(config).kinds}
-    self._frozen = frozen
-    self._trained = parameters.count_trained(config, frozen)
-    self._visited = parameters.count_visited(config, frozen)
+    self._trained, self._visited = work.trained, work.visited
     # {(kind of collective, its mesh axes): bytes sent by all devices}
     self.bytes_moved = collections.Counter()
 
@@ -235,7 +196,7 @@ class _Traffic:
 
   def add_activations(self, tokens: int) -> None:
     """Adds the collectives of activations for `tokens` tokens per device."""
-    config, width = self._config, DTYPE_BYTES[self._config.activation_dtype]
+    config, width = self._config, self._width
     vocab, residual = map(self._rules.get, ("vocab", "d_model_residual"))
     of_stream = tokens * config.d_model * width
     for kind in model_of(config).kinds:
@@ -319,8 +280,7 @@ class _Traffic:
     rows = experts.rows_per_token(length, moves_tokens=True)
     of_rows = round(of_stream * rows)
     self.add("all_to_all", (axis,), of_rows, times)
-    width = DTYPE_BYTES[config.activation_dtype]
-    of_gates = of_rows // (config.d_model * width) * _FLOAT32
+    of_gates = of_rows // (config.d_model * self._width) * _FLOAT32
     self.add("all_to_all", (axis,), of_gates, 2 * visited)
 
   def add_stored(self) -> None:
@@ -333,18 +293,16 @@ class _Traffic:
     text = ",".join(f"{dim}:{axis}" for dim, axis in rules.items())
     whole = dataclasses.replace(self._mesh, layout=text)
     is_tied = parameters.logits_table(config) == "embedding"
-    for name, each, count in memory.distinct_slices(config, whole):
+    for name, each, count in dataclasses.replace(self._work, mesh=whole).slices:
       if "d_model_stored" not in self._mesh.stored(self._dims[name]):
         continue
       parameter = parameters.parse_name(name)
       if parameter.part == parameters.RELATIVE:
         # One gather; no sum, because all devices hold the same gradient.
-        width = DTYPE_BYTES[config.activation_dtype]
-        self.add("all_gather", (stored,), width * each.size, count)
+        self.add("all_gather", (stored,), self._width * each.size, count)
         continue
       is_vector, is_table = parameter.is_vector, parameter.kind == "embedding"
-      width = DTYPE_BYTES["float32" if is_vector else config.activation_dtype]
-      num_bytes = width * each.size
+      num_bytes = (_FLOAT32 if is_vector else self._width) * each.size
       # A kernel is gathered twice, once for each pass. An embedding is gathered
       # once per use. A norm's scale is gathered once, because the backward pass
       # reuses the result; but twice if REMAT recomputes the layer of the norm.
@@ -360,12 +318,12 @@ class _Traffic:
         times += self._visited[layer] if layer else 1
       self.add("all_gather", (stored,), num_bytes, times)
       if self._rules.get("batch") == stored:
-        num_bytes = memory.summed_bytes(name, config, self._mesh) * each.size
+        num_bytes = self._work.summed_bytes(name) * each.size
         times = uses * self._trained.get(name, 0)
         self.add("reduce_scatter", (stored,), num_bytes, times)
 
   def add_exchanged(
-    self, summed: set[str], each: memory.ParameterSlice, width: int, count: int
+    self, summed: set[str], each: ParameterSlice, width: int, count: int
   ) -> None:
     """Adds the collectives within a pod for gradients that pods exchange.
 
@@ -384,14 +342,16 @@ class _Traffic:
       self.add("all_gather", (axis,), _FLOAT32 * numbers, count)
       numbers //= sizes[axis]
 
-  def add_update(self, optimizer: OptimizerConfig) -> None:
+  def add_update(self) -> None:
     """Adds the optimizer's all-reduces: sums over the slices of parameters."""
     # To clip by the global norm, Mesh TensorFlow computes the sum of squares of
     # each gradient, and adds up these sums in the order of the parameters. The
     # sums share one all-reduce up to the first parameter that is not split by
     # the same axes as the embedding.
     slices = [
-      x for x in self._slices if not parameters.parse_name(x[0]).is_state
+      x
+      for x in self._work.trained_slices
+      if not parameters.parse_name(x[0]).is_state
     ]
     split = [each.axes for _, each, _ in slices]
     num_alike = len(list(itertools.takewhile(lambda x: x == split[0], split)))
@@ -408,7 +368,7 @@ class _Traffic:
       # Two sums of squares: of the update, for UPDATE_CLIP, and of the
       # parameter, because the parameter's root mean square scales the update.
       self.add("all_reduce", each.axes, _FLOAT32, 2 * count)
-      slots = parameter_slots(name, len(dims), optimizer)
+      slots = parameter_slots(name, len(dims), self._work.optimizer)
       if "second_moment_row" not in {x.name for x in slots}:
         continue
       over = [*map(self._mesh.axis_of, self._mesh.stored(dims))]
@@ -421,8 +381,7 @@ class _Traffic:
       self.add("all_reduce", of_columns, _FLOAT32 * num_rows, count)
       self.add("all_reduce", of_rows, _FLOAT32 * num_columns, count)
       self.add("all_reduce", of_rows, _FLOAT32, count)
-    of_mesh = self._config, self._mesh, optimizer
-    for kernel in orthogonalized(*of_mesh, frozen=self._frozen):
+    for kernel in orthogonalized(self._work):
       for axis, numbers in kernel.gathers:
         self.add("all_gather", (axis,), _FLOAT32 * numbers, kernel.count)
       num_bytes = _FLOAT32 * kernel.shares.count * kernel.shares.first**2
@@ -447,40 +406,33 @@ def _kind_of_sum(is_scattered: bool) -> str:
 
 
 def step_bytes(
-  config: ModelConfig,
-  mesh: MeshLayout,
-  optimizer: OptimizerConfig,
-  *,
-  pod_batch_size: int,
-  num_pods: int = 1,
-  frozen: tuple[str, ...] = (),
+  work: Work,
 ) -> collections.Counter[tuple[str, tuple[str, ...]]]:
   """Returns the bytes that all devices of a pod send to each other per step.
 
   A key is a kind of collective ("all_reduce", "reduce_scatter", "all_gather" or
   "all_to_all") and its mesh axes, in the order of MESH_SHAPE.
   """
-  tokens = memory.Activations(config, mesh, pod_batch_size).tokens
-  traffic = _Traffic(config, mesh, frozen)
-  traffic.add_activations(tokens)
+  mesh, traffic = work.mesh, _Traffic(work)
+  traffic.add_activations(Activations(work).tokens)
   traffic.add_stored()
   for key in traffic.bytes_moved:
     traffic.bytes_moved[key] *= mesh.num_microbatches
   # Gradients are all-reduced once per step. If one axis splits d_model_stored
   # and the batch, each microbatch reduce-scatters its gradients over this axis
   # instead; `add_stored` has counted these bytes.
-  for name, each, count in memory.trained_slices(config, mesh, frozen):
-    width = memory.gradient_bytes(name, config, mesh)
+  for name, each, count in work.trained_slices:
+    width = work.gradient_bytes(name)
     summed = traffic.summed_axes(name)
     is_bias = parameters.parse_name(name).part == ROUTER_BIAS
-    if num_pods > 1:
+    if work.pods.num_pods > 1:
       traffic.add_exchanged(summed, each, width, count)
     elif not is_bias or mesh.num_microbatches > 1:
       # With one microbatch, router_load and router_bias share one all-reduce of
       # counts, which is added for router_load.
       over = tuple(summed.difference(each.axes))
       traffic.add("all_reduce", over, width * each.size, count)
-  traffic.add_update(optimizer)
+  traffic.add_update()
   # The loss needs two sums over all tokens: nats and log(z)^2.
   traffic.add("all_reduce", (mesh.rules.get("batch"),), _FLOAT32, times=2)
   return traffic.bytes_moved

@@ -7,10 +7,11 @@ import functools
 import math
 from collections.abc import Mapping
 
+from palm_mtf.accounting.work import Work
 from palm_mtf.architecture import parameters
 from palm_mtf.architecture.attention_blocks import block_pairs
 from palm_mtf.architecture.block import Layer, model_of
-from palm_mtf.config import MeshLayout, ModelConfig
+from palm_mtf.config import ModelConfig
 
 SCORES = "attention/scores"
 
@@ -149,13 +150,9 @@ def train_flops_per_token(
   return sum(train_flops(config, frozen).values())
 
 
-def device_flops(
-  config: ModelConfig,
-  mesh: MeshLayout,
-  pod_tokens: int,
-  frozen: tuple[str, ...] = (),
-) -> float:
-  """Returns a device's FLOPs in a step of `pod_tokens` tokens per pod."""
+def device_flops(work: Work) -> float:
+  """Returns a device's FLOPs in a step."""
+  config, mesh, frozen = work.model, work.mesh, work.frozen
   dims_of = _product_dims(config) | {SCORES: ("heads",)}
   repeated, length = recomputed_flops(config, frozen), config.sequence_length
   flops = row_share = 0.0
@@ -181,30 +178,23 @@ def device_flops(
       dims = tuple(x for x in dims if x != "experts")
       of_token *= row_share
     flops += of_token / math.prod(map(mesh.axis_size_of, dims))
-  return flops * pod_tokens / mesh.axis_size_of("batch")
+  return flops * work.rows * length / mesh.axis_size_of("batch")
 
 
-def mfu(
+def utilization(
   tokens_per_sec: float,
   config: ModelConfig,
   peak_flops_per_sec: float,
   frozen: tuple[str, ...] = (),
-) -> float:
-  """Returns the model FLOPs utilization, 1.0 at the peak.
+) -> dict[str, float]:
+  """Returns {"mfu": model FLOPs utilization, "hfu": that of the hardware}.
 
-  The tokens per second and the peak FLOP/s are those of all chips together.
+  1.0 is the peak. HFU also counts the FLOPs that REMAT repeats. The tokens per
+  second and the peak FLOP/s are those of all chips together.
   """
-  flops = train_flops_per_token(config, frozen)
-  return tokens_per_sec * flops / peak_flops_per_sec
-
-
-def hfu(
-  tokens_per_sec: float,
-  config: ModelConfig,
-  peak_flops_per_sec: float,
-  frozen: tuple[str, ...] = (),
-) -> float:
-  """Returns the hardware FLOPs utilization: MFU that counts REMAT's FLOPs."""
-  flops = train_flops_per_token(config, frozen)
-  flops += sum(recomputed_flops(config, frozen).values())
-  return tokens_per_sec * flops / peak_flops_per_sec
+  of_model = train_flops_per_token(config, frozen)
+  repeated = sum(recomputed_flops(config, frozen).values())
+  return {
+    name: tokens_per_sec * flops / peak_flops_per_sec
+    for name, flops in (("mfu", of_model), ("hfu", of_model + repeated))
+  }

@@ -16,15 +16,15 @@ weights    casts, sums over microbatches, the update
 
 import collections
 import dataclasses
-import functools
 import math
 from collections.abc import Sequence
 
 from palm_mtf.accounting.optimizer_state import DTYPE_BYTES, slot_bytes
+from palm_mtf.accounting.work import Slices, Work
 from palm_mtf.architecture import parameters
 from palm_mtf.architecture.attention_blocks import block_pairs
 from palm_mtf.architecture.block import Experts, Layer, Mlp, model_of
-from palm_mtf.config import MeshLayout, ModelConfig, OptimizerConfig, PodsConfig
+from palm_mtf.config import ModelConfig
 
 PASSES = ("blocks", "attention", "loss", "weights")
 
@@ -49,106 +49,23 @@ class DeviceBytes:
   frozen_weights: int = 0  # of the float32 weights that FROZEN matches
 
 
-@dataclasses.dataclass(frozen=True)
-class ParameterSlice:
-  """One device's slice of a parameter."""
-
-  sizes: tuple[int, ...]  # of the slice's dimensions, padding included
-  axes: tuple[str, ...]  # mesh axes that split it, in the order of MESH_SHAPE
-  num_replicas: int  # number of devices that hold this slice
-
-  @property
-  def size(self) -> int:
-    """Number of elements."""
-    return math.prod(self.sizes)
-
-
-@functools.lru_cache(maxsize=16)  # because a search over layouts calls it often
-def distinct_slices(
-  config: ModelConfig, mesh: MeshLayout, stage: int = 0
-) -> Sequence[tuple[str, ParameterSlice, int]]:
-  """Returns [(name, one device's slice, number of such parameters)] of a stage.
-
-  A parameter stands for those of all layers of its kind. Only stage 0 has
-  parameters outside the layers.
-  """
-  return [
-    (each.name, _slice_of(each, mesh), each.count)
-    for each in parameters.distinct_parameters(config)
-    if not stage or parameters.parse_name(each.name).layer is not None
-  ]
-
-
-def _slice_of(
-  parameter: parameters.DistinctParameter, mesh: MeshLayout
-) -> ParameterSlice:
-  split = mesh.stored(parameter.dims)
-  # Sizes are rounded up, because the embedding may have padding rows.
-  sizes = tuple(
-    -(-size // mesh.axis_size_of(dim))
-    for size, dim in zip(parameter.shape, split, strict=True)
-  )
-  over = {mesh.axis_of(dim) for dim in split}
-  axes = tuple(a for a, size in mesh.axes.items() if a in over and size > 1)
-  parts = math.prod(mesh.axes[axis] for axis in axes)
-  return ParameterSlice(sizes, axes, mesh.num_devices // parts)
-
-
-def trained_slices(
-  config: ModelConfig,
-  mesh: MeshLayout,
-  frozen: tuple[str, ...] = (),
-  stage: int = 0,
-) -> Sequence[tuple[str, ParameterSlice, int]]:
-  """Returns `distinct_slices` of the trained parameters.
-
-  The number of layers does not include those in which FROZEN matches the
-  parameter.
-  """
-  counts = parameters.count_trained(config, frozen)
-  return [
-    (name, each, counts[name])
-    for name, each, _ in distinct_slices(config, mesh, stage)
-    if name in counts
-  ]
-
-
-def gradient_bytes(name: str, config: ModelConfig, mesh: MeshLayout) -> int:
-  """Returns the bytes per element of a gradient that waits for the update."""
-  if mesh.num_microbatches > 1:  # their gradients are summed in float32
-    return _FLOAT32
-  return summed_bytes(name, config, mesh)
-
-
-def summed_bytes(name: str, config: ModelConfig, mesh: MeshLayout) -> int:
-  """Returns the bytes per element in which devices send gradients."""
-  if mesh.gradient_dtype == "float32" or parameters.parse_name(name).is_vector:
-    return _FLOAT32
-  return DTYPE_BYTES[config.activation_dtype]
-
-
-def device_bytes(
-  config: ModelConfig,
-  mesh: MeshLayout,
-  optimizer: OptimizerConfig,
-  stage: int = 0,
-  frozen: tuple[str, ...] = (),
-) -> DeviceBytes:
+def device_bytes(work: Work) -> DeviceBytes:
   """Returns the bytes of weights, optimizer slots and gradients per device."""
-  slices = trained_slices(config, mesh, frozen, stage)
-  of_all, weights = (
-    sum(_FLOAT32 * each.size * n for _, each, n in x)
-    for x in (distinct_slices(config, mesh, stage), slices)
-  )
+
+  def in_float32(slices: Slices) -> int:
+    return sum(_FLOAT32 * each.size * n for _, each, n in slices)
+
+  trained = work.trained_slices
+  weights = in_float32(trained)
   return DeviceBytes(
     weights=weights,
-    frozen_weights=of_all - weights,
+    frozen_weights=in_float32(work.slices) - weights,
     slots=sum(
-      slot_bytes({x: each.sizes}, optimizer) * n for x, each, n in slices
+      slot_bytes({name: each.sizes}, work.optimizer) * n
+      for name, each, n in trained
     ),
     gradients=sum(
-      gradient_bytes(name, config, mesh) * each.size * n
-      for name, each, n in slices
+      work.gradient_bytes(name) * each.size * n for name, each, n in trained
     ),
   )
 
@@ -185,9 +102,8 @@ class _BlockSizes:
   num_output_norms: int
 
 
-def _block_sizes(
-  config: ModelConfig, mesh: MeshLayout, layer: Layer
-) -> _BlockSizes:
+def _block_sizes(work: Work, layer: Layer) -> _BlockSizes:
+  config, mesh = work.model, work.mesh
   sizes_of = parameters.dimension_sizes(config)
 
   def slice_size(dims: Sequence[str]) -> int:  # on this device
@@ -230,19 +146,12 @@ class Activations:
     tokens: number of the microbatch's tokens on the device.
   """
 
-  def __init__(
-    self,
-    config: ModelConfig,
-    mesh: MeshLayout,
-    pod_batch_size: int,
-    frozen: tuple[str, ...] = (),
-  ):
-    self._config, self._mesh = config, mesh
-    self._trained = parameters.count_trained(config, frozen)
-    self._width = DTYPE_BYTES[config.activation_dtype]  # bytes per element
+  def __init__(self, work: Work):
+    config, mesh, visited = work.model, work.mesh, work.visited
+    self._work, self._config, self._width = work, config, work.width
     is_float32 = config.logits_dtype == "float32"
     self._logits_width = _FLOAT32 if is_float32 else self._width
-    rows = pod_batch_size // mesh.num_microbatches
+    rows = work.rows // mesh.num_microbatches
     length = config.sequence_length
     self.tokens = rows // mesh.axis_size_of("batch") * length
     # The sizes below are elements per token.
@@ -253,10 +162,9 @@ class Activations:
     self._queries = heads * config.d_kv
     # Sizes of a kind of blocks, the number of these blocks, and how many of
     # them have a backward pass; only these keep activations.
-    visited = parameters.count_visited(config, frozen)
     self._num_backward = sum(visited.values())
     self._kinds = [
-      (_block_sizes(config, mesh, x.layer), x.count, visited[x.layer])
+      (_block_sizes(work, x.layer), x.count, visited[x.layer])
       for x in model_of(config).kinds
     ]
     padded = mesh.padded_vocab_size(config.vocab_size)
@@ -290,31 +198,30 @@ class Activations:
     """Returns the bytes of the residual stream between two blocks."""
     return self.tokens * self._residual * self._width
 
-  def waiting_bytes(self, stage: int) -> int:
+  def waiting_bytes(self) -> int:
     """Returns the bytes of tensors that wait for a stage or to be sent."""
-    mesh = self._mesh
+    mesh = self._work.mesh
     # A stage without backward passes may be ahead by all microbatches.
     sent = 1 if self._num_backward else mesh.num_microbatches
     stream = (1 + sent) * self.stream_bytes()
-    if stage or "embedding" not in self._trained:
+    if self._work.stage or "embedding" not in self._work.trained:
       return stream
     # The head computes gradients of the embedding; those of at most one
     # microbatch per stage wait to be used.
-    sizes = {name: x.size for name, x, _ in distinct_slices(self._config, mesh)}
-    width = summed_bytes("embedding", self._config, mesh)
-    of_microbatch = width * sizes["embedding"]
+    sizes = {name: x.size for name, x, _ in self._work.slices}
+    of_microbatch = self._work.summed_bytes("embedding") * sizes["embedding"]
     return stream + min(mesh.stages, mesh.num_microbatches) * of_microbatch
 
-  def working_bytes(self, stage: int = 0) -> int:
+  def working_bytes(self) -> int:
     """Returns the peak bytes of a backward pass, besides what blocks keep."""
     of_block = max(self._working_of_block(x) for x, *_ in self._kinds)
-    if stage:
+    if self._work.stage:
       return of_block
     of_loss = self.loss_bytes()
     if not self._num_backward:
       return of_loss
     # With stages, the head runs while stage 0 runs, so both need memory.
-    is_staged = self._mesh.stages > 1
+    is_staged = self._work.mesh.stages > 1
     return of_block + of_loss if is_staged else max(of_block, of_loss)
 
   def _working_of_block(self, block: _BlockSizes) -> int:
@@ -394,38 +301,32 @@ class Activations:
     # its gradient. They also look up rows of the embedding, and add up the
     # gradient of these rows in float32.
     of_token["blocks"] += self._stream * (7 * width + 3 * width)
-    if "embedding" in self._trained:
+    if "embedding" in self._work.trained:
       of_token["blocks"] += self._stream * 2 * _FLOAT32
     # The loss reads logits twice, once to sum over the vocabulary and once for
     # the gradient, and writes the gradient.
     of_token["loss"] = self._vocab * (2 * self._logits_width + width)
-    tokens = self._mesh.num_microbatches * self.tokens
+    tokens = self._work.mesh.num_microbatches * self.tokens
     return {kind: round(tokens * each) for kind, each in of_token.items()}
 
 
-def weight_copy_bytes(
-  config: ModelConfig,
-  mesh: MeshLayout,
-  stage: int = 0,
-  frozen: tuple[str, ...] = (),
-) -> int:
+def weight_copy_bytes(work: Work) -> int:
   """Returns a device's bytes of cast, gathered and joined copies of weights.
 
   Counts the copies of one layer and, on stage 0, of the embedding, and also the
   full gradients before their reduce-scatter.
   """
-  width = DTYPE_BYTES[config.activation_dtype]
+  config, mesh, trained = work.model, work.mesh, work.trained
   layers = {x.first: x.layer for x in model_of(config).kinds}
   total = dict.fromkeys((None, *layers), 0)
-  trained = parameters.count_trained(config, frozen)
   dims = {x.name: x.dims for x in parameters.distinct_parameters(config)}
-  for name, each, _ in distinct_slices(config, mesh, stage):
+  for name, each, _ in work.slices:
     parameter = parameters.parse_name(name)
     if parameter.is_vector:
       continue
     is_stored_split = "d_model_stored" in mesh.stored(dims[name])
     stored = mesh.axis_size_of("d_model_stored") if is_stored_split else 1
-    copies = 0 if width == _FLOAT32 else 1
+    copies = 0 if work.width == _FLOAT32 else 1
     # A device that stores a part of each weight gathers the whole weight, and
     # makes its whole gradient before the reduce-scatter.
     wholes = 2 if name in trained else 1
@@ -434,52 +335,43 @@ def weight_copy_bytes(
       reads = layers[parameter.layer].reads
       is_joined = any(parameter.part in x.parts for x in reads)
       copies += stored if is_joined else 0
-    total[parameter.layer] += copies * width * each.size
+    total[parameter.layer] += copies * work.width * each.size
   return total.pop(None) + max(total.values())
 
 
-def exchange_bytes(
-  config: ModelConfig,
-  mesh: MeshLayout,
-  pods: PodsConfig,
-  stage: int = 0,
-  frozen: tuple[str, ...] = (),
-) -> int:
+def exchange_bytes(work: Work) -> int:
   """Returns a device's bytes to exchange gradients with other pods.
 
   They hold the gradients that other pods send, and the float32 sums.
   """
+  pods, total = work.pods, 0
   if pods.num_pods == 1:
     return 0
-  total = 0
-  for name, each, n in trained_slices(config, mesh, frozen, stage):
+  for name, each, n in work.trained_slices:
     width = DTYPE_BYTES[parameters.sent_dtype(name, pods.dcn_dtype)]
     of_others = -(-each.size // each.num_replicas) * width * (pods.num_pods - 1)
     total += n * (of_others + each.size * _FLOAT32)
   return total
 
 
-def weight_traffic(
-  config: ModelConfig, mesh: MeshLayout, frozen: tuple[str, ...] = ()
-) -> int:
+def weight_traffic(work: Work) -> int:
   """Returns the bytes of passes over weights per step, without the update.
 
   A device casts weights, and adds each microbatch's gradients to a sum.
   """
-  width = DTYPE_BYTES[config.activation_dtype]
-  num_forward = parameters.first_in_backward(config, frozen)
-  trained, total = parameters.count_trained(config, frozen), 0
-  for name, each, count in distinct_slices(config, mesh):
+  num_forward = parameters.first_in_backward(work.model, work.frozen)
+  num_microbatches, trained, total = work.mesh.num_microbatches, work.trained, 0
+  for name, each, count in work.slices:
     numbers = 0
-    if width != _FLOAT32:  # casts; the backward pass casts kernels again
+    if work.width != _FLOAT32:  # casts; the backward pass casts kernels again
       is_kernel = parameters.parse_name(name).is_kernel
       passes = 2 * count - num_forward if is_kernel else count
-      numbers += passes * (_FLOAT32 + width)
-    if mesh.num_microbatches > 1:  # adds each gradient to the sum so far
-      of_sum = 2 * _FLOAT32 + gradient_bytes(name, config, mesh)
+      numbers += passes * (_FLOAT32 + work.width)
+    if num_microbatches > 1:  # adds each gradient to the sum so far
+      of_sum = 2 * _FLOAT32 + work.gradient_bytes(name)
       numbers += trained.get(name, 0) * of_sum
     total += numbers * each.size
-  return mesh.num_microbatches * total
+  return num_microbatches * total
 
 
 def update_traffic(kept: DeviceBytes) -> int:
@@ -488,16 +380,6 @@ def update_traffic(kept: DeviceBytes) -> int:
   # update, and for the update. Weights are read for their root mean square.
   # The update reads and writes weights and slots. Frozen weights take no part.
   return 3 * kept.gradients + 3 * kept.weights + 2 * kept.slots
-
-
-def step_traffic(
-  config: ModelConfig, mesh: MeshLayout, kept: DeviceBytes, pod_batch_size: int
-) -> dict[str, int]:
-  """Returns {kind of pass: bytes that a device reads and writes per step}."""
-  return {
-    **Activations(config, mesh, pod_batch_size).traffic(),
-    "weights": weight_traffic(config, mesh) + update_traffic(kept),
-  }
 
 
 def decode_weight_bytes(config: ModelConfig, weight_dtype: str) -> int:

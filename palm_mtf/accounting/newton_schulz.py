@@ -13,10 +13,9 @@ import math
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from palm_mtf.accounting.memory import trained_slices
 from palm_mtf.accounting.optimizer_state import row_rank
+from palm_mtf.accounting.work import Work
 from palm_mtf.architecture.parameters import parameter_dims, parse_name
-from palm_mtf.config import MeshLayout, ModelConfig, OptimizerConfig
 
 
 class Shares(NamedTuple):
@@ -98,18 +97,13 @@ class Orthogonalized(NamedTuple):
   summed: tuple[str | None, ...]
 
 
-def orthogonalized(
-  config: ModelConfig,
-  mesh: MeshLayout,
-  optimizer: OptimizerConfig,
-  stage: int = 0,
-  frozen: tuple[str, ...] = (),
-) -> Iterator[Orthogonalized]:
-  """Yields the kernels of a pipeline stage that an optimizer orthogonalizes."""
+def orthogonalized(work: Work) -> Iterator[Orthogonalized]:
+  """Yields the kernels whose updates the optimizer orthogonalizes."""
+  mesh, optimizer = work.mesh, work.optimizer
   if not optimizer.newton_schulz_steps(2, is_kernel=True):
     return
-  dims_of = parameter_dims(config)
-  for name, each, count in trained_slices(config, mesh, frozen, stage):
+  dims_of = parameter_dims(work.model)
+  for name, each, count in work.trained_slices:
     is_kernel = parse_name(name).is_kernel
     steps = optimizer.newton_schulz_steps(len(each.sizes), is_kernel)
     if not steps:
@@ -128,26 +122,12 @@ def orthogonalized(
     yield Orthogonalized(shares, steps, count, gathers, summed)
 
 
-def device_flops(
-  config: ModelConfig,
-  mesh: MeshLayout,
-  optimizer: OptimizerConfig,
-  frozen: tuple[str, ...] = (),
-) -> int:
+def device_flops(work: Work) -> int:
   """Returns the FLOPs of a device's Newton-Schulz steps in a training step."""
-  return sum(
-    x.count * x.shares.flops(x.steps)
-    for x in orthogonalized(config, mesh, optimizer, frozen=frozen)
-  )
+  return sum(x.count * x.shares.flops(x.steps) for x in orthogonalized(work))
 
 
-def buffer_bytes(
-  config: ModelConfig,
-  mesh: MeshLayout,
-  optimizer: OptimizerConfig,
-  stage: int = 0,
-  frozen: tuple[str, ...] = (),
-) -> int:
+def buffer_bytes(work: Work) -> int:
   """Returns a device's bytes for the products of one layer's kernels.
 
   A kernel needs X twice, old and new, and A, its square, and their sum.
@@ -155,5 +135,5 @@ def buffer_bytes(
   return 4 * sum(
     x.shares.count
     * (2 * x.shares.first * x.shares.second + 3 * x.shares.first**2)
-    for x in orthogonalized(config, mesh, optimizer, stage, frozen)
+    for x in orthogonalized(work)
   )

@@ -10,36 +10,22 @@ from collections.abc import Iterator
 from typing import Any
 
 from palm_mtf.accounting import communication, flops, memory, newton_schulz
-from palm_mtf.accounting.hardware import (
-  MEASURED,
-  describe_remat,
-  peak_of_devices,
-)
+from palm_mtf.accounting.hardware import MEASURED, peak_of_devices
 from palm_mtf.accounting.step_time import StepTime, device_rates, predict_step
-from palm_mtf.architecture.block import model_of_layers
+from palm_mtf.accounting.work import AnyConfig, Work
 from palm_mtf.architecture.parameters import (
   distinct_parameters,
   first_stage_in_backward,
-  frozen_in_stage,
   parse_name,
 )
-from palm_mtf.config import (
-  Config,
-  ModelConfig,
-  OptimizerConfig,
-  PlanConfig,
-  PodsConfig,
-)
-from palm_mtf.config.mesh_layout import MeshLayout, check_layout
+from palm_mtf.config.mesh_layout import check_layout
 from palm_mtf.errors import UserError
-from palm_mtf.steps.plan import num_kept, plan_step, stage_layers
+from palm_mtf.steps.plan import num_kept, plan_step
 
 REMATS = ("none", "attention", "layer")
 _MAX_CALLS = 100_000  # each is an object: millions take gigabytes
 _HOUR = 3600
 _JOULES_OF_KWH = 3.6e6
-
-AnyConfig = Config | PlanConfig
 
 
 def memory_parts(
@@ -54,15 +40,7 @@ def memory_parts(
     stages = range(config.mesh_layout.stages)
     of_stages = (memory_parts(config, batch_size, x) for x in stages)
     return max(of_stages, key=lambda x: sum(x.values()))
-  tensors = tensor_bytes(
-    describe_remat(config.model, config.hardware),
-    config.mesh_layout,
-    config.pods,
-    config.optimizer,
-    batch_size,
-    stage,
-    config.run.frozen,
-  )
+  tensors = tensor_bytes(Work.of(config, batch_size).in_stage(stage))
   pods, num_devices = config.pods, config.mesh_layout.num_devices
   if pods.pods == "in_process":  # one process has all devices
     num_devices *= pods.num_pods * config.mesh_layout.stages
@@ -71,46 +49,34 @@ def memory_parts(
   return {**({"process": process} if process else {}), **tensors}
 
 
-def tensor_bytes(
-  model: ModelConfig,
-  mesh: MeshLayout,
-  pods: PodsConfig,
-  optimizer: OptimizerConfig,
-  batch_size: int,
-  stage: int = 0,
-  frozen: tuple[str, ...] = (),
-) -> dict[str, int]:
-  """Returns {part of the memory: a device's peak bytes}, of tensors only."""
-  more, microbatches = {}, 1
-  frozen = frozen_in_stage(model, frozen, stage, mesh.stages)
-  layers = stage_layers(model.num_layers, mesh.stages)[stage]
-  model = model_of_layers(model, layers)
-  kept = memory.device_bytes(model, mesh, optimizer, stage, frozen)
-  activations = memory.Activations(
-    model, mesh, batch_size // pods.num_pods, frozen
-  )
+def tensor_bytes(work: Work) -> dict[str, int]:
+  """Returns {part of the memory: a device's peak bytes}, of tensors only.
+
+  `work` is that of one stage, if there are several.
+  """
+  mesh, more, microbatches = work.mesh, {}, 1
+  kept, activations = memory.device_bytes(work), memory.Activations(work)
   if mesh.stages > 1:
-    microbatches = num_kept(stage, mesh)
-    more["waiting"] = activations.waiting_bytes(stage)
+    microbatches = num_kept(work.stage, mesh)
+    more["waiting"] = activations.waiting_bytes()
   elif mesh.num_microbatches > 1:
     # Besides the step's gradients, which the update reads (`kept.gradients`),
     # accumulators of equal size hold the sums of all but the last microbatch.
     more["microbatch sums"] = kept.gradients
-  frozen_weights = {"frozen weights": kept.frozen_weights} if frozen else {}
   return {
     "weights": kept.weights,
-    **frozen_weights,
+    **({"frozen weights": kept.frozen_weights} if work.frozen else {}),
     "slots": kept.slots,
     "gradients": kept.gradients,
     **more,
     "activations": microbatches * activations.kept_bytes(),
-    "weight copies": memory.weight_copy_bytes(model, mesh, stage, frozen),
+    "weight copies": memory.weight_copy_bytes(work),
     # The maximum: working memory is free before other pods' gradients arrive,
     # and their buffers are free when the optimizer multiplies.
     "buffers": max(
-      activations.working_bytes(stage),
-      memory.exchange_bytes(model, mesh, pods, stage, frozen),
-      newton_schulz.buffer_bytes(model, mesh, optimizer, stage, frozen),
+      activations.working_bytes(),
+      memory.exchange_bytes(work),
+      newton_schulz.buffer_bytes(work),
     ),
   }
 
@@ -139,13 +105,8 @@ def describe_step(
     on_accelerators=on_accelerators,
     first_backward=first_stage_in_backward(config.model, frozen, mesh.stages),
   )
-  rows = config.run.batch_sizes.size(0) // pods.num_pods
-  sizes = [
-    communication.edge_bytes(
-      x, config.model, mesh, pod_batch_size=rows, frozen=frozen
-    )
-    for x in plan.edges
-  ]
+  work = Work.of(config, config.run.batch_sizes.size(0))
+  sizes = [communication.edge_bytes(x, work) for x in plan.edges]
   return {
     "nodes": [x._asdict() for x in plan.nodes],
     "edges": [
@@ -297,12 +258,8 @@ def rates_of(
   else:
     peak = peak_of_devices(config.run.chip, hardware, num_devices)
   tokens_per_sec = batch_size * config.model.sequence_length / secs
-  frozen = config.run.frozen
-  return {
-    "tokens_per_sec": tokens_per_sec,
-    "mfu": flops.mfu(tokens_per_sec, config.model, peak, frozen),
-    "hfu": flops.hfu(tokens_per_sec, config.model, peak, frozen),
-  }
+  given = tokens_per_sec, config.model, peak, config.run.frozen
+  return {"tokens_per_sec": tokens_per_sec, **flops.utilization(*given)}
 
 
 def _list_collectives(
@@ -321,8 +278,7 @@ def _list_collectives(
     for (kind, axes), secs in step.collectives.items()
   ]
   if config.pods.num_pods > 1:
-    given = config.model, config.mesh_layout, config.pods
-    sent = communication.dcn_bytes(*given, config.run.frozen)
+    sent = communication.dcn_bytes(Work.of(config, batch_size))
     moved.append(
       {
         "kind": "exchange",

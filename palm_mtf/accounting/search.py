@@ -9,12 +9,12 @@ from collections.abc import Iterator, Sequence
 from palm_mtf.accounting.hardware import MEASURED
 from palm_mtf.accounting.plan import (
   REMATS,
-  AnyConfig,
   divides,
   divisors,
   memory_parts,
 )
 from palm_mtf.accounting.step_time import StepTime, device_rates, predict_step
+from palm_mtf.accounting.work import AnyConfig
 from palm_mtf.config.mesh_layout import MeshLayout
 from palm_mtf.config.pods import MAX_PODS
 from palm_mtf.config.tpu_slice import tpu_slice

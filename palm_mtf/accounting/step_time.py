@@ -26,13 +26,14 @@ from collections.abc import Mapping, Sequence
 
 from palm_mtf.accounting import communication, memory, newton_schulz
 from palm_mtf.accounting.flops import device_flops
-from palm_mtf.accounting.hardware import MEASURED, describe_remat, share_chip
+from palm_mtf.accounting.hardware import MEASURED, share_chip
+from palm_mtf.accounting.work import AnyConfig, Work
 from palm_mtf.architecture.block import model_of_layers
 from palm_mtf.architecture.parameters import (
   first_stage_in_backward,
   frozen_in_stage,
 )
-from palm_mtf.config import Config, HardwareConfig, ModelConfig, PlanConfig
+from palm_mtf.config import HardwareConfig
 from palm_mtf.config.device_mesh import DeviceMesh
 from palm_mtf.errors import UserError
 from palm_mtf.steps.plan import plan_step, stage_layers
@@ -72,7 +73,7 @@ class StepTime:
     }
 
 
-def device_rates(config: Config | PlanConfig) -> HardwareConfig:
+def device_rates(config: AnyConfig) -> HardwareConfig:
   """Returns the FLOP/s, bandwidths and memory of one device.
 
   Raises UserError if a rate that the time of a step depends on is not known.
@@ -85,7 +86,7 @@ def device_rates(config: Config | PlanConfig) -> HardwareConfig:
   return rates
 
 
-def _check_known(config: Config | PlanConfig, rates: HardwareConfig) -> None:
+def _check_known(config: AnyConfig, rates: HardwareConfig) -> None:
   chip, mesh = config.run.chip, config.mesh_layout
   if chip == MEASURED and not rates.chip_memory_bandwidth:
     raise UserError(
@@ -116,61 +117,46 @@ def _check_known(config: Config | PlanConfig, rates: HardwareConfig) -> None:
     )
 
 
-def predict_step(config: Config | PlanConfig, batch_size: int) -> StepTime:
+def predict_step(config: AnyConfig, batch_size: int) -> StepTime:
   """Returns the predicted time of a step over `batch_size` sequences."""
-  mesh, pods = config.mesh_layout, config.pods
-  model = describe_remat(config.model, config.hardware)
-  rates = device_rates(config)
-  if mesh.stages > 1:
-    return _predict_stages(config, model, batch_size)
-  alone = _predict_mesh(config, model, batch_size, config.run.frozen)
-  if pods.num_pods == 1:
+  work, rates = Work.of(config, batch_size), device_rates(config)
+  if work.mesh.stages > 1:
+    return _predict_stages(config, work)
+  alone = _predict_mesh(rates, work)
+  if work.pods.num_pods == 1:
     return alone
   link = pod_link(config, rates)
   # The program of a TPU pod outputs all gradients only when the program ends
   # (executors/xla/pod_arrays.py), so no computation hides the exchange.
-  is_tpu = bool(mesh.tpu or rates.chip_link_dims)
-  frozen = config.run.frozen
+  is_tpu = bool(work.mesh.tpu or rates.chip_link_dims)
   exposed = -alone.total + communication.step_secs(
-    model, mesh, pods, alone.total, link, overlaps=not is_tpu, frozen=frozen
+    work, alone.total, link, overlaps=not is_tpu
   )
-  sending = sum(communication.exchange_secs(model, mesh, pods, link, frozen))
+  sending = sum(communication.exchange_secs(work, link))
   hidden = max(0.0, sending - exposed)
   return dataclasses.replace(alone, exchange=exposed, hidden_exchange=hidden)
 
 
-def _predict_mesh(
-  config: Config | PlanConfig,
-  model: ModelConfig,
-  batch_size: int,
-  frozen: tuple[str, ...],
-) -> StepTime:
-  """Returns a step's time on one mesh, as if without other pods or stages."""
-  mesh, rates = config.mesh_layout, device_rates(config)
-  pod_batch_size = batch_size // config.pods.num_pods
-  peak = getattr(rates, f"chip_{model.activation_dtype}_flops")
-  pod_tokens = pod_batch_size * model.sequence_length
-  flops = device_flops(model, mesh, pod_tokens, frozen)
-  of_update = newton_schulz.device_flops(model, mesh, config.optimizer, frozen)
+def _predict_mesh(rates: HardwareConfig, work: Work) -> StepTime:
+  """Returns a step's time on one mesh, as if without other pods or stages.
+
+  `rates` are those of a device.
+  """
+  mesh, dtype = work.mesh, work.model.activation_dtype
+  peak = getattr(rates, f"chip_{dtype}_flops")
+  of_update = newton_schulz.device_flops(work)
   of_update /= (rates.chip_float32_flops or peak) * rates.chip_efficiency
-  kept = memory.device_bytes(model, mesh, config.optimizer, frozen=frozen)
-  passes = memory.Activations(model, mesh, pod_batch_size, frozen).traffic()
-  passes["weights"] = memory.weight_traffic(model, mesh, frozen)
-  measured = (rates.chip_pass_bandwidths or {}).get(model.activation_dtype, {})
+  kept = memory.device_bytes(work)
+  passes = memory.Activations(work).traffic()
+  passes["weights"] = memory.weight_traffic(work)
+  measured = (rates.chip_pass_bandwidths or {}).get(dtype, {})
   # A kind of pass that was not measured runs at the bandwidth of memory.
   bandwidths = {
     kind: measured.get(kind, rates.chip_memory_bandwidth) for kind in passes
   }
-  moved = communication.step_bytes(
-    model,
-    mesh,
-    config.optimizer,
-    pod_batch_size=pod_batch_size,
-    num_pods=config.pods.num_pods,
-    frozen=frozen,
-  )
+  moved = communication.step_bytes(work)
   return StepTime(
-    products=flops / (peak * rates.chip_efficiency),
+    products=device_flops(work) / (peak * rates.chip_efficiency),
     passes=sum(passes[kind] / bandwidths[kind] for kind in passes),
     collectives={
       (kind, axes): num_bytes
@@ -185,21 +171,20 @@ def _predict_mesh(
   )
 
 
-def _predict_stages(
-  config: Config | PlanConfig, model: ModelConfig, batch_size: int
-) -> StepTime:
+def _predict_stages(config: AnyConfig, work: Work) -> StepTime:
   """Returns a step's time with pipeline stages: the parts of stage 0."""
-  mesh, pods, rates = config.mesh_layout, config.pods, device_rates(config)
+  model, mesh, rates = work.model, work.mesh, device_rates(config)
 
   def predict(layers: Sequence[int], frozen: tuple[str, ...]) -> StepTime:
     own = model_of_layers(model, layers)
-    return _predict_mesh(config, own, batch_size, frozen)
+    changed = dataclasses.replace(work, model=own, frozen=frozen)
+    return _predict_mesh(rates, changed)
 
   # The first stage also computes the logits. Another stage computes only
   # layers: leave out what one layer takes more than a second layer adds.
   others, updates = [], []
   for stage, layers in enumerate(stage_layers(model.num_layers, mesh.stages)):
-    frozen = frozen_in_stage(model, config.run.frozen, stage, mesh.stages)
+    frozen = frozen_in_stage(model, work.frozen, stage, mesh.stages)
     outside = tuple(x for x in frozen if not x.startswith("layers/"))
     whole = predict(layers, frozen)
     if not stage:
@@ -210,14 +195,10 @@ def _predict_stages(
     others.append(of_layers + two.total - two.update)
     updates.append(whole.update - 2 * one.update + two.update)
   send = ("send", ("stages",))
-  begin = first_stage_in_backward(model, config.run.frozen, mesh.stages)
-  plan = plan_step(mesh, pods, first_backward=begin)
-  sent = sum(
-    communication.edge_bytes(
-      x, model, mesh, pod_batch_size=batch_size // pods.num_pods
-    )
-    for x in plan.sends_from(pod=0, stage=0)
-  )
+  begin = first_stage_in_backward(model, work.frozen, mesh.stages)
+  plan = plan_step(mesh, work.pods, first_backward=begin)
+  sends = plan.sends_from(pod=0, stage=0)
+  sent = sum(communication.edge_bytes(x, work) for x in sends)
   chips = mesh.pod_devices / config.hardware.chip_devices
   # Each stage of TPUs is a slice, and no links join slices.
   is_beyond_links = mesh.tpu or chips > (rates.chip_link_chips or chips)
@@ -226,11 +207,9 @@ def _predict_stages(
   of_first = first.total - first.update + secs
   stages = [of_first, *(other + secs for other in others)]
   exchange = 0.0
-  if pods.num_pods > 1:  # exchange comes after all microbatches: not hidden
+  if work.pods.num_pods > 1:  # comes after all microbatches: not hidden
     link = pod_link(config, rates)
-    embedding, rest = communication.exchange_secs(
-      model, mesh, pods, link, config.run.frozen
-    )
+    embedding, rest = communication.exchange_secs(work, link)
     exchange = embedding + rest / mesh.stages
   return dataclasses.replace(
     first,
@@ -255,9 +234,7 @@ def pipeline_secs(secs: Sequence[float], num_microbatches: int) -> float:
   return (sum(secs) + rest) / num_microbatches
 
 
-def pod_link(
-  config: Config | PlanConfig, rates: HardwareConfig
-) -> communication.Link:
+def pod_link(config: AnyConfig, rates: HardwareConfig) -> communication.Link:
   """Returns a pod's link to other pods: all links of its devices together."""
   bandwidth = rates.chip_dcn_bandwidth or math.inf
   return communication.Link(

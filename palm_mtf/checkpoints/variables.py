@@ -36,7 +36,7 @@ from palm_mtf.checkpoints.manifest import (
   seal_file,
   verify,
 )
-from palm_mtf.checkpoints.weights_to_load import NamedWeights
+from palm_mtf.checkpoints.named_weights import NamedWeights
 from palm_mtf.errors import UserError
 from palm_mtf.json_text import json_text
 from palm_mtf.mesh.session import SERVER_ERRORS

@@ -464,9 +464,3 @@ def _read_measured_chip() -> list[Statement]:
       "palm_mtf plan --calibrate"
     )
     return []
-
-
-def hardware_of(chip: str) -> config.HardwareConfig:
-  """Returns a chip's rates, such as FLOP/s, from the chip's gin file."""
-  settings = read_chip(chip).values()
-  return config.HardwareConfig(**{x.name.lower(): x.value for x in settings})

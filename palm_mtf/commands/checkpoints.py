@@ -10,7 +10,7 @@ import shutil
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from palm_mtf.checkpoints import manifest, weights_to_load
+from palm_mtf.checkpoints import manifest, named_weights, weights_to_load
 from palm_mtf.checkpoints.writer import removable, remove_checkpoint
 from palm_mtf.console import format_table, print_results
 from palm_mtf.errors import UserError, check_count, suggest_name
@@ -98,10 +98,10 @@ def compare(*, first: str, second: str, as_json: bool) -> None:
   checkpoint prefixes.
   """
   a, b = weights = (
-    weights_to_load.find_weights("A", first),
-    weights_to_load.find_weights("B", second),
+    named_weights.find_weights("A", first),
+    named_weights.find_weights("B", second),
   )
-  ours, theirs = map(weights_to_load.read_shapes, weights)
+  ours, theirs = map(named_weights.read_shapes, weights)
   shared = sorted(ours.keys() & theirs.keys())
   other_shapes = {
     name: [list(ours[name]), list(theirs[name])]
@@ -209,7 +209,7 @@ def _read_losses(model_dir: str) -> dict[int, dict[str, float]]:
 
 
 def _compare_tensors(
-  weights: Sequence[weights_to_load.NamedWeights], names: Iterable[str]
+  weights: Sequence[named_weights.NamedWeights], names: Iterable[str]
 ) -> dict[str, float | str]:
   """Returns {name of a tensor that differs: largest difference of elements}."""
   import numpy as np
@@ -230,14 +230,14 @@ def _compare_tensors(
 
 
 def _read_tensor(
-  weights: weights_to_load.NamedWeights, reader: Any, name: str
+  weights: named_weights.NamedWeights, reader: Any, name: str
 ) -> Any:
-  with weights_to_load.reading(weights):
+  with named_weights.reading(weights):
     return reader.get_tensor(name)
 
 
 def _compare_settings(
-  a: weights_to_load.NamedWeights, b: weights_to_load.NamedWeights
+  a: named_weights.NamedWeights, b: named_weights.NamedWeights
 ) -> dict[str, list[Any]]:
   """Returns {macro: [value in a, value in b]} for the macros that differ."""
   if not a.checkpoint or not b.checkpoint:

@@ -11,14 +11,12 @@ from palm_mtf.config import (
   ModelConfig,
   OptimizerConfig,
   PodsConfig,
-  StepConfig,
 )
 from palm_mtf.config.device_mesh import DeviceMesh
 from palm_mtf.generation.decode.functions import BuildProgram
 from palm_mtf.generation.decode.weights import DecodeSettings, LayerWeights
 from palm_mtf.mesh.slices import Slice, variables_of
-from palm_mtf.programs.features import ServerFeatures
-from palm_mtf.programs.forward_program import ForwardProgram
+from palm_mtf.programs.features import ReadFeatures
 from palm_mtf.programs.loss_function import LossFunction
 from palm_mtf.programs.step_programs import LossProgram, StepPrograms
 from palm_mtf.runtime.client.client import Client
@@ -47,9 +45,7 @@ class OpenLoss(NamedTuple):
   program: Program
 
 
-def open_loss(
-  client: Client, process: Process, built: LossProgram | ForwardProgram
-) -> OpenLoss:
+def open_loss(client: Client, process: Process, built: LossProgram) -> OpenLoss:
   """Returns the loss of a built program; `process` reads the checkpoint."""
   reads = state_of(variables_of([built.slices]))
   outputs = [built.loss, built.weight_sum]
@@ -60,31 +56,6 @@ def open_loss(
 class Executor(Starter, Protocol):
   """Runs programs on the devices of pods."""
 
-  def build_train_program(
-    self,
-    config: StepConfig,
-    *,
-    batch_size: int,
-    seed: int,
-    frozen: Sequence[str] = (),
-    features: Sequence[str] | ServerFeatures,
-    devices: Any,
-  ) -> StepPrograms:
-    """Builds a training step of PaLM in the current tf.Graph.
-
-    Args:
-      config: model, mesh of each pod (checked against the model), optimizer,
-        loss and number of pods.
-      batch_size: sequences in one step, over all pods.
-      seed: seed of the initial weights and of dropout.
-      frozen: FROZEN, patterns of parameters that are not trained.
-      features: keys of FEATURE_DTYPES that every batch has; a ServerFeatures
-        with these keys if servers read the features.
-      devices: devices of the pods, which this executor has opened.
-
-    Raises UserError if a feature is unknown, or inputs or targets are missing.
-    """
-
   def build_program(
     self,
     loss_function: LossFunction,
@@ -94,12 +65,19 @@ class Executor(Starter, Protocol):
     batch_size: int,
     pods: PodsConfig,
     devices: Any,
+    read: ReadFeatures | None = None,
   ) -> StepPrograms:
     """Builds a training step of any model in the current tf.Graph.
 
-    `loss_function` is the model and the loss of a microbatch. For the other
-    arguments see `build_train_program`. Raises UserError if the devices cannot
-    run an operation of the model.
+    Args:
+      loss_function: the model and the loss of a microbatch.
+      mesh_layout: mesh of each pod, and layout rules.
+      batch_size: rows in one step, over all pods.
+      devices: devices of the pods, which this executor has opened.
+      read: builds the operations by which servers read features; None if the
+        client feeds all features.
+
+    Raises UserError if the devices cannot run an operation of the model.
     """
 
   def open_loss(

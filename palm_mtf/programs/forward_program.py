@@ -2,13 +2,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Computes the logits and the loss of a batch on one pod."""
 
-import dataclasses
 from collections.abc import Sequence
 
 from palm_mtf._tf import mtf, tf
 from palm_mtf.config import MeshLayout, ModelConfig
 from palm_mtf.mesh.cpu_gpu import local_devices
-from palm_mtf.mesh.slices import Slice
 from palm_mtf.model.dims import model_dims
 from palm_mtf.model.loss import cross_entropy, weight_sum, weighted_mean
 from palm_mtf.model.palm import Palm
@@ -19,22 +17,7 @@ from palm_mtf.programs.features import (
   import_features,
   make_placeholders,
 )
-
-
-@dataclasses.dataclass(frozen=True)
-class ForwardProgram:
-  """Forward pass of one pod."""
-
-  # Placeholders of a batch, by name, in the order of the argument `features` of
-  # `build_forward_program`.
-  features: dict[str, tf.Tensor]
-  # [batch, length, vocab], LOGITS_DTYPE. A call that fetches only the logits
-  # need not feed "targets" and "loss_weights".
-  logits: tf.Tensor
-  # Mean of -log p(target), in nats, weighted by the loss weights, [] float32.
-  loss: tf.Tensor
-  weight_sum: tf.Tensor  # sum of the loss weights in the batch, [] float32
-  slices: dict[str, list[Slice]]  # by the variable's name in checkpoints
+from palm_mtf.programs.step_programs import LossProgram
 
 
 def build_forward_program(
@@ -43,8 +26,11 @@ def build_forward_program(
   *,
   batch_size: int,
   features: Sequence[str] = REQUIRED_FEATURES,
-) -> ForwardProgram:
+) -> LossProgram:
   """Builds the logits and the loss of a batch in the current tf.Graph.
+
+  A call that fetches only the logits need not feed "targets" and
+  "loss_weights".
 
   Args:
     config: architecture.
@@ -75,4 +61,4 @@ def build_forward_program(
   lowered, _ = lowering.call(outputs)
   # Drop the logits of embedding rows that only pad the vocabulary.
   lowered["logits"] = lowered["logits"][..., : config.vocab_size]
-  return ForwardProgram(features=fed, slices=lowering.slices[0], **lowered)
+  return LossProgram(features=fed, slices=lowering.slices[0], **lowered)

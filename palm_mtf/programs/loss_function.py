@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
 from palm_mtf._tf import mtf, tf
+from palm_mtf.architecture.parameters import first_stage_in_backward
 from palm_mtf.config import LossConfig, MeshLayout, ModelConfig
 from palm_mtf.mesh.stages import send
 from palm_mtf.model.dims import model_dims
@@ -39,6 +40,7 @@ class LossFunction(Protocol):
 
   features: Mapping[str, Feature]  # dtype and shape in a microbatch
   has_dropout: bool  # whether `build_sums` needs `Stage.dropout_state`
+  first_backward: int  # the first stage with a backward pass (`plan_step`)
 
   def build_sums(self, stages: Sequence[Stage]) -> LossSums:
     """Makes the variables of a pod's model; returns a microbatch's loss.
@@ -64,7 +66,11 @@ class _Settings(Protocol):
 
 
 class PalmLoss:
-  """PaLM and its loss: cross-entropy and z-loss of every token."""
+  """PaLM and its loss: cross-entropy and z-loss of every token.
+
+  Attributes:
+    step, seed, frozen: what the constructor is given.
+  """
 
   def __init__(
     self,
@@ -89,9 +95,13 @@ class PalmLoss:
       layers: numbers of the layers that each stage computes; None for all
         layers, an equal number per stage.
     """
-    self._config, self._loss, self._seed = step.model, step.loss, seed
-    self._frozen, self._pass_on, self._layers = frozen, pass_on, layers
+    self.step, self.seed, self.frozen = step, seed, frozen
+    self._config, self._loss = step.model, step.loss
+    self._pass_on, self._layers = pass_on, layers
     self.has_dropout = step.loss.dropout > 0
+    self.first_backward = first_stage_in_backward(
+      step.model, frozen, step.mesh_layout.stages
+    )
     self._dims = model_dims(step.model, num_rows, step.mesh_layout)
     self._is_float32 = step.mesh_layout.gradient_dtype == "float32"
     self.features = find_palm_features(feature_names, self._dims)
@@ -103,8 +113,8 @@ class PalmLoss:
     meshes = [x.mesh for x in stages]
     layers = self._layers or stage_layers(config.num_layers, len(stages))
     variables = palm_variables(
-      *(meshes, config, self._dims, self._seed, layers),
-      frozen=self._frozen,
+      *(meshes, config, self._dims, self.seed, layers),
+      frozen=self.frozen,
       loss=self._loss,
     )
     models = [self._build_model(x, variables) for x in stages]
@@ -128,7 +138,7 @@ class PalmLoss:
     dropout = None
     if stage.dropout_state is not None:
       rate = self._loss.dropout
-      dropout = Dropout(rate, self._seed, stage.dropout_state)
+      dropout = Dropout(rate, self.seed, stage.dropout_state)
     weights = TrainedWeights(
       stage.mesh,
       self._config,

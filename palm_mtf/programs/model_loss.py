@@ -35,6 +35,7 @@ class ModelLoss:
   """
 
   has_dropout = False  # the function may have its own
+  first_backward = 0
 
   def __init__(
     self,

@@ -27,8 +27,9 @@ from collections.abc import Mapping, Sequence
 from palm_mtf._tf import mtf, tf
 from palm_mtf.architecture.parameters import parse_name, sent_dtype
 from palm_mtf.config import OptimizerConfig
+from palm_mtf.config.device_mesh import DeviceMesh
 from palm_mtf.errors import UserError
-from palm_mtf.mesh.cpu_gpu import CpuGpuPlacement
+from palm_mtf.mesh.cpu_gpu import CpuGpuDevices, CpuGpuPlacement
 from palm_mtf.mesh.exchange import Exchange, OwnPart
 from palm_mtf.mesh.stages import send
 from palm_mtf.model.dropout import DROPOUT_STATE
@@ -280,20 +281,20 @@ class PodBuilder:
   def __init__(
     self,
     loss_function: LossFunction,
+    mesh_layout: DeviceMesh,
     optimizer: OptimizerConfig,
-    *,
-    pod_batch_size: int,
-    num_microbatches: int,
-    client: str,
-    num_pods: int,
+    devices: CpuGpuDevices,
+    read: ReadFeatures | None,
+    num_rows: int,
   ):
+    """`num_rows` is the rows of a pod; see `build_program` for the others."""
     self._loss_function, self._optimizer = loss_function, optimizer
-    self._num_pods, self._num_microbatches = num_pods, num_microbatches
-    self._pod_batch_size = pod_batch_size
+    self._mesh_layout, self._devices = mesh_layout, devices
+    self._read, self._num_rows = read, num_rows
     self._graph = mtf.Graph()
     # {operation: phase of a traced step}, for all operations before `mark`.
     self.phases: dict[mtf.Operation, str] = {}
-    with tf.device(client):
+    with tf.device(devices.client):
       no_step = tf.constant(-1, tf.int64)  # the default turns dropout off
       # Number of steps done before, [], int64.
       self.step = tf.placeholder_with_default(no_step, [], "step")
@@ -307,27 +308,21 @@ class PodBuilder:
     made = self._graph.operations[len(self.phases) :]
     self.phases |= dict.fromkeys(made, phase)
 
-  def build_gradients(
-    self,
-    pod: int,
-    placements: Sequence[CpuGpuPlacement],
-    read: ReadFeatures | None,
-  ) -> Gradients:
-    """Builds forward and backward pass of a pod.
-
-    `placements` has the placement of each stage, or of a pod without stages.
-    `read` builds the operations by which servers read features; it is None if
-    the client feeds all features.
-    """
+  def build_gradients(self, pod: int) -> Gradients:
+    """Builds forward and backward pass of a pod."""
+    layout = self._mesh_layout
     places = [
-      (mtf.Mesh(self._graph, f"pod_{pod}/stage_{i}"), x)
-      for i, x in enumerate(placements)
+      (
+        mtf.Mesh(self._graph, f"pod_{pod}/stage_{i}"),
+        self._devices.placement(layout, pod, i),
+      )
+      for i in range(layout.stages)
     ]
     if len(places) > 1:
       places.append(places[0])  # the head runs on the first stage's devices
-    stages = [self._build_stage(pod, *x, read) for x in places]
+    stages = [self._build_stage(pod, *x) for x in places]
     meshes = {x.mesh for x in stages}
-    with tf.device(placements[0].cpu):
+    with tf.device(stages[0].placement.cpu):
       losses = self._loss_function.build_sums(stages)
       self.mark("forward")
       variables = [
@@ -335,32 +330,26 @@ class PodBuilder:
       ]
       sums = sum_microbatch(losses, variables)
       accumulations = []
-      if self._num_microbatches > 1 or len(stages) > 1:
+      if layout.num_microbatches > 1 or len(stages) > 1:
         sums, accumulations = accumulate_sums(
-          sums, variables, stages, self._num_microbatches
+          sums, variables, stages, layout.num_microbatches
         )
     self.mark("backward")
     return Gradients(pod, stages, losses, variables, sums, accumulations)
 
   def _build_stage(
-    self,
-    pod: int,
-    mesh: mtf.Mesh,
-    placement: CpuGpuPlacement,
-    read: ReadFeatures | None,
+    self, pod: int, mesh: mtf.Mesh, placement: CpuGpuPlacement
   ) -> Stage:
     """Imports features and scalars into the mesh of a stage."""
     num_before = len(self._graph.operations)
     # Feed rows in the stage's process, so that only this process gets them.
     with tf.device(placement.cpu):
-      by_cpu = self._make_placeholders(pod, placement, read)
+      by_cpu = self._make_placeholders(pod, placement)
       first, *copies = by_cpu.values()
       features = self._loss_function.features
       batch = import_features(mesh, placement, by_cpu, features)
-      rows_before = self.microbatch * (
-        self._pod_batch_size // self._num_microbatches
-      )
-      first_row = pod * self._pod_batch_size + rows_before
+      micro_rows = self._num_rows // self._mesh_layout.num_microbatches
+      first_row = pod * self._num_rows + self.microbatch * micro_rows
       numbers = {
         **find_rates(self._optimizer, self.step),
         "is_first": tf.equal(self.microbatch, 0),
@@ -377,18 +366,19 @@ class PodBuilder:
     )
 
   def _make_placeholders(
-    self, pod: int, placement: CpuGpuPlacement, read: ReadFeatures | None
+    self, pod: int, placement: CpuGpuPlacement
   ) -> dict[str, dict[str, tf.Tensor]]:
     """Returns {name of a CPU device: {feature: placeholder on this CPU}}."""
     features = self._loss_function.features
-    if read is None:
+    if self._read is None:
       return {placement.cpu: make_placeholders(features)}
+    num_microbatches = self._mesh_layout.num_microbatches
+    num_parts = len(self._devices.pods) * num_microbatches
     by_cpu = {}
     for cpu in placement.reading_cpus:
       with tf.device(cpu):
-        part = pod * self._num_microbatches + self.microbatch
-        num_parts = self._num_pods * self._num_microbatches
-        values = read(cpu, self.batches, self.step, part, num_parts)
+        part = pod * num_microbatches + self.microbatch
+        values = self._read(cpu, self.batches, self.step, part, num_parts)
         by_cpu[cpu] = make_placeholders(features, values)
     return by_cpu
 

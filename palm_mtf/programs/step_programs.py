@@ -70,6 +70,8 @@ class LossProgram(NamedTuple):
   loss: tf.Tensor
   weight_sum: tf.Tensor
   slices: Mapping[str, list[Slice]]  # of the weights, by name in checkpoints
+  # [batch, length, vocab], LOGITS_DTYPE; None for a pod of accelerators.
+  logits: tf.Tensor | None = None
 
 
 @dataclasses.dataclass(frozen=True)

@@ -8,9 +8,9 @@ update     each pod: the same clipping and optimizer
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 from palm_mtf._tf import mtf, tf
-from palm_mtf.architecture.parameters import first_stage_in_backward
 from palm_mtf.config import OptimizerConfig, PodsConfig, StepConfig
 from palm_mtf.config.device_mesh import DeviceMesh
 from palm_mtf.mesh.cpu_gpu import (
@@ -58,7 +58,8 @@ def build_train_program(
   seed: int,
   frozen: Sequence[str] = (),
   features: Sequence[str] | ServerFeatures = REQUIRED_FEATURES,
-  devices: CpuGpuDevices | None = None,
+  devices: Any = None,
+  build: Callable[..., StepPrograms] | None = None,
 ) -> StepPrograms:
   """Builds a training step of PaLM, or MODEL_FUNCTION's, in the current graph.
 
@@ -71,6 +72,8 @@ def build_train_program(
     features: keys of FEATURE_DTYPES that every batch has; a ServerFeatures with
       these keys if servers read the features.
     devices: devices of the pods; None for the CPUs or GPUs of this process.
+    build: `build_program` of the executor that has opened `devices`; None for
+      the executor of hosts.
 
   Raises UserError if a feature is unknown, or inputs or targets are missing.
   """
@@ -78,12 +81,9 @@ def build_train_program(
   if isinstance(features, ServerFeatures):
     names, read = features
   mesh_layout, pods = config.mesh_layout, config.pods
-  loss_of: Callable[..., LossFunction] = PalmLoss
-  first_backward = first_stage_in_backward(
-    config.model, frozen, mesh_layout.stages
+  loss_of: Callable[..., LossFunction] = (
+    text_loss if config.model.model_function else PalmLoss
   )
-  if config.model.model_function:
-    loss_of, first_backward = text_loss, 0
   loss_function = loss_of(
     config,
     names,
@@ -91,7 +91,7 @@ def build_train_program(
     seed=seed,
     frozen=frozen,
   )
-  return build_program(
+  return (build or build_program)(
     loss_function,
     mesh_layout,
     config.optimizer,
@@ -99,7 +99,6 @@ def build_train_program(
     pods=pods,
     devices=devices,
     read=read,
-    first_backward=first_backward,
   )
 
 
@@ -112,36 +111,19 @@ def build_program(
   pods: PodsConfig,
   devices: CpuGpuDevices | None = None,
   read: ReadFeatures | None = None,
-  first_backward: int = 0,
 ) -> StepPrograms:
   """Builds a training step of any model in the current tf.Graph.
 
   `loss_function` is the model and the loss of a microbatch. `read` builds the
   operations by which servers read features; it is None if the client feeds all
-  features. `first_backward` is the first stage with a backward pass
-  (`plan_step`). For the other arguments see `build_train_program`.
+  features. For the other arguments see `build_train_program`.
   """
   devices = devices or local_devices(mesh_layout.pod_devices, pods.num_pods)
-  plan = plan_step(mesh_layout, pods, first_backward=first_backward)
-  builder = PodBuilder(
-    loss_function,
-    optimizer,
-    pod_batch_size=batch_size // pods.num_pods,
-    num_microbatches=mesh_layout.num_microbatches,
-    client=devices.client,
-    num_pods=pods.num_pods,
-  )
-  built = [
-    builder.build_gradients(
-      pod,
-      [
-        devices.placement(mesh_layout, pod, i)
-        for i in range(mesh_layout.stages)
-      ],
-      read,
-    )
-    for pod in range(pods.num_pods)
-  ]
+  begin = loss_function.first_backward
+  plan = plan_step(mesh_layout, pods, first_backward=begin)
+  given = loss_function, mesh_layout, optimizer, devices, read
+  builder = PodBuilder(*given, batch_size // pods.num_pods)
+  built = [builder.build_gradients(x) for x in range(pods.num_pods)]
   sums = exchange_sums(
     [x.sums for x in built], built[0].variables, tf.as_dtype(pods.dcn_dtype)
   )

@@ -23,8 +23,14 @@ import numpy as np
 from palm_mtf._tf import tf
 from palm_mtf.accounting.flops import device_flops
 from palm_mtf.accounting.hardware import describe_remat
-from palm_mtf.accounting.memory import device_bytes, step_traffic
+from palm_mtf.accounting.memory import (
+  Activations,
+  device_bytes,
+  update_traffic,
+  weight_traffic,
+)
 from palm_mtf.accounting.plan import tensor_bytes
+from palm_mtf.accounting.work import Work
 from palm_mtf.config import (
   AdafactorConfig,
   HardwareConfig,
@@ -70,6 +76,17 @@ class Probe(NamedTuple):
   def model_in(self, dtype: str) -> ModelConfig:
     """Returns the architecture with `dtype` as activation dtype."""
     return dataclasses.replace(self.model, activation_dtype=dtype)
+
+  def work_in(self, dtype: str) -> Work:
+    """Returns the work of a step with `dtype` as activation dtype."""
+    model = describe_remat(self.model_in(dtype), _unmeasured_hardware())
+    return Work(
+      model=model,
+      mesh=_MESH,
+      optimizer=_OPTIMIZER,
+      pods=PodsConfig(),
+      rows=self.batch_size,
+    )
 
 
 def _make_probe(*, batch_size: int, d_model: int, **sizes: int) -> Probe:
@@ -168,10 +185,7 @@ def _process_bytes(probe: Probe) -> int:
   """Returns the bytes of a process besides its tensors: code, buffers, ..."""
   with training_step(probe, "float32"):
     pass
-  model = describe_remat(probe.model_in("float32"), _unmeasured_hardware())
-  tensors = tensor_bytes(
-    model, _MESH, PodsConfig(), _OPTIMIZER, probe.batch_size
-  )
+  tensors = tensor_bytes(probe.work_in("float32"))
   return largest_resident_bytes() - sum(tensors.values())
 
 
@@ -186,17 +200,22 @@ def _rates(
         timed[kind] = [machine.time_call(step) for _ in range(_STEPS)]
   traffic, secs = [], []
   for kind, probe in PROBES.items():
-    model = describe_remat(probe.model_in(dtype), _unmeasured_hardware())
-    rows = probe.batch_size
-    kept = device_bytes(model, _MESH, _OPTIMIZER)
-    of_step = step_traffic(model, _MESH, kept, rows)
-    traffic.append([of_step[x] for x in PROBES])
-    flops = device_flops(model, _MESH, rows * probe.model.sequence_length)
+    work = probe.work_in(dtype)
+    traffic.append(pass_bytes(work))
     times = [undisturbed_secs(*x, machine.best_secs) for x in timed[kind]]
-    secs.append(statistics.median(times) - flops / machine.flops_per_sec)
+    of_products = device_flops(work) / machine.flops_per_sec
+    secs.append(statistics.median(times) - of_products)
   solved = solve_secs(np.array(traffic), np.array(secs), 1 / memory_bandwidth)
   bandwidths = {x: 1 / secs for x, secs in zip(PROBES, solved, strict=True)}
   return machine.flops_per_sec, bandwidths
+
+
+def pass_bytes(work: Work) -> list[int]:
+  """Returns the bytes of a step's passes of each kind, in the probes' order."""
+  update = update_traffic(device_bytes(work))
+  found = {**Activations(work).traffic(), "weights": update}
+  found["weights"] += weight_traffic(work)
+  return [found[kind] for kind in PROBES]
 
 
 class Pace:

@@ -12,8 +12,9 @@ import logging
 from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
-from palm_mtf.accounting import flops
 from palm_mtf.accounting.communication import dcn_bytes
+from palm_mtf.accounting.flops import utilization
+from palm_mtf.accounting.work import Work
 from palm_mtf.checkpoints.manifest import Checkpoint
 from palm_mtf.checkpoints.writer import BackgroundWriter
 from palm_mtf.data.batches.corpus import Prefetcher
@@ -349,7 +350,6 @@ class TrainLoop:
     length = config.model.sequence_length
     batch_tokens = self._batch_size * length
     rate = batch_tokens / step_secs if step_secs else 0.0
-    model, frozen = config.model, config.run.frozen
     metrics |= {
       "tokens": config.run.batch_sizes.rows_before(self._step) * length,
       "global_batch_tokens": batch_tokens,
@@ -358,22 +358,21 @@ class TrainLoop:
       "host_memory_bytes": resident_bytes(),
       "num_pods": config.pods.num_pods,
     }
-    mfu = None
-    if not model.model_function:  # the formulas are of PaLM's block
-      mfu = flops.mfu(rate, model, self._peak, frozen)
-      sent = dcn_bytes(model, config.mesh_layout, config.pods, frozen)
-      metrics["dcn_bytes"] = sent
+    shares: dict[str, float] = {}
+    if not config.model.model_function:  # the formulas are of PaLM's block
+      shares = utilization(rate, config.model, self._peak, config.run.frozen)
+      metrics["dcn_bytes"] = dcn_bytes(Work.of(config, self._batch_size))
     with self._during(f"while its memory was read after step {self._step}"):
       metrics |= self._session.read_memory()
     # Omit rates if all steps since the last log were traced, thus not timed.
     if step_secs or self._step not in config.run.trace_steps:
-      metrics |= {"tokens_per_sec": rate, "step_secs": step_secs}
-      if mfu is not None:
-        hfu = flops.hfu(rate, model, self._peak, frozen)
-        metrics |= {"mfu": mfu, "hfu": hfu}
+      metrics |= {"tokens_per_sec": rate, "step_secs": step_secs, **shares}
     self._metrics.write(self._step, metrics)
     self._progress.update(
-      self._step, loss=metrics["loss"], tokens_per_sec=rate, mfu=mfu
+      self._step,
+      loss=metrics["loss"],
+      tokens_per_sec=rate,
+      mfu=shares.get("mfu"),
     )
 
   def _wait_for_writer(self) -> Checkpoint | None:

@@ -26,6 +26,7 @@ from palm_mtf.mesh.slices import variables_of
 from palm_mtf.model_dir.paths import ModelDir
 from palm_mtf.programs.features import FEATURE_DTYPES, ServerFeatures
 from palm_mtf.programs.step_programs import StepPrograms
+from palm_mtf.programs.train_program import build_train_program
 from palm_mtf.runtime.client.client import Client
 from palm_mtf.runtime.client.connect import Cluster, memory_reader
 from palm_mtf.runtime.client.heartbeat import Heartbeat
@@ -113,15 +114,15 @@ class TrainSession:
 
   def _build_program(self, batch_size: int) -> StepPrograms:
     config = self._config
-    executor = executor_of(config.mesh_layout)
     with self._client.graph.as_default():
-      return executor.build_train_program(
+      return build_train_program(
         config,
         batch_size=batch_size,
         seed=config.run.seed,
         frozen=config.run.frozen,
         features=self._features,
         devices=self._cluster.devices,
+        build=executor_of(config.mesh_layout).build_program,
       )
 
   def set_variables(self, job: TrainJob) -> None:

@@ -21,7 +21,6 @@ from palm_mtf.accounting.communication import (
   step_secs,
 )
 from palm_mtf.architecture.parameters import count_parameters
-from palm_mtf.cli.gin_files import hardware_of
 from palm_mtf.config import MeshLayout, PodsConfig
 from palm_mtf.programs.train_program import build_train_program
 from tests.accounting.published_sizes import (
@@ -31,7 +30,7 @@ from tests.accounting.published_sizes import (
 )
 from tests.blocks import CAPACITY, SETTINGS
 from tests.mtf_testing import LAYOUTS, MOVED, PALM_OPTIMIZER, small_config
-from tests.settings import ADAMW, MUON, step_config
+from tests.settings import ADAMW, MUON, hardware_of, step_config, work
 from tools.traffic import traffic
 
 SINGLE = MeshLayout(mesh_shape="", layout="")
@@ -48,12 +47,12 @@ def test_every_pod_sends_every_gradient_to_every_other(
 ):
   pods = PodsConfig(num_pods=num_pods, dcn_dtype=dtype)
   expected = pairs * (NUMBERS * size + 3 * 4)
-  assert dcn_bytes(PALM_8B, SINGLE, pods) == expected
+  assert dcn_bytes(work(PALM_8B, pods=pods)) == expected
 
 
 def test_palm_540b_sends_what_its_paper_says():
   """1.3 GB per host and step, of 768 hosts in each of two pods (PaLM 4)."""
-  from_a_host = dcn_bytes(PALM_540B, SINGLE, TWO_PODS) / 2 / 768
+  from_a_host = dcn_bytes(work(PALM_540B, pods=TWO_PODS)) / 2 / 768
   assert from_a_host / 2**30 == pytest.approx(1.31, abs=0.005)
 
 
@@ -70,7 +69,7 @@ def predicted(
 ):
   mesh = MeshLayout(mesh_shape="", layout="", num_microbatches=microbatches)
   pods = PodsConfig(num_pods=num_pods, dcn_dtype=dtype)
-  return step_secs(TINY, mesh, pods, compute_secs, Link(**link))
+  return step_secs(work(TINY, mesh, pods=pods), compute_secs, Link(**link))
 
 
 def test_of_a_fast_link_only_the_embeddings_gradient_is_seen():
@@ -247,14 +246,10 @@ def test_the_lowered_step_moves_the_bytes_of_the_closed_form(
   config, mesh, optimizer, pods, frozen
 ):
   n = pods.num_pods
-  of_one_pod = step_bytes(
-    config,
-    mesh,
-    optimizer,
-    pod_batch_size=8 // n,
-    num_pods=n,
-    frozen=frozen,
+  given = work(
+    config, mesh, 8 // n, optimizer=optimizer, pods=pods, frozen=frozen
   )
+  of_one_pod = step_bytes(given)
   expected = collections.Counter({k: n * v for k, v in of_one_pod.items()})
   actual = lowered_bytes(config, mesh, optimizer, 8, pods, frozen)
   if {"o", "mlp"} & {*config.bias_places} and not config.branch_norm:
@@ -273,12 +268,7 @@ def test_gradients_stored_split_move_half_on_their_way():
   """Weights are gathered twice: FSDP moves 3/2 of data parallelism's bytes."""
   config = small_config(vocab_size=16)
   whole, split = (
-    step_bytes(
-      config,
-      MeshLayout(mesh_shape="data:4", layout=layout),
-      PALM_OPTIMIZER,
-      pod_batch_size=4,
-    )
+    step_bytes(work(config, MeshLayout(mesh_shape="data:4", layout=layout), 4))
     for layout in ("batch:data", "batch:data,d_model_stored:data")
   )
   ratio = split["reduce_scatter", ("data",)] / whole["all_reduce", ("data",)]

@@ -12,15 +12,13 @@ from palm_mtf.accounting.flops import (
   SCORES,
   device_flops,
   forward_flops,
-  hfu,
-  mfu,
   recomputed_flops,
   train_flops,
   train_flops_per_token,
+  utilization,
 )
 from palm_mtf.accounting.hardware import peak_of_devices
 from palm_mtf.architecture.parameters import count_parameters
-from palm_mtf.cli.gin_files import hardware_of
 from palm_mtf.config import MeshLayout
 from palm_mtf.programs.train_program import build_train_program
 from tests.accounting.published_sizes import (
@@ -35,7 +33,7 @@ from tests.mtf_testing import (
   small_config,
   without_compiler,
 )
-from tests.settings import step_config
+from tests.settings import hardware_of, step_config, work
 
 PALM_PEAK = 6144 * hardware_of("tpu_v4").chip_bfloat16_flops
 
@@ -128,7 +126,9 @@ def test_mfu_is_the_published_one(model, published, without_attention):
   if without_attention:
     assert round(without, 3) == without_attention
   if model == "PaLM":
-    assert mfu(238_300, PALM_540B, PALM_PEAK) == pytest.approx(found)
+    assert utilization(238_300, PALM_540B, PALM_PEAK)["mfu"] == pytest.approx(
+      found
+    )
 
 
 def test_the_speed_in_gpt3_s_paper_does_not_give_its_row():
@@ -142,7 +142,7 @@ def test_hfu_of_palm_is_57_8_percent_with_the_papers_policy():
   again = 0.75 * without / 3 + (found - without) / 3
   assert round(found + again, 3) == 0.578
   # Lower by the 10.5% of a forward pass that REMAT = "layer" does not repeat.
-  ours = hfu(238_300, with_remat(PALM_540B, "layer"), PALM_PEAK)
+  ours = utilization(238_300, with_remat(PALM_540B, "layer"), PALM_PEAK)["hfu"]
   assert ours == pytest.approx(0.578 - 0.105 * 0.457 / 3, abs=0.001)
 
 
@@ -197,7 +197,7 @@ def test_devices_share_all_flops_but_those_of_the_one_key_and_value_head():
   alike = 3 * 2 * 2 * PALM_540B.num_layers * PALM_540B.d_model * 256
   # Blocks of 128 leave out 15/32 of attention, 1.1% of the arithmetic.
   hidden = tokens / mesh.num_devices * train_flops(PALM_540B)[SCORES]
-  own = device_flops(PALM_540B, mesh, tokens) + hidden * 15 / 32
+  own = device_flops(work(PALM_540B, mesh, 1024)) + hidden * 15 / 32
   assert own == pytest.approx(share + tokens / 256 * alike * 11 / 12)
   assert own / share == pytest.approx(1.022, abs=5e-4)
 
@@ -210,10 +210,7 @@ def test_each_layer_skips_what_its_own_window_hides():
     variants={"window": {"ATTENTION_WINDOW": 256}, "global": {}},
   )
   window = dataclasses.replace(PALM_8B, attention_window=256)
-  one = MeshLayout(mesh_shape="", layout="")
-  half, full, none = (
-    device_flops(x, one, 2048) for x in (unlike, window, PALM_8B)
-  )
+  half, full, none = (device_flops(work(x)) for x in (unlike, window, PALM_8B))
   assert full < none
   assert half == pytest.approx((full + none) / 2)
   # MFU counts what windows hide, as it counts what the causal mask hides.
@@ -226,10 +223,9 @@ def test_a_device_computes_the_logits_of_padding_too():
     2048,
     MeshLayout(mesh_shape="model:12", layout="vocab:model"),
   )
-  one = MeshLayout(mesh_shape="", layout="")
-  whole = device_flops(PALM_540B, one, tokens)
+  whole = device_flops(work(PALM_540B))
   logits = 3 * tokens * 2 * PALM_540B.d_model
-  found = device_flops(PALM_540B, mesh, tokens)
+  found = device_flops(work(PALM_540B, mesh))
   assert whole - found == pytest.approx(logits * (256_000 - 21_334))
 
 
@@ -276,7 +272,7 @@ def test_a_step_s_graph_multiplies_as_often_as_planned(
   without_compiler(monkeypatch)
   config = small_config(num_layers=3, remat=remat)
   tokens = 2 * config.sequence_length
-  planned = device_flops(config, SINGLE, tokens, frozen)
+  planned = device_flops(work(config, rows=2, frozen=frozen))
   for terms in (train_flops(config, frozen), recomputed_flops(config, frozen)):
     planned -= tokens * terms.get("attention/scores", 0)
   assert graph_flops(config, frozen) == planned

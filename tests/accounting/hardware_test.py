@@ -10,10 +10,10 @@ from palm_mtf.accounting.hardware import (
   peak_of_devices,
   share_chip,
 )
-from palm_mtf.cli.gin_files import hardware_of
 from palm_mtf.config import HardwareConfig
 from palm_mtf.errors import UserError
 from tests.refusals import message_of
+from tests.settings import hardware_of
 
 UNKNOWN = HardwareConfig()
 

@@ -16,7 +16,6 @@ from palm_mtf.accounting.memory import (
   cache_bytes_per_token,
   decode_weight_bytes,
   device_bytes,
-  distinct_slices,
   exchange_bytes,
   step_threads,
   update_traffic,
@@ -47,12 +46,11 @@ from tests.executors.xla.program_run import pod_step
 from tests.mtf_testing import (
   LAYOUTS,
   MOVED,
-  PALM_OPTIMIZER,
   SINGLE,
   mesh_layout,
   small_config,
 )
-from tests.settings import step_config
+from tests.settings import step_config, work
 
 QUICK = ("padded vocab over three", "PaLM's 2D")
 GEMMA_3 = block_config("Gemma 3")
@@ -79,7 +77,7 @@ def test_the_built_program_keeps_the_bytes_of_the_closed_form(
   config, layout, frozen
 ):
   mesh = mesh_layout(layout, num_microbatches=2)
-  expected = device_bytes(config, mesh, PALM_OPTIMIZER, frozen=frozen)
+  expected = device_bytes(work(config, mesh, frozen=frozen))
   assert bool(expected.frozen_weights) == bool(frozen)
   kept = built_bytes(config, mesh, frozen)
   assert len(kept) == mesh.num_devices
@@ -100,9 +98,8 @@ def test_a_stage_keeps_its_own_bytes(frozen):
   assert len(kept) == 2
   largest = []
   for stage, found in enumerate(kept.values()):
-    parts = tensor_bytes(
-      config, mesh, PodsConfig(), PALM_OPTIMIZER, 8, stage, frozen
-    )
+    whole = work(config, mesh, 8, frozen=frozen)
+    parts = tensor_bytes(whole.in_stage(stage))
     weights = parts["weights"] + parts.get("frozen weights", 0)
     assert found["weights"] == weights
     assert found["slots"] == parts["slots"]
@@ -146,7 +143,7 @@ def test_arrays_of_accelerators_keep_the_bytes_of_the_closed_form(name, mesh):
     kind = "weights" if name in made.parameters else "slots"
     size = math.prod(x.sharding.shard_shape(x.shape)) * x.dtype.itemsize
     kept[kind] += size
-  expected = device_bytes(config, mesh, PALM_OPTIMIZER)
+  expected = device_bytes(work(config, mesh))
   assert kept == {"weights": expected.weights, "slots": expected.slots}
 
 
@@ -155,11 +152,12 @@ def test_fully_sharded_over_n_devices_each_keeps_an_nth(num_devices):
   config = small_config()
   whole, split = (
     device_bytes(
-      config,
-      MeshLayout(
-        mesh_shape=f"data:{num_devices}", layout=layout, num_microbatches=2
-      ),
-      PALM_OPTIMIZER,
+      work(
+        config,
+        MeshLayout(
+          mesh_shape=f"data:{num_devices}", layout=layout, num_microbatches=2
+        ),
+      )
     )
     for layout in ("batch:data", "batch:data,d_model_stored:data")
   )
@@ -181,7 +179,7 @@ def test_palm_540b_over_256_by_12_keeps_what_its_3072_chips_had():
     layout="batch:data,heads:model,d_ff:model,vocab:model,"
     "d_model_stored:data,d_model_residual:model",
   )
-  numbers = sum(x.size * n for _, x, n in distinct_slices(PALM_540B, mesh))
+  numbers = sum(x.size * n for _, x, n in work(PALM_540B, mesh).slices)
   c = PALM_540B
   alike = 2 * c.num_layers * c.d_model * c.d_kv
   alike += (c.num_layers + 1) * c.d_model
@@ -254,7 +252,7 @@ def test_the_built_graph_keeps_the_bytes_of_the_closed_form(
   width = {"float32": 4, "bfloat16": 2}[dtype]
   # The gradient of the logits is made after the forward pass.
   gradient = ROWS * config.sequence_length * config.vocab_size * width
-  expected = Activations(config, SINGLE, ROWS)
+  expected = Activations(work(config, SINGLE, ROWS))
   of_loss = expected.loss_bytes() - gradient
   assert activations == expected.kept_bytes() + of_loss
   scales = {x for x in parameter_shapes(config) if parse_name(x).is_scale}
@@ -266,7 +264,7 @@ def test_the_built_graph_keeps_the_bytes_of_the_closed_form(
 def test_other_blocks_keep_the_bytes_of_the_closed_form(name, remat):
   config = block_config(name, remat=remat, sequence_length=300)
   activations, weights = kept_for_the_backward_pass(config)
-  expected = Activations(config, SINGLE, ROWS)
+  expected = Activations(work(config, SINGLE, ROWS))
   gradient = 4 * ROWS * config.sequence_length * config.vocab_size
   of_loss = expected.loss_bytes() - gradient
   assert activations == expected.kept_bytes() + of_loss
@@ -278,7 +276,7 @@ def test_memory_is_linear_in_the_length_where_attention_is_computed_again():
     config = dataclasses.replace(
       PALM_8B, remat="attention", sequence_length=length
     )
-    activations = Activations(config, SINGLE, 1)
+    activations = Activations(work(config, SINGLE, 1))
     return activations.kept_bytes() + activations.working_bytes()
 
   # A block has 512 positions, whatever the length.
@@ -288,17 +286,21 @@ def test_memory_is_linear_in_the_length_where_attention_is_computed_again():
 def test_palm_540b_keeps_one_fully_sharded_activation_a_layer():
   """4 sequences on each of 256 devices of `data`, split over 12 (PaLM 4)."""
   config = dataclasses.replace(PALM_540B, remat="layer")
-  kept = Activations(config, PALM_2D, 1024).kept_bytes()
+  kept = Activations(work(config, PALM_2D, 1024)).kept_bytes()
   assert kept == 118 * (4 * 2048) * (18432 // 12) * 2
 
 
 def test_microbatches_divide_activations_and_leave_weights_alone():
   whole = MeshLayout(mesh_shape="", layout="")
   parts = MeshLayout(mesh_shape="", layout="", num_microbatches=4)
-  one, of_part = (Activations(PALM_8B, mesh, 8) for mesh in (whole, parts))
+  one, of_part = (
+    Activations(work(PALM_8B, mesh, 8)) for mesh in (whole, parts)
+  )
   assert one.kept_bytes() == 4 * of_part.kept_bytes()
   assert one.working_bytes() == 4 * of_part.working_bytes()
-  assert weight_copy_bytes(PALM_8B, whole) == weight_copy_bytes(PALM_8B, parts)
+  assert weight_copy_bytes(work(PALM_8B, whole)) == weight_copy_bytes(
+    work(PALM_8B, parts)
+  )
 
 
 def test_copies_of_weights_are_those_of_a_layer_and_of_the_embedding():
@@ -307,13 +309,15 @@ def test_copies_of_weights_are_those_of_a_layer_and_of_the_embedding():
   of_layer = (count_parameters(c) - embedding) // c.num_layers
   joined = c.d_model * (16 * 256 + 2 * 256 + 2 * c.d_ff)
   # Weights are cast, and most of them joined.
-  assert weight_copy_bytes(c, SINGLE) == 2 * (embedding + of_layer + joined)
+  assert weight_copy_bytes(work(c, SINGLE)) == 2 * (
+    embedding + of_layer + joined
+  )
   sharded = MeshLayout(
     mesh_shape="data:16", layout="batch:data,d_model_stored:data"
   )
   # A slice of each weight is cast and gathered; a whole gradient is scattered.
   cast = (embedding + of_layer) // 16
-  assert weight_copy_bytes(c, sharded) == 2 * (
+  assert weight_copy_bytes(work(c, sharded)) == 2 * (
     cast + 2 * (embedding + of_layer) + joined
   )
 
@@ -321,14 +325,16 @@ def test_copies_of_weights_are_those_of_a_layer_and_of_the_embedding():
 def test_copies_of_weights_are_those_of_one_of_unlike_layers():
   unlike = dataclasses.replace(GEMMA_3, num_layers=2)
   like = dataclasses.replace(unlike, layers="", variants=None)
-  assert weight_copy_bytes(unlike, SINGLE) == weight_copy_bytes(like, SINGLE)
+  assert weight_copy_bytes(work(unlike, SINGLE)) == weight_copy_bytes(
+    work(like, SINGLE)
+  )
 
 
 def test_gradients_of_other_pods_need_room_for_a_part_and_the_sum():
   two = PodsConfig(num_pods=2, dcn_dtype="bfloat16")
-  assert exchange_bytes(PALM_8B, SINGLE, PodsConfig()) == 0
+  assert exchange_bytes(work(PALM_8B)) == 0
   numbers = count_parameters(PALM_8B) + 33 * 4096
-  assert exchange_bytes(PALM_8B, SINGLE, two) == (2 + 4) * numbers
+  assert exchange_bytes(work(PALM_8B, pods=two)) == (2 + 4) * numbers
 
 
 C = dataclasses.replace(
@@ -345,17 +351,17 @@ def test_a_parallel_block_passes_over_its_norm_product_and_softmax():
   again = 2 * 100 + COLUMNS + (Q + KV + 400)
   back = 6 * 100 + 2 * COLUMNS + (Q + KV + 400)
   softmax_gradient = 3 * SCORES + 2 * Q
-  assert Activations(C, SINGLE, 1).block_passes() == {
+  assert Activations(work(C, SINGLE, 1)).block_passes() == {
     "blocks": blocks + again + back,
     "attention": attention + softmax_gradient,
   }
   layer = dataclasses.replace(C, remat="layer")
-  assert Activations(layer, SINGLE, 1).block_passes() == {
+  assert Activations(work(layer, SINGLE, 1)).block_passes() == {
     "blocks": 2 * blocks + back,
     "attention": 2 * attention + softmax_gradient,
   }
   softmax = dataclasses.replace(C, remat="attention")
-  assert Activations(softmax, SINGLE, 1).block_passes() == {
+  assert Activations(work(softmax, SINGLE, 1)).block_passes() == {
     "blocks": blocks + again + back,
     "attention": 2 * attention + softmax_gradient,
   }
@@ -363,10 +369,10 @@ def test_a_parallel_block_passes_over_its_norm_product_and_softmax():
 
 def test_the_loss_passes_twice_over_logits_and_writes_their_gradient():
   tokens = 8 * 50
-  float32 = Activations(C, SINGLE, 8).traffic()["loss"]
+  float32 = Activations(work(C, SINGLE, 8)).traffic()["loss"]
   assert float32 == tokens * 1000 * (2 * 4 + 2)
   rounded = dataclasses.replace(C, logits_dtype="activation")
-  loss = Activations(rounded, SINGLE, 8).traffic()["loss"]
+  loss = Activations(work(rounded, SINGLE, 8)).traffic()["loss"]
   assert loss == tokens * 1000 * 3 * 2
 
 
@@ -375,11 +381,11 @@ def test_each_microbatch_casts_kernels_twice_and_adds_its_gradients():
   others = C.vocab_size * C.d_model + count_norm_scales(C)
   parts = MeshLayout(mesh_shape="", layout="", num_microbatches=4)
   casts = 6 * (2 * kernels + others)
-  assert weight_traffic(C, SINGLE) == casts
+  assert weight_traffic(work(C, SINGLE)) == casts
   sums = 12 * (kernels + others)
-  assert weight_traffic(C, parts) == 4 * (casts + sums)
+  assert weight_traffic(work(C, parts)) == 4 * (casts + sums)
   float32 = dataclasses.replace(C, activation_dtype="float32")
-  assert weight_traffic(float32, SINGLE) == 0
+  assert weight_traffic(work(float32, SINGLE)) == 0
 
 
 def test_the_update_reads_and_writes_weights_and_slots():

@@ -12,9 +12,9 @@ import pytest
 from palm_mtf.accounting import newton_schulz
 from palm_mtf.accounting.hardware import describe_remat
 from palm_mtf.accounting.plan import tensor_bytes
-from palm_mtf.config import HardwareConfig, MeshLayout, PodsConfig
+from palm_mtf.config import HardwareConfig, MeshLayout
 from tests.mtf_testing import SINGLE, small_config
-from tests.settings import ADAMW, MUON
+from tests.settings import ADAMW, MUON, work
 
 
 @pytest.mark.parametrize(
@@ -45,15 +45,21 @@ def test_flops_are_those_of_three_products_per_step():
 
 def test_only_kernels_of_muon_cost_products():
   config = small_config()
-  assert newton_schulz.device_flops(config, SINGLE, ADAMW) == 0
+  assert newton_schulz.device_flops(work(config, SINGLE, optimizer=ADAMW)) == 0
   # d_model 24; heads * d_kv 40, d_kv 10, d_ff 36; two layers.
   sides = [(24, 40), (10, 24), (10, 24), (24, 40)] + 3 * [(24, 36)]
   products = sum(5 * 2 * a * a * (a + 2 * b) for a, b in sides)
-  assert newton_schulz.device_flops(config, SINGLE, MUON) == 2 * products
+  assert (
+    newton_schulz.device_flops(work(config, SINGLE, optimizer=MUON))
+    == 2 * products
+  )
   split = MeshLayout(mesh_shape="model:2", layout="heads:model,d_ff:model")
   shared = [(24, 20), (10, 24), (10, 24), (24, 20)] + 3 * [(24, 18)]
   products = sum(5 * 2 * a * a * (a + 2 * b) for a, b in shared)
-  assert newton_schulz.device_flops(config, split, MUON) == 2 * products
+  assert (
+    newton_schulz.device_flops(work(config, split, optimizer=MUON))
+    == 2 * products
+  )
 
 
 def test_a_device_orthogonalizes_its_own_experts_one_by_one():
@@ -70,7 +76,10 @@ def test_a_device_orthogonalizes_its_own_experts_one_by_one():
     kernels = others + 3 * (6 // num_devices) * [(10, 24)]
     products = sum(5 * 2 * a * a * (a + 2 * b) for a, b in kernels)
     mesh = MeshLayout(mesh_shape=f"model:{num_devices}", layout="experts:model")
-    assert newton_schulz.device_flops(config, mesh, MUON) == 2 * products
+    assert (
+      newton_schulz.device_flops(work(config, mesh, optimizer=MUON))
+      == 2 * products
+    )
 
 
 def test_muon_needs_half_of_the_slots_and_more_buffers():
@@ -79,7 +88,7 @@ def test_muon_needs_half_of_the_slots_and_more_buffers():
     dataclasses.replace(config, num_layers=1), HardwareConfig()
   )
   adamw, muon = (
-    tensor_bytes(config, SINGLE, PodsConfig(), optimizer, 1)
+    tensor_bytes(work(config, optimizer=optimizer))
     for optimizer in (ADAMW, MUON)
   )
   others = 2 * 240 + 2 * 240  # the embedding and scales keep two slots

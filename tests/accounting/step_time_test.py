@@ -9,6 +9,7 @@ from palm_mtf.accounting.plan import rates_of
 from palm_mtf.accounting.step_time import device_rates, predict_step
 from tests.planning import palm_540b, plan_config
 from tests.refusals import message_of
+from tests.settings import work
 
 PUBLISHED_SECS = 2048 * 2048 / 238_300  # 17.60 (PaLM 4.1)
 
@@ -104,11 +105,11 @@ def test_devices_of_this_machine_share_it():
 def test_passes_go_over_memory_at_the_bandwidths_measured_for_their_kind():
   config = on_a_cpu(CHIP_PASS_BANDWIDTHS={"float32": SLOW_PASSES})
   step = predict_step(config, 16)
-  model, mesh = config.model, config.mesh_layout
-  traffic = Activations(model, mesh, 16).traffic()
+  given = work(config.model, config.mesh_layout, 16, optimizer=config.optimizer)
+  traffic = Activations(given).traffic()
   expected = sum(traffic[x] / SLOW_PASSES[x] for x in traffic)
   assert step.passes == pytest.approx(expected)  # float32: nothing is cast
-  kept = device_bytes(model, mesh, config.optimizer)
+  kept = device_bytes(given)
   assert step.update == pytest.approx(update_traffic(kept) / 4e9)
 
 

@@ -12,12 +12,12 @@ import pytest
 from palm_mtf._tf import tf
 from palm_mtf.checkpoints import variables as variables_module
 from palm_mtf.checkpoints.manifest import find_checkpoints, read_whole
+from palm_mtf.checkpoints.named_weights import find_weights
 from palm_mtf.checkpoints.variables import (
   CheckpointReader,
   WeightsCopier,
   find_checkpoint_processes,
 )
-from palm_mtf.checkpoints.weights_to_load import find_weights
 from palm_mtf.errors import UserError
 from palm_mtf.mesh.session import session_config
 from palm_mtf.programs.train_program import build_train_program

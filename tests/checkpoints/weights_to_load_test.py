@@ -11,10 +11,9 @@ import pytest
 
 from palm_mtf.checkpoints import weights_to_load
 from palm_mtf.checkpoints.manifest import Checkpoint
+from palm_mtf.checkpoints.named_weights import find_weights, read_shapes
 from palm_mtf.checkpoints.weights_to_load import (
   find_initial_weights,
-  find_weights,
-  read_shapes,
   shape_differences,
   warn_of_other_evaluation_text,
   warn_of_other_split,

@@ -9,9 +9,9 @@ import json
 
 import pytest
 
-from palm_mtf.cli.gin_files import hardware_of
 from palm_mtf.compilation.described_gpus import describe_hosts
 from tests import processes
+from tests.settings import hardware_of
 
 
 @pytest.fixture(scope="module")

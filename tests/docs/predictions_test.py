@@ -11,14 +11,15 @@ from palm_mtf.accounting.flops import train_flops_per_token
 from palm_mtf.accounting.memory import cache_bytes_per_token
 from palm_mtf.accounting.plan import fits, memory_parts, plan_of, rates_of
 from palm_mtf.accounting.step_time import predict_step
+from palm_mtf.accounting.work import Work
 from palm_mtf.architecture.parameters import count_parameters
 from palm_mtf.cli import gin_files
-from palm_mtf.cli.gin_files import hardware_of
 from palm_mtf.commands.plan import check_settings
 from palm_mtf.config.tpu_slice import tpu_slice
 from tests import processes, runs
 from tests.accounting.flops_test import TABLE_3, mfu_of_table_3
 from tests.doc_pages import Page
+from tests.settings import hardware_of
 from tools.bench import pairs
 from tools.bench.command import worker_command
 from tools.bench.models import SIZES
@@ -83,9 +84,7 @@ def of_recipes():
   yield step
   yield 100 * rates["mfu"]
   yield 100 * rates["hfu"]
-  sent = sum(
-    sent_bytes(config.model, config.mesh_layout, config.pods.dcn_dtype).values()
-  )
+  sent = sum(sent_bytes(Work.of(config, 2048)).values())
   yield sent / tpu_slice(config.mesh_layout.tpu).num_hosts / 2**30
   one = predict_step(plan("palm_540b_two_pods", NUM_PODS=1), 1024).total
   yield 2 * one / step
@@ -103,7 +102,7 @@ def of_pathways():
   yield from (133.7 * share / shares[0] for share in shares)
   for cores, shape in ISLANDS.values():
     two = island(cores, 2, 512, shape)
-    yield dcn_bytes(two.model, two.mesh_layout, two.pods) / 1e9
+    yield dcn_bytes(Work.of(two, 512)) / 1e9
     for size in (512, 1024):
       one, two = (
         predict_step(island(cores * 2 // n, n, size, shape), size).total

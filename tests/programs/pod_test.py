@@ -25,7 +25,7 @@ from tests.mtf_testing import (
   small_config,
   training,
 )
-from tests.settings import PALM_LOSS, step_config
+from tests.settings import PALM_LOSS, step_config, work
 
 CONFIG = small_config(num_layers=1)
 TWO_PODS = PodsConfig(num_pods=2)
@@ -246,9 +246,8 @@ def test_stages_send_each_other_what_the_plan_says(
         if start == end or x.op.type.startswith("Placeholder"):
           continue  # on the same stage, or from the client
         sent[x.name, end] = x.dtype.size * math.prod(x.shape.as_list())
-  planned = [
-    edge_bytes(x, config, mesh, pod_batch_size=8) for x in program.plan.edges
-  ]
+  given = work(config, mesh, 8)
+  planned = [edge_bytes(x, given) for x in program.plan.edges]
   assert len(planned) == num_sends
   assert mesh.num_microbatches * sum(sent.values()) == sum(planned)
 
@@ -287,7 +286,9 @@ def test_only_gradients_and_three_sums_cross_from_device_to_counterpart(
   sent = crossings(mesh, pods, frozen)
   assert set(sent) == set(itertools.permutations(range(pods.num_pods), 2))
   assert len(set(sent.values())) == 1
-  assert sum(sent.values()) == dcn_bytes(CONFIG, mesh, pods, frozen)
+  assert sum(sent.values()) == dcn_bytes(
+    work(CONFIG, mesh, pods=pods, frozen=frozen)
+  )
 
 
 def rows_of(program, pod):

@@ -8,26 +8,20 @@ import numpy as np
 import pytest
 
 from palm_mtf._tf import tf
-from palm_mtf.accounting.memory import PASSES, device_bytes, step_traffic
+from palm_mtf.accounting.memory import PASSES
 from palm_mtf.rates.calibration import (
   PROBES,
   pace,
+  pass_bytes,
   solve_secs,
   training_step,
   undisturbed_secs,
 )
-from tests.mtf_testing import PALM_OPTIMIZER, SINGLE
 
 
 def traffic_of_probes(dtype):
   """Returns the bytes of each probe by kind, [probes, kinds]."""
-  rows = []
-  for probe in PROBES.values():
-    model = probe.model_in(dtype)
-    kept = device_bytes(model, SINGLE, PALM_OPTIMIZER)
-    traffic = step_traffic(model, SINGLE, kept, probe.batch_size)
-    rows.append([traffic[kind] for kind in PROBES])
-  return np.array(rows)
+  return np.array([pass_bytes(x.work_in(dtype)) for x in PROBES.values()])
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])

@@ -5,7 +5,7 @@
 import pytest
 
 from palm_mtf._tf import tf
-from palm_mtf.accounting.flops import mfu
+from palm_mtf.accounting.flops import utilization
 from palm_mtf.cli import gin_files
 from palm_mtf.config import Config
 from palm_mtf.rates import measure
@@ -26,7 +26,8 @@ def test_the_log_of_palms_own_run_would_say_46_2_percent():
   config = settings("palm_540b", "tpu_palm_540b", 2, "tpu_v4")
   peak = run_flops_per_sec(config)
   assert peak == 6144 * 275e12
-  assert f"{mfu(238_300, config.model, peak):.1%}" == "46.2%"
+  found = utilization(238_300, config.model, peak)
+  assert f"{found['mfu']:.1%}" == "46.2%"
 
 
 @pytest.mark.parametrize(

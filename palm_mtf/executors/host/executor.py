@@ -20,10 +20,7 @@ from palm_mtf.generation.decode.weight_maker import build_decode_model
 from palm_mtf.generation.decode.weights import DecodeSettings
 from palm_mtf.mesh.session import session_config
 from palm_mtf.programs.forward_program import build_forward_program
-from palm_mtf.programs.train_program import (
-  build_program,
-  build_train_program,
-)
+from palm_mtf.programs.train_program import build_program
 from palm_mtf.runtime.client.client import Client
 from palm_mtf.runtime.processes import Process
 
@@ -33,7 +30,6 @@ _THIS_PROCESS = Process("/device:cpu:0")
 class HostExecutor(HostStarter):
   """Runs programs on the devices of TensorFlow; see `Executor`."""
 
-  build_train_program = staticmethod(build_train_program)
   build_program = staticmethod(build_program)
 
   @contextlib.contextmanager

@@ -7,26 +7,38 @@ import dataclasses
 import functools
 from collections.abc import Iterator, Mapping, Sequence
 
-from palm_mtf.config import MeshLayout, ModelConfig, PodsConfig
+from palm_mtf.config import (
+  LossConfig,
+  MeshLayout,
+  ModelConfig,
+  OptimizerConfig,
+  PodsConfig,
+)
 from palm_mtf.config.device_mesh import DeviceMesh
+from palm_mtf.errors import UserError
 from palm_mtf.executors.executor import (
   Executor,
   OpenDecoder,
   OpenLoss,
   open_loss,
 )
+from palm_mtf.executors.xla import pod_arrays
 from palm_mtf.executors.xla.decode_client import PodDecoder
 from palm_mtf.executors.xla.devices import AcceleratorDevices, find_devices
 from palm_mtf.executors.xla.host_calls import describe_failure
+from palm_mtf.executors.xla.parts import LoweringError
+from palm_mtf.executors.xla.scanned_model import StepSettings
+from palm_mtf.executors.xla.stages_builder import StagesBuilder
 from palm_mtf.executors.xla.start_hosts import start_hosts
-from palm_mtf.executors.xla.step_client import (
-  build_loss_program,
-  build_program,
-  build_train_program,
-)
+from palm_mtf.executors.xla.step_builder import StepBuilder
+from palm_mtf.executors.xla.whole_model import WholeSettings, name_loss_function
 from palm_mtf.generation.decode.weights import DecodeSettings
+from palm_mtf.json_text import named_text
 from palm_mtf.mesh.cpu_gpu import Devices
 from palm_mtf.mesh.session import session_config
+from palm_mtf.programs.features import ReadFeatures
+from palm_mtf.programs.loss_function import LossFunction, PalmLoss
+from palm_mtf.programs.step_programs import StepPrograms
 from palm_mtf.runtime.client.client import Client
 from palm_mtf.runtime.client.connect import open_pod
 from palm_mtf.runtime.client.places import Place
@@ -39,9 +51,55 @@ from palm_mtf.runtime.server_info import ServerInfo
 class XlaExecutor:
   """Runs programs on TPUs and GPUs; see `Executor`."""
 
-  build_train_program = staticmethod(build_train_program)
-  build_program = staticmethod(build_program)
   describe_failure = staticmethod(describe_failure)
+
+  def build_program(
+    self,
+    loss_function: LossFunction,
+    mesh_layout: DeviceMesh,
+    optimizer: OptimizerConfig,
+    *,
+    batch_size: int,
+    pods: PodsConfig,
+    devices: AcceleratorDevices,
+    read: ReadFeatures | None = None,
+  ) -> StepPrograms:
+    """Builds a training step of any model in the current tf.Graph."""
+    begin = loss_function.first_backward
+    num_rows, dcn_dtype = batch_size // pods.num_pods, pods.dcn_dtype
+    if isinstance(loss_function, PalmLoss):
+      step = loss_function.step
+      settings = StepSettings(
+        model=step.model,
+        mesh_layout=step.mesh_layout,
+        optimizer=optimizer,
+        loss=step.loss,
+        features=list(loss_function.features),
+        num_rows=num_rows,
+        dcn_dtype=dcn_dtype,
+        seed=loss_function.seed,
+        frozen=list(loss_function.frozen),
+      )
+      builder = StagesBuilder if mesh_layout.stages > 1 else StepBuilder
+      return builder(settings, devices, read).build(pods, begin)
+    whole = WholeSettings(
+      loss_function=name_loss_function(loss_function),
+      mesh_layout=_to_device_mesh(mesh_layout),
+      optimizer=optimizer,
+      num_rows=num_rows,
+      dcn_dtype=dcn_dtype,
+    )
+    programs = StepBuilder(whole, devices, read).build(pods, begin)
+    try:
+      pod_arrays.make_programs(named_text(whole), 0, 1).lower()
+    except LoweringError as error:
+      operation, reason = error.args
+      raise UserError(
+        f"the model function's operation {operation} cannot run on TPUs: "
+        f"{reason.rstrip('.')}; "
+        'use another operation, or set TPU = "" to train on CPUs.'
+      ) from error
+    return programs
 
   def open_here(self, mesh: DeviceMesh, num_pods: int) -> LocalDevices:
     """Takes the accelerators of this process; UserError if some are missing."""
@@ -87,15 +145,19 @@ class XlaExecutor:
   ) -> Iterator[OpenLoss]:
     """Opens the first pod of ISLANDS, or this process's accelerators."""
     mesh_layout, pods = _first_stage(mesh_layout, pods)
+    settings = StepSettings(  # without optimizer slots
+      model=config,
+      mesh_layout=dataclasses.replace(mesh_layout, num_microbatches=1),
+      optimizer=None,
+      loss=LossConfig(z_loss=0.0),
+      features=list(features),
+      num_rows=batch_size,
+      dcn_dtype="float32",
+      seed=0,
+    )
     with self._open_pod(mesh_layout, pods) as (client, devices):
       with client.graph.as_default():
-        program = build_loss_program(
-          config,
-          mesh_layout,
-          batch_size=batch_size,
-          features=features,
-          devices=devices,
-        )
+        program = StepBuilder(settings, devices, None).build_loss()
       # The client reads checkpoints, because a server may lack the files.
       yield open_loss(client, Process(devices.client), program)
 
@@ -119,6 +181,12 @@ class XlaExecutor:
     with open_pod(self, mesh, pods) as (client, devices):
       assert isinstance(devices, AcceleratorDevices)  # `self` has opened them
       yield client, devices
+
+
+def _to_device_mesh(layout: DeviceMesh) -> DeviceMesh:
+  """Returns the settings that a model other than PaLM has, too."""
+  names = [x.name for x in dataclasses.fields(DeviceMesh)]
+  return DeviceMesh(**{name: getattr(layout, name) for name in names})
 
 
 def _first_stage(

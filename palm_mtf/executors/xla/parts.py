@@ -124,21 +124,19 @@ class DeviceFunction:
 
   def __call__(
     self,
-    index: jax.Array,
     taken: Mapping[mtf.Tensor, jax.Array],
     variables: Mapping[str, jax.Array],
   ) -> tuple[dict[mtf.Tensor, jax.Array], dict[str, jax.Array]]:
     """Returns {tensor in `gives`: slice}, {name of an updated variable: slice}.
 
     Args:
-      index: the device's number in the mesh, [] int32.
       taken: the device's slices of the tensors in `takes`.
       variables: the device's slices of variables, by name.
     """
     if not self._operations:  # nothing is wanted, as of frozen layers
       return {}, {}
     arrays = (
-      index,
+      self._placement.find_index(),
       [taken[x] for x in self.takes],
       [variables[x] for x in self.variables],
     )

@@ -464,7 +464,6 @@ class ScannedModel(DeviceModel):
 
   def _caller(self, batch: Arrays, dropout_state: jax.Array) -> Callable:
     """Returns a function that runs one part of the graph on one device."""
-    index = self.placement.find_index()
     given = {x.outputs[0]: batch[name] for name, x in self.features.items()}
 
     def call(function, taken, variables, period=0, length=1):
@@ -474,8 +473,7 @@ class ScannedModel(DeviceModel):
       before = jnp.array([0, 0, 0, 2 * length]) * period
       places_before = dropout_state + before
       state = {self._dropout_state: places_before}
-      values, _ = function(index, {**given, **state, **taken}, variables)
-      return values
+      return function({**given, **state, **taken}, variables)[0]
 
     return call
 

@@ -121,7 +121,6 @@ class ScannedUpdate(DeviceUpdate):
 
   def apply(
     self,
-    index: jax.Array,
     variables: Arrays,
     gradients: Arrays,
     numbers: Mapping[str, jax.Array],
@@ -131,17 +130,16 @@ class ScannedUpdate(DeviceUpdate):
     Call it inside `jax.shard_map`.
 
     Args:
-      index: the device's number in the mesh, [] int32.
       variables: the device's slices, by name.
       gradients: sums over all pods, by the variable's name.
       numbers: scalars by name, [] float32 each: the losses and "weight", summed
         over all pods; and the rates (`DeviceUpdate.rates`).
     """
     parts = [*self._loops, None]
-    squares = self.find_squares(index, gradients, parts)
-    known = self.find_scalars(index, squares, numbers)
-    measured = self.measure(index, variables, gradients, known, parts)
-    state = self.assign(index, variables, gradients, known, measured, parts)
+    squares = self.find_squares(gradients, parts)
+    known = self.find_scalars(squares, numbers)
+    measured = self.measure(variables, gradients, known, parts)
+    state = self.assign(variables, gradients, known, measured, parts)
     return state, self.metrics(squares | known | measured)
 
   def metrics(self, values: Values) -> Arrays:
@@ -151,17 +149,12 @@ class ScannedUpdate(DeviceUpdate):
     """
     return {name: values[x] for name, x in self.fetched.items()}
 
-  def find_squares(
-    self, index: jax.Array, gradients: Arrays, parts: Parts
-  ) -> Values:
+  def find_squares(self, gradients: Arrays, parts: Parts) -> Values:
     """Returns the sum of squares of each gradient of `parts`."""
-    return self._run(lambda x: x.squares, index, parts, {}, gradients, {})[0]
+    return self._run(lambda x: x.squares, parts, {}, gradients, {})[0]
 
   def find_scalars(
-    self,
-    index: jax.Array,
-    squares: Values,
-    numbers: Mapping[str, jax.Array],
+    self, squares: Values, numbers: Mapping[str, jax.Array]
   ) -> Values:
     """Returns the scalars that `measure` and `assign` take as `known`.
 
@@ -170,16 +163,11 @@ class ScannedUpdate(DeviceUpdate):
     """
     taken = {x: jax.numpy.sum(y) for x, y in squares.items()}
     taken |= {self._given[x]: y for x, y in numbers.items()}
-    scalars, _ = self._scalars(index, taken, {})
+    scalars, _ = self._scalars(taken, {})
     return {self._given[x]: y for x, y in numbers.items()} | scalars
 
   def measure(
-    self,
-    index: jax.Array,
-    variables: Arrays,
-    gradients: Arrays,
-    known: Values,
-    parts: Parts,
+    self, variables: Arrays, gradients: Arrays, known: Values, parts: Parts
   ) -> Values:
     """Returns the sums of squares of variables and of their updates.
 
@@ -187,11 +175,10 @@ class ScannedUpdate(DeviceUpdate):
     `find_scalars`; for the other arguments see `apply`.
     """
     given = parts, variables, gradients, known
-    return self._run(lambda x: x.measure, index, *given)[0]
+    return self._run(lambda x: x.measure, *given)[0]
 
   def assign(
     self,
-    index: jax.Array,
     variables: Arrays,
     gradients: Arrays,
     known: Values,
@@ -206,7 +193,7 @@ class ScannedUpdate(DeviceUpdate):
     joined = {x: jax.numpy.sum(measured[x]) for x in self._joined}
     given = parts, variables, gradients, known | joined
     more = {x: y for x, y in measured.items() if x not in joined}
-    _, state = self._run(lambda x: x.assign, index, *given, more)
+    _, state = self._run(lambda x: x.assign, *given, more)
     return {**variables, **state}
 
   def squares_in(self, parts: Parts) -> list[mtf.Tensor]:
@@ -224,7 +211,6 @@ class ScannedUpdate(DeviceUpdate):
   def _run(
     self,
     phase: Callable[[_Phases], DeviceFunction],
-    index: jax.Array,
     parts: Parts,
     variables: Arrays,
     gradients: Arrays,
@@ -245,7 +231,7 @@ class ScannedUpdate(DeviceUpdate):
 
       def run(state, arrays, function=function, tensors=tensors):
         taken = known | dict(zip(tensors, arrays, strict=True))
-        found, changed = function(index, taken, state)
+        found, changed = function(taken, state)
         return changed, [*found.values()]
 
       # Carry the variables through the loop, so that each period updates its

@@ -281,9 +281,8 @@ class StageStep:
     """
 
     def run(variables, gradients, *numbers):
-      index = self._index
-      _, known = self._find_known(index, *numbers)
-      given = index, variables, gradients, known, self._parts
+      _, known = self._find_known(*numbers)
+      given = variables, gradients, known, self._parts
       found = self._optimizer.measure(*given)
       names = self._optimizer.measured_in(self._parts)
       return join_numbers(found[x] for x in names)
@@ -303,10 +302,10 @@ class StageStep:
 
     def run(variables, gradients, *numbers):
       *numbers, measured = numbers
-      index, optimizer = self._index, self._optimizer
-      squares, known = self._find_known(index, *numbers)
+      optimizer = self._optimizer
+      squares, known = self._find_known(*numbers)
       sums = self._split_numbers(optimizer.measured_in, measured)
-      given = index, variables, gradients, known, sums, self._parts
+      given = variables, gradients, known, sums, self._parts
       changed = optimizer.assign(*given)
       found = optimizer.metrics(squares | known | sums)
       return changed, join_numbers(found[x] for x in self._made.num_numbers)
@@ -314,10 +313,6 @@ class StageStep:
     takes = [self._changed, self._gradient_specs(), *[REPLICATED] * 4]
     gives = self._changed, REPLICATED
     return self._compile(run, takes, gives, donated=[0])
-
-  @property
-  def _index(self) -> jax.Array:
-    return self._model.placement.find_index()
 
   @property
   def _changed(self) -> dict[str, PartitionSpec]:
@@ -352,23 +347,19 @@ class StageStep:
     )
 
   def _squares(self, gradients: Arrays) -> jax.Array:
-    found = self._optimizer.find_squares(self._index, gradients, self._parts)
+    found = self._optimizer.find_squares(gradients, self._parts)
     names = self._optimizer.squares_in(self._parts)
     return join_numbers(found[x] for x in names)
 
   def _find_known(
-    self,
-    index: jax.Array,
-    rates: jax.Array,
-    losses: jax.Array,
-    squares: jax.Array,
+    self, rates: jax.Array, losses: jax.Array, squares: jax.Array
   ) -> tuple[dict[mtf.Tensor, jax.Array], dict[mtf.Tensor, jax.Array]]:
     """Returns `squares`, split by tensor, and the scalars of the update."""
     optimizer = self._optimizer
     by_tensor = self._split_numbers(optimizer.squares_in, squares)
     numbers = dict(zip(self._model.losses, losses, strict=True))
     numbers |= dict(zip(optimizer.rates, rates, strict=True))
-    return by_tensor, optimizer.find_scalars(index, by_tensor, numbers)
+    return by_tensor, optimizer.find_scalars(by_tensor, numbers)
 
   def _tensors_in_stages(self, names_in: Any) -> list[mtf.Tensor]:
     stages = range(self._settings.mesh_layout.stages)

@@ -10,7 +10,6 @@ tensors that the call returns, until a call of the next stage dequeues them.
 from collections.abc import Mapping, Sequence
 
 from palm_mtf._tf import tf
-from palm_mtf.architecture.parameters import first_stage_in_backward
 from palm_mtf.executors.xla import stage_arrays
 from palm_mtf.executors.xla.client_calls import after_all
 from palm_mtf.executors.xla.step_builder import Rows, StepBuilder
@@ -30,11 +29,6 @@ class StagesBuilder(StepBuilder):
   @property
   def _rows_per_call(self) -> int:
     return self._settings.micro_rows
-
-  @property
-  def _first_backward(self) -> int:
-    model, frozen = self._settings.model, self._settings.frozen
-    return first_stage_in_backward(model, frozen, self._num_stages)
 
   def _build_passes(
     self, plan: StepPlan, rows: Rows

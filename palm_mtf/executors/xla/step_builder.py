@@ -48,7 +48,7 @@ Rows = Mapping[tuple[int, int], Sequence[Mapping[str, tf.Tensor]]]
 
 
 class StepBuilder:
-  """Builds the graphs of `build_train_program` and `build_loss_program`.
+  """Builds the graphs of training steps, and of the loss of a batch.
 
   `StagesBuilder` builds the graphs for pods with stages.
   """
@@ -81,11 +81,6 @@ class StepBuilder:
     return self._settings.num_rows
 
   @property
-  def _first_backward(self) -> int:
-    """The first stage with a backward pass."""
-    return 0
-
-  @property
   def _num_calls(self) -> int:
     """Number of calls that together read a pod's rows of a step."""
     return self._settings.num_rows // self._rows_per_call
@@ -99,14 +94,14 @@ class StepBuilder:
     loss = self._find_loss(0, [first, *[first] * len(copies)])
     return LossProgram(first, *loss, self._find_slices(0))
 
-  def build(self, pods: PodsConfig) -> StepPrograms:
-    """Returns the programs that train all pods."""
+  def build(self, pods: PodsConfig, first_backward: int) -> StepPrograms:
+    """Returns the programs that train all pods; see `plan_step`."""
     settings = self._settings
     plan = plan_step(
       settings.mesh_layout,
       pods,
       on_accelerators=True,
-      first_backward=self._first_backward,
+      first_backward=first_backward,
     )
     num_pods, num_calls = len(self._every_pod), self._num_calls
     losses = plan_losses(settings.mesh_layout, num_pods, num_calls)

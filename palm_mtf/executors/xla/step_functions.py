@@ -383,9 +383,7 @@ class PodStep:
       for name, x in losses.items()
     }
     rates = dict(zip(self.update.rates, numbers["rates"], strict=True))
-    state, found = self.update.apply(
-      self.model.placement.find_index(), state, gradients, losses | rates
-    )
+    state, found = self.update.apply(state, gradients, losses | rates)
     return state, join_numbers(found[name] for name in self.num_numbers)
 
   def cut_parts(

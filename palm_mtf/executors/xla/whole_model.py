@@ -103,9 +103,7 @@ class WholeModel(DeviceModel):
     self, function: DeviceFunction, variables: Arrays, batch: Arrays, state
   ):
     given = {x.outputs[0]: batch[name] for name, x in self.features.items()}
-    index = self.placement.find_index()
-    values, _ = function(index, given, {**variables, RANDOM_STATE: state})
-    return values
+    return function(given, {**variables, RANDOM_STATE: state})[0]
 
 
 def _check_dtype(kind: str, name: str, dtype: tf.DType) -> None:
@@ -136,15 +134,11 @@ class WholeUpdate(DeviceUpdate):
     """Returns None: each metric has one value."""
 
   def apply(
-    self,
-    index: jax.Array,
-    variables: Arrays,
-    gradients: Arrays,
-    numbers: Arrays,
+    self, variables: Arrays, gradients: Arrays, numbers: Arrays
   ) -> tuple[Arrays, Arrays]:
     """Returns the next variables, and metrics; see `ScannedUpdate.apply`."""
     taken = {self._gradients[x]: y for x, y in gradients.items()}
     taken |= {self._given[x]: y for x, y in numbers.items()}
-    found, assigned = self._function(index, taken, variables)
+    found, assigned = self._function(taken, variables)
     metrics = {name: found[x] for name, x in self.fetched.items()}
     return {**variables, **assigned}, metrics

@@ -10,7 +10,7 @@ import dataclasses
 from collections.abc import Mapping
 
 from palm_mtf.export.huggingface import families
-from palm_mtf.export.huggingface.families import Family
+from palm_mtf.export.huggingface.family import Family
 from palm_mtf.export.huggingface.weights import DIVISORS
 
 # {our name of a parameter in a layer: name in GGUF; {} is the layer's number}

@@ -24,7 +24,7 @@ from palm_mtf.export.huggingface.config_json import (
   make_model_keys,
   parse_config,
 )
-from palm_mtf.export.huggingface.families import WINDOW, get_factor
+from palm_mtf.export.huggingface.family import WINDOW, get_factor
 from palm_mtf.export.huggingface.weights import DIVISORS
 
 Value = bool | int | float | str | list

@@ -20,9 +20,11 @@ from palm_mtf.errors import UserError, did_you_mean, shorten
 from palm_mtf.export.huggingface.families import (
   BY_ARCHITECTURE,
   FAMILIES,
+  REFUSED,
+)
+from palm_mtf.export.huggingface.family import (
   GLOBAL,
   OTHER_SIZES,
-  REFUSED,
   ROOTS,
   WINDOW,
   Family,

@@ -8,7 +8,7 @@ from typing import Any
 from palm_mtf.architecture.rotary import yarn_magnitude
 from palm_mtf.config import ModelConfig
 from palm_mtf.errors import UserError, check_choice, did_you_mean, shorten
-from palm_mtf.export.huggingface.families import GLOBAL, WINDOW, Family
+from palm_mtf.export.huggingface.family import GLOBAL, WINDOW, Family
 from palm_mtf.export.huggingface.values import (
   Json,
   is_same,

@@ -22,7 +22,7 @@ from palm_mtf.architecture.parameters import parameter_shapes, parse_name
 from palm_mtf.architecture.rotary import find_divisors, rotary_of
 from palm_mtf.config import ModelConfig
 from palm_mtf.errors import UserError, shorten
-from palm_mtf.export.huggingface.families import Family
+from palm_mtf.export.huggingface.family import Family
 from palm_mtf.export.huggingface.tensor_files import ORIGINAL, TensorFiles
 
 Read = Callable[[str], np.ndarray]

@@ -37,7 +37,7 @@ from tests.mtf_testing import (
   small_config,
   train,
 )
-from tests.settings import PALM_LOSS
+from tests.settings import PALM_LOSS, work
 
 LAYERS = 4
 TWO_PODS = PodsConfig(num_pods=2, dcn_dtype="float32")
@@ -223,7 +223,7 @@ def test_accelerators_keep_and_send_the_bytes_of_the_plan(mesh, frozen):
   for name, x in state.items():
     num_bytes = math.prod(x.sharding.shard_shape(x.shape)) * x.dtype.itemsize
     kept[name in made.model.reads] += num_bytes
-  planned = device_bytes(config, layout, PALM_OPTIMIZER, frozen=frozen)
+  planned = device_bytes(work(config, layout, frozen=frozen))
   assert kept[True] == planned.weights + planned.frozen_weights
   assert kept[False] == planned.slots
   sent = sum(
@@ -231,9 +231,9 @@ def test_accelerators_keep_and_send_the_bytes_of_the_plan(mesh, frozen):
     for each in made.cut_parts(made.parameters, 4)
     for x in each
   )
-  assert 2 * sent == sum(
-    sent_bytes(config, layout, "bfloat16", frozen).values()
-  )
+  pods = PodsConfig(dcn_dtype="bfloat16")
+  given = work(config, layout, pods=pods, frozen=frozen)
+  assert 2 * sent == sum(sent_bytes(given).values())
 
 
 def dims_of(shape):
@@ -279,7 +279,5 @@ def test_a_compiled_step_multiplies_as_often_as_planned(frozen, remat):
   )
   text = CompiledText(made.step(mesh).lower(*given).compile().as_text())
   config = small_config(num_layers=LAYERS, remat=remat)
-  tokens = 4 * config.sequence_length
-  assert dot_flops(text, text._entry) == device_flops(
-    config, layout, tokens, frozen
-  )
+  planned = device_flops(work(config, layout, 4, frozen=frozen))
+  assert dot_flops(text, text._entry) == planned

@@ -38,7 +38,8 @@ BATCH_SIZE = 8
 def build_on_accelerators(config: StepConfig, **more: object) -> StepPrograms:
   """Builds a training step of accelerators in the current tf.Graph."""
   here = EXECUTOR.open_here(config.mesh_layout, config.pods.num_pods)
-  return EXECUTOR.build_train_program(config, devices=here.devices, **more)
+  of_executor = {"devices": here.devices, "build": EXECUTOR.build_program}
+  return build_train_program(config, **of_executor, **more)
 
 
 def pod_step(

@@ -17,7 +17,8 @@ from palm_mtf.executors.xla.step_functions import compile_function
 from tests.blocks import Z_LOSS, block_config, make_case
 from tests.cases import slow
 from tests.executors.xla.program_run import pod_step
-from tests.mtf_testing import MOVED, PALM_OPTIMIZER, SINGLE, small_config
+from tests.mtf_testing import MOVED, SINGLE, small_config
+from tests.settings import work
 
 # The oracle's losses have no terms of routers.
 LOSS = LossConfig(z_loss=Z_LOSS, balance_loss=0.0)
@@ -141,7 +142,7 @@ def test_a_step_moves_tokens_to_their_experts_and_back(remat, passes):
   rows, width = config.num_experts * 5, 4  # of one sequence; float32
   numbers = passes * rows * config.d_model + 2 * rows  # with gates
   assert sent == numbers * width / 2  # a device keeps half of its rows
-  planned = step_bytes(config, MOVED, PALM_OPTIMIZER, pod_batch_size=2)
+  planned = step_bytes(work(config, MOVED, 2))
   assert planned["all_to_all", ("data",)] == MOVED.num_devices * sent
 
 

@@ -15,8 +15,7 @@ from palm_mtf.config import PodsConfig
 from palm_mtf.executors.xla import device_store
 from palm_mtf.training.step import NonFiniteStepError
 from tests.blocks import SETTINGS
-from tests.executors.xla.program_run import build_on_accelerators, run_of
-from tests.executors.xla.step_client_test import (
+from tests.executors.xla.executor_test import (
   DROPOUT,
   STACKED,
   UNLIKE,
@@ -25,6 +24,7 @@ from tests.executors.xla.step_client_test import (
   check_same,
   slow,
 )
+from tests.executors.xla.program_run import build_on_accelerators, run_of
 from tests.mtf_testing import (
   SINGLE,
   mesh_layout,

@@ -12,6 +12,7 @@ from palm_mtf.accounting.memory import device_bytes
 from palm_mtf.config import MeshLayout
 from palm_mtf.machine.host_memory import largest_resident_bytes, resident_bytes
 from tests.mtf_testing import feed_of
+from tests.settings import work
 from tools.bench import models
 
 # 3.3M parameters, 40 MB of weights and slots, and next to no activations.
@@ -57,7 +58,9 @@ def test_the_peak_of_a_process_follows_what_devices_keep():
     whole, split = processes.map(peak_of_steps, LAYOUTS)
   kept = []
   for layout in LAYOUTS:
-    of_device = device_bytes(WIDE, layout, models.PALM_OPTIMIZER)
+    of_device = device_bytes(
+      work(WIDE, layout, optimizer=models.PALM_OPTIMIZER)
+    )
     kept.append(4 * (of_device.weights + of_device.slots))
   assert kept[1] * 4 == kept[0]
   # Besides a weight and its two slots, a process holds at most, split in the

@@ -75,6 +75,7 @@ def open_step(
   """
   from palm_mtf.executors.host.executor import EXECUTOR as HOST
   from palm_mtf.executors.xla.executor import EXECUTOR as XLA
+  from palm_mtf.programs.train_program import build_train_program
   from palm_mtf.runtime.client.connect import connect
   from palm_mtf.runtime.program import Program
   from palm_mtf.training.step import TrainStep
@@ -83,12 +84,12 @@ def open_step(
   cluster = connect(executor, pods, models.ONE_DEVICE, [], {})
   with cluster.client() as client:
     with client.graph.as_default():
-      built = executor.build_train_program(
+      built = build_train_program(
         models.step_config(config, optimizer=optimizer),
         batch_size=batch_size,
         seed=0,
-        features=("inputs", "targets"),
         devices=cluster.devices,
+        build=executor.build_program,
       )
     client.call(Program(operations=[built.initialize]))
     yield client, TrainStep(client, built)

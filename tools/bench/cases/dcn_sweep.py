@@ -16,6 +16,7 @@ Needs the rights of root, and iproute2.
 
 import argparse
 import contextlib
+import dataclasses
 import json
 import math
 import os
@@ -29,6 +30,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from palm_mtf.accounting.communication import Link, dcn_bytes, step_secs
+from palm_mtf.accounting.work import Work
 from palm_mtf.config import PodsConfig
 from palm_mtf.errors import check_real
 from palm_mtf.runtime.client.local_servers import cores_of_pods
@@ -174,14 +176,10 @@ def measure(chosen: argparse.Namespace) -> Iterator[dict]:
 
 
 def _record(dtype: str, link: Link, secs: float, compute_secs: float) -> dict:
-  config = train_config([_RECIPE], [])
-  settings = (
-    config.model,
-    config.mesh_layout,
-    PodsConfig(num_pods=2, dcn_dtype=dtype),
-  )
-  predicted = step_secs(*settings, compute_secs, link)
-  sent = dcn_bytes(*settings)
+  pods = PodsConfig(num_pods=2, dcn_dtype=dtype)
+  config = dataclasses.replace(train_config([_RECIPE], []), pods=pods)
+  work = Work.of(config, config.run.batch_sizes.largest)
+  predicted, sent = step_secs(work, compute_secs, link), dcn_bytes(work)
   is_limited = link.bits_per_sec < math.inf
   return {
     "dcn_dtype": dtype,

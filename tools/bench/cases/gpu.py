@@ -23,7 +23,7 @@ import os
 import sys
 from collections.abc import Iterator
 
-from palm_mtf.accounting.flops import mfu
+from palm_mtf.accounting.flops import utilization
 from palm_mtf.accounting.hardware import chip_names, peak_of_devices
 from palm_mtf.cli.gin_files import hardware_of
 from palm_mtf.config import AdafactorConfig, ModelConfig, PodsConfig
@@ -69,6 +69,7 @@ def open_step(
     optimizer: schedule, clipping and decay.
   """
   from palm_mtf.executors.xla.executor import EXECUTOR
+  from palm_mtf.programs.train_program import build_train_program
   from palm_mtf.runtime.client.connect import connect
   from palm_mtf.runtime.program import Program
   from palm_mtf.training.step import TrainStep
@@ -76,12 +77,12 @@ def open_step(
   cluster = connect(EXECUTOR, PodsConfig(), models.ONE_DEVICE, [], {})
   with cluster.client() as client:
     with client.graph.as_default():
-      built = EXECUTOR.build_train_program(
+      built = build_train_program(
         models.step_config(config, optimizer=optimizer),
         batch_size=batch_size,
         seed=0,
-        features=("inputs", "targets"),
         devices=cluster.devices,
+        build=EXECUTOR.build_program,
       )
     client.call(Program(operations=[built.initialize]))
     yield client, TrainStep(client, built)
@@ -132,7 +133,8 @@ def measure(chosen: argparse.Namespace) -> Iterator[dict]:
   for record in pairs.speed_records(turns, tokens):
     if chosen.chip:
       peak = peak_of_devices(chosen.chip, hardware_of(chosen.chip), 1)
-      record["mfu"] = mfu(record["tokens_per_sec"], config, peak)
+      given = record["tokens_per_sec"], config, peak
+      record["mfu"] = utilization(*given)["mfu"]
     yield {**record, "size": chosen.size, "chip": chosen.chip, **settings}
 
 

@@ -36,11 +36,13 @@ import numpy as np
 
 from palm_mtf.accounting.memory import Activations
 from palm_mtf.accounting.step_time import bubble
+from palm_mtf.accounting.work import Work
 from palm_mtf.config import MeshLayout, ModelConfig, PodsConfig
 from palm_mtf.steps.plan import num_kept
 from tools.bench import pairs
 from tools.bench.command import Flag, choices, numbers
 from tools.bench.models import (
+  PALM_OPTIMIZER,
   benchmark_config,
   pod_cluster,
   random_tokens,
@@ -184,7 +186,14 @@ def expected_bytes(config: ModelConfig, mesh: MeshLayout) -> list[int]:
   # The C++ operations of CPUs never keep attention weights.
   config = dataclasses.replace(config, remat="attention")
   rows = NUM_ROWS * mesh.num_microbatches
-  whole = Activations(config, mesh, rows).kept_bytes()
+  work = Work(
+    model=config,
+    mesh=mesh,
+    optimizer=PALM_OPTIMIZER,
+    pods=PodsConfig(),
+    rows=rows,
+  )
+  whole = Activations(work).kept_bytes()
   tokens = 4 * NUM_ROWS * config.sequence_length  # ids, for the embedding
   return [
     num_kept(i, mesh) * (whole // NUM_STAGES + (0 if i else tokens))
