@@ -95,7 +95,8 @@ def tensor_bytes(
     # Besides the step's gradients, which the update reads (`kept.gradients`),
     # accumulators of equal size hold the sums of all but the last microbatch.
     more["microbatch sums"] = kept.gradients
-  frozen_weights = {"frozen weights": kept.frozen_weights} if frozen else {}
+  of_frozen = kept.frozen_weights
+  frozen_weights = {"frozen weights": of_frozen} if of_frozen else {}
   return {
     "weights": kept.weights,
     **frozen_weights,
