@@ -141,8 +141,8 @@ IMPORTS = {
   "__main__": "cli",
 }
 PURE = {
-  *("__init__", "_old_names", "accounting", "architecture", "config"),
-  "errors",
+  *("__init__", "_old_names", "accounting", "adapters", "architecture"),
+  *("config", "errors"),
   *("json_text", "machine", "runtime/scheduler", "steps"),
 }
 GRAPH = {

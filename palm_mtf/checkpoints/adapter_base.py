@@ -36,11 +36,12 @@ def find_base(
       f"{given}: an adapter changes a trained model; name its checkpoint in "
       "INIT_CHECKPOINT."
     )
-  if run.init_state == "all":
-    raise UserError(
-      f'{given} and INIT_STATE = "all": the optimizer of the base knows no '
-      'adapter; set INIT_STATE = "weights".'
-    )
+  for name, only in (("init_state", "weights"), ("init_experts", "none")):
+    if (value := getattr(run, name)) != only:
+      raise UserError(
+        f"{given} and {name.upper()} = {value!r}: an adapter begins with all "
+        f'weights of its base, and no more; set {name.upper()} = "{only}".'
+      )
   shapes = parameter_shapes(model.base)
   found = find_initial_weights(run.init_checkpoint, None, shapes)
   assert found
@@ -84,6 +85,6 @@ def _check_same_base(adapter: Checkpoint, weights: NamedWeights) -> None:
 def _hash_of(weights: NamedWeights) -> str:
   if weights.checkpoint:
     return weights.checkpoint.blake2b
-  # TensorFlow's files have no manifest, and so no hash of their own.
+  # TensorFlow's files have no manifest, which would have their hash.
   hashes = "".join(weights.files.hashes())
   return hashlib.blake2b(hashes.encode(), digest_size=16).hexdigest()

@@ -242,15 +242,20 @@ class TrainedWeights:
       d_kv]. For an MLP: the hidden layer, [batch, length, d_ff].
     """
     adapted = [x for x in read.projections if x.low_rank]
+    kernels = {
+      name: self._kernel(f"{layer}/{name}", x)
+      for each in read.projections
+      for name in (each.part, *each.factors)
+    }
     weights = ReadWeights(
       [
-        self._vector(layer, each, name, x)
+        self._vector(layer, each, name, kernels)
         for each in read.projections
         for name in each.vectors
       ],
-      [self._kernel(f"{layer}/{part}", x) for part in read.parts],
-      [self._kernel(f"{layer}/{each.part}{A}", x) for each in adapted],
-      [self._kernel(f"{layer}/{each.part}{B}", x) for each in adapted],
+      [kernels[part] for part in read.parts],
+      [kernels[f"{each.part}{A}"] for each in adapted],
+      [kernels[f"{each.part}{B}"] for each in adapted],
     )
     return project(
       x,
@@ -281,12 +286,14 @@ class TrainedWeights:
     # the same mesh axis splits both, all products share one all-reduce.
     products = []
     for each, x in branches.items():
-      kernel, adapter = self._kernel(f"{layer}/{each.part}", x), None
-      if each.low_rank:
-        tensors = [self._kernel(f"{layer}/{y}", x) for y in each.factors]
-        if each.low_rank.has_magnitude:
-          tensors.append(self._vector(layer, each, each.magnitude, x))
-        adapter = each.low_rank, tensors
+      kernels = {
+        name: self._kernel(f"{layer}/{name}", x)
+        for name in (each.part, *each.factors)
+      }
+      kernel, *tensors = kernels.values()
+      if each.magnitude in each.vectors:
+        tensors.append(self._vector(layer, each, each.magnitude, kernels))
+      adapter = (each.low_rank, tensors) if each.low_rank else None
       dtype = self._gradient_dtype
       products.append(product(x, kernel, adapter, gradient_dtype=dtype))
     return functools.reduce(operator.add, [*products, *others])
@@ -346,15 +353,18 @@ class TrainedWeights:
     return logits if bias is None else add_bias(logits, bias)
 
   def _vector(
-    self, layer: str, of: Projection, name: str, after: mtf.Tensor
+    self,
+    layer: str,
+    of: Projection,
+    name: str,
+    kernels: Mapping[str, mtf.Tensor],
   ) -> mtf.Tensor:
     """Returns a vector of a product; of its magnitude, the columns' factors."""
-    x = self._kernel(f"{layer}/{name}", after)
+    x = self._variables[f"{layer}/{name}"]
     if name != of.magnitude:
       return x
-    kernel, *factors = (
-      self._kernel(f"{layer}/{part}", after) for part in (of.part, *of.factors)
-    )
+    kernel, *factors = (kernels[x] for x in (of.part, *of.factors))
+    x = gather_weight(x, kernel, self._dims)
     return column_factors(x, kernel, *factors, of.low_rank)
 
   def _kernel(self, name: str, after: mtf.Tensor) -> mtf.Tensor:

@@ -2,12 +2,17 @@
 # SPDX-License-Identifier: Apache-2.0
 """Adapted models have the logits and gradients of the papers' formulas."""
 
+import dataclasses
+import re
+
 import numpy as np
 import pytest
 
 from palm_mtf.architecture.adapter import adapter_scale
+from palm_mtf.architecture.block import check_targets
+from palm_mtf.errors import UserError
 from tests.adapter_oracle import make_case
-from tests.blocks import Z_LOSS
+from tests.blocks import Z_LOSS, block_config
 from tests.cases import slow
 from tests.mtf_testing import (
   SINGLE,
@@ -80,6 +85,33 @@ def test_a_zero_adapter_changes_no_bit(block):
   ]
   assert logits[0].tobytes() == logits[1].tobytes()
   assert relative_error(logits[0], case.logits) > 0.1
+
+
+@pytest.mark.parametrize(
+  ("targets", "said"),
+  [
+    (["*"], '"*" matches mlp/router, and a token uses only some experts'),
+    (["attention/*", "mlp/experts/wi"], "matches mlp/experts/wi, and"),
+    (["attention/qq"], 'no kernel of a layer matches "attention/qq" (did you'),
+  ],
+)
+def test_targets_that_are_experts_or_nothing_are_refused(targets, said):
+  config = block_config(
+    "Mixtral",
+    adapter="lora",
+    adapter_rank=2,
+    adapter_alpha=1.0,
+    adapter_targets=targets,
+  )
+  with pytest.raises(UserError, match=re.escape(said)):
+    check_targets(config)
+  check_targets(dataclasses.replace(config, adapter_targets=["attention/?"]))
+
+
+def test_models_with_experts_have_adapters_of_other_kernels():
+  case = make_case("DeepSeek-V3", ("q", "k", "v", "o"))
+  result = run_model(case.config, case.params, case.batch, z_loss=Z_LOSS)
+  check(case, result)
 
 
 @pytest.mark.parametrize(
