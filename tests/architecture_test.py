@@ -36,6 +36,7 @@ IMPORTS = {
   "machine": "__init__ errors config",
   "_tf": "machine",
   "architecture": "errors config",
+  "adapters": "config architecture",
   "steps": "config",
   "accounting": "__init__ errors config architecture steps",
   "ops": "errors machine _tf",
@@ -55,7 +56,7 @@ IMPORTS = {
   "runtime/server_info",
   "programs": "errors config _tf architecture steps ops runtime/program mesh "
   "model optim",
-  "generation/decode": "config machine _tf architecture ops native "
+  "generation/decode": "config machine _tf architecture adapters ops native "
   "runtime/program mesh model",
   "unitransformer": "errors config _tf architecture ops model "
   "generation/decode",
@@ -115,13 +116,14 @@ IMPORTS = {
   "data/sources data/ngrams data/filters data/vocabulary data/batches "
   "checkpoints generation/inference",
   "training": "__init__ errors json_text user_code config machine _tf "
-  "architecture steps accounting ops native runtime/program "
+  "architecture adapters steps accounting ops native runtime/program "
   "runtime/processes mesh runtime/addresses runtime/client executors/choose "
   "executors/executor programs rates model_dir data/vocabulary data/batches "
   "checkpoints generation/inference evaluation",
   "sweep": "errors console config machine architecture accounting model_dir",
   "commands": "__init__ errors user_text console json_text config machine _tf "
-  "architecture accounting mesh executors/host executors/choose compilation "
+  "architecture adapters accounting mesh executors/host executors/choose "
+  "compilation "
   "rates model_dir report data/sources data/filters data/vocabulary "
   "data/tokens data/batches checkpoints export/trained_model "
   "export/huggingface "
@@ -139,8 +141,8 @@ IMPORTS = {
   "__main__": "cli",
 }
 PURE = {
-  *("__init__", "_old_names", "accounting", "architecture", "config"),
-  "errors",
+  *("__init__", "_old_names", "accounting", "adapters", "architecture"),
+  *("config", "errors"),
   *("json_text", "machine", "runtime/scheduler", "steps"),
 }
 GRAPH = {

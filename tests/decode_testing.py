@@ -22,6 +22,7 @@ from palm_mtf.generation.decode.weight_maker import build_decode_model
 from palm_mtf.mesh.session import session_config
 from palm_mtf.programs.forward_program import build_forward_program
 from palm_mtf.runtime.client.client import Client
+from tests import checkpoint_files
 from tests.mtf_testing import SINGLE, load_decode_model, load_parameters
 
 EOD = 11  # models of the tests choose this token at some step
@@ -132,7 +133,8 @@ def save_checkpoint(
   config: ModelConfig, params: Mapping[str, np.ndarray], folder: Path
 ) -> Checkpoint:
   """Writes a checkpoint that holds the parameters."""
-  checkpoint = Checkpoint(str(folder), manifest=None, files={}, blake2b="")
+  manifest = checkpoint_files.manifest(0)
+  checkpoint = Checkpoint(str(folder), manifest, files={}, blake2b="")
   with tf.Graph().as_default(), tf.Session() as session:
     program = build_forward_program(config, SINGLE, batch_size=1)
     load_parameters(session, program.slices, params)

@@ -38,6 +38,7 @@ HEADER = (
 
 # Tests of several modules. Those directly in tests/ are of the whole project.
 NOT_MIRRORED = {
+  "executors/xla/adapters_test.py",
   "executors/xla/frozen_test.py",
   "executors/xla/hosts_test.py",
   "cli/main_run_test.py",

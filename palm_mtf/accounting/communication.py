@@ -27,6 +27,7 @@ from palm_mtf.accounting.optimizer_state import (
 )
 from palm_mtf.accounting.work import ParameterSlice, Work
 from palm_mtf.architecture import parameters
+from palm_mtf.architecture.adapter import base_part
 from palm_mtf.architecture.block import (
   ROUTER_BIAS,
   Branch,
@@ -177,6 +178,12 @@ class _Traffic:
     ):  # `add_activations` counts this gradient, summed in each microbatch
       return set()
     dims = ["batch"]
+    if kernel := base_part(name):
+      # Devices with other columns, or rows, of the adapted kernel have other
+      # terms of the gradient of a factor that they all have.
+      kept = {*self._dims[name], "d_model"}
+      dims += [x for x in self._dims[kernel] if x not in kept]
+      name, part = kernel, parameters.parse_name(kernel).part
     # A device computes gradients from its own heads only. Therefore the
     # gradients of parameters that all heads share, such as k and v of
     # multi-query attention, are summed over the axis that splits `heads` too.
@@ -185,7 +192,7 @@ class _Traffic:
       is_split = not {"heads", "kv_heads"}.isdisjoint(self._dims[name])
       if part not in (output.part, output.bias) and not is_split:
         dims.append("heads")
-    return {self._rules[dim] for dim in dims if dim in self._rules}
+    return {axis for axis in map(self._mesh.axis_of, dims) if axis}
 
   def _split_axes(self, branch: Branch) -> tuple[str, ...]:
     """Returns the mesh axes that split a branch's heads, experts or d_ff."""

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 
 from palm_mtf.accounting.work import Work
 from palm_mtf.architecture import parameters
+from palm_mtf.architecture.adapter import B
 from palm_mtf.architecture.attention_blocks import block_pairs
 from palm_mtf.architecture.block import Layer, model_of
 from palm_mtf.config import ModelConfig
@@ -87,11 +88,10 @@ def _sum_products(
 
 def _product_dims(config: ModelConfig) -> dict[str, tuple[str, ...]]:
   """Returns {matrix product: dimensions of its parameter} of all layers."""
-  dims = {
-    x.part: (*x.inputs, *x.outputs)
-    for kind in model_of(config).kinds
-    for x in kind.layer.projections
-  }
+  dims: dict[str, tuple[str, ...]] = {}
+  for kind in model_of(config).kinds:
+    for x in kind.layer.projections:
+      dims |= {x.part: (*x.inputs, *x.outputs), **x.factors}
   return dims | {parameters.logits_table(config): ("vocab",)}
 
 
@@ -127,10 +127,25 @@ def recomputed_flops(
   """Returns {matrix product: FLOPs per token that REMAT does a second time}."""
   visited = parameters.count_visited(config, frozen)
   forward = _sum_products(config, visited)
+  # The backward pass repeats the first product with the factors of an adapted
+  # output kernel and, for the gradient of a magnitude, all of its products.
+  outputs = [
+    x.output
+    for kind in model_of(config).kinds
+    for x in kind.layer.branches
+    if x.output.low_rank
+  ]
+  again = {
+    name: forward[name]
+    for x in outputs
+    for name in (
+      (x.part, *x.factors) if x.magnitude in x.vectors else [*x.factors][:1]
+    )
+  }
   if config.remat == "none":
-    return {}
+    return again
   if config.remat == "attention":  # q k^T again, but not weights times v
-    return {SCORES: forward[SCORES] // 2}
+    return {SCORES: forward[SCORES] // 2, **again}
   # The backward pass does not repeat the last products of a block, because no
   # gradient needs their results, except that of a norm of the results. In a
   # serial block, the MLP reads the output of attention, so attention's output
@@ -138,7 +153,10 @@ def recomputed_flops(
   unused = {parameters.logits_table(config)}
   for kind in model_of(config).kinds:
     last = kind.layer.sums[-1]
-    unused |= {*last.outputs} if last.output_norm is None else set()
+    if last.output_norm is None:
+      for x in last.branches:
+        unused |= {x.output.part, *x.output.factors}
+  unused -= again.keys()
   return {term: n for term, n in forward.items() if term not in unused}
 
 
@@ -154,6 +172,15 @@ def device_flops(work: Work) -> float:
   """Returns a device's FLOPs in a step."""
   config, mesh, frozen = work.model, work.mesh, work.frozen
   dims_of = _product_dims(config) | {SCORES: ("heads",)}
+  # One product has the factors B of all kernels that read a norm, with zeros
+  # where a factor meets another kernel's columns.
+  joined = {
+    f"{x.part}{B}": len(adapted)
+    for kind in model_of(config).kinds
+    for read in kind.layer.reads
+    for adapted in [[x for x in read.projections if x.low_rank]]
+    for x in adapted
+  }
   repeated, length = recomputed_flops(config, frozen), config.sequence_length
   flops = row_share = 0.0
   if experts := model_of(config).experts:
@@ -161,6 +188,7 @@ def device_flops(work: Work) -> float:
     row_share = rows / experts.per_token
   for term, of_training in train_flops(config, frozen).items():
     of_token: float = of_training + repeated.get(term, 0)
+    of_token *= joined.get(term, 1)
     if term == parameters.logits_table(
       config
     ):  # the table's padding rows have logits too

@@ -6,6 +6,7 @@ import dataclasses
 import os
 
 from palm_mtf import gin_path
+from palm_mtf.architecture.block import check_targets
 from palm_mtf.architecture.parameters import check_frozen, parameter_dims
 from palm_mtf.config import HardwareConfig, ModelConfig, PlanConfig
 from palm_mtf.config.mesh_layout import check_layout
@@ -51,6 +52,7 @@ def check_run(config: PlanConfig) -> None:
   check_chip(run.chip, config.hardware)
   if not model.model_function:  # only the function knows the names
     check_frozen(parameter_dims(model), run.frozen)
+    check_targets(model)
   # Such an imported model decodes, so only training refuses it.
   if (model.experts_per_token, model.router_normalizes) == (1, True):
     raise UserError(

@@ -120,7 +120,9 @@ def _block_sizes(work: Work, layer: Layer) -> _BlockSizes:
       )
       inputs, mixer = inputs[1:], mixer.mlp
     sizes = [slice_size(x.outputs) for x in inputs]
-    columns += times * sum(sizes)
+    columns += times * sum(sizes) + sum(
+      x.low_rank.rank for x in inputs if x.low_rank
+    )
     read += times * (sizes[-1] if isinstance(mixer, Mlp) else sum(sizes))
   heads, length = slice_size(["heads"]), config.sequence_length
   window = layer.attention.mixer.window

@@ -18,14 +18,24 @@ collectives from this description.
 
 import collections
 import dataclasses
+import fnmatch
 import fractions
 import functools
 import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from palm_mtf.architecture.adapter import (
+  MAGNITUDE,
+  A,
+  B,
+  LowRank,
+  is_target,
+  low_rank_of,
+)
 from palm_mtf.architecture.rotary import Rotary, rotary_of
 from palm_mtf.config import ModelConfig
+from palm_mtf.errors import UserError, did_you_mean
 
 Dims = tuple[str, ...]  # names of dimensions, as in `model.dims.Dims`
 
@@ -81,6 +91,24 @@ class Projection(NamedTuple):
   head_norm: NormForm | None = None  # of the product's heads; None for no norm
   rotary: Rotary | None = None  # None for no rotation
   positions: str = "length"  # dimension of positions in the product
+  low_rank: LowRank | None = (
+    None  # how the kernel is adapted; None if it is not
+  )
+
+  @property
+  def factors(self) -> dict[str, Dims]:
+    """{name within the layer: dimensions} of the factors A and B, if any."""
+    if not self.low_rank:
+      return {}
+    return {
+      f"{self.part}{A}": (*self.inputs, "rank"),
+      f"{self.part}{B}": ("rank", *self.outputs),
+    }
+
+  @property
+  def magnitude(self) -> str:
+    """Name within the layer of the magnitude of an adapted kernel."""
+    return f"{self.part}{MAGNITUDE}"
 
   @property
   def bias(self) -> str:
@@ -94,8 +122,15 @@ class Projection(NamedTuple):
 
   @property
   def vectors(self) -> dict[str, Dims]:
-    """{name within the layer: dimensions} of the bias and the norm's scale."""
-    found = {self.bias: self.outputs} if self.has_bias else {}
+    """{name within the layer: dimensions} of what the product is changed by.
+
+    In order: the adapter's magnitude, the bias, and the scale of the norm.
+    """
+    found = {}
+    if self.low_rank and self.low_rank.has_magnitude:
+      found[self.magnitude] = self.outputs
+    if self.has_bias:
+      found[self.bias] = self.outputs
     if form := self.head_norm:
       own = self.outputs if form.joins_heads else self.outputs[-1:]
       found[self.norm_scale] = own
@@ -398,13 +433,49 @@ def _find_groups(layers: list[Layer]) -> tuple[Group, ...]:
 
 
 def _layer(config: ModelConfig) -> Layer:
-  attention, mlps = _attention(config), _mlps(config)
+  attention = _adapt(config, _attention(config))
+  mlps = tuple(_adapt(config, x) for x in _mlps(config))
   if config.block == "parallel":
     return Layer((Sum((Read("norm", (attention, *mlps)),)),))
   reads = Read("norm", (attention,)), Read("mlp_norm", mlps)
   if config.block == "parallel_two_norms":
     return Layer((Sum(reads),))
   return Layer(tuple(Sum((read,)) for read in reads))  # BLOCK = "serial"
+
+
+def _adapt(config: ModelConfig, branch: Branch) -> Branch:
+  low_rank = low_rank_of(config)
+  if not low_rank or isinstance(branch.mixer, Experts):
+    return branch
+  *inputs, output = (
+    x._replace(low_rank=low_rank) if is_target(config, x.part) else x
+    for x in (*branch.inputs, branch.output)
+  )
+  return dataclasses.replace(branch, inputs=tuple(inputs), output=output)
+
+
+def check_targets(config: ModelConfig) -> None:
+  """Raises UserError if a pattern matches no kernel, or one of experts."""
+  branches = [x for each in model_of(config).kinds for x in each.layer.branches]
+  for pattern in config.adapter_targets:
+    given, found = f"ADAPTER_TARGETS = {list(config.adapter_targets)!r}", False
+    for branch in branches:
+      for each in (*branch.inputs, branch.output):
+        if fnmatch.fnmatchcase(each.part, pattern):
+          found = True
+          if isinstance(branch.mixer, Experts):
+            raise UserError(
+              f'{given}: "{pattern}" matches {each.part}, and a token uses '
+              "only some experts, whose kernels have no adapters; name "
+              'other kernels, such as "attention/*".'
+            )
+    if not found:
+      parts = [x.part for y in branches for x in (*y.inputs, y.output)]
+      raise UserError(
+        f'{given}: no kernel of a layer matches "{pattern}"'
+        f"{did_you_mean(pattern, parts)}; kernels: "
+        f"{', '.join(dict.fromkeys(parts))}."
+      )
 
 
 # {value of ATTENTION: dimensions of k, and of v, at one position}

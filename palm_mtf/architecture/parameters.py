@@ -8,6 +8,7 @@ embedding               the table of the input embedding
 layer_007/attention/q   a kernel
 layer_007/norm/scale    the scale of a norm
 final_norm/scale        the scale of the last norm
+layer_007/attention/q_lora_a   a factor of an adapter (adapter.py)
 
 The last word says what a parameter is: a table (embedding), a scale or a bias;
 otherwise a kernel. Names in Mesh TensorFlow's own layers end with the same
@@ -35,6 +36,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Literal, NamedTuple
 
+from palm_mtf.architecture.adapter import MAGNITUDE, base_part
 from palm_mtf.architecture.block import (
   LOAD,
   NORMS,
@@ -93,8 +95,14 @@ class ParameterName(NamedTuple):
 
   @property
   def is_vector(self) -> bool:
-    """Whether the parameter is a scale, a bias or a load of experts."""
-    return self.is_scale or self.is_state or self.last.endswith("bias")
+    """Whether the parameter is a scale, bias, magnitude or load of experts."""
+    ends = ("bias", MAGNITUDE)
+    return self.is_scale or self.is_state or self.last.endswith(ends)
+
+  @property
+  def is_adapter(self) -> bool:
+    """Whether the parameter belongs to an adapter."""
+    return base_part(self.part) is not None
 
   @property
   def is_float32(self) -> bool:
@@ -142,6 +150,8 @@ def parameters_of(
   """Returns the parameters in the order of creation; `frozen` is a tuple."""
   dims = parameter_dims(config)
   untrained = frozen_names(dims, frozen)
+  if config.adapter != "none":  # an adapter's base is frozen
+    untrained |= {x for x in dims if not parse_name(x).is_adapter}
   return tuple(
     Parameter(name, x, _role(name, untrained)) for name, x in dims.items()
   )
@@ -150,7 +160,17 @@ def parameters_of(
 def _role(name: str, untrained: set[str]) -> Role:
   if name in untrained:
     return "frozen"
+  if parse_name(name).is_adapter:
+    return "adapter"
   return "state" if parse_name(name).is_state else "trained"
+
+
+def saved_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
+  """Returns {name: shape} of a run's checkpoints: only the adapter, if any."""
+  shapes = parameter_shapes(config)
+  if config.adapter == "none":
+    return shapes
+  return {x: y for x, y in shapes.items() if parse_name(x).is_adapter}
 
 
 def sent_dtype(name: str, dcn_dtype: str) -> str:
@@ -182,7 +202,7 @@ def frozen_names(names: Iterable[str], patterns: Sequence[str]) -> set[str]:
 
 
 def check_frozen(names: Iterable[str], patterns: Sequence[str]) -> None:
-  """Raises UserError if a pattern matches nothing, or if all names match."""
+  """Raises UserError if a pattern matches nothing, or all that is trained."""
   names = [x for x in names if parse_name(x).part != LOAD]
   known = {x: None for name in names for x in _forms(user_name(name))}
   for pattern in patterns:
@@ -194,6 +214,7 @@ def check_frozen(names: Iterable[str], patterns: Sequence[str]) -> None:
         "characters."
       )
   trained = {x for x in names if not parse_name(x).is_state}
+  trained = {x for x in trained if parse_name(x).is_adapter} or trained
   if trained <= frozen_names(names, patterns):
     raise UserError(
       f"FROZEN = {list(patterns)!r}: freezes all parameters, so nothing is "
@@ -220,7 +241,7 @@ def count_trained(
   Outside the layers the count is 1; parameters that are trained nowhere are
   missing. `frozen` is FROZEN, a tuple. See `distinct_parameters`.
   """
-  if not frozen:  # a model may have thousands of layers
+  if not frozen and config.adapter == "none":  # there may be many layers
     return {x.name: x.count for x in distinct_parameters(config)}
   layers, first = model_of(config).layers, {}
   for i, layer in enumerate(layers):
@@ -241,7 +262,7 @@ def first_in_backward(config: ModelConfig, frozen: Sequence[str] = ()) -> int:
   The backward pass ends where no earlier parameter is trained. The result is
   the number of layers if the backward pass visits no layer.
   """
-  if not frozen:
+  if not frozen and config.adapter == "none":
     return 0
   layers = [config.num_layers]
   for name, _, _ in (x for x in parameters_of(config, frozen) if x.is_trained):
@@ -268,7 +289,7 @@ def count_visited(
   config: ModelConfig, frozen: Sequence[str] = ()
 ) -> Mapping[Layer, int]:
   """Returns {kind of layers: how many of them the backward pass visits}."""
-  if not frozen:
+  if not frozen and config.adapter == "none":
     return {x.layer: x.count for x in model_of(config).kinds}
   first = first_in_backward(config, tuple(frozen))
   return collections.Counter(model_of(config).layers[first:])
@@ -312,6 +333,7 @@ def dimension_sizes(config: ModelConfig) -> dict[str, int]:
     "experts": config.num_experts or 0,
     "router": config.num_experts or 0,
     "buckets": NUM_BUCKETS,
+    "rank": config.adapter_rank or 0,
   }
 
 
@@ -392,7 +414,7 @@ def dims_in_layer(config: ModelConfig, layer: Layer) -> dict[str, Dims]:
     for branch in read.branches:
       for each in (*branch.inputs, branch.output):
         dims[each.part] = (*each.inputs, *each.outputs)
-        dims |= each.vectors
+        dims |= each.factors | each.vectors
       if isinstance(branch.mixer, Attention):
         dims |= branch.mixer.extras
       if isinstance(branch.mixer, Experts):

@@ -79,6 +79,10 @@ class OpenWeights:
       raise FileNotFoundError(2, "No such file or directory", name)
     return self._paths[name]
 
+  def hashes(self) -> list[str]:
+    """Returns the hash of each file, in the order of the files' names."""
+    return [hash_file(self._paths[name]) for name in sorted(self._paths)]
+
 
 @contextlib.contextmanager
 def _folder_of_links() -> Iterator[str]:
@@ -218,6 +222,9 @@ class Manifest:
   # Name and hash (`Checkpoint.as_parent`) of the checkpoint from which training
   # continued, of this run or of another run; None if there is none.
   parent: Mapping[str, str] | None = None
+  # If the weights are an adapter: how they came from a base ("adapted"), and
+  # the path and hash of the base (checkpoints/adapter_base.py).
+  base: Mapping[str, str] | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -235,6 +242,10 @@ class Checkpoint:
   # The weights' files if they are held open, because a trainer may remove the
   # checkpoint while it is read; otherwise None.
   held: OpenWeights | None = dataclasses.field(
+    default=None, compare=False, repr=False
+  )
+  # The files of an adapter's base; None without a base, or if not opened.
+  base: OpenWeights | None = dataclasses.field(
     default=None, compare=False, repr=False
   )
 

@@ -22,6 +22,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 import numpy as np
 
 from palm_mtf._tf import tf
+from palm_mtf.checkpoints.adapter_base import with_base
 from palm_mtf.checkpoints.manifest import (
   WEIGHTS,
   Checkpoint,
@@ -337,6 +338,37 @@ class CheckpointReader:
         self._restorer(pods), {"prefix": prefix}
       )
 
+  @contextlib.contextmanager
+  def open_model(
+    self, checkpoint: Checkpoint
+  ) -> Iterator[Callable[[Pods], None]]:
+    """Like `open`, for all parameters, also those of an adapter's base.
+
+    Raises UserError if the base is missing or changed.
+    """
+    checkpoint = with_base(checkpoint)
+    with contextlib.ExitStack() as stack:
+      own = stack.enter_context(self.open(checkpoint.prefix))
+      if not checkpoint.base:
+        yield own
+        return
+      of_base = stack.enter_context(self.open(checkpoint.base.prefix))
+
+      def restore(pods: Pods) -> None:
+        for read, is_own in ((own, True), (of_base, False)):
+          some = [
+            {
+              key: parts
+              for key, parts in pod.items()
+              if (key in checkpoint.manifest.shapes) == is_own
+            }
+            for pod in pods
+          ]
+          if some[0]:
+            read(some)
+
+      yield restore
+
   def read_whole(self, path: str) -> Checkpoint:
     """Returns a checkpoint after comparing every file with its hash.
 
@@ -463,9 +495,22 @@ def _read_slice(prefix: tf.Tensor, part: Slice) -> tf.Tensor:
   return pad_to(value, shape)
 
 
-def array_reader(prefix: str) -> Callable[[str], np.ndarray]:
-  """Returns a function that reads a variable by name, for exports."""
-  return tf.train.load_checkpoint(prefix).get_tensor
+def array_reader(checkpoint: Checkpoint) -> Callable[[str], np.ndarray]:
+  """Returns a function that reads a parameter by name, for exports.
+
+  It also reads the parameters of an adapter's base.
+  """
+  checkpoint = with_base(checkpoint)
+  own = tf.train.load_checkpoint(checkpoint.prefix)
+  if not checkpoint.base:
+    return own.get_tensor
+  of_base = tf.train.load_checkpoint(checkpoint.base.prefix)
+
+  def read(name: str) -> np.ndarray:
+    is_own = name in checkpoint.manifest.shapes
+    return (own if is_own else of_base).get_tensor(name)
+
+  return read
 
 
 def write_arrays(prefix: str, arrays: Mapping[str, np.ndarray]) -> None:

@@ -24,8 +24,8 @@ from palm_mtf.accounting.optimizer_state import (
 from palm_mtf.architecture.block import NORMS, ROUTER, model_of
 from palm_mtf.architecture.parameters import (
   frozen_names,
-  parameter_shapes,
   parse_name,
+  saved_shapes,
   user_name,
 )
 from palm_mtf.checkpoints.manifest import (
@@ -71,7 +71,7 @@ def open_newest(
   Raises UserError if there is no whole checkpoint, or if `config` has another
   model or vocabulary than the checkpoint.
   """
-  shapes = parameter_shapes(config.model)
+  shapes = saved_shapes(config.model)
   checkpoint = newest_checkpoint(model_dir, shapes)
   vocabulary = load_vocabulary(
     model_dir, config.data, vocab_size=config.model.vocab_size
@@ -311,6 +311,12 @@ def find_initial_weights(
     return None
   # Do not continue after an error: the run would start from random weights.
   weights = find_weights("INIT_CHECKPOINT", path)
+  base = weights.checkpoint.manifest.base if weights.checkpoint else None
+  if base:
+    raise UserError(
+      f"{weights.given}: {weights.place} has only an adapter; name its base, "
+      f"{base['checkpoint']}, or export and import the adapted model."
+    )
   names, wanted = {name: name for name in shapes}, dict(shapes)
   if copying:
     names = {

@@ -13,7 +13,7 @@ import time
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
-from palm_mtf.architecture.parameters import parameter_shapes
+from palm_mtf.architecture.parameters import saved_shapes
 from palm_mtf.checkpoints import manifest, weights_to_load
 from palm_mtf.config import Config, mesh_layout
 from palm_mtf.config.task_eval import EVERY, NEWEST, TaskEvalConfig
@@ -50,7 +50,7 @@ def evaluate(*, model_dir: str, config: Config, as_json: bool = False) -> None:
   if not config.evaluation.eval_tasks:
     print_results(_compute_validation_loss(model_dir, config), as_json)
     return
-  shapes = parameter_shapes(model)
+  shapes = saved_shapes(model)
   check_room(model, run)
   checkpoints = find_checkpoints(
     model_dir, shapes, config.evaluation, run.train_steps

@@ -2,6 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """`palm_mtf export` and `import`: models for and from other software."""
 
+import dataclasses
 import math
 import os
 import tempfile
@@ -12,6 +13,7 @@ import numpy as np
 
 from palm_mtf import __version__
 from palm_mtf.accounting.optimizer_state import NO_MOMENTS
+from palm_mtf.adapters.merge import merged_reader
 from palm_mtf.architecture.parameters import parameter_shapes
 from palm_mtf.checkpoints.manifest import WEIGHTS, Manifest, write_manifest
 from palm_mtf.checkpoints.weights_to_load import open_newest
@@ -59,6 +61,8 @@ def export(
       "out, or use --format=gguf."
     )
   checkpoint, vocabulary = open_newest(model_dir, config)
+  model = config.model
+  config = dataclasses.replace(config, model=model.base)
   trained = TrainedModel(config, checkpoint, vocabulary)
   exported = (
     make_gguf(trained, dtype) if target == "gguf" else _FORMATS[target](trained)
@@ -68,7 +72,8 @@ def export(
   from palm_mtf.checkpoints.variables import array_reader
 
   with new_path(output, exported.num_bytes, make_way=check_new) as path:
-    exported.write(path, array_reader(checkpoint.prefix))
+    read = merged_reader(model, array_reader(checkpoint))
+    exported.write(path, read)
   step = checkpoint.manifest.step
   print(f"step {step} of {model_dir} is in {output}, {exported.kind}")
 

@@ -18,7 +18,7 @@ from palm_mtf.accounting.memory import (
   cache_bytes_per_token,
   decode_weight_bytes,
 )
-from palm_mtf.architecture.parameters import parameter_shapes
+from palm_mtf.architecture.parameters import saved_shapes
 from palm_mtf.checkpoints.manifest import Checkpoint
 from palm_mtf.checkpoints.weights_to_load import open_newest
 from palm_mtf.config import Config, DecodeConfig, ModelConfig, mesh_layout
@@ -164,7 +164,7 @@ def _serve(
   warn_if_slow(model, mesh, session)
   name = os.path.basename(os.path.abspath(model_dir))
   newer = NewerCheckpoint(
-    model_dir, checkpoint, parameter_shapes(model), vocabulary.sha256
+    model_dir, checkpoint, saved_shapes(model), vocabulary.sha256
   )
   with ServedWeights(
     config, num_tokens=vocabulary.size, num_slots=slots

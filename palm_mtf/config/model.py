@@ -7,7 +7,14 @@ import math
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
-from palm_mtf.config.checked import Checked, Count, real, text_or_empty, whole
+from palm_mtf.config.checked import (
+  Checked,
+  Count,
+  real,
+  text_or_empty,
+  texts,
+  whole,
+)
 from palm_mtf.config.layer_pattern import repeat_pattern
 from palm_mtf.config.macros import values_of
 from palm_mtf.errors import UserError, did_you_mean, shorten
@@ -48,6 +55,13 @@ _OF_EXPERTS = (
   "num_experts experts_per_token expert_mlp d_expert shared_experts router "
   "router_normalizes router_scale router_bias capacity_factor"
 ).split()
+# {setting that only an adapter has: its default}
+_OF_ADAPTERS: dict[str, Any] = {
+  "adapter_rank": None,
+  "adapter_alpha": None,
+  "adapter_scale": "rank",
+  "adapter_targets": (),
+}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -163,6 +177,17 @@ class ModelConfig(Checked):
       "span_corruption", removed spans from the rest of the document. With the
       last two, inputs attend to one another in both directions
       (data/batches/packing.py).
+    adapter: what is trained in place of INIT_CHECKPOINT, whose model is frozen:
+      "none"; "lora" (Hu et al. 2022) or "dora" (Liu et al. 2024), two
+      factors per kernel (architecture/adapter.py).
+    adapter_rank: the number of columns of the first factor, and of rows of the
+      second.
+    adapter_alpha: the product of the factors is multiplied by ADAPTER_ALPHA /
+      ADAPTER_RANK.
+    adapter_scale: "rank", as above; or "sqrt_rank", which divides by the square
+      root of ADAPTER_RANK (rank-stabilized: Kalajdzievski 2023).
+    adapter_targets: patterns of the kernels' names in a layer, such as
+      "attention/*" or "mlp/wi"; [] for all kernels but those of experts.
   """
 
   num_layers: Annotated[int, whole(maximum=MAX_LAYERS)]
@@ -243,9 +268,18 @@ class ModelConfig(Checked):
   remat: Literal["none", "attention", "layer"] = "none"
   model_function: Annotated[str, text_or_empty('"module.name", or ""')] = ""
   objective: Literal["causal", "prefix_lm", "span_corruption"] = "causal"
+  adapter: Literal["none", "lora", "dora"] = "none"
+  adapter_rank: Size | None = None
+  adapter_alpha: Annotated[float | None, real(1e-6, 1e6)] = None
+  adapter_scale: Literal["rank", "sqrt_rank"] = "rank"
+  adapter_targets: Annotated[
+    list[str] | tuple[str, ...], texts("patterns of names of kernels")
+  ] = ()
 
   def __post_init__(self) -> None:
     super().__post_init__()
+    object.__setattr__(self, "adapter_targets", tuple(self.adapter_targets))
+    self._check_adapter()
     heads = self.num_kv_heads
     if self.attention != "grouped_query":
       if heads is not None:
@@ -287,6 +321,22 @@ class ModelConfig(Checked):
       )
     self._check_layers()
     self._check_experts()
+
+  def _check_adapter(self) -> None:
+    if self.adapter == "none":
+      for name, default in _OF_ADAPTERS.items():
+        if (value := getattr(self, name)) != default:
+          raise UserError(
+            f'{name.upper()} = {value!r} and ADAPTER = "none": only an adapter '
+            'has this setting; leave it out, or set ADAPTER = "lora".'
+          )
+      return
+    for name in ("adapter_rank", "adapter_alpha"):
+      if getattr(self, name) is None:
+        raise UserError(
+          f"ADAPTER = {self.adapter!r}: {name.upper()} is missing; give both "
+          "ADAPTER_RANK and ADAPTER_ALPHA, such as 8 and 16.0."
+        )
 
   def _check_experts(self) -> None:
     if not self.has_experts:
@@ -441,6 +491,13 @@ class ModelConfig(Checked):
   @property
   def _defaults_of_experts(self) -> dict[str, object]:
     return {name: getattr(type(self), name) for name in _OF_EXPERTS}
+
+  @property
+  def base(self) -> "ModelConfig":
+    """The model without its adapter."""
+    if self.adapter == "none":
+      return self
+    return dataclasses.replace(self, **{"adapter": "none", **_OF_ADAPTERS})
 
   @property
   def has_experts(self) -> bool:

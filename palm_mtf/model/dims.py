@@ -43,6 +43,7 @@ class Dims:
   vocab: mtf.Dimension
   positions: mtf.Dimension  # rows of the table of learned positions
   buckets: mtf.Dimension  # T5's ranges of distances, with one bias per range
+  rank: mtf.Dimension  # of an adapter; no rule splits it
   layout: MeshLayout  # what splits the dimensions
 
 

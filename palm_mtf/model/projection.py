@@ -14,11 +14,13 @@ import functools
 import itertools
 import math
 from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 from palm_mtf._tf import mtf, tf
 from palm_mtf.architecture.block import Mlp, Read
 from palm_mtf.model.activations import activate
 from palm_mtf.model.layers import normalize
+from palm_mtf.model.low_rank import LowRanks, join_firsts
 from palm_mtf.model.positions import Angles, rotate_pairs
 from palm_mtf.native import layers as native
 from palm_mtf.ops.matmul import is_emulated, matmul
@@ -81,7 +83,8 @@ def read_product(
     read: the branches that read the norm.
     epsilon: NORM_EPSILON, for norms of q and k.
     angles: sin and cos, float32 each: [length, size / 2] or [*rows, size / 2].
-    vectors: the bias and the norm's scale of each part, if any, float32.
+    vectors: of each part, the factors of its columns (an adapter's), its bias
+      and the scale of its norm, if any, float32.
 
   Returns:
     q, k and v for an attention branch, and the hidden layer for an MLP.
@@ -89,6 +92,8 @@ def read_product(
   parts, given = _split_columns(wide, rows, shapes), iter(vectors)
   read_parts = []
   for x, shape, each in zip(parts, shapes, read.projections, strict=True):
+    if each.magnitude in each.vectors:
+      x = tf.cast(tf.cast(x, tf.float32) * next(given), x.dtype)
     if each.has_bias:
       x = tf.cast(tf.cast(x, tf.float32) + next(given), x.dtype)
     if form := each.head_norm:
@@ -113,7 +118,7 @@ def read_product(
 
 
 def vectors_of(read: Read) -> list[str]:
-  """Returns the names of the biases and norm scales of a layer's products."""
+  """Returns the names of the vectors by which a layer's products change."""
   return [name for each in read.projections for name in each.vectors]
 
 
@@ -167,6 +172,13 @@ class JoinedColumns:
   read: Read  # the branches that read the product
   epsilon: float  # NORM_EPSILON
   threads: int  # per C++ operation; 0 if the device has no C++ operations
+
+  @property
+  def low_ranks(self) -> LowRanks:
+    """The products with the factors of adapted kernels."""
+    adapters = [x.low_rank for x in self.read.projections]
+    scale = next((x.scale for x in adapters if x), 1.0)
+    return LowRanks(self.shapes, [x.rank if x else 0 for x in adapters], scale)
 
   @property
   def _sizes(self):
@@ -228,16 +240,30 @@ class JoinedColumns:
     return bool(self.threads) and native.reads(self.read, self.shapes)
 
 
-class _Projection(mtf.Operation):
-  """Outputs q, k, v, the hidden layer and, for the gradient, the product."""
+class ReadWeights(NamedTuple):
+  """The weights that multiply the result of a norm, or values of them."""
 
-  def __init__(
-    self, x, read, kernels, vectors, angles, is_trained, epsilon, dtype
-  ):
-    super().__init__([x, *angles, *vectors, *kernels], name="projection")
+  vectors: Sequence[Any]  # see `read_product`
+  kernels: Sequence[Any]  # [d_model, ...] each, dtype of x
+  # The factors A [d_model, rank] and B [rank, ...] of adapted kernels.
+  firsts: Sequence[Any]
+  seconds: Sequence[Any]
+
+
+class _Projection(mtf.Operation):
+  """Outputs q, k, v, the hidden layer and, for the gradient, the product.
+
+  If kernels are adapted, the last output is the product with their factors A.
+  """
+
+  def __init__(self, x, read, weights, angles, is_trained, epsilon, dtype):
+    super().__init__(
+      [x, *angles, *itertools.chain(*weights)], name="projection"
+    )
     self.is_trained = is_trained  # a bool per kernel
-    self.num_angles, self.num_vectors = len(angles), len(vectors)
-    self.kernels, self.read = list(kernels), read
+    self.num_angles, self._counts = len(angles), [*map(len, weights)]
+    self.weights, self.read = weights, read
+    kernels = weights.kernels
     self.epsilon, self.gradient_dtype = epsilon, dtype
     batch, length, _ = x.shape.dims
     # Counts columns of whole kernels; on a device a split kernel has fewer.
@@ -256,26 +282,39 @@ class _Projection(mtf.Operation):
     }
     self.num_read = len(shapes)
     self._read_again = None
+    kept = [[batch, length, columns]]
+    ranks = [x.low_rank.rank if x.low_rank else 0 for x in read.projections]
+    if any(ranks):
+      kept.append([batch, length, mtf.Dimension("ranks", sum(ranks))])
     self._outputs = [
       mtf.Tensor(self, mtf.Shape(dims), x.dtype, index=i)
-      for i, dims in enumerate([*shapes.values(), [batch, length, columns]])
+      for i, dims in enumerate([*shapes.values(), *kept])
     ]
 
+  @property
+  def kept(self) -> list[mtf.Tensor]:
+    """The products that the gradient takes."""
+    return self.outputs[self.num_read :]
+
   def cut_inputs(self, values: Sequence) -> tuple:
-    """Splits the inputs' values into (x, angles, vectors, kernels)."""
+    """Splits the inputs' values into (x, angles, weights)."""
     x, *others = values
-    n = self.num_angles
-    m = n + self.num_vectors
-    return x, others[:n], others[n:m], others[m:]
+    given = iter(others)
+    angles, *weights = (
+      list(itertools.islice(given, n)) for n in (self.num_angles, *self._counts)
+    )
+    return x, angles, ReadWeights(*weights)
 
   def gradient(self, grad_ys: Sequence[mtf.Tensor | None]) -> list:
     gradients = grad_ys[: self.num_read]
-    # Read the kernels from self.inputs, not self.kernels. If REMAT recomputes a
-    # layer, this operation is a copy: its inputs are new, its self.kernels old.
-    x, angles, vectors, kernels = self.cut_inputs(self.inputs)
-    x, *kernels = (recompute(each, gradients[0]) for each in (x, *kernels))
+    # Read weights from self.inputs, not self.weights. If REMAT recomputes a
+    # layer, this operation is a copy: its inputs are new, its self.weights old.
+    x, angles, (vectors, *others) = self.cut_inputs(self.inputs)
+    x, *others = (
+      recompute(each, gradients[0]) for each in (x, *itertools.chain(*others))
+    )
     dx, *others = _ProjectionGradient(
-      self, x, angles, vectors, kernels, gradients
+      self, [x, *angles, *vectors, *others], gradients
     ).outputs
     return [dx, *(None for _ in angles), *others]
 
@@ -289,7 +328,7 @@ class _Projection(mtf.Operation):
 
   def columns(self, impl: mtf.MeshImpl) -> JoinedColumns:
     """Returns which columns of a device's product are q, k, v and so on."""
-    shapes = [impl.slice_shape(kernel.shape)[1:] for kernel in self.kernels]
+    shapes = [impl.slice_shape(x.shape)[1:] for x in self.weights.kernels]
     threads = native_threads(impl)
     return JoinedColumns(shapes, self.read, self.epsilon, threads)
 
@@ -298,11 +337,14 @@ class _Projection(mtf.Operation):
     columns = self.columns(impl)
 
     def apply(*inputs):
-      x, angles, vectors, kernels = self.cut_inputs(inputs)
+      x, angles, weights = self.cut_inputs(inputs)
       *rows, d_model = x.shape.as_list()
       x = tf.reshape(x, [-1, d_model])
-      wide = matmul(x, _join_columns(d_model, kernels))
-      return (*columns.split(wide, rows, angles, vectors), wide)
+      kept = [matmul(x, _join_columns(d_model, weights.kernels))]
+      if weights.firsts:
+        kept.append(columns.low_ranks.down(x, weights.firsts))
+        kept[0] += columns.low_ranks.up(kept[1], weights.seconds)
+      return (*columns.split(kept[0], rows, angles, weights.vectors), *kept)
 
     values = impl.slicewise(apply, *(lowering.tensors[x] for x in self.inputs))
     for output, value in zip(self.outputs, values, strict=True):
@@ -315,8 +357,8 @@ class _ReadAgain(mtf.Operation):
   """Outputs q, k, v and the hidden layer, computed from the product again."""
 
   def __init__(self, forward, signal):
-    *read, wide = forward.outputs
-    _, angles, vectors, _ = forward.cut_inputs(forward.inputs)
+    read, wide = forward.outputs[: forward.num_read], forward.kept[0]
+    _, angles, (vectors, *_) = forward.cut_inputs(forward.inputs)
     super().__init__([wide, signal, *angles, *vectors], name="read_again")
     self._forward = forward
     self._outputs = [
@@ -339,19 +381,18 @@ class _ReadAgain(mtf.Operation):
 
 
 class _ProjectionGradient(mtf.Operation):
-  """Outputs the gradients of x, of each vector and of each kernel."""
+  """Outputs the gradients of x and of all weights."""
 
-  def __init__(self, forward, x, angles, vectors, kernels, gradients):
-    *_, wide = forward.outputs
+  def __init__(self, forward, inputs, gradients):
     super().__init__(
-      [x, *angles, *vectors, *kernels, wide, *gradients],
-      name="projection_gradient",
+      [*inputs, *forward.kept, *gradients], name="projection_gradient"
     )
     self._forward = forward
+    x, _, (vectors, *others) = forward.cut_inputs(inputs)
     outputs = [
       (x.shape, x.dtype),
       *((each.shape, each.dtype) for each in vectors),
-      *((each.shape, forward.gradient_dtype) for each in kernels),
+      *((y.shape, forward.gradient_dtype) for y in itertools.chain(*others)),
     ]
     self._outputs = [
       mtf.Tensor(self, shape, dtype, index=i)
@@ -363,15 +404,17 @@ class _ProjectionGradient(mtf.Operation):
     # kernels that the same mesh axes split share a product.
     forward, impl = self._forward, lowering.mesh_impl(self)
     n = len(forward.inputs)
+    m = n + len(forward.kept)
     values = [lowering.tensors[each] for each in self.inputs]
-    inputs, wide, gradients = values[:n], values[n], values[n + 1 :]
+    inputs, gradients = values[:m], values[m:]
     is_open = [isinstance(dy, mtf.LazyAllreduceSum) for dy in gradients]
     # `axes` has, for each kernel, the mesh axes over which its part of dx must
     # be summed. In multi-query attention dk and dv may be sums that are not yet
     # all-reduced (LazyAllreduceSum). The results (dx, gradients of kernels and
     # vectors) are linear in dk and dv, so all-reduce only the results.
     axes = []
-    for of, kernel in zip(forward.result_of, forward.kernels, strict=True):
+    kernels = forward.weights.kernels
+    for of, kernel in zip(forward.result_of, kernels, strict=True):
       over = split_axes(impl, kernel.shape.dims[1:])
       over += gradients[of].mesh_axes if is_open[of] else []
       axes.append(tuple(sorted(over)))
@@ -379,27 +422,11 @@ class _ProjectionGradient(mtf.Operation):
     groups = _columns_by_axes(axes, columns.shapes)
 
     def apply(*values):
-      x, angles, vectors, kernels = forward.cut_inputs(values[:n])
-      wide, gradients = values[n], values[n + 1 :]
-      gradient, *dvectors = columns.gradient(
-        wide, x.shape[:2], gradients, angles, vectors
-      )
-      joined = _join_columns(x.shape[2], kernels)
-      dxs = [
-        tf.reshape(
-          matmul(gradient[:, own], joined[:, own], transpose_b=True), x.shape
-        )
-        for _, own in groups
-      ]
-      dkernels = _kernel_gradients(
-        tf.reshape(x, [-1, x.shape[2]]), gradient, columns, forward.is_trained
-      )
-      dtype = forward.gradient_dtype
-      return (*dxs, *dvectors, *(tf.cast(x, dtype) for x in dkernels))
+      return self._compute(columns, axes, values[:n], values[n:m], values[m:])
 
     values = impl.slicewise(
       apply,
-      *(*inputs, wide),
+      *inputs,
       *(
         dy.laid_out_input if opened else dy
         for dy, opened in zip(gradients, is_open, strict=True)
@@ -420,12 +447,45 @@ class _ProjectionGradient(mtf.Operation):
       for i, each in enumerate(forward.read.projections)
       for _ in each.vectors
     ]
+    ranks = columns.low_ranks.ranks
+    adapted = [x for x, rank in zip(axes, ranks, strict=True) if rank]
+    over_axes = [*of_vectors, *axes, *adapted, *adapted]
     for output, value, over in zip(
-      self.outputs[1:], values[len(groups) :], [*of_vectors, *axes], strict=True
+      self.outputs[1:], values[len(groups) :], over_axes, strict=True
     ):
       own = split_axes(impl, output.shape.dims)
       over = sorted({*of_rows, *over}.difference(own))
       lowering.set_tensor_lowering(output, _open_sum(impl, value, over))
+
+  def _compute(self, columns, axes, inputs, kept, gradients):
+    # Returns the parts of dx, by groups of axes, and the gradients of weights.
+    forward, (wide, *low) = self._forward, kept
+    x, angles, weights = forward.cut_inputs(inputs)
+    gradient, *dvectors = columns.gradient(
+      wide, x.shape[:2], gradients, angles, weights.vectors
+    )
+    rows = tf.reshape(x, [-1, x.shape[2]])
+    joined = _join_columns(x.shape[2], weights.kernels)
+    dxs = [
+      matmul(gradient[:, own], joined[:, own], transpose_b=True)
+      for _, own in _columns_by_axes(axes, columns.shapes)
+    ]
+    dweights = _kernel_gradients(rows, gradient, columns, forward.is_trained)
+    if low:
+      low_ranks = columns.low_ranks
+      dlow = low_ranks.down_gradient(gradient, weights.seconds)
+      firsts = join_firsts(weights.firsts)
+      # The same groups, as columns of the joined factors A.
+      parts = _columns_by_axes(axes, [[rank] for rank in low_ranks.ranks])
+      for i, (_, own) in enumerate(parts):
+        if own.start < own.stop:
+          dxs[i] += matmul(dlow[:, own], firsts[:, own], transpose_b=True)
+      joined = kernel_gradient(rows, dlow, on_cpu=bool(columns.threads))
+      dweights += tf.split(joined, [*filter(None, low_ranks.ranks)], 1)
+      dweights += low_ranks.up_gradients(*low, gradient)
+    dxs = [tf.reshape(dx, x.shape) for dx in dxs]
+    dtype = forward.gradient_dtype
+    return (*dxs, *dvectors, *(tf.cast(x, dtype) for x in dweights))
 
 
 def _kernel_gradients(
@@ -481,8 +541,7 @@ def _open_sum(impl, x, axes):
 def project(
   x: mtf.Tensor,
   read: Read,
-  kernels: Sequence[mtf.Tensor],
-  vectors: Sequence[mtf.Tensor],
+  weights: ReadWeights,
   angles: Sequence[mtf.Tensor],
   *,
   is_trained: Sequence[bool],
@@ -494,10 +553,10 @@ def project(
   Args:
     x: [batch, length, d_model].
     read: the branches that read x.
-    kernels: [d_model, ...] each, dtype of x.
-    vectors, angles, epsilon: see `read_product`.
+    weights: of the kernels of `read`, and of their adapters.
+    angles, epsilon: see `read_product`.
     is_trained: for each kernel, whether its gradient is needed.
-    gradient_dtype: dtype of the kernels' gradients; None is the dtype of x.
+    gradient_dtype: dtype of gradients, but of vectors'; None is the dtype of x.
 
   Returns:
     The results of `read_product`, [batch, position, ...] each, dtype of x.
@@ -505,7 +564,5 @@ def project(
   dtype = gradient_dtype or x.dtype
   if not any(each.rotary for each in read.projections):
     angles = ()
-  projection = _Projection(
-    x, read, kernels, vectors, angles, is_trained, epsilon, dtype
-  )
+  projection = _Projection(x, read, weights, angles, is_trained, epsilon, dtype)
   return projection.outputs[: projection.num_read]

@@ -72,11 +72,11 @@ def _sum_and_cut(mesh_impl, x, axis, place):
 def gather_weight(x: mtf.Tensor, after: mtf.Tensor, dims: Dims) -> mtf.Tensor:
   """All-gathers a weight [..., d_model_stored, ...] to [..., d_model, ...].
 
-  Returns x itself if it has d_model, because no rule splits it further. The
-  gather waits for `after`, the other input of the layer; otherwise TensorFlow
+  Returns x itself if no rule splits its d_model, or it has none. The gather
+  waits for `after`, the other input of the layer; otherwise TensorFlow
   might gather the weights of all layers at once.
   """
-  if dims.d_model in x.shape.dims:
+  if dims.d_model in x.shape.dims or dims.d_model_stored not in x.shape.dims:
     return x
   return _Gathered(x, (dims.d_model_stored, dims.d_model), after).outputs[0]
 

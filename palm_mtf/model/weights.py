@@ -3,10 +3,12 @@
 """Weights of the model, and products with them."""
 
 import functools
+import math
 import operator
 from collections.abc import Iterable, Mapping, Sequence
 
 from palm_mtf._tf import mtf, tf
+from palm_mtf.architecture.adapter import A, B
 from palm_mtf.architecture.block import (
   LOAD,
   NORMS,
@@ -28,17 +30,16 @@ from palm_mtf.config import LossConfig, ModelConfig
 from palm_mtf.model.dims import Dims
 from palm_mtf.model.experts import run_experts
 from palm_mtf.model.layers import add_bias, embed
+from palm_mtf.model.low_rank import column_factors
 from palm_mtf.model.positions import (
   add_positions,
   alibi_slopes,
   distance_vectors,
 )
-from palm_mtf.model.projection import project, vectors_of
+from palm_mtf.model.product import product
+from palm_mtf.model.projection import ReadWeights, project
 from palm_mtf.model.router import route
 from palm_mtf.model.sharding import gather_weight
-from palm_mtf.ops.matmul import matmul
-from palm_mtf.ops.recompute import recompute
-from palm_mtf.ops.slicewise import WholeSlice
 from palm_mtf.ops.variables import Fill, Normal, SlicedVariable
 from palm_mtf.steps.plan import stage_layers
 
@@ -133,6 +134,12 @@ def initializer(
     return Normal(of_tokens * config.embedding_scale, seed)
   if not parameter.is_kernel:  # embedding of tokens
     return Normal(1.0, seed)
+  if parameter.is_adapter:  # the product of the factors is 0 at first
+    inputs = [dimension_sizes(config)[x] for x in dims[:-1]]
+    is_first = dims[-1] == "rank"
+    return (
+      Normal((3 * math.prod(inputs)) ** -0.5, seed) if is_first else Fill(0)
+    )
   fan_in = config.d_model
   if dims[-1] == "d_model":  # o [heads, d_kv, d_model] and wo [d_ff, d_model]
     hidden = "d_ff" if parameter.last == "o" else dims[-2]
@@ -234,11 +241,26 @@ class TrainedWeights:
       memory_length, d_kv] (multi-query) or [batch, memory_length, key_heads,
       d_kv]. For an MLP: the hidden layer, [batch, length, d_ff].
     """
+    adapted = [x for x in read.projections if x.low_rank]
+    kernels = {
+      name: self._kernel(f"{layer}/{name}", x)
+      for each in read.projections
+      for name in (each.part, *each.factors)
+    }
+    weights = ReadWeights(
+      [
+        self._vector(layer, each, name, kernels)
+        for each in read.projections
+        for name in each.vectors
+      ],
+      [kernels[part] for part in read.parts],
+      [kernels[f"{each.part}{A}"] for each in adapted],
+      [kernels[f"{each.part}{B}"] for each in adapted],
+    )
     return project(
       x,
       read,
-      [self._kernel(f"{layer}/{part}", x) for part in read.parts],
-      [self._variables[f"{layer}/{name}"] for name in vectors_of(read)],
+      weights,
       angles,
       is_trained=[
         getattr(self._variables[f"{layer}/{part}"].operation, "trainable", True)
@@ -262,14 +284,18 @@ class TrainedWeights:
     """
     # If `heads` or `d_ff` is split, a product is an mtf.LazyAllreduceSum. If
     # the same mesh axis splits both, all products share one all-reduce.
-    products = [
-      product(
-        x,
-        self._kernel(f"{layer}/{each.part}", x),
-        gradient_dtype=self._gradient_dtype,
-      )
-      for each, x in branches.items()
-    ]
+    products = []
+    for each, x in branches.items():
+      kernels = {
+        name: self._kernel(f"{layer}/{name}", x)
+        for name in (each.part, *each.factors)
+      }
+      kernel, *tensors = kernels.values()
+      if each.magnitude in each.vectors:
+        tensors.append(self._vector(layer, each, each.magnitude, kernels))
+      adapter = (each.low_rank, tensors) if each.low_rank else None
+      dtype = self._gradient_dtype
+      products.append(product(x, kernel, adapter, gradient_dtype=dtype))
     return functools.reduce(operator.add, [*products, *others])
 
   def run_experts(
@@ -326,71 +352,20 @@ class TrainedWeights:
     bias = self._variables.get("logits/bias")
     return logits if bias is None else add_bias(logits, bias)
 
+  def _vector(
+    self,
+    layer: str,
+    of: Projection,
+    name: str,
+    kernels: Mapping[str, mtf.Tensor],
+  ) -> mtf.Tensor:
+    """Returns a vector of a product; of its magnitude, the columns' factors."""
+    x = self._variables[f"{layer}/{name}"]
+    if name != of.magnitude:
+      return x
+    kernel, *factors = (kernels[x] for x in (of.part, *of.factors))
+    x = gather_weight(x, kernel, self._dims)
+    return column_factors(x, kernel, *factors, of.low_rank)
+
   def _kernel(self, name: str, after: mtf.Tensor) -> mtf.Tensor:
     return gather_weight(self._variables[name], after, self._dims)
-
-
-def product(
-  x: mtf.Tensor,
-  kernel: mtf.Tensor,
-  *,
-  transpose: bool = False,
-  dtype: tf.DType | None = None,
-  keeps_kernel: bool = False,
-  gradient_dtype: tf.DType | None = None,
-) -> mtf.Tensor:
-  """Multiplies x by a kernel.
-
-  If a layout splits the inputs, the product is an mtf.LazyAllreduceSum.
-
-  Args:
-    x: [batch, length, inputs...], activation dtype.
-    kernel: [inputs..., output], or [output, inputs] if `transpose`; dtype of x.
-    dtype: dtype of the product: float32 or the dtype of x (the default).
-    keeps_kernel: whether to keep the kernel for the backward pass, which
-      otherwise recomputes it (ops/recompute.py).
-    gradient_dtype: dtype of the kernel's gradient; None is the dtype of x.
-
-  Returns:
-    [batch, length, output].
-  """
-  output = kernel.shape.dims[0 if transpose else -1]
-
-  def matrices(x, kernel):
-    x = tf.reshape(x, [x.shape[0] * x.shape[1], -1])
-    return x, kernel if transpose else tf.reshape(kernel, [x.shape[1], -1])
-
-  def forward(x, kernel):
-    rows, matrix = matrices(x, kernel)
-    y = matmul(rows, matrix, transpose_b=transpose, dtype=dtype)
-    return tf.reshape(y, [*x.shape[:2], y.shape[1]])
-
-  def backward(x, kernel, dy):
-    rows, matrix = matrices(x, kernel)
-    dy = tf.cast(tf.reshape(dy, [rows.shape[0], -1]), x.dtype)
-    dx = matmul(dy, matrix, transpose_b=not transpose)
-    first, second = (dy, rows) if transpose else (rows, dy)
-    dkernel = matmul(first, second, transpose_a=True)
-    dkernel = tf.reshape(dkernel, kernel.shape)
-    return tf.reshape(dx, x.shape), tf.cast(dkernel, gradient_dtype or x.dtype)
-
-  def gradient(op, dy):
-    x, kernel = op.inputs
-    if not keeps_kernel:
-      kernel = recompute(kernel, dy)
-    return WholeSlice(
-      backward,
-      [recompute(x, dy), kernel, dy],
-      [(x.shape, x.dtype), (kernel.shape, gradient_dtype or x.dtype)],
-      splittable=["batch", "length", "heads", "d_ff", "vocab"],
-      name="product_gradient",
-    ).outputs
-
-  return WholeSlice(
-    forward,
-    [x, kernel],
-    [(mtf.Shape([*x.shape.dims[:2], output]), dtype or x.dtype)],
-    splittable=["batch", "length", "heads", "d_ff", "vocab"],
-    gradient=gradient,
-    name="product",
-  ).outputs[0]

@@ -15,7 +15,7 @@ def reads(read: Read, shapes: Sequence[Sequence[int]]) -> bool:
   `shapes` has the shape of one row of each product, such as [heads, d_kv].
   """
   for each, shape in zip(read.projections, shapes, strict=True):
-    if each.has_bias or each.head_norm:
+    if each.vectors:
       return False
     if each.rotary and each.rotary[:2] != (shape[-1], "halves"):
       return False

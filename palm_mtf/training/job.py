@@ -20,7 +20,8 @@ from palm_mtf.accounting.hardware import check_run
 from palm_mtf.accounting.optimizer_state import check_same_slots
 from palm_mtf.accounting.plan import memory_parts
 from palm_mtf.accounting.step_time import bubble
-from palm_mtf.architecture.parameters import parameter_shapes
+from palm_mtf.architecture.parameters import saved_shapes
+from palm_mtf.checkpoints.adapter_base import describe_base, find_base
 from palm_mtf.checkpoints.manifest import (
   Checkpoint,
   Manifest,
@@ -75,6 +76,7 @@ Shapes = Mapping[str, tuple[int, ...]]  # of parameters, by name
 # {macro: the only value with which a MODEL_FUNCTION trains}, because other
 # values are read by PaLM's block, its optimizer and its decoder.
 _OF_FUNCTIONS: Mapping[str, object] = {
+  "ADAPTER": "none",
   "DROPOUT": 0.0,
   "PROMPTS": [],
   "REMAT": "none",
@@ -229,7 +231,10 @@ def prepare(model_dir: str, config: Config) -> TrainJob:
   _warn_of_short_ramp(config.run)
   model, data, run = config.model, config.data, config.run
   copying = model if run.init_experts == "copy" else None
-  initial = find_initial_weights(run.init_checkpoint, newest, shapes, copying)
+  if model.adapter == "none":
+    initial = find_initial_weights(run.init_checkpoint, newest, shapes, copying)
+  else:
+    initial = find_base(run, newest, model)
   check_vocabulary_given(initial, model_dir, data)
   check_space(model_dir, shapes, run, config.optimizer)
   vocabulary = load_vocabulary(model_dir, data, vocab_size=model.vocab_size)
@@ -259,7 +264,7 @@ def prepare(model_dir: str, config: Config) -> TrainJob:
     config=config,
     vocabulary=vocabulary,
     corpus=corpus,
-    manifest=_add_parent(initial, state, manifest),
+    manifest=_add_parent(initial, state, manifest, newest),
     checkpoint=newest,
     unigram_entropy=entropy,
     task_evaluation=task_evaluation,
@@ -323,7 +328,7 @@ def _find_shapes(config: Config) -> Shapes:
   """
   model, pods, mesh = config.model, config.pods, config.mesh_layout
   if not model.model_function:
-    return parameter_shapes(model)
+    return saved_shapes(model)
   fixed = dict(_OF_FUNCTIONS)
   if mesh.tpu:  # servers do not have the function
     fixed["PODS"] = "in_process"
@@ -427,10 +432,17 @@ def _make_manifest(
 
 
 def _add_parent(
-  initial: NamedWeights | None, state: Checkpoint | None, manifest: Manifest
+  initial: NamedWeights | None,
+  state: Checkpoint | None,
+  manifest: Manifest,
+  newest: Checkpoint | None,
 ) -> Manifest:
   """Records in the manifest from which other run the weights are, if any."""
   if not initial:
+    return manifest
+  if manifest.settings.get("ADAPTER") not in (None, "none"):
+    manifest = dataclasses.replace(manifest, base=describe_base(initial))
+  if newest:
     return manifest
   what, step = "the weights", 0
   if state:

@@ -2,17 +2,24 @@
 # SPDX-License-Identifier: Apache-2.0
 """The session of a run: the run's variables, and the programs of its steps."""
 
+import dataclasses
 import logging
+import os
+import tempfile
 from collections.abc import Callable, Sequence
 
 from palm_mtf._tf import tf
-from palm_mtf.checkpoints.manifest import Checkpoint
+from palm_mtf.adapters.merge import initial_magnitudes
+from palm_mtf.architecture.parameters import parameter_shapes
+from palm_mtf.checkpoints.manifest import Checkpoint, OpenWeights
 from palm_mtf.checkpoints.variables import (
   CheckpointProcesses,
   CheckpointReader,
   WeightsCopier,
   find_checkpoint_processes,
+  write_arrays,
 )
+from palm_mtf.checkpoints.weights_to_load import NamedWeights
 from palm_mtf.checkpoints.writer import remove_later
 from palm_mtf.config.watch import Skips
 from palm_mtf.data.batches.server_batches import (
@@ -92,7 +99,14 @@ class TrainSession:
         cluster.servers,
         ModelDir(job.model_dir).checkpoints,
       )
-    self.copier = WeightsCopier(client, self._pods, processes)
+    # Checkpoints of an adapter do not hold its base.
+    model = job.config.model
+    base = () if model.base == model else parameter_shapes(model.base)
+    self._saved = [
+      {key: parts for key, parts in pod.items() if key not in base}
+      for pod in self._pods
+    ]
+    self.copier = WeightsCopier(client, self._saved, processes)
     self._reader = CheckpointReader(client, processes)
     only_client = CheckpointProcesses(processes.client)
     self._client_reader = CheckpointReader(client, only_client)
@@ -135,27 +149,47 @@ class TrainSession:
       if job.checkpoint:
         if not job.checkpoint.is_verified:
           self.read_whole(job.checkpoint.path)
-        self._reader.restore(self._pods, job.checkpoint.prefix)
+        self._reader.restore(self._saved, job.checkpoint.prefix)
       elif job.initial_state:
         # These files are held open; the other run may remove the checkpoint.
         files = job.initial_weights.prefix
         self._client_reader.restore(self._pods, files)
       else:
         self._client.call(self._initialize)
+        self._set_magnitudes(job)
+      is_base = job.manifest.base is not None
+      if job.initial_weights and (is_base or not job.start):
         # Take only parameters: this run's optimizer starts from scratch.
-        if job.initial_weights:
-          names = job.initial_weights.names
-          parameters = [
-            {
-              key: [x.renamed(names) for x in parts]
-              for key, parts in pod.items()
-              if names.keys() >= {*parts[0].names}
-            }
-            for pod in self._pods
-          ]
-          self._client_reader.restore_weights(parameters, job.initial_weights)
+        self._restore_weights(job.initial_weights)
     if job.rewinds:  # training repeats the steps after `job.step`
       remove_later(job.model_dir, job.step)
+
+  def _restore_weights(self, weights: NamedWeights) -> None:
+    names = weights.names
+    parameters = [
+      {
+        key: [x.renamed(names) for x in parts]
+        for key, parts in pod.items()
+        if names.keys() >= {*parts[0].names}
+      }
+      for pod in self._pods
+    ]
+    self._client_reader.restore_weights(parameters, weights)
+
+  def _set_magnitudes(self, job: TrainJob) -> None:
+    """Sets the magnitudes of DoRA, which begin as norms of the base."""
+    base = job.initial_weights
+    if job.config.model.adapter != "dora" or not base:
+      return
+    read = tf.train.load_checkpoint(base.prefix).get_tensor
+    magnitudes = initial_magnitudes(job.config.model, read)
+    with tempfile.TemporaryDirectory() as folder:
+      prefix = os.path.join(folder, "magnitudes")
+      write_arrays(prefix, magnitudes)
+      own = {name: name for name in magnitudes}
+      files = OpenWeights(prefix)
+      self._restore_weights(dataclasses.replace(base, files=files, names=own))
+      files.close()
 
   def _find_features(self, job: TrainJob) -> Sequence[str] | ServerFeatures:
     """Returns a batch's features, and how servers read them (ServerFeatures).

@@ -11,8 +11,9 @@ import pytest
 from palm_mtf._tf import mtf, tf
 from palm_mtf.architecture.parameters import parse_name
 from palm_mtf.mesh.session import session_config
+from palm_mtf.model.product import product
 from palm_mtf.model.projection import kernel_gradient
-from palm_mtf.model.weights import initializer, product
+from palm_mtf.model.weights import initializer
 from palm_mtf.programs.train_program import build_train_program
 from tests.mtf_testing import (
   LAYOUTS,

@@ -27,7 +27,7 @@ from palm_mtf.architecture.parameters import (
 from palm_mtf.executors.xla.layer_loops import find_place, loops_of
 from palm_mtf.executors.xla.xla_placement import XlaPlacement
 from palm_mtf.generation.decode.rows import flatten, unflatten
-from palm_mtf.generation.decode.weight_maker import WeightMaker
+from palm_mtf.generation.decode.weight_maker import WeightMaker, merging_reader
 from palm_mtf.generation.decode.weights import DecodeModel, DecodeSettings
 from palm_mtf.model.dims import model_dims
 from palm_mtf.model.weights import logits_dtype, palm_variables
@@ -54,7 +54,8 @@ class StackedWeights:
 
   def __init__(self, settings: DecodeSettings, placement: XlaPlacement):
     """Finds the model's parameters, and the mesh axis that splits weights."""
-    self.placement, self._config = placement, settings.model
+    self.placement, self._config = placement, settings.model.base
+    self._adapted = settings.model
     self.loops = loops_of(settings.model)
     dims = model_dims(settings.model, 1, settings.mesh_layout)
     mesh = mtf.Mesh(mtf.Graph(), "pod")
@@ -77,7 +78,7 @@ class StackedWeights:
 
     `layer` is None for the parameters outside of all layers.
     """
-    names = parameter_dims(self._config)
+    names = parameter_dims(self._adapted)
     return [x for x in names if parse_name(x).layer == layer]
 
   def find_variable(self, name: str) -> SlicedVariable:
@@ -103,8 +104,10 @@ class StackedWeights:
         return x
       return self.gather(x, dims.index("d_model_stored"))
 
-    given = self.placement, self._config, self._dims, read, self._weight_dtype
-    found = WeightMaker(*given, is_packed=False).make(layer)
+    of_model = self.placement, self._adapted, self._dims
+    merged = merging_reader(*of_model, read)
+    given = self.placement, self._config, self._dims, merged
+    found = WeightMaker(*given, self._weight_dtype, is_packed=False).make(layer)
     if not self._has_logits_kernel:
       found.pop("to_logits", None)
     return {
@@ -151,7 +154,7 @@ class StackedWeights:
     return dims.index("d_model_stored") if is_split else None
 
   def _stored_dims(self, name: str) -> tuple[str, ...]:
-    return self._dims.layout.stored(parameter_dims(self._config)[name])
+    return self._dims.layout.stored(parameter_dims(self._adapted)[name])
 
   @property
   def _has_logits_kernel(self) -> bool:

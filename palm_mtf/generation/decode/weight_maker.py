@@ -9,6 +9,13 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 
 from palm_mtf._tf import mtf, tf
+from palm_mtf.adapters.merge import (
+  adapted_kernels,
+  add_factors,
+  names_to_merge,
+  scale_columns,
+  sum_squares,
+)
 from palm_mtf.architecture.block import LOAD, NORMS
 from palm_mtf.architecture.parameters import (
   RELATIVE,
@@ -77,14 +84,46 @@ def build_decode_model(
     values = [part.variable.value() for part in slices[name]]
     return placement.LaidOutTensor(values)
 
+  merged = merging_reader(placement, config, dims, read)
+  config = config.base
   maker = WeightMaker(
-    placement, config, dims, read, weight_dtype, is_packed=is_packed
+    placement, config, dims, merged, weight_dtype, is_packed=is_packed
   )
   weights: dict[str, LaidOut] = {}
   for layer in (None, *range(config.num_layers)):
     weights |= maker.make(layer)
   layers = maker.make_layers(slices)
   return DecodeModel(placement, config, dims, weights, is_packed, layers)
+
+
+def merging_reader(
+  placement: Placement,
+  config: ModelConfig,
+  dims: Dims,
+  read: Callable[[str], LaidOut],
+) -> Callable[[str], LaidOut]:
+  """Returns a reader of the parameters of `config.base`, with merged kernels.
+
+  `read` returns a float32 parameter of the base or of its adapter; `dims` are
+  those of its results.
+  """
+  adapted = adapted_kernels(config)
+
+  def read_merged(name: str) -> LaidOut:
+    if name not in adapted:
+      return read(name)
+    of = adapted[name]
+    w, a, b, *magnitude = map(read, names_to_merge(name, of))
+    call = placement.slicewise
+    w = call(lambda *x: add_factors(tf, of, *x), w, a, b)
+    for m in magnitude:
+      squares = call(lambda x: sum_squares(tf, of, x), w)
+      axes = split_axes(placement, [getattr(dims, x) for x in of.inputs])
+      squares = placement.allreduce(squares, axes, "SUM")
+      w = call(lambda *x: scale_columns(tf, *x), w, m, squares)
+    return w
+
+  return read_merged
 
 
 def _steps_in_cpp(placement: CpuGpuPlacement, config: ModelConfig) -> bool:

@@ -63,7 +63,7 @@ class LoadedDecoder(contextlib.AbstractContextManager):
     # `for_steps`: whether decoding steps, rather than forward passes, will take
     # most of the time. Then the session gets only the threads that steps use.
     free_garbage()  # so that an earlier LoadedDecoder takes no memory
-    self.config = config
+    self.config = config.base  # the decoding weights are merged
     self.num_slices = mesh.axis_size_of("batch")
     pods = pods or PodsConfig()
     settings = DecodeSettings(
@@ -77,7 +77,7 @@ class LoadedDecoder(contextlib.AbstractContextManager):
         executor.open_decoder(settings, pods, for_steps=for_steps)
       )
       reader = CheckpointReader(self.client, CheckpointProcesses(process))
-      with reader.open(checkpoint.prefix) as restore:
+      with reader.open_model(checkpoint) as restore:
         load_weights(self.client, layers, lambda slices: restore([slices]))
       self._scope = scope.pop_all()
 
@@ -142,5 +142,6 @@ def compute_mean_loss(
   )
   with opened as (client, process, slices, program):
     reader = CheckpointReader(client, CheckpointProcesses(process))
-    reader.restore([slices], checkpoint.prefix)
+    with reader.open_model(checkpoint) as restore:
+      restore([slices])
     return mean_loss(lambda batch: [client.call(program, batch)], batches)

@@ -1,0 +1,90 @@
+# Copyright 2026 The palm_mtf authors.
+# SPDX-License-Identifier: Apache-2.0
+"""The base of an adapter: weights that its checkpoints name, but do not hold.
+
+The manifest of each checkpoint has the path and the hash of the base.
+"""
+
+import dataclasses
+import hashlib
+import os
+
+from palm_mtf.architecture.parameters import parameter_shapes
+from palm_mtf.checkpoints.manifest import Checkpoint
+from palm_mtf.checkpoints.weights_to_load import (
+  NamedWeights,
+  find_initial_weights,
+  find_weights,
+)
+from palm_mtf.config import ModelConfig, RunConfig
+from palm_mtf.errors import UserError
+
+
+def find_base(
+  run: RunConfig, newest: Checkpoint | None, model: ModelConfig
+) -> NamedWeights:
+  """Returns the base that INIT_CHECKPOINT names, with its files held open.
+
+  `newest` is the run's newest checkpoint, None if there is none.
+
+  Raises UserError if the base is missing, damaged, of another model, or not
+  that with which the run began.
+  """
+  given = f"ADAPTER = {model.adapter!r}"
+  if run.init_checkpoint is None:
+    raise UserError(
+      f"{given}: an adapter changes a trained model; name its checkpoint in "
+      "INIT_CHECKPOINT."
+    )
+  for name, only in (("init_state", "weights"), ("init_experts", "none")):
+    if (value := getattr(run, name)) != only:
+      raise UserError(
+        f"{given} and {name.upper()} = {value!r}: an adapter begins with all "
+        f'weights of its base, and no more; set {name.upper()} = "{only}".'
+      )
+  shapes = parameter_shapes(model.base)
+  found = find_initial_weights(run.init_checkpoint, None, shapes)
+  assert found
+  if newest:
+    _check_same_base(newest, found)
+  return found
+
+
+def describe_base(weights: NamedWeights) -> dict[str, str]:
+  """Returns `base` of the manifests of a run that adapts `weights`."""
+  return {
+    "kind": "adapted",
+    "checkpoint": os.path.abspath(weights.place),
+    "blake2b": _hash_of(weights),
+  }
+
+
+def with_base(checkpoint: Checkpoint) -> Checkpoint:
+  """Returns a checkpoint with the files of its base, if any, held open.
+
+  Raises UserError if the base is missing or changed.
+  """
+  if not checkpoint.manifest.base or checkpoint.base:
+    return checkpoint
+  path = checkpoint.manifest.base["checkpoint"]
+  weights = find_weights("INIT_CHECKPOINT", path)
+  _check_same_base(checkpoint, weights)
+  return dataclasses.replace(checkpoint, base=weights.files)
+
+
+def _check_same_base(adapter: Checkpoint, weights: NamedWeights) -> None:
+  base = adapter.manifest.base or {}
+  if base.get("blake2b") != _hash_of(weights):
+    raise UserError(
+      f"{weights.given}: {weights.place} has other weights than the base of "
+      f"{adapter.path}, which was {base.get('checkpoint')} with the hash "
+      f"{base.get('blake2b')}; name that, or use another MODEL_DIR."
+    )
+
+
+def _hash_of(weights: NamedWeights) -> str:
+  if weights.checkpoint:
+    return weights.checkpoint.blake2b
+  # TensorFlow's files have no manifest, which would have their hash.
+  hashes = "".join(weights.files.hashes())
+  return hashlib.blake2b(hashes.encode(), digest_size=16).hexdigest()

@@ -1,0 +1,181 @@
+# Copyright 2026 The palm_mtf authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Runs that train an adapter of a trained model, and what reads them."""
+
+import json
+import shutil
+
+import numpy as np
+import pytest
+
+from palm_mtf.config import ModelConfig
+from tests import adapter_oracle, runs
+from tests.cases import slow
+
+EVERY = ("q", "k", "v", "o", "wi_gate", "wi", "wo")
+# As the optimizer scales updates by parameters, and B begins as 0.
+ADAPTER = {
+  "ADAPTER_RANK": 4,
+  "ADAPTER_ALPHA": 8.0,
+  "PARAMETER_SCALE_FLOOR": 0.5,
+  "PROMPTS": [],
+  "TRAIN_STEPS": 8,
+  "EVAL_STEPS": 8,
+}
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory):
+  """Trains a model; returns its folder, next to which its texts are."""
+  folder = tmp_path_factory.mktemp("adapters")
+  corpus = runs.write_corpus(folder / "texts")
+  settings = {"TRAIN_STEPS": 4, "EVAL_STEPS": 4, "PROMPTS": []}
+  assert runs.run("train", corpus, folder / "base", **settings) == 0
+  return folder / "base"
+
+
+def adapt(base, model_dir, kind="lora", **macros):
+  """Trains an adapter; returns the exit code."""
+  given = {
+    "INIT_CHECKPOINT": str(base),
+    "VOCABULARY": str(base / "vocabulary.model"),
+    "ADAPTER": kind,
+    **ADAPTER,
+    **macros,
+  }
+  return runs.run("train", base.parent / "texts", model_dir, **given)
+
+
+@pytest.fixture(scope="module")
+def adapted(base, tmp_path_factory):
+  """Returns a function that trains an adapter of a kind once."""
+  folders = {}
+
+  def train(kind):
+    if kind not in folders:
+      folders[kind] = tmp_path_factory.mktemp(kind) / "run"
+      assert adapt(base, folders[kind], kind) == 0
+    return folders[kind]
+
+  return train
+
+
+def model_config(kind):
+  """Returns the model of the runs of this module."""
+  names = {x.upper() for x in ModelConfig.__dataclass_fields__}
+  settings = {**runs.SETTINGS, **ADAPTER, "ADAPTER": kind}
+  return ModelConfig(
+    **{x.lower(): y for x, y in settings.items() if x in names}
+  )
+
+
+KINDS = ["lora", slow("dora")]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_checkpoints_have_only_the_adapter(base, adapted, kind):
+  """Three tensors per parameter, with momentum and second moment."""
+  held = runs.read_tensors(adapted(kind), 8)
+  model, of_base = model_config(kind), runs.read_tensors(base, 4)
+  names = adapter_oracle.kernels(model, EVERY)
+  wanted = adapter_oracle.random_adapter(model, names, seed=0)
+  parameters = {x: y for x, y in held.items() if "moment" not in x}
+  assert {x: y.shape for x, y in parameters.items()} == {
+    x: y.shape for x, y in wanted.items()
+  }
+  assert {x.rpartition("/")[0] for x in held.keys() - parameters} == {*wanted}
+  numbers = [sum(x.size for x in y.values()) for y in (held, of_base)]
+  assert numbers[0] < 0.15 * numbers[1]
+  manifest = json.loads(
+    (adapted(kind) / "checkpoints/step_00000008/manifest.json").read_text()
+  )
+  assert manifest["base"]["kind"] == "adapted"
+  of_base = str(base / "checkpoints" / "step_00000004")
+  assert manifest["base"]["checkpoint"] == of_base
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_exported_model_is_merged(base, adapted, kind, tmp_path):
+  run, model = adapted(kind), model_config(kind)
+  parameters = runs.read_tensors(base, 4) | runs.read_tensors(run, 8)
+  merged = adapter_oracle.merge(model, parameters)
+  export = ["--model_dir", run, "--output", tmp_path / "out"]
+  assert runs.main([str(x) for x in ("export", "--format=npz", *export)]) == 0
+  with np.load(tmp_path / "out" / "weights.npz") as exported:
+    assert exported.keys() == merged.keys()
+    for name, value in merged.items():
+      np.testing.assert_allclose(exported[name], value, 1e-6, 1e-6)
+  change = max(np.abs(y - parameters[x]).max() for x, y in merged.items())
+  assert change > 1e-3
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_validation_loss_is_that_of_training(adapted, kind):
+  """`evaluate` reads the base and the adapter."""
+  run = adapted(kind)
+  flags = ["--gin_file", run / "config.gin", "--json"]
+  (loss,) = runs.printed("evaluate", *flags)
+  (line,) = runs.read_metrics(run)[-1:]
+  assert loss["validation_loss"] == pytest.approx(line["validation_loss"], 1e-6)
+
+
+def test_a_resumed_run_has_the_same_bits(base, adapted, tmp_path):
+  run = tmp_path / "run"
+  assert adapt(base, run, TRAIN_STEPS=4) == 0
+  assert adapt(base, run) == 0
+  runs.assert_same_tensors(adapted("lora"), run, 8)
+
+
+REFUSED = {
+  "no base": ({"INIT_CHECKPOINT": None}, "name its checkpoint in INIT_CHECKP"),
+  "no alpha": ({"ADAPTER_ALPHA": None}, "ADAPTER_ALPHA is missing"),
+  "a state": ({"INIT_STATE": "all"}, "all weights of its base, and no more"),
+  "no target": ({"ADAPTER_TARGETS": ["mlp/w"]}, "no kernel of a layer matches"),
+  "another width": ({"D_FF": 128}, "it is of another model"),
+  "all frozen": ({"FROZEN": ["*_lora_?"]}, "nothing is left to train"),
+}
+
+
+@pytest.mark.parametrize(("macros", "said"), REFUSED.values(), ids=REFUSED)
+def test_what_has_no_meaning_is_one_line(base, macros, said, tmp_path, capsys):
+  assert adapt(base, tmp_path / "run", **macros) == 2
+  error = capsys.readouterr().err.strip().splitlines()[-1]
+  assert said in error
+  assert not (tmp_path / "run" / "checkpoints").exists()
+
+
+@pytest.mark.parametrize(
+  ("change", "said"),
+  [
+    ("moved", "there is no checkpoint"),
+    ("trained on", "has other weights than the base of"),
+    ("an adapter", "has only an adapter; name its base"),
+  ],
+)
+def test_another_base_is_refused(base, adapted, change, said, tmp_path, capsys):
+  """Also where a resumed run would read it."""
+  run, other = tmp_path / "run", tmp_path / "base"
+  shutil.copytree(adapted("lora"), run)
+  if change == "trained on":
+    shutil.copytree(base, other)
+    texts = base.parent / "texts"
+    more = {"TRAIN_STEPS": 5, "EVAL_STEPS": 5, "PROMPTS": []}
+    assert runs.run("train", texts, other, **more) == 0
+  elif change == "an adapter":
+    other = adapted("lora")
+  given = {"INIT_CHECKPOINT": str(other), "TRAIN_STEPS": 9}
+  capsys.readouterr()
+  assert adapt(base, run, **given) == 2
+  assert said in capsys.readouterr().err.strip().splitlines()[-1]
+
+
+def test_an_adapter_without_its_base_is_not_decoded(base, tmp_path, capsys):
+  moved, run = tmp_path / "base", tmp_path / "run"
+  shutil.copytree(base, moved)
+  shutil.copytree(base.parent / "texts", tmp_path / "texts")
+  assert adapt(moved, run, TRAIN_STEPS=4) == 0
+  shutil.rmtree(moved / "checkpoints")
+  command = ["generate", "--model_dir", run, "--prompt", "one"]
+  capsys.readouterr()
+  assert runs.main([*map(str, command)]) == 2
+  assert "there is no checkpoint" in capsys.readouterr().err.splitlines()[-1]

@@ -1,0 +1,176 @@
+# Copyright 2026 The palm_mtf authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Steps train only the adapter, with the same numbers wherever they run."""
+
+import dataclasses
+import functools
+
+import jax
+import numpy as np
+import pytest
+
+from palm_mtf.accounting.communication import sent_bytes
+from palm_mtf.accounting.flops import device_flops
+from palm_mtf.accounting.memory import device_bytes
+from palm_mtf.compilation.hlo_text import CompiledText
+from palm_mtf.config import MeshLayout, PodsConfig
+from palm_mtf.executors.xla.executor import EXECUTOR
+from palm_mtf.generation.inference.scorer import Example, Scorer
+from palm_mtf.generation.inference.sessions import LoadedDecoder
+from palm_mtf.programs.train_program import build_train_program
+from tests import oracle
+from tests.adapter_oracle import make_case, merge
+from tests.cases import slow
+from tests.decode_testing import save_checkpoint
+from tests.executors.xla.frozen_test import dot_flops
+from tests.executors.xla.program_run import build_on_accelerators, pod_step
+from tests.mtf_testing import (
+  PALM_OPTIMIZER,
+  SINGLE,
+  mesh_layout,
+  random_documents,
+  random_tokens,
+  relative_error,
+  train,
+)
+
+EVERY = ("q", "k", "v", "o", "wi_gate", "wi", "wo")
+BLOCKS = {
+  "PaLM": "layer_norm parallel multi_query",
+  "LLaMA 3": "LLaMA 3",
+  "Cohere 2": "Cohere 2",
+}
+TPU = {"tpu": "v4-8", "mesh_shape": "data:2,model:2"}
+STORED = "batch:data,d_model_stored:data,heads:model,d_ff:model,vocab:model"
+MESHES = {
+  "hosts": SINGLE,
+  "hosts, split": mesh_layout("PaLM's 2D", num_microbatches=2),
+  "hosts, stages": dataclasses.replace(
+    SINGLE, stages=2, num_microbatches=2, stage_order="1f1b"
+  ),
+  "accelerators": MeshLayout(**TPU, layout=STORED),
+  "accelerators, microbatches": MeshLayout(
+    **TPU, layout="batch:data,heads:model", num_microbatches=2
+  ),
+}
+
+
+@functools.cache
+def case_of(block, adapter, remat="none"):
+  settings = {"adapter": adapter, "remat": remat, "num_layers": 4}
+  if block == "Cohere 2":
+    settings["layers"] = "window, global"
+  return make_case(BLOCKS[block], EVERY, **settings)
+
+
+def run_steps(block, adapter, mesh, num_pods=1, remat="none"):
+  """Returns every variable after some steps, and the metrics."""
+  case, layout = case_of(block, adapter, remat), MESHES[mesh]
+  return train(
+    case.config,
+    dataclasses.replace(PALM_OPTIMIZER, parameter_scale_floor=0.1),
+    rows=random_documents,
+    params=case.params,
+    mesh=layout,
+    pods=PodsConfig(num_pods=num_pods, dcn_dtype="float32"),
+    build=build_on_accelerators if layout.tpu else build_train_program,
+    batch_size=8,
+  )
+
+
+on_one_host = functools.cache(functools.partial(run_steps, mesh="hosts"))
+
+
+@pytest.mark.parametrize(
+  ("block", "adapter", "mesh", "num_pods", "remat"),
+  [
+    ("PaLM", "lora", "accelerators", 1, "none"),
+    ("PaLM", "lora", "hosts, stages", 2, "layer"),
+    *(
+      slow(block, adapter, mesh, num_pods, remat)
+      for block, remat in (("LLaMA 3", "layer"), ("Cohere 2", "none"))
+      for adapter in ("lora", "dora")
+      for mesh in MESHES
+      for num_pods in (1, 2)
+    ),
+  ],
+)
+def test_layouts_pods_and_stages_train_the_same(
+  block, adapter, mesh, num_pods, remat
+):
+  """The base keeps every bit, and has no slots."""
+  case = case_of(block, adapter, remat)
+  expected, numbers = on_one_host(block, adapter)
+  found, metrics = run_steps(block, adapter, mesh, num_pods, remat)
+  assert found.keys() == expected.keys()
+  for name, value in found.items():
+    if name in case.params and name not in case.slopes:
+      np.testing.assert_array_equal(value, np.float32(case.params[name]))
+    else:
+      assert name in case.slopes or name.rpartition("/")[0] in case.slopes
+      assert relative_error(value, expected[name]) < 1e-3, name
+  for name in case.slopes:
+    assert relative_error(found[name], case.params[name]) > 1e-3
+  for one, other in zip(numbers, metrics, strict=True):
+    assert other["loss"] == pytest.approx(one["loss"], rel=1e-5)
+    assert other["grad_norm"] == pytest.approx(one["grad_norm"], rel=1e-4)
+
+
+def make_step(config, mesh):
+  EXECUTOR.open_here(mesh, num_pods=1)
+  made = pod_step(config, mesh, dcn_dtype="bfloat16")
+  return made, made.model.placement.make_mesh(jax.devices()[:4])
+
+
+def test_accelerators_keep_and_send_the_bytes_of_the_plan():
+  # With an even rank, no part of a gradient is padded.
+  config = dataclasses.replace(case_of("PaLM", "lora").config, adapter_rank=4)
+  layout = MESHES["accelerators"]
+  made, mesh = make_step(config, layout)
+  kept = {True: 0, False: 0}
+  for name, x in made.abstract_state(mesh).items():
+    num_bytes = np.prod(x.sharding.shard_shape(x.shape)) * x.dtype.itemsize
+    kept[name in made.model.reads] += num_bytes
+  planned = device_bytes(config, layout, PALM_OPTIMIZER)
+  assert kept[True] == planned.weights + planned.frozen_weights
+  assert kept[False] == planned.slots
+  sent = sum(
+    x.stop - x.start
+    for each in made.cut_parts(made.parameters, 4)
+    for x in each
+  )
+  assert 2 * sent == sum(sent_bytes(config, layout, "bfloat16").values())
+  assert planned.weights < 0.6 * planned.frozen_weights
+
+
+@pytest.mark.parametrize(
+  ("block", "remat"),
+  [("PaLM", "none"), slow("LLaMA 3", "layer"), slow("Cohere 2", "none")],
+)
+def test_a_compiled_step_multiplies_as_often_as_planned(block, remat):
+  """The backward pass has no gradients of the base's kernels."""
+  layout = MeshLayout(tpu="v4-8", mesh_shape="data:4", layout="batch:data")
+  config = case_of(block, "lora", remat).config
+  made, mesh = make_step(config, layout)
+  given = (
+    *made.split(made.abstract_state(mesh)),
+    made.abstract_batch(mesh),
+    made.abstract_numbers(mesh),
+  )
+  text = CompiledText(made.step(mesh).lower(*given).compile().as_text())
+  tokens = 4 * config.sequence_length
+  assert dot_flops(text, text._entry) == device_flops(config, layout, tokens)
+
+
+@pytest.mark.parametrize("settings", [slow({}), slow({"adapter": "dora"})])
+def test_accelerators_merge(settings, tmp_path):
+  case = make_case("Cohere 2", EVERY, num_layers=6, **settings)
+  merged = merge(case.config, case.params)
+  checkpoint = save_checkpoint(case.config, case.params, tmp_path)
+  tokens = random_tokens(case.config, 4, seed=3)["targets"].tolist()
+  examples = [Example(x[: 2 + i], x[2 + i :]) for i, x in enumerate(tokens)]
+  with LoadedDecoder(checkpoint, case.config, MESHES["accelerators"]) as loaded:
+    found = dict(Scorer(loaded).log_likelihoods(examples))
+  for i, x in enumerate(examples):
+    expected = oracle.log_likelihood(case.config.base, merged, *x)
+    assert found[i] == pytest.approx(expected, rel=1e-5)
