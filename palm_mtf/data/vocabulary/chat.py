@@ -23,7 +23,7 @@ import json
 import os
 import re
 import secrets
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from typing import Any
 
 from palm_mtf.data.vocabulary import byte_pair
@@ -45,9 +45,49 @@ _OTHER = "\ud800"
 _TEMPLATE, _UNKNOWN = 1, 2
 _PROBE = "text of the only part"
 
+MESSAGES_FORM = 'give [{"role": "user", "content": "..."}]'
+_NO_VALUES: tuple[object, ...] = (None, "", [], {})
+_ROLE = re.compile(r"\w{1,64}", re.ASCII)
+
 # {"role": "user", "content": ...}. The content is a string, or a list of parts
 # such as {"type": "text", "text": ...}.
 Message = Mapping[str, Any]
+
+
+def read_message(given: object, fields: Set[str]) -> Message:
+  """Returns a message in OpenAI's form without fields that have no value.
+
+  `fields` are those that the template reads; see ChatTemplate. Raises UserError
+  if the message has another form or other fields.
+  """
+  message = given if isinstance(given, Mapping) else {}
+  role, content = message.get("role"), message.get("content")
+  if content is None and role == "assistant":
+    content = ""
+  if not isinstance(role, str) or not (isinstance(content, (str, list))):
+    raise UserError(f"messages: {shorten(given)}: {MESSAGES_FORM}.")
+  if not _ROLE.fullmatch(role):
+    raise UserError(
+      f"role = {shorten(role)}: give at most 64 letters, digits or _."
+    )
+  for part in content if isinstance(content, list) else ():
+    found = part if isinstance(part, Mapping) else {}
+    if found.get("type") != "text" or not isinstance(found.get("text"), str):
+      raise UserError(
+        f"messages: {shorten(part)}: is not supported as a part of a content; "
+        'give {"type": "text", "text": "..."}.'
+      )
+  # Allow what changes nothing: empty fields, and a `name` equal to the role.
+  others = {name: x for name, x in message.items() if x not in _NO_VALUES}
+  read = {*fields, "role", "content"}
+  if others.get("name") == role and "name" not in read:
+    del others["name"]
+  for name in others.keys() - read:
+    raise UserError(
+      f"messages: {shorten(name)}: the model's chat template does not read "
+      "this field; leave it out."
+    )
+  return {**others, "role": role, "content": content}
 
 
 def read_template(folder: str) -> str:
