@@ -26,6 +26,7 @@ import secrets
 from collections.abc import Callable, Mapping, Sequence, Set
 from typing import Any
 
+from palm_mtf.data.sources.document import hash_parts
 from palm_mtf.data.vocabulary import byte_pair
 from palm_mtf.data.vocabulary.byte_pair import CONFIG, BytePairVocabulary
 from palm_mtf.data.vocabulary.chat_renderer import ChatRenderer, RenderError
@@ -118,6 +119,19 @@ def read_template(folder: str) -> str:
   )
 
 
+def check_template(folder: str, what: str) -> None:
+  """Raises UserError unless a vocabulary's folder has a template.
+
+  `what` is the name of the conversations, for the message.
+  """
+  if not read_template(folder):
+    raise UserError(
+      f"{what}: has conversations, which a chat template turns into text; "
+      f"write one to {os.path.join(folder, FILE_NAME)}, next to the "
+      "vocabulary, or set VOCABULARY to that of an imported chat model."
+    )
+
+
 class ChatTemplate:
   """Encodes conversations with the template in a vocabulary's folder."""
 
@@ -139,7 +153,7 @@ class ChatTemplate:
         f"{FILE_NAME}: is rendered by jinja2, which is not installed: pip "
         "install 'palm_mtf[chat]'."
       )
-    self._vocabulary, self._start_id = vocabulary, start_id
+    self.text, self._vocabulary, self._start_id = text, vocabulary, start_id
     pieces = {vocabulary.piece(i): i for i in range(vocabulary.size)}
     self._special = {"eos_token": vocabulary.piece(vocabulary.eod_id)}
     if start_id is not None:
@@ -174,8 +188,19 @@ class ChatTemplate:
     if not self.fields.isdisjoint(_REASONING):
       self.fields |= {*_REASONING}
 
-  def encode(self, messages: Sequence[Message]) -> list[int]:
-    """Returns the tokens of a conversation up to the start of an answer.
+  @property
+  def fingerprint(self) -> str:
+    """A hash of all but the vocabulary's ids that decides what is encoded."""
+    ends = self._vocabulary.end_ids
+    return hash_parts((self.text, self._start_id, self._special, ends))
+
+  def encode(
+    self, messages: Sequence[Message], *, asks: bool = True
+  ) -> list[int]:
+    """Returns the tokens of a conversation.
+
+    With `asks`, the tokens go up to the start of an answer; otherwise, up to
+    the end of the last message.
 
     With a tokenizer.json, only the template adds a start token, as in
     transformers. Otherwise a missing start token is added, as in llama.cpp.
@@ -184,7 +209,7 @@ class ChatTemplate:
     time or memory, or a message holds half of a surrogate pair.
     """
     try:
-      text, runs = self._renderer.render(self._values(messages))
+      text, runs = self._renderer.render(self._values(messages, asks))
     except RenderError as error:
       raise _explain(error) from None
     try:
@@ -213,13 +238,15 @@ class ChatTemplate:
       self._vocabulary.eod_id
     ]  # because the model cannot read an empty prompt
 
-  def _values(self, messages: Sequence[Message]) -> dict[str, Any]:
+  def _values(
+    self, messages: Sequence[Message], asks: bool = True
+  ) -> dict[str, Any]:
     """Returns the variables that transformers passes to a template."""
     return {
       "messages": [*map(self._read_message, messages)],
       "tools": None,
       "documents": None,
-      "add_generation_prompt": True,
+      "add_generation_prompt": asks,
       **self._special,
     }
 
