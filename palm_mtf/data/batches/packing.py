@@ -44,11 +44,11 @@ Rows of "packed" and "single" also hold conversations. Their first token, which
 is the first that the model reads in a chat, is an input but no target; loss
 weights are 1 at the answers. If a row lacks room for a conversation, the turns
 after the last answer that fits are left out. The conversation "0 q a . r b ."
-with answers "a ." and "b ." in rows of 4 and 7 tokens:
+with answers "a ." and "b ." in rows of 4 and 6 tokens:
 
-  conversation   targets        q a . _    q a . r b . .
-                 inputs         0 q a 0    0 q a . r b .
-                 loss_weights   0 1 1 0    0 1 1 0 1 1 0
+  conversation   targets        q a . _    q a . r b .
+                 inputs         0 q a 0    0 q a . r b
+                 loss_weights   0 1 1 0    0 1 1 0 1 1
 
 PaLM (section 5) uses "joined". A token attends only to its own segment. Under
 prefix_lm and span_corruption, inputs attend to one another in both directions.

@@ -25,7 +25,7 @@ import hashlib
 import itertools
 import logging
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 from palm_mtf.config import DataConfig
@@ -234,10 +234,9 @@ def load_stores(
         f"they are kept in {own}; palm_mtf data cache keeps them for all runs"
       )
     path = os.path.join(own, name)
-    write = functools.partial(
-      write_store, path, source, vocabulary, conversations=conversations
+    stores.append(
+      store or _find_or_write(path, source, vocabulary, conversations)
     )
-    stores.append(store or _find_or_write(path, source, write))
     names.append(name)
   kept = os.listdir(own) if os.path.isdir(own) else []
   folders = {x for x in kept if os.path.isdir(os.path.join(own, x))}
@@ -270,10 +269,8 @@ def cache_stores(
   named = _name_stores(folder, data, sources, vocabulary, conversations)
   for source, name in named:
     path = os.path.join(folder, name)
-    write = functools.partial(
-      write_store, path, source, vocabulary, conversations=conversations
-    )
-    found.append((path, _find_or_write(path, source, write, verify)))
+    store = _find_or_write(path, source, vocabulary, conversations, verify)
+    found.append((path, store))
   return found
 
 
@@ -305,7 +302,8 @@ def _name_stores(
 def _find_or_write(
   path: str,
   source: Source,
-  write: Callable[[], None],
+  vocabulary: Vocabulary,
+  conversations: ConversationEncoder | None,
   verify: bool = False,
 ) -> TokenStore:
   if store := _read(path, verify):
@@ -314,7 +312,7 @@ def _find_or_write(
     # Another process may have written the store while this process waited.
     with contextlib.suppress(DamagedShardError):
       return read_store(path, verify=verify)
-    write()
+    write_store(path, source, vocabulary, conversations=conversations)
   store = read_store(path)
   source.report_skipped()
   train, validation = store.train.counts, store.validation.counts

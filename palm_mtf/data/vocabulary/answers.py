@@ -27,7 +27,8 @@ class ConversationEncoder:
   def __init__(self, vocabulary: Vocabulary, start_id: int | None):
     """Opens the template; arguments and errors are those of ChatTemplate."""
     self.template = ChatTemplate(vocabulary, start_id)
-    self._end_ids, self._start_id = {*vocabulary.end_ids}, start_id
+    self._end_ids, self._eod_id = {*vocabulary.end_ids}, vocabulary.eod_id
+    self._start_id = start_id
 
   def prompt(self, conversation: Conversation, answer: int) -> list[int]:
     """Returns what the model reads before message `answer`, in a chat."""
@@ -80,6 +81,8 @@ class ConversationEncoder:
         f"{conversation.where}: {FILE_NAME} writes two start tokens; leave out "
         "one."
       )
+    if tokens[-1] == self._eod_id:
+      tokens.pop()  # because the [eod] of the document takes its place
     return np.array(tokens, np.int32), np.array(spans, np.int64)
 
   def _read(self, conversation: Conversation) -> list:
