@@ -5,9 +5,10 @@
 Usage: python make_dialogues.py FOLDER
 
   FOLDER/train.jsonl     conversations: {"messages": [...]}
-  FOLDER/held_out.jsonl  a tenth of the questions: {"inputs": the text that
-                         the chat template makes of a question, "targets": the
-                         answer}; no question here is in train.jsonl
+  FOLDER/held_out.jsonl  a tenth of the questions, without long ones:
+                         {"inputs": the text that the chat template makes of a
+                         question, "targets": the answer}; no question here is
+                         in train.jsonl
 """
 
 import hashlib
@@ -17,6 +18,8 @@ import sys
 from importlib import metadata
 
 import yaml
+
+_MOST = 200  # characters of a held-out question and its answer, to fit a row
 
 
 def read_dialogues() -> list[list[str]]:
@@ -53,7 +56,7 @@ def main(folder: pathlib.Path) -> None:
         for role, text in zip(roles, turns, strict=True)
       ]
       train.append({"messages": messages})
-    elif is_held_out(questions[0]):
+    elif is_held_out(questions[0]) and len("".join(turns[:2])) < _MOST:
       inputs = f"Q: {questions[0]}\nA:"
       held_out.append({"inputs": inputs, "targets": f" {turns[1]}"})
   folder.mkdir(parents=True, exist_ok=True)

@@ -20,13 +20,16 @@ from palm_mtf.data.vocabulary.chat import FILE_NAME, ChatTemplate, read_message
 from palm_mtf.data.vocabulary.vocabulary import Vocabulary
 from palm_mtf.errors import UserError
 
+# No client waits for a rendering, so a busy machine may take long for it.
+_MOST_SECS = 60.0
+
 
 class ConversationEncoder:
   """Encodes conversations by a vocabulary's chat template."""
 
   def __init__(self, vocabulary: Vocabulary, start_id: int | None):
     """Opens the template; arguments and errors are those of ChatTemplate."""
-    self.template = ChatTemplate(vocabulary, start_id)
+    self.template = ChatTemplate(vocabulary, start_id, _MOST_SECS)
     self._end_ids, self._eod_id = {*vocabulary.end_ids}, vocabulary.eod_id
     self._start_id = start_id
 

@@ -29,7 +29,11 @@ from typing import Any
 from palm_mtf.data.sources.document import hash_parts
 from palm_mtf.data.vocabulary import byte_pair
 from palm_mtf.data.vocabulary.byte_pair import CONFIG, BytePairVocabulary
-from palm_mtf.data.vocabulary.chat_renderer import ChatRenderer, RenderError
+from palm_mtf.data.vocabulary.chat_renderer import (
+  MOST_SECS,
+  ChatRenderer,
+  RenderError,
+)
 from palm_mtf.data.vocabulary.vocabulary import Vocabulary
 from palm_mtf.errors import UserError, shorten
 from palm_mtf.json_text import json_text
@@ -135,10 +139,16 @@ def check_template(folder: str, what: str) -> None:
 class ChatTemplate:
   """Encodes conversations with the template in a vocabulary's folder."""
 
-  def __init__(self, vocabulary: Vocabulary, start_id: int | None):
+  def __init__(
+    self,
+    vocabulary: Vocabulary,
+    start_id: int | None,
+    most_secs: float = MOST_SECS,
+  ):
     """Reads the template, and starts the process that renders it.
 
-    `start_id` is the token that starts each prompt; None for no token. Raises
+    `start_id` is the token that starts each prompt; None for no token. A
+    conversation may take `most_secs` seconds to be rendered. Raises
     UserError if there is no template, it is damaged, or jinja2 is missing.
     """
     folder = os.path.dirname(vocabulary.path)
@@ -180,7 +190,7 @@ class ChatTemplate:
     self._names = re.compile("|".join(map(re.escape, names)) or "(?!)")
     self._encode = make_encoder(vocabulary, self._controls)
     try:
-      self._renderer = ChatRenderer(text)
+      self._renderer = ChatRenderer(text, most_secs)
     except RenderError as error:
       raise _explain(error) from None
     # The server refuses other fields, because the template would ignore them.

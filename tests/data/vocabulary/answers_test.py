@@ -16,6 +16,9 @@ from palm_mtf.data.sources.conversation import read_conversation
 from palm_mtf.data.vocabulary.answers import ConversationEncoder
 from palm_mtf.data.vocabulary.chat import FILE_NAME, ChatTemplate
 from palm_mtf.data.vocabulary.load import open_vocabulary
+from palm_mtf.generation.serving.completion_request import (
+  make_completion_body,
+)
 from tests import prefixed_vocabulary
 from tests.chat_templates import FORMS, MESSAGES, make_vocabulary, start_of
 from tests.refusals import message_of
@@ -64,7 +67,7 @@ def test_spans_are_the_answers_of_texts_written_by_hand(form, tmp_path):
 
 
 @pytest.mark.parametrize("form", FORMS.values(), ids=FORMS)
-def test_a_chat_reads_the_tokens_of_training_with_one_start_token(
+def test_chats_and_the_server_read_the_tokens_of_training_with_one_start_token(
   form, tmp_path
 ):
   encoder, vocabulary = open_form(form, tmp_path)
@@ -73,6 +76,13 @@ def test_a_chat_reads_the_tokens_of_training_with_one_start_token(
   chat = ChatTemplate(vocabulary, start)
   for (begin, _), count in zip(spans, (1, 3), strict=True):
     assert chat.encode(MESSAGES[:count]) == tokens[:begin]
+    served = make_completion_body(
+      {"messages": MESSAGES[:count]},
+      chat,
+      most_messages=9,
+      most_characters=999,
+    )
+    assert served["prompt"] == tokens[:begin]
   assert tokens.count(start) == (start is not None)
 
 
