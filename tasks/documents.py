@@ -170,13 +170,20 @@ class TextFilesSource(_TextSource):
         f"{names.files} is not set: give a glob or a list of globs, such as "
         f"--gin.{names.files}='\"/data/*.jsonl\"'."
       )
-    return TextFiles(
+    files = TextFiles(
       settings.files,
       Fields(settings.text_field, settings.weight_field),
       validation_share=settings.validation_share,
       name=self._selector,
       settings=names,
     )
+    if files.has_messages:
+      raise UserError(
+        f"{names.files} = {settings.files!r}: has conversations, of which this "
+        "task would learn every message; give them as TEXT_FILES, or write a "
+        "task with the feature 'messages'."
+      )
+    return files
 
   def _read(
     self, split: str, shuffle_files: bool, seed: int | None = None

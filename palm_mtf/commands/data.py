@@ -20,6 +20,7 @@ import numpy as np
 
 from palm_mtf.config import CacheConfig, Config
 from palm_mtf.console import print_results
+from palm_mtf.data.batches.conversations import open_conversations
 from palm_mtf.data.batches.corpus import (
   Batch,
   Batches,
@@ -49,8 +50,11 @@ def data_cache(
   vocabulary = load_vocabulary(model_dir, data, vocab_size=model.vocab_size)
   sources = open_filtered(model_dir, data, model.sequence_length)
   start = time.perf_counter()
+  conversations = open_conversations(data, sources, vocabulary)
   # If this process is killed, the command resumes after the last whole shard.
-  stores = cache_stores(model_dir, data, sources, vocabulary, verify=verify)
+  stores = cache_stores(
+    model_dir, data, sources, vocabulary, conversations, verify=verify
+  )
   secs = time.perf_counter() - start
   readings = count_epochs(config, sources, [x for _, x in stores], vocabulary)
   for source, (path, store), reading in zip(
@@ -66,12 +70,20 @@ def _describe(path: str, store: TokenStore) -> dict[str, int | float]:
   counts = store.train.counts + store.validation.counts
   size = sum(entry.stat().st_size for entry in os.scandir(path))
   # `size` is nearly that of the tokens: manifest and shard headers are small.
+  answers = {}
+  if counts.num_answers:
+    answers = {
+      "answers": counts.num_answers,
+      "training_trained_tokens": store.train.counts.num_target_tokens,
+      "validation_trained_tokens": store.validation.counts.num_target_tokens,
+    }
   return {
     **(store.filter_counts or {}),
     "training_documents": store.train.counts.num_documents,
     "validation_documents": store.validation.counts.num_documents,
     "training_tokens": store.train.counts.num_tokens,
     "validation_tokens": store.validation.counts.num_tokens,
+    **answers,
     "text_bytes": counts.num_bytes,
     "text_bytes_per_token": counts.num_bytes / max(1, counts.num_tokens),
     "disk_bytes": size,

@@ -6,6 +6,7 @@ import dataclasses
 import logging
 
 from palm_mtf.config import ConfigOfSweep
+from palm_mtf.data.batches.conversations import open_conversations
 from palm_mtf.data.filters.filtered_source import open_filtered
 from palm_mtf.data.tokens.store import cache_stores
 from palm_mtf.data.vocabulary.load import load_vocabulary
@@ -63,4 +64,5 @@ def _make_data(where: SweepDir, run: runs.SweepRun) -> None:
     data = dataclasses.replace(data, vocabulary=None)
   vocabulary = load_vocabulary(where.path, data, vocab_size=model.vocab_size)
   sources = open_filtered(where.path, data, model.sequence_length)
-  cache_stores(where.path, data, sources, vocabulary)
+  conversations = open_conversations(data, sources, vocabulary)
+  cache_stores(where.path, data, sources, vocabulary, conversations)

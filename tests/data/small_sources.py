@@ -86,6 +86,7 @@ class ListSource:
   """A source of documents that are all in memory."""
 
   has_inputs = False
+  has_messages = False
 
   def __init__(
     self,

@@ -2,15 +2,22 @@
 # SPDX-License-Identifier: Apache-2.0
 import gzip
 import json
+import re
 import shutil
 import sys
 
 import pytest
 
+from palm_mtf.checkpoints.weights_to_load import open_newest
+from palm_mtf.cli.gin_files import load
 from palm_mtf.cli.main import main
+from palm_mtf.data.sources.text_files import open_sources
+from palm_mtf.generation.inference.scorer import Example, make_scorer
+from palm_mtf.generation.inference.sessions import LoadedDecoder
 from tests import runs
 from tests.doc_pages import Page
 from tests.seqio_testing import registries_restored
+from tests.source_files import ROOT
 
 PAGE = Page("docs/data.md")
 SIZES = [f"--gin.{name}={value!r}" for name, value in runs.SETTINGS.items()]
@@ -82,6 +89,59 @@ seqio.MixtureRegistry.add("my_mixture", ["my_task"], default_rate=1)
   flags = ["--gin_file=mine.gin", "--gin.MODEL_DIR='runs/mine'"]
   with registries_restored():
     assert main(["data", "cache", *flags, *SIZES]) == 0
+
+
+@pytest.mark.peers  # because jinja2 renders the template
+@PAGE.shows('{"messages"')
+def test_validation_loss_is_that_of_answers_alone(block, here, capsys):
+  """The scorer encodes and scores each answer by itself."""
+  template = ROOT / "examples" / "instructions" / "chat_template.jinja"
+  shutil.copy(template, here / "runs" / "first")
+  lines = []
+  for i in range(60):
+    chat = json.loads(block.text)
+    for message, word in zip(
+      chat["messages"], runs.WORDS[i % 9 :], strict=False
+    ):
+      message["content"] = f"{word} {i % 7}"
+    lines.append(json.dumps(chat))
+  (here / "chats.jsonl").write_text("\n".join(lines))
+  macros = {
+    **dict(MODEL_DIR="runs/chat", INIT_CHECKPOINT="runs/first"),
+    "VOCABULARY": "runs/first/vocabulary.model",
+    **dict(TEXT_FILES="chats.jsonl", PACKING="packed", PROMPTS=[]),
+    **dict(TRAIN_STEPS=2, EVAL_STEPS=2, GLOBAL_BATCH_SIZE=1, EVAL_BATCHES=99),
+  }
+  flags = [f"--gin.{name}={value!r}" for name, value in macros.items()]
+  first = "--gin_file=runs/first/config.gin"
+  assert main(["train", first, *flags]) == 0
+  (loss,) = (
+    x["validation_loss"]
+    for x in runs.read_metrics(here / "runs" / "chat")
+    if "validation_loss" in x
+  )
+  _, config = load("evaluate", ["runs/chat/config.gin"]).build()
+  checkpoint, vocabulary = open_newest("runs/chat", config)
+  (source,) = open_sources(config.data)
+  examples = []
+  for split, document in source.documents():
+    if split == "validation":
+      question, answer = (x["content"] for x in document.conversation.messages)
+      given = vocabulary.encode(f"Q: {question}\nA:")
+      ids = vocabulary.encode(f"Q: {question}\nA: {answer}")
+      examples.append(Example(given, [*ids[len(given) :], vocabulary.eod_id]))
+  with LoadedDecoder.of_run(checkpoint, config) as loaded:
+    scores = make_scorer(loaded, config, vocabulary).log_likelihoods(examples)
+    total = -sum(value for _, value in scores)
+  num_tokens = sum(len(targets) for _, targets in examples)
+  assert len(examples) > 5
+  assert loss == pytest.approx(total / num_tokens, rel=1e-5)
+  capsys.readouterr()
+  inspect = ["data", "inspect", "--gin_file=runs/chat/config.gin"]
+  assert main([*inspect, "--gin.INSPECT_STEPS=[0]"]) == 0
+  shown = capsys.readouterr().out
+  found = re.findall(r"^: Q: (.*)\n: A:\n\|  (.*)\n\[eod\]$", shown, re.M)
+  assert found and shown.count("[eod]") == len(found)
 
 
 def test_every_block_is_tested():

@@ -22,6 +22,10 @@ import numpy as np
 from palm_mtf.config import Config, DataConfig
 from palm_mtf.config.run import BatchSizes
 from palm_mtf.config.watch import Skips
+from palm_mtf.data.batches.conversations import (
+  check_prompts,
+  open_conversations,
+)
 from palm_mtf.data.batches.packing import (
   CAUSAL,
   FEATURES,
@@ -310,11 +314,19 @@ class Corpus:
       seed=self.seed,
       first=self.first,
     )
-    if rows.num_cut:
+    longer = f"longer than SEQUENCE_LENGTH = {self.sequence_length:,}"
+    if tokens.has_answers:
+      if rows.num_cut or rows.num_dropped:
+        _logger.warning(
+          f"{rows.num_cut:,} conversations of {source.name} ({split}) are "
+          f"{longer}: only turns that fit are used; {rows.num_dropped:,} are "
+          "left out, because their first answer does not fit"
+        )
+    elif rows.num_cut:
       _logger.warning(
-        f"{rows.num_cut:,} examples of {source.name} ({split}) are longer "
-        f"than SEQUENCE_LENGTH = {self.sequence_length:,}: the beginning of "
-        "their inputs, or the end of their targets, is left out"
+        f"{rows.num_cut:,} examples of {source.name} ({split}) are {longer}: "
+        "the beginning of their inputs, or the end of their targets, is left "
+        "out"
       )
     return rows
 
@@ -338,14 +350,17 @@ def corpus_of_run(
   Tokens that CACHE_DIR lacks are read from MODEL_DIR, or written there.
 
   Raises UserError if there is no text, a source has no document for training or
-  for validation, a SeqIO task's token ids are from another vocabulary, or the
-  disk is full.
+  for validation, a SeqIO task's token ids are from another vocabulary, its
+  conversations cannot be encoded, or the disk is full.
   """
   data, sequence_length = config.data, config.model.sequence_length
   sources = open_filtered(model_dir, data, sequence_length)
-  stores = load_stores(model_dir, data, sources, vocabulary)
+  conversations = open_conversations(data, sources, vocabulary)
+  stores = load_stores(model_dir, data, sources, vocabulary, conversations)
   for source, store in zip(sources, stores, strict=True):
     _check_splits(source, store, data)
+    if conversations and source.has_messages:
+      check_prompts(source, store, conversations)
   # Joined documents fill rows of any length. Warn of rows that are longer than
   # every document: they give no token more context from its own document.
   if data.packing in ("joined", "joined_masked"):

@@ -10,7 +10,9 @@ these examples "." is [eod]; X and Y are sentinels:
   prefix_lm         inputs a b c         targets d e f g h .
   span_corruption   inputs a b X f g Y   targets X c d e Y h .
 
-Documents that have inputs and targets keep them under every objective.
+Documents that have inputs and targets keep them under every objective. Answers
+of a conversation are targets. If inputs attend in both directions, each answer
+is an example by itself, whose inputs are the messages before it.
 
 Documents are packed in four ways. The figure packs three documents into rows of
 6 tokens: the texts "a b" and "c", and an example with inputs "d e" and targets
@@ -37,6 +39,16 @@ Documents are packed in four ways. The figure packs three documents into rows of
 Each row and segment begins with START_ID instead of 0 if START_ID is set and
 ADD_START is True. It begins with [eod] if ADD_START is False, or if token 0 is
 a word, because no row may begin with a word that its text lacks.
+
+Rows of "packed" and "single" also hold conversations. Their first token, which
+is the first that the model reads in a chat, is an input but no target; loss
+weights are 1 at the answers. If a row lacks room for a conversation, the turns
+after the last answer that fits are left out. The conversation "0 q a . r b ."
+with answers "a ." and "b ." in rows of 4 and 6 tokens:
+
+  conversation   targets        q a . _    q a . r b .
+                 inputs         0 q a 0    0 q a . r b
+                 loss_weights   0 1 1 0    0 1 1 0 1 1
 
 PaLM (section 5) uses "joined". A token attends only to its own segment. Under
 prefix_lm and span_corruption, inputs attend to one another in both directions.
@@ -349,8 +361,19 @@ class WholeRows:
     too_long = spans[:, 2] - spans[:, 0] > length
     # Number of examples that are truncated because they are too long for a row.
     self.num_cut = int(too_long.sum()) if tokens.has_inputs else 0
+    # Number of conversations whose first answer does not fit a row.
+    self.num_dropped = 0
     self._begins = spans[:, 0]
-    if tokens.has_inputs:
+    self._has_answers = tokens.has_answers
+    if self._has_answers:
+      num_documents = len(spans)
+      # A row lacks the first token of a conversation, which is no target.
+      spans, self.num_cut = _cut_conversations(
+        spans, tokens.answers(), length + 1, each=objective.has_prefix
+      )
+      self.num_dropped = num_documents - len(np.unique(spans[:, 0]))
+      lengths = spans[:, 2] - spans[:, 0] - 1
+    elif tokens.has_inputs:
       spans = _cut_examples(spans, length)
       lengths = spans[:, 2] - spans[:, 0]
     else:
@@ -380,10 +403,15 @@ class WholeRows:
     end = 0
     for segment, span in enumerate(self._row_spans(number).tolist(), 1):
       tokens, num_inputs = self._read_example(*span, epoch)
+      inputs, is_target = _shift(tokens, self._first_input), True
+      if self._has_answers:
+        inputs, tokens = tokens[:-1], tokens[1:]
+        num_inputs -= 1
+        _, is_target = self._tokens.read(span[1], span[2])
       begin, end = end, end + len(tokens)
       row["targets"][begin:end] = tokens
-      row["inputs"][begin:end] = _shift(tokens, self._first_input)
-      row["loss_weights"][begin + num_inputs : end] = 1.0
+      row["inputs"][begin:end] = inputs
+      row["loss_weights"][begin + num_inputs : end] = is_target
       if "segments" in row:
         row["segments"][begin:end] = segment
       if "prefix" in row:
@@ -395,7 +423,7 @@ class WholeRows:
     spans = self._row_spans(number)
     documents = np.searchsorted(self._begins, spans[:, 0], "right") - 1
     begins = spans[:, 0] - self._begins[documents]
-    lengths = spans[:, 2] - spans[:, 0]
+    lengths = spans[:, 2] - spans[:, 0] - self._has_answers
     return list(
       zip(documents.tolist(), begins.tolist(), lengths.tolist(), strict=True)
     )
@@ -425,6 +453,40 @@ def _cut_examples(spans: np.ndarray, length: int) -> np.ndarray:
   # Keep the first targets that fit a row, then the last inputs that still fit.
   stop = np.minimum(stop, targets + length)
   return np.stack([np.maximum(start, stop - length), targets, stop], axis=1)
+
+
+def _cut_conversations(
+  spans: np.ndarray, answers: np.ndarray, length: int, *, each: bool
+) -> tuple[np.ndarray, int]:
+  """Cuts conversations to `length` tokens after an answer; drops others.
+
+  Args:
+    spans: see TokenArray.spans.
+    answers: see TokenArray.answers.
+    each: whether each answer becomes an example, which ends with it.
+
+  Returns:
+    The spans of the examples, [examples, 3], and how many conversations lose
+    answers but not all.
+  """
+  start, _, stop = spans.T
+  begins, ends = answers.T
+  first = np.searchsorted(begins, start)  # the index of each first answer
+  # The number of answers before the first that does not fit.
+  kept = (
+    np.searchsorted(ends, np.minimum(stop, start + length), "right") - first
+  )
+  counts = np.diff(first, append=len(answers))
+  num_cut = int(((0 < kept) & (kept < counts)).sum())
+  if each:
+    which = np.repeat(np.arange(len(spans)), counts)
+    fits = np.arange(len(answers)) - first[which] < kept[which]
+    examples = np.stack([start[which], begins, ends], axis=1)[fits]
+  else:
+    # Keep all tokens of a conversation that fits, its [eod] included.
+    stop = np.where(stop - start > length, ends[first + kept - 1], stop)
+    examples = np.stack([start, spans[:, 1], stop], axis=1)[kept > 0]
+  return examples, num_cut
 
 
 def _fill_rows(lengths: np.ndarray, length: int) -> np.ndarray:

@@ -188,8 +188,13 @@ class FilteredSource:
 
   @property
   def has_inputs(self) -> bool:
-    """Whether the documents are examples, with inputs and targets."""
+    """Whether the documents have inputs, which have no loss."""
     return self._source.has_inputs
+
+  @property
+  def has_messages(self) -> bool:
+    """Whether the documents are conversations."""
+    return self._source.has_messages
 
   @property
   def counts(self) -> dict[str, int]:

@@ -8,12 +8,14 @@ source, and a SeqIO mixture is one source per task (seqio_task.py).
 
 import hashlib
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
 from palm_mtf.console import progress_bar
+from palm_mtf.data.sources.conversation import Conversation
 from palm_mtf.data.sources.files import FileDigests
+from palm_mtf.json_text import json_text
 
 Text = str | np.ndarray  # an array holds token ids, [num_tokens]
 
@@ -21,17 +23,24 @@ TRAIN, VALIDATION = SPLITS = ("train", "validation")
 
 
 class Document(NamedTuple):
-  """A plain text, or an example with inputs (given) and targets (learned)."""
+  """A plain text, an example with inputs and targets, or a conversation.
 
-  text: Text  # the plain text, or the example's targets
+  Training learns plain texts, targets and the answers of conversations.
+  """
+
+  text: Text  # the plain text, the example's targets, or all messages' contents
   inputs: Text | None = None  # None for a plain text
   weight: float = 1.0  # mean number of reads per epoch, at least 0
   quality: float | None = None  # the user's score (QUALITY_FIELD), for filters
+  conversation: Conversation | None = None
 
   def digest(self, num_bytes: int = 16, purpose: str = "") -> bytes:
     """Returns a BLAKE2b hash of inputs and text; `purpose` acts as a salt."""
     digest = hashlib.blake2b(digest_size=num_bytes, person=purpose.encode())
     digest.update(_bytes(self.text))
+    if self.conversation is not None:
+      # Texts have no NUL, so a NUL shows where the messages begin.
+      digest.update(b"\0" + json_text(self.conversation.messages).encode())
     if self.inputs is not None:
       # Texts have no NUL, so a NUL shows where the inputs begin.
       digest.update(b"\0" + _bytes(self.inputs))
@@ -50,6 +59,14 @@ class Document(NamedTuple):
     inputs = b"" if self.inputs is None else _bytes(self.inputs)
     return len(_bytes(self.text)) + len(inputs)
 
+  @property
+  def num_target_bytes(self) -> int:
+    """Size of the text that is learned, in bytes; see `num_bytes`."""
+    if self.conversation is None:
+      return len(_bytes(self.text))
+    texts = self.conversation.texts
+    return sum(len(texts[i].encode()) for i in self.conversation.answers)
+
 
 def num_repeats(document: Document) -> int:
   """Returns how often each epoch reads a document; the mean is its weight."""
@@ -67,7 +84,8 @@ class Source(Protocol):
 
   name: str  # for messages, statistics and the name of the token store
   rate: float  # mixing rate; the rates of all sources sum to 1
-  has_inputs: bool  # whether documents are examples with inputs and targets
+  has_inputs: bool  # whether documents have inputs, which have no loss
+  has_messages: bool  # whether documents are conversations
   num_bytes: int | None  # size of all documents' text; None if unknown
 
   def fingerprint(self, digests: FileDigests | None = None) -> str:
@@ -93,6 +111,14 @@ class Source(Protocol):
 
   def report_skipped(self) -> None:
     """Warns if the latest call of `documents` skipped any text."""
+
+
+def conversation_document(
+  conversation: Conversation, **fields: Any
+) -> Document:
+  """Returns a conversation as a document; `fields` are others of Document."""
+  text = "\n".join(conversation.texts)
+  return Document(text, conversation=conversation, **fields)
 
 
 def read_with_progress(

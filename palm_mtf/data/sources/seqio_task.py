@@ -5,13 +5,15 @@
 Features "inputs" and "targets" become the inputs and text of a Document. The
 final step `tokenize` is skipped, because the run's vocabulary encodes the text.
 If other preprocessors make token ids, the ids are kept, and the run's
-vocabulary must be the task's vocabulary (`check_vocabulary`).
+vocabulary must be the task's vocabulary (`check_vocabulary`). A feature
+"messages", the JSON of a conversation's messages, takes the place of both.
 """
 
 import functools
 import hashlib
 import inspect
 import itertools
+import json
 import logging
 import math
 import re
@@ -24,11 +26,13 @@ from typing import Any
 
 import numpy as np
 
+from palm_mtf.data.sources.conversation import MESSAGES, read_conversation
 from palm_mtf.data.sources.document import (
   SPLITS,
   TRAIN,
   VALIDATION,
   Document,
+  conversation_document,
   decode_text,
   hash_parts,
 )
@@ -305,9 +309,14 @@ class SeqioTask:
   @property
   def has_inputs(self) -> bool:
     """Whether documents have inputs: true if any of the first documents has."""
-    return any(
+    return self.has_messages or any(
       d.inputs is not None and len(d.inputs) for d in self._first_documents
     )
+
+  @property
+  def has_messages(self) -> bool:
+    """Whether documents are conversations."""
+    return MESSAGES in self._features[1]
 
   def check_vocabulary(self, sha256: str | None) -> None:
     """Raises UserError if documents are token ids of another vocabulary."""
@@ -408,6 +417,15 @@ class SeqioTask:
     with user_code(f"TASK: {self.name}"):
       self._unread = self._make_dataset(TRAIN)
       specs = self._unread.element_spec
+      given = [x for x in (MESSAGES, "inputs", "targets") if x in specs]
+      if given == [MESSAGES] and kind_of_feature(specs[MESSAGES]) == "text":
+        return True, {MESSAGES: None}
+      if MESSAGES in given:
+        raise UserError(
+          f"TASK: {self.name} makes {', '.join(map(repr, given))}; let "
+          f"{MESSAGES!r} be the JSON of a list of messages, without inputs and "
+          "targets, or drop it."
+        )
       if "targets" not in specs:
         raise UserError(
           f"TASK: {self.name} makes no feature 'targets', only "
@@ -442,6 +460,7 @@ class SeqioTask:
       dataset = dataset.map(lambda e: {name: e[name] for name in eos_ids})
       # Group texts into batches: TensorFlow takes 0.1 ms per value it returns.
       dataset = dataset.batch(_BATCH) if is_text else dataset
+    numbers = itertools.count()
     for batch in read_examples(dataset, where):
       columns = [batch[name] for name in eos_ids]  # inputs (if any), targets
       for example in zip(*columns, strict=True) if is_text else [columns]:
@@ -449,10 +468,21 @@ class SeqioTask:
           decode_text(value) if is_text else _strip_eos(value, eos_id)
           for value, eos_id in zip(example, eos_ids.values(), strict=True)
         ]
+        number = next(numbers)
         if any(value is None for value in values):
           self._num_skipped += 1
+        elif MESSAGES in eos_ids:
+          yield _read_messages(values[0], f"{where}, example {number:,}")
         elif len(values[-1]):  # the targets are not empty
           yield Document(*reversed(values))
+
+
+def _read_messages(text: str, where: str) -> Document:
+  try:
+    messages = json.loads(text)
+  except (ValueError, RecursionError):
+    messages = text  # which is refused, because it is no list
+  return conversation_document(read_conversation(messages, where))
 
 
 def _strip_eos(ids: np.ndarray, eos_id: int | None) -> np.ndarray:

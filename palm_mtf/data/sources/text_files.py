@@ -3,20 +3,24 @@
 """The source of TEXT_FILES: text files and files of JSON lines.
 
 A text file is one document, kept byte for byte. In a file of JSON lines, each
-line is a document. user_text.py says which files these are.
+line is a document. user_text.py says which files these are. If the first JSON
+line has a list "messages", all documents are conversations.
 """
 
 import dataclasses
+import functools
 import logging
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 from palm_mtf import user_text
 from palm_mtf.config import DataConfig
+from palm_mtf.data.sources.conversation import MESSAGES, read_conversation
 from palm_mtf.data.sources.document import (
   SPLITS,
   Document,
   Source,
+  conversation_document,
   decode_text,
   hash_parts,
 )
@@ -84,7 +88,6 @@ class TextFiles:
   """
 
   rate = 1.0
-  has_inputs = False
 
   def __init__(
     self,
@@ -122,6 +125,20 @@ class TextFiles:
         f"fields; give only .jsonl files, or set it to None."
       )
 
+  @functools.cached_property
+  def has_messages(self) -> bool:
+    """Whether documents are conversations: whether the first JSON line is."""
+    for file in self.files:
+      if file.is_json_lines:
+        for _, document in self._read_lines(file):
+          return document.conversation is not None
+    return False
+
+  @property
+  def has_inputs(self) -> bool:
+    """Whether documents have inputs: conversations have questions."""
+    return self.has_messages
+
   @property
   def num_bytes(self) -> int | None:
     """Size of all text in bytes; None if any file is compressed."""
@@ -151,13 +168,19 @@ class TextFiles:
     # Check all files first, so that most errors come before hours of reading.
     for file in self.files:
       if file.is_json_lines:
-        next(read_jsonl_texts(file, self._fields, self._settings), None)
+        next(self._read_lines(file), None)
       else:
         user_text.check_plain_text(*self._name(file))
     self._start_counting()
     found = False
     for file in self.files:
-      for document in self._read(file):
+      for where, document in self._read(file):
+        if (document.conversation is not None) != self.has_messages:
+          raise UserError(
+            f"{where}: is {'no' if self.has_messages else 'a'} conversation, "
+            f"other than the first JSON line; give {MESSAGES!r} to all "
+            "documents or to none, or mix tasks by a SeqIO mixture."
+          )
         found = True
         yield SPLITS[document.rank < self._validation_share], document
     if not found:
@@ -185,23 +208,27 @@ class TextFiles:
     path = user_text.TEXT_PREFIX * file.is_text + file.path
     return path, f"{self._settings.files}: {file.path}"
 
-  def _read(self, file: TextFile) -> Iterator[Document]:
+  def _read_lines(self, file: TextFile) -> Iterator[tuple[int, Document]]:
+    return read_jsonl_texts(file, self._fields, self._settings)
+
+  def _read(self, file: TextFile) -> Iterator[tuple[str, Document]]:
+    """Yields (file and line for messages, document)."""
+    path, name = self._name(file)
     if file.is_json_lines:
-      lines = read_jsonl_texts(file, self._fields, self._settings)
-      for number, document in lines:
+      for number, document in self._read_lines(file):
         # Skip a text with a NUL, or with half a surrogate pair (JSON can escape
         # it, but UTF-8 cannot encode it).
         if not user_text.is_text(document.text):
           self._skipped_lines.add(f"{file.path}, line {number:,}")
         elif document.text:
-          yield document
+          yield f"{name}, line {number:,}", document
       return
-    text = decode_text(user_text.read_bytes(*self._name(file)))
+    text = decode_text(user_text.read_bytes(path, name))
     check_unchanged(file)
     if text is None:
       self._skipped_files.add(file.path)
     elif text:
-      yield Document(text)
+      yield name, Document(text)
 
 
 @dataclasses.dataclass
@@ -231,13 +258,31 @@ def read_jsonl_texts(
   what = f"{settings.files}: {file.path}"
   lines = user_text.read_json_lines(file.path, what, user_text.JSON_LINES)
   for number, where, line in lines:
+    is_conversation = _has_messages(line, where, fields.text)
     values = {
       kind: _read_field(kind, line, name, where, settings)
       for kind, name in fields._asdict().items()
-      if name is not None
+      if name is not None and not (is_conversation and kind == "text")
     }
-    yield number, Document(**values)
+    if is_conversation:
+      conversation = read_conversation(line[MESSAGES], where)
+      yield number, conversation_document(conversation, **values)
+    else:
+      yield number, Document(**values)
   check_unchanged(file)
+
+
+def _has_messages(line: dict[str, Any], where: str, text_field: str) -> bool:
+  """Returns whether a line is a conversation; UserError if also a text."""
+  if MESSAGES not in line:
+    return False
+  is_list = isinstance(line[MESSAGES], list)
+  others = {text_field, "inputs", "targets"} & {*line} - {MESSAGES}
+  if is_list and others:
+    raise UserError(
+      f"{where}: has {MESSAGES!r} and {min(others)!r}; leave out one of them."
+    )
+  return is_list or (text_field != MESSAGES and not others)
 
 
 def _is_number(value: object) -> bool:

@@ -15,6 +15,7 @@ from typing import NamedTuple
 import numpy as np
 
 from palm_mtf.data.sources.document import Document, Text, cut_text
+from palm_mtf.data.vocabulary.answers import ConversationEncoder
 from palm_mtf.data.vocabulary.vocabulary import Vocabulary
 from palm_mtf.data.worker_pool import WorkerPool, num_cores
 
@@ -35,6 +36,8 @@ class EncodedDocument(NamedTuple):
   document: Document
   inputs: np.ndarray  # [num_inputs], int32
   text: np.ndarray  # [num_tokens], int32
+  # Answers of a conversation; see ConversationEncoder.encode. None otherwise.
+  answers: np.ndarray | None = None
 
 
 class _Part(NamedTuple):
@@ -49,13 +52,27 @@ class _Cut(NamedTuple):
   document: Document
   num_inputs: int  # number of parts of the inputs, which come before the text
   num_text: int  # number of parts of the text
+  answers: np.ndarray | None
 
 
 class Encoder(WorkerPool):
   """Encodes documents in worker processes that persist between calls."""
 
-  def __init__(self, vocabulary: Vocabulary, num_processes: int | None = None):
-    """`num_processes`: one per core by default; 0 encodes in this process."""
+  def __init__(
+    self,
+    vocabulary: Vocabulary,
+    num_processes: int | None = None,
+    conversations: ConversationEncoder | None = None,
+  ):
+    """Prepares workers.
+
+    Args:
+      vocabulary: vocabulary that encodes texts.
+      num_processes: one per core by default; 0 encodes in this process.
+      conversations: encodes conversations, in this process; None if there are
+        none.
+    """
+    self._conversations = conversations
     super().__init__(
       functools.partial(_encode, vocabulary),
       when_killed="a process that encodes text was killed, as happens when "
@@ -74,39 +91,42 @@ class Encoder(WorkerPool):
     # documents that wait for the ids of all their parts.
     ids: collections.deque[np.ndarray] = collections.deque()
     waiting: collections.deque[_Cut] = collections.deque()
-    for encoded in self.map(_gather_parts(documents, waiting)):
+    for encoded in self.map(self._gather_parts(documents, waiting)):
       ids += encoded
       del encoded  # otherwise its ids stay in memory during the next batch
       while waiting and waiting[0].num_inputs + waiting[0].num_text <= len(ids):
-        split, document, num_inputs, num_text = waiting.popleft()
-        yield EncodedDocument(
-          split, document, _take(ids, num_inputs), _take(ids, num_text)
-        )
+        split, document, num_inputs, num_text, answers = waiting.popleft()
+        inputs, text = _take(ids, num_inputs), _take(ids, num_text)
+        yield EncodedDocument(split, document, inputs, text, answers)
 
-
-def _gather_parts(
-  documents: Iterable[tuple[str, Document]], waiting: collections.deque[_Cut]
-) -> Iterator[list[_Part]]:
-  """Yields batches of parts; appends a `_Cut` per document to `waiting`."""
-  batch: list[_Part] = []
-  size = 0
-  for split, document in documents:
-    size += _DOCUMENT_CHARACTERS
-    num_inputs = num_text = 0
-    if document.inputs is not None:
-      inputs = list(_cut_parts(document.inputs))
-      num_inputs = len(inputs)
-      batch += inputs
-      size += len(document.inputs)
-    for part in _cut_parts(document.text):
-      num_text += 1
-      batch.append(part)
-      size += len(part.text)
-      if size >= _BATCH_CHARACTERS:
-        yield batch
-        batch, size = [], 0
-    waiting.append(_Cut(split, document, num_inputs, num_text))
-  yield batch
+  def _gather_parts(
+    self,
+    documents: Iterable[tuple[str, Document]],
+    waiting: collections.deque[_Cut],
+  ) -> Iterator[list[_Part]]:
+    """Yields batches of parts; appends a `_Cut` per document to `waiting`."""
+    batch: list[_Part] = []
+    size = 0
+    for split, document in documents:
+      size += _DOCUMENT_CHARACTERS
+      num_inputs = num_text = 0
+      if document.inputs is not None:
+        inputs = list(_cut_parts(document.inputs))
+        num_inputs = len(inputs)
+        batch += inputs
+        size += len(document.inputs)
+      text, answers = document.text, None
+      if self._conversations and document.conversation:
+        text, answers = self._conversations.encode(document.conversation)
+      for part in _cut_parts(text):
+        num_text += 1
+        batch.append(part)
+        size += len(part.text)
+        if size >= _BATCH_CHARACTERS:
+          yield batch
+          batch, size = [], 0
+      waiting.append(_Cut(split, document, num_inputs, num_text, answers))
+    yield batch
 
 
 def _cut_parts(text: Text) -> Iterator[_Part]:

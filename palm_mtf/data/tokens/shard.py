@@ -47,6 +47,9 @@ class Shard(NamedTuple):
   # target, and the index after its [eod].
   documents: np.ndarray
   has_inputs: bool = False  # whether documents have inputs and targets
+  # [2, num_answers], int64: the index in `tokens` of the first token of each
+  # answer in conversations, and the index after its last. None for other texts.
+  answers: np.ndarray | None = None
 
 
 class TokenArray:
@@ -70,6 +73,11 @@ class TokenArray:
     return any(shard.has_inputs for shard in self._shards)
 
   @property
+  def has_answers(self) -> bool:
+    """Whether documents are conversations."""
+    return any(shard.answers is not None for shard in self._shards)
+
+  @property
   def num_documents(self) -> int:
     """Number of documents in all shards, repeats included."""
     return int(self._first_documents[-1])
@@ -88,8 +96,9 @@ class TokenArray:
       part = shard.tokens[first : first + len(tokens) - done]
       tokens[done : done + len(part)] = part
       if shard.has_inputs:
+        spans = shard.documents if shard.answers is None else shard.answers
         is_target[done : done + len(part)] = _find_targets(
-          shard.documents, first, first + len(part)
+          spans, first, first + len(part)
         )
       done += len(part)
       number += 1
@@ -128,12 +137,23 @@ class TokenArray:
       spans.append(np.stack([begins, targets, ends], axis=1) + start)
     return np.concatenate(spans) if spans else np.empty([0, 3], np.int64)
 
+  def answers(self) -> np.ndarray:
+    """Returns where answers of conversations are, [num_answers, 2], int64.
 
-def _find_targets(documents: np.ndarray, start: int, stop: int) -> np.ndarray:
+    A row has the index of an answer's first token, and the index after its end.
+    """
+    found = [np.empty([0, 2], np.int64)]
+    for shard, start in zip(self._shards, self._starts, strict=False):
+      if shard.answers is not None:
+        found.append(shard.answers.T + start)
+    return np.concatenate(found)
+
+
+def _find_targets(spans: np.ndarray, start: int, stop: int) -> np.ndarray:
   """Returns which tokens from `start` to `stop` - 1 are targets, bool."""
-  targets, ends = documents
-  # Only documents `first` to `last` - 1 have targets in this range: documents
-  # that end after `start` and whose targets begin before `stop`.
+  targets, ends = spans
+  # Only spans `first` to `last` - 1 have targets in this range: spans that end
+  # after `start` and whose targets begin before `stop`.
   first = int(np.searchsorted(ends, start, side="right"))
   last = int(np.searchsorted(targets, stop, side="left"))
   is_target = np.zeros(stop - start, bool)
@@ -201,8 +221,9 @@ class Counts:
   num_documents: int = 0  # a document counts as often as an epoch reads it
   num_tokens: int = 0  # with one [eod] per document
   num_target_tokens: int = 0  # tokens with a loss: all but inputs
+  num_answers: int = 0  # answers of conversations
   num_bytes: int = 0  # sum of Document.num_bytes
-  num_target_bytes: int = 0  # num_bytes without the inputs of examples
+  num_target_bytes: int = 0  # sum of Document.num_target_bytes
   longest_document_tokens: int = 0  # with its [eod]
 
   def __add__(self, other: "Counts") -> "Counts":
@@ -241,6 +262,8 @@ class _SplitWriter:
     self._tokens = bytearray()
     # Per document, the indices of its first target token and of its end.
     self._documents = array.array("q")
+    # Per answer of a conversation, the indices of its first token and its end.
+    self._answers = array.array("q")
     self.counts = Counts()
 
   def add(self, encoded: EncodedDocument) -> None:
@@ -250,27 +273,39 @@ class _SplitWriter:
     counts, document = self.counts, encoded.document
     num_target_tokens = len(encoded.text) + 1
     num_tokens = len(encoded.inputs) + num_target_tokens
+    first_target = counts.num_tokens + len(encoded.inputs)
+    if encoded.answers is not None:
+      answers = counts.num_tokens + encoded.answers
+      self._answers.extend(answers.ravel().tolist())
+      first_target = int(answers[0, 0])
+      num_target_tokens = int((answers[:, 1] - answers[:, 0]).sum())
+      counts.num_answers += len(answers)
     counts.num_documents += 1
     counts.num_tokens += num_tokens
     counts.num_target_tokens += num_target_tokens
     counts.num_bytes += document.num_bytes
-    counts.num_target_bytes += document._replace(inputs=None).num_bytes
+    counts.num_target_bytes += document.num_target_bytes
     counts.longest_document_tokens = max(
       counts.longest_document_tokens, num_tokens
     )
-    end = counts.num_tokens
-    self._documents.extend((end - num_target_tokens, end))
+    self._documents.extend((first_target, counts.num_tokens))
 
   def write(self, folder: str, name: str) -> list[str]:
     """Writes the arrays; returns the names of their files."""
-    documents = np.array(self._documents, np.int64).reshape(-1, 2)
     arrays = {
       f"{name}.npy": np.frombuffer(self._tokens, self._dtype),
-      f"{name}.documents.npy": np.ascontiguousarray(documents.T),
+      f"{name}.documents.npy": _pair_up(self._documents),
     }
+    if self.counts.num_answers:
+      arrays[f"{name}.answers.npy"] = _pair_up(self._answers)
     for file, values in arrays.items():
       _save_array(os.path.join(folder, file), values)
     return list(arrays)
+
+
+def _pair_up(numbers: array.array) -> np.ndarray:
+  pairs = np.array(numbers, np.int64).reshape(-1, 2)
+  return np.ascontiguousarray(pairs.T)
 
 
 def write_shard(
@@ -353,6 +388,8 @@ def _size_of(name: str, summary: ShardSummary, path: str) -> int | None:
   shape = (counts.num_tokens,)
   if name.endswith(".documents.npy"):
     shape = (2, counts.num_documents)
+  elif name.endswith(".answers.npy"):
+    shape = (2, counts.num_answers)
   with contextlib.suppress(ValueError), open(path, "rb") as file:
     np.lib.format.read_magic(file)
     found, _, dtype = np.lib.format.read_array_header_1_0(file)
@@ -391,13 +428,17 @@ def _explain_read_error(path: str, error: OSError) -> Exception:
 
 
 def map_shard(
-  folder: str, number: int, split: str, *, has_inputs: bool
+  folder: str, number: int, split: str, summary: ShardSummary
 ) -> Shard:
   """Memory-maps one split of a shard that `check_shard` found undamaged."""
-  path = os.path.join(folder, f"{split}-{number:05d}")
+  name = f"{split}-{number:05d}"
+  path, answers = os.path.join(folder, name), None
   # Tokens are read at random places, because training shuffles the documents.
   tokens = map_array(f"{path}.npy", is_random=True)
-  return Shard(tokens, map_array(f"{path}.documents.npy"), has_inputs)
+  if f"{name}.answers.npy" in summary.blake2b:
+    answers = map_array(f"{path}.answers.npy")
+  documents = map_array(f"{path}.documents.npy")
+  return Shard(tokens, documents, summary.has_inputs, answers)
 
 
 def _save_array(path: str, values: np.ndarray) -> None:

@@ -9,6 +9,7 @@ store is a folder of shards in NumPy's .npy format:
   train-00000.npy            joined documents, each with its [eod]: uint16, or
                              uint32 if the vocabulary has over 65,536 pieces
   train-00000.documents.npy  where each document is: see Shard in shard.py
+  train-00000.answers.npy    where answers are, if documents are conversations
   validation-00000.npy ...   the same for the held-out documents of the shard
   shard-00000.json           counts and hashes of these files
   manifest.json              written last, when the store is complete
@@ -49,6 +50,7 @@ from palm_mtf.data.tokens.shard import (
   write_sealed_json,
   write_shard,
 )
+from palm_mtf.data.vocabulary.answers import ConversationEncoder
 from palm_mtf.data.vocabulary.vocabulary import Vocabulary
 from palm_mtf.data.worker_pool import num_cores
 from palm_mtf.model_dir.atomic_files import sync, writing
@@ -100,13 +102,15 @@ def write_store(
   source: Source,
   vocabulary: Vocabulary,
   *,
+  conversations: ConversationEncoder | None = None,
   num_processes: int | None = None,
   shard_bytes: int = SHARD_BYTES,
 ) -> None:
   """Encodes a source's documents into a store; repairs an existing store.
 
-  By default, `num_processes` is one per core. A shard ends when it has
-  `shard_bytes` bytes of text.
+  `conversations` encodes documents that are conversations. By default,
+  `num_processes` is one per core. A shard ends when it has `shard_bytes` bytes
+  of text.
 
   Raises UserError if the source has no text, or the disk is full.
   """
@@ -117,7 +121,7 @@ def write_store(
   needed = source.num_bytes and int(dtype[2]) * source.num_bytes
   on_disk = functools.partial(writing, folder, needed)
   with (
-    Encoder(vocabulary, num_processes) as encoder,
+    Encoder(vocabulary, num_processes, conversations) as encoder,
     contextlib.closing(read_with_progress(source, "Encoding")) as documents,
   ):
     # Write shards into `partial`, which is renamed when the store is complete.
@@ -183,10 +187,7 @@ def read_store(folder: str, *, verify: bool = False) -> TokenStore:
   splits = {
     split: Split(
       TokenArray(
-        [
-          map_shard(folder, n, split, has_inputs=shard.has_inputs)
-          for n, shard in enumerate(shards)
-        ]
+        [map_shard(folder, n, split, shard) for n, shard in enumerate(shards)]
       ),
       sum((shard.counts[split] for shard in shards), Counts()),
     )
@@ -209,8 +210,11 @@ def load_stores(
   data: DataConfig,
   sources: Sequence[Source],
   vocabulary: Vocabulary,
+  conversations: ConversationEncoder | None = None,
 ) -> list[TokenStore]:
   """Returns the token store of each source; encodes sources without a store.
+
+  `conversations` encodes sources of conversations; see open_conversations.
 
   Raises UserError if there is no text, or the disk is full.
   """
@@ -218,7 +222,8 @@ def load_stores(
   # because training writes nothing to CACHE_DIR.
   own = ModelDir(model_dir).tokens
   stores, names = [], []
-  for source, name in _name_stores(own, data, sources, vocabulary):
+  named = _name_stores(own, data, sources, vocabulary, conversations)
+  for source, name in named:
     shared = data.cache_folder
     store = shared and _read(os.path.join(shared, name))
     if store:
@@ -229,7 +234,9 @@ def load_stores(
         f"they are kept in {own}; palm_mtf data cache keeps them for all runs"
       )
     path = os.path.join(own, name)
-    stores.append(store or _find_or_write(path, source, vocabulary))
+    stores.append(
+      store or _find_or_write(path, source, vocabulary, conversations)
+    )
     names.append(name)
   kept = os.listdir(own) if os.path.isdir(own) else []
   folders = {x for x in kept if os.path.isdir(os.path.join(own, x))}
@@ -246,6 +253,7 @@ def cache_stores(
   data: DataConfig,
   sources: Sequence[Source],
   vocabulary: Vocabulary,
+  conversations: ConversationEncoder | None = None,
   *,
   verify: bool = False,
 ) -> list[tuple[str, TokenStore]]:
@@ -258,14 +266,20 @@ def cache_stores(
   """
   folder = data.cache_folder or ModelDir(model_dir).tokens
   found = []
-  for source, name in _name_stores(folder, data, sources, vocabulary):
+  named = _name_stores(folder, data, sources, vocabulary, conversations)
+  for source, name in named:
     path = os.path.join(folder, name)
-    found.append((path, _find_or_write(path, source, vocabulary, verify)))
+    store = _find_or_write(path, source, vocabulary, conversations, verify)
+    found.append((path, store))
   return found
 
 
 def _name_stores(
-  own: str, data: DataConfig, sources: Sequence[Source], vocabulary: Vocabulary
+  own: str,
+  data: DataConfig,
+  sources: Sequence[Source],
+  vocabulary: Vocabulary,
+  conversations: ConversationEncoder | None,
 ) -> list[tuple[Source, str]]:
   """Checks sources' token ids; returns each (source, name of its store)."""
   for source in sources:
@@ -278,13 +292,19 @@ def _name_stores(
       # The source's fingerprint covers the bytes of the text and the settings
       # that change its documents, but not the paths and times of files.
       parts = (_FORMAT, source.fingerprint(digests), vocabulary.sha256)
+      if conversations and source.has_messages:
+        parts += (conversations.template.fingerprint,)
       name = f"{source.name}-{hash_parts(parts, num_bytes=8)}"
       named.append((source, name.replace("/", "_")))
   return named
 
 
 def _find_or_write(
-  path: str, source: Source, vocabulary: Vocabulary, verify: bool = False
+  path: str,
+  source: Source,
+  vocabulary: Vocabulary,
+  conversations: ConversationEncoder | None,
+  verify: bool = False,
 ) -> TokenStore:
   if store := _read(path, verify):
     return store
@@ -292,14 +312,20 @@ def _find_or_write(
     # Another process may have written the store while this process waited.
     with contextlib.suppress(DamagedShardError):
       return read_store(path, verify=verify)
-    write_store(path, source, vocabulary)
+    write_store(path, source, vocabulary, conversations=conversations)
   store = read_store(path)
   source.report_skipped()
   train, validation = store.train.counts, store.validation.counts
+  trained = (
+    f"; {train.num_answers + validation.num_answers:,} answers of "
+    f"conversations ({train.num_target_tokens:,} training and "
+    f"{validation.num_target_tokens:,} validation tokens) are learned"
+  )
   _logger.info(
     f"encoded {train.num_documents:,} training documents "
     f"({train.num_tokens:,} tokens) and {validation.num_documents:,} "
     f"validation documents ({validation.num_tokens:,} tokens) into {path}"
+    f"{trained if train.num_answers else ''}"
   )
   return store
 

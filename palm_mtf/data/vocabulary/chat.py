@@ -23,12 +23,17 @@ import json
 import os
 import re
 import secrets
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from typing import Any
 
+from palm_mtf.data.sources.document import hash_parts
 from palm_mtf.data.vocabulary import byte_pair
 from palm_mtf.data.vocabulary.byte_pair import CONFIG, BytePairVocabulary
-from palm_mtf.data.vocabulary.chat_renderer import ChatRenderer, RenderError
+from palm_mtf.data.vocabulary.chat_renderer import (
+  MOST_SECS,
+  ChatRenderer,
+  RenderError,
+)
 from palm_mtf.data.vocabulary.vocabulary import Vocabulary
 from palm_mtf.errors import UserError, shorten
 from palm_mtf.json_text import json_text
@@ -45,9 +50,49 @@ _OTHER = "\ud800"
 _TEMPLATE, _UNKNOWN = 1, 2
 _PROBE = "text of the only part"
 
+MESSAGES_FORM = 'give [{"role": "user", "content": "..."}]'
+_NO_VALUES: tuple[object, ...] = (None, "", [], {})
+_ROLE = re.compile(r"\w{1,64}", re.ASCII)
+
 # {"role": "user", "content": ...}. The content is a string, or a list of parts
 # such as {"type": "text", "text": ...}.
 Message = Mapping[str, Any]
+
+
+def read_message(given: object, fields: Set[str]) -> Message:
+  """Returns a message in OpenAI's form without fields that have no value.
+
+  `fields` are those that the template reads; see ChatTemplate. Raises UserError
+  if the message has another form or other fields.
+  """
+  message = given if isinstance(given, Mapping) else {}
+  role, content = message.get("role"), message.get("content")
+  if content is None and role == "assistant":
+    content = ""
+  if not isinstance(role, str) or not (isinstance(content, (str, list))):
+    raise UserError(f"messages: {shorten(given)}: {MESSAGES_FORM}.")
+  if not _ROLE.fullmatch(role):
+    raise UserError(
+      f"role = {shorten(role)}: give at most 64 letters, digits or _."
+    )
+  for part in content if isinstance(content, list) else ():
+    found = part if isinstance(part, Mapping) else {}
+    if found.get("type") != "text" or not isinstance(found.get("text"), str):
+      raise UserError(
+        f"messages: {shorten(part)}: is not supported as a part of a content; "
+        'give {"type": "text", "text": "..."}.'
+      )
+  # Allow what changes nothing: empty fields, and a `name` equal to the role.
+  others = {name: x for name, x in message.items() if x not in _NO_VALUES}
+  read = {*fields, "role", "content"}
+  if others.get("name") == role and "name" not in read:
+    del others["name"]
+  for name in others.keys() - read:
+    raise UserError(
+      f"messages: {shorten(name)}: the model's chat template does not read "
+      "this field; leave it out."
+    )
+  return {**others, "role": role, "content": content}
 
 
 def read_template(folder: str) -> str:
@@ -78,13 +123,32 @@ def read_template(folder: str) -> str:
   )
 
 
+def check_template(folder: str, what: str) -> None:
+  """Raises UserError unless a vocabulary's folder has a template.
+
+  `what` is the name of the conversations, for the message.
+  """
+  if not read_template(folder):
+    raise UserError(
+      f"{what}: has conversations, which a chat template turns into text; "
+      f"write one to {os.path.join(folder, FILE_NAME)}, next to the "
+      "vocabulary, or set VOCABULARY to that of an imported chat model."
+    )
+
+
 class ChatTemplate:
   """Encodes conversations with the template in a vocabulary's folder."""
 
-  def __init__(self, vocabulary: Vocabulary, start_id: int | None):
+  def __init__(
+    self,
+    vocabulary: Vocabulary,
+    start_id: int | None,
+    most_secs: float = MOST_SECS,
+  ):
     """Reads the template, and starts the process that renders it.
 
-    `start_id` is the token that starts each prompt; None for no token. Raises
+    `start_id` is the token that starts each prompt; None for no token. A
+    conversation may take `most_secs` seconds to be rendered. Raises
     UserError if there is no template, it is damaged, or jinja2 is missing.
     """
     folder = os.path.dirname(vocabulary.path)
@@ -99,7 +163,7 @@ class ChatTemplate:
         f"{FILE_NAME}: is rendered by jinja2, which is not installed: pip "
         "install 'palm_mtf[chat]'."
       )
-    self._vocabulary, self._start_id = vocabulary, start_id
+    self.text, self._vocabulary, self._start_id = text, vocabulary, start_id
     pieces = {vocabulary.piece(i): i for i in range(vocabulary.size)}
     self._special = {"eos_token": vocabulary.piece(vocabulary.eod_id)}
     if start_id is not None:
@@ -126,7 +190,7 @@ class ChatTemplate:
     self._names = re.compile("|".join(map(re.escape, names)) or "(?!)")
     self._encode = make_encoder(vocabulary, self._controls)
     try:
-      self._renderer = ChatRenderer(text)
+      self._renderer = ChatRenderer(text, most_secs)
     except RenderError as error:
       raise _explain(error) from None
     # The server refuses other fields, because the template would ignore them.
@@ -134,8 +198,19 @@ class ChatTemplate:
     if not self.fields.isdisjoint(_REASONING):
       self.fields |= {*_REASONING}
 
-  def encode(self, messages: Sequence[Message]) -> list[int]:
-    """Returns the tokens of a conversation up to the start of an answer.
+  @property
+  def fingerprint(self) -> str:
+    """A hash of all but the vocabulary's ids that decides what is encoded."""
+    ends = self._vocabulary.end_ids
+    return hash_parts((self.text, self._start_id, self._special, ends))
+
+  def encode(
+    self, messages: Sequence[Message], *, asks: bool = True
+  ) -> list[int]:
+    """Returns the tokens of a conversation.
+
+    With `asks`, the tokens go up to the start of an answer; otherwise, up to
+    the end of the last message.
 
     With a tokenizer.json, only the template adds a start token, as in
     transformers. Otherwise a missing start token is added, as in llama.cpp.
@@ -144,7 +219,7 @@ class ChatTemplate:
     time or memory, or a message holds half of a surrogate pair.
     """
     try:
-      text, runs = self._renderer.render(self._values(messages))
+      text, runs = self._renderer.render(self._values(messages, asks))
     except RenderError as error:
       raise _explain(error) from None
     try:
@@ -173,13 +248,15 @@ class ChatTemplate:
       self._vocabulary.eod_id
     ]  # because the model cannot read an empty prompt
 
-  def _values(self, messages: Sequence[Message]) -> dict[str, Any]:
+  def _values(
+    self, messages: Sequence[Message], asks: bool = True
+  ) -> dict[str, Any]:
     """Returns the variables that transformers passes to a template."""
     return {
       "messages": [*map(self._read_message, messages)],
       "tools": None,
       "documents": None,
-      "add_generation_prompt": True,
+      "add_generation_prompt": asks,
       **self._special,
     }
 

@@ -32,6 +32,7 @@ from jinja2.filters import sync_do_join
 from jinja2.parser import Parser
 from jinja2.utils import Namespace
 
+from palm_mtf.data.sources.conversation import ROLES
 from palm_mtf.machine.process import die_with
 
 _MOST_BYTES = 2**29  # of address space; beyond it, a template fails
@@ -40,9 +41,6 @@ _MOST_CHARACTERS = 2**21  # of a rendered text, which the caller searches
 # Origins of a character in a rendered text: a message, the template, or a
 # function that does not tell from which string a character of its result comes.
 MESSAGE, TEMPLATE, UNKNOWN = range(3)
-# These roles count as text of the template, because a template may build the
-# name of a control token from a message's role.
-_ROLES = ("assistant", "developer", "function", "system", "tool", "user")
 
 
 class _Text(str):
@@ -296,7 +294,9 @@ class _Process:
       return {"fields": sorted(names)}
     messages = _own(asked["messages"], MESSAGE)
     for each in messages:
-      if each.get("role") in _ROLES:
+      # A known role counts as text of the template, because a template may
+      # build the name of a control token from a message's role.
+      if each.get("role") in ROLES:
         each["role"] = _own(str(each["role"]))
     values = {**_own({**asked, "messages": None}), "messages": messages}
     text = self._template.render(values)

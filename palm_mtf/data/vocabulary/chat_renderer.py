@@ -16,7 +16,9 @@ from typing import Any
 
 from palm_mtf.machine.process import make_child_environment
 
-_MOST_SECS = 5
+# Default for a request: so long may a client wait, even on a busy machine. The
+# process itself limits its processor time to less.
+MOST_SECS = 5.0
 
 
 class RenderError(Exception):
@@ -29,12 +31,13 @@ class ChatRenderer:
   Several threads may use a renderer; a lock lets one render at a time.
   """
 
-  def __init__(self, template: str):
+  def __init__(self, template: str, most_secs: float = MOST_SECS):
     """Starts the process, which compiles the template.
 
-    Raises RenderError if the template is damaged.
+    A rendering fails if it takes more than `most_secs` seconds. Raises
+    RenderError if the template is damaged.
     """
-    self._template = template
+    self._template, self._most_secs = template, most_secs
     self._lock = threading.Lock()
     self._process = self._start()
 
@@ -49,7 +52,7 @@ class ChatRenderer:
     with self._lock:
       if self._process.poll() is not None:
         self._process = self._start()
-      found = _ask(self._process, values)
+      found = _ask(self._process, values, self._most_secs)
     return found["text"], found["origins"]
 
   def _start(self) -> Any:  # Any, because mypy takes Popen's pipes for None
@@ -63,18 +66,18 @@ class ChatRenderer:
       env=make_child_environment(),
     )
     weakref.finalize(self, _end, process)
-    found = _ask(process, {"template": self._template})
+    found = _ask(process, {"template": self._template}, self._most_secs)
     # Names of the fields that the template may read in a message.
     self.fields = frozenset(found["fields"])
     return process
 
 
-def _ask(process: Any, asked: Mapping[str, Any]) -> Any:
+def _ask(process: Any, asked: Mapping[str, Any], most_secs: float) -> Any:
   try:
     line = json.dumps(asked)
   except RecursionError:
     raise RenderError("the messages are nested too deep") from None
-  timer = threading.Timer(_MOST_SECS, process.kill)
+  timer = threading.Timer(most_secs, process.kill)
   begin = time.monotonic()
   timer.start()
   try:
@@ -86,11 +89,11 @@ def _ask(process: Any, asked: Mapping[str, Any]) -> Any:
   finally:
     timer.cancel()
   if not answer.endswith(b"\n"):
-    is_late = time.monotonic() - begin >= _MOST_SECS
+    is_late = time.monotonic() - begin >= most_secs
     code = process.wait()
     _end(process)
     if is_late or code == -signal.SIGXCPU:
-      raise RenderError(f"it takes more than {_MOST_SECS} seconds")
+      raise RenderError(f"it takes more than {most_secs:g} seconds")
     why = f"signal {signal.Signals(-code).name}" if code < 0 else f"code {code}"
     raise RenderError(f"its process ended with {why}")
   found = json.loads(answer)

@@ -10,6 +10,7 @@ from palm_mtf.config import DataConfig
 from palm_mtf.data.filters.filtered_source import open_filtered
 from palm_mtf.data.sources.document import TRAIN, Source, read_with_progress
 from palm_mtf.data.vocabulary.byte_pair import CONFIG, BytePairVocabulary
+from palm_mtf.data.vocabulary.chat import check_template
 from palm_mtf.data.vocabulary.sentencepiece_vocabulary import (
   TRAIN_ONE,
   SentencePieceVocabulary,
@@ -133,6 +134,8 @@ def load_vocabulary(
       sources = open_filtered(model_dir, data)
       for source in sources:
         source.check_vocabulary(None)
+        if source.has_messages:
+          check_template(os.path.dirname(path), source.name)
       _logger.info(f"training a vocabulary of {vocab_size:,} pieces: {path}")
       train_vocabulary(
         training_texts(sources), vocab_size - data.extra_ids, path=path

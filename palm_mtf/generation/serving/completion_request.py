@@ -6,11 +6,14 @@ A conversation in OpenAI's form is answered as the completion of one prompt.
 """
 
 import dataclasses
-import re
-from collections.abc import Iterator, Mapping, Sequence, Set
+from collections.abc import Iterator, Mapping, Sequence
 
 from palm_mtf.config import DecodeConfig
-from palm_mtf.data.vocabulary.chat import ChatTemplate, Message
+from palm_mtf.data.vocabulary.chat import (
+  MESSAGES_FORM,
+  ChatTemplate,
+  read_message,
+)
 from palm_mtf.errors import (
   UserError,
   are_texts,
@@ -222,11 +225,6 @@ def _are_ids(x: object) -> bool:
   return isinstance(x, list) and bool(x) and all(type(i) is int for i in x)
 
 
-_FORM = 'give [{"role": "user", "content": "..."}]'
-_NO_VALUES: tuple[object, ...] = (None, "", [], {})
-_ROLE = re.compile(r"\w{1,64}", re.ASCII)
-
-
 def make_completion_body(
   body: object,
   template: ChatTemplate,
@@ -250,8 +248,8 @@ def make_completion_body(
     fields.pop(name, None) for name in ("messages", "max_completion_tokens")
   )
   if not isinstance(messages, list) or not messages:
-    raise UserError(f"messages = {shorten(messages)}: {_FORM}.")
-  messages = [_read_message(x, template.fields) for x in messages]
+    raise UserError(f"messages = {shorten(messages)}: {MESSAGES_FORM}.")
+  messages = [read_message(x, template.fields) for x in messages]
   size = sum(len(text) for each in messages for text in _texts(each))
   # Each message takes at least one token, so SEQUENCE_LENGTH limits both.
   if len(messages) > most_messages or size > most_characters:
@@ -271,37 +269,6 @@ def _texts(message: Mapping[str, object]) -> Iterator[str]:
       found += (x for field in each.items() for x in field)
     elif isinstance(each, list):
       found += each
-
-
-def _read_message(given: object, fields: Set[str]) -> Message:
-  message = given if isinstance(given, Mapping) else {}
-  role, content = message.get("role"), message.get("content")
-  if content is None and role == "assistant":
-    content = ""
-  if not isinstance(role, str) or not (isinstance(content, (str, list))):
-    raise UserError(f"messages: {shorten(given)}: {_FORM}.")
-  if not _ROLE.fullmatch(role):
-    raise UserError(
-      f"role = {shorten(role)}: give at most 64 letters, digits or _."
-    )
-  for part in content if isinstance(content, list) else ():
-    found = part if isinstance(part, Mapping) else {}
-    if found.get("type") != "text" or not isinstance(found.get("text"), str):
-      raise UserError(
-        f"messages: {shorten(part)}: is not supported as a part of a content; "
-        'give {"type": "text", "text": "..."}.'
-      )
-  # Allow what changes nothing: empty fields, and a `name` equal to the role.
-  others = {name: x for name, x in message.items() if x not in _NO_VALUES}
-  read = {*fields, "role", "content"}
-  if others.get("name") == role and "name" not in read:
-    del others["name"]
-  for name in others.keys() - read:
-    raise UserError(
-      f"messages: {shorten(name)}: the model's chat template does not read "
-      "this field; leave it out."
-    )
-  return {**others, "role": role, "content": content}
 
 
 def as_message(

@@ -2,6 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 
 import functools
+import json
 import os
 
 import pytest
@@ -332,3 +333,44 @@ def test_fingerprint_follows_code_arguments_share_and_first_documents(lines):
   outside[0] = "?"
   seen.append(fingerprint(functools.partial(end, mark="")))
   assert len(set(seen)) == 5
+
+
+_TURNS = [
+  {"role": "user", "content": "q"},
+  {"role": "assistant", "content": ""},
+]
+
+
+def _chat(answer):
+  return json.dumps([_TURNS[0], {**_TURNS[1], "content": answer}])
+
+
+def test_a_task_of_messages_gives_conversations():
+  texts = [_chat(f"a{i}") for i in range(40)]
+  add_examples("chats", {"train": {"messages": texts}}, [], features=())
+  source = open_one("chats")
+  assert source.has_messages and source.has_inputs
+  source.check_vocabulary(None)
+  found = [document for _, document in source.documents()]
+  assert [d.text for d in found] == [f"q\na{i}" for i in range(40)]
+  assert [json.dumps(d.conversation.messages) for d in found] == texts
+  where = "TASK: chats, split 'train', example 39"
+  assert found[-1].conversation.where == where
+
+
+def test_wrong_messages_of_a_task_are_refused_with_the_example():
+  columns = {"messages": [_chat("a"), _chat("")]}
+  add_examples("empty", {"train": columns}, [], features=())
+  assert error("empty") == (
+    "TASK: empty, split 'train', example 1: messages[1] is an empty answer; "
+    "give it a content, or leave out the conversation."
+  )
+  columns["messages"][1] = "no JSON"
+  add_examples("no_json", {"train": columns}, [], features=())
+  assert "example 1: 'messages' is \"no JSON\", not a list" in error("no_json")
+  columns = {"messages": [_chat("a")], "targets": ["a"]}
+  add_examples("both", {"train": columns}, [], features=("targets",))
+  assert error("both").startswith(
+    "TASK: both makes 'messages', 'targets'; let 'messages' be the JSON of a "
+    "list of messages, without inputs and targets"
+  )

@@ -35,6 +35,7 @@ _documents = st.lists(
       st.one_of(_texts, _ids),
       st.one_of(st.none(), _texts, _ids),
       st.floats(0, 3),
+      conversation=st.none(),
     ),
   ),
   max_size=12,

@@ -96,7 +96,7 @@ def test_a_shard_is_its_documents_in_order_repeated_by_weight(
           num_target_bytes=len(one.document.text),
           longest_document_tokens=length,
         )
-    mapped = map_shard(str(folder), 0, split, has_inputs=has_inputs)
+    mapped = map_shard(str(folder), 0, split, summary)
     by_hand = shard(expected, has_inputs=True)
     assert mapped.tokens.tolist() == by_hand.tokens.tolist()
     assert mapped.tokens.dtype == np.dtype(dtype)

@@ -376,9 +376,9 @@ def test_text_that_changes_while_it_is_encoded_gets_no_tokens_of_its_old_name(
 ):
   real = store_module.write_store
 
-  def write(path, source, vocabulary):
+  def write(path, source, vocabulary, **settings):
     (folder / "003.txt").write_text("changed, since it was hashed")
-    real(path, source, vocabulary)
+    real(path, source, vocabulary, **settings)
 
   monkeypatch.setattr(store_module, "write_store", write)
   with pytest.raises(

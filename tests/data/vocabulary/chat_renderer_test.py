@@ -12,7 +12,6 @@ import time
 
 import pytest
 
-from palm_mtf.data.vocabulary import chat_renderer
 from palm_mtf.data.vocabulary.chat_renderer import ChatRenderer, RenderError
 
 pytestmark = pytest.mark.peers
@@ -37,10 +36,9 @@ HOSTILE = {
 
 
 @pytest.mark.parametrize("template", HOSTILE)
-def test_a_hostile_template_is_an_error(template, monkeypatch):
-  monkeypatch.setattr(chat_renderer, "_MOST_SECS", 1)
+def test_a_hostile_template_is_an_error(template):
   with pytest.raises(RenderError, match=HOSTILE[template]):
-    ChatRenderer(template).render(VALUES)
+    ChatRenderer(template, most_secs=1).render(VALUES)
 
 
 def test_one_process_renders_all_and_is_replaced_when_it_has_ended(monkeypatch):
@@ -51,7 +49,7 @@ def test_one_process_renders_all_and_is_replaced_when_it_has_ended(monkeypatch):
   for _ in range(2):
     assert renderer.render({**VALUES, "n": 1}) == expected
   assert renderer._process is first
-  monkeypatch.setattr(chat_renderer, "_MOST_SECS", 1)
+  monkeypatch.setattr(renderer, "_most_secs", 1)
   with pytest.raises(RenderError, match="more than 1 seconds"):
     renderer.render({**VALUES, "n": 99999})
   monkeypatch.undo()
