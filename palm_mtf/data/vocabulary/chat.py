@@ -28,10 +28,11 @@ from typing import Any
 
 from palm_mtf.data.vocabulary import byte_pair
 from palm_mtf.data.vocabulary.byte_pair import CONFIG, BytePairVocabulary
-from palm_mtf.data.vocabulary.chat_renderer import ChatRenderer, RenderError
+from palm_mtf.data.vocabulary.chat_renderer import ChatRenderer
 from palm_mtf.data.vocabulary.vocabulary import Vocabulary
 from palm_mtf.errors import UserError, shorten
 from palm_mtf.json_text import json_text
+from palm_mtf.machine.helper_process import HelperError
 from palm_mtf.model_dir.foreign_files import read_json_object, read_regular
 
 FILE_NAME = "chat_template.jinja"
@@ -44,6 +45,22 @@ _REASONING = ("reasoning_content", "thinking", "reasoning")
 _OTHER = "\ud800"
 _TEMPLATE, _UNKNOWN = 1, 2
 _PROBE = "text of the only part"
+# A conversation in which the assistant calls a tool.
+_ARGUMENTS = {_PROBE: 1}
+_CALLING = (
+  {"role": "user", "content": "x"},
+  {
+    "role": "assistant",
+    "content": "",
+    "tool_calls": [
+      {
+        "type": "function",
+        "id": "0" * 9,
+        "function": {"name": "f", "arguments": _ARGUMENTS},
+      }
+    ],
+  },
+)
 
 # {"role": "user", "content": ...}. The content is a string, or a list of parts
 # such as {"type": "text", "text": ...}.
@@ -127,15 +144,22 @@ class ChatTemplate:
     self._encode = make_encoder(vocabulary, self._controls)
     try:
       self._renderer = ChatRenderer(text)
-    except RenderError as error:
+    except HelperError as error:
       raise _explain(error) from None
     # The server refuses other fields, because the template would ignore them.
     self.fields = self._renderer.fields
     if not self.fields.isdisjoint(_REASONING):
       self.fields |= {*_REASONING}
+    self.variables = self._renderer.variables  # that the template reads
 
-  def encode(self, messages: Sequence[Message]) -> list[int]:
+  def encode(
+    self,
+    messages: Sequence[Message],
+    tools: Sequence[Mapping[str, Any]] | None = None,
+  ) -> list[int]:
     """Returns the tokens of a conversation up to the start of an answer.
+
+    `tools` are those of a request, in OpenAI's form.
 
     With a tokenizer.json, only the template adds a start token, as in
     transformers. Otherwise a missing start token is added, as in llama.cpp.
@@ -144,8 +168,8 @@ class ChatTemplate:
     time or memory, or a message holds half of a surrogate pair.
     """
     try:
-      text, runs = self._renderer.render(self._values(messages))
-    except RenderError as error:
+      text, runs = self._renderer.render(self._values(messages, tools))
+    except HelperError as error:
       raise _explain(error) from None
     try:
       text.encode()
@@ -173,11 +197,15 @@ class ChatTemplate:
       self._vocabulary.eod_id
     ]  # because the model cannot read an empty prompt
 
-  def _values(self, messages: Sequence[Message]) -> dict[str, Any]:
+  def _values(
+    self,
+    messages: Sequence[Message],
+    tools: Sequence[Mapping[str, Any]] | None = None,
+  ) -> dict[str, Any]:
     """Returns the variables that transformers passes to a template."""
     return {
       "messages": [*map(self._read_message, messages)],
-      "tools": None,
+      "tools": tools,
       "documents": None,
       "add_generation_prompt": True,
       **self._special,
@@ -205,14 +233,16 @@ class ChatTemplate:
   @functools.cached_property
   def _reads_arguments(self) -> bool:
     """Whether the template reads tool calls' arguments as objects, not JSON."""
-    arguments = {_PROBE: 1}
-    function = {"name": "f", "arguments": arguments}
-    call = {"type": "function", "id": "0" * 9, "function": function}
-    asked = [
-      {"role": "user", "content": "x"},
-      {"role": "assistant", "content": "", "tool_calls": [call]},
-    ]
-    return self._reads(arguments, asked)
+    return self._reads(_ARGUMENTS, _CALLING)
+
+  @functools.cached_property
+  def call_example(self) -> str:
+    """A conversation with a tool call, as text; "" if it cannot be rendered."""
+    tool = {"type": "function", "function": {"name": "f", "parameters": {}}}
+    try:
+      return self._renderer.render(self._values(_CALLING, [tool]))[0]
+    except HelperError:
+      return ""
 
   def _reads(self, value: object, messages: Sequence[Message]) -> bool:
     """Whether the template takes `value`, a list or an object, apart.
@@ -224,7 +254,7 @@ class ChatTemplate:
       text, _ = self._renderer.render(
         {**self._values([]), "messages": messages}
       )
-    except RenderError:
+    except HelperError:
       return False
     return _PROBE in text and str(value) not in text
 

@@ -2,106 +2,40 @@
 # SPDX-License-Identifier: Apache-2.0
 """Renders a chat template in a process, which can be killed if it hangs."""
 
-import contextlib
-import json
-import os
-import signal
-import subprocess
-import sys
-import threading
-import time
-import weakref
 from collections.abc import Mapping
 from typing import Any
 
-from palm_mtf.machine.process import make_child_environment
+from palm_mtf.machine.helper_process import HelperProcess
 
 _MOST_SECS = 5
+_MODULE = "palm_mtf.data.vocabulary.chat_process"
 
 
-class RenderError(Exception):
-  """A template cannot be rendered; the message says why."""
+class ChatRenderer(HelperProcess):
+  """A template and its process.
 
-
-class ChatRenderer:
-  """A template and its process, which is restarted if it has ended.
-
-  Several threads may use a renderer; a lock lets one render at a time.
+  Attributes:
+    fields: names of the fields that the template may read in a message.
+    variables: names of the variables that the template reads.
   """
 
   def __init__(self, template: str):
     """Starts the process, which compiles the template.
 
-    Raises RenderError if the template is damaged.
+    Raises HelperError if the template is damaged.
     """
-    self._template = template
-    self._lock = threading.Lock()
-    self._process = self._start()
+    super().__init__(_MODULE, {"template": template}, _MOST_SECS)
+    self.fields, self.variables = (
+      frozenset(self.first_answer[x]) for x in ("fields", "variables")
+    )
 
   def render(self, values: Mapping[str, Any]) -> tuple[str, list[list[int]]]:
     """Returns the rendered text, and its runs [origin, number of characters].
 
     An origin (MESSAGE, TEMPLATE or UNKNOWN) says who wrote the characters.
 
-    Raises RenderError if the template raises an error, or needs too much time
+    Raises HelperError if the template raises an error, or needs too much time
     or memory.
     """
-    with self._lock:
-      if self._process.poll() is not None:
-        self._process = self._start()
-      found = _ask(self._process, values)
+    found = self.ask(values, _MOST_SECS)
     return found["text"], found["origins"]
-
-  def _start(self) -> Any:  # Any, because mypy takes Popen's pipes for None
-    process = subprocess.Popen(
-      [
-        *(sys.executable, "-m", "palm_mtf.data.vocabulary.chat_process"),
-        str(os.getpid()),
-      ],
-      stdin=subprocess.PIPE,
-      stdout=subprocess.PIPE,
-      env=make_child_environment(),
-    )
-    weakref.finalize(self, _end, process)
-    found = _ask(process, {"template": self._template})
-    # Names of the fields that the template may read in a message.
-    self.fields = frozenset(found["fields"])
-    return process
-
-
-def _ask(process: Any, asked: Mapping[str, Any]) -> Any:
-  try:
-    line = json.dumps(asked)
-  except RecursionError:
-    raise RenderError("the messages are nested too deep") from None
-  timer = threading.Timer(_MOST_SECS, process.kill)
-  begin = time.monotonic()
-  timer.start()
-  try:
-    process.stdin.write(f"{line}\n".encode())
-    process.stdin.flush()
-    answer = process.stdout.readline()
-  except BrokenPipeError:
-    answer = b""
-  finally:
-    timer.cancel()
-  if not answer.endswith(b"\n"):
-    is_late = time.monotonic() - begin >= _MOST_SECS
-    code = process.wait()
-    _end(process)
-    if is_late or code == -signal.SIGXCPU:
-      raise RenderError(f"it takes more than {_MOST_SECS} seconds")
-    why = f"signal {signal.Signals(-code).name}" if code < 0 else f"code {code}"
-    raise RenderError(f"its process ended with {why}")
-  found = json.loads(answer)
-  if "error" in found:
-    raise RenderError(found["error"])
-  return found
-
-
-def _end(process: Any) -> None:
-  process.kill()
-  process.wait()
-  process.stdout.close()
-  with contextlib.suppress(BrokenPipeError):  # close() writes what is unsent
-    process.stdin.close()
