@@ -87,8 +87,10 @@ def _ask(process: Any, asked: Mapping[str, Any], most_secs: float) -> Any:
     is_late = time.monotonic() - begin >= most_secs
     code = process.wait()
     _end(process)
-    if is_late or code == -signal.SIGXCPU:
+    if is_late:
       raise HelperError(f"it takes more than {most_secs} seconds")
+    if code == -signal.SIGXCPU:
+      raise HelperError("it takes too much processor time")
     why = f"signal {signal.Signals(-code).name}" if code < 0 else f"code {code}"
     raise HelperError(f"its process ended with {why}")
   found = json.loads(answer)

@@ -31,7 +31,7 @@ _LIMITS = {
   "verbose_errors": False,
 }
 _MOST_BYTES = 2**31  # of address space
-_CPU_SECS = 5
+_CPU_SECS = 3
 _MOST_SHOWN = 200  # characters of an error of llguidance
 _LISTING = re.compile(r"^at \d+\(\d+\): |\n +\d+ \| .*", re.DOTALL)
 # No UTF-8 has this byte, with which llguidance marks tokens without a text.

@@ -18,7 +18,6 @@ from palm_mtf.data.vocabulary.load import open_vocabulary
 from palm_mtf.data.vocabulary.text_reader import decode_after
 from palm_mtf.data.vocabulary.training import train_vocabulary
 from palm_mtf.errors import UserError
-from palm_mtf.generation.inference import constraint
 from palm_mtf.generation.inference.constraint import ConstraintError, Grammars
 from palm_mtf.generation.serving.structure import read_grammar
 from tests import tokenizer_files
@@ -370,24 +369,22 @@ HOSTILE = {
 
 
 @pytest.fixture(scope="module")
-def thread():
-  """A thread with a large stack, as in the server."""
+def thread(one):
+  """A thread with a large stack, as in the server, and its grammars."""
   before = threading.stack_size(2**28)
   with futures.ThreadPoolExecutor(1) as thread:
     thread.submit(int).result()
     threading.stack_size(before)
-    yield thread
+    yield thread, Grammars(one._vocabulary)
 
 
 @pytest.mark.parametrize("name", HOSTILE)
-def test_a_hostile_schema_costs_seconds_and_stops_no_other_schema(
-  name, one, thread, monkeypatch
-):
-  monkeypatch.setattr(constraint, "_MOST_SECS", 1)
+def test_a_hostile_schema_costs_seconds_and_stops_no_other_schema(name, thread):
+  thread, grammars = thread
 
   def start():
     try:
-      return one.start(of_schema(HOSTILE[name]))
+      return grammars.start(of_schema(HOSTILE[name]))
     except UserError as error:
       return error
 
@@ -397,9 +394,9 @@ def test_a_hostile_schema_costs_seconds_and_stops_no_other_schema(
   assert time.monotonic() - begin < 30
   if not isinstance(found, UserError):
     with contextlib.suppress(ConstraintError):
-      draw(found, one._vocabulary, seed=0, most=50)
-  other = thread.submit(one.start, of_schema(BIT)).result()
-  assert draw(other, one._vocabulary, 0)[1]
+      draw(found, grammars._vocabulary, seed=0, most=50)
+  other = thread.submit(grammars.start, of_schema(BIT)).result()
+  assert draw(other, grammars._vocabulary, 0)[1]
 
 
 def test_texts_of_one_grammar_do_not_share_their_state(one):
