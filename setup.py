@@ -101,6 +101,8 @@ setup(
     "tpu": ["jax[tpu]>=0.10,<0.11"],
     # `mkdocs serve` shows docs/ with these.
     "docs": ["mkdocs>=1.6,<2", "mkdocstrings[python]>=0.29,<2"],
+    # Masks for answers in a form (JSON schemas and tools) of `palm_mtf serve`.
+    "json": ["llguidance>=1.9,<2"],
     "lm_eval": ["lm_eval>=0.4.9,<0.5"],
     # `palm_mtf report` draws, and `sweep` fits its law, with these.
     "report": ["matplotlib>=3.10,<4", "scipy>=1.14,<2"],
@@ -131,6 +133,7 @@ setup(
       "hypothesis>=6.100",
       "jax>=0.10,<0.11",
       "jsonschema>=4.23,<5",
+      "llguidance>=1.9,<2",
       "mypy>=2.4,<3",
       "openai>=3,<4",
       "optax>=0.2.8,<0.3",

@@ -165,6 +165,7 @@ ONLY_IMPORTERS = {
   "scipy": "palm_mtf/sweep/scaling_law.py",
   "aiohttp": "palm_mtf/generation/serving/",
   "jinja2": "palm_mtf/data/vocabulary/chat_process.py",
+  "llguidance": "palm_mtf/generation/inference/grammar_process.py",
   "ml_dtypes": "palm_mtf/export/huggingface/tensor_files.py",
   "grpc": "palm_mtf/runtime/manager/",
   "grpc_health": "palm_mtf/runtime/manager/service.py",
@@ -182,7 +183,7 @@ JSON_WRITERS = {
   # The function of chat templates that transformers defines, and values for a
   # template, in which JSON of a request may have NaN.
   "palm_mtf/data/vocabulary/chat_process.py",
-  "palm_mtf/data/vocabulary/chat_renderer.py",
+  "palm_mtf/machine/helper_process.py",
   # Names, shapes and offsets, no floats.
   "palm_mtf/export/huggingface/tensor_files.py",
   "palm_mtf/model_dir/foreign_files.py",  # text that is hashed, never written

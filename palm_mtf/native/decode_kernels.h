@@ -131,7 +131,7 @@ struct StepKernel {
 
 struct TextKernel : StepKernel {
   float most_greedy, repetition_penalty;
-  int num_tokens, num_seen;
+  int num_tokens, num_seen, num_masks;
   bool keeps_logits;
 
   explicit TextKernel(const Attributes& attrs)
@@ -140,6 +140,7 @@ struct TextKernel : StepKernel {
         repetition_penalty(attrs.real("repetition_penalty")),
         num_tokens(attrs.number("num_tokens")),
         num_seen(attrs.number("num_seen")),
+        num_masks(attrs.number("num_masks")),
         keeps_logits(attrs.flag("keeps_logits")) {}
 
   template <class T>
@@ -158,12 +159,16 @@ struct TextKernel : StepKernel {
     // Steps write to a copy of `seen`, because the input may be a constant.
     Matrix<bool> seen = {};
     if (num_seen) seen = call.copy_next<bool>(2);
+    Matrix<int32_t> masks = {};
+    if (num_masks) masks = call.next_matrix<int32_t>();
     Step<T> step = read<T>(call, num_rows, 2 + num_seen);
     const int vocab = step.model.vocab;
     if (num_tokens > vocab)
       return call.fail("the vocabulary has more tokens than the embedding");
     step.tokens = tokens.data(), step.positions = positions.data();
     if (!fits(call, step, count)) return;
+    if (num_masks && masks.columns < (num_tokens + 31) / 32)
+      return call.fail("a mask has fewer bits than there are tokens");
     std::vector<float> own(keeps_logits ? 0 : size_t(num_rows) * vocab);
     const Matrix<float> kept =
       call.allocate<float>(1, keeps_logits ? num_rows : 0, vocab);
@@ -180,7 +185,8 @@ struct TextKernel : StepKernel {
                             num_tokens};
       bool* row_seen = num_seen ? seen.row(row) : nullptr;
       found[row] =
-        choose_token(how, numbers, row_seen, keys + 2 * row, places[row]);
+        choose_token(how, numbers, row_seen, num_masks ? masks.row(row) : nullptr,
+                     keys + 2 * row, places[row]);
     };
     int done = 0;
     for (; done < count; ++done) {

@@ -318,6 +318,9 @@ class Texts(NamedTuple):
   # With a repetition penalty, one tensor, [rows, vocab] bool, that says whether
   # each token occurs in the text. Otherwise ().
   seen: Sequence[tf.Tensor] = ()
+  # One tensor, [rows, words] int32, or (): bit i % 32 of word i // 32 says
+  # whether the next token may be i. All steps use the same bits.
+  masks: Sequence[tf.Tensor] = ()
 
 
 class TextSettings(NamedTuple):

@@ -84,10 +84,16 @@ inline int find_token(const float* shares, int size, float at) {
 }
 
 // Chooses a token by `logits`, [num_tokens], and overwrites them. `seen` says
-// which tokens are in the row's text; null means no repetition penalty.
+// which tokens are in the row's text; null means no repetition penalty. `mask`
+// has a bit per token, which says whether it is allowed; null allows all.
 inline int choose_token(const Sampling& how, float* logits, const bool* seen,
-                      const int32_t* key, int place) {
+                      const int32_t* mask, const int32_t* key, int place) {
   const int size = how.num_tokens;
+  auto forbid = [&](float* numbers, float number) {
+    for (int i = 0; mask && i < size; ++i)
+      if (!(uint32_t(mask[i / 32]) >> i % 32 & 1)) numbers[i] = number;
+  };
+  forbid(logits, -INFINITY);
   if (seen)
     for (int i = 0; i < size; ++i)
       if (seen[i])
@@ -101,6 +107,7 @@ inline int choose_token(const Sampling& how, float* logits, const bool* seen,
     const V x = (get<V>(logits + i) - most) / how.temperature;
     put(shares + i, exponential(x));
   });
+  forbid(shares, 0);  // because `exponential` is never 0
   if (how.top_k > 0 && how.top_k < size)
     keep_largest(shares, size, how.top_k, true);
   if (how.top_p < 1)

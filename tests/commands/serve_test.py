@@ -10,7 +10,9 @@ import json
 import shutil
 import signal
 import time
+from pathlib import Path
 
+import jsonschema
 import pytest
 
 from palm_mtf.commands import serve
@@ -84,6 +86,36 @@ def test_a_stream_is_the_text_in_pieces_and_ends_with_its_usage(
   assert set(reasons[:-1]) <= {None} and reasons[-1] in ("stop", "length")
   whole = complete(server, prompt="one two")
   assert last["choices"] == [] and last["usage"] == whole["usage"]
+
+
+def test_answers_to_50_schemas_are_valid_next_to_texts_without_schemas(
+  server, generated
+):
+  """Each text is that of its own request; a cut text says "length"."""
+  path = Path(__file__).parent.parent / "generation/serving/schemas.json"
+  schemas = json.loads(path.read_text())
+
+  def ask_for(name):
+    if name in generated:
+      return complete(server, prompt=name)["choices"][0]
+    body = {"name": "x", "schema": schemas[name]}
+    asked = {"prompt": "one", "max_tokens": 200, "temperature": 1.5}
+    form = {"type": "json_schema", "json_schema": body}
+    return complete(server, **asked, response_format=form)["choices"][0]
+
+  names = [x for i, x in enumerate(schemas) for x in (x, PROMPTS[i % 6])]
+  with concurrent.futures.ThreadPoolExecutor(6) as pool:
+    answers = [*zip(names, pool.map(ask_for, names), strict=True)]
+  finished = 0
+  for name, answer in answers:
+    if name in generated:
+      assert answer["text"] == generated[name]
+    elif answer["finish_reason"] == "stop":
+      jsonschema.validate(json.loads(answer["text"]), schemas[name])
+      finished += 1
+  assert finished >= 40
+  for name, answer in answers[:20:2]:
+    assert ask_for(name) == answer  # without other requests
 
 
 def test_log_p_of_an_echoed_prompt_is_what_score_prints(server, finished):

@@ -29,14 +29,11 @@ from typing import Any
 from palm_mtf.data.sources.document import hash_parts
 from palm_mtf.data.vocabulary import byte_pair
 from palm_mtf.data.vocabulary.byte_pair import CONFIG, BytePairVocabulary
-from palm_mtf.data.vocabulary.chat_renderer import (
-  MOST_SECS,
-  ChatRenderer,
-  RenderError,
-)
+from palm_mtf.data.vocabulary.chat_renderer import MOST_SECS, ChatRenderer
 from palm_mtf.data.vocabulary.vocabulary import Vocabulary
 from palm_mtf.errors import UserError, shorten
 from palm_mtf.json_text import json_text
+from palm_mtf.machine.helper_process import HelperError
 from palm_mtf.model_dir.foreign_files import read_json_object, read_regular
 
 FILE_NAME = "chat_template.jinja"
@@ -49,6 +46,22 @@ _REASONING = ("reasoning_content", "thinking", "reasoning")
 _OTHER = "\ud800"
 _TEMPLATE, _UNKNOWN = 1, 2
 _PROBE = "text of the only part"
+# A conversation in which the assistant calls a tool.
+_ARGUMENTS = {_PROBE: 1}
+_CALLING = (
+  {"role": "user", "content": "x"},
+  {
+    "role": "assistant",
+    "content": "",
+    "tool_calls": [
+      {
+        "type": "function",
+        "id": "0" * 9,
+        "function": {"name": "f", "arguments": _ARGUMENTS},
+      }
+    ],
+  },
+)
 
 MESSAGES_FORM = 'give [{"role": "user", "content": "..."}]'
 _NO_VALUES: tuple[object, ...] = (None, "", [], {})
@@ -85,8 +98,12 @@ def read_message(given: object, fields: Set[str]) -> Message:
   # Allow what changes nothing: empty fields, and a `name` equal to the role.
   others = {name: x for name, x in message.items() if x not in _NO_VALUES}
   read = {*fields, "role", "content"}
-  if others.get("name") == role and "name" not in read:
-    del others["name"]
+  # Clients number calls; most templates rely on the order of messages.
+  ignored = {"tool_call_id", "name"} if role == "tool" else set()
+  if others.get("name") == role:
+    ignored.add("name")
+  for name in ignored - read:
+    others.pop(name, None)
   for name in others.keys() - read:
     raise UserError(
       f"messages: {shorten(name)}: the model's chat template does not read "
@@ -191,12 +208,13 @@ class ChatTemplate:
     self._encode = make_encoder(vocabulary, self._controls)
     try:
       self._renderer = ChatRenderer(text, most_secs)
-    except RenderError as error:
+    except HelperError as error:
       raise _explain(error) from None
     # The server refuses other fields, because the template would ignore them.
     self.fields = self._renderer.fields
     if not self.fields.isdisjoint(_REASONING):
       self.fields |= {*_REASONING}
+    self.variables = self._renderer.variables  # that the template reads
 
   @property
   def fingerprint(self) -> str:
@@ -205,12 +223,18 @@ class ChatTemplate:
     return hash_parts((self.text, self._start_id, self._special, ends))
 
   def encode(
-    self, messages: Sequence[Message], *, asks: bool = True
+    self,
+    messages: Sequence[Message],
+    tools: Sequence[Mapping[str, Any]] | None = None,
+    *,
+    asks: bool = True,
   ) -> list[int]:
     """Returns the tokens of a conversation.
 
     With `asks`, the tokens go up to the start of an answer; otherwise, up to
     the end of the last message.
+
+    `tools` are those of a request, in OpenAI's form.
 
     With a tokenizer.json, only the template adds a start token, as in
     transformers. Otherwise a missing start token is added, as in llama.cpp.
@@ -219,8 +243,8 @@ class ChatTemplate:
     time or memory, or a message holds half of a surrogate pair.
     """
     try:
-      text, runs = self._renderer.render(self._values(messages, asks))
-    except RenderError as error:
+      text, runs = self._renderer.render(self._values(messages, tools, asks))
+    except HelperError as error:
       raise _explain(error) from None
     try:
       text.encode()
@@ -249,12 +273,15 @@ class ChatTemplate:
     ]  # because the model cannot read an empty prompt
 
   def _values(
-    self, messages: Sequence[Message], asks: bool = True
+    self,
+    messages: Sequence[Message],
+    tools: Sequence[Mapping[str, Any]] | None = None,
+    asks: bool = True,
   ) -> dict[str, Any]:
     """Returns the variables that transformers passes to a template."""
     return {
       "messages": [*map(self._read_message, messages)],
-      "tools": None,
+      "tools": tools,
       "documents": None,
       "add_generation_prompt": asks,
       **self._special,
@@ -282,14 +309,16 @@ class ChatTemplate:
   @functools.cached_property
   def _reads_arguments(self) -> bool:
     """Whether the template reads tool calls' arguments as objects, not JSON."""
-    arguments = {_PROBE: 1}
-    function = {"name": "f", "arguments": arguments}
-    call = {"type": "function", "id": "0" * 9, "function": function}
-    asked = [
-      {"role": "user", "content": "x"},
-      {"role": "assistant", "content": "", "tool_calls": [call]},
-    ]
-    return self._reads(arguments, asked)
+    return self._reads(_ARGUMENTS, _CALLING)
+
+  @functools.cached_property
+  def call_example(self) -> str:
+    """A conversation with a tool call, as text; "" if it cannot be rendered."""
+    tool = {"type": "function", "function": {"name": "f", "parameters": {}}}
+    try:
+      return self._renderer.render(self._values(_CALLING, [tool]))[0]
+    except HelperError:
+      return ""
 
   def _reads(self, value: object, messages: Sequence[Message]) -> bool:
     """Whether the template takes `value`, a list or an object, apart.
@@ -301,7 +330,7 @@ class ChatTemplate:
       text, _ = self._renderer.render(
         {**self._values([]), "messages": messages}
       )
-    except RenderError:
+    except HelperError:
       return False
     return _PROBE in text and str(value) not in text
 

@@ -8,23 +8,27 @@ memory. So this process limits its own memory and processor time.
   stdin   one JSON object per line: first {"template": TEXT}, then the variables
           of each rendering
   stdout  one JSON object per line: first {"fields": [names that the template
-          may read in a message]}, then {"text": TEXT, "origins": [[origin,
-          number of characters], ...]}; or {"error": REASON}. The origin says
-          who wrote the characters: only the template may write control tokens.
+          may read in a message], "variables": [names that it reads]}, then
+          {"text": TEXT, "origins": [[origin, number of characters], ...]}; or
+          {"error": REASON}. The origin says who wrote the characters: only the
+          template may write control tokens.
 """
 
 import datetime
 import itertools
 import json
-import os
-import resource
 import secrets
-import signal
-import sys
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from jinja2 import Environment, TemplateError, nodes, pass_eval_context, sandbox
+from jinja2 import (
+  Environment,
+  TemplateError,
+  meta,
+  nodes,
+  pass_eval_context,
+  sandbox,
+)
 from jinja2.compiler import CodeGenerator
 from jinja2.exceptions import SecurityError
 from jinja2.ext import Extension
@@ -33,7 +37,7 @@ from jinja2.parser import Parser
 from jinja2.utils import Namespace
 
 from palm_mtf.data.sources.conversation import ROLES
-from palm_mtf.machine.process import die_with
+from palm_mtf.machine.helper_process import answer_questions
 
 _MOST_BYTES = 2**29  # of address space; beyond it, a template fails
 _CPU_SECS = 3
@@ -291,14 +295,18 @@ class _Process:
       names = {x.attr for x in parsed.find_all(nodes.Getattr)}
       texts = [x.value for x in parsed.find_all(nodes.Const)]
       names |= {x for x in texts if isinstance(x, str) and x.isidentifier()}
-      return {"fields": sorted(names)}
-    messages = _own(asked["messages"], MESSAGE)
+      variables = meta.find_undeclared_variables(parsed)
+      return {"fields": sorted(names), "variables": sorted(variables)}
+    messages, tools = (
+      _own(asked.get(x), MESSAGE) for x in ("messages", "tools")
+    )
     for each in messages:
       # A known role counts as text of the template, because a template may
       # build the name of a control token from a message's role.
       if each.get("role") in ROLES:
         each["role"] = _own(str(each["role"]))
-    values = {**_own({**asked, "messages": None}), "messages": messages}
+    others = _own({**asked, "messages": None, "tools": None})
+    values = {**others, "messages": messages, "tools": tools}
     text = self._template.render(values)
     if len(text) > _MOST_CHARACTERS:
       raise TemplateError(f"its text has {len(text):,} characters")
@@ -306,27 +314,11 @@ class _Process:
     return {"text": text, "origins": runs}
 
 
-def _limit(kind: int, most: int) -> None:
-  _, hard = resource.getrlimit(kind)
-  most = most if hard == resource.RLIM_INFINITY else min(most, hard)
-  resource.setrlimit(kind, (most, hard))
-
-
 def main() -> None:
   """Renders the template for each line of stdin, until stdin is closed."""
-  die_with(int(sys.argv[1]))
-  signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C ends only the client
-  _limit(resource.RLIMIT_AS, _MOST_BYTES)
-  _limit(resource.RLIMIT_CORE, 0)
-  process = _Process()
-  for line in sys.stdin:
-    times = os.times()
-    _limit(resource.RLIMIT_CPU, int(times.user + times.system) + _CPU_SECS)
-    try:
-      answer = process.answer(json.loads(line))
-    except Exception as error:  # a template may raise any exception
-      answer = {"error": f"{type(error).__name__}: {error}"[:1000]}
-    print(json.dumps(answer), flush=True)
+  answer_questions(
+    _Process().answer, most_bytes=_MOST_BYTES, cpu_secs=_CPU_SECS
+  )
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Samples the next token of each row from its logits.
 
+0. A mask forbids tokens that would break a text's grammar.
 1. REPETITION_PENALTY applies to tokens that the row already has: it divides a
    logit above 0 and multiplies a logit below 0 (Keskar et al. 2019, CTRL).
 2. TEMPERATURE divides all logits; 0 takes the largest logit.
@@ -91,6 +92,22 @@ def mask_logits(logits: tf.Tensor, num_tokens: int) -> tf.Tensor:
   logits = tf.cast(logits, tf.float32)
   exists = tf.range(logits.shape[-1]) < num_tokens
   return tf.where_v2(exists, logits, logits.dtype.min)
+
+
+@fused
+def forbid_tokens(logits: tf.Tensor, mask: tf.Tensor) -> tf.Tensor:
+  """Sets logits [rows, vocab] of forbidden tokens to the least float32.
+
+  Bit i % 32 of word i // 32 in `mask`, [rows, words] int32, says whether token
+  i is allowed. Tokens beyond the mask are forbidden.
+  """
+  place = tf.range(32)
+  bits = tf.bitwise.right_shift(mask[..., tf.newaxis], place) & 1
+  allowed = tf.reshape(bits > 0, [mask.shape[0], -1])
+  missing = max(0, logits.shape[1] - allowed.shape[1])
+  allowed = tf.pad(allowed, [[0, 0], [0, missing]])[:, : logits.shape[1]]
+  logits = tf.cast(logits, tf.float32)
+  return tf.where_v2(allowed, logits, logits.dtype.min)
 
 
 def _penalize(logits, seen, penalty, num_tokens):

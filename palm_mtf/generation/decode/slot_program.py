@@ -34,6 +34,11 @@ from palm_mtf.native.decoding import Texts, TextSettings
 MOST_STEPS = 256
 
 
+def num_mask_words(num_tokens: int) -> int:
+  """Returns the number of int32 words in a mask with a bit per token."""
+  return -(-num_tokens // 32)
+
+
 @dataclasses.dataclass(frozen=True)
 class MakeSlots(DecodeFunction):
   """Makes the cache of all slots; has neither inputs nor outputs."""
@@ -98,11 +103,14 @@ class StepSlots(DecodeFunction):
 
   Inputs:
     count: [], int32: number of tokens to choose per text, at most MOST_STEPS.
-      If log p is computed, `count` is ignored, and one token is chosen.
+      If log p is computed, or there are masks, `count` is ignored, and one
+      token is chosen.
     texts: [rows, 6], int32, per text: last token; the last token's position,
       from 0; number of tokens already drawn; random key, two numbers; TOP_K, at
       least 1 (`num_tokens` keeps all tokens).
     shares: [rows, 2], float32, per text: TEMPERATURE and TOP_P.
+    masks: only if `has_masks`: [rows, words], int32, per text: bit i % 32 of
+      word i // 32 says whether token i is allowed.
 
   Outputs:
     tokens: [rows, at least count], int32: the next tokens.
@@ -121,6 +129,7 @@ class StepSlots(DecodeFunction):
     has_limits: whether TOP_K and TOP_P are applied; each takes 31 passes over
       the logits.
     wants_log_probs: whether to compute log p, for one token per text.
+    has_masks: whether masks say which tokens are allowed.
   """
 
   num_rows: int
@@ -128,17 +137,22 @@ class StepSlots(DecodeFunction):
   is_greedy: bool
   has_limits: bool
   wants_log_probs: bool
+  has_masks: bool = False
 
   effect = Effect.CHANGES
 
   def input_specs(self) -> dict[str, tf.TensorSpec]:
     """Returns shape and dtype of each input."""
     # Few inputs, because to feed one takes 5% of the time of a small step.
-    return {
+    specs = {
       "count": tf.TensorSpec([], tf.int32),
       "texts": tf.TensorSpec([self.num_rows, 6], tf.int32),
       "shares": tf.TensorSpec([self.num_rows, 2], tf.float32),
     }
+    if self.has_masks:
+      words = num_mask_words(self.num_tokens)
+      specs["masks"] = tf.TensorSpec([self.num_rows, words], tf.int32)
+    return specs
 
   def output_dtypes(self) -> dict[str, tf.DType]:
     """Returns the dtype of each output."""
@@ -162,13 +176,16 @@ class StepSlots(DecodeFunction):
         texts[:, 3:5],
       )
     )
+    is_single = self.wants_log_probs or self.has_masks
+    masks = [split_rows(impl, inputs["masks"])] if self.has_masks else []
     steps = make_step(model).advance(
-      tf.constant(1) if self.wants_log_probs else inputs["count"],
+      tf.constant(1) if is_single else inputs["count"],
       Texts(
         *(tokens, positions, places, is_over, keys),
         0.0 if self.is_greedy else temperature,
         top_k if self.has_limits else None,
         top_p if self.has_limits else 1.0,
+        masks=masks,
       ),
       state,
       # No token ends a text here: the caller finds the ends.
@@ -176,7 +193,7 @@ class StepSlots(DecodeFunction):
         self.num_tokens,
         end_ids=(-1,),
         keeps_logits=self.wants_log_probs,
-        most_steps=1 if self.wants_log_probs else MOST_STEPS,
+        most_steps=1 if is_single else MOST_STEPS,
       ),
     )
     outputs = {"tokens": join_rows(impl, steps.chosen)}

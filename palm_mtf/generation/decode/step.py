@@ -45,6 +45,7 @@ from palm_mtf.generation.decode.rows import (
 from palm_mtf.generation.decode.sampling import (
   SamplingSettings,
   choose_tokens,
+  forbid_tokens,
   is_among,
 )
 from palm_mtf.generation.decode.weights import DecodeModel, joined_kernels
@@ -167,8 +168,12 @@ class NativeStep:
         return tf.fill(rows, 0 if x is None else x)
       return x.tensor_list[0]
 
-    *tensors, seen = texts
-    texts = Texts(*map(unpack, tensors), seen=[*map(unpack, seen)])
+    *tensors, seen, masks = texts
+    texts = Texts(
+      *map(unpack, tensors),
+      seen=[*map(unpack, seen)],
+      masks=[*map(unpack, masks)],
+    )
     steps = run_text_steps(
       self._make_weights(cache), count, texts, [*map(unpack, cache)], settings
     )
@@ -314,10 +319,16 @@ class TensorflowStep:
       `TextSteps` of laid-out tensors, without the logits of padding rows.
     """
     impl, end_ids = self._impl, list(settings.end_ids)
-    first_cache = 3 + len(texts.seen)
+    first_cache, num_masks = 3 + len(texts.seen), len(texts.masks)
 
     def choose(i, logits, is_over, chosen, places, keys, *rest):
-      *limits, seen = *rest[:3], rest[3:]
+      limits, masks, seen = (
+        rest[:3],
+        rest[3:][:num_masks],
+        rest[3 + num_masks :],
+      )
+      for mask in masks:
+        logits = forbid_tokens(logits, mask)
       token = choose_tokens(
         logits,
         seen[0] if seen else tf.constant(False),
@@ -343,7 +354,7 @@ class TensorflowStep:
       state = impl.slicewise(
         lambda *x: choose(i, *x),
         *(logits, is_over, chosen, texts.places, texts.keys),
-        *(texts.temperature, texts.top_k, texts.top_p, *seen),
+        *(texts.temperature, texts.top_k, texts.top_p, *texts.masks, *seen),
       )
       return [*state, *cache], logits
 

@@ -18,6 +18,7 @@ from palm_mtf.generation.decode.slot_program import (
   InsertPrompts,
   MakeSlots,
   StepSlots,
+  num_mask_words,
 )
 from palm_mtf.generation.inference.sessions import LoadedDecoder
 
@@ -37,6 +38,9 @@ class SlotText(NamedTuple):
   # TOP_K: number of likeliest tokens to draw from; None for all.
   top_k: int | None
   top_p: float  # TOP_P: total probability of the likeliest tokens to draw from
+  # [words] int32: bit i % 32 of word i // 32 says whether the next token may be
+  # i; None allows all tokens.
+  mask: np.ndarray | None = None
 
 
 class Chosen(NamedTuple):
@@ -89,8 +93,8 @@ class SlotDecoder:
     Args:
       count: maximum number of tokens per text; SEQUENCE_LENGTH must have room
         for `count` more tokens in every text.
-      wants_log_probs: whether to compute log p. If so, `count` is ignored, and
-        one token per text is chosen.
+      wants_log_probs: whether to compute log p. If so, or if a text has a
+        mask, `count` is ignored, and one token per text is chosen.
 
     Returns:
       {slot: tokens}, with the same number of tokens for every text, at least 1.
@@ -110,18 +114,24 @@ class SlotDecoder:
     has_limits = not is_greedy and any(
       x.top_k is not None or x.top_p < 1 for x in texts.values()
     )
+    has_masks = any(x.mask is not None for x in texts.values())
     function = StepSlots(
       num_rows=num_rows,
       num_tokens=self._num_tokens,
       is_greedy=is_greedy,
       has_limits=has_limits,
       wants_log_probs=wants_log_probs,
+      has_masks=has_masks,
     )
-    count = min(count, MOST_STEPS)
-    found = self._loaded.client.call(
-      self._build(function),
-      {"count": count, "texts": numbers, "shares": shares},
-    )
+    count = 1 if has_masks else min(count, MOST_STEPS)
+    inputs = {"count": count, "texts": numbers, "shares": shares}
+    if has_masks:
+      words = num_mask_words(self._num_tokens)
+      inputs["masks"] = np.full([num_rows, words], -1, np.int32)
+      for slot, x in texts.items():
+        if x.mask is not None:
+          inputs["masks"][places[slot]] = x.mask
+    found = self._loaded.client.call(self._build(function), inputs)
     tokens = found["tokens"][:, :count]
     if not wants_log_probs:
       return {

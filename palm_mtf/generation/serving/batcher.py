@@ -16,6 +16,10 @@ from collections.abc import (
 
 import numpy as np
 
+from palm_mtf.generation.inference.constraint import (
+  Constraint,
+  ConstraintError,
+)
 from palm_mtf.generation.inference.slot_decoder import Chosen, SlotText
 from palm_mtf.generation.serving.completion_request import CompletionRequest
 from palm_mtf.generation.serving.served_weights import ServedWeights
@@ -35,12 +39,16 @@ class Row:
   # Wakes the server, from any thread: the row has ended (unless by `cancel`) or
   # has new tokens that a stream or the search for stop strings needs.
   changed: Callable[[], None]
+  # Says which tokens the row may have; None for any. A decoder call for such a
+  # row runs one step.
+  constraint: Constraint | None = None
   # Prompt tokens after the first, with log p; () if not computed, or not yet.
   prompt_scores: Sequence[Chosen] = ()
   # New tokens so far, including the end token.
   chosen: list[Chosen] = dataclasses.field(default_factory=list)
   # "" while the row continues; then "eod" (end token), "length" (max_tokens),
-  # "time" (deadline), "cancelled" or "failed" (the batcher gave up).
+  # "time" (deadline), "complex" (the constraint), "cancelled" or "failed" (the
+  # batcher gave up).
   ended: str = ""
 
   @property
@@ -48,6 +56,11 @@ class Row:
     """Whether the answer repeats the prompt and lists log p of its tokens."""
     asked = self.asked
     return asked.wants_log_probs and asked.echo and len(self.prompt) > 1
+
+  @property
+  def needs_single_steps(self) -> bool:
+    """Whether a decoder call that gives the row a token runs only one step."""
+    return self.asked.wants_log_probs or self.constraint is not None
 
 
 # Maximum seconds of a decoder call, which runs several steps. Calls are short,
@@ -154,10 +167,11 @@ class Batcher:
     self._running: dict[int, Row] = {}
     self._load: Callable[[], None] | None = None
     self._is_stopping = False
-    self._step_secs = _MOST_SECS  # measured seconds per step without log p
+    # Measured seconds per step of calls that may run several steps.
+    self._step_secs = _MOST_SECS
     # Seconds of decoding steps that must pass before the next prompt is read,
     # because prompts must not stop the rows in slots. The second value: seconds
-    # of steps without log p before the next step with log p, for this reason.
+    # of such calls before the next call with a single step, for this reason.
     self._owed_secs = self._owed_plain_secs = 0.0
     self.failure: BaseException | None = None  # error that ended `run`
 
@@ -280,20 +294,26 @@ class Batcher:
     rows = {i: x for i, x in self._running.items() if x.asked.max_tokens}
     if not rows:
       return
-    with_log_probs = {i: x for i, x in rows.items() if x.asked.wants_log_probs}
-    plain = {i: x for i, x in rows.items() if i not in with_log_probs}
+    single = {i: x for i, x in rows.items() if x.needs_single_steps}
+    plain = {i: x for i, x in rows.items() if i not in single}
     # A decoder call with log p runs only one step, because it keeps the logits
-    # of one step. Between two such calls, the other rows get calls of several
-    # steps, so that all rows get equal time.
-    is_mixed = bool(plain) and bool(with_log_probs)
-    is_plain = not with_log_probs or (is_mixed and self._owed_plain_secs > 0)
+    # of one step; a call with masks does too, because a mask is for one token.
+    # Between two such calls, the other rows get calls of several steps, so that
+    # all rows get equal time.
+    is_mixed = bool(plain) and bool(single)
+    is_plain = not single or (is_mixed and self._owed_plain_secs > 0)
     begin = time.monotonic()
+    masks = {} if is_plain else self._make_masks(single)
+    rows = {i: x for i, x in rows.items() if x.ended != "complex"}
+    if not rows:
+      return
     # Feed all rows, even those that take no token from this call: for a missing
     # row, the decoder feeds zeros, which would overwrite its keys and values.
     found = self.engine.decoder.steps(
-      {slot: _make_slot_text(row) for slot, row in rows.items()},
-      self._count_steps(plain, with_log_probs) if is_plain else 1,
-      wants_log_probs=not is_plain,
+      {i: _make_slot_text(row, masks.get(i)) for i, row in rows.items()},
+      self._count_steps(plain, single) if is_plain else 1,
+      wants_log_probs=not is_plain
+      and any(x.asked.wants_log_probs for x in single.values()),
     )
     secs = time.monotonic() - begin
     done = max(map(len, found.values()))
@@ -303,15 +323,28 @@ class Batcher:
       self._step_secs = secs / done
       self._owed_plain_secs -= secs
     elif is_mixed:
-      self._owed_plain_secs = secs * len(plain) / len(with_log_probs)
+      self._owed_plain_secs = secs * len(plain) / len(single)
     for slot, row in (plain if is_plain else rows).items():
       self._append(row, found[slot])
+
+  def _make_masks(self, rows: Mapping[int, Row]) -> dict[int, np.ndarray]:
+    # Ends rows whose constraint has become too complex.
+    masks = {}
+    for slot, row in rows.items():
+      try:
+        if row.constraint:
+          masks[slot] = row.constraint.mask()
+      except ConstraintError:
+        self._end(row, "complex")
+    return masks
 
   def _append(self, row: Row, found: Sequence[Chosen]) -> None:
     tokens = [each.token for each in found]
     ends = [i for i, token in enumerate(tokens, 1) if token in self._end_ids]
     count = ends[0] if ends else len(tokens)
     row.chosen += found[:count]
+    if row.constraint:
+      row.constraint.accept(tokens[0])  # a call with masks chooses one token
     self._counters.generated_tokens += count
     if ends:
       self._end(row, "eod")
@@ -325,8 +358,8 @@ class Batcher:
   def _count_steps(
     self, plain: Mapping[int, Row], others: Mapping[int, Row]
   ) -> int:
-    # Returns the number of steps of a decoder call without log p. `plain` has
-    # the rows without log p, and `others` has the rows with log p.
+    # Returns the number of steps of a decoder call without log p or masks, for
+    # the rows `plain`. The rows `others` need log p or masks.
     secs = _MOST_SECS
     if self._waiting and len(self._running) < self.engine.decoder.num_slots:
       # A waiting row can get a slot, so decode only for the time that is due
@@ -364,7 +397,7 @@ def _find_position(row: Row) -> int:
   return len(row.prompt) + len(row.chosen) - 1
 
 
-def _make_slot_text(row: Row) -> SlotText:
+def _make_slot_text(row: Row, mask: np.ndarray | None) -> SlotText:
   return SlotText(
     token=row.chosen[-1].token if row.chosen else row.prompt[-1],
     position=_find_position(row),
@@ -373,4 +406,5 @@ def _make_slot_text(row: Row) -> SlotText:
     temperature=row.asked.temperature,
     top_k=row.asked.top_k,
     top_p=row.asked.top_p,
+    mask=mask,
   )

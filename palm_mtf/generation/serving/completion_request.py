@@ -22,6 +22,9 @@ from palm_mtf.errors import (
   did_you_mean,
   shorten,
 )
+from palm_mtf.generation.inference.constraint import Grammar
+from palm_mtf.generation.serving.structure import read_grammar
+from palm_mtf.generation.serving.tools import Tools, take_tools
 
 MOST_LOG_PROBS = 5  # as in OpenAI's API
 _MOST_STOPS = 4  # as in OpenAI's API
@@ -43,7 +46,6 @@ _WITHOUT_EFFECT: Mapping[str, tuple[object, ...]] = {
   "presence_penalty": (0,),
   "reasoning_effort": ("none", "medium"),
   "repetition_penalty": (1,),
-  "response_format": ({"type": "text"},),
   "service_tier": ("auto", "default"),
   "skip_special_tokens": (True,),
   "stop_token_ids": ([],),
@@ -76,8 +78,10 @@ class CompletionRequest:
   echo: bool  # whether the answer repeats the prompt before its completion
   stream: bool  # whether the text is sent piece by piece
   include_usage: bool  # whether a stream ends with its token counts
+  grammar: Grammar | None  # the form of each completion; None for any text
   # Whether `prompts` is one conversation; its ids include any start token.
   is_chat: bool = False
+  tools: Tools | None = None  # functions whose calls are read from an answer
 
   @property
   def wants_log_probs(self) -> bool:
@@ -91,12 +95,17 @@ class CompletionRequest:
 
 
 def read_completion_request(
-  body: object, decode: DecodeConfig, *, sample_tokens: int, seed: int
+  body: object,
+  decode: DecodeConfig,
+  *,
+  sample_tokens: int,
+  seed: int,
+  tools: Tools | None = None,
 ) -> CompletionRequest:
   """Reads and checks the fields of a request's body, as parsed from JSON.
 
   Defaults of fields come from the run: `decode`, `sample_tokens` (max_tokens)
-  and `seed`.
+  and `seed`. `tools` are those of a conversation.
 
   Raises UserError if a field is wrong or unknown.
   """
@@ -123,12 +132,26 @@ def read_completion_request(
   _check_values(values)
   if "stop" in given:
     values["stop"] = _read_stop(given["stop"])
+  grammar = read_grammar(given)
+  if tools and grammar:
+    raise UserError(f"{grammar.field}: does not go with tools; leave one out.")
+  if tools:
+    grammar = tools.grammar
+  if grammar:
+    # A stop string could cut the text, which would not have its form.
+    if given.get("stop"):
+      raise UserError(
+        f"stop: ends a text anywhere; leave it out with {grammar.field}."
+      )
+    values["stop"] = []
   options = values.pop("stream_options")
   return CompletionRequest(
     **{
       **values,
       "prompts": _read_prompts(given["prompt"]),
       "include_usage": options.get("include_usage", False),
+      "grammar": grammar,
+      "tools": tools,
     }
   )
 
@@ -146,9 +169,11 @@ def _check_names(given: Mapping[str, object]) -> None:
 
 
 _FIELDS = (
-  *(x.name for x in dataclasses.fields(CompletionRequest)[1:-2]),
+  *(x.name for x in dataclasses.fields(CompletionRequest)[1:-4]),
   "prompt",
+  "response_format",
   "stream_options",
+  "structured_outputs",
 )
 
 
@@ -231,15 +256,15 @@ def make_completion_body(
   *,
   most_messages: int,
   most_characters: float,
-) -> object:
-  """Returns the body of the completion that answers a conversation.
+) -> tuple[object, Tools | None]:
+  """Returns the body of the completion that answers a conversation; its tools.
 
   Raises UserError if messages are missing or wrong, or are more than
   `most_messages`, or have more than `most_characters` characters; or if a field
   is not supported.
   """
   if not isinstance(body, Mapping):
-    return body
+    return body, None
   for name in ("prompt", "echo", "logprobs"):
     if body.get(name):
       raise UserError(f"{name}: is not supported here; leave it out.")
@@ -250,12 +275,15 @@ def make_completion_body(
   if not isinstance(messages, list) or not messages:
     raise UserError(f"messages = {shorten(messages)}: {MESSAGES_FORM}.")
   messages = [read_message(x, template.fields) for x in messages]
-  size = sum(len(text) for each in messages for text in _texts(each))
+  tools = take_tools(fields, template)
+  described = tools and tools.described
+  measured = [*messages, {"tools": described}]
+  size = sum(len(text) for each in measured for text in _texts(each))
   # Each message takes at least one token, so SEQUENCE_LENGTH limits both.
   if len(messages) > most_messages or size > most_characters:
     raise UserError("messages: are longer than SEQUENCE_LENGTH; shorten them.")
   fields |= {} if most is None else {"max_tokens": most}
-  return {**fields, "prompt": template.encode(messages)}
+  return {**fields, "prompt": template.encode(messages, described)}, tools
 
 
 def _texts(message: Mapping[str, object]) -> Iterator[str]:
@@ -272,16 +300,27 @@ def _texts(message: Mapping[str, object]) -> Iterator[str]:
 
 
 def as_message(
-  choice: Mapping[str, object], *, is_part: bool, is_first: bool
+  choice: Mapping[str, object],
+  calls: Sequence[Mapping[str, object]] = (),
+  *,
+  is_part: bool,
+  is_first: bool,
 ) -> dict[str, object]:
   """Converts an element of "choices" to the form of a chat completion.
 
   Args:
     choice: a completion's text and fields or, in a stream, a part of them.
+    calls: calls of tools that end the answer.
     is_part: whether `choice` is such a part, which the API calls "delta".
     is_first: whether the text begins the answer; then the role is given, too.
   """
   role = {"role": "assistant"} if is_first else {}
   others = {name: x for name, x in choice.items() if name != "text"}
   message = {**role, "content": choice["text"]}
+  if calls:
+    message["content"] = choice["text"] or None
+    message["tool_calls"] = [
+      {"index": i, **x} if is_part else x for i, x in enumerate(calls)
+    ]
+    others["finish_reason"] = "tool_calls"
   return {**others, "delta" if is_part else "message": message}

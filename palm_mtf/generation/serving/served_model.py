@@ -15,9 +15,11 @@ from palm_mtf.data.vocabulary.chat import ChatTemplate
 from palm_mtf.data.vocabulary.text_reader import TextReader
 from palm_mtf.data.vocabulary.vocabulary import Vocabulary
 from palm_mtf.errors import UserError
+from palm_mtf.generation.inference.constraint import Grammars
 from palm_mtf.generation.inference.continuation import (
   ContinuationReader,
   make_sampling_key,
+  measure_begun_stop,
 )
 from palm_mtf.generation.inference.prompts import add_start
 from palm_mtf.generation.inference.slot_decoder import Chosen
@@ -28,6 +30,7 @@ from palm_mtf.generation.serving.completion_request import (
   make_completion_body,
   read_completion_request,
 )
+from palm_mtf.generation.serving.tools import BEGIN, Tools, read_calls
 
 # OpenAI's API has only "stop" and "length", so every other end of a text, such
 # as a time limit, is reported as "length".
@@ -63,7 +66,10 @@ class Choice:
     gives_start = not isinstance(given, str) and (len(given) == len(row.prompt))
     prompt = row.prompt[row.num_start :]
     self.num_prompt_tokens = max(len(prompt), len(row.prompt) * gives_start)
-    self._reader = ContinuationReader(vocabulary, row.asked.stop, prompt)
+    # A text with a grammar is not the rest of a word, or a character, of the
+    # prompt.
+    before = prompt if row.constraint is None else None
+    self._reader = ContinuationReader(vocabulary, row.asked.stop, before)
     self._start = ""
     if row.asked.echo:
       echoed = TextReader(vocabulary)
@@ -100,6 +106,13 @@ class Choice:
       text = self._start + self._reader.continuation(is_over=True).text
     else:
       text = self._start + self._reader.sure_text()
+    calls: Sequence[Mapping[str, object]] = ()
+    if tools := self._request.tools:
+      if ended:
+        text, calls = read_calls(text, tools.names)
+      else:  # calls are sent whole, so hold back their text
+        text = text.partition(BEGIN)[0]
+        text = text[: len(text) - measure_begun_stop(text, BEGIN)]
     new = text[self._shown :]
     if not new and not ended:
       return None
@@ -113,7 +126,7 @@ class Choice:
       choice["logprobs"] = self._take_log_probs(len(text), is_over=bool(ended))
     if self._request.is_chat:
       choice = as_message(
-        choice, is_part=self._request.stream, is_first=not self._shown
+        choice, calls, is_part=self._request.stream, is_first=not self._shown
       )
     self._shown = len(text)
     return choice
@@ -224,6 +237,10 @@ class ServedModel:
     start_id = prompt_start(self.config.data, self.vocabulary)
     return ChatTemplate(self.vocabulary, start_id)
 
+  @functools.cached_property
+  def _grammars(self) -> Grammars:
+    return Grammars(self.vocabulary)
+
   def read(self, body: object, *, is_chat: bool = False) -> CompletionRequest:
     """Reads and checks a request's body, as parsed from JSON.
 
@@ -231,15 +248,20 @@ class ServedModel:
     Raises UserError if a field is wrong or exceeds a limit.
     """
     run = self.config.run
+    tools: Tools | None = None
     if is_chat:
-      body = make_completion_body(
+      body, tools = make_completion_body(
         body,
         self._chat_template,
         most_messages=self.sequence_length,
         most_characters=self.most_characters,
       )
     asked = read_completion_request(
-      body, self.config.decode, sample_tokens=run.sample_tokens, seed=run.seed
+      body,
+      self.config.decode,
+      sample_tokens=run.sample_tokens,
+      seed=run.seed,
+      tools=tools,
     )
     if asked.num_rows > self.most_rows:
       raise UserError(
@@ -257,8 +279,10 @@ class ServedModel:
     row has ended, or has new tokens that must be read before its end.
 
     Raises UserError if a prompt leaves no room for its completion, or an id of
-    the prompt is not a token of the vocabulary.
+    the prompt is not a token of the vocabulary, or the grammar is wrong. A new
+    grammar takes up to seconds.
     """
+    grammar = asked.grammar if asked.max_tokens else None
     rows = [
       Row(
         prompt=prompt,
@@ -270,6 +294,7 @@ class ServedModel:
         deadline=time.monotonic() + self.most_secs,
         client=client,
         changed=changed,
+        constraint=grammar and self._grammars.start(grammar),
       )
       for prompt, num_start in self._encode(asked)
       for sample in range(asked.n)

@@ -12,6 +12,7 @@ import time
 import uuid
 from collections.abc import Awaitable, Callable, Sequence
 from concurrent import futures
+from typing import TypeVar
 
 from aiohttp import web
 
@@ -38,9 +39,11 @@ _CLIENT = web.RequestKey("client", str)
 # If a request's prompts together have more characters or ids than this number,
 # another thread encodes the prompts, so that other requests need not wait.
 _LONG = 10_000
+_STACK_BYTES = 2**28  # address space, of which only a deep call uses much
 _CLIENT_LEFT = 499  # nginx's status for a client that disconnected
 _HEALTH, _CHAT = "/health", "/v1/chat/completions"
 
+_Found = TypeVar("_Found")
 _Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
@@ -52,6 +55,12 @@ class _Completions:
     # One thread renders the chat template, for one conversation at a time. If
     # this is slow, only conversations wait, and no other thread is kept busy.
     self._chat_thread = futures.ThreadPoolExecutor(1)
+    # Another thread compiles grammars, for the same reason. It has a large
+    # stack, because compilation recurses as deep as a schema refers to itself.
+    default = threading.stack_size(_STACK_BYTES)
+    self._grammar_thread = futures.ThreadPoolExecutor(1)
+    self._grammar_thread.submit(int).result()
+    threading.stack_size(default)
 
   async def answer(self, request: web.Request) -> web.StreamResponse:
     """Answers one request.
@@ -63,7 +72,16 @@ class _Completions:
       _check_name(self._model, body["model"])
     is_chat = request.path == _CHAT
     loop = asyncio.get_running_loop()
-    asked = await self._read_chat(body) if is_chat else self._model.read(body)
+    asked = (
+      await self._call_in(
+        self._chat_thread,
+        functools.partial(self._model.read, body, is_chat=True),
+        "the chat template takes",
+        "other conversations take",
+      )
+      if is_chat
+      else self._model.read(body)
+    )
     changed = asyncio.Event()
     begin = functools.partial(
       self._model.make_choices,
@@ -72,7 +90,12 @@ class _Completions:
       lambda: loop.call_soon_threadsafe(changed.set),
     )
     is_long = sum(map(len, asked.prompts)) > _LONG
-    choices = await asyncio.to_thread(begin) if is_long else begin()
+    if asked.grammar:
+      choices = await self._call_in(
+        self._grammar_thread, begin, "the schema takes", "other schemas take"
+      )
+    else:
+      choices = await asyncio.to_thread(begin) if is_long else begin()
     rows = [choice.row for choice in choices]
     try:
       self._batcher.submit(rows)
@@ -89,18 +112,23 @@ class _Completions:
       # ended do not change.
       self._batcher.cancel(rows)
 
-  async def _read_chat(self, body: object) -> CompletionRequest:
-    read = self._chat_thread.submit(self._model.read, body, is_chat=True)
+  async def _call_in(
+    self,
+    thread: futures.Executor,
+    function: Callable[[], _Found],
+    what: str,
+    others: str,
+  ) -> _Found:
+    # Calls a function in a thread that requests share. If the function takes
+    # too long, the error names `what`, or `others` if they kept the thread.
+    found = thread.submit(function)
     try:
       async with asyncio.timeout(self._model.most_secs):
-        return await asyncio.wrap_future(read)
+        return await asyncio.wrap_future(found)
     except TimeoutError:
-      # A timeout cannot cancel a call that runs. So if `read` is cancelled, it
-      # was still waiting for the thread, which renders other conversations.
-      is_waiting = read.cancelled()
-      which = (
-        "other conversations take" if is_waiting else "the chat template takes"
-      )
+      # A timeout cannot cancel a call that runs. So if `found` is cancelled, it
+      # was still waiting for the thread.
+      which = others if found.cancelled() else what
       raise RefusalError(503, f"{which} too long.") from None
 
   async def _answer_whole(
@@ -190,6 +218,12 @@ def _check_choice(choice: Choice) -> None:
   row = choice.row
   if row.ended == "failed":
     raise RefusalError(503, "this server is stopping.")
+  if row.ended == "complex":
+    raise RefusalError(
+      400,
+      f"{row.asked.grammar.field}: became too complex after "
+      f"{len(row.chosen):,} tokens; simplify it.",
+    )
   if row.ended == "time" and not row.chosen:
     raise RefusalError(
       503, "the time limit passed before the first token; try again later."

@@ -12,7 +12,8 @@ import time
 
 import pytest
 
-from palm_mtf.data.vocabulary.chat_renderer import ChatRenderer, RenderError
+from palm_mtf.data.vocabulary.chat_renderer import ChatRenderer
+from palm_mtf.machine.helper_process import HelperError
 
 pytestmark = pytest.mark.peers
 
@@ -37,7 +38,7 @@ HOSTILE = {
 
 @pytest.mark.parametrize("template", HOSTILE)
 def test_a_hostile_template_is_an_error(template):
-  with pytest.raises(RenderError, match=HOSTILE[template]):
+  with pytest.raises(HelperError, match=HOSTILE[template]):
     ChatRenderer(template, most_secs=1).render(VALUES)
 
 
@@ -50,7 +51,7 @@ def test_one_process_renders_all_and_is_replaced_when_it_has_ended(monkeypatch):
     assert renderer.render({**VALUES, "n": 1}) == expected
   assert renderer._process is first
   monkeypatch.setattr(renderer, "_most_secs", 1)
-  with pytest.raises(RenderError, match="more than 1 seconds"):
+  with pytest.raises(HelperError, match="more than 1 seconds"):
     renderer.render({**VALUES, "n": 99999})
   monkeypatch.undo()
   assert first.returncode == -signal.SIGKILL
@@ -62,7 +63,7 @@ def test_an_ended_process_is_named_by_its_signal():
   renderer = ChatRenderer(f"{loop * 2}{'{% endfor %}' * 2}")
   kill = threading.Timer(0.3, renderer._process.send_signal, [signal.SIGSEGV])
   kill.start()
-  with pytest.raises(RenderError, match="its process ended with signal SIGSEG"):
+  with pytest.raises(HelperError, match="its process ended with signal SIGSEG"):
     renderer.render(VALUES)
 
 

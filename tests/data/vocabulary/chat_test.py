@@ -324,6 +324,66 @@ def test_arguments_of_tools_have_the_form_that_the_template_reads(
   assert ours.encode(conversation(harmless)) in (expected, [1, *expected])
 
 
+# In the form of Qwen 2.5 and Hermes, with the names of this test's tokens.
+CALLING = (
+  "{%- if tools %}{{- '<|system|>system\n# Tools\n<tools>' }}"
+  "{%- for tool in tools %}{{- '\n' }}{{- tool | tojson }}{%- endfor %}"
+  "{{- '\n</tools><|endoftext|>\n' }}{%- endif %}"
+  "{%- for message in messages %}{{- '<|system|>' + message.role + '\n' }}"
+  "{%- if message.content %}{{- message.content }}{%- endif %}"
+  "{%- for tool_call in message.tool_calls or [] %}"
+  '{{- \'<tool_call>\n{"name": "\' }}{{- tool_call.function.name }}'
+  '{{- \'", "arguments": \' }}{{- tool_call.function.arguments | tojson }}'
+  "{{- '}\n</tool_call>' }}{%- endfor %}{{- '<|endoftext|>\n' }}{%- endfor %}"
+  "{%- if add_generation_prompt %}{{- '<|system|>assistant\n' }}{%- endif %}"
+)
+
+
+@pytest.mark.peers
+def test_tools_and_calls_have_the_ids_of_transformers(tmp_path):
+  """A tool's description cannot make control tokens."""
+  import transformers
+
+  template = open_template(make_vocabulary(tmp_path, CALLING))
+  assert "tools" in template.variables
+  assert '<tool_call>\n{"name": "f", "arguments": {' in template.call_example
+  peer = transformers.PreTrainedTokenizerFast(
+    tokenizer_file=str(tmp_path / "tokenizer.json"),
+    bos_token=START,
+    eos_token=END,
+    pad_token=SYSTEM,
+  )
+  function = {"name": "f", "description": "caf\u00e9", "parameters": {"a": []}}
+  tools = [{"type": "function", "function": function}]
+  call = {"name": "f", "arguments": {"city": "Rome", "n": [1, 2.5, None]}}
+  given = [
+    MESSAGES[0],
+    {
+      "role": "assistant",
+      "content": "",
+      "tool_calls": [{"type": "function", "function": call}],
+    },
+    {"role": "tool", "content": "12"},
+  ]
+  theirs = peer.apply_chat_template(
+    given,
+    tools=tools,
+    chat_template=CALLING,
+    add_generation_prompt=True,
+    return_dict=False,
+  )
+  assert template.encode(given, tools) == theirs
+  # Clients send arguments as JSON.
+  text = {**call, "arguments": json.dumps(call["arguments"])}
+  given[1] = {**given[1], "tool_calls": [{"function": text}]}
+  assert template.encode(given, tools) == theirs
+  function["description"] = END
+  plain = len([x for x in theirs if x == 0])
+  assert template.encode(given, tools).count(0) == plain
+  plain = open_template(make_vocabulary(tmp_path, TEMPLATES["ChatML"]))
+  assert "tools" not in plain.variables
+
+
 @pytest.mark.peers
 def test_a_sentencepiece_vocabulary_has_the_ids_of_llama_cpp(tmp_path):
   """The start token comes first, and a space after each control token."""

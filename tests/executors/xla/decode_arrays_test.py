@@ -190,11 +190,16 @@ def test_texts_are_those_of_the_host_path(
 
 
 def test_texts_in_slots_are_those_of_the_host_path(load):
-  """The second text begins when the first has two tokens."""
+  """The second text begins when the first has two tokens.
+
+  Its first and last tokens have masks, which allow every third token.
+  """
   prompts = [[0, 7, 3], [0, 12, 4, 9, 1]]
   settings = [(0.0, None, 1.0), (1.2, 9, 0.9)]
   # For each call, the slots' texts, the number of tokens, and new texts.
-  calls = [([0], 2, [0]), ([0, 1], 1, [1]), ([0, 1], 2, [])]
+  calls = [([0], 2, [0]), ([0, 1], 1, [1]), ([0, 1], 2, []), ([0, 1], 0, [])]
+  bits = np.arange(32 * -(-CONFIG.vocab_size // 32)) % 3 == 0
+  mask = np.packbits(bits, bitorder="little").view(np.int32)
 
   def run(mesh):
     chosen = [[], []]
@@ -208,7 +213,8 @@ def test_texts_in_slots_are_those_of_the_host_path(load):
           ids = [*prompts[i], *(x.token for x in chosen[i])]
           key = np.array([i, 0], np.int32)
           states[3 * i] = SlotText(
-            *(ids[-1], len(ids) - 1, len(chosen[i]), key, *settings[i])
+            *(ids[-1], len(ids) - 1, len(chosen[i]), key, *settings[i]),
+            mask=mask if i == 1 and count < 2 else None,
           )
         found = slots.steps(states, count, wants_log_probs=count == 1)
         for i in texts:
@@ -216,6 +222,7 @@ def test_texts_in_slots_are_those_of_the_host_path(load):
     return chosen
 
   expected, found = run(SINGLE), run(layout("fully sharded"))
+  assert expected[1][0].token % 3 == expected[1][3].token % 3 == 0
   for texts in zip(expected, found, strict=True):
     for one, other in zip(*texts, strict=True):
       assert other.token == one.token

@@ -7,13 +7,17 @@ import pytest
 
 from palm_mtf._tf import tf
 from palm_mtf.config import DecodeConfig
-from palm_mtf.generation.decode.sampling import SamplingSettings, choose_tokens
+from palm_mtf.generation.decode.sampling import (
+  SamplingSettings,
+  choose_tokens,
+  forbid_tokens,
+)
 
 VOCAB, NUM_TOKENS, DRAWS = 12, 10, 4000
 LOGITS = np.random.default_rng(5).normal(size=VOCAB).astype(np.float32) * 2
 
 
-def draw(logits, config, *, keys=None, place=0, seen=None):
+def draw(logits, config, *, keys=None, place=0, seen=None, mask=None):
   """Returns a token for each row of `logits`, [rows, vocab]."""
   rows = len(logits)
   if keys is None:
@@ -21,7 +25,9 @@ def draw(logits, config, *, keys=None, place=0, seen=None):
   with tf.Graph().as_default(), tf.Session() as session:
     return session.run(
       choose_tokens(
-        tf.constant(logits),
+        tf.constant(logits)
+        if mask is None
+        else forbid_tokens(tf.constant(logits), tf.constant(mask)),
         tf.constant(np.zeros([rows, VOCAB], bool) if seen is None else seen),
         tf.constant(np.asarray(keys, np.int32)),
         tf.constant(place),
@@ -34,9 +40,10 @@ def draw(logits, config, *, keys=None, place=0, seen=None):
     )
 
 
-def expected_shares(config, seen=()):
+def expected_shares(config, seen=(), forbidden=()):
   """Returns the probability of each token, by sorting."""
   logits = LOGITS[:NUM_TOKENS].astype(np.float64)
+  logits[list(forbidden)] = -np.inf
   for token in seen:
     penalty = config.repetition_penalty
     logits[token] *= penalty if logits[token] < 0 else 1 / penalty
@@ -68,6 +75,21 @@ def test_tokens_are_drawn_with_their_probabilities(changes, seen):
   shares = expected_shares(config, seen)
   assert not counts[shares == 0].any()
   # Four standard deviations of each count, plus 2 for the rarest tokens.
+  deviation = np.sqrt(DRAWS * shares * (1 - shares))
+  assert (np.abs(counts - DRAWS * shares) <= 4 * deviation + 2).all()
+
+
+@pytest.mark.parametrize("changes", [{}, {"top_k": 3}, {"top_p": 0.8}])
+def test_a_mask_acts_before_temperature_top_k_and_top_p(changes):
+  """The likeliest token is forbidden, and the limits count without it."""
+  config = DecodeConfig(**{"temperature": 1.5, **changes})
+  forbidden = {int(LOGITS[:NUM_TOKENS].argmax()), 0}
+  bits = sum(1 << i for i in range(NUM_TOKENS) if i not in forbidden)
+  mask = np.full([DRAWS, 1], bits, np.int32)
+  tokens = draw(np.tile(LOGITS, [DRAWS, 1]), config, mask=mask)
+  counts = np.bincount(tokens, minlength=NUM_TOKENS)
+  shares = expected_shares(config, forbidden=forbidden)
+  assert not counts[shares == 0].any()
   deviation = np.sqrt(DRAWS * shares * (1 - shares))
   assert (np.abs(counts - DRAWS * shares) <= 4 * deviation + 2).all()
 

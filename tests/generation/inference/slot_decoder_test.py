@@ -168,3 +168,70 @@ def test_a_text_is_unchanged_by_a_call_whose_tokens_are_dropped(decoder):
   assert found[0] == expected[0]
   tokens = [x.token for x in found[1]][:MAX_TOKENS]
   assert tokens == [x.token for x in expected[1]]
+
+
+def make_masks(vocab):
+  """Returns which tokens may be chosen at each step, [steps, vocab] bool."""
+  allowed = np.random.default_rng(2).random([MAX_TOKENS, vocab]) < 0.2
+  allowed[:, 3] = True  # never none
+  allowed[4] = np.arange(vocab) == vocab - 1  # only the last
+  return allowed
+
+
+def run_masked(decoder, settings, masked, slots):
+  """Returns tokens of prompts in `slots`; those in `masked` have masks."""
+  allowed = make_masks(CONFIG.vocab_size)
+  bits = np.packbits(allowed, axis=1, bitorder="little")
+  padding = -bits.shape[1] % 4
+  words = np.pad(bits, [[0, 0], [0, padding]]).view(np.int32)
+  for i, slot in slots.items():
+    decoder.insert(slot, [0, *PROMPTS[i]])
+  found = {i: [] for i in slots}
+  for step in range(MAX_TOKENS):
+    texts = {}
+    for i, slot in slots.items():
+      text = text_of(i, found[i], settings[i])
+      is_masked = i in masked
+      texts[slot] = text._replace(mask=words[step] if is_masked else None)
+    steps = decoder.steps(texts, 5, wants_log_probs=step % 2 == 0)
+    for i, slot in slots.items():
+      assert len(steps[slot]) == 1
+      found[i] += steps[slot]
+  return {i: [x.token for x in each] for i, each in found.items()}
+
+
+@pytest.mark.parametrize("settings", [SETTINGS, slow([GREEDY] * 5)])
+def test_masks_forbid_tokens_of_their_text_and_change_no_other_text(
+  decoder, settings
+):
+  slots, masked = {i: i for i in range(5)}, {1, 2, 4}
+  found = run_masked(decoder, settings, masked, slots)
+  allowed = make_masks(CONFIG.vocab_size)
+  for i in masked:
+    assert allowed[range(MAX_TOKENS), found[i]].all()
+    alone = run_masked(decoder, settings, masked, {i: 0})
+    assert alone[i] == found[i]
+  times = [(i, 0, MAX_TOKENS) for i in range(5)]
+  plain = run(decoder, settings, times)
+  for i in (0, 3):
+    assert [x.token for x in plain[i]] == found[i]
+
+
+def test_the_likeliest_allowed_token_is_the_oracles(decoder):
+  found = run_masked(decoder, [GREEDY] * 5, {0, 1}, {0: 0, 1: 3})
+  for i, tokens in found.items():
+    text = [0, *PROMPTS[i]]
+    for allowed, token in zip(
+      make_masks(CONFIG.vocab_size), tokens, strict=True
+    ):
+      logits = oracle.forward(CONFIG, PARAMS, np.array([text]))[0, -1]
+      assert token == np.where(allowed, logits, -np.inf).argmax()
+      text.append(token)
+
+
+@pytest.mark.slow
+def test_masks_are_those_of_one_device_in_each_layout(checkpoint, decoder):
+  expected = run_masked(decoder, [GREEDY] * 5, {0, 1}, {0: 0, 1: 3, 2: 5})
+  with opened(checkpoint, mesh_layout("all over data and model")) as other:
+    masked = run_masked(other, [GREEDY] * 5, {0, 1}, {0: 0, 1: 3, 2: 5})
+  assert masked == expected

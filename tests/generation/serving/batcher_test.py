@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from palm_mtf.config import DecodeConfig
+from palm_mtf.generation.inference.constraint import ConstraintError
 from palm_mtf.generation.inference.slot_decoder import Chosen
 from palm_mtf.generation.serving.batcher import (
   Batcher,
@@ -45,6 +46,7 @@ class Counting:
     self.events = []  # "p" for a prompt, "s" for a step
     self.insert_secs = self.log_prob_secs = 0.0
     self.asked = []  # (wants_log_probs, number of steps) of each call
+    self.masks = []  # {slot: mask} of each call
     self.may_step = threading.Semaphore(10**6)
     self.fails = False
 
@@ -72,10 +74,13 @@ class Counting:
     for slot, text in texts.items():
       length = len(self.prompts[slot])
       assert text.position == length - 1 + text.place
-    count = 1 if wants_log_probs else min(count, self.most)
+    masks = {i: x.mask for i, x in texts.items() if x.mask is not None}
+    is_single = wants_log_probs or bool(masks)
+    count = 1 if is_single else min(count, self.most)
     self.counts.append(count)
-    self.clock += self.log_prob_secs * wants_log_probs
+    self.clock += self.log_prob_secs * is_single
     self.asked.append((wants_log_probs, count))
+    self.masks.append(masks)
     found = {slot: [] for slot in texts}
     for step in self.steps_of(texts, count):
       self.read.append(step)
@@ -105,6 +110,7 @@ class Run:
     scores=False,
     tells=False,
     client="client",
+    constraint=None,
   ):
     asked = {"prompt": [*prompt], "max_tokens": max_tokens, "echo": scores}
     if scores or tells:
@@ -118,6 +124,7 @@ class Run:
       deadline=self.decoder.clock + secs,
       client=client,
       changed=lambda: None,
+      constraint=constraint,
     )
 
   def end(self):
@@ -306,6 +313,67 @@ def test_rows_with_log_p_do_not_slow_the_others_down(run):
   # A step with log p takes 0.004 s, and then the other row gets as much time:
   # five steps for each step with log p.
   assert had == [pytest.approx(8, abs=1)]
+
+
+class Recording:
+  """A constraint whose masks are the tokens that it accepted so far.
+
+  It becomes too complex after `most` tokens.
+  """
+
+  def __init__(self, most=10**6):
+    self.accepted, self.most = [], most
+
+  def mask(self):
+    if len(self.accepted) == self.most:
+      raise ConstraintError
+    return np.array(self.accepted, np.int32)
+
+  def accept(self, token):
+    self.accepted.append(token)
+
+
+@pytest.mark.parametrize("tells", [False, True])
+def test_a_row_with_a_constraint_has_a_mask_in_each_of_its_steps(run, tells):
+  run.decoder.most, run.decoder.log_prob_secs = 10**6, 0.003
+  run.decoder.secs = 0.001
+  constraint = Recording()
+  bound = run.row(10, max_tokens=40, constraint=constraint, tells=tells)
+  plain = run.row(20, max_tokens=40)
+  had = []
+  plain.changed = lambda: had.append(len(bound.chosen))
+  run.serve(bound, plain)
+  assert tokens(bound) == constraint.accepted == [*range(11, 51)]
+  assert tokens(plain) == [*range(21, 61)]
+  # Calls without masks give the other row as much time, as with log p.
+  assert had == [pytest.approx(8, abs=1)]
+  calls = [x for x in run.decoder.masks if x]
+  assert [x[0].tolist() for x in calls] == [
+    [*range(11, 11 + i)] for i in range(40)
+  ]
+  assert all({*x} == {0} for x in calls)
+  pairs = zip(run.decoder.asked, run.decoder.masks, strict=True)
+  wanted = {asked for asked, masks in pairs if masks}
+  assert wanted == {(tells, 1)}
+
+
+def test_rows_without_constraints_have_no_masks_and_long_calls(run):
+  run.decoder.most = 10**6
+  run.serve(run.row(10, max_tokens=30), run.row(20, max_tokens=30))
+  assert not any(run.decoder.masks)
+  assert len(run.decoder.masks) <= 3
+
+
+def test_a_constraint_that_becomes_too_complex_ends_only_its_row(run):
+  bound = run.row(10, max_tokens=9, constraint=Recording(2))
+  other = run.row(20, max_tokens=9, constraint=Recording())
+  run.serve(bound, other)
+  assert (bound.ended, tokens(bound)) == ("complex", [11, 12])
+  assert (other.ended, len(other.chosen)) == ("length", 9)
+  alone = Run()
+  row = alone.row(10, constraint=Recording(0))
+  alone.serve(row)
+  assert (row.ended, row.chosen) == ("complex", [])
 
 
 def test_a_call_for_some_rows_stays_within_the_room_of_all(run):

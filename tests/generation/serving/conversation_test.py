@@ -17,15 +17,19 @@ class Lengths:
   """A template that makes the lengths of contents the tokens."""
 
   fields = frozenset({"name"})
+  variables = frozenset({"messages"})
 
-  def encode(self, messages):
+  def encode(self, messages, tools=None):
+    assert not tools
     return [len(x["content"]) for x in messages]
 
 
 def read(body):
-  return make_completion_body(
+  read, tools = make_completion_body(
     body, Lengths(), most_messages=9, most_characters=10
   )
+  assert tools is None
+  return read
 
 
 def test_messages_become_the_tokens_of_the_prompt():

@@ -1,0 +1,112 @@
+# Copyright 2026 The palm_mtf authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Grammars that say which tokens a text may have next."""
+
+import functools
+import importlib.util
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from palm_mtf.data.vocabulary.vocabulary import Vocabulary
+from palm_mtf.errors import UserError
+from palm_mtf.generation.decode.slot_program import num_mask_words
+from palm_mtf.machine.helper_process import HelperError, HelperProcess
+
+_PROCESS = "palm_mtf.generation.inference.grammar_process"
+_MOST_SECS = 10  # to compile a grammar, on a busy machine
+_MOST_START_SECS = 30
+_MOST_KEPT = 16  # compiled grammars, because clients repeat a schema
+
+
+class Grammar(NamedTuple):
+  """The form of an answer."""
+
+  field: str  # the field of the request that asks for the form, for messages
+  text: str  # the grammar in llguidance's variant of Lark
+
+
+class ConstraintError(Exception):
+  """A text cannot continue, because its grammar has become too complex."""
+
+
+class Constraint:
+  """What a text may become: the state of its grammar after some tokens."""
+
+  def __init__(self, matcher: Any, num_tokens: int):
+    # `num_tokens` is the size of the vocabulary.
+    self._matcher, self._num_words = matcher, num_mask_words(num_tokens)
+
+  def mask(self) -> np.ndarray:
+    """Returns a bit per token: whether the text may have it next.
+
+    Bit i % 32 of word i // 32 is that of token i, [words] int32. The ends of a
+    text are allowed exactly if the text so far is whole.
+
+    Raises ConstraintError if the grammar's limits are exceeded.
+    """
+    found = np.frombuffer(self._matcher.compute_bitmask(), np.int32)
+    found = found[: self._num_words]  # llguidance may add a word
+    if self._matcher.is_error() or not found.any():
+      raise ConstraintError
+    return found
+
+  def accept(self, token: int) -> None:
+    """Adds a token, which the mask allows, to the text."""
+    self._matcher.consume_token(token)
+
+
+def check_library(field: str) -> None:
+  """Raises UserError if llguidance, which `field` needs, is missing."""
+  if importlib.util.find_spec("llguidance") is None:
+    raise UserError(
+      f"{field}: needs llguidance, which is not installed: pip install "
+      "'palm_mtf[json]'."
+    )
+
+
+class Grammars:
+  """Compiles grammars for the tokens of a vocabulary."""
+
+  def __init__(self, vocabulary: Vocabulary):
+    self._vocabulary = vocabulary
+    self._compile = functools.lru_cache(_MOST_KEPT)(self._compile_new)
+
+  def start(self, grammar: Grammar) -> Constraint:
+    """Returns the constraint of a text without tokens.
+
+    Raises UserError if the grammar is wrong or too complex, or no text
+    satisfies it.
+    """
+    try:
+      matcher = self._compile(grammar.text).deep_copy()
+      return Constraint(matcher, self._vocabulary.size)
+    except HelperError as error:
+      raise UserError(
+        f"{grammar.field}: cannot be used: {error}; correct or simplify it."
+      ) from None
+
+  def _compile_new(self, text: str) -> Any:
+    from palm_mtf.generation.inference.grammar_process import compile_grammar
+
+    tokenizer, process = self._tokenizer
+    process.ask({"grammar": text}, _MOST_SECS)
+    return compile_grammar(tokenizer, text)
+
+  @functools.cached_property
+  def _tokenizer(self) -> tuple[Any, HelperProcess]:
+    from palm_mtf.generation.inference.grammar_process import make_tokenizer
+
+    ends = self._vocabulary.end_ids
+    tokens = [*map(self._read_token, range(self._vocabulary.size))]
+    first = {"tokens": [x.hex() for x in tokens], "ends": ends}
+    process = HelperProcess(_PROCESS, first, _MOST_START_SECS)
+    return make_tokenizer(tokens, ends), process
+
+  def _read_token(self, i: int) -> bytes:
+    from palm_mtf.generation.inference.grammar_process import NO_TEXT
+
+    found = b""
+    if not self._vocabulary.is_control(i) and i not in self._vocabulary.end_ids:
+      found = self._vocabulary.token_bytes(i)
+    return found or NO_TEXT + b"<%d>" % i
