@@ -130,6 +130,8 @@ def answer_questions(
     _limit(resource.RLIMIT_CPU, int(times.user + times.system) + cpu_secs)
     try:
       found = answer(json.loads(line))
+    except HelperError as error:
+      found = {"error": str(error)}
     except Exception as error:  # strangers' programs raise any exception
       found = {"error": f"{type(error).__name__}: {error}"[:1000]}
     print(json.dumps(found), flush=True)

@@ -38,10 +38,6 @@ _LISTING = re.compile(r"^at \d+\(\d+\): |\n +\d+ \| .*", re.DOTALL)
 NO_TEXT = b"\xff"
 
 
-class WrongGrammarError(HelperError):
-  """A grammar cannot be used; the message says why."""
-
-
 def make_tokenizer(tokens: Sequence[bytes], ends: Sequence[int]) -> Any:
   """Returns an llguidance.LLTokenizer; `ends` are ids that end a text."""
   return llguidance.LLTokenizer(
@@ -68,7 +64,7 @@ class _Tokens:
 def compile_grammar(tokenizer: Any, text: str) -> Any:
   """Returns an llguidance.LLMatcher before the first token.
 
-  Raises WrongGrammarError if the grammar is wrong or exceeds a limit, or no
+  Raises HelperError if the grammar is wrong or exceeds a limit, or no
   text satisfies it.
   """
   limits = llguidance.LLParserLimits(**_LIMITS)
@@ -79,7 +75,7 @@ def compile_grammar(tokenizer: Any, text: str) -> Any:
     reason = _LISTING.sub("", matcher.get_error())
     if reason.startswith("NoExtension"):
       reason = "no text satisfies it"
-    raise WrongGrammarError(" ".join(reason.split())[:_MOST_SHOWN])
+    raise HelperError(" ".join(reason.split())[:_MOST_SHOWN])
   return matcher
 
 
@@ -99,10 +95,7 @@ class _Process:
       tokens = [*map(bytes.fromhex, asked["tokens"])]
       self._tokenizer = make_tokenizer(tokens, asked["ends"])
       return {}
-    try:
-      compile_grammar(self._tokenizer, asked["grammar"])
-    except WrongGrammarError as error:
-      return {"error": str(error)}
+    compile_grammar(self._tokenizer, asked["grammar"])
     return {}
 
 

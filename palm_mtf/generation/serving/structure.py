@@ -55,11 +55,6 @@ def json_rule(schema: Mapping[str, object] | bool) -> str:
     raise UserError("the JSON schema is nested too deep.") from None
 
 
-def text_rule(text: str) -> str:
-  """Returns the right side of a rule for one text."""
-  return json_text(text)
-
-
 def read_grammar(body: Mapping[str, object]) -> Grammar | None:
   """Returns the form that a body asks for; None for any text.
 
@@ -115,5 +110,5 @@ def _read_outputs(value: Mapping[str, object]) -> str:
     except UnicodeEncodeError:  # half of a surrogate pair
       return ""
   if kind == "choice" and are_texts(wanted) and wanted:
-    return " | ".join(map(text_rule, wanted))
+    return " | ".join(map(json_text, wanted))
   return ""

@@ -19,11 +19,7 @@ from typing import Any
 from palm_mtf.data.vocabulary.chat import ChatTemplate
 from palm_mtf.errors import UserError, shorten
 from palm_mtf.generation.inference.constraint import Grammar, check_library
-from palm_mtf.generation.serving.structure import (
-  json_rule,
-  make_grammar,
-  text_rule,
-)
+from palm_mtf.generation.serving.structure import json_rule, make_grammar
 from palm_mtf.json_text import json_text
 
 BEGIN, _END = "<tool_call>", "</tool_call>"
@@ -139,11 +135,11 @@ def _make_grammar(
     parameters = function.get("parameters") or {"additionalProperties": False}
     if parameters.get("type", "object") != "object":
       raise UserError(f"tools: parameters of {name}: give an object's schema.")
-    head = text_rule(f'{{"name": "{name}", "arguments": ')
+    head = json_text(f'{{"name": "{name}", "arguments": ')
     rules.append(f'call{i}: {head} arguments{i} "}}"')
     rule = json_rule({**parameters, "type": "object"})
     rules.append(f"arguments{i}: {rule}")
-  begin, end = text_rule(before), text_rule(after)
+  begin, end = json_text(before), json_text(after)
   one = f"({' | '.join(f'call{i}' for i in range(len(functions)))})"
   if bracket == "[":
     more = "" if is_single else f' (", " {one})*'
