@@ -167,8 +167,13 @@ class NativeStep:
         return tf.fill(rows, 0 if x is None else x)
       return x.tensor_list[0]
 
-    *tensors, seen = texts
-    texts = Texts(*map(unpack, tensors), seen=[*map(unpack, seen)])
+    *tensors, limits, seen, history = texts
+    texts = Texts(
+      *map(unpack, tensors),
+      limits=tf.fill(rows, count) if limits is None else unpack(limits),
+      seen=[*map(unpack, seen)],
+      history=[*map(unpack, history)],
+    )
     steps = run_text_steps(
       self._make_weights(cache), count, texts, [*map(unpack, cache)], settings
     )
@@ -177,8 +182,9 @@ class NativeStep:
       steps.num_steps,
       pack([steps.chosen]),
       pack([steps.logits]),
-      [pack([x]) for x in steps.seen],
-      [pack([x]) for x in steps.cache],
+      *(
+        [pack([x]) for x in y] for y in (steps.seen, steps.cache, steps.history)
+      ),
     )
 
   def _make_weights(self, cache):

@@ -287,16 +287,19 @@ class Batcher:
     # steps, so that all rows get equal time.
     is_mixed = bool(plain) and bool(with_log_probs)
     is_plain = not with_log_probs or (is_mixed and self._owed_plain_secs > 0)
+    taking = plain if is_plain else rows
+    count = self._count_steps(plain, with_log_probs) if is_plain else 1
     begin = time.monotonic()
     # Feed all rows, even those that take no token from this call: for a missing
-    # row, the decoder feeds zeros, which would overwrite its keys and values.
+    # row, the decoder feeds zeros, which may overwrite its keys and values.
     found = self.engine.decoder.steps(
-      {slot: _make_slot_text(row) for slot, row in rows.items()},
-      self._count_steps(plain, with_log_probs) if is_plain else 1,
+      {slot: _make_slot_text(x, slot in taking) for slot, x in rows.items()},
+      count,
       wants_log_probs=not is_plain,
     )
     secs = time.monotonic() - begin
-    done = max(map(len, found.values()))
+    # With prompt lookup, a step may choose several tokens of a row.
+    done = min(count, max(map(len, found.values())))
     self._counters.steps += done
     self._owed_secs -= secs
     if is_plain:
@@ -304,7 +307,7 @@ class Batcher:
       self._owed_plain_secs -= secs
     elif is_mixed:
       self._owed_plain_secs = secs * len(plain) / len(with_log_probs)
-    for slot, row in (plain if is_plain else rows).items():
+    for slot, row in taking.items():
       self._append(row, found[slot])
 
   def _append(self, row: Row, found: Sequence[Chosen]) -> None:
@@ -364,7 +367,7 @@ def _find_position(row: Row) -> int:
   return len(row.prompt) + len(row.chosen) - 1
 
 
-def _make_slot_text(row: Row) -> SlotText:
+def _make_slot_text(row: Row, takes_tokens: bool) -> SlotText:
   return SlotText(
     token=row.chosen[-1].token if row.chosen else row.prompt[-1],
     position=_find_position(row),
@@ -373,4 +376,5 @@ def _make_slot_text(row: Row) -> SlotText:
     temperature=row.asked.temperature,
     top_k=row.asked.top_k,
     top_p=row.asked.top_p,
+    limit=(row.asked.max_tokens - len(row.chosen)) * takes_tokens,
   )

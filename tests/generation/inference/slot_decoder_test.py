@@ -61,7 +61,7 @@ def run(decoder, settings, times=TIMES):
   return found
 
 
-def text_of(i, chosen, config):
+def text_of(i, chosen, config, limit=1):
   """Returns the SlotText of a prompt with the tokens chosen so far."""
   prompt = [0, *PROMPTS[i]]
   return SlotText(
@@ -72,6 +72,7 @@ def text_of(i, chosen, config):
     config.temperature,
     config.top_k,
     config.top_p,
+    limit,
   )
 
 
@@ -139,8 +140,8 @@ def test_one_call_with_many_steps_chooses_the_same_as_many_calls(
   for i, prompt in enumerate(PROMPTS):
     decoder.insert(i, [0, *prompt])
   while len(found[0]) < MAX_TOKENS:
-    texts = {i: text_of(i, x, settings[i]) for i, x in enumerate(found)}
     count = min(3, MAX_TOKENS - len(found[0]))
+    texts = {i: text_of(i, x, settings[i], count) for i, x in enumerate(found)}
     steps = decoder.steps(texts, count, wants_log_probs=False)
     for i, chosen in steps.items():
       found[i] += chosen
@@ -162,7 +163,7 @@ def test_a_text_is_unchanged_by_a_call_whose_tokens_are_dropped(decoder):
     steps = decoder.steps(texts, 1, wants_log_probs=True)
     found[0] += steps[0]
     # Drop the first text's tokens of this call.
-    texts[0] = text_of(0, found[0], settings[0])
+    texts = {i: text_of(i, x, settings[i], 5) for i, x in enumerate(found)}
     steps = decoder.steps(texts, 5, wants_log_probs=False)
     found[1] += steps[1]
   assert found[0] == expected[0]
