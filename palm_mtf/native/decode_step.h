@@ -1,8 +1,8 @@
 // Copyright 2026 The palm_mtf authors.
 // SPDX-License-Identifier: Apache-2.0
 //
-// A decoding step: one more token per row, on one device. Rows may be successive
-// tokens of one text, because a layer writes all keys before it reads any.
+// A decoding step: one more token per row, on one device. Rows may be
+// successive tokens of one text: a layer writes all keys before it reads any.
 //
 // A step computes all blocks of model/palm.py for one position per row. A step
 // takes about as long as reading every weight once, because the work between

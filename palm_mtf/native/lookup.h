@@ -16,10 +16,11 @@ namespace palm {
 
 constexpr int kMostDrafted = 8;  // tokens per text and step
 constexpr int kMostMatched = 4;  // longer matches are not looked for
-// Numbers at the beginning of a row of the history (`Texts.history`): per length
-// of a match, how many predicted tokens were right, and how many were compared.
+// Numbers at the beginning of a row of the history (`Texts.history`): for each
+// length of a match, how many predicted tokens were right and were compared.
 constexpr int kCounts = 2 * kMostMatched;
 constexpr int kMostCompared = 32;  // counts of older tokens are halved
+constexpr double kLeastGain = 1.06;  // a lesser gain may be an error
 
 // A text in a call of several steps, with the draft for the next step.
 struct LookedUp {
@@ -36,7 +37,7 @@ struct LookedUp {
   // Returns how likely predicted token `i` is chosen if those before it are.
   double chance_of(int i) const {
     const int32_t* counted = counts_of(i);
-    return (counted[0] + 1.0) / (counted[1] + 2.0);
+    return (counted[0] + 0.2 * length_of(i)) / (counted[1] + 2);
   }
 
   // Predicts at most `most` tokens: those after the longest match, or after the
@@ -77,9 +78,8 @@ struct LookedUp {
   }
 
  private:
-  int32_t* counts_of(int i) const {
-    return counts + 2 * (std::min(matched + i, kMostMatched) - 1);
-  }
+  int length_of(int i) const { return std::min(matched + i, kMostMatched); }
+  int32_t* counts_of(int i) const { return counts + 2 * (length_of(i) - 1); }
 };
 
 // The rows of a step: the last token of each text, then the drafted tokens.
@@ -101,63 +101,57 @@ struct StepRows {
   }
 };
 
-// Measured seconds of steps, by their number of rows.
+// Estimates the seconds of a step as a linear function of its number of rows,
+// by least squares over the last hundred steps or so.
 class StepCosts {
  public:
   void add(int rows, double secs) {
-    if (costs_.size() <= size_t(rows)) costs_.resize(rows + 1);
-    ++now_;
-    Cost& cost = costs_[rows];
-    if (!cost.when) cost.secs = of(rows);
-    // The first number is a measurement. Later ones change by at most a half,
-    // because other programs may have interrupted the step.
-    cost.secs = cost.secs ? cost.secs + (std::min(secs, 2 * cost.secs) -
-                                         cost.secs) / 2
-                          : secs;
-    cost.when = now_;
+    // Other programs may have interrupted the step.
+    if (weight_ > 4) secs = std::min(secs, 2 * of(rows));
+    for (double* each : {&weight_, &squares_, &products_}) *each *= 0.99;
+    weight_ += 1;
+    const double dx = rows - rows_, dy = secs - secs_;
+    rows_ += dx / weight_, secs_ += dy / weight_;
+    squares_ += dx * (rows - rows_), products_ += dx * (secs - secs_);
   }
 
-  // Returns the estimated seconds of a step; 0 if no step has had at most this
-  // many rows. An old estimate sinks, so that each number of rows is measured
-  // again. A number of rows that was not measured costs as much as fewer rows.
+  bool has_any() const { return weight_ > 0; }
+
   double of(int rows) const {
-    for (int i = std::min(rows, int(costs_.size()) - 1); i > 0; --i)
-      if (const Cost& cost = costs_[i]; cost.when)
-        return cost.secs * std::max(0.5, 1 - 0.0005 * (now_ - cost.when));
-    return 0;
+    // If almost all steps had equally many rows, assume that a further row
+    // costs a quarter of the mean row, so that larger steps are tried again.
+    const double mean = secs_ / rows_;
+    const double slope = (products_ + mean) / (squares_ + 4);
+    return secs_ + std::clamp(slope, 0.0, mean) * (rows - rows_);
   }
 
  private:
-  struct Cost {
-    double secs = 0;
-    int64_t when = 0;  // number of the step that was measured; 0 for none
-  };
-  std::vector<Cost> costs_;
-  int64_t now_ = 0;
+  double weight_ = 0, rows_ = 0, secs_ = 0;  // sum of weights, and means
+  double squares_ = 0, products_ = 0;        // sums of products of differences
 };
 
 // Sets how many tokens to draft for each text, so that the expected number of
 // chosen tokens per second is largest.
 inline void draft(std::vector<LookedUp>& texts, const StepCosts& costs) {
   const int rows = texts.size();
-  if (!costs.of(rows)) return;
+  if (!costs.has_any()) return;
   std::vector<LookedUp*> drafts;  // the text of each drafted token
-  double expected = rows, best = expected / costs.of(rows);
+  double expected = rows, best = kLeastGain * expected / costs.of(rows);
   size_t kept = 0;
   while (true) {
     LookedUp* likeliest = nullptr;
-    double most = 0.02;  // a lesser chance is not worth the search
+    double best_chance = 0.02;  // a lesser one is not worth the search
     for (LookedUp& each : texts) {
-      if (each.drafted >= std::min({each.predicted, each.limit - 1, kMostDrafted}))
-        continue;
+      const int most = std::min(each.limit - 1, kMostDrafted);
+      if (each.drafted >= std::min(each.predicted, most)) continue;
       const double chance = each.chance * each.chance_of(each.drafted);
-      if (chance > most) likeliest = &each, most = chance;
+      if (chance > best_chance) likeliest = &each, best_chance = chance;
     }
     if (!likeliest) break;
-    likeliest->chance = most;
+    likeliest->chance = best_chance;
     ++likeliest->drafted;
     drafts.push_back(likeliest);
-    expected += most;
+    expected += best_chance;
     const double rate = expected / costs.of(rows + int(drafts.size()));
     if (rate > best) best = rate, kept = drafts.size();
   }

@@ -124,8 +124,8 @@ def test_tokens_logits_and_cache_are_those_of_single_steps(
     none = np.zeros_like(continued.prompts)
     plain = continued.run(continued.plain, none)
     earlier = continued.plant(plain[0], right=[10, 10, 5, 0])
-    # The first call drafts whatever the computer's speed: all numbers of rows
-    # seem to cost equally much, because none has been measured.
+    # The first call drafts whatever the computer's speed: further rows seem to
+    # cost little, because no step with a draft has been measured.
     in_two_steps, *_ = continued.run(continued.looked_up, earlier, count=2)
     looked_up = continued.run(continued.looked_up, earlier)
   counts = (in_two_steps >= 0).sum(1)
