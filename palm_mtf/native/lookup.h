@@ -15,6 +15,7 @@
 namespace palm {
 
 constexpr int kMostDrafted = 8;  // tokens per text and step
+constexpr int kMostDraftedInAll = 64;  // per step; each has logits in memory
 constexpr int kMostMatched = 4;  // longer matches are not looked for
 // Numbers at the beginning of a row of the history (`Texts.history`): for each
 // length of a match, how many predicted tokens were right and were compared.
@@ -138,7 +139,7 @@ inline void draft(std::vector<LookedUp>& texts, const StepCosts& costs) {
   std::vector<LookedUp*> drafts;  // the text of each drafted token
   double expected = rows, best = kLeastGain * expected / costs.of(rows);
   size_t kept = 0;
-  while (true) {
+  while (drafts.size() < kMostDraftedInAll) {
     LookedUp* likeliest = nullptr;
     double best_chance = 0.02;  // a lesser one is not worth the search
     for (LookedUp& each : texts) {
