@@ -33,7 +33,7 @@ if TYPE_CHECKING:  # the module imports TensorFlow, which takes seconds
 
 _DTYPES = {16: "activation", 8: "int8", 4: "int4"}
 _TEMPERATURES = {"edit": 0.0, "story": 1.0}
-_WARM_UP, _LENGTH = 1, 1024
+_WARM_UP, LENGTH = 1, 1024
 BOUNDS = {"tokens_per_sec": pairs.POSITIVE, "ratio": pairs.POSITIVE}
 HEAD = f"{'texts':<6} {'bits':>4} {'rows':>4} {'tokens/s':>9}  times as fast"
 FLAGS = {
@@ -47,7 +47,7 @@ FLAGS = {
 }
 
 
-def _ask(kind: str, number: int) -> list[str]:
+def ask(kind: str, number: int) -> list[str]:
   """Returns questions of a kind, different ones."""
   topics = pydoc_data.topics.topics
   names = sorted(topics)
@@ -74,7 +74,7 @@ def measure(chosen: argparse.Namespace) -> Iterator[dict]:
     macros = {
       "WEIGHT_DTYPE": _DTYPES[bits],
       "SAMPLE_TOKENS": chosen.tokens,
-      "SEQUENCE_LENGTH": _LENGTH,
+      "SEQUENCE_LENGTH": LENGTH,
     }
     _, config = load_run("generate", chosen.model_dir, macros)
     checkpoint, vocabulary = open_newest(chosen.model_dir, config)
@@ -85,7 +85,7 @@ def measure(chosen: argparse.Namespace) -> Iterator[dict]:
         for rows in chosen.batch_sizes or [1, 4, 16]:
           prompts = [
             template.encode([{"role": "user", "content": text}])
-            for text in _ask(kind, rows)
+            for text in ask(kind, rows)
           ]
           yield {
             "texts": kind,
