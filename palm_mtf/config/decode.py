@@ -28,6 +28,9 @@ class DecodeConfig(Checked):
     length_penalty: exponent of beam search's length penalty; values above 0
       favour longer continuations.
     stop_strings: a continuation ends before the first of these strings.
+    prompt_lookup: whether steps in C++ draft tokens from earlier places of the
+      text, and read several at once where that is faster (native/lookup.h). The
+      continuation stays the same.
     weight_dtype: dtype of the weights of matrix products. "activation": as in
       training. "int8": int8, for the inputs of these products too. "int4":
       int4, except that the weights that give the logits are int8. Norms and the
@@ -42,6 +45,7 @@ class DecodeConfig(Checked):
   num_beams: Annotated[int, whole(maximum=_MAX_ROWS)] = 1
   length_penalty: Annotated[float, real(0.0, 10.0)] = 0.6
   stop_strings: Annotated[list[str] | tuple[str, ...], texts("texts")] = ()
+  prompt_lookup: bool = True
   weight_dtype: Literal["activation", "int8", "int4"] = "activation"
 
   def __post_init__(self) -> None:

@@ -9,13 +9,14 @@
 #pragma once
 
 #include <algorithm>
-#include <functional>
+#include <chrono>
 #include <mutex>
 #include <vector>
 
 #include "call.h"
 #include "decode_step.h"
 #include "huge_pages.h"
+#include "lookup.h"
 #include "sampling.h"
 #include "shared.h"
 
@@ -65,7 +66,7 @@ struct StepKernel {
     Step<T> step = read<T>(call, num_rows, 1);
     step.tokens = static_cast<int32_t*>(TF_TensorData(tokens));
     step.positions = positions;
-    if (!fits(call, step, 1)) return;
+    if (!fits(call, step, nullptr, model.memory_length)) return;
     step.logits = call.allocate<float>(0, num_rows, step.model.vocab).data;
     std::lock_guard lock(shared().mutex);
     step.run();
@@ -113,14 +114,18 @@ struct StepKernel {
     return step;
   }
 
-  // Returns whether all tokens are in the vocabulary and the cache has room for
-  // `count` steps. If not, the call fails.
+  // Returns whether all tokens are in the vocabulary, and `counts` tokens (null:
+  // one) per row fit into `room` positions and into the cache. If not, the call
+  // fails.
   template <class T>
-  static bool fits(Call& call, const Step<T>& step, int count) {
+  static bool fits(Call& call, const Step<T>& step, const int32_t* counts,
+                   int room) {
+    room = std::min(room, step.model.memory_length);
     for (int i = 0; i < step.num_rows; ++i) {
+      const int count = counts ? counts[i] : 1;
       const int token = step.tokens[i], position = step.positions[i];
       if (token >= 0 && token < step.model.vocab && position >= 0 &&
-          position + count <= step.model.memory_length)
+          position + count <= room)
         continue;
       call.fail("a token or its position lies outside of the model");
       return false;
@@ -131,8 +136,9 @@ struct StepKernel {
 
 struct TextKernel : StepKernel {
   float most_greedy, repetition_penalty;
-  int num_tokens, num_seen, num_masks;
+  int num_tokens, num_seen, num_history, num_masks;
   bool keeps_logits;
+  mutable StepCosts costs;  // guarded by the mutex of `shared`
 
   explicit TextKernel(const Attributes& attrs)
       : StepKernel(attrs),
@@ -140,6 +146,7 @@ struct TextKernel : StepKernel {
         repetition_penalty(attrs.real("repetition_penalty")),
         num_tokens(attrs.number("num_tokens")),
         num_seen(attrs.number("num_seen")),
+        num_history(attrs.number("num_history")),
         num_masks(attrs.number("num_masks")),
         keeps_logits(attrs.flag("keeps_logits")) {}
 
@@ -147,66 +154,115 @@ struct TextKernel : StepKernel {
   void compute(Call& call) const {
     const int count = *call.next_data<int32_t>();
     const std::vector<int32_t> ends = call.next_values<int32_t>();
-    std::vector<int32_t> tokens = call.next_values<int32_t>();
-    std::vector<int32_t> positions = call.next_values<int32_t>();
-    std::vector<int32_t> places = call.next_values<int32_t>();
-    std::vector<bool> is_over = call.next_values<bool>();
+    const std::vector<int32_t> tokens = call.next_values<int32_t>();
+    const std::vector<int32_t> positions = call.next_values<int32_t>();
+    const int32_t* places = call.next_data<int32_t>();
+    const bool* is_over = call.next_data<bool>();
     const int32_t* keys = call.next_data<int32_t>();
     const float* temperatures = call.next_data<float>();
     const int32_t* top_ks = call.next_data<int32_t>();
     const float* top_ps = call.next_data<float>();
+    const int32_t* limits = call.next_data<int32_t>();
     const int num_rows = tokens.size();
     // Steps write to a copy of `seen`, because the input may be a constant.
     Matrix<bool> seen = {};
     if (num_seen) seen = call.copy_next<bool>(2);
+    std::vector<int32_t> own_history;
+    Matrix<int32_t> history = {nullptr, num_rows,
+                               kCounts + model.memory_length + 1};
+    if (num_history) {
+      history = call.next_matrix<int32_t>();
+      call.give_last(2 + num_seen);
+    } else {
+      own_history.resize(size_t(num_rows) * history.columns);
+      history.data = own_history.data();
+    }
     Matrix<int32_t> masks = {};
     if (num_masks) masks = call.next_matrix<int32_t>();
-    Step<T> step = read<T>(call, num_rows, 2 + num_seen);
+    Step<T> step = read<T>(call, num_rows, 2 + num_seen + num_history);
     const int vocab = step.model.vocab;
     if (num_tokens > vocab)
       return call.fail("the vocabulary has more tokens than the embedding");
     step.tokens = tokens.data(), step.positions = positions.data();
-    if (!fits(call, step, count)) return;
+    const int most_tokens = history.columns - kCounts;
+    if (!fits(call, step, limits, most_tokens - 1)) return;
     if (num_masks && masks.columns < (num_tokens + 31) / 32)
       return call.fail("a mask has fewer bits than there are tokens");
-    std::vector<float> own(keeps_logits ? 0 : size_t(num_rows) * vocab);
     const Matrix<float> kept =
       call.allocate<float>(1, keeps_logits ? num_rows : 0, vocab);
-    step.logits = keeps_logits ? kept.data : own.data();
-    std::vector<int32_t> found(num_rows), chosen;
-    step.choose = [&](int row, float* numbers) {
-      thread_local std::vector<float> copy;  // sampling overwrites its input
-      if (keeps_logits) {
-        copy.assign(numbers, numbers + num_tokens);
-        numbers = copy.data();
-      }
+    std::fill_n(kept.data, size_t(kept.rows) * vocab, 0.0f);
+
+    std::vector<std::vector<int32_t>> chosen(num_rows);
+    std::vector<LookedUp> texts;  // those that have not ended
+    for (int row = 0; row < num_rows; ++row) {
+      if (is_over[row] || limits[row] <= 0) continue;
+      int32_t* counts = history.row(row);
+      counts[kCounts + positions[row]] = tokens[row];
+      texts.push_back(
+        {row, counts, counts + kCounts, positions[row] + 1, limits[row]});
+    }
+    std::vector<float> logits;
+    StepRows rows;
+    step.choose = [&](int i) {
+      LookedUp& text = texts[i];
+      const int row = text.row, place = places[row] + int(chosen[row].size());
       const Sampling how = {temperatures[row] <= most_greedy, temperatures[row],
                             top_ps[row], repetition_penalty, top_ks[row],
                             num_tokens};
       bool* row_seen = num_seen ? seen.row(row) : nullptr;
-      found[row] =
-        choose_token(how, numbers, row_seen, num_masks ? masks.row(row) : nullptr,
-                     keys + 2 * row, places[row]);
+      const int32_t* mask = num_masks ? masks.row(row) : nullptr;
+      bool is_right = true;
+      for (int j = 0; is_right && j <= text.drafted; ++j) {
+        float* numbers = &logits[size_t(text.first_row + j) * vocab];
+        // Sampling overwrites its input.
+        if (keeps_logits) std::copy_n(numbers, vocab, kept.row(row));
+        const int token = choose_token(how, numbers, row_seen, mask,
+                                       keys + 2 * row, place + j);
+        rows.chosen[text.first_row + j] = token;
+        if (row_seen) row_seen[token] = true;
+        text.chosen = j + 1;
+        is_right = token == text.tokens[text.size + j] &&
+                   !std::ranges::count(ends, token);
+      }
     };
-    int done = 0;
-    for (; done < count; ++done) {
-      if (std::all_of(is_over.begin(), is_over.end(), std::identity())) break;
+    for (int done = 0; done < count && !texts.empty(); ++done) {
       // The lock is free between steps, so that other sessions' calls can run.
       std::unique_lock lock(shared().mutex);
-      step.run();
-      lock.unlock();
-      for (int row = 0; row < num_rows; ++row) {
-        tokens[row] = is_over[row] ? ends[0] : found[row];
-        is_over[row] = is_over[row] || std::ranges::count(ends, tokens[row]);
-        if (num_seen) seen.row(row)[tokens[row]] = true;
-        ++positions[row], ++places[row];
+      // Masks, and logits that are kept, are of one token per text.
+      if (num_history && !num_masks && !keeps_logits) {
+        for (LookedUp& each : texts)
+          each.predict(std::min(kMostDrafted + 1, most_tokens - each.size));
+        draft(texts, costs);
       }
-      chosen.insert(chosen.end(), tokens.begin(), tokens.end());
+      rows.fill(texts);
+      step.num_rows = rows.tokens.size(), step.num_texts = texts.size();
+      step.tokens = rows.tokens.data(), step.positions = rows.positions.data();
+      step.cache_rows = rows.cache_rows.data();
+      logits.resize(std::max(logits.size(), size_t(step.num_rows) * vocab));
+      step.logits = logits.data();
+      const auto begin = std::chrono::steady_clock::now();
+      step.run();
+      const std::chrono::duration<double> passed =
+        std::chrono::steady_clock::now() - begin;
+      costs.add(step.num_rows, passed.count());
+      lock.unlock();
+      for (LookedUp& each : texts) {
+        const int32_t* found = &rows.chosen[each.first_row];
+        each.take(found);
+        auto& all = chosen[each.row];
+        all.insert(all.end(), found, found + each.chosen);
+      }
+      std::erase_if(texts, [&](const LookedUp& x) {
+        return !x.limit || std::ranges::count(ends, x.tokens[x.size - 1]);
+      });
     }
-    const Matrix<int32_t> texts = call.allocate<int32_t>(0, num_rows, done);
-    for (int row = 0; row < num_rows; ++row)
-      for (int i = 0; i < done; ++i)
-        texts.row(row)[i] = chosen[size_t(i) * num_rows + row];
+    size_t most = 0;
+    for (const auto& each : chosen) most = std::max(most, each.size());
+    const Matrix<int32_t> out = call.allocate<int32_t>(0, num_rows, most);
+    for (int row = 0; row < num_rows; ++row) {
+      std::fill_n(out.row(row), most, ends[0]);
+      std::ranges::copy(chosen[row], out.row(row));
+    }
   }
 };
 

@@ -1,7 +1,8 @@
 // Copyright 2026 The palm_mtf authors.
 // SPDX-License-Identifier: Apache-2.0
 //
-// A decoding step: one more token per row, on one device.
+// A decoding step: one more token per row, on one device. Rows may be
+// successive tokens of one text: a layer writes all keys before it reads any.
 //
 // A step computes all blocks of model/palm.py for one position per row. A step
 // takes about as long as reading every weight once, because the work between
@@ -73,6 +74,7 @@ struct Step {
 
   int num_rows;
   const int32_t *tokens, *positions;     // [num_rows]
+  const int32_t* cache_rows = nullptr;   // [num_rows]; null for 0, 1, 2 ...
   const T* table;                        // [vocab, d_model]
   std::vector<Rotary> rotaries;
   std::vector<const float*> scales;      // one per norm; see `StepWeights`
@@ -81,12 +83,14 @@ struct Step {
   std::vector<T*> cache;  // [rows, key_heads, memory_length, d_kv]: for each
                           // layer keys, then values
   float* logits;          // [num_rows, vocab]
-  std::function<void(int row, float* logits)> choose;  // null chooses nothing
+  int num_texts = 0;  // whose tokens to choose
+  std::function<void(int text)> choose;  // reads `logits`
 
   int q_size() const { return model.heads * model.d_kv; }
   int kv_size() const { return model.key_heads * model.d_kv; }
   int qkv_size() const { return q_size() + 2 * kv_size(); }
   int wide_size() const { return qkv_size() + 2 * model.widest(); }
+  size_t cache_row(int row) const { return cache_rows ? cache_rows[row] : row; }
 
   void run() {
     x.resize(size_t(num_rows) * model.d_model);
@@ -155,10 +159,9 @@ struct Step {
              [&](int row, int column, int count, const float* y) {
                std::copy_n(y, count, logits + size_t(row) * vocab + column);
              });
-    if (!choose) return;
+    if (!num_texts) return;
     team.meet();
-    for_rows(thread,
-             [&](int row) { choose(row, logits + size_t(row) * vocab); });
+    for (int i = thread; i < num_texts; i += team.size()) choose(i);
   }
 
   template <class Use>
@@ -280,7 +283,7 @@ struct Step {
         norm_row(k, k_norm, kv_size(), how, k);
       }
       for (int head = 0; head < model.key_heads; ++head, k += model.d_kv) {
-        size_t at = (size_t(row) * model.key_heads + head) * per_head +
+        size_t at = (cache_row(row) * model.key_heads + head) * per_head +
                     size_t(positions[row]) * model.d_kv;
         prepare(row, k, k_norm);
         for (int i = 0; i < model.d_kv; ++i) {
@@ -293,7 +296,7 @@ struct Step {
     for_shares(thread, model.heads, [&](int row, int begin, int end) {
       for (int head = begin; head < end; ++head) {
         int key_head = head / (model.heads / model.key_heads);
-        size_t at = (size_t(row) * model.key_heads + key_head) * per_head;
+        size_t at = (cache_row(row) * model.key_heads + key_head) * per_head;
         float* q = &wide[size_t(row) * wide_size() + head * model.d_kv];
         prepare(row, q, q_norm);
         const int count = std::min(positions[row] + 1, model.windows[layer]);

@@ -27,6 +27,8 @@ from palm_mtf.native.operations import IS_CENTERED, operations, set_shapes
 # Formats of packed weights, in the order of `Format` in panels.h.
 INT4 = tf.as_dtype("int4")
 FORMATS = (tf.float32, tf.bfloat16, tf.int8, INT4)
+# Numbers before the tokens in a row of `Texts.history`: kCounts in lookup.h.
+_COUNTS = 8
 GROUP = 32  # rows per scale in a column of int4 weights [inner, outer]
 
 
@@ -315,12 +317,30 @@ class Texts(NamedTuple):
   temperature: tf.Tensor  # TEMPERATURE of each text, [rows] float32
   top_k: tf.Tensor  # TOP_K of each text, [rows] int32; 0 keeps all tokens
   top_p: tf.Tensor  # TOP_P of each text, [rows] float32
+  # Maximum number of tokens to choose per text, [rows] int32; None for one per
+  # step. Steps by TensorFlow's operations choose one per step in any case.
+  limits: tf.Tensor | None = None
   # With a repetition penalty, one tensor, [rows, vocab] bool, that says whether
   # each token occurs in the text. Otherwise ().
   seen: Sequence[tf.Tensor] = ()
+  # For prompt lookup (native/lookup.h), one tensor from `make_history`, which
+  # is written in place. Otherwise (); then a step chooses one token per text.
+  history: Sequence[tf.Tensor] = ()
   # One tensor, [rows, words] int32, or (): bit i % 32 of word i // 32 says
-  # whether the next token may be i. All steps use the same bits.
+  # whether the next token may be i. All steps use the same bits, so there is no
+  # prompt lookup.
   masks: Sequence[tf.Tensor] = ()
+
+
+def make_history(prompts: tf.Tensor, most_tokens: int) -> tf.Tensor:
+  """Returns `Texts.history`, [rows, _COUNTS + most_tokens] int32.
+
+  Args:
+    prompts: tokens that each text begins with, [rows, tokens] int32.
+    most_tokens: maximum number of tokens in a text, prompt included.
+  """
+  after = most_tokens - prompts.shape[1]
+  return tf.pad(prompts, [[0, 0], [_COUNTS, after]])
 
 
 class TextSettings(NamedTuple):
@@ -339,13 +359,14 @@ class TextSettings(NamedTuple):
 class TextSteps(NamedTuple):
   """Texts and cache after some steps."""
 
-  num_steps: tf.Tensor  # number of steps that were run, [] int32
+  num_steps: tf.Tensor  # most tokens that were chosen for a text, [] int32
   # Chosen tokens, [rows, at least num_steps] int32; `end_ids[0]` after a text
-  # has ended, and after the last step.
+  # has ended or reached its limit, and after the last step.
   chosen: tf.Tensor
   logits: tf.Tensor  # last step's, [rows, vocab] float32, if `keeps_logits`
   seen: list[tf.Tensor]  # `Texts.seen` with the chosen tokens
-  cache: list[tf.Tensor]  # without the tokens that the last step chose
+  cache: list[tf.Tensor]  # without the last token of each text
+  history: Sequence[tf.Tensor] = ()  # `Texts.history` with the chosen tokens
 
 
 def run_text_steps(
@@ -357,9 +378,11 @@ def run_text_steps(
 ) -> TextSteps:
   """Continues texts by `count` steps ([] int32), or until all texts have ended.
 
-  `cache` has the shapes that `run_decode_step` takes; it is written in place.
+  With `Texts.history`, a step may choose several tokens of a text, the same
+  that as many steps without it would choose. `cache` has the shapes that
+  `run_decode_step` takes; it is written in place.
   """
-  chosen, logits, seen_after, cache_after = operations().palm_text_steps(
+  chosen, logits, seen, history, after = operations().palm_text_steps(
     count=count,
     ends=tf.constant(list(settings.end_ids)),
     **texts._asdict(),
@@ -378,8 +401,9 @@ def run_text_steps(
     tf.shape(chosen)[1],
     chosen,
     logits[:, : weights.config.vocab_size],
-    set_shapes(seen_after, texts.seen),
-    set_shapes(cache_after, cache),
+    set_shapes(seen, texts.seen),
+    set_shapes(after, cache),
+    set_shapes(history, texts.history),
   )
 
 

@@ -24,7 +24,7 @@ from palm_mtf.generation.decode.rows import (
 from palm_mtf.generation.decode.sampling import is_among, mask_logits
 from palm_mtf.generation.decode.step import make_step, repeat_step
 from palm_mtf.generation.decode.weights import DecodeModel
-from palm_mtf.native.decoding import Texts, TextSettings
+from palm_mtf.native.decoding import Texts, TextSettings, make_history
 from palm_mtf.ops.placement import LaidOut
 from palm_mtf.ops.xla import fused
 from palm_mtf.runtime.program import Program
@@ -215,13 +215,22 @@ class _Samples(_Continuations):
   """Samples tokens of independent rows, or decodes greedily.
 
   The state has these tensors: whether rows have ended; the rows' last tokens;
-  all tokens chosen so far, [rows, max_tokens]; and with a repetition penalty,
-  whether each token of the vocabulary occurs in the row, [rows, vocab] bool.
+  all tokens chosen so far, [rows, max_tokens]; with a repetition penalty,
+  whether each token of the vocabulary occurs in the row, [rows, vocab] bool;
+  and with prompt lookup, `Texts.history`.
   """
 
   @property
+  def _penalizes(self) -> bool:
+    return self._decode.repetition_penalty != 1
+
+  @property
+  def _looks_up(self) -> bool:
+    return self._decode.prompt_lookup and self._model.is_packed
+
+  @property
   def num_tensors(self) -> int:
-    return 3 + (self._decode.repetition_penalty != 1)
+    return 3 + self._penalizes + self._looks_up
 
   def first_state(self, prompts, lengths):
     """Returns a device's slice of the state before the first token."""
@@ -230,7 +239,7 @@ class _Samples(_Continuations):
     last = tf.gather(prompts, lengths - 1, batch_dims=1)
     tokens = tf.fill([rows, self._sizes.max_tokens], self._sizes.end_ids[0])
     state = [tf.fill([rows], False), repeat(last, num_samples), tokens]
-    if self._decode.repetition_penalty != 1:
+    if self._penalizes:
       place = tf.range(length)
       is_text = place < lengths[:, tf.newaxis]
       if self._sizes.has_start:
@@ -242,6 +251,9 @@ class _Samples(_Continuations):
         [num_prompts, self._model.config.vocab_size],
       )
       state.append(repeat(counts > 0, num_samples))
+    if self._looks_up:
+      history = make_history(prompts, length + self._sizes.max_tokens)
+      state.append(repeat(history, num_samples))
     return tuple(state)
 
   def advance(self, limit, place, lengths, keys, state, cache):
@@ -249,7 +261,8 @@ class _Samples(_Continuations):
 
     Returns the number of new tokens per row, [] int32; the state; the cache.
     """
-    is_over, last, tokens, *seen = state
+    is_over, last, tokens, *others = state
+    seen, history = others[: self._penalizes], others[self._penalizes :]
     places = self._impl.slicewise(lambda n: tf.fill(n.shape, place), lengths)
     decode, end_ids = self._decode, self._sizes.end_ids
     steps = make_step(self._model).advance(
@@ -257,7 +270,9 @@ class _Samples(_Continuations):
       Texts(
         *(last, self._find_positions(lengths, place), places, is_over, keys),
         # A gin file may set 1 for 1.0, but the C++ operation takes no int.
-        *(float(decode.temperature), decode.top_k, float(decode.top_p), seen),
+        *(float(decode.temperature), decode.top_k, float(decode.top_p)),
+        seen=seen,
+        history=history,
       ),
       cache,
       TextSettings(
@@ -284,10 +299,10 @@ class _Samples(_Continuations):
       )
 
     state = self._impl.slicewise(put, is_over, last, tokens, steps.chosen)
-    return after, [*state, *steps.seen], steps.cache
+    return after, [*state, *steps.seen, *steps.history], steps.cache
 
-  def read_results(self, is_over, last, tokens, *seen):
-    del last, seen
+  def read_results(self, is_over, last, tokens, *others):
+    del last, others
     return tokens, is_over
 
 

@@ -8,7 +8,8 @@ slots wait; another function adds tokens to all slots. If a layout splits
 `batch` into s slices, slot i is row i // s of slice i % s. The first slots are
 thus the first rows of every slice, so that a step can leave out the last slots.
 
-The state of these functions is the cache.
+The state of these functions is the cache and, for prompt lookup, the history
+of the texts in all slots (`Texts.history`).
 """
 
 import dataclasses
@@ -27,7 +28,7 @@ from palm_mtf.generation.decode.sampling import mask_logits
 from palm_mtf.generation.decode.score_program import NUM_LIKELIEST
 from palm_mtf.generation.decode.step import make_step
 from palm_mtf.generation.decode.weights import DecodeModel
-from palm_mtf.native.decoding import Texts, TextSettings
+from palm_mtf.native.decoding import Texts, TextSettings, make_history
 
 # Maximum number of tokens that a call of `StepSlots` chooses per text. Shapes
 # on accelerators are static: a call there returns this many (1 with log p).
@@ -41,10 +42,11 @@ def num_mask_words(num_tokens: int) -> int:
 
 @dataclasses.dataclass(frozen=True)
 class MakeSlots(DecodeFunction):
-  """Makes the cache of all slots; has neither inputs nor outputs."""
+  """Makes the state of all slots; has neither inputs nor outputs."""
 
   num_slots: int  # divisible by `num_slices`
   num_slices: int  # number of slices of `batch`
+  prompt_lookup: bool = False  # applies to steps in C++
 
   effect = Effect.MAKES
 
@@ -56,7 +58,15 @@ class MakeSlots(DecodeFunction):
     ones = split_rows(model.placement, tf.ones([self.num_slices], tf.int32))
     length = model.config.sequence_length
     copies = self.num_slots // self.num_slices
-    return prefill(model, prompts, ones, length, copies), {}
+    cache = prefill(model, prompts, ones, length, copies)
+    history = []
+    if self.prompt_lookup and model.is_packed:
+      # Not a constant, because steps write the history in place.
+      texts = tf.raw_ops.Empty(
+        shape=[self.num_slots, 1], dtype=tf.int32, init=True
+      )
+      history = [split_rows(model.placement, make_history(texts, length + 1))]
+    return [*cache, *history], {}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -86,11 +96,13 @@ class InsertPrompts(DecodeFunction):
   def __call__(
     self, model: DecodeModel, state: State, inputs: Mapping[str, tf.Tensor]
   ) -> tuple[State, dict[str, tf.Tensor]]:
-    """Builds the prefill; returns the cache with the new prompts."""
-    impl = model.placement
+    """Builds the prefill; returns the state with the new prompts."""
+    impl, prompts = model.placement, inputs["prompts"]
     lengths, at = (split_rows(impl, inputs[x]) for x in ("lengths", "rows"))
     length = model.config.sequence_length
-    new = prefill(model, inputs["prompts"], lengths, length)
+    new = prefill(model, prompts, lengths, length)
+    if len(state) > len(new):
+      new = [*new, split_rows(impl, make_history(prompts, length + 1))]
     return [
       impl.slicewise(lambda *x: _replace_row(*x, model.row_axis), x, y, at)
       for x, y in zip(state, new, strict=True)
@@ -102,18 +114,20 @@ class StepSlots(DecodeFunction):
   """Adds one or more tokens to the text in each of the first slots.
 
   Inputs:
-    count: [], int32: number of tokens to choose per text, at most MOST_STEPS.
-      If log p is computed, or there are masks, `count` is ignored, and one
-      token is chosen.
-    texts: [rows, 6], int32, per text: last token; the last token's position,
+    count: [], int32: number of steps to run, at most MOST_STEPS. If log p is
+      computed, or there are masks, `count` is ignored, and one token is chosen.
+    texts: [rows, 7], int32, per text: last token; the last token's position,
       from 0; number of tokens already drawn; random key, two numbers; TOP_K, at
-      least 1 (`num_tokens` keeps all tokens).
+      least 1 (`num_tokens` keeps all tokens); maximum number of tokens to
+      choose, which only steps in C++ need (a limit of 0 leaves the row out).
     shares: [rows, 2], float32, per text: TEMPERATURE and TOP_P.
     masks: only if `has_masks`: [rows, words], int32, per text: bit i % 32 of
       word i // 32 says whether token i is allowed.
 
   Outputs:
-    tokens: [rows, at least count], int32: the next tokens.
+    tokens: [rows, columns], int32: the next tokens of each text, at least one
+      per step up to its limit; then -1. Columns are at least `count` unless all
+      texts reach their limits.
     If `wants_log_probs`, also log p under the plain softmax, with no sampling
     setting applied:
     of_chosen: [rows], float32: log p of the chosen tokens.
@@ -146,7 +160,7 @@ class StepSlots(DecodeFunction):
     # Few inputs, because to feed one takes 5% of the time of a small step.
     specs = {
       "count": tf.TensorSpec([], tf.int32),
-      "texts": tf.TensorSpec([self.num_rows, 6], tf.int32),
+      "texts": tf.TensorSpec([self.num_rows, 7], tf.int32),
       "shares": tf.TensorSpec([self.num_rows, 2], tf.float32),
     }
     if self.has_masks:
@@ -165,9 +179,9 @@ class StepSlots(DecodeFunction):
   def __call__(
     self, model: DecodeModel, state: State, inputs: Mapping[str, tf.Tensor]
   ) -> tuple[State, dict[str, tf.Tensor]]:
-    """Builds the steps; returns the cache after the steps, and the outputs."""
+    """Builds the steps; returns the state after the steps, and the outputs."""
     impl, texts = model.placement, inputs["texts"]
-    tokens, positions, places, *_, top_k, temperature, top_p, is_over, keys = (
+    tokens, positions, places, _, _, top_k, limits, *others = (
       split_rows(impl, x)
       for x in (
         *tf.unstack(texts, axis=1),
@@ -176,8 +190,11 @@ class StepSlots(DecodeFunction):
         texts[:, 3:5],
       )
     )
+    temperature, top_p, is_over, keys = others
     is_single = self.wants_log_probs or self.has_masks
     masks = [split_rows(impl, inputs["masks"])] if self.has_masks else []
+    # A cache has pairs of tensors, keys and values.
+    num_cache = len(state) - len(state) % 2
     steps = make_step(model).advance(
       tf.constant(1) if is_single else inputs["count"],
       Texts(
@@ -185,9 +202,11 @@ class StepSlots(DecodeFunction):
         0.0 if self.is_greedy else temperature,
         top_k if self.has_limits else None,
         top_p if self.has_limits else 1.0,
+        limits=limits,
+        history=state[num_cache:],
         masks=masks,
       ),
-      state,
+      state[:num_cache],
       # No token ends a text here: the caller finds the ends.
       TextSettings(
         self.num_tokens,
@@ -199,9 +218,9 @@ class StepSlots(DecodeFunction):
     outputs = {"tokens": join_rows(impl, steps.chosen)}
     if self.wants_log_probs:
       logits = join_rows(impl, steps.logits)
-      chosen = outputs["tokens"][:, 0]
+      chosen = tf.maximum(outputs["tokens"][:, 0], 0)  # -1 if left out
       outputs |= _find_log_probs(logits, chosen, self.num_tokens)
-    return steps.cache, outputs
+    return [*steps.cache, *steps.history], outputs
 
 
 def _find_log_probs(logits, chosen, num_tokens):

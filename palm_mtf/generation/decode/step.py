@@ -168,10 +168,12 @@ class NativeStep:
         return tf.fill(rows, 0 if x is None else x)
       return x.tensor_list[0]
 
-    *tensors, seen, masks = texts
+    *tensors, limits, seen, history, masks = texts
     texts = Texts(
       *map(unpack, tensors),
+      limits=tf.fill(rows, count) if limits is None else unpack(limits),
       seen=[*map(unpack, seen)],
+      history=[*map(unpack, history)],
       masks=[*map(unpack, masks)],
     )
     steps = run_text_steps(
@@ -182,8 +184,9 @@ class NativeStep:
       steps.num_steps,
       pack([steps.chosen]),
       pack([steps.logits]),
-      [pack([x]) for x in steps.seen],
-      [pack([x]) for x in steps.cache],
+      *(
+        [pack([x]) for x in y] for y in (steps.seen, steps.cache, steps.history)
+      ),
     )
 
   def _make_weights(self, cache):

@@ -38,6 +38,9 @@ class SlotText(NamedTuple):
   # TOP_K: number of likeliest tokens to draw from; None for all.
   top_k: int | None
   top_p: float  # TOP_P: total probability of the likeliest tokens to draw from
+  # Maximum number of tokens to choose, for which SEQUENCE_LENGTH has room. With
+  # 0, the text takes no tokens from the call.
+  limit: int
   # [words] int32: bit i % 32 of word i // 32 says whether the next token may be
   # i; None allows all tokens.
   mask: np.ndarray | None = None
@@ -55,7 +58,14 @@ class Chosen(NamedTuple):
 class SlotDecoder:
   """Decodes texts in slots (rows of the decoding batch), for one checkpoint."""
 
-  def __init__(self, loaded: LoadedDecoder, num_tokens: int, num_slots: int):
+  def __init__(
+    self,
+    loaded: LoadedDecoder,
+    num_tokens: int,
+    num_slots: int,
+    *,
+    prompt_lookup: bool = False,
+  ):
     """Makes the cache of keys and values for all slots.
 
     The vocabulary has `num_tokens` pieces. The number of slots is rounded up,
@@ -67,7 +77,8 @@ class SlotDecoder:
     # Maximum number of tokens in a text, prompt included.
     self.sequence_length = loaded.config.sequence_length
     self._build = functools.cache(lambda x: loaded.build(x, "slots"))
-    loaded.client.call(self._build(MakeSlots(self.num_slots, n)))
+    make = MakeSlots(self.num_slots, n, prompt_lookup)
+    loaded.client.call(self._build(make))
 
   def insert(self, slot: int, ids: Sequence[int]) -> None:
     """Prefills a slot; the next step reads the last token again, for logits.
@@ -91,24 +102,25 @@ class SlotDecoder:
     """Chooses the next tokens of each text.
 
     Args:
-      count: maximum number of tokens per text; SEQUENCE_LENGTH must have room
-        for `count` more tokens in every text.
+      count: maximum number of steps; SEQUENCE_LENGTH must have room for `count`
+        more tokens in every text.
       wants_log_probs: whether to compute log p. If so, or if a text has a
         mask, `count` is ignored, and one token per text is chosen.
 
     Returns:
-      {slot: tokens}, with the same number of tokens for every text, at least 1.
+      {slot: tokens}: one per step, or more with prompt lookup, but at most the
+      text's limit.
     """
     n, num_rows = self._loaded.num_slices, self._count_rows(max(texts))
     places = {slot: slot % n * (num_rows // n) + slot // n for slot in texts}
     # A row without a text is fed zeros. The step then writes keys and values
     # into an unused slot, which the next prefill overwrites.
-    numbers = np.zeros([num_rows, 6], np.int32)
+    numbers = np.zeros([num_rows, 7], np.int32)
     shares = np.zeros([num_rows, 2], np.float32)
     for slot, x in texts.items():
       top_k = min(x.top_k or self._num_tokens, self._num_tokens)
       row = places[slot]
-      numbers[row] = (x.token, x.position, x.place, *x.key, top_k)
+      numbers[row] = (x.token, x.position, x.place, *x.key, top_k, x.limit)
       shares[row] = (x.temperature, x.top_p)
     is_greedy = all(x.temperature <= MOST_GREEDY for x in texts.values())
     has_limits = not is_greedy and any(
@@ -132,10 +144,14 @@ class SlotDecoder:
         if x.mask is not None:
           inputs["masks"][places[slot]] = x.mask
     found = self._loaded.client.call(self._build(function), inputs)
-    tokens = found["tokens"][:, :count]
+    tokens = found["tokens"]
     if not wants_log_probs:
       return {
-        slot: [Chosen(token, None, {}) for token in tokens[row].tolist()]
+        slot: [
+          Chosen(token, None, {})
+          for token in tokens[row, : texts[slot].limit].tolist()
+          if token >= 0
+        ]
         for slot, row in places.items()
       }
     of_chosen, likeliest, of_likeliest = (

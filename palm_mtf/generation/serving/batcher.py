@@ -302,21 +302,27 @@ class Batcher:
     # all rows get equal time.
     is_mixed = bool(plain) and bool(single)
     is_plain = not single or (is_mixed and self._owed_plain_secs > 0)
+    count = self._count_steps(plain, single) if is_plain else 1
     begin = time.monotonic()
     masks = {} if is_plain else self._make_masks(single)
     rows = {i: x for i, x in rows.items() if x.ended != "complex"}
     if not rows:
       return
+    taking = plain if is_plain else rows
     # Feed all rows, even those that take no token from this call: for a missing
-    # row, the decoder feeds zeros, which would overwrite its keys and values.
+    # row, the decoder feeds zeros, which may overwrite its keys and values.
     found = self.engine.decoder.steps(
-      {i: _make_slot_text(row, masks.get(i)) for i, row in rows.items()},
-      self._count_steps(plain, single) if is_plain else 1,
+      {
+        i: _make_slot_text(x, masks.get(i), i in taking)
+        for i, x in rows.items()
+      },
+      count,
       wants_log_probs=not is_plain
       and any(x.asked.wants_log_probs for x in single.values()),
     )
     secs = time.monotonic() - begin
-    done = max(map(len, found.values()))
+    # With prompt lookup, a step may choose several tokens of a row.
+    done = min(count, max(map(len, found.values())))
     self._counters.steps += done
     self._owed_secs -= secs
     if is_plain:
@@ -324,7 +330,7 @@ class Batcher:
       self._owed_plain_secs -= secs
     elif is_mixed:
       self._owed_plain_secs = secs * len(plain) / len(single)
-    for slot, row in (plain if is_plain else rows).items():
+    for slot, row in taking.items():
       self._append(row, found[slot])
 
   def _make_masks(self, rows: Mapping[int, Row]) -> dict[int, np.ndarray]:
@@ -397,7 +403,9 @@ def _find_position(row: Row) -> int:
   return len(row.prompt) + len(row.chosen) - 1
 
 
-def _make_slot_text(row: Row, mask: np.ndarray | None) -> SlotText:
+def _make_slot_text(
+  row: Row, mask: np.ndarray | None, takes_tokens: bool
+) -> SlotText:
   return SlotText(
     token=row.chosen[-1].token if row.chosen else row.prompt[-1],
     position=_find_position(row),
@@ -406,5 +414,6 @@ def _make_slot_text(row: Row, mask: np.ndarray | None) -> SlotText:
     temperature=row.asked.temperature,
     top_k=row.asked.top_k,
     top_p=row.asked.top_p,
+    limit=(row.asked.max_tokens - len(row.chosen)) * takes_tokens,
     mask=mask,
   )

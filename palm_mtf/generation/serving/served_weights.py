@@ -64,7 +64,10 @@ class ServedWeights(contextlib.AbstractContextManager):
     self._scorer = Scorer(self._loaded)
     try:
       self.decoder = SlotDecoder(
-        self._loaded, self._num_tokens, self._num_slots
+        self._loaded,
+        self._num_tokens,
+        self._num_slots,
+        prompt_lookup=self._config.decode.prompt_lookup,
       )
     except tf.errors.ResourceExhaustedError:
       raise UserError(

@@ -33,7 +33,7 @@ def checkpoint(tmp_path_factory):
 @contextlib.contextmanager
 def opened(checkpoint, mesh=SINGLE):
   with LoadedDecoder(checkpoint, CONFIG, mesh) as loaded:
-    yield SlotDecoder(loaded, CONFIG.vocab_size, 6)
+    yield SlotDecoder(loaded, CONFIG.vocab_size, 6, prompt_lookup=True)
 
 
 @pytest.fixture(scope="module")
@@ -61,7 +61,7 @@ def run(decoder, settings, times=TIMES):
   return found
 
 
-def text_of(i, chosen, config):
+def text_of(i, chosen, config, limit=1):
   """Returns the SlotText of a prompt with the tokens chosen so far."""
   prompt = [0, *PROMPTS[i]]
   return SlotText(
@@ -72,6 +72,7 @@ def text_of(i, chosen, config):
     config.temperature,
     config.top_k,
     config.top_p,
+    limit,
   )
 
 
@@ -139,8 +140,8 @@ def test_one_call_with_many_steps_chooses_the_same_as_many_calls(
   for i, prompt in enumerate(PROMPTS):
     decoder.insert(i, [0, *prompt])
   while len(found[0]) < MAX_TOKENS:
-    texts = {i: text_of(i, x, settings[i]) for i, x in enumerate(found)}
     count = min(3, MAX_TOKENS - len(found[0]))
+    texts = {i: text_of(i, x, settings[i], count) for i, x in enumerate(found)}
     steps = decoder.steps(texts, count, wants_log_probs=False)
     for i, chosen in steps.items():
       found[i] += chosen
@@ -149,6 +150,23 @@ def test_one_call_with_many_steps_chooses_the_same_as_many_calls(
   for ours, theirs in zip(found, one_by_one, strict=True):
     expected = [x.token for x in theirs]
     assert [x.token for x in ours][: len(expected)] == expected
+
+
+def test_a_call_ends_each_text_at_its_limit_and_leaves_others_out(decoder):
+  limits = [7, 2, 0, 4, 7]
+  settings = [DRAWN, GREEDY, DRAWN, DRAWN, GREEDY]
+  expected = run(decoder, settings, times=[(i, 0, 8) for i in range(5)])
+  for i, prompt in enumerate(PROMPTS):
+    decoder.insert(i, [0, *prompt])
+  texts = {i: text_of(i, [], settings[i], x) for i, x in enumerate(limits)}
+  found = decoder.steps(texts, 7, wants_log_probs=False)
+  # A text that was left out continues as if there had been no call.
+  assert found.pop(2) == []
+  texts = {2: text_of(2, [], settings[2], 7)}
+  found |= decoder.steps(texts, 7, wants_log_probs=False)
+  for i, limit in enumerate([7, 2, 7, 4, 7]):
+    tokens = [x.token for x in expected[i]][:limit]
+    assert [x.token for x in found[i]] == tokens
 
 
 def test_a_text_is_unchanged_by_a_call_whose_tokens_are_dropped(decoder):
@@ -162,7 +180,10 @@ def test_a_text_is_unchanged_by_a_call_whose_tokens_are_dropped(decoder):
     steps = decoder.steps(texts, 1, wants_log_probs=True)
     found[0] += steps[0]
     # Drop the first text's tokens of this call.
-    texts[0] = text_of(0, found[0], settings[0])
+    texts = {
+      i: text_of(i, x, settings[i], 5 * (len(x) < MAX_TOKENS))
+      for i, x in enumerate(found)
+    }
     steps = decoder.steps(texts, 5, wants_log_probs=False)
     found[1] += steps[1]
   assert found[0] == expected[0]

@@ -199,6 +199,29 @@ def test_steps_that_no_row_ends_in_are_one_call(run):
   assert [len(row.chosen) for row in rows] == [9, 7]
 
 
+def test_a_step_may_choose_several_tokens_of_a_row_up_to_its_end(run):
+  """As steps with prompt lookup do."""
+  run.decoder.most = 10**6
+  limits = []
+
+  def steps(texts, count, *, wants_log_probs):
+    limits.append({slot: text.limit for slot, text in texts.items()})
+    return {
+      slot: [
+        Chosen(text.token + i, None, {})
+        for i in range(1, 1 + min(count * (1 + 3 * slot), text.limit))
+      ]
+      for slot, text in texts.items()
+    }
+
+  run.decoder.steps = steps
+  rows = [run.row(10, max_tokens=8), run.row(20, max_tokens=7)]
+  run.serve(*rows)
+  assert [tokens(x) for x in rows] == [[*range(11, 19)], [*range(21, 28)]]
+  assert limits == [{0: 8}, {0: 7, 1: 7}]
+  assert run.counters.steps == 8
+
+
 def test_tokens_after_the_end_of_a_text_are_dropped(run):
   run.decoder.most = 10**6
   long, short = run.row(50, max_tokens=30), run.row(EOD - 6, max_tokens=30)

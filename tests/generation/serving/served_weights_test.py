@@ -33,7 +33,7 @@ def log_probs(weights):
   """Returns log p of a prompt's tokens and of the next token."""
   prompt = [0, 260, 270, 280]
   weights.decoder.insert(0, prompt)
-  text = SlotText(280, 3, 0, np.zeros([2], np.int32), 0.0, None, 1.0)
+  text = SlotText(280, 3, 0, np.zeros([2], np.int32), 0.0, None, 1.0, 1)
   (chosen,) = weights.decoder.steps({0: text}, 1, wants_log_probs=True)[0]
   return [x.log_prob for x in (*weights.score(prompt), chosen)]
 

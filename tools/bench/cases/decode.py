@@ -137,7 +137,9 @@ def decoding(task: Task, dtype: str) -> Iterator[tuple]:
     model = build_decode_model(config, mesh, weight_dtype)
     client = Client(session)
     programs = build_decode_programs(
-      LocalPrograms(model).build, DecodeConfig(temperature=0.0), sizes
+      LocalPrograms(model).build,
+      DecodeConfig(temperature=0.0, prompt_lookup=False),
+      sizes,
     )
     load_weights(
       client,

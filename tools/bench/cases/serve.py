@@ -31,7 +31,7 @@ from tools.bench.command import REQUIRED, Flag, count
 from tools.bench.pairs import POSITIVE, time_call
 
 _ROUNDS = 3  # the median counts
-_MACROS = {"TEMPERATURE": 0.0, "STOP_STRINGS": []}
+_MACROS = {"TEMPERATURE": 0.0, "STOP_STRINGS": [], "PROMPT_LOOKUP": False}
 BOUNDS = dict.fromkeys(("served", "generated"), POSITIVE)
 HEAD = f"{'requests':>8}  {'served/s':>10}  {'generated/s':>11}"
 FLAGS = {
