@@ -228,8 +228,7 @@ struct TextKernel : StepKernel {
     for (int done = 0; done < count && !texts.empty(); ++done) {
       // The lock is free between steps, so that other sessions' calls can run.
       std::unique_lock lock(shared().mutex);
-      // Masks, and logits that are kept, are of one token per text.
-      if (num_history && !num_masks && !keeps_logits) {
+      if (num_history) {
         for (LookedUp& each : texts)
           each.predict(std::min(kMostDrafted + 1, most_tokens - each.size));
         draft(texts, costs);

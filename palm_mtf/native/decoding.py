@@ -327,8 +327,7 @@ class Texts(NamedTuple):
   # is written in place. Otherwise (); then a step chooses one token per text.
   history: Sequence[tf.Tensor] = ()
   # One tensor, [rows, words] int32, or (): bit i % 32 of word i // 32 says
-  # whether the next token may be i. All steps use the same bits, so there is no
-  # prompt lookup.
+  # whether the next token may be i. All tokens are chosen by the same bits.
   masks: Sequence[tf.Tensor] = ()
 
 

@@ -117,16 +117,19 @@ class SlotDecoder:
     # into an unused slot, which the next prefill overwrites.
     numbers = np.zeros([num_rows, 7], np.int32)
     shares = np.zeros([num_rows, 2], np.float32)
+    has_masks = any(x.mask is not None for x in texts.values())
+    # Masks and log p are those of one token, so prompt lookup must add no other.
+    most = 1 if has_masks or wants_log_probs else MOST_STEPS
     for slot, x in texts.items():
       top_k = min(x.top_k or self._num_tokens, self._num_tokens)
       row = places[slot]
-      numbers[row] = (x.token, x.position, x.place, *x.key, top_k, x.limit)
+      limit = min(x.limit, most)
+      numbers[row] = (x.token, x.position, x.place, *x.key, top_k, limit)
       shares[row] = (x.temperature, x.top_p)
     is_greedy = all(x.temperature <= MOST_GREEDY for x in texts.values())
     has_limits = not is_greedy and any(
       x.top_k is not None or x.top_p < 1 for x in texts.values()
     )
-    has_masks = any(x.mask is not None for x in texts.values())
     function = StepSlots(
       num_rows=num_rows,
       num_tokens=self._num_tokens,
@@ -135,8 +138,7 @@ class SlotDecoder:
       wants_log_probs=wants_log_probs,
       has_masks=has_masks,
     )
-    count = 1 if has_masks else min(count, MOST_STEPS)
-    inputs = {"count": count, "texts": numbers, "shares": shares}
+    inputs = {"count": min(count, most), "texts": numbers, "shares": shares}
     if has_masks:
       words = num_mask_words(self._num_tokens)
       inputs["masks"] = np.full([num_rows, words], -1, np.int32)

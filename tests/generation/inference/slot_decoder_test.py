@@ -256,3 +256,30 @@ def test_masks_are_those_of_one_device_in_each_layout(checkpoint, decoder):
   with opened(checkpoint, mesh_layout("all over data and model")) as other:
     masked = run_masked(other, [GREEDY] * 5, {0, 1}, {0: 0, 1: 3, 2: 5})
   assert masked == expected
+
+
+def test_a_call_with_log_p_has_that_of_one_token_where_text_repeats_itself(
+  tmp_path,
+):
+  """Prompt lookup chooses further tokens only in calls without log p."""
+  # With a large embedding, the likeliest token is the last one again.
+  params = {**PARAMS, "embedding": 30 * PARAMS["embedding"]}
+  checkpoint = save_checkpoint(CONFIG, params, tmp_path)
+  tokens = [0, *[5] * 5]
+  with opened(checkpoint) as decoder:
+    decoder.insert(0, tokens)
+    for place in range(MAX_TOKENS):
+      state = SlotText(
+        *(tokens[-1], len(tokens) - 1, place, np.zeros(2, np.int32)),
+        *(0.0, None, 1.0, MAX_TOKENS - place),
+      )
+      ((found,),) = decoder.steps({0: state}, 1, wants_log_probs=True).values()
+      logits = oracle.forward(CONFIG, params, np.array([tokens]))[0, -1]
+      log_p = logits - logits.max()
+      log_p -= np.log(np.exp(log_p).sum())
+      assert found.token == logits.argmax() == 5
+      best = np.argsort(-log_p)[:5]
+      np.testing.assert_allclose(
+        [found.likeliest[i] for i in best], log_p[best], atol=2e-3
+      )
+      tokens.append(found.token)
