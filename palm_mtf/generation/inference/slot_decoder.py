@@ -118,7 +118,7 @@ class SlotDecoder:
     numbers = np.zeros([num_rows, 7], np.int32)
     shares = np.zeros([num_rows, 2], np.float32)
     has_masks = any(x.mask is not None for x in texts.values())
-    # Masks and log p are those of one token, so prompt lookup must add no other.
+    # Masks and log p are of one token, so prompt lookup must add no other.
     most = 1 if has_masks or wants_log_probs else MOST_STEPS
     for slot, x in texts.items():
       top_k = min(x.top_k or self._num_tokens, self._num_tokens)
