@@ -126,3 +126,8 @@ def make_case(block: str, targets, rows=random_tokens, **settings) -> Case:
   merged = merge(config, params)
   logits = oracle.forward(config.base, merged, *given, {})
   return Case(config, params, batch, logits, losses(params), slopes, {})
+
+
+def is_factor(name: str) -> bool:
+  """Returns whether a parameter is A, B or m."""
+  return name.endswith(("_lora_a", "_lora_b", "_magnitude"))

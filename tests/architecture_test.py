@@ -100,7 +100,8 @@ IMPORTS = {
   "runtime/host_functions runtime/program runtime/processes mesh "
   "runtime/client model_dir data/vocabulary data/batches",
   "export/trained_model": "config data/vocabulary data/batches checkpoints",
-  "export/huggingface": "errors json_text config architecture model_dir "
+  "export/huggingface": "errors json_text config architecture adapters "
+  "model_dir "
   "data/vocabulary export/trained_model",
   "export/gguf": "errors config architecture model_dir data/vocabulary "
   "export/trained_model export/huggingface",

@@ -101,9 +101,15 @@ def list_ends(path: str) -> list[int]:
   return [i for i in ids if llama_cpp.llama_vocab_is_eog(vocabulary, i)]
 
 
-def compute_logits(path: str, ids: Sequence[int]) -> np.ndarray:
-  """Returns the logits after each token, [tokens, vocab]."""
-  model = _open(path, logits_all=True, n_ctx=len(ids) + 8)
+def compute_logits(
+  path: str, ids: Sequence[int], adapter: str | None = None
+) -> np.ndarray:
+  """Returns the logits after each token, [tokens, vocab].
+
+  `adapter` is the path of a GGUF file with an adapter of the model.
+  """
+  settings = {"lora_path": adapter, "n_ctx": len(ids) + 8}
+  model = _open(path, logits_all=True, **settings)
   model.eval(ids)
   return model.scores[: len(ids)].copy()
 

@@ -116,6 +116,13 @@ _TEXT_FIELD = _flag(
   "FIELD", "the field of a JSON line that is the text", default="text"
 )
 _MODEL_DIR = _flag("MODEL_DIR", "of a training run")
+_ADAPTER = {
+  "--adapter": _flag(
+    "PATH",
+    "an adapter of the model: the MODEL_DIR of an adapted run, or a folder of "
+    "PEFT (default: none)",
+  ),
+}
 _MANAGER_TLS = _flag(
   "PREFIX",
   "of PREFIX.key and PREFIX.pem, the key and certificate of the manager, its "
@@ -181,6 +188,7 @@ COMMANDS = {
     "print validation loss, or the metrics of SeqIO tasks",
     config="Config",
     takes_model_dir=True,
+    flags=_ADAPTER,
   ),
   "generate": Command(
     "continue texts",
@@ -205,6 +213,7 @@ COMMANDS = {
         "answer each line of stdin in one conversation, in the form of the "
         "model's chat_template.jinja"
       ),
+      **_ADAPTER,
     },
   ),
   "score": Command(
@@ -223,6 +232,7 @@ COMMANDS = {
         action="extend",
         nargs="+",
       ),
+      **_ADAPTER,
     },
   ),
   "serve": Command(
@@ -257,6 +267,10 @@ COMMANDS = {
         "of the weights of gguf",
         choices=["float32", "float16", "q8_0"],
         default="float32",
+      ),
+      "--merge": _switch(
+        "of an adapted run, write the whole model; without it, hf writes the "
+        "adapter for PEFT, and gguf for llama.cpp"
       ),
     },
   ),

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 from palm_mtf.architecture.parameters import saved_shapes
 from palm_mtf.checkpoints import manifest, weights_to_load
+from palm_mtf.commands.adapter import add_adapter
 from palm_mtf.config import Config, mesh_layout
 from palm_mtf.config.task_eval import EVERY, NEWEST, TaskEvalConfig
 from palm_mtf.console import print_results
@@ -36,7 +37,13 @@ if TYPE_CHECKING:  # the module imports TensorFlow, which takes seconds
 _logger = logging.getLogger(__name__)
 
 
-def evaluate(*, model_dir: str, config: Config, as_json: bool = False) -> None:
+def evaluate(
+  *,
+  model_dir: str,
+  config: Config,
+  adapter: str | None = None,
+  as_json: bool = False,
+) -> None:
   """Prints the metrics of EVAL_TASKS or, without tasks, the validation loss."""
   mesh, run = config.mesh_layout, config.run
   mesh_layout.check_layout(
@@ -48,7 +55,8 @@ def evaluate(*, model_dir: str, config: Config, as_json: bool = False) -> None:
   model = resolve_dtype(config.model, mesh)
   config = dataclasses.replace(config, model=model)
   if not config.evaluation.eval_tasks:
-    print_results(_compute_validation_loss(model_dir, config), as_json)
+    results = _compute_validation_loss(model_dir, config, adapter)
+    print_results(results, as_json)
     return
   shapes = saved_shapes(model)
   check_room(model, run)
@@ -66,25 +74,29 @@ def evaluate(*, model_dir: str, config: Config, as_json: bool = False) -> None:
   tasks = open_eval_tasks(config.evaluation, vocabulary, model.sequence_length)
   log_dtype(model, mesh)
   warn_if_slow(model, mesh)
-  evaluation = TaskEvaluation(model_dir, config, vocabulary, tasks)
-  printed = False
+  evaluation, printed = None, False
   # If EVAL_CHECKPOINTS = "every", an iteration may wait until training has
   # written the next checkpoint.
   for checkpoint in checkpoints:
     weights_to_load.check_same_model(checkpoint, shapes, vocabulary.sha256)
     if not printed:
       weights_to_load.warn_of_larger_share(checkpoint, config.data)
+    adapted, checkpoint = add_adapter(adapter, config, checkpoint)
+    if not evaluation:
+      own = f"adapter_{checkpoint.blake2b}" if adapter else ""
+      evaluation = TaskEvaluation(model_dir, adapted, vocabulary, tasks, own)
     for outcome in evaluation.evaluate(checkpoint):
       _print_outcome(outcome, as_json, has_head=printed)
       printed = True
 
 
 def _compute_validation_loss(
-  model_dir: str, config: Config
+  model_dir: str, config: Config, adapter: str | None
 ) -> dict[str, object]:
   """Returns validation loss (nats per token), perplexity and bits per byte."""
-  model, mesh, run = config.model, config.mesh_layout, config.run
   checkpoint, vocabulary = weights_to_load.open_newest(model_dir, config)
+  config, checkpoint = add_adapter(adapter, config, checkpoint)
+  model, mesh, run = config.model, config.mesh_layout, config.run
   log_dtype(model, mesh)
   # This process has the devices of only one pod. So split the batch of all pods
   # into microbatches of the size that training uses, which fit in memory.

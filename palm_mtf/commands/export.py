@@ -30,6 +30,7 @@ from palm_mtf.data.vocabulary.gguf_tokenizer import (
 from palm_mtf.data.vocabulary.load import open_vocabulary, read_start
 from palm_mtf.data.vocabulary.vocabulary import Vocabulary
 from palm_mtf.errors import UserError
+from palm_mtf.export.gguf.adapter import make_gguf_adapter
 from palm_mtf.export.gguf.files import GgufFile
 from palm_mtf.export.gguf.metadata import read_model_metadata
 from palm_mtf.export.gguf.model import (
@@ -39,6 +40,7 @@ from palm_mtf.export.gguf.model import (
 )
 from palm_mtf.export.huggingface.config_json import read_config
 from palm_mtf.export.huggingface.folder import make_hf
+from palm_mtf.export.huggingface.peft import make_peft
 from palm_mtf.export.huggingface.tensor_files import TensorFiles
 from palm_mtf.export.huggingface.weights import check_tensors, import_parameters
 from palm_mtf.export.npz import make_npz
@@ -49,31 +51,49 @@ from palm_mtf.model_dir.atomic_files import new_path
 from palm_mtf.model_dir.paths import ModelDir
 
 _FORMATS = {"hf": make_hf, "npz": make_npz, "saved_model": make_saved_model}
+_OF_ADAPTERS = ("hf", "gguf")  # formats that have adapters
 
 
 def export(
-  *, model_dir: str, config: Config, output: str, target: str, dtype: str
+  *,
+  model_dir: str,
+  config: Config,
+  output: str,
+  target: str,
+  dtype: str,
+  merge: bool = False,
 ) -> None:
-  """Writes a run's newest checkpoint in another software's format."""
+  """Writes a run's newest checkpoint in another software's format.
+
+  Of an adapted run, writes the adapter if the format has adapters, or the whole
+  model if it has none or `merge` is true.
+  """
+  model = config.model
+  if merge and model.adapter == "none":
+    raise UserError(
+      'ADAPTER = "none": there is nothing to merge; leave --merge out.'
+    )
+  is_adapter = model.adapter != "none" and target in _OF_ADAPTERS and not merge
   if target != "gguf" and dtype != "float32":
     raise UserError(
       f"--dtype = {dtype!r}: --format={target} is written in float32; leave it "
       "out, or use --format=gguf."
     )
   checkpoint, vocabulary = open_newest(model_dir, config)
-  model = config.model
-  config = dataclasses.replace(config, model=model.base)
+  if not is_adapter:
+    config = dataclasses.replace(config, model=model.base)
   trained = TrainedModel(config, checkpoint, vocabulary)
-  exported = (
-    make_gguf(trained, dtype) if target == "gguf" else _FORMATS[target](trained)
-  )
+  if target == "gguf":
+    exported = (make_gguf_adapter if is_adapter else make_gguf)(trained, dtype)
+  else:
+    exported = make_peft(trained) if is_adapter else _FORMATS[target](trained)
   output = os.path.abspath(os.path.join(output, exported.subfolder))
   check_new(output)
   from palm_mtf.checkpoints.variables import array_reader
 
   with new_path(output, exported.num_bytes, make_way=check_new) as path:
-    read = merged_reader(model, array_reader(checkpoint))
-    exported.write(path, read)
+    read = array_reader(checkpoint)
+    exported.write(path, read if is_adapter else merged_reader(model, read))
   step = checkpoint.manifest.step
   print(f"step {step} of {model_dir} is in {output}, {exported.kind}")
 

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from palm_mtf.checkpoints.weights_to_load import open_newest
+from palm_mtf.commands.adapter import add_adapter
 from palm_mtf.config import Config, RunConfig, mesh_layout
 from palm_mtf.data.batches.packing import prompt_start
 from palm_mtf.data.vocabulary.chat import ChatTemplate
@@ -35,6 +36,7 @@ def generate(
   input_file: str | None = None,
   interactive: bool = False,
   chat: bool = False,
+  adapter: str | None = None,
   as_json: bool = False,
 ) -> None:
   """Prints continuations of prompts, or answers in a conversation."""
@@ -60,6 +62,7 @@ def generate(
       "--prompt 'def main(', or --input FILE."
     )
   checkpoint, vocabulary = open_newest(model_dir, config)
+  config, checkpoint = add_adapter(adapter, config, checkpoint)
   check_room(model, run)
   start_id = prompt_start(config.data, vocabulary)
   template = ChatTemplate(vocabulary, start_id) if chat else None

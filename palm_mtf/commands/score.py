@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from palm_mtf.checkpoints.manifest import Checkpoint
 from palm_mtf.checkpoints.weights_to_load import open_newest
+from palm_mtf.commands.adapter import add_adapter
 from palm_mtf.config import Config, ModelConfig, mesh_layout
 from palm_mtf.console import format_table
 from palm_mtf.data.vocabulary.vocabulary import Vocabulary
@@ -119,6 +120,7 @@ def score(
   config: Config,
   texts: Sequence[str] | None = None,
   input_files: Sequence[str] | None = None,
+  adapter: str | None = None,
   as_json: bool = False,
 ) -> None:
   """Prints log-likelihoods, in nats, of documents, targets or options."""
@@ -146,6 +148,7 @@ def score(
   for path in input_files or []:
     items += read_items(path)
   checkpoint, vocabulary = open_newest(model_dir, config)
+  config, checkpoint = add_adapter(adapter, config, checkpoint)
   encoded = _encode(items, vocabulary, model)
   log_dtype(model, mesh)
   likelihoods = _compute_log_likelihoods(

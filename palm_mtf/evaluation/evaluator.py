@@ -49,7 +49,7 @@ from palm_mtf.model_dir.atomic_files import write_atomically
 from palm_mtf.model_dir.foreign_files import read_sealed, seal
 from palm_mtf.model_dir.json_lines import write_json_lines
 from palm_mtf.model_dir.metrics import EventsWriter
-from palm_mtf.model_dir.paths import ModelDir
+from palm_mtf.model_dir.paths import ModelDir, step_name
 from palm_mtf.user_code import user_code
 
 _logger = logging.getLogger(__name__)
@@ -183,12 +183,14 @@ class TaskEvaluation:
     config: Config,
     vocabulary: Vocabulary,
     tasks: Sequence[EvalTask],
+    subfolder: str = "",
   ):
     """If CLEAN_SUBSET is True, finds the clean examples of `tasks`.
 
+    Results are written to `subfolder` of the run's evaluations.
     `config` must not have ACTIVATION_DTYPE "auto": answers depend on the dtype.
     """
-    self._model_dir = ModelDir(model_dir)
+    self._folder = os.path.join(ModelDir(model_dir).evaluations, subfolder)
     self._config, self._vocabulary = config, vocabulary
     self._tasks = tasks
     self._clean: dict[str, list[int]] = {}
@@ -214,7 +216,7 @@ class TaskEvaluation:
       for task in self._tasks:
         # Quote the file's name, because a split may be "validation[:10%]".
         name = urllib.parse.quote(f"{task.name}-{task.split}", safe="")
-        path = os.path.join(self._model_dir.evaluation(step), name)
+        path = os.path.join(self._folder, step_name(step), name)
         depends_on = {
           "checkpoint": checkpoint.blake2b,
           "examples": task.fingerprint,
@@ -265,7 +267,7 @@ class TaskEvaluation:
 
   @functools.cached_property
   def _events(self) -> EventsWriter:
-    return EventsWriter(self._model_dir.evaluations)
+    return EventsWriter(self._folder)
 
 
 def _to_json(value: object) -> object:

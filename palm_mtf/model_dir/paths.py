@@ -50,10 +50,6 @@ class ModelDir:
     """Returns the folder of a step's checkpoint."""
     return os.path.join(self.checkpoints, step_name(step))
 
-  def evaluation(self, step: int) -> str:
-    """Returns the folder of a step's evaluations of SeqIO tasks."""
-    return os.path.join(self.evaluations, step_name(step))
-
   def trace(self, step: int) -> str:
     """Returns the path of a traced step's files, without file extensions."""
     return os.path.join(self.traces, step_name(step))

@@ -163,12 +163,15 @@ def write_safetensors(
   path: str,
   shapes: Mapping[str, tuple[int, ...]],
   read: Callable[[str], np.ndarray],
+  metadata: Mapping[str, str] | None = None,
 ) -> None:
   """Writes float32 tensors to a file, with one tensor at a time in memory.
 
-  `shapes` is {name: shape}, and `read` returns the tensor that has a name.
+  `shapes` is {name: shape}, `read` returns the tensor that has a name, and
+  `metadata` has texts that the file keeps.
   """
-  header: dict[str, object] = {"__metadata__": {"format": "pt"}}
+  texts = {"format": "pt", **(metadata or {})}
+  header: dict[str, object] = {"__metadata__": texts}
   end = 0
   for name, shape in shapes.items():
     begin, end = end, end + 4 * math.prod(shape)
@@ -188,7 +191,13 @@ def write_safetensors(
 
 
 class SafetensorsFile:
-  """A memory-mapped safetensors file, with {name: shape} and {name: dtype}."""
+  """A memory-mapped safetensors file.
+
+  Attributes:
+    shapes: {name of a tensor: shape}.
+    dtypes: {name of a tensor: dtype, such as "F32"}.
+    metadata: {key: text}.
+  """
 
   def __init__(self, path: str):
     """Reads and checks the header.
@@ -217,6 +226,7 @@ class SafetensorsFile:
     slices = {name: self._file.get_slice(name) for name in self._file.keys()}
     self.shapes = {name: (*x.get_shape(),) for name, x in slices.items()}
     self.dtypes = {name: x.get_dtype() for name, x in slices.items()}
+    self.metadata: Mapping[str, str] = self._file.metadata() or {}
 
   def read(self, name: str) -> np.ndarray:
     """Returns a tensor as float32.

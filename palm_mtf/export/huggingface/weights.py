@@ -139,10 +139,10 @@ def make_tensor_reader(model: ModelConfig, family: Family, read: Read) -> Read:
     if not ours[theirs]:
       return _make_constant(theirs, model, family)
     parts = [
-      _permute(_to_matrix(name, read_part(name)), name, model, family)
+      permute_heads(_to_matrix(name, read_part(name)), name, model, family)
       for name in ours[theirs]
     ]
-    value = parts[0] if len(parts) == 1 else _join(parts, model, family)
+    value = parts[0] if len(parts) == 1 else join_outputs(parts, model, family)
     is_kernel = parse_name(ours[theirs][0]).is_kernel
     is_turned = is_kernel and not family.is_conv1d
     return value.swapaxes(-1, -2) if is_turned else value
@@ -178,9 +178,9 @@ def import_parameters(
       value = value.swapaxes(-1, -2)
     parts = [value]
     if len(names) > 1:
-      parts = _split(value, [shapes[x] for x in names], model, family)
+      parts = split_outputs(value, [shapes[x] for x in names], model, family)
     for name, part in zip(names, parts, strict=True):
-      part = _permute(part, name, model, family, is_import=True)
+      part = permute_heads(part, name, model, family, is_import=True)
       found[name] = np.ascontiguousarray(part.reshape(shapes[name]))
   return {
     name: _take_parameter(found, name, shape)
@@ -210,10 +210,10 @@ def _to_matrix(name: str, x: np.ndarray) -> np.ndarray:
   return x.reshape(_count_inputs(name, x.shape), -1)
 
 
-def _join(
+def join_outputs(
   parts: Sequence[np.ndarray], model: ModelConfig, family: Family
 ) -> np.ndarray:
-  # Joins q, k and v along their last dimension, the outputs.
+  """Joins q, k and v along their last dimension, the outputs."""
   if not family.joins_heads:
     return np.concatenate(parts, -1)
   heads = [x.reshape(*x.shape[:-1], model.num_heads, -1) for x in parts]
@@ -221,13 +221,13 @@ def _join(
   return joined.reshape(*parts[0].shape[:-1], -1)
 
 
-def _split(
+def split_outputs(
   x: np.ndarray,
   shapes: Sequence[tuple[int, ...]],
   model: ModelConfig,
   family: Family,
 ) -> list[np.ndarray]:
-  # Undoes `_join`; `shapes` has the shapes of our parameters.
+  """Undoes `join_outputs`; `shapes` has the shapes of the parts."""
   if family.joins_heads:
     heads = x.reshape(*x.shape[:-1], model.num_heads, len(shapes), model.d_kv)
     return [heads[..., i, :] for i in range(len(shapes))]
@@ -236,7 +236,7 @@ def _split(
   return np.split(x, np.cumsum(sizes)[:-1], -1)
 
 
-def _permute(
+def permute_heads(
   x: np.ndarray,
   name: str,
   model: ModelConfig,
@@ -244,8 +244,11 @@ def _permute(
   *,
   is_import: bool = False,
 ) -> np.ndarray:
-  # If rotary embeddings rotate the parameter `name`, reorders each head's
-  # elements in the last dimension, from our pairs to those of the class.
+  """Reorders each head's elements, in the last dimension, if they are rotated.
+
+  The result has the pairs of the class or, if `is_import` is true, ours. `name`
+  is the parameter whose outputs are the last dimension of x.
+  """
   layer, part = parse_name(name)
   if layer is None or not _ROTATED.fullmatch(part):
     return x
