@@ -5,6 +5,8 @@
 import dataclasses
 from types import SimpleNamespace
 
+import numpy as np
+
 from tests import adapter_oracle
 from tests.transformers_folder import parameters
 
@@ -18,13 +20,14 @@ KINDS = {
 EVERY = ("q", "k", "v", "o", "wi_gate", "wi", "wo")
 
 
-def adapt(model, kind, words=EVERY, rank=3):
+def adapt(model, kind, words=EVERY, size=1.0):
   """Returns a model with an adapter, and float32 parameters by name.
 
-  `words` are the last words of the names of adapted kernels.
+  `words` are the last words of the names of adapted kernels. `size` multiplies
+  B, which otherwise is larger than the kernels.
   """
   model = dataclasses.replace(
-    model, adapter_rank=rank, adapter_alpha=5.0, **KINDS[kind]
+    model, adapter_rank=3, adapter_alpha=5.0, **KINDS[kind]
   )
   names = adapter_oracle.kernels(model, words)
   # A router's load, or an expert's kernel, is no kernel of an adapter.
@@ -32,6 +35,9 @@ def adapt(model, kind, words=EVERY, rank=3):
   targets = sorted({x.partition("/")[2] for x in names})
   model = dataclasses.replace(model, adapter_targets=targets)
   factors = adapter_oracle.random_adapter(model, names, seed=4)
+  for name in factors:
+    if name.endswith("_lora_b"):
+      factors[name] *= np.float32(size)
   return model, {**parameters(model.base), **factors}
 
 

@@ -85,12 +85,20 @@ def _name_tensors(
 def make_peft(trained: TrainedModel) -> Export:
   """Makes a folder with the adapter of a run, which PEFT loads.
 
-  Raises UserError if no class of transformers computes the base.
+  Raises UserError if no class of transformers computes the base, or PEFT would
+  add the adapter to other kernels.
   """
   model, base = trained.model, trained.checkpoint.manifest.base
   assert model.adapter_rank and base
   family = find_family(model.base)
   modules = _find_modules(model, family)
+  kernels = [x for module in modules.values() for x in module.adapted]
+  if family.has_experts and any(parse_name(x).kind == "mlp" for x in kernels):
+    raise UserError(
+      f"ADAPTER_TARGETS = {list(model.adapter_targets)!r}: PEFT takes kernels "
+      f"of MLPs in a {family.architecture} for those of experts; add --merge, "
+      'which exports the whole model, or adapt only "attention/*".'
+    )
   others = [x.removesuffix(".weight") for x in find_tensors(model.base, family)]
   config = {
     **_make_config(model, _find_ends(modules, others), family),

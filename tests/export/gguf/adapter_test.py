@@ -26,11 +26,13 @@ CASES = {
 }
 
 
-def write(path, name, kind="lora", dtype="float32"):
+def write(path, name, kind="lora"):
   """Writes an adapter; returns its model and parameters."""
   of, words = CASES[name]
-  model, params = adapt(architectures_test.make_model(of)[0], kind, words)
-  made = make_gguf_adapter(describe(model), dtype)
+  base, _ = architectures_test.make_model(of)
+  # A larger adapter makes llama.cpp's GELU, from a float16 table, less exact.
+  model, params = adapt(base, kind, words, size=0.1)
+  made = make_gguf_adapter(describe(model), "float32")
   made.write(str(path), params.__getitem__)
   assert path.stat().st_size > made.num_bytes  # of the tensors
   return model, params
