@@ -136,7 +136,7 @@ def check_same_function(checkpoint: Checkpoint, model: ModelConfig) -> None:
   or the activation function of its MLP. Different settings may compute the same
   function, such as LAYERS with other names.
   """
-  now = model.macros()
+  now = _as_json(model.macros())
   before = now | {
     name: value
     for name, value in settings_of(checkpoint.manifest).items()
@@ -173,8 +173,12 @@ def settings_of(manifest: Manifest) -> dict[str, object]:
   """
   defaults = macros_of(Config, manifest.settings)
   known = {name: x for name, x in defaults.items() if x is not MISSING}
-  # JSON turns tuples into lists, as in the manifest.
-  return json.loads(json_text(known)) | BEFORE | dict(manifest.settings)
+  return _as_json(known) | BEFORE | dict(manifest.settings)
+
+
+def _as_json(settings: Mapping[str, object]) -> dict[str, object]:
+  """Turns tuples into lists, as in a manifest."""
+  return json.loads(json_text(settings))
 
 
 def check_same_roles(checkpoint: Checkpoint, frozen: Sequence[str]) -> None:

@@ -33,6 +33,7 @@ from tests.mtf_testing import (
   relative_error,
   train,
 )
+from tests.settings import work
 
 EVERY = ("q", "k", "v", "o", "wi_gate", "wi", "wo")
 BLOCKS = {
@@ -131,7 +132,8 @@ def test_accelerators_keep_and_send_the_bytes_of_the_plan():
   for name, x in made.abstract_state(mesh).items():
     num_bytes = np.prod(x.sharding.shard_shape(x.shape)) * x.dtype.itemsize
     kept[name in made.model.reads] += num_bytes
-  planned = device_bytes(config, layout, PALM_OPTIMIZER)
+  given = work(config, layout, pods=PodsConfig(dcn_dtype="bfloat16"))
+  planned = device_bytes(given)
   assert kept[True] == planned.weights + planned.frozen_weights
   assert kept[False] == planned.slots
   sent = sum(
@@ -139,7 +141,7 @@ def test_accelerators_keep_and_send_the_bytes_of_the_plan():
     for each in made.cut_parts(made.parameters, 4)
     for x in each
   )
-  assert 2 * sent == sum(sent_bytes(config, layout, "bfloat16").values())
+  assert 2 * sent == sum(sent_bytes(given).values())
   assert planned.weights < 0.6 * planned.frozen_weights
 
 
@@ -158,8 +160,8 @@ def test_a_compiled_step_multiplies_as_often_as_planned(block, remat):
     made.abstract_numbers(mesh),
   )
   text = CompiledText(made.step(mesh).lower(*given).compile().as_text())
-  tokens = 4 * config.sequence_length
-  assert dot_flops(text, text._entry) == device_flops(config, layout, tokens)
+  planned = device_flops(work(config, layout, 4))
+  assert dot_flops(text, text._entry) == planned
 
 
 @pytest.mark.parametrize("settings", [slow({}), slow({"adapter": "dora"})])

@@ -213,7 +213,8 @@ def test_texts_in_slots_are_those_of_the_host_path(load):
           ids = [*prompts[i], *(x.token for x in chosen[i])]
           key = np.array([i, 0], np.int32)
           states[3 * i] = SlotText(
-            *(ids[-1], len(ids) - 1, len(chosen[i]), key, *settings[i], count),
+            *(ids[-1], len(ids) - 1, len(chosen[i]), key, *settings[i]),
+            limit=max(count, 1),
             mask=mask if i == 1 and count < 2 else None,
           )
         found = slots.steps(states, count, wants_log_probs=count == 1)
