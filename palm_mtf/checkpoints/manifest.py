@@ -17,6 +17,7 @@ import glob
 import logging
 import operator
 import os
+import re
 import shutil
 import tempfile
 import weakref
@@ -36,6 +37,7 @@ from palm_mtf.model_dir.foreign_files import (
 from palm_mtf.model_dir.paths import ModelDir, step_of
 from palm_mtf.runtime.host_functions import host_function
 
+_FILE_NAME = re.compile(r"[\w.-]+", re.ASCII)  # of a file in a checkpoint
 _OPEN_FILES = "/dev/fd"  # /dev/fd/3 is a path to this process's open file 3
 _LINKS = "palm_mtf_links_"  # start of the names of folders with links to files
 
@@ -404,6 +406,8 @@ def read_checkpoint(path: str) -> Checkpoint:
       name: (operator.index(size), d)
       for name, (size, d) in content.pop("files").items()
     }
+    if not all(_FILE_NAME.fullmatch(name) for name in files):
+      raise ValueError
     content["shapes"] = {
       k: tuple(map(operator.index, v)) for k, v in content["shapes"].items()
     }

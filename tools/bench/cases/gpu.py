@@ -25,8 +25,13 @@ from collections.abc import Iterator
 
 from palm_mtf.accounting.flops import utilization
 from palm_mtf.accounting.hardware import chip_names, peak_of_devices
-from palm_mtf.cli.gin_files import hardware_of
-from palm_mtf.config import AdafactorConfig, ModelConfig, PodsConfig
+from palm_mtf.cli.gin_files import read_chip
+from palm_mtf.config import (
+  AdafactorConfig,
+  HardwareConfig,
+  ModelConfig,
+  PodsConfig,
+)
 from palm_mtf.errors import UserError
 from palm_mtf.machine.process import own_process
 from tools.bench import models, pairs, peers
@@ -132,7 +137,9 @@ def measure(chosen: argparse.Namespace) -> Iterator[dict]:
   tokens = chosen.batch_size * chosen.sequence_length
   for record in pairs.speed_records(turns, tokens):
     if chosen.chip:
-      peak = peak_of_devices(chosen.chip, hardware_of(chosen.chip), 1)
+      rates = read_chip(chosen.chip).values()
+      hardware = HardwareConfig(**{x.name.lower(): x.value for x in rates})
+      peak = peak_of_devices(chosen.chip, hardware, 1)
       given = record["tokens_per_sec"], config, peak
       record["mfu"] = utilization(*given)["mfu"]
     yield {**record, "size": chosen.size, "chip": chosen.chip, **settings}
