@@ -58,9 +58,9 @@ MESHES = {
 
 @functools.cache
 def case_of(block, adapter, remat="none"):
-  settings = {"adapter": adapter, "remat": remat, "num_layers": 4}
+  settings = {"adapter": adapter, "remat": remat, "num_layers": 2}
   if block == "Cohere 2":
-    settings["layers"] = "window, global"
+    settings |= {"layers": "window, global", "num_layers": 4}
   return make_case(BLOCKS[block], EVERY, **settings)
 
 
