@@ -7,6 +7,7 @@ The manifest of each checkpoint has the path and the hash of the base.
 
 import dataclasses
 import hashlib
+import logging
 import os
 
 from palm_mtf.architecture.parameters import parameter_shapes
@@ -14,10 +15,13 @@ from palm_mtf.checkpoints.manifest import Checkpoint
 from palm_mtf.checkpoints.weights_to_load import (
   NamedWeights,
   find_initial_weights,
+  find_other_function,
   find_weights,
 )
 from palm_mtf.config import ModelConfig, RunConfig
 from palm_mtf.errors import UserError
+
+_logger = logging.getLogger(__name__)
 
 
 def find_base(
@@ -47,6 +51,13 @@ def find_base(
   assert found
   if newest:
     _check_same_base(newest, found)
+  elif found.checkpoint and (
+    other := find_other_function(found.checkpoint, model.base)
+  ):
+    _logger.warning(
+      f"{other[0]}: {found.place} was trained with {other[1]}, so without its "
+      "adapter the model is not the base; use that, unless you mean it"
+    )
   return found
 
 
@@ -59,15 +70,21 @@ def describe_base(weights: NamedWeights) -> dict[str, str]:
   }
 
 
-def with_base(checkpoint: Checkpoint) -> Checkpoint:
+def with_base(
+  checkpoint: Checkpoint, before: Checkpoint | None = None
+) -> Checkpoint:
   """Returns a checkpoint with the files of its base, if any, held open.
 
-  Raises UserError if the base is missing or changed.
+  If `before`, an earlier checkpoint of the run, has the same base open, that is
+  taken. Raises UserError if the base is missing or changed.
   """
-  if not checkpoint.manifest.base or checkpoint.base:
+  base = checkpoint.manifest.base
+  if not base or checkpoint.base:
     return checkpoint
-  path = checkpoint.manifest.base["checkpoint"]
-  weights = find_weights("INIT_CHECKPOINT", path)
+  if before and before.base and before.manifest.base == base:
+    return dataclasses.replace(checkpoint, base=before.base)
+  what = f"the base of {checkpoint.path}"
+  weights = find_weights(what, base["checkpoint"])
   _check_same_base(checkpoint, weights)
   return dataclasses.replace(checkpoint, base=weights.files)
 

@@ -136,6 +136,23 @@ def check_same_function(checkpoint: Checkpoint, model: ModelConfig) -> None:
   or the activation function of its MLP. Different settings may compute the same
   function, such as LAYERS with other names.
   """
+  if found := find_other_function(checkpoint, model):
+    given, trained = found
+    raise UserError(
+      f"{given}: {checkpoint.path} was trained with {trained}, which is "
+      "another model; use that, or begin a run with INIT_CHECKPOINT in another "
+      "MODEL_DIR."
+    )
+
+
+def find_other_function(
+  checkpoint: Checkpoint, model: ModelConfig
+) -> tuple[str, str] | None:
+  """Returns settings of `model` and of the checkpoint, for messages.
+
+  They are the settings that differ; see `check_same_function`. Returns None if
+  both compute one function.
+  """
   now = _as_json(model.macros())
   before = now | {
     name: value
@@ -143,16 +160,13 @@ def check_same_function(checkpoint: Checkpoint, model: ModelConfig) -> None:
     if name in now
   }
   if _function_of(from_macros(ModelConfig, before)) == _function_of(model):
-    return
+    return None
   names = [x for x in now if before[x] != now[x] and x not in _FREE]
   given, trained = (
     ", ".join(f"{name} = {each[name]!r}" for name in names)
     for each in (now, before)
   )
-  raise UserError(
-    f"{given}: {checkpoint.path} was trained with {trained}, which is another "
-    "model; use that, or begin a run with INIT_CHECKPOINT in another MODEL_DIR."
-  )
+  return given, trained
 
 
 def _function_of(model: ModelConfig) -> tuple[object, ...]:

@@ -22,6 +22,7 @@ from palm_mtf.model_dir.paths import ModelDir, step_of
 from palm_mtf.report.page import is_number
 
 _WHOLE = "whole"
+_BASE = "the base"  # of an adapter
 
 
 def list_all(*, model_dir: str, as_json: bool) -> None:
@@ -109,6 +110,8 @@ def compare(*, first: str, second: str, as_json: bool) -> None:
     if ours[name] != theirs[name]
   }
   differences = _compare_tensors(weights, set(shared) - other_shapes.keys())
+  settings = _compare_settings(a, b)
+  is_equal = ours == theirs and not differences and _BASE not in settings
   found = {
     "first": a.place,
     "second": b.place,
@@ -117,8 +120,8 @@ def compare(*, first: str, second: str, as_json: bool) -> None:
     "only_in_second": sorted(theirs.keys() - ours.keys()),
     "other_shapes": other_shapes,
     "max_difference": differences,
-    "other_settings": _compare_settings(a, b),
-    "bitwise_equal": ours == theirs and not differences,
+    "other_settings": settings,
+    "bitwise_equal": is_equal,
   }
   print_results(found, as_json, " ")
 
@@ -242,12 +245,13 @@ def _compare_settings(
   """Returns {macro: [value in a, value in b]} for the macros that differ."""
   if not a.checkpoint or not b.checkpoint:
     return {}  # a TensorFlow prefix has no manifest
-  # Compare a hash of the tokens too: with the same TEXT_FILES, the content of
-  # the files may differ.
+  # Compare hashes of the tokens and of an adapter's base too: with the same
+  # TEXT_FILES or INIT_CHECKPOINT, the content of the files may differ.
   ours, theirs = (
     {
       **weights_to_load.settings_of(x),
       "the tokens": x.data.get("the tokens"),
+      _BASE: (x.base or {}).get("blake2b"),
     }
     for x in (a.checkpoint.manifest, b.checkpoint.manifest)
   )

@@ -42,7 +42,14 @@ from palm_mtf.checkpoints.weights_to_load import (
   warn_of_other_split,
 )
 from palm_mtf.checkpoints.writer import check_space
-from palm_mtf.config import Config, DecodeConfig, RunConfig
+from palm_mtf.config import (
+  AdafactorConfig,
+  Config,
+  DecodeConfig,
+  ModelConfig,
+  OptimizerConfig,
+  RunConfig,
+)
 from palm_mtf.config.macros import values_of
 from palm_mtf.config.tpu_slice import check_pods, tpu_slice
 from palm_mtf.data.batches.corpus import Corpus, corpus_of_run, unigram_entropy
@@ -145,6 +152,12 @@ class TrainJob:
     """Number of training steps done."""
     return self.start.manifest.step if self.start else 0
 
+  def _with_base(self, checkpoint: Checkpoint) -> Checkpoint:
+    """Returns the run's checkpoint; that of an adapter has the open base."""
+    # The base's files may be gone by now, and their hash was compared.
+    weights = self.initial_weights if self.manifest.base else None
+    return dataclasses.replace(checkpoint, base=weights and weights.files)
+
   def record_kernels(self, kernels: Mapping[str, str]) -> "TrainJob":
     """Returns the job with `kernels` in the manifest of later checkpoints.
 
@@ -164,7 +177,9 @@ class TrainJob:
   def write_samples(self, checkpoint: Checkpoint) -> list[str]:
     """Adds continuations of PROMPTS to samples.jsonl, and returns them."""
     prompts = self.config.run.prompts
-    texts = continue_prompts(checkpoint, self.config, self.vocabulary)
+    texts = continue_prompts(
+      self._with_base(checkpoint), self.config, self.vocabulary
+    )
     write_samples(self.model_dir, checkpoint.manifest.step, prompts, texts)
     return texts
 
@@ -177,6 +192,7 @@ class TrainJob:
     """
     found = {}
     if self.task_evaluation:
+      checkpoint = self._with_base(checkpoint)
       for outcome in self.task_evaluation.evaluate(checkpoint, answered):
         found |= outcome.numbers
       texts = (f"{name} {value:.4f}" for name, value in found.items())
@@ -229,6 +245,7 @@ def prepare(model_dir: str, config: Config) -> TrainJob:
   newest = _find_newest(model_dir, config, shapes)
   config = _reserve_memory(_resolve_dtype(config, newest))
   _warn_of_short_ramp(config.run)
+  warn_of_slow_adapter(config.model, config.optimizer)
   model, data, run = config.model, config.data, config.run
   copying = model if run.init_experts == "copy" else None
   if model.adapter == "none":
@@ -318,6 +335,23 @@ def _warn_of_short_ramp(run: RunConfig) -> None:
     _logger.warning(
       f"TRAIN_STEPS = {run.train_steps:,}: ends before step {start:,}, from "
       f"where GLOBAL_BATCH_SIZE is {size:,}"
+    )
+
+
+def warn_of_slow_adapter(
+  model: ModelConfig, optimizer: OptimizerConfig
+) -> None:
+  """Warns if PARAMETER_SCALE holds back the factors B, which begin as 0."""
+  if model.adapter == "none" or not isinstance(optimizer, AdafactorConfig):
+    return
+  floor = optimizer.parameter_scale_floor
+  of_first = (3 * model.d_model) ** -0.5  # the root mean square of factors A
+  if optimizer.parameter_scale != "off" and floor < of_first:
+    _logger.warning(
+      f"PARAMETER_SCALE = {optimizer.parameter_scale!r}: the factors B of an "
+      f"adapter begin as 0, so LEARNING_RATE is multiplied by "
+      f"PARAMETER_SCALE_FLOOR = {floor:g} for them, and by {of_first:.2g} for "
+      "the factors A; use optim/adamw.gin, or a larger floor"
     )
 
 

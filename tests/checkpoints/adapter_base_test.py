@@ -2,13 +2,23 @@
 # SPDX-License-Identifier: Apache-2.0
 """Runs that train an adapter of a trained model, and what reads them."""
 
+import dataclasses
 import json
 import shutil
 
 import numpy as np
 import pytest
 
+from palm_mtf.checkpoints.adapter_base import find_base
+from palm_mtf.checkpoints.manifest import (
+  find_checkpoints,
+  read_checkpoint,
+  write_manifest,
+)
+from palm_mtf.cli.gin_files import load_run
 from palm_mtf.config import ModelConfig
+from palm_mtf.generation.serving.served_weights import ServedWeights
+from palm_mtf.training.job import TrainJob, warn_of_slow_adapter
 from tests import adapter_oracle, runs
 from tests.cases import slow
 
@@ -169,13 +179,103 @@ def test_another_base_is_refused(base, adapted, change, said, tmp_path, capsys):
   assert said in capsys.readouterr().err.strip().splitlines()[-1]
 
 
-def test_an_adapter_without_its_base_is_not_decoded(base, tmp_path, capsys):
-  moved, run = tmp_path / "base", tmp_path / "run"
-  shutil.copytree(base, moved)
+def copy_base(base, tmp_path):
+  """Returns a copy of a base, which a test may remove."""
+  shutil.copytree(base, tmp_path / "base")
   shutil.copytree(base.parent / "texts", tmp_path / "texts")
+  return tmp_path / "base"
+
+
+def test_an_adapter_without_its_base_is_not_decoded(base, tmp_path, capsys):
+  moved, run = copy_base(base, tmp_path), tmp_path / "run"
   assert adapt(moved, run, TRAIN_STEPS=4) == 0
   shutil.rmtree(moved / "checkpoints")
   command = ["generate", "--model_dir", run, "--prompt", "one"]
   capsys.readouterr()
   assert runs.main([*map(str, command)]) == 2
-  assert "there is no checkpoint" in capsys.readouterr().err.splitlines()[-1]
+  line = capsys.readouterr().err.splitlines()[-1]
+  # `generate` has no INIT_CHECKPOINT to give another.
+  assert f"the base of {run}" in line and "there is no checkpoint" in line
+  assert "INIT_CHECKPOINT" not in line
+
+
+def test_a_run_decodes_though_its_base_is_removed(base, tmp_path, monkeypatch):
+  """The base may be a checkpoint of a run that keeps only the newest."""
+  moved, begin = copy_base(base, tmp_path), TrainJob.record_kernels
+
+  def remove(job, kernels):
+    shutil.rmtree(moved / "checkpoints")
+    return begin(job, kernels)
+
+  monkeypatch.setattr(TrainJob, "record_kernels", remove)
+  given = {"TRAIN_STEPS": 2, "PROMPTS": ["one two"]}
+  assert adapt(moved, tmp_path / "run", **given) == 0
+  assert (tmp_path / "run" / "samples.jsonl").read_text().count("one two")
+
+
+@pytest.mark.slow
+def test_a_server_follows_though_the_base_is_removed(base, tmp_path):
+  moved, run = copy_base(base, tmp_path), tmp_path / "run"
+  assert adapt(moved, run) == 0
+  first, *_, last = find_checkpoints(str(run))
+  _, config = load_run("generate", str(run), {})
+  with ServedWeights(config, num_tokens=300, num_slots=2) as weights:
+    weights.load(first)
+    shutil.rmtree(moved / "checkpoints")
+    weights.replace(last)
+    assert weights.step == last.manifest.step > first.manifest.step
+
+
+def config_on(base):
+  """Returns the settings of a run that begins to adapt a base."""
+  _, config = load_run("generate", str(base), {})
+  adapter = {"adapter": "lora", "adapter_rank": 4, "adapter_alpha": 8.0}
+  return dataclasses.replace(
+    config,
+    model=dataclasses.replace(config.model, **adapter),
+    run=dataclasses.replace(config.run, init_checkpoint=str(base)),
+  )
+
+
+def test_a_base_of_another_function_is_a_warning(base, caplog):
+  """Equal shapes do not show it, and only the adapter learns."""
+  config = config_on(base)
+  caplog.clear()
+  find_base(config.run, None, config.model)
+  assert not caplog.messages
+  other = dataclasses.replace(config.model, rotary_base=9.0)
+  find_base(config.run, None, other)
+  (message,) = caplog.messages
+  assert message.startswith("ROTARY_BASE = 9.0: ")
+  assert "was trained with ROTARY_BASE = 10000" in message
+
+
+def test_an_optimizer_that_holds_an_adapter_back_is_a_warning(base, caplog):
+  """PaLM's updates are as small as the parameter, and B begins as 0."""
+  config = config_on(base)
+  model, optimizer = config.model, config.optimizer
+  caplog.clear()
+  warn_of_slow_adapter(model.base, optimizer)
+  for free in ({"parameter_scale": "off"}, {"parameter_scale_floor": 0.5}):
+    warn_of_slow_adapter(model, dataclasses.replace(optimizer, **free))
+  assert not caplog.messages
+  warn_of_slow_adapter(model, optimizer)
+  (message,) = caplog.messages
+  assert "PARAMETER_SCALE_FLOOR = 0.001 for them, and by 0.1 for" in message
+
+
+def test_adapters_of_other_bases_are_not_equal(adapted, tmp_path):
+  """`checkpoints compare` says so, though their own tensors are."""
+  run = adapted("lora") / "checkpoints" / "step_00000008"
+  other = tmp_path / "step_00000008"
+  shutil.copytree(run, other)
+  (other / "manifest.json").unlink()
+  manifest = read_checkpoint(str(run)).manifest
+  base = {**manifest.base, "blake2b": "0" * 32}
+  write_manifest(str(other), dataclasses.replace(manifest, base=base))
+  (found,) = runs.printed("checkpoints", "compare", run, other, "--json")
+  assert not found["bitwise_equal"]
+  hashes = [manifest.base["blake2b"], "0" * 32]
+  assert found["other_settings"] == {"the base": hashes}
+  (found,) = runs.printed("checkpoints", "compare", run, run, "--json")
+  assert found["bitwise_equal"]

@@ -61,11 +61,17 @@ class Document(NamedTuple):
 
   @property
   def num_target_bytes(self) -> int:
-    """Size of the text that is learned, in bytes; see `num_bytes`."""
+    """Size of the text that is learned, in bytes; see `num_bytes`.
+
+    An answer's calls of tools count as JSON.
+    """
     if self.conversation is None:
       return len(_bytes(self.text))
-    texts = self.conversation.texts
-    return sum(len(texts[i].encode()) for i in self.conversation.answers)
+    texts, messages = self.conversation.texts, self.conversation.messages
+    learned = [texts[i] for i in self.conversation.answers]
+    calls = [messages[i].get("tool_calls") for i in self.conversation.answers]
+    learned += [json_text(x) for x in calls if x]
+    return sum(len(x.encode()) for x in learned)
 
 
 def num_repeats(document: Document) -> int:

@@ -26,6 +26,7 @@ from typing import Any
 
 import numpy as np
 
+from palm_mtf import user_text
 from palm_mtf.data.sources.conversation import MESSAGES, read_conversation
 from palm_mtf.data.sources.document import (
   SPLITS,
@@ -374,7 +375,7 @@ class SeqioTask:
     if self._num_skipped:
       _logger.warning(
         f"{self._num_skipped:,} documents of task {self.name} left out (not "
-        "UTF-8, or with NUL bytes)."
+        "UTF-8, or with a NUL or half a surrogate pair)."
       )
 
   @functools.cached_property
@@ -472,7 +473,12 @@ class SeqioTask:
         if any(value is None for value in values):
           self._num_skipped += 1
         elif MESSAGES in eos_ids:
-          yield _read_messages(values[0], f"{where}, example {number:,}")
+          found = _read_messages(values[0], f"{where}, example {number:,}")
+          # JSON can escape what UTF-8 cannot hold.
+          if user_text.is_text(found.text):
+            yield found
+          else:
+            self._num_skipped += 1
         elif len(values[-1]):  # the targets are not empty
           yield Document(*reversed(values))
 

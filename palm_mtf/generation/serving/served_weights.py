@@ -9,6 +9,7 @@ import time
 from collections.abc import Mapping, Sequence
 
 from palm_mtf._tf import tf
+from palm_mtf.checkpoints.adapter_base import with_base
 from palm_mtf.checkpoints.manifest import (
   Checkpoint,
   DamagedCheckpointError,
@@ -55,8 +56,11 @@ class ServedWeights(contextlib.AbstractContextManager):
   def load(self, checkpoint: Checkpoint) -> None:
     """Frees the current weights, and loads a checkpoint's weights.
 
-    Raises UserError if there is too little memory for the slots.
+    Raises UserError if there is too little memory for the slots, or an
+    adapter's base is missing or changed.
     """
+    # Keep the base open, because it may be removed while a run is followed.
+    checkpoint = with_base(checkpoint, self._checkpoint)
     self._free()
     self._loaded = LoadedDecoder.of_run(
       checkpoint, self._config, for_steps=True

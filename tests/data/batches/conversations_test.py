@@ -378,6 +378,25 @@ def test_conversations_beside_texts_are_refused(tmp_path):
   assert document.text == "b" and document.conversation is None
 
 
+@pytest.mark.parametrize("name", ["tools", "functions"])
+def test_tools_beside_messages_are_refused(name, tmp_path):
+  """A chat's prompt would have them, and training would not."""
+  path, chat = tmp_path / "a.jsonl", {"messages": turns("q", "a")}
+  path.write_text(json.dumps({**chat, name: [{"name": "f"}]}))
+  message = message_of(lambda: list(open_files(path).documents()))
+  assert message.startswith(f"TEXT_FILES: {path}, line 1: has '{name}', which ")
+  path.write_text(json.dumps({**chat, name: []}))
+  assert len(list(open_files(path).documents())) == 1
+
+
+def test_calls_of_tools_are_bytes_that_are_learned():
+  """Else bits per byte would divide by 0, where all answers are calls."""
+  call = {"role": "assistant", "content": None, "tool_calls": [{"id": "x"}]}
+  asked = [*turns("q"), call]
+  document = conversation_document(read_conversation(asked, "here"))
+  assert document.num_target_bytes == len('[{"id": "x"}]')
+
+
 def test_turns_after_the_last_answer_are_left_out():
   conversation = read("q", "a", "never answered")
   assert [x["content"] for x in conversation.messages] == ["q", "a"]

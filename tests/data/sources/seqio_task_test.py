@@ -358,6 +358,16 @@ def test_a_task_of_messages_gives_conversations():
   assert found[-1].conversation.where == where
 
 
+def test_messages_that_are_no_unicode_text_are_left_out(caplog):
+  """JSON can escape them, as in TEXT_FILES."""
+  texts = [_chat("a"), _chat("b\ud800"), _chat("c\0")]
+  add_examples("halves", {"train": {"messages": texts}}, [], features=())
+  source = open_one("halves")
+  assert [x.text for _, x in source.documents()] == ["q\na"]
+  source.report_skipped()
+  assert caplog.messages[-1].startswith("2 documents of task halves left out")
+
+
 def test_wrong_messages_of_a_task_are_refused_with_the_example():
   columns = {"messages": [_chat("a"), _chat("")]}
   add_examples("empty", {"train": columns}, [], features=())
