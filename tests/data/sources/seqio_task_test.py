@@ -192,7 +192,7 @@ def test_texts_that_are_none_are_left_out_and_counted(capsys):
   source.report_skipped()
   assert without_stamps(capsys.readouterr().err) == (
     "palm_mtf: warning: 2 documents of task bad left out (not UTF-8, or with "
-    "NUL bytes).\n"
+    "a NUL or half a surrogate pair).\n"
   )
 
 
