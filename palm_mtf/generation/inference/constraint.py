@@ -53,7 +53,7 @@ class _Compiled:
 
 def _is_full(matcher: Any) -> bool:
   matcher.compute_bitmask()
-  return matcher.is_error()
+  return bool(matcher.is_error())
 
 
 class Constraint:
