@@ -4,6 +4,7 @@
 
 import functools
 import importlib.util
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -30,12 +31,42 @@ class ConstraintError(Exception):
   """A text cannot continue, because its grammar has become too complex."""
 
 
+class _Compiled:
+  """A grammar, compiled for texts without tokens.
+
+  Copies of a matcher share a lexer. It keeps the states that texts needed, and
+  refuses more when it has as many as llguidance allows. So from the second text
+  on, there is a spare matcher, for texts whose lexer other texts have filled.
+  """
+
+  def __init__(self, compile_anew: Callable[[], Any]):
+    self._compile_anew, self._most = compile_anew, 1
+    self.matchers = [compile_anew()]  # the last one's lexer is the newest
+
+  def take(self) -> Any:
+    """Returns the matcher to copy for a new text. Raises HelperError."""
+    found = [x for x in self.matchers if not _is_full(x.deep_copy())]
+    found += [self._compile_anew() for _ in range(self._most - len(found))]
+    self.matchers, self._most = found, 2
+    return found[0]
+
+
+def _is_full(matcher: Any) -> bool:
+  matcher.compute_bitmask()
+  return bool(matcher.is_error())
+
+
 class Constraint:
   """What a text may become: the state of its grammar after some tokens."""
 
-  def __init__(self, matcher: Any, num_tokens: int):
+  def __init__(self, compiled: _Compiled, num_tokens: int):
     # `num_tokens` is the size of the vocabulary.
-    self._matcher, self._num_words = matcher, num_mask_words(num_tokens)
+    self._compiled, self._num_words = compiled, num_mask_words(num_tokens)
+    self._tokens: list[int] = []
+    self._copy(compiled.take())
+
+  def _copy(self, source: Any) -> None:
+    self._source, self._matcher = source, source.deep_copy()
 
   def mask(self) -> np.ndarray:
     """Returns a bit per token: whether the text may have it next.
@@ -45,7 +76,13 @@ class Constraint:
 
     Raises ConstraintError if the grammar's limits are exceeded.
     """
-    found = np.frombuffer(self._matcher.compute_bitmask(), np.int32)
+    mask = self._matcher.compute_bitmask()
+    newest = self._compiled.matchers[-1]
+    if self._matcher.is_error() and newest is not self._source:
+      self._copy(newest)
+      self._matcher.consume_tokens(self._tokens)
+      mask = self._matcher.compute_bitmask()
+    found = np.frombuffer(mask, np.int32)
     found = found[: self._num_words]  # llguidance may add a word
     if self._matcher.is_error() or not found.any():
       raise ConstraintError
@@ -54,6 +91,7 @@ class Constraint:
   def accept(self, token: int) -> None:
     """Adds a token, which the mask allows, to the text."""
     self._matcher.consume_token(token)
+    self._tokens.append(token)
 
 
 def check_library(field: str) -> None:
@@ -79,19 +117,18 @@ class Grammars:
     satisfies it.
     """
     try:
-      matcher = self._compile(grammar.text).deep_copy()
-      return Constraint(matcher, self._vocabulary.size)
+      return Constraint(self._compile(grammar.text), self._vocabulary.size)
     except HelperError as error:
       raise UserError(
         f"{grammar.field}: cannot be used: {error}; correct or simplify it."
       ) from None
 
-  def _compile_new(self, text: str) -> Any:
+  def _compile_new(self, text: str) -> _Compiled:
     from palm_mtf.generation.inference.grammar_process import compile_grammar
 
     tokenizer, process = self._tokenizer
     process.ask({"grammar": text}, _MOST_SECS)
-    return compile_grammar(tokenizer, text)
+    return _Compiled(lambda: compile_grammar(tokenizer, text))
 
   @functools.cached_property
   def _tokenizer(self) -> tuple[Any, HelperProcess]:

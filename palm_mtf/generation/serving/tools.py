@@ -11,6 +11,7 @@ the forms of Hermes and Qwen, and of SmolLM2:
 
 import dataclasses
 import json
+import math
 import re
 import uuid
 from collections.abc import Mapping, Sequence
@@ -61,6 +62,10 @@ def take_tools(fields: dict[str, Any], template: ChatTemplate) -> Tools | None:
   if not isinstance(tools, list) or len(tools) > _MOST_TOOLS:
     raise UserError(
       f"tools = {shorten(tools)}: {_FORM}, with at most {_MOST_TOOLS} tools."
+    )
+  if not isinstance(is_parallel, bool | None):
+    raise UserError(
+      f"parallel_tool_calls = {shorten(is_parallel)}: give true or false."
     )
   functions = {x["name"]: x for x in map(_read_tool, tools)}
   if len(functions) < len(tools):
@@ -158,7 +163,8 @@ def read_calls(
   If a call is incomplete, is no JSON or names no function in `names`, the text
   is returned as it is, without calls.
   """
-  content, calls = text.partition(BEGIN)[0], []
+  content = text.partition(BEGIN)[0]
+  calls: list[dict[str, Any]] = []
   place = len(content)
   while place < len(text):
     if not text.startswith(BEGIN, place):
@@ -166,15 +172,10 @@ def read_calls(
     place = _skip_space(text, place + len(BEGIN))
     try:
       found, place = _DECODER.raw_decode(text, place)
+      found = found if isinstance(found, list) else [found]
+      calls += [_read_call(each, names) for each in found]
     except (ValueError, RecursionError):
       return text, []
-    for each in found if isinstance(found, list) else [found]:
-      call = each if isinstance(each, dict) else {}
-      arguments = call.get("arguments")
-      if call.get("name") not in names or not isinstance(arguments, dict):
-        return text, []
-      function = {"name": call["name"], "arguments": json_text(arguments)}
-      calls.append({"id": f"call_{uuid.uuid4().hex}", "function": function})
     place = _skip_space(text, place)
     if not text.startswith(_END, place):
       return text, []
@@ -184,12 +185,28 @@ def read_calls(
   return content, [{**x, "type": "function"} for x in calls]
 
 
-def _refuse_number(name: str) -> None:
-  raise ValueError(name)
+def _read_call(given: object, names: Sequence[str]) -> dict[str, Any]:
+  """Returns a call in OpenAI's form; raises ValueError if it is none."""
+  call = given if isinstance(given, dict) else {}
+  arguments = call.get("arguments")
+  if call.get("name") not in names or not isinstance(arguments, dict):
+    raise ValueError(given)
+  function = {"name": call["name"], "arguments": json_text(arguments)}
+  return {"id": f"call_{uuid.uuid4().hex}", "function": function}
+
+
+def _read_number(text: str) -> float:
+  number = float(text)
+  if not math.isfinite(number):
+    raise ValueError(text)
+  return number
 
 
 _SPACE = re.compile(r"\s*")
-_DECODER = json.JSONDecoder(parse_constant=_refuse_number)  # NaN is no JSON
+# NaN is no JSON, and a number such as 1e999 would become null.
+_DECODER = json.JSONDecoder(
+  parse_constant=_read_number, parse_float=_read_number
+)
 
 
 def _skip_space(text: str, place: int) -> int:

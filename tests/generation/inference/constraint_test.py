@@ -18,6 +18,7 @@ from palm_mtf.data.vocabulary.load import open_vocabulary
 from palm_mtf.data.vocabulary.text_reader import decode_after
 from palm_mtf.data.vocabulary.training import train_vocabulary
 from palm_mtf.errors import UserError
+from palm_mtf.generation.inference import grammar_process
 from palm_mtf.generation.inference.constraint import ConstraintError, Grammars
 from palm_mtf.generation.serving.structure import read_grammar
 from tests import tokenizer_files
@@ -405,3 +406,28 @@ def test_texts_of_one_grammar_do_not_share_their_state(one):
   for i in one._vocabulary.encode('"ab'):
     first.accept(i)
   np.testing.assert_array_equal(second.mask(), before)
+
+
+# The states of its lexer are as many as the sets of places, of the last 12, at
+# which a text has an "a".
+EXPONENTIAL = {"type": "string", "pattern": "^[ab]*a[ab]{12}$"}
+
+
+def test_other_texts_do_not_make_a_grammar_too_complex(one, monkeypatch):
+  """Each text needs fewer states than the lexer may have; all need more."""
+  limits = {**grammar_process._LIMITS, "max_lexer_states": 800}
+  monkeypatch.setattr(grammar_process, "_LIMITS", limits)
+  grammars, form = Grammars(one._vocabulary), of_schema(EXPONENTIAL)
+  quote, *letters = (one._vocabulary.encode(x)[0] for x in '"ab')
+  rng, early = np.random.default_rng(0), grammars.start(form)
+  early.accept(quote)
+  for _ in range(20):
+    text = grammars.start(form)
+    text.accept(quote)
+    for _ in range(60):
+      mask = allowed(text.mask(), one._vocabulary.size)
+      assert mask[letters].all()
+      text.accept(int(rng.choice(letters)))
+    # This text lasts while the others begin and end.
+    assert allowed(early.mask(), one._vocabulary.size)[letters].all()
+    early.accept(letters[0])

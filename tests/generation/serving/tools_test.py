@@ -117,6 +117,7 @@ def test_calls_and_their_results_go_back_to_the_template():
       {"tools": TOOLS, "parallel_tool_calls": False},
       "parallel_tool_calls = False: needs",
     ),
+    ({"parallel_tool_calls": "false"}, "parallel_tool_calls = 'false': give"),
     (
       {"tools": TOOLS, "response_format": {"type": "json_object"}},
       "response_format: does not go with tools",
@@ -219,12 +220,17 @@ READ = {
     2,
   ),
 }
+DEEP = f'{{"name": "f", "arguments": {{"a": {"[" * 700}1{"]" * 700}}}}}'
 UNREAD = {
   "no call": "What <tool is that?",
   "no end": CALL,
   "another function": CALL.replace('"f"', '"h"') + END,
   "no JSON": f"<tool_call>f(1){END}",
   "NaN": f'<tool_call>{{"name": "f", "arguments": {{"a": NaN}}}}{END}',
+  "a number that no computer holds": CALL.replace('"\u00e9', '1e999, "b": "')
+  + END,
+  # Python can read it, but not write it, which takes a deeper stack.
+  "nested too deep": f"<tool_call>{DEEP}{END}",
   "no arguments": f'<tool_call>{{"name": "f"}}{END}',
   "a text as arguments": f'<tool_call>{{"name": "f", "arguments": "x"}}{END}',
   "an empty list": f"<tool_call>[]{END}",
