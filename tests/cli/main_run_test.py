@@ -35,8 +35,8 @@ def test_training_keeps_both_configurations_and_either_gives_the_same(
       again = settings_of(palm_mtf(command, f"--gin_file={name}"))
       own = {
         "train": set(),
-        "evaluate": set(),
-        "generate": {"prompts", "chat", "input_file", "interactive"},
+        "evaluate": {"adapter"},
+        "generate": {"adapter", "prompts", "chat", "input_file", "interactive"},
       }
       assert again.keys() - first.keys() == own[command]
       common = first.keys() - {"decode"}  # training does not set decoding
