@@ -76,7 +76,7 @@ def test_chats_and_the_server_read_the_tokens_of_training_with_one_start_token(
   chat = ChatTemplate(vocabulary, start)
   for (begin, _), count in zip(spans, (1, 3), strict=True):
     assert chat.encode(MESSAGES[:count]) == tokens[:begin]
-    served = make_completion_body(
+    served, _ = make_completion_body(
       {"messages": MESSAGES[:count]},
       chat,
       most_messages=9,
