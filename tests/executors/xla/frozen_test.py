@@ -212,18 +212,14 @@ def make_step(frozen, mesh, remat="none"):
   return pod_step(model, mesh, dcn_dtype="bfloat16", frozen=frozen)
 
 
-@pytest.mark.parametrize("mesh", ["accelerators", "accelerators, microbatches"])
-@pytest.mark.parametrize("frozen", [(), MIXED])
-def test_accelerators_keep_and_send_the_bytes_of_the_plan(mesh, frozen):
-  layout = MESHES[mesh]
-  made = make_step(frozen, layout)
-  config = small_config(num_layers=LAYERS)
+def check_bytes(made, given):
+  """Checks what a pod keeps and sends; `given` is its work."""
   state = made.abstract_state(made.model.placement.make_mesh(jax.devices()[:4]))
   kept = {True: 0, False: 0}
   for name, x in state.items():
     num_bytes = math.prod(x.sharding.shard_shape(x.shape)) * x.dtype.itemsize
     kept[name in made.model.reads] += num_bytes
-  planned = device_bytes(work(config, layout, frozen=frozen))
+  planned = device_bytes(given)
   assert kept[True] == planned.weights + planned.frozen_weights
   assert kept[False] == planned.slots
   sent = sum(
@@ -231,9 +227,16 @@ def test_accelerators_keep_and_send_the_bytes_of_the_plan(mesh, frozen):
     for each in made.cut_parts(made.parameters, 4)
     for x in each
   )
+  assert 2 * sent == sum(sent_bytes(given).values())
+
+
+@pytest.mark.parametrize("mesh", ["accelerators", "accelerators, microbatches"])
+@pytest.mark.parametrize("frozen", [(), MIXED])
+def test_accelerators_keep_and_send_the_bytes_of_the_plan(mesh, frozen):
+  config, layout = small_config(num_layers=LAYERS), MESHES[mesh]
   pods = PodsConfig(dcn_dtype="bfloat16")
   given = work(config, layout, pods=pods, frozen=frozen)
-  assert 2 * sent == sum(sent_bytes(given).values())
+  check_bytes(make_step(frozen, layout), given)
 
 
 def dims_of(shape):
