@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from palm_mtf.architecture.adapter import column_factors
 from palm_mtf.architecture.block import Projection, model_of
 from palm_mtf.architecture.parameters import layer_name
 from palm_mtf.config import ModelConfig
@@ -49,7 +50,7 @@ def sum_squares(xp: Any, of: Projection, w: Any) -> Any:
 
 def scale_columns(xp: Any, w: Any, magnitude: Any, squares: Any) -> Any:
   """Returns m w / ||w||, given the result of `sum_squares`."""
-  return w * (magnitude / xp.sqrt(xp.maximum(squares, 1e-24)))
+  return w * column_factors(xp, magnitude, squares)
 
 
 def merged_reader(config: ModelConfig, read: Reader) -> Reader:

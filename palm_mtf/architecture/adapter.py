@@ -12,7 +12,7 @@ outputs...], s is the scale. The magnitude m and the norms, over the inputs, are
 
 import fnmatch
 import math
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from palm_mtf.config import ModelConfig
 
@@ -34,6 +34,15 @@ def adapter_scale(rule: str, alpha: float, rank: int) -> float:
   sqrt(rank) (Kalajdzievski 2023).
   """
   return alpha / {"rank": rank, "sqrt_rank": math.sqrt(rank)}[rule]
+
+
+def column_factors(xp: Any, magnitude: Any, squares: Any) -> Any:
+  """Returns m / ||w||, the factor of each column of w, [outputs...].
+
+  `squares` is the sum of squares of each column. `xp` is numpy or TensorFlow.
+  """
+  # A column of zeros has no direction; its product is 0.
+  return magnitude / xp.sqrt(xp.maximum(squares, 1e-24))
 
 
 def low_rank_of(config: ModelConfig) -> LowRank | None:

@@ -8,10 +8,12 @@ joined with x [q | k | ...], so that B = 0 changes no bit of the result.
 """
 
 import dataclasses
+import functools
 import math
 from collections.abc import Sequence
 
 from palm_mtf._tf import mtf, tf
+from palm_mtf.architecture import adapter
 from palm_mtf.architecture.adapter import LowRank
 from palm_mtf.ops.matmul import matmul
 from palm_mtf.ops.slicewise import WholeSlice
@@ -108,9 +110,7 @@ def column_factors(
     name="column_squares",
   ).outputs
 
-  def divide(m, squares):
-    # A column of zeros has no direction; its product is 0.
-    return m / tf.sqrt(tf.maximum(squares, 1e-24))
+  divide = functools.partial(adapter.column_factors, tf)
 
   def gradient(op, dy):
     magnitude, squares = op.inputs
