@@ -45,7 +45,7 @@ Slices = Sequence[tuple[str, ParameterSlice, int]]
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Work:
-  """What a pod, or one pipeline stage of a pod, does in a step.
+  """The work of a pod, or of one pipeline stage of a pod, in a step.
 
   Attributes:
     model: the model; for a stage, with only its layers (`in_stage`).

@@ -1,6 +1,6 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""What a class of Hugging Face transformers is: settings, keys and names.
+"""A class of Hugging Face transformers as data: settings, keys and names.
 
 families.py describes each class as a `Family`.
 """

@@ -57,7 +57,7 @@ def _is_full(matcher: Any) -> bool:
 
 
 class Constraint:
-  """What a text may become: the state of its grammar after some tokens."""
+  """The state of a text's grammar after some tokens: it allows the next."""
 
   def __init__(self, compiled: _Compiled, num_tokens: int):
     # `num_tokens` is the size of the vocabulary.
