@@ -85,16 +85,17 @@ inline void pack_int8(const Columns32& x, uint8_t* panel) {
       const Floats row = row_of(x, k, v);
       largest = greater(greater(largest, row), -row);
     }
-    const Floats scale = (largest > 0.0f ? largest : largest + 1.0f) / 127.0f;
+    largest = largest > 0.0f ? largest : largest + 1.0f;
+    const Floats inverse = 127.0f / largest;
     Ints total = {};
     for (int k = 0; k < length; ++k) {
-      const Ints numbers = to_ints(nearest(row_of(x, k, v) / scale));
+      const Ints numbers = to_ints(nearest(row_of(x, k, v) * inverse));
       total += numbers;
       // Four consecutive weights of a column are adjacent bytes.
       uint8_t* to = panel + (size_t(k / 4) * kColumns + v * kLanes) * 4 + k % 4;
       for (int j = 0; j < kLanes; ++j) to[4 * j] = numbers[j];
     }
-    store(ends + v * sizeof(Floats), scale);
+    store(ends + v * sizeof(Floats), largest / 127.0f);
     store(ends + (kVectors + v) * sizeof(Ints), total);
   }
 }
@@ -109,7 +110,7 @@ inline Floats int4_divisor(Halves scale) {
 }
 
 inline Floats to_int4(Floats x, Floats divisor) {
-  x = nearest(x / divisor);
+  x = nearest(x * (1.0f / divisor));
   x = x < -8.0f ? splat(-8.0f) : x;
   return x > 7.0f ? splat(7.0f) : x;
 }

@@ -6,6 +6,10 @@ Int8 weights have one scale per output channel, as in PaLM's published inference
 code; int4 weights have one scale per output channel and group of 32 inputs. For
 both, the C++ operations of `native` quantize the activations to int8. Other
 operations do not quantize activations, and take the rounded weights as floats.
+
+Rounding multiplies weights by the inverse of their scale, because XLA does so
+even for a quotient: a weight near the middle of two numbers would otherwise be
+rounded up by one compiler and down by the other.
 """
 
 from collections.abc import Sequence
@@ -45,8 +49,8 @@ def round_to_int8(w: tf.Tensor, largest: tf.Tensor) -> tf.Tensor:
   w is a float32 matrix [inner, outer], or some of its rows; `largest` is max
   |w| of each column of the whole matrix, [1, outer].
   """
-  scale = tf.where_v2(largest > 0, largest, 1.0) / _LARGEST
-  return tf.round(w / scale) * scale
+  largest = tf.where_v2(largest > 0, largest, 1.0)
+  return tf.round(w * (_LARGEST / largest)) * (largest / _LARGEST)
 
 
 def to_int4(w: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
@@ -67,7 +71,7 @@ def to_int4(w: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
     scale = tf.cast(extreme * share, tf.bfloat16)
     divisor = tf.cast(scale, tf.float32)[:, tf.newaxis]
     divisor = tf.where_v2(divisor == 0, 1.0, divisor)
-    numbers = tf.clip_by_value(tf.round(groups / divisor), -8.0, 7.0)
+    numbers = tf.clip_by_value(tf.round(groups * (1.0 / divisor)), -8.0, 7.0)
     error = tf.reduce_sum(tf.square(numbers * divisor - groups), 1)
     return numbers, scale, error
 
