@@ -2,9 +2,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Products with constant weights equal NumPy's."""
 
+import ml_dtypes
 import numpy as np
+import pytest
 
-from palm_mtf._tf import tf
+from palm_mtf._tf import eager_mode, tf, tf2
 from palm_mtf.generation.decode.kernels import (
   find_largest,
   round_to_int4,
@@ -30,6 +32,27 @@ def test_numbers_are_rounded_to_255_of_a_column():
     whole, part = session.run([whole, part])
   np.testing.assert_allclose(whole, np.round(w / scale) * scale, rtol=1e-5)
   np.testing.assert_array_equal(part, whole[:5])
+
+
+@pytest.mark.parametrize(
+  ("round_weights", "most"),
+  [
+    pytest.param(lambda w: round_to_int8(w, find_largest(w)), 127, id="int8"),
+    pytest.param(round_to_int4, 8, id="int4"),
+  ],
+)
+def test_xla_rounds_weights_as_hosts_do(round_weights, most):
+  """Weights lie next to the middle of two multiples of their scale."""
+  largest = np.abs(random(2, 1, 50)).astype(ml_dtypes.bfloat16)
+  largest = largest.astype(np.float32)
+  middles = ((np.arange(most) + 0.5)[:, None] / most * largest)[:7]
+  middles = middles.astype(np.float32)
+  above, below = (np.nextafter(middles, np.float32(x)) for x in (9, 0))
+  w = np.concatenate([-largest, middles, above, below])
+  with eager_mode():
+    expected = round_weights(tf.constant(w))
+    compiled = tf2.function(round_weights, jit_compile=True)(tf.constant(w))
+  np.testing.assert_allclose(compiled, expected, rtol=1e-6)
 
 
 def test_a_group_of_int4_has_the_scale_with_the_least_error():
