@@ -282,12 +282,10 @@ class _Traffic:
     to the experts, and the gradients of the rows move back; so do the gates and
     their gradients, one number per row.
     """
-    config, axis = self._config, self._mesh.axis_of("experts")
-    length = config.sequence_length
-    rows = experts.rows_per_token(length, moves_tokens=True)
-    of_rows = round(of_stream * rows)
+    axis = self._mesh.axis_of("experts")
+    of_rows = round(of_stream * self._work.expert_rows(experts))
     self.add("all_to_all", (axis,), of_rows, times)
-    of_gates = of_rows // (config.d_model * self._width) * _FLOAT32
+    of_gates = of_rows // (self._config.d_model * self._width) * _FLOAT32
     self.add("all_to_all", (axis,), of_gates, 2 * visited)
 
   def add_stored(self) -> None:

@@ -11,7 +11,7 @@ from palm_mtf.accounting.work import Work
 from palm_mtf.architecture import parameters
 from palm_mtf.architecture.adapter import B
 from palm_mtf.architecture.attention_blocks import block_pairs
-from palm_mtf.architecture.block import Layer, model_of
+from palm_mtf.architecture.block import ROUTER, Layer, model_of
 from palm_mtf.config import ModelConfig
 
 SCORES = "attention/scores"
@@ -127,8 +127,9 @@ def recomputed_flops(
   """Returns {matrix product: FLOPs per token that REMAT does a second time}."""
   visited = parameters.count_visited(config, frozen)
   forward = _sum_products(config, visited)
-  # The backward pass repeats the first product with the factors of an adapted
-  # output kernel and, for the gradient of a magnitude, all of its products.
+  # The backward pass repeats a router's product and the first product with the
+  # factors of an adapted output kernel. For the gradient of a magnitude, it
+  # repeats all products of this kernel.
   outputs = [
     x.output
     for kind in model_of(config).kinds
@@ -142,6 +143,7 @@ def recomputed_flops(
       (x.part, *x.factors) if x.magnitude in x.vectors else [*x.factors][:1]
     )
   }
+  again |= {x: n for x, n in forward.items() if x == ROUTER}
   if config.remat == "none":
     return again
   if config.remat == "attention":  # q k^T again, but not weights times v
@@ -184,8 +186,7 @@ def device_flops(work: Work) -> float:
   repeated, length = recomputed_flops(config, frozen), config.sequence_length
   flops = row_share = 0.0
   if experts := model_of(config).experts:
-    rows = experts.rows_per_token(length, moves_tokens=mesh.moves_tokens)
-    row_share = rows / experts.per_token
+    row_share = work.expert_rows(experts) / experts.per_token
   for term, of_training in train_flops(config, frozen).items():
     of_token: float = of_training + repeated.get(term, 0)
     of_token *= joined.get(term, 1)
@@ -201,8 +202,8 @@ def device_flops(work: Work) -> float:
       )
       of_token *= pairs / (config.num_layers * length**2)
     dims = dims_of[term]
-    if mesh.moves_tokens and "experts" in dims:
-      # An expert computes rows of all devices, and also those without a token.
+    if (mesh.moves_tokens or mesh.tpu) and "experts" in dims:
+      # Each device multiplies all its rows, also those without a token.
       dims = tuple(x for x in dims if x != "experts")
       of_token *= row_share
     flops += of_token / math.prod(map(mesh.axis_size_of, dims))

@@ -115,9 +115,7 @@ def _block_sizes(work: Work, layer: Layer) -> _BlockSizes:
     inputs, mixer, times = branch.inputs, branch.mixer, 1.0
     if isinstance(mixer, Experts):
       gates += mixer.per_token
-      times = rows = mixer.rows_per_token(
-        config.sequence_length, moves_tokens=mesh.moves_tokens
-      )
+      times = rows = work.expert_rows(mixer)
       inputs, mixer = inputs[1:], mixer.mlp
     sizes = [slice_size(x.outputs) for x in inputs]
     columns += times * sum(sizes) + sum(

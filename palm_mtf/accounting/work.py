@@ -11,7 +11,7 @@ from typing import NamedTuple
 from palm_mtf.accounting.hardware import describe_remat
 from palm_mtf.accounting.optimizer_state import DTYPE_BYTES
 from palm_mtf.architecture import parameters
-from palm_mtf.architecture.block import Layer, model_of_layers
+from palm_mtf.architecture.block import Experts, Layer, model_of_layers
 from palm_mtf.config import (
   Config,
   MeshLayout,
@@ -116,6 +116,26 @@ class Work:
   def width(self) -> int:
     """Bytes of an activation."""
     return DTYPE_BYTES[self.model.activation_dtype]
+
+  def expert_rows(self, experts: Experts) -> float:
+    """Returns how many rows of `experts` a device has per token of a batch.
+
+    A host has a row per choice; those of experts on other devices are not
+    multiplied. XLA pads the rows of each expert to whole blocks
+    (model/experts.py). If tokens move, each expert has as many rows as it may
+    take.
+    """
+    length = self.model.sequence_length
+    if self.mesh.moves_tokens:
+      return experts.count * experts.capacity(length) / length
+    if not self.mesh.tpu:
+      return experts.per_token
+    tokens = self.rows * length // self.mesh.num_microbatches
+    choices = experts.per_token * tokens // self.mesh.axis_size_of("batch")
+    num_here = experts.count // self.mesh.axis_size_of("experts")
+    block = max(1, choices // num_here)
+    rows = (num_here + choices // block) * block
+    return experts.per_token * rows / choices
 
   def gradient_bytes(self, name: str) -> int:
     """Returns the bytes per element of a gradient that waits for the update."""

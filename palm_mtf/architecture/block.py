@@ -214,16 +214,6 @@ class Experts:
     places = factor * length * self.per_token / self.count
     return min(length, math.ceil(places))
 
-  def rows_per_token(self, length: int, *, moves_tokens: bool) -> float:
-    """Returns how many rows, over all experts, there are for a token.
-
-    Experts have a row for each choice or, if tokens move, `capacity` rows for
-    each sequence.
-    """
-    if not moves_tokens:
-      return self.per_token
-    return self.count * self.capacity(length) / length
-
 
 # Names in a layer of the parameters of the router of `Experts`: its kernel; the
 # share of the last step's choices that each expert got; and the bias.

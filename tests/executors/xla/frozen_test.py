@@ -262,6 +262,18 @@ def dot_flops(text, computation, times=1):
   return flops
 
 
+def step_flops(made):
+  """Returns the FLOPs of the products in a compiled step of four devices."""
+  mesh = made.model.placement.make_mesh(jax.devices()[:4])
+  given = (
+    *made.split(made.abstract_state(mesh)),
+    made.abstract_batch(mesh),
+    made.abstract_numbers(mesh),
+  )
+  text = CompiledText(made.step(mesh).lower(*given).compile().as_text())
+  return dot_flops(text, text._entry)
+
+
 @pytest.mark.parametrize(
   ("frozen", "remat"),
   [
@@ -274,13 +286,6 @@ def test_a_compiled_step_multiplies_as_often_as_planned(frozen, remat):
   """The backward pass ends early, without gradients of frozen kernels."""
   layout = MeshLayout(tpu="v4-8", mesh_shape="data:4", layout="batch:data")
   made = make_step(frozen, layout, remat)
-  mesh = made.model.placement.make_mesh(jax.devices()[:4])
-  given = (
-    *made.split(made.abstract_state(mesh)),
-    made.abstract_batch(mesh),
-    made.abstract_numbers(mesh),
-  )
-  text = CompiledText(made.step(mesh).lower(*given).compile().as_text())
   config = small_config(num_layers=LAYERS, remat=remat)
   planned = device_flops(work(config, layout, 4, frozen=frozen))
-  assert dot_flops(text, text._entry) == planned
+  assert step_flops(made) == planned

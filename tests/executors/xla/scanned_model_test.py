@@ -11,11 +11,13 @@ import pytest
 from jax.sharding import PartitionSpec
 
 from palm_mtf.accounting.communication import step_bytes
+from palm_mtf.accounting.flops import device_flops
 from palm_mtf.compilation.hlo_text import CompiledText
-from palm_mtf.config import LossConfig
+from palm_mtf.config import LossConfig, MeshLayout
 from palm_mtf.executors.xla.step_functions import compile_function
 from tests.blocks import Z_LOSS, block_config, make_case
 from tests.cases import slow
+from tests.executors.xla.frozen_test import step_flops
 from tests.executors.xla.program_run import pod_step
 from tests.mtf_testing import MOVED, SINGLE, small_config
 from tests.settings import work
@@ -144,6 +146,27 @@ def test_a_step_moves_tokens_to_their_experts_and_back(remat, passes):
   assert sent == numbers * width / 2  # a device keeps half of its rows
   planned = step_bytes(work(config, MOVED, 2))
   assert planned["all_to_all", ("data",)] == MOVED.num_devices * sent
+
+
+@pytest.mark.parametrize(
+  ("name", "shape", "rules", "remat"),
+  [
+    ("Mixtral", "data:2,model:2", "batch:data,experts:model", "none"),
+    slow("Mixtral", "data:4", "batch:data", "layer"),
+    slow("OLMoE", "data:4", "batch:data", "none"),
+    slow("OLMoE", "data:2,model:2", "batch:data,d_ff:model", "layer"),
+    slow("DeepSeek-V3", "data:2,model:2", "batch:data,d_ff:model", "none"),
+    slow("DeepSeek-V3", "data:2,model:2", "batch:data,experts:model", "layer"),
+  ],
+)
+def test_a_step_multiplies_experts_as_often_as_planned(
+  name, shape, rules, remat
+):
+  """XLA pads the rows of each expert to whole blocks."""
+  layout = MeshLayout(tpu="v4-8", mesh_shape=shape, layout=rules)
+  config = block_config(name, remat=remat)
+  planned = device_flops(work(config, layout, 4))
+  assert step_flops(pod_step(config, layout)) == planned
 
 
 @pytest.mark.slow
