@@ -108,9 +108,9 @@ IMPORTS = {
   "export/saved_model": "errors config machine _tf architecture ops model "
   "generation/decode model_dir data/vocabulary export/trained_model",
   "export/npz": "json_text architecture export/trained_model",
-  "generation/inference": "errors user_text config machine runtime/program "
-  "mesh generation/decode runtime/client executors/choose data/vocabulary "
-  "data/batches checkpoints",
+  "generation/inference": "errors user_text config machine architecture "
+  "adapters runtime/program mesh generation/decode runtime/client "
+  "executors/choose data/vocabulary data/batches checkpoints",
   "generation/serving": "errors json_text config machine _tf data/vocabulary "
   "data/batches checkpoints runtime/addresses generation/inference",
   "evaluation": "errors user_text json_text user_code config _tf model_dir "

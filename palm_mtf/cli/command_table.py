@@ -100,6 +100,18 @@ _SERVE_FLAGS = {
     default=[],
   ),
   "--allow_any_address": _ALLOW_ANY_ADDRESS,
+  "--adapter": _flag(
+    "NAME=PATH",
+    "also serve an adapter of the model under this name: the MODEL_DIR of an "
+    "adapted run, or a folder of PEFT; may be repeated",
+    dest="adapters",
+    action="append",
+    default=[],
+  ),
+  "--allow_adapter_loading": _switch(
+    "let clients load, replace and unload adapters (POST "
+    "/v1/load_lora_adapter and /v1/unload_lora_adapter)"
+  ),
 }
 
 

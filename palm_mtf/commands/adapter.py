@@ -10,6 +10,7 @@ import dataclasses
 import hashlib
 import os
 import tempfile
+from typing import TYPE_CHECKING
 
 from palm_mtf.architecture.parameters import saved_shapes
 from palm_mtf.checkpoints.manifest import WEIGHTS, Checkpoint, OpenWeights
@@ -22,9 +23,15 @@ from palm_mtf.config import Config, ModelConfig, mesh_layout
 from palm_mtf.errors import UserError
 from palm_mtf.export.huggingface.peft import CONFIG, read_peft
 
+if TYPE_CHECKING:  # the module imports TensorFlow
+  from palm_mtf.generation.inference.adapters import Factors
+
 
 def add_adapter(
-  path: str | None, config: Config, checkpoint: Checkpoint
+  path: str | None,
+  config: Config,
+  checkpoint: Checkpoint,
+  flag: str = "--adapter",
 ) -> tuple[Config, Checkpoint]:
   """Returns settings and checkpoint with the adapter at `path`, if any.
 
@@ -33,13 +40,14 @@ def add_adapter(
       a checkpoint of such a run. None for no adapter.
     config: settings of the base.
     checkpoint: the base, held open.
+    flag: what has the path, for messages.
 
   Raises UserError if there is no adapter, or if it is damaged or belongs to
   another base.
   """
   if path is None:
     return config, checkpoint
-  given = f"--adapter = {path!r}"
+  given = f"{flag} = {path!r}"
   if config.model.adapter != "none":
     raise UserError(
       f"{given}: the model of MODEL_DIR has an adapter already; give the "
@@ -48,7 +56,8 @@ def add_adapter(
   path = os.path.expanduser(path)
   is_peft = os.path.lexists(os.path.join(path, CONFIG))
   open_files = _read_peft_folder if is_peft else _open_run
-  model, files, digest, base = open_files(path, config.model, checkpoint)
+  found = open_files(path, config.model, checkpoint, flag)
+  model, files, digest, base = found
   if base not in ("", checkpoint.blake2b):
     raise UserError(
       f"{given}: adapts a checkpoint with the hash {base}, and "
@@ -73,9 +82,11 @@ def add_adapter(
 _Opened = tuple[ModelConfig, OpenWeights, str, str]
 
 
-def _open_run(path: str, base: ModelConfig, of: Checkpoint) -> _Opened:
+def _open_run(
+  path: str, base: ModelConfig, of: Checkpoint, flag: str
+) -> _Opened:
   del of
-  weights = find_weights("--adapter", path)
+  weights = find_weights(flag, path)
   found = weights.checkpoint
   if not found or not found.manifest.base:
     raise UserError(
@@ -92,7 +103,10 @@ def _open_run(path: str, base: ModelConfig, of: Checkpoint) -> _Opened:
   return model, weights.files, found.blake2b, found.manifest.base["blake2b"]
 
 
-def _read_peft_folder(path: str, base: ModelConfig, of: Checkpoint) -> _Opened:
+def _read_peft_folder(
+  path: str, base: ModelConfig, of: Checkpoint, flag: str
+) -> _Opened:
+  del flag  # messages name files
   from palm_mtf.checkpoints.variables import array_reader, write_arrays
 
   found = read_peft(path, base, array_reader(of))
@@ -100,3 +114,34 @@ def _read_peft_folder(path: str, base: ModelConfig, of: Checkpoint) -> _Opened:
     write_arrays(os.path.join(folder, WEIGHTS), found.parameters)
     files = OpenWeights(os.path.join(folder, WEIGHTS))
   return found.model, files, "".join(files.hashes()), found.base
+
+
+def read_factors(
+  config: Config, checkpoint: Checkpoint, path: str, flag: str
+) -> "Factors":
+  """Returns the factors of an adapter for texts of a server.
+
+  Args:
+    config: settings of the base.
+    checkpoint: the base, held open.
+    path: as for `add_adapter`.
+    flag: what has the path, for messages.
+
+  Raises UserError as `add_adapter` does, or if a server cannot add the adapter.
+  """
+  from palm_mtf._tf import tf
+  from palm_mtf.checkpoints.variables import array_reader
+  from palm_mtf.generation.inference.adapters import find_factors
+
+  try:
+    adapted, both = add_adapter(path, config, checkpoint, flag)
+    if adapted.model.adapter != "lora":
+      raise UserError(
+        f"{flag} = {path!r}: is a {adapted.model.adapter.upper()} adapter, "
+        "which changes the products that texts of all adapters share; serve "
+        "the adapted run itself, or merge the adapter into its base."
+      )
+    return find_factors(adapted.model, array_reader(both))
+  except (OSError, tf.errors.OpError) as error:
+    reason = str(error).partition("\n")[0]
+    raise UserError(f"{flag} = {path!r}: {reason}") from None

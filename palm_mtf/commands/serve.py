@@ -11,7 +11,7 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from palm_mtf.accounting.memory import (
@@ -21,6 +21,7 @@ from palm_mtf.accounting.memory import (
 from palm_mtf.architecture.parameters import saved_shapes
 from palm_mtf.checkpoints.manifest import Checkpoint
 from palm_mtf.checkpoints.weights_to_load import open_newest
+from palm_mtf.commands.adapter import read_factors
 from palm_mtf.config import Config, DecodeConfig, ModelConfig, mesh_layout
 from palm_mtf.data.vocabulary.vocabulary import Vocabulary
 from palm_mtf.errors import StoppedError, UserError, check_count
@@ -31,9 +32,19 @@ from palm_mtf.machine.host_memory import memory_bytes
 from palm_mtf.machine.processors import gpu_capabilities
 from palm_mtf.runtime.addresses import split_address
 
-if TYPE_CHECKING:  # the module imports aiohttp, which is optional
+if TYPE_CHECKING:  # imports aiohttp, which is optional, or TensorFlow
   from palm_mtf.generation.serving.access import Access
+  from palm_mtf.generation.serving.adapters import ServedAdapters
+  from palm_mtf.generation.serving.batcher import Batcher
+  from palm_mtf.generation.serving.served_weights import (
+    NewerCheckpoint,
+    ServedWeights,
+  )
 
+_NO_ADAPTERS = (
+  "--adapter: only decoding steps in C++, on one CPU device, add adapters to "
+  "texts; here TensorFlow or XLA decodes. Serve the adapted run itself."
+)
 _FOLLOW_SECS = 2  # pause between searches of MODEL_DIR for a newer checkpoint
 
 
@@ -49,6 +60,8 @@ def serve(
   allowed_hosts: Sequence[str],
   api_key_file: str | None,
   follow: bool,
+  adapters: Sequence[str],
+  allow_adapter_loading: bool,
 ) -> None:
   """Prints the address, then serves completions until a signal arrives.
 
@@ -67,13 +80,22 @@ def serve(
 
   keys = access.read_keys(api_key_file) if api_key_file else []
   _check_decode(config.decode)
+  paths = _parse_adapters(adapters)
+  if (paths or allow_adapter_loading) and follow:
+    raise UserError(
+      "--follow: an adapter belongs to one checkpoint of its base; leave it "
+      "out, or serve no adapters."
+    )
   mesh_layout.check_layout(config.mesh_layout, config.model)
   model = resolve_dtype(config.model, config.mesh_layout)
   config = dataclasses.replace(config, model=model)
+  on_accelerators = decodes_on_accelerators(config.mesh_layout, config.pods)
+  if on_accelerators and (paths or allow_adapter_loading):
+    raise UserError(_NO_ADAPTERS)
   # Several devices store even quantized weights in the activation dtype.
   is_split = config.mesh_layout.num_devices > 1
   weight_dtype = "activation" if is_split else config.decode.weight_dtype
-  if not decodes_on_accelerators(config.mesh_layout, config.pods):
+  if not on_accelerators:
     _check_slots(slots, model, weight_dtype)
   checkpoint, vocabulary = open_newest(model_dir, config)
   check_room(model, config.run)
@@ -97,6 +119,8 @@ def serve(
       slots=slots,
       most_waiting=most_waiting,
       most_secs=most_secs,
+      adapters=paths if paths or allow_adapter_loading else None,
+      loads_adapters=allow_adapter_loading,
     )
   raise StoppedError(stopped_by)
 
@@ -134,6 +158,47 @@ def _check_decode(decode: DecodeConfig) -> None:
     )
 
 
+def _parse_adapters(given: Sequence[str]) -> dict[str, str]:
+  # Returns {name: path} of the values of --adapter.
+  paths: dict[str, str] = {}
+  for each in given:
+    name, is_pair, path = each.partition("=")
+    if not (name and is_pair and path):
+      raise UserError(f"--adapter = {each!r}: give NAME=PATH.")
+    if name in paths:
+      raise UserError(
+        f"--adapter = {each!r}: another --adapter has the name {name!r}; give "
+        "each its own."
+      )
+    paths[name] = path
+  return paths
+
+
+def _load_newer(
+  newer: "NewerCheckpoint", batcher: "Batcher", weights: "ServedWeights"
+) -> None:
+  while True:
+    time.sleep(_FOLLOW_SECS)
+    found = newer.find()
+    if found:
+      batcher.replace_weights(functools.partial(weights.replace, found))
+
+
+def _load(
+  weights: "ServedWeights",
+  checkpoint: Checkpoint,
+  adapters: "ServedAdapters | None",
+  paths: Mapping[str, str],
+) -> None:
+  # Reads adapters first, because a base takes longer to load.
+  factors = adapters.read(paths, "--adapter") if adapters else {}
+  weights.load(checkpoint)
+  if adapters and not weights.decoder.can_add_adapters():
+    raise UserError(_NO_ADAPTERS)
+  if adapters:
+    adapters.add(factors)
+
+
 def _serve(
   listener: socket.socket,
   access: "Access",
@@ -146,10 +211,13 @@ def _serve(
   slots: int,
   most_waiting: int,
   most_secs: int,
+  adapters: Mapping[str, str] | None,
+  loads_adapters: bool,
 ) -> str:
   """Runs the server; returns the name of the signal that stopped it."""
   from palm_mtf.executors.host.step_session import step_session_config
   from palm_mtf.generation.serving.access import make_url
+  from palm_mtf.generation.serving.adapters import ServedAdapters
   from palm_mtf.generation.serving.batcher import Batcher, Counters
   from palm_mtf.generation.serving.served_model import ServedModel
   from palm_mtf.generation.serving.served_weights import (
@@ -169,7 +237,14 @@ def _serve(
   with ServedWeights(
     config, num_tokens=vocabulary.size, num_slots=slots
   ) as weights:
-    weights.load(checkpoint)
+    served_adapters = None
+    if adapters is not None:
+      served_adapters = ServedAdapters(
+        name,
+        functools.partial(read_factors, config, checkpoint),
+        lambda factors: weights.decoder.add_adapter(factors),
+      )
+    _load(weights, checkpoint, served_adapters, adapters or {})
     counters = Counters()
     batcher = Batcher(
       weights, counters, end_ids=vocabulary.end_ids, most_waiting=most_waiting
@@ -180,25 +255,22 @@ def _serve(
       config=config,
       most_rows=batcher.most_rows,
       most_secs=most_secs,
+      adapters=served_adapters,
     )
-
-    def load_newer() -> None:
-      while True:
-        time.sleep(_FOLLOW_SECS)
-        found = newer.find()
-        if found:
-          batcher.replace_weights(functools.partial(weights.replace, found))
 
     def announce() -> None:
       where = f"{make_url(listener)}/v1"
       print(f"serving {name}, step {weights.step:,}, on {where}", flush=True)
 
     async def run() -> str:
-      server = Server(served, batcher, counters, access)
+      server = Server(
+        *(served, batcher, counters, access), loads_adapters=loads_adapters
+      )
       return await server.serve(listener, announce)
 
     if follow:
-      threading.Thread(target=load_newer, daemon=True).start()
+      given = newer, batcher, weights
+      threading.Thread(target=_load_newer, args=given, daemon=True).start()
     signal_name = asyncio.run(run())
     if batcher.failure:
       raise batcher.failure

@@ -136,7 +136,7 @@ struct StepKernel {
 
 struct TextKernel : StepKernel {
   float most_greedy, repetition_penalty;
-  int num_tokens, num_seen, num_history, num_masks;
+  int num_tokens, num_seen, num_history, num_masks, num_adapters;
   bool keeps_logits;
   mutable StepCosts costs;  // guarded by the mutex of `shared`
 
@@ -148,6 +148,7 @@ struct TextKernel : StepKernel {
         num_seen(attrs.number("num_seen")),
         num_history(attrs.number("num_history")),
         num_masks(attrs.number("num_masks")),
+        num_adapters(attrs.number("num_adapters")),
         keeps_logits(attrs.flag("keeps_logits")) {}
 
   template <class T>
@@ -179,6 +180,7 @@ struct TextKernel : StepKernel {
     }
     Matrix<int32_t> masks = {};
     if (num_masks) masks = call.next_matrix<int32_t>();
+    const int32_t* adapters = num_adapters ? call.next_data<int32_t>() : nullptr;
     Step<T> step = read<T>(call, num_rows, 2 + num_seen + num_history);
     const int vocab = step.model.vocab;
     if (num_tokens > vocab)
@@ -237,6 +239,11 @@ struct TextKernel : StepKernel {
       step.num_rows = rows.tokens.size(), step.num_texts = texts.size();
       step.tokens = rows.tokens.data(), step.positions = rows.positions.data();
       step.cache_rows = rows.cache_rows.data();
+      std::vector<int> numbers;  // adapter of each row of the step
+      for (int row : rows.cache_rows)
+        numbers.push_back(adapters ? adapters[row] : 0);
+      if (!step.low_rank.begin(numbers, num_kernels))
+        return call.fail(kNoAdapter);
       logits.resize(std::max(logits.size(), size_t(step.num_rows) * vocab));
       step.logits = logits.data();
       const auto begin = std::chrono::steady_clock::now();

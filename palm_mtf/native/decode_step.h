@@ -18,6 +18,7 @@
 
 #include "decode_attention.h"
 #include "experts.h"
+#include "low_rank.h"
 #include "norm.h"
 #include "rows.h"
 #include "team.h"
@@ -71,6 +72,7 @@ struct Step {
   std::vector<WorkQueue> queues;  // per product: panels left to compute
   std::vector<int> chosen;   // experts of each row, [num_rows, per_row]
   std::vector<float> gates;  // factors of their results
+  LowRankRows<T> low_rank;
 
   int num_rows;
   const int32_t *tokens, *positions;     // [num_rows]
@@ -188,12 +190,16 @@ struct Step {
   // Writes the product of `inputs` and a kernel (for q, k and v, for gate and
   // linear, or for all five) to `wide`, from column `first` on.
   void multiply_in(size_t kernel, int first, int outer) {
+    auto wide_row = [&](int row) {
+      return &wide[size_t(row) * wide_size() + first];
+    };
+    multiply_low(kernel, model.d_model);
     multiply(kernel, model.format, model.d_model, outer,
              [&](int row, int column, int count, const float* y) {
-               float* to = &wide[size_t(row) * wide_size() + first + column];
-               std::copy_n(y, count, to);
+               std::copy_n(y, count, wide_row(row) + column);
              });
     team.meet();
+    add_low(kernel, wide_row);
   }
 
   // Adds the product of `inputs` and a kernel to the residual stream; if there
@@ -202,19 +208,38 @@ struct Step {
     const int d_model = model.d_model;
     for_rows(thread, [&](int row) { inputs.prepare(row, inner, model.format); });
     team.meet();
+    auto result_row = [&](int row) {
+      return &(scale ? wide : x)[size_t(row) * d_model];
+    };
+    multiply_low(kernel, inner);
     multiply(kernel, model.format, inner, d_model,
              [&](int row, int column, int count, const float* y) {
-               float* to = &(scale ? wide : x)[size_t(row) * d_model + column];
+               float* to = result_row(row) + column;
                for (int i = 0; i < count; ++i)
                  to[i] = scale ? y[i] : to[i] + y[i];
              });
     team.meet();
+    add_low(kernel, result_row);
     if (!scale) return;
     for_rows(thread, [&](int row) {
       float *y = &wide[size_t(row) * d_model], *to = &x[size_t(row) * d_model];
       norm_row(y, scale, d_model, model.norm, y);
       for (int i = 0; i < d_model; ++i) to[i] += y[i];
     });
+    team.meet();
+  }
+
+  // Multiplies `inputs` by the first factors of the rows' adapters.
+  void multiply_low(size_t kernel, int inner) {
+    low_rank.multiply_in(kernel,
+                         [&](int row) { return inputs.row(row, inner); });
+  }
+
+  // Adds the products with the second factors to rows y(row).
+  template <class Y>
+  void add_low(size_t kernel, Y y) {
+    if (!low_rank.has(kernel)) return;
+    low_rank.add_out(kernel, y);
     team.meet();
   }
 

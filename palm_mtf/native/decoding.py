@@ -161,7 +161,7 @@ def multiply(
     Tout=dtype,
     outer=kernel.outer,
     format=FORMATS.index(kernel.dtype),
-    threads=_count_threads([kernel]),
+    threads=count_threads([kernel]),
   )
   y.set_shape([xs[0].shape[0], kernel.outer])
   return y
@@ -194,7 +194,7 @@ def sum_experts(
     d_expert=inputs.outer // 2,
     activation=ACTIVATIONS.index(mixer.mlp.activation),
     format=FORMATS.index(output.dtype),
-    threads=_count_threads(kernels),
+    threads=count_threads(kernels),
   )
   y.set_shape(x.shape)
   return y
@@ -269,7 +269,7 @@ class StepWeights:
       "embedding_scale": config.embedding_scale,
       "format": FORMATS.index(kernels[0].dtype),
       "logits_format": FORMATS.index(kernels[num_joined - 1].dtype),
-      "threads": _count_threads(kernels),
+      "threads": count_threads(kernels),
     }
 
 
@@ -329,6 +329,9 @@ class Texts(NamedTuple):
   # One tensor, [rows, words] int32, or (): bit i % 32 of word i // 32 says
   # whether the next token may be i. All tokens are chosen by the same bits.
   masks: Sequence[tf.Tensor] = ()
+  # One tensor, [rows] int32, or (): number of the adapter (native/adapters.py)
+  # of each text, 0 for none. Only steps in C++ add adapters.
+  adapters: Sequence[tf.Tensor] = ()
 
 
 def make_history(prompts: tf.Tensor, most_tokens: int) -> tf.Tensor:
@@ -406,6 +409,7 @@ def run_text_steps(
   )
 
 
-def _count_threads(kernels: Sequence[PackedKernel]) -> int:
+def count_threads(kernels: Sequence[PackedKernel]) -> int:
+  """Returns how many threads compute products with these kernels."""
   mean = sum(math.prod(x.panels.shape) for x in kernels) / len(kernels)
   return max(1, min(usable_cores(), int(mean / _BYTES_FOR_A_THREAD)))

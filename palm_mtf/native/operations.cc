@@ -5,6 +5,7 @@
 
 #include <vector>
 
+#include "adapter_kernels.h"
 #include "attention_kernels.h"
 #include "decode_kernels.h"
 #include "experts_kernel.h"
@@ -136,12 +137,13 @@ void register_decode_operations() {
                  "positions: int32", "places: int32", "is_over: bool", "keys: int32",
                  "temperature: float", "top_k: int32", "top_p: float",
                  "limits: int32", "seen: num_seen * bool",
-                 "history: num_history * int32", "masks: num_masks * int32"},
+                 "history: num_history * int32", "masks: num_masks * int32",
+                 "adapters: num_adapters * int32"},
                 weights),
     {"chosen: int32", "logits: float", "seen_after: num_seen * bool",
      "history_after: num_history * int32", "cache_after: num_cache * T"},
     append({"num_seen: int >= 0", "num_history: int >= 0",
-                 "num_masks: int >= 0", "most_greedy: float", "num_tokens: int",
+                 "num_masks: int >= 0", "num_adapters: int >= 0", "most_greedy: float", "num_tokens: int",
                  "repetition_penalty: float", "keeps_logits: bool"},
                 attrs),
     true);
@@ -178,6 +180,18 @@ void register_product_operations() {
   register_kernels<ProductKernel<uint16_t>>(product, TF_BFLOAT16);
 }
 
+void register_adapter_operations() {
+  const char *keep = "PalmKeepAdapter", *add = "PalmAddAdapter";
+  register_operation(keep, {"number: int32", "parts: int32", "numbers: float"},
+                     {"kept: int32"}, {"T: {float, bfloat16}"}, true);
+  register_operation(add, {"number: int32", "product_rows: T", "xs: num_parts * T"},
+                     {"y: T"},
+                     {"T: {float, bfloat16}", "num_parts: int", "product: int",
+                      "threads: int"});
+  register_kernels<KeepAdapterKernel>(keep);
+  register_kernels<AddAdapterKernel>(add);
+}
+
 void register_logits_operations() {
   const char* sums = "PalmSumLogits";
   register_operation(sums, {"logits: T", "targets: int32"}, {"sums: float"},
@@ -191,6 +205,7 @@ __attribute__((constructor)) void register_all() {
   register_read_operations();
   register_attention_operations();
   register_logits_operations();
+  register_adapter_operations();
   register_decode_operations();
 }
 

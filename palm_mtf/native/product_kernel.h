@@ -89,6 +89,15 @@ struct UnpackKernel {
   }
 };
 
+// Writes a row of a product's input, whose columns are in several parts.
+template <class T>
+void read_parts(const std::vector<Matrix<const T>>& parts, int row, float* to) {
+  for (const Matrix<const T>& x : parts) {
+    const T* from = x.row(row);
+    for (int j = 0; j < x.columns; ++j) *to++ = to_float(from[j]);
+  }
+}
+
 template <class Out>
 struct ProductKernel {
   int outer, threads;
@@ -123,11 +132,7 @@ struct ProductKernel {
       queue.begin_again();
       team.run([&](int thread) {
         for (int row = thread; row < count; row += team.size()) {
-          float* to = inputs.row(row, inner);
-          for (const Matrix<const T>& x : parts) {
-            const T* from = x.row(first + row);
-            for (int j = 0; j < x.columns; ++j) *to++ = to_float(from[j]);
-          }
+          read_parts(parts, first + row, inputs.row(row, inner));
           inputs.prepare(row, inner, format);
         }
         team.meet();

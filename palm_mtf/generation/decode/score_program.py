@@ -42,6 +42,7 @@ class ScoreRows(DecodeFunction):
     targets: [rows, length], int32: tokens to score.
     num_given: [rows], int32: the first `num_given` inputs attend to one another
       in both directions. Ignored if OBJECTIVE is "causal".
+    adapter: only if `has_adapter`: [], int32: number of the rows' adapter.
 
   Outputs (`names` lists the outputs to compute; k is NUM_LIKELIEST, or the
   vocabulary's size if that is smaller):
@@ -56,6 +57,7 @@ class ScoreRows(DecodeFunction):
   num_rows: int  # divisible by the number of slices of `batch`
   length: int  # at most the model's sequence_length
   names: Sequence[str]
+  has_adapter: bool = False
 
   effect = Effect.READS
 
@@ -63,7 +65,10 @@ class ScoreRows(DecodeFunction):
     """Returns shape and dtype of each input."""
     rows = tf.TensorSpec([self.num_rows, self.length], tf.int32)
     num_given = tf.TensorSpec([self.num_rows], tf.int32)
-    return {"inputs": rows, "targets": rows, "num_given": num_given}
+    specs = {"inputs": rows, "targets": rows, "num_given": num_given}
+    if self.has_adapter:
+      specs["adapter"] = tf.TensorSpec([], tf.int32)
+    return specs
 
   def output_dtypes(self) -> dict[str, tf.DType]:
     """Returns the dtype of each output in `names`."""
@@ -73,6 +78,7 @@ class ScoreRows(DecodeFunction):
     self, model: DecodeModel, state: State, inputs: Mapping[str, tf.Tensor]
   ) -> tuple[State, dict[str, tf.Tensor]]:
     """Builds one forward pass; returns the same state, and the outputs."""
+    model = dataclasses.replace(model, adapter=inputs.get("adapter"))
     impl = model.placement
     mesh, shape, palm = build_palm(model, self.num_rows, self.length)
     num_given = split_rows(impl, inputs["num_given"])

@@ -77,10 +77,12 @@ class InsertPrompts(DecodeFunction):
     prompts: [slices, prompt_tokens], int32, left-aligned.
     lengths: [slices], int32: number of tokens per prompt.
     rows: [slices], int32: row to prefill in each slice; -1 changes nothing.
+    adapter: only if `has_adapter`: [], int32: number of the prompts' adapter.
   """
 
   num_slices: int
   prompt_tokens: int
+  has_adapter: bool = False
 
   effect = Effect.CHANGES
 
@@ -91,12 +93,14 @@ class InsertPrompts(DecodeFunction):
       "lengths": [self.num_slices],
       "rows": [self.num_slices],
     }
+    shapes |= {"adapter": []} if self.has_adapter else {}
     return {x: tf.TensorSpec(y, tf.int32) for x, y in shapes.items()}
 
   def __call__(
     self, model: DecodeModel, state: State, inputs: Mapping[str, tf.Tensor]
   ) -> tuple[State, dict[str, tf.Tensor]]:
     """Builds the prefill; returns the state with the new prompts."""
+    model = dataclasses.replace(model, adapter=inputs.get("adapter"))
     impl, prompts = model.placement, inputs["prompts"]
     lengths, at = (split_rows(impl, inputs[x]) for x in ("lengths", "rows"))
     length = model.config.sequence_length
@@ -116,10 +120,11 @@ class StepSlots(DecodeFunction):
   Inputs:
     count: [], int32: number of steps to run, at most MOST_STEPS. If log p is
       computed, or there are masks, `count` is ignored, and one token is chosen.
-    texts: [rows, 7], int32, per text: last token; the last token's position,
+    texts: [rows, 8], int32, per text: last token; the last token's position,
       from 0; number of tokens already drawn; random key, two numbers; TOP_K, at
       least 1 (`num_tokens` keeps all tokens); maximum number of tokens to
-      choose, which only steps in C++ need (a limit of 0 leaves the row out).
+      choose, which only steps in C++ need (a limit of 0 leaves the row out);
+      number of its adapter, 0 for none, which only steps in C++ add.
     shares: [rows, 2], float32, per text: TEMPERATURE and TOP_P.
     masks: only if `has_masks`: [rows, words], int32, per text: bit i % 32 of
       word i // 32 says whether token i is allowed.
@@ -160,7 +165,7 @@ class StepSlots(DecodeFunction):
     # Few inputs, because to feed one takes 5% of the time of a small step.
     specs = {
       "count": tf.TensorSpec([], tf.int32),
-      "texts": tf.TensorSpec([self.num_rows, 7], tf.int32),
+      "texts": tf.TensorSpec([self.num_rows, 8], tf.int32),
       "shares": tf.TensorSpec([self.num_rows, 2], tf.float32),
     }
     if self.has_masks:
@@ -181,7 +186,7 @@ class StepSlots(DecodeFunction):
   ) -> tuple[State, dict[str, tf.Tensor]]:
     """Builds the steps; returns the state after the steps, and the outputs."""
     impl, texts = model.placement, inputs["texts"]
-    tokens, positions, places, _, _, top_k, limits, *others = (
+    tokens, positions, places, _, _, top_k, limits, adapters, *others = (
       split_rows(impl, x)
       for x in (
         *tf.unstack(texts, axis=1),
@@ -205,6 +210,7 @@ class StepSlots(DecodeFunction):
         limits=limits,
         history=state[num_cache:],
         masks=masks,
+        adapters=[adapters] if model.is_packed else [],
       ),
       state[:num_cache],
       # No token ends a text here: the caller finds the ends.

@@ -168,13 +168,14 @@ class NativeStep:
         return tf.fill(rows, 0 if x is None else x)
       return x.tensor_list[0]
 
-    *tensors, limits, seen, history, masks = texts
+    *tensors, limits, seen, history, masks, adapters = texts
     texts = Texts(
       *map(unpack, tensors),
       limits=tf.fill(rows, count) if limits is None else unpack(limits),
       seen=[*map(unpack, seen)],
       history=[*map(unpack, history)],
       masks=[*map(unpack, masks)],
+      adapters=[*map(unpack, adapters)],
     )
     steps = run_text_steps(
       self._make_weights(cache), count, texts, [*map(unpack, cache)], settings

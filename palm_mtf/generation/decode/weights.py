@@ -29,6 +29,7 @@ from palm_mtf.model.projection import JoinedColumns, vectors_of
 from palm_mtf.model.router import choose
 from palm_mtf.model.weights import logits_dtype
 from palm_mtf.native import decoding
+from palm_mtf.native.adapters import add_adapter
 from palm_mtf.ops.placement import LaidOut, Placement
 from palm_mtf.ops.slicewise import slice_offset, split_axes
 
@@ -109,6 +110,8 @@ class DecodeModel:
   weights: Mapping[str, LaidOut]
   is_packed: bool  # whether kernels are `PackedKernel`s, for C++ operations
   layers: Sequence[LayerWeights] = ()
+  # Number of the adapter that products of prompts add, [] int32; None for none.
+  adapter: tf.Tensor | None = None
 
   # Whether a cache has only two tensors, [layers, ...] each (rows.py). True on
   # accelerators, where a loop runs one compiled block for all layers.
@@ -173,9 +176,23 @@ class DecodeModel:
     tensors, split along `inner`. `is_step` says whether a decoding step
     computes the product: a step has few rows, so other operations are faster.
     """
-    return self.placement.slicewise(
-      lambda w, *xs: multiply(xs, w, is_step=is_step), self.take(name), *xs
-    )
+    adapter, product = self.adapter, self._products.get(name)
+
+    def apply(w, *xs):
+      y = multiply(xs, w, is_step=is_step)
+      if adapter is None or product is None:
+        return y
+      return add_adapter(y, xs, adapter, product, w)
+
+    return self.placement.slicewise(apply, self.take(name), *xs)
+
+  @functools.cached_property
+  def _products(self) -> dict[str, int]:
+    # Returns {name of a matrix: index of its product in a step in C++}.
+    layers = range(self.config.num_layers)
+    joined = (joined_kernels(self.config, i, is_packed=True) for i in layers)
+    names = (each.names[0] for some in joined for each in some)
+    return {name: i for i, name in enumerate(names)}
 
   def columns(self, read: Read, threads: int) -> JoinedColumns:
     """Returns an object that splits a device's joined product into q, k, ...

@@ -168,10 +168,11 @@ class Scorer:
       score = Score(-math.fsum(losses.tolist()), bool(likeliest.all()))
       yield index, score
 
-  def score_prompt(self, ids: Sequence[int]) -> list[Chosen]:
+  def score_prompt(self, ids: Sequence[int], adapter: int = 0) -> list[Chosen]:
     """Returns a prompt's tokens after the first, with log p, for a server.
 
-    There are at least 2 and at most SEQUENCE_LENGTH + 1 `ids`.
+    There are at least 2 and at most SEQUENCE_LENGTH + 1 `ids`. `adapter` is the
+    number of the prompt's adapter, 0 for none.
     """
     count, size = len(ids) - 1, self._loaded.num_slices
     length = choose_row_length(count, self._length)
@@ -184,7 +185,7 @@ class Scorer:
       x[0, :count].tolist()
       for x in self._run(
         ("token_loss", "likeliest", "likeliest_loss"),
-        *(inputs, targets, np.ones([size], np.int32)),
+        *(inputs, targets, np.ones([size], np.int32), adapter),
       )
     )
     return [
@@ -259,8 +260,10 @@ class Scorer:
     inputs: np.ndarray,
     targets: np.ndarray,
     num_given: np.ndarray,
+    adapter: int = 0,
   ) -> list[np.ndarray]:
     rows = {"inputs": inputs, "targets": targets, "num_given": num_given}
-    program = self._build(ScoreRows(*inputs.shape, names))
+    rows |= {"adapter": adapter} if adapter else {}
+    program = self._build(ScoreRows(*inputs.shape, names, bool(adapter)))
     found = self._loaded.client.call(program, rows)
     return [found[x] for x in names]

@@ -7,12 +7,16 @@ decoding batch.
 """
 
 import functools
+import itertools
+import threading
+import weakref
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
 
 from palm_mtf.config.decode import MOST_GREEDY
+from palm_mtf.generation.decode.adapter_program import KeepAdapter
 from palm_mtf.generation.decode.slot_program import (
   MOST_STEPS,
   InsertPrompts,
@@ -20,11 +24,19 @@ from palm_mtf.generation.decode.slot_program import (
   StepSlots,
   num_mask_words,
 )
+from palm_mtf.generation.inference.adapters import (
+  BASE,
+  NOTHING,
+  Adapter,
+  Factors,
+)
 from palm_mtf.generation.inference.sessions import LoadedDecoder
 
 # A step computes only the first rows, up to the last slot in use. The number of
 # these rows grows by this factor, so that few programs are built.
 _ROWS_GROW_BY = 4
+# C++ keeps the adapters of all decoders in one table.
+_numbers = itertools.count(1)
 
 
 class SlotText(NamedTuple):
@@ -44,6 +56,7 @@ class SlotText(NamedTuple):
   # [words] int32: bit i % 32 of word i // 32 says whether the next token may be
   # i; None allows all tokens.
   mask: np.ndarray | None = None
+  adapter: int = 0  # number of the text's adapter; 0 for none
 
 
 class Chosen(NamedTuple):
@@ -77,23 +90,55 @@ class SlotDecoder:
     # Maximum number of tokens in a text, prompt included.
     self.sequence_length = loaded.config.sequence_length
     self._build = functools.cache(lambda x: loaded.build(x, "slots"))
+    self._unused: list[int] = []  # numbers of adapters to drop
+    self._dropping = threading.Lock()
     make = MakeSlots(self.num_slots, n, prompt_lookup)
     loaded.client.call(self._build(make))
 
-  def insert(self, slot: int, ids: Sequence[int]) -> None:
+  def can_add_adapters(self) -> bool:
+    """Returns whether steps are in C++, which only can add adapters.
+
+    The first call builds a program, before other threads build any.
+    """
+    return self._keep(0, NOTHING) >= 0
+
+  def add_adapter(self, factors: Factors) -> Adapter:
+    """Keeps an adapter for texts. May be called in any thread."""
+    self._drop_unused()
+    if not len(factors.parts):
+      return BASE  # it adds nothing
+    adapter = Adapter(next(_numbers))
+    self._keep(adapter.number, factors)
+    weakref.finalize(adapter, self._unused.append, adapter.number)
+    return adapter
+
+  def _keep(self, number: int, factors: Factors) -> int:
+    inputs = {"number": number, **factors._asdict()}
+    program = self._build(KeepAdapter())
+    return self._loaded.client.call(program, inputs)["kept"].item()
+
+  def _drop_unused(self) -> None:
+    with self._dropping:
+      while self._unused:
+        self._keep(self._unused.pop(), NOTHING)
+
+  def insert(self, slot: int, ids: Sequence[int], adapter: int = 0) -> None:
     """Prefills a slot; the next step reads the last token again, for logits.
 
-    The prompt has at least 1 and at most SEQUENCE_LENGTH `ids`.
+    The prompt has at least 1 and at most SEQUENCE_LENGTH `ids`. `adapter` is
+    the number of its adapter, 0 for none.
     """
+    self._drop_unused()
     # Pad to a power of two, so that few programs serve all lengths.
     room = min(1 << (len(ids) - 1).bit_length(), self.sequence_length)
     n = self._loaded.num_slices
-    program = self._build(InsertPrompts(n, room))
+    program = self._build(InsertPrompts(n, room, bool(adapter)))
     prompts = np.zeros([n, room], np.int32)
     prompts[:, : len(ids)] = ids
     rows = np.full([n], -1, np.int32)
     rows[slot % n] = slot // n
     inputs = {"prompts": prompts, "lengths": [len(ids)] * n, "rows": rows}
+    inputs |= {"adapter": adapter} if adapter else {}
     self._loaded.client.call(program, inputs)
 
   def steps(
@@ -115,7 +160,7 @@ class SlotDecoder:
     places = {slot: slot % n * (num_rows // n) + slot // n for slot in texts}
     # A row without a text is fed zeros. The step then writes keys and values
     # into an unused slot, which the next prefill overwrites.
-    numbers = np.zeros([num_rows, 7], np.int32)
+    numbers = np.zeros([num_rows, 8], np.int32)
     shares = np.zeros([num_rows, 2], np.float32)
     has_masks = any(x.mask is not None for x in texts.values())
     # Masks and log p are of one token, so prompt lookup must add no other.
@@ -124,7 +169,8 @@ class SlotDecoder:
       top_k = min(x.top_k or self._num_tokens, self._num_tokens)
       row = places[slot]
       limit = min(x.limit, most)
-      numbers[row] = (x.token, x.position, x.place, *x.key, top_k, limit)
+      state = x.token, x.position, x.place, *x.key, top_k, limit
+      numbers[row] = (*state, x.adapter)
       shares[row] = (x.temperature, x.top_p)
     is_greedy = all(x.temperature <= MOST_GREEDY for x in texts.values())
     has_limits = not is_greedy and any(

@@ -278,12 +278,12 @@ class Batcher:
     # this prompt is scored, which is slow, the batcher does not read the next
     # prompt before decoding has taken as much time as this prompt.
     others = [x for x in self._running.values() if x is not row]
-    begin = time.monotonic()
+    begin, adapter = time.monotonic(), row.asked.adapter_number
     if row.scores_prompt:
-      row.prompt_scores = self.engine.score(row.prompt)
+      row.prompt_scores = self.engine.score(row.prompt, adapter)
     is_owed = row.scores_prompt or any(x.client != row.client for x in others)
     if row.asked.max_tokens:
-      self.engine.decoder.insert(slot, row.prompt)
+      self.engine.decoder.insert(slot, row.prompt, adapter)
     else:
       self._end(row, "length")
     if others and is_owed:
@@ -416,4 +416,5 @@ def _make_slot_text(
     top_p=row.asked.top_p,
     limit=(row.asked.max_tokens - len(row.chosen)) * takes_tokens,
     mask=mask,
+    adapter=row.asked.adapter_number,
   )

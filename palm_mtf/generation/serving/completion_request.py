@@ -23,6 +23,7 @@ from palm_mtf.errors import (
   shorten,
 )
 from palm_mtf.generation.inference.constraint import Grammar
+from palm_mtf.generation.serving.adapters import NamedAdapter
 from palm_mtf.generation.serving.structure import read_grammar
 from palm_mtf.generation.serving.tools import Tools, take_tools
 
@@ -82,6 +83,7 @@ class CompletionRequest:
   # Whether `prompts` is one conversation; its ids include any start token.
   is_chat: bool = False
   tools: Tools | None = None  # functions whose calls are read from an answer
+  adapter: NamedAdapter | None = None  # None for the base
 
   @property
   def wants_log_probs(self) -> bool:
@@ -92,6 +94,11 @@ class CompletionRequest:
   def num_rows(self) -> int:
     """Number of completions over all prompts."""
     return len(self.prompts) * self.n
+
+  @property
+  def adapter_number(self) -> int:
+    """Number of the adapter in a decoder; 0 for none."""
+    return self.adapter.adapter.number if self.adapter else 0
 
 
 def read_completion_request(
@@ -169,7 +176,7 @@ def _check_names(given: Mapping[str, object]) -> None:
 
 
 _FIELDS = (
-  *(x.name for x in dataclasses.fields(CompletionRequest)[1:-4]),
+  *(x.name for x in dataclasses.fields(CompletionRequest)[1:-5]),
   "prompt",
   "response_format",
   "stream_options",

@@ -23,6 +23,7 @@ from palm_mtf.generation.inference.continuation import (
 )
 from palm_mtf.generation.inference.prompts import add_start
 from palm_mtf.generation.inference.slot_decoder import Chosen
+from palm_mtf.generation.serving.adapters import NamedAdapter, ServedAdapters
 from palm_mtf.generation.serving.batcher import Row
 from palm_mtf.generation.serving.completion_request import (
   CompletionRequest,
@@ -203,6 +204,7 @@ class ServedModel:
   config: Config
   most_rows: int  # maximum number of a client's running and waiting completions
   most_secs: float  # maximum time of a request, in seconds
+  adapters: ServedAdapters | None = None  # other models that clients may name
 
   @property
   def sequence_length(self) -> int:
@@ -216,6 +218,16 @@ class ServedModel:
       return math.inf
     pieces = map(self.vocabulary.piece, range(self.vocabulary.size))
     return self.sequence_length * max(map(len, pieces))
+
+  def find_adapter(self, name: object) -> NamedAdapter | None:
+    """Returns the adapter that a request names; None for the base.
+
+    Raises LookupError if there is no model of this name.
+    """
+    found = self.adapters.find(name) if self.adapters else None
+    if not found and name not in (None, self.name):
+      raise LookupError(name)
+    return found
 
   def describe(self, *, step: int, created: int) -> dict:
     """Returns the entry of this model in the answer of /v1/models.
@@ -232,6 +244,16 @@ class ServedModel:
       "activation_dtype": self.config.model.activation_dtype,
     }
 
+  def describe_adapter(self, found: NamedAdapter) -> dict:
+    """Returns the entry of an adapter in the answer of /v1/models."""
+    return {
+      "id": found.name,
+      "object": "model",
+      "created": found.created,
+      "owned_by": "palm_mtf",
+      "parent": self.name,
+    }
+
   @functools.cached_property
   def _chat_template(self) -> ChatTemplate:
     start_id = prompt_start(self.config.data, self.vocabulary)
@@ -241,11 +263,18 @@ class ServedModel:
   def _grammars(self) -> Grammars:
     return Grammars(self.vocabulary)
 
-  def read(self, body: object, *, is_chat: bool = False) -> CompletionRequest:
+  def read(
+    self,
+    body: object,
+    *,
+    is_chat: bool = False,
+    adapter: NamedAdapter | None = None,
+  ) -> CompletionRequest:
     """Reads and checks a request's body, as parsed from JSON.
 
-    `is_chat` says whether it has messages of a conversation, not a prompt.
-    Raises UserError if a field is wrong or exceeds a limit.
+    `is_chat` says whether it has messages of a conversation, not a prompt, and
+    `adapter` is what the request names as its model. Raises UserError if a
+    field is wrong or exceeds a limit.
     """
     run = self.config.run
     tools: Tools | None = None
@@ -268,7 +297,7 @@ class ServedModel:
         f"{asked.num_rows:,} completions (prompts times n): give at most "
         f"{self.most_rows}, the limit per client of this server."
       )
-    return dataclasses.replace(asked, is_chat=is_chat)
+    return dataclasses.replace(asked, is_chat=is_chat, adapter=adapter)
 
   def make_choices(
     self, asked: CompletionRequest, client: str, changed: Callable[[], None]

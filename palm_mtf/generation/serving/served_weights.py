@@ -96,9 +96,9 @@ class ServedWeights(contextlib.AbstractContextManager):
       self.load(before)
     _logger.info(f"serving step {self.step:,}")
 
-  def score(self, ids: Sequence[int]) -> list[Chosen]:
+  def score(self, ids: Sequence[int], adapter: int = 0) -> list[Chosen]:
     """Returns log p of all tokens of a prompt except the first token."""
-    return self._scorer.score_prompt(ids)
+    return self._scorer.score_prompt(ids, adapter)
 
   def _free(self) -> None:
     # Drop every reference to the closed client: it would keep the weights.

@@ -18,6 +18,7 @@ from aiohttp import web
 
 from palm_mtf.errors import UserError, shorten
 from palm_mtf.generation.serving.access import Access
+from palm_mtf.generation.serving.adapters import NamedAdapter, ServedAdapters
 from palm_mtf.generation.serving.batcher import Batcher, Counters, FullError
 from palm_mtf.generation.serving.completion_request import CompletionRequest
 from palm_mtf.generation.serving.connections import (
@@ -68,19 +69,21 @@ class _Completions:
     Raises RefusalError if the request is wrong or cannot be served now.
     """
     body = await read_json(request, self._model.most_secs)
-    if isinstance(body, dict) and body.get("model") is not None:
-      _check_name(self._model, body["model"])
+    name = body.get("model") if isinstance(body, dict) else None
+    adapter = _find_adapter(self._model, name)
     is_chat = request.path == _CHAT
     loop = asyncio.get_running_loop()
     asked = (
       await self._call_in(
         self._chat_thread,
-        functools.partial(self._model.read, body, is_chat=True),
+        functools.partial(
+          self._model.read, body, is_chat=True, adapter=adapter
+        ),
         "the chat template takes",
         "other conversations take",
       )
       if is_chat
-      else self._model.read(body)
+      else self._model.read(body, adapter=adapter)
     )
     changed = asyncio.Event()
     begin = functools.partial(
@@ -203,14 +206,43 @@ class _Completions:
       "id": f"{'chat' if asked.is_chat else ''}cmpl-{uuid.uuid4().hex}",
       "object": kind,
       "created": int(time.time()),
-      "model": self._model.name,
+      "model": asked.adapter.name if asked.adapter else self._model.name,
     }
 
 
-def _check_name(model: ServedModel, name: object) -> None:
-  if name != model.name:
+def _find_adapter(model: ServedModel, name: object) -> NamedAdapter | None:
+  try:
+    return model.find_adapter(name)
+  except LookupError:
+    found = model.adapters.list_all() if model.adapters else []
+    others = " or an adapter of /v1/models" if found else ""
     raise RefusalError(
-      404, f"there is no model {shorten(name)}: give {model.name!r}."
+      404, f"there is no model {shorten(name)}: give {model.name!r}{others}."
+    ) from None
+
+
+class _AdapterPages:
+  """Answers requests to load and unload adapters, in the form of vLLM's."""
+
+  def __init__(self, adapters: ServedAdapters, most_secs: float):
+    self._adapters, self._most_secs = adapters, most_secs
+
+  async def load(self, request: web.Request) -> web.Response:
+    """Loads an adapter, or replaces one."""
+    body = await read_json(request, self._most_secs)
+    name = await asyncio.to_thread(self._adapters.load, body)
+    return web.Response(
+      text=f"Success: LoRA adapter '{name}' added successfully."
+    )
+
+  async def unload(self, request: web.Request) -> web.Response:
+    """Removes an adapter. Texts that have begun with it end with it."""
+    body = await read_json(request, self._most_secs)
+    name = await asyncio.to_thread(self._adapters.unload, body)
+    if name is None:
+      raise RefusalError(404, "lora_name: there is no such adapter.")
+    return web.Response(
+      text=f"Success: LoRA adapter '{name}' removed successfully."
     )
 
 
@@ -252,8 +284,12 @@ class Server:
     batcher: Batcher,
     counters: Counters,
     access: Access,
+    *,
+    loads_adapters: bool = False,
   ):
     # `counters` are the batcher's counters, to which the server adds requests.
+    # `loads_adapters` says whether clients may load and unload adapters.
+    self._loads_adapters = loads_adapters
     self._model, self._batcher, self._counters = model, batcher, counters
     self._access = access
     self._completions = _Completions(model, batcher)
@@ -314,6 +350,11 @@ class Server:
         web.post(_CHAT, self._completions.answer),
       ]
     )
+    if self._loads_adapters:
+      assert self._model.adapters
+      pages = _AdapterPages(self._model.adapters, self._model.most_secs)
+      app.router.add_post("/v1/load_lora_adapter", pages.load)
+      app.router.add_post("/v1/unload_lora_adapter", pages.unload)
     return app
 
   def _run_batcher(self, loop: asyncio.AbstractEventLoop) -> None:
@@ -390,14 +431,16 @@ class Server:
     return web.Response(text=self._counters.format_page())
 
   async def _answer_models(self, unused_request: web.Request) -> web.Response:
-    return make_json_response(
-      {"object": "list", "data": [self._describe_model()]}
-    )
+    adapters = self._model.adapters.list_all() if self._model.adapters else []
+    entries = [self._describe(each) for each in (None, *adapters)]
+    return make_json_response({"object": "list", "data": entries})
 
   async def _answer_model(self, request: web.Request) -> web.Response:
-    _check_name(self._model, request.match_info["name"])
-    return make_json_response(self._describe_model())
+    found = _find_adapter(self._model, request.match_info["name"])
+    return make_json_response(self._describe(found))
 
-  def _describe_model(self) -> dict:
+  def _describe(self, adapter: NamedAdapter | None) -> dict:
+    if adapter:
+      return self._model.describe_adapter(adapter)
     engine = self._batcher.engine
     return self._model.describe(step=engine.step, created=engine.created)

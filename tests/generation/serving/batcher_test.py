@@ -50,13 +50,13 @@ class Counting:
     self.may_step = threading.Semaphore(10**6)
     self.fails = False
 
-  def insert(self, slot, ids):
+  def insert(self, slot, ids, adapter=0):
     self.clock += self.insert_secs
     self.events.append("p")
     self.prompts[slot] = list(ids)
     self.inserted.append(ids[1])
 
-  def score(self, ids):
+  def score(self, ids, adapter=0):
     self.clock += self.insert_secs
     self.events.append("p")
     return [Chosen(i, -1.0, {}) for i in ids[1:]]

@@ -59,7 +59,7 @@ class Repeating:
     self.may_step = threading.Event()
     self.may_step.set()
 
-  def insert(self, slot, ids):
+  def insert(self, slot, ids, adapter=0):
     pass
 
   def steps(self, texts, count, *, wants_log_probs):
@@ -69,7 +69,7 @@ class Repeating:
       for slot, x in texts.items()
     }
 
-  def score(self, ids):
+  def score(self, ids, adapter=0):
     return [Chosen(i, self.log_prob, {i: self.log_prob}) for i in ids[1:]]
 
 
@@ -79,8 +79,8 @@ class Weights:
   def __init__(self, decoder, step=600):
     self.decoder, self.step, self.created = decoder, step, 7
 
-  def score(self, ids):
-    return self.decoder.score(ids)
+  def score(self, ids, adapter=0):
+    return self.decoder.score(ids, adapter)
 
 
 @contextlib.asynccontextmanager

@@ -106,41 +106,20 @@ FLAGS = {
 
 
 @contextlib.contextmanager
-def decoding(task: Task, dtype: str) -> Iterator[tuple]:
-  """Yields a client, programs with random weights, and inputs of `start`."""
-  import numpy as np
-
+def random_weights(config: ModelConfig, dtype: str) -> Iterator[tuple]:
+  """Yields a client, and a model with random weights on it."""
   from palm_mtf._tf import tf
   from palm_mtf.executors.host.step_session import step_session_config
-  from palm_mtf.generation.decode.functions import LocalPrograms
-  from palm_mtf.generation.decode.generate_program import (
-    PromptBatch,
-    build_decode_programs,
-  )
   from palm_mtf.generation.decode.weight_maker import build_decode_model
   from palm_mtf.generation.inference.sessions import load_weights
   from palm_mtf.runtime.client.client import Client
 
-  config = task.config(dtype)
   mesh = MeshLayout(mesh_shape="", layout="")
-  # [eod] is an id that is never chosen, so that no row ends early.
-  sizes = PromptBatch(
-    num_prompts=task.batch_size,
-    prompt_tokens=task.prompt_tokens,
-    max_tokens=task.sequence_length - task.prompt_tokens,
-    num_tokens=config.vocab_size - 1,
-    end_ids=(config.vocab_size - 1,),
-  )
   weight_dtype = dtype if dtype in _QUANTIZED else "activation"
   session_config = step_session_config(config, mesh, weight_dtype)
   with tf.Graph().as_default(), tf.Session(config=session_config) as session:
     model = build_decode_model(config, mesh, weight_dtype)
     client = Client(session)
-    programs = build_decode_programs(
-      LocalPrograms(model).build,
-      DecodeConfig(temperature=0.0, prompt_lookup=False),
-      sizes,
-    )
     load_weights(
       client,
       model.layers,
@@ -151,6 +130,35 @@ def decoding(task: Task, dtype: str) -> Iterator[tuple]:
           for part in parts
         ]
       ),
+    )
+    yield client, model
+
+
+@contextlib.contextmanager
+def decoding(task: Task, dtype: str) -> Iterator[tuple]:
+  """Yields a client, programs with random weights, and inputs of `start`."""
+  import numpy as np
+
+  from palm_mtf.generation.decode.functions import LocalPrograms
+  from palm_mtf.generation.decode.generate_program import (
+    PromptBatch,
+    build_decode_programs,
+  )
+
+  config = task.config(dtype)
+  # [eod] is an id that is never chosen, so that no row ends early.
+  sizes = PromptBatch(
+    num_prompts=task.batch_size,
+    prompt_tokens=task.prompt_tokens,
+    max_tokens=task.sequence_length - task.prompt_tokens,
+    num_tokens=config.vocab_size - 1,
+    end_ids=(config.vocab_size - 1,),
+  )
+  with random_weights(config, dtype) as (client, model):
+    programs = build_decode_programs(
+      LocalPrograms(model).build,
+      DecodeConfig(temperature=0.0, prompt_lookup=False),
+      sizes,
     )
     yield (
       client,
