@@ -75,7 +75,7 @@ class SlotDecoder:
     n = loaded.num_slices
     self.num_slots = -(-num_slots // n) * n
     # Maximum number of tokens in a text, prompt included.
-    self.sequence_length = loaded.config.sequence_length
+    self.sequence_length = loaded.config.text_length
     self._build = functools.cache(lambda x: loaded.build(x, "slots"))
     make = MakeSlots(self.num_slots, n, prompt_lookup)
     loaded.client.call(self._build(make))
@@ -86,7 +86,9 @@ class SlotDecoder:
     The prompt has at least 1 and at most SEQUENCE_LENGTH `ids`.
     """
     # Pad to a power of two, so that few programs serve all lengths.
-    room = min(1 << (len(ids) - 1).bit_length(), self.sequence_length)
+    ids = [*[0] * self._loaded.num_virtual, *ids]
+    most = self._loaded.config.sequence_length
+    room = min(1 << (len(ids) - 1).bit_length(), most)
     n = self._loaded.num_slices
     program = self._build(InsertPrompts(n, room))
     prompts = np.zeros([n, room], np.int32)
@@ -124,7 +126,8 @@ class SlotDecoder:
       top_k = min(x.top_k or self._num_tokens, self._num_tokens)
       row = places[slot]
       limit = min(x.limit, most)
-      numbers[row] = (x.token, x.position, x.place, *x.key, top_k, limit)
+      position = x.position + self._loaded.num_virtual
+      numbers[row] = (x.token, position, x.place, *x.key, top_k, limit)
       shares[row] = (x.temperature, x.top_p)
     is_greedy = all(x.temperature <= MOST_GREEDY for x in texts.values())
     has_limits = not is_greedy and any(
