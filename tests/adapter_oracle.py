@@ -86,6 +86,24 @@ def merge(
   return found
 
 
+def slopes_of(losses, params, names) -> dict:
+  """Returns {name: (a random direction, the slope of the loss along it)}.
+
+  `losses` takes parameters.
+  """
+  rng, slopes = np.random.default_rng(3), {}
+  for key in names:
+    along = rng.standard_normal(params[key].shape)
+    # Central differences in float64 are exact to about 1e-9.
+    step = 1e-5 / np.linalg.norm(along)
+    up, down = (
+      sum(losses({**params, key: params[key] + sign * step * along}))
+      for sign in (1, -1)
+    )
+    slopes[key] = along, (up - down) / (2 * step)
+  return slopes
+
+
 def make_case(block: str, targets, rows=random_tokens, **settings) -> Case:
   """Returns a model with an adapter and a batch, with the oracle's numbers.
 
@@ -112,16 +130,7 @@ def make_case(block: str, targets, rows=random_tokens, **settings) -> Case:
     merged = merge(config, params, norms)
     return oracle.loss(config.base, merged, **batch, z_loss=Z_LOSS)
 
-  rng, slopes = np.random.default_rng(3), {}
-  for key in params.keys() - base.keys():
-    along = rng.standard_normal(params[key].shape)
-    # Central differences in float64 are exact to about 1e-9.
-    step = 1e-5 / np.linalg.norm(along)
-    up, down = (
-      sum(losses({**params, key: params[key] + sign * step * along}))
-      for sign in (1, -1)
-    )
-    slopes[key] = along, (up - down) / (2 * step)
+  slopes = slopes_of(losses, params, params.keys() - base.keys())
   given = (batch.get(x) for x in ("inputs", "segments", "prefix"))
   merged = merge(config, params)
   logits = oracle.forward(config.base, merged, *given, {})

@@ -271,6 +271,20 @@ def visible_positions(segments_BL, prefix_BL):
   return same_BLM & (past_LM | (prefix_BL[:, None, :] != 0))
 
 
+def put_virtual(params, name: str, x):
+  """Returns x [B, L, ...] whose first positions are rows of a trained table.
+
+  Each row of the batch is one document. With an adapter, it begins with virtual
+  positions, whose embeddings are trained (prompt tuning, Lester et al. 2021),
+  or whose keys and values are, in each layer (Li and Liang 2021).
+  """
+  if name not in params:
+    return x
+  x, table = x.copy(), params[name]
+  x[:, : len(table)] = table.reshape(len(table), *x.shape[2:])
+  return x
+
+
 def attend(config, params, layer: str, x_BLD, visible_BLM):
   """Returns causal attention of the normalized x, before the residual add.
 
@@ -295,8 +309,11 @@ def attend(config, params, layer: str, x_BLD, visible_BLM):
     return x_BLNK
 
   q_BLHK = rotate(config, project("q"))
-  k_BMHK = np.repeat(rotate(config, project("k")), sharing, axis=2)
-  v_BMHK = np.repeat(project("v"), sharing, axis=2)
+  k_BMNK, v_BMNK = (
+    put_virtual(params, f"{layer}/attention/{name}_virtual", x)
+    for name, x in (("k", rotate(config, project("k"))), ("v", project("v")))
+  )
+  k_BMHK, v_BMHK = (np.repeat(x, sharing, axis=2) for x in (k_BMNK, v_BMNK))
   by_position = position_scores(config, params, layer, q_BLHK)
   q_BLHK = q_BLHK + params.get(f"{layer}/attention/content_bias", 0.0)
   scores_BHLM = np.einsum("BLHK,BMHK->BHLM", q_BLHK, k_BMHK)
@@ -335,6 +352,7 @@ def feed_forward(config, params, layer: str, x_BLD, states=None):
 def embed(config, params, inputs, segments):
   """Returns the input of the first block, [B, L, D]."""
   x_BLD = params["embedding"][inputs] * config.embedding_scale
+  x_BLD = put_virtual(params, "virtual_embedding", x_BLD)
   if config.positions == "learned":
     for row, position in np.ndindex(*inputs.shape):
       start = position
@@ -393,10 +411,15 @@ def loss(
   `inputs` and `targets` are [B, L], targets one position ahead. Training
   minimizes the sum of both terms; the second includes its weight `z_loss`.
   """
+  logits_BLV = forward(config, params, inputs, segments, prefix)
+  return loss_of_logits(logits_BLV, targets, z_loss, loss_weights)
+
+
+def loss_of_logits(logits_BLV, targets, z_loss: float, loss_weights=None):
+  """Returns the terms that `loss` returns, given the logits."""
   if loss_weights is None:
     loss_weights = np.ones(targets.shape)
   share_BL = loss_weights / np.sum(loss_weights, dtype=np.float64)
-  logits_BLV = forward(config, params, inputs, segments, prefix)
   largest_BL = logits_BLV.max(axis=-1)
   exp_BLV = np.exp(logits_BLV - largest_BL[..., None])
   log_z_BL = largest_BL + np.log(exp_BLV.sum(axis=-1))

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from palm_mtf.architecture.adapter import column_factors
+from palm_mtf.architecture.adapter import PROMPT, column_factors
 from palm_mtf.architecture.block import Projection, model_of
 from palm_mtf.architecture.parameters import layer_name
 from palm_mtf.config import ModelConfig
@@ -73,13 +73,20 @@ def merged_reader(config: ModelConfig, read: Reader) -> Reader:
   return read_merged
 
 
-def initial_magnitudes(
-  config: ModelConfig, read: Reader
+def initial_parameters(
+  config: ModelConfig, read: Reader, seed: int
 ) -> Mapping[str, np.ndarray]:
-  """Returns {name: value} of DoRA's magnitudes: norms of the base's columns.
+  """Returns {name: value} of the parameters that begin as those of the base.
 
-  `read` reads the parameters of the base.
+  These are DoRA's magnitudes, the norms of the base's columns, and the
+  embeddings of "prompt", which are those of random tokens (Lester et al. 2021,
+  3.1). `read` reads the parameters of the base.
   """
+  if config.adapter == "prompt":
+    table = read("embedding")
+    count, rng = config.adapter_length, np.random.default_rng(seed)
+    rows = rng.choice(len(table), count, replace=count > len(table))
+    return {PROMPT: table[rows] * np.float32(config.embedding_scale)}
   return {
     names_to_merge(name, of)[-1]: np.sqrt(sum_squares(np, of, read(name)))
     for name, of in adapted_kernels(config).items()

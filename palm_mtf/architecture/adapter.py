@@ -1,13 +1,19 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Adapters: small trained factors of the frozen kernels of a model.
+"""Adapters: small trained parameters of a model whose others are frozen.
 
-lora   x W + s (x A) B                       (Hu et al. 2022)
-dora   m (x W + s (x A) B) / ||W + s A B||   (Liu et al. 2024)
+lora     x W + s (x A) B                       (Hu et al. 2022)
+dora     m (x W + s (x A) B) / ||W + s A B||   (Liu et al. 2024)
+prefix   keys and values in each layer         (Li and Liang 2021)
+prompt   embeddings                            (Lester et al. 2021)
 
 W is a kernel [inputs..., outputs...], A is [inputs..., rank], B is [rank,
 outputs...], s is the scale. The magnitude m and the norms, over the inputs, are
 [outputs...]. Names of A, B and m are the kernel's name and an ending.
+
+The last two are of virtual positions: the first ADAPTER_LENGTH positions of a
+document, which hold no tokens. The keys k_virtual and values v_virtual replace
+those that a layer computes there, and virtual_embedding replaces embeddings.
 """
 
 import fnmatch
@@ -17,6 +23,7 @@ from typing import Any, NamedTuple
 from palm_mtf.config import ModelConfig
 
 A, B, MAGNITUDE = "_lora_a", "_lora_b", "_magnitude"  # ends of names
+VIRTUAL, PROMPT = "_virtual", "virtual_embedding"
 
 
 class LowRank(NamedTuple):
@@ -47,9 +54,9 @@ def column_factors(xp: Any, magnitude: Any, squares: Any) -> Any:
 
 def low_rank_of(config: ModelConfig) -> LowRank | None:
   """Returns how the settings adapt a kernel; None for no adapter."""
-  if config.adapter == "none":
+  if not config.adapter_rank:
     return None
-  assert config.adapter_alpha and config.adapter_rank
+  assert config.adapter_alpha
   scale = adapter_scale(
     config.adapter_scale, config.adapter_alpha, config.adapter_rank
   )

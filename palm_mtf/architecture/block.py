@@ -27,6 +27,7 @@ from typing import NamedTuple
 
 from palm_mtf.architecture.adapter import (
   MAGNITUDE,
+  VIRTUAL,
   A,
   B,
   LowRank,
@@ -94,6 +95,8 @@ class Projection(NamedTuple):
   low_rank: LowRank | None = (
     None  # how the kernel is adapted; None if it is not
   )
+  # Whether an adapter has the products of virtual positions.
+  has_virtual: bool = False
 
   @property
   def factors(self) -> dict[str, Dims]:
@@ -104,6 +107,13 @@ class Projection(NamedTuple):
       f"{self.part}{A}": (*self.inputs, "rank"),
       f"{self.part}{B}": ("rank", *self.outputs),
     }
+
+  @property
+  def virtual(self) -> dict[str, Dims]:
+    """{name within the layer: dimensions} of virtual positions' products."""
+    if not self.has_virtual:
+      return {}
+    return {f"{self.part}{VIRTUAL}": ("virtual", *self.outputs)}
 
   @property
   def magnitude(self) -> str:
@@ -495,14 +505,16 @@ def _attention(config: ModelConfig) -> Branch:
       part, ("d_model",), dims, has_bias, positions=positions, **more
     )
 
-  memory = _KEY_DIMS[config.attention]
+  memory, has_prefix = _KEY_DIMS[config.attention], config.adapter == "prefix"
   compared = dict(head_norm=QK_NORMS[config.qk_norm], rotary=rotary_of(config))
   scores = config.positions if config.positions in _SCORES else None
   return Branch(
     inputs=(
       project("q", _HEADS, "length", **compared),
-      project("k", memory, "memory_length", **compared),
-      project("v", memory, "memory_length"),
+      *(
+        project(x, memory, "memory_length", has_virtual=has_prefix, **more)
+        for x, more in (("k", compared), ("v", {}))
+      ),
     ),
     mixer=Attention(
       score_positions=scores,

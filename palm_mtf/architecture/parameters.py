@@ -9,6 +9,7 @@ layer_007/attention/q   a kernel
 layer_007/norm/scale    the scale of a norm
 final_norm/scale        the scale of the last norm
 layer_007/attention/q_lora_a   a factor of an adapter (adapter.py)
+layer_007/attention/k_virtual  an adapter's keys of virtual positions
 
 The last word says what a parameter is: a table (embedding), a scale or a bias;
 otherwise a kernel. Names in Mesh TensorFlow's own layers end with the same
@@ -36,7 +37,13 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Literal, NamedTuple
 
-from palm_mtf.architecture.adapter import MAGNITUDE, base_part
+from palm_mtf.architecture.adapter import (
+  MAGNITUDE,
+  PROMPT,
+  VIRTUAL,
+  A,
+  B,
+)
 from palm_mtf.architecture.block import (
   LOAD,
   NORMS,
@@ -53,6 +60,8 @@ from palm_mtf.errors import UserError, did_you_mean
 
 # Layer numbers have at least three digits, so that names sort up to layer 999.
 _IN_LAYER = re.compile(r"layer_(\d{3,})/(.+)")
+# Tables whose rows make the input of the first layer.
+INPUT_TABLES = ("embedding", PROMPT, "position_embedding")
 NUM_BUCKETS = 32  # of distances, for POSITIONS = "t5"; the same as in T5
 # Kernel that maps a distance's encoding to a key; for "transformer_xl".
 RELATIVE = "attention/relative"
@@ -80,8 +89,9 @@ class ParameterName(NamedTuple):
 
   @property
   def is_kernel(self) -> bool:
-    """Whether the parameter is a kernel, not an embedding, scale or bias."""
-    return not self.is_vector and not self.last.endswith("embedding")
+    """Whether the parameter is a kernel, not a table, scale or bias."""
+    tables = ("embedding", VIRTUAL)
+    return not self.is_vector and not self.last.endswith(tables)
 
   @property
   def is_scale(self) -> bool:
@@ -102,7 +112,8 @@ class ParameterName(NamedTuple):
   @property
   def is_adapter(self) -> bool:
     """Whether the parameter belongs to an adapter."""
-    return base_part(self.part) is not None
+    ends = (A, B, MAGNITUDE, VIRTUAL)
+    return self.part == PROMPT or self.part.endswith(ends)
 
   @property
   def is_float32(self) -> bool:
@@ -267,7 +278,7 @@ def first_in_backward(config: ModelConfig, frozen: Sequence[str] = ()) -> int:
   layers = [config.num_layers]
   for name, _, _ in (x for x in parameters_of(config, frozen) if x.is_trained):
     layer, part = parse_name(name)
-    if part in ("embedding", "position_embedding"):
+    if part in INPUT_TABLES:
       layers.append(0)
     elif layer is not None:
       layers.append(layer)
@@ -334,6 +345,7 @@ def dimension_sizes(config: ModelConfig) -> dict[str, int]:
     "router": config.num_experts or 0,
     "buckets": NUM_BUCKETS,
     "rank": config.adapter_rank or 0,
+    "virtual": config.adapter_length or 0,
   }
 
 
@@ -380,6 +392,8 @@ def _dims_of(
 ) -> dict[str, Dims]:
   """Returns `parameter_dims` of a model with only `layers`, by number."""
   dims: dict[str, Dims] = {"embedding": ("vocab", "d_model")}
+  if config.adapter == "prompt":
+    dims[PROMPT] = ("virtual", "d_model")
   if config.positions == "learned":
     dims["position_embedding"] = ("positions", "d_model")
   for i, layer in layers.items():
@@ -414,7 +428,7 @@ def dims_in_layer(config: ModelConfig, layer: Layer) -> dict[str, Dims]:
     for branch in read.branches:
       for each in (*branch.inputs, branch.output):
         dims[each.part] = (*each.inputs, *each.outputs)
-        dims |= each.factors | each.vectors
+        dims |= each.factors | each.vectors | each.virtual
       if isinstance(branch.mixer, Attention):
         dims |= branch.mixer.extras
       if isinstance(branch.mixer, Experts):

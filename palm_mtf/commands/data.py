@@ -104,7 +104,7 @@ def count_epochs(
   source's training tokens}; {} without TRAIN_STEPS, or training documents.
   """
   num_rows, packing = config.num_rows, config.data.packing
-  length = config.model.sequence_length
+  length, virtual = config.model.sequence_length, config.model.adapter_length
   rates = np.array([source.rate for source in sources])
   rates /= rates.sum()
   has_padding = packing in ("packed", "single")
@@ -116,13 +116,14 @@ def count_epochs(
     if num_rows is None or not len(tokens):
       found.append({})
       continue
-    epochs = num_rows * length * rate / len(tokens)
+    epochs = num_rows * config.model.text_length * rate / len(tokens)
     if has_padding:  # rows hold varying numbers of tokens
       rows = WholeRows(
         tokens,
         length,
         packed=packing == "packed",
         seed=config.seed,
+        virtual=virtual or 0,
         objective=make_objective(
           config.model.objective, config.data, vocabulary
         ),

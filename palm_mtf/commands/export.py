@@ -73,6 +73,12 @@ def export(
     raise UserError(
       'ADAPTER = "none": there is nothing to merge; leave --merge out.'
     )
+  if model.adapter_length and (merge or target != "hf"):
+    raise UserError(
+      f"ADAPTER = {model.adapter!r} and "
+      f"{'--merge' if merge else f'--format={target}'}: the model's kernels "
+      "cannot hold the adapter; use --format=hf, which writes it for PEFT."
+    )
   is_adapter = model.adapter != "none" and target in _OF_ADAPTERS and not merge
   if target != "gguf" and dtype != "float32":
     raise UserError(

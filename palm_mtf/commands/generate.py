@@ -63,6 +63,7 @@ def generate(
     )
   checkpoint, vocabulary = open_newest(model_dir, config)
   config, checkpoint = add_adapter(adapter, config, checkpoint)
+  model = config.model
   check_room(model, run)
   start_id = prompt_start(config.data, vocabulary)
   template = ChatTemplate(vocabulary, start_id) if chat else None
@@ -87,7 +88,7 @@ def generate(
     # If there is only one continuation, print tokens as they are generated.
     is_one = decode.rows_per_prompt == 1 and not as_json
     if template:
-      _chat(loaded, template, model.sequence_length - run.sample_tokens)
+      _chat(loaded, template, model.text_length - run.sample_tokens)
     elif asks:
       _answer_stdin(loaded, check, warn, is_one, as_json)
     elif is_one and len(texts) == 1:

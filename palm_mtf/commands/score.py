@@ -149,6 +149,7 @@ def score(
     items += read_items(path)
   checkpoint, vocabulary = open_newest(model_dir, config)
   config, checkpoint = add_adapter(adapter, config, checkpoint)
+  model = config.model
   encoded = _encode(items, vocabulary, model)
   log_dtype(model, mesh)
   likelihoods = _compute_log_likelihoods(
@@ -190,10 +191,10 @@ def _encode(
     longest = max(len(inputs) + len(ids) for _, ids in pairs)
     # A document may be longer than SEQUENCE_LENGTH, because it is scored in
     # windows. Other items may not, because windows would truncate their inputs.
-    if item.kind != "text" and longest > model.sequence_length:
+    if item.kind != "text" and longest > model.text_length:
       raise UserError(
         f"{item.origin}: inputs and targets are {longest:,} tokens, more than "
-        f"SEQUENCE_LENGTH = {model.sequence_length:,}: shorten the inputs."
+        f"{model.text_room}: shorten the inputs."
       )
     found.append(pairs)
   return found

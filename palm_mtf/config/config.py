@@ -91,7 +91,7 @@ class CorpusConfig(Checked):
       )
     if objective != "span_corruption":
       return
-    length, noise = self.model.sequence_length, self.data.span_corruption
+    length, noise = self.model.text_length, self.data.span_corruption
     text = noise.longest_text(length)
     if not text:
       raise UserError(

@@ -51,8 +51,8 @@ DIMENSIONS = (
 # only its own slice of key and value heads; experts are MLPs, too.
 _RULE_OF = {"kv_heads": "heads", "d_expert": "d_ff", "d_shared": "d_ff"}
 # No rule can split these: rows of learned positions, T5's distance buckets,
-# scores of experts, and the rank of an adapter.
-_WITHOUT_RULE = ("positions", "buckets", "router", "rank")
+# scores of experts, and the rank or the virtual positions of an adapter.
+_WITHOUT_RULE = ("positions", "buckets", "router", "rank", "virtual")
 # Splitting these dimensions divides the work of a step; splitting the other two
 # in SPLIT_DIMENSIONS divides only memory.
 WORK_DIMENSIONS = ("batch", "heads", "d_ff", "experts", "vocab")

@@ -61,6 +61,17 @@ _OF_ADAPTERS: dict[str, Any] = {
   "adapter_alpha": None,
   "adapter_scale": "rank",
   "adapter_targets": (),
+  "adapter_length": None,
+}
+_LOW_RANK = "adapter_rank adapter_alpha adapter_scale adapter_targets".split()
+# {value of ADAPTER: the settings in _OF_ADAPTERS that it has}. It needs those
+# whose default is None.
+_OF_ADAPTER = {
+  "none": [],
+  "lora": _LOW_RANK,
+  "dora": _LOW_RANK,
+  "prefix": ["adapter_length"],
+  "prompt": ["adapter_length"],
 }
 
 
@@ -179,7 +190,9 @@ class ModelConfig(Checked):
       (data/batches/packing.py).
     adapter: what is trained in place of INIT_CHECKPOINT, whose model is frozen:
       "none"; "lora" (Hu et al. 2022) or "dora" (Liu et al. 2024), two
-      factors per kernel (architecture/adapter.py).
+      factors per kernel; "prefix" (Li and Liang 2021), keys and values of
+      virtual positions in each layer; or "prompt" (Lester et al. 2021), their
+      embeddings (architecture/adapter.py).
     adapter_rank: the number of columns of the first factor, and of rows of the
       second.
     adapter_alpha: the product of the factors is multiplied by ADAPTER_ALPHA /
@@ -188,6 +201,8 @@ class ModelConfig(Checked):
       root of ADAPTER_RANK (rank-stabilized: Kalajdzievski 2023).
     adapter_targets: patterns of the kernels' names in a layer, such as
       "attention/*" or "mlp/wi"; [] for all kernels but those of experts.
+    adapter_length: the number of virtual positions before each document, which
+      count among those of SEQUENCE_LENGTH.
   """
 
   num_layers: Annotated[int, whole(maximum=MAX_LAYERS)]
@@ -268,13 +283,14 @@ class ModelConfig(Checked):
   remat: Literal["none", "attention", "layer"] = "none"
   model_function: Annotated[str, text_or_empty('"module.name", or ""')] = ""
   objective: Literal["causal", "prefix_lm", "span_corruption"] = "causal"
-  adapter: Literal["none", "lora", "dora"] = "none"
+  adapter: Literal["none", "lora", "dora", "prefix", "prompt"] = "none"
   adapter_rank: Size | None = None
   adapter_alpha: Annotated[float | None, real(1e-6, 1e6)] = None
   adapter_scale: Literal["rank", "sqrt_rank"] = "rank"
   adapter_targets: Annotated[
     list[str] | tuple[str, ...], texts("patterns of names of kernels")
   ] = ()
+  adapter_length: Size | None = None
 
   def __post_init__(self) -> None:
     super().__post_init__()
@@ -323,20 +339,27 @@ class ModelConfig(Checked):
     self._check_experts()
 
   def _check_adapter(self) -> None:
-    if self.adapter == "none":
-      for name, default in _OF_ADAPTERS.items():
-        if (value := getattr(self, name)) != default:
-          raise UserError(
-            f'{name.upper()} = {value!r} and ADAPTER = "none": only an adapter '
-            'has this setting; leave it out, or set ADAPTER = "lora".'
-          )
-      return
-    for name in ("adapter_rank", "adapter_alpha"):
-      if getattr(self, name) is None:
+    kind, own = self.adapter, _OF_ADAPTER[self.adapter]
+    for name, default in _OF_ADAPTERS.items():
+      if name not in own and (value := getattr(self, name)) != default:
+        kinds = [x for x, names in _OF_ADAPTER.items() if name in names]
         raise UserError(
-          f"ADAPTER = {self.adapter!r}: {name.upper()} is missing; give both "
-          "ADAPTER_RANK and ADAPTER_ALPHA, such as 8 and 16.0."
+          f"{name.upper()} = {value!r} and ADAPTER = {kind!r}: only "
+          f"{' and '.join(kinds)} have this setting; leave it out, or set "
+          f'ADAPTER = "{kinds[0]}".'
         )
+    needed = [x.upper() for x in own if _OF_ADAPTERS[x] is None]
+    for name in needed:
+      if getattr(self, name.lower()) is None:
+        raise UserError(
+          f"ADAPTER = {kind!r}: {name} is missing; give "
+          f"{' and '.join(needed)}, whole numbers such as 8."
+        )
+    if self.text_length < 1:
+      raise UserError(
+        f"ADAPTER_LENGTH = {self.adapter_length}: leaves no room for a text in "
+        f"SEQUENCE_LENGTH = {self.sequence_length}; give a number below that."
+      )
 
   def _check_experts(self) -> None:
     if not self.has_experts:
@@ -498,6 +521,22 @@ class ModelConfig(Checked):
     if self.adapter == "none":
       return self
     return dataclasses.replace(self, **{"adapter": "none", **_OF_ADAPTERS})
+
+  @property
+  def merged(self) -> "ModelConfig":
+    """The model whose kernels include the factors of its adapter, if any."""
+    return self if self.adapter_length else self.base
+
+  @property
+  def text_length(self) -> int:
+    """Number of the SEQUENCE_LENGTH positions that hold tokens."""
+    return self.sequence_length - (self.adapter_length or 0)
+
+  @property
+  def text_room(self) -> str:
+    """How messages name `text_length`."""
+    less = " - ADAPTER_LENGTH" if self.adapter_length else ""
+    return f"SEQUENCE_LENGTH{less} = {self.text_length:,}"
 
   @property
   def has_experts(self) -> bool:

@@ -94,7 +94,7 @@ class TaskAnswers:
   def _cut_prompts(self) -> list[list[int]]:
     # As in training, truncate inputs that are too long at their beginning.
     config = self._model.config
-    room = config.model.sequence_length - config.run.sample_tokens
+    room = config.model.text_length - config.run.sample_tokens
     self._cut |= {n for n, ids in enumerate(self._inputs) if len(ids) > room}
     return [ids[-room:] for ids in self._inputs]
 
@@ -118,7 +118,7 @@ class TaskAnswers:
     """Returns log p of each example's targets given its inputs, in nats."""
     examples = [*map(Example, self._inputs, self._targets)]
     # Count the examples whose inputs the scorer truncates.
-    length = self._model.config.model.sequence_length
+    length = self._model.config.model.text_length
     self._cut |= {
       number
       for number, (inputs, targets) in enumerate(examples)

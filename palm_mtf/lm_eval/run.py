@@ -150,7 +150,7 @@ class Run:
     sampling, each gets a separate sample. Too long texts lose their start.
     """
     by_settings = collections.defaultdict(lambda: collections.defaultdict(list))
-    length = self._config.model.sequence_length
+    length = self._config.model.text_length
     for index, (text, gen_kwargs) in enumerate(prompts):
       asked = read_generation(gen_kwargs, self._config.decode, length)
       by_settings[asked][text].append(index)
@@ -180,7 +180,7 @@ class Run:
       seed=self._config.run.seed,
       start_id=prompt_start(self._config.data, self._vocabulary),
     )
-    room = self._config.model.sequence_length - asked.max_tokens
+    room = self._config.model.text_length - asked.max_tokens
     ids = self._vocabulary.encode_batch(list(places))
     # Sort prompts by length, so that batches have little padding.
     ordered = sorted(

@@ -44,6 +44,7 @@ class Dims:
   positions: mtf.Dimension  # rows of the table of learned positions
   buckets: mtf.Dimension  # T5's ranges of distances, with one bias per range
   rank: mtf.Dimension  # of an adapter; no rule splits it
+  virtual: mtf.Dimension  # virtual positions of an adapter; no rule splits them
   layout: MeshLayout  # what splits the dimensions
 
 

@@ -20,7 +20,7 @@ import functools
 from collections.abc import Callable, Iterable
 
 from palm_mtf._tf import mtf
-from palm_mtf.architecture.block import NORMS, Attention, model_of
+from palm_mtf.architecture.block import NORMS, Attention, Branch, model_of
 from palm_mtf.architecture.parameters import layer_name
 from palm_mtf.config import ModelConfig
 from palm_mtf.model.attention import self_attention
@@ -29,6 +29,7 @@ from palm_mtf.model.dropout import Dropout
 from palm_mtf.model.layers import add_bias, norm, without_padding
 from palm_mtf.model.positions import rotary_tables
 from palm_mtf.model.sharding import from_residual, to_residual
+from palm_mtf.model.virtual import put_virtual
 from palm_mtf.model.weights import TrainedWeights
 from palm_mtf.ops.recompute import recomputed
 
@@ -128,7 +129,14 @@ class Palm:
     For the other arguments see `hidden`.
     """
 
-    def attend(name: str, mixer: Attention, qkv: list[mtf.Tensor]):
+    def attend(name: str, branch: Branch, qkv: list[mtf.Tensor]):
+      mixer = branch.mixer
+      for i, each in enumerate(branch.inputs):
+        for part, dims in each.virtual.items():
+          table = self._weights.virtual(f"{name}/{part}", dims)
+          angles = self._angles.get(each.rotary, [])
+          given = qkv[i], table, segments
+          qkv[i] = put_virtual(*given, each.rotary, angles)
       if keys_and_values is not None:
         keys_and_values.append((qkv[1], qkv[2]))
       return self_attention(
@@ -175,7 +183,7 @@ class Palm:
           mixed = found.pop(0)
           if isinstance(branch.mixer, Attention):
             qkv = [mixed, found.pop(0), found.pop(0)]
-            mixed = attend(name, branch.mixer, qkv)
+            mixed = attend(name, branch, qkv)
           branches[branch.output] = mixed
       # The products of all branches are added first and then share one
       # all-reduce (PaLM, section 2).

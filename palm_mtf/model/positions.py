@@ -101,7 +101,7 @@ def add_positions(
   others = [] if segments is None else [segments]
 
   def backward(dy, *segments):
-    at = tf.broadcast_to(_positions(dy, *segments), dy.shape[:2])
+    at = tf.broadcast_to(positions_of(dy, *segments), dy.shape[:2])
     dy = tf.cast(dy, tf.float32)
     return tf.cast(tf.math.unsorted_segment_sum(dy, at, rows.size), table.dtype)
 
@@ -117,7 +117,7 @@ def add_positions(
     return [dy, dtable, *(None for _ in segments)]
 
   return WholeSlice(
-    lambda x, table, *some: x + tf.gather(table, _positions(x, *some)),
+    lambda x, table, *some: x + tf.gather(table, positions_of(x, *some)),
     [x, table, *others],
     [(x.shape, x.dtype)],
     splittable=["batch"],
@@ -126,8 +126,11 @@ def add_positions(
   ).outputs[0]
 
 
-def _positions(x, segments=None):
-  # Returns positions within documents, [1 or batch, length], int32.
+def positions_of(x: tf.Tensor, segments: tf.Tensor | None = None) -> tf.Tensor:
+  """Returns positions within documents, [1 or batch, length], int32.
+
+  x is [batch, length, ...]. For segments see `add_positions`.
+  """
   at = tf.range(x.shape[1])[tf.newaxis]
   if segments is None:
     return at

@@ -8,7 +8,7 @@ import operator
 from collections.abc import Iterable, Mapping, Sequence
 
 from palm_mtf._tf import mtf, tf
-from palm_mtf.architecture.adapter import A, B
+from palm_mtf.architecture.adapter import PROMPT, A, B
 from palm_mtf.architecture.block import (
   LOAD,
   NORMS,
@@ -40,6 +40,7 @@ from palm_mtf.model.product import product
 from palm_mtf.model.projection import ReadWeights, project
 from palm_mtf.model.router import route
 from palm_mtf.model.sharding import gather_weight
+from palm_mtf.model.virtual import put_virtual
 from palm_mtf.ops.variables import Fill, Normal, SlicedVariable
 from palm_mtf.steps.plan import stage_layers
 
@@ -195,9 +196,19 @@ class TrainedWeights:
     table = self._kernel("embedding", tokens)
     scale = self._config.embedding_scale
     x = embed(table, tokens, self._gradient_dtype, scale)
+    if self._config.adapter == "prompt":
+      x = put_virtual(x, self._kernel(PROMPT, x), segments)
     if "position_embedding" not in self._variables:
       return x
     return add_positions(x, self._kernel("position_embedding", x), segments)
+
+  def virtual(self, name: str, dims: Sequence[str]) -> mtf.Tensor:
+    """Returns keys or values of virtual positions, with the dimensions `dims`.
+
+    They are in the activation dtype.
+    """
+    del dims  # the variable has them
+    return self._variables[name]
 
   def norm_vectors(self, name: str, after: mtf.Tensor) -> list[mtf.Tensor]:
     """Returns a norm's scale, and its bias if any, [d_model] float32 each."""

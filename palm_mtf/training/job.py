@@ -342,7 +342,7 @@ def warn_of_slow_adapter(
   model: ModelConfig, optimizer: OptimizerConfig
 ) -> None:
   """Warns if PARAMETER_SCALE holds back the factors B, which begin as 0."""
-  if model.adapter == "none" or not isinstance(optimizer, AdafactorConfig):
+  if not model.adapter_rank or not isinstance(optimizer, AdafactorConfig):
     return
   floor = optimizer.parameter_scale_floor
   of_first = (3 * model.d_model) ** -0.5  # the root mean square of factors A

@@ -9,7 +9,7 @@ import tempfile
 from collections.abc import Callable, Sequence
 
 from palm_mtf._tf import tf
-from palm_mtf.adapters.merge import initial_magnitudes
+from palm_mtf.adapters.merge import initial_parameters
 from palm_mtf.architecture.parameters import parameter_shapes
 from palm_mtf.checkpoints.manifest import Checkpoint, OpenWeights
 from palm_mtf.checkpoints.variables import (
@@ -156,7 +156,7 @@ class TrainSession:
         self._client_reader.restore(self._pods, files)
       else:
         self._client.call(self._initialize)
-        self._set_magnitudes(job)
+        self._set_from_base(job)
       is_base = job.manifest.base is not None
       if job.initial_weights and (is_base or not job.start):
         # Take only parameters: this run's optimizer starts from scratch.
@@ -176,17 +176,17 @@ class TrainSession:
     ]
     self._client_reader.restore_weights(parameters, weights)
 
-  def _set_magnitudes(self, job: TrainJob) -> None:
-    """Sets the magnitudes of DoRA, which begin as norms of the base."""
-    base = job.initial_weights
-    if job.config.model.adapter != "dora" or not base:
+  def _set_from_base(self, job: TrainJob) -> None:
+    """Sets what an adapter begins with that depends on its base."""
+    base, config = job.initial_weights, job.config
+    if config.model.adapter not in ("dora", "prompt") or not base:
       return
     read = tf.train.load_checkpoint(base.prefix).get_tensor
-    magnitudes = initial_magnitudes(job.config.model, read)
+    values = initial_parameters(config.model, read, config.run.seed)
     with tempfile.TemporaryDirectory() as folder:
-      prefix = os.path.join(folder, "magnitudes")
-      write_arrays(prefix, magnitudes)
-      own = {name: name for name in magnitudes}
+      prefix = os.path.join(folder, "initial")
+      write_arrays(prefix, values)
+      own = {name: name for name in values}
       files = OpenWeights(prefix)
       self._restore_weights(dataclasses.replace(base, files=files, names=own))
       files.close()

@@ -50,7 +50,9 @@ def load_corpus(
   """Returns `corpus_of_run` for the settings that it reads."""
   config = SimpleNamespace(
     data=data,
-    model=SimpleNamespace(sequence_length=sequence_length, objective=objective),
+    model=SimpleNamespace(
+      sequence_length=sequence_length, objective=objective, adapter_length=None
+    ),
     run=SimpleNamespace(seed=seed),
   )
   return corpus_of_run(model_dir, config, vocabulary)

@@ -66,12 +66,18 @@ class Batches:
     rows: JoinedStream | MixedRows,
     sizes: BatchSizes,
     skips: Skips | None = None,
+    virtual: int = 0,
   ):
-    """Makes batches of rows, except the batches in `skips` (loss spikes)."""
+    """Makes batches of rows, except the batches in `skips` (loss spikes).
+
+    `virtual` is the number of virtual positions to put before each row.
+    """
     self._rows = rows
     self._sizes = sizes
     self._skips = skips or Skips()
-    self.features = rows.features
+    self._virtual = virtual
+    more = ["loss_weights"] if virtual else []
+    self.features = tuple(x for x in FEATURES if x in (*rows.features, *more))
 
   def batch(self, step: int, part: int = 0, num_parts: int = 1) -> Batch:
     """Returns the batch of a step, or one of `num_parts` equal parts of it.
@@ -80,7 +86,7 @@ class Batches:
     are [batch / num_parts, length], int32; "loss_weights" is float32.
     """
     rows = self._rows.read(self._row_numbers(step, part, num_parts))
-    return _stack(rows, self.features)
+    return _stack(rows, self.features, self._virtual)
 
   def pieces(self, step: int) -> list[list[Piece]]:
     """Returns which parts of documents each row has, for `data inspect`."""
@@ -159,7 +165,9 @@ class Prefetcher(contextlib.AbstractContextManager):
       raise
 
 
-def _stack(rows: Sequence[Row], features: Sequence[str]) -> Batch:
+def _stack(
+  rows: Sequence[Row], features: Sequence[str], virtual: int = 0
+) -> Batch:
   length = len(rows[0]["targets"])
   # The sources of a mixture may have different features. A row without
   # "segments" is one segment; a row without "loss_weights" has weights of 1.
@@ -168,7 +176,10 @@ def _stack(rows: Sequence[Row], features: Sequence[str]) -> Batch:
     "loss_weights": np.ones(length, np.float32),
   }
   return {
-    name: np.stack([row[name] if name in row else ones[name] for row in rows])
+    name: np.pad(
+      [row[name] if name in row else ones[name] for row in rows],
+      [[0, 0], [virtual, 0]],
+    )
     for name in features
   }
 
@@ -185,6 +196,7 @@ class Corpus:
   seed: int  # seed of every shuffle
   objective: Objective = CAUSAL
   first: int = 0  # input id at the start of each row and segment
+  virtual: int = 0  # virtual positions before each document, or joined row
 
   @property
   def fingerprint(self) -> str:
@@ -197,6 +209,8 @@ class Corpus:
       parts.append(f"start {self.first}")
     if self.objective != CAUSAL:
       parts.append(to_json(self.objective))
+    if self.virtual:
+      parts.append(f"{self.virtual} virtual positions")
     for source, store in zip(self.sources, self.stores, strict=True):
       parts += [source.name, source.rate, store.fingerprint]
     return hash_parts(parts)
@@ -226,7 +240,7 @@ class Corpus:
         f"= {self.sequence_length:,} tokens; give more text, lower "
         "VALIDATION_SHARE, or lower GLOBAL_BATCH_SIZE or SEQUENCE_LENGTH."
       )
-    return Batches(rows, sizes, skips)
+    return Batches(rows, sizes, skips, self._before_rows)
 
   def validation_batches(
     self, *, batch_size: int, num_rows: int
@@ -253,7 +267,9 @@ class Corpus:
         f"{batch_size:,}; raise VALIDATION_SHARE, give more text, or lower "
         "GLOBAL_BATCH_SIZE."
       )
-    features = list_features(sources)
+    features = [*list_features(sources)]
+    if self._before_rows and "loss_weights" not in features:
+      features.append("loss_weights")
     places = list(zip(source.tolist(), index.tolist(), strict=True))
     return (
       _stack(
@@ -261,6 +277,7 @@ class Corpus:
           sources[s].rows.read(i) for s, i in places[start : start + batch_size]
         ],
         features,
+        self._before_rows,
       )
       for start in range(0, usable - batch_size + 1, batch_size)
     )
@@ -277,7 +294,7 @@ class Corpus:
         TokenSource(source.name, source.rate, store.train.tokens)
         for source, store in zip(self.sources, self.stores, strict=True)
       ],
-      self.sequence_length,
+      self.sequence_length - self.virtual,
       eod_id=self._segment_end,
       seed=self.seed,
       first=self.first,
@@ -286,6 +303,11 @@ class Corpus:
   @functools.cached_property
   def _validation_rows(self) -> list[RowSource]:
     return self._rows("validation")
+
+  @property
+  def _before_rows(self) -> int:
+    # Other rows have virtual positions before each of their documents.
+    return self.virtual if self.packing == "joined" else 0
 
   @property
   def _segment_end(self) -> int | None:
@@ -303,8 +325,9 @@ class Corpus:
     tokens: TokenArray = getattr(store, split).tokens
     if self.packing in ("joined", "joined_masked"):
       self._check_has_a_row(source, split, tokens)
+      length = self.sequence_length - self.virtual
       return JoinedRows(
-        tokens, self.sequence_length, eod_id=self._segment_end, first=self.first
+        tokens, length, eod_id=self._segment_end, first=self.first
       )
     rows = WholeRows(
       tokens,
@@ -313,6 +336,7 @@ class Corpus:
       packed=self.packing == "packed",
       seed=self.seed,
       first=self.first,
+      virtual=self.virtual,
     )
     longer = f"longer than SEQUENCE_LENGTH = {self.sequence_length:,}"
     if tokens.has_answers:
@@ -354,6 +378,13 @@ def corpus_of_run(
   conversations cannot be encoded, or the disk is full.
   """
   data, sequence_length = config.data, config.model.sequence_length
+  virtual = config.model.adapter_length or 0
+  if virtual and data.packing == "joined_masked":
+    raise UserError(
+      f"ADAPTER = {config.model.adapter!r} and PACKING = {data.packing!r}: "
+      "each document has virtual positions, so equally many tokens would not "
+      'fill equal rows; set PACKING = "packed", "single" or "joined".'
+    )
   sources = open_filtered(model_dir, data, sequence_length)
   conversations = open_conversations(data, sources, vocabulary)
   stores = load_stores(model_dir, data, sources, vocabulary, conversations)
@@ -381,6 +412,7 @@ def corpus_of_run(
     eod_id=vocabulary.eod_id,
     seed=config.run.seed,
     first=row_start(data, vocabulary),
+    virtual=virtual,
   )
 
 

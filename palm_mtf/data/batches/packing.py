@@ -56,6 +56,15 @@ Feature "prefix" is then 1 at the inputs and at the 0 before the first input. If
 "a" and "c" were inputs too, the packed rows would have
 
                  prefix         1 1 0 1 1 0    1 1 1 0 0 0
+
+Some adapters have virtual positions, which hold no tokens. Rows of "joined"
+begin with them, and so does each document of other rows. If there are 2, packed
+rows of 9 positions are
+
+  virtual        targets        0 0 a b . 0 0 c .    0 0 d e f . _ _ _
+                 inputs         0 0 0 a b 0 0 0 c    0 0 0 d e f 0 0 0
+                 segments       1 1 1 1 1 2 2 2 2    1 1 1 1 1 1 0 0 0
+                 loss_weights   0 0 1 1 1 0 0 1 1    0 0 0 0 1 1 0 0 0
 """
 
 import bisect
@@ -342,6 +351,7 @@ class WholeRows:
     seed: int,
     objective: Objective = CAUSAL,
     first: int = 0,
+    virtual: int = 0,
   ):
     """Assigns documents to rows; memory holds a few integers per document.
 
@@ -352,9 +362,11 @@ class WholeRows:
       seed: seed of the packing order and of the objective's random numbers.
       objective: what training predicts.
       first: input before the first token of a document.
+      virtual: number of virtual positions before each document.
     """
     self._tokens, self._first_input = tokens, first
-    self._length = length
+    self._length, self._virtual = length, virtual
+    length -= virtual
     self._objective = objective
     self._seed = seed
     spans = tokens.spans()  # [documents, 3], token indices: start, targets, end
@@ -384,7 +396,7 @@ class WholeRows:
     if packed:
       order = shuffle(np.arange(len(spans)), len(spans), f"seed {seed} packing")
       spans = spans[order]
-      self._first = _fill_rows(lengths[order], length)
+      self._first = _fill_rows(lengths[order] + virtual, self._length)
     self._spans = spans
     self.num_rows = len(self._first) - 1
     self.features = ("inputs", "targets", "loss_weights")
@@ -408,14 +420,15 @@ class WholeRows:
         inputs, tokens = tokens[:-1], tokens[1:]
         num_inputs -= 1
         _, is_target = self._tokens.read(span[1], span[2])
-      begin, end = end, end + len(tokens)
+      start, begin = end, end + self._virtual
+      end = begin + len(tokens)
       row["targets"][begin:end] = tokens
       row["inputs"][begin:end] = inputs
       row["loss_weights"][begin + num_inputs : end] = is_target
       if "segments" in row:
-        row["segments"][begin:end] = segment
+        row["segments"][start:end] = segment
       if "prefix" in row:
-        row["prefix"][begin : min(end, begin + num_inputs + 1)] = 1
+        row["prefix"][start : min(end, begin + num_inputs + 1)] = 1
     return row
 
   def pieces(self, number: int) -> list[tuple[int, int, int]]:

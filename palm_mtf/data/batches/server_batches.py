@@ -30,7 +30,7 @@ from palm_mtf.runtime.host_functions import host_function
 _CLIENT = secrets.token_hex(8)
 
 # Fields of a corpus that a spec has as they are.
-_SETTINGS = ("packing", "sequence_length", "eod_id", "seed", "first")
+_SETTINGS = tuple("packing sequence_length eod_id seed first virtual".split())
 
 
 def batches_spec(corpus: Corpus, sizes: BatchSizes, skips: Skips) -> str:

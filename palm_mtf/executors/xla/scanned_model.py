@@ -28,6 +28,7 @@ from jax import numpy as jnp
 
 from palm_mtf._tf import mtf
 from palm_mtf.architecture.parameters import (
+  INPUT_TABLES,
   first_in_backward,
   parameters_of,
   parse_name,
@@ -192,7 +193,7 @@ class ScannedModel(DeviceModel):
     # the first trained layer or, if the embedding is trained, all loops.
     begin = first_in_backward(settings.model, tuple(settings.frozen))
     visited = [i for i, x in enumerate(loops) if begin < x.end]
-    embeds = not {"embedding", "position_embedding"}.isdisjoint(self.parameters)
+    embeds = not {*INPUT_TABLES}.isdisjoint(self.parameters)
     passed: list[mtf.Tensor] = []
 
     def pass_on(x: mtf.Tensor, unused_mesh: mtf.Mesh) -> mtf.Tensor:

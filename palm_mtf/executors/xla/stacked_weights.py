@@ -54,7 +54,7 @@ class StackedWeights:
 
   def __init__(self, settings: DecodeSettings, placement: XlaPlacement):
     """Finds the model's parameters, and the mesh axis that splits weights."""
-    self.placement, self._config = placement, settings.model.base
+    self.placement, self._config = placement, settings.model.merged
     self._adapted = settings.model
     self.loops = loops_of(settings.model)
     dims = model_dims(settings.model, 1, settings.mesh_layout)

@@ -7,15 +7,17 @@ adapter_model.safetensors   base_model.model.<module>.lora_A.weight, [rank, in];
                             .lora_B.weight, [out, rank]; for DoRA,
                             .lora_magnitude_vector, [out]
 
+Folders with prefix or prompt tuning have another tensor (prompt_learning.py).
 The factor of the product is lora_alpha / r, or lora_alpha / sqrt(r) with
 use_rslora. rank_pattern and alpha_pattern have other values for some modules.
 """
 
 import dataclasses
+import functools
 import math
 import os
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -29,6 +31,7 @@ from palm_mtf.architecture.adapter import adapter_scale
 from palm_mtf.architecture.parameters import parameter_shapes, parse_name
 from palm_mtf.config import ModelConfig
 from palm_mtf.errors import UserError, did_you_mean, shorten
+from palm_mtf.export.huggingface import prompt_learning
 from palm_mtf.export.huggingface.adapter_tensors import (
   AdaptedModule,
   Factors,
@@ -89,8 +92,19 @@ def make_peft(trained: TrainedModel) -> Export:
   add the adapter to other kernels.
   """
   model, base = trained.model, trained.checkpoint.manifest.base
-  assert model.adapter_rank and base
+  assert base
   family = find_family(model.base)
+  of_base = {"base_model_name_or_path": base["checkpoint"]}
+  if model.adapter_length:
+    shape = prompt_learning.tensor_shape(model)
+    return _make_folder(
+      {**prompt_learning.describe(model), "inference_mode": True, **of_base},
+      {prompt_learning.TENSOR: shape},
+      lambda read, _: prompt_learning.join_virtual(model, family, read),
+      family,
+      base["blake2b"],
+    )
+  assert model.adapter_rank
   modules = _find_modules(model, family)
   kernels = [x for module in modules.values() for x in module.adapted]
   if family.has_experts and any(parse_name(x).kind == "mlp" for x in kernels):
@@ -102,25 +116,37 @@ def make_peft(trained: TrainedModel) -> Export:
   others = [x.removesuffix(".weight") for x in find_tensors(model.base, family)]
   config = {
     **_make_config(model, _find_ends(modules, others), family),
-    "base_model_name_or_path": base["checkpoint"],
+    **of_base,
   }
   shapes: dict[str, tuple[int, ...]] = {}
   for name, module in modules.items():
     rank = model.adapter_rank * len(module.adapted)
     shapes |= _name_tensors(name, module, rank, model.adapter == "dora")
 
+  def read_tensor(read: Reader, tensor: str) -> np.ndarray:
+    name, kind = _parse_tensor(tensor)
+    a, b, magnitude = join_factors(modules[name], model, family, read)
+    return magnitude if kind == _M else (a if kind == _A else b).T
+
+  return _make_folder(config, shapes, read_tensor, family, base["blake2b"])
+
+
+def _make_folder(
+  config: Mapping[str, Any],
+  shapes: Mapping[str, tuple[int, ...]],
+  read_tensor: Callable[[Reader, str], np.ndarray],
+  family: Family,
+  digest: str,
+) -> Export:
+  # `read_tensor` returns a tensor, given the reader of parameters; `digest` is
+  # the hash of the base.
   def write(path: str, read: Reader) -> None:
     os.mkdir(path)
     with open(os.path.join(path, CONFIG), "w", encoding="utf-8") as file:
       file.write(json_text(config, indent=1))
-
-    def read_tensor(tensor: str) -> np.ndarray:
-      name, kind = _parse_tensor(tensor)
-      a, b, magnitude = join_factors(modules[name], model, family, read)
-      return magnitude if kind == _M else (a if kind == _A else b).T
-
     weights = os.path.join(path, _WEIGHTS)
-    write_safetensors(weights, shapes, read_tensor, {_BASE: base["blake2b"]})
+    read_one = functools.partial(read_tensor, read)
+    write_safetensors(weights, shapes, read_one, {_BASE: digest})
 
   num_bytes = 4 * sum(map(math.prod, shapes.values()))
   return Export(f"an adapter of a {family.architecture}", num_bytes, write)
@@ -174,7 +200,7 @@ class PeftAdapter(NamedTuple):
   """An adapter that was read from a folder of PEFT."""
 
   model: ModelConfig  # the base with the settings of the adapter
-  parameters: dict[str, np.ndarray]  # our names and shapes, float32
+  parameters: Mapping[str, np.ndarray]  # our names and shapes, float32
   base: str  # hash of the base's checkpoint; "" if the folder has none
 
 
@@ -219,13 +245,18 @@ def read_peft(folder: str, model: ModelConfig, read: Read) -> PeftAdapter:
   family = find_family(model)
   path, weights = (os.path.join(folder, x) for x in (CONFIG, _WEIGHTS))
   config = read_json_object(path, "copy the folder again")
+  file = SafetensorsFile(weights)
+  if config.get("peft_type") in prompt_learning.KINDS:
+    found = prompt_learning.read_prompt_learning(
+      config, file, path, model, family
+    )
+    return PeftAdapter(*found, file.metadata.get(_BASE, ""))
   try:
     model = dataclasses.replace(model, **_parse_config(config))
     modules = _find_modules(model, family)
     scales = {x: _parse_scale(config, x, model) for x in modules}
   except UserError as error:
     raise UserError(f"{path}: {error}") from None
-  file = SafetensorsFile(weights)
   wanted = {
     name: _name_tensors(name, module, scales[name][0], model.adapter == "dora")
     for name, module in modules.items()
@@ -245,7 +276,8 @@ def _parse_config(config: Json) -> dict[str, Any]:
   # Returns {field of ModelConfig: value} of the settings of the adapter.
   if (kind := config.get("peft_type")) != "LORA":
     raise UserError(
-      f"peft_type = {shorten(kind)}: palm_mtf reads only LORA; give a LoRA."
+      f"peft_type = {shorten(kind)}: palm_mtf reads only "
+      f"{', '.join(['LORA', *prompt_learning.KINDS])}; give one of these."
     )
   for key, value in config.items():
     if value and key not in _KNOWN and value not in _PLAIN.get(key, ()):

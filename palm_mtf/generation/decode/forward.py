@@ -8,6 +8,7 @@ import itertools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from palm_mtf._tf import mtf, tf
+from palm_mtf.architecture.adapter import PROMPT
 from palm_mtf.architecture.block import (
   Attention,
   Branch,
@@ -26,6 +27,7 @@ from palm_mtf.model.layers import embed
 from palm_mtf.model.palm import KeysAndValues, Palm
 from palm_mtf.model.positions import add_positions
 from palm_mtf.model.projection import result_indices
+from palm_mtf.model.virtual import put_virtual
 from palm_mtf.model.weights import logits_dtype
 from palm_mtf.ops.placement import LaidOut
 from palm_mtf.ops.slicewise import native_threads
@@ -83,11 +85,18 @@ class JoinedWeights:
     dims, config = self._dims, self._model.config
     table = self._import(self._model.take("table"), dims.vocab, dims.d_model)
     x = embed(table, tokens, scale=config.embedding_scale)
+    if config.adapter == "prompt":
+      given = self.virtual(PROMPT, ("virtual", "d_model")), segments
+      x = put_virtual(x, *given)
     positions = self._model.weights.get("position_embedding")
     if positions is None:
       return x
     table = self._import(positions, dims.positions, dims.d_model)
     return add_positions(x, table, segments)
+
+  def virtual(self, name: str, dims: tuple[str, ...]) -> mtf.Tensor:
+    """Returns what an adapter has of its virtual positions."""
+    return self._import(self._model.take(name), *self._model.dims_of(dims))
 
   def norm_vectors(self, name: str, after: mtf.Tensor) -> list[mtf.Tensor]:
     """Returns the scale, and the bias if any, of a norm, [d_model] each."""

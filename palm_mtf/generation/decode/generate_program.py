@@ -50,7 +50,8 @@ class PromptBatch:
   # Tokens that end a continuation. After its end, a continuation is filled with
   # the first of these tokens.
   end_ids: tuple[int, ...]
-  has_start: bool = True  # whether prompts have a start token (never penalized)
+  # Number of tokens before a prompt's text: they are never penalized.
+  num_before: int = 1
 
 
 @dataclasses.dataclass(frozen=True)
@@ -242,8 +243,7 @@ class _Samples(_Continuations):
     if self._penalizes:
       place = tf.range(length)
       is_text = place < lengths[:, tf.newaxis]
-      if self._sizes.has_start:
-        is_text &= place > 0
+      is_text &= place >= self._sizes.num_before
       row = tf.broadcast_to(tf.range(num_prompts)[:, tf.newaxis], prompts.shape)
       counts = tf.scatter_nd(
         tf.stack([row, prompts], -1),

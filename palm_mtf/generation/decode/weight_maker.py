@@ -52,6 +52,7 @@ from palm_mtf.ops.slicewise import split_axes
 from palm_mtf.ops.variables import make_variable
 from palm_mtf.ops.xla import in_xla_computation
 
+_KERNELS = ("embedding", "output_embedding")  # decoding has them as kernels
 _logger = logging.getLogger(__name__)
 
 # The decoding weights are made once from a checkpoint's float32 variables. The
@@ -85,7 +86,7 @@ def build_decode_model(
     return placement.LaidOutTensor(values)
 
   merged = merging_reader(placement, config, dims, read)
-  config = config.base
+  config = config.merged
   maker = WeightMaker(
     placement, config, dims, merged, weight_dtype, is_packed=is_packed
   )
@@ -102,7 +103,7 @@ def merging_reader(
   dims: Dims,
   read: Callable[[str], LaidOut],
 ) -> Callable[[str], LaidOut]:
-  """Returns a reader of the parameters of `config.base`, with merged kernels.
+  """Returns a reader of the parameters of `config.merged`.
 
   `read` returns a float32 parameter of the base or of its adapter; `dims` are
   those of its results.
@@ -193,10 +194,10 @@ class WeightMaker:
     for name in self._dims:
       parameter = parse_name(name)
       is_distances = parameter.part == RELATIVE
-      is_table = parameter.part == "position_embedding" or is_distances
-      if parameter.layer != layer or parameter.part == LOAD:
+      if parameter.layer != layer or parameter.part in (LOAD, *_KERNELS):
         continue
-      if not (parameter.is_float32 or is_table):
+      is_kept = parameter.is_float32 or not parameter.is_kernel
+      if not (is_kept or is_distances):
         continue
       values[name] = self._read(name)
       if is_distances:

@@ -141,10 +141,10 @@ class Generator:
     # ends at the same step as the first prompt, so that padding never makes
     # decoding longer.
     filled = [*prompts, *[prompts[0]] * (size - len(prompts))]
+    first = [] if start_id is None else [start_id]
+    virtual = [0] * self._loaded.num_virtual  # nothing reads these ids
     tokens = [
-      [*ids] or [self._vocabulary.eod_id]
-      if start_id is None
-      else [start_id, *ids]
+      [*virtual, *([*first, *ids] or [self._vocabulary.eod_id])]
       for ids in filled
     ]
     lengths = [len(each) for each in tokens]
@@ -158,7 +158,7 @@ class Generator:
         max_tokens=self._sample_tokens,
         num_tokens=self._vocabulary.size,
         end_ids=self._vocabulary.end_ids,
-        has_start=start_id is not None,
+        num_before=len(virtual) + len(first),
       )
     )
     client = self._client

@@ -39,11 +39,11 @@ def check_prompts(
   """Raises UserError if a prompt leaves no room for SAMPLE_TOKENS tokens."""
   tokens = vocabulary.encode_batch(prompts)
   for prompt, ids in zip(prompts, tokens, strict=True):
-    if len(ids) + run.sample_tokens > model.sequence_length:
+    if len(ids) + run.sample_tokens > model.text_length:
       raise UserError(
         f"{origin}: {prompt[:40]!r} is {len(ids):,} tokens and SAMPLE_TOKENS "
-        f"= {run.sample_tokens:,}, together more than SEQUENCE_LENGTH = "
-        f"{model.sequence_length:,}: shorten one of them."
+        f"= {run.sample_tokens:,}, together more than {model.text_room}: "
+        "shorten one of them."
       )
 
 
@@ -64,10 +64,10 @@ def warn_of_spaces(
 
 def check_room(model: ModelConfig, run: RunConfig) -> None:
   """Raises UserError unless SAMPLE_TOKENS leaves room for a prompt."""
-  if run.sample_tokens >= model.sequence_length:
+  if run.sample_tokens >= model.text_length:
     raise UserError(
       f"SAMPLE_TOKENS = {run.sample_tokens}: leaves no room for a prompt in "
-      f"SEQUENCE_LENGTH = {model.sequence_length}; give a number below that."
+      f"{model.text_room}; give a number below that."
     )
 
 

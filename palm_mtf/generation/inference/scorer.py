@@ -150,8 +150,8 @@ class Scorer:
     """
     self._loaded, self._adds_start = loaded, adds_start
     self._start_id, self._first = start_id, first
-    self._length = loaded.config.sequence_length
-    self._stride = stride or max(self._length // 2, 1)
+    self._length = loaded.config.text_length
+    self._stride = min(stride or max(self._length // 2, 1), self._length)
     self._build = functools.cache(lambda x: loaded.build(x, ""))
 
   def log_likelihoods(
@@ -262,8 +262,14 @@ class Scorer:
     num_given: np.ndarray,
     adapter: int = 0,
   ) -> list[np.ndarray]:
-    rows = {"inputs": inputs, "targets": targets, "num_given": num_given}
+    virtual = self._loaded.num_virtual
+    inputs, targets = np.pad([inputs, targets], [[0, 0], [0, 0], [virtual, 0]])
+    rows = {
+      "inputs": inputs,
+      "targets": targets,
+      "num_given": num_given + virtual,
+    }
     rows |= {"adapter": adapter} if adapter else {}
     program = self._build(ScoreRows(*inputs.shape, names, bool(adapter)))
     found = self._loaded.client.call(program, rows)
-    return [found[x] for x in names]
+    return [found[x][:, virtual:] for x in names]

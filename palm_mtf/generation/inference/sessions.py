@@ -63,7 +63,9 @@ class LoadedDecoder(contextlib.AbstractContextManager):
     # `for_steps`: whether decoding steps, rather than forward passes, will take
     # most of the time. Then the session gets only the threads that steps use.
     free_garbage()  # so that an earlier LoadedDecoder takes no memory
-    self.config = config.base  # the decoding weights are merged
+    self.config = config.merged  # the model of the decoding weights
+    # Tokens stand after the virtual positions of an adapter.
+    self.num_virtual = config.adapter_length or 0
     self.num_slices = mesh.axis_size_of("batch")
     pods = pods or PodsConfig()
     settings = DecodeSettings(

@@ -88,7 +88,7 @@ class SlotDecoder:
     n = loaded.num_slices
     self.num_slots = -(-num_slots // n) * n
     # Maximum number of tokens in a text, prompt included.
-    self.sequence_length = loaded.config.sequence_length
+    self.sequence_length = loaded.config.text_length
     self._build = functools.cache(lambda x: loaded.build(x, "slots"))
     self._unused: list[int] = []  # numbers of adapters to drop
     self._dropping = threading.Lock()
@@ -130,7 +130,9 @@ class SlotDecoder:
     """
     self._drop_unused()
     # Pad to a power of two, so that few programs serve all lengths.
-    room = min(1 << (len(ids) - 1).bit_length(), self.sequence_length)
+    ids = [*[0] * self._loaded.num_virtual, *ids]
+    most = self._loaded.config.sequence_length
+    room = min(1 << (len(ids) - 1).bit_length(), most)
     n = self._loaded.num_slices
     program = self._build(InsertPrompts(n, room, bool(adapter)))
     prompts = np.zeros([n, room], np.int32)
@@ -169,7 +171,8 @@ class SlotDecoder:
       top_k = min(x.top_k or self._num_tokens, self._num_tokens)
       row = places[slot]
       limit = min(x.limit, most)
-      state = x.token, x.position, x.place, *x.key, top_k, limit
+      position = x.position + self._loaded.num_virtual
+      state = x.token, position, x.place, *x.key, top_k, limit
       numbers[row] = (*state, x.adapter)
       shares[row] = (x.temperature, x.top_p)
     is_greedy = all(x.temperature <= MOST_GREEDY for x in texts.values())

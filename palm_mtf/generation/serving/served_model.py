@@ -209,7 +209,7 @@ class ServedModel:
   @property
   def sequence_length(self) -> int:
     """Maximum number of tokens in a prompt and its completion."""
-    return self.config.model.sequence_length
+    return self.config.model.text_length
 
   @functools.cached_property
   def most_characters(self) -> float:

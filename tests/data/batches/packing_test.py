@@ -66,7 +66,7 @@ def number(symbol: str) -> int:
 
 
 @pytest.mark.parametrize(
-  "packing", ["joined", "joined_masked", "packed", "single"]
+  "packing", ["joined", "joined_masked", "packed", "single", "virtual"]
 )
 def test_the_example_of_the_docstring_is_what_rows_hold(packing):
   a, b, c, d, e, f = map(ord, "abcdef")
@@ -78,6 +78,7 @@ def test_the_example_of_the_docstring_is_what_rows_hold(packing):
     "joined_masked": lambda: joined(two_epochs, 6, masked=True),
     "packed": lambda: whole(tokens, 6, packed=True, seed=IN_ORDER),
     "single": lambda: whole(tokens, 6, packed=False),
+    "virtual": lambda: whole(tokens, 9, packed=True, seed=IN_ORDER, virtual=2),
   }[packing]()
   expected = written_example()[packing]
   count = len(expected["targets"])

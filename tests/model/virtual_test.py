@@ -1,0 +1,57 @@
+# Copyright 2026 The palm_mtf authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Prefix and prompt tuning have the logits and gradients of the papers."""
+
+import numpy as np
+import pytest
+
+from tests.blocks import Z_LOSS
+from tests.cases import slow
+from tests.mtf_testing import (
+  SINGLE,
+  mesh_layout,
+  relative_error,
+  run_model,
+)
+from tests.virtual_oracle import make_case
+
+PARALLEL, SERIAL = (
+  f"layer_norm {block} multi_query" for block in ("parallel", "serial")
+)
+BLOCKS = ("LLaMA 3", "GPT-2", "Gemma 3", "Gopher", "GPT-J", "BLOOM")
+# (block, kind, settings, layout)
+FAST = [
+  (PARALLEL, "prefix", {}, SINGLE),
+  (PARALLEL, "prompt", {}, mesh_layout("PaLM's 2D")),
+  ("LLaMA 3", "prefix", {"remat": "layer"}, mesh_layout("PaLM's 2D")),
+  ("GPT-2", "prompt", {}, SINGLE),
+  (SERIAL, "prefix", {}, mesh_layout("all over data and model")),
+]
+SLOW = [
+  (block, kind, {"remat": remat}, mesh_layout(layout))
+  for block in (*BLOCKS, "Yarn LLaMA 2", "T5", "Mistral", "Qwen 3")
+  for kind, remat, layout in (
+    ("prefix", "none", "PaLM's 2D"),
+    ("prompt", "layer", "two axes but no batch"),
+  )
+]
+
+
+@pytest.mark.parametrize(
+  ("block", "kind", "settings", "mesh"),
+  [*FAST, *(slow(*x) for x in SLOW)],
+)
+def test_logits_and_gradients_are_the_papers(block, kind, settings, mesh):
+  """A packed document has the numbers that it has by itself."""
+  case = make_case(block, kind, **settings)
+  result = run_model(
+    case.config, case.params, case.batch, mesh=mesh, z_loss=Z_LOSS
+  )
+  read = case.batch["loss_weights"] > 0
+  assert relative_error(result.logits[read], case.logits[read]) < 1e-5
+  assert (result.loss, result.z_loss) == pytest.approx(case.losses, rel=1e-5)
+  assert result.gradients.keys() == case.slopes.keys()
+  for name, (direction, slope) in case.slopes.items():
+    gradient = result.gradients[name].astype(float)
+    error = abs(np.sum(gradient * direction) - slope)
+    assert error < 1e-5 * np.linalg.norm(gradient) + 1e-6, name
