@@ -138,7 +138,7 @@ IMPORTS = {
   "foreign_models": "errors user_code config machine _tf runtime/program mesh "
   "runtime/client executors/choose programs training cli",
   "lm_eval": "errors console config machine data/batches checkpoints "
-  "generation/inference cli",
+  "generation/inference commands cli",
   "__main__": "cli",
 }
 PURE = {
