@@ -1,6 +1,6 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Writes JSON as the standard defines it.
+"""Writes and reads JSON as the standard defines it.
 
 Python's `json.dumps` writes NaN and Infinity. They are not JSON, so programs in
 other languages refuse the whole line.
@@ -55,6 +55,23 @@ def _convert_key(
   if default and not isinstance(key, str | int | float | None):
     is_text = True
   return str(key) if is_text else key
+
+
+class NotFiniteError(ValueError):
+  """A number in JSON, which the message has, is NaN or too large."""
+
+
+def _read_number(text: str) -> float:
+  number = float(text)
+  if not math.isfinite(number):
+    raise NotFiniteError(text)
+  return number
+
+
+# Refuses NaN, and a number such as 1e999, which `json_text` would make null.
+STRICT_DECODER = json.JSONDecoder(
+  parse_constant=_read_number, parse_float=_read_number
+)
 
 
 def dataclass_text(value: Any) -> str:

@@ -21,6 +21,7 @@ import gin
 import seqio
 import tensorflow as tf
 
+from palm_mtf.data.sources.conversation import TEXTS
 from palm_mtf.data.sources.document import (
   SPLITS,
   TRAIN,
@@ -177,7 +178,7 @@ class TextFilesSource(_TextSource):
       name=self._selector,
       settings=names,
     )
-    if files.has_messages:
+    if files.form != TEXTS:
       raise UserError(
         f"{names.files} = {settings.files!r}: has conversations, of which this "
         "task would learn every message; give them as TEXT_FILES, or write a "

@@ -116,7 +116,7 @@ IMPORTS = {
   "evaluation": "errors user_text json_text user_code config _tf model_dir "
   "data/sources data/ngrams data/filters data/vocabulary data/batches "
   "checkpoints generation/inference",
-  "training": "__init__ errors json_text user_code config machine _tf "
+  "training": "__init__ errors json_text console user_code config machine _tf "
   "architecture adapters steps accounting ops native runtime/program "
   "runtime/processes mesh runtime/addresses runtime/client executors/choose "
   "executors/executor programs rates model_dir data/vocabulary data/batches "
@@ -138,7 +138,7 @@ IMPORTS = {
   "foreign_models": "errors user_code config machine _tf runtime/program mesh "
   "runtime/client executors/choose programs training cli",
   "lm_eval": "errors console config machine data/batches checkpoints "
-  "generation/inference cli",
+  "generation/inference commands cli",
   "__main__": "cli",
 }
 PURE = {

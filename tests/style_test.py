@@ -41,6 +41,8 @@ NOT_MIRRORED = {
   "executors/xla/adapters_test.py",
   "executors/xla/frozen_test.py",
   "executors/xla/hosts_test.py",
+  "executors/xla/preference_test.py",
+  "training/preference_peer_test.py",
   "cli/main_run_test.py",
   "commands/data_cache_test.py",
   "commands/data_inspect_test.py",

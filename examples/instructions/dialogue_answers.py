@@ -1,6 +1,10 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""SeqIO task `dialogue_answers`: the share of exact answers.
+"""SeqIO tasks of the dialogues' questions.
+
+dialogue_answers   the share of exact answers
+dialogue_choices   the share of questions whose answer is likelier, per token,
+                   than three answers of other questions
 
 Split "validation" has the held-out questions. Split "train" has about as many
 first questions of training conversations. The folder `dialogues` has the files.
@@ -8,10 +12,16 @@ first questions of training conversations. The folder `dialogues` has the files.
 
 import json
 import pathlib
+import random
 
 import tensorflow as tf
 
-from palm_mtf.tasks.questions import Question, add_questions
+from palm_mtf.tasks.questions import (
+  Choice,
+  Question,
+  add_choices,
+  add_questions,
+)
 from palm_mtf.tasks.records import OrderedSource
 
 _FOLDER = pathlib.Path("dialogues")
@@ -41,6 +51,14 @@ def _ask(record: list) -> list[Question]:
   return [Question(inputs, f" {answers[0]}", answers)]
 
 
+def _choose(record: list) -> list[Choice]:
+  inputs, answers = record
+  every = [line["targets"].strip() for line in _read_lines("held_out")]
+  others = sorted({*every} - {*answers})
+  wrong = random.Random(inputs).sample(others, 3)
+  return [Choice(inputs, [f" {x}" for x in (answers[0], *wrong)], [0])]
+
+
 def exact(targets: list[list[str]], predictions: list[str]) -> dict[str, float]:
   """Returns the percentage of predictions that equal the answer."""
   pairs = list(zip(targets, predictions, strict=True))
@@ -52,4 +70,10 @@ add_questions(
   OrderedSource(_read, ["train", "validation"]),
   _ask,
   [exact],
+)
+add_choices(
+  "dialogue_choices",
+  OrderedSource(_read, ["train", "validation"]),
+  _choose,
+  "tokens",
 )

@@ -9,11 +9,14 @@ Usage: python make_dialogues.py FOLDER
                          {"inputs": the text that the chat template makes of a
                          question, "targets": the answer}; no question here is
                          in train.jsonl
+  FOLDER/pairs.jsonl     questions of train.jsonl, their answers, and answers of
+                         other questions: {"prompt", "chosen", "rejected"}
 """
 
 import hashlib
 import json
 import pathlib
+import random
 import sys
 from importlib import metadata
 
@@ -40,8 +43,13 @@ def is_held_out(question: str) -> bool:
   return digest[0] < 256 // 10
 
 
+def draw(answers: list[str], count: int, seed: int) -> list[str]:
+  """Returns answers in a random order that depends only on `seed`."""
+  return random.Random(seed).sample(answers, count)
+
+
 def main(folder: pathlib.Path) -> None:
-  """Writes both files into `folder`."""
+  """Writes the files into `folder`."""
   train, held_out = [], []
   for turns in read_dialogues():
     # Users and the assistant take turns; a last question has no answer.
@@ -59,8 +67,22 @@ def main(folder: pathlib.Path) -> None:
     elif is_held_out(questions[0]) and len("".join(turns[:2])) < _MOST:
       inputs = f"Q: {questions[0]}\nA:"
       held_out.append({"inputs": inputs, "targets": f" {turns[1]}"})
+  asked = [
+    (f"Q: {x['content']}\nA:", f" {y['content']}")
+    for chat in (each["messages"] for each in train)
+    for x, y in zip(chat[::2], chat[1::2], strict=True)
+    if len(x["content"] + y["content"]) < _MOST
+  ]
+  answers = [answer for _, answer in asked]
+  pairs = [
+    {"prompt": question, "chosen": answer, "rejected": other}
+    for number, (question, answer) in enumerate(asked)
+    for other in draw(answers, 3, number)
+    if other not in {y for x, y in asked if x == question}
+  ]
   folder.mkdir(parents=True, exist_ok=True)
-  for name, lines in (("train", train), ("held_out", held_out)):
+  files = {"train": train, "held_out": held_out, "pairs": pairs}
+  for name, lines in files.items():
     text = "".join(f"{json.dumps(line)}\n" for line in lines)
     (folder / f"{name}.jsonl").write_text(text, encoding="utf-8")
     print(f"{len(lines):,} lines in {folder / name}.jsonl")

@@ -10,10 +10,11 @@ import hashlib
 import logging
 import os
 
-from palm_mtf.architecture.parameters import parameter_shapes
+from palm_mtf.architecture.parameters import parameter_shapes, saved_shapes
 from palm_mtf.checkpoints.manifest import Checkpoint
 from palm_mtf.checkpoints.weights_to_load import (
   NamedWeights,
+  check_same_model,
   find_initial_weights,
   find_other_function,
   find_weights,
@@ -26,13 +27,15 @@ _logger = logging.getLogger(__name__)
 
 def find_base(
   run: RunConfig, newest: Checkpoint | None, model: ModelConfig
-) -> NamedWeights:
-  """Returns the base that INIT_CHECKPOINT names, with its files held open.
+) -> tuple[NamedWeights, NamedWeights | None]:
+  """Returns base and initial adapter of INIT_CHECKPOINT, held open.
 
-  `newest` is the run's newest checkpoint, None if there is none.
+  If INIT_CHECKPOINT is an adapted run, its adapter is the initial adapter;
+  otherwise, there is none. `newest` is the run's newest checkpoint, None if
+  there is none.
 
   Raises UserError if the base is missing, damaged, of another model, or not
-  that with which the run began.
+  that with which the run began; or if the adapter has other settings.
   """
   given = f"ADAPTER = {model.adapter!r}"
   if run.init_checkpoint is None:
@@ -46,19 +49,36 @@ def find_base(
         f"{given} and {name.upper()} = {value!r}: an adapter begins with all "
         f'weights of its base, and no more; set {name.upper()} = "{only}".'
       )
+  path, adapter = run.init_checkpoint, None
+  given_weights = find_weights("INIT_CHECKPOINT", path)
+  first = given_weights.checkpoint
+  if first and first.manifest.base:
+    check_same_model(first, saved_shapes(model))
+    if other := find_other_function(first, model):
+      raise UserError(
+        f"{other[0]}: {first.path} was trained with {other[1]}; begin with the "
+        "same, or with its base."
+      )
+    own = {name: name for name in first.manifest.shapes}
+    adapter = dataclasses.replace(given_weights, names=own)
+    path = first.manifest.base["checkpoint"]
   shapes = parameter_shapes(model.base)
-  found = find_initial_weights(run.init_checkpoint, None, shapes)
+  found = find_initial_weights(path, None, shapes)
   assert found
+  if first and adapter:
+    _check_same_base(first, found)
   if newest:
     _check_same_base(newest, found)
-  elif found.checkpoint and (
-    other := find_other_function(found.checkpoint, model.base)
+  elif (
+    not adapter
+    and found.checkpoint
+    and (other := find_other_function(found.checkpoint, model.base))
   ):
     _logger.warning(
       f"{other[0]}: {found.place} was trained with {other[1]}, so without its "
       "adapter the model is not the base; use that, unless you mean it"
     )
-  return found
+  return found, adapter
 
 
 def describe_base(weights: NamedWeights) -> dict[str, str]:

@@ -179,7 +179,7 @@ def describe_step(
     "hash": batch_hash(batch),
     "shape": list(targets.shape),
     "features": list(batch),
-    "learnt_share": float(weights.sum() / targets.size),
+    "learnt_share": float(np.abs(weights).sum() / targets.size),
     "padding_share": float(is_padding.mean()),
     "eod_share": float((tokens == vocabulary.eod_id).mean()),
     "byte_share": vocabulary.byte_share(tokens.tolist()),
@@ -190,7 +190,7 @@ def describe_step(
         "pieces": list(_split_row(ids, in_loss, row, vocabulary, continued)),
       }
       for row, ids, in_loss, row_padding in zip(
-        pieces[:num_rows], targets, weights > 0, is_padding, strict=False
+        pieces[:num_rows], targets, weights != 0, is_padding, strict=False
       )
       for ids, in_loss in [(ids[~row_padding], in_loss[~row_padding])]
     ],

@@ -94,6 +94,11 @@ def _compute_validation_loss(
   model_dir: str, config: Config, adapter: str | None
 ) -> dict[str, object]:
   """Returns validation loss (nats per token), perplexity and bits per byte."""
+  if (beta := config.loss.preference_beta) is not None:
+    raise UserError(
+      f"PREFERENCE_BETA = {beta}: only training measures the validation loss "
+      "of pairs (metrics.jsonl); set EVAL_TASKS, or use palm_mtf score."
+    )
   checkpoint, vocabulary = weights_to_load.open_newest(model_dir, config)
   config, checkpoint = add_adapter(adapter, config, checkpoint)
   model, mesh, run = config.model, config.mesh_layout, config.run

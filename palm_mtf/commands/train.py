@@ -62,7 +62,11 @@ def train(
       raise StoppedError(outcome.signal_name)
     # Write the samples before printing, which fails if stdout is closed.
     texts = job.write_samples(outcome.checkpoint)
-    _report(outcome.validation_loss, job.unigram_entropy)
+    if config.loss.preference_beta is None:
+      _report(outcome.validation_loss, job.unigram_entropy)
+    else:
+      print(f"validation loss  {outcome.validation_loss:.4f}")
+      print(f"reference        {job.unigram_entropy:.4f}, log(2)")
     for prompt, text in zip(config.run.prompts, texts, strict=True):
       print(f"\n--- {prompt!r} continues:\n{prompt}{text}")
     if not config.model.model_function:  # these commands decode
@@ -76,10 +80,12 @@ def _run(job: TrainJob) -> Finished | Stopped:
   with PodServers(config.pods, config.mesh_layout, HOST_MODULES) as servers:
     from palm_mtf.mesh.session import session_config
     from palm_mtf.rates.measure import warn_if_slow
+    from palm_mtf.training.reference import set_reference
     from palm_mtf.training.supervisor import run_training
 
     session = session_config(1, config.pods.num_pods)
     warn_if_slow(config.model, config.mesh_layout, session)
+    set_reference(job)
     return run_training(job, servers)
 
 

@@ -282,6 +282,8 @@ def _settings(config: PlanConfig) -> StepSettings:
   features = ["inputs", "targets", "segments", "loss_weights"]
   if config.model.has_prefix:
     features.append("prefix")
+  if config.loss.preference_beta is not None:
+    features.append("reference")
   return StepSettings(
     model=config.model,
     mesh_layout=config.mesh_layout,

@@ -25,6 +25,9 @@ class LossConfig(Checked):
       (ROUTER_BIAS): up if the expert got fewer choices than the mean, down if
       it got more (DeepSeek-V3).
     dropout: share of the activations that are dropped, for finetuning.
+    preference_beta: beta of the loss of pairs, such as 0.1, with which training
+      learns to prefer chosen answers to rejected ones (model/preference.py).
+      None for the cross-entropy of each token.
   """
 
   z_loss: Annotated[float, real(0.0, 1.0)]  # 1e-4 in PaLM (section 5)
@@ -32,3 +35,4 @@ class LossConfig(Checked):
   router_z_loss: Annotated[float, real(0.0, 1.0)] = 0.0
   balance_bias_rate: Annotated[float, real(0.0, 1.0)] = 1e-3
   dropout: Annotated[float, real(0.0, 0.99)] = 0.0
+  preference_beta: Annotated[float | None, real(1e-6, 1e3)] = None

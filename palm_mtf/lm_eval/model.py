@@ -22,6 +22,7 @@ class PalmMtf(LM):
     model_dir: str,
     *,
     trust_config: bool = False,
+    adapter: str | None = None,
     batch_size: object = None,
     max_batch_size: object = None,
     device: object = None,
@@ -32,13 +33,14 @@ class PalmMtf(LM):
     Args:
       model_dir: MODEL_DIR of a training run.
       trust_config: whether the run's config.gin may run code.
+      adapter: path of an adapter of the run (docs/adapters.md).
       batch_size: ignored, because the lengths of the texts decide batch sizes.
       max_batch_size, device: ignored.
       **macros: gin macros that override the run's macros, such as STRIDE=64.
     """
     del batch_size, max_batch_size, device
     super().__init__()
-    self._run = Run(str(model_dir), macros, trust_config)
+    self._run = Run(str(model_dir), macros, trust_config, adapter)
 
   @property
   def tokenizer_name(self) -> str:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from palm_mtf.checkpoints.weights_to_load import open_newest
 from palm_mtf.cli.gin_files import load_run
+from palm_mtf.commands.adapter import add_adapter
 from palm_mtf.config import DecodeConfig, mesh_layout
 from palm_mtf.data.batches.packing import prompt_start
 from palm_mtf.errors import UserError, check_count
@@ -98,16 +99,24 @@ class Run:
   """The newest checkpoint of a run, loaded to score and continue texts."""
 
   def __init__(
-    self, model_dir: str, macros: Mapping[str, object], trust_config: bool
+    self,
+    model_dir: str,
+    macros: Mapping[str, object],
+    trust_config: bool,
+    adapter: str | None = None,
   ):
     """Loads the weights; `macros` override the run's values.
 
-    Raises UserError if MODEL_DIR holds no run, or its settings do not fit.
+    `adapter` is the path of an adapter to add, as --adapter of `generate` does.
+
+    Raises UserError if MODEL_DIR holds no run, or settings or the adapter do
+    not fit.
     """
     model_dir, config = load_run("score", model_dir, macros, trust_config)
     mesh_layout.check_layout(config.mesh_layout, config.model)
-    self._config = config
     checkpoint, self._vocabulary = open_newest(model_dir, config)
+    self._config, checkpoint = add_adapter(adapter, config, checkpoint)
+    config = self._config
     log_dtype(config.model, config.mesh_layout)
     from palm_mtf.generation.inference.scorer import make_scorer
     from palm_mtf.generation.inference.sessions import LoadedDecoder

@@ -21,6 +21,8 @@ class ModelDir:
     self.checkpoints = os.path.join(path, "checkpoints")
     # JSON lines with metrics. TensorBoard's events.* are in the same folder.
     self.metrics = os.path.join(path, "metrics.jsonl")
+    # JSON: log ratios of the reference model for pairs of answers.
+    self.reference = os.path.join(path, "reference.json")
     # JSON lines with the continuations of PROMPTS.
     self.samples = os.path.join(path, "samples.jsonl")
     # JSON lines with each loss spike, and the step that training rewound to.

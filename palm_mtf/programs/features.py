@@ -17,7 +17,9 @@ FEATURE_DTYPES = {
   "segments": tf.int32,  # id of the document; bounds attention; default: 0
   "loss_weights": tf.float32,  # weight of each target in the loss; default: 1
   "prefix": tf.int32,  # 1 for inputs that attend in both directions; default: 0
+  "reference": tf.float32,  # per row: the reference's log ratio of a pair
 }
+_OF_ROWS = ("reference",)  # [batch]; others are [batch, length]
 REQUIRED_FEATURES = ("inputs", "targets")
 
 
@@ -63,7 +65,7 @@ class Stage(NamedTuple):
 
 
 def find_palm_features(names: Sequence[str], dims: Dims) -> dict[str, Feature]:
-  """Returns the dtypes and shapes of PaLM's features, [batch, length] each.
+  """Returns the dtypes and shapes of PaLM's features.
 
   Raises UserError if a feature is unknown, or inputs or targets are missing.
   """
@@ -75,8 +77,11 @@ def find_palm_features(names: Sequence[str], dims: Dims) -> dict[str, Feature]:
         f"features = {', '.join(names)}: there is no {name}; every batch has "
         f"{' and '.join(REQUIRED_FEATURES)}."
       )
-  shape = mtf.Shape([dims.batch, dims.length])
-  return {name: Feature(FEATURE_DTYPES[name], shape) for name in names}
+  tokens, rows = mtf.Shape([dims.batch, dims.length]), mtf.Shape([dims.batch])
+  return {
+    name: Feature(FEATURE_DTYPES[name], rows if name in _OF_ROWS else tokens)
+    for name in names
+  }
 
 
 def make_placeholders(

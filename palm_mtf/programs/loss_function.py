@@ -19,6 +19,7 @@ from palm_mtf.model.dims import model_dims
 from palm_mtf.model.dropout import Dropout
 from palm_mtf.model.loss import cross_entropy, weight_sum, weighted_sum
 from palm_mtf.model.palm import Palm
+from palm_mtf.model.preference import preference_terms
 from palm_mtf.model.weights import TrainedWeights, palm_variables
 from palm_mtf.programs.features import Feature, Stage, find_palm_features
 from palm_mtf.steps.plan import stage_layers
@@ -29,7 +30,7 @@ class LossSums:
   """Sums over the rows of a microbatch, [] float32 each, on one mesh."""
 
   # Sum of each term of the loss, by the term's name; "loss" is first. Training
-  # minimizes the sum of all terms.
+  # minimizes the sum of all terms. Terms without gradients are metrics.
   terms: Mapping[str, mtf.Tensor]
   # Sum of the loss weights of all targets; `terms` divided by it are means.
   weight: mtf.Tensor
@@ -159,6 +160,9 @@ def token_sums(
 ) -> LossSums:
   """Returns cross-entropy and z-loss of every token, weighted.
 
+  With PREFERENCE_BETA, every position of a row has the loss of the row's pair
+  instead.
+
   `logits` is [batch, length, vocab], any float dtype. `batch` has the features
   "targets" and, if weights differ, "loss_weights". `dtype` is the dtype of
   activations.
@@ -168,6 +172,14 @@ def token_sums(
   token_loss, log_z = cross_entropy(logits, batch["targets"], dtype)
   loss_weights = batch.get("loss_weights")
   terms = {"loss": token_loss, "z_loss": loss.z_loss * mtf.square(log_z)}
+  if loss.preference_beta is not None:
+    terms |= preference_terms(
+      token_loss, loss_weights, batch["reference"], loss.preference_beta
+    )
+    length = token_loss.shape.dims[-1].size
+    z_loss = weighted_sum(terms.pop("z_loss"), mtf.square(loss_weights))
+    sums = {name: length * mtf.reduce_sum(x) for name, x in terms.items()}
+    return LossSums(sums | {"z_loss": z_loss}, weight_sum(token_loss, None))
   return LossSums(
     {name: weighted_sum(x, loss_weights) for name, x in terms.items()},
     weight_sum(token_loss, loss_weights),

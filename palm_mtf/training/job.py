@@ -11,6 +11,7 @@ import dataclasses
 import importlib.metadata
 import json
 import logging
+import math
 import platform
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
@@ -85,6 +86,7 @@ Shapes = Mapping[str, tuple[int, ...]]  # of parameters, by name
 _OF_FUNCTIONS: Mapping[str, object] = {
   "ADAPTER": "none",
   "DROPOUT": 0.0,
+  "PREFERENCE_BETA": None,
   "PROMPTS": [],
   "REMAT": "none",
   "STAGES": 1,
@@ -128,13 +130,16 @@ class TrainJob:
   corpus: Corpus
   manifest: Manifest  # fields with equal values in all checkpoints of the run
   checkpoint: Checkpoint | None  # checkpoint of this run to resume from
-  # Least validation loss, in nats per token, of a model that ignores context.
-  # Reports show how far the run's validation loss is below it.
+  # Least validation loss, in nats per token, of a model that ignores context;
+  # for pairs, the loss of the reference. Reports show how far the run's
+  # validation loss is below it.
   unigram_entropy: float
   # Evaluates checkpoints on EVAL_TASKS; None if TASK_EVAL_STEPS is unset.
   task_evaluation: "TaskEvaluation | None" = None
   # Weights of INIT_CHECKPOINT; used only while the run has no checkpoint.
   initial_weights: NamedWeights | None = None
+  # The adapter of INIT_CHECKPOINT, if it has one; `initial_weights` is its base
+  initial_adapter: NamedWeights | None = None
   # Checkpoint of another run, whose step, weights and optimizer state this run
   # starts from; None to start at step 0.
   initial_state: Checkpoint | None = None
@@ -246,12 +251,14 @@ def prepare(model_dir: str, config: Config) -> TrainJob:
   config = _reserve_memory(_resolve_dtype(config, newest))
   _warn_of_short_ramp(config.run)
   warn_of_slow_adapter(config.model, config.optimizer)
+  _check_preference(config)
   model, data, run = config.model, config.data, config.run
   copying = model if run.init_experts == "copy" else None
+  adapter = None
   if model.adapter == "none":
     initial = find_initial_weights(run.init_checkpoint, newest, shapes, copying)
   else:
-    initial = find_base(run, newest, model)
+    initial, adapter = find_base(run, newest, model)
   check_vocabulary_given(initial, model_dir, data)
   check_space(model_dir, shapes, run, config.optimizer)
   vocabulary = load_vocabulary(model_dir, data, vocab_size=model.vocab_size)
@@ -271,7 +278,10 @@ def prepare(model_dir: str, config: Config) -> TrainJob:
     batch_size=run.batch_sizes.size(run.train_steps - 1),
     num_rows=run.num_validation_rows,
   )
-  entropy = unigram_entropy(validation)
+  # Without training, the loss of pairs is log(2).
+  entropy = math.log(2)
+  if config.loss.preference_beta is None:
+    entropy = unigram_entropy(validation)
   manifest = _make_manifest(config, vocabulary, corpus, shapes)
   if newest:
     _log_resumption(newest, manifest)
@@ -281,13 +291,35 @@ def prepare(model_dir: str, config: Config) -> TrainJob:
     config=config,
     vocabulary=vocabulary,
     corpus=corpus,
-    manifest=_add_parent(initial, state, manifest, newest),
+    manifest=_add_parent(initial, adapter, state, manifest, newest),
     checkpoint=newest,
     unigram_entropy=entropy,
     task_evaluation=task_evaluation,
     initial_weights=initial,
+    initial_adapter=adapter,
     initial_state=state,
   )
+
+
+def _check_preference(config: Config) -> None:
+  """Raises UserError if a setting does not fit PREFERENCE_BETA."""
+  beta, run = config.loss.preference_beta, config.run
+  if beta is None:
+    return
+  for macro, value, only in (
+    ("OBJECTIVE", config.model.objective, "causal"),
+    ("INIT_EXPERTS", run.init_experts, "none"),
+  ):
+    if value != only:
+      raise UserError(
+        f"PREFERENCE_BETA = {beta} and {macro} = {value!r}: pairs are learned "
+        f"only with {macro} = {only!r}; set it."
+      )
+  if run.init_checkpoint is None:
+    raise UserError(
+      f"PREFERENCE_BETA = {beta}: pairs are compared with the log p of a "
+      "trained model; name its checkpoint in INIT_CHECKPOINT."
+    )
 
 
 def _open_tasks(
@@ -467,6 +499,7 @@ def _make_manifest(
 
 def _add_parent(
   initial: NamedWeights | None,
+  adapter: NamedWeights | None,
   state: Checkpoint | None,
   manifest: Manifest,
   newest: Checkpoint | None,
@@ -476,6 +509,7 @@ def _add_parent(
     return manifest
   if manifest.settings.get("ADAPTER") not in (None, "none"):
     manifest = dataclasses.replace(manifest, base=describe_base(initial))
+  initial = adapter or initial
   if newest:
     return manifest
   what, step = "the weights", 0

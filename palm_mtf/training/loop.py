@@ -320,10 +320,9 @@ class TrainLoop:
 
   def _measure_loss(self, metrics: dict[str, float]) -> None:
     self._validate()
-    metrics |= {
-      "validation_loss": self._validation_loss,
-      "unigram_entropy": self._job.unigram_entropy,
-    }
+    metrics["validation_loss"] = self._validation_loss
+    if self._config.loss.preference_beta is None:
+      metrics["unigram_entropy"] = self._job.unigram_entropy
 
   def _validate(self) -> None:
     self._watchdog.expect_slow()
@@ -373,6 +372,7 @@ class TrainLoop:
       loss=metrics["loss"],
       tokens_per_sec=rate,
       mfu=shares.get("mfu"),
+      accuracy=metrics.get("rewards/accuracies"),
     )
 
   def _wait_for_writer(self) -> Checkpoint | None:

@@ -98,13 +98,21 @@ class TrainProgress:
     self._bar.stop()
 
   def update(
-    self, step: int, *, loss: float, tokens_per_sec: float, mfu: float | None
+    self,
+    step: int,
+    *,
+    loss: float,
+    tokens_per_sec: float,
+    mfu: float | None,
+    accuracy: float | None = None,
   ) -> None:
     """Shows that `step` steps are done, with the last step's metrics.
 
-    `mfu` is None if it is not known.
+    `mfu` is None if it is not known, `accuracy` if the run learns no pairs.
     """
     numbers = f"loss {loss:.3f}"
+    if accuracy is not None:
+      numbers += f"  accuracy {accuracy:.0%}"
     if tokens_per_sec:
       numbers += f"  {tokens_per_sec:,.0f} tokens/s"
     if tokens_per_sec and mfu is not None:

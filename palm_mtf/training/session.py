@@ -161,6 +161,8 @@ class TrainSession:
       if job.initial_weights and (is_base or not job.start):
         # Take only parameters: this run's optimizer starts from scratch.
         self._restore_weights(job.initial_weights)
+      if job.initial_adapter and not job.start:
+        self._restore_weights(job.initial_adapter)
     if job.rewinds:  # training repeats the steps after `job.step`
       remove_later(job.model_dir, job.step)
 
@@ -195,12 +197,14 @@ class TrainSession:
     """Returns a batch's features, and how servers read them (ServerFeatures).
 
     Servers cannot read the batches if there are no servers, a server lacks the
-    client's tokens, or a call runs several steps. Then only the names of the
+    client's tokens, a call runs several steps, or rows have a reference, which
+    only the client has. Then only the names of the
     features are returned, and the client reads and feeds the batches.
     """
     corpus, sizes = job.corpus, job.config.run.batch_sizes
     names, servers = corpus.batches(sizes).features, self._cluster.servers
-    if not servers or job.config.mesh_layout.steps_per_loop > 1:
+    is_fed = "reference" in names or job.config.mesh_layout.steps_per_loop > 1
+    if not servers or is_fed:
       return names
     spec = batches_spec(corpus, sizes, Skips([]))
     with self._client.graph.as_default():

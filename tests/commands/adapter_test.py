@@ -8,6 +8,7 @@ import pytest
 from safetensors import safe_open
 from safetensors.numpy import load_file, save_file
 
+from palm_mtf.lm_eval.run import Run
 from tests import runs
 
 FILE = "adapter_model.safetensors"
@@ -58,6 +59,10 @@ def test_a_base_with_an_adapter_is_the_adapted_run(folders):
   assert abs(adapted - score(base)) > 1e-3
   assert score(base, "--adapter", folders / "peft") == adapted
   assert score(base, "--adapter", run) == adapted
+  # lm-evaluation-harness
+  text = "", "one two three four five six seven"
+  ((_, found),) = Run(str(base), {}, False, str(run)).scores([text])
+  assert found.log_likelihood == adapted
 
 
 @pytest.mark.slow

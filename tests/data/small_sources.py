@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from palm_mtf.config import DataConfig
 from palm_mtf.data.batches.corpus import Corpus, corpus_of_run
+from palm_mtf.data.sources.conversation import TEXTS
 from palm_mtf.data.sources.document import TRAIN, VALIDATION, Document
 from palm_mtf.data.tokens.shard import Shard, TokenArray
 from palm_mtf.data.tokens.store import TokenStore, read_store, write_store
@@ -54,6 +55,7 @@ def load_corpus(
       sequence_length=sequence_length, objective=objective, adapter_length=None
     ),
     run=SimpleNamespace(seed=seed),
+    loss=SimpleNamespace(preference_beta=None),
   )
   return corpus_of_run(model_dir, config, vocabulary)
 
@@ -88,7 +90,7 @@ class ListSource:
   """A source of documents that are all in memory."""
 
   has_inputs = False
-  has_messages = False
+  form = TEXTS
 
   def __init__(
     self,

@@ -11,6 +11,7 @@ import pytest
 from palm_mtf.checkpoints.weights_to_load import open_newest
 from palm_mtf.cli.gin_files import load
 from palm_mtf.cli.main import main
+from palm_mtf.data.sources.conversation import read_fields
 from palm_mtf.data.sources.text_files import open_sources
 from palm_mtf.generation.inference.scorer import Example, make_scorer
 from palm_mtf.generation.inference.sessions import LoadedDecoder
@@ -142,6 +143,31 @@ def test_validation_loss_is_that_of_answers_alone(block, here, capsys):
   shown = capsys.readouterr().out
   found = re.findall(r"^: Q: (.*)\n: A:\n\|  (.*)\n\[eod\]$", shown, re.M)
   assert found and shown.count("[eod]") == len(found)
+
+
+@PAGE.shows('{"prompt"')
+def test_pairs_have_the_forms_of_the_page(block):
+  plain, chat = (
+    read_fields(json.loads(x), "here") for x in block.text.splitlines()
+  )
+  assert (plain.texts, plain.form) == (["2 + 2 = ", "4", "5"], "plain pairs")
+  assert (chat.texts, chat.form) == (["Hi", "Hello!", "What?"], "pairs")
+
+
+@PAGE.shows("palm_mtf train")
+def test_preferences_are_learned(block, here):
+  (here / "runs" / "first").rename(here / "runs" / "quickstart")
+  pairs = [
+    {"prompt": f"{i} +", "chosen": f"{word}", "rejected": f"{i}"}
+    for i, word in enumerate(runs.WORDS * 8)
+  ]
+  (here / "pairs.jsonl").write_text("\n".join(map(json.dumps, pairs)))
+  (command,) = block.commands
+  sizes = {**runs.SETTINGS, "TRAIN_STEPS": 2, "EVAL_STEPS": 2, "PROMPTS": []}
+  flags = [f"--gin.{name}={value!r}" for name, value in sizes.items()]
+  assert main([*command[1:], *flags]) == 0
+  metrics = runs.read_metrics(here / "runs" / "preferred")
+  assert metrics[0]["loss"] < 0.7 and "rewards/margins" in metrics[0]
 
 
 def test_every_block_is_tested():

@@ -8,6 +8,12 @@ from collections.abc import Sequence
 
 from palm_mtf.config import DataConfig
 from palm_mtf.data.batches.packing import prompt_start
+from palm_mtf.data.sources.conversation import (
+  MESSAGES,
+  PAIRS,
+  PLAIN_PAIRS,
+  TEXTS,
+)
 from palm_mtf.data.sources.document import TRAIN, Source, num_repeats
 from palm_mtf.data.tokens.store import TokenStore
 from palm_mtf.data.vocabulary.answers import ConversationEncoder
@@ -27,16 +33,26 @@ def open_conversations(
 
   Raises UserError if PACKING would cut them, or there is no chat template.
   """
-  named = [source.name for source in sources if source.has_messages]
+  named = [source.name for source in sources if source.form != TEXTS]
   if not named:
     return None
+  packing = f"PACKING = {data.packing!r}"
+  pairs = [x.name for x in sources if x.form in (PAIRS, PLAIN_PAIRS)]
+  if pairs and data.packing != "single":
+    raise UserError(
+      f"{packing}: a row holds one pair of answers of {pairs[0]}; set 'single'."
+    )
   if data.packing not in ("packed", "single"):
     raise UserError(
-      f"PACKING = {data.packing!r}: cuts the conversations of {named[0]} "
-      "anywhere; set 'packed' or 'single'."
+      f"{packing}: cuts the conversations of {named[0]} anywhere; set 'packed' "
+      "or 'single'."
     )
-  check_template(os.path.dirname(os.path.abspath(vocabulary.path)), named[0])
-  return ConversationEncoder(vocabulary, prompt_start(data, vocabulary))
+  rendered = [x.name for x in sources if x.form in (MESSAGES, PAIRS)]
+  if rendered:
+    folder = os.path.dirname(os.path.abspath(vocabulary.path))
+    check_template(folder, rendered[0])
+  start = prompt_start(data, vocabulary)
+  return ConversationEncoder(vocabulary, start, is_plain=not rendered)
 
 
 def check_prompts(
@@ -59,7 +75,8 @@ def check_prompts(
     begin, _, end = spans[number]
     stored = tokens.read(begin, end)[0].tolist()
     starts = answers[(begin < answers[:, 0]) & (answers[:, 0] < end), 0] - begin
-    for i, start in zip(document.conversation.answers, starts, strict=True):
+    # Leave out the rejected answer of a pair, which has the same prompt.
+    for i, start in zip(document.conversation.answers, starts, strict=False):
       if stored[:start] == conversations.prompt(document.conversation, i):
         continue
       where = f"{document.conversation.where}: messages[{i}]"

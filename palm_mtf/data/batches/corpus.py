@@ -47,6 +47,7 @@ from palm_mtf.data.batches.row_streams import (
   list_features,
 )
 from palm_mtf.data.filters.filtered_source import open_filtered
+from palm_mtf.data.sources.conversation import PAIRS, PLAIN_PAIRS, TEXTS
 from palm_mtf.data.sources.document import Source, hash_parts
 from palm_mtf.data.tokens.shard import TokenArray
 from palm_mtf.data.tokens.store import TokenStore, load_stores
@@ -300,6 +301,13 @@ class Corpus:
       first=self.first,
     )
 
+  def list_rows(self) -> list[WholeRows]:
+    """Returns the training rows of each source, then the validation rows."""
+    trained = self._training_rows
+    assert isinstance(trained, MixedRows)
+    sources = [*trained.sources, *self._validation_rows]
+    return [x.rows for x in sources if isinstance(x.rows, WholeRows)]
+
   @functools.cached_property
   def _validation_rows(self) -> list[RowSource]:
     return self._rows("validation")
@@ -337,9 +345,16 @@ class Corpus:
       seed=self.seed,
       first=self.first,
       virtual=self.virtual,
+      has_pairs=source.form in (PAIRS, PLAIN_PAIRS),
     )
     longer = f"longer than SEQUENCE_LENGTH = {self.sequence_length:,}"
-    if tokens.has_answers:
+    if source.form in (PAIRS, PLAIN_PAIRS):
+      if rows.num_dropped:
+        _logger.warning(
+          f"{rows.num_dropped:,} pairs of {source.name} ({split}) are left "
+          f"out: both answers, each after the prompt, are {longer}"
+        )
+    elif tokens.has_answers:
       if rows.num_cut or rows.num_dropped:
         _logger.warning(
           f"{rows.num_cut:,} conversations of {source.name} ({split}) are "
@@ -386,11 +401,12 @@ def corpus_of_run(
       'fill equal rows; set PACKING = "packed", "single" or "joined".'
     )
   sources = open_filtered(model_dir, data, sequence_length)
+  _check_forms(sources, config.loss.preference_beta)
   conversations = open_conversations(data, sources, vocabulary)
   stores = load_stores(model_dir, data, sources, vocabulary, conversations)
   for source, store in zip(sources, stores, strict=True):
     _check_splits(source, store, data)
-    if conversations and source.has_messages:
+    if conversations and source.form != TEXTS:
       check_prompts(source, store, conversations)
   # Joined documents fill rows of any length. Warn of rows that are longer than
   # every document: they give no token more context from its own document.
@@ -414,6 +430,24 @@ def corpus_of_run(
     first=row_start(data, vocabulary),
     virtual=virtual,
   )
+
+
+def _check_forms(sources: Sequence[Source], beta: float | None) -> None:
+  """Raises UserError unless sources have pairs just if PREFERENCE_BETA is set.
+
+  `beta` is PREFERENCE_BETA.
+  """
+  for source in sources:
+    if beta is None and source.form in (PAIRS, PLAIN_PAIRS):
+      raise UserError(
+        f"PREFERENCE_BETA = None: {source.name} has pairs of a chosen and a "
+        "rejected answer; set it to learn preferences, such as 0.1."
+      )
+    if beta is not None and source.form not in (PAIRS, PLAIN_PAIRS):
+      raise UserError(
+        f"PREFERENCE_BETA = {beta}: {source.name} has {source.form}, not pairs "
+        "of a 'chosen' and a 'rejected' answer; give pairs, or set it to None."
+      )
 
 
 def _check_splits(source: Source, store: TokenStore, data: DataConfig) -> None:

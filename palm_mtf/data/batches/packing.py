@@ -50,6 +50,15 @@ with answers "a ." and "b ." in rows of 4 and 6 tokens:
                  inputs         0 q a 0    0 q a . r b
                  loss_weights   0 1 1 0    0 1 1 0 1 1
 
+Rows of pairs hold both answers, each after the prompt. Weights of the rejected
+answer are -1. "reference" is a number of the row (training/reference.py). The
+prompt "q", of which "a ." is chosen and "b c ." is rejected:
+
+  pair           targets        q a . q b c . _
+                 inputs         0 q a 0 q b c 0
+                 segments       1 1 1 2 2 2 2 0
+                 loss_weights   0 1 1 0 - - - 0
+
 PaLM (section 5) uses "joined". A token attends only to its own segment. Under
 prefix_lm and span_corruption, inputs attend to one another in both directions.
 Feature "prefix" is then 1 at the inputs and at the 0 before the first input. If
@@ -236,7 +245,10 @@ def _random_sizes(total: int, parts: int, key: str) -> np.ndarray:
   return np.diff(cuts, prepend=0, append=total)
 
 
-FEATURES = ("inputs", "targets", "segments", "loss_weights", "prefix")
+FEATURES = (
+  *("inputs", "targets", "segments", "loss_weights", "prefix"),
+  "reference",
+)
 Row = dict[str, np.ndarray]  # {feature, such as "inputs": [length]}
 
 
@@ -352,6 +364,7 @@ class WholeRows:
     objective: Objective = CAUSAL,
     first: int = 0,
     virtual: int = 0,
+    has_pairs: bool = False,
   ):
     """Assigns documents to rows; memory holds a few integers per document.
 
@@ -363,8 +376,10 @@ class WholeRows:
       objective: what training predicts.
       first: input before the first token of a document.
       virtual: number of virtual positions before each document.
+      has_pairs: whether documents are pairs, of which a row holds one.
     """
     self._tokens, self._first_input = tokens, first
+    self._has_pairs = has_pairs
     self._length, self._virtual = length, virtual
     length -= virtual
     self._objective = objective
@@ -377,7 +392,12 @@ class WholeRows:
     self.num_dropped = 0
     self._begins = spans[:, 0]
     self._has_answers = tokens.has_answers
-    if self._has_answers:
+    if has_pairs:
+      num_documents = len(spans)
+      # Both conversations of a pair have virtual positions.
+      spans = _cut_pairs(spans, tokens.answers(), length - virtual)
+      self.num_dropped = num_documents - len(spans) // 2
+    elif self._has_answers:
       num_documents = len(spans)
       # A row lacks the first token of a conversation, which is no target.
       spans, self.num_cut = _cut_conversations(
@@ -392,7 +412,7 @@ class WholeRows:
       pieces = objective.cut(spans[:, [0, 2]], length)
       spans, lengths = pieces[:, [0, 0, 1]], objective.lengths(pieces)
     # Row i holds the documents _spans[_first[i] : _first[i + 1]].
-    self._first = np.arange(len(spans) + 1)
+    self._first = np.arange(0, len(spans) + 1, 1 + has_pairs)
     if packed:
       order = shuffle(np.arange(len(spans)), len(spans), f"seed {seed} packing")
       spans = spans[order]
@@ -400,8 +420,12 @@ class WholeRows:
     self._spans = spans
     self.num_rows = len(self._first) - 1
     self.features = ("inputs", "targets", "loss_weights")
-    if packed or objective.has_prefix:
+    # Feature "reference" of each row of pairs; training sets the values.
+    self.reference = np.zeros(self.num_rows if has_pairs else 0, np.float32)
+    if packed or objective.has_prefix or has_pairs:
       self.features += ("segments",)
+    if has_pairs:
+      self.features += ("reference",)
     if objective.has_prefix:
       self.features += ("prefix",)
 
@@ -424,11 +448,14 @@ class WholeRows:
       end = begin + len(tokens)
       row["targets"][begin:end] = tokens
       row["inputs"][begin:end] = inputs
-      row["loss_weights"][begin + num_inputs : end] = is_target
+      sign = -1 if self._has_pairs and segment == 2 else 1
+      row["loss_weights"][begin + num_inputs : end] = sign * is_target
       if "segments" in row:
         row["segments"][start:end] = segment
       if "prefix" in row:
         row["prefix"][start : min(end, begin + num_inputs + 1)] = 1
+    if self._has_pairs:
+      row["reference"] = self.reference[number]
     return row
 
   def pieces(self, number: int) -> list[tuple[int, int, int]]:
@@ -500,6 +527,22 @@ def _cut_conversations(
     stop = np.where(stop - start > length, ends[first + kept - 1], stop)
     examples = np.stack([start, spans[:, 1], stop], axis=1)[kept > 0]
   return examples, num_cut
+
+
+def _cut_pairs(
+  spans: np.ndarray, answers: np.ndarray, length: int
+) -> np.ndarray:
+  """Returns where both conversations of each pair are, [2 pairs, 3].
+
+  Leaves out pairs that do not fit a row of `length` tokens. The arguments are
+  TokenArray's; a row of the result is like one of `spans`.
+  """
+  (first, middle), (second, end) = answers[::2].T, answers[1::2].T
+  chosen = np.stack([spans[:, 0], first, middle], axis=1)
+  rejected = np.stack([middle, second, end], axis=1)
+  # A row lacks the first token of each conversation, which is no target.
+  fits = end - spans[:, 0] - 2 <= length
+  return np.stack([chosen, rejected], axis=1)[fits].reshape(-1, 3)
 
 
 def _fill_rows(lengths: np.ndarray, length: int) -> np.ndarray:

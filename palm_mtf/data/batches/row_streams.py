@@ -406,7 +406,7 @@ class MixedRows:
   """
 
   def __init__(self, sources: Sequence[RowSource], *, seed: int):
-    self._sources = sources
+    self.sources = sources
     self._seed = seed
     self._mixture = Mixture([source.rate for source in sources], seed=seed)
     self.features = list_features(sources)
@@ -433,7 +433,7 @@ class MixedRows:
     sources, index = self._mixture.locate(numbers)
     epochs, rows = np.empty_like(index), np.empty_like(index)
     for s in np.unique(sources):
-      mine, source = sources == s, self._sources[s]
+      mine, source = sources == s, self.sources[s]
       key = f"seed {self._seed} source {source.name}"
       epochs[mine], rows[mine] = shuffle_epochs(
         index[mine], source.rows.num_rows, key
@@ -441,7 +441,7 @@ class MixedRows:
     for s, epoch, row in zip(
       sources, epochs.tolist(), rows.tolist(), strict=True
     ):
-      yield self._sources[s], epoch, row
+      yield self.sources[s], epoch, row
 
 
 def list_features(sources: Sequence[RowSource]) -> tuple[str, ...]:

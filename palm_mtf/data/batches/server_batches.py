@@ -38,7 +38,7 @@ def batches_spec(corpus: Corpus, sizes: BatchSizes, skips: Skips) -> str:
   return json_text(
     {
       "stores": [os.path.abspath(x.folder) for x in corpus.stores],
-      "sources": [[x.name, x.rate] for x in corpus.sources],
+      "sources": [[x.name, x.rate, x.form] for x in corpus.sources],
       "settings": {name: getattr(corpus, name) for name in _SETTINGS},
       "objective": to_json(corpus.objective),
       "fingerprint": corpus.fingerprint,
@@ -77,8 +77,10 @@ class _Reader:
   def __init__(self, spec: bytes):
     held = json.loads(spec)
     corpus = Corpus(
-      # Batches need only a source's name and rate: its tokens are in `stores`.
-      sources=[SimpleNamespace(name=x, rate=y) for x, y in held["sources"]],
+      # Batches need no more of a source: its tokens are in `stores`.
+      sources=[
+        SimpleNamespace(name=x, rate=y, form=z) for x, y, z in held["sources"]
+      ],
       stores=[read_store(x) for x in held["stores"]],
       objective=from_json(held["objective"]),
       **held["settings"],

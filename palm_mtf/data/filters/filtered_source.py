@@ -192,9 +192,9 @@ class FilteredSource:
     return self._source.has_inputs
 
   @property
-  def has_messages(self) -> bool:
-    """Whether the documents are conversations."""
-    return self._source.has_messages
+  def form(self) -> str:
+    """The form of all documents."""
+    return self._source.form
 
   @property
   def counts(self) -> dict[str, int]:

@@ -4,15 +4,23 @@
 
 A conversation is a list of messages in OpenAI's form, {"role": "user",
 "content": "..."}. Messages with the role "assistant" are answers.
+
+A pair is a conversation with two last answers, of which one is chosen and the
+other is rejected. A plain pair is of texts, which need no chat template.
 """
 
+import json
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from palm_mtf.errors import UserError
 from palm_mtf.user_text import short_json
 
-MESSAGES = "messages"  # field of a JSON line, and feature of a SeqIO task
+# Forms of documents.
+TEXTS, PAIRS, PLAIN_PAIRS = "texts", "pairs", "plain pairs"
+MESSAGES = "messages"  # also field of a JSON line, and feature of a SeqIO task
+ANSWERS = ("chosen", "rejected")  # the same for the answers of a pair
+PROMPTS = ("prompt", MESSAGES)  # the same for what they answer
 ANSWER = "assistant"
 ROLES = ("assistant", "developer", "function", "system", "tool", "user")
 _FORM = 'give [{"role": "user", "content": "..."}, ...]'
@@ -23,15 +31,21 @@ class Conversation(NamedTuple):
 
   messages: Sequence[Mapping[str, Any]]
   where: str  # beginning of error messages, such as "TEXT_FILES: FILE, line 2"
+  form: str = MESSAGES  # or PAIRS, or PLAIN_PAIRS
+  # The rejected answer of a pair, whose chosen answer is the last message.
+  rejected: Mapping[str, Any] | None = None
 
   @property
   def texts(self) -> list[str]:
-    """The content of each message."""
-    return [_text_of(each) or "" for each in self.messages]
+    """The content of each message, then that of the rejected answer, if any."""
+    others = [self.rejected] if self.rejected else []
+    return [_text_of(each) or "" for each in (*self.messages, *others)]
 
   @property
   def answers(self) -> list[int]:
-    """The indices of the answers in `messages`."""
+    """The indices in `messages` of the answers that are learned."""
+    if self.rejected:
+      return [len(self.messages) - 1]
     roles = enumerate(each["role"] for each in self.messages)
     return [i for i, role in roles if role == ANSWER]
 
@@ -78,6 +92,81 @@ def read_conversation(given: object, where: str) -> Conversation:
       f"{ANSWER!r}, or leave it out."
     )
   return Conversation(given[:num_kept], where)
+
+
+def read_fields(given: Mapping[str, object], where: str) -> Conversation:
+  """Returns the conversation, or the pair, in the fields of a JSON line.
+
+  Raises UserError as `read_conversation` and `read_pair` do.
+  """
+  if {*ANSWERS}.isdisjoint(given):
+    return read_conversation(given[MESSAGES], where)
+  return read_pair(given, where)
+
+
+def parse_fields(texts: Mapping[str, str], where: str) -> Conversation:
+  """Returns the same of an example, in which lists of messages are JSON."""
+  given: dict[str, object] = {}
+  for name, text in texts.items():
+    try:
+      found = json.loads(text)
+    except (ValueError, RecursionError):
+      found = None
+    is_list = isinstance(found, list)
+    is_list = is_list and all(isinstance(x, dict) for x in found)
+    given[name] = found if is_list else text
+  return read_fields(given, where)
+
+
+def read_pair(given: Mapping[str, object], where: str) -> Conversation:
+  """Returns the pair in the fields of a JSON line.
+
+  The answers, "chosen" and "rejected", are texts or lists of messages. What
+  they answer is the field "prompt" or "messages", or else the messages before
+  the last one of both lists.
+
+  Raises UserError if an answer is missing, or the answers are equal or answer
+  different messages; or as `read_conversation`.
+  """
+  prompt = next((given[x] for x in PROMPTS if given.get(x)), [])
+  both = [given.get(x) for x in ANSWERS]
+  for name, answer in zip(ANSWERS, both, strict=True):
+    if not answer:
+      raise UserError(
+        f"{where}: has no {name!r}; a pair has a chosen and a rejected answer."
+      )
+  if not prompt and isinstance(both[0], str):
+    raise UserError(f"{where}: has no 'prompt', which both texts answer.")
+  is_plain = isinstance(prompt, str)
+  asked = [{"role": "user", "content": prompt}] if is_plain else prompt
+  found = []
+  for name, answer in zip(ANSWERS, both, strict=True):
+    if isinstance(answer, str):
+      answer = [{"role": ANSWER, "content": answer}]
+    elif is_plain or not isinstance(answer, list):
+      raise UserError(
+        f"{where}: {name!r} is {short_json(answer)}; give prompt and answers "
+        "as texts, or as lists of messages."
+      )
+    turns = [*asked, *answer] if isinstance(asked, list) else asked
+    read = read_conversation(turns, f"{where}: {name}").messages
+    if len(read) != len(turns):
+      raise UserError(
+        f"{where}: {name!r} does not end with an answer (role {ANSWER!r})."
+      )
+    found.append(read)
+  (*before, chosen), (*same, rejected) = found
+  if before != same:
+    raise UserError(
+      f"{where}: 'chosen' and 'rejected' answer different messages; give both "
+      "the same messages before the last one."
+    )
+  if chosen == rejected:
+    raise UserError(
+      f"{where}: 'chosen' and 'rejected' are equal; leave the pair out."
+    )
+  form = PLAIN_PAIRS if is_plain else PAIRS
+  return Conversation(found[0], where, form, rejected)
 
 
 def _text_of(message: object) -> str | None:

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 
 from palm_mtf.console import progress_bar
-from palm_mtf.data.sources.conversation import Conversation
+from palm_mtf.data.sources.conversation import TEXTS, Conversation
 from palm_mtf.data.sources.files import FileDigests
 from palm_mtf.json_text import json_text
 
@@ -25,7 +25,8 @@ TRAIN, VALIDATION = SPLITS = ("train", "validation")
 class Document(NamedTuple):
   """A plain text, an example with inputs and targets, or a conversation.
 
-  Training learns plain texts, targets and the answers of conversations.
+  Training learns plain texts, targets and the answers of conversations. Of two
+  answers it learns to prefer the chosen one.
   """
 
   text: Text  # the plain text, the example's targets, or all messages' contents
@@ -41,6 +42,9 @@ class Document(NamedTuple):
     if self.conversation is not None:
       # Texts have no NUL, so a NUL shows where the messages begin.
       digest.update(b"\0" + json_text(self.conversation.messages).encode())
+      if self.conversation.rejected:
+        rejected = json_text(self.conversation.rejected)
+        digest.update(b"\0" + rejected.encode())
     if self.inputs is not None:
       # Texts have no NUL, so a NUL shows where the inputs begin.
       digest.update(b"\0" + _bytes(self.inputs))
@@ -52,6 +56,11 @@ class Document(NamedTuple):
   def rank(self) -> float:
     """A hash of inputs and text, uniform over [0, 1)."""
     return _uniform(self.digest(6))
+
+  @property
+  def form(self) -> str:
+    """TEXTS, or the form of the conversation."""
+    return self.conversation.form if self.conversation else TEXTS
 
   @property
   def num_bytes(self) -> int:
@@ -91,7 +100,7 @@ class Source(Protocol):
   name: str  # for messages, statistics and the name of the token store
   rate: float  # mixing rate; the rates of all sources sum to 1
   has_inputs: bool  # whether documents have inputs, which have no loss
-  has_messages: bool  # whether documents are conversations
+  form: str  # form of all documents: TEXTS, or that of their conversations
   num_bytes: int | None  # size of all documents' text; None if unknown
 
   def fingerprint(self, digests: FileDigests | None = None) -> str:

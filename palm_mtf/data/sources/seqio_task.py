@@ -6,14 +6,14 @@ Features "inputs" and "targets" become the inputs and text of a Document. The
 final step `tokenize` is skipped, because the run's vocabulary encodes the text.
 If other preprocessors make token ids, the ids are kept, and the run's
 vocabulary must be the task's vocabulary (`check_vocabulary`). A feature
-"messages", the JSON of a conversation's messages, takes the place of both.
+"messages", the JSON of a conversation's messages, takes the place of both. So
+do "chosen" and "rejected", with "prompt" or "messages", each a text or JSON.
 """
 
 import functools
 import hashlib
 import inspect
 import itertools
-import json
 import logging
 import math
 import re
@@ -27,7 +27,13 @@ from typing import Any
 import numpy as np
 
 from palm_mtf import user_text
-from palm_mtf.data.sources.conversation import MESSAGES, read_conversation
+from palm_mtf.data.sources.conversation import (
+  ANSWERS,
+  MESSAGES,
+  PROMPTS,
+  TEXTS,
+  parse_fields,
+)
 from palm_mtf.data.sources.document import (
   SPLITS,
   TRAIN,
@@ -310,14 +316,15 @@ class SeqioTask:
   @property
   def has_inputs(self) -> bool:
     """Whether documents have inputs: true if any of the first documents has."""
-    return self.has_messages or any(
+    return self.form != TEXTS or any(
       d.inputs is not None and len(d.inputs) for d in self._first_documents
     )
 
   @property
-  def has_messages(self) -> bool:
-    """Whether documents are conversations."""
-    return MESSAGES in self._features[1]
+  def form(self) -> str:
+    """The form of all documents: that of the first."""
+    first = self._first_documents
+    return first[0].form if first else TEXTS
 
   def check_vocabulary(self, sha256: str | None) -> None:
     """Raises UserError if documents are token ids of another vocabulary."""
@@ -351,9 +358,8 @@ class SeqioTask:
 
   def documents(self) -> Iterator[tuple[str, Document]]:
     """Yields (split, document); see `Source`."""
+    found, has_inputs = False, self.has_inputs  # which reads documents, too
     self._num_skipped = 0
-    found = False
-    has_inputs = self.has_inputs
     for split in self._splits:
       for number, document in enumerate(self._read(split)):
         if not has_inputs:
@@ -418,6 +424,8 @@ class SeqioTask:
     with user_code(f"TASK: {self.name}"):
       self._unread = self._make_dataset(TRAIN)
       specs = self._unread.element_spec
+      if specs.keys() >= {*ANSWERS}:
+        return True, {x: None for x in (*PROMPTS, *ANSWERS) if x in specs}
       given = [x for x in (MESSAGES, "inputs", "targets") if x in specs]
       if given == [MESSAGES] and kind_of_feature(specs[MESSAGES]) == "text":
         return True, {MESSAGES: None}
@@ -472,8 +480,10 @@ class SeqioTask:
         number = next(numbers)
         if any(value is None for value in values):
           self._num_skipped += 1
-        elif MESSAGES in eos_ids:
-          found = _read_messages(values[0], f"{where}, example {number:,}")
+        elif not eos_ids.keys().isdisjoint((MESSAGES, *ANSWERS)):
+          given = dict(zip(eos_ids, values, strict=True))
+          read = parse_fields(given, f"{where}, example {number:,}")
+          found = conversation_document(read)
           # JSON can escape what UTF-8 cannot hold.
           if user_text.is_text(found.text):
             yield found
@@ -481,14 +491,6 @@ class SeqioTask:
             self._num_skipped += 1
         elif len(values[-1]):  # the targets are not empty
           yield Document(*reversed(values))
-
-
-def _read_messages(text: str, where: str) -> Document:
-  try:
-    messages = json.loads(text)
-  except (ValueError, RecursionError):
-    messages = text  # which is refused, because it is no list
-  return conversation_document(read_conversation(messages, where))
 
 
 def _strip_eos(ids: np.ndarray, eos_id: int | None) -> np.ndarray:

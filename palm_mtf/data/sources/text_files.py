@@ -4,7 +4,8 @@
 
 A text file is one document, kept byte for byte. In a file of JSON lines, each
 line is a document. user_text.py says which files these are. If the first JSON
-line has a list "messages", all documents are conversations.
+line has a list "messages", all documents are conversations; if it has "chosen"
+and "rejected", all are pairs.
 """
 
 import dataclasses
@@ -15,7 +16,12 @@ from typing import Any, NamedTuple
 
 from palm_mtf import user_text
 from palm_mtf.config import DataConfig
-from palm_mtf.data.sources.conversation import MESSAGES, read_conversation
+from palm_mtf.data.sources.conversation import (
+  ANSWERS,
+  MESSAGES,
+  TEXTS,
+  read_fields,
+)
 from palm_mtf.data.sources.document import (
   SPLITS,
   Document,
@@ -126,18 +132,18 @@ class TextFiles:
       )
 
   @functools.cached_property
-  def has_messages(self) -> bool:
-    """Whether documents are conversations: whether the first JSON line is."""
+  def form(self) -> str:
+    """The form of all documents: that of the first JSON line."""
     for file in self.files:
       if file.is_json_lines:
         for _, document in self._read_lines(file):
-          return document.conversation is not None
-    return False
+          return document.form
+    return TEXTS
 
   @property
   def has_inputs(self) -> bool:
     """Whether documents have inputs: conversations have questions."""
-    return self.has_messages
+    return self.form != TEXTS
 
   @property
   def num_bytes(self) -> int | None:
@@ -175,11 +181,11 @@ class TextFiles:
     found = False
     for file in self.files:
       for where, document in self._read(file):
-        if (document.conversation is not None) != self.has_messages:
+        if document.form != self.form:
           raise UserError(
-            f"{where}: is {'no' if self.has_messages else 'a'} conversation, "
-            f"other than the first JSON line; give {MESSAGES!r} to all "
-            "documents or to none, or mix tasks by a SeqIO mixture."
+            f"{where}: has {document.form}, and the first JSON line has "
+            f"{self.form}; give all documents one form, or mix tasks by a "
+            "SeqIO mixture."
           )
         found = True
         yield SPLITS[document.rank < self._validation_share], document
@@ -265,7 +271,7 @@ def read_jsonl_texts(
       if name is not None and not (is_conversation and kind == "text")
     }
     if is_conversation:
-      conversation = read_conversation(line[MESSAGES], where)
+      conversation = read_fields(line, where)
       yield number, conversation_document(conversation, **values)
     else:
       yield number, Document(**values)
@@ -274,9 +280,10 @@ def read_jsonl_texts(
 
 def _has_messages(line: dict[str, Any], where: str, text_field: str) -> bool:
   """Returns whether a line is a conversation; UserError if also a text."""
-  if MESSAGES not in line:
+  is_pair = text_field not in line and not {*ANSWERS}.isdisjoint(line)
+  if not is_pair and MESSAGES not in line:
     return False
-  is_list = isinstance(line[MESSAGES], list)
+  is_list = is_pair or isinstance(line[MESSAGES], list)
   others = {text_field, "inputs", "targets"} & {*line} - {MESSAGES}
   if is_list and others:
     raise UserError(

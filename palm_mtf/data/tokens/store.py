@@ -30,6 +30,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 from palm_mtf.config import DataConfig
 from palm_mtf.data.filters.filtered_source import FilteredSource
+from palm_mtf.data.sources.conversation import TEXTS
 from palm_mtf.data.sources.document import (
   SPLITS,
   Document,
@@ -292,7 +293,7 @@ def _name_stores(
       # The source's fingerprint covers the bytes of the text and the settings
       # that change its documents, but not the paths and times of files.
       parts = (_FORMAT, source.fingerprint(digests), vocabulary.sha256)
-      if conversations and source.has_messages:
+      if conversations and source.form != TEXTS:
         parts += (conversations.template.fingerprint,)
       name = f"{source.name}-{hash_parts(parts, num_bytes=8)}"
       named.append((source, name.replace("/", "_")))

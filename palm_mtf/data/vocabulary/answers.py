@@ -11,7 +11,14 @@ Templates need no marks of answers. Each answer is found by two renderings:
 The tokens of `longer` after those of `prompt` are the answer. It ends with the
 first token that ends a generated text, or else with the [eod] of the document.
 What a template writes after that token, such as a line end, is no answer.
+
+A pair is encoded as the conversation with its chosen answer, and after that the
+conversation with its rejected answer. Both count only the last answer. Plain
+pairs need no template: prompt and answer are encoded as they are, then [eod].
 """
+
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -27,9 +34,22 @@ _MOST_SECS = 60.0
 class ConversationEncoder:
   """Encodes conversations by a vocabulary's chat template."""
 
-  def __init__(self, vocabulary: Vocabulary, start_id: int | None):
-    """Opens the template; arguments and errors are those of ChatTemplate."""
-    self.template = ChatTemplate(vocabulary, start_id, _MOST_SECS)
+  def __init__(
+    self,
+    vocabulary: Vocabulary,
+    start_id: int | None,
+    *,
+    is_plain: bool = False,
+  ):
+    """Opens the template; arguments and errors are those of ChatTemplate.
+
+    `is_plain`: whether all conversations are plain pairs, without a template.
+    """
+    self.template: ChatTemplate | _PlainTexts = _PlainTexts(
+      vocabulary, start_id
+    )
+    if not is_plain:
+      self.template = ChatTemplate(vocabulary, start_id, _MOST_SECS)
     self._end_ids, self._eod_id = {*vocabulary.end_ids}, vocabulary.eod_id
     self._start_id = start_id
 
@@ -46,9 +66,27 @@ class ConversationEncoder:
     has the indices of its first token and after its last. An answer that [eod]
     ends, which only the last may, ends at num_tokens + 1.
 
+    Of a pair, the tokens are those of both conversations, and the answers are
+    the chosen and the rejected one, with which the conversations end.
+
     Raises UserError, with the conversation's place, if the template refuses the
     messages, or renders them in a way that has no such indices.
     """
+    if not conversation.rejected:
+      return self._encode_answers(conversation)
+    messages = [*conversation.messages[:-1], conversation.rejected]
+    chosen, (first,) = self._encode_answers(conversation)
+    other = conversation._replace(messages=messages)
+    rejected, (last,) = self._encode_answers(other)
+    chosen = np.append(chosen, np.int32(self._eod_id))[: first[1]]
+    return (
+      np.concatenate([chosen, rejected]),
+      np.stack([first, last + len(chosen)]),
+    )
+
+  def _encode_answers(
+    self, conversation: Conversation
+  ) -> tuple[np.ndarray, np.ndarray]:
     messages = self._read(conversation)
     tokens: list[int] = []
     spans: list[tuple[int, int]] = []
@@ -108,3 +146,22 @@ class ConversationEncoder:
       raise UserError(
         f"{conversation.where}: messages[{answer}]: {error}"
       ) from None
+
+
+class _PlainTexts:
+  """Takes the place of a template: the contents of messages as they are."""
+
+  text = fingerprint = ""
+  fields: frozenset[str] = frozenset()
+
+  def __init__(self, vocabulary: Vocabulary, start_id: int | None):
+    self._vocabulary = vocabulary
+    self._start = [] if start_id is None else [start_id]
+
+  def encode(
+    self, messages: Sequence[Mapping[str, Any]], *, asks: bool
+  ) -> list[int]:
+    texts = [each["content"] for each in messages]
+    parts = self._vocabulary.encode_batch(texts)
+    ends = [] if asks else [self._vocabulary.eod_id]
+    return [*self._start, *(x for part in parts for x in part), *ends]

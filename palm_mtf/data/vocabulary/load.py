@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping
 
 from palm_mtf.config import DataConfig
 from palm_mtf.data.filters.filtered_source import open_filtered
+from palm_mtf.data.sources.conversation import MESSAGES, PAIRS
 from palm_mtf.data.sources.document import TRAIN, Source, read_with_progress
 from palm_mtf.data.vocabulary.byte_pair import CONFIG, BytePairVocabulary
 from palm_mtf.data.vocabulary.chat import check_template
@@ -134,7 +135,7 @@ def load_vocabulary(
       sources = open_filtered(model_dir, data)
       for source in sources:
         source.check_vocabulary(None)
-        if source.has_messages:
+        if source.form in (MESSAGES, PAIRS):
           check_template(os.path.dirname(path), source.name)
       _logger.info(f"training a vocabulary of {vocab_size:,} pieces: {path}")
       train_vocabulary(

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from aiohttp import http_exceptions, web
 
 from palm_mtf.errors import shorten
-from palm_mtf.json_text import json_text
+from palm_mtf.json_text import STRICT_DECODER, NotFiniteError, json_text
 
 MOST_BODY_BYTES = 2**21
 _CODINGS = ("identity", "gzip", "deflate")
@@ -95,13 +95,15 @@ async def read_json(request: web.Request, most_secs: float) -> object:
   except MALFORMED:
     raise RefusalError(400, WRONGLY_CODED) from None
   try:
-    return json.loads(body.decode("utf-8-sig"))
+    return STRICT_DECODER.decode(body.decode("utf-8-sig"))
   except UnicodeDecodeError as error:
     why = f"byte {error.start:,} is not UTF-8"
   except json.JSONDecodeError as error:
     why = f"{error.msg} at character {error.pos:,}"
   except RecursionError:
     why = "it is nested too deep"
+  except NotFiniteError as error:
+    why = f"{shorten(str(error))} is no number that JSON and float64 have"
   except ValueError:  # from int(), which limits the number of digits
     most = sys.get_int_max_str_digits()
     why = f"a whole number has more than {most:,} digits"

@@ -10,8 +10,6 @@ the forms of Hermes and Qwen, and of SmolLM2:
 """
 
 import dataclasses
-import json
-import math
 import re
 import uuid
 from collections.abc import Mapping, Sequence
@@ -21,7 +19,7 @@ from palm_mtf.data.vocabulary.chat import ChatTemplate
 from palm_mtf.errors import UserError, shorten
 from palm_mtf.generation.inference.constraint import Grammar, check_library
 from palm_mtf.generation.serving.structure import json_rule, make_grammar
-from palm_mtf.json_text import json_text
+from palm_mtf.json_text import STRICT_DECODER, json_text
 
 BEGIN, _END = "<tool_call>", "</tool_call>"
 _FORM = (
@@ -171,7 +169,7 @@ def read_calls(
       return text, []
     place = _skip_space(text, place + len(BEGIN))
     try:
-      found, place = _DECODER.raw_decode(text, place)
+      found, place = STRICT_DECODER.raw_decode(text, place)
       found = found if isinstance(found, list) else [found]
       calls += [_read_call(each, names) for each in found]
     except (ValueError, RecursionError):
@@ -195,18 +193,7 @@ def _read_call(given: object, names: Sequence[str]) -> dict[str, Any]:
   return {"id": f"call_{uuid.uuid4().hex}", "function": function}
 
 
-def _read_number(text: str) -> float:
-  number = float(text)
-  if not math.isfinite(number):
-    raise ValueError(text)
-  return number
-
-
 _SPACE = re.compile(r"\s*")
-# NaN is no JSON, and a number such as 1e999 would become null.
-_DECODER = json.JSONDecoder(
-  parse_constant=_read_number, parse_float=_read_number
-)
 
 
 def _skip_space(text: str, place: int) -> int:

@@ -368,10 +368,12 @@ def test_conversations_beside_texts_are_refused(tmp_path):
     )
   path.write_text(json.dumps(chat) + '\n{"text": "b"}')
   message = message_of(lambda: list(open_files(path).documents()))
-  assert f"{path}, line 2: is no conversation, other than the first" in message
+  wrong = f"{path}, line 2: has texts, and the first JSON line has messages"
+  assert wrong in message
   path.write_text('{"text": "b"}\n' + json.dumps(chat))
   message = message_of(lambda: list(open_files(path).documents()))
-  assert f"{path}, line 2: is a conversation, other than the first" in message
+  wrong = f"{path}, line 2: has messages, and the first JSON line has texts"
+  assert wrong in message
   # A field of that name that is no list is ignored, like other fields.
   path.write_text('{"text": "b", "messages": 3}')
   ((_, document),) = open_files(path).documents()

@@ -349,7 +349,7 @@ def test_a_task_of_messages_gives_conversations():
   texts = [_chat(f"a{i}") for i in range(40)]
   add_examples("chats", {"train": {"messages": texts}}, [], features=())
   source = open_one("chats")
-  assert source.has_messages and source.has_inputs
+  assert source.form == "messages" and source.has_inputs
   source.check_vocabulary(None)
   found = [document for _, document in source.documents()]
   assert [d.text for d in found] == [f"q\na{i}" for i in range(40)]

@@ -68,6 +68,11 @@ REFUSED = [
   (TEXT.decode().encode("utf-16"), {}, 400, "byte 0 is not UTF-8"),
   (b"[" * 100_000, {}, 400, "nested too deep"),
   (b'{"n": ' + b"1" * 5000 + b"}", {}, 400, "has more than 4,300 digits"),
+  # In a schema, such a number would become null.
+  (b'{"n": NaN}', {}, 400, "'NaN' is no number that JSON"),
+  (b'{"n": -Infinity}', {}, 400, "'-Infinity' is no number that JSON"),
+  (b'{"n": [1e999]}', {}, 400, "'1e999' is no number that JSON"),
+  (b'{"n": ' + b"9" * 5000 + b".5}", {}, 400, " is no number that JSON"),
   (
     b"zz\r\n{}",
     {"Transfer_Encoding": "chunked", "Content_Length": None},

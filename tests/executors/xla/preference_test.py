@@ -1,0 +1,53 @@
+# Copyright 2026 The palm_mtf authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Pairs of answers train the same numbers wherever steps run."""
+
+import functools
+
+import pytest
+
+from palm_mtf.config import PodsConfig
+from palm_mtf.programs.train_program import build_train_program
+from tests import oracle
+from tests.cases import slow
+from tests.executors.xla.frozen_test import MESHES
+from tests.executors.xla.program_run import build_on_accelerators
+from tests.model.preference_test import LOSS, random_pairs
+from tests.mtf_testing import relative_error, small_config, train
+
+
+def run_steps(mesh, num_pods=1):
+  config, layout = small_config(num_layers=2), MESHES[mesh]
+  return train(
+    config,
+    rows=random_pairs,
+    params=oracle.random_parameters(config, seed=7),
+    mesh=layout,
+    pods=PodsConfig(num_pods=num_pods, dcn_dtype="float32"),
+    loss=LOSS,
+    num_steps=3,
+    build=build_on_accelerators if layout.tpu else build_train_program,
+    batch_size=8,
+  )
+
+
+on_one_host = functools.cache(functools.partial(run_steps, "hosts"))
+
+
+@pytest.mark.parametrize(
+  ("mesh", "num_pods"),
+  [
+    ("accelerators, microbatches", 1),
+    *(slow(x, y) for x in MESHES for y in (1, 2)),
+  ],
+)
+def test_layouts_pods_and_stages_train_the_same(mesh, num_pods):
+  """A pair is in one row, which no layout splits."""
+  expected, numbers = on_one_host()
+  found, metrics = run_steps(mesh, num_pods)
+  for name, value in found.items():
+    assert relative_error(value, expected[name]) < 1e-3, name
+  for one, other in zip(numbers, metrics, strict=True):
+    for name in ("loss", "z_loss", "rewards/margins", "rewards/accuracies"):
+      assert other[name] == pytest.approx(one[name], rel=1e-4, abs=1e-6), name
+    assert other["grad_norm"] == pytest.approx(one["grad_norm"], rel=1e-4)

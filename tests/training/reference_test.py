@@ -1,0 +1,229 @@
+# Copyright 2026 The palm_mtf authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Runs on pairs of answers begin as their reference, and learn preferences."""
+
+import json
+import math
+import shutil
+
+import numpy as np
+import pytest
+
+from palm_mtf.cli import gin_files
+from palm_mtf.config import ModelConfig
+from palm_mtf.data.batches.corpus import corpus_of_run
+from palm_mtf.data.vocabulary.load import load_vocabulary
+from tests import adapter_oracle, runs
+from tests.cases import slow
+from tests.model.preference_test import log_ratios, sigmoid
+
+BETA = 0.5
+MACROS = {
+  "PACKING": "single",
+  "PREFERENCE_BETA": BETA,
+  "PROMPTS": [],
+  "TRAIN_STEPS": 8,
+  "EVAL_STEPS": 8,
+  "LOG_STEPS": 1,
+}
+ADAPTER = {
+  "ADAPTER": "lora",
+  "ADAPTER_RANK": 4,
+  "ADAPTER_ALPHA": 8.0,
+  "PARAMETER_SCALE_FLOOR": 0.5,
+}
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory):
+  """Trains a model; returns its folder, next to which its pairs are."""
+  folder = tmp_path_factory.mktemp("preference")
+  corpus = runs.write_corpus(folder / "texts")
+  settings = {"TRAIN_STEPS": 8, "EVAL_STEPS": 8, "PROMPTS": []}
+  assert runs.run("train", corpus, folder / "base", **settings) == 0
+  pairs = []
+  for i in range(80):
+    words = [runs.WORDS[(i + j) % 10] for j in range(5)]
+    pair = {"prompt": " ".join(words[:2]), "chosen": " ".join(words[2:])}
+    pairs.append(pair | {"rejected": f"{words[0]} {i}"})
+  (folder / "pairs.jsonl").write_text("\n".join(map(json.dumps, pairs)))
+  return folder / "base"
+
+
+def train(base, model_dir, **macros):
+  """Trains on the pairs; returns the exit code."""
+  given = {
+    "INIT_CHECKPOINT": str(base),
+    "VOCABULARY": str(base / "vocabulary.model"),
+    "TEXT_FILES": str(base.parent / "pairs.jsonl"),
+    **MACROS,
+    **macros,
+  }
+  return runs.run("train", base.parent, model_dir, **given)
+
+
+@pytest.fixture(scope="module")
+def trained(base, tmp_path_factory):
+  model_dir = tmp_path_factory.mktemp("trained") / "run"
+  assert train(base, model_dir) == 0
+  return model_dir
+
+
+def model_config(**macros):
+  names = {x.upper() for x in ModelConfig.__dataclass_fields__}
+  settings = {**runs.SETTINGS, **macros}
+  return ModelConfig(
+    **{x.lower(): y for x, y in settings.items() if x in names}
+  )
+
+
+def read_rows(model_dir):
+  """Returns the training rows and the validation rows, as batches."""
+  files = [str(model_dir / "config.gin")]
+  _, config = gin_files.load("train", files, []).build()
+  vocabulary = load_vocabulary(str(model_dir), config.data, vocab_size=320)
+  corpus = corpus_of_run(str(model_dir), config, vocabulary)
+  return [
+    {
+      name: np.stack([rows.read(i)[name] for i in range(rows.num_rows)])
+      for name in ("inputs", "targets", "segments", "loss_weights")
+    }
+    for rows in corpus.list_rows()
+  ]
+
+
+def check_reference(model_dir, config, params):
+  """Compares the log ratios with an oracle; returns those for validation."""
+  kept = json.loads((model_dir / "reference.json").read_text())["log_ratios"]
+  for found, rows in zip(kept, read_rows(model_dir), strict=True):
+    expected = log_ratios(config, params, rows)
+    np.testing.assert_allclose(found, expected, atol=1e-4)
+  return np.array(kept[1])
+
+
+def test_a_run_begins_as_its_reference(base, trained):
+  metrics = runs.read_metrics(trained)
+  assert metrics[0]["loss"] == pytest.approx(math.log(2), abs=1e-6)
+  assert metrics[0]["rewards/margins"] == pytest.approx(0, abs=1e-6)
+  check_reference(trained, model_config(), runs.read_tensors(base, 8))
+
+
+def test_validation_loss_is_that_of_the_paper(base, trained):
+  """A float64 oracle has the weights of both models."""
+  config = model_config()
+  reference = check_reference(trained, config, runs.read_tensors(base, 8))
+  _, rows = read_rows(trained)
+  after = log_ratios(config, runs.read_tensors(trained, 8), rows)
+  losses = -np.log(sigmoid(BETA * (after - reference)))
+  (last,) = [x for x in runs.read_metrics(trained) if "validation_loss" in x]
+  # Training validates on EVAL_BATCHES of four rows.
+  wanted = losses[:8].mean()
+  assert last["validation_loss"] == pytest.approx(wanted, rel=1e-4)
+  assert last["validation_loss"] < 0.6
+  assert last["rewards/accuracies"] == 1
+
+
+def test_a_run_resumes_to_the_same_bits_without_its_reference(
+  base, trained, tmp_path
+):
+  copy = tmp_path / "base"
+  shutil.copytree(base, copy)
+  macros = {"VOCABULARY": str(base / "vocabulary.model")}
+  macros |= {"TEXT_FILES": str(base.parent / "pairs.jsonl")}
+  assert train(copy, tmp_path / "run", TRAIN_STEPS=4, **macros) == 0
+  shutil.rmtree(copy)
+  assert train(copy, tmp_path / "run", **macros) == 0
+  runs.assert_same_tensors(tmp_path / "run", trained, 8)
+
+
+@pytest.mark.parametrize(
+  "macros",
+  [
+    slow({"NUM_PODS": 2, "NUM_MICROBATCHES": 2}),
+    slow({"PODS": "local_servers", "NUM_PODS": 2}),
+    slow({"STAGES": 1, "STEPS_PER_LOOP": 1, "GLOBAL_BATCH_SIZE": 4}),
+  ],
+)
+def test_pods_and_microbatches_learn_the_same(base, trained, tmp_path, macros):
+  assert train(base, tmp_path / "run", **macros) == 0
+  for one, other in zip(
+    *map(runs.read_metrics, (trained, tmp_path / "run")), strict=True
+  ):
+    for name in ("loss", "rewards/margins"):
+      assert other[name] == pytest.approx(one[name], rel=0.02, abs=1e-4)
+
+
+@pytest.fixture(scope="module")
+def adapted(base, tmp_path_factory):
+  model_dir = tmp_path_factory.mktemp("adapted") / "run"
+  assert train(base, model_dir, **ADAPTER) == 0
+  return model_dir
+
+
+def test_an_adapter_begins_as_its_base(base, adapted):
+  metrics = runs.read_metrics(adapted)
+  assert metrics[0]["loss"] == pytest.approx(math.log(2), abs=1e-6)
+  assert metrics[-1]["loss"] < 0.68
+  check_reference(adapted, model_config(), runs.read_tensors(base, 8))
+
+
+def test_an_adapter_begins_as_another_adapter(base, adapted, tmp_path):
+  """The reference is the model with that adapter."""
+  run = tmp_path / "run"
+  macros = ADAPTER | {"INIT_CHECKPOINT": str(adapted), "TRAIN_STEPS": 1}
+  assert train(base, run, **macros, CHECKPOINT_STEPS=1, EVAL_STEPS=1) == 0
+  (metrics,) = runs.read_metrics(run)
+  assert metrics["loss"] == pytest.approx(math.log(2), abs=1e-6)
+  config = model_config(**ADAPTER)
+  own = runs.read_tensors(adapted, 8)
+  merged = adapter_oracle.merge(config, runs.read_tensors(base, 8) | own)
+  check_reference(run, config.base, merged)
+  after = runs.read_tensors(run, 1)
+  name = "layer_000/attention/q_lora_b"
+  change = np.abs(after[name] - own[name]).max()
+  assert 0 < change < 0.5 * np.abs(own[name]).max()
+  manifest = "checkpoints/step_00000001/manifest.json"
+  held = json.loads((run / manifest).read_text())
+  assert held["base"]["checkpoint"] == f"{base}/checkpoints/step_00000008"
+  assert held["parent"]["checkpoint"] == "step_00000008"
+
+
+# {why: (macros, message)}
+REFUSED = {
+  "no reference": (
+    {"INIT_CHECKPOINT": None},
+    "PREFERENCE_BETA = 0.5: pairs are compared with the log p of a trained "
+    "model; name its checkpoint in INIT_CHECKPOINT.",
+  ),
+  "another objective": (
+    {"OBJECTIVE": "prefix_lm"},
+    "PREFERENCE_BETA = 0.5 and OBJECTIVE = 'prefix_lm': pairs are learned only",
+  ),
+  "other packing": ({"PACKING": "packed"}, "PACKING = 'packed': a row holds"),
+  "no beta": ({"PREFERENCE_BETA": None}, "PREFERENCE_BETA = None: text_files"),
+  "no pairs": (
+    {"TEXT_FILES": "texts/*.txt"},
+    "PREFERENCE_BETA = 0.5: text_files has texts, not pairs",
+  ),
+  "an adapter's whole model": (
+    {"INIT_CHECKPOINT": "adapted"},
+    "has only an adapter; name its base, ",
+  ),
+  "another adapter": (
+    ADAPTER | {"ADAPTER_ALPHA": 4.0, "INIT_CHECKPOINT": "adapted"},
+    "ADAPTER_ALPHA = 4.0: ",
+  ),
+}
+
+
+@pytest.mark.parametrize(("macros", "message"), REFUSED.values(), ids=REFUSED)
+def test_what_does_not_fit_is_refused_in_one_line(
+  base, adapted, tmp_path, capsys, monkeypatch, macros, message
+):
+  monkeypatch.chdir(base.parent)
+  if macros.get("INIT_CHECKPOINT") == "adapted":
+    macros = macros | {"INIT_CHECKPOINT": str(adapted)}
+  assert train(base, tmp_path / "run", **macros) == 2
+  error = capsys.readouterr().err.splitlines()[-1]
+  assert message in error
+  assert not (tmp_path / "run" / "checkpoints").exists()
