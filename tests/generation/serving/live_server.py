@@ -84,7 +84,7 @@ class Weights:
 
 
 @contextlib.asynccontextmanager
-async def serving(access=None, decoder=None, **model):
+async def serving(access=None, decoder=None, *, loads_adapters=False, **model):
   """Runs a server; yields it, and its address."""
   from palm_mtf.generation.serving.access import Access
   from palm_mtf.generation.serving.server import Server  # imports aiohttp
@@ -98,7 +98,10 @@ async def serving(access=None, decoder=None, **model):
   )
   listening = socket.create_server(("127.0.0.1", 0))
   address = listening.getsockname()
-  server = Server(served, batcher, counters, access or Access())
+  server = Server(
+    *(served, batcher, counters, access or Access()),
+    loads_adapters=loads_adapters,
+  )
   task = asyncio.create_task(server.serve(listening))
   try:
     await ask(address, "GET", "/health")
