@@ -122,6 +122,26 @@ def test_a_base_with_an_adapter_is_the_adapted_run(base, adapted, kind):
   assert abs(found[0]["log_likelihood"] - found[2]["log_likelihood"]) > 1e-3
 
 
+@pytest.mark.parametrize("kind", BOTH)
+def test_an_adapter_is_exported_only_to_peft(
+  base, adapted, kind, tmp_path, capsys
+):
+  """With the adapter that was exported, the base is the adapted run."""
+  given = "export", "--model_dir", str(adapted(kind)), "--output"
+  for flag in ("--merge", "--format=gguf", "--format=npz"):
+    assert runs.main([*given, str(tmp_path / "other"), flag]) == 2
+    *_, line = capsys.readouterr().err.splitlines()
+    assert f"{flag}: the model's kernels cannot hold the adapter" in line
+  assert runs.main([*given, str(tmp_path / "peft")]) == 0
+  capsys.readouterr()
+  flags = "--prompt", "one two three", "--json"
+  found = [
+    runs.printed("generate", "--model_dir", *map(str, x), *flags)
+    for x in ([adapted(kind)], [base, "--adapter", tmp_path / "peft"])
+  ]
+  assert found[0] == found[1]
+
+
 REFUSED = {
   "no length": ({"ADAPTER_LENGTH": None}, "ADAPTER_LENGTH is missing; give"),
   "length 0": ({"ADAPTER_LENGTH": 0}, "ADAPTER_LENGTH = 0"),

@@ -29,7 +29,7 @@ FAST = [
 ]
 SLOW = [
   (block, kind, {"remat": remat}, mesh_layout(layout))
-  for block in (*BLOCKS, "Yarn LLaMA 2", "T5", "Mistral", "Qwen 3")
+  for block in (*BLOCKS, "Yarn LLaMA 2", "T5", "Mistral", "Mixtral")
   for kind, remat, layout in (
     ("prefix", "none", "PaLM's 2D"),
     ("prompt", "layer", "two axes but no batch"),
