@@ -90,8 +90,9 @@ def test_a_prompt_begins_with_rows_of_the_embedding(base, tmp_path):
   assert len({*distance.argmin(1)}) == len(rows)
 
 
-@pytest.mark.parametrize("packing", ["packed", slow("joined"), slow("single")])
-@pytest.mark.parametrize("kind", BOTH)
+@pytest.mark.slow
+@pytest.mark.parametrize("packing", ["packed", "joined", "single"])
+@pytest.mark.parametrize("kind", KINDS)
 def test_an_adapter_learns_what_its_base_does_not(
   base, kind, packing, tmp_path
 ):

@@ -23,9 +23,7 @@ BLOCKS = ("LLaMA 3", "GPT-2", "Gemma 3", "Gopher", "GPT-J", "BLOOM")
 FAST = [
   (PARALLEL, "prefix", {}, SINGLE),
   (PARALLEL, "prompt", {}, mesh_layout("PaLM's 2D")),
-  ("LLaMA 3", "prefix", {"remat": "layer"}, mesh_layout("PaLM's 2D")),
   ("GPT-2", "prompt", {}, SINGLE),
-  (SERIAL, "prefix", {}, mesh_layout("all over data and model")),
 ]
 SLOW = [
   (block, kind, {"remat": remat}, mesh_layout(layout))
@@ -34,6 +32,10 @@ SLOW = [
     ("prefix", "none", "PaLM's 2D"),
     ("prompt", "layer", "two axes but no batch"),
   )
+]
+SLOW += [
+  (SERIAL, "prefix", {}, mesh_layout("all over data and model")),
+  ("LLaMA 3", "prefix", {"remat": "layer"}, mesh_layout("PaLM's 2D")),
 ]
 
 
