@@ -162,3 +162,12 @@ def test_what_has_no_meaning_is_one_line(base, macros, said, tmp_path, capsys):
     error = capsys.readouterr().err.strip().splitlines()[-1]
     assert said in error
     assert not (tmp_path / "run" / "checkpoints").exists()
+
+
+def test_virtual_positions_take_no_places_of_experts(base, tmp_path, capsys):
+  """Those of prefix tuning hold no tokens."""
+  experts = {"MLP": "experts", "NUM_EXPERTS": 4, "EXPERTS_PER_TOKEN": 2}
+  given = {**experts, "CAPACITY_FACTOR": 1.0}
+  assert adapt(base, tmp_path / "run", "prefix", **given) == 2
+  error = capsys.readouterr().err.strip().splitlines()[-1]
+  assert "would take places of experts; set CAPACITY_FACTOR = None" in error
