@@ -36,7 +36,7 @@ def tokens_of(config, params, prompt):
   ("block", "kind", "mesh"),
   [
     (PALM, "prefix", SINGLE),  # steps in C++
-    ("GPT-2", "prompt", SPLIT),
+    slow("GPT-2", "prompt", SPLIT),
     *(
       slow(block, kind, mesh)
       for block, kind in (

@@ -90,8 +90,9 @@ def test_a_prompt_begins_with_rows_of_the_embedding(base, tmp_path):
   assert len({*distance.argmin(1)}) == len(rows)
 
 
-@pytest.mark.parametrize("packing", ["packed", slow("joined"), slow("single")])
-@pytest.mark.parametrize("kind", BOTH)
+@pytest.mark.slow
+@pytest.mark.parametrize("packing", ["packed", "joined", "single"])
+@pytest.mark.parametrize("kind", KINDS)
 def test_an_adapter_learns_what_its_base_does_not(
   base, kind, packing, tmp_path
 ):
@@ -122,6 +123,26 @@ def test_a_base_with_an_adapter_is_the_adapted_run(base, adapted, kind):
   assert abs(found[0]["log_likelihood"] - found[2]["log_likelihood"]) > 1e-3
 
 
+@pytest.mark.parametrize("kind", BOTH)
+def test_an_adapter_is_exported_only_to_peft(
+  base, adapted, kind, tmp_path, capsys
+):
+  """With the adapter that was exported, the base is the adapted run."""
+  given = "export", "--model_dir", str(adapted(kind)), "--output"
+  for flag in ("--merge", "--format=gguf", "--format=npz"):
+    assert runs.main([*given, str(tmp_path / "other"), flag]) == 2
+    *_, line = capsys.readouterr().err.splitlines()
+    assert f"{flag}: the model's kernels cannot hold the adapter" in line
+  assert runs.main([*given, str(tmp_path / "peft")]) == 0
+  capsys.readouterr()
+  flags = "--prompt", "one two three", "--json"
+  found = [
+    runs.printed("generate", "--model_dir", *map(str, x), *flags)
+    for x in ([adapted(kind)], [base, "--adapter", tmp_path / "peft"])
+  ]
+  assert found[0] == found[1]
+
+
 REFUSED = {
   "no length": ({"ADAPTER_LENGTH": None}, "ADAPTER_LENGTH is missing; give"),
   "length 0": ({"ADAPTER_LENGTH": 0}, "ADAPTER_LENGTH = 0"),
@@ -141,3 +162,12 @@ def test_what_has_no_meaning_is_one_line(base, macros, said, tmp_path, capsys):
     error = capsys.readouterr().err.strip().splitlines()[-1]
     assert said in error
     assert not (tmp_path / "run" / "checkpoints").exists()
+
+
+def test_virtual_positions_take_no_places_of_experts(base, tmp_path, capsys):
+  """Those of prefix tuning hold no tokens."""
+  experts = {"MLP": "experts", "NUM_EXPERTS": 4, "EXPERTS_PER_TOKEN": 2}
+  given = {**experts, "CAPACITY_FACTOR": 1.0}
+  assert adapt(base, tmp_path / "run", "prefix", **given) == 2
+  error = capsys.readouterr().err.strip().splitlines()[-1]
+  assert "would take places of experts; set CAPACITY_FACTOR = None" in error

@@ -27,7 +27,7 @@ from palm_mtf.accounting.optimizer_state import (
 )
 from palm_mtf.accounting.work import ParameterSlice, Work
 from palm_mtf.architecture import parameters
-from palm_mtf.architecture.adapter import base_part
+from palm_mtf.architecture.adapter import PROMPT, VIRTUAL, base_part
 from palm_mtf.architecture.block import (
   ROUTER_BIAS,
   Branch,
@@ -190,7 +190,9 @@ class _Traffic:
     if part.startswith("attention/"):
       output = self._layers[layer].attention.output
       is_split = not {"heads", "kv_heads"}.isdisjoint(self._dims[name])
-      if part not in (output.part, output.bias) and not is_split:
+      # For keys and values of virtual positions, `add_activations` counts that.
+      others = (output.part, output.bias)
+      if not (part in others or is_split or part.endswith(VIRTUAL)):
         dims.append("heads")
     return {axis for axis in map(self._mesh.axis_of, dims) if axis}
 
@@ -208,6 +210,13 @@ class _Traffic:
     of_stream = tokens * config.d_model * width
     for kind in model_of(config).kinds:
       self._add_blocks(kind, tokens, of_stream, residual)
+      for each in kind.layer.attention.inputs:
+        if each.has_virtual and each.outputs == ("d_kv",):
+          # The gradient of keys that all heads share, before rows are taken.
+          numbers = tokens * config.d_kv
+          visited = self._visited[kind.layer]
+          axes = (self._rules.get("heads"),)
+          self.add("all_reduce", axes, numbers * width, visited)
       # Transformer-XL's positions: in each layer, devices sum the gradient of
       # the vectors (one per distance) over the axis that splits the batch.
       if kind.layer.attention.mixer.score_positions == "transformer_xl":
@@ -218,15 +227,16 @@ class _Traffic:
         times = self._trained.get(name, 0)
         self.add("all_reduce", (batch,), numbers * width, times)
     # Each device looks up rows in its slice of the embedding; then devices sum
-    # the rows. Learned positions need rows with all of d_model; therefore they
-    # make this sum an all-reduce.
+    # the rows. Learned positions and trained prompts need rows with all of
+    # d_model; therefore they make this sum an all-reduce.
     is_scattered = vocab == residual and config.positions != "learned"
+    is_scattered &= config.adapter != "prompt"
     self.add(_kind_of_sum(is_scattered), (vocab,), of_stream)
     self.add("all_reduce", (vocab,), of_stream)  # gradient of logits' input
     self.add("all_reduce", (vocab,), tokens * _FLOAT32, 3)  # max, sum, target
     # If an axis splits the residual stream, the final norm and, in the backward
     # pass, the embedding need a gather each.
-    gathers = 1 + ("embedding" in self._trained)
+    gathers = 1 + (not {"embedding", PROMPT}.isdisjoint(self._trained))
     self.add("all_gather", (residual,), of_stream, gathers)
 
   def _add_blocks(

@@ -61,6 +61,12 @@ def check_run(config: PlanConfig) -> None:
       "model can be decoded, but not trained. To train one from scratch, set "
       "ROUTER_NORMALIZES = False, or EXPERTS_PER_TOKEN = 2."
     )
+  if model.adapter == "prefix" and model.capacity_factor is not None:
+    raise UserError(
+      f'ADAPTER = "prefix" and CAPACITY_FACTOR = {model.capacity_factor}: '
+      "virtual positions, which hold no tokens, would take places of experts; "
+      "set CAPACITY_FACTOR = None."
+    )
   if run.init_experts == "copy":
     _check_copied_experts(model)
 

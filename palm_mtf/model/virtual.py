@@ -33,12 +33,17 @@ def put_virtual(
       does not begin its row has keys that are rotated further.
   """
   others = [] if segments is None else [segments]
-  is_turned = rotary is not None and segments is not None
+  num_rows, is_turned = table.shape.dims[0].size, bool(rotary and others)
   others += angles if is_turned else []
-  num_rows = table.shape.dims[0].size
 
-  def turn(rows, at, angles, sign):
-    # Positions count from the start of the row, so rotate by the document's.
+  def find(x, *segments):
+    # Returns each position's row, and whether it is virtual, in the rank of x.
+    at = positions_of(x, *segments)
+    ones = [1] * (x.shape.rank - 2)
+    return at, tf.reshape(at < num_rows, [*at.shape, *ones])
+
+  def turn(rows, at, sign, angles):
+    # The angles count from the start of the row, so rotate by the document's.
     if not is_turned:
       return rows
     start = tf.range(rows.shape[1]) - at
@@ -47,38 +52,29 @@ def put_virtual(
       sin, cos = sin[:, :, tf.newaxis], cos[:, :, tf.newaxis]
     return rotate_pairs(rows, sign * sin, cos, rotary)
 
-  def find(x, segments):
-    # Returns each position's row of the table, and whether it has one.
-    at = positions_of(x, *segments)
-    is_virtual = tf.reshape(
-      at < num_rows, [*at.shape, *([1] * (x.shape.rank - 2))]
-    )
-    return at, is_virtual
-
   def forward(x, table, *others):
-    at, is_virtual = find(x, others[:1])
+    at, is_virtual = find(x, *others[:1])
     rows = tf.gather(table, tf.minimum(at, num_rows - 1))
-    return tf.where_v2(is_virtual, turn(rows, at, others[1:], 1), x)
+    return tf.where_v2(is_virtual, turn(rows, at, 1, others[1:]), x)
 
   def backward(dy, *others):
-    at, is_virtual = find(dy, others[:1])
-    dtable = turn(tf.cast(dy, tf.float32), at, others[1:], -1)
+    at, is_virtual = find(dy, *others[:1])
+    drows = turn(tf.cast(dy, tf.float32), at, -1, others[1:])
     # unsorted_segment_sum ignores segment -1.
-    row = tf.where_v2(at < num_rows, at, -1)
-    row = tf.broadcast_to(row, dy.shape[:2])
-    dtable = tf.math.unsorted_segment_sum(dtable, row, num_rows)
+    row = tf.broadcast_to(tf.where_v2(at < num_rows, at, -1), dy.shape[:2])
+    dtable = tf.math.unsorted_segment_sum(drows, row, num_rows)
     dx = tf.where_v2(is_virtual, tf.zeros_like(dy), dy)
     return dx, tf.cast(dtable, table.dtype)
 
   def gradient(op, dy):
-    dx, dtable = WholeSlice(
+    found = WholeSlice(
       backward,
       [dy, *op.inputs[2:]],
       [(x.shape, x.dtype), (table.shape, table.dtype)],
       splittable=["batch", "heads"],
       name="virtual_gradient",
     ).outputs
-    return [dx, dtable, *(None for _ in others)]
+    return [*found, *(None for _ in others)]
 
   return WholeSlice(
     forward,

@@ -77,8 +77,7 @@ class Batches:
     self._sizes = sizes
     self._skips = skips or Skips()
     self._virtual = virtual
-    more = ["loss_weights"] if virtual else []
-    self.features = tuple(x for x in FEATURES if x in (*rows.features, *more))
+    self.features = _add_weights(rows.features, virtual)
 
   def batch(self, step: int, part: int = 0, num_parts: int = 1) -> Batch:
     """Returns the batch of a step, or one of `num_parts` equal parts of it.
@@ -164,6 +163,12 @@ class Prefetcher(contextlib.AbstractContextManager):
       with self._lock:
         self._made.pop(step, None)  # forget the error: the next call retries
       raise
+
+
+def _add_weights(features: Sequence[str], virtual: int) -> tuple[str, ...]:
+  # Virtual positions have no loss, so rows that begin with some have weights.
+  more = ["loss_weights"] if virtual else []
+  return tuple(x for x in FEATURES if x in (*features, *more))
 
 
 def _stack(
@@ -268,9 +273,7 @@ class Corpus:
         f"{batch_size:,}; raise VALIDATION_SHARE, give more text, or lower "
         "GLOBAL_BATCH_SIZE."
       )
-    features = [*list_features(sources)]
-    if self._before_rows and "loss_weights" not in features:
-      features.append("loss_weights")
+    features = _add_weights(list_features(sources), self._before_rows)
     places = list(zip(source.tolist(), index.tolist(), strict=True))
     return (
       _stack(

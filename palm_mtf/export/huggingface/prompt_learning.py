@@ -16,8 +16,8 @@ from typing import Any
 
 import numpy as np
 
-from palm_mtf.architecture.adapter import PROMPT
-from palm_mtf.architecture.parameters import parameter_shapes, saved_shapes
+from palm_mtf.architecture.adapter import PROMPT, VIRTUAL
+from palm_mtf.architecture.parameters import saved_shapes
 from palm_mtf.config import ModelConfig
 from palm_mtf.errors import UserError, shorten
 from palm_mtf.export.huggingface.families import Family
@@ -56,9 +56,9 @@ def describe(model: ModelConfig) -> dict[str, Any]:
 
 def tensor_shape(model: ModelConfig) -> tuple[int, int]:
   """Returns the shape of the tensor."""
-  shapes = saved_shapes(model).values()
+  sizes = map(math.prod, saved_shapes(model).values())
   rows = model.adapter_length or 0
-  return rows, sum(map(math.prod, shapes)) // rows
+  return rows, sum(sizes) // rows
 
 
 def _factor(model: ModelConfig, family: Family) -> float:
@@ -74,14 +74,12 @@ def join_virtual(
   if model.adapter == "prompt":
     return read(PROMPT) / np.float32(_factor(model, family))
   rows = [
-    permute_heads(read(x).reshape(shape[0], -1), _kernel(x), model, family)
+    permute_heads(
+      read(x).reshape(shape[0], -1), x.removesuffix(VIRTUAL), model, family
+    )
     for x, shape in saved_shapes(model).items()
   ]
   return np.concatenate(rows, 1)
-
-
-def _kernel(name: str) -> str:
-  return name.removesuffix("_virtual")
 
 
 def read_prompt_learning(
@@ -134,7 +132,6 @@ def read_prompt_learning(
   found, end = {}, 0
   for name, shape in saved_shapes(model).items():
     begin, end = end, end + math.prod(shape[1:])
-    own = value[:, begin:end]
-    own = permute_heads(own, _kernel(name), model, family, is_import=True)
-    found[name] = own.reshape(parameter_shapes(model)[name])
+    of = value[:, begin:end], name.removesuffix(VIRTUAL), model, family
+    found[name] = permute_heads(*of, is_import=True).reshape(shape)
   return model, found

@@ -411,6 +411,26 @@ def held_out(sizes, rates, batch_size, num_rows) -> list[list[int]]:
   return [batch["targets"][:, 0].tolist() for batch in found]
 
 
+def test_joined_rows_begin_with_virtual_positions(load):
+  """The rest is a row that is so much shorter; nothing else has a loss."""
+  corpus = load(packing="joined", sequence_length=20)
+  virtual = dataclasses.replace(corpus, virtual=4)
+  assert virtual.fingerprint != corpus.fingerprint
+  short = dataclasses.replace(corpus, sequence_length=16)
+  given = {"batch_size": 2, "num_rows": 4}
+  for found, expected in zip(
+    *(
+      [x.batches(BatchSizes(2)).batch(3), *x.validation_batches(**given)]
+      for x in (virtual, short)
+    ),
+    strict=True,
+  ):
+    assert (found.pop("loss_weights") == ([0] * 4 + [1] * 16)).all()
+    assert found.keys() == expected.keys() == {"inputs", "targets"}
+    for name, x in found.items():
+      np.testing.assert_array_equal(x[:, 4:], expected[name])
+
+
 @pytest.mark.parametrize(
   ("num_rows", "num_batches"), [(12, 4), (11, 3), (1, 1), (300, 6)]
 )

@@ -2,6 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """A server that sees the token stores reads the batches of the client."""
 
+import dataclasses
 import json
 
 import numpy as np
@@ -20,16 +21,23 @@ from tests.data.small_sources import load_corpus
 SIZES, SKIPS = BatchSizes([[0, 4], [2, 8]]), Skips([[1, 1]])
 
 
-@pytest.fixture(params=["joined", "joined_masked", "packed"])
+@pytest.fixture(
+  params=[
+    *(("joined", 0), ("joined_masked", 0), ("packed", 0)),
+    *(("joined", 3), ("packed", 3)),
+  ]
+)
 def corpus(request, folder, vocabulary, tmp_path, monkeypatch):
   monkeypatch.chdir(tmp_path)  # a server may work in another folder
+  packing, virtual = request.param
   data = DataConfig(
     text_files=f"{folder}/*.txt",
     vocabulary=None,
     validation_share=0.2,
-    packing=request.param,
+    packing=packing,
   )
   corpus = load_corpus("run", data, vocabulary, sequence_length=64, seed=3)
+  corpus = dataclasses.replace(corpus, virtual=virtual)
   spec = batches_spec(corpus, SIZES, SKIPS).encode()
   monkeypatch.chdir("/")
   return corpus, spec

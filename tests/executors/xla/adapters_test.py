@@ -5,11 +5,14 @@
 import dataclasses
 import functools
 
+import jax
 import numpy as np
 import pytest
 
+from palm_mtf.accounting.communication import step_bytes
 from palm_mtf.accounting.flops import device_flops
 from palm_mtf.accounting.memory import device_bytes
+from palm_mtf.compilation.hlo_text import CompiledText
 from palm_mtf.config import MeshLayout, PodsConfig
 from palm_mtf.executors.xla.executor import EXECUTOR
 from palm_mtf.generation.inference.scorer import Example, Scorer
@@ -19,7 +22,7 @@ from tests import oracle
 from tests.adapter_oracle import make_case, merge
 from tests.cases import slow
 from tests.decode_testing import save_checkpoint
-from tests.executors.xla.frozen_test import MESHES, check_bytes, step_flops
+from tests.executors.xla.frozen_test import MESHES, TPU, check_bytes, step_flops
 from tests.executors.xla.program_run import build_on_accelerators, pod_step
 from tests.mtf_testing import (
   PALM_OPTIMIZER,
@@ -29,6 +32,8 @@ from tests.mtf_testing import (
   train,
 )
 from tests.settings import work
+from tests.virtual_oracle import KINDS, virtual_documents
+from tests.virtual_oracle import make_case as make_virtual_case
 
 EVERY = ("q", "k", "v", "o", "wi_gate", "wi", "wo")
 BLOCKS = {
@@ -43,6 +48,9 @@ def case_of(block, adapter, remat="none"):
   settings = {"adapter": adapter, "remat": remat, "num_layers": 2}
   if block == "Cohere 2":
     settings |= {"layers": "window, global", "num_layers": 4}
+  if adapter in KINDS:
+    del settings["adapter"]
+    return make_virtual_case(BLOCKS[block], adapter, **settings)
   return make_case(BLOCKS[block], EVERY, **settings)
 
 
@@ -52,7 +60,7 @@ def run_steps(block, adapter, mesh, num_pods=1, remat="none"):
   return train(
     case.config,
     dataclasses.replace(PALM_OPTIMIZER, parameter_scale_floor=0.1),
-    rows=random_documents,
+    rows=virtual_documents if adapter in KINDS else random_documents,
     params=case.params,
     mesh=layout,
     pods=PodsConfig(num_pods=num_pods, dcn_dtype="float32"),
@@ -68,11 +76,12 @@ on_one_host = functools.cache(functools.partial(run_steps, mesh="hosts"))
   ("block", "adapter", "mesh", "num_pods", "remat"),
   [
     ("PaLM", "lora", "accelerators", 1, "none"),
+    ("PaLM", "prefix", "accelerators", 2, "none"),
     ("PaLM", "lora", "hosts, stages", 2, "layer"),
     *(
       slow(block, adapter, mesh, num_pods, remat)
       for block, remat in (("LLaMA 3", "layer"), ("Cohere 2", "none"))
-      for adapter in ("lora", "dora")
+      for adapter in ("lora", "dora", *KINDS)
       for mesh in MESHES
       for num_pods in (1, 2)
     ),
@@ -104,9 +113,17 @@ def make_step(config, mesh):
   return pod_step(config, mesh, dcn_dtype="bfloat16")
 
 
-def test_accelerators_keep_and_send_the_bytes_of_the_plan():
-  # With an even rank, no part of a gradient is padded.
-  config = dataclasses.replace(case_of("PaLM", "lora").config, adapter_rank=4)
+@pytest.mark.parametrize(
+  ("adapter", "even"),
+  [
+    ("lora", {"adapter_rank": 4}),
+    ("prefix", {"adapter_length": 4}),
+    slow("prompt", {"adapter_length": 4}),
+  ],
+)
+def test_accelerators_keep_and_send_the_bytes_of_the_plan(adapter, even):
+  # With even sizes, no part of a gradient is padded.
+  config = dataclasses.replace(case_of("PaLM", adapter).config, **even)
   layout = MESHES["accelerators"]
   made = make_step(config, layout)
   given = work(config, layout, pods=PodsConfig(dcn_dtype="bfloat16"))
@@ -116,15 +133,45 @@ def test_accelerators_keep_and_send_the_bytes_of_the_plan():
 
 
 @pytest.mark.parametrize(
-  ("block", "remat"),
-  [("PaLM", "none"), slow("LLaMA 3", "layer"), slow("Cohere 2", "none")],
+  ("block", "adapter", "remat"),
+  [
+    ("PaLM", "lora", "none"),
+    slow("LLaMA 3", "lora", "layer"),
+    slow("Cohere 2", "lora", "none"),
+    slow("PaLM", "prefix", "none"),
+    slow("LLaMA 3", "prefix", "layer"),
+    slow("LLaMA 3", "prompt", "none"),
+  ],
 )
-def test_a_compiled_step_multiplies_as_often_as_planned(block, remat):
+def test_a_compiled_step_multiplies_as_often_as_planned(block, adapter, remat):
   """The backward pass has no gradients of the base's kernels."""
   layout = MeshLayout(tpu="v4-8", mesh_shape="data:4", layout="batch:data")
-  config = case_of(block, "lora", remat).config
+  config = case_of(block, adapter, remat).config
   planned = device_flops(work(config, layout, 4))
   assert step_flops(make_step(config, layout)) == planned
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("adapter", KINDS)
+def test_a_step_moves_the_planned_bytes_between_heads(adapter):
+  """Devices sum the gradients of keys and values that all heads share."""
+  layout = MeshLayout(**TPU, layout="batch:data,heads:model")
+  config = case_of("PaLM", adapter).config
+  made = make_step(config, layout)
+  mesh = made.model.placement.make_mesh(jax.devices()[:4])
+  lowered = made.gradients(mesh).lower(
+    made.abstract_state(mesh),
+    made.abstract_batch(mesh),
+    made.abstract_numbers(mesh),
+  )
+  compiled = CompiledText(lowered.compile().as_text())
+  sent = sum(
+    x.times * x.sent_bytes
+    for x in compiled.collectives
+    if x.groups == ((0, 1), (2, 3))
+  )
+  planned = step_bytes(work(config, layout, 4))
+  assert planned["all_reduce", ("model",)] == layout.num_devices * sent
 
 
 @pytest.mark.parametrize("settings", [slow({}), slow({"adapter": "dora"})])
