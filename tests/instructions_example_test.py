@@ -11,7 +11,8 @@ from importlib import metadata
 import pytest
 
 from palm_mtf.cli.main import main
-from palm_mtf.data.sources.conversation import read_conversation
+from palm_mtf.data.sources.conversation import read_conversation, read_fields
+from palm_mtf.data.sources.seqio_task import split_at_tokenize
 from palm_mtf.data.vocabulary.answers import ConversationEncoder
 from palm_mtf.data.vocabulary.load import open_vocabulary
 from palm_mtf.data.vocabulary.training import train_vocabulary
@@ -106,9 +107,51 @@ def test_the_task_asks_the_questions_of_both_splits(block, here, monkeypatch):
       split: len(list(task.source.get_dataset(split)))
       for split in ("validation", "train")
     }
+    choices = seqio.get_mixture_or_task("dialogue_choices")
+    (rows,), _ = split_at_tokenize(choices)
+    asked = rows(choices.source.get_dataset("validation"))
+    options = [bool(x["is_correct"]) for x in asked.as_numpy_iterator()]
+  assert options == [True, False, False, False] * sizes["validation"]
   held_out = {x["inputs"] for x in read_lines(here, "held_out")}
   assert sizes["validation"] == len(held_out)
   assert len(held_out) <= sizes["train"] < 3 * len(held_out)
+
+
+@PAGE.shows("palm_mtf train --gin_file=recipes/quickstart.gin --gin_file=p")
+def test_pairs_are_of_training_questions_and_the_command_reads_them(
+  block, here
+):
+  train, evaluate, _ = block.commands
+  assert main([*train[1:], "--print_config"]) == 0
+  assert evaluate[2:] == [
+    *("--model_dir", "runs/preferred", "--gin_file=answers.gin")
+  ]
+  chats = [x["messages"] for x in read_lines(here, "train")]
+  asked = {(f"Q: {x[0]['content']}\nA:", f" {x[1]['content']}") for x in chats}
+  pairs = read_lines(here, "pairs")
+  assert {(x["prompt"], x["chosen"]) for x in pairs} == asked
+  for pair in pairs:
+    found = read_fields(pair, "here")
+    assert found.form == "plain pairs"
+    assert (pair["prompt"], pair["rejected"]) not in asked
+
+
+@PAGE.shows("awk")
+def test_a_pretrained_model_has_a_valid_configuration(block, here):
+  """tests/smollm2_example_test.py imports it."""
+  run = here / "runs" / "smollm2"
+  run.mkdir(parents=True)
+  files = "recipes/finetune.gin", "models/smollm2_135m.gin"
+  lines = "".join(f"include '{x}'\n" for x in files)
+  (run / "config.gin").write_text(lines)
+  pick, train, evaluate = block.commands
+  assert pick[-1] == "dialogues/some_pairs.jsonl"
+  assert main([*train[1:], "--print_config"]) == 0
+  assert '--gin.TEXT_FILES="dialogues/some_pairs.jsonl"' in train
+  assert '--gin.MODEL_DIR="runs/smollm2_preferred"' in train
+  assert evaluate[:4] == [
+    *("palm_mtf", "evaluate", "--model_dir", "runs/smollm2_preferred")
+  ]
 
 
 def test_every_block_is_tested():

@@ -225,6 +225,12 @@ COMMANDS = {
         "answer each line of stdin in one conversation, in the form of the "
         "model's chat_template.jinja"
       ),
+      "--json_schema": _flag(
+        "FILE", "every continuation is JSON that satisfies this schema"
+      ),
+      "--regex": _flag(
+        "PATTERN", "every continuation is a text that the pattern matches"
+      ),
       **_ADAPTER,
     },
   ),

@@ -3,13 +3,14 @@
 """`palm_mtf generate`: continues texts with the newest checkpoint."""
 
 import dataclasses
+import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from palm_mtf.checkpoints.weights_to_load import open_newest
 from palm_mtf.commands.adapter import add_adapter
-from palm_mtf.config import Config, RunConfig, mesh_layout
+from palm_mtf.config import Config, DecodeConfig, RunConfig, mesh_layout
 from palm_mtf.data.batches.packing import prompt_start
 from palm_mtf.data.vocabulary.chat import ChatTemplate
 from palm_mtf.errors import UserError
@@ -20,12 +21,17 @@ from palm_mtf.generation.inference.prompts import (
   read_prompts,
   warn_of_spaces,
 )
-from palm_mtf.json_text import json_text
+from palm_mtf.json_text import STRICT_DECODER, json_text
 from palm_mtf.machine.activation_dtype import log_dtype, resolve_dtype
-from palm_mtf.user_text import split_lines
+from palm_mtf.model_dir.foreign_files import read_regular
+from palm_mtf.user_text import check_text, split_lines
 
-if TYPE_CHECKING:  # the module imports TensorFlow, which takes seconds
+if TYPE_CHECKING:  # the modules import TensorFlow, which takes seconds
+  from palm_mtf.generation.inference.constraint import Grammar
   from palm_mtf.generation.inference.generator import Generator
+
+
+_MOST_BYTES = 2**20  # of a schema
 
 
 def generate(
@@ -36,6 +42,8 @@ def generate(
   input_file: str | None = None,
   interactive: bool = False,
   chat: bool = False,
+  json_schema: str | None = None,
+  regex: str | None = None,
   adapter: str | None = None,
   as_json: bool = False,
 ) -> None:
@@ -61,6 +69,7 @@ def generate(
       "PROMPTS = []: give at least one text to continue, such as "
       "--prompt 'def main(', or --input FILE."
     )
+  grammar = _read_grammar(json_schema, regex, decode)
   checkpoint, vocabulary = open_newest(model_dir, config)
   config, checkpoint = add_adapter(adapter, config, checkpoint)
   model = config.model
@@ -84,7 +93,7 @@ def generate(
   warn_if_slow(
     model, mesh, step_session_config(model, mesh, decode.weight_dtype)
   )
-  with open_generator(checkpoint, config, vocabulary) as loaded:
+  with open_generator(checkpoint, config, vocabulary, grammar) as loaded:
     # If there is only one continuation, print tokens as they are generated.
     is_one = decode.rows_per_prompt == 1 and not as_json
     if template:
@@ -112,6 +121,46 @@ def _find_prompts(
   if input_file:
     return read_prompts(input_file), f"--input = {input_file!r}"
   return run.prompts, "PROMPTS"
+
+
+def _read_grammar(
+  schema_file: str | None, regex: str | None, decode: DecodeConfig
+) -> "Grammar | None":
+  """Returns the form that --json_schema or --regex asks for; None for any."""
+  if schema_file is None and regex is None:
+    return None
+  given = f"--regex = {regex!r}"
+  if schema_file is not None:
+    given = f"--json_schema = {schema_file!r}"
+  for name, value, off in (
+    ("--regex", schema_file and regex, None),
+    ("NUM_BEAMS", decode.num_beams, 1),
+    ("REPETITION_PENALTY", decode.repetition_penalty, 1.0),
+  ):
+    if value != off:
+      raise UserError(
+        f"{given} and {name} = {value!r}: cannot be used together; leave one "
+        "out."
+      )
+  from palm_mtf.generation.inference.constraint import check_library
+  from palm_mtf.generation.serving.structure import json_rule, make_grammar
+
+  check_library(given)
+  if schema_file is None:
+    from palm_mtf.generation.inference.grammar_process import regex_rule
+
+    pattern = check_text(regex, given, "give a regular expression")
+    return make_grammar(given, f"start: {regex_rule(pattern)}")
+  try:
+    text = read_regular(os.path.expanduser(schema_file), _MOST_BYTES).decode()
+    schema = STRICT_DECODER.decode(text)
+  except OSError as error:
+    raise UserError(f"{given}: {error.strerror}; give a file.") from None
+  except (ValueError, RecursionError) as error:
+    raise UserError(f"{given}: is not valid JSON: {error}; mend it.") from None
+  if not isinstance(schema, dict | bool):
+    raise UserError(f"{given}: is no JSON schema; give an object.")
+  return make_grammar(given, f"start: {json_rule(schema)}")
 
 
 def _print_stream(loaded: "Generator", prompt: str) -> None:

@@ -36,7 +36,8 @@ def test_training_keeps_both_configurations_and_either_gives_the_same(
       own = {
         "train": set(),
         "evaluate": {"adapter"},
-        "generate": {"adapter", "prompts", "chat", "input_file", "interactive"},
+        "generate": {"adapter", "prompts", "chat", "input_file", "interactive"}
+        | {"json_schema", "regex"},
       }
       assert again.keys() - first.keys() == own[command]
       common = first.keys() - {"decode"}  # training does not set decoding

@@ -369,6 +369,12 @@ class SeqioTask:
               "but the first have none; give all or none of them inputs."
             )
           document = document._replace(inputs=None)
+        if document.form != self.form:
+          raise UserError(
+            f"TASK: {self.name}: example {number:,} of {split!r} has "
+            f"{document.form}, but the first has {self.form}; give all "
+            "examples one form."
+          )
         found = True
         if self._share is not None:
           split = SPLITS[document.rank < self._share]

@@ -3,8 +3,9 @@
 """Reads, checks and continues prompts."""
 
 import contextlib
+import functools
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from palm_mtf.checkpoints.manifest import Checkpoint
@@ -19,7 +20,8 @@ from palm_mtf.user_text import (
   read_lines,
 )
 
-if TYPE_CHECKING:  # at run time, this import would load TensorFlow
+if TYPE_CHECKING:  # at run time, these imports would load TensorFlow
+  from palm_mtf.generation.inference.constraint import Grammar
   from palm_mtf.generation.inference.generator import Generator
 
 _logger = logging.getLogger(__name__)
@@ -131,18 +133,27 @@ def continue_prompts(
 
 @contextlib.contextmanager
 def open_generator(
-  checkpoint: Checkpoint, config: Config, vocabulary: Vocabulary
+  checkpoint: Checkpoint,
+  config: Config,
+  vocabulary: Vocabulary,
+  grammar: "Grammar | None" = None,
 ) -> Iterator["Generator"]:
   """Loads a checkpoint for decoding, and frees it after the `with` body.
+
+  `grammar` is the form of the continuations; None for any text.
 
   The caller has resolved ACTIVATION_DTYPE = "auto", and has checked that the
   checkpoint has the weights of `config.model`.
   """
+  from palm_mtf.generation.inference.constrained import ConstrainedGenerator
   from palm_mtf.generation.inference.generator import Generator
   from palm_mtf.generation.inference.sessions import LoadedDecoder
 
+  make: Callable[..., Generator] = Generator
+  if grammar:
+    make = functools.partial(ConstrainedGenerator, grammar=grammar)
   with LoadedDecoder.of_run(checkpoint, config, for_steps=True) as loaded:
-    yield Generator(
+    yield make(
       loaded,
       vocabulary,
       config.decode,

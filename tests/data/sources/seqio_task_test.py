@@ -358,6 +358,35 @@ def test_a_task_of_messages_gives_conversations():
   assert found[-1].conversation.where == where
 
 
+def test_a_task_of_pairs_gives_texts_or_lists_of_messages():
+  plain = {"prompt": "q", "chosen": "[1]", "rejected": "b"}
+  lists = {
+    "prompt": json.dumps(_TURNS[:1]),
+    "chosen": "[1]",
+    "rejected": json.dumps([{**_TURNS[1], "content": "b"}]),
+  }
+  for form, given in (("plain pairs", plain), ("pairs", lists)):
+    columns = {name: [x] for name, x in given.items()}
+    add_examples(form.replace(" ", "_"), {"train": columns}, [], features=())
+    source = open_one(form.replace(" ", "_"))
+    assert source.form == form and source.has_inputs
+    ((_, document),) = source.documents()
+    assert document.conversation.texts == ["q", "[1]", "b"]
+    assert document.form == form
+  both = {name: [x, lists[name]] for name, x in plain.items()}
+  add_examples("both", {"train": both}, [], features=())
+  assert error("both") == (
+    "TASK: both: example 1 of 'train' has pairs, but the first has plain "
+    "pairs; give all examples one form."
+  )
+  equal = {name: [x] for name, x in (plain | {"rejected": "[1]"}).items()}
+  add_examples("equal", {"train": equal}, [], features=())
+  assert error("equal") == (
+    "TASK: equal, split 'train', example 0: 'chosen' and 'rejected' are equal; "
+    "leave the pair out."
+  )
+
+
 def test_messages_that_are_no_unicode_text_are_left_out(caplog):
   """JSON can escape them, as in TEXT_FILES."""
   texts = [_chat("a"), _chat("b\ud800"), _chat("c\0")]

@@ -12,7 +12,7 @@ import re
 import pytest
 import tokenizers
 
-from palm_mtf.data.sources.conversation import read_conversation
+from palm_mtf.data.sources.conversation import read_conversation, read_fields
 from palm_mtf.data.vocabulary.answers import ConversationEncoder
 from palm_mtf.data.vocabulary.chat import FILE_NAME, ChatTemplate
 from palm_mtf.data.vocabulary.load import open_vocabulary
@@ -64,6 +64,22 @@ def test_spans_are_the_answers_of_texts_written_by_hand(form, tmp_path):
   ]
   assert [[*range(*span)] for span in spans] == expected[:2]
   assert {vocabulary.piece(tokens[end - 1]) for _, end in spans} == {form.end}
+
+
+@pytest.mark.parametrize("form", FORMS.values(), ids=FORMS)
+def test_a_pair_is_both_conversations_up_to_the_ends_of_their_answers(
+  form, tmp_path
+):
+  encoder, vocabulary = open_form(form, tmp_path)
+  asked, *answers = MESSAGES[0], MESSAGES[1], {**MESSAGES[1], "content": "No."}
+  fields = {"prompt": [asked], "chosen": answers[:1], "rejected": answers[1:]}
+  tokens, spans = encode(encoder, vocabulary, read_fields(fields, WHERE))
+  expected, places = [], []
+  for answer in answers:
+    ids, ((begin, end),) = encode(encoder, vocabulary, read([asked, answer]))
+    places.append([len(expected) + begin, len(expected) + end])
+    expected += ids[:end]
+  assert spans == places and tokens[: len(expected)] == expected
 
 
 @pytest.mark.parametrize("form", FORMS.values(), ids=FORMS)
