@@ -70,7 +70,8 @@ struct AddAdapterKernel {
         rows.multiply_in(
           product, [&](int row) { return with.inputs.row(row, inner); });
         team.meet();
-        rows.add_out(product, [&](int row) { return y.row(first + row); });
+        rows.add_out(product, thread, team.size(),
+                     [&](int row) { return y.row(first + row); });
       });
     }
   }

@@ -134,21 +134,22 @@ struct Step {
       const float* k_norm = next(model.has_head_norms);
       if (!model.is_serial) {
         choose();
-        multiply_in(kernel++, 0, qkv_size() + 2 * d_ff);
-        gate(thread, d_ff, q + d_ff, q);
-        attend(thread, layer, q + d_ff, q_norm, k_norm);
+        multiply_in(thread, kernel++, 0, qkv_size() + 2 * d_ff);
+        attend(thread, layer, q + d_ff, q_norm, k_norm,
+               [&] { gate(thread, d_ff, q + d_ff, q); });
         multiply_out(thread, kernel++, q + d_ff, nullptr);
         add_chosen(nullptr);
         continue;
       }
-      multiply_in(kernel++, 0, qkv_size());
-      attend(thread, layer, q, q_norm, k_norm);
+      multiply_in(thread, kernel++, 0, qkv_size());
+      attend(thread, layer, q, q_norm, k_norm, [] {});
       multiply_out(thread, kernel++, q, next(model.has_output_norms));
       normalize(thread, *scale++, model.format);
       choose();
       const float* output_norm = next(model.has_output_norms);
       if (d_ff) {
-        multiply_in(kernel++, qkv_size(), 2 * d_ff);
+        multiply_in(thread, kernel++, qkv_size(), 2 * d_ff);
+        if (low_rank.has(kernel - 1)) team.meet();
         gate(thread, d_ff, d_ff, 0);
         team.meet();
         multiply_out(thread, kernel++, d_ff, output_norm);
@@ -189,7 +190,7 @@ struct Step {
 
   // Writes the product of `inputs` and a kernel (for q, k and v, for gate and
   // linear, or for all five) to `wide`, from column `first` on.
-  void multiply_in(size_t kernel, int first, int outer) {
+  void multiply_in(int thread, size_t kernel, int first, int outer) {
     auto wide_row = [&](int row) {
       return &wide[size_t(row) * wide_size() + first];
     };
@@ -199,7 +200,7 @@ struct Step {
                std::copy_n(y, count, wide_row(row) + column);
              });
     team.meet();
-    add_low(kernel, wide_row);
+    add_low(thread, kernel, wide_row);
   }
 
   // Adds the product of `inputs` and a kernel to the residual stream; if there
@@ -219,7 +220,7 @@ struct Step {
                  to[i] = scale ? y[i] : to[i] + y[i];
              });
     team.meet();
-    add_low(kernel, result_row);
+    add_low(thread, kernel, result_row);
     if (!scale) return;
     for_rows(thread, [&](int row) {
       float *y = &wide[size_t(row) * d_model], *to = &x[size_t(row) * d_model];
@@ -235,12 +236,10 @@ struct Step {
                          [&](int row) { return inputs.row(row, inner); });
   }
 
-  // Adds the products with the second factors to rows y(row).
+  // Adds the products with the second factors to this thread's rows y(row).
   template <class Y>
-  void add_low(size_t kernel, Y y) {
-    if (!low_rank.has(kernel)) return;
-    low_rank.add_out(kernel, y);
-    team.meet();
+  void add_low(int thread, size_t kernel, Y y) {
+    low_rank.add_out(kernel, thread, team.size(), y);
   }
 
   // Writes the gated MLP's hidden layer to `inputs` (`inner` numbers per row).
@@ -291,8 +290,10 @@ struct Step {
   // Adds the keys and values of each row's position to the cache, and writes
   // the query heads' results to `inputs`, whose rows have `inner` numbers.
   // `q_norm` and `k_norm` are scales of norms of heads, or null for no norms.
+  // Calls `between` once the rows of `wide` are whole.
+  template <class Between>
   void attend(int thread, int layer, int inner, const float* q_norm,
-              const float* k_norm) {
+              const float* k_norm, Between between) {
     T *keys = cache[2 * layer], *values = cache[2 * layer + 1];
     const size_t per_head = size_t(model.memory_length) * model.d_kv;
     const int rotary = model.rotaries[layer];
@@ -318,6 +319,7 @@ struct Step {
       }
     });
     team.meet();
+    between();
     for_shares(thread, model.heads, [&](int row, int begin, int end) {
       for (int head = begin; head < end; ++head) {
         int key_head = head / (model.heads / model.key_heads);

@@ -25,8 +25,8 @@ namespace palm {
 constexpr char kNoAdapter[] = "an adapter is not kept";
 constexpr int kRanks = 4;  // columns of A that a tile multiplies
 constexpr int kLowRows = kLanes == 16 ? 4 : 2;  // most rows of a tile
-// A thread takes this many ranks, panels and rows at a time.
-constexpr int kRanksTaken = 16, kPanelsTaken = 8, kRowsTaken = 48;
+// A thread takes this many ranks and rows at a time.
+constexpr int kRanksTaken = 16, kRowsTaken = 48;
 
 // The factors of a kernel, which multiplies some columns of a product's input,
 // and gives some columns of its result.
@@ -172,7 +172,7 @@ class LowRankRows {
     }
     width_ = width;
     low_.resize(std::max(low_.size(), numbers.size() * width));
-    if (width) queues_ = std::vector<WorkQueue>(2 * num_products);
+    if (width) queues_ = std::vector<WorkQueue>(num_products);
     return true;
   }
 
@@ -188,8 +188,7 @@ class LowRankRows {
   template <class X>
   void multiply_in(int product, X x) {
     for_tiles(
-      2 * product, product,
-      [](const Factors& f) { return parts_of(f.rank, kRanksTaken); },
+      product, [](const Factors& f) { return parts_of(f.rank, kRanksTaken); },
       [&](const Group& group, const Factors& f, int part, const int* rows,
           int count) {
         const float* from[kLowRows];
@@ -207,28 +206,31 @@ class LowRankRows {
       });
   }
 
-  // Adds (x A) B to a product; y(row) is a row of its result. Threads as above.
+  // Adds (x A) B to those rows y(row) of a product that are a thread's own, one
+  // in `size` rows, as elsewhere in a step. So no thread waits for another one.
   template <class Y>
-  void add_out(int product, Y y) {
-    for_tiles(
-      2 * product + 1, product,
-      [](const Factors& f) { return parts_of(f.outer, kPanelsTaken * kColumns); },
-      [&](const Group& group, const Factors& f, int part, const int* rows,
-          int count) {
-        const float* from[kLowRows];
-        std::remove_reference_t<decltype(*y(0))>* to[kLowRows];
-        const int begin = part * kPanelsTaken * kColumns;
-        const int end = std::min(begin + kPanelsTaken * kColumns, f.outer);
-        for (int column = begin; column < end; column += kColumns) {
-          for (int r = 0; r < count; ++r) {
-            from[r] = low(rows[r], f);
-            to[r] = y(rows[r]) + f.first_out + column;
+  void add_out(int product, int thread, int size, Y y) {
+    const float* from[kLowRows];
+    std::remove_reference_t<decltype(*y(0))>* to[kLowRows];
+    for (const Group& group : groups_)
+      for (const Factors& f : factors_of(group, product)) {
+        int count = 0;
+        auto add = [&] {
+          for (int column = 0; count && column < f.outer; column += kColumns) {
+            const T* b = &group.adapter->numbers[f.b + size_t(column) * f.rank];
+            multiply_up<kLowRows>(count, from, b, f.rank,
+                                  std::min(kColumns, f.outer - column), to);
+            for (int r = 0; r < count; ++r) to[r] += kColumns;
           }
-          const T* b = &group.adapter->numbers[f.b + size_t(column) * f.rank];
-          multiply_up<kLowRows>(count, from, b, f.rank,
-                                std::min(kColumns, f.outer - column), to);
+          count = 0;
+        };
+        for (int row : group.rows) {
+          if (row % size != thread) continue;
+          from[count] = low(row, f), to[count] = y(row) + f.first_out;
+          if (++count == kLowRows) add();
         }
-      });
+        add();
+      }
   }
 
  private:
@@ -246,16 +248,16 @@ class LowRankRows {
   // Calls use(group, factors, part, rows, count) for tiles of rows, in the parts
   // of work that this thread takes.
   template <class Count, class Use>
-  void for_tiles(int queue, int product, Count count_parts, Use use) {
+  void for_tiles(int product, Count count_parts, Use use) {
     if (!has(product)) return;
-    int next = queues_[queue].take(1), i = 0;
+    int next = queues_[product].take(1), i = 0;
     for (const Group& group : groups_)
       for (const Factors& f : factors_of(group, product))
         for (int part = 0; part < count_parts(f); ++part)
           for (int first = 0; first < int(group.rows.size());
                first += kRowsTaken) {
             if (i++ != next) continue;
-            next = queues_[queue].take(1);
+            next = queues_[product].take(1);
             const int end =
               std::min(first + kRowsTaken, int(group.rows.size()));
             for (int at = first; at < end; at += kLowRows)

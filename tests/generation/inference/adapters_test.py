@@ -17,7 +17,7 @@ from palm_mtf.generation.inference.scorer import Scorer
 from palm_mtf.generation.inference.sessions import LoadedDecoder
 from palm_mtf.generation.inference.slot_decoder import SlotDecoder, SlotText
 from palm_mtf.native.operations import operations
-from tests import adapter_oracle, oracle
+from tests import adapter_oracle, oracle, processes
 from tests.blocks import block_config
 from tests.cases import slow
 from tests.decode_testing import save_checkpoint
@@ -207,3 +207,14 @@ def test_an_adapter_is_kept_as_long_as_it_is_used(tmp_path):
     assert newer.number > number
     assert read_texts(served, [(0, PROMPTS[0], newer)]) == before
     assert read_texts(served, rows) == before
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("limit", ["AVX2", "SSE41"])
+def test_lesser_cpus_compute_the_same(limit):
+  run = processes.python(
+    *("-m", "pytest", "-q", "-p", "no:cacheprovider", "-k", "not lesser"),
+    __file__,
+    variables={"ONEDNN_MAX_CPU_ISA": limit},
+  )
+  assert run.returncode == 0, run.stdout
