@@ -143,6 +143,7 @@ def no_logits(batch, unused_dtype):
     ({"PROMPTS": ["a"]}, "PROMPTS = ['a'] and MODEL_FUNCTION = "),
     ({"REMAT": "layer"}, "set it."),
     ({"DROPOUT": 0.1}, "such a model trains only with DROPOUT = 0.0; set it."),
+    ({"PREFERENCE_BETA": 0.1}, "only with PREFERENCE_BETA = None; set it."),
     ({"TASK_EVAL_STEPS": 5, "EVAL_TASKS": ["a"]}, "TASK_EVAL_STEPS = None"),
     ({"OBJECTIVE": "causal"}, 'OBJECTIVE = "causal": an encoder reads'),
     ({"MODEL_FUNCTION": "no_such.name"}, "No module named 'no_such'"),
