@@ -137,9 +137,9 @@ def read_factors(
     adapted, both = add_adapter(path, config, checkpoint, flag)
     if adapted.model.adapter != "lora":
       raise UserError(
-        f"{flag} = {path!r}: has ADAPTER = {adapted.model.adapter!r}, and only "
-        'adapters with ADAPTER = "lora" share a server; serve the adapted run '
-        "itself."
+        f"{flag} = {path!r}: has ADAPTER = {adapted.model.adapter!r}, and a "
+        "server adds only factors of 'lora' to the products that texts share; "
+        "serve the adapted run itself."
       )
     return find_factors(adapted.model, array_reader(both))
   except (OSError, tf.errors.OpError) as error:

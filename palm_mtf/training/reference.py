@@ -80,6 +80,7 @@ def _score(
   """
   config, num_pairs = job.config, sum(x.num_rows for x in rows)
   model = config.model if job.initial_adapter else config.model.base
+  virtual = job.corpus.virtual
   with (
     LoadedDecoder(
       reference, model, config.mesh_layout, pods=config.pods
@@ -91,7 +92,8 @@ def _score(
       found = np.zeros(each.num_rows, np.float32)
       for start in range(0, each.num_rows, _AT_ONCE):
         stop = min(start + _AT_ONCE, each.num_rows)
-        some = [x for i in range(start, stop) for x in _split(each.read(i))]
+        read = map(each.read, range(start, stop))
+        some = [x for row in read for x in _split(row, virtual)]
         scores = np.zeros(len(some))
         for index, log_likelihood in scorer.log_likelihoods(some):
           scores[index] = log_likelihood
@@ -100,10 +102,13 @@ def _score(
       yield found
 
 
-def _split(row: Row) -> Iterator[Example]:
-  """Yields the chosen answer of a row, then the rejected one."""
+def _split(row: Row, virtual: int) -> Iterator[Example]:
+  """Yields the chosen answer of a row, then the rejected one.
+
+  Each begins with `virtual` positions without tokens, which are left out.
+  """
   for segment in (1, 2):
-    own = row["segments"] == segment
+    own = np.flatnonzero(row["segments"] == segment)[virtual:]
     inputs, targets = row["inputs"][own], row["targets"][own]
     learned = np.flatnonzero(row["loss_weights"][own])
     first, last = learned[0], learned[-1]

@@ -188,6 +188,41 @@ def test_an_adapter_begins_as_another_adapter(base, adapted, tmp_path):
   assert held["parent"]["checkpoint"] == "step_00000008"
 
 
+VIRTUAL = {"ADAPTER": "prefix", "ADAPTER_LENGTH": 3, "TRAIN_STEPS": 2}
+
+
+@pytest.fixture(scope="module")
+def prefixed(base, tmp_path_factory):
+  model_dir = tmp_path_factory.mktemp("prefixed") / "run"
+  more = {"EVAL_STEPS": 2, "CHECKPOINT_STEPS": 2}
+  assert train(base, model_dir, **VIRTUAL, **more) == 0
+  return model_dir
+
+
+def test_virtual_positions_are_no_tokens_of_the_base(base, prefixed):
+  """The reference of prefix tuning is the base, which reads only the pairs."""
+  kept = json.loads((prefixed / "reference.json").read_text())["log_ratios"]
+  config, params = model_config(), runs.read_tensors(base, 8)
+  for found, rows in zip(kept, read_rows(prefixed), strict=True):
+    for row in range(len(found)):
+      own = {x: y[row : row + 1] for x, y in rows.items()}
+      # Targets of virtual positions are 0, which no text has.
+      tokens = {x: y[own["targets"] != 0][np.newaxis] for x, y in own.items()}
+      expected = log_ratios(config, params, tokens)
+      np.testing.assert_allclose(found[row], expected[0], atol=1e-4)
+
+
+@pytest.mark.slow
+def test_prefix_tuning_begins_as_another_prefix(base, prefixed, tmp_path):
+  macros = VIRTUAL | {"INIT_CHECKPOINT": str(prefixed), "EVAL_STEPS": 2}
+  assert train(base, tmp_path / "run", **macros) == 0
+  metrics, *_ = runs.read_metrics(tmp_path / "run")
+  assert metrics["loss"] == pytest.approx(math.log(2), abs=1e-6)
+  params = runs.read_tensors(base, 8) | runs.read_tensors(prefixed, 2)
+  own = {x: y for x, y in VIRTUAL.items() if x.startswith("ADAPTER")}
+  check_reference(tmp_path / "run", model_config(**own), params)
+
+
 # {why: (macros, message)}
 REFUSED = {
   "no reference": (

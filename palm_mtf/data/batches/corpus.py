@@ -181,13 +181,13 @@ def _stack(
     "segments": np.ones(length, np.int32),
     "loss_weights": np.ones(length, np.float32),
   }
-  return {
-    name: np.pad(
-      [row[name] if name in row else ones[name] for row in rows],
-      [[0, 0], [virtual, 0]],
-    )
+  batch = {
+    name: np.array([row[name] if name in row else ones[name] for row in rows])
     for name in features
   }
+  if virtual:  # joined rows, whose features all have a value per position
+    batch = {x: np.pad(y, [[0, 0], [virtual, 0]]) for x, y in batch.items()}
+  return batch
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -302,6 +302,19 @@ def _parse_config(config: Json) -> dict[str, Any]:
   }
 
 
+# A regular expression holds Python's lock, so that a server stops meanwhile.
+_MOST_WAYS = 10**6
+
+
+def _count_ways(pattern: str) -> float:
+  # Returns about how many ways to match a module's name an expression may try.
+  # A repeated group may itself match in several ways.
+  if re.search(r"\)[*+{]", pattern):
+    return math.inf
+  ways = 32.0 ** len(re.findall("[*+{]", pattern)) * 2.0 ** pattern.count("?")
+  return ways * math.prod(1 + x.count("|") for x in re.split("[()]", pattern))
+
+
 def _parse_scale(
   config: Json, module: str, model: ModelConfig
 ) -> tuple[int, float]:
@@ -311,6 +324,11 @@ def _parse_scale(
     if not isinstance(patterns, dict):
       raise UserError(f"{key} = {shorten(patterns)}: is no JSON object.")
     for pattern, value in patterns.items():
+      if _count_ways(pattern) > _MOST_WAYS:
+        raise UserError(
+          f"{key}: {shorten(pattern)} could take for ever to match; name its "
+          "modules with fewer repetitions and alternatives."
+        )
       try:
         if re.match(rf"(.*\.)?({pattern})$", module):  # as in PEFT
           return {key: value}

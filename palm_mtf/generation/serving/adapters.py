@@ -4,7 +4,6 @@
 
 import dataclasses
 import re
-import threading
 import time
 from collections.abc import Callable, Mapping
 
@@ -24,7 +23,10 @@ class NamedAdapter:
 
 
 class ServedAdapters:
-  """The adapters of one base, which may change while texts use them."""
+  """The adapters of one base, which may change while texts use them.
+
+  One thread at a time changes them; others may read.
+  """
 
   def __init__(
     self,
@@ -40,7 +42,6 @@ class ServedAdapters:
     """
     self._base, self._read, self._keep = base, read, keep
     self._named: dict[str, NamedAdapter] = {}
-    self._changing = threading.Lock()  # one load at a time
 
   def find(self, name: object) -> NamedAdapter | None:
     """Returns the adapter that has this name now."""
@@ -75,13 +76,12 @@ class ServedAdapters:
     needed = {"lora_name": "", "lora_path": ""}
     fields = _read_fields(body, needed, {"load_inplace": False})
     name, path = str(fields["lora_name"]), str(fields["lora_path"])
-    with self._changing:
-      if name in self._named and not fields["load_inplace"]:
-        raise UserError(
-          f"lora_name = {name!r}: is loaded already; give load_inplace = true "
-          "to replace it."
-        )
-      self.add(self.read({name: path}, "lora_path"))
+    if name in self._named and not fields["load_inplace"]:
+      raise UserError(
+        f"lora_name = {name!r}: is loaded already; give load_inplace = true "
+        "to replace it."
+      )
+    self.add(self.read({name: path}, "lora_path"))
     return name
 
   def unload(self, body: object) -> str | None:
@@ -90,8 +90,7 @@ class ServedAdapters:
     Texts that have begun with it end with it.
     """
     name = str(_read_fields(body, {"lora_name": ""}, {})["lora_name"])
-    with self._changing:
-      return name if self._named.pop(name, None) else None
+    return name if self._named.pop(name, None) else None
 
   def _check_name(self, name: str) -> None:
     if not _NAME.fullmatch(name):

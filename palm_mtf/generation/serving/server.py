@@ -226,11 +226,13 @@ class _AdapterPages:
 
   def __init__(self, adapters: ServedAdapters, most_secs: float):
     self._adapters, self._most_secs = adapters, most_secs
+    # Loads take turns in a thread of their own, so that no prompt waits.
+    self._thread = futures.ThreadPoolExecutor(1)
 
   async def load(self, request: web.Request) -> web.Response:
     """Loads an adapter, or replaces one."""
     body = await read_json(request, self._most_secs)
-    name = await asyncio.to_thread(self._adapters.load, body)
+    name = await self._call(self._adapters.load, body)
     return web.Response(
       text=f"Success: LoRA adapter '{name}' added successfully."
     )
@@ -238,12 +240,17 @@ class _AdapterPages:
   async def unload(self, request: web.Request) -> web.Response:
     """Removes an adapter. Texts that have begun with it end with it."""
     body = await read_json(request, self._most_secs)
-    name = await asyncio.to_thread(self._adapters.unload, body)
+    name = await self._call(self._adapters.unload, body)
     if name is None:
       raise RefusalError(404, "lora_name: there is no such adapter.")
     return web.Response(
       text=f"Success: LoRA adapter '{name}' removed successfully."
     )
+
+  async def _call(
+    self, function: Callable[[object], _Found], body: object
+  ) -> _Found:
+    return await asyncio.wrap_future(self._thread.submit(function, body))
 
 
 def _check_choice(choice: Choice) -> None:

@@ -5,6 +5,7 @@
 import json
 import math
 import re
+import shutil
 
 import numpy as np
 import pytest
@@ -242,6 +243,37 @@ def test_a_setting_that_is_not_computed_is_refused(key, written, tmp_path):
   message = refuse(written, tmp_path, {key: VALUES.get(key, ["lm_head"])})
   assert message.startswith(f"{tmp_path / CONFIG}: {key}")
   assert SETTINGS[key] in message
+
+
+@pytest.mark.parametrize(
+  "pattern",
+  [
+    "(a|a?)+x",
+    ".*.*.*.*x",
+    "a?" * 25 + "a" * 25,
+    "(.|..)" * 25 + "x",
+  ],
+)
+def test_no_pattern_stops_a_server(pattern, written, tmp_path):
+  """Some take longer than the age of the universe, with Python's lock held."""
+  message = refuse(written, tmp_path, {"rank_pattern": {pattern: 3}})
+  assert "could take for ever to match" in message
+
+
+@pytest.mark.parametrize(
+  "pattern",
+  [
+    r".*layers\.(0|1|2|3|4|5|6|7)\.(self_attn|mlp)\..*(q|k|v)_proj",
+    r"(?!.*\.mlp\.).*q_proj",
+  ],
+)
+def test_usual_patterns_are_read(pattern, written, tmp_path):
+  source, base, params = written
+  shutil.copytree(source, tmp_path, dirs_exist_ok=True)
+  config = json.loads((tmp_path / CONFIG).read_text())
+  config |= {"rank_pattern": {pattern: 3}}
+  (tmp_path / CONFIG).write_text(json.dumps(config))
+  read_peft(str(tmp_path), base, params.__getitem__)
 
 
 TENSORS = {

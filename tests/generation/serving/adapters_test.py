@@ -205,6 +205,33 @@ def test_adapters_are_loaded_one_at_a_time_while_texts_continue():
   assert set(most) == {1}
 
 
+def test_long_prompts_do_not_wait_for_loads():
+  """Python's default executor has at most 32 threads."""
+  here = []
+  may_end = threading.Event()
+
+  def slow(path, given):
+    here.append(path)
+    assert may_end.wait(60)
+    return NOTHING
+
+  async def run():
+    async with adapted(read=slow) as address:
+      names = [f"b{i}" for i in range(40)]
+      loads = [asyncio.create_task(load(address, x)) for x in names]
+      await until(lambda: here)
+      await asyncio.sleep(0.2)
+      long = {"prompt": ["o" * 4000] * 3, "max_tokens": 1}
+      status, answer = await complete(address, long)
+      may_end.set()
+      for each in loads:
+        assert (await each)[0] == 200
+      return status, answer["error"]["message"]
+
+  status, message = asyncio.run(run())
+  assert status == 400 and "more than SEQUENCE_LENGTH" in message
+
+
 def test_clients_load_adapters_only_if_the_operator_allows_it():
   async def run():
     async with adapted(loads_adapters=False) as address:
