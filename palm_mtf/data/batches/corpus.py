@@ -181,13 +181,15 @@ def _stack(
     "segments": np.ones(length, np.int32),
     "loss_weights": np.ones(length, np.float32),
   }
-  return {
-    name: np.pad(
-      [row[name] if name in row else ones[name] for row in rows],
-      [[0, 0], [virtual, 0]],
-    )
+  batch = {
+    name: np.array([row[name] if name in row else ones[name] for row in rows])
     for name in features
   }
+  if not virtual:
+    return batch
+  # Only joined rows have virtual positions before them. All their features
+  # are [batch, length].
+  return {x: np.pad(y, [[0, 0], [virtual, 0]]) for x, y in batch.items()}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
