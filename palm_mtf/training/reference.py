@@ -18,6 +18,7 @@ from palm_mtf.checkpoints.manifest import Checkpoint
 from palm_mtf.checkpoints.weights_to_load import find_weights
 from palm_mtf.console import progress_bar
 from palm_mtf.data.batches.packing import Row, WholeRows
+from palm_mtf.data.sources.document import hash_parts
 from palm_mtf.errors import UserError
 from palm_mtf.generation.inference.scorer import Example, Scorer
 from palm_mtf.generation.inference.sessions import LoadedDecoder
@@ -35,7 +36,8 @@ _AT_ONCE = 256  # pairs whose tokens are in memory at the same time
 def set_reference(job: TrainJob) -> None:
   """Sets the feature "reference" of a run's rows, if PREFERENCE_BETA is set.
 
-  Raises UserError if INIT_CHECKPOINT is needed, but missing or damaged.
+  Raises UserError if INIT_CHECKPOINT is needed, but missing, damaged or not the
+  reference with which the run began.
   """
   if job.config.loss.preference_beta is None:
     return
@@ -43,12 +45,20 @@ def set_reference(job: TrainJob) -> None:
   found: dict[str, object] = {"tokens": job.corpus.fingerprint}
   if not job.checkpoint:  # a run that resumes keeps its reference
     found["checkpoint"] = _find_reference(job).blake2b
+    found["model"] = hash_parts([job.config.model])
   try:
     kept, _ = read_sealed(path)
   except (OSError, ValueError):
     kept = {}
   if not kept.items() >= found.items():
     reference = _find_reference(job)
+    before = kept.get("checkpoint")
+    if job.checkpoint and before not in (None, reference.blake2b):
+      raise UserError(
+        f"INIT_CHECKPOINT: {reference.path} is not the reference of the run, "
+        f"whose hash is {before}, and the pairs have changed; name the "
+        "checkpoint with which the run began, or use another MODEL_DIR."
+      )
     values = [x.tolist() for x in _score(reference, job, rows)]
     kept = found | {"checkpoint": reference.blake2b, "log_ratios": values}
     write_atomically(path, json_text(seal(kept)).encode())
@@ -79,6 +89,7 @@ def _score(
   A row's log ratio depends on no other row.
   """
   config, num_pairs = job.config, sum(x.num_rows for x in rows)
+  virtual = job.corpus.virtual
   model = config.model if job.initial_adapter else config.model.base
   with (
     LoadedDecoder(
@@ -91,7 +102,9 @@ def _score(
       found = np.zeros(each.num_rows, np.float32)
       for start in range(0, each.num_rows, _AT_ONCE):
         stop = min(start + _AT_ONCE, each.num_rows)
-        some = [x for i in range(start, stop) for x in _split(each.read(i))]
+        some = [
+          x for i in range(start, stop) for x in _split(each.read(i), virtual)
+        ]
         scores = np.zeros(len(some))
         for index, log_likelihood in scorer.log_likelihoods(some):
           scores[index] = log_likelihood
@@ -100,10 +113,13 @@ def _score(
       yield found
 
 
-def _split(row: Row) -> Iterator[Example]:
-  """Yields the chosen answer of a row, then the rejected one."""
+def _split(row: Row, virtual: int) -> Iterator[Example]:
+  """Yields the chosen answer of a row, then the rejected one.
+
+  `virtual` is the number of virtual positions before each, which are left out.
+  """
   for segment in (1, 2):
-    own = row["segments"] == segment
+    own = np.flatnonzero(row["segments"] == segment)[virtual:]
     inputs, targets = row["inputs"][own], row["targets"][own]
     learned = np.flatnonzero(row["loss_weights"][own])
     first, last = learned[0], learned[-1]

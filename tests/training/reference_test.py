@@ -136,6 +136,35 @@ def test_a_run_resumes_to_the_same_bits_without_its_reference(
   runs.assert_same_tensors(tmp_path / "run", trained, 8)
 
 
+def test_a_run_keeps_one_reference(base, tmp_path, capsys):
+  """INIT_CHECKPOINT may have trained on by the time that the pairs change."""
+  copy, run = tmp_path / "base", tmp_path / "run"
+  shutil.copytree(base, copy)
+  macros = {"VOCABULARY": str(base / "vocabulary.model"), "CHECKPOINT_STEPS": 1}
+  assert train(copy, run, TRAIN_STEPS=1, EVAL_STEPS=1, **macros) == 0
+  before = (run / "reference.json").read_bytes()
+  more = {"TRAIN_STEPS": 9, "EVAL_STEPS": 9, "PROMPTS": []}
+  assert runs.run("train", base.parent / "texts", copy, **more) == 0
+  pairs = (base.parent / "pairs.jsonl").read_text().splitlines()
+  (tmp_path / "pairs.jsonl").write_text("\n".join(pairs[1:]))
+  macros["TEXT_FILES"] = str(tmp_path / "pairs.jsonl")
+  assert train(copy, run, **macros) == 2
+  error = capsys.readouterr().err.splitlines()[-1]
+  assert "step_00000009 is not the reference of the run" in error
+  assert (run / "reference.json").read_bytes() == before
+
+
+def test_another_model_scores_the_pairs_again(base, tmp_path):
+  """A run that ended before its first checkpoint begins with new settings."""
+  run = tmp_path / "run"
+  macros = {"TRAIN_STEPS": 1, "EVAL_STEPS": 1, "CHECKPOINT_STEPS": 1}
+  assert train(base, run, **macros) == 0
+  shutil.rmtree(run / "checkpoints")
+  assert train(base, run, **macros, ROTARY_BASE=50.0) == 0
+  (metrics,) = runs.read_metrics(run)
+  assert metrics["loss"] == pytest.approx(math.log(2), abs=1e-6)
+
+
 @pytest.mark.parametrize(
   "macros",
   [
@@ -165,6 +194,18 @@ def test_an_adapter_begins_as_its_base(base, adapted):
   assert metrics[0]["loss"] == pytest.approx(math.log(2), abs=1e-6)
   assert metrics[-1]["loss"] < 0.68
   check_reference(adapted, model_config(), runs.read_tensors(base, 8))
+
+
+def test_virtual_positions_are_not_of_the_reference(base, trained, tmp_path):
+  """The base, which lacks them, is the reference."""
+  macros = {"ADAPTER": "prefix", "ADAPTER_LENGTH": 3, "TRAIN_STEPS": 1}
+  assert train(base, tmp_path / "run", **macros, EVAL_STEPS=1) == 0
+  kept, expected = (
+    json.loads((x / "reference.json").read_text())["log_ratios"]
+    for x in (tmp_path / "run", trained)
+  )
+  for one, other in zip(kept, expected, strict=True):
+    np.testing.assert_allclose(one, other, atol=1e-4)
 
 
 def test_an_adapter_begins_as_another_adapter(base, adapted, tmp_path):
