@@ -59,6 +59,11 @@ def set_reference(job: TrainJob) -> None:
         f"whose hash is {before}, and the pairs have changed; name the "
         "checkpoint with which the run began, or use another MODEL_DIR."
       )
+    if job.checkpoint and not before:
+      _logger.warning(
+        f"{path} is missing or damaged, so {reference.path} scores the pairs "
+        "again: it has to be the checkpoint with which the run began"
+      )
     values = [x.tolist() for x in _score(reference, job, rows)]
     kept = found | {"checkpoint": reference.blake2b, "log_ratios": values}
     write_atomically(path, json_text(seal(kept)).encode())

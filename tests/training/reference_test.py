@@ -136,31 +136,27 @@ def test_a_run_resumes_to_the_same_bits_without_its_reference(
   runs.assert_same_tensors(tmp_path / "run", trained, 8)
 
 
-def test_a_run_keeps_one_reference(base, tmp_path, capsys):
-  """INIT_CHECKPOINT may have trained on by the time that the pairs change."""
-  copy, run = tmp_path / "base", tmp_path / "run"
-  shutil.copytree(base, copy)
-  macros = {"VOCABULARY": str(base / "vocabulary.model"), "CHECKPOINT_STEPS": 1}
-  assert train(copy, run, TRAIN_STEPS=1, EVAL_STEPS=1, **macros) == 0
-  before = (run / "reference.json").read_bytes()
-  more = {"TRAIN_STEPS": 9, "EVAL_STEPS": 9, "PROMPTS": []}
-  assert runs.run("train", base.parent / "texts", copy, **more) == 0
-  pairs = (base.parent / "pairs.jsonl").read_text().splitlines()
-  (tmp_path / "pairs.jsonl").write_text("\n".join(pairs[1:]))
-  macros["TEXT_FILES"] = str(tmp_path / "pairs.jsonl")
-  assert train(copy, run, **macros) == 2
+def test_a_run_keeps_one_reference(base, trained, tmp_path, capsys):
+  """If pairs have changed, INIT_CHECKPOINT has to be the same."""
+  run, pairs = tmp_path / "run", tmp_path / "pairs.jsonl"
+  shutil.copytree(trained, run)
+  lines = (base.parent / "pairs.jsonl").read_text().splitlines()
+  pairs.write_text("\n".join(lines[1:]))
+  macros = {"INIT_CHECKPOINT": str(trained), "TEXT_FILES": str(pairs)}
+  assert train(base, run, TRAIN_STEPS=9, EVAL_STEPS=9, **macros) == 2
   error = capsys.readouterr().err.splitlines()[-1]
-  assert "step_00000009 is not the reference of the run" in error
-  assert (run / "reference.json").read_bytes() == before
+  assert f"{trained}/checkpoints/step_00000008 is not the reference" in error
+  for name in ("reference.json", "metrics.jsonl"):
+    assert (run / name).read_bytes() == (trained / name).read_bytes()
 
 
-def test_another_model_scores_the_pairs_again(base, tmp_path):
+def test_another_model_scores_the_pairs_again(base, trained, tmp_path):
   """A run that ended before its first checkpoint begins with new settings."""
   run = tmp_path / "run"
-  macros = {"TRAIN_STEPS": 1, "EVAL_STEPS": 1, "CHECKPOINT_STEPS": 1}
+  run.mkdir()
+  shutil.copy(trained / "reference.json", run)
+  macros = {"TRAIN_STEPS": 1, "EVAL_STEPS": 1, "ROTARY_BASE": 50.0}
   assert train(base, run, **macros) == 0
-  shutil.rmtree(run / "checkpoints")
-  assert train(base, run, **macros, ROTARY_BASE=50.0) == 0
   (metrics,) = runs.read_metrics(run)
   assert metrics["loss"] == pytest.approx(math.log(2), abs=1e-6)
 
@@ -239,6 +235,15 @@ REFUSED = {
   "another objective": (
     {"OBJECTIVE": "prefix_lm"},
     "PREFERENCE_BETA = 0.5 and OBJECTIVE = 'prefix_lm': pairs are learned only",
+  ),
+  "answers that take places of experts": (
+    {
+      "MLP": "experts",
+      "NUM_EXPERTS": 4,
+      "EXPERTS_PER_TOKEN": 2,
+      "CAPACITY_FACTOR": 1.0,
+    },
+    "PREFERENCE_BETA = 0.5 and CAPACITY_FACTOR = 1.0: pairs are learned only",
   ),
   "other packing": ({"PACKING": "packed"}, "PACKING = 'packed': a row holds"),
   "no beta": ({"PREFERENCE_BETA": None}, "PREFERENCE_BETA = None: text_files"),
