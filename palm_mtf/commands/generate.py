@@ -152,8 +152,8 @@ def _read_grammar(
     pattern = check_text(regex, given, "give a regular expression")
     return make_grammar(given, f"start: {regex_rule(pattern)}")
   try:
-    text = read_regular(os.path.expanduser(schema_file), _MOST_BYTES).decode()
-    schema = STRICT_DECODER.decode(text)
+    content = read_regular(os.path.expanduser(schema_file), _MOST_BYTES)
+    schema = STRICT_DECODER.decode(content.decode("utf-8-sig"))
   except OSError as error:
     raise UserError(f"{given}: {error.strerror}; give a file.") from None
   except (ValueError, RecursionError) as error:

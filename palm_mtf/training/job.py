@@ -309,6 +309,8 @@ def _check_preference(config: Config) -> None:
   for macro, value, only in (
     ("OBJECTIVE", config.model.objective, "causal"),
     ("INIT_EXPERTS", run.init_experts, "none"),
+    # The answers of a row would take each other's places of experts.
+    ("CAPACITY_FACTOR", config.model.capacity_factor, None),
   ):
     if value != only:
       raise UserError(

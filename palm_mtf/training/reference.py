@@ -18,6 +18,7 @@ from palm_mtf.checkpoints.manifest import Checkpoint
 from palm_mtf.checkpoints.weights_to_load import find_weights
 from palm_mtf.console import progress_bar
 from palm_mtf.data.batches.packing import Row, WholeRows
+from palm_mtf.data.sources.document import hash_parts
 from palm_mtf.errors import UserError
 from palm_mtf.generation.inference.scorer import Example, Scorer
 from palm_mtf.generation.inference.sessions import LoadedDecoder
@@ -35,7 +36,8 @@ _AT_ONCE = 256  # pairs whose tokens are in memory at the same time
 def set_reference(job: TrainJob) -> None:
   """Sets the feature "reference" of a run's rows, if PREFERENCE_BETA is set.
 
-  Raises UserError if INIT_CHECKPOINT is needed, but missing or damaged.
+  Raises UserError if INIT_CHECKPOINT is needed, but missing, damaged or not the
+  reference with which the run began.
   """
   if job.config.loss.preference_beta is None:
     return
@@ -43,12 +45,25 @@ def set_reference(job: TrainJob) -> None:
   found: dict[str, object] = {"tokens": job.corpus.fingerprint}
   if not job.checkpoint:  # a run that resumes keeps its reference
     found["checkpoint"] = _find_reference(job).blake2b
+    found["model"] = hash_parts([job.config.model])
   try:
     kept, _ = read_sealed(path)
   except (OSError, ValueError):
     kept = {}
   if not kept.items() >= found.items():
     reference = _find_reference(job)
+    before = kept.get("checkpoint")
+    if job.checkpoint and before not in (None, reference.blake2b):
+      raise UserError(
+        f"INIT_CHECKPOINT: {reference.path} is not the reference of the run, "
+        f"whose hash is {before}, and the pairs have changed; name the "
+        "checkpoint with which the run began, or use another MODEL_DIR."
+      )
+    if job.checkpoint and not before:
+      _logger.warning(
+        f"{path} is missing or damaged, so {reference.path} scores the pairs "
+        "again: it has to be the checkpoint with which the run began"
+      )
     values = [x.tolist() for x in _score(reference, job, rows)]
     kept = found | {"checkpoint": reference.blake2b, "log_ratios": values}
     write_atomically(path, json_text(seal(kept)).encode())
@@ -79,8 +94,8 @@ def _score(
   A row's log ratio depends on no other row.
   """
   config, num_pairs = job.config, sum(x.num_rows for x in rows)
-  model = config.model if job.initial_adapter else config.model.base
   virtual = job.corpus.virtual
+  model = config.model if job.initial_adapter else config.model.base
   with (
     LoadedDecoder(
       reference, model, config.mesh_layout, pods=config.pods
@@ -105,7 +120,7 @@ def _score(
 def _split(row: Row, virtual: int) -> Iterator[Example]:
   """Yields the chosen answer of a row, then the rejected one.
 
-  Each begins with `virtual` positions without tokens, which are left out.
+  `virtual` is the number of virtual positions before each, which are left out.
   """
   for segment in (1, 2):
     own = np.flatnonzero(row["segments"] == segment)[virtual:]

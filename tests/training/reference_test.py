@@ -136,6 +136,31 @@ def test_a_run_resumes_to_the_same_bits_without_its_reference(
   runs.assert_same_tensors(tmp_path / "run", trained, 8)
 
 
+def test_a_run_keeps_one_reference(base, trained, tmp_path, capsys):
+  """If pairs have changed, INIT_CHECKPOINT has to be the same."""
+  run, pairs = tmp_path / "run", tmp_path / "pairs.jsonl"
+  shutil.copytree(trained, run)
+  lines = (base.parent / "pairs.jsonl").read_text().splitlines()
+  pairs.write_text("\n".join(lines[1:]))
+  macros = {"INIT_CHECKPOINT": str(trained), "TEXT_FILES": str(pairs)}
+  assert train(base, run, TRAIN_STEPS=9, EVAL_STEPS=9, **macros) == 2
+  error = capsys.readouterr().err.splitlines()[-1]
+  assert f"{trained}/checkpoints/step_00000008 is not the reference" in error
+  for name in ("reference.json", "metrics.jsonl"):
+    assert (run / name).read_bytes() == (trained / name).read_bytes()
+
+
+def test_another_model_scores_the_pairs_again(base, trained, tmp_path):
+  """A run that ended before its first checkpoint begins with new settings."""
+  run = tmp_path / "run"
+  run.mkdir()
+  shutil.copy(trained / "reference.json", run)
+  macros = {"TRAIN_STEPS": 1, "EVAL_STEPS": 1, "ROTARY_BASE": 50.0}
+  assert train(base, run, **macros) == 0
+  (metrics,) = runs.read_metrics(run)
+  assert metrics["loss"] == pytest.approx(math.log(2), abs=1e-6)
+
+
 @pytest.mark.parametrize(
   "macros",
   [
@@ -165,6 +190,18 @@ def test_an_adapter_begins_as_its_base(base, adapted):
   assert metrics[0]["loss"] == pytest.approx(math.log(2), abs=1e-6)
   assert metrics[-1]["loss"] < 0.68
   check_reference(adapted, model_config(), runs.read_tensors(base, 8))
+
+
+def test_virtual_positions_are_not_of_the_reference(base, trained, tmp_path):
+  """The base, which lacks them, is the reference."""
+  macros = {"ADAPTER": "prefix", "ADAPTER_LENGTH": 3, "TRAIN_STEPS": 1}
+  assert train(base, tmp_path / "run", **macros, EVAL_STEPS=1) == 0
+  kept, expected = (
+    json.loads((x / "reference.json").read_text())["log_ratios"]
+    for x in (tmp_path / "run", trained)
+  )
+  for one, other in zip(kept, expected, strict=True):
+    np.testing.assert_allclose(one, other, atol=1e-4)
 
 
 def test_an_adapter_begins_as_another_adapter(base, adapted, tmp_path):
@@ -233,6 +270,15 @@ REFUSED = {
   "another objective": (
     {"OBJECTIVE": "prefix_lm"},
     "PREFERENCE_BETA = 0.5 and OBJECTIVE = 'prefix_lm': pairs are learned only",
+  ),
+  "answers that take places of experts": (
+    {
+      "MLP": "experts",
+      "NUM_EXPERTS": 4,
+      "EXPERTS_PER_TOKEN": 2,
+      "CAPACITY_FACTOR": 1.0,
+    },
+    "PREFERENCE_BETA = 0.5 and CAPACITY_FACTOR = 1.0: pairs are learned only",
   ),
   "other packing": ({"PACKING": "packed"}, "PACKING = 'packed': a row holds"),
   "no beta": ({"PREFERENCE_BETA": None}, "PREFERENCE_BETA = None: text_files"),

@@ -125,8 +125,9 @@ def read_pair(given: Mapping[str, object], where: str) -> Conversation:
   they answer is the field "prompt" or "messages", or else the messages before
   the last one of both lists.
 
-  Raises UserError if an answer is missing, or the answers are equal or answer
-  different messages; or as `read_conversation`.
+  Raises UserError if an answer is missing or repeats the prompt, the prompt
+  ends with an answer, or the answers are equal or answer different messages; or
+  as `read_conversation`.
   """
   prompt = next((given[x] for x in PROMPTS if given.get(x)), [])
   both = [given.get(x) for x in ANSWERS]
@@ -148,6 +149,10 @@ def read_pair(given: Mapping[str, object], where: str) -> Conversation:
         f"{where}: {name!r} is {short_json(answer)}; give prompt and answers "
         "as texts, or as lists of messages."
       )
+    elif asked and isinstance(asked, list) and answer[: len(asked)] == asked:
+      raise UserError(
+        f"{where}: {name!r} repeats the messages of the prompt; leave them out."
+      )
     turns = [*asked, *answer] if isinstance(asked, list) else asked
     read = read_conversation(turns, f"{where}: {name}").messages
     if len(read) != len(turns):
@@ -160,6 +165,11 @@ def read_pair(given: Mapping[str, object], where: str) -> Conversation:
     raise UserError(
       f"{where}: 'chosen' and 'rejected' answer different messages; give both "
       "the same messages before the last one."
+    )
+  if before[-1]["role"] == ANSWER:
+    raise UserError(
+      f"{where}: the messages before 'chosen' and 'rejected' end with an "
+      "answer; leave it out."
     )
   if chosen == rejected:
     raise UserError(

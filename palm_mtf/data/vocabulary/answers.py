@@ -70,7 +70,8 @@ class ConversationEncoder:
     the chosen and the rejected one, with which the conversations end.
 
     Raises UserError, with the conversation's place, if the template refuses the
-    messages, or renders them in a way that has no such indices.
+    messages, renders them in a way that has no such indices, or both answers of
+    a pair have the same tokens.
     """
     if not conversation.rejected:
       return self._encode_answers(conversation)
@@ -78,6 +79,11 @@ class ConversationEncoder:
     chosen, (first,) = self._encode_answers(conversation)
     other = conversation._replace(messages=messages)
     rejected, (last,) = self._encode_answers(other)
+    if np.array_equal(chosen, rejected):
+      raise UserError(
+        f"{conversation.where}: 'chosen' and 'rejected' have the same tokens; "
+        "leave the pair out."
+      )
     chosen = np.append(chosen, np.int32(self._eod_id))[: first[1]]
     return (
       np.concatenate([chosen, rejected]),

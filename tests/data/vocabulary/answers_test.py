@@ -246,6 +246,19 @@ def test_a_field_that_the_template_does_not_read_is_refused(tmp_path):
   assert "does not read this field" in message
 
 
+def test_answers_of_equal_tokens_are_no_pair(tmp_path):
+  """The content of a message may be a text, or a list of texts."""
+  encoder, _ = open_form(FORMS["ChatML"], tmp_path)
+  given = {"prompt": MESSAGES[:1], "chosen": "a"}
+  parts = [{"type": "text", "text": "a"}]
+  given["rejected"] = [{"role": "assistant", "content": parts}]
+  message = message_of(encoder.encode, read_fields(given, WHERE))
+  assert message == (
+    f"{WHERE}: 'chosen' and 'rejected' have the same tokens; leave the pair "
+    "out."
+  )
+
+
 def test_messages_can_write_no_control_token(tmp_path):
   encoder, vocabulary = open_form(FORMS["ChatML"], tmp_path)
   injected = [

@@ -31,7 +31,8 @@ def generate(model_dir, *flags):
 
 
 def test_every_sample_is_json_of_the_schema(finished, tmp_path):
-  (tmp_path / "a.json").write_text(json.dumps(SCHEMA))
+  """Some editors put a byte order mark before the schema."""
+  (tmp_path / "a.json").write_text(json.dumps(SCHEMA), "utf-8-sig")
   flags = "--json_schema", tmp_path / "a.json", "--gin.NUM_SAMPLES=3"
   found = generate(finished, *flags, "--gin.TEMPERATURE=2.0")
   assert len(found) == 6
