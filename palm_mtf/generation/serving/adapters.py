@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 
 from palm_mtf.errors import UserError, did_you_mean, shorten
 from palm_mtf.generation.inference.adapters import Adapter, Factors
+from palm_mtf.generation.serving.messages import RefusalError
 
 _NAME = re.compile(r"[\w.:-]{1,100}")
 
@@ -84,13 +85,16 @@ class ServedAdapters:
     self.add(self.read({name: path}, "lora_path"))
     return name
 
-  def unload(self, body: object) -> str | None:
-    """Removes the adapter of a request; returns its name, or None if unknown.
+  def unload(self, body: object) -> str:
+    """Removes the adapter of a request; returns its name.
 
-    Texts that have begun with it end with it.
+    Texts that have begun with it end with it. Raises RefusalError if there is
+    no such adapter.
     """
     name = str(_read_fields(body, {"lora_name": ""}, {})["lora_name"])
-    return name if self._named.pop(name, None) else None
+    if not self._named.pop(name, None):
+      raise RefusalError(404, "lora_name: there is no such adapter.")
+    return name
 
   def _check_name(self, name: str) -> None:
     if not _NAME.fullmatch(name):

@@ -14,7 +14,7 @@ from palm_mtf.data.batches.packing import prompt_start
 from palm_mtf.data.vocabulary.chat import ChatTemplate
 from palm_mtf.data.vocabulary.text_reader import TextReader
 from palm_mtf.data.vocabulary.vocabulary import Vocabulary
-from palm_mtf.errors import UserError
+from palm_mtf.errors import UserError, shorten
 from palm_mtf.generation.inference.constraint import Grammars
 from palm_mtf.generation.inference.continuation import (
   ContinuationReader,
@@ -31,6 +31,7 @@ from palm_mtf.generation.serving.completion_request import (
   make_completion_body,
   read_completion_request,
 )
+from palm_mtf.generation.serving.messages import RefusalError
 from palm_mtf.generation.serving.tools import BEGIN, Tools, read_calls
 
 # OpenAI's API has only "stop" and "length", so every other end of a text, such
@@ -222,36 +223,33 @@ class ServedModel:
   def find_adapter(self, name: object) -> NamedAdapter | None:
     """Returns the adapter that a request names; None for the base.
 
-    Raises LookupError if there is no model of this name.
+    Raises RefusalError if there is no model of this name.
     """
     found = self.adapters.find(name) if self.adapters else None
     if not found and name not in (None, self.name):
-      raise LookupError(name)
+      has_others = self.adapters and self.adapters.list_all()
+      others = " or an adapter of /v1/models" if has_others else ""
+      raise RefusalError(
+        404, f"there is no model {shorten(name)}: give {self.name!r}{others}."
+      )
     return found
 
-  def describe(self, *, step: int, created: int) -> dict:
-    """Returns the entry of this model in the answer of /v1/models.
+  def describe(
+    self, adapter: NamedAdapter | None, *, step: int, created: int
+  ) -> dict:
+    """Returns the entry of this model, or its adapter, for /v1/models.
 
     `step` is the training step of the served checkpoint, and `created` the
     checkpoint's time in seconds since 1970.
     """
+    dtype = self.config.model.activation_dtype
+    others = {"step": step, "activation_dtype": dtype}
     return {
-      "id": self.name,
+      "id": adapter.name if adapter else self.name,
       "object": "model",
-      "created": created,
+      "created": adapter.created if adapter else created,
       "owned_by": "palm_mtf",
-      "step": step,
-      "activation_dtype": self.config.model.activation_dtype,
-    }
-
-  def describe_adapter(self, found: NamedAdapter) -> dict:
-    """Returns the entry of an adapter in the answer of /v1/models."""
-    return {
-      "id": found.name,
-      "object": "model",
-      "created": found.created,
-      "owned_by": "palm_mtf",
-      "parent": self.name,
+      **({"parent": self.name} if adapter else others),
     }
 
   @functools.cached_property

@@ -16,9 +16,9 @@ from typing import TypeVar
 
 from aiohttp import web
 
-from palm_mtf.errors import UserError, shorten
+from palm_mtf.errors import UserError
 from palm_mtf.generation.serving.access import Access
-from palm_mtf.generation.serving.adapters import NamedAdapter, ServedAdapters
+from palm_mtf.generation.serving.adapters import NamedAdapter
 from palm_mtf.generation.serving.batcher import Batcher, Counters, FullError
 from palm_mtf.generation.serving.completion_request import CompletionRequest
 from palm_mtf.generation.serving.connections import (
@@ -70,7 +70,7 @@ class _Completions:
     """
     body = await read_json(request, self._model.most_secs)
     name = body.get("model") if isinstance(body, dict) else None
-    adapter = _find_adapter(self._model, name)
+    adapter = self._model.find_adapter(name)
     is_chat = request.path == _CHAT
     loop = asyncio.get_running_loop()
     asked = (
@@ -210,49 +210,6 @@ class _Completions:
     }
 
 
-def _find_adapter(model: ServedModel, name: object) -> NamedAdapter | None:
-  try:
-    return model.find_adapter(name)
-  except LookupError:
-    found = model.adapters.list_all() if model.adapters else []
-    others = " or an adapter of /v1/models" if found else ""
-    raise RefusalError(
-      404, f"there is no model {shorten(name)}: give {model.name!r}{others}."
-    ) from None
-
-
-class _AdapterPages:
-  """Answers requests to load and unload adapters, in the form of vLLM's."""
-
-  def __init__(self, adapters: ServedAdapters, most_secs: float):
-    self._adapters, self._most_secs = adapters, most_secs
-    # Loads take turns in a thread of their own, so that no prompt waits.
-    self._thread = futures.ThreadPoolExecutor(1)
-
-  async def load(self, request: web.Request) -> web.Response:
-    """Loads an adapter, or replaces one."""
-    body = await read_json(request, self._most_secs)
-    name = await self._call(self._adapters.load, body)
-    return web.Response(
-      text=f"Success: LoRA adapter '{name}' added successfully."
-    )
-
-  async def unload(self, request: web.Request) -> web.Response:
-    """Removes an adapter. Texts that have begun with it end with it."""
-    body = await read_json(request, self._most_secs)
-    name = await self._call(self._adapters.unload, body)
-    if name is None:
-      raise RefusalError(404, "lora_name: there is no such adapter.")
-    return web.Response(
-      text=f"Success: LoRA adapter '{name}' removed successfully."
-    )
-
-  async def _call(
-    self, function: Callable[[object], _Found], body: object
-  ) -> _Found:
-    return await asyncio.wrap_future(self._thread.submit(function, body))
-
-
 def _check_choice(choice: Choice) -> None:
   row = choice.row
   if row.ended == "failed":
@@ -297,6 +254,8 @@ class Server:
     # `counters` are the batcher's counters, to which the server adds requests.
     # `loads_adapters` says whether clients may load and unload adapters.
     self._loads_adapters = loads_adapters
+    # Loads take turns in a thread of their own, so that no prompt waits.
+    self._loading_thread = futures.ThreadPoolExecutor(1)
     self._model, self._batcher, self._counters = model, batcher, counters
     self._access = access
     self._completions = _Completions(model, batcher)
@@ -359,10 +318,24 @@ class Server:
     )
     if self._loads_adapters:
       assert self._model.adapters
-      pages = _AdapterPages(self._model.adapters, self._model.most_secs)
-      app.router.add_post("/v1/load_lora_adapter", pages.load)
-      app.router.add_post("/v1/unload_lora_adapter", pages.unload)
+      for verb, change, done in (
+        ("load", self._model.adapters.load, "added"),
+        ("unload", self._model.adapters.unload, "removed"),
+      ):
+        page = functools.partial(self._change_adapters, change, done)
+        app.router.add_post(f"/v1/{verb}_lora_adapter", page)
     return app
+
+  async def _change_adapters(
+    self, change: Callable[[object], str], done: str, request: web.Request
+  ) -> web.Response:
+    # Calls a method of ServedAdapters; the answer has the form of vLLM's.
+    body = await read_json(request, self._model.most_secs)
+    loading = self._loading_thread.submit(change, body)
+    name = await asyncio.wrap_future(loading)
+    return web.Response(
+      text=f"Success: LoRA adapter '{name}' {done} successfully."
+    )
 
   def _run_batcher(self, loop: asyncio.AbstractEventLoop) -> None:
     self._batcher.run()
@@ -443,11 +416,11 @@ class Server:
     return make_json_response({"object": "list", "data": entries})
 
   async def _answer_model(self, request: web.Request) -> web.Response:
-    found = _find_adapter(self._model, request.match_info["name"])
+    found = self._model.find_adapter(request.match_info["name"])
     return make_json_response(self._describe(found))
 
   def _describe(self, adapter: NamedAdapter | None) -> dict:
-    if adapter:
-      return self._model.describe_adapter(adapter)
     engine = self._batcher.engine
-    return self._model.describe(step=engine.step, created=engine.created)
+    return self._model.describe(
+      adapter, step=engine.step, created=engine.created
+    )
