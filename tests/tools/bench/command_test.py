@@ -71,6 +71,7 @@ def test_the_bench_lists_its_cases_with_a_line_each(run_bench):
 # Cases without a separate test, with their smallest sizes.
 _SMALL = ("--size=4.8M", "--rounds=1")
 SMALL = {
+  "adapters": (*_SMALL, "--bits=8", "--ranks=2", "--batch_size=2"),
   "decode": (*_SMALL, "--bits=8", "--sequence_length=16"),
   "accelerators": (*_SMALL, "--dtype=float32"),
   "data": ("--input={corpus}/*.txt", "--size=300", "--rounds=1"),

@@ -55,6 +55,7 @@ def measure(chosen: argparse.Namespace) -> Iterator[dict]:
         client=client,
         config=config,
         num_slices=1,
+        num_virtual=0,
         build=LocalPrograms(model).build,
       )
       decoder = SlotDecoder(loaded, config.vocab_size, task.batch_size)
