@@ -123,6 +123,14 @@ def test_a_base_with_an_adapter_is_the_adapted_run(base, adapted, kind):
   assert abs(found[0]["log_likelihood"] - found[2]["log_likelihood"]) > 1e-3
 
 
+def test_a_stride_counts_no_virtual_positions(adapted, capsys):
+  """With a longer one, windows would leave out tokens."""
+  flags = "--model_dir", str(adapted("prefix")), "--text=one"
+  assert runs.main(["score", *flags, "--gin.STRIDE=28"]) == 2
+  *_, line = capsys.readouterr().err.splitlines()
+  assert "give at most SEQUENCE_LENGTH - ADAPTER_LENGTH = 27." in line
+
+
 @pytest.mark.parametrize("kind", BOTH)
 def test_an_adapter_is_exported_only_to_peft(
   base, adapted, kind, tmp_path, capsys

@@ -129,10 +129,10 @@ def score(
   model = resolve_dtype(config.model, mesh)
   config = dataclasses.replace(config, model=model)
   stride = config.evaluation.stride
-  if stride is not None and stride > model.sequence_length:
+  if stride is not None and stride > model.text_length:
     raise UserError(
       f"STRIDE = {stride}: tokens would be left out; give at most "
-      f"SEQUENCE_LENGTH = {model.sequence_length}."
+      f"{model.text_room}."
     )
   if not texts and not input_files:
     raise UserError(

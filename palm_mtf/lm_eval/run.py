@@ -167,7 +167,7 @@ class Run:
       if asked.max_tokens < asked.asked_tokens:
         _logger.warning(
           f"a task asks for {asked.asked_tokens} tokens, as many as "
-          f"SEQUENCE_LENGTH = {length} or more; texts end after "
+          f"{self._config.model.text_room} or more; texts end after "
           f"{asked.max_tokens}"
         )
       yield from self._continue(asked, places)

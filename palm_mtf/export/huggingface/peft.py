@@ -246,7 +246,7 @@ def read_peft(folder: str, model: ModelConfig, read: Read) -> PeftAdapter:
   path, weights = (os.path.join(folder, x) for x in (CONFIG, _WEIGHTS))
   config = read_json_object(path, "copy the folder again")
   file = SafetensorsFile(weights)
-  if config.get("peft_type") in prompt_learning.KINDS:
+  if str(config.get("peft_type")) in prompt_learning.KINDS:
     found = prompt_learning.read_prompt_learning(
       config, file, path, model, family
     )

@@ -337,8 +337,8 @@ class ServedModel:
     longest = max(map(len, texts), default=0)
     if longest > self.most_characters:
       raise UserError(
-        f"prompt: is {longest:,} characters, more than SEQUENCE_LENGTH = "
-        f"{self.sequence_length:,} tokens can hold: shorten it."
+        f"prompt: is {longest:,} characters, more than "
+        f"{self.config.model.text_room} tokens can hold: shorten it."
       )
     # Use one thread, because starting threads takes longer than encoding.
     encoded = iter(self.vocabulary.encode_arrays(texts, 1) if texts else [])
@@ -359,7 +359,7 @@ class ServedModel:
       if len(ids) + asked.max_tokens > self.sequence_length:
         raise UserError(
           f"prompt: is {len(ids):,} tokens and max_tokens = "
-          f"{asked.max_tokens:,}, together more than SEQUENCE_LENGTH = "
-          f"{self.sequence_length:,}: shorten one of them."
+          f"{asked.max_tokens:,}, together more than "
+          f"{self.config.model.text_room}: shorten one of them."
         )
       yield prompt, int(has_start)

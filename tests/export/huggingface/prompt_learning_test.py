@@ -76,6 +76,7 @@ REFUSED = {
   "a key": ({"modules_to_save": ["score"]}, {}, "does not know this key"),
   "more": ({}, {"classifier": np.zeros(3, np.float32)}, "its tensors are"),
   "fewer": ({"num_virtual_tokens": 2}, {}, "with this base they are"),
+  "a list": ({"peft_type": ["PREFIX_TUNING"]}, {}, "reads only LORA"),
   "a method": ({"peft_type": "P_TUNING"}, {}, "reads only LORA, PREFIX_TUNING"),
 }
 

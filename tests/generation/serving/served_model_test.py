@@ -2,6 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The pieces of a stream join to the text, and tokens have places in it."""
 
+import dataclasses
 import time
 
 import numpy as np
@@ -16,9 +17,11 @@ from palm_mtf.generation.serving.batcher import Row
 from palm_mtf.generation.serving.completion_request import (
   read_completion_request,
 )
-from palm_mtf.generation.serving.served_model import Choice
+from palm_mtf.generation.serving.served_model import Choice, ServedModel
 from tests import tokenizer_files
+from tests.generation.serving.live_server import small_config, small_vocabulary
 from tests.prefixed_vocabulary import train_prefixed
+from tests.refusals import message_of
 
 TEXT = "one \u00e9 two\u2581 \U0001f600\n three"
 
@@ -215,3 +218,17 @@ def test_a_row_without_a_new_token_has_no_piece(vocabulary):
     "logprobs": None,
     "finish_reason": "length",
   }
+
+
+def test_a_text_has_no_room_at_virtual_positions():
+  config = small_config()
+  model = dataclasses.replace(config.model, adapter="prefix", adapter_length=4)
+  config = dataclasses.replace(config, model=model)
+  vocabulary = small_vocabulary()
+  served = ServedModel(
+    name="m", vocabulary=vocabulary, config=config, most_rows=4, most_secs=60
+  )
+  for prompt in ("one", "o" * 10**6):
+    asked = served.read({"prompt": prompt, "max_tokens": 32})
+    message = message_of(served.make_choices, asked, "client", lambda: None)
+    assert "more than SEQUENCE_LENGTH - ADAPTER_LENGTH = 28" in message
