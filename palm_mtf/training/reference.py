@@ -18,7 +18,6 @@ from palm_mtf.checkpoints.manifest import Checkpoint
 from palm_mtf.checkpoints.weights_to_load import find_weights
 from palm_mtf.console import progress_bar
 from palm_mtf.data.batches.packing import Row, WholeRows
-from palm_mtf.data.sources.document import hash_parts
 from palm_mtf.errors import UserError
 from palm_mtf.generation.inference.scorer import Example, Scorer
 from palm_mtf.generation.inference.sessions import LoadedDecoder
@@ -45,7 +44,7 @@ def set_reference(job: TrainJob) -> None:
   found: dict[str, object] = {"tokens": job.corpus.fingerprint}
   if not job.checkpoint:  # a run that resumes keeps its reference
     found["checkpoint"] = _find_reference(job).blake2b
-    found["model"] = hash_parts([job.config.model])
+    found["model"] = repr(job.config.model)
   try:
     kept, _ = read_sealed(path)
   except (OSError, ValueError):
