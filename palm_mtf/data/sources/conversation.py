@@ -97,38 +97,16 @@ def read_conversation(given: object, where: str) -> Conversation:
 def read_fields(given: Mapping[str, object], where: str) -> Conversation:
   """Returns the conversation, or the pair, in the fields of a JSON line.
 
-  Raises UserError as `read_conversation` and `read_pair` do.
-  """
-  if {*ANSWERS}.isdisjoint(given):
-    return read_conversation(given[MESSAGES], where)
-  return read_pair(given, where)
-
-
-def parse_fields(texts: Mapping[str, str], where: str) -> Conversation:
-  """Returns the same of an example, in which lists of messages are JSON."""
-  given: dict[str, object] = {}
-  for name, text in texts.items():
-    try:
-      found = json.loads(text)
-    except (ValueError, RecursionError):
-      found = None
-    is_list = isinstance(found, list)
-    is_list = is_list and all(isinstance(x, dict) for x in found)
-    given[name] = found if is_list else text
-  return read_fields(given, where)
-
-
-def read_pair(given: Mapping[str, object], where: str) -> Conversation:
-  """Returns the pair in the fields of a JSON line.
-
-  The answers, "chosen" and "rejected", are texts or lists of messages. What
-  they answer is the field "prompt" or "messages", or else the messages before
-  the last one of both lists.
+  The answers of a pair, "chosen" and "rejected", are texts or lists of
+  messages. What they answer is the field "prompt" or "messages", or else the
+  messages before the last one of both lists.
 
   Raises UserError if an answer is missing or repeats the prompt, the prompt
   ends with an answer, or the answers are equal or answer different messages; or
   as `read_conversation`.
   """
+  if {*ANSWERS}.isdisjoint(given):
+    return read_conversation(given[MESSAGES], where)
   prompt = next((given[x] for x in PROMPTS if given.get(x)), [])
   both = [given.get(x) for x in ANSWERS]
   for name, answer in zip(ANSWERS, both, strict=True):
@@ -177,6 +155,20 @@ def read_pair(given: Mapping[str, object], where: str) -> Conversation:
     )
   form = PLAIN_PAIRS if is_plain else PAIRS
   return Conversation(found[0], where, form, rejected)
+
+
+def parse_fields(texts: Mapping[str, str], where: str) -> Conversation:
+  """Returns the same of an example, in which lists of messages are JSON."""
+  given: dict[str, object] = {}
+  for name, text in texts.items():
+    try:
+      found = json.loads(text)
+    except (ValueError, RecursionError):
+      found = None
+    is_list = isinstance(found, list)
+    is_list = is_list and all(isinstance(x, dict) for x in found)
+    given[name] = found if is_list else text
+  return read_fields(given, where)
 
 
 def _text_of(message: object) -> str | None:
