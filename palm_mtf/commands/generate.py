@@ -133,7 +133,7 @@ def _read_grammar(
   if schema_file is not None:
     given = f"--json_schema = {schema_file!r}"
   for name, value, off in (
-    ("--regex", schema_file and regex, None),
+    ("--regex", regex if schema_file is not None else None, None),
     ("NUM_BEAMS", decode.num_beams, 1),
     ("REPETITION_PENALTY", decode.repetition_penalty, 1.0),
   ):

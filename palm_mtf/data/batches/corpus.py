@@ -240,11 +240,14 @@ class Corpus:
     num_rows = rows.num_rows
     if num_rows < sizes.largest:
       tokens = sum(len(store.train.tokens) for store in self.stores)
+      fix = "lower GLOBAL_BATCH_SIZE or SEQUENCE_LENGTH"
+      if not num_rows:  # no document fits
+        fix = "raise SEQUENCE_LENGTH"
       raise UserError(
         f"training text = {tokens:,} tokens, {num_rows:,} rows: less than one "
         f"batch, GLOBAL_BATCH_SIZE = {sizes.largest:,} rows of SEQUENCE_LENGTH "
         f"= {self.sequence_length:,} tokens; give more text, lower "
-        "VALIDATION_SHARE, or lower GLOBAL_BATCH_SIZE or SEQUENCE_LENGTH."
+        f"VALIDATION_SHARE, or {fix}."
       )
     return Batches(rows, sizes, skips, self._before_rows)
 

@@ -107,7 +107,10 @@ def read_fields(given: Mapping[str, object], where: str) -> Conversation:
   """
   if {*ANSWERS}.isdisjoint(given):
     return read_conversation(given[MESSAGES], where)
-  prompt = next((given[x] for x in PROMPTS if given.get(x)), [])
+  prompts = [given[x] for x in PROMPTS if given.get(x)]
+  if len(prompts) > 1:
+    raise UserError(f"{where}: has 'prompt' and 'messages'; leave one out.")
+  prompt = prompts[0] if prompts else []
   both = [given.get(x) for x in ANSWERS]
   for name, answer in zip(ANSWERS, both, strict=True):
     if not answer:

@@ -57,6 +57,7 @@ def test_pairs_are_read_in_the_forms_of_trl(given, before):
   ("changes", "message"),
   [
     ({"rejected": None}, "here: has no 'rejected'; a pair has"),
+    ({"messages": [Q]}, "here: has 'prompt' and 'messages'; leave one out"),
     ({"chosen": ""}, "here: has no 'chosen'; a pair has"),
     ({"prompt": ""}, "here: has no 'prompt', which both texts answer."),
     ({"rejected": "a"}, "here: 'chosen' and 'rejected' are equal; leave"),
