@@ -226,7 +226,7 @@ class _AdapterPages:
 
   def __init__(self, adapters: ServedAdapters, most_secs: float):
     self._adapters, self._most_secs = adapters, most_secs
-    # Loads take turns in a thread of their own, so that no prompt waits.
+    # Loads take turns in a separate thread, so that no prompt waits.
     self._thread = futures.ThreadPoolExecutor(1)
 
   async def load(self, request: web.Request) -> web.Response:
