@@ -326,7 +326,7 @@ def _parse_scale(
     for pattern, value in patterns.items():
       if _count_ways(pattern) > _MOST_WAYS:
         raise UserError(
-          f"{key}: {shorten(pattern)} could take for ever to match; name its "
+          f"{key}: {shorten(pattern)} could take forever to match; name its "
           "modules with fewer repetitions and alternatives."
         )
       try:

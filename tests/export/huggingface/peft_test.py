@@ -257,7 +257,7 @@ def test_a_setting_that_is_not_computed_is_refused(key, written, tmp_path):
 def test_no_pattern_stops_a_server(pattern, written, tmp_path):
   """Some take longer than the age of the universe, with Python's lock held."""
   message = refuse(written, tmp_path, {"rank_pattern": {pattern: 3}})
-  assert "could take for ever to match" in message
+  assert "could take forever to match" in message
 
 
 @pytest.mark.parametrize(
