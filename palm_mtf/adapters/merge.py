@@ -35,12 +35,6 @@ def names_to_merge(kernel: str, of: Projection) -> list[str]:
   return [f"{layer}/{x}" for x in (of.part, *of.factors, *magnitude)]
 
 
-def add_factors(xp: Any, of: Projection, w: Any, a: Any, b: Any) -> Any:
-  """Returns W + s A B, [inputs..., outputs...]."""
-  assert of.low_rank
-  return w + of.low_rank.scale * xp.tensordot(a, b, 1)
-
-
 def sum_squares(xp: Any, of: Projection, w: Any) -> Any:
   """Returns the sum of squares of each column of w, [outputs...]."""
   columns = w.shape[len(of.inputs) :]
@@ -48,26 +42,33 @@ def sum_squares(xp: Any, of: Projection, w: Any) -> Any:
   return xp.reshape(xp.einsum("io,io->o", rows, rows), columns)
 
 
-def scale_columns(xp: Any, w: Any, magnitude: Any, squares: Any) -> Any:
-  """Returns m w / ||w||, given the result of `sum_squares`."""
-  return w * column_factors(xp, magnitude, squares)
-
-
-def merged_reader(config: ModelConfig, read: Reader) -> Reader:
+def merged_reader(
+  config: ModelConfig,
+  read: Callable[[str], Any],
+  xp: Any = np,
+  call: Callable[..., Any] = lambda function, *x: function(*x),
+  allreduce: Callable[[Any, Projection], Any] = lambda squares, of: squares,
+) -> Callable[[str], Any]:
   """Returns a reader of the parameters of `config.base`, with merged kernels.
 
-  `read` reads the parameters of the base and of the adapter.
+  Args:
+    read: reads the parameters of the base and of the adapter.
+    call: applies a function of `xp` to each slice of what `read` returns.
+    allreduce: sums over the slices the squares of columns of a kernel.
   """
   adapted = adapted_kernels(config)
 
-  def read_merged(name: str) -> np.ndarray:
+  def read_merged(name: str) -> Any:
     if name not in adapted:
       return read(name)
     of = adapted[name]
+    assert of.low_rank
+    scale = of.low_rank.scale
     w, a, b, *magnitude = map(read, names_to_merge(name, of))
-    w = add_factors(np, of, w, a, b)
+    w = call(lambda w, a, b: w + scale * xp.tensordot(a, b, 1), w, a, b)
     for m in magnitude:
-      w = scale_columns(np, w, m, sum_squares(np, of, w))
+      squares = allreduce(call(lambda w: sum_squares(xp, of, w), w), of)
+      w = call(lambda w, *x: w * column_factors(xp, *x), w, m, squares)
     return w
 
   return read_merged

@@ -34,7 +34,6 @@ from palm_mtf.runtime.addresses import split_address
 
 if TYPE_CHECKING:  # imports aiohttp, which is optional, or TensorFlow
   from palm_mtf.generation.serving.access import Access
-  from palm_mtf.generation.serving.adapters import ServedAdapters
   from palm_mtf.generation.serving.batcher import Batcher
   from palm_mtf.generation.serving.served_weights import (
     NewerCheckpoint,
@@ -81,7 +80,8 @@ def serve(
   keys = access.read_keys(api_key_file) if api_key_file else []
   _check_decode(config.decode)
   paths = _parse_adapters(adapters)
-  if (paths or allow_adapter_loading) and follow:
+  has_adapters = bool(paths) or allow_adapter_loading
+  if has_adapters and follow:
     raise UserError(
       "--follow: an adapter belongs to one checkpoint of its base; leave it "
       "out, or serve no adapters."
@@ -90,7 +90,7 @@ def serve(
   model = resolve_dtype(config.model, config.mesh_layout)
   config = dataclasses.replace(config, model=model)
   on_accelerators = decodes_on_accelerators(config.mesh_layout, config.pods)
-  if on_accelerators and (paths or allow_adapter_loading):
+  if on_accelerators and has_adapters:
     raise UserError(_NO_ADAPTERS)
   # Several devices store even quantized weights in the activation dtype.
   is_split = config.mesh_layout.num_devices > 1
@@ -119,7 +119,7 @@ def serve(
       slots=slots,
       most_waiting=most_waiting,
       most_secs=most_secs,
-      adapters=paths if paths or allow_adapter_loading else None,
+      adapters=paths,
       loads_adapters=allow_adapter_loading,
     )
   raise StoppedError(stopped_by)
@@ -184,21 +184,6 @@ def _load_newer(
       batcher.replace_weights(functools.partial(weights.replace, found))
 
 
-def _load(
-  weights: "ServedWeights",
-  checkpoint: Checkpoint,
-  adapters: "ServedAdapters | None",
-  paths: Mapping[str, str],
-) -> None:
-  # Reads adapters first, because a base takes longer to load.
-  factors = adapters.read(paths, "--adapter") if adapters else {}
-  weights.load(checkpoint)
-  if adapters and not weights.decoder.can_add_adapters():
-    raise UserError(_NO_ADAPTERS)
-  if adapters:
-    adapters.add(factors)
-
-
 def _serve(
   listener: socket.socket,
   access: "Access",
@@ -211,7 +196,7 @@ def _serve(
   slots: int,
   most_waiting: int,
   most_secs: int,
-  adapters: Mapping[str, str] | None,
+  adapters: Mapping[str, str],
   loads_adapters: bool,
 ) -> str:
   """Runs the server; returns the name of the signal that stopped it."""
@@ -237,14 +222,18 @@ def _serve(
   with ServedWeights(
     config, num_tokens=vocabulary.size, num_slots=slots
   ) as weights:
-    served_adapters = None
-    if adapters is not None:
-      served_adapters = ServedAdapters(
-        name,
-        functools.partial(read_factors, config, checkpoint),
-        lambda factors: weights.decoder.add_adapter(factors),
-      )
-    _load(weights, checkpoint, served_adapters, adapters or {})
+    served_adapters = ServedAdapters(
+      name,
+      functools.partial(read_factors, config, checkpoint),
+      lambda factors: weights.decoder.add_adapter(factors),
+    )
+    # Read adapters first, because a base takes longer to load.
+    factors = served_adapters.read(adapters, "--adapter")
+    weights.load(checkpoint)
+    if adapters or loads_adapters:
+      if not weights.decoder.can_add_adapters():
+        raise UserError(_NO_ADAPTERS)
+      served_adapters.add(factors)
     counters = Counters()
     batcher = Batcher(
       weights, counters, end_ids=vocabulary.end_ids, most_waiting=most_waiting

@@ -9,14 +9,8 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 
 from palm_mtf._tf import mtf, tf
-from palm_mtf.adapters.merge import (
-  adapted_kernels,
-  add_factors,
-  names_to_merge,
-  scale_columns,
-  sum_squares,
-)
-from palm_mtf.architecture.block import LOAD, NORMS
+from palm_mtf.adapters.merge import merged_reader
+from palm_mtf.architecture.block import LOAD, NORMS, Projection
 from palm_mtf.architecture.parameters import (
   RELATIVE,
   logits_table,
@@ -108,23 +102,12 @@ def merging_reader(
   `read` returns a float32 parameter of the base or of its adapter; `dims` are
   those of its results.
   """
-  adapted = adapted_kernels(config)
 
-  def read_merged(name: str) -> LaidOut:
-    if name not in adapted:
-      return read(name)
-    of = adapted[name]
-    w, a, b, *magnitude = map(read, names_to_merge(name, of))
-    call = placement.slicewise
-    w = call(lambda *x: add_factors(tf, of, *x), w, a, b)
-    for m in magnitude:
-      squares = call(lambda x: sum_squares(tf, of, x), w)
-      axes = split_axes(placement, [getattr(dims, x) for x in of.inputs])
-      squares = placement.allreduce(squares, axes, "SUM")
-      w = call(lambda *x: scale_columns(tf, *x), w, m, squares)
-    return w
+  def allreduce(squares: LaidOut, of: Projection) -> LaidOut:
+    axes = split_axes(placement, [getattr(dims, x) for x in of.inputs])
+    return placement.allreduce(squares, axes, "SUM")
 
-  return read_merged
+  return merged_reader(config, read, tf, placement.slicewise, allreduce)
 
 
 def _steps_in_cpp(placement: CpuGpuPlacement, config: ModelConfig) -> bool:

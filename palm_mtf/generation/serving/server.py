@@ -254,7 +254,7 @@ class Server:
     # `counters` are the batcher's counters, to which the server adds requests.
     # `loads_adapters` says whether clients may load and unload adapters.
     self._loads_adapters = loads_adapters
-    # Loads take turns in a thread of their own, so that no prompt waits.
+    # Loads take turns in one thread, so that no prompt waits.
     self._loading_thread = futures.ThreadPoolExecutor(1)
     self._model, self._batcher, self._counters = model, batcher, counters
     self._access = access
