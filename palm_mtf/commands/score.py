@@ -128,12 +128,6 @@ def score(
   mesh_layout.check_layout(mesh, config.model)
   model = resolve_dtype(config.model, mesh)
   config = dataclasses.replace(config, model=model)
-  stride = config.evaluation.stride
-  if stride is not None and stride > model.text_length:
-    raise UserError(
-      f"STRIDE = {stride}: tokens would be left out; give at most "
-      f"{model.text_room}."
-    )
   if not texts and not input_files:
     raise UserError(
       "nothing to score: give at least one --text TEXT, or --input FILE."
@@ -149,7 +143,12 @@ def score(
     items += read_items(path)
   checkpoint, vocabulary = open_newest(model_dir, config)
   config, checkpoint = add_adapter(adapter, config, checkpoint)
-  model = config.model
+  model, stride = config.model, config.evaluation.stride
+  if stride is not None and stride > model.text_length:
+    raise UserError(
+      f"STRIDE = {stride}: tokens would be left out; give at most "
+      f"{model.text_room}."
+    )
   encoded = _encode(items, vocabulary, model)
   log_dtype(model, mesh)
   likelihoods = _compute_log_likelihoods(
