@@ -76,7 +76,7 @@ on_one_host = functools.cache(functools.partial(run_steps, mesh="hosts"))
   ("block", "adapter", "mesh", "num_pods", "remat"),
   [
     ("PaLM", "lora", "accelerators", 1, "none"),
-    ("PaLM", "prefix", "accelerators", 2, "none"),
+    slow("PaLM", "prefix", "accelerators", 2, "none"),
     ("PaLM", "lora", "hosts, stages", 2, "layer"),
     *(
       slow(block, adapter, mesh, num_pods, remat)

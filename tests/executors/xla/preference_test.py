@@ -36,10 +36,7 @@ on_one_host = functools.cache(functools.partial(run_steps, "hosts"))
 
 @pytest.mark.parametrize(
   ("mesh", "num_pods"),
-  [
-    ("accelerators, microbatches", 1),
-    *(slow(x, y) for x in MESHES for y in (1, 2)),
-  ],
+  [slow(x, y) for x in MESHES for y in (1, 2)],
 )
 def test_layouts_pods_and_stages_train_the_same(mesh, num_pods):
   """A pair is in one row, which no layout splits."""
