@@ -2,7 +2,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Adapters (architecture/adapter.py) of rows: each row adds x A B, with the
-// factors of its own adapter, to its product with a kernel of the base.
+// factors of the adapter of the row, to its product with a kernel of the base.
 //
 // The terms of a sum, and their order, do not depend on other rows, so a row's
 // result has the same bits whichever rows and adapters are computed with it.

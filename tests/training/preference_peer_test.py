@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from tests import runs
-from tests.training.reference_test import BETA, read_rows, train
+from tests.training.reference_test import BETA, read_rows, train, write_pairs
 
 LLAMA = {"NUM_LAYERS": 2, "TRAIN_STEPS": 8, "EVAL_STEPS": 8, "PROMPTS": []}
 LLAMA |= {"BLOCK": "serial", "ATTENTION": "multi_head", "NORM": "rms_norm"}
@@ -24,12 +24,7 @@ def trained(tmp_path_factory):
   folder = tmp_path_factory.mktemp("peer")
   corpus = runs.write_corpus(folder / "texts")
   assert runs.run("train", corpus, folder / "base", **LLAMA) == 0
-  pairs = []
-  for i in range(80):
-    words = [runs.WORDS[(i + j) % 10] for j in range(5)]
-    pair = {"prompt": " ".join(words[:2]), "chosen": " ".join(words[2:])}
-    pairs.append(pair | {"rejected": f"{words[0]} {i}"})
-  (folder / "pairs.jsonl").write_text("\n".join(map(json.dumps, pairs)))
+  write_pairs(folder)
   assert train(folder / "base", folder / "run", **LLAMA) == 0
   for name in ("base", "run"):
     export = ["--model_dir", folder / name, "--output", folder / f"{name}_hf"]

@@ -34,6 +34,16 @@ ADAPTER = {
 }
 
 
+def write_pairs(folder):
+  """Writes pairs to `folder`, in the file that `train` reads."""
+  pairs = []
+  for i in range(80):
+    words = [runs.WORDS[(i + j) % 10] for j in range(5)]
+    pair = {"prompt": " ".join(words[:2]), "chosen": " ".join(words[2:])}
+    pairs.append(pair | {"rejected": f"{words[0]} {i}"})
+  (folder / "pairs.jsonl").write_text("\n".join(map(json.dumps, pairs)))
+
+
 @pytest.fixture(scope="module")
 def base(tmp_path_factory):
   """Trains a model; returns its folder, next to which its pairs are."""
@@ -41,12 +51,7 @@ def base(tmp_path_factory):
   corpus = runs.write_corpus(folder / "texts")
   settings = {"TRAIN_STEPS": 8, "EVAL_STEPS": 8, "PROMPTS": []}
   assert runs.run("train", corpus, folder / "base", **settings) == 0
-  pairs = []
-  for i in range(80):
-    words = [runs.WORDS[(i + j) % 10] for j in range(5)]
-    pair = {"prompt": " ".join(words[:2]), "chosen": " ".join(words[2:])}
-    pairs.append(pair | {"rejected": f"{words[0]} {i}"})
-  (folder / "pairs.jsonl").write_text("\n".join(map(json.dumps, pairs)))
+  write_pairs(folder)
   return folder / "base"
 
 

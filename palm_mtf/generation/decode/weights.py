@@ -176,11 +176,12 @@ class DecodeModel:
     tensors, split along `inner`. `is_step` says whether a decoding step
     computes the product: a step has few rows, so other operations are faster.
     """
-    adapter, product = self.adapter, self._products.get(name)
+    adapter = self.adapter
+    product = None if adapter is None else self._products.get(name)
 
     def apply(w, *xs):
       y = multiply(xs, w, is_step=is_step)
-      if adapter is None or product is None:
+      if product is None:
         return y
       return add_adapter(y, xs, adapter, product, w)
 
