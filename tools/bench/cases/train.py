@@ -8,6 +8,7 @@ python -m tools.bench train --peer torch,jax --peer_python PYTHON --json
 python -m tools.bench train --base CHECKOUT
 python -m tools.bench train --mesh_shape data:4 --layout batch:data
 python -m tools.bench train --experts --tokens 8192
+python -m tools.bench train --adapter --size 125M --tokens 256
 """
 
 # Every program trains the same architecture on one random batch of --tokens
@@ -22,7 +23,8 @@ python -m tools.bench train --experts --tokens 8192
 # costs, except those of a network.
 #
 # --experts compares experts with one MLP, both in palm_mtf; a token uses
-# equally many parameters of both models.
+# equally many parameters of both models. --adapter compares training of LoRA's
+# factors of all kernels, of rank 8, with training of all parameters.
 
 import argparse
 import dataclasses
@@ -58,6 +60,9 @@ FLAGS = {
   "--experts": Flag(
     None, "compare experts with one MLP", settings={"action": "store_true"}
   ),
+  "--adapter": Flag(
+    None, "compare an adapter with all", settings={"action": "store_true"}
+  ),
 }
 
 
@@ -67,11 +72,16 @@ def work(
   sequence_length: int,
   batch_size: int,
   block: str = "palm",
+  adapter: str = "none",
   **mesh: str,
 ) -> None:
   """Takes turns: one training step each of the model of one size."""
   own_process()  # as commands do
   config = _config(size, dtype, sequence_length, block)
+  if adapter != "none":
+    config = dataclasses.replace(
+      config, adapter=adapter, adapter_rank=8, adapter_alpha=16.0
+    )
   layout = _layout(**mesh)
   tokens = models.random_tokens(config, batch_size)
   with models.training_program(
@@ -92,7 +102,7 @@ def work(
 
     for _ in range(models.WARM_UP_STEPS):
       turn()
-    take_turns(turn, {"parameters": models.num_parameters(config)})
+    take_turns(turn, {"parameters": models.num_parameters(config.base)})
 
 
 def _config(
@@ -133,6 +143,8 @@ def measure(chosen: argparse.Namespace) -> Iterator[dict]:
     commands = {
       (x, dtype): make_command(block=x) for x in models.EXPERTS_AND_MLP
     }
+  if chosen.adapter:
+    commands["lora", dtype] = make_command(adapter="lora")
   if chosen.base:
     commands["base", dtype] = make_command(folder=chosen.base)
   for name in chosen.peer:
