@@ -69,7 +69,8 @@ def server(command: Sequence[str], port: int) -> Iterator[None]:
       time.sleep(0.5)
     yield
   finally:
-    os.killpg(process.pid, signal.SIGTERM)
+    with contextlib.suppress(ProcessLookupError):  # it has ended by itself
+      os.killpg(process.pid, signal.SIGTERM)
     process.wait()
 
 

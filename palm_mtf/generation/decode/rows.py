@@ -48,19 +48,25 @@ def repeat(x: tf.Tensor, times: int, axis: int = 0) -> tf.Tensor:
 def write_row(
   x: tf.Tensor, row: tf.Tensor, value: tf.Tensor, axis: int
 ) -> tf.Tensor:
-  """Returns x with one row replaced by `value`; copies nothing.
+  """Returns x with the beginning of one row replaced; copies nothing.
 
   Args:
     x: changed in place, so nothing else may read x.
     row: index of the row, [] int32.
-    value: the row; its dimension `axis` has size 1.
+    value: has size 1 in dimension `axis`. In others but the last it may be
+      smaller than x: the rest of the row stays.
     axis: dimension of x that `row` indexes; 0 outside of an XLA computation.
   """
   if in_xla_computation():
     begin = [row if i == axis else 0 for i in range(x.shape.rank)]
     return gen_xla_ops.xla_dynamic_update_slice(x, value, tf.stack(begin))
   assert axis == 0
-  return tf.raw_ops.InplaceUpdate(x=x, i=row[tf.newaxis], v=value)
+  if value.shape[1:] == x.shape[1:]:
+    return tf.raw_ops.InplaceUpdate(x=x, i=row[tf.newaxis], v=value)
+  places = row
+  for size, whole in zip(value.shape[1:-1], x.shape[1:-1], strict=True):
+    places = places[..., tf.newaxis] * whole + tf.range(size)
+  return write_places(x, tf.reshape(places, [-1]), value)
 
 
 def write_places(

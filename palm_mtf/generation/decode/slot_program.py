@@ -104,7 +104,10 @@ class InsertPrompts(DecodeFunction):
     impl, prompts = model.placement, inputs["prompts"]
     lengths, at = (split_rows(impl, inputs[x]) for x in ("lengths", "rows"))
     length = model.config.sequence_length
-    new = prefill(model, prompts, lengths, length)
+    # Steps in C++ read no key after a text's last token, so what older texts
+    # left there may stay: to clear a long cache takes longer than a step.
+    positions = self.prompt_tokens if model.is_packed else length
+    new = prefill(model, prompts, lengths, positions)
     if len(state) > len(new):
       new = [*new, split_rows(impl, make_history(prompts, length + 1))]
     return [
@@ -244,6 +247,7 @@ def _find_log_probs(logits, chosen, num_tokens):
 def _replace_row(cache, new, at, axis):
   # If `at` is -1, the slice gets no prompt, and row 0 is replaced by itself.
   row = tf.maximum(at[0], 0)
-  old = tf.gather(cache, row[tf.newaxis], axis=axis)
+  begin = [row if i == axis else 0 for i in range(cache.shape.rank)]
+  old = tf.slice(cache, begin, new.shape)
   value = tf.where_v2(at[0] >= 0, new, old)
   return write_row(cache, row, value, axis)

@@ -152,6 +152,30 @@ def test_one_call_with_many_steps_chooses_the_same_as_many_calls(
     assert [x.token for x in ours][: len(expected)] == expected
 
 
+@pytest.mark.parametrize("attention", ["multi_query", "multi_head"])
+def test_a_text_is_the_same_after_a_longer_text_in_its_slot(
+  attention, tmp_path
+):
+  config = small_config(sequence_length=150, attention=attention)
+  params = oracle.random_parameters(config, seed=1)
+  saved = save_checkpoint(config, params, tmp_path)
+  found = []
+  with LoadedDecoder(saved, config, SINGLE) as loaded:
+    decoder = SlotDecoder(loaded, config.vocab_size, 2)
+    decoder.insert(0, [0, *[7, 9] * 70])
+    for slot in (0, 1):  # nothing was in slot 1
+      decoder.insert(slot, [0, *PROMPTS[2]])
+      chosen = []
+      for _ in range(70):
+        text = text_of(2, chosen, GREEDY)
+        chosen += decoder.steps({slot: text}, 1, wants_log_probs=True)[slot]
+      found.append(chosen)
+  assert found[0] == found[1]
+  ids = [0, *PROMPTS[2], *(x.token for x in found[0])]
+  logits = oracle.forward(config, params, np.array([ids[:-1]]))[0]
+  assert logits[len(PROMPTS[2]) :].argmax(-1).tolist() == ids[-70:]
+
+
 def test_a_call_ends_each_text_at_its_limit_and_leaves_others_out(decoder):
   limits = [7, 2, 0, 4, 7]
   settings = [DRAWN, GREEDY, DRAWN, DRAWN, GREEDY]
