@@ -38,6 +38,12 @@ def write_pairs(path):
   path.write_text("\n".join(map(json.dumps, pairs)))
 
 
+def train_on(pairs, base, model_dir, **macros):
+  """Trains on a file of pairs; returns the exit code."""
+  macros = {"TEXT_FILES": str(pairs), **MACROS, **macros}
+  return adapter_runs.train(base, model_dir, **macros)
+
+
 @pytest.fixture(scope="module")
 def train(base, tmp_path_factory):
   """Returns a function that trains on pairs; it returns the exit code."""
@@ -45,8 +51,7 @@ def train(base, tmp_path_factory):
   write_pairs(pairs)
 
   def train(model_dir, base=base, **macros):
-    macros = {"TEXT_FILES": str(pairs), **MACROS, **macros}
-    return adapter_runs.train(base, model_dir, **macros)
+    return train_on(pairs, base, model_dir, **macros)
 
   return train
 
