@@ -185,6 +185,7 @@ JSON_WRITERS = {
   # template, in which JSON of a request may have NaN.
   "palm_mtf/data/vocabulary/chat_process.py",
   "palm_mtf/machine/helper_process.py",
+  "palm_mtf/data/vocabulary/chat.py",  # arguments, as that function writes them
   # Names, shapes and offsets, no floats.
   "palm_mtf/export/huggingface/tensor_files.py",
   "palm_mtf/model_dir/foreign_files.py",  # text that is hashed, never written

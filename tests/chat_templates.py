@@ -3,7 +3,7 @@
 """Chat templates in the forms of published models, and what they write."""
 
 import pathlib
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from palm_mtf.data.vocabulary.chat import FILE_NAME
 from palm_mtf.data.vocabulary.load import open_vocabulary
@@ -19,14 +19,38 @@ MESSAGES = [
 ]
 
 
+# A conversation whose first answer is two calls of a tool.
+TOOLS = [
+  {
+    "type": "function",
+    "function": {"name": "add", "description": "a + b", "parameters": {}},
+  }
+]
+
+
+def _call(a: int, b: str) -> dict[str, Any]:
+  function = {"name": "add", "arguments": {"a": a, "b": b}}
+  return {"type": "function", "function": function}
+
+
+CALLING = [
+  MESSAGES[0],
+  {"role": "assistant", "content": "", "tool_calls": [_call(1, "caf\u00e9")]},
+  {"role": "tool", "content": "2"},
+  {**MESSAGES[3], "tool_calls": [_call(2, ""), _call(4, "'")]},
+]
+
+
 class Form(NamedTuple):
-  """A template, and what it writes for MESSAGES, answers between [[ and ]]."""
+  """A template, and what it writes for messages, answers between [[ and ]]."""
 
   template: str
   text: str
   end: str  # the token that ends an answer
   start: str | None = None  # the token with which prompts start
   tokens: tuple[str, ...] = ()  # other control tokens
+  messages: list[dict[str, Any]] = MESSAGES
+  tools: list[dict[str, Any]] | None = None
 
 
 _TURN = (
@@ -40,6 +64,15 @@ _TURNS = (
   "<|im_start|>user\n  And 2 + 2?\n<|im_end|>\n"
   "<|im_start|>assistant\n[[It is 4.\n\nDon't ask\nmore<|im_end|>]]"
 )
+_TOOL = (
+  '{"type": "function", "function": {"name": "add", "description": "a + b", '
+  '"parameters": {}}}'
+)
+_CALLS = [
+  '{"name": "add", "arguments": {"a": 1, "b": "caf\u00e9"}}',
+  '{"name": "add", "arguments": {"a": 2, "b": ""}}',
+  '{"name": "add", "arguments": {"a": 4, "b": "\'"}}',
+]
 FORMS = {
   "ChatML": Form(_TURN, _TURNS, "<|im_end|>", tokens=("<|im_start|>",)),
   "ChatML with a system prompt": Form(
@@ -97,6 +130,62 @@ FORMS = {
     _TURNS,
     "<|im_end|>",
     tokens=("<|im_start|>",),
+  ),
+  "tools of Qwen 2.5": Form(
+    "{%- if tools %}{{- '<|im_start|>system\n' }}"
+    "{%- if messages[0]['role'] == 'system' %}{{- messages[0]['content'] }}"
+    "{%- else %}{{- 'Help.' }}{%- endif %}{{- '\n\n# Tools\n<tools>' }}"
+    "{%- for tool in tools %}{{- '\n' }}{{- tool | tojson }}{%- endfor %}"
+    "{{- '\n</tools><|im_end|>\n' }}{%- endif %}"
+    "{%- for m in messages %}{%- if m.role == 'user' or (m.role == 'assistant' "
+    "and not m.tool_calls) %}{{- '<|im_start|>' + m.role + '\n' + m.content + "
+    "'<|im_end|>' + '\n' }}{%- elif m.role == 'assistant' %}"
+    "{{- '<|im_start|>' + m.role }}{%- if m.content %}{{- '\n' + m.content }}"
+    "{%- endif %}{%- for tool_call in m.tool_calls %}"
+    "{%- if tool_call.function is defined %}"
+    "{%- set tool_call = tool_call.function %}{%- endif %}"
+    '{{- \'\n<tool_call>\n{"name": "\' }}{{- tool_call.name }}'
+    '{{- \'", "arguments": \' }}{{- tool_call.arguments | tojson }}'
+    "{{- '}\n</tool_call>' }}{%- endfor %}{{- '<|im_end|>\n' }}"
+    "{%- elif m.role == 'tool' %}{%- if (loop.index0 == 0) or "
+    "(messages[loop.index0 - 1].role != 'tool') %}{{- '<|im_start|>user' }}"
+    "{%- endif %}{{- '\n<tool_response>\n' }}{{- m.content }}"
+    "{{- '\n</tool_response>' }}{%- if loop.last or "
+    "(messages[loop.index0 + 1].role != 'tool') %}{{- '<|im_end|>\n' }}"
+    "{%- endif %}{%- endif %}{%- endfor %}{%- if add_generation_prompt %}"
+    "{{- '<|im_start|>assistant\n' }}{%- endif %}",
+    f"<|im_start|>system\nHelp.\n\n# Tools\n<tools>\n{_TOOL}\n</tools>"
+    "<|im_end|>\n<|im_start|>user\nWhat is 1 + 1?<|im_end|>\n"
+    f"<|im_start|>assistant\n[[<tool_call>\n{_CALLS[0]}\n</tool_call>"
+    "<|im_end|>]]\n<|im_start|>user\n<tool_response>\n2\n</tool_response>"
+    "<|im_end|>\n<|im_start|>assistant\n[[It is 4.\n\nDon't ask\nmore\n"
+    f"<tool_call>\n{_CALLS[1]}\n</tool_call>\n<tool_call>\n{_CALLS[2]}\n"
+    "</tool_call><|im_end|>]]",
+    "<|im_end|>",
+    tokens=("<|im_start|>",),
+    messages=CALLING,
+    tools=TOOLS,
+  ),
+  "tools of SmolLM2": Form(
+    "{% if tools %}{{ '<|im_start|>system\n<tools>' + tools | tojson + "
+    "'</tools><|im_end|>\n' }}{% endif %}{% for m in messages %}"
+    "{{ '<|im_start|>' + m.role + '\n' + m.content }}{% if m.tool_calls %}"
+    "{{ '<tool_call>[' }}{% for call in m.tool_calls %}"
+    '{{ \'{"name": "\' + call.function.name + \'", "arguments": \' + '
+    "call.function.arguments | tojson + '}' }}{% if not loop.last %}{{ ', ' }}"
+    "{% endif %}{% endfor %}{{ ']</tool_call>' }}{% endif %}"
+    "{{ '<|im_end|>\n' }}{% endfor %}{% if add_generation_prompt %}"
+    "{{ '<|im_start|>assistant\n' }}{% endif %}",
+    f"<|im_start|>system\n<tools>[{_TOOL}]</tools><|im_end|>\n"
+    "<|im_start|>user\nWhat is 1 + 1?<|im_end|>\n"
+    f"<|im_start|>assistant\n[[<tool_call>[{_CALLS[0]}]</tool_call>"
+    "<|im_end|>]]\n<|im_start|>tool\n2<|im_end|>\n"
+    "<|im_start|>assistant\n[[It is 4.\n\nDon't ask\nmore"
+    f"<tool_call>[{_CALLS[1]}, {_CALLS[2]}]</tool_call><|im_end|>]]",
+    "<|im_end|>",
+    tokens=("<|im_start|>",),
+    messages=CALLING,
+    tools=TOOLS,
   ),
 }
 

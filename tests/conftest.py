@@ -11,11 +11,12 @@ A run of the tests always ends: a test that takes too long ends its process
 """
 
 import contextlib
+import functools
 import gc
 import os
 import re
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -110,6 +111,28 @@ def finished(corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
   model_dir = tmp_path_factory.mktemp("finished")
   assert runs.run("train", corpus, model_dir) == 0
   return model_dir
+
+
+@pytest.fixture(scope="session")
+def base(finished: Path) -> Path:
+  """The run that tests adapt; they may read or copy it."""
+  return finished
+
+
+@pytest.fixture(scope="session")
+def adapted(
+  base: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Callable[[str], Path]:
+  """Trains an adapter of each kind once; see KINDS in adapter_runs.py."""
+  from tests import adapter_runs
+
+  @functools.cache
+  def train(kind: str) -> Path:
+    run = tmp_path_factory.mktemp(kind) / "run"
+    assert adapter_runs.train(base, run, **adapter_runs.KINDS[kind]) == 0
+    return run
+
+  return train
 
 
 @pytest.fixture

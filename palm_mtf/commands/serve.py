@@ -12,7 +12,7 @@ import sys
 import threading
 import time
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from palm_mtf.accounting.memory import (
   cache_bytes_per_token,
@@ -45,6 +45,15 @@ _NO_ADAPTERS = (
   "texts; here TensorFlow or XLA decodes. Serve the adapted run itself."
 )
 _FOLLOW_SECS = 2  # pause between searches of MODEL_DIR for a newer checkpoint
+
+
+class _Options(NamedTuple):
+  follow: bool
+  slots: int
+  most_waiting: int
+  most_secs: int
+  adapters: Mapping[str, str]  # {name: path}
+  loads_adapters: bool
 
 
 def serve(
@@ -108,20 +117,12 @@ def serve(
       allowed=allowed_hosts,
     )
     log_dtype(model, config.mesh_layout)
-    stopped_by = _serve(
-      listener,
-      access.Access(hosts, keys),
-      model_dir,
-      checkpoint,
-      config,
-      vocabulary,
-      follow=follow,
-      slots=slots,
-      most_waiting=most_waiting,
-      most_secs=most_secs,
-      adapters=paths,
-      loads_adapters=allow_adapter_loading,
+    options = _Options(
+      follow, slots, most_waiting, most_secs, paths, allow_adapter_loading
     )
+    may_ask = access.Access(hosts, keys)
+    opened = model_dir, checkpoint, config, vocabulary
+    stopped_by = _serve(listener, may_ask, *opened, options)
   raise StoppedError(stopped_by)
 
 
@@ -191,13 +192,7 @@ def _serve(
   checkpoint: Checkpoint,
   config: Config,
   vocabulary: Vocabulary,
-  *,
-  follow: bool,
-  slots: int,
-  most_waiting: int,
-  most_secs: int,
-  adapters: Mapping[str, str],
-  loads_adapters: bool,
+  options: _Options,
 ) -> str:
   """Runs the server; returns the name of the signal that stopped it."""
   from palm_mtf.executors.host.step_session import step_session_config
@@ -220,7 +215,7 @@ def _serve(
     model_dir, checkpoint, saved_shapes(model), vocabulary.sha256
   )
   with ServedWeights(
-    config, num_tokens=vocabulary.size, num_slots=slots
+    config, num_tokens=vocabulary.size, num_slots=options.slots
   ) as weights:
     served_adapters = ServedAdapters(
       name,
@@ -228,22 +223,24 @@ def _serve(
       lambda factors: weights.decoder.add_adapter(factors),
     )
     # Read adapters first, because a base takes longer to load.
-    factors = served_adapters.read(adapters, "--adapter")
+    factors = served_adapters.read(options.adapters, "--adapter")
     weights.load(checkpoint)
-    if adapters or loads_adapters:
+    if options.adapters or options.loads_adapters:
       if not weights.decoder.can_add_adapters():
         raise UserError(_NO_ADAPTERS)
       served_adapters.add(factors)
     counters = Counters()
     batcher = Batcher(
-      weights, counters, end_ids=vocabulary.end_ids, most_waiting=most_waiting
+      *(weights, counters),
+      end_ids=vocabulary.end_ids,
+      most_waiting=options.most_waiting,
     )
     served = ServedModel(
       name=name,
       vocabulary=vocabulary,
       config=config,
       most_rows=batcher.most_rows,
-      most_secs=most_secs,
+      most_secs=options.most_secs,
       adapters=served_adapters,
     )
 
@@ -253,11 +250,12 @@ def _serve(
 
     async def run() -> str:
       server = Server(
-        *(served, batcher, counters, access), loads_adapters=loads_adapters
+        *(served, batcher, counters, access),
+        loads_adapters=options.loads_adapters,
       )
       return await server.serve(listener, announce)
 
-    if follow:
+    if options.follow:
       given = newer, batcher, weights
       threading.Thread(target=_load_newer, args=given, daemon=True).start()
     signal_name = asyncio.run(run())

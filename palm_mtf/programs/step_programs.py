@@ -61,6 +61,10 @@ class Inputs(NamedTuple):
     return named if self.batches is None else named | {"batches": self.batches}
 
 
+# Terms of the loss whose means validation reports, where a model has them.
+VALIDATED = ("loss", "rewards/margins", "rewards/accuracies")
+
+
 class LossProgram(NamedTuple):
   """The loss of a batch on one pod."""
 
@@ -86,8 +90,9 @@ class StepPrograms:
       experts "expert_load" (`largest_load`), [] float32 each. If a loss or the
       gradient norm is not finite, the last call raises InvalidArgumentError and
       changes no variable.
-    losses: the losses of a batch. The last call of each pod returns the mean
-      loss of its rows, and the sum of their weights (`LossProgram`).
+    losses: the losses of a batch. The last call of each pod returns the means
+      over its rows of the terms in VALIDATED, and the sum of their weights
+      (`LossProgram`).
     programs: the program of each call of both plans, by `Call.nodes`.
     measure: program of the last call's microbatch that changes no variable. It
       returns the losses and "grad_norm" by name, the sum of squares of each

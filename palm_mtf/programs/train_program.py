@@ -33,6 +33,7 @@ from palm_mtf.programs.loss_function import LossFunction, PalmLoss
 from palm_mtf.programs.model_loss import text_loss
 from palm_mtf.programs.pod import Gradients, PodBuilder, Update, exchange_sums
 from palm_mtf.programs.step_programs import (
+  VALIDATED,
   CallGraph,
   Inputs,
   Rows,
@@ -131,7 +132,10 @@ def build_program(
   updates = [
     builder.build_update(*each) for each in zip(built, sums, strict=True)
   ]
-  losses = [x.losses.terms["loss"] / divisor(x.losses.weight) for x in built]
+  losses = [
+    [terms[x] / divisor(weight) for x in VALIDATED if x in terms]
+    for terms, weight in ((y.losses.terms, y.losses.weight) for y in built)
+  ]
   builder.mark("update")
   lowering = _lower(built)
   graphs, rows = _lower_passes(built, losses, lowering)
@@ -191,17 +195,17 @@ def _number_part(pod: Gradients, index: int) -> int:
 
 def _lower_passes(
   pods: Sequence[Gradients],
-  losses: Sequence[mtf.Tensor],
+  losses: Sequence[Sequence[mtf.Tensor]],
   lowering: CpuGpuLowering,
 ) -> tuple[dict[tuple[str, ...], CallGraph], dict[str, Rows]]:
-  """Lowers all nodes except updates; `losses` has each pod's mean loss.
+  """Lowers all nodes except updates; `losses` has each pod's VALIDATED means.
 
   Returns the graph of each call except the last, and the rows of each node.
   """
   graphs: dict[tuple[str, ...], CallGraph] = {}
   rows: dict[str, Rows] = {}
-  for pod, loss in zip(pods, losses, strict=True):
-    values = {"loss": loss, "weight": pod.losses.weight}
+  for pod, means in zip(pods, losses, strict=True):
+    values = dict(enumerate([*means, pod.losses.weight]))
     measured = [*lowering.call(values)[0].values()]
     _add_pod(pod, measured, lowering, graphs, rows)
   return graphs, rows

@@ -19,10 +19,11 @@ from palm_mtf.checkpoints.manifest import Checkpoint
 from palm_mtf.checkpoints.writer import BackgroundWriter
 from palm_mtf.data.batches.corpus import Prefetcher
 from palm_mtf.data.batches.server_batches import batches_spec
-from palm_mtf.generation.inference.sessions import mean_loss
+from palm_mtf.generation.inference.sessions import mean_losses
 from palm_mtf.machine.host_memory import resident_bytes
 from palm_mtf.machine.process import StopRequest
 from palm_mtf.model_dir.metrics import MetricsWriter
+from palm_mtf.programs.step_programs import VALIDATED
 from palm_mtf.training.job import (
   Finished,
   Moved,
@@ -319,22 +320,21 @@ class TrainLoop:
       self._session.checks.check_replicas(self._step)
 
   def _measure_loss(self, metrics: dict[str, float]) -> None:
-    self._validate()
-    metrics["validation_loss"] = self._validation_loss
+    metrics |= self._validate()
     if self._config.loss.preference_beta is None:
       metrics["unigram_entropy"] = self._job.unigram_entropy
 
-  def _validate(self) -> None:
+  def _validate(self) -> dict[str, float]:
     self._watchdog.expect_slow()
     batches = self._job.corpus.validation_batches(
       batch_size=self._batch_size, num_rows=self._config.run.num_validation_rows
     )
     with self._during(f"while the loss of step {self._step} was measured"):
-      losses = self._train_step.losses
-      self._validation_loss = mean_loss(losses, batches)
-    _logger.info(
-      f"step {self._step}  validation loss {self._validation_loss:.4f}"
-    )
+      means = mean_losses(self._train_step.losses, batches)
+    self._validation_loss = means[0]
+    _logger.info(f"step {self._step}  validation loss {means[0]:.4f}")
+    named = zip(VALIDATED, means, strict=False)
+    return {f"validation_{name}": mean for name, mean in named}
 
   def _evaluate_tasks(
     self, metrics: dict[str, float], checkpoint: Checkpoint

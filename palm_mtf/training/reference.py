@@ -5,11 +5,12 @@
 The reference is INIT_CHECKPOINT: for an adapted run, its base or, if the run
 begins with an adapter, the adapted model. It scores all pairs once, before
 training begins. A file in MODEL_DIR keeps the log ratios (model/preference.py)
-for runs that resume.
+for runs that resume; while pairs are scored, it has those of the first pairs.
 """
 
 import dataclasses
 import logging
+import time
 from collections.abc import Iterator, Sequence
 
 import numpy as np
@@ -30,6 +31,7 @@ from palm_mtf.training.job import TrainJob
 _logger = logging.getLogger(__name__)
 
 _AT_ONCE = 256  # pairs whose tokens are in memory at the same time
+_SAVE_SECS = 60.0  # of scores that a run which is killed may lose
 
 
 def set_reference(job: TrainJob) -> None:
@@ -49,7 +51,8 @@ def set_reference(job: TrainJob) -> None:
     kept, _ = read_sealed(path)
   except (OSError, ValueError):
     kept = {}
-  if not kept.items() >= found.items():
+  values = kept["log_ratios"] if kept.items() >= found.items() else []
+  if [*map(len, values)] != [x.num_rows for x in rows]:
     reference = _find_reference(job)
     before = kept.get("checkpoint")
     if job.checkpoint and before not in (None, reference.blake2b):
@@ -63,11 +66,15 @@ def set_reference(job: TrainJob) -> None:
         f"{path} is missing or damaged, so {reference.path} scores the pairs "
         "again: it has to be the checkpoint with which the run began"
       )
-    values = [x.tolist() for x in _score(reference, job, rows)]
+    values = values or [[] for _ in rows]
     kept = found | {"checkpoint": reference.blake2b, "log_ratios": values}
-    write_atomically(path, json_text(seal(kept)).encode())
+    saved = time.monotonic()
+    for is_last in _score(reference, job, rows, values):
+      if is_last or time.monotonic() > saved + _SAVE_SECS:
+        write_atomically(path, json_text(seal(kept)).encode())
+        saved = time.monotonic()
     _logger.info(f"{reference.path} has scored the pairs: {path}")
-  for each, log_ratios in zip(rows, kept["log_ratios"], strict=True):
+  for each, log_ratios in zip(rows, values, strict=True):
     each.reference[:] = log_ratios
 
 
@@ -86,10 +93,14 @@ def _find_reference(job: TrainJob) -> Checkpoint:
 
 
 def _score(
-  reference: Checkpoint, job: TrainJob, rows: Sequence[WholeRows]
-) -> Iterator[np.ndarray]:
-  """Yields the log ratio of every row, [num_rows] float32, for each of `rows`.
+  reference: Checkpoint,
+  job: TrainJob,
+  rows: Sequence[WholeRows],
+  values: Sequence[list[float]],
+) -> Iterator[bool]:
+  """Adds the log ratios that `values` lacks; yields whether it has all.
 
+  `values` has a list for each of `rows`, for the log ratios of its first rows.
   A row's log ratio depends on no other row.
   """
   config, num_pairs = job.config, sum(x.num_rows for x in rows)
@@ -102,18 +113,18 @@ def _score(
     progress_bar("Scoring", num_pairs, counted="pairs") as advance,
   ):
     scorer = Scorer(loaded, adds_start=False)
-    for each in rows:
-      found = np.zeros(each.num_rows, np.float32)
-      for start in range(0, each.num_rows, _AT_ONCE):
+    advance(sum(map(len, values)))
+    for each, found in zip(rows, values, strict=True):
+      for start in range(len(found), each.num_rows, _AT_ONCE):
         stop = min(start + _AT_ONCE, each.num_rows)
         read = map(each.read, range(start, stop))
         some = [x for row in read for x in _split(row, virtual)]
         scores = np.zeros(len(some))
         for index, log_likelihood in scorer.log_likelihoods(some):
           scores[index] = log_likelihood
-        found[start:stop] = scores[::2] - scores[1::2]
+        found += np.float32(scores[::2] - scores[1::2]).tolist()
         advance(stop - start)
-      yield found
+        yield sum(map(len, values)) == num_pairs
 
 
 def _split(row: Row, virtual: int) -> Iterator[Example]:

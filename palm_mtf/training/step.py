@@ -119,8 +119,8 @@ class TrainStep:
       raise NonFiniteStepError(step + num_done, _to_floats(losses), squares)
     return done
 
-  def losses(self, batch: Batch) -> Iterator[tuple[float, float]]:
-    """Yields (mean loss, sum of loss weights) per pod and microbatch."""
+  def losses(self, batch: Batch) -> Iterator[Sequence[float]]:
+    """Yields (*means of VALIDATED, sum of weights) per pod and microbatch."""
     outputs = self._run_streams(self.programs.losses, batch)
     of_pods = (x for x in outputs if x[0])
     for of_microbatch in zip(*of_pods, strict=True):

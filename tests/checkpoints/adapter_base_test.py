@@ -16,77 +16,33 @@ from palm_mtf.checkpoints.manifest import (
   write_manifest,
 )
 from palm_mtf.cli.gin_files import load_run
-from palm_mtf.config import ModelConfig
 from palm_mtf.generation.serving.served_weights import ServedWeights
 from palm_mtf.training.job import TrainJob, warn_of_slow_adapter
-from tests import adapter_oracle, runs
+from tests import adapter_oracle, adapter_runs, runs
+from tests.adapter_runs import KINDS
 from tests.cases import slow
 
 EVERY = ("q", "k", "v", "o", "wi_gate", "wi", "wo")
-# As the optimizer scales updates by parameters, and B begins as 0.
-ADAPTER = {
-  "ADAPTER_RANK": 4,
-  "ADAPTER_ALPHA": 8.0,
-  "PARAMETER_SCALE_FLOOR": 0.5,
-  "PROMPTS": [],
-  "TRAIN_STEPS": 8,
-  "EVAL_STEPS": 8,
-}
 
 
-@pytest.fixture(scope="module")
-def base(tmp_path_factory):
-  """Trains a model; returns its folder, next to which its texts are."""
-  folder = tmp_path_factory.mktemp("adapters")
-  corpus = runs.write_corpus(folder / "texts")
-  settings = {"TRAIN_STEPS": 4, "EVAL_STEPS": 4, "PROMPTS": []}
-  assert runs.run("train", corpus, folder / "base", **settings) == 0
-  return folder / "base"
-
-
-def adapt(base, model_dir, kind="lora", **macros):
-  """Trains an adapter; returns the exit code."""
-  given = {
-    "INIT_CHECKPOINT": str(base),
-    "VOCABULARY": str(base / "vocabulary.model"),
-    "ADAPTER": kind,
-    **ADAPTER,
-    **macros,
-  }
-  return runs.run("train", base.parent / "texts", model_dir, **given)
-
-
-@pytest.fixture(scope="module")
-def adapted(base, tmp_path_factory):
-  """Returns a function that trains an adapter of a kind once."""
-  folders = {}
-
-  def train(kind):
-    if kind not in folders:
-      folders[kind] = tmp_path_factory.mktemp(kind) / "run"
-      assert adapt(base, folders[kind], kind) == 0
-    return folders[kind]
-
-  return train
+def adapt(base, model_dir, **macros):
+  """Trains LoRA; returns the exit code."""
+  return adapter_runs.train(base, model_dir, **{**KINDS["lora"], **macros})
 
 
 def model_config(kind):
   """Returns the model of the runs of this module."""
-  names = {x.upper() for x in ModelConfig.__dataclass_fields__}
-  settings = {**runs.SETTINGS, **ADAPTER, "ADAPTER": kind}
-  return ModelConfig(
-    **{x.lower(): y for x, y in settings.items() if x in names}
-  )
+  return adapter_runs.model_config(**KINDS[kind])
 
 
-KINDS = ["lora", slow("dora")]
+BOTH = ["lora", slow("dora")]
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", BOTH)
 def test_checkpoints_have_only_the_adapter(base, adapted, kind):
   """Three tensors per parameter, with momentum and second moment."""
   held = runs.read_tensors(adapted(kind), 8)
-  model, of_base = model_config(kind), runs.read_tensors(base, 4)
+  model, of_base = model_config(kind), runs.read_tensors(base, 12)
   names = adapter_oracle.kernels(model, EVERY)
   wanted = adapter_oracle.random_adapter(model, names, seed=0)
   parameters = {x: y for x, y in held.items() if "moment" not in x}
@@ -100,14 +56,14 @@ def test_checkpoints_have_only_the_adapter(base, adapted, kind):
     (adapted(kind) / "checkpoints/step_00000008/manifest.json").read_text()
   )
   assert manifest["base"]["kind"] == "adapted"
-  of_base = str(base / "checkpoints" / "step_00000004")
+  of_base = str(base / "checkpoints" / "step_00000012")
   assert manifest["base"]["checkpoint"] == of_base
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", BOTH)
 def test_the_exported_model_is_merged(base, adapted, kind, tmp_path):
   run, model = adapted(kind), model_config(kind)
-  parameters = runs.read_tensors(base, 4) | runs.read_tensors(run, 8)
+  parameters = runs.read_tensors(base, 12) | runs.read_tensors(run, 8)
   merged = adapter_oracle.merge(model, parameters)
   export = ["--model_dir", run, "--output", tmp_path / "out"]
   assert runs.main([str(x) for x in ("export", "--format=npz", *export)]) == 0
@@ -119,7 +75,7 @@ def test_the_exported_model_is_merged(base, adapted, kind, tmp_path):
   assert change > 1e-3
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", BOTH)
 def test_a_validation_loss_is_that_of_training(adapted, kind):
   """`evaluate` reads the base and the adapter."""
   run = adapted(kind)
@@ -161,15 +117,16 @@ def test_what_has_no_meaning_is_one_line(base, macros, said, tmp_path, capsys):
     ("trained on", "has other weights than the base of"),
   ],
 )
-def test_another_base_is_refused(base, adapted, change, said, tmp_path, capsys):
+def test_another_base_is_refused(
+  corpus, base, adapted, change, said, tmp_path, capsys
+):
   """Also where a resumed run would read it."""
   run, other = tmp_path / "run", tmp_path / "base"
   shutil.copytree(adapted("lora"), run)
   if change == "trained on":
     shutil.copytree(base, other)
-    texts = base.parent / "texts"
-    more = {"TRAIN_STEPS": 5, "EVAL_STEPS": 5, "PROMPTS": []}
-    assert runs.run("train", texts, other, **more) == 0
+    more = {"TRAIN_STEPS": 13, "EVAL_STEPS": 13, "PROMPTS": []}
+    assert runs.run("train", corpus, other, **more) == 0
   given = {"INIT_CHECKPOINT": str(other), "TRAIN_STEPS": 9}
   capsys.readouterr()
   assert adapt(base, run, **given) == 2
@@ -179,7 +136,6 @@ def test_another_base_is_refused(base, adapted, change, said, tmp_path, capsys):
 def copy_base(base, tmp_path):
   """Returns a copy of a base, which a test may remove."""
   shutil.copytree(base, tmp_path / "base")
-  shutil.copytree(base.parent / "texts", tmp_path / "texts")
   return tmp_path / "base"
 
 

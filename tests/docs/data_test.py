@@ -150,7 +150,7 @@ def test_pairs_have_the_forms_of_the_page(block):
   plain, chat = (
     read_fields(json.loads(x), "here") for x in block.text.splitlines()
   )
-  assert (plain.texts, plain.form) == (["2 + 2 = ", "4", "5"], "plain pairs")
+  assert (plain.texts, plain.form) == (["2 + 2 =", " 4", " 5"], "plain pairs")
   assert (chat.texts, chat.form) == (["Hi", "Hello!", "What?"], "pairs")
 
 

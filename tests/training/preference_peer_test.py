@@ -11,7 +11,12 @@ import numpy as np
 import pytest
 
 from tests import runs
-from tests.training.reference_test import BETA, read_rows, train, write_pairs
+from tests.training.reference_test import (
+  BETA,
+  read_rows,
+  train_on,
+  write_pairs,
+)
 
 LLAMA = {"NUM_LAYERS": 2, "TRAIN_STEPS": 8, "EVAL_STEPS": 8, "PROMPTS": []}
 LLAMA |= {"BLOCK": "serial", "ATTENTION": "multi_head", "NORM": "rms_norm"}
@@ -24,8 +29,8 @@ def trained(tmp_path_factory):
   folder = tmp_path_factory.mktemp("peer")
   corpus = runs.write_corpus(folder / "texts")
   assert runs.run("train", corpus, folder / "base", **LLAMA) == 0
-  write_pairs(folder)
-  assert train(folder / "base", folder / "run", **LLAMA) == 0
+  write_pairs(folder / "pairs.jsonl")
+  assert train_on(folder / "pairs.jsonl", folder / "base", folder / "run") == 0
   for name in ("base", "run"):
     export = ["--model_dir", folder / name, "--output", folder / f"{name}_hf"]
     assert runs.main([str(x) for x in ("export", *export)]) == 0
@@ -54,11 +59,11 @@ def read_answers(folder):
   return pad(ids), pad([[1] * len(x) for x in ids]), pad(masks)
 
 
-def validation_loss(folder):
+def validated(folder, name):
   (last,) = [
     x for x in runs.read_metrics(folder / "run") if "validation_loss" in x
   ]
-  return last["validation_loss"]
+  return last[f"validation_{name}"]
 
 
 def load(folder, name):
@@ -83,8 +88,10 @@ def test_the_validation_loss_is_that_of_transformers(trained):
     ratios[name] = chosen - rejected
   margins = BETA * (ratios["run"] - ratios["base"])
   expected = -torch.nn.functional.logsigmoid(margins).mean().item()
-  assert validation_loss(trained) == pytest.approx(expected, rel=1e-4)
+  assert validated(trained, "loss") == pytest.approx(expected, rel=1e-4)
   assert expected < 0.65
+  accuracy = (margins > 0).double().mean().item()
+  assert validated(trained, "rewards/accuracies") == accuracy
 
 
 @pytest.mark.peers
@@ -116,4 +123,4 @@ def test_the_validation_loss_is_that_of_trl(trained, tmp_path):
   with torch.no_grad():
     given = dict(zip(names, arrays, strict=True))
     loss = trainer.compute_loss(trainer.model, given).item()
-  assert validation_loss(trained) == pytest.approx(loss, rel=1e-4)
+  assert validated(trained, "loss") == pytest.approx(loss, rel=1e-4)

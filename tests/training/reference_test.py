@@ -10,10 +10,12 @@ import numpy as np
 import pytest
 
 from palm_mtf.cli import gin_files
-from palm_mtf.config import ModelConfig
 from palm_mtf.data.batches.corpus import corpus_of_run
 from palm_mtf.data.vocabulary.load import load_vocabulary
-from tests import adapter_oracle, runs
+from palm_mtf.generation.inference.scorer import Scorer
+from palm_mtf.training import reference
+from tests import adapter_oracle, adapter_runs, runs
+from tests.adapter_runs import KINDS, model_config
 from tests.cases import slow
 from tests.model.preference_test import log_ratios, sigmoid
 
@@ -21,65 +23,44 @@ BETA = 0.5
 MACROS = {
   "PACKING": "single",
   "PREFERENCE_BETA": BETA,
-  "PROMPTS": [],
-  "TRAIN_STEPS": 8,
-  "EVAL_STEPS": 8,
   "LOG_STEPS": 1,
 }
-ADAPTER = {
-  "ADAPTER": "lora",
-  "ADAPTER_RANK": 4,
-  "ADAPTER_ALPHA": 8.0,
-  "PARAMETER_SCALE_FLOOR": 0.5,
-}
+ADAPTER = KINDS["lora"]
 
 
-def write_pairs(folder):
-  """Writes pairs to `folder`, in the file that `train` reads."""
+def write_pairs(path):
+  """Writes pairs, JSON lines."""
   pairs = []
   for i in range(80):
     words = [runs.WORDS[(i + j) % 10] for j in range(5)]
     pair = {"prompt": " ".join(words[:2]), "chosen": " ".join(words[2:])}
     pairs.append(pair | {"rejected": f"{words[0]} {i}"})
-  (folder / "pairs.jsonl").write_text("\n".join(map(json.dumps, pairs)))
+  path.write_text("\n".join(map(json.dumps, pairs)))
+
+
+def train_on(pairs, base, model_dir, **macros):
+  """Trains on a file of pairs; returns the exit code."""
+  macros = {"TEXT_FILES": str(pairs), **MACROS, **macros}
+  return adapter_runs.train(base, model_dir, **macros)
 
 
 @pytest.fixture(scope="module")
-def base(tmp_path_factory):
-  """Trains a model; returns its folder, next to which its pairs are."""
-  folder = tmp_path_factory.mktemp("preference")
-  corpus = runs.write_corpus(folder / "texts")
-  settings = {"TRAIN_STEPS": 8, "EVAL_STEPS": 8, "PROMPTS": []}
-  assert runs.run("train", corpus, folder / "base", **settings) == 0
-  write_pairs(folder)
-  return folder / "base"
+def train(base, tmp_path_factory):
+  """Returns a function that trains on pairs; it returns the exit code."""
+  pairs = tmp_path_factory.mktemp("pairs") / "pairs.jsonl"
+  write_pairs(pairs)
 
+  def train(model_dir, base=base, **macros):
+    return train_on(pairs, base, model_dir, **macros)
 
-def train(base, model_dir, **macros):
-  """Trains on the pairs; returns the exit code."""
-  given = {
-    "INIT_CHECKPOINT": str(base),
-    "VOCABULARY": str(base / "vocabulary.model"),
-    "TEXT_FILES": str(base.parent / "pairs.jsonl"),
-    **MACROS,
-    **macros,
-  }
-  return runs.run("train", base.parent, model_dir, **given)
+  return train
 
 
 @pytest.fixture(scope="module")
-def trained(base, tmp_path_factory):
+def trained(train, tmp_path_factory):
   model_dir = tmp_path_factory.mktemp("trained") / "run"
-  assert train(base, model_dir) == 0
+  assert train(model_dir) == 0
   return model_dir
-
-
-def model_config(**macros):
-  names = {x.upper() for x in ModelConfig.__dataclass_fields__}
-  settings = {**runs.SETTINGS, **macros}
-  return ModelConfig(
-    **{x.lower(): y for x, y in settings.items() if x in names}
-  )
 
 
 def read_rows(model_dir):
@@ -110,13 +91,13 @@ def test_a_run_begins_as_its_reference(base, trained):
   metrics = runs.read_metrics(trained)
   assert metrics[0]["loss"] == pytest.approx(math.log(2), abs=1e-6)
   assert metrics[0]["rewards/margins"] == pytest.approx(0, abs=1e-6)
-  check_reference(trained, model_config(), runs.read_tensors(base, 8))
+  check_reference(trained, model_config(), runs.read_tensors(base, 12))
 
 
 def test_validation_loss_is_that_of_the_paper(base, trained):
   """A float64 oracle has the weights of both models."""
   config = model_config()
-  reference = check_reference(trained, config, runs.read_tensors(base, 8))
+  reference = check_reference(trained, config, runs.read_tensors(base, 12))
   _, rows = read_rows(trained)
   after = log_ratios(config, runs.read_tensors(trained, 8), rows)
   losses = -np.log(sigmoid(BETA * (after - reference)))
@@ -126,42 +107,70 @@ def test_validation_loss_is_that_of_the_paper(base, trained):
   assert last["validation_loss"] == pytest.approx(wanted, rel=1e-4)
   assert last["validation_loss"] < 0.6
   assert last["rewards/accuracies"] == 1
+  margins = BETA * (after - reference)[:8]
+  found = last["validation_rewards/margins"]
+  assert found == pytest.approx(margins.mean(), rel=1e-4)
+  assert last["validation_rewards/accuracies"] == (margins > 0).mean()
 
 
 def test_a_run_resumes_to_the_same_bits_without_its_reference(
-  base, trained, tmp_path
+  base, train, trained, tmp_path
 ):
   copy = tmp_path / "base"
   shutil.copytree(base, copy)
-  macros = {"VOCABULARY": str(base / "vocabulary.model")}
-  macros |= {"TEXT_FILES": str(base.parent / "pairs.jsonl")}
-  assert train(copy, tmp_path / "run", TRAIN_STEPS=4, **macros) == 0
-  shutil.rmtree(copy)
-  assert train(copy, tmp_path / "run", **macros) == 0
+  assert train(tmp_path / "run", copy, TRAIN_STEPS=4) == 0
+  shutil.rmtree(copy / "checkpoints")
+  assert train(tmp_path / "run", copy) == 0
   runs.assert_same_tensors(tmp_path / "run", trained, 8)
 
 
-def test_a_run_keeps_one_reference(base, trained, tmp_path, capsys):
+def test_a_run_keeps_one_reference(train, trained, tmp_path, capsys):
   """If pairs have changed, INIT_CHECKPOINT has to be the same."""
   run, pairs = tmp_path / "run", tmp_path / "pairs.jsonl"
   shutil.copytree(trained, run)
-  lines = (base.parent / "pairs.jsonl").read_text().splitlines()
-  pairs.write_text("\n".join(lines[1:]))
+  write_pairs(pairs)
+  pairs.write_text(pairs.read_text().partition("\n")[2])
   macros = {"INIT_CHECKPOINT": str(trained), "TEXT_FILES": str(pairs)}
-  assert train(base, run, TRAIN_STEPS=9, EVAL_STEPS=9, **macros) == 2
+  assert train(run, TRAIN_STEPS=9, EVAL_STEPS=9, **macros) == 2
   error = capsys.readouterr().err.splitlines()[-1]
   assert f"{trained}/checkpoints/step_00000008 is not the reference" in error
   for name in ("reference.json", "metrics.jsonl"):
     assert (run / name).read_bytes() == (trained / name).read_bytes()
 
 
-def test_another_model_scores_the_pairs_again(base, trained, tmp_path):
+def test_a_killed_run_keeps_the_scores_of_its_reference(
+  train, trained, tmp_path, monkeypatch
+):
+  scored, score = [], Scorer.log_likelihoods
+
+  def log_likelihoods(self, examples):
+    if len(scored) == 2:
+      raise RuntimeError("killed")
+    scored.append(len(examples) // 2)
+    return score(self, examples)
+
+  monkeypatch.setattr(Scorer, "log_likelihoods", log_likelihoods)
+  monkeypatch.setattr(reference, "_AT_ONCE", 16)
+  monkeypatch.setattr(reference, "_SAVE_SECS", 0.0)
+  macros = {"TRAIN_STEPS": 1, "EVAL_STEPS": 1}
+  with pytest.raises(RuntimeError, match="killed"):
+    train(tmp_path / "run", **macros)
+  scored.insert(0, 0)
+  assert train(tmp_path / "run", **macros) == 0
+  kept, expected = (
+    json.loads((x / "reference.json").read_text())["log_ratios"]
+    for x in (tmp_path / "run", trained)
+  )
+  assert sum(scored) == sum(map(len, expected)) and kept == expected
+
+
+def test_another_model_scores_the_pairs_again(train, trained, tmp_path):
   """A run that ended before its first checkpoint begins with new settings."""
   run = tmp_path / "run"
   run.mkdir()
   shutil.copy(trained / "reference.json", run)
   macros = {"TRAIN_STEPS": 1, "EVAL_STEPS": 1, "ROTARY_BASE": 50.0}
-  assert train(base, run, **macros) == 0
+  assert train(run, **macros) == 0
   (metrics,) = runs.read_metrics(run)
   assert metrics["loss"] == pytest.approx(math.log(2), abs=1e-6)
 
@@ -174,33 +183,35 @@ def test_another_model_scores_the_pairs_again(base, trained, tmp_path):
     slow({"STAGES": 1, "STEPS_PER_LOOP": 1, "GLOBAL_BATCH_SIZE": 4}),
   ],
 )
-def test_pods_and_microbatches_learn_the_same(base, trained, tmp_path, macros):
-  assert train(base, tmp_path / "run", **macros) == 0
+def test_pods_and_microbatches_learn_the_same(train, trained, tmp_path, macros):
+  assert train(tmp_path / "run", **macros) == 0
   for one, other in zip(
     *map(runs.read_metrics, (trained, tmp_path / "run")), strict=True
   ):
-    for name in ("loss", "rewards/margins"):
+    margins = "rewards/margins", "validation_rewards/margins"
+    for name in {"loss", *margins} & one.keys():
       assert other[name] == pytest.approx(one[name], rel=0.02, abs=1e-4)
 
 
 @pytest.fixture(scope="module")
-def adapted(base, tmp_path_factory):
+def preferring(train, tmp_path_factory):
+  """Trains an adapter on pairs; returns its folder."""
   model_dir = tmp_path_factory.mktemp("adapted") / "run"
-  assert train(base, model_dir, **ADAPTER) == 0
+  assert train(model_dir, **ADAPTER) == 0
   return model_dir
 
 
-def test_an_adapter_begins_as_its_base(base, adapted):
-  metrics = runs.read_metrics(adapted)
+def test_an_adapter_begins_as_its_base(base, preferring):
+  metrics = runs.read_metrics(preferring)
   assert metrics[0]["loss"] == pytest.approx(math.log(2), abs=1e-6)
   assert metrics[-1]["loss"] < 0.68
-  check_reference(adapted, model_config(), runs.read_tensors(base, 8))
+  check_reference(preferring, model_config(), runs.read_tensors(base, 12))
 
 
-def test_virtual_positions_are_not_of_the_reference(base, trained, tmp_path):
+def test_virtual_positions_are_not_of_the_reference(train, trained, tmp_path):
   """The base, which lacks them, is the reference."""
   macros = {"ADAPTER": "prefix", "ADAPTER_LENGTH": 3, "TRAIN_STEPS": 1}
-  assert train(base, tmp_path / "run", **macros, EVAL_STEPS=1) == 0
+  assert train(tmp_path / "run", **macros, EVAL_STEPS=1) == 0
   kept, expected = (
     json.loads((x / "reference.json").read_text())["log_ratios"]
     for x in (tmp_path / "run", trained)
@@ -209,16 +220,18 @@ def test_virtual_positions_are_not_of_the_reference(base, trained, tmp_path):
     np.testing.assert_allclose(one, other, atol=1e-4)
 
 
-def test_an_adapter_begins_as_another_adapter(base, adapted, tmp_path):
+def test_an_adapter_begins_as_another_adapter(
+  base, train, preferring, tmp_path
+):
   """The reference is the model with that adapter."""
   run = tmp_path / "run"
-  macros = ADAPTER | {"INIT_CHECKPOINT": str(adapted), "TRAIN_STEPS": 1}
-  assert train(base, run, **macros, CHECKPOINT_STEPS=1, EVAL_STEPS=1) == 0
+  macros = ADAPTER | {"INIT_CHECKPOINT": str(preferring), "TRAIN_STEPS": 1}
+  assert train(run, **macros, CHECKPOINT_STEPS=1, EVAL_STEPS=1) == 0
   (metrics,) = runs.read_metrics(run)
   assert metrics["loss"] == pytest.approx(math.log(2), abs=1e-6)
   config = model_config(**ADAPTER)
-  own = runs.read_tensors(adapted, 8)
-  merged = adapter_oracle.merge(config, runs.read_tensors(base, 8) | own)
+  own = runs.read_tensors(preferring, 8)
+  merged = adapter_oracle.merge(config, runs.read_tensors(base, 12) | own)
   check_reference(run, config.base, merged)
   after = runs.read_tensors(run, 1)
   name = "layer_000/attention/q_lora_b"
@@ -226,7 +239,7 @@ def test_an_adapter_begins_as_another_adapter(base, adapted, tmp_path):
   assert 0 < change < 0.5 * np.abs(own[name]).max()
   manifest = "checkpoints/step_00000001/manifest.json"
   held = json.loads((run / manifest).read_text())
-  assert held["base"]["checkpoint"] == f"{base}/checkpoints/step_00000008"
+  assert held["base"]["checkpoint"] == f"{base}/checkpoints/step_00000012"
   assert held["parent"]["checkpoint"] == "step_00000008"
 
 
@@ -234,17 +247,17 @@ VIRTUAL = {"ADAPTER": "prefix", "ADAPTER_LENGTH": 3, "TRAIN_STEPS": 2}
 
 
 @pytest.fixture(scope="module")
-def prefixed(base, tmp_path_factory):
+def prefixed(train, tmp_path_factory):
   model_dir = tmp_path_factory.mktemp("prefixed") / "run"
   more = {"EVAL_STEPS": 2, "CHECKPOINT_STEPS": 2}
-  assert train(base, model_dir, **VIRTUAL, **more) == 0
+  assert train(model_dir, **VIRTUAL, **more) == 0
   return model_dir
 
 
 def test_virtual_positions_are_no_tokens_of_the_base(base, prefixed):
   """The reference of prefix tuning is the base, which reads only the pairs."""
   kept = json.loads((prefixed / "reference.json").read_text())["log_ratios"]
-  config, params = model_config(), runs.read_tensors(base, 8)
+  config, params = model_config(), runs.read_tensors(base, 12)
   for found, rows in zip(kept, read_rows(prefixed), strict=True):
     for row in range(len(found)):
       own = {x: y[row : row + 1] for x, y in rows.items()}
@@ -255,12 +268,14 @@ def test_virtual_positions_are_no_tokens_of_the_base(base, prefixed):
 
 
 @pytest.mark.slow
-def test_prefix_tuning_begins_as_another_prefix(base, prefixed, tmp_path):
+def test_prefix_tuning_begins_as_another_prefix(
+  base, train, prefixed, tmp_path
+):
   macros = VIRTUAL | {"INIT_CHECKPOINT": str(prefixed), "EVAL_STEPS": 2}
-  assert train(base, tmp_path / "run", **macros) == 0
+  assert train(tmp_path / "run", **macros) == 0
   metrics, *_ = runs.read_metrics(tmp_path / "run")
   assert metrics["loss"] == pytest.approx(math.log(2), abs=1e-6)
-  params = runs.read_tensors(base, 8) | runs.read_tensors(prefixed, 2)
+  params = runs.read_tensors(base, 12) | runs.read_tensors(prefixed, 2)
   own = {x: y for x, y in VIRTUAL.items() if x.startswith("ADAPTER")}
   check_reference(tmp_path / "run", model_config(**own), params)
 
@@ -288,7 +303,7 @@ REFUSED = {
   "other packing": ({"PACKING": "packed"}, "PACKING = 'packed': a row holds"),
   "no beta": ({"PREFERENCE_BETA": None}, "PREFERENCE_BETA = None: text_files"),
   "no pairs": (
-    {"TEXT_FILES": "texts/*.txt"},
+    {"TEXT_FILES": "*.txt"},
     "PREFERENCE_BETA = 0.5: text_files has texts, not pairs",
   ),
   "an adapter's whole model": (
@@ -304,12 +319,12 @@ REFUSED = {
 
 @pytest.mark.parametrize(("macros", "message"), REFUSED.values(), ids=REFUSED)
 def test_what_does_not_fit_is_refused_in_one_line(
-  base, adapted, tmp_path, capsys, monkeypatch, macros, message
+  corpus, train, preferring, tmp_path, capsys, monkeypatch, macros, message
 ):
-  monkeypatch.chdir(base.parent)
+  monkeypatch.chdir(corpus)
   if macros.get("INIT_CHECKPOINT") == "adapted":
-    macros = macros | {"INIT_CHECKPOINT": str(adapted)}
-  assert train(base, tmp_path / "run", **macros) == 2
+    macros = macros | {"INIT_CHECKPOINT": str(preferring)}
+  assert train(tmp_path / "run", **macros) == 2
   error = capsys.readouterr().err.splitlines()[-1]
   assert message in error
   assert not (tmp_path / "run" / "checkpoints").exists()

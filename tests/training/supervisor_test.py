@@ -382,7 +382,7 @@ PHASES = {
     "_write_copy",
     3,
   ),
-  r"while the loss of step \d+ was measured": (loop, "mean_loss", 2),
+  r"while the loss of step \d+ was measured": (loop, "mean_losses", 2),
 }
 
 

@@ -80,7 +80,7 @@ def check_prompts(
       if stored[:start] == conversations.prompt(document.conversation, i):
         continue
       where = f"{document.conversation.where}: messages[{i}]"
-      if "strftime_now" in conversations.template.text:
+      if conversations.writes_date:
         _logger.warning(
           f"{where}: {FILE_NAME} writes the date, so prompts in chats are not "
           "those of training; write a fixed date into it"

@@ -5,6 +5,9 @@
 A conversation is a list of messages in OpenAI's form, {"role": "user",
 "content": "..."}. Messages with the role "assistant" are answers.
 
+A conversation may have tools, which its answers call: {"type": "function",
+"function": {"name": ..., "parameters": ...}}.
+
 A pair is a conversation with two last answers, of which one is chosen and the
 other is rejected. A plain pair is of texts, which need no chat template.
 """
@@ -21,6 +24,7 @@ TEXTS, PAIRS, PLAIN_PAIRS = "texts", "pairs", "plain pairs"
 MESSAGES = "messages"  # also field of a JSON line, and feature of a SeqIO task
 ANSWERS = ("chosen", "rejected")  # the same for the answers of a pair
 PROMPTS = ("prompt", MESSAGES)  # the same for what they answer
+TOOLS = "tools"  # the same for the tools of a conversation
 ANSWER = "assistant"
 ROLES = ("assistant", "developer", "function", "system", "tool", "user")
 _FORM = 'give [{"role": "user", "content": "..."}, ...]'
@@ -34,6 +38,7 @@ class Conversation(NamedTuple):
   form: str = MESSAGES  # or PAIRS, or PLAIN_PAIRS
   # The rejected answer of a pair, whose chosen answer is the last message.
   rejected: Mapping[str, Any] | None = None
+  tools: Any = None  # as given, or None; the vocabulary's template checks them
 
   @property
   def texts(self) -> list[str]:
@@ -99,14 +104,15 @@ def read_fields(given: Mapping[str, object], where: str) -> Conversation:
 
   The answers of a pair, "chosen" and "rejected", are texts or lists of
   messages. What they answer is the field "prompt" or "messages", or else the
-  messages before the last one of both lists.
+  messages before the last one of both lists. The field "tools" is optional.
 
   Raises UserError if an answer is missing or repeats the prompt, the prompt
   ends with an answer, or the answers are equal or answer different messages; or
   as `read_conversation`.
   """
+  tools = given.get(TOOLS) or None
   if {*ANSWERS}.isdisjoint(given):
-    return read_conversation(given[MESSAGES], where)
+    return read_conversation(given[MESSAGES], where)._replace(tools=tools)
   prompts = [given[x] for x in PROMPTS if given.get(x)]
   if len(prompts) > 1:
     raise UserError(f"{where}: has 'prompt' and 'messages'; leave one out.")
@@ -120,6 +126,11 @@ def read_fields(given: Mapping[str, object], where: str) -> Conversation:
   if not prompt and isinstance(both[0], str):
     raise UserError(f"{where}: has no 'prompt', which both texts answer.")
   is_plain = isinstance(prompt, str)
+  if is_plain and tools:
+    raise UserError(
+      f"{where}: has 'tools', which only a chat template writes; leave them "
+      "out, or give prompt and answers as lists of messages."
+    )
   asked = [{"role": "user", "content": prompt}] if is_plain else prompt
   found = []
   for name, answer in zip(ANSWERS, both, strict=True):
@@ -157,7 +168,7 @@ def read_fields(given: Mapping[str, object], where: str) -> Conversation:
       f"{where}: 'chosen' and 'rejected' are equal; leave the pair out."
     )
   form = PLAIN_PAIRS if is_plain else PAIRS
-  return Conversation(found[0], where, form, rejected)
+  return Conversation(found[0], where, form, rejected, tools)
 
 
 def parse_fields(texts: Mapping[str, str], where: str) -> Conversation:

@@ -40,11 +40,10 @@ class Document(NamedTuple):
     digest = hashlib.blake2b(digest_size=num_bytes, person=purpose.encode())
     digest.update(_bytes(self.text))
     if self.conversation is not None:
-      # Texts have no NUL, so a NUL shows where the messages begin.
-      digest.update(b"\0" + json_text(self.conversation.messages).encode())
-      if self.conversation.rejected:
-        rejected = json_text(self.conversation.rejected)
-        digest.update(b"\0" + rejected.encode())
+      messages, _, _, rejected, tools = self.conversation
+      # Texts have no NUL, so a NUL shows where each part begins.
+      for part in filter(None, (messages, rejected, tools)):
+        digest.update(b"\0" + json_text(part).encode())
     if self.inputs is not None:
       # Texts have no NUL, so a NUL shows where the inputs begin.
       digest.update(b"\0" + _bytes(self.inputs))

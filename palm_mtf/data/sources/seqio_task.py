@@ -7,7 +7,8 @@ final step `tokenize` is skipped, because the run's vocabulary encodes the text.
 If other preprocessors make token ids, the ids are kept, and the run's
 vocabulary must be the task's vocabulary (`check_vocabulary`). A feature
 "messages", the JSON of a conversation's messages, takes the place of both. So
-do "chosen" and "rejected", with "prompt" or "messages", each a text or JSON.
+do "chosen" and "rejected", with "prompt" or "messages", each a text or JSON. A
+feature "tools" is the JSON of a conversation's tools.
 """
 
 import functools
@@ -32,6 +33,7 @@ from palm_mtf.data.sources.conversation import (
   MESSAGES,
   PROMPTS,
   TEXTS,
+  TOOLS,
   parse_fields,
 )
 from palm_mtf.data.sources.document import (
@@ -431,10 +433,11 @@ class SeqioTask:
       self._unread = self._make_dataset(TRAIN)
       specs = self._unread.element_spec
       if specs.keys() >= {*ANSWERS}:
-        return True, {x: None for x in (*PROMPTS, *ANSWERS) if x in specs}
+        names = [*PROMPTS, *ANSWERS, TOOLS]
+        return True, {x: None for x in names if x in specs}
       given = [x for x in (MESSAGES, "inputs", "targets") if x in specs]
       if given == [MESSAGES] and kind_of_feature(specs[MESSAGES]) == "text":
-        return True, {MESSAGES: None}
+        return True, {x: None for x in (MESSAGES, TOOLS) if x in specs}
       if MESSAGES in given:
         raise UserError(
           f"TASK: {self.name} makes {', '.join(map(repr, given))}; let "

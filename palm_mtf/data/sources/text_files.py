@@ -289,12 +289,11 @@ def _has_messages(line: dict[str, Any], where: str, text_field: str) -> bool:
     raise UserError(
       f"{where}: has {MESSAGES!r} and {min(others)!r}; leave out one of them."
     )
-  for name in ("functions", "tools"):
-    if is_list and line.get(name):
-      raise UserError(
-        f"{where}: has {name!r}, which the template would not get in training; "
-        "leave it out, or write it into a message with the role 'system'."
-      )
+  if is_list and line.get("functions"):
+    raise UserError(
+      f"{where}: has 'functions', which templates do not read; write them as "
+      "'tools', in OpenAI's form."
+    )
   return is_list or (text_field != MESSAGES and not others)
 
 

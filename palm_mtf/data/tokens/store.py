@@ -294,7 +294,7 @@ def _name_stores(
       # that change its documents, but not the paths and times of files.
       parts = (_FORMAT, source.fingerprint(digests), vocabulary.sha256)
       if conversations and source.form != TEXTS:
-        parts += (conversations.template.fingerprint,)
+        parts += (conversations.fingerprint(source.form),)
       name = f"{source.name}-{hash_parts(parts, num_bytes=8)}"
       named.append((source, name.replace("/", "_")))
   return named

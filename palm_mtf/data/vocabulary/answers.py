@@ -13,22 +13,33 @@ first token that ends a generated text, or else with the [eod] of the document.
 What a template writes after that token, such as a line end, is no answer.
 
 A pair is encoded as the conversation with its chosen answer, and after that the
-conversation with its rejected answer. Both count only the last answer. Plain
-pairs need no template: prompt and answer are encoded as they are, then [eod].
+conversation with its rejected answer. Both count only the last answer.
+
+Plain pairs need no template: prompt and answer are encoded as one text, then
+[eod]. If a token of this text would hold the end of the prompt and the start of
+the answer, the answer is encoded by itself, as a text that continues another.
+Then the prompt has the tokens that `generate` reads.
 """
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Collection, Mapping
 
 import numpy as np
 
-from palm_mtf.data.sources.conversation import Conversation
-from palm_mtf.data.vocabulary.chat import FILE_NAME, ChatTemplate, read_message
+from palm_mtf.data.sources.conversation import PLAIN_PAIRS, Conversation
+from palm_mtf.data.vocabulary.chat import (
+  FILE_NAME,
+  ChatTemplate,
+  read_message,
+  read_tools,
+)
 from palm_mtf.data.vocabulary.vocabulary import Vocabulary
-from palm_mtf.errors import UserError
+from palm_mtf.errors import UserError, did_you_mean, shorten
+from palm_mtf.json_text import STRICT_DECODER
 
 # No client waits for a rendering, so a busy machine may take long for it.
 _MOST_SECS = 60.0
+# The rule for plain pairs, which the hash of their stored tokens has.
+_ONE_TEXT = "one text"
 
 
 class ConversationEncoder:
@@ -45,16 +56,25 @@ class ConversationEncoder:
 
     `is_plain`: whether all conversations are plain pairs, without a template.
     """
-    self.template: ChatTemplate | _PlainTexts = _PlainTexts(
-      vocabulary, start_id
+    self._template = (
+      None if is_plain else ChatTemplate(vocabulary, start_id, _MOST_SECS)
     )
-    if not is_plain:
-      self.template = ChatTemplate(vocabulary, start_id, _MOST_SECS)
+    self._vocabulary, self._start_id = vocabulary, start_id
     self._end_ids, self._eod_id = {*vocabulary.end_ids}, vocabulary.eod_id
-    self._start_id = start_id
+
+  @property
+  def writes_date(self) -> bool:
+    """Whether the template may write the date."""
+    return bool(self._template) and "strftime_now" in self._template.text
+
+  def fingerprint(self, form: str) -> str:
+    """Returns a hash of what decides the tokens of a form, besides the ids."""
+    return _ONE_TEXT if form == PLAIN_PAIRS else self._template.fingerprint
 
   def prompt(self, conversation: Conversation, answer: int) -> list[int]:
     """Returns what the model reads before message `answer`, in a chat."""
+    if conversation.form == PLAIN_PAIRS:
+      return self._encode_texts(conversation)[0]
     messages = self._read(conversation)[:answer]
     return self._encode(messages, conversation, answer, asks=True)
 
@@ -93,6 +113,10 @@ class ConversationEncoder:
   def _encode_answers(
     self, conversation: Conversation
   ) -> tuple[np.ndarray, np.ndarray]:
+    if conversation.form == PLAIN_PAIRS:
+      prompt, tokens = self._encode_texts(conversation)
+      span = len(prompt), len(tokens) + 1
+      return np.array(tokens, np.int32), np.array([span], np.int64)
     messages = self._read(conversation)
     tokens: list[int] = []
     spans: list[tuple[int, int]] = []
@@ -133,41 +157,66 @@ class ConversationEncoder:
     return np.array(tokens, np.int32), np.array(spans, np.int64)
 
   def _read(self, conversation: Conversation) -> list:
-    found = []
-    for i, each in enumerate(conversation.messages):
-      try:
-        found.append(read_message(each, self.template.fields))
-      except UserError as error:
-        raise UserError(
-          f"{conversation.where}: messages[{i}]: {error}"
-        ) from None
+    found, where = [], conversation.where
+    try:
+      tools = read_tools(conversation.tools, self._template.variables)
+      for i, each in enumerate(conversation.messages):
+        where = f"{conversation.where}: messages[{i}]"
+        message = read_message(each, self._template.fields)
+        _check_calls(message.get("tool_calls", []), tools)
+        found.append(message)
+    except UserError as error:
+      raise UserError(f"{where}: {error}") from None
     return found
 
   def _encode(
     self, messages: list, conversation: Conversation, answer: int, *, asks: bool
   ) -> list[int]:
     try:
-      return self.template.encode(messages, asks=asks)
+      return self._template.encode(messages, conversation.tools, asks=asks)
     except UserError as error:
       raise UserError(
         f"{conversation.where}: messages[{answer}]: {error}"
       ) from None
 
+  def _encode_texts(
+    self, conversation: Conversation
+  ) -> tuple[list[int], list[int]]:
+    """Returns tokens of a plain pair: its prompt, and prompt with answer."""
+    prompt, answer = (each["content"] for each in conversation.messages)
+    asked, longer = map(self._vocabulary.encode, (prompt, prompt + answer))
+    if longer[: len(asked)] != asked:
+      longer = asked + self._vocabulary.encode_batch([answer], [True])[0]
+    start = [] if self._start_id is None else [self._start_id]
+    return start + asked, start + longer
 
-class _PlainTexts:
-  """Takes the place of a template: the contents of messages as they are."""
 
-  text = fingerprint = ""
-  fields: frozenset[str] = frozenset()
+def _check_calls(calls: object, names: Collection[str]) -> None:
+  """Raises UserError unless calls are in OpenAI's form, and of known tools.
 
-  def __init__(self, vocabulary: Vocabulary, start_id: int | None):
-    self._vocabulary = vocabulary
-    self._start = [] if start_id is None else [start_id]
-
-  def encode(
-    self, messages: Sequence[Mapping[str, Any]], *, asks: bool
-  ) -> list[int]:
-    texts = [each["content"] for each in messages]
-    parts = self._vocabulary.encode_batch(texts)
-    ends = [] if asks else [self._vocabulary.eod_id]
-    return [*self._start, *(x for part in parts for x in part), *ends]
+  Without `names`, all names are allowed: a message may describe the tools.
+  """
+  for call in calls if isinstance(calls, list) else [calls]:
+    function = call.get("function") if isinstance(call, Mapping) else None
+    found = function if isinstance(function, Mapping) else {}
+    name, arguments = found.get("name"), found.get("arguments")
+    if not isinstance(name, str):
+      raise UserError(
+        f'tool_calls: {shorten(call)}: give [{{"type": "function", "function": '
+        '{"name": "...", "arguments": {...}}}].'
+      )
+    if names and name not in names:
+      raise UserError(
+        f"tool_calls: {shorten(name)} is none of the conversation's tools"
+        f"{did_you_mean(name, names)}; add it to 'tools', or call another."
+      )
+    try:
+      is_text = isinstance(arguments, str)
+      read = STRICT_DECODER.decode(arguments) if is_text else arguments
+    except (ValueError, RecursionError):
+      read = None
+    if not isinstance(read, dict):
+      raise UserError(
+        f"tool_calls: arguments of {name} = {shorten(arguments)}: give an "
+        "object, or the JSON of one."
+      )

@@ -64,6 +64,12 @@ _CALLING = (
 )
 
 MESSAGES_FORM = 'give [{"role": "user", "content": "..."}]'
+_TOOLS_FORM = (
+  'give [{"type": "function", "function": {"name": "...", "parameters": '
+  "{...}}}]"
+)
+_NAME = re.compile(r"[\w.-]{1,64}", re.ASCII)
+_MOST_TOOLS = 128  # as in OpenAI's API
 _NO_VALUES: tuple[object, ...] = (None, "", [], {})
 _ROLE = re.compile(r"\w{1,64}", re.ASCII)
 
@@ -110,6 +116,49 @@ def read_message(given: object, fields: Set[str]) -> Message:
       "this field; leave it out."
     )
   return {**others, "role": role, "content": content}
+
+
+def read_tools(
+  given: object, variables: Set[str]
+) -> dict[str, Mapping[str, Any]]:
+  """Returns {name: function} of tools in OpenAI's form, or of None.
+
+  `variables` are those that the template reads; see ChatTemplate. Raises
+  UserError if the tools have another form, or the template ignores them.
+  """
+  tools = [] if given is None else given
+  if not isinstance(tools, list) or len(tools) > _MOST_TOOLS:
+    raise UserError(
+      f"tools = {shorten(tools)}: {_TOOLS_FORM}, with at most {_MOST_TOOLS} "
+      "tools."
+    )
+  functions = {x["name"]: x for x in map(_read_tool, tools)}
+  if len(functions) < len(tools):
+    raise UserError("tools: two functions have the same name; rename one.")
+  if tools and "tools" not in variables:
+    raise UserError(
+      "tools: the model's chat template does not read them; leave them out."
+    )
+  return functions
+
+
+def _read_tool(given: object) -> Mapping[str, Any]:
+  """Returns the function of a tool."""
+  tool = given if isinstance(given, Mapping) else {}
+  found = tool.get("function")
+  if (
+    tool.get("type") != "function"
+    or not isinstance(found, Mapping)
+    or not isinstance(found.get("name"), str)
+    or not isinstance(found.get("parameters"), Mapping | None)
+  ):
+    raise UserError(f"tools: {shorten(given)}: {_TOOLS_FORM}.")
+  if not _NAME.fullmatch(found["name"]):
+    raise UserError(
+      f"tools: name = {shorten(found['name'])}: give at most 64 letters, "
+      "digits, or any of _.-"
+    )
+  return found
 
 
 def read_template(folder: str) -> str:
@@ -234,7 +283,7 @@ class ChatTemplate:
     With `asks`, the tokens go up to the start of an answer; otherwise, up to
     the end of the last message.
 
-    `tools` are those of a request, in OpenAI's form.
+    `tools` are in OpenAI's form; see `read_tools`.
 
     With a tokenizer.json, only the template adds a start token, as in
     transformers. Otherwise a missing start token is added, as in llama.cpp.
@@ -292,8 +341,11 @@ class ChatTemplate:
     content = found.get("content")
     if isinstance(content, list) and not self._reads_parts:
       found["content"] = "\n".join(x.get("text", "") for x in content)
-    if isinstance(found.get("tool_calls"), list) and self._reads_arguments:
-      found["tool_calls"] = [*map(_read_arguments, found["tool_calls"])]
+    if isinstance(found.get("tool_calls"), list):
+      found["tool_calls"] = [
+        _convert_arguments(x, self._reads_arguments)
+        for x in found["tool_calls"]
+      ]
     for name in _REASONING:
       if name in found:
         reasoning = found[name]
@@ -335,14 +387,18 @@ class ChatTemplate:
     return _PROBE in text and str(value) not in text
 
 
-def _read_arguments(call: Any) -> Any:
-  """Parses a tool call's arguments, which OpenAI's clients send as JSON."""
+def _convert_arguments(call: Any, to_object: bool) -> Any:
+  """Makes a tool call's arguments an object or, as OpenAI's clients, JSON."""
   try:
-    arguments = json.loads(call["function"]["arguments"])
+    arguments = call["function"]["arguments"]
+    if isinstance(arguments, str) and to_object:
+      arguments = json.loads(arguments)
   except (KeyError, TypeError, ValueError, RecursionError):
     return call
   if not isinstance(arguments, dict):
     return call
+  if not to_object:
+    arguments = json.dumps(arguments, ensure_ascii=False)
   return {**call, "function": {**call["function"], "arguments": arguments}}
 
 

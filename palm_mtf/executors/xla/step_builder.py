@@ -33,6 +33,7 @@ from palm_mtf.optim.optimizer import find_rates
 from palm_mtf.programs.features import ReadFeatures, make_placeholders
 from palm_mtf.programs.pod import build_dropout_state
 from palm_mtf.programs.step_programs import (
+  VALIDATED,
   CallGraph,
   Inputs,
   LossProgram,
@@ -318,19 +319,20 @@ class StepBuilder:
   def _find_loss(
     self, pod: int, rows: Sequence[dict[str, tf.Tensor]]
   ) -> list[tf.Tensor]:
-    """Returns a pod's mean loss and the sum of its rows' weights."""
+    """Returns a pod's means of VALIDATED and the sum of its rows' weights."""
     of_host = [[*x.values()] for x in rows]
     add_up = pod_arrays.sum_losses
     found = self._call((pod, 0), add_up, [tf.float32], of_host=of_host)
     return self._find_mean(*after_all(found))
 
   def _find_mean(self, losses: tf.Tensor) -> list[tf.Tensor]:
-    """Returns the mean loss and the sum of weights, from sums of losses."""
+    """Returns means of VALIDATED and the sum of weights, from sums."""
     names = [*self._pod_step.model.losses]
     losses = tf.unstack(tf.ensure_shape(losses, [len(names)]))
     by_name = dict(zip(names, losses, strict=True))
     weight = by_name["weight"]
-    return [by_name["loss"] / tf.maximum(weight, SMALLEST_WEIGHT), weight]
+    means = [by_name[x] for x in VALIDATED if x in by_name]
+    return [*(x / tf.maximum(weight, SMALLEST_WEIGHT) for x in means), weight]
 
   def _find_slices(self, pod: int) -> dict[str, list[Slice]]:
     slices = {}

@@ -110,17 +110,17 @@ class LoadedDecoder(contextlib.AbstractContextManager):
     self._scope.__exit__(*error)
 
 
-def mean_loss(
-  losses: Callable[[Batch], Iterable[tuple[float, float]]],
+def mean_losses(
+  losses: Callable[[Batch], Iterable[Sequence[float]]],
   batches: Iterable[Batch],
-) -> float:
-  """Returns -log p per target in nats: the weighted mean over all `batches`.
+) -> list[float]:
+  """Returns weighted means over all `batches`; first -log p per target in nats.
 
-  `losses` returns (mean loss, sum of loss weights) for each part of a batch.
+  `losses` returns (*means, sum of loss weights) for each part of a batch.
   """
-  pairs = [pair for batch in batches for pair in losses(batch)]
-  values, weights = zip(*pairs, strict=True)
-  return float(np.average(values, weights=weights))
+  parts = [part for batch in batches for part in losses(batch)]
+  *means, weights = zip(*parts, strict=True)
+  return [float(np.average(x, weights=weights)) for x in means]
 
 
 def compute_mean_loss(
@@ -146,4 +146,5 @@ def compute_mean_loss(
     reader = CheckpointReader(client, CheckpointProcesses(process))
     with reader.open_model(checkpoint) as restore:
       restore([slices])
-    return mean_loss(lambda batch: [client.call(program, batch)], batches)
+    (loss,) = mean_losses(lambda x: [client.call(program, x)], batches)
+    return loss

@@ -15,19 +15,13 @@ import uuid
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from palm_mtf.data.vocabulary.chat import ChatTemplate
+from palm_mtf.data.vocabulary.chat import ChatTemplate, read_tools
 from palm_mtf.errors import UserError, shorten
 from palm_mtf.generation.inference.constraint import Grammar, check_library
 from palm_mtf.generation.serving.structure import json_rule, make_grammar
 from palm_mtf.json_text import STRICT_DECODER, json_text
 
 BEGIN, _END = "<tool_call>", "</tool_call>"
-_FORM = (
-  'give [{"type": "function", "function": {"name": "...", "parameters": '
-  "{...}}}]"
-)
-_NAME = re.compile(r"[\w.-]{1,64}", re.ASCII)
-_MOST_TOOLS = 128  # as in OpenAI's API
 _CHOICES = "none", "auto", "required"
 # A call in a rendered conversation: text before, JSON, and text after.
 _EXAMPLE = re.compile(rf"({BEGIN}\s*)([{{\[]).*?[}}\]](\s*{_END})", re.DOTALL)
@@ -56,25 +50,16 @@ def take_tools(fields: dict[str, Any], template: ChatTemplate) -> Tools | None:
     fields.pop(name, None)
     for name in ("tools", "tool_choice", "parallel_tool_calls")
   )
-  tools = [] if tools is None else tools
-  if not isinstance(tools, list) or len(tools) > _MOST_TOOLS:
-    raise UserError(
-      f"tools = {shorten(tools)}: {_FORM}, with at most {_MOST_TOOLS} tools."
-    )
   if not isinstance(is_parallel, bool | None):
     raise UserError(
       f"parallel_tool_calls = {shorten(is_parallel)}: give true or false."
     )
-  functions = {x["name"]: x for x in map(_read_tool, tools)}
-  if len(functions) < len(tools):
-    raise UserError("tools: two functions have the same name; rename one.")
+  # A template need not read tools that are hidden from it.
+  is_hidden = choice == "none"
+  functions = read_tools(tools, {"tools"} if is_hidden else template.variables)
   choice, required = _read_choice(choice, functions)
-  if not tools or choice == "none":
+  if not tools or is_hidden:
     return None
-  if "tools" not in template.variables:
-    raise UserError(
-      "tools: the model's chat template does not read them; leave them out."
-    )
   if choice == "auto":
     if is_parallel is False:
       raise UserError(
@@ -84,25 +69,6 @@ def take_tools(fields: dict[str, Any], template: ChatTemplate) -> Tools | None:
     return Tools(tools, None)
   is_single = is_parallel is False or choice == "named"
   return Tools(tools, _make_grammar(required, template, is_single))
-
-
-def _read_tool(given: object) -> Mapping[str, Any]:
-  """Returns the function of a tool."""
-  tool = given if isinstance(given, Mapping) else {}
-  found = tool.get("function")
-  if (
-    tool.get("type") != "function"
-    or not isinstance(found, Mapping)
-    or not isinstance(found.get("name"), str)
-    or not isinstance(found.get("parameters"), Mapping | None)
-  ):
-    raise UserError(f"tools: {shorten(given)}: {_FORM}.")
-  if not _NAME.fullmatch(found["name"]):
-    raise UserError(
-      f"tools: name = {shorten(found['name'])}: give at most 64 letters, "
-      "digits, or any of _.-"
-    )
-  return found
 
 
 def _read_choice(

@@ -37,9 +37,11 @@ START = 5
 class ByCharacter:
   """Encodes "user: a", "assistant: b" as START 'a' 'b' EOD START ..."""
 
-  def __init__(self, text="{{ messages }}"):
-    self.template = types.SimpleNamespace(fingerprint=text, text=text)
-    self.prefix = [START]
+  def __init__(self, writes_date=False):
+    self.writes_date, self.prefix = writes_date, [START]
+
+  def fingerprint(self, form):
+    return form
 
   def prompt(self, conversation, answer):
     tokens, spans = self.encode(conversation)
@@ -296,7 +298,7 @@ def test_training_starts_only_if_a_chat_reads_the_stored_prompts(
     message,
   )
   assert store.folder in message
-  dated = ByCharacter("{{ strftime_now('%d') }}")
+  dated = ByCharacter(writes_date=True)
   dated.prefix = other.prefix
   check_prompts(source, store, dated)
   assert "writes the date" in capsys.readouterr().err
@@ -380,15 +382,18 @@ def test_conversations_beside_texts_are_refused(tmp_path):
   assert document.text == "b" and document.conversation is None
 
 
-@pytest.mark.parametrize("name", ["tools", "functions"])
-def test_tools_beside_messages_are_refused(name, tmp_path):
-  """A chat's prompt would have them, and training would not."""
+def test_tools_are_of_the_conversation_and_functions_are_refused(tmp_path):
+  """A chat's prompt has tools; their older form, functions, it lacks."""
   path, chat = tmp_path / "a.jsonl", {"messages": turns("q", "a")}
-  path.write_text(json.dumps({**chat, name: [{"name": "f"}]}))
+  path.write_text(json.dumps({**chat, "functions": [{"name": "f"}]}))
   message = message_of(lambda: list(open_files(path).documents()))
-  assert message.startswith(f"TEXT_FILES: {path}, line 1: has '{name}', which ")
-  path.write_text(json.dumps({**chat, name: []}))
-  assert len(list(open_files(path).documents())) == 1
+  assert message.startswith(f"TEXT_FILES: {path}, line 1: has 'functions', wh")
+  given = [3, [], None]
+  lines = [json.dumps({**chat, "tools": x, "functions": []}) for x in given]
+  path.write_text("\n".join(lines))
+  found = [x for _, x in open_files(path).documents()]
+  assert [x.conversation.tools for x in found] == [3, None, None]
+  assert found[0].rank != found[1].rank == found[2].rank
 
 
 def test_calls_of_tools_are_bytes_that_are_learned():

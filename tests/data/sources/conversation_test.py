@@ -9,12 +9,14 @@ import json
 
 import numpy as np
 import pytest
+import sentencepiece
 
 from palm_mtf.data.batches.corpus import Corpus
 from palm_mtf.data.sources.conversation import parse_fields, read_fields
 from palm_mtf.data.sources.text_files import Fields, TextFiles
 from palm_mtf.data.tokens.store import read_store, write_store
 from palm_mtf.data.vocabulary.answers import ConversationEncoder
+from tests.prefixed_vocabulary import train_prefixed
 from tests.refusals import message_of
 
 Q, A, B = (
@@ -63,6 +65,7 @@ def test_pairs_are_read_in_the_forms_of_trl(given, before):
     ({"rejected": "a"}, "here: 'chosen' and 'rejected' are equal; leave"),
     ({"chosen": [A]}, "here: 'chosen' is [{"),
     ({"chosen": 3}, "here: 'chosen' is 3; give prompt and answers as"),
+    ({"tools": [1]}, "here: has 'tools', which only a chat template writes"),
     ({"rejected": " "}, "here: rejected: messages[1] is an empty answer"),
     (CHAT | {"rejected": [Q, B]}, "here: 'rejected' repeats the messages of"),
     (CHAT | {"rejected": [B, Q, B]}, "here: 'chosen' and 'rejected' answer"),
@@ -74,6 +77,49 @@ def test_pairs_are_read_in_the_forms_of_trl(given, before):
 def test_wrong_pairs_are_refused_in_one_line(changes, message):
   found = message_of(read_fields, {**PLAIN, **changes}, "here")
   assert found.startswith(message)
+
+
+@pytest.mark.parametrize("removes", [False, True])
+@pytest.mark.parametrize("kind", ["bpe", "unigram"])
+def test_an_answer_continues_the_text_of_its_prompt(kind, removes, tmp_path):
+  """As SentencePiece encodes both as one text, with one space before it."""
+  vocabulary = train_prefixed(
+    "a red bird sings. the red birds sing to a bird? ",
+    tmp_path,
+    model_type=kind,
+    remove_extra_whitespaces=removes,
+  )
+  encoder = ConversationEncoder(vocabulary, 1, is_plain=True)
+  peer = sentencepiece.SentencePieceProcessor(model_file=vocabulary.path)
+  given = {"chosen": " bird sings", "rejected": " birds sing."}
+  conversation = read_fields({"prompt": "the red", **given}, "here")
+  tokens, spans = encoder.encode(conversation)
+  asked = [1, *peer.encode("the red")]
+  assert encoder.prompt(conversation, 1) == asked
+  begin, parts = 0, []
+  for (first, end), answer in zip(spans.tolist(), given.values(), strict=True):
+    whole = [1, *peer.encode(f"the red{answer}"), vocabulary.eod_id]
+    assert whole[: len(asked)] == asked and first == begin + len(asked)
+    parts += whole
+    begin += len(whole)
+    assert end == begin
+  assert [*tokens.tolist(), vocabulary.eod_id] == parts
+
+
+def test_a_token_across_the_end_of_a_prompt_is_divided(tmp_path):
+  """Then `generate` reads the prompt of training, and the text stays whole."""
+  vocabulary = train_prefixed("a red bird sings", tmp_path)
+  encoder = ConversationEncoder(vocabulary, None, is_plain=True)
+  given = {"prompt": "a red ", "chosen": "bird", "rejected": "red"}
+  peer = sentencepiece.SentencePieceProcessor(model_file=vocabulary.path)
+  prompt, whole = map(peer.encode, ("a red ", "a red bird"))
+  assert whole[: len(prompt)] != prompt  # " bird" has tokens
+  conversation = read_fields(given, "here")
+  assert encoder.prompt(conversation, 1) == prompt
+  tokens, ((begin, end), _) = encoder.encode(conversation)
+  assert tokens[:begin].tolist() == prompt
+  assert peer.decode(tokens[: end - 1].tolist()) == "a red bird"
+  assert peer.id_to_piece(tokens[begin:end].tolist())[0][0] == "b"
 
 
 def test_all_documents_have_one_form(tmp_path):
@@ -98,7 +144,7 @@ def open_files(path):
 def write_pairs(path):
   """Writes pairs of which each is longer than the one before."""
   pairs = [
-    {"prompt": f"q {i}", "chosen": " a" * i, "rejected": f"b{i}"}
+    {"prompt": f"q {i}", "chosen": " a" * i, "rejected": f" b{i}"}
     for i in range(1, 40)
   ]
   path.write_text("\n".join(map(json.dumps, pairs)))
@@ -126,10 +172,11 @@ def test_a_row_holds_both_answers_after_the_prompt(
   )
   expected, num_long = [], 0
   for pair in pairs:
-    prompt, *answers = (
-      vocabulary.encode_batch([pair[x]])[0]
-      for x in ("prompt", "chosen", "rejected")
+    prompt, *wholes = (
+      vocabulary.encode(pair["prompt"] + pair.get(x, ""))
+      for x in ("", "chosen", "rejected")
     )
+    answers = [x[len(prompt) :] for x in wholes]
     parts = [[*prompt, *x, vocabulary.eod_id] for x in answers]
     weights = [
       [0] * len(prompt) + [sign] * (len(x) + 1)

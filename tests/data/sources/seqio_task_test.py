@@ -347,13 +347,16 @@ def _chat(answer):
 
 def test_a_task_of_messages_gives_conversations():
   texts = [_chat(f"a{i}") for i in range(40)]
-  add_examples("chats", {"train": {"messages": texts}}, [], features=())
+  columns = {"messages": texts, "tools": ['[{"type": "x"}]'] * 20 + [""] * 20}
+  add_examples("chats", {"train": columns}, [], features=())
   source = open_one("chats")
   assert source.form == "messages" and source.has_inputs
   source.check_vocabulary(None)
   found = [document for _, document in source.documents()]
   assert [d.text for d in found] == [f"q\na{i}" for i in range(40)]
   assert [json.dumps(d.conversation.messages) for d in found] == texts
+  tools = [d.conversation.tools for d in found]
+  assert tools == [[{"type": "x"}]] * 20 + [None] * 20
   where = "TASK: chats, split 'train', example 39"
   assert found[-1].conversation.where == where
 

@@ -12,7 +12,7 @@ import re
 import pytest
 import tokenizers
 
-from palm_mtf.data.sources.conversation import read_conversation, read_fields
+from palm_mtf.data.sources.conversation import read_fields
 from palm_mtf.data.vocabulary.answers import ConversationEncoder
 from palm_mtf.data.vocabulary.chat import FILE_NAME, ChatTemplate
 from palm_mtf.data.vocabulary.load import open_vocabulary
@@ -20,7 +20,14 @@ from palm_mtf.generation.serving.completion_request import (
   make_completion_body,
 )
 from tests import prefixed_vocabulary
-from tests.chat_templates import FORMS, MESSAGES, make_vocabulary, start_of
+from tests.chat_templates import (
+  CALLING,
+  FORMS,
+  MESSAGES,
+  TOOLS,
+  make_vocabulary,
+  start_of,
+)
 from tests.refusals import message_of
 
 pytestmark = pytest.mark.peers  # because jinja2 renders templates
@@ -33,8 +40,8 @@ def open_form(form, folder):
   return ConversationEncoder(vocabulary, start_of(form, vocabulary)), vocabulary
 
 
-def read(messages=MESSAGES):
-  return read_conversation(messages, WHERE)
+def read(messages=MESSAGES, tools=None):
+  return read_fields({"messages": messages, "tools": tools}, WHERE)
 
 
 def encode(encoder, vocabulary, conversation):
@@ -50,7 +57,7 @@ def changed(form, **changes):
 @pytest.mark.parametrize("form", FORMS.values(), ids=FORMS)
 def test_spans_are_the_answers_of_texts_written_by_hand(form, tmp_path):
   encoder, vocabulary = open_form(form, tmp_path)
-  tokens, spans = encode(encoder, vocabulary, read())
+  tokens, spans = encode(encoder, vocabulary, read(form.messages, form.tools))
   parts = re.split(r"\[\[|\]\]", form.text.rstrip())
   peer = tokenizers.Tokenizer.from_file(vocabulary.path)
   encoded = peer.encode("".join(parts), add_special_tokens=False)
@@ -71,12 +78,15 @@ def test_a_pair_is_both_conversations_up_to_the_ends_of_their_answers(
   form, tmp_path
 ):
   encoder, vocabulary = open_form(form, tmp_path)
-  asked, *answers = MESSAGES[0], MESSAGES[1], {**MESSAGES[1], "content": "No."}
+  asked, chosen = form.messages[:2]
+  answers = [chosen, {**chosen, "content": "No."}]
   fields = {"prompt": [asked], "chosen": answers[:1], "rejected": answers[1:]}
+  fields["tools"] = form.tools
   tokens, spans = encode(encoder, vocabulary, read_fields(fields, WHERE))
   expected, places = [], []
   for answer in answers:
-    ids, ((begin, end),) = encode(encoder, vocabulary, read([asked, answer]))
+    one = read([asked, answer], form.tools)
+    ids, ((begin, end),) = encode(encoder, vocabulary, one)
     places.append([len(expected) + begin, len(expected) + end])
     expected += ids[:end]
   assert spans == places and tokens[: len(expected)] == expected
@@ -87,13 +97,14 @@ def test_chats_and_the_server_read_the_tokens_of_training_with_one_start_token(
   form, tmp_path
 ):
   encoder, vocabulary = open_form(form, tmp_path)
-  tokens, spans = encode(encoder, vocabulary, read())
+  tokens, spans = encode(encoder, vocabulary, read(form.messages, form.tools))
   start = start_of(form, vocabulary)
   chat = ChatTemplate(vocabulary, start)
   for (begin, _), count in zip(spans, (1, 3), strict=True):
-    assert chat.encode(MESSAGES[:count]) == tokens[:begin]
+    messages = form.messages[:count]
+    assert chat.encode(messages, form.tools) == tokens[:begin]
     served, _ = make_completion_body(
-      {"messages": MESSAGES[:count]},
+      {"messages": messages, "tools": form.tools},
       chat,
       most_messages=9,
       most_characters=999,
@@ -138,19 +149,23 @@ def compare_with_transformers(form, folder):
 
   def render(messages, **settings):
     return peer.apply_chat_template(
-      messages, chat_template=form.template, return_dict=False, **settings
+      *(messages, form.tools),
+      chat_template=form.template,
+      return_dict=False,
+      **settings,
     )
 
-  tokens, spans = encode(encoder, vocabulary, read())
+  tokens, spans = encode(encoder, vocabulary, read(form.messages, form.tools))
   # Only what follows the last answer, such as a line end, is left out.
-  whole, length = render(MESSAGES), spans[-1][1]
+  whole, length = render(form.messages), spans[-1][1]
+  answers = re.findall(r"\[\[(.*?)\]\]", form.text, re.DOTALL)
   assert whole[:length] == tokens[:length]
   assert not peer.decode(whole[length:]).strip()
-  for (begin, end), count in zip(spans, (1, 3), strict=True):
-    prompt = render(MESSAGES[:count], add_generation_prompt=True)
+  for (begin, end), i, text in zip(spans, (1, 3), answers, strict=True):
+    prompt = render(form.messages[:i], add_generation_prompt=True)
     assert tokens[:begin] == prompt
-    answer = peer.decode(tokens[begin:end]).removesuffix(form.end).strip()
-    assert answer == MESSAGES[count]["content"]
+    answer = peer.decode(tokens[begin:end]).strip()
+    assert answer == text.strip()
   if "generation" in form.template.replace("add_generation", ""):
     marks = peer.apply_chat_template(
       MESSAGES,
@@ -246,6 +261,90 @@ def test_a_field_that_the_template_does_not_read_is_refused(tmp_path):
   assert "does not read this field" in message
 
 
+def calling(**function):
+  """Returns CALLING with another function in its first call."""
+  call = {"type": "function", "function": function}
+  return [CALLING[0], {**CALLING[1], "tool_calls": [call]}, *CALLING[2:]]
+
+
+_CALL = "messages[1]: tool_calls: "
+_OBJECT = " give an object, or the JSON of one."
+# {fault: (tools, messages, message)}
+WRONG_TOOLS = {
+  "no list": ({"a": 1}, CALLING, "tools = {'a': 1}: give [{"),
+  "no name": (
+    [{"type": "function", "function": {}}],
+    CALLING,
+    "tools: {'function': {}, 'type': 'function'}: give [{",
+  ),
+  "two of a name": (TOOLS * 2, CALLING, "tools: two functions have the same"),
+  "an unknown tool": (
+    TOOLS,
+    calling(name="ad", arguments={}),
+    f"{_CALL}'ad' is none of the conversation's tools (did you mean "
+    "\"add\"?); add it to 'tools', or call another.",
+  ),
+  "no JSON": (
+    TOOLS,
+    calling(name="add", arguments="a = 1"),
+    f"{_CALL}arguments of add = 'a = 1':{_OBJECT}",
+  ),
+  "no object": (
+    TOOLS,
+    calling(name="add", arguments="[1]"),
+    f"{_CALL}arguments of add = '[1]':{_OBJECT}",
+  ),
+  "NaN": (
+    TOOLS,
+    calling(name="add", arguments='{"a": NaN}'),
+    f"{_CALL}arguments of add = '{{\"a\": NaN}}':{_OBJECT}",
+  ),
+  "no arguments": (
+    TOOLS,
+    calling(name="add"),
+    f"{_CALL}arguments of add = None:{_OBJECT}",
+  ),
+  "no function": (
+    TOOLS,
+    [CALLING[0], {**CALLING[1], "tool_calls": {"name": "add"}}],
+    f"{_CALL}{{'name': 'add'}}: give [{{",
+  ),
+}
+
+
+@pytest.mark.parametrize(
+  "tools, messages, why", WRONG_TOOLS.values(), ids=WRONG_TOOLS
+)
+def test_wrong_tools_and_calls_are_refused_with_file_line_and_turn(
+  tools, messages, why, tmp_path
+):
+  encoder, _ = open_form(FORMS["tools of Qwen 2.5"], tmp_path)
+  message = message_of(encoder.encode, read(messages, tools))
+  assert message.startswith(f"{WHERE}: {why}") and "\n" not in message
+
+
+def test_a_template_that_would_drop_tools_is_refused(tmp_path):
+  encoder, _ = open_form(FORMS["ChatML"], tmp_path)
+  message = message_of(encoder.encode, read(MESSAGES, TOOLS))
+  assert message == (
+    f"{WHERE}: tools: the model's chat template does not read them; leave "
+    "them out."
+  )
+
+
+@pytest.mark.parametrize("name", ["tools of Qwen 2.5", "tools of SmolLM2"])
+def test_calls_may_be_json_and_need_no_tools_besides_messages(name, tmp_path):
+  """As OpenAI's clients send arguments, and as a system prompt has tools."""
+  encoder, vocabulary = open_form(FORMS[name], tmp_path)
+  one = calling(name="add", arguments={"a": 1, "b": "caf\u00e9"})
+  other = calling(name="add", arguments='{"a":1,  "b": "caf\\u00e9"}')
+  for tools in (TOOLS, None):
+    expected = encode(encoder, vocabulary, read(one, tools))
+    assert encode(encoder, vocabulary, read(other, tools)) == expected
+  tokens, spans = expected
+  assert "tools>" not in vocabulary.decode(tokens) and len(spans) == 2
+
+
 def test_answers_of_equal_tokens_are_no_pair(tmp_path):
   """The content of a message may be a text, or a list of texts."""
   encoder, _ = open_form(FORMS["ChatML"], tmp_path)
@@ -277,9 +376,9 @@ def test_the_vocabulary_that_a_template_belongs_to_is_read_again(tmp_path):
   """The hash that names stored tokens changes with the template."""
   encoder, vocabulary = open_form(FORMS["ChatML"], tmp_path)
   again = ConversationEncoder(open_vocabulary(vocabulary.path), None)
-  first = encoder.template.fingerprint
-  assert again.template.fingerprint == first
+  first = encoder.fingerprint("messages")
+  assert again.fingerprint("messages") == first
   config = json.loads((tmp_path / "tokenizer_config.json").read_text())
   (tmp_path / FILE_NAME).write_text(FORMS["ChatML"].template + "{# new #}")
-  assert ConversationEncoder(vocabulary, None).template.fingerprint != first
+  assert ConversationEncoder(vocabulary, None).fingerprint("messages") != first
   assert config["eos_token"] == "<|im_end|>"

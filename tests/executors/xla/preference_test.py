@@ -4,15 +4,17 @@
 
 import functools
 
+import numpy as np
 import pytest
 
 from palm_mtf.config import PodsConfig
+from palm_mtf.generation.inference.sessions import mean_losses
 from palm_mtf.programs.train_program import build_train_program
 from tests import oracle
 from tests.cases import slow
 from tests.executors.xla.frozen_test import MESHES
-from tests.executors.xla.program_run import build_on_accelerators
-from tests.model.preference_test import LOSS, random_pairs
+from tests.executors.xla.program_run import build_on_accelerators, run_of
+from tests.model.preference_test import BETA, LOSS, log_ratios, random_pairs
 from tests.mtf_testing import relative_error, small_config, train
 
 
@@ -48,3 +50,24 @@ def test_layouts_pods_and_stages_train_the_same(mesh, num_pods):
     for name in ("loss", "z_loss", "rewards/margins", "rewards/accuracies"):
       assert other[name] == pytest.approx(one[name], rel=1e-4, abs=1e-6), name
     assert other["grad_norm"] == pytest.approx(one["grad_norm"], rel=1e-4)
+
+
+@pytest.mark.parametrize(
+  ("mesh", "num_pods"),
+  [slow(x, y) for x in MESHES for y in (1, 2)],
+)
+def test_validation_has_the_margins_and_the_accuracy_of_an_oracle(
+  mesh, num_pods
+):
+  config = small_config(num_layers=2)
+  batch = random_pairs(config, batch_size=8, seed=3)
+  given = {"num_pods": num_pods, "features": [*batch], "loss": LOSS}
+  with run_of(config, MESHES[mesh], **given) as run:
+    found = mean_losses(run.step.losses, [batch])
+    ratios = log_ratios(config, run.variables(), batch)
+  margins = BETA * (ratios - batch["reference"])
+  is_right = margins > 0
+  assert 0 < is_right.mean() < 1
+  expected = np.log1p(np.exp(-margins)), margins, is_right
+  for one, other in zip(found, expected, strict=True):
+    assert one == pytest.approx(other.mean(), rel=1e-4, abs=1e-5)

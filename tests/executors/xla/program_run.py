@@ -100,7 +100,7 @@ def run_of(
   build = build_on_accelerators if mesh.tpu else build_train_program
   with (
     tf.Graph().as_default(),
-    tf.Session(config=session_config(mesh.num_devices, num_pods)) as session,
+    tf.Session(config=session_config(mesh.pod_devices, num_pods)) as session,
   ):
     pods = PodsConfig(num_pods=num_pods, dcn_dtype="float32")
     program = build(

@@ -87,13 +87,13 @@ def write_rows(config: Config, model_dir: str) -> float:
 
 def work(files: list[str], macros: list[str], model_dir: str) -> None:
   """Takes turns: training for TURN_SECS of processor time, then the loss."""
-  from palm_mtf.generation.inference.sessions import mean_loss
+  from palm_mtf.generation.inference.sessions import mean_losses
 
   config = train_config(files, macros, _DEFAULTS)
   corpus, validation = _corpus(config, model_dir)
   batches = corpus.batches(config.run.batch_sizes)
   with warm_training(config, batches) as step:
-    mean_loss(step.losses, validation[:1])  # compiles
+    mean_losses(step.losses, validation[:1])  # compiles
     steps, spent_secs = itertools.count(), 0.0
 
     def turn() -> dict[str, float]:
@@ -104,7 +104,7 @@ def work(files: list[str], macros: list[str], model_dir: str) -> None:
         number = next(steps)
         step.run(batches.batch(number), number)
         spent_secs += time.process_time() - start
-      loss = mean_loss(step.losses, validation)
+      loss, *_ = mean_losses(step.losses, validation)
       return {"processor_secs": spent_secs, "loss": loss, "step": number + 1}
 
     take_turns(turn, {"parameters": count_parameters(config.model)})

@@ -36,7 +36,7 @@ def _measure_loss(
   import numpy as np
 
   from palm_mtf.generation.decode.score_program import ScoreRows
-  from palm_mtf.generation.inference.sessions import LoadedDecoder, mean_loss
+  from palm_mtf.generation.inference.sessions import LoadedDecoder, mean_losses
 
   mesh = MeshLayout(mesh_shape="", layout="")
   with LoadedDecoder(checkpoint, config, mesh, weight_dtype) as loaded:
@@ -50,7 +50,7 @@ def _measure_loss(
       weights = batch.get("loss_weights", np.ones(token_loss.shape))
       return zip(token_loss.ravel(), weights.ravel(), strict=True)
 
-    return mean_loss(losses, batches)
+    return mean_losses(losses, batches)[0]
 
 
 def measure_run(model_dir: str) -> dict:
