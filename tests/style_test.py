@@ -53,6 +53,7 @@ NOT_MIRRORED = {
   "docs/readme_test.py",
   "foreign_models/example_test.py",
   "generation/inference/kept_space_test.py",
+  "generation/inference/masked_lookup_test.py",
   "runtime/tracer/budgets_test.py",
   "runtime/tracer/example_test.py",
   "tasks/gin_run_test.py",

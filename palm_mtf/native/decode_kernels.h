@@ -136,7 +136,7 @@ struct StepKernel {
 
 struct TextKernel : StepKernel {
   float most_greedy, repetition_penalty;
-  int num_tokens, num_seen, num_history, num_masks, num_adapters;
+  int num_tokens, num_seen, num_history, num_masks, num_adapters, num_drafts;
   bool keeps_logits;
   mutable StepCosts costs;  // guarded by the mutex of `shared`
 
@@ -149,6 +149,7 @@ struct TextKernel : StepKernel {
         num_history(attrs.number("num_history")),
         num_masks(attrs.number("num_masks")),
         num_adapters(attrs.number("num_adapters")),
+        num_drafts(attrs.number("num_drafts")),
         keeps_logits(attrs.flag("keeps_logits")) {}
 
   template <class T>
@@ -181,7 +182,12 @@ struct TextKernel : StepKernel {
     Matrix<int32_t> masks = {};
     if (num_masks) masks = call.next_matrix<int32_t>();
     const int32_t* adapters = num_adapters ? call.next_data<int32_t>() : nullptr;
-    Step<T> step = read<T>(call, num_rows, 2 + num_seen + num_history);
+    Matrix<int32_t> drafts = {};
+    if (num_drafts) drafts = call.next_matrix<int32_t>();
+    const int masks_per_row = num_masks ? masks.rows / num_rows : 0;
+    if (num_masks && masks_per_row <= drafts.columns)
+      return call.fail("a drafted token has no mask");
+    Step<T> step = read<T>(call, num_rows, 2 + num_seen + num_history + num_drafts);
     const int vocab = step.model.vocab;
     if (num_tokens > vocab)
       return call.fail("the vocabulary has more tokens than the embedding");
@@ -212,12 +218,13 @@ struct TextKernel : StepKernel {
                             top_ps[row], repetition_penalty, top_ks[row],
                             num_tokens};
       bool* row_seen = num_seen ? seen.row(row) : nullptr;
-      const int32_t* mask = num_masks ? masks.row(row) : nullptr;
       bool is_right = true;
       for (int j = 0; is_right && j <= text.drafted; ++j) {
         float* numbers = &logits[size_t(text.first_row + j) * vocab];
         // Sampling overwrites its input.
         if (keeps_logits) std::copy_n(numbers, vocab, kept.row(row));
+        const int32_t* mask =
+          num_masks ? masks.row(row * masks_per_row + j) : nullptr;
         const int token = choose_token(how, numbers, row_seen, mask,
                                        keys + 2 * row, place + j);
         rows.chosen[text.first_row + j] = token;
@@ -227,14 +234,20 @@ struct TextKernel : StepKernel {
                    !std::ranges::count(ends, token);
       }
     };
+    auto predict = [&] {
+      for (LookedUp& each : texts)
+        if (num_history)
+          each.predict(std::min(kMostDrafted + 1, most_tokens - each.size));
+    };
     for (int done = 0; done < count && !texts.empty(); ++done) {
       // The lock is free between steps, so that other sessions' calls can run.
       std::unique_lock lock(shared().mutex);
-      if (num_history) {
-        for (LookedUp& each : texts)
-          each.predict(std::min(kMostDrafted + 1, most_tokens - each.size));
-        draft(texts, costs);
-      }
+      predict();
+      for (LookedUp& each : texts)
+        if (num_masks)
+          each.restrict(drafts.row(each.row),
+                        std::min(drafts.columns, each.limit - 1), vocab);
+      draft(texts, costs);
       rows.fill(texts);
       step.num_rows = rows.tokens.size(), step.num_texts = texts.size();
       step.tokens = rows.tokens.data(), step.positions = rows.positions.data();
@@ -261,6 +274,16 @@ struct TextKernel : StepKernel {
       std::erase_if(texts, [&](const LookedUp& x) {
         return !x.limit || std::ranges::count(ends, x.tokens[x.size - 1]);
       });
+    }
+    if (num_drafts) {  // for the next call
+      const Matrix<int32_t> next = call.allocate<int32_t>(
+        2 + num_seen + num_history, num_rows, drafts.columns);
+      std::fill_n(next.data, size_t(num_rows) * drafts.columns, -1);
+      predict();
+      draft(texts, costs);
+      for (const LookedUp& each : texts)
+        std::copy_n(each.tokens + each.size,
+                    std::min(each.drafted, drafts.columns), next.row(each.row));
     }
     size_t most = 0;
     for (const auto& each : chosen) most = std::max(most, each.size());

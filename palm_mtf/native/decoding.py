@@ -28,7 +28,8 @@ from palm_mtf.native.operations import IS_CENTERED, operations, set_shapes
 INT4 = tf.as_dtype("int4")
 FORMATS = (tf.float32, tf.bfloat16, tf.int8, INT4)
 # Numbers before the tokens in a row of `Texts.history`: kCounts in lookup.h.
-_COUNTS = 8
+_COUNTS = 10
+MOST_DRAFTED = 8  # tokens per text and step: kMostDrafted in lookup.h
 GROUP = 32  # rows per scale in a column of int4 weights [inner, outer]
 
 
@@ -326,12 +327,16 @@ class Texts(NamedTuple):
   # For prompt lookup (native/lookup.h), one tensor from `make_history`, which
   # is written in place. Otherwise (); then a step chooses one token per text.
   history: Sequence[tf.Tensor] = ()
-  # One tensor, [rows, words] int32, or (): bit i % 32 of word i // 32 says
-  # whether the next token may be i. All tokens are chosen by the same bits.
+  # One tensor, [rows * masks, words] int32, or (): bit i % 32 of word i // 32
+  # says whether the next token may be i. A row has a mask for the next token,
+  # and one for the token after each of its `drafts`. With masks, run one step.
   masks: Sequence[tf.Tensor] = ()
   # One tensor, [rows] int32, or (): number of the adapter (native/adapters.py)
   # of each text, 0 for none. Only steps in C++ add adapters.
   adapters: Sequence[tf.Tensor] = ()
+  # One tensor, [rows, masks - 1] int32, or (): tokens that the step reads after
+  # each last token, then -1. Only steps in C++ read drafts.
+  drafts: Sequence[tf.Tensor] = ()
 
 
 def make_history(prompts: tf.Tensor, most_tokens: int) -> tf.Tensor:
@@ -369,6 +374,7 @@ class TextSteps(NamedTuple):
   seen: list[tf.Tensor]  # `Texts.seen` with the chosen tokens
   cache: list[tf.Tensor]  # without the last token of each text
   history: Sequence[tf.Tensor] = ()  # `Texts.history` with the chosen tokens
+  drafts: Sequence[tf.Tensor] = ()  # `Texts.drafts` for the next step
 
 
 def run_text_steps(
@@ -384,7 +390,7 @@ def run_text_steps(
   that as many steps without it would choose. `cache` has the shapes that
   `run_decode_step` takes; it is written in place.
   """
-  chosen, logits, seen, history, after = operations().palm_text_steps(
+  chosen, logits, seen, history, drafts, after = operations().palm_text_steps(
     count=count,
     ends=tf.constant(list(settings.end_ids)),
     **texts._asdict(),
@@ -406,6 +412,7 @@ def run_text_steps(
     set_shapes(seen, texts.seen),
     set_shapes(after, cache),
     set_shapes(history, texts.history),
+    set_shapes(drafts, texts.drafts),
   )
 
 

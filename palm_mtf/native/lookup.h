@@ -17,9 +17,10 @@ namespace palm {
 constexpr int kMostDrafted = 8;  // tokens per text and step
 constexpr int kMostDraftedInAll = 64;  // per step; each has logits in memory
 constexpr int kMostMatched = 4;  // longer matches are not looked for
+constexpr int kGiven = kMostMatched + 1;  // `matched` of drafts of the caller
 // Numbers at the beginning of a row of the history (`Texts.history`): for each
-// length of a match, how many predicted tokens were right and were compared.
-constexpr int kCounts = 2 * kMostMatched;
+// value of `matched`, how many predicted tokens were right and were compared.
+constexpr int kCounts = 2 * kGiven;
 constexpr int kMostCompared = 32;  // counts of older tokens are halved
 constexpr double kLeastGain = 1.06;  // a lesser gain may be an error
 
@@ -31,6 +32,7 @@ struct LookedUp {
   int size;         // tokens of the text
   int limit;        // tokens that the call may still choose
   int matched = 0, predicted = 0, drafted = 0;  // how many tokens
+  int allowed = 0;  // how many predicted tokens may be drafted
   double chance = 1;  // that all drafted tokens are chosen
   int first_row = 0;  // of the step: the row of the text's last token
   int chosen = 0;     // tokens that the step chose
@@ -46,7 +48,7 @@ struct LookedUp {
   void predict(int most) {
     const int last = size - 1;
     int after = 0;
-    matched = predicted = drafted = 0, chance = 1;
+    matched = predicted = allowed = drafted = 0, chance = 1;
     for (int end = last; end > 0 && matched < kMostMatched;) {
       // Blocks without the last token are skipped by vector instructions.
       const int begin = std::max(0, end - 64);
@@ -65,6 +67,19 @@ struct LookedUp {
     // The source may overlap the predicted tokens, if a text repeats itself.
     for (; predicted < most; ++predicted)
       tokens[size + predicted] = tokens[after + predicted];
+    allowed = predicted;
+  }
+
+  // Allows only the tokens of `given`, up to -1, as a draft. If they are not
+  // those predicted, they replace the prediction, and have their own counts.
+  void restrict(const int32_t* given, int most, int vocab) {
+    allowed = 0;
+    while (allowed < most && given[allowed] >= 0 && given[allowed] < vocab)
+      ++allowed;
+    if (allowed <= predicted && std::equal(given, given + allowed, tokens + size))
+      return;
+    matched = kGiven, predicted = allowed;
+    std::copy_n(given, allowed, tokens + size);
   }
 
   // Adds the tokens that the step chose, and compares them with the prediction.
@@ -79,7 +94,9 @@ struct LookedUp {
   }
 
  private:
-  int length_of(int i) const { return std::min(matched + i, kMostMatched); }
+  int length_of(int i) const {
+    return matched == kGiven ? kGiven : std::min(matched + i, kMostMatched);
+  }
   int32_t* counts_of(int i) const { return counts + 2 * (length_of(i) - 1); }
 };
 
@@ -144,7 +161,7 @@ inline void draft(std::vector<LookedUp>& texts, const StepCosts& costs) {
     double best_chance = 0.02;  // a lesser one is not worth the search
     for (LookedUp& each : texts) {
       const int most = std::min(each.limit - 1, kMostDrafted);
-      if (each.drafted >= std::min(each.predicted, most)) continue;
+      if (each.drafted >= std::min(each.allowed, most)) continue;
       const double chance = each.chance * each.chance_of(each.drafted);
       if (chance > best_chance) likeliest = &each, best_chance = chance;
     }

@@ -24,7 +24,7 @@ ROWS, MOST_TOKENS = len(LENGTHS), 64
 # The first step never drafts, and the second drafts at most 8 tokens. So a text
 # gets at most 1 + 9 tokens in two steps.
 NUM_NEW = 10
-COUNTS = np.array([31, 31] * 4)  # all 31 tokens compared so far were right
+COUNTS = np.array([31, 31] * 5)  # all 31 tokens compared so far were right
 
 
 class Continued:

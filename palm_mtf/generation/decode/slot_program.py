@@ -28,7 +28,12 @@ from palm_mtf.generation.decode.sampling import mask_logits
 from palm_mtf.generation.decode.score_program import NUM_LIKELIEST
 from palm_mtf.generation.decode.step import make_step
 from palm_mtf.generation.decode.weights import DecodeModel
-from palm_mtf.native.decoding import Texts, TextSettings, make_history
+from palm_mtf.native.decoding import (
+  MOST_DRAFTED,
+  Texts,
+  TextSettings,
+  make_history,
+)
 
 # Maximum number of tokens that a call of `StepSlots` chooses per text. Shapes
 # on accelerators are static: a call there returns this many (1 with log p).
@@ -42,13 +47,22 @@ def num_mask_words(num_tokens: int) -> int:
 
 @dataclasses.dataclass(frozen=True)
 class MakeSlots(DecodeFunction):
-  """Makes the state of all slots; has neither inputs nor outputs."""
+  """Makes the state of all slots.
+
+  Output:
+    most_drafted: [], int32: maximum number of tokens that a step can draft per
+      text; 0 without prompt lookup.
+  """
 
   num_slots: int  # divisible by `num_slices`
   num_slices: int  # number of slices of `batch`
   prompt_lookup: bool = False  # applies to steps in C++
 
   effect = Effect.MAKES
+
+  def output_dtypes(self) -> dict[str, tf.DType]:
+    """Returns the dtype of the output."""
+    return {"most_drafted": tf.int32}
 
   def __call__(
     self, model: DecodeModel, state: State, inputs: Mapping[str, tf.Tensor]
@@ -66,7 +80,8 @@ class MakeSlots(DecodeFunction):
         shape=[self.num_slots, 1], dtype=tf.int32, init=True
       )
       history = [split_rows(model.placement, make_history(texts, length + 1))]
-    return [*cache, *history], {}
+    most = MOST_DRAFTED * len(history)
+    return [*cache, *history], {"most_drafted": tf.constant(most)}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -122,20 +137,24 @@ class StepSlots(DecodeFunction):
 
   Inputs:
     count: [], int32: number of steps to run, at most MOST_STEPS. If log p is
-      computed, or there are masks, `count` is ignored, and one token is chosen.
-    texts: [rows, 8], int32, per text: last token; the last token's position,
-      from 0; number of tokens already drawn; random key, two numbers; TOP_K, at
+      computed, or there are masks, `count` is ignored, and there is one step.
+    texts: [rows, 8 + drafted], int32, per text: last token; its position, from
+      0; number of tokens already drawn; random key, two numbers; TOP_K, at
       least 1 (`num_tokens` keeps all tokens); maximum number of tokens to
       choose, which only steps in C++ need (a limit of 0 leaves the row out);
-      number of its adapter, 0 for none, which only steps in C++ add.
+      number of its adapter, 0 for none, which only steps in C++ add; drafted
+      tokens, which the step reads after the last token, then -1.
     shares: [rows, 2], float32, per text: TEMPERATURE and TOP_P.
-    masks: only if `has_masks`: [rows, words], int32, per text: bit i % 32 of
-      word i // 32 says whether token i is allowed.
+    masks: only with masks: [rows * masks, words], int32, per text: bit i % 32
+      of word i // 32 says whether token i is allowed after the last token, and
+      after each drafted token.
 
   Outputs:
     tokens: [rows, columns], int32: the next tokens of each text, at least one
       per step up to its limit; then -1. Columns are at least `count` unless all
       texts reach their limits.
+    drafts: only if tokens are drafted: [rows, drafted], int32: what the next
+      call should draft if all rows keep the chosen tokens, then -1.
     If `wants_log_probs`, also log p under the plain softmax, with no sampling
     setting applied:
     of_chosen: [rows], float32: log p of the chosen tokens.
@@ -151,7 +170,7 @@ class StepSlots(DecodeFunction):
     has_limits: whether TOP_K and TOP_P are applied; each takes 31 passes over
       the logits.
     wants_log_probs: whether to compute log p, for one token per text.
-    has_masks: whether masks say which tokens are allowed.
+    num_masks: masks per text, 1 more than drafted tokens; 0 for no masks.
   """
 
   num_rows: int
@@ -159,26 +178,28 @@ class StepSlots(DecodeFunction):
   is_greedy: bool
   has_limits: bool
   wants_log_probs: bool
-  has_masks: bool = False
+  num_masks: int = 0
 
   effect = Effect.CHANGES
 
   def input_specs(self) -> dict[str, tf.TensorSpec]:
     """Returns shape and dtype of each input."""
+    columns = 8 + max(self.num_masks - 1, 0)
     # Few inputs, because to feed one takes 5% of the time of a small step.
     specs = {
       "count": tf.TensorSpec([], tf.int32),
-      "texts": tf.TensorSpec([self.num_rows, 8], tf.int32),
+      "texts": tf.TensorSpec([self.num_rows, columns], tf.int32),
       "shares": tf.TensorSpec([self.num_rows, 2], tf.float32),
     }
-    if self.has_masks:
-      words = num_mask_words(self.num_tokens)
-      specs["masks"] = tf.TensorSpec([self.num_rows, words], tf.int32)
+    if self.num_masks:
+      shape = self.num_rows * self.num_masks, num_mask_words(self.num_tokens)
+      specs["masks"] = tf.TensorSpec(shape, tf.int32)
     return specs
 
   def output_dtypes(self) -> dict[str, tf.DType]:
     """Returns the dtype of each output."""
     found = {"tokens": tf.int32}
+    found |= {"drafts": tf.int32} if self.num_masks > 1 else {}
     if self.wants_log_probs:
       found |= {"of_chosen": tf.float32, "likeliest": tf.int32}
       found["of_likeliest"] = tf.float32
@@ -192,15 +213,15 @@ class StepSlots(DecodeFunction):
     tokens, positions, places, _, _, top_k, limits, adapters, *others = (
       split_rows(impl, x)
       for x in (
-        *tf.unstack(texts, axis=1),
+        *tf.unstack(texts[:, :8], axis=1),
         *tf.unstack(inputs["shares"], axis=1),
         tf.fill([self.num_rows], False),
         texts[:, 3:5],
       )
     )
     temperature, top_p, is_over, keys = others
-    is_single = self.wants_log_probs or self.has_masks
-    masks = [split_rows(impl, inputs["masks"])] if self.has_masks else []
+    is_single = self.wants_log_probs or self.num_masks
+    masks = [split_rows(impl, inputs["masks"])] if self.num_masks else []
     # A cache has pairs of tensors, keys and values.
     num_cache = len(state) - len(state) % 2
     steps = make_step(model).advance(
@@ -214,6 +235,7 @@ class StepSlots(DecodeFunction):
         history=state[num_cache:],
         masks=masks,
         adapters=[adapters] if model.is_packed else [],
+        drafts=[split_rows(impl, texts[:, 8:])] if self.num_masks > 1 else [],
       ),
       state[:num_cache],
       # No token ends a text here: the caller finds the ends.
@@ -225,6 +247,8 @@ class StepSlots(DecodeFunction):
       ),
     )
     outputs = {"tokens": join_rows(impl, steps.chosen)}
+    if self.num_masks > 1:
+      outputs["drafts"] = join_rows(impl, *steps.drafts)
     if self.wants_log_probs:
       logits = join_rows(impl, steps.logits)
       chosen = tf.maximum(outputs["tokens"][:, 0], 0)  # -1 if left out

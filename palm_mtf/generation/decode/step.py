@@ -168,7 +168,7 @@ class NativeStep:
         return tf.fill(rows, 0 if x is None else x)
       return x.tensor_list[0]
 
-    *tensors, limits, seen, history, masks, adapters = texts
+    *tensors, limits, seen, history, masks, adapters, drafts = texts
     texts = Texts(
       *map(unpack, tensors),
       limits=tf.fill(rows, count) if limits is None else unpack(limits),
@@ -176,6 +176,7 @@ class NativeStep:
       history=[*map(unpack, history)],
       masks=[*map(unpack, masks)],
       adapters=[*map(unpack, adapters)],
+      drafts=[*map(unpack, drafts)],
     )
     steps = run_text_steps(
       self._make_weights(cache), count, texts, [*map(unpack, cache)], settings
@@ -186,7 +187,8 @@ class NativeStep:
       pack([steps.chosen]),
       pack([steps.logits]),
       *(
-        [pack([x]) for x in y] for y in (steps.seen, steps.cache, steps.history)
+        [pack([x]) for x in y]
+        for y in (steps.seen, steps.cache, steps.history, steps.drafts)
       ),
     )
 

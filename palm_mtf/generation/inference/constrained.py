@@ -1,6 +1,6 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Generates continuations in a form, one token per call, as a server does."""
+"""Generates continuations in a form, one step per call, as a server does."""
 
 import functools
 from collections.abc import Iterator, Sequence
@@ -34,9 +34,12 @@ class _Text(NamedTuple):
   reader: ContinuationReader
   constraint: Constraint
 
-  def next(self, decode: DecodeConfig) -> SlotText:
-    """Returns what the decoder needs to choose the next token."""
+  def next(
+    self, decode: DecodeConfig, limit: int, draft: Sequence[int]
+  ) -> SlotText:
+    """Returns what the decoder needs to choose the next tokens."""
     ids = [*self.prompt, *self.reader.ids]
+    draft, masks = self.constraint.look_ahead(draft)
     return SlotText(
       token=ids[-1],
       position=len(ids) - 1,
@@ -45,8 +48,9 @@ class _Text(NamedTuple):
       temperature=decode.temperature,
       top_k=decode.top_k,
       top_p=decode.top_p,
-      limit=1,
-      mask=self.constraint.mask(),
+      limit=limit,
+      masks=masks,
+      draft=draft,
     )
 
 
@@ -71,7 +75,9 @@ class ConstrainedGenerator(Generator):
     self._start = functools.partial(Grammars(vocabulary).start, grammar)
     self._start()  # so that a wrong grammar is refused before any text
     self._open = functools.cache(
-      lambda slots: SlotDecoder(loaded, vocabulary.size, slots)
+      lambda slots: SlotDecoder(
+        *(loaded, vocabulary.size, slots), prompt_lookup=decode.prompt_lookup
+      )
     )
 
   def _continue_batch(
@@ -95,24 +101,31 @@ class ConstrainedGenerator(Generator):
         before = () if are_inputs else ids
         reader = ContinuationReader(vocabulary, decode.stop_strings, before)
         texts.append(_Text(prompt, key, reader, self._start()))
-    for count in range(1, self._sample_tokens + 1):
+    while True:
+      left = [
+        0 if x.reader.ended else self._sample_tokens - len(x.reader.ids)
+        for x in texts
+      ]
       try:
         given = {
-          slot: text.next(decode)
+          slot: text.next(decode, left[slot], decoder.draft(slot))
           for slot, text in enumerate(texts)
-          if not text.reader.ended
+          if left[slot]
         }
       except ConstraintError:
         raise UserError(
           f"{self._grammar.field}: became too complex for this text; simplify "
           "it."
         ) from None
-      if given:
-        found = decoder.steps(given, 1, wants_log_probs=False)
-        for slot, (chosen,) in found.items():
-          texts[slot].reader.add([chosen.token])
+      if not given:
+        return
+      for slot, found in decoder.steps(given, 1, wants_log_probs=False).items():
+        for chosen in found:
           texts[slot].constraint.accept(chosen.token)
-      is_last = count == self._sample_tokens or not given
-      rows = [(x.reader, x.reader.continuation(is_last)) for x in texts]
+        texts[slot].reader.add(x.token for x in found)
+      rows = [
+        (x, x.continuation(len(x.ids) == self._sample_tokens))
+        for x in (text.reader for text in texts)
+      ]
       n = decode.num_samples
       yield [rows[i : i + n] for i in range(0, len(rows), n)]

@@ -4,7 +4,7 @@
 
 import functools
 import importlib.util
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -17,6 +17,7 @@ from palm_mtf.machine.helper_process import HelperError, HelperProcess
 _PROCESS = "palm_mtf.generation.inference.grammar_process"
 _MOST_SECS = 10  # to compile a grammar, on a busy machine
 _MOST_START_SECS = 30
+_MOST_FORCED = 32  # bytes of a draft, because a step reads few tokens
 _MOST_KEPT = 16  # compiled grammars, because clients repeat a schema
 
 
@@ -59,9 +60,9 @@ def _is_full(matcher: Any) -> bool:
 class Constraint:
   """The state of a text's grammar after some tokens: it allows the next."""
 
-  def __init__(self, compiled: _Compiled, num_tokens: int):
-    # `num_tokens` is the size of the vocabulary.
-    self._compiled, self._num_words = compiled, num_mask_words(num_tokens)
+  def __init__(self, compiled: _Compiled, vocabulary: Vocabulary):
+    self._compiled, self._vocabulary = compiled, vocabulary
+    self._num_words = num_mask_words(vocabulary.size)
     self._tokens: list[int] = []
     self._copy(compiled.take())
 
@@ -76,17 +77,44 @@ class Constraint:
 
     Raises ConstraintError if the grammar's limits are exceeded.
     """
-    mask = self._matcher.compute_bitmask()
-    newest = self._compiled.matchers[-1]
-    if self._matcher.is_error() and newest is not self._source:
+    found, newest = self._read(self._matcher), self._compiled.matchers[-1]
+    if found is None and newest is not self._source:
       self._copy(newest)
       self._matcher.consume_tokens(self._tokens)
-      mask = self._matcher.compute_bitmask()
-    found = np.frombuffer(mask, np.int32)
-    found = found[: self._num_words]  # llguidance may add a word
-    if self._matcher.is_error() or not found.any():
+      found = self._read(self._matcher)
+    if found is None:
       raise ConstraintError
     return found
+
+  def _read(self, matcher: Any) -> np.ndarray | None:
+    # Returns None if the grammar's limits are exceeded.
+    found = np.frombuffer(matcher.compute_bitmask(), np.int32)
+    found = found[: self._num_words]  # llguidance may add a word
+    return None if matcher.is_error() or not found.any() else found
+
+  def look_ahead(
+    self, draft: Sequence[int] | None
+  ) -> tuple[Sequence[int], list[np.ndarray]]:
+    """Returns a draft's first tokens, the masks before each, and the last mask.
+
+    Leaves out what follows a token that is not allowed or ends the text. Where
+    the draft is empty, but not None, drafts the text that must come next.
+
+    Raises ConstraintError as `mask` does.
+    """
+    found, ahead = [self.mask()], self._matcher.deep_copy()
+    if draft is not None and not draft:
+      forced = ahead.compute_ff_bytes()[:_MOST_FORCED].decode(errors="ignore")
+      draft = self._vocabulary.encode(forced) if forced else ()
+    draft = draft or ()
+    for token in draft:
+      is_allowed = found[-1][token // 32] >> token % 32 & 1
+      ahead.consume_token(token)
+      mask = self._read(ahead)
+      if not is_allowed or token in self._vocabulary.end_ids or mask is None:
+        break
+      found.append(mask)
+    return draft[: len(found) - 1], found
 
   def accept(self, token: int) -> None:
     """Adds a token, which the mask allows, to the text."""
@@ -117,7 +145,7 @@ class Grammars:
     satisfies it.
     """
     try:
-      return Constraint(self._compile(grammar.text), self._vocabulary.size)
+      return Constraint(self._compile(grammar.text), self._vocabulary)
     except HelperError as error:
       raise UserError(
         f"{grammar.field}: cannot be used: {error}; correct or simplify it."

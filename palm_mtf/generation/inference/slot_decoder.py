@@ -53,10 +53,11 @@ class SlotText(NamedTuple):
   # Maximum number of tokens to choose, for which SEQUENCE_LENGTH has room. With
   # 0, the text takes no tokens from the call.
   limit: int
-  # [words] int32: bit i % 32 of word i // 32 says whether the next token may be
-  # i; None allows all tokens.
-  mask: np.ndarray | None = None
+  # [words] int32 each: bit i % 32 of word i // 32 says whether the next token
+  # may be i, and the token after each token of `draft`; () allows all tokens.
+  masks: Sequence[np.ndarray] = ()
   adapter: int = 0  # number of the text's adapter; 0 for none
+  draft: Sequence[int] = ()  # tokens to read too, if that is faster
 
 
 class Chosen(NamedTuple):
@@ -93,7 +94,9 @@ class SlotDecoder:
     self._unused: list[int] = []  # numbers of adapters to drop
     self._dropping = threading.Lock()
     make = MakeSlots(self.num_slots, n, prompt_lookup)
-    loaded.client.call(self._build(make))
+    made = loaded.client.call(self._build(make))
+    self._most_drafted = made["most_drafted"].item()
+    self._drafts: dict[int, list[int]] = {}  # {slot: tokens to try}
 
   def can_add_adapters(self) -> bool:
     """Returns whether steps are in C++, which only can add adapters.
@@ -129,6 +132,7 @@ class SlotDecoder:
     the number of its adapter, 0 for none.
     """
     self._drop_unused()
+    self._drafts.pop(slot, None)
     # Pad to a power of two, so that few programs serve all lengths.
     ids = [*[0] * self._loaded.num_virtual, *ids]
     most = self._loaded.config.sequence_length
@@ -143,6 +147,14 @@ class SlotDecoder:
     inputs |= {"adapter": adapter} if adapter else {}
     self._loaded.client.call(program, inputs)
 
+  def draft(self, slot: int) -> Sequence[int] | None:
+    """Returns tokens to try as `SlotText.draft` of a slot's text with masks.
+
+    There are none if to read them would not pay (native/lookup.h), or if the
+    last call for the slot had no masks. None: the decoder reads no draft.
+    """
+    return self._drafts.get(slot, ()) if self._most_drafted else None
+
   def steps(
     self, texts: Mapping[int, SlotText], count: int, *, wants_log_probs: bool
   ) -> dict[int, list[Chosen]]:
@@ -151,8 +163,8 @@ class SlotDecoder:
     Args:
       count: maximum number of steps; SEQUENCE_LENGTH must have room for `count`
         more tokens in every text.
-      wants_log_probs: whether to compute log p. If so, or if a text has a
-        mask, `count` is ignored, and one token per text is chosen.
+      wants_log_probs: whether to compute log p. If so, `count` is ignored, and
+        one token per text is chosen. If a text has masks, there is one step.
 
     Returns:
       {slot: tokens}: one per step, or more with prompt lookup, but at most the
@@ -160,20 +172,32 @@ class SlotDecoder:
     """
     n, num_rows = self._loaded.num_slices, self._count_rows(max(texts))
     places = {slot: slot % n * (num_rows // n) + slot // n for slot in texts}
+    # Log p is of one token, so prompt lookup must add no other.
+    most = 1 if wants_log_probs else MOST_STEPS
+    drafted = 0 if wants_log_probs else self._most_drafted
+    has_masks = any(x.masks for x in texts.values())
+    num_masks, words = (
+      (1 + drafted) * has_masks,
+      num_mask_words(self._num_tokens),
+    )
+    masks = np.full([num_rows, num_masks, words], -1, np.int32)
     # A row without a text is fed zeros. The step then writes keys and values
     # into an unused slot, which the next prefill overwrites.
-    numbers = np.zeros([num_rows, 8], np.int32)
+    numbers = np.zeros([num_rows, 8 + drafted * has_masks], np.int32)
+    numbers[:, 8:] = -1
     shares = np.zeros([num_rows, 2], np.float32)
-    has_masks = any(x.mask is not None for x in texts.values())
-    # Masks and log p are of one token, so prompt lookup must add no other.
-    most = 1 if has_masks or wants_log_probs else MOST_STEPS
     for slot, x in texts.items():
       top_k = min(x.top_k or self._num_tokens, self._num_tokens)
       row = places[slot]
       limit = min(x.limit, most)
       position = x.position + self._loaded.num_virtual
       state = x.token, position, x.place, *x.key, top_k, limit
-      numbers[row] = (*state, x.adapter)
+      numbers[row, :8] = (*state, x.adapter)
+      draft = x.draft if x.masks else self.draft(slot) or ()
+      for i, token in enumerate(draft[: numbers.shape[1] - 8]):
+        numbers[row, 8 + i] = token
+      for i, mask in enumerate(x.masks[:num_masks]):
+        masks[row, i] = mask
       shares[row] = (x.temperature, x.top_p)
     is_greedy = all(x.temperature <= MOST_GREEDY for x in texts.values())
     has_limits = not is_greedy and any(
@@ -185,37 +209,18 @@ class SlotDecoder:
       is_greedy=is_greedy,
       has_limits=has_limits,
       wants_log_probs=wants_log_probs,
-      has_masks=has_masks,
+      num_masks=num_masks,
     )
     inputs = {"count": min(count, most), "texts": numbers, "shares": shares}
     if has_masks:
-      words = num_mask_words(self._num_tokens)
-      inputs["masks"] = np.full([num_rows, words], -1, np.int32)
-      for slot, x in texts.items():
-        if x.mask is not None:
-          inputs["masks"][places[slot]] = x.mask
+      inputs["masks"] = masks.reshape(-1, words)
     found = self._loaded.client.call(self._build(function), inputs)
-    tokens = found["tokens"]
-    if not wants_log_probs:
-      return {
-        slot: [
-          Chosen(token, None, {})
-          for token in tokens[row, : texts[slot].limit].tolist()
-          if token >= 0
-        ]
-        for slot, row in places.items()
-      }
-    of_chosen, likeliest, of_likeliest = (
-      found[x].tolist() for x in ("of_chosen", "likeliest", "of_likeliest")
-    )
+    for slot, row in places.items():
+      if texts[slot].limit:
+        draft = found["drafts"][row].tolist() if "drafts" in found else []
+        self._drafts[slot] = [i for i in draft if i >= 0]
     return {
-      slot: [
-        Chosen(
-          int(tokens[row, 0]),
-          of_chosen[row],
-          dict(zip(likeliest[row], of_likeliest[row], strict=True)),
-        )
-      ]
+      slot: _read_row({x: y[row] for x, y in found.items()}, texts[slot])
       for slot, row in places.items()
     }
 
@@ -224,3 +229,14 @@ class SlotDecoder:
     while rows <= last_slot:
       rows *= _ROWS_GROW_BY
     return min(rows, self.num_slots)
+
+
+def _read_row(found: Mapping[str, np.ndarray], text: SlotText) -> list[Chosen]:
+  # Reads a row of the outputs of StepSlots.
+  if "of_chosen" not in found:
+    tokens = found["tokens"][: text.limit].tolist()
+    return [Chosen(token, None, {}) for token in tokens if token >= 0]
+  ids, log_probs = found["likeliest"].tolist(), found["of_likeliest"].tolist()
+  likeliest = dict(zip(ids, log_probs, strict=True))
+  token, log_prob = found["tokens"][0].item(), found["of_chosen"].item()
+  return [Chosen(token, log_prob, likeliest)]

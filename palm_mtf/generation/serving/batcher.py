@@ -40,7 +40,7 @@ class Row:
   # has new tokens that a stream or the search for stop strings needs.
   changed: Callable[[], None]
   # Says which tokens the row may have; None for any. A decoder call for such a
-  # row runs one step.
+  # row runs one step, which may choose several tokens.
   constraint: Constraint | None = None
   # Prompt tokens after the first, with log p; () if not computed, or not yet.
   prompt_scores: Sequence[Chosen] = ()
@@ -297,14 +297,14 @@ class Batcher:
     single = {i: x for i, x in rows.items() if x.needs_single_steps}
     plain = {i: x for i, x in rows.items() if i not in single}
     # A decoder call with log p runs only one step, because it keeps the logits
-    # of one step; a call with masks does too, because a mask is for one token.
+    # of one step; a call with masks does too, because masks depend on tokens.
     # Between two such calls, the other rows get calls of several steps, so that
     # all rows get equal time.
     is_mixed = bool(plain) and bool(single)
     is_plain = not single or (is_mixed and self._owed_plain_secs > 0)
     count = self._count_steps(plain, single) if is_plain else 1
     begin = time.monotonic()
-    masks = {} if is_plain else self._make_masks(single)
+    ahead = {} if is_plain else self._look_ahead(single)
     rows = {i: x for i, x in rows.items() if x.ended != "complex"}
     if not rows:
       return
@@ -313,7 +313,7 @@ class Batcher:
     # row, the decoder feeds zeros, which may overwrite its keys and values.
     found = self.engine.decoder.steps(
       {
-        i: _make_slot_text(x, masks.get(i), i in taking)
+        i: _make_slot_text(x, i in taking, *ahead.get(i, ()))
         for i, x in rows.items()
       },
       count,
@@ -333,16 +333,18 @@ class Batcher:
     for slot, row in taking.items():
       self._append(row, found[slot])
 
-  def _make_masks(self, rows: Mapping[int, Row]) -> dict[int, np.ndarray]:
-    # Ends rows whose constraint has become too complex.
-    masks = {}
+  def _look_ahead(self, rows: Mapping[int, Row]) -> dict[int, tuple]:
+    # Returns `Constraint.look_ahead` of rows with a constraint. Ends rows whose
+    # constraint has become too complex.
+    found = {}
     for slot, row in rows.items():
       try:
         if row.constraint:
-          masks[slot] = row.constraint.mask()
+          draft = self.engine.decoder.draft(slot)
+          found[slot] = row.constraint.look_ahead(draft)
       except ConstraintError:
         self._end(row, "complex")
-    return masks
+    return found
 
   def _append(self, row: Row, found: Sequence[Chosen]) -> None:
     tokens = [each.token for each in found]
@@ -350,7 +352,8 @@ class Batcher:
     count = ends[0] if ends else len(tokens)
     row.chosen += found[:count]
     if row.constraint:
-      row.constraint.accept(tokens[0])  # a call with masks chooses one token
+      for token in tokens[:count]:
+        row.constraint.accept(token)
     self._counters.generated_tokens += count
     if ends:
       self._end(row, "eod")
@@ -404,7 +407,10 @@ def _find_position(row: Row) -> int:
 
 
 def _make_slot_text(
-  row: Row, mask: np.ndarray | None, takes_tokens: bool
+  row: Row,
+  takes_tokens: bool,
+  draft: Sequence[int] = (),
+  masks: Sequence[np.ndarray] = (),
 ) -> SlotText:
   return SlotText(
     token=row.chosen[-1].token if row.chosen else row.prompt[-1],
@@ -415,6 +421,7 @@ def _make_slot_text(
     top_k=row.asked.top_k,
     top_p=row.asked.top_p,
     limit=(row.asked.max_tokens - len(row.chosen)) * takes_tokens,
-    mask=mask,
+    masks=masks,
     adapter=row.asked.adapter_number,
+    draft=draft,
   )

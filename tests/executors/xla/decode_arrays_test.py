@@ -215,7 +215,7 @@ def test_texts_in_slots_are_those_of_the_host_path(load):
           states[3 * i] = SlotText(
             *(ids[-1], len(ids) - 1, len(chosen[i]), key, *settings[i]),
             limit=max(count, 1),
-            mask=mask if i == 1 and count < 2 else None,
+            masks=[mask] if i == 1 and count < 2 else (),
           )
         found = slots.steps(states, count, wants_log_probs=count == 1)
         for i in texts:

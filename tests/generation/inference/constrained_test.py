@@ -8,7 +8,10 @@ import re
 import pytest
 
 from palm_mtf.cli.main import main
+from palm_mtf.generation.inference.slot_decoder import SlotDecoder
+from palm_mtf.native.operations import operations
 from tests import runs
+from tests.cases import slow
 
 pytest.importorskip("llguidance", reason="llguidance is not installed")
 
@@ -54,6 +57,43 @@ def test_a_pattern_of_all_texts_changes_no_greedy_text(finished):
   greedy = "--gin.TEMPERATURE=0.0"
   free = generate(finished, greedy)
   assert generate(finished, greedy, "--regex", r"[\s\S]*") == free
+
+
+@pytest.mark.skipif(operations() is None, reason="there is no C++ compiler")
+@pytest.mark.parametrize(
+  ("dtype", "weight_dtype"),
+  [
+    ("float32", "activation"),
+    slow("bfloat16", "activation"),
+    slow("float32", "int8"),
+    slow("bfloat16", "int4"),
+  ],
+)
+def test_prompt_lookup_changes_no_text_of_a_form(
+  finished, monkeypatch, dtype, weight_dtype
+):
+  """Greedy and drawn; a step chooses several tokens where texts repeat."""
+  counts, steps = [], SlotDecoder.steps
+
+  def count(self, texts, *given, **more):
+    found = steps(self, texts, *given, **more)
+    counts[-1].update(map(len, found.values()))
+    return found
+
+  monkeypatch.setattr(SlotDecoder, "steps", count)
+  flags = "--regex", "(ab){7}(one )*", f"--gin.WEIGHT_DTYPE='{weight_dtype}'"
+  flags += (f"--gin.ACTIVATION_DTYPE='{dtype}'",)
+  for temperature, samples in ((0.0, 1), (1.5, 3)):
+    flags += f"--gin.TEMPERATURE={temperature}", f"--gin.NUM_SAMPLES={samples}"
+    found = []
+    for looks_up in (False, True):
+      counts.append(set())
+      lookup = f"--gin.PROMPT_LOOKUP={looks_up}"
+      found.append(generate(finished, *flags, lookup))
+    assert found[0] == found[1]
+    assert {x["activation_dtype"] for x in found[0]} == {dtype}
+  assert counts[0] == counts[2] == {1}
+  assert max(counts[1]) > 1 and max(counts[3]) > 1
 
 
 def test_one_text_is_streamed_in_the_form(finished, capsys):

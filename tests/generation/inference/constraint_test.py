@@ -266,6 +266,44 @@ def test_masks_allow_exactly_the_tokens_that_continue_a_text(
     assert decode_after(vocabulary, None, ids).encode() == before
 
 
+def test_masks_along_a_draft_are_those_of_its_tokens_up_to_a_wrong_one(one):
+  """Or up to an end; a draft leaves the text as it was."""
+  vocabulary, schema = one._vocabulary, {"const": {"one": [1, 2, True]}}
+  ids = vocabulary.encode('{"one": [1, 2, true]}')
+  row, expected = one.start(of_schema(schema)), []
+  for token in ids:
+    expected.append(row.mask())
+    row.accept(token)
+  expected.append(row.mask())
+  row = one.start(of_schema(schema))
+  end, wrong = vocabulary.end_ids[0], vocabulary.encode("name")[0]
+  for draft, count in (
+    (None, 0),
+    (ids, len(ids)),
+    ([*ids, *ids], len(ids)),
+    ([*ids, end, *ids], len(ids)),
+    ([*ids[:3], wrong, *ids[3:]], 3),
+    ([end], 0),
+  ):
+    found, masks = row.look_ahead(draft)
+    assert [*found] == ids[:count]
+    np.testing.assert_array_equal(masks, expected[: count + 1])
+  row.accept(ids[0])
+  np.testing.assert_array_equal(row.mask(), expected[1])
+
+
+def test_what_must_come_next_is_a_draft(one):
+  vocabulary, text = one._vocabulary, '{"one": [true, true]}'
+  row = one.start(of_schema({"const": {"one": [True, True]}}))
+  found, masks = row.look_ahead([])
+  assert vocabulary.decode(found) == text and len(masks) == len(found) + 1
+  row = one.start(of_schema({"const": "\u00e9" * 1000}))
+  found, _ = row.look_ahead([])  # cut within a character of two bytes
+  assert vocabulary.decode(found) == '"' + "\u00e9" * 15
+  free = one.start(of_schema({"enum": ["a", 1]}))
+  assert free.look_ahead([])[0] == ()
+
+
 def draw(constraint, vocabulary, seed, most=300):
   """Returns a random text of a grammar, and whether it ended."""
   rng, ids = np.random.default_rng(seed), []

@@ -237,7 +237,7 @@ def run_masked(decoder, settings, masked, slots):
     for i, slot in slots.items():
       text = text_of(i, found[i], settings[i])
       is_masked = i in masked
-      texts[slot] = text._replace(mask=words[step] if is_masked else None)
+      texts[slot] = text._replace(masks=[words[step]] if is_masked else ())
     steps = decoder.steps(texts, 5, wants_log_probs=step % 2 == 0)
     for i, slot in slots.items():
       assert len(steps[slot]) == 1

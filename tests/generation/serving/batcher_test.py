@@ -61,6 +61,9 @@ class Counting:
     self.events.append("p")
     return [Chosen(i, -1.0, {}) for i in ids[1:]]
 
+  def draft(self, slot):
+    return ()
+
   def steps_of(self, texts, count):
     for i in range(count):
       self.may_step.acquire()
@@ -74,7 +77,7 @@ class Counting:
     for slot, text in texts.items():
       length = len(self.prompts[slot])
       assert text.position == length - 1 + text.place
-    masks = {i: x.mask for i, x in texts.items() if x.mask is not None}
+    masks = {i: x.masks[0] for i, x in texts.items() if x.masks}
     is_single = wants_log_probs or bool(masks)
     count = 1 if is_single else min(count, self.most)
     self.counts.append(count)
@@ -339,7 +342,7 @@ def test_rows_with_log_p_do_not_slow_the_others_down(run):
 
 
 class Recording:
-  """A constraint whose masks are the tokens that it accepted so far.
+  """A constraint whose masks are the tokens before.
 
   It becomes too complex after `most` tokens.
   """
@@ -347,10 +350,11 @@ class Recording:
   def __init__(self, most=10**6):
     self.accepted, self.most = [], most
 
-  def mask(self):
+  def look_ahead(self, draft):
     if len(self.accepted) == self.most:
       raise ConstraintError
-    return np.array(self.accepted, np.int32)
+    texts = [[*self.accepted, *draft[:i]] for i in range(len(draft) + 1)]
+    return draft, [np.array(x, np.int32) for x in texts]
 
   def accept(self, token):
     self.accepted.append(token)
@@ -378,6 +382,25 @@ def test_a_row_with_a_constraint_has_a_mask_in_each_of_its_steps(run, tells):
   pairs = zip(run.decoder.asked, run.decoder.masks, strict=True)
   wanted = {asked for asked, masks in pairs if masks}
   assert wanted == {(tells, 1)}
+
+
+def test_a_constraint_follows_all_tokens_of_a_step_up_to_the_end(run):
+  """As steps with prompt lookup choose them."""
+  given = []
+
+  def steps(texts, count, *, wants_log_probs):
+    ((slot, text),) = texts.items()
+    given.append((text.draft, [x.tolist() for x in text.masks], text.limit))
+    chosen = range(text.token + 1, text.token + 2 + len(text.draft))
+    return {slot: [Chosen(i, None, {}) for i in chosen]}
+
+  run.decoder.steps = steps
+  run.decoder.draft = lambda _: [EOD - 3, EOD - 2, EOD - 1] if given else []
+  constraint = Recording()
+  row = run.row(EOD - 6, max_tokens=9, constraint=constraint)
+  run.serve(row)
+  assert tokens(row) == constraint.accepted == [*range(EOD - 5, EOD + 1)]
+  assert row.ended == "eod"
 
 
 def test_rows_without_constraints_have_no_masks_and_long_calls(run):

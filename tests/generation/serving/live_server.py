@@ -62,6 +62,9 @@ class Repeating:
   def insert(self, slot, ids, adapter=0):
     pass
 
+  def draft(self, slot):
+    return ()
+
   def steps(self, texts, count, *, wants_log_probs):
     assert self.may_step.wait(EVERY_SECS)
     return {

@@ -40,13 +40,13 @@ class Drawing(Repeating):
     self.masked = []  # number of texts with a mask in each call
 
   def steps(self, texts, count, *, wants_log_probs):
-    self.masked.append(sum(x.mask is not None for x in texts.values()))
+    self.masked.append(sum(bool(x.masks) for x in texts.values()))
     found = super().steps(
       texts, 1 if self.masked[-1] else count, wants_log_probs=wants_log_probs
     )
     for slot, text in texts.items():
-      if text.mask is not None:
-        bits = np.unpackbits(text.mask.view(np.uint8), bitorder="little")
+      if text.masks:
+        bits = np.unpackbits(text.masks[0].view(np.uint8), bitorder="little")
         rng = np.random.default_rng([*np.abs(text.key), text.place])
         token = int(rng.choice(np.flatnonzero(bits)))
         found[slot] = [Chosen(token, -1.0, {5: -0.5})]
@@ -207,10 +207,9 @@ def test_a_text_whose_form_becomes_too_complex_is_an_error(monkeypatch):
   assert texts(second)[0] in CHOICES
 
 
-def slow_compiler(monkeypatch):
-  """Makes compilation wait for the returned event."""
+def slow_compiler(monkeypatch, start=constraint.Grammars.start):
+  """Makes compilation, by `start`, wait for the returned event."""
   event, begun = threading.Event(), threading.Event()
-  start = constraint.Grammars.start
 
   def wait(self, grammar):
     begun.set()
@@ -271,21 +270,32 @@ def test_a_compilation_that_takes_too_long_is_told_which_one_it_was(
   }
 
 
-def test_a_flood_of_schemas_does_not_stall_requests_without():
+def test_a_flood_of_schemas_does_not_stall_requests_without(monkeypatch):
+  """Nobody waits for a schema but those who sent one."""
   bodies = [form({"enum": [f"{i}"]}, max_tokens=9) for i in range(20)]
+  # On a busy machine, one of twenty compilations may exceed its 10 seconds. So
+  # what they wait for is compiled before.
+  one = structure.read_grammar(bodies[0])
+  grammars = constraint.Grammars(small_vocabulary())
+  compiled = grammars.start(one)._compiled
+  event, begun = slow_compiler(
+    monkeypatch,
+    lambda *_: constraint.Constraint(compiled, small_vocabulary()),
+  )
 
   async def flood():
     async with serving(decoder=Drawing()) as (_, address):
       others = [asyncio.create_task(complete(address, x)) for x in bodies]
-      await asyncio.sleep(0)
-      begin = time.monotonic()
+      await until(begun.is_set)
       plain = await complete(address, {"prompt": "one", "max_tokens": 3})
-      secs = time.monotonic() - begin
-      return plain, secs, await asyncio.gather(*others)
+      assert not any(x.done() for x in others)
+      event.set()
+      return plain, await asyncio.gather(*others)
 
-  plain, _, others = asyncio.run(flood())
-  assert plain[0] in (200, 429)  # one client: its rows fill the queue
-  assert {status for status, _ in others} <= {200, 429}
+  plain, others = asyncio.run(flood())
+  assert plain[0] == 200
+  # One client: its rows fill the queue.
+  assert {status for status, _ in others} in ({200}, {200, 429})
 
 
 def test_the_run_s_own_stop_strings_do_not_cut_a_form(monkeypatch):

@@ -7,11 +7,13 @@
 
 Both kinds of decoding take turns with the same weights; reading the prompts is
 timed, too. Greedy answers repeat a paragraph of Python's help with one word
-replaced ("edit"); drawn answers tell a story ("story"). The case fails if any
-answer depends on PROMPT_LOOKUP.
+replaced ("edit"), or are its JSON, by a schema ("json"); drawn answers tell a
+story ("story"). The case fails if any answer depends on PROMPT_LOOKUP.
 """
 
 import argparse
+import functools
+import json
 import pydoc_data.topics
 import statistics
 from collections.abc import Callable, Iterator, Sequence
@@ -32,13 +34,28 @@ if TYPE_CHECKING:  # the module imports TensorFlow, which takes seconds
   from palm_mtf.generation.inference.sessions import LoadedDecoder
 
 _DTYPES = {16: "activation", 8: "int8", 4: "int4"}
-_TEMPERATURES = {"edit": 0.0, "story": 1.0}
+_TEMPERATURES = {"edit": 0.0, "json": 0.0, "story": 1.0}
+# The form of answers of the kind "json".
+_FIELDS = {
+  "topic": {"type": "string"},
+  "paragraph": {"type": "string"},
+  "words": {"type": "integer"},
+}
+_SCHEMA = {
+  "type": "object",
+  "properties": _FIELDS,
+  "required": [*_FIELDS],
+  "additionalProperties": False,
+}
 _WARM_UP, LENGTH = 1, 1024
 BOUNDS = {"tokens_per_sec": pairs.POSITIVE, "ratio": pairs.POSITIVE}
 HEAD = f"{'texts':<6} {'bits':>4} {'rows':>4} {'tokens/s':>9}  times as fast"
 FLAGS = {
   "--model_dir": Flag(None, "a model with a chat template", settings=REQUIRED),
   "--bits": Flag("16,8,4", "bits per weight", choices([*map(str, _DTYPES)])),
+  "--texts": Flag(
+    ",".join(_TEMPERATURES), "kinds of texts", choices([*_TEMPERATURES])
+  ),
   "--batch_sizes": Flag(
     None, "numbers of texts at once; else 1 4 16", count(), {"nargs": "+"}
   ),
@@ -54,14 +71,20 @@ def ask(kind: str, number: int) -> list[str]:
   if kind == "story":
     return [f"Tell me a story about {x.lower()}." for x in names[:number]]
   paragraphs = [
-    " ".join(part.split())
+    (name, " ".join(part.split()))
     for name in names
     for part in topics[name].split("\n\n")
     if 400 < len(part) < 700
-  ]
+  ][: 7 * number : 7]
+  if kind == "json":
+    records = [
+      {"topic": topic, "paragraph": text, "words": len(text.split())}
+      for topic, text in paragraphs
+    ]
+    return [f"Write this as JSON:\n\n{json.dumps(x)}" for x in records]
   return [
     f'Repeat this text, but write "a" in place of "the":\n\n{paragraph}'
-    for paragraph in paragraphs[: 7 * number : 7]
+    for _, paragraph in paragraphs
   ]
 
 
@@ -81,7 +104,7 @@ def measure(chosen: argparse.Namespace) -> Iterator[dict]:
     start_id = prompt_start(config.data, vocabulary)
     template = ChatTemplate(vocabulary, start_id)
     with LoadedDecoder.of_run(checkpoint, config, for_steps=True) as loaded:
-      for kind in _TEMPERATURES:
+      for kind in chosen.texts:
         for rows in chosen.batch_sizes or [1, 4, 16]:
           prompts = [
             template.encode([{"role": "user", "content": text}])
@@ -103,12 +126,18 @@ def _compare(
   prompts: Sequence[Sequence[int]],
 ) -> dict:
   """Returns the figures of a record."""
+  from palm_mtf.generation.inference.constrained import ConstrainedGenerator
   from palm_mtf.generation.inference.generator import Generator
+  from palm_mtf.generation.serving.structure import json_rule, make_grammar
 
+  form: Callable[..., Generator] = Generator
+  if kind == "json":
+    grammar = make_grammar("schema", f"start: {json_rule(_SCHEMA)}")
+    form = functools.partial(ConstrainedGenerator, grammar=grammar)
   answers: dict[bool, list] = {}
 
   def make(looks_up: bool) -> Callable[[int], None]:
-    generator = Generator(
+    generator = form(
       loaded,
       vocabulary,
       DecodeConfig(temperature=_TEMPERATURES[kind], prompt_lookup=looks_up),

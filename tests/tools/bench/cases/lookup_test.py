@@ -7,7 +7,7 @@ import pytest
 from tools.bench.cases import lookup
 
 
-@pytest.mark.parametrize("kind", ["edit", "story"])
+@pytest.mark.parametrize("kind", ["edit", "json", "story"])
 def test_questions_differ_and_fit_into_the_sequence(kind):
   questions = lookup.ask(kind, 16)
   assert len({*questions}) == 16
