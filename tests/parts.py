@@ -24,8 +24,7 @@ _FOLDERS = {
     "unitransformer checkpoints native"
   ),
   "runs": (
-    "runtime training commands export generation/inference generation/serving "
-    "evaluation docs"
+    "runtime training commands export generation/inference generation/serving"
   ),
 }
 _PYTEST = (
