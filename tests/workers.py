@@ -21,7 +21,7 @@ from palm_mtf.machine.host_memory import largest_resident_bytes, resident_bytes
 from tests import claims
 
 # A worker is replaced once it keeps this many bytes after a test. The imports
-# of all tests of a part keep up to 0.85 GB.
+# of all tests of a part keep up to 0.65 GB.
 _MAX_KEPT_BYTES = 10**9
 # A test, with the fixtures that it is the first to use, may need this much, and
 # a slow test twice as much.
