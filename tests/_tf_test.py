@@ -52,6 +52,7 @@ def test_parts_that_tensorflow_does_not_need_are_loaded_on_demand():
   assert is_there
 
 
+@pytest.mark.slow
 def test_importing_palm_mtf_only_makes_mesh_tensorflow_importable():
   program = """
 sys.modules["keras"] = None  # TensorFlow works without it, and starts sooner

@@ -1,8 +1,16 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Cases of parametrized tests."""
+"""Cases of parametrized tests, and marks of tests."""
+
+import importlib.util
 
 import pytest
+
+# Of a module. T5's import takes seconds, so only its tests import it.
+needs_t5 = pytest.mark.skipif(
+  importlib.util.find_spec("t5") is None,
+  reason="T5 is not installed; `make test` installs it",
+)
 
 
 def slow(*case: object, unless: bool = False) -> object:

@@ -21,7 +21,6 @@ from palm_mtf.errors import UserError
 from palm_mtf.export.huggingface.config_json import list_layers, parse_config
 from tests import runs
 from tests.accounting.published_sizes import count_all, preset
-from tests.cases import slow
 from tests.planning import plan_config
 
 FILES = {
@@ -476,9 +475,8 @@ def test_a_layout_that_does_not_divide_a_model_is_refused_with_a_way_out(
       )
 
 
-@pytest.mark.parametrize(
-  "name", [x if x == "llama3_tiny" else slow(x) for x in TINY]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("name", TINY)
 def test_the_quickstart_trains_a_tiny_model(name, tmp_path):
   corpus, model_dir = runs.write_corpus(tmp_path / "texts"), tmp_path / "run"
   kept = {**runs.SETTINGS, "TRAIN_STEPS": 20, "EVAL_STEPS": 20, "PROMPTS": []}

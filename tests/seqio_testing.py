@@ -20,9 +20,10 @@ UNREACHABLE = seqio.SentencePieceVocabulary("gs://nowhere/t5.model", 100)
 REKEY = functools.partial(
   seqio.preprocessors.rekey, key_map={"targets": "text"}
 )
+TOKENIZE = seqio.preprocessors.tokenize
 T5_STEPS = [
   REKEY,
-  seqio.preprocessors.tokenize,
+  TOKENIZE,
   seqio.CacheDatasetPlaceholder(),
   seqio.preprocessors.append_eos_after_trim,
 ]

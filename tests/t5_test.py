@@ -5,25 +5,22 @@
 import functools
 
 import pytest
+import seqio
 
-seqio = pytest.importorskip("seqio", reason="SeqIO is not installed")
-pytest.importorskip("t5", reason="t5 is not installed")
-
-from palm_mtf._tf import tf  # noqa: E402
-from palm_mtf.config import TaskEvalConfig  # noqa: E402
-from palm_mtf.data.sources.seqio_task import (  # noqa: E402
+from palm_mtf._tf import tf
+from palm_mtf.config import TaskEvalConfig
+from palm_mtf.data.sources.seqio_task import (
   find_provider,
   open_task,
 )
-from palm_mtf.data.vocabulary.load import open_vocabulary  # noqa: E402
-from palm_mtf.data.vocabulary.training import train_vocabulary  # noqa: E402
-from palm_mtf.errors import UserError  # noqa: E402
-from palm_mtf.evaluation.seqio_tasks import open_eval_tasks  # noqa: E402
-from tests.seqio_testing import (  # noqa: E402
-  Says,
-  open_one,
-  registries_restored,
-)
+from palm_mtf.data.vocabulary.load import open_vocabulary
+from palm_mtf.data.vocabulary.training import train_vocabulary
+from palm_mtf.errors import UserError
+from palm_mtf.evaluation.seqio_tasks import open_eval_tasks
+from tests.cases import needs_t5
+from tests.seqio_testing import Says, open_one, registries_restored
+
+pytestmark = needs_t5
 
 COLA = {"sentence": ["a b", "c d", "e f", "g h"], "label": [1, 0, 1, 1]}
 SIMILAR = {"sentence1": ["a", "b", "c"], "sentence2": ["d", "e", "f"]}

@@ -171,7 +171,9 @@ ATTENTION = ("embedding", "layers/*/mlp/*", "final_norm/scale")
   [
     case(TWO_D, microbatches=2, slow=True, remat="layer", frozen=LOWEST),
     case("all over data and model", pods=2, slow=True, frozen=LOWEST),
-    case("fully sharded", frozen=ATTENTION, second_moment="factored"),
+    case(
+      "fully sharded", slow=True, frozen=ATTENTION, second_moment="factored"
+    ),
     case("batch over data", frozen=("embedding", "layers/*")),
     case("batch over data"),
     case(
@@ -189,11 +191,11 @@ ATTENTION = ("embedding", "layers/*/mlp/*", "final_norm/scale")
     case("fully sharded", optimizer=MUON, pods=2, slow=True),
     case(NO_BATCH, optimizer=ADAMW, slow=True),
     # A device has whole experts; or shares of all; pods exchange their counts.
-    case(BY_EXPERTS, **SETTINGS["Mixtral"]),
+    case(BY_EXPERTS, slow=True, **SETTINGS["Mixtral"]),
     case(BY_EXPERTS, pods=2, optimizer=MUON, slow=True, **SETTINGS["Mixtral"]),
     case(TWO_D, pods=2, optimizer=MUON, slow=True, **SETTINGS["DeepSeek-V3"]),
     case(NO_BATCH, slow=True, **SERIAL),
-    case("padded vocab over three"),
+    case("padded vocab over three", slow=True),
     case("padded vocab over three", pods=2, slow=True),
     case(
       "fully sharded",
@@ -217,7 +219,7 @@ ATTENTION = ("embedding", "layers/*/mlp/*", "final_norm/scale")
     case("heads:model,vocab:data,d_model_residual:model", slow=True, **SERIAL),
     case(TWO_D, slow=True, remat="layer", **SETTINGS["Gemma 3"]),
     # REMAT adds the biases of a norm's input again, but not its own.
-    case(TWO_D, remat="layer", **BIASED),
+    case(TWO_D, remat="layer", slow=True, **BIASED),
     case("fully sharded", remat="layer", slow=True, **BIASED),
     *(
       case(layout, slow=True, **settings)

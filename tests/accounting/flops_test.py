@@ -251,19 +251,29 @@ def graph_flops(config, frozen):
   return flops
 
 
+_PARTS = ("embedding", "layers/0/*", "layers/1/attention/q")
+
+
 @pytest.mark.parametrize(
-  "frozen",
+  ("remat", "frozen"),
   [
-    (),
-    slow(("embedding",)),
-    slow(("layers/*/mlp/*",)),
-    ("embedding", "layers/0/*", "layers/1/attention/q"),
-    slow(("embedding", "layers/*")),
+    ("none", ()),
+    ("layer", _PARTS),
+    slow("layer", ()),
+    slow("none", _PARTS),
+    *(
+      slow(remat, frozen)
+      for remat in ("none", "layer")
+      for frozen in (
+        ("embedding",),
+        ("layers/*/mlp/*",),
+        ("embedding", "layers/*"),
+      )
+    ),
   ],
 )
-@pytest.mark.parametrize("remat", ["none", "layer"])
 def test_a_step_s_graph_multiplies_as_often_as_planned(
-  frozen, remat, monkeypatch
+  remat, frozen, monkeypatch
 ):
   """No product for the gradient of a frozen kernel, or before all trained.
 

@@ -69,7 +69,7 @@ def test_a_mixture_s_tokens_move_where_that_is_fastest():
 
 
 def test_what_is_found_fits_and_comes_fastest_first():
-  result = search(palm_8b(), 16)
+  result = search(palm_8b(), 8)
   secs = [each.step.total for each in result.fitting]
   assert secs == sorted(secs) and len(secs) < result.num_candidates
   for each in result.fitting[::100]:

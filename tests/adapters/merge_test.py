@@ -43,8 +43,9 @@ def score(case, mesh):
 @pytest.mark.parametrize(
   ("block", "settings", "mesh"),
   [
-    ("LLaMA 3", {}, SINGLE),
-    ("layer_norm parallel multi_query", DORA, SPLIT),
+    ("LLaMA 3", DORA, SINGLE),
+    slow("LLaMA 3", {}, SINGLE),
+    slow("layer_norm parallel multi_query", DORA, SPLIT),
     slow("GPT-2", DORA, SINGLE),
     slow("Gemma 3", {"adapter_scale": "sqrt_rank"}, SPLIT),
   ],

@@ -10,7 +10,6 @@ import types
 
 import numpy as np
 import pytest
-import seqio
 
 from palm_mtf.commands.evaluate import find_checkpoints
 from palm_mtf.config import TaskEvalConfig
@@ -19,12 +18,6 @@ from palm_mtf.evaluation import answers
 from tests import runs, strict_json
 from tests.checkpoint_files import SHAPES, write
 from tests.refusals import message_of
-from tests.seqio_testing import (
-  add_examples,
-  exact,
-  mean_score,
-  registries_restored,
-)
 
 EXAMPLES = {
   "inputs": ["one two", "three four", "seven"],
@@ -46,6 +39,14 @@ def any_object(output, **unused):
 
 @pytest.fixture(scope="module", autouse=True)
 def registered():
+  from tests.seqio_testing import (
+    TOKENIZE,
+    add_examples,
+    exact,
+    mean_score,
+    registries_restored,
+  )
+
   with registries_restored():
     for name, metrics in (
       ("counting", [mean_score, exact]),
@@ -55,7 +56,7 @@ def registered():
       add_examples(
         name,
         {"validation": EXAMPLES},
-        [seqio.preprocessors.tokenize],
+        [TOKENIZE],
         features=("inputs", "targets"),
         metric_fns=metrics,
         postprocess_fn=any_object if name == "not_finite" else None,
@@ -277,6 +278,8 @@ def texts(tmp_path):
 def test_a_corpus_is_filtered_trained_on_and_evaluated(
   texts, tmp_path, palm_mtf, capsys
 ):
+  from tests.seqio_testing import TOKENIZE, add_examples, mean_score
+
   # Documents with the first task's examples are removed; half of the second
   # task's stay in the text.
   trained = [text for text in texts[10:] if Document(text).rank >= 0.05]
@@ -291,7 +294,7 @@ def test_a_corpus_is_filtered_trained_on_and_evaluated(
     add_examples(
       name,
       {"validation": {"inputs": inputs, "targets": targets}},
-      [seqio.preprocessors.tokenize],
+      [TOKENIZE],
       features=("inputs", "targets"),
       metric_fns=[mean_score],
     )

@@ -4,17 +4,17 @@ import re
 import shlex
 
 import pytest
+import seqio
 
-seqio = pytest.importorskip("seqio", reason="SeqIO is not installed")
-pytest.importorskip("t5", reason="t5 is not installed")
+from palm_mtf.cli.main import main
+from tests import runs
+from tests.cases import needs_t5
+from tests.doc_pages import Page
+from tests.seqio_testing import registries_restored
+from tests.source_files import ROOT
+from tests.unitransformer.encoder_decoder_test import T5
 
-
-from palm_mtf.cli.main import main  # noqa: E402
-from tests import runs  # noqa: E402
-from tests.doc_pages import Page  # noqa: E402
-from tests.seqio_testing import registries_restored  # noqa: E402
-from tests.source_files import ROOT  # noqa: E402
-from tests.unitransformer.encoder_decoder_test import T5  # noqa: E402
+pytestmark = needs_t5
 
 PAGE = Page("docs/t5.md")
 

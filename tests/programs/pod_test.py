@@ -214,7 +214,7 @@ def crossings(mesh, pods, frozen):
 @pytest.mark.parametrize(
   ("num_stages", "frozen", "num_sends"),
   [
-    (2, (), 4),
+    slow(2, (), 4),
     slow(3, (), 6),
     slow(2, ("embedding",), 4),
     # Nothing before stage 1 is trained, so nothing is sent back to stage 0.
@@ -252,6 +252,7 @@ def test_stages_send_each_other_what_the_plan_says(
   assert mesh.num_microbatches * sum(sent.values()) == sum(planned)
 
 
+@pytest.mark.slow  # executors/xla/frozen_test.py has stages of hosts, too
 def test_frozen_stages_leave_the_losses_and_gradients_of_the_others():
   """As if all parameters were trained, after one step from the same weights."""
   config = dataclasses.replace(CONFIG, num_layers=2)

@@ -10,14 +10,12 @@ import os
 import sys
 
 import pytest
-
-pytest.importorskip("t5", reason="T5 is not installed; `make test` installs it")
-
 import seqio
 import tensorflow_datasets as tfds
 
 from palm_mtf.evaluation.few_shot import few_shot_task
 from palm_mtf.tasks import fewshot
+from tests.cases import needs_t5
 from tests.seqio_testing import (
   bind,
   examples_of,
@@ -26,6 +24,8 @@ from tests.seqio_testing import (
   text_of,
 )
 from tests.tasks.evaluation_records import EXPECTED
+
+pytestmark = needs_t5
 
 # PaLM's few-shot counts (6.1).
 SHOTS = {

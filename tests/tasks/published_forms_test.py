@@ -10,13 +10,14 @@ import json
 
 import pytest
 
-pytest.importorskip("t5", reason="T5 is not installed; `make test` installs it")
-
 from palm_mtf.config import FewShotConfig, TaskEvalConfig
 from palm_mtf.data.vocabulary.load import open_vocabulary
 from palm_mtf.evaluation.seqio_tasks import open_eval_tasks
 from palm_mtf.tasks import fewshot
+from tests.cases import needs_t5
 from tests.seqio_testing import Says, bind
+
+pytestmark = needs_t5
 
 assert {"mmlu", "gsm8k"} <= {*fewshot.TASKS}
 

@@ -4,13 +4,12 @@
 
 import json
 
-import pytest
-
-pytest.importorskip("t5", reason="T5 is not installed; `make test` installs it")
-
 from palm_mtf.evaluation.few_shot import few_shot_task
 from palm_mtf.tasks import fewshot, quac
+from tests.cases import needs_t5
 from tests.seqio_testing import bind, examples_of, targets_of, text_of
+
+pytestmark = needs_t5
 
 assert fewshot.TASKS["quac"]
 

@@ -56,7 +56,7 @@ def losses_of_dense(corpus, layers, tmp_path_factory):
 @pytest.mark.parametrize(
   "macros",
   [
-    {},
+    slow({}),  # commands/export_test.py has such a run, too
     slow({"MESH_SHAPE": "model:2", "LAYOUT": "experts:model"}),
     slow({"MESH_SHAPE": "data:2", "LAYOUT": "batch:data,d_model_stored:data"}),
     slow({"STAGES": 2, "NUM_MICROBATCHES": 2, "NUM_PODS": 2}),

@@ -34,7 +34,6 @@ from tests.mtf_testing import SINGLE, small_config
 from tests.refusals import message_of
 from tests.runtime.client.local_servers_test import servers_of
 from tests.runtime.served import Served
-from tests.seqio_testing import registries_restored
 from tools.bench.cases.memory import (
   add_task,
   make_macros,
@@ -182,6 +181,7 @@ def test_a_run_continues_with_other_pods_and_microbatches(
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("registries")
 def test_no_object_is_left_of_samples_evaluations_and_rewinds(
   corpus, tmp_path, monkeypatch
 ):
@@ -205,7 +205,7 @@ def test_no_object_is_left_of_samples_evaluations_and_rewinds(
   macros: dict[str, object] = {}
   for kind in ("rewinds", "task evaluations", "samples"):
     macros = make_macros(kind, 4) | macros | {"PROMPTS": ["one two"]}
-  with registries_restored(), spikes_in_every_second_step():
+  with spikes_in_every_second_step():
     add_task()
     assert runs.run("train", corpus, tmp_path, **macros) == 0
   # Per step, a loop, tasks and samples count, before and after weights are

@@ -77,7 +77,7 @@ on_one_host = functools.cache(functools.partial(run_steps, mesh="hosts"))
   [
     ("PaLM", "lora", "accelerators", 1, "none"),
     slow("PaLM", "prefix", "accelerators", 2, "none"),
-    ("PaLM", "lora", "hosts, stages", 2, "layer"),
+    slow("PaLM", "lora", "hosts, stages", 2, "layer"),
     *(
       slow(block, adapter, mesh, num_pods, remat)
       for block, remat in (("LLaMA 3", "layer"), ("Cohere 2", "none"))
@@ -135,7 +135,7 @@ def test_accelerators_keep_and_send_the_bytes_of_the_plan(adapter, even):
 @pytest.mark.parametrize(
   ("block", "adapter", "remat"),
   [
-    ("PaLM", "lora", "none"),
+    slow("PaLM", "lora", "none"),
     slow("LLaMA 3", "lora", "layer"),
     slow("Cohere 2", "lora", "none"),
     slow("PaLM", "prefix", "none"),

@@ -189,6 +189,7 @@ def test_texts_are_those_of_the_host_path(
     np.testing.assert_allclose(found["scores"], expected["scores"], rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_texts_in_slots_are_those_of_the_host_path(load):
   """The second text begins when the first has two tokens.
 
@@ -264,6 +265,7 @@ def test_without_tpus_the_cpus_compute_and_a_line_says_so(
   assert 'TPU = "v4-8": absent here, so the CPUs compute' in caplog.messages
 
 
+@pytest.mark.slow
 def test_the_mean_loss_of_documents_is_the_oracles(load, tmp_path):
   checkpoint = save_checkpoint(CONFIG, parameters(CONFIG), tmp_path)
   batch = random_documents(CONFIG, batch_size=4, seed=2)

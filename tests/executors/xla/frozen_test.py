@@ -274,10 +274,11 @@ def step_flops(made):
   return dot_flops(text, text._entry)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
   ("frozen", "remat"),
   [
-    slow(x, y, unless=(x, y) == (MIXED, "layer"))
+    (x, y)
     for x in ((), MIXED, *map(tuple, PATTERNS.values()))
     for y in ("none", "layer")
   ],

@@ -121,7 +121,8 @@ def test_gradients_of_unlike_layers_are_the_oracles(name, changes, layout):
     np.testing.assert_allclose(gradients[name] * num_tokens, counts, 1e-6)
 
 
-@pytest.mark.parametrize(("remat", "passes"), [("layer", 5), slow("none", 4)])
+@pytest.mark.slow
+@pytest.mark.parametrize(("remat", "passes"), [("layer", 5), ("none", 4)])
 def test_a_step_moves_tokens_to_their_experts_and_back(remat, passes):
   """REMAT moves them to their experts once more, but not back.
 

@@ -53,7 +53,8 @@ def in_stages(mesh, stages, num_microbatches, stage_order="1f1b"):
 @pytest.mark.parametrize(
   ("mesh", "num_pods", "settings", "changes"),
   [
-    (in_stages(SINGLE, 2, 2), 2, DROPOUT, TWO),
+    (in_stages(SINGLE, 2, 2), 1, {}, {}),
+    slow(in_stages(SINGLE, 2, 2), 2, DROPOUT, TWO),
     slow(in_stages(DATA, 2, 2), 2, DROPOUT, FOUR),
     slow(in_stages(FSDP, 2, 2), 1, {}, {"remat": "layer"}),
     slow(in_stages(TWO_D, 2, 2, "gpipe"), 1, STACKED, {"remat": "none"}),
@@ -95,6 +96,7 @@ def test_stages_take_the_steps_of_one_mesh_of_hosts(
   check_same(found, train(config, **given))
 
 
+@pytest.mark.slow
 def test_a_bad_step_changes_nothing_and_steps_keep_no_activations():
   """And the losses of a batch are those of the host."""
   config = small_config(num_layers=2)

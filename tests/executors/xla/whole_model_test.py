@@ -233,7 +233,7 @@ def image_blocks(mesh, features):
   [
     slow(shifts, "batch:a,d:b"),
     (other_layouts, "batch:a,other:b"),
-    (loop, "batch:a,d:b"),
+    slow(loop, "batch:a,d:b"),
     slow(largest, "batch:a,d:b"),
     slow(other_layouts, "batch:a,rows:b"),
     slow(recomputed, "batch:a,d:b"),

@@ -88,7 +88,7 @@ def test_greedy_tokens_equal_full_recomputation(layout, expected):
     slow("Cohere 2", None),
     slow("Cohere 2", "all over data and model"),
     slow("GPT-3", None),
-    ("Mixtral", MOVED),
+    slow("Mixtral", MOVED),
   ],
 )
 def test_greedy_tokens_of_unlike_layers_equal_full_recomputation(name, layout):

@@ -10,13 +10,11 @@ and also the space of a continuation that is decoded without its prompt.
 import json
 
 import pytest
-import seqio
 
 from palm_mtf.cli.main import main
 from palm_mtf.lm_eval.run import Run
 from tests import runs
 from tests.prefixed_vocabulary import train_prefixed
-from tests.seqio_testing import add_examples, registries_restored
 
 PROMPT, CONTINUATION = "one two", " three four five"
 GREEDY = ["--gin.TEMPERATURE=0.0", "--gin.SAMPLE_TOKENS=3"]
@@ -84,19 +82,21 @@ def test_lm_eval_keeps_the_space_and_cuts_at_it(counting):
   assert first == second and first.is_greedy
 
 
+@pytest.mark.usefixtures("registries")
 def test_targets_of_a_task_are_encoded_and_decoded_separately(counting, capsys):
+  from tests.seqio_testing import TOKENIZE, add_examples
+
   def exact(targets, predictions):
     pairs = zip(targets, predictions, strict=True)
     return {"exact": sum(x == y for x, y in pairs)}
 
-  with registries_restored():
-    add_examples(
-      "counting_apart",
-      {"validation": {"inputs": [PROMPT], "targets": [CONTINUATION[1:]]}},
-      [seqio.preprocessors.tokenize],
-      features=("inputs", "targets"),
-      metric_fns=[exact],
-    )
-    flags = ["--gin.EVAL_TASKS=['counting_apart']", "--json", *GREEDY]
-    assert main(["evaluate", "--model_dir", str(counting), *flags]) == 0
+  add_examples(
+    "counting_apart",
+    {"validation": {"inputs": [PROMPT], "targets": [CONTINUATION[1:]]}},
+    [TOKENIZE],
+    features=("inputs", "targets"),
+    metric_fns=[exact],
+  )
+  flags = ["--gin.EVAL_TASKS=['counting_apart']", "--json", *GREEDY]
+  assert main(["evaluate", "--model_dir", str(counting), *flags]) == 0
   assert '"exact": 1.0' in capsys.readouterr().out
