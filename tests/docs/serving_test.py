@@ -54,8 +54,10 @@ def _server(command: str, folder):
     line = process.stdout.readline()
     assert line, process.communicate()[1]
     shown = re.match(r"serving quickstart, step 12, on (http://\S+)/v1\n", line)
-    yield shown[1]
-    process.terminate()
+    try:
+      yield shown[1]
+    finally:  # or a failed call waits for the server without an end
+      process.terminate()
     _, error = process.communicate(timeout=60)
     assert process.returncode == 143, error
 
