@@ -75,10 +75,12 @@ class MakeSlots(DecodeFunction):
     cache = prefill(model, prompts, ones, length, copies)
     history = []
     if self.prompt_lookup and model.is_packed:
-      # Not a constant, because steps write the history in place.
-      texts = tf.raw_ops.Empty(
-        shape=[self.num_slots, 1], dtype=tf.int32, init=True
-      )
+      # Not a constant, because steps write the history in place. Comes after
+      # the cache, so that it takes no memory if there is none for the cache.
+      with tf.control_dependencies([x.tensor_list[0] for x in cache]):
+        texts = tf.raw_ops.Empty(
+          shape=[self.num_slots, 1], dtype=tf.int32, init=True
+        )
       history = [split_rows(model.placement, make_history(texts, length + 1))]
     most = MOST_DRAFTED * len(history)
     return [*cache, *history], {"most_drafted": tf.constant(most)}
