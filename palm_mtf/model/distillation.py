@@ -41,21 +41,13 @@ def _find_weights(form, first, logits, log_z, log_p, ids):
   if targets == "full":
     weights = tf.exp(log_p)
     return weights, log_q, tf.reduce_sum(weights * log_p, -1)
-  places = tf.reshape(
-    local_rows(first, ids, logits.shape[-1]), [-1, ids.shape[-1]]
-  )
-  is_here = tf.cast(places >= 0, tf.float32)  # tokens of other slices add 0
-  each = is_here / ids.shape[-1]
-  if targets == "top":
-    each = is_here * tf.exp(tf.reshape(log_p, places.shape))
-  numbers = tf.range(places.shape[0])[:, tf.newaxis] + tf.zeros_like(places)
-  weights = tf.scatter_nd(
-    tf.stack([numbers, tf.maximum(places, 0)], -1),
-    each,
-    [places.shape[0], logits.shape[-1]],
-  )
-  of_teacher = tf.reduce_sum(tf.reshape(each, log_p.shape) * log_p, -1)
-  return tf.reshape(weights, logits.shape), log_q, of_teacher
+  token = local_rows(first, ids, logits.shape[-1])
+  each = tf.exp(log_p) if targets == "top" else 1 / ids.shape[-1]
+  each *= tf.cast(token >= 0, tf.float32)  # tokens of other slices add 0
+  row, position, _ = tf.meshgrid(*map(tf.range, ids.shape), indexing="ij")
+  places = tf.stack([row, position, tf.maximum(token, 0)], -1)
+  weights = tf.scatter_nd(places, each, logits.shape)
+  return weights, log_q, tf.reduce_sum(each * log_p, -1)
 
 
 @fused
@@ -69,25 +61,31 @@ def _sums(form, *inputs):
   return of_teacher - tf.reduce_sum(of_model, -1), tf.reduce_sum(others, -1)
 
 
+def _find_others(log_p, others):
+  # Returns the probabilities of "any other token" in teacher and model, of
+  # which logarithms are taken.
+  of_teacher = 1.0 - tf.reduce_sum(tf.exp(log_p), -1)
+  return tf.maximum(of_teacher, _SMALLEST), tf.maximum(others, _SMALLEST)
+
+
 @fused
-def _gradient(form, dtype, first, others, dsum, dothers, *inputs):
+def _add_others(total, others, log_p):
+  of_teacher, of_model = _find_others(log_p, others)
+  return total + of_teacher * tf.math.log(of_teacher / of_model)
+
+
+@fused
+def _gradient(form, dtype, first, dy, others, *inputs):
   # Returns the gradient of the logits, also by way of log_z.
   targets, temperature = form
   weights, log_q, _ = _find_weights(form, first, *inputs)
-  others, dsum, dothers = (x[..., tf.newaxis] for x in (others, dsum, dothers))
-  q, total, is_other = tf.exp(log_q), 1.0, tf.cast(weights <= 0, tf.float32)
+  q = tf.exp(log_q)
+  dx = q - weights
   if targets == "top":
-    total = tf.reduce_sum(tf.exp(inputs[2]), -1, keepdims=True)
-  dx = dsum * (q * total - weights) + dothers * q * (is_other - others)
-  return tf.cast(dx / temperature, dtype)
-
-
-def _add_others(total, of_teacher, of_model):
-  # Adds the outcome "any other token": its probability in teacher and model.
-  log_p, log_q = (
-    tf.math.log(tf.maximum(x, _SMALLEST)) for x in (of_teacher, of_model)
-  )
-  return total + of_teacher * (log_p - log_q)
+    of_teacher, of_model = _find_others(inputs[2], others)
+    share = (of_teacher / of_model)[..., tf.newaxis]
+    dx -= tf.where_v2(weights > 0, 0.0, q * share)
+  return tf.cast(dx * dy[..., tf.newaxis] / temperature, dtype)
 
 
 def _find_divergence(
@@ -102,41 +100,45 @@ def _find_divergence(
   `dtype` is the dtype of the gradient of `logits`, which includes the gradient
   by way of `log_z`, the logarithm of the sum of exp(logits / T).
   """
-  vocab, log_p = logits.shape.dims[-1], batch["teacher_log_p"]
-  ids = [batch["teacher_ids"]] if "teacher_ids" in batch else []
-  missing = [None] * (1 - len(ids))
-  options = {"splittable": ["batch", "vocab"], "offset_of": vocab}
+  log_p, output = batch["teacher_log_p"], (log_z.shape, tf.float32)
+  inputs = [logits, log_z, log_p]
+  missing = [None]
+  if "teacher_ids" in batch:
+    inputs, missing = [*inputs, batch["teacher_ids"]], []
+  options = {
+    "splittable": ["batch", "vocab"],
+    "offset_of": logits.shape.dims[-1],
+  }
 
-  def gradient(op: mtf.Operation, *dys: mtf.Tensor | None) -> list:
-    dys = [mtf.zeros_like(log_z) if dy is None else dy for dy in dys]
+  def gradient(op: mtf.Operation, dy: mtf.Tensor, unused_others: None) -> list:
     dlogits = WholeSlice(
       lambda *x: _gradient(form, dtype, *x, *missing),
-      [op.outputs[1], *dys, *op.inputs],
+      [dy, op.outputs[1], *inputs],
       [(logits.shape, dtype)],
       **options,
       name="teacher_gradient",
     ).outputs[0]
-    return [dlogits, *[None] * (len(op.inputs) - 1)]
+    return [dlogits, *[None] * (len(inputs) - 1)]
 
   known, others = WholeSlice(
     lambda *x: _sums(form, *x, *missing),
-    [logits, log_z, log_p, *ids],
-    [(log_z.shape, tf.float32)] * 2,
+    inputs,
+    [output, output],
     gradient=gradient,
     **options,
     name="teacher_sums",
   ).outputs
   if form[0] != "top":
     return known
-  kept = mtf.reduce_sum(mtf.exp(log_p), output_shape=log_z.shape)
-  of_teacher = mtf.relu(1.0 - kept)
-  return mtf.cwise(
+  # The gradient of the operation above includes that of `others`.
+  return WholeSlice(
     _add_others,
-    [known, of_teacher, others],
-    grad_function=lambda op, dy: [
-      *(dy, None, -dy * of_teacher / mtf.maximum(others, _SMALLEST))
-    ],
-  )
+    [known, others, log_p],
+    [output],
+    splittable=["batch"],
+    gradient=lambda op, dy: [dy, None, None],
+    name="add_others",
+  ).outputs[0]
 
 
 def _weigh_gradient(x: mtf.Tensor, factor: float) -> mtf.Tensor:
