@@ -23,7 +23,7 @@ from palm_mtf.data.batches.corpus import Batch
 from palm_mtf.generation.decode.teacher_program import TeachRows
 from palm_mtf.generation.inference.scorer import count_rows_at_once
 from palm_mtf.generation.inference.sessions import LoadedDecoder
-from palm_mtf.model_dir.atomic_files import write_atomically
+from palm_mtf.model_dir.atomic_files import writing
 from palm_mtf.model_dir.foreign_files import hash_file
 from palm_mtf.model_dir.paths import ModelDir
 from palm_mtf.runtime.client.client import Client
@@ -39,14 +39,14 @@ class _KeptRows:
   """The features of rows in a folder, to which several runs may add.
 
   A file, in NumPy's format, holds the rows of a call of `add`. Its name is the
-  hash of its content.
+  hash of its content, so that files need not be flushed to the disk: a damaged
+  or incomplete file has another name than its hash, and is left out.
   """
 
   def __init__(self, folder: str):
     self._folder = folder
     self._places: dict[bytes, tuple[str, int]] = {}  # {key: (file, index)}
     for entry in os.scandir(folder) if os.path.isdir(folder) else ():
-      # A damaged or incomplete file has another name than its hash.
       if f"{hash_file(entry.path)}.npy" == entry.name:
         self._index(entry.path)
 
@@ -65,7 +65,13 @@ class _KeptRows:
     np.save(content, rows)
     name = f"{_hash(content.getvalue()).hex()}.npy"
     path = os.path.join(self._folder, name)
-    write_atomically(path, content.getvalue())
+    temporary = f"{path}.{os.getpid()}"
+    with writing(path, content.tell()):
+      os.makedirs(self._folder, exist_ok=True)
+      with open(temporary, "wb") as file:
+        file.write(content.getvalue())
+      # Another run may have this file open, so do not write over it.
+      os.replace(temporary, path)
     self._index(path)
 
 
