@@ -18,8 +18,7 @@ from tests.mtf_testing import relative_error, small_config, train
 
 @functools.cache
 def run_steps(kind, mesh, num_pods=1):
-  # A layout that splits the vocabulary pads it to 44 tokens.
-  config, layout = small_config(num_layers=2, vocab_size=43), MESHES[mesh]
+  config, layout = small_config(num_layers=2), MESHES[mesh]
   params, teacher = (oracle.random_parameters(config, seed=x) for x in (7, 8))
   loss = loss_config(kind)
 
