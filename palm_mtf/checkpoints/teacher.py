@@ -61,8 +61,8 @@ def find_teacher(
       f"teacher, reads at most {teacher.sequence_length:,} tokens; lower it."
     )
   try:
-    rows = config.mesh_layout.axis_size_of("batch")
-    check_layout(config.mesh_layout, teacher, rows, num_pods=1)
+    mesh = dataclasses.replace(config.mesh_layout, stages=1, num_microbatches=1)
+    check_layout(mesh, teacher, mesh.axis_size_of("batch"), num_pods=1)
   except UserError as error:
     raise UserError(f"{given}: {weights.place}: {error}") from None
   return dataclasses.replace(

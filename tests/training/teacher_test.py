@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from palm_mtf.cli import gin_files
+from palm_mtf.config.run import BatchSizes
 from palm_mtf.data.batches.corpus import corpus_of_run
 from palm_mtf.data.vocabulary.load import load_vocabulary
 from tests import oracle, runs
@@ -55,13 +56,11 @@ def trained(teacher, tmp_path_factory):
   return model_dir
 
 
-def read_batch(model_dir):
-  """Returns the batch of the first step."""
+def read_corpus(model_dir):
   files = [str(model_dir / "config.gin")]
   _, config = gin_files.load("train", files, []).build()
   vocabulary = load_vocabulary(str(model_dir), config.data, vocab_size=320)
-  corpus = corpus_of_run(str(model_dir), config, vocabulary)
-  return corpus.batches(config.run.batch_sizes).batch(0)
+  return corpus_of_run(str(model_dir), config, vocabulary)
 
 
 def first_losses(model_dir):
@@ -83,7 +82,8 @@ def test_the_first_losses_are_those_of_a_float64_oracle(
   """The model begins with the weights of another run than the teacher."""
   more = {"TRAIN_STEPS": 1, "EVAL_STEPS": 1, "INIT_CHECKPOINT": str(trained)}
   assert train(teacher, tmp_path / "run", **macros, **more) == 0
-  batch = read_batch(tmp_path / "run")
+  sizes = BatchSizes(runs.SETTINGS["GLOBAL_BATCH_SIZE"])
+  batch = read_corpus(tmp_path / "run").batches(sizes).batch(0)
   temperature = macros.get("TEACHER_TEMPERATURE", 1.0)
   given = batch["inputs"], batch.get("segments")
   logits, taught = (
@@ -189,6 +189,24 @@ def test_pods_and_layouts_learn_the_same(
   for ours, theirs in zip(*map(runs.read_metrics, (one, other)), strict=True):
     for name in ("loss", "teacher_loss"):
       assert theirs[name] == pytest.approx(ours[name], rel=0.02, abs=1e-4)
+
+
+@pytest.mark.slow
+def test_adapters_teach_and_learn(teacher, tmp_path):
+  """An adapter begins as its base, and then as an adapted model."""
+  adapter = {"ADAPTER": "lora", "ADAPTER_RANK": 4, "ADAPTER_ALPHA": 8.0}
+  adapter["PARAMETER_SCALE_FLOOR"] = 0.5
+  first, second = tmp_path / "first", tmp_path / "second"
+  assert train(teacher, first, INIT_CHECKPOINT=str(teacher), **adapter) == 0
+  more = adapter | {"INIT_CHECKPOINT": str(first)}
+  assert (
+    train(first, second, VOCABULARY=str(teacher / "vocabulary.model"), **more)
+    == 0
+  )
+  for model_dir in (first, second):
+    assert first_losses(model_dir)[1] == pytest.approx(0, abs=1e-6)
+  last = runs.read_metrics(first)[-1]
+  assert last["teacher_loss"] > 1e-4
 
 
 @pytest.mark.parametrize(
