@@ -198,11 +198,8 @@ def test_adapters_teach_and_learn(teacher, tmp_path):
   adapter["PARAMETER_SCALE_FLOOR"] = 0.5
   first, second = tmp_path / "first", tmp_path / "second"
   assert train(teacher, first, INIT_CHECKPOINT=str(teacher), **adapter) == 0
-  more = adapter | {"INIT_CHECKPOINT": str(first)}
-  assert (
-    train(first, second, VOCABULARY=str(teacher / "vocabulary.model"), **more)
-    == 0
-  )
+  more = adapter | {"INIT_CHECKPOINT": str(first), "TEACHER": str(first)}
+  assert train(teacher, second, **more) == 0
   for model_dir in (first, second):
     assert first_losses(model_dir)[1] == pytest.approx(0, abs=1e-6)
   last = runs.read_metrics(first)[-1]
