@@ -91,11 +91,8 @@ class Teacher(contextlib.AbstractContextManager):
     self._load = functools.cache(self._open_teacher)
     if not job.teacher:
       return
-    loss, model, mesh = (
-      job.config.loss,
-      job.config.model,
-      job.config.mesh_layout,
-    )
+    config, loss = job.config, job.config.loss
+    model, mesh = config.model, config.mesh_layout
     count, length = loss.teacher_tokens, model.sequence_length
     if loss.teacher_targets == "full":
       count = mesh.padded_vocab_size(model.vocab_size)
@@ -103,7 +100,9 @@ class Teacher(contextlib.AbstractContextManager):
     fields = [(x, dtypes[x], (length, count)) for x in self._names]
     self._row = np.dtype([("key", "V16"), *fields])
     form = loss.teacher_targets, count, loss.teacher_temperature
-    size = count_rows_at_once(length, mesh.axis_size_of("batch"))
+    slices = mesh.axis_size_of("batch")
+    most = -(-config.run.batch_sizes.largest // slices) * slices
+    size = min(most, count_rows_at_once(length, slices))
     self._function = TeachRows(size, length, *form)
     teacher = job.teacher.blake2b, model.activation_dtype
     folder = loss.teacher_cache or ModelDir(job.model_dir).teacher
