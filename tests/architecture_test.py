@@ -120,7 +120,7 @@ IMPORTS = {
   "architecture adapters steps accounting ops native runtime/program "
   "runtime/processes mesh runtime/addresses runtime/client executors/choose "
   "executors/executor programs rates model_dir data/vocabulary data/batches "
-  "checkpoints generation/inference evaluation",
+  "checkpoints generation/decode generation/inference evaluation",
   "sweep": "errors console config machine architecture accounting model_dir",
   "commands": "__init__ errors user_text console json_text config machine _tf "
   "architecture adapters accounting mesh executors/host executors/choose "

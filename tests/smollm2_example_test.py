@@ -70,7 +70,24 @@ def test_the_model_is_imported_and_answers(block, here):
 @pytest.mark.peers
 @needs_model
 @pytest.mark.timeout(1200)
-@PAGE.shows("palm_mtf train")
+@PAGE.shows(
+  "palm_mtf train --gin_file=runs/smollm2/config.gin --gin_file=optim/"
+)
+def test_the_model_teaches_a_smaller_model(block, here):
+  few = block.text.replace("TRAIN_STEPS=50", "TRAIN_STEPS=2 --gin.LOG_STEPS=1")
+  few = few.replace("EVAL_BATCHES=8", "EVAL_BATCHES=1 --gin.PROMPTS='[]'")
+  run(few, here, "")
+  first, last = runs.read_metrics(here / "runs" / "student")
+  assert last["teacher_loss"] < first["teacher_loss"]
+
+
+@pytest.mark.peers
+@needs_model
+@pytest.mark.timeout(1200)
+@PAGE.shows(
+  "palm_mtf train --gin_file=runs/smollm2/config.gin "
+  "--gin.MODEL_DIR='\"runs/mine"
+)
 def test_the_model_is_finetuned_on_texts_and_answers(block, here):
   few = block.text.replace("TRAIN_STEPS=100", "TRAIN_STEPS=4")
   few = few.replace("--chat", "--chat --gin.SAMPLE_TOKENS=8")

@@ -39,6 +39,7 @@ HEADER = (
 # Tests of several modules. Those directly in tests/ are of the whole project.
 NOT_MIRRORED = {
   "executors/xla/adapters_test.py",
+  "executors/xla/distillation_test.py",
   "executors/xla/frozen_test.py",
   "executors/xla/hosts_test.py",
   "executors/xla/preference_test.py",

@@ -227,6 +227,8 @@ class Manifest:
   # If the weights are an adapter: how they came from a base ("adapted"), and
   # the path and hash of the base (checkpoints/adapter_base.py).
   base: Mapping[str, str] | None = None
+  # Path and hash of the run's teacher (checkpoints/teacher.py), if it has one.
+  teacher: Mapping[str, str] | None = None
 
 
 @dataclasses.dataclass(frozen=True)

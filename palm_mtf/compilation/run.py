@@ -284,6 +284,7 @@ def _settings(config: PlanConfig) -> StepSettings:
     features.append("prefix")
   if config.loss.preference_beta is not None:
     features.append("reference")
+  features += config.loss.teacher_features
   return StepSettings(
     model=config.model,
     mesh_layout=config.mesh_layout,

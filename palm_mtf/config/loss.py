@@ -3,9 +3,9 @@
 """The loss that training minimizes."""
 
 import dataclasses
-from typing import Annotated
+from typing import Annotated, Literal
 
-from palm_mtf.config.checked import Checked, real
+from palm_mtf.config.checked import Checked, Count, real, text
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -28,6 +28,18 @@ class LossConfig(Checked):
     preference_beta: beta of the loss of pairs, such as 0.1, with which training
       learns to prefer chosen answers to rejected ones (model/preference.py).
       None for the cross-entropy of each token.
+    teacher: path, as in INIT_CHECKPOINT, of a checkpoint with the same
+      vocabulary, whose distributions the model learns (model/distillation.py);
+      None for no teacher.
+    teacher_targets: what is kept of a distribution: "full", all of it; "top",
+      the likeliest tokens and the probability of the others; or "sampled",
+      random tokens.
+    teacher_tokens: number of tokens of "top" and "sampled" per position.
+    teacher_temperature: divisor of the logits of teacher and model.
+    teacher_weight: weight in the loss of the divergence from the teacher; the
+      cross-entropy has the rest of 1.
+    teacher_cache: folder of what "top" and "sampled" keep, which runs share;
+      None for MODEL_DIR/teacher.
   """
 
   z_loss: Annotated[float, real(0.0, 1.0)]  # 1e-4 in PaLM (section 5)
@@ -36,3 +48,21 @@ class LossConfig(Checked):
   balance_bias_rate: Annotated[float, real(0.0, 1.0)] = 1e-3
   dropout: Annotated[float, real(0.0, 0.99)] = 0.0
   preference_beta: Annotated[float | None, real(1e-6, 1e3)] = None
+  teacher: Annotated[
+    str | None, text("the path of a checkpoint or of a MODEL_DIR, or None")
+  ] = None
+  teacher_targets: Literal["full", "top", "sampled"] = "sampled"
+  teacher_tokens: Count = 50
+  teacher_temperature: Annotated[float, real(0.01, 100.0)] = 1.0
+  teacher_weight: Annotated[float, real(0.0, 1.0)] = 0.5
+  teacher_cache: Annotated[
+    str | None, text("the path of a folder, or None")
+  ] = None
+
+  @property
+  def teacher_features(self) -> tuple[str, ...]:
+    """Names of the features that hold the teacher's distributions."""
+    if self.teacher is None:
+      return ()
+    ids = () if self.teacher_targets == "full" else ("teacher_ids",)
+    return *ids, "teacher_log_p"

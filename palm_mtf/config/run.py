@@ -102,7 +102,10 @@ class RunConfig(Checked):
     train_steps: the step at which training ends.
     global_batch_size: sequences per step, over all pods: a number, or pairs of
       a step and the size from this step on.
-    seed: seed of the weights and of the order of the data.
+    seed: seed of the weights and, unless data_seed is set, of the order of the
+      data.
+    data_seed: seed of the order of the data; None for `seed`. Runs that differ
+      only in `seed` then read the same batches.
     log_steps: steps between lines of metrics.jsonl.
     eval_steps: steps between validation losses.
     eval_batches: number of batches over which a validation loss is computed,
@@ -144,6 +147,7 @@ class RunConfig(Checked):
   chip: str
   prompts: Annotated[list[str] | tuple[str, ...], texts("texts")]
   sample_tokens: Size
+  data_seed: Annotated[int | None, whole(0)] = None
   keep_every_steps: Count | None = None
   init_checkpoint: Annotated[
     str | None,
@@ -193,6 +197,11 @@ class RunConfig(Checked):
         f"steps from 1 to TRAIN_STEPS = {last}, such as {[max(1, last // 2)]}, "
         "or [] for none."
       )
+
+  @property
+  def seed_of_data(self) -> int:
+    """The seed of the order of the data."""
+    return self.seed if self.data_seed is None else self.data_seed
 
   @property
   def batch_sizes(self) -> BatchSizes:

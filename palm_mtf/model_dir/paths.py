@@ -23,6 +23,8 @@ class ModelDir:
     self.metrics = os.path.join(path, "metrics.jsonl")
     # JSON: log ratios of the reference model for pairs of answers.
     self.reference = os.path.join(path, "reference.json")
+    # The default of TEACHER_CACHE, a folder with what teachers have found.
+    self.teacher = os.path.join(path, "teacher")
     # JSON lines with the continuations of PROMPTS.
     self.samples = os.path.join(path, "samples.jsonl")
     # JSON lines with each loss spike, and the step that training rewound to.

@@ -18,8 +18,12 @@ FEATURE_DTYPES = {
   "loss_weights": tf.float32,  # weight of each target in the loss; default: 1
   "prefix": tf.int32,  # 1 for inputs that attend in both directions; default: 0
   "reference": tf.float32,  # per row: the reference's log ratio of a pair
+  "teacher_ids": tf.int32,  # TEACHER_TOKENS tokens per position
+  # The teacher's log p of these tokens or, without them, of all tokens.
+  "teacher_log_p": tf.float32,
 }
-_OF_ROWS = ("reference",)  # [batch]; others are [batch, length]
+# Features are [batch, length], but these [batch] or [batch, length, tokens].
+_RANKS = {"reference": 1, "teacher_ids": 3, "teacher_log_p": 3}
 REQUIRED_FEATURES = ("inputs", "targets")
 
 
@@ -64,8 +68,12 @@ class Stage(NamedTuple):
   imports: list[mtf.Operation]
 
 
-def find_palm_features(names: Sequence[str], dims: Dims) -> dict[str, Feature]:
+def find_palm_features(
+  names: Sequence[str], dims: Dims, teacher_tokens: int | None = None
+) -> dict[str, Feature]:
   """Returns the dtypes and shapes of PaLM's features.
+
+  `teacher_tokens` is TEACHER_TOKENS, if there is a teacher.
 
   Raises UserError if a feature is unknown, or inputs or targets are missing.
   """
@@ -77,9 +85,12 @@ def find_palm_features(names: Sequence[str], dims: Dims) -> dict[str, Feature]:
         f"features = {', '.join(names)}: there is no {name}; every batch has "
         f"{' and '.join(REQUIRED_FEATURES)}."
       )
-  tokens, rows = mtf.Shape([dims.batch, dims.length]), mtf.Shape([dims.batch])
+  taught = dims.vocab
+  if "teacher_ids" in names:
+    taught = mtf.Dimension("teacher_tokens", teacher_tokens)
+  shape = dims.batch, dims.length, taught
   return {
-    name: Feature(FEATURE_DTYPES[name], rows if name in _OF_ROWS else tokens)
+    name: Feature(FEATURE_DTYPES[name], mtf.Shape(shape[: _RANKS.get(name, 2)]))
     for name in names
   }
 

@@ -16,6 +16,7 @@ from palm_mtf.architecture.parameters import first_stage_in_backward
 from palm_mtf.config import LossConfig, MeshLayout, ModelConfig
 from palm_mtf.mesh.stages import send
 from palm_mtf.model.dims import model_dims
+from palm_mtf.model.distillation import teacher_terms
 from palm_mtf.model.dropout import Dropout
 from palm_mtf.model.loss import cross_entropy, weight_sum, weighted_sum
 from palm_mtf.model.palm import Palm
@@ -30,7 +31,8 @@ class LossSums:
   """Sums over the rows of a microbatch, [] float32 each, on one mesh."""
 
   # Sum of each term of the loss, by the term's name; "loss" is first. Training
-  # minimizes the sum of all terms. Terms without gradients are metrics.
+  # follows the sum of the gradients of all terms. Terms without gradients are
+  # metrics; a teacher changes the weight of gradients, not of terms.
   terms: Mapping[str, mtf.Tensor]
   # Sum of the loss weights of all targets; `terms` divided by it are means.
   weight: mtf.Tensor
@@ -105,7 +107,9 @@ class PalmLoss:
     )
     self._dims = model_dims(step.model, num_rows, step.mesh_layout)
     self._is_float32 = step.mesh_layout.gradient_dtype == "float32"
-    self.features = find_palm_features(feature_names, self._dims)
+    self.features = find_palm_features(
+      feature_names, self._dims, step.loss.teacher_tokens
+    )
 
   def build_sums(self, stages: Sequence[Stage]) -> LossSums:
     """Makes the variables of a pod's model; returns a microbatch's loss."""
@@ -161,7 +165,7 @@ def token_sums(
   """Returns cross-entropy and z-loss of every token, weighted.
 
   With PREFERENCE_BETA, every position of a row has the loss of the row's pair
-  instead.
+  instead. With TEACHER, the divergence from the teacher is a further term.
 
   `logits` is [batch, length, vocab], any float dtype. `batch` has the features
   "targets" and, if weights differ, "loss_weights". `dtype` is the dtype of
@@ -180,6 +184,8 @@ def token_sums(
     z_loss = weighted_sum(terms.pop("z_loss"), mtf.square(loss_weights))
     sums = {name: length * mtf.reduce_sum(x) for name, x in terms.items()}
     return LossSums(sums | {"z_loss": z_loss}, weight_sum(token_loss, None))
+  if loss.teacher is not None:
+    terms |= teacher_terms(logits, token_loss, log_z, batch, loss, dtype)
   return LossSums(
     {name: weighted_sum(x, loss_weights) for name, x in terms.items()},
     weight_sum(token_loss, loss_weights),

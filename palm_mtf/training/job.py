@@ -30,6 +30,7 @@ from palm_mtf.checkpoints.manifest import (
   read_checkpoint,
   read_whole,
 )
+from palm_mtf.checkpoints.teacher import find_teacher
 from palm_mtf.checkpoints.weights_to_load import (
   BEFORE,
   NamedWeights,
@@ -91,6 +92,7 @@ _OF_FUNCTIONS: Mapping[str, object] = {
   "REMAT": "none",
   "STAGES": 1,
   "TASK_EVAL_STEPS": None,
+  "TEACHER": None,
 }
 
 
@@ -143,6 +145,7 @@ class TrainJob:
   # Checkpoint of another run, whose step, weights and optimizer state this run
   # starts from; None to start at step 0.
   initial_state: Checkpoint | None = None
+  teacher: Checkpoint | None = None  # its files and its base are held open
   # All rewinds of the run, whose batches training skips; () if the manifest of
   # `checkpoint` lists all of them.
   rewinds: Sequence[Rewind] = ()
@@ -251,6 +254,7 @@ def prepare(model_dir: str, config: Config) -> TrainJob:
   config = _reserve_memory(_resolve_dtype(config, newest))
   _warn_of_short_ramp(config.run)
   warn_of_slow_adapter(config.model, config.optimizer)
+  teacher = find_teacher(config, newest)
   _check_preference(config)
   model, data, run = config.model, config.data, config.run
   copying = model if run.init_experts == "copy" else None
@@ -259,12 +263,13 @@ def prepare(model_dir: str, config: Config) -> TrainJob:
     initial = find_initial_weights(run.init_checkpoint, newest, shapes, copying)
   else:
     initial, adapter = find_base(run, newest, model)
-  check_vocabulary_given(initial, model_dir, data)
+  check_vocabulary_given(initial or teacher, model_dir, data)
   check_space(model_dir, shapes, run, config.optimizer)
   vocabulary = load_vocabulary(model_dir, data, vocab_size=model.vocab_size)
   if newest:
     check_same_model(newest, shapes, vocabulary.sha256)
   check_same_vocabulary(initial, vocabulary)
+  check_same_vocabulary(teacher, vocabulary)
   state = None
   if initial and run.init_state == "all":
     state = find_initial_state(initial, run, config.optimizer)
@@ -283,6 +288,9 @@ def prepare(model_dir: str, config: Config) -> TrainJob:
   if config.loss.preference_beta is None:
     entropy = unigram_entropy(validation)
   manifest = _make_manifest(config, vocabulary, corpus, shapes)
+  if teacher:
+    described = describe_base(teacher) | {"kind": "distilled"}
+    manifest = dataclasses.replace(manifest, teacher=described)
   if newest:
     _log_resumption(newest, manifest)
     warn_of_other_split(newest, corpus, data)
@@ -298,6 +306,7 @@ def prepare(model_dir: str, config: Config) -> TrainJob:
     initial_weights=initial,
     initial_adapter=adapter,
     initial_state=state,
+    teacher=teacher and teacher.checkpoint,
   )
 
 
@@ -483,7 +492,7 @@ def _make_manifest(
     shapes=shapes,
     vocabulary_sha256=vocabulary.sha256,
     data={
-      "SEED": run.seed,
+      "SEED": run.seed_of_data,
       "GLOBAL_BATCH_SIZE": run.batch_sizes.pairs,
       "SEQUENCE_LENGTH": model.sequence_length,
       "PACKING": corpus.packing,

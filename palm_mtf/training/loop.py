@@ -42,6 +42,7 @@ from palm_mtf.training.progress import (
 from palm_mtf.training.session import TrainSession
 from palm_mtf.training.step import NonFiniteStepError
 from palm_mtf.training.step_trace import write_trace
+from palm_mtf.training.teacher import Teacher
 
 _logger = logging.getLogger(__name__)
 
@@ -140,6 +141,7 @@ class TrainLoop:
     depth = _CALLS_AHEAD * self._config.mesh_layout.steps_per_loop
     self._ahead = Prefetcher(batches.batch, run.train_steps, depth)
     self._described = batches_spec(job.corpus, sizes, spikes.skips)
+    self._teacher = Teacher(job)
     self._actions = self._list_actions()
 
   def _list_actions(self) -> list[Action]:
@@ -179,7 +181,7 @@ class TrainLoop:
 
   def run(self, stop: StopRequest) -> Event:
     """Runs all remaining steps and actions; returns what ended the loop."""
-    with self._ahead, self._writer:
+    with self._ahead, self._writer, self._teacher:
       self._repeat_lost_actions()
       while self._step < self._config.run.train_steps and not stop.signal_name:
         with self._during("while a checkpoint was written"):
@@ -262,7 +264,9 @@ class TrainLoop:
     with self._data_clock.running(num_steps):
       batches = [self._described]
       if not program.reads_batches:
-        batches = [self._ahead.batch(i) for i in range(self._step, until)]
+        made = (self._ahead.batch(i) for i in range(self._step, until))
+        with self._during(f"while the teacher read the rows of step {until}"):
+          batches = [self._teacher.add(x) for x in made]
     phase = f"in step {until}"
     if num_steps > 1:
       phase = f"in steps {self._step + 1} to {until}"
@@ -330,7 +334,8 @@ class TrainLoop:
       batch_size=self._batch_size, num_rows=self._config.run.num_validation_rows
     )
     with self._during(f"while the loss of step {self._step} was measured"):
-      means = mean_losses(self._train_step.losses, batches)
+      with_teacher = map(self._teacher.add_nothing, batches)
+      means = mean_losses(self._train_step.losses, with_teacher)
     self._validation_loss = means[0]
     _logger.info(f"step {self._step}  validation loss {means[0]:.4f}")
     named = zip(VALIDATED, means, strict=False)

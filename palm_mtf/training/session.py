@@ -197,13 +197,18 @@ class TrainSession:
     """Returns a batch's features, and how servers read them (ServerFeatures).
 
     Servers cannot read the batches if there are no servers, a server lacks the
-    client's tokens, a call runs several steps, or rows have a reference, which
-    only the client has. Then only the names of the
-    features are returned, and the client reads and feeds the batches.
+    client's tokens, a call runs several steps, or rows have a reference or a
+    teacher, which only the client has. Then only the names of the features are
+    returned, and the client reads and feeds the batches.
     """
     corpus, sizes = job.corpus, job.config.run.batch_sizes
-    names, servers = corpus.batches(sizes).features, self._cluster.servers
-    is_fed = "reference" in names or job.config.mesh_layout.steps_per_loop > 1
+    taught = job.config.loss.teacher_features
+    names = *corpus.batches(sizes).features, *taught
+    servers, loops = (
+      self._cluster.servers,
+      job.config.mesh_layout.steps_per_loop,
+    )
+    is_fed = "reference" in names or taught or loops > 1
     if not servers or is_fed:
       return names
     spec = batches_spec(corpus, sizes, Skips([]))

@@ -54,7 +54,7 @@ def load_corpus(
     model=SimpleNamespace(
       sequence_length=sequence_length, objective=objective, adapter_length=None
     ),
-    run=SimpleNamespace(seed=seed),
+    run=SimpleNamespace(seed_of_data=seed),
     loss=SimpleNamespace(preference_beta=None),
   )
   return corpus_of_run(model_dir, config, vocabulary)

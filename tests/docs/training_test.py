@@ -70,6 +70,22 @@ def test_another_run_begins_from_the_weights_of_the_first(block, trained):
 
 
 @pytest.mark.slow
+@PAGE.shows(
+  "palm_mtf train --gin_file=recipes/quickstart.gin "
+  "--gin.MODEL_DIR='\"runs/student\"'"
+)
+def test_a_smaller_model_learns_from_the_quickstart(block, trained):
+  (command,) = block.commands
+  texts = runs.write_corpus(trained / "texts")
+  given = runs.SETTINGS | {"D_MODEL": 16, "TEXT_FILES": f"{texts}/*.txt"}
+  more = {"TRAIN_STEPS": 1, "TEACHER_TOKENS": 20, "PROMPTS": []}
+  sizes = [f"--gin.{name}={value!r}" for name, value in (given | more).items()]
+  assert main([*command[1:], *sizes]) == 0
+  (line,) = runs.read_metrics(trained / "runs" / "student")
+  assert line["teacher_loss"] > 0
+
+
+@pytest.mark.slow
 @PAGE.shows("palm_mtf report runs/quickstart")
 def test_reports_are_written_where_the_page_says(block, trained):
   for command in block.commands:

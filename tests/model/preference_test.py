@@ -88,20 +88,22 @@ def test_the_loss_of_maxtexts_golden_pairs(margin, expected):
   assert found["rewards/accuracies"][0] == (margin > 0)
 
 
-def run(config, params, batch, mesh):
+def run(config, params, batch, mesh, loss=LOSS):
   """Returns the means of all terms, and all gradients."""
   with tf.Graph().as_default():
     mtf_mesh = mtf.Mesh(mtf.Graph(), "mesh")
     dims = model_dims(config, len(batch["inputs"]), mesh)
     features = {
       name: mtf.import_tf_tensor(mtf_mesh, tf.constant(batch[name]), x.shape)
-      for name, x in find_palm_features([*batch], dims).items()
+      for name, x in find_palm_features(
+        [*batch], dims, loss.teacher_tokens
+      ).items()
     }
     weights = TrainedWeights(mtf_mesh, config, dims, seed=0)
     logits = Palm(config, dims, weights).logits(
       features["inputs"], features["segments"]
     )
-    sums = token_sums(logits, features, LOSS, tf.float32)
+    sums = token_sums(logits, features, loss, tf.float32)
     variables = list(mtf_mesh.graph.trainable_variables)
     total = functools.reduce(mtf.add, sums.terms.values()) / sums.weight
     gradients = mtf.gradients([total], [v.value for v in variables])

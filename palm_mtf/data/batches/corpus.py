@@ -432,7 +432,7 @@ def corpus_of_run(
     objective=make_objective(config.model.objective, data, vocabulary),
     sequence_length=sequence_length,
     eod_id=vocabulary.eod_id,
-    seed=config.run.seed,
+    seed=config.run.seed_of_data,
     first=row_start(data, vocabulary),
     virtual=virtual,
   )

@@ -44,6 +44,7 @@ from palm_mtf.generation.decode.slot_program import (
   MakeSlots,
   StepSlots,
 )
+from palm_mtf.generation.decode.teacher_program import TeachRows
 from palm_mtf.generation.decode.weights import DecodeSettings
 from palm_mtf.json_text import read_dataclass, read_named
 from palm_mtf.ops.xla import xla_computation
@@ -51,7 +52,7 @@ from palm_mtf.ops.xla import xla_computation
 _FUNCTIONS = (
   *(StartTexts, AdvanceTexts, ReadTexts),
   *(MakeSlots, InsertPrompts, StepSlots),
-  ScoreRows,
+  *(ScoreRows, TeachRows),
 )
 _WEIGHTS = "weights"  # name of all weights in a `DeviceStore`
 OUTSIDE = -1  # layer number of weights outside of all layers (embedding, ...)
