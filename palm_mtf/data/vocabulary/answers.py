@@ -145,6 +145,12 @@ class ConversationEncoder:
       places = range(begin, len(longer))
       ends = (place for place in places if longer[place] in self._end_ids)
       end = next(ends, len(longer)) + 1
+      rest = [x for x in longer[end:] if x not in self._end_ids]
+      if after := self._vocabulary.decode(rest).strip():
+        raise UserError(
+          f"{what} writes {shorten(after)} after the token that ends the "
+          "answer, where nothing is learned; let the token end all of it."
+        )
       tokens = longer[:end]
       spans.append((begin, end))
     if self._start_id is not None and tokens[:2] == [self._start_id] * 2:
@@ -196,14 +202,14 @@ def _check_calls(calls: object, names: Collection[str]) -> None:
 
   Without `names`, all names are allowed: a message may describe the tools.
   """
-  for call in calls if isinstance(calls, list) else [calls]:
+  for call in calls if isinstance(calls, list) else [None]:
     function = call.get("function") if isinstance(call, Mapping) else None
     found = function if isinstance(function, Mapping) else {}
     name, arguments = found.get("name"), found.get("arguments")
     if not isinstance(name, str):
       raise UserError(
-        f'tool_calls: {shorten(call)}: give [{{"type": "function", "function": '
-        '{"name": "...", "arguments": {...}}}].'
+        f'tool_calls: {shorten(call or calls)}: give [{{"type": "function", '
+        '"function": {"name": "...", "arguments": {...}}}].'
       )
     if names and name not in names:
       raise UserError(
