@@ -26,6 +26,7 @@ from collections.abc import Collection, Mapping
 import numpy as np
 
 from palm_mtf.data.sources.conversation import PLAIN_PAIRS, Conversation
+from palm_mtf.data.sources.document import hash_parts
 from palm_mtf.data.vocabulary.chat import (
   FILE_NAME,
   ChatTemplate,
@@ -69,7 +70,9 @@ class ConversationEncoder:
 
   def fingerprint(self, form: str) -> str:
     """Returns a hash of what decides the tokens of a form, besides the ids."""
-    return _ONE_TEXT if form == PLAIN_PAIRS else self._template.fingerprint
+    if form == PLAIN_PAIRS:
+      return hash_parts((_ONE_TEXT, self._start_id))
+    return self._template.fingerprint
 
   def prompt(self, conversation: Conversation, answer: int) -> list[int]:
     """Returns what the model reads before message `answer`, in a chat."""
