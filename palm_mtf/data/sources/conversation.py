@@ -12,8 +12,9 @@ A pair is a conversation with two last answers, of which one is chosen and the
 other is rejected. A plain pair is of texts, which need no chat template.
 """
 
+import itertools
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from palm_mtf.errors import UserError
@@ -28,6 +29,7 @@ TOOLS = "tools"  # the same for the tools of a conversation
 ANSWER = "assistant"
 ROLES = ("assistant", "developer", "function", "system", "tool", "user")
 _FORM = 'give [{"role": "user", "content": "..."}, ...]'
+_MOST_LEVELS = 100  # of lists and objects; Python can write about 400 as JSON
 
 
 class Conversation(NamedTuple):
@@ -107,9 +109,10 @@ def read_fields(given: Mapping[str, object], where: str) -> Conversation:
   messages before the last one of both lists. The field "tools" is optional.
 
   Raises UserError if an answer is missing or repeats the prompt, the prompt
-  ends with an answer, or the answers are equal or answer different messages; or
-  as `read_conversation`.
+  ends with an answer, or the answers are equal or answer different messages; a
+  field is nested too deeply; or as `read_conversation`.
   """
+  _check_levels([given.get(x) for x in (*PROMPTS, *ANSWERS, TOOLS)], where)
   tools = given.get(TOOLS) or None
   if {*ANSWERS}.isdisjoint(given):
     return read_conversation(given[MESSAGES], where)._replace(tools=tools)
@@ -183,6 +186,23 @@ def parse_fields(texts: Mapping[str, str], where: str) -> Conversation:
     is_list = is_list and all(isinstance(x, dict) for x in found)
     given[name] = found if is_list else text
   return read_fields(given, where)
+
+
+def _check_levels(values: Iterable[object], where: str) -> None:
+  """Raises UserError if a value is nested deeper than _MOST_LEVELS."""
+  for _ in range(_MOST_LEVELS):
+    parts = [
+      x.values() if isinstance(x, dict) else x
+      for x in values
+      if isinstance(x, (dict, list))
+    ]
+    if not parts:
+      return
+    values = itertools.chain.from_iterable(parts)
+  raise UserError(
+    f"{where}: has more than {_MOST_LEVELS} lists and objects inside each "
+    "other; simplify it, or leave it out."
+  )
 
 
 def _text_of(message: object) -> str | None:

@@ -26,6 +26,7 @@ from collections.abc import Collection, Mapping
 import numpy as np
 
 from palm_mtf.data.sources.conversation import PLAIN_PAIRS, Conversation
+from palm_mtf.data.sources.document import hash_parts
 from palm_mtf.data.vocabulary.chat import (
   FILE_NAME,
   ChatTemplate,
@@ -69,7 +70,9 @@ class ConversationEncoder:
 
   def fingerprint(self, form: str) -> str:
     """Returns a hash of what decides the tokens of a form, besides the ids."""
-    return _ONE_TEXT if form == PLAIN_PAIRS else self._template.fingerprint
+    if form == PLAIN_PAIRS:
+      return hash_parts((_ONE_TEXT, self._start_id))
+    return self._template.fingerprint
 
   def prompt(self, conversation: Conversation, answer: int) -> list[int]:
     """Returns what the model reads before message `answer`, in a chat."""
@@ -145,6 +148,12 @@ class ConversationEncoder:
       places = range(begin, len(longer))
       ends = (place for place in places if longer[place] in self._end_ids)
       end = next(ends, len(longer)) + 1
+      rest = [x for x in longer[end:] if x not in self._end_ids]
+      if after := self._vocabulary.decode(rest).strip():
+        raise UserError(
+          f"{what} writes {shorten(after)} after the token that ends the "
+          "answer, where nothing is learned; let the token end all of it."
+        )
       tokens = longer[:end]
       spans.append((begin, end))
     if self._start_id is not None and tokens[:2] == [self._start_id] * 2:
@@ -196,14 +205,14 @@ def _check_calls(calls: object, names: Collection[str]) -> None:
 
   Without `names`, all names are allowed: a message may describe the tools.
   """
-  for call in calls if isinstance(calls, list) else [calls]:
+  for call in calls if isinstance(calls, list) else [None]:
     function = call.get("function") if isinstance(call, Mapping) else None
     found = function if isinstance(function, Mapping) else {}
     name, arguments = found.get("name"), found.get("arguments")
     if not isinstance(name, str):
       raise UserError(
-        f'tool_calls: {shorten(call)}: give [{{"type": "function", "function": '
-        '{"name": "...", "arguments": {...}}}].'
+        f'tool_calls: {shorten(call or calls)}: give [{{"type": "function", '
+        '"function": {"name": "...", "arguments": {...}}}].'
       )
     if names and name not in names:
       raise UserError(

@@ -122,6 +122,30 @@ def test_a_token_across_the_end_of_a_prompt_is_divided(tmp_path):
   assert peer.id_to_piece(tokens[begin:end].tolist())[0][0] == "b"
 
 
+def test_stored_pairs_with_and_without_a_start_token_are_kept_apart(tmp_path):
+  vocabulary = train_prefixed("a b c " * 9, tmp_path)
+  with_start, without = (
+    ConversationEncoder(vocabulary, start, is_plain=True).fingerprint(
+      "plain pairs"
+    )
+    for start in (1, None)
+  )
+  assert with_start != without
+
+
+@pytest.mark.parametrize("name", ["tools", "messages"])
+def test_deeply_nested_fields_are_refused_in_one_line(name):
+  """Not with RecursionError, when the document is hashed."""
+  deep = json.loads('[{"a":' * 200 + "1" + "}]" * 200)
+  given = {"messages": [Q, A], "tools": []}
+  given[name] = [{**Q, "name": deep}, A] if name == "messages" else deep
+  message = message_of(read_fields, given, "WHERE")
+  assert message == (
+    "WHERE: has more than 100 lists and objects inside each other; simplify "
+    "it, or leave it out."
+  )
+
+
 def test_all_documents_have_one_form(tmp_path):
   lines = [json.dumps(x) for x in (PLAIN, {"text": "a"})]
   (tmp_path / "a.jsonl").write_text("\n".join(lines))

@@ -309,6 +309,14 @@ WRONG_TOOLS = {
     [CALLING[0], {**CALLING[1], "tool_calls": {"name": "add"}}],
     f"{_CALL}{{'name': 'add'}}: give [{{",
   ),
+  "no list of calls": (
+    TOOLS,
+    [
+      CALLING[0],
+      {**CALLING[1], "tool_calls": {**CALLING[1]["tool_calls"][0]}},
+    ],
+    f"{_CALL}{{'function': ",
+  ),
 }
 
 
@@ -321,6 +329,19 @@ def test_wrong_tools_and_calls_are_refused_with_file_line_and_turn(
   encoder, _ = open_form(FORMS["tools of Qwen 2.5"], tmp_path)
   message = message_of(encoder.encode, read(messages, tools))
   assert message.startswith(f"{WHERE}: {why}") and "\n" not in message
+
+
+def test_an_answer_that_goes_on_after_its_end_is_refused(tmp_path):
+  """Its calls would be left out without a word."""
+  qwen = FORMS["tools of Qwen 2.5"]
+  ends = "{{- '\n<|im_end|>\n<|im_start|>calls' }}{%- for tool_call in"
+  template = qwen.template.replace("{%- for tool_call in", ends)
+  encoder, _ = open_form(qwen._replace(template=template), tmp_path)
+  for messages in (CALLING[:2], CALLING):
+    message = message_of(encoder.encode, read(messages, TOOLS))
+    start = f"{WHERE}: messages[1]: {FILE_NAME} writes 'calls\\n<tool_call>"
+    assert message.startswith(start)
+    assert "after the token that ends the answer" in message
 
 
 def test_a_template_that_would_drop_tools_is_refused(tmp_path):
