@@ -227,6 +227,9 @@ class Manifest:
   # If the weights are an adapter: how they came from a base ("adapted"), and
   # the path and hash of the base (checkpoints/adapter_base.py).
   base: Mapping[str, str] | None = None
+  # How the run began, and with which weights (checkpoints/lineage.py). None if
+  # an earlier version began the run, or if it began only with `base`.
+  origin: Mapping[str, object] | None = None
 
 
 @dataclasses.dataclass(frozen=True)
