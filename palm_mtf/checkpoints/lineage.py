@@ -89,6 +89,7 @@ def trace(path: str) -> Iterator[Ancestor]:
         fields = ("origin", "base", "teacher")
         parents = [getattr(manifest, name, None) for name in fields]
         record |= {name: getattr(manifest, name) for name in _DESCRIBED}
+        record["initialised"] = manifest.origin == INITIALISED
         after = record if child is None else found[child]
         record["changed_settings"] = _compare(record, after)
     except (AttributeError, KeyError, TypeError):

@@ -66,21 +66,22 @@ def lineage(*, model_dir: str, text: str | None, as_json: bool) -> int:
 def _draw(record: Mapping[str, Any]) -> Iterator[str]:
   if record["kind"] is not None:
     changed = [
-      f"{name} = {shorten(after)} (was {shorten(before)})"
+      f"{_show(name)} = {shorten(after)} (was {shorten(before)})"
       for name, (before, after) in record["changed_settings"].items()
     ]
     if (more := len(changed) - _SHOWN_SETTINGS) > 0:
       changed[_SHOWN_SETTINGS:] = [f"{more} more"]
     settings = f", with {', '.join(changed)}" if changed else ""
     yield f"{_show(record['kind'])} from{settings}:"
-  step = f"  step {record['step']:,}" if "step" in record else ""
+  step = f"  step {shorten(record['step'])}" if "step" in record else ""
   path, digest, state = (_show(record[x]) for x in ("path", "blake2b", "state"))
   yield f"{path}{step}  {digest}  {state}"
   if tokens := record.get("data", {}).get("the tokens"):
     settings = record["settings"]
     of = settings.get("TASK") or settings.get("TEXT_FILES")
-    seed = f"SEED = {settings.get('SEED')}"
-    yield f"  trained on {shorten(of)} (tokens {shorten(tokens)}), {seed}"
+    seed = f"SEED = {shorten(settings.get('SEED'))}"
+    how = "initialised and trained" if record["initialised"] else "trained"
+    yield f"  {how} on {shorten(of)} (tokens {shorten(tokens)}), {seed}"
 
 
 def _show(text: str) -> str:
@@ -124,20 +125,22 @@ def _score_one(
   manifest = checkpoint.manifest
   if manifest.vocabulary_sha256 != vocabulary.sha256:
     return "has another vocabulary"
+  if any(name not in manifest.settings for name in _START):
+    return "its manifest lacks settings of the model"
   mesh = MeshLayout(mesh_shape="", layout="")
   try:
     start = {name: manifest.settings[name] for name in _START}
     data = from_macros(DataConfig, _NO_TEXT | start)
     known = settings_of(manifest) | {"ACTIVATION_DTYPE": dtype}
     model = resolve_dtype(from_macros(ModelConfig, known), mesh)
-  except (KeyError, TypeError, UserError):
-    return "its manifest lacks settings of the model"
-  if model.model_function:
-    return "is a model of MODEL_FUNCTION"
-  with LoadedDecoder(checkpoint, model, mesh) as loaded:
+    if model.model_function:
+      return "is a model of MODEL_FUNCTION"
     begin = document_start(data, vocabulary), row_start(data, vocabulary)
-    scorer = Scorer(loaded, None, *begin, adds_start=data.add_start)
-    return scorer.token_log_p(Example((), ids))
+    with LoadedDecoder(checkpoint, model, mesh) as loaded:
+      scorer = Scorer(loaded, None, *begin, adds_start=data.add_start)
+      return scorer.token_log_p(Example((), ids))
+  except UserError as error:  # such as a missing base of an adapter
+    return str(error)
 
 
 def _format_scores(
@@ -152,7 +155,7 @@ def _format_scores(
     if not isinstance(score, str):
       total, why = math.fsum(score), ""
       numbers = (f"{total:.4f}", f"{total / len(tokens):.4f}")
-    rows.append((*numbers, f"{_show(model['path'])}{why}"))
+    rows.append((*numbers, _show(f"{model['path']}{why}")))
   yield from format_table(rows, ">><").splitlines()
   for model, before in zip(models[1:], scores[1:], strict=True):
     child, after = model, "not scored"

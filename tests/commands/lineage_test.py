@@ -63,6 +63,7 @@ def test_an_imported_export_leads_back_to_the_run(exported):
   assert source["path"] == str(exported / "hf")
   assert (run["kind"], run["child"]) == ("exported", 1)
   assert (run["path"], run["blake2b"]) == (newest.path, newest.blake2b)
+  assert run["initialised"]
   assert run["data"]["the tokens"] == newest.manifest.data["the tokens"]
   assert newest.manifest.origin == {"kind": "initialised"}
 
@@ -255,6 +256,18 @@ def test_a_model_of_another_vocabulary_is_not_scored(chain, tmp_path):
   (found,) = runs.printed("lineage", run, "--score", TEXT, "--json")
   assert found["complete"]
   assert found["token_log_p"][1] == "has another vocabulary"
+
+
+@pytest.mark.slow
+def test_an_adapter_without_its_base_is_not_scored(chain, tmp_path, palm_mtf):
+  run = shutil.copytree(chain / "adapted", tmp_path / "adapted")
+  base = dict(find_newest(run).manifest.base)
+  rewrite(run, base={**base, "checkpoint": "/nowhere"})
+  code, out, _ = palm_mtf("lineage", run, "--score", TEXT, "--json")
+  assert code == 1
+  first, second = json.loads(out)["token_log_p"]
+  assert "/nowhere" in first
+  assert second == "no checkpoint of palm_mtf was found"
 
 
 @pytest.mark.slow
