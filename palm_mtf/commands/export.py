@@ -152,11 +152,8 @@ def import_model(
       shapes=parameter_shapes(found.model),
       vocabulary_sha256=found.vocabulary.sha256,
       data={},
-      settings={
-        **found.model.macros(),
-        **found.data,
-        "SECOND_MOMENT": NO_MOMENTS,
-      },
+      settings=found.model.macros()
+      | {**found.data, "SECOND_MOMENT": NO_MOMENTS},
       versions={"palm_mtf": __version__},
       origin=_describe_source(folder, found.files),
     )
