@@ -7,6 +7,7 @@ from types import SimpleNamespace
 
 import numpy as np
 
+from palm_mtf.export.trained_model import TrainedModel
 from tests import adapter_oracle
 from tests.transformers_folder import parameters
 
@@ -43,5 +44,7 @@ def adapt(model, kind, words=EVERY, size=1.0):
 
 def describe(model):
   """Returns what an export reads of a trained model."""
-  checkpoint = SimpleNamespace(manifest=SimpleNamespace(base=BASE))
-  return SimpleNamespace(model=model, checkpoint=checkpoint)
+  manifest = SimpleNamespace(base=BASE, origin=None, step=1, settings={})
+  path = "run/checkpoints/step_00000001"
+  checkpoint = SimpleNamespace(manifest=manifest, path=path, blake2b="0dd")
+  return TrainedModel(SimpleNamespace(model=model), checkpoint, None)

@@ -99,7 +99,8 @@ IMPORTS = {
   "checkpoints": "errors json_text config _tf architecture accounting "
   "runtime/host_functions runtime/program runtime/processes mesh "
   "runtime/client model_dir data/vocabulary data/batches",
-  "export/trained_model": "config data/vocabulary data/batches checkpoints",
+  "export/trained_model": "errors config data/vocabulary data/batches "
+  "checkpoints",
   "export/huggingface": "errors json_text config architecture adapters "
   "model_dir "
   "data/vocabulary export/trained_model",

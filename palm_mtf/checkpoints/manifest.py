@@ -229,6 +229,9 @@ class Manifest:
   base: Mapping[str, str] | None = None
   # Path and hash of the run's teacher (checkpoints/teacher.py), if it has one.
   teacher: Mapping[str, str] | None = None
+  # How the run began, and with which weights (checkpoints/lineage.py). None if
+  # an earlier version began the run, or if it began only with `base`.
+  origin: Mapping[str, object] | None = None
 
 
 @dataclasses.dataclass(frozen=True)

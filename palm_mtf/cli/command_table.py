@@ -360,6 +360,17 @@ COMMANDS = {
       ),
     },
   ),
+  "lineage": Command(
+    "draw the models that a model came from, and find changed ones",
+    flags={
+      "model_dir": _flag(
+        "MODEL_DIR", "of a run; or the folder of a checkpoint"
+      ),
+      "--score": _flag(
+        "TEXT", "print how likely each of the models finds a text", dest="text"
+      ),
+    },
+  ),
   "vocab": Command(
     "train a vocabulary on your text",
     flags={

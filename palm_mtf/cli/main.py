@@ -6,8 +6,9 @@
     --gin.MODEL_DIR='"runs/first"' --gin.TRAIN_STEPS=300
 
 Results go to stdout, everything else to stderr. Exit codes: 0 for success, 2
-for an error of the user (one line, no traceback), 1 for a bug, 128 + the
-signal's number after a signal: 129 for SIGHUP, 130 for SIGINT, 143 for SIGTERM.
+for an error of the user (one line, no traceback), 1 for a bug, or if `lineage`
+misses a model, 128 + the signal's number after a signal: 129 for SIGHUP, 130
+for SIGINT, 143 for SIGTERM.
 Modules heavier than argparse are imported only when a command needs them.
 command_table.py lists the commands; gin_files.py makes the configuration.
 """

@@ -15,6 +15,7 @@ from palm_mtf import __version__
 from palm_mtf.accounting.optimizer_state import NO_MOMENTS
 from palm_mtf.adapters.merge import merged_reader
 from palm_mtf.architecture.parameters import parameter_shapes
+from palm_mtf.checkpoints.lineage import IMPORTED, LINK, hash_source
 from palm_mtf.checkpoints.manifest import WEIGHTS, Manifest, write_manifest
 from palm_mtf.checkpoints.weights_to_load import open_newest
 from palm_mtf.config import Config, ModelConfig
@@ -49,6 +50,7 @@ from palm_mtf.export.trained_model import TrainedModel
 from palm_mtf.machine.host_memory import memory_bytes
 from palm_mtf.model_dir.atomic_files import new_path
 from palm_mtf.model_dir.paths import ModelDir
+from palm_mtf.report.page import read_evaluations
 
 _FORMATS = {"hf": make_hf, "npz": make_npz, "saved_model": make_saved_model}
 _OF_ADAPTERS = ("hf", "gguf")  # formats that have adapters
@@ -88,7 +90,12 @@ def export(
   checkpoint, vocabulary = open_newest(model_dir, config)
   if not is_adapter:
     config = dataclasses.replace(config, model=model.base)
-  trained = TrainedModel(config, checkpoint, vocabulary)
+  kind = "merged" if model != config.model else "exported"
+  kind = "quantized" if dtype != "float32" else kind
+  step = checkpoint.manifest.step
+  results = read_evaluations(ModelDir(model_dir).evaluations)
+  results = [x for x in results if x["step"] == step]
+  trained = TrainedModel(config, checkpoint, vocabulary, kind, results)
   if target == "gguf":
     exported = (make_gguf_adapter if is_adapter else make_gguf)(trained, dtype)
   else:
@@ -100,7 +107,6 @@ def export(
   with new_path(output, exported.num_bytes, make_way=check_new) as path:
     read = array_reader(checkpoint)
     exported.write(path, read if is_adapter else merged_reader(model, read))
-  step = checkpoint.manifest.step
   print(f"step {step} of {model_dir} is in {output}, {exported.kind}")
 
 
@@ -146,8 +152,10 @@ def import_model(
       shapes=parameter_shapes(found.model),
       vocabulary_sha256=found.vocabulary.sha256,
       data={},
-      settings={**found.model.macros(), "SECOND_MOMENT": NO_MOMENTS},
+      settings=found.model.macros()
+      | {**found.data, "SECOND_MOMENT": NO_MOMENTS},
       versions={"palm_mtf": __version__},
+      origin=_describe_source(folder, found.files),
     )
     write_manifest(checkpoint, manifest)
     found.vocabulary.write(partial)
@@ -164,6 +172,22 @@ def import_model(
       f"log p of a first token is that after {end}, which separates documents"
     )
   print(f"{folder} is in {output}: give it as --model_dir or INIT_CHECKPOINT")
+
+
+def _describe_source(
+  path: str, files: TensorFiles | GgufFile
+) -> dict[str, object]:
+  """Returns `origin` of the manifest of an imported model."""
+  path, metadata = os.path.abspath(path), files.metadata
+  try:
+    values = (IMPORTED, path, hash_source(path))
+  except OSError as error:
+    raise UserError(f"{error.filename}: {error.strerror}; copy it.") from None
+  found: dict[str, object] = dict(zip(LINK, values, strict=True))
+  if f"palm_mtf.{LINK[0]}" in metadata:
+    texts = {x: read_key(metadata, f"palm_mtf.{x}", str) for x in LINK}
+    found["origin"] = texts
+  return found
 
 
 def _open_folder(

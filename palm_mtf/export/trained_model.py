@@ -2,13 +2,21 @@
 # SPDX-License-Identifier: Apache-2.0
 """A trained model, and what an export format makes of it."""
 
+import contextlib
 import dataclasses
-from collections.abc import Callable
-from typing import NamedTuple
+import os
+import re
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from palm_mtf.checkpoints.manifest import Checkpoint
+from palm_mtf.checkpoints.lineage import IMPORTED, LINK
+from palm_mtf.checkpoints.manifest import (
+  Checkpoint,
+  DamagedCheckpointError,
+  read_checkpoint,
+)
 from palm_mtf.config import Config, ModelConfig
 from palm_mtf.data.batches.packing import (
   document_start,
@@ -16,7 +24,10 @@ from palm_mtf.data.batches.packing import (
   row_start,
 )
 from palm_mtf.data.vocabulary.vocabulary import Vocabulary
+from palm_mtf.errors import UserError
 
+# A model in the cache of the Hugging Face Hub.
+_CACHED = re.compile(r".*/models--([\w.-]+?)--([\w.-]+)/snapshots/[^/]+")
 Reader = Callable[[str], np.ndarray]  # parameter's name -> its value, float32
 
 
@@ -27,6 +38,43 @@ class TrainedModel:
   config: Config
   checkpoint: Checkpoint
   vocabulary: Vocabulary
+  kind: str = "exported"  # how the export comes from the checkpoint
+  # Results of SeqIO tasks, as files in MODEL_DIR/eval have them.
+  evaluations: Sequence[Mapping[str, Any]] = ()
+
+  @property
+  def origin(self) -> dict[str, str]:
+    """Metadata of exported files: the link to the checkpoint."""
+    path = os.path.abspath(self.checkpoint.path)
+    link = zip(LINK, (self.kind, path, self.checkpoint.blake2b), strict=True)
+    return {f"palm_mtf.{name}": value for name, value in link}
+
+  @property
+  def base(self) -> str:
+    """Path, or id on the Hub, of the model with which the run began, or "".
+
+    Of an imported model, it is the path from which that was imported.
+    """
+    manifest = self.checkpoint.manifest
+    link = manifest.base or manifest.origin or {}
+    path = str(link.get("checkpoint", ""))
+    with contextlib.suppress(UserError, DamagedCheckpointError):
+      found = read_checkpoint(path) if path else self.checkpoint
+      origin = found.manifest.origin or {}
+      if origin.get("kind") == IMPORTED and found.blake2b == link["blake2b"]:
+        path = str(origin["checkpoint"])
+    return _CACHED.sub(r"\1/\2", path)
+
+  @property
+  def gguf_origin(self) -> dict[str, str | int]:
+    """The keys of GGUF for `origin` and `base`."""
+    found: dict[str, str | int] = {**self.origin}
+    if self.base:
+      named = {"count": 1, "0.name": self.base}
+      if not os.path.isabs(self.base):
+        named["0.repo_url"] = f"https://huggingface.co/{self.base}"
+      found |= {f"general.base_model.{k}": x for k, x in named.items()}
+    return found
 
   @property
   def model(self) -> ModelConfig:

@@ -97,7 +97,7 @@ def _read_run(path: str, name: str) -> Run:
     lines,
     [x for x in rewinds if is_number(x.get("to_step"))],
     _read_lines(model_dir.samples),
-    _read_evaluations(model_dir.evaluations),
+    read_evaluations(model_dir.evaluations),
     *_read_settings(model_dir.config),
     {k: x for k, x in _read_json(model_dir.plan).items() if is_number(x)},
   )
@@ -122,7 +122,8 @@ def _explain_no_run(model_dir: ModelDir) -> str:
   return f"{missing}; give the MODEL_DIR of a run that has logged a step."
 
 
-def _read_evaluations(folder: str) -> list[dict[str, Any]]:
+def read_evaluations(folder: str) -> list[dict[str, Any]]:
+  """Returns the results of tasks in the folder of evaluations, by step."""
   # Names sort in the order of steps, because steps in names have leading zeros.
   paths = sorted(glob.glob(f"{glob.escape(folder)}/step_*/*.json"))
   return [

@@ -23,6 +23,7 @@ from palm_mtf.accounting.plan import memory_parts
 from palm_mtf.accounting.step_time import bubble
 from palm_mtf.architecture.parameters import saved_shapes
 from palm_mtf.checkpoints.adapter_base import describe_base, find_base
+from palm_mtf.checkpoints.lineage import INITIALISED, describe_origin
 from palm_mtf.checkpoints.manifest import (
   Checkpoint,
   Manifest,
@@ -516,12 +517,17 @@ def _add_parent(
   newest: Checkpoint | None,
 ) -> Manifest:
   """Records in the manifest from which other run the weights are, if any."""
-  if not initial:
-    return manifest
-  if manifest.settings.get("ADAPTER") not in (None, "none"):
-    manifest = dataclasses.replace(manifest, base=describe_base(initial))
-  initial = adapter or initial
+  origin: Mapping[str, object] | None = INITIALISED
   if newest:
+    origin = newest.manifest.origin
+  elif initial:
+    origin = describe_origin(adapter or initial, manifest.settings)
+  if initial and manifest.settings.get("ADAPTER") not in (None, "none"):
+    manifest = dataclasses.replace(manifest, base=describe_base(initial))
+    origin = origin if newest or adapter else None
+  manifest = dataclasses.replace(manifest, origin=origin)
+  initial = adapter or initial
+  if newest or not initial:
     return manifest
   what, step = "the weights", 0
   if state:

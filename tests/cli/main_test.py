@@ -29,8 +29,8 @@ COMMANDS = (
   "train, plan, sweep, evaluate, generate, score, serve, export, import, "
   "data cache, data inspect, "
   "checkpoints list, checkpoints verify, checkpoints compare, "
-  "checkpoints prune, vocab, vocab inspect, pods serve, pods manage, "
-  "pods list, pods drain, pods release, report, doctor"
+  "checkpoints prune, lineage, vocab, vocab inspect, pods serve, "
+  "pods manage, pods list, pods drain, pods release, report, doctor"
 )
 
 

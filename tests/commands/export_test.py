@@ -87,6 +87,7 @@ def generated(finished) -> str:
 
 def test_the_folder_holds_what_transformers_reads_and_the_vocabulary(folder):
   assert {path.name for path in folder.iterdir()} == {
+    "README.md",
     "config.json",
     "generation_config.json",
     "model.safetensors",

@@ -47,6 +47,7 @@ def make_gguf_adapter(trained: TrainedModel, dtype: str) -> Export:
     "general.quantization_version": 2,
     "adapter.type": "lora",
     "adapter.lora.alpha": float(low_rank.scale * low_rank.rank),
+    **trained.gguf_origin,
   }
   modules = find_modules(model, own.layout)
   shapes: dict[str, tuple[int, ...]] = {}

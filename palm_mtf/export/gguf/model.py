@@ -64,6 +64,7 @@ def make_gguf(trained: TrainedModel, dtype: str) -> Export:
   check_vocabulary(vocabulary)
   metadata = {
     **make_model_metadata(trained.described, own),
+    **trained.gguf_origin,
     "general.file_type": FILE_TYPES[dtype],
     "general.quantization_version": 2,
     **make_gguf_tokenizer(

@@ -31,6 +31,7 @@ from palm_mtf.data.vocabulary.sentencepiece_vocabulary import (
 )
 from palm_mtf.data.vocabulary.vocabulary import Vocabulary
 from palm_mtf.export.huggingface.config_json import find_family, make_config
+from palm_mtf.export.huggingface.model_card import write_card
 from palm_mtf.export.huggingface.tensor_files import WEIGHTS, write_safetensors
 from palm_mtf.export.huggingface.weights import (
   find_tensor_shapes,
@@ -61,7 +62,9 @@ def make_hf(trained: TrainedModel) -> Export:
       with open(os.path.join(path, name), "w", encoding="utf-8") as file:
         file.write(json_text(content, indent=1))
     read = make_tensor_reader(trained.model, family, read)
-    write_safetensors(os.path.join(path, WEIGHTS), shapes, read)
+    weights = os.path.join(path, WEIGHTS)
+    write_safetensors(weights, shapes, read, trained.origin)
+    write_card(path, trained)
 
   num_bytes = 4 * sum(map(math.prod, shapes.values()))
   return Export(f"a {family.architecture}", num_bytes, write)

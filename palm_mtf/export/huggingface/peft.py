@@ -42,6 +42,7 @@ from palm_mtf.export.huggingface.adapter_tensors import (
 )
 from palm_mtf.export.huggingface.config_json import find_family
 from palm_mtf.export.huggingface.families import Family
+from palm_mtf.export.huggingface.model_card import write_card
 from palm_mtf.export.huggingface.tensor_files import (
   SafetensorsFile,
   write_safetensors,
@@ -102,7 +103,7 @@ def make_peft(trained: TrainedModel) -> Export:
       {prompt_learning.TENSOR: shape},
       lambda read, _: prompt_learning.join_virtual(model, family, read),
       family,
-      base["blake2b"],
+      trained,
     )
   assert model.adapter_rank
   modules = _find_modules(model, family)
@@ -128,7 +129,7 @@ def make_peft(trained: TrainedModel) -> Export:
     a, b, magnitude = join_factors(modules[name], model, family, read)
     return magnitude if kind == _M else (a if kind == _A else b).T
 
-  return _make_folder(config, shapes, read_tensor, family, base["blake2b"])
+  return _make_folder(config, shapes, read_tensor, family, trained)
 
 
 def _make_folder(
@@ -136,17 +137,21 @@ def _make_folder(
   shapes: Mapping[str, tuple[int, ...]],
   read_tensor: Callable[[Reader, str], np.ndarray],
   family: Family,
-  digest: str,
+  trained: TrainedModel,
 ) -> Export:
-  # `read_tensor` returns a tensor, given the reader of parameters; `digest` is
-  # the hash of the base.
+  # `read_tensor` returns a tensor, given the reader of parameters.
+  base = trained.checkpoint.manifest.base
+  assert base
+  metadata = {_BASE: base["blake2b"], **trained.origin}
+
   def write(path: str, read: Reader) -> None:
     os.mkdir(path)
     with open(os.path.join(path, CONFIG), "w", encoding="utf-8") as file:
       file.write(json_text(config, indent=1))
     weights = os.path.join(path, _WEIGHTS)
     read_one = functools.partial(read_tensor, read)
-    write_safetensors(weights, shapes, read_one, {_BASE: digest})
+    write_safetensors(weights, shapes, read_one, metadata)
+    write_card(path, trained)
 
   num_bytes = 4 * sum(map(math.prod, shapes.values()))
   return Export(f"an adapter of a {family.architecture}", num_bytes, write)

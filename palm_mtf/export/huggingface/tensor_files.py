@@ -81,6 +81,9 @@ class TensorFiles:
     _warn_of_ignored_files(folder, source)
     self.shapes = {x: file.shapes[x] for x, file in self._files.items()}
     self.dtypes = {x: file.dtypes[x] for x, file in self._files.items()}
+    self.metadata = dict(
+      pair for x in self._files.values() for pair in x.metadata.items()
+    )
 
   def read(self, name: str) -> np.ndarray:
     """Returns a tensor as float32, as `SafetensorsFile.read` does."""

@@ -161,6 +161,11 @@ class Scorer:
     for index, parts in self._score(examples, "token_loss"):
       yield index, -math.fsum(x for (loss,) in parts for x in loss.tolist())
 
+  def token_log_p(self, example: Example) -> list[float]:
+    """Returns log p of each target of an example."""
+    ((_, parts),) = self._score([example], "token_loss")
+    return [-x for (loss,) in parts for x in loss.tolist()]
+
   def scores(self, examples: Sequence[Example]) -> Iterator[tuple[int, Score]]:
     """Yields (index of an example, its score) in any order."""
     for index, parts in self._score(examples, "token_loss", "is_likeliest"):

@@ -1,0 +1,170 @@
+# Copyright 2026 The palm_mtf authors.
+# SPDX-License-Identifier: Apache-2.0
+"""`palm_mtf lineage`: draws where a model comes from, and finds changed files.
+
+With --score, it prints how likely each of these models finds a text.
+"""
+
+import math
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from palm_mtf.checkpoints.lineage import Ancestor, trace
+from palm_mtf.checkpoints.weights_to_load import settings_of
+from palm_mtf.config import DataConfig, MeshLayout, ModelConfig
+from palm_mtf.config.macros import from_macros
+from palm_mtf.console import format_table
+from palm_mtf.data.batches.packing import document_start, row_start
+from palm_mtf.data.vocabulary.load import open_vocabulary
+from palm_mtf.data.vocabulary.vocabulary import Vocabulary
+from palm_mtf.errors import UserError, shorten
+from palm_mtf.json_text import json_text
+from palm_mtf.machine.activation_dtype import resolve_dtype
+from palm_mtf.model_dir.paths import ModelDir
+
+_LONGEST = 4096  # longer texts, which are no paths, are shortened
+_SHOWN_SETTINGS, _SHOWN_TOKENS = 4, 5
+# Settings of DataConfig on which log p depends; it also requires the others.
+_START = ("PACKING", "START_ID", "ADD_START")
+_NO_TEXT = {"TEXT_FILES": "none", "VOCABULARY": None, "VALIDATION_SHARE": 0.5}
+
+
+def lineage(*, model_dir: str, text: str | None, as_json: bool) -> int:
+  """Prints a model's ancestors; returns 1 if one is missing or changed.
+
+  Raises UserError if `model_dir` has no checkpoint, a manifest has wrong
+  values, or `text` cannot be scored.
+  """
+  found: list[Ancestor] = []
+  depths: list[int] = []
+  for each in trace(model_dir):
+    found.append(each)
+    child = each[0]["child"]
+    depths.append(0 if child is None else depths[child] + 1)
+    # Print at once, because hashing gigabytes takes seconds.
+    for line in [] if as_json else _draw(each[0]):
+      print("  " * depths[-1] + line, flush=True)
+  models = [record for record, _ in found]
+  lost = sum(each["state"] != "found" for each in models)
+  result = {"complete": not lost, "models": models}
+  if text is not None:
+    tokens, scores = _score(found, text)
+    result |= {"tokens": tokens, "token_log_p": scores}
+    for line in [] if as_json else _format_scores(models, tokens, scores):
+      print(line)
+  if as_json:
+    print(json_text(result))
+  elif lost:
+    print(
+      f"{lost} of {len(found)} models are missing or changed; move a missing "
+      "one back to its path, or make a symbolic link there"
+    )
+  return 1 if lost else 0
+
+
+def _draw(record: Mapping[str, Any]) -> Iterator[str]:
+  if record["kind"] is not None:
+    changed = [
+      f"{_show(name)} = {shorten(after)} (was {shorten(before)})"
+      for name, (before, after) in record["changed_settings"].items()
+    ]
+    if (more := len(changed) - _SHOWN_SETTINGS) > 0:
+      changed[_SHOWN_SETTINGS:] = [f"{more} more"]
+    settings = f", with {', '.join(changed)}" if changed else ""
+    yield f"{_show(record['kind'])} from{settings}:"
+  step = f"  step {shorten(record['step'])}" if "step" in record else ""
+  path, digest, state = (_show(record[x]) for x in ("path", "blake2b", "state"))
+  yield f"{path}{step}  {digest}  {state}"
+  if tokens := record.get("data", {}).get("the tokens"):
+    settings = record["settings"]
+    of = settings.get("TASK") or settings.get("TEXT_FILES")
+    seed = f"SEED = {shorten(settings.get('SEED'))}"
+    how = "initialised and trained" if record["initialised"] else "trained"
+    yield f"  {how} on {shorten(of)} (tokens {shorten(tokens)}), {seed}"
+
+
+def _show(text: str) -> str:
+  is_plain = text.isprintable() and len(text) <= _LONGEST
+  return text if is_plain else shorten(text)
+
+
+def _score(
+  found: Sequence[Ancestor], text: str
+) -> tuple[list[str], list[list[float] | str]]:
+  """Returns the tokens of a text, and per model their log p, or why not."""
+  record, weights = found[0]
+  if not text or not weights or not weights.checkpoint:
+    raise UserError(
+      f"--score = {shorten(text)} of {record['path']}: is no text, or of no "
+      "checkpoint of palm_mtf; give a text, and the MODEL_DIR of a run."
+    )
+  settings = settings_of(weights.checkpoint.manifest)
+  run = os.path.dirname(os.path.dirname(weights.place))
+  path = settings.get("VOCABULARY") or ModelDir(run).vocabulary
+  vocabulary = open_vocabulary(
+    os.path.expanduser(path), extra_ids=settings["EXTRA_IDS"]
+  )
+  ids = vocabulary.encode(text)
+  # All models compute in one dtype, so that only their weights differ.
+  dtype = settings["ACTIVATION_DTYPE"]
+  scores = [_score_one(each, vocabulary, ids, dtype) for each in found]
+  return [vocabulary.piece(i) for i in ids], scores
+
+
+def _score_one(
+  ancestor: Ancestor, vocabulary: Vocabulary, ids: Sequence[int], dtype: object
+) -> list[float] | str:
+  from palm_mtf.generation.inference.scorer import Example, Scorer
+  from palm_mtf.generation.inference.sessions import LoadedDecoder
+
+  _, weights = ancestor
+  checkpoint = weights.checkpoint if weights else None
+  if not checkpoint:
+    return "no checkpoint of palm_mtf was found"
+  manifest = checkpoint.manifest
+  if manifest.vocabulary_sha256 != vocabulary.sha256:
+    return "has another vocabulary"
+  if any(name not in manifest.settings for name in _START):
+    return "its manifest lacks settings of the model"
+  mesh = MeshLayout(mesh_shape="", layout="")
+  try:
+    start = {name: manifest.settings[name] for name in _START}
+    data = from_macros(DataConfig, _NO_TEXT | start)
+    known = settings_of(manifest) | {"ACTIVATION_DTYPE": dtype}
+    model = resolve_dtype(from_macros(ModelConfig, known), mesh)
+    if model.model_function:
+      return "is a model of MODEL_FUNCTION"
+    begin = document_start(data, vocabulary), row_start(data, vocabulary)
+    with LoadedDecoder(checkpoint, model, mesh) as loaded:
+      scorer = Scorer(loaded, None, *begin, adds_start=data.add_start)
+      return scorer.token_log_p(Example((), ids))
+  except UserError as error:  # such as a missing base of an adapter
+    return str(error)
+
+
+def _format_scores(
+  models: Sequence[Mapping[str, Any]],
+  tokens: Sequence[str],
+  scores: Sequence[list[float] | str],
+) -> Iterator[str]:
+  """Yields lines: totals in nats, then the tokens that changed most."""
+  rows = [("log likelihood", "per token", "model")]
+  for model, score in zip(models, scores, strict=True):
+    numbers, why = ("-", "-"), f": {score}"
+    if not isinstance(score, str):
+      total, why = math.fsum(score), ""
+      numbers = (f"{total:.4f}", f"{total / len(tokens):.4f}")
+    rows.append((*numbers, _show(f"{model['path']}{why}")))
+  yield from format_table(rows, ">><").splitlines()
+  for model, before in zip(models[1:], scores[1:], strict=True):
+    child, after = model, "not scored"
+    while isinstance(after, str) and child["child"] is not None:
+      child, after = models[child["child"]], scores[child["child"]]
+    if isinstance(before, str) or isinstance(after, str):
+      continue
+    first, last = (_show(x["path"]) for x in (model, child))
+    yield f"from {first} to {last}:"
+    order = sorted(range(len(tokens)), key=lambda i: -abs(after[i] - before[i]))
+    for i in order[:_SHOWN_TOKENS]:
+      yield f"  token {i} {tokens[i]!r}: {before[i]:.4f} to {after[i]:.4f}"

@@ -1,0 +1,297 @@
+# Copyright 2026 The palm_mtf authors.
+# SPDX-License-Identifier: Apache-2.0
+"""`palm_mtf lineage` on runs that commands made, and the cards of exports."""
+
+import dataclasses
+import json
+import math
+import os
+import shutil
+
+import pytest
+
+from palm_mtf.checkpoints.manifest import find_checkpoints, write_manifest
+from tests import runs
+from tests.export.read_gguf import read_gguf
+
+TEXT = "one two three four five"
+FEW = {"TRAIN_STEPS": 4, "EVAL_STEPS": 4, "PROMPTS": []}
+LORA = {"ADAPTER": "lora", "ADAPTER_RANK": 4, "ADAPTER_ALPHA": 8.0}
+
+
+@pytest.fixture(scope="module")
+def exported(finished, tmp_path_factory):
+  """A folder with the run `finished` as `hf`, and `again`, its import."""
+  from palm_mtf.cli.main import main
+
+  folder = tmp_path_factory.mktemp("exported")
+  run = shutil.copytree(finished, folder / "my run")
+  results = run / "eval" / "step_00000012"
+  results.mkdir(parents=True)
+  content = {"step": 12, "task": "qa", "split": "test"}
+  content["metrics"] = {"accuracy": 0.5, "sample": "text", "bleu": None}
+  (results / "qa-test.json").write_text(json.dumps(content))
+  (run / "eval" / "step_00000004").mkdir()
+  (run / "eval" / "step_00000004" / "qa-test.json").write_text(
+    json.dumps({**content, "step": 4})
+  )
+  hf = folder / "hf"
+  assert main(["export", "--model_dir", str(run), "--output", str(hf)]) == 0
+  assert main(["import", str(hf), "--output", str(folder / "again")]) == 0
+  return folder
+
+
+def find_newest(model_dir):
+  return find_checkpoints(str(model_dir))[-1]
+
+
+def rewrite(model_dir, **fields):
+  """Writes the manifest of the newest checkpoint again, with other values."""
+  checkpoint = find_newest(model_dir)
+  manifest = dataclasses.replace(checkpoint.manifest, **fields)
+  os.unlink(os.path.join(checkpoint.path, "manifest.json"))
+  write_manifest(checkpoint.path, manifest)
+
+
+def test_an_imported_export_leads_back_to_the_run(exported):
+  (found,) = runs.printed("lineage", exported / "again", "--json")
+  assert found["complete"]
+  imported, source, run = found["models"]
+  newest = find_newest(exported / "my run")
+  assert (imported["kind"], imported["child"]) == (None, None)
+  assert (source["kind"], source["child"]) == ("imported", 0)
+  assert source["path"] == str(exported / "hf")
+  assert (run["kind"], run["child"]) == ("exported", 1)
+  assert (run["path"], run["blake2b"]) == (newest.path, newest.blake2b)
+  assert run["initialised"]
+  assert run["data"]["the tokens"] == newest.manifest.data["the tokens"]
+  assert newest.manifest.origin == {"kind": "initialised"}
+
+
+def read_front(folder):
+  """Returns the front matter of a card, each of whose values is JSON."""
+  before, front, text = (folder / "README.md").read_text().split("---\n")
+  assert before == ""
+  lines = [line.partition(": ") for line in front.splitlines()]
+  return {key: json.loads(value) for key, _, value in lines}, text
+
+
+def test_the_card_has_the_hash_and_the_metrics_of_the_exported_step(exported):
+  front, text = read_front(exported / "hf")
+  newest = find_newest(exported / "my run")
+  assert front["palm_mtf.blake2b"] == newest.blake2b
+  assert front["palm_mtf.parents"] == [{"kind": "initialised"}]
+  assert "base_model" not in front
+  assert "base_model_relation" not in front
+  (model,) = front["model-index"]
+  assert model["name"] == "my run"
+  (result,) = model["results"]
+  assert result["dataset"] == {"type": "qa", "name": "qa", "split": "test"}
+  assert result["metrics"] == [{"type": "accuracy", "value": 0.5}]
+  assert text.startswith("# my run\npalm_mtf trained 12 steps on `")
+
+
+def test_the_score_is_that_of_score(exported, palm_mtf):
+  run = exported / "my run"
+  flags = ("--score", TEXT, "--json")
+  (found,) = runs.printed("lineage", run, *flags)
+  (log_p,) = found["token_log_p"]
+  (record,) = runs.printed(
+    "score", "--model_dir", run, "--text", TEXT, "--json"
+  )
+  assert record["tokens"] == len(log_p) == len(found["tokens"])
+  assert math.fsum(log_p) == pytest.approx(record["log_likelihood"], abs=1e-9)
+  for text in ("", "\ud800"):
+    code, _, error = palm_mtf("lineage", run, "--score", text)
+    assert code == 2, error
+
+
+def test_an_import_of_an_earlier_version_is_not_scored(exported, tmp_path):
+  """Earlier versions did not record how texts begin in imported models."""
+  run = shutil.copytree(exported / "again", tmp_path / "run")
+  settings = dict(find_newest(run).manifest.settings)
+  del settings["START_ID"]
+  rewrite(run, settings=settings)
+  (found,) = runs.printed("lineage", run, "--score", TEXT, "--json")
+  assert found["token_log_p"][0] == "its manifest lacks settings of the model"
+
+
+def test_a_gguf_file_names_the_checkpoint_and_the_base(finished, tmp_path):
+  """The keys are those of llama.cpp's constants.py, general.base_model.*."""
+  from palm_mtf.cli.main import main
+
+  name = "models--an-org--a.model"
+  source = tmp_path / name / "snapshots" / "1234"
+  flags = ("--model_dir", str(finished), "--output")
+  assert main(["export", *flags, str(source)]) == 0
+  run = tmp_path / "run"
+  assert main(["import", str(source), "--output", str(run)]) == 0
+  path = tmp_path / "model.gguf"
+  flags = ("--format=gguf", "--dtype=q8_0", "--output", str(path))
+  assert main(["export", "--model_dir", str(run), *flags]) == 0
+  metadata, newest = read_gguf(path).metadata, find_newest(run)
+  assert metadata["general.base_model.count"] == 1
+  assert metadata["general.base_model.0.name"] == "an-org/a.model"
+  url = metadata["general.base_model.0.repo_url"]
+  assert url == "https://huggingface.co/an-org/a.model"
+  assert metadata["palm_mtf.kind"] == "quantized"
+  assert metadata["palm_mtf.checkpoint"] == newest.path
+  assert metadata["palm_mtf.blake2b"] == newest.blake2b
+  again = tmp_path / "again"
+  assert main(["import", str(path), "--output", str(again)]) == 0
+  (found,) = runs.printed("lineage", again, "--json")
+  kinds = [x["kind"] for x in found["models"]]
+  assert kinds == [None, "imported", "quantized", "imported", "exported"]
+  front, _ = read_front(source)
+  assert front["palm_mtf.kind"] == "exported"
+
+
+@pytest.fixture(scope="module")
+def chain(tmp_path_factory):
+  """Runs `base`, `tuned` and `adapted`; `hf`, merged; `again`, its import."""
+  from palm_mtf.cli.main import main
+
+  folder = tmp_path_factory.mktemp("chain")
+  texts = runs.write_corpus(folder / "texts")
+  other = runs.write_corpus(folder / "other")
+  (other / "0.txt").write_text("ten nine eight seven " * 20)
+  given = {**FEW, "VOCABULARY": str(folder / "base" / "vocabulary.model")}
+  assert runs.run("train", texts, folder / "base", **FEW) == 0
+  given["INIT_CHECKPOINT"] = str(folder / "base")
+  assert runs.run("train", other, folder / "tuned", **given) == 0
+  more = {**given, "TRAIN_STEPS": 6, "INIT_STATE": "all"}
+  assert runs.run("train", other, folder / "continued", **more) == 0
+  experts = {"MLP": "experts", "NUM_EXPERTS": 4, "EXPERTS_PER_TOKEN": 2}
+  more = {**given, **experts, "D_EXPERT": 64, "INIT_EXPERTS": "copy"}
+  assert runs.run("train", texts, folder / "upcycled", **more) == 0
+  given["INIT_CHECKPOINT"] = str(folder / "tuned")
+  assert runs.run("train", other, folder / "adapted", **given, **LORA) == 0
+  more = {**given, **LORA, "INIT_CHECKPOINT": str(folder / "adapted")}
+  # The checkpoint with the hash of the parent is removed, the hash stays.
+  more |= {"KEEP_CHECKPOINTS": 1, "CHECKPOINT_STEPS": 2}
+  assert runs.run("train", texts, folder / "adapted_twice", **more) == 0
+  flags = ["--model_dir", str(folder / "adapted"), "--output"]
+  assert main(["export", *flags, str(folder / "hf"), "--merge"]) == 0
+  assert main(["export", *flags, str(folder / "peft")]) == 0
+  hf, again = str(folder / "hf"), str(folder / "again")
+  assert main(["import", hf, "--output", again]) == 0
+  return folder
+
+
+def trace(folder):
+  """Returns (child, kind, name of the folder) of each model."""
+  (found,) = runs.printed("lineage", folder, "--json")
+  assert found["complete"]
+  root = f"{folder.parent}/"
+  return [
+    (x["child"], x["kind"], x["path"].removeprefix(root).split("/")[0])
+    for x in found["models"]
+  ]
+
+
+@pytest.mark.slow
+def test_real_chains_have_every_step(chain):
+  assert trace(chain / "again") == [
+    (None, None, "again"),
+    (0, "imported", "hf"),
+    (1, "merged", "adapted"),
+    (2, "adapted", "tuned"),
+    (3, "finetuned", "base"),
+  ]
+  assert trace(chain / "continued")[1:] == [(0, "continued", "base")]
+  assert trace(chain / "upcycled")[1:] == [(0, "upcycled", "base")]
+  assert trace(chain / "adapted_twice")[1:] == [
+    *((0, "finetuned", "adapted"), (1, "adapted", "tuned")),
+    *((2, "finetuned", "base"), (0, "adapted", "tuned")),
+  ]
+  (found,) = runs.printed("lineage", chain / "adapted", "--json")
+  changed = found["models"][1]["changed_settings"]
+  assert changed["ADAPTER"] == ["none", "lora"]
+  assert "the tokens" not in changed
+  assert "the tokens" in found["models"][2]["changed_settings"]
+
+
+@pytest.mark.slow
+def test_scores_of_a_chain_are_those_of_score_and_errors_are_placed(
+  chain, palm_mtf
+):
+  (found,) = runs.printed(
+    "lineage", chain / "adapted", "--score", TEXT, "--json"
+  )
+  scores = found["token_log_p"]
+  assert len(scores) == 3
+  for name, log_p in zip(("adapted", "tuned", "base"), scores, strict=True):
+    flags = ("--model_dir", chain / name, "--text", TEXT, "--json")
+    (record,) = runs.printed("score", *flags)
+    assert math.fsum(log_p) == pytest.approx(record["log_likelihood"], abs=1e-9)
+  code, out, _ = palm_mtf("lineage", chain / "again", "--score", TEXT)
+  assert code == 0
+  table = out.partition("log likelihood")[2].splitlines()[1:]
+  assert table[1].split(maxsplit=2)[2] == (
+    f"{chain}/hf: no checkpoint of palm_mtf was found"
+  )
+  # A merged model is compared with its import, though files lie between them.
+  places = [x for x in table if x.startswith("from ")]
+  assert len(places) == 3
+  assert places[0].startswith(f"from {chain}/adapted/")
+  assert f" to {chain}/again/" in places[0]
+  tokens, log_p = found["tokens"], scores[1]
+  most = max(range(len(tokens)), key=lambda i: abs(scores[2][i] - log_p[i]))
+  code, out, _ = palm_mtf("lineage", chain / "tuned", "--score", TEXT)
+  last = out[out.index("\nfrom ") :].splitlines()[2]
+  assert last == (
+    f"  token {most} {tokens[most]!r}: {scores[2][most]:.4f} to "
+    f"{log_p[most]:.4f}"
+  )
+
+
+@pytest.mark.slow
+def test_a_model_of_another_vocabulary_is_not_scored(chain, tmp_path):
+  run = shutil.copytree(chain / "tuned", tmp_path / "tuned")
+  base = shutil.copytree(chain / "base", tmp_path / "base")
+  rewrite(base, vocabulary_sha256="f00d")
+  parent = find_newest(base)
+  link = {"kind": "finetuned", "checkpoint": parent.path}
+  rewrite(run, origin={**link, "blake2b": parent.blake2b})
+  (found,) = runs.printed("lineage", run, "--score", TEXT, "--json")
+  assert found["complete"]
+  assert found["token_log_p"][1] == "has another vocabulary"
+
+
+@pytest.mark.slow
+def test_an_adapter_without_its_base_is_not_scored(chain, tmp_path, palm_mtf):
+  run = shutil.copytree(chain / "adapted", tmp_path / "adapted")
+  base = dict(find_newest(run).manifest.base)
+  rewrite(run, base={**base, "checkpoint": "/nowhere"})
+  code, out, _ = palm_mtf("lineage", run, "--score", TEXT, "--json")
+  assert code == 1
+  first, second = json.loads(out)["token_log_p"]
+  assert "/nowhere" in first
+  assert second == "no checkpoint of palm_mtf was found"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+  ("folder", "relation"), [("hf", "finetune"), ("peft", "adapter")]
+)
+def test_cards_of_adapted_models_name_the_base(chain, folder, relation):
+  front, _ = read_front(chain / folder)
+  base = find_newest(chain / "tuned")
+  assert front["base_model"] == base.path
+  assert front["base_model_relation"] == relation
+  (parent,) = front["palm_mtf.parents"]
+  assert parent["blake2b"] == base.blake2b
+  is_adapter = relation == "adapter"
+  assert front["library_name"] == ("peft" if is_adapter else "transformers")
+
+
+@pytest.mark.peers
+def test_the_hub_reads_the_card(exported):
+  from huggingface_hub import ModelCard
+
+  card = ModelCard.load(exported / "hf" / "README.md")
+  assert card.data.model_name == "my run"
+  (result,) = card.data.eval_results
+  assert (result.dataset_name, result.dataset_split) == ("qa", "test")
+  assert (result.metric_type, result.metric_value) == ("accuracy", 0.5)
+  assert card.data.library_name == "transformers"
