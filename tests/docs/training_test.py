@@ -94,5 +94,46 @@ def test_reports_are_written_where_the_page_says(block, trained):
   assert (trained / "both.html").is_file()
 
 
+@pytest.fixture
+def adapted(trained):
+  """The runs of the page's lineage: `chat` adapts `tuned`."""
+  corpus = runs.write_corpus(trained / "texts")
+  vocabulary = str(trained / "runs" / "quickstart" / "vocabulary.model")
+  begun = {"TRAIN_STEPS": 1, "PROMPTS": [], "VOCABULARY": vocabulary}
+  rate = {"LEARNING_RATE": 0.002}
+  adapter = {"ADAPTER": "lora", "ADAPTER_RANK": 8, "ADAPTER_ALPHA": 16.0}
+  for name, source, settings in (
+    ("tuned", "runs/quickstart", rate),
+    ("chat", "runs/tuned", rate | adapter),
+  ):
+    given = {**begun, **settings, "INIT_CHECKPOINT": source}
+    assert runs.run("train", corpus, trained / "runs" / name, **given) == 0
+  return trained
+
+
+@pytest.mark.slow
+@PAGE.shows("$ palm_mtf lineage runs/chat")
+def test_a_lineage_is_drawn_as_shown(block, adapted, capsys):
+  shutil.rmtree("runs/quickstart")
+  capsys.readouterr()
+  ((command, output),) = block.runs
+  assert main(command[1:]) == 1
+  shown, printed = output.splitlines(), capsys.readouterr().out.splitlines()
+  for ours, line in zip(printed, shown, strict=False):
+    for word in ("from,", "trained on", "found", "missing", "SEED = 0"):
+      assert (word in ours) == (word in line), (ours, line)
+    assert len(ours) - len(ours.lstrip()) == len(line) - len(line.lstrip())
+
+
+@pytest.mark.slow
+@PAGE.shows("palm_mtf lineage runs/chat --score")
+def test_a_text_is_scored_along_a_lineage(block, adapted, capsys):
+  (command,) = block.commands
+  capsys.readouterr()
+  assert main(command[1:]) == 0
+  printed = capsys.readouterr().out
+  assert all(f"runs/{x}" in printed for x in ("chat", "tuned", "quickstart"))
+
+
 def test_every_block_is_tested():
   PAGE.assert_every_block_is_tested("gin/recipes/quickstart.gin")
