@@ -16,7 +16,7 @@ import io
 import logging
 import os
 import secrets
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
 
@@ -88,10 +88,13 @@ class Teacher(contextlib.AbstractContextManager):
   The teacher's weights are loaded when a row needs them.
   """
 
-  def __init__(self, job: TrainJob):
-    """Finds the rows in TEACHER_CACHE."""
+  def __init__(self, job: TrainJob, expect_slow: Callable[[], None]):
+    """Finds the rows in TEACHER_CACHE.
+
+    `expect_slow` tells the watchdog that the teacher is loaded next.
+    """
     self._job, self._names = job, job.config.loss.teacher_features
-    self._scope = contextlib.ExitStack()
+    self._scope, self._expect_slow = contextlib.ExitStack(), expect_slow
     self._load = functools.cache(self._open_teacher)
     if not job.teacher:
       return
@@ -145,6 +148,7 @@ class Teacher(contextlib.AbstractContextManager):
     config, checkpoint = self._job.config, self._job.teacher
     assert checkpoint
     _logger.info(f"loading the teacher, {checkpoint.path}")
+    self._expect_slow()
     model = teacher_model(checkpoint, config.model)
     loaded = self._scope.enter_context(
       LoadedDecoder(checkpoint, model, config.mesh_layout, pods=config.pods)

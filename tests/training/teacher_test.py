@@ -13,6 +13,8 @@ from palm_mtf.cli import gin_files
 from palm_mtf.config.run import BatchSizes
 from palm_mtf.data.batches.corpus import corpus_of_run
 from palm_mtf.data.vocabulary.load import load_vocabulary
+from palm_mtf.generation.inference.sessions import LoadedDecoder
+from palm_mtf.training.progress import Watchdog
 from palm_mtf.training.teacher import _KeptRows
 from tests import oracle, runs
 from tests.cases import slow
@@ -158,6 +160,32 @@ def test_runs_share_a_cache_while_others_write(tmp_path, monkeypatch):
     np.testing.assert_array_equal(
       found[key]["teacher_log_p"], rows[1]["teacher_log_p"]
     )
+
+
+def test_the_watchdog_waits_longer_for_a_step_that_loads_the_teacher(
+  teacher, trained, tmp_path, monkeypatch
+):
+  """The rows of the steps before it are in the cache."""
+  cache, calls = tmp_path / "cache", []
+  shutil.copytree(trained / "teacher", cache)
+
+  def note(owner, name):
+    method = getattr(owner, name)
+
+    def noted(*inputs, **named):
+      calls.append(name)
+      return method(*inputs, **named)
+
+    monkeypatch.setattr(owner, name, noted)
+
+  for name in ("expect_slow", "note_step"):
+    note(Watchdog, name)
+  note(LoadedDecoder, "__init__")
+  more = {"TEACHER_CACHE": str(cache), "TRAIN_STEPS": 9, "EVAL_STEPS": 9}
+  assert train(teacher, tmp_path / "run", CHECKPOINT_STEPS=9, **more) == 0
+  load = calls.index("__init__")
+  assert calls[load - 2 : load] == ["note_step", "expect_slow"]
+  assert calls[:load].count("note_step") == 8
 
 
 def test_runs_of_other_seeds_need_no_teacher(
