@@ -141,7 +141,7 @@ class TrainLoop:
     depth = _CALLS_AHEAD * self._config.mesh_layout.steps_per_loop
     self._ahead = Prefetcher(batches.batch, run.train_steps, depth)
     self._described = batches_spec(job.corpus, sizes, spikes.skips)
-    self._teacher = Teacher(job)
+    self._teacher = Teacher(job, self._watchdog.expect_slow)
     self._actions = self._list_actions()
 
   def _list_actions(self) -> list[Action]:

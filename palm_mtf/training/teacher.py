@@ -10,11 +10,13 @@ runs, need the teacher only for new rows.
 
 import contextlib
 import functools
+import glob
 import hashlib
 import io
 import logging
 import os
-from collections.abc import Iterable, Sequence
+import secrets
+from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
 
@@ -46,9 +48,10 @@ class _KeptRows:
   def __init__(self, folder: str):
     self._folder = folder
     self._places: dict[bytes, tuple[str, int]] = {}  # {key: (file, index)}
-    for entry in os.scandir(folder) if os.path.isdir(folder) else ():
-      if f"{hash_file(entry.path)}.npy" == entry.name:
-        self._index(entry.path)
+    for path in glob.glob(f"{glob.escape(folder)}/*.npy"):
+      with contextlib.suppress(OSError):  # removed by now, or not readable
+        if f"{hash_file(path)}.npy" == os.path.basename(path):
+          self._index(path)
 
   def _index(self, path: str) -> None:
     keys = _open_rows(path)["key"]
@@ -65,7 +68,8 @@ class _KeptRows:
     np.save(content, rows)
     name = f"{_hash(content.getvalue()).hex()}.npy"
     path = os.path.join(self._folder, name)
-    temporary = f"{path}.{os.getpid()}"
+    # Runs on several machines may write this file now, with equal process ids.
+    temporary = f"{path}.{secrets.token_hex(4)}"
     with writing(path, content.tell()):
       os.makedirs(self._folder, exist_ok=True)
       with open(temporary, "wb") as file:
@@ -84,10 +88,13 @@ class Teacher(contextlib.AbstractContextManager):
   The teacher's weights are loaded when a row needs them.
   """
 
-  def __init__(self, job: TrainJob):
-    """Finds the rows in TEACHER_CACHE."""
+  def __init__(self, job: TrainJob, expect_slow: Callable[[], None]):
+    """Finds the rows in TEACHER_CACHE.
+
+    `expect_slow` tells the watchdog that the teacher is loaded next.
+    """
     self._job, self._names = job, job.config.loss.teacher_features
-    self._scope = contextlib.ExitStack()
+    self._scope, self._expect_slow = contextlib.ExitStack(), expect_slow
     self._load = functools.cache(self._open_teacher)
     if not job.teacher:
       return
@@ -141,6 +148,7 @@ class Teacher(contextlib.AbstractContextManager):
     config, checkpoint = self._job.config, self._job.teacher
     assert checkpoint
     _logger.info(f"loading the teacher, {checkpoint.path}")
+    self._expect_slow()
     model = teacher_model(checkpoint, config.model)
     loaded = self._scope.enter_context(
       LoadedDecoder(checkpoint, model, config.mesh_layout, pods=config.pods)

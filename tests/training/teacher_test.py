@@ -3,6 +3,7 @@
 """Runs with a teacher read its predictions of their rows, and keep them."""
 
 import json
+import os
 import shutil
 
 import numpy as np
@@ -12,6 +13,9 @@ from palm_mtf.cli import gin_files
 from palm_mtf.config.run import BatchSizes
 from palm_mtf.data.batches.corpus import corpus_of_run
 from palm_mtf.data.vocabulary.load import load_vocabulary
+from palm_mtf.generation.inference.sessions import LoadedDecoder
+from palm_mtf.training.progress import Watchdog
+from palm_mtf.training.teacher import _KeptRows
 from tests import oracle, runs
 from tests.cases import slow
 from tests.model.distillation_test import KINDS, divergence, log_softmax
@@ -130,6 +134,58 @@ def test_a_run_resumes_to_the_same_bits(teacher, trained, tmp_path):
   last.write_bytes(last.read_bytes()[:-100])
   assert train(teacher, run) == 0
   runs.assert_same_tensors(run, trained, 8)
+
+
+def test_runs_share_a_cache_while_others_write(tmp_path, monkeypatch):
+  """Two runs write one file at once, and a third begins."""
+  rows = np.zeros(2, [("key", "V16"), ("teacher_log_p", "<f4", (3, 4))])
+  rows["key"] = np.frombuffer(bytes(range(32)), "V16")
+  rows["teacher_log_p"] = np.arange(24).reshape(2, 3, 4)
+  one, other = (_KeptRows(str(tmp_path)) for _ in range(2))
+  rename = os.replace
+
+  def replace(temporary, path):
+    monkeypatch.setattr(os, "replace", rename)
+    other.add(rows)
+    rename(temporary, path)
+
+  monkeypatch.setattr(os, "replace", replace)
+  one.add(rows)
+  (tmp_path / "0.npy.7").symlink_to("removed")  # after it was listed
+  (tmp_path / "0.npy").symlink_to("removed")
+  key = bytes(range(16, 32))
+  for kept in (one, other, _KeptRows(str(tmp_path))):
+    found = kept.read([key, bytes(16)])
+    assert found.keys() == {key}
+    np.testing.assert_array_equal(
+      found[key]["teacher_log_p"], rows[1]["teacher_log_p"]
+    )
+
+
+def test_the_watchdog_waits_longer_for_a_step_that_loads_the_teacher(
+  teacher, trained, tmp_path, monkeypatch
+):
+  """The rows of the steps before it are in the cache."""
+  cache, calls = tmp_path / "cache", []
+  shutil.copytree(trained / "teacher", cache)
+
+  def note(owner, name):
+    method = getattr(owner, name)
+
+    def noted(*inputs, **named):
+      calls.append(name)
+      return method(*inputs, **named)
+
+    monkeypatch.setattr(owner, name, noted)
+
+  for name in ("expect_slow", "note_step"):
+    note(Watchdog, name)
+  note(LoadedDecoder, "__init__")
+  more = {"TEACHER_CACHE": str(cache), "TRAIN_STEPS": 9, "EVAL_STEPS": 9}
+  assert train(teacher, tmp_path / "run", CHECKPOINT_STEPS=9, **more) == 0
+  load = calls.index("__init__")
+  assert calls[load - 2 : load] == ["note_step", "expect_slow"]
+  assert calls[:load].count("note_step") == 8
 
 
 def test_runs_of_other_seeds_need_no_teacher(

@@ -97,4 +97,8 @@ class TeachRows(DecodeFunction):
       ends, draws * (ends[..., -1:] / self.count), side="right"
     )
     ids = tf.minimum(ids, logits.shape[-1] - 1)  # the last draw may round up
+    # So it may be a token whose p is 0, such as one that pads the vocabulary.
+    is_possible = tf.exp(tf.gather(log_p, ids, batch_dims=2)) > 0
+    likeliest = tf.argmax(log_p, -1, output_type=tf.int32)[..., tf.newaxis]
+    ids = tf.where_v2(is_possible, ids, likeliest)
     return ids, tf.gather(log_p, ids, batch_dims=2)

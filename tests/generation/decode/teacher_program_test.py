@@ -92,3 +92,16 @@ def test_tokens_are_drawn_as_often_as_they_are_likely():
     ids, _ = session.run(function._find(rows, tf.constant(uniform[np.newaxis])))
   shares = (ids[0][..., np.newaxis] == np.arange(12)).mean((0, 1))
   np.testing.assert_allclose(shares, np.exp(log_softmax(logits)), atol=1e-4)
+
+
+def test_a_draw_that_rounds_up_is_no_token_that_pads_the_vocabulary():
+  """49 + u is 50 in float32, which is beyond the last token's draws."""
+  logits = np.float32([[[2, 1, 1, *[np.finfo(np.float32).min] * 2]]])
+  uniform = np.nextafter(np.float32([[1]]), np.float32(0))
+  function = TeachRows(1, 1, "sampled", 50, 0.5)
+  with tf.Graph().as_default(), tf.Session() as session:
+    found = function._find(tf.constant(logits), tf.constant(uniform))
+    ids, log_p = session.run(found)
+  assert set(ids.ravel()) == {0, 1, 2}
+  expected = log_softmax(logits[..., :3] / 0.5)[0, 0, ids]
+  np.testing.assert_allclose(log_p, expected, rtol=1e-5)
