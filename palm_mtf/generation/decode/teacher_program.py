@@ -90,9 +90,11 @@ class TeachRows(DecodeFunction):
     # Systematic sampling: draws are at equal distances in the cumulative
     # distribution, from a random start. A token gets count * p draws on
     # average, as with independent draws, but is never further than one draw
-    # from that, so gradients have less noise.
-    ends = tf.cumsum(tf.exp(log_p), axis=-1)
-    draws = tf.range(self.count, dtype=tf.float32) + uniform[..., tf.newaxis]
+    # from that, so gradients have less noise. Sums are float64: in float32, the
+    # unlikely tokens of a large vocabulary would not increase a sum near 1.
+    ends = tf.cumsum(tf.cast(tf.exp(log_p), tf.float64), axis=-1)
+    uniform = tf.cast(uniform, tf.float64)[..., tf.newaxis]
+    draws = tf.range(self.count, dtype=tf.float64) + uniform
     ids = tf.searchsorted(
       ends, draws * (ends[..., -1:] / self.count), side="right"
     )

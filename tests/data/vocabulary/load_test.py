@@ -131,7 +131,7 @@ def test_a_model_that_is_exported_and_imported_keeps_its_tokenizer(
   assert main(["export", *flags, "--format=hf"]) == 0
   assert {x.name for x in (tmp_path / "hf").iterdir()} == {
     *("config.json", "generation_config.json", "model.safetensors"),
-    *("tokenizer.json", "tokenizer_config.json"),
+    *("README.md", "tokenizer.json", "tokenizer_config.json"),
   }
   library = tokenizers.Tokenizer.from_file(str(tmp_path / "hf/tokenizer.json"))
   ids = open_vocabulary(path).encode("one two")
