@@ -215,5 +215,8 @@ def test_memory_does_not_grow_with_the_text():
     decide([LongDocuments(count)], filters, examples, 0)
 
   run(1)  # tables of hashes are made once
-  peaks = [peak_memory(lambda n=n: run(n)) for n in (5, 20)]
+  # Other threads of the process may allocate meanwhile, so take the least.
+  peaks = [
+    min(peak_memory(lambda n=n: run(n)) for _ in range(3)) for n in (5, 20)
+  ]
   assert max(peaks) < 1.1 * min(peaks)
