@@ -27,6 +27,13 @@ ADAPTERS = [
   (4, "rank", EVERY, 0.0),
 ]
 SIZES = {"sequence_length": 20}
+# A block, from tests/blocks.py, for each dtype of weights.
+EACH_DTYPE = [
+  ("LLaMA 3", "float32"),
+  ("PaLM", "bfloat16"),
+  ("PaLM", "int8"),
+  ("LLaMA 3", "int4"),
+]
 
 
 @dataclasses.dataclass

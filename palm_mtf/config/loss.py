@@ -31,9 +31,9 @@ class LossConfig(Checked):
     teacher: path, as in INIT_CHECKPOINT, of a checkpoint with the same
       vocabulary, whose distributions the model learns (model/distillation.py);
       None for no teacher.
-    teacher_targets: what is kept of a distribution: "full", all of it; "top",
-      the likeliest tokens and the probability of the others; or "sampled",
-      random tokens.
+    teacher_targets: the part of a distribution that the model learns: "full",
+      all of it; "top", the likeliest tokens and the probability of the others;
+      or "sampled", random tokens.
     teacher_tokens: number of tokens of "top" and "sampled" per position.
     teacher_temperature: divisor of the logits of teacher and model.
     teacher_weight: weight in the loss of the divergence from the teacher; the

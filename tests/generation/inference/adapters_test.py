@@ -13,7 +13,7 @@ from palm_mtf.generation.inference.slot_decoder import SlotText
 from palm_mtf.native.operations import operations
 from tests import adapter_oracle, oracle, processes
 from tests.cases import slow
-from tests.served_adapters import find_logits, serving
+from tests.served_adapters import EACH_DTYPE, find_logits, serving
 
 pytestmark = pytest.mark.skipif(
   operations() is None, reason="there is no C++ compiler"
@@ -50,10 +50,7 @@ def read_texts(served, rows, *, wants_log_probs=True):
 @pytest.mark.parametrize(
   ("block", "dtype"),
   [
-    ("LLaMA 3", "float32"),
-    ("PaLM", "bfloat16"),
-    ("PaLM", "int8"),
-    ("LLaMA 3", "int4"),
+    *EACH_DTYPE,
     *(
       slow(block, dtype)
       for block, dtype in [

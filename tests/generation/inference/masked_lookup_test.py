@@ -23,7 +23,7 @@ from palm_mtf.generation.serving.completion_request import (
 from palm_mtf.native.operations import operations
 from tests.cases import slow
 from tests.generation.serving.live_server import Weights, small_vocabulary
-from tests.served_adapters import find_logits, serving
+from tests.served_adapters import EACH_DTYPE, find_logits, serving
 
 pytestmark = pytest.mark.skipif(
   operations() is None, reason="there is no C++ compiler"
@@ -78,10 +78,7 @@ class Planted:
 @pytest.mark.parametrize(
   ("block", "dtype"),
   [
-    ("LLaMA 3", "float32"),
-    ("PaLM", "bfloat16"),
-    ("PaLM", "int8"),
-    ("LLaMA 3", "int4"),
+    *EACH_DTYPE,
     *(
       slow(block, dtype)
       for block in ("Gemma 3", "OLMoE")
