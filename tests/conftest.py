@@ -18,7 +18,7 @@ import re
 import signal
 import sys
 import types
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 import pytest
@@ -43,6 +43,8 @@ _LARGEST = re.compile(
   r"frozen|stage_arrays|executor_test|decode_arrays|scanned_model|whole_model|"
   r"loop_test|oracle_test|palm_test|variable_checks_test|saved_model"
 )
+# Libraries of extras, which an environment may lack.
+_OPTIONAL = {"aiohttp", "jinja2", "llguidance", "matplotlib", "scipy"}
 # Slow tests take up to ten minutes on a fast machine. pyproject.toml has the
 # limit for other tests.
 _SLOW_SECS = 3600
@@ -93,6 +95,26 @@ def pytest_configure(config: pytest.Config) -> None:
 # Compile the C++ library before workers start and tests count lines on stderr.
 with contextlib.suppress(BuildError):
   load_library()
+
+
+class _Module(pytest.Module):
+  """A module of tests; skipped if it imports an optional library in vain."""
+
+  def collect(self) -> Iterable[pytest.Item | pytest.Collector]:
+    try:
+      return super().collect()
+    except self.CollectError as error:
+      name = getattr(error.__cause__, "name", None)
+      if name not in _OPTIONAL:
+        raise
+      pytest.skip(f"{name} is not installed", allow_module_level=True)
+
+
+def pytest_pycollect_makemodule(
+  module_path: Path, parent: pytest.Collector
+) -> pytest.Module:
+  """Makes a module that may be skipped."""
+  return _Module.from_parent(parent, path=module_path)
 
 
 def pytest_collection_finish() -> None:

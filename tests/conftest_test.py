@@ -130,3 +130,19 @@ def test_a_worker_that_has_grown_is_replaced_between_files(tmp_path):
   for i in range(0, 12, 3):
     assert len({*processes[i : i + 3]}) == 1, "a file was split"
   assert len({*processes}) > 1
+
+
+def test_tests_of_an_absent_library_are_skipped(tmp_path):
+  """Only those whose library an extra has: a wrong name is an error."""
+  absent = tmp_path / "llguidance.py"
+  absent.write_text(
+    "raise ModuleNotFoundError('No module', name='llguidance')\n"
+  )
+  module = "import {}\ndef test_one():\n  pass\n"
+  files = {x: module.format(x) for x in ("llguidance", "llguidence", "os")}
+  shown = run(tmp_path, "-rsE", **files)
+  assert shown.returncode == 2
+  assert "llguidance is not installed" in shown.stdout
+  assert re.findall(r"^ERROR (\w+)_test.py", shown.stdout, re.MULTILINE) == [
+    "llguidence"
+  ]

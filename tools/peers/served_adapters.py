@@ -117,9 +117,12 @@ def main() -> None:
     return tokens / (time.perf_counter() - start)
 
   adapters = [1 + i % (len(names) - 1) for i in range(chosen.texts)]
+  # The default action of SIGTERM would leave the server running.
+  signal.signal(signal.SIGTERM, lambda *unused: sys.exit(1))
+  # The server ends first, so that no request keeps the pool waiting.
   with (
-    server(chosen.command, port),
     ThreadPoolExecutor(chosen.texts) as pool,
+    server(chosen.command, port),
   ):
 
     def turn() -> dict[str, float]:

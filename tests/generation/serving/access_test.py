@@ -10,11 +10,6 @@ import socket
 import pytest
 
 from palm_mtf.errors import UserError
-from tests.generation.serving.live_server import answer_to, http, serving
-from tests.refusals import message_of
-
-pytest.importorskip("aiohttp", reason="aiohttp, which serve needs, is absent")
-
 from palm_mtf.generation.serving.access import (
   Access,
   find_allowed_hosts,
@@ -23,6 +18,8 @@ from palm_mtf.generation.serving.access import (
   make_url,
   read_keys,
 )
+from tests.generation.serving.live_server import answer_to, http, serving
+from tests.refusals import message_of
 
 
 def begin(given, *, allow_any_address=False, has_keys=False):

@@ -20,8 +20,6 @@ from tests.generation.serving.live_server import (
   until,
 )
 
-pytest.importorskip("aiohttp", reason="aiohttp, which serve needs, is absent")
-
 PROMPT = {"prompt": "one", "max_tokens": 20}
 
 

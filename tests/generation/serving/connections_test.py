@@ -8,6 +8,7 @@ import socket
 
 import pytest
 
+from palm_mtf.generation.serving import connections
 from tests.generation.serving.live_server import (
   Repeating,
   ask,
@@ -17,10 +18,6 @@ from tests.generation.serving.live_server import (
   serving,
   until,
 )
-
-pytest.importorskip("aiohttp", reason="aiohttp, which serve needs, is absent")
-
-from palm_mtf.generation.serving import connections
 
 HALF = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\n"
 

@@ -12,8 +12,6 @@ import pytest
 
 from tests.generation.serving.live_server import ask, complete, serving
 
-pytest.importorskip("aiohttp", reason="aiohttp, which serve needs, is absent")
-
 PROMPT = {"prompt": "one"}
 TEXT = json.dumps(PROMPT).encode()
 

@@ -26,8 +26,6 @@ from tests.generation.serving.live_server import (
   until,
 )
 
-pytest.importorskip("aiohttp", reason="aiohttp, which serve needs, is absent")
-
 SEVERAL = {"enum": ["one", "two", True, None]}
 CHOICES = ['"one"', '"two"', "true", "null"]
 
