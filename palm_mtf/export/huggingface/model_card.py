@@ -2,10 +2,18 @@
 # SPDX-License-Identifier: Apache-2.0
 """README.md of an exported folder: a model card of the Hugging Face Hub."""
 
+import json
+import math
 import os
+import re
+from collections.abc import Mapping
+from typing import Any
 
 from palm_mtf.export.trained_model import TrainedModel
 from palm_mtf.json_text import json_text
+
+# An escape in JSON, or two for a character that UTF-16 writes as two numbers.
+_ESCAPE = re.compile(r"\\ud[89ab]..\\ud[c-f]..|\\.")
 
 
 def write_card(folder: str, trained: TrainedModel) -> None:
@@ -19,7 +27,11 @@ def write_card(folder: str, trained: TrainedModel) -> None:
     "pipeline_tag": "text-generation",
     "tags": ["palm_mtf"],
     **trained.origin,
-    "palm_mtf.parents": [x for x in (manifest.origin, manifest.base) if x],
+    "palm_mtf.parents": [
+      _publish(x, trained)
+      for x in (manifest.origin, manifest.base, manifest.teacher)
+      if x
+    ],
   }
   if trained.base:
     front["base_model"] = trained.base
@@ -32,7 +44,7 @@ def write_card(folder: str, trained: TrainedModel) -> None:
     metrics = [
       {"type": metric, "value": value}
       for metric, value in each["metrics"].items()
-      if isinstance(value, (int, float))
+      if isinstance(value, (int, float)) and math.isfinite(value)
     ]
     result = {"dataset": {"type": task, "name": task, "split": split}}
     kind = {"task": {"type": "text-generation"}, "metrics": metrics}
@@ -41,13 +53,37 @@ def write_card(folder: str, trained: TrainedModel) -> None:
     front["model-index"] = [{"name": name, "results": results}]
   settings = manifest.settings
   texts = settings.get("TASK") or settings.get("TEXT_FILES") or "no text"
+  texts = [texts] if isinstance(texts, str) else texts
+  texts = [trained.publish(x) if os.path.isabs(x) else x for x in texts]
+  # repr has no line feed, which could end the heading or the code.
+  of = ", ".join(f"`{repr(x)[1:-1].replace('`', '?')}`" for x in texts)
   lines = [
     "---",
-    *(f"{key}: {json_text(x)}" for key, x in front.items()),  # JSON is YAML
+    *(f"{key}: {_to_yaml(x)}" for key, x in front.items()),
     "---",
-    f"# {name}",
-    f"palm_mtf trained {manifest.step:,} steps on `{texts}`.",
+    f"# {repr(name)[1:-1]}",
+    f"palm_mtf trained {manifest.step:,} steps on {of} (hash of the tokens: "
+    f"`{manifest.data.get('the tokens')}`).",
   ]
   path = os.path.join(folder, "README.md")
   with open(path, "w", encoding="utf-8") as file:
     file.write("\n".join(lines) + "\n")
+
+
+def _publish(link: Mapping[str, Any], trained: TrainedModel) -> dict[str, Any]:
+  """Returns a link of a manifest as exported files have it."""
+  published = dict(link)
+  if "checkpoint" in link:
+    published["checkpoint"] = trained.publish(link["checkpoint"])
+  if "origin" in link:
+    published["origin"] = _publish(link["origin"], trained)
+  return published
+
+
+def _to_yaml(value: object) -> str:
+  # JSON is YAML, except that YAML reads two halves as two characters.
+  def join(found: re.Match[str]) -> str:
+    text = json.loads(f'"{found[0]}"') if len(found[0]) > 2 else ""
+    return f"\\U{ord(text):08x}" if text else found[0]
+
+  return _ESCAPE.sub(join, json_text(value))
