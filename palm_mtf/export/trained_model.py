@@ -65,9 +65,22 @@ class TrainedModel:
   @property
   def origin(self) -> dict[str, str]:
     """Metadata of exported files: the link to the checkpoint."""
-    path = self.publish(self.checkpoint.path)
-    link = zip(LINK, (self.kind, path, self.checkpoint.blake2b), strict=True)
-    return {f"palm_mtf.{name}": value for name, value in link}
+    values = (self.kind, self.checkpoint.path, self.checkpoint.blake2b)
+    link = self._publish_link(dict(zip(LINK, values, strict=True)))
+    return {f"palm_mtf.{name}": value for name, value in link.items()}
+
+  @property
+  def parents(self) -> list[dict[str, str]]:
+    """The links to the checkpoint's parents."""
+    found = self.checkpoint.manifest
+    links = (found.origin, found.base, found.teacher)
+    return [self._publish_link(x) for x in links if x]
+
+  def _publish_link(self, link: Mapping[str, Any]) -> dict[str, str]:
+    texts = {name: link[name] for name in LINK if name in link}
+    if path := texts.get("checkpoint"):
+      texts["checkpoint"] = self.publish(path)
+    return texts
 
   @property
   def base(self) -> str:

@@ -6,13 +6,11 @@ import json
 import math
 import os
 import re
-from collections.abc import Mapping
-from typing import Any
 
 from palm_mtf.export.trained_model import TrainedModel
 from palm_mtf.json_text import json_text
 
-# An escape in JSON, or two for a character that UTF-16 writes as two numbers.
+# An escape in JSON; or the two of a character that UTF-16 has as two numbers.
 _ESCAPE = re.compile(r"\\ud[89ab]..\\ud[c-f]..|\\.")
 
 
@@ -27,11 +25,7 @@ def write_card(folder: str, trained: TrainedModel) -> None:
     "pipeline_tag": "text-generation",
     "tags": ["palm_mtf"],
     **trained.origin,
-    "palm_mtf.parents": [
-      _publish(x, trained)
-      for x in (manifest.origin, manifest.base, manifest.teacher)
-      if x
-    ],
+    "palm_mtf.parents": trained.parents,
   }
   if trained.base:
     front["base_model"] = trained.base
@@ -70,20 +64,11 @@ def write_card(folder: str, trained: TrainedModel) -> None:
     file.write("\n".join(lines) + "\n")
 
 
-def _publish(link: Mapping[str, Any], trained: TrainedModel) -> dict[str, Any]:
-  """Returns a link of a manifest as exported files have it."""
-  published = dict(link)
-  if "checkpoint" in link:
-    published["checkpoint"] = trained.publish(link["checkpoint"])
-  if "origin" in link:
-    published["origin"] = _publish(link["origin"], trained)
-  return published
-
-
 def _to_yaml(value: object) -> str:
-  # JSON is YAML, except that YAML reads two halves as two characters.
+  # JSON is YAML, except that YAML reads the two escapes of one character as two
+  # characters. Such a character needs no escape.
   def join(found: re.Match[str]) -> str:
-    text = json.loads(f'"{found[0]}"') if len(found[0]) > 2 else ""
-    return f"\\U{ord(text):08x}" if text else found[0]
+    is_one = len(found[0]) < 12
+    return found[0] if is_one else json.loads(f'"{found[0]}"')
 
   return _ESCAPE.sub(join, json_text(value))
