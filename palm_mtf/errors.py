@@ -47,7 +47,8 @@ def suggest_name(path: str) -> str:
   """Returns `did_you_mean` for a path's name, among the names in its folder."""
   folder, name = os.path.split(path.rstrip("/"))
   folder = folder or "."
-  return did_you_mean(name, os.listdir(folder) if os.path.isdir(folder) else [])
+  names = {*os.listdir(folder)} if os.path.isdir(folder) else {name}
+  return did_you_mean(name, names - {name})
 
 
 def check_choice(name: str, value: object, choices: Iterable[str]) -> None:

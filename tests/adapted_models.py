@@ -9,6 +9,7 @@ import numpy as np
 
 from palm_mtf.export.trained_model import TrainedModel
 from tests import adapter_oracle
+from tests.checkpoint_files import manifest
 from tests.transformers_folder import parameters
 
 BASE = {"kind": "adapted", "checkpoint": "there", "blake2b": "5eed"}
@@ -44,7 +45,7 @@ def adapt(model, kind, words=EVERY, size=1.0):
 
 def describe(model):
   """Returns what an export reads of a trained model."""
-  manifest = SimpleNamespace(base=BASE, origin=None, step=1, settings={})
+  found = dataclasses.replace(manifest(1), base=BASE)
   path = "run/checkpoints/step_00000001"
-  checkpoint = SimpleNamespace(manifest=manifest, path=path, blake2b="0dd")
+  checkpoint = SimpleNamespace(manifest=found, path=path, blake2b="0dd")
   return TrainedModel(SimpleNamespace(model=model), checkpoint, None)

@@ -100,7 +100,7 @@ IMPORTS = {
   "runtime/host_functions runtime/program runtime/processes mesh "
   "runtime/client model_dir data/vocabulary data/batches",
   "export/trained_model": "errors config data/vocabulary data/batches "
-  "checkpoints",
+  "checkpoints model_dir",
   "export/huggingface": "errors json_text config architecture adapters "
   "model_dir "
   "data/vocabulary export/trained_model",

@@ -114,13 +114,15 @@ def _open(
   try:
     if kind == IMPORTED:
       digest = hash_source(path)
-    elif any(map(os.path.lexists, (path, f"{path}.index"))):
+    elif any(map(os.path.exists, (path, f"{path}.index"))):
       weights = find_weights("the parent", path)
       digest = describe_base(weights)["blake2b"]
     else:
       return "missing", None
   except UserError as error:
-    return f"changed: {error}", None
+    # A run may have removed the checkpoint since.
+    gone = "changed" if os.path.exists(path) else "missing"
+    return f"{gone}: {error}", None
   except (OSError, ValueError) as error:  # no path has a character such as \0
     return f"missing: {error}", None
   if digest != blake2b:

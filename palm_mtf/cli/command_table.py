@@ -290,6 +290,11 @@ COMMANDS = {
         "of an adapted run, write the whole model; without it, hf writes the "
         "adapter for PEFT, and gguf for llama.cpp"
       ),
+      "--base_model": _flag(
+        "ID",
+        "of the model with which the run began, on the Hugging Face Hub, for "
+        "hf and gguf (default: known if it was imported from the Hub's cache)",
+      ),
     },
   ),
   "import": Command(

@@ -64,11 +64,13 @@ def export(
   target: str,
   dtype: str,
   merge: bool = False,
+  base_model: str | None = None,
 ) -> None:
   """Writes a run's newest checkpoint in another software's format.
 
   Of an adapted run, writes the adapter if the format has adapters, or the whole
-  model if it has none or `merge` is true.
+  model if it has none or `merge` is true. `base_model` is what the export calls
+  the model with which the run began, if not by its id in the Hub's cache.
   """
   model = config.model
   if merge and model.adapter == "none":
@@ -95,7 +97,15 @@ def export(
   step = checkpoint.manifest.step
   results = read_evaluations(ModelDir(model_dir).evaluations)
   results = [x for x in results if x["step"] == step]
-  trained = TrainedModel(config, checkpoint, vocabulary, kind, results)
+  trained = TrainedModel(
+    config,
+    checkpoint,
+    vocabulary,
+    kind,
+    results,
+    folder=os.path.dirname(os.path.abspath(output)),
+    given_base=base_model,
+  )
   if target == "gguf":
     exported = (make_gguf_adapter if is_adapter else make_gguf)(trained, dtype)
   else:
@@ -186,7 +196,9 @@ def _describe_source(
   found: dict[str, object] = dict(zip(LINK, values, strict=True))
   if f"palm_mtf.{LINK[0]}" in metadata:
     texts = {x: read_key(metadata, f"palm_mtf.{x}", str) for x in LINK}
-    found["origin"] = texts
+    # The export has a path relative to its folder.
+    place = os.path.join(os.path.dirname(path), texts["checkpoint"])
+    found["origin"] = {**texts, "checkpoint": os.path.normpath(place)}
   return found
 
 

@@ -26,6 +26,7 @@ from palm_mtf.model_dir.paths import ModelDir
 _LONGEST = 4096  # longer texts, which are no paths, are shortened
 _SHOWN_SETTINGS, _SHOWN_TOKENS = 4, 5
 # Settings of DataConfig on which log p depends; it also requires the others.
+_OF_VOCABULARY = ("VOCABULARY", "EXTRA_IDS")
 _START = ("PACKING", "START_ID", "ADD_START")
 _NO_TEXT = {"TEXT_FILES": "none", "VOCABULARY": None, "VALIDATION_SHARE": 0.5}
 
@@ -36,6 +37,8 @@ def lineage(*, model_dir: str, text: str | None, as_json: bool) -> int:
   Raises UserError if `model_dir` has no checkpoint, a manifest has wrong
   values, or `text` cannot be scored.
   """
+  if text == "":
+    raise UserError("--score = '': is no text; give one.")
   found: list[Ancestor] = []
   depths: list[int] = []
   for each in trace(model_dir):
@@ -94,16 +97,18 @@ def _score(
 ) -> tuple[list[str], list[list[float] | str]]:
   """Returns the tokens of a text, and per model their log p, or why not."""
   record, weights = found[0]
-  if not text or not weights or not weights.checkpoint:
+  if not weights or not weights.checkpoint:
     raise UserError(
-      f"--score = {shorten(text)} of {record['path']}: is no text, or of no "
-      "checkpoint of palm_mtf; give a text, and the MODEL_DIR of a run."
+      f"--score of {record['path']}: is no checkpoint of palm_mtf; give the "
+      "MODEL_DIR of a run."
     )
   settings = settings_of(weights.checkpoint.manifest)
   run = os.path.dirname(os.path.dirname(weights.place))
-  path = settings.get("VOCABULARY") or ModelDir(run).vocabulary
+  own = {x: settings[x] for x in _OF_VOCABULARY if x in settings}
+  data = from_macros(DataConfig, _NO_TEXT | own)  # checks the values
+  path = data.vocabulary or ModelDir(run).vocabulary
   vocabulary = open_vocabulary(
-    os.path.expanduser(path), extra_ids=settings["EXTRA_IDS"]
+    os.path.expanduser(path), extra_ids=data.extra_ids
   )
   ids = vocabulary.encode(text)
   # All models compute in one dtype, so that only their weights differ.

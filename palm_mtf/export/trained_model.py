@@ -25,9 +25,11 @@ from palm_mtf.data.batches.packing import (
 )
 from palm_mtf.data.vocabulary.vocabulary import Vocabulary
 from palm_mtf.errors import UserError
+from palm_mtf.model_dir.paths import step_of
 
-# A model in the cache of the Hugging Face Hub.
-_CACHED = re.compile(r".*/models--([\w.-]+?)--([\w.-]+)/snapshots/[^/]+")
+# Files of a model, "org--name", in the cache of the Hugging Face Hub.
+_CACHED = re.compile(r".*/models--([\w.-]+)/snapshots/.+", re.ASCII)
+_ID = re.compile(r"[\w.-]+/[\w.-]+", re.ASCII)  # of a model on the Hub
 Reader = Callable[[str], np.ndarray]  # parameter's name -> its value, float32
 
 
@@ -41,20 +43,53 @@ class TrainedModel:
   kind: str = "exported"  # how the export comes from the checkpoint
   # Results of SeqIO tasks, as files in MODEL_DIR/eval have them.
   evaluations: Sequence[Mapping[str, Any]] = ()
+  folder: str = os.curdir  # will have the export
+  given_base: str | None = None  # what the user calls the base
+
+  def publish(self, path: str) -> str:
+    """Returns a path as exported files have it, without the user's name.
+
+    It is an id on the Hub, or relative to `folder`; or only its last names, if
+    it and `folder` share no folder below the one that has the users' homes.
+    """
+    if cached := _CACHED.fullmatch(path):
+      return cached[1].replace("--", "/", 1)
+    path, folder = os.path.abspath(path), os.path.abspath(self.folder)
+    shared = os.path.commonpath([path, folder])
+    homes = os.path.dirname(os.path.expanduser("~"))
+    if os.path.commonpath([shared, homes]) != shared:
+      return os.path.relpath(path, folder)
+    count = 1 if step_of(path) is None else 3  # run/checkpoints/step_00000200
+    return os.path.join(*path.split(os.sep)[-count:])
 
   @property
   def origin(self) -> dict[str, str]:
     """Metadata of exported files: the link to the checkpoint."""
-    path = os.path.abspath(self.checkpoint.path)
-    link = zip(LINK, (self.kind, path, self.checkpoint.blake2b), strict=True)
-    return {f"palm_mtf.{name}": value for name, value in link}
+    values = (self.kind, self.checkpoint.path, self.checkpoint.blake2b)
+    link = self._publish_link(dict(zip(LINK, values, strict=True)))
+    return {f"palm_mtf.{name}": value for name, value in link.items()}
+
+  @property
+  def parents(self) -> list[dict[str, str]]:
+    """The links to the checkpoint's parents."""
+    found = self.checkpoint.manifest
+    links = (found.origin, found.base, found.teacher)
+    return [self._publish_link(x) for x in links if x]
+
+  def _publish_link(self, link: Mapping[str, Any]) -> dict[str, str]:
+    texts = {name: link[name] for name in LINK if name in link}
+    if path := texts.get("checkpoint"):
+      texts["checkpoint"] = self.publish(path)
+    return texts
 
   @property
   def base(self) -> str:
-    """Path, or id on the Hub, of the model with which the run began, or "".
+    """Id on the Hub of the model with which the run began, or "".
 
-    Of an imported model, it is the path from which that was imported.
+    Of an imported model, it is the model that was imported.
     """
+    if self.given_base:
+      return self.given_base
     manifest = self.checkpoint.manifest
     link = manifest.base or manifest.origin or {}
     path = str(link.get("checkpoint", ""))
@@ -63,7 +98,7 @@ class TrainedModel:
       origin = found.manifest.origin or {}
       if origin.get("kind") == IMPORTED and found.blake2b == link["blake2b"]:
         path = str(origin["checkpoint"])
-    return _CACHED.sub(r"\1/\2", path)
+    return self.publish(path) if _CACHED.fullmatch(path) else ""
 
   @property
   def gguf_origin(self) -> dict[str, str | int]:
@@ -71,7 +106,7 @@ class TrainedModel:
     found: dict[str, str | int] = {**self.origin}
     if self.base:
       named = {"count": 1, "0.name": self.base}
-      if not os.path.isabs(self.base):
+      if _ID.fullmatch(self.base):
         named["0.repo_url"] = f"https://huggingface.co/{self.base}"
       found |= {f"general.base_model.{k}": x for k, x in named.items()}
     return found

@@ -361,8 +361,8 @@ _PREDICTED = ("tokens_per_sec", "step_secs", "mfu")
 _Column = Mapping[str, tuple[object, str]]
 
 
-def render_page(runs: Sequence[Run]) -> str:
-  """Returns the page of all runs as HTML."""
+def render_page(runs: Sequence[Run], pictures: Sequence[str] = ()) -> str:
+  """Returns the page of all runs as HTML; `pictures` follow the figures."""
   title = _escape("palm_mtf report: " + ", ".join(run.name for run in runs))
   lines = (
     '<!DOCTYPE html>\n<html lang="en">\n<meta charset="utf-8"/>',
@@ -370,6 +370,7 @@ def render_page(runs: Sequence[Run]) -> str:
     f"<title>{title}</title>\n<style>\n{_STYLE}</style>\n<h1>{title}</h1>",
     "<main>\n<section>",
     *_render_figures(runs),
+    *pictures,
     "</section>\n<section>",
     *_render_table("Results", runs, [*map(_list_results, runs)]),
     *_render_table("Tasks", runs, [*map(_list_tasks, runs)]),

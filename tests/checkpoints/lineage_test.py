@@ -9,8 +9,10 @@ import shutil
 
 import pytest
 
+from palm_mtf.checkpoints import lineage
 from palm_mtf.checkpoints.lineage import hash_source, trace
 from palm_mtf.checkpoints.manifest import write_manifest
+from palm_mtf.checkpoints.named_weights import find_weights
 from tests.checkpoint_files import manifest
 from tests.refusals import message_of
 
@@ -157,6 +159,41 @@ def test_a_strange_path_is_missing_or_changed_in_one_line(
   assert len(lines) == 5  # the run, its data, the kind, the path, the advice
   assert all(x.isprintable() for x in lines)
   assert max(map(len, lines)) < 5000
+
+
+@pytest.mark.parametrize("target", ["nowhere", "parent"])
+def test_a_link_to_nothing_or_to_itself_is_missing(target, tmp_path):
+  (tmp_path / "parent").symlink_to(tmp_path / target)
+  save(tmp_path / "run", origin=link("finetuned", (tmp_path / "parent", "0")))
+  assert draw(tmp_path / "run")[1][3] == "missing"
+
+
+def test_a_checkpoint_that_its_run_removes_meanwhile_is_missing(
+  chain, monkeypatch
+):
+  def remove_then_find(setting, path):
+    if setting != "MODEL_DIR":
+      shutil.rmtree(path)
+    return find_weights(setting, path)
+
+  monkeypatch.setattr(lineage, "find_weights", remove_then_find)
+  (_, _, _, first), (_, _, _, second) = draw(chain / "chat")
+  assert first == "found"
+  assert second.startswith("missing: ")
+
+
+@pytest.mark.parametrize(
+  ("settings", "said"),
+  [({"VOCABULARY": 3}, "VOCABULARY = 3"), ({"EXTRA_IDS": "a"}, "EXTRA_IDS")],
+)
+def test_a_vocabulary_of_a_wrong_type_is_one_line(
+  settings, said, tmp_path, capsys
+):
+  from palm_mtf.cli.main import main
+
+  save(tmp_path / "run", settings=settings)
+  assert main(["lineage", str(tmp_path / "run"), "--score", "a"]) == 2
+  assert capsys.readouterr().err.startswith(f"palm_mtf: {said}")
 
 
 @pytest.mark.parametrize(

@@ -9,12 +9,15 @@ import os
 import shutil
 
 import pytest
+import yaml
 
 from palm_mtf.checkpoints.manifest import find_checkpoints, write_manifest
+from palm_mtf.export.trained_model import TrainedModel
 from tests import runs
 from tests.export.read_gguf import read_gguf
 
 TEXT = "one two three four five"
+NAME = "my run \U0001f600\n---\nlicense: b"
 FEW = {"TRAIN_STEPS": 4, "EVAL_STEPS": 4, "PROMPTS": []}
 LORA = {"ADAPTER": "lora", "ADAPTER_RANK": 4, "ADAPTER_ALPHA": 8.0}
 
@@ -25,7 +28,7 @@ def exported(finished, tmp_path_factory):
   from palm_mtf.cli.main import main
 
   folder = tmp_path_factory.mktemp("exported")
-  run = shutil.copytree(finished, folder / "my run")
+  run = shutil.copytree(finished, folder / NAME)
   results = run / "eval" / "step_00000012"
   results.mkdir(parents=True)
   content = {"step": 12, "task": "qa", "split": "test"}
@@ -57,7 +60,7 @@ def test_an_imported_export_leads_back_to_the_run(exported):
   (found,) = runs.printed("lineage", exported / "again", "--json")
   assert found["complete"]
   imported, source, run = found["models"]
-  newest = find_newest(exported / "my run")
+  newest = find_newest(exported / NAME)
   assert (imported["kind"], imported["child"]) == (None, None)
   assert (source["kind"], source["child"]) == ("imported", 0)
   assert source["path"] == str(exported / "hf")
@@ -69,30 +72,63 @@ def test_an_imported_export_leads_back_to_the_run(exported):
 
 
 def read_front(folder):
-  """Returns the front matter of a card, each of whose values is JSON."""
+  """Returns the front matter of a card, and the text below it."""
   before, front, text = (folder / "README.md").read_text().split("---\n")
   assert before == ""
-  lines = [line.partition(": ") for line in front.splitlines()]
-  return {key: json.loads(value) for key, _, value in lines}, text
+  return yaml.safe_load(front), text
 
 
 def test_the_card_has_the_hash_and_the_metrics_of_the_exported_step(exported):
   front, text = read_front(exported / "hf")
-  newest = find_newest(exported / "my run")
+  newest = find_newest(exported / NAME)
   assert front["palm_mtf.blake2b"] == newest.blake2b
   assert front["palm_mtf.parents"] == [{"kind": "initialised"}]
   assert "base_model" not in front
   assert "base_model_relation" not in front
   (model,) = front["model-index"]
-  assert model["name"] == "my run"
+  assert model["name"] == NAME
   (result,) = model["results"]
   assert result["dataset"] == {"type": "qa", "name": "qa", "split": "test"}
   assert result["metrics"] == [{"type": "accuracy", "value": 0.5}]
-  assert text.startswith("# my run\npalm_mtf trained 12 steps on `")
+  texts = newest.manifest.settings["TEXT_FILES"]
+  texts = os.path.relpath(texts, exported)
+  tokens = newest.manifest.data["the tokens"]
+  assert text == (
+    "# my run \U0001f600\\n---\\nlicense: b\n"
+    f"palm_mtf trained 12 steps on `{texts}` "
+    f"(hash of the tokens: `{tokens}`).\n"
+  )
+
+
+def test_no_file_of_an_export_has_a_path_of_this_machine(exported):
+  files = [x for x in (exported / "hf").iterdir() if x.is_file()]
+  assert len(files) >= 5
+  assert not [x for x in files if bytes(exported.parent) in x.read_bytes()]
+
+
+@pytest.mark.parametrize(
+  ("path", "published"),
+  [
+    (
+      "/home/ann/runs/a/checkpoints/step_00000004",
+      "a/checkpoints/step_00000004",
+    ),
+    ("/home/bob/b/checkpoints/step_00000004", "../b/checkpoints/step_00000004"),
+    ("/home/bob/out/b.gguf", "b.gguf"),
+    ("/home/ann/texts/*.txt", "*.txt"),
+    ("/models/a", "a"),
+    ("/root/.cache/huggingface/hub/models--o--a.b/snapshots/1", "o/a.b"),
+    ("/c/models--gpt2/snapshots/1/model.gguf", "gpt2"),
+  ],
+)
+def test_exports_name_no_home(path, published, monkeypatch):
+  monkeypatch.setenv("HOME", "/home/bob")
+  trained = TrainedModel(None, None, None, folder="/home/bob/out")
+  assert trained.publish(path) == published
 
 
 def test_the_score_is_that_of_score(exported, palm_mtf):
-  run = exported / "my run"
+  run = exported / NAME
   flags = ("--score", TEXT, "--json")
   (found,) = runs.printed("lineage", run, *flags)
   (log_p,) = found["token_log_p"]
@@ -135,7 +171,9 @@ def test_a_gguf_file_names_the_checkpoint_and_the_base(finished, tmp_path):
   url = metadata["general.base_model.0.repo_url"]
   assert url == "https://huggingface.co/an-org/a.model"
   assert metadata["palm_mtf.kind"] == "quantized"
-  assert metadata["palm_mtf.checkpoint"] == newest.path
+  assert metadata["palm_mtf.checkpoint"] == os.path.relpath(
+    newest.path, tmp_path
+  )
   assert metadata["palm_mtf.blake2b"] == newest.blake2b
   again = tmp_path / "again"
   assert main(["import", str(path), "--output", str(again)]) == 0
@@ -274,14 +312,28 @@ def test_an_adapter_without_its_base_is_not_scored(chain, tmp_path, palm_mtf):
 @pytest.mark.parametrize(
   ("folder", "relation"), [("hf", "finetune"), ("peft", "adapter")]
 )
-def test_cards_of_adapted_models_name_the_base(chain, folder, relation):
+def test_cards_of_adapted_models_name_the_base(
+  chain, folder, relation, tmp_path
+):
+  from palm_mtf.cli.main import main
+
   front, _ = read_front(chain / folder)
   base = find_newest(chain / "tuned")
-  assert front["base_model"] == base.path
-  assert front["base_model_relation"] == relation
+  assert "base_model" not in front
   (parent,) = front["palm_mtf.parents"]
   assert parent["blake2b"] == base.blake2b
+  assert parent["checkpoint"] == os.path.relpath(base.path, chain)
   is_adapter = relation == "adapter"
+  output = tmp_path / "named"
+  flags = ["--model_dir", str(chain / "adapted"), "--output", str(output)]
+  flags += ["--base_model", "org/base"] + ["--merge"] * (not is_adapter)
+  assert main(["export", *flags]) == 0
+  front, _ = read_front(output)
+  assert front["base_model"] == "org/base"
+  assert front["base_model_relation"] == relation
+  if is_adapter:
+    config = json.loads((output / "adapter_config.json").read_text())
+    assert config["base_model_name_or_path"] == "org/base"
   assert front["library_name"] == ("peft" if is_adapter else "transformers")
 
 
@@ -290,7 +342,7 @@ def test_the_hub_reads_the_card(exported):
   from huggingface_hub import ModelCard
 
   card = ModelCard.load(exported / "hf" / "README.md")
-  assert card.data.model_name == "my run"
+  assert card.data.model_name == NAME
   (result,) = card.data.eval_results
   assert (result.dataset_name, result.dataset_split) == ("qa", "test")
   assert (result.metric_type, result.metric_value) == ("accuracy", 0.5)

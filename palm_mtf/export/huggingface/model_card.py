@@ -2,10 +2,16 @@
 # SPDX-License-Identifier: Apache-2.0
 """README.md of an exported folder: a model card of the Hugging Face Hub."""
 
+import json
+import math
 import os
+import re
 
 from palm_mtf.export.trained_model import TrainedModel
 from palm_mtf.json_text import json_text
+
+# An escape in JSON; or the two of a character that UTF-16 has as two numbers.
+_ESCAPE = re.compile(r"\\ud[89ab]..\\ud[c-f]..|\\.")
 
 
 def write_card(folder: str, trained: TrainedModel) -> None:
@@ -19,7 +25,7 @@ def write_card(folder: str, trained: TrainedModel) -> None:
     "pipeline_tag": "text-generation",
     "tags": ["palm_mtf"],
     **trained.origin,
-    "palm_mtf.parents": [x for x in (manifest.origin, manifest.base) if x],
+    "palm_mtf.parents": trained.parents,
   }
   if trained.base:
     front["base_model"] = trained.base
@@ -32,7 +38,7 @@ def write_card(folder: str, trained: TrainedModel) -> None:
     metrics = [
       {"type": metric, "value": value}
       for metric, value in each["metrics"].items()
-      if isinstance(value, (int, float))
+      if isinstance(value, (int, float)) and math.isfinite(value)
     ]
     result = {"dataset": {"type": task, "name": task, "split": split}}
     kind = {"task": {"type": "text-generation"}, "metrics": metrics}
@@ -41,13 +47,28 @@ def write_card(folder: str, trained: TrainedModel) -> None:
     front["model-index"] = [{"name": name, "results": results}]
   settings = manifest.settings
   texts = settings.get("TASK") or settings.get("TEXT_FILES") or "no text"
+  texts = [texts] if isinstance(texts, str) else texts
+  texts = [trained.publish(x) if os.path.isabs(x) else x for x in texts]
+  # repr has no line feed, which could end the heading or the code.
+  of = ", ".join(f"`{repr(x)[1:-1].replace('`', '?')}`" for x in texts)
   lines = [
     "---",
-    *(f"{key}: {json_text(x)}" for key, x in front.items()),  # JSON is YAML
+    *(f"{key}: {_to_yaml(x)}" for key, x in front.items()),
     "---",
-    f"# {name}",
-    f"palm_mtf trained {manifest.step:,} steps on `{texts}`.",
+    f"# {repr(name)[1:-1]}",
+    f"palm_mtf trained {manifest.step:,} steps on {of} (hash of the tokens: "
+    f"`{manifest.data.get('the tokens')}`).",
   ]
   path = os.path.join(folder, "README.md")
   with open(path, "w", encoding="utf-8") as file:
     file.write("\n".join(lines) + "\n")
+
+
+def _to_yaml(value: object) -> str:
+  # JSON is YAML, except that YAML reads the two escapes of one character as two
+  # characters. Such a character needs no escape.
+  def join(found: re.Match[str]) -> str:
+    is_one = len(found[0]) < 12
+    return found[0] if is_one else json.loads(f'"{found[0]}"')
+
+  return _ESCAPE.sub(join, json_text(value))

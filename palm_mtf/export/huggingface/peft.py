@@ -92,10 +92,9 @@ def make_peft(trained: TrainedModel) -> Export:
   Raises UserError if no class of transformers computes the base, or PEFT would
   add the adapter to other kernels.
   """
-  model, base = trained.model, trained.checkpoint.manifest.base
-  assert base
+  model = trained.model
   family = find_family(model.base)
-  of_base = {"base_model_name_or_path": base["checkpoint"]}
+  of_base = {"base_model_name_or_path": trained.base or None}
   if model.adapter_length:
     shape = prompt_learning.tensor_shape(model)
     return _make_folder(

@@ -1,0 +1,89 @@
+# Copyright 2026 The palm_mtf authors.
+# SPDX-License-Identifier: Apache-2.0
+"""The report's picture of a lineage: models from left to right, as SVG."""
+
+import html
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from palm_mtf.errors import shorten
+
+_WIDTH, _HEIGHT = 190, 62  # of a model's box, in pixels
+_RIGHT, _DOWN = _WIDTH + 100, _HEIGHT + 16  # from one box to the next
+_LONGEST = 22  # characters of a line in a box
+_FOUND = 'stroke="currentColor" stroke-opacity=".5"'
+_LOST = 'stroke="#d55e00" stroke-width="2" stroke-dasharray="5 4"'
+_LINE = '<text x="{}" y="{}" font-weight="{}">{}</text>'
+_ARROW = (
+  '<g><title>{title}</title><path d="M{x} {y}C{middle} {y} {middle} {y2} {x2} '
+  '{y2}m-7 -4l7 4l-7 4" fill="none" stroke="currentColor"/>'
+  '<text x="{middle}" y="{above}" text-anchor="middle">{kind}</text></g>'
+)
+
+
+def render_lineage(models: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+  """Yields SVG of models as `palm_mtf lineage --json` has them, at least one.
+
+  The first model is on the right. A model that is missing or changed has a
+  dashed frame. Tooltips have whole paths and hashes, and changed settings.
+  """
+  columns, rows = [0], [0]
+  for i, child in enumerate([x["child"] for x in models[1:]], start=1):
+    # Models follow their children depth first, so that lower rows are free.
+    is_first = all(x["child"] != child for x in models[:i])
+    rows.append(rows[child] if is_first else max(rows) + 1)
+    columns.append(columns[child] + 1)
+  width, height = (max(columns) + 1) * _RIGHT, (max(rows) + 1) * _DOWN
+  yield f'<div class="table"><svg width="{width}" height="{height}"'
+  yield ' font-size="12" fill="currentColor" role="img">'
+  corners = [
+    ((max(columns) - column) * _RIGHT + 1, row * _DOWN + 1)
+    for column, row in zip(columns, rows, strict=True)
+  ]
+  for model, (x, y) in zip(models, corners, strict=True):
+    yield from _draw_model(model, x, y)
+    if model["child"] is not None:
+      to_x, to_y = corners[model["child"]]
+      changes = (
+        f"{name} = {shorten(after)} (was {shorten(before)})"
+        for name, (before, after) in model["changed_settings"].items()
+      )
+      yield _ARROW.format(
+        title=_escape(model["kind"], *changes),
+        kind=_escape(model["kind"][:14]),
+        x=x + _WIDTH,
+        y=y + _HEIGHT // 2,
+        x2=to_x - 1,
+        y2=to_y + _HEIGHT // 2,
+        middle=(x + _WIDTH + to_x) // 2,
+        # A curve rises, so below it is space for a text.
+        above=y + _HEIGHT // 2 + (-6 if y == to_y else 16),
+      )
+  yield "</svg></div>"
+
+
+def _draw_model(model: Mapping[str, Any], x: int, y: int) -> Iterator[str]:
+  path, digest, state = (model[name] for name in ("path", "blake2b", "state"))
+  settings = model.get("settings", {})
+  texts = str(settings.get("TASK") or settings.get("TEXT_FILES") or "")
+  found = state == "found"
+  yield f"<g><title>{_escape(path, digest, state, texts)}</title>"
+  yield f'<rect x="{x}" y="{y}" width="{_WIDTH}" height="{_HEIGHT}" rx="6"'
+  yield f' fill="#8881" {_FOUND if found else _LOST}/>'
+  lines = (
+    os.path.basename(path.partition("/checkpoints/")[0]),
+    f"step {model['step']}, {digest[:8]}" if "step" in model else digest[:8],
+    "/".join(texts.split("/")[-2:]) if found else state.partition(":")[0],
+  )
+  for i, line in enumerate(lines):
+    text = line if len(line) <= _LONGEST else f"{line[: _LONGEST - 3]}..."
+    where = x + 10, y + 19 + 17 * i
+    yield _LINE.format(*where, 400 if i else 700, _escape(text))
+  yield "</g>"
+
+
+def _escape(*lines: str) -> str:
+  # XML has no control characters.
+  shown = (x if x.isprintable() else shorten(x) for x in lines)
+  return html.escape("\n".join(shown))
