@@ -250,6 +250,11 @@ COMMANDS = {
         action="extend",
         nargs="+",
       ),
+      "--against": _flag(
+        "MODEL_DIR",
+        "also print the KL divergence from another run or checkpoint, and how "
+        "often both find the same token likeliest",
+      ),
       **_ADAPTER,
     },
   ),
