@@ -109,6 +109,9 @@ IMPORTS = {
   "export/saved_model": "errors config machine _tf architecture ops model "
   "generation/decode model_dir data/vocabulary export/trained_model",
   "export/npz": "json_text architecture export/trained_model",
+  "compression": "errors user_text config _tf architecture runtime/program "
+  "mesh model runtime/client programs data/vocabulary data/batches "
+  "checkpoints",
   "generation/inference": "errors user_text config machine architecture "
   "adapters runtime/program mesh generation/decode runtime/client "
   "executors/choose data/vocabulary data/batches checkpoints",
@@ -132,7 +135,8 @@ IMPORTS = {
   "export/gguf export/saved_model export/npz runtime/host_functions "
   "runtime/addresses "
   "runtime/server_info runtime/server runtime/manager runtime/client "
-  "generation/inference generation/serving evaluation training sweep",
+  "compression generation/inference generation/serving evaluation training "
+  "sweep",
   # Commands are imported by the names in the command table and in gin files.
   "cli": "__init__ errors user_text console user_code config machine _tf "
   "model_dir",

@@ -317,24 +317,30 @@ class TrainedWeights:
     x and the result are [batch, length, d_model], activation dtype. `layer` is
     the prefix of the parameters' names.
     """
-    router, *inputs = branch.inputs
     mixer = branch.experts
-    gates, choice = route(
-      x,
-      self._kernel(f"{layer}/{router.part}", x),
-      [self._variables[f"{layer}/{name}"] for name in mixer.states],
-      mixer,
-      self._loss,
-    )
+    gates, choice = self.route(x, layer, branch)
     kernels = [
       self._kernel(f"{layer}/{each.part}", x)
-      for each in (*inputs, branch.output)
+      for each in (*branch.inputs[1:], branch.output)
     ]
     capacity = None
     if self._dims.layout.moves_tokens:
       capacity = mixer.capacity(self._dims.length.size)
     given = x, gates, choice, kernels, mixer.mlp, self._gradient_dtype
     return run_experts(*given, capacity)
+
+  def route(
+    self, x: mtf.Tensor, layer: str, branch: Branch
+  ) -> tuple[mtf.Tensor, mtf.Tensor]:
+    """Returns gates and numbers of each token's experts; see `router.route`."""
+    mixer = branch.experts
+    return route(
+      x,
+      self._kernel(f"{layer}/{branch.inputs[0].part}", x),
+      [self._variables[f"{layer}/{name}"] for name in mixer.states],
+      mixer,
+      self._loss,
+    )
 
   def output_biases(
     self, layer: str, outputs: Iterable[Projection], after: mtf.Tensor

@@ -1,0 +1,249 @@
+# Copyright 2026 The palm_mtf authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Statistics of the inputs of all products with weights, over a text.
+
+For x, the input of a product x W of a token, the statistics of W are the sums
+over tokens of x^2 (of each column of x) and, on request, of x^T x. Pruning by
+Wanda (Sun et al. 2023) and llama.cpp's quantizer need the former; GPTQ (Frantar
+et al. 2022) and SparseGPT (Frantar and Alistarh 2023) need the latter, which is
+half the Hessian of the squared error of the product. Of a kernel of experts,
+each expert has its own statistics, over the tokens that chose it.
+"""
+
+import dataclasses
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from palm_mtf._tf import mtf, tf
+from palm_mtf.architecture.block import Branch, Projection, Read
+from palm_mtf.architecture.column_statistics import ColumnStatistics
+from palm_mtf.architecture.parameters import logits_table
+from palm_mtf.checkpoints.manifest import Checkpoint
+from palm_mtf.checkpoints.variables import CheckpointReader
+from palm_mtf.config import MeshLayout, ModelConfig
+from palm_mtf.data.batches.corpus import Batch
+from palm_mtf.mesh.cpu_gpu import local_devices
+from palm_mtf.mesh.session import session_config
+from palm_mtf.mesh.slices import Slice, variables_of
+from palm_mtf.model.activations import activate
+from palm_mtf.model.dims import model_dims
+from palm_mtf.model.experts import find_rows, multiply, take_rows
+from palm_mtf.model.layers import to_rows
+from palm_mtf.model.palm import Palm
+from palm_mtf.model.weights import TrainedWeights
+from palm_mtf.programs.features import (
+  REQUIRED_FEATURES,
+  find_palm_features,
+  import_features,
+  make_placeholders,
+)
+from palm_mtf.runtime.client.client import Client
+from palm_mtf.runtime.program import Program, state_of
+
+_MASK = "loss_weights"  # feature that is 1 for tokens that count, 0 for padding
+
+
+class StatisticsProgram(NamedTuple):
+  """Computes the statistics of a batch on a CPU.
+
+  Attributes:
+    program: takes features by name; returns a list of `ColumnStatistics`.
+    names: the parameters of each item of that list, which read the same input.
+    slices: the weights, by name in checkpoints.
+  """
+
+  program: Program
+  names: list[tuple[str, ...]]
+  slices: Mapping[str, list[Slice]]
+
+
+class _Observer(mtf.Operation):
+  """Calls a function with the values of its inputs on the only device."""
+
+  def __init__(self, fn: Callable[..., None], inputs: Sequence[mtf.Tensor]):
+    super().__init__([*inputs], name="observer")
+    self._fn = fn
+    self._outputs: list[mtf.Tensor] = []
+
+  def lower(self, lowering: mtf.Lowering) -> None:
+    values = (lowering.tensors[x].to_laid_out_tensor() for x in self.inputs)
+    self._fn(*(x.tensor_list[0] for x in values))
+
+
+class _ObservedWeights(TrainedWeights):
+  """Weights that add statistics of the inputs of their products to `found`.
+
+  The keys of `found` are tuples of names of parameters that read one input.
+  """
+
+  def __init__(
+    self,
+    mesh: mtf.Mesh,
+    config: ModelConfig,
+    dims: Any,
+    mask: mtf.Tensor,
+    *,
+    hessians: bool,
+  ):
+    super().__init__(mesh, config, dims)
+    self._mask, self._hessians = mask, hessians
+    self.found: dict[tuple[str, ...], ColumnStatistics] = {}
+
+  def project_in(
+    self, x: mtf.Tensor, layer: str, read: Read, angles: Sequence[mtf.Tensor]
+  ) -> list[mtf.Tensor]:
+    """Observes x; see `TrainedWeights`."""
+    self._observe([f"{layer}/{part}" for part in read.parts], x)
+    return super().project_in(x, layer, read, angles)
+
+  def project_out(
+    self,
+    layer: str,
+    branches: Mapping[Projection, mtf.Tensor],
+    others: Sequence[mtf.Tensor] = (),
+  ) -> mtf.Tensor:
+    """Observes the branches; see `TrainedWeights`."""
+    for each, x in branches.items():
+      self._observe([f"{layer}/{each.part}"], x)
+    return super().project_out(layer, branches, others)
+
+  def run_experts(
+    self, x: mtf.Tensor, layer: str, branch: Branch
+  ) -> mtf.Tensor:
+    """Observes each expert's inputs; see `TrainedWeights`."""
+    router, *inputs = (f"{layer}/{each.part}" for each in branch.inputs)
+    output = f"{layer}/{branch.output.part}"
+    self._observe([router], x)
+    mlp = branch.experts.mlp
+
+    def observe(x, mask, choice, *kernels):
+      choice = tf.where_v2(mask[..., tf.newaxis] > 0, choice, -1)
+      rows = find_rows(to_rows(choice), 0, kernels[0].shape[0])
+      taken = take_rows(to_rows(x), rows)
+      wide = multiply(taken, tf.concat(kernels, 2), rows.groups)
+      hidden = activate(tf.split(wide, len(kernels), 1), mlp.activation)
+      for names, values in (((*inputs,), taken), ((output,), hidden)):
+        *parts, _ = tf.split(
+          values, rows.groups.sizes, num=rows.groups.count + 1
+        )
+        self.found[names] = ColumnStatistics(
+          *(
+            None if y[0] is None else tf.stack(y)
+            for y in zip(*map(self._sum, parts), strict=True)
+          )
+        )
+
+    _, choice = self.route(x, layer, branch)
+    kernels = [self._variables[name] for name in inputs]
+    _Observer(observe, [x, self._mask, choice, *kernels])
+    return super().run_experts(x, layer, branch)
+
+  def unembed(self, x: mtf.Tensor) -> mtf.Tensor:
+    """Observes x; see `TrainedWeights`."""
+    self._observe([logits_table(self._config)], x)
+    return super().unembed(x)
+
+  def _observe(self, names, x):
+    def observe(x, mask):
+      rows = tf.reshape(x, [x.shape[0] * x.shape[1], -1])
+      rows = tf.boolean_mask(rows, tf.reshape(mask, [-1]) > 0)
+      self.found[(*names,)] = self._sum(rows)
+
+    _Observer(observe, [x, self._mask])
+
+  def _sum(self, rows: tf.Tensor) -> ColumnStatistics:
+    # `rows` are [tokens, inputs].
+    hessian = None
+    if self._hessians:
+      x = tf.cast(rows, tf.float32)
+      hessian = tf.matmul(x, x, transpose_a=True)
+    sums = tf.reduce_sum(tf.square(tf.cast(rows, tf.float64)), 0)
+    return ColumnStatistics(sums, tf.shape(rows, out_type=tf.int64)[0], hessian)
+
+
+def build_statistics_program(
+  config: ModelConfig,
+  features: Sequence[str],
+  batch_size: int,
+  *,
+  hessians: bool,
+) -> StatisticsProgram:
+  """Builds the forward pass, and the statistics, in the current tf.Graph.
+
+  `features` are those that every batch has. UserError if one is unknown.
+  """
+  layout = MeshLayout(mesh_shape="", layout="")
+  mesh = mtf.Mesh(mtf.Graph(), "pod")
+  placement = local_devices(1).placement(layout, 0)
+  config = dataclasses.replace(config, remat="none")
+  dims = model_dims(config, batch_size, layout)
+  specs = find_palm_features(features, dims)
+  with tf.device(placement.cpu):
+    fed = make_placeholders(specs)
+  batch = import_features(mesh, placement, {placement.cpu: fed}, specs)
+  weights = _ObservedWeights(
+    mesh, config, dims, batch[_MASK], hessians=hessians
+  )
+  given = (batch.get(x) for x in ("inputs", "segments", "prefix"))
+  Palm(config, dims, weights).logits(*given)
+  (slices,) = placement.lower({mesh: placement}).slices
+  reads = state_of(variables_of([slices]))
+  outputs = [
+    {k: x for k, x in each._asdict().items() if x is not None}
+    for each in weights.found.values()
+  ]
+  program = Program(fed, outputs, reads=reads)
+  return StatisticsProgram(program, [*weights.found], slices)
+
+
+def collect_statistics(
+  checkpoint: Checkpoint,
+  config: ModelConfig,
+  batches: Iterable[Batch],
+  *,
+  hessians: bool = False,
+) -> dict[str, ColumnStatistics]:
+  """Returns {parameter: statistics} of a checkpoint, from one pass over a text.
+
+  The parameters are all kernels and the table of the logits. Those that read
+  the same input, such as q, k and v, share their arrays. Padding does not
+  count.
+
+  Args:
+    checkpoint: weights of `config`, with its base if it is an adapter.
+    config: architecture; ACTIVATION_DTYPE is resolved.
+    batches: at least one batch, all of one size; only the inputs, segments and
+      prefixes matter.
+    hessians: whether to add up x^T x, which takes 4 bytes * inputs^2 per input.
+  """
+  session = tf.Session(graph=tf.Graph(), config=session_config(1))
+  with Client(session) as client:
+    features = map(_take_features, batches)
+    batch = next(features)
+    with client.graph.as_default():
+      built = build_statistics_program(
+        config, [*batch], len(batch["inputs"]), hessians=hessians
+      )
+    with CheckpointReader(client).open_model(checkpoint) as restore:
+      restore([built.slices])
+    found = client.call(built.program, batch)
+    for batch in features:
+      new = client.call(built.program, batch)
+      for total, part in zip(found, new, strict=True):
+        for key, x in part.items():
+          total[key] = total[key] + x
+  return {
+    name: ColumnStatistics(**total)
+    for names, total in zip(built.names, found, strict=True)
+    for name in names
+  }
+
+
+def _take_features(batch: Batch) -> Batch:
+  """Returns the features of the forward pass, and the mask."""
+  names = (*REQUIRED_FEATURES, "segments", "prefix")
+  mask = batch.get("segments", batch.get(_MASK, np.ones_like(batch["inputs"])))
+  found = {name: batch[name] for name in names if name in batch}
+  return found | {_MASK: (mask != 0).astype(np.float32)}
