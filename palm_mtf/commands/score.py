@@ -151,9 +151,7 @@ def score(
     )
   encoded = _encode(items, vocabulary, model)
   log_dtype(model, mesh)
-  likelihoods = _compute_log_likelihoods(
-    checkpoint, config, vocabulary, encoded
-  )
+  likelihoods = compute_log_likelihoods(checkpoint, config, vocabulary, encoded)
   records = []
   for item, examples in zip(items, encoded, strict=True):
     scores = [
@@ -199,12 +197,13 @@ def _encode(
   return found
 
 
-def _compute_log_likelihoods(
+def compute_log_likelihoods(
   checkpoint: Checkpoint,
   config: Config,
   vocabulary: Vocabulary,
-  encoded: Sequence[Sequence[tuple[list[int], list[int]]]],
+  encoded: Sequence[Sequence[tuple[Sequence[int], Sequence[int]]]],
 ) -> Iterator[float]:
+  """Yields log p, in nats, of the last ids of each pair after the first."""
   from palm_mtf.generation.inference.scorer import Example, make_scorer
   from palm_mtf.generation.inference.sessions import LoadedDecoder
   from palm_mtf.rates.measure import warn_if_slow
