@@ -89,6 +89,8 @@ IMPORTS = {
   "data/worker_pool": "errors console",
   "data/filters": "errors json_text user_code config model_dir data/sources "
   "data/ngrams data/worker_pool",
+  "assertions": "errors json_text user_code config machine model_dir "
+  "data/sources data/ngrams data/filters",
   "data/vocabulary": "errors console json_text config machine model_dir "
   "data/sources "
   "data/worker_pool data/filters",
@@ -115,21 +117,24 @@ IMPORTS = {
   "generation/inference": "errors user_text config machine architecture "
   "adapters runtime/program mesh generation/decode runtime/client "
   "executors/choose data/vocabulary data/batches checkpoints",
-  "generation/serving": "errors json_text config machine _tf data/vocabulary "
+  "generation/serving": "errors json_text config machine _tf assertions "
+  "data/vocabulary "
   "data/batches checkpoints runtime/addresses generation/inference",
   "evaluation": "errors user_text json_text user_code config _tf model_dir "
-  "data/sources data/ngrams data/filters data/vocabulary data/batches "
-  "checkpoints generation/inference",
+  "data/sources data/ngrams data/filters assertions data/vocabulary "
+  "data/batches checkpoints generation/inference",
   "training": "__init__ errors json_text console user_code config machine _tf "
   "architecture adapters steps accounting ops native runtime/program "
   "runtime/processes mesh runtime/addresses runtime/client executors/choose "
-  "executors/executor programs rates model_dir data/vocabulary data/batches "
+  "executors/executor programs rates model_dir assertions data/vocabulary "
+  "data/batches "
   "checkpoints generation/decode generation/inference evaluation",
   "sweep": "errors console config machine architecture accounting model_dir",
   "commands": "__init__ errors user_text console json_text config machine _tf "
   "architecture adapters accounting mesh executors/host executors/choose "
   "compilation "
-  "rates model_dir report data/sources data/filters data/vocabulary "
+  "rates model_dir report data/sources data/filters assertions "
+  "data/vocabulary "
   "data/tokens data/batches checkpoints export/trained_model "
   "export/huggingface "
   "export/gguf export/saved_model export/npz runtime/host_functions "
@@ -200,6 +205,7 @@ JSON_WRITERS = {
 # they import TensorFlow.
 TENSORFLOW_FREE = PURE | {
   "__main__",
+  "assertions",
   "cli",
   "commands",
   "console",

@@ -61,6 +61,7 @@ NOT_MIRRORED = {
   "tasks/published_forms_test.py",
   "data/vocabulary/conversation_tokens_test.py",
   "export/gguf/header_test.py",
+  "generation/serving/assertions_test.py",
   "generation/serving/conversation_test.py",
   "runtime/manager/streams_test.py",
 }

@@ -200,7 +200,12 @@ COMMANDS = {
     "print validation loss, or the metrics of SeqIO tasks",
     config="Config",
     takes_model_dir=True,
-    flags=_ADAPTER,
+    flags={
+      "--golden": _flag(
+        "FILE", "of JSON lines: compare log p of texts with recorded log p"
+      ),
+      **_ADAPTER,
+    },
   ),
   "generate": Command(
     "continue texts",

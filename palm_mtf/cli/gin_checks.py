@@ -219,8 +219,8 @@ def check_runs_no_code(statements: Iterable[Statement]) -> None:
 
   The file may set macros, and parameters of palm_mtf.tasks, to literals. It may
   not import modules outside palm_mtf (an import runs the module), refer to
-  functions (gin calls them), or set the parameter that permits running a
-  model's programs.
+  functions (gin calls them), name functions in ASSERTIONS, or set the parameter
+  that permits running a model's programs.
   """
   statements = list(statements)
   paths = _read_imports(statements)
@@ -234,6 +234,10 @@ def check_runs_no_code(statements: Iterable[Statement]) -> None:
       )
       if path and is_own(path):
         is_data |= _is_of_an_earlier_version(each, paths)
+      elif each.name == "ASSERTIONS":
+        is_data &= all(
+          isinstance(x, str) and "." not in x for x in leaves_of(each.value)
+        )
       elif each.selector:
         is_data &= f"{path}.".startswith("palm_mtf.tasks.")
         is_data &= not path.endswith(_PERMISSION)

@@ -106,8 +106,7 @@ def _run(arguments: list[str]) -> int:
   if command.config:
     # Hide the flags --gin.NAME=VALUE, whose names argparse does not know.
     flags = [x for x in rest if not x.startswith("--gin.")]
-    _run_configured(name, rest, parse_flags(parser, flags), own)
-    return 0
+    return _run_configured(name, rest, parse_flags(parser, flags), own) or 0
   options = parse_flags(parser, rest)
   _prepare_for_tensorflow()
   function = pkgutil.resolve_name(entry_point(name))
@@ -125,7 +124,7 @@ def _run_configured(
   arguments: list[str],
   options: argparse.Namespace,
   own: list[str],
-) -> None:
+) -> int | None:
   """Runs a command that gin configures.
 
   `options` are the parsed flags, and `own` names the flags that the entry point
@@ -139,8 +138,7 @@ def _run_configured(
           f"{flag} and {min(other)}: {flag} plans nothing; give one of them."
         )
       _prepare_for_tensorflow()
-      pkgutil.resolve_name(path)(as_json=options.as_json)
-      return
+      return pkgutil.resolve_name(path)(as_json=options.as_json)
   from palm_mtf.cli import gin_files
 
   shown = shlex.join(x for x in arguments if x != "--print_config")
@@ -159,7 +157,7 @@ def _run_configured(
   if options.print_config:
     configuration.check_values()
     print(configuration.format_effective(), end="")
-    return
+    return 0
   try:
     model_dir, settings = configuration.build()
     keywords = {each: getattr(options, each) for each in own}
@@ -170,7 +168,7 @@ def _run_configured(
         options.gin_file, bindings
       )
     function = pkgutil.resolve_name(entry_point(name))
-    function(model_dir=model_dir, config=settings, **keywords)
+    return function(model_dir=model_dir, config=settings, **keywords)
   except UserError as error:
     # The message names only the macro, so add where the macro was set.
     raise UserError(configuration.add_location(str(error))) from error

@@ -14,8 +14,10 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
 from palm_mtf.architecture.parameters import saved_shapes
+from palm_mtf.assertions.assertions import Assertions
 from palm_mtf.checkpoints import manifest, weights_to_load
 from palm_mtf.commands.adapter import add_adapter
+from palm_mtf.commands.golden import compare_golden
 from palm_mtf.config import Config, mesh_layout
 from palm_mtf.config.task_eval import EVERY, NEWEST, TaskEvalConfig
 from palm_mtf.console import print_results
@@ -41,10 +43,14 @@ def evaluate(
   *,
   model_dir: str,
   config: Config,
+  golden: str | None = None,
   adapter: str | None = None,
   as_json: bool = False,
-) -> None:
-  """Prints the metrics of EVAL_TASKS or, without tasks, the validation loss."""
+) -> int:
+  """Prints the metrics of EVAL_TASKS or, without tasks, the validation loss.
+
+  If `golden` is given, compares its texts instead; returns 1 if any has moved.
+  """
   mesh, run = config.mesh_layout, config.run
   mesh_layout.check_layout(
     mesh,
@@ -54,10 +60,12 @@ def evaluate(
   )
   model = resolve_dtype(config.model, mesh)
   config = dataclasses.replace(config, model=model)
+  if golden:
+    return compare_golden(golden, model_dir, config, adapter, as_json=as_json)
   if not config.evaluation.eval_tasks:
     results = _compute_validation_loss(model_dir, config, adapter)
     print_results(results, as_json)
-    return
+    return 0
   shapes = saved_shapes(model)
   check_room(model, run)
   checkpoints = find_checkpoints(
@@ -71,6 +79,7 @@ def evaluate(
   from palm_mtf.evaluation.seqio_tasks import open_eval_tasks
   from palm_mtf.rates.measure import warn_if_slow
 
+  assertions = Assertions(model_dir, config, "evaluate")
   tasks = open_eval_tasks(config.evaluation, vocabulary, model.sequence_length)
   log_dtype(model, mesh)
   warn_if_slow(model, mesh)
@@ -84,10 +93,13 @@ def evaluate(
     adapted, checkpoint = add_adapter(adapter, config, checkpoint)
     if not evaluation:
       own = f"adapter_{checkpoint.blake2b}" if adapter else ""
-      evaluation = TaskEvaluation(model_dir, adapted, vocabulary, tasks, own)
+      evaluation = TaskEvaluation(
+        *(model_dir, adapted, vocabulary, tasks, assertions, own)
+      )
     for outcome in evaluation.evaluate(checkpoint):
       _print_outcome(outcome, as_json, has_head=printed)
       printed = True
+  return 0
 
 
 def _compute_validation_loss(

@@ -80,8 +80,8 @@ def export(
   Of an adapted run, writes the adapter if the format has adapters, or the whole
   model if it has none or `merge` is true. `base_model` is what the export calls
   the model with which the run began, if not by its id in the Hub's cache.
-  `calibration` has paths of texts, for statistics; without paths, they are those
-  of the run's training text.
+  `calibration` has paths of texts, for statistics; without paths, the run's
+  training text gives the statistics.
   """
   model = config.model
   if merge and model.adapter == "none":

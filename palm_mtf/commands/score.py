@@ -169,7 +169,7 @@ def score(
   found = _compare(*given, *other) if other else []
   likelihoods = (-math.fsum(x.loss.tolist()) for x in found)
   if not other:
-    likelihoods = _compute_log_likelihoods(*given)
+    likelihoods = compute_log_likelihoods(*given)
   records = []
   for item, examples in zip(items, encoded, strict=True):
     scores = [
@@ -219,12 +219,13 @@ def _encode(
   return found
 
 
-def _compute_log_likelihoods(
+def compute_log_likelihoods(
   checkpoint: Checkpoint,
   config: Config,
   vocabulary: Vocabulary,
-  encoded: Sequence[Sequence[tuple[list[int], list[int]]]],
+  encoded: Sequence[Sequence[tuple[Sequence[int], Sequence[int]]]],
 ) -> Iterator[float]:
+  """Yields log p, in nats, of the last ids of each pair after the first."""
   from palm_mtf.generation.inference.scorer import Example, make_scorer
   from palm_mtf.generation.inference.sessions import LoadedDecoder
   from palm_mtf.rates.measure import warn_if_slow

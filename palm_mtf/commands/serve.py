@@ -19,6 +19,7 @@ from palm_mtf.accounting.memory import (
   decode_weight_bytes,
 )
 from palm_mtf.architecture.parameters import saved_shapes
+from palm_mtf.assertions.assertions import Assertions
 from palm_mtf.checkpoints.manifest import Checkpoint
 from palm_mtf.checkpoints.weights_to_load import open_newest
 from palm_mtf.commands.adapter import read_factors
@@ -54,6 +55,7 @@ class _Options(NamedTuple):
   most_secs: int
   adapters: Mapping[str, str]  # {name: path}
   loads_adapters: bool
+  assertions: Assertions | None  # None without ASSERTIONS
 
 
 def serve(
@@ -106,6 +108,7 @@ def serve(
   weight_dtype = "activation" if is_split else config.decode.weight_dtype
   if not on_accelerators:
     _check_slots(slots, model, weight_dtype)
+  assertions = Assertions(model_dir, config, "serve")
   checkpoint, vocabulary = open_newest(model_dir, config)
   check_room(model, config.run)
   with access.listen(
@@ -118,7 +121,8 @@ def serve(
     )
     log_dtype(model, config.mesh_layout)
     options = _Options(
-      follow, slots, most_waiting, most_secs, paths, allow_adapter_loading
+      *(follow, slots, most_waiting, most_secs, paths, allow_adapter_loading),
+      assertions if config.evaluation.assertions else None,
     )
     may_ask = access.Access(hosts, keys)
     opened = model_dir, checkpoint, config, vocabulary
@@ -252,6 +256,7 @@ def _serve(
       server = Server(
         *(served, batcher, counters, access),
         loads_adapters=options.loads_adapters,
+        assertions=options.assertions,
       )
       return await server.serve(listener, announce)
 

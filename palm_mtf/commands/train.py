@@ -61,7 +61,7 @@ def train(
       _logger.info("run the same command to resume")
       raise StoppedError(outcome.signal_name)
     # Write the samples before printing, which fails if stdout is closed.
-    texts = job.write_samples(outcome.checkpoint)
+    texts = job.write_samples(outcome.checkpoint, {})
     if config.loss.preference_beta is None:
       _report(outcome.validation_loss, job.unigram_entropy)
     else:

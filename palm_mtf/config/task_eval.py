@@ -10,13 +10,14 @@ from typing import Annotated, Literal
 from palm_mtf.config.checked import (
   Checked,
   Count,
+  are_pairs,
   real,
   text,
   texts,
   texts_by_task,
   whole,
 )
-from palm_mtf.errors import UserError, are_texts, check_choice
+from palm_mtf.errors import UserError, are_texts, check_choice, check_real
 
 NEWEST, EVERY = "newest", "every"
 DRAWN, FIRST = "drawn", "first"
@@ -94,6 +95,12 @@ class TaskEvalConfig(Checked):
       run's training documents do not contain (evaluation/evaluator.py).
     stride: tokens between the starts of the overlapping rows into which `score`
       splits a long document; None means half of sequence_length.
+    assertions: names of assertions (assertions/assertions.py), and
+      "module.function" of the user's own, which check texts that a model writes
+      in training (samples), evaluations on tasks, and answers of the server.
+    output_length: fewest and most characters that "length" accepts.
+    refuse_severity: {name in assertions: severity from which on the server
+      refuses an answer}; None refuses none.
   """
 
   eval_tasks: Annotated[
@@ -114,6 +121,11 @@ class TaskEvalConfig(Checked):
   task_eval_steps: Count | None = None
   clean_subset: bool = False
   stride: Count | None = None
+  assertions: Annotated[
+    list[str] | tuple[str, ...], texts("names of assertions")
+  ] = ()
+  output_length: Sequence[int] = (1, 10**9)
+  refuse_severity: Mapping[str, float] | None = None
 
   def __post_init__(self) -> None:
     super().__post_init__()
@@ -122,6 +134,19 @@ class TaskEvalConfig(Checked):
         f"TASK_EVAL_STEPS = {self.task_eval_steps}: no task is given; name "
         "tasks in EVAL_TASKS, or set TASK_EVAL_STEPS to None."
       )
+    lengths, refused = [self.output_length], self.refuse_severity or {}
+    if not are_pairs(lengths) or not 0 <= lengths[0][0] <= lengths[0][1]:
+      raise UserError(
+        f"OUTPUT_LENGTH = {self.output_length!r}: give the fewest and the most "
+        "characters, such as [1, 2000]."
+      )
+    if not isinstance(refused, Mapping) or {*refused} - {*self.assertions}:
+      raise UserError(
+        f"REFUSE_SEVERITY = {refused!r}: give severities by name, of names in "
+        'ASSERTIONS, such as {"json": 1.0}.'
+      )
+    for name, severity in refused.items():
+      check_real(f"REFUSE_SEVERITY of {name}", severity, 1e-9, 1e300)
     for task, pattern in (self.answer_patterns or {}).items():
       what = f"ANSWER_PATTERNS: {pattern!r} of {task}"
       try:

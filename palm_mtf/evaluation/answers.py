@@ -239,7 +239,8 @@ INDEPENDENT = {
   "answers do not depend on when they are computed": """
     EVAL_CHECKPOINTS EVAL_WAIT_SECS TASK_EVAL_STEPS""",
   "metrics are computed from answers": """
-    ANSWER_PATTERNS CATEGORY_GROUPS CLEAN_SUBSET""",
+    ANSWER_PATTERNS CATEGORY_GROUPS CLEAN_SUBSET
+    ASSERTIONS OUTPUT_LENGTH REFUSE_SEVERITY""",
   "any pod computes the same": "PODS ISLANDS CLIENT_ADDRESS POD_TIMEOUT_SECS",
   "other commands read it, or it decides on files other than checkpoints": """
     LOG_STEPS EVAL_STEPS EVAL_BATCHES CHECKPOINT_STEPS KEEP_CHECKPOINTS

@@ -21,6 +21,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import numpy as np
 
+from palm_mtf.assertions.assertions import Assertions, Example
 from palm_mtf.checkpoints.manifest import Checkpoint
 from palm_mtf.config import Config
 from palm_mtf.data.filters.decide import MeasuringPool
@@ -183,6 +184,7 @@ class TaskEvaluation:
     config: Config,
     vocabulary: Vocabulary,
     tasks: Sequence[EvalTask],
+    assertions: Assertions,
     subfolder: str = "",
   ):
     """If CLEAN_SUBSET is True, finds the clean examples of `tasks`.
@@ -192,7 +194,7 @@ class TaskEvaluation:
     """
     self._folder = os.path.join(ModelDir(model_dir).evaluations, subfolder)
     self._config, self._vocabulary = config, vocabulary
-    self._tasks = tasks
+    self._tasks, self._assertions = tasks, assertions
     self._clean: dict[str, list[int]] = {}
     if config.evaluation.clean_subset:
       self._clean = find_clean_examples(model_dir, config, self._tasks)
@@ -231,6 +233,7 @@ class TaskEvaluation:
           )
           clean = self._clean.get(task.name)
           result = task.evaluate(step, answers, clean)
+          flagged = self._check(task, journal, step)
         outcome = TaskOutcome(
           step=step,
           checkpoint=checkpoint.path,
@@ -239,12 +242,29 @@ class TaskEvaluation:
           activation_dtype=self._config.model.activation_dtype,
           num_examples=len(task.targets),
           num_cut=answers.num_cut,
-          metrics=result.metrics,
+          metrics=result.metrics | flagged,
           num_clean=None if clean is None else len(clean),
           categories=result.categories,
         )
         self._write(path, task, outcome, result)
         yield outcome
+
+  def _check(
+    self, task: EvalTask, journal: AnswerJournal, step: int
+  ) -> dict[str, float]:
+    # Texts that the model only scored are the task's, so check only log p.
+    texts, scores = journal.known("prediction"), journal.known("score")
+    inputs = [self._vocabulary.decode(x) for x in task.inputs]
+    examples = [
+      Example(inputs[i], text, [scores.get(i)])
+      for i, found in texts.items()
+      for text in found
+    ]
+    if texts:
+      return self._assertions.count(examples, step)
+    targets = [self._vocabulary.decode(x) for x in task.targets]
+    examples = [Example(inputs[i], targets[i], [x]) for i, x in scores.items()]
+    return self._assertions.count(examples, step, "finite")
 
   def _write(
     self, path: str, task: EvalTask, outcome: TaskOutcome, result: TaskResult

@@ -49,9 +49,14 @@ class HelperProcess:
     memory.
     """
     with self._lock:
-      if self._process.poll() is not None:
+      if self.has_ended:
         self._process = self._start(self._start_secs)
       return _ask(self._process, asked, most_secs)
+
+  @property
+  def has_ended(self) -> bool:
+    """Whether the process has ended, such as because it was too slow."""
+    return self._process.poll() is not None
 
   def _start(
     self, most_secs: float
@@ -125,6 +130,9 @@ def answer_questions(
   signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C ends only the client
   _limit(resource.RLIMIT_AS, most_bytes)
   _limit(resource.RLIMIT_CORE, 0)
+  # What a stranger's program prints must not be taken for an answer.
+  answers = os.fdopen(os.dup(1), "w")
+  os.dup2(2, 1)
   for line in sys.stdin:
     times = os.times()
     _limit(resource.RLIMIT_CPU, int(times.user + times.system) + cpu_secs)
@@ -134,4 +142,4 @@ def answer_questions(
       found = {"error": str(error)}
     except Exception as error:  # strangers' programs raise any exception
       found = {"error": f"{type(error).__name__}: {error}"[:1000]}
-    print(json.dumps(found), flush=True)
+    print(json.dumps(found), file=answers, flush=True)

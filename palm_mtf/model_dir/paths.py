@@ -27,6 +27,8 @@ class ModelDir:
     self.teacher = os.path.join(path, "teacher")
     # JSON lines with the continuations of PROMPTS.
     self.samples = os.path.join(path, "samples.jsonl")
+    # JSON lines with texts of the model that ASSERTIONS flagged.
+    self.flagged = os.path.join(path, "flagged.jsonl")
     # JSON lines with each loss spike, and the step that training rewound to.
     self.rewinds = os.path.join(path, "rewinds.jsonl")
     # Folders step_00000200/ with answers and metrics of SeqIO tasks.

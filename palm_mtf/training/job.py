@@ -22,6 +22,7 @@ from palm_mtf.accounting.optimizer_state import check_same_slots
 from palm_mtf.accounting.plan import memory_parts
 from palm_mtf.accounting.step_time import bubble
 from palm_mtf.architecture.parameters import saved_shapes
+from palm_mtf.assertions.assertions import Assertions, Example
 from palm_mtf.checkpoints.adapter_base import describe_base, find_base
 from palm_mtf.checkpoints.lineage import INITIALISED, describe_origin
 from palm_mtf.checkpoints.manifest import (
@@ -131,6 +132,7 @@ class TrainJob:
   config: Config  # its ACTIVATION_DTYPE is not "auto" but a dtype
   vocabulary: Vocabulary
   corpus: Corpus
+  assertions: Assertions
   manifest: Manifest  # fields with equal values in all checkpoints of the run
   checkpoint: Checkpoint | None  # checkpoint of this run to resume from
   # Least validation loss, in nats per token, of a model that ignores context;
@@ -183,13 +185,19 @@ class TrainJob:
     manifest = dataclasses.replace(self.manifest, kernels=kernels)
     return dataclasses.replace(self, manifest=manifest)
 
-  def write_samples(self, checkpoint: Checkpoint) -> list[str]:
-    """Adds continuations of PROMPTS to samples.jsonl, and returns them."""
-    prompts = self.config.run.prompts
+  def write_samples(
+    self, checkpoint: Checkpoint, metrics: dict[str, float]
+  ) -> list[str]:
+    """Adds continuations of PROMPTS to samples.jsonl, and returns them.
+
+    Adds to `metrics` how many of them each assertion flagged.
+    """
+    prompts, step = self.config.run.prompts, checkpoint.manifest.step
     texts = continue_prompts(
       self._with_base(checkpoint), self.config, self.vocabulary
     )
-    write_samples(self.model_dir, checkpoint.manifest.step, prompts, texts)
+    write_samples(self.model_dir, step, prompts, texts)
+    metrics |= self.assertions.count([*map(Example, prompts, texts)], step)
     return texts
 
   def evaluate_tasks(
@@ -254,6 +262,7 @@ def prepare(model_dir: str, config: Config) -> TrainJob:
   newest = _find_newest(model_dir, config, shapes)
   config = _reserve_memory(_resolve_dtype(config, newest))
   _warn_of_short_ramp(config.run)
+  assertions = Assertions(model_dir, config, "train")
   warn_of_slow_adapter(config.model, config.optimizer)
   teacher = find_teacher(config, newest)
   _check_preference(config)
@@ -278,7 +287,7 @@ def prepare(model_dir: str, config: Config) -> TrainJob:
   warn_of_spaces(run.prompts, vocabulary)
   corpus = corpus_of_run(model_dir, config, vocabulary)
   corpus.batches(run.batch_sizes)  # UserError if the text is too short
-  task_evaluation = _open_tasks(model_dir, config, vocabulary)
+  task_evaluation = _open_tasks(model_dir, config, vocabulary, assertions)
   # Entropy and validation loss are compared, so measure both on the same text.
   validation = corpus.validation_batches(
     batch_size=run.batch_sizes.size(run.train_steps - 1),
@@ -300,6 +309,7 @@ def prepare(model_dir: str, config: Config) -> TrainJob:
     config=config,
     vocabulary=vocabulary,
     corpus=corpus,
+    assertions=assertions,
     manifest=_add_parent(initial, adapter, state, manifest, newest),
     checkpoint=newest,
     unigram_entropy=entropy,
@@ -335,7 +345,10 @@ def _check_preference(config: Config) -> None:
 
 
 def _open_tasks(
-  model_dir: str, config: Config, vocabulary: Vocabulary
+  model_dir: str,
+  config: Config,
+  vocabulary: Vocabulary,
+  assertions: Assertions,
 ) -> "TaskEvaluation | None":
   """Returns the evaluation on EVAL_TASKS; None if TASK_EVAL_STEPS is unset."""
   if not config.evaluation.task_eval_steps:
@@ -350,7 +363,7 @@ def _open_tasks(
   )
   # Tasks decode greedily. The run's decoding settings are only for samples.
   greedy = dataclasses.replace(config, decode=DecodeConfig(temperature=0.0))
-  return TaskEvaluation(model_dir, greedy, vocabulary, tasks)
+  return TaskEvaluation(model_dir, greedy, vocabulary, tasks, assertions)
 
 
 def _check_devices(config: Config) -> None:

@@ -147,6 +147,19 @@ class TrainLoop:
   def _list_actions(self) -> list[Action]:
     """Returns all actions, in the order in which they run after a step."""
     job, run, pods = self._job, self._config.run, self._config.pods
+    asserts = bool(self._config.evaluation.assertions)
+    samples = Action(
+      run=lambda metrics, checkpoint: job.write_samples(checkpoint, metrics),
+      every=run.sample_steps,
+      at_end=False,  # commands/train.py makes the last step's samples
+      needs_checkpoint=True,
+      measures=asserts,
+      is_lost=lambda: (
+        self._metrics.last_step < self._step
+        if asserts
+        else not has_samples(job.model_dir, self._step)
+      ),
+    )
     return [
       Action(
         run=self._compare_pods,
@@ -163,19 +176,14 @@ class TrainLoop:
         measures=True,
         is_lost=lambda: self._metrics.last_step < self._step,
       ),
+      *([samples] if asserts else []),
       Action(
         run=self._log,
         every=run.log_steps,
         steps=run.trace_steps,
         writes_measures=True,
       ),
-      Action(
-        run=lambda _, checkpoint: job.write_samples(checkpoint),
-        every=run.sample_steps,
-        at_end=False,  # commands/train.py makes the last step's samples
-        needs_checkpoint=True,
-        is_lost=lambda: not has_samples(job.model_dir, self._step),
-      ),
+      *([] if asserts else [samples]),
       Action(run=self._save, every=run.checkpoint_steps),
     ]
 

@@ -399,3 +399,50 @@ def test_what_cannot_be_evaluated_is_one_line(folder, tmp_path):
   data = folder / "checkpoints" / "step_00000010" / "weights.data"
   data.write_text("damaged")
   assert "is damaged: weights.data" in message_of(find, folder, [10])
+
+
+def is_json(text):
+  try:
+    strict_json.loads(text)
+  except ValueError:
+    return False
+  return True
+
+
+@pytest.mark.slow
+def test_training_and_evaluate_count_and_log_what_assertions_flag(
+  corpus, registered, tmp_path, palm_mtf
+):
+  model_dir = tmp_path / "run"
+  macros = {
+    "EVAL_TASKS": ["counting", "scored"],
+    "TASK_EVAL_STEPS": 4,
+    "ASSERTIONS": ["json", "finite"],
+    "PROMPTS": ["one two", "three"],
+    "SAMPLE_STEPS": 4,
+  }
+  assert runs.run("train", corpus, model_dir, **TRAIN | macros) == 0
+  samples = (model_dir / "samples.jsonl").read_text().splitlines()
+  texts = [x for x in map(json.loads, samples) if x["step"] == 4]
+  flagged = sum(not is_json(x["continuation"]) for x in texts)
+  assert flagged
+  (line,) = [x for x in runs.read_metrics(model_dir) if x["step"] == 4]
+  assert line["assertions/json"] == flagged
+  assert line["assertions/finite"] == 0
+  assert "loss" in line
+  path = model_dir / "eval" / "step_00000004" / "counting-validation.jsonl"
+  answers = [json.loads(x) for x in path.read_text().splitlines()]
+  wrong = sum(not is_json(str(x["prediction"])) for x in answers)
+  assert line["counting/assertions/json"] == wrong
+  assert "scored/assertions/json" not in line  # the model wrote no text
+  assert line["scored/assertions/finite"] == 0
+  path = model_dir / "flagged.jsonl"
+  before = [json.loads(x) for x in path.read_text().splitlines()]
+  assert {x["origin"] for x in before} == {"train"}
+  assert sum(x["step"] == 4 for x in before) == flagged + wrong
+  code, out, _ = palm_mtf("evaluate", "--model_dir", model_dir, "--json")
+  assert code == 0
+  found = [json.loads(x)["metrics"] for x in out.splitlines()]
+  after = [json.loads(x) for x in path.read_text().splitlines()][len(before) :]
+  assert found[0]["assertions/json"] == len(after)
+  assert {x["origin"] for x in after} == {"evaluate"}

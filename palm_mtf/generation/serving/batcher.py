@@ -111,6 +111,10 @@ class Counters:
   requests: collections.Counter = dataclasses.field(
     default_factory=collections.Counter
   )
+  # {(assertion, what came of it): number of answers}
+  assertions: Mapping[tuple[str, str], int] = dataclasses.field(
+    default_factory=dict
+  )
   prompt_tokens: int = 0  # number of prompt tokens that the model has read
   generated_tokens: int = 0  # number of tokens that the model has generated
   steps: int = 0  # number of decoding steps, each for all rows of the batch
@@ -129,7 +133,12 @@ class Counters:
       f'palm_mtf_requests_total{{code="{code}"}} {count}'
       for code, count in sorted(self.requests.items())
     ]
-    for field in dataclasses.fields(self)[1:]:
+    lines += ["# TYPE palm_mtf_assertions_total counter"]
+    lines += [
+      f'palm_mtf_assertions_total{{assertion="{x}",result="{y}"}} {count}'
+      for (x, y), count in self.assertions.items()
+    ]
+    for field in dataclasses.fields(self)[2:]:
       is_gauge = field.name in _GAUGES
       name = f"palm_mtf_{field.name}" + ("" if is_gauge else "_total")
       lines += [

@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
+from palm_mtf.assertions.assertions import Example
 from palm_mtf.config import Config
 from palm_mtf.data.batches.packing import prompt_start
 from palm_mtf.data.vocabulary.chat import ChatTemplate
@@ -93,6 +94,16 @@ class Choice:
     if self._request.stop:
       self._read_tokens()
     return bool(self.row.ended or self._reader.ended)
+
+  def as_example(self) -> Example:
+    """Returns the prompt and the text of a choice that is over."""
+    self._read_tokens()
+    prompt = self.row.prompt[self.row.num_start :]
+    return Example(
+      self._vocabulary.decode(prompt),
+      self._reader.continuation(is_over=True).text,
+      [x.log_prob for x in self._entries],
+    )
 
   def read(self) -> dict | None:
     """Returns the text since the last call as a JSON choice; None if empty."""

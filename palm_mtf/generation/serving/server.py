@@ -4,6 +4,7 @@
 
 import asyncio
 import functools
+import math
 import os
 import signal
 import socket
@@ -16,6 +17,7 @@ from typing import TypeVar
 
 from aiohttp import web
 
+from palm_mtf.assertions.assertions import Assertions
 from palm_mtf.errors import UserError
 from palm_mtf.generation.serving.access import Access
 from palm_mtf.generation.serving.adapters import NamedAdapter
@@ -51,8 +53,11 @@ _Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 class _Completions:
   """Answers requests for completions, whole or as a stream of events."""
 
-  def __init__(self, model: ServedModel, batcher: Batcher):
+  def __init__(
+    self, model: ServedModel, batcher: Batcher, assertions: Assertions | None
+  ):
     self._model, self._batcher = model, batcher
+    self._assertions = assertions
     # One thread renders the chat template, for one conversation at a time. If
     # this is slow, only conversations wait, and no other thread is kept busy.
     self._chat_thread = futures.ThreadPoolExecutor(1)
@@ -137,14 +142,37 @@ class _Completions:
   async def _answer_whole(
     self, head: dict, choices: Sequence[Choice], changed: asyncio.Event
   ) -> web.Response:
+    await self._wait(choices, changed)
+    await self._check(choices)
+    found = [choice.read() for choice in choices]
+    usage = _count_tokens(choices)
+    return make_json_response({**head, "choices": found, "usage": usage})
+
+  async def _wait(
+    self, choices: Sequence[Choice], changed: asyncio.Event
+  ) -> None:
     unfinished = list(choices)
     while unfinished:
       await changed.wait()
       changed.clear()
       unfinished = [x for x in unfinished if not self._is_over(x)]
-    found = [choice.read() for choice in choices]
-    usage = _count_tokens(choices)
-    return make_json_response({**head, "choices": found, "usage": usage})
+
+  async def _check(self, choices: Sequence[Choice]) -> None:
+    """Lets a thread check an answer; waits for it only if it may refuse."""
+    if not self._assertions:
+      return
+    examples = [x.as_example() for x in choices]
+    checked = self._assertions.submit(examples, self._batcher.engine.step)
+    if refused := self._assertions.refused:
+      if not checked:
+        raise RefusalError(503, "too many answers wait to be checked.")
+      for name, found in (await asyncio.wrap_future(checked)).items():
+        if max(found) >= refused.get(name, math.inf):
+          raise RefusalError(
+            422,
+            f"the assertion {name!r} refuses the answer (severity "
+            f"{max(found):g}); ask for another.",
+          )
 
   def _is_over(self, choice: Choice) -> bool:
     _check_choice(choice)
@@ -174,6 +202,12 @@ class _Completions:
           await response.prepare(request)
         await response.write(f"data: {event}\n\n".encode())
 
+    # Text that was sent cannot be refused, so check all before sending any.
+    refuses = bool(self._assertions and self._assertions.refused)
+    if refuses:
+      await self._wait(choices, changed)
+      await self._check(choices)
+      changed.set()
     unfinished = list(choices)
     try:
       while unfinished:
@@ -187,6 +221,8 @@ class _Completions:
           if part and part["finish_reason"]:
             self._batcher.cancel([choice.row])
             unfinished.remove(choice)
+      if not refuses:
+        await self._check(choices)
       if asked.include_usage:
         usage = _count_tokens(choices)
         await send(json_text({**head, "choices": [], "usage": usage}))
@@ -250,6 +286,7 @@ class Server:
     access: Access,
     *,
     loads_adapters: bool = False,
+    assertions: Assertions | None = None,
   ):
     # `counters` are the batcher's counters, to which the server adds requests.
     # `loads_adapters` says whether clients may load and unload adapters.
@@ -258,7 +295,10 @@ class Server:
     self._loading_thread = futures.ThreadPoolExecutor(1)
     self._model, self._batcher, self._counters = model, batcher, counters
     self._access = access
-    self._completions = _Completions(model, batcher)
+    self._assertions = assertions
+    if assertions:
+      counters.assertions = assertions.results
+    self._completions = _Completions(model, batcher, assertions)
     self._connections: Connections | None = None
     self._stopped = asyncio.Event()
     self._signal = ""
@@ -299,6 +339,8 @@ class Server:
     listening.close()
     await runner.cleanup()  # waits for unfinished answers
     self._batcher.stop()
+    if self._assertions:
+      self._assertions.close()
     await asyncio.to_thread(thread.join)
     return self._signal
 

@@ -87,7 +87,9 @@ class Weights:
 
 
 @contextlib.asynccontextmanager
-async def serving(access=None, decoder=None, *, loads_adapters=False, **model):
+async def serving(
+  access=None, decoder=None, *, loads_adapters=False, assertions=None, **model
+):
   """Runs a server; yields it, and its address."""
   from palm_mtf.generation.serving.access import Access
   from palm_mtf.generation.serving.server import Server  # imports aiohttp
@@ -104,6 +106,7 @@ async def serving(access=None, decoder=None, *, loads_adapters=False, **model):
   server = Server(
     *(served, batcher, counters, access or Access()),
     loads_adapters=loads_adapters,
+    assertions=assertions,
   )
   task = asyncio.create_task(server.serve(listening))
   try:
