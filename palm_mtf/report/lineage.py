@@ -72,7 +72,7 @@ def _draw_model(model: Mapping[str, Any], x: int, y: int) -> Iterator[str]:
   yield f'<rect x="{x}" y="{y}" width="{_WIDTH}" height="{_HEIGHT}" rx="6"'
   yield f' fill="#8881" {_FOUND if found else _LOST}/>'
   lines = (
-    os.path.basename(path.partition("/checkpoints/")[0]),
+    os.path.basename(path.rpartition("/checkpoints/")[0] or path),
     f"step {model['step']}, {digest[:8]}" if "step" in model else digest[:8],
     "/".join(texts.split("/")[-2:]) if found else state.partition(":")[0],
   )
