@@ -108,6 +108,9 @@ setup(
     "report": ["matplotlib>=3.10,<4", "scipy>=1.14,<2"],
     # The HTTP server of `palm_mtf serve`.
     "serve": ["aiohttp>=3.14,<4"],
+    # Signs exported folders. model-signing 1.1.1 imports pyOpenSSL without
+    # requiring it.
+    "sign": ["model-signing>=1.1,<2", "pyopenssl>=24"],
     # Imports of t5.data and t5.evaluation, without t5 itself, because every
     # release of t5 requires tfds-nightly, and since 0.9.4 seqio-nightly, which
     # overwrite tensorflow-datasets and seqio. docs/t5.md has the next command.

@@ -392,6 +392,14 @@ COMMANDS = {
       "--score": _flag(
         "TEXT", "print how likely each of the models finds a text", dest="text"
       ),
+      "--format": _flag(
+        None,
+        "text: the models; openlineage: events of the run, one per line; "
+        "croissant: metadata of its data, with hashes",
+        dest="target",
+        choices=["text", "openlineage", "croissant"],
+        default="text",
+      ),
     },
   ),
   "vocab": Command(

@@ -100,6 +100,11 @@ def export(
       f"--dtype = {dtype!r}: --format={target} is written in float32; leave it "
       "out, or use --format=gguf."
     )
+  if base_model and target not in _OF_ADAPTERS:
+    raise UserError(
+      f"--base_model = {base_model!r}: --format={target} names no base; leave "
+      "it out."
+    )
   checkpoint, vocabulary = open_newest(model_dir, config)
   if not is_adapter:
     config = dataclasses.replace(config, model=model.base)

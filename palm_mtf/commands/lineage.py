@@ -12,6 +12,7 @@ from typing import Any
 
 from palm_mtf.checkpoints.lineage import Ancestor, trace
 from palm_mtf.checkpoints.weights_to_load import settings_of
+from palm_mtf.commands.lineage_formats import format_lineage
 from palm_mtf.config import DataConfig, MeshLayout, ModelConfig
 from palm_mtf.config.macros import from_macros
 from palm_mtf.console import format_table
@@ -31,14 +32,25 @@ _START = ("PACKING", "START_ID", "ADD_START")
 _NO_TEXT = {"TEXT_FILES": "none", "VOCABULARY": None, "VALIDATION_SHARE": 0.5}
 
 
-def lineage(*, model_dir: str, text: str | None, as_json: bool) -> int:
+def lineage(
+  *, model_dir: str, text: str | None, target: str, as_json: bool
+) -> int:
   """Prints a model's ancestors; returns 1 if one is missing or changed.
+
+  If `target` is not "text", prints the run or its data in that format.
 
   Raises UserError if `model_dir` has no checkpoint, a manifest has wrong
   values, or `text` cannot be scored.
   """
   if text == "":
     raise UserError("--score = '': is no text; give one.")
+  if target != "text":
+    if text or as_json:
+      raise UserError(
+        f"--format={target} is JSON already; leave --score and --json out."
+      )
+    print(*format_lineage(model_dir, target), sep="\n")
+    return 0
   found: list[Ancestor] = []
   depths: list[int] = []
   for each in trace(model_dir):

@@ -14,12 +14,6 @@ _RIGHT, _DOWN = _WIDTH + 100, _HEIGHT + 16  # from one box to the next
 _LONGEST = 22  # characters of a line in a box
 _FOUND = 'stroke="currentColor" stroke-opacity=".5"'
 _LOST = 'stroke="#d55e00" stroke-width="2" stroke-dasharray="5 4"'
-_LINE = '<text x="{}" y="{}" font-weight="{}">{}</text>'
-_ARROW = (
-  '<g><title>{title}</title><path d="M{x} {y}C{middle} {y} {middle} {y2} {x2} '
-  '{y2}m-7 -4l7 4l-7 4" fill="none" stroke="currentColor"/>'
-  '<text x="{middle}" y="{above}" text-anchor="middle">{kind}</text></g>'
-)
 
 
 def render_lineage(models: Sequence[Mapping[str, Any]]) -> Iterator[str]:
@@ -34,52 +28,45 @@ def render_lineage(models: Sequence[Mapping[str, Any]]) -> Iterator[str]:
     is_first = all(x["child"] != child for x in models[:i])
     rows.append(rows[child] if is_first else max(rows) + 1)
     columns.append(columns[child] + 1)
-  width, height = (max(columns) + 1) * _RIGHT, (max(rows) + 1) * _DOWN
-  yield f'<div class="table"><svg width="{width}" height="{height}"'
-  yield ' font-size="12" fill="currentColor" role="img">'
-  corners = [
-    ((max(columns) - column) * _RIGHT + 1, row * _DOWN + 1)
-    for column, row in zip(columns, rows, strict=True)
-  ]
-  for model, (x, y) in zip(models, corners, strict=True):
+  xs = [(max(columns) - x) * _RIGHT + 1 for x in columns]
+  ys = [y * _DOWN + 1 for y in rows]
+  size = f'width="{max(xs) + _WIDTH + 1}" height="{max(ys) + _HEIGHT + 1}"'
+  yield f'<div class="table"><svg {size} font-size="12" fill="currentColor">'
+  for model, x, y in zip(models, xs, ys, strict=True):
     yield from _draw_model(model, x, y)
-    if model["child"] is not None:
-      to_x, to_y = corners[model["child"]]
-      changes = (
-        f"{name} = {shorten(after)} (was {shorten(before)})"
-        for name, (before, after) in model["changed_settings"].items()
-      )
-      yield _ARROW.format(
-        title=_escape(model["kind"], *changes),
-        kind=_escape(model["kind"][:14]),
-        x=x + _WIDTH,
-        y=y + _HEIGHT // 2,
-        x2=to_x - 1,
-        y2=to_y + _HEIGHT // 2,
-        middle=(x + _WIDTH + to_x) // 2,
-        # A curve rises, so below it is space for a text.
-        above=y + _HEIGHT // 2 + (-6 if y == to_y else 16),
-      )
+    if (child := model["child"]) is None:
+      continue
+    changes = (
+      f"{name} = {shorten(after)} (was {shorten(before)})"
+      for name, (before, after) in model["changed_settings"].items()
+    )
+    middle, y1, y2 = (z + _HEIGHT // 2 for z in (xs[child] - 81, y, ys[child]))
+    curve = f"C{middle} {y1} {middle} {y2} {xs[child] - 1} {y2}m-7 -4l7 4l-7 4"
+    yield f"<g><title>{_escape(model['kind'], *changes)}</title>"
+    yield f'<path d="M{x + _WIDTH} {y1}{curve}" fill="none"'
+    # A curve rises, so that below it is space for a text.
+    above = y1 + (-6 if y1 == y2 else 16)
+    yield f' stroke="currentColor"/><text x="{middle}" y="{above}"'
+    yield f' text-anchor="middle">{_escape(model["kind"][:14])}</text></g>'
   yield "</svg></div>"
 
 
 def _draw_model(model: Mapping[str, Any], x: int, y: int) -> Iterator[str]:
   path, digest, state = (model[name] for name in ("path", "blake2b", "state"))
-  settings = model.get("settings", {})
+  settings, found = model.get("settings", {}), state == "found"
   texts = str(settings.get("TASK") or settings.get("TEXT_FILES") or "")
-  found = state == "found"
   yield f"<g><title>{_escape(path, digest, state, texts)}</title>"
   yield f'<rect x="{x}" y="{y}" width="{_WIDTH}" height="{_HEIGHT}" rx="6"'
   yield f' fill="#8881" {_FOUND if found else _LOST}/>'
   lines = (
-    os.path.basename(path.partition("/checkpoints/")[0]),
+    os.path.basename(path.rpartition("/checkpoints/")[0] or path),
     f"step {model['step']}, {digest[:8]}" if "step" in model else digest[:8],
     "/".join(texts.split("/")[-2:]) if found else state.partition(":")[0],
   )
   for i, line in enumerate(lines):
     text = line if len(line) <= _LONGEST else f"{line[: _LONGEST - 3]}..."
-    where = x + 10, y + 19 + 17 * i
-    yield _LINE.format(*where, 400 if i else 700, _escape(text))
+    yield f'<text x="{x + 10}" y="{y + 19 + 17 * i}"'
+    yield f' font-weight="{400 if i else 700}">{_escape(text)}</text>'
   yield "</g>"
 
 

@@ -106,6 +106,13 @@ def test_no_file_of_an_export_has_a_path_of_this_machine(exported):
   assert not [x for x in files if bytes(exported.parent) in x.read_bytes()]
 
 
+def test_a_format_that_names_no_base_takes_none(finished, palm_mtf, tmp_path):
+  flags = ("--model_dir", finished, "--output", tmp_path / "a")
+  code, _, error = palm_mtf("export", *flags, "--format=npz", "--base_model=a")
+  assert code == 2
+  assert "--base_model = 'a': --format=npz names no base" in error
+
+
 @pytest.mark.parametrize(
   ("path", "published"),
   [

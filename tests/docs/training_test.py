@@ -135,5 +135,19 @@ def test_a_text_is_scored_along_a_lineage(block, adapted, capsys):
   assert all(f"runs/{x}" in printed for x in ("chat", "tuned", "quickstart"))
 
 
+@PAGE.shows("palm_mtf lineage runs/chat --format")
+def test_a_run_is_printed_for_other_software(block, trained, capsys):
+  shutil.copytree("runs/mine", "runs/chat")
+  capsys.readouterr()
+  for command in block.commands:
+    assert main(command[1:-1]) == 0  # without the file of the output
+  events, _, metadata = capsys.readouterr().out.rpartition("\n{\n")
+  assert [json.loads(x)["eventType"] for x in events.splitlines()] == [
+    "START",
+    "COMPLETE",
+  ]
+  assert json.loads(f"{{{metadata}")["@type"] == "sc:Dataset"
+
+
 def test_every_block_is_tested():
   PAGE.assert_every_block_is_tested("gin/recipes/quickstart.gin")

@@ -247,6 +247,12 @@ class FileDigests(contextlib.AbstractContextManager):
           advance(file.num_bytes)
     return [digests[file] for file in files]
 
+  def find_changed(self, files: Sequence[TextFile]) -> TextFile | None:
+    """Returns a file whose bytes differ from its cached hash, if any does."""
+    known = [self._known.get(x.path, [None])[-1] for x in files]
+    found = zip(files, known, self.read(files), strict=True)
+    return next((x for x, old, new in found if old not in (None, new)), None)
+
   def _hash(self, file: TextFile) -> str:
     started_ns = time.time_ns()
     try:
