@@ -2,13 +2,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """`palm_mtf export` with statistics of a text: imatrix files, and rounding."""
 
-import functools
-
 import numpy as np
 import pytest
 
 from palm_mtf._tf import tf
 from palm_mtf.architecture.parameters import parameter_shapes
+from palm_mtf.cli.main import main
 from palm_mtf.config import ModelConfig
 from palm_mtf.data.vocabulary.load import open_vocabulary
 from palm_mtf.export.gguf.imatrix import read_imatrix
@@ -22,8 +21,13 @@ MODEL = ModelConfig(
 
 
 @pytest.fixture
-def export(finished, palm_mtf):
-  return functools.partial(palm_mtf, "export", "--model_dir", finished)
+def export(finished, capsys):
+  def run(*flags):
+    capsys.readouterr()
+    given = "export", "--model_dir", finished, *flags
+    return main([str(x) for x in given]), capsys.readouterr().err
+
+  return run
 
 
 @pytest.fixture
@@ -38,7 +42,7 @@ def test_statistics_count_the_whole_rows_of_a_text(
 ):
   output = tmp_path / "imatrix.gguf"
   flags = "--format=imatrix", "--output", output, "--calibration", text
-  code, _, err = export(*flags)
+  code, err = export(*flags)
   assert code == 0, err
   vocabulary = open_vocabulary(str(finished / "vocabulary.model"))
   num_tokens = len(vocabulary.encode(text.read_text()))
@@ -57,7 +61,7 @@ def test_statistics_count_the_whole_rows_of_a_text(
 def test_rounded_weights_are_those_that_decoding_keeps(export, text, tmp_path):
   for name, more in (("plain", []), ("rounded", ["--round=int4"])):
     flags = "--format=npz", "--output", tmp_path / name, *more
-    code, _, err = export(*flags, "--calibration", text)
+    code, err = export(*flags, "--calibration", text)
     assert code == 0, err
   plain, rounded = (
     np.load(next((tmp_path / x).glob("*.npz"))) for x in ("plain", "rounded")
@@ -86,7 +90,7 @@ def test_what_cannot_be_calibrated_is_one_error_line(
   short, output = tmp_path / "short.txt", tmp_path / "out"
   short.write_text("one two")
   flags = *flags, "--output", output, "--calibration", short
-  code, _, err = export(*flags)
+  code, err = export(*flags)
   assert code == 2
   assert message in err.splitlines()[-1]
   assert not output.exists()
