@@ -3,6 +3,7 @@
 """`palm_mtf export` and `import`: models for and from other software."""
 
 import dataclasses
+import functools
 import math
 import os
 import tempfile
@@ -104,6 +105,11 @@ def export(
       f"--round = {rounding!r}: rounded kernels are exact only in float32, and "
       "in a whole model; use another --format, --dtype=float32 or --merge."
     )
+  if calibration and not rounding and target != "imatrix":
+    raise UserError(
+      f"--calibration = {', '.join(calibration)}: give --round or "
+      "--format=imatrix, which need statistics, or leave it out."
+    )
   checkpoint, vocabulary = open_newest(model_dir, config)
   if not is_adapter:
     config = dataclasses.replace(config, model=model.base)
@@ -113,14 +119,11 @@ def export(
   results = read_evaluations(ModelDir(model_dir).evaluations)
   results = [x for x in results if x["step"] == step]
   trained = TrainedModel(config, checkpoint, vocabulary, kind, results)
-  statistics = {}
-  if rounding or target == "imatrix":
-    own = dataclasses.replace(config, model=model)
-    given = model_dir, own, checkpoint, vocabulary, calibration
-    statistics = _collect(*given, hessians=bool(rounding))
+  own = dataclasses.replace(config, model=model)
+  given = model_dir, own, checkpoint, vocabulary, calibration
+  collect = functools.partial(_collect, *given)
   if target == "imatrix":
-    datasets = calibration or [model_dir]
-    exported = make_imatrix(trained, statistics, datasets)
+    exported = make_imatrix(trained, collect, calibration or [model_dir])
   elif target == "gguf":
     exported = (make_gguf_adapter if is_adapter else make_gguf)(trained, dtype)
   else:
@@ -135,6 +138,7 @@ def export(
     if rounding:
       from palm_mtf.compression.rounding import rounding_reader
 
+      statistics = collect(hessians=True)
       read = rounding_reader(model.base, read, statistics, rounding)
     exported.write(path, read)
   print(f"step {step} of {model_dir} is in {output}, {exported.kind}")
@@ -147,7 +151,7 @@ def _collect(
   vocabulary: Vocabulary,
   texts: Sequence[str],
   *,
-  hessians: bool,
+  hessians: bool = False,
 ) -> dict[str, ColumnStatistics]:
   """Returns the statistics of a run's newest checkpoint over texts."""
   from palm_mtf.compression.calibration import calibration_batches

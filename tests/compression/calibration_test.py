@@ -61,7 +61,9 @@ def test_statistics_count_the_whole_rows_of_a_text(
 def test_rounded_weights_are_those_that_decoding_keeps(export, text, tmp_path):
   for name, more in (("plain", []), ("rounded", ["--round=int4"])):
     flags = "--format=npz", "--output", tmp_path / name, *more
-    code, err = export(*flags, "--calibration", text)
+    if more:
+      flags = *flags, "--calibration", text
+    code, err = export(*flags)
     assert code == 0, err
   plain, rounded = (
     np.load(next((tmp_path / x).glob("*.npz"))) for x in ("plain", "rounded")
@@ -82,6 +84,7 @@ def test_rounded_weights_are_those_that_decoding_keeps(export, text, tmp_path):
   [
     (["--format=imatrix"], "tokens fill no row of SEQUENCE_LENGTH = 32; give"),
     (["--format=gguf", "--dtype=q8_0", "--round=int8"], "--round = 'int8': "),
+    (["--format=npz"], "give --round or --format=imatrix, which need statis"),
   ],
 )
 def test_what_cannot_be_calibrated_is_one_error_line(
