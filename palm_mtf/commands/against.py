@@ -76,9 +76,8 @@ def _is_same(checkpoint: Checkpoint, vocabulary: Vocabulary) -> bool:
 
 def describe_divergence(found: Sequence["Divergence"]) -> dict[str, float]:
   """Returns statistics of all tokens of several texts."""
-  loss, loss_of_other, kl, agrees = map(
-    np.concatenate, zip(*found, strict=True)
-  )
+  each = map(np.concatenate, zip(*found, strict=True))
+  loss, loss_of_other, kl, agrees = each
   return {
     "tokens": len(kl),
     "perplexity": float(np.exp(loss.mean())),
@@ -87,17 +86,3 @@ def describe_divergence(found: Sequence["Divergence"]) -> dict[str, float]:
     "kl_divergence_99th": float(np.percentile(kl, 99)),
     "top_1_agreement": float(agrees.mean()),
   }
-
-
-def format_divergence(path: str, numbers: dict[str, float]) -> str:
-  """Returns the lines that `palm_mtf score` prints."""
-  return "\n".join(
-    [
-      f"against {path}, over {numbers['tokens']:,} tokens:",
-      f"  perplexity          {numbers['perplexity']:.4f}, and "
-      f"{numbers['perplexity_of_other']:.4f} of the other",
-      f"  KL divergence       {numbers['kl_divergence']:.6f} nats per token, "
-      f"99th percentile {numbers['kl_divergence_99th']:.6f}",
-      f"  same likeliest      {numbers['top_1_agreement']:.2%} of tokens",
-    ]
-  )
