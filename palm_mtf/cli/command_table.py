@@ -288,8 +288,9 @@ COMMANDS = {
       ),
       "--dtype": _flag(
         None,
-        "of the weights of gguf",
-        choices=["float32", "float16", "q8_0"],
+        "of the weights of gguf; q4_k_m, q5_k_m and q6_k are llama.cpp's "
+        "mixtures of types",
+        choices=["float32", "float16", "q8_0", "q6_k", "q5_k_m", "q4_k_m"],
         default="float32",
       ),
       "--round": _flag(

@@ -25,16 +25,15 @@ from palm_mtf.data.vocabulary.sentencepiece_vocabulary import (
 from palm_mtf.data.vocabulary.vocabulary import Vocabulary
 from palm_mtf.errors import UserError
 from palm_mtf.export.gguf.architectures import GgufArchitecture
-from palm_mtf.export.gguf.files import (
-  FILE_TYPES,
-  GgufFile,
-  choose_dtype,
-  count_bytes,
-  write_gguf,
-)
+from palm_mtf.export.gguf.files import GgufFile, write_gguf
 from palm_mtf.export.gguf.metadata import (
   find_gguf_architecture,
   make_model_metadata,
+)
+from palm_mtf.export.gguf.mixtures import (
+  FILE_TYPES,
+  choose_dtypes,
+  count_bytes,
 )
 from palm_mtf.export.huggingface.folder import explain_inexact
 from palm_mtf.export.huggingface.weights import (
@@ -86,10 +85,7 @@ def make_gguf(trained: TrainedModel, dtype: str) -> Export:
   def write(path: str, read: Reader) -> None:
     write_gguf(path, metadata, shapes, dtype, make_reader(model, own, read))
 
-  num_bytes = sum(
-    count_bytes(shape, choose_dtype(name, shape, dtype))
-    for name, shape in shapes.items()
-  )
+  num_bytes = count_bytes(shapes, choose_dtypes(shapes, dtype, metadata))
   return Export(f"a {own.name} in {dtype}", num_bytes, write)
 
 
