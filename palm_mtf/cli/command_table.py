@@ -293,6 +293,11 @@ COMMANDS = {
         choices=["float32", "float16", "q8_0", "q6_k", "q5_k_m", "q4_k_m"],
         default="float32",
       ),
+      "--imatrix": _flag(
+        "FILE",
+        "statistics that --format=imatrix or llama-imatrix has written: in a "
+        "mixture, weights of larger inputs lose less",
+      ),
       "--round": _flag(
         None,
         "round kernels by GPTQ, with statistics of a text, so that this "
