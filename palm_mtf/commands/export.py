@@ -42,6 +42,7 @@ from palm_mtf.export.gguf.adapter import make_gguf_adapter
 from palm_mtf.export.gguf.files import GgufFile
 from palm_mtf.export.gguf.imatrix import make_imatrix
 from palm_mtf.export.gguf.metadata import read_model_metadata
+from palm_mtf.export.gguf.mixtures import MIXTURES
 from palm_mtf.export.gguf.model import (
   CHAT_TEMPLATE,
   import_gguf_parameters,
@@ -76,6 +77,7 @@ def export(
   base_model: str | None = None,
   rounding: str | None = None,
   calibration: Sequence[str] = (),
+  imatrix: str | None = None,
 ) -> None:
   """Writes a run's newest checkpoint in another software's format.
 
@@ -84,30 +86,13 @@ def export(
   the model with which the run began, if not by its id in the Hub's cache.
   `rounding` ("int8" or "int4") rounds kernels for WEIGHT_DTYPE. `calibration`
   has paths of texts, for statistics; without paths, the run's training text
-  gives the statistics.
+  gives the statistics. `imatrix` is the path of statistics that weigh the
+  errors of a mixture of types.
   """
   model = config.model
-  if merge and model.adapter == "none":
-    raise UserError(
-      'ADAPTER = "none": there is nothing to merge; leave --merge out.'
-    )
-  if model.adapter_length and (merge or target != "hf"):
-    raise UserError(
-      f"ADAPTER = {model.adapter!r} and "
-      f"{'--merge' if merge else f'--format={target}'}: the model's kernels "
-      "cannot hold the adapter; use --format=hf, which writes it for PEFT."
-    )
   is_adapter = model.adapter != "none" and target in _OF_ADAPTERS and not merge
-  if target != "gguf" and dtype != "float32":
-    raise UserError(
-      f"--dtype = {dtype!r}: --format={target} is written in float32; leave it "
-      "out, or use --format=gguf."
-    )
-  if base_model and target not in _OF_ADAPTERS:
-    raise UserError(
-      f"--base_model = {base_model!r}: --format={target} names no base; leave "
-      "it out."
-    )
+  _check_adapter(model, target, merge=merge, base_model=base_model)
+  _check_dtype(target, dtype, imatrix)
   if rounding and (is_adapter or dtype != "float32" or target == "imatrix"):
     raise UserError(
       f"--round = {rounding!r}: rounded kernels are exact only in float32, and "
@@ -119,6 +104,8 @@ def export(
       "--format=imatrix, which need statistics, or leave it out."
     )
   checkpoint, vocabulary = open_newest(model_dir, config)
+  given = model_dir, config, checkpoint, vocabulary, calibration
+  collect = functools.partial(_collect, *given)
   if not is_adapter:
     config = dataclasses.replace(config, model=model.base)
   kind = "merged" if model != config.model else "exported"
@@ -127,21 +114,16 @@ def export(
   results = read_evaluations(ModelDir(model_dir).evaluations)
   results = [x for x in results if x["step"] == step]
   trained = TrainedModel(
-    config,
-    checkpoint,
-    vocabulary,
-    kind,
-    results,
+    *(config, checkpoint, vocabulary, kind, results),
     folder=os.path.dirname(os.path.abspath(output)),
     given_base=base_model,
   )
-  own = dataclasses.replace(config, model=model)
-  given = model_dir, own, checkpoint, vocabulary, calibration
-  collect = functools.partial(_collect, *given)
   if target == "imatrix":
     exported = make_imatrix(trained, collect, calibration or [model_dir])
+  elif target == "gguf" and is_adapter:
+    exported = make_gguf_adapter(trained, dtype)
   elif target == "gguf":
-    exported = (make_gguf_adapter if is_adapter else make_gguf)(trained, dtype)
+    exported = make_gguf(trained, dtype, imatrix)
   else:
     exported = make_peft(trained) if is_adapter else _FORMATS[target](trained)
   output = os.path.abspath(os.path.join(output, exported.subfolder))
@@ -158,6 +140,39 @@ def export(
       read = rounding_reader(model.base, read, statistics, rounding)
     exported.write(path, read)
   print(f"step {step} of {model_dir} is in {output}, {exported.kind}")
+
+
+def _check_adapter(
+  model: ModelConfig, target: str, *, merge: bool, base_model: str | None
+) -> None:
+  if merge and model.adapter == "none":
+    raise UserError(
+      'ADAPTER = "none": there is nothing to merge; leave --merge out.'
+    )
+  if model.adapter_length and (merge or target != "hf"):
+    raise UserError(
+      f"ADAPTER = {model.adapter!r} and "
+      f"{'--merge' if merge else f'--format={target}'}: the model's kernels "
+      "cannot hold the adapter; use --format=hf, which writes it for PEFT."
+    )
+  if base_model and target not in _OF_ADAPTERS:
+    raise UserError(
+      f"--base_model = {base_model!r}: --format={target} names no base; leave "
+      "it out."
+    )
+
+
+def _check_dtype(target: str, dtype: str, imatrix: str | None) -> None:
+  if target != "gguf" and dtype != "float32":
+    raise UserError(
+      f"--dtype = {dtype!r}: --format={target} is written in float32; leave it "
+      "out, or use --format=gguf."
+    )
+  if imatrix and dtype not in MIXTURES:
+    raise UserError(
+      f"--imatrix = {imatrix!r}: weighs errors of the mixtures; give "
+      f"--format=gguf and --dtype={' or '.join(MIXTURES)}, or leave it out."
+    )
 
 
 def _collect(
