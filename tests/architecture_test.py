@@ -136,7 +136,8 @@ IMPORTS = {
   "export/gguf export/saved_model export/npz runtime/host_functions "
   "runtime/addresses "
   "runtime/server_info runtime/server runtime/manager runtime/client "
-  "generation/inference generation/serving evaluation training sweep",
+  "compression generation/inference generation/serving evaluation training "
+  "sweep",
   # Commands are imported by the names in the command table and in gin files.
   "cli": "__init__ errors user_text console user_code config machine _tf "
   "model_dir",

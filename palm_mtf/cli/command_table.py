@@ -250,6 +250,11 @@ COMMANDS = {
         action="extend",
         nargs="+",
       ),
+      "--against": _flag(
+        "MODEL_DIR",
+        "also print the KL divergence from another run or checkpoint, and how "
+        "often both find the same token likeliest",
+      ),
       **_ADAPTER,
     },
   ),
@@ -269,15 +274,16 @@ COMMANDS = {
       "--format": _flag(
         None,
         "hf: for Hugging Face transformers; gguf: for llama.cpp; "
-        "saved_model: for TensorFlow; npz: NumPy arrays",
+        "saved_model: for TensorFlow; npz: NumPy arrays; imatrix: statistics "
+        "of a text, for llama.cpp's quantizer",
         dest="target",
-        choices=["hf", "gguf", "saved_model", "npz"],
+        choices=["hf", "gguf", "saved_model", "npz", "imatrix"],
         default="hf",
       ),
       "--output": _flag(
         "FOLDER",
-        "the path to make: a file for gguf, else a folder; saved_model "
-        "makes a folder in it, named after the step",
+        "the path to make: a file for gguf and imatrix, else a folder; "
+        "saved_model makes a folder in it, named after the step",
         required=True,
       ),
       "--dtype": _flag(
@@ -285,6 +291,13 @@ COMMANDS = {
         "of the weights of gguf",
         choices=["float32", "float16", "q8_0"],
         default="float32",
+      ),
+      "--calibration": _flag(
+        "FILE",
+        "texts for the statistics of imatrix, in rows of SEQUENCE_LENGTH "
+        "tokens (default: 128 training rows of the run)",
+        default=(),
+        nargs="+",
       ),
       "--merge": _switch(
         "of an adapted run, write the whole model; without it, hf writes the "

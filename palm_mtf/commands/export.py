@@ -6,7 +6,7 @@ import dataclasses
 import math
 import os
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -14,9 +14,15 @@ import numpy as np
 from palm_mtf import __version__
 from palm_mtf.accounting.optimizer_state import NO_MOMENTS
 from palm_mtf.adapters.merge import merged_reader
+from palm_mtf.architecture.column_statistics import ColumnStatistics
 from palm_mtf.architecture.parameters import parameter_shapes
 from palm_mtf.checkpoints.lineage import IMPORTED, LINK, hash_source
-from palm_mtf.checkpoints.manifest import WEIGHTS, Manifest, write_manifest
+from palm_mtf.checkpoints.manifest import (
+  WEIGHTS,
+  Checkpoint,
+  Manifest,
+  write_manifest,
+)
 from palm_mtf.checkpoints.weights_to_load import open_newest
 from palm_mtf.config import Config, ModelConfig
 from palm_mtf.config.macros import macros_of, values_of
@@ -33,6 +39,7 @@ from palm_mtf.data.vocabulary.vocabulary import Vocabulary
 from palm_mtf.errors import UserError
 from palm_mtf.export.gguf.adapter import make_gguf_adapter
 from palm_mtf.export.gguf.files import GgufFile
+from palm_mtf.export.gguf.imatrix import make_imatrix
 from palm_mtf.export.gguf.metadata import read_model_metadata
 from palm_mtf.export.gguf.model import (
   CHAT_TEMPLATE,
@@ -47,6 +54,7 @@ from palm_mtf.export.huggingface.weights import check_tensors, import_parameters
 from palm_mtf.export.npz import make_npz
 from palm_mtf.export.saved_model.folder import make_saved_model
 from palm_mtf.export.trained_model import TrainedModel
+from palm_mtf.machine.activation_dtype import log_dtype, resolve_dtype
 from palm_mtf.machine.host_memory import memory_bytes
 from palm_mtf.model_dir.atomic_files import new_path
 from palm_mtf.model_dir.paths import ModelDir
@@ -64,11 +72,13 @@ def export(
   target: str,
   dtype: str,
   merge: bool = False,
+  calibration: Sequence[str] = (),
 ) -> None:
   """Writes a run's newest checkpoint in another software's format.
 
   Of an adapted run, writes the adapter if the format has adapters, or the whole
-  model if it has none or `merge` is true.
+  model if it has none or `merge` is true. `calibration` has paths of texts, for
+  statistics; without paths, they are those of the run's training text.
   """
   model = config.model
   if merge and model.adapter == "none":
@@ -96,7 +106,13 @@ def export(
   results = read_evaluations(ModelDir(model_dir).evaluations)
   results = [x for x in results if x["step"] == step]
   trained = TrainedModel(config, checkpoint, vocabulary, kind, results)
-  if target == "gguf":
+  if target == "imatrix":
+    statistics = _collect(
+      model_dir, config, checkpoint, vocabulary, calibration
+    )
+    datasets = calibration or [model_dir]
+    exported = make_imatrix(trained, statistics, datasets)
+  elif target == "gguf":
     exported = (make_gguf_adapter if is_adapter else make_gguf)(trained, dtype)
   else:
     exported = make_peft(trained) if is_adapter else _FORMATS[target](trained)
@@ -108,6 +124,23 @@ def export(
     read = array_reader(checkpoint)
     exported.write(path, read if is_adapter else merged_reader(model, read))
   print(f"step {step} of {model_dir} is in {output}, {exported.kind}")
+
+
+def _collect(
+  model_dir: str,
+  config: Config,
+  checkpoint: Checkpoint,
+  vocabulary: Vocabulary,
+  texts: Sequence[str],
+) -> dict[str, ColumnStatistics]:
+  """Returns the statistics of a run's newest checkpoint over texts."""
+  from palm_mtf.compression.calibration import calibration_batches
+  from palm_mtf.compression.statistics import collect_statistics
+
+  batches = calibration_batches(model_dir, config, vocabulary, texts)
+  model = resolve_dtype(config.model, config.mesh_layout)
+  log_dtype(model, config.mesh_layout)
+  return collect_statistics(checkpoint, model, batches)
 
 
 def check_new(path: str) -> None:

@@ -15,10 +15,16 @@ order mark at its beginning.
 import dataclasses
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING
 
 from palm_mtf.checkpoints.manifest import Checkpoint
 from palm_mtf.checkpoints.weights_to_load import open_newest
 from palm_mtf.commands.adapter import add_adapter
+from palm_mtf.commands.against import (
+  describe_divergence,
+  format_divergence,
+  open_other,
+)
 from palm_mtf.config import Config, ModelConfig, mesh_layout
 from palm_mtf.console import format_table
 from palm_mtf.data.vocabulary.vocabulary import Vocabulary
@@ -32,6 +38,9 @@ from palm_mtf.user_text import (
   read_lines,
   read_text,
 )
+
+if TYPE_CHECKING:  # the module imports TensorFlow
+  from palm_mtf.generation.inference.scorer import Divergence
 
 _FORMS = (
   'give {"text": "..."}, {"inputs": "...", "targets": "..."} or {"inputs": '
@@ -121,9 +130,13 @@ def score(
   texts: Sequence[str] | None = None,
   input_files: Sequence[str] | None = None,
   adapter: str | None = None,
+  against: str | None = None,
   as_json: bool = False,
 ) -> None:
-  """Prints log-likelihoods, in nats, of documents, targets or options."""
+  """Prints log-likelihoods, in nats, of documents, targets or options.
+
+  `against` is the path of a run or checkpoint, with which to compare.
+  """
   mesh = config.mesh_layout
   mesh_layout.check_layout(mesh, config.model)
   model = resolve_dtype(config.model, mesh)
@@ -142,6 +155,7 @@ def score(
   for path in input_files or []:
     items += read_items(path)
   checkpoint, vocabulary = open_newest(model_dir, config)
+  other = against and open_other(against, config, vocabulary)
   config, checkpoint = add_adapter(adapter, config, checkpoint)
   model, stride = config.model, config.evaluation.stride
   if stride is not None and stride > model.text_length:
@@ -151,9 +165,11 @@ def score(
     )
   encoded = _encode(items, vocabulary, model)
   log_dtype(model, mesh)
-  likelihoods = _compute_log_likelihoods(
-    checkpoint, config, vocabulary, encoded
-  )
+  given = checkpoint, config, vocabulary, encoded
+  found = _compare(*given, *other) if other else []
+  likelihoods = (-math.fsum(x.loss.tolist()) for x in found)
+  if not other:
+    likelihoods = _compute_log_likelihoods(*given)
   records = []
   for item, examples in zip(items, encoded, strict=True):
     scores = [
@@ -172,6 +188,10 @@ def score(
       print(json_text(record | dtype))
   else:
     _print_table(items, records, totals)
+  if against:
+    numbers = describe_divergence(found)
+    more = {"against": against} | numbers
+    print(json_text(more) if as_json else format_divergence(against, numbers))
 
 
 def _encode(
@@ -218,6 +238,27 @@ def _compute_log_likelihoods(
     scorer = make_scorer(loaded, config, vocabulary)
     found = dict(scorer.log_likelihoods(examples))
   return (found[index] for index in range(len(examples)))
+
+
+def _compare(
+  checkpoint: Checkpoint,
+  config: Config,
+  vocabulary: Vocabulary,
+  encoded: Sequence[Sequence[tuple[list[int], list[int]]]],
+  other: Checkpoint,
+  config_of_other: Config,
+) -> list["Divergence"]:
+  from palm_mtf.generation.inference.scorer import Example, make_scorer
+  from palm_mtf.generation.inference.sessions import LoadedDecoder
+
+  with (
+    LoadedDecoder.of_run(checkpoint, config) as ours,
+    LoadedDecoder.of_run(other, config_of_other) as theirs,
+  ):
+    scorer = make_scorer(ours, config, vocabulary)
+    reference = make_scorer(theirs, config_of_other, vocabulary)
+    examples = [Example(*pair) for pairs in encoded for pair in pairs]
+    return [scorer.divergence(x, reference) for x in examples]
 
 
 def _score(

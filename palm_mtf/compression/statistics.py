@@ -18,6 +18,7 @@ import numpy as np
 
 from palm_mtf._tf import mtf, tf
 from palm_mtf.architecture.block import Branch, Projection, Read
+from palm_mtf.architecture.column_statistics import ColumnStatistics
 from palm_mtf.architecture.parameters import logits_table
 from palm_mtf.checkpoints.manifest import Checkpoint
 from palm_mtf.checkpoints.variables import CheckpointReader
@@ -42,21 +43,6 @@ from palm_mtf.runtime.client.client import Client
 from palm_mtf.runtime.program import Program, state_of
 
 _MASK = "loss_weights"  # feature that is 1 for tokens that count, 0 for padding
-
-
-class ColumnStatistics(NamedTuple):
-  """Sums over a text, for one kernel, or for the table of the logits.
-
-  Attributes:
-    sums: sum of x^2 of each input, [inputs] or [experts, inputs] float64.
-    tokens: number of tokens, [] or [experts] int64.
-    hessian: sum of x^T x, [inputs, inputs] or [experts, inputs, inputs]
-      float32; None if it was not requested.
-  """
-
-  sums: np.ndarray
-  tokens: np.ndarray
-  hessian: np.ndarray | None = None
 
 
 class StatisticsProgram(NamedTuple):

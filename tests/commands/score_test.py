@@ -5,9 +5,12 @@
 import functools
 import json
 import math
+import types
 
+import numpy as np
 import pytest
 
+from palm_mtf.commands.against import open_other
 from palm_mtf.commands.score import read_items
 from palm_mtf.config import ModelConfig
 from palm_mtf.data.vocabulary.load import open_vocabulary
@@ -49,14 +52,18 @@ def test_an_item_that_cannot_be_scored_is_one_error_line(
 
 
 @pytest.fixture(scope="module")
-def expected(finished):
-  """Returns the oracle's log p of targets given inputs, and their tokens."""
+def config():
   fields = ("num_layers", "d_model", "num_heads", "d_kv", "d_ff")
-  config = ModelConfig(
+  return ModelConfig(
     **{name: runs.SETTINGS[name.upper()] for name in fields},
     vocab_size=320,
     sequence_length=32,
   )
+
+
+@pytest.fixture(scope="module")
+def expected(finished, config):
+  """Returns the oracle's log p of targets given inputs, and their tokens."""
   vocabulary = open_vocabulary(str(finished / "vocabulary.model"))
   params = runs.read_tensors(finished, 12)
 
@@ -114,6 +121,60 @@ def test_numbers_of_all_forms_are_the_oracles(score, expected, tmp_path):
   assert pairs["log_likelihood"] == math.fsum(
     [pair["log_likelihood"], other["log_likelihood"]]
   )
+
+
+def test_the_divergence_from_another_checkpoint_is_the_oracles(
+  score, finished, config
+):
+  vocabulary = open_vocabulary(str(finished / "vocabulary.model"))
+  texts = "one two three four", "seven eight"
+  other = finished / "checkpoints" / "step_00000004"
+  more = [f"--text={x}" for x in texts]
+  code, out, err = score(*more, "--against", other, "--json")
+  assert code == 0, err
+  numbers = json.loads(out.splitlines()[-1])
+  kl, agrees, losses = [], [], [[], []]
+  for text in texts:
+    ids = vocabulary.encode(text)
+    rows = np.array([[vocabulary.eod_id, *ids[:-1]]])
+    log_q, log_p = (
+      logits - np.log(np.exp(logits).sum(-1, keepdims=True))
+      for step in (12, 4)
+      for params in [runs.read_tensors(finished, step)]
+      for logits in oracle.forward(config, params, rows)
+    )
+    kl += [*(np.exp(log_p) * (log_p - log_q)).sum(-1)]
+    agrees += [*(log_p.argmax(-1) == log_q.argmax(-1))]
+    for found, x in zip(losses, (log_q, log_p), strict=True):
+      found += [*-x[np.arange(len(ids)), ids]]
+  assert numbers["tokens"] == len(kl)
+  wanted = {
+    "perplexity": np.exp(np.mean(losses[0])),
+    "perplexity_of_other": np.exp(np.mean(losses[1])),
+    "kl_divergence": np.mean(kl),
+    # As llama-perplexity: linear between the two nearest tokens.
+    "kl_divergence_99th": np.percentile(kl, 99),
+    "top_1_agreement": np.mean(agrees),
+  }
+  assert {x: numbers[x] for x in wanted} == pytest.approx(wanted, rel=1e-4)
+  # int4 weights are compared with the same checkpoint's floats.
+  _, out, _ = score(*more, "--against", finished, "--gin.WEIGHT_DTYPE='int4'")
+  assert "KL divergence" in out and "nan" not in out
+
+
+def test_another_vocabulary_is_no_model_to_compare_with(finished, config):
+  own = open_vocabulary(str(finished / "vocabulary.model"))
+
+  def piece(i):
+    return own.piece(i).replace("three", "drei")
+
+  other = types.SimpleNamespace(
+    sha256="", size=own.size, eod_id=own.eod_id, piece=piece
+  )
+  settings = types.SimpleNamespace(model=config)
+  said = message_of(open_other, str(finished), settings, other)
+  assert said.startswith(f"--against = {str(finished)!r}: ")
+  assert "has another vocabulary than MODEL_DIR; compare" in said
 
 
 def test_quantized_weights_score_too(score):

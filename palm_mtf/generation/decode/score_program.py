@@ -30,6 +30,7 @@ _DTYPES = {
   "is_likeliest": tf.bool,
   "likeliest": tf.int32,
   "likeliest_loss": tf.float32,
+  "log_p": tf.float32,
 }
 
 
@@ -52,6 +53,7 @@ class ScoreRows(DecodeFunction):
     likeliest: [rows, length, k], int32: the k tokens with the largest log p at
       each target's position, likeliest first.
     likeliest_loss: [rows, length, k], float32: -log p of `likeliest`.
+    log_p: [rows, length, vocab], float32: log p of all tokens.
   """
 
   num_rows: int  # divisible by the number of slices of `batch`
@@ -100,12 +102,20 @@ class ScoreRows(DecodeFunction):
       model, mesh, [token_loss, is_likeliest, log_z, logits]
     )
     top, likeliest = _find_likeliest(model, logits)
+    log_p = impl.slicewise(
+      lambda z, x: tf.cast(x, tf.float32) - z[..., tf.newaxis], log_z, logits
+    )
+    for axis in split_axes(impl, [model.dims.vocab]):
+      log_p = impl.allconcat(log_p, axis, 2)
     found = {
       "token_loss": token_loss,
       "is_likeliest": is_likeliest,
       "likeliest": likeliest,
       "likeliest_loss": impl.slicewise(
         lambda z, top: z[..., tf.newaxis] - top, log_z, top
+      ),
+      "log_p": impl.slicewise(
+        lambda x: x[..., : model.config.vocab_size], log_p
       ),
     }
     return state, {name: join_rows(impl, found[name]) for name in self.names}

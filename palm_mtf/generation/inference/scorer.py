@@ -13,7 +13,7 @@ SEQUENCE_LENGTH = 4 and STRIDE = 2, each window scores the tokens in brackets:
 import collections
 import functools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -102,6 +102,23 @@ class Score(NamedTuple):
   is_greedy: bool  # whether greedy decoding gives the targets
 
 
+class Divergence(NamedTuple):
+  """How a model differs from another, at each scored token, [tokens] each.
+
+  Attributes:
+    loss: -log p of the token, in nats, float64.
+    loss_of_other: the same by the other model.
+    kl: Kullback-Leibler divergence of the model's distribution q from the other
+      model's p, the sum over the vocabulary of p log(p / q), in nats, float64.
+    agrees: whether both models find the same token likeliest, bool.
+  """
+
+  loss: np.ndarray
+  loss_of_other: np.ndarray
+  kl: np.ndarray
+  agrees: np.ndarray
+
+
 def make_scorer(
   loaded: LoadedDecoder,
   config: Config,
@@ -158,17 +175,18 @@ class Scorer:
     self, examples: Sequence[Example]
   ) -> Iterator[tuple[int, float]]:
     """Yields (index of an example, log p of its targets) in any order."""
-    for index, parts in self._score(examples, "token_loss"):
+    for index, parts in self._score(examples, self._runner("token_loss")):
       yield index, -math.fsum(x for (loss,) in parts for x in loss.tolist())
 
   def token_log_p(self, example: Example) -> list[float]:
     """Returns log p of each target of an example."""
-    ((_, parts),) = self._score([example], "token_loss")
+    ((_, parts),) = self._score([example], self._runner("token_loss"))
     return [-x for (loss,) in parts for x in loss.tolist()]
 
   def scores(self, examples: Sequence[Example]) -> Iterator[tuple[int, Score]]:
     """Yields (index of an example, its score) in any order."""
-    for index, parts in self._score(examples, "token_loss", "is_likeliest"):
+    run = self._runner("token_loss", "is_likeliest")
+    for index, parts in self._score(examples, run):
       losses, likeliest = (np.concatenate(x) for x in zip(*parts, strict=True))
       score = Score(-math.fsum(losses.tolist()), bool(likeliest.all()))
       yield index, score
@@ -200,11 +218,33 @@ class Scorer:
       )
     ]
 
+  def divergence(self, example: Example, other: "Scorer") -> Divergence:
+    """Compares with another model at each target of an example.
+
+    The models have the same vocabulary; the other one reads as long rows. At
+    any time, memory holds the distributions of both at the tokens of one row.
+    """
+
+    def run(*rows: np.ndarray) -> list[np.ndarray]:
+      (log_q,), (log_p,) = (x._runner("log_p")(*rows) for x in (self, other))
+      found = [_compare(*x) for x in zip(log_q, log_p, rows[1], strict=True)]
+      return [np.stack(x) for x in zip(*found, strict=True)]
+
+    ((_, parts),) = self._score([example], run, self._loaded.num_slices)
+    return Divergence(*map(np.concatenate, zip(*parts, strict=True)))
+
+  def _runner(self, *names: str) -> Callable[..., list[np.ndarray]]:
+    return functools.partial(self._run, names)
+
   def _score(
-    self, examples: Sequence[Example], *names: str
+    self,
+    examples: Sequence[Example],
+    run: Callable[..., list[np.ndarray]],
+    rows_at_once: int | None = None,
   ) -> Iterator[tuple[int, list[list[np.ndarray]]]]:
-    # Yields (index of an example, a list per window). The list has, for each of
-    # `names`, the program's output at the scored tokens of the window.
+    # Yields (index of an example, a list per window). The list has each of the
+    # arrays that `run` returns, at the scored tokens of the window. `run` takes
+    # inputs, targets and numbers of given inputs.
     rows = collections.defaultdict(list)  # {row length: [(index, window)]}
     missing = []  # number of windows that each example waits for
     texts = [self._begin(example) for example in examples]
@@ -219,10 +259,11 @@ class Scorer:
     parts = collections.defaultdict(list)
     # Score the shortest rows first, so that the first results come early.
     for length in sorted(rows):
-      size = count_rows_at_once(length, self._loaded.num_slices)
+      slices = self._loaded.num_slices
+      size = rows_at_once or count_rows_at_once(length, slices)
       for start in range(0, len(rows[length]), size):
         some = rows[length][start : start + size]
-        found = self._score_rows(texts, some, length, size, names)
+        found = self._score_rows(texts, some, length, size, run)
         for (index, _), part in zip(some, found, strict=True):
           parts[index].append(part)
           if len(parts[index]) == missing[index]:
@@ -240,9 +281,9 @@ class Scorer:
     rows: Sequence[tuple[int, Window]],
     length: int,
     size: int,
-    names: tuple[str, ...],
+    run: Callable[..., list[np.ndarray]],
   ) -> list[list[np.ndarray]]:
-    # Each row holds a window. Returns, per row, an output for each of `names`.
+    # Each row holds a window. Returns, per row, each array of `run`.
     inputs, targets = np.zeros([2, size, length], np.int32)
     num_given = np.zeros([size], np.int32)
     for row, (index, window) in enumerate(rows):
@@ -253,7 +294,7 @@ class Scorer:
       inputs[row, 1 : len(ids)] = ids[:-1]
       # All tokens before the first scored token count as given inputs.
       num_given[row] = 1 + window.first - window.start
-    values = self._run(names, inputs, targets, num_given)
+    values = run(inputs, targets, num_given)
     return [
       [x[row, w.first - w.start : w.stop - w.start] for x in values]
       for row, (_, w) in enumerate(rows)
@@ -278,3 +319,16 @@ class Scorer:
     program = self._build(ScoreRows(*inputs.shape, names, bool(adapter)))
     found = self._loaded.client.call(program, rows)
     return [found[x][:, virtual:] for x in names]
+
+
+def _compare(
+  log_q: np.ndarray, log_p: np.ndarray, targets: np.ndarray
+) -> Divergence:
+  # log_q and log_p are [length, vocab]; targets are [length].
+  def loss(x):
+    return -np.take_along_axis(x, targets[:, np.newaxis], 1)[:, 0]
+
+  agrees = log_q.argmax(1) == log_p.argmax(1)
+  log_q, log_p = (x.astype(np.float64) for x in (log_q, log_p))
+  kl = np.einsum("lv,lv->l", np.exp(log_p), log_p - log_q)
+  return Divergence(loss(log_q), loss(log_p), kl, agrees)
