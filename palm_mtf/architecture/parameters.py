@@ -147,7 +147,7 @@ def parse_name(name: str) -> ParameterName:
   return ParameterName(None, name)
 
 
-Role = Literal["trained", "frozen", "adapter", "masked", "state"]
+Role = Literal["trained", "frozen", "adapter", "state"]
 
 
 class Parameter(NamedTuple):

@@ -44,7 +44,9 @@ def check_pruning(config: Config, dense: ModelConfig) -> None:
   most = dense.num_heads // (dense.num_kv_heads or 1)
   whole, sizes = run.sparsity is None, "NUM_HEADS, NUM_KV_HEADS and D_FF"
   for why, is_wrong in {
-    f"experts lose no channels; keep D_FF = {dense.d_ff}": changed - _CHOSEN,
+    f"experts lose no channels; keep D_FF = {dense.d_ff}": (
+      model.has_experts and changed - _CHOSEN
+    ),
     f"ALiBi's slopes depend on NUM_HEADS; keep {dense.num_heads}": (
       "heads" in changed and model.positions == "alibi"
     ),
