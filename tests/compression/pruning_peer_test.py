@@ -84,16 +84,17 @@ def test_weights_are_those_of_llmcompressor(method, sparsity, dense, tmp_path):
     num_calibration_samples=len(rows),
     shuffle_calibration_samples=False,
   )
-  same = total = 0
   values = found.state_dict()
   for name, value in peer.state_dict().items():
-    own = values[name].numpy()
-    if not name.endswith("_proj.weight"):
-      np.testing.assert_array_equal(own, value.numpy(), err_msg=name)
-      continue
-    is_equal = (own == 0) == (value.numpy() == 0)
-    same, total = same + is_equal.sum(), total + is_equal.size
-    # llmcompressor computes in float32, so that scores that are nearly equal
-    # may change places.
-    print(name, is_equal.mean(), np.abs(own - value.numpy())[is_equal].max())
-  assert same / total > 0.999
+    own, other = values[name].numpy(), value.numpy()
+    if not name.endswith("_proj.weight") or method == "wanda":
+      np.testing.assert_array_equal(own, other, err_msg=name)
+    elif sparsity == "2:4":
+      np.testing.assert_array_equal(own == 0, other == 0, err_msg=name)
+      np.testing.assert_allclose(own, other, atol=1e-4, err_msg=name)
+    else:
+      # llmcompressor removes one weight more of each 128 inputs: all up to the
+      # score of the first that stays. Others change with it.
+      assert (own == 0).sum() == own.size // 2
+      assert 0 < (other == 0).sum() - own.size // 2 <= -(-own.shape[1] // 128)
+      assert ((own == 0) == (other == 0)).mean() > 0.999

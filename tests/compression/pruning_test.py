@@ -145,7 +145,7 @@ def test_a_pruned_run_resumes_to_the_same_bits(corpus, dense, tmp_path):
 @pytest.mark.slow
 @pytest.mark.parametrize("form", ["hf", "gguf"])
 def test_exports_and_imports_have_the_zeros_and_train_with_them(
-  form, corpus, pruned, tmp_path
+  form, corpus, dense, pruned, tmp_path
 ):
   """A model that was imported has its mask in its weights, too."""
   output = tmp_path / ("model.gguf" if form == "gguf" else "model")
@@ -154,16 +154,17 @@ def test_exports_and_imports_have_the_zeros_and_train_with_them(
   imported = tmp_path / "imported"
   assert main(["import", str(output), "--output", str(imported)]) == 0
   given = {"PRUNE": "none", "SPARSITY": None, "NUM_LAYERS": 2, "TRAIN_STEPS": 3}
-  vocabulary = {"VOCABULARY": str(pruned / "vocabulary.model")}
+  vocabulary = {"VOCABULARY": str(dense / "vocabulary.model")}
   assert train(corpus, tmp_path / "run", imported, **given, **vocabulary) == 0
   runs.assert_same(read_zeros(tmp_path / "run", 3), read_zeros(pruned, 1))
 
 
 @pytest.mark.slow
 def test_a_warning_says_that_training_changes_the_zeros(
-  corpus, pruned, tmp_path, capsys
+  corpus, dense, pruned, tmp_path, capsys
 ):
   given = {"PRUNE": "none", "SPARSITY": None, "KEEP_ZEROS": False}
+  given |= {"VOCABULARY": str(dense / "vocabulary.model")}
   given |= {"NUM_LAYERS": 2, "TRAIN_STEPS": 3}
   assert train(corpus, tmp_path, pruned, **given) == 0
   log = capsys.readouterr().err
