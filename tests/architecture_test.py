@@ -111,7 +111,8 @@ IMPORTS = {
   "export/saved_model": "errors config machine _tf architecture ops model "
   "generation/decode model_dir data/vocabulary export/trained_model",
   "export/npz": "json_text architecture export/trained_model",
-  "compression": "errors user_text config _tf architecture runtime/program "
+  "compression": "errors user_text config _tf architecture accounting "
+  "runtime/program "
   "mesh model runtime/client programs data/vocabulary data/batches "
   "checkpoints",
   "generation/inference": "errors user_text config machine architecture "
@@ -127,8 +128,8 @@ IMPORTS = {
   "architecture adapters steps accounting ops native runtime/program "
   "runtime/processes mesh runtime/addresses runtime/client executors/choose "
   "executors/executor programs rates model_dir assertions data/vocabulary "
-  "data/batches "
-  "checkpoints generation/decode generation/inference evaluation",
+  "data/batches checkpoints compression generation/decode generation/inference "
+  "evaluation",
   "sweep": "errors console config machine architecture accounting model_dir",
   "commands": "__init__ errors user_text console json_text config machine _tf "
   "architecture adapters accounting mesh executors/host executors/choose "

@@ -43,6 +43,7 @@ NOT_MIRRORED = {
   "executors/xla/frozen_test.py",
   "executors/xla/hosts_test.py",
   "executors/xla/preference_test.py",
+  "compression/pruning_peer_test.py",
   "training/preference_peer_test.py",
   "cli/main_run_test.py",
   "commands/data_cache_test.py",

@@ -21,12 +21,14 @@ A parameter also has a role, which says what training does with it:
 role     gradient and update   optimizer slots   in checkpoints   between pods
 trained  yes                   yes               yes              the gradient
 adapter  yes                   yes               yes              the gradient
+masked   yes, but 0 stays 0    yes               yes              the gradient
 state    by another rule       no                yes              sums
 frozen   no                    no                yes              nothing
-mask     no                    no                yes              nothing
 
 A state is what the router of experts knows of earlier steps. In place of a
-gradient, the backward pass gives how many tokens chose each expert.
+gradient, the backward pass gives how many tokens chose each expert. A masked
+parameter (KEEP_ZEROS) is its own mask, so that checkpoints, exports and imports
+of a pruned model need no other file.
 """
 
 import collections
@@ -121,6 +123,13 @@ class ParameterName(NamedTuple):
     return self.is_vector or self.part == ROUTER
 
   @property
+  def is_masked(self) -> bool:
+    """Whether pruning sets weights of it to 0, which KEEP_ZEROS keeps."""
+    others = (ROUTER, RELATIVE)
+    is_of_layer = self.layer is not None and self.part not in others
+    return is_of_layer and self.is_kernel and not self.is_adapter
+
+  @property
   def is_expert(self) -> bool:
     """Whether the parameter stacks the kernels of several experts."""
     return self.part.startswith("mlp/experts/")
@@ -138,7 +147,7 @@ def parse_name(name: str) -> ParameterName:
   return ParameterName(None, name)
 
 
-Role = Literal["trained", "frozen", "adapter", "mask", "state"]
+Role = Literal["trained", "frozen", "adapter", "state"]
 
 
 class Parameter(NamedTuple):

@@ -5,9 +5,10 @@
 A manifest has up to three links, {"kind", "checkpoint": path, "blake2b": hash}:
 
 origin    how the run began: "initialised" (random; no path and hash);
-          "continued", "finetuned" or "upcycled" from INIT_CHECKPOINT; or
-          "imported" from files of other software. If palm_mtf had exported
-          these files, the link has the link of the export as its "origin".
+          "continued", "finetuned", "upcycled" or "pruned" from
+          INIT_CHECKPOINT; or "imported" from files of other software. If
+          palm_mtf had exported these files, the link has the link of the export
+          as its "origin".
 base      the model that an adapter changes ("adapted")
 teacher   the model that was imitated ("distilled")
 
@@ -42,6 +43,7 @@ def describe_origin(
 ) -> dict[str, object]:
   """Returns `origin` of a run with these macros that begins with `weights`."""
   kind = "upcycled" if settings["INIT_EXPERTS"] == "copy" else "finetuned"
+  kind = "pruned" if settings["PRUNE"] != "none" else kind
   kind = "continued" if settings["INIT_STATE"] == "all" else kind
   return {**describe_base(weights), "kind": kind}
 

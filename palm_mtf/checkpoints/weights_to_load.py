@@ -24,6 +24,7 @@ from palm_mtf.accounting.optimizer_state import (
 from palm_mtf.architecture.block import NORMS, ROUTER, model_of
 from palm_mtf.architecture.parameters import (
   frozen_names,
+  parameter_shapes,
   parse_name,
   saved_shapes,
   user_name,
@@ -195,12 +196,21 @@ def _as_json(settings: Mapping[str, object]) -> dict[str, object]:
   return json.loads(json_text(settings))
 
 
-def check_same_roles(checkpoint: Checkpoint, frozen: Sequence[str]) -> None:
-  """Raises UserError if a run with FROZEN would need other optimizer slots.
+def check_same_roles(
+  checkpoint: Checkpoint, frozen: Sequence[str], optimizer: OptimizerConfig
+) -> None:
+  """Raises UserError if a run would give parameters other roles.
 
-  The checkpoint has slots for the parameters that its run trained.
+  The checkpoint has slots for the parameters that its run trained, and zeros
+  where its model was pruned.
   """
   names = checkpoint.manifest.shapes
+  kept = checkpoint.manifest.settings.get("KEEP_ZEROS", False)
+  if kept != optimizer.keep_zeros:
+    raise UserError(
+      f"KEEP_ZEROS = {optimizer.keep_zeros}: {checkpoint.path} was written "
+      f"with {kept}; keep that value, or {NEW_OPTIMIZER}."
+    )
   before = checkpoint.manifest.settings.get("FROZEN", [])
   changed = frozen_names(names, before) ^ frozen_names(names, frozen)
   if changed:
@@ -307,6 +317,7 @@ def find_initial_weights(
   newest: Checkpoint | None,
   shapes: Mapping[str, tuple[int, ...]],
   copying: ModelConfig | None = None,
+  pruning: ModelConfig | None = None,
 ) -> NamedWeights | None:
   """Returns the weights of INIT_CHECKPOINT, or None if they are not needed.
 
@@ -317,6 +328,7 @@ def find_initial_weights(
     shapes: the shape of every parameter of the model, by name.
     copying: the model with experts, if INIT_EXPERTS = "copy" makes each expert
       from the MLP of a dense checkpoint; otherwise None.
+    pruning: the model, if PRUNE makes it from a larger one; otherwise None.
 
   Raises UserError if `path` is missing, damaged or of another model.
   """
@@ -346,6 +358,8 @@ def find_initial_weights(
       y: shapes[x][1:] if parse_name(x).is_expert else shapes[x]
       for x, y in names.items()
     }
+  if pruning:
+    wanted = parameter_shapes(dense_model(weights, pruning))
   if weights.checkpoint:
     held = weights.checkpoint.manifest.shapes
   else:
@@ -369,6 +383,32 @@ def find_initial_weights(
       f"model; use the models/*.gin it was trained with{more}."
     )
   return dataclasses.replace(weights, names=names)
+
+
+def dense_model(weights: NamedWeights, model: ModelConfig) -> ModelConfig:
+  """Returns `model` with as many heads and channels as `weights`, to prune.
+
+  Raises UserError if `model` has more, or if palm_mtf did not write `weights`.
+  """
+  if not weights.checkpoint:
+    raise UserError(
+      f"{weights.given}: is no checkpoint of palm_mtf, which PRUNE needs; "
+      "import the model first."
+    )
+  before = settings_of(weights.checkpoint.manifest)
+  sizes = ("num_heads", "num_kv_heads", "d_ff")
+  dense = dataclasses.replace(model, **{x: before[x.upper()] for x in sizes})
+  for own, most, name in (
+    (model.d_ff, dense.d_ff, "D_FF"),
+    (model.num_heads, dense.num_heads, "NUM_HEADS"),
+    (model.num_kv_heads or 1, dense.num_kv_heads or 1, "NUM_KV_HEADS"),
+  ):
+    if own > most:
+      raise UserError(
+        f"{name} = {own}: {weights.place} has {most}, and PRUNE only removes; "
+        "lower it."
+      )
+  return dense
 
 
 def _has_experts(names: Iterable[str]) -> bool:
@@ -425,7 +465,7 @@ def find_initial_state(
       '"weights".'
     )
   check_same_slots(found.path, found.manifest.settings, optimizer)
-  check_same_roles(found, run.frozen)
+  check_same_roles(found, run.frozen, optimizer)
   step = found.manifest.step
   if step >= run.train_steps:
     raise UserError(

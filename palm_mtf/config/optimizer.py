@@ -35,6 +35,8 @@ class OptimizerConfig(Checked, abc.ABC):
       scale - 1, as in Google's published code. Decay then pulls scales to 1,
       and Adafactor's learning rate is relative to scale - 1. "plain": the scale
       itself, which decay pulls to 0. Checkpoints hold the scale in both cases.
+    keep_zeros: whether a weight of a layer's kernels that is 0 stays 0, as in a
+      pruned model.
   """
 
   # The settings that decide which slots parameters have.
@@ -50,6 +52,7 @@ class OptimizerConfig(Checked, abc.ABC):
   momentum_dtype: Literal["float32", "bfloat16"] = "float32"
   weight_decay_on: Literal["all", "all_but_scales", "kernels"] = "all"
   norm_scale: Literal["zero_centered", "plain"] = "zero_centered"
+  keep_zeros: bool = False
 
   def __post_init__(self) -> None:
     super().__post_init__()

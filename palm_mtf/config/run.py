@@ -19,6 +19,7 @@ from palm_mtf.config.checked import (
   Checked,
   Count,
   are_pairs,
+  real,
   text,
   texts,
   whole,
@@ -94,6 +95,11 @@ def _parse_pairs(value: object) -> list[list[int]]:
   )
 
 
+def _check_sparsity(name: str, value: object) -> None:
+  if value != "2:4":
+    real(0.01, 0.99, 'for whole heads and channels, or "2:4"')(name, value)
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class RunConfig(Checked):
   """How long a run is and what it writes.
@@ -120,6 +126,11 @@ class RunConfig(Checked):
     init_experts: "copy": init_checkpoint is a dense model, and every expert
       begins as a copy of its layer's MLP; only routers are drawn (Komatsuzaki
       et al. 2022). "none": init_checkpoint has all parameters.
+    prune: how weights of init_checkpoint are chosen that training begins
+      without (compression/zeros.py); "none" keeps all.
+    sparsity: share of the weights of each kernel that become 0; "2:4" for two
+      of four adjacent inputs; None removes heads and channels, as many as the
+      model has fewer than init_checkpoint (compression/pruning.py).
     frozen: patterns of names of parameters that training does not change, such
       as "embedding" or "layers/*/norm*" (architecture/parameters.py).
     keep_every_steps: checkpoints at multiples of this step are kept
@@ -157,6 +168,8 @@ class RunConfig(Checked):
   ] = None
   init_state: Literal["weights", "all"] = "weights"
   init_experts: Literal["none", "copy"] = "none"
+  prune: Literal["none", "magnitude", "wanda", "sparsegpt"] = "none"
+  sparsity: Annotated[float | str | None, _check_sparsity] = None
   frozen: Annotated[
     list[str] | tuple[str, ...], texts("patterns of names of parameters")
   ] = ()
@@ -178,6 +191,19 @@ class RunConfig(Checked):
         'INIT_EXPERTS = "copy": copies weights of a dense model, without its '
         "optimizer; name its checkpoint in INIT_CHECKPOINT, with INIT_STATE = "
         '"weights".'
+      )
+    if self.prune != "none" and (
+      not weights_only or self.init_experts != "none"
+    ):
+      raise UserError(
+        f"PRUNE = {self.prune!r}: prunes the weights of a trained model; name "
+        'its checkpoint in INIT_CHECKPOINT, with INIT_STATE = "weights" and '
+        'INIT_EXPERTS = "none".'
+      )
+    if self.prune == "none" and self.sparsity is not None:
+      raise UserError(
+        f"SPARSITY = {self.sparsity!r}: needs a way to choose weights; set "
+        'PRUNE = "wanda".'
       )
     every, steps = self.keep_every_steps, self.checkpoint_steps
     if every and every % steps:

@@ -10,6 +10,7 @@ of the backward pass, because the clip factor depends on all gradients.
 
 import abc
 import collections
+import functools
 import importlib
 import itertools
 import math
@@ -35,6 +36,17 @@ def clip_gradient(g: tf.Tensor, clip: tf.Tensor) -> tf.Tensor:
 @fused_sum
 def _sum_of_squares(p, center):
   return tf.square(p - center)
+
+
+@functools.cache  # because each function object is compiled once
+def _keep_zeros(step):
+  # Returns `step`, except that weights of 0 stay 0.
+  @functools.wraps(step)
+  def masked_step(values, *operands):
+    after, *slots = step(values, *operands)
+    return tf.where_v2(tf.equal(values[0], 0.0), 0.0, after), *slots
+
+  return masked_step
 
 
 class Rule(abc.ABC):
@@ -141,11 +153,14 @@ class Rule(abc.ABC):
   ) -> list[tf.Operation]:
     """Returns operations that set the slots to what `step` returns.
 
-    `step` takes a list of the slots' slices, then the gradient's slice and
-    those of the operands; see `update_if_finite` in ops/placement.py.
+    The first slot is "", the variable. `step` takes a list of the slots'
+    slices, then the gradient's slice and those of the operands; see
+    `update_if_finite` in ops/placement.py.
     """
     variables = [self.slots[x] for x in slots]
     given = [self.g, *operands]
+    if self.config.keep_zeros and parse_name(self.name).is_masked:
+      step = _keep_zeros(step)
     return self.mesh_impl.update_if_finite(
       step, variables, given, self.is_finite
     )

@@ -41,11 +41,13 @@ from palm_mtf.checkpoints.weights_to_load import (
   check_same_roles,
   check_same_vocabulary,
   check_vocabulary_given,
+  dense_model,
   find_initial_state,
   find_initial_weights,
   warn_of_other_split,
 )
 from palm_mtf.checkpoints.writer import check_space
+from palm_mtf.compression.pruning import check_pruning
 from palm_mtf.config import (
   AdafactorConfig,
   Config,
@@ -89,8 +91,10 @@ Shapes = Mapping[str, tuple[int, ...]]  # of parameters, by name
 _OF_FUNCTIONS: Mapping[str, object] = {
   "ADAPTER": "none",
   "DROPOUT": 0.0,
+  "KEEP_ZEROS": False,
   "PREFERENCE_BETA": None,
   "PROMPTS": [],
+  "PRUNE": "none",
   "REMAT": "none",
   "STAGES": 1,
   "TASK_EVAL_STEPS": None,
@@ -268,11 +272,15 @@ def prepare(model_dir: str, config: Config) -> TrainJob:
   _check_preference(config)
   model, data, run = config.model, config.data, config.run
   copying = model if run.init_experts == "copy" else None
+  pruning = model if run.prune != "none" else None
   adapter = None
   if model.adapter == "none":
-    initial = find_initial_weights(run.init_checkpoint, newest, shapes, copying)
+    given = run.init_checkpoint, newest, shapes, copying, pruning
+    initial = find_initial_weights(*given)
   else:
     initial, adapter = find_base(run, newest, model)
+  if pruning and initial:
+    check_pruning(config, dense_model(initial, model))
   check_vocabulary_given(initial or teacher, model_dir, data)
   check_space(model_dir, shapes, run, config.optimizer)
   vocabulary = load_vocabulary(model_dir, data, vocab_size=model.vocab_size)
@@ -450,7 +458,7 @@ def _find_newest(
     check_same_model(newest, shapes)
     check_same_function(newest, config.model)
     check_same_slots(newest.path, newest.manifest.settings, config.optimizer)
-    check_same_roles(newest, config.run.frozen)
+    check_same_roles(newest, config.run.frozen, config.optimizer)
   return newest
 
 
@@ -548,6 +556,12 @@ def _add_parent(
   _logger.info(f"starting from {what} of {initial.place}, with step {step}")
   if not initial.checkpoint:
     return manifest
+  before = initial.checkpoint.manifest.settings.get("KEEP_ZEROS")
+  if before and not manifest.base and not manifest.settings["KEEP_ZEROS"]:
+    _logger.warning(
+      f"KEEP_ZEROS = False: {initial.place} is pruned, and training will "
+      "change its zeros"
+    )
   return dataclasses.replace(manifest, parent=initial.checkpoint.as_parent)
 
 

@@ -6,7 +6,9 @@ import dataclasses
 import logging
 import os
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+
+import numpy as np
 
 from palm_mtf._tf import tf
 from palm_mtf.adapters.merge import initial_parameters
@@ -19,8 +21,11 @@ from palm_mtf.checkpoints.variables import (
   find_checkpoint_processes,
   write_arrays,
 )
-from palm_mtf.checkpoints.weights_to_load import NamedWeights
+from palm_mtf.checkpoints.weights_to_load import NamedWeights, dense_model
 from palm_mtf.checkpoints.writer import remove_later
+from palm_mtf.compression.calibration import calibration_batches
+from palm_mtf.compression.pruning import prune
+from palm_mtf.compression.statistics import collect_statistics
 from palm_mtf.config.watch import Skips
 from palm_mtf.data.batches.server_batches import (
   batches_spec,
@@ -158,7 +163,9 @@ class TrainSession:
         self._client.call(self._initialize)
         self._set_from_base(job)
       is_base = job.manifest.base is not None
-      if job.initial_weights and (is_base or not job.start):
+      if job.config.run.prune != "none" and not job.start:
+        self._set_pruned(job)
+      elif job.initial_weights and (is_base or not job.start):
         # Take only parameters: this run's optimizer starts from scratch.
         self._restore_weights(job.initial_weights)
       if job.initial_adapter and not job.start:
@@ -185,12 +192,39 @@ class TrainSession:
       return
     read = tf.train.load_checkpoint(base.prefix).get_tensor
     values = initial_parameters(config.model, read, config.run.seed)
+    self._restore_arrays(base, values)
+
+  def _set_pruned(self, job: TrainJob) -> None:
+    """Sets the parameters to those of INIT_CHECKPOINT, pruned by PRUNE."""
+    weights, config, run = job.initial_weights, job.config, job.config.run
+    assert weights
+    assert weights.checkpoint
+    dense, statistics = dense_model(weights, config.model), {}
+    if run.prune != "magnitude":
+      statistics = collect_statistics(
+        weights.checkpoint,
+        dense,
+        calibration_batches(job.model_dir, config, job.vocabulary),
+        hessians=run.prune == "sparsegpt",
+      )
+    read = tf.train.load_checkpoint(weights.prefix).get_tensor
+    values = prune(config, dense, read, statistics)
+    rest = {x: y for x, y in weights.names.items() if x not in values}
+    self._restore_weights(dataclasses.replace(weights, names=rest))
+    self._restore_arrays(weights, values)
+
+  def _restore_arrays(
+    self, weights: NamedWeights, values: Mapping[str, np.ndarray]
+  ) -> None:
+    """Sets parameters to arrays by name; `weights` is named in messages."""
     with tempfile.TemporaryDirectory() as folder:
       prefix = os.path.join(folder, "initial")
       write_arrays(prefix, values)
       own = {name: name for name in values}
       files = OpenWeights(prefix)
-      self._restore_weights(dataclasses.replace(base, files=files, names=own))
+      self._restore_weights(
+        dataclasses.replace(weights, files=files, names=own)
+      )
       files.close()
 
   def _find_features(self, job: TrainJob) -> Sequence[str] | ServerFeatures:

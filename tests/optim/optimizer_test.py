@@ -7,11 +7,21 @@ import dataclasses
 import numpy as np
 import pytest
 
-from palm_mtf.config import AdamwConfig, MeshLayout, MuonConfig
+from palm_mtf.config import (
+  AdafactorConfig,
+  AdamwConfig,
+  MeshLayout,
+  MuonConfig,
+)
 from palm_mtf.optim.optimizer import scale_groups
 from tests import optimizer_oracles, oracle
 from tests.cases import slow
-from tests.mtf_testing import SINGLE, relative_error, small_config
+from tests.mtf_testing import (
+  PALM_OPTIMIZER,
+  SINGLE,
+  relative_error,
+  small_config,
+)
 from tests.optim.random_steps import SHAPES, build_steps, random_run
 from tests.settings import ADAMW, MUON
 
@@ -90,6 +100,50 @@ def test_a_kernel_without_gradients_only_decays():
   for name in SHAPES:
     left = 0.999**3 if name.startswith("layer") and "scale" not in name else 1
     np.testing.assert_allclose(values[name], left * params[name], rtol=1e-6)
+
+
+FORMS_OF_RULES = {
+  "AdamW": FORMS["AdamW, clipped, all decays, a cosine"],
+  "Muon": MUON,
+  "Adafactor": PALM_OPTIMIZER,
+  "Adafactor, factored": dataclasses.replace(
+    PALM_OPTIMIZER, second_moment="factored", parameter_scale="stacked"
+  ),
+}
+
+
+@pytest.mark.parametrize(
+  ("form", "mesh"),
+  [
+    slow(form, mesh, unless=(form, mesh) == ("Muon", "one device"))
+    for form in FORMS_OF_RULES
+    for mesh in MESHES
+  ],
+)
+def test_zeros_of_kernels_stay_zeros_where_they_are_kept(form, mesh):
+  """KEEP_ZEROS: a step is the oracle's, then the mask multiplies kernels.
+
+  The embedding, and the scales of norms, have zeros that train.
+  """
+  optimizer = dataclasses.replace(FORMS_OF_RULES[form], keep_zeros=True)
+  params, gradients = random_run()
+  rng, gradients = np.random.default_rng(9), gradients[:20]
+  is_kept = {x: rng.random(y.shape) < 0.5 for x, y in params.items()}
+  params = {x: np.where(is_kept[x], y, 0.0) for x, y in params.items()}
+  session, run = build_steps(optimizer, MESHES[mesh])
+  with session:
+    values, _ = run(params, gradients)
+  rules = ORACLES | {AdafactorConfig: oracle.Adafactor}
+  exact = rules[type(optimizer)](optimizer, params)
+  masks = {x: y for x, y in is_kept.items() if "/w" in x or x.endswith("/o")}
+  assert len(masks) == 4
+  for arrays in gradients:
+    params = exact.step(params, arrays)
+    params |= {x: np.where(y, params[x], 0.0) for x, y in masks.items()}
+  for name, value in params.items():
+    assert relative_error(values[name], value) < 2e-5, name
+  for name, mask in masks.items():
+    np.testing.assert_array_equal(values[name] != 0.0, mask, err_msg=name)
 
 
 def test_an_orthogonalized_update_has_singular_values_near_1():
