@@ -224,6 +224,7 @@ class FileDigests(contextlib.AbstractContextManager):
     # changed, because hashing reads only about 1 GB/s.
     self._known = _read_known(self._path) if self._path else {}
     self._has_new = False
+    self._read: dict[str, tuple[int, str]] = {}
 
   def __exit__(self, *exception: object) -> None:
     if self._path and self._has_new:
@@ -245,7 +246,13 @@ class FileDigests(contextlib.AbstractContextManager):
         for file in unread:
           digests[file] = self._hash(file)
           advance(file.num_bytes)
+    self._read |= {x.path: (x.num_bytes, digests[x]) for x in files}
     return [digests[file] for file in files]
+
+  def take(self) -> dict[str, tuple[int, str]]:
+    """Returns {path: (size, hash)} of the files read since the last call."""
+    found, self._read = self._read, {}
+    return found
 
   def _hash(self, file: TextFile) -> str:
     started_ns = time.time_ns()
