@@ -155,7 +155,9 @@ class _Completions:
 
   async def _check(self, choices: Sequence[Choice]) -> None:
     """Lets a thread check an answer; waits for it only if it may refuse."""
-    if not (assertions := self._model.assertions):
+    assertions = self._model.assertions
+    # If a request only scores its prompt, the model writes nothing.
+    if not assertions or not choices[0].row.asked.max_tokens:
       return
     examples = [x.as_example() for x in choices]
     checked = assertions.submit(examples, self._batcher.engine.step)
