@@ -64,11 +64,11 @@ class Attributes:
     excluded = False
     for lines, (tool, key, sign, limit) in self._conditions:
       _, place, line = next(lines, (0, "", {}))
-      ids = [short_json(x.get("id")) for x in (document, line)]
-      if not line or ids[0] != ids[1]:
+      ids = [x.get("id") for x in (document, line)]
+      if ids[0] != ids[1] or None in ids:
         raise UserError(
-          f"{where} has the id {ids[0]}, and the attributes of {tool} the id "
-          f"{ids[1]}; give both in one order."
+          f"{where} has the id {short_json(ids[0])}, and the attributes of "
+          f"{tool} the id {short_json(ids[1])}; give both in one order."
         )
       above = _find_score(key, place, line) - float(limit)
       excluded |= not (above >= 0 if sign == ">=" else above <= 0)

@@ -103,6 +103,7 @@ def attributes(**scores):
       [{"id": "a", "attributes": {"hq2": []}}],
       "'hq' (did you mean \"hq2\"?); g",
     ),
+    ([{"attributes": {"hq": []}}], 'has the id "a", and the attributes of g'),
     ([{"id": "a"}], "line 1 has no attribute 'hq'; give {"),
     (attributes(a=[[0, 1]]), "line 1: 'hq' is [[0, 1]]; give {"),
     (attributes(a=[[0, 1, "x"]]), "'hq' is [[0, 1, \"x\"]]; give {"),
