@@ -134,7 +134,7 @@ IMPORTS = {
   "commands": "__init__ errors user_text console json_text config machine _tf "
   "architecture adapters accounting mesh executors/host executors/choose "
   "compilation "
-  "rates model_dir report data/sources data/filters assertions "
+  "rates model_dir report data/sources data/ngrams data/filters assertions "
   "data/vocabulary "
   "data/tokens data/batches checkpoints export/trained_model "
   "export/huggingface "

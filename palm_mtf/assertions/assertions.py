@@ -97,6 +97,14 @@ def _contamination(examples: ContainedExamples, example: Example) -> float:
   return float(examples.any_in(found))
 
 
+_OWN: dict[str, Assertion] = {
+  "finite": _finite,
+  "json": _json,
+  "language": _language,
+  "repetition": _repetition,
+}
+
+
 def _make_users(name: str) -> Assertion:
   """Returns an assertion that calls the user's function in a process."""
   try:
@@ -126,28 +134,22 @@ class Assertions:
 
     Raises UserError if a function is missing, or takes other arguments.
     """
+    given, names = config.evaluation, config.evaluation.assertions
     self._path, self._origin = ModelDir(model_dir).flagged, origin
     # {assertion: severity from which on the server refuses an answer}
-    self.refused: Mapping[str, float] = config.evaluation.refuse_severity or {}
-    self._all: dict[str, Assertion] = {}
-    names = config.evaluation.assertions
+    self.refused: Mapping[str, float] = given.refuse_severity or {}
     asks = "contamination" in names
-    examples = ContainedExamples(
-      read_evaluation_sets(config.data) if asks else ()
-    )
-    if asks and not examples.num_examples:
+    sets = ContainedExamples(read_evaluation_sets(config.data) if asks else ())
+    if asks and not sets.num_examples:
       raise UserError(
         'ASSERTIONS: "contamination" has no examples to look for; give some in '
         "DECONTAMINATE_TASKS or DECONTAMINATE_FILES."
       )
-    own = {
-      "contamination": functools.partial(_contamination, examples),
-      "finite": _finite,
-      "json": _json,
-      "language": _language,
-      "length": functools.partial(_length, config.evaluation.output_length),
-      "repetition": _repetition,
+    own = _OWN | {
+      "contamination": functools.partial(_contamination, sets),
+      "length": functools.partial(_length, given.output_length),
     }
+    self._all: dict[str, Assertion] = {}
     for name in names:
       if "." not in name and name not in own:
         raise UserError(
@@ -157,47 +159,44 @@ class Assertions:
       self._all[name] = own.get(name) or _make_users(name)
     # {(assertion, what came of it): number of examples}, for /metrics
     self.results = collections.Counter(
-      {(x, y): 0 for x in self._all for y in _RESULTS}
+      {(name, x): 0 for name in self._all for x in _RESULTS}
     )
     self._logged: set[str] = set()  # what a warning was logged of
     self._thread = futures.ThreadPoolExecutor(1)
     self._room = threading.BoundedSemaphore(_MOST_WAITING)
 
   def check(
-    self, examples: Sequence[Example], step: int, only: str = ""
+    self, examples: Sequence[Example], step: int
   ) -> dict[str, list[float]]:
     """Returns {assertion: severity of each example}.
 
     Counts results, and appends flagged examples to flagged.jsonl. `step` is
-    that of the checkpoint, `only` the one assertion to use; "" for all.
+    that of the checkpoint.
     """
-    names = [x for x in self._all if only in ("", x)]
-    found: dict[str, list[float]] = {name: [] for name in names}
+    found: dict[str, list[float]] = {name: [] for name in self._all}
     for example in examples:
-      for name in names:
+      for name in self._all:
         found[name].append(self._call(name, example))
       if flagged := {x: y[-1] for x, y in found.items() if y[-1]}:
         self._log(example, flagged, step)
     return found
 
-  def count(
-    self, examples: Sequence[Example], step: int, only: str = ""
-  ) -> dict[str, float]:
-    """Like `check`; returns and logs how many each flagged, as metrics."""
-    counts = {}
-    for name, found in self.check(examples, step, only).items():
-      counts[f"assertions/{name}"] = float(sum(map(bool, found)))
-      if any(found):
+  def count(self, examples: Sequence[Example], step: int) -> dict[str, float]:
+    """Like `check`; returns and logs how many were flagged, as metrics."""
+    found = self.check(examples, step)
+    counts = {x: len(y) - y.count(0.0) for x, y in found.items()}
+    for name, count in counts.items():
+      if count:
         _logger.warning(
-          f"step {step}  {name} flagged {sum(map(bool, found)):,} of "
-          f"{len(found):,} texts, see {self._path}"
+          f"step {step}  {name} flagged {count:,} of {len(examples):,} texts, "
+          f"see {self._path}"
         )
-    return counts
+    return {f"assertions/{x}": float(count) for x, count in counts.items()}
 
   def submit(
     self, examples: Sequence[Example], step: int
   ) -> "futures.Future[dict[str, list[float]]] | None":
-    """Lets a thread `check`; None if too many examples wait for it."""
+    """Lets a thread `check`; None if too many requests wait for it."""
     if not self._room.acquire(blocking=False):
       for name in self._all:
         self.results[name, "skipped"] += len(examples)

@@ -366,6 +366,18 @@ COMMANDS = {
     config="Config",
     takes_functions=True,
   ),
+  "data report": Command(
+    "print files, licences, duplicates, filters and batches of a run",
+    entry_point="palm_mtf.commands.data_report.data_report",
+    config="Config",
+    keeps_config=True,
+    takes_functions=True,
+    flags={
+      "--against": _flag(
+        "FILE", "an earlier report, as JSON; name what has changed since"
+      ),
+    },
+  ),
   "checkpoints list": Command(
     "print step, date, size and loss of every checkpoint",
     entry_point="palm_mtf.commands.checkpoints.list_all",

@@ -66,6 +66,17 @@ def data_cache(
     print(f"secs  {secs:.1f}")
 
 
+def count_documents(store: TokenStore) -> dict[str, int]:
+  """Returns counts of documents and tokens, by filter and by split."""
+  return {
+    **(store.filter_counts or {}),
+    "training_documents": store.train.counts.num_documents,
+    "validation_documents": store.validation.counts.num_documents,
+    "training_tokens": store.train.counts.num_tokens,
+    "validation_tokens": store.validation.counts.num_tokens,
+  }
+
+
 def _describe(path: str, store: TokenStore) -> dict[str, int | float]:
   counts = store.train.counts + store.validation.counts
   size = sum(entry.stat().st_size for entry in os.scandir(path))
@@ -78,11 +89,7 @@ def _describe(path: str, store: TokenStore) -> dict[str, int | float]:
       "validation_trained_tokens": store.validation.counts.num_target_tokens,
     }
   return {
-    **(store.filter_counts or {}),
-    "training_documents": store.train.counts.num_documents,
-    "validation_documents": store.validation.counts.num_documents,
-    "training_tokens": store.train.counts.num_tokens,
-    "validation_tokens": store.validation.counts.num_tokens,
+    **count_documents(store),
     **answers,
     "text_bytes": counts.num_bytes,
     "text_bytes_per_token": counts.num_bytes / max(1, counts.num_tokens),

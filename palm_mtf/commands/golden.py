@@ -51,8 +51,8 @@ def compare_golden(
       "vocabulary_sha256": vocabulary.sha256,
       "activation_dtype": dtype,
     }
-    moved = _compare(lines[i], now)
-    state = "moved" if moved else "same" if "log_p" in lines[i] else "recorded"
+    is_new, moved = "log_p" not in lines[i], _compare(lines[i], now)
+    state = "moved" if moved else "recorded" if is_new else "same"
     states[state] += 1
     if as_json:
       record = {"number": i + 1, "state": state, **lines[i], "now": now}

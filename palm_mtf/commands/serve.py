@@ -246,6 +246,7 @@ def _serve(
       most_rows=batcher.most_rows,
       most_secs=options.most_secs,
       adapters=served_adapters,
+      assertions=options.assertions,
     )
 
     def announce() -> None:
@@ -256,7 +257,6 @@ def _serve(
       server = Server(
         *(served, batcher, counters, access),
         loads_adapters=options.loads_adapters,
-        assertions=options.assertions,
       )
       return await server.serve(listener, announce)
 

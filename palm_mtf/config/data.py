@@ -5,9 +5,18 @@
 import bisect
 import dataclasses
 import os
+from collections.abc import Mapping
 from typing import Annotated, Literal
 
-from palm_mtf.config.checked import Checked, Globs, real, text, texts, whole
+from palm_mtf.config.checked import (
+  Checked,
+  Globs,
+  real,
+  text,
+  texts,
+  texts_by_task,
+  whole,
+)
 from palm_mtf.errors import (
   UserError,
   are_globs,
@@ -37,6 +46,8 @@ class FilterConfig(Checked):
     quality_field: the field of a JSON line that holds the document's quality, a
       number that the user has computed; None for no filter by quality.
     min_quality: lowest quality that is kept; None without quality_field.
+    attribute_filters: conditions, such as "TOOL/KEY >= 0.5", on attributes that
+      other tools gave to documents (data/sources/attributes.py).
     remove_duplicates: "exact" keeps only one of all documents with the same
       text, across all sources; "near" also keeps only one of each group of near
       duplicates (data/ngrams.py); None keeps all.
@@ -51,10 +62,15 @@ class FilterConfig(Checked):
   max_document_bytes: int | None = None
   quality_field: FieldName = None
   min_quality: Annotated[float | None, real(-1e300, 1e300)] = None
+  attribute_filters: Annotated[
+    list[str] | tuple[str, ...], texts("conditions")
+  ] = ()
   remove_duplicates: Literal["exact", "near"] | None = None
 
   def __post_init__(self) -> None:
     super().__post_init__()
+    # Decisions are found by a hash of the filters, which must be hashable.
+    object.__setattr__(self, "attribute_filters", (*self.attribute_filters,))
     if self.max_document_bytes is not None:
       least = max(1, self.min_document_bytes)
       check_count("MAX_DOCUMENT_BYTES", self.max_document_bytes, least)
@@ -155,6 +171,7 @@ class DataConfig(Checked):
       Exports keep it if SEQUENCE_LENGTH is shorter. None for SEQUENCE_LENGTH.
     noise_density: share of the tokens that "span_corruption" removes.
     mean_span_length: tokens per removed span, on average.
+    licenses: {glob or name of a task: licence}, for `palm_mtf data report`.
     filters: which documents are removed.
   """
 
@@ -174,6 +191,9 @@ class DataConfig(Checked):
   extra_ids: Annotated[int, whole(0, 10_000)] = 0
   noise_density: Annotated[float, real(0.01, 0.99)] = 0.15  # as in T5
   mean_span_length: Annotated[float, real(1.0, 1000.0)] = 3.0  # as in T5
+  licenses: Annotated[
+    Mapping[str, str] | None, texts_by_task('{"books/*.txt": "CC0-1.0"}')
+  ] = None
   filters: FilterConfig = dataclasses.field(default_factory=FilterConfig)
 
   def __post_init__(self) -> None:
@@ -188,11 +208,12 @@ class DataConfig(Checked):
         "such as '\"/any/folder/**/*.txt\"'."
       )
     super().__post_init__()
-    if self.task is not None and self.filters.quality_field is not None:
-      raise UserError(
-        f"QUALITY_FIELD = {self.filters.quality_field!r}: is a field of "
-        "TEXT_FILES; let a preprocessor of the TASK filter, or set it to None."
-      )
+    for name in ("quality_field", "attribute_filters"):
+      if self.task is not None and (value := getattr(self.filters, name)):
+        raise UserError(
+          f"{name.upper()} = {value!r}: is for TEXT_FILES; let a preprocessor "
+          "of the TASK filter, or leave it out."
+        )
     check_no_address("CACHE_DIR", self.cache_dir or "")
 
   @property

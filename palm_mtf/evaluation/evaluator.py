@@ -233,7 +233,13 @@ class TaskEvaluation:
           )
           clean = self._clean.get(task.name)
           result = task.evaluate(step, answers, clean)
-          flagged = self._check(task, journal, step)
+          scores, decode = journal.known("score"), self._vocabulary.decode
+          examples = [
+            Example(decode(task.inputs[i]), text, [scores.get(i)])
+            for i, texts in journal.known("prediction").items()
+            for text in texts
+          ]
+          flagged = self._assertions.count(examples, step)
         outcome = TaskOutcome(
           step=step,
           checkpoint=checkpoint.path,
@@ -248,23 +254,6 @@ class TaskEvaluation:
         )
         self._write(path, task, outcome, result)
         yield outcome
-
-  def _check(
-    self, task: EvalTask, journal: AnswerJournal, step: int
-  ) -> dict[str, float]:
-    # Texts that the model only scored are the task's, so check only log p.
-    texts, scores = journal.known("prediction"), journal.known("score")
-    inputs = [self._vocabulary.decode(x) for x in task.inputs]
-    examples = [
-      Example(inputs[i], text, [scores.get(i)])
-      for i, found in texts.items()
-      for text in found
-    ]
-    if texts:
-      return self._assertions.count(examples, step)
-    targets = [self._vocabulary.decode(x) for x in task.targets]
-    examples = [Example(inputs[i], targets[i], [x]) for i, x in scores.items()]
-    return self._assertions.count(examples, step, "finite")
 
   def _write(
     self, path: str, task: EvalTask, outcome: TaskOutcome, result: TaskResult

@@ -154,11 +154,7 @@ class TrainLoop:
       at_end=False,  # commands/train.py makes the last step's samples
       needs_checkpoint=True,
       measures=asserts,
-      is_lost=lambda: (
-        self._metrics.last_step < self._step
-        if asserts
-        else not has_samples(job.model_dir, self._step)
-      ),
+      is_lost=lambda: not has_samples(job.model_dir, self._step),
     )
     return [
       Action(

@@ -144,7 +144,7 @@ def test_an_assertion_that_fails_is_logged_once_and_counted(
 @pytest.mark.parametrize(
   ("name", "message"),
   [
-    ("jason", '"jason" (did you mean "json"?): give one of contamination, fin'),
+    ("jason", '"jason" (did you mean "json"?): give one of finite, json, l'),
     (
       "guards.polit",
       "has no function 'polit' (did you mean \"polite\"?); give",

@@ -209,6 +209,7 @@ def test_what_filters_removed_is_in_the_report_and_in_the_manifest(cache_lines):
     "removed_contaminated": 0,
     "removed_exact_duplicates": 20,
     "removed_near_duplicates": 0,
+    "removed_by_attributes": 0,
   }
   assert {name: found[name] for name in counts} == counts
   assert json.loads((path / "manifest.json").read_text())["filters"] == counts

@@ -250,10 +250,17 @@ def test_steps_that_cannot_be_traced_are_refused(steps):
   )
 
 
-def test_a_quality_is_of_text_files():
-  filters = FilterConfig(quality_field="q", min_quality=0)
+@pytest.mark.parametrize(
+  ("settings", "given"),
+  [
+    ({"quality_field": "q", "min_quality": 0}, "QUALITY_FIELD = 'q'"),
+    ({"attribute_filters": ["a/b >= 1"]}, "ATTRIBUTE_FILTERS = ('a/b >= 1',)"),
+  ],
+)
+def test_fields_and_attributes_are_of_text_files(settings, given):
+  filters = FilterConfig(**settings)
   said = refusal(TEXT, task="some", text_files=None, filters=filters)
-  assert said.startswith("QUALITY_FIELD = 'q': is a field of T")
+  assert said.startswith(f"{given}: is for TEXT_FILES; let a preproc")
 
 
 @pytest.mark.parametrize(

@@ -14,6 +14,7 @@ import pytest
 import seqio
 
 from palm_mtf._tf import tf
+from palm_mtf.assertions.assertions import Assertions
 from palm_mtf.checkpoints.manifest import Checkpoint
 from palm_mtf.config import (
   Config,
@@ -386,8 +387,10 @@ class Run:
       evaluation=asked,
     )
     tasks = open_eval_tasks(asked, self.vocabulary, self.config.sequence_length)
+    folder = str(self.folder)
     evaluation = TaskEvaluation(
-      str(self.folder), prepared(whole), self.vocabulary, tasks
+      *(folder, prepared(whole), self.vocabulary, tasks),
+      Assertions(folder, whole, "test"),
     )
     self.num_answered = 0
     outcomes = evaluation.evaluate(self.checkpoint, self._count)

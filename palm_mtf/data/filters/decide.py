@@ -2,11 +2,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """Decides which documents filters remove, in one pass over all sources.
 
-Filters apply in the order of REASONS, and a document counts under the first
-filter that removes it. So the search for duplicates ignores documents that
-other filters remove. Memory per document is 1 byte, plus 10 for contamination
-or duplicates, plus 16 for exact duplicates or 272 for near duplicates. The peak
-is 100 bytes to sort exact duplicates, or up to 1,200 to group near duplicates.
+Filters apply in the order of REASONS, "by_attributes" first, and a document
+counts under the first filter that removes it. So the search for duplicates
+ignores documents that other filters remove. Memory per document is 1 byte, plus
+10 for contamination or duplicates, plus 16 for exact duplicates or 272 for near
+duplicates. The peak is 100 bytes to sort exact duplicates, or up to 1,200 to
+group near duplicates.
 """
 
 import functools
@@ -43,6 +44,7 @@ REASONS = (
   "contaminated",
   "exact_duplicates",
   "near_duplicates",
+  "by_attributes",  # applies first; decisions on disk have the other indices
 )
 _CONTAMINATED = REASONS.index("contaminated")
 _EXACT, _NEAR = map(REASONS.index, ("exact_duplicates", "near_duplicates"))
@@ -208,6 +210,8 @@ class _Columns:
 
 
 def _find_reason(document: Document, filters: FilterConfig) -> str:
+  if document.is_excluded:
+    return "by_attributes"
   num_bytes = document.num_bytes
   lowest, longest = filters.min_quality, filters.max_document_bytes
   if lowest is not None and document.quality < lowest:

@@ -34,6 +34,7 @@ class Document(NamedTuple):
   weight: float = 1.0  # mean number of reads per epoch, at least 0
   quality: float | None = None  # the user's score (QUALITY_FIELD), for filters
   conversation: Conversation | None = None
+  is_excluded: bool = False  # by ATTRIBUTE_FILTERS
 
   def digest(self, num_bytes: int = 16, purpose: str = "") -> bytes:
     """Returns a BLAKE2b hash of inputs and text; `purpose` acts as a salt."""

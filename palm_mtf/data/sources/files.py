@@ -224,6 +224,7 @@ class FileDigests(contextlib.AbstractContextManager):
     # changed, because hashing reads only about 1 GB/s.
     self._known = _read_known(self._path) if self._path else {}
     self._has_new = False
+    self._read: dict[str, tuple[int, str]] = {}
 
   def __exit__(self, *exception: object) -> None:
     if self._path and self._has_new:
@@ -245,6 +246,7 @@ class FileDigests(contextlib.AbstractContextManager):
         for file in unread:
           digests[file] = self._hash(file)
           advance(file.num_bytes)
+    self._read |= {x.path: (x.num_bytes, digests[x]) for x in files}
     return [digests[file] for file in files]
 
   def find_changed(self, files: Sequence[TextFile]) -> TextFile | None:
@@ -252,6 +254,11 @@ class FileDigests(contextlib.AbstractContextManager):
     known = [self._known.get(x.path, [None])[-1] for x in files]
     found = zip(files, known, self.read(files), strict=True)
     return next((x for x, old, new in found if old not in (None, new)), None)
+
+  def take(self) -> dict[str, tuple[int, str]]:
+    """Returns {path: (size, hash)} of the files read since the last call."""
+    found, self._read = self._read, {}
+    return found
 
   def _hash(self, file: TextFile) -> str:
     started_ns = time.time_ns()

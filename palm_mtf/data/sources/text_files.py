@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 
 from palm_mtf import user_text
 from palm_mtf.config import DataConfig
+from palm_mtf.data.sources.attributes import Attributes, find_attributes
 from palm_mtf.data.sources.conversation import (
   ANSWERS,
   MESSAGES,
@@ -34,6 +35,7 @@ from palm_mtf.data.sources.files import (
   FileDigests,
   TextFile,
   check_unchanged,
+  describe_file,
   find_files,
 )
 from palm_mtf.errors import UserError, did_you_mean
@@ -63,6 +65,7 @@ class Fields(NamedTuple):
   text: str
   weight: str | None = None  # None for a weight of 1
   quality: str | None = None  # score for filters; None for no score
+  conditions: Sequence[str] = ()  # ATTRIBUTE_FILTERS
 
 
 def open_sources(
@@ -76,7 +79,10 @@ def open_sources(
     return [
       TextFiles(
         data.text_files,
-        Fields(data.text_field, data.weight_field, data.filters.quality_field),
+        Fields(
+          *(data.text_field, data.weight_field, data.filters.quality_field),
+          data.filters.attribute_filters,
+        ),
         validation_share=data.validation_share,
       )
     ]
@@ -164,6 +170,12 @@ class TextFiles:
     # Leave out the quality field, because only filters read it, and the
     # fingerprint of filters includes it.
     fields = (self._fields.text, self._fields.weight) if any(kinds) else None
+    attributes = [
+      describe_file(path, "ATTRIBUTE_FILTERS")
+      for file in self.files
+      for path, _ in find_attributes(file.path, self._fields.conditions)
+    ]
+    contents = (*contents, *(digests or FileDigests()).read(attributes))
     return hash_parts((self._validation_share, fields, *contents))
 
   def check_vocabulary(self, sha256: str | None) -> None:
@@ -263,13 +275,16 @@ def read_jsonl_texts(
   """
   what = f"{settings.files}: {file.path}"
   lines = user_text.read_json_lines(file.path, what, user_text.JSON_LINES)
+  attributes = Attributes(file.path, fields.conditions)
   for number, where, line in lines:
     is_conversation = _has_messages(line, where, fields.text)
     values = {
       kind: _read_field(kind, line, name, where, settings)
-      for kind, name in fields._asdict().items()
-      if name is not None and not (is_conversation and kind == "text")
+      for kind in _KINDS
+      if (name := getattr(fields, kind)) is not None
+      and not (is_conversation and kind == "text")
     }
+    values["is_excluded"] = attributes.exclude(line, where)
     if is_conversation:
       conversation = read_fields(line, where)
       yield number, conversation_document(conversation, **values)

@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
-from palm_mtf.assertions.assertions import Example
+from palm_mtf.assertions.assertions import Assertions, Example
 from palm_mtf.config import Config
 from palm_mtf.data.batches.packing import prompt_start
 from palm_mtf.data.vocabulary.chat import ChatTemplate
@@ -217,6 +217,7 @@ class ServedModel:
   most_rows: int  # maximum number of a client's running and waiting completions
   most_secs: float  # maximum time of a request, in seconds
   adapters: ServedAdapters | None = None  # other models that clients may name
+  assertions: Assertions | None = None  # check answers
 
   @property
   def sequence_length(self) -> int:

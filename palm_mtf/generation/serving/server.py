@@ -17,7 +17,6 @@ from typing import TypeVar
 
 from aiohttp import web
 
-from palm_mtf.assertions.assertions import Assertions
 from palm_mtf.errors import UserError
 from palm_mtf.generation.serving.access import Access
 from palm_mtf.generation.serving.adapters import NamedAdapter
@@ -53,11 +52,8 @@ _Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 class _Completions:
   """Answers requests for completions, whole or as a stream of events."""
 
-  def __init__(
-    self, model: ServedModel, batcher: Batcher, assertions: Assertions | None
-  ):
+  def __init__(self, model: ServedModel, batcher: Batcher):
     self._model, self._batcher = model, batcher
-    self._assertions = assertions
     # One thread renders the chat template, for one conversation at a time. If
     # this is slow, only conversations wait, and no other thread is kept busy.
     self._chat_thread = futures.ThreadPoolExecutor(1)
@@ -159,20 +155,23 @@ class _Completions:
 
   async def _check(self, choices: Sequence[Choice]) -> None:
     """Lets a thread check an answer; waits for it only if it may refuse."""
-    if not self._assertions:
+    assertions = self._model.assertions
+    # If a request only scores its prompt, the model writes nothing.
+    if not assertions or not choices[0].row.asked.max_tokens:
       return
     examples = [x.as_example() for x in choices]
-    checked = self._assertions.submit(examples, self._batcher.engine.step)
-    if refused := self._assertions.refused:
-      if not checked:
-        raise RefusalError(503, "too many answers wait to be checked.")
-      for name, found in (await asyncio.wrap_future(checked)).items():
-        if max(found) >= refused.get(name, math.inf):
-          raise RefusalError(
-            422,
-            f"the assertion {name!r} refuses the answer (severity "
-            f"{max(found):g}); ask for another.",
-          )
+    checked = assertions.submit(examples, self._batcher.engine.step)
+    if not assertions.refused:
+      return
+    if not checked:
+      raise RefusalError(503, "too many answers wait to be checked.")
+    for name, found in (await asyncio.wrap_future(checked)).items():
+      if max(found) >= assertions.refused.get(name, math.inf):
+        raise RefusalError(
+          422,
+          f"the assertion {name!r} refuses the answer (severity "
+          f"{max(found):g}); ask for another.",
+        )
 
   def _is_over(self, choice: Choice) -> bool:
     _check_choice(choice)
@@ -203,8 +202,8 @@ class _Completions:
         await response.write(f"data: {event}\n\n".encode())
 
     # Text that was sent cannot be refused, so check all before sending any.
-    refuses = bool(self._assertions and self._assertions.refused)
-    if refuses:
+    assertions = self._model.assertions
+    if refuses := bool(assertions and assertions.refused):
       await self._wait(choices, changed)
       await self._check(choices)
       changed.set()
@@ -286,7 +285,6 @@ class Server:
     access: Access,
     *,
     loads_adapters: bool = False,
-    assertions: Assertions | None = None,
   ):
     # `counters` are the batcher's counters, to which the server adds requests.
     # `loads_adapters` says whether clients may load and unload adapters.
@@ -295,10 +293,9 @@ class Server:
     self._loading_thread = futures.ThreadPoolExecutor(1)
     self._model, self._batcher, self._counters = model, batcher, counters
     self._access = access
-    self._assertions = assertions
-    if assertions:
-      counters.assertions = assertions.results
-    self._completions = _Completions(model, batcher, assertions)
+    if model.assertions:
+      counters.assertions = model.assertions.results
+    self._completions = _Completions(model, batcher)
     self._connections: Connections | None = None
     self._stopped = asyncio.Event()
     self._signal = ""
@@ -339,8 +336,8 @@ class Server:
     listening.close()
     await runner.cleanup()  # waits for unfinished answers
     self._batcher.stop()
-    if self._assertions:
-      self._assertions.close()
+    if self._model.assertions:
+      self._model.assertions.close()
     await asyncio.to_thread(thread.join)
     return self._signal
 

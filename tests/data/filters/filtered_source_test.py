@@ -190,6 +190,7 @@ def test_what_filters_keep_comes_in_its_order_with_its_split_and_that_is_said(
     "removed_contaminated": 0,
     "removed_exact_duplicates": 1,
     "removed_near_duplicates": 0,
+    "removed_by_attributes": 0,
   }
   source.report_skipped()
   assert without_stamps(capsys.readouterr().err) == (

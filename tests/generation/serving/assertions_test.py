@@ -39,8 +39,9 @@ def serve_each(checked, bodies):
   async def run():
     async with serving(assertions=checked) as (_, address):
       found = [await complete(address, x) for x in bodies]
-      rows = sum(x.get("n", 1) for x in bodies)
-      await until(lambda: checked.results.total() >= rows)
+      rows = sum(x.get("n", 1) for x in bodies if x["max_tokens"])
+      calls = rows * len(checked.results) // 4  # each has four counts
+      await until(lambda: checked.results.total() == calls)
       return [*found, await ask(address, "GET", "/metrics")]
 
   return asyncio.run(run())
@@ -50,8 +51,9 @@ def serve_each(checked, bodies):
 def test_answers_are_counted_and_logged(tmp_path, stream):
   checked = make(tmp_path, ["json", "finite"])
   body = {**PROMPT, "stream": stream, "n": 2}
-  (status, _), (_, page) = serve_each(checked, [body])
-  assert status == 200
+  scored = {**PROMPT, "max_tokens": 0, "echo": True, "logprobs": 1}
+  (status, _), (other, _), (_, page) = serve_each(checked, [scored, body])
+  assert status == other == 200
   lines = page.splitlines()
   for name, result, count in (
     ("json", "flagged", 2),

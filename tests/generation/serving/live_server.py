@@ -87,9 +87,7 @@ class Weights:
 
 
 @contextlib.asynccontextmanager
-async def serving(
-  access=None, decoder=None, *, loads_adapters=False, assertions=None, **model
-):
+async def serving(access=None, decoder=None, *, loads_adapters=False, **model):
   """Runs a server; yields it, and its address."""
   from palm_mtf.generation.serving.access import Access
   from palm_mtf.generation.serving.server import Server  # imports aiohttp
@@ -106,7 +104,6 @@ async def serving(
   server = Server(
     *(served, batcher, counters, access or Access()),
     loads_adapters=loads_adapters,
-    assertions=assertions,
   )
   task = asyncio.create_task(server.serve(listening))
   try:
