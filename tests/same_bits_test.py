@@ -102,10 +102,13 @@ def train(package, corpus, model_dir, macros):
   changes = {"TRAIN_STEPS": 6, "SAMPLE_STEPS": 6, **macros}
   command = runs.arguments("train", corpus, model_dir, **changes)
   # Python imports from the working folder first.
+  env = processes.environment(PYTHONPATH=str(package))
+  # The package before does not know the flag that this process has set.
+  env.pop("TF_XLA_FLAGS", None)
   result = subprocess.run(
     [sys.executable, "-m", "palm_mtf", *command],
     cwd=package,
-    env=processes.environment(PYTHONPATH=str(package)),
+    env=env,
     capture_output=True,
     text=True,
     check=False,
