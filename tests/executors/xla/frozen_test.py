@@ -77,9 +77,10 @@ OPTIMIZERS = {
 }
 STACKED = "factored, clipped, stacked scale"
 PARTS = "parts of some layers"
+LOWEST = "the embedding and the lowest layers"
 FAST = [
-  (PARTS, "accelerators", 1, STACKED, "none"),
-  ("the embedding and the lowest layers", "hosts, stages", 1, "PaLM's", "none"),
+  (LOWEST, "accelerators", 1, STACKED, "none"),
+  (PARTS, "hosts, stages", 1, "PaLM's", "none"),
 ]
 SLOW = [
   *itertools.product([PARTS], MESHES, (1, 2), OPTIMIZERS, ("none", "layer")),
