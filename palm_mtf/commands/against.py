@@ -47,10 +47,13 @@ def open_other(
       f"{given}: {weights.place} has another vocabulary than MODEL_DIR; "
       "compare models whose tokens mean the same."
     )
-  if model.sequence_length < config.model.sequence_length:
+  length = config.model.sequence_length
+  if model.positions != "learned":  # it can read rows of any length
+    model = dataclasses.replace(model, sequence_length=length)
+  if model.sequence_length < length:
     raise UserError(
-      f"SEQUENCE_LENGTH = {config.model.sequence_length:,}: {weights.place} "
-      f"reads at most {model.sequence_length:,} tokens; lower it."
+      f"SEQUENCE_LENGTH = {length:,}: {weights.place} reads at most "
+      f"{model.sequence_length:,} tokens; lower it."
     )
   try:
     mesh_layout.check_layout(config.mesh_layout, model)
