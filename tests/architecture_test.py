@@ -104,7 +104,7 @@ IMPORTS = {
   "export/huggingface": "errors json_text config architecture adapters "
   "model_dir "
   "data/vocabulary export/trained_model",
-  "export/gguf": "errors config architecture model_dir data/vocabulary "
+  "export/gguf": "errors config architecture native model_dir data/vocabulary "
   "export/trained_model export/huggingface",
   "export/saved_model": "errors config machine _tf architecture ops model "
   "generation/decode model_dir data/vocabulary export/trained_model",

@@ -9,7 +9,7 @@ ends instead, the test fails with the signal and the file.
 import ctypes
 import itertools
 import multiprocessing
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from multiprocessing.connection import Connection
 from typing import Any
 
@@ -158,12 +158,30 @@ def generate(path: str, prompts: Sequence[Sequence[int]], count: int) -> list:
   ]
 
 
-def quantize(path: str, made: str, ftype: str) -> None:
-  """Writes a file in a type such as "MOSTLY_Q8_0"."""
+def quantize(
+  path: str,
+  made: str,
+  ftype: str,
+  importance: Mapping[str, np.ndarray] | None = None,
+) -> None:
+  """Writes a file in a type such as "MOSTLY_Q8_0".
+
+  `importance` is {tensor: mean square per input, float32}.
+  """
   import llama_cpp
 
   settings = llama_cpp.llama_model_quantize_default_params()
   settings.ftype = getattr(llama_cpp, f"LLAMA_FTYPE_{ftype}")
   settings.nthread, settings.allow_requantize = 1, True
+  number = ctypes.POINTER(ctypes.c_float)
+  items = [
+    llama_cpp.llama_model_imatrix_data(
+      name.encode(), x.ctypes.data_as(number), x.size
+    )
+    for name, x in (importance or {}).items()
+  ]
+  if items:  # the array ends with an item without a name
+    end = llama_cpp.llama_model_imatrix_data(None, None, 0)
+    settings.imatrix = (type(end) * (len(items) + 1))(*items, end)
   arguments = path.encode(), str(made).encode(), ctypes.byref(settings)
   assert llama_cpp.llama_model_quantize(*arguments) == 0

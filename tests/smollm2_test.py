@@ -190,6 +190,30 @@ def test_four_experts_come_back_from_llama_cpps_quantizer(
   assert abs(again / rounded - 1) < 4e-3
 
 
+def divergence(p, q):
+  """Returns the mean KL divergence of softmax(q) from softmax(p), in nats."""
+  p, q = (x - x.max(1, keepdims=True) for x in (p.astype(float), q))
+  p, q = (x - np.log(np.exp(x).sum(1, keepdims=True)) for x in (p, q))
+  return (np.exp(p) * (p - q)).sum(1).mean()
+
+
+@pytest.mark.parametrize("name", ["Q4_K_M", "Q5_K_M", "Q6_K"])
+def test_a_mixture_diverges_no_more_than_llama_cpps(
+  name, imported, vocabulary, tmp_path
+):
+  ids = [SEPARATOR, *vocabulary.encode(make_text(vocabulary, 200))]
+  plain, ours, theirs = (tmp_path / f"{x}.gguf" for x in ("f", "o", "t"))
+  export(imported, "gguf", plain)
+  export(imported, "gguf", ours, f"--dtype={name.lower()}")
+  llama_cpp_peer.call(llama_cpp_peer.quantize, plain, theirs, f"MOSTLY_{name}")
+  assert ours.stat().st_size == pytest.approx(theirs.stat().st_size, rel=1e-4)
+  exact, found, others = (
+    llama_cpp_peer.call(llama_cpp_peer.compute_logits, x, ids)
+    for x in (plain, ours, theirs)
+  )
+  assert divergence(exact, found) <= 1.05 * divergence(exact, others)
+
+
 MESSAGES = [
   {"role": "user", "content": "What is Python? "},
   {"role": "assistant", "content": "A language."},

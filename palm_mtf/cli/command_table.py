@@ -288,9 +288,15 @@ COMMANDS = {
       ),
       "--dtype": _flag(
         None,
-        "of the weights of gguf",
-        choices=["float32", "float16", "q8_0"],
+        "of the weights of gguf; q4_k_m, q5_k_m and q6_k are llama.cpp's "
+        "mixtures of types",
+        choices=["float32", "float16", "q8_0", "q6_k", "q5_k_m", "q4_k_m"],
         default="float32",
+      ),
+      "--imatrix": _flag(
+        "FILE",
+        "statistics that --format=imatrix or llama-imatrix has written: in a "
+        "mixture, weights of larger inputs lose less",
       ),
       "--round": _flag(
         None,

@@ -41,6 +41,7 @@ from palm_mtf.export.gguf.adapter import make_gguf_adapter
 from palm_mtf.export.gguf.files import GgufFile
 from palm_mtf.export.gguf.imatrix import make_imatrix
 from palm_mtf.export.gguf.metadata import read_model_metadata
+from palm_mtf.export.gguf.mixtures import MIXTURES
 from palm_mtf.export.gguf.model import (
   CHAT_TEMPLATE,
   import_gguf_parameters,
@@ -74,13 +75,15 @@ def export(
   merge: bool = False,
   rounding: str | None = None,
   calibration: Sequence[str] = (),
+  imatrix: str | None = None,
 ) -> None:
   """Writes a run's newest checkpoint in another software's format.
 
   Of an adapted run, writes the adapter if the format has adapters, or the whole
   model if it has none or `merge` is true. `rounding` ("int8" or "int4") rounds
   kernels for WEIGHT_DTYPE. `calibration` has paths of texts, for statistics;
-  without paths, they are those of the run's training text.
+  without paths, they are those of the run's training text. `imatrix` has the
+  path of statistics that weigh the errors of a mixture of types.
   """
   model = config.model
   if merge and model.adapter == "none":
@@ -94,11 +97,7 @@ def export(
       "cannot hold the adapter; use --format=hf, which writes it for PEFT."
     )
   is_adapter = model.adapter != "none" and target in _OF_ADAPTERS and not merge
-  if target != "gguf" and dtype != "float32":
-    raise UserError(
-      f"--dtype = {dtype!r}: --format={target} is written in float32; leave it "
-      "out, or use --format=gguf."
-    )
+  _check_dtype(target, dtype, imatrix)
   if rounding and (is_adapter or dtype != "float32" or target == "imatrix"):
     raise UserError(
       f"--round = {rounding!r}: rounded kernels are exact only in float32, and "
@@ -121,8 +120,10 @@ def export(
   if target == "imatrix":
     datasets = calibration or [model_dir]
     exported = make_imatrix(trained, statistics, datasets)
+  elif target == "gguf" and is_adapter:
+    exported = make_gguf_adapter(trained, dtype)
   elif target == "gguf":
-    exported = (make_gguf_adapter if is_adapter else make_gguf)(trained, dtype)
+    exported = make_gguf(trained, dtype, imatrix)
   else:
     exported = make_peft(trained) if is_adapter else _FORMATS[target](trained)
   output = os.path.abspath(os.path.join(output, exported.subfolder))
@@ -138,6 +139,19 @@ def export(
       read = rounding_reader(model.base, read, statistics, rounding)
     exported.write(path, read)
   print(f"step {step} of {model_dir} is in {output}, {exported.kind}")
+
+
+def _check_dtype(target: str, dtype: str, imatrix: str | None) -> None:
+  if target != "gguf" and dtype != "float32":
+    raise UserError(
+      f"--dtype = {dtype!r}: --format={target} is written in float32; leave it "
+      "out, or use --format=gguf."
+    )
+  if imatrix and dtype not in MIXTURES:
+    raise UserError(
+      f"--imatrix = {imatrix!r}: weighs errors of the mixtures; give "
+      f"--format=gguf and --dtype={' or '.join(MIXTURES)}, or leave it out."
+    )
 
 
 def _collect(

@@ -7,6 +7,7 @@
 
 #include "adapter_kernels.h"
 #include "attention_kernels.h"
+#include "blocks.h"
 #include "decode_kernels.h"
 #include "experts_kernel.h"
 #include "product_kernel.h"
@@ -18,6 +19,23 @@
 extern "C" const char palm_built_with[];
 const char palm_built_with[] =
   "palm_mtf was built with " PALM_OPTIONS " (" __VERSION__ ")";
+
+// Quantizes w, [rows, columns], to a type of `kBlockTypes`, for native/blocks.py,
+// outside of TensorFlow. Writes rows of blocks.
+extern "C" void palm_quantize(int type, const float* w, int64_t rows,
+                              int64_t columns, const float* importance,
+                              uint8_t* to, int threads) {
+  using namespace palm;
+  Shared& with = shared();
+  std::lock_guard lock(with.mutex);
+  WorkQueue queue;
+  with.team_of(threads, kNoPatience).run([&](int) {
+    queue.each((rows + kLanes - 1) / kLanes, [&](int i) {
+      quantize_rows(kBlockTypes[type], w, int64_t(i) * kLanes, rows, columns,
+                    importance, to);
+    });
+  });
+}
 
 namespace palm {
 namespace {

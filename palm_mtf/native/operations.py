@@ -2,6 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Loads the operations of operations.cc, if they can be compiled."""
 
+import ctypes
 import dataclasses
 import errno
 import functools
@@ -25,6 +26,7 @@ IS_CENTERED = {"variance": True, "mean_square": False}
 class _Loaded:
   module: ModuleType | None  # the operations; None if they cannot be compiled
   built_with: str  # options and version of the compiler; "none" if not compiled
+  library: ctypes.CDLL | None = None  # for functions that are no operations
 
 
 @functools.cache
@@ -37,8 +39,10 @@ def _load() -> _Loaded:
     if os.write(file, content) < len(content):  # file size limit (ulimit -f)
       raise OSError(errno.EFBIG, os.strerror(errno.EFBIG))
     # The file stays open, because TensorFlow keeps this path.
-    module = tf.load_op_library(f"/proc/self/fd/{file}")
-    return _Loaded(module, read_build_options(content))
+    path = f"/proc/self/fd/{file}"
+    module = tf.load_op_library(path)
+    options = read_build_options(content)
+    return _Loaded(module, options, ctypes.CDLL(path))
   except (BuildError, OSError, tf.errors.OpError) as error:
     reason = str(error).strip().splitlines()[0]
     _logger.warning(
@@ -51,6 +55,11 @@ def _load() -> _Loaded:
 def operations() -> ModuleType | None:
   """Returns the compiled operations; None if they cannot be compiled."""
   return _load().module
+
+
+def library() -> ctypes.CDLL | None:
+  """Returns the compiled functions; None if they cannot be compiled."""
+  return _load().library
 
 
 def operations_built_with() -> str:

@@ -10,13 +10,14 @@ import numpy as np
 
 from palm_mtf.architecture.adapter import low_rank_of
 from palm_mtf.errors import UserError
-from palm_mtf.export.gguf.files import (
-  FILE_TYPES,
-  choose_dtype,
-  count_bytes,
-  write_gguf,
-)
+from palm_mtf.export.gguf.files import write_gguf
 from palm_mtf.export.gguf.metadata import Value, find_gguf_architecture
+from palm_mtf.export.gguf.mixtures import (
+  FILE_TYPES,
+  MIXTURES,
+  choose_dtypes,
+  count_bytes,
+)
 from palm_mtf.export.huggingface.adapter_tensors import (
   find_modules,
   join_factors,
@@ -38,6 +39,11 @@ def make_gguf_adapter(trained: TrainedModel, dtype: str) -> Export:
     raise UserError(
       f"ADAPTER = {model.adapter!r}: adapters of llama.cpp have no magnitudes; "
       "add --merge, which exports the whole model."
+    )
+  if dtype in MIXTURES:
+    raise UserError(
+      f"--dtype = {dtype!r}: is for whole models; add --merge, or write the "
+      "adapter in float32, float16 or q8_0."
     )
   own = find_gguf_architecture(model.base)
   metadata: dict[str, Value] = {
@@ -65,8 +71,5 @@ def make_gguf_adapter(trained: TrainedModel, dtype: str) -> Export:
 
     write_gguf(path, metadata, shapes, dtype, read_tensor)
 
-  num_bytes = sum(
-    count_bytes(shape, choose_dtype(name, shape, dtype))
-    for name, shape in shapes.items()
-  )
+  num_bytes = count_bytes(shapes, choose_dtypes(shapes, dtype, metadata))
   return Export(f"an adapter of a {own.name} in {dtype}", num_bytes, write)

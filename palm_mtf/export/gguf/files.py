@@ -15,6 +15,7 @@ arrays of arrays, and repeated names.
 
 import math
 import struct
+import types
 from collections.abc import Callable, Mapping
 from typing import Any, BinaryIO, NamedTuple
 
@@ -22,6 +23,12 @@ import numpy as np
 
 from palm_mtf.errors import UserError, shorten
 from palm_mtf.export.gguf.metadata import Value
+from palm_mtf.export.gguf.mixtures import (
+  GGUF_NAMES,
+  Shapes,
+  choose_dtypes,
+  count_bytes,
+)
 from palm_mtf.export.huggingface.tensor_files import check_finite
 from palm_mtf.model_dir.foreign_files import check_regular
 
@@ -145,13 +152,7 @@ class _Walk:
     return self._file.read(count)
 
 
-Shapes = Mapping[str, tuple[int, ...]]
-
-# {dtype of most weights: value of GGUF's key general.file_type}
-FILE_TYPES = {"float32": 0, "float16": 1, "q8_0": 7}
-_GGUF_NAMES = {"float32": "F32", "float16": "F16", "q8_0": "Q8_0"}
-# In q8_0, _BLOCK elements of a row share a float16 scale: max |x| / 127.
-_BLOCK, _LARGEST_INT8 = 32, np.float32(127)
+_LARGEST_INT8 = np.float32(127)
 
 
 class GgufFile:
@@ -211,12 +212,21 @@ def write_gguf(
   shapes: Shapes,
   dtype: str,
   read: Callable[[str], np.ndarray],
+  importance: Mapping[str, np.ndarray] = types.MappingProxyType({}),
 ) -> None:
   """Writes a GGUF file, with one tensor at a time in memory.
 
-  `shapes` is {tensor's name: shape}, and `read` returns the float32 tensor that
-  has a name. Raises UserError if a weight, or a scale of q8_0, is beyond the
-  range of float16.
+  Args:
+    path: path of the file.
+    metadata: the file's keys.
+    shapes: {tensor's name: shape}.
+    dtype: one of FILE_TYPES, the type of most weights.
+    read: function that returns the float32 tensor that has a name.
+    importance: {tensor: mean square of each input, [inputs], or [experts,
+      inputs] for tensors of experts}, for types with a search for scales.
+
+  Raises UserError if a weight, or a scale of q8_0, is beyond the range of
+  float16; or if C++ cannot be compiled, which quantizes to types with a search.
   """
   from gguf import GGMLQuantizationType, GGUFValueType, GGUFWriter
 
@@ -226,54 +236,46 @@ def write_gguf(
     kind = GGUFValueType.UINT32 if is_int else GGUFValueType.get_type(value)
     if key != "general.architecture":  # GGUFWriter itself adds this key
       writer.add_key_value(key, value, kind)
-  dtypes = {
-    name: choose_dtype(name, shape, dtype) for name, shape in shapes.items()
-  }
-  types = {k: GGMLQuantizationType[_GGUF_NAMES[x]] for k, x in dtypes.items()}
+  dtypes = choose_dtypes(shapes, dtype, metadata)
   for name, shape in shapes.items():
-    num_bytes = count_bytes(shape, dtypes[name])
-    writer.add_tensor_info(
-      name, shape, np.dtype(np.float32), num_bytes, types[name]
-    )
+    num_bytes = count_bytes({name: shape}, dtypes)
+    kind = GGMLQuantizationType[GGUF_NAMES[dtypes[name]]]
+    writer.add_tensor_info(name, shape, np.dtype(np.float32), num_bytes, kind)
   writer.write_header_to_file()
   writer.write_kv_data_to_file()
   writer.write_ti_data_to_file()
   for name in shapes:
-    writer.write_tensor_data(_convert(read(name), dtypes[name], name))
+    data = _convert(read(name), dtypes[name], name, importance.get(name))
+    writer.write_tensor_data(data)
   writer.close()
 
 
-def _convert(x: np.ndarray, dtype: str, name: str) -> np.ndarray:
+def _convert(
+  x: np.ndarray, dtype: str, name: str, importance: np.ndarray | None
+) -> np.ndarray:
   # Converts one expert at a time, which takes less memory than all at once.
   from gguf import GGMLQuantizationType, quants
 
+  from palm_mtf.native.blocks import BLOCK_TYPES, quantize
+
   if x.ndim > 2:
-    first = _convert(x[0], dtype, name)
+    factors = [None] * len(x) if importance is None else importance
+    first = _convert(x[0], dtype, name, factors[0])
     found = np.empty([len(x), *first.shape], first.dtype)
     for i, part in enumerate(x):
-      found[i] = _convert(part, dtype, name)
+      found[i] = _convert(part, dtype, name, factors[i])
     return found
   x = np.ascontiguousarray(x, np.float32)
   _check_range(x, dtype, name)
-  return quants.quantize(x, GGMLQuantizationType[_GGUF_NAMES[dtype]])
-
-
-def choose_dtype(name: str, shape: tuple[int, ...], wanted: str) -> str:
-  """Returns a tensor's dtype in a file where most weights have `wanted`."""
-  # llama.cpp reads scales, biases and learned positions only in float32. It
-  # quantizes no routers of experts.
-  is_exact = name.startswith("position_embd") or "ffn_gate_inp" in name
-  if len(shape) == 1 or is_exact:
-    return "float32"
-  return "float16" if wanted == "q8_0" and shape[-1] % _BLOCK else wanted
-
-
-def count_bytes(shape: tuple[int, ...], dtype: str) -> int:
-  """Returns how many bytes a tensor takes in a file."""
-  size = math.prod(shape)
-  if dtype == "q8_0":
-    return size // _BLOCK * (2 + _BLOCK)
-  return size * (2 if dtype == "float16" else 4)
+  if dtype not in BLOCK_TYPES:
+    return quants.quantize(x, GGMLQuantizationType[GGUF_NAMES[dtype]])
+  quantized = quantize(x, dtype, importance)
+  if quantized is None:
+    raise UserError(
+      f"--dtype: {dtype} needs C++, which could not be compiled (see above); "
+      "use q8_0."
+    )
+  return quantized
 
 
 def _check_range(x: np.ndarray, dtype: str, name: str) -> None:

@@ -108,6 +108,24 @@ def read_imatrix(path: str, model: ModelConfig) -> dict[str, ColumnStatistics]:
   return found
 
 
+def read_importance(path: str, model: ModelConfig) -> dict[str, np.ndarray]:
+  """Returns {tensor: mean square of each input} of a file with statistics.
+
+  Arrays are [inputs] or [experts, inputs] float32. An input that the text never
+  used has a millionth of the mean, so that its weights are not lost. Raises
+  UserError as `read_imatrix` does.
+  """
+  found, statistics = {}, read_imatrix(path, model)
+  for name, ours in _find_kernels(model).items():
+    if ours[0] in statistics:
+      sums, tokens, _ = statistics[ours[0]]
+      squares = sums / np.maximum(tokens, 1)[..., np.newaxis]
+      mean = squares.mean(-1, keepdims=True)
+      squares += np.where(mean > 0, 1e-6 * mean, 1.0)
+      found[name] = squares.astype(np.float32)
+  return found
+
+
 def _find_kernels(model: ModelConfig) -> dict[str, list[str]]:
   """Returns {name in GGUF: our parameters} of all kernels and the logits."""
   layout = find_gguf_architecture(model).layout

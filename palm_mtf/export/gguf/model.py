@@ -25,16 +25,16 @@ from palm_mtf.data.vocabulary.sentencepiece_vocabulary import (
 from palm_mtf.data.vocabulary.vocabulary import Vocabulary
 from palm_mtf.errors import UserError
 from palm_mtf.export.gguf.architectures import GgufArchitecture
-from palm_mtf.export.gguf.files import (
-  FILE_TYPES,
-  GgufFile,
-  choose_dtype,
-  count_bytes,
-  write_gguf,
-)
+from palm_mtf.export.gguf.files import GgufFile, write_gguf
+from palm_mtf.export.gguf.imatrix import read_importance
 from palm_mtf.export.gguf.metadata import (
   find_gguf_architecture,
   make_model_metadata,
+)
+from palm_mtf.export.gguf.mixtures import (
+  FILE_TYPES,
+  choose_dtypes,
+  count_bytes,
 )
 from palm_mtf.export.huggingface.folder import explain_inexact
 from palm_mtf.export.huggingface.weights import (
@@ -52,12 +52,16 @@ _logger = logging.getLogger(__name__)
 CHAT_TEMPLATE = "tokenizer.chat_template"
 
 
-def make_gguf(trained: TrainedModel, dtype: str) -> Export:
+def make_gguf(
+  trained: TrainedModel, dtype: str, imatrix: str | None = None
+) -> Export:
   """Makes a GGUF file with the weights and the tokenizer.
 
-  Most weights have `dtype`; other tensors have float16 or float32.
+  `dtype` is one of FILE_TYPES. `imatrix` is the path of statistics that weigh
+  the errors of quantized weights; None for equal errors.
 
-  Raises UserError if llama.cpp lacks the architecture or the tokenizer.
+  Raises UserError if llama.cpp lacks the architecture or the tokenizer, or if
+  the statistics are of another model.
   """
   model, vocabulary = trained.model, trained.vocabulary
   own = find_gguf_architecture(model)
@@ -82,14 +86,13 @@ def make_gguf(trained: TrainedModel, dtype: str) -> Export:
       f"GGUF names three ends of a text; llama.cpp knows {names} only by name"
     )
   shapes = find_tensor_shapes(model, own.layout)
+  importance = read_importance(imatrix, model) if imatrix else {}
 
   def write(path: str, read: Reader) -> None:
-    write_gguf(path, metadata, shapes, dtype, make_reader(model, own, read))
+    read_tensor = make_reader(model, own, read)
+    write_gguf(path, metadata, shapes, dtype, read_tensor, importance)
 
-  num_bytes = sum(
-    count_bytes(shape, choose_dtype(name, shape, dtype))
-    for name, shape in shapes.items()
-  )
+  num_bytes = count_bytes(shapes, choose_dtypes(shapes, dtype, metadata))
   return Export(f"a {own.name} in {dtype}", num_bytes, write)
 
 

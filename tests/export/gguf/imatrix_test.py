@@ -10,7 +10,11 @@ import pytest
 
 from palm_mtf.architecture.column_statistics import ColumnStatistics
 from palm_mtf.errors import UserError
-from palm_mtf.export.gguf.imatrix import make_imatrix, read_imatrix
+from palm_mtf.export.gguf.imatrix import (
+  make_imatrix,
+  read_imatrix,
+  read_importance,
+)
 from tests.blocks import block_config
 
 MODEL = block_config("Mixtral")
@@ -92,3 +96,21 @@ def test_statistics_of_another_model_are_refused(path, changes, message):
   model = block_config("Mixtral", **changes)
   with pytest.raises(UserError, match=message):
     read_imatrix(path, model)
+
+
+def test_the_importance_of_an_input_is_its_mean_square(tmp_path):
+  path, statistics = str(tmp_path / "a.gguf"), _statistics()
+  name = "layer_000/mlp/experts/wo"
+  sums, tokens, _ = statistics[name]
+  sums[1, 5], tokens[3], sums[3] = 0, 0, 0  # never used
+  trained = types.SimpleNamespace(model=MODEL, gguf_origin={})
+  make_imatrix(trained, statistics, ["a.txt"]).write(path, None)
+  found = read_importance(path, MODEL)
+  expert = found["blk.0.ffn_down_exps.weight"]
+  np.testing.assert_allclose(expert[0], sums[0] / tokens[0], rtol=1e-4)
+  assert 0 < expert[1, 5] < 1e-5 * expert[1].mean()
+  np.testing.assert_array_equal(expert[3], 1)
+  sums, tokens, _ = statistics["layer_001/attention/q"]
+  np.testing.assert_allclose(
+    found["blk.1.attn_v.weight"], sums / tokens, rtol=1e-4
+  )

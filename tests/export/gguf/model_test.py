@@ -276,6 +276,8 @@ def test_other_formats_have_no_other_dtype(finished, tmp_path, capsys):
   flags = ["--model_dir", str(finished), "--output", str(tmp_path / "model")]
   assert main(["export", *flags, "--format=npz", "--dtype=float16"]) == 2
   assert "--format=npz is written in float32" in capsys.readouterr().err
+  assert main(["export", *flags, "--format=gguf", "--imatrix=a.gguf"]) == 2
+  assert "give --format=gguf and --dtype=q4_k_m" in capsys.readouterr().err
   assert not any(tmp_path.iterdir())
 
 
