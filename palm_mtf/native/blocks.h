@@ -17,20 +17,23 @@ namespace palm {
 
 constexpr int kMostInBlock = 256;
 
+// A byte has the lower 4 bits of numbers i and i + low_step. The bits above are
+// in other bytes, `high_width` per number, of numbers that are high_step apart.
 struct BlockType {
-  int size, group;     // weights per block and per group
-  float low, high;     // smallest and largest number
-  float scale_target;  // number of the largest scale; 0 if scales are float16
+  int size, group, bytes;  // weights per block and per group; bytes per block
+  float low, high;         // smallest and largest number
+  float scale_target;      // number of the largest scale; 0: scales are float16
   bool has_least;
+  int low_step, high_step, high_width;
 };
 
 // In the order of BLOCK_TYPES (blocks.py).
 constexpr BlockType kBlockTypes[] = {
-  {256, 32, 0, 15, 63, true},      // Q4_K
-  {256, 32, 0, 31, 63, true},      // Q5_K
-  {256, 16, -32, 31, -128, false},  // Q6_K
-  {32, 32, -16, 15, 0, false},     // Q5_0
-  {32, 32, 0, 31, 0, true},        // Q5_1
+  {256, 32, 144, 0, 15, 63, true, 32, 0, 0},       // Q4_K
+  {256, 32, 176, 0, 31, 63, true, 32, 32, 1},      // Q5_K
+  {256, 16, 210, -32, 31, -128, false, 64, 32, 2},  // Q6_K
+  {32, 32, 22, -16, 15, 0, false, 16, 1, 1},       // Q5_0
+  {32, 32, 24, 0, 31, 0, true, 16, 1, 1},          // Q5_1
 };
 
 struct QuantizedBlock {
@@ -174,21 +177,64 @@ inline void quantize_block(const BlockType& type, const Floats* x,
   }
 }
 
-// Quantizes w, [rows, columns], with as many weights per row as whole blocks.
-// Writes numbers minus `low`, [rows, columns]; whole numbers of groups,
-// [rows, groups]; and scales of blocks, [rows, blocks].
-struct Quantization {
-  uint8_t* numbers;
-  int8_t *scales, *leasts;
-  float *block_scales, *block_leasts;
-};
+// Writes the bits of x, which float16 can represent.
+inline uint8_t* write_float16(float x, uint8_t* to) {
+  const uint32_t bits = load<uint32_t>(&x), size = bits & 0x7fffffff;
+  const uint32_t normal = (size - (112 << 23)) >> 13;
+  const bool is_small = std::abs(x) < 0x1p-14f;
+  const uint32_t half = is_small ? uint32_t(std::abs(x) * 0x1p24f) : normal;
+  store(to, uint16_t((bits >> 16 & 0x8000) | half));
+  return to + 2;
+}
 
+// Writes the block of one lane in the order of llama.cpp's ggml-common.h.
+inline void write_block(const BlockType& type, const QuantizedBlock& block,
+                        int lane, uint8_t* to) {
+  auto number = [&](int k) {
+    return uint8_t(block.numbers[k][lane] - type.low);
+  };
+  auto write_low = [&] {
+    for (int k = 0; k < type.size; k += 2 * type.low_step)
+      for (int i = k; i < k + type.low_step; ++i)
+        *to++ = (number(i) & 15) | number(i + type.low_step) << 4;
+  };
+  auto write_high = [&] {
+    const int step = type.high_step, width = type.high_width;
+    for (int k = 0; step && k < type.size; k += step * 8 / width)
+      for (int i = k; i < k + step; ++i, ++to)
+        for (int j = *to = 0; j < 8; j += width)
+          *to |= number(i + j / width * step) >> 4 << j;
+  };
+  if (!type.has_least && type.scale_target) {
+    write_low(), write_high();
+    for (int j = 0; j < type.size / type.group; ++j)
+      *to++ = uint8_t(int(block.scales[j][lane]));
+    write_float16(block.scale[lane], to);
+    return;
+  }
+  to = write_float16(block.scale[lane], to);
+  // A block without whole numbers adds its `least`; others subtract it.
+  const float sign = type.scale_target ? 1 : -1;
+  if (type.has_least) to = write_float16(sign * block.least[lane], to);
+  if (type.scale_target) {  // 6 bits per number
+    for (int j = 0; j < 4; ++j) {
+      const int a = block.scales[j][lane], b = block.scales[j + 4][lane];
+      const int c = block.leasts[j][lane], d = block.leasts[j + 4][lane];
+      to[j] = a | b >> 4 << 6, to[j + 4] = c | d >> 4 << 6;
+      to[j + 8] = (b & 15) | (d & 15) << 4;
+    }
+    to += 12;
+  }
+  write_high(), write_low();
+}
+
+// Quantizes kLanes rows of w, [rows, columns], from row `first` on. A row has
+// whole blocks.
 inline void quantize_rows(const BlockType& type, const float* w, int64_t first,
                           int64_t rows, int64_t columns,
-                          const float* importance, Quantization to) {
-  thread_local QuantizedBlock block;
+                          const float* importance, uint8_t* to) {
+  QuantizedBlock block;
   Floats x[kMostInBlock];
-  const int count = type.size / type.group;
   const int lanes = std::min<int64_t>(kLanes, rows - first);
   for (int64_t at = 0; at < columns; at += type.size) {
     for (int k = 0; k < type.size; ++k) x[k] = Floats{};
@@ -196,17 +242,9 @@ inline void quantize_rows(const BlockType& type, const float* w, int64_t first,
       for (int k = 0; k < type.size; ++k)
         x[k][r] = w[(first + r) * columns + at + k];
     quantize_block(type, x, importance ? importance + at : nullptr, block);
-    for (int r = 0; r < lanes; ++r) {
-      const int64_t begin = (first + r) * columns + at;
-      for (int k = 0; k < type.size; ++k)
-        to.numbers[begin + k] = uint8_t(block.numbers[k][r] - type.low);
-      for (int j = 0; j < count; ++j) {
-        to.scales[begin / type.group + j] = int8_t(block.scales[j][r]);
-        to.leasts[begin / type.group + j] = int8_t(block.leasts[j][r]);
-      }
-      to.block_scales[begin / type.size] = block.scale[r];
-      to.block_leasts[begin / type.size] = block.least[r];
-    }
+    for (int r = 0; r < lanes; ++r)
+      write_block(type, block, r,
+                  to + ((first + r) * columns + at) / type.size * type.bytes);
   }
 }
 

@@ -20,11 +20,11 @@ extern "C" const char palm_built_with[];
 const char palm_built_with[] =
   "palm_mtf was built with " PALM_OPTIONS " (" __VERSION__ ")";
 
-// Quantizes w, [rows, columns], to a type of `kBlockTypes`. native/blocks.py calls
-// this function outside of TensorFlow.
+// Quantizes w, [rows, columns], to a type of `kBlockTypes`, for native/blocks.py,
+// outside of TensorFlow. Writes rows of blocks.
 extern "C" void palm_quantize(int type, const float* w, int64_t rows,
                               int64_t columns, const float* importance,
-                              palm::Quantization to, int threads) {
+                              uint8_t* to, int threads) {
   using namespace palm;
   Shared& with = shared();
   std::lock_guard lock(with.mutex);

@@ -22,7 +22,6 @@ from typing import Any, BinaryIO, NamedTuple
 import numpy as np
 
 from palm_mtf.errors import UserError, shorten
-from palm_mtf.export.gguf.blocks import pack_blocks
 from palm_mtf.export.gguf.metadata import Value
 from palm_mtf.export.gguf.mixtures import (
   GGUF_NAMES,
@@ -276,7 +275,7 @@ def _convert(
       f"--dtype: {dtype} needs C++, which could not be compiled (see above); "
       "use q8_0."
     )
-  return pack_blocks(quantized, dtype)
+  return quantized
 
 
 def _check_range(x: np.ndarray, dtype: str, name: str) -> None:

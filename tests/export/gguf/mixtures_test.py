@@ -10,7 +10,6 @@ import pytest
 from gguf import GGMLQuantizationType, quants
 
 from palm_mtf.errors import UserError
-from palm_mtf.export.gguf.blocks import pack_blocks
 from palm_mtf.export.gguf.files import GgufFile, write_gguf
 from palm_mtf.export.gguf.metadata import read_model_metadata
 from palm_mtf.export.gguf.mixtures import FILE_TYPES
@@ -28,7 +27,7 @@ ARCHITECTURE = "general.architecture"
 
 def read_blocks(w, name, importance=None):
   """Returns w, quantized and read again."""
-  blocks = pack_blocks(quantize(w, name, importance), name)
+  blocks = quantize(w, name, importance)
   return quants.dequantize(blocks, GGMLQuantizationType[name.upper()])
 
 
