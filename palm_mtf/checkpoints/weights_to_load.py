@@ -388,7 +388,7 @@ def find_initial_weights(
 def dense_model(weights: NamedWeights, model: ModelConfig) -> ModelConfig:
   """Returns `model` with as many heads and channels as `weights`, to prune.
 
-  Raises UserError if `model` has more, or if palm_mtf did not write `weights`.
+  Raises UserError if palm_mtf did not write `weights`.
   """
   if not weights.checkpoint:
     raise UserError(
@@ -397,18 +397,7 @@ def dense_model(weights: NamedWeights, model: ModelConfig) -> ModelConfig:
     )
   before = settings_of(weights.checkpoint.manifest)
   sizes = ("num_heads", "num_kv_heads", "d_ff")
-  dense = dataclasses.replace(model, **{x: before[x.upper()] for x in sizes})
-  for own, most, name in (
-    (model.d_ff, dense.d_ff, "D_FF"),
-    (model.num_heads, dense.num_heads, "NUM_HEADS"),
-    (model.num_kv_heads or 1, dense.num_kv_heads or 1, "NUM_KV_HEADS"),
-  ):
-    if own > most:
-      raise UserError(
-        f"{name} = {own}: {weights.place} has {most}, and PRUNE only removes; "
-        "lower it."
-      )
-  return dense
+  return dataclasses.replace(model, **{x: before[x.upper()] for x in sizes})
 
 
 def _has_experts(names: Iterable[str]) -> bool:

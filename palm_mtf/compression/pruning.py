@@ -44,6 +44,10 @@ def check_pruning(config: Config, dense: ModelConfig) -> None:
   most = dense.num_heads // (dense.num_kv_heads or 1)
   whole, sizes = run.sparsity is None, "NUM_HEADS, NUM_KV_HEADS and D_FF"
   for why, is_wrong in {
+    'adapt in the next run; set ADAPTER = "none"': model.adapter != "none",
+    f"give at most the {sizes} of INIT_CHECKPOINT": any(
+      before[x] < after[x] for x in _CHOSEN
+    ),
     f"experts lose no channels; keep D_FF = {dense.d_ff}": (
       model.has_experts and changed - _CHOSEN
     ),

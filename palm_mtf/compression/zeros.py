@@ -21,13 +21,11 @@ _BLOCK = 128  # columns that SparseGPT compares with one another
 _DAMPENING = 0.01
 GROUP = 4  # inputs of "2:4"
 
-Sparsity = float | str  # share of zeros, or "2:4"
-
 
 def set_zeros(
   w: np.ndarray,
   method: str,
-  sparsity: Sparsity,
+  sparsity: float | str,
   inputs: np.ndarray | None = None,
 ) -> np.ndarray:
   """Returns w, [outputs, inputs] float32, with the asked zeros.
@@ -36,6 +34,7 @@ def set_zeros(
 
   Args:
     method: PRUNE.
+    sparsity: SPARSITY, the share of zeros or "2:4".
     inputs: |X_j|^2, [inputs], for "wanda"; X^T X, [inputs, inputs], for
       "sparsegpt"; None for "magnitude". Zeros, as of an expert that no token
       chose, leave the choice to the magnitudes.
@@ -51,7 +50,7 @@ def set_zeros(
 
 
 def _find_zeros(
-  scores: np.ndarray, sparsity: Sparsity, *, by_row: bool
+  scores: np.ndarray, sparsity: float | str, *, by_row: bool
 ) -> np.ndarray:
   """Returns whether a weight becomes 0, for scores [outputs, inputs]."""
   if isinstance(sparsity, str):
@@ -66,7 +65,7 @@ def _find_zeros(
 
 
 def _compensate(
-  w: np.ndarray, sparsity: Sparsity, products: np.ndarray
+  w: np.ndarray, sparsity: float | str, products: np.ndarray
 ) -> np.ndarray:
   """Returns what SparseGPT makes of w; for the arguments see `set_zeros`."""
   w, h = w.astype(np.float64), products.astype(np.float64)

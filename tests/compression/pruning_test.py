@@ -145,7 +145,7 @@ def test_a_pruned_run_resumes_to_the_same_bits(corpus, dense, tmp_path):
 @pytest.mark.slow
 @pytest.mark.parametrize("form", ["hf", "gguf"])
 def test_exports_and_imports_have_the_zeros_and_train_with_them(
-  form, corpus, dense, pruned, tmp_path
+  form, corpus, pruned, tmp_path
 ):
   """A model that was imported has its mask in its weights, too."""
   output = tmp_path / ("model.gguf" if form == "gguf" else "model")
@@ -154,8 +154,10 @@ def test_exports_and_imports_have_the_zeros_and_train_with_them(
   imported = tmp_path / "imported"
   assert main(["import", str(output), "--output", str(imported)]) == 0
   given = {"PRUNE": "none", "SPARSITY": None, "NUM_LAYERS": 2, "TRAIN_STEPS": 3}
-  vocabulary = {"VOCABULARY": str(dense / "vocabulary.model")}
-  assert train(corpus, tmp_path / "run", imported, **given, **vocabulary) == 0
+  names = "vocabulary.model", "tokenizer.json"
+  (vocabulary,) = [x for x in imported.iterdir() if x.name in names]
+  given["VOCABULARY"] = str(vocabulary)
+  assert train(corpus, tmp_path / "run", imported, **given) == 0
   runs.assert_same(read_zeros(tmp_path / "run", 3), read_zeros(pruned, 1))
 
 
@@ -289,7 +291,11 @@ def test_wanda_keeps_the_channels_that_add_most_to_the_stream():
       {"SPARSITY": None}, "set SPARSITY = 0.5, or lower one of NUM_HEADS, NUM"
     ),
     ({"D_FF": 32}, "set SPARSITY = None, or keep NUM_HEADS, NUM_KV_HEADS and"),
-    ({"D_FF": 65}, "D_FF = 65: "),
+    ({"D_FF": 65}, "give at most the NUM_HEADS, NUM_KV_HEADS and D_FF of"),
+    slow(
+      {"ADAPTER": "lora", "ADAPTER_RANK": 2, "ADAPTER_ALPHA": 2.0},
+      'adapt in the next run; set ADAPTER = "none".',
+    ),
     slow({"D_MODEL": 16}, "the model wants [320, 16]"),
     slow(
       {"PRUNE": "sparsegpt", "SPARSITY": None, "NUM_HEADS": 1},

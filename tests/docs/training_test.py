@@ -2,6 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 import gzip
 import json
+import re
 import shutil
 
 import pytest
@@ -9,6 +10,7 @@ import pytest
 from palm_mtf.cli.main import main
 from tests import runs
 from tests.doc_pages import Page
+from tests.docs.sweep_test import runs_of_command
 
 PAGE = Page("docs/training.md")
 
@@ -83,6 +85,27 @@ def test_a_smaller_model_learns_from_the_quickstart(block, trained):
   assert main([*command[1:], *sizes]) == 0
   (line,) = runs.read_metrics(trained / "runs" / "student")
   assert line["teacher_loss"] > 0
+
+
+@pytest.mark.slow
+@PAGE.shows(
+  "palm_mtf train --gin_file=runs/quickstart/config.gin --gin_file=pr"
+)
+def test_the_quickstart_is_pruned_to_the_half(block, trained):
+  (command,) = block.commands
+  assert main([*command[1:], "--gin.TRAIN_STEPS=1"]) == 0
+  found = runs.read_tensors(trained / "runs" / "pruned", 1)
+  for name in ("attention/q", "mlp/wo"):
+    assert (found[f"layer_000/{name}"] == 0).mean() == 0.5
+
+
+@PAGE.shows("palm_mtf sweep --gin_file=sweeps/pruning.gin")
+def test_the_table_of_pruned_models_has_the_runs_of_its_sweep(block):
+  (command,) = block.commands
+  _, found = runs_of_command(command[2:])
+  table = re.findall(r"(?m)^\| `(\S+)` \|", PAGE.text.split(command[2])[1])
+  names = [f"{when}-{name}" for when in ("before", "after") for name in table]
+  assert [x.name for x in found] == names
 
 
 @pytest.mark.slow
