@@ -11,6 +11,7 @@ import pytest
 from palm_mtf.checkpoints.weights_to_load import open_newest
 from palm_mtf.cli.gin_files import load
 from palm_mtf.cli.main import main
+from palm_mtf.config import DataConfig, FilterConfig
 from palm_mtf.data.sources.conversation import read_fields
 from palm_mtf.data.sources.text_files import open_sources
 from palm_mtf.generation.inference.scorer import Example, make_scorer
@@ -168,6 +169,41 @@ def test_preferences_are_learned(block, here):
   assert main([*command[1:], *flags]) == 0
   metrics = runs.read_metrics(here / "runs" / "preferred")
   assert metrics[0]["loss"] < 0.7 and "rewards/margins" in metrics[0]
+
+
+@PAGE.shows("texts/documents/2020/x.jsonl.gz")
+def test_attributes_have_the_form_of_the_page(block, here):
+  for line in block.text.splitlines():
+    name, content = line.split(maxsplit=1)
+    (here / name).parent.mkdir(parents=True)
+    (here / name).write_bytes(gzip.compress(content.encode()))
+  for limit, expected in ((0.5, [False]), (0.95, [True])):
+    filters = FilterConfig(attribute_filters=[f"mine/hq >= {limit}"])
+    data = DataConfig(
+      text_files="texts/documents/**/*.gz",
+      vocabulary=None,
+      validation_share=0.5,
+      filters=filters,
+    )
+    (source,) = open_sources(data)
+    assert [x.is_excluded for _, x in source.documents()] == expected
+
+
+@PAGE.shows("palm_mtf data report")
+def test_a_report_makes_the_batches_again(block, here, capsys):
+  report, compare = block.commands
+  assert main(report[1:]) == 0
+  printed = capsys.readouterr().out
+  (here / "data.json").write_text(printed)
+  assert main(compare[1:]) == 0
+  (here / "again.gin").write_text(json.loads(printed)["gin"])
+  made = ["--gin_file=again.gin", "--gin.MODEL_DIR='runs/again'"]
+  again = [*made, *compare[4:]]
+  assert main(["data", "report", *again]) == 0
+  (here / "data.json").write_text(
+    printed.replace('"blake2b": "', '"blake2b": "0', 1)
+  )
+  assert main(["data", "report", *again]) == 1
 
 
 def test_every_block_is_tested():

@@ -1,6 +1,7 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
 import ast
+import dataclasses
 import json
 import re
 import shutil
@@ -10,11 +11,14 @@ import gin
 import pytest
 import seqio
 
+from palm_mtf.assertions.assertions import Assertions, Example
 from palm_mtf.cli.main import main
+from palm_mtf.config import TaskEvalConfig
 from palm_mtf.lm_eval import __main__ as command
 from palm_mtf.tasks import corpus, fewshot, memorisation
 from tests import processes
 from tests.doc_pages import Page
+from tests.generation.serving.live_server import small_config
 from tests.seqio_testing import (
   add_examples,
   exact,
@@ -225,6 +229,27 @@ def test_two_models_are_compared(block, quickstart, capsys):
   (command,) = block.commands
   assert main(command[1:]) == 0
   assert "kl divergence" in capsys.readouterr().out
+
+
+@PAGE.shows("# guards.py")
+def test_a_function_of_the_user_is_an_assertion(block, tmp_path, monkeypatch):
+  (tmp_path / "guards.py").write_text(block.text)
+  monkeypatch.syspath_prepend(tmp_path)
+  asked = TaskEvalConfig(assertions=["guards.polite"])
+  config = dataclasses.replace(small_config(), evaluation=asked)
+  checked = Assertions(str(tmp_path), config, "test")
+  examples = [Example("", "please"), Example("please", "now")]
+  assert checked.check(examples, 1) == {"guards.polite": [0.0, 0.5]}
+
+
+@PAGE.shows('echo \'{"text"')
+def test_golden_texts_are_recorded_and_compared(block, quickstart, capsys):
+  (_, line, path), *commands = block.commands
+  (quickstart.parents[1] / path.removeprefix(">")).write_text(line)
+  said = re.findall("  # (.*)", block.text)
+  for words, shown in zip(commands, said, strict=True):
+    assert main(words[1:]) == 0
+    assert capsys.readouterr().out == f"{shown}\n"
 
 
 def test_every_block_is_tested():
