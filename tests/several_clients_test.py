@@ -28,8 +28,8 @@ SETTINGS = {
   "EVAL_STEPS": 20,
   "POD_TIMEOUT_SECS": TIMEOUT_SECS,
 }
-# 27 million parameters, which are 320 MB with optimizer slots: servers that do the
-# same work differ by 0.1 GB.
+# 27 million parameters, which are 320 MB with optimizer slots. Servers that do
+# the same work differ by 0.1 GB.
 LARGE = {
   "NUM_LAYERS": 2,
   "D_MODEL": 512,
