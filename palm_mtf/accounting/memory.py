@@ -46,20 +46,20 @@ class DeviceBytes:
   weights: int  # of the float32 weights that are trained
   slots: int  # the optimizer's variables, such as momentum
   gradients: int  # of a step: the sums over its microbatches
-  frozen_weights: int = 0  # of the float32 weights that FROZEN matches
+  frozen_weights: int = 0  # of the weights that are not trained
 
 
 def device_bytes(work: Work) -> DeviceBytes:
   """Returns the bytes of weights, optimizer slots and gradients per device."""
 
-  def in_float32(slices: Slices) -> int:
-    return sum(_FLOAT32 * each.size * n for _, each, n in slices)
+  def stored(slices: Slices) -> int:
+    return sum(work.stored_bytes(x) * each.size * n for x, each, n in slices)
 
   trained = work.trained_slices
-  weights = in_float32(trained)
+  weights = stored(trained)
   return DeviceBytes(
     weights=weights,
-    frozen_weights=in_float32(work.slices) - weights,
+    frozen_weights=stored(work.slices) - weights,
     slots=sum(
       slot_bytes({name: each.sizes}, work.optimizer) * n
       for name, each, n in trained
@@ -326,7 +326,7 @@ def weight_copy_bytes(work: Work) -> int:
       continue
     is_stored_split = "d_model_stored" in mesh.stored(dims[name])
     stored = mesh.axis_size_of("d_model_stored") if is_stored_split else 1
-    copies = 0 if work.width == _FLOAT32 else 1
+    copies = int(work.stored_bytes(name) != work.width)
     # A device that stores a part of each weight gathers the whole weight, and
     # makes its whole gradient before the reduce-scatter.
     wholes = 2 if name in trained else 1
@@ -363,10 +363,11 @@ def weight_traffic(work: Work) -> int:
   num_microbatches, trained, total = work.mesh.num_microbatches, work.trained, 0
   for name, each, count in work.slices:
     numbers = 0
-    if work.width != _FLOAT32:  # casts; the backward pass casts kernels again
+    stored = work.stored_bytes(name)
+    if work.width != stored:  # casts; the backward pass casts kernels again
       is_kernel = parameters.parse_name(name).is_kernel
       passes = 2 * count - num_forward if is_kernel else count
-      numbers += passes * (_FLOAT32 + work.width)
+      numbers += passes * (stored + work.width)
     if num_microbatches > 1:  # adds each gradient to the sum so far
       of_sum = 2 * _FLOAT32 + work.gradient_bytes(name)
       numbers += trained.get(name, 0) * of_sum

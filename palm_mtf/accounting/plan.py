@@ -63,11 +63,10 @@ def tensor_bytes(work: Work) -> dict[str, int]:
     # Besides the step's gradients, which the update reads (`kept.gradients`),
     # accumulators of equal size hold the sums of all but the last microbatch.
     more["microbatch sums"] = kept.gradients
-  of_frozen = kept.frozen_weights
-  frozen_weights = {"frozen weights": of_frozen} if of_frozen else {}
+  frozen = kept.frozen_weights
   return {
     "weights": kept.weights,
-    **frozen_weights,
+    **({"frozen weights": frozen} if frozen else {}),
     "slots": kept.slots,
     "gradients": kept.gradients,
     **more,

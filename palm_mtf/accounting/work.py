@@ -137,6 +137,10 @@ class Work:
     rows = (num_here + choices // block) * block
     return experts.per_token * rows / choices
 
+  def stored_bytes(self, name: str) -> int:
+    """Returns the bytes per element of a parameter between steps."""
+    return DTYPE_BYTES[parameters.stored_dtype(name, self.model)]
+
   def gradient_bytes(self, name: str) -> int:
     """Returns the bytes per element of a gradient that waits for the update."""
     if self.mesh.num_microbatches > 1:  # their gradients are summed in float32

@@ -39,13 +39,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Literal, NamedTuple
 
-from palm_mtf.architecture.adapter import (
-  MAGNITUDE,
-  PROMPT,
-  VIRTUAL,
-  A,
-  B,
-)
+from palm_mtf.architecture.adapter import MAGNITUDE, PROMPT, VIRTUAL, A, B
 from palm_mtf.architecture.block import (
   LOAD,
   NORMS,
@@ -191,6 +185,17 @@ def saved_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
   if config.adapter == "none":
     return shapes
   return {x: y for x, y in shapes.items() if parse_name(x).is_adapter}
+
+
+def read_dtype(name: str, config: ModelConfig) -> str:
+  """Returns the dtype in which a step reads a parameter."""
+  return "float32" if parse_name(name).is_float32 else config.activation_dtype
+
+
+def stored_dtype(name: str, config: ModelConfig) -> str:
+  """Returns the dtype of a parameter between steps: as read, for a base."""
+  is_base = config.adapter != "none" and not parse_name(name).is_adapter
+  return read_dtype(name, config) if is_base else "float32"
 
 
 def sent_dtype(name: str, dcn_dtype: str) -> str:

@@ -391,9 +391,7 @@ class CheckpointReader:
       with self._client.graph.as_default():
         restore = build_restorer(pods, self._prefix["prefix"], self._processes)
       self._programs[names] = Program(
-        self._prefix,
-        operations=[restore],
-        writes=state_of(variables_of(pods)),
+        self._prefix, operations=[restore], writes=state_of(variables_of(pods))
       )
     return self._programs[names]
 
@@ -485,14 +483,13 @@ def _read_slice(prefix: tf.Tensor, part: Slice) -> tf.Tensor:
     prefix=prefix,
     tensor_names=tf.constant(part.names),
     shape_and_slices=tf.fill([num], part.spec),
-    dtypes=[dtype] * num,
+    dtypes=[part.saved_dtype] * num,
   )
   held = part.sizes[1:] if part.is_copied else part.sizes
   values = [tf.ensure_shape(x, held) for x in values]
   if part.is_copied:
     values = [tf.broadcast_to(x, part.sizes) for x in values]
-  value = part.stack_rows(values)
-  return pad_to(value, shape)
+  return pad_to(tf.cast(part.stack_rows(values), dtype), shape)
 
 
 def array_reader(checkpoint: Checkpoint) -> Callable[[str], np.ndarray]:

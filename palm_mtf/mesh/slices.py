@@ -20,6 +20,7 @@ class Region:
   # None if it is only padding, which no checkpoint holds.
   spec: str | None
   is_first: bool  # False if an earlier device of the mesh holds this region
+  saved_dtype: tf.DType  # in checkpoints
 
 
 @dataclasses.dataclass(frozen=True)
@@ -95,7 +96,7 @@ def regions_of(
       for n, whole, first in zip(size, variable.sizes, begin, strict=True)
     ]
     spec = _slice_spec(variable.sizes, begin, held)
-    yield Region(begin, held, spec, spec not in seen)
+    yield Region(begin, held, spec, spec not in seen, variable.saved_dtype)
     seen.add(spec)
 
 

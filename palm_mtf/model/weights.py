@@ -25,6 +25,8 @@ from palm_mtf.architecture.parameters import (
   parameter_shapes,
   parameters_of,
   parse_name,
+  read_dtype,
+  stored_dtype,
 )
 from palm_mtf.config import LossConfig, ModelConfig
 from palm_mtf.model.dims import Dims
@@ -87,18 +89,19 @@ def palm_variables(
     parameter = parse_name(name)
     if parameter.layer not in meshes:
       continue
-    stored = [getattr(dims, x) for x in dims.layout.stored(dim_names)]
+    shape = [getattr(dims, x) for x in dims.layout.stored(dim_names)]
+    stored = stored_dtype(name, config)
     variable = SlicedVariable(
       meshes[parameter.layer],
       name,
-      mtf.Shape(stored),
+      mtf.Shape(shape),
       initializer=initializer(parameter, config, dim_names, seed),
-      activation_dtype=tf.as_dtype(
-        "float32" if parameter.is_float32 else config.activation_dtype
-      ),
+      stored_dtype=tf.as_dtype(stored if loss else "float32"),
+      activation_dtype=tf.as_dtype(read_dtype(name, config)),
       trainable=each.is_trained,
       sizes=sizes[name],
     )
+    variable.saved_dtype = tf.float32
     if loss:
       variable.state_rate = loss.balance_bias_rate
     variables[name] = variable.value

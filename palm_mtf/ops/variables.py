@@ -82,6 +82,7 @@ class SlicedVariable(mtf.Variable):
   """A variable without a full copy; `Lowering.variables` has its slices.
 
   Attributes:
+    saved_dtype: dtype in checkpoints, by default that of the slices.
     state_rate: by how much a step changes a state of a router
       (optim/router_state.py).
   """
@@ -104,7 +105,7 @@ class SlicedVariable(mtf.Variable):
 
     Args:
       name: name in a checkpoint, the same in every pod and layout.
-      stored_dtype: dtype of the slices and of the checkpoint.
+      stored_dtype: dtype of the slices.
       activation_dtype: dtype of `value`.
       trainable: False for variables of the optimizer.
       sizes: sizes of the dimensions without the zeros that pad their ends; None
@@ -119,6 +120,7 @@ class SlicedVariable(mtf.Variable):
     )
     self._trainable = trainable
     self.initializer = initializer
+    self.saved_dtype = stored_dtype
     self.sizes = list(sizes or shape.to_integer_list)
     self._outputs = [mtf.Tensor(self, shape, activation_dtype)]
     self._splittable_dims, self._unsplittable_dims = (
@@ -250,4 +252,5 @@ def adopt_variables(mesh: mtf.Mesh, seed: int) -> Iterator[None]:
     if not isinstance(variable, SlicedVariable):
       master = variable.get_master()
       variable.initializer = Drawn(master.initializer, seed)
+      variable.saved_dtype = variable.slice_dtype
       variable.sizes = variable.shape.to_integer_list

@@ -92,6 +92,25 @@ def test_a_resumed_run_has_the_same_bits(base, adapted, tmp_path):
   runs.assert_same_tensors(adapted("lora"), run, 8)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["dora", "prompt"])
+def test_a_run_in_bfloat16_resumes_and_is_evaluated(base, kind, tmp_path):
+  """Its devices round the float32 weights of the base when they read them."""
+  settings = {
+    **KINDS[kind],
+    "ACTIVATION_DTYPE": "bfloat16",
+    "LAYOUT": "batch:data,heads:model,vocab:model",
+    "MESH_SHAPE": "data:1,model:2",
+  }
+  one, other = tmp_path / "one", tmp_path / "other"
+  for run, *steps in ((one, 8), (other, 4, 8)):
+    for last in steps:
+      train = {**settings, "TRAIN_STEPS": last}
+      assert adapter_runs.train(base, run, **train) == 0
+  runs.assert_same_tensors(one, other, 8)
+  test_a_validation_loss_is_that_of_training({kind: one}.get, kind)
+
+
 REFUSED = {
   "no base": ({"INIT_CHECKPOINT": None}, "name its checkpoint in INIT_CHECKP"),
   "no alpha": ({"ADAPTER_ALPHA": None}, "ADAPTER_ALPHA is missing"),

@@ -16,12 +16,7 @@ from palm_mtf.architecture.block import (
   Read,
   model_of,
 )
-from palm_mtf.generation.decode.rows import (
-  Cache,
-  repeat,
-  split_rows,
-  write_row,
-)
+from palm_mtf.generation.decode.rows import Cache, repeat, split_rows, write_row
 from palm_mtf.generation.decode.weights import DecodeModel
 from palm_mtf.model.layers import embed
 from palm_mtf.model.palm import KeysAndValues, Palm

@@ -15,12 +15,7 @@ from palm_mtf.generation.decode.functions import (
   DecodeFunction,
   Effect,
 )
-from palm_mtf.generation.decode.rows import (
-  State,
-  join_rows,
-  repeat,
-  split_rows,
-)
+from palm_mtf.generation.decode.rows import State, join_rows, repeat, split_rows
 from palm_mtf.generation.decode.sampling import is_among, mask_logits
 from palm_mtf.generation.decode.step import make_step, repeat_step
 from palm_mtf.generation.decode.weights import DecodeModel

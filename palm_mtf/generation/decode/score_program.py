@@ -14,11 +14,7 @@ from palm_mtf.generation.decode.forward import (
   take_slices,
 )
 from palm_mtf.generation.decode.functions import DecodeFunction, Effect
-from palm_mtf.generation.decode.rows import (
-  State,
-  join_rows,
-  split_rows,
-)
+from palm_mtf.generation.decode.rows import State, join_rows, split_rows
 from palm_mtf.generation.decode.weights import DecodeModel
 from palm_mtf.model.loss import cross_entropy
 from palm_mtf.ops.placement import LaidOut

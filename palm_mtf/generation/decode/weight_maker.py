@@ -16,6 +16,7 @@ from palm_mtf.architecture.parameters import (
   logits_table,
   parameter_dims,
   parse_name,
+  read_dtype,
 )
 from palm_mtf.config import MeshLayout, ModelConfig
 from palm_mtf.generation.decode.kernels import (
@@ -195,14 +196,10 @@ class WeightMaker:
           lambda x: tf.fill(x.shape[1:], scale), values["table"]
         )
 
-    def cast(x, name):
-      is_float32 = parse_name(name).is_float32
-      return tf.cast(x, "float32" if is_float32 else config.activation_dtype)
-
-    found = {
-      name: self._keep(name, functools.partial(cast, name=name), x)
-      for name, x in values.items()
-    }
+    found = {}
+    for name, x in values.items():
+      cast = functools.partial(tf.cast, dtype=read_dtype(name, config))
+      found[name] = self._keep(name, cast, x)
     if layer is None:
       return {**found, "to_logits": self._make_logits_kernel()}
     joined = joined_kernels(config, layer, is_packed=self._is_packed)
