@@ -41,17 +41,18 @@ def make_imatrix(
   """
   model = trained.model
   kernels, architecture = _find_kernels(model), find_gguf_architecture(model)
+  sizes = find_tensor_shapes(model, architecture.layout)
   shapes = {
-    name + end: (count, columns)
-    for name, (count, inputs, _) in kernels.items()
-    for end, columns in ((_SUMS, inputs), (_COUNTS, 1))
+    name + end: (math.prod(sizes[name][:-2]), columns)
+    for name in kernels
+    for end, columns in ((_SUMS, sizes[name][-1]), (_COUNTS, 1))
   }
 
   def write(path: str, read: Reader) -> None:
     del read  # the file has no weights
     statistics = collect()
     tensors = {}
-    for name, (_, _, ours) in kernels.items():
+    for name, ours in kernels.items():
       found = statistics[ours[0]]
       tensors |= {name + _SUMS: found.sums, name + _COUNTS: found.tokens}
     tokens = max(int(x.tokens.max()) for x in statistics.values())
@@ -83,7 +84,10 @@ def read_imatrix(path: str, model: ModelConfig) -> dict[str, ColumnStatistics]:
       "--format=imatrix, or of llama-imatrix."
     )
   kernels = _find_kernels(model)
-  for name, (count, inputs, ours) in kernels.items():
+  sizes = find_tensor_shapes(model, find_gguf_architecture(model).layout)
+  for name, ours in kernels.items():
+    *stack, _, inputs = sizes[name]
+    count = math.prod(stack)
     wanted = {name + _SUMS: count * inputs, name + _COUNTS: count}
     if ours == [logits_table(model)] and file.shapes.keys().isdisjoint(wanted):
       continue
@@ -96,7 +100,6 @@ def read_imatrix(path: str, model: ModelConfig) -> dict[str, ColumnStatistics]:
           "little text; collect them from this model."
         )
     sums, tokens = (file.read(x).astype(np.float64) for x in wanted)
-    stack = [count] if parse_name(ours[0]).is_expert else []
     statistics = ColumnStatistics(
       sums.reshape(*stack, inputs), tokens.reshape(stack).astype(np.int64)
     )
@@ -118,7 +121,7 @@ def read_importance(path: str, model: ModelConfig) -> dict[str, np.ndarray]:
   UserError as `read_imatrix` does.
   """
   found, statistics = {}, read_imatrix(path, model)
-  for name, (_, _, ours) in _find_kernels(model).items():
+  for name, ours in _find_kernels(model).items():
     if ours[0] in statistics:
       sums, tokens, _ = statistics[ours[0]]
       squares = sums / np.maximum(tokens, 1)[..., np.newaxis]
@@ -128,17 +131,11 @@ def read_importance(path: str, model: ModelConfig) -> dict[str, np.ndarray]:
   return found
 
 
-def _find_kernels(
-  model: ModelConfig,
-) -> dict[str, tuple[int, int, list[str]]]:
-  """Returns {name in GGUF: numbers of experts and inputs, our parameters}.
-
-  These are all kernels, and the table of the logits.
-  """
+def _find_kernels(model: ModelConfig) -> dict[str, list[str]]:
+  """Returns {name in GGUF: our parameters} of all kernels and the logits."""
   layout = find_gguf_architecture(model).layout
-  shapes = find_tensor_shapes(model, layout)
   return {
-    theirs: (math.prod(shapes[theirs][:-2]), shapes[theirs][-1], names)
+    theirs: names
     for theirs, names in find_tensors(model, layout).items()
     if names
     and (parse_name(names[0]).is_kernel or names == [logits_table(model)])
