@@ -292,10 +292,17 @@ COMMANDS = {
         choices=["float32", "float16", "q8_0"],
         default="float32",
       ),
+      "--round": _flag(
+        None,
+        "round kernels by GPTQ, with statistics of a text, so that this "
+        "WEIGHT_DTYPE of the imported model loses less",
+        dest="rounding",
+        choices=["int8", "int4"],
+      ),
       "--calibration": _flag(
         "FILE",
-        "texts for the statistics of imatrix, in rows of SEQUENCE_LENGTH "
-        "tokens (default: 128 training rows of the run)",
+        "texts for imatrix and --round, in rows of SEQUENCE_LENGTH tokens "
+        "(default: 128 training rows of the run)",
         default=(),
         nargs="+",
       ),

@@ -47,10 +47,13 @@ def open_other(
       f"{given}: {weights.place} has another vocabulary than MODEL_DIR; "
       "compare models whose tokens mean the same."
     )
-  if model.sequence_length < config.model.sequence_length:
+  length = config.model.sequence_length
+  if model.positions != "learned":  # it can read rows of any length
+    model = dataclasses.replace(model, sequence_length=length)
+  if model.sequence_length < length:
     raise UserError(
-      f"SEQUENCE_LENGTH = {config.model.sequence_length:,}: {weights.place} "
-      f"reads at most {model.sequence_length:,} tokens; lower it."
+      f"SEQUENCE_LENGTH = {length:,}: {weights.place} reads at most "
+      f"{model.sequence_length:,} tokens; lower it."
     )
   try:
     mesh_layout.check_layout(config.mesh_layout, model)
@@ -76,9 +79,8 @@ def _is_same(checkpoint: Checkpoint, vocabulary: Vocabulary) -> bool:
 
 def describe_divergence(found: Sequence["Divergence"]) -> dict[str, float]:
   """Returns statistics of all tokens of several texts."""
-  loss, loss_of_other, kl, agrees = map(
-    np.concatenate, zip(*found, strict=True)
-  )
+  each = map(np.concatenate, zip(*found, strict=True))
+  loss, loss_of_other, kl, agrees = each
   return {
     "tokens": len(kl),
     "perplexity": float(np.exp(loss.mean())),
@@ -87,17 +89,3 @@ def describe_divergence(found: Sequence["Divergence"]) -> dict[str, float]:
     "kl_divergence_99th": float(np.percentile(kl, 99)),
     "top_1_agreement": float(agrees.mean()),
   }
-
-
-def format_divergence(path: str, numbers: dict[str, float]) -> str:
-  """Returns the lines that `palm_mtf score` prints."""
-  return "\n".join(
-    [
-      f"against {path}, over {numbers['tokens']:,} tokens:",
-      f"  perplexity          {numbers['perplexity']:.4f}, and "
-      f"{numbers['perplexity_of_other']:.4f} of the other",
-      f"  KL divergence       {numbers['kl_divergence']:.6f} nats per token, "
-      f"99th percentile {numbers['kl_divergence_99th']:.6f}",
-      f"  same likeliest      {numbers['top_1_agreement']:.2%} of tokens",
-    ]
-  )

@@ -3,6 +3,7 @@
 """`palm_mtf export` and `import`: models for and from other software."""
 
 import dataclasses
+import functools
 import math
 import os
 import tempfile
@@ -72,13 +73,15 @@ def export(
   target: str,
   dtype: str,
   merge: bool = False,
+  rounding: str | None = None,
   calibration: Sequence[str] = (),
 ) -> None:
   """Writes a run's newest checkpoint in another software's format.
 
   Of an adapted run, writes the adapter if the format has adapters, or the whole
-  model if it has none or `merge` is true. `calibration` has paths of texts, for
-  statistics; without paths, they are those of the run's training text.
+  model if it has none or `merge` is true. `rounding` ("int8" or "int4") rounds
+  kernels for WEIGHT_DTYPE. `calibration` has paths of texts, for statistics;
+  without paths, they are those of the run's training text.
   """
   model = config.model
   if merge and model.adapter == "none":
@@ -97,21 +100,30 @@ def export(
       f"--dtype = {dtype!r}: --format={target} is written in float32; leave it "
       "out, or use --format=gguf."
     )
+  if rounding and (is_adapter or dtype != "float32" or target == "imatrix"):
+    raise UserError(
+      f"--round = {rounding!r}: rounded kernels are exact only in float32, and "
+      "in a whole model; use another --format, --dtype=float32 or --merge."
+    )
+  if calibration and not rounding and target != "imatrix":
+    raise UserError(
+      f"--calibration = {', '.join(calibration)}: give --round or "
+      "--format=imatrix, which need statistics, or leave it out."
+    )
   checkpoint, vocabulary = open_newest(model_dir, config)
   if not is_adapter:
     config = dataclasses.replace(config, model=model.base)
   kind = "merged" if model != config.model else "exported"
-  kind = "quantized" if dtype != "float32" else kind
+  kind = "quantized" if rounding or dtype != "float32" else kind
   step = checkpoint.manifest.step
   results = read_evaluations(ModelDir(model_dir).evaluations)
   results = [x for x in results if x["step"] == step]
   trained = TrainedModel(config, checkpoint, vocabulary, kind, results)
+  own = dataclasses.replace(config, model=model)
+  given = model_dir, own, checkpoint, vocabulary, calibration
+  collect = functools.partial(_collect, *given)
   if target == "imatrix":
-    statistics = _collect(
-      model_dir, config, checkpoint, vocabulary, calibration
-    )
-    datasets = calibration or [model_dir]
-    exported = make_imatrix(trained, statistics, datasets)
+    exported = make_imatrix(trained, collect, calibration or [model_dir])
   elif target == "gguf":
     exported = (make_gguf_adapter if is_adapter else make_gguf)(trained, dtype)
   else:
@@ -122,7 +134,13 @@ def export(
 
   with new_path(output, exported.num_bytes, make_way=check_new) as path:
     read = array_reader(checkpoint)
-    exported.write(path, read if is_adapter else merged_reader(model, read))
+    read = read if is_adapter else merged_reader(model, read)
+    if rounding:
+      from palm_mtf.compression.rounding import rounding_reader
+
+      statistics = collect(hessians=True)
+      read = rounding_reader(model.base, read, statistics, rounding)
+    exported.write(path, read)
   print(f"step {step} of {model_dir} is in {output}, {exported.kind}")
 
 
@@ -132,6 +150,8 @@ def _collect(
   checkpoint: Checkpoint,
   vocabulary: Vocabulary,
   texts: Sequence[str],
+  *,
+  hessians: bool = False,
 ) -> dict[str, ColumnStatistics]:
   """Returns the statistics of a run's newest checkpoint over texts."""
   from palm_mtf.compression.calibration import calibration_batches
@@ -140,7 +160,7 @@ def _collect(
   batches = calibration_batches(model_dir, config, vocabulary, texts)
   model = resolve_dtype(config.model, config.mesh_layout)
   log_dtype(model, config.mesh_layout)
-  return collect_statistics(checkpoint, model, batches)
+  return collect_statistics(checkpoint, model, batches, hessians=hessians)
 
 
 def check_new(path: str) -> None:

@@ -20,11 +20,7 @@ from typing import TYPE_CHECKING
 from palm_mtf.checkpoints.manifest import Checkpoint
 from palm_mtf.checkpoints.weights_to_load import open_newest
 from palm_mtf.commands.adapter import add_adapter
-from palm_mtf.commands.against import (
-  describe_divergence,
-  format_divergence,
-  open_other,
-)
+from palm_mtf.commands.against import describe_divergence, open_other
 from palm_mtf.config import Config, ModelConfig, mesh_layout
 from palm_mtf.console import format_table
 from palm_mtf.data.vocabulary.vocabulary import Vocabulary
@@ -191,7 +187,9 @@ def score(
   if against:
     numbers = describe_divergence(found)
     more = {"against": against} | numbers
-    print(json_text(more) if as_json else format_divergence(against, numbers))
+    rows = [(x.replace("_", " "), f"{y:.6g}") for x, y in numbers.items()]
+    table = f"against {against}\n{format_table(rows, '<>')}"
+    print(json_text(more) if as_json else table)
 
 
 def _encode(

@@ -12,7 +12,6 @@ each expert has its own statistics, over the tokens that chose it.
 
 import dataclasses
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -45,24 +44,10 @@ from palm_mtf.runtime.program import Program, state_of
 _MASK = "loss_weights"  # feature that is 1 for tokens that count, 0 for padding
 
 
-class StatisticsProgram(NamedTuple):
-  """Computes the statistics of a batch on a CPU.
-
-  Attributes:
-    program: takes features by name; returns a list of `ColumnStatistics`.
-    names: the parameters of each item of that list, which read the same input.
-    slices: the weights, by name in checkpoints.
-  """
-
-  program: Program
-  names: list[tuple[str, ...]]
-  slices: Mapping[str, list[Slice]]
-
-
 class _Observer(mtf.Operation):
   """Calls a function with the values of its inputs on the only device."""
 
-  def __init__(self, fn: Callable[..., None], inputs: Sequence[mtf.Tensor]):
+  def __init__(self, fn: Callable[..., None], *inputs: mtf.Tensor):
     super().__init__([*inputs], name="observer")
     self._fn = fn
     self._outputs: list[mtf.Tensor] = []
@@ -73,29 +58,23 @@ class _Observer(mtf.Operation):
 
 
 class _ObservedWeights(TrainedWeights):
-  """Weights that add statistics of the inputs of their products to `found`.
+  """Weights that also compute statistics of the inputs of products.
 
-  The keys of `found` are tuples of names of parameters that read one input.
+  Attributes:
+    mask: 1 for tokens that count, [batch, length] float32.
+    hessians: whether to compute x^T x.
+    found: {parameters that read one input: fields of its statistics}.
   """
 
-  def __init__(
-    self,
-    mesh: mtf.Mesh,
-    config: ModelConfig,
-    dims: Any,
-    mask: mtf.Tensor,
-    *,
-    hessians: bool,
-  ):
-    super().__init__(mesh, config, dims)
-    self._mask, self._hessians = mask, hessians
-    self.found: dict[tuple[str, ...], ColumnStatistics] = {}
+  mask: mtf.Tensor
+  hessians: bool
+  found: dict[tuple[str, ...], dict[str, tf.Tensor]]
 
   def project_in(
     self, x: mtf.Tensor, layer: str, read: Read, angles: Sequence[mtf.Tensor]
   ) -> list[mtf.Tensor]:
     """Observes x; see `TrainedWeights`."""
-    self._observe([f"{layer}/{part}" for part in read.parts], x)
+    self._observe(x, *(f"{layer}/{part}" for part in read.parts))
     return super().project_in(x, layer, read, angles)
 
   def project_out(
@@ -106,7 +85,7 @@ class _ObservedWeights(TrainedWeights):
   ) -> mtf.Tensor:
     """Observes the branches; see `TrainedWeights`."""
     for each, x in branches.items():
-      self._observe([f"{layer}/{each.part}"], x)
+      self._observe(x, f"{layer}/{each.part}")
     return super().project_out(layer, branches, others)
 
   def run_experts(
@@ -114,65 +93,60 @@ class _ObservedWeights(TrainedWeights):
   ) -> mtf.Tensor:
     """Observes each expert's inputs; see `TrainedWeights`."""
     router, *inputs = (f"{layer}/{each.part}" for each in branch.inputs)
-    output = f"{layer}/{branch.output.part}"
-    self._observe([router], x)
-    mlp = branch.experts.mlp
+    output, mlp = f"{layer}/{branch.output.part}", branch.experts.mlp
+    self._observe(x, router)
 
     def observe(x, mask, choice, *kernels):
       choice = tf.where_v2(mask[..., tf.newaxis] > 0, choice, -1)
       rows = find_rows(to_rows(choice), 0, kernels[0].shape[0])
-      taken = take_rows(to_rows(x), rows)
+      taken, (count, sizes, _) = take_rows(to_rows(x), rows), rows.groups
       wide = multiply(taken, tf.concat(kernels, 2), rows.groups)
       hidden = activate(tf.split(wide, len(kernels), 1), mlp.activation)
       for names, values in (((*inputs,), taken), ((output,), hidden)):
-        *parts, _ = tf.split(
-          values, rows.groups.sizes, num=rows.groups.count + 1
-        )
-        self.found[names] = ColumnStatistics(
-          *(
-            None if y[0] is None else tf.stack(y)
-            for y in zip(*map(self._sum, parts), strict=True)
-          )
-        )
+        *parts, _ = tf.split(values, sizes, num=count + 1)
+        sums = [self._sum(x) for x in parts]
+        self.found[names] = {k: tf.stack([x[k] for x in sums]) for k in sums[0]}
 
     _, choice = self.route(x, layer, branch)
     kernels = [self._variables[name] for name in inputs]
-    _Observer(observe, [x, self._mask, choice, *kernels])
+    _Observer(observe, x, self.mask, choice, *kernels)
     return super().run_experts(x, layer, branch)
 
   def unembed(self, x: mtf.Tensor) -> mtf.Tensor:
     """Observes x; see `TrainedWeights`."""
-    self._observe([logits_table(self._config)], x)
+    self._observe(x, logits_table(self._config))
     return super().unembed(x)
 
-  def _observe(self, names, x):
+  def _observe(self, x: mtf.Tensor, *names: str) -> None:
     def observe(x, mask):
-      rows = tf.reshape(x, [x.shape[0] * x.shape[1], -1])
+      rows = tf.reshape(x, [mask.shape.num_elements(), -1])
       rows = tf.boolean_mask(rows, tf.reshape(mask, [-1]) > 0)
-      self.found[(*names,)] = self._sum(rows)
+      self.found[names] = self._sum(rows)
 
-    _Observer(observe, [x, self._mask])
+    _Observer(observe, x, self.mask)
 
-  def _sum(self, rows: tf.Tensor) -> ColumnStatistics:
+  def _sum(self, rows: tf.Tensor) -> dict[str, tf.Tensor]:
     # `rows` are [tokens, inputs].
-    hessian = None
-    if self._hessians:
-      x = tf.cast(rows, tf.float32)
-      hessian = tf.matmul(x, x, transpose_a=True)
     sums = tf.reduce_sum(tf.square(tf.cast(rows, tf.float64)), 0)
-    return ColumnStatistics(sums, tf.shape(rows, out_type=tf.int64)[0], hessian)
+    found = {"sums": sums, "tokens": tf.shape(rows, out_type=tf.int64)[0]}
+    if self.hessians:
+      x = tf.cast(rows, tf.float32)
+      found["hessian"] = tf.matmul(x, x, transpose_a=True)
+    return found
 
 
-def build_statistics_program(
+def build_statistics(
   config: ModelConfig,
   features: Sequence[str],
   batch_size: int,
   *,
   hessians: bool,
-) -> StatisticsProgram:
-  """Builds the forward pass, and the statistics, in the current tf.Graph.
+) -> tuple[Program, list[tuple[str, ...]], Mapping[str, list[Slice]]]:
+  """Builds the statistics of a batch, on a CPU, in the current tf.Graph.
 
-  `features` are those that every batch has. UserError if one is unknown.
+  Returns the program, which takes `features` by name, and returns the fields of
+  a list of `ColumnStatistics`; for each item of the list, the parameters that
+  read the same input; and the weights, by name in checkpoints.
   """
   layout = MeshLayout(mesh_shape="", layout="")
   mesh = mtf.Mesh(mtf.Graph(), "pod")
@@ -183,19 +157,14 @@ def build_statistics_program(
   with tf.device(placement.cpu):
     fed = make_placeholders(specs)
   batch = import_features(mesh, placement, {placement.cpu: fed}, specs)
-  weights = _ObservedWeights(
-    mesh, config, dims, batch[_MASK], hessians=hessians
-  )
+  weights = _ObservedWeights(mesh, config, dims)
+  weights.mask, weights.hessians, weights.found = batch[_MASK], hessians, {}
   given = (batch.get(x) for x in ("inputs", "segments", "prefix"))
   Palm(config, dims, weights).logits(*given)
   (slices,) = placement.lower({mesh: placement}).slices
   reads = state_of(variables_of([slices]))
-  outputs = [
-    {k: x for k, x in each._asdict().items() if x is not None}
-    for each in weights.found.values()
-  ]
-  program = Program(fed, outputs, reads=reads)
-  return StatisticsProgram(program, [*weights.found], slices)
+  program = Program(fed, [*weights.found.values()], reads=reads)
+  return program, [*weights.found], slices
 
 
 def collect_statistics(
@@ -222,21 +191,21 @@ def collect_statistics(
   with Client(session) as client:
     features = map(_take_features, batches)
     batch = next(features)
+    size = len(batch["inputs"])
     with client.graph.as_default():
-      built = build_statistics_program(
-        config, [*batch], len(batch["inputs"]), hessians=hessians
-      )
+      built = build_statistics(config, [*batch], size, hessians=hessians)
+    program, parameters, slices = built
     with CheckpointReader(client).open_model(checkpoint) as restore:
-      restore([built.slices])
-    found = client.call(built.program, batch)
+      restore([slices])
+    found = client.call(program, batch)
     for batch in features:
-      new = client.call(built.program, batch)
+      new = client.call(program, batch)
       for total, part in zip(found, new, strict=True):
         for key, x in part.items():
           total[key] = total[key] + x
   return {
     name: ColumnStatistics(**total)
-    for names, total in zip(built.names, found, strict=True)
+    for names, total in zip(parameters, found, strict=True)
     for name in names
   }
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from palm_mtf._tf import tf
-from palm_mtf.compression.statistics import build_statistics_program
+from palm_mtf.compression.statistics import build_statistics
 from palm_mtf.runtime.client.client import Client
 from tests import oracle
 from tests.blocks import block_config
@@ -63,14 +63,16 @@ def _watch(params):
 def _compute(config, params, batch):
   graph = tf.Graph()
   with graph.as_default():
-    built = build_statistics_program(config, [*batch], 2, hessians=True)
+    program, parameters, slices = build_statistics(
+      config, [*batch], 2, hessians=True
+    )
   session = tf.Session(graph=graph)
-  load_parameters(session, built.slices, params)
+  load_parameters(session, slices, params)
   with Client(session) as client:
-    found = client.call(built.program, batch)
+    found = client.call(program, batch)
   return {
     name: each
-    for names, each in zip(built.names, found, strict=True)
+    for names, each in zip(parameters, found, strict=True)
     for name in names
   }
 

@@ -107,5 +107,12 @@ def test_prompt_lookup_is_measured_and_changes_no_answer(block, tmp_path):
   ]
 
 
+@pytest.mark.slow
+@PAGE.shows("palm_mtf export --model_dir runs/quickstart")
+def test_kernels_are_rounded_with_calibration(block, printed):
+  *_, compared = map(printed, block.commands)
+  assert "kl divergence" in compared
+
+
 def test_every_block_is_tested():
   PAGE.assert_every_block_is_tested()

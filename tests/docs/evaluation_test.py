@@ -219,5 +219,13 @@ def test_the_papers_averages_are_printed_of_kept_results(
   assert printed == pytest.approx(PUBLISHED_AVERAGES, abs=0.05)
 
 
+@pytest.mark.slow
+@PAGE.shows("palm_mtf score --model_dir runs/quickstart --gin.WEIGHT_DTYPE")
+def test_two_models_are_compared(block, quickstart, capsys):
+  (command,) = block.commands
+  assert main(command[1:]) == 0
+  assert "kl divergence" in capsys.readouterr().out
+
+
 def test_every_block_is_tested():
   PAGE.assert_every_block_is_tested()

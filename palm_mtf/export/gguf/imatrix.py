@@ -8,7 +8,8 @@ stack: [experts, inputs] and [experts, 1] float32. NAME is the kernel's name in
 the GGUF file of the model.
 """
 
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
@@ -30,37 +31,43 @@ _TYPE = {"general.type": "imatrix"}
 
 def make_imatrix(
   trained: TrainedModel,
-  statistics: Mapping[str, ColumnStatistics],
+  collect: Callable[[], Mapping[str, ColumnStatistics]],
   datasets: Sequence[str],
 ) -> Export:
-  """Makes a file with the statistics of a model over the texts `datasets`.
+  """Makes a file with the statistics that `collect` returns.
 
-  Raises UserError if llama.cpp lacks the architecture.
+  They are those of the model over the texts `datasets`. Raises UserError if
+  llama.cpp lacks the architecture.
   """
   model = trained.model
-  tensors = {}
-  for name, theirs in _find_kernels(model).items():
-    found = statistics[theirs[0]]
-    count = found.tokens.size
-    tensors[name + _SUMS] = found.sums.reshape(count, -1)
-    tensors[name + _COUNTS] = found.tokens.reshape(count, 1)
-  tokens = max(int(x.tokens.max()) for x in statistics.values())
-  metadata = {
-    **_TYPE,
-    "general.architecture": find_gguf_architecture(model).name,
-    **trained.gguf_origin,
-    "imatrix.datasets": [*datasets],
-    "imatrix.chunk_count": tokens // model.sequence_length,
-    "imatrix.chunk_size": model.sequence_length,
+  kernels, architecture = _find_kernels(model), find_gguf_architecture(model)
+  shapes = {
+    name + end: (count, columns)
+    for name, (count, inputs, _) in kernels.items()
+    for end, columns in ((_SUMS, inputs), (_COUNTS, 1))
   }
 
   def write(path: str, read: Reader) -> None:
     del read  # the file has no weights
-    shapes = {name: x.shape for name, x in tensors.items()}
-    write_gguf(path, metadata, shapes, "float32", tensors.__getitem__)
+    statistics = collect()
+    tensors = {}
+    for name, (_, _, ours) in kernels.items():
+      found = statistics[ours[0]]
+      tensors |= {name + _SUMS: found.sums, name + _COUNTS: found.tokens}
+    tokens = max(int(x.tokens.max()) for x in statistics.values())
+    metadata = {
+      **_TYPE,
+      "general.architecture": architecture.name,
+      **trained.gguf_origin,
+      "imatrix.datasets": [*datasets],
+      "imatrix.chunk_count": tokens // model.sequence_length,
+      "imatrix.chunk_size": model.sequence_length,
+    }
+    given = path, metadata, shapes, "float32"
+    write_gguf(*given, lambda name: tensors[name].reshape(shapes[name]))
 
-  size = sum(x.size for x in tensors.values())
-  return Export(f"an imatrix of {tokens:,} tokens", 4 * size, write)
+  size = sum(4 * count * columns for count, columns in shapes.values())
+  return Export("an imatrix", size, write)
 
 
 def read_imatrix(path: str, model: ModelConfig) -> dict[str, ColumnStatistics]:
@@ -69,32 +76,27 @@ def read_imatrix(path: str, model: ModelConfig) -> dict[str, ColumnStatistics]:
   Raises UserError if there is no such file, it is broken, or it has statistics
   of another model.
   """
-  file = GgufFile(path)
+  file, found = GgufFile(path), {}
   if file.metadata.get("general.type") != _TYPE["general.type"]:
     raise UserError(
       f"{path}: is no imatrix; give a file of palm_mtf export "
       "--format=imatrix, or of llama-imatrix."
     )
-  layout = find_gguf_architecture(model).layout
-  shapes, found = find_tensor_shapes(model, layout), {}
   kernels = _find_kernels(model)
-  for name, ours in kernels.items():
-    *stack, _, inputs = shapes[name]
-    count = stack[0] if stack else 1
+  for name, (count, inputs, ours) in kernels.items():
     wanted = {name + _SUMS: count * inputs, name + _COUNTS: count}
-    if not any(x in file.shapes for x in wanted) and ours == [
-      logits_table(model)
-    ]:
+    if ours == [logits_table(model)] and file.shapes.keys().isdisjoint(wanted):
       continue
     for each, size in wanted.items():
-      shape = file.shapes.get(each)
-      if shape is None or np.prod(shape) != size:
+      shape = file.shapes.get(each, ())
+      if math.prod(shape) != size or not shape:
         raise UserError(
           f"{path}: {each} is {shape or 'missing'}, and the model wants "
           f"{size:,} numbers: it has statistics of another model, or of too "
           "little text; collect them from this model."
         )
     sums, tokens = (file.read(x).astype(np.float64) for x in wanted)
+    stack = [count] if parse_name(ours[0]).is_expert else []
     statistics = ColumnStatistics(
       sums.reshape(*stack, inputs), tokens.reshape(stack).astype(np.int64)
     )
@@ -108,11 +110,17 @@ def read_imatrix(path: str, model: ModelConfig) -> dict[str, ColumnStatistics]:
   return found
 
 
-def _find_kernels(model: ModelConfig) -> dict[str, list[str]]:
-  """Returns {name in GGUF: our parameters} of all kernels and the logits."""
+def _find_kernels(
+  model: ModelConfig,
+) -> dict[str, tuple[int, int, list[str]]]:
+  """Returns {name in GGUF: numbers of experts and inputs, our parameters}.
+
+  These are all kernels, and the table of the logits.
+  """
   layout = find_gguf_architecture(model).layout
+  shapes = find_tensor_shapes(model, layout)
   return {
-    theirs: names
+    theirs: (math.prod(shapes[theirs][:-2]), shapes[theirs][-1], names)
     for theirs, names in find_tensors(model, layout).items()
     if names
     and (parse_name(names[0]).is_kernel or names == [logits_table(model)])

@@ -42,7 +42,7 @@ def _statistics():
 def path(tmp_path_factory):
   path = str(tmp_path_factory.mktemp("imatrix") / "a.gguf")
   trained = types.SimpleNamespace(model=MODEL, gguf_origin={})
-  exported = make_imatrix(trained, _statistics(), ["a.txt", "b.txt"])
+  exported = make_imatrix(trained, _statistics, ["a.txt", "b.txt"])
   exported.write(path, None)
   return path
 
