@@ -112,9 +112,8 @@ IMPORTS = {
   "generation/decode model_dir data/vocabulary export/trained_model",
   "export/npz": "json_text architecture export/trained_model",
   "compression": "errors user_text config _tf architecture accounting "
-  "runtime/program "
-  "mesh model runtime/client programs data/vocabulary data/batches "
-  "checkpoints",
+  "runtime/program mesh model runtime/client programs data/vocabulary "
+  "data/batches checkpoints",
   "generation/inference": "errors user_text config machine architecture "
   "adapters runtime/program mesh generation/decode runtime/client "
   "executors/choose data/vocabulary data/batches checkpoints",

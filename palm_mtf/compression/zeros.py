@@ -75,8 +75,7 @@ def _compensate(
     w[:, unused] = 0.0  # no product needs the weight of such an input
   diagonal[unused] = 1.0
   diagonal += _DAMPENING * diagonal.mean()
-  # Row j of this factor, divided by its first number, is the first row of
-  # H_j^-1 divided by its first number; the square of the former is the latter.
+  # Row j of this upper factor, times factor[j, j], is the first row of H_j^-1.
   factor = np.linalg.cholesky(np.linalg.inv(h)).T
   span = GROUP if isinstance(sparsity, str) else _BLOCK
   for begin in range(0, w.shape[1], _BLOCK):

@@ -103,7 +103,8 @@ def test_the_quickstart_is_pruned_to_the_half(block, trained):
 def test_the_table_of_pruned_models_has_the_runs_of_its_sweep(block):
   (command,) = block.commands
   _, found = runs_of_command(command[2:])
-  table = re.findall(r"(?m)^\| `(\S+)` \|", PAGE.text.split(command[2])[1])
+  table = re.search(r"\| pruned \|.*?\n\n", PAGE.text, re.DOTALL)[0]
+  table = re.findall(r"(?m)^\| `(\S+)`", table)
   names = [f"{when}-{name}" for when in ("before", "after") for name in table]
   assert [x.name for x in found] == names
 

@@ -114,11 +114,7 @@ FORMS_OF_RULES = {
 
 @pytest.mark.parametrize(
   ("form", "mesh"),
-  [
-    slow(form, mesh, unless=(form, mesh) == ("Muon", "one device"))
-    for form in FORMS_OF_RULES
-    for mesh in MESHES
-  ],
+  [slow(form, mesh) for form in FORMS_OF_RULES for mesh in MESHES],
 )
 def test_zeros_of_kernels_stay_zeros_where_they_are_kept(form, mesh):
   """KEEP_ZEROS: a step is the oracle's, then the mask multiplies kernels.

@@ -58,8 +58,7 @@ _LLAMA = {
 }
 _SMOLLM2 = {**_LLAMA, **_sizes(30, 576, 49152), "d_ff": 1536}
 # {name: settings of a block}; the blocks of SmolLM2 have its own size, 135M,
-# that of a SmolLM2 whose MLPs became four experts each, and that of one that
-# was pruned to two thirds of its heads and half of its channels.
+# and that of a SmolLM2 whose MLPs became four experts each.
 BLOCKS = {
   "palm": {},
   "llama": _LLAMA,
@@ -77,12 +76,6 @@ BLOCKS = {
     "mlp": "experts",
     "num_experts": 4,
     "experts_per_token": _EXPERTS_PER_TOKEN,
-  },
-  "smollm2_pruned": {
-    **_SMOLLM2,
-    "num_heads": 6,
-    "num_kv_heads": 2,
-    "d_ff": 768,
   },
   "gemma": {
     "block": "serial",
