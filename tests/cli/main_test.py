@@ -27,7 +27,7 @@ HEAVY = {
 
 COMMANDS = (
   "train, plan, sweep, evaluate, generate, score, serve, export, import, "
-  "data cache, data inspect, "
+  "data cache, data inspect, data report, "
   "checkpoints list, checkpoints verify, checkpoints compare, "
   "checkpoints prune, lineage, vocab, vocab inspect, pods serve, "
   "pods manage, pods list, pods drain, pods release, report, doctor"
@@ -86,8 +86,8 @@ def test_version(palm_mtf):
     ),
     (
       ["data"],
-      "data is not a command by itself: give one of data cache, data inspect; "
-      "see palm_mtf data --help",
+      "data is not a command by itself: give one of data cache, data inspect, "
+      "data report; see palm_mtf data --help",
     ),
     (
       ["vocab", "inspect", "--vocabulary=v", "--input=a", "4"],
