@@ -124,9 +124,47 @@ def score(
   as_json: bool = False,
 ) -> None:
   """Prints log-likelihoods, in nats, of documents, targets or options."""
-  mesh = config.mesh_layout
-  mesh_layout.check_layout(mesh, config.model)
-  model = resolve_dtype(config.model, mesh)
+  config, checkpoint, vocabulary, items, encoded = open_texts(
+    model_dir, config, texts, input_files, adapter
+  )
+  log_dtype(config.model, config.mesh_layout)
+  likelihoods = _compute_log_likelihoods(
+    checkpoint, config, vocabulary, encoded
+  )
+  records = []
+  for item, examples in zip(items, encoded, strict=True):
+    scores = [
+      _score(next(likelihoods), len(ids), len(text.encode()), item.kind)
+      for (_, ids), text in zip(examples, item.targets, strict=True)
+    ]
+    has_options = item.kind == "options"
+    one = (
+      {**_find_best(scores), "options": scores} if has_options else scores[0]
+    )
+    records.append({"origin": item.origin, **one})
+  totals = [*_sum_scores(items, records)]
+  if as_json:
+    dtype = {"activation_dtype": config.model.activation_dtype}
+    for record in [*records, *totals]:
+      print(json_text(record | dtype))
+  else:
+    _print_table(items, records, totals)
+
+
+# Per item and target: token ids of the inputs, and of the target.
+Encoded = list[list[tuple[list[int], list[int]]]]
+
+
+def open_texts(
+  model_dir: str,
+  config: Config,
+  texts: Sequence[str] | None,
+  input_files: Sequence[str] | None,
+  adapter: str | None,
+) -> tuple[Config, Checkpoint, Vocabulary, list[ScoreItem], Encoded]:
+  """Returns the settings and what they name, with all texts, also as tokens."""
+  mesh_layout.check_layout(config.mesh_layout, config.model)
+  model = resolve_dtype(config.model, config.mesh_layout)
   config = dataclasses.replace(config, model=model)
   if not texts and not input_files:
     raise UserError(
@@ -150,34 +188,12 @@ def score(
       f"{model.text_room}."
     )
   encoded = _encode(items, vocabulary, model)
-  log_dtype(model, mesh)
-  likelihoods = _compute_log_likelihoods(
-    checkpoint, config, vocabulary, encoded
-  )
-  records = []
-  for item, examples in zip(items, encoded, strict=True):
-    scores = [
-      _score(next(likelihoods), len(ids), len(text.encode()), item.kind)
-      for (_, ids), text in zip(examples, item.targets, strict=True)
-    ]
-    has_options = item.kind == "options"
-    one = (
-      {**_find_best(scores), "options": scores} if has_options else scores[0]
-    )
-    records.append({"origin": item.origin, **one})
-  totals = [*_sum_scores(items, records)]
-  if as_json:
-    dtype = {"activation_dtype": model.activation_dtype}
-    for record in [*records, *totals]:
-      print(json_text(record | dtype))
-  else:
-    _print_table(items, records, totals)
+  return config, checkpoint, vocabulary, items, encoded
 
 
 def _encode(
   items: Sequence[ScoreItem], vocabulary: Vocabulary, model: ModelConfig
-) -> list[list[tuple[list[int], list[int]]]]:
-  """Returns a list per item: for each target (ids of inputs, ids of target)."""
+) -> Encoded:
   # Encode inputs and targets separately, as in training, because the model has
   # never seen a piece that spans both. Encode all texts in one call, so that
   # the tokenizer uses several threads.

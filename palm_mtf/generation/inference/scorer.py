@@ -21,6 +21,7 @@ import numpy as np
 from palm_mtf.config import Config
 from palm_mtf.data.batches.packing import document_start, row_start
 from palm_mtf.data.vocabulary.vocabulary import Vocabulary
+from palm_mtf.errors import UserError
 from palm_mtf.generation.decode.score_program import ScoreRows
 from palm_mtf.generation.inference.sessions import LoadedDecoder
 from palm_mtf.generation.inference.slot_decoder import Chosen
@@ -153,6 +154,7 @@ class Scorer:
     self._length = loaded.config.text_length
     self._stride = min(stride or max(self._length // 2, 1), self._length)
     self._build = functools.cache(lambda x: loaded.build(x, ""))
+    self._index = loaded.index
 
   def log_likelihoods(
     self, examples: Sequence[Example]
@@ -161,13 +163,22 @@ class Scorer:
     for index, parts in self._score(examples, "token_loss"):
       yield index, -math.fsum(x for (loss,) in parts for x in loss.tolist())
 
-  def token_log_p(self, example: Example) -> list[float]:
-    """Returns log p of each target of an example."""
-    ((_, parts),) = self._score([example], "token_loss")
-    return [-x for (loss,) in parts for x in loss.tolist()]
+  def token_losses(
+    self, examples: Sequence[Example]
+  ) -> Iterator[tuple[int, np.ndarray]]:
+    """Yields (index of an example, -log p of each target) in any order."""
+    for index, parts in self._score(examples, "token_loss"):
+      yield index, np.concatenate([loss for (loss,) in parts])
 
   def scores(self, examples: Sequence[Example]) -> Iterator[tuple[int, Score]]:
-    """Yields (index of an example, its score) in any order."""
+    """Yields (index of an example, its score) in any order.
+
+    Raises UserError if there is an index.
+    """
+    if self._index:
+      raise UserError(
+        "KNN_INDEX: finds no likeliest tokens of given texts; leave it out."
+      )
     for index, parts in self._score(examples, "token_loss", "is_likeliest"):
       losses, likeliest = (np.concatenate(x) for x in zip(*parts, strict=True))
       score = Score(-math.fsum(losses.tolist()), bool(likeliest.all()))
@@ -204,29 +215,46 @@ class Scorer:
     self, examples: Sequence[Example], *names: str
   ) -> Iterator[tuple[int, list[list[np.ndarray]]]]:
     # Yields (index of an example, a list per window). The list has, for each of
-    # `names`, the program's output at the scored tokens of the window.
+    # `names`, the first of which is "token_loss", what `read_windows` yields.
+    if self._index:
+      names += ("key",)
+    parts = collections.defaultdict(list)
+    missing = [len(each.targets) for each in examples]
+    for index, first, found in self.read_windows(examples, *names):
+      losses = found[0]
+      missing[index] -= len(losses)
+      if self._index:
+        targets = examples[index].targets[first : first + len(losses)]
+        found[0] = -self._index.log_p(-losses, found.pop(), targets)
+      parts[index].append(found)
+      if not missing[index]:
+        yield index, parts.pop(index)
+
+  def read_windows(
+    self, examples: Sequence[Example], *names: str
+  ) -> Iterator[tuple[int, int, list[np.ndarray]]]:
+    """Yields outputs of ScoreRows of all windows, those of a text in its order.
+
+    Yields (index of an example, place of the window's first scored token in its
+    targets, an output for each of `names` at the window's scored tokens).
+    """
     rows = collections.defaultdict(list)  # {row length: [(index, window)]}
-    missing = []  # number of windows that each example waits for
     texts = [self._begin(example) for example in examples]
     for index, text in enumerate(texts):
       found = find_windows(
         len(text.ids), text.num_given, self._length, self._stride
       )
-      missing.append(len(found))
       for window in found:
         needed = choose_row_length(window.stop - window.start, self._length)
         rows[needed].append((index, window))
-    parts = collections.defaultdict(list)
     # Score the shortest rows first, so that the first results come early.
     for length in sorted(rows):
       size = count_rows_at_once(length, self._loaded.num_slices)
       for start in range(0, len(rows[length]), size):
         some = rows[length][start : start + size]
         found = self._score_rows(texts, some, length, size, names)
-        for (index, _), part in zip(some, found, strict=True):
-          parts[index].append(part)
-          if len(parts[index]) == missing[index]:
-            yield index, parts.pop(index)
+        for (index, window), part in zip(some, found, strict=True):
+          yield index, window.first - texts[index].num_given, part
 
   def _begin(self, example: Example) -> _Text:
     inputs, targets = example
