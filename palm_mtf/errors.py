@@ -9,6 +9,7 @@ exception is a bug of palm_mtf and exits with 1.
 """
 
 import difflib
+import importlib.util
 import os
 import reprlib
 import signal
@@ -118,4 +119,13 @@ def check_globs(name: str, value: object) -> None:
   if value is not None and not are_globs(value):
     raise UserError(
       f"{name} = {value!r}: give a glob, a list of globs, or None."
+    )
+
+
+def check_library(name: str, extra: str, given: str) -> None:
+  """Raises UserError if `given` needs a library of an extra that is missing."""
+  if importlib.util.find_spec(name) is None:
+    raise UserError(
+      f"{given}: needs {name}, which is not installed: pip install "
+      f"'palm_mtf[{extra}]'."
     )

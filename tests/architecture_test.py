@@ -82,6 +82,7 @@ IMPORTS = {
   "rates": "console json_text config machine _tf accounting ops "
   "runtime/program mesh runtime/client programs",
   "model_dir": "errors json_text _tf",
+  "retrieval": "errors json_text config model_dir",
   "report": "__init__ errors model_dir",
   "data/sources": "errors user_text console json_text user_code config _tf "
   "model_dir",
@@ -116,7 +117,7 @@ IMPORTS = {
   "data/batches checkpoints",
   "generation/inference": "errors user_text config machine architecture "
   "adapters runtime/program mesh generation/decode runtime/client "
-  "executors/choose data/vocabulary data/batches checkpoints",
+  "executors/choose retrieval data/vocabulary data/batches checkpoints",
   "generation/serving": "errors json_text config machine _tf assertions "
   "data/vocabulary "
   "data/batches checkpoints runtime/addresses generation/inference",
@@ -133,8 +134,8 @@ IMPORTS = {
   "commands": "__init__ errors user_text console json_text config machine _tf "
   "architecture adapters accounting mesh executors/host executors/choose "
   "compilation "
-  "rates model_dir report data/sources data/ngrams data/filters assertions "
-  "data/vocabulary "
+  "rates model_dir retrieval report data/sources data/ngrams data/filters "
+  "assertions data/vocabulary "
   "data/tokens data/batches checkpoints export/trained_model "
   "export/huggingface "
   "export/gguf export/saved_model export/npz runtime/host_functions "
@@ -176,6 +177,7 @@ ONLY_IMPORTERS = {
   "scipy": "palm_mtf/sweep/scaling_law.py",
   "aiohttp": "palm_mtf/generation/serving/",
   "jinja2": "palm_mtf/data/vocabulary/chat_process.py",
+  "faiss": "palm_mtf/retrieval/keys.py",
   "llguidance": "palm_mtf/generation/inference/grammar_process.py",
   "ml_dtypes": "palm_mtf/export/huggingface/tensor_files.py",
   "grpc": "palm_mtf/runtime/manager/",
@@ -216,6 +218,7 @@ TENSORFLOW_FREE = PURE | {
   "export/npz",
   "export/trained_model",
   "report",
+  "retrieval",
   "runtime/manager",
   "sweep",
   "user_code",

@@ -135,6 +135,19 @@ _ADAPTER = {
     "PEFT (default: none)",
   ),
 }
+_TEXTS = {
+  "--text": _flag(
+    "TEXT", "a document; may be repeated", dest="texts", action="append"
+  ),
+  "--input": _flag(
+    "FILE",
+    "a document, a .tsv file of inputs and targets or options, or "
+    "a .jsonl file: text, or inputs and targets or options",
+    dest="input_files",
+    action="extend",
+    nargs="+",
+  ),
+}
 _MANAGER_TLS = _flag(
   "PREFIX",
   "of PREFIX.key and PREFIX.pem, the key and certificate of the manager, its "
@@ -243,17 +256,20 @@ COMMANDS = {
     "print how likely texts, targets or options are",
     config="Config",
     takes_model_dir=True,
+    flags=_TEXTS | _ADAPTER,
+  ),
+  "index build": Command(
+    "write the keys of texts, for KNN_INDEX",
+    config="Config",
+    takes_model_dir=True,
     flags={
-      "--text": _flag(
-        "TEXT", "a document; may be repeated", dest="texts", action="append"
-      ),
-      "--input": _flag(
-        "FILE",
-        "a document, a .tsv file of inputs and targets or options, or "
-        "a .jsonl file: text, or inputs and targets or options",
-        dest="input_files",
-        action="extend",
-        nargs="+",
+      **_TEXTS,
+      "--output": _flag("FOLDER", "the index to make", required=True),
+      "--search": _flag(
+        None,
+        "exact: compare all keys; approximate: faster, by faiss",
+        choices=["exact", "approximate"],
+        default="exact",
       ),
       "--against": _flag(
         "MODEL_DIR",
@@ -262,6 +278,12 @@ COMMANDS = {
       ),
       **_ADAPTER,
     },
+  ),
+  "index tune": Command(
+    "print the KNN_WEIGHT and KNN_TEMPERATURE that fit other texts best",
+    config="Config",
+    takes_model_dir=True,
+    flags=_TEXTS | _ADAPTER,
   ),
   "serve": Command(
     "answer HTTP requests for completions, as OpenAI's clients send them",

@@ -10,8 +10,10 @@ import dataclasses
 import logging
 import math
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
+
+import numpy as np
 
 from palm_mtf.architecture.parameters import saved_shapes
 from palm_mtf.assertions.assertions import Assertions
@@ -22,6 +24,7 @@ from palm_mtf.config import Config, mesh_layout
 from palm_mtf.config.task_eval import EVERY, NEWEST, TaskEvalConfig
 from palm_mtf.console import print_results
 from palm_mtf.data.batches.corpus import (
+  Batch,
   corpus_of_run,
   split_batch,
   unigram_entropy,
@@ -113,6 +116,13 @@ def _compute_validation_loss(
     )
   checkpoint, vocabulary = weights_to_load.open_newest(model_dir, config)
   config, checkpoint = add_adapter(adapter, config, checkpoint)
+  if config.decode.knn_index and (
+    config.model.has_prefix or config.model.adapter_length
+  ):
+    raise UserError(
+      "KNN_INDEX: the validation loss with an index is measured only of causal "
+      "models without virtual positions; use palm_mtf score."
+    )
   model, mesh, run = config.model, config.mesh_layout, config.run
   log_dtype(model, mesh)
   # This process has the devices of only one pod. So split the batch of all pods
@@ -132,7 +142,7 @@ def _compute_validation_loss(
   warn_if_slow(model, mesh)
   parts = [x for batch in batches for x in split_batch(batch, num_parts)]
   loss = compute_mean_loss(checkpoint, model, mesh, parts, config.pods)
-  results = {
+  results: dict[str, object] = {
     "checkpoint": checkpoint.path,
     "step": checkpoint.manifest.step,
     "activation_dtype": model.activation_dtype,
@@ -145,7 +155,36 @@ def _compute_validation_loss(
     bits_per_token = loss / math.log(2)
     per_byte = bits_per_token / corpus.validation_bytes_per_token
     results["bits_per_byte"] = per_byte
+  if config.decode.knn_index:
+    loss = _compute_loss_with_index(checkpoint, config, batches)
+    results |= {"knn_loss": loss, "knn_perplexity": math.exp(loss)}
   return results
+
+
+def _compute_loss_with_index(
+  checkpoint: manifest.Checkpoint, config: Config, batches: Sequence[Batch]
+) -> float:
+  """Returns the validation loss with KNN_INDEX, in nats per token."""
+  from palm_mtf.generation.inference.scorer import Example, Scorer
+  from palm_mtf.generation.inference.sessions import LoadedDecoder
+
+  # A document in a row is predicted as if it were by itself.
+  examples, weights = [], []
+  for batch in batches:
+    ones = np.ones_like(batch["inputs"])
+    names = "inputs", "targets", "segments", "loss_weights"
+    for inputs, targets, segments, each in zip(
+      *(batch.get(x, ones) for x in names), strict=True
+    ):
+      for own in (segments == x for x in np.unique(segments)):
+        examples.append(Example(inputs[own][:1].tolist(), targets[own]))
+        weights.append(each[own])
+  with LoadedDecoder.of_run(checkpoint, config) as loaded:
+    found = dict(Scorer(loaded, adds_start=False).token_losses(examples))
+  losses = [found[i] for i in range(len(found))]
+  return float(
+    np.average(np.concatenate(losses), weights=np.concatenate(weights))
+  )
 
 
 def _print_outcome(

@@ -13,7 +13,7 @@ from palm_mtf.commands.adapter import add_adapter
 from palm_mtf.config import Config, DecodeConfig, RunConfig, mesh_layout
 from palm_mtf.data.batches.packing import prompt_start
 from palm_mtf.data.vocabulary.chat import ChatTemplate
-from palm_mtf.errors import UserError
+from palm_mtf.errors import UserError, check_library
 from palm_mtf.generation.inference.prompts import (
   check_prompts,
   check_room,
@@ -142,10 +142,9 @@ def _read_grammar(
         f"{given} and {name} = {value!r}: cannot be used together; leave one "
         "out."
       )
-  from palm_mtf.generation.inference.constraint import check_library
   from palm_mtf.generation.serving.structure import json_rule, make_grammar
 
-  check_library(given)
+  check_library("llguidance", "json", given)
   if schema_file is None:
     from palm_mtf.generation.inference.grammar_process import regex_rule
 

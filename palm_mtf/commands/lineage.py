@@ -155,7 +155,8 @@ def _score_one(
     begin = document_start(data, vocabulary), row_start(data, vocabulary)
     with LoadedDecoder(checkpoint, model, mesh) as loaded:
       scorer = Scorer(loaded, None, *begin, adds_start=data.add_start)
-      return scorer.token_log_p(Example((), ids))
+      ((_, losses),) = scorer.token_losses([Example((), ids)])
+      return (-losses).tolist()
   except UserError as error:  # such as a missing base of an adapter
     return str(error)
 

@@ -133,9 +133,62 @@ def score(
 
   `against` is the path of a run or checkpoint, with which to compare.
   """
-  mesh = config.mesh_layout
-  mesh_layout.check_layout(mesh, config.model)
-  model = resolve_dtype(config.model, mesh)
+  if against and config.decode.knn_index:
+    raise UserError(
+      f"--against = {against!r}: compares models without KNN_INDEX = "
+      f"{config.decode.knn_index!r}; leave one of them out."
+    )
+  config, checkpoint, vocabulary, items, encoded = open_texts(
+    model_dir, config, texts, input_files, adapter
+  )
+  log_dtype(config.model, config.mesh_layout)
+  given = checkpoint, config, vocabulary, encoded
+  found = []
+  if against:
+    found = _compare(*given, *open_other(against, config, vocabulary))
+  likelihoods = (-math.fsum(x.loss.tolist()) for x in found)
+  if not against:
+    likelihoods = compute_log_likelihoods(*given)
+  records = []
+  for item, examples in zip(items, encoded, strict=True):
+    scores = [
+      _score(next(likelihoods), len(ids), len(text.encode()), item.kind)
+      for (_, ids), text in zip(examples, item.targets, strict=True)
+    ]
+    has_options = item.kind == "options"
+    one = (
+      {**_find_best(scores), "options": scores} if has_options else scores[0]
+    )
+    records.append({"origin": item.origin, **one})
+  totals = [*_sum_scores(items, records)]
+  if as_json:
+    dtype = {"activation_dtype": config.model.activation_dtype}
+    for record in [*records, *totals]:
+      print(json_text(record | dtype))
+  else:
+    _print_table(items, records, totals)
+  if against:
+    numbers = describe_divergence(found)
+    more = {"against": against} | numbers
+    rows = [(x.replace("_", " "), f"{y:.6g}") for x, y in numbers.items()]
+    table = f"against {against}\n{format_table(rows, '<>')}"
+    print(json_text(more) if as_json else table)
+
+
+# Per item and target: token ids of the inputs, and of the target.
+Encoded = list[list[tuple[list[int], list[int]]]]
+
+
+def open_texts(
+  model_dir: str,
+  config: Config,
+  texts: Sequence[str] | None,
+  input_files: Sequence[str] | None,
+  adapter: str | None,
+) -> tuple[Config, Checkpoint, Vocabulary, list[ScoreItem], Encoded]:
+  """Returns the settings and what they name, with all texts, also as tokens."""
+  mesh_layout.check_layout(config.mesh_layout, config.model)
+  model = resolve_dtype(config.model, config.mesh_layout)
   config = dataclasses.replace(config, model=model)
   if not texts and not input_files:
     raise UserError(
@@ -151,7 +204,6 @@ def score(
   for path in input_files or []:
     items += read_items(path)
   checkpoint, vocabulary = open_newest(model_dir, config)
-  other = against and open_other(against, config, vocabulary)
   config, checkpoint = add_adapter(adapter, config, checkpoint)
   model, stride = config.model, config.evaluation.stride
   if stride is not None and stride > model.text_length:
@@ -160,42 +212,12 @@ def score(
       f"{model.text_room}."
     )
   encoded = _encode(items, vocabulary, model)
-  log_dtype(model, mesh)
-  given = checkpoint, config, vocabulary, encoded
-  found = _compare(*given, *other) if other else []
-  likelihoods = (-math.fsum(x.loss.tolist()) for x in found)
-  if not other:
-    likelihoods = compute_log_likelihoods(*given)
-  records = []
-  for item, examples in zip(items, encoded, strict=True):
-    scores = [
-      _score(next(likelihoods), len(ids), len(text.encode()), item.kind)
-      for (_, ids), text in zip(examples, item.targets, strict=True)
-    ]
-    has_options = item.kind == "options"
-    one = (
-      {**_find_best(scores), "options": scores} if has_options else scores[0]
-    )
-    records.append({"origin": item.origin, **one})
-  totals = [*_sum_scores(items, records)]
-  if as_json:
-    dtype = {"activation_dtype": model.activation_dtype}
-    for record in [*records, *totals]:
-      print(json_text(record | dtype))
-  else:
-    _print_table(items, records, totals)
-  if against:
-    numbers = describe_divergence(found)
-    more = {"against": against} | numbers
-    rows = [(x.replace("_", " "), f"{y:.6g}") for x, y in numbers.items()]
-    table = f"against {against}\n{format_table(rows, '<>')}"
-    print(json_text(more) if as_json else table)
+  return config, checkpoint, vocabulary, items, encoded
 
 
 def _encode(
   items: Sequence[ScoreItem], vocabulary: Vocabulary, model: ModelConfig
-) -> list[list[tuple[list[int], list[int]]]]:
-  """Returns a list per item: for each target (ids of inputs, ids of target)."""
+) -> Encoded:
   # Encode inputs and targets separately, as in training, because the model has
   # never seen a piece that spans both. Encode all texts in one call, so that
   # the tokenizer uses several threads.

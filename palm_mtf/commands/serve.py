@@ -92,10 +92,10 @@ def serve(
   _check_decode(config.decode)
   paths = _parse_adapters(adapters)
   has_adapters = bool(paths) or allow_adapter_loading
-  if has_adapters and follow:
+  if (has_adapters or config.decode.knn_index) and follow:
     raise UserError(
-      "--follow: an adapter belongs to one checkpoint of its base; leave it "
-      "out, or serve no adapters."
+      "--follow: an adapter or an index belongs to one checkpoint; leave it "
+      "out, or serve without them."
     )
   mesh_layout.check_layout(config.mesh_layout, config.model)
   model = resolve_dtype(config.model, config.mesh_layout)

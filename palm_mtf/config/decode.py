@@ -5,7 +5,7 @@
 import dataclasses
 from typing import Annotated, Literal
 
-from palm_mtf.config.checked import Checked, Count, real, texts, whole
+from palm_mtf.config.checked import Checked, Count, real, text, texts, whole
 from palm_mtf.errors import UserError
 
 MOST_GREEDY = 1e-4  # up to this TEMPERATURE, decoding is greedy: no division
@@ -35,6 +35,11 @@ class DecodeConfig(Checked):
       training. "int8": int8, for the inputs of these products too. "int4":
       int4, except that the weights that give the logits are int8. Norms and the
       lookup of tokens are not quantized (generation/decode/kernels.py).
+    knn_index: folder of an index of keys (retrieval/keys.py), whose entries
+      make the tokens of similar texts likelier; None for no index.
+    knn_neighbours: number of nearest entries that count.
+    knn_weight: their share in the probability of a token; 0 is off.
+    knn_temperature: divides their squared distances.
   """
 
   temperature: Annotated[float, real(0.0, 100.0)] = 0.7
@@ -47,6 +52,10 @@ class DecodeConfig(Checked):
   stop_strings: Annotated[list[str] | tuple[str, ...], texts("texts")] = ()
   prompt_lookup: bool = True
   weight_dtype: Literal["activation", "int8", "int4"] = "activation"
+  knn_index: Annotated[str | None, text("an index's folder")] = None
+  knn_neighbours: Count = 1024
+  knn_weight: Annotated[float, real(0.0, 1.0)] = 0.25
+  knn_temperature: Annotated[float, real(1e-6, 1e12)] = 1.0
 
   def __post_init__(self) -> None:
     super().__post_init__()

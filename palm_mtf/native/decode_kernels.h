@@ -63,11 +63,12 @@ struct StepKernel {
     TF_Tensor* tokens = call.next();
     const int num_rows = TF_TensorElementCount(tokens);
     const int32_t* positions = call.next_data<int32_t>();
-    Step<T> step = read<T>(call, num_rows, 1);
+    Step<T> step = read<T>(call, num_rows, 2);
     step.tokens = static_cast<int32_t*>(TF_TensorData(tokens));
     step.positions = positions;
     if (!fits(call, step, nullptr, model.memory_length)) return;
     step.logits = call.allocate<float>(0, num_rows, step.model.vocab).data;
+    step.key = call.allocate<float>(1, num_rows, step.model.d_model).data;
     std::lock_guard lock(shared().mutex);
     step.run();
   }

@@ -85,6 +85,7 @@ struct Step {
   std::vector<T*> cache;  // [rows, key_heads, memory_length, d_kv]: for each
                           // layer keys, then values
   float* logits;          // [num_rows, vocab]
+  float* key = nullptr;   // [num_rows, d_model]: what gives the logits, or null
   int num_texts = 0;  // whose tokens to choose
   std::function<void(int text)> choose;  // reads `logits`
 
@@ -157,6 +158,11 @@ struct Step {
       add_chosen(output_norm);
     }
     normalize(thread, *scale, model.logits_format);
+    if (key)
+      for_rows(thread, [this](int row) {
+        std::copy_n(inputs.row(row, model.d_model), model.d_model,
+                    key + size_t(row) * model.d_model);
+      });
     const int vocab = model.vocab;
     multiply(kernel, model.logits_format, model.d_model, vocab,
              [&](int row, int column, int count, const float* y) {

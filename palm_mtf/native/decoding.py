@@ -286,7 +286,7 @@ def run_decode_step(
   tokens: tf.Tensor,
   positions: tf.Tensor,
   cache: Sequence[tf.Tensor],
-) -> tuple[tf.Tensor, list[tf.Tensor]]:
+) -> tuple[tf.Tensor, tf.Tensor, list[tf.Tensor]]:
   """Reads one token per row; returns the logits of the next token of each row.
 
   Args:
@@ -297,14 +297,14 @@ def run_decode_step(
       memory_length, d_kv], activation dtype; written in place.
 
   Returns:
-    Logits, [rows, vocab] float32, without those of the embedding's padding
-    rows; and the cache with these tokens.
+    Logits, [rows, vocab] float32, also of the embedding's padding rows; the
+    vectors that give them, [rows, d_model] float32; the cache after the tokens.
   """
-  logits, after = operations().palm_decode_step(
+  logits, key, after = operations().palm_decode_step(
     tokens=tokens, positions=positions, cache=cache, **weights.make_arguments()
   )
   logits.set_shape([tokens.shape[0], weights.table.shape[0]])
-  return logits[:, : weights.config.vocab_size], set_shapes(after, cache)
+  return logits, key, set_shapes(after, cache)
 
 
 class Texts(NamedTuple):

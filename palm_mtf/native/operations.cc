@@ -147,7 +147,8 @@ void register_decode_operations() {
                        "embedding_scale: float", "format: int", "logits_format: int", "threads: int"};
   register_operation(step,
                      append({"tokens: int32", "positions: int32"}, weights),
-                     {"logits: float", "cache_after: num_cache * T"}, attrs,
+                     {"logits: float", "key: float",
+                      "cache_after: num_cache * T"}, attrs,
                      true);
   register_operation(
     texts,

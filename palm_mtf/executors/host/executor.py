@@ -3,6 +3,7 @@
 """The executor of hosts: TensorFlow sessions on CPUs, or GPUs without JAX."""
 
 import contextlib
+import dataclasses
 from collections.abc import Iterator, Sequence
 
 from palm_mtf._tf import tf
@@ -62,6 +63,7 @@ class HostExecutor(HostStarter):
     graph = tf.Graph()
     with graph.as_default():
       model = build_decode_model(*given)
+    model = dataclasses.replace(model, mix=settings.mix)
     config = session_config(settings.mesh_layout.num_devices)
     # For packed weights, leave the threads to C++ products, which limit theirs.
     if for_steps and not model.is_packed:

@@ -42,7 +42,7 @@ class KeepAdapter(DecodeFunction):
     self, model: DecodeModel, state: State, inputs: Mapping[str, tf.Tensor]
   ) -> tuple[State, dict[str, tf.Tensor]]:
     """Builds the operation; returns the same state, and the output."""
-    if not model.is_packed:
+    if not model.is_native:
       return state, {"kept": tf.constant(-1)}
     dtype = tf.as_dtype(model.config.activation_dtype)
     return state, {"kept": keep_adapter(**inputs, dtype=dtype)}

@@ -222,7 +222,7 @@ class _Samples(_Continuations):
 
   @property
   def _looks_up(self) -> bool:
-    return self._decode.prompt_lookup and self._model.is_packed
+    return self._decode.prompt_lookup and self._model.is_native
 
   @property
   def num_tensors(self) -> int:

@@ -27,6 +27,7 @@ _DTYPES = {
   "likeliest": tf.int32,
   "likeliest_loss": tf.float32,
   "log_p": tf.float32,
+  "key": tf.float32,
 }
 
 
@@ -50,6 +51,7 @@ class ScoreRows(DecodeFunction):
       each target's position, likeliest first.
     likeliest_loss: [rows, length, k], float32: -log p of `likeliest`.
     log_p: [rows, length, vocab], float32: log p of all tokens.
+    key: [rows, length, d_model], float32: the vectors that give the logits.
   """
 
   num_rows: int  # divisible by the number of slices of `batch`
@@ -84,8 +86,8 @@ class ScoreRows(DecodeFunction):
     tokens, wanted = (
       import_rows(model, mesh, inputs[x], shape) for x in ("inputs", "targets")
     )
-    x = run_blocks(model, palm, palm.embed(tokens), masks)
-    logits = palm.unembed(palm.last_norm(x))
+    key = palm.last_norm(run_blocks(model, palm, palm.embed(tokens), masks))
+    logits = palm.unembed(key)
     token_loss, log_z = cross_entropy(logits, wanted)
     # Summing `logits * is_target` over the vocabulary gives the target's logit.
     vocab = logits.shape.dims[-1]
@@ -94,8 +96,8 @@ class ScoreRows(DecodeFunction):
       mtf.reduce_sum(logits * is_target, reduced_dim=vocab),
       mtf.reduce_max(logits, reduced_dim=vocab),
     )
-    token_loss, is_likeliest, log_z, logits = take_slices(
-      model, mesh, [token_loss, is_likeliest, log_z, logits]
+    token_loss, is_likeliest, log_z, logits, key = take_slices(
+      model, mesh, [token_loss, is_likeliest, log_z, logits, key]
     )
     top, likeliest = _find_likeliest(model, logits)
     log_p = impl.slicewise(
@@ -113,6 +115,7 @@ class ScoreRows(DecodeFunction):
       "log_p": impl.slicewise(
         lambda x: x[..., : model.config.vocab_size], log_p
       ),
+      "key": impl.slicewise(lambda x: tf.cast(x, tf.float32), key),
     }
     return state, {name: join_rows(impl, found[name]) for name in self.names}
 

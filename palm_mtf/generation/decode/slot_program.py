@@ -74,7 +74,7 @@ class MakeSlots(DecodeFunction):
     copies = self.num_slots // self.num_slices
     cache = prefill(model, prompts, ones, length, copies)
     history = []
-    if self.prompt_lookup and model.is_packed:
+    if self.prompt_lookup and model.is_native:
       # Not a constant, because steps write the history in place. Comes after
       # the cache, so that it takes no memory if there is none for the cache.
       with tf.control_dependencies([x.tensor_list[0] for x in cache]):

@@ -10,6 +10,7 @@ may be at different positions. There are two implementations of a step, in C++
 (native/decoding.py) and by TensorFlow's operations.
 """
 
+import functools
 import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -105,6 +106,19 @@ def _find_angles(config: ModelConfig, length: int) -> list[np.ndarray]:
   return [x for each in rotaries for x in sines_and_cosines(length, each)]
 
 
+def _finish(model, logits, key):
+  # Drops the logits of the embedding's padding rows, which are not tokens.
+  # Mixes the others with an index of keys, if there is one.
+  if logits.shape[1] > model.config.vocab_size:
+    logits = logits[:, : model.config.vocab_size]
+  if not model.mix:
+    return logits
+  inputs = [tf.cast(x, tf.float32) for x in (logits, key)]
+  mixed = tf.numpy_function(model.mix, inputs, tf.float32)
+  mixed.set_shape(logits.shape)
+  return mixed
+
+
 # --- Steps in C++ ------------------------------------------------------------
 
 
@@ -116,6 +130,7 @@ class NativeStep:
 
   def __init__(self, model: DecodeModel):
     self._impl, self._config = model.placement, model.config
+    self._model = model
     (self._table,) = model.weights["table"].tensor_list
     # The C++ step takes scales and kernels in the order in which it uses them.
     scales: list[LaidOut] = []
@@ -151,8 +166,8 @@ class NativeStep:
     weights = self._make_weights(cache)
 
     def read(tokens, positions, *cache):
-      logits, after = run_decode_step(weights, tokens, positions, cache)
-      return (logits, *after)
+      logits, key, after = run_decode_step(weights, tokens, positions, cache)
+      return (_finish(self._model, logits, key), *after)
 
     logits, *after = self._impl.slicewise(read, tokens, positions, *cache)
     return logits, after
@@ -303,10 +318,8 @@ class TensorflowStep:
     for axis in split_axes(impl, [model.dims.vocab]):
       # All-gather [rows, vocab], because every device samples from all logits.
       logits = impl.allconcat(logits, axis, 1)
-    vocab_size = self._config.vocab_size
-    if model.dims.vocab.size > vocab_size:
-      # Drop the logits of the embedding's padding rows, which are not tokens.
-      logits = impl.slicewise(lambda x: x[:, :vocab_size], logits)
+    finish = functools.partial(_finish, model)
+    logits = impl.slicewise(finish, logits, y)
     return logits, cache
 
   def advance(
@@ -381,9 +394,18 @@ class TensorflowStep:
     return TextSteps(num_steps, chosen, logits, seen, state[first_cache:])
 
 
+class _MixedNativeStep(TensorflowStep):
+  """Steps in C++, and tokens that TensorFlow's operations choose."""
+
+  def __init__(self, model: DecodeModel):
+    self._impl = model.placement
+    self.read = NativeStep(model).read
+
+
 def make_step(model: DecodeModel) -> NativeStep | TensorflowStep:
   """Returns a NativeStep if the weights are packed, else a TensorflowStep."""
-  return (NativeStep if model.is_packed else TensorflowStep)(model)
+  native = _MixedNativeStep if model.mix else NativeStep
+  return (native if model.is_packed else TensorflowStep)(model)
 
 
 def _add_and_scale(

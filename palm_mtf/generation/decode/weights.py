@@ -7,6 +7,8 @@ import functools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
+import numpy as np
+
 from palm_mtf._tf import mtf, tf
 from palm_mtf.architecture.block import (
   NORMS,
@@ -33,6 +35,11 @@ from palm_mtf.native.adapters import add_adapter
 from palm_mtf.ops.placement import LaidOut, Placement
 from palm_mtf.ops.slicewise import slice_offset, split_axes
 
+# Takes the logits of rows, [rows, vocab] float32, and the vectors that give
+# them, [rows, d_model] float32. Returns log p of a mixture with an index of
+# keys (retrieval/keys.py), [rows, vocab] float32.
+Mix = Callable[[np.ndarray, np.ndarray], np.ndarray]
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class DecodeSettings:
@@ -41,6 +48,7 @@ class DecodeSettings:
   model: ModelConfig
   mesh_layout: MeshLayout  # the caller has checked it against `model`
   weight_dtype: str
+  mix: Mix | None = None  # not on accelerators
 
 
 @dataclasses.dataclass(frozen=True)
@@ -112,10 +120,16 @@ class DecodeModel:
   layers: Sequence[LayerWeights] = ()
   # Number of the adapter that products of prompts add, [] int32; None for none.
   adapter: tf.Tensor | None = None
+  mix: Mix | None = None  # applies to the logits of decoding steps
 
   # Whether a cache has only two tensors, [layers, ...] each (rows.py). True on
   # accelerators, where a loop runs one compiled block for all layers.
   has_stacks = False
+
+  @property
+  def is_native(self) -> bool:
+    """Whether C++ runs decoding steps, and also chooses their tokens."""
+    return self.is_packed and self.mix is None
 
   @property
   def row_axis(self) -> int:

@@ -3,7 +3,6 @@
 """Grammars that say which tokens a text may have next."""
 
 import functools
-import importlib.util
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -120,15 +119,6 @@ class Constraint:
     """Adds a token, which the mask allows, to the text."""
     self._matcher.consume_token(token)
     self._tokens.append(token)
-
-
-def check_library(field: str) -> None:
-  """Raises UserError if llguidance, which `field` needs, is missing."""
-  if importlib.util.find_spec("llguidance") is None:
-    raise UserError(
-      f"{field}: needs llguidance, which is not installed: pip install "
-      "'palm_mtf[json]'."
-    )
 
 
 class Grammars:

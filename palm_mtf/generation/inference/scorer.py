@@ -21,6 +21,7 @@ import numpy as np
 from palm_mtf.config import Config
 from palm_mtf.data.batches.packing import document_start, row_start
 from palm_mtf.data.vocabulary.vocabulary import Vocabulary
+from palm_mtf.errors import UserError
 from palm_mtf.generation.decode.score_program import ScoreRows
 from palm_mtf.generation.inference.sessions import LoadedDecoder
 from palm_mtf.generation.inference.slot_decoder import Chosen
@@ -170,23 +171,32 @@ class Scorer:
     self._length = loaded.config.text_length
     self._stride = min(stride or max(self._length // 2, 1), self._length)
     self._build = functools.cache(lambda x: loaded.build(x, ""))
+    self._index = loaded.index
 
   def log_likelihoods(
     self, examples: Sequence[Example]
   ) -> Iterator[tuple[int, float]]:
     """Yields (index of an example, log p of its targets) in any order."""
-    for index, parts in self._score(examples, self._runner("token_loss")):
-      yield index, -math.fsum(x for (loss,) in parts for x in loss.tolist())
+    for index, losses in self.token_losses(examples):
+      yield index, -math.fsum(losses.tolist())
 
-  def token_log_p(self, example: Example) -> list[float]:
-    """Returns log p of each target of an example."""
-    ((_, parts),) = self._score([example], self._runner("token_loss"))
-    return [-x for (loss,) in parts for x in loss.tolist()]
+  def token_losses(
+    self, examples: Sequence[Example]
+  ) -> Iterator[tuple[int, np.ndarray]]:
+    """Yields (index of an example, -log p of each target) in any order."""
+    for index, parts in self._score(examples, "token_loss"):
+      yield index, np.concatenate([loss for (loss,) in parts])
 
   def scores(self, examples: Sequence[Example]) -> Iterator[tuple[int, Score]]:
-    """Yields (index of an example, its score) in any order."""
-    run = self._runner("token_loss", "is_likeliest")
-    for index, parts in self._score(examples, run):
+    """Yields (index of an example, its score) in any order.
+
+    Raises UserError if there is an index.
+    """
+    if self._index:
+      raise UserError(
+        "KNN_INDEX: finds no likeliest tokens of given texts; leave it out."
+      )
+    for index, parts in self._score(examples, "token_loss", "is_likeliest"):
       losses, likeliest = (np.concatenate(x) for x in zip(*parts, strict=True))
       score = Score(-math.fsum(losses.tolist()), bool(likeliest.all()))
       yield index, score
@@ -226,37 +236,60 @@ class Scorer:
     """
 
     def run(*rows: np.ndarray) -> list[np.ndarray]:
-      (log_q,), (log_p,) = (x._runner("log_p")(*rows) for x in (self, other))
+      (log_q,), (log_p,) = (x._run(("log_p",), *rows) for x in (self, other))
       found = [_compare(*x) for x in zip(log_q, log_p, rows[1], strict=True)]
       return [np.stack(x) for x in zip(*found, strict=True)]
 
-    ((_, parts),) = self._score([example], run, self._loaded.num_slices)
+    found = self._run_windows([example], run, self._loaded.num_slices)
+    parts = [part for *_, part in found]
     return Divergence(*map(np.concatenate, zip(*parts, strict=True)))
 
-  def _runner(self, *names: str) -> Callable[..., list[np.ndarray]]:
-    return functools.partial(self._run, names)
-
   def _score(
+    self, examples: Sequence[Example], *names: str
+  ) -> Iterator[tuple[int, list[list[np.ndarray]]]]:
+    # Yields (index of an example, a list per window). The list has, for each of
+    # `names`, the first of which is "token_loss", what `read_windows` yields.
+    if self._index:
+      names += ("key",)
+    parts = collections.defaultdict(list)
+    missing = [len(each.targets) for each in examples]
+    for index, first, found in self.read_windows(examples, *names):
+      losses = found[0]
+      missing[index] -= len(losses)
+      if self._index:
+        targets = examples[index].targets[first : first + len(losses)]
+        found[0] = -self._index.log_p(-losses, found.pop(), targets)
+      parts[index].append(found)
+      if not missing[index]:
+        yield index, parts.pop(index)
+
+  def read_windows(
+    self, examples: Sequence[Example], *names: str
+  ) -> Iterator[tuple[int, int, list[np.ndarray]]]:
+    """Yields outputs of ScoreRows of all windows, those of a text in its order.
+
+    Yields (index of an example, place of the window's first scored token in its
+    targets, an output for each of `names` at the window's scored tokens).
+    """
+    yield from self._run_windows(examples, functools.partial(self._run, names))
+
+  def _run_windows(
     self,
     examples: Sequence[Example],
     run: Callable[..., list[np.ndarray]],
     rows_at_once: int | None = None,
-  ) -> Iterator[tuple[int, list[list[np.ndarray]]]]:
-    # Yields (index of an example, a list per window). The list has each of the
-    # arrays that `run` returns, at the scored tokens of the window. `run` takes
+  ) -> Iterator[tuple[int, int, list[np.ndarray]]]:
+    # Yields what `read_windows` does, with the arrays that `run` returns for
     # inputs, targets and numbers of given inputs.
     rows = collections.defaultdict(list)  # {row length: [(index, window)]}
-    missing = []  # number of windows that each example waits for
     texts = [self._begin(example) for example in examples]
     for index, text in enumerate(texts):
       found = find_windows(
         len(text.ids), text.num_given, self._length, self._stride
       )
-      missing.append(len(found))
       for window in found:
         needed = choose_row_length(window.stop - window.start, self._length)
         rows[needed].append((index, window))
-    parts = collections.defaultdict(list)
     # Score the shortest rows first, so that the first results come early.
     for length in sorted(rows):
       slices = self._loaded.num_slices
@@ -264,10 +297,8 @@ class Scorer:
       for start in range(0, len(rows[length]), size):
         some = rows[length][start : start + size]
         found = self._score_rows(texts, some, length, size, run)
-        for (index, _), part in zip(some, found, strict=True):
-          parts[index].append(part)
-          if len(parts[index]) == missing[index]:
-            yield index, parts.pop(index)
+        for (index, window), part in zip(some, found, strict=True):
+          yield index, window.first - texts[index].num_given, part
 
   def _begin(self, example: Example) -> _Text:
     inputs, targets = example

@@ -11,11 +11,16 @@ from palm_mtf.checkpoints.manifest import Checkpoint
 from palm_mtf.checkpoints.variables import CheckpointProcesses, CheckpointReader
 from palm_mtf.config import Config, MeshLayout, ModelConfig, PodsConfig
 from palm_mtf.data.batches.corpus import Batch
-from palm_mtf.executors.choose import decoding_executor
-from palm_mtf.generation.decode.functions import DecodeFunction
+from palm_mtf.errors import UserError
+from palm_mtf.executors.choose import (
+  decodes_on_accelerators,
+  decoding_executor,
+)
+from palm_mtf.generation.decode.functions import DecodeFunction, Effect
 from palm_mtf.generation.decode.weights import DecodeSettings, LayerWeights
 from palm_mtf.machine.host_memory import free_garbage, release_file_pages
 from palm_mtf.mesh.slices import Slice
+from palm_mtf.retrieval.keys import KeyIndex
 from palm_mtf.runtime.client.client import Client
 from palm_mtf.runtime.program import Program
 
@@ -59,17 +64,24 @@ class LoadedDecoder(contextlib.AbstractContextManager):
     *,
     pods: PodsConfig | None = None,
     for_steps: bool = False,
+    index: KeyIndex | None = None,
   ):
     # `for_steps`: whether decoding steps, rather than forward passes, will take
     # most of the time. Then the session gets only the threads that steps use.
     free_garbage()  # so that an earlier LoadedDecoder takes no memory
     self.config = config.merged  # the model of the decoding weights
+    self.index = index  # with an index of keys
     # Tokens stand after the virtual positions of an adapter.
     self.num_virtual = config.adapter_length or 0
     self.num_slices = mesh.axis_size_of("batch")
     pods = pods or PodsConfig()
+    # Accelerators cannot call Python between the steps of a compiled program.
+    self._calls_python = not decodes_on_accelerators(mesh, pods)
     settings = DecodeSettings(
-      model=config, mesh_layout=mesh, weight_dtype=weight_dtype
+      model=config,
+      mesh_layout=mesh,
+      weight_dtype=weight_dtype,
+      mix=index.mix if index and self._calls_python else None,
     )
     executor = decoding_executor(mesh, pods)
     # If loading fails, `scope` closes the client, and the error names the
@@ -88,6 +100,9 @@ class LoadedDecoder(contextlib.AbstractContextManager):
     cls, checkpoint: Checkpoint, config: Config, *, for_steps: bool = False
   ) -> "LoadedDecoder":
     """Loads a run's checkpoint; ACTIVATION_DTYPE is resolved in `config`."""
+    index = None
+    if config.decode.knn_index and config.decode.knn_weight:
+      index = KeyIndex(config.decode, checkpoint.blake2b)
     return cls(
       checkpoint,
       config.model,
@@ -95,10 +110,20 @@ class LoadedDecoder(contextlib.AbstractContextManager):
       config.decode.weight_dtype,
       pods=config.pods,
       for_steps=for_steps,
+      index=index,
     )
 
   def build(self, function: DecodeFunction, state: str) -> Program:
-    """Builds a program; those of one `state` share tensors, e.g. the cache."""
+    """Builds a program; those of one `state` share tensors, e.g. the cache.
+
+    Raises UserError if an index of keys should change texts on accelerators.
+    """
+    makes_texts = function.effect is Effect.MAKES
+    if self.index and makes_texts and not self._calls_python:
+      raise UserError(
+        "KNN_INDEX: accelerators score texts with an index, but only CPUs "
+        'generate with one; leave it out, or set TPU = "" on a CPU.'
+      )
     with self.client.graph.as_default():
       return self._build(function, state)
 

@@ -8,8 +8,8 @@ structured_outputs   of vLLM: a JSON schema, a regular expression, or choices
 
 from collections.abc import Mapping
 
-from palm_mtf.errors import UserError, are_texts, shorten
-from palm_mtf.generation.inference.constraint import Grammar, check_library
+from palm_mtf.errors import UserError, are_texts, check_library, shorten
+from palm_mtf.generation.inference.constraint import Grammar
 from palm_mtf.json_text import json_text
 
 # llguidance compiles longer grammars too slowly: 2,000 optional fields of an
@@ -70,7 +70,7 @@ def read_grammar(body: Mapping[str, object]) -> Grammar | None:
   if len(given) > 1:
     raise UserError(f"{' and '.join(given)}: give one of them.")
   ((field, value),) = given.items()
-  check_library(field)
+  check_library("llguidance", "json", field)
   read = _read_format if field == "response_format" else _read_outputs
   rule = read(value) if isinstance(value, Mapping) else ""
   if not rule:

@@ -16,8 +16,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from palm_mtf.data.vocabulary.chat import ChatTemplate, read_tools
-from palm_mtf.errors import UserError, shorten
-from palm_mtf.generation.inference.constraint import Grammar, check_library
+from palm_mtf.errors import UserError, check_library, shorten
+from palm_mtf.generation.inference.constraint import Grammar
 from palm_mtf.generation.serving.structure import json_rule, make_grammar
 from palm_mtf.json_text import STRICT_DECODER, json_text
 
@@ -91,7 +91,7 @@ def _make_grammar(
   functions: Mapping[str, Any], template: ChatTemplate, is_single: bool
 ) -> Grammar:
   """Returns the form of calls as the template writes them."""
-  check_library("tool_choice")
+  check_library("llguidance", "json", "tool_choice")
   found = _EXAMPLE.search(template.call_example)
   if not found:
     raise UserError(

@@ -1,0 +1,132 @@
+# Copyright 2026 The palm_mtf authors.
+# SPDX-License-Identifier: Apache-2.0
+"""`palm_mtf index`: builds and tunes an index of the keys of texts."""
+
+import dataclasses
+import hashlib
+import math
+import os
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+
+from palm_mtf.commands.export import check_new
+from palm_mtf.commands.score import open_texts
+from palm_mtf.config import Config
+from palm_mtf.console import print_results
+from palm_mtf.errors import UserError
+from palm_mtf.json_text import json_text
+from palm_mtf.machine.activation_dtype import log_dtype
+from palm_mtf.model_dir.atomic_files import new_path
+from palm_mtf.retrieval.keys import (
+  KEYS,
+  TOKENS,
+  KeyIndex,
+  check_approximate,
+  find_shares,
+  write_approximate,
+  write_manifest,
+)
+
+_WEIGHTS = np.arange(20) / 20
+_SAMPLE = 1000  # keys that tell which distances are usual
+
+
+def build(
+  *, output: str, search: str, as_json: bool = False, **given: Any
+) -> None:
+  """Writes the key and the token of each token of the texts."""
+  output = os.path.abspath(os.path.expanduser(output))
+  check_new(output)
+  content, tokens, windows = _open(**given)
+  shape = len(tokens), given["config"].model.d_model
+  if search == "approximate":
+    check_approximate(len(tokens))
+  with new_path(output, 2 * math.prod(shape), make_way=check_new) as folder:
+    os.makedirs(folder)
+    np.save(f"{folder}/{TOKENS}", tokens)
+    keys = np.lib.format.open_memmap(
+      f"{folder}/{KEYS}", "w+", np.float16, shape
+    )
+    for at, _, found in windows:
+      if np.abs(found).max() > np.finfo(np.float16).max:
+        raise UserError("the model's last norm gives numbers beyond float16.")
+      keys[at : at + len(found)] = found
+    if search == "approximate":
+      write_approximate(folder, keys)
+    write_manifest(folder, {**content, "search": search})
+  print_results({"index": output, "entries": len(tokens)}, as_json)
+
+
+def tune(*, config: Config, as_json: bool = False, **given: Any) -> None:
+  """Prints the perplexity of texts for many weights and temperatures."""
+  if config.decode.knn_index is None:
+    raise UserError("KNN_INDEX = None: give the index to tune.")
+  content, tokens, windows = _open(config=config, **given)
+  index = KeyIndex(config.decode, content["checkpoint"])
+  if known := {*content["texts"]} & {*index.manifest["texts"]}:
+    raise UserError(
+      f"KNN_INDEX = {config.decode.knn_index!r}: has {len(known):,} of these "
+      "texts, which would find themselves; give other texts."
+    )
+  some = index.keys[:: 1 + len(index.keys) // _SAMPLE].astype(np.float64)
+  usual = some.var(0).sum()
+  temperatures = [float(f"{usual * 2.0**x:.2g}") for x in range(-12, 4)]
+  sums = np.zeros([len(temperatures), len(_WEIGHTS)])
+  for at, losses, keys in windows:
+    for i, (squares, near) in enumerate(index.nearest(keys)):
+      hits = near == tokens[at + i]
+      p = [find_shares(squares, x)[hits].sum() for x in temperatures]
+      mixed = _WEIGHTS * np.array(p)[:, np.newaxis]
+      sums += np.log(mixed + (1 - _WEIGHTS) * math.exp(-losses[i]))
+  perplexities = np.exp(-sums / len(tokens))
+  row, column = np.unravel_index(perplexities.argmin(), sums.shape)
+  results = {
+    # By temperature, each with its best weight.
+    "perplexities": {
+      f"{x:g} {_WEIGHTS[y.argmin()]:g}": y.min()
+      for x, y in zip(temperatures, perplexities, strict=True)
+    },
+    "without_index": perplexities[0, 0],
+    "perplexity": perplexities[row, column],
+    "knn_temperature": temperatures[row],
+    "knn_weight": _WEIGHTS[column],
+  }
+  print_results(results, as_json)
+
+
+def _open(
+  *,
+  model_dir: str,
+  config: Config,
+  texts: Sequence[str] | None,
+  input_files: Sequence[str] | None,
+  adapter: str | None,
+) -> tuple[dict[str, Any], np.ndarray, Iterator]:
+  """Returns what a manifest says, all tokens of the texts, and their windows.
+
+  Per window: the place of its first token, -log p of its tokens, their keys.
+  """
+  plain = dataclasses.replace(config.decode, knn_index=None)
+  config, checkpoint, vocabulary, items, encoded = open_texts(
+    *(model_dir, dataclasses.replace(config, decode=plain)),
+    *(texts, input_files, adapter),
+  )
+  from palm_mtf.generation.inference.scorer import Example, make_scorer
+  from palm_mtf.generation.inference.sessions import LoadedDecoder
+
+  examples = [Example(*pair) for pairs in encoded for pair in pairs]
+  starts = np.cumsum([0, *(len(x.targets) for x in examples)])
+
+  def read() -> Iterator[tuple[int, np.ndarray, np.ndarray]]:
+    log_dtype(config.model, config.mesh_layout)
+    with LoadedDecoder.of_run(checkpoint, config) as loaded:
+      scorer = make_scorer(loaded, config, vocabulary)
+      for i, first, found in scorer.read_windows(examples, "token_loss", "key"):
+        yield starts[i] + first, *found
+
+  contents = (json_text([x.inputs, x.targets]).encode() for x in items)
+  hashes = [hashlib.blake2b(x, digest_size=16).hexdigest() for x in contents]
+  tokens = np.concatenate([x.targets for x in examples]).astype(np.int32)
+  return {"checkpoint": checkpoint.blake2b, "texts": hashes}, tokens, read()

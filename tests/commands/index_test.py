@@ -1,0 +1,248 @@
+# Copyright 2026 The palm_mtf authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Indexes of texts, and what other commands do with them."""
+
+import functools
+import json
+import math
+
+import numpy as np
+import pytest
+
+from tests import runs, serve_testing
+
+# No model predicts these words in this order.
+WORDS = "nine one seven two ten four one one three eight six".split()
+TEXT = " ".join(WORDS)
+OTHERS = ["ten two two six four", "three one nine nine five"]
+
+
+@pytest.fixture(scope="module")
+def near(finished, tmp_path_factory):
+  """Returns the folder of an index of TEXT and one of OTHERS."""
+  folder = tmp_path_factory.mktemp("index") / "near"
+  runs.printed(
+    *("index", "build", "--model_dir", finished, "--output", folder, "--json"),
+    *(f"--text={x}" for x in (TEXT, OTHERS[0])),
+  )
+  return folder
+
+
+@pytest.fixture
+def run(finished, palm_mtf, near):
+  """Runs a command with an index, and macros; returns its JSON lines."""
+
+  def run(command, *flags, index=near, **macros):
+    given = {"KNN_NEIGHBOURS": 5, "KNN_TEMPERATURE": 3.0, **macros}
+    if index:
+      given["KNN_INDEX"] = str(index)
+    code, out, err = palm_mtf(
+      *command.split(),
+      "--model_dir",
+      finished,
+      "--json",
+      *flags,
+      *(f"--gin.{name}={value!r}" for name, value in given.items()),
+    )
+    assert code == 0, err
+    return [json.loads(line) for line in out.splitlines()]
+
+  return run
+
+
+@functools.cache
+def dump(finished, text):
+  """Returns log p of a text's tokens, their keys, and the tokens."""
+  from palm_mtf.checkpoints.weights_to_load import open_newest
+  from palm_mtf.cli.gin_files import load_run
+  from palm_mtf.generation.inference.scorer import Example, make_scorer
+  from palm_mtf.generation.inference.sessions import LoadedDecoder
+
+  model_dir, config = load_run("score", str(finished), {}, False)
+  checkpoint, vocabulary = open_newest(model_dir, config)
+  ids = vocabulary.encode(text)
+  with LoadedDecoder.of_run(checkpoint, config) as loaded:
+    scorer = make_scorer(loaded, config, vocabulary)
+    names = "token_loss", "key"
+    windows = [*scorer.read_windows([Example((), ids)], *names)]
+  losses, keys = (
+    np.concatenate(x) for x in zip(*(x[2] for x in windows), strict=True)
+  )
+  return -losses.astype(np.float64), keys, ids
+
+
+def mixed_log_p(finished, near, text, weight=0.25, count=5, temperature=3.0):
+  """Returns the sum of log p, by the paper's equations, in float64."""
+  log_p, keys, ids = dump(finished, text)
+  stored = np.load(near / "keys.npy").astype(np.float64)
+  tokens, total = np.load(near / "tokens.npy"), 0.0
+  for of_model, key, token in zip(log_p, keys, ids, strict=True):
+    squares = ((stored - key) ** 2).sum(1)
+    best = np.argsort(squares)[:count]
+    shares = np.exp((squares[best[0]] - squares[best]) / temperature)
+    p_knn = shares[tokens[best] == token].sum() / shares.sum()
+    total += math.log(weight * p_knn + (1 - weight) * math.exp(of_model))
+  return total
+
+
+def test_keys_and_tokens_of_all_windows_are_in_the_index(
+  finished, palm_mtf, tmp_path
+):
+  text = " ".join(WORDS * 4)
+  code, _, err = palm_mtf(
+    *("index", "build", "--model_dir", finished, "--text", text),
+    *("--output", tmp_path / "long"),
+  )
+  assert code == 0, err
+  _, keys, ids = dump(finished, text)
+  assert len(ids) > 32  # of SEQUENCE_LENGTH, so there are several windows
+  assert np.load(tmp_path / "long/tokens.npy").tolist() == ids
+  found = np.load(tmp_path / "long/keys.npy")
+  assert found.tobytes() == keys.astype(np.float16).tobytes()
+
+
+def test_scores_and_tuning_are_those_of_the_paper(run, finished, near):
+  (score,) = run("score", "--text", OTHERS[1])
+  expected = mixed_log_p(finished, near, OTHERS[1])
+  assert score["log_likelihood"] == pytest.approx(expected, rel=1e-6)
+
+  def perplexity(weight, temperature):
+    log_p = mixed_log_p(finished, near, OTHERS[1], weight, 5, temperature)
+    return math.exp(-log_p / score["tokens"])
+
+  (tuned,) = run("index tune", "--text", OTHERS[1])
+  best = tuned["knn_weight"], tuned["knn_temperature"]
+  assert tuned["perplexity"] == pytest.approx(perplexity(*best))
+  assert tuned["without_index"] == pytest.approx(perplexity(0.0, 1.0))
+  assert tuned["perplexity"] == min(tuned["perplexities"].values())
+  for name, found in tuned["perplexities"].items():
+    temperature, weight = map(float, name.split())
+    assert found == pytest.approx(perplexity(weight, temperature))
+    # No better weight is missed.
+    for other in (0.05, 0.5, 0.95):
+      assert found <= perplexity(other, temperature) * (1 + 1e-9)
+
+
+def test_an_index_of_no_weight_changes_no_bit_of_a_score(run, near):
+  without = run("score", "--text", TEXT, index=None)
+  assert run("score", "--text", TEXT, KNN_WEIGHT=0.0) == without
+  assert run("score", "--text", TEXT) != without
+
+
+def test_the_validation_loss_is_given_with_and_without_the_index(run):
+  (plain,) = run("evaluate", index=None)
+  (little,) = run("evaluate", KNN_WEIGHT=1e-9)
+  assert plain == {x: little[x] for x in plain}
+  # Rows are read as training reads them, so only rounding differs.
+  assert little["knn_loss"] == pytest.approx(plain["validation_loss"], rel=1e-5)
+  (mixed,) = run("evaluate", KNN_WEIGHT=0.5)
+  assert mixed["knn_perplexity"] == math.exp(mixed["knn_loss"])
+  assert mixed["knn_loss"] != little["knn_loss"]
+
+
+def texts_of(records):
+  return [x["continuation"] for x in records]
+
+
+def test_the_nearest_neighbour_alone_copies_the_text(run):
+  flags = [f"--prompt={' '.join(WORDS[:n])}" for n in (2, 3)]
+  macros = {"TEMPERATURE": 0.0, "SAMPLE_TOKENS": 12}
+  only = {"KNN_WEIGHT": 1.0, "KNN_NEIGHBOURS": 1, **macros}
+  found = texts_of(run("generate", *flags, **only))
+  for n, text in zip((2, 3), found, strict=True):
+    rest = " " + " ".join(WORDS[n:])
+    assert text and (text.startswith(rest) or rest.startswith(text)), text
+  assert found != texts_of(run("generate", *flags, index=None, **macros))
+
+
+def test_texts_do_not_depend_on_the_batch_and_no_weight_changes_no_bit(run):
+  flags = [f"--prompt={' '.join(WORDS[i : i + 2])}" for i in range(3)]
+  macros = {"TEMPERATURE": 0.9, "TOP_P": 0.9, "KNN_WEIGHT": 0.5}
+  together = run("generate", *flags, **macros)
+  assert run("generate", flags[1], **macros) == together[1:2]
+  macros["KNN_WEIGHT"] = 0.0
+  without = run("generate", *flags, index=None, **macros)
+  assert run("generate", *flags, **macros) == without != together
+  # The way of an index, of which almost nothing counts, chooses these tokens.
+  assert run("generate", *flags, **macros | {"KNN_WEIGHT": 1e-12}) == without
+
+
+@pytest.mark.parametrize(
+  "macros",
+  [
+    {"WEIGHT_DTYPE": "int8"},
+    {"MESH_SHAPE": "data:2", "LAYOUT": "batch:data"},  # TensorFlow's operations
+    {"MESH_SHAPE": "model:2", "LAYOUT": "vocab:model,d_ff:model"},
+    {"NUM_BEAMS": 2},
+    {"REPETITION_PENALTY": 1.01},
+  ],
+  ids=str,
+)
+@pytest.mark.slow
+def test_every_way_to_decode_finds_the_text(run, macros):
+  only = {"KNN_WEIGHT": 1.0, "KNN_NEIGHBOURS": 1, "TEMPERATURE": 0.0}
+  prompt = "--prompt=" + " ".join(WORDS[:3])
+  (text,) = texts_of(run("generate", prompt, **only, **macros))
+  assert text.startswith(" two ten"), text
+
+
+def test_a_text_in_a_form_has_the_likeliest_allowed_token(run):
+  pytest.importorskip("llguidance")
+  only = {"KNN_WEIGHT": 1.0, "KNN_NEIGHBOURS": 1, "TEMPERATURE": 0.0}
+  prompt = "--prompt=" + " ".join(WORDS[:3])
+  (text,) = texts_of(run("generate", prompt, "--regex", " t[a-z]+", **only))
+  assert text == " two"
+
+
+def test_tuning_refuses_texts_of_the_index(run, finished, near, fails):
+  for text, index, message in (
+    (TEXT, f"--gin.KNN_INDEX={str(near)!r}", "KNN_INDEX = "),
+    (OTHERS[1], "--gin.KNN_INDEX=None", "KNN_INDEX = None: give the index"),
+  ):
+    said = fails(
+      *("index", "tune", "--model_dir", finished, "--text", text, index),
+      "--gin.KNN_NEIGHBOURS=2",
+    )
+    assert message in said
+
+
+def test_a_build_that_fails_leaves_nothing(
+  finished, tmp_path, fails, palm_mtf, monkeypatch
+):
+  build = "index", "build", "--model_dir", finished, "--text", TEXT, "--output"
+  (tmp_path / "other").mkdir()
+  assert fails(*build, tmp_path / "other").endswith(
+    "exists; give another path."
+  )
+  said = fails(*build, tmp_path / "new/near", "--search=approximate")
+  assert said.startswith("--search = 'approximate': needs ")
+
+  def stop(*unused):
+    raise KeyboardInterrupt
+
+  monkeypatch.setattr("palm_mtf.commands.index.write_manifest", stop)
+  assert palm_mtf(*build, tmp_path / "new/near")[0] == 130
+  assert [x.name for x in tmp_path.iterdir()] == ["other"]
+
+
+@pytest.mark.slow
+def test_a_server_has_the_texts_of_generate(finished, near, run):
+  flags = [f"--gin.KNN_INDEX={str(near)!r}", "--gin.KNN_NEIGHBOURS=5"]
+  process = serve_testing.start(finished, *flags, "--gin.KNN_TEMPERATURE=3.0")
+  prompt = " ".join(WORDS[:2])
+  try:
+    server = serve_testing.make_url(process)
+    asked = {"prompt": prompt, "max_tokens": 6}
+    macros = {"TEMPERATURE": 0.0, "SAMPLE_TOKENS": 6}
+    (expected,) = texts_of(run("generate", f"--prompt={prompt}", **macros))
+    for more in ({}, {"logprobs": 2}):
+      answer = serve_testing.complete(server, **asked, **more)
+      (choice,) = answer["choices"]
+      assert choice["text"] == expected
+    likeliest = choice["logprobs"]["top_logprobs"][0]
+    assert choice["logprobs"]["token_logprobs"][0] == max(likeliest.values())
+    said = serve_testing.refused(server, 400, **asked, echo=True, logprobs=1)
+    assert said.startswith("echo: this server has an index")
+  finally:
+    process.terminate()
+    process.communicate()

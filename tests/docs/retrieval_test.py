@@ -1,0 +1,27 @@
+# Copyright 2026 The palm_mtf authors.
+# SPDX-License-Identifier: Apache-2.0
+import json
+
+import pytest
+
+from palm_mtf.cli.main import main
+from tests.commands.index_test import TEXT
+from tests.doc_pages import Page
+
+PAGE = Page("docs/retrieval.md")
+
+
+@pytest.mark.slow
+@PAGE.shows("palm_mtf index build")
+def test_an_index_is_built_tuned_and_used(block, quickstart, tmp_path, capsys):
+  (tmp_path / "learned.jsonl").write_text(json.dumps({"text": TEXT * 30}))
+  (tmp_path / "other.txt").write_text("nine one seven")
+  (tmp_path / "third.txt").write_text("seven two ten four")
+  for words in block.commands:
+    few = [] if words[2] == "build" else ["--gin.KNN_NEIGHBOURS=100"]
+    assert main([*words[1:], *few]) == 0, words
+  assert "knn_perplexity" in capsys.readouterr().out
+
+
+def test_every_block_is_tested():
+  PAGE.assert_every_block_is_tested()
