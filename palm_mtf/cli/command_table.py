@@ -7,91 +7,36 @@ table names functions instead of importing them, so that help imports nothing.
 """
 
 import itertools
-from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Sequence
+from typing import Any
 
+from palm_mtf.cli.command import Command, flag, number, switch
 from palm_mtf.errors import UserError, did_you_mean
-
-
-class Command(NamedTuple):
-  """A command, its flags and its configuration."""
-
-  summary: str  # one line for `palm_mtf --help`
-  # Dotted path of the command's function, which takes only keyword arguments.
-  # By default, the last word of the command's name names the function, and the
-  # first word names its module in palm_mtf.commands.
-  entry_point: str = ""
-  # Name of a class in palm_mtf.config; "" for a command that has only flags.
-  # The entry point takes `model_dir` and `config`, an object of this class,
-  # whose fields gin's macros set. The command's help and defaults are in
-  # gin/defaults/<name>.gin, with "_" for a space.
-  config: str = ""
-  # Name of a class in palm_mtf.config, or "". The command ignores the macros of
-  # this class and does not save them in config.gin, so this part of `config`
-  # keeps its defaults.
-  leaves_out: str = ""
-  # Whether the entry point takes `as_json`. If `as_json` is true, the entry
-  # point prints results as JSON, one object per line.
-  has_results: bool = True
-  # Whether the command saves its configuration. If so, the entry point takes
-  # `config_files`, a function that returns the gin files to save.
-  keeps_config: bool = False
-  # Whether the command works for the model of a MODEL_FUNCTION.
-  takes_functions: bool = False
-  # Whether the command trains several runs. If so, the entry point takes
-  # `load_run`, a function that makes the settings of one run from the
-  # command's gin files and flags, and from the macros that differ in this run.
-  starts_runs: bool = False
-  # Whether the command has --model_dir, a folder whose config.gin it reads.
-  takes_model_dir: bool = False
-  # {flag: keywords for argparse}; a flag without dashes is positional. The
-  # entry point takes the value of each flag as a keyword.
-  flags: Mapping[str, Mapping[str, Any]] = {}
-  # {flag: (dotted path, help)}. Such a flag runs the function at the path
-  # instead of the entry point, and ignores --gin_file. The function takes
-  # `as_json`.
-  standalone: Mapping[str, tuple[str, str]] = {}
-
-
-def _flag(
-  metavar: str | None, description: str, **keywords: Any
-) -> dict[str, Any]:
-  default = keywords.get("default")
-  shown = f" (default: {default})" if default else ""
-  return {"metavar": metavar, "help": description + shown, **keywords}
-
-
-def _number(metavar: str, description: str, **keywords: Any) -> dict[str, Any]:
-  return _flag(metavar, description, type=int, **keywords)
 
 
 def _listen(default: str) -> dict[str, Any]:
   what = "of this host; port 0 selects a free port"
-  return _flag("ADDRESS:PORT", what, default=default)
+  return flag("ADDRESS:PORT", what, default=default)
 
 
-def _switch(description: str, **keywords: Any) -> dict[str, Any]:
-  return {"action": "store_true", "help": description, **keywords}
-
-
-_ALLOW_ANY_ADDRESS = _switch("permit 0.0.0.0, every address of this host")
+_ALLOW_ANY_ADDRESS = switch("permit 0.0.0.0, every address of this host")
 
 _SERVE_FLAGS = {
   "--listen": _listen("127.0.0.1:8000"),
-  "--follow": _switch(
+  "--follow": switch(
     "serve each newer checkpoint as soon as training has written it"
   ),
-  "--slots": _number("N", "completions that are computed together", default=16),
-  "--most_waiting": _number(
+  "--slots": number("N", "completions that are computed together", default=16),
+  "--most_waiting": number(
     "N", "completions that may wait for a slot; more are refused", default=64
   ),
-  "--most_secs": _number(
+  "--most_secs": number(
     "SECS", "that a request may take before its text is cut off", default=300
   ),
-  "--api_key_file": _flag(
+  "--api_key_file": flag(
     "FILE", "of API keys, one per line; a request must have one of them"
   ),
-  "--allowed_host": _flag(
+  "--allowed_host": flag(
     "NAME",
     "also answer requests that have this name, such as a proxy's, in the "
     "header Host; may be repeated",
@@ -100,7 +45,7 @@ _SERVE_FLAGS = {
     default=[],
   ),
   "--allow_any_address": _ALLOW_ANY_ADDRESS,
-  "--adapter": _flag(
+  "--adapter": flag(
     "NAME=PATH",
     "also serve an adapter of the model under this name: the MODEL_DIR of an "
     "adapted run, or a folder of PEFT; may be repeated",
@@ -108,14 +53,14 @@ _SERVE_FLAGS = {
     action="append",
     default=[],
   ),
-  "--allow_adapter_loading": _switch(
+  "--allow_adapter_loading": switch(
     "let clients load, replace and unload adapters (POST "
     "/v1/load_lora_adapter and /v1/unload_lora_adapter)"
   ),
 }
 
 
-_INPUT = _flag(
+_INPUT = flag(
   "GLOB",
   "files, each a text, or .jsonl files, each line a text; may be "
   "compressed (.gz, .bz2, .xz), and the flag repeated",
@@ -124,22 +69,22 @@ _INPUT = _flag(
   nargs="+",
   required=True,
 )
-_TEXT_FIELD = _flag(
+_TEXT_FIELD = flag(
   "FIELD", "the field of a JSON line that is the text", default="text"
 )
-_MODEL_DIR = _flag("MODEL_DIR", "of a training run")
+_MODEL_DIR = flag("MODEL_DIR", "of a training run")
 _ADAPTER = {
-  "--adapter": _flag(
+  "--adapter": flag(
     "PATH",
     "an adapter of the model: the MODEL_DIR of an adapted run, or a folder of "
     "PEFT (default: none)",
   ),
 }
 _TEXTS = {
-  "--text": _flag(
+  "--text": flag(
     "TEXT", "a document; may be repeated", dest="texts", action="append"
   ),
-  "--input": _flag(
+  "--input": flag(
     "FILE",
     "a document, a .tsv file of inputs and targets or options, or "
     "a .jsonl file: text, or inputs and targets or options",
@@ -148,14 +93,14 @@ _TEXTS = {
     nargs="+",
   ),
 }
-_MANAGER_TLS = _flag(
+_MANAGER_TLS = flag(
   "PREFIX",
   "of PREFIX.key and PREFIX.pem, the key and certificate of the manager, its "
   "servers and its clients (default: none)",
   default="",
 )
 _TO_MANAGER = {
-  "--manager": _flag("HOST:PORT", "as `pods manage` prints it", required=True),
+  "--manager": flag("HOST:PORT", "as `pods manage` prints it", required=True),
   "--manager_tls": _MANAGER_TLS,
 }
 
@@ -174,27 +119,27 @@ COMMANDS = {
     "predict time, memory and cost of a training run",
     config="PlanConfig",
     flags={
-      "--search": _switch(
+      "--search": switch(
         "plan every mesh, layout, number of microbatches and pods, and "
         "REMAT, and print the fastest that fit",
         dest="is_search",
       ),
-      "--steps": _switch(
+      "--steps": switch(
         "print what a step computes and sends: nodes, edges and the order of "
         "calls",
         dest="is_steps",
       ),
-      "--compile": _switch(
+      "--compile": switch(
         "compile the step for TPU, which takes minutes and no TPU, and print "
         "the compiler's memory, collectives and time next to the plan's",
         dest="is_compiled",
       ),
-      "--devices": _number(
+      "--devices": number(
         "N",
         "number of devices (default: from MESH_SHAPE and NUM_PODS)",
         dest="num_devices",
       ),
-      "--output": _flag("FILE", "write the fastest layout as a gin file"),
+      "--output": flag("FILE", "write the fastest layout as a gin file"),
     },
     standalone={
       "--calibrate": (
@@ -214,7 +159,7 @@ COMMANDS = {
     config="Config",
     takes_model_dir=True,
     flags={
-      "--golden": _flag(
+      "--golden": flag(
         "FILE", "of JSON lines: compare log p of texts with recorded log p"
       ),
       **_ADAPTER,
@@ -225,28 +170,28 @@ COMMANDS = {
     config="Config",
     takes_model_dir=True,
     flags={
-      "--prompt": _flag(
+      "--prompt": flag(
         "TEXT",
         "a text to continue; may be repeated",
         dest="prompts",
         action="append",
       ),
-      "--input": _flag(
+      "--input": flag(
         "FILE",
         "prompts, one per line; in a .jsonl file, the field prompt",
         dest="input_file",
       ),
-      "--interactive": _switch(
+      "--interactive": switch(
         "ask for prompts; the default if none is given and stdin is a terminal"
       ),
-      "--chat": _switch(
+      "--chat": switch(
         "answer each line of stdin in one conversation, in the form of the "
         "model's chat_template.jinja"
       ),
-      "--json_schema": _flag(
+      "--json_schema": flag(
         "FILE", "every continuation is JSON that satisfies this schema"
       ),
-      "--regex": _flag(
+      "--regex": flag(
         "PATTERN", "every continuation is a text that the pattern matches"
       ),
       **_ADAPTER,
@@ -256,7 +201,15 @@ COMMANDS = {
     "print how likely texts, targets or options are",
     config="Config",
     takes_model_dir=True,
-    flags=_TEXTS | _ADAPTER,
+    flags={
+      **_TEXTS,
+      "--against": flag(
+        "MODEL_DIR",
+        "also print the KL divergence from another run or checkpoint, and how "
+        "often both find the same token likeliest",
+      ),
+      **_ADAPTER,
+    },
   ),
   "index build": Command(
     "write the keys of texts, for KNN_INDEX",
@@ -264,17 +217,12 @@ COMMANDS = {
     takes_model_dir=True,
     flags={
       **_TEXTS,
-      "--output": _flag("FOLDER", "the index to make", required=True),
-      "--search": _flag(
+      "--output": flag("FOLDER", "the index to make", required=True),
+      "--search": flag(
         None,
         "exact: compare all keys; approximate: faster, by faiss",
         choices=["exact", "approximate"],
         default="exact",
-      ),
-      "--against": _flag(
-        "MODEL_DIR",
-        "also print the KL divergence from another run or checkpoint, and how "
-        "often both find the same token likeliest",
       ),
       **_ADAPTER,
     },
@@ -298,7 +246,7 @@ COMMANDS = {
     config="Config",
     takes_model_dir=True,
     flags={
-      "--format": _flag(
+      "--format": flag(
         None,
         "hf: for Hugging Face transformers; gguf: for llama.cpp; "
         "saved_model: for TensorFlow; npz: NumPy arrays; imatrix: statistics "
@@ -307,43 +255,43 @@ COMMANDS = {
         choices=["hf", "gguf", "saved_model", "npz", "imatrix"],
         default="hf",
       ),
-      "--output": _flag(
+      "--output": flag(
         "FOLDER",
         "the path to make: a file for gguf and imatrix, else a folder; "
         "saved_model makes a folder in it, named after the step",
         required=True,
       ),
-      "--dtype": _flag(
+      "--dtype": flag(
         None,
         "of the weights of gguf; q4_k_m, q5_k_m and q6_k are llama.cpp's "
         "mixtures of types",
         choices=["float32", "float16", "q8_0", "q6_k", "q5_k_m", "q4_k_m"],
         default="float32",
       ),
-      "--imatrix": _flag(
+      "--imatrix": flag(
         "FILE",
         "statistics that --format=imatrix or llama-imatrix has written: in a "
         "mixture, weights of larger inputs lose less",
       ),
-      "--round": _flag(
+      "--round": flag(
         None,
         "round kernels by GPTQ, with statistics of a text, so that this "
         "WEIGHT_DTYPE of the imported model loses less",
         dest="rounding",
         choices=["int8", "int4"],
       ),
-      "--calibration": _flag(
+      "--calibration": flag(
         "FILE",
         "texts for imatrix and --round, in rows of SEQUENCE_LENGTH tokens "
         "(default: 128 training rows of the run)",
         default=(),
         nargs="+",
       ),
-      "--merge": _switch(
+      "--merge": switch(
         "of an adapted run, write the whole model; without it, hf writes the "
         "adapter for PEFT, and gguf for llama.cpp"
       ),
-      "--base_model": _flag(
+      "--base_model": flag(
         "ID",
         "of the model with which the run began, on the Hugging Face Hub, for "
         "hf and gguf (default: known if it was imported from the Hub's cache)",
@@ -355,15 +303,15 @@ COMMANDS = {
     has_results=False,
     entry_point="palm_mtf.commands.export.import_model",
     flags={
-      "folder": _flag(
+      "folder": flag(
         "FOLDER", "with config.json and model.safetensors; or a file.gguf"
       ),
-      "--output": _flag(
+      "--output": flag(
         "MODEL_DIR",
         "the folder to make, for --model_dir and INIT_CHECKPOINT",
         required=True,
       ),
-      "--vocabulary": _flag(
+      "--vocabulary": flag(
         "PATH",
         "the model's vocabulary (default: FOLDER/vocabulary.model, "
         "tokenizer.json or tokenizer.model, or the one in file.gguf)",
@@ -377,7 +325,7 @@ COMMANDS = {
     config="CacheConfig",
     takes_functions=True,
     flags={
-      "--verify": _switch(
+      "--verify": switch(
         "compare every stored byte with its hash; encode damaged shards again"
       ),
     },
@@ -395,7 +343,7 @@ COMMANDS = {
     keeps_config=True,
     takes_functions=True,
     flags={
-      "--against": _flag(
+      "--against": flag(
         "FILE", "an earlier report, as JSON; name what has changed since"
       ),
     },
@@ -412,20 +360,20 @@ COMMANDS = {
   "checkpoints compare": Command(
     "print how two checkpoints differ",
     flags={
-      "first": _flag(
+      "first": flag(
         "A",
         "the folder of a checkpoint or of a run, or a TensorFlow "
         "checkpoint's prefix",
       ),
-      "second": _flag("B", "another"),
+      "second": flag("B", "another"),
     },
   ),
   "checkpoints prune": Command(
     "remove all but the newest whole checkpoints",
     flags={
       "model_dir": _MODEL_DIR,
-      "--keep": _number("N", "how many of the newest stay", required=True),
-      "--keep_every_steps": _number(
+      "--keep": number("N", "how many of the newest stay", required=True),
+      "--keep_every_steps": number(
         "M", "also keep steps that are multiples of M"
       ),
     },
@@ -433,13 +381,11 @@ COMMANDS = {
   "lineage": Command(
     "draw the models that a model came from, and find changed ones",
     flags={
-      "model_dir": _flag(
-        "MODEL_DIR", "of a run; or the folder of a checkpoint"
-      ),
-      "--score": _flag(
+      "model_dir": flag("MODEL_DIR", "of a run; or the folder of a checkpoint"),
+      "--score": flag(
         "TEXT", "print how likely each of the models finds a text", dest="text"
       ),
-      "--format": _flag(
+      "--format": flag(
         None,
         "text: the models; openlineage: events of the run, one per line; "
         "croissant: metadata of its data, with hashes",
@@ -453,10 +399,8 @@ COMMANDS = {
     "train a vocabulary on your text",
     flags={
       "--input": _INPUT,
-      "--size": _number(
-        "N", "number of pieces; PaLM has 256000", required=True
-      ),
-      "--output": _flag(
+      "--size": number("N", "number of pieces; PaLM has 256000", required=True),
+      "--output": flag(
         "PREFIX",
         "writes PREFIX.model, for VOCABULARY, and PREFIX.vocab, the "
         "list of its pieces and scores",
@@ -464,7 +408,7 @@ COMMANDS = {
         required=True,
       ),
       "--text_field": _TEXT_FIELD,
-      "--sample_characters": _number(
+      "--sample_characters": number(
         "N",
         "characters of the text to learn from, chosen by a hash "
         "(default: 4,096 per piece, from 8 to 67 million, or as many as need "
@@ -475,7 +419,7 @@ COMMANDS = {
   "vocab inspect": Command(
     "show what a vocabulary loses, and how well it fits your text",
     flags={
-      "--vocabulary": _flag(
+      "--vocabulary": flag(
         "PATH", "a SentencePiece model or a tokenizer.json", required=True
       ),
       "--input": _INPUT,
@@ -487,18 +431,18 @@ COMMANDS = {
     has_results=False,
     flags={
       "--listen": _listen("127.0.0.1:0"),
-      "--devices": _number("N", "virtual CPU devices", default=1),
-      "--threads": _number(
+      "--devices": number("N", "virtual CPU devices", default=1),
+      "--threads": number(
         "N",
         "that share an operation's work; must be the same in all servers "
         "(default: one per core)",
       ),
       "--allow_any_address": _ALLOW_ANY_ADDRESS,
-      "--manager": _flag(
+      "--manager": flag(
         "HOST:PORT", "where to register (default: none)", default=""
       ),
       "--manager_tls": _MANAGER_TLS,
-      "--island": _flag(
+      "--island": flag(
         "NAME",
         "that servers with a fast network between them share",
         default="main",
@@ -510,10 +454,10 @@ COMMANDS = {
     has_results=False,
     flags={
       "--listen": _listen("127.0.0.1:2200"),
-      "--state": _flag(
+      "--state": flag(
         "FILE", "that keeps servers and slices", default="pods.sqlite"
       ),
-      "--policy": _flag(
+      "--policy": flag(
         "POLICY",
         "order of the programs of all clients: fifo, priority, or shares of "
         "time, by each client's SHARE",
@@ -531,23 +475,23 @@ COMMANDS = {
   "pods drain": Command(
     "let clients avoid a server, and runs leave it",
     flags={
-      "server": _flag("SERVER", "its address"),
-      "--undo": _switch("let new clients use the server again"),
+      "server": flag("SERVER", "its address"),
+      "--undo": switch("let new clients use the server again"),
       **_TO_MANAGER,
     },
   ),
   "pods release": Command(
     "give the devices of a client to other clients",
-    flags={"owner": _flag("OWNER", "name of the client"), **_TO_MANAGER},
+    flags={"owner": flag("OWNER", "name of the client"), **_TO_MANAGER},
   ),
   "report": Command(
     "draw what one run or several logged, as one HTML page",
     has_results=False,
     flags={
-      "model_dirs": _flag(
+      "model_dirs": flag(
         "MODEL_DIR", "of a run; give several to compare them", nargs="+"
       ),
-      "--output": _flag(
+      "--output": flag(
         "FILE", "the page to write (default: report.html in MODEL_DIR)"
       ),
     },
@@ -556,7 +500,7 @@ COMMANDS = {
     "print versions, devices, and problems with their fixes",
     entry_point="palm_mtf.cli.doctor.main",
     flags={
-      "--measure": _switch(
+      "--measure": switch(
         "measure the rates of matrix products and memory for some seconds"
       ),
     },
