@@ -26,7 +26,7 @@ HEAVY = {
 
 
 COMMANDS = (
-  "train, plan, sweep, evaluate, generate, score, serve, export, import, "
+  "train, plan, sweep, evaluate, generate, score, index build, index tune, serve, export, import, "
   "data cache, data inspect, data report, "
   "checkpoints list, checkpoints verify, checkpoints compare, "
   "checkpoints prune, lineage, vocab, vocab inspect, pods serve, "

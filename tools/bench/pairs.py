@@ -81,7 +81,7 @@ class Program:
     try:
       self._process.wait(10)
     except subprocess.TimeoutExpired:
-      self._process.terminate()  # so that it can end its own processes
+      self._process.terminate()  # so that it can end its processes
       self._process.wait()
 
   def turn(self) -> Turn:
