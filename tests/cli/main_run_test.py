@@ -35,7 +35,7 @@ def test_training_keeps_both_configurations_and_either_gives_the_same(
       again = settings_of(palm_mtf(command, f"--gin_file={name}"))
       own = {
         "train": set(),
-        "evaluate": {"adapter"},
+        "evaluate": {"adapter", "golden"},
         "generate": {"adapter", "prompts", "chat", "input_file", "interactive"}
         | {"json_schema", "regex"},
       }
