@@ -179,6 +179,7 @@ def slice_of(value, device, name="a"):
     sizes=list(value.shape),
     spec="",
     is_first=True,
+    saved_dtype=variable.dtype,
     names=[name],
     variable=variable,
     near=variable.device,

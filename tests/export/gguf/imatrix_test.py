@@ -104,7 +104,7 @@ def test_the_importance_of_an_input_is_its_mean_square(tmp_path):
   sums, tokens, _ = statistics[name]
   sums[1, 5], tokens[3], sums[3] = 0, 0, 0  # never used
   trained = types.SimpleNamespace(model=MODEL, gguf_origin={})
-  make_imatrix(trained, statistics, ["a.txt"]).write(path, None)
+  make_imatrix(trained, lambda: statistics, ["a.txt"]).write(path, None)
   found = read_importance(path, MODEL)
   expert = found["blk.0.ffn_down_exps.weight"]
   np.testing.assert_allclose(expert[0], sums[0] / tokens[0], rtol=1e-4)
