@@ -40,6 +40,10 @@ def nan(inputs, outputs):
 def hangs(inputs, outputs):
   time.sleep(1000)
 
+def forks(inputs, outputs):
+  os.fork()  # the child has the same pipes
+  time.sleep(1000)
+
 def kills(inputs, outputs):
   os._exit(4)
 
@@ -123,6 +127,7 @@ def test_an_assertion_that_fails_is_logged_once_and_counted(
     "exits": "SystemExit: 3 (",
     "nan": "returns nan, no number of at least 0",
     "hangs": "it takes more than 0.5 seconds",
+    "forks": "it takes more than 0.5 seconds",
     "kills": "its process ended with code 4",
   }
   checked = make(["guards.polite", *(f"guards.{x}" for x in faults)])
