@@ -20,7 +20,7 @@ from palm_mtf.data.sources.files import FileDigests, TextFile
 from palm_mtf.data.sources.text_files import TextFiles, open_sources
 from palm_mtf.errors import UserError
 from palm_mtf.json_text import json_text
-from palm_mtf.model_dir.lock import training_lock
+from palm_mtf.model_dir.lock import is_locked
 from palm_mtf.model_dir.paths import ModelDir
 
 _PRODUCER = f"https://pypi.org/project/palm-mtf/{__version__}/"
@@ -53,6 +53,8 @@ _CONTEXT = {
     "replace samplingRate separator source subField transform"
   ).split()
 }
+
+_UNUSED = {"VOCABULARY": None, "VALIDATION_SHARE": 0.5}  # if settings lack them
 
 # A file, its SHA-256, and the fields of its lines; or () if it is one text.
 _Described = tuple[TextFile, str, Sequence[str]]
@@ -89,7 +91,7 @@ def format_lineage(model_dir: str, target: str) -> Iterator[str]:
   start = min([end, *(float(x[1]) for x in found)])
   state = "COMPLETE"
   if newest.step != newest.settings.get("TRAIN_STEPS", newest.step):
-    state = "RUNNING" if _is_training(path) else "ABORT"
+    state = "RUNNING" if is_locked(path) else "ABORT"
   run = uuid.uuid5(uuid.NAMESPACE_URL, f"file://{path}#{start}")
   given = {"settings": newest.settings, "data": newest.data}
   facet = _facet(f"{_SCHEMA}RunFacet", **given)
@@ -106,16 +108,6 @@ def format_lineage(model_dir: str, target: str) -> Iterator[str]:
       "outputs": made,
     }
     yield json_text(event)
-
-
-def _is_training(path: str) -> bool:
-  if os.path.exists(ModelDir(path).lock):  # left by a killed process, perhaps
-    try:
-      with training_lock(path):
-        return False
-    except UserError:
-      return True
-  return False
 
 
 def _facet(schema: str, **fields: object) -> dict[str, Any]:
@@ -135,7 +127,7 @@ def _find_files(path: str, manifest: Manifest) -> Iterator[_Described]:
   settings = manifest.settings
   if settings.get("TASK") or not settings.get("TEXT_FILES"):
     return
-  data = from_macros(DataConfig, settings)
+  data = from_macros(DataConfig, _UNUSED | settings)
   (source,) = open_sources(data)
   assert isinstance(source, TextFiles)
   folder = data.cache_folder or ModelDir(path).tokens
