@@ -15,7 +15,7 @@ from palm_mtf.checkpoints.lineage import LINK
 from palm_mtf.checkpoints.manifest import MANIFEST, Manifest, find_checkpoints
 from palm_mtf.config import DataConfig
 from palm_mtf.config.macros import from_macros
-from palm_mtf.data.sources.conversation import ANSWERS, MESSAGES, TEXTS
+from palm_mtf.data.sources.conversation import ANSWERS, MESSAGES, PAIRS, TEXTS
 from palm_mtf.data.sources.files import FileDigests, TextFile
 from palm_mtf.data.sources.text_files import TextFiles, open_sources
 from palm_mtf.errors import UserError
@@ -56,8 +56,9 @@ _CONTEXT = {
 
 _UNUSED = {"VOCABULARY": None, "VALIDATION_SHARE": 0.5}  # if settings lack them
 
-# A file, its SHA-256, and the fields of its lines; or () if it is one text.
-_Described = tuple[TextFile, str, Sequence[str]]
+# A file, its SHA-256, and {field of its lines: whether it has messages}; or {}
+# if it is one text.
+_Described = tuple[TextFile, str, Mapping[str, bool]]
 
 
 def format_lineage(model_dir: str, target: str) -> Iterator[str]:
@@ -134,12 +135,13 @@ def _find_files(path: str, manifest: Manifest) -> Iterator[_Described]:
   digests = FileDigests(os.path.join(folder, "digests.json"))
   if changed := digests.find_changed(source.files):
     raise UserError(f"{changed.path}: changed after training; restore it.")
-  forms = {TEXTS: (data.text_field,), MESSAGES: (MESSAGES,)}
-  fields = forms.get(source.form, ANSWERS)
+  forms = {TEXTS: {data.text_field: False}, MESSAGES: {MESSAGES: True}}
+  pair = dict.fromkeys(ANSWERS, source.form == PAIRS)
+  fields = forms.get(source.form, pair)
   for file in source.files:
     with open(file.path, "rb") as content:
       sha256 = hashlib.file_digest(content, "sha256").hexdigest()
-    yield file, sha256, fields if file.is_json_lines else ()
+    yield file, sha256, fields if file.is_json_lines else {}
 
 
 def _describe_data(path: str, files: Sequence[_Described]) -> dict[str, Any]:
@@ -164,13 +166,30 @@ def _describe_data(path: str, files: Sequence[_Described]) -> dict[str, Any]:
     own["contentUrl"] = os.path.relpath(file.path, folder)
     described["distribution"].append(own)
     columns = []
-    for name in fields or ("content",):
+    for name, has_messages in (fields or {"content": False}).items():
       extract = {"column" if fields else "fileProperty": name}
       source = {"fileObject": {"@id": f"file-{i}"}, "extract": extract}
-      kind, place = {"@type": "cr:Field"}, f"documents-{i}/{name}"
-      kind |= {"@id": place, "name": name, "dataType": "sc:Text"}
-      columns.append({**kind, "source": source})
+      place = f"documents-{i}/{name}"
+      if not has_messages:
+        columns.append(_describe_field(name, place, source))
+        continue
+      parts = [
+        _describe_field(
+          *(x, f"{place}/{x}"),
+          {**source, "transform": {"jsonPath": f"$[*].{x}"}},
+        )
+        for x in ("role", "content")
+      ]
+      several = {"repeated": True, "subField": parts}
+      columns.append(_describe_field(name, place, source) | several)
     name = f"documents-{i}"
     records = {"@type": "cr:RecordSet", "@id": name, "name": name}
     described["recordSet"].append({**records, "field": columns})
   return described
+
+
+def _describe_field(
+  name: str, place: str, source: Mapping[str, object]
+) -> dict[str, object]:
+  kind = {"@type": "cr:Field", "@id": place, "name": name}
+  return {**kind, "dataType": "sc:Text", "source": source}

@@ -174,6 +174,16 @@ def test_mlcroissant_reads_the_documents(finished, corpus, tmp_path):
   assert not dataset.metadata.ctx.issues.errors
   records = [x["documents-0/text"] for x in dataset.records("documents-0")]
   assert [x.decode() for x in records] == [x["text"] for x in rows]
+  # The same of conversations.
+  messages = [{"role": "user", "content": "a"}]
+  messages.append({"role": "assistant", "content": "b"})
+  (texts / "a.jsonl").write_text(json.dumps({"messages": messages}))
+  described.write_text(json.dumps(describe(tmp_path / "run")))
+  dataset = mlcroissant.Dataset(described)
+  assert not dataset.metadata.ctx.issues.errors
+  (record,) = dataset.records("documents-0")
+  found = [[*x.values()] for x in record["documents-0/messages"]]
+  assert found == [[b"user", b"a"], [b"assistant", b"b"]]
 
 
 @pytest.mark.peers
