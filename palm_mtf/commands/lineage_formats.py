@@ -170,26 +170,17 @@ def _describe_data(path: str, files: Sequence[_Described]) -> dict[str, Any]:
       extract = {"column" if fields else "fileProperty": name}
       source = {"fileObject": {"@id": f"file-{i}"}, "extract": extract}
       place = f"documents-{i}/{name}"
-      if not has_messages:
-        columns.append(_describe_field(name, place, source))
-        continue
-      parts = [
-        _describe_field(
-          *(x, f"{place}/{x}"),
-          {**source, "transform": {"jsonPath": f"$[*].{x}"}},
-        )
-        for x in ("role", "content")
-      ]
-      several = {"repeated": True, "subField": parts}
-      columns.append(_describe_field(name, place, source) | several)
+      field = {"@type": "cr:Field", "@id": place, "name": name}
+      field |= {"dataType": "sc:Text", "source": source}
+      if has_messages:
+        parts = [
+          {**field, "@id": f"{place}/{x}", "name": x}
+          | {"source": {**source, "transform": {"jsonPath": f"$[*].{x}"}}}
+          for x in ("role", "content")
+        ]
+        field |= {"repeated": True, "subField": parts}
+      columns.append(field)
     name = f"documents-{i}"
     records = {"@type": "cr:RecordSet", "@id": name, "name": name}
     described["recordSet"].append({**records, "field": columns})
   return described
-
-
-def _describe_field(
-  name: str, place: str, source: Mapping[str, object]
-) -> dict[str, object]:
-  kind = {"@type": "cr:Field", "@id": place, "name": name}
-  return {**kind, "dataType": "sc:Text", "source": source}

@@ -60,29 +60,23 @@ class Attributes:
   def exclude(self, document: Mapping[str, Any], where: str) -> bool:
     """Returns whether the next document, a JSON line, fails a condition.
 
-    Raises UserError if its attributes are missing or wrong.
+    After the last document, `document` is {}. Raises UserError if attributes
+    are missing, wrong, or of further documents.
     """
     excluded = False
     for lines, (tool, key, sign, limit) in self._conditions:
       _, place, line = next(lines, (0, "", {}))
       ids = [x.get("id") for x in (document, line)]
-      if ids[0] != ids[1] or None in ids:
+      if ids[0] != ids[1] or (None in ids and (document or line)):
         raise UserError(
           f"{where} has the id {short_json(ids[0])}, and the attributes of "
           f"{tool} the id {short_json(ids[1])}; give both in one order."
         )
+      if not document:
+        continue
       score, bound = _find_score(key, place, line), float(limit)
       excluded |= score < bound if sign == ">=" else score > bound
     return excluded
-
-  def check_end(self) -> None:
-    """Raises UserError if there are attributes of further documents."""
-    for lines, _ in self._conditions:
-      for _, place, line in lines:
-        raise UserError(
-          f"{place} has the id {short_json(line.get('id'))}, and the documents "
-          "end before it; give both in one order."
-        )
 
 
 def _find_score(key: str, where: str, line: Mapping[str, Any]) -> float:

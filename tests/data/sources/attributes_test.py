@@ -126,7 +126,8 @@ def attributes(**scores):
     ([{"id": "a", "attributes": [1]}], "line 1 has no attribute 'hq'; give {"),
     (
       attributes(a=[], b=[], c=[], d=[[0, 1, 10**400]], e=[]),
-      'line 5 has the id "e", and the documents end before it; give both in',
+      "after its last line, has the id null, and the attributes of good the "
+      'id "e"; give both in',
     ),
   ],
 )
