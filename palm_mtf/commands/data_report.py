@@ -132,5 +132,6 @@ def _describe(model_dir: str, config: Config) -> dict[str, Any]:
       str(step): batch_hash(batches.batch(step)) for step in sorted(steps)
     },
     "evaluation_examples": examples.num_examples,
+    "short_evaluation_examples": examples.num_short,  # not looked for
     "sources": sources,
   }

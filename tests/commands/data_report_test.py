@@ -45,14 +45,15 @@ def test_files_licences_duplicates_and_contamination_are_reported(
 ):
   evaluation = tmp_path / "set.txt"
   evaluation.write_text("q r s t u v w x y z")
+  (tmp_path / "set2.txt").write_text("one two")  # too short to be looked for
   code, out, _ = report(
     "--json",
-    DECONTAMINATE_FILES=str(evaluation),
+    DECONTAMINATE_FILES=f"{tmp_path}/set*.txt",
     LICENSES={f"{texts}/x*": "CC0-1.0", f"{texts}/*": "MIT"},
   )
   assert code == 0
   found = json.loads(out)
-  assert len(found["files"]) == 45
+  assert len(found["files"]) == 46
   for path, file in found["files"].items():
     with open(path, "rb") as content:
       digest = hashlib.blake2b(content.read(), digest_size=16).hexdigest()
@@ -68,7 +69,8 @@ def test_files_licences_duplicates_and_contamination_are_reported(
   assert source["removed_exact_duplicates"] == 0
   assert source["share_contaminated"] == 1 / 44
   assert source["share_exact_duplicates"] == 1 / 44  # the run keeps it
-  assert found["evaluation_examples"] == 1
+  assert found["evaluation_examples"] == 2
+  assert found["short_evaluation_examples"] == 1
 
 
 def test_a_run_is_rebuilt_from_its_report_and_a_changed_file_is_named(

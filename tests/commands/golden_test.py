@@ -4,6 +4,7 @@
 
 import json
 import math
+import stat
 
 import pytest
 
@@ -102,9 +103,11 @@ def test_a_file_that_is_edited_while_texts_are_scored_keeps_the_edits(
   monkeypatch.setenv("HOME", str(tmp_path))
   path = tmp_path / "golden.jsonl"
   path.write_text('{"text": "one"}\n')
+  path.chmod(0o600)
   flags = ("--model_dir", finished, "--golden=~/golden.jsonl")
   assert palm_mtf("evaluate", *flags)[:2] == (0, "1 recorded\n")
   assert "log_p" in path.read_text()
+  assert stat.S_IMODE(path.stat().st_mode) == 0o600
 
   def score(*unused):
     path.write_text('{"text": "edited"}\n')
