@@ -140,10 +140,10 @@ class Assertions:
     self.refused: Mapping[str, float] = given.refuse_severity or {}
     asks = "contamination" in names
     sets = ContainedExamples(read_evaluation_sets(config.data) if asks else ())
-    if asks and not sets.num_examples:
+    if asks and sets.num_examples == sets.num_short:
       raise UserError(
-        'ASSERTIONS: "contamination" has no examples to look for; give some in '
-        "DECONTAMINATE_TASKS or DECONTAMINATE_FILES."
+        'ASSERTIONS: "contamination" has no examples of at least 8 words; give '
+        "some in DECONTAMINATE_TASKS or DECONTAMINATE_FILES."
       )
     own = _OWN | {
       "contamination": functools.partial(_contamination, sets),
@@ -166,12 +166,15 @@ class Assertions:
     self._room = threading.BoundedSemaphore(_MOST_WAITING)
 
   def check(
-    self, examples: Sequence[Example], step: int
+    self,
+    examples: Sequence[Example],
+    step: int,
+    checked: Callable[[], None] = lambda: None,
   ) -> dict[str, list[float]]:
     """Returns {assertion: severity of each example}.
 
     Counts results, and appends flagged examples to flagged.jsonl. `step` is
-    that of the checkpoint.
+    that of the checkpoint. Calls `checked` after each example.
     """
     found: dict[str, list[float]] = {name: [] for name in self._all}
     for example in examples:
@@ -179,11 +182,17 @@ class Assertions:
         found[name].append(self._call(name, example))
       if flagged := {x: y[-1] for x, y in found.items() if y[-1]}:
         self._log(example, flagged, step)
+      checked()
     return found
 
-  def count(self, examples: Sequence[Example], step: int) -> dict[str, float]:
+  def count(
+    self,
+    examples: Sequence[Example],
+    step: int,
+    checked: Callable[[], None] = lambda: None,
+  ) -> dict[str, float]:
     """Like `check`; returns and logs how many were flagged, as metrics."""
-    found = self.check(examples, step)
+    found = self.check(examples, step, checked)
     counts = {x: len(y) - y.count(0.0) for x, y in found.items()}
     for name, count in counts.items():
       if count:

@@ -6,6 +6,7 @@ A run with the settings in the report's "gin" and the files in "files" reads
 the same batches.
 """
 
+import collections
 import itertools
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
@@ -67,26 +68,30 @@ def data_report(
 def _read(path: str) -> dict[str, Any]:
   what = f"--against = {path!r}"
   lines = read_json_lines(path, what, _FORM, needed=_FORM)
-  ((_, _, report), *_) = lines
+  ((_, _, report), *others) = lines
   files = report.get("files")
-  if not isinstance(files, dict) or not all(
-    isinstance(x, dict) and "blake2b" in x for x in files.values()
-  ):
-    raise UserError(f"{what}: has no 'files' with hashes; {_FORM}.")
+  if others or not isinstance(files, dict):
+    raise UserError(f"{what}: is not one report with 'files'; {_FORM}.")
+  for path, file in files.items():
+    if not isinstance(file, dict) or type(file.get("blake2b")) is not str:
+      raise UserError(f"{what}: has no hash of {path}; {_FORM}.")
   return report
 
 
 def _list_changes(
   before: Mapping[str, Any], now: Mapping[str, Any]
 ) -> Iterator[str]:
-  # A file may have moved, so look for its hash.
-  old, new = ({x["blake2b"] for x in y.values()} for y in (before, now))
-  for path, file in before.items():
-    if file["blake2b"] not in new:
-      yield f"{path} {'was changed' if path in now else 'is missing'}"
-  for path, file in now.items():
-    if file["blake2b"] not in old and path not in before:
-      yield f"{path} is new"
+  old, new = ({x: y["blake2b"] for x, y in z.items()} for z in (before, now))
+  changes = {}
+  for these, others, what in ((old, new, "is missing"), (new, old, "is new")):
+    # A file may have moved, so count how often each hash occurs.
+    more = collections.Counter(these.values())
+    more.subtract(others.values())
+    for path, digest in these.items():
+      if more[digest] > 0 and others.get(path) != digest:
+        more[digest] -= 1
+        changes[path] = "was changed" if path in others else what
+  return (f"{path} {what}" for path, what in changes.items())
 
 
 def _describe(model_dir: str, config: Config) -> dict[str, Any]:
@@ -127,5 +132,6 @@ def _describe(model_dir: str, config: Config) -> dict[str, Any]:
       str(step): batch_hash(batches.batch(step)) for step in sorted(steps)
     },
     "evaluation_examples": examples.num_examples,
+    "short_evaluation_examples": examples.num_short,  # not looked for
     "sources": sources,
   }

@@ -8,6 +8,7 @@ and what else `now` has. Other fields are kept.
 
 import collections
 import math
+import os
 from collections.abc import Mapping
 from typing import Any
 
@@ -15,6 +16,7 @@ from palm_mtf.checkpoints.weights_to_load import open_newest
 from palm_mtf.commands.adapter import add_adapter
 from palm_mtf.commands.score import compute_log_likelihoods
 from palm_mtf.config import Config
+from palm_mtf.data.sources.files import check_unchanged, describe_file
 from palm_mtf.errors import UserError
 from palm_mtf.json_text import json_text
 from palm_mtf.machine.activation_dtype import log_dtype
@@ -24,6 +26,7 @@ from palm_mtf.user_text import check_text, read_json_lines, short_json
 # Nats per token by which rounding may change log p, such as in another layout
 # or version (docs/evaluation.md has measurements).
 _TOLERANCES = {"float32": 1e-4, "bfloat16": 2e-2}
+_MOST = 1e100  # so that sums are finite
 _FORM = 'write {"text": "..."}, or a line as this command records it'
 
 
@@ -34,7 +37,8 @@ def compare_golden(
 
   Raises UserError if a line is wrong.
   """
-  lines = _read(path)
+  path = os.path.expanduser(path)
+  lines, file = _read(path), describe_file(path)
   checkpoint, vocabulary = open_newest(model_dir, config)
   config, checkpoint = add_adapter(adapter, config, checkpoint)
   dtype = config.model.activation_dtype
@@ -61,6 +65,7 @@ def compare_golden(
       print(f"text {i + 1} moved: {moved}: {short_json(lines[i]['text'])}")
     lines[i] |= now if state == "recorded" else {}
   if states["recorded"]:
+    check_unchanged(file)  # the user, or another command, may have edited it
     write_json_lines(path, lines)
   if not as_json:
     print(", ".join(f"{count:,} {state}" for state, count in states.items()))
@@ -75,10 +80,11 @@ def _read(path: str) -> list[dict[str, Any]]:
     if not check_text(line.get("text"), f"{where}: 'text'", _FORM):
       raise UserError(f"{where}: 'text' is empty; {_FORM}.")
     for name in ("log_p", "tolerance", "tokens") if "log_p" in line else ():
-      if type(line.get(name)) not in (int, float):
+      number = line.get(name)
+      if type(number) not in (int, float) or not abs(number) < _MOST:
         raise UserError(
-          f"{where}: {name!r} is {short_json(line.get(name))}, not a number; "
-          "leave 'log_p' out to record the line again."
+          f"{where}: {name!r} is {short_json(number)}, not a number below "
+          f"{_MOST:g}; leave 'log_p' out to record the line again."
         )
     lines.append(line)
   return lines

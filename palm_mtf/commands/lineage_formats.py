@@ -15,12 +15,12 @@ from palm_mtf.checkpoints.lineage import LINK
 from palm_mtf.checkpoints.manifest import MANIFEST, Manifest, find_checkpoints
 from palm_mtf.config import DataConfig
 from palm_mtf.config.macros import from_macros
-from palm_mtf.data.sources.conversation import ANSWERS, MESSAGES, TEXTS
+from palm_mtf.data.sources.conversation import ANSWERS, MESSAGES, PAIRS, TEXTS
 from palm_mtf.data.sources.files import FileDigests, TextFile
 from palm_mtf.data.sources.text_files import TextFiles, open_sources
 from palm_mtf.errors import UserError
 from palm_mtf.json_text import json_text
-from palm_mtf.model_dir.lock import training_lock
+from palm_mtf.model_dir.lock import is_locked
 from palm_mtf.model_dir.paths import ModelDir
 
 _PRODUCER = f"https://pypi.org/project/palm-mtf/{__version__}/"
@@ -54,8 +54,11 @@ _CONTEXT = {
   ).split()
 }
 
-# A file, its SHA-256, and the fields of its lines; or () if it is one text.
-_Described = tuple[TextFile, str, Sequence[str]]
+_UNUSED = {"VOCABULARY": None, "VALIDATION_SHARE": 0.5}  # if settings lack them
+
+# A file, its SHA-256, and {field of its lines: whether it has messages}; or {}
+# if it is one text.
+_Described = tuple[TextFile, str, Mapping[str, bool]]
 
 
 def format_lineage(model_dir: str, target: str) -> Iterator[str]:
@@ -89,7 +92,7 @@ def format_lineage(model_dir: str, target: str) -> Iterator[str]:
   start = min([end, *(float(x[1]) for x in found)])
   state = "COMPLETE"
   if newest.step != newest.settings.get("TRAIN_STEPS", newest.step):
-    state = "RUNNING" if _is_training(path) else "ABORT"
+    state = "RUNNING" if is_locked(path) else "ABORT"
   run = uuid.uuid5(uuid.NAMESPACE_URL, f"file://{path}#{start}")
   given = {"settings": newest.settings, "data": newest.data}
   facet = _facet(f"{_SCHEMA}RunFacet", **given)
@@ -106,16 +109,6 @@ def format_lineage(model_dir: str, target: str) -> Iterator[str]:
       "outputs": made,
     }
     yield json_text(event)
-
-
-def _is_training(path: str) -> bool:
-  if os.path.exists(ModelDir(path).lock):  # left by a killed process, perhaps
-    try:
-      with training_lock(path):
-        return False
-    except UserError:
-      return True
-  return False
 
 
 def _facet(schema: str, **fields: object) -> dict[str, Any]:
@@ -135,19 +128,20 @@ def _find_files(path: str, manifest: Manifest) -> Iterator[_Described]:
   settings = manifest.settings
   if settings.get("TASK") or not settings.get("TEXT_FILES"):
     return
-  data = from_macros(DataConfig, settings)
+  data = from_macros(DataConfig, _UNUSED | settings)
   (source,) = open_sources(data)
   assert isinstance(source, TextFiles)
   folder = data.cache_folder or ModelDir(path).tokens
   digests = FileDigests(os.path.join(folder, "digests.json"))
   if changed := digests.find_changed(source.files):
     raise UserError(f"{changed.path}: changed after training; restore it.")
-  forms = {TEXTS: (data.text_field,), MESSAGES: (MESSAGES,)}
-  fields = forms.get(source.form, ANSWERS)
+  forms = {TEXTS: {data.text_field: False}, MESSAGES: {MESSAGES: True}}
+  pair = dict.fromkeys(ANSWERS, source.form == PAIRS)
+  fields = forms.get(source.form, pair)
   for file in source.files:
     with open(file.path, "rb") as content:
       sha256 = hashlib.file_digest(content, "sha256").hexdigest()
-    yield file, sha256, fields if file.is_json_lines else ()
+    yield file, sha256, fields if file.is_json_lines else {}
 
 
 def _describe_data(path: str, files: Sequence[_Described]) -> dict[str, Any]:
@@ -172,12 +166,20 @@ def _describe_data(path: str, files: Sequence[_Described]) -> dict[str, Any]:
     own["contentUrl"] = os.path.relpath(file.path, folder)
     described["distribution"].append(own)
     columns = []
-    for name in fields or ("content",):
+    for name, has_messages in (fields or {"content": False}).items():
       extract = {"column" if fields else "fileProperty": name}
       source = {"fileObject": {"@id": f"file-{i}"}, "extract": extract}
-      kind, place = {"@type": "cr:Field"}, f"documents-{i}/{name}"
-      kind |= {"@id": place, "name": name, "dataType": "sc:Text"}
-      columns.append({**kind, "source": source})
+      place = f"documents-{i}/{name}"
+      field = {"@type": "cr:Field", "@id": place, "name": name}
+      field |= {"dataType": "sc:Text", "source": source}
+      if has_messages:
+        parts = [
+          {**field, "@id": f"{place}/{x}", "name": x}
+          | {"source": {**source, "transform": {"jsonPath": f"$[*].{x}"}}}
+          for x in ("role", "content")
+        ]
+        field |= {"repeated": True, "subField": parts}
+      columns.append(field)
     name = f"documents-{i}"
     records = {"@type": "cr:RecordSet", "@id": name, "name": name}
     described["recordSet"].append({**records, "field": columns})

@@ -209,7 +209,7 @@ class TaskEvaluation:
   ) -> Iterator[TaskOutcome]:
     """Writes the files of each task, and then yields the task's outcome.
 
-    Calls `answered` after each answer of the model.
+    Calls `answered` after each answer of the model, and each check of it.
 
     Raises UserError if a task's code fails, or the disk is full.
     """
@@ -239,7 +239,7 @@ class TaskEvaluation:
             for i, texts in journal.known("prediction").items()
             for text in texts
           ]
-          flagged = self._assertions.count(examples, step)
+          flagged = self._assertions.count(examples, step, answered)
         outcome = TaskOutcome(
           step=step,
           checkpoint=checkpoint.path,

@@ -66,6 +66,7 @@ class HelperProcess:
       stdin=subprocess.PIPE,
       stdout=subprocess.PIPE,
       env=make_child_environment(),
+      start_new_session=True,  # for `_kill`
     )
     weakref.finalize(self, _end, process)
     self.first_answer = _ask(process, self._first, most_secs)
@@ -77,7 +78,7 @@ def _ask(process: Any, asked: Mapping[str, Any], most_secs: float) -> Any:
     line = json.dumps(asked)
   except RecursionError:
     raise HelperError("the messages are nested too deep") from None
-  timer = threading.Timer(most_secs, process.kill)
+  timer = threading.Timer(most_secs, _kill, [process])
   begin = time.monotonic()
   timer.start()
   try:
@@ -104,8 +105,15 @@ def _ask(process: Any, asked: Mapping[str, Any], most_secs: float) -> Any:
   return found
 
 
+def _kill(process: Any) -> None:
+  # Children that the process forked would keep its stdout open: kill them too.
+  # If the process was waited for, another group may have its number.
+  if process.returncode is None:
+    os.killpg(process.pid, signal.SIGKILL)
+
+
 def _end(process: Any) -> None:
-  process.kill()
+  _kill(process)
   process.wait()
   process.stdout.close()
   with contextlib.suppress(BrokenPipeError):  # close() writes what is unsent

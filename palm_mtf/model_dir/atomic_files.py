@@ -48,17 +48,19 @@ def write_atomically(
   """Writes a file, and missing folders above it; readers see no partial file.
 
   When this returns, the file is on the disk, even if the machine loses power.
-  If `path` is a symbolic link, the file that it points to is replaced. If
-  `replaces` is False, an existing file stays.
+  If `path` is a symbolic link, the file that it points to is replaced. A file
+  that is replaced keeps its permissions. If `replaces` is False, an existing
+  file stays.
 
   Raises UserError if the disk is full, or the path may not be written.
   """
   rename = os.replace if replaces else _rename_to_new
-  with (
-    new_path(os.path.realpath(path), len(content), rename=rename) as temporary,
-    open(temporary, "xb") as file,
-  ):
-    file.write(content)
+  path = os.path.realpath(path)
+  with new_path(path, len(content), rename=rename) as temporary:
+    with open(temporary, "xb") as file:
+      file.write(content)
+    with contextlib.suppress(FileNotFoundError):
+      shutil.copymode(path, temporary)
 
 
 def _rename_to_new(temporary: str, path: str) -> None:

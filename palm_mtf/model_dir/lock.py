@@ -48,6 +48,18 @@ def training_lock(model_dir: str) -> Iterator[None]:
         os.rmdir(model_dir)
 
 
+def is_locked(model_dir: str) -> bool:
+  """Returns whether a process holds the training lock; writes nothing."""
+  try:
+    with open(ModelDir(model_dir).lock) as file:
+      fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+  except BlockingIOError:
+    return True
+  except OSError:  # no file, or no locks
+    pass
+  return False
+
+
 def _lock(model_dir: str, path: str) -> int:
   """Locks the file at `path`; returns its descriptor."""
   # The kernel releases a flock(2) even if the process that holds it is killed.

@@ -154,7 +154,10 @@ class TrainLoop:
       at_end=False,  # commands/train.py makes the last step's samples
       needs_checkpoint=True,
       measures=asserts,
-      is_lost=lambda: not has_samples(job.model_dir, self._step),
+      is_lost=lambda: (
+        not has_samples(job.model_dir, self._step)
+        or (asserts and self._metrics.last_step < self._step)
+      ),
     )
     return [
       Action(

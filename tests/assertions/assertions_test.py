@@ -40,6 +40,10 @@ def nan(inputs, outputs):
 def hangs(inputs, outputs):
   time.sleep(1000)
 
+def forks(inputs, outputs):
+  os.fork()  # the child has the same pipes
+  time.sleep(1000)
+
 def kills(inputs, outputs):
   os._exit(4)
 
@@ -101,7 +105,10 @@ def test_flagged_examples_are_a_source_of_training_text(make, tmp_path):
   """Kang et al. (2020), section 4: flagged data is collected to train on."""
   checked = make(["json"])
   texts = ["one \u00e9\n", "[]", "two"]
-  checked.check([Example(f"{i}:", text) for i, text in enumerate(texts)], 7)
+  examples = [Example(f"{i}:", text) for i, text in enumerate(texts)]
+  checks: list[int] = []  # of which a run's watchdog hears
+  checked.check(examples, 7, lambda: checks.append(len(checks)))
+  assert len(checks) == 3
   flagged = read_flagged(tmp_path)
   assert [x["outputs"] for x in flagged] == ["one \u00e9\n", "two"]
   assert {(x["origin"], x["step"], x["severity"]) for x in flagged} == {
@@ -123,6 +130,7 @@ def test_an_assertion_that_fails_is_logged_once_and_counted(
     "exits": "SystemExit: 3 (",
     "nan": "returns nan, no number of at least 0",
     "hangs": "it takes more than 0.5 seconds",
+    "forks": "it takes more than 0.5 seconds",
     "kills": "its process ended with code 4",
   }
   checked = make(["guards.polite", *(f"guards.{x}" for x in faults)])
@@ -154,7 +162,7 @@ def test_an_assertion_that_fails_is_logged_once_and_counted(
     ("guard.polite", "ModuleNotFoundError: No module named 'guard'; give a"),
     (
       "contamination",
-      "has no examples to look for; give some in DECONTAMINATE",
+      "has no examples of at least 8 words; give some in DECON",
     ),
   ],
 )
@@ -200,6 +208,9 @@ def test_texts_with_an_evaluation_example_are_contaminated(tmp_path):
   texts = [f"so {words} so", words[4:], words]
   found = checked.check([Example(words, text) for text in texts], 1)
   assert found == {"contamination": [1.0, 0.0, 1.0]}
+  path.write_text(json.dumps({"text": "a b c"}))  # is not looked for
+  said = message_of(Assertions, str(tmp_path), config, "test")
+  assert "has no examples of at least 8 words" in said
 
 
 def test_the_file_of_flagged_examples_has_a_limit_and_may_vanish(

@@ -45,14 +45,15 @@ def test_files_licences_duplicates_and_contamination_are_reported(
 ):
   evaluation = tmp_path / "set.txt"
   evaluation.write_text("q r s t u v w x y z")
+  (tmp_path / "set2.txt").write_text("one two")  # too short to be looked for
   code, out, _ = report(
     "--json",
-    DECONTAMINATE_FILES=str(evaluation),
+    DECONTAMINATE_FILES=f"{tmp_path}/set*.txt",
     LICENSES={f"{texts}/x*": "CC0-1.0", f"{texts}/*": "MIT"},
   )
   assert code == 0
   found = json.loads(out)
-  assert len(found["files"]) == 45
+  assert len(found["files"]) == 46
   for path, file in found["files"].items():
     with open(path, "rb") as content:
       digest = hashlib.blake2b(content.read(), digest_size=16).hexdigest()
@@ -68,7 +69,8 @@ def test_files_licences_duplicates_and_contamination_are_reported(
   assert source["removed_exact_duplicates"] == 0
   assert source["share_contaminated"] == 1 / 44
   assert source["share_exact_duplicates"] == 1 / 44  # the run keeps it
-  assert found["evaluation_examples"] == 1
+  assert found["evaluation_examples"] == 2
+  assert found["short_evaluation_examples"] == 1
 
 
 def test_a_run_is_rebuilt_from_its_report_and_a_changed_file_is_named(
@@ -98,17 +100,24 @@ def test_a_run_is_rebuilt_from_its_report_and_a_changed_file_is_named(
   inspect = runs.arguments("data inspect", texts, tmp_path / "run", **filters)
   _, out, _ = palm_mtf(*inspect, "--json", "--gin.INSPECT_STEPS=[11]")
   assert json.loads(out)["hash"] == before["batches"]["11"]
-  # A file may move, but not change.
+  # A file may move, but not change; x1 and x2 are equal.
   (texts / "3.txt").rename(texts / "3a.txt")
   with open(texts / "5.txt", "a") as file:
     file.write("more")
+  (texts / "x2.txt").unlink()
+  (texts / "7.txt").rename(texts / "7a.txt")
+  (texts / "7.txt").write_text("other")
+  (texts / "9a.txt").write_text((texts / "9.txt").read_text())
   (texts / "x4.txt").unlink()
   (texts / "x5.txt").write_text("new")
   code, out, _ = palm_mtf(*again)
   assert code == 1
   assert json.loads(out)["changed"] == [
     f"{texts}/5.txt was changed",
+    f"{texts}/x2.txt is missing",
     f"{texts}/x4.txt is missing",
+    f"{texts}/7.txt was changed",
+    f"{texts}/9a.txt is new",
     f"{texts}/x5.txt is new",
   ]
   assert palm_mtf(*again[:-1])[1].endswith(f"{texts}/x5.txt is new\n")
@@ -127,8 +136,10 @@ def test_other_settings_read_other_batches(report, texts, tmp_path):
   ("content", "message"),
   [
     ("", "is empty; give what `palm_mtf data report --json` printed."),
-    ('{"files": [1]}', "has no 'files' with hashes; give what"),
-    ('{"files": {"a": {}}}', "has no 'files' with hashes; give what"),
+    ('{"files": [1]}', "is not one report with 'files'; give what"),
+    ('{"files": {}}\n' * 2, "is not one report with 'files'; give what"),
+    ('{"files": {"a": {}}}', "has no hash of a; give what"),
+    ('{"files": {"a": {"blake2b": []}}}', "has no hash of a; give what"),
     ("text", "line 1: not JSON: Expecting value"),
   ],
 )

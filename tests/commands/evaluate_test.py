@@ -446,3 +446,15 @@ def test_training_and_evaluate_count_and_log_what_assertions_flag(
   after = [json.loads(x) for x in path.read_text().splitlines()][len(before) :]
   assert found[0]["assertions/json"] == len(after)
   assert {x["origin"] for x in after} == {"evaluate"}
+  # A run that is killed between samples and metrics makes both again.
+  for folder in (model_dir / "checkpoints").iterdir():
+    if folder.name > "step_00000004":
+      shutil.rmtree(folder)
+  kept = [x for x in runs.read_metrics(model_dir) if x["step"] < 4]
+  (model_dir / "metrics.jsonl").write_text(
+    "".join(f"{json.dumps(x)}\n" for x in kept)
+  )
+  macros |= {"EVAL_TASKS": [], "TASK_EVAL_STEPS": None}
+  assert runs.run("train", corpus, model_dir, **TRAIN | macros) == 0
+  (again,) = [x for x in runs.read_metrics(model_dir) if x["step"] == 4]
+  assert again["assertions/json"] == flagged

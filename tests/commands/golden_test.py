@@ -4,8 +4,11 @@
 
 import json
 import math
+import stat
 
 import pytest
+
+from palm_mtf.commands import golden as golden_module
 
 TEXTS = ["one two three four", "seven eight nine"]
 
@@ -79,11 +82,40 @@ def test_each_text_that_moved_is_a_line_and_the_exit_code_is_1(golden):
     ({"text": ""}, "'text' is empty; write"),
     ({"txt": "a"}, "'text' is null, not a text; write"),
     ({"text": "a\0"}, "'text' has a NUL"),
-    ({"text": "a", "log_p": None}, "'log_p' is null, not a number; leave 'log"),
-    ({"text": "a", "log_p": -1}, "'tolerance' is null, not a number; leave"),
+    ({"text": "a", "log_p": None}, "'log_p' is null, not a number below 1e"),
+    ({"text": "a", "log_p": -1}, "'tolerance' is null, not a number below"),
+    *(
+      ({"text": "a", "log_p": -1, "tolerance": x}, f"'tolerance' is {y}")
+      for x, y in ((math.inf, "Infinity"), (math.nan, "NaN"), (10**400, "1000"))
+    ),
   ],
 )
 def test_a_line_that_is_no_golden_text_is_one_error(golden, line, message):
   code, err, after = golden([line])
-  assert (code, after) == (2, [line])
+  assert (code, repr(after)) == (2, repr([line]))  # NaN differs from NaN
   assert f", line 1: {message}" in err.splitlines()[-1]
+
+
+def test_a_file_that_is_edited_while_texts_are_scored_keeps_the_edits(
+  finished, palm_mtf, tmp_path, monkeypatch
+):
+  """`~` is the home folder, for what is read and what is written."""
+  monkeypatch.setenv("HOME", str(tmp_path))
+  path = tmp_path / "golden.jsonl"
+  path.write_text('{"text": "one"}\n')
+  path.chmod(0o600)
+  flags = ("--model_dir", finished, "--golden=~/golden.jsonl")
+  assert palm_mtf("evaluate", *flags)[:2] == (0, "1 recorded\n")
+  assert "log_p" in path.read_text()
+  assert stat.S_IMODE(path.stat().st_mode) == 0o600
+
+  def score(*unused):
+    path.write_text('{"text": "edited"}\n')
+    return [-1.0]
+
+  path.write_text('{"text": "one"}\n')
+  monkeypatch.setattr(golden_module, "compute_log_likelihoods", score)
+  code, _, err = palm_mtf("evaluate", *flags)
+  assert code == 2
+  assert f"{path}: was changed while it was read" in err
+  assert path.read_text() == '{"text": "edited"}\n'

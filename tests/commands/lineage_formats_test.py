@@ -102,6 +102,7 @@ def test_parents_are_inputs_and_a_run_that_stopped_is_aborted(tmp_path):
     assert events_of(run)[1]["eventType"] == "RUNNING"
   (run / "trainer.lock").touch()  # as a killed process leaves it
   assert events_of(run)[1]["eventType"] == "ABORT"
+  assert (run / "trainer.lock").exists()  # reading a run changes nothing
 
 
 def test_the_data_of_a_task_have_the_hash_of_the_tokens(tmp_path):
@@ -142,10 +143,12 @@ def describe(run):
   return json.loads(stdout.getvalue())
 
 
-def test_croissant_has_the_hash_of_each_file(finished, corpus):
+def test_croissant_has_the_hash_of_each_file(finished, corpus, tmp_path):
   files = describe(finished)["distribution"]
   found = {x["contentUrl"]: x["sha256"] for x in files}
   assert found == {x.name: sha256(x) for x in corpus.glob("*.txt")}
+  save(tmp_path / "run", settings={"TEXT_FILES": f"{corpus}/*.txt"})
+  assert describe(tmp_path / "run")["distribution"] == files
 
 
 @pytest.mark.peers
@@ -171,6 +174,16 @@ def test_mlcroissant_reads_the_documents(finished, corpus, tmp_path):
   assert not dataset.metadata.ctx.issues.errors
   records = [x["documents-0/text"] for x in dataset.records("documents-0")]
   assert [x.decode() for x in records] == [x["text"] for x in rows]
+  # The same of conversations.
+  messages = [{"role": "user", "content": "a"}]
+  messages.append({"role": "assistant", "content": "b"})
+  (texts / "a.jsonl").write_text(json.dumps({"messages": messages}))
+  described.write_text(json.dumps(describe(tmp_path / "run")))
+  dataset = mlcroissant.Dataset(described)
+  assert not dataset.metadata.ctx.issues.errors
+  (record,) = dataset.records("documents-0")
+  found = [[*x.values()] for x in record["documents-0/messages"]]
+  assert found == [[b"user", b"a"], [b"assistant", b"b"]]
 
 
 @pytest.mark.peers

@@ -10,6 +10,7 @@ Line n of both files has the same id. The score of a document is the highest of
 its spans, 0 without spans. A condition is "TOOL/KEY >= NUMBER", or "<=".
 """
 
+import math
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -59,30 +60,38 @@ class Attributes:
   def exclude(self, document: Mapping[str, Any], where: str) -> bool:
     """Returns whether the next document, a JSON line, fails a condition.
 
-    Raises UserError if its attributes are missing or wrong.
+    After the last document, `document` is {}. Raises UserError if attributes
+    are missing, wrong, or of further documents.
     """
     excluded = False
     for lines, (tool, key, sign, limit) in self._conditions:
       _, place, line = next(lines, (0, "", {}))
       ids = [x.get("id") for x in (document, line)]
-      if ids[0] != ids[1] or None in ids:
+      if ids[0] != ids[1] or (None in ids and (document or line)):
         raise UserError(
           f"{where} has the id {short_json(ids[0])}, and the attributes of "
           f"{tool} the id {short_json(ids[1])}; give both in one order."
         )
-      above = _find_score(key, place, line) - float(limit)
-      excluded |= not (above >= 0 if sign == ">=" else above <= 0)
+      if not document:
+        continue
+      score, bound = _find_score(key, place, line), float(limit)
+      excluded |= score < bound if sign == ">=" else score > bound
     return excluded
 
 
 def _find_score(key: str, where: str, line: Mapping[str, Any]) -> float:
   attributes = line.get("attributes")
-  if not isinstance(attributes, dict) or key not in attributes:
-    guess = did_you_mean(key, attributes or ())
+  known = attributes if isinstance(attributes, dict) else {}
+  if key not in known:
+    guess = did_you_mean(key, known)
     raise UserError(f"{where} has no attribute {key!r}{guess}; {_FORM}.")
-  try:
-    return max((float(score) for _, _, score in attributes[key]), default=0.0)
-  except (TypeError, ValueError):
-    raise UserError(
-      f"{where}: {key!r} is {short_json(attributes[key])}; {_FORM}."
-    ) from None
+  spans = known[key]
+  if not isinstance(spans, list) or not all(map(_is_span, spans)):
+    raise UserError(f"{where}: {key!r} is {short_json(spans)}; {_FORM}.")
+  return max((score for _, _, score in spans), default=0.0)
+
+
+def _is_span(value: object) -> bool:
+  if not isinstance(value, list) or len(value) != 3:
+    return False
+  return type(value[2]) in (int, float) and abs(value[2]) < math.inf

@@ -290,6 +290,7 @@ def read_jsonl_texts(
       yield number, conversation_document(conversation, **values)
     else:
       yield number, Document(**values)
+  attributes.exclude({}, f"{what}, after its last line,")
   check_unchanged(file)
 
 

@@ -74,17 +74,17 @@ class _Completions:
     adapter = self._model.find_adapter(name)
     is_chat = request.path == _CHAT
     loop = asyncio.get_running_loop()
+    read = functools.partial(
+      self._model.read, body, is_chat=is_chat, adapter=adapter
+    )
     asked = (
-      await self._call_in(
-        self._chat_thread,
-        functools.partial(
-          self._model.read, body, is_chat=True, adapter=adapter
-        ),
+      await self._wait_for(
+        self._chat_thread.submit(read),
         "the chat template takes",
         "other conversations take",
       )
       if is_chat
-      else self._model.read(body, adapter=adapter)
+      else read()
     )
     changed = asyncio.Event()
     begin = functools.partial(
@@ -95,8 +95,10 @@ class _Completions:
     )
     is_long = sum(map(len, asked.prompts)) > _LONG
     if asked.grammar:
-      choices = await self._call_in(
-        self._grammar_thread, begin, "the schema takes", "other schemas take"
+      choices = await self._wait_for(
+        self._grammar_thread.submit(begin),
+        "the schema takes",
+        "other schemas take",
       )
     else:
       choices = await asyncio.to_thread(begin) if is_long else begin()
@@ -116,16 +118,12 @@ class _Completions:
       # ended do not change.
       self._batcher.cancel(rows)
 
-  async def _call_in(
-    self,
-    thread: futures.Executor,
-    function: Callable[[], _Found],
-    what: str,
-    others: str,
+  async def _wait_for(
+    self, found: "futures.Future[_Found]", what: str, others: str
   ) -> _Found:
-    # Calls a function in a thread that requests share. If the function takes
-    # too long, the error names `what`, or `others` if they kept the thread.
-    found = thread.submit(function)
+    # Returns the result of a call in a thread that requests share. If the call
+    # takes too long, the error names `what`, or `others` if they kept the
+    # thread.
     try:
       async with asyncio.timeout(self._model.most_secs):
         return await asyncio.wrap_future(found)
@@ -165,7 +163,10 @@ class _Completions:
       return
     if not checked:
       raise RefusalError(503, "too many answers wait to be checked.")
-    for name, found in (await asyncio.wrap_future(checked)).items():
+    severities = await self._wait_for(
+      checked, "the assertions take", "checks of other answers take"
+    )
+    for name, found in severities.items():
       if max(found) >= assertions.refused.get(name, math.inf):
         raise RefusalError(
           422,

@@ -4,6 +4,7 @@
 
 import gzip
 import json
+import math
 
 import pytest
 
@@ -106,7 +107,28 @@ def attributes(**scores):
     ([{"attributes": {"hq": []}}], 'has the id "a", and the attributes of g'),
     ([{"id": "a"}], "line 1 has no attribute 'hq'; give {"),
     (attributes(a=[[0, 1]]), "line 1: 'hq' is [[0, 1]]; give {"),
-    (attributes(a=[[0, 1, "x"]]), "'hq' is [[0, 1, \"x\"]]; give {"),
+    # A number is compared, but NaN is neither above nor below a limit.
+    *(
+      (
+        attributes(a=[[0, 1, 0.9], [0, 1, x]]),
+        f"'hq' is [[0, 1, 0.9], [0, 1, {y}",
+      )
+      for x, y in (
+        ("0.9", '"0.9"'),
+        (True, "true"),
+        (math.nan, "NaN"),
+        (math.inf, "Infinity"),
+      )
+    ),
+    (attributes(a=["123"]), "'hq' is [\"123\"]; give {"),
+    (attributes(a={"123": 1}), "'hq' is {\"123\": 1}; give {"),
+    ([{"id": "a", "attributes": 5}], "line 1 has no attribute 'hq'; give {"),
+    ([{"id": "a", "attributes": [1]}], "line 1 has no attribute 'hq'; give {"),
+    (
+      attributes(a=[], b=[], c=[], d=[[0, 1, 10**400]], e=[]),
+      "after its last line, has the id null, and the attributes of good the "
+      'id "e"; give both in',
+    ),
   ],
 )
 def test_attributes_that_do_not_fit_are_one_line(folder, lines, message):

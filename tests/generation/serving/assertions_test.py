@@ -115,3 +115,29 @@ def test_slow_assertions_delay_no_answer_and_keep_a_short_queue(
   assert {status for status, _ in asyncio.run(run())} == {200}
   assert checked.results["json", "passed"] == 3
   assert checked.results["json", "skipped"] == 7
+
+
+def test_answers_that_must_be_checked_wait_no_longer_than_the_limit(
+  tmp_path, monkeypatch
+):
+  checked, may_end = make(tmp_path, ["json"], {"json": 1.0}), threading.Event()
+  monkeypatch.setitem(
+    checked._all, "json", lambda _: float(not may_end.wait(EVERY_SECS))
+  )
+
+  async def run():
+    async with serving(assertions=checked, most_secs=1) as (_, address):
+      found = [complete(address, PROMPT) for _ in range(2)]
+      found = await asyncio.gather(*found)
+      may_end.set()
+      return [*found, await complete(address, PROMPT)]
+
+  *late, (status, _) = asyncio.run(run())
+  assert {status for status, _ in late} == {503}
+  said = [answer["error"]["message"] for _, answer in late]
+  assert sorted(said) == [
+    "checks of other answers take too long.",
+    "the assertions take too long.",
+  ]
+  assert status == 200
+  assert checked.results["json", "passed"] == 2  # what was late was not checked
