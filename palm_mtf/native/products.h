@@ -29,60 +29,59 @@ inline Floats byte_floats(const void* at, bool is_signed) {
            : to_floats(__builtin_convertvector(load<Bytes>(at), Ints));
 }
 
-// A group of a format with blocks: adds the group's products to `sums`.
+// Adds the products with a group of a format with blocks to `sums`. `block` has
+// the scales of the group's block.
 template <Format kFormat, int kRows, class Ahead>
 inline void add_block_group(const Rows& x, int first, int length, int group,
                             const uint8_t* panel, const uint8_t* block,
                             Ahead& ahead, Floats sums[][kVectors]) {
   constexpr int kHalf = kGroup / 2, kMore = kFormat - kQ4K;
+  constexpr bool kHasLeast = kFormat != kQ6K;
   const uint8_t* high = panel + kHalf * kColumns;
   const uint8_t* ends = high + kMore * 4 * kColumns;
-  Ints totals[kRows][kVectors];
-  for (int half = 0; half < 2; ++half) {
-    if (kFormat == kQ6K || half == 0)
-      for (int r = 0; r < kRows; ++r)
-        for (int v = 0; v < kVectors; ++v)
-          totals[r][v] = splat(
-            kFormat == kQ6K
-              ? -32 * x.half_sums[size_t(first + r) * (length / 16) +
-                                  2 * group + half]
-              : 0);
-    for (int k = 0; k < kHalf; k += 4) {
-      if (half == 0) ahead.prefetch();
+  auto half_sum = [&](int r, int half) {
+    return x.half_sums[size_t(first + r) * (length / 16) + 2 * group + half];
+  };
+  for (int i = 0; i < block_group_bytes(kFormat); i += 4) ahead.prefetch();
+  // A group of kQ6K has two scales.
+  for (int begin = 0; begin < 2; begin += kHasLeast ? 2 : 1) {
+    const int end = kHasLeast ? 2 : begin + 1;
+    Ints totals[kRows][kVectors];
+    for (int r = 0; r < kRows; ++r)
+      for (int v = 0; v < kVectors; ++v)
+        totals[r][v] = splat(kHasLeast ? 0 : -32 * half_sum(r, begin));
+#pragma GCC unroll 4
+    for (int k = 0; k < kHalf; k += 4)
       for (int v = 0; v < kVectors; ++v) {
         const size_t at = v * sizeof(Words);
-        Words w = load<Words>(panel + k * kColumns + at) >> 4 * half;
-        w &= 0x0f0f0f0f;
-        if constexpr (kFormat == kQ5K)
-          w |= (load<Words>(high + at) >> (k / 2 + half) & 0x01010101) << 4;
-        if constexpr (kFormat == kQ6K)
-          w |= (load<Words>(high + half * 4 * kColumns + at) >> k / 2 &
-                0x03030303)
-               << 4;
-        for (int r = 0; r < kRows; ++r)
-          totals[r][v] =
-            add_bytes(totals[r][v], w,
-                      splat_word(x.bytes + size_t(first + r) * length +
-                                 group * kGroup + half * kHalf + k));
+        const Words both = load<Words>(panel + k * kColumns + at);
+        for (int half = begin; half < end; ++half) {
+          Words w = (both >> 4 * half) & 0x0f0f0f0f;
+          if constexpr (kFormat == kQ5K)
+            w |= (load<Words>(high + at) >> (k / 2 + half) & 0x01010101) << 4;
+          if constexpr (kFormat == kQ6K)
+            w |= (load<Words>(high + half * 4 * kColumns + at) >> k / 2 &
+                  0x03030303)
+                 << 4;
+          for (int r = 0; r < kRows; ++r)
+            totals[r][v] =
+              add_bytes(totals[r][v], w,
+                        splat_word(x.bytes + size_t(first + r) * length +
+                                   group * kGroup + half * kHalf + k));
+        }
       }
-    }
-    if (kFormat != kQ6K && half == 0) continue;
     for (int v = 0; v < kVectors; ++v) {
-      const uint8_t* bytes =
-        ends + (kFormat == kQ6K ? half * kColumns : 0) + v * kLanes;
-      const Floats scale = load<Floats>(block + v * sizeof(Floats)) *
-                           byte_floats(bytes, kFormat == kQ6K);
+      const uint8_t* bytes = ends + begin * kColumns + v * kLanes;
+      const Floats scale = byte_floats(bytes, !kHasLeast) *
+                           load<Floats>(block + v * sizeof(Floats));
       for (int r = 0; r < kRows; ++r)
         sums[r][v] += to_floats(totals[r][v]) * scale;
-      if constexpr (kFormat != kQ6K) {
+      if constexpr (kHasLeast) {
         const Floats least =
-          load<Floats>(block + (kVectors + v) * sizeof(Floats)) *
-          byte_floats(bytes + kColumns, false);
-        for (int r = 0; r < kRows; ++r) {
-          const int32_t* of =
-            &x.half_sums[size_t(first + r) * (length / 16) + 2 * group];
-          sums[r][v] -= splat(float(of[0] + of[1])) * least;
-        }
+          byte_floats(bytes + kColumns, false) *
+          load<Floats>(block + (kVectors + v) * sizeof(Floats));
+        for (int r = 0; r < kRows; ++r)
+          sums[r][v] -= splat(float(half_sum(r, 0) + half_sum(r, 1))) * least;
       }
     }
   }
