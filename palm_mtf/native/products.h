@@ -50,7 +50,6 @@ inline void add_block_group(const Rows& x, int first, int length, int group,
     for (int r = 0; r < kRows; ++r)
       for (int v = 0; v < kVectors; ++v)
         totals[r][v] = splat(kHasLeast ? 0 : -32 * half_sum(r, begin));
-#pragma GCC unroll 4
     for (int k = 0; k < kHalf; k += 4)
       for (int v = 0; v < kVectors; ++v) {
         const size_t at = v * sizeof(Words);
