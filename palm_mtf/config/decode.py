@@ -34,9 +34,9 @@ class DecodeConfig(Checked):
     weight_dtype: dtype of the weights of matrix products. "activation": as in
       training. "int8": int8, for the inputs of these products too. "int4":
       int4, except that the weights that give the logits are int8. "q4_k",
-      "q5_k", "q6_k": numbers and scales of llama.cpp's types, and q6_k for the
-      logits; only on one CPU device, in C++. Norms and the
-      lookup of tokens are not quantized (generation/decode/kernels.py).
+      "q5_k", "q6_k": the numbers and scales of llama.cpp's types of these
+      names, and q6_k for the logits; only in C++, on one CPU device. Norms and
+      the lookup of tokens are not quantized (generation/decode/kernels.py).
     knn_index: folder of an index of keys (retrieval/keys.py), whose entries
       make the tokens of similar texts likelier; None for no index.
     knn_neighbours: number of nearest entries that count.

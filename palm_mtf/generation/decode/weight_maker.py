@@ -157,9 +157,11 @@ class WeightMaker:
     self._is_quantized = weight_dtype != "activation"
     self._has_blocks = weight_dtype in BLOCK_FORMATS
     if self._has_blocks and not is_packed:
+      nearest = "int4" if weight_dtype == "q4_k" else "int8"
       raise UserError(
-        f"WEIGHT_DTYPE = {weight_dtype!r}: is computed only in C++, on one CPU "
-        'device; use "int8" or "int4".'
+        f"WEIGHT_DTYPE = {weight_dtype!r}: only decoding steps in C++ read its "
+        "blocks: on one CPU device, with a C++ compiler, and for the layers "
+        f'that docs/decoding.md names; set it to "{nearest}".'
       )
     self._dtype = weight_dtype
     if not self._has_blocks:
@@ -279,7 +281,8 @@ class WeightMaker:
           [x],
           quantized if is_quantized else dtype,
           is_transposed=True,
-          is_rounded=rounded_to == tf.bfloat16,
+          # A table that was imported in q6_k keeps its numbers.
+          is_rounded=rounded_to == tf.bfloat16 and not self._has_blocks,
         )
       w = tf.cast(tf.transpose(x), rounded_to)
       if is_quantized:
