@@ -56,8 +56,8 @@ IMPORTS = {
   "runtime/server_info",
   "programs": "errors config _tf architecture steps ops runtime/program mesh "
   "model optim",
-  "generation/decode": "config machine _tf architecture adapters ops native "
-  "runtime/program mesh model",
+  "generation/decode": "errors config machine _tf architecture adapters ops "
+  "native runtime/program mesh model",
   "unitransformer": "errors config _tf architecture ops model "
   "generation/decode",
   "runtime/manager": "__init__ errors json_text config runtime/addresses "

@@ -33,6 +33,7 @@ _DECODING = {
   "generate": [],
   "generate int8": ["--gin.WEIGHT_DTYPE='int8'"],
   "generate int4": ["--gin.WEIGHT_DTYPE='int4'"],
+  "generate q5_k": ["--gin.WEIGHT_DTYPE='q5_k'"],
   "generate beams": ["--gin.NUM_BEAMS=2"],
 }
 

@@ -35,8 +35,12 @@ _FLOAT32 = DTYPE_BYTES["float32"]
 # saves (`python -m tools.bench decode`).
 _BYTES_FOR_A_THREAD = 4_000_000
 
-# Bytes per weight; in int4, 32 weights share a scale of 2 bytes.
-_QUANTIZED_BYTES = {"int8": 1, "int4": 0.5 + 2 / 32}
+# Bytes per weight; in int4, 32 weights share a scale of 2 bytes. In the others,
+# 32 weights share 2 bytes, and 256 weights 8 bytes.
+_QUANTIZED_BYTES = {
+  **{"int8": 1, "int4": 0.5 + 2 / 32},
+  **{f"q{n}_k": n / 8 + 2 / 32 + 8 / 256 for n in (4, 5, 6)},
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -391,7 +395,8 @@ def decode_weight_bytes(config: ModelConfig, weight_dtype: str) -> int:
     is_kernel = parameters.parse_name(each.name).is_kernel
     dtype = weight_dtype if is_kernel else "activation"
     if each.name == parameters.logits_table(config) and is_quantized:
-      dtype = "int8"  # decoding never has this kernel in int4
+      # Decoding never has this kernel in int4.
+      dtype = "q6_k" if weight_dtype.endswith("_k") else "int8"
     width = _QUANTIZED_BYTES.get(dtype, DTYPE_BYTES[config.activation_dtype])
     total += int(math.prod(each.shape) * width) * each.count
   return total

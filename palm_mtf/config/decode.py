@@ -33,8 +33,10 @@ class DecodeConfig(Checked):
       continuation stays the same.
     weight_dtype: dtype of the weights of matrix products. "activation": as in
       training. "int8": int8, for the inputs of these products too. "int4":
-      int4, except that the weights that give the logits are int8. Norms and the
-      lookup of tokens are not quantized (generation/decode/kernels.py).
+      int4, except that the weights that give the logits are int8. "q4_k",
+      "q5_k", "q6_k": the numbers and scales of llama.cpp's types of these
+      names, and q6_k for the logits; only in C++, on one CPU device. Norms and
+      the lookup of tokens are not quantized (generation/decode/kernels.py).
     knn_index: folder of an index of keys (retrieval/keys.py), whose entries
       make the tokens of similar texts likelier; None for no index.
     knn_neighbours: number of nearest entries that count.
@@ -51,7 +53,9 @@ class DecodeConfig(Checked):
   length_penalty: Annotated[float, real(0.0, 10.0)] = 0.6
   stop_strings: Annotated[list[str] | tuple[str, ...], texts("texts")] = ()
   prompt_lookup: bool = True
-  weight_dtype: Literal["activation", "int8", "int4"] = "activation"
+  weight_dtype: Literal[
+    "activation", "int8", "int4", "q4_k", "q5_k", "q6_k"
+  ] = "activation"
   knn_index: Annotated[str | None, text("an index's folder")] = None
   knn_neighbours: Count = 1024
   knn_weight: Annotated[float, real(0.0, 1.0)] = 0.25

@@ -136,22 +136,22 @@ inline void softmax(float* x, int size, float scale) {
 }
 
 // Writes round(x / scale) + offset to `bytes`, and the sum of round(x / scale)
-// in each group of 32 to `group_sums`. Returns scale = max |x| / 127.
+// of each 16 numbers to `half_sums`. Returns scale = max |x| / 127.
 inline float quantize(const float* x, int size, int offset, uint8_t* bytes,
-                      int32_t* group_sums) {
+                      int32_t* half_sums) {
   const float most = reduce(x, size, 0, [](auto a, auto b) {
     auto size = b < 0.0f ? -b : b;
     return a > size ? a : size;
   });
   const float scale = (most > 0 ? most : 1) / 127;
-  for (int group = 0; group < size / 32; ++group) {
+  for (int half = 0; half < size / 16; ++half) {
     int32_t sum = 0;
-    for (int i = 32 * group; i < 32 * group + 32; ++i) {
+    for (int i = 16 * half; i < 16 * half + 16; ++i) {
       int32_t number = int32_t(std::nearbyint(x[i] / scale));
       bytes[i] = uint8_t(number + offset);
       sum += number;
     }
-    group_sums[group] = sum;
+    half_sums[half] = sum;
   }
   return scale;
 }

@@ -10,8 +10,9 @@
 #pragma once
 
 #include <algorithm>
+#include <cmath>
 
-#include "packing.h"
+#include "vectors.h"
 
 namespace palm {
 
@@ -35,6 +36,14 @@ constexpr BlockType kBlockTypes[] = {
   {32, 32, 22, -16, 15, 0, false, 16, 1, 1},       // Q5_0
   {32, 32, 24, 0, 31, 0, true, 16, 1, 1},          // Q5_1
 };
+
+// Rounds to the nearest integer, and ties to even; |x| is below 2^22.
+inline Floats nearest(Floats x) {
+  constexpr float kMagic = 3 << 22;  // near kMagic, floats are integers
+  return (x + kMagic) - kMagic;
+}
+
+inline Floats greater(Floats x, Floats y) { return x > y ? x : y; }
 
 struct QuantizedBlock {
   Floats numbers[kMostInBlock];

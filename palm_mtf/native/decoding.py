@@ -26,7 +26,9 @@ from palm_mtf.native.operations import IS_CENTERED, operations, set_shapes
 
 # Formats of packed weights, in the order of `Format` in panels.h.
 INT4 = tf.as_dtype("int4")
-FORMATS = (tf.float32, tf.bfloat16, tf.int8, INT4)
+BLOCK_FORMATS = ("q4_k", "q5_k", "q6_k")  # types of llama.cpp (blocks.h)
+FORMATS = (tf.float32, tf.bfloat16, tf.int8, INT4, *BLOCK_FORMATS)
+_BLOCK = 256  # weights per block of a column: kBlock in panels.h
 # Numbers before the tokens in a row of `Texts.history`: kCounts in lookup.h.
 _COUNTS = 10
 MOST_DRAFTED = 8  # tokens per text and step: kMostDrafted in lookup.h
@@ -75,12 +77,12 @@ class PackedKernel:
 
   panels: tf.Tensor  # [panels, bytes], uint8
   outer: int
-  dtype: tf.DType  # one of FORMATS
+  dtype: tf.DType | str  # one of FORMATS
 
 
 def pack(
   ws: Sequence[tf.Tensor],
-  dtype: tf.DType,
+  dtype: tf.DType | str,
   *,
   joins_rows: bool = False,
   is_transposed: bool = False,
@@ -92,7 +94,7 @@ def pack(
     ws: parts of the matrix, [inner, outer] float32, joined along `outer`; or of
       the matrices of all experts, [experts, inner, outer].
     dtype: one of FORMATS. int8 has one scale per column; int4 has one scale per
-      GROUP rows of a column.
+      GROUP rows of a column; the last three are those of llama.cpp.
     joins_rows: whether the parts are joined along `inner` instead.
     is_transposed: whether each part is [outer, inner].
     is_rounded: whether numbers are rounded to bfloat16 before packing.
@@ -140,6 +142,10 @@ def _count_panel_bytes(dtype, inner, columns):
   count = -(-inner // GROUP) * GROUP * columns
   if dtype == INT4:
     return count // 2 + count // GROUP * 2
+  if dtype in BLOCK_FORMATS:
+    more = BLOCK_FORMATS.index(dtype)
+    blocks = -(-inner // _BLOCK) * 8 * columns
+    return count // GROUP * (GROUP // 2 + GROUP // 8 * more + 2) + blocks
   return count * dtype.size + (8 * columns if dtype == tf.int8 else 0)
 
 

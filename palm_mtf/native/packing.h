@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <vector>
 
+#include "blocks.h"
 #include "products.h"
 
 namespace palm {
@@ -40,14 +41,6 @@ inline void read_columns(const std::vector<Block>& blocks, int first, int inner,
   if (!is_rounded) return;
   for (float& x : to) x = from_bfloat16(to_bfloat16(x));
 }
-
-// Rounds to the nearest integer, and ties to even; |x| is below 2^22.
-inline Floats nearest(Floats x) {
-  constexpr float kMagic = 3 << 22;  // near kMagic, floats are integers
-  return (x + kMagic) - kMagic;
-}
-
-inline Floats greater(Floats x, Floats y) { return x > y ? x : y; }
 
 // Returns row k of x, in the kLanes columns of register `vector`.
 inline Floats row_of(const Columns32& x, int k, int vector) {
@@ -166,11 +159,61 @@ inline void pack_int4(const Columns32& x, uint8_t* panel) {
   }
 }
 
+// Quantizes to numbers of llama.cpp's Q4_K, Q5_K or Q6_K.
+inline void pack_blocks(const Columns32& x, Format format, uint8_t* panel) {
+  const BlockType& type = kBlockTypes[format - kQ4K];
+  const int length = x.size() / kColumns, per_block = kBlock / kGroup;
+  const int per_group = kGroup / type.group;  // 2 scales in a group of kQ6K
+  static thread_local QuantizedBlock blocks[kVectors];
+  for (int begin = 0; begin < length; begin += kBlock) {
+    for (int v = 0; v < kVectors; ++v) {
+      Floats rows[kBlock] = {};
+      for (int k = 0; k < std::min(kBlock, length - begin); ++k)
+        rows[k] = row_of(x, begin + k, v);
+      quantize_block(type, rows, nullptr, blocks[v]);
+      store(panel + v * sizeof(Floats), blocks[v].scale);
+      store(panel + (kVectors + v) * sizeof(Floats), blocks[v].least);
+    }
+    panel += 8 * kColumns;
+    const int groups = std::min(per_block, (length - begin) / kGroup);
+    for (int g = 0; g < groups; ++g) {
+      const size_t bytes = block_group_bytes(format) * kColumns;
+      std::fill_n(panel, bytes, 0);
+      uint8_t* high = panel + kGroup / 2 * kColumns;
+      uint8_t* ends = panel + bytes - 2 * kColumns;
+      for (int c = 0; c < kColumns; ++c) {
+        const QuantizedBlock& block = blocks[c / kLanes];
+        const int lane = c % kLanes;
+        for (int i = 0; i < kGroup; ++i) {
+          const int number = block.numbers[g * kGroup + i][lane] - type.low;
+          const int half = i / 16, k = i % 16;
+          const int at = (k / 4 * kColumns + c) * 4 + k % 4;
+          panel[at] |= (number & 15) << 4 * half;
+          if (format == kQ5K)
+            high[4 * c + k % 4] |= number >> 4 << (k / 4 * 2 + half);
+          if (format == kQ6K)
+            high[4 * (half * kColumns + c) + k % 4] |= number >> 4
+                                                       << k / 4 * 2;
+        }
+        auto whole = [&](const Floats* from, int j) {
+          return uint8_t(int(from[j][lane]));
+        };
+        ends[c] = whole(block.scales, g * per_group);
+        ends[kColumns + c] = per_group == 2
+                               ? whole(block.scales, g * per_group + 1)
+                               : whole(block.leasts, g);
+      }
+      panel += bytes;
+    }
+  }
+}
+
 inline void pack(const Columns32& x, Format format, uint8_t* panel) {
   if (format == kFloat32) std::memcpy(panel, x.data(), sizeof(float) * x.size());
   if (format == kBfloat16) pack_bfloat16(x, panel);
   if (format == kInt8) pack_int8(x, panel);
   if (format == kInt4) pack_int4(x, panel);
+  if (has_blocks(format)) pack_blocks(x, format, panel);
 }
 
 }  // namespace palm

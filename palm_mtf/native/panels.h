@@ -14,12 +14,24 @@
 namespace palm {
 
 // Formats of packed weights, in the order of FORMATS (decoding.py).
-enum Format { kFloat32, kBfloat16, kInt8, kInt4 };
+enum Format { kFloat32, kBfloat16, kInt8, kInt4, kQ4K, kQ5K, kQ6K };
+
+// Formats with blocks of kBlock weights in a column (blocks.h). A block begins
+// with float32 scales, of each column; then, if it has them, `least` numbers.
+constexpr bool has_blocks(Format format) { return format >= kQ4K; }
+constexpr int kBlock = 256;
 
 constexpr int kGroup = 32;  // rows per scale in a column of int4 weights
 
 // Returns the inner dimension of weights [inner, outer], padded with zeros.
 inline int padded(int inner) { return (inner + kGroup - 1) / kGroup * kGroup; }
+
+// Returns the bytes per column in a group of a format with blocks. A group has
+// the lower 4 bits of its numbers, as int4 has them; the bits above; and a
+// number for the scale, and one for `least`, or for the scale of 16 weights.
+constexpr int block_group_bytes(Format format) {
+  return kGroup / 2 + kGroup / 8 * (format - kQ4K) + 2;
+}
 
 // Returns a panel's size. An int8 panel ends with a scale and a sum of weights
 // per column. Products subtract kByteOffset times the sum, because input rows
@@ -29,6 +41,9 @@ inline size_t panel_bytes(Format format, int inner) {
   if (format == kFloat32) return 4 * count;
   if (format == kBfloat16) return 2 * count;
   if (format == kInt8) return count + 8 * kColumns;
+  if (has_blocks(format))
+    return count / kGroup * block_group_bytes(format) +
+           (padded(inner) + kBlock - 1) / kBlock * 8 * size_t(kColumns);
   return count / 2 + count / kGroup * 2;
 }
 
@@ -39,7 +54,7 @@ struct Rows {
   const uint16_t* halves;     // bfloat16, if the CPU multiplies bfloat16
   const uint8_t* bytes;       // int8; plus kByteOffset for int8 weights
   const float* scales;        // of `bytes`, [count]
-  const int32_t* group_sums;  // of `bytes`, [count, padded(inner) / kGroup]
+  const int32_t* half_sums;  // of `bytes`, [count, padded(inner) / 16]
 };
 
 // Prefetches the panel that a tile (products.h) reads, a little ahead of the

@@ -21,6 +21,71 @@ namespace palm {
 // need more registers.
 constexpr int kTileRowsInt4 = kLanes == 16 ? 3 : 1;
 
+inline Floats byte_floats(const void* at, bool is_signed) {
+  typedef uint8_t Bytes __attribute__((vector_size(kLanes)));
+  typedef int8_t SignedBytes __attribute__((vector_size(kLanes)));
+  return is_signed
+           ? to_floats(__builtin_convertvector(load<SignedBytes>(at), Ints))
+           : to_floats(__builtin_convertvector(load<Bytes>(at), Ints));
+}
+
+// Adds the products with a group of a format with blocks to `sums`. `block` has
+// the scales of the group's block.
+template <Format kFormat, int kRows, class Ahead>
+inline void add_block_group(const Rows& x, int first, int length, int group,
+                            const uint8_t* panel, const uint8_t* block,
+                            Ahead& ahead, Floats sums[][kVectors]) {
+  constexpr int kHalf = kGroup / 2, kMore = kFormat - kQ4K;
+  constexpr bool kHasLeast = kFormat != kQ6K;
+  const uint8_t* high = panel + kHalf * kColumns;
+  const uint8_t* ends = high + kMore * 4 * kColumns;
+  auto half_sum = [&](int r, int half) {
+    return x.half_sums[size_t(first + r) * (length / 16) + 2 * group + half];
+  };
+  for (int i = 0; i < block_group_bytes(kFormat); i += 4) ahead.prefetch();
+  // A group of kQ6K has two scales.
+  for (int begin = 0; begin < 2; begin += kHasLeast ? 2 : 1) {
+    const int end = kHasLeast ? 2 : begin + 1;
+    Ints totals[kRows][kVectors];
+    for (int r = 0; r < kRows; ++r)
+      for (int v = 0; v < kVectors; ++v)
+        totals[r][v] = splat(kHasLeast ? 0 : -32 * half_sum(r, begin));
+    for (int k = 0; k < kHalf; k += 4)
+      for (int v = 0; v < kVectors; ++v) {
+        const size_t at = v * sizeof(Words);
+        const Words both = load<Words>(panel + k * kColumns + at);
+        for (int half = begin; half < end; ++half) {
+          Words w = (both >> 4 * half) & 0x0f0f0f0f;
+          if constexpr (kFormat == kQ5K)
+            w |= (load<Words>(high + at) >> (k / 2 + half) & 0x01010101) << 4;
+          if constexpr (kFormat == kQ6K)
+            w |= (load<Words>(high + half * 4 * kColumns + at) >> k / 2 &
+                  0x03030303)
+                 << 4;
+          for (int r = 0; r < kRows; ++r)
+            totals[r][v] =
+              add_bytes(totals[r][v], w,
+                        splat_word(x.bytes + size_t(first + r) * length +
+                                   group * kGroup + half * kHalf + k));
+        }
+      }
+    for (int v = 0; v < kVectors; ++v) {
+      const uint8_t* bytes = ends + begin * kColumns + v * kLanes;
+      const Floats scale = byte_floats(bytes, !kHasLeast) *
+                           load<Floats>(block + v * sizeof(Floats));
+      for (int r = 0; r < kRows; ++r)
+        sums[r][v] += to_floats(totals[r][v]) * scale;
+      if constexpr (kHasLeast) {
+        const Floats least =
+          byte_floats(bytes + kColumns, false) *
+          load<Floats>(block + (kVectors + v) * sizeof(Floats));
+        for (int r = 0; r < kRows; ++r)
+          sums[r][v] -= splat(float(half_sum(r, 0) + half_sum(r, 1))) * least;
+      }
+    }
+  }
+}
+
 template <Format kFormat, int kRows, class Ahead>
 void tile(const Rows& x, int first, const uint8_t* panel, int inner,
           Ahead ahead, float out[][kColumns]) {
@@ -68,6 +133,16 @@ void tile(const Rows& x, int first, const uint8_t* panel, int inner,
       for (int v = 0; v < kVectors; ++v)
         sums[r][v] = to_floats(totals[r][v]) * x.scales[first + r] *
                      load<Floats>(ends + v * sizeof(Floats));
+  } else if constexpr (has_blocks(kFormat)) {
+    const uint8_t* block = panel;
+    for (int g = 0; g < length / kGroup; ++g) {
+      if (g % (kBlock / kGroup) == 0) block = panel, panel += 8 * kColumns;
+      add_block_group<kFormat, kRows>(x, first, length, g, panel, block, ahead,
+                                      sums);
+      panel += block_group_bytes(kFormat) * kColumns;
+    }
+    for (int r = 0; r < kRows; ++r)
+      for (int v = 0; v < kVectors; ++v) sums[r][v] *= x.scales[first + r];
   } else {
     // The lower 4 bits of a byte hold weight k, the upper 4 bits weight k + 16.
     const int groups = length / kGroup;
@@ -75,8 +150,9 @@ void tile(const Rows& x, int first, const uint8_t* panel, int inner,
       Ints totals[kRows][kVectors];
       for (int r = 0; r < kRows; ++r)
         for (int v = 0; v < kVectors; ++v)
-          totals[r][v] =
-            splat(-8 * x.group_sums[size_t(first + r) * groups + g]);
+          totals[r][v] = splat(
+            -8 * (x.half_sums[2 * (size_t(first + r) * groups + g)] +
+                  x.half_sums[2 * (size_t(first + r) * groups + g) + 1]));
       for (int k = 0; k < kGroup / 2; k += 4, panel += 4 * kColumns) {
         ahead.prefetch();
         for (int v = 0; v < kVectors; ++v) {
@@ -122,11 +198,11 @@ template <Format kFormat, class Use>
 void multiply_panels(const Rows& x, int num_rows, const uint8_t* panels,
                      int inner, int begin, int end, const uint8_t* next,
                      Use use) {
-  constexpr int kMost = kFormat == kInt4 ? kTileRowsInt4 : kTileRows;
+  constexpr int kMost = kFormat >= kInt4 ? kTileRowsInt4 : kTileRows;
   alignas(64) float out[kMost][kColumns];
   const size_t bytes = panel_bytes(kFormat, inner);
   const int num_tiles = (num_rows + kMost - 1) / kMost;
-  const int steps = padded(inner) >> kFormat;  // 1, 2, 4 or 8 weight rows each
+  const int steps = padded(inner) >> std::min<int>(kFormat, 3);  // 1, 2, 4 or 8 weight rows each
   for (int p = begin; p < end; ++p) {
     const uint8_t* panel = panels + p * bytes;
     const uint8_t* following = p + 1 < end ? panel + bytes : next;

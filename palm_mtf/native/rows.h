@@ -47,7 +47,7 @@ class PreparedRows {
       floats_.resize(size);
       halves_.resize(size);
       bytes_.resize(size);
-      group_sums_.resize(size / kGroup);
+      half_sums_.resize(size / 16);
     }
     if (scales_.size() < size_t(num_rows)) scales_.resize(num_rows);
   }
@@ -65,9 +65,9 @@ class PreparedRows {
     std::fill(from + inner, from + length, 0.0f);
     if (format == kBfloat16 && kMultipliesBfloat16) {
       for (int i = 0; i < length; ++i) halves_[at + i] = to_bfloat16(from[i]);
-    } else if (format == kInt8 || format == kInt4) {
+    } else if (format >= kInt8) {
       scales_[row] = quantize(from, length, format == kInt8 ? kByteOffset : 0,
-                              &bytes_[at], &group_sums_[at / kGroup]);
+                              &bytes_[at], &half_sums_[at / 16]);
     }
   }
 
@@ -114,6 +114,9 @@ class PreparedRows {
       case kBfloat16: return go(std::integral_constant<Format, kBfloat16>());
       case kInt8: return go(std::integral_constant<Format, kInt8>());
       case kInt4: return go(std::integral_constant<Format, kInt4>());
+      case kQ4K: return go(std::integral_constant<Format, kQ4K>());
+      case kQ5K: return go(std::integral_constant<Format, kQ5K>());
+      case kQ6K: return go(std::integral_constant<Format, kQ6K>());
     }
   }
 
@@ -121,13 +124,13 @@ class PreparedRows {
   Rows rows_from(int first, int inner) const {
     const size_t at = size_t(first) * padded(inner);
     return {floats_.data() + at, halves_.data() + at, bytes_.data() + at,
-            scales_.data() + first, group_sums_.data() + at / kGroup};
+            scales_.data() + first, half_sums_.data() + at / 16};
   }
 
   std::vector<float> floats_, scales_;
   std::vector<uint16_t> halves_;
   std::vector<uint8_t> bytes_;
-  std::vector<int32_t> group_sums_;
+  std::vector<int32_t> half_sums_;
 };
 
 }  // namespace palm

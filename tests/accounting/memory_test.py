@@ -407,6 +407,12 @@ def test_a_token_reads_every_weight_once():
   assert decode_weight_bytes(config, "int8") == kernels + rest
   # 32 numbers of 4 bits share a scale of 2 bytes.
   assert decode_weight_bytes(config, "int4") == kernels * 18 // 32 + rest
+  # As int4, and 256 numbers share 8 bytes; logits read the table as q6_k.
+  table_bytes = table * (6 * 32 + 8 * 2 + 8) // 256
+  k_quants = {f"q{n}_k": kernels * (n * 32 + 24) // 256 for n in (4, 5, 6)}
+  for name, size in k_quants.items():
+    found = decode_weight_bytes(config, name)
+    assert found == size + table_bytes + 2 * scales
   every = kernels + table + scales
   assert decode_weight_bytes(config, "activation") == 2 * every
   config = dataclasses.replace(SMALL, activation_dtype="float32")

@@ -177,7 +177,7 @@ def test_another_vocabulary_is_no_model_to_compare_with(finished, config):
 def test_quantized_weights_score_too(score):
   """Close to the float weights, and not equal to them."""
   found = {}
-  for dtype in ("activation", "int8", "int4"):
+  for dtype in ("activation", "int8", "int4", "q4_k"):
     flag = f"--gin.WEIGHT_DTYPE={dtype!r}"
     _, out, _ = score("--text", "seven eight nine", "--json", flag)
     found[dtype] = json.loads(out)["log_likelihood"]

@@ -393,6 +393,16 @@ def test_int8_on_several_devices_takes_the_memory_of_the_activation_dtype(
   assert "give at most" in int8 and int8 == whole
 
 
+def test_k_quants_on_several_devices_are_refused(finished, palm_mtf):
+  flags = ["--gin.MESH_SHAPE='model:2'", "--gin.LAYOUT='d_ff:model'"]
+  flags += ["--model_dir", str(finished), "--gin.WEIGHT_DTYPE='q5_k'"]
+  code, out, err = palm_mtf("serve", *flags)
+  assert (code, out) == (2, "")
+  found = err.splitlines()[-1]
+  assert found.startswith("palm_mtf: WEIGHT_DTYPE = 'q5_k': only decoding ")
+  assert 'names; set it to "int8".' in found
+
+
 def test_a_missing_library_is_one_line(finished, fails, monkeypatch):
   monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
   found = fails("serve", "--model_dir", finished)

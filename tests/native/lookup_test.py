@@ -105,11 +105,12 @@ class Continued:
     ("Mistral", "bfloat16", "int4"),
     ("Mixtral", "bfloat16", "activation"),
     ("Gemma 3", "float32", "int8"),
+    ("LLaMA 3", "bfloat16", "q5_k"),
     *(
       slow(name, dtype, weight_dtype)
       for name in ("PaLM", "LLaMA 3", "Gemma 3", "OLMoE", "DeepSeek-V3")
       for dtype in ("float32", "bfloat16")
-      for weight_dtype in ("activation", "int8", "int4")
+      for weight_dtype in ("activation", "int8", "int4", "q4_k", "q6_k")
     ),
   ],
 )

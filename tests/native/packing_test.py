@@ -4,28 +4,34 @@
 
 import pathlib
 
+import gguf
 import ml_dtypes
 import numpy as np
 import pytest
 
 from palm_mtf._tf import tf
 from palm_mtf.generation.decode.kernels import multiply, to_int4
-from palm_mtf.native.decoding import GROUP, pack, unpack
+from palm_mtf.native.blocks import quantize
+from palm_mtf.native.decoding import BLOCK_FORMATS, GROUP, pack, unpack
 from tests import processes
 
 # Neither size fills the last group or panel. There are more rows than in a
 # tile, and than are prepared at once.
 INNER, OUTER = 150, 203
-DTYPES = ["float32", "bfloat16", "int8", "int4"]
+DTYPES = ["float32", "bfloat16", "int8", "int4", *BLOCK_FORMATS]
 
 
 def random(seed, *shape):
   return np.random.default_rng(seed).normal(size=shape).astype(np.float32)
 
 
+def format_of(dtype):
+  return dtype if dtype in BLOCK_FORMATS else tf.as_dtype(dtype)
+
+
 def multiply_in_session(x, w, dtype, parts=1, is_step=True):
   with tf.Graph().as_default(), tf.Session() as session:
-    kernel = pack([tf.constant(w)], tf.as_dtype(dtype))
+    kernel = pack([tf.constant(w)], format_of(dtype))
     xs = [tf.constant(part) for part in np.array_split(x, parts, 1)]
     return session.run(multiply(xs, kernel, is_step=is_step))
 
@@ -57,6 +63,22 @@ def test_a_product_is_numpy_s(dtype, rows):
     x = x.astype(ml_dtypes.bfloat16).astype(np.float32)
   y = multiply_in_session(x, w, dtype)
   np.testing.assert_allclose(y, exact(x, w, dtype), atol=2e-4, rtol=1e-5)
+
+
+# The gguf package reads the weights that an export has, whose rows are filled
+# up to a block with zeros.
+@pytest.mark.parametrize("inner", [INNER, 600])
+@pytest.mark.parametrize("dtype", BLOCK_FORMATS)
+def test_products_with_k_quants_are_those_of_the_file(dtype, inner):
+  x, w = random(0, 7, inner), random(1, inner, OUTER)
+  x[0, 3:] = 0
+  w[:, 7] = 0
+  columns = np.pad(w.T, [[0, 0], [0, -inner % 256]])
+  kind = gguf.GGMLQuantizationType[dtype.upper()]
+  weights = gguf.quants.dequantize(quantize(columns, dtype), kind)
+  y = multiply_in_session(x, w, dtype)
+  expected = round_to_int8(x, 1) @ weights[:, :inner].T.astype(float)
+  np.testing.assert_allclose(y, expected, atol=2e-4, rtol=1e-5)
 
 
 def quantized_to_int4(w):
@@ -98,7 +120,7 @@ def test_int4_weights_have_the_error_of_the_best_of_six_scales():
 def panels(ws, dtype, **how):
   with tf.Graph().as_default(), tf.Session() as session:
     ws = [tf.constant(w) for w in ws]
-    packed = pack(ws, tf.as_dtype(dtype), **how)
+    packed = pack(ws, format_of(dtype), **how)
     found = session.run(packed.panels)
   assert found.shape == tuple(packed.panels.shape), "not what the graph knows"
   return found

@@ -42,7 +42,10 @@ PEERS = {
     "llama_cpp": Peer(
       "llama_cpp_decode.py",
       ("llama_cpp",),
-      {32: "float32", 16: "float16", 8: "q8_0", 4: "q4_0"},
+      {
+        **{32: "float32", 16: "float16", 8: "q8_0", 4: "q4_0"},
+        **{"q4_k": "q4_k_s", "q5_k": "q5_k_s", "q6_k": "q6_k"},
+      },
     ),
     "onnx": Peer(
       "onnx_decode.py",

@@ -21,6 +21,9 @@ FILE_TYPES = {
   "float16": llama_cpp.LLAMA_FTYPE_MOSTLY_F16,
   "q8_0": llama_cpp.LLAMA_FTYPE_MOSTLY_Q8_0,
   "q4_0": llama_cpp.LLAMA_FTYPE_MOSTLY_Q4_0,
+  "q4_k_s": llama_cpp.LLAMA_FTYPE_MOSTLY_Q4_K_S,
+  "q5_k_s": llama_cpp.LLAMA_FTYPE_MOSTLY_Q5_K_S,
+  "q6_k": llama_cpp.LLAMA_FTYPE_MOSTLY_Q6_K,
 }
 
 

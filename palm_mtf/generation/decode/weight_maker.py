@@ -19,6 +19,7 @@ from palm_mtf.architecture.parameters import (
   read_dtype,
 )
 from palm_mtf.config import MeshLayout, ModelConfig
+from palm_mtf.errors import UserError
 from palm_mtf.generation.decode.kernels import (
   as_constant,
   find_largest,
@@ -36,6 +37,7 @@ from palm_mtf.model.dims import Dims, model_dims
 from palm_mtf.model.positions import project_distances
 from palm_mtf.model.weights import logits_dtype, palm_variables
 from palm_mtf.native.decoding import (
+  BLOCK_FORMATS,
   INT4,
   PackedKernel,
   find_missing_in_step,
@@ -153,9 +155,19 @@ class WeightMaker:
     self._impl, self._config, self._read = placement, config, read
     self._is_packed = is_packed
     self._is_quantized = weight_dtype != "activation"
-    self._dtype = tf.as_dtype(
-      weight_dtype if self._is_quantized else config.activation_dtype
-    )
+    self._has_blocks = weight_dtype in BLOCK_FORMATS
+    if self._has_blocks and not is_packed:
+      nearest = "int4" if weight_dtype == "q4_k" else "int8"
+      raise UserError(
+        f"WEIGHT_DTYPE = {weight_dtype!r}: only decoding steps in C++ read its "
+        "blocks: on one CPU device, with a C++ compiler, and for the layers "
+        f'that docs/decoding.md names; set it to "{nearest}".'
+      )
+    self._dtype = weight_dtype
+    if not self._has_blocks:
+      self._dtype = tf.as_dtype(
+        weight_dtype if self._is_quantized else config.activation_dtype
+      )
     self._dims = {
       name: [getattr(dims, dim) for dim in names]
       for name, names in parameter_dims(config).items()
@@ -253,10 +265,11 @@ class WeightMaker:
     return self._impl.slicewise(lambda *values: keep(make(*values)), *values)
 
   def _make_logits_kernel(self):
-    # If the layers' kernels are int8 or int4, make the logits' kernel int8 too.
+    # If the layers' kernels are quantized, quantize the logits' kernel too.
     # In the activation dtype, this kernel would be half of the bytes that a
     # decoding step reads.
     is_quantized = self._is_quantized
+    quantized = "q6_k" if self._has_blocks else tf.int8
     # Round the weights to the activation dtype, as training does, even if
     # `dtype` is wider.
     rounded_to = tf.as_dtype(self._config.activation_dtype)
@@ -266,9 +279,10 @@ class WeightMaker:
       if self._is_packed:
         return pack(
           [x],
-          tf.int8 if is_quantized else dtype,
+          quantized if is_quantized else dtype,
           is_transposed=True,
-          is_rounded=rounded_to == tf.bfloat16,
+          # A table that was imported in q6_k keeps its numbers.
+          is_rounded=rounded_to == tf.bfloat16 and not self._has_blocks,
         )
       w = tf.cast(tf.transpose(x), rounded_to)
       if is_quantized:

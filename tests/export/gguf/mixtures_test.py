@@ -5,6 +5,10 @@
 The gguf package reads the blocks, without our code.
 """
 
+import ctypes
+import importlib.util
+import pathlib
+
 import numpy as np
 import pytest
 from gguf import GGMLQuantizationType, quants
@@ -60,6 +64,51 @@ def test_a_search_loses_less_than_equal_steps(name):
   lost = np.square(np.delete(found, [3, 4], 0) - rest).mean()
   plain = np.square(round_plainly(rest, *STEPS[name]) - rest).mean()
   assert 0.5 * plain < lost < WASTED.get(name, 1.0) * plain
+
+
+def quantize_by_llama_cpp(w, name):
+  """Returns the blocks of llama.cpp's quantizer, without statistics."""
+  package = pathlib.Path(importlib.util.find_spec("llama_cpp").origin).parent
+  ggml = ctypes.CDLL(str(package / "lib" / "libggml-base.so"))
+  kind = ctypes.c_int(GGMLQuantizationType[name.upper()])
+  rows, columns = w.shape
+  size, num_bytes = BLOCK_TYPES[name]
+  found = np.empty([rows, columns // size * num_bytes], np.uint8)
+  ggml.ggml_quantize_init(kind)
+  ggml.ggml_quantize_chunk.restype = ctypes.c_size_t
+  written = ggml.ggml_quantize_chunk(
+    kind,
+    ctypes.c_void_p(w.ctypes.data),
+    ctypes.c_void_p(found.ctypes.data),
+    *(ctypes.c_int64(x) for x in (0, rows, columns)),
+    ctypes.c_void_p(None),
+  )
+  assert written == found.size
+  return found
+
+
+def check_weights_quantized_again(w, name, blocks):
+  kind = GGMLQuantizationType[name.upper()]
+  given = quants.dequantize(blocks, kind)
+  again = read_blocks(given, name)
+  same = (again == given).reshape(-1, 256).all(1)
+  assert same.mean() > 0.95
+  lost = np.square(again - given).sum()
+  assert lost < 2e-3 * np.square(given - w).sum()
+
+
+# WEIGHT_DTYPE quantizes the weights of an imported file again.
+@pytest.mark.parametrize("name", ["q4_k", "q5_k", "q6_k"])
+def test_most_blocks_keep_their_numbers_if_quantized_again(name):
+  w = np.random.default_rng(0).normal(size=[32, 1024]).astype(np.float32)
+  check_weights_quantized_again(w, name, quantize(w, name))
+
+
+@pytest.mark.peers
+@pytest.mark.parametrize("name", ["q4_k", "q5_k", "q6_k"])
+def test_most_blocks_of_llama_cpp_keep_their_numbers(name):
+  w = np.random.default_rng(0).normal(size=[512, 1024]).astype(np.float32)
+  check_weights_quantized_again(w, name, quantize_by_llama_cpp(w, name))
 
 
 @pytest.mark.parametrize("name", BLOCK_TYPES)

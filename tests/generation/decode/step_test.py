@@ -4,11 +4,13 @@
 
 import dataclasses
 
+import gguf
 import ml_dtypes
 import numpy as np
 import pytest
 
 from palm_mtf._tf import tf
+from palm_mtf.errors import UserError
 from palm_mtf.generation.decode import weight_maker as decode_weights
 from palm_mtf.generation.decode.forward import (
   build_palm,
@@ -21,6 +23,7 @@ from palm_mtf.generation.decode.rows import join_rows, split_rows
 from palm_mtf.generation.decode.step import NativeStep, make_step
 from palm_mtf.generation.decode.weight_maker import build_decode_model
 from palm_mtf.mesh.session import session_config
+from palm_mtf.native.blocks import quantize
 from palm_mtf.native.decoding import find_missing_in_step
 from palm_mtf.native.operations import operations
 from tests import oracle, processes
@@ -221,7 +224,8 @@ def test_layers_with_unlike_activations_are_computed_by_tensorflow():
 
 
 @pytest.mark.parametrize(
-  "dtype", ["float32", slow("bfloat16"), slow("int8"), "int4"]
+  "dtype",
+  ["float32", slow("bfloat16"), slow("int8"), "int4", slow("q4_k")],
 )
 def test_experts_of_a_row_do_not_depend_on_other_rows(dtype):
   is_float = dtype.endswith(("32", "16"))
@@ -354,6 +358,11 @@ def rounded(w, weight_dtype):
   if weight_dtype == "int8":
     scale = np.abs(w).max(0) / 127
     return np.round(w / scale) * scale
+  if weight_dtype.endswith("_k"):  # the gguf package reads our blocks
+    kind = gguf.GGMLQuantizationType[weight_dtype.upper()]
+    rows = np.pad(w.T, [[0, 0], [0, -len(w) % 256]]).astype(np.float32)
+    read = gguf.quants.dequantize(quantize(rows, weight_dtype), kind)
+    return read[:, : len(w)].T
   groups = []
   for group in np.split(w, range(32, len(w), 32)):
     extreme = np.where(group.max(0) > -group.min(0), group.max(0), group.min(0))
@@ -367,11 +376,12 @@ def rounded(w, weight_dtype):
 
 
 def rounded_parameters(params, weight_dtype):
-  """Rounds kernels, each expert's by itself; the logits' table to int8."""
+  """Rounds kernels, each expert's by itself; the table to 8 or 6 bits."""
   found = dict(params)
+  of_table = "q6_k" if weight_dtype.endswith("_k") else "int8"
   for name, w in params.items():
     if name == "output_embedding":
-      found[name] = rounded(w.T, "int8").T
+      found[name] = rounded(w.T, of_table).T
     elif "/experts/" in name:
       found[name] = np.stack([rounded(each, weight_dtype) for each in w])
     elif w.ndim > 1 and name.startswith("layer_") and "router" not in name:
@@ -399,6 +409,75 @@ def test_quantized_experts_have_the_logits_of_an_oracle_of_rounded_weights(
   expected = oracle.forward(config, params, inputs)[:, PLACES]
   assert relative_error(found, expected) < 1e-5
   assert relative_error(exact, expected) > 1e-3
+
+
+class RoundingKernel(np.ndarray):
+  """A float64 kernel whose products round each row to int8 first, as in C++."""
+
+  def __array_ufunc__(self, ufunc, method, x, *others, **how):
+    if ufunc is np.matmul:
+      x = round_rows(np.asarray(x), -1)
+    others = [np.asarray(y) for y in others]
+    return getattr(ufunc, method)(np.asarray(x), *others, **how)
+
+  def __array_function__(self, function, types, args, how):
+    if function is not np.einsum:
+      return super().__array_function__(function, types, args, how)
+    names, x, w = args
+    of_rows, _, of_result = names.replace("->", ",").split(",")
+    summed = [i for i, y in enumerate(of_rows) if y not in of_result]
+    return np.einsum(names, round_rows(x, tuple(summed)), np.asarray(w))
+
+
+def round_rows(x, axes):
+  scale = np.abs(x).max(axes, keepdims=True) / 127
+  return np.round(x / scale) * scale
+
+
+@pytest.mark.skipif(operations() is None, reason="there is no C++ compiler")
+@pytest.mark.parametrize(
+  ("name", "weight_dtype"),
+  [
+    ("LLaMA 3", "q4_k"),
+    ("Mixtral", "q6_k"),
+    *(slow("LLaMA 3", x) for x in ("q5_k", "q6_k")),
+    *(slow("DeepSeek-V3", x) for x in ("q4_k", "q5_k")),
+  ],
+)
+def test_k_quants_have_the_logits_of_an_oracle_of_the_file_s_weights(
+  name, weight_dtype
+):
+  config = make_config(name)
+  params, inputs, exact = case_of(config)
+  found = cached_logits(config, params, inputs, weight_dtype=weight_dtype)
+  rounded = rounded_parameters(params, weight_dtype)
+  for part, w in rounded.items():
+    if w is not params[part]:
+      rounded[part] = w.astype(np.float64).view(RoundingKernel)
+  expected = oracle.forward(config, rounded, inputs)[:, PLACES]
+  assert relative_error(found, expected) < 1e-5
+  assert relative_error(exact, expected) > 1e-2
+
+
+@pytest.mark.parametrize(
+  ("weight_dtype", "nearest"), [("q4_k", "int4"), ("q6_k", "int8")]
+)
+@pytest.mark.parametrize("reason", ["no C++", "two devices", "GPT-2"])
+def test_k_quants_outside_of_cpp_are_refused(
+  weight_dtype, nearest, reason, monkeypatch
+):
+  layout = SINGLE
+  if reason == "no C++":
+    monkeypatch.setattr(decode_weights, "operations", lambda: None)
+  if reason == "two devices":
+    layout = mesh_layout("heads over model")
+  config = make_config(reason if reason == "GPT-2" else "PaLM")
+  with (
+    tf.Graph().as_default(),
+    pytest.raises(UserError, match=f"'{weight_dtype}'.*\"{nearest}\"") as told,
+  ):
+    build_decode_model(config, layout, weight_dtype)
+  assert "\n" not in str(told.value)
 
 
 def test_a_token_that_the_vocabulary_lacks_is_refused():

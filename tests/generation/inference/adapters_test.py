@@ -58,7 +58,9 @@ def read_texts(served, rows, *, wants_log_probs=True):
         ("LLaMA 3", "int8"),
         ("PaLM", "float32"),
         ("PaLM", "int4"),
+        ("LLaMA 3", "q4_k"),
         ("OLMoE", "float32"),
+        ("OLMoE", "q6_k"),
         ("OLMoE", "int8"),
       ]
     ),

@@ -35,9 +35,10 @@ from tools.bench import models, pairs, peers
 from tools.bench.command import Flag, choices, count, worker_command
 from tools.peers.turns import take_turns
 
-# Dtypes by bits per weight.
-OURS = {32: "float32", 16: "bfloat16", 8: "int8", 4: "int4"}
-_QUANTIZED = ("int8", "int4")
+# Dtypes by bits per weight, and k-quants by their names.
+_BLOCKS = {x: x for x in ("q4_k", "q5_k", "q6_k")}
+OURS = {32: "float32", 16: "bfloat16", 8: "int8", 4: "int4", **_BLOCKS}
+_QUANTIZED = ("int8", "int4", *_BLOCKS)
 # D_FF of multi-head attention is a multiple of this, as fast products need. So
 # the numbers of parameters differ by up to 0.2% (at 4.8M they are equal).
 _D_FF_MULTIPLE, _TOLERANCE = 16, 0.002
@@ -226,6 +227,10 @@ def _write_gguf(task: Task, folder: str) -> str:
   return path
 
 
+def _bits(text: str) -> int | str:
+  return text if text in OURS else int(text)
+
+
 def _races(
   chosen: argparse.Namespace, task: Task, folder: str
 ) -> Iterator[dict[tuple[str, str], list[str]]]:
@@ -239,7 +244,7 @@ def _races(
     }
     return
   if chosen.experts:
-    for bits in map(int, chosen.bits):
+    for bits in map(_bits, chosen.bits):
       yield {
         (x, OURS[bits]): _our_command(
           dataclasses.replace(task, block=x), OURS[bits]
@@ -248,7 +253,7 @@ def _races(
       }
     return
   gguf = _write_gguf(task, folder) if "llama_cpp" in chosen.peer else ""
-  for bits in map(int, chosen.bits):
+  for bits in map(_bits, chosen.bits):
     commands = {("ours", OURS[bits]): _our_command(task, OURS[bits])}
     for name in chosen.peer:
       peer = peers.PEERS["decode"][name]
