@@ -30,6 +30,7 @@ from palm_mtf.generation.inference.prompts import check_room
 from palm_mtf.machine.activation_dtype import log_dtype, resolve_dtype
 from palm_mtf.machine.host_memory import memory_bytes
 from palm_mtf.machine.processors import gpu_capabilities
+from palm_mtf.retrieval.passages import Passages
 from palm_mtf.runtime.addresses import split_address
 
 if TYPE_CHECKING:  # imports aiohttp, which is optional, or TensorFlow
@@ -54,6 +55,7 @@ class _Options(NamedTuple):
   most_secs: int
   adapters: Mapping[str, str]  # {name: path}
   loads_adapters: bool
+  passages: Passages | None
 
 
 def serve(
@@ -108,6 +110,7 @@ def serve(
     _check_slots(slots, model, weight_dtype)
   checkpoint, vocabulary = open_newest(model_dir, config)
   check_room(model, config.run)
+  passages = Passages(config.decode) if config.decode.retrieve else None
   with access.listen(
     listen, allow_any_address=allow_any_address, has_keys=bool(keys)
   ) as listener:
@@ -118,7 +121,8 @@ def serve(
     )
     log_dtype(model, config.mesh_layout)
     options = _Options(
-      follow, slots, most_waiting, most_secs, paths, allow_adapter_loading
+      *(follow, slots, most_waiting, most_secs, paths, allow_adapter_loading),
+      passages,
     )
     may_ask = access.Access(hosts, keys)
     opened = model_dir, checkpoint, config, vocabulary
@@ -242,6 +246,7 @@ def _serve(
       most_rows=batcher.most_rows,
       most_secs=options.most_secs,
       adapters=served_adapters,
+      passages=options.passages,
     )
 
     def announce() -> None:
