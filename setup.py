@@ -106,8 +106,9 @@ setup(
     "lm_eval": ["lm_eval>=0.4.9,<0.5"],
     # `palm_mtf report` draws, and `sweep` fits its law, with these.
     "report": ["matplotlib>=3.10,<4", "scipy>=1.14,<2"],
-    # The approximate search of `palm_mtf index build`.
-    "retrieval": ["faiss-cpu>=1.10,<2"],
+    # The approximate search of `palm_mtf index build`, and the ranking of
+    # passages.
+    "retrieval": ["bm25s>=0.2,<0.4", "faiss-cpu>=1.10,<2"],
     # The HTTP server of `palm_mtf serve`.
     "serve": ["aiohttp>=3.14,<4"],
     # Signs exported folders. model-signing 1.1.1 imports pyOpenSSL without

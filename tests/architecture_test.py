@@ -82,7 +82,7 @@ IMPORTS = {
   "rates": "console json_text config machine _tf accounting ops "
   "runtime/program mesh runtime/client programs",
   "model_dir": "errors json_text _tf",
-  "retrieval": "errors json_text config model_dir",
+  "retrieval": "errors user_text json_text config model_dir",
   "report": "__init__ errors model_dir",
   "data/sources": "errors user_text console json_text user_code config _tf "
   "model_dir",
@@ -119,8 +119,8 @@ IMPORTS = {
   "adapters runtime/program mesh generation/decode runtime/client "
   "executors/choose retrieval data/vocabulary data/batches checkpoints",
   "generation/serving": "errors json_text config machine _tf assertions "
-  "data/vocabulary "
-  "data/batches checkpoints runtime/addresses generation/inference",
+  "data/vocabulary data/batches checkpoints runtime/addresses retrieval "
+  "generation/inference",
   "evaluation": "errors user_text json_text user_code config _tf model_dir "
   "data/sources data/ngrams data/filters assertions data/vocabulary "
   "data/batches checkpoints generation/inference",
@@ -177,6 +177,7 @@ ONLY_IMPORTERS = {
   "scipy": "palm_mtf/sweep/scaling_law.py",
   "aiohttp": "palm_mtf/generation/serving/",
   "jinja2": "palm_mtf/data/vocabulary/chat_process.py",
+  "bm25s": "palm_mtf/retrieval/passages.py",
   "faiss": "palm_mtf/retrieval/keys.py",
   "llguidance": "palm_mtf/generation/inference/grammar_process.py",
   "ml_dtypes": "palm_mtf/export/huggingface/tensor_files.py",

@@ -50,6 +50,7 @@ NOT_MIRRORED = {
   "commands/data_inspect_test.py",
   "commands/dtype_test.py",
   "commands/imported_texts_test.py",
+  "commands/passages_test.py",
   "export/rotary_scaling_test.py",
   "data/sources/seqio_steps_test.py",
   "docs/readme_test.py",

@@ -5,7 +5,7 @@
 import dataclasses
 import os
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from palm_mtf.checkpoints.weights_to_load import open_newest
@@ -229,6 +229,20 @@ def _answer_stdin(
       _print_all(loaded, [prompt], as_json)
 
 
+def _encode_message(
+  template: ChatTemplate,
+  messages: Sequence[Mapping[str, str]],
+  line: str,
+  loaded: "Generator",
+) -> list[int]:
+  """Returns the tokens of a conversation and a message, with its passages."""
+
+  def encode(text: str) -> list[int]:
+    return template.encode([*messages, {"role": "user", "content": text}])
+
+  return encode(loaded.put_passages(line, encode))
+
+
 def _chat(loaded: "Generator", template: ChatTemplate, most: int) -> None:
   """Answers each line of stdin; the model reads the whole conversation first.
 
@@ -238,7 +252,7 @@ def _chat(loaded: "Generator", template: ChatTemplate, most: int) -> None:
   for line in _read_lines("> " if sys.stdin.isatty() else ""):
     asked = [*messages, {"role": "user", "content": line}]
     try:
-      ids = template.encode(asked)
+      ids = _encode_message(template, messages, line, loaded)
       if len(ids) > most:
         raise UserError(
           f"the conversation is {len(ids):,} tokens, and SEQUENCE_LENGTH less "

@@ -31,6 +31,7 @@ from palm_mtf.generation.inference.prompts import check_room
 from palm_mtf.machine.activation_dtype import log_dtype, resolve_dtype
 from palm_mtf.machine.host_memory import memory_bytes
 from palm_mtf.machine.processors import gpu_capabilities
+from palm_mtf.retrieval.passages import Passages
 from palm_mtf.runtime.addresses import split_address
 
 if TYPE_CHECKING:  # imports aiohttp, which is optional, or TensorFlow
@@ -56,6 +57,7 @@ class _Options(NamedTuple):
   adapters: Mapping[str, str]  # {name: path}
   loads_adapters: bool
   assertions: Assertions | None  # None without ASSERTIONS
+  passages: Passages | None
 
 
 def serve(
@@ -111,6 +113,7 @@ def serve(
   assertions = Assertions(model_dir, config, "serve")
   checkpoint, vocabulary = open_newest(model_dir, config)
   check_room(model, config.run)
+  passages = Passages(config.decode) if config.decode.retrieve else None
   with access.listen(
     listen, allow_any_address=allow_any_address, has_keys=bool(keys)
   ) as listener:
@@ -123,6 +126,7 @@ def serve(
     options = _Options(
       *(follow, slots, most_waiting, most_secs, paths, allow_adapter_loading),
       assertions if config.evaluation.assertions else None,
+      passages,
     )
     may_ask = access.Access(hosts, keys)
     opened = model_dir, checkpoint, config, vocabulary
@@ -247,6 +251,7 @@ def _serve(
       most_secs=options.most_secs,
       adapters=served_adapters,
       assertions=options.assertions,
+      passages=options.passages,
     )
 
     def announce() -> None:

@@ -42,6 +42,10 @@ class DecodeConfig(Checked):
     knn_neighbours: number of nearest entries that count.
     knn_weight: their share in the probability of a token; 0 is off.
     knn_temperature: divides their squared distances.
+    retrieve: number of passages that are put before each prompt, or before the
+      last message of a conversation (retrieval/passages.py); 0 for none.
+    passages: files of passages.
+    passage_template: text with {passages} and {prompt}, which are replaced.
   """
 
   temperature: Annotated[float, real(0.0, 100.0)] = 0.7
@@ -60,6 +64,9 @@ class DecodeConfig(Checked):
   knn_neighbours: Count = 1024
   knn_weight: Annotated[float, real(0.0, 1.0)] = 0.25
   knn_temperature: Annotated[float, real(1e-6, 1e12)] = 1.0
+  retrieve: Annotated[int, whole(0, 1000)] = 0
+  passages: Annotated[list[str] | tuple[str, ...], texts("files")] = ()
+  passage_template: str = "{passages}\n\n{prompt}"
 
   def __post_init__(self) -> None:
     super().__post_init__()
@@ -70,6 +77,19 @@ class DecodeConfig(Checked):
       )
     # Compiled programs are cached by their settings, which must be hashable.
     object.__setattr__(self, "stop_strings", tuple(self.stop_strings))
+    object.__setattr__(self, "passages", tuple(self.passages))
+    if self.retrieve and not self.passages:
+      raise UserError(
+        f"RETRIEVE = {self.retrieve} and PASSAGES = []: give files of passages."
+      )
+    template = self.passage_template
+    if not isinstance(template, str) or not all(
+      template.count(x) == 1 for x in ("{passages}", "{prompt}")
+    ):
+      raise UserError(
+        f"PASSAGE_TEMPLATE = {template!r}: give a text with {{passages}} and "
+        "{prompt}, once each."
+      )
     if self.num_beams > 1:
       for name, off in (
         ("num_samples", 1),

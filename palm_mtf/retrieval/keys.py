@@ -26,9 +26,8 @@ KEYS, TOKENS = "keys.npy", "tokens.npy"
 _SEARCH, _MANIFEST = "search.faiss", "manifest.json"
 _BLOCK = 2**14  # keys that are compared at once
 _FEWEST_ENTRIES = 10_000  # to train an approximate search
-# As in the paper: maximum number of inverted lists, how many of them a search
-# reads, and maximum number of bytes of a key's code in a list.
-_LISTS, _PROBES, _CODE_BYTES = 4096, 32, 64
+# Maximum number of inverted lists, and how many a search reads; the paper's.
+_LISTS, _PROBES = 4096, 32
 
 
 def check_approximate(entries: int) -> None:
@@ -43,15 +42,15 @@ def check_approximate(entries: int) -> None:
 
 
 def write_approximate(folder: str, keys: np.ndarray) -> None:
-  """Writes inverted lists of codes of the keys (IVF and PQ of faiss)."""
+  """Writes inverted lists of codes of the keys, 4 bits per number, by faiss."""
   import faiss
 
   entries, size = keys.shape
   lists = min(_LISTS, entries // 256)
-  parts = max(x for x in range(1, _CODE_BYTES + 1) if size % x == 0)
-  search = faiss.index_factory(size, f"IVF{lists},PQ{parts}")
+  search = faiss.index_factory(size, f"IVF{lists},SQ4")
   search.nprobe = _PROBES
-  search.train(keys[:: max(1, entries // (256 * lists))].astype(np.float32))
+  step = entries // max(64 * lists, _FEWEST_ENTRIES)
+  search.train(keys[::step].astype(np.float32))
   for start in range(0, entries, _BLOCK):
     search.add(keys[start : start + _BLOCK].astype(np.float32))
   faiss.write_index(search, f"{folder}/{_SEARCH}")

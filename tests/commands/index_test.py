@@ -123,12 +123,14 @@ def test_scores_and_tuning_are_those_of_the_paper(run, finished, near):
       assert found <= perplexity(other, temperature) * (1 + 1e-9)
 
 
+@pytest.mark.slow
 def test_an_index_of_no_weight_changes_no_bit_of_a_score(run, near):
   without = run("score", "--text", TEXT, index=None)
   assert run("score", "--text", TEXT, KNN_WEIGHT=0.0) == without
   assert run("score", "--text", TEXT) != without
 
 
+@pytest.mark.slow
 def test_the_validation_loss_is_given_with_and_without_the_index(run):
   (plain,) = run("evaluate", index=None)
   (little,) = run("evaluate", KNN_WEIGHT=1e-9)
@@ -155,6 +157,7 @@ def test_the_nearest_neighbour_alone_copies_the_text(run):
   assert found != texts_of(run("generate", *flags, index=None, **macros))
 
 
+@pytest.mark.slow
 def test_texts_do_not_depend_on_the_batch_and_no_weight_changes_no_bit(run):
   flags = [f"--prompt={' '.join(WORDS[i : i + 2])}" for i in range(3)]
   macros = {"TEMPERATURE": 0.9, "TOP_P": 0.9, "KNN_WEIGHT": 0.5}
@@ -179,13 +182,18 @@ def test_texts_do_not_depend_on_the_batch_and_no_weight_changes_no_bit(run):
   ids=str,
 )
 @pytest.mark.slow
-def test_every_way_to_decode_finds_the_text(run, macros):
+def test_every_way_to_decode_finds_the_text(run, finished, near, macros):
   only = {"KNN_WEIGHT": 1.0, "KNN_NEIGHBOURS": 1, "TEMPERATURE": 0.0}
   prompt = "--prompt=" + " ".join(WORDS[:3])
   (text,) = texts_of(run("generate", prompt, **only, **macros))
   assert text.startswith(" two ten"), text
+  if "LAYOUT" in macros:
+    (score,) = run("score", "--text", OTHERS[1], **macros)
+    expected = mixed_log_p(finished, near, OTHERS[1])
+    assert score["log_likelihood"] == pytest.approx(expected, rel=1e-5)
 
 
+@pytest.mark.slow
 def test_a_text_in_a_form_has_the_likeliest_allowed_token(run):
   pytest.importorskip("llguidance")
   only = {"KNN_WEIGHT": 1.0, "KNN_NEIGHBOURS": 1, "TEMPERATURE": 0.0}
@@ -246,3 +254,21 @@ def test_a_server_has_the_texts_of_generate(finished, near, run):
   finally:
     process.terminate()
     process.communicate()
+
+
+def test_what_an_index_cannot_do_is_one_line(
+  finished, near, fails, palm_mtf, monkeypatch
+):
+  flags = "--model_dir", finished, f"--gin.KNN_INDEX={str(near)!r}"
+  assert fails("serve", *flags, "--follow").startswith(
+    "--follow: an adapter or"
+  )
+  monkeypatch.setattr(
+    "palm_mtf.generation.inference.sessions.decodes_on_accelerators",
+    lambda *unused: True,
+  )
+  given = *flags, "--prompt=one", "--gin.KNN_NEIGHBOURS=5"
+  code, _, err = palm_mtf("generate", *given)
+  assert code == 2
+  *_, line = err.splitlines()
+  assert line.startswith("palm_mtf: KNN_INDEX: accelerators score texts with")

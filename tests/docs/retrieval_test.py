@@ -23,5 +23,19 @@ def test_an_index_is_built_tuned_and_used(block, quickstart, tmp_path, capsys):
   assert "knn_perplexity" in capsys.readouterr().out
 
 
+@pytest.mark.slow
+@PAGE.shows("palm_mtf generate")
+def test_passages_are_put_before_the_prompt(
+  block, quickstart, tmp_path, capsys
+):
+  pytest.importorskip("bm25s", reason="bm25s is not installed")
+  texts = ["def main(one)", "two main", "def three", "four"]
+  lines = [json.dumps({"text": x}) + "\n" for x in texts]
+  (tmp_path / "learned.jsonl").write_text("".join(lines))
+  (words,) = block.commands
+  assert main(words[1:]) == 0
+  assert "def main(" in capsys.readouterr().out
+
+
 def test_every_block_is_tested():
   PAGE.assert_every_block_is_tested()

@@ -3,7 +3,7 @@
 """Generates continuations of prompts, up to [eod] or STOP_STRINGS."""
 
 import functools
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 
@@ -19,6 +19,7 @@ from palm_mtf.generation.inference.continuation import (
   make_sampling_key,
 )
 from palm_mtf.generation.inference.sessions import LoadedDecoder
+from palm_mtf.retrieval.passages import Passages
 from palm_mtf.runtime.program import Program
 
 # The maximum number of rows per batch. With this many rows, reading the weights
@@ -44,6 +45,7 @@ class Generator:
     sample_tokens: int,
     seed: int,
     start_id: int | None = 0,
+    passages: Passages | None = None,
   ):
     """Takes the weights; a graph per shape of batch is built at its first use.
 
@@ -51,11 +53,12 @@ class Generator:
       loaded: weights in `decode.weight_dtype`.
       sample_tokens: maximum number of tokens in a continuation.
       start_id: token before each prompt, from packing.prompt_start.
+      passages: those that RETRIEVE asks to put before texts of prompts.
     """
     self._loaded, self._client = loaded, loaded.client
     self._vocabulary, self._decode = vocabulary, decode
     self._sample_tokens, self._seed = sample_tokens, seed
-    self._start_id = start_id
+    self._start_id, self._passages = start_id, passages
     self._build = functools.cache(
       lambda sizes: build_decode_programs(loaded.build, decode, sizes)
     )
@@ -72,6 +75,7 @@ class Generator:
 
     Each prompt must leave room for SAMPLE_TOKENS, as `check_prompts` checks.
     """
+    prompts = [*map(self.put_passages, prompts)]
     return self.continue_tokens(self._vocabulary.encode_batch(prompts))
 
   def continue_tokens(
@@ -102,8 +106,22 @@ class Generator:
           break
       yield from ([found for _, found in row] for row in rows)
 
+  def put_passages(
+    self, text: str, encode: Callable[[str], Sequence[int]] | None = None
+  ) -> str:
+    """Returns a text with the passages before it that RETRIEVE asks for.
+
+    `encode` returns all tokens that the model would read for a text.
+    """
+    most = self._loaded.config.text_length - self._sample_tokens
+    encode = encode or self._vocabulary.encode
+    if not self._passages:
+      return text
+    return self._passages.put_before(text, lambda x: len(encode(x)) <= most)
+
   def stream(self, prompt: str) -> Iterator[str]:
     """Yields the text of a prompt's only continuation, piece by piece."""
+    prompt = self.put_passages(prompt)
     return self._stream(self._start_id, self._vocabulary.encode(prompt))
 
   def stream_tokens(self, prompt: Sequence[int]) -> Iterator[str]:

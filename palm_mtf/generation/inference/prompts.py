@@ -13,6 +13,7 @@ from palm_mtf.config import Config, ModelConfig, RunConfig
 from palm_mtf.data.batches.packing import prompt_start
 from palm_mtf.data.vocabulary.vocabulary import Vocabulary
 from palm_mtf.errors import UserError, did_you_mean
+from palm_mtf.retrieval.passages import Passages
 from palm_mtf.user_text import (
   check_text,
   format_of,
@@ -149,6 +150,7 @@ def open_generator(
   from palm_mtf.generation.inference.generator import Generator
   from palm_mtf.generation.inference.sessions import LoadedDecoder
 
+  passages = Passages(config.decode) if config.decode.retrieve else None
   make: Callable[..., Generator] = Generator
   if grammar:
     make = functools.partial(ConstrainedGenerator, grammar=grammar)
@@ -160,4 +162,5 @@ def open_generator(
       sample_tokens=config.run.sample_tokens,
       seed=config.run.seed,
       start_id=prompt_start(config.data, vocabulary),
+      passages=passages,
     )

@@ -26,6 +26,7 @@ from palm_mtf.generation.inference.constraint import Grammar
 from palm_mtf.generation.serving.adapters import NamedAdapter
 from palm_mtf.generation.serving.structure import read_grammar
 from palm_mtf.generation.serving.tools import Tools, take_tools
+from palm_mtf.retrieval.passages import Passages
 
 MOST_LOG_PROBS = 5  # as in OpenAI's API
 _MOST_STOPS = 4  # as in OpenAI's API
@@ -260,7 +261,9 @@ def _are_ids(x: object) -> bool:
 def make_completion_body(
   body: object,
   template: ChatTemplate,
+  passages: Passages | None = None,
   *,
+  default_tokens: int = 0,
   most_messages: int,
   most_characters: float,
 ) -> tuple[object, Tools | None]:
@@ -290,6 +293,19 @@ def make_completion_body(
   if len(messages) > most_messages or size > most_characters:
     raise UserError("messages: are longer than SEQUENCE_LENGTH; shorten them.")
   fields |= {} if most is None else {"max_tokens": most}
+  *earlier, last = messages
+  if (
+    passages and isinstance(last.get("content"), str) and last["role"] == "user"
+  ):
+    tokens = fields.get("max_tokens") or default_tokens
+    room = most_messages - (tokens if isinstance(tokens, int) else 0)
+
+    def fits(text: str) -> bool:
+      asked = [*earlier, {**last, "content": text}]
+      return len(template.encode(asked, described)) <= room
+
+    content = passages.put_before(last["content"], fits)
+    messages = [*earlier, {**last, "content": content}]
   return {**fields, "prompt": template.encode(messages, described)}, tools
 
 

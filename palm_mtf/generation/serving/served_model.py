@@ -34,6 +34,7 @@ from palm_mtf.generation.serving.completion_request import (
 )
 from palm_mtf.generation.serving.messages import RefusalError
 from palm_mtf.generation.serving.tools import BEGIN, Tools, read_calls
+from palm_mtf.retrieval.passages import Passages
 
 # OpenAI's API has only "stop" and "length", so every other end of a text, such
 # as a time limit, is reported as "length".
@@ -218,6 +219,7 @@ class ServedModel:
   most_secs: float  # maximum time of a request, in seconds
   adapters: ServedAdapters | None = None  # other models that clients may name
   assertions: Assertions | None = None  # check answers
+  passages: Passages | None = None  # for texts of prompts, if RETRIEVE is set
 
   @property
   def sequence_length(self) -> int:
@@ -292,6 +294,8 @@ class ServedModel:
       body, tools = make_completion_body(
         body,
         self._chat_template,
+        self.passages,
+        default_tokens=run.sample_tokens,
         most_messages=self.sequence_length,
         most_characters=self.most_characters,
       )
@@ -358,6 +362,14 @@ class ServedModel:
         f"prompt: is {longest:,} characters, more than "
         f"{self.config.model.text_room} tokens can hold: shorten it."
       )
+    if self.passages and not asked.is_chat:
+      most = self.sequence_length - asked.max_tokens
+      texts = [
+        self.passages.put_before(
+          x, lambda text: len(self.vocabulary.encode(text)) <= most
+        )
+        for x in texts
+      ]
     # Use one thread, because starting threads takes longer than encoding.
     encoded = iter(self.vocabulary.encode_arrays(texts, 1) if texts else [])
     start = prompt_start(self.config.data, self.vocabulary)

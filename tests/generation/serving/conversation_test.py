@@ -110,3 +110,36 @@ def test_an_answer_names_its_role_once():
     **others,
     "delta": {"content": "a"},
   }
+
+
+class Letters(Lengths):
+  """A template that makes letters the tokens."""
+
+  def encode(self, messages, tools=None):
+    return [letter for x in messages for letter in x["content"]]
+
+
+class Filled:
+  """Puts as many dots before a text as fit."""
+
+  def put_before(self, text, fits):
+    return next(x for i in range(20, -1, -1) if fits(x := "." * i + text))
+
+
+@pytest.mark.parametrize(
+  ("body", "prompt"),
+  [
+    ({}, "hi......a"),
+    ({"max_tokens": 1}, "hi........a"),
+    ({"max_completion_tokens": 6}, "hi...a"),
+  ],
+)
+def test_passages_stand_before_the_last_message_of_a_user(body, prompt):
+  given = Letters(), Filled()
+  limits = {"default_tokens": 3, "most_messages": 12, "most_characters": 99}
+  earlier = {"role": "assistant", "content": "hi"}
+  body = {"messages": [earlier, *MESSAGES], **body}
+  read, _ = make_completion_body(body, *given, **limits)
+  assert "".join(read["prompt"]) == prompt
+  read, _ = make_completion_body({"messages": [earlier]}, *given, **limits)
+  assert "".join(read["prompt"]) == "hi"
