@@ -136,6 +136,8 @@ setup(
     # Tests compare with these: clients of serve, and readers of exports.
     "test": [
       "aiohttp>=3.14,<4",
+      "bm25s>=0.2,<0.4",
+      "faiss-cpu>=1.10,<2",
       "hypothesis>=6.100",
       "jax>=0.10,<0.11",
       "jsonschema>=4.23,<5",
