@@ -42,6 +42,7 @@ def check_pruning(config: Config, dense: ModelConfig) -> None:
   kernels = _kernels(model).items() if run.sparsity == "2:4" else ()
   odd = [x for x, shape in kernels if _matrices(x, shape)[1] % GROUP]
   most = dense.num_heads // (dense.num_kv_heads or 1)
+  joined = {model.positions, model.qk_norm} & {"alibi", "rms_norm_all_heads"}
   whole, sizes = run.sparsity is None, "NUM_HEADS, NUM_KV_HEADS and D_FF"
   for why, is_wrong in {
     'adapt in the next run; set ADAPTER = "none"': model.adapter != "none",
@@ -51,8 +52,8 @@ def check_pruning(config: Config, dense: ModelConfig) -> None:
     f"experts lose no channels; keep D_FF = {dense.d_ff}": (
       model.has_experts and changed - _CHOSEN
     ),
-    f"ALiBi's slopes depend on NUM_HEADS; keep {dense.num_heads}": (
-      "heads" in changed and model.positions == "alibi"
+    f"{' and '.join(joined)} joins heads; keep NUM_HEADS = {dense.num_heads}": (
+      "heads" in changed and joined
     ),
     f"a key head has at most {most} heads; lower NUM_HEADS": (
       model.num_heads > most * (model.num_kv_heads or 1)

@@ -2,10 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Rounds kernels to int8 or int4 by GPTQ (Frantar et al. 2022).
 
-GPTQ rounds one input's weights after another. Each time, it changes the weights
-of the inputs that are left, so that the error of the product is smallest. The
-result is float weights which decoding rounds to the same numbers and scales:
-for this, the largest weight of a scale keeps the largest number, -8 or 127.
+The result is float weights, which decoding rounds to the same numbers and
+scales: for this, the largest weight of a scale keeps the largest number, -8 for
+int4 and 127 or -127 for int8.
 """
 
 from collections.abc import Callable, Mapping
@@ -15,11 +14,12 @@ import numpy as np
 from palm_mtf.architecture.block import model_of
 from palm_mtf.architecture.column_statistics import ColumnStatistics
 from palm_mtf.architecture.parameters import layer_name, parse_name
+from palm_mtf.compression.replacement import Replace, replace_weights
 from palm_mtf.config import ModelConfig
+from palm_mtf.errors import UserError
 
 GROUP = 32  # inputs that share a scale of int4, as in native/decoding.py
 _SHARES = (1.0, 0.95, 0.9, 0.85, 0.8, 0.75)  # as in generation/decode/kernels
-_DAMPENING = 0.01  # of the mean of the Hessian's diagonal (section 3.3)
 
 
 def rounding_reader(
@@ -36,6 +36,8 @@ def rounding_reader(
     read: reads a parameter, float32.
     statistics: of all kernels, with Hessians.
     dtype: "int8" or "int4".
+
+  Raises UserError if a scale of int4 would belong to two kernels.
   """
   outputs = {
     f"{layer_name(i)}/{part}": [f"{layer_name(i)}/{x}" for x in each.outputs]
@@ -43,6 +45,17 @@ def rounding_reader(
     for each in layer.sums
     for part in each.outputs
   }
+  cut = [
+    x
+    for names in outputs.values()
+    for x in names[:-1]
+    if statistics[x].sums.shape[-1] % GROUP
+  ]
+  if dtype == "int4" and cut:
+    raise UserError(
+      f"--round = {dtype!r}: inputs of {cut[0]} are no multiple of {GROUP}, so "
+      "it shares scales with another kernel; use int8."
+    )
 
   def read_rounded(name: str) -> np.ndarray:
     w, parameter = read(name), parse_name(name)
@@ -80,30 +93,27 @@ def round_kernel(
     largest: of int8, the largest magnitude that the scale of each column
       represents, [outputs]; None for that of w.
   """
-  h = hessian.astype(np.float64)
-  h[np.diag_indices(len(h))] += _DAMPENING * np.trace(h) / len(h) or 1.0
-  # Row i of this upper factor of the inverse is what equations 2 and 3 take
-  # from the inverse of the Hessian of the inputs from i on.
-  factor = np.linalg.cholesky(np.linalg.inv(h)).T
   largest = np.abs(w).max(0) if largest is None else largest
-  is_largest = np.abs(w) == largest  # these numbers of int8 are 127 or -127
-  scales, least, most = np.where(largest > 0, largest, 1.0) / 127, -127, 127
-  w, rounded = w.astype(np.float64), np.empty(w.shape, np.float32)
-  for start in range(0, len(w), GROUP):
-    end = min(start + GROUP, len(w))
-    forced = np.sign(w[start:end]) * 127
-    own, errors = is_largest[start:end], np.empty([end - start, w.shape[1]])
+  # These numbers of int8 are 127 or -127.
+  is_largest, forced = np.abs(w) == largest, np.sign(w) * 127
+  least, most = (-127, 127) if dtype == "int8" else (-8, 7)
+
+  def choose(group: slice, values: np.ndarray, f: np.ndarray) -> Replace:
+    del f
+    own, numbers = is_largest[group], forced[group]
+    scales = largest.astype(np.float64) / 127
     if dtype == "int4":
-      scales, own = _find_int4_scales(w[start:end])
-      forced, least, most = np.full(own.shape, -8), -8, 7
-    for i in range(start, end):
-      numbers = np.clip(np.round(w[i] / scales), least, most)
-      numbers = np.where(own[i - start], forced[i - start], numbers)
-      rounded[i] = numbers * scales
-      errors[i - start] = (w[i] - rounded[i]) / factor[i, i]
-      w[i:end] -= np.outer(factor[i, i:end], errors[i - start])
-    w[end:] -= factor[start:end, end:].T @ errors
-  return rounded
+      scales, own = _find_int4_scales(values)
+      numbers = np.full(own.shape, -8)
+    divisors = np.where(scales == 0, 1.0, scales)
+
+    def replace(i: int, weights: np.ndarray) -> np.ndarray:
+      rounded = np.clip(np.round(weights / divisors), least, most)
+      return np.where(own[i], numbers[i], rounded) * scales
+
+    return replace
+
+  return replace_weights(w, hessian, GROUP, choose)
 
 
 def _find_int4_scales(w: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -116,8 +126,8 @@ def _find_int4_scales(w: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     bits = (extreme * share / -8).astype(np.float32).view(np.uint32)
     bits += 0x7FFF + (bits >> 16 & 1)  # to the nearest bfloat16, ties to even
     scale = (bits & 0xFFFF0000).view(np.float32).astype(np.float64)
-    scale[scale == 0] = 1.0
-    errors = np.clip(np.round(w / scale), -8, 7) * scale - w
+    numbers = np.round(w / np.where(scale == 0, 1.0, scale))
+    errors = np.clip(numbers, -8, 7) * scale - w
     found.append((scale, np.square(errors).sum(0)))
   scales, errors = (np.stack(x) for x in zip(*found, strict=True))
   best = errors.argmin(0)[np.newaxis]

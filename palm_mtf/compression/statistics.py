@@ -23,6 +23,7 @@ from palm_mtf.checkpoints.manifest import Checkpoint
 from palm_mtf.checkpoints.variables import CheckpointReader
 from palm_mtf.config import MeshLayout, ModelConfig
 from palm_mtf.data.batches.corpus import Batch
+from palm_mtf.errors import UserError
 from palm_mtf.mesh.cpu_gpu import local_devices
 from palm_mtf.mesh.session import session_config
 from palm_mtf.mesh.slices import Slice, variables_of
@@ -178,7 +179,7 @@ def collect_statistics(
 
   The parameters are all kernels and the table of the logits. Those that read
   the same input, such as q, k and v, share their arrays. Padding does not
-  count.
+  count. Raises UserError if a sum is not finite.
 
   Args:
     checkpoint: weights of `config`, with its base if it is an adapter.
@@ -203,6 +204,12 @@ def collect_statistics(
       for total, part in zip(found, new, strict=True):
         for key, x in part.items():
           total[key] = total[key] + x
+  for (name, *_), total in zip(parameters, found, strict=True):
+    if not all(np.isfinite(x).all() for x in total.values()):
+      raise UserError(
+        f"{checkpoint.path}: inputs of {name} are too large or not numbers in "
+        "the text; take an earlier checkpoint."
+      )
   return {
     name: ColumnStatistics(**total)
     for names, total in zip(parameters, found, strict=True)
@@ -214,5 +221,8 @@ def _take_features(batch: Batch) -> Batch:
   """Returns the features of the forward pass, and the mask."""
   names = (*REQUIRED_FEATURES, "segments", "prefix")
   mask = batch.get("segments", batch.get(_MASK, np.ones_like(batch["inputs"])))
+  # Rows without segments have padding only after their last target. Other
+  # weights of 0 are those of tokens that are given, such as a prompt's.
+  mask = np.maximum.accumulate((mask != 0)[:, ::-1], 1)[:, ::-1]
   found = {name: batch[name] for name in names if name in batch}
-  return found | {_MASK: (mask != 0).astype(np.float32)}
+  return found | {_MASK: mask.astype(np.float32)}

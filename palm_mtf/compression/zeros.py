@@ -11,14 +11,14 @@ of its products in a text. The weights with the smallest scores become 0:
 
 or, with "2:4", two of four adjacent inputs of an output. X_j is a column of X.
 H_j has the rows and columns from j on of X^T X plus 0.01 of the mean of its
-diagonal. SparseGPT goes through the columns in order, and changes later weights
-of an output so that it changes least (Frantar and Alistarh 2023, Algorithm 1).
+diagonal. SparseGPT also changes the weights that stay (Frantar and Alistarh
+2023, Algorithm 1; replacement.py).
 """
 
 import numpy as np
 
-_BLOCK = 128  # columns that SparseGPT compares with one another
-_DAMPENING = 0.01
+from palm_mtf.compression.replacement import BLOCK, Replace, replace_weights
+
 GROUP = 4  # inputs of "2:4"
 
 
@@ -41,7 +41,19 @@ def set_zeros(
   """
   if method == "sparsegpt":
     assert inputs is not None
-    return _compensate(w, sparsity, inputs)
+    if (
+      inputs.any()
+    ):  # no product needs the weights of an input that is always 0
+      w = np.where(np.diag(inputs) == 0, np.float32(0), w)
+    size = GROUP if isinstance(sparsity, str) else BLOCK
+
+    def choose(group: slice, values: np.ndarray, f: np.ndarray) -> Replace:
+      del group
+      scores = np.square(values / f).T
+      zeros = _find_zeros(scores, sparsity, by_row=False).T
+      return lambda i, weights: np.where(zeros[i], 0.0, weights)
+
+    return replace_weights(w.T, inputs, size, choose).T
   scores = np.abs(w.astype(np.float64))
   if inputs is not None and inputs.any():
     scores *= np.sqrt(inputs)
@@ -62,34 +74,3 @@ def _find_zeros(
   zeros = np.zeros(compared.shape, bool)
   np.put_along_axis(zeros, order[:, :count], True, 1)
   return zeros.reshape(scores.shape)
-
-
-def _compensate(
-  w: np.ndarray, sparsity: float | str, products: np.ndarray
-) -> np.ndarray:
-  """Returns what SparseGPT makes of w; for the arguments see `set_zeros`."""
-  w, h = w.astype(np.float64), products.astype(np.float64)
-  diagonal = np.einsum("ii->i", h)  # a view
-  unused = diagonal == 0
-  if not unused.all():
-    w[:, unused] = 0.0  # no product needs the weight of such an input
-  diagonal[unused] = 1.0
-  diagonal += _DAMPENING * diagonal.mean()
-  # Row j of this upper factor, times factor[j, j], is the first row of H_j^-1.
-  factor = np.linalg.cholesky(np.linalg.inv(h)).T
-  span = GROUP if isinstance(sparsity, str) else _BLOCK
-  for begin in range(0, w.shape[1], _BLOCK):
-    end = min(begin + _BLOCK, w.shape[1])
-    errors = np.zeros([len(w), end - begin])
-    for j in range(begin, end):
-      if (j - begin) % span == 0:
-        some = slice(j, min(j + span, end))
-        scores = np.square(w[:, some] / np.diag(factor)[some])
-        zeros = _find_zeros(scores, sparsity, by_row=False)
-      is_zero = zeros[:, (j - begin) % span]
-      error = np.where(is_zero, w[:, j] / factor[j, j], 0.0)
-      w[:, j:end] -= np.outer(error, factor[j, j:end])
-      w[is_zero, j] = 0.0
-      errors[:, j - begin] = error
-    w[:, end:] -= errors @ factor[begin:end, end:]
-  return w.astype(np.float32)

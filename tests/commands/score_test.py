@@ -14,6 +14,7 @@ from palm_mtf.commands.against import open_other
 from palm_mtf.commands.score import read_items
 from palm_mtf.config import ModelConfig
 from palm_mtf.data.vocabulary.load import open_vocabulary
+from palm_mtf.generation.inference.scorer import _compare
 from tests import oracle, runs
 from tests.refusals import message_of
 
@@ -172,6 +173,18 @@ def test_another_vocabulary_is_no_model_to_compare_with(finished, config):
   said = message_of(open_other, str(finished), settings, other)
   assert said.startswith(f"--against = {str(finished)!r}: ")
   assert "has another vocabulary than MODEL_DIR; compare" in said
+
+
+def test_a_small_divergence_is_not_lost_in_rounding():
+  """Logs that float32 rounds: without noise, a sum can be below 0."""
+  logits = np.random.default_rng(0).standard_normal([2, 50, 5000])
+  logits[1] = logits[0] + 1e-4 * logits[1]
+  exact = logits - np.log(np.exp(logits).sum(-1, keepdims=True))
+  log_q, log_p = exact.astype(np.float32)
+  wanted = (np.exp(exact[1]) * (exact[1] - exact[0])).sum(-1)
+  shifted = log_q + np.float32(5e-7)  # as a float32 sum of many numbers errs
+  found = _compare(shifted, log_p, np.zeros(50, int)).kl
+  np.testing.assert_allclose(found, wanted, rtol=0.1)
 
 
 def test_quantized_weights_score_too(score):

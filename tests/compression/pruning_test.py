@@ -13,7 +13,8 @@ import numpy as np
 import pytest
 
 from palm_mtf.cli.main import main
-from palm_mtf.compression.pruning import prune
+from palm_mtf.compression.pruning import check_pruning, prune
+from palm_mtf.errors import UserError
 from tests import oracle, runs
 from tests.blocks import SETTINGS as BLOCKS
 from tests.cases import slow
@@ -246,6 +247,17 @@ def test_heads_and_channels_that_add_nothing_leave_the_loss_as_it_was(block):
   assert shapes == oracle.parameter_shapes(model)
   actual, *_ = oracle.loss(model, found, **batch, z_loss=0.0)
   assert actual == pytest.approx(expected, rel=1e-12)
+
+
+@pytest.mark.parametrize(
+  "setting", [{"positions": "alibi"}, {"qk_norm": "rms_norm_all_heads"}]
+)
+def test_heads_that_depend_on_all_heads_are_not_removed(setting):
+  """ALiBi's slopes do, and a norm of all heads together (OLMoE)."""
+  model, optimizer = config_of("PaLM", **setting, num_heads=2), None
+  config = types.SimpleNamespace(model=model, run=RUN, optimizer=optimizer)
+  with pytest.raises(UserError, match="joins heads; keep NUM_HEADS = 4"):
+    check_pruning(config, config_of("PaLM", **setting))
 
 
 def test_wanda_keeps_the_channels_that_add_most_to_the_stream():

@@ -6,8 +6,11 @@ import numpy as np
 import pytest
 
 from palm_mtf._tf import tf
-from palm_mtf.compression.rounding import round_kernel
+from palm_mtf.architecture.column_statistics import ColumnStatistics
+from palm_mtf.compression.rounding import round_kernel, rounding_reader
+from palm_mtf.errors import UserError
 from palm_mtf.generation.decode import kernels
+from tests.mtf_testing import small_config
 
 
 def _case(inputs=96, outputs=20):
@@ -71,3 +74,27 @@ def test_an_expert_without_tokens_is_rounded_plainly():
   w, _ = _case()
   rounded = round_kernel(w, np.zeros([96, 96], np.float32), "int8")
   np.testing.assert_allclose(rounded, _round_plainly(w, "int8"), rtol=1e-6)
+
+
+@pytest.mark.parametrize("dtype", ["int8", "int4"])
+def test_weights_of_a_scale_that_are_all_0_stay_0(dtype):
+  """As in a model with many zeros; 1e-44 has no scale in bfloat16."""
+  w, x = _case()
+  w[:, 3] = 0.0
+  w[:32, 5], w[:32, 6] = 0.0, 1e-44
+  rounded = round_kernel(w, x.T @ x, dtype)
+  np.testing.assert_array_equal(rounded[:, 3], 0.0)
+  np.testing.assert_array_equal(rounded[:32, 5:7], 0.0)
+
+
+def test_kernels_that_would_share_a_scale_of_int4_are_refused():
+  """Decoding joins o and wo of a parallel block along their inputs."""
+  model = small_config(num_heads=3, d_kv=8)
+  sizes = {"attention/o": 24, "mlp/wo": model.d_ff}
+  statistics = {
+    f"layer_{i:03d}/{part}": ColumnStatistics(np.ones(size), np.array(9))
+    for i in range(model.num_layers)
+    for part, size in sizes.items()
+  }
+  with pytest.raises(UserError, match="inputs of layer_000/attention/o are no"):
+    rounding_reader(model, {}.__getitem__, statistics, "int4")

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from palm_mtf._tf import tf
-from palm_mtf.compression.statistics import build_statistics
+from palm_mtf.compression.statistics import _take_features, build_statistics
 from palm_mtf.runtime.client.client import Client
 from tests import oracle
 from tests.blocks import block_config
@@ -115,3 +115,12 @@ def test_statistics_are_the_oracles(block):
         error = np.abs(ours[key] - wanted).max(initial=0)
         # The forward pass is in float32.
         assert error <= 1e-5 * np.abs(wanted).max(), (name, key)
+
+
+def test_tokens_of_prompts_count_and_padding_does_not():
+  """Loss weights of rows without segments are 0 at both."""
+  weights = np.float32([[0, 0, 1, 1, 0, 0], [0, 1, 0, 1, 1, 1]])
+  tokens = np.zeros(weights.shape, np.int32)
+  batch = {"inputs": tokens, "targets": tokens, "loss_weights": weights}
+  expected = [[1, 1, 1, 1, 0, 0], [1, 1, 1, 1, 1, 1]]
+  np.testing.assert_array_equal(_take_features(batch)["loss_weights"], expected)
