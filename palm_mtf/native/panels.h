@@ -54,7 +54,8 @@ struct Rows {
   const uint16_t* halves;     // bfloat16, if the CPU multiplies bfloat16
   const uint8_t* bytes;       // int8; plus kByteOffset for int8 weights
   const float* scales;        // of `bytes`, [count]
-  const int32_t* half_sums;  // of `bytes`, [count, padded(inner) / 16]
+  const int32_t* half_sums;   // of `bytes`, [count, padded(inner) / 16]
+  const float* group_scales;  // in place of scales, [count, padded(inner) / 32]
 };
 
 // Prefetches the panel that a tile (products.h) reads, a little ahead of the

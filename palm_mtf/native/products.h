@@ -73,14 +73,16 @@ inline void add_block_group(const Rows& x, int first, int length, int group,
       const uint8_t* bytes = ends + begin * kColumns + v * kLanes;
       const Floats scale = byte_floats(bytes, !kHasLeast) *
                            load<Floats>(block + v * sizeof(Floats));
-      for (int r = 0; r < kRows; ++r)
-        sums[r][v] += to_floats(totals[r][v]) * scale;
-      if constexpr (kHasLeast) {
-        const Floats least =
-          byte_floats(bytes + kColumns, false) *
-          load<Floats>(block + (kVectors + v) * sizeof(Floats));
-        for (int r = 0; r < kRows; ++r)
-          sums[r][v] -= splat(float(half_sum(r, 0) + half_sum(r, 1))) * least;
+      Floats least = {};
+      if constexpr (kHasLeast)
+        least = byte_floats(bytes + kColumns, false) *
+                load<Floats>(block + (kVectors + v) * sizeof(Floats));
+      for (int r = 0; r < kRows; ++r) {
+        Floats sum = to_floats(totals[r][v]) * scale;
+        if constexpr (kHasLeast)
+          sum -= splat(float(half_sum(r, 0) + half_sum(r, 1))) * least;
+        sums[r][v] +=
+          sum * x.group_scales[(first + r) * (length / kGroup) + group];
       }
     }
   }
@@ -141,8 +143,6 @@ void tile(const Rows& x, int first, const uint8_t* panel, int inner,
                                       sums);
       panel += block_group_bytes(kFormat) * kColumns;
     }
-    for (int r = 0; r < kRows; ++r)
-      for (int v = 0; v < kVectors; ++v) sums[r][v] *= x.scales[first + r];
   } else {
     // The lower 4 bits of a byte hold weight k, the upper 4 bits weight k + 16.
     const int groups = length / kGroup;

@@ -47,7 +47,7 @@ class PreparedRows {
       floats_.resize(size);
       halves_.resize(size);
       bytes_.resize(size);
-      half_sums_.resize(size / 16);
+      half_sums_.resize(size / 16), group_scales_.resize(size / kGroup);
     }
     if (scales_.size() < size_t(num_rows)) scales_.resize(num_rows);
   }
@@ -65,6 +65,10 @@ class PreparedRows {
     std::fill(from + inner, from + length, 0.0f);
     if (format == kBfloat16 && kMultipliesBfloat16) {
       for (int i = 0; i < length; ++i) halves_[at + i] = to_bfloat16(from[i]);
+    } else if (has_blocks(format)) {
+      for (size_t i = at; i < at + length; i += kGroup)
+        group_scales_[i / kGroup] =
+          quantize(&floats_[i], kGroup, 0, &bytes_[i], &half_sums_[i / 16]);
     } else if (format >= kInt8) {
       scales_[row] = quantize(from, length, format == kInt8 ? kByteOffset : 0,
                               &bytes_[at], &half_sums_[at / 16]);
@@ -124,10 +128,11 @@ class PreparedRows {
   Rows rows_from(int first, int inner) const {
     const size_t at = size_t(first) * padded(inner);
     return {floats_.data() + at, halves_.data() + at, bytes_.data() + at,
-            scales_.data() + first, half_sums_.data() + at / 16};
+            scales_.data() + first, half_sums_.data() + at / 16,
+            group_scales_.data() + at / kGroup};
   }
 
-  std::vector<float> floats_, scales_;
+  std::vector<float> floats_, scales_, group_scales_;
   std::vector<uint16_t> halves_;
   std::vector<uint8_t> bytes_;
   std::vector<int32_t> half_sums_;

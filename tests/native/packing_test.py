@@ -77,7 +77,10 @@ def test_products_with_k_quants_are_those_of_the_file(dtype, inner):
   kind = gguf.GGMLQuantizationType[dtype.upper()]
   weights = gguf.quants.dequantize(quantize(columns, dtype), kind)
   y = multiply_in_session(x, w, dtype)
-  expected = round_to_int8(x, 1) @ weights[:, :inner].T.astype(float)
+  # The rows of x have a scale per 32 numbers, as in llama.cpp.
+  rows = np.pad(x, [[0, 0], [0, -inner % 32]]).reshape(7, -1, 32)
+  rows = round_to_int8(rows, 2).reshape(7, -1)[:, :inner]
+  expected = rows @ weights[:, :inner].T.astype(float)
   np.testing.assert_allclose(y, expected, atol=2e-4, rtol=1e-5)
 
 

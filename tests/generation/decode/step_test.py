@@ -412,11 +412,11 @@ def test_quantized_experts_have_the_logits_of_an_oracle_of_rounded_weights(
 
 
 class RoundingKernel(np.ndarray):
-  """A float64 kernel whose products round each row to int8 first, as in C++."""
+  """A float64 kernel whose products round their rows to int8, as in C++."""
 
   def __array_ufunc__(self, ufunc, method, x, *others, **how):
     if ufunc is np.matmul:
-      x = round_rows(np.asarray(x), -1)
+      x = round_rows(np.asarray(x), 1)
     others = [np.asarray(y) for y in others]
     return getattr(ufunc, method)(np.asarray(x), *others, **how)
 
@@ -425,13 +425,19 @@ class RoundingKernel(np.ndarray):
       return super().__array_function__(function, types, args, how)
     names, x, w = args
     of_rows, _, of_result = names.replace("->", ",").split(",")
-    summed = [i for i, y in enumerate(of_rows) if y not in of_result]
-    return np.einsum(names, round_rows(x, tuple(summed)), np.asarray(w))
+    summed = [y for y in of_rows if y not in of_result]  # they come last
+    return np.einsum(names, round_rows(x, len(summed)), np.asarray(w))
 
 
 def round_rows(x, axes):
-  scale = np.abs(x).max(axes, keepdims=True) / 127
-  return np.round(x / scale) * scale
+  """Rounds rows, the last axes of x, to int8 with a scale per 32 numbers."""
+  rows = x.reshape(-1, np.prod(x.shape[-axes:]))
+  size = rows.shape[1]
+  groups = np.pad(rows, [[0, 0], [0, -size % 32]]).reshape(len(rows), -1, 32)
+  scale = np.abs(groups).max(-1, keepdims=True) / 127
+  scale[scale == 0] = 1
+  groups = np.round(groups / scale) * scale
+  return groups.reshape(len(rows), -1)[:, :size].reshape(x.shape)
 
 
 @pytest.mark.skipif(operations() is None, reason="there is no C++ compiler")
