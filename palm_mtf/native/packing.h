@@ -189,11 +189,9 @@ inline void pack_blocks(const Columns32& x, Format format, uint8_t* panel) {
           const int half = i / 16, k = i % 16;
           const int at = (k / 4 * kColumns + c) * 4 + k % 4;
           panel[at] |= (number & 15) << 4 * half;
-          if (format == kQ5K)
-            high[4 * c + k % 4] |= number >> 4 << (k / 4 * 2 + half);
-          if (format == kQ6K)
-            high[4 * (half * kColumns + c) + k % 4] |= number >> 4
-                                                       << k / 4 * 2;
+          const int top = number >> 4 << k / 4 * 2;
+          if (format == kQ5K) high[4 * c + k % 4] |= top << half;
+          if (format == kQ6K) high[4 * (half * kColumns + c) + k % 4] |= top;
         }
         auto whole = [&](const Floats* from, int j) {
           return uint8_t(int(from[j][lane]));

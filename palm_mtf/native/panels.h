@@ -55,7 +55,7 @@ struct Rows {
   const uint8_t* bytes;       // int8; plus kByteOffset for int8 weights
   const float* scales;        // of `bytes`, [count]
   const int32_t* half_sums;   // of `bytes`, [count, padded(inner) / 16]
-  const float* group_scales;  // in place of scales, [count, padded(inner) / 32]
+  const float* group_scales;  // for k-quants, [count, padded(inner) / kGroup]
 };
 
 // Prefetches the panel that a tile (products.h) reads, a little ahead of the

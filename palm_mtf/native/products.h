@@ -24,9 +24,8 @@ constexpr int kTileRowsInt4 = kLanes == 16 ? 3 : 1;
 inline Floats byte_floats(const void* at, bool is_signed) {
   typedef uint8_t Bytes __attribute__((vector_size(kLanes)));
   typedef int8_t SignedBytes __attribute__((vector_size(kLanes)));
-  return is_signed
-           ? to_floats(__builtin_convertvector(load<SignedBytes>(at), Ints))
-           : to_floats(__builtin_convertvector(load<Bytes>(at), Ints));
+  return to_floats(is_signed ? __builtin_convertvector(load<SignedBytes>(at), Ints)
+                             : __builtin_convertvector(load<Bytes>(at), Ints));
 }
 
 // Adds the products with a group of a format with blocks to `sums`. `block` has
@@ -202,7 +201,8 @@ void multiply_panels(const Rows& x, int num_rows, const uint8_t* panels,
   alignas(64) float out[kMost][kColumns];
   const size_t bytes = panel_bytes(kFormat, inner);
   const int num_tiles = (num_rows + kMost - 1) / kMost;
-  const int steps = padded(inner) >> std::min<int>(kFormat, 3);  // 1, 2, 4 or 8 weight rows each
+  // Steps read 1, 2, 4 or 8 rows of weights each.
+  const int steps = padded(inner) >> std::min<int>(kFormat, kInt4);
   for (int p = begin; p < end; ++p) {
     const uint8_t* panel = panels + p * bytes;
     const uint8_t* following = p + 1 < end ? panel + bytes : next;
