@@ -12,7 +12,7 @@ from palm_mtf.model.loss import cross_entropy
 from tests import oracle
 from tests.cases import slow
 from tests.executors.xla.frozen_test import MESHES
-from tests.model.preference_test import run
+from tests.model.preference_test import check_gradients, run
 from tests.mtf_testing import (
   lowered_values,
   random_documents,
@@ -116,25 +116,13 @@ def test_terms_and_gradients_are_those_of_a_float64_oracle(kind, mesh):
   for name, value in expected_terms(config, params, *given).items():
     assert found[name] == pytest.approx(value, rel=1e-4), name
 
-  def objective(params):
+  def losses(params):
     terms = expected_terms(config, params, *given)
     soft = loss.teacher_weight * loss.teacher_temperature**2
     weights = {"loss": 1 - loss.teacher_weight, "teacher_loss": soft}
-    return sum(weights.get(x, 1) * y for x, y in terms.items())
+    return [weights.get(x, 1) * y for x, y in terms.items()]
 
-  rng, errors = np.random.default_rng(3), []
-  for name, value in params.items():
-    along = rng.standard_normal(value.shape)
-    # Central differences in float64 are exact to about 1e-9.
-    step = 1e-5 / np.linalg.norm(along)
-    up, down = (
-      objective({**params, name: value + x * along}) for x in (step, -step)
-    )
-    gradient = found[f"gradient of {name}"]
-    scale = np.linalg.norm(gradient) * np.linalg.norm(along)
-    slope = (up - down) / (2 * step)
-    errors.append(abs((gradient * along).sum() - slope) / scale)
-  assert max(errors) < 1e-5
+  check_gradients(found, params, losses)
 
 
 def find_gradient(kind, logits, features, **settings):

@@ -5,14 +5,13 @@
 import dataclasses
 import re
 
-import numpy as np
 import pytest
 
 from palm_mtf.architecture.adapter import adapter_scale
 from palm_mtf.architecture.block import check_targets
 from palm_mtf.errors import UserError
 from tests.adapter_oracle import make_case
-from tests.blocks import Z_LOSS, block_config
+from tests.blocks import Z_LOSS, block_config, check_slopes
 from tests.cases import slow
 from tests.mtf_testing import (
   SINGLE,
@@ -51,10 +50,7 @@ def check(case, result):
   assert relative_error(result.logits, case.logits) < 1e-5
   assert (result.loss, result.z_loss) == pytest.approx(case.losses, rel=1e-5)
   assert result.gradients.keys() == case.slopes.keys()
-  for name, (direction, slope) in case.slopes.items():
-    gradient = result.gradients[name].astype(float)
-    error = abs(np.sum(gradient * direction) - slope)
-    assert error < 1e-5 * np.linalg.norm(gradient) + 1e-6, name
+  check_slopes(case, result)
 
 
 @pytest.mark.parametrize(

@@ -238,10 +238,7 @@ GPTJ = dataclasses.replace(
   architecture="GPTJForCausalLM",
   model_type="gptj",
   settings={**_GPT_SETTINGS, "block": "parallel", "biases": "mlp,logits"},
-  choices={
-    "activation_function": Choice("mlp", _GELUS, "gelu_new"),
-    "tie_word_embeddings": _tie(False),
-  },
+  choices={**GPT2.choices, "tie_word_embeddings": _tie(False)},
   rotary_size=("rotary_dim", 64),
   rotary_pairs="neighbours",
   constants={},

@@ -11,13 +11,13 @@ from safetensors.numpy import load_file, save_file
 
 from palm_mtf.export.huggingface.config_json import find_family
 from palm_mtf.export.huggingface.peft import make_peft, read_peft
-from tests import oracle
 from tests.adapted_models import describe
 from tests.cases import slow
 from tests.export.huggingface.families_test import exported_config
 from tests.export.huggingface.peft_test import (
   CONFIG,
   FILE,
+  assert_same_logits,
   logits_of,
   open_peer,
   write_base,
@@ -94,17 +94,6 @@ def test_an_adapter_of_another_base_is_refused(case, tmp_path):
   assert said in message and message.startswith(f"{tmp_path / 'out'}/")
 
 
-def assert_same_logits(model, params, peer):
-  """Asserts that PEFT computes the oracle's logits of the text."""
-  tokens, theirs = logits_of(peer)
-  params = {name: np.float64(x) for name, x in params.items()}
-  ours = oracle.forward(model, params, np.pad(tokens, [[0, 0], [LENGTH, 0]]))
-  ours, theirs = (x[:, -tokens.shape[1] :] for x in (ours, theirs))
-  error = np.abs(ours - theirs).max() / np.ptp(ours)
-  print(f"largest difference / range: {error:.1e}")
-  assert error < 1e-4
-
-
 @pytest.mark.peers
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("name", CASES)
@@ -115,7 +104,7 @@ def test_peft_computes_our_logits_of_an_adapter(name, kind, tmp_path):
   peer = open_peer(write_base(tmp_path / "base", model.base, params))
   plain = logits_of(peer)[1]
   peer = peft.PeftModel.from_pretrained(peer, tmp_path / "adapter")
-  assert_same_logits(model, params, peer)
+  assert_same_logits(model, params, peer, LENGTH)
   assert np.abs(logits_of(peer)[1][:, -8:] - plain).max() > 0.01 * np.ptp(plain)
 
 
@@ -149,4 +138,4 @@ def test_an_adapter_of_peft_has_its_logits_here(name, tmp_path):
   peer.save_pretrained(tmp_path / "adapter")
   found = read_peft(str(tmp_path / "adapter"), model, params.__getitem__)
   assert find_family(found.model.base) == find_family(model)
-  assert_same_logits(found.model, {**params, **found.parameters}, peer)
+  assert_same_logits(found.model, {**params, **found.parameters}, peer, LENGTH)
