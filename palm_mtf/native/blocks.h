@@ -174,7 +174,8 @@ inline void quantize_block(const BlockType& type, const Floats* x,
     to.scale = round_scales(scales, sums, count, type.scale_target, to.scales);
     to.least = round_scales(leasts, sums, count, type.scale_target, to.leasts);
   } else {
-    to.scale = to_float16(scales[0]), to.least = to_float16(leasts[0]);
+    to.scale = to_float16(scales[0]);
+    to.least = to_float16(clamp(leasts[0], 0, 65504));
     to.scales[0] = to.leasts[0] = splat(1.0f);
   }
   for (int j = 0; j < count; ++j) {

@@ -42,6 +42,8 @@ def quantize(
   found = np.empty([rows, columns // size * num_bytes], np.uint8)
   factors = None
   if importance is not None:
+    # Sums of squares in C++ overflow for large factors, and vanish for small.
+    importance = importance / np.mean(importance, dtype=np.float64)
     importance = np.ascontiguousarray(importance, np.float32)
     factors = importance.ctypes.data
   functions.palm_quantize(

@@ -123,6 +123,20 @@ def test_columns_that_matter_more_lose_less(name):
   assert found.sum() > plain.sum()
 
 
+@pytest.mark.parametrize("name", BLOCK_TYPES)
+def test_large_weights_and_any_unit_of_importance_lose_as_little(name):
+  """The largest float16 numbers, and factors whose squares overflow."""
+  rng = np.random.default_rng(2)
+  w = rng.standard_normal([9, 256]).astype(np.float32)
+  importance = rng.random(256).astype(np.float32) + 0.1
+  usual = np.square(read_blocks(w, name, importance) - w).mean()
+  for factor in (1e-30, 1e30):
+    found = read_blocks(w, name, (importance * factor).astype(np.float32))
+    assert np.square(found - w).mean() < 1.01 * usual
+  largest = np.clip(w * 1e6, -65504, 65504)
+  assert np.abs(read_blocks(largest, name) - largest).mean() < 0.05 * 65504
+
+
 def test_without_a_compiler_a_mixture_is_refused(tmp_path, monkeypatch):
   monkeypatch.setattr(operations, "library", lambda: None)
   with pytest.raises(UserError, match=r"q4_k needs C\+\+.*; use q8_0"):
