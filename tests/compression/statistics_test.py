@@ -8,11 +8,17 @@ import numpy as np
 import pytest
 
 from palm_mtf._tf import tf
-from palm_mtf.compression.statistics import _take_features, build_statistics
+from palm_mtf.compression.statistics import (
+  _take_features,
+  build_statistics,
+  collect_statistics,
+)
+from palm_mtf.errors import UserError
 from palm_mtf.runtime.client.client import Client
 from tests import oracle
 from tests.blocks import block_config
 from tests.cases import slow
+from tests.decode_testing import save_checkpoint
 from tests.mtf_testing import load_parameters, random_documents, random_tokens
 
 
@@ -124,3 +130,13 @@ def test_tokens_of_prompts_count_and_padding_does_not():
   batch = {"inputs": tokens, "targets": tokens, "loss_weights": weights}
   expected = [[1, 1, 1, 1, 0, 0], [1, 1, 1, 1, 1, 1]]
   np.testing.assert_array_equal(_take_features(batch)["loss_weights"], expected)
+
+
+def test_inputs_that_are_not_finite_are_one_error_line(tmp_path):
+  config = block_config("LLaMA 3")
+  params = oracle.random_parameters(config, seed=1)
+  params["embedding"][:] = np.nan
+  checkpoint = save_checkpoint(config, params, tmp_path)
+  batch = random_tokens(config, batch_size=1, seed=2)
+  with pytest.raises(UserError, match="are too large or not numbers"):
+    collect_statistics(checkpoint, config, [batch])
