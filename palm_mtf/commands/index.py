@@ -64,7 +64,7 @@ def tune(*, config: Config, as_json: bool = False, **given: Any) -> None:
   if config.decode.knn_index is None:
     raise UserError("KNN_INDEX = None: give the index to tune.")
   content, tokens, windows = _open(config=config, **given)
-  index = KeyIndex(config.decode, content["checkpoint"])
+  index = KeyIndex(config.decode, content["checkpoint"], config.model)
   if known := {*content["texts"]} & {*index.manifest["texts"]}:
     raise UserError(
       f"KNN_INDEX = {config.decode.knn_index!r}: has {len(known):,} of these "
