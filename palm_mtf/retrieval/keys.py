@@ -19,12 +19,7 @@ import numpy as np
 from palm_mtf.config import DecodeConfig, ModelConfig
 from palm_mtf.errors import UserError, check_library
 from palm_mtf.json_text import json_text
-from palm_mtf.model_dir.foreign_files import (
-  check_regular,
-  hash_file,
-  read_sealed,
-  seal,
-)
+from palm_mtf.model_dir import foreign_files
 
 # [entries, d_model] float16, and [entries] int32.
 KEYS, TOKENS = "keys.npy", "tokens.npy"
@@ -65,25 +60,26 @@ def write_approximate(folder: str, keys: np.ndarray) -> None:
 
 def write_manifest(folder: str, content: Mapping[str, object]) -> None:
   """Writes what an index is; its other files are complete."""
-  hashes = {x: hash_file(f"{folder}/{x}") for x in os.listdir(folder)}
+  hashes = {
+    x: foreign_files.hash_file(f"{folder}/{x}") for x in os.listdir(folder)
+  }
   with open(f"{folder}/{_MANIFEST}", "w", encoding="utf-8") as file:
-    file.write(json_text(seal({**content, "hashes": hashes})))
+    file.write(json_text(foreign_files.seal({**content, "hashes": hashes})))
+
+
+def describe_index(decode: DecodeConfig) -> dict[str, str]:
+  """Returns the hash of the content of KNN_INDEX; {} without a whole index."""
+  if path := decode.knn_index:
+    with contextlib.suppress(OSError, ValueError):
+      path = os.path.expanduser(path)
+      return {"index": foreign_files.read_sealed(f"{path}/{_MANIFEST}")[1]}
+  return {}
 
 
 def find_shares(squares: np.ndarray, temperature: float) -> np.ndarray:
   """Returns p_knn of neighbours, the nearest first, by squared distances."""
   shares = np.exp((squares[:1] - squares) / temperature)
   return shares / shares.sum()
-
-
-def _is_of(keys: np.ndarray, tokens: np.ndarray, model: ModelConfig) -> bool:
-  return (
-    keys.dtype == np.float16
-    and tokens.dtype == np.int32
-    and (*tokens.shape, model.d_model) == keys.shape
-    and tokens.min() >= 0
-    and tokens.max() < model.vocab_size
-  )
 
 
 class KeyIndex:
@@ -97,16 +93,22 @@ class KeyIndex:
     given = f"KNN_INDEX = {decode.knn_index!r}"
     path, is_whole = os.path.expanduser(str(decode.knn_index)), False
     with contextlib.suppress(OSError, ValueError, LookupError, EOFError):
-      self.manifest, _ = read_sealed(f"{path}/{_MANIFEST}")
+      self.manifest, _ = foreign_files.read_sealed(f"{path}/{_MANIFEST}")
       # A changed key would change probabilities without an error.
       hashes = self.manifest["hashes"]
-      files = (x for x in hashes if check_regular(f"{path}/{x}"))
-      if hashes == {x: hash_file(f"{path}/{x}") for x in files}:
+      paths = {x: f"{path}/{x}" for x in hashes}
+      check, read = foreign_files.check_regular, foreign_files.hash_file
+      if hashes == {x: check(y) and read(y) for x, y in paths.items()}:
         self.keys, self._tokens = (
           np.load(f"{path}/{x}", mmap_mode="r") for x in (KEYS, TOKENS)
         )
         is_other = self.manifest["checkpoint"] != checkpoint
-        is_whole = is_other or _is_of(self.keys, self._tokens, model)
+        kinds = f"{self.keys.dtype} {self._tokens.dtype}"
+        is_whole = is_other or (
+          kinds == "float16 int32"
+          and self.keys.shape == (*self._tokens.shape, model.d_model)
+          and 0 <= self._tokens.min() <= self._tokens.max() < model.vocab_size
+        )
     if not is_whole:
       raise UserError(
         f"{given}: has no whole index; make one with palm_mtf index build."
@@ -181,22 +183,21 @@ class KeyIndex:
     `log_p`, [targets], is the model's, and `keys` are [targets, d_model].
     """
     # Not a sum of p, because p of an unlikely token may underflow.
-    p_knn = [
-      shares[tokens == target].sum()
-      for target, (shares, tokens) in zip(
-        targets, self._shares(keys), strict=True
-      )
-    ]
+    found = zip(targets, self._shares(keys), strict=True)
+    p_knn = [shares[near == target].sum() for target, (shares, near) in found]
     with np.errstate(divide="ignore"):
       own = np.log(1 - self._weight) + log_p.astype(np.float64)
       return np.logaddexp(own, np.log(p_knn))
 
   def mix(self, logits: np.ndarray, keys: np.ndarray) -> np.ndarray:
-    """Returns log p of all tokens; both are [rows, vocab], float32."""
-    mixed = np.exp(logits.astype(np.float64) - logits.max(1, keepdims=True))
-    mixed *= (1 - self._weight) / mixed.sum(1, keepdims=True)
+    """Returns logits whose softmax is p; both are [rows, vocab], float32."""
+    # Not log p, because a repetition penalty depends on the sign of a logit.
+    greatest = logits.max(1, keepdims=True).astype(np.float64)
+    mixed = np.exp(logits - greatest)
+    total = mixed.sum(1, keepdims=True)
+    mixed *= (1 - self._weight) / total
     for row, (shares, tokens) in enumerate(self._shares(keys)):
       np.add.at(mixed[row], tokens, shares)
     # Not -inf, because sampling multiplies, and forbids other tokens.
     mixed = np.log(np.maximum(mixed, np.finfo(np.float64).tiny))
-    return mixed.astype(np.float32)
+    return (mixed + greatest + np.log(total)).astype(np.float32)

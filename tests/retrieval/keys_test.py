@@ -14,6 +14,7 @@ from palm_mtf.retrieval.keys import (
   TOKENS,
   KeyIndex,
   check_approximate,
+  describe_index,
   write_approximate,
   write_manifest,
 )
@@ -98,11 +99,21 @@ def test_mixtures_are_the_papers(folder, changes):
   mixed = index.mix(logits, keys)
   for i, key in enumerate(keys):
     expected = oracle_p(folder, key, logits[i], decode)
-    np.testing.assert_allclose(np.exp(mixed[i]), expected, 1e-5, atol=1e-30)
+    total = np.exp(logits[i].astype(np.float64)).sum()
+    p = np.exp(mixed[i].astype(np.float64)) / total
+    np.testing.assert_allclose(p, expected, 1e-5, atol=1e-30)
     found = index.log_p(log_p[i], np.tile(key, [VOCAB, 1]), range(VOCAB))
     np.testing.assert_allclose(np.exp(found), expected, 1e-5)
   # Tokens that cannot be have a number that sampling can multiply.
   assert np.isfinite(mixed).all()
+
+
+def test_an_index_without_say_changes_no_logit(folder):
+  # So a repetition penalty, which depends on signs, does the same with it.
+  logits = np.random.default_rng(3).normal(2, 3, [5, VOCAB]).astype(np.float32)
+  index = KeyIndex(settings(folder, knn_weight=1e-9), CHECKPOINT, MODEL)
+  mixed = index.mix(logits, queries(5))
+  np.testing.assert_allclose(mixed, logits, rtol=1e-5, atol=1e-4)
 
 
 def test_blocks_of_keys_do_not_change_the_neighbours(folder, monkeypatch):
@@ -175,6 +186,23 @@ def test_faiss_agrees_and_an_approximate_search_has_exact_distances(tmp_path):
     ((alone, _),) = index.nearest(asked[i : i + 1])
     assert alone.tobytes() == found.tobytes()
   assert np.mean(recall) > 0.8
+
+
+def test_answers_of_tasks_depend_on_the_content_of_the_index(folder, tmp_path):
+  # So that answers with an earlier index at the same path are not read again.
+  decode = settings(folder)
+  before = describe_index(decode)
+  assert list(before) == ["index"] and describe_index(decode) == before
+  assert describe_index(DecodeConfig()) == {}
+  assert describe_index(settings(tmp_path / "no")) == {}
+  (folder / "manifest.json").unlink()
+  tokens = np.load(folder / TOKENS)
+  tokens[3] ^= 1
+  np.save(folder / TOKENS, tokens)
+  write_manifest(
+    str(folder), {"checkpoint": CHECKPOINT, "search": "exact", "texts": []}
+  )
+  assert describe_index(decode) not in (before, {})
 
 
 def test_a_wrong_index_is_one_line(folder, tmp_path, monkeypatch):
