@@ -105,9 +105,8 @@ def _open(
   """
   plain = dataclasses.replace(config.decode, knn_index=None)
   config = dataclasses.replace(config, decode=plain)
-  config, checkpoint, vocabulary, items, encoded = open_texts(
-    config=config, **given
-  )
+  opened = open_texts(config=config, **given)
+  config, checkpoint, vocabulary, items, encoded = opened
   from palm_mtf.generation.inference.scorer import Example, make_scorer
   from palm_mtf.generation.inference.sessions import LoadedDecoder
 
