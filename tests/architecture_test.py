@@ -123,7 +123,7 @@ IMPORTS = {
   "generation/inference",
   "evaluation": "errors user_text json_text user_code config _tf model_dir "
   "data/sources data/ngrams data/filters assertions data/vocabulary "
-  "data/batches checkpoints generation/inference",
+  "data/batches checkpoints retrieval generation/inference",
   "training": "__init__ errors json_text console user_code config machine _tf "
   "architecture adapters steps accounting ops native runtime/program "
   "runtime/processes mesh runtime/addresses runtime/client executors/choose "

@@ -6,7 +6,7 @@ import dataclasses
 import hashlib
 import math
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -64,7 +64,7 @@ def tune(*, config: Config, as_json: bool = False, **given: Any) -> None:
   if config.decode.knn_index is None:
     raise UserError("KNN_INDEX = None: give the index to tune.")
   content, tokens, windows = _open(config=config, **given)
-  index = KeyIndex(config.decode, content["checkpoint"])
+  index = KeyIndex(config.decode, content["checkpoint"], config.model)
   if known := {*content["texts"]} & {*index.manifest["texts"]}:
     raise UserError(
       f"KNN_INDEX = {config.decode.knn_index!r}: has {len(known):,} of these "
@@ -97,22 +97,16 @@ def tune(*, config: Config, as_json: bool = False, **given: Any) -> None:
 
 
 def _open(
-  *,
-  model_dir: str,
-  config: Config,
-  texts: Sequence[str] | None,
-  input_files: Sequence[str] | None,
-  adapter: str | None,
+  config: Config, **given: Any
 ) -> tuple[dict[str, Any], np.ndarray, Iterator]:
   """Returns what a manifest says, all tokens of the texts, and their windows.
 
   Per window: the place of its first token, -log p of its tokens, their keys.
   """
   plain = dataclasses.replace(config.decode, knn_index=None)
-  config, checkpoint, vocabulary, items, encoded = open_texts(
-    *(model_dir, dataclasses.replace(config, decode=plain)),
-    *(texts, input_files, adapter),
-  )
+  config = dataclasses.replace(config, decode=plain)
+  opened = open_texts(config=config, **given)
+  config, checkpoint, vocabulary, items, encoded = opened
   from palm_mtf.generation.inference.scorer import Example, make_scorer
   from palm_mtf.generation.inference.sessions import LoadedDecoder
 

@@ -51,6 +51,7 @@ from palm_mtf.model_dir.foreign_files import read_sealed, seal
 from palm_mtf.model_dir.json_lines import write_json_lines
 from palm_mtf.model_dir.metrics import EventsWriter
 from palm_mtf.model_dir.paths import ModelDir, step_name
+from palm_mtf.retrieval.keys import describe_index
 from palm_mtf.user_code import user_code
 
 _logger = logging.getLogger(__name__)
@@ -202,6 +203,7 @@ class TaskEvaluation:
     self._depends_on = {
       "vocabulary": vocabulary.sha256,
       **select_settings(config),
+      **describe_index(config.decode),
     }
 
   def evaluate(

@@ -12,19 +12,21 @@ the KNN_NEIGHBOURS nearest keys that have this token.
 
 import contextlib
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import numpy as np
 
-from palm_mtf.config import DecodeConfig
+from palm_mtf.config import DecodeConfig, ModelConfig
 from palm_mtf.errors import UserError, check_library
 from palm_mtf.json_text import json_text
-from palm_mtf.model_dir.foreign_files import read_sealed, seal
+from palm_mtf.model_dir import foreign_files
 
 # [entries, d_model] float16, and [entries] int32.
 KEYS, TOKENS = "keys.npy", "tokens.npy"
 _SEARCH, _MANIFEST = "search.faiss", "manifest.json"
 _BLOCK = 2**14  # keys that are compared at once
+_SCORES = 2**26  # comparisons whose results are in memory
+_ROUNDING = 1e-5  # of a float32 product, per sum of the squares of its vectors
 _FEWEST_ENTRIES = 10_000  # to train an approximate search
 # Maximum number of inverted lists, and how many a search reads; the paper's.
 _LISTS, _PROBES = 4096, 32
@@ -58,49 +60,65 @@ def write_approximate(folder: str, keys: np.ndarray) -> None:
 
 def write_manifest(folder: str, content: Mapping[str, object]) -> None:
   """Writes what an index is; its other files are complete."""
-  sizes = {x: os.path.getsize(f"{folder}/{x}") for x in os.listdir(folder)}
+  hashes = {
+    x: foreign_files.hash_file(f"{folder}/{x}") for x in os.listdir(folder)
+  }
   with open(f"{folder}/{_MANIFEST}", "w", encoding="utf-8") as file:
-    file.write(json_text(seal({**content, "sizes": sizes})))
+    file.write(json_text(foreign_files.seal({**content, "hashes": hashes})))
+
+
+def describe_index(decode: DecodeConfig) -> dict[str, str]:
+  """Returns the hash of the content of KNN_INDEX; {} without a whole index."""
+  if path := decode.knn_index:
+    with contextlib.suppress(OSError, ValueError):
+      path = os.path.expanduser(path)
+      return {"index": foreign_files.read_sealed(f"{path}/{_MANIFEST}")[1]}
+  return {}
 
 
 def find_shares(squares: np.ndarray, temperature: float) -> np.ndarray:
   """Returns p_knn of neighbours, the nearest first, by squared distances."""
-  shares = np.exp((squares[0] - squares) / temperature)
+  shares = np.exp((squares[:1] - squares) / temperature)
   return shares / shares.sum()
-
-
-def _smallest(x: np.ndarray, count: int) -> np.ndarray:
-  """Returns the columns of the smallest numbers of each row, in any order."""
-  return np.argpartition(x, min(count, x.shape[1]) - 1)[:, :count]
 
 
 class KeyIndex:
   """Keys and tokens in files, which are mapped into memory."""
 
-  def __init__(self, decode: DecodeConfig, checkpoint: str):
+  def __init__(self, decode: DecodeConfig, checkpoint: str, model: ModelConfig):
     """Opens KNN_INDEX; UserError unless it is whole and of this checkpoint.
 
-    `checkpoint` is the hash that identifies its weights.
+    `checkpoint` is the hash that identifies the weights of `model`.
     """
     given = f"KNN_INDEX = {decode.knn_index!r}"
-    path, sizes = os.path.expanduser(str(decode.knn_index)), None
-    with contextlib.suppress(OSError, ValueError, KeyError):
-      self.manifest, _ = read_sealed(f"{path}/{_MANIFEST}")
-      names = self.manifest["sizes"]
-      sizes = {x: os.path.getsize(f"{path}/{x}") for x in names}
-    if sizes is None or sizes != names:
+    path, is_whole = os.path.expanduser(str(decode.knn_index)), False
+    with contextlib.suppress(OSError, ValueError, LookupError, EOFError):
+      self.manifest, _ = foreign_files.read_sealed(f"{path}/{_MANIFEST}")
+      # A changed key would change probabilities without an error.
+      hashes = self.manifest["hashes"]
+      paths = {x: f"{path}/{x}" for x in hashes}
+      check, read = foreign_files.check_regular, foreign_files.hash_file
+      if hashes == {x: check(y) and read(y) for x, y in paths.items()}:
+        self.keys, self._tokens = (
+          np.load(f"{path}/{x}", mmap_mode="r") for x in (KEYS, TOKENS)
+        )
+        is_other = self.manifest["checkpoint"] != checkpoint
+        kinds = f"{self.keys.dtype} {self._tokens.dtype}"
+        is_whole = is_other or (
+          kinds == "float16 int32"
+          and self.keys.shape == (*self._tokens.shape, model.d_model)
+          and 0 <= self._tokens.min() <= self._tokens.max() < model.vocab_size
+        )
+    if not is_whole:
       raise UserError(
         f"{given}: has no whole index; make one with palm_mtf index build."
       )
-    if self.manifest["checkpoint"] != checkpoint:
+    if is_other:
       raise UserError(
         f"{given}: is of the checkpoint with the hash "
         f"{self.manifest['checkpoint']}, and this has {checkpoint}; build an "
         "index of this model with palm_mtf index build."
       )
-    self.keys, self._tokens = (
-      np.load(f"{path}/{x}", mmap_mode="r") for x in (KEYS, TOKENS)
-    )
     self._count, self._weight = decode.knn_neighbours, decode.knn_weight
     self._temperature = decode.knn_temperature
     if self._count > len(self.keys):
@@ -128,29 +146,30 @@ class KeyIndex:
     # Choose from more keys than wanted by distances from the stored keys,
     # because products of many queries are rounded differently, and an
     # approximate search has only distances from codes.
+    found: Iterable[np.ndarray] = self._compare_all(queries)
     if self._faiss:
       _, found = self._faiss.search(queries, 2 * self._count)
-    else:
-      found = self._compare_all(queries, self._count + 64)
     for query, entries in zip(queries, found, strict=True):
       entries = np.sort(entries[entries >= 0])
-      keys = self.keys[entries].astype(np.float32)
+      keys = self.keys[entries].astype(np.float64)
       squares = np.square(keys - query).sum(1)
+      # Of equal distances, the first entries count.
       order = np.argsort(squares, kind="stable")[: self._count]
-      yield squares[order].astype(np.float64), self._tokens[entries[order]]
+      yield squares[order], self._tokens[entries[order]]
 
-  def _compare_all(self, queries: np.ndarray, count: int) -> np.ndarray:
-    best = np.zeros([len(queries), 0], np.float32)
-    found = np.zeros([len(queries), 0], np.int64)
-    for start in range(0, len(self.keys), _BLOCK):
-      keys = self.keys[start : start + _BLOCK].astype(np.float32)
-      scores = np.square(keys).sum(1) - 2 * queries @ keys.T
-      near = _smallest(scores, count)
-      found = np.hstack([found, start + near])
-      best = np.hstack([best, np.take_along_axis(scores, near, 1)])
-      kept = _smallest(best, count)
-      best, found = (np.take_along_axis(x, kept, 1) for x in (best, found))
-    return found
+  def _compare_all(self, queries: np.ndarray) -> Iterator[np.ndarray]:
+    # Yields, per query, all entries that rounding may make one of the nearest.
+    entries, last = len(self.keys), self._count - 1
+    for some in np.array_split(queries, -(-len(queries) * entries // _SCORES)):
+      scores, longest = np.empty([len(some), entries], np.float32), 0.0
+      for start in range(0, entries, _BLOCK):
+        keys = self.keys[start : start + _BLOCK].astype(np.float32)
+        squares = np.square(keys).sum(1)
+        longest = max(longest, squares.max())
+        scores[:, start : start + _BLOCK] = squares - 2 * some @ keys.T
+      limits = np.partition(scores, last)[:, last]
+      limits += _ROUNDING * (np.square(some).sum(1) + longest)
+      yield from map(np.flatnonzero, scores <= limits[:, np.newaxis])
 
   def _shares(self, keys: np.ndarray) -> Iterator[tuple[np.ndarray, ...]]:
     for squares, tokens in self.nearest(keys):
@@ -163,18 +182,22 @@ class KeyIndex:
 
     `log_p`, [targets], is the model's, and `keys` are [targets, d_model].
     """
-    mixed = (1 - self._weight) * np.exp(log_p.astype(np.float64))
-    for i, (shares, tokens) in enumerate(self._shares(keys)):
-      mixed[i] += shares[tokens == targets[i]].sum()
+    # Not a sum of p, because p of an unlikely token may underflow.
+    found = zip(targets, self._shares(keys), strict=True)
+    p_knn = [shares[near == target].sum() for target, (shares, near) in found]
     with np.errstate(divide="ignore"):
-      return np.log(mixed)
+      own = np.log(1 - self._weight) + log_p.astype(np.float64)
+      return np.logaddexp(own, np.log(p_knn))
 
   def mix(self, logits: np.ndarray, keys: np.ndarray) -> np.ndarray:
-    """Returns log p of all tokens; both are [rows, vocab], float32."""
-    mixed = np.exp(logits.astype(np.float64) - logits.max(1, keepdims=True))
-    mixed *= (1 - self._weight) / mixed.sum(1, keepdims=True)
+    """Returns logits whose softmax is p; both are [rows, vocab], float32."""
+    # Not log p, because a repetition penalty depends on the sign of a logit.
+    greatest = logits.max(1, keepdims=True).astype(np.float64)
+    mixed = np.exp(logits - greatest)
+    total = mixed.sum(1, keepdims=True)
+    mixed *= (1 - self._weight) / total
     for row, (shares, tokens) in enumerate(self._shares(keys)):
       np.add.at(mixed[row], tokens, shares)
     # Not -inf, because sampling multiplies, and forbids other tokens.
     mixed = np.log(np.maximum(mixed, np.finfo(np.float64).tiny))
-    return mixed.astype(np.float32)
+    return (mixed + greatest + np.log(total)).astype(np.float32)

@@ -45,11 +45,11 @@ class Passages:
   def _load(self) -> None:
     import bm25s
 
-    texts = [x for path in self._paths for x in _read(path)]
+    texts = [x for path in self._paths for x in _read(path) if _split(x)]
     if len(texts) < (count := self._decode.retrieve):
       raise UserError(
-        f"RETRIEVE = {count}: PASSAGES have only {len(texts):,}; give at most "
-        "as many."
+        f"RETRIEVE = {count}: PASSAGES have only {len(texts):,} with words; "
+        "give at most as many."
       )
     ranking = bm25s.BM25()
     ranking.index([*map(_split, texts)], show_progress=False)

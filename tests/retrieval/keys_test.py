@@ -3,6 +3,7 @@
 """Searches and mixtures equal float64 oracles of Khandelwal et al. 2020."""
 
 import dataclasses
+import types
 
 import numpy as np
 import pytest
@@ -13,6 +14,7 @@ from palm_mtf.retrieval.keys import (
   TOKENS,
   KeyIndex,
   check_approximate,
+  describe_index,
   write_approximate,
   write_manifest,
 )
@@ -20,6 +22,7 @@ from tests.refusals import message_of
 
 VOCAB, SIZE = 30, 16
 CHECKPOINT = "c"
+MODEL = types.SimpleNamespace(d_model=SIZE, vocab_size=VOCAB)
 
 
 @pytest.fixture
@@ -73,7 +76,7 @@ def oracle_p(folder, query, logits, decode):
 
 
 def test_the_nearest_keys_are_the_oracles_whatever_is_asked_with_them(folder):
-  index, asked = KeyIndex(settings(folder), CHECKPOINT), queries(40)
+  index, asked = KeyIndex(settings(folder), CHECKPOINT, MODEL), queries(40)
   together = [*index.nearest(asked)]
   for i, (squares, tokens) in enumerate(together):
     expected, expected_tokens = oracle_neighbours(folder, asked[i], 20)
@@ -90,24 +93,73 @@ def test_the_nearest_keys_are_the_oracles_whatever_is_asked_with_them(folder):
 )
 def test_mixtures_are_the_papers(folder, changes):
   decode = settings(folder, **changes)
-  index, keys = KeyIndex(decode, CHECKPOINT), queries(5)
+  index, keys = KeyIndex(decode, CHECKPOINT, MODEL), queries(5)
   logits = np.random.default_rng(3).normal(0, 2, [5, VOCAB]).astype(np.float32)
   log_p = logits - np.log(np.exp(logits).sum(1, keepdims=True))
   mixed = index.mix(logits, keys)
   for i, key in enumerate(keys):
     expected = oracle_p(folder, key, logits[i], decode)
-    np.testing.assert_allclose(np.exp(mixed[i]), expected, 1e-5, atol=1e-30)
+    total = np.exp(logits[i].astype(np.float64)).sum()
+    p = np.exp(mixed[i].astype(np.float64)) / total
+    np.testing.assert_allclose(p, expected, 1e-5, atol=1e-30)
     found = index.log_p(log_p[i], np.tile(key, [VOCAB, 1]), range(VOCAB))
     np.testing.assert_allclose(np.exp(found), expected, 1e-5)
   # Tokens that cannot be have a number that sampling can multiply.
   assert np.isfinite(mixed).all()
 
 
+def test_an_index_without_say_changes_no_logit(folder):
+  # So a repetition penalty, which depends on signs, does the same with it.
+  logits = np.random.default_rng(3).normal(2, 3, [5, VOCAB]).astype(np.float32)
+  index = KeyIndex(settings(folder, knn_weight=1e-9), CHECKPOINT, MODEL)
+  mixed = index.mix(logits, queries(5))
+  np.testing.assert_allclose(mixed, logits, rtol=1e-5, atol=1e-4)
+
+
 def test_blocks_of_keys_do_not_change_the_neighbours(folder, monkeypatch):
-  asked, index = queries(3), KeyIndex(settings(folder), CHECKPOINT)
+  asked, index = queries(3), KeyIndex(settings(folder), CHECKPOINT, MODEL)
   whole = [x.tolist() for pair in index.nearest(asked) for x in pair]
   monkeypatch.setattr("palm_mtf.retrieval.keys._BLOCK", 50)
   assert [x.tolist() for pair in index.nearest(asked) for x in pair] == whole
+
+
+def test_of_equal_keys_the_first_entries_count(tmp_path):
+  # The first tokens of all texts have the same key.
+  folder, query = tmp_path / "index", queries(9)
+  folder.mkdir()
+  keys = np.random.default_rng(1).normal(0, 3, [3000, SIZE]).astype(np.float16)
+  keys[1::3] = keys[4]
+  np.save(folder / KEYS, keys)
+  np.save(folder / TOKENS, np.arange(3000, dtype=np.int32) % VOCAB)
+  write_manifest(
+    str(folder), {"checkpoint": CHECKPOINT, "search": "exact", "texts": []}
+  )
+  query[4] = keys[4] + query[4] / 50
+  index = KeyIndex(settings(folder, knn_neighbours=100), CHECKPOINT, MODEL)
+  _, expected = oracle_neighbours(folder, query[4], 100)
+  for asked in (query, query[4:5], query[4:], query[[1, 2, 3, 0, 4, 4]]):
+    found = [tokens.tolist() for _, tokens in index.nearest(asked)]
+    places = np.flatnonzero((asked == query[4]).all(1))
+    assert all(found[i] == expected.tolist() for i in places)
+
+
+def test_small_probabilities_do_not_underflow(folder):
+  # exp(-800) is 0 in float64; log p is the model's, less the index's share.
+  for weight, temperature in ((0.25, 2.5), (0.25, 1e-6), (0.25, 1e12)):
+    decode = settings(folder, knn_weight=weight, knn_temperature=temperature)
+    index, query = KeyIndex(decode, CHECKPOINT, MODEL), queries(1)
+    (squares, tokens), *_ = index.nearest(query)
+    ids = [VOCAB + 5, *tokens[:3].tolist()]
+    found = index.log_p(np.full([4], -800.0), np.tile(query, [4, 1]), ids)
+    assert found[0] == pytest.approx(-800 + np.log(1 - weight))
+    oracle, near = oracle_neighbours(folder, query[0], 20)
+    np.testing.assert_allclose(squares, oracle, rtol=1e-12)
+    shares = np.exp((oracle[0] - oracle) / temperature)
+    for log_p, token in zip(found[1:], ids[1:], strict=True):
+      p_knn = shares[near == token].sum() / shares.sum()
+      with np.errstate(divide="ignore"):
+        expected = np.logaddexp(np.log(weight * p_knn), np.log(0.75) - 800)
+      assert log_p == pytest.approx(expected, rel=1e-9)
 
 
 def test_faiss_agrees_and_an_approximate_search_has_exact_distances(tmp_path):
@@ -120,11 +172,11 @@ def test_faiss_agrees_and_an_approximate_search_has_exact_distances(tmp_path):
   tokens = np.load(folder / TOKENS)
   exact = write(tmp_path / "exact", 12_000)
   for i, found in enumerate(
-    KeyIndex(settings(exact), CHECKPOINT).nearest(asked)
+    KeyIndex(settings(exact), CHECKPOINT, MODEL).nearest(asked)
   ):
     np.testing.assert_allclose(found[0], squares[i], rtol=1e-4)
     assert found[1].tolist() == tokens[entries[i]].tolist()
-  index, recall = KeyIndex(settings(folder), CHECKPOINT), []
+  index, recall = KeyIndex(settings(folder), CHECKPOINT, MODEL), []
   for i, (found, near) in enumerate(index.nearest(asked)):
     all_squares = ((keys - asked[i]) ** 2).sum(1)
     places = [np.abs(all_squares - x).argmin() for x in found]
@@ -136,26 +188,49 @@ def test_faiss_agrees_and_an_approximate_search_has_exact_distances(tmp_path):
   assert np.mean(recall) > 0.8
 
 
+def test_answers_of_tasks_depend_on_the_content_of_the_index(folder, tmp_path):
+  # So that answers with an earlier index at the same path are not read again.
+  decode = settings(folder)
+  before = describe_index(decode)
+  assert list(before) == ["index"] and describe_index(decode) == before
+  assert describe_index(DecodeConfig()) == {}
+  assert describe_index(settings(tmp_path / "no")) == {}
+  (folder / "manifest.json").unlink()
+  tokens = np.load(folder / TOKENS)
+  tokens[3] ^= 1
+  np.save(folder / TOKENS, tokens)
+  write_manifest(
+    str(folder), {"checkpoint": CHECKPOINT, "search": "exact", "texts": []}
+  )
+  assert describe_index(decode) not in (before, {})
+
+
 def test_a_wrong_index_is_one_line(folder, tmp_path, monkeypatch):
   decode = settings(folder)
-  said = message_of(KeyIndex, decode, "other")
+  said = message_of(KeyIndex, decode, "other", MODEL)
   assert said.startswith(f"KNN_INDEX = {str(folder)!r}: is of the checkpoint")
-  said = message_of(KeyIndex, settings(folder, knn_neighbours=301), CHECKPOINT)
+  wider = types.SimpleNamespace(d_model=2 * SIZE, vocab_size=VOCAB)
+  assert message_of(KeyIndex, decode, "other", wider) == said
+  said = message_of(
+    KeyIndex, settings(folder, knn_neighbours=301), CHECKPOINT, MODEL
+  )
   assert said == (
     "KNN_NEIGHBOURS = 301: the index has 300 entries; give at most as many."
   )
-  missing = message_of(KeyIndex, settings(tmp_path / "no"), CHECKPOINT)
+  missing = message_of(KeyIndex, settings(tmp_path / "no"), CHECKPOINT, MODEL)
   assert missing.endswith(
     "has no whole index; make one with palm_mtf index build."
   )
   manifest = folder / "manifest.json"
   content = manifest.read_bytes()
   manifest.write_bytes(content.replace(b'"c"', b'"d"'))
-  assert "has no whole index" in message_of(KeyIndex, decode, CHECKPOINT)
+  assert "has no whole index" in message_of(KeyIndex, decode, CHECKPOINT, MODEL)
   manifest.write_bytes(content)
   tokens = (folder / TOKENS).read_bytes()
-  (folder / TOKENS).write_bytes(tokens[:-1])
-  assert "has no whole index" in message_of(KeyIndex, decode, CHECKPOINT)
+  for damaged in (tokens[:-1], tokens[:-4] + b"\7\0\0\0", b""):
+    (folder / TOKENS).write_bytes(damaged)
+    said = message_of(KeyIndex, decode, CHECKPOINT, MODEL)
+    assert "has no whole index" in said
   monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
   assert message_of(check_approximate, 10**6) == (
     "--search = 'approximate': needs faiss, which is not installed: pip "
@@ -165,6 +240,27 @@ def test_a_wrong_index_is_one_line(folder, tmp_path, monkeypatch):
   assert "needs texts of at least 10,000 tokens" in message_of(
     check_approximate, 9_999
   )
+
+
+def test_an_index_that_no_build_writes_is_refused(folder):
+  keys, tokens = np.load(folder / KEYS), np.load(folder / TOKENS)
+  for wrong_keys, wrong_tokens in (
+    (keys, tokens - VOCAB),
+    (keys, tokens + VOCAB),
+    (keys, tokens[1:]),
+    (keys, tokens.astype(np.int64)),
+    (keys.astype(np.float32), tokens),
+    (keys[:, :1], tokens),
+    (keys.reshape(-1), tokens),
+    (keys[:0], tokens[:0]),
+    (keys, np.array([None])),
+  ):
+    (folder / "manifest.json").unlink()
+    np.save(folder / KEYS, wrong_keys)
+    np.save(folder / TOKENS, wrong_tokens)
+    write_manifest(str(folder), {"checkpoint": CHECKPOINT, "search": "exact"})
+    said = message_of(KeyIndex, settings(folder), CHECKPOINT, MODEL)
+    assert "has no whole index" in said
 
 
 @pytest.mark.parametrize(

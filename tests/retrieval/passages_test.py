@@ -131,7 +131,11 @@ def test_wrong_passages_are_one_line(path, monkeypatch):
   monkeypatch.undo()
   pytest.importorskip("bm25s")
   assert message_of(Passages, settings(path, retrieve=5)) == (
-    "RETRIEVE = 5: PASSAGES have only 4; give at most as many."
+    "RETRIEVE = 5: PASSAGES have only 4 with words; give at most as many."
+  )
+  write(path, ["?!", "", "\n"])
+  assert "PASSAGES have only 0 with words" in message_of(
+    Passages, settings(path)
   )
   missing = settings(path.parent / "missing.txt")
   assert message_of(Passages, missing).startswith("PASSAGES: ")

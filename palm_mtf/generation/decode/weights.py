@@ -36,7 +36,7 @@ from palm_mtf.ops.placement import LaidOut, Placement
 from palm_mtf.ops.slicewise import slice_offset, split_axes
 
 # Takes the logits of rows, [rows, vocab] float32, and the vectors that give
-# them, [rows, d_model] float32. Returns log p of a mixture with an index of
+# them, [rows, d_model] float32. Returns logits of a mixture with an index of
 # keys (retrieval/keys.py), [rows, vocab] float32.
 Mix = Callable[[np.ndarray, np.ndarray], np.ndarray]
 

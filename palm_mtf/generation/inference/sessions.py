@@ -102,7 +102,7 @@ class LoadedDecoder(contextlib.AbstractContextManager):
     """Loads a run's checkpoint; ACTIVATION_DTYPE is resolved in `config`."""
     index = None
     if config.decode.knn_index and config.decode.knn_weight:
-      index = KeyIndex(config.decode, checkpoint.blake2b)
+      index = KeyIndex(config.decode, checkpoint.blake2b, config.model)
     return cls(
       checkpoint,
       config.model,

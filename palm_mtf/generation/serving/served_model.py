@@ -311,8 +311,7 @@ class ServedModel:
         f"{asked.num_rows:,} completions (prompts times n): give at most "
         f"{self.most_rows}, the limit per client of this server."
       )
-    decode = self.config.decode
-    if asked.echo and asked.wants_log_probs and decode.knn_index:
+    if asked.echo and asked.wants_log_probs and self.config.decode.knn_index:
       raise UserError(
         "echo: this server has an index, which gives no log p of prompts; ask "
         "for echo or logprobs."
