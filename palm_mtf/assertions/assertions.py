@@ -177,7 +177,7 @@ class Assertions:
     that of the checkpoint. Calls `checked` after each example.
     """
     found: dict[str, list[float]] = {name: [] for name in self._all}
-    for example in examples:
+    for example in examples if self._all else ():
       for name in self._all:
         found[name].append(self._call(name, example))
       if flagged := {x: y[-1] for x, y in found.items() if y[-1]}:
