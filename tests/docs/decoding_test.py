@@ -68,7 +68,7 @@ def _bench(command, *flags):
 @pytest.mark.slow
 @PAGE.shows(".venv/bin/python -m tools.bench quantized_loss")
 def test_speed_is_measured_for_both_attentions(block):
-  *_, command = block.commands
+  _, _, command, _ = block.commands
   assert _bench(command) == ["multi_query", "multi_head"]
 
 
@@ -77,10 +77,12 @@ def test_speed_is_measured_for_both_attentions(block):
 def test_speed_is_compared_with_other_programs(block):
   pytest.importorskip("llama_cpp", reason="llama-cpp-python is absent")
   pytest.importorskip("onnxruntime", reason="onnxruntime is absent")
-  _, command, _ = block.commands
-  assert command[-2:] == ["--peer_python", "PATH"]
+  _, command, _, k_quants = block.commands
+  assert command[-2:] == k_quants[-2:] == ["--peer_python", "PATH"]
   found = _bench([*command[:-1], sys.executable])
   assert set(found) == {"ours", "llama_cpp", "onnx"}
+  found = _bench([*k_quants[:-1], sys.executable], "--bits=q4_k", "--size=125M")
+  assert set(found) == {"ours", "llama_cpp"}
 
 
 @pytest.mark.peers
