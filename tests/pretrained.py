@@ -53,9 +53,9 @@ def records(*words: object) -> list[dict]:
   return [json.loads(line) for line in lines]
 
 
-def export(model_dir: Path, name: str, path: Path) -> Path:
-  """Exports a model in the format `name`; returns the path."""
-  flags = ["--model_dir", model_dir, f"--format={name}"]
+def export(model_dir: Path, name: str, path: Path, *more: str) -> Path:
+  """Exports a model in the format `name`, with more flags; returns the path."""
+  flags = ["--model_dir", model_dir, f"--format={name}", *more]
   command("export", *flags, "--output", path)
   return path
 
