@@ -119,7 +119,8 @@ def export(
     given_base=base_model,
   )
   if target == "imatrix":
-    exported = make_imatrix(trained, collect, calibration or [model_dir])
+    datasets = [*map(trained.publish, calibration or [model_dir])]
+    exported = make_imatrix(trained, collect, datasets)
   elif target == "gguf" and is_adapter:
     exported = make_gguf_adapter(trained, dtype)
   elif target == "gguf":

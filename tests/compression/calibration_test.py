@@ -10,6 +10,7 @@ from palm_mtf.architecture.parameters import parameter_shapes
 from palm_mtf.cli.main import main
 from palm_mtf.config import ModelConfig
 from palm_mtf.data.vocabulary.load import open_vocabulary
+from palm_mtf.export.gguf.files import GgufFile
 from palm_mtf.export.gguf.imatrix import read_imatrix
 from palm_mtf.generation.decode.kernels import round_to_int4
 from tests import runs
@@ -44,6 +45,8 @@ def test_statistics_count_the_whole_rows_of_a_text(
   flags = "--format=imatrix", "--output", output, "--calibration", text
   code, err = export(*flags)
   assert code == 0, err
+  # As in other exports, paths are relative: they tell nobody the user's name.
+  assert GgufFile(str(output)).metadata["imatrix.datasets"] == ["text.txt"]
   vocabulary = open_vocabulary(str(finished / "vocabulary.model"))
   num_tokens = len(vocabulary.encode(text.read_text()))
   found = read_imatrix(str(output), MODEL)
