@@ -112,7 +112,7 @@ IMPORTS = {
   "export/saved_model": "errors config machine _tf architecture ops model "
   "generation/decode model_dir data/vocabulary export/trained_model",
   "export/npz": "json_text architecture export/trained_model",
-  "compression": "errors user_text config _tf architecture accounting "
+  "compression": "errors user_text config _tf architecture accounting native "
   "runtime/program mesh model runtime/client programs data/vocabulary "
   "data/batches checkpoints",
   "generation/inference": "errors user_text config machine architecture "

@@ -17,8 +17,8 @@ from palm_mtf.architecture.parameters import layer_name, parse_name
 from palm_mtf.compression.replacement import Replace, replace_weights
 from palm_mtf.config import ModelConfig
 from palm_mtf.errors import UserError
+from palm_mtf.native.decoding import GROUP
 
-GROUP = 32  # inputs that share a scale of int4, as in native/decoding.py
 _SHARES = (1.0, 0.95, 0.9, 0.85, 0.8, 0.75)  # as in generation/decode/kernels
 
 
