@@ -130,6 +130,8 @@ IMPORTS = {
   "executors/executor programs rates model_dir assertions data/vocabulary "
   "data/batches checkpoints compression generation/decode generation/inference "
   "evaluation",
+  "learners": "config _tf architecture runtime/program mesh runtime/client "
+  "executors/choose programs data/batches training",
   "sweep": "errors console config machine architecture accounting model_dir",
   "commands": "__init__ errors user_text console json_text config machine _tf "
   "architecture adapters accounting mesh executors/host executors/choose "

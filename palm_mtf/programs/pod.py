@@ -298,6 +298,8 @@ class PodBuilder:
       no_step = tf.constant(-1, tf.int64)  # the default turns dropout off
       # Number of steps done before, [], int64.
       self.step = tf.placeholder_with_default(no_step, [], "step")
+      # Number of steps since the optimizer's slots were 0, [], int64.
+      self.slot_step = tf.placeholder_with_default(self.step, [], "slot_step")
       # Index of the microbatch in the step, [], int32.
       self.microbatch = tf.placeholder_with_default(0, [], "microbatch")
       # JSON that describes the batches that servers read, [], string.
@@ -351,7 +353,7 @@ class PodBuilder:
       micro_rows = self._num_rows // self._mesh_layout.num_microbatches
       first_row = pod * self._num_rows + self.microbatch * micro_rows
       numbers = {
-        **find_rates(self._optimizer, self.step),
+        **find_rates(self._optimizer, self.step, self.slot_step),
         "is_first": tf.equal(self.microbatch, 0),
         "dropout_state": build_dropout_state(self.step, first_row),
       }

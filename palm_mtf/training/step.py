@@ -35,6 +35,8 @@ class TrainStep:
     """Takes the client in whose graph `programs` were built."""
     self._client, self.programs = client, programs
     self._is_first = True
+    # Step before which the optimizer's slots were 0.
+    self.slot_start = 0
 
   def run(
     self,
@@ -150,6 +152,7 @@ class TrainStep:
     """Returns the program of a call, and its inputs."""
     program, rows = self.programs.programs[call.nodes], self.programs.rows
     values = {"step": step, "microbatch": call.microbatch, "batches": batch}
+    values["slot_step"] = step - self.slot_start
     for name in program.inputs.keys() - values.keys():
       feature, first, size = rows[name]
       first += call.microbatch * size
