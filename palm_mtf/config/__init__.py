@@ -20,6 +20,7 @@ from palm_mtf.config.config import (
 )
 from palm_mtf.config.data import DataConfig, FilterConfig
 from palm_mtf.config.decode import DecodeConfig
+from palm_mtf.config.exchange import ExchangeConfig
 from palm_mtf.config.hardware import HardwareConfig
 from palm_mtf.config.loss import LossConfig
 from palm_mtf.config.mesh_layout import MeshLayout
@@ -42,6 +43,7 @@ __all__ = [
   "CorpusConfig",
   "DataConfig",
   "DecodeConfig",
+  "ExchangeConfig",
   "FewShotConfig",
   "FilterConfig",
   "HardwareConfig",

@@ -9,6 +9,7 @@ from typing import Annotated
 from palm_mtf.config.checked import Checked, Count, real, texts, whole
 from palm_mtf.config.data import DataConfig
 from palm_mtf.config.decode import DecodeConfig
+from palm_mtf.config.exchange import ExchangeConfig
 from palm_mtf.config.hardware import HardwareConfig
 from palm_mtf.config.loss import LossConfig
 from palm_mtf.config.mesh_layout import MeshLayout
@@ -142,6 +143,7 @@ class StepConfig:
     mesh_layout: mesh of devices in a pod, and layout rules.
     optimizer: one of the optimizers, with its schedule and clipping.
     pods: number of pods, where they are, and how they exchange gradients.
+    exchange: whether pods exchange gradients or, seldom, parameters.
   """
 
   model: ModelConfig
@@ -151,6 +153,7 @@ class StepConfig:
   )
   loss: LossConfig
   pods: PodsConfig = dataclasses.field(default_factory=PodsConfig)
+  exchange: ExchangeConfig = dataclasses.field(default_factory=ExchangeConfig)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
