@@ -11,6 +11,7 @@ from palm_mtf.config.data import DataConfig
 from palm_mtf.config.decode import DecodeConfig
 from palm_mtf.config.exchange import ExchangeConfig
 from palm_mtf.config.hardware import HardwareConfig
+from palm_mtf.config.learners import LearnersConfig
 from palm_mtf.config.loss import LossConfig
 from palm_mtf.config.mesh_layout import MeshLayout
 from palm_mtf.config.model import ModelConfig
@@ -177,11 +178,13 @@ class Config(PlanConfig, CorpusConfig):
     fault_tolerance: skipped batches, loss spikes, and the watchdog.
     decode: settings of sampling and beam search.
     evaluation: SeqIO tasks to evaluate, on which checkpoints, and how.
+    learners: processes with their own clocks, if such train the model.
   """
 
   fault_tolerance: WatchConfig = dataclasses.field(default_factory=WatchConfig)
   decode: DecodeConfig = dataclasses.field(default_factory=DecodeConfig)
   evaluation: TaskEvalConfig = dataclasses.field(default_factory=TaskEvalConfig)
+  learners: LearnersConfig = dataclasses.field(default_factory=LearnersConfig)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -1,0 +1,401 @@
+# Copyright 2026 The palm_mtf authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Which learner trains what, and when its work is merged (arXiv:2604.21428).
+
+A *task* is one share of the batches of OUTER_STEPS / FRAGMENTS steps. A learner
+takes a task, trains, and sends how far one fragment has moved since it sent
+that fragment last; fragments take turns. A fragment is merged once QUORUM
+learners have sent it, and either all others have, too, or GRACE_SECS are over:
+
+  mean  =  p + sum of tokens_i moved_i / sum of tokens_i      p: the fragment
+
+and `outer_step` (optim/outer.py) takes p to its next value. A learner that sends
+later is part of the fragment's next merge, so no learner waits for it.
+
+Nothing here knows a clock, a thread or a network: times are arguments, and the
+events, in their order, decide every bit (record.py).
+"""
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from palm_mtf.config import ExchangeConfig
+from palm_mtf.errors import UserError
+from palm_mtf.optim.outer import outer_step
+
+Arrays = Mapping[str, np.ndarray]  # {parameter: float32}
+# A learner counts as lost if it is silent for SECS, the time in which it would
+# do so many of its slowest tasks; before its first, so many times SECS.
+_SLOW_TASKS, _SLOW_FACTOR = 3, 10
+
+
+class OuterParameters:
+  """The parameters that all learners share, and their momentum.
+
+  Attributes:
+    parameters, momentum: {parameter: float32}. A merge makes new arrays, so a
+      copy of the mapping keeps its values.
+    fragments: names of the parameters of each fragment.
+    versions: number of the last merge of each fragment; 0 for none.
+    num_merges: number of merges.
+  """
+
+  def __init__(
+    self,
+    parameters: Arrays,
+    fragments: Sequence[Sequence[str]],
+    exchange: ExchangeConfig,
+    momentum: Arrays | None = None,
+    num_merges: int = 0,
+  ):
+    self.parameters, self.fragments = dict(parameters), fragments
+    self.momentum = {x: np.zeros_like(parameters[x]) for x in parameters}
+    self.momentum |= momentum or {}
+    self._rate = exchange.outer_lr, exchange.outer_momentum
+    self.num_merges = num_merges
+    self.versions = [num_merges] * len(fragments)
+
+  def merge(
+    self, fragment: int, parts: Sequence[tuple[Arrays, int]]
+  ) -> None:
+    """Merges a fragment; `parts` has how far it moved, and tokens, in order."""
+    total = sum(tokens for _, tokens in parts)
+    for name in self.fragments[fragment]:
+      p, momentum = self.parameters[name], self.momentum[name]
+      # In float64, so that only the order of `parts` and one rounding matter.
+      moved = sum(np.float64(tokens) * x[name] for x, tokens in parts) / total
+      mean = (p + moved).astype(np.float32)
+      self.parameters[name], self.momentum[name] = (
+        np.asarray(x, np.float32)
+        for x in outer_step(p, momentum, mean, *self._rate)
+      )
+    self.num_merges += 1
+    self.versions[fragment] = self.num_merges
+
+
+@dataclasses.dataclass(frozen=True)
+class Work:
+  """What a learner does next.
+
+  Attributes:
+    number: of the work in its run.
+    learner: number of the learner.
+    task: the rows to train on (`Tasks.place`); None to send only what is left.
+    sends: fragments that the learner sends afterwards.
+    takes: fragments whose outer parameters the learner takes before.
+    begins: whether the learner's optimizer starts from scratch.
+  """
+
+  number: int
+  learner: int
+  task: int | None
+  sends: tuple[int, ...]
+  takes: tuple[int, ...]
+  begins: bool
+
+
+@dataclasses.dataclass
+class _Learner:
+  number: int
+  order: list[int]  # fragments, the next to send first
+  turn: int  # merges after which its next contribution is expected
+  heard: float  # time of its last sign of life
+  versions: list[int]  # of the outer parameters that it has
+  unsent: set[int]  # fragments that have moved since it sent them
+  work: Work | None = None
+  given: float = 0.0
+  slowest: float | None = None  # seconds of a task
+  has_begun: bool = False
+  tokens: list[int] = dataclasses.field(default_factory=list)  # by fragment
+
+
+@dataclasses.dataclass
+class _Part:
+  """How far a learner has moved a fragment, not merged yet."""
+
+  moved: dict[str, np.ndarray]
+  tokens: int
+  tasks: list[int]
+
+
+WAIT, DONE = "wait", "done"
+
+
+class Syncer:
+  """Gives learners their tasks, and merges what they send.
+
+  Attributes:
+    outer: the outer parameters.
+    note: called with each event, a JSON object, before it takes effect.
+  """
+
+  def __init__(
+    self,
+    outer: OuterParameters,
+    *,
+    num_tasks: int,
+    quorum: int,
+    grace_secs: float,
+    lost_secs: float,
+    overlaps: bool = False,
+    state: Mapping[str, Any] | None = None,
+    note: Callable[[dict[str, Any]], None] = lambda event: None,
+  ):
+    """Begins or, with the `state` of a checkpoint, continues a run.
+
+    Args:
+      num_tasks: number of tasks of the run.
+      quorum: number of learners that have to send a fragment.
+      grace_secs: how long a merge waits for more than the quorum.
+      lost_secs: see _SLOW_TASKS.
+      overlaps: whether a learner goes on with a task before what it sent last
+        is merged.
+    """
+    self.outer, self.note = outer, note
+    self._num_tasks, self._quorum = num_tasks, quorum
+    self._grace_secs, self._lost_secs = grace_secs, lost_secs
+    self._ahead = int(overlaps)
+    state = state or {}
+    self._next_task: int = state.get("next_task", 0)
+    self._again: list[int] = list(state.get("again", ()))
+    self._num_learners: int = state.get("learners", 0)
+    self._num_works: int = state.get("works", 0)
+    self._learners: dict[str, _Learner] = {}
+    # {learner's number: its part}, for each fragment.
+    self._pools: list[dict[int, _Part]] = [{} for _ in outer.fragments]
+    self._quorum_at: list[float | None] = [None] * len(outer.fragments)
+
+  @property
+  def num_learners(self) -> int:
+    """Number of learners that take part now."""
+    return len(self._learners)
+
+  @property
+  def state(self) -> dict[str, Any]:
+    """What a checkpoint needs of this object besides the outer parameters."""
+    return {
+      "next_task": self._next_task,
+      "again": sorted({*self._again, *self._pending()}),
+      "learners": self._num_learners,
+      "works": self._num_works,
+      "merges": self.outer.num_merges,
+    }
+
+  @property
+  def num_done(self) -> int:
+    """Number of tasks that are part of the outer parameters."""
+    return self._next_task - len(self._again) - len(self._pending())
+
+  @property
+  def is_done(self) -> bool:
+    """Whether all tasks are done, and all learners have sent what is left."""
+    return self.num_done == self._num_tasks and not any(
+      x.work or x.unsent for x in self._learners.values()
+    )
+
+  def lags(self) -> dict[str, int]:
+    """Returns, by member, how many merges its oldest fragment has missed."""
+    return {
+      member: max(
+        now - had
+        for now, had in zip(self.outer.versions, x.versions, strict=True)
+      )
+      for member, x in self._learners.items()
+    }
+
+  def join(self, member: str, now: float, **about: Any) -> int:
+    """Takes a learner, perhaps again; returns its number. `about` is noted."""
+    self.leave(member)
+    count, turn = len(self.outer.fragments), self.outer.num_merges
+    # The others will have ended this turn before a late learner ends its task.
+    turn += bool(self._learners)
+    number = self._num_learners
+    self._num_learners += 1
+    self.note({"event": "join", "learner": number, "member": member, **about})
+    self._learners[member] = _Learner(
+      number=number,
+      order=[(turn + i) % count for i in range(count)],
+      turn=turn,
+      heard=now,
+      versions=[-1] * count,
+      unsent=set(),
+      tokens=[0] * count,
+    )
+    return number
+
+  def leave(self, member: str) -> None:
+    """Drops a learner, if it takes part; others do its task again."""
+    if learner := self._learners.pop(member, None):
+      self.note({"event": "leave", "learner": learner.number})
+      if learner.work and learner.work.task is not None:
+        self._again.append(learner.work.task)
+
+  def next(self, member: str, now: float) -> Work | str:
+    """Returns a learner's next work, or WAIT or DONE."""
+    learner = self._find(member)
+    learner.heard = now
+    if learner.work:  # it asks again, because the answer got lost
+      return learner.work
+    if self.is_done:
+      return DONE
+    task, sends = None, (learner.order[0],)
+    if self._must_wait(learner):
+      return WAIT
+    if self._again:
+      task = self._again.pop(0)
+    elif self._next_task < self._num_tasks:
+      task = self._next_task
+      self._next_task += 1
+    elif learner.unsent:
+      sends = tuple(sorted(learner.unsent))
+    else:
+      return WAIT  # a task of another learner may have to be done again
+    versions = self.outer.versions
+    takes = [i for i, x in enumerate(versions) if learner.versions[i] != x]
+    work = Work(
+      number=self._num_works,
+      learner=learner.number,
+      task=task,
+      sends=sends,
+      takes=tuple(takes),
+      begins=not learner.has_begun,
+    )
+    self.note({"event": "work", **dataclasses.asdict(work)})
+    self._num_works += 1
+    learner.work, learner.given, learner.has_begun = work, now, True
+    learner.versions = list(versions)
+    return work
+
+  def find_work(self, member: str, number: object) -> Work:
+    """Returns the work whose result a learner sends; UserError if stale."""
+    work = self._find(member).work
+    if not work or work.number != number:
+      raise UserError(
+        f"{member}: work {number!r} is not expected from this learner"
+        + (f", but work {work.number}" if work else "")
+        + ": the contribution is stale, and is refused."
+      )
+    return work
+
+  def contribute(
+    self,
+    member: str,
+    number: object,
+    moved: Arrays,
+    tokens: int,
+    now: float,
+  ) -> None:
+    """Takes the result of a work: how far the fragments of `sends` moved.
+
+    `tokens` is the number of tokens of the work's rows that have a loss.
+
+    Raises UserError if the result is stale or not finite; the latter learner
+    is dropped, and has to join again.
+    """
+    work, learner = self.find_work(member, number), self._learners[member]
+    for name, value in moved.items():
+      if not np.isfinite(value).all():
+        self.leave(member)
+        raise UserError(
+          f"{member}: {name} of work {number} is not finite, and is refused; "
+          "join again, from the outer parameters."
+        )
+    self.note(
+      {"event": "contribution", "work": work.number, "tokens": tokens}
+    )
+    learner.heard, learner.work = now, None
+    learner.turn = max(learner.turn, self.outer.num_merges) + 1
+    if work.task is not None:
+      learner.slowest = max(learner.slowest or 0.0, now - learner.given)
+      learner.unsent = {*range(len(self._pools))}
+      learner.order.append(learner.order.pop(0))
+      learner.tokens = [x + tokens for x in learner.tokens]
+    for fragment in work.sends:
+      pool = self._pools[fragment]
+      names = self.outer.fragments[fragment]
+      part = pool.setdefault(learner.number, _Part({}, 0, []))
+      part.moved = {
+        x: part.moved[x] + moved[x] if part.moved else moved[x] for x in names
+      }
+      part.tokens += learner.tokens[fragment]
+      learner.tokens[fragment] = 0
+      learner.unsent.discard(fragment)
+      if work.task is not None:
+        part.tasks.append(work.task)
+      if len(pool) >= self._quorum and self._quorum_at[fragment] is None:
+        self._quorum_at[fragment] = now
+
+  def tick(self, now: float) -> list[dict[str, Any]]:
+    """Drops silent learners, and merges what is due; returns the merges."""
+    for member in [x for x, y in self._learners.items() if self._is_lost(y, now)]:
+      self.leave(member)
+    return [
+      self._merge(i) for i in range(len(self._pools)) if self._is_due(i, now)
+    ]
+
+  def _find(self, member: str) -> _Learner:
+    if member not in self._learners:
+      raise UserError(
+        f"{member}: does not take part, or was silent for too long; join again."
+      )
+    return self._learners[member]
+
+  def _pending(self) -> set[int]:
+    """Returns the tasks that learners have, or whose result is not merged."""
+    works = (x.work for x in self._learners.values())
+    parts = (x for pool in self._pools for x in pool.values())
+    return {x.task for x in works if x and x.task is not None} | {
+      task for part in parts for task in part.tasks
+    }
+
+  def _must_wait(self, learner: _Learner) -> bool:
+    if learner.turn <= self.outer.num_merges + self._ahead:
+      return False
+    # If all wait for each other, because each has sent another fragment, let
+    # them go on. But with fewer learners than the quorum, nothing is merged.
+    is_busy = any(x.work for x in self._learners.values())
+    return is_busy or len(self._learners) < self._quorum
+
+  def _is_lost(self, learner: _Learner, now: float) -> bool:
+    patience = self._lost_secs
+    if learner.work:
+      slow = learner.slowest
+      patience *= _SLOW_FACTOR if slow is None else 1
+      patience += _SLOW_TASKS * (slow or 0.0)
+    return now - learner.heard > patience
+
+  def _is_due(self, fragment: int, now: float) -> bool:
+    pool, since = self._pools[fragment], self._quorum_at[fragment]
+    if not pool:
+      return False
+    if since is not None and now >= since + self._grace_secs:
+      return True
+    # Nobody else will send it: all have, or the run ends.
+    left = {
+      x.number
+      for x in self._learners.values()
+      if x.work or (x.unsent and self._ends) or not self._ends
+    } - {*pool}
+    return not left and (since is not None or self._ends)
+
+  @property
+  def _ends(self) -> bool:
+    """Whether no task is left to give."""
+    return self._next_task == self._num_tasks and not self._again
+
+  def _merge(self, fragment: int) -> dict[str, Any]:
+    pool = self._pools[fragment]
+    numbers = sorted(pool)
+    event = {"event": "merge", "fragment": fragment, "learners": numbers}
+    self.outer.merge(
+      fragment, [(pool[x].moved, pool[x].tokens) for x in numbers]
+    )
+    event |= {"merge": self.outer.num_merges}
+    self.note(event)
+    self._pools[fragment] = {}
+    self._quorum_at[fragment] = None
+    tokens = {x: pool[x].tokens for x in numbers}
+    return {**event, "tokens": tokens}
