@@ -2,6 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Runs the training steps of a session, call by call of their plan."""
 
+import contextlib
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -35,6 +36,9 @@ class TrainStep:
     """Takes the client in whose graph `programs` were built."""
     self._client, self.programs = client, programs
     self._is_first = True
+    # Pods that exchange gradients have no other parameters to validate.
+    self.showing_outer: Callable[[], contextlib.AbstractContextManager[None]]
+    self.showing_outer = contextlib.nullcontext
 
   def run(
     self,
