@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """How pods keep their parameters together: by gradients, or seldom (DiLoCo).
 
-With EXCHANGE = "diloco", each pod trains on its rows alone. Pods exchange
-parameters only at *syncs*, one fragment of the model at a time:
+With EXCHANGE = "diloco", each pod updates its own parameters by its own rows.
+Pods exchange parameters only at *syncs*, one fragment of the model at a time:
 
   OUTER_STEPS = 4, FRAGMENTS = 2, OVERLAP_STEPS = 1
 
@@ -82,6 +82,11 @@ class ExchangeConfig(Checked):
     """Returns the fragment that is merged after `step` steps, or None."""
     number, rest = divmod(step, self.period)
     return None if rest or not step else (number - 1) % self.fragments
+
+  def can_save(self, step: int) -> bool:
+    """Returns whether no fragment is on its way after `step` steps."""
+    left = -step % self.period
+    return not self.is_diloco or not 0 < left <= self.overlap_steps
 
   def fragment_sent(self, step: int) -> int | None:
     """Returns the fragment that pods send after `step` steps, or None."""

@@ -351,7 +351,8 @@ class PodBuilder:
       features = self._loss_function.features
       batch = import_features(mesh, placement, by_cpu, features)
       micro_rows = self._num_rows // self._mesh_layout.num_microbatches
-      first_row = pod * self._num_rows + self.microbatch * micro_rows
+      first_row = (self._devices.first_pod + pod) * self._num_rows
+      first_row += self.microbatch * micro_rows
       numbers = {
         **find_rates(self._optimizer, self.step, self.slot_step),
         "is_first": tf.equal(self.microbatch, 0),

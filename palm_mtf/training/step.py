@@ -2,6 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Runs the training steps of a session, call by call of their plan."""
 
+import contextlib
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -37,6 +38,9 @@ class TrainStep:
     self._is_first = True
     # Step before which the optimizer's slots were 0.
     self.slot_start = 0
+    # Pods that exchange gradients have no other parameters to validate.
+    self.showing_outer: Callable[[], contextlib.AbstractContextManager[None]]
+    self.showing_outer = contextlib.nullcontext
 
   def run(
     self,

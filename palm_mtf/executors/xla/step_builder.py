@@ -207,8 +207,10 @@ class StepBuilder:
     with tf.device(self._devices.client):
       of_step = tf.stack([*rates.values()])
       num_rows = self._settings.num_rows
+      first = self._devices.first_pod
       states = [
-        build_dropout_state(self._step, i * num_rows) for i in self._every_pod
+        build_dropout_state(self._step, (first + i) * num_rows)
+        for i in self._every_pod
       ]
     if len(states) > 1:
       return self._build_exchange(rows, of_step, states)
