@@ -9,19 +9,21 @@ learners have sent it, and either all others have, too, or GRACE_SECS are over:
 
   mean  =  p + sum of tokens_i moved_i / sum of tokens_i      p: the fragment
 
-and `outer_step` (optim/outer.py) takes p to its next value. A learner that sends
-later is part of the fragment's next merge, so no learner waits for it.
+and `outer_step` (optim/outer.py) takes p to its next value. If a learner sends
+the fragment later, this is part of the fragment's next merge.
 
 Nothing here knows a clock, a thread or a network: times are arguments, and the
 events, in their order, decide every bit (record.py).
 """
 
 import dataclasses
+import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
+from palm_mtf.architecture.parameters import parse_name
 from palm_mtf.config import ExchangeConfig
 from palm_mtf.errors import UserError
 from palm_mtf.optim.outer import outer_step
@@ -58,22 +60,27 @@ class OuterParameters:
     self.num_merges = num_merges
     self.versions = [num_merges] * len(fragments)
 
-  def merge(
-    self, fragment: int, parts: Sequence[tuple[Arrays, int]]
-  ) -> None:
-    """Merges a fragment; `parts` has how far it moved, and tokens, in order."""
+  def merge(self, fragment: int, parts: Sequence[tuple[Arrays, int]]) -> str:
+    """Merges a fragment; returns a hash of its next values.
+
+    `parts` has how far each learner moved it, and the tokens, in their order.
+    """
+    digest = hashlib.blake2b(digest_size=16)
     total = sum(tokens for _, tokens in parts)
     for name in self.fragments[fragment]:
       p, momentum = self.parameters[name], self.momentum[name]
+      # Loads of experts are measured, so their mean needs no momentum.
+      rate = (1.0, 0.0) if parse_name(name).is_state else self._rate
       # In float64, so that only the order of `parts` and one rounding matter.
       moved = sum(np.float64(tokens) * x[name] for x, tokens in parts) / total
       mean = (p + moved).astype(np.float32)
       self.parameters[name], self.momentum[name] = (
-        np.asarray(x, np.float32)
-        for x in outer_step(p, momentum, mean, *self._rate)
+        np.asarray(x, np.float32) for x in outer_step(p, momentum, mean, *rate)
       )
+      digest.update(self.parameters[name].tobytes())
     self.num_merges += 1
     self.versions[fragment] = self.num_merges
+    return digest.hexdigest()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -101,24 +108,35 @@ class Work:
 class _Learner:
   number: int
   order: list[int]  # fragments, the next to send first
-  turn: int  # merges after which its next contribution is expected
+  turn: int  # number of merges that its next task waits for
   heard: float  # time of its last sign of life
   versions: list[int]  # of the outer parameters that it has
-  unsent: set[int]  # fragments that have moved since it sent them
+  tokens: list[int]  # by fragment, since it sent the fragment last
   work: Work | None = None
-  given: float = 0.0
+  given: tuple[float, list[int]] = (0.0, [])  # when, and `outer.versions`
+  last: Work | None = None  # whose result it has sent
   slowest: float | None = None  # seconds of a task
-  has_begun: bool = False
-  tokens: list[int] = dataclasses.field(default_factory=list)  # by fragment
+  merged: int = 0  # number of the last merge with its work
+  merged_tokens: int = 0
+
+  @property
+  def unsent(self) -> tuple[int, ...]:
+    """Fragments that have moved since it sent them."""
+    return tuple(i for i, tokens in enumerate(self.tokens) if tokens)
 
 
 @dataclasses.dataclass
 class _Part:
   """How far a learner has moved a fragment, not merged yet."""
 
-  moved: dict[str, np.ndarray]
-  tokens: int
-  tasks: list[int]
+  member: str
+  tokens: int = 0
+  tasks: list[int] = dataclasses.field(default_factory=list)
+  moved: dict[str, np.ndarray] = dataclasses.field(default_factory=dict)
+
+  def add(self, moved: Arrays) -> None:
+    before = self.moved
+    self.moved = {x: before[x] + y if before else y for x, y in moved.items()}
 
 
 WAIT, DONE = "wait", "done"
@@ -129,7 +147,7 @@ class Syncer:
 
   Attributes:
     outer: the outer parameters.
-    note: called with each event, a JSON object, before it takes effect.
+    note: called with each event, a JSON object.
   """
 
   def __init__(
@@ -191,18 +209,17 @@ class Syncer:
 
   @property
   def is_done(self) -> bool:
-    """Whether all tasks are done, and all learners have sent what is left."""
-    return self.num_done == self._num_tasks and not any(
-      x.work or x.unsent for x in self._learners.values()
+    """Whether all tasks are merged, and what learners had left."""
+    left = any(x.work or x.unsent for x in self._learners.values())
+    return (
+      self.num_done == self._num_tasks and not left and not any(self._pools)
     )
 
-  def lags(self) -> dict[str, int]:
-    """Returns, by member, how many merges its oldest fragment has missed."""
+  def figures(self) -> dict[str, tuple[int, int, int]]:
+    """Returns, by member, its last merge, how many came since, and tokens."""
+    now = self.outer.num_merges
     return {
-      member: max(
-        now - had
-        for now, had in zip(self.outer.versions, x.versions, strict=True)
-      )
+      member: (x.merged, now - x.merged, x.merged_tokens)
       for member, x in self._learners.items()
     }
 
@@ -210,19 +227,19 @@ class Syncer:
     """Takes a learner, perhaps again; returns its number. `about` is noted."""
     self.leave(member)
     count, turn = len(self.outer.fragments), self.outer.num_merges
-    # The others will have ended this turn before a late learner ends its task.
-    turn += bool(self._learners)
+    # The others end this turn before a late learner ends its first task.
+    first = turn + any(x.last is not None for x in self._learners.values())
     number = self._num_learners
     self._num_learners += 1
     self.note({"event": "join", "learner": number, "member": member, **about})
     self._learners[member] = _Learner(
       number=number,
-      order=[(turn + i) % count for i in range(count)],
+      order=[(first + i) % count for i in range(count)],
       turn=turn,
       heard=now,
       versions=[-1] * count,
-      unsent=set(),
       tokens=[0] * count,
+      merged=turn,
     )
     return number
 
@@ -237,92 +254,85 @@ class Syncer:
     """Returns a learner's next work, or WAIT or DONE."""
     learner = self._find(member)
     learner.heard = now
+    sends = (learner.order[0],)
     if learner.work:  # it asks again, because the answer got lost
-      return learner.work
-    if self.is_done:
+      task, sends = learner.work.task, learner.work.sends
+    elif self.is_done:
       return DONE
-    task, sends = None, (learner.order[0],)
-    if self._must_wait(learner):
+    elif self._must_wait(learner):
       return WAIT
-    if self._again:
+    elif self._again:
       task = self._again.pop(0)
     elif self._next_task < self._num_tasks:
       task = self._next_task
       self._next_task += 1
     elif learner.unsent:
-      sends = tuple(sorted(learner.unsent))
+      task, sends = None, learner.unsent
     else:
       return WAIT  # a task of another learner may have to be done again
-    versions = self.outer.versions
-    takes = [i for i, x in enumerate(versions) if learner.versions[i] != x]
+    versions = list(self.outer.versions)
     work = Work(
       number=self._num_works,
       learner=learner.number,
       task=task,
       sends=sends,
-      takes=tuple(takes),
-      begins=not learner.has_begun,
+      takes=tuple(
+        i for i, x in enumerate(versions) if learner.versions[i] != x
+      ),
+      begins=learner.last is None,
     )
     self.note({"event": "work", **dataclasses.asdict(work)})
     self._num_works += 1
-    learner.work, learner.given, learner.has_begun = work, now, True
-    learner.versions = list(versions)
+    learner.work, learner.given = work, (now, versions)
     return work
 
   def find_work(self, member: str, number: object) -> Work:
     """Returns the work whose result a learner sends; UserError if stale."""
-    work = self._find(member).work
-    if not work or work.number != number:
-      raise UserError(
-        f"{member}: work {number!r} is not expected from this learner"
-        + (f", but work {work.number}" if work else "")
-        + ": the contribution is stale, and is refused."
-      )
-    return work
+    learner = self._find(member)
+    for work in (learner.work, learner.last):
+      if work and work.number == number:
+        return work
+    now = f", but that of work {learner.work.number}" if learner.work else ""
+    raise UserError(
+      f"{member}: the result of work {number!r} is stale: it is not expected "
+      f"of this learner{now}; ask for the next work."
+    )
 
   def contribute(
-    self,
-    member: str,
-    number: object,
-    moved: Arrays,
-    tokens: int,
-    now: float,
+    self, member: str, number: object, moved: Arrays, tokens: int, now: float
   ) -> None:
     """Takes the result of a work: how far the fragments of `sends` moved.
 
     `tokens` is the number of tokens of the work's rows that have a loss.
 
-    Raises UserError if the result is stale or not finite; the latter learner
-    is dropped, and has to join again.
+    Raises UserError if the result is stale or not finite. A learner whose
+    result is not finite is dropped, and has to join again.
     """
     work, learner = self.find_work(member, number), self._learners[member]
+    learner.heard = now
+    if work is learner.last:
+      return  # it sends the result again, because the answer got lost
     for name, value in moved.items():
       if not np.isfinite(value).all():
         self.leave(member)
         raise UserError(
-          f"{member}: {name} of work {number} is not finite, and is refused; "
-          "join again, from the outer parameters."
+          f"{member}: {name} of work {number} is not finite; the learner has "
+          "to join again, from the outer parameters."
         )
-    self.note(
-      {"event": "contribution", "work": work.number, "tokens": tokens}
-    )
-    learner.heard, learner.work = now, None
+    self.note({"event": "contribution", "work": work.number, "tokens": tokens})
+    given, learner.versions = learner.given
+    learner.work, learner.last = None, work
     learner.turn = max(learner.turn, self.outer.num_merges) + 1
     if work.task is not None:
-      learner.slowest = max(learner.slowest or 0.0, now - learner.given)
-      learner.unsent = {*range(len(self._pools))}
+      learner.slowest = max(learner.slowest or 0.0, now - given)
       learner.order.append(learner.order.pop(0))
       learner.tokens = [x + tokens for x in learner.tokens]
     for fragment in work.sends:
       pool = self._pools[fragment]
-      names = self.outer.fragments[fragment]
-      part = pool.setdefault(learner.number, _Part({}, 0, []))
-      part.moved = {
-        x: part.moved[x] + moved[x] if part.moved else moved[x] for x in names
-      }
+      part = pool.setdefault(learner.number, _Part(member))
+      part.add({x: moved[x] for x in self.outer.fragments[fragment]})
       part.tokens += learner.tokens[fragment]
       learner.tokens[fragment] = 0
-      learner.unsent.discard(fragment)
       if work.task is not None:
         part.tasks.append(work.task)
       if len(pool) >= self._quorum and self._quorum_at[fragment] is None:
@@ -330,7 +340,9 @@ class Syncer:
 
   def tick(self, now: float) -> list[dict[str, Any]]:
     """Drops silent learners, and merges what is due; returns the merges."""
-    for member in [x for x, y in self._learners.items() if self._is_lost(y, now)]:
+    for member in [
+      x for x, y in self._learners.items() if self._is_lost(y, now)
+    ]:
       self.leave(member)
     return [
       self._merge(i) for i in range(len(self._pools)) if self._is_due(i, now)
@@ -387,15 +399,16 @@ class Syncer:
     return self._next_task == self._num_tasks and not self._again
 
   def _merge(self, fragment: int) -> dict[str, Any]:
-    pool = self._pools[fragment]
-    numbers = sorted(pool)
-    event = {"event": "merge", "fragment": fragment, "learners": numbers}
-    self.outer.merge(
-      fragment, [(pool[x].moved, pool[x].tokens) for x in numbers]
-    )
-    event |= {"merge": self.outer.num_merges}
-    self.note(event)
-    self._pools[fragment] = {}
+    pool, self._pools[fragment] = self._pools[fragment], {}
     self._quorum_at[fragment] = None
-    tokens = {x: pool[x].tokens for x in numbers}
-    return {**event, "tokens": tokens}
+    parts = [pool[x] for x in sorted(pool)]
+    event = {"event": "merge", "fragment": fragment, "learners": sorted(pool)}
+    digest = self.outer.merge(fragment, [(x.moved, x.tokens) for x in parts])
+    event |= {"merge": self.outer.num_merges, "blake2b": digest}
+    self.note(event)
+    for part in parts:
+      learner = self._learners.get(part.member)
+      if learner and learner.number in pool:
+        learner.merged = self.outer.num_merges
+        learner.merged_tokens += part.tokens
+    return event
