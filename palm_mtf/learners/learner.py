@@ -13,7 +13,7 @@ from palm_mtf.architecture.parameters import saved_shapes
 from palm_mtf.config import PodsConfig, StepConfig
 from palm_mtf.data.batches.corpus import Batch
 from palm_mtf.executors.choose import executor_of, uses_accelerators
-from palm_mtf.mesh.slices import Slice, variables_of
+from palm_mtf.mesh.slices import Slice, names_of, variables_of
 from palm_mtf.programs.features import REQUIRED_FEATURES
 from palm_mtf.programs.step_programs import StepPrograms
 from palm_mtf.programs.train_program import build_train_program
@@ -163,11 +163,22 @@ class Learner:
     self._client, self._programs = client, programs
     self._step = TrainStep(client, programs)
     self.arrays = PodArrays(client, programs.slices, names, **more)
+    everything = names_of(programs.slices)
+    self._all = PodArrays(client, programs.slices, everything, **more)
     self.num_rows = programs.batch_size
     slices = variables_of(programs.pod_slices)
     self._initialize = Program(
       operations=[programs.initialize], writes=state_of(slices)
     )
+
+  def save(self) -> tuple[Arrays, int]:
+    """Returns all variables, and the steps that the slots have seen."""
+    return self._all.read(), self._slot_steps
+
+  def load(self, state: tuple[Arrays, int]) -> None:
+    """Sets what `save` has returned."""
+    arrays, self._slot_steps = state
+    self._all.set(arrays)
 
   def begin(self, parameters: Arrays | None = None) -> None:
     """Sets all parameters; the optimizer starts from scratch.

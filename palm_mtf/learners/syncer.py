@@ -103,6 +103,11 @@ class Work:
   takes: tuple[int, ...]
   begins: bool
 
+  @classmethod
+  def of(cls, event: Mapping[str, Any]) -> "Work":
+    """Returns the work of an event "work"."""
+    return cls(**{x.name: event[x.name] for x in dataclasses.fields(cls)})
+
 
 @dataclasses.dataclass
 class _Learner:
@@ -147,6 +152,7 @@ class Syncer:
 
   Attributes:
     outer: the outer parameters.
+    quorum: number of learners that have to send a fragment before a merge.
     note: called with each event, a JSON object.
   """
 
@@ -173,9 +179,11 @@ class Syncer:
         is merged.
     """
     self.outer, self.note = outer, note
-    self._num_tasks, self._quorum = num_tasks, quorum
+    self._num_tasks, self.quorum = num_tasks, quorum
     self._grace_secs, self._lost_secs = grace_secs, lost_secs
     self._ahead = int(overlaps)
+    if state:
+      note({"event": "resume", "merges": outer.num_merges})
     state = state or {}
     self._next_task: int = state.get("next_task", 0)
     self._again: list[int] = list(state.get("again", ()))
@@ -319,7 +327,8 @@ class Syncer:
           f"{member}: {name} of work {number} is not finite; the learner has "
           "to join again, from the outer parameters."
         )
-    self.note({"event": "contribution", "work": work.number, "tokens": tokens})
+    about = {"learner": learner.number, "work": work.number, "tokens": tokens}
+    self.note({"event": "contribution", **about})
     given, learner.versions = learner.given
     learner.work, learner.last = None, work
     learner.turn = max(learner.turn, self.outer.num_merges) + 1
@@ -335,7 +344,7 @@ class Syncer:
       learner.tokens[fragment] = 0
       if work.task is not None:
         part.tasks.append(work.task)
-      if len(pool) >= self._quorum and self._quorum_at[fragment] is None:
+      if len(pool) >= self.quorum and self._quorum_at[fragment] is None:
         self._quorum_at[fragment] = now
 
   def tick(self, now: float) -> list[dict[str, Any]]:
@@ -347,6 +356,31 @@ class Syncer:
     return [
       self._merge(i) for i in range(len(self._pools)) if self._is_due(i, now)
     ]
+
+  def repeat(self, event: Mapping[str, Any], moved: Arrays) -> str | None:
+    """Does what an event of a record says; `moved` is a work's result.
+
+    Returns the hash of a merge; otherwise None.
+    """
+    members = {x.number: member for member, x in self._learners.items()}
+    match event["event"]:
+      case "resume":
+        self._learners.clear()
+        self._pools = [{} for _ in self._pools]
+      case "join":
+        self.join(event["member"], 0.0)
+      case "leave":
+        self.leave(members[event["learner"]])
+      case "work":
+        learner = self._learners[members[event["learner"]]]
+        learner.work = Work.of(event)
+        learner.given = 0.0, list(self.outer.versions)
+      case "contribution":
+        member = members[event["learner"]]
+        self.contribute(member, event["work"], moved, event["tokens"], 0.0)
+      case "merge":
+        return str(self._merge(event["fragment"])["blake2b"])
+    return None
 
   def _find(self, member: str) -> _Learner:
     if member not in self._learners:
@@ -369,7 +403,7 @@ class Syncer:
     # If all wait for each other, because each has sent another fragment, let
     # them go on. But with fewer learners than the quorum, nothing is merged.
     is_busy = any(x.work for x in self._learners.values())
-    return is_busy or len(self._learners) < self._quorum
+    return is_busy or len(self._learners) < self.quorum
 
   def _is_lost(self, learner: _Learner, now: float) -> bool:
     patience = self._lost_secs
