@@ -130,6 +130,8 @@ IMPORTS = {
   "executors/executor programs rates model_dir assertions data/vocabulary "
   "data/batches checkpoints compression generation/decode generation/inference "
   "evaluation",
+  "learners": "__init__ errors json_text config runtime/addresses "
+  "runtime/manager",
   "sweep": "errors console config machine architecture accounting model_dir",
   "commands": "__init__ errors user_text console json_text config machine _tf "
   "architecture adapters accounting mesh executors/host executors/choose "
@@ -181,7 +183,7 @@ ONLY_IMPORTERS = {
   "faiss": "palm_mtf/retrieval/keys.py",
   "llguidance": "palm_mtf/generation/inference/grammar_process.py",
   "ml_dtypes": "palm_mtf/export/huggingface/tensor_files.py",
-  "grpc": "palm_mtf/runtime/manager/",
+  "grpc": ("palm_mtf/runtime/manager/", "palm_mtf/learners/"),
   "grpc_health": "palm_mtf/runtime/manager/service.py",
   "safetensors": "palm_mtf/export/huggingface/tensor_files.py",
   "tokenizers": (
@@ -236,7 +238,14 @@ STARTERS = {
     "server/restricted_port",
   )
 }
-TENSORFLOW_FREE_FILES = STARTERS | {"palm_mtf/export/saved_model/folder.py"}
+TENSORFLOW_FREE_FILES = (
+  STARTERS
+  | {"palm_mtf/export/saved_model/folder.py"}
+  | {
+    f"palm_mtf/learners/{name}.py"
+    for name in ("client", "members", "protocol", "service")
+  }
+)
 HEAVY = ("jax", "matplotlib", "mesh_tensorflow", "seqio", "tensorflow")
 
 # Files in the root of palm_mtf.
