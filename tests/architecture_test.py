@@ -130,8 +130,10 @@ IMPORTS = {
   "executors/executor programs rates model_dir assertions data/vocabulary "
   "data/batches checkpoints compression generation/decode generation/inference "
   "evaluation",
-  "learners": "config _tf architecture runtime/program mesh runtime/client "
-  "executors/choose programs data/batches training",
+  "learners": "__init__ errors json_text config machine _tf architecture "
+  "runtime/addresses runtime/manager runtime/program mesh optim runtime/client "
+  "executors/choose programs model_dir data/batches checkpoints "
+  "generation/inference training",
   "sweep": "errors console config machine architecture accounting model_dir",
   "commands": "__init__ errors user_text console json_text config machine _tf "
   "architecture adapters accounting mesh executors/host executors/choose "
@@ -183,7 +185,7 @@ ONLY_IMPORTERS = {
   "faiss": "palm_mtf/retrieval/keys.py",
   "llguidance": "palm_mtf/generation/inference/grammar_process.py",
   "ml_dtypes": "palm_mtf/export/huggingface/tensor_files.py",
-  "grpc": "palm_mtf/runtime/manager/",
+  "grpc": ("palm_mtf/runtime/manager/", "palm_mtf/learners/"),
   "grpc_health": "palm_mtf/runtime/manager/service.py",
   "safetensors": "palm_mtf/export/huggingface/tensor_files.py",
   "tokenizers": (
@@ -238,7 +240,14 @@ STARTERS = {
     "server/restricted_port",
   )
 }
-TENSORFLOW_FREE_FILES = STARTERS | {"palm_mtf/export/saved_model/folder.py"}
+TENSORFLOW_FREE_FILES = (
+  STARTERS
+  | {"palm_mtf/export/saved_model/folder.py"}
+  | {
+    f"palm_mtf/learners/{name}.py"
+    for name in ("client", "members", "protocol", "service")
+  }
+)
 HEAVY = ("jax", "matplotlib", "mesh_tensorflow", "seqio", "tensorflow")
 
 # Files in the root of palm_mtf.

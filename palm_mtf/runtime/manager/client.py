@@ -42,7 +42,7 @@ CHANNEL_OPTIONS = (
 _SECS = 10.0  # timeout of a request
 # Every certificate has this name in place of an address: the certificate itself
 # proves who the manager is.
-_TLS_NAME = (("grpc.ssl_target_name_override", "pods"),)
+TLS_NAME = (("grpc.ssl_target_name_override", "pods"),)
 
 
 # Opens a stream on which the manager says when each program may start
@@ -71,7 +71,7 @@ class ManagerClient:
     if tls:
       key, certificate = read_tls(tls)
       both = grpc.ssl_channel_credentials(certificate, key, certificate)
-      options = CHANNEL_OPTIONS + _TLS_NAME
+      options = CHANNEL_OPTIONS + TLS_NAME
       self._channel = grpc.secure_channel(address, both, options)
     else:
       self._channel = grpc.insecure_channel(address, CHANNEL_OPTIONS)

@@ -201,7 +201,7 @@ def serve(
   """
   with contextlib.ExitStack() as stack:
     store = stack.enter_context(contextlib.closing(Store(state)))
-    loop = stack.enter_context(_event_loop())
+    loop = stack.enter_context(event_loop())
     scheduler = GangScheduler(policy, {})
     streams = Streams(Turns(scheduler, lambda: manager.list_devices()))
     end_turns = functools.partial(loop.call_soon_threadsafe, streams.end_all)
@@ -224,7 +224,7 @@ def serve(
 
 
 @contextlib.contextmanager
-def _event_loop() -> Iterator[asyncio.AbstractEventLoop]:
+def event_loop() -> Iterator[asyncio.AbstractEventLoop]:
   """Runs an event loop, for gRPC, in a thread while the body runs."""
   loop = asyncio.new_event_loop()
   thread = threading.Thread(target=loop.run_forever, daemon=True)
@@ -255,14 +255,20 @@ async def _start(
   healthy = health.aio.HealthServicer()  # health checks ask for "" or SERVICE
   health_pb2_grpc.add_HealthServicer_to_server(healthy, server)
   await healthy.set(SERVICE, health_pb2.HealthCheckResponse.SERVING)
-  port = _listen(server, ip, port, tls)
+  port = listen(server, ip, port, tls, needs_key=True)
   await server.start()
   calls.tick()
   return server, port
 
 
-def _listen(server: grpc.aio.Server, ip: str, port: int, tls: str) -> int:
-  """Makes a server listen on a port, with access only through `ip`."""
+def listen(
+  server: grpc.aio.Server, ip: str, port: int, tls: str, *, needs_key: bool
+) -> int:
+  """Makes a server listen on a port, with access only through `ip`.
+
+  `tls` is the PREFIX of its key and certificate, or "". If `needs_key`, clients
+  need both, too.
+  """
   both = read_tls(tls) if tls else None
   try:
     with contextlib.ExitStack() as stack:
@@ -273,7 +279,9 @@ def _listen(server: grpc.aio.Server, ip: str, port: int, tls: str) -> int:
         return server.add_insecure_port(where)
       return server.add_secure_port(
         where,
-        grpc.ssl_server_credentials([both], both[1], require_client_auth=True),
+        grpc.ssl_server_credentials(
+          [both], both[1] if needs_key else None, needs_key
+        ),
       )
   except (OSError, RuntimeError) as error:
     raise explain_start_error(f"{ip}:{port}", error) from None

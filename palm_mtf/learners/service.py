@@ -1,0 +1,178 @@
+# Copyright 2026 The palm_mtf authors.
+# SPDX-License-Identifier: Apache-2.0
+"""The gRPC server of a run's learners, some of which may be malicious.
+
+Every call needs TLS and a token. A learner has one call at a time, and each
+call has a deadline, so that a learner holds at most the memory of the arrays
+that its work wants, for a limited time. Chunks are read one by one.
+"""
+
+import asyncio
+import contextlib
+import functools
+import logging
+import time
+from collections.abc import AsyncIterator, Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import grpc
+
+from palm_mtf.errors import UserError
+from palm_mtf.learners.members import Members
+from palm_mtf.learners.protocol import (
+  CHUNK_BYTES,
+  Handler,
+  Message,
+  MessageReader,
+  at_most,
+  check_same,
+  write_chunks,
+)
+from palm_mtf.runtime.manager.client import CHANNEL_OPTIONS
+from palm_mtf.runtime.manager.service import event_loop, listen
+
+_logger = logging.getLogger(__name__)
+
+SERVICE, TOKEN = "palm_mtf.Learners", "token"
+METHODS = ("join", "next", "contribute")
+_MOST_CONNECTIONS, _MOST_CALLS = 256, 256
+# A learner may make _CALLS_PER_SEC calls, and _BURST at once.
+_CALLS_PER_SEC, _BURST = 2.0, 20.0
+# A message has _SECS, and the time that its bytes take at the slowest rate.
+_SECS, _BYTES_PER_SEC = 60.0, 2**16
+_NUM_THREADS = 16
+_OPTIONS = (
+  *(x for x in CHANNEL_OPTIONS if x[0] != "grpc.max_receive_message_length"),
+  ("grpc.max_receive_message_length", CHUNK_BYTES),
+  ("grpc.max_metadata_size", 2**13),
+  ("grpc.max_concurrent_streams", 4),
+  ("grpc.max_allowed_incoming_connections", _MOST_CONNECTIONS),
+  ("grpc.max_connection_idle_ms", 30_000),
+  ("grpc.server_handshake_timeout_ms", 5_000),
+  # Let learners ping as often as CHANNEL_OPTIONS says.
+  ("grpc.keepalive_permit_without_calls", 1),
+  ("grpc.http2.min_ping_interval_without_data_ms", 1000),
+)
+
+
+@contextlib.contextmanager
+def serve(
+  ip: str, port: int, tls: str, members: Members, handler: Handler
+) -> Iterator[int]:
+  """Answers learners while the body runs; yields the port.
+
+  Args:
+    ip: IPv4 address of this host; a loopback address admits only this user.
+    port: TCP port; 0 is any free port.
+    tls: PREFIX of the key and certificate of the run; learners need the latter.
+    members: who may call.
+    handler: answers the calls.
+
+  Raises UserError if the key cannot be used or the port is taken.
+  """
+  with event_loop() as loop:
+
+    def run(coroutine: Any) -> Any:
+      return asyncio.run_coroutine_threadsafe(coroutine, loop).result()
+
+    server, port = run(_start(ip, port, tls, _Calls(members, handler)))
+    try:
+      yield port
+    finally:
+      run(server.stop(2.0))
+
+
+async def _start(
+  ip: str, port: int, tls: str, calls: "_Calls"
+) -> tuple[grpc.aio.Server, int]:
+  server = grpc.aio.server(
+    options=_OPTIONS, maximum_concurrent_rpcs=_MOST_CALLS
+  )
+  handlers = {
+    x: grpc.stream_stream_rpc_method_handler(functools.partial(calls.answer, x))
+    for x in METHODS
+  }
+  server.add_generic_rpc_handlers(
+    [grpc.method_handlers_generic_handler(SERVICE, handlers)]
+  )
+  port = listen(server, ip, port, tls, needs_key=False)
+  await server.start()
+  return server, port
+
+
+class _Calls:
+  """Answers calls in the event loop's thread; threads run the handler."""
+
+  def __init__(self, members: Members, handler: Handler):
+    self._members, self._handler = members, handler
+    self._threads = ThreadPoolExecutor(_NUM_THREADS)
+    self._busy: set[str] = set()
+    self._budgets: dict[str, tuple[float, float]] = {}  # calls left, at a time
+
+  async def answer(
+    self,
+    method: str,
+    requests: AsyncIterator[bytes],
+    context: grpc.aio.ServicerContext,
+  ) -> AsyncIterator[bytes]:
+    """Reads a message; yields the chunks of the answer."""
+    code = grpc.StatusCode
+    about = dict(context.invocation_metadata())
+    member = self._members.find(str(about.get(TOKEN, "")))
+    if member is None:
+      await context.abort(code.UNAUTHENTICATED, "no learner has this token")
+    if member in self._busy or not self._take_call(member):
+      await context.abort(code.RESOURCE_EXHAUSTED, "too many calls; wait")
+    self._busy.add(member)
+    try:
+      message = await self._read(method, member, requests)
+      given = message if method == "contribute" else message.header
+      reply = await self._run(getattr(self._handler, method), member, given)
+      deadline = _deadline(sum(x.nbytes for x in reply.arrays.values()))
+      for chunk in write_chunks(reply):
+        # gRPC takes the next chunk once it has sent this one.
+        if time.monotonic() > deadline:
+          raise TimeoutError
+        yield chunk
+    except UserError as error:
+      _logger.warning(f"{member}: {error}")
+      await context.abort(code.INVALID_ARGUMENT, str(error)[:1000])
+    except TimeoutError:
+      _logger.warning(f"{member}: a message takes too long")
+      await context.abort(code.DEADLINE_EXCEEDED, "the message takes too long")
+    finally:
+      self._busy.discard(member)
+
+  async def _read(
+    self, method: str, member: str, requests: AsyncIterator[bytes]
+  ) -> Message:
+    chunks = aiter(requests)
+    async with asyncio.timeout(_SECS):
+      first = await anext(chunks, b"")
+
+    def check(header: dict[str, Any], given: Any) -> None:
+      check_same(self._handler.expect(member, header), given)
+
+    check = check if method == "contribute" else at_most(0)
+    reader = await self._run(MessageReader, first, check)
+    async with asyncio.timeout_at(_deadline(reader.num_bytes)):
+      async for chunk in chunks:
+        reader.take(chunk)
+    return reader.end()
+
+  async def _run(self, function: Callable[..., Any], *arguments: Any) -> Any:
+    loop = asyncio.get_running_loop()
+    return await loop.run_in_executor(self._threads, function, *arguments)
+
+  def _take_call(self, member: str) -> bool:
+    """Notes a call; returns whether the learner's rate allows it."""
+    now = time.monotonic()
+    left, at = self._budgets.get(member, (_BURST, now))
+    left = min(_BURST, left + _CALLS_PER_SEC * (now - at))
+    self._budgets[member] = max(0.0, left - 1), now
+    return left >= 1
+
+
+def _deadline(size: int) -> float:
+  return time.monotonic() + _SECS + size / _BYTES_PER_SEC
