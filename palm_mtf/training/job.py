@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from palm_mtf import __version__
 from palm_mtf.accounting.hardware import check_run
-from palm_mtf.accounting.optimizer_state import check_same_slots
+from palm_mtf.accounting.optimizer_state import check_same_slots, num_own
 from palm_mtf.accounting.plan import memory_parts
 from palm_mtf.accounting.step_time import bubble
 from palm_mtf.architecture.parameters import saved_shapes
@@ -36,6 +36,7 @@ from palm_mtf.checkpoints.teacher import find_teacher
 from palm_mtf.checkpoints.weights_to_load import (
   BEFORE,
   NamedWeights,
+  check_same_exchange,
   check_same_function,
   check_same_model,
   check_same_roles,
@@ -282,7 +283,13 @@ def prepare(model_dir: str, config: Config) -> TrainJob:
   if pruning and initial:
     check_pruning(config, dense_model(initial, model))
   check_vocabulary_given(initial or teacher, model_dir, data)
-  check_space(model_dir, shapes, run, config.optimizer)
+  check_space(
+    model_dir,
+    shapes,
+    run,
+    config.optimizer,
+    num_own=num_own(values_of(config)),
+  )
   vocabulary = load_vocabulary(model_dir, data, vocab_size=model.vocab_size)
   if newest:
     check_same_model(newest, shapes, vocabulary.sha256)
@@ -459,6 +466,7 @@ def _find_newest(
     check_same_function(newest, config.model)
     check_same_slots(newest.path, newest.manifest.settings, config.optimizer)
     check_same_roles(newest, config.run.frozen, config.optimizer)
+    check_same_exchange(newest, config.exchange)
   return newest
 
 
@@ -501,6 +509,7 @@ def _make_manifest(
     model,
     config.mesh_layout,
     config.pods,
+    config.exchange,
     config.optimizer,
     config.loss,
     config.data,
