@@ -110,7 +110,8 @@ def check_same_slots(
   A run with `settings` ({macro: value}) wrote the checkpoint, which is at
   `place`. The run that resumes from it has the settings `optimizer`.
   """
-  if settings.get("SECOND_MOMENT") == NO_MOMENTS:
+  # Learners keep the moments.
+  if settings.get("SECOND_MOMENT") == NO_MOMENTS or settings.get("LEARNERS"):
     raise UserError(
       f"{place}: has only weights, without the moments of an optimizer; "
       f"{NEW_OPTIMIZER}."

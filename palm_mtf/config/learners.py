@@ -13,7 +13,6 @@ from collections.abc import Mapping
 from typing import Annotated
 
 from palm_mtf.config.checked import Checked, Count, real, text_or_empty
-from palm_mtf.config.exchange import ExchangeConfig
 from palm_mtf.config.run import RunConfig
 from palm_mtf.errors import UserError
 
@@ -57,10 +56,7 @@ _ONLY = {
 
 
 def check_learners(
-  own: LearnersConfig,
-  values: Mapping[str, object],
-  run: RunConfig,
-  exchange: ExchangeConfig,
+  own: LearnersConfig, run: RunConfig, values: Mapping[str, object]
 ) -> None:
   """Raises UserError if a setting does not fit LEARNERS; `values` by macro."""
   if not own.learners:
@@ -82,15 +78,9 @@ def check_learners(
       f"QUORUM = {own.quorum} and NUM_PODS = {num_pods}: no merge would have "
       f"enough learners; give at most {num_pods}, or raise NUM_PODS."
     )
-  sizes, period = run.batch_sizes, exchange.period
+  sizes = run.batch_sizes
   if len(sizes.pairs) > 1:
     raise UserError(
       f"GLOBAL_BATCH_SIZE = {sizes.pairs} and LEARNERS = {own.learners!r}: "
       f"a learner's rows stay as many; give one size, such as {sizes.largest}."
-    )
-  steps = run.train_steps
-  if steps % period:
-    raise UserError(
-      f"TRAIN_STEPS = {steps}: learners take {period} steps at a time "
-      f"(OUTER_STEPS / FRAGMENTS); give {steps // period * period + period}."
     )

@@ -186,6 +186,8 @@ class DecoupledHandler:
     """Returns work, with its rows and the outer parameters that changed."""
     with self.changed:
       work = self.syncer.next(member, self._now())
+      if work == DONE:
+        self.syncer.leave(member)
       outer = dict(self.syncer.outer.parameters)  # a merge replaces the values
     if isinstance(work, str):
       secs = {"secs": _WAIT_SECS} if work == WAIT else {}

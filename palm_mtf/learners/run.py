@@ -16,20 +16,30 @@ import numpy as np
 from palm_mtf._tf import tf
 from palm_mtf.architecture.parameters import saved_shapes
 from palm_mtf.checkpoints.variables import write_arrays
-from palm_mtf.config import Config, ExchangeConfig, MeshLayout, PodsConfig
+from palm_mtf.config import (
+  Config,
+  ExchangeConfig,
+  LearnersConfig,
+  MeshLayout,
+  PodsConfig,
+)
 from palm_mtf.config.macros import from_macros, values_of
 from palm_mtf.config.sgd import SgdConfig
 from palm_mtf.executors.choose import uses_accelerators
 from palm_mtf.generation.inference.sessions import mean_losses
 from palm_mtf.learners.decoupled import DecoupledHandler, list_fragments
 from palm_mtf.learners.learner import Learner, PodArrays, open_learner
+from palm_mtf.learners.members import Members
+from palm_mtf.learners.protocol import Handler
 from palm_mtf.learners.record import Record, replay
+from palm_mtf.learners.service import serve
 from palm_mtf.learners.syncer import Arrays, OuterParameters, Syncer
 from palm_mtf.machine.host_memory import resident_bytes
 from palm_mtf.model_dir.json_lines import read_json_lines
 from palm_mtf.model_dir.paths import ModelDir
 from palm_mtf.programs.outer import OUTER_MOMENTUM
 from palm_mtf.programs.step_programs import VALIDATED
+from palm_mtf.runtime.addresses import resolve, split_address
 from palm_mtf.runtime.client.client import Client
 from palm_mtf.runtime.client.local_servers import PodServers
 from palm_mtf.training.job import Finished, Stopped, TrainJob
@@ -40,9 +50,7 @@ from palm_mtf.training.supervisor import Pods, connect_pods, open_records
 _logger = logging.getLogger(__name__)
 
 _STATE = "learners"  # key of `Syncer.state` in a manifest's `data`
-_TICK_SECS, _LINE_SECS = 0.2, 30.0
-# Answers learners while the body runs; takes a `Handler`.
-Serve = Callable[[DecoupledHandler], AbstractContextManager[object]]
+_TICK_SECS, _LINE_SECS, _END_SECS = 0.2, 30.0, 5.0
 
 
 def _on_client(config: Config) -> Config:
@@ -105,12 +113,11 @@ def _make_handler(
   return DecoupledHandler(config, batches, syncer)
 
 
-def run_learners(
-  job: TrainJob, servers: PodServers, serve: Serve
-) -> Finished | Stopped:
+def run_learners(job: TrainJob, servers: PodServers) -> Finished | Stopped:
   """Lets learners train a job until TRAIN_STEPS or a stop signal.
 
-  Raises UserError if the disk has no space.
+  Raises UserError if the address or a file of LEARNERS cannot be used, or the
+  disk has no space.
   """
   with (
     _open_weights(job, servers) as (weights, pods),
@@ -123,8 +130,18 @@ def run_learners(
       outer = _read_outer(job, weights.arrays.read())
       handler = _make_handler(job, outer, state=state, note=record.note)
       run = _Run(job, handler, record, weights, records)
-      with serve(handler):
+      with serve_learners(job.config.learners, handler):
         return run.run(lambda: pods.stop.signal_name)
+
+
+def serve_learners(
+  config: LearnersConfig, handler: Handler
+) -> AbstractContextManager[int]:
+  """Answers learners while the body runs; yields the port."""
+  host, port = split_address("LEARNERS", config.learners)
+  members = Members(config.learner_tokens)
+  ip = resolve("LEARNERS", host)
+  return serve(ip, int(port), config.learners_tls, members, handler)
 
 
 @contextlib.contextmanager
@@ -197,9 +214,16 @@ class _Run:
       self._measure(snapshot, {})
     self._save(snapshot)
     newest = self._writer.wait()
-    if not is_done:
+    if not is_done or not newest:
       return Stopped(newest, signal_name())
+    self._wait_for_learners()
     return Finished(newest, self._validation_loss)
+
+  def _wait_for_learners(self) -> None:
+    """Lets learners ask once more, so that they end, too."""
+    end = time.monotonic() + _END_SECS
+    while self._syncer.num_learners and time.monotonic() < end:
+      time.sleep(_TICK_SECS)
 
   def _take(self) -> "_Snapshot":
     syncer, outer = self._syncer, self._syncer.outer
@@ -220,7 +244,7 @@ class _Run:
       return
 
     def is_due(every: int | None) -> bool:
-      return bool(every) and now.step // every > before // every
+      return every is not None and now.step // every > before // every
 
     metrics: dict[str, float] = {}
     if is_due(run.eval_steps) or is_last:
@@ -270,7 +294,9 @@ class _Run:
     }
     self._metrics.write(step, metrics)
     loss = means.get("loss", math.nan)
-    self._progress.update(step, loss=loss, tokens_per_sec=tokens / secs)
+    self._progress.update(
+      step, loss=loss, tokens_per_sec=tokens / secs, mfu=None
+    )
 
   def _save(self, now: "_Snapshot") -> None:
     """Starts to write a checkpoint, if the step has none yet."""
@@ -324,7 +350,7 @@ def replay_run(job: TrainJob, servers: PodServers) -> Iterator[int]:
   handler = _make_handler(job, outer)
 
   def open_with(mesh: Mapping[str, Any]) -> AbstractContextManager[Learner]:
-    layout = from_macros(MeshLayout, values_of(config.mesh_layout) | mesh)
+    layout = from_macros(MeshLayout, values_of(config.mesh_layout) | {**mesh})
     return open_learner(
       dataclasses.replace(config, mesh_layout=layout),
       num_rows=config.run.batch_sizes.size(0) // config.pods.num_pods,

@@ -55,8 +55,10 @@ from palm_mtf.config import (
   DecodeConfig,
   ModelConfig,
   OptimizerConfig,
+  PodsConfig,
   RunConfig,
 )
+from palm_mtf.config.learners import check_learners
 from palm_mtf.config.macros import values_of
 from palm_mtf.config.tpu_slice import check_pods, tpu_slice
 from palm_mtf.data.batches.corpus import Corpus, corpus_of_run, unigram_entropy
@@ -383,7 +385,10 @@ def _open_tasks(
 
 def _check_devices(config: Config) -> None:
   check_run(config)
+  check_learners(config.learners, config.run, values_of(config))
   mesh, pods = config.mesh_layout, config.pods
+  if config.learners.learners:
+    pods = PodsConfig()  # the client has the weights of one pod
   if mesh.num_microbatches < mesh.stages:
     _logger.warning(
       f"NUM_MICROBATCHES = {mesh.num_microbatches} and STAGES = {mesh.stages}: "
@@ -464,7 +469,9 @@ def _find_newest(
   if newest:
     check_same_model(newest, shapes)
     check_same_function(newest, config.model)
-    check_same_slots(newest.path, newest.manifest.settings, config.optimizer)
+    if not config.learners.learners:  # learners keep the slots
+      held = newest.manifest.settings
+      check_same_slots(newest.path, held, config.optimizer)
     check_same_roles(newest, config.run.frozen, config.optimizer)
     check_same_exchange(newest, config.exchange)
   return newest
@@ -510,6 +517,7 @@ def _make_manifest(
     config.mesh_layout,
     config.pods,
     config.exchange,
+    config.learners,
     config.optimizer,
     config.loss,
     config.data,
