@@ -130,8 +130,10 @@ IMPORTS = {
   "executors/executor programs rates model_dir assertions data/vocabulary "
   "data/batches checkpoints compression generation/decode generation/inference "
   "evaluation",
-  "learners": "__init__ errors json_text config runtime/addresses "
-  "runtime/manager",
+  "learners": "__init__ errors json_text config machine _tf architecture optim "
+  "runtime/program mesh runtime/addresses runtime/manager runtime/client "
+  "executors/choose programs model_dir data/batches checkpoints "
+  "generation/inference training",
   "sweep": "errors console config machine architecture accounting model_dir",
   "commands": "__init__ errors user_text console json_text config machine _tf "
   "architecture adapters accounting mesh executors/host executors/choose "

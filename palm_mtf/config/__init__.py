@@ -20,7 +20,9 @@ from palm_mtf.config.config import (
 )
 from palm_mtf.config.data import DataConfig, FilterConfig
 from palm_mtf.config.decode import DecodeConfig
+from palm_mtf.config.exchange import ExchangeConfig
 from palm_mtf.config.hardware import HardwareConfig
+from palm_mtf.config.learners import LearnersConfig
 from palm_mtf.config.loss import LossConfig
 from palm_mtf.config.mesh_layout import MeshLayout
 from palm_mtf.config.model import ModelConfig
@@ -42,10 +44,12 @@ __all__ = [
   "CorpusConfig",
   "DataConfig",
   "DecodeConfig",
+  "ExchangeConfig",
   "FewShotConfig",
   "FilterConfig",
   "HardwareConfig",
   "InspectionConfig",
+  "LearnersConfig",
   "LossConfig",
   "MeshLayout",
   "ModelConfig",

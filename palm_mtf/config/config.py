@@ -9,7 +9,9 @@ from typing import Annotated
 from palm_mtf.config.checked import Checked, Count, real, texts, whole
 from palm_mtf.config.data import DataConfig
 from palm_mtf.config.decode import DecodeConfig
+from palm_mtf.config.exchange import ExchangeConfig
 from palm_mtf.config.hardware import HardwareConfig
+from palm_mtf.config.learners import LearnersConfig
 from palm_mtf.config.loss import LossConfig
 from palm_mtf.config.mesh_layout import MeshLayout
 from palm_mtf.config.model import ModelConfig
@@ -142,6 +144,7 @@ class StepConfig:
     mesh_layout: mesh of devices in a pod, and layout rules.
     optimizer: one of the optimizers, with its schedule and clipping.
     pods: number of pods, where they are, and how they exchange gradients.
+    exchange: whether pods exchange gradients or, seldom, parameters.
   """
 
   model: ModelConfig
@@ -151,6 +154,7 @@ class StepConfig:
   )
   loss: LossConfig
   pods: PodsConfig = dataclasses.field(default_factory=PodsConfig)
+  exchange: ExchangeConfig = dataclasses.field(default_factory=ExchangeConfig)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -174,11 +178,13 @@ class Config(PlanConfig, CorpusConfig):
     fault_tolerance: skipped batches, loss spikes, and the watchdog.
     decode: settings of sampling and beam search.
     evaluation: SeqIO tasks to evaluate, on which checkpoints, and how.
+    learners: processes with their own clocks, if such train the model.
   """
 
   fault_tolerance: WatchConfig = dataclasses.field(default_factory=WatchConfig)
   decode: DecodeConfig = dataclasses.field(default_factory=DecodeConfig)
   evaluation: TaskEvalConfig = dataclasses.field(default_factory=TaskEvalConfig)
+  learners: LearnersConfig = dataclasses.field(default_factory=LearnersConfig)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -374,6 +374,9 @@ class Devices(Protocol):
   def pods(self) -> Sequence[Sequence[str]]:
     """Devices of each pod: stage after stage, each in the mesh's order."""
 
+  def of_pod(self, pod: int) -> "Devices":
+    """Returns the devices of one pod, for programs of this pod only."""
+
 
 @dataclasses.dataclass(frozen=True)
 class CpuGpuDevices:
@@ -382,11 +385,17 @@ class CpuGpuDevices:
   Attributes:
     native_threads: threads per C++ operation; 0 if any process that has these
       devices lacks the C++ operations.
+    first_pod: number of the first of `pods` among all pods of the run.
   """
 
   client: str
   pods: Sequence[Sequence[str]]
   native_threads: int = 0
+  first_pod: int = 0
+
+  def of_pod(self, pod: int) -> "CpuGpuDevices":
+    """Returns the devices of one pod."""
+    return dataclasses.replace(self, pods=[self.pods[pod]], first_pod=pod)
 
   def placement(
     self, mesh: DeviceMesh, pod: int, stage: int = 0

@@ -31,6 +31,8 @@ class ModelDir:
     self.flagged = os.path.join(path, "flagged.jsonl")
     # JSON lines with each loss spike, and the step that training rewound to.
     self.rewinds = os.path.join(path, "rewinds.jsonl")
+    # JSON lines: the record of a run of learners (learners/record.py).
+    self.merges = os.path.join(path, "merges.jsonl")
     # Folders step_00000200/ with answers and metrics of SeqIO tasks.
     self.evaluations = os.path.join(path, "eval")
     # Folder of files: which SeqIO examples the training documents contain.

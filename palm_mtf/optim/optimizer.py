@@ -185,15 +185,26 @@ def _rule_for(name: str, config: OptimizerConfig) -> type[Rule]:
 
 
 def find_rates(
-  config: OptimizerConfig, step: tf.Tensor
+  config: OptimizerConfig, step: tf.Tensor, slot_step: tf.Tensor
 ) -> dict[str, tf.Tensor]:
   """Returns the optimizer's numbers of a step by name, [] float32 each.
 
-  `step`, [] int64, is the number of steps done before.
+  `step` and `slot_step`, [] int64, are the numbers of steps done before: by the
+  run, which decides the learning rate, and since the slots were 0.
   """
   rule = rule_of(config)
-  rates = rule.find_rates(tf.cast(step + 1, tf.float32), config)
-  return dict(zip(rule.RATES, rates, strict=True))
+  of_step, of_slots = (
+    dict(
+      zip(
+        rule.RATES,
+        rule.find_rates(tf.cast(x + 1, tf.float32), config),
+        strict=True,
+      )
+    )
+    for x in (step, slot_step)
+  )
+  name = rule.RATES[0]  # the learning rate
+  return of_slots | {name: of_step[name]}
 
 
 class Measure(mtf.Operation):

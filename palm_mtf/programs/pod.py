@@ -298,6 +298,8 @@ class PodBuilder:
       no_step = tf.constant(-1, tf.int64)  # the default turns dropout off
       # Number of steps done before, [], int64.
       self.step = tf.placeholder_with_default(no_step, [], "step")
+      # Number of steps since the optimizer's slots were 0, [], int64.
+      self.slot_step = tf.placeholder_with_default(self.step, [], "slot_step")
       # Index of the microbatch in the step, [], int32.
       self.microbatch = tf.placeholder_with_default(0, [], "microbatch")
       # JSON that describes the batches that servers read, [], string.
@@ -349,9 +351,10 @@ class PodBuilder:
       features = self._loss_function.features
       batch = import_features(mesh, placement, by_cpu, features)
       micro_rows = self._num_rows // self._mesh_layout.num_microbatches
-      first_row = pod * self._num_rows + self.microbatch * micro_rows
+      first_row = (self._devices.first_pod + pod) * self._num_rows
+      first_row += self.microbatch * micro_rows
       numbers = {
-        **find_rates(self._optimizer, self.step),
+        **find_rates(self._optimizer, self.step, self.slot_step),
         "is_first": tf.equal(self.microbatch, 0),
         "dropout_state": build_dropout_state(self.step, first_row),
       }

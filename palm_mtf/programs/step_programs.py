@@ -47,6 +47,9 @@ class Inputs(NamedTuple):
   # Number of steps done before, [] int64. Not fed for a loss, because the
   # default, -1, turns dropout off.
   step: tf.Tensor
+  # Number of steps since the optimizer's slots were 0, [] int64; `step` if the
+  # run began with them.
+  slot_step: tf.Tensor
   microbatch: tf.Tensor  # index of the microbatch in the step, [] int32
   # JSON that describes the batches that servers read, [] string; None if the
   # client feeds all features.
@@ -57,7 +60,7 @@ class Inputs(NamedTuple):
   @property
   def scalars(self) -> dict[str, tf.Tensor]:
     """Placeholders that every call of a step feeds, by name."""
-    named = {"step": self.step, "microbatch": self.microbatch}
+    named = {x: getattr(self, x) for x in ("step", "slot_step", "microbatch")}
     return named if self.batches is None else named | {"batches": self.batches}
 
 

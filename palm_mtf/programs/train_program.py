@@ -143,6 +143,7 @@ def build_program(
   pod_slices = _find_slices(built, lowering)
   inputs = Inputs(
     builder.step,
+    builder.slot_step,
     builder.microbatch,
     builder.batches if read else None,
     rows,

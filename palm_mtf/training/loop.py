@@ -190,7 +190,9 @@ class TrainLoop:
     """Runs all remaining steps and actions; returns what ended the loop."""
     with self._ahead, self._writer, self._teacher:
       self._repeat_lost_actions()
-      while self._step < self._config.run.train_steps and not stop.signal_name:
+      while self._step < self._config.run.train_steps and not (
+        stop.signal_name and self._config.exchange.can_save(self._step)
+      ):
         with self._during("while a checkpoint was written"):
           self._writer.check()
         # Move only from a saved step, so that no step is repeated.
@@ -342,7 +344,8 @@ class TrainLoop:
     )
     with self._during(f"while the loss of step {self._step} was measured"):
       with_teacher = map(self._teacher.add_nothing, batches)
-      means = mean_losses(self._train_step.losses, with_teacher)
+      with self._train_step.showing_outer():
+        means = mean_losses(self._train_step.losses, with_teacher)
     self._validation_loss = means[0]
     _logger.info(f"step {self._step}  validation loss {means[0]:.4f}")
     named = zip(VALIDATED, means, strict=False)

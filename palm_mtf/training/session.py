@@ -26,6 +26,7 @@ from palm_mtf.checkpoints.writer import remove_later
 from palm_mtf.compression.calibration import calibration_batches
 from palm_mtf.compression.pruning import prune
 from palm_mtf.compression.statistics import collect_statistics
+from palm_mtf.config import Config, StepConfig
 from palm_mtf.config.watch import Skips
 from palm_mtf.data.batches.server_batches import (
   batches_spec,
@@ -34,9 +35,11 @@ from palm_mtf.data.batches.server_batches import (
 )
 from palm_mtf.executors.choose import executor_of
 from palm_mtf.machine.host_memory import free_garbage
-from palm_mtf.mesh.slices import variables_of
+from palm_mtf.mesh.cpu_gpu import Devices
+from palm_mtf.mesh.slices import Pods, names_of, variables_of
 from palm_mtf.model_dir.paths import ModelDir
 from palm_mtf.programs.features import FEATURE_DTYPES, ServerFeatures
+from palm_mtf.programs.outer import OuterPrograms, build_outer
 from palm_mtf.programs.step_programs import StepPrograms
 from palm_mtf.programs.train_program import build_train_program
 from palm_mtf.runtime.client.client import Client
@@ -44,11 +47,31 @@ from palm_mtf.runtime.client.connect import Cluster, memory_reader
 from palm_mtf.runtime.client.heartbeat import Heartbeat
 from palm_mtf.runtime.processes import Process
 from palm_mtf.runtime.program import Program, state_of
+from palm_mtf.training.diloco import DilocoStep, Syncs, build_each_pod, join
 from palm_mtf.training.job import TrainJob
 from palm_mtf.training.step import TrainStep
 from palm_mtf.training.variable_checks import VariableChecks
 
 _logger = logging.getLogger(__name__)
+
+
+def _build_program(
+  config: StepConfig,
+  features: Sequence[str] | ServerFeatures,
+  batch_size: int,
+  devices: Devices,
+) -> StepPrograms:
+  """Builds the programs of the settings' pods, in the current graph."""
+  assert isinstance(config, Config)
+  return build_train_program(
+    config,
+    batch_size=batch_size,
+    seed=config.run.seed,
+    frozen=config.run.frozen,
+    features=features,
+    devices=devices,
+    build=executor_of(config.mesh_layout).build_program,
+  )
 
 
 class TrainSession:
@@ -89,10 +112,13 @@ class TrainSession:
       heartbeat.connect(client)
       self._features = self._find_features(job)
     self.read_memory = memory_reader(client, cluster.servers)
-    self._programs: dict[int, StepPrograms] = {}  # by batch size
-    self._train_step: TrainStep | None = None
+    # By batch size: of all pods or, if pods exchange parameters, of each pod.
+    self._programs: dict[int, list[StepPrograms]] = {}
+    self._outer: OuterPrograms | None = None
+    self._syncs: Syncs | None = None
+    self._train_step: TrainStep | DilocoStep | None = None
     program = self.make_step(job.config.run.batch_sizes.size(job.step)).programs
-    self.checks = VariableChecks(client, program, newest)
+    self.checks = VariableChecks(client, program, newest, self._outer)
     self._pods = program.pod_slices
     self._initialize = Program(
       operations=[program.initialize], writes=state_of(variables_of(self._pods))
@@ -107,9 +133,10 @@ class TrainSession:
     # Checkpoints of an adapter do not hold its base.
     model = job.config.model
     base = () if model.base == model else parameter_shapes(model.base)
+    saved = [self._outer.saved] if self._outer else self._pods
     self._saved = [
       {key: parts for key, parts in pod.items() if key not in base}
-      for pod in self._pods
+      for pod in saved
     ]
     self.copier = WeightsCopier(client, self._saved, processes)
     self._reader = CheckpointReader(client, processes)
@@ -117,7 +144,7 @@ class TrainSession:
     self._client_reader = CheckpointReader(client, only_client)
     self.read_whole = self._reader.read_whole
 
-  def make_step(self, batch_size: int) -> TrainStep:
+  def make_step(self, batch_size: int) -> TrainStep | DilocoStep:
     """Returns the program of a step; builds it if the batch size is new.
 
     `batch_size` is the number of sequences in one step, over all pods.
@@ -126,23 +153,31 @@ class TrainSession:
       return self._train_step
     self._train_step = None
     free_garbage()  # frees TensorFlow's memory for the previous batch size
+    devices, given = self._cluster.devices, (self._features, batch_size)
     if batch_size not in self._programs:
-      self._programs[batch_size] = self._build_program(batch_size)
-    self._train_step = TrainStep(self._client, self._programs[batch_size])
+      with self._client.graph.as_default():
+        if self._config.exchange.is_diloco:
+          built = build_each_pod(self._config, *given, devices, _build_program)
+        else:
+          built = [_build_program(self._config, *given, devices)]
+      self._programs[batch_size] = built
+    steps = [TrainStep(self._client, x) for x in self._programs[batch_size]]
+    if self._config.exchange.is_diloco:
+      with self._client.graph.as_default():
+        joined = join(self._programs[batch_size], devices)
+      self._train_step = DilocoStep(steps, joined, self._find_syncs(joined))
+    else:
+      (self._train_step,) = steps
     return self._train_step
 
-  def _build_program(self, batch_size: int) -> StepPrograms:
-    config = self._config
-    with self._client.graph.as_default():
-      return build_train_program(
-        config,
-        batch_size=batch_size,
-        seed=config.run.seed,
-        frozen=config.run.frozen,
-        features=self._features,
-        devices=self._cluster.devices,
-        build=executor_of(config.mesh_layout).build_program,
-      )
+  def _find_syncs(self, programs: StepPrograms) -> Syncs:
+    """Returns the session's syncs; builds them if they are missing."""
+    if not self._syncs:
+      config, slices = self._config.exchange, programs.pod_slices
+      with self._client.graph.as_default():
+        self._outer = build_outer(slices, programs.parameters, config)
+      self._syncs = Syncs(self._client, config, self._outer)
+    return self._syncs
 
   def set_variables(self, job: TrainJob) -> None:
     """Sets all variables to their values after `job.step` steps.
@@ -151,10 +186,12 @@ class TrainSession:
     file of the checkpoint is damaged.
     """
     with self.during("while its variables were set"):
+      if self._syncs:
+        self._syncs.drop()
       if job.checkpoint:
         if not job.checkpoint.is_verified:
           self.read_whole(job.checkpoint.path)
-        self._reader.restore(self._saved, job.checkpoint.prefix)
+        self._reader.restore(self._saved_by(job), job.checkpoint.prefix)
       elif job.initial_state:
         # These files are held open; the other run may remove the checkpoint.
         files = job.initial_weights.prefix
@@ -170,8 +207,19 @@ class TrainSession:
         self._restore_weights(job.initial_weights)
       if job.initial_adapter and not job.start:
         self._restore_weights(job.initial_adapter)
+      if self._syncs and not job.checkpoint:
+        self._syncs.begin()
     if job.rewinds:  # training repeats the steps after `job.step`
       remove_later(job.model_dir, job.step)
+
+  def _saved_by(self, job: TrainJob) -> Pods:
+    """Returns the variables by their names in the checkpoint to resume from."""
+    before = job.checkpoint.manifest.settings["NUM_PODS"]
+    if not self._outer or before == self._config.pods.num_pods:
+      return self._saved
+    slices = self._outer.saved_from(before)
+    held = {*names_of(self._saved[0])}
+    return [{x: y for x, y in slices.items() if " from " in x or x in held}]
 
   def _restore_weights(self, weights: NamedWeights) -> None:
     names = weights.names

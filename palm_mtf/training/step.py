@@ -2,6 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Runs the training steps of a session, call by call of their plan."""
 
+import contextlib
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -35,6 +36,11 @@ class TrainStep:
     """Takes the client in whose graph `programs` were built."""
     self._client, self.programs = client, programs
     self._is_first = True
+    # Step before which the optimizer's slots were 0.
+    self.slot_start = 0
+    # Pods that exchange gradients have no other parameters to validate.
+    self.showing_outer: Callable[[], contextlib.AbstractContextManager[None]]
+    self.showing_outer = contextlib.nullcontext
 
   def run(
     self,
@@ -150,6 +156,7 @@ class TrainStep:
     """Returns the program of a call, and its inputs."""
     program, rows = self.programs.programs[call.nodes], self.programs.rows
     values = {"step": step, "microbatch": call.microbatch, "batches": batch}
+    values["slot_step"] = step - self.slot_start
     for name in program.inputs.keys() - values.keys():
       feature, first, size = rows[name]
       first += call.microbatch * size

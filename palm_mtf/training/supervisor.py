@@ -196,10 +196,10 @@ def run_training(job: TrainJob, servers: PodServers) -> Finished | Stopped:
     while True:
       try:
         if not pods.value:
-          pods.open(_connect_pods(job, servers))
+          pods.open(connect_pods(job, servers))
           job = job.record_kernels(pods.value.kernels)
         if not records.value:
-          records.open(_open_records(job))
+          records.open(open_records(job))
         event = _run_loop(job, pods.value, session, records)
       except (PodLostError, DamagedCheckpointError) as error:
         event = error
@@ -227,7 +227,7 @@ def run_training(job: TrainJob, servers: PodServers) -> Finished | Stopped:
 
 
 @contextlib.contextmanager
-def _connect_pods(job: TrainJob, servers: PodServers) -> Iterator[_Pods]:
+def connect_pods(job: TrainJob, servers: PodServers) -> Iterator[_Pods]:
   """Connects to all pods; yields them once all have answered."""
   config, pods = job.config, job.config.pods
   executor = executor_of(config.mesh_layout)
@@ -252,7 +252,7 @@ def _connect_pods(job: TrainJob, servers: PodServers) -> Iterator[_Pods]:
 
 
 @contextlib.contextmanager
-def _open_records(job: TrainJob) -> Iterator[Records]:
+def open_records(job: TrainJob) -> Iterator[Records]:
   run, secs = job.config.run, job.config.fault_tolerance.watchdog_secs
   writer = BackgroundWriter(job.model_dir, run, job.checkpoint)
   with (

@@ -18,6 +18,7 @@ from palm_mtf.checkpoints.manifest import Checkpoint, last_good
 from palm_mtf.errors import UserError
 from palm_mtf.mesh.slices import Slice, names_of, variables_of
 from palm_mtf.ops.xla import fused
+from palm_mtf.programs.outer import OuterPrograms
 from palm_mtf.programs.step_programs import StepPrograms
 from palm_mtf.runtime.client.client import Client
 from palm_mtf.runtime.program import Program, state_of
@@ -32,20 +33,25 @@ class VariableChecks:
     client: Client,
     program: StepPrograms,
     newest: Callable[[], Checkpoint | None],
+    outer: OuterPrograms | None = None,
   ):
     """Builds the program that finds variables that are not finite.
 
-    `newest` returns the newest checkpoint or None, for error messages.
+    Args:
+      client: the client in whose graph `program` was built.
+      program: a training step.
+      newest: returns the newest checkpoint or None, for error messages.
+      outer: the syncs of pods that differ between them; None if pods are equal.
     """
-    self._newest = newest
+    self._newest, self._client = newest, client
     self._parameters = program.parameters
-    self._variables = names_of(program.slices)
-    self._pods = program.pod_slices
-    self._client = client
+    self._pods = outer.equal if outer else program.pod_slices
+    checked = [self._pods[0], *(outer.own if outer else ())]
+    self._variables = [name for x in checked for name in names_of(x)]
     with client.graph.as_default():
-      finite = build_finite_check(program.slices)
+      finite = [build_finite_check(x) for x in checked]
     self._finite = Program(
-      outputs=finite, reads=state_of(variables_of([program.slices]))
+      outputs=finite, reads=state_of(variables_of(checked))
     )
 
   def make_step_error(self, bad: NonFiniteStepError) -> UserError:
@@ -86,7 +92,7 @@ class VariableChecks:
 
   def _find_non_finite_variables(self) -> list[str]:
     # Parameters come first, because a message names the first variable.
-    flags = self._client.call(self._finite)
+    flags = np.concatenate(self._client.call(self._finite))
     finite = dict(zip(self._variables, flags, strict=True))
     others = [name for name in finite if name not in self._parameters]
     return [x for x in (*self._parameters, *others) if not finite[x]]

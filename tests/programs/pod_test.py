@@ -190,6 +190,9 @@ def test_all_reduces_of_gradients_come_once_per_step():
     assert devices - {""} == {"/device:CPU:0"}, name
 
 
+SCALARS = "step", "slot_step", "microbatch"
+
+
 def crossings(mesh, pods, frozen):
   """Returns {(pod, other pod): bytes sent} in one step's graph."""
   update = build(mesh, pods, frozen).update
@@ -197,7 +200,7 @@ def crossings(mesh, pods, frozen):
   sent = {}
   for op in [*last, *graph_before(last)]:
     for x in op.inputs:
-      if x.op in (update.inputs["step"].op, update.inputs["microbatch"].op):
+      if x.op in [update.inputs[y].op for y in SCALARS]:
         continue  # from the client
       start, end = device_index(x.op), device_index(op)
       route = start // mesh.num_devices, end // mesh.num_devices

@@ -80,6 +80,7 @@ class AcceleratorDevices:
       hosts; all stages of the first pod, then those of the second pod.
     places: for each device of a mesh, the number of its host.
     num_stages: number of stages of each pod.
+    before: `hosts` of the pods before the first of these.
     name: name of the client, under which hosts keep its arrays; no two clients
       of a host have the same name.
   """
@@ -88,6 +89,7 @@ class AcceleratorDevices:
   hosts: Sequence[Sequence[Process]]
   places: Sequence[int]
   num_stages: int = 1
+  before: Sequence[Sequence[Process]] = ()
   name: str = dataclasses.field(
     default_factory=lambda: f"client_{secrets.token_hex(4)}"
   )
@@ -101,6 +103,20 @@ class AcceleratorDevices:
       for i in range(0, len(every), n)
     ]
 
+  @property
+  def first_pod(self) -> int:
+    """Number of the first of these pods among all pods of the run."""
+    return len(self.before) // self.num_stages
+
+  def of_pod(self, pod: int) -> "AcceleratorDevices":
+    """Returns the accelerators of one pod."""
+    first = pod * self.num_stages
+    return dataclasses.replace(
+      self,
+      hosts=self.hosts[first : first + self.num_stages],
+      before=self.hosts[:first],
+    )
+
   def hosts_of(self, pod: int, stage: int = 0) -> Sequence[Process]:
     """Returns the processes of the hosts of a pod's stage."""
     return self.hosts[pod * self.num_stages + stage]
@@ -113,7 +129,8 @@ class AcceleratorDevices:
   def name_pod(self, pod: int, stage: int = 0) -> str:
     """Returns the `PodName` of a pod's stage as JSON."""
     hosts, before = self.hosts_of(pod, stage), pod * self.num_stages + stage
-    number = sum(x[0] is hosts[0] for x in self.hosts[:before])
+    earlier = [*self.before, *self.hosts[:before]]
+    number = sum(x[0] is hosts[0] for x in earlier)
     return dataclass_text(PodName(self.name, number, len(hosts), stage))
 
 

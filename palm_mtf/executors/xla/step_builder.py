@@ -73,6 +73,7 @@ class StepBuilder:
     with tf.device(devices.client):
       no_step = tf.constant(-1, tf.int64)  # for a loss, which needs no step
       self._step = tf.placeholder_with_default(no_step, [], "step")
+      self._slot_step = tf.placeholder_with_default(self._step, [], "slot_step")
       self._microbatch = tf.placeholder_with_default(0, [], "microbatch")
       self._batches = tf.placeholder(tf.string, [], "batches")
 
@@ -109,7 +110,7 @@ class StepBuilder:
     places = list(itertools.product(self._every_pod, range(self._num_stages)))
     rows = {x: self._make_rows(*x) for x in places}
     with tf.device(self._devices.client):
-      rates = find_rates(settings.optimizer, self._step)
+      rates = find_rates(settings.optimizer, self._step, self._slot_step)
     found = self._build_step(rows, rates)
     with tf.device(self._devices.client):
       values = self._split(found)
@@ -127,9 +128,8 @@ class StepBuilder:
     nodes = *plan.nodes, *losses.nodes
     named = {x.name: rows[x.pod, x.stage or 0] for x in nodes}
     batches = self._batches if self._read else None
-    inputs = Inputs(
-      self._step, self._microbatch, batches, named, settings.num_rows
-    )
+    scalars = self._step, self._slot_step, self._microbatch
+    inputs = Inputs(*scalars, batches, named, settings.num_rows)
     pod_slices = [self._find_slices(x) for x in self._every_pod]
     drawn = [
       self._call(x, pod_arrays.initialize_arrays, [tf.int32]) for x in places
@@ -207,8 +207,10 @@ class StepBuilder:
     with tf.device(self._devices.client):
       of_step = tf.stack([*rates.values()])
       num_rows = self._settings.num_rows
+      first = self._devices.first_pod
       states = [
-        build_dropout_state(self._step, i * num_rows) for i in self._every_pod
+        build_dropout_state(self._step, (first + i) * num_rows)
+        for i in self._every_pod
       ]
     if len(states) > 1:
       return self._build_exchange(rows, of_step, states)
@@ -297,7 +299,7 @@ class StepBuilder:
         for name, x in self._features.items()
       }
       steps = [self._step + i for i in range(max_steps)]
-      of_steps = [find_rates(self._settings.optimizer, x) for x in steps]
+      of_steps = [find_rates(self._settings.optimizer, x, x) for x in steps]
       rates = {x: tf.stack([y[x] for y in of_steps]) for x in of_steps[0]}
       states = tf.stack([build_dropout_state(x, 0) for x in steps])
       inputs = num_steps, tf.stack([*rates.values()], 1), states

@@ -21,7 +21,7 @@ from collections.abc import (
 from concurrent.futures import Future
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from types import MappingProxyType
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -29,6 +29,7 @@ from palm_mtf._tf import config_pb2, tf
 from palm_mtf.runtime.program import Program
 
 Inputs = Mapping[str, object]
+_T = TypeVar("_T")
 
 
 class Call(Future):
@@ -132,25 +133,11 @@ class Client:
         the calls wait for each other; None to ask for each call.
     """
 
-    def run(future: Future, calls: Iterable) -> None:
-      try:
-        future.set_result(
-          [self.call(x, y, has_turn=bool(turn), **z) for x, y, z in calls]
-        )
-      except BaseException as error:
-        future.set_exception(error)
+    def run(calls: Iterable) -> list[Any]:
+      return [self.call(x, y, has_turn=bool(turn), **z) for x, y, z in calls]
 
     with self.take_turn(turn, (), None) if turn else nullcontext():
-      futures = []
-      for calls in sequences:
-        futures.append(Future())
-        _thread.start_new_thread(run, (futures[-1], calls))
-      done, _ = concurrent.futures.wait(
-        futures, return_when=concurrent.futures.FIRST_EXCEPTION
-      )
-      for each in done:
-        each.result()
-      return [x.result() for x in futures]
+      return at_same_time(functools.partial(run, x) for x in sequences)
 
   def _prepare(
     self,
@@ -223,6 +210,31 @@ class Client:
       return tf.nest.pack_sequence_as(outputs, found)
 
     return call
+
+
+def at_same_time(functions: Iterable[Callable[[], _T]]) -> list[_T]:
+  """Runs functions in a thread each; returns their results, in order.
+
+  A function's error is raised at once, because other functions may wait for
+  that function.
+  """
+
+  def run(future: "Future[_T]", function: Callable[[], _T]) -> None:
+    try:
+      future.set_result(function())
+    except BaseException as error:
+      future.set_exception(error)
+
+  futures: list[Future[_T]] = []
+  for function in functions:
+    futures.append(Future())
+    _thread.start_new_thread(run, (futures[-1], function))
+  done, _ = concurrent.futures.wait(
+    futures, return_when=concurrent.futures.FIRST_EXCEPTION
+  )
+  for each in done:
+    each.result()
+  return [x.result() for x in futures]
 
 
 @contextmanager

@@ -1,0 +1,93 @@
+# Copyright 2026 The palm_mtf authors.
+# SPDX-License-Identifier: Apache-2.0
+"""How pods keep their parameters together: by gradients, or seldom (DiLoCo).
+
+With EXCHANGE = "diloco", each pod updates its own parameters by its own rows.
+Pods exchange parameters only at *syncs*, one fragment of the model at a time:
+
+  OUTER_STEPS = 4, FRAGMENTS = 2, OVERLAP_STEPS = 1
+
+  after step                    1     2     3     4     5     6
+  fragment 0                  send  merge             send  merge
+  fragment 1                              send  merge
+"""
+
+import dataclasses
+from typing import Annotated, Literal
+
+from palm_mtf.config.checked import Checked, Count, real, whole
+from palm_mtf.errors import UserError
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ExchangeConfig(Checked):
+  """What pods exchange, and when.
+
+  Attributes:
+    exchange: "gradients", the sum of all pods' gradients in every step; or
+      "diloco", the mean of all pods' parameters, seldom (Douillard et al. 2023,
+      arXiv:2311.08105). The settings below are for "diloco".
+    outer_steps: steps from one sync of a fragment to its next (H).
+    outer_lr: learning rate of the outer update.
+    outer_momentum: Nesterov momentum of the outer update.
+    fragments: number of fragments of the model, which are synced in turn
+      (Streaming DiLoCo, Douillard et al. 2025, arXiv:2501.18512). Fragment p
+      has the layers p, p + FRAGMENTS, ...; the first also has the embeddings,
+      and the last all else.
+    overlap_steps: a pod sends its parameters this many steps before they are
+      merged, and trains meanwhile (tau).
+    merge_alpha: what a pod keeps of its own parameters at a sync; it takes
+      (1 - merge_alpha) of the outer parameters (alpha in arXiv:2501.18512).
+    outer_dtype: format in which pods send a fragment. "float32": parameters.
+      Otherwise their changes since the last sync: "bfloat16", "int8", or
+      "e3m0", 4 bits with a sign and 3 bits of exponent. Sums are float32.
+  """
+
+  exchange: Literal["gradients", "diloco"] = "gradients"
+  outer_steps: Count = 100
+  outer_lr: Annotated[float, real(0.0, 10.0)] = 0.7
+  outer_momentum: Annotated[float, real(0.0, 0.9999)] = 0.9
+  fragments: Count = 1
+  overlap_steps: Annotated[int, whole(0)] = 0
+  merge_alpha: Annotated[float, real(0.0, 1.0)] = 0.0
+  outer_dtype: Literal["float32", "bfloat16", "int8", "e3m0"] = "float32"
+
+  def __post_init__(self) -> None:
+    super().__post_init__()
+    steps, count = self.outer_steps, self.fragments
+    if steps % count:
+      raise UserError(
+        f"OUTER_STEPS = {steps} and FRAGMENTS = {count}: fragments take turns "
+        "of equal length; give a multiple of FRAGMENTS, such as "
+        f"OUTER_STEPS = {-(-steps // count) * count}."
+      )
+    if self.overlap_steps >= self.period:
+      raise UserError(
+        f"OVERLAP_STEPS = {self.overlap_steps}: the next fragment is sent "
+        f"after {self.period} steps (OUTER_STEPS / FRAGMENTS); give at most "
+        f"{self.period - 1}."
+      )
+
+  @property
+  def is_diloco(self) -> bool:
+    """Whether pods exchange parameters seldom."""
+    return self.exchange == "diloco"
+
+  @property
+  def period(self) -> int:
+    """Steps from a sync to the next, which is of the next fragment."""
+    return self.outer_steps // self.fragments
+
+  def fragment_after(self, step: int) -> int | None:
+    """Returns the fragment that is merged after `step` steps, or None."""
+    number, rest = divmod(step, self.period)
+    return None if rest or not step else (number - 1) % self.fragments
+
+  def can_save(self, step: int) -> bool:
+    """Returns whether no fragment is on its way after `step` steps."""
+    left = -step % self.period
+    return not self.is_diloco or not 0 < left <= self.overlap_steps
+
+  def fragment_sent(self, step: int) -> int | None:
+    """Returns the fragment that pods send after `step` steps, or None."""
+    return self.fragment_after(step + self.overlap_steps)

@@ -1,0 +1,90 @@
+# Copyright 2026 The palm_mtf authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Learners: processes with their own clocks, whose work the client merges.
+
+With LEARNERS = "host:port", `palm_mtf train` computes no step. It gives rows to
+learners (`palm_mtf pods join`), and merges a fragment once QUORUM of them have
+sent it (Decoupled DiLoCo, arXiv:2604.21428). NUM_PODS is how many learners the
+run expects; each step's batch has as many shares.
+"""
+
+import dataclasses
+from typing import TYPE_CHECKING, Annotated
+
+from palm_mtf.config.checked import Checked, Count, real, text_or_empty
+from palm_mtf.errors import UserError
+
+if TYPE_CHECKING:
+  from palm_mtf.config.config import Config
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class LearnersConfig(Checked):
+  """Who takes part in a run of learners, and when their work is merged.
+
+  Attributes:
+    learners: "host:port" where the client waits for learners; "" for none.
+    learners_tls: PREFIX of PREFIX.key and PREFIX.pem, the key and certificate
+      of the client.
+    learner_tokens: file of the learners' names and tokens.
+    quorum: number of learners that have to send a fragment before the client
+      merges it; None for all NUM_PODS.
+    grace_secs: how long a merge waits for more learners after the quorum.
+  """
+
+  learners: Annotated[
+    str, text_or_empty('"host:port" of the client, or "" for no learners')
+  ] = ""
+  learners_tls: Annotated[str, text_or_empty("PREFIX of a key")] = ""
+  learner_tokens: Annotated[str, text_or_empty("a file of tokens")] = ""
+  quorum: Count | None = None
+  grace_secs: Annotated[float, real(0.0, 1e6)] = 5.0
+
+
+# {macro: the only value with which learners train}
+_ONLY = {
+  "EXCHANGE": "diloco",
+  "MERGE_ALPHA": 0.0,  # a learner keeps its steps since it sent a fragment
+  "PODS": "in_process",
+  "ADAPTER": "none",
+  "MODEL_FUNCTION": None,
+  "TEACHER": None,
+  "PREFERENCE_BETA": None,
+  "INIT_STATE": "weights",
+  "TASK_EVAL_STEPS": None,
+  "TRACE_STEPS": (),
+}
+
+
+def check_learners(config: "Config", values: dict[str, object]) -> None:
+  """Raises UserError if a setting does not fit LEARNERS; `values` by macro."""
+  own, num_pods = config.learners, config.pods.num_pods
+  if not own.learners:
+    if own.quorum is not None:
+      raise UserError(
+        f'QUORUM = {own.quorum} and LEARNERS = "": set LEARNERS = "host:port".'
+      )
+    return
+  for macro, value in _ONLY.items():
+    if (values[macro] or None) != (value or None):
+      raise UserError(
+        f"{macro} = {values[macro]!r} and LEARNERS = {own.learners!r}: "
+        f"learners train only with {macro} = {value!r}; set it."
+      )
+  if own.quorum is not None and own.quorum > num_pods:
+    raise UserError(
+      f"QUORUM = {own.quorum} and NUM_PODS = {num_pods}: no merge would have "
+      f"enough learners; give at most {num_pods}, or raise NUM_PODS."
+    )
+  sizes, period = config.run.batch_sizes, config.exchange.period
+  if len(sizes.pairs) > 1:
+    raise UserError(
+      f"GLOBAL_BATCH_SIZE = {sizes.pairs} and LEARNERS = {own.learners!r}: "
+      f"a learner's rows stay as many; give one size, such as {sizes.largest}."
+    )
+  steps = config.run.train_steps
+  if steps % period:
+    raise UserError(
+      f"TRAIN_STEPS = {steps}: learners take {period} steps at a time "
+      f"(OUTER_STEPS / FRAGMENTS); give {steps // period * period + period}."
+    )

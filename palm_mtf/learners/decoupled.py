@@ -1,0 +1,275 @@
+# Copyright 2026 The palm_mtf authors.
+# SPDX-License-Identifier: Apache-2.0
+"""The messages of decoupled learners and of the client that merges their work.
+
+The client's answer to `join` has what a learner needs to train. The header of a
+work is {"kind": "steps", "work", "step", "num_steps", "begins", "sends"}; its
+arrays are "rows/FEATURE", [num_steps, rows, length], and "outer/PARAMETER". The
+result has how far the parameters of the fragments in "sends" have moved.
+"""
+
+import math
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from palm_mtf.architecture.parameters import frozen_names, saved_shapes
+from palm_mtf.config import Config, ModelConfig
+from palm_mtf.data.batches.corpus import Batches
+from palm_mtf.learners.learner import Learner
+from palm_mtf.learners.protocol import Message, Spec, program_of
+from palm_mtf.learners.syncer import DONE, WAIT, Arrays, Syncer, Work
+from palm_mtf.optim.outer import GROUP, Sent, decode, encode
+from palm_mtf.programs.outer import fragment_of
+
+MODE = "decoupled"
+_WAIT_SECS = 0.5
+_SCALES = "/scales"
+# {OUTER_DTYPE: dtype on the wire, and elements per item of the array}
+_WIRE = {
+  "float32": ("float32", 1),
+  "bfloat16": ("uint16", 1),  # its bits
+  "int8": ("int8", 1),
+  "e3m0": ("uint8", 2),
+}
+
+
+def list_fragments(
+  model: ModelConfig, frozen: Sequence[str], count: int
+) -> list[list[str]]:
+  """Returns the names of the trained parameters of each of `count` fragments.
+
+  `frozen` is FROZEN, patterns of parameters that are not trained.
+  """
+  names = saved_shapes(model)
+  trained = [x for x in names if x not in frozen_names(names, frozen)]
+  return [
+    [x for x in trained if fragment_of(x, count) == i] for i in range(count)
+  ]
+
+
+def specs_of_sent(
+  shapes: Mapping[str, Sequence[int]], dtype: str
+) -> dict[str, Spec]:
+  """Returns the arrays that `pack` makes of parameters with these shapes."""
+  wire, per_item = _WIRE[dtype]
+  specs: dict[str, Spec] = {}
+  for name, shape in shapes.items():
+    if dtype in ("float32", "bfloat16"):
+      specs[name] = wire, tuple(shape)
+      continue
+    groups = -(-math.prod(shape) // GROUP)
+    specs[name] = wire, (groups, GROUP // per_item)
+    specs[name + _SCALES] = "float32", (groups, 1)
+  return specs
+
+
+def pack(moved: Arrays, dtype: str) -> dict[str, np.ndarray]:
+  """Returns arrays that hold `moved` in OUTER_DTYPE `dtype`."""
+  packed = {}
+  for name, value in moved.items():
+    codes, scales = encode(np.zeros_like(value), value, dtype)
+    bits = codes.view(np.uint16) if dtype == "bfloat16" else codes
+    packed |= {name: bits} | (
+      {} if scales is None else {name + _SCALES: scales}
+    )
+  return packed
+
+
+def unpack(
+  packed: Arrays, shapes: Mapping[str, Sequence[int]], dtype: str
+) -> dict[str, np.ndarray]:
+  """Returns what was packed, float32, rounded to `dtype`."""
+  found = {}
+  for name, shape in shapes.items():
+    codes = packed[name]
+    if dtype == "bfloat16":  # the upper half of a float32
+      codes = (codes.astype(np.uint32) << 16).view(np.float32)
+    sent = Sent(codes, packed.get(name + _SCALES))
+    found[name] = decode(np.zeros(shape, np.float32), sent, dtype)
+  return found
+
+
+class DecoupledLearner:
+  """Does the works of a run on a learner; keeps the slots between them."""
+
+  def __init__(
+    self, learner: Learner, fragments: Sequence[Sequence[str]], outer_dtype: str
+  ):
+    self._learner, self._fragments = learner, fragments
+    self._outer_dtype = outer_dtype
+    # Values from which the learner counts how far its parameters have moved.
+    self._sent: dict[str, np.ndarray] = {}
+
+  def do(self, work: Message) -> Message:
+    """Trains; returns the result. NonFiniteStepError if training diverges."""
+    header, arrays = work
+    named = (x.partition("/")[::2] for x in arrays)
+    by_kind: dict[str, dict[str, np.ndarray]] = {"rows": {}, "outer": {}}
+    for kind, name in named:
+      by_kind[kind][name] = arrays[f"{kind}/{name}"]
+    self._take(by_kind["outer"], begins=header["begins"])
+    batches = [
+      {x: y[i] for x, y in by_kind["rows"].items()}
+      for i in range(header["num_steps"])
+    ]
+    metrics = {}
+    if batches:
+      metrics = self._learner.train(batches, header["step"])
+    names = [x for i in header["sends"] for x in self._fragments[i]]
+    local = self._learner.arrays.read(names)
+    moved = {x: y - self._sent[x] for x, y in local.items()}
+    self._sent |= local
+    result = {"work": header["work"], "metrics": metrics}
+    return Message(result, pack(moved, self._outer_dtype))
+
+  def _take(self, outer: Arrays, *, begins: bool) -> None:
+    """Takes outer parameters, and keeps the steps since they were sent."""
+    if begins:
+      self._learner.begin(outer)
+    elif outer:
+      local = self._learner.arrays.read(outer)
+      # Exactly `outer` if no step was taken since.
+      kept = {x: y + (local[x] - self._sent[x]) for x, y in outer.items()}
+      self._learner.arrays.set(kept)
+    self._sent |= outer
+
+
+class DecoupledHandler:
+  """Answers decoupled learners (`Handler` in protocol.py).
+
+  Attributes:
+    changed: lock of `syncer`, which is notified when a result has come.
+  """
+
+  def __init__(
+    self,
+    config: Config,
+    batches: Batches,
+    syncer: Syncer,
+    now: Callable[[], float] = time.monotonic,
+  ):
+    self._config, self._batches, self._now = config, batches, now
+    self.syncer, self.changed = syncer, threading.Condition()
+    self._num_shares = config.pods.num_pods
+    self._num_rows = config.run.batch_sizes.size(0) // self._num_shares
+    self._tokens: dict[str, int] = {}  # of the rows of a learner's work
+    self._metrics: list[tuple[int, dict[str, float]]] = []
+    self._num_bytes = 0
+
+  def join(self, member: str, header: dict[str, Any]) -> Message:
+    """Takes a learner; returns what it needs to train."""
+    about = {x: header.get(x) for x in ("kernels", "mesh")}
+    with self.changed:
+      number = self.syncer.join(member, self._now(), **about)
+    config = self._config
+    return Message(
+      {
+        "mode": MODE,
+        "learner": number,
+        "program": program_of(config),
+        "seed": config.run.seed,
+        "frozen": list(config.run.frozen),
+        "features": list(self._batches.features),
+        "num_rows": self._num_rows,
+        "fragments": config.exchange.fragments,
+        "outer_dtype": config.exchange.outer_dtype,
+      }
+    )
+
+  def next(self, member: str, header: dict[str, Any]) -> Message:
+    """Returns work, with its rows and the outer parameters that changed."""
+    with self.changed:
+      work = self.syncer.next(member, self._now())
+      outer = dict(self.syncer.outer.parameters)  # a merge replaces the values
+    if isinstance(work, str):
+      secs = {"secs": _WAIT_SECS} if work == WAIT else {}
+      return Message({"kind": WAIT if work == WAIT else DONE, **secs})
+    message = self.make_message(work, outer)
+    weights = message.arrays.get("rows/loss_weights")
+    targets = message.arrays.get("rows/targets", np.zeros(0))
+    tokens = targets.size if weights is None else np.count_nonzero(weights)
+    self._tokens[member] = max(1, int(tokens)) if work.task is not None else 0
+    self._num_bytes += sum(x.nbytes for x in message.arrays.values())
+    return message
+
+  def make_message(self, work: Work, outer: Arrays) -> Message:
+    """Returns the message of a work; `outer` are all outer parameters."""
+    period, step = self._config.exchange.period, 0
+    arrays, num_steps = {}, 0
+    if work.task is not None:
+      turn, share = divmod(work.task, self._num_shares)
+      step, num_steps = turn * period, period
+      batches = [
+        self._batches.batch(step + i, share, self._num_shares)
+        for i in range(period)
+      ]
+      arrays = {
+        f"rows/{x}": np.stack([batch[x] for batch in batches])
+        for x in self._batches.features
+      }
+    names = [x for i in work.takes for x in self.syncer.outer.fragments[i]]
+    if work.begins:  # frozen parameters, too
+      names = list(outer)
+    arrays |= {f"outer/{x}": outer[x] for x in names}
+    return Message(
+      {
+        "kind": "steps",
+        "work": work.number,
+        "step": step,
+        "num_steps": num_steps,
+        "begins": work.begins,
+        "sends": list(work.sends),
+      },
+      arrays,
+    )
+
+  def expect(self, member: str, header: dict[str, Any]) -> Mapping[str, Spec]:
+    """Returns the arrays of a result; UserError if its work is stale."""
+    with self.changed:
+      work = self.syncer.find_work(member, header.get("work"))
+    return specs_of_sent(self._shapes(work), self._config.exchange.outer_dtype)
+
+  def contribute(self, member: str, message: Message) -> Message:
+    """Takes a result; UserError if it is stale or not finite."""
+    header, arrays = message
+    number, tokens = header.get("work"), self._tokens.get(member, 0)
+    with self.changed:
+      work = self.syncer.find_work(member, number)
+    moved = self.unpack(work, arrays)
+    with self.changed:
+      self.syncer.contribute(member, number, moved, tokens, self._now())
+      metrics = header.get("metrics") or {}
+      self._metrics.append((tokens, {x: float(y) for x, y in metrics.items()}))
+      self._num_bytes += sum(x.nbytes for x in arrays.values())
+      self.changed.notify_all()
+    return Message({"accepted": True, "reason": ""})
+
+  def unpack(self, work: Work, arrays: Arrays) -> dict[str, np.ndarray]:
+    """Returns how far parameters moved, from the arrays of a work's result."""
+    return unpack(arrays, self._shapes(work), self._config.exchange.outer_dtype)
+
+  def make_learner(self, learner: Learner) -> DecoupledLearner:
+    """Returns a learner of this run in this process."""
+    dtype = self._config.exchange.outer_dtype
+    return DecoupledLearner(learner, self.syncer.outer.fragments, dtype)
+
+  def _shapes(self, work: Work) -> dict[str, tuple[int, ...]]:
+    outer = self.syncer.outer
+    names = (x for i in work.sends for x in outer.fragments[i])
+    return {x: outer.parameters[x].shape for x in names}
+
+  def take_metrics(self) -> tuple[dict[str, float], int]:
+    """Returns means since the last call, by tokens, and the bytes sent."""
+    found, self._metrics = [x for x in self._metrics if x[1]], []
+    num_bytes, self._num_bytes = self._num_bytes, 0
+    weights = [tokens for tokens, _ in found]
+    names = found[0][1] if found else {}
+    means = {
+      name: float(np.average([x[name] for _, x in found], weights=weights))
+      for name in names
+    }
+    return means, num_bytes

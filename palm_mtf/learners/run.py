@@ -1,0 +1,328 @@
+# Copyright 2026 The palm_mtf authors.
+# SPDX-License-Identifier: Apache-2.0
+"""The client of a run of learners: merges, measures and saves, trains nothing."""
+
+import contextlib
+import dataclasses
+import logging
+import math
+import time
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from palm_mtf._tf import tf
+from palm_mtf.architecture.parameters import saved_shapes
+from palm_mtf.checkpoints.variables import write_arrays
+from palm_mtf.config import Config, ExchangeConfig, MeshLayout, PodsConfig
+from palm_mtf.config.macros import from_macros, values_of
+from palm_mtf.config.sgd import SgdConfig
+from palm_mtf.errors import UserError
+from palm_mtf.executors.choose import uses_accelerators
+from palm_mtf.generation.inference.sessions import mean_losses
+from palm_mtf.learners.decoupled import DecoupledHandler, list_fragments
+from palm_mtf.learners.learner import Learner, PodArrays, open_learner
+from palm_mtf.learners.record import Record, replay
+from palm_mtf.learners.syncer import Arrays, OuterParameters, Syncer
+from palm_mtf.machine.host_memory import resident_bytes
+from palm_mtf.model_dir.json_lines import read_json_lines
+from palm_mtf.model_dir.paths import ModelDir
+from palm_mtf.programs.outer import OUTER_MOMENTUM
+from palm_mtf.programs.step_programs import VALIDATED
+from palm_mtf.runtime.client.local_servers import PodServers
+from palm_mtf.training.job import Finished, Stopped, TrainJob, has_samples
+from palm_mtf.training.loop import Records
+from palm_mtf.training.session import TrainSession
+from palm_mtf.training.supervisor import connect_pods, open_records
+
+_logger = logging.getLogger(__name__)
+
+_STATE = "learners"  # key of `Syncer.state` in a manifest's `data`
+_TICK_SECS, _LINE_SECS = 0.2, 30.0
+# Answers learners while the body runs; takes a `Handler`.
+Serve = Callable[[DecoupledHandler], contextlib.AbstractContextManager[object]]
+
+
+def _on_client(config: Config) -> Config:
+  """Returns settings with which the client holds the weights of one pod."""
+  optimizer = {
+    x.name: getattr(config.optimizer, x.name)
+    for x in dataclasses.fields(SgdConfig)
+    if x.name != "optimizer"
+  }
+  return dataclasses.replace(
+    config,
+    pods=PodsConfig(),
+    exchange=ExchangeConfig(),
+    optimizer=SgdConfig(**optimizer),  # without slots
+  )
+
+
+def _read_outer(job: TrainJob, parameters: Arrays) -> OuterParameters:
+  """Returns the outer parameters, with the momentum of the checkpoint."""
+  config, momentum, state = job.config, {}, _state_of(job)
+  if job.checkpoint:
+    reader = tf.train.load_checkpoint(job.checkpoint.prefix)
+    for name in parameters:
+      slot = f"{name}/{OUTER_MOMENTUM}"
+      if reader.has_tensor(slot):
+        momentum[name] = reader.get_tensor(slot)
+  return OuterParameters(
+    parameters,
+    list_fragments(config.model, config.run.frozen, config.exchange.fragments),
+    config.exchange,
+    momentum,
+    state.get("merges", 0),
+  )
+
+
+def _state_of(job: TrainJob) -> dict[str, Any]:
+  if not job.checkpoint:
+    return {}
+  # A run of pods has done all tasks of the steps before.
+  tasks = job.step // job.config.exchange.period * job.config.pods.num_pods
+  found = job.checkpoint.manifest.data.get(_STATE, {"next_task": tasks})
+  assert isinstance(found, Mapping)
+  return {**found}
+
+
+def _make_handler(
+  job: TrainJob, outer: OuterParameters, **more: Any
+) -> DecoupledHandler:
+  config, pods = job.config, job.config.pods
+  syncer = Syncer(
+    outer,
+    num_tasks=config.run.train_steps // config.exchange.period * pods.num_pods,
+    quorum=config.learners.quorum or pods.num_pods,
+    grace_secs=config.learners.grace_secs,
+    lost_secs=pods.pod_timeout_secs,
+    overlaps=config.exchange.overlap_steps > 0,
+    **more,
+  )
+  batches = job.corpus.batches(config.run.batch_sizes)
+  return DecoupledHandler(config, batches, syncer)
+
+
+def run_learners(
+  job: TrainJob, servers: PodServers, serve: Serve
+) -> Finished | Stopped:
+  """Lets learners train a job until TRAIN_STEPS or a stop signal.
+
+  Raises UserError if the disk has no space.
+  """
+  held = dataclasses.replace(job, config=_on_client(job.config))
+  with (
+    connect_pods(held, servers) as pods,
+    open_records(job) as records,
+    pods.cluster.client() as client,
+    records.writer,
+  ):
+    given = held, client, pods.cluster, pods.heartbeat
+    session = TrainSession(*given, newest=lambda: job.checkpoint)
+    session.set_variables(held)
+    weights = _Weights(held, client, session)
+    job, state = job.record_kernels(pods.kernels), _state_of(job)
+    path, num_events = ModelDir(job.model_dir).merges, state.get("events", 0)
+    with Record(path, num_events) as record:
+      outer = _read_outer(job, weights.arrays.read())
+      handler = _make_handler(job, outer, state=state, note=record.note)
+      run = _Run(job, handler, record, weights, records)
+      with serve(handler):
+        return run.run(lambda: pods.stop.signal_name)
+
+
+class _Weights:
+  """The weights of a pod of the client, which validates them."""
+
+  def __init__(self, job: TrainJob, client: Client, session: TrainSession):
+    run = job.config.run
+    step = session.make_step(run.batch_sizes.size(0))
+    slices, names = step.programs.slices, [*saved_shapes(job.config.model)]
+    is_xla = uses_accelerators(job.config.mesh_layout)
+    self.arrays = PodArrays(client, slices, names, sets_all=is_xla)
+    self._losses, self._corpus, self._run = step.losses, job.corpus, run
+
+  def validate(self, parameters: Arrays) -> dict[str, float]:
+    """Returns the metrics of the validation rows."""
+    self.arrays.set(parameters)
+    batches = self._corpus.validation_batches(
+      batch_size=self._run.batch_sizes.size(0),
+      num_rows=self._run.num_validation_rows,
+    )
+    means = mean_losses(self._losses, batches)
+    named = zip(VALIDATED, means, strict=False)
+    return {f"validation_{name}": mean for name, mean in named}
+
+
+class _Run:
+  """Merges, and does after some steps what a training loop does."""
+
+  def __init__(
+    self,
+    job: TrainJob,
+    handler: DecoupledHandler,
+    record: Record,
+    weights: _Weights,
+    records: Records,
+  ):
+    self._job, self._handler, self._record = job, handler, record
+    self._weights, self._syncer = weights, handler.syncer
+    self._metrics, self._progress, self._writer, self._watchdog = records
+    self._step, self._validation_loss = job.step, math.nan
+    self._logged, self._said = (job.step, time.monotonic()), -math.inf
+
+  def run(self, signal_name: Callable[[], str]) -> Finished | Stopped:
+    """Merges until the run ends, or a signal has come."""
+    syncer, is_done = self._syncer, False
+    while not is_done and not signal_name():
+      with self._handler.changed:
+        self._handler.changed.wait(_TICK_SECS)
+        merged, is_done = syncer.tick(time.monotonic()), syncer.is_done
+        snapshot = self._take()
+      self._writer.check()
+      self._watchdog.expect_slow()
+      if merged or is_done:
+        self._act(snapshot)
+      self._say()
+    if is_done and math.isnan(self._validation_loss):  # no step was left
+      self._measure(snapshot, {})
+    self._save(snapshot)
+    newest = self._writer.wait()
+    if not is_done:
+      return Stopped(newest, signal_name())
+    return Finished(newest, self._validation_loss)
+
+  def _take(self) -> "_Snapshot":
+    syncer, outer = self._syncer, self._syncer.outer
+    rounds = syncer.num_done // self._job.config.pods.num_pods
+    return _Snapshot(
+      rounds * self._job.config.exchange.period,
+      dict(outer.parameters),  # a merge replaces the values
+      dict(outer.momentum),
+      {**syncer.state, "events": self._record.num_events},
+    )
+
+  def _act(self, now: "_Snapshot") -> None:
+    """Does what is due after the steps since the last call."""
+    run, before, job = self._job.config.run, self._step, self._job
+    self._step, is_last = now.step, now.step == run.train_steps
+    if now.step == before or (is_last and not self._syncer.is_done):
+      self._step = before
+      return
+
+    def is_due(every: int | None) -> bool:
+      return bool(every) and now.step // every > before // every
+
+    metrics: dict[str, float] = {}
+    if is_due(run.eval_steps) or is_last:
+      self._measure(now, metrics)
+    if is_due(run.log_steps) or metrics:
+      self._log(now.step, metrics)
+    has_samples = is_due(run.sample_steps) and not is_last
+    if is_due(run.checkpoint_steps) or has_samples:
+      self._save(now)
+    if has_samples and (newest := self._writer.wait()):
+      job.write_samples(newest, {})
+
+  def _measure(self, now: "_Snapshot", metrics: dict[str, float]) -> None:
+    metrics |= self._weights.validate(now.parameters)
+    metrics["unigram_entropy"] = self._job.unigram_entropy
+    self._validation_loss = metrics["validation_loss"]
+    _logger.info(
+      f"step {now.step}  validation loss {self._validation_loss:.4f}"
+    )
+
+  def _log(self, step: int, metrics: dict[str, float]) -> None:
+    """Writes metrics: means over learners, and figures of each learner."""
+    config, (last, since) = self._job.config, self._logged
+    self._logged = step, time.monotonic()
+    secs = (self._logged[1] - since) / (step - last)
+    tokens = config.run.batch_sizes.size(0) * config.model.sequence_length
+    with self._handler.changed:
+      means, num_bytes = self._handler.take_metrics()
+      figures = self._syncer.figures()
+      merges = self._syncer.outer.num_merges
+    for member, (merged, lag, trained) in figures.items():
+      metrics |= {
+        f"last_sync/{member}": merged,
+        f"lag/{member}": lag,
+        f"tokens/{member}": trained,
+      }
+    metrics |= means | {
+      "tokens": step * tokens,
+      "global_batch_tokens": tokens,
+      "tokens_per_sec": tokens / secs,
+      "step_secs": secs,
+      "checkpoint_wait_secs": self._writer.take_wait_secs(),
+      "host_memory_bytes": resident_bytes(),
+      "num_pods": len(figures),
+      "merges": merges,
+      "dcn_bytes": num_bytes / (step - last),
+    }
+    self._metrics.write(step, metrics)
+    loss = means.get("loss", math.nan)
+    self._progress.update(step, loss=loss, tokens_per_sec=tokens / secs)
+
+  def _save(self, now: "_Snapshot") -> None:
+    """Starts to write a checkpoint, if the step has none yet."""
+    if now.step == self._writer.step:
+      return
+    manifest = dataclasses.replace(
+      self._job.manifest,
+      step=now.step,
+      next_row=self._job.config.run.batch_sizes.rows_before(now.step),
+      data={**self._job.manifest.data, _STATE: now.state},
+    )
+    arrays = now.parameters | {
+      f"{x}/{OUTER_MOMENTUM}": y for x, y in now.momentum.items()
+    }
+
+    def write(prefix: str) -> dict[str, Any]:
+      write_arrays(prefix, arrays)
+      return {}
+
+    self._metrics.sync()
+    self._writer.write(manifest, lambda: write)
+
+  def _say(self) -> None:
+    count, quorum = self._syncer.num_learners, self._syncer.quorum
+    if count < quorum and time.monotonic() - self._said > _LINE_SECS:
+      self._said = time.monotonic()
+      _logger.info(
+        f"{count} learners take part, and a merge needs {quorum} (QUORUM); "
+        f"waiting for more at {self._job.config.learners.learners}"
+      )
+
+
+class _Snapshot(NamedTuple):
+  """The outer parameters after a step, for a checkpoint."""
+
+  step: int
+  parameters: dict[str, np.ndarray]
+  momentum: dict[str, np.ndarray]
+  state: dict[str, Any]
+
+
+def replay_run(job: TrainJob) -> Iterator[int]:
+  """Repeats the record of a run in this process; yields each merge's number.
+
+  `job` is that of the run without its checkpoints. Raises UserError if a merge
+  has other bits.
+  """
+  config = job.config
+
+  @contextlib.contextmanager
+  def open_with(mesh: Mapping[str, Any]) -> Iterator[Learner]:
+    given = values_of(config.mesh_layout) | mesh
+    layout = from_macros(MeshLayout, given)
+    rows = config.run.batch_sizes.size(0) // config.pods.num_pods
+    features = job.corpus.batches(config.run.batch_sizes).features
+    with open_learner(
+      dataclasses.replace(config, mesh_layout=layout),
+      num_rows=rows,
+      seed=config.run.seed,
+      frozen=config.run.frozen,
+      features=features,
+    ) as learner:
+      yield learner

@@ -1,0 +1,448 @@
+# Copyright 2026 The palm_mtf authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Which learner trains what, and when its work is merged (arXiv:2604.21428).
+
+A *task* is one share of the batches of OUTER_STEPS / FRAGMENTS steps. A learner
+takes a task, trains, and sends how far one fragment has moved since it sent
+that fragment last; fragments take turns. A fragment is merged once QUORUM
+learners have sent it, and either all others have, too, or GRACE_SECS are over:
+
+  mean  =  p + sum of tokens_i moved_i / sum of tokens_i      p: the fragment
+
+and `outer_step` (optim/outer.py) takes p to its next value. If a learner sends
+the fragment later, this is part of the fragment's next merge.
+
+Nothing here knows a clock, a thread or a network: times are arguments, and the
+events, in their order, decide every bit (record.py).
+"""
+
+import dataclasses
+import hashlib
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from palm_mtf.architecture.parameters import parse_name
+from palm_mtf.config import ExchangeConfig
+from palm_mtf.errors import UserError
+from palm_mtf.optim.outer import outer_step
+
+Arrays = Mapping[str, np.ndarray]  # {parameter: float32}
+# A learner counts as lost if it is silent for SECS, the time in which it would
+# do so many of its slowest tasks; before its first, so many times SECS.
+_SLOW_TASKS, _SLOW_FACTOR = 3, 10
+
+
+class OuterParameters:
+  """The parameters that all learners share, and their momentum.
+
+  Attributes:
+    parameters, momentum: {parameter: float32}. A merge makes new arrays, so a
+      copy of the mapping keeps its values.
+    fragments: names of the parameters of each fragment.
+    versions: number of the last merge of each fragment; 0 for none.
+    num_merges: number of merges.
+  """
+
+  def __init__(
+    self,
+    parameters: Arrays,
+    fragments: Sequence[Sequence[str]],
+    exchange: ExchangeConfig,
+    momentum: Arrays | None = None,
+    num_merges: int = 0,
+  ):
+    self.parameters, self.fragments = dict(parameters), fragments
+    self.momentum = {x: np.zeros_like(parameters[x]) for x in parameters}
+    self.momentum |= momentum or {}
+    self._rate = exchange.outer_lr, exchange.outer_momentum
+    self.num_merges = num_merges
+    self.versions = [num_merges] * len(fragments)
+
+  def merge(self, fragment: int, parts: Sequence[tuple[Arrays, int]]) -> str:
+    """Merges a fragment; returns a hash of its next values.
+
+    `parts` has how far each learner moved it, and the tokens, in their order.
+    """
+    digest = hashlib.blake2b(digest_size=16)
+    total = sum(tokens for _, tokens in parts)
+    for name in self.fragments[fragment]:
+      p, momentum = self.parameters[name], self.momentum[name]
+      # Loads of experts are measured, so their mean needs no momentum.
+      rate = (1.0, 0.0) if parse_name(name).is_state else self._rate
+      # In float64, so that only the order of `parts` and one rounding matter.
+      moved = sum(np.float64(tokens) * x[name] for x, tokens in parts) / total
+      mean = (p + moved).astype(np.float32)
+      self.parameters[name], self.momentum[name] = (
+        np.asarray(x, np.float32) for x in outer_step(p, momentum, mean, *rate)
+      )
+      digest.update(self.parameters[name].tobytes())
+    self.num_merges += 1
+    self.versions[fragment] = self.num_merges
+    return digest.hexdigest()
+
+
+@dataclasses.dataclass(frozen=True)
+class Work:
+  """What a learner does next.
+
+  Attributes:
+    number: of the work in its run.
+    learner: number of the learner.
+    task: the rows to train on (`Tasks.place`); None to send only what is left.
+    sends: fragments that the learner sends afterwards.
+    takes: fragments whose outer parameters the learner takes before.
+    begins: whether the learner's optimizer starts from scratch.
+  """
+
+  number: int
+  learner: int
+  task: int | None
+  sends: tuple[int, ...]
+  takes: tuple[int, ...]
+  begins: bool
+
+  @classmethod
+  def of(cls, event: Mapping[str, Any]) -> "Work":
+    """Returns the work of an event "work"."""
+    return cls(**{x.name: event[x.name] for x in dataclasses.fields(cls)})
+
+
+@dataclasses.dataclass
+class _Learner:
+  number: int
+  order: list[int]  # fragments, the next to send first
+  turn: int  # number of merges that its next task waits for
+  heard: float  # time of its last sign of life
+  versions: list[int]  # of the outer parameters that it has
+  tokens: list[int]  # by fragment, since it sent the fragment last
+  work: Work | None = None
+  given: tuple[float, list[int]] = (0.0, [])  # when, and `outer.versions`
+  last: Work | None = None  # whose result it has sent
+  slowest: float | None = None  # seconds of a task
+  merged: int = 0  # number of the last merge with its work
+  merged_tokens: int = 0
+
+  @property
+  def unsent(self) -> tuple[int, ...]:
+    """Fragments that have moved since it sent them."""
+    return tuple(i for i, tokens in enumerate(self.tokens) if tokens)
+
+
+@dataclasses.dataclass
+class _Part:
+  """How far a learner has moved a fragment, not merged yet."""
+
+  member: str
+  tokens: int = 0
+  tasks: list[int] = dataclasses.field(default_factory=list)
+  moved: dict[str, np.ndarray] = dataclasses.field(default_factory=dict)
+
+  def add(self, moved: Arrays) -> None:
+    before = self.moved
+    self.moved = {x: before[x] + y if before else y for x, y in moved.items()}
+
+
+WAIT, DONE = "wait", "done"
+
+
+class Syncer:
+  """Gives learners their tasks, and merges what they send.
+
+  Attributes:
+    outer: the outer parameters.
+    quorum: number of learners that have to send a fragment before a merge.
+    note: called with each event, a JSON object.
+  """
+
+  def __init__(
+    self,
+    outer: OuterParameters,
+    *,
+    num_tasks: int,
+    quorum: int,
+    grace_secs: float,
+    lost_secs: float,
+    overlaps: bool = False,
+    state: Mapping[str, Any] | None = None,
+    note: Callable[[dict[str, Any]], None] = lambda event: None,
+  ):
+    """Begins or, with the `state` of a checkpoint, continues a run.
+
+    Args:
+      num_tasks: number of tasks of the run.
+      quorum: number of learners that have to send a fragment.
+      grace_secs: how long a merge waits for more than the quorum.
+      lost_secs: see _SLOW_TASKS.
+      overlaps: whether a learner goes on with a task before what it sent last
+        is merged.
+    """
+    self.outer, self.note = outer, note
+    self._num_tasks, self.quorum = num_tasks, quorum
+    self._grace_secs, self._lost_secs = grace_secs, lost_secs
+    self._ahead = int(overlaps)
+    if state:
+      note({"event": "resume", "merges": outer.num_merges})
+    state = state or {}
+    self._next_task: int = state.get("next_task", 0)
+    self._again: list[int] = list(state.get("again", ()))
+    self._num_learners: int = state.get("learners", 0)
+    self._num_works: int = state.get("works", 0)
+    self._learners: dict[str, _Learner] = {}
+    # {learner's number: its part}, for each fragment.
+    self._pools: list[dict[int, _Part]] = [{} for _ in outer.fragments]
+    self._quorum_at: list[float | None] = [None] * len(outer.fragments)
+
+  @property
+  def num_learners(self) -> int:
+    """Number of learners that take part now."""
+    return len(self._learners)
+
+  @property
+  def state(self) -> dict[str, Any]:
+    """What a checkpoint needs of this object besides the outer parameters."""
+    return {
+      "next_task": self._next_task,
+      "again": sorted({*self._again, *self._pending()}),
+      "learners": self._num_learners,
+      "works": self._num_works,
+      "merges": self.outer.num_merges,
+    }
+
+  @property
+  def num_done(self) -> int:
+    """Number of tasks that are part of the outer parameters."""
+    return self._next_task - len(self._again) - len(self._pending())
+
+  @property
+  def is_done(self) -> bool:
+    """Whether all tasks are merged, and what learners had left."""
+    left = any(x.work or x.unsent for x in self._learners.values())
+    return (
+      self.num_done == self._num_tasks and not left and not any(self._pools)
+    )
+
+  def figures(self) -> dict[str, tuple[int, int, int]]:
+    """Returns, by member, its last merge, how many came since, and tokens."""
+    now = self.outer.num_merges
+    return {
+      member: (x.merged, now - x.merged, x.merged_tokens)
+      for member, x in self._learners.items()
+    }
+
+  def join(self, member: str, now: float, **about: Any) -> int:
+    """Takes a learner, perhaps again; returns its number. `about` is noted."""
+    self.leave(member)
+    count, turn = len(self.outer.fragments), self.outer.num_merges
+    # The others end this turn before a late learner ends its first task.
+    first = turn + any(x.last is not None for x in self._learners.values())
+    number = self._num_learners
+    self._num_learners += 1
+    self.note({"event": "join", "learner": number, "member": member, **about})
+    self._learners[member] = _Learner(
+      number=number,
+      order=[(first + i) % count for i in range(count)],
+      turn=turn,
+      heard=now,
+      versions=[-1] * count,
+      tokens=[0] * count,
+      merged=turn,
+    )
+    return number
+
+  def leave(self, member: str) -> None:
+    """Drops a learner, if it takes part; others do its task again."""
+    if learner := self._learners.pop(member, None):
+      self.note({"event": "leave", "learner": learner.number})
+      if learner.work and learner.work.task is not None:
+        self._again.append(learner.work.task)
+
+  def next(self, member: str, now: float) -> Work | str:
+    """Returns a learner's next work, or WAIT or DONE."""
+    learner = self._find(member)
+    learner.heard = now
+    sends = (learner.order[0],)
+    if learner.work:  # it asks again, because the answer got lost
+      task, sends = learner.work.task, learner.work.sends
+    elif self.is_done:
+      return DONE
+    elif self._must_wait(learner):
+      return WAIT
+    elif self._again:
+      task = self._again.pop(0)
+    elif self._next_task < self._num_tasks:
+      task = self._next_task
+      self._next_task += 1
+    elif learner.unsent:
+      task, sends = None, learner.unsent
+    else:
+      return WAIT  # a task of another learner may have to be done again
+    versions = list(self.outer.versions)
+    work = Work(
+      number=self._num_works,
+      learner=learner.number,
+      task=task,
+      sends=sends,
+      takes=tuple(
+        i for i, x in enumerate(versions) if learner.versions[i] != x
+      ),
+      begins=learner.last is None,
+    )
+    self.note({"event": "work", **dataclasses.asdict(work)})
+    self._num_works += 1
+    learner.work, learner.given = work, (now, versions)
+    return work
+
+  def find_work(self, member: str, number: object) -> Work:
+    """Returns the work whose result a learner sends; UserError if stale."""
+    learner = self._find(member)
+    for work in (learner.work, learner.last):
+      if work and work.number == number:
+        return work
+    now = f", but that of work {learner.work.number}" if learner.work else ""
+    raise UserError(
+      f"{member}: the result of work {number!r} is stale: it is not expected "
+      f"of this learner{now}; ask for the next work."
+    )
+
+  def contribute(
+    self, member: str, number: object, moved: Arrays, tokens: int, now: float
+  ) -> None:
+    """Takes the result of a work: how far the fragments of `sends` moved.
+
+    `tokens` is the number of tokens of the work's rows that have a loss.
+
+    Raises UserError if the result is stale or not finite. A learner whose
+    result is not finite is dropped, and has to join again.
+    """
+    work, learner = self.find_work(member, number), self._learners[member]
+    learner.heard = now
+    if work is learner.last:
+      return  # it sends the result again, because the answer got lost
+    for name, value in moved.items():
+      if not np.isfinite(value).all():
+        self.leave(member)
+        raise UserError(
+          f"{member}: {name} of work {number} is not finite; the learner has "
+          "to join again, from the outer parameters."
+        )
+    about = {"learner": learner.number, "work": work.number, "tokens": tokens}
+    self.note({"event": "contribution", **about})
+    given, learner.versions = learner.given
+    learner.work, learner.last = None, work
+    learner.turn = max(learner.turn, self.outer.num_merges) + 1
+    if work.task is not None:
+      learner.slowest = max(learner.slowest or 0.0, now - given)
+      learner.order.append(learner.order.pop(0))
+      learner.tokens = [x + tokens for x in learner.tokens]
+    for fragment in work.sends:
+      pool = self._pools[fragment]
+      part = pool.setdefault(learner.number, _Part(member))
+      part.add({x: moved[x] for x in self.outer.fragments[fragment]})
+      part.tokens += learner.tokens[fragment]
+      learner.tokens[fragment] = 0
+      if work.task is not None:
+        part.tasks.append(work.task)
+      if len(pool) >= self.quorum and self._quorum_at[fragment] is None:
+        self._quorum_at[fragment] = now
+
+  def tick(self, now: float) -> list[dict[str, Any]]:
+    """Drops silent learners, and merges what is due; returns the merges."""
+    for member in [
+      x for x, y in self._learners.items() if self._is_lost(y, now)
+    ]:
+      self.leave(member)
+    return [
+      self._merge(i) for i in range(len(self._pools)) if self._is_due(i, now)
+    ]
+
+  def repeat(self, event: Mapping[str, Any], moved: Arrays) -> str | None:
+    """Does what an event of a record says; `moved` is a work's result.
+
+    Returns the hash of a merge; otherwise None.
+    """
+    members = {x.number: member for member, x in self._learners.items()}
+    match event["event"]:
+      case "resume":
+        self._learners.clear()
+        self._pools = [{} for _ in self._pools]
+      case "join":
+        self.join(event["member"], 0.0)
+      case "leave":
+        self.leave(members[event["learner"]])
+      case "work":
+        learner = self._learners[members[event["learner"]]]
+        learner.work = Work.of(event)
+        learner.given = 0.0, list(self.outer.versions)
+      case "contribution":
+        member = members[event["learner"]]
+        self.contribute(member, event["work"], moved, event["tokens"], 0.0)
+      case "merge":
+        return str(self._merge(event["fragment"])["blake2b"])
+    return None
+
+  def _find(self, member: str) -> _Learner:
+    if member not in self._learners:
+      raise UserError(
+        f"{member}: does not take part, or was silent for too long; join again."
+      )
+    return self._learners[member]
+
+  def _pending(self) -> set[int]:
+    """Returns the tasks that learners have, or whose result is not merged."""
+    works = (x.work for x in self._learners.values())
+    parts = (x for pool in self._pools for x in pool.values())
+    return {x.task for x in works if x and x.task is not None} | {
+      task for part in parts for task in part.tasks
+    }
+
+  def _must_wait(self, learner: _Learner) -> bool:
+    if learner.turn <= self.outer.num_merges + self._ahead:
+      return False
+    # If all wait for each other, because each has sent another fragment, let
+    # them go on. But with fewer learners than the quorum, nothing is merged.
+    is_busy = any(x.work for x in self._learners.values())
+    return is_busy or len(self._learners) < self.quorum
+
+  def _is_lost(self, learner: _Learner, now: float) -> bool:
+    patience = self._lost_secs
+    if learner.work:
+      slow = learner.slowest
+      patience *= _SLOW_FACTOR if slow is None else 1
+      patience += _SLOW_TASKS * (slow or 0.0)
+    return now - learner.heard > patience
+
+  def _is_due(self, fragment: int, now: float) -> bool:
+    pool, since = self._pools[fragment], self._quorum_at[fragment]
+    if not pool:
+      return False
+    if since is not None and now >= since + self._grace_secs:
+      return True
+    # Nobody else will send it: all have, or the run ends.
+    left = {
+      x.number
+      for x in self._learners.values()
+      if x.work or (x.unsent and self._ends) or not self._ends
+    } - {*pool}
+    return not left and (since is not None or self._ends)
+
+  @property
+  def _ends(self) -> bool:
+    """Whether no task is left to give."""
+    return self._next_task == self._num_tasks and not self._again
+
+  def _merge(self, fragment: int) -> dict[str, Any]:
+    pool, self._pools[fragment] = self._pools[fragment], {}
+    self._quorum_at[fragment] = None
+    parts = [pool[x] for x in sorted(pool)]
+    event = {"event": "merge", "fragment": fragment, "learners": sorted(pool)}
+    digest = self.outer.merge(fragment, [(x.moved, x.tokens) for x in parts])
+    event |= {"merge": self.outer.num_merges, "blake2b": digest}
+    self.note(event)
+    for part in parts:
+      learner = self._learners.get(part.member)
+      if learner and learner.number in pool:
+        learner.merged = self.outer.num_merges
+        learner.merged_tokens += part.tokens
+    return event
