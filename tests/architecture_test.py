@@ -130,8 +130,8 @@ IMPORTS = {
   "executors/executor programs rates model_dir assertions data/vocabulary "
   "data/batches checkpoints compression generation/decode generation/inference "
   "evaluation",
-  "learners": "__init__ errors json_text config machine _tf architecture optim "
-  "runtime/program mesh runtime/addresses runtime/manager runtime/client "
+  "learners": "__init__ errors json_text config machine _tf architecture "
+  "runtime/addresses runtime/manager runtime/program mesh optim runtime/client "
   "executors/choose programs model_dir data/batches checkpoints "
   "generation/inference training",
   "sweep": "errors console config machine architecture accounting model_dir",

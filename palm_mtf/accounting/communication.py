@@ -17,6 +17,7 @@ import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from palm_mtf.accounting import memory
 from palm_mtf.accounting.flops import forward_flops, train_flops_per_token
 from palm_mtf.accounting.memory import Activations
 from palm_mtf.accounting.newton_schulz import orthogonalized
@@ -59,23 +60,56 @@ class Link:
 
 def dcn_bytes(work: Work) -> int:
   """Returns the bytes that all pods together send to each other in a step."""
-  edges = plan_step(work.mesh, work.pods).edges
+  edges = plan_step(work.mesh, work.pods, work.exchange).edges
   return sum(edge_bytes(x, work) for x in edges if isinstance(x, AllSum))
 
 
 def edge_bytes(edge: Send | AllSum, work: Work) -> int:
   """Returns the bytes that all devices send along an edge in a step.
 
-  `work` is that of a whole pod, with all stages.
+  `work` is that of a whole pod, with all stages. The bytes of syncs are their
+  mean over steps.
   """
   num_devices = work.mesh.num_devices
   if isinstance(edge, Send):
     stream = Activations(work).stream_bytes()
     return work.mesh.num_microbatches * num_devices * stream
+  num_pods = len(edge.targets)
+  if work.exchange.is_diloco:
+    in_round = num_pods * (num_pods - 1) * round_bytes(work)
+    return round(in_round / work.exchange.outer_steps)
   to_each = sum(sent_bytes(work).values())
   to_each += num_devices * _TOKEN_SUMS * _FLOAT32
-  num_pods = len(edge.targets)
   return num_pods * (num_pods - 1) * to_each
+
+
+def round_bytes(work: Work) -> int:
+  """Returns the bytes that a pod sends to one other pod in OUTER_STEPS steps.
+
+  Of the devices that hold the same slice, one sends it (programs/outer.py).
+  """
+  return sum(
+    work.mesh.num_devices
+    // each.num_replicas
+    * memory.coded_bytes(name, each.size, work.exchange.outer_dtype)
+    * n
+    for name, each, n in work.trained_slices
+  )
+
+
+def sync_secs(
+  work: Work, compute_secs: float, link: Link
+) -> tuple[float, float]:
+  """Returns a step's mean seconds of syncs: those exposed, and those hidden.
+
+  `compute_secs` is the time of a step without other pods, which hides the
+  exchange for OVERLAP_STEPS steps.
+  """
+  exchange = work.exchange
+  sent = (work.pods.num_pods - 1) * round_bytes(work) / exchange.fragments
+  secs = 8 * sent / link.bits_per_sec + _MESSAGES * link.delay_secs
+  hidden = min(secs, exchange.overlap_steps * compute_secs)
+  return (secs - hidden) / exchange.period, hidden / exchange.period
 
 
 def sent_bytes(work: Work) -> dict[str, int]:

@@ -9,6 +9,8 @@ from palm_mtf import gin_path
 from palm_mtf.architecture.block import check_targets
 from palm_mtf.architecture.parameters import check_frozen, parameter_dims
 from palm_mtf.config import HardwareConfig, ModelConfig, PlanConfig
+from palm_mtf.config.exchange import check_exchange
+from palm_mtf.config.macros import values_of
 from palm_mtf.config.mesh_layout import check_layout
 from palm_mtf.errors import UserError, did_you_mean
 
@@ -49,6 +51,7 @@ def check_run(config: PlanConfig) -> None:
   run, model = config.run, config.model
   sizes, num_pods = run.batch_sizes.sizes, config.pods.num_pods
   check_layout(config.mesh_layout, model, *sizes, num_pods=num_pods)
+  check_exchange(config.exchange, run, values_of(config))
   check_chip(run.chip, config.hardware)
   if not model.model_function:  # only the function knows the names
     check_frozen(parameter_dims(model), run.frozen)

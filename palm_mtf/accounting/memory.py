@@ -29,6 +29,7 @@ from palm_mtf.config import ModelConfig
 PASSES = ("blocks", "attention", "loss", "weights")
 
 _FLOAT32 = DTYPE_BYTES["float32"]
+_GROUP = 256  # numbers that share a scale, as in optim/outer.py
 
 # Bytes of weights that are worth a thread in a decoding step: it reads them in
 # about 0.2 ms. For fewer bytes, waiting for another thread takes longer than it
@@ -349,13 +350,43 @@ def exchange_bytes(work: Work) -> int:
   They hold the gradients that other pods send, and the float32 sums.
   """
   pods, total = work.pods, 0
-  if pods.num_pods == 1:
+  if pods.num_pods == 1 or work.exchange.is_diloco:
     return 0
   for name, each, n in work.trained_slices:
     width = DTYPE_BYTES[parameters.sent_dtype(name, pods.dcn_dtype)]
     of_others = -(-each.size // each.num_replicas) * width * (pods.num_pods - 1)
     total += n * (of_others + each.size * _FLOAT32)
   return total
+
+
+def coded_bytes(name: str, size: int, outer_dtype: str) -> int:
+  """Returns the bytes of `size` numbers as OUTER_DTYPE sends them in a sync.
+
+  A parameter that is a state of a router is sent in float32.
+  """
+  dtype = parameters.sent_dtype(name, outer_dtype)
+  if dtype in DTYPE_BYTES:
+    return DTYPE_BYTES[dtype] * size
+  # Groups of numbers share a scale (optim/outer.py); e3m0 has 4 bits.
+  of_group = _GROUP // (2 if dtype == "e3m0" else 1) + _FLOAT32
+  return -(-size // _GROUP) * of_group
+
+
+def outer_bytes(work: Work) -> int:
+  """Returns a device's bytes of outer parameters and all that syncs keep.
+
+  They are in the memory of hosts. On TPUs, that is not the devices' memory.
+  """
+  exchange = work.exchange
+  if not exchange.is_diloco or work.mesh.tpu:
+    return 0
+  total = 0.0
+  for name, each, n in work.trained_slices:
+    coded = coded_bytes(name, each.size, exchange.outer_dtype)
+    # What each pod sends, and their mean, of one fragment.
+    of_sync = work.pods.num_pods * coded + each.size * _FLOAT32
+    total += n * (2 * each.size * _FLOAT32 + of_sync / exchange.fragments)
+  return round(total)
 
 
 def weight_traffic(work: Work) -> int:

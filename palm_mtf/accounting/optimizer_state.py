@@ -57,22 +57,38 @@ def parameter_slots(
   return [Slot(name, dims[of], dtype) for name, of, dtype in found]
 
 
+def num_own(settings: Mapping[str, object]) -> int:
+  """Returns how many pods have parameters and slots of their own.
+
+  `settings` is {macro: value} of a run; pods that exchange gradients are equal.
+  """
+  own = settings["NUM_PODS"] if settings.get("EXCHANGE") == "diloco" else 0
+  assert isinstance(own, int)
+  return own
+
+
 def checkpoint_bytes(
   shapes: Mapping[str, tuple[int, ...]],
   optimizer: OptimizerConfig | None = None,
   frozen: Sequence[str] = (),
+  num_own: int = 0,
 ) -> int:
   """Returns the bytes of float32 parameters and their optimizer slots.
 
   If `optimizer` is None, returns the most that any optimizer needs: two slots.
-  Parameters that `frozen`, the patterns of FROZEN, matches have no slots.
+  Parameters that `frozen`, the patterns of FROZEN, matches have no slots. For
+  `num_own` pods (see the function) there are outer parameters and momentum too.
   """
-  parameters = sum(4 * math.prod(shape) for shape in shapes.values())
-  if optimizer is None:
-    return 3 * parameters
+
+  def add_up(some: Mapping[str, tuple[int, ...]]) -> int:
+    return sum(4 * math.prod(shape) for shape in some.values())
+
   without = frozen_names(shapes, frozen)
   trained = {x: shape for x, shape in shapes.items() if x not in without}
-  return parameters + slot_bytes(trained, optimizer)
+  slots = slot_bytes(trained, optimizer) if optimizer else 2 * add_up(shapes)
+  if not num_own:
+    return add_up(shapes) + slots
+  return add_up(shapes) + add_up(trained) * (1 + num_own) + num_own * slots
 
 
 def slot_bytes(
@@ -94,7 +110,8 @@ def check_same_slots(
   A run with `settings` ({macro: value}) wrote the checkpoint, which is at
   `place`. The run that resumes from it has the settings `optimizer`.
   """
-  if settings.get("SECOND_MOMENT") == NO_MOMENTS:
+  # Learners keep the moments.
+  if settings.get("SECOND_MOMENT") == NO_MOMENTS or settings.get("LEARNERS"):
     raise UserError(
       f"{place}: has only weights, without the moments of an optimizer; "
       f"{NEW_OPTIMIZER}."

@@ -63,11 +63,12 @@ def tensor_bytes(work: Work) -> dict[str, int]:
     # Besides the step's gradients, which the update reads (`kept.gradients`),
     # accumulators of equal size hold the sums of all but the last microbatch.
     more["microbatch sums"] = kept.gradients
-  frozen = kept.frozen_weights
+  frozen, outer = kept.frozen_weights, memory.outer_bytes(work)
   return {
     "weights": kept.weights,
     **({"frozen weights": frozen} if frozen else {}),
     "slots": kept.slots,
+    **({"outer state": outer} if outer else {}),
     "gradients": kept.gradients,
     **more,
     "activations": microbatches * activations.kept_bytes(),
@@ -103,6 +104,7 @@ def describe_step(
   plan = plan_step(
     mesh,
     pods,
+    config.exchange,
     on_accelerators=on_accelerators,
     first_backward=first_stage_in_backward(config.model, frozen, mesh.stages),
   )

@@ -126,6 +126,9 @@ def predict_step(config: AnyConfig, batch_size: int) -> StepTime:
   if work.pods.num_pods == 1:
     return alone
   link = pod_link(config, rates)
+  if work.exchange.is_diloco:
+    exposed, hidden = communication.sync_secs(work, alone.total, link)
+    return dataclasses.replace(alone, exchange=exposed, hidden_exchange=hidden)
   # The program of a TPU pod outputs all gradients only when the program ends
   # (executors/xla/pod_arrays.py), so no computation hides the exchange.
   is_tpu = bool(work.mesh.tpu or rates.chip_link_dims)
@@ -196,7 +199,7 @@ def _predict_stages(config: AnyConfig, work: Work) -> StepTime:
     updates.append(whole.update - 2 * one.update + two.update)
   send = ("send", ("stages",))
   begin = first_stage_in_backward(model, work.frozen, mesh.stages)
-  plan = plan_step(mesh, work.pods, first_backward=begin)
+  plan = plan_step(mesh, work.pods, work.exchange, first_backward=begin)
   sends = plan.sends_from(pod=0, stage=0)
   sent = sum(communication.edge_bytes(x, work) for x in sends)
   chips = mesh.pod_devices / config.hardware.chip_devices
@@ -206,8 +209,12 @@ def _predict_stages(config: AnyConfig, work: Work) -> StepTime:
   secs = sent / mesh.num_devices / getattr(rates, name)
   of_first = first.total - first.update + secs
   stages = [of_first, *(other + secs for other in others)]
-  exchange = 0.0
-  if work.pods.num_pods > 1:  # comes after all microbatches: not hidden
+  exchange = hidden = 0.0
+  if work.exchange.is_diloco and work.pods.num_pods > 1:
+    whole = pipeline_secs(stages, mesh.num_microbatches)
+    given = work, whole, pod_link(config, rates)
+    exchange, hidden = communication.sync_secs(*given)
+  elif work.pods.num_pods > 1:  # comes after all microbatches: not hidden
     link = pod_link(config, rates)
     embedding, rest = communication.exchange_secs(work, link)
     exchange = embedding + rest / mesh.stages
@@ -218,6 +225,7 @@ def _predict_stages(config: AnyConfig, work: Work) -> StepTime:
     bubble=pipeline_secs(stages, mesh.num_microbatches) - of_first,
     update=max(first.update, *updates),
     exchange=exchange,
+    hidden_exchange=hidden,
   )
 
 

@@ -14,6 +14,7 @@ from palm_mtf.architecture import parameters
 from palm_mtf.architecture.block import Experts, Layer, model_of_layers
 from palm_mtf.config import (
   Config,
+  ExchangeConfig,
   MeshLayout,
   ModelConfig,
   OptimizerConfig,
@@ -51,6 +52,7 @@ class Work:
     model: the model; for a stage, with only its layers (`in_stage`).
     mesh: mesh axes and layout rules of the pod, or of each of its stages.
     pods: number of pods, and DCN_DTYPE.
+    exchange: what pods exchange.
     rows: sequences of a step in one pod, over all microbatches.
     frozen: FROZEN, for the layers of `model`.
     stage: number of the stage; only stage 0 has parameters outside the layers.
@@ -63,6 +65,7 @@ class Work:
   rows: int
   frozen: tuple[str, ...] = ()
   stage: int = 0
+  exchange: ExchangeConfig = dataclasses.field(default_factory=ExchangeConfig)
 
   @classmethod
   def of(cls, config: AnyConfig, batch_size: int) -> "Work":
@@ -74,6 +77,7 @@ class Work:
       pods=config.pods,
       rows=batch_size // config.pods.num_pods,
       frozen=config.run.frozen,
+      exchange=config.exchange,
     )
 
   def in_stage(self, stage: int) -> "Work":

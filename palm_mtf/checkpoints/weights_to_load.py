@@ -20,6 +20,7 @@ from typing import Any
 from palm_mtf.accounting.optimizer_state import (
   NEW_OPTIMIZER,
   check_same_slots,
+  num_own,
 )
 from palm_mtf.architecture.block import NORMS, ROUTER, model_of
 from palm_mtf.architecture.parameters import (
@@ -44,6 +45,7 @@ from palm_mtf.config import (
   Config,
   CorpusConfig,
   DataConfig,
+  ExchangeConfig,
   ModelConfig,
   OptimizerConfig,
   RunConfig,
@@ -455,6 +457,11 @@ def find_initial_state(
     )
   check_same_slots(found.path, found.manifest.settings, optimizer)
   check_same_roles(found, run.frozen, optimizer)
+  if num_own(found.manifest.settings):
+    raise UserError(
+      f'{weights.given}: INIT_STATE = "all", and each pod of that run has an '
+      f"optimizer of its own; {NEW_OPTIMIZER}."
+    )
   step = found.manifest.step
   if step >= run.train_steps:
     raise UserError(
@@ -465,6 +472,17 @@ def find_initial_state(
   data = {k: v for k, v in found.manifest.data.items() if k != "spikes"}
   manifest = dataclasses.replace(found.manifest, data=data)
   return dataclasses.replace(found, manifest=manifest)
+
+
+def check_same_exchange(newest: Checkpoint, exchange: ExchangeConfig) -> None:
+  """Raises UserError unless a run has what EXCHANGE needs to resume."""
+  before = newest.manifest.settings.get("EXCHANGE", "gradients")
+  if before != exchange.exchange:
+    raise UserError(
+      f"EXCHANGE = {exchange.exchange!r}: {newest.path} was written with "
+      f"{before!r}, whose pods have other variables; keep that value, or "
+      f"{NEW_OPTIMIZER}."
+    )
 
 
 def check_vocabulary_given(

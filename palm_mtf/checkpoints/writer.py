@@ -17,7 +17,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 
-from palm_mtf.accounting.optimizer_state import checkpoint_bytes
+from palm_mtf.accounting.optimizer_state import checkpoint_bytes, num_own
 from palm_mtf.checkpoints.manifest import (
   WEIGHTS,
   Checkpoint,
@@ -159,7 +159,8 @@ def write_checkpoint(
   Raises UserError if the disk is full, or MODEL_DIR cannot be written.
   """
   path = ModelDir(model_dir).checkpoint(manifest.step)
-  needed = checkpoint_bytes(manifest.shapes)
+  own = num_own(manifest.settings)
+  needed = checkpoint_bytes(manifest.shapes, num_own=own)
   # If an earlier process left a checkpoint of this step, rename it first.
   with new_path(path, needed, make_way=_free_path) as folder:
     os.mkdir(folder)
@@ -285,10 +286,12 @@ def check_space(
   shapes: Mapping[str, tuple[int, ...]],
   run: RunConfig,
   optimizer: OptimizerConfig | None = None,
+  num_own: int = 0,
 ) -> None:
   """Raises UserError unless the disk has space for the checkpoints of a run.
 
   MODEL_DIR need not exist. If `optimizer` is None, any optimizer fits.
+  `num_own` is the number of pods with parameters of their own.
   """
   # The folder of checkpoints may be a link to another disk.
   existing = os.path.realpath(ModelDir(model_dir).checkpoints)
@@ -302,7 +305,7 @@ def check_space(
   wanted = min(wanted, run.train_steps // run.checkpoint_steps + 1)
   # Checkpoints that already exist need no more space.
   count = max(1, wanted - len(checkpoint_folders(model_dir)))
-  needed = count * checkpoint_bytes(shapes, optimizer, run.frozen)
+  needed = count * checkpoint_bytes(shapes, optimizer, run.frozen, num_own)
   free = shutil.disk_usage(existing).free
   if free < needed:
     every = ""

@@ -86,6 +86,10 @@ def _run(job: TrainJob) -> Finished | Stopped:
     session = session_config(1, config.pods.num_pods)
     warn_if_slow(config.model, config.mesh_layout, session)
     set_reference(job)
+    if config.learners.learners:
+      from palm_mtf.learners.run import run_learners
+
+      return run_learners(job, servers)
     return run_training(job, servers)
 
 

@@ -9,13 +9,12 @@ run expects; each step's batch has as many shares.
 """
 
 import dataclasses
-from typing import TYPE_CHECKING, Annotated
+from collections.abc import Mapping
+from typing import Annotated
 
 from palm_mtf.config.checked import Checked, Count, real, text_or_empty
+from palm_mtf.config.run import RunConfig
 from palm_mtf.errors import UserError
-
-if TYPE_CHECKING:
-  from palm_mtf.config.config import Config
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -56,13 +55,15 @@ _ONLY = {
 }
 
 
-def check_learners(config: "Config", values: dict[str, object]) -> None:
+def check_learners(
+  own: LearnersConfig, run: RunConfig, values: Mapping[str, object]
+) -> None:
   """Raises UserError if a setting does not fit LEARNERS; `values` by macro."""
-  own, num_pods = config.learners, config.pods.num_pods
   if not own.learners:
     if own.quorum is not None:
       raise UserError(
-        f'QUORUM = {own.quorum} and LEARNERS = "": set LEARNERS = "host:port".'
+        f'QUORUM = {own.quorum} and LEARNERS = "": pods have no quorum; set '
+        'LEARNERS = "host:port", or leave it out.'
       )
     return
   for macro, value in _ONLY.items():
@@ -71,20 +72,15 @@ def check_learners(config: "Config", values: dict[str, object]) -> None:
         f"{macro} = {values[macro]!r} and LEARNERS = {own.learners!r}: "
         f"learners train only with {macro} = {value!r}; set it."
       )
+  num_pods = int(str(values["NUM_PODS"]))
   if own.quorum is not None and own.quorum > num_pods:
     raise UserError(
       f"QUORUM = {own.quorum} and NUM_PODS = {num_pods}: no merge would have "
       f"enough learners; give at most {num_pods}, or raise NUM_PODS."
     )
-  sizes, period = config.run.batch_sizes, config.exchange.period
+  sizes = run.batch_sizes
   if len(sizes.pairs) > 1:
     raise UserError(
       f"GLOBAL_BATCH_SIZE = {sizes.pairs} and LEARNERS = {own.learners!r}: "
       f"a learner's rows stay as many; give one size, such as {sizes.largest}."
-    )
-  steps = config.run.train_steps
-  if steps % period:
-    raise UserError(
-      f"TRAIN_STEPS = {steps}: learners take {period} steps at a time "
-      f"(OUTER_STEPS / FRAGMENTS); give {steps // period * period + period}."
     )

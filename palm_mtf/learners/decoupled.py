@@ -143,6 +143,7 @@ class DecoupledHandler:
 
   Attributes:
     changed: lock of `syncer`, which is notified when a result has come.
+    features: names of the arrays of a batch.
   """
 
   def __init__(
@@ -153,6 +154,7 @@ class DecoupledHandler:
     now: Callable[[], float] = time.monotonic,
   ):
     self._config, self._batches, self._now = config, batches, now
+    self.features = list(batches.features)
     self.syncer, self.changed = syncer, threading.Condition()
     self._num_shares = config.pods.num_pods
     self._num_rows = config.run.batch_sizes.size(0) // self._num_shares
@@ -173,7 +175,7 @@ class DecoupledHandler:
         "program": program_of(config),
         "seed": config.run.seed,
         "frozen": list(config.run.frozen),
-        "features": list(self._batches.features),
+        "features": self.features,
         "num_rows": self._num_rows,
         "fragments": config.exchange.fragments,
         "outer_dtype": config.exchange.outer_dtype,
@@ -184,6 +186,8 @@ class DecoupledHandler:
     """Returns work, with its rows and the outer parameters that changed."""
     with self.changed:
       work = self.syncer.next(member, self._now())
+      if work == DONE:
+        self.syncer.leave(member)
       outer = dict(self.syncer.outer.parameters)  # a merge replaces the values
     if isinstance(work, str):
       secs = {"secs": _WAIT_SECS} if work == WAIT else {}
@@ -209,7 +213,7 @@ class DecoupledHandler:
       ]
       arrays = {
         f"rows/{x}": np.stack([batch[x] for batch in batches])
-        for x in self._batches.features
+        for x in self.features
       }
     names = [x for i in work.takes for x in self.syncer.outer.fragments[i]]
     if work.begins:  # frozen parameters, too

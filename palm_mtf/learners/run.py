@@ -1,6 +1,6 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""The client of a run of learners: merges, measures and saves, trains nothing."""
+"""The client of a run of learners merges, measures and saves; others train."""
 
 import contextlib
 import dataclasses
@@ -8,6 +8,7 @@ import logging
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -15,33 +16,41 @@ import numpy as np
 from palm_mtf._tf import tf
 from palm_mtf.architecture.parameters import saved_shapes
 from palm_mtf.checkpoints.variables import write_arrays
-from palm_mtf.config import Config, ExchangeConfig, MeshLayout, PodsConfig
+from palm_mtf.config import (
+  Config,
+  ExchangeConfig,
+  LearnersConfig,
+  MeshLayout,
+  PodsConfig,
+)
 from palm_mtf.config.macros import from_macros, values_of
 from palm_mtf.config.sgd import SgdConfig
-from palm_mtf.errors import UserError
 from palm_mtf.executors.choose import uses_accelerators
 from palm_mtf.generation.inference.sessions import mean_losses
 from palm_mtf.learners.decoupled import DecoupledHandler, list_fragments
 from palm_mtf.learners.learner import Learner, PodArrays, open_learner
+from palm_mtf.learners.members import Members
+from palm_mtf.learners.protocol import Handler
 from palm_mtf.learners.record import Record, replay
+from palm_mtf.learners.service import serve
 from palm_mtf.learners.syncer import Arrays, OuterParameters, Syncer
 from palm_mtf.machine.host_memory import resident_bytes
 from palm_mtf.model_dir.json_lines import read_json_lines
 from palm_mtf.model_dir.paths import ModelDir
 from palm_mtf.programs.outer import OUTER_MOMENTUM
 from palm_mtf.programs.step_programs import VALIDATED
+from palm_mtf.runtime.addresses import resolve, split_address
+from palm_mtf.runtime.client.client import Client
 from palm_mtf.runtime.client.local_servers import PodServers
-from palm_mtf.training.job import Finished, Stopped, TrainJob, has_samples
+from palm_mtf.training.job import Finished, Stopped, TrainJob
 from palm_mtf.training.loop import Records
 from palm_mtf.training.session import TrainSession
-from palm_mtf.training.supervisor import connect_pods, open_records
+from palm_mtf.training.supervisor import Pods, connect_pods, open_records
 
 _logger = logging.getLogger(__name__)
 
 _STATE = "learners"  # key of `Syncer.state` in a manifest's `data`
-_TICK_SECS, _LINE_SECS = 0.2, 30.0
-# Answers learners while the body runs; takes a `Handler`.
-Serve = Callable[[DecoupledHandler], contextlib.AbstractContextManager[object]]
+_TICK_SECS, _LINE_SECS, _END_SECS = 0.2, 30.0, 5.0
 
 
 def _on_client(config: Config) -> Config:
@@ -104,32 +113,48 @@ def _make_handler(
   return DecoupledHandler(config, batches, syncer)
 
 
-def run_learners(
-  job: TrainJob, servers: PodServers, serve: Serve
-) -> Finished | Stopped:
+def run_learners(job: TrainJob, servers: PodServers) -> Finished | Stopped:
   """Lets learners train a job until TRAIN_STEPS or a stop signal.
 
-  Raises UserError if the disk has no space.
+  Raises UserError if the address or a file of LEARNERS cannot be used, or the
+  disk has no space.
   """
-  held = dataclasses.replace(job, config=_on_client(job.config))
   with (
-    connect_pods(held, servers) as pods,
+    _open_weights(job, servers) as (weights, pods),
     open_records(job) as records,
-    pods.cluster.client() as client,
     records.writer,
   ):
-    given = held, client, pods.cluster, pods.heartbeat
-    session = TrainSession(*given, newest=lambda: job.checkpoint)
-    session.set_variables(held)
-    weights = _Weights(held, client, session)
     job, state = job.record_kernels(pods.kernels), _state_of(job)
     path, num_events = ModelDir(job.model_dir).merges, state.get("events", 0)
     with Record(path, num_events) as record:
       outer = _read_outer(job, weights.arrays.read())
       handler = _make_handler(job, outer, state=state, note=record.note)
       run = _Run(job, handler, record, weights, records)
-      with serve(handler):
+      with serve_learners(job.config.learners, handler):
         return run.run(lambda: pods.stop.signal_name)
+
+
+def serve_learners(
+  config: LearnersConfig, handler: Handler
+) -> AbstractContextManager[int]:
+  """Answers learners while the body runs; yields the port."""
+  host, port = split_address("LEARNERS", config.learners)
+  members = Members(config.learner_tokens)
+  ip = resolve("LEARNERS", host)
+  return serve(ip, int(port), config.learners_tls, members, handler)
+
+
+@contextlib.contextmanager
+def _open_weights(
+  job: TrainJob, servers: PodServers
+) -> Iterator[tuple["_Weights", Pods]]:
+  """Opens a pod of the client with the weights after `job.step` steps."""
+  job = dataclasses.replace(job, config=_on_client(job.config))
+  with connect_pods(job, servers) as pods, pods.cluster.client() as client:
+    given = job, client, pods.cluster, pods.heartbeat
+    session = TrainSession(*given, newest=lambda: job.checkpoint)
+    session.set_variables(job)
+    yield _Weights(job, client, session), pods
 
 
 class _Weights:
@@ -189,9 +214,16 @@ class _Run:
       self._measure(snapshot, {})
     self._save(snapshot)
     newest = self._writer.wait()
-    if not is_done:
+    if not is_done or not newest:
       return Stopped(newest, signal_name())
+    self._wait_for_learners()
     return Finished(newest, self._validation_loss)
+
+  def _wait_for_learners(self) -> None:
+    """Lets learners ask once more, so that they end, too."""
+    end = time.monotonic() + _END_SECS
+    while self._syncer.num_learners and time.monotonic() < end:
+      time.sleep(_TICK_SECS)
 
   def _take(self) -> "_Snapshot":
     syncer, outer = self._syncer, self._syncer.outer
@@ -212,17 +244,17 @@ class _Run:
       return
 
     def is_due(every: int | None) -> bool:
-      return bool(every) and now.step // every > before // every
+      return every is not None and now.step // every > before // every
 
     metrics: dict[str, float] = {}
     if is_due(run.eval_steps) or is_last:
       self._measure(now, metrics)
     if is_due(run.log_steps) or metrics:
       self._log(now.step, metrics)
-    has_samples = is_due(run.sample_steps) and not is_last
-    if is_due(run.checkpoint_steps) or has_samples:
+    makes_samples = is_due(run.sample_steps) and not is_last
+    if is_due(run.checkpoint_steps) or makes_samples:
       self._save(now)
-    if has_samples and (newest := self._writer.wait()):
+    if makes_samples and (newest := self._writer.wait()):
       job.write_samples(newest, {})
 
   def _measure(self, now: "_Snapshot", metrics: dict[str, float]) -> None:
@@ -262,7 +294,9 @@ class _Run:
     }
     self._metrics.write(step, metrics)
     loss = means.get("loss", math.nan)
-    self._progress.update(step, loss=loss, tokens_per_sec=tokens / secs)
+    self._progress.update(
+      step, loss=loss, tokens_per_sec=tokens / secs, mfu=None
+    )
 
   def _save(self, now: "_Snapshot") -> None:
     """Starts to write a checkpoint, if the step has none yet."""
@@ -304,25 +338,26 @@ class _Snapshot(NamedTuple):
   state: dict[str, Any]
 
 
-def replay_run(job: TrainJob) -> Iterator[int]:
-  """Repeats the record of a run in this process; yields each merge's number.
+def replay_run(job: TrainJob, servers: PodServers) -> Iterator[int]:
+  """Computes the record of a run again; yields each merge's number.
 
-  `job` is that of the run without its checkpoints. Raises UserError if a merge
-  has other bits.
+  Raises UserError if a merge has other bits than in the record.
   """
   config = job.config
+  job = dataclasses.replace(job, checkpoint=None)  # from the first step
+  with _open_weights(job, servers) as (weights, _):
+    outer = _read_outer(job, weights.arrays.read())
+  handler = _make_handler(job, outer)
 
-  @contextlib.contextmanager
-  def open_with(mesh: Mapping[str, Any]) -> Iterator[Learner]:
-    given = values_of(config.mesh_layout) | mesh
-    layout = from_macros(MeshLayout, given)
-    rows = config.run.batch_sizes.size(0) // config.pods.num_pods
-    features = job.corpus.batches(config.run.batch_sizes).features
-    with open_learner(
+  def open_with(mesh: Mapping[str, Any]) -> AbstractContextManager[Learner]:
+    layout = from_macros(MeshLayout, values_of(config.mesh_layout) | {**mesh})
+    return open_learner(
       dataclasses.replace(config, mesh_layout=layout),
-      num_rows=rows,
+      num_rows=config.run.batch_sizes.size(0) // config.pods.num_pods,
       seed=config.run.seed,
       frozen=config.run.frozen,
-      features=features,
-    ) as learner:
-      yield learner
+      features=handler.features,
+    )
+
+  events = read_json_lines(ModelDir(job.model_dir).merges)
+  yield from replay(events, handler, open_with)

@@ -23,7 +23,7 @@ import numpy as np
 from palm_mtf._tf import tf
 
 # So many adjacent elements of a tensor share a scale.
-GROUP = 256
+GROUP = 256  # as in accounting/memory.py
 # Largest magnitude of an element, divided by its scale.
 _LARGEST = {"int8": 127.0, "e3m0": 1.0}
 # e3m0: a sign and 3 bits of exponent, without mantissa. The smallest code is 0.

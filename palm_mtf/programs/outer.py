@@ -292,10 +292,10 @@ class _Builder:
         outer[row], momentum[row] = outer_step(
           outer[row], momentum[row], mean, *rates
         )
-      operations = [
-        x.assign(first.stack_rows(y)).op
-        for x, y in ((region.outer, outer), (region.momentum, momentum))
-      ]
+      values = [first.stack_rows(x) for x in (outer, momentum)]
+      with tf.control_dependencies(values):  # both read the outer parameters
+        held = region.outer, region.momentum
+        operations = [x.assign(y).op for x, y in zip(held, values, strict=True)]
     for x in region.holders:
       own = x.rows(x.read())
       with tf.device(x.near):

@@ -135,6 +135,8 @@ def format_step(step: Mapping[str, Any]) -> str:
       f"{use} {', '.join(x[use])}" for use in ("reads", "writes") if x[use]
     )
     times = f"{x['repeats']:,} times" if x["repeats"] > 1 else "once"
+    if x["every"] > 1:
+      times = f"1 in {x['every']:,}"
     lines.append(f"  {x['name']:<16}{where:<17}{times:<11}{'; '.join(uses)}")
   if step["edges"]:
     lines.append("edges, GB in a step")
@@ -142,6 +144,8 @@ def format_step(step: Mapping[str, Any]) -> str:
     if x["kind"] == "AllSum":
       of, to = ", ".join(x["sources"]), ", ".join(x["targets"])
       name = f"sum in {x['dtype']} of {of}, to {to}"
+      if x["every"] > 1:
+        name += f", in 1 of {x['every']:,} steps: a fragment"
     else:
       name = f"send {x['source']} to {x['target']}"
     lines.append(f"  {x['bytes'] / _GB:<12.6g}{name}")

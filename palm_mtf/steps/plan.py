@@ -20,9 +20,16 @@ stage 0.
 If no parameter of the first stages is trained (FROZEN), they have no backward
 pass, and nothing is sent back to them.
 
+If pods exchange parameters (EXCHANGE = "diloco"), each pod updates its own
+after its passes, without waiting for other pods, and in some steps there is a
+third kind of node:
+
+  outer[pod]              a sync: the outer update of the pod's parameters
+
 There are two kinds of edges: `Send` from stage to stage, and `AllSum` of the
-gradients of all pods. An executor builds a program for each call of the plan;
-the client makes the calls in the plan's order, which is fixed.
+gradients, or of the parameters, of all pods. An executor builds a program for
+each call of the plan; the client makes the calls in the plan's order, which is
+fixed.
 """
 
 import dataclasses
@@ -30,18 +37,20 @@ import itertools
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from palm_mtf.config import PodsConfig
+from palm_mtf.config import ExchangeConfig, PodsConfig
 from palm_mtf.config.device_mesh import DeviceMesh
 
 # Phases of nodes.
 FORWARD, HEAD, BACKWARD = "forward", "head", "backward"
 GRADIENTS, UPDATE, LOSS = "gradients", "update", "loss"
+OUTER = "outer"
 
 # What nodes read and write: features of a batch, parameters, the optimizer's
 # slots, activations that the backward pass reads, and sums of losses and
 # gradients over the microbatches of a step.
 ROWS, PARAMETERS, SLOTS = "rows", "parameters", "slots"
 ACTIVATIONS, SUMS = "activations", "sums"
+OUTER_STATE = "outer parameters"  # and their momentum
 
 
 class Node(NamedTuple):
@@ -76,13 +85,14 @@ class Send(NamedTuple):
 
 
 class AllSum(NamedTuple):
-  """Sums the gradients of all pods; every pod gets all sums.
+  """Sums the gradients, or parameters, of all pods; every pod gets all sums.
 
   Attributes:
-    sources: names of the nodes that compute gradients.
+    sources: names of the nodes that compute gradients or update parameters.
     targets: names of the nodes that take the sums.
-    dtype: dtype in which gradients cross the network.
-    every: number of steps from one sum to the next.
+    dtype: dtype in which the terms cross the network.
+    every: number of steps from one sum to the next; each sum of parameters is
+      of one fragment.
   """
 
   sources: tuple[str, ...]
@@ -147,6 +157,7 @@ class StepPlan:
 def plan_step(
   mesh: DeviceMesh,
   pods: PodsConfig,
+  exchange: ExchangeConfig | None = None,
   *,
   on_accelerators: bool = False,
   first_backward: int = 0,
@@ -156,6 +167,7 @@ def plan_step(
   Args:
     mesh: number of stages, their order, and number of microbatches.
     pods: number of pods, and DCN_DTYPE.
+    exchange: what pods exchange; None for gradients.
     on_accelerators: whether XLA's programs compute. If so, one call computes
       all microbatches of a pod without stages; else each call computes one
       microbatch. Also, if so, the calls of a pod's head are in the list of
@@ -178,6 +190,10 @@ def plan_step(
   updates = [
     _node(UPDATE, f"[{x}]", x, None, (SUMS, *kept), kept) for x in every_pod
   ]
+  if exchange and exchange.is_diloco:
+    number = 0 if joins_microbatches else mesh.num_microbatches - 1
+    own = _add_updates(nodes, updates, streams, number)
+    return _add_syncs((*nodes, *updates), edges, own, exchange)
   if pods.num_pods > 1:
     sources = [x for x in nodes if SUMS in x.writes]
     edges.append(AllSum(_names(sources), _names(updates), pods.dcn_dtype))
@@ -193,6 +209,46 @@ def plan_step(
     tuple(streams),
     Call(_names(last), number),
   )
+
+
+def _add_updates(
+  nodes: Sequence[Node],
+  updates: Sequence[Node],
+  streams: Sequence[tuple[Call, ...]],
+  number: int,
+) -> list[tuple[Call, ...]]:
+  """Adds the call of each pod's update, for microbatch `number`, to `streams`.
+
+  Each pod has equally many streams, and its update is in its first.
+  """
+  share, found = len(streams) // len(updates), []
+  for pod, update in enumerate(updates):
+    first, *others = streams[pod * share : (pod + 1) * share] or [()]
+    # Without stages, the call has the last microbatch, too.
+    joined = [x for x in nodes if x.pod == pod and x.phase == GRADIENTS]
+    call = Call(_names([*joined, update]), number)
+    found += [(*first, call), *others]
+  return found
+
+
+def _add_syncs(
+  nodes: Sequence[Node],
+  edges: Sequence[Send | AllSum],
+  streams: Sequence[tuple[Call, ...]],
+  exchange: ExchangeConfig,
+) -> StepPlan:
+  """Returns the plan of a step with a sync after the pods' own updates."""
+  kept, every = (PARAMETERS, OUTER_STATE), exchange.period
+  updates = [x for x in nodes if x.phase == UPDATE]
+  outers = [
+    _node(OUTER, f"[{x.pod}]", x.pod, None, kept, kept, 1, every)
+    for x in updates
+  ]
+  if len(updates) > 1:
+    names = _names(updates), _names(outers)
+    edges = [*edges, AllSum(*names, exchange.outer_dtype, every)]
+  last = Call(_names(outers), 0)
+  return StepPlan((*nodes, *outers), tuple(edges), tuple(streams), last)
 
 
 def plan_losses(mesh: DeviceMesh, num_pods: int, num_calls: int) -> StepPlan:

@@ -102,14 +102,19 @@ class Syncs:
       self._config.fragment_after(step),
     )
     if sent is not None:
-      self._client.call(self._programs.send[sent])
-      # Other clients of the devices need not wait for the network.
-      exchange = self._programs.exchange[sent]
-      self._pending = self._client.run(exchange, has_turn=True)
+      self._send(sent)
     if merged is not None:
+      if not self._pending:  # training began after the step of the send
+        self._send(merged)
       self._pending.result()
       self._pending = None
       self._client.call(self._programs.merge[merged])
+
+  def _send(self, fragment: int) -> None:
+    self._client.call(self._programs.send[fragment])
+    # The exchange needs no turn: it waits for the network, not for devices.
+    exchange = self._programs.exchange[fragment]
+    self._pending = self._client.run(exchange, has_turn=True)
 
   def begin(self) -> None:
     """Takes the pods' parameters, which are equal, as outer parameters."""

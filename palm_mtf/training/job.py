@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from palm_mtf import __version__
 from palm_mtf.accounting.hardware import check_run
-from palm_mtf.accounting.optimizer_state import check_same_slots
+from palm_mtf.accounting.optimizer_state import check_same_slots, num_own
 from palm_mtf.accounting.plan import memory_parts
 from palm_mtf.accounting.step_time import bubble
 from palm_mtf.architecture.parameters import saved_shapes
@@ -36,6 +36,7 @@ from palm_mtf.checkpoints.teacher import find_teacher
 from palm_mtf.checkpoints.weights_to_load import (
   BEFORE,
   NamedWeights,
+  check_same_exchange,
   check_same_function,
   check_same_model,
   check_same_roles,
@@ -54,8 +55,10 @@ from palm_mtf.config import (
   DecodeConfig,
   ModelConfig,
   OptimizerConfig,
+  PodsConfig,
   RunConfig,
 )
+from palm_mtf.config.learners import check_learners
 from palm_mtf.config.macros import values_of
 from palm_mtf.config.tpu_slice import check_pods, tpu_slice
 from palm_mtf.data.batches.corpus import Corpus, corpus_of_run, unigram_entropy
@@ -282,7 +285,13 @@ def prepare(model_dir: str, config: Config) -> TrainJob:
   if pruning and initial:
     check_pruning(config, dense_model(initial, model))
   check_vocabulary_given(initial or teacher, model_dir, data)
-  check_space(model_dir, shapes, run, config.optimizer)
+  check_space(
+    model_dir,
+    shapes,
+    run,
+    config.optimizer,
+    num_own=num_own(values_of(config)),
+  )
   vocabulary = load_vocabulary(model_dir, data, vocab_size=model.vocab_size)
   if newest:
     check_same_model(newest, shapes, vocabulary.sha256)
@@ -376,7 +385,10 @@ def _open_tasks(
 
 def _check_devices(config: Config) -> None:
   check_run(config)
+  check_learners(config.learners, config.run, values_of(config))
   mesh, pods = config.mesh_layout, config.pods
+  if config.learners.learners:
+    pods = PodsConfig()  # the client has the weights of one pod
   if mesh.num_microbatches < mesh.stages:
     _logger.warning(
       f"NUM_MICROBATCHES = {mesh.num_microbatches} and STAGES = {mesh.stages}: "
@@ -457,8 +469,11 @@ def _find_newest(
   if newest:
     check_same_model(newest, shapes)
     check_same_function(newest, config.model)
-    check_same_slots(newest.path, newest.manifest.settings, config.optimizer)
+    if not config.learners.learners:  # learners keep the slots
+      held = newest.manifest.settings
+      check_same_slots(newest.path, held, config.optimizer)
     check_same_roles(newest, config.run.frozen, config.optimizer)
+    check_same_exchange(newest, config.exchange)
   return newest
 
 
@@ -501,6 +516,8 @@ def _make_manifest(
     model,
     config.mesh_layout,
     config.pods,
+    config.exchange,
+    config.learners,
     config.optimizer,
     config.loss,
     config.data,

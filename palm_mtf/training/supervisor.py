@@ -157,7 +157,9 @@ class PodRecovery:
       time.sleep(_PAUSE_SECS)
 
 
-class _Pods(NamedTuple):
+class Pods(NamedTuple):
+  """Connected pods, and what a run knows of them."""
+
   cluster: Cluster
   heartbeat: Heartbeat
   peak: float  # FLOP/s of all devices together, for MFU
@@ -227,7 +229,7 @@ def run_training(job: TrainJob, servers: PodServers) -> Finished | Stopped:
 
 
 @contextlib.contextmanager
-def connect_pods(job: TrainJob, servers: PodServers) -> Iterator[_Pods]:
+def connect_pods(job: TrainJob, servers: PodServers) -> Iterator[Pods]:
   """Connects to all pods; yields them once all have answered."""
   config, pods = job.config, job.config.pods
   executor = executor_of(config.mesh_layout)
@@ -246,13 +248,14 @@ def connect_pods(job: TrainJob, servers: PodServers) -> Iterator[_Pods]:
     kernels = [x.kernels for x in heartbeat.infos.values()]
     kernels = kernels or [kernels_here(operations_built_with())]
     with StopRequest() as stop:
-      yield _Pods(
+      yield Pods(
         cluster, heartbeat, peak, kernels_of(kernels), stop, servers.must_move
       )
 
 
 @contextlib.contextmanager
 def open_records(job: TrainJob) -> Iterator[Records]:
+  """Opens what records the run from `job.step` on."""
   run, secs = job.config.run, job.config.fault_tolerance.watchdog_secs
   writer = BackgroundWriter(job.model_dir, run, job.checkpoint)
   with (
@@ -264,7 +267,7 @@ def open_records(job: TrainJob) -> Iterator[Records]:
 
 
 def _run_loop(
-  job: TrainJob, pods: _Pods, session: _Scope, records: _Scope
+  job: TrainJob, pods: Pods, session: _Scope, records: _Scope
 ) -> Event:
   """Runs a training loop; returns the event that ended it.
 
