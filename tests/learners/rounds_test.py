@@ -361,7 +361,7 @@ def test_audits_by_volunteers_go_to_other_owners_and_name_the_liar(
   assert found.tobytes() == without_liars.tobytes()
 
 
-def test_owners_who_lie_together_pass_audits_by_volunteers_but_not_by_the_client(
+def test_owners_who_lie_together_fool_volunteers_but_not_the_client(
   without_liars, tmp_path
 ):
   """docs/slow_links.md says what sybils can do."""
