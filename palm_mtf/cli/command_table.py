@@ -481,6 +481,9 @@ COMMANDS = {
       "--most_gb": number(
         "N", "of memory that the run may use (default: what is free)"
       ),
+      "--mesh_shape": flag("SHAPE", "MESH_SHAPE of this host's devices"),
+      "--layout": flag("RULES", "LAYOUT of this host's devices"),
+      "--tpu": flag("TYPE", 'TPU of this host, or "" for CPUs'),
     },
   ),
   "pods token": Command(

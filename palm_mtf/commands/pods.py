@@ -209,12 +209,18 @@ def token(*, name: str, tokens: str, as_json: bool) -> None:
 
 
 def join(
-  *, address: str, certificate: str, token_file: str, most_gb: int | None
+  *,
+  address: str,
+  certificate: str,
+  token_file: str,
+  most_gb: int | None,
+  **mesh: str | None,
 ) -> None:
   """Trains for a run at `address`, which need not trust this process.
 
   Raises UserError if the run refuses this learner or does not answer, or the
-  run's model needs more memory than `most_gb`.
+  run's model needs more memory than `most_gb`. `mesh` has TPU, MESH_SHAPE and
+  LAYOUT in lower case; the run's values replace None.
   """
   check_count("--most_gb", 1 if most_gb is None else most_gb)
   try:
@@ -226,9 +232,11 @@ def join(
     ) from None
   most_bytes = most_gb * 10**9 if most_gb else memory_bytes()[1]
   with LearnerClient(address, certificate, own.strip(), _WAIT_SECS) as client:
-    from palm_mtf.learners.volunteer import take_part
+    from palm_mtf.learners.volunteer import describe_kernels, take_part
 
-    take_part(client, most_bytes)
+    own_mesh = {x.upper(): y for x, y in mesh.items() if y is not None}
+    header = {"kernels": describe_kernels()}
+    take_part(client, header, own_mesh, most_bytes)
   print(f"{address} has no more work")
 
 

@@ -117,9 +117,9 @@ class Rounds:
     ]
 
   @property
-  def num_learners(self) -> int:
-    """Number of volunteers that take part now."""
-    return len(self._volunteers)
+  def members(self) -> list[str]:
+    """The volunteers that take part now, and the auditor."""
+    return [*self._volunteers, AUDITOR]
 
   @property
   def state(self) -> dict[str, Any]:

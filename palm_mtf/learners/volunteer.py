@@ -53,12 +53,17 @@ class _Task:
   exchange: ExchangeConfig
 
   @classmethod
-  def read(cls, given: Mapping[str, Any], most_bytes: int) -> "_Task":
+  def read(
+    cls,
+    given: Mapping[str, Any],
+    mesh: Mapping[str, Any],
+    most_bytes: float,
+  ) -> "_Task":
     """Raises UserError if a value is wrong, or the model too large."""
     try:
       count = given["fragments"]
       found = cls(
-        read_program(given["program"]),
+        read_program({**given["program"], **mesh}),
         *(given[x] for x in ("seed", "num_rows", "frozen", "features")),
         ExchangeConfig(
           exchange="diloco",
@@ -101,44 +106,53 @@ class _Task:
       yield DecoupledLearner(learner, fragments, self.exchange.outer_dtype)
 
 
-def take_part(client: LearnerClient, most_bytes: int) -> None:
-  """Joins a run, and does its works until none is left.
+def take_part(
+  client: LearnerClient,
+  header: Mapping[str, Any],
+  mesh: Mapping[str, Any],
+  most_bytes: float = math.inf,
+) -> None:
+  """Trains for a run until it ends; joins again whenever the run says so.
 
-  `most_bytes` limits the memory of parameters, and of a message. Raises
-  UserError if the run refuses this learner, or sends what a run does not send.
+  Args:
+    client: the connection to the run.
+    header: what `join` sends ("kernels").
+    mesh: {macro: value} of this learner's own mesh, in place of the run's.
+    most_bytes: limit of the memory for parameters, and of a message.
+
+  Raises UserError if the run refuses the learner, does not answer, or sends
+  what a run does not send.
   """
-  about = {"kernels": describe_kernels()}
-  task = _Task.read(client.join(about), most_bytes)
-  with task.open() as learner:
-    _logger.info("joined; waiting for work")
-    while True:
-      try:
-        _do_works(client, learner, most_bytes)
+  while True:
+    about = client.join({**header, "mesh": {**mesh}})
+    task = _Task.read(about, mesh, most_bytes)
+    with task.open() as learner:
+      _logger.info("joined the run; waiting for work")
+      if _do_works(client, learner, most_bytes):
         return
-      except NoRunError:
-        raise
-      except UserError as error:
-        _logger.warning(f"{error} Joining again.")
-        if _Task.read(client.join(about), most_bytes) != task:
-          raise UserError("the run has another program now; join it.") from None
 
 
 def _do_works(
-  client: LearnerClient, learner: DecoupledLearner, most_bytes: int
-) -> None:
+  client: LearnerClient, learner: DecoupledLearner, most_bytes: float
+) -> bool:
+  """Does works until the run ends; returns False if it wants a new `join`."""
   while True:
     work = client.next({}, at_most(most_bytes))
     kind, secs = work.header.get("kind"), work.header.get("secs")
-    if kind == "done":
-      return
+    if kind in ("done", "join"):
+      return kind == "done"
     if kind == "wait" and isinstance(secs, int | float):
-      time.sleep(min(max(0.1, secs), _MOST_WAIT_SECS))
+      time.sleep(min(max(0.0, secs), _MOST_WAIT_SECS))
       continue
     try:
       result = learner.do(work)
     except (tf.errors.InvalidArgumentError, *WRONG_JSON) as error:
       raise UserError(
-        f"work that is not computable ({error!s:.200})."
+        f"the run has sent work that cannot be done ({error!s:.200})."
       ) from None
-    answer = client.contribute(result)
-    _logger.info(f"work {work.header.get('work')} is done: {answer}")
+    try:
+      client.contribute(result)
+    except NoRunError:
+      raise
+    except UserError as error:  # such as a stale result
+      _logger.warning(str(error))
