@@ -141,12 +141,15 @@ class Audits:
       if extension == ".npz" and int(stem) not in wanted:
         os.remove(self._path(name))
 
-  def undo(self, round_: int) -> tuple[dict[str, np.ndarray], ...]:
-    """Returns parameters and momentum before a round, which begins again."""
+  def undo(self, round_: int) -> None:
+    """Notes that the rounds from `round_` on are done again."""
     self._generation += 1
     self.forget(round_)
     self.undone = round_
     self._save()
+
+  def read(self, round_: int) -> tuple[dict[str, np.ndarray], ...]:
+    """Returns parameters and momentum before a round."""
     with np.load(self._path(f"{round_}.npz")) as file:
       both = [
         {x[2:]: file[x] for x in file.files if x.startswith(kind)}

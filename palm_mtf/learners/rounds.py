@@ -104,9 +104,10 @@ class Rounds:
     ] = {}  # round of a late volunteer's next task
     self._hashes: collections.deque[str] = collections.deque(maxlen=_NUM_HASHES)
     audits.forget(self._round)
-    if audits.undone is not None and audits.undone < self._round:
-      self._undo(audits.undone)  # the checkpoint has lies
+    self.failure: BaseException | None = None  # of the auditor
     self._begin()
+    if audits.undone is not None:  # the checkpoint may have lies
+      self._restore(audits.undone)
 
   def _begin(self) -> None:
     """Begins a round; what volunteers still compute becomes stale."""
@@ -118,8 +119,13 @@ class Rounds:
 
   @property
   def members(self) -> list[str]:
-    """The volunteers that take part now, and the auditor."""
-    return [*self._volunteers, AUDITOR]
+    """The volunteers that take part now."""
+    return list(self._volunteers)
+
+  @property
+  def has_auditor(self) -> bool:
+    """Whether the client computes audited tasks again."""
+    return self._audit_by == "client"
 
   @property
   def state(self) -> dict[str, Any]:
@@ -264,6 +270,8 @@ class Rounds:
       self.note({"event": "copy", "member": member, "sha256": digest})
       for each in [task, *(x for x in copied if not x.is_audited)]:
         each.is_audited, each.is_done = True, False
+    if member == AUDITOR:
+      tokens = task.results[0].tokens
     has_kernels = volunteer.has_kernels
     task.results.append(_Result(member, digest, moved, tokens, has_kernels))
     self._judge(task)
@@ -316,16 +324,19 @@ class Rounds:
       if any(x.member in liars for x in task.results):
         self._tasks[i] = _Task(is_audited=True)
     if min(firsts) < self._round:
-      self._undo(min(firsts))
+      self.audits.undo(min(firsts))
+      self._restore(min(firsts))
 
-  def _undo(self, round_: int) -> None:
-    self.outer.parameters, self.outer.momentum = self.audits.undo(round_)
+  def _restore(self, round_: int) -> None:
+    self.outer.parameters, self.outer.momentum = self.audits.read(round_)
     self._round = self.outer.num_merges = round_
     self._hashes.clear()  # honest volunteers will send the same again
     self._begin()
 
   def tick(self, now: float) -> list[dict[str, Any]]:
     """Drops late volunteers, and merges a round that is done."""
+    if self.failure:
+      raise self.failure
     for member, volunteer in [*self._volunteers.items()]:
       if volunteer.work and now - volunteer.given > self._lost_secs:
         self.leave(member)
