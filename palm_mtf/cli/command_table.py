@@ -474,6 +474,37 @@ COMMANDS = {
       "--allow_any_address": _ALLOW_ANY_ADDRESS,
     },
   ),
+  "pods join": Command(
+    "train for a run that waits for learners (LEARNERS)",
+    has_results=False,
+    flags={
+      "address": flag("HOST:PORT", "of the run"),
+      "--certificate": flag(
+        "FILE", "PREFIX.pem, the certificate of the run", required=True
+      ),
+      "--token_file": flag(
+        "FILE", "with the token that the run's owner gave you", required=True
+      ),
+      "--most_gb": number(
+        "N", "of memory that the run may use (default: what is free)"
+      ),
+      "--mesh_shape": flag("SHAPE", "MESH_SHAPE of this host's devices"),
+      "--layout": flag("RULES", "LAYOUT of this host's devices"),
+      "--tpu": flag("TYPE", 'TPU of this host, or "" for CPUs'),
+    },
+  ),
+  "pods token": Command(
+    "make a token, with which a learner may join a run",
+    flags={
+      "name": flag("NAME", "of the learner: OWNER or OWNER/NAME"),
+      "--tokens": flag(
+        "FILE",
+        "of names and hashes, LEARNER_TOKENS of the run; a line that is "
+        "removed revokes a token",
+        required=True,
+      ),
+    },
+  ),
   "pods list": Command(
     "print the servers of a manager, and who has their devices",
     entry_point="palm_mtf.commands.pods.list_all",

@@ -21,7 +21,11 @@ from typing import Any
 from palm_mtf.console import format_table
 from palm_mtf.errors import UserError, check_count
 from palm_mtf.json_text import json_text
+from palm_mtf.learners.client import LearnerClient
+from palm_mtf.learners.members import add_member
 from palm_mtf.machine.compiled_code import save_compiled_code
+from palm_mtf.machine.host_memory import memory_bytes
+from palm_mtf.model_dir.foreign_files import read_regular
 from palm_mtf.runtime import addresses
 from palm_mtf.runtime.host_functions import HOST_MODULES
 from palm_mtf.runtime.manager import service
@@ -31,6 +35,8 @@ from palm_mtf.runtime.manager.slices import Server, check_name
 _logger = logging.getLogger(__name__)
 
 _STOP_SIGNALS = {signal.SIGINT, signal.SIGTERM}
+_MOST_TOKEN_BYTES = 1000
+_WAIT_SECS = 300.0  # how long a learner waits for a run that does not answer
 _INFO_SECS = 60.0  # timeout for reading this server's info: a busy host is slow
 
 
@@ -194,6 +200,44 @@ def release(
   """Takes all devices from client `owner`, so that others can use them."""
   _ask(manager, manager_tls, "release", owner=owner)
   print(json_text({"owner": owner}) if as_json else f"{owner} has no slices")
+
+
+def token(*, name: str, tokens: str, as_json: bool) -> None:
+  """Adds a learner to the file `tokens`; prints its token, once."""
+  found = add_member(tokens, name)
+  print(json_text({"name": name, "token": found}) if as_json else found)
+
+
+def join(
+  *,
+  address: str,
+  certificate: str,
+  token_file: str,
+  most_gb: int | None,
+  **mesh: str | None,
+) -> None:
+  """Trains for a run at `address`, which need not trust this process.
+
+  Raises UserError if the run refuses this learner or does not answer, or the
+  run's model needs more memory than `most_gb`. `mesh` has TPU, MESH_SHAPE and
+  LAYOUT in lower case; the run's values replace None.
+  """
+  check_count("--most_gb", 1 if most_gb is None else most_gb)
+  try:
+    own = read_regular(token_file, _MOST_TOKEN_BYTES).decode("ascii", "replace")
+  except OSError as error:
+    raise UserError(
+      f"--token_file = {token_file!r}: {error.strerror}; give a file with the "
+      "token that `palm_mtf pods token` has printed."
+    ) from None
+  most_bytes = most_gb * 10**9 if most_gb else memory_bytes()[1]
+  with LearnerClient(address, certificate, own.strip(), _WAIT_SECS) as client:
+    from palm_mtf.learners.volunteer import describe_kernels, take_part
+
+    own_mesh = {x.upper(): y for x, y in mesh.items() if y is not None}
+    header = {"kernels": describe_kernels()}
+    take_part(client, header, own_mesh, most_bytes)
+  print(f"{address} has no more work")
 
 
 def _ask(manager: str, tls: str, method: str, **arguments: Any) -> Any:

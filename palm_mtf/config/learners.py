@@ -10,7 +10,7 @@ run expects; each step's batch has as many shares.
 
 import dataclasses
 from collections.abc import Mapping
-from typing import Annotated
+from typing import Annotated, Literal
 
 from palm_mtf.config.checked import Checked, Count, real, text_or_empty
 from palm_mtf.config.run import RunConfig
@@ -29,6 +29,13 @@ class LearnersConfig(Checked):
     quorum: number of learners that have to send a fragment before the client
       merges it; None for all NUM_PODS.
     grace_secs: how long a merge waits for more learners after the quorum.
+    audit_share: if given, learners are volunteers, who are not trusted: they
+      train in rounds (learners/rounds.py), and this share of their tasks is
+      computed again.
+    audit_by: who does that: "client", or "volunteers" of other owners.
+    merge: how a round merges volunteers' work: "mean"; or "median" or "clipped"
+      (learners/audit.py), for volunteers whose kernels round differently.
+    task_secs: a volunteer that takes longer for a round loses its task.
   """
 
   learners: Annotated[
@@ -38,6 +45,10 @@ class LearnersConfig(Checked):
   learner_tokens: Annotated[str, text_or_empty("a file of tokens")] = ""
   quorum: Count | None = None
   grace_secs: Annotated[float, real(0.0, 1e6)] = 5.0
+  audit_share: Annotated[float | None, real(0.0, 1.0)] = None
+  audit_by: Literal["client", "volunteers"] = "client"
+  merge: Literal["mean", "median", "clipped"] = "mean"
+  task_secs: Annotated[float, real(1.0, 1e6)] = 600.0
 
 
 # {macro: the only value with which learners train}
@@ -53,6 +64,10 @@ _ONLY = {
   "TASK_EVAL_STEPS": None,
   "TRACE_STEPS": (),
 }
+
+
+# {macro: the only value with which volunteers train}
+_ONLY_OF_VOLUNTEERS = {"FRAGMENTS": 1, "OVERLAP_STEPS": 0, "QUORUM": None}
 
 
 def check_learners(
@@ -72,6 +87,17 @@ def check_learners(
         f"{macro} = {values[macro]!r} and LEARNERS = {own.learners!r}: "
         f"learners train only with {macro} = {value!r}; set it."
       )
+  if own.audit_share is not None:
+    for macro, value in _ONLY_OF_VOLUNTEERS.items():
+      if values[macro] != value:
+        raise UserError(
+          f"{macro} = {values[macro]!r} and AUDIT_SHARE = {own.audit_share}: "
+          f"volunteers train only with {macro} = {value!r}; set it."
+        )
+  elif own.merge != "mean":
+    raise UserError(
+      f"MERGE = {own.merge!r}: is for volunteers; set AUDIT_SHARE, too."
+    )
   num_pods = int(str(values["NUM_PODS"]))
   if own.quorum is not None and own.quorum > num_pods:
     raise UserError(

@@ -329,7 +329,8 @@ class DecoupledHandler:
     found, self._metrics = [x for x in self._metrics if x[1]], []
     num_bytes, self._num_bytes = self._num_bytes, 0
     weights = [tokens for tokens, _ in found]
-    names = found[0][1] if found else {}
+    # A volunteer may send other names.
+    names = set.intersection(*({*x} for _, x in found)) if found else set()
     means = {
       name: float(np.average([x[name] for _, x in found], weights=weights))
       for name in names

@@ -8,6 +8,7 @@ arrays, one after another, little-endian. The receiver checks names, dtypes and
 shapes before it takes memory for the arrays.
 """
 
+import dataclasses
 import math
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple, Protocol
@@ -15,8 +16,14 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 
 from palm_mtf import __version__
-from palm_mtf.config import PodsConfig, StepConfig
-from palm_mtf.config.macros import MISSING, from_macros, macros_of, values_of
+from palm_mtf.config import StepConfig
+from palm_mtf.config.macros import (
+  MISSING,
+  choices_of,
+  from_macros,
+  macros_of,
+  values_of,
+)
 from palm_mtf.errors import UserError, did_you_mean, shorten
 from palm_mtf.json_text import STRICT_DECODER, json_text
 from palm_mtf.runtime.manager.slices import WRONG_JSON
@@ -28,6 +35,8 @@ CHUNK_BYTES = 2**20  # no chunk is larger
 # bfloat16 crosses as its bits, in uint16; 4-bit numbers two per uint8.
 DTYPES = ("float32", "int32", "uint16", "uint8", "int8", "bool")
 _MOST_ARRAYS, _MOST_DIMENSIONS = 100_000, 8
+# Fields of StepConfig that a learner gets.
+_PARTS = ("model", "mesh_layout", "optimizer", "loss")
 # Settings with which a step would read files or import code.
 _OF_FILES = ("MODEL_FUNCTION", "TEACHER", "TEACHER_CACHE")
 
@@ -98,7 +107,7 @@ def _show(spec: Spec | None) -> str:
   return f"{spec[0]} {[*spec[1]]}" if spec else "missing"
 
 
-def at_most(most_bytes: int) -> Check:
+def at_most(most_bytes: float) -> Check:
   """Returns a check that a message's arrays have at most so many bytes."""
 
   def check(unused_header: dict[str, Any], specs: Mapping[str, Spec]) -> None:
@@ -197,8 +206,8 @@ def _read_spec(declared: Any) -> tuple[str, Spec]:
 
 def program_of(config: StepConfig) -> dict[str, Any]:
   """Returns {macro: value} of the settings that make a learner's step."""
-  parts = [config.model, config.mesh_layout, config.optimizer, config.loss]
-  return {x: y for part in parts for x, y in values_of(part).items()}
+  parts = (values_of(getattr(config, x)) for x in _PARTS)
+  return {x: y for part in parts for x, y in part.items()}
 
 
 def read_program(values: object) -> StepConfig:
@@ -211,8 +220,9 @@ def read_program(values: object) -> StepConfig:
     if not isinstance(values, dict):
       raise TypeError(values)
     known = macros_of(StepConfig, values)
-    for name in macros_of(PodsConfig):
-      del known[name]
+    for field in dataclasses.fields(StepConfig):
+      for kind in choices_of(field) if field.name not in _PARTS else ():
+        known = {x: y for x, y in known.items() if x not in macros_of(kind)}
     for name in values:
       if name not in known:
         raise UserError(

@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 import logging
 import math
+import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
@@ -15,7 +16,9 @@ import numpy as np
 
 from palm_mtf._tf import tf
 from palm_mtf.architecture.parameters import saved_shapes
+from palm_mtf.checkpoints.manifest import newest_whole
 from palm_mtf.checkpoints.variables import write_arrays
+from palm_mtf.checkpoints.writer import remove_later
 from palm_mtf.config import (
   Config,
   ExchangeConfig,
@@ -27,13 +30,17 @@ from palm_mtf.config.macros import from_macros, values_of
 from palm_mtf.config.sgd import SgdConfig
 from palm_mtf.executors.choose import uses_accelerators
 from palm_mtf.generation.inference.sessions import mean_losses
+from palm_mtf.learners.audit import Audits
+from palm_mtf.learners.auditor import auditing
 from palm_mtf.learners.decoupled import DecoupledHandler, list_fragments
 from palm_mtf.learners.learner import Learner, PodArrays, open_learner
 from palm_mtf.learners.members import Members
 from palm_mtf.learners.protocol import Handler
 from palm_mtf.learners.record import Record, replay
+from palm_mtf.learners.rounds import Rounds
 from palm_mtf.learners.service import serve
 from palm_mtf.learners.syncer import Arrays, OuterParameters, Syncer
+from palm_mtf.learners.volunteer import describe_kernels
 from palm_mtf.machine.host_memory import resident_bytes
 from palm_mtf.model_dir.json_lines import read_json_lines
 from palm_mtf.model_dir.paths import ModelDir
@@ -97,18 +104,33 @@ def _state_of(job: TrainJob) -> dict[str, Any]:
 
 
 def _make_handler(
-  job: TrainJob, outer: OuterParameters, **more: Any
+  job: TrainJob, outer: OuterParameters, audits: Audits | None, **more: Any
 ) -> DecoupledHandler:
-  config, pods = job.config, job.config.pods
-  syncer = Syncer(
-    outer,
-    num_tasks=config.run.train_steps // config.exchange.period * pods.num_pods,
-    quorum=config.learners.quorum or pods.num_pods,
-    grace_secs=config.learners.grace_secs,
-    lost_secs=pods.pod_timeout_secs,
-    overlaps=config.exchange.overlap_steps > 0,
-    **more,
-  )
+  config, pods, own = job.config, job.config.pods, job.config.learners
+  num_tasks = config.run.train_steps // config.exchange.period * pods.num_pods
+  syncer: Syncer | Rounds
+  if audits:
+    syncer = Rounds(
+      outer,
+      audits,
+      num_tasks=num_tasks,
+      num_shares=pods.num_pods,
+      lost_secs=own.task_secs,
+      kernels=describe_kernels(),
+      audit_by=own.audit_by,
+      merge=own.merge,
+      **more,
+    )
+  else:
+    syncer = Syncer(
+      outer,
+      num_tasks=num_tasks,
+      quorum=own.quorum or pods.num_pods,
+      grace_secs=own.grace_secs,
+      lost_secs=pods.pod_timeout_secs,
+      overlaps=config.exchange.overlap_steps > 0,
+      **more,
+    )
   batches = job.corpus.batches(config.run.batch_sizes)
   return DecoupledHandler(config, batches, syncer)
 
@@ -119,19 +141,44 @@ def run_learners(job: TrainJob, servers: PodServers) -> Finished | Stopped:
   Raises UserError if the address or a file of LEARNERS cannot be used, or the
   disk has no space.
   """
+  share = job.config.learners.audit_share
+  folder = ModelDir(job.model_dir).audits
+  audits = None if share is None else Audits(folder, share)
+  with _open_weights(job, servers) as (weights, pods):
+    job = job.record_kernels(pods.kernels)
+    while True:
+      if audits and audits.undone is not None:
+        step = audits.undone * job.config.exchange.period
+        _logger.warning(f"goes back to step {step}, without a liar's work")
+        remove_later(job.model_dir, step)
+        job = dataclasses.replace(job, checkpoint=newest_whole(job.model_dir))
+      with contextlib.suppress(UndoneError):
+        return _run_once(job, weights, audits, lambda: pods.stop.signal_name)
+
+
+def _run_once(
+  job: TrainJob,
+  weights: "_Weights",
+  audits: Audits | None,
+  signal_name: Callable[[], str],
+) -> Finished | Stopped:
+  """Raises UndoneError if work of a liar has to be undone."""
+  state = _state_of(job)
+  # Only a replay needs a record without what was done twice.
+  num_events = sys.maxsize if audits else state.get("events", 0)
   with (
-    _open_weights(job, servers) as (weights, pods),
     open_records(job) as records,
     records.writer,
+    Record(ModelDir(job.model_dir).merges, num_events) as record,
   ):
-    job, state = job.record_kernels(pods.kernels), _state_of(job)
-    path, num_events = ModelDir(job.model_dir).merges, state.get("events", 0)
-    with Record(path, num_events) as record:
-      outer = _read_outer(job, weights.arrays.read())
-      handler = _make_handler(job, outer, state=state, note=record.note)
-      run = _Run(job, handler, record, weights, records)
-      with serve_learners(job.config.learners, handler):
-        return run.run(lambda: pods.stop.signal_name)
+    outer = _read_outer(job, weights.arrays.read())
+    handler = _make_handler(job, outer, audits, state=state, note=record.note)
+    run = _Run(job, handler, record, weights, records)
+    with (
+      auditing(job.config, handler),
+      serve_learners(job.config.learners, handler),
+    ):
+      return run.run(signal_name)
 
 
 def serve_learners(
@@ -155,6 +202,10 @@ def _open_weights(
     session = TrainSession(*given, newest=lambda: job.checkpoint)
     session.set_variables(job)
     yield _Weights(job, client, session), pods
+
+
+class UndoneError(Exception):
+  """A liar's work was undone; the run continues from an earlier round."""
 
 
 class _Weights:
@@ -200,9 +251,16 @@ class _Run:
   def run(self, signal_name: Callable[[], str]) -> Finished | Stopped:
     """Merges until the run ends, or a signal has come."""
     syncer, is_done = self._syncer, False
+    audits = syncer.audits if isinstance(syncer, Rounds) else None
+    if audits and audits.undone is not None:
+      self._save(self._take())  # before what an undo needs is removed
+      self._writer.wait()
+      audits.finish_undo()
     while not is_done and not signal_name():
       with self._handler.changed:
         self._handler.changed.wait(_TICK_SECS)
+        if audits and audits.undone is not None:
+          raise UndoneError
         merged, is_done = syncer.tick(time.monotonic()), syncer.is_done
         snapshot = self._take()
       self._writer.check()

@@ -31,6 +31,7 @@ from palm_mtf.learners.protocol import (
 )
 from palm_mtf.runtime.manager.client import CHANNEL_OPTIONS
 from palm_mtf.runtime.manager.service import event_loop, listen
+from palm_mtf.runtime.manager.slices import WRONG_JSON
 
 _logger = logging.getLogger(__name__)
 
@@ -38,7 +39,7 @@ SERVICE, TOKEN = "palm_mtf.Learners", "token"
 METHODS = ("join", "next", "contribute")
 _MOST_CONNECTIONS, _MOST_CALLS = 256, 256
 # A learner may make _CALLS_PER_SEC calls, and _BURST at once.
-_CALLS_PER_SEC, _BURST = 2.0, 20.0
+_CALLS_PER_SEC, _BURST = 5.0, 20.0
 # A message has _SECS, and the time that its bytes take at the slowest rate.
 _SECS, _BYTES_PER_SEC = 60.0, 2**16
 _NUM_THREADS = 16
@@ -138,6 +139,9 @@ class _Calls:
     except UserError as error:
       _logger.warning(f"{member}: {error}")
       await context.abort(code.INVALID_ARGUMENT, str(error)[:1000])
+    except WRONG_JSON as error:
+      _logger.warning(f"{member}: a wrong header ({error!r:.200})")
+      await context.abort(code.INVALID_ARGUMENT, "a wrong header")
     except TimeoutError:
       _logger.warning(f"{member}: a message takes too long")
       await context.abort(code.DEADLINE_EXCEEDED, "the message takes too long")

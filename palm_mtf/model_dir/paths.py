@@ -33,6 +33,8 @@ class ModelDir:
     self.rewinds = os.path.join(path, "rewinds.jsonl")
     # JSON lines: the record of a run of learners (learners/record.py).
     self.merges = os.path.join(path, "merges.jsonl")
+    # Folder of the audits of volunteers (learners/audit.py).
+    self.audits = os.path.join(path, "audits")
     # Folders step_00000200/ with answers and metrics of SeqIO tasks.
     self.evaluations = os.path.join(path, "eval")
     # Folder of files: which SeqIO examples the training documents contain.

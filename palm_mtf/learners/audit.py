@@ -1,0 +1,181 @@
+# Copyright 2026 The palm_mtf authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Which contributions are audited, who has lied, and what an undo needs.
+
+An *audit* computes a contribution again, and compares hashes. Until a volunteer
+has passed an audit, its contributions since the last one are *unaudited*. If it
+lies, the run goes back to the outer parameters before the first of these.
+"""
+
+import contextlib
+import hashlib
+import hmac
+import json
+import os
+import secrets
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from palm_mtf.errors import UserError
+from palm_mtf.json_text import json_text
+from palm_mtf.model_dir.atomic_files import new_path, write_atomically
+
+Arrays = Mapping[str, np.ndarray]
+
+
+def hash_arrays(arrays: Arrays) -> str:
+  """Returns a hash of names, shapes and bits of float32 arrays."""
+  digest = hashlib.sha256()
+  for name in sorted(arrays):
+    digest.update(json.dumps([name, arrays[name].shape]).encode())
+    digest.update(np.ascontiguousarray(arrays[name]))
+  return digest.hexdigest()
+
+
+def merge_robustly(
+  how: str, parts: Sequence[tuple[Arrays, int]]
+) -> dict[str, np.ndarray]:
+  """Returns one contribution for those of several volunteers, [M] x {name: x}.
+
+  Args:
+    how: "median", of each element over the volunteers, without weights; it
+      stays among honest values while fewer than half of the volunteers lie
+      (Yin et al. 2018, arXiv:1803.01498). "clipped", the mean by tokens of
+      contributions whose L2 norm, over all names, is limited to the median of
+      the norms (Karimireddy et al. 2021, arXiv:2012.10333, from v = 0).
+    parts: contributions, float32, with their tokens.
+  """
+  names, tokens = [*parts[0][0]], [x for _, x in parts]
+  if how == "median":
+    return {
+      x: np.median([y[x] for y, _ in parts], axis=0).astype(np.float32)
+      for x in names
+    }
+  norms = [
+    np.sqrt(sum(np.sum(np.square(y, dtype=np.float64)) for y in x.values()))
+    for x, _ in parts
+  ]
+  limit = np.median(norms)
+  weights = [
+    t * (min(1.0, limit / norm) if norm else 1.0) / sum(tokens)
+    for t, norm in zip(tokens, norms, strict=True)
+  ]
+  return {
+    x: sum(
+      w * y[x].astype(np.float64)
+      for w, (y, _) in zip(weights, parts, strict=True)
+    ).astype(np.float32)
+    for x in names
+  }
+
+
+class Audits:
+  """Draws audits, and keeps the ledger and old outer parameters in a folder.
+
+  Attributes:
+    undone: round to which the last undo went back, until `finish_undo`; None if
+      there is nothing to do.
+  """
+
+  def __init__(self, folder: str, share: float):
+    """Reads the folder or makes it; `share` of the tasks is audited."""
+    self._folder, self._share = folder, share
+    secret = os.path.join(folder, "secret")
+    os.makedirs(folder, mode=0o700, exist_ok=True)
+    if not os.path.exists(secret):
+      write_atomically(secret, secrets.token_bytes(32))
+      os.chmod(secret, 0o600)
+    with open(secret, "rb") as file:
+      self._secret = file.read()
+    ledger: dict[str, Any] = {}
+    with contextlib.suppress(FileNotFoundError):
+      with open(self._path("ledger.json"), encoding="utf-8") as file:
+        ledger = json.load(file)
+    self._generation: int = ledger.get("generation", 0)
+    # {volunteer: round of its first unaudited contribution}
+    self._first: dict[str, int] = ledger.get("first", {})
+    self.banned: dict[str, str] = ledger.get("banned", {})  # {volunteer: why}
+    self.undone: int | None = ledger.get("undone")
+
+  def _path(self, name: str) -> str:
+    return os.path.join(self._folder, name)
+
+  def draws(self, round_: int, share: int) -> bool:
+    """Returns whether the task of a round is audited; nobody can foresee it."""
+    # After an undo, volunteers may know which tasks of the rounds that are done
+    # again were audited. So the number of undos decides, too.
+    text = f"{self._generation} {round_} {share}".encode()
+    drawn = hmac.digest(self._secret, text, "sha256")[:8]
+    return int.from_bytes(drawn, "big") < self._share * 2**64
+
+  def pass_(self, member: str) -> None:
+    """Notes that a volunteer has passed an audit."""
+    self._first.pop(member, None)
+
+  def take(self, member: str, round_: int) -> None:
+    """Notes a contribution that is accepted without an audit."""
+    self._first.setdefault(member, round_)
+
+  def ban(self, member: str, why: str, round_: int) -> int:
+    """Bans a liar; returns the first round with its unaudited contributions."""
+    self.banned[member] = why
+    first = min(self._first.pop(member, round_), round_)
+    self._save()
+    return first
+
+  def keep(self, round_: int, parameters: Arrays, momentum: Arrays) -> None:
+    """Saves the state before a round's merge, if an undo may need it."""
+    wanted = {*self._first.values(), self.undone}
+    if round_ in self._first.values():
+      path = self._path(f"{round_}.npz")
+      size = 2 * sum(x.nbytes for x in parameters.values())
+      with new_path(path, size, rename=os.replace) as temporary:
+        with open(temporary, "xb") as file:
+          named = {f"p/{x}": y for x, y in parameters.items()}
+          np.savez(file, **named, **{f"m/{x}": y for x, y in momentum.items()})
+    self._save()
+    for name in os.listdir(self._folder):
+      stem, extension = os.path.splitext(name)
+      if extension == ".npz" and int(stem) not in wanted:
+        os.remove(self._path(name))
+
+  def undo(self, round_: int) -> None:
+    """Notes that the rounds from `round_` on are done again."""
+    self._generation += 1
+    self.forget(round_)
+    self.undone = round_
+    self._save()
+
+  def read(self, round_: int) -> tuple[dict[str, np.ndarray], ...]:
+    """Returns parameters and momentum before a round."""
+    with np.load(self._path(f"{round_}.npz")) as file:
+      both = [
+        {x[2:]: file[x] for x in file.files if x.startswith(kind)}
+        for kind in ("p/", "m/")
+      ]
+    return tuple(both)
+
+  def forget(self, round_: int) -> None:
+    """Forgets contributions from a round on, which are computed again."""
+    self._first = {x: y for x, y in self._first.items() if y < round_}
+
+  def finish_undo(self) -> None:
+    """Notes that no checkpoint has what was undone."""
+    self.undone = None
+    self._save()
+
+  def check(self, member: str) -> None:
+    """Raises UserError if a volunteer is banned."""
+    if member in self.banned:
+      raise UserError(f"{member}: is banned: {self.banned[member]}.")
+
+  def _save(self) -> None:
+    ledger = {
+      "generation": self._generation,
+      "first": self._first,
+      "banned": self.banned,
+      "undone": self.undone,
+    }
+    write_atomically(self._path("ledger.json"), json_text(ledger).encode())

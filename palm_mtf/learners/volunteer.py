@@ -1,0 +1,158 @@
+# Copyright 2026 The palm_mtf authors.
+# SPDX-License-Identifier: Apache-2.0
+"""The process of a learner: takes work from a run, and sends results.
+
+The learner does not trust the run with more than its CPU time: of what the run
+sends, only numbers and names of known settings are used.
+"""
+
+import contextlib
+import dataclasses
+import logging
+import math
+import os
+import time
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from palm_mtf._tf import tf
+from palm_mtf.architecture.parameters import saved_shapes
+from palm_mtf.config import ExchangeConfig, StepConfig
+from palm_mtf.errors import UserError, are_texts, check_choice, check_count
+from palm_mtf.learners.client import LearnerClient, NoRunError
+from palm_mtf.learners.decoupled import DecoupledLearner, list_fragments
+from palm_mtf.learners.learner import open_learner
+from palm_mtf.learners.protocol import at_most, read_program
+from palm_mtf.machine.processors import kernels_here, thread_count
+from palm_mtf.native.operations import operations_built_with
+from palm_mtf.programs.features import FEATURE_DTYPES
+from palm_mtf.runtime.manager.slices import WRONG_JSON
+
+_logger = logging.getLogger(__name__)
+
+_MOST_ROWS, _MOST_WAIT_SECS = 2**16, 60.0
+# Parameters, gradients, two slots and the copy that is sent, float32.
+_BYTES_PER_PARAMETER = 20
+
+
+def describe_kernels() -> dict[str, str]:
+  """Returns all that decides how this process's CPUs round."""
+  threads = str(thread_count(os.environ))
+  return {**kernels_here(operations_built_with()), "threads": threads}
+
+
+@dataclasses.dataclass(frozen=True)
+class _Task:
+  """What a run has sent when a learner joined, checked."""
+
+  program: StepConfig
+  seed: int
+  num_rows: int
+  frozen: list[str]
+  features: list[str]
+  exchange: ExchangeConfig
+
+  @classmethod
+  def read(
+    cls,
+    given: Mapping[str, Any],
+    mesh: Mapping[str, Any],
+    most_bytes: float,
+  ) -> "_Task":
+    """Raises UserError if a value is wrong, or the model too large."""
+    try:
+      count = given["fragments"]
+      found = cls(
+        read_program({**given["program"], **mesh}),
+        *(given[x] for x in ("seed", "num_rows", "frozen", "features")),
+        ExchangeConfig(
+          exchange="diloco",
+          outer_steps=count,
+          fragments=count,
+          outer_dtype=given["outer_dtype"],
+        ),
+      )
+      check_count("seed", found.seed, minimum=0)
+      check_count("num_rows", found.num_rows, maximum=_MOST_ROWS)
+      for feature in found.features:
+        check_choice("feature", feature, FEATURE_DTYPES)
+      shapes = saved_shapes(found.program.model)
+      if found.frozen and not are_texts(found.frozen):
+        raise TypeError(found.frozen)
+    except UserError:
+      raise
+    except WRONG_JSON:
+      raise UserError("the run's answer is not one of palm_mtf.") from None
+    size = _BYTES_PER_PARAMETER * sum(map(math.prod, shapes.values()))
+    if size > most_bytes:
+      raise UserError(
+        f"the run's model needs about {size / 1e9:,.1f} GB, and --most_gb "
+        f"allows {most_bytes / 1e9:,.1f}; give more, or join another run."
+      )
+    return found
+
+  @contextlib.contextmanager
+  def open(self) -> Iterator[DecoupledLearner]:
+    """Builds the step."""
+    with open_learner(
+      self.program,
+      num_rows=self.num_rows,
+      seed=self.seed,
+      frozen=self.frozen,
+      features=self.features,
+    ) as learner:
+      count = self.exchange.fragments
+      fragments = list_fragments(self.program.model, self.frozen, count)
+      yield DecoupledLearner(learner, fragments, self.exchange.outer_dtype)
+
+
+def take_part(
+  client: LearnerClient,
+  header: Mapping[str, Any],
+  mesh: Mapping[str, Any],
+  most_bytes: float = math.inf,
+) -> None:
+  """Trains for a run until it ends; joins again whenever the run says so.
+
+  Args:
+    client: the connection to the run.
+    header: what `join` sends ("kernels").
+    mesh: {macro: value} of this learner's own mesh, in place of the run's.
+    most_bytes: limit of the memory for parameters, and of a message.
+
+  Raises UserError if the run refuses the learner, does not answer, or sends
+  what a run does not send.
+  """
+  while True:
+    about = client.join({**header, "mesh": {**mesh}})
+    task = _Task.read(about, mesh, most_bytes)
+    with task.open() as learner:
+      _logger.info("joined the run; waiting for work")
+      if _do_works(client, learner, most_bytes):
+        return
+
+
+def _do_works(
+  client: LearnerClient, learner: DecoupledLearner, most_bytes: float
+) -> bool:
+  """Does works until the run ends; returns False if it wants a new `join`."""
+  while True:
+    work = client.next({}, at_most(most_bytes))
+    kind, secs = work.header.get("kind"), work.header.get("secs")
+    if kind in ("done", "join"):
+      return kind == "done"
+    if kind == "wait" and isinstance(secs, int | float):
+      time.sleep(min(max(0.0, secs), _MOST_WAIT_SECS))
+      continue
+    try:
+      result = learner.do(work)
+    except (tf.errors.InvalidArgumentError, *WRONG_JSON) as error:
+      raise UserError(
+        f"the run has sent work that cannot be done ({error!s:.200})."
+      ) from None
+    try:
+      client.contribute(result)
+    except NoRunError:
+      raise
+    except UserError as error:  # such as a stale result
+      _logger.warning(str(error))

@@ -1,0 +1,116 @@
+# Copyright 2026 The palm_mtf authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Volunteers in processes of their own, one of which lies."""
+
+import contextlib
+import json
+
+import pytest
+
+from palm_mtf.learners.members import add_member
+from tests import processes, runs
+from tests.learners.attacker import make_key
+from tests.runtime.intrusion import free_ports
+
+SETTINGS = {
+  "EXCHANGE": "diloco",
+  "OUTER_STEPS": 2,
+  "NUM_PODS": 2,
+  "NUM_LAYERS": 2,
+  "GLOBAL_BATCH_SIZE": 8,
+  "TRAIN_STEPS": 12,
+  "CHECKPOINT_STEPS": 4,
+  "AUDIT_SHARE": 0.4,
+}
+
+
+class Run:
+  """A run of `palm_mtf train`, and processes of `palm_mtf pods join`."""
+
+  def __init__(self, corpus, folder, **macros):
+    self.folder = folder / "run"
+    (port,) = free_ports(1)
+    self._address, self._prefix = f"127.0.0.1:{port}", make_key(folder)
+    self._tokens, self._stack = folder / "tokens", contextlib.ExitStack()
+    add_member(str(self._tokens), "nobody")
+    (self.folder / "audits").mkdir(parents=True)
+    secret = b"the same audits in every test..."
+    (self.folder / "audits/secret").write_bytes(secret)
+    given = SETTINGS | macros
+    given |= {
+      "LEARNERS": self._address,
+      "LEARNERS_TLS": self._prefix,
+      "LEARNER_TOKENS": str(self._tokens),
+    }
+    self.client = runs.start("train", corpus, self.folder, **given)
+    self._stack.callback(self.client.kill)
+
+  def __enter__(self):
+    return self
+
+  def __exit__(self, *unused):
+    self._stack.close()
+
+  def join(self, name, *module):
+    """Starts a volunteer; `module` is what Python runs in place of palm_mtf."""
+    token = self._tokens.with_name(name.replace("/", "_"))
+    token.write_text(add_member(str(self._tokens), name))
+    joining = processes.start(
+      "-m",
+      *(module or ["palm_mtf"]),
+      *("pods", "join", self._address),
+      *("--certificate", f"{self._prefix}.pem", "--token_file", token),
+    )
+    self._stack.callback(joining.kill)
+    return joining
+
+  def find(self, kind):
+    """Returns the events of one kind."""
+    lines = (self.folder / "merges.jsonl").read_text().splitlines()
+    return [x for x in map(json.loads, lines) if x["event"] == kind]
+
+
+@pytest.fixture(scope="module")
+def honest(corpus, tmp_path_factory):
+  """The folder of a run with one honest volunteer and no audits."""
+  folder = tmp_path_factory.mktemp("honest")
+  with Run(corpus, folder, AUDIT_SHARE=0.0) as run:
+    alice = run.join("alice")
+    runs.finish(run.client)
+    runs.finish(alice)
+    assert not run.find("liar")
+  return run.folder
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["flip", "drift"])
+def test_a_run_with_a_liar_ends_with_the_bits_of_the_run_without_it(
+  kind, honest, corpus, tmp_path
+):
+  with Run(corpus, tmp_path) as run:
+    liar = run.join("mallory", "tests.learners.liar", kind)
+    processes.wait_until(
+      lambda: (run.folder / "merges.jsonl").exists() and run.find("join"),
+      run.client,
+    )
+    others = [run.join("alice"), run.join("bob")]
+    error = runs.finish(run.client)
+    for each in others:
+      runs.finish(each)
+    _, refusal = liar.communicate(timeout=100)
+    assert liar.returncode == 2
+    assert "mallory: is banned: its result for round" in refusal
+    (event,) = run.find("liar")
+    assert event["member"] == "mallory"
+    assert {x["member"] for x in run.find("audit")} >= {"alice"}
+    runs.assert_same_tensors(honest, run.folder, 12)
+    print(error)
+
+
+@pytest.mark.slow
+def test_a_volunteer_with_another_cpu_is_refused_in_one_line(corpus, tmp_path):
+  with Run(corpus, tmp_path) as run:
+    other = run.join("eve", "tests.learners.liar", "other_kernels")
+    _, error = other.communicate(timeout=300)
+    assert other.returncode == 2
+    assert "eve: its kernels round differently (CPU: another, before " in error
