@@ -8,7 +8,6 @@ arrays are "rows/FEATURE", [num_steps, rows, length], and "outer/PARAMETER". The
 result has how far the parameters of the fragments in "sends" have moved.
 """
 
-import logging
 import math
 import threading
 import time
@@ -20,15 +19,11 @@ import numpy as np
 from palm_mtf.architecture.parameters import frozen_names, saved_shapes
 from palm_mtf.config import Config, ModelConfig
 from palm_mtf.data.batches.corpus import Batches
-from palm_mtf.errors import UserError
-from palm_mtf.learners.client import LearnerClient, NoRunError
-from palm_mtf.learners.learner import Learner, open_learner
-from palm_mtf.learners.protocol import Message, Spec, program_of, read_program
+from palm_mtf.learners.learner import Learner
+from palm_mtf.learners.protocol import Message, Spec, program_of
 from palm_mtf.learners.syncer import DONE, WAIT, Arrays, Syncer, Work
 from palm_mtf.optim.outer import GROUP, Sent, decode, encode
 from palm_mtf.programs.outer import fragment_of
-
-_logger = logging.getLogger(__name__)
 
 MODE = "decoupled"
 _WAIT_SECS = 0.5
@@ -141,57 +136,6 @@ class DecoupledLearner:
       kept = {x: y + (local[x] - self._sent[x]) for x, y in outer.items()}
       self._learner.arrays.set(kept)
     self._sent |= outer
-
-
-def take_part(
-  client: LearnerClient, header: dict[str, Any], mesh: Mapping[str, Any]
-) -> None:
-  """Trains for a run until it ends; joins again whenever the run says so.
-
-  Args:
-    client: the connection to the run.
-    header: what `join` sends ("kernels").
-    mesh: {macro: value} of this learner's own mesh, in place of the run's.
-
-  Raises UserError if the run refuses the learner, or does not answer.
-  """
-
-  def join() -> tuple[int, dict[str, Any]]:
-    about = client.join({**header, "mesh": {**mesh}})
-    return about.pop("learner"), about
-
-  number, about = join()
-  while about:
-    config, run = read_program({**about["program"], **mesh}), about
-    given = (about[x] for x in ("frozen", "fragments"))
-    fragments = list_fragments(config.model, *given)
-    names = ("num_rows", "seed", "frozen", "features")
-    with open_learner(config, **{x: about[x] for x in names}) as pod:
-      while about == run:
-        _logger.info(f"learner {number} of the run")
-        learner = DecoupledLearner(pod, fragments, about["outer_dtype"])
-        number, about = (-1, {}) if _work(client, learner) else join()
-
-
-def _work(client: LearnerClient, learner: DecoupledLearner) -> bool:
-  """Does works until the run ends; returns False if it wants a new `join`."""
-  while True:
-    work = client.next({}, lambda header, specs: None)
-    match work.header["kind"]:
-      case "done":
-        return True
-      case "join":
-        return False
-      case "wait":
-        time.sleep(work.header["secs"])
-      case _:
-        result = learner.do(work)
-        try:
-          client.contribute(result)
-        except NoRunError:
-          raise
-        except UserError as error:  # such as a stale result
-          _logger.warning(str(error))
 
 
 class DecoupledHandler:
