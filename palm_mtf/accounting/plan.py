@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from palm_mtf.accounting import communication, flops, memory, newton_schulz
+from palm_mtf.accounting.goodput import goodput
 from palm_mtf.accounting.hardware import MEASURED, peak_of_devices
 from palm_mtf.accounting.step_time import StepTime, device_rates, predict_step
 from palm_mtf.accounting.work import AnyConfig, Work
@@ -311,9 +312,20 @@ def _run(config: AnyConfig) -> dict[str, float | None]:
   run, rates = config.run, device_rates(config)
   secs = run_secs(config)
   rows = run.batch_sizes.rows_before(run.train_steps)
-  num_devices = config.pods.num_pods * config.mesh_layout.pod_devices
+  num_pods = config.pods.num_pods
+  num_devices = num_pods * config.mesh_layout.pod_devices
   chip_secs = secs * num_devices
   watts, cost = rates.chip_watts, rates.chip_hour_cost
+  interrupted = {}
+  if mtbi_hours := config.hardware.chip_mtbi_hours:
+    num_chips = num_devices / config.hardware.chip_devices
+    steps = min(run.checkpoint_steps, run.train_steps)
+    segment = steps * secs / run.train_steps
+    for name, sharers in (("goodput", 1), ("goodput_of_learners", num_pods)):
+      mtbf = mtbi_hours * _HOUR * sharers / num_chips
+      interrupted[name] = goodput(
+        mtbf, segment, config.hardware.chip_restart_secs
+      )
   return {
     "steps": run.train_steps,
     "tokens": rows * config.model.sequence_length,
@@ -321,4 +333,5 @@ def _run(config: AnyConfig) -> dict[str, float | None]:
     "chip_hours": chip_secs / config.hardware.chip_devices / _HOUR,
     "kwh": None if watts is None else chip_secs * watts / _JOULES_OF_KWH,
     "cost": None if cost is None else chip_secs / _HOUR * cost,
+    **interrupted,
   }
