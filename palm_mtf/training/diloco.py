@@ -38,9 +38,9 @@ def build_each_pod(
 ) -> list[StepPrograms]:
   """Returns the programs of each pod, for its share of `batch_size` rows."""
   num_pods = config.pods.num_pods
-  pods = dataclasses.replace(config.pods, num_pods=1, islands=())
-  if pods.pods == "cluster":  # the devices are known
-    pods = PodsConfig()
+  pods = PodsConfig()  # of a cluster, whose devices are known
+  if config.pods.pods != "cluster":
+    pods = dataclasses.replace(config.pods, num_pods=1)
   found = []
   for pod in range(num_pods):
     own = features
