@@ -317,15 +317,18 @@ def _run(config: AnyConfig) -> dict[str, float | None]:
   chip_secs = secs * num_devices
   watts, cost = rates.chip_watts, rates.chip_hour_cost
   interrupted = {}
-  if mtbi_hours := config.hardware.chip_mtbi_hours:
-    num_chips = num_devices / config.hardware.chip_devices
-    steps = min(run.checkpoint_steps, run.train_steps)
-    segment = steps * secs / run.train_steps
-    for name, sharers in (("goodput", 1), ("goodput_of_learners", num_pods)):
-      mtbf = mtbi_hours * _HOUR * sharers / num_chips
-      interrupted[name] = goodput(
-        mtbf, segment, config.hardware.chip_restart_secs
-      )
+  if hours := config.hardware.chip_mtbi_hours:
+    mtbf = hours * _HOUR * config.hardware.chip_devices / num_devices
+    step_secs, restart = (
+      secs / run.train_steps,
+      config.hardware.chip_restart_secs,
+    )
+    kept = min(run.checkpoint_steps, run.train_steps) * step_secs
+    interrupted["goodput"] = goodput(mtbf, kept, restart)
+    if config.exchange.is_diloco:  # a learner continues from the last sync
+      kept = config.exchange.outer_steps * step_secs
+    of_learner = goodput(num_pods * mtbf, kept, restart)
+    interrupted["goodput_of_learners"] = of_learner
   return {
     "steps": run.train_steps,
     "tokens": rows * config.model.sequence_length,

@@ -34,4 +34,9 @@ def test_a_plan_has_the_goodput_of_all_pods_and_of_learners():
   assert run["goodput"] == pytest.approx(goodput(mtbf, segment, 600.0))
   half = goodput(2 * mtbf, segment, 600.0)
   assert run["goodput_of_learners"] == pytest.approx(half)
+  seldom = {"EXCHANGE": "diloco", "OUTER_STEPS": 100, "DCN_DTYPE": "float32"}
+  run = plan_of(palm_540b(CHIP_MTBI_HOURS=50_676, **seldom))["run"]
+  since_sync = 100 * run["secs"] / run["steps"]
+  found = goodput(2 * mtbf, since_sync, 600.0)
+  assert run["goodput_of_learners"] == pytest.approx(found)
   assert "goodput" not in plan_of(palm_540b())["run"]
