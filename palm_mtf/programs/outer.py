@@ -189,7 +189,7 @@ class _Builder:
         continue
       holders: dict[object, list[Slice]] = {}
       for number, part in enumerate(parts):
-        # Devices with only padding are regions of their own.
+        # Each device with only padding has a separate region.
         region = number if part.spec is None else part.spec
         holders.setdefault(region, []).append(part)
       found[key] = [

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Training steps of pods that exchange parameters seldom, and their syncs.
 
-Between syncs nothing crosses from pod to pod: each pod has programs of its own,
+Between syncs nothing crosses from pod to pod: each pod has its own programs,
 and the client runs the pods at the same time.
 """
 
