@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from palm_mtf._tf import tf
+from palm_mtf.accounting.memory import coded_bytes
 from palm_mtf.optim.outer import decode, encode, mean_of, merge, outer_step
 
 RNG = np.random.default_rng(0)
@@ -48,6 +49,7 @@ def test_what_pods_send_is_the_nearest_number_of_the_dtype(dtype, num_bytes):
   """NumPy and TensorFlow send the same bits, and decode the same bits."""
   sent = encode(P, LOCAL, dtype)
   assert sum(x.nbytes for x in sent if x is not None) == num_bytes
+  assert coded_bytes("layer_000/mlp/wi", P.size, dtype) == num_bytes
   found = decode(P, sent, dtype)
   delta = (P - LOCAL).astype(np.float64)
   np.testing.assert_allclose(P - found, rounded(delta, dtype), 1e-4, 3e-7)
