@@ -146,7 +146,7 @@ IMPORTS = {
   "runtime/addresses "
   "runtime/server_info runtime/server runtime/manager runtime/client "
   "compression generation/inference generation/serving evaluation training "
-  "sweep",
+  "learners sweep",
   # Commands are imported by the names in the command table and in gin files.
   "cli": "__init__ errors user_text console user_code config machine _tf "
   "model_dir",

@@ -114,6 +114,13 @@ COMMANDS = {
     leaves_out="DecodeConfig",
     keeps_config=True,
     takes_functions=True,
+    flags={
+      "--replay": switch(
+        "train nothing: compute the merges of a run of learners again, from "
+        "its record, and compare their bits",
+        dest="is_replay",
+      ),
+    },
   ),
   "plan": Command(
     "predict time, memory and cost of a training run",

@@ -14,10 +14,12 @@ from palm_mtf.checkpoints.writer import quarantine_damaged
 from palm_mtf.config import Config, RunConfig
 from palm_mtf.errors import StoppedError
 from palm_mtf.json_text import json_text
+from palm_mtf.learners.members import Members
 from palm_mtf.model_dir.atomic_files import write_atomically
 from palm_mtf.model_dir.lock import training_lock
 from palm_mtf.model_dir.paths import ModelDir
 from palm_mtf.report.plans import format_prediction
+from palm_mtf.runtime.addresses import split_address
 from palm_mtf.runtime.client.local_servers import PodServers
 from palm_mtf.runtime.host_functions import HOST_MODULES
 from palm_mtf.training.job import Finished, Stopped, TrainJob, prepare
@@ -30,17 +32,25 @@ def train(
   model_dir: str,
   config: Config,
   config_files: Callable[..., Mapping[str, str]] = lambda **resolved: {},
+  is_replay: bool = False,
 ) -> None:
   """Trains up to TRAIN_STEPS, from the newest checkpoint if there is one.
 
   `config_files` returns {name: text} of the files to write into `model_dir`.
-  Its keywords are macros, with values that replace "auto".
+  Its keywords are macros, with values that replace "auto". `is_replay`: only
+  compute the merges of a run of learners again, and compare their bits.
 
   Raises UserError if settings are invalid; nothing has been overwritten. Raises
   StoppedError if a signal arrived; the last complete step is saved.
   """
   # Lock MODEL_DIR, because two trainers would remove each other's checkpoints.
   with training_lock(model_dir):
+    if address := config.learners.learners:
+      split_address("LEARNERS", address)
+      Members(config.learners.learner_tokens)
+    if is_replay:
+      _replay(prepare(model_dir, config, resumes=False))
+      return
     job = prepare(model_dir, config)
     quarantine_damaged(model_dir, job.checkpoint)
     # config.gin keeps ACTIVATION_DTYPE = "auto", so that other commands choose
@@ -71,6 +81,16 @@ def train(
       print(f"\n--- {prompt!r} continues:\n{prompt}{text}")
     if not config.model.model_function:  # these commands decode
       _suggest_commands(model_dir, config.run)
+
+
+def _replay(job: TrainJob) -> None:
+  config, count = job.config, 0
+  with PodServers(config.pods, config.mesh_layout) as servers:
+    from palm_mtf.learners.run import replay_run
+
+    for count in replay_run(job, servers):
+      _logger.info(f"merge {count:,} has the recorded bits")
+  print(f"merges           {count:,}, all with the recorded bits")
 
 
 def _run(job: TrainJob) -> Finished | Stopped:

@@ -185,6 +185,8 @@ class DecoupledHandler:
   def next(self, member: str, header: dict[str, Any]) -> Message:
     """Returns work, with its rows and the outer parameters that changed."""
     with self.changed:
+      if member not in self.syncer.members:
+        return Message({"kind": "join"})
       work = self.syncer.next(member, self._now())
       if work == DONE:
         self.syncer.leave(member)

@@ -267,7 +267,8 @@ class _Run:
       self._watchdog.expect_slow()
       if merged or is_done:
         self._act(snapshot)
-      self._say()
+      else:
+        self._say()
     if is_done and math.isnan(self._validation_loss):  # no step was left
       self._measure(snapshot, {})
     self._save(snapshot)
@@ -280,7 +281,7 @@ class _Run:
   def _wait_for_learners(self) -> None:
     """Lets learners ask once more, so that they end, too."""
     end = time.monotonic() + _END_SECS
-    while self._syncer.num_learners and time.monotonic() < end:
+    while self._syncer.members and time.monotonic() < end:
       time.sleep(_TICK_SECS)
 
   def _take(self) -> "_Snapshot":
@@ -378,7 +379,7 @@ class _Run:
     self._writer.write(manifest, lambda: write)
 
   def _say(self) -> None:
-    count, quorum = self._syncer.num_learners, self._syncer.quorum
+    count, quorum = len(self._syncer.members), self._syncer.quorum
     if count < quorum and time.monotonic() - self._said > _LINE_SECS:
       self._said = time.monotonic()
       _logger.info(

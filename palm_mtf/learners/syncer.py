@@ -29,8 +29,8 @@ from palm_mtf.errors import UserError
 from palm_mtf.optim.outer import outer_step
 
 Arrays = Mapping[str, np.ndarray]  # {parameter: float32}
-# A learner counts as lost if it is silent for SECS, the time in which it would
-# do so many of its slowest tasks; before its first, so many times SECS.
+# A learner counts as lost if it is silent for POD_TIMEOUT_SECS and, while it has
+# work, the time of so many of its slowest task; at first, so many times as long.
 _SLOW_TASKS, _SLOW_FACTOR = 3, 10
 
 
@@ -174,7 +174,7 @@ class Syncer:
       num_tasks: number of tasks of the run.
       quorum: number of learners that have to send a fragment.
       grace_secs: how long a merge waits for more than the quorum.
-      lost_secs: see _SLOW_TASKS.
+      lost_secs: a learner that is silent for longer may be lost (`_is_lost`).
       overlaps: whether a learner goes on with a task before what it sent last
         is merged.
     """
@@ -195,9 +195,9 @@ class Syncer:
     self._quorum_at: list[float | None] = [None] * len(outer.fragments)
 
   @property
-  def num_learners(self) -> int:
-    """Number of learners that take part now."""
-    return len(self._learners)
+  def members(self) -> list[str]:
+    """The members that take part now."""
+    return list(self._learners)
 
   @property
   def state(self) -> dict[str, Any]:
@@ -403,14 +403,15 @@ class Syncer:
     # If all wait for each other, because each has sent another fragment, let
     # them go on. But with fewer learners than the quorum, nothing is merged.
     is_busy = any(x.work for x in self._learners.values())
-    return is_busy or len(self._learners) < self.quorum
+    is_due = any(x is not None for x in self._quorum_at)
+    return is_busy or is_due or len(self._learners) < self.quorum
 
   def _is_lost(self, learner: _Learner, now: float) -> bool:
-    patience = self._lost_secs
-    if learner.work:
-      slow = learner.slowest
-      patience *= _SLOW_FACTOR if slow is None else 1
-      patience += _SLOW_TASKS * (slow or 0.0)
+    patience, slowest = self._lost_secs, learner.slowest
+    if slowest is None:  # it builds its program, or compiles it
+      patience *= _SLOW_FACTOR
+    elif learner.work:
+      patience += _SLOW_TASKS * slowest
     return now - learner.heard > patience
 
   def _is_due(self, fragment: int, now: float) -> bool:

@@ -256,17 +256,19 @@ class Spike(NamedTuple):
 _COMPUTING_PACKAGES = ("tensorflow", "mesh-tensorflow", "numpy")
 
 
-def prepare(model_dir: str, config: Config) -> TrainJob:
+def prepare(
+  model_dir: str, config: Config, *, resumes: bool = True
+) -> TrainJob:
   """Checks all input, and makes vocabulary and tokens if they are missing.
 
-  The caller holds the training lock of MODEL_DIR.
+  The caller holds MODEL_DIR's training lock. `resumes` is False to start anew.
 
   Raises UserError if the input is wrong; no file has been overwritten.
   """
   # Short checks come first, because tokenizing a large corpus may take hours.
   _check_devices(config)
   shapes = _find_shapes(config)
-  newest = _find_newest(model_dir, config, shapes)
+  newest = _find_newest(model_dir, config, shapes) if resumes else None
   config = _reserve_memory(_resolve_dtype(config, newest))
   _warn_of_short_ramp(config.run)
   assertions = Assertions(model_dir, config, "train")
@@ -387,8 +389,7 @@ def _check_devices(config: Config) -> None:
   check_run(config)
   check_learners(config.learners, config.run, values_of(config))
   mesh, pods = config.mesh_layout, config.pods
-  if config.learners.learners:
-    pods = PodsConfig()  # the client has the weights of one pod
+  pods = PodsConfig() if config.learners.learners else pods  # of the client
   if mesh.num_microbatches < mesh.stages:
     _logger.warning(
       f"NUM_MICROBATCHES = {mesh.num_microbatches} and STAGES = {mesh.stages}: "
@@ -469,8 +470,8 @@ def _find_newest(
   if newest:
     check_same_model(newest, shapes)
     check_same_function(newest, config.model)
+    held = newest.manifest.settings
     if not config.learners.learners:  # learners keep the slots
-      held = newest.manifest.settings
       check_same_slots(newest.path, held, config.optimizer)
     check_same_roles(newest, config.run.frozen, config.optimizer)
     check_same_exchange(newest, config.exchange)
