@@ -102,7 +102,7 @@ def test_a_run_with_a_liar_ends_with_the_bits_of_the_run_without_it(
       run.client,
     )
     others = [run.join("alice"), run.join("bob")]
-    error = runs.finish(run.client)
+    runs.finish(run.client)
     for each in others:
       runs.finish(each)
     _, refusal = liar.communicate(timeout=100)
@@ -112,7 +112,6 @@ def test_a_run_with_a_liar_ends_with_the_bits_of_the_run_without_it(
     assert event["member"] == "mallory"
     assert {x["member"] for x in run.find("audit")} >= {"alice"}
     runs.assert_same_tensors(honest, run.folder, 12)
-    print(error)
 
 
 @pytest.mark.slow
