@@ -262,7 +262,7 @@ class Syncer:
     """Returns a learner's next work, or WAIT or DONE."""
     learner = self._find(member)
     learner.heard = now
-    sends = (learner.order[0],)
+    sends: tuple[int, ...] = (learner.order[0],)
     if learner.work:  # it asks again, because the answer got lost
       task, sends = learner.work.task, learner.work.sends
     elif self.is_done:
