@@ -246,6 +246,7 @@ class _Run:
     self._weights, self._syncer = weights, handler.syncer
     self._metrics, self._progress, self._writer, self._watchdog = records
     self._step, self._validation_loss = job.step, math.nan
+    self._means: dict[str, float] = {}  # of the last results
     self._logged, self._said = (job.step, time.monotonic()), -math.inf
 
   def run(self, signal_name: Callable[[], str]) -> Finished | Stopped:
@@ -332,6 +333,7 @@ class _Run:
     tokens = config.run.batch_sizes.size(0) * config.model.sequence_length
     with self._handler.changed:
       means, num_bytes = self._handler.take_metrics()
+      self._means = means = means or self._means
       figures = self._syncer.figures()
       merges = self._syncer.outer.num_merges
     for member, (merged, lag, trained) in figures.items():

@@ -261,7 +261,7 @@ def prepare(
 ) -> TrainJob:
   """Checks all input, and makes vocabulary and tokens if they are missing.
 
-  The caller holds MODEL_DIR's training lock. `resumes` is False to start anew.
+  The caller holds MODEL_DIR's training lock. `resumes`: False for a new run.
 
   Raises UserError if the input is wrong; no file has been overwritten.
   """
@@ -287,13 +287,8 @@ def prepare(
   if pruning and initial:
     check_pruning(config, dense_model(initial, model))
   check_vocabulary_given(initial or teacher, model_dir, data)
-  check_space(
-    model_dir,
-    shapes,
-    run,
-    config.optimizer,
-    num_own=num_own(values_of(config)),
-  )
+  own = num_own(values_of(config))
+  check_space(model_dir, shapes, run, config.optimizer, num_own=own)
   vocabulary = load_vocabulary(model_dir, data, vocab_size=model.vocab_size)
   if newest:
     check_same_model(newest, shapes, vocabulary.sha256)
