@@ -165,7 +165,7 @@ class Rounds:
     del now
     self.audits.check(member)
     is_text = isinstance(kernels, dict) and all(
-      isinstance(x, str) for x in kernels.values()
+      isinstance(x, str) and x.isprintable() for x in kernels.values()
     )
     if not is_text or {*kernels} != {*self._kernels} or mesh:
       raise UserError(
@@ -180,7 +180,8 @@ class Rounds:
       )
     number = self._num_learners
     self._num_learners += 1
-    self.note({"event": "join", "learner": number, "member": member})
+    if member not in self._volunteers:
+      self.note({"event": "join", "learner": number, "member": member})
     self._volunteers[member] = _Volunteer(number, not differs)
     return number
 

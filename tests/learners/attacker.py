@@ -71,8 +71,9 @@ class Run:
     token = self.token if token is None else token
     return LearnerClient(self.address, certificate, token, wait_secs)
 
-  def send(self, method, chunks, secs=20.0, token=None):
-    """Sends any bytes; returns the error's code, or "OK", and its details."""
+  @contextlib.contextmanager
+  def open(self, token=None):
+    """Yields a function that sends any bytes to a method."""
     with open(f"{self.prefix}.pem", "rb") as file:
       trusted = grpc.ssl_channel_credentials(file.read())
     unlimited = [
@@ -81,9 +82,18 @@ class Run:
     options = (*TLS_NAME, *unlimited)
     metadata = [(TOKEN, self.token if token is None else token)]
     with grpc.secure_channel(self.address, trusted, options) as channel:
-      call = channel.stream_stream(f"/{SERVICE}/{method}")
+
+      def call(method, chunks, secs):
+        send = channel.stream_stream(f"/{SERVICE}/{method}")
+        return send(iter(chunks), timeout=secs, metadata=metadata)
+
+      yield call
+
+  def send(self, method, chunks, secs=20.0, token=None):
+    """Sends any bytes; returns the error's code, or "OK", and its details."""
+    with self.open(token) as call:
       try:
-        list(call(iter(chunks), timeout=secs, metadata=metadata))
+        list(call(method, chunks, secs))
       except grpc.RpcError as error:
         return error.code().name, error.details()
     return "OK", ""

@@ -331,7 +331,14 @@ def test_another_kernel_class_is_refused_unless_merging_is_robust(tmp_path):
     "eve: its kernels round differently (CPU: b, before a), so that its bits "
     'could not be compared; only MERGE = "median" or "clipped" takes it.'
   )
-  for wrong in (None, {}, {"CPU": "a"}, {"CPU": 1, "threads": "2"}, [1]):
+  for wrong in (
+    None,
+    {},
+    {"CPU": "a"},
+    {"CPU": 1, "threads": "2"},
+    [1],
+    KERNELS | {"CPU": "\n"},
+  ):
     assert message_of(simulation.rounds.join, "eve", 0.0, wrong) == (
       "eve: does not describe its kernels, or has a mesh."
     )

@@ -281,6 +281,24 @@ def test_a_slow_loris_loses_its_call_and_its_work_of_arrays(
       assert client.join({})
 
 
+def test_a_learner_that_does_not_read_its_answer_loses_it(
+  prefix, tmp_path, monkeypatch
+):
+  monkeypatch.setattr(service, "_SECS", 0.5)
+  monkeypatch.setattr(service, "_BYTES_PER_SEC", 2**26)
+  with Run(tmp_path, prefix, Echo(w=numbers(2**12, 2**12))) as run:
+    first = next(write_chunks(Message({})))
+    with run.open() as call:
+      answers = call("next", [first], secs=20)
+      next(answers)
+      with run.connect() as client:
+        message = message_of(client.join, {})
+        assert message == f"{run.address}: too many calls; wait"
+        time.sleep(1.5)  # then the call has ended, and its arrays are free
+        assert client.join({})
+      answers.cancel()
+
+
 @pytest.mark.slow
 def test_connections_that_say_nothing_end_and_do_not_keep_learners_out(
   prefix, tmp_path
