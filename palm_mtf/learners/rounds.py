@@ -17,13 +17,22 @@ from typing import Any
 import numpy as np
 
 from palm_mtf.errors import UserError
-from palm_mtf.learners.audit import Arrays, Audits, hash_arrays, merge_robustly
+from palm_mtf.learners.audit import (
+  Arrays,
+  Audits,
+  hash_arrays,
+  merge_robustly,
+  norm_of,
+)
 from palm_mtf.learners.members import owner_of
 from palm_mtf.learners.syncer import DONE, WAIT, OuterParameters, Work
 from palm_mtf.machine.processors import difference
 
 AUDITOR = "the client"  # no token has this name
 _MOST_MOVED = 1e4  # a parameter that moves further in a round is refused
+# A contribution is audited in any case if its L2 norm is so many times the
+# median of the round before, or there is no round before.
+_LARGE = 3.0
 _NUM_HASHES = 10_000  # of old contributions, to notice copies
 
 
@@ -33,6 +42,7 @@ class _Result:
   digest: str
   moved: Arrays
   tokens: int
+  norm: float
   has_kernels: bool
 
 
@@ -96,6 +106,7 @@ class Rounds:
     self._round: int = state.get("next_task", 0) // num_shares
     self._num_works: int = state.get("works", 0)
     self._num_learners: int = state.get("learners", 0)
+    self._norm: float | None = state.get("norm")
     self._volunteers: dict[str, _Volunteer] = {}
     self._auditor = _Volunteer(-1, has_kernels=True)
     self._late: collections.Counter[str] = collections.Counter()
@@ -134,6 +145,7 @@ class Rounds:
       "next_task": self.num_done,
       "learners": self._num_learners,
       "works": self._num_works,
+      "norm": self._norm,
       "merges": self.outer.num_merges,
     }
 
@@ -267,6 +279,9 @@ class Rounds:
     task = self._tasks[work.task - self.num_done]
     others = [x for x in self._tasks if x is not task]
     copied = [x for x in others if any(y.digest == digest for y in x.results)]
+    norm = norm_of(moved)
+    if self._norm is None or norm > _LARGE * self._norm:
+      task.is_audited = True
     if copied or digest in self._hashes:
       self.note({"event": "copy", "member": member, "sha256": digest})
       for each in [task, *(x for x in copied if not x.is_audited)]:
@@ -274,7 +289,9 @@ class Rounds:
     if member == AUDITOR:
       tokens = task.results[0].tokens
     has_kernels = volunteer.has_kernels
-    task.results.append(_Result(member, digest, moved, tokens, has_kernels))
+    task.results.append(
+      _Result(member, digest, moved, tokens, norm, has_kernels)
+    )
     self._judge(task)
 
   def _judge(self, task: _Task) -> None:
@@ -359,6 +376,7 @@ class Rounds:
     event["merge"] = self.outer.num_merges
     self.note(event)
     self._round += 1
+    self._norm = float(np.median([x.norm for x in results]))
     for each in results:
       self._hashes.append(each.digest)
       if volunteer := self._volunteers.get(each.member):
