@@ -31,6 +31,7 @@ UNIT = EXAMPLES / "palm-mtf-pod@.service"
 SBATCH = ["sbatch", str(EXAMPLES / "slurm.sbatch")]
 SSH = [str(EXAMPLES / "ssh.sh"), "127.0.0.1", "127.0.0.2", "--"]
 JOB = {"sbatch": SBATCH, "ssh": SSH}
+SLOW_LINK = [str(EXAMPLES / "slow_link.sh"), *SSH[1:]]
 # Long enough to be stopped.
 RUN = {
   "NUM_PODS": 2,
@@ -65,7 +66,10 @@ class Starter:
       [*command, *flags],
       cwd=self.folder,
       env=processes.environment(
-        PATH=path, NODES=nodes, DEVICES="2", **{name: value}
+        PATH=path,
+        NODES=nodes,
+        DEVICES="2",
+        **{name: value, slurm_simulation.TC_CALLS: self.folder / "tc_calls"},
       ),
       stderr=subprocess.PIPE,
       text=True,
@@ -206,6 +210,50 @@ def test_servers_over_ssh_end_with_a_script_that_is_killed(starter):
   starter.assert_all_ended(secs=100)  # the client notices its lost pods
 
 
+@pytest.mark.slow
+def test_a_link_is_slow_until_its_run_ends(starter):
+  """Packets from host to host, of both directions, wait; tc is simulated."""
+  macros = {"EXCHANGE": "diloco", "OUTER_STEPS": 10, "TRAIN_STEPS": 20}
+  job = starter.start(SLOW_LINK, **macros, CHECKPOINT_STEPS=20, EVAL_STEPS=20)
+  code, error = finish(job)
+  assert code == 0, error
+  starter.assert_all_ended()
+  assert starter.newest_step() == 20
+  calls = (starter.folder / "tc_calls").read_text().splitlines()
+  of_host = [
+    "qdisc replace dev lo root handle 1: prio bands 4",
+    "qdisc replace dev lo parent 1:4 handle 40: netem delay 50ms rate 200mbit "
+    "limit 100000",
+    "filter replace dev lo parent 1: protocol ip prio 1 u32 match ip dst "
+    "ADDRESS/32 flowid 1:4",
+  ]
+  assert calls == [
+    *(x.replace("ADDRESS", "127.0.0.2") for x in of_host),
+    *(x.replace("ADDRESS", "127.0.0.1") for x in of_host),
+    *2 * ["qdisc del dev lo root"],
+  ]
+
+
+@pytest.mark.slow
+def test_a_link_is_free_again_if_its_run_is_stopped(starter):
+  job = starter.start(SLOW_LINK)
+  starter.wait_for_steps(job, 2)
+  job.terminate()
+  assert finish(job)[0] == 143
+  starter.assert_all_ended()
+  calls = (starter.folder / "tc_calls").read_text().splitlines()
+  assert calls[-2:] == 2 * ["qdisc del dev lo root"]
+
+
+@pytest.mark.parametrize(
+  "words", [[], ["host1"], ["host1", "--"], ["a", "b", "c"]]
+)
+def test_a_slow_link_is_between_two_hosts(words):
+  done = subprocess.run([SLOW_LINK[0], *words], capture_output=True, text=True)
+  assert done.returncode == 2
+  assert done.stderr.startswith("usage: slow_link.sh HOST HOST [-- ")
+
+
 def _parse(command):
   """Parses a command line of palm_mtf without gin files; returns its flags."""
   assert command[0] == "palm_mtf"
@@ -217,12 +265,12 @@ def _parse(command):
 
 
 def test_the_shell_reads_the_scripts():
-  for name in ("slurm.sbatch", "ssh.sh"):
+  for name in ("slurm.sbatch", "ssh.sh", "slow_link.sh"):
     subprocess.run(["bash", "-n", EXAMPLES / name], check=True)
     assert os.access(EXAMPLES / name, os.X_OK)
 
 
-@pytest.mark.parametrize("name", ["slurm.sbatch", "ssh.sh"])
+@pytest.mark.parametrize("name", ["slurm.sbatch", "ssh.sh", "slow_link.sh"])
 def test_without_arguments_a_script_trains_the_quickstart(name, capsys):
   text = (EXAMPLES / name).read_text(encoding="utf-8").replace("\\\n", " ")
   (flags,) = re.findall(r"\|\| set -- (--gin_file.*)", text)

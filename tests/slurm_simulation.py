@@ -1,6 +1,6 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Slurm's `sbatch` and `srun`, and `ssh`, on this machine.
+"""Slurm's `sbatch` and `srun`, `ssh`, and `sudo tc`, on this machine.
 
 A node or host is a loopback address, such as 127.0.0.2. The commands take only
 flags that the real commands have, and do what Slurm 26.05 and OpenSSH do:
@@ -12,6 +12,7 @@ flags that the real commands have, and do what Slurm 26.05 and OpenSSH do:
            --kill-on-bad-exit a task that fails does so too
   ssh      runs a command in a shell, with SSH_CONNECTION; the end of ssh or of
            its stdin ends the command's stdin
+  sudo     appends the words of a call of tc to TC_CALLS, and changes no link
 
 Unlike Slurm, nothing ends the processes that a job leaves at its end.
 """
@@ -28,7 +29,8 @@ import threading
 from pathlib import Path
 
 JOB_ID = "SLURM_JOB_ID"  # the environment of every process of a job has it
-_COMMANDS = ("sbatch", "srun", "ssh", "palm_mtf")
+TC_CALLS = "TC_CALLS"  # the variable that names the file
+_COMMANDS = ("sbatch", "srun", "ssh", "sudo", "palm_mtf")
 
 
 def write_commands(folder: Path) -> None:
@@ -168,6 +170,16 @@ def ssh(arguments: list[str]) -> int:
   return remote.wait()
 
 
+def sudo(arguments: list[str]) -> int:
+  """Notes a call of tc."""
+  assert arguments[:2] == ["-n", "tc"]
+  with open(os.environ[TC_CALLS], "a", encoding="utf-8") as file:
+    file.write(" ".join(arguments[2:]) + "\n")
+  return 0
+
+
 if __name__ == "__main__":
-  command = {"sbatch": sbatch, "srun": srun, "ssh": ssh}[sys.argv[1]]
+  command = {"sbatch": sbatch, "srun": srun, "ssh": ssh, "sudo": sudo}[
+    sys.argv[1]
+  ]
   sys.exit(command(sys.argv[2:]))

@@ -3,6 +3,8 @@
 """Two network namespaces joined by a link of set bandwidth and delay.
 
 10.77.0.1   tbf --->   link   <--- tbf   10.77.0.2
+
+A delay is that of one direction: an answer takes it twice.
 """
 
 # The kernel's token bucket (tbf) limits the bandwidth of each direction. The
@@ -127,6 +129,16 @@ class LinkedNamespaces:
       if delay_secs and not self._is_tun:
         delay = f"netem delay {1000 * delay_secs}ms limit 100000"
         self._run(side, *f"{change} {parent} {delay}".split())
+
+  def passed_bytes(self) -> int:
+    """Returns the bytes of packets that the link has passed, in both ways."""
+    # The counters of the first namespace's device, as the kernel keeps them.
+    shown = subprocess.check_output(
+      self.command(0, "cat", "/proc/net/dev"), text=True
+    )
+    (line,) = (x for x in shown.splitlines() if f"{_DEVICE}:" in x)
+    fields = line.partition(":")[2].split()
+    return int(fields[0]) + int(fields[8])  # received and sent
 
   def _hold(self) -> None:
     self._holder = subprocess.Popen(

@@ -58,7 +58,7 @@ def parameter_slots(
 
 
 def num_own(settings: Mapping[str, object]) -> int:
-  """Returns how many pods have parameters and slots of their own.
+  """Returns how many pods have own parameters and slots.
 
   `settings` is {macro: value} of a run; pods that exchange gradients are equal.
   """

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from palm_mtf.accounting import communication, flops, memory, newton_schulz
+from palm_mtf.accounting.goodput import goodput
 from palm_mtf.accounting.hardware import MEASURED, peak_of_devices
 from palm_mtf.accounting.step_time import StepTime, device_rates, predict_step
 from palm_mtf.accounting.work import AnyConfig, Work
@@ -311,9 +312,23 @@ def _run(config: AnyConfig) -> dict[str, float | None]:
   run, rates = config.run, device_rates(config)
   secs = run_secs(config)
   rows = run.batch_sizes.rows_before(run.train_steps)
-  num_devices = config.pods.num_pods * config.mesh_layout.pod_devices
+  num_pods = config.pods.num_pods
+  num_devices = num_pods * config.mesh_layout.pod_devices
   chip_secs = secs * num_devices
   watts, cost = rates.chip_watts, rates.chip_hour_cost
+  interrupted = {}
+  if hours := config.hardware.chip_mtbi_hours:
+    mtbf = hours * _HOUR * config.hardware.chip_devices / num_devices
+    step_secs, restart = (
+      secs / run.train_steps,
+      config.hardware.chip_restart_secs,
+    )
+    kept = min(run.checkpoint_steps, run.train_steps) * step_secs
+    interrupted["goodput"] = goodput(mtbf, kept, restart)
+    if config.exchange.is_diloco:  # a learner continues from the last sync
+      kept = config.exchange.outer_steps * step_secs
+    of_learner = goodput(num_pods * mtbf, kept, restart)
+    interrupted["goodput_of_learners"] = of_learner
   return {
     "steps": run.train_steps,
     "tokens": rows * config.model.sequence_length,
@@ -321,4 +336,5 @@ def _run(config: AnyConfig) -> dict[str, float | None]:
     "chip_hours": chip_secs / config.hardware.chip_devices / _HOUR,
     "kwh": None if watts is None else chip_secs * watts / _JOULES_OF_KWH,
     "cost": None if cost is None else chip_secs / _HOUR * cost,
+    **interrupted,
   }

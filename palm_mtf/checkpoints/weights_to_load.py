@@ -459,8 +459,8 @@ def find_initial_state(
   check_same_roles(found, run.frozen, optimizer)
   if num_own(found.manifest.settings):
     raise UserError(
-      f'{weights.given}: INIT_STATE = "all", and each pod of that run has an '
-      f"optimizer of its own; {NEW_OPTIMIZER}."
+      f'{weights.given}: INIT_STATE = "all", and each pod of that run has its '
+      f"own optimizer; {NEW_OPTIMIZER}."
     )
   step = found.manifest.step
   if step >= run.train_steps:

@@ -291,7 +291,7 @@ def check_space(
   """Raises UserError unless the disk has space for the checkpoints of a run.
 
   MODEL_DIR need not exist. If `optimizer` is None, any optimizer fits.
-  `num_own` is the number of pods with parameters of their own.
+  `num_own` is the number of pods with own parameters.
   """
   # The folder of checkpoints may be a link to another disk.
   existing = os.path.realpath(ModelDir(model_dir).checkpoints)

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from palm_mtf.accounting.plan import plan_if_known
 from palm_mtf.checkpoints.writer import quarantine_damaged
 from palm_mtf.config import Config, RunConfig
-from palm_mtf.errors import StoppedError
+from palm_mtf.errors import StoppedError, UserError
 from palm_mtf.json_text import json_text
 from palm_mtf.learners.members import Members
 from palm_mtf.model_dir.atomic_files import write_atomically
@@ -85,6 +85,11 @@ def train(
 
 def _replay(job: TrainJob) -> None:
   config, count = job.config, 0
+  if not config.learners.learners or config.learners.audit_share is not None:
+    raise UserError(
+      "--replay: only a run with LEARNERS and without AUDIT_SHARE, whose rounds "
+      "do not depend on who trains, has a record to replay."
+    )
   with PodServers(config.pods, config.mesh_layout) as servers:
     from palm_mtf.learners.run import replay_run
 

@@ -69,6 +69,10 @@ class HardwareConfig(Checked):
     chip_dcn_bandwidth: bytes/s of a chip's share of its host's network.
     chip_watts: power in watts, hosts included if the source says so.
     chip_hour_cost: price of one chip for one hour, in any currency.
+    chip_mtbi_hours: mean time between interruptions that one chip causes.
+    chip_restart_secs: seconds from an interruption until the run computes
+      again. The default is that of the report on Gemini 2.5 (2507.06261,
+      section 2.3) without elasticity: "10 or more" minutes.
   """
 
   chip_bfloat16_flops: _Rate = None
@@ -88,6 +92,8 @@ class HardwareConfig(Checked):
   chip_dcn_bandwidth: _Rate = None
   chip_watts: Annotated[float | None, real(0, _MOST_RATE)] = None
   chip_hour_cost: Annotated[float | None, real(0, _MOST_RATE)] = None
+  chip_mtbi_hours: _Rate = None
+  chip_restart_secs: Annotated[float, real(0, _MOST_RATE)] = 600.0
 
   def __post_init__(self) -> None:
     super().__post_init__()

@@ -69,7 +69,7 @@ def specs_of_sent(
 
 def pack(moved: Arrays, dtype: str) -> dict[str, np.ndarray]:
   """Returns arrays that hold `moved` in OUTER_DTYPE `dtype`."""
-  packed = {}
+  packed: dict[str, np.ndarray] = {}
   for name, value in moved.items():
     codes, scales = encode(np.zeros_like(value), value, dtype)
     bits = codes.view(np.uint16) if dtype == "bfloat16" else codes

@@ -154,7 +154,11 @@ class Learner:
   """
 
   def __init__(
-    self, client: Client, programs: StepPrograms, names: Sequence[str], **more
+    self,
+    client: Client,
+    programs: StepPrograms,
+    names: Sequence[str],
+    **more: bool,
   ):
     """Takes the programs of one pod, in `client`; sets no variable.
 

@@ -24,7 +24,7 @@ from palm_mtf.model_dir.json_lines import (
 )
 
 
-class Record(contextlib.AbstractContextManager):
+class Record(contextlib.AbstractContextManager["Record"]):
   """Appends events to a file; drops those after the checkpoint."""
 
   def __init__(self, path: str, num_events: int):

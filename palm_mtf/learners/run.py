@@ -44,7 +44,6 @@ from palm_mtf.learners.volunteer import describe_kernels
 from palm_mtf.machine.host_memory import resident_bytes
 from palm_mtf.model_dir.json_lines import read_json_lines
 from palm_mtf.model_dir.paths import ModelDir
-from palm_mtf.programs.outer import OUTER_MOMENTUM
 from palm_mtf.programs.step_programs import VALIDATED
 from palm_mtf.runtime.addresses import resolve, split_address
 from palm_mtf.runtime.client.client import Client
@@ -56,6 +55,7 @@ from palm_mtf.training.supervisor import Pods, connect_pods, open_records
 
 _logger = logging.getLogger(__name__)
 
+_MOMENTUM = "outer_momentum"  # name of a slot, as in checkpoints of pods
 _STATE = "learners"  # key of `Syncer.state` in a manifest's `data`
 _TICK_SECS, _LINE_SECS, _END_SECS = 0.2, 30.0, 5.0
 
@@ -81,7 +81,7 @@ def _read_outer(job: TrainJob, parameters: Arrays) -> OuterParameters:
   if job.checkpoint:
     reader = tf.train.load_checkpoint(job.checkpoint.prefix)
     for name in parameters:
-      slot = f"{name}/{OUTER_MOMENTUM}"
+      slot = f"{name}/{_MOMENTUM}"
       if reader.has_tensor(slot):
         momentum[name] = reader.get_tensor(slot)
   return OuterParameters(
@@ -368,7 +368,7 @@ class _Run:
       data={**self._job.manifest.data, _STATE: now.state},
     )
     arrays = now.parameters | {
-      f"{x}/{OUTER_MOMENTUM}": y for x, y in now.momentum.items()
+      f"{x}/{_MOMENTUM}": y for x, y in now.momentum.items()
     }
 
     def write(prefix: str) -> dict[str, Any]:
@@ -406,7 +406,7 @@ def replay_run(job: TrainJob, servers: PodServers) -> Iterator[int]:
   job = dataclasses.replace(job, checkpoint=None)  # from the first step
   with _open_weights(job, servers) as (weights, _):
     outer = _read_outer(job, weights.arrays.read())
-  handler = _make_handler(job, outer)
+  handler = _make_handler(job, outer, None)
 
   def open_with(mesh: Mapping[str, Any]) -> AbstractContextManager[Learner]:
     layout = from_macros(MeshLayout, values_of(config.mesh_layout) | {**mesh})

@@ -29,8 +29,8 @@ from palm_mtf.errors import UserError
 from palm_mtf.optim.outer import outer_step
 
 Arrays = Mapping[str, np.ndarray]  # {parameter: float32}
-# A learner counts as lost if it is silent for POD_TIMEOUT_SECS and, while it has
-# work, the time of so many of its slowest task; at first, so many times as long.
+# A learner counts as lost if it is silent for POD_TIMEOUT_SECS; while it has
+# work, for so many times its slowest task longer; at first, 10 times as long.
 _SLOW_TASKS, _SLOW_FACTOR = 3, 10
 
 
@@ -262,7 +262,7 @@ class Syncer:
     """Returns a learner's next work, or WAIT or DONE."""
     learner = self._find(member)
     learner.heard = now
-    sends = (learner.order[0],)
+    sends: tuple[int, ...] = (learner.order[0],)
     if learner.work:  # it asks again, because the answer got lost
       task, sends = learner.work.task, learner.work.sends
     elif self.is_done:

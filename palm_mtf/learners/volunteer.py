@@ -123,13 +123,18 @@ def take_part(
   Raises UserError if the run refuses the learner, does not answer, or sends
   what a run does not send.
   """
-  while True:
-    about = client.join({**header, "mesh": {**mesh}})
+
+  def join() -> dict[str, Any]:
+    return client.join({**header, "mesh": {**mesh}})
+
+  about: dict[str, Any] | None = join()
+  while about:
     task = _Task.read(about, mesh, most_bytes)
     with task.open() as learner:
-      _logger.info("joined the run; waiting for work")
-      if _do_works(client, learner, most_bytes):
-        return
+      # A run that has lost this learner lets it begin again.
+      while about and _Task.read(about, mesh, most_bytes) == task:
+        _logger.info("joined the run; waiting for work")
+        about = None if _do_works(client, learner, most_bytes) else join()
 
 
 def _do_works(

@@ -3,7 +3,7 @@
 """Features of a batch, which the client feeds or the pods' servers read."""
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from palm_mtf._tf import mtf, tf
 from palm_mtf.errors import UserError, check_choice
@@ -42,6 +42,22 @@ class ServerFeatures(NamedTuple):
 
   names: Sequence[str]
   read: ReadFeatures
+
+
+def features_of_pod(
+  features: Sequence[str] | ServerFeatures, pod: int, num_pods: int
+) -> Sequence[str] | ServerFeatures:
+  """Returns the features for a program of only one pod, with its rows."""
+  if not isinstance(features, ServerFeatures):
+    return features
+  names, read_any = features
+
+  def read(cpu: str, *given: Any) -> Sequence[tf.Tensor]:
+    batches, step, part, num_parts = given
+    part += pod * num_parts
+    return read_any(cpu, batches, step, part, num_pods * num_parts)
+
+  return ServerFeatures(names, read)
 
 
 class Feature(NamedTuple):

@@ -13,14 +13,14 @@ The calls hand tensors over by TensorFlow's Stage, so that `exchange` shares no
 state with training steps, which run meanwhile if OVERLAP_STEPS is above 0.
 """
 
+import collections
 import dataclasses
 import functools
-import itertools
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 from palm_mtf._tf import tf
-from palm_mtf.architecture.parameters import parse_name
+from palm_mtf.architecture.parameters import parse_name, sent_dtype
 from palm_mtf.config import ExchangeConfig
 from palm_mtf.mesh.slices import Pods, Slice, variables_of
 from palm_mtf.ops.variables import keep_variable
@@ -34,21 +34,15 @@ from palm_mtf.optim.outer import (
 )
 from palm_mtf.runtime.program import Program, state_of
 
-OUTER_MOMENTUM = "outer_momentum"  # slot of a parameter in checkpoints
 _OUTER = frozenset({"outer parameters"})  # a state for the order of calls
 
 
 def fragment_of(name: str, num_fragments: int) -> int:
   """Returns the number of the fragment that has a parameter."""
-  parsed = parse_name(name)
-  if parsed.layer is not None:
-    return parsed.layer % num_fragments
-  return 0 if parsed.kind == "embedding" else num_fragments - 1
-
-
-def name_in_pod(pod: int, name: str) -> str:
-  """Returns the name in checkpoints of a variable that differs between pods."""
-  return f"pods/{pod}/{name}"
+  layer, kind = parse_name(name).layer, parse_name(name).kind
+  if layer is None:
+    return 0 if kind == "embedding" else num_fragments - 1
+  return layer % num_fragments
 
 
 class _Region(NamedTuple):
@@ -57,25 +51,35 @@ class _Region(NamedTuple):
   holders: Sequence[Slice]  # of all devices that hold the region
   outer: tf.Variable
   momentum: tf.Variable
+  # Which parameters of a stack are meant, [rows]; None for all.
+  rows: Sequence[int] | None = None
 
   @property
   def near(self) -> str:
     return self.holders[0].near
 
-
-class _Item(NamedTuple):
-  """One parameter's part of a region; a stack has several parameters."""
-
-  region: _Region
-  row: int
-
   @property
-  def name(self) -> str:
-    return self.region.holders[0].names[self.row]
+  def is_state(self) -> bool:
+    return parse_name(self.holders[0].names[0]).is_state
 
-  def of(self, value: tf.Tensor) -> tf.Tensor:
-    """Returns the parameter's part of a value of the region."""
-    return self.region.holders[0].rows(value)[self.row]
+  def begin(self) -> list[tf.Operation]:
+    """Returns the operations that begin from the pod's parameters."""
+    with tf.device(self.near):
+      own, zeros = self.holders[0].read(), tf.zeros_like(self.momentum)
+      return [self.outer.assign(own).op, self.momentum.assign(zeros).op]
+
+  def take(self, value: tf.Tensor) -> tf.Tensor:
+    """Returns the parameters that are meant, on the current device."""
+    return value if self.rows is None else tf.gather(value, self.rows)
+
+  def put(
+    self, variable: tf.Variable, before: tf.Tensor, value: tf.Tensor
+  ) -> tf.Operation:
+    """Returns the operation that sets the parameters that are meant."""
+    if self.rows is not None:
+      rows = [[x] for x in self.rows]
+      value = tf.tensor_scatter_nd_update(before, rows, value)
+    return variable.assign(value).op
 
 
 @dataclasses.dataclass(frozen=True)
@@ -89,7 +93,7 @@ class OuterPrograms:
     hide: undoes `show`.
     equal: each pod's variables that are equal on all pods: outer parameters
       under the parameters' names, their momentum, and what is not trained.
-    own: each pod's own parameters and optimizer slots, by `name_in_pod`.
+    own: each pod's own parameters and optimizer slots, by "pods/<pod>/<name>".
   """
 
   begin: Program
@@ -101,25 +105,20 @@ class OuterPrograms:
   equal: Pods
   own: Pods
 
-  @property
-  def saved(self) -> dict[str, list[Slice]]:
-    """Slices of all variables in a checkpoint, by name."""
-    return self.saved_from(len(self.own))
+  def saved(self, num_pods: int) -> dict[str, list[Slice]]:
+    """Returns all variables by their names in a checkpoint of `num_pods` pods.
 
-  def saved_from(self, num_pods: int) -> dict[str, list[Slice]]:
-    """Returns `saved`, to restore a checkpoint of a run on `num_pods` pods.
-
-    Pods that the checkpoint lacks begin with the state of another pod.
+    Pods that the checkpoint lacks have the state of another pod in it.
     """
     found: dict[str, list[Slice]] = {
       key: [x for pod in self.equal for x in pod[key]] for key in self.equal[0]
     }
     for pod, slices in enumerate(self.own):
-      before, after = (name_in_pod(x, "") for x in (pod % num_pods, pod))
+      own, held = f"pods/{pod}/", f"pods/{pod % num_pods}/"
       for key, parts in slices.items():
-        names = [before + x.removeprefix(after) for x in parts[0].names]
-        # Keys differ if names do, because restoring programs are kept by keys.
-        found[f"{key} from {before}" if pod >= num_pods else key] = [
+        names = [x.replace(own, held, 1) for x in parts[0].names]
+        # Restoring programs are kept by keys, so keys differ where names do.
+        found[key if own == held else f"{key} from {held}"] = [
           dataclasses.replace(x, names=names) for x in parts
         ]
     return found
@@ -145,245 +144,185 @@ class _Builder:
     self, pods: Pods, trained: frozenset[str], config: ExchangeConfig
   ):
     self._pods, self._trained, self._config = pods, trained, config
-    self._regions = [self._find_regions(x) for x in range(len(pods))]
-    self._state = state_of(variables_of(pods)) | _OUTER
+    self._of_slice: dict[int, _Region] = {}  # by id of the slice
+    self._regions = [[*self._find_regions(x)] for x in range(len(pods))]
 
   def build(self) -> OuterPrograms:
     """Builds all programs."""
-    fragments = range(self._config.fragments)
-    begun, shown, hidden = [], [], []
-    for pod, by_key in enumerate(self._regions):
-      for region in itertools.chain(*by_key.values()):
-        with tf.device(region.near):
-          begun.append(region.outer.assign(region.holders[0].read()).op)
-          zeros = tf.zeros_like(region.momentum)
-          begun.append(region.momentum.assign(zeros).op)
-      for device, pairs in self._holders(pod).items():
-        own = [x.read() for _, x in pairs]
-        kept = _Handover(f"own_{pod}", device)
-        with tf.control_dependencies([kept.put(own)]):
-          for region, x in pairs:
-            with tf.device(region.near):
-              outer = tf.identity(region.outer.value())
-            shown.append(x.variable.assign(outer).op)
-        for (_, x), value in zip(pairs, kept.take(own), strict=True):
-          hidden.append(x.variable.assign(value).op)
-    every = functools.partial(Program, reads=self._state, writes=self._state)
-    built = [self._build_sync(x) for x in fragments]
+    state = state_of(variables_of(self._pods)) | _OUTER
+    every = functools.partial(Program, reads=state, writes=state)
+    syncs = [self._build_sync(x) for x in range(self._config.fragments)]
+    saved = [self._find_saved(x) for x in range(len(self._pods))]
+    show, hide = self._build_show()
+    begin = [x for pod in self._regions for y in pod for x in y.begin()]
     return OuterPrograms(
-      begin=every(operations=begun),
-      send=[Program(operations=x, reads=self._state) for x, _, _ in built],
-      exchange=[Program(operations=x, reads=_OUTER) for _, x, _ in built],
-      merge=[every(operations=x) for _, _, x in built],
-      show=every(operations=shown),
-      hide=every(operations=hidden),
-      equal=[self._equal_of(x) for x in range(len(self._pods))],
-      own=[self._own_of(x) for x in range(len(self._pods))],
+      begin=every(operations=begin),
+      send=[Program(operations=x, reads=state) for x, _, _ in syncs],
+      exchange=[Program(operations=x, reads=_OUTER) for _, x, _ in syncs],
+      merge=[every(operations=x) for _, _, x in syncs],
+      show=every(operations=show),
+      hide=every(operations=hide),
+      equal=[x for x, _ in saved],
+      own=[x for _, x in saved],
     )
 
-  def _find_regions(self, pod: int) -> dict[str, list[_Region]]:
-    """Returns {name of a trained variable: its regions on a pod}."""
-    found: dict[str, list[_Region]] = {}
+  def _find_regions(self, pod: int) -> Iterator[_Region]:
     for key, parts in self._pods[pod].items():
       if self._trained.isdisjoint(parts[0].names):
         continue
-      holders: dict[object, list[Slice]] = {}
+      holders = collections.defaultdict(list)
       for number, part in enumerate(parts):
-        # Devices with only padding are regions of their own.
-        region = number if part.spec is None else part.spec
-        holders.setdefault(region, []).append(part)
-      found[key] = [
-        _Region(x, *_make_variables(f"outer_{pod}/{key}/{number}", x[0]))
-        for number, x in enumerate(holders.values())
+        # Each device with only padding has a separate region.
+        holders[number if part.spec is None else part.spec].append(part)
+      for number, of_region in enumerate(holders.values()):
+        name = f"outer_{pod}/{key}/{number}"
+        region = _Region(of_region, *_make_variables(name, of_region[0]))
+        self._of_slice |= dict.fromkeys(map(id, of_region), region)
+        yield region
+
+  def _find_saved(self, pod: int) -> tuple[dict, dict]:
+    """Returns a pod's items of `OuterPrograms.equal` and `own`."""
+    equal, own, prefix = {}, {}, f"pods/{pod}/"
+    for key, parts in self._pods[pod].items():
+      regions = [self._of_slice.get(id(x)) for x in parts]
+      if all(regions):
+        names = [f"{x}/outer_momentum" for x in parts[0].names]
+        pairs = [*zip(parts, regions, strict=True)]
+        equal[key] = [
+          dataclasses.replace(x, variable=y.outer) for x, y in pairs
+        ]
+        equal[names[0]] = [
+          dataclasses.replace(x, variable=y.momentum, names=names)
+          for x, y in pairs
+        ]
+      elif key.rpartition("/")[0] not in self._trained:  # not a slot
+        equal[key] = [*parts]
+        continue
+      names = [prefix + x for x in parts[0].names]
+      own[prefix + key] = [dataclasses.replace(x, names=names) for x in parts]
+    return equal, own
+
+  def _build_show(self) -> tuple[list, list]:
+    """Returns the operations of `show` and `hide`."""
+    shown, hidden = [], []
+    for pod, regions in enumerate(self._regions):
+      by_device = collections.defaultdict(list)
+      for region in regions:
+        for x in region.holders:
+          by_device[x.near].append((region, x))
+      for device, pairs in by_device.items():
+        kept = _Handover(f"own_{pod}", device, [x.read() for _, x in pairs])
+        for (region, x), own in zip(pairs, kept.taken, strict=True):
+          with tf.control_dependencies([kept.put]), tf.device(region.near):
+            outer = tf.identity(region.outer.value())
+          shown.append(x.variable.assign(outer).op)
+          hidden.append(x.variable.assign(own).op)
+    return shown, hidden
+
+  def _find_parts(self, pod: int, fragment: int) -> dict[str, list[_Region]]:
+    """Returns {device: the fragment's parts of regions whose state it has}."""
+    found = collections.defaultdict(list)
+    for region in self._regions[pod]:
+      names, count = region.holders[0].names, self._config.fragments
+      rows = [
+        row
+        for row, name in enumerate(names)
+        if name in self._trained and fragment_of(name, count) == fragment
       ]
-    return found
-
-  def _holders(self, pod: int) -> dict[str, list[tuple[_Region, Slice]]]:
-    """Returns {device: slices near it, with their regions}."""
-    found: dict[str, list[tuple[_Region, Slice]]] = {}
-    for region in itertools.chain(*self._regions[pod].values()):
-      for x in region.holders:
-        found.setdefault(x.near, []).append((region, x))
-    return found
-
-  def _items(self, pod: int, fragment: int) -> dict[str, list[_Item]]:
-    """Returns {device: the fragment's parameters whose outer state it has}."""
-    found: dict[str, list[_Item]] = {}
-    for region in itertools.chain(*self._regions[pod].values()):
-      for row, name in enumerate(region.holders[0].names):
-        is_in = fragment_of(name, self._config.fragments) == fragment
-        if name in self._trained and is_in:
-          found.setdefault(region.near, []).append(_Item(region, row))
+      if rows:
+        part = region if len(rows) == len(names) else region._replace(rows=rows)
+        found[region.near].append(part)
     return found
 
   def _build_sync(self, fragment: int) -> tuple[list, list, list]:
     """Returns the operations of `send`, `exchange` and `merge`."""
     sends, exchanges, merges = [], [], []
-    by_pod = [self._items(x, fragment) for x in range(len(self._pods))]
-    sent: list[list[list[Sent]]] = []  # per pod and device, of each parameter
+    by_pod = [self._find_parts(x, fragment) for x in range(len(self._pods))]
+    sent = []  # per pod and device, what the pod sends of each part
     for pod, by_device in enumerate(by_pod):
       sent.append([])
-      for device, items in by_device.items():
+      for device, parts in by_device.items():
         with tf.device(device):
-          values = [self._encode(x) for x in items]
-        handover = _Handover(f"sent_{fragment}_{pod}", device)
-        sends.append(handover.put(values))
-        sent[-1].append(handover.take(values))
+          values = [self._encode(x) for x in parts]
+        kept = _Handover(f"sent_{fragment}_{pod}", device, values)
+        sends.append(kept.put)
+        sent[-1].append(kept.taken)
     for pod, by_device in enumerate(by_pod):
-      for number, (device, items) in enumerate(by_device.items()):
+      for number, (device, parts) in enumerate(by_device.items()):
+        of_pods = zip(*(x[number] for x in sent), strict=True)
         with tf.device(device):
           means = [
-            mean_of(
-              [
-                decode(x.of(x.region.outer.value()), y, self._dtype(x.name))
-                for y in of_pods
-              ]
-            )
-            for x, *of_pods in zip(
-              items, *(of_pod[number] for of_pod in sent), strict=True
-            )
+            self._find_mean(x, y) for x, y in zip(parts, of_pods, strict=True)
           ]
-        handover = _Handover(f"mean_{fragment}_{pod}", device)
-        exchanges.append(handover.put(means))
-        merges += self._merge(items, handover.take(means))
+        kept = _Handover(f"mean_{fragment}_{pod}", device, means)
+        exchanges.append(kept.put)
+        for part, mean in zip(parts, kept.taken, strict=True):
+          merges += self._merge(part, mean)
     return sends, exchanges, merges
 
-  def _dtype(self, name: str) -> str:
-    # The loads of experts are measured, and stay exact.
-    return "float32" if parse_name(name).is_state else self._config.outer_dtype
+  def _dtype(self, part: _Region) -> str:
+    return sent_dtype(part.holders[0].names[0], self._config.outer_dtype)
 
-  def _encode(self, item: _Item) -> Sent:
-    region = item.region
-    local = tf.identity(item.of(region.holders[0].read()))
-    return encode(item.of(region.outer.value()), local, self._dtype(item.name))
+  def _encode(self, part: _Region) -> Sent:
+    own = part.take(part.holders[0].read())
+    return encode(part.take(part.outer.value()), own, self._dtype(part))
 
-  def _merge(
-    self, items: Sequence[_Item], means: Sequence[tf.Tensor]
-  ) -> list[tf.Operation]:
-    """Returns operations that update the regions of a device's parameters."""
-    by_region: dict[int, dict[int, tf.Tensor]] = {}
-    regions = {id(x.region): x.region for x in items}
-    for item, mean in zip(items, means, strict=True):
-      by_region.setdefault(id(item.region), {})[item.row] = mean
-    operations = []
-    for key, by_row in by_region.items():
-      operations += self._merge_region(regions[key], by_row)
-    return operations
+  def _find_mean(self, part: _Region, sent: Sequence[Sent]) -> tf.Tensor:
+    outer = part.take(part.outer.value())
+    return mean_of([decode(outer, x, self._dtype(part)) for x in sent])
 
-  def _merge_region(
-    self, region: _Region, means: Mapping[int, tf.Tensor]
-  ) -> list[tf.Operation]:
-    config, (first, *_) = self._config, region.holders
-    with tf.device(region.near):
-      outer, momentum = (
-        first.rows(x.value()) for x in (region.outer, region.momentum)
-      )
-      for row, mean in means.items():
-        # Loads of experts are measured, so their mean needs no momentum.
-        is_state = parse_name(first.names[row]).is_state
-        rates = (
-          (1.0, 0.0)
-          if is_state
-          else (
-            config.outer_lr,
-            config.outer_momentum,
-          )
-        )
-        outer[row], momentum[row] = outer_step(
-          outer[row], momentum[row], mean, *rates
-        )
-      values = [first.stack_rows(x) for x in (outer, momentum)]
-      with tf.control_dependencies(values):  # both read the outer parameters
-        held = region.outer, region.momentum
-        operations = [x.assign(y).op for x, y in zip(held, values, strict=True)]
-    for x in region.holders:
-      own = x.rows(x.read())
+  def _merge(self, part: _Region, mean: tf.Tensor) -> list[tf.Operation]:
+    config = self._config
+    rates = config.outer_lr, config.outer_momentum
+    if part.is_state:  # the loads of experts are measured
+      rates = 1.0, 0.0
+    held = part.outer, part.momentum
+    with tf.device(part.near):
+      before = [x.value() for x in held]
+      after = outer_step(*map(part.take, before), mean, *rates)
+      with tf.control_dependencies(after):  # both read the outer parameters
+        done = [*map(part.put, held, before, after)]
+    for x in part.holders:
+      own = x.read()
       with tf.device(x.near):
-        for row in means:
-          own[row] = merge(own[row], outer[row], config.merge_alpha)
-        operations.append(x.variable.assign(x.stack_rows(own)).op)
-    return operations
-
-  def _equal_of(self, pod: int) -> dict[str, list[Slice]]:
-    found = {}
-    for key, parts in self._pods[pod].items():
-      if key not in self._regions[pod]:
-        if not self._is_slot(key):
-          found[key] = [*parts]
-        continue
-      names = [f"{x}/{OUTER_MOMENTUM}" for x in parts[0].names]
-      of_part = {
-        id(x): region
-        for region in self._regions[pod][key]
-        for x in region.holders
-      }
-      found[key] = [
-        dataclasses.replace(x, variable=of_part[id(x)].outer) for x in parts
-      ]
-      found[names[0]] = [
-        dataclasses.replace(x, variable=of_part[id(x)].momentum, names=names)
-        for x in parts
-      ]
-    return found
-
-  def _own_of(self, pod: int) -> dict[str, list[Slice]]:
-    return {
-      name_in_pod(pod, key): [
-        dataclasses.replace(x, names=[name_in_pod(pod, y) for y in x.names])
-        for x in parts
-      ]
-      for key, parts in self._pods[pod].items()
-      if key in self._regions[pod] or self._is_slot(key)
-    }
-
-  def _is_slot(self, key: str) -> bool:
-    return key.rpartition("/")[0] in self._trained
+        new = merge(part.take(own), after[0], config.merge_alpha)
+        done.append(part.put(x.variable, own, new))
+    return done
 
 
 def _make_variables(name: str, part: Slice) -> list[tf.Variable]:
   """Makes the outer parameters and the momentum of a region."""
 
   def make() -> tf.Tensor:
-    return tf.raw_ops.Empty(
-      shape=part.variable.shape.as_list(), dtype=tf.float32, init=True
-    )
+    shape = part.variable.shape.as_list()
+    return tf.raw_ops.Empty(shape=shape, dtype=tf.float32, init=True)
 
-  return [
-    keep_variable(f"{x}_{name}", part.near, make)
-    for x in ("params", "momentum")
-  ]
+  names = name, f"{name}/momentum"
+  return [keep_variable(x, part.near, make) for x in names]
 
 
 class _Handover:
-  """Keeps tensors on a device from one call to a later one."""
+  """Keeps tensors on a device from one call to a later one.
 
-  def __init__(self, name: str, device: str):
-    # `name` is unique on the device.
-    self._device, self._name = device, f"palm_mtf_{name}"
+  Attributes:
+    put: operation that keeps them.
+    taken: the kept tensors, in the structure of those given.
+  """
 
-  def put(self, values: Sequence[object]) -> tf.Operation:
-    """Returns the operation that keeps tensors, in nested structures."""
-    flat = _tensors_in(values)
-    held = {"dtypes": [x.dtype for x in flat], "shared_name": self._name}
-    with tf.device(self._device):
+  def __init__(self, name: str, device: str, values: Sequence[object]):
+    """Takes tensors in nested structures; `name` is unique on the device."""
+    flat = [x for x in tf.nest.flatten([*values]) if x is not None]
+    held = {"dtypes": [x.dtype for x in flat], "shared_name": f"diloco_{name}"}
+    with tf.device(device):
       # A call whose successor never ran, before a rewind, left its tensors.
       with tf.control_dependencies([tf.raw_ops.StageClear(**held)]):
-        return tf.raw_ops.Stage(values=flat, shared_name=self._name)
-
-  def take(self, like: Sequence[object]) -> list:
-    """Returns the kept tensors, in the structure of `like`."""
-    flat = _tensors_in(like)
-    with tf.device(self._device):
-      taken = tf.raw_ops.Unstage(
-        dtypes=[x.dtype for x in flat], shared_name=self._name
-      )
+        self.put = tf.raw_ops.Stage(
+          values=flat, shared_name=held["shared_name"]
+        )
+      taken = tf.raw_ops.Unstage(**held)
     for value, x in zip(taken, flat, strict=True):
       value.set_shape(x.shape)
     left = iter(taken)
-    return tf.nest.map_structure(
-      lambda x: None if x is None else next(left), [*like]
+    self.taken = tf.nest.map_structure(
+      lambda x: None if x is None else next(left), [*values]
     )
-
-
-def _tensors_in(values: Sequence[object]) -> list[tf.Tensor]:
-  return [x for x in tf.nest.flatten([*values]) if x is not None]

@@ -219,9 +219,11 @@ def choose_panels(runs: Sequence[Run]) -> list[Panel]:
   found = [p for p in _PANELS if any(values.get(x) for x in p.fields)]
   known = {"step", "tokens", *(x for panel in _PANELS for x in panel.fields)}
   for field, numbers in values.items():
-    # Skip fields of traced steps, which trace files show, and skip constants.
-    if field not in known and field[:7] != "traced_" and len(numbers) > 1:
-      quantity, _, part = field.partition("/")  # as in host_memory_bytes/pod_0
+    quantity, _, part = field.partition("/")  # as in host_memory_bytes/pod_0
+    # Skip fields of traced steps, which trace files show, those of the table of
+    # pods, and constants.
+    is_shown = field[:7] == "traced_" or (part and quantity in _OF_PODS)
+    if field not in known and not is_shown and len(numbers) > 1:
       unit = {"secs": "s", "bytes": "B"}.get(quantity.rpartition("_")[2], "")
       start = _QUANTITIES.get(quantity)
       found.append(Panel(f"{start} {part}" if start else field, (field,), unit))
@@ -357,6 +359,13 @@ _POD_MEMORY = "host_memory_bytes/"
 # Fields of _RESULTS that plan.json predicts; the table has a row for each
 # prediction, below the measured value.
 _PREDICTED = ("tokens_per_sec", "step_secs", "mfu")
+# {quantity in a field, as in "lag/pod_0": text in the row of the pod}.
+_OF_PODS = {
+  "last_sync": "last sync: number {:,}",
+  "lag": "{:,} syncs behind",
+  "tokens": "{:,} tokens",
+  "audits": "{:,} audits passed",
+}
 # A run's column: {title of a row: (exact value for the tooltip, text to show)}.
 _Column = Mapping[str, tuple[object, str]]
 
@@ -373,6 +382,7 @@ def render_page(runs: Sequence[Run], pictures: Sequence[str] = ()) -> str:
     *pictures,
     "</section>\n<section>",
     *_render_table("Results", runs, [*map(_list_results, runs)]),
+    *_render_table("Pods", runs, [*map(_list_pods, runs)], "settings"),
     *_render_table("Tasks", runs, [*map(_list_tasks, runs)]),
     *_render_table(
       "Loss spikes and rewinds", runs, [*map(_list_rewinds, runs)], "settings"
@@ -442,6 +452,27 @@ def _list_results(run: Run) -> _Column:
       predicted = run.plan[field]
       quantity = row.partition(" (")[0]
       column[f"{quantity} (predicted)"] = predicted, form.format(predicted)
+  return column
+
+
+def _list_pods(run: Run) -> _Column:
+  """Returns a row per pod or learner that exchanges parameters seldom."""
+  found: dict[str, dict[str, float]] = {}
+  for field in dict.fromkeys(x for line in run.lines for x in line):
+    quantity, _, name = field.partition("/")
+    if name and quantity in _OF_PODS and (values := run.values(field)):
+      found.setdefault(name, {})[quantity] = values[-1]
+  given = run.settings.get
+  period = given("OUTER_STEPS", 0) // given("FRAGMENTS", 1)
+  if not found and given("EXCHANGE") == "diloco" and period:
+    number = run.values("step")[-1] // period
+    for pod in range(given("NUM_PODS", 1)):
+      found[f"pod_{pod}"] = {"last_sync": number, "lag": 0}
+  column = {}
+  for name, values in sorted(found.items()):
+    texts = (x.format(values[y]) for y, x in _OF_PODS.items() if y in values)
+    text = ", ".join(texts)
+    column[name] = text, text
   return column
 
 

@@ -237,6 +237,10 @@ def _list_run(run: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     yield "energy", f"{run['kwh']:>18,.1f} kWh"
   if run["cost"] is not None:
     yield "cost", f"{run['cost']:>22,.2f}"
+  if "goodput" in run:
+    yield "goodput, if chips fail", f"{run['goodput']:>22.1%}"
+    if run["goodput"] != run["goodput_of_learners"]:
+      yield "  if pods were learners", f"{run['goodput_of_learners']:>22.1%}"
 
 
 def format_search(

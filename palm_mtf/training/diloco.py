@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Training steps of pods that exchange parameters seldom, and their syncs.
 
-Between syncs nothing crosses from pod to pod: each pod has programs of its own,
+Between syncs nothing crosses from pod to pod: each pod has its own programs,
 and the client runs the pods at the same time.
 """
 
@@ -10,79 +10,16 @@ import concurrent.futures
 import contextlib
 import dataclasses
 import functools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
+from typing import Any
 
 from palm_mtf._tf import tf
-from palm_mtf.config import ExchangeConfig, PodsConfig, StepConfig
+from palm_mtf.config import ExchangeConfig
 from palm_mtf.data.batches.corpus import Batch
 from palm_mtf.mesh.cpu_gpu import Devices
-from palm_mtf.programs.features import ReadFeatures, ServerFeatures
 from palm_mtf.programs.outer import OuterPrograms
-from palm_mtf.programs.step_programs import StepPrograms
 from palm_mtf.runtime.client.client import Client, at_same_time
 from palm_mtf.training.step import TrainStep
-
-# Builds the programs of the settings' pods for features, a batch size of all
-# these pods, and devices.
-BuildPrograms = Callable[
-  [StepConfig, Sequence[str] | ServerFeatures, int, Devices], StepPrograms
-]
-
-
-def build_each_pod(
-  config: StepConfig,
-  features: Sequence[str] | ServerFeatures,
-  batch_size: int,
-  devices: Devices,
-  build: BuildPrograms,
-) -> list[StepPrograms]:
-  """Returns the programs of each pod, for its share of `batch_size` rows."""
-  num_pods = config.pods.num_pods
-  pods = dataclasses.replace(config.pods, num_pods=1, islands=())
-  if pods.pods == "cluster":  # the devices are known
-    pods = PodsConfig()
-  found = []
-  for pod in range(num_pods):
-    own = features
-    if isinstance(features, ServerFeatures):
-      read = functools.partial(_read_of_pod, features.read, pod, num_pods)
-      own = ServerFeatures(features.names, read)
-    found.append(
-      build(
-        dataclasses.replace(config, pods=pods),
-        own,
-        batch_size // num_pods,
-        devices.of_pod(pod),
-      )
-    )
-  return found
-
-
-def _read_of_pod(
-  read: ReadFeatures,
-  pod: int,
-  num_pods: int,
-  cpu: str,
-  batches: tf.Tensor,
-  step: tf.Tensor,
-  part: tf.Tensor,
-  num_parts: int,
-) -> Sequence[tf.Tensor]:
-  # `part` and `num_parts` are of one pod.
-  first = pod * num_parts
-  return read(cpu, batches, step, first + part, num_pods * num_parts)
-
-
-def join(pods: Sequence[StepPrograms], devices: Devices) -> StepPrograms:
-  """Returns the first pod's programs, with the variables of all pods."""
-  return dataclasses.replace(
-    pods[0],
-    batch_size=sum(x.batch_size for x in pods),
-    pod_slices=[y for x in pods for y in x.pod_slices],
-    initialize=tf.group([x.initialize for x in pods]),
-    devices=devices,
-    phases={name: y for x in pods for name, y in x.phases.items()},
-  )
 
 
 class Syncs:
@@ -97,24 +34,19 @@ class Syncs:
 
   def run(self, step: int) -> None:
     """Starts or ends the sync that is due after `step` steps, if any is."""
-    sent, merged = (
-      self._config.fragment_sent(step),
-      self._config.fragment_after(step),
-    )
+    sent = self._config.fragment_sent(step)
+    merged = self._config.fragment_after(step)
+    if sent is None and not self._pending:
+      sent = merged  # training began after the step of the send
     if sent is not None:
-      self._send(sent)
+      self._client.call(self._programs.send[sent])
+      # The exchange needs no turn: it waits for the network, not for devices.
+      exchange = self._programs.exchange[sent]
+      self._pending = self._client.run(exchange, has_turn=True)
     if merged is not None:
-      if not self._pending:  # training began after the step of the send
-        self._send(merged)
       self._pending.result()
       self._pending = None
       self._client.call(self._programs.merge[merged])
-
-  def _send(self, fragment: int) -> None:
-    self._client.call(self._programs.send[fragment])
-    # The exchange needs no turn: it waits for the network, not for devices.
-    exchange = self._programs.exchange[fragment]
-    self._pending = self._client.run(exchange, has_turn=True)
 
   def begin(self) -> None:
     """Takes the pods' parameters, which are equal, as outer parameters."""
@@ -141,13 +73,19 @@ class DilocoStep:
   """
 
   def __init__(
-    self, steps: Sequence[TrainStep], programs: StepPrograms, syncs: Syncs
+    self, steps: Sequence[TrainStep], devices: Devices, syncs: Syncs
   ):
-    """Takes a TrainStep per pod, and `join` of their programs."""
-    self._steps, self.programs, self._syncs = steps, programs, syncs
+    """Takes a step of each pod, and the devices of all pods."""
+    self._steps, self._syncs = steps, syncs
+    self.programs = dataclasses.replace(
+      steps[0].programs,
+      devices=devices,
+      batch_size=sum(x.programs.batch_size for x in steps),
+      phases={k: y for x in steps for k, y in x.programs.phases.items()},
+    )
     # In one process, pods compile one after another, so that they find each
     # other's code in XLA's cache.
-    self._is_first = "/job:" not in programs.devices.client
+    self._is_first = "/job:" not in devices.client
     self.showing_outer = syncs.showing_outer
 
   def run(
@@ -162,28 +100,31 @@ class DilocoStep:
     """
     calls = [
       functools.partial(x.run, rows, step, records)
-      for x, rows in zip(self._steps, self._cut(batch), strict=True)
+      for x, rows in self._cut(batch)
     ]
     # A process can do only one full trace at a time.
     in_turn = self._is_first or records is not None
     self._is_first = False
     found = [x() for x in calls] if in_turn else at_same_time(calls)
     self._syncs.run(step + 1)
-    return {name: sum(x[name] for x in found) / len(found) for name in found[0]}
+    return {x: sum(y[x] for y in found) / len(found) for x in found[0]}
 
   def losses(self, batch: Batch) -> Iterator[Sequence[float]]:
     """Yields what `TrainStep.losses` yields, pod after pod."""
-    pairs = zip(self._steps, self._cut(batch), strict=True)
-    calls = [functools.partial(lambda x, y: [*x.losses(y)], *z) for z in pairs]
-    for of_pod in at_same_time(calls):
+
+    def find(step: TrainStep, rows: Batch) -> list[Sequence[float]]:
+      return [*step.losses(rows)]
+
+    for of_pod in at_same_time(
+      functools.partial(find, *x) for x in self._cut(batch)
+    ):
       yield from of_pod
 
-  def _cut(self, batch: Batch | str) -> list:
-    """Returns each pod's rows of a batch; a text is the same for all pods."""
-    if isinstance(batch, str):
-      return [batch] * len(self._steps)
-    size = self.programs.batch_size // len(self._steps)
-    return [
-      {name: x[i * size : (i + 1) * size] for name, x in batch.items()}
-      for i in range(len(self._steps))
-    ]
+  def _cut(self, batch: Batch | str) -> Iterator[tuple[TrainStep, Any]]:
+    """Yields each pod's step and rows; a text is the same for all pods."""
+    for pod, x in enumerate(self._steps):
+      rows, size = batch, x.programs.batch_size
+      if not isinstance(batch, str):
+        part = slice(pod * size, (pod + 1) * size)
+        rows = {name: each[part] for name, each in batch.items()}
+      yield x, rows

@@ -3,6 +3,7 @@
 """The session of a run: the run's variables, and the programs of its steps."""
 
 import dataclasses
+import functools
 import logging
 import os
 import tempfile
@@ -26,7 +27,7 @@ from palm_mtf.checkpoints.writer import remove_later
 from palm_mtf.compression.calibration import calibration_batches
 from palm_mtf.compression.pruning import prune
 from palm_mtf.compression.statistics import collect_statistics
-from palm_mtf.config import Config, StepConfig
+from palm_mtf.config import PodsConfig
 from palm_mtf.config.watch import Skips
 from palm_mtf.data.batches.server_batches import (
   batches_spec,
@@ -35,10 +36,13 @@ from palm_mtf.data.batches.server_batches import (
 )
 from palm_mtf.executors.choose import executor_of
 from palm_mtf.machine.host_memory import free_garbage
-from palm_mtf.mesh.cpu_gpu import Devices
-from palm_mtf.mesh.slices import Pods, names_of, variables_of
+from palm_mtf.mesh.slices import Pods, variables_of
 from palm_mtf.model_dir.paths import ModelDir
-from palm_mtf.programs.features import FEATURE_DTYPES, ServerFeatures
+from palm_mtf.programs.features import (
+  FEATURE_DTYPES,
+  ServerFeatures,
+  features_of_pod,
+)
 from palm_mtf.programs.outer import OuterPrograms, build_outer
 from palm_mtf.programs.step_programs import StepPrograms
 from palm_mtf.programs.train_program import build_train_program
@@ -47,31 +51,12 @@ from palm_mtf.runtime.client.connect import Cluster, memory_reader
 from palm_mtf.runtime.client.heartbeat import Heartbeat
 from palm_mtf.runtime.processes import Process
 from palm_mtf.runtime.program import Program, state_of
-from palm_mtf.training.diloco import DilocoStep, Syncs, build_each_pod, join
+from palm_mtf.training.diloco import DilocoStep, Syncs
 from palm_mtf.training.job import TrainJob
 from palm_mtf.training.step import TrainStep
 from palm_mtf.training.variable_checks import VariableChecks
 
 _logger = logging.getLogger(__name__)
-
-
-def _build_program(
-  config: StepConfig,
-  features: Sequence[str] | ServerFeatures,
-  batch_size: int,
-  devices: Devices,
-) -> StepPrograms:
-  """Builds the programs of the settings' pods, in the current graph."""
-  assert isinstance(config, Config)
-  return build_train_program(
-    config,
-    batch_size=batch_size,
-    seed=config.run.seed,
-    frozen=config.run.frozen,
-    features=features,
-    devices=devices,
-    build=executor_of(config.mesh_layout).build_program,
-  )
 
 
 class TrainSession:
@@ -117,11 +102,13 @@ class TrainSession:
     self._outer: OuterPrograms | None = None
     self._syncs: Syncs | None = None
     self._train_step: TrainStep | DilocoStep | None = None
-    program = self.make_step(job.config.run.batch_sizes.size(job.step)).programs
+    size = job.config.run.batch_sizes.size(job.step)
+    program, built = self.make_step(size).programs, self._programs[size]
     self.checks = VariableChecks(client, program, newest, self._outer)
-    self._pods = program.pod_slices
+    self._pods = [slices for x in built for slices in x.pod_slices]
     self._initialize = Program(
-      operations=[program.initialize], writes=state_of(variables_of(self._pods))
+      operations=[x.initialize for x in built],
+      writes=state_of(variables_of(self._pods)),
     )
     with self.during("while its variables were set"):
       processes = find_checkpoint_processes(
@@ -133,11 +120,8 @@ class TrainSession:
     # Checkpoints of an adapter do not hold its base.
     model = job.config.model
     base = () if model.base == model else parameter_shapes(model.base)
-    saved = [self._outer.saved] if self._outer else self._pods
-    self._saved = [
-      {key: parts for key, parts in pod.items() if key not in base}
-      for pod in saved
-    ]
+    self._base = {*base}
+    self._saved = self._find_saved(job.config.pods.num_pods)
     self.copier = WeightsCopier(client, self._saved, processes)
     self._reader = CheckpointReader(client, processes)
     only_client = CheckpointProcesses(processes.client)
@@ -153,31 +137,45 @@ class TrainSession:
       return self._train_step
     self._train_step = None
     free_garbage()  # frees TensorFlow's memory for the previous batch size
-    devices, given = self._cluster.devices, (self._features, batch_size)
     if batch_size not in self._programs:
       with self._client.graph.as_default():
-        if self._config.exchange.is_diloco:
-          built = build_each_pod(self._config, *given, devices, _build_program)
-        else:
-          built = [_build_program(self._config, *given, devices)]
-      self._programs[batch_size] = built
+        self._programs[batch_size] = self._build_programs(batch_size)
     steps = [TrainStep(self._client, x) for x in self._programs[batch_size]]
-    if self._config.exchange.is_diloco:
-      with self._client.graph.as_default():
-        joined = join(self._programs[batch_size], devices)
-      self._train_step = DilocoStep(steps, joined, self._find_syncs(joined))
-    else:
-      (self._train_step,) = steps
+    self._train_step = steps[0]
+    if self._syncs:
+      devices = self._cluster.devices
+      self._train_step = DilocoStep(steps, devices, self._syncs)
     return self._train_step
 
-  def _find_syncs(self, programs: StepPrograms) -> Syncs:
-    """Returns the session's syncs; builds them if they are missing."""
-    if not self._syncs:
-      config, slices = self._config.exchange, programs.pod_slices
-      with self._client.graph.as_default():
-        self._outer = build_outer(slices, programs.parameters, config)
-      self._syncs = Syncs(self._client, config, self._outer)
-    return self._syncs
+  def _build_programs(self, batch_size: int) -> list[StepPrograms]:
+    """Builds the programs of all pods, or of each if they have syncs."""
+    config, devices = self._config, self._cluster.devices
+    build = functools.partial(
+      build_train_program,
+      seed=config.run.seed,
+      frozen=config.run.frozen,
+      build=executor_of(config.mesh_layout).build_program,
+    )
+    given = {"features": self._features, "devices": devices}
+    if not config.exchange.is_diloco:
+      return [build(config, batch_size=batch_size, **given)]
+    num_pods = config.pods.num_pods
+    alone = dataclasses.replace(config, pods=PodsConfig())
+    built = [
+      build(
+        alone,
+        batch_size=batch_size // num_pods,
+        features=features_of_pod(self._features, pod, num_pods),
+        devices=devices.of_pod(pod),
+      )
+      for pod in range(num_pods)
+    ]
+    if not self._outer:
+      slices = [x.slices for x in built]
+      parameters = built[0].parameters
+      self._outer = build_outer(slices, parameters, config.exchange)
+      self._syncs = Syncs(self._client, config.exchange, self._outer)
+    return built
 
   def set_variables(self, job: TrainJob) -> None:
     """Sets all variables to their values after `job.step` steps.
@@ -191,7 +189,9 @@ class TrainSession:
       if job.checkpoint:
         if not job.checkpoint.is_verified:
           self.read_whole(job.checkpoint.path)
-        self._reader.restore(self._saved_by(job), job.checkpoint.prefix)
+        before = job.checkpoint.manifest.settings.get("NUM_PODS", 1)
+        saved = self._find_saved(before)
+        self._reader.restore(saved, job.checkpoint.prefix)
       elif job.initial_state:
         # These files are held open; the other run may remove the checkpoint.
         files = job.initial_weights.prefix
@@ -212,14 +212,10 @@ class TrainSession:
     if job.rewinds:  # training repeats the steps after `job.step`
       remove_later(job.model_dir, job.step)
 
-  def _saved_by(self, job: TrainJob) -> Pods:
-    """Returns the variables by their names in the checkpoint to resume from."""
-    before = job.checkpoint.manifest.settings["NUM_PODS"]
-    if not self._outer or before == self._config.pods.num_pods:
-      return self._saved
-    slices = self._outer.saved_from(before)
-    held = {*names_of(self._saved[0])}
-    return [{x: y for x, y in slices.items() if " from " in x or x in held}]
+  def _find_saved(self, num_pods: int) -> Pods:
+    """Returns the slices in a checkpoint of `num_pods` pods, without a base."""
+    pods = [self._outer.saved(num_pods)] if self._outer else self._pods
+    return [{x: y for x, y in z.items() if x not in self._base} for z in pods]
 
   def _restore_weights(self, weights: NamedWeights) -> None:
     names = weights.names

@@ -38,9 +38,16 @@ def test_a_price_of_the_users_makes_a_cost(block, printed):
   assert "cost" not in printed([x for x in command if "COST" not in x])
 
 
+@PAGE.shows("palm_mtf plan --gin_file=recipes/palm_540b_two_pods.gin --gin.")
+def test_chips_that_fail_have_the_rows_of_the_page(block, printed):
+  (command,) = block.commands
+  assert PAGE.blocks[PAGE.blocks.index(block) + 1].text in printed(command)
+
+
 # By pages_test.py, commands/plan_test.py, and run_test.py and
 # described_gpus_test.py of compilation/.
 COMPARED = [
+  "  goodput, if chips fail",  # above
   "palm_mtf plan --gin_file=recipes/palm_540b_two_pods.gin --search",
   "palm_mtf plan --calibrate",
   "palm_mtf plan --steps",

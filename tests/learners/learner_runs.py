@@ -6,7 +6,7 @@ import threading
 import time
 
 from palm_mtf.learners import protocol
-from palm_mtf.learners.volunteer import take_part
+from palm_mtf.learners.volunteer import describe_kernels, take_part
 
 
 def _over_the_wire(message, check=lambda *_: None):
@@ -45,7 +45,7 @@ class Member:
     while self._handler.syncer.outer.num_merges < self._after:
       time.sleep(0.01)
     try:
-      take_part(self, {"kernels": {}}, self._mesh)
+      take_part(self, {"kernels": describe_kernels()}, self._mesh)
     except LeftError:
       pass
 

@@ -3,16 +3,22 @@
 """Runs of `palm_mtf train` with LEARNERS; the learners are threads here."""
 
 import contextlib
+import dataclasses
 import io
 import json
 import shutil
 
+import numpy as np
 import pytest
 
 from palm_mtf.cli.main import main
+from palm_mtf.config import LearnersConfig
+from palm_mtf.config.learners import check_learners
+from palm_mtf.errors import UserError
 from palm_mtf.learners import run as learners_run
 from palm_mtf.learners.members import add_member
 from tests import runs
+from tests.config.checked_test import RUN
 from tests.learners.learner_runs import Member
 
 SETTINGS = {
@@ -76,36 +82,6 @@ def check_replay(corpus, folder, **macros):
 
 
 @pytest.mark.slow
-def test_learners_of_any_kind_come_and_go_and_a_replay_has_their_bits(
-  train, corpus, tmp_path, monkeypatch
-):
-  """A slow one, one that is killed, and one on XLA that joins later."""
-  monkeypatch.setenv("JAX_PLATFORMS", "cpu")
-  xla = {"TPU": "v4-8", "MESH_SHAPE": "data:4", "LAYOUT": "batch:data"}
-  macros = {"TRAIN_STEPS": 24, "POD_TIMEOUT_SECS": 5.0, "FRAGMENTS": 2}
-  macros |= {"OUTER_STEPS": 4, "QUORUM": 1}
-  members = {
-    "slow": {"secs": 0.5},
-    "killed": {"num_works": 4},
-    "late": {"mesh": xla, "after": 3},
-  }
-  assert train(members, **macros) == 0
-  numbers = {x["member"]: x["learner"] for x in events_of(tmp_path, "join")}
-  assert {x["learner"] for x in events_of(tmp_path, "leave")} >= {
-    numbers["killed"]
-  }
-  done = [x["learner"] for x in events_of(tmp_path, "contribution")]
-  assert done.count(numbers["killed"]) == 4
-  assert done.count(numbers["late"]) > 2
-  metrics = runs.read_metrics(tmp_path)
-  losses = [x["validation_loss"] for x in metrics if "validation_loss" in x]
-  assert losses[-1] < losses[0] - 0.3
-  assert metrics[-1]["tokens"] == 24 * 8 * 32
-  assert metrics[-1]["lag/slow"] < 4
-  check_replay(corpus, tmp_path, **(SETTINGS | macros))
-
-
-@pytest.mark.slow
 def test_a_client_that_is_stopped_resumes_with_its_momentum(
   train, corpus, tmp_path
 ):
@@ -127,3 +103,79 @@ def test_a_client_that_is_stopped_resumes_with_its_momentum(
   work = events_of(tmp_path, "work")
   assert [x["begins"] for x in work].count(True) == 4
   check_replay(corpus, tmp_path, **(SETTINGS | macros | {"TRAIN_STEPS": 10}))
+
+
+@pytest.mark.slow
+def test_learners_that_send_4_bits_in_fragments_learn_and_replay(
+  train, corpus, tmp_path
+):
+  """With overlap, a frozen layer and experts, whose loads are measured."""
+  macros = {"OUTER_DTYPE": "e3m0", "FRAGMENTS": 2, "OVERLAP_STEPS": 1}
+  macros |= {"OUTER_STEPS": 4, "TRAIN_STEPS": 24, "QUORUM": 1}
+  macros |= {"MLP": "experts", "NUM_EXPERTS": 4, "EXPERTS_PER_TOKEN": 2}
+  macros |= {"FROZEN": ["layers/0/attention/*"], "CHECKPOINT_STEPS": 2}
+  assert train({"a": {}, "b": {"secs": 0.1}}, **macros) == 0
+  metrics = runs.read_metrics(tmp_path)
+  losses = [x["validation_loss"] for x in metrics if "validation_loss" in x]
+  assert losses[-1] < losses[0]
+  assert metrics[-1]["tokens"] == 24 * 8 * 32
+  assert metrics[-1].keys() >= {"last_sync/a", "lag/b", "tokens/b"}
+  first, *_, last = sorted((tmp_path / "checkpoints").iterdir())
+  one, two = (
+    runs.read_tensors(tmp_path, int(x.name[-8:])) for x in (first, last)
+  )
+  for name in one:
+    is_frozen = name.startswith("layer_000/attention/")
+    if not name.endswith("outer_momentum"):
+      assert np.array_equal(one[name], two[name]) == is_frozen, name
+  check_replay(corpus, tmp_path, **(SETTINGS | macros))
+
+
+def refusal(**macros):
+  """Returns how settings are refused; "" if they are not."""
+  config = LearnersConfig(
+    learners=macros.get("LEARNERS", "a:1"), quorum=macros.get("QUORUM")
+  )
+  size = macros.get("GLOBAL_BATCH_SIZE", 8)
+  run = dataclasses.replace(RUN, train_steps=8, global_batch_size=size)
+  fit = {"EXCHANGE": "diloco", "PODS": "in_process", "ADAPTER": "none"}
+  fit |= {"INIT_STATE": "weights", "NUM_PODS": 2, "MERGE_ALPHA": 0.0}
+  others = dict.fromkeys(
+    ("MODEL_FUNCTION", "TEACHER", "PREFERENCE_BETA", "TASK_EVAL_STEPS")
+  )
+  try:
+    check_learners(config, run, {**others, "TRACE_STEPS": (), **fit, **macros})
+  except UserError as error:
+    return str(error)
+  return ""
+
+
+@pytest.mark.parametrize(
+  ("macros", "message"),
+  [
+    ({}, ""),
+    (
+      {"QUORUM": 3},
+      "QUORUM = 3 and NUM_PODS = 2: no merge would have enough learners; give "
+      "at most 2, or raise NUM_PODS.",
+    ),
+    (
+      {"QUORUM": 2, "LEARNERS": ""},
+      'QUORUM = 2 and LEARNERS = "": pods have no quorum; set LEARNERS = '
+      '"host:port", or leave it out.',
+    ),
+    (
+      {"EXCHANGE": "gradients"},
+      "EXCHANGE = 'gradients' and LEARNERS = 'a:1': learners train only with "
+      "EXCHANGE = 'diloco'; set it.",
+    ),
+    (
+      {"GLOBAL_BATCH_SIZE": [[0, 4], [4, 8]]},
+      "GLOBAL_BATCH_SIZE = [[0, 4], [4, 8]] and LEARNERS = 'a:1': a learner's "
+      "rows stay as many; give one size, such as 8.",
+    ),
+  ],
+  ids=str,
+)
+def test_what_does_not_fit_learners_is_one_line(macros, message):
+  assert refusal(**macros) == message

@@ -42,8 +42,15 @@ class Run:
       "LEARNERS_TLS": self._prefix,
       "LEARNER_TOKENS": str(self._tokens),
     }
-    self.client = runs.start("train", corpus, self.folder, **given)
-    self._stack.callback(self.client.kill)
+    self._given = corpus, self.folder, given
+    self.client = self.start("train")
+
+  def start(self, command):
+    """Starts a command with the settings of the run."""
+    corpus, folder, given = self._given
+    process = runs.start(command, corpus, folder, **given)
+    self._stack.callback(process.kill)
+    return process
 
   def __enter__(self):
     return self
@@ -51,8 +58,8 @@ class Run:
   def __exit__(self, *unused):
     self._stack.close()
 
-  def join(self, name, *module):
-    """Starts a volunteer; `module` is what Python runs in place of palm_mtf."""
+  def join(self, name, *module, flags=()):
+    """Starts a learner; `module` is what Python runs in place of palm_mtf."""
     token = self._tokens.with_name(name.replace("/", "_"))
     token.write_text(add_member(str(self._tokens), name))
     joining = processes.start(
@@ -60,6 +67,7 @@ class Run:
       *(module or ["palm_mtf"]),
       *("pods", "join", self._address),
       *("--certificate", f"{self._prefix}.pem", "--token_file", token),
+      *flags,
     )
     self._stack.callback(joining.kill)
     return joining

@@ -99,6 +99,35 @@ def test_tables_have_the_exact_values_of_the_files(page):
   assert "Unigram entropy (nats/token)" not in found
 
 
+def test_each_pod_that_exchanges_seldom_has_a_row(write_run):
+  """Learners write what they did; other pods sync after the same steps."""
+  learners = [
+    {"step": x, "loss": 3.0, "last_sync/b": x, "lag/b": 9 - x, "audits/b": 2}
+    | {"last_sync/a": 9, "lag/a": 0, "tokens/a": 4096}
+    for x in (5, 7)
+  ]
+  seldom = (
+    'EXCHANGE = "diloco"\nNUM_PODS = 2\nOUTER_STEPS = 20\nFRAGMENTS = 2\n'
+  )
+  pods = [{"step": x, "loss": 3.0} for x in (30, 49)]
+  found = rows(
+    read(
+      write_run("learners", learners),
+      write_run("pods", pods, {"config.gin": seldom}),
+    )
+  )
+  texts = {
+    "a": "last sync: number 9, 0 syncs behind, 4,096 tokens",
+    "b": "last sync: number 7, 2 syncs behind, 2 audits passed",
+  }
+  assert {x: found[x] for x in texts} == {
+    x: [(text, text), NONE] for x, text in texts.items()
+  }
+  text = "last sync: number 4, 0 syncs behind"  # after step 40
+  for pod in ("pod_0", "pod_1"):
+    assert found[pod] == [NONE, (text, text)]
+
+
 def test_tasks_have_what_the_last_evaluated_checkpoint_measured(write_run):
   def outcome(step, accuracy):
     metrics = {"accuracy": accuracy, "best": "a text"}

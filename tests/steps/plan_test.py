@@ -9,7 +9,7 @@ import itertools
 import pytest
 
 from palm_mtf.accounting.step_time import bubble, pipeline_secs
-from palm_mtf.config import PodsConfig
+from palm_mtf.config import ExchangeConfig, PodsConfig
 from palm_mtf.steps.plan import (
   BACKWARD,
   FORWARD,
@@ -280,3 +280,34 @@ def test_a_loss_needs_no_backward_pass_and_no_other_pod():
   assert plan.last is None
   assert len(plan.streams) == 2 * 3  # two stages and the head
   assert all(isinstance(x, Send) for x in plan.edges)
+
+
+@pytest.mark.parametrize("num_stages", [1, 2])
+@pytest.mark.parametrize("on_accelerators", [False, True])
+def test_only_syncs_cross_pods_that_exchange_parameters(
+  num_stages, on_accelerators
+):
+  """No stream has nodes of two pods; each pod's own update ends its stream."""
+  mesh = in_stages(num_stages, 2, "1f1b")
+  diloco = ExchangeConfig(
+    exchange="diloco", outer_steps=12, fragments=3, outer_dtype="e3m0"
+  )
+  given = mesh, PodsConfig(num_pods=2)
+  plan = plan_step(*given, diloco, on_accelerators=on_accelerators)
+  pods = [{y.pod for x in s for y in plan.nodes_of(x)} for s in plan.streams]
+  assert all(len(x) == 1 for x in pods)
+  ends = [s[-1].nodes[-1] for s in plan.streams]
+  assert [x for x in ends if x.startswith("update")] == [
+    "update[0]",
+    "update[1]",
+  ]
+  sums = [x for x in plan.edges if isinstance(x, AllSum)]
+  names = ("update[0]", "update[1]"), ("outer[0]", "outer[1]")
+  assert sums == [AllSum(*names, "e3m0", every=4)]
+  assert plan.last.nodes == ("outer[0]", "outer[1]")
+  assert {x.every for x in plan.nodes_of(plan.last)} == {4}
+  sends = {(x.source, x.target) for x in plan.edges if isinstance(x, Send)}
+  exchanging = plan_step(*given, on_accelerators=on_accelerators).edges
+  assert sends == {
+    (x.source, x.target) for x in exchanging if isinstance(x, Send)
+  }

@@ -39,6 +39,8 @@ AT_LEAST_1 = "give a whole number of at least 1"
     ("bench train", "--base=no/where", "--base = no/where: there is no tools"),
     ("bench dcn_sweep", "--mbits=fast", "give numbers, as in 200,50"),
     ("bench dcn_sweep", "--dtypes=int8", "--dtypes"),
+    ("bench goodput", "--chips=many", "give numbers, as in 6144,12288"),
+    ("bench slow_links", "--forms=dilco", 'did you mean "diloco"?'),
     ("bench quantized_loss", "--model_dir=nowhere", "there is no config.gin"),
     ("chaos", "--minutes=-1", "--minutes = -1.0: give a number of minutes abo"),
   ],

@@ -69,8 +69,16 @@ FLAGS = {
 }
 
 
-def client_command(model_dir: Path, dtype: str) -> list[str]:
-  """Returns the command line of a run that only trains and logs each step."""
+def client_command(
+  model_dir: Path, files: Sequence[str], **settings: object
+) -> list[str]:
+  """Returns the command line of a run that only trains and logs each step.
+
+  Args:
+    model_dir: its MODEL_DIR.
+    files: gin files of the run.
+    **settings: macros in place of those of a sweep.
+  """
   texts = Path(os.__file__).parent / "*.py"  # the standard library's files
   macros = {
     "MODEL_DIR": str(model_dir),
@@ -83,19 +91,21 @@ def client_command(model_dir: Path, dtype: str) -> list[str]:
     "FINGERPRINT_STEPS": 100_000,
     "SAMPLE_STEPS": None,
     "CHIP": "a100",  # only MFU depends on it
-    "DCN_DTYPE": dtype,
     "CLIENT_ADDRESS": ADDRESSES[0],
     "ISLANDS": [[f"{address}:{PORT}"] for address in ADDRESSES],
+    **settings,
   }
   return [
     *[sys.executable, "-m", "palm_mtf", "train"],
-    *[f"--gin_file={_RECIPE}", "--gin_file=pods/cluster.gin"],
+    *(f"--gin_file={file}" for file in files),
     *(f"--gin.{name}={value!r}" for name, value in macros.items()),
   ]
 
 
 @contextlib.contextmanager
-def _running(command: Sequence[str], log: Path, cores=None) -> Iterator:
+def running(
+  command: Sequence[str], log: Path, cores: set[int] | None = None
+) -> Iterator:
   """Runs a program during the `with` block, with its output in a file."""
 
   # Runs in the child process before the program, so that the program ends when
@@ -114,6 +124,34 @@ def _running(command: Sequence[str], log: Path, cores=None) -> Iterator:
     finally:
       process.kill()
       process.wait()
+
+
+@contextlib.contextmanager
+def linked_servers(has_delay: bool) -> Iterator[tuple]:
+  """Yields (folder, namespaces) with a pod's server in each namespace.
+
+  Each server has half of the cores. `has_delay`: see LinkedNamespaces.
+  """
+  # SIGTERM raises an exception, so that servers, client and namespaces end.
+  signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+  with (
+    tempfile.TemporaryDirectory() as name,
+    LinkedNamespaces(has_delay) as namespaces,
+    contextlib.ExitStack() as servers,
+  ):
+    print(
+      f"two network namespaces, joined by {namespaces.kind}", file=sys.stderr
+    )
+    # Give pods equally many threads, so that they hold the same bits.
+    cores = cores_of_pods(len(ADDRESSES))
+    for side, address in enumerate(ADDRESSES):
+      serve = ["-m", "palm_mtf", "pods", "serve"]
+      serve += [f"--listen={address}:{PORT}", f"--threads={len(cores[side])}"]
+      command = namespaces.command(side, sys.executable, *serve)
+      servers.enter_context(
+        running(command, Path(name) / f"server_{side}", cores[side])
+      )
+    yield Path(name), namespaces
 
 
 def _median_secs(process: subprocess.Popen, folder: Path, count: int) -> float:
@@ -143,30 +181,15 @@ def measure(chosen: argparse.Namespace) -> Iterator[dict]:
     for delay in chosen.delays_ms
     for mbits in chosen.mbits
   ]
-  # SIGTERM raises an exception, so that servers, client and namespaces end.
-  signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
-  with (
-    tempfile.TemporaryDirectory() as name,
-    LinkedNamespaces(has_delay=any(chosen.delays_ms)) as namespaces,
-    contextlib.ExitStack() as servers,
-  ):
-    folder, kind = Path(name), namespaces.kind
-    print(f"two network namespaces, joined by {kind}", file=sys.stderr)
-    # Give pods equally many threads, so that they hold the same bits.
-    cores = cores_of_pods(len(ADDRESSES))
-    for side, address in enumerate(ADDRESSES):
-      serve = ["-m", "palm_mtf", "pods", "serve"]
-      serve += [f"--listen={address}:{PORT}", f"--threads={len(cores[side])}"]
-      command = namespaces.command(side, sys.executable, *serve)
-      servers.enter_context(
-        _running(command, folder / f"server_{side}", cores[side])
-      )
+  with linked_servers(any(chosen.delays_ms)) as (folder, namespaces):
     for dtype in chosen.dtypes:
       (folder / "run/metrics.jsonl").unlink(missing_ok=True)
       # The first step builds and compiles over a link without limits.
       namespaces.set_link(math.inf, 0.0)
-      command = namespaces.command(0, *client_command(folder / "run", dtype))
-      with _running(command, folder / "client") as client:
+      files = [_RECIPE, "pods/cluster.gin"]
+      client = client_command(folder / "run", files, DCN_DTYPE=dtype)
+      command = namespaces.command(0, *client)
+      with running(command, folder / "client") as client:
         for link in [Link(), *links]:
           namespaces.set_link(link.bits_per_sec, link.delay_secs)
           secs = _median_secs(client, folder, chosen.steps)
