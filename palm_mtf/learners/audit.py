@@ -30,7 +30,7 @@ def hash_arrays(arrays: Arrays) -> str:
   """Returns a hash of names, shapes and bits of float32 arrays."""
   digest = hashlib.sha256()
   for name in sorted(arrays):
-    digest.update(json.dumps([name, arrays[name].shape]).encode())
+    digest.update(json_text([name, arrays[name].shape]).encode())
     digest.update(np.ascontiguousarray(arrays[name]))
   return digest.hexdigest()
 

@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from palm_mtf.config import LearnersConfig
 from palm_mtf.errors import UserError
 from palm_mtf.learners.audit import (
   Arrays,
@@ -77,13 +78,11 @@ class Rounds:
     self,
     outer: OuterParameters,
     audits: Audits,
+    config: LearnersConfig,
     *,
     num_tasks: int,
     num_shares: int,
-    lost_secs: float,
     kernels: Mapping[str, str],
-    audit_by: str = "client",
-    merge: str = "mean",
     state: Mapping[str, Any] | None = None,
     note: Callable[[dict[str, Any]], None] = lambda event: None,
   ):
@@ -91,18 +90,15 @@ class Rounds:
 
     Args:
       num_tasks: of the run; a round has `num_shares`.
-      lost_secs: a volunteer that takes longer for a task loses it.
       kernels: `kernels_here` and "threads" of those whose bits are compared.
-      audit_by: "client", or "volunteers" of another owner.
-      merge: "mean", or see `merge_robustly`; then other kernels are admitted,
-        without audits.
+        If MERGE is not "mean", others are admitted, but not audited.
     """
     state = state or {}
     self.outer, self.audits, self.note = outer, audits, note
     self.quorum = 1
     self._num_shares, self._num_rounds = num_shares, num_tasks // num_shares
-    self._lost_secs, self._kernels = lost_secs, kernels
-    self._audit_by, self._how = audit_by, merge
+    self._lost_secs, self._kernels = config.task_secs, kernels
+    self._audit_by, self._how = config.audit_by, config.merge
     self._round: int = state.get("next_task", 0) // num_shares
     self._num_works: int = state.get("works", 0)
     self._num_learners: int = state.get("learners", 0)

@@ -3,7 +3,7 @@
 """Liars are named, banned and undone; runs end with the bits without them.
 
 Volunteers are simulated, and their results are functions of the outer
-parameters and the task, as those of real volunteers are (volunteers_test.py).
+parameters and the task, as those of real volunteers are (volunteer_test.py).
 """
 
 import json
@@ -11,7 +11,7 @@ import json
 import numpy as np
 import pytest
 
-from palm_mtf.config import ExchangeConfig
+from palm_mtf.config import ExchangeConfig, LearnersConfig
 from palm_mtf.learners.audit import Audits, merge_robustly
 from palm_mtf.learners.rounds import AUDITOR, Rounds
 from palm_mtf.learners.syncer import DONE, WAIT, OuterParameters
@@ -45,13 +45,12 @@ class Simulation:
     self.rounds = Rounds(
       self.outer,
       Audits(str(self.folder / "audits"), self.share),
+      LearnersConfig(task_secs=10.0, **self.more),
       num_tasks=NUM_ROUNDS * NUM_SHARES,
       num_shares=NUM_SHARES,
-      lost_secs=10.0,
       kernels=KERNELS,
       state=state,
       note=self.events.append,
-      **self.more,
     )
 
   def join(self, *members):
@@ -284,7 +283,7 @@ def test_copies_of_others_and_replays_of_old_results_are_audited(tmp_path):
   while simulation.turn(AUDITOR) is not None:
     pass
   assert [x["member"] for x in simulation.find("liar")] == ["mallory"]
-  # An old result of its own.
+  # An old result of the same volunteer.
   simulation = Simulation(tmp_path / "b", 0.0)
   simulation.join("alice", "mallory", "bob")
   old = compute(simulation.outer.parameters, 0)

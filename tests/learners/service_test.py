@@ -62,7 +62,10 @@ def declare(*arrays, **more):
 
 def test_arrays_cross_with_the_same_bits(run):
   with run.connect() as client:
-    assert client.join({"a": "ü"}) == {"member": "alice/1", "a": "ü"}
+    assert client.join({"a": "\u00fc"}) == {
+      "member": "alice/1",
+      "a": "\u00fc",
+    }
     work = client.next({}, at_most(10**7))
     assert specs_of(work.arrays) == specs_of(ARRAYS)
     for name, array in ARRAYS.items():

@@ -1,6 +1,6 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Volunteers in processes of their own, one of which lies."""
+"""Volunteers in separate processes, one of which lies."""
 
 import contextlib
 import json
