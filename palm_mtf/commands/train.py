@@ -87,8 +87,8 @@ def _replay(job: TrainJob) -> None:
   config, count = job.config, 0
   if not config.learners.learners or config.learners.audit_share is not None:
     raise UserError(
-      "--replay: only a run with LEARNERS and without AUDIT_SHARE, whose rounds "
-      "do not depend on who trains, has a record to replay."
+      "--replay: only a run with LEARNERS and without AUDIT_SHARE has a record "
+      "to replay; rounds of volunteers do not depend on who trains."
     )
   with PodServers(config.pods, config.mesh_layout) as servers:
     from palm_mtf.learners.run import replay_run
