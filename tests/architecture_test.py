@@ -131,6 +131,7 @@ IMPORTS = {
   "data/batches checkpoints compression generation/decode generation/inference "
   "evaluation",
   "learners": "__init__ errors json_text config machine _tf architecture "
+  "native "
   "runtime/addresses runtime/manager runtime/program mesh optim runtime/client "
   "executors/choose programs model_dir data/batches checkpoints "
   "generation/inference training",

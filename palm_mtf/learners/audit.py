@@ -11,6 +11,7 @@ import contextlib
 import hashlib
 import hmac
 import json
+import math
 import os
 import secrets
 from collections.abc import Mapping, Sequence
@@ -29,9 +30,15 @@ def hash_arrays(arrays: Arrays) -> str:
   """Returns a hash of names, shapes and bits of float32 arrays."""
   digest = hashlib.sha256()
   for name in sorted(arrays):
-    digest.update(json.dumps([name, arrays[name].shape]).encode())
+    digest.update(json_text([name, arrays[name].shape]).encode())
     digest.update(np.ascontiguousarray(arrays[name]))
   return digest.hexdigest()
+
+
+def norm_of(arrays: Arrays) -> float:
+  """Returns the L2 norm over all arrays."""
+  squares = (np.sum(np.square(x, dtype=np.float64)) for x in arrays.values())
+  return math.sqrt(sum(squares))
 
 
 def merge_robustly(
@@ -53,10 +60,7 @@ def merge_robustly(
       x: np.median([y[x] for y, _ in parts], axis=0).astype(np.float32)
       for x in names
     }
-  norms = [
-    np.sqrt(sum(np.sum(np.square(y, dtype=np.float64)) for y in x.values()))
-    for x, _ in parts
-  ]
+  norms = [norm_of(x) for x, _ in parts]
   limit = np.median(norms)
   weights = [
     t * (min(1.0, limit / norm) if norm else 1.0) / sum(tokens)

@@ -16,14 +16,24 @@ from typing import Any
 
 import numpy as np
 
+from palm_mtf.config import LearnersConfig
 from palm_mtf.errors import UserError
-from palm_mtf.learners.audit import Arrays, Audits, hash_arrays, merge_robustly
+from palm_mtf.learners.audit import (
+  Arrays,
+  Audits,
+  hash_arrays,
+  merge_robustly,
+  norm_of,
+)
 from palm_mtf.learners.members import owner_of
 from palm_mtf.learners.syncer import DONE, WAIT, OuterParameters, Work
 from palm_mtf.machine.processors import difference
 
 AUDITOR = "the client"  # no token has this name
 _MOST_MOVED = 1e4  # a parameter that moves further in a round is refused
+# A contribution is audited in any case if its L2 norm is so many times the
+# median of the round before, or there is no round before.
+_LARGE = 3.0
 _NUM_HASHES = 10_000  # of old contributions, to notice copies
 
 
@@ -33,6 +43,7 @@ class _Result:
   digest: str
   moved: Arrays
   tokens: int
+  norm: float
   has_kernels: bool
 
 
@@ -67,13 +78,11 @@ class Rounds:
     self,
     outer: OuterParameters,
     audits: Audits,
+    config: LearnersConfig,
     *,
     num_tasks: int,
     num_shares: int,
-    lost_secs: float,
     kernels: Mapping[str, str],
-    audit_by: str = "client",
-    merge: str = "mean",
     state: Mapping[str, Any] | None = None,
     note: Callable[[dict[str, Any]], None] = lambda event: None,
   ):
@@ -81,21 +90,19 @@ class Rounds:
 
     Args:
       num_tasks: of the run; a round has `num_shares`.
-      lost_secs: a volunteer that takes longer for a task loses it.
       kernels: `kernels_here` and "threads" of those whose bits are compared.
-      audit_by: "client", or "volunteers" of another owner.
-      merge: "mean", or see `merge_robustly`; then other kernels are admitted,
-        without audits.
+        If MERGE is not "mean", others are admitted, but not audited.
     """
     state = state or {}
     self.outer, self.audits, self.note = outer, audits, note
     self.quorum = 1
     self._num_shares, self._num_rounds = num_shares, num_tasks // num_shares
-    self._lost_secs, self._kernels = lost_secs, kernels
-    self._audit_by, self._how = audit_by, merge
+    self._lost_secs, self._kernels = config.task_secs, kernels
+    self._audit_by, self._how = config.audit_by, config.merge
     self._round: int = state.get("next_task", 0) // num_shares
     self._num_works: int = state.get("works", 0)
     self._num_learners: int = state.get("learners", 0)
+    self._norm: float | None = state.get("norm")
     self._volunteers: dict[str, _Volunteer] = {}
     self._auditor = _Volunteer(-1, has_kernels=True)
     self._late: collections.Counter[str] = collections.Counter()
@@ -134,6 +141,7 @@ class Rounds:
       "next_task": self.num_done,
       "learners": self._num_learners,
       "works": self._num_works,
+      "norm": self._norm,
       "merges": self.outer.num_merges,
     }
 
@@ -165,7 +173,7 @@ class Rounds:
     del now
     self.audits.check(member)
     is_text = isinstance(kernels, dict) and all(
-      isinstance(x, str) for x in kernels.values()
+      isinstance(x, str) and x.isprintable() for x in kernels.values()
     )
     if not is_text or {*kernels} != {*self._kernels} or mesh:
       raise UserError(
@@ -180,7 +188,8 @@ class Rounds:
       )
     number = self._num_learners
     self._num_learners += 1
-    self.note({"event": "join", "learner": number, "member": member})
+    if member not in self._volunteers:
+      self.note({"event": "join", "learner": number, "member": member})
     self._volunteers[member] = _Volunteer(number, not differs)
     return number
 
@@ -266,6 +275,9 @@ class Rounds:
     task = self._tasks[work.task - self.num_done]
     others = [x for x in self._tasks if x is not task]
     copied = [x for x in others if any(y.digest == digest for y in x.results)]
+    norm = norm_of(moved)
+    if self._norm is None or norm > _LARGE * self._norm:
+      task.is_audited = True
     if copied or digest in self._hashes:
       self.note({"event": "copy", "member": member, "sha256": digest})
       for each in [task, *(x for x in copied if not x.is_audited)]:
@@ -273,7 +285,9 @@ class Rounds:
     if member == AUDITOR:
       tokens = task.results[0].tokens
     has_kernels = volunteer.has_kernels
-    task.results.append(_Result(member, digest, moved, tokens, has_kernels))
+    task.results.append(
+      _Result(member, digest, moved, tokens, norm, has_kernels)
+    )
     self._judge(task)
 
   def _judge(self, task: _Task) -> None:
@@ -358,6 +372,7 @@ class Rounds:
     event["merge"] = self.outer.num_merges
     self.note(event)
     self._round += 1
+    self._norm = float(np.median([x.norm for x in results]))
     for each in results:
       self._hashes.append(each.digest)
       if volunteer := self._volunteers.get(each.member):

@@ -113,12 +113,10 @@ def _make_handler(
     syncer = Rounds(
       outer,
       audits,
+      own,
       num_tasks=num_tasks,
       num_shares=pods.num_pods,
-      lost_secs=own.task_secs,
       kernels=describe_kernels(),
-      audit_by=own.audit_by,
-      merge=own.merge,
       **more,
     )
   else:

@@ -43,6 +43,7 @@ _CALLS_PER_SEC, _BURST = 5.0, 20.0
 # A message has _SECS, and the time that its bytes take at the slowest rate.
 _SECS, _BYTES_PER_SEC = 60.0, 2**16
 _NUM_THREADS = 16
+_MOST_CONNECTION_MS = 3_600_000
 _OPTIONS = (
   *(x for x in CHANNEL_OPTIONS if x[0] != "grpc.max_receive_message_length"),
   ("grpc.max_receive_message_length", CHUNK_BYTES),
@@ -50,6 +51,8 @@ _OPTIONS = (
   ("grpc.max_concurrent_streams", 4),
   ("grpc.max_allowed_incoming_connections", _MOST_CONNECTIONS),
   ("grpc.max_connection_idle_ms", 30_000),
+  ("grpc.max_connection_age_ms", _MOST_CONNECTION_MS),
+  ("grpc.max_connection_age_grace_ms", _MOST_CONNECTION_MS),
   ("grpc.server_handshake_timeout_ms", 5_000),
   # Let learners ping as often as CHANNEL_OPTIONS says.
   ("grpc.keepalive_permit_without_calls", 1),
@@ -116,8 +119,8 @@ class _Calls:
     method: str,
     requests: AsyncIterator[bytes],
     context: grpc.aio.ServicerContext,
-  ) -> AsyncIterator[bytes]:
-    """Reads a message; yields the chunks of the answer."""
+  ) -> None:
+    """Reads a message; writes the chunks of the answer."""
     code = grpc.StatusCode
     about = dict(context.invocation_metadata())
     member = self._members.find(str(about.get(TOKEN, "")))
@@ -130,12 +133,7 @@ class _Calls:
       message = await self._read(method, member, requests)
       given = message if method == "contribute" else message.header
       reply = await self._run(getattr(self._handler, method), member, given)
-      deadline = _deadline(sum(x.nbytes for x in reply.arrays.values()))
-      for chunk in write_chunks(reply):
-        # gRPC takes the next chunk once it has sent this one.
-        if time.monotonic() > deadline:
-          raise TimeoutError
-        yield chunk
+      await self._write(reply, context)
     except UserError as error:
       _logger.warning(f"{member}: {error}")
       await context.abort(code.INVALID_ARGUMENT, str(error)[:1000])
@@ -164,6 +162,19 @@ class _Calls:
       async for chunk in chunks:
         reader.take(chunk)
     return reader.end()
+
+  async def _write(
+    self, reply: Message, context: grpc.aio.ServicerContext
+  ) -> None:
+    size = sum(x.nbytes for x in reply.arrays.values())
+    try:
+      async with asyncio.timeout_at(_deadline(size)):
+        for chunk in write_chunks(reply):
+          await context.write(chunk)  # waits while the learner does not read
+    except TimeoutError:
+      # While a chunk waits, gRPC can send no status. One chunk stays in memory
+      # until the connection ends.
+      raise asyncio.CancelledError from None
 
   async def _run(self, function: Callable[..., Any], *arguments: Any) -> Any:
     loop = asyncio.get_running_loop()

@@ -46,24 +46,11 @@ class Echo:
     return Message({"accepted": True, "reason": ""})
 
 
-class Run:
-  """A run that is served on loopback."""
+class Target:
+  """A run at an address, of which an attacker has a token."""
 
-  def __init__(self, folder, prefix, handler):
-    self.tokens, self.prefix, self.handler = f"{folder}/tokens", prefix, handler
-    self._ended = contextlib.ExitStack()
-    self.token = add_member(self.tokens, "alice/1")
-    members = Members(self.tokens)
-    self.port = self._ended.enter_context(
-      serve("127.0.0.1", 0, prefix, members, handler)
-    )
-    self.address = f"127.0.0.1:{self.port}"
-
-  def __enter__(self):
-    return self
-
-  def __exit__(self, *unused):
-    self._ended.close()
+  def __init__(self, address, prefix, token):
+    self.address, self.prefix, self.token = address, prefix, token
 
   def connect(self, token=None, certificate=None, wait_secs=0.0):
     """Returns a learner's client; a context manager."""
@@ -71,8 +58,9 @@ class Run:
     token = self.token if token is None else token
     return LearnerClient(self.address, certificate, token, wait_secs)
 
-  def send(self, method, chunks, secs=20.0, token=None):
-    """Sends any bytes; returns the error's code, or "OK", and its details."""
+  @contextlib.contextmanager
+  def open(self, token=None):
+    """Yields a function that sends any bytes to a method."""
     with open(f"{self.prefix}.pem", "rb") as file:
       trusted = grpc.ssl_channel_credentials(file.read())
     unlimited = [
@@ -81,12 +69,41 @@ class Run:
     options = (*TLS_NAME, *unlimited)
     metadata = [(TOKEN, self.token if token is None else token)]
     with grpc.secure_channel(self.address, trusted, options) as channel:
-      call = channel.stream_stream(f"/{SERVICE}/{method}")
+
+      def call(method, chunks, secs):
+        send = channel.stream_stream(f"/{SERVICE}/{method}")
+        return send(iter(chunks), timeout=secs, metadata=metadata)
+
+      yield call
+
+  def send(self, method, chunks, secs=20.0, token=None):
+    """Sends any bytes; returns the error's code, or "OK", and its details."""
+    with self.open(token) as call:
       try:
-        list(call(iter(chunks), timeout=secs, metadata=metadata))
+        list(call(method, chunks, secs))
       except grpc.RpcError as error:
         return error.code().name, error.details()
     return "OK", ""
+
+
+class Run(Target):
+  """A run that is served on loopback."""
+
+  def __init__(self, folder, prefix, handler):
+    self.tokens, self.handler = f"{folder}/tokens", handler
+    self._ended = contextlib.ExitStack()
+    token = add_member(self.tokens, "alice/1")
+    members = Members(self.tokens)
+    self.port = self._ended.enter_context(
+      serve("127.0.0.1", 0, prefix, members, handler)
+    )
+    super().__init__(f"127.0.0.1:{self.port}", prefix, token)
+
+  def __enter__(self):
+    return self
+
+  def __exit__(self, *unused):
+    self._ended.close()
 
 
 def numbers(*shape):

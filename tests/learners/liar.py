@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """`palm_mtf`, but a learner of this process lies: python -m ... KIND ARGUMENTS.
 
-flip: all signs are wrong; drift: one bit of one number; other_kernels: says
-that its CPU is another.
+drift: one bit of one number is wrong; late: all signs, after step 2;
+other_kernels: says that its CPU is another.
 """
 
 import sys
@@ -22,7 +22,7 @@ def lie(kind: str) -> None:
   def lying(self, work):
     header, arrays = do(self, work)
     name = sorted(arrays)[0]
-    if kind == "flip":
+    if kind == "late" and work.header["step"] >= 2:
       arrays = {x: -y for x, y in arrays.items()}
     elif kind == "drift":
       changed = arrays[name].copy()

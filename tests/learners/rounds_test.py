@@ -3,7 +3,7 @@
 """Liars are named, banned and undone; runs end with the bits without them.
 
 Volunteers are simulated, and their results are functions of the outer
-parameters and the task, as those of real volunteers are (volunteers_test.py).
+parameters and the task, as those of real volunteers are (volunteer_test.py).
 """
 
 import json
@@ -11,7 +11,7 @@ import json
 import numpy as np
 import pytest
 
-from palm_mtf.config import ExchangeConfig
+from palm_mtf.config import ExchangeConfig, LearnersConfig
 from palm_mtf.learners.audit import Audits, merge_robustly
 from palm_mtf.learners.rounds import AUDITOR, Rounds
 from palm_mtf.learners.syncer import DONE, WAIT, OuterParameters
@@ -45,13 +45,12 @@ class Simulation:
     self.rounds = Rounds(
       self.outer,
       Audits(str(self.folder / "audits"), self.share),
+      LearnersConfig(task_secs=10.0, **self.more),
       num_tasks=NUM_ROUNDS * NUM_SHARES,
       num_shares=NUM_SHARES,
-      lost_secs=10.0,
       kernels=KERNELS,
       state=state,
       note=self.events.append,
-      **self.more,
     )
 
   def join(self, *members):
@@ -102,8 +101,9 @@ def drift(moved, task):
   return {NAME: changed}
 
 
-def flip_some(moved, task):
-  return flip(moved, task) if task > 10 else moved
+def after(first, lie):
+  """A lie in all tasks from `first` on."""
+  return lambda moved, task: lie(moved, task) if task >= first else moved
 
 
 @pytest.fixture(scope="module")
@@ -129,7 +129,7 @@ def test_bits_do_not_depend_on_who_computes(without_liars, tmp_path):
   np.testing.assert_allclose(without_liars, p, atol=1e-5)  # float32 between
 
 
-@pytest.mark.parametrize("lie", [flip, drift, flip_some])
+@pytest.mark.parametrize("lie", [flip, drift, after(11, flip)])
 def test_a_liar_is_named_and_training_ends_with_the_bits_without_it(
   lie, without_liars, tmp_path
 ):
@@ -143,7 +143,7 @@ def test_a_liar_is_named_and_training_ends_with_the_bits_without_it(
   assert message_of(simulation.join, "mallory").startswith(
     "mallory: is banned: its result for round "
   )
-  if lie is not flip_some:  # it never passed an audit, so all its lies are gone
+  if lie in (flip, drift):  # it never passed an audit, so no lie remains
     assert found.tobytes() == without_liars.tobytes()
 
 
@@ -166,8 +166,7 @@ def test_rounds_since_the_last_audit_are_undone(tmp_path, monkeypatch):
   )
   simulation = Simulation(tmp_path, 0.5)
   simulation.join("mallory", "alice", "bob")
-  lie = lambda x, task: flip(x, task) if task >= 3 * 3 else x  # noqa: E731
-  changes = {"mallory": lie, "alice": honest, "bob": honest}
+  changes = {"mallory": after(3 * 3, flip), "alice": honest, "bob": honest}
   simulation.run(changes, 3)
   before = simulation.outer.parameters[NAME].copy()
   simulation.run(changes, 5)
@@ -181,13 +180,26 @@ def test_rounds_since_the_last_audit_are_undone(tmp_path, monkeypatch):
   assert simulation.outer.parameters[NAME].tobytes() == before.tobytes()
 
 
+def test_what_is_large_or_in_the_first_round_is_audited_in_any_case(tmp_path):
+  """So a lie that no audit finds moves the parameters little."""
+  simulation = Simulation(tmp_path, 0.0)
+  simulation.join("alice", "mallory")
+  simulation.run({"alice": honest}, 1)
+  assert len(simulation.find("audit")) == NUM_SHARES
+  simulation.run({"alice": honest}, 2)
+  assert len(simulation.find("audit")) == NUM_SHARES
+  simulation.turn("mallory", lambda x, task: {NAME: 100 * x[NAME]})
+  simulation.turn(AUDITOR)
+  assert [x["member"] for x in simulation.find("liar")] == ["mallory"]
+
+
 def test_only_the_states_that_an_undo_may_need_are_kept(tmp_path):
   simulation = Simulation(tmp_path, 0.0)
   names = [f"v{i}" for i in range(3)]
   simulation.join(*names)
   simulation.run(dict.fromkeys(names, honest), 8)
   files = [x.name for x in simulation.folder.glob("audits/*.npz")]
-  assert files == ["0.npz"]  # all three began in round 0
+  assert files == ["1.npz"]  # round 0 was audited
   for name in names:
     simulation.rounds.audits.pass_(name)
   simulation.run(dict.fromkeys(names[:1], honest), 9)
@@ -199,7 +211,7 @@ def test_a_run_that_is_killed_goes_on_with_the_same_audits_and_bits(
   without_liars, tmp_path
 ):
   simulation = Simulation(tmp_path, 0.3)
-  changes = {"mallory": drift, "alice": honest, "bob": honest}
+  changes = {"mallory": after(3, drift), "alice": honest, "bob": honest}
   simulation.join(*changes)
   simulation.run(changes, 2)
   saved = simulation.rounds.state
@@ -222,14 +234,14 @@ def test_a_kill_between_an_undo_and_the_next_checkpoint_keeps_no_lie(
 ):
   monkeypatch.setattr(Audits, "draws", lambda self, v, m: v >= 4)
   simulation = Simulation(tmp_path, 0.5)
-  changes = {"mallory": flip, "alice": honest}
+  changes = {"mallory": after(3, flip), "alice": honest}
   simulation.join(*changes)
-  simulation.run(changes, 4)  # unaudited
+  simulation.run(changes, 4)  # round 0 is audited in any case
   saved, lied = simulation.rounds.state, dict(simulation.outer.parameters)
   moment = dict(simulation.outer.momentum)
   simulation.turn("mallory", flip)
   simulation.turn(AUDITOR)
-  assert simulation.rounds.audits.undone == 0
+  assert simulation.rounds.audits.undone == 1
   # The checkpoint of round 4 is still there when the run starts again.
   outer = OuterParameters(lied, [[NAME]], ExchangeConfig(), moment, 4)
   simulation.open(outer, saved)
@@ -271,7 +283,7 @@ def test_copies_of_others_and_replays_of_old_results_are_audited(tmp_path):
   while simulation.turn(AUDITOR) is not None:
     pass
   assert [x["member"] for x in simulation.find("liar")] == ["mallory"]
-  # An old result of its own.
+  # An old result of the same volunteer.
   simulation = Simulation(tmp_path / "b", 0.0)
   simulation.join("alice", "mallory", "bob")
   old = compute(simulation.outer.parameters, 0)
@@ -331,7 +343,14 @@ def test_another_kernel_class_is_refused_unless_merging_is_robust(tmp_path):
     "eve: its kernels round differently (CPU: b, before a), so that its bits "
     'could not be compared; only MERGE = "median" or "clipped" takes it.'
   )
-  for wrong in (None, {}, {"CPU": "a"}, {"CPU": 1, "threads": "2"}, [1]):
+  for wrong in (
+    None,
+    {},
+    {"CPU": "a"},
+    {"CPU": 1, "threads": "2"},
+    [1],
+    KERNELS | {"CPU": "\n"},
+  ):
     assert message_of(simulation.rounds.join, "eve", 0.0, wrong) == (
       "eve: does not describe its kernels, or has a mesh."
     )

@@ -1,6 +1,6 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Volunteers in processes of their own, one of which lies."""
+"""Volunteers in separate processes, one of which lies."""
 
 import contextlib
 import json
@@ -22,6 +22,9 @@ SETTINGS = {
   "CHECKPOINT_STEPS": 4,
   "AUDIT_SHARE": 0.4,
 }
+# With this secret, neither share of rounds 1 and 2 is audited, and both shares
+# of round 3 are. Round 0 is audited in any case.
+SECRET = b"audits 0000000000000000000000040"
 
 
 class Run:
@@ -34,8 +37,7 @@ class Run:
     self._tokens, self._stack = folder / "tokens", contextlib.ExitStack()
     add_member(str(self._tokens), "nobody")
     (self.folder / "audits").mkdir(parents=True)
-    secret = b"the same audits in every test..."
-    (self.folder / "audits/secret").write_bytes(secret)
+    (self.folder / "audits/secret").write_bytes(SECRET)
     given = SETTINGS | macros
     given |= {
       "LEARNERS": self._address,
@@ -74,7 +76,8 @@ class Run:
 
   def find(self, kind):
     """Returns the events of one kind."""
-    lines = (self.folder / "merges.jsonl").read_text().splitlines()
+    path = self.folder / "merges.jsonl"
+    lines = path.read_text().splitlines() if path.exists() else []
     return [x for x in map(json.loads, lines) if x["event"] == kind]
 
 
@@ -91,16 +94,16 @@ def honest(corpus, tmp_path_factory):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ["flip", "drift"])
+@pytest.mark.parametrize(
+  ("kind", "caught", "undone"), [("drift", 0, 0), ("late", 3, 2)]
+)
 def test_a_run_with_a_liar_ends_with_the_bits_of_the_run_without_it(
-  kind, honest, corpus, tmp_path
+  kind, caught, undone, honest, corpus, tmp_path
 ):
+  """A late liar has been merged in rounds 1 and 2, and in a checkpoint."""
   with Run(corpus, tmp_path) as run:
     liar = run.join("mallory", "tests.learners.liar", kind)
-    processes.wait_until(
-      lambda: (run.folder / "merges.jsonl").exists() and run.find("join"),
-      run.client,
-    )
+    processes.wait_until(lambda: run.find("liar"), run.client)
     others = [run.join("alice"), run.join("bob")]
     runs.finish(run.client)
     for each in others:
@@ -110,6 +113,7 @@ def test_a_run_with_a_liar_ends_with_the_bits_of_the_run_without_it(
     assert "mallory: is banned: its result for round" in refusal
     (event,) = run.find("liar")
     assert event["member"] == "mallory"
+    assert (event["round"], event["undone"]) == (caught, undone)
     assert {x["member"] for x in run.find("audit")} >= {"alice"}
     runs.assert_same_tensors(honest, run.folder, 12)
 
