@@ -185,6 +185,7 @@ class DecoupledHandler:
   def next(self, member: str, header: dict[str, Any]) -> Message:
     """Returns work, with its rows and the outer parameters that changed."""
     with self.changed:
+      self._tick()
       if member not in self.syncer.members:
         return Message({"kind": "join"})
       work = self.syncer.next(member, self._now())
@@ -201,6 +202,11 @@ class DecoupledHandler:
     self._tokens[member] = max(1, int(tokens)) if work.task is not None else 0
     self._num_bytes += sum(x.nbytes for x in message.arrays.values())
     return message
+
+  def _tick(self) -> None:
+    # Merge at once, because the client may be validating or saving.
+    if isinstance(self.syncer, Syncer):
+      self.syncer.tick(self._now())
 
   def make_message(self, work: Work, outer: Arrays) -> Message:
     """Returns the message of a work; `outer` are all outer parameters."""
@@ -248,6 +254,7 @@ class DecoupledHandler:
     moved = self.unpack(work, arrays)
     with self.changed:
       self.syncer.contribute(member, number, moved, tokens, self._now())
+      self._tick()
       metrics = header.get("metrics") or {}
       self._metrics.append((tokens, {x: float(y) for x, y in metrics.items()}))
       self._num_bytes += sum(x.nbytes for x in arrays.values())

@@ -249,10 +249,10 @@ class _Run:
 
   def run(self, signal_name: Callable[[], str]) -> Finished | Stopped:
     """Merges until the run ends, or a signal has come."""
-    syncer, is_done = self._syncer, False
+    syncer, snapshot, is_done = self._syncer, self._take(), False
     audits = syncer.audits if isinstance(syncer, Rounds) else None
     if audits and audits.undone is not None:
-      self._save(self._take())  # before what an undo needs is removed
+      self._save(snapshot)  # before what an undo needs is removed
       self._writer.wait()
       audits.finish_undo()
     while not is_done and not signal_name():
@@ -260,13 +260,13 @@ class _Run:
         self._handler.changed.wait(_TICK_SECS)
         if audits and audits.undone is not None:
           raise UndoneError
-        merged, is_done = syncer.tick(time.monotonic()), syncer.is_done
+        syncer.tick(time.monotonic())
         snapshot = self._take()
+      is_done = snapshot.is_done
       self._writer.check()
       self._watchdog.expect_slow()
-      if merged or is_done:
-        self._act(snapshot)
-      else:
+      self._act(snapshot)
+      if not is_done:
         self._say()
     if is_done and math.isnan(self._validation_loss):  # no step was left
       self._measure(snapshot, {})
@@ -288,6 +288,7 @@ class _Run:
     rounds = syncer.num_done // self._job.config.pods.num_pods
     return _Snapshot(
       rounds * self._job.config.exchange.period,
+      syncer.is_done,
       dict(outer.parameters),  # a merge replaces the values
       dict(outer.momentum),
       {**syncer.state, "events": self._record.num_events},
@@ -297,7 +298,7 @@ class _Run:
     """Does what is due after the steps since the last call."""
     run, before, job = self._job.config.run, self._step, self._job
     self._step, is_last = now.step, now.step == run.train_steps
-    if now.step == before or (is_last and not self._syncer.is_done):
+    if now.step == before or (is_last and not now.is_done):
       self._step = before
       return
 
@@ -392,6 +393,7 @@ class _Snapshot(NamedTuple):
   """The outer parameters after a step, for a checkpoint."""
 
   step: int
+  is_done: bool  # whether nothing is left to merge
   parameters: dict[str, np.ndarray]
   momentum: dict[str, np.ndarray]
   state: dict[str, Any]
