@@ -20,7 +20,7 @@ from palm_mtf.learners.members import add_member
 from tests import processes, runs
 from tests.config.checked_test import RUN
 from tests.learners.learner_runs import Member
-from tests.learners.volunteers_test import Run
+from tests.learners.volunteer_test import Run
 
 SETTINGS = {
   "LEARNERS": "127.0.0.1:0",
