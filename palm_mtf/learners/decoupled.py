@@ -19,11 +19,13 @@ import numpy as np
 from palm_mtf.architecture.parameters import frozen_names, saved_shapes
 from palm_mtf.config import Config, ModelConfig
 from palm_mtf.data.batches.corpus import Batches
+from palm_mtf.errors import UserError
 from palm_mtf.learners.learner import Learner
 from palm_mtf.learners.protocol import Message, Spec, program_of
 from palm_mtf.learners.syncer import DONE, WAIT, Arrays, Syncer, Work
 from palm_mtf.optim.outer import GROUP, Sent, decode, encode
 from palm_mtf.programs.outer import fragment_of
+from palm_mtf.training.step import NonFiniteStepError
 
 MODE = "decoupled"
 _WAIT_SECS = 0.5
@@ -105,7 +107,7 @@ class DecoupledLearner:
     self._sent: dict[str, np.ndarray] = {}
 
   def do(self, work: Message) -> Message:
-    """Trains; returns the result. NonFiniteStepError if training diverges."""
+    """Trains; returns the result. Raises UserError if training diverges."""
     header, arrays = work
     named = (x.partition("/")[::2] for x in arrays)
     by_kind: dict[str, dict[str, np.ndarray]] = {"rows": {}, "outer": {}}
@@ -117,8 +119,14 @@ class DecoupledLearner:
       for i in range(header["num_steps"])
     ]
     metrics = {}
-    if batches:
-      metrics = self._learner.train(batches, header["step"])
+    try:
+      if batches:
+        metrics = self._learner.train(batches, header["step"])
+    except NonFiniteStepError as bad:
+      raise UserError(
+        f"{bad.losses} at step {bad.step}: training has diverged; lower "
+        "LEARNING_RATE or OUTER_LR of the run."
+      ) from None
     names = [x for i in header["sends"] for x in self._fragments[i]]
     local = self._learner.arrays.read(names)
     moved = {x: y - self._sent[x] for x, y in local.items()}
@@ -158,6 +166,7 @@ class DecoupledHandler:
     self.syncer, self.changed = syncer, threading.Condition()
     self._num_shares = config.pods.num_pods
     self._num_rows = config.run.batch_sizes.size(0) // self._num_shares
+    self._numbers: dict[str, int] = {}  # of the learners
     self._tokens: dict[str, int] = {}  # of the rows of a learner's work
     self._metrics: list[tuple[int, dict[str, float]]] = []
     self._num_bytes = 0
@@ -167,6 +176,7 @@ class DecoupledHandler:
     about = {x: header.get(x) for x in ("kernels", "mesh")}
     with self.changed:
       number = self.syncer.join(member, self._now(), **about)
+      self._numbers[member] = number
     config = self._config
     return Message(
       {
@@ -186,7 +196,9 @@ class DecoupledHandler:
     """Returns work, with its rows and the outer parameters that changed."""
     with self.changed:
       self._tick()
-      if member not in self.syncer.members:
+      # Another process may have joined with the same token.
+      is_same = header.get("learner") == self._numbers.get(member)
+      if member not in self.syncer.members or not is_same:
         return Message({"kind": "join"})
       work = self.syncer.next(member, self._now())
       if work == DONE:

@@ -28,7 +28,10 @@ from palm_mtf.config import (
 )
 from palm_mtf.config.macros import from_macros, values_of
 from palm_mtf.config.sgd import SgdConfig
-from palm_mtf.executors.choose import uses_accelerators
+from palm_mtf.executors.choose import (
+  decodes_on_accelerators,
+  uses_accelerators,
+)
 from palm_mtf.generation.inference.sessions import mean_losses
 from palm_mtf.learners.audit import Audits
 from palm_mtf.learners.auditor import auditing
@@ -67,9 +70,14 @@ def _on_client(config: Config) -> Config:
     for x in dataclasses.fields(SgdConfig)
     if x.name != "optimizer"
   }
+  mesh, pods = config.mesh_layout, PodsConfig()
+  if mesh.tpu and not decodes_on_accelerators(mesh, pods):
+    _logger.info(f'TPU = "{mesh.tpu}": absent here, so the CPUs validate')
+    mesh = MeshLayout(mesh_shape="", layout="")
   return dataclasses.replace(
     config,
-    pods=PodsConfig(),
+    mesh_layout=mesh,
+    pods=pods,
     exchange=ExchangeConfig(),
     optimizer=SgdConfig(**optimizer),  # without slots
   )
