@@ -321,19 +321,22 @@ def test_what_is_not_trained_stays_and_zeros_stay_zeros(
     ),
     (
       {"GLOBAL_BATCH_SIZE": [[0, 4], [6, 8]]},
-      "GLOBAL_BATCH_SIZE changes at step 6, inside a round of OUTER_STEPS = 4",
+      'GLOBAL_BATCH_SIZE from step 6 and EXCHANGE = "diloco": pods differ '
+      "inside a round of syncs; give a multiple of 4, such as 8.",
     ),
     (
       {"DCN_DTYPE": "bfloat16"},
       "EXCHANGE = \"diloco\" and DCN_DTYPE = 'bfloat16': that is of pods that "
       "sum gradients in every step; set DCN_DTYPE = 'float32'.",
     ),
-    ({**VIRTUAL_TPU, "STEPS_PER_LOOP": 10}, "and STEPS_PER_LOOP = 10: that is"),
+    (
+      {**VIRTUAL_TPU, "NUM_PODS": 1, "STEPS_PER_LOOP": 10},
+      "and STEPS_PER_LOOP = 10: that is",
+    ),
     (
       {"CHECKPOINT_STEPS": 6},
-      'CHECKPOINT_STEPS = 6 and EXCHANGE = "diloco": the outer parameters '
-      "change every 4 steps (OUTER_STEPS / FRAGMENTS); give a multiple of "
-      "that, such as 8.",
+      'CHECKPOINT_STEPS = 6 and EXCHANGE = "diloco": pods differ inside a '
+      "round of syncs; give a multiple of 4, such as 8.",
     ),
     ({"TRAIN_STEPS": 10}, "TRAIN_STEPS = 10 and EXCHANGE"),
     ({"OUTER_DTYPE": "int4"}, "OUTER_DTYPE = 'int4'"),
