@@ -362,7 +362,7 @@ _PREDICTED = ("tokens_per_sec", "step_secs", "mfu")
 # {quantity in a field, as in "lag/pod_0": text in the row of the pod}.
 _OF_PODS = {
   "last_sync": "last sync: number {:,}",
-  "lag": "{:,} syncs behind",
+  "lag": "{:,} syncs late",
   "tokens": "{:,} tokens",
   "audits": "{:,} audits passed",
 }

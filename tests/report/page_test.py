@@ -117,13 +117,13 @@ def test_each_pod_that_exchanges_seldom_has_a_row(write_run):
     )
   )
   texts = {
-    "a": "last sync: number 9, 0 syncs behind, 4,096 tokens",
-    "b": "last sync: number 7, 2 syncs behind, 2 audits passed",
+    "a": "last sync: number 9, 0 syncs late, 4,096 tokens",
+    "b": "last sync: number 7, 2 syncs late, 2 audits passed",
   }
   assert {x: found[x] for x in texts} == {
     x: [(text, text), NONE] for x, text in texts.items()
   }
-  text = "last sync: number 4, 0 syncs behind"  # after step 40
+  text = "last sync: number 4, 0 syncs late"  # after step 40
   for pod in ("pod_0", "pod_1"):
     assert found[pod] == [NONE, (text, text)]
 
