@@ -258,7 +258,8 @@ def test_commands_read_the_outer_parameters(corpus, streamed, tmp_path, capsys):
   given = SETTINGS | state
   assert runs.run("train", corpus, tmp_path / "all", **given) == 2
   assert "each pod of that run has its own optimizer" in capsys.readouterr().err
-  assert runs.run("train", corpus, streamed, **SETTINGS, TRAIN_STEPS=12) == 2
+  given = SETTINGS | {"TRAIN_STEPS": 12}
+  assert runs.run("train", corpus, streamed, **given) == 2
   said = capsys.readouterr().err
   assert "EXCHANGE = 'gradients': " in said and "keep that value" in said
 
