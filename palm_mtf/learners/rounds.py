@@ -106,9 +106,8 @@ class Rounds:
     self._volunteers: dict[str, _Volunteer] = {}
     self._auditor = _Volunteer(-1, has_kernels=True)
     self._late: collections.Counter[str] = collections.Counter()
-    self._not_before: dict[
-      str, int
-    ] = {}  # round of a late volunteer's next task
+    # {volunteer that was late: round in which it may take a task again}
+    self._not_before: dict[str, int] = {}
     self._hashes: collections.deque[str] = collections.deque(maxlen=_NUM_HASHES)
     audits.forget(self._round)
     self.failure: BaseException | None = None  # of the auditor
@@ -186,6 +185,8 @@ class Rounds:
         'its bits could not be compared; only MERGE = "median" or "clipped" '
         "takes it."
       )
+    if member in self._volunteers and self._volunteers[member].work:
+      self._put_last(member)  # else it could hold a task forever
     number = self._num_learners
     self._num_learners += 1
     if member not in self._volunteers:
@@ -197,6 +198,13 @@ class Rounds:
     """Drops a volunteer, if it takes part; others do its task."""
     if volunteer := self._volunteers.pop(member, None):
       self.note({"event": "leave", "learner": volunteer.number})
+
+  def _put_last(self, member: str) -> None:
+    """Drops a volunteer that keeps others waiting, for longer each time."""
+    self.leave(member)
+    self._late[member] += 1
+    rounds = 2 ** min(self._late[member], 10)
+    self._not_before[member] = self._round + rounds
 
   def next(self, member: str, now: float) -> Work | str:
     """Returns a volunteer's next work, or WAIT or DONE."""
@@ -268,7 +276,7 @@ class Rounds:
     for name, value in moved.items():
       # A comparison with NaN is false.
       if not np.all(np.abs(value) <= _MOST_MOVED):
-        self.leave(member)
+        self._put_last(member)
         raise UserError(f"{member}: {name} is not finite, or moved too far.")
     volunteer.work, digest = None, hash_arrays(moved)
     assert work.task is not None
@@ -353,12 +361,7 @@ class Rounds:
       raise self.failure
     for member, volunteer in [*self._volunteers.items()]:
       if volunteer.work and now - volunteer.given > self._lost_secs:
-        self.leave(member)
-        # It has to let others go first, for longer each time.
-        self._late[member] += 1
-        self._not_before[member] = self._round + 2 ** min(
-          self._late[member], 10
-        )
+        self._put_last(member)
     return [self._merge()] if all(x.is_done for x in self._tasks) else []
 
   def _merge(self) -> dict[str, Any]:

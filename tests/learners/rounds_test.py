@@ -325,6 +325,25 @@ def test_a_volunteer_that_delays_loses_its_task_and_lets_others_go_first(
   assert not rounds.audits.banned  # slow is not a lie
 
 
+def test_a_volunteer_that_joins_again_or_sends_nan_does_not_keep_its_task(
+  tmp_path,
+):
+  simulation = Simulation(tmp_path, 0.0)
+  simulation.join("mallory", "alice")
+  first = simulation.rounds.next("mallory", 0.0)
+  simulation.join("mallory")
+  assert simulation.rounds.next("mallory", 0.0) == WAIT
+  assert simulation.rounds.next("alice", 0.0).task == first.task
+  simulation = Simulation(tmp_path / "nan", 0.0)
+  simulation.join("mallory", "alice")
+  nan = {NAME: np.full((4, 8), np.nan, np.float32)}
+  with pytest.raises(ValueError):
+    simulation.turn("mallory", lambda x, task: nan)
+  simulation.join("mallory")
+  assert simulation.rounds.next("mallory", 0.0) == WAIT
+  assert simulation.rounds.next("alice", 0.0).task == first.task
+
+
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf, 1e30])
 def test_what_is_not_finite_or_huge_is_refused_and_named(value, tmp_path):
   simulation = Simulation(tmp_path, 0.0)
