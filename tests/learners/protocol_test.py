@@ -68,7 +68,7 @@ def test_a_program_crosses_as_json(optimizer):
     ({"D_FF": "8"}, "D_FF = '8': give a whole number of at least 1."),
     (
       {"VARIANTS": {"a": 1}},
-      "the run's program has a setting of a wrong type.",
+      "VARIANTS = {'a': 1}: give settings by name, such",
     ),
   ],
 )
