@@ -19,11 +19,13 @@ import numpy as np
 from palm_mtf.architecture.parameters import frozen_names, saved_shapes
 from palm_mtf.config import Config, ModelConfig
 from palm_mtf.data.batches.corpus import Batches
+from palm_mtf.errors import UserError
 from palm_mtf.learners.learner import Learner
 from palm_mtf.learners.protocol import Message, Spec, program_of
 from palm_mtf.learners.syncer import DONE, WAIT, Arrays, Syncer, Work
 from palm_mtf.optim.outer import GROUP, Sent, decode, encode
 from palm_mtf.programs.outer import fragment_of
+from palm_mtf.training.step import NonFiniteStepError
 
 MODE = "decoupled"
 _WAIT_SECS = 0.5
@@ -105,7 +107,7 @@ class DecoupledLearner:
     self._sent: dict[str, np.ndarray] = {}
 
   def do(self, work: Message) -> Message:
-    """Trains; returns the result. NonFiniteStepError if training diverges."""
+    """Trains; returns the result. Raises UserError if training diverges."""
     header, arrays = work
     named = (x.partition("/")[::2] for x in arrays)
     by_kind: dict[str, dict[str, np.ndarray]] = {"rows": {}, "outer": {}}
@@ -117,8 +119,14 @@ class DecoupledLearner:
       for i in range(header["num_steps"])
     ]
     metrics = {}
-    if batches:
-      metrics = self._learner.train(batches, header["step"])
+    try:
+      if batches:
+        metrics = self._learner.train(batches, header["step"])
+    except NonFiniteStepError as bad:
+      raise UserError(
+        f"{bad.losses} at step {bad.step}: training has diverged; lower "
+        "LEARNING_RATE or OUTER_LR of the run."
+      ) from None
     names = [x for i in header["sends"] for x in self._fragments[i]]
     local = self._learner.arrays.read(names)
     moved = {x: y - self._sent[x] for x, y in local.items()}
@@ -158,6 +166,7 @@ class DecoupledHandler:
     self.syncer, self.changed = syncer, threading.Condition()
     self._num_shares = config.pods.num_pods
     self._num_rows = config.run.batch_sizes.size(0) // self._num_shares
+    self._numbers: dict[str, int] = {}  # of the learners
     self._tokens: dict[str, int] = {}  # of the rows of a learner's work
     self._metrics: list[tuple[int, dict[str, float]]] = []
     self._num_bytes = 0
@@ -167,6 +176,7 @@ class DecoupledHandler:
     about = {x: header.get(x) for x in ("kernels", "mesh")}
     with self.changed:
       number = self.syncer.join(member, self._now(), **about)
+      self._numbers[member] = number
     config = self._config
     return Message(
       {
@@ -185,7 +195,10 @@ class DecoupledHandler:
   def next(self, member: str, header: dict[str, Any]) -> Message:
     """Returns work, with its rows and the outer parameters that changed."""
     with self.changed:
-      if member not in self.syncer.members:
+      self._tick()
+      # Another process may have joined with the same token.
+      is_same = header.get("learner") == self._numbers.get(member)
+      if member not in self.syncer.members or not is_same:
         return Message({"kind": "join"})
       work = self.syncer.next(member, self._now())
       if work == DONE:
@@ -201,6 +214,11 @@ class DecoupledHandler:
     self._tokens[member] = max(1, int(tokens)) if work.task is not None else 0
     self._num_bytes += sum(x.nbytes for x in message.arrays.values())
     return message
+
+  def _tick(self) -> None:
+    # Merge at once, because the client may be validating or saving.
+    if isinstance(self.syncer, Syncer):
+      self.syncer.tick(self._now())
 
   def make_message(self, work: Work, outer: Arrays) -> Message:
     """Returns the message of a work; `outer` are all outer parameters."""
@@ -248,6 +266,7 @@ class DecoupledHandler:
     moved = self.unpack(work, arrays)
     with self.changed:
       self.syncer.contribute(member, number, moved, tokens, self._now())
+      self._tick()
       metrics = header.get("metrics") or {}
       self._metrics.append((tokens, {x: float(y) for x, y in metrics.items()}))
       self._num_bytes += sum(x.nbytes for x in arrays.values())

@@ -11,6 +11,7 @@ import numpy as np
 from palm_mtf._tf import tf
 from palm_mtf.architecture.parameters import saved_shapes
 from palm_mtf.config import PodsConfig, StepConfig
+from palm_mtf.config.mesh_layout import check_layout
 from palm_mtf.data.batches.corpus import Batch
 from palm_mtf.executors.choose import executor_of, uses_accelerators
 from palm_mtf.mesh.slices import Slice, names_of, variables_of
@@ -231,8 +232,9 @@ def open_learner(
     seed: SEED of the initial weights and of dropout.
     features: of every batch.
 
-  Raises UserError if devices are missing.
+  Raises UserError if devices are missing, or the rows do not fit the mesh.
   """
+  check_layout(config.mesh_layout, config.model, num_rows, num_pods=1)
   executor, pods = executor_of(config.mesh_layout), PodsConfig()
   config = dataclasses.replace(config, pods=pods)
   with open_pod(executor, config.mesh_layout, pods) as (client, devices):

@@ -28,7 +28,10 @@ from palm_mtf.config import (
 )
 from palm_mtf.config.macros import from_macros, values_of
 from palm_mtf.config.sgd import SgdConfig
-from palm_mtf.executors.choose import uses_accelerators
+from palm_mtf.executors.choose import (
+  decodes_on_accelerators,
+  uses_accelerators,
+)
 from palm_mtf.generation.inference.sessions import mean_losses
 from palm_mtf.learners.audit import Audits
 from palm_mtf.learners.auditor import auditing
@@ -67,9 +70,14 @@ def _on_client(config: Config) -> Config:
     for x in dataclasses.fields(SgdConfig)
     if x.name != "optimizer"
   }
+  mesh, pods = config.mesh_layout, PodsConfig()
+  if mesh.tpu and not decodes_on_accelerators(mesh, pods):
+    _logger.info(f'TPU = "{mesh.tpu}": absent here, so the CPUs validate')
+    mesh = MeshLayout(mesh_shape="", layout="")
   return dataclasses.replace(
     config,
-    pods=PodsConfig(),
+    mesh_layout=mesh,
+    pods=pods,
     exchange=ExchangeConfig(),
     optimizer=SgdConfig(**optimizer),  # without slots
   )
@@ -244,14 +252,15 @@ class _Run:
     self._weights, self._syncer = weights, handler.syncer
     self._metrics, self._progress, self._writer, self._watchdog = records
     self._step, self._validation_loss = job.step, math.nan
+    self._means: dict[str, float] = {}  # of the last results
     self._logged, self._said = (job.step, time.monotonic()), -math.inf
 
   def run(self, signal_name: Callable[[], str]) -> Finished | Stopped:
     """Merges until the run ends, or a signal has come."""
-    syncer, is_done = self._syncer, False
+    syncer, snapshot, is_done = self._syncer, self._take(), False
     audits = syncer.audits if isinstance(syncer, Rounds) else None
     if audits and audits.undone is not None:
-      self._save(self._take())  # before what an undo needs is removed
+      self._save(snapshot)  # before what an undo needs is removed
       self._writer.wait()
       audits.finish_undo()
     while not is_done and not signal_name():
@@ -259,13 +268,13 @@ class _Run:
         self._handler.changed.wait(_TICK_SECS)
         if audits and audits.undone is not None:
           raise UndoneError
-        merged, is_done = syncer.tick(time.monotonic()), syncer.is_done
+        syncer.tick(time.monotonic())
         snapshot = self._take()
+      is_done = snapshot.is_done
       self._writer.check()
       self._watchdog.expect_slow()
-      if merged or is_done:
-        self._act(snapshot)
-      else:
+      self._act(snapshot)
+      if not is_done:
         self._say()
     if is_done and math.isnan(self._validation_loss):  # no step was left
       self._measure(snapshot, {})
@@ -287,6 +296,7 @@ class _Run:
     rounds = syncer.num_done // self._job.config.pods.num_pods
     return _Snapshot(
       rounds * self._job.config.exchange.period,
+      syncer.is_done,
       dict(outer.parameters),  # a merge replaces the values
       dict(outer.momentum),
       {**syncer.state, "events": self._record.num_events},
@@ -296,7 +306,7 @@ class _Run:
     """Does what is due after the steps since the last call."""
     run, before, job = self._job.config.run, self._step, self._job
     self._step, is_last = now.step, now.step == run.train_steps
-    if now.step == before or (is_last and not self._syncer.is_done):
+    if now.step == before or (is_last and not now.is_done):
       self._step = before
       return
 
@@ -330,6 +340,7 @@ class _Run:
     tokens = config.run.batch_sizes.size(0) * config.model.sequence_length
     with self._handler.changed:
       means, num_bytes = self._handler.take_metrics()
+      self._means = means = means or self._means
       figures = self._syncer.figures()
       merges = self._syncer.outer.num_merges
     for member, (merged, lag, trained) in figures.items():
@@ -390,6 +401,7 @@ class _Snapshot(NamedTuple):
   """The outer parameters after a step, for a checkpoint."""
 
   step: int
+  is_done: bool  # whether nothing is left to merge
   parameters: dict[str, np.ndarray]
   momentum: dict[str, np.ndarray]
   state: dict[str, Any]

@@ -119,6 +119,7 @@ class _Learner:
   tokens: list[int]  # by fragment, since it sent the fragment last
   work: Work | None = None
   given: tuple[float, list[int]] = (0.0, [])  # when, and `outer.versions`
+  waits: bool = False  # whether it has asked for work in vain
   last: Work | None = None  # whose result it has sent
   slowest: float | None = None  # seconds of a task
   merged: int = 0  # number of the last merge with its work
@@ -175,8 +176,8 @@ class Syncer:
       quorum: number of learners that have to send a fragment.
       grace_secs: how long a merge waits for more than the quorum.
       lost_secs: a learner that is silent for longer may be lost (`_is_lost`).
-      overlaps: whether a learner goes on with a task before what it sent last
-        is merged.
+      overlaps: whether a learner gets a task before what it sent last is
+        merged.
     """
     self.outer, self.note = outer, note
     self._num_tasks, self.quorum = num_tasks, quorum
@@ -268,6 +269,7 @@ class Syncer:
     elif self.is_done:
       return DONE
     elif self._must_wait(learner):
+      learner.waits = True
       return WAIT
     elif self._again:
       task = self._again.pop(0)
@@ -276,8 +278,9 @@ class Syncer:
       self._next_task += 1
     elif learner.unsent:
       task, sends = None, learner.unsent
-    else:
-      return WAIT  # a task of another learner may have to be done again
+    else:  # a task of another learner may have to be repeated
+      learner.waits = True
+      return WAIT
     versions = list(self.outer.versions)
     work = Work(
       number=self._num_works,
@@ -291,7 +294,7 @@ class Syncer:
     )
     self.note({"event": "work", **dataclasses.asdict(work)})
     self._num_works += 1
-    learner.work, learner.given = work, (now, versions)
+    learner.work, learner.given, learner.waits = work, (now, versions), False
     return work
 
   def find_work(self, member: str, number: object) -> Work:
@@ -400,11 +403,11 @@ class Syncer:
   def _must_wait(self, learner: _Learner) -> bool:
     if learner.turn <= self.outer.num_merges + self._ahead:
       return False
-    # If all wait for each other, because each has sent another fragment, let
-    # them go on. But with fewer learners than the quorum, nothing is merged.
-    is_busy = any(x.work for x in self._learners.values())
+    # If all wait for each other, because each has sent another fragment, none
+    # has to wait. But with fewer learners than the quorum, nothing is merged.
+    all_wait = all(x.waits for x in self._learners.values() if x is not learner)
     is_due = any(x is not None for x in self._quorum_at)
-    return is_busy or is_due or len(self._learners) < self.quorum
+    return not all_wait or is_due or len(self._learners) < self.quorum
 
   def _is_lost(self, learner: _Learner, now: float) -> bool:
     patience, slowest = self._lost_secs, learner.slowest

@@ -135,15 +135,20 @@ def take_part(
       # A run that has lost this learner lets it begin again.
       while about and _Task.read(about, mesh, most_bytes) == task:
         _logger.info("joined the run; waiting for work")
-        about = None if _do_works(client, learner, most_bytes) else join()
+        number = about.get("learner")
+        is_done = _do_works(client, number, learner, most_bytes)
+        about = None if is_done else join()
 
 
 def _do_works(
-  client: LearnerClient, learner: DecoupledLearner, most_bytes: float
+  client: LearnerClient,
+  number: object,
+  learner: DecoupledLearner,
+  most_bytes: float,
 ) -> bool:
   """Does works until the run ends; returns False if it wants a new `join`."""
   while True:
-    work = client.next({}, at_most(most_bytes))
+    work = client.next({"learner": number}, at_most(most_bytes))
     kind, secs = work.header.get("kind"), work.header.get("secs")
     if kind in ("done", "join"):
       return kind == "done"

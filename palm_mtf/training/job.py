@@ -55,7 +55,6 @@ from palm_mtf.config import (
   DecodeConfig,
   ModelConfig,
   OptimizerConfig,
-  PodsConfig,
   RunConfig,
 )
 from palm_mtf.config.learners import check_learners
@@ -261,7 +260,7 @@ def prepare(
 ) -> TrainJob:
   """Checks all input, and makes vocabulary and tokens if they are missing.
 
-  The caller holds MODEL_DIR's training lock. `resumes` is False to start anew.
+  The caller holds MODEL_DIR's training lock. `resumes`: False for a new run.
 
   Raises UserError if the input is wrong; no file has been overwritten.
   """
@@ -287,13 +286,8 @@ def prepare(
   if pruning and initial:
     check_pruning(config, dense_model(initial, model))
   check_vocabulary_given(initial or teacher, model_dir, data)
-  check_space(
-    model_dir,
-    shapes,
-    run,
-    config.optimizer,
-    num_own=num_own(values_of(config)),
-  )
+  own = num_own(values_of(config))
+  check_space(model_dir, shapes, run, config.optimizer, num_own=own)
   vocabulary = load_vocabulary(model_dir, data, vocab_size=model.vocab_size)
   if newest:
     check_same_model(newest, shapes, vocabulary.sha256)
@@ -389,7 +383,8 @@ def _check_devices(config: Config) -> None:
   check_run(config)
   check_learners(config.learners, config.run, values_of(config))
   mesh, pods = config.mesh_layout, config.pods
-  pods = PodsConfig() if config.learners.learners else pods  # of the client
+  if config.learners.learners:  # which check their own devices
+    return
   if mesh.num_microbatches < mesh.stages:
     _logger.warning(
       f"NUM_MICROBATCHES = {mesh.num_microbatches} and STAGES = {mesh.stages}: "
