@@ -27,7 +27,6 @@ from palm_mtf.machine.processors import kernels_here, thread_count
 from palm_mtf.native.operations import operations_built_with
 from palm_mtf.programs.features import FEATURE_DTYPES
 from palm_mtf.runtime.manager.slices import WRONG_JSON
-from palm_mtf.training.step import NonFiniteStepError
 
 _logger = logging.getLogger(__name__)
 
@@ -157,8 +156,6 @@ def _do_works(
       continue
     try:
       result = learner.do(work)
-    except NonFiniteStepError as error:
-      raise UserError(f"the run diverges on this machine: {error}") from None
     except (tf.errors.InvalidArgumentError, *WRONG_JSON) as error:
       raise UserError(
         f"the run has sent work that cannot be done ({error!s:.200})."
