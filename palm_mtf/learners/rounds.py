@@ -109,7 +109,7 @@ class Rounds:
     # {volunteer that was late: round in which it may take a task again}
     self._not_before: dict[str, int] = {}
     self._hashes: collections.deque[str] = collections.deque(maxlen=_NUM_HASHES)
-    audits.forget(self._round)
+    audits.forget(self._round if audits.undone is None else audits.undone)
     self.failure: BaseException | None = None  # of the auditor
     self._begin()
     if audits.undone is not None:  # the checkpoint may have lies
@@ -327,27 +327,17 @@ class Rounds:
 
   def _ban(self, liars: set[str], truth: str) -> None:
     """Bans volunteers, and undoes their unaudited contributions."""
-    firsts = []
     for liar in sorted(liars):
       why = f"its result for round {self._round} is not that of an audit"
-      first = self.audits.ban(liar, why, self._round)
-      firsts.append(first)
+      undone = self._round - self.audits.ban(liar, why, self._round)
       self.leave(liar)
-      self.note(
-        {
-          "event": "liar",
-          "member": liar,
-          "round": self._round,
-          "sha256": truth,
-          "undone": self._round - first,
-        }
-      )
+      about = {"round": self._round, "sha256": truth, "undone": undone}
+      self.note({"event": "liar", "member": liar, **about})
     for i, task in enumerate(self._tasks):
       if any(x.member in liars for x in task.results):
         self._tasks[i] = _Task(is_audited=True)
-    if min(firsts) < self._round:
-      self.audits.undo(min(firsts))
-      self._restore(min(firsts))
+    if self.audits.undone is not None:
+      self._restore(self.audits.undone)
 
   def _restore(self, round_: int) -> None:
     self.outer.parameters, self.outer.momentum = self.audits.read(round_)

@@ -101,15 +101,20 @@ def honest(corpus, tmp_path_factory):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-  ("kind", "caught", "undone"), [("drift", 0, 0), ("late", 3, 2)]
+  ("kind", "caught", "undone", "is_killed"),
+  [("drift", 0, 0, False), ("late", 3, 2, False), ("late", 3, 2, True)],
 )
 def test_a_run_with_a_liar_ends_with_the_bits_of_the_run_without_it(
-  kind, caught, undone, honest, corpus, tmp_path
+  kind, caught, undone, is_killed, honest, corpus, tmp_path
 ):
   """A late liar has been merged in rounds 1 and 2, and in a checkpoint."""
   with Run(corpus, tmp_path) as run:
     liar = run.join("mallory", "tests.learners.liar", kind)
     processes.wait_until(lambda: run.find("liar"), run.client)
+    if is_killed:
+      run.client.kill()
+      run.client.wait()
+      run.client = run.start("train")
     others = [run.join("alice"), run.join("bob")]
     runs.finish(run.client)
     for each in others:
