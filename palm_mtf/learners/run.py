@@ -342,6 +342,7 @@ class _Run:
       means, num_bytes = self._handler.take_metrics()
       self._means = means = means or self._means
       figures = self._syncer.figures()
+      num_learners = len(self._syncer.members)
       merges = self._syncer.outer.num_merges
     for member, (merged, lag, trained) in figures.items():
       metrics |= {
@@ -356,7 +357,7 @@ class _Run:
       "step_secs": secs,
       "checkpoint_wait_secs": self._writer.take_wait_secs(),
       "host_memory_bytes": resident_bytes(),
-      "num_pods": len(figures),
+      "num_pods": num_learners,
       "merges": merges,
       "dcn_bytes": num_bytes / (step - last),
     }

@@ -122,8 +122,6 @@ class _Learner:
   waits: bool = False  # whether it has asked for work in vain
   last: Work | None = None  # whose result it has sent
   slowest: float | None = None  # seconds of a task
-  merged: int = 0  # number of the last merge with its work
-  merged_tokens: int = 0
 
   @property
   def unsent(self) -> tuple[int, ...]:
@@ -191,6 +189,8 @@ class Syncer:
     self._num_learners: int = state.get("learners", 0)
     self._num_works: int = state.get("works", 0)
     self._learners: dict[str, _Learner] = {}
+    # By member: the number of the last merge with its work, and all tokens.
+    self._merged: dict[str, tuple[int, int]] = {}
     # {learner's number: its part}, for each fragment.
     self._pools: list[dict[int, _Part]] = [{} for _ in outer.fragments]
     self._quorum_at: list[float | None] = [None] * len(outer.fragments)
@@ -227,10 +227,7 @@ class Syncer:
   def figures(self) -> dict[str, tuple[int, int, int]]:
     """Returns, by member, its last merge, how many came since, and tokens."""
     now = self.outer.num_merges
-    return {
-      member: (x.merged, now - x.merged, x.merged_tokens)
-      for member, x in self._learners.items()
-    }
+    return {x: (last, now - last, y) for x, (last, y) in self._merged.items()}
 
   def join(self, member: str, now: float, **about: Any) -> int:
     """Takes a learner, perhaps again; returns its number. `about` is noted."""
@@ -248,7 +245,6 @@ class Syncer:
       heard=now,
       versions=[-1] * count,
       tokens=[0] * count,
-      merged=turn,
     )
     return number
 
@@ -445,8 +441,7 @@ class Syncer:
     event |= {"merge": self.outer.num_merges, "blake2b": digest}
     self.note(event)
     for part in parts:
-      learner = self._learners.get(part.member)
-      if learner and learner.number in pool:
-        learner.merged = self.outer.num_merges
-        learner.merged_tokens += part.tokens
+      _, tokens = self._merged.get(part.member, (0, 0))
+      now = self.outer.num_merges, tokens + part.tokens
+      self._merged[part.member] = now
     return event
