@@ -45,7 +45,9 @@ class LearnersConfig(Checked):
   learner_tokens: Annotated[str, text_or_empty("a file of tokens")] = ""
   quorum: Count | None = None
   grace_secs: Annotated[float, real(0.0, 1e6)] = 5.0
-  audit_share: Annotated[float | None, real(0.0, 1.0)] = None
+  audit_share: Annotated[
+    float | None, real(0.0, 1.0, none="for learners that are trusted")
+  ] = None
   audit_by: Literal["client", "volunteers"] = "client"
   merge: Literal["mean", "median", "clipped"] = "mean"
   task_secs: Annotated[float, real(1.0, 1e6)] = 600.0
@@ -75,6 +77,11 @@ def check_learners(
 ) -> None:
   """Raises UserError if a setting does not fit LEARNERS; `values` by macro."""
   if not own.learners:
+    if own.audit_share is not None:
+      raise UserError(
+        f'AUDIT_SHARE = {own.audit_share} and LEARNERS = "": pods need no '
+        'audits; set LEARNERS = "host:port", or leave it out.'
+      )
     if own.quorum is not None:
       raise UserError(
         f'QUORUM = {own.quorum} and LEARNERS = "": pods have no quorum; set '

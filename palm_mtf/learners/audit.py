@@ -123,9 +123,16 @@ class Audits:
     self._first.setdefault(member, round_)
 
   def ban(self, member: str, why: str, round_: int) -> int:
-    """Bans a liar; returns the first round with its unaudited contributions."""
+    """Bans a liar of a round; returns the round that the run goes back to.
+
+    One write of the ledger says both, as this process may be killed.
+    """
     self.banned[member] = why
-    first = min(self._first.pop(member, round_), round_)
+    first = self._first.pop(member, round_)
+    if first < round_:
+      self._generation += 1
+      self.forget(first)
+      self.undone = min(first, first if self.undone is None else self.undone)
     self._save()
     return first
 
@@ -144,13 +151,6 @@ class Audits:
       stem, extension = os.path.splitext(name)
       if extension == ".npz" and int(stem) not in wanted:
         os.remove(self._path(name))
-
-  def undo(self, round_: int) -> None:
-    """Notes that the rounds from `round_` on are done again."""
-    self._generation += 1
-    self.forget(round_)
-    self.undone = round_
-    self._save()
 
   def read(self, round_: int) -> tuple[dict[str, np.ndarray], ...]:
     """Returns parameters and momentum before a round."""

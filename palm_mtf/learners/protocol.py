@@ -222,7 +222,8 @@ def read_program(values: object) -> StepConfig:
     known = macros_of(StepConfig, values)
     for field in dataclasses.fields(StepConfig):
       for kind in choices_of(field) if field.name not in _PARTS else ():
-        known = {x: y for x, y in known.items() if x not in macros_of(kind)}
+        for name in macros_of(kind):
+          known.pop(name, None)
     for name in values:
       if name not in known:
         raise UserError(

@@ -106,11 +106,10 @@ class Rounds:
     self._volunteers: dict[str, _Volunteer] = {}
     self._auditor = _Volunteer(-1, has_kernels=True)
     self._late: collections.Counter[str] = collections.Counter()
-    self._not_before: dict[
-      str, int
-    ] = {}  # round of a late volunteer's next task
+    # {volunteer that was late: round in which it may take a task again}
+    self._not_before: dict[str, int] = {}
     self._hashes: collections.deque[str] = collections.deque(maxlen=_NUM_HASHES)
-    audits.forget(self._round)
+    audits.forget(self._round if audits.undone is None else audits.undone)
     self.failure: BaseException | None = None  # of the auditor
     self._begin()
     if audits.undone is not None:  # the checkpoint may have lies
@@ -186,6 +185,8 @@ class Rounds:
         'its bits could not be compared; only MERGE = "median" or "clipped" '
         "takes it."
       )
+    if member in self._volunteers and self._volunteers[member].work:
+      self._put_last(member)  # else it could hold a task forever
     number = self._num_learners
     self._num_learners += 1
     if member not in self._volunteers:
@@ -197,6 +198,13 @@ class Rounds:
     """Drops a volunteer, if it takes part; others do its task."""
     if volunteer := self._volunteers.pop(member, None):
       self.note({"event": "leave", "learner": volunteer.number})
+
+  def _put_last(self, member: str) -> None:
+    """Drops a volunteer that keeps others waiting, for longer each time."""
+    self.leave(member)
+    self._late[member] += 1
+    rounds = 2 ** min(self._late[member], 10)
+    self._not_before[member] = self._round + rounds
 
   def next(self, member: str, now: float) -> Work | str:
     """Returns a volunteer's next work, or WAIT or DONE."""
@@ -268,7 +276,7 @@ class Rounds:
     for name, value in moved.items():
       # A comparison with NaN is false.
       if not np.all(np.abs(value) <= _MOST_MOVED):
-        self.leave(member)
+        self._put_last(member)
         raise UserError(f"{member}: {name} is not finite, or moved too far.")
     volunteer.work, digest = None, hash_arrays(moved)
     assert work.task is not None
@@ -319,27 +327,17 @@ class Rounds:
 
   def _ban(self, liars: set[str], truth: str) -> None:
     """Bans volunteers, and undoes their unaudited contributions."""
-    firsts = []
     for liar in sorted(liars):
       why = f"its result for round {self._round} is not that of an audit"
-      first = self.audits.ban(liar, why, self._round)
-      firsts.append(first)
+      undone = self._round - self.audits.ban(liar, why, self._round)
       self.leave(liar)
-      self.note(
-        {
-          "event": "liar",
-          "member": liar,
-          "round": self._round,
-          "sha256": truth,
-          "undone": self._round - first,
-        }
-      )
+      about = {"round": self._round, "sha256": truth, "undone": undone}
+      self.note({"event": "liar", "member": liar, **about})
     for i, task in enumerate(self._tasks):
       if any(x.member in liars for x in task.results):
         self._tasks[i] = _Task(is_audited=True)
-    if min(firsts) < self._round:
-      self.audits.undo(min(firsts))
-      self._restore(min(firsts))
+    if self.audits.undone is not None:
+      self._restore(self.audits.undone)
 
   def _restore(self, round_: int) -> None:
     self.outer.parameters, self.outer.momentum = self.audits.read(round_)
@@ -353,12 +351,7 @@ class Rounds:
       raise self.failure
     for member, volunteer in [*self._volunteers.items()]:
       if volunteer.work and now - volunteer.given > self._lost_secs:
-        self.leave(member)
-        # It has to let others go first, for longer each time.
-        self._late[member] += 1
-        self._not_before[member] = self._round + 2 ** min(
-          self._late[member], 10
-        )
+        self._put_last(member)
     return [self._merge()] if all(x.is_done for x in self._tasks) else []
 
   def _merge(self) -> dict[str, Any]:

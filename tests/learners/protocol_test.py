@@ -4,10 +4,19 @@
 
 import json
 
+import numpy as np
 import pytest
 
 from palm_mtf.config import ModelConfig
-from palm_mtf.learners.protocol import program_of, read_program
+from palm_mtf.errors import UserError
+from palm_mtf.learners.protocol import (
+  Message,
+  MessageReader,
+  at_most,
+  program_of,
+  read_program,
+  write_chunks,
+)
 from tests.refusals import message_of
 from tests.settings import ADAMW, MUON, PALM_OPTIMIZER, step_config
 
@@ -68,7 +77,7 @@ def test_a_program_crosses_as_json(optimizer):
     ({"D_FF": "8"}, "D_FF = '8': give a whole number of at least 1."),
     (
       {"VARIANTS": {"a": 1}},
-      "the run's program has a setting of a wrong type.",
+      "VARIANTS = {'a': 1}: give settings by name, such",
     ),
   ],
 )
@@ -84,3 +93,44 @@ def test_a_program_without_a_setting_is_refused():
   for wrong in ([], None, "gin", {"OPTIMIZER": []}):
     with pytest.raises(ValueError):
       read_program(wrong)
+
+
+def test_mutated_messages_are_read_or_refused_and_nothing_else():
+  """Flipped, removed and repeated bytes of a message's first chunk."""
+  generator = np.random.default_rng(0)
+  arrays = {"w": np.ones((3, 4), np.float32), "b": np.zeros(2, np.int8)}
+  first, *rest = write_chunks(Message({"work": 1, "metrics": {}}, arrays))
+  refused = 0
+  for _ in range(2000):
+    mutant = bytearray(first)
+    for _ in range(generator.integers(1, 4)):
+      at, kind = generator.integers(len(mutant)), generator.integers(3)
+      if kind == 0:
+        mutant[at] = generator.integers(256)
+      elif kind == 1:
+        del mutant[at : at + generator.integers(1, 9)]
+      else:
+        mutant[at:at] = mutant[at : at + generator.integers(1, 9)]
+    try:
+      reader = MessageReader(bytes(mutant), at_most(1000))
+      for chunk in rest:
+        reader.take(chunk)
+      reader.end()
+    except UserError:
+      refused += 1
+  assert 1000 < refused < 2000
+
+
+def test_mutated_programs_are_read_or_refused_and_nothing_else():
+  generator = np.random.default_rng(0)
+  values = program_of(step_config(MODEL))
+  odd = [None, True, -1, 2**70, 1e308, "", "x", [], [[]], {}, {"a": {"b": []}}]
+  for _ in range(300):
+    names = generator.choice([*values], generator.integers(1, 4))
+    picks = generator.integers(len(odd), size=len(names))
+    try:
+      read_program(
+        values | {x: odd[i] for x, i in zip(names, picks, strict=True)}
+      )
+    except UserError:
+      continue

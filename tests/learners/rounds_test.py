@@ -250,6 +250,30 @@ def test_a_kill_between_an_undo_and_the_next_checkpoint_keeps_no_lie(
   assert found.tobytes() == without_liars.tobytes()
 
 
+def test_an_undo_keeps_what_another_liar_would_need(tmp_path, monkeypatch):
+  """Bob's unaudited work is older than Mallory's, and than no checkpoint."""
+  monkeypatch.setattr(Audits, "draws", lambda self, v, m: v == 4)
+  simulation = Simulation(tmp_path, 0.5)
+  simulation.join("bob", "mallory")
+  simulation.run({"bob": honest}, 2)
+  simulation.run({"mallory": flip}, 4)
+  simulation.turn("mallory", flip)
+  simulation.turn(AUDITOR)
+  assert simulation.rounds.audits.undone == 2
+  simulation.open()  # from no checkpoint
+  assert simulation.rounds.num_done == 2 * NUM_SHARES
+  ledger = json.loads((tmp_path / "audits/ledger.json").read_text())
+  assert ledger["first"] == {"bob": 1}
+  simulation.join("bob")
+  simulation.turn("bob", flip)  # round 2 is audited once more or not
+  while not simulation.find("liar")[1:]:
+    simulation.turn("bob", flip)
+    simulation.turn(AUDITOR)
+    simulation.rounds.tick(0.0)
+  assert simulation.find("liar")[1]["member"] == "bob"
+  assert simulation.rounds.num_done == 1 * NUM_SHARES
+
+
 def test_draws_have_the_share_and_need_the_secret(tmp_path):
   ours, theirs = (Audits(str(tmp_path / x), 0.2) for x in "ab")
   drawn = [[x.draws(v, 0) for v in range(5000)] for x in (ours, theirs)]
@@ -266,7 +290,7 @@ def test_draws_change_after_an_undo(tmp_path):
   audits.take("mallory", 0)
   state = {NAME: np.ones(3, np.float32)}
   audits.keep(0, state, state)
-  audits.undo(0)
+  assert audits.ban("mallory", "why", 3) == 0
   assert before != [audits.draws(0, m) for m in range(64)]
 
 
@@ -323,6 +347,25 @@ def test_a_volunteer_that_delays_loses_its_task_and_lets_others_go_first(
   found = simulation.run({"alice": honest})
   assert found.tobytes() == without_liars.tobytes()
   assert not rounds.audits.banned  # slow is not a lie
+
+
+def test_a_volunteer_that_joins_again_or_sends_nan_does_not_keep_its_task(
+  tmp_path,
+):
+  simulation = Simulation(tmp_path, 0.0)
+  simulation.join("mallory", "alice")
+  first = simulation.rounds.next("mallory", 0.0)
+  simulation.join("mallory")
+  assert simulation.rounds.next("mallory", 0.0) == WAIT
+  assert simulation.rounds.next("alice", 0.0).task == first.task
+  simulation = Simulation(tmp_path / "nan", 0.0)
+  simulation.join("mallory", "alice")
+  nan = {NAME: np.full((4, 8), np.nan, np.float32)}
+  with pytest.raises(ValueError):
+    simulation.turn("mallory", lambda x, task: nan)
+  simulation.join("mallory")
+  assert simulation.rounds.next("mallory", 0.0) == WAIT
+  assert simulation.rounds.next("alice", 0.0).task == first.task
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf, 1e30])

@@ -134,17 +134,21 @@ def test_learners_that_send_4_bits_in_fragments_learn_and_replay(
 
 def refusal(**macros):
   """Returns how settings are refused; "" if they are not."""
-  config = LearnersConfig(
-    learners=macros.get("LEARNERS", "a:1"), quorum=macros.get("QUORUM")
-  )
   size = macros.get("GLOBAL_BATCH_SIZE", 8)
   run = dataclasses.replace(RUN, train_steps=8, global_batch_size=size)
   fit = {"EXCHANGE": "diloco", "PODS": "in_process", "ADAPTER": "none"}
   fit |= {"INIT_STATE": "weights", "NUM_PODS": 2, "MERGE_ALPHA": 0.0}
+  fit |= {"FRAGMENTS": 1, "OVERLAP_STEPS": 0, "QUORUM": None}
   others = dict.fromkeys(
     ("MODEL_FUNCTION", "TEACHER", "PREFERENCE_BETA", "TASK_EVAL_STEPS")
   )
   try:
+    config = LearnersConfig(
+      learners=macros.get("LEARNERS", "a:1"),
+      quorum=macros.get("QUORUM"),
+      audit_share=macros.get("AUDIT_SHARE"),
+      merge=macros.get("MERGE", "mean"),
+    )
     check_learners(config, run, {**others, "TRACE_STEPS": (), **fit, **macros})
   except UserError as error:
     return str(error)
@@ -155,6 +159,26 @@ def refusal(**macros):
   ("macros", "message"),
   [
     ({}, ""),
+    ({"AUDIT_SHARE": 0.5, "MERGE": "median"}, ""),
+    (
+      {"AUDIT_SHARE": 0.5, "FRAGMENTS": 2},
+      "FRAGMENTS = 2 and AUDIT_SHARE = 0.5: volunteers train only with "
+      "FRAGMENTS = 1; set it.",
+    ),
+    (
+      {"MERGE": "median"},
+      "MERGE = 'median': is for volunteers; set AUDIT_SHARE, too.",
+    ),
+    (
+      {"AUDIT_SHARE": 0.5, "LEARNERS": ""},
+      'AUDIT_SHARE = 0.5 and LEARNERS = "": pods need no audits; set '
+      'LEARNERS = "host:port", or leave it out.',
+    ),
+    (
+      {"AUDIT_SHARE": 1.5},
+      "AUDIT_SHARE = 1.5: give a number from 0.0 to 1.0, or None for learners "
+      "that are trusted.",
+    ),
     (
       {"QUORUM": 3},
       "QUORUM = 3 and NUM_PODS = 2: no merge would have enough learners; give "

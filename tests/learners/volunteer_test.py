@@ -7,10 +7,16 @@ import json
 
 import pytest
 
-from palm_mtf.learners.members import add_member
+from palm_mtf.cli.main import main
+from palm_mtf.learners.members import Members, add_member
+from palm_mtf.learners.protocol import program_of
+from palm_mtf.learners.volunteer import take_part
 from tests import processes, runs
 from tests.learners.attacker import make_key
+from tests.learners.protocol_test import MODEL
+from tests.refusals import message_of
 from tests.runtime.intrusion import free_ports
+from tests.settings import step_config
 
 SETTINGS = {
   "EXCHANGE": "diloco",
@@ -95,15 +101,20 @@ def honest(corpus, tmp_path_factory):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-  ("kind", "caught", "undone"), [("drift", 0, 0), ("late", 3, 2)]
+  ("kind", "caught", "undone", "is_killed"),
+  [("drift", 0, 0, False), ("late", 3, 2, False), ("late", 3, 2, True)],
 )
 def test_a_run_with_a_liar_ends_with_the_bits_of_the_run_without_it(
-  kind, caught, undone, honest, corpus, tmp_path
+  kind, caught, undone, is_killed, honest, corpus, tmp_path
 ):
   """A late liar has been merged in rounds 1 and 2, and in a checkpoint."""
   with Run(corpus, tmp_path) as run:
     liar = run.join("mallory", "tests.learners.liar", kind)
     processes.wait_until(lambda: run.find("liar"), run.client)
+    if is_killed:
+      run.client.kill()
+      run.client.wait()
+      run.client = run.start("train")
     others = [run.join("alice"), run.join("bob")]
     runs.finish(run.client)
     for each in others:
@@ -125,3 +136,76 @@ def test_a_volunteer_with_another_cpu_is_refused_in_one_line(corpus, tmp_path):
     _, error = other.communicate(timeout=300)
     assert other.returncode == 2
     assert "eve: its kernels round differently (CPU: another, before " in error
+
+
+ANSWER = {
+  "program": program_of(step_config(MODEL)),
+  "seed": 1,
+  "num_rows": 4,
+  "frozen": [],
+  "features": ["inputs", "targets"],
+  "fragments": 1,
+  "outer_dtype": "float32",
+}
+
+
+class Answers:
+  """A run that answers a volunteer's `join`."""
+
+  def __init__(self, **changes):
+    self.header = ANSWER | changes
+
+  def join(self, header):
+    """Returns the answer."""
+    del header
+    return self.header
+
+
+@pytest.mark.parametrize(
+  ("changes", "message"),
+  [
+    ({"num_rows": 2**40}, "num_rows = 1,099,511,627,776: give a whole number"),
+    ({"num_rows": "4"}, "num_rows = '4': give a whole number of at least 1."),
+    ({"seed": -1}, "seed = -1: give a whole number of at least 0."),
+    ({"features": ["/etc"]}, "feature = '/etc': choose one of 'inputs', "),
+    ({"features": 3}, "the run's answer is not one of palm_mtf."),
+    ({"frozen": [3]}, "the run's answer is not one of palm_mtf."),
+    ({"fragments": 0}, "OUTER_STEPS = 0: give a whole number of at least 1."),
+    ({"outer_dtype": "x"}, "OUTER_DTYPE = 'x': choose one of 'float32', "),
+    ({"program": 3}, "the run's answer is not one of palm_mtf."),
+  ],
+)
+def test_what_a_run_answers_is_checked(changes, message):
+  found = message_of(take_part, Answers(**changes), {}, {})
+  assert found.startswith(message)
+
+
+def test_a_model_that_is_too_large_is_refused():
+  large = program_of(step_config(MODEL)) | {"D_MODEL": 2**20, "D_FF": 2**20}
+  assert message_of(take_part, Answers(program=large), {}, {}, 10**9) == (
+    "the run's model needs about 131,944.8 GB, and --most_gb allows 1.0; give "
+    "more, or join another run."
+  )
+
+
+def test_commands_of_volunteers_are_checked_in_one_line(capsys, tmp_path):
+  tokens, certificate = tmp_path / "tokens", tmp_path / "run.pem"
+  assert main(["pods", "token", "alice", "--tokens", str(tokens)]) == 0
+  token = capsys.readouterr().out.strip()
+  assert Members(str(tokens)).find(token) == "alice"
+  flags = ["--certificate", str(certificate), "--token_file", str(tokens)]
+  for given, message in (
+    (["pods", "token", "a b", "--tokens", str(tokens)], "NAME = 'a b': write"),
+    (
+      ["pods", "join", "here", *flags],
+      'HOST:PORT = "here": write ADDRESS:PORT',
+    ),
+    (["pods", "join", "127.0.0.1:1", *flags], "--certificate = "),
+    (
+      ["pods", "join", "127.0.0.1:1", *flags[:2], "--token_file", "none"],
+      "--token_file = 'none': No such file or directory; give a file with",
+    ),
+  ):
+    assert main(given) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert message in line
