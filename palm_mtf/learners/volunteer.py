@@ -156,6 +156,8 @@ def _do_works(
       continue
     try:
       result = learner.do(work)
+    except UserError:  # it diverges
+      raise
     except (tf.errors.InvalidArgumentError, *WRONG_JSON) as error:
       raise UserError(
         f"the run has sent work that cannot be done ({error!s:.200})."

@@ -30,7 +30,8 @@ COMMANDS = (
   "serve, export, import, data cache, data inspect, data report, "
   "checkpoints list, checkpoints verify, checkpoints compare, "
   "checkpoints prune, lineage, vocab, vocab inspect, pods serve, "
-  "pods manage, pods list, pods drain, pods release, report, doctor"
+  "pods manage, pods join, pods token, pods list, pods drain, pods release, "
+  "report, doctor"
 )
 
 

@@ -1,12 +1,14 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
 import json
+import os
 import re
 
 from palm_mtf.cli.main import main
 from palm_mtf.config import ExchangeConfig
 from tests import pod_examples_test
 from tests.doc_pages import Page
+from tests.learners.attacker import Echo, Run, make_key
 from tests.source_files import ROOT
 from tools.bench import command as bench
 
@@ -74,9 +76,30 @@ def test_hosts_train_with_the_settings_of_the_page(
   assert main(["train", *flags, cluster, "--print_config"]) == 0
 
 
+@PAGE.shows("palm_mtf pods token alice/laptop")
+def test_a_token_and_a_certificate_let_a_volunteer_reach_the_run(
+  block, tmp_path, monkeypatch, capsys
+):
+  monkeypatch.chdir(tmp_path)
+  os.rename(f"{make_key('.')}.pem", "learners.pem")
+  os.rename("run.key", "learners.key")
+  (_, *token), (_, *join) = block.commands
+  with Run(tmp_path, "learners", Echo()) as run:
+    assert token[-4:] == ["--tokens", "learners.txt", ">", "alice.token"]
+    assert main([*token[:-3], run.tokens]) == 0
+    (tmp_path / "alice.token").write_text(capsys.readouterr().out)
+    assert main([x.replace("client:2222", run.address) for x in join]) == 2
+  # The run of this test sends no program.
+  assert "the run's answer is not one of palm_mtf." in capsys.readouterr().err
+
+
 def test_every_block_is_tested():
   PAGE.assert_every_block_is_tested(
+    # What a slow test of learners/volunteer_test.py makes.
+    *(
+      x.text for x in PAGE.blocks if x.text.startswith(('{"event"', "mallory"))
+    ),
     # Tables; the first row of each is the head of tools/bench/cases/goodput.py,
     # whose test compares the numbers with the published ones.
-    *(x.text for x in PAGE.blocks if x.text.startswith("learners"))
+    *(x.text for x in PAGE.blocks if x.text.startswith("learners")),
   )
