@@ -6,8 +6,8 @@ import dataclasses
 import os
 
 from palm_mtf import gin_path
-from palm_mtf.architecture.block import check_targets
 from palm_mtf.architecture.parameters import check_frozen, parameter_dims
+from palm_mtf.architecture.targets import check_targets
 from palm_mtf.config import HardwareConfig, ModelConfig, PlanConfig
 from palm_mtf.config.mesh_layout import check_layout
 from palm_mtf.errors import UserError, did_you_mean

@@ -228,7 +228,7 @@ def test_a_build_that_fails_leaves_nothing(
   def stop(*unused):
     raise KeyboardInterrupt
 
-  monkeypatch.setattr("palm_mtf.commands.index.write_manifest", stop)
+  monkeypatch.setattr("palm_mtf.commands.index.seal_folder", stop)
   assert palm_mtf(*build, tmp_path / "new/near")[0] == 130
   assert [x.name for x in tmp_path.iterdir()] == ["other"]
 
