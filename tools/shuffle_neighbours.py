@@ -8,28 +8,33 @@ drawn at random: for a model that learns nothing from neighbours.
   python -m tools.shuffle_neighbours INDEX COPY
 """
 
-import json
+import argparse
+import os
 import shutil
-import sys
 
 import numpy as np
 
-from palm_mtf.json_text import json_text
-from palm_mtf.model_dir import foreign_files
+from palm_mtf.model_dir.foreign_files import MANIFEST, open_folder, seal_folder
 
 
 def shuffle(index: str, copy: str) -> None:
   """Writes the index `copy`."""
   shutil.copytree(index, copy)
-  path, manifest = f"{copy}/chunks.npy", f"{copy}/manifest.json"
+  content, _ = open_folder(copy)
+  del content["hashes"]
+  os.remove(f"{copy}/{MANIFEST}")
+  path = f"{copy}/chunks.npy"
   np.save(path, np.random.default_rng(0).permutation(np.load(path)))
-  with open(manifest, encoding="utf-8") as file:
-    content = json.load(file)
-  del content["seal"]
-  content["hashes"]["chunks"] = foreign_files.hash_file(path)
-  with open(manifest, "w", encoding="utf-8") as file:
-    file.write(json_text(foreign_files.seal(content)))
+  seal_folder(copy, content)
+
+
+def main() -> None:
+  """Reads the arguments."""
+  parser = argparse.ArgumentParser(description=__doc__)
+  parser.add_argument("index", help="the folder to read")
+  parser.add_argument("copy", help="the folder to make")
+  shuffle(**vars(parser.parse_args()))
 
 
 if __name__ == "__main__":
-  shuffle(*sys.argv[1:])
+  main()

@@ -314,8 +314,8 @@ class Layer(NamedTuple):
   """A layer: sums that are added to the residual stream one after another."""
 
   sums: tuple[Sum, ...]
-  # With NEIGHBOURS: the sums of what encodes them, and of both cross-attentions
-  # (model/neighbours.py), each with the reads of what attends, and to what.
+  # With NEIGHBOURS: what encodes them, and both cross-attentions, with the reads
+  # of what attends, and of what it attends to (model/neighbours.py).
   encoder: tuple[Sum, ...] = ()
   crosses: tuple[Sum, ...] = ()
 
@@ -452,24 +452,19 @@ def _layer(config: ModelConfig) -> Layer:
 
 
 def _cross(config: ModelConfig, name: str) -> Sum:
-  mixer, memory = (
-    Attention(scale=config.score_scale),
-    _KEY_DIMS[config.attention],
-  )
+  mixer, stream = Attention(scale=config.score_scale), ("d_model",)
+  memory = stream, _KEY_DIMS[config.attention]
   q, k, v, output = (
     Projection(f"{name}/{part}", *dims)
-    for part, dims in (
-      ("q", (("d_model",), _HEADS)),
-      ("k", (("d_model",), memory)),
-      ("v", (("d_model",), memory)),
-      ("o", (_HEADS, ("d_model",))),
+    for part, dims in zip(
+      "qkvo",
+      ((stream, _HEADS), memory, memory, (_HEADS, stream)),
+      strict=True,
     )
   )
+  reads = ("norm", (q,)), ("memory_norm", (k, v))
   return Sum(
-    (
-      Read(f"{name}/norm", (Branch((q,), mixer, output),)),
-      Read(f"{name}/memory_norm", (Branch((k, v), mixer, output),)),
-    )
+    tuple(Read(f"{name}/{x}", (Branch(y, mixer, output),)) for x, y in reads)
   )
 
 

@@ -14,7 +14,8 @@ A position attends to the neighbours of the last chunk that ends with it or
 before it, so that it depends on no later token; the first m - 1 positions
 attend to none (Borgeaud et al. 2022, 2.4 and listing 1). If rotary embedding
 rotates q and k, these positions count from the start of the chunk, and those of
-a neighbour from its start: its second half is beside the text after the chunk.
+a neighbour from its start: its second half is at the places of the text after
+the chunk.
 """
 
 import functools

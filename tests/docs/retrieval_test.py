@@ -8,7 +8,6 @@ from palm_mtf.cli.main import main
 from tests import runs
 from tests.commands.index_test import TEXT
 from tests.doc_pages import Page
-from tests.source_files import ROOT
 
 PAGE = Page("docs/retrieval.md")
 
@@ -45,7 +44,6 @@ def test_a_model_with_neighbours_is_trained_and_used(
   block, tmp_path, monkeypatch, capsys
 ):
   monkeypatch.chdir(tmp_path)
-  (tmp_path / "examples").symlink_to(ROOT / "examples")
   corpus = runs.write_corpus(tmp_path / "corpus")
   (tmp_path / "third.txt").write_text("seven two ten four")
   few = [f"--gin.TEXT_FILES='{corpus}/*.txt'", "--gin.VOCAB_SIZE=320"]
