@@ -314,7 +314,7 @@ class Layer(NamedTuple):
   """A layer: sums that are added to the residual stream one after another."""
 
   sums: tuple[Sum, ...]
-  # With NEIGHBOURS: what encodes them, and both cross-attentions, with the reads
+  # With NEIGHBOURS: what encodes them, and both cross-attentions, with reads
   # of what attends, and of what it attends to (model/neighbours.py).
   encoder: tuple[Sum, ...] = ()
   crosses: tuple[Sum, ...] = ()

@@ -221,7 +221,8 @@ class Corpus:
     if self.virtual:
       parts.append(f"{self.virtual} virtual positions")
     if self.neighbours:
-      parts.append(f"neighbours {self.neighbours.digest}")
+      _, count, *_ = self.neighbours.given
+      parts += ["neighbours", count, self.neighbours.digest]
     for source, store in zip(self.sources, self.stores, strict=True):
       parts += [source.name, source.rate, store.fingerprint]
     return hash_parts(parts)
@@ -452,9 +453,11 @@ def open_neighbours(
   config: Config, vocabulary: Vocabulary
 ) -> NeighbourIndex | None:
   """Returns NEIGHBOUR_INDEX, or None; UserError if it does not fit the run."""
-  model, path = config.model, config.data.neighbour_index
+  path, model = config.data.neighbour_index, config.model
+  if path is None:
+    return None
   given = num_neighbours(model), model.chunk_length, vocabulary.sha256
-  return NeighbourIndex(path, *given) if path else None
+  return NeighbourIndex(path, *given)
 
 
 def _check_forms(sources: Sequence[Source], beta: float | None) -> None:
