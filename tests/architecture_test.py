@@ -82,7 +82,7 @@ IMPORTS = {
   "rates": "console json_text config machine _tf accounting ops "
   "runtime/program mesh runtime/client programs",
   "model_dir": "errors json_text _tf",
-  "retrieval": "errors user_text json_text config model_dir",
+  "retrieval": "errors user_text config model_dir",
   "report": "__init__ errors model_dir",
   "data/sources": "errors user_text console json_text user_code config _tf "
   "model_dir",
@@ -97,7 +97,8 @@ IMPORTS = {
   "data/worker_pool data/filters",
   "data/tokens": "errors json_text config model_dir data/sources "
   "data/worker_pool data/filters data/vocabulary",
-  "data/batches": "errors json_text config runtime/host_functions data/sources "
+  "data/batches": "errors json_text config model_dir runtime/host_functions "
+  "data/sources "
   "data/filters data/vocabulary data/tokens",
   "checkpoints": "errors json_text config _tf architecture accounting "
   "runtime/host_functions runtime/program runtime/processes mesh "

@@ -361,13 +361,15 @@ def run_model(
   with tf.Graph().as_default():
     mtf_mesh = mtf.Mesh(mtf.Graph(), "mesh")
     dims = model_dims(config, len(batch["inputs"]), mesh)
-    shape = mtf.Shape([dims.batch, dims.length])
-    features = {
-      name: mtf.import_tf_tensor(mtf_mesh, tf.constant(value), shape)
-      for name, value in batch.items()
-    }
+    features = {}
+    for name, value in batch.items():
+      length = mtf.Dimension("length", value.shape[1])
+      features[name] = mtf.import_tf_tensor(
+        mtf_mesh, tf.constant(value), mtf.Shape([dims.batch, length])
+      )
     weights = TrainedWeights(mtf_mesh, config, dims, seed=0)
-    logits = Palm(config, dims, weights).logits(
+    palm = Palm(config, dims, weights, neighbours=features.get("neighbours"))
+    logits = palm.logits(
       features["inputs"], features.get("segments"), features.get("prefix")
     )
     nats, log_z = cross_entropy(logits, features["targets"])

@@ -362,6 +362,24 @@ def embed(config, params, inputs, segments):
   return x_BLD
 
 
+def block(config, params, layer: str, x_BLD, visible_BLM, states=None):
+  """Returns the output of a layer; `config` is of this layer."""
+  y_BLD = normalize(config, params, f"{layer}/norm", x_BLD)
+  attention_BLD = attend(config, params, layer, y_BLD, visible_BLM)
+  if config.branch_norm:  # Gemma 3
+    name = f"{layer}/attention_output_norm"
+    attention_BLD = normalize(config, params, name, attention_BLD)
+  if config.block == "parallel_two_norms":
+    y_BLD = normalize(config, params, f"{layer}/mlp_norm", x_BLD)
+  x_BLD = x_BLD + attention_BLD
+  if config.block == "serial":
+    y_BLD = normalize(config, params, f"{layer}/mlp_norm", x_BLD)
+  mlp_BLD = feed_forward(config, params, layer, y_BLD, states)
+  if config.branch_norm:
+    mlp_BLD = normalize(config, params, f"{layer}/mlp_output_norm", mlp_BLD)
+  return x_BLD + mlp_BLD
+
+
 def forward(
   config, params, inputs, segments=None, prefix=None, states=None
 ) -> np.ndarray:
@@ -376,20 +394,12 @@ def forward(
   x_BLD = embed(config, params, inputs, segments)
   for index in range(config.num_layers):
     layer, own = f"layer_{index:03d}", settings_of_layer(config, index)
-    y_BLD = normalize(config, params, f"{layer}/norm", x_BLD)
-    attention_BLD = attend(own, params, layer, y_BLD, visible_BLM)
-    if config.branch_norm:  # Gemma 3
-      name = f"{layer}/attention_output_norm"
-      attention_BLD = normalize(config, params, name, attention_BLD)
-    if config.block == "parallel_two_norms":
-      y_BLD = normalize(config, params, f"{layer}/mlp_norm", x_BLD)
-    x_BLD = x_BLD + attention_BLD
-    if config.block == "serial":
-      y_BLD = normalize(config, params, f"{layer}/mlp_norm", x_BLD)
-    mlp_BLD = feed_forward(own, params, layer, y_BLD, states)
-    if config.branch_norm:
-      mlp_BLD = normalize(config, params, f"{layer}/mlp_output_norm", mlp_BLD)
-    x_BLD = x_BLD + mlp_BLD
+    x_BLD = block(own, params, layer, x_BLD, visible_BLM, states)
+  return unembed(config, params, x_BLD)
+
+
+def unembed(config, params, x_BLD):
+  """Returns the logits of the output of the last block."""
   x_BLD = normalize(config, params, "final_norm", x_BLD)
   table_VD = params.get("output_embedding", params["embedding"])
   scale = config.logits_scale or config.d_model**-0.5

@@ -11,8 +11,9 @@ from palm_mtf.accounting.work import Work
 from palm_mtf.architecture import parameters
 from palm_mtf.architecture.adapter import B
 from palm_mtf.architecture.attention_blocks import block_pairs
-from palm_mtf.architecture.block import ROUTER, Layer, model_of
+from palm_mtf.architecture.block import ENCODER, ROUTER, Layer, model_of
 from palm_mtf.config import ModelConfig
+from palm_mtf.config.neighbours import num_neighbours
 
 SCORES = "attention/scores"
 
@@ -38,7 +39,8 @@ def _flops_of_layers(config: ModelConfig) -> Mapping[Layer, Mapping[str, int]]:
   for each in parameters.distinct_parameters(config):
     layer, part = parameters.parse_name(each.name)
     if layer is not None and part in products:
-      terms[kinds[layer]][part] = 2 * _count_active(each, config)
+      flops = 2 * _count_active(each, config)
+      terms[kinds[layer]][part] = flops * _count_passes(part, config)
   # Attention has two products: q k^T, and attention weights times v. With
   # Transformer-XL's positions, q is also multiplied by a vector per distance.
   # The half that the causal mask hides counts too, as in other papers, and so
@@ -47,7 +49,17 @@ def _flops_of_layers(config: ModelConfig) -> Mapping[Layer, Mapping[str, int]]:
   for layer, own in terms.items():
     has_vectors = layer.attention.mixer.score_positions == "transformer_xl"
     own[SCORES] = of_product * (3 if has_vectors else 2)
+    if layer.crosses:  # of a token: 4, 2 and 2 pairs per neighbour and position
+      pairs = 8 * num_neighbours(config) * config.chunk_length
+      own[SCORES] += 4 * config.num_heads * config.d_kv * pairs
   return terms
+
+
+def _count_passes(part: str, config: ModelConfig) -> int:
+  """Returns how many positions, per token of a row, a product has."""
+  of_neighbours = ENCODER, "condition/q", "condition/o", "cross/k", "cross/v"
+  is_of_them = part.startswith(of_neighbours)
+  return 2 * num_neighbours(config) if is_of_them else 1
 
 
 def _count_active(
@@ -90,8 +102,11 @@ def _product_dims(config: ModelConfig) -> dict[str, tuple[str, ...]]:
   """Returns {matrix product: dimensions of its parameter} of all layers."""
   dims: dict[str, tuple[str, ...]] = {}
   for kind in model_of(config).kinds:
-    for x in kind.layer.projections:
-      dims |= {x.part: (*x.inputs, *x.outputs), **x.factors}
+    for prefix, each in kind.layer.all_sums:
+      for branch in each.branches:
+        for x in (*branch.inputs, branch.output):
+          dims[prefix + x.part] = (*x.inputs, *x.outputs)
+          dims |= x.factors
   return dims | {parameters.logits_table(config): ("vocab",)}
 
 

@@ -6,8 +6,8 @@ import dataclasses
 import os
 
 from palm_mtf import gin_path
-from palm_mtf.architecture.block import check_targets
 from palm_mtf.architecture.parameters import check_frozen, parameter_dims
+from palm_mtf.architecture.targets import check_targets
 from palm_mtf.config import HardwareConfig, ModelConfig, PlanConfig
 from palm_mtf.config.exchange import check_exchange
 from palm_mtf.config.macros import values_of

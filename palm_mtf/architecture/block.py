@@ -18,7 +18,6 @@ collectives from this description.
 
 import collections
 import dataclasses
-import fnmatch
 import fractions
 import functools
 import math
@@ -36,7 +35,6 @@ from palm_mtf.architecture.adapter import (
 )
 from palm_mtf.architecture.rotary import Rotary, rotary_of
 from palm_mtf.config import ModelConfig
-from palm_mtf.errors import UserError, did_you_mean
 
 Dims = tuple[str, ...]  # names of dimensions, as in `model.dims.Dims`
 
@@ -300,7 +298,7 @@ class Sum(NamedTuple):
     The kernels of experts are not among them.
     """
     joined = (x for read in self.reads for x in read.joined)
-    return tuple(x.output.part for x in joined)
+    return tuple(dict.fromkeys(x.output.part for x in joined))
 
   @property
   def output_norm(self) -> str | None:
@@ -309,10 +307,23 @@ class Sum(NamedTuple):
     return found
 
 
+ENCODER = "encoder"  # begins the names of `Layer.encoder` in the layer
+
+
 class Layer(NamedTuple):
   """A layer: sums that are added to the residual stream one after another."""
 
   sums: tuple[Sum, ...]
+  # With NEIGHBOURS: what encodes them, and both cross-attentions, with reads
+  # of what attends, and of what it attends to (model/neighbours.py).
+  encoder: tuple[Sum, ...] = ()
+  crosses: tuple[Sum, ...] = ()
+
+  @property
+  def all_sums(self) -> list[tuple[str, Sum]]:
+    """All sums, each with what begins the names of its parameters."""
+    own = [("", x) for x in self.sums + self.crosses]
+    return own + [(f"{ENCODER}/", x) for x in self.encoder]
 
   @property
   def reads(self) -> tuple[Read, ...]:
@@ -433,14 +444,39 @@ def _find_groups(layers: list[Layer]) -> tuple[Group, ...]:
 
 
 def _layer(config: ModelConfig) -> Layer:
+  if not config.neighbours:
+    return Layer(_sums(config))
+  encoder = dataclasses.replace(config, attention_window=None)
+  crosses = _cross(config, "condition"), _cross(config, "cross")
+  return Layer(_sums(config), _sums(encoder), crosses)
+
+
+def _cross(config: ModelConfig, name: str) -> Sum:
+  mixer, stream = Attention(scale=config.score_scale), ("d_model",)
+  memory = stream, _KEY_DIMS[config.attention]
+  q, k, v, output = (
+    Projection(f"{name}/{part}", *dims)
+    for part, dims in zip(
+      "qkvo",
+      ((stream, _HEADS), memory, memory, (_HEADS, stream)),
+      strict=True,
+    )
+  )
+  reads = ("norm", (q,)), ("memory_norm", (k, v))
+  return Sum(
+    tuple(Read(f"{name}/{x}", (Branch(y, mixer, output),)) for x, y in reads)
+  )
+
+
+def _sums(config: ModelConfig) -> tuple[Sum, ...]:
   attention = _adapt(config, _attention(config))
   mlps = tuple(_adapt(config, x) for x in _mlps(config))
   if config.block == "parallel":
-    return Layer((Sum((Read("norm", (attention, *mlps)),)),))
+    return (Sum((Read("norm", (attention, *mlps)),)),)
   reads = Read("norm", (attention,)), Read("mlp_norm", mlps)
   if config.block == "parallel_two_norms":
-    return Layer((Sum(reads),))
-  return Layer(tuple(Sum((read,)) for read in reads))  # BLOCK = "serial"
+    return (Sum(reads),)
+  return tuple(Sum((read,)) for read in reads)  # BLOCK = "serial"
 
 
 def _adapt(config: ModelConfig, branch: Branch) -> Branch:
@@ -452,30 +488,6 @@ def _adapt(config: ModelConfig, branch: Branch) -> Branch:
     for x in (*branch.inputs, branch.output)
   )
   return dataclasses.replace(branch, inputs=tuple(inputs), output=output)
-
-
-def check_targets(config: ModelConfig) -> None:
-  """Raises UserError if a pattern matches no kernel, or one of experts."""
-  branches = [x for each in model_of(config).kinds for x in each.layer.branches]
-  for pattern in config.adapter_targets:
-    given, found = f"ADAPTER_TARGETS = {list(config.adapter_targets)!r}", False
-    for branch in branches:
-      for each in (*branch.inputs, branch.output):
-        if fnmatch.fnmatchcase(each.part, pattern):
-          found = True
-          if isinstance(branch.mixer, Experts):
-            raise UserError(
-              f'{given}: "{pattern}" matches {each.part}, and a token uses '
-              "only some experts, whose kernels have no adapters; name "
-              'other kernels, such as "attention/*".'
-            )
-    if not found:
-      parts = [x.part for y in branches for x in (*y.inputs, y.output)]
-      raise UserError(
-        f'{given}: no kernel of a layer matches "{pattern}"'
-        f"{did_you_mean(pattern, parts)}; kernels: "
-        f"{', '.join(dict.fromkeys(parts))}."
-      )
 
 
 # {value of ATTENTION: dimensions of k, and of v, at one position}

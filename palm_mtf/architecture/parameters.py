@@ -41,11 +41,13 @@ from typing import Literal, NamedTuple
 
 from palm_mtf.architecture.adapter import MAGNITUDE, PROMPT, VIRTUAL, A, B
 from palm_mtf.architecture.block import (
+  ENCODER,
   LOAD,
   NORMS,
   ROUTER,
   ROUTER_BIAS,
   Attention,
+  Branch,
   Dims,
   Experts,
   Layer,
@@ -72,7 +74,10 @@ class ParameterName(NamedTuple):
   @property
   def kind(self) -> str:
     """For metrics: "embedding", "norm", "attention", "mlp" or "logits"."""
-    first = self.part.partition("/")[0]
+    part = self.part
+    if self.layer is not None:
+      part = part.removeprefix(f"{ENCODER}/")
+    first = part.partition("/")[0]
     for kind in ("norm", "embedding"):  # in "mlp_norm", "position_embedding"
       if first.endswith(kind):
         return kind
@@ -437,18 +442,27 @@ def _norm_dims(config: ModelConfig, name: str) -> dict[str, Dims]:
 def dims_in_layer(config: ModelConfig, layer: Layer) -> dict[str, Dims]:
   """Returns {name in the layer: dimensions} of a layer's parameters."""
   dims: dict[str, Dims] = {}
-  for read in layer.reads:
-    dims |= _norm_dims(config, read.norm)
-    for branch in read.branches:
-      for each in (*branch.inputs, branch.output):
-        dims[each.part] = (*each.inputs, *each.outputs)
-        dims |= each.factors | each.vectors | each.virtual
-      if isinstance(branch.mixer, Attention):
-        dims |= branch.mixer.extras
-      if isinstance(branch.mixer, Experts):
-        dims |= dict.fromkeys(branch.mixer.states, ("router",))
-      if branch.output_norm:
-        dims |= _norm_dims(config, branch.output_norm)
+  for prefix, each in layer.all_sums:
+    own = {}
+    for read in each.reads:
+      own |= _norm_dims(config, read.norm)
+      for branch in read.branches:
+        own |= _dims_in_branch(config, branch)
+    dims |= {prefix + name: x for name, x in own.items()}
+  return dims
+
+
+def _dims_in_branch(config: ModelConfig, branch: Branch) -> dict[str, Dims]:
+  dims: dict[str, Dims] = {}
+  for each in (*branch.inputs, branch.output):
+    dims[each.part] = (*each.inputs, *each.outputs)
+    dims |= each.factors | each.vectors | each.virtual
+  if isinstance(branch.mixer, Attention):
+    dims |= branch.mixer.extras
+  if isinstance(branch.mixer, Experts):
+    dims |= dict.fromkeys(branch.mixer.states, ("router",))
+  if branch.output_norm:
+    dims |= _norm_dims(config, branch.output_norm)
   return dims
 
 

@@ -234,6 +234,11 @@ COMMANDS = {
       **_ADAPTER,
     },
   ),
+  "index chunks": Command(
+    "write the chunks of a run's training documents, for NEIGHBOUR_INDEX",
+    config="CacheConfig",
+    takes_functions=True,
+  ),
   "index tune": Command(
     "print the KNN_WEIGHT and KNN_TEMPERATURE that fit other texts best",
     config="Config",

@@ -34,6 +34,8 @@ from palm_mtf.errors import StoppedError, UserError, did_you_mean
 from palm_mtf.machine.compiled_code import keep_compiled_code
 from palm_mtf.machine.process import own_process
 
+_WITHOUT_NEIGHBOURS = "generate", "serve", "export", "plan", "index build"
+
 
 def main(arguments: Sequence[str] | None = None) -> int:
   """Runs one command and returns its exit code."""
@@ -160,6 +162,10 @@ def _run_configured(
     return 0
   try:
     model_dir, settings = configuration.build()
+    if name in _WITHOUT_NEIGHBOURS:
+      from palm_mtf.config.neighbours import refuse_neighbours
+
+      refuse_neighbours(settings.model, f"palm_mtf {name}")
     keywords = {each: getattr(options, each) for each in own}
     if command.keeps_config:
       keywords["config_files"] = configuration.config_files

@@ -1,6 +1,6 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""`palm_mtf index`: builds and tunes an index of the keys of texts."""
+"""`palm_mtf index`: indexes of keys of texts, and of chunks of documents."""
 
 import dataclasses
 import hashlib
@@ -13,12 +13,17 @@ import numpy as np
 
 from palm_mtf.commands.export import check_new
 from palm_mtf.commands.score import open_texts
-from palm_mtf.config import Config
+from palm_mtf.config import CacheConfig, Config
 from palm_mtf.console import print_results
+from palm_mtf.data.batches.neighbours import write_index
+from palm_mtf.data.filters.filtered_source import open_filtered
+from palm_mtf.data.tokens.store import load_stores
+from palm_mtf.data.vocabulary.load import load_vocabulary
 from palm_mtf.errors import UserError
 from palm_mtf.json_text import json_text
 from palm_mtf.machine.activation_dtype import log_dtype
 from palm_mtf.model_dir.atomic_files import new_path
+from palm_mtf.model_dir.foreign_files import seal_folder
 from palm_mtf.retrieval.keys import (
   KEYS,
   TOKENS,
@@ -26,7 +31,6 @@ from palm_mtf.retrieval.keys import (
   check_approximate,
   find_shares,
   write_approximate,
-  write_manifest,
 )
 
 _WEIGHTS = np.arange(20) / 20
@@ -55,8 +59,27 @@ def build(
       keys[at : at + len(found)] = found
     if search == "approximate":
       write_approximate(folder, keys)
-    write_manifest(folder, {**content, "search": search})
+    seal_folder(folder, {**content, "search": search})
   print_results({"index": output, "entries": len(tokens)}, as_json)
+
+
+def chunks(*, model_dir: str, config: CacheConfig, as_json: bool) -> None:
+  """Writes NEIGHBOUR_INDEX from the training documents of a run."""
+  model, data = config.model, config.data
+  output = os.path.abspath(os.path.expanduser(data.neighbour_index or ""))
+  if data.neighbour_index is None or os.path.lexists(output):
+    raise UserError(
+      f"NEIGHBOUR_INDEX = {data.neighbour_index!r}: give the path of the index "
+      "to make, where nothing is yet, and NEIGHBOURS."
+    )
+  vocabulary = load_vocabulary(model_dir, data, vocab_size=model.vocab_size)
+  sources = open_filtered(model_dir, data, model.sequence_length)
+  stores = load_stores(model_dir, data, sources, vocabulary, None)
+  splits = [x.train.tokens for x in stores]
+  with new_path(output, 64 * sum(map(len, splits))) as folder:
+    given = folder, splits, model.chunk_length, vocabulary.sha256
+    found = {"index": output, "chunks": write_index(*given)}
+  print_results(found, as_json)
 
 
 def tune(*, config: Config, as_json: bool = False, **given: Any) -> None:

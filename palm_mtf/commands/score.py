@@ -22,6 +22,7 @@ from palm_mtf.checkpoints.weights_to_load import open_newest
 from palm_mtf.commands.adapter import add_adapter
 from palm_mtf.commands.against import describe_divergence, open_other
 from palm_mtf.config import Config, ModelConfig, mesh_layout
+from palm_mtf.config.neighbours import refuse_neighbours
 from palm_mtf.console import format_table
 from palm_mtf.data.vocabulary.vocabulary import Vocabulary
 from palm_mtf.errors import UserError
@@ -133,6 +134,8 @@ def score(
 
   `against` is the path of a run or checkpoint, with which to compare.
   """
+  if against:
+    refuse_neighbours(config.model, f"--against = {against!r}")
   if against and config.decode.knn_index:
     raise UserError(
       f"--against = {against!r}: compares models without KNN_INDEX = "

@@ -15,6 +15,7 @@ from palm_mtf.config.learners import LearnersConfig
 from palm_mtf.config.loss import LossConfig
 from palm_mtf.config.mesh_layout import MeshLayout
 from palm_mtf.config.model import ModelConfig
+from palm_mtf.config.neighbours import check_neighbours, refuse_neighbours
 from palm_mtf.config.optimizer import OptimizerConfig
 from palm_mtf.config.optimizers import OPTIMIZERS
 from palm_mtf.config.pods import PodsConfig
@@ -83,6 +84,7 @@ class CorpusConfig(Checked):
 
   def __post_init__(self) -> None:
     super().__post_init__()
+    check_neighbours(self.model, self.data)
     objective, packing = self.model.objective, self.data.packing
     if objective == "causal":
       return
@@ -185,6 +187,11 @@ class Config(PlanConfig, CorpusConfig):
   decode: DecodeConfig = dataclasses.field(default_factory=DecodeConfig)
   evaluation: TaskEvalConfig = dataclasses.field(default_factory=TaskEvalConfig)
   learners: LearnersConfig = dataclasses.field(default_factory=LearnersConfig)
+
+  def __post_init__(self) -> None:
+    super().__post_init__()
+    if self.run.prompts or self.evaluation.eval_tasks:
+      refuse_neighbours(self.model, "text made for PROMPTS or EVAL_TASKS")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

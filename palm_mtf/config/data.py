@@ -169,6 +169,8 @@ class DataConfig(Checked):
       start of rows. Imported models do what their tokenizers do.
     context_length: maximum sequence length of an imported model, in tokens.
       Exports keep it if SEQUENCE_LENGTH is shorter. None for SEQUENCE_LENGTH.
+    neighbour_index: folder of `palm_mtf index chunks`, in which NEIGHBOURS are
+      found; None for none.
     noise_density: share of the tokens that "span_corruption" removes.
     mean_span_length: tokens per removed span, on average.
     licenses: {glob or name of a task: licence}, for `palm_mtf data report`.
@@ -189,6 +191,9 @@ class DataConfig(Checked):
   add_start: bool = True
   context_length: Annotated[int | None, whole()] = None
   extra_ids: Annotated[int, whole(0, 10_000)] = 0
+  neighbour_index: Annotated[
+    str | None, text("the path of a folder, or None")
+  ] = None
   noise_density: Annotated[float, real(0.01, 0.99)] = 0.15  # as in T5
   mean_span_length: Annotated[float, real(1.0, 1000.0)] = 3.0  # as in T5
   licenses: Annotated[

@@ -44,7 +44,7 @@ _YARN = "ROTARY_SLOW ROTARY_FAST ROTARY_TRUNCATE ROTARY_ATTENTION_FACTOR"
 # another, and the kind of MLP.
 _VARYING = (
   "ATTENTION_WINDOW MLP POSITIONS ROTARY_FACTOR ROTARY_ORIGINAL_LENGTH "
-  f"{_ROTARY} {_YARN}"
+  f"{_ROTARY} {_YARN} NEIGHBOURS"
 ).split()
 
 DenseMlp = Literal[
@@ -188,6 +188,9 @@ class ModelConfig(Checked):
       "span_corruption", removed spans from the rest of the document. With the
       last two, inputs attend to one another in both directions
       (data/batches/packing.py).
+    neighbours: number of neighbours of each chunk of a row that a layer attends
+      to, each two chunks long (model/neighbours.py); 0 for none.
+    chunk_length: tokens of a chunk.
     adapter: what is trained in place of INIT_CHECKPOINT, whose model is frozen:
       "none"; "lora" (Hu et al. 2022) or "dora" (Liu et al. 2024), two
       factors per kernel; "prefix" (Li and Liang 2021), keys and values of
@@ -283,6 +286,8 @@ class ModelConfig(Checked):
   remat: Literal["none", "attention", "layer"] = "none"
   model_function: Annotated[str, text_or_empty('"module.name", or ""')] = ""
   objective: Literal["causal", "prefix_lm", "span_corruption"] = "causal"
+  neighbours: Annotated[int, whole(0, 64)] = 0
+  chunk_length: Size = 64
   adapter: Literal["none", "lora", "dora", "prefix", "prompt"] = "none"
   adapter_rank: Size | None = None
   adapter_alpha: Annotated[float | None, real(1e-6, 1e6)] = None

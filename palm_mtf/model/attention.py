@@ -99,7 +99,7 @@ def _sum_of_parts(parts, places):
   return tf.cast(total, parts[0].dtype)
 
 
-class _Heads:
+class Heads:
   """The matrix products of attention; query heads may share keys and values."""
 
   # In multi-query attention all heads read the same keys. The queries of all
@@ -171,7 +171,7 @@ class BlockedAttention:
     `others` has the masks, if any: segments, then prefix. The `extras` follow:
     tensors by which distances change scores, such as ALiBi's slopes.
     """
-    heads, extras = _Heads(q.shape[2], k.shape), others[self.num_masks :]
+    heads, extras = Heads(q.shape[2], k.shape), others[self.num_masks :]
     outs, weights = [], []
     for block, own, keys, values, *masks in self._blocks_with_keys(
       q, k, v, *others[: self.num_masks]
@@ -203,7 +203,7 @@ class BlockedAttention:
       *others: `others` of `attend`; then what `attend` returned: the output
         and, if `keeps_weights`, the attention weights of each block.
     """
-    heads = _Heads(q.shape[2], k.shape)
+    heads = Heads(q.shape[2], k.shape)
     num_results = 1 + (len(self.blocks) if self.keeps_weights else 0)
     end = len(others) - num_results
     masks, extras = others[: self.num_masks], others[self.num_masks : end]

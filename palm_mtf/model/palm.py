@@ -10,6 +10,8 @@
   Attention(x) = self_attention(rotary(x q), rotary(x k), x v) o
   logits       = final_norm(x) embedding^T / sqrt(d_model)
 
+Layers with NEIGHBOURS then attend to similar texts (neighbours.py).
+
 (PaLM, section 2; Chowdhery et al. 2022.) Settings choose other norms, MLPs,
 heads, positions and biases: architecture/block.py describes the block that this
 forward pass computes. Training, validation, scoring and the prefill of decoding
@@ -17,16 +19,26 @@ use this forward pass; weights.py stores the weights and multiplies by them.
 """
 
 import functools
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 
 from palm_mtf._tf import mtf
-from palm_mtf.architecture.block import NORMS, Attention, Branch, model_of
+from palm_mtf.architecture.block import (
+  ENCODER,
+  NORMS,
+  Attention,
+  Branch,
+  Layer,
+  Sum,
+  model_of,
+)
 from palm_mtf.architecture.parameters import layer_name
 from palm_mtf.config import ModelConfig
+from palm_mtf.config.neighbours import refuse_neighbours
 from palm_mtf.model.attention import self_attention
 from palm_mtf.model.dims import Dims
 from palm_mtf.model.dropout import Dropout
 from palm_mtf.model.layers import add_bias, norm, without_padding
+from palm_mtf.model.neighbours import Neighbours
 from palm_mtf.model.positions import rotary_tables
 from palm_mtf.model.sharding import from_residual, to_residual
 from palm_mtf.model.virtual import put_virtual
@@ -45,6 +57,7 @@ class Palm:
     dims: Dims,
     weights: TrainedWeights,
     dropout: Dropout | None = None,
+    neighbours: mtf.Tensor | None = None,
   ):
     """Makes the rotary tables, which the layers share.
 
@@ -52,6 +65,7 @@ class Palm:
       weights: the parameters; for decoding, the joined kernels of
         generation/decode/forward.py.
       dropout: dropout of a training step; None drops nothing.
+      neighbours: `Neighbours.tokens`, if layers attend to neighbours.
     """
     self._config = config
     self._dims = dims
@@ -63,6 +77,16 @@ class Palm:
       rotary: rotary_tables(weights.mesh, dims.length, rotary)
       for rotary in model_of(config).rotaries
     }
+    self._neighbours = None
+    if neighbours is None:
+      refuse_neighbours(config, "this program")
+    else:
+      self._neighbours = Neighbours(config, neighbours)
+      length = mtf.Dimension("length", 2 * config.chunk_length)
+      self._neighbour_angles = {
+        rotary: rotary_tables(weights.mesh, length, rotary)
+        for rotary in self._angles
+      }
 
   def logits(
     self,
@@ -113,6 +137,9 @@ class Palm:
   ) -> mtf.Tensor:
     """Returns the input of the first block; for arguments see `logits`."""
     x = self._drop(self._weights.embed(inputs, segments), 0)
+    if self._neighbours:
+      e = self._weights.embed(self._neighbours.tokens, None)
+      x = mtf.concat([x, e], "length")
     return to_residual(x, self._dims)
 
   def run_blocks(
@@ -126,6 +153,7 @@ class Palm:
     """Returns the output of the last of `layers`; x is the input of the first.
 
     Input and output are [batch, length, d_model_residual], activation dtype.
+    After the positions of the row, they have those of its neighbours, if any.
     For the other arguments see `hidden`.
     """
 
@@ -156,6 +184,8 @@ class Palm:
     """Normalizes the output of the last block; see `hidden`."""
     # The last norm multiplies by the factor of the logits, because norms use
     # float32. Scaling bfloat16 logits would round the logits a second time.
+    if self._neighbours:
+      x, _ = self._neighbours.split(x)
     x = from_residual(x, self._dims)
     return self._norm(x, "final_norm", factor=self._config.logits_factor)
 
@@ -167,10 +197,56 @@ class Palm:
   def _block(
     self, x: mtf.Tensor, *, layer: int, attend: Callable[..., mtf.Tensor]
   ) -> mtf.Tensor:
-    weights, name = self._weights, layer_name(layer)
-    described = model_of(self._config).layers[layer]
-    angles = self._angles.get(described.rotary, [])
-    for i, each in enumerate(described.sums):
+    described, name = model_of(self._config).layers[layer], layer_name(layer)
+    angles, own = self._angles.get(described.rotary, []), self._neighbours
+    if own:
+      x, e = own.split(x)
+    x = self._add_sums(x, name, described.sums, angles, attend, 2 * layer + 1)
+    if not own:
+      return x
+    if described.crosses:
+      x, e = self._add_neighbours(x, e, name, described)
+    return mtf.concat([x, e], "length")
+
+  def _add_neighbours(
+    self, x: mtf.Tensor, e: mtf.Tensor, name: str, layer: Layer
+  ) -> tuple[mtf.Tensor, mtf.Tensor]:
+    # Returns the streams of the row and of its neighbours' tokens.
+    assert self._neighbours
+    own, present = self._neighbours, self._neighbours.present()
+
+    def attend(unused_name, branch, qkv):
+      return self_attention(*qkv, present, present, mixer=branch.mixer)
+
+    def cross(x, memory, each, mix):
+      qkv = []
+      for y, read in zip((x, memory), each.reads, strict=True):
+        y = self._norm(from_residual(y, self._dims), f"{name}/{read.norm}")
+        qkv += self._weights.project_in(y, name, read, ())
+      branch = each.branches[0]
+      scale = branch.mixer.factor(self._config.d_kv)
+      mixed = {branch.output: mix(qkv, scale, layer.rotary)}
+      y = self._weights.project_out(name, mixed)
+      return x + to_residual(y, self._dims)
+
+    angles = self._neighbour_angles.get(layer.rotary, [])
+    given = f"{name}/{ENCODER}", layer.encoder, angles, attend
+    e = mtf.reshape(self._add_sums(own.apart(e), *given), e.shape)
+    e = cross(e, x, layer.crosses[0], own.condition)
+    return cross(x, e, layer.crosses[1], own.attend), e
+
+  def _add_sums(
+    self,
+    x: mtf.Tensor,
+    name: str,
+    sums: Sequence[Sum],
+    angles: Sequence[mtf.Tensor],
+    attend: Callable[..., mtf.Tensor],
+    place: int | None = None,
+  ) -> mtf.Tensor:
+    # Returns x after the sums. `place` is that of the first sum for dropout.
+    weights = self._weights
+    for i, each in enumerate(sums):
       branches, sparse = {}, []
       for read in each.reads:
         y = from_residual(x, self._dims)
@@ -188,13 +264,14 @@ class Palm:
       # The products of all branches are added first and then share one
       # all-reduce (PaLM, section 2).
       y = weights.project_out(name, branches, sparse)
-      place = 2 * layer + 1 + i
       if each.output_norm:
         for bias in weights.output_biases(name, branches, after=y):
           y = add_bias(y, bias)
         y = self._norm(y, f"{name}/{each.output_norm}")
         branches = {}  # the residual stream gets no more biases
-      x += to_residual(self._drop(y, place), self._dims)
+      if place is not None:
+        y = self._drop(y, place + i)
+      x += to_residual(y, self._dims)
       for bias in weights.output_biases(name, branches, after=x):
         x = add_bias(x, to_residual(bias, self._dims))
     return x

@@ -88,6 +88,7 @@ def read_json_object(path: str, hint: str) -> dict[str, Any]:
 # Refuse larger files, so that a damaged file cannot fill the memory. For scale:
 # a checkpoint's manifest has 20 MB for a 10,000-layer model.
 _MAX_BYTES = 2**28
+MANIFEST = "manifest.json"  # of a sealed folder
 _BLAKE2B = functools.partial(hashlib.blake2b, digest_size=16)
 
 
@@ -119,6 +120,26 @@ def read_sealed(path: str, key: str = "seal") -> tuple[dict[str, Any], str]:
     if digest == _hash_content(content):
       return content, digest
   raise ValueError(f"{path} is not what was sealed")
+
+
+def seal_folder(folder: str, content: Mapping[str, object]) -> None:
+  """Writes what a folder is, and the hashes of all its files, which exist."""
+  hashes = {x: hash_file(f"{folder}/{x}") for x in os.listdir(folder)}
+  with open(f"{folder}/{MANIFEST}", "w", encoding="utf-8") as file:
+    file.write(json_text(seal({**content, "hashes": hashes})))
+
+
+def open_folder(folder: str) -> tuple[dict[str, Any], str]:
+  """Returns the content that `seal_folder` wrote, and its hash.
+
+  Raises OSError, ValueError or LookupError if a file is missing or changed.
+  """
+  content, digest = read_sealed(f"{folder}/{MANIFEST}")
+  paths = {x: f"{folder}/{x}" for x in content["hashes"]}
+  for name, path in paths.items():
+    if check_regular(path) and hash_file(path) != content["hashes"][name]:
+      raise ValueError(f"{path} is not what was sealed")
+  return content, digest
 
 
 def _hash_content(content: Mapping[str, object]) -> str:

@@ -17,6 +17,7 @@ FEATURE_DTYPES = {
   "segments": tf.int32,  # id of the document; bounds attention; default: 0
   "loss_weights": tf.float32,  # weight of each target in the loss; default: 1
   "prefix": tf.int32,  # 1 for inputs that attend in both directions; default: 0
+  "neighbours": tf.int32,  # per row: its neighbours' tokens (`Neighbours`)
   "reference": tf.float32,  # per row: the reference's log ratio of a pair
   "teacher_ids": tf.int32,  # TEACHER_TOKENS tokens per position
   # The teacher's log p of these tokens or, without them, of all tokens.
@@ -85,11 +86,15 @@ class Stage(NamedTuple):
 
 
 def find_palm_features(
-  names: Sequence[str], dims: Dims, teacher_tokens: int | None = None
+  names: Sequence[str],
+  dims: Dims,
+  teacher_tokens: int | None = None,
+  neighbour_tokens: int = 0,
 ) -> dict[str, Feature]:
   """Returns the dtypes and shapes of PaLM's features.
 
-  `teacher_tokens` is TEACHER_TOKENS, if there is a teacher.
+  `teacher_tokens` is TEACHER_TOKENS, if there is a teacher, and
+  `neighbour_tokens` the number of tokens of a row's neighbours.
 
   Raises UserError if a feature is unknown, or inputs or targets are missing.
   """
@@ -105,9 +110,13 @@ def find_palm_features(
   if "teacher_ids" in names:
     taught = mtf.Dimension("teacher_tokens", teacher_tokens)
   shape = dims.batch, dims.length, taught
+  shapes = {name: shape[: _RANKS.get(name, 2)] for name in names}
+  if "neighbours" in names:
+    own = mtf.Dimension("length", neighbour_tokens)
+    shapes["neighbours"] = dims.batch, own
   return {
-    name: Feature(FEATURE_DTYPES[name], mtf.Shape(shape[: _RANKS.get(name, 2)]))
-    for name in names
+    name: Feature(FEATURE_DTYPES[name], mtf.Shape(x))
+    for name, x in shapes.items()
   }
 
 

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from palm_mtf._tf import mtf, tf
 from palm_mtf.config import MeshLayout, ModelConfig
+from palm_mtf.config.neighbours import neighbour_tokens
 from palm_mtf.mesh.cpu_gpu import local_devices
 from palm_mtf.model.dims import model_dims
 from palm_mtf.model.loss import cross_entropy, weight_sum, weighted_mean
@@ -42,12 +43,15 @@ def build_forward_program(
   mesh = mtf.Mesh(mtf.Graph(), "pod")
   placement = local_devices(mesh_layout.num_devices).placement(mesh_layout, 0)
   dims = model_dims(config, batch_size, mesh_layout)
-  specs = find_palm_features(features, dims)
+  specs = find_palm_features(
+    features, dims, neighbour_tokens=neighbour_tokens(config)
+  )
   with tf.device(placement.cpu):
     fed = make_placeholders(specs)
   batch = import_features(mesh, placement, {placement.cpu: fed}, specs)
   loss_weights = batch.get("loss_weights")
-  palm = Palm(config, dims, TrainedWeights(mesh, config, dims))
+  weights = TrainedWeights(mesh, config, dims)
+  palm = Palm(config, dims, weights, neighbours=batch.get("neighbours"))
   logits = palm.logits(
     batch["inputs"], batch.get("segments"), batch.get("prefix")
   )

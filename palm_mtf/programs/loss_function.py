@@ -14,6 +14,7 @@ from typing import Protocol
 from palm_mtf._tf import mtf, tf
 from palm_mtf.architecture.parameters import first_stage_in_backward
 from palm_mtf.config import LossConfig, MeshLayout, ModelConfig
+from palm_mtf.config.neighbours import neighbour_tokens
 from palm_mtf.mesh.stages import send
 from palm_mtf.model.dims import model_dims
 from palm_mtf.model.distillation import teacher_terms
@@ -108,7 +109,10 @@ class PalmLoss:
     self._dims = model_dims(step.model, num_rows, step.mesh_layout)
     self._is_float32 = step.mesh_layout.gradient_dtype == "float32"
     self.features = find_palm_features(
-      feature_names, self._dims, step.loss.teacher_tokens
+      feature_names,
+      self._dims,
+      step.loss.teacher_tokens,
+      neighbour_tokens(step.model),
     )
 
   def build_sums(self, stages: Sequence[Stage]) -> LossSums:
@@ -153,7 +157,8 @@ class PalmLoss:
       loss=self._loss,
     )
     with tf.device(stage.placement.cpu):
-      return Palm(self._config, self._dims, weights, dropout)
+      given = self._config, self._dims, weights, dropout
+      return Palm(*given, stage.batch.get("neighbours"))
 
 
 def token_sums(

@@ -12,18 +12,17 @@ the KNN_NEIGHBOURS nearest keys that have this token.
 
 import contextlib
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
 
 from palm_mtf.config import DecodeConfig, ModelConfig
 from palm_mtf.errors import UserError, check_library
-from palm_mtf.json_text import json_text
 from palm_mtf.model_dir import foreign_files
 
 # [entries, d_model] float16, and [entries] int32.
 KEYS, TOKENS = "keys.npy", "tokens.npy"
-_SEARCH, _MANIFEST = "search.faiss", "manifest.json"
+_SEARCH = "search.faiss"
 _BLOCK = 2**14  # keys that are compared at once
 _SCORES = 2**26  # comparisons whose results are in memory
 _ROUNDING = 1e-5  # of a float32 product, per sum of the squares of its vectors
@@ -58,21 +57,16 @@ def write_approximate(folder: str, keys: np.ndarray) -> None:
   faiss.write_index(search, f"{folder}/{_SEARCH}")
 
 
-def write_manifest(folder: str, content: Mapping[str, object]) -> None:
-  """Writes what an index is; its other files are complete."""
-  hashes = {
-    x: foreign_files.hash_file(f"{folder}/{x}") for x in os.listdir(folder)
-  }
-  with open(f"{folder}/{_MANIFEST}", "w", encoding="utf-8") as file:
-    file.write(json_text(foreign_files.seal({**content, "hashes": hashes})))
-
-
 def describe_index(decode: DecodeConfig) -> dict[str, str]:
   """Returns the hash of the content of KNN_INDEX; {} without a whole index."""
   if path := decode.knn_index:
     with contextlib.suppress(OSError, ValueError):
       path = os.path.expanduser(path)
-      return {"index": foreign_files.read_sealed(f"{path}/{_MANIFEST}")[1]}
+      return {
+        "index": foreign_files.read_sealed(f"{path}/{foreign_files.MANIFEST}")[
+          1
+        ]
+      }
   return {}
 
 
@@ -93,22 +87,18 @@ class KeyIndex:
     given = f"KNN_INDEX = {decode.knn_index!r}"
     path, is_whole = os.path.expanduser(str(decode.knn_index)), False
     with contextlib.suppress(OSError, ValueError, LookupError, EOFError):
-      self.manifest, _ = foreign_files.read_sealed(f"{path}/{_MANIFEST}")
       # A changed key would change probabilities without an error.
-      hashes = self.manifest["hashes"]
-      paths = {x: f"{path}/{x}" for x in hashes}
-      check, read = foreign_files.check_regular, foreign_files.hash_file
-      if hashes == {x: check(y) and read(y) for x, y in paths.items()}:
-        self.keys, self._tokens = (
-          np.load(f"{path}/{x}", mmap_mode="r") for x in (KEYS, TOKENS)
-        )
-        is_other = self.manifest["checkpoint"] != checkpoint
-        kinds = f"{self.keys.dtype} {self._tokens.dtype}"
-        is_whole = is_other or (
-          kinds == "float16 int32"
-          and self.keys.shape == (*self._tokens.shape, model.d_model)
-          and 0 <= self._tokens.min() <= self._tokens.max() < model.vocab_size
-        )
+      self.manifest, _ = foreign_files.open_folder(path)
+      self.keys, self._tokens = (
+        np.load(f"{path}/{x}", mmap_mode="r") for x in (KEYS, TOKENS)
+      )
+      is_other = self.manifest["checkpoint"] != checkpoint
+      kinds = f"{self.keys.dtype} {self._tokens.dtype}"
+      is_whole = is_other or (
+        kinds == "float16 int32"
+        and self.keys.shape == (*self._tokens.shape, model.d_model)
+        and 0 <= self._tokens.min() <= self._tokens.max() < model.vocab_size
+      )
     if not is_whole:
       raise UserError(
         f"{given}: has no whole index; make one with palm_mtf index build."

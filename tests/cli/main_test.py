@@ -26,8 +26,8 @@ HEAVY = {
 
 
 COMMANDS = (
-  "train, plan, sweep, evaluate, generate, score, index build, index tune, "
-  "serve, export, import, data cache, data inspect, data report, "
+  "train, plan, sweep, evaluate, generate, score, index build, index chunks, "
+  "index tune, serve, export, import, data cache, data inspect, data report, "
   "checkpoints list, checkpoints verify, checkpoints compare, "
   "checkpoints prune, lineage, vocab, vocab inspect, pods serve, "
   "pods manage, pods join, pods token, pods list, pods drain, pods release, "

@@ -5,6 +5,7 @@ import json
 import pytest
 
 from palm_mtf.cli.main import main
+from tests import runs
 from tests.commands.index_test import TEXT
 from tests.doc_pages import Page
 
@@ -35,6 +36,23 @@ def test_passages_are_put_before_the_prompt(
   (words,) = block.commands
   assert main(words[1:]) == 0
   assert "def main(" in capsys.readouterr().out
+
+
+@pytest.mark.slow
+@PAGE.shows("palm_mtf index chunks")
+def test_a_model_with_neighbours_is_trained_and_used(
+  block, tmp_path, monkeypatch, capsys
+):
+  monkeypatch.chdir(tmp_path)
+  corpus = runs.write_corpus(tmp_path / "corpus")
+  (tmp_path / "third.txt").write_text("seven two ten four")
+  few = [f"--gin.TEXT_FILES='{corpus}/*.txt'", "--gin.VOCAB_SIZE=320"]
+  few += ["--gin.TRAIN_STEPS=2", "--gin.EVAL_BATCHES=1"]
+  few += ["--gin.VALIDATION_SHARE=0.4", "--gin.EVAL_STEPS=2"]
+  for words in block.commands:
+    more = few if "train" in words or "chunks" in words else []
+    assert main([*words[1:], *more]) == 0, words
+  assert "validation_loss" in capsys.readouterr().out
 
 
 def test_every_block_is_tested():

@@ -8,7 +8,7 @@ import re
 import pytest
 
 from palm_mtf.architecture.adapter import adapter_scale
-from palm_mtf.architecture.block import check_targets
+from palm_mtf.architecture.targets import check_targets
 from palm_mtf.errors import UserError
 from tests.adapter_oracle import make_case
 from tests.blocks import Z_LOSS, block_config, check_slopes

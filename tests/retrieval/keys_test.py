@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from palm_mtf.config import DecodeConfig
+from palm_mtf.model_dir.foreign_files import seal_folder
 from palm_mtf.retrieval.keys import (
   KEYS,
   TOKENS,
@@ -16,7 +17,6 @@ from palm_mtf.retrieval.keys import (
   check_approximate,
   describe_index,
   write_approximate,
-  write_manifest,
 )
 from tests.refusals import message_of
 
@@ -41,7 +41,7 @@ def write(folder, entries, search="exact"):
   np.save(folder / TOKENS, rng.integers(0, VOCAB, entries).astype(np.int32))
   if search == "approximate":
     write_approximate(str(folder), np.load(folder / KEYS))
-  write_manifest(
+  seal_folder(
     str(folder), {"checkpoint": CHECKPOINT, "search": search, "texts": []}
   )
   return folder
@@ -131,7 +131,7 @@ def test_of_equal_keys_the_first_entries_count(tmp_path):
   keys[1::3] = keys[4]
   np.save(folder / KEYS, keys)
   np.save(folder / TOKENS, np.arange(3000, dtype=np.int32) % VOCAB)
-  write_manifest(
+  seal_folder(
     str(folder), {"checkpoint": CHECKPOINT, "search": "exact", "texts": []}
   )
   query[4] = keys[4] + query[4] / 50
@@ -199,7 +199,7 @@ def test_answers_of_tasks_depend_on_the_content_of_the_index(folder, tmp_path):
   tokens = np.load(folder / TOKENS)
   tokens[3] ^= 1
   np.save(folder / TOKENS, tokens)
-  write_manifest(
+  seal_folder(
     str(folder), {"checkpoint": CHECKPOINT, "search": "exact", "texts": []}
   )
   assert describe_index(decode) not in (before, {})
@@ -258,7 +258,7 @@ def test_an_index_that_no_build_writes_is_refused(folder):
     (folder / "manifest.json").unlink()
     np.save(folder / KEYS, wrong_keys)
     np.save(folder / TOKENS, wrong_tokens)
-    write_manifest(str(folder), {"checkpoint": CHECKPOINT, "search": "exact"})
+    seal_folder(str(folder), {"checkpoint": CHECKPOINT, "search": "exact"})
     said = message_of(KeyIndex, settings(folder), CHECKPOINT, MODEL)
     assert "has no whole index" in said
 

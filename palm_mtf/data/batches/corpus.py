@@ -20,12 +20,14 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 import numpy as np
 
 from palm_mtf.config import Config, DataConfig
+from palm_mtf.config.neighbours import num_neighbours
 from palm_mtf.config.run import BatchSizes
 from palm_mtf.config.watch import Skips
 from palm_mtf.data.batches.conversations import (
   check_prompts,
   open_conversations,
 )
+from palm_mtf.data.batches.neighbours import NeighbourIndex
 from palm_mtf.data.batches.packing import (
   CAUSAL,
   FEATURES,
@@ -203,6 +205,7 @@ class Corpus:
   objective: Objective = CAUSAL
   first: int = 0  # input id at the start of each row and segment
   virtual: int = 0  # virtual positions before each document, or joined row
+  neighbours: NeighbourIndex | None = None  # if layers attend to neighbours
 
   @property
   def fingerprint(self) -> str:
@@ -217,6 +220,9 @@ class Corpus:
       parts.append(to_json(self.objective))
     if self.virtual:
       parts.append(f"{self.virtual} virtual positions")
+    if self.neighbours:
+      _, count, *_ = self.neighbours.given
+      parts += ["neighbours", count, self.neighbours.digest]
     for source, store in zip(self.sources, self.stores, strict=True):
       parts += [source.name, source.rate, store.fingerprint]
     return hash_parts(parts)
@@ -305,6 +311,7 @@ class Corpus:
       eod_id=self._segment_end,
       seed=self.seed,
       first=self.first,
+      neighbours=self.neighbours,
     )
 
   def list_rows(self) -> list[WholeRows]:
@@ -341,7 +348,10 @@ class Corpus:
       self._check_has_a_row(source, split, tokens)
       length = self.sequence_length - self.virtual
       return JoinedRows(
-        tokens, length, eod_id=self._segment_end, first=self.first
+        *(tokens, length),
+        eod_id=self._segment_end,
+        first=self.first,
+        neighbours=self.neighbours,
       )
     rows = WholeRows(
       tokens,
@@ -435,7 +445,19 @@ def corpus_of_run(
     seed=config.run.seed_of_data,
     first=row_start(data, vocabulary),
     virtual=virtual,
+    neighbours=open_neighbours(config, vocabulary),
   )
+
+
+def open_neighbours(
+  config: Config, vocabulary: Vocabulary
+) -> NeighbourIndex | None:
+  """Returns NEIGHBOUR_INDEX, or None; UserError if it does not fit the run."""
+  path, model = config.data.neighbour_index, config.model
+  if path is None:
+    return None
+  given = num_neighbours(model), model.chunk_length, vocabulary.sha256
+  return NeighbourIndex(path, *given)
 
 
 def _check_forms(sources: Sequence[Source], beta: float | None) -> None:

@@ -85,6 +85,11 @@ import numpy as np
 
 from palm_mtf.config import DataConfig
 from palm_mtf.config.data import SpanCorruption
+from palm_mtf.data.batches.neighbours import (
+  NeighbourIndex,
+  Place,
+  find_documents,
+)
 from palm_mtf.data.batches.shuffle import shuffle
 from palm_mtf.data.tokens.shard import TokenArray
 from palm_mtf.data.vocabulary.vocabulary import Vocabulary
@@ -247,7 +252,7 @@ def _random_sizes(total: int, parts: int, key: str) -> np.ndarray:
 
 FEATURES = (
   *("inputs", "targets", "segments", "loss_weights", "prefix"),
-  "reference",
+  *("neighbours", "reference"),
 )
 Row = dict[str, np.ndarray]  # {feature, such as "inputs": [length]}
 
@@ -272,21 +277,22 @@ class JoinedRows:
     *,
     eod_id: int | None,
     first: int = 0,
+    neighbours: NeighbourIndex | None = None,
   ):
     """Cuts rows of `length` tokens; see `make_joined_row` for the rest."""
     self._tokens = tokens
     self._length = length
     self._eod_id, self._first = eod_id, first
+    self._neighbours = neighbours
     self.num_rows = len(tokens) // length
-    self.features = join_features([tokens], eod_id)
+    self.features = join_features([tokens], eod_id, neighbours)
 
   def read(self, number: int) -> Row:
     """Returns the features of row `number`, which is below `num_rows`."""
     start = number * self._length
-    targets, is_target = self._tokens.read(start, start + self._length)
-    return make_joined_row(
-      targets, is_target, self.features, self._eod_id, self._first
-    )
+    place = self._tokens, start, start + self._length
+    given = self.features, self._eod_id, self._first, self._neighbours
+    return make_joined_row([place], *given)
 
 
 def row_start(data: DataConfig, vocabulary: Vocabulary) -> int:
@@ -312,7 +318,9 @@ def prompt_start(data: DataConfig, vocabulary: Vocabulary) -> int | None:
 
 
 def join_features(
-  sources: Sequence[TokenArray], eod_id: int | None
+  sources: Sequence[TokenArray],
+  eod_id: int | None,
+  neighbours: NeighbourIndex | None = None,
 ) -> tuple[str, ...]:
   """Returns joined rows' feature names; no "segments" if `eod_id` is None."""
   features = ("inputs", "targets")
@@ -320,25 +328,27 @@ def join_features(
     features += ("segments",)
   if any(tokens.has_inputs for tokens in sources):
     features += ("loss_weights",)
-  return features
+  return (*features, "neighbours") if neighbours else features
 
 
 def make_joined_row(
-  targets: np.ndarray,
-  is_target: np.ndarray,
+  places: Sequence[Place],
   features: Sequence[str],
   eod_id: int | None,
   first: int = 0,
+  neighbours: NeighbourIndex | None = None,
 ) -> Row:
   """Returns the features of one row of joined documents.
 
   Args:
-    targets: tokens, [length], int32.
-    is_target: whether each token has a loss, [length], bool.
+    places: where the tokens are.
     features: names that `join_features` returned.
     eod_id: id of [eod] if [eod] ends a segment; otherwise None.
     first: input at the start of the row or of a segment.
+    neighbours: where the row's chunks find neighbours, if the model has any.
   """
+  parts = [tokens.read(start, stop) for tokens, start, stop in places]
+  targets, is_target = map(np.concatenate, zip(*parts, strict=True))
   row = {"inputs": _shift(targets, first), "targets": targets}
   if eod_id is not None:
     # A segment begins where the input is [eod]; `first` replaces that [eod].
@@ -348,6 +358,9 @@ def make_joined_row(
     row["segments"] = (1 + np.cumsum(begins)).astype(np.int32)
   if "loss_weights" in features:
     row["loss_weights"] = is_target.astype(np.float32)
+  if neighbours:
+    hidden = find_documents(places)
+    row["neighbours"] = neighbours.find(row["inputs"], hidden)
   return row
 
 

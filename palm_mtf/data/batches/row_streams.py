@@ -31,6 +31,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from palm_mtf.data.batches.neighbours import NeighbourIndex
 from palm_mtf.data.batches.packing import (
   FEATURES,
   JoinedRows,
@@ -252,34 +253,30 @@ class JoinedStream:
     eod_id: int | None,
     seed: int,
     first: int = 0,
+    neighbours: NeighbourIndex | None = None,
   ):
     """Cuts rows of `length` tokens; see `make_joined_row` for the rest."""
     self._sources = sources
     self._length = length
     self._eod_id, self._first = eod_id, first
-    self._seed = seed
+    self._neighbours, self._seed = neighbours, seed
     self._stream = DocumentStream(sources, seed=seed)
     tokens = [source.tokens for source in sources]
     self.num_rows = sum(map(len, tokens)) // length
-    self.features = join_features(tokens, eod_id)
+    self.features = join_features(tokens, eod_id, neighbours)
 
   def read(self, numbers: np.ndarray) -> list[Row]:
     """Returns the features of rows, given their numbers, [n], int64.
 
     A feature is [length], int32; "loss_weights" is float32.
     """
-    rows = []
+    rows, given = [], (self._eod_id, self._first, self._neighbours)
     for row in self._stretches(numbers):
-      parts = [
-        self._sources[x.source].tokens.read(x.start, x.start + x.length)
+      places = [
+        (self._sources[x.source].tokens, x.start, x.start + x.length)
         for x in row
       ]
-      targets, is_target = map(np.concatenate, zip(*parts, strict=True))
-      rows.append(
-        make_joined_row(
-          targets, is_target, self.features, self._eod_id, self._first
-        )
-      )
+      rows.append(make_joined_row(places, self.features, *given))
     return rows
 
   def pieces(self, numbers: np.ndarray) -> list[list[Piece]]:

@@ -20,6 +20,7 @@ import numpy as np
 from palm_mtf.config.run import BatchSizes
 from palm_mtf.config.watch import Skips
 from palm_mtf.data.batches.corpus import Corpus, Prefetcher
+from palm_mtf.data.batches.neighbours import NeighbourIndex
 from palm_mtf.data.batches.packing import from_json, to_json
 from palm_mtf.data.tokens.store import read_store
 from palm_mtf.json_text import json_text
@@ -41,6 +42,7 @@ def batches_spec(corpus: Corpus, sizes: BatchSizes, skips: Skips) -> str:
       "sources": [[x.name, x.rate, x.form] for x in corpus.sources],
       "settings": {name: getattr(corpus, name) for name in _SETTINGS},
       "objective": to_json(corpus.objective),
+      "neighbours": corpus.neighbours and corpus.neighbours.given,
       "fingerprint": corpus.fingerprint,
       "sizes": sizes.pairs,
       "skips": skips.ranges,
@@ -76,6 +78,7 @@ class _Reader:
 
   def __init__(self, spec: bytes):
     held = json.loads(spec)
+    index = held["neighbours"]
     corpus = Corpus(
       # Batches need no more of a source: its tokens are in `stores`.
       sources=[
@@ -83,6 +86,7 @@ class _Reader:
       ],
       stores=[read_store(x) for x in held["stores"]],
       objective=from_json(held["objective"]),
+      neighbours=index and NeighbourIndex(*index),
       **held["settings"],
     )
     if corpus.fingerprint != held["fingerprint"]:

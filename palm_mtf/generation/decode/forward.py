@@ -16,6 +16,7 @@ from palm_mtf.architecture.block import (
   Read,
   model_of,
 )
+from palm_mtf.errors import UserError
 from palm_mtf.generation.decode.rows import Cache, repeat, split_rows, write_row
 from palm_mtf.generation.decode.weights import DecodeModel
 from palm_mtf.model.layers import embed
@@ -216,13 +217,17 @@ class JoinedWeights:
 
 
 def build_palm(
-  model: DecodeModel, num_rows: int, length: int
+  model: DecodeModel,
+  num_rows: int,
+  length: int,
+  neighbours: tf.Tensor | None = None,
 ) -> tuple[mtf.Mesh, mtf.Shape, Palm]:
   """Returns a new mesh, the shape of token ids on the mesh, and the model.
 
   Args:
     num_rows: divisible by the size of the mesh axis that splits `batch`.
     length: sequence length, at most the model's sequence_length.
+    neighbours: the tokens of the rows' neighbours, if layers attend to any.
   """
   mesh = mtf.Mesh(mtf.Graph(), "pod")
   dims = dataclasses.replace(
@@ -233,7 +238,17 @@ def build_palm(
   )
   # REMAT recomputes activations only for a backward pass, which is absent here.
   config = dataclasses.replace(model.config, remat="none")
-  palm = Palm(config, dims, JoinedWeights(mesh, model))
+  tokens = None
+  if neighbours is not None:
+    if model.has_stacks:
+      raise UserError(
+        "NEIGHBOURS: accelerators train and evaluate with neighbours, but only "
+        'CPUs score texts with them; set TPU = "" on a CPU.'
+      )
+    own = mtf.Dimension("length", neighbours.shape[1])
+    shape = mtf.Shape([dims.batch, own])
+    tokens = import_rows(model, mesh, neighbours, shape)
+  palm = Palm(config, dims, JoinedWeights(mesh, model), neighbours=tokens)
   return mesh, mtf.Shape([dims.batch, dims.length]), palm
 
 

@@ -40,6 +40,8 @@ class ScoreRows(DecodeFunction):
     targets: [rows, length], int32: tokens to score.
     num_given: [rows], int32: the first `num_given` inputs attend to one another
       in both directions. Ignored if OBJECTIVE is "causal".
+    neighbours: only if layers attend to neighbours: [rows, neighbour_tokens],
+      int32: see `Neighbours` in model/neighbours.py.
     adapter: only if `has_adapter`: [], int32: number of the rows' adapter.
 
   Outputs (`names` lists the outputs to compute; k is NUM_LIKELIEST, or the
@@ -58,6 +60,7 @@ class ScoreRows(DecodeFunction):
   length: int  # at most the model's sequence_length
   names: Sequence[str]
   has_adapter: bool = False
+  neighbour_tokens: int = 0
 
   effect = Effect.READS
 
@@ -66,6 +69,8 @@ class ScoreRows(DecodeFunction):
     rows = tf.TensorSpec([self.num_rows, self.length], tf.int32)
     num_given = tf.TensorSpec([self.num_rows], tf.int32)
     specs = {"inputs": rows, "targets": rows, "num_given": num_given}
+    if size := self.neighbour_tokens:
+      specs["neighbours"] = tf.TensorSpec([self.num_rows, size], tf.int32)
     if self.has_adapter:
       specs["adapter"] = tf.TensorSpec([], tf.int32)
     return specs
@@ -80,7 +85,9 @@ class ScoreRows(DecodeFunction):
     """Builds one forward pass; returns the same state, and the outputs."""
     model = dataclasses.replace(model, adapter=inputs.get("adapter"))
     impl = model.placement
-    mesh, shape, palm = build_palm(model, self.num_rows, self.length)
+    mesh, shape, palm = build_palm(
+      model, self.num_rows, self.length, inputs.get("neighbours")
+    )
     num_given = split_rows(impl, inputs["num_given"])
     masks = make_masks(model, mesh, num_given, shape)
     tokens, wanted = (

@@ -84,9 +84,9 @@ def joined_kernels(
 ) -> list[JoinedKernel]:
   """Returns the kernels of a layer in the order in which a step uses them."""
   found = []
-  for each in model_of(config).layers[layer].sums:
+  for prefix, each in model_of(config).layers[layer].all_sums:
     *reads, outputs = (
-      tuple(f"{layer_name(layer)}/{part}" for part in parts)
+      tuple(f"{layer_name(layer)}/{prefix}{part}" for part in parts)
       for parts in (*(read.parts for read in each.reads), each.outputs)
     )
     # Join output kernels only if they are packed: a packed product can read

@@ -19,6 +19,8 @@ from typing import NamedTuple
 import numpy as np
 
 from palm_mtf.config import Config
+from palm_mtf.data.batches.corpus import open_neighbours
+from palm_mtf.data.batches.neighbours import NeighbourIndex, hash_tokens
 from palm_mtf.data.batches.packing import document_start, row_start
 from palm_mtf.data.vocabulary.vocabulary import Vocabulary
 from palm_mtf.errors import UserError
@@ -140,6 +142,8 @@ def make_scorer(
     first if within_document else document_start(data, vocabulary),
     first,
     adds_start=data.add_start,
+    neighbours=open_neighbours(config, vocabulary),
+    eod_id=vocabulary.eod_id,
   )
 
 
@@ -154,6 +158,8 @@ class Scorer:
     first: int = 0,
     *,
     adds_start: bool = True,
+    neighbours: NeighbourIndex | None = None,
+    eod_id: int = 0,
   ):
     """Takes the weights; a graph per shape of batch is built at its first use.
 
@@ -165,13 +171,16 @@ class Scorer:
         that begins within a document.
       adds_start: whether `start_id` stands before inputs, too; if False, inputs
         begin with their first token.
+      neighbours: where chunks find neighbours, but none in the text itself,
+        which ends with `eod_id` there; None if layers attend to none.
     """
     self._loaded, self._adds_start = loaded, adds_start
     self._start_id, self._first = start_id, first
     self._length = loaded.config.text_length
     self._stride = min(stride or max(self._length // 2, 1), self._length)
     self._build = functools.cache(lambda x: loaded.build(x, ""))
-    self._index = loaded.index
+    self._index, self._neighbours = loaded.index, neighbours
+    self._eod_id = eod_id
 
   def log_likelihoods(
     self, examples: Sequence[Example]
@@ -289,6 +298,8 @@ class Scorer:
       )
       for window in found:
         needed = choose_row_length(window.stop - window.start, self._length)
+        if self._neighbours:  # a row has whole chunks
+          needed = self._length
         rows[needed].append((index, window))
     # Score the shortest rows first, so that the first results come early.
     for length in sorted(rows):
@@ -325,7 +336,13 @@ class Scorer:
       inputs[row, 1 : len(ids)] = ids[:-1]
       # All tokens before the first scored token count as given inputs.
       num_given[row] = 1 + window.first - window.start
-    values = run(inputs, targets, num_given)
+    more = {}
+    if self._neighbours:
+      wholes = [np.array([*texts[i].ids, self._eod_id]) for i, _ in rows]
+      hidden = [*map(hash_tokens, wholes), *[0] * (size - len(rows))]
+      found = map(self._neighbours.find, inputs, ([x] for x in hidden))
+      more["neighbours"] = np.stack([*found])
+    values = run(inputs, targets, num_given, **more)
     return [
       [x[row, w.first - w.start : w.stop - w.start] for x in values]
       for row, (_, w) in enumerate(rows)
@@ -338,6 +355,7 @@ class Scorer:
     targets: np.ndarray,
     num_given: np.ndarray,
     adapter: int = 0,
+    **more: np.ndarray,
   ) -> list[np.ndarray]:
     virtual = self._loaded.num_virtual
     inputs, targets = np.pad([inputs, targets], [[0, 0], [0, 0], [virtual, 0]])
@@ -347,7 +365,9 @@ class Scorer:
       "num_given": num_given + virtual,
     }
     rows |= {"adapter": adapter} if adapter else {}
-    program = self._build(ScoreRows(*inputs.shape, names, bool(adapter)))
+    given = names, bool(adapter), *(x.shape[1] for x in more.values())
+    rows |= more
+    program = self._build(ScoreRows(*inputs.shape, *given))
     found = self._loaded.client.call(program, rows)
     return [found[x][:, virtual:] for x in names]
 

@@ -50,14 +50,15 @@ def pod_step(
   loss: LossConfig = PALM_LOSS,
   dcn_dtype: str = "float32",
   frozen: Sequence[str] = (),
+  features: Sequence[str] = ("inputs", "targets"),
 ) -> PodStep:
-  """Returns the programs of a pod, whose rows are inputs and targets."""
+  """Returns the programs of a pod."""
   settings = StepSettings(
     model=model,
     mesh_layout=mesh,
     optimizer=PALM_OPTIMIZER,
     loss=loss,
-    features=["inputs", "targets"],
+    features=list(features),
     num_rows=num_rows,
     dcn_dtype=dcn_dtype,
     seed=0,

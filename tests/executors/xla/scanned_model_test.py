@@ -2,6 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Programs of accelerators loop over periods of layers; gradients are exact."""
 
+import dataclasses
 import math
 import re
 
@@ -15,6 +16,7 @@ from palm_mtf.accounting.flops import device_flops
 from palm_mtf.compilation.hlo_text import CompiledText
 from palm_mtf.config import LossConfig, MeshLayout
 from palm_mtf.executors.xla.step_functions import compile_function
+from tests import neighbours_cases
 from tests.blocks import Z_LOSS, block_config, make_case
 from tests.cases import slow
 from tests.executors.xla.frozen_test import step_flops
@@ -26,9 +28,9 @@ from tests.settings import work
 LOSS = LossConfig(z_loss=Z_LOSS, balance_loss=0.0)
 
 
-def make_step(config, layout=SINGLE):
+def make_step(config, layout=SINGLE, features=("inputs", "targets")):
   """Returns a step of two rows on some devices, and the devices' mesh."""
-  made = pod_step(config, layout, num_rows=2, loss=LOSS)
+  made = pod_step(config, layout, num_rows=2, loss=LOSS, features=features)
   devices = jax.devices()[: layout.num_devices]
   return made, made.model.placement.make_mesh(devices)
 
@@ -108,8 +110,25 @@ def test_each_group_has_two_loops_and_more_periods_add_no_lines():
   ],
 )
 def test_gradients_of_unlike_layers_are_the_oracles(name, changes, layout):
-  case = make_case(name, **changes)
-  made, mesh = make_step(case.config, layout)
+  check_gradients(make_case(name, **changes), layout)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+  "layout",
+  [
+    SINGLE,
+    MeshLayout(mesh_shape="data:2,model:2", layout="batch:data,heads:model"),
+  ],
+)
+def test_gradients_with_neighbours_are_the_oracles(layout):
+  config = dataclasses.replace(neighbours_cases.CONFIG, remat="layer")
+  check_gradients(neighbours_cases.make_case(config), layout)
+
+
+def check_gradients(case, layout):
+  """Compares the losses and gradients of a step on accelerators."""
+  made, mesh = make_step(case.config, layout, list(case.batch))
   state = {}
   for array in made.parameters:
     values = [case.params[x] for x in made.names_of(array)]
@@ -185,3 +204,15 @@ def test_a_step_needs_no_second_copy_of_weights_and_slots():
   lowered = made.step(mesh).lower(*given, made.abstract_numbers(mesh))
   found = lowered.compile().memory_analysis()
   assert found.temp_size_in_bytes - gradients < kept
+
+
+@pytest.mark.slow
+def test_a_step_with_neighbours_multiplies_as_often_as_planned():
+  """Gradients of cross-attention repeat its products of q and k."""
+  config, layers = neighbours_cases.CONFIG, 2  # that attend to neighbours
+  layout = MeshLayout(tpu="v4-8", mesh_shape="data:4", layout="batch:data")
+  features = ["inputs", "targets", "neighbours"]
+  found = step_flops(pod_step(config, layout, features=features))
+  pairs = config.sequence_length * 2 * 2 * (2 * config.chunk_length)
+  again = layers * 2 * config.num_heads * config.d_kv * pairs
+  assert found == device_flops(work(config, layout, 4)) + again

@@ -1,0 +1,61 @@
+# Copyright 2026 The palm_mtf authors.
+# SPDX-License-Identifier: Apache-2.0
+"""What a model that attends to neighbours needs of its other settings."""
+
+from palm_mtf.config.data import DataConfig
+from palm_mtf.config.model import ModelConfig
+from palm_mtf.errors import UserError
+
+
+def num_neighbours(model: ModelConfig) -> int:
+  """Returns how many neighbours a chunk has; 0 if no layer attends to any."""
+  found = {model.variant(x).neighbours for x in {*model.variant_names}}
+  return max(found or {model.neighbours})
+
+
+def neighbour_tokens(model: ModelConfig) -> int:
+  """Returns how many tokens all neighbours of a row have; 0 for none."""
+  chunks = model.sequence_length // model.chunk_length
+  return chunks * num_neighbours(model) * 2 * model.chunk_length
+
+
+def refuse_neighbours(model: ModelConfig, what: str) -> None:
+  """Raises UserError if layers attend to neighbours, which `what` lacks."""
+  if count := num_neighbours(model):
+    raise UserError(
+      f"NEIGHBOURS = {count}: {what} finds no neighbours of a text, as only "
+      "train, evaluate and score do; use a model without NEIGHBOURS."
+    )
+
+
+def check_neighbours(model: ModelConfig, data: DataConfig) -> None:
+  """Raises UserError if a setting does not fit NEIGHBOURS."""
+  count, length = num_neighbours(model), model.chunk_length
+  index, row = data.neighbour_index, model.sequence_length
+  if (index is None) != (count == 0):
+    raise UserError(
+      f"NEIGHBOURS = {count} and NEIGHBOUR_INDEX = {index!r}: set both, or "
+      "neither; palm_mtf index chunks makes the index."
+    )
+  if not count:
+    return
+  counts = {model.variant(x).neighbours for x in model.variant_names}
+  for macro, value, values in (
+    ("NEIGHBOURS", min(counts - {0}, default=count), (count,)),
+    ("OBJECTIVE", model.objective, ("causal",)),
+    ("POSITIONS", model.positions, ("rotary", "none")),
+    ("NUM_EXPERTS", model.num_experts, (None,)),
+    ("ADAPTER", model.adapter, ("none",)),
+    ("MODEL_FUNCTION", model.model_function, ("",)),
+    ("PACKING", data.packing, ("joined", "joined_masked")),
+  ):
+    if value not in values:
+      raise UserError(
+        f"NEIGHBOURS = {count} and {macro} = {value!r}: do not go together; "
+        f"set {macro} to {' or '.join(map(repr, values))}."
+      )
+  if row % length:
+    raise UserError(
+      f"SEQUENCE_LENGTH = {row:,} and CHUNK_LENGTH = {length}: a row has whole "
+      f"chunks; set SEQUENCE_LENGTH = {max(row - row % length, length)}."
+    )
