@@ -15,6 +15,7 @@ import ctypes
 import gc
 import itertools
 import multiprocessing
+import os
 import sys
 import types
 import warnings
@@ -24,7 +25,7 @@ from pathlib import Path
 
 import pytest
 
-from palm_mtf.machine.compiled_code import save_compiled_code
+from palm_mtf.machine import compiled_code
 from palm_mtf.machine.host_memory import largest_resident_bytes, resident_bytes
 from tests import claims
 
@@ -131,7 +132,7 @@ class _Worker:
       end = types.SimpleNamespace(listchain=lambda: [self._session])
       for item, following in itertools.pairwise([*items, end]):
         item.ihook.pytest_runtest_protocol(item=item, nextitem=following)
-      save_compiled_code()
+      compiled_code.save_compiled_code()
       self._sent.send(("grown", resident_bytes() - begin))
     self._session._setupstate.teardown_exact(None)
 
@@ -174,9 +175,20 @@ class Workers:
     files = [[*items] for _, items in by_file]
     left = collections.deque(range(len(files)))
     workers: dict[Connection, _Worker] = {}
+    session.config._tmp_path_factory.getbasetemp()  # one for all workers
+    for code in compiled_code._shared:
+      # A fork while the thread that saves the code holds its lock would leave
+      # the lock held in the worker forever.
+      os.register_at_fork(
+        before=code._lock.acquire,
+        after_in_parent=code._lock.release,
+        after_in_child=code._lock.release,
+      )
     try:
       while left or workers:
         while left and len(workers) < self._number:
+          for code in compiled_code._shared:
+            code.load()  # what workers before have compiled
           worker = _Worker(session, files)
           workers[worker.pipe] = worker
           worker.pipe.send(left.popleft())
