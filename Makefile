@@ -75,7 +75,7 @@ test: $(TEST_INSTALLED) ## lint and run the tests, except the slow ones
 	$(TESTS) --lint
 
 test-slow: $(TEST_INSTALLED) ## run the slow tests that have not passed at this commit
-	$(TESTS) -n 1 -m slow --resume
+	$(TESTS) --workers 1 -m slow --resume
 
 # A separate environment, with the newest releases of all other packages.
 test-oldest: BIN := $(VENV)-oldest/bin
@@ -103,7 +103,7 @@ $(PEERS)/installed: requirements.lock requirements-test.lock requirements-peers.
 
 test-peers: BIN := $(PEERS)/bin
 test-peers: $(PEERS)/installed ## run the tests that compare with PyTorch, llama.cpp and others
-	$(BIN)/python -m pytest -q -rs -n 1 --dist loadfile -m peers --resume
+	$(BIN)/python -m pytest -q -rs --workers 1 -m peers --resume
 
 lint: $(TEST_INSTALLED) ## check style, format and types
 	$(BIN)/ruff check

@@ -148,7 +148,6 @@ setup(
       "packaging>=24",
       "pytest>=9,<10",
       "pytest-timeout>=2.4,<3",
-      "pytest-xdist>=3.8,<4",
       "ruff>=0.17.5,<0.18",
       "setuptools>=77",
       "tokenizers>=0.23,<0.24",

@@ -72,27 +72,25 @@ with pytest.MonkeyPatch.context() as patch:
   os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
 
 
-def pytest_addoption(parser: pytest.Parser) -> None:
-  """Adds the options of plugins."""
-  resume.pytest_addoption(parser)
+def pytest_addoption(pluginmanager: pytest.PytestPluginManager) -> None:
+  """Adds our plugins, with their options."""
+  for plugin in (claims, resume, workers):
+    pluginmanager.register(plugin)
 
 
 def pytest_configure(config: pytest.Config) -> None:
-  """Adds our plugins."""
-  for plugin in (claims, workers):
-    config.pluginmanager.register(plugin)
-  if hasattr(config, "workerinput"):
+  """Imports for all workers what a test module might import with more."""
+  if config.getoption("workers"):
     # Without Keras, which TensorFlow imports if a test module imports it first.
     import palm_mtf._tf  # noqa: F401
 
     # SeqIO imports TensorFlow Text, whose layers for Keras nobody uses here.
-    # Keras and what it imports would take 2 seconds and 0.2 GB per worker.
+    # Keras and what it imports would take 2 seconds and 0.2 GB.
     without_layers = types.ModuleType("tensorflow_text.python.keras")
     sys.modules[without_layers.__name__] = without_layers
-  resume.pytest_configure(config)
 
 
-# Compile the C++ library before workers start and tests count lines on stderr.
+# Compile the C++ library before tests count lines on stderr.
 with contextlib.suppress(BuildError):
   load_library()
 
@@ -195,16 +193,3 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
   for item in items:
     if claims.is_slow(item):
       item.add_marker(pytest.mark.timeout(_SLOW_SECS))
-
-
-@pytest.hookimpl(optionalhook=True)
-def pytest_testnodedown(node: object, error: object) -> None:
-  """Fails the run if a worker died and no test failed because of it."""
-  if error:
-    node.config.pluginmanager.getplugin("session").testsfailed += 1
-
-
-@pytest.hookimpl(optionalhook=True)
-def pytest_handlecrashitem(crashitem: str) -> None:
-  """Ends the run if a worker died, because xdist may wait for it forever."""
-  pytest.exit(f"{crashitem}: the process that ran it died", returncode=1)

@@ -92,9 +92,7 @@ def test_a_run_ends_at_once_where_a_worker_dies_or_hangs(
   program, test, tmp_path
 ):
   start = time.monotonic()
-  shown = run(
-    tmp_path, "-n", "2", "--dist", "loadfile", a=program, b=WAITS, c=WAITS
-  )
+  shown = run(tmp_path, "--workers", "2", a=program, b=WAITS, c=WAITS)
   assert time.monotonic() - start < 120
   assert shown.returncode == 1
   assert f"a_test.py::{test}: the process that ran it died" in shown.stdout
@@ -121,8 +119,7 @@ def test_a_test_that_needs_too_much_memory_itself_fails(tmp_path):
 @pytest.mark.slow
 def test_a_worker_that_has_grown_is_replaced_between_files(tmp_path):
   files = dict.fromkeys("abcd", KEEPS)
-  distributed = ("-n", "1", "--dist", "loadfile", "-rP", "-p", "limits")
-  shown = run(tmp_path, *distributed, **files)
+  shown = run(tmp_path, "--workers", "1", "-rP", "-p", "limits", **files)
   assert shown.returncode == 0, shown.stdout
   assert "12 passed" in shown.stdout
   processes = re.findall(r"^(\d+)$", shown.stdout, re.MULTILINE)

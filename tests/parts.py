@@ -1,37 +1,23 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Runs lint and tests in parts, one after another, and prints what each costs.
+"""Runs the tests, and lint at the same time; prints what each costs.
 
-  python -m tests.parts [--lint] [OPTION OF PYTEST ...]
-
-Each part has its own processes, because compiled code and imports stay in a
-process: only modules of the last part, which has all other folders, import
-SeqIO. In each part the longest files run first, so that both processes end at
-about the same time.
+Its options, except --lint, are those of pytest.
 """
 
+import concurrent.futures
 import dataclasses
 import os
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Sequence
+from typing import IO
 
-_FOLDERS = {
-  "executors": "executors foreign_models",
-  "graphs": (
-    "accounting architecture mesh programs model optim generation/decode ops "
-    "unitransformer checkpoints native"
-  ),
-  "runs": (
-    "runtime training commands export generation/inference generation/serving"
-  ),
-}
-_PYTEST = (
-  *(sys.executable, "-m", "pytest", "-q", "-rs"),
-  *("-n", "2", "--dist", "loadfile", "--no-loadscope-reorder"),
-)
-_NO_TESTS = 5  # pytest's exit code if no test was selected
+# make passes its variables on, such as VENV.
+_LINT = ("make", "--no-print-directory", "lint")
+_PYTEST = (sys.executable, "-m", "pytest", "-q", "-rs", "--workers", "2")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,11 +31,12 @@ class Cost:
   most_bytes: int  # of its largest process
 
 
-def run_part(name: str, command: Sequence[str]) -> Cost:
-  """Runs a command as a part; returns its cost."""
-  print("", " ".join(command), sep="\n", flush=True)
+def run_part(
+  name: str, command: Sequence[str], output: IO[str] | None = None
+) -> Cost:
+  """Runs a command, with its output in a file if one is given."""
   start = time.monotonic()
-  child = subprocess.Popen(command)
+  child = subprocess.Popen(command, stdout=output, stderr=output)
   _, status, used = os.wait4(child.pid, 0)
   child.returncode = os.waitstatus_to_exitcode(status)
   return Cost(
@@ -61,35 +48,13 @@ def run_part(name: str, command: Sequence[str]) -> Cost:
   )
 
 
-def list_parts(options: Sequence[str]) -> dict[str, list[str]]:
-  """Returns the command of each part, by the part's name."""
-  if "--lint" in options:
-    # make passes its variables on, such as VENV.
-    lint = {"lint": ["make", "--no-print-directory", "lint"]}
-    return lint | list_parts([x for x in options if x != "--lint"])
-  chosen = {
-    f"tests of {name}": [f"tests/{x}" for x in folders.split()]
-    for name, folders in _FOLDERS.items()
-  }
-  named = [x for folders in chosen.values() for x in folders]
-  chosen["other tests"] = [f"--ignore={x}" for x in named]
-  return {x: [*_PYTEST, *options, *y] for x, y in chosen.items()}
-
-
 def describe(costs: Sequence[Cost]) -> str:
-  """Returns a table of the parts and their sum."""
-  total = Cost(
-    "all parts",
-    0,
-    sum(x.secs for x in costs),
-    sum(x.processor_secs for x in costs),
-    max(x.most_bytes for x in costs),
-  )
-  lines = ["part                  wall   processor   largest process"]
-  for x in (*costs, total):
+  """Returns a table of the parts."""
+  lines = ["part    wall   processor   largest process"]
+  for x in costs:
     code = f"   exit code {x.exit_code}" if x.exit_code else ""
     lines.append(
-      f"{x.name:<18}  {_clock(x.secs)}       {_clock(x.processor_secs)}"
+      f"{x.name:<5} {_clock(x.secs)}      {_clock(x.processor_secs)}"
       f"           {x.most_bytes / 1e9:4.2f} GB{code}"
     )
   return "\n".join(lines)
@@ -104,13 +69,18 @@ def main(options: Sequence[str]) -> int:
   """Runs all parts; returns 1 if any of them fails, else 0."""
   # Otherwise each process compiles the modules that the others compile, too.
   os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
-  costs = []
-  for name, command in list_parts(options).items():
-    cost = run_part(name, command)
-    if cost.exit_code == _NO_TESTS:
-      cost = dataclasses.replace(cost, exit_code=0)
-    costs.append(cost)
-  print("", describe(costs), sep="\n")
+  tests = [*_PYTEST, *(x for x in options if x != "--lint")]
+  with (
+    concurrent.futures.ThreadPoolExecutor() as pool,
+    tempfile.TemporaryFile("w+") as shown,
+  ):
+    # Lint has one process, which uses the time when a worker has no test.
+    others = []
+    if "--lint" in options:
+      others = [pool.submit(run_part, "lint", _LINT, shown)]
+    costs = [run_part("tests", tests), *(x.result() for x in others)]
+    shown.seek(0)
+    print(shown.read(), describe(costs), sep="\n")
   return int(any(x.exit_code for x in costs))
 
 

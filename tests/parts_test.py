@@ -1,9 +1,8 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""The parts of `make test` run every test, and print what they cost."""
+"""`make test` prints what its parts cost."""
 
-from tests import parts, processes
-from tests.source_files import ROOT
+from tests import processes
 
 # A process that needs a second of processor time and 200 MB.
 CHILD = """
@@ -36,13 +35,3 @@ def test_the_cost_of_a_part_includes_its_processes():
   table = run.stderr.splitlines()
   assert table[1].startswith("a ")
   assert table[2].endswith("exit code 3")
-  assert table[3].startswith("all parts")
-
-
-def test_every_test_file_is_in_one_part():
-  *some, rest = parts.list_parts([]).values()
-  named = [x for each in some for x in each if x.startswith("tests/")]
-  ignored = [x.removeprefix("--ignore=") for x in rest if "--ignore" in x]
-  assert sorted(named) == sorted(ignored)
-  assert all((ROOT / x).is_dir() for x in named)
-  assert len({*named}) == len(named)

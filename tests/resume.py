@@ -51,23 +51,13 @@ def _find_record() -> Path:
 class Resume:
   """Leaves out the tests that a record names, and adds tests that pass."""
 
-  def __init__(self, config: pytest.Config):
-    """Takes the settings of the run."""
-    self._record: Path | None = None
-    if hasattr(config, "workerinput"):
-      # All workers leave out the same tests, also those that start later.
-      self._passed = set(config.workerinput["passed"])
-      return
+  def __init__(self):
+    """Reads the record of this commit."""
     self._record = _find_record()
     self._record.parent.mkdir(parents=True, exist_ok=True)
     self._record.touch()
     self._passed = {*self._record.read_text(encoding="utf-8").splitlines()}
     self._failed: set[str] = set()
-
-  @pytest.hookimpl(optionalhook=True)
-  def pytest_configure_node(self, node: object) -> None:
-    """Tells a worker which tests to leave out."""
-    node.workerinput["passed"] = sorted(self._passed)
 
   @pytest.hookimpl(trylast=True)  # after -m has removed tests
   def pytest_collection_modifyitems(
@@ -80,8 +70,6 @@ class Resume:
 
   def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
     """Records a test that has passed, or was skipped."""
-    if self._record is None:
-      return
     if report.failed:
       self._failed.add(report.nodeid)
     elif report.when == "teardown" and report.nodeid not in self._failed:
@@ -98,4 +86,4 @@ class Resume:
 def pytest_configure(config: pytest.Config) -> None:
   """Adds `Resume` if it is asked for."""
   if config.getoption("resume"):
-    config.pluginmanager.register(Resume(config))
+    config.pluginmanager.register(Resume(), "resume")

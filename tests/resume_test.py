@@ -11,6 +11,7 @@ import pytest
 
 from tests.source_files import ROOT
 
+PLUGINS = ("-p", "tests.resume", "-p", "tests.workers")
 TESTS = """
 import os
 def test_passes():
@@ -27,7 +28,7 @@ def test_tests_that_passed_at_a_commit_are_left_out(tmp_path):
     subprocess.run(["git", *who, *arguments], cwd=tmp_path, check=True)
 
   def run(*options, **variables):
-    command = ["-m", "pytest", "-q", "-p", "tests.resume", *options]
+    command = ["-m", "pytest", "-q", *PLUGINS, *options]
     return subprocess.run(
       [sys.executable, *command, "a_test.py"],
       cwd=tmp_path,
@@ -38,18 +39,19 @@ def test_tests_that_passed_at_a_commit_are_left_out(tmp_path):
     )
 
   (tmp_path / "tests").mkdir()
-  shutil.copy(ROOT / "tests" / "resume.py", tmp_path / "tests")
+  for name in ("claims", "resume", "workers"):
+    shutil.copy(ROOT / "tests" / f"{name}.py", tmp_path / "tests")
   (tmp_path / ".gitignore").write_text(".pytest_cache\n__pycache__\n")
   (tmp_path / "a_test.py").write_text(TESTS)
   git("init", "-q")
   git("add", ".")
   git("commit", "-q", "-m", "a")
-  workers = ("-n", "1", "--dist", "loadfile", "--resume")
+  workers = ("--workers", "1", "--resume")
   assert "1 failed, 1 passed" in run(*workers).stdout
   shown = run(*workers, REPAIRED="1")
-  assert (shown.returncode, shown.stdout.count("1 passed in")) == (0, 1)
+  assert (shown.returncode, shown.stdout.count("1 passed, 1 desel")) == (0, 1)
   shown = run(*workers, REPAIRED="1")
-  assert (shown.returncode, shown.stdout.count("no tests ran")) == (0, 1)
+  assert (shown.returncode, shown.stdout.count("\n2 deselected")) == (0, 1)
   assert "2 passed" in run(REPAIRED="1").stdout, "without --resume"
   (tmp_path / "a_test.py").write_text(TESTS + "# changed\n")
   shown = run("--resume", REPAIRED="1")

@@ -6,6 +6,7 @@ import contextlib
 import io
 import json
 import pathlib
+import shutil
 import subprocess
 
 import numpy as np
@@ -118,6 +119,17 @@ def assert_same(tensors: dict, others: dict) -> None:
   assert others.keys() == tensors.keys()
   for name, value in tensors.items():
     np.testing.assert_array_equal(others[name], value, err_msg=name)
+
+
+def copy_until(
+  model_dir: pathlib.Path, folder: pathlib.Path, step: int
+) -> pathlib.Path:
+  """Copies a run as if it had been killed after the checkpoint of a step."""
+  shutil.copytree(model_dir, folder)
+  for checkpoint in folder.glob("checkpoints/step_*"):
+    if int(checkpoint.name.removeprefix("step_")) > step:
+      shutil.rmtree(checkpoint)
+  return folder
 
 
 def read_metrics(model_dir: pathlib.Path) -> list[dict]:

@@ -1,28 +1,37 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""A plugin of pytest that bounds the memory of the processes that run tests.
+"""A plugin of pytest: `--workers N` forks N processes that run tests.
 
-Imported modules and compiled code stay in a process. A worker (a process of
-pytest-xdist) that has become large is therefore replaced by a new one before
-its next file. A test fails if it needs too much memory itself, whatever its
-process held before.
+The main process imports all tests and gives each worker a file at a time. A
+worker is a fork, so that it imports nothing itself. Compiled code and what
+tests import stay in a process: a worker that has become large is therefore
+replaced by a new one before its next file. A test fails if it needs too much
+memory itself, whatever its process held before.
 """
 
+import collections
 import contextlib
 import ctypes
 import gc
+import itertools
+import multiprocessing
+import os
 import sys
+import types
+import warnings
 from collections.abc import Iterator
+from multiprocessing.connection import Connection, wait
 from pathlib import Path
 
 import pytest
 
+from palm_mtf.machine import compiled_code
 from palm_mtf.machine.host_memory import largest_resident_bytes, resident_bytes
 from tests import claims
 
-# A worker is replaced once it keeps this many bytes more than its imports. The
-# imports keep 0.4 to 0.65 GB, depending on the part.
-_MAX_KEPT_BYTES = 35 * 10**7
+# A worker is replaced once it has grown by this many bytes. It begins with
+# 0.35 GB of imports, which all processes share.
+_MAX_KEPT_BYTES = 6 * 10**8
 # A test, with the fixtures that it is the first to use, may need this much, and
 # a slow test twice as much.
 _MAX_TEST_BYTES = 10**9
@@ -31,12 +40,16 @@ _MUCH_BYTES = 2 * 10**8
 
 _before = pytest.StashKey[int]()
 _collected = pytest.StashKey[int]()
-_imported = pytest.StashKey[int]()
 
 
-def pytest_collection_finish(session: pytest.Session) -> None:
-  """Measures what the imports of all test modules keep."""
-  session.config.stash[_imported] = resident_bytes()
+def pytest_addoption(parser: pytest.Parser) -> None:
+  """Adds `--workers`."""
+  parser.addoption(
+    "--workers",
+    type=int,
+    default=0,
+    help="run files of tests in so many processes at a time",
+  )
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
@@ -56,7 +69,7 @@ def pytest_runtest_teardown(
   """Frees memory, and fails a test that has needed too much."""
   yield
   needed = largest_resident_bytes() - item.stash[_before]
-  _free_memory(item, nextitem is None or nextitem.path != item.path)
+  _free_memory(item, getattr(nextitem, "path", None) != item.path)
   most = _MAX_TEST_BYTES * (2 if claims.is_slow(item) else 1)
   if needed > most:
     pytest.fail(
@@ -77,71 +90,147 @@ def _free_memory(item: pytest.Item, is_last: bool) -> None:
     stash[_collected] = resident_bytes()
 
 
-@pytest.hookimpl(wrapper=True)
-def pytest_runtest_makereport(
-  item: pytest.Item, call: pytest.CallInfo
-) -> Iterator[None]:
-  """Sends the bytes that a worker keeps to the process that schedules tests."""
-  report = yield
-  if call.when == "teardown":
-    report.kept_bytes = resident_bytes() - item.config.stash[_imported]
-  return report
+class _Worker:
+  """A process that runs files of tests, as a plugin of itself.
 
+  It sends ("hook", name, arguments) for what the main process reports, and
+  after each file ("grown", bytes).
+  """
 
-class Replacing:
-  """The part of the plugin that needs pytest-xdist, in its main process."""
+  def __init__(self, session: pytest.Session, files: list[list[pytest.Item]]):
+    """Starts the process, which waits for the number of a file."""
+    self.running = "before the first test"
+    self.is_ended = False
+    self._session, self._files = session, files
+    self.pipe, self._sent = multiprocessing.Pipe()
+    fork = multiprocessing.get_context("fork")
+    self.process = fork.Process(target=self._work)
+    with warnings.catch_warnings():
+      # Threads of imported modules are idle here.
+      warnings.simplefilter("ignore")
+      self.process.start()
+    self._sent.close()  # so the pipe ends with the process
 
-  def __init__(self, config: pytest.Config):
-    """Takes the settings of the run."""
-    self._plugins = config.pluginmanager
-    self._kept: dict[object, int] = {}  # bytes by worker
-    self._replaced: set[object] = set()
+  def _work(self) -> None:
+    plugins = self._session.config.pluginmanager
+    capture = plugins.getplugin("capturemanager")
+    capture.stop_global_capturing()  # into files that all processes share
+    capture.start_global_capturing()
+    capture.suspend_global_capture()
+    # The main process prints and records.
+    terminal = plugins.getplugin("terminalreporter")
+    for plugin in (terminal, plugins.getplugin("resume")):
+      if plugin:
+        plugins.unregister(plugin)
+    writer = types.SimpleNamespace(_tw=terminal._tw)
+    plugins.register(writer, "terminalreporter")
+    plugins.register(self)
+    begin = resident_bytes()
+    while (number := self._sent.recv()) is not None:
+      items = self._files[number]
+      # Between files only fixtures of the session stay.
+      end = types.SimpleNamespace(listchain=lambda: [self._session])
+      for item, following in itertools.pairwise([*items, end]):
+        item.ihook.pytest_runtest_protocol(item=item, nextitem=following)
+      compiled_code.save_compiled_code()
+      self._sent.send(("grown", resident_bytes() - begin))
+    self._session._setupstate.teardown_exact(None)
+
+  def _send(self, name: str, **arguments: object) -> None:
+    self._sent.send(("hook", name, arguments))
+
+  def pytest_runtest_logstart(
+    self, nodeid: str, location: tuple[str, int | None, str]
+  ) -> None:
+    """Says which test begins."""
+    self._send("pytest_runtest_logstart", nodeid=nodeid, location=location)
 
   def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-    """Records the bytes that a worker keeps after a test."""
-    if report.when == "teardown" and hasattr(report, "node"):
-      self._kept[report.node] = report.kept_bytes
+    """Sends the result of a test, its setup or its teardown."""
+    data = self._session.config.hook.pytest_report_to_serializable(
+      config=self._session.config, report=report
+    )
+    self._send("pytest_runtest_logreport", report=data)
 
-  @pytest.hookimpl(optionalhook=True)
-  def pytest_xdist_make_scheduler(
-    self, config: pytest.Config, log: object
-  ) -> object:
-    """Returns a scheduler that gives a worker that is too large no new file."""
-    if config.getvalue("dist") != "loadfile":
-      return None  # pytest-xdist's own scheduler
-    from xdist.scheduler import LoadFileScheduling
+  def pytest_runtest_logfinish(
+    self, nodeid: str, location: tuple[str, int | None, str]
+  ) -> None:
+    """Says which test has ended."""
+    self._send("pytest_runtest_logfinish", nodeid=nodeid, location=location)
 
-    replacing = self
 
-    class Scheduling(LoadFileScheduling):
-      def _reschedule(self, node: object) -> None:
-        # A new worker gets files only after it has collected the tests.
-        if node.shutting_down or node not in self.registered_collections:
-          return
-        if self.workqueue and replacing._is_too_large(node):
-          # The worker ends after the tests that it has.
-          replacing._replaced.add(node)
-          node.shutdown()
-          return
-        super()._reschedule(node)
-        # A worker runs a test only after it knows the next one.
-        while self.workqueue and self._pending_of(self.assigned_work[node]) < 2:
-          self._assign_work_unit(node)
+class Workers:
+  """Runs all tests in workers, in the order of their files."""
 
-    return Scheduling(config, log)
+  def __init__(self, number: int):
+    """Takes the number of workers at a time."""
+    self._number = number
 
-  def _is_too_large(self, node: object) -> bool:
-    return self._kept.get(node, 0) > _MAX_KEPT_BYTES
+  @pytest.hookimpl(tryfirst=True)
+  def pytest_runtestloop(self, session: pytest.Session) -> bool | None:
+    """Gives each worker a file when it asks for one, until all have run."""
+    if session.testsfailed or session.config.option.collectonly:
+      return None  # pytest says what is wrong, or lists the tests
+    by_file = itertools.groupby(session.items, key=lambda item: item.path)
+    files = [[*items] for _, items in by_file]
+    left = collections.deque(range(len(files)))
+    workers: dict[Connection, _Worker] = {}
+    session.config._tmp_path_factory.getbasetemp()  # one for all workers
+    for code in compiled_code._shared:
+      # A fork while the thread that saves the code holds its lock would leave
+      # the lock held in the worker forever.
+      os.register_at_fork(
+        before=code._lock.acquire,
+        after_in_parent=code._lock.release,
+        after_in_child=code._lock.release,
+      )
+    try:
+      while left or workers:
+        while left and len(workers) < self._number:
+          for code in compiled_code._shared:
+            code.load()  # what workers before have compiled
+          worker = _Worker(session, files)
+          workers[worker.pipe] = worker
+          worker.pipe.send(left.popleft())
+        for pipe in wait([*workers]):
+          worker = workers[pipe]
+          try:
+            self._hear(session, worker, left)
+          except EOFError:
+            del workers[pipe]
+            worker.process.join()
+            if not worker.is_ended or worker.process.exitcode:
+              pytest.exit(
+                f"{worker.running}: the process that ran it died", returncode=1
+              )
+    finally:
+      for worker in workers.values():
+        worker.process.kill()
+    return True
 
-  @pytest.hookimpl(optionalhook=True)
-  def pytest_testnodedown(self, node: object, error: object) -> None:
-    """Starts a new worker in place of one that was too large."""
-    if not error and node in self._replaced:
-      node.gateway.exit()  # otherwise its process would stay until the end
-      self._plugins.getplugin("dsession")._clone_node(node)
+  def _hear(
+    self, session: pytest.Session, worker: _Worker, left: collections.deque
+  ) -> None:
+    kind, *rest = worker.pipe.recv()
+    if kind == "grown":
+      worker.is_ended = not left or rest[0] > _MAX_KEPT_BYTES
+      worker.pipe.send(None if worker.is_ended else left.popleft())
+      return
+    name, arguments = rest
+    hook = session.config.hook
+    worker.running = arguments.get("nodeid", worker.running)
+    if "report" in arguments:
+      arguments["report"] = hook.pytest_report_from_serializable(
+        config=session.config, data=arguments["report"]
+      )
+    getattr(hook, name)(**arguments)
+    if session.shouldfail:
+      raise session.Failed(session.shouldfail)
+    if session.shouldstop:
+      raise session.Interrupted(session.shouldstop)
 
 
 def pytest_configure(config: pytest.Config) -> None:
-  """Adds `Replacing`, except in a worker."""
-  if not hasattr(config, "workerinput"):
-    config.pluginmanager.register(Replacing(config))
+  """Adds `Workers` if they are asked for."""
+  if number := config.getoption("workers"):
+    config.pluginmanager.register(Workers(number))

@@ -86,14 +86,20 @@ class CompiledCode:
     self._memory, self._folder = memory, folder
     self._lock = threading.Lock()
     self._is_lost = False  # whether the folder on the disk cannot be used
+    self._known: set[str] = set()
+    self.load()
+
+  def load(self) -> None:
+    """Copies the files that the folder on the disk has now."""
     kept = self._read()
-    # Leave out files that are already in memory, because in ram:// a file that
-    # is opened for writing keeps its old content.
-    for name in kept.keys() - self._names():
-      with memory.GFile(self._in_memory(name), "wb") as file:
-        file.write(kept[name])
-      self._let_find(name)
-    self._known = {*kept}
+    with self._lock:
+      # Leave out files that are already in memory, because in ram:// a file
+      # that is opened for writing keeps its old content.
+      for name in kept.keys() - self._names():
+        with self._memory.GFile(self._in_memory(name), "wb") as file:
+          file.write(kept[name])
+        self._let_find(name)
+      self._known |= {*kept}
 
   def _in_memory(self, name: str) -> str:
     return f"{_MEMORY}{self._folder}/{name}"

@@ -1,10 +1,6 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Runs commands in this process, and makes runs that the commands read.
-
-pytest-xdist imports this file before it starts its workers. So that they need
-not wait, fixtures import what imports TensorFlow.
-"""
+"""Runs commands in this process, and makes runs that the commands read."""
 
 import pytest
 

@@ -5,6 +5,7 @@
 They still do after an export, and after the import of the export.
 """
 
+import functools
 import itertools
 import json
 import re
@@ -37,7 +38,6 @@ from tests import (
   transformers_folder,
 )
 from tests.blocks import ALL_HEADS, SETTINGS
-from tests.cases import slow
 from tests.export.read_gguf import read_gguf
 from tests.mtf_testing import small_config
 from tests.prefixed_vocabulary import train_prefixed
@@ -159,16 +159,8 @@ def texts_of(run) -> dict[str, str]:
 CHAIN = ("a", "b", "c", SYSTEM, "x", "y", END, "p")
 
 
-@pytest.mark.parametrize(
-  "files",
-  [
-    {"generation_config": {"eos_token_id": ["SYSTEM", 0]}},
-    slow({"generation_config": {"eos_token_id": "SYSTEM"}}),
-    slow({"config": {"eos_token_id": [0, "SYSTEM"]}}),
-    {"config": {"eos_token_id": "SYSTEM"}},
-  ],
-)
-def test_each_end_ends_a_text_also_after_exports(files, tokenizer, tmp_path):
+def import_chain(files, tokenizer, tmp_path):
+  """Imports a model with files about ends; returns the run and id of SYSTEM."""
   library = tokenizers.Tokenizer.from_str(json.dumps(tokenizer))
   system = library.token_to_id(SYSTEM)
   text = json.dumps(files).replace('"SYSTEM"', str(system))
@@ -177,7 +169,29 @@ def test_each_end_ends_a_text_also_after_exports(files, tokenizer, tmp_path):
     *(tmp_path / "model", tokenizer | PLAIN, parameters, model),
     **json.loads(text),
   )
-  run = import_model(folder, tmp_path / "run")
+  return import_model(folder, tmp_path / "run"), system
+
+
+def end_ids(run):
+  return open_vocabulary(str(run / "tokenizer.json")).end_ids
+
+
+@pytest.mark.parametrize(
+  "files",
+  [
+    {"generation_config": {"eos_token_id": "SYSTEM"}},
+    {"config": {"eos_token_id": [0, "SYSTEM"]}},
+    {"config": {"eos_token_id": "SYSTEM"}},
+  ],
+)
+def test_each_file_may_name_the_ends(files, tokenizer, tmp_path):
+  run, system = import_chain(files, tokenizer, tmp_path)
+  assert end_ids(run) == (0, system)
+
+
+def test_each_end_ends_a_text_also_after_exports(tokenizer, tmp_path):
+  files = {"generation_config": {"eos_token_id": ["SYSTEM", 0]}}
+  run, system = import_chain(files, tokenizer, tmp_path)
   assert continuation(run) == "bc"
   hf = export(run, tmp_path / "hf", "hf")
   for name in ("config.json", "generation_config.json"):
@@ -192,9 +206,8 @@ def test_each_end_ends_a_text_also_after_exports(files, tokenizer, tmp_path):
   other = ["--vocabulary", str(tmp_path / "tokenizer.json")]
   for number, (path, *flags) in enumerate([(hf,), (gguf,), (gguf, *other)]):
     again = import_model(path, tmp_path / f"again{number}", *flags)
-    assert continuation(again) == "bc"
-    vocabulary = open_vocabulary(str(again / "tokenizer.json"))
-    assert vocabulary.end_ids == (0, system)
+    assert end_ids(run) == end_ids(again) == (0, system)
+  assert continuation(again) == "bc"
 
 
 def test_ends_end_beams_samples_chats_and_answers_of_the_harness(
@@ -345,35 +358,30 @@ def run(request, tokenizer, tmp_path_factory):
   return import_model(folder, path / "run")
 
 
-def test_score_and_the_harness_print_the_same_number(run):
+def test_score_tasks_and_the_harness_have_the_same_number(run):
   """Also for texts of several windows, each of which begins with START_ID."""
   macros = {"ACTIVATION_DTYPE": "float32", "SEQUENCE_LENGTH": 32, "STRIDE": 20}
+  flags = ["--gin.SEQUENCE_LENGTH=32", "--gin.STRIDE=20"]
   harness = Run(str(run), macros, False)
-  flags = ["--gin.SEQUENCE_LENGTH=32", "--gin.STRIDE=20"]
-  for text in ("the model", TEXT):
-    ((_, found),) = harness.scores([("", text)])
-    assert found.log_likelihood == score(run, text, *flags)
-  ((_, found),) = harness.scores([("the model", " reads")])
-  vocabulary = open_vocabulary(str(run / "tokenizer.json"))
-  parts = vocabulary.encode("the model"), vocabulary.encode(" reads")
-  adds_start = "ADD_START" not in texts_of(run)
-  start, *given = [1, *parts[0]] if adds_start else parts[0]
-  expected = oracle.log_likelihood(
-    LLAMA, random_parameters(), given, parts[1], start
-  )
-  assert found.log_likelihood == pytest.approx(expected, rel=1e-5)
-
-
-def test_a_task_has_the_scores_of_score(run):
-  flags = ["--gin.SEQUENCE_LENGTH=32", "--gin.STRIDE=20"]
-  macros = {"ACTIVATION_DTYPE": "float32", "SEQUENCE_LENGTH": 32, "STRIDE": 20}
+  asked = [("", TEXT), ("", "the model"), ("the model", " reads")]
+  found = dict(harness.scores(asked))
+  long, first, second = (found[i].log_likelihood for i in range(3))
+  assert long == score(run, TEXT, *flags)
   _, config = load_run("evaluate", str(run), macros, False)
   checkpoint, vocabulary = open_newest(str(run), config)
   with CheckpointModel(checkpoint, config, vocabulary) as model:
     scorer = model.get_scorer(False)
     examples = [Example([], vocabulary.encode(TEXT))]
-    ((_, found),) = scorer.log_likelihoods(examples)
-  assert found == score(run, TEXT, *flags)
+    assert dict(scorer.log_likelihoods(examples)) == {0: long}
+  start = 1 if "ADD_START" not in texts_of(run) else 0
+  ids = [vocabulary.encode(x) for x in asked[2]]
+  likelihood = functools.partial(
+    oracle.log_likelihood, LLAMA, random_parameters()
+  )
+  assert first == pytest.approx(likelihood([], ids[0], start), rel=1e-5)
+  # Without a start token, the first token is context.
+  given = (ids[0], ids[1], 1) if start else (ids[0][1:], ids[1], ids[0][0])
+  assert second == pytest.approx(likelihood(*given), rel=1e-5)
 
 
 def test_a_first_token_follows_the_start_token_or_the_end_of_a_document(run):

@@ -90,10 +90,7 @@ def test_a_run_that_was_killed_while_it_sampled_samples_that_step(
   corpus, sampled, tmp_path
 ):
   """The run saved the checkpoint of the step, but not its samples."""
-  killed = copy_of(sampled, tmp_path)
-  for path in (killed / "checkpoints").iterdir():
-    if path.name > "step_00000009":
-      shutil.rmtree(path)
+  killed = runs.copy_until(sampled, tmp_path / "killed", 9)
   lines = (sampled / "samples.jsonl").read_bytes().splitlines(keepends=True)
   (killed / "samples.jsonl").write_bytes(b"".join(lines[:2]))  # of 3 and 6
   assert runs.run("train", corpus, killed, SAMPLE_STEPS=3) == 0
@@ -131,9 +128,7 @@ def test_resumed_run_ends_with_the_bits_of_one_in_one_go(
   corpus, finished, tmp_path, capsys
 ):
   """The run is killed after checkpoint 4, and then stopped after step 7."""
-  model_dir = copy_of(finished, tmp_path)
-  for step in (8, 12):
-    shutil.rmtree(model_dir / "checkpoints" / f"step_{step:08d}")
+  model_dir = runs.copy_until(finished, tmp_path / "killed", 4)
   with open(model_dir / "metrics.jsonl", "a") as file:
     file.write('{"step": 14, "lo')  # killed in the middle of a line
   for steps in (7, 12):

@@ -19,6 +19,7 @@ from palm_mtf.training.teacher import _KeptRows
 from tests import oracle, runs
 from tests.cases import slow
 from tests.model.distillation_test import KINDS, divergence, log_softmax
+from tests.prefixed_vocabulary import train_prefixed
 from tests.training.reference_test import model_config
 
 SHORT = {"PROMPTS": [], "LOG_STEPS": 1, "EVAL_STEPS": 8, "TRAIN_STEPS": 8}
@@ -27,12 +28,11 @@ LOADING = "loading the teacher"
 
 
 @pytest.fixture(scope="module")
-def teacher(tmp_path_factory):
-  """Trains a model; returns its folder, next to which its texts are."""
+def teacher(finished, corpus, tmp_path_factory):
+  """A run of 8 steps; next to its folder are its texts."""
   folder = tmp_path_factory.mktemp("teacher")
-  corpus = runs.write_corpus(folder / "texts")
-  assert runs.run("train", corpus, folder / "run", **SHORT) == 0
-  return folder / "run"
+  (folder / "texts").symlink_to(corpus)
+  return runs.copy_until(finished, folder / "run", 8)
 
 
 def train(teacher, model_dir, **macros):
@@ -128,8 +128,7 @@ def test_manifests_name_the_teacher(teacher, trained):
 
 def test_a_run_resumes_to_the_same_bits(teacher, trained, tmp_path):
   """A killed run may leave a part of a file of predictions."""
-  run = tmp_path / "run"
-  assert train(teacher, run, TRAIN_STEPS=4, EVAL_STEPS=4) == 0
+  run = runs.copy_until(trained, tmp_path / "run", 4)
   *_, last = kept_files(run / "teacher")
   last.write_bytes(last.read_bytes()[:-100])
   assert train(teacher, run) == 0
@@ -286,14 +285,9 @@ def test_what_does_not_fit_is_refused_in_one_line(
   teacher, tmp_path, capsys, macros, words
 ):
   if macros.get("VOCABULARY") == "other":
-    other = tmp_path / "other"
-    texts = tmp_path / "texts"
-    texts.mkdir()
-    for i in range(40):
-      (texts / f"{i}.txt").write_text(f"{i} red, green and blue birds\n" * 99)
-    more = {"TRAIN_STEPS": 1, "EVAL_STEPS": 1, "PROMPTS": []}
-    assert runs.run("train", texts, other, **more) == 0
-    macros = {"VOCABULARY": str(other / "vocabulary.model")}
+    text = "".join(f"{i} red, green and blue birds\n" for i in range(99))
+    other = train_prefixed(text, tmp_path, vocab_size=320)
+    macros = {"VOCABULARY": other.path}
   capsys.readouterr()
   assert train(teacher, tmp_path / "run", **macros) == 2
   assert words in capsys.readouterr().err.splitlines()[-1]
