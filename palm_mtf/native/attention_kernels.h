@@ -252,10 +252,12 @@ struct AttentionKernel {
   }
 };
 
-// Attention of parts of prompts (`read_parts` in generation/decode/forward.py).
-// Inputs: q, k and v as above, with batch 1; the cache's row and the position of
-// each token; how many tokens count; the cache, [rows, positions, d_kv] or
-// [rows, key_heads, positions, d_kv], which gets k and v in place.
+// Inputs: q, [1, tokens, heads, d_kv]; k and v, [1, tokens, key_heads, d_kv] or,
+// for one key head, [1, tokens, d_kv]; the row of the cache and the position of
+// each token, [tokens] each; the number of tokens that count; keys and values of
+// the cache, [rows, key_heads, positions, d_kv] or [rows, positions, d_kv].
+// Writes k and v to the cache, in place, and gives results, shaped as q. Tokens
+// of a row must be next to one another, in the order of their positions.
 struct AttendToCacheKernel {
   int threads;
 
@@ -296,7 +298,6 @@ struct AttendToCacheKernel {
       }
     Shared& with = shared();
     std::lock_guard lock(with.mutex);
-    const T* queries = static_cast<const T*>(TF_TensorData(q));
     for (int begin = 0, end; begin < count; begin = end) {
       for (end = begin + 1; end < count && rows[end] == rows[begin] &&
                             positions[end] == positions[end - 1] + 1;)
@@ -306,7 +307,8 @@ struct AttendToCacheKernel {
                                     d_kv, positions[begin]};
       Attention<T>(sizes, {keys + row, values + row, per_head, size_t(d_kv)},
                    threads, attention_memory<T>())
-        .run(with.team_of(threads, kNoPatience), queries + at, out + at);
+        .run(with.team_of(threads, kNoPatience),
+             static_cast<const T*>(TF_TensorData(q)) + at, out + at);
     }
   }
 };

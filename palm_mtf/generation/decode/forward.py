@@ -405,7 +405,8 @@ def reads_parts(model: DecodeModel) -> bool:
   config = model.config
   mixers = [x.attention.mixer for x in model_of(config).layers]
   is_causal = not (config.has_prefix or config.adapter_length)
-  return model.is_packed and is_causal and all(map(native.attends, mixers))
+  # Only steps in C++ leave out rows whose prompts are not read whole.
+  return model.is_native and is_causal and all(map(native.attends, mixers))
 
 
 def read_parts(

@@ -57,7 +57,7 @@ class MakeSlots(DecodeFunction):
   Outputs:
     most_drafted: [], int32: maximum number of tokens that a step can draft per
       text; 0 without prompt lookup.
-    reads_parts: [], bool: whether `ReadParts` can read prompts.
+    reads_parts: [], int32: 1 if `ReadParts` can read prompts, else 0.
   """
 
   num_slots: int  # divisible by `num_slices`
@@ -68,7 +68,7 @@ class MakeSlots(DecodeFunction):
 
   def output_dtypes(self) -> dict[str, tf.DType]:
     """Returns the dtype of each output."""
-    return {"most_drafted": tf.int32, "reads_parts": tf.bool}
+    return {"most_drafted": tf.int32, "reads_parts": tf.int32}
 
   def __call__(
     self, model: DecodeModel, state: State, inputs: Mapping[str, tf.Tensor]
@@ -90,7 +90,7 @@ class MakeSlots(DecodeFunction):
       history = [split_rows(model.placement, make_history(texts, length + 1))]
     return [*cache, *history], {
       "most_drafted": tf.constant(MOST_DRAFTED * len(history)),
-      "reads_parts": tf.constant(reads_parts(model)),
+      "reads_parts": tf.constant(int(reads_parts(model))),
     }
 
 

@@ -31,13 +31,14 @@ import numpy as np
 from palm_mtf.checkpoints.weights_to_load import open_newest
 from palm_mtf.cli.gin_files import load_run
 from palm_mtf.errors import UserError
+from palm_mtf.machine.processors import usable_cores
 from tools.bench.cases.served_adapters import free_port
 from tools.bench.command import REQUIRED, Flag, checkout, count
 from tools.bench.pairs import POSITIVE
 from tools.bench.streams import Stream, run_streams
 
 _MACROS = {"TEMPERATURE": 0.0, "STOP_STRINGS": [], "PROMPT_LOOKUP": False}
-_START_SECS = 300
+_START_SECS = 1200  # on a busy machine
 _LONG_EVERY = 0.25  # seconds between the arrivals of long prompts
 BOUNDS = dict.fromkeys(("*per_sec", "*_ms", "events", "*ratio"), POSITIVE)
 HEAD = (
@@ -119,6 +120,7 @@ def _commands(
     command = [chosen.llama_cpp, "--model", chosen.gguf, "--no-warmup"]
     command += ["--host", "127.0.0.1", "--port", port, "--parallel", slots]
     command += ["--ctx-size", slots * length, "--log-verbosity", -1]
+    command += ["--threads", usable_cores()]
     fields = {"ignore_eos": True, "cache_prompt": False}
     yield "llama_cpp", port, command, None, fields
 
