@@ -21,7 +21,7 @@ use this forward pass; weights.py stores the weights and multiplies by them.
 import functools
 from collections.abc import Callable, Iterable, Sequence
 
-from palm_mtf._tf import mtf
+from palm_mtf._tf import mtf, tf
 from palm_mtf.architecture.block import (
   ENCODER,
   NORMS,
@@ -57,7 +57,10 @@ class Palm:
     dims: Dims,
     weights: TrainedWeights,
     dropout: Dropout | None = None,
+    *,
     neighbours: mtf.Tensor | None = None,
+    attention: Callable[..., mtf.Tensor] = self_attention,
+    positions: tf.Tensor | None = None,
   ):
     """Makes the rotary tables, which the layers share.
 
@@ -66,6 +69,8 @@ class Palm:
         generation/decode/forward.py.
       dropout: dropout of a training step; None drops nothing.
       neighbours: `Neighbours.tokens`, if layers attend to neighbours.
+      attention: replaces `self_attention`.
+      positions: positions to rotate by, [length] int32; None for 0, 1, 2, ...
     """
     self._config = config
     self._dims = dims
@@ -73,8 +78,10 @@ class Palm:
     self._dropout = dropout
     # The tables' positions count from the start of the row even if the row has
     # several documents, because scores depend only on differences of positions.
+    self._attention = attention
+    given = positions, config.sequence_length
     self._angles = {
-      rotary: rotary_tables(weights.mesh, dims.length, rotary)
+      rotary: rotary_tables(weights.mesh, dims.length, rotary, *given)
       for rotary in model_of(config).rotaries
     }
     self._neighbours = None
@@ -167,7 +174,7 @@ class Palm:
           qkv[i] = put_virtual(*given, each.rotary, angles)
       if keys_and_values is not None:
         keys_and_values.append((qkv[1], qkv[2]))
-      return self_attention(
+      return self._attention(
         *(*qkv, segments, prefix),
         mixer=mixer,
         extras=self._weights.score_extras(name, mixer, self._dims.length),

@@ -33,18 +33,28 @@ Angles = Sequence[tf.Tensor]
 
 
 def rotary_tables(
-  mesh: mtf.Mesh, length: mtf.Dimension, rotary: Rotary
+  mesh: mtf.Mesh,
+  length: mtf.Dimension,
+  rotary: Rotary,
+  positions: tf.Tensor | None = None,
+  most: int = 0,
 ) -> list[mtf.Tensor]:
   """Returns sin and cos of the angles of rotary embedding, on a mesh.
+
+  The angles are of `positions`, [length] int32, below `most`; or of 0, 1, 2 ...
 
   Both tables are [length, size / 2], float32, indexed by position and pair of a
   head's numbers. They include YaRN's factor of q and k (`find_magnitude`).
   """
   pairs = mtf.Dimension("d_kv_pairs", rotary.size // 2)
-  return [
-    mtf.import_tf_tensor(mesh, tf.constant(table), mtf.Shape([length, pairs]))
-    for table in sines_and_cosines(length.size, rotary)
+  tables = [
+    tf.constant(table) if positions is None else tf.gather(table, positions)
+    for table in sines_and_cosines(
+      length.size if positions is None else most, rotary
+    )
   ]
+  shape = mtf.Shape([length, pairs])
+  return [mtf.import_tf_tensor(mesh, x, shape) for x in tables]
 
 
 def sines_and_cosines(

@@ -2,6 +2,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // PalmAttention and PalmAttentionGradient: self-attention of a batch.
+// PalmAttendToCache: attention of parts of prompts to the cache of decoding.
 
 #pragma once
 
@@ -36,21 +37,41 @@ class Attention {
   Attention(Call& call, int num_threads, bool for_gradient,
             AttentionMemory<T>& memory)
       : q(call.next()), k(call.next()), v(call.next()),
-        for_gradient_(for_gradient), memory_(memory) {
+        batch_(TF_Dim(q, 0)), for_gradient_(for_gradient), memory_(memory) {
     const int heads = TF_Dim(q, 2);
-    batch_ = TF_Dim(q, 0);
     sizes_ = {int(TF_Dim(q, 1)), heads, TF_NumDims(k) == 4 ? int(TF_Dim(k, 2)) : 1,
               int(TF_Dim(q, 3))};
+    from_ = {data(k), data(v), size_t(sizes_.d_kv),
+             size_t(sizes_.key_heads) * sizes_.d_kv};
+    prepare(num_threads);
+  }
+
+  // Where the keys and values of a sequence are, and the distances from a key
+  // head to the next and from a position to the next.
+  struct Source {
+    const T *keys, *values;
+    size_t head, position;
+  };
+
+  // One sequence, whose queries are its positions from `sizes.first` on.
+  Attention(const AttentionSizes& sizes, Source from, int num_threads,
+            AttentionMemory<T>& memory)
+      : sizes_(sizes), from_(from), for_gradient_(false), memory_(memory) {
+    prepare(num_threads);
+  }
+
+  void prepare(int num_threads) {
+    AttentionMemory<T>& memory = memory_;
     // With at least kEnough groups, threads finish at about the same time. The
     // number of groups changes the last bits of results, so kEnough is the same
     // for any number of threads.
     constexpr int kEnough = 16;
-    const int most = heads / sizes_.key_heads;
+    const int most = sizes_.heads / sizes_.key_heads;
     while (num_groups() < kEnough && parts_ < most)
       do ++parts_; while (most % parts_);
     memory.of_threads.resize(num_threads);
     at_least(num_heads() * columns_size(), memory.keys);
-    if (!for_gradient) {
+    if (!for_gradient_) {
       at_least(num_heads() * rows_size(), memory.value_rows);
       return;
     }
@@ -74,7 +95,7 @@ class Attention {
     }
   }
 
-  const TF_Tensor *q, *k, *v;
+  const TF_Tensor *q = nullptr, *k = nullptr, *v = nullptr;
 
   int num_heads() const { return batch_ * sizes_.key_heads; }
   int num_groups() const { return num_heads() * parts_; }
@@ -82,9 +103,8 @@ class Attention {
   void pack(int head) const {
     const PackedHead<T> to = packed(head);
     const int length = sizes_.length, size = sizes_.d_kv;
-    const size_t stride = size_t(sizes_.key_heads) * size;
-    const T* keys = of_head(data(k), head);
-    const T* values = of_head(data(v), head);
+    const size_t stride = from_.position, at = head_begin(head);
+    const T *keys = from_.keys + at, *values = from_.values + at;
     pack_columns(keys, stride, length, size, to.keys);
     if (for_gradient_) {
       pack_columns(values, stride, length, size, to.values);
@@ -94,9 +114,17 @@ class Attention {
     }
   }
 
-  void attend(int group, int thread, T* out) const {
-    const size_t at = sequence_of(group);
-    heads_of(group, thread).attend(data(q) + at, out + at);
+  // Packs keys and values, and writes the results of queries to `out`.
+  void run(Team& team, const T* queries, T* out) const {
+    WorkQueue heads, groups;
+    team.run([&](int thread) {
+      heads.each(num_heads(), [&](int i) { pack(i); });
+      team.meet();
+      groups.each(num_groups(), [&](int i) {
+        const size_t at = sequence_of(i);
+        heads_of(i, thread).attend(queries + at, out + at);
+      });
+    });
   }
 
   // Writes the gradient of the group's query heads to `dq`. Writes the group's
@@ -149,12 +177,11 @@ class Attention {
             rows(memory_.key_rows), rows(memory_.value_rows)};
   }
 
-  // Returns where a head begins in x, which is k, v, dk or dv.
-  template <class X>
-  X* of_head(X* x, int head) const {
-    const int sequence = head / sizes_.key_heads, own = head % sizes_.key_heads;
-    return x + (size_t(sequence) * sizes_.length * sizes_.key_heads + own) *
-                 sizes_.d_kv;
+  // Returns where a head begins in keys and values, and in dk and dv.
+  size_t head_begin(int head) const {
+    const size_t sequence = head / sizes_.key_heads;
+    return sequence * sizes_.length * from_.position +
+           head % sizes_.key_heads * from_.head;
   }
 
   // Returns the index in q, out, dout or dq where a group's sequence begins.
@@ -179,7 +206,7 @@ class Attention {
 
   void add_parts(int head, const std::vector<float>& parts, T* to) const {
     const int size = sizes_.d_kv, width = padded_columns(size);
-    to = of_head(to, head);
+    to += head_begin(head);
     for (int i = 0; i < sizes_.length; ++i, to += sizes_.key_heads * size) {
       const float* from =
         &parts[head * parts_ * part_size() + size_t(i) * width];
@@ -194,7 +221,8 @@ class Attention {
   }
 
   AttentionSizes sizes_;
-  int batch_;
+  Source from_;
+  int batch_ = 1;
   int parts_ = 1;  // groups per key head
   const bool for_gradient_;
   AttentionMemory<T>& memory_;
@@ -219,13 +247,69 @@ struct AttentionKernel {
     Attention<T> x(call, threads, false, attention_memory<T>());
     x.read_masks(call);
     T* out = call.allocate_like<T>(0, x.q);
-    WorkQueue heads, groups;
-    Team& team = with.team_of(threads, kNoPatience);
-    team.run([&](int thread) {
-      heads.each(x.num_heads(), [&](int i) { x.pack(i); });
-      team.meet();
-      groups.each(x.num_groups(), [&](int i) { x.attend(i, thread, out); });
-    });
+    const T* queries = static_cast<const T*>(TF_TensorData(x.q));
+    x.run(with.team_of(threads, kNoPatience), queries, out);
+  }
+};
+
+// Inputs: q, [1, tokens, heads, d_kv]; k and v, [1, tokens, key_heads, d_kv] or,
+// for one key head, [1, tokens, d_kv]; the row of the cache and the position of
+// each token, [tokens] each; the number of tokens that count; keys and values of
+// the cache, [rows, key_heads, positions, d_kv] or [rows, positions, d_kv].
+// Writes k and v to the cache, in place, and gives results, shaped as q. Tokens
+// of a row must be next to one another, in the order of their positions.
+struct AttendToCacheKernel {
+  int threads;
+
+  explicit AttendToCacheKernel(const Attributes& attrs)
+      : threads(attrs.number("threads")) {}
+
+  template <class T>
+  void compute(Call& call) const {
+    const TF_Tensor* q = call.next();
+    const T *k = call.next_data<T>(), *v = call.next_data<T>();
+    const std::vector<int32_t> rows = call.next_values<int32_t>();
+    const std::vector<int32_t> positions = call.next_values<int32_t>();
+    const int count = *call.next_data<int32_t>();
+    const TF_Tensor* cache = call.next();
+    T* keys = static_cast<T*>(TF_TensorData(cache));
+    call.give_last(1);
+    T* values = call.next_data<T>();
+    call.give_last(2);
+    const int rank = TF_NumDims(cache), room = TF_Dim(cache, rank - 2);
+    const int key_heads = rank == 4 ? TF_Dim(cache, 1) : 1;
+    const int heads = TF_Dim(q, 2), d_kv = TF_Dim(q, 3);
+    const int num_tokens = rows.size();
+    for (int i = 0; i < num_tokens; ++i)
+      if (rows[i] < 0 || rows[i] >= TF_Dim(cache, 0) || positions[i] < 0 ||
+          positions[i] >= room || count > num_tokens)
+        return call.fail("a token lies outside of the cache");
+    const size_t per_head = size_t(room) * d_kv, per_row = per_head * key_heads;
+    const size_t width = size_t(heads) * d_kv;
+    T* out = call.allocate_like<T>(0, q);
+    std::fill_n(out + count * width, (num_tokens - count) * width, T{});
+    for (int i = 0; i < count; ++i)
+      for (int head = 0; head < key_heads; ++head) {
+        const size_t from = (size_t(i) * key_heads + head) * d_kv;
+        const size_t to =
+          rows[i] * per_row + head * per_head + size_t(positions[i]) * d_kv;
+        std::copy_n(k + from, d_kv, keys + to);
+        std::copy_n(v + from, d_kv, values + to);
+      }
+    Shared& with = shared();
+    std::lock_guard lock(with.mutex);
+    for (int begin = 0, end; begin < count; begin = end) {
+      for (end = begin + 1; end < count && rows[end] == rows[begin] &&
+                            positions[end] == positions[end - 1] + 1;)
+        ++end;
+      const size_t row = rows[begin] * per_row, at = begin * width;
+      const AttentionSizes sizes = {positions[end - 1] + 1, heads, key_heads,
+                                    d_kv, positions[begin]};
+      Attention<T>(sizes, {keys + row, values + row, per_head, size_t(d_kv)},
+                   threads, attention_memory<T>())
+        .run(with.team_of(threads, kNoPatience),
+             static_cast<const T*>(TF_TensorData(q)) + at, out + at);
+    }
   }
 };
 

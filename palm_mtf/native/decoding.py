@@ -356,6 +356,28 @@ def make_history(prompts: tf.Tensor, most_tokens: int) -> tf.Tensor:
   return tf.pad(prompts, [[0, 0], [_COUNTS, after]])
 
 
+def write_history(
+  history: tf.Tensor, tokens: tf.Tensor, rows: tf.Tensor, positions: tf.Tensor
+) -> tf.Tensor:
+  """Writes tokens [tokens] at positions of rows; a first token begins anew."""
+  tokens, rows, positions = (
+    x[:, tf.newaxis] for x in (tokens, rows, positions)
+  )
+  begin = rows * history.shape[1]
+  at, counts = begin + _COUNTS + positions, begin + tf.range(_COUNTS)
+  # A first token also clears the counts; the others are written twice.
+  places = tf.concat([at, tf.where_v2(positions > 0, at, counts)], 1)
+  values = tf.concat(
+    [tokens, tf.where_v2(positions > 0, tokens, 0 * counts)], 1
+  )
+  written = tf.raw_ops.InplaceUpdate(
+    x=tf.reshape(history, [-1, 1]),
+    i=tf.reshape(places, [-1]),
+    v=tf.reshape(values, [-1, 1]),
+  )
+  return tf.reshape(written, history.shape)
+
+
 class TextSettings(NamedTuple):
   """Settings of steps that all texts share."""
 

@@ -155,6 +155,31 @@ def attend(
   return out
 
 
+def attend_to_cache(
+  qkv: Sequence[tf.Tensor],
+  rows: tf.Tensor,
+  positions: tf.Tensor,
+  count: tf.Tensor,
+  cache: Sequence[tf.Tensor],
+  *,
+  threads: int,
+) -> tuple[tf.Tensor, ...]:
+  """Attends from parts of texts to these texts so far, in a cache.
+
+  Args:
+    qkv: q, k and v as for `attend`, with batch 1: those of some tokens.
+    rows, positions, count: see `read_parts` (generation/decode/forward.py).
+    cache: keys and values of a layer, written in place.
+
+  Returns:
+    The bits of `attend` for the texts, in the shape of q, and the cache.
+  """
+  found = operations().palm_attend_to_cache(
+    *(*qkv, rows, positions, count, *cache), threads=threads
+  )
+  return tuple(set_shapes(found, (qkv[0], *cache)))
+
+
 def attend_gradient(
   q: tf.Tensor,
   k: tf.Tensor,

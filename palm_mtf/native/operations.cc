@@ -113,6 +113,13 @@ void register_attention_operations() {
   register_operation(
     back, {"q: T", "k: T", "v: T", "dout: T", "masks: num_masks * int32"},
     {"dq: T", "dk: T", "dv: T"}, attrs);
+  const char* to_cache = "PalmAttendToCache";
+  register_operation(to_cache,
+                     {"q: T", "k: T", "v: T", "rows: int32", "positions: int32",
+                      "count: int32", "keys: T", "values: T"},
+                     {"out: T", "keys_after: T", "values_after: T"},
+                     {"T: {float, bfloat16}", "threads: int"}, true);
+  register_kernels<AttendToCacheKernel>(to_cache);
   register_kernels<AttentionKernel>(op);
   register_kernels<AttentionGradientKernel>(back);
 }

@@ -20,6 +20,7 @@ namespace palm {
 
 struct AttentionSizes {
   int length, heads, key_heads, d_kv;
+  int first = 0;  // position of the first query
 };
 
 // A position sees itself, the earlier positions of its segment, and the prefix
@@ -93,7 +94,7 @@ class HeadGroup {
         packed_(packed), memory_(memory),
         scale_(1 / std::sqrt(float(sizes.d_kv))) {}
 
-  // q and out are [length, heads, d_kv], for the whole sequence.
+  // q and out are [length - first, heads, d_kv].
   void attend(const T* q, T* out) {
     for_blocks([&](const Block& block) {
       float* scores = at_least(block.size(), memory_.scores);
@@ -166,7 +167,7 @@ class HeadGroup {
   void for_blocks(Use use) const {
     constexpr int kMost = 96;  // rows per block: fit the cache, fill tiles
     const int step = std::max(1, kMost / count_);
-    for (int begin = 0; begin < sizes_.length; begin += step) {
+    for (int begin = sizes_.first; begin < sizes_.length; begin += step) {
       const int end = std::min(begin + step, sizes_.length);
       const int keys = masks_.prefix ? sizes_.length : end;
       use(Block{begin, (end - begin) * count_, keys, padded_columns(keys)});
@@ -180,8 +181,8 @@ class HeadGroup {
   template <class X>
   X* row_of(X* x, const Block& block, int row) const {
     const int head = first_ + row % count_;
-    return x + (size_t(position_of(block, row)) * sizes_.heads + head) *
-                 sizes_.d_kv;
+    const size_t at = position_of(block, row) - sizes_.first;
+    return x + (at * sizes_.heads + head) * sizes_.d_kv;
   }
 
   // Multiplies a block's rows of x by `columns`, and writes the product to y.

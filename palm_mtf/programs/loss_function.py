@@ -158,7 +158,7 @@ class PalmLoss:
     )
     with tf.device(stage.placement.cpu):
       given = self._config, self._dims, weights, dropout
-      return Palm(*given, stage.batch.get("neighbours"))
+      return Palm(*given, neighbours=stage.batch.get("neighbours"))
 
 
 def token_sums(

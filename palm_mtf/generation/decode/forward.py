@@ -6,6 +6,7 @@ import dataclasses
 import functools
 import itertools
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
 
 from palm_mtf._tf import mtf, tf
 from palm_mtf.architecture.adapter import PROMPT
@@ -25,6 +26,7 @@ from palm_mtf.model.positions import add_positions
 from palm_mtf.model.projection import result_indices
 from palm_mtf.model.virtual import put_virtual
 from palm_mtf.model.weights import logits_dtype
+from palm_mtf.native import layers as native
 from palm_mtf.ops.placement import LaidOut
 from palm_mtf.ops.slicewise import native_threads
 
@@ -221,6 +223,7 @@ def build_palm(
   num_rows: int,
   length: int,
   neighbours: tf.Tensor | None = None,
+  **settings: Any,
 ) -> tuple[mtf.Mesh, mtf.Shape, Palm]:
   """Returns a new mesh, the shape of token ids on the mesh, and the model.
 
@@ -228,6 +231,7 @@ def build_palm(
     num_rows: divisible by the size of the mesh axis that splits `batch`.
     length: sequence length, at most the model's sequence_length.
     neighbours: the tokens of the rows' neighbours, if layers attend to any.
+    **settings: further arguments of Palm.
   """
   mesh = mtf.Mesh(mtf.Graph(), "pod")
   dims = dataclasses.replace(
@@ -248,7 +252,8 @@ def build_palm(
     own = mtf.Dimension("length", neighbours.shape[1])
     shape = mtf.Shape([dims.batch, own])
     tokens = import_rows(model, mesh, neighbours, shape)
-  palm = Palm(config, dims, JoinedWeights(mesh, model), neighbours=tokens)
+  weights = JoinedWeights(mesh, model)
+  palm = Palm(config, dims, weights, neighbours=tokens, **settings)
   return mesh, mtf.Shape([dims.batch, dims.length]), palm
 
 
@@ -407,3 +412,53 @@ def prefill(
     return repeat(x, rows_per_prompt, model.row_axis)
 
   return [impl.slicewise(store, x) for x in found]
+
+
+def reads_parts(model: DecodeModel) -> bool:
+  """Returns whether `read_parts` can read prompts of this model."""
+  config = model.config
+  mixers = [x.attention.mixer for x in model_of(config).layers]
+  is_causal = not (config.has_prefix or config.adapter_length)
+  # Only steps in C++ leave out rows whose prompts are not read whole.
+  return model.is_native and is_causal and all(map(native.attends, mixers))
+
+
+def read_parts(
+  model: DecodeModel, parts: Sequence[tf.Tensor], count: tf.Tensor, cache: Cache
+) -> Cache:
+  """Reads parts of prompts; returns the cache with their keys and values.
+
+  They have the bits that `prefill` gives them, because each number of a token
+  is computed in an order that does not depend on other tokens.
+
+  Args:
+    parts: tokens, their rows in the cache and their positions, [tokens] int32
+      each. Tokens of a row are next to one another, in the order of their
+      positions; the cache has all tokens before the first.
+    count: how many tokens count, [] int32.
+    cache: written in place.
+  """
+  impl, (tokens, rows, positions) = model.placement, parts
+  threads, after = native_threads(impl), list[LaidOut]()
+
+  def attend(q: mtf.Tensor, *others: mtf.Tensor, **unused: Any) -> mtf.Tensor:
+    def run(*qkv: LaidOut) -> list[LaidOut]:
+      given = *qkv, *cache[len(after) :][:2]
+      out, *written = impl.slicewise(
+        lambda *x: native.attend_to_cache(
+          *(x[:3], rows, positions, count, x[3:]), threads=threads
+        ),
+        *given,
+      )
+      after.extend(written)
+      return [out]
+
+    return _OnSlices(run, [q, *others[:2]], [q.shape]).outputs[0]
+
+  mesh, shape, palm = build_palm(
+    model, 1, tokens.shape[0], attention=attend, positions=positions
+  )
+  x = palm.embed(import_rows(model, mesh, tokens[tf.newaxis], shape))
+  run_blocks(model, palm, x, [])
+  impl.lower({mesh: impl})
+  return after

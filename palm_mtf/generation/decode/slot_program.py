@@ -16,7 +16,11 @@ import dataclasses
 from collections.abc import Mapping
 
 from palm_mtf._tf import tf
-from palm_mtf.generation.decode.forward import prefill
+from palm_mtf.generation.decode.forward import (
+  prefill,
+  read_parts,
+  reads_parts,
+)
 from palm_mtf.generation.decode.functions import DecodeFunction, Effect
 from palm_mtf.generation.decode.rows import (
   State,
@@ -33,6 +37,7 @@ from palm_mtf.native.decoding import (
   Texts,
   TextSettings,
   make_history,
+  write_history,
 )
 
 # Maximum number of tokens that a call of `StepSlots` chooses per text. Shapes
@@ -49,9 +54,10 @@ def num_mask_words(num_tokens: int) -> int:
 class MakeSlots(DecodeFunction):
   """Makes the state of all slots.
 
-  Output:
+  Outputs:
     most_drafted: [], int32: maximum number of tokens that a step can draft per
       text; 0 without prompt lookup.
+    reads_parts: [], int32: 1 if `ReadParts` can read prompts, else 0.
   """
 
   num_slots: int  # divisible by `num_slices`
@@ -61,8 +67,8 @@ class MakeSlots(DecodeFunction):
   effect = Effect.MAKES
 
   def output_dtypes(self) -> dict[str, tf.DType]:
-    """Returns the dtype of the output."""
-    return {"most_drafted": tf.int32}
+    """Returns the dtype of each output."""
+    return {"most_drafted": tf.int32, "reads_parts": tf.int32}
 
   def __call__(
     self, model: DecodeModel, state: State, inputs: Mapping[str, tf.Tensor]
@@ -82,8 +88,10 @@ class MakeSlots(DecodeFunction):
           shape=[self.num_slots, 1], dtype=tf.int32, init=True
         )
       history = [split_rows(model.placement, make_history(texts, length + 1))]
-    most = MOST_DRAFTED * len(history)
-    return [*cache, *history], {"most_drafted": tf.constant(most)}
+    return [*cache, *history], {
+      "most_drafted": tf.constant(MOST_DRAFTED * len(history)),
+      "reads_parts": tf.constant(int(reads_parts(model))),
+    }
 
 
 @dataclasses.dataclass(frozen=True)
@@ -131,6 +139,44 @@ class InsertPrompts(DecodeFunction):
       impl.slicewise(lambda *x: _replace_row(*x, model.row_axis), x, y, at)
       for x, y in zip(state, new, strict=True)
     ], {}
+
+
+@dataclasses.dataclass(frozen=True)
+class ReadParts(DecodeFunction):
+  """Reads parts of the prompts of some slots, on one device.
+
+  Inputs:
+    parts: [3, num_tokens], int32: tokens, their slots and their positions, in
+      the order that `read_parts` (forward.py) needs. The last columns may be
+      copies of the first.
+    count: [], int32: number of columns without these copies.
+    adapter: only if `has_adapter`: [], int32: number of the prompts' adapter.
+  """
+
+  num_tokens: int
+  has_adapter: bool = False
+
+  effect = Effect.CHANGES
+
+  def input_specs(self) -> dict[str, tf.TensorSpec]:
+    """Returns shape and dtype of each input."""
+    shapes: dict[str, list] = {"parts": [3, self.num_tokens], "count": []}
+    shapes |= {"adapter": []} if self.has_adapter else {}
+    return {x: tf.TensorSpec(y, tf.int32) for x, y in shapes.items()}
+
+  def __call__(
+    self, model: DecodeModel, state: State, inputs: Mapping[str, tf.Tensor]
+  ) -> tuple[State, dict[str, tf.Tensor]]:
+    """Builds the forward pass; returns the state with the parts."""
+    model = dataclasses.replace(model, adapter=inputs.get("adapter"))
+    num_cache = len(state) - len(state) % 2
+    parts = tf.unstack(inputs["parts"])
+    cache = read_parts(model, parts, inputs["count"], state[:num_cache])
+    history = [
+      model.placement.slicewise(lambda x: write_history(x, *parts), x)
+      for x in state[num_cache:]
+    ]
+    return [*cache, *history], {}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -21,6 +21,7 @@ from palm_mtf.generation.decode.slot_program import (
   MOST_STEPS,
   InsertPrompts,
   MakeSlots,
+  ReadParts,
   StepSlots,
   num_mask_words,
 )
@@ -35,8 +36,19 @@ from palm_mtf.generation.inference.sessions import LoadedDecoder
 # A step computes only the first rows, up to the last slot in use. The number of
 # these rows grows by this factor, so that few programs are built.
 _ROWS_GROW_BY = 4
+# Numbers of tokens that a program reads of prompts, so that few programs serve
+# all numbers, and padding takes at most a third of a program's time.
+_PART_SIZES = (8, 16, 24, 32, 48, 64, 96, 128)
 # C++ keeps the adapters of all decoders in one table.
 _numbers = itertools.count(1)
+
+
+class PromptPart(NamedTuple):
+  """Some tokens of the prompt in a slot."""
+
+  slot: int
+  ids: Sequence[int]  # at least one
+  first: int  # position of the first of them
 
 
 class SlotText(NamedTuple):
@@ -96,6 +108,9 @@ class SlotDecoder:
     make = MakeSlots(self.num_slots, n, prompt_lookup)
     made = loaded.client.call(self._build(make))
     self._most_drafted = made["most_drafted"].item()
+    # Maximum number of tokens for a call of `read_prompts`; 0 if prompts can
+    # only be read whole, by `insert`.
+    self.part_tokens = _PART_SIZES[-1] * made["reads_parts"].item()
     self._drafts: dict[int, list[int]] = {}  # {slot: tokens to try}
 
   def can_add_adapters(self) -> bool:
@@ -131,6 +146,11 @@ class SlotDecoder:
     The prompt has at least 1 and at most SEQUENCE_LENGTH `ids`. `adapter` is
     the number of its adapter, 0 for none.
     """
+    if most := self.part_tokens:
+      for i in range(0, last_to_read(ids), most):
+        end = min(i + most, last_to_read(ids))
+        self.read_prompts([PromptPart(slot, ids[i:end], i)], adapter)
+      return
     self._drop_unused()
     self._drafts.pop(slot, None)
     # Pad to a power of two, so that few programs serve all lengths.
@@ -145,6 +165,25 @@ class SlotDecoder:
     rows[slot % n] = slot // n
     inputs = {"prompts": prompts, "lengths": [len(ids)] * n, "rows": rows}
     inputs |= {"adapter": adapter} if adapter else {}
+    self._loaded.client.call(program, inputs)
+
+  def read_prompts(self, parts: Sequence[PromptPart], adapter: int = 0) -> None:
+    """Prefills parts of slots; what a slot gets does not depend on the parts.
+
+    Together the parts have at most `part_tokens` tokens. A slot's parts come in
+    the order of their positions, and end before the `last_to_read` token.
+    """
+    self._drop_unused()
+    columns = [
+      (x, y.slot, i) for y in parts for i, x in enumerate(y.ids, y.first)
+    ]
+    for part in parts:
+      self._drafts.pop(part.slot, None)
+    size = next(x for x in _PART_SIZES if x >= len(columns))
+    padded = columns + columns[:1] * (size - len(columns))
+    inputs = {"parts": np.transpose(padded), "count": len(columns)}
+    inputs |= {"adapter": adapter} if adapter else {}
+    program = self._build(ReadParts(size, bool(adapter)))
     self._loaded.client.call(program, inputs)
 
   def draft(self, slot: int) -> Sequence[int] | None:
@@ -229,6 +268,14 @@ class SlotDecoder:
     while rows <= last_slot:
       rows *= _ROWS_GROW_BY
     return min(rows, self.num_slots)
+
+
+def last_to_read(ids: Sequence[int]) -> int:
+  """Returns how many tokens of a prompt to read: the next step reads the last.
+
+  Of a prompt with a single token, this token is read twice, to clear the slot.
+  """
+  return max(1, len(ids) - 1)
 
 
 def _read_row(found: Mapping[str, np.ndarray], text: SlotText) -> list[Chosen]:

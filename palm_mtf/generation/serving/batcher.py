@@ -16,11 +16,17 @@ from collections.abc import (
 
 import numpy as np
 
+from palm_mtf.generation.decode.slot_program import MOST_STEPS
 from palm_mtf.generation.inference.constraint import (
   Constraint,
   ConstraintError,
 )
-from palm_mtf.generation.inference.slot_decoder import Chosen, SlotText
+from palm_mtf.generation.inference.slot_decoder import (
+  Chosen,
+  PromptPart,
+  SlotText,
+  last_to_read,
+)
 from palm_mtf.generation.serving.completion_request import CompletionRequest
 from palm_mtf.generation.serving.served_weights import ServedWeights
 
@@ -46,6 +52,11 @@ class Row:
   prompt_scores: Sequence[Chosen] = ()
   # New tokens so far, including the end token.
   chosen: list[Chosen] = dataclasses.field(default_factory=list)
+  # How many new tokens the server has read and, in a stream, sent.
+  num_sent: int = 0
+  # Whether a decoder call ended before the server had sent the tokens of the
+  # call before.
+  is_behind: bool = False
   # "" while the row continues; then "eod" (end token), "length" (max_tokens),
   # "time" (deadline), "complex" (the constraint), "cancelled" or "failed" (the
   # batcher gave up).
@@ -58,6 +69,11 @@ class Row:
     return asked.wants_log_probs and asked.echo and len(self.prompt) > 1
 
   @property
+  def is_unscored(self) -> bool:
+    """Whether the prompt has to be scored before it is read."""
+    return self.scores_prompt and not self.prompt_scores
+
+  @property
   def needs_single_steps(self) -> bool:
     """Whether a decoder call that gives the row a token runs only one step."""
     return self.asked.wants_log_probs or self.constraint is not None
@@ -67,6 +83,9 @@ class Row:
 # because rows join and streams get text only between calls, but 50 times as
 # long as the work between two calls, so that this work costs little.
 _MOST_SECS = 0.02
+# Minimum tokens of prompts that are read between two decoder calls, if a slot
+# has text: fewer take as long, because all weights are read for them.
+_FEWEST_TOKENS = 16
 # The queue, which must not grow without limit, has room for one row per slot,
 # plus `most_waiting` rows for each of this many clients.
 _MOST_CLIENTS = 8
@@ -174,6 +193,11 @@ class Batcher:
     self._changed = threading.Condition()
     self._waiting: list[Row] = []
     self._running: dict[int, Row] = {}
+    # {slot: how many tokens of its prompt are read}, the oldest prompt first.
+    self._unread: dict[int, int] = {}
+    self._is_oldest_next = False
+    self._token_secs = 0.0  # measured seconds per token of a prompt
+    self._stream_steps = 1  # most steps of a call, if a row is a stream
     self._load: Callable[[], None] | None = None
     self._is_stopping = False
     # Measured seconds per step of calls that may run several steps.
@@ -249,7 +273,7 @@ class Batcher:
   def _take_turn(self) -> bool:
     # Replaces the weights or gives a slot to a waiting row, if possible; then
     # calls the decoder once. Returns False if the batcher has stopped.
-    load = row = None
+    load = None
     with self._changed:
       self._remove_ended()
       while not (self._waiting or self._running):
@@ -260,47 +284,100 @@ class Batcher:
         self._changed.wait()
       if self._load and not self._running:
         load, self._load = self._load, None
-      elif self._may_begin():
+      while self._may_begin():
         row = take_row(self._waiting, self._running.values())
         slots = range(self.engine.decoder.num_slots)
         slot = next(i for i in slots if i not in self._running)
-        self._running[slot] = row
+        self._running[slot], self._unread[slot] = row, 0
     if load:
       load()
       self._counters.checkpoint_step = self.engine.step
-    if row:
-      self._read_prompt(row, slot)
+    if self._unread and self._owed_secs <= 0:
+      self._read_prompts()
     if self._running:
       self._run_steps()
     return True
 
   def _may_begin(self) -> bool:
-    if not self._running:
+    # Without a text whose prompt is read, nothing is owed.
+    if len(self._running) == len(self._unread):
       self._owed_secs = 0.0
     has_free = len(self._running) < self.engine.decoder.num_slots
-    is_kept = self._load is not None or self._owed_secs > 0
+    is_kept = self._load is not None
+    if not self.engine.decoder.part_tokens:
+      # A prompt that is read whole is read as soon as it has a slot.
+      is_kept |= bool(self._unread) or self._owed_secs > 0
     return bool(self._waiting) and has_free and not is_kept
 
-  def _read_prompt(self, row: Row, slot: int) -> None:
-    # Between two decoder calls the batcher reads at most one prompt, so that no
-    # row waits for several prompts. If another client has rows in slots, or if
-    # this prompt is scored, which is slow, the batcher does not read the next
-    # prompt before decoding has taken as much time as this prompt.
-    others = [x for x in self._running.values() if x is not row]
-    begin, adapter = time.monotonic(), row.asked.adapter_number
-    if row.scores_prompt:
+  def _read_prompts(self) -> None:
+    # Between two decoder calls the batcher reads at most one part of prompts,
+    # or one prompt, so that no row waits for several. If another client has
+    # rows in slots, or if a prompt is scored, which is slow, the batcher does
+    # not read on before decoding has taken as much time.
+    others = [x for i, x in self._running.items() if i not in self._unread]
+    begin, slot = time.monotonic(), next(iter(self._unread))
+    row, decoder = self._running[slot], self.engine.decoder
+    is_owed, adapter = row.is_unscored, row.asked.adapter_number
+    if is_owed:
       row.prompt_scores = self.engine.score(row.prompt, adapter)
-    is_owed = row.scores_prompt or any(x.client != row.client for x in others)
-    if row.asked.max_tokens:
-      self.engine.decoder.insert(slot, row.prompt, adapter)
-    else:
+    parts = [PromptPart(slot, row.prompt, 0)]
+    if not row.asked.max_tokens:
       self._end(row, "length")
+    elif decoder.part_tokens:
+      parts = self._take_part(bool(others))
+      start = time.monotonic()
+      decoder.read_prompts(parts, adapter)
+      tokens = sum(len(x.ids) for x in parts)
+      self._token_secs = (time.monotonic() - start) / tokens
+    else:
+      decoder.insert(slot, row.prompt, adapter)
+    clients = {self._running[x.slot].client for x in parts}
+    is_owed |= any({x.client} != clients for x in others)
     if others and is_owed:
       self._owed_secs = time.monotonic() - begin
-    self._counters.prompt_tokens += len(row.prompt) - row.num_start
+    for part in parts:
+      self._unread[part.slot] += len(part.ids)
+      if self._count_unread(part.slot) <= 0:
+        del self._unread[part.slot]
+        row = self._running[part.slot]
+        self._counters.prompt_tokens += len(row.prompt) - row.num_start
+
+  def _take_part(self, has_others: bool) -> list[PromptPart]:
+    # Returns parts to read, of the oldest prompt and those with its adapter. In
+    # turns, the oldest and the shortest ones come first: short prompts need not
+    # wait for a long one, which gets at least half of the tokens.
+    left, (oldest, *_) = self.engine.decoder.part_tokens, self._unread
+    if has_others and self._token_secs:
+      fitting = int(_MOST_SECS / self._token_secs)
+      left = min(left, max(_FEWEST_TOKENS, fitting))
+    adapter = self._running[oldest].asked.adapter_number
+    order = [oldest]
+    for slot in self._unread:
+      row = self._running[slot]
+      is_like = row.asked.adapter_number == adapter and row.asked.max_tokens
+      if slot != oldest and is_like and not row.is_unscored:
+        order.append(slot)
+    if not self._is_oldest_next:
+      order.sort(key=self._count_unread)
+    self._is_oldest_next = not self._is_oldest_next
+    parts = []
+    for slot in order:
+      at = self._unread[slot]
+      count = min(left, self._count_unread(slot))
+      ids = self._running[slot].prompt[at : at + count]
+      parts += [PromptPart(slot, ids, at)] if count else []
+      left -= count
+    return parts
+
+  def _count_unread(self, slot: int) -> int:
+    return last_to_read(self._running[slot].prompt) - self._unread[slot]
 
   def _run_steps(self) -> None:
-    rows = {i: x for i, x in self._running.items() if x.asked.max_tokens}
+    rows = {
+      i: x
+      for i, x in self._running.items()
+      if x.asked.max_tokens and i not in self._unread
+    }
     if not rows:
       return
     single = {i: x for i, x in rows.items() if x.needs_single_steps}
@@ -341,6 +418,11 @@ class Batcher:
       self._owed_plain_secs = secs * len(plain) / len(single)
     for slot, row in taking.items():
       self._append(row, found[slot])
+    if is_plain:
+      streams = [x.is_behind for x in plain.values() if x.asked.stream]
+      is_slow = 2 * sum(streams) > len(streams)
+      steps = self._stream_steps * 2 if is_slow else self._stream_steps // 2
+      self._stream_steps = min(max(1, steps), MOST_STEPS)
 
   def _look_ahead(self, rows: Mapping[int, Row]) -> dict[int, tuple]:
     # Returns `Constraint.look_ahead` of rows with a constraint. Ends rows whose
@@ -359,6 +441,7 @@ class Batcher:
     tokens = [each.token for each in found]
     ends = [i for i, token in enumerate(tokens, 1) if token in self._end_ids]
     count = ends[0] if ends else len(tokens)
+    row.is_behind = row.num_sent < len(row.chosen)
     row.chosen += found[:count]
     if row.constraint:
       for token in tokens[:count]:
@@ -379,9 +462,9 @@ class Batcher:
     # Returns the number of steps of a decoder call without log p or masks, for
     # the rows `plain`. The rows `others` need log p or masks.
     secs = _MOST_SECS
-    if self._waiting and len(self._running) < self.engine.decoder.num_slots:
-      # A waiting row can get a slot, so decode only for the time that is due
-      # before the batcher may read the row's prompt.
+    has_free = len(self._running) < self.engine.decoder.num_slots
+    if self._unread or (self._waiting and has_free):
+      # A prompt can be read, so decode only for the time that is due before.
       secs = min(secs, self._owed_secs)
     if others:
       secs = min(secs, self._owed_plain_secs)
@@ -392,6 +475,10 @@ class Batcher:
     room = min(
       (length - _find_position(x) for x in others.values()), default=left
     )
+    # Send each token of a stream when it is there. If servers or clients are
+    # slower than steps, so that tokens wait, calls become longer.
+    if any(x.asked.stream for x in plain.values()):
+      left = min(left, self._stream_steps)
     return max(1, min(int(secs / max(self._step_secs, 1e-6)), left, room))
 
   def _remove_ended(self) -> None:
@@ -402,6 +489,7 @@ class Batcher:
         self._end(row, "time")
     self._waiting = [x for x in self._waiting if not x.ended]
     self._running = {i: x for i, x in self._running.items() if not x.ended}
+    self._unread = {i: x for i, x in self._unread.items() if i in self._running}
     self._counters.waiting = len(self._waiting)
     self._counters.running = len(self._running)
 

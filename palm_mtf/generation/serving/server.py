@@ -218,6 +218,7 @@ class _Completions:
           part = choice.read()
           if part:
             await send(json_text({**head, "choices": [part]}))
+          choice.row.num_sent = choice.num_tokens
           if part and part["finish_reason"]:
             self._batcher.cancel([choice.row])
             unfinished.remove(choice)

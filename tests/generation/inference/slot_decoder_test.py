@@ -10,7 +10,11 @@ import pytest
 
 from palm_mtf.config import DecodeConfig
 from palm_mtf.generation.inference.sessions import LoadedDecoder
-from palm_mtf.generation.inference.slot_decoder import SlotDecoder, SlotText
+from palm_mtf.generation.inference.slot_decoder import (
+  PromptPart,
+  SlotDecoder,
+  SlotText,
+)
 from tests import oracle
 from tests.cases import slow
 from tests.decode_testing import decode, save_checkpoint
@@ -150,6 +154,72 @@ def test_one_call_with_many_steps_chooses_the_same_as_many_calls(
   for ours, theirs in zip(found, one_by_one, strict=True):
     expected = [x.token for x in theirs]
     assert [x.token for x in ours][: len(expected)] == expected
+
+
+def read_whole(decoder, slot, ids, monkeypatch):
+  with monkeypatch.context() as patch:
+    patch.setattr(decoder, "part_tokens", 0)
+    decoder.insert(slot, ids)
+
+
+def test_parts_of_prompts_give_the_bits_of_whole_prompts(decoder, monkeypatch):
+  """Next to parts of other prompts, and after other texts in the slots."""
+  ids = [[0, *x] for x in PROMPTS]
+  found = []
+  for is_whole in (True, False):
+    for i in range(5) if is_whole else ():
+      read_whole(decoder, i, ids[i], monkeypatch)
+    for parts in [] if is_whole else PARTS:
+      decoder.read_prompts([PromptPart(i, ids[i][a:b], a) for i, a, b in parts])
+    texts = {i: text_of(i, [], SETTINGS[i]) for i in range(5)}
+    found.append(decoder.steps(texts, 1, wants_log_probs=True))
+  assert found[0] == found[1]
+
+
+# Slot, first position and end of each part of a call.
+PARTS = [
+  [(2, 0, 2), (0, 0, 3), (4, 0, 1)],
+  [(2, 2, 3), (1, 0, 1)],
+  [(3, 0, 2), (2, 3, 6)],
+]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int8"])
+@pytest.mark.parametrize(
+  "changes",
+  [
+    {},
+    {"attention": "multi_head", "block": "serial"},
+    {"attention": "grouped_query", "num_kv_heads": 2},
+  ],
+)
+def test_parts_of_long_prompts_give_the_bits_of_whole_prompts(
+  changes, dtype, tmp_path, monkeypatch
+):
+  is_int8 = dtype == "int8"
+  activation = "bfloat16" if is_int8 else dtype
+  config = small_config(
+    sequence_length=330, activation_dtype=activation, **changes
+  )
+  params = oracle.random_parameters(config, seed=1)
+  saved = save_checkpoint(config, params, tmp_path)
+  ids = [*np.random.default_rng(0).integers(3, 44, 300).tolist()]
+  found = []
+  with LoadedDecoder(
+    saved, config, SINGLE, "int8" if is_int8 else "activation"
+  ) as loaded:
+    decoder = SlotDecoder(loaded, config.vocab_size, 2, prompt_lookup=True)
+    for slot in range(2):
+      decoder.insert(slot, [9] * 320)
+    read_whole(decoder, 0, ids, monkeypatch)
+    for a, b in [(0, 100), (100, 107), (107, 200), (200, 299)]:
+      decoder.read_prompts([PromptPart(1, ids[a:b], a)])
+    for slot in range(2):
+      text = text_of(0, [], DRAWN)._replace(token=ids[-1], position=299)
+      texts = {slot: text}
+      found.append(decoder.steps(texts, 1, wants_log_probs=True)[slot])
+  assert found[0] == found[1]
 
 
 @pytest.mark.parametrize("attention", ["multi_query", "multi_head"])

@@ -37,13 +37,16 @@ class Counting:
   """
 
   num_slots, sequence_length = SLOTS, 10**6
+  part_tokens = 0  # prompts are read whole
 
   def __init__(self):
     self.clock = 0.0
     self.read, self.counts = [], []
     self.most, self.secs = 1, 0.0  # most steps per call, seconds per step
     self.prompts, self.inserted = {}, []
-    self.events = []  # "p" for a prompt, "s" for a step
+    # "p" for a prompt, a number for tokens of a part of prompts, "s" for a step
+    self.events = []
+    self.token_secs = 0.0  # of a part of prompts
     self.insert_secs = self.log_prob_secs = 0.0
     self.asked = []  # (wants_log_probs, number of steps) of each call
     self.masks = []  # {slot: mask} of each call
@@ -55,6 +58,20 @@ class Counting:
     self.events.append("p")
     self.prompts[slot] = list(ids)
     self.inserted.append(ids[1])
+
+  def _count_parts(self, parts):
+    for part in parts:
+      before = self.prompts[part.slot][:-1] if part.first else []
+      assert part.first == len(before)
+      # A step reads the last token.
+      self.prompts[part.slot] = [*before, *part.ids, None]
+      yield len(part.ids)
+
+  def read_prompts(self, parts, adapter=0):
+    count = sum(self._count_parts(parts))
+    assert count <= self.part_tokens
+    self.clock += count * self.token_secs
+    self.events.append(count)
 
   def score(self, ids, adapter=0):
     self.clock += self.insert_secs
@@ -112,12 +129,14 @@ class Run:
     secs=60.0,
     scores=False,
     tells=False,
+    stream=False,
     client="client",
     constraint=None,
   ):
     asked = {"prompt": [*prompt], "max_tokens": max_tokens, "echo": scores}
     if scores or tells:
       asked["logprobs"] = 1
+    asked["stream"] = stream
     return Row(
       prompt=[0, *prompt],
       asked=read_completion_request(
@@ -455,6 +474,77 @@ def test_long_prompts_leave_half_of_the_time_to_others(
   _, *between, _ = "".join(run.decoder.events).strip("s").split("p")[1:]
   assert len(between) == 3
   assert all(19 <= len(x) <= 21 if shares else len(x) == 1 for x in between)
+
+
+@pytest.mark.parametrize("client", ["client", "other"])
+def test_a_long_prompt_is_read_in_parts_between_the_steps_of_others(
+  run, client
+):
+  """A part takes no more time than a call of several steps."""
+  decoder = run.decoder
+  decoder.part_tokens, decoder.num_slots = 128, 3
+  decoder.most, decoder.secs, decoder.token_secs = 10**6, 0.001, 0.0005
+  decoder.may_step = threading.Semaphore(0)
+  first = run.row(*[5000] * 200, max_tokens=900)
+  run.batcher.submit([first])
+  run.thread.start()
+  while not decoder.events:
+    time.sleep(0.001)
+  long = run.row(*[5000] * 1000, max_tokens=2, client=client)
+  short = run.row(*[5000] * 30, max_tokens=2, client=client)
+  run.batcher.submit([long])
+  run.batcher.submit([short])
+  decoder.may_step.release(10**6)
+  run.end()
+  assert [len(x.chosen) for x in (first, long, short)] == [900, 2, 2]
+  # No text waits for a prompt that is alone, so its parts are larger.
+  assert decoder.events[:2] == [128, 72]
+  parts = "".join(x if x == "s" else "p" for x in decoder.events[2:])
+  read = [x for x in decoder.events[2:] if x != "s"]
+  assert sum(read) == 1000 + 30 and max(read) == 40  # 0.02 s
+  between = parts.strip("s").split("p")[1:-1]
+  # The texts of another client have as much time as the prompts.
+  fewest = 1 if client == "client" else 20
+  assert all(fewest <= len(x) <= fewest + 1 for x in between[:-1])
+  # The short prompt, which comes later, does not wait for the long one.
+  slots = [[*step] for step in decoder.read]
+  assert next(i for i, x in enumerate(slots) if 2 in x) <= 3 * (fewest + 1)
+  assert sum(1 in x for x in slots) == 2
+
+
+def test_all_prompts_are_read_however_many_short_ones_come(run):
+  run.decoder.part_tokens, run.decoder.num_slots = 32, 3
+  run.batcher.most_rows = 100
+  long = run.row(*[5000] * 300, max_tokens=1)
+  others = [run.row(*[5000] * 32, max_tokens=1) for _ in range(40)]
+  run.serve(long, *others)
+  assert [x.ended for x in (long, *others)] == ["length"] * 41
+  # Every second part is of the oldest prompt.
+  first = next(i for i, step in enumerate(run.decoder.read) if 0 in step)
+  assert first <= 2 * 10
+
+
+def test_each_token_of_a_stream_is_sent_when_it_is_there(run):
+  run.decoder.most, run.decoder.secs = 10**6, 0.0001
+  row = run.row(10, max_tokens=64, stream=True)
+  row.changed = lambda: setattr(row, "num_sent", len(row.chosen))
+  run.serve(row)
+  assert run.decoder.counts == [1] * 64
+
+
+def test_tokens_of_a_stream_that_is_slower_than_steps_come_together(run):
+  run.decoder.most, run.decoder.secs = 10**6, 0.0001
+  run.serve(run.row(10, max_tokens=64, stream=True))
+  assert run.decoder.counts == [1, 1, 2, 4, 8, 16, 32]
+
+
+def test_a_client_that_does_not_read_delays_no_other_stream(run):
+  run.decoder.most, run.decoder.num_slots = 10**6, 3
+  rows = [run.row(10 * i, max_tokens=64, stream=True) for i in range(3)]
+  for row in rows[1:]:
+    row.changed = lambda row=row: setattr(row, "num_sent", len(row.chosen))
+  run.serve(*rows)
+  assert run.decoder.counts == [1] * len(run.decoder.counts)
 
 
 def test_new_weights_wait_for_rows_in_slots_and_rows_wait_for_them(run):

@@ -53,6 +53,7 @@ class Repeating:
   """
 
   num_slots, sequence_length = 4, 32
+  part_tokens = 0  # prompts are read whole
 
   def __init__(self, log_prob=-1.0):
     self.log_prob = log_prob

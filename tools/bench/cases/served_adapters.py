@@ -99,7 +99,7 @@ def _commands(
   adapters = [f"adapter{x}" for x in range(chosen.adapters)]
 
   def program(name: str, base_name: str, own: Sequence[object]):
-    port = _free_port()
+    port = free_port()
     command = [sys.executable, _SCRIPT, f"--program={name}", f"--port={port}"]
     command += [f"--names={','.join([base_name, *adapters])}"]
     command += [f"--texts={chosen.texts}", "--"]
@@ -151,7 +151,8 @@ def _commands(
     )
 
 
-def _free_port() -> int:
+def free_port() -> int:
+  """Returns a port that no server has now."""
   with socket.create_server(("127.0.0.1", 0)) as free:
     return free.getsockname()[1]
 
