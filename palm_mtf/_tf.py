@@ -26,7 +26,7 @@ with lean_import() if is_owned() else contextlib.nullcontext():
   from tensorflow.python.eager import context
   from tensorflow.python.eager.polymorphic_function import atomic_function
   from tensorflow.python.framework import kernels, ops
-  from tensorflow.python.ops import control_flow_util
+  from tensorflow.python.ops import control_flow_util, resource_variable_ops
 
 
 import mesh_tensorflow as mtf
@@ -51,6 +51,7 @@ __all__ = [
   "kernels",
   "mtf",
   "ops",
+  "resource_variable_ops",
   "tf",
   "tf2",
   "xla_data_pb2",

@@ -7,6 +7,7 @@ other languages refuse the whole line.
 """
 
 import dataclasses
+import functools
 import json
 import math
 from collections.abc import Callable, Iterable
@@ -31,7 +32,11 @@ def json_text(
 
   Raises TypeError if JSON lacks the type of a value, and `default` is None.
   """
-  return json.dumps(_to_finite(value, default), indent=indent, allow_nan=False)
+  write = functools.partial(json.dumps, indent=indent, allow_nan=False)
+  try:
+    return write(value, default=default)
+  except (TypeError, ValueError):  # a number or a key that JSON lacks
+    return write(_to_finite(value, default))
 
 
 def _to_finite(value: object, default: Callable[[object], object] | None):

@@ -340,32 +340,37 @@ class CheckpointReader:
 
   @contextlib.contextmanager
   def open_model(
-    self, checkpoint: Checkpoint
+    self, checkpoint: Checkpoint, parts: Sequence[Pods] = ()
   ) -> Iterator[Callable[[Pods], None]]:
     """Like `open`, for all parameters, also those of an adapter's base.
+
+    `parts` are the arguments of later calls. Their programs are built now,
+    because a session copies its whole graph each time that the graph grows.
 
     Raises UserError if the base is missing or changed.
     """
     checkpoint = with_base(checkpoint)
+    own, base = checkpoint.manifest.shapes, checkpoint.base
+    prefixes = [checkpoint.prefix, *([base.prefix] if base else [])]
+
+    def split(pods: Pods) -> Iterator[tuple[str, Pods]]:
+      for prefix, is_own in zip(prefixes, (True, False), strict=False):
+        some = [
+          {key: x for key, x in y.items() if not base or (key in own) == is_own}
+          for y in pods
+        ]
+        if some[0]:
+          yield prefix, some
+
+    for pods in parts:
+      for _, some in split(pods):
+        self._restorer(some)
     with contextlib.ExitStack() as stack:
-      own = stack.enter_context(self.open(checkpoint.prefix))
-      if not checkpoint.base:
-        yield own
-        return
-      of_base = stack.enter_context(self.open(checkpoint.base.prefix))
+      readers = {x: stack.enter_context(self.open(x)) for x in prefixes}
 
       def restore(pods: Pods) -> None:
-        for read, is_own in ((own, True), (of_base, False)):
-          some = [
-            {
-              key: parts
-              for key, parts in pod.items()
-              if (key in checkpoint.manifest.shapes) == is_own
-            }
-            for pod in pods
-          ]
-          if some[0]:
-            read(some)
+        for prefix, some in split(pods):
+          readers[prefix](some)
 
       yield restore
 
@@ -467,7 +472,9 @@ def build_restorer(
       # a read waits until the part two before it is assigned.
       with tf.device(device), tf.control_dependencies(done[device][:-1]):
         value = _read_slice(prefixes[device], parts[0])
-      assigned = tf.group([each.variable.assign(value).op for each in parts])
+      assigned = tf.group(
+        [each.variable.assign(value, read_value=False) for each in parts]
+      )
       done[device] = [*done[device][-1:], assigned]
       assignments.append(assigned)
   return tf.group(assignments)
@@ -482,7 +489,7 @@ def _read_slice(prefix: tf.Tensor, part: Slice) -> tf.Tensor:
   values = tf.raw_ops.RestoreV2(
     prefix=prefix,
     tensor_names=tf.constant(part.names),
-    shape_and_slices=tf.fill([num], part.spec),
+    shape_and_slices=tf.constant([part.spec] * num),
     dtypes=[part.saved_dtype] * num,
   )
   held = part.sizes[1:] if part.is_copied else part.sizes

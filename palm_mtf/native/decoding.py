@@ -106,7 +106,7 @@ def pack(
   inner = sum(inners) if joins_rows else inners[0]
   outer = outers[0] if joins_rows else sum(outers)
   panels = operations().palm_pack(
-    ws=[tf.reshape(w, [-1, w.shape[-1]]) for w in ws],
+    ws=[_join_experts(w) for w in ws],
     stack=stack,
     format=FORMATS.index(dtype),
     joins_rows=joins_rows,
@@ -122,6 +122,11 @@ def pack(
     ]
   )
   return PackedKernel(panels, outer, dtype)
+
+
+def _join_experts(w):
+  # Returns [experts * inner, outer]. A reshape of a matrix would add two nodes.
+  return tf.reshape(w, [-1, w.shape[-1]]) if w.shape.rank == 3 else w
 
 
 def unpack(kernel: PackedKernel, inner: int) -> tf.Tensor:

@@ -8,7 +8,7 @@ import dataclasses
 import hashlib
 from collections.abc import Callable, Iterator, Sequence
 
-from palm_mtf._tf import mtf, tf
+from palm_mtf._tf import mtf, resource_variable_ops, tf
 
 # Mesh TensorFlow's own variable keeps a full copy, the master, besides the
 # slices that the mesh uses, and its random values differ between processes. A
@@ -164,7 +164,16 @@ def variables_read(operation: mtf.Operation) -> list[mtf.Variable]:
 
 def make_variable(value: tf.Tensor, name: str) -> tf.Variable:
   """Makes a TensorFlow variable with initial `value` on the current device."""
-  return tf.Variable(value, trainable=False, use_resource=True, name=name)
+  # tf.Variable would add more operations, and look for variables in all that
+  # `value` depends on, which takes longer than all else.
+  variable = resource_variable_ops.UninitializedVariable(
+    shape=value.shape, dtype=value.dtype, name=name, trainable=False
+  )
+  with tf.name_scope(variable.op.name + "/"):
+    variable._initializer_op = tf.raw_ops.AssignVariableOp(
+      resource=variable.handle, value=value
+    )
+  return variable
 
 
 def keep_variable(

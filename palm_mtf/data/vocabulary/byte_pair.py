@@ -83,13 +83,12 @@ class BytePairVocabulary(Vocabulary):
     described = _read_tokenizer(model, what)
     text = model.decode()
     self._tokenizer = self._inside = _make_tokenizer(text, extra_ids, what)
-    inside = described | {
-      name: _drop_prefix(described.get(name))
-      for name in ("normalizer", "pre_tokenizer")
-    }
-    if inside != described:
+    inside = {x: described.get(x) for x in ("normalizer", "pre_tokenizer")}
+    changed = {name: _drop_prefix(part) for name, part in inside.items()}
+    if changed != inside:
       # Encodes texts that continue another text, without a space before them.
-      self._inside = _make_tokenizer(json_text(inside), extra_ids, what)
+      inside = json_text(described | changed)
+      self._inside = _make_tokenizer(inside, extra_ids, what)
     ids = self._tokenizer.get_vocab()
     self._names = {i: name for name, i in ids.items()}
     self.size = max(self._names) + 1
@@ -371,9 +370,10 @@ def _read_decoders(
   bytes_of = {chr(i if i in prints else next(others)): i for i in range(256)}
 
   def read_byte_level(name: str) -> bytes:
-    # A token with other characters is decoded to its name, as by the library.
-    is_bytes = bytes_of.keys() >= {*name}
-    return bytes(map(bytes_of.get, name)) if is_bytes else name.encode()
+    try:
+      return bytes(map(bytes_of.__getitem__, name))
+    except KeyError:  # other characters; the library decodes it to itself
+      return name.encode()
 
   def read_fallback(name: str) -> bytes:
     if match := _BYTE.fullmatch(name):

@@ -42,8 +42,9 @@ class DeviceArray:
     # The host sends a layer's slice with an extra dimension of size 1 in front.
     return tf.reshape(x, self.shape)
 
-  def assign(self, value: tf.Tensor) -> tf.Tensor:
+  def assign(self, value: tf.Tensor, read_value: bool = False) -> tf.Tensor:
     """Returns a tensor; running its operation sets the slice to `value`."""
+    del read_value  # an argument of tf.Variable.assign
     inputs = [name_of(self.assign_slice), *self.key, value]
     return self.process.call(call_pod, inputs, [tf.int32])[0]
 

@@ -49,6 +49,7 @@ from palm_mtf.ops.slicewise import split_axes
 from palm_mtf.ops.variables import make_variable
 from palm_mtf.ops.xla import in_xla_computation
 
+_MOST_BYTES = 2**26  # of the parameters of layers that are loaded together
 _KERNELS = ("embedding", "output_embedding")  # decoding has them as kernels
 _logger = logging.getLogger(__name__)
 
@@ -296,7 +297,7 @@ class WeightMaker:
   def make_layers(
     self, slices: Mapping[str, Sequence[Slice]]
   ) -> list[LayerWeights]:
-    """Returns each layer's `LayerWeights`.
+    """Returns the `LayerWeights` of each layer, or of several small layers.
 
     Call this method after `make` of all layers: it uses the initializers that
     `make` collects. `slices` is {checkpoint variable: its slices}.
@@ -304,9 +305,21 @@ class WeightMaker:
     by_layer: dict[int | None, dict] = collections.defaultdict(dict)
     for name, parts in slices.items():
       by_layer[parse_name(name).layer][name] = parts
-    layers = []
+    # Join small layers, because each call of a session goes through the whole
+    # graph, which takes longer than to load a small layer.
+    groups, num_bytes = [], 0
     for layer, some in by_layer.items():
-      with tf.control_dependencies(self._initializers[layer]):
+      parts = (x for parts in some.values() for x in parts)
+      more = sum(4 * x.variable.shape.num_elements() for x in parts)
+      num_bytes += more
+      if not groups or num_bytes > _MOST_BYTES:
+        groups.append(({}, []))
+        num_bytes = more
+      groups[-1][0].update(some)
+      groups[-1][1].extend(self._initializers[layer])
+    layers = []
+    for some, initializers in groups:
+      with tf.control_dependencies(initializers):
         free = [
           tf.raw_ops.DestroyResourceOp(resource=each.variable.handle)
           for parts in some.values()
@@ -345,6 +358,8 @@ class WeightMaker:
     axis = self._find_axis(name)
 
     def flatten(x):
+      if x.shape.rank == 2:
+        return x
       return tf.reshape(x, [x.shape[0], -1] if axis else [-1, x.shape[-1]])
 
     return self._impl.slicewise(flatten, self._read(name))

@@ -57,8 +57,8 @@ class LayerWeights:
 
   Loading a checkpoint (generation/inference/sessions.py) assigns the slices of
   one layer, then runs `prepare`, so that memory never holds the float32
-  parameters of two layers. One more `LayerWeights` has the parameters outside
-  of the layers.
+  parameters of two layers. Several small layers on hosts count as one. One more
+  `LayerWeights` has the parameters outside of the layers.
   """
 
   slices: Mapping[str, Sequence[Slice]]  # {checkpoint variable: its slices}

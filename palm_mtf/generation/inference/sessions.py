@@ -91,7 +91,8 @@ class LoadedDecoder(contextlib.AbstractContextManager):
         executor.open_decoder(settings, pods, for_steps=for_steps)
       )
       reader = CheckpointReader(self.client, CheckpointProcesses(process))
-      with reader.open_model(checkpoint) as restore:
+      parts = [[layer.slices] for layer in layers]
+      with reader.open_model(checkpoint, parts) as restore:
         load_weights(self.client, layers, lambda slices: restore([slices]))
       self._scope = scope.pop_all()
 

@@ -6,8 +6,11 @@ import numpy as np
 import pytest
 
 from palm_mtf._tf import tf
+from palm_mtf.generation.decode import weight_maker
 from palm_mtf.generation.decode.weight_maker import build_decode_model
+from palm_mtf.generation.inference import sessions
 from palm_mtf.generation.inference.sessions import (
+  LoadedDecoder,
   compute_mean_loss,
   load_weights,
 )
@@ -25,12 +28,17 @@ from tests.mtf_testing import (
 
 
 @pytest.mark.parametrize(
-  ("layout", "weight_dtype"),
-  [(None, "activation"), ("all over data and model", "int8")],
+  ("layout", "weight_dtype", "most_bytes", "times"),
+  [
+    (None, "activation", 0, 3),
+    ("all over data and model", "int8", 0, 3),
+    (None, "activation", 2**26, 1),
+  ],
 )
-def test_no_two_layers_of_a_checkpoint_are_in_memory_at_once(
-  layout, weight_dtype
+def test_no_two_layers_of_a_checkpoint_are_in_memory_at_once_unless_small(
+  layout, weight_dtype, most_bytes, times, monkeypatch
 ):
+  monkeypatch.setattr(weight_maker, "_MOST_BYTES", most_bytes)
   config = small_config()
   params = oracle.random_parameters(config, seed=3)
   mesh = mesh_layout(layout) if layout else SINGLE
@@ -58,7 +66,29 @@ def test_no_two_layers_of_a_checkpoint_are_in_memory_at_once(
     load_weights(Client(session), model.layers, restore)
     assert not any(are_there())
   assert {name for slices in restored for name in slices} == params.keys()
-  assert len(restored) == config.num_layers + 1
+  assert len(restored) == times
+
+
+def test_the_graph_does_not_grow_while_layers_are_loaded(tmp_path, monkeypatch):
+  """A session copies its graph when the graph grows: 30 copies took seconds."""
+  config = small_config()
+  params = oracle.random_parameters(config, seed=4)
+  sizes = []
+
+  def load(client, layers, restore):
+    def count_and_restore(slices):
+      sizes.append(client.graph.num_operations())
+      restore(slices)
+
+    load_weights(client, layers, count_and_restore)
+    sizes.append(client.graph.num_operations())
+
+  monkeypatch.setattr(sessions, "load_weights", load)
+  monkeypatch.setattr(weight_maker, "_MOST_BYTES", 0)
+  checkpoint = save_checkpoint(config, params, tmp_path)
+  with LoadedDecoder(checkpoint, config, SINGLE):
+    assert len(sizes) == config.num_layers + 2
+  assert len({*sizes}) == 1
 
 
 def test_mean_loss_is_the_total_of_all_batches_over_their_weight(tmp_path):
