@@ -61,6 +61,7 @@ from palm_mtf.model_dir.paths import ModelDir
 _logger = logging.getLogger(__name__)
 
 _SHOWN_DIFFERENCES = 3
+NEIGHBOURS = "the neighbours"  # key of `Manifest.data`: the hash of their index
 # {macro: value} for settings that earlier versions of palm_mtf lacked. Those
 # versions worked as with this value, which is not the default of this version.
 BEFORE = {"NORM_SCALE": "plain", "LOGITS_DTYPE": "activation"}
@@ -482,6 +483,18 @@ def check_same_exchange(newest: Checkpoint, exchange: ExchangeConfig) -> None:
       f"EXCHANGE = {exchange.exchange!r}: {newest.path} was written with "
       f"{before!r}, whose pods have other variables; keep that value, or "
       f"{NEW_OPTIMIZER}."
+    )
+
+
+def check_same_neighbours(run: Manifest, newest: Checkpoint | None) -> None:
+  """Raises UserError if the run began with another NEIGHBOUR_INDEX."""
+  now = run.data.get(NEIGHBOURS)
+  before = newest and newest.manifest.data.get(NEIGHBOURS)
+  if before and before != now:
+    raise UserError(
+      f"NEIGHBOUR_INDEX: has the hash {now}, but the run began with {before}; "
+      "give that index, which the same index chunks makes again, or another "
+      "MODEL_DIR."
     )
 
 

@@ -35,10 +35,12 @@ from palm_mtf.checkpoints.manifest import (
 from palm_mtf.checkpoints.teacher import find_teacher
 from palm_mtf.checkpoints.weights_to_load import (
   BEFORE,
+  NEIGHBOURS,
   NamedWeights,
   check_same_exchange,
   check_same_function,
   check_same_model,
+  check_same_neighbours,
   check_same_roles,
   check_same_vocabulary,
   check_vocabulary_given,
@@ -252,7 +254,6 @@ class Spike(NamedTuple):
 
 
 # Manifests record these packages' versions, which affect losses and weights.
-_NEIGHBOURS = "the neighbours"  # key of a manifest: the hash of their index
 _COMPUTING_PACKAGES = ("tensorflow", "mesh-tensorflow", "numpy")
 
 
@@ -312,7 +313,7 @@ def prepare(
   if config.loss.preference_beta is None:
     entropy = unigram_entropy(validation)
   manifest = _make_manifest(config, vocabulary, corpus, shapes)
-  _check_neighbours(manifest, newest)
+  check_same_neighbours(manifest, newest)
   if teacher:
     described = describe_base(teacher) | {"kind": "distilled"}
     manifest = dataclasses.replace(manifest, teacher=described)
@@ -334,18 +335,6 @@ def prepare(
     initial_state=state,
     teacher=teacher and teacher.checkpoint,
   )
-
-
-def _check_neighbours(manifest: Manifest, newest: Checkpoint | None) -> None:
-  """Raises UserError if the run began with another NEIGHBOUR_INDEX."""
-  now = manifest.data.get(_NEIGHBOURS)
-  before = newest and newest.manifest.data.get(_NEIGHBOURS)
-  if before and before != now:
-    raise UserError(
-      f"NEIGHBOUR_INDEX: has the hash {now}, but the run began with {before}; "
-      "give that index, which the same index chunks makes again, or another "
-      "MODEL_DIR."
-    )
 
 
 def _check_preference(config: Config) -> None:
@@ -546,7 +535,7 @@ def _make_manifest(
       "SEQUENCE_LENGTH": model.sequence_length,
       "PACKING": corpus.packing,
       "the tokens": corpus.fingerprint,
-      **({_NEIGHBOURS: corpus.neighbours.digest} if corpus.neighbours else {}),
+      **({NEIGHBOURS: corpus.neighbours.digest} if corpus.neighbours else {}),
     },
     # JSON turns tuples into lists, as in a manifest that is read from a file.
     settings=json.loads(json_text(settings)),
