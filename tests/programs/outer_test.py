@@ -13,6 +13,7 @@ from palm_mtf.programs.outer import build_outer, fragment_of
 from palm_mtf.runtime.client.client import Client
 from palm_mtf.runtime.program import Program
 from palm_mtf.training.diloco import Syncs
+from tests.cases import slow
 from tests.optim.outer_test import rounded
 
 NAMES = ["embedding", "layer_000/w", "layer_001/w", "final_norm/scale"]
@@ -123,10 +124,10 @@ def fragments_by_hand(name: str, c: ExchangeConfig) -> int:
   "changes",
   [
     {},
-    {"fragments": 2},
+    slow({"fragments": 2}),
     {"fragments": 2, "overlap_steps": 2, "merge_alpha": 0.5},
-    {"overlap_steps": 3, "outer_dtype": "bfloat16"},
-    {"fragments": 2, "outer_dtype": "int8"},
+    slow({"overlap_steps": 3, "outer_dtype": "bfloat16"}),
+    slow({"fragments": 2, "outer_dtype": "int8"}),
     {"fragments": 2, "overlap_steps": 1, "outer_dtype": "e3m0"},
   ],
   ids=str,
