@@ -144,4 +144,6 @@ def test_held_out_text_is_learned_from_neighbours_of_training_text(tmp_path):
   )
   for seed in range(3):
     assert found["with", seed] < 3.0
-    assert min(found["of other rows", seed], found["without", seed]) > 3.7
+    # The entropy is log(42) = 3.74, but the last token of each row is [eod].
+    others = found["of other rows", seed], found["without", seed]
+    assert min(others) > 63 / 64 * np.log(42) - 0.05
