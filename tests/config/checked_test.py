@@ -74,7 +74,7 @@ def fields_of(*kinds: type, settings=EVERY) -> list:
 )
 @pytest.mark.parametrize("value", [-1, 1.5, "4", True, None])
 def test_a_count_is_a_whole_number(settings, name, value):
-  may_be_0 = ("seed", "inspect_rows", "coordinator_port", "retrieve")
+  may_be_0 = "seed inspect_rows coordinator_port retrieve neighbours".split()
   least = 0 if name in may_be_0 else 1
   assert refusal(settings, **{name: value}) == (
     f"{name.upper()} = {value!r}: give a whole number of at least {least}."
