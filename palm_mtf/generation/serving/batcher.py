@@ -16,7 +16,6 @@ from collections.abc import (
 
 import numpy as np
 
-from palm_mtf.generation.decode.slot_program import MOST_STEPS
 from palm_mtf.generation.inference.constraint import (
   Constraint,
   ConstraintError,
@@ -421,8 +420,8 @@ class Batcher:
     if is_plain:
       streams = [x.is_behind for x in plain.values() if x.asked.stream]
       is_slow = 2 * sum(streams) > len(streams)
-      steps = self._stream_steps * 2 if is_slow else self._stream_steps // 2
-      self._stream_steps = min(max(1, steps), MOST_STEPS)
+      steps = 2 * done if is_slow else self._stream_steps // 2
+      self._stream_steps = max(1, steps)
 
   def _look_ahead(self, rows: Mapping[int, Row]) -> dict[int, tuple]:
     # Returns `Constraint.look_ahead` of rows with a constraint. Ends rows whose
