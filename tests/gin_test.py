@@ -112,7 +112,7 @@ def test_folders_set_disjoint_macros():
       assert owner.setdefault(macro, path.parent.name) == path.parent.name
 
 
-@pytest.mark.parametrize("folder", ["layouts", "optim", "pods"])
+@pytest.mark.parametrize("folder", ["exchange", "layouts", "optim", "pods"])
 def test_fragments_of_one_folder_set_the_same_macros(folder):
   """Those of optim/, if they have the same OPTIMIZER.
 

@@ -7,7 +7,7 @@
 #
 #   examples/pods/slow_link.sh host1 host2
 #   RATE=50mbit DELAY=20ms examples/pods/slow_link.sh host1 host2 -- \
-#     --gin_file=recipes/quickstart.gin --gin_file=pods/slow_link.gin \
+#     --gin_file=recipes/quickstart.gin --gin_file=exchange/slow_link.gin \
 #     --gin.MODEL_DIR='"runs/mine"' --gin.DCN_DTYPE='"float32"'
 #
 # RATE and DELAY are those of each direction. Only packets between the two hosts
@@ -24,7 +24,7 @@ hosts=("$1" "$2")
 shift $(($# > 2 ? 3 : 2))
 # DCN_DTYPE in place of that of pods/cluster.gin, which ssh.sh adds.
 (($#)) || set -- --gin_file=recipes/quickstart.gin \
-  --gin_file=pods/slow_link.gin --gin.MODEL_DIR='"runs/slow_link"' \
+  --gin_file=exchange/slow_link.gin --gin.MODEL_DIR='"runs/slow_link"' \
   --gin.DCN_DTYPE='"float32"'
 
 # Runs commands in bash on a host. With line ends, @Q would quote for bash only.

@@ -21,16 +21,12 @@ from palm_mtf.config.run import RunConfig
 from palm_mtf.errors import UserError
 
 # {macro: the only value with which pods exchange parameters}, because other
-# values are of gradients, or of calls in which pods would meet no sync.
-ONLY_OF_GRADIENTS = {"DCN_DTYPE": "float32", "STEPS_PER_LOOP": 1}
+# values are of gradients, or of calls that would run beyond a sync.
+_ONLY = {"DCN_DTYPE": "float32", "STEPS_PER_LOOP": 1}
 # Settings that count steps to an action on the outer parameters.
-_AT_SYNCS = (
-  "TRAIN_STEPS",
-  "CHECKPOINT_STEPS",
-  "EVAL_STEPS",
-  "SAMPLE_STEPS",
-  "TASK_EVAL_STEPS",
-)
+_AT_SYNCS = [
+  f"{x}_STEPS" for x in ("TRAIN", "CHECKPOINT", "EVAL", "SAMPLE", "TASK_EVAL")
+]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -116,38 +112,26 @@ def check_exchange(
   """
   if not exchange.is_diloco:
     return
-  given = 'EXCHANGE = "diloco"'
-  for macro, value in ONLY_OF_GRADIENTS.items():
+  given, count = 'EXCHANGE = "diloco"', exchange.fragments
+  for macro, value in _ONLY.items():
     if values[macro] != value:
       raise UserError(
         f"{given} and {macro} = {values[macro]!r}: that is of pods that sum "
         f"gradients in every step; set {macro} = {value!r}."
       )
-  layers, count = values["NUM_LAYERS"], exchange.fragments
-  if count > 1 and values["MODEL_FUNCTION"]:
-    raise UserError(
-      f"FRAGMENTS = {count} and MODEL_FUNCTION = {values['MODEL_FUNCTION']!r}: "
-      "only PaLM's block has layers to divide; set FRAGMENTS = 1."
-    )
+  layers = values["NUM_LAYERS"]
   if isinstance(layers, int) and layers % count:
     fit = max(x for x in range(1, count) if layers % x == 0)
     raise UserError(
       f"NUM_LAYERS = {layers} and FRAGMENTS = {count}: all fragments have "
       f"equally many layers; give a divisor of NUM_LAYERS, such as {fit}."
     )
+  turns = [(f"{x} =", values.get(x), exchange.period) for x in _AT_SYNCS]
   for step, _ in run.batch_sizes.pairs:
-    if step % exchange.outer_steps:
+    turns.append(("GLOBAL_BATCH_SIZE from step", step, exchange.outer_steps))
+  for what, steps, every in turns:
+    if isinstance(steps, int) and steps % every:
       raise UserError(
-        f"GLOBAL_BATCH_SIZE changes at step {step}, inside a round of "
-        f"OUTER_STEPS = {exchange.outer_steps}: pods would train on batches of "
-        "two sizes between two syncs; change it at a multiple of OUTER_STEPS."
-      )
-  for macro in _AT_SYNCS:
-    every = values.get(macro)
-    if isinstance(every, int) and every % exchange.period:
-      fit = -(-every // exchange.period) * exchange.period
-      raise UserError(
-        f"{macro} = {every} and {given}: the outer parameters change every "
-        f"{exchange.period} steps (OUTER_STEPS / FRAGMENTS); give a multiple "
-        f"of that, such as {fit}."
+        f"{what} {steps} and {given}: pods differ inside a round of syncs; "
+        f"give a multiple of {every}, such as {-(-steps // every) * every}."
       )

@@ -27,7 +27,6 @@ from palm_mtf.optim.outer import GROUP, Sent, decode, encode
 from palm_mtf.programs.outer import fragment_of
 from palm_mtf.training.step import NonFiniteStepError
 
-MODE = "decoupled"
 _WAIT_SECS = 0.5
 _SCALES = "/scales"
 # {OUTER_DTYPE: dtype on the wire, and elements per item of the array}
@@ -180,7 +179,6 @@ class DecoupledHandler:
     config = self._config
     return Message(
       {
-        "mode": MODE,
         "learner": number,
         "program": program_of(config),
         "seed": config.run.seed,

@@ -151,7 +151,6 @@ class Learner:
 
   Attributes:
     arrays: the parameters.
-    num_rows: rows of a batch of `train`.
   """
 
   def __init__(
@@ -170,7 +169,6 @@ class Learner:
     self.arrays = PodArrays(client, programs.slices, names, **more)
     everything = names_of(programs.slices)
     self._all = PodArrays(client, programs.slices, everything, **more)
-    self.num_rows = programs.batch_size
     slices = variables_of(programs.pod_slices)
     self._initialize = Program(
       operations=[programs.initialize], writes=state_of(slices)
@@ -199,7 +197,7 @@ class Learner:
     """Trains a step on each batch; returns the means of the steps' metrics.
 
     Args:
-      batches: for each step, {feature: [num_rows, length]}.
+      batches: for each step, {feature: [rows, length]}.
       step: number of steps done before, which decides the learning rate and the
         dropout; the slots' decay depends on the steps since `begin`.
 

@@ -43,6 +43,7 @@ class Run:
   settings: Mapping[str, Any]  # values of the macros in config.gin
   defaults: Set[str]  # macros at their defaults, listed separately
   plan: Mapping[str, Any]  # numbers in plan.json; {} if there is no such file
+  merges: Sequence[Any] = ()  # events in merges.jsonl, if a run has learners
 
   def points(self, field: str, x_field: str) -> list[tuple[float, float]]:
     """Returns (x, y) of each line in which both fields are finite numbers."""
@@ -100,6 +101,7 @@ def _read_run(path: str, name: str) -> Run:
     read_evaluations(model_dir.evaluations),
     *_read_settings(model_dir.config),
     {k: x for k, x in _read_json(model_dir.plan).items() if is_number(x)},
+    [*read_json_lines(os.path.join(path, "merges.jsonl"))],
   )
 
 
@@ -362,9 +364,10 @@ _PREDICTED = ("tokens_per_sec", "step_secs", "mfu")
 # {quantity in a field, as in "lag/pod_0": text in the row of the pod}.
 _OF_PODS = {
   "last_sync": "last sync: number {:,}",
-  "lag": "{:,} syncs behind",
+  "lag": "{:,} syncs late",
   "tokens": "{:,} tokens",
-  "audits": "{:,} audits passed",
+  "audits": "{:,} audits passed",  # as merges.jsonl says
+  "banned": "banned for a lie",
 }
 # A run's column: {title of a row: (exact value for the tooltip, text to show)}.
 _Column = Mapping[str, tuple[object, str]]
@@ -462,6 +465,12 @@ def _list_pods(run: Run) -> _Column:
     quantity, _, name = field.partition("/")
     if name and quantity in _OF_PODS and (values := run.values(field)):
       found.setdefault(name, {})[quantity] = values[-1]
+  for each in run.merges:
+    name = each.get("member")
+    if each.get("event") in ("audit", "liar") and isinstance(name, str):
+      row = found.setdefault(name, {})
+      row["audits"] = row.get("audits", 0) + (each["event"] == "audit")
+      row |= {"banned": 1} if each["event"] == "liar" else {}
   given = run.settings.get
   period = given("OUTER_STEPS", 0) // given("FRAGMENTS", 1)
   if not found and given("EXCHANGE") == "diloco" and period:

@@ -190,11 +190,8 @@ def plan_step(
   updates = [
     _node(UPDATE, f"[{x}]", x, None, (SUMS, *kept), kept) for x in every_pod
   ]
-  if exchange and exchange.is_diloco:
-    number = 0 if joins_microbatches else mesh.num_microbatches - 1
-    own = _add_updates(nodes, updates, streams, number)
-    return _add_syncs((*nodes, *updates), edges, own, exchange)
-  if pods.num_pods > 1:
+  has_syncs = exchange is not None and exchange.is_diloco
+  if pods.num_pods > 1 and not has_syncs:
     sources = [x for x in nodes if SUMS in x.writes]
     edges.append(AllSum(_names(sources), _names(updates), pods.dcn_dtype))
   last = updates
@@ -203,52 +200,39 @@ def plan_step(
     # a variable leave for the other pods during the rest of the backward pass.
     last = [*nodes, *updates]
   number = 0 if joins_microbatches else mesh.num_microbatches - 1
-  return StepPlan(
+  plan = StepPlan(
     (*nodes, *updates),
     tuple(edges),
     tuple(streams),
     Call(_names(last), number),
   )
-
-
-def _add_updates(
-  nodes: Sequence[Node],
-  updates: Sequence[Node],
-  streams: Sequence[tuple[Call, ...]],
-  number: int,
-) -> list[tuple[Call, ...]]:
-  """Adds the call of each pod's update, for microbatch `number`, to `streams`.
-
-  Each pod has equally many streams, and its update is in its first.
-  """
-  share, found = len(streams) // len(updates), []
-  for pod, update in enumerate(updates):
-    first, *others = streams[pod * share : (pod + 1) * share] or [()]
-    # Without stages, the call has the last microbatch, too.
-    joined = [x for x in nodes if x.pod == pod and x.phase == GRADIENTS]
-    call = Call(_names([*joined, update]), number)
-    found += [(*first, call), *others]
-  return found
+  return _add_syncs(plan, exchange, number) if has_syncs else plan
 
 
 def _add_syncs(
-  nodes: Sequence[Node],
-  edges: Sequence[Send | AllSum],
-  streams: Sequence[tuple[Call, ...]],
-  exchange: ExchangeConfig,
+  plan: StepPlan, exchange: ExchangeConfig, number: int
 ) -> StepPlan:
-  """Returns the plan of a step with a sync after the pods' own updates."""
+  """Turns a plan without an exchange into one whose last call is a sync.
+
+  Each pod's update, for microbatch `number`, ends the first of its streams.
+  """
+  updates = [x for x in plan.nodes if x.phase == UPDATE]
+  share, streams = len(plan.streams) // len(updates), []
+  for pod, update in enumerate(updates):
+    first, *others = plan.streams[pod * share : (pod + 1) * share] or [()]
+    # Without stages, the call has the last microbatch, too.
+    joined = [x for x in plan.nodes if (x.pod, x.phase) == (pod, GRADIENTS)]
+    streams += [(*first, Call(_names([*joined, update]), number)), *others]
   kept, every = (PARAMETERS, OUTER_STATE), exchange.period
-  updates = [x for x in nodes if x.phase == UPDATE]
   outers = [
     _node(OUTER, f"[{x.pod}]", x.pod, None, kept, kept, 1, every)
     for x in updates
   ]
+  edges, names = plan.edges, (_names(updates), _names(outers))
   if len(updates) > 1:
-    names = _names(updates), _names(outers)
-    edges = [*edges, AllSum(*names, exchange.outer_dtype, every)]
-  last = Call(_names(outers), 0)
-  return StepPlan((*nodes, *outers), tuple(edges), tuple(streams), last)
+    edges = *edges, AllSum(*names, exchange.outer_dtype, every)
+  last = Call(names[1], 0)
+  return StepPlan((*plan.nodes, *outers), edges, tuple(streams), last)
 
 
 def plan_losses(mesh: DeviceMesh, num_pods: int, num_calls: int) -> StepPlan:

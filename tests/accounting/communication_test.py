@@ -19,9 +19,11 @@ from palm_mtf.accounting.communication import (
   dcn_bytes,
   step_bytes,
   step_secs,
+  sync_secs,
 )
+from palm_mtf.accounting.memory import outer_bytes
 from palm_mtf.architecture.parameters import count_parameters
-from palm_mtf.config import MeshLayout, PodsConfig
+from palm_mtf.config import ExchangeConfig, MeshLayout, PodsConfig
 from palm_mtf.programs.train_program import build_train_program
 from tests.accounting.published_sizes import (
   PALM_8B,
@@ -48,6 +50,34 @@ def test_every_pod_sends_every_gradient_to_every_other(
   pods = PodsConfig(num_pods=num_pods, dcn_dtype=dtype)
   expected = pairs * (NUMBERS * size + 3 * 4)
   assert dcn_bytes(work(PALM_8B, pods=pods)) == expected
+
+
+@pytest.mark.parametrize(
+  ("dtype", "size"), [("float32", 4), ("bfloat16", 2), ("int8", 1 + 4 / 256)]
+)
+def test_in_a_round_every_pod_sends_every_parameter_once_to_every_other(
+  dtype, size
+):
+  """Of 3 pods; its time by hand, of which 2 of 50 steps hide a part."""
+  exchange = ExchangeConfig(
+    exchange="diloco",
+    outer_steps=200,
+    fragments=4,
+    overlap_steps=2,
+    outer_dtype=dtype,
+  )
+  given = work(PALM_8B, pods=PodsConfig(num_pods=3))
+  given = dataclasses.replace(given, exchange=exchange)
+  assert dcn_bytes(given) == pytest.approx(6 * NUMBERS * size / 200, rel=1e-6)
+  secs = 8 * 2 * NUMBERS * size / 4 / 1e9 + 3 * 0.1
+  exposed, hidden = sync_secs(
+    given, 5.0, Link(bits_per_sec=1e9, delay_secs=0.1)
+  )
+  assert exposed == pytest.approx((secs - 10) / 50, rel=1e-6)
+  assert hidden == pytest.approx(10 / 50)
+  state = outer_bytes(given)
+  expected = NUMBERS * (2 * 4 + (3 * size + 4) / 4)
+  assert state == pytest.approx(expected, rel=1e-6)
 
 
 def test_palm_540b_sends_what_its_paper_says():

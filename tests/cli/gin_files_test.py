@@ -479,7 +479,7 @@ def test_rates_are_of_the_cores_that_the_process_may_use(measured, monkeypatch):
     (
       ["OPTIMIZER='adamv'"],
       "OPTIMIZER = \"adamv\" (command line): choose one of 'adafactor', "
-      "'adamw', 'muon' (did you mean \"adamw\"?).",
+      "'adamw', 'muon', 'sgd' (did you mean \"adamw\"?).",
     ),
     (
       ["OPTIMIZER=%MINE", "MINE=[]"],

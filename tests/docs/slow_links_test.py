@@ -5,8 +5,11 @@ import os
 import re
 
 from palm_mtf.cli.main import main
+from palm_mtf.config import ExchangeConfig
+from tests import pod_examples_test
 from tests.doc_pages import Page
 from tests.learners.attacker import Echo, Run, make_key
+from tests.source_files import ROOT
 from tools.bench import command as bench
 
 PAGE = Page("docs/slow_links.md")
@@ -53,6 +56,41 @@ def test_a_token_and_a_certificate_let_a_volunteer_reach_the_run(
     assert main([x.replace("client:2222", run.address) for x in join]) == 2
   # The run of this test sends no program.
   assert "the run's answer is not one of palm_mtf." in capsys.readouterr().err
+
+
+@PAGE.shows("OUTER_STEPS = 4")
+def test_syncs_come_when_the_page_says(block):
+  numbers = re.findall(r"(\w+) = (\d+)", block.text)
+  exchange = ExchangeConfig(
+    exchange="diloco", **{name.lower(): int(x) for name, x in numbers}
+  )
+  _, _, head, *lines = block.text.splitlines()
+  places = {int(x[0]): x.start() for x in re.finditer(r"\d+", head)}
+  for fragment, line in enumerate(lines):
+    for step, place in places.items():
+      due = {
+        "send": exchange.fragment_sent(step),
+        "merge": exchange.fragment_after(step),
+      }
+      shown = line[place - 2 : place + 4].strip()
+      assert shown == "".join(x for x, y in due.items() if y == fragment)
+
+
+@PAGE.shows("examples/pods/ssh.sh", "examples/pods/slow_link.sh")
+def test_hosts_train_with_the_settings_of_the_page(
+  block, tmp_path, monkeypatch
+):
+  """ssh.sh adds pods/cluster.gin; the scripts are run in slow tests."""
+  (command,) = block.commands
+  assert (ROOT / command[0]).is_file()
+  slow = pod_examples_test.SLOW_LINK[0].removeprefix(f"{ROOT}/")
+  if command[0] == slow:
+    assert command[1:] == ["host1", "host2"]
+    return
+  monkeypatch.chdir(tmp_path)
+  flags = command[command.index("--") + 1 :]
+  cluster = "--gin_file=pods/cluster.gin"
+  assert main(["train", *flags, cluster, "--print_config"]) == 0
 
 
 def test_every_block_is_tested():

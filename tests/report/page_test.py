@@ -102,9 +102,14 @@ def test_tables_have_the_exact_values_of_the_files(page):
 def test_each_pod_that_exchanges_seldom_has_a_row(write_run):
   """Learners write what they did; other pods sync after the same steps."""
   learners = [
-    {"step": x, "loss": 3.0, "last_sync/b": x, "lag/b": 9 - x, "audits/b": 2}
+    {"step": x, "loss": 3.0, "last_sync/b": x, "lag/b": 9 - x}
     | {"last_sync/a": 9, "lag/a": 0, "tokens/a": 4096}
     for x in (5, 7)
+  ]
+  events = [
+    *2 * [{"event": "audit", "member": "b", "round": 3}],
+    {"event": "merge", "merge": 7},
+    {"event": "liar", "member": "c", "round": 4},
   ]
   seldom = (
     'EXCHANGE = "diloco"\nNUM_PODS = 2\nOUTER_STEPS = 20\nFRAGMENTS = 2\n'
@@ -112,18 +117,19 @@ def test_each_pod_that_exchanges_seldom_has_a_row(write_run):
   pods = [{"step": x, "loss": 3.0} for x in (30, 49)]
   found = rows(
     read(
-      write_run("learners", learners),
+      write_run("learners", learners, {"merges.jsonl": events}),
       write_run("pods", pods, {"config.gin": seldom}),
     )
   )
   texts = {
-    "a": "last sync: number 9, 0 syncs behind, 4,096 tokens",
-    "b": "last sync: number 7, 2 syncs behind, 2 audits passed",
+    "a": "last sync: number 9, 0 syncs late, 4,096 tokens",
+    "b": "last sync: number 7, 2 syncs late, 2 audits passed",
+    "c": "0 audits passed, banned for a lie",
   }
   assert {x: found[x] for x in texts} == {
     x: [(text, text), NONE] for x, text in texts.items()
   }
-  text = "last sync: number 4, 0 syncs behind"  # after step 40
+  text = "last sync: number 4, 0 syncs late"  # after step 40
   for pod in ("pod_0", "pod_1"):
     assert found[pod] == [NONE, (text, text)]
 

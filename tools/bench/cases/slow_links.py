@@ -33,7 +33,7 @@ from tools.bench.command import Flag, choices, numbers
 from tools.linked_namespaces import ADDRESSES, LinkedNamespaces
 
 RECIPE = "recipes/quickstart.gin"
-CLUSTER, SLOW = "pods/cluster.gin", "pods/slow_link.gin"
+CLUSTER, SLOW = "pods/cluster.gin", "exchange/slow_link.gin"
 # {form: (gin files after the recipe, macros)}
 FORMS: Mapping[str, tuple[Sequence[str], Mapping[str, object]]] = {
   "one_pod": (
