@@ -15,6 +15,7 @@ from palm_mtf.config import Config, RunConfig
 from palm_mtf.errors import StoppedError, UserError
 from palm_mtf.json_text import json_text
 from palm_mtf.learners.members import Members
+from palm_mtf.learners.service import check_key
 from palm_mtf.model_dir.atomic_files import write_atomically
 from palm_mtf.model_dir.lock import training_lock
 from palm_mtf.model_dir.paths import ModelDir
@@ -47,6 +48,7 @@ def train(
   with training_lock(model_dir):
     if address := config.learners.learners:
       split_address("LEARNERS", address)
+      check_key(config.learners.learners_tls)
       Members(config.learners.learner_tokens)
     if is_replay:
       _replay(prepare(model_dir, config, resumes=False))

@@ -29,7 +29,7 @@ from palm_mtf.learners.protocol import (
   check_same,
   write_chunks,
 )
-from palm_mtf.runtime.manager.client import CHANNEL_OPTIONS
+from palm_mtf.runtime.manager.client import CHANNEL_OPTIONS, read_tls
 from palm_mtf.runtime.manager.service import event_loop, listen
 from palm_mtf.runtime.manager.slices import WRONG_JSON
 
@@ -60,6 +60,16 @@ _OPTIONS = (
 )
 
 
+def check_key(tls: str) -> None:
+  """Raises UserError unless LEARNERS_TLS = `tls` names a usable key."""
+  if not tls:
+    raise UserError(
+      'LEARNERS_TLS = "": learners connect by TLS; give the PREFIX of '
+      "PREFIX.key and PREFIX.pem, as docs/slow_links.md makes them."
+    )
+  read_tls(tls)
+
+
 @contextlib.contextmanager
 def serve(
   ip: str, port: int, tls: str, members: Members, handler: Handler
@@ -75,6 +85,7 @@ def serve(
 
   Raises UserError if the key cannot be used or the port is taken.
   """
+  check_key(tls)
   with event_loop() as loop:
 
     def run(coroutine: Any) -> Any:

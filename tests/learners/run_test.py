@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from palm_mtf.cli.main import main
+from palm_mtf.commands import train as train_command
 from palm_mtf.config import LearnersConfig
 from palm_mtf.config.learners import check_learners
 from palm_mtf.errors import UserError
@@ -54,6 +55,7 @@ def train_with(monkeypatch, corpus, tmp_path):
     )
     macros["LEARNER_TOKENS"] = str(folder.with_suffix(".learners"))
     monkeypatch.setattr(learners_run, "serve_learners", serve)
+    monkeypatch.setattr(train_command, "check_key", lambda prefix: None)
     return runs.run("train", corpus, folder, **(SETTINGS | macros))
 
   return train

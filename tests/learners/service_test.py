@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 
 from palm_mtf import __version__
+from palm_mtf.errors import UserError
 from palm_mtf.learners import service
 from palm_mtf.learners.client import LearnerClient, NoRunError
 from palm_mtf.learners.members import Members, add_member
@@ -385,6 +386,14 @@ def test_names_of_learners_and_lines_of_the_file_are_checked(tmp_path):
     f"LEARNER_TOKENS = '{path}2': No such file or directory; make it by "
     "`palm_mtf pods token`."
   )
+
+
+def test_a_run_without_a_key_does_not_listen(tmp_path):
+  add_member(str(tmp_path / "tokens"), "alice")
+  members = Members(str(tmp_path / "tokens"))
+  with pytest.raises(UserError, match='LEARNERS_TLS = "": learners connect by'):
+    with service.serve("127.0.0.1", 0, "", members, Echo()):
+      pass
 
 
 def test_a_wrong_address_or_certificate_is_one_line(tmp_path):
