@@ -307,10 +307,11 @@ class WeightMaker:
       by_layer[parse_name(name).layer][name] = parts
     # Join small layers, because each call of a session goes through the whole
     # graph, which takes longer than to load a small layer.
-    groups, num_bytes = [], 0
+    groups: list[tuple[dict, list]] = []
+    num_bytes = 0
     for layer, some in by_layer.items():
-      parts = (x for parts in some.values() for x in parts)
-      more = sum(4 * x.variable.shape.num_elements() for x in parts)
+      every = (x for parts in some.values() for x in parts)
+      more = sum(4 * x.variable.shape.num_elements() for x in every)
       num_bytes += more
       if not groups or num_bytes > _MOST_BYTES:
         groups.append(({}, []))
