@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import subprocess
 
 from palm_mtf.cli.main import main
 from palm_mtf.config import ExchangeConfig
@@ -39,6 +40,31 @@ def test_the_rows_of_restarts_are_what_the_command_prints(
     (x["kind"], f"{x['chips']:,}", x["learners"]): round(100 * x["goodput"], 1)
     for x in records
   }
+
+
+@PAGE.shows(
+  "openssl req", "palm_mtf pods join", "palm_mtf train --gin_file=runs"
+)
+def test_commands_of_learners_are_understood(
+  block, tmp_path, monkeypatch, capsys
+):
+  """tests/learners has runs of learners, and replays."""
+  monkeypatch.chdir(tmp_path)
+  refusals = {
+    "join": "--token_file = 'host1.token': No such file or directory",
+    "--replay": "runs/learners/config.gin",
+  }
+  for program, *given in block.commands:
+    if program == "openssl":
+      subprocess.run([program, *given], check=True, capture_output=True)
+    elif "token" in given:
+      assert main(given[:-2]) == 0
+    elif "join" in given or "--replay" in given:
+      assert main(given) == 2
+      (refusal,) = (x for name, x in refusals.items() if name in given)
+      assert refusal in capsys.readouterr().err
+    else:
+      assert main([*given, "--print_config"]) == 0
 
 
 @PAGE.shows("palm_mtf pods token alice/laptop")
