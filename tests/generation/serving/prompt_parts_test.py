@@ -33,7 +33,7 @@ def test_a_long_prompt_is_read_in_parts_between_the_steps_of_others(
   decoder.may_step.release(10**6)
   run.end()
   assert [len(x.chosen) for x in (first, long, short)] == [900, 2, 2]
-  # No text waits for a prompt that is alone, so its parts are larger.
+  # No text waits for the only prompt, so its parts are larger.
   assert decoder.events[:2] == [128, 72]
   parts = "".join(x if x == "s" else "p" for x in decoder.events[2:])
   read = [x for x in decoder.events[2:] if x != "s"]
