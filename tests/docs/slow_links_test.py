@@ -78,5 +78,10 @@ def test_every_block_is_tested():
   PAGE.assert_every_block_is_tested(
     # Tables; the first row of each is the head of tools/bench/cases/goodput.py,
     # whose test compares the numbers with the published ones.
-    *(x.text for x in PAGE.blocks if x.text.startswith("learners"))
+    *(x.text for x in PAGE.blocks if x.text.startswith("learners")),
+    # Flags and settings: docs_test.py. Both commands take an hour.
+    "palm_mtf sweep --gin_file=sweeps/slow_links.gin",
+    "LEARNING_RATE 0.1, three seeds each",
+    ".venv/bin/python -m tools.bench slow_links",
+    "form            steps",
   )
