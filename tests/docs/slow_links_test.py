@@ -128,4 +128,11 @@ def test_every_block_is_tested():
     # Tables; the first row of each is the head of tools/bench/cases/goodput.py,
     # whose test compares the numbers with the published ones.
     *(x.text for x in PAGE.blocks if x.text.startswith("learners")),
+    # Flags and settings: docs_test.py. The commands take an hour.
+    "palm_mtf sweep --gin_file=sweeps/slow_links.gin",
+    "palm_mtf sweep --gin_file=sweeps/slow_links_continued.gin",
+    "from trained weights, three seeds",
+    "LEARNING_RATE 0.1, three seeds each",
+    ".venv/bin/python -m tools.bench slow_links",
+    "form            steps",
   )
