@@ -192,9 +192,10 @@ class Batcher:
     self._changed = threading.Condition()
     self._waiting: list[Row] = []
     self._running: dict[int, Row] = {}
-    # {slot: how many tokens of its prompt are read}, the oldest prompt first.
+    # {slot: how many tokens of its prompt are read}, first the oldest prompt of
+    # the client that has waited longest.
     self._unread: dict[int, int] = {}
-    self._is_oldest_next = False
+    self._is_first_next = False
     self._token_secs = 0.0  # measured seconds per token of a prompt
     self._stream_steps = 1  # most steps of a call, if a row is a stream
     self._load: Callable[[], None] | None = None
@@ -334,6 +335,11 @@ class Batcher:
     is_owed |= any({x.client} != clients for x in others)
     if others and is_owed:
       self._owed_secs = time.monotonic() - begin
+    if parts[0].slot == slot:  # then another client comes first
+      order = sorted(
+        self._unread, key=lambda i: self._running[i].client == row.client
+      )
+      self._unread = {i: self._unread[i] for i in order}
     for part in parts:
       self._unread[part.slot] += len(part.ids)
       if self._count_unread(part.slot) <= 0:
@@ -342,23 +348,23 @@ class Batcher:
         self._counters.prompt_tokens += len(row.prompt) - row.num_start
 
   def _take_part(self, has_others: bool) -> list[PromptPart]:
-    # Returns parts to read, of the oldest prompt and those with its adapter. In
-    # turns, the oldest and the shortest ones come first: short prompts need not
-    # wait for a long one, which gets at least half of the tokens.
-    left, (oldest, *_) = self.engine.decoder.part_tokens, self._unread
+    # Returns parts to read, of the first prompt and those with its adapter. In
+    # turns, the first and the shortest ones come first: short prompts need not
+    # wait for a long one, which gets at least half of the tokens of its client.
+    left, (first, *_) = self.engine.decoder.part_tokens, self._unread
     if has_others and self._token_secs:
       fitting = int(_MOST_SECS / self._token_secs)
       left = min(left, max(_FEWEST_TOKENS, fitting))
-    adapter = self._running[oldest].asked.adapter_number
-    order = [oldest]
+    adapter = self._running[first].asked.adapter_number
+    order = [first]
     for slot in self._unread:
       row = self._running[slot]
       is_like = row.asked.adapter_number == adapter and row.asked.max_tokens
-      if slot != oldest and is_like and not row.is_unscored:
+      if slot != first and is_like and not row.is_unscored:
         order.append(slot)
-    if not self._is_oldest_next:
+    if not self._is_first_next:
       order.sort(key=self._count_unread)
-    self._is_oldest_next = not self._is_oldest_next
+    self._is_first_next = not self._is_first_next
     parts = []
     for slot in order:
       at = self._unread[slot]

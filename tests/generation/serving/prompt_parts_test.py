@@ -81,3 +81,32 @@ def test_a_client_that_does_not_read_delays_no_other_stream(run):
     row.changed = lambda row=row: setattr(row, "num_sent", len(row.chosen))
   run.serve(*rows)
   assert run.decoder.counts == [1] * len(run.decoder.counts)
+
+
+@pytest.mark.parametrize("scores", [False, True])
+def test_a_prompt_does_not_wait_for_all_prompts_of_another_client(run, scores):
+  """Also if these have slots, and are scored, before it comes."""
+  decoder, limit = run.decoder, 0 if scores else 2
+  decoder.part_tokens, decoder.num_slots = 128, 9
+  run.batcher.most_rows = 9
+  many = [
+    run.row(*[5000] * 200, max_tokens=limit, scores=scores) for _ in range(8)
+  ]
+  one = run.row(*[5000] * 200, max_tokens=2, client="other")
+  name = "score" if scores else "read_prompts"
+  read, begun = getattr(decoder, name), threading.Event()
+
+  def read_first(*args):
+    setattr(decoder, name, read)
+    run.batcher.submit([one])
+    begun.set()
+    return read(*args)
+
+  setattr(decoder, name, read_first)
+  unread = []
+  one.changed = lambda: unread.append(sum(not x.ended for x in many))
+  run.batcher.submit(many)
+  run.thread.start()
+  begun.wait()
+  run.end()
+  assert len(one.chosen) == 2 and unread[-1] >= 4
