@@ -146,7 +146,8 @@ def _summarize(turns: Sequence[tuple]) -> dict[str, float]:
   """Returns the figures of some turns of a server."""
   texts = [x for _, texts, _ in turns for x in texts]
   first = [1e3 * x.times[0] for x in texts]
-  gaps = [1e3 * y for x in texts for y in x.gaps]
+  # A call of steps may choose a whole text, which then comes in one event.
+  gaps = [1e3 * y for x in texts for y in x.gaps] or [0.0]
   tokens = sum(x.num_tokens for x in texts)
   found = {
     "tokens_per_sec": tokens / sum(secs for secs, _, _ in turns),
@@ -207,9 +208,11 @@ def _measure_turns(
     if name != "palm_mtf":
       theirs = [_summarize([x]) for x in own]
       for key in _RATIOS:
-        record[f"{key}_ratio"] = statistics.median(
+        ratios = [
           x[key] / y[key] for x, y in zip(ours, theirs, strict=True) if y[key]
-        )
+        ]
+        if ratios:
+          record[f"{key}_ratio"] = statistics.median(ratios)
     yield record
 
 
@@ -223,4 +226,5 @@ def row(record: dict) -> str:
     f"{record.get('long_ms', 0):>7,.0f}"
   )
   ratios = [record.get(f"{key}_ratio") for key in _RATIOS]
-  return f"{line}  {' '.join(f'{x:.2f}' for x in ratios if x)}"
+  shown = ("-" if x is None else f"{x:.2f}" for x in ratios)
+  return f"{line}  {' '.join(shown)}"
