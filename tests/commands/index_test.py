@@ -285,6 +285,36 @@ NEIGHBOURS = {
 }
 
 
+def test_neighbours_of_no_document_and_what_finds_none_are_refused(
+  tmp_path, palm_mtf
+):
+  def refusal(command, **more):
+    macros = NEIGHBOURS | {"NEIGHBOUR_INDEX": str(tmp_path / "chunks")} | more
+    given = runs.arguments(command, tmp_path, tmp_path / "run", **macros)
+    code, _, err = palm_mtf(*given)
+    assert code == 2
+    return err.splitlines()[-1]
+
+  pruned = {"PRUNE": "wanda", "SPARSITY": 0.5, "KEEP_ZEROS": True}
+  error = refusal("train", INIT_CHECKPOINT="other", **pruned)
+  assert "PRUNE = 'wanda' finds no neighbours" in error
+  words = "one two three four five six seven " * 40
+  (tmp_path / "0.txt").write_text(f"0 {words}")
+  first = NEIGHBOURS | {"NEIGHBOUR_INDEX": str(tmp_path / "first")}
+  given = "index chunks", tmp_path, tmp_path / "run"
+  assert runs.run(*given, **first | {"VALIDATION_SHARE": 0.5}) == 0
+  # Now the only document is held out.
+  (tmp_path / "0.txt").write_text(f"1 {words}")
+  error = refusal("index chunks", VALIDATION_SHARE=0.5)
+  assert "leaves no document for training" in error
+  messages = [{"role": x, "content": "one two"} for x in ("user", "assistant")]
+  line = json.dumps({"messages": messages}) + "\n"
+  (tmp_path / "0.jsonl").write_text(line)
+  error = refusal("index chunks", TEXT_FILES=str(tmp_path / "*.jsonl"))
+  assert "set 'packed' or 'single'" in error
+  assert not (tmp_path / "chunks").exists()
+
+
 @pytest.mark.slow
 def test_a_run_with_neighbours_resumes_with_the_same_bits_and_scores_texts(
   tmp_path, palm_mtf
@@ -319,6 +349,13 @@ def test_a_run_with_neighbours_resumes_with_the_same_bits_and_scores_texts(
     code, _, err = palm_mtf(*command, "--model_dir", one)
     assert code == 2
     assert "finds no neighbours of a text" in err.splitlines()[-1]
+
+  bare = {"LAYERS": "", "VARIANTS": None, "NEIGHBOUR_INDEX": None}
+  taught = macros | bare | {"TEACHER": str(one)}
+  given = runs.arguments("train", corpus, tmp_path / "taught", **taught)
+  code, _, err = palm_mtf(*given)
+  assert code == 2
+  assert f"TEACHER = '{one}' finds no neighbours" in err.splitlines()[-1]
 
   # Another index than the run began with.
   again = macros | {"NEIGHBOUR_INDEX": str(tmp_path / "others")}
