@@ -48,7 +48,7 @@ def hash_tokens(ids: np.ndarray) -> int:
   return int.from_bytes(digest.digest(), "little")
 
 
-@functools.lru_cache(maxsize=16)  # of all splits of a run
+@functools.lru_cache(maxsize=1 << 12)  # all splits of a run with many sources
 def _spans(tokens: TokenArray) -> np.ndarray:
   return tokens.spans()[:, [0, 2]]
 

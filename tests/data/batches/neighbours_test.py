@@ -114,6 +114,25 @@ def test_neighbours_share_the_most_weight_and_are_of_no_document_of_the_row(
   assert again["neighbours"].tobytes() == rows[5]["neighbours"].tobytes()
 
 
+def test_the_documents_of_many_sources_are_listed_once(folder, monkeypatch):
+  """A list takes longer than a row if there are millions of documents."""
+  listed = []
+
+  def spans(tokens, own=TokenArray.spans):
+    listed.append(tokens)
+    return own(tokens)
+
+  monkeypatch.setattr(TokenArray, "spans", spans)
+  texts = [make_tokens([[2, 3, 4], [5, 6]]) for _ in range(40)]
+  sources = [TokenSource(f"{i}", 1.0, x) for i, x in enumerate(texts)]
+  index = NeighbourIndex(folder, COUNT, CHUNK, "v")
+  stream = JoinedStream(
+    sources, 12, eod_id=None, seed=3, first=0, neighbours=index
+  )
+  stream.read(np.arange(stream.num_rows))
+  assert len(listed) == len(set(listed)) == len(sources)
+
+
 def test_an_index_that_does_not_fit_is_refused(folder, tmp_path, documents):
   def refusal(path=folder, chunk=CHUNK, vocabulary="v"):
     return message_of(NeighbourIndex, str(path), COUNT, chunk, vocabulary)
