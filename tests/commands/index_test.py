@@ -357,6 +357,14 @@ def test_a_run_with_neighbours_resumes_with_the_same_bits_and_scores_texts(
   assert code == 2
   assert f"TEACHER = '{one}' finds no neighbours" in err.splitlines()[-1]
 
+  plain = tmp_path / "plain"
+  steps = {"TRAIN_STEPS": 3}
+  assert runs.run("train", corpus, plain, **macros | bare | steps) == 0
+  given = "--model_dir", plain, "--text", "one", "--against", one
+  code, _, err = palm_mtf("score", *given)
+  assert code == 2
+  assert f"--against = '{one}' finds no neighbours" in err.splitlines()[-1]
+
   # Another index than the run began with.
   again = macros | {"NEIGHBOUR_INDEX": str(tmp_path / "others")}
   few = again | {"TEXT_FILES": f"{corpus}/1*.txt"}
