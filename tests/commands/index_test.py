@@ -9,7 +9,13 @@ import math
 import numpy as np
 import pytest
 
-from tests import runs, serve_testing
+from palm_mtf.checkpoints.manifest import newest_whole
+from palm_mtf.checkpoints.weights_to_load import settings_of
+from palm_mtf.config import ModelConfig
+from palm_mtf.config.macros import from_macros
+from palm_mtf.data.batches.neighbours import NeighbourIndex
+from palm_mtf.data.vocabulary.load import open_vocabulary
+from tests import neighbours_oracle, runs, serve_testing
 
 # No model predicts these words in this order.
 WORDS = "nine one seven two ten four one one three eight six".split()
@@ -334,11 +340,22 @@ def test_a_run_with_neighbours_resumes_with_the_same_bits_and_scores_texts(
 
   given = "--model_dir", one, "--json"
   (evaluated,) = runs.printed("evaluate", *given)
-  # A document that fills one row, which is predicted as in training.
-  (tmp_path / "text.txt").write_text(" ".join(runs.WORDS[:6]))
-  scored, *_ = runs.printed("score", *given, "--input", tmp_path / "text.txt")
   assert 0 < evaluated["validation_loss"] < 7
-  assert scored["log_likelihood"] < 0
+  text = " ".join(runs.WORDS[:6])
+  (scored,) = runs.printed("score", *given, "--text", text)
+  checkpoint = newest_whole(str(one))
+  config = from_macros(ModelConfig, settings_of(checkpoint.manifest))
+  vocabulary = open_vocabulary(str(one / "vocabulary.model"))
+  (ids,) = vocabulary.encode_batch([text])
+  row = np.zeros([1, config.sequence_length], np.int32)
+  row[0, : len(ids)] = vocabulary.eod_id, *ids[:-1]
+  index = NeighbourIndex(str(tmp_path / "chunks"), 2, 8, vocabulary.sha256)
+  params = {x: np.float64(y) for x, y in runs.read_tensors(one, 6).items()}
+  found = index.find(row[0], [])[np.newaxis]
+  (logits,) = neighbours_oracle.forward(config, params, row, found)
+  logits -= np.log(np.exp(logits).sum(-1, keepdims=True))
+  expected = logits[range(len(ids)), ids].sum()
+  np.testing.assert_allclose(scored["log_likelihood"], expected, rtol=1e-5)
 
   for command in (
     ["generate", "--prompt", "one"],
