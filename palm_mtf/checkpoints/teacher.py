@@ -14,6 +14,7 @@ from palm_mtf.checkpoints.weights_to_load import (
 from palm_mtf.config import Config, ModelConfig
 from palm_mtf.config.macros import from_macros, values_of
 from palm_mtf.config.mesh_layout import check_layout
+from palm_mtf.config.neighbours import refuse_neighbours
 from palm_mtf.errors import UserError
 
 # {macro: the only value with which a run, or its teacher, can be}
@@ -53,6 +54,7 @@ def find_teacher(
       f"hash is {before['blake2b']}; name that, or use another MODEL_DIR."
     )
   teacher = teacher_model(checkpoint, model)
+  refuse_neighbours(teacher, given)
   only = {"VOCAB_SIZE": model.vocab_size, "MODEL_FUNCTION": ""}
   _check_values(f"{given}: {weights.place}", values_of(teacher), _ONLY | only)
   if teacher.sequence_length < model.sequence_length:

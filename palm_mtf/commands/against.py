@@ -13,6 +13,7 @@ from palm_mtf.checkpoints.manifest import Checkpoint
 from palm_mtf.checkpoints.teacher import teacher_model
 from palm_mtf.checkpoints.weights_to_load import find_weights, settings_of
 from palm_mtf.config import Config, mesh_layout
+from palm_mtf.config.neighbours import refuse_neighbours
 from palm_mtf.data.vocabulary.load import open_vocabulary
 from palm_mtf.data.vocabulary.vocabulary import Vocabulary
 from palm_mtf.errors import UserError
@@ -40,6 +41,7 @@ def open_other(
     )
   found = dataclasses.replace(found, held=weights.files)
   model = teacher_model(found, config.model)
+  refuse_neighbours(model, given)
   if model.vocab_size != config.model.vocab_size or not _is_same(
     found, vocabulary
   ):

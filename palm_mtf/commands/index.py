@@ -15,6 +15,7 @@ from palm_mtf.commands.export import check_new
 from palm_mtf.commands.score import open_texts
 from palm_mtf.config import CacheConfig, Config
 from palm_mtf.console import print_results
+from palm_mtf.data.batches.conversations import open_conversations
 from palm_mtf.data.batches.neighbours import write_index
 from palm_mtf.data.filters.filtered_source import open_filtered
 from palm_mtf.data.tokens.store import load_stores
@@ -74,8 +75,14 @@ def chunks(*, model_dir: str, config: CacheConfig, as_json: bool) -> None:
     )
   vocabulary = load_vocabulary(model_dir, data, vocab_size=model.vocab_size)
   sources = open_filtered(model_dir, data, model.sequence_length)
-  stores = load_stores(model_dir, data, sources, vocabulary, None)
+  conversations = open_conversations(data, sources, vocabulary)
+  stores = load_stores(model_dir, data, sources, vocabulary, conversations)
   splits = [x.train.tokens for x in stores]
+  if not any(map(len, splits)):
+    raise UserError(
+      f"VALIDATION_SHARE = {data.validation_share}: leaves no document for "
+      "training; give more text, or lower it."
+    )
   with new_path(output, 64 * sum(map(len, splits))) as folder:
     given = folder, splits, model.chunk_length, vocabulary.sha256
     found = {"index": output, "chunks": write_index(*given)}

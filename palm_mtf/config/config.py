@@ -192,6 +192,8 @@ class Config(PlanConfig, CorpusConfig):
     super().__post_init__()
     if self.run.prompts or self.evaluation.eval_tasks:
       refuse_neighbours(self.model, "text made for PROMPTS or EVAL_TASKS")
+    if self.run.prune in ("wanda", "sparsegpt"):
+      refuse_neighbours(self.model, f"PRUNE = {self.run.prune!r}")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -135,9 +135,12 @@ def open_folder(folder: str) -> tuple[dict[str, Any], str]:
   Raises OSError, ValueError or LookupError if a file is missing or changed.
   """
   content, digest = read_sealed(f"{folder}/{MANIFEST}")
-  paths = {x: f"{folder}/{x}" for x in content["hashes"]}
-  for name, path in paths.items():
-    if check_regular(path) and hash_file(path) != content["hashes"][name]:
+  hashes = content["hashes"]
+  if not isinstance(hashes, dict):
+    raise ValueError(f"{folder}/{MANIFEST} has no hashes of files")
+  for name, expected in hashes.items():
+    path = f"{folder}/{name}"
+    if check_regular(path) and hash_file(path) != expected:
       raise ValueError(f"{path} is not what was sealed")
   return content, digest
 

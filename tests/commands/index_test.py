@@ -9,7 +9,13 @@ import math
 import numpy as np
 import pytest
 
-from tests import runs, serve_testing
+from palm_mtf.checkpoints.manifest import newest_whole
+from palm_mtf.checkpoints.weights_to_load import settings_of
+from palm_mtf.config import ModelConfig
+from palm_mtf.config.macros import from_macros
+from palm_mtf.data.batches.neighbours import NeighbourIndex
+from palm_mtf.data.vocabulary.load import open_vocabulary
+from tests import neighbours_oracle, runs, serve_testing
 
 # No model predicts these words in this order.
 WORDS = "nine one seven two ten four one one three eight six".split()
@@ -285,6 +291,36 @@ NEIGHBOURS = {
 }
 
 
+def test_neighbours_of_no_document_and_what_finds_none_are_refused(
+  tmp_path, palm_mtf
+):
+  def refusal(command, **more):
+    macros = NEIGHBOURS | {"NEIGHBOUR_INDEX": str(tmp_path / "chunks")} | more
+    given = runs.arguments(command, tmp_path, tmp_path / "run", **macros)
+    code, _, err = palm_mtf(*given)
+    assert code == 2
+    return err.splitlines()[-1]
+
+  pruned = {"PRUNE": "wanda", "SPARSITY": 0.5, "KEEP_ZEROS": True}
+  error = refusal("train", INIT_CHECKPOINT="other", **pruned)
+  assert "PRUNE = 'wanda' finds no neighbours" in error
+  words = "one two three four five six seven " * 40
+  (tmp_path / "0.txt").write_text(f"0 {words}")
+  first = NEIGHBOURS | {"NEIGHBOUR_INDEX": str(tmp_path / "first")}
+  given = "index chunks", tmp_path, tmp_path / "run"
+  assert runs.run(*given, **first | {"VALIDATION_SHARE": 0.5}) == 0
+  # Now the only document is held out.
+  (tmp_path / "0.txt").write_text(f"1 {words}")
+  error = refusal("index chunks", VALIDATION_SHARE=0.5)
+  assert "leaves no document for training" in error
+  messages = [{"role": x, "content": "one two"} for x in ("user", "assistant")]
+  line = json.dumps({"messages": messages}) + "\n"
+  (tmp_path / "0.jsonl").write_text(line)
+  error = refusal("index chunks", TEXT_FILES=str(tmp_path / "*.jsonl"))
+  assert "set 'packed' or 'single'" in error
+  assert not (tmp_path / "chunks").exists()
+
+
 @pytest.mark.slow
 def test_a_run_with_neighbours_resumes_with_the_same_bits_and_scores_texts(
   tmp_path, palm_mtf
@@ -304,11 +340,22 @@ def test_a_run_with_neighbours_resumes_with_the_same_bits_and_scores_texts(
 
   given = "--model_dir", one, "--json"
   (evaluated,) = runs.printed("evaluate", *given)
-  # A document that fills one row, which is predicted as in training.
-  (tmp_path / "text.txt").write_text(" ".join(runs.WORDS[:6]))
-  scored, *_ = runs.printed("score", *given, "--input", tmp_path / "text.txt")
   assert 0 < evaluated["validation_loss"] < 7
-  assert scored["log_likelihood"] < 0
+  text = " ".join(runs.WORDS[:6])
+  (scored,) = runs.printed("score", *given, "--text", text)
+  checkpoint = newest_whole(str(one))
+  config = from_macros(ModelConfig, settings_of(checkpoint.manifest))
+  vocabulary = open_vocabulary(str(one / "vocabulary.model"))
+  (ids,) = vocabulary.encode_batch([text])
+  row = np.zeros([1, config.sequence_length], np.int32)
+  row[0, : len(ids)] = vocabulary.eod_id, *ids[:-1]
+  index = NeighbourIndex(str(tmp_path / "chunks"), 2, 8, vocabulary.sha256)
+  params = {x: np.float64(y) for x, y in runs.read_tensors(one, 6).items()}
+  found = index.find(row[0], [])[np.newaxis]
+  (logits,) = neighbours_oracle.forward(config, params, row, found)
+  logits -= np.log(np.exp(logits).sum(-1, keepdims=True))
+  expected = logits[range(len(ids)), ids].sum()
+  np.testing.assert_allclose(scored["log_likelihood"], expected, rtol=1e-5)
 
   for command in (
     ["generate", "--prompt", "one"],
@@ -319,6 +366,21 @@ def test_a_run_with_neighbours_resumes_with_the_same_bits_and_scores_texts(
     code, _, err = palm_mtf(*command, "--model_dir", one)
     assert code == 2
     assert "finds no neighbours of a text" in err.splitlines()[-1]
+
+  bare = {"LAYERS": "", "VARIANTS": None, "NEIGHBOUR_INDEX": None}
+  taught = macros | bare | {"TEACHER": str(one)}
+  given = runs.arguments("train", corpus, tmp_path / "taught", **taught)
+  code, _, err = palm_mtf(*given)
+  assert code == 2
+  assert f"TEACHER = '{one}' finds no neighbours" in err.splitlines()[-1]
+
+  plain = tmp_path / "plain"
+  steps = {"TRAIN_STEPS": 3}
+  assert runs.run("train", corpus, plain, **macros | bare | steps) == 0
+  given = "--model_dir", plain, "--text", "one", "--against", one
+  code, _, err = palm_mtf("score", *given)
+  assert code == 2
+  assert f"--against = '{one}' finds no neighbours" in err.splitlines()[-1]
 
   # Another index than the run began with.
   again = macros | {"NEIGHBOUR_INDEX": str(tmp_path / "others")}

@@ -28,6 +28,16 @@ from palm_mtf.model_dir.foreign_files import open_folder, seal_folder
 
 _UNIT = 16  # of weights, per bit
 _FEW, _SHARE = 64, 16  # a term that more chunks have has no weight
+# {array of an index: its dtype, rank, and sizes of further dimensions}
+_ARRAYS = {
+  "tokens": ("<i4", 1),
+  "chunks": ("<i8", 2, 2),
+  "documents": ("<u8", 1),
+  "firsts": ("<i8", 1),
+  "terms": ("<i8", 1),
+  "places": ("<i8", 1),
+  "postings": ("<i4", 1),
+}
 
 Place = tuple[TokenArray, int, int]  # begin and end of a part of a row
 
@@ -38,7 +48,7 @@ def hash_tokens(ids: np.ndarray) -> int:
   return int.from_bytes(digest.digest(), "little")
 
 
-@functools.lru_cache(maxsize=16)  # of all splits of a run
+@functools.lru_cache(maxsize=1 << 12)  # all splits of a run with many sources
 def _spans(tokens: TokenArray) -> np.ndarray:
   return tokens.spans()[:, [0, 2]]
 
@@ -113,6 +123,35 @@ def write_index(
   return len(of)
 
 
+def _fit_together(
+  *, tokens, chunks, documents, firsts, terms, places, postings
+) -> bool:
+  """Returns whether arrays are as `write_index` writes them."""
+
+  def divide(bounds, parts, whole):  # into parts that are not empty
+    edges = [0, len(whole)]
+    is_all = len(bounds) == len(parts) + 1 and bounds[[0, -1]].tolist() == edges
+    return is_all and (np.diff(bounds) > 0).all()
+
+  given = tokens, chunks, documents, firsts, terms, places, postings
+  if [(x.dtype.str, x.ndim, *x.shape[1:]) for x in given] != [
+    *_ARRAYS.values()
+  ]:
+    return False
+  begins, ends = chunks.T
+  return bool(
+    divide(firsts, documents, chunks)
+    and divide(places, terms, postings)
+    and (np.diff(terms) > 0).all()
+    and 0 <= begins.min()
+    and (begins < ends).all()
+    and ends.max() <= len(tokens)
+    and 0 <= postings.min()
+    and postings.max() < len(chunks)
+    and tokens.min() >= 0
+  )
+
+
 class NeighbourIndex:
   """An index on the disk, mapped into memory.
 
@@ -133,14 +172,15 @@ class NeighbourIndex:
     try:
       manifest, self.digest = open_folder(path)
       held = {
-        x: np.load(f"{path}/{x}.npy", mmap_mode="r")
-        for x in "tokens chunks documents firsts terms places postings".split()
+        x: np.lib.format.open_memmap(f"{path}/{x}.npy", "r")
+        for x in _ARRAYS
+        if manifest["hashes"][f"{x}.npy"]  # LookupError for an unsealed array
       }
       if manifest["vocabulary"] != vocabulary:
         fault = "has the tokens of another vocabulary"
       elif (length := manifest["chunk_length"]) != chunk:
         fault = f"has chunks of {length} tokens, not CHUNK_LENGTH = {chunk}"
-      else:
+      elif _fit_together(**held):
         fault = ""
     except (OSError, ValueError, LookupError, EOFError):
       pass

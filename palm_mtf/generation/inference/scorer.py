@@ -96,6 +96,7 @@ class _Text(NamedTuple):
   start_id: int  # token before `ids`
   ids: list[int]  # inputs and targets
   num_given: int  # number of inputs in `ids`, which are not scored
+  document: int  # hash of the text, in which it finds no neighbours
 
 
 class Score(NamedTuple):
@@ -313,9 +314,12 @@ class Scorer:
 
   def _begin(self, example: Example) -> _Text:
     inputs, targets = example
-    if inputs and not self._adds_start:
-      return _Text(inputs[0], [*inputs[1:], *targets], len(inputs) - 1)
-    return _Text(self._start_id, [*inputs, *targets], len(inputs))
+    ids, given, document = [*inputs, *targets], len(inputs), 0
+    if self._neighbours:
+      document = hash_tokens(np.array([*ids, self._eod_id]))
+    if given and not self._adds_start:
+      return _Text(ids[0], ids[1:], given - 1, document)
+    return _Text(self._start_id, ids, given, document)
 
   def _score_rows(
     self,
@@ -329,7 +333,7 @@ class Scorer:
     inputs, targets = np.zeros([2, size, length], np.int32)
     num_given = np.zeros([size], np.int32)
     for row, (index, window) in enumerate(rows):
-      start_id, ids, _ = texts[index]
+      start_id, ids, *_ = texts[index]
       ids = ids[window.start : window.stop]
       targets[row, : len(ids)] = ids
       inputs[row, 0] = self._first if window.start else start_id
@@ -338,9 +342,9 @@ class Scorer:
       num_given[row] = 1 + window.first - window.start
     more = {}
     if self._neighbours:
-      wholes = [np.array([*texts[i].ids, self._eod_id]) for i, _ in rows]
-      hidden = [*map(hash_tokens, wholes), *[0] * (size - len(rows))]
-      found = map(self._neighbours.find, inputs, ([x] for x in hidden))
+      hidden = [[texts[i].document] for i, _ in rows]
+      hidden += [[]] * (size - len(rows))
+      found = map(self._neighbours.find, inputs, hidden)
       more["neighbours"] = np.stack([*found])
     values = run(inputs, targets, num_given, **more)
     return [

@@ -5,15 +5,24 @@
 import dataclasses
 import itertools
 import math
+import os
+import shutil
+import types
 
 import numpy as np
 import pytest
 
 from palm_mtf.config import DataConfig
 from palm_mtf.config.neighbours import check_neighbours
-from palm_mtf.data.batches.neighbours import NeighbourIndex, write_index
+from palm_mtf.data.batches.neighbours import (
+  _ARRAYS,
+  NeighbourIndex,
+  write_index,
+)
 from palm_mtf.data.batches.row_streams import JoinedStream, TokenSource
 from palm_mtf.data.tokens.shard import Shard, TokenArray
+from palm_mtf.generation.inference.scorer import Example, Scorer
+from palm_mtf.model_dir.foreign_files import MANIFEST, seal_folder
 from tests.mtf_testing import small_config
 from tests.refusals import message_of
 
@@ -105,6 +114,25 @@ def test_neighbours_share_the_most_weight_and_are_of_no_document_of_the_row(
   assert again["neighbours"].tobytes() == rows[5]["neighbours"].tobytes()
 
 
+def test_the_documents_of_many_sources_are_listed_once(folder, monkeypatch):
+  """A list takes longer than a row if there are millions of documents."""
+  listed = []
+
+  def spans(tokens, own=TokenArray.spans):
+    listed.append(tokens)
+    return own(tokens)
+
+  monkeypatch.setattr(TokenArray, "spans", spans)
+  texts = [make_tokens([[2, 3, 4], [5, 6]]) for _ in range(40)]
+  sources = [TokenSource(f"{i}", 1.0, x) for i, x in enumerate(texts)]
+  index = NeighbourIndex(folder, COUNT, CHUNK, "v")
+  stream = JoinedStream(
+    sources, 12, eod_id=None, seed=3, first=0, neighbours=index
+  )
+  stream.read(np.arange(stream.num_rows))
+  assert len(listed) == len(set(listed)) == len(sources)
+
+
 def test_an_index_that_does_not_fit_is_refused(folder, tmp_path, documents):
   def refusal(path=folder, chunk=CHUNK, vocabulary="v"):
     return message_of(NeighbourIndex, str(path), COUNT, chunk, vocabulary)
@@ -119,6 +147,26 @@ def test_an_index_that_does_not_fit_is_refused(folder, tmp_path, documents):
   chunks = np.load(own / "chunks.npy")
   np.save(own / "chunks.npy", chunks[::-1])
   assert "no whole index" in refusal(own)
+  # Arrays that are sealed, but not those of an index.
+  changes = (lambda x: x + 0.5, lambda x: -x, lambda x: x[:0], lambda x: x[:1])
+  changes += (lambda x: x + 10**9, lambda x: x.astype(object), lambda x: x[0])
+  for name, change in itertools.product(_ARRAYS, changes):
+    # These may be any numbers.
+    if name == "documents" and change in changes[1::3]:
+      continue
+    if name in ("tokens", "terms") and change is changes[4]:
+      continue
+    sealed = tmp_path / "sealed"
+    shutil.copytree(folder, sealed)
+    os.remove(sealed / MANIFEST)
+    values = np.load(sealed / f"{name}.npy")
+    values = np.asarray(change(values.astype(np.int64)))
+    if values.dtype == np.int64:
+      values = values.astype(_ARRAYS[name][0])
+    np.save(sealed / f"{name}.npy", values, allow_pickle=True)
+    seal_folder(str(sealed), {"chunk_length": CHUNK, "vocabulary": "v"})
+    assert "no whole index" in refusal(sealed), name
+    shutil.rmtree(sealed)
 
 
 def test_settings_that_do_not_fit_are_refused():
@@ -132,7 +180,9 @@ def test_settings_that_do_not_fit_are_refused():
     ({"neighbours": 0}, {}, "NEIGHBOURS = 0 and NEIGHBOUR_INDEX = 'a'"),
     ({"sequence_length": 14}, {}, "set SEQUENCE_LENGTH = 12"),
     ({"positions": "t5"}, {}, "set POSITIONS to 'rotary' or 'none'"),
-    ({}, {"packing": "packed"}, "set PACKING to 'joined'"),
+    ({}, {"packing": "packed"}, "set PACKING to 'joined'."),
+    # A token would depend on documents that the mask hides from it.
+    ({}, {"packing": "joined_masked"}, "set PACKING to 'joined'."),
     ({"objective": "prefix_lm"}, {}, "set OBJECTIVE to 'causal'"),
     (
       {
@@ -148,3 +198,30 @@ def test_settings_that_do_not_fit_are_refused():
       dataclasses.replace(data, **of_data),
     )
     assert expected in message_of(check_neighbours, *given)
+
+
+def test_a_scored_text_never_finds_itself(documents, folder):
+  """Not with inputs, nor without a token before them, nor in its windows."""
+
+  class OnlyNeighbours(Scorer):
+    def _run(self, names, inputs, targets, num_given, adapter=0, **more):
+      found.extend(zip(inputs, more["neighbours"], num_given, strict=True))
+      return [np.zeros(inputs.shape)]
+
+  loaded = types.SimpleNamespace(
+    config=types.SimpleNamespace(text_length=8), index=None, num_slices=1
+  )
+  index = NeighbourIndex(folder, COUNT, CHUNK, "v")
+  number, text = max(enumerate(documents[:-1]), key=lambda x: len(x[1]))
+  for adds_start, given in itertools.product((True, False), (0, 1, 5)):
+    found = []
+    scorer = OnlyNeighbours(
+      loaded, adds_start=adds_start, neighbours=index, eod_id=EOD
+    )
+    dict(scorer.token_losses([Example(text[:given], text[given:])]))
+    rows = [x for x in found if x[2]]  # others only fill the batch
+    assert len(rows) > 1, "windows"
+    for inputs, neighbours, _ in rows:
+      chunks = inputs.reshape(-1, CHUNK).tolist()
+      expected = [nearest(documents, x, {number}) for x in chunks]
+      assert as_lists(neighbours) == expected

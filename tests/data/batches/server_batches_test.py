@@ -11,6 +11,7 @@ import pytest
 from palm_mtf.config import DataConfig
 from palm_mtf.config.run import BatchSizes
 from palm_mtf.config.watch import Skips
+from palm_mtf.data.batches.neighbours import NeighbourIndex, write_index
 from palm_mtf.data.batches.server_batches import (
   batches_spec,
   find_batches,
@@ -24,12 +25,14 @@ SIZES, SKIPS = BatchSizes([[0, 4], [2, 8]]), Skips([[1, 1]])
 @pytest.fixture(
   params=[
     *(("joined", 0), ("joined_masked", 0), ("packed", 0)),
-    *(("joined", 3), ("packed", 3)),
+    *(("joined", 3), ("packed", 3), ("with neighbours", 0)),
   ]
 )
 def corpus(request, folder, vocabulary, tmp_path, monkeypatch):
   monkeypatch.chdir(tmp_path)  # a server may work in another folder
   packing, virtual = request.param
+  has_neighbours = packing == "with neighbours"
+  packing = "joined" if has_neighbours else packing
   data = DataConfig(
     text_files=f"{folder}/*.txt",
     vocabulary=None,
@@ -38,6 +41,10 @@ def corpus(request, folder, vocabulary, tmp_path, monkeypatch):
   )
   corpus = load_corpus("run", data, vocabulary, sequence_length=64, seed=3)
   corpus = dataclasses.replace(corpus, virtual=virtual)
+  if has_neighbours:
+    write_index("chunks", [x.train.tokens for x in corpus.stores], 8, "v")
+    index = NeighbourIndex("chunks", 2, 8, "v")
+    corpus = dataclasses.replace(corpus, neighbours=index)
   spec = batches_spec(corpus, SIZES, SKIPS).encode()
   monkeypatch.chdir("/")
   return corpus, spec
