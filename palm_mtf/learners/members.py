@@ -39,7 +39,7 @@ class Members:
     """Returns the name of the learner that has a token; None if none has.
 
     Raises UserError while the file is missing, wrong or empty, as it may be
-    for a moment when it is written anew.
+    for a moment when it is replaced.
     """
     names = self._names()
     if not names:

@@ -134,6 +134,33 @@ def test_learners_that_send_4_bits_in_fragments_learn_and_replay(
   check_replay(corpus, tmp_path, **(SETTINGS | macros))
 
 
+@pytest.mark.slow
+def test_a_record_that_pods_began_is_not_blamed_on_kernels(
+  train, corpus, tmp_path, capsys
+):
+  """And a run of learners that resumes does not count other tasks."""
+  macros = {"TRAIN_STEPS": 4, "CHECKPOINT_STEPS": 2}
+  pods = SETTINGS | macros | {"LEARNERS": "", "GRACE_SECS": 5.0}
+  assert runs.run("train", corpus, tmp_path, **pods) == 0
+  macros["TRAIN_STEPS"] = 8
+  assert train({"a": {}, "b": {}}, **macros) == 0
+  capsys.readouterr()
+  given = SETTINGS | macros
+  given["LEARNER_TOKENS"] = str(tmp_path.with_suffix(".learners"))
+  assert main(runs.arguments("train --replay", corpus, tmp_path, **given)) == 2
+  assert "merges.jsonl: the run began with pods" in capsys.readouterr().err
+  for macro, value, before in (("NUM_PODS", 1, 2), ("OUTER_STEPS", 4, 2)):
+    changed = macros | {"TRAIN_STEPS": 12, macro: value}
+    changed |= {"CHECKPOINT_STEPS": 4, "EVAL_STEPS": 4}
+    (tmp_path / macro).touch()  # another token
+    assert train({}, **changed) == 2
+    path = tmp_path / "checkpoints/step_00000008"
+    assert (
+      f"palm_mtf: {macro} = {value}: {path} counts tasks with {before}; keep "
+      "that value, or name it in INIT_CHECKPOINT of another MODEL_DIR."
+    ) in capsys.readouterr().err.splitlines()[-1]
+
+
 def refusal(**macros):
   """Returns how settings are refused; "" if they are not."""
   size = macros.get("GLOBAL_BATCH_SIZE", 8)

@@ -99,9 +99,7 @@ def test_only_a_token_of_the_file_gets_an_answer_and_its_line_revokes_it(
         assert message_of(client.join, {}) == refused
 
 
-def test_learners_wait_while_the_file_of_tokens_is_written_anew(
-  prefix, tmp_path
-):
+def test_learners_wait_while_the_file_of_tokens_is_replaced(prefix, tmp_path):
   """They would end if they were refused; none is admitted meanwhile."""
   with Run(tmp_path, prefix, Echo()) as run:
     written = pathlib.Path(run.tokens).read_text()
