@@ -135,6 +135,37 @@ def test_learners_that_send_4_bits_in_fragments_learn_and_replay(
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(
+  "macros",
+  [
+    {},
+    {"OUTER_DTYPE": "int8", "FROZEN": ["layers/0/attention/*"]},
+    {"MLP": "experts", "NUM_EXPERTS": 4, "EXPERTS_PER_TOKEN": 2},
+  ],
+  ids=str,
+)
+def test_volunteers_without_slots_take_the_steps_of_pods(
+  macros, train, corpus, tmp_path
+):
+  """TensorFlow merges the work of pods, and NumPy that of volunteers.
+
+  Pods keep their optimizer's slots between rounds; this one has none.
+  """
+  macros = macros | {"OPTIMIZER": "sgd", "BETA1": 0.0, "LEARNING_RATE": 0.05}
+  macros |= {"TRAIN_STEPS": 8, "CHECKPOINT_STEPS": 8}
+  volunteers, pods = tmp_path / "volunteers", tmp_path / "pods"
+  volunteers.mkdir()
+  given = macros | {"AUDIT_SHARE": 0.3}
+  assert train({"a": {}, "b": {}}, volunteers, **given) == 0
+  given = SETTINGS | macros | {"LEARNERS": "", "GRACE_SECS": 5.0}
+  assert runs.run("train", corpus, pods, **given) == 0
+  found, wanted = (runs.read_tensors(x, 8) for x in (volunteers, pods))
+  for name, value in found.items():  # pods have no momentum of what is frozen
+    given = wanted.get(name, 0.0)
+    np.testing.assert_allclose(value, given, atol=2e-6, err_msg=name)
+
+
+@pytest.mark.slow
 def test_a_record_that_pods_began_is_not_blamed_on_kernels(
   train, corpus, tmp_path, capsys
 ):
