@@ -364,7 +364,7 @@ def make_history(prompts: tf.Tensor, most_tokens: int) -> tf.Tensor:
 def write_history(
   history: tf.Tensor, tokens: tf.Tensor, rows: tf.Tensor, positions: tf.Tensor
 ) -> tf.Tensor:
-  """Writes tokens [tokens] at positions of rows; a first token begins anew."""
+  """Writes tokens [tokens] at positions of rows; a first token begins again."""
   tokens, rows, positions = (
     x[:, tf.newaxis] for x in (tokens, rows, positions)
   )

@@ -174,7 +174,9 @@ def training_step(probe: Probe, dtype: str) -> Iterator[Callable[[], object]]:
     rows = {x: tokens for x in update.inputs if x in program.rows}
 
     def step() -> None:
-      client.call(update, {**rows, "microbatch": 0, "step": next(steps)})
+      number = next(steps)
+      scalars = {"microbatch": 0, "step": number, "slot_step": number}
+      client.call(update, rows | scalars)
 
     for _ in range(_WARM_UP_STEPS):
       step()

@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import subprocess
 
 from palm_mtf.cli.main import main
 from palm_mtf.config import ExchangeConfig
@@ -41,6 +42,48 @@ def test_the_rows_of_restarts_are_what_the_command_prints(
   }
 
 
+@PAGE.shows(
+  "openssl req", "palm_mtf pods join", "palm_mtf train --gin_file=runs"
+)
+def test_commands_of_learners_are_understood(
+  block, tmp_path, monkeypatch, capsys
+):
+  """tests/learners has runs of learners, and replays."""
+  monkeypatch.chdir(tmp_path)
+  refusals = {
+    "join": "--token_file = 'host1.token': No such file or directory",
+    "--replay": "runs/learners/config.gin",
+  }
+  for program, *given in block.commands:
+    if program == "openssl":
+      subprocess.run([program, *given], check=True, capture_output=True)
+    elif "token" in given:
+      assert main(given[:-2]) == 0
+    elif "join" in given or "--replay" in given:
+      assert main(given) == 2
+      (refusal,) = (x for name, x in refusals.items() if name in given)
+      assert refusal in capsys.readouterr().err
+    else:
+      assert main([*given, "--print_config"]) == 0
+
+
+@PAGE.shows("palm_mtf pods token alice/laptop")
+def test_a_token_and_a_certificate_let_a_volunteer_reach_the_run(
+  block, tmp_path, monkeypatch, capsys
+):
+  monkeypatch.chdir(tmp_path)
+  os.rename(f"{make_key('.')}.pem", "learners.pem")
+  os.rename("run.key", "learners.key")
+  (_, *token), (_, *join) = block.commands
+  with Run(tmp_path, "learners", Echo()) as run:
+    assert token[-4:] == ["--tokens", "learners.txt", ">", "alice.token"]
+    assert main([*token[:-3], run.tokens]) == 0
+    (tmp_path / "alice.token").write_text(capsys.readouterr().out)
+    assert main([x.replace("client:2222", run.address) for x in join]) == 2
+  # The run of this test sends no program.
+  assert "the run's answer is not one of palm_mtf." in capsys.readouterr().err
+
+
 @PAGE.shows("OUTER_STEPS = 4")
 def test_syncs_come_when_the_page_says(block):
   numbers = re.findall(r"(\w+) = (\d+)", block.text)
@@ -76,23 +119,6 @@ def test_hosts_train_with_the_settings_of_the_page(
   assert main(["train", *flags, cluster, "--print_config"]) == 0
 
 
-@PAGE.shows("palm_mtf pods token alice/laptop")
-def test_a_token_and_a_certificate_let_a_volunteer_reach_the_run(
-  block, tmp_path, monkeypatch, capsys
-):
-  monkeypatch.chdir(tmp_path)
-  os.rename(f"{make_key('.')}.pem", "learners.pem")
-  os.rename("run.key", "learners.key")
-  (_, *token), (_, *join) = block.commands
-  with Run(tmp_path, "learners", Echo()) as run:
-    assert token[-4:] == ["--tokens", "learners.txt", ">", "alice.token"]
-    assert main([*token[:-3], run.tokens]) == 0
-    (tmp_path / "alice.token").write_text(capsys.readouterr().out)
-    assert main([x.replace("client:2222", run.address) for x in join]) == 2
-  # The run of this test sends no program.
-  assert "the run's answer is not one of palm_mtf." in capsys.readouterr().err
-
-
 def test_every_block_is_tested():
   PAGE.assert_every_block_is_tested(
     # What a slow test of learners/volunteer_test.py makes.
@@ -102,4 +128,11 @@ def test_every_block_is_tested():
     # Tables; the first row of each is the head of tools/bench/cases/goodput.py,
     # whose test compares the numbers with the published ones.
     *(x.text for x in PAGE.blocks if x.text.startswith("learners")),
+    # Flags and settings: docs_test.py. The commands take an hour.
+    "palm_mtf sweep --gin_file=sweeps/slow_links.gin",
+    "palm_mtf sweep --gin_file=sweeps/slow_links_continued.gin",
+    "from trained weights, three seeds",
+    "LEARNING_RATE 0.1, three seeds each",
+    ".venv/bin/python -m tools.bench slow_links",
+    "form            steps",
   )

@@ -232,8 +232,8 @@ def test_forward_program_agrees_with_the_oracle(rows):
     (
       ["inputs", "targets", "segment"],
       "feature = 'segment' (did you mean \"segments\"?): choose one of "
-      "'inputs', 'targets', 'segments', 'loss_weights', 'prefix', 'reference', "
-      "'teacher_ids', 'teacher_log_p'.",
+      "'inputs', 'targets', 'segments', 'loss_weights', 'prefix', "
+      "'neighbours', 'reference', 'teacher_ids', 'teacher_log_p'.",
     ),
     (
       ["inputs", "segments"],

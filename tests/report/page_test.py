@@ -337,7 +337,7 @@ def test_metrics_are_enough_and_damaged_files_are_skipped(write_run):
   (damaged / "config.gin").write_bytes(b"SEED = 1 # \xff")
   (damaged / "plan.json").write_bytes(b"[" * 100_000)
   for run in read_of(write_run("a", [log_line(1)]), damaged):
-    assert run == Run(run.name, [log_line(1)], [], [], [], {}, set(), {})
+    assert run == Run(run.name, [log_line(1)], [], [], [], {}, set(), {}, [])
 
 
 def test_a_missing_or_infinite_number_makes_no_point(write_run):

@@ -3,6 +3,7 @@
 """Rows join and leave while others continue, with a decoder that counts up."""
 
 import contextlib
+import dataclasses
 import threading
 import time
 import types
@@ -18,6 +19,7 @@ from palm_mtf.generation.serving.batcher import (
   Counters,
   FullError,
   Row,
+  take_row,
 )
 from palm_mtf.generation.serving.completion_request import (
   read_completion_request,
@@ -433,9 +435,9 @@ def test_a_constraint_that_becomes_too_complex_ends_only_its_row(run):
   run.serve(bound, other)
   assert (bound.ended, tokens(bound)) == ("complex", [11, 12])
   assert (other.ended, len(other.chosen)) == ("length", 9)
-  alone = Run()
-  row = alone.row(10, constraint=Recording(0))
-  alone.serve(row)
+  free = Run()
+  row = free.row(10, constraint=Recording(0))
+  free.serve(row)
   assert (row.ended, row.chosen) == ("complex", [])
 
 
@@ -472,77 +474,6 @@ def test_long_prompts_leave_half_of_the_time_to_others(
   _, *between, _ = "".join(run.decoder.events).strip("s").split("p")[1:]
   assert len(between) == 3
   assert all(19 <= len(x) <= 21 if shares else len(x) == 1 for x in between)
-
-
-@pytest.mark.parametrize("client", ["client", "other"])
-def test_a_long_prompt_is_read_in_parts_between_the_steps_of_others(
-  run, client
-):
-  """A part takes no more time than a call of several steps."""
-  decoder = run.decoder
-  decoder.part_tokens, decoder.num_slots = 128, 3
-  decoder.most, decoder.secs, decoder.token_secs = 10**6, 0.001, 0.0005
-  decoder.may_step = threading.Semaphore(0)
-  first = run.row(*[5000] * 200, max_tokens=900)
-  run.batcher.submit([first])
-  run.thread.start()
-  while not decoder.events:
-    time.sleep(0.001)
-  long = run.row(*[5000] * 1000, max_tokens=2, client=client)
-  short = run.row(*[5000] * 30, max_tokens=2, client=client)
-  run.batcher.submit([long])
-  run.batcher.submit([short])
-  decoder.may_step.release(10**6)
-  run.end()
-  assert [len(x.chosen) for x in (first, long, short)] == [900, 2, 2]
-  # No text waits for a prompt that is alone, so its parts are larger.
-  assert decoder.events[:2] == [128, 72]
-  parts = "".join(x if x == "s" else "p" for x in decoder.events[2:])
-  read = [x for x in decoder.events[2:] if x != "s"]
-  assert sum(read) == 1000 + 30 and max(read) == 40  # 0.02 s
-  between = parts.strip("s").split("p")[1:-1]
-  # The texts of another client have as much time as the prompts.
-  fewest = 1 if client == "client" else 20
-  assert all(fewest <= len(x) <= fewest + 1 for x in between[:-1])
-  # The short prompt, which comes later, does not wait for the long one.
-  slots = [[*step] for step in decoder.read]
-  assert next(i for i, x in enumerate(slots) if 2 in x) <= 3 * (fewest + 1)
-  assert sum(1 in x for x in slots) == 2
-
-
-def test_all_prompts_are_read_however_many_short_ones_come(run):
-  run.decoder.part_tokens, run.decoder.num_slots = 32, 3
-  run.batcher.most_rows = 100
-  long = run.row(*[5000] * 300, max_tokens=1)
-  others = [run.row(*[5000] * 32, max_tokens=1) for _ in range(40)]
-  run.serve(long, *others)
-  assert [x.ended for x in (long, *others)] == ["length"] * 41
-  # Every second part is of the oldest prompt.
-  first = next(i for i, step in enumerate(run.decoder.read) if 0 in step)
-  assert first <= 2 * 10
-
-
-def test_each_token_of_a_stream_is_sent_when_it_is_there(run):
-  run.decoder.most, run.decoder.secs = 10**6, 0.0001
-  row = run.row(10, max_tokens=64, stream=True)
-  row.changed = lambda: setattr(row, "num_sent", len(row.chosen))
-  run.serve(row)
-  assert run.decoder.counts == [1] * 64
-
-
-def test_tokens_of_a_stream_that_is_slower_than_steps_come_together(run):
-  run.decoder.most, run.decoder.secs = 10**6, 0.0001
-  run.serve(run.row(10, max_tokens=64, stream=True))
-  assert run.decoder.counts == [1, 1, 2, 4, 8, 16, 32]
-
-
-def test_a_client_that_does_not_read_delays_no_other_stream(run):
-  run.decoder.most, run.decoder.num_slots = 10**6, 3
-  rows = [run.row(10 * i, max_tokens=64, stream=True) for i in range(3)]
-  for row in rows[1:]:
-    row.changed = lambda row=row: setattr(row, "num_sent", len(row.chosen))
-  run.serve(*rows)
-  assert run.decoder.counts == [1] * len(run.decoder.counts)
 
 
 def test_new_weights_wait_for_rows_in_slots_and_rows_wait_for_them(run):
@@ -597,3 +528,50 @@ def test_a_stop_loads_no_new_weights_if_no_row_waits(run):
   run.thread.start()
   run.end()
   assert run.batcher.failure is None
+
+
+@dataclasses.dataclass(eq=False)
+class Waiting:
+  client: str
+  asked: str
+  ended: str = ""
+
+
+def waiting(*requests):
+  """Returns rows for triples (client, request, number of rows), in order."""
+  return [Waiting(*each) for *each, count in requests for _ in range(count)]
+
+
+def serve_slot(rows):
+  """Returns the requests in the order in which they get the only slot."""
+  return "".join(take_row(rows, []).asked for _ in range(len(rows)))
+
+
+@pytest.mark.parametrize(
+  ("requests", "order"),
+  [
+    # Clients take turns for one slot, and so do requests of a client.
+    ([("a", "1", 4), ("b", "2", 2), ("c", "3", 1)], "1231211"),
+    ([("a", "1", 5), ("a", "2", 1), ("a", "3", 2)], "12313111"),
+    # A client with many requests has no more turns than others.
+    ([("a", "1", 1), ("a", "2", 1), ("a", "3", 1), ("b", "4", 3)], "142434"),
+  ],
+)
+def test_clients_and_their_requests_take_turns(requests, order):
+  assert serve_slot(waiting(*requests)) == order
+
+
+def test_a_free_slot_goes_to_the_client_with_the_fewest_slots():
+  rows = waiting(("a", "1", 9), ("b", "2", 9))
+  in_slots = [Waiting("a", "0") for _ in range(3)]
+  for expected in "222":
+    in_slots.append(take_row(rows, in_slots))
+    assert in_slots[-1].asked == expected
+  assert {take_row(rows, in_slots).asked for _ in "12"} == {"1", "2"}
+
+
+def test_a_new_client_comes_after_waiting_clients_but_before_their_next_turn():
+  rows = waiting(("a", "1", 3), ("b", "2", 3))
+  first = take_row(rows, [])
+  rows.append(Waiting("c", "3"))
+  assert first.asked + serve_slot(rows) == "1213212"

@@ -220,7 +220,7 @@ READ = {
     2,
   ),
 }
-DEEP = f'{{"name": "f", "arguments": {{"a": {"[" * 700}1{"]" * 700}}}}}'
+DEEP = f'{{"name": "f", "arguments": {{"a": {"[" * 10**5}1{"]" * 10**5}}}}}'
 UNREAD = {
   "no call": "What <tool is that?",
   "no end": CALL,
@@ -229,7 +229,6 @@ UNREAD = {
   "NaN": f'<tool_call>{{"name": "f", "arguments": {{"a": NaN}}}}{END}',
   "a number that no computer holds": CALL.replace('"\u00e9', '1e999, "b": "')
   + END,
-  # Python can read it, but not write it, which takes a deeper stack.
   "nested too deep": f"<tool_call>{DEEP}{END}",
   "no arguments": f'<tool_call>{{"name": "f"}}{END}',
   "a text as arguments": f'<tool_call>{{"name": "f", "arguments": "x"}}{END}',

@@ -34,10 +34,11 @@ def test_pods_that_exchange_seldom_send_a_twentieth_of_the_bytes(tmp_path):
   picture = tmp_path / "loss.png"
   done = processes.python(
     *[processes.ROOT / "tools" / "bench", "slow_links", "--mbits=1000"],
-    *["--forms=gradients,diloco", "--delay_ms=0", "--steps=23", "--json"],
+    *["--forms=gradients,diloco", "--delay_ms=1", "--steps=40", "--json"],
     f"--picture={picture}",
   )
-  if done.returncode == 2:
+  lacks = ("install iproute2", "takes the rights of root")
+  if any(x in done.stderr for x in lacks):
     pytest.skip(done.stderr)
   assert done.returncode == 0, done.stderr
   gradients, diloco = map(json.loads, done.stdout.splitlines())
