@@ -15,6 +15,7 @@ import dataclasses
 import importlib
 import logging
 import os
+import re
 import signal
 from typing import Any
 
@@ -36,6 +37,7 @@ _logger = logging.getLogger(__name__)
 
 _STOP_SIGNALS = {signal.SIGINT, signal.SIGTERM}
 _MOST_TOKEN_BYTES = 1000
+_TOKEN = re.compile(r"[\w-]+", re.ASCII)
 _WAIT_SECS = 300.0  # how long a learner waits for a run that does not answer
 _INFO_SECS = 60.0  # timeout for reading this server's info: a busy host is slow
 
@@ -225,11 +227,14 @@ def join(
   check_count("--most_gb", 1 if most_gb is None else most_gb)
   try:
     own = read_regular(token_file, _MOST_TOKEN_BYTES).decode("ascii", "replace")
+    wrong = "" if _TOKEN.fullmatch(own.strip()) else "has no token"
   except OSError as error:
+    wrong = str(error.strerror)
+  if wrong:
     raise UserError(
-      f"--token_file = {token_file!r}: {error.strerror}; give a file with the "
-      "token that `palm_mtf pods token` has printed."
-    ) from None
+      f"--token_file = {token_file!r}: {wrong}; give a file with the token "
+      "that `palm_mtf pods token` has printed."
+    )
   most_bytes = most_gb * 10**9 if most_gb else memory_bytes()[1]
   with LearnerClient(address, certificate, own.strip(), _WAIT_SECS) as client:
     from palm_mtf.learners.volunteer import describe_kernels, take_part

@@ -14,7 +14,8 @@ import json
 import math
 import os
 import secrets
-from collections.abc import Mapping, Sequence
+import zipfile
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -22,6 +23,7 @@ import numpy as np
 from palm_mtf.errors import UserError
 from palm_mtf.json_text import json_text
 from palm_mtf.model_dir.atomic_files import new_path, write_atomically
+from palm_mtf.runtime.manager.slices import WRONG_JSON
 
 Arrays = Mapping[str, np.ndarray]
 
@@ -31,7 +33,7 @@ def hash_arrays(arrays: Arrays) -> str:
   digest = hashlib.sha256()
   for name in sorted(arrays):
     digest.update(json_text([name, arrays[name].shape]).encode())
-    digest.update(np.ascontiguousarray(arrays[name]))
+    digest.update(np.ascontiguousarray(arrays[name]).data)
   return digest.hexdigest()
 
 
@@ -67,10 +69,13 @@ def merge_robustly(
     for t, norm in zip(tokens, norms, strict=True)
   ]
   return {
-    x: sum(
-      w * y[x].astype(np.float64)
-      for w, (y, _) in zip(weights, parts, strict=True)
-    ).astype(np.float32)
+    x: np.asarray(
+      sum(
+        w * y[x].astype(np.float64)
+        for w, (y, _) in zip(weights, parts, strict=True)
+      ),
+      np.float32,
+    )
     for x in names
   }
 
@@ -91,17 +96,35 @@ class Audits:
     if not os.path.exists(secret):
       write_atomically(secret, secrets.token_bytes(32))
       os.chmod(secret, 0o600)
-    with open(secret, "rb") as file:
-      self._secret = file.read()
-    ledger: dict[str, Any] = {}
-    with contextlib.suppress(FileNotFoundError):
-      with open(self._path("ledger.json"), encoding="utf-8") as file:
-        ledger = json.load(file)
-    self._generation: int = ledger.get("generation", 0)
-    # {volunteer: round of its first unaudited contribution}
-    self._first: dict[str, int] = ledger.get("first", {})
-    self.banned: dict[str, str] = ledger.get("banned", {})  # {volunteer: why}
-    self.undone: int | None = ledger.get("undone")
+    with self._reading("secret", "decides what is audited"):
+      with open(secret, "rb") as file:
+        self._secret = file.read()
+      if len(self._secret) < 32:  # others could guess the draws
+        raise ValueError
+    with self._reading("ledger.json", "says who is banned"):
+      text = "{}"
+      with contextlib.suppress(FileNotFoundError):
+        with open(self._path("ledger.json"), encoding="utf-8") as file:
+          text = file.read()
+      ledger = json.loads(text)
+      self._generation = int(ledger.get("generation", 0))
+      # {volunteer: round of its first unaudited contribution}
+      first = ledger.get("first", {}).items()
+      self._first = {str(x): int(y) for x, y in first}
+      banned = ledger.get("banned", {}).items()
+      self.banned = {str(x): str(y) for x, y in banned}  # {volunteer: why}
+      undone = ledger.get("undone")
+      self.undone: int | None = None if undone is None else int(undone)
+
+  @contextlib.contextmanager
+  def _reading(self, name: str, what: str) -> Iterator[None]:
+    try:
+      yield
+    except (OSError, zipfile.BadZipFile, *WRONG_JSON):
+      raise UserError(
+        f"{self._path(name)}: {what}, and is damaged or missing; restore it, "
+        "or begin the run again in another MODEL_DIR."
+      ) from None
 
   def _path(self, name: str) -> str:
     return os.path.join(self._folder, name)
@@ -144,22 +167,26 @@ class Audits:
       size = 2 * sum(x.nbytes for x in parameters.values())
       with new_path(path, size, rename=os.replace) as temporary:
         with open(temporary, "xb") as file:
-          named = {f"p/{x}": y for x, y in parameters.items()}
-          np.savez(file, **named, **{f"m/{x}": y for x, y in momentum.items()})
+          named: dict[str, Any] = {f"p/{x}": y for x, y in parameters.items()}
+          named |= {f"m/{x}": y for x, y in momentum.items()}
+          np.savez(file, **named)
     self._save()
     for name in os.listdir(self._folder):
       stem, extension = os.path.splitext(name)
-      if extension == ".npz" and int(stem) not in wanted:
+      is_round = extension == ".npz" and stem.isdecimal()
+      if is_round and int(stem) not in wanted:
         os.remove(self._path(name))
 
   def read(self, round_: int) -> tuple[dict[str, np.ndarray], ...]:
     """Returns parameters and momentum before a round."""
-    with np.load(self._path(f"{round_}.npz")) as file:
-      both = [
-        {x[2:]: file[x] for x in file.files if x.startswith(kind)}
-        for kind in ("p/", "m/")
-      ]
-    return tuple(both)
+    name = f"{round_}.npz"
+    with self._reading(name, "has the parameters before a lie"):
+      with np.load(self._path(name)) as file:
+        return tuple(
+          {x[2:]: file[x] for x in file.files if x.startswith(kind)}
+          for kind in ("p/", "m/")
+        )
+    raise AssertionError
 
   def forget(self, round_: int) -> None:
     """Forgets contributions from a round on, which are computed again."""

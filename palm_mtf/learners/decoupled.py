@@ -9,6 +9,7 @@ result has how far the parameters of the fragments in "sends" have moved.
 """
 
 import math
+import re
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -22,6 +23,7 @@ from palm_mtf.data.batches.corpus import Batches
 from palm_mtf.errors import UserError
 from palm_mtf.learners.learner import Learner
 from palm_mtf.learners.protocol import Message, Spec, program_of
+from palm_mtf.learners.rounds import Rounds
 from palm_mtf.learners.syncer import DONE, WAIT, Arrays, Syncer, Work
 from palm_mtf.optim.outer import GROUP, Sent, decode, encode
 from palm_mtf.programs.outer import fragment_of
@@ -36,6 +38,12 @@ _WIRE = {
   "int8": ("int8", 1),
   "e3m0": ("uint8", 2),
 }
+# Metrics that a learner may give; the client measures those left out.
+_METRIC = re.compile(
+  r"(?!validation_|unigram_|step$|(tokens|lag|last_sync)/)"
+  r"[a-z0-9_]{1,40}(/[a-z0-9_]{1,40})?"
+)
+_MOST_METRICS, _LARGEST_METRIC = 100, 1e30
 
 
 def list_fragments(
@@ -50,6 +58,19 @@ def list_fragments(
   return [
     [x for x in trained if fragment_of(x, count) == i] for i in range(count)
   ]
+
+
+def read_metrics(given: object) -> dict[str, float]:
+  """Returns the metrics of a result; what cannot be one is left out."""
+  pairs = [*given.items()][:_MOST_METRICS] if isinstance(given, dict) else []
+  return {
+    name: float(x)
+    for name, x in pairs
+    # A text such as "nan" would become a number that is not finite.
+    if type(x) in (int, float)
+    and abs(x) < _LARGEST_METRIC
+    and _METRIC.fullmatch(name)
+  }
 
 
 def specs_of_sent(
@@ -113,10 +134,11 @@ class DecoupledLearner:
     for kind, name in named:
       by_kind[kind][name] = arrays[f"{kind}/{name}"]
     self._take(by_kind["outer"], begins=header["begins"])
-    batches = [
-      {x: y[i] for x, y in by_kind["rows"].items()}
-      for i in range(header["num_steps"])
-    ]
+    rows = by_kind["rows"]
+    if any(len(x) != header["num_steps"] for x in rows.values()):
+      raise ValueError("rows of other steps")
+    num_steps = header["num_steps"] if rows else 0
+    batches = [{x: y[i] for x, y in rows.items()} for i in range(num_steps)]
     metrics = {}
     try:
       if batches:
@@ -157,7 +179,7 @@ class DecoupledHandler:
     self,
     config: Config,
     batches: Batches,
-    syncer: Syncer,
+    syncer: Syncer | Rounds,
     now: Callable[[], float] = time.monotonic,
   ):
     self._config, self._batches, self._now = config, batches, now
@@ -265,8 +287,7 @@ class DecoupledHandler:
     with self.changed:
       self.syncer.contribute(member, number, moved, tokens, self._now())
       self._tick()
-      metrics = header.get("metrics") or {}
-      self._metrics.append((tokens, {x: float(y) for x, y in metrics.items()}))
+      self._metrics.append((tokens, read_metrics(header.get("metrics"))))
       self._num_bytes += sum(x.nbytes for x in arrays.values())
       self.changed.notify_all()
     return Message({"accepted": True, "reason": ""})

@@ -36,11 +36,18 @@ class Members:
     self._names()
 
   def find(self, token: str) -> str | None:
-    """Returns the name of the learner that has a token; None if none has."""
-    try:
-      return self._names().get(_hash(token))
-    except UserError:  # the file is missing while it is replaced
-      return None
+    """Returns the name of the learner that has a token; None if none has.
+
+    Raises UserError while the file is missing, wrong or empty, as it may be
+    for a moment when it is replaced.
+    """
+    names = self._names()
+    if not names:
+      raise UserError(
+        f"LEARNER_TOKENS = {self._path!r}: has no learner; add one by "
+        "`palm_mtf pods token`."
+      )
+    return names.get(_hash(token))
 
   def _names(self) -> dict[str, str]:
     """Returns {hash of a token: name}."""

@@ -16,7 +16,7 @@ from palm_mtf.errors import UserError
 from palm_mtf.json_text import json_text
 from palm_mtf.learners.decoupled import DecoupledHandler, DecoupledLearner
 from palm_mtf.learners.learner import Learner
-from palm_mtf.learners.syncer import Arrays, Work
+from palm_mtf.learners.syncer import Arrays, Syncer, Work
 from palm_mtf.model_dir.json_lines import (
   JsonLinesWriter,
   read_json_lines,
@@ -90,6 +90,7 @@ def replay(
   Raises UserError if a merge has other bits than in the record.
   """
   syncer, meshes = handler.syncer, {}
+  assert isinstance(syncer, Syncer)
   works: dict[int, tuple[Work, Arrays]] = {}  # by learner
   with _Learners(handler, open_learner) as learners:
     for event in events:
@@ -102,6 +103,11 @@ def replay(
         learner = learners.find(work.learner, meshes[work.learner])
         moved = handler.unpack(work, learner.do(message).arrays)
       found = syncer.repeat(event, moved)
+      if kind == "work" and event["number"] == 0 and event["task"]:
+        raise UserError(
+          "merges.jsonl: the run began with pods, whose steps have no record; "
+          "only a run that learners began is computed again."
+        )
       if kind == "work":
         works[event["learner"]] = (
           Work.of(event),

@@ -11,6 +11,7 @@ done, and all audits of the round have ended.
 
 import collections
 import dataclasses
+import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -95,7 +96,8 @@ class Rounds:
     """
     state = state or {}
     self.outer, self.audits, self.note = outer, audits, note
-    self.quorum = 1
+    # An audit by volunteers needs a second one.
+    self.quorum = 1 + (config.audit_by == "volunteers")
     self._num_shares, self._num_rounds = num_shares, num_tasks // num_shares
     self._lost_secs, self._kernels = config.task_secs, kernels
     self._audit_by, self._how = config.audit_by, config.merge
@@ -108,6 +110,8 @@ class Rounds:
     self._late: collections.Counter[str] = collections.Counter()
     # {volunteer that was late: round in which it may take a task again}
     self._not_before: dict[str, int] = {}
+    # When a volunteer that was not late has taken a task, or could, last.
+    self._taken = -math.inf
     self._hashes: collections.deque[str] = collections.deque(maxlen=_NUM_HASHES)
     audits.forget(self._round if audits.undone is None else audits.undone)
     self.failure: BaseException | None = None  # of the auditor
@@ -169,7 +173,6 @@ class Rounds:
 
     Raises UserError if it is banned, or its bits could differ.
     """
-    del now
     self.audits.check(member)
     is_text = isinstance(kernels, dict) and all(
       isinstance(x, str) and x.isprintable() for x in kernels.values()
@@ -186,7 +189,7 @@ class Rounds:
         "takes it."
       )
     if member in self._volunteers and self._volunteers[member].work:
-      self._put_last(member)  # else it could hold a task forever
+      self._put_last(member, now)  # else it could hold a task forever
     number = self._num_learners
     self._num_learners += 1
     if member not in self._volunteers:
@@ -199,9 +202,13 @@ class Rounds:
     if volunteer := self._volunteers.pop(member, None):
       self.note({"event": "leave", "learner": volunteer.number})
 
-  def _put_last(self, member: str) -> None:
+  def _is_late(self, member: str) -> bool:
+    return self._not_before.get(member, 0) > self._round
+
+  def _put_last(self, member: str, now: float) -> None:
     """Drops a volunteer that keeps others waiting, for longer each time."""
     self.leave(member)
+    self._taken = now
     self._late[member] += 1
     rounds = 2 ** min(self._late[member], 10)
     self._not_before[member] = self._round + rounds
@@ -213,9 +220,11 @@ class Rounds:
       return volunteer.work  # it asks again, because the answer got lost
     if self.is_done:
       return DONE
-    is_early = self._not_before.get(member, 0) > self._round
-    if is_early and not all(x in self._not_before for x in self._volunteers):
-      return WAIT
+    is_late = self._is_late(member)
+    # Of the others, all may have gone without a word.
+    if is_late and now - self._taken <= self._lost_secs:
+      if not all(map(self._is_late, self._volunteers)):
+        return WAIT
     held = {x.work.task for x in self._holders() if x.work}
     for i, task in enumerate(self._tasks):
       index = self._round * self._num_shares + i
@@ -230,6 +239,7 @@ class Rounds:
         begins=True,
       )
       volunteer.given = now
+      self._taken = self._taken if is_late else now
       self._num_works += 1
       return volunteer.work
     return WAIT
@@ -271,24 +281,24 @@ class Rounds:
     Raises UserError if the result is stale, not finite or huge; the volunteer
     has to join again.
     """
-    del now
     work, volunteer = self.find_work(member, number), self._find(member)
     for name, value in moved.items():
       # A comparison with NaN is false.
       if not np.all(np.abs(value) <= _MOST_MOVED):
-        self._put_last(member)
+        self._put_last(member, now)
         raise UserError(f"{member}: {name} is not finite, or moved too far.")
     volunteer.work, digest = None, hash_arrays(moved)
     assert work.task is not None
     task = self._tasks[work.task - self.num_done]
     others = [x for x in self._tasks if x is not task]
     copied = [x for x in others if any(y.digest == digest for y in x.results)]
+    known = [x for x in copied if x.results[0].has_kernels]
     norm = norm_of(moved)
     if self._norm is None or norm > _LARGE * self._norm:
       task.is_audited = True
     if copied or digest in self._hashes:
       self.note({"event": "copy", "member": member, "sha256": digest})
-      for each in [task, *(x for x in copied if not x.is_audited)]:
+      for each in [task, *(x for x in known if not x.is_audited)]:
         each.is_audited, each.is_done = True, False
     if member == AUDITOR:
       tokens = task.results[0].tokens
@@ -351,7 +361,7 @@ class Rounds:
       raise self.failure
     for member, volunteer in [*self._volunteers.items()]:
       if volunteer.work and now - volunteer.given > self._lost_secs:
-        self._put_last(member)
+        self._put_last(member, now)
     return [self._merge()] if all(x.is_done for x in self._tasks) else []
 
   def _merge(self) -> dict[str, Any]:
@@ -360,9 +370,12 @@ class Rounds:
     parts = [(x.moved, x.tokens) for x in results]
     if self._how != "mean":
       parts = [(merge_robustly(self._how, parts), 1)]
-    event = {"event": "merge", "members": [x.member for x in results]}
-    event["blake2b"] = self.outer.merge(0, parts)
-    event["merge"] = self.outer.num_merges
+    event = {
+      "event": "merge",
+      "members": [x.member for x in results],
+      "blake2b": self.outer.merge(0, parts),
+      "merge": self.outer.num_merges,
+    }
     self.note(event)
     self._round += 1
     self._norm = float(np.median([x.norm for x in results]))

@@ -28,11 +28,13 @@ from palm_mtf.config import (
 )
 from palm_mtf.config.macros import from_macros, values_of
 from palm_mtf.config.sgd import SgdConfig
+from palm_mtf.errors import UserError
 from palm_mtf.executors.choose import (
   decodes_on_accelerators,
   uses_accelerators,
 )
 from palm_mtf.generation.inference.sessions import mean_losses
+from palm_mtf.json_text import json_text
 from palm_mtf.learners.audit import Audits
 from palm_mtf.learners.auditor import auditing
 from palm_mtf.learners.decoupled import DecoupledHandler, list_fragments
@@ -106,8 +108,18 @@ def _state_of(job: TrainJob) -> dict[str, Any]:
     return {}
   # A run of pods has done all tasks of the steps before.
   tasks = job.step // job.config.exchange.period * job.config.pods.num_pods
-  found = job.checkpoint.manifest.data.get(_STATE, {"next_task": tasks})
+  found = job.checkpoint.manifest.data.get(_STATE)
+  if found is None:
+    return {"next_task": tasks}
   assert isinstance(found, Mapping)
+  now, before = values_of(job.config), job.checkpoint.manifest.settings
+  for macro in ("NUM_PODS", "OUTER_STEPS", "FRAGMENTS", "GLOBAL_BATCH_SIZE"):
+    if macro in before and json_text(now[macro]) != json_text(before[macro]):
+      raise UserError(
+        f"{macro} = {now[macro]}: {job.checkpoint.path} counts tasks with "
+        f"{before[macro]}; keep that value, or name it in INIT_CHECKPOINT of "
+        "another MODEL_DIR."
+      )
   return {**found}
 
 
@@ -341,6 +353,7 @@ class _Run:
     with self._handler.changed:
       means, num_bytes = self._handler.take_metrics()
       self._means = means = means or self._means
+      metrics = means | metrics  # what the client measures counts
       figures = self._syncer.figures()
       num_learners = len(self._syncer.members)
       merges = self._syncer.outer.num_merges
@@ -350,7 +363,7 @@ class _Run:
         f"lag/{member}": lag,
         f"tokens/{member}": trained,
       }
-    metrics |= means | {
+    metrics |= {
       "tokens": step * tokens,
       "global_batch_tokens": tokens,
       "tokens_per_sec": tokens / secs,

@@ -12,7 +12,7 @@ import contextlib
 import functools
 import logging
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -25,6 +25,7 @@ from palm_mtf.learners.protocol import (
   Handler,
   Message,
   MessageReader,
+  Spec,
   at_most,
   check_same,
   write_chunks,
@@ -123,6 +124,7 @@ class _Calls:
     self._members, self._handler = members, handler
     self._threads = ThreadPoolExecutor(_NUM_THREADS)
     self._busy: set[str] = set()
+    self._said = ""  # why no learner is admitted
     self._budgets: dict[str, tuple[float, float]] = {}  # calls left, at a time
 
   async def answer(
@@ -134,9 +136,7 @@ class _Calls:
     """Reads a message; writes the chunks of the answer."""
     code = grpc.StatusCode
     about = dict(context.invocation_metadata())
-    member = self._members.find(str(about.get(TOKEN, "")))
-    if member is None:
-      await context.abort(code.UNAUTHENTICATED, "no learner has this token")
+    member = await self._find(str(about.get(TOKEN, "")), context)
     if member in self._busy or not self._take_call(member):
       await context.abort(code.RESOURCE_EXHAUSTED, "too many calls; wait")
     self._busy.add(member)
@@ -157,6 +157,24 @@ class _Calls:
     finally:
       self._busy.discard(member)
 
+  async def _find(self, token: str, context: grpc.aio.ServicerContext) -> str:
+    """Returns whose token it is, or ends the call."""
+    try:
+      member = self._members.find(token)
+    except UserError as error:
+      if str(error) != self._said:  # once, as strangers may call, too
+        self._said = str(error)
+        _logger.warning(f"no learner is admitted: {error}")
+      # A learner tries again for some minutes.
+      await context.abort(grpc.StatusCode.UNAVAILABLE, "try again")
+    self._said = ""
+    if member is None:
+      await context.abort(
+        grpc.StatusCode.UNAUTHENTICATED, "no learner has this token"
+      )
+    assert member is not None
+    return member
+
   async def _read(
     self, method: str, member: str, requests: AsyncIterator[bytes]
   ) -> Message:
@@ -164,11 +182,13 @@ class _Calls:
     async with asyncio.timeout(_SECS):
       first = await anext(chunks, b"")
 
-    def check(header: dict[str, Any], given: Any) -> None:
+    def check(header: dict[str, Any], given: Mapping[str, Spec]) -> None:
       check_same(self._handler.expect(member, header), given)
 
-    check = check if method == "contribute" else at_most(0)
-    reader = await self._run(MessageReader, first, check)
+    is_result = method == "contribute"
+    reader: MessageReader = await self._run(
+      MessageReader, first, check if is_result else at_most(0)
+    )
     async with asyncio.timeout_at(_deadline(reader.num_bytes)):
       async for chunk in chunks:
         reader.take(chunk)

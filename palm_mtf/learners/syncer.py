@@ -301,8 +301,8 @@ class Syncer:
         return work
     now = f", but that of work {learner.work.number}" if learner.work else ""
     raise UserError(
-      f"{member}: the result of work {number!r} is stale: it is not expected "
-      f"of this learner{now}; ask for the next work."
+      f"{member}: the result of work {number!r:.50} is stale: it is not "
+      f"expected of this learner{now}; ask for the next work."
     )
 
   def contribute(

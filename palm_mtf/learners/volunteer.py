@@ -16,7 +16,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from palm_mtf._tf import tf
-from palm_mtf.architecture.parameters import saved_shapes
+from palm_mtf.architecture.parameters import check_frozen, saved_shapes
 from palm_mtf.config import ExchangeConfig, StepConfig
 from palm_mtf.errors import UserError, are_texts, check_choice, check_count
 from palm_mtf.learners.client import LearnerClient, NoRunError
@@ -30,7 +30,7 @@ from palm_mtf.runtime.manager.slices import WRONG_JSON
 
 _logger = logging.getLogger(__name__)
 
-_MOST_ROWS, _MOST_WAIT_SECS = 2**16, 60.0
+_MOST_ROWS, _MOST_FRAGMENTS, _MOST_WAIT_SECS = 2**16, 1000, 60.0
 # Parameters, gradients, two slots and the copy that is sent, float32.
 _BYTES_PER_PARAMETER = 20
 
@@ -62,10 +62,14 @@ class _Task:
     """Raises UserError if a value is wrong, or the model too large."""
     try:
       count = given["fragments"]
+      check_count("fragments", count, maximum=_MOST_FRAGMENTS)
       found = cls(
-        read_program({**given["program"], **mesh}),
-        *(given[x] for x in ("seed", "num_rows", "frozen", "features")),
-        ExchangeConfig(
+        program=read_program({**given["program"], **mesh}),
+        seed=given["seed"],
+        num_rows=given["num_rows"],
+        frozen=given["frozen"],
+        features=given["features"],
+        exchange=ExchangeConfig(
           exchange="diloco",
           outer_steps=count,
           fragments=count,
@@ -79,6 +83,7 @@ class _Task:
       shapes = saved_shapes(found.program.model)
       if found.frozen and not are_texts(found.frozen):
         raise TypeError(found.frozen)
+      check_frozen(shapes, found.frozen)
     except UserError:
       raise
     except WRONG_JSON:
@@ -150,7 +155,7 @@ def _do_works(
     work = client.next({"learner": number}, at_most(most_bytes))
     kind, secs = work.header.get("kind"), work.header.get("secs")
     if kind in ("done", "join"):
-      return kind == "done"
+      return bool(kind == "done")
     if kind == "wait" and isinstance(secs, int | float):
       time.sleep(min(max(0.0, secs), _MOST_WAIT_SECS))
       continue

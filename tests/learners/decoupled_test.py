@@ -10,6 +10,7 @@ import pytest
 from palm_mtf.learners.decoupled import (
   DecoupledLearner,
   pack,
+  read_metrics,
   specs_of_sent,
   unpack,
 )
@@ -104,3 +105,23 @@ def test_arrays_on_the_wire_are_as_large_and_as_exact_as_their_dtype(
     assert (away <= error * largest + 1e-30).all()
     if dtype != "e3m0":
       assert np.sign(found[name] * value).min() >= 0
+
+
+def test_a_run_cannot_make_a_learner_repeat_steps_without_rows():
+  learner = DecoupledLearner(Pod(), FRAGMENTS, "float32")
+  message = work(0, 1, (0,), begins=True, a=1, b=2)
+  with pytest.raises(ValueError, match="rows of other steps"):
+    learner.do(Message({**message.header, "num_steps": 10**9}, message.arrays))
+
+
+def test_metrics_of_a_learner_are_numbers_and_not_those_of_the_client():
+  good = {"loss": 2.5, "z_loss": 0, "parameter_rms/mlp": 1e-3}
+  wrong = {"grad_norm": "nan", "a": None, "b": [1.0], "c": True, "d": 10**400}
+  own = ("validation_loss", "validation_rewards/margins", "tokens/alice")
+  own += ("unigram_entropy", "lag/bob", "last_sync/bob", "step")
+  odd = ("<b>", "\x1b[2J", "a b", "a\n", "", "x" * 99, "a/b/c")
+  given = good | wrong | dict.fromkeys(own + odd, 0.5)
+  assert read_metrics(given) == good
+  for wrong in (None, [], "loss", 3, [["loss", 1.0]]):
+    assert read_metrics(wrong) == {}
+  assert len(read_metrics({f"m{i}": 1.0 for i in range(10**4)})) == 100

@@ -507,3 +507,67 @@ def test_the_ledger_is_json_that_a_person_can_read(tmp_path):
     "banned": {"mallory": "why"},
     "undone": None,
   }
+
+
+def test_late_volunteers_do_not_wait_for_those_that_are_gone(tmp_path):
+  simulation = Simulation(tmp_path, 0.0)
+  simulation.join("bob", "alice")  # Bob's process is killed, and never asks
+  rounds = simulation.rounds
+  rounds.next("alice", 0.0)
+  rounds.tick(11.0)
+  simulation.join("alice")
+  assert rounds.next("alice", 12.0) == WAIT  # Bob goes first
+  assert rounds.next("alice", 22.0).task == 0
+  rounds.tick(33.0)
+  rounds.join("bob", 33.0, KERNELS)
+  assert rounds.next("bob", 33.0).task == 0
+  rounds.join("alice", 33.0, KERNELS)
+  assert rounds.next("alice", 40.0) == WAIT
+
+
+def test_a_copy_that_nobody_can_audit_does_not_stop_the_round(tmp_path):
+  more = {"audit_by": "volunteers", "merge": "median"}
+  simulation = Simulation(tmp_path, 0.0, **more)
+  for member in ("eve", "mallory"):
+    simulation.rounds.join(member, 0.0, KERNELS | {"CPU": "b"})
+  simulation.run({"eve": honest}, 1, last="volunteers")
+  same = {NAME: np.ones((4, 8), np.float32)}
+  for _ in range(2):
+    simulation.turn("mallory", lambda x, task: same)
+  simulation.turn("eve")
+  assert simulation.rounds.tick(0.0)
+
+
+def test_audits_by_volunteers_need_two_of_them(tmp_path):
+  assert Simulation(tmp_path, 0.0).rounds.quorum == 1
+  more = {"audit_by": "volunteers"}
+  assert Simulation(tmp_path / "b", 0.0, **more).rounds.quorum == 2
+
+
+@pytest.mark.parametrize(
+  ("name", "content"),
+  [
+    ("secret", b""),  # whoever knows that could foresee the draws
+    ("ledger.json", b"{"),
+    ("ledger.json", b"[]"),
+    ("ledger.json", b'{"first": {"a": "x"}}'),
+    ("ledger.json", b'{"banned": ["mallory"]}'),
+    ("3.npz", None),
+    ("3.npz", b"PK\3\4"),
+  ],
+)
+def test_damaged_files_of_audits_are_named_in_one_line(name, content, tmp_path):
+  if content is not None:
+    (tmp_path / name).write_bytes(content)
+  message = message_of(lambda: Audits(str(tmp_path), 0.5).read(3))
+  assert message.startswith(f"{tmp_path / name}: ")
+  assert message.endswith(
+    "and is damaged or missing; restore it, or begin the run again in another "
+    "MODEL_DIR."
+  )
+
+
+def test_files_of_others_in_the_folder_of_audits_stay(tmp_path):
+  (tmp_path / "mine.npz").write_bytes(b"")
+  Audits(str(tmp_path), 0.5).keep(0, {}, {})
+  assert (tmp_path / "mine.npz").exists()

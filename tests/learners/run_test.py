@@ -134,6 +134,64 @@ def test_learners_that_send_4_bits_in_fragments_learn_and_replay(
   check_replay(corpus, tmp_path, **(SETTINGS | macros))
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize(
+  "macros",
+  [
+    {},
+    {"OUTER_DTYPE": "int8", "FROZEN": ["layers/0/attention/*"]},
+    {"MLP": "experts", "NUM_EXPERTS": 4, "EXPERTS_PER_TOKEN": 2},
+  ],
+  ids=str,
+)
+def test_volunteers_without_slots_take_the_steps_of_pods(
+  macros, train, corpus, tmp_path
+):
+  """TensorFlow merges the work of pods, and NumPy that of volunteers.
+
+  Pods keep their optimizer's slots between rounds; this one has none.
+  """
+  macros = macros | {"OPTIMIZER": "sgd", "BETA1": 0.0, "LEARNING_RATE": 0.05}
+  macros |= {"TRAIN_STEPS": 8, "CHECKPOINT_STEPS": 8}
+  volunteers, pods = tmp_path / "volunteers", tmp_path / "pods"
+  volunteers.mkdir()
+  given = macros | {"AUDIT_SHARE": 0.3}
+  assert train({"a": {}, "b": {}}, volunteers, **given) == 0
+  given = SETTINGS | macros | {"LEARNERS": "", "GRACE_SECS": 5.0}
+  assert runs.run("train", corpus, pods, **given) == 0
+  found, wanted = (runs.read_tensors(x, 8) for x in (volunteers, pods))
+  for name, value in found.items():  # pods have no momentum of what is frozen
+    given = wanted.get(name, 0.0)
+    np.testing.assert_allclose(value, given, atol=2e-6, err_msg=name)
+
+
+@pytest.mark.slow
+def test_a_record_that_pods_began_is_not_blamed_on_kernels(
+  train, corpus, tmp_path, capsys
+):
+  """And a run of learners that resumes does not count other tasks."""
+  macros = {"TRAIN_STEPS": 4, "CHECKPOINT_STEPS": 2}
+  pods = SETTINGS | macros | {"LEARNERS": "", "GRACE_SECS": 5.0}
+  assert runs.run("train", corpus, tmp_path, **pods) == 0
+  macros["TRAIN_STEPS"] = 8
+  assert train({"a": {}, "b": {}}, **macros) == 0
+  capsys.readouterr()
+  given = SETTINGS | macros
+  given["LEARNER_TOKENS"] = str(tmp_path.with_suffix(".learners"))
+  assert main(runs.arguments("train --replay", corpus, tmp_path, **given)) == 2
+  assert "merges.jsonl: the run began with pods" in capsys.readouterr().err
+  for macro, value, before in (("NUM_PODS", 1, 2), ("OUTER_STEPS", 4, 2)):
+    changed = macros | {"TRAIN_STEPS": 12, macro: value}
+    changed |= {"CHECKPOINT_STEPS": 4, "EVAL_STEPS": 4}
+    (tmp_path / macro).touch()  # another token
+    assert train({}, **changed) == 2
+    path = tmp_path / "checkpoints/step_00000008"
+    assert (
+      f"palm_mtf: {macro} = {value}: {path} counts tasks with {before}; keep "
+      "that value, or name it in INIT_CHECKPOINT of another MODEL_DIR."
+    ) in capsys.readouterr().err.splitlines()[-1]
+
+
 def refusal(**macros):
   """Returns how settings are refused; "" if they are not."""
   size = macros.get("GLOBAL_BATCH_SIZE", 8)

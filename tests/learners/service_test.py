@@ -99,6 +99,20 @@ def test_only_a_token_of_the_file_gets_an_answer_and_its_line_revokes_it(
         assert message_of(client.join, {}) == refused
 
 
+def test_learners_wait_while_the_file_of_tokens_is_replaced(prefix, tmp_path):
+  """They would end if they were refused; none is admitted meanwhile."""
+  with Run(tmp_path, prefix, Echo()) as run:
+    written = pathlib.Path(run.tokens).read_text()
+    for wrong in ("", "alice", f"{written}bob typo\n", None):
+      os.remove(run.tokens)
+      if wrong is not None:
+        pathlib.Path(run.tokens).write_text(wrong)
+      assert run.send("join", [declare()]) == ("UNAVAILABLE", "try again")
+    pathlib.Path(run.tokens).write_text(written)
+    with run.connect() as client:
+      assert client.join({})["member"] == "alice/1"
+
+
 def test_a_connection_without_tls_or_to_another_run_gets_no_answer(
   run, tmp_path
 ):

@@ -170,7 +170,9 @@ class Answers:
     ({"features": ["/etc"]}, "feature = '/etc': choose one of 'inputs', "),
     ({"features": 3}, "the run's answer is not one of palm_mtf."),
     ({"frozen": [3]}, "the run's answer is not one of palm_mtf."),
-    ({"fragments": 0}, "OUTER_STEPS = 0: give a whole number of at least 1."),
+    ({"frozen": ["*"]}, "FROZEN = ['*']: freezes all parameters, so nothing"),
+    ({"fragments": 0}, "fragments = 0: give a whole number of at least 1."),
+    ({"fragments": 10**18}, "fragments = 1,000,000,000,000,000,000: give a wh"),
     ({"outer_dtype": "x"}, "OUTER_DTYPE = 'x': choose one of 'float32', "),
     ({"program": 3}, "the run's answer is not one of palm_mtf."),
   ],
@@ -193,7 +195,9 @@ def test_commands_of_volunteers_are_checked_in_one_line(capsys, tmp_path):
   assert main(["pods", "token", "alice", "--tokens", str(tokens)]) == 0
   token = capsys.readouterr().out.strip()
   assert Members(str(tokens)).find(token) == "alice"
-  flags = ["--certificate", str(certificate), "--token_file", str(tokens)]
+  given = tmp_path / "alice.token"
+  given.write_text(f"{token}\n")
+  flags = ["--certificate", str(certificate), "--token_file", str(given)]
   for given, message in (
     (["pods", "token", "a b", "--tokens", str(tokens)], "NAME = 'a b': write"),
     (
@@ -204,6 +208,11 @@ def test_commands_of_volunteers_are_checked_in_one_line(capsys, tmp_path):
     (
       ["pods", "join", "127.0.0.1:1", *flags[:2], "--token_file", "none"],
       "--token_file = 'none': No such file or directory; give a file with",
+    ),
+    (
+      # The file of the hashes in place of that of a token.
+      ["pods", "join", "127.0.0.1:1", *flags[:-1], str(tokens)],
+      "has no token; give a file with the token that `palm_mtf pods token` ",
     ),
   ):
     assert main(given) == 2
