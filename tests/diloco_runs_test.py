@@ -11,6 +11,8 @@ import numpy as np
 import pytest
 
 from palm_mtf.checkpoints.manifest import newest_whole
+from palm_mtf.config import ExchangeConfig, RunConfig
+from palm_mtf.config.exchange import check_exchange
 from tests import runs
 from tests.processes import wait_until
 
@@ -351,6 +353,11 @@ def test_loads_of_experts_are_the_mean_of_the_pods(corpus, tmp_path):
       "round of syncs; give a multiple of 4, such as 8.",
     ),
     ({"TRAIN_STEPS": 10}, "TRAIN_STEPS = 10 and EXCHANGE"),
+    (
+      {"FRAGMENTS": 2, "MODEL_FUNCTION": "a.b"},
+      "FRAGMENTS = 2 and MODEL_FUNCTION = 'a.b': which layer has a parameter "
+      "is known only for PaLM's blocks; set FRAGMENTS = 1.",
+    ),
     ({"OUTER_DTYPE": "int4"}, "OUTER_DTYPE = 'int4'"),
     ({"OUTER_STEPS": 0}, "OUTER_STEPS = 0"),
     ({"MERGE_ALPHA": 1.5}, "MERGE_ALPHA = 1.5"),
@@ -366,3 +373,15 @@ def test_settings_that_do_not_fit_are_one_line(
   said = [x for x in capsys.readouterr().err.splitlines() if "palm_mtf: " in x]
   assert len(said) == 1 and message in said[0]
   assert not (path / "config.gin").exists()
+
+
+def test_settings_of_syncs_have_no_effect_on_gradients(caplog):
+  """They are named, because a run without them would say nothing."""
+  given = ExchangeConfig(outer_steps=50, outer_dtype="int8")
+  check_exchange(given, RunConfig.__new__(RunConfig), {})
+  check_exchange(ExchangeConfig(), RunConfig.__new__(RunConfig), {})
+  (record,) = caplog.records
+  assert record.message == (
+    "OUTER_STEPS, OUTER_DTYPE: no effect, because pods sum gradients in every "
+    'step; to exchange parameters seldom, set EXCHANGE = "diloco"'
+  )

@@ -13,12 +13,15 @@ Pods exchange parameters only at *syncs*, one fragment of the model at a time:
 """
 
 import dataclasses
+import logging
 from collections.abc import Mapping
 from typing import Annotated, Literal
 
 from palm_mtf.config.checked import Checked, Count, real, whole
 from palm_mtf.config.run import RunConfig
 from palm_mtf.errors import UserError
+
+_logger = logging.getLogger(__name__)
 
 # {macro: the only value with which pods exchange parameters}, because other
 # values are of gradients, or of calls that would run beyond a sync.
@@ -111,6 +114,15 @@ def check_exchange(
   `values` is {macro: value} of all settings of the run.
   """
   if not exchange.is_diloco:
+    defaults = dataclasses.asdict(ExchangeConfig())
+    unused = [
+      x.upper() for x, y in defaults.items() if getattr(exchange, x) != y
+    ]
+    if unused:
+      _logger.warning(
+        f"{', '.join(unused)}: no effect, because pods sum gradients in every "
+        'step; to exchange parameters seldom, set EXCHANGE = "diloco"'
+      )
     return
   given, count = 'EXCHANGE = "diloco"', exchange.fragments
   for macro, value in _ONLY.items():
@@ -119,6 +131,12 @@ def check_exchange(
         f"{given} and {macro} = {values[macro]!r}: that is of pods that sum "
         f"gradients in every step; set {macro} = {value!r}."
       )
+  function = values.get("MODEL_FUNCTION")
+  if function and count > 1:
+    raise UserError(
+      f"FRAGMENTS = {count} and MODEL_FUNCTION = {function!r}: which layer has "
+      "a parameter is known only for PaLM's blocks; set FRAGMENTS = 1."
+    )
   layers = values["NUM_LAYERS"]
   if isinstance(layers, int) and layers % count:
     fit = max(x for x in range(1, count) if layers % x == 0)

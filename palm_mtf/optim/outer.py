@@ -85,11 +85,11 @@ def outer_step(
   p: Any, momentum: Any, mean: Any, lr: float, mu: float
 ) -> tuple[Any, Any]:
   """Returns the next outer parameters and momentum, float32, of p's shape."""
-  momentum = mu * momentum + (p - mean) if mu else p - mean
-  # p - lr (delta + mu b) in a form that is `mean`, exactly, if lr = 1, mu = 0.
-  terms = ((1.0 - lr, p), (lr, mean), (-lr * mu, momentum))
-  kept = [x if factor == 1.0 else factor * x for factor, x in terms if factor]
-  return sum(kept[1:], kept[0]), momentum
+  delta = p - mean
+  momentum = mu * momentum + delta if mu else delta
+  # p - delta may differ from `mean` by its rounding.
+  p = mean if lr == 1.0 else p - lr * delta
+  return p - lr * mu * momentum if mu else p, momentum
 
 
 def merge(local: Any, outer: Any, alpha: float) -> Any:

@@ -471,12 +471,15 @@ def _list_pods(run: Run) -> _Column:
       row = found.setdefault(name, {})
       row["audits"] = row.get("audits", 0) + (each["event"] == "audit")
       row |= {"banned": 1} if each["event"] == "liar" else {}
-  given = run.settings.get
-  period = given("OUTER_STEPS", 0) // given("FRAGMENTS", 1)
-  if not found and given("EXCHANGE") == "diloco" and period:
-    number = run.values("step")[-1] // period
-    for pod in range(given("NUM_PODS", 1)):
-      found[f"pod_{pod}"] = {"last_sync": number, "lag": 0}
+  # A value that config.gin computes, such as %TRAIN_STEPS, is a text here.
+  names = ("NUM_PODS", "OUTER_STEPS", "FRAGMENTS")
+  given = [x for x in map(run.settings.get, names) if isinstance(x, int)]
+  is_diloco = run.settings.get("EXCHANGE") == "diloco"
+  if not found and is_diloco and len(given) == len(names) and all(given):
+    num_pods, steps, fragments = given
+    number = run.values("step")[-1] // (steps / fragments)
+    for pod in range(num_pods):
+      found[f"pod_{pod}"] = {"last_sync": int(number), "lag": 0}
   column = {}
   for name, values in sorted(found.items()):
     texts = (x.format(values[y]) for y, x in _OF_PODS.items() if y in values)

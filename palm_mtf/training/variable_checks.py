@@ -9,6 +9,7 @@ fast: each device sends the client only a bool or an integer per variable.
 import collections
 import functools
 import math
+import re
 from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
@@ -23,6 +24,8 @@ from palm_mtf.programs.step_programs import StepPrograms
 from palm_mtf.runtime.client.client import Client
 from palm_mtf.runtime.program import Program, state_of
 from palm_mtf.training.step import NonFiniteStepError
+
+_OF_POD = re.compile(r"^pods/\d+/")  # begins the names of a pod's variables
 
 
 class VariableChecks:
@@ -75,9 +78,8 @@ class VariableChecks:
   def _find_first_non_finite(self, bad: NonFiniteStepError) -> str:
     # Search in the order of computation. Parameters still have their values
     # from before the bad step, because that step has changed no variable.
-    variables = self._find_non_finite_variables()
-    for name in self._parameters:
-      if name in variables:
+    for name in self._find_non_finite_variables():
+      if _OF_POD.sub("", name) in self._parameters:
         return f"the parameter {name}, before the step"
     for name, value in bad.losses.items():
       if name != "grad_norm" and not math.isfinite(value):

@@ -71,6 +71,14 @@ def test_a_parameter_that_does_not_change_stays_the_same(dtype):
   np.testing.assert_array_equal(found, P)
 
 
+@pytest.mark.parametrize("lr", [0.0, 0.3, 0.7, 1.0, 1.5])
+def test_a_parameter_that_no_pod_changes_keeps_its_bits(lr):
+  """For any rate; (1 - lr) p + lr p would drift by its rounding."""
+  found, momentum = outer_step(P, 0 * P, P, lr, 0.9)
+  assert found.tobytes() == P.tobytes()
+  assert not momentum.any()
+
+
 def test_nesterov_is_that_of_the_paper():
   """2311.08105, Algorithm 1, with OuterOpt = SGD with Nesterov momentum."""
   p, b = P, np.zeros_like(P)

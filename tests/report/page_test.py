@@ -134,6 +134,16 @@ def test_each_pod_that_exchanges_seldom_has_a_row(write_run):
     assert found[pod] == [NONE, (text, text)]
 
 
+@pytest.mark.parametrize("steps", ["%TRAIN_STEPS", "0", "None"])
+def test_a_run_whose_syncs_are_not_known_has_no_rows_of_pods(steps, write_run):
+  """Its config.gin may be written by hand."""
+  seldom = f"NUM_PODS = 2\nOUTER_STEPS = {steps}\nFRAGMENTS = 1\n"
+  seldom += 'EXCHANGE = "diloco"\n'
+  lines = [{"step": 30, "loss": 3.0}]
+  found = rows(read(write_run("pods", lines, {"config.gin": seldom})))
+  assert "pod_0" not in found
+
+
 def test_tasks_have_what_the_last_evaluated_checkpoint_measured(write_run):
   def outcome(step, accuracy):
     metrics = {"accuracy": accuracy, "best": "a text"}

@@ -11,6 +11,7 @@ import pytest
 from palm_mtf._tf import tf
 from palm_mtf.checkpoints.manifest import find_checkpoints
 from palm_mtf.checkpoints.writer import write_checkpoint
+from palm_mtf.config import ExchangeConfig
 from palm_mtf.errors import UserError
 from palm_mtf.mesh.session import session_config
 from palm_mtf.mesh.slices import Slice
@@ -29,6 +30,7 @@ from tests.mtf_testing import (
   small_config,
 )
 from tests.oracle import random_parameters
+from tests.programs.outer_test import NAMES, ToyPods
 from tests.refusals import message_of
 from tests.settings import step_config
 
@@ -168,6 +170,21 @@ def test_the_gradient_that_was_computed_first_is_named(diverging):
     "final_norm/scale. This step is not saved; lower LEARNING_RATE. There is "
     "no checkpoint yet."
   )
+
+
+def test_a_parameter_that_differs_between_pods_is_named_with_its_pod():
+  """A pod's own parameter may be infinite long before the next sync."""
+  first, name = np.ones([len(NAMES), 3], np.float32), "layer_000/w"
+  pods = ToyPods(2, first, ExchangeConfig(exchange="diloco"))
+  program = types.SimpleNamespace(parameters=NAMES)
+  given = pods.client, program, lambda: None, pods.outer
+  watch = VariableChecks(*given)
+  update = np.zeros([1, 2, *first.shape], np.float32)
+  update[0, 1, NAMES.index(name)] = np.inf
+  pods.train(update)
+  bad = NonFiniteStepError(2, {"loss": np.nan}, np.ones(len(NAMES)))
+  expected = f"is not finite is the parameter pods/1/{name}, before the step. "
+  assert expected in str(watch.make_step_error(bad))
 
 
 def slice_of(value, device, name="a"):
