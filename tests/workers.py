@@ -3,10 +3,10 @@
 """A plugin of pytest: `--workers N` forks N processes that run tests.
 
 The main process imports all tests and gives each worker a file at a time. A
-worker is a fork, so that it imports nothing itself. Compiled code and what
-tests import stay in a process: a worker that has become large is therefore
-replaced by a new one before its next file. A test fails if it needs too much
-memory itself, whatever its process held before.
+worker is a fork, so that it imports nothing itself. A process never frees
+compiled code and modules, so a worker that has become large is replaced by a
+new one before its next file. A test fails if it needs too much memory, without
+what its process held before.
 """
 
 import collections
@@ -32,8 +32,8 @@ from tests import claims
 # A worker is replaced once it has grown by this many bytes. It begins with
 # 0.35 GB of imports, which all processes share.
 _MAX_KEPT_BYTES = 6 * 10**8
-# A test, with the fixtures that it is the first to use, may need this much, and
-# a slow test twice as much.
+# The memory that a test may need; a slow test may need twice as much. Fixtures
+# count for the first test that uses them.
 _MAX_TEST_BYTES = 10**9
 # After this much new memory, collect garbage.
 _MUCH_BYTES = 2 * 10**8
@@ -91,10 +91,11 @@ def _free_memory(item: pytest.Item, is_last: bool) -> None:
 
 
 class _Worker:
-  """A process that runs files of tests, as a plugin of itself.
+  """A process that runs files of tests.
 
-  It sends ("hook", name, arguments) for what the main process reports, and
-  after each file ("grown", bytes).
+  In that process it is also a pytest plugin, which sends ("hook", name,
+  arguments) for what the main process reports. After each file the process
+  sends ("grown", bytes), by how much its memory has grown.
   """
 
   def __init__(self, session: pytest.Session, files: list[list[pytest.Item]]):
@@ -114,7 +115,8 @@ class _Worker:
   def _work(self) -> None:
     plugins = self._session.config.pluginmanager
     capture = plugins.getplugin("capturemanager")
-    capture.stop_global_capturing()  # into files that all processes share
+    # The main process captures into files, which forks would share.
+    capture.stop_global_capturing()
     capture.start_global_capturing()
     capture.suspend_global_capture()
     # The main process prints and records.
@@ -163,7 +165,7 @@ class Workers:
   """Runs all tests in workers, in the order of their files."""
 
   def __init__(self, number: int):
-    """Takes the number of workers at a time."""
+    """`number` workers run at a time."""
     self._number = number
 
   @pytest.hookimpl(tryfirst=True)
@@ -188,7 +190,7 @@ class Workers:
       while left or workers:
         while left and len(workers) < self._number:
           for code in compiled_code._shared:
-            code.load()  # what workers before have compiled
+            code.load()  # what earlier workers have compiled
           worker = _Worker(session, files)
           workers[worker.pipe] = worker
           worker.pipe.send(left.popleft())

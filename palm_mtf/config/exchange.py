@@ -23,10 +23,11 @@ from palm_mtf.errors import UserError
 
 _logger = logging.getLogger(__name__)
 
-# {macro: the only value with which pods exchange parameters}, because other
-# values are of gradients, or of calls that would run beyond a sync.
+# {macro: the only value that fits EXCHANGE = "diloco"}: DCN_DTYPE is for
+# gradients, and a call of several steps could run beyond a sync.
 _ONLY = {"DCN_DTYPE": "float32", "STEPS_PER_LOOP": 1}
-# Settings that count steps to an action on the outer parameters.
+# Numbers of steps after which the outer parameters are needed (saved, validated
+# and so on), so these steps have to be syncs.
 _AT_SYNCS = [
   f"{x}_STEPS" for x in ("TRAIN", "CHECKPOINT", "EVAL", "SAMPLE", "TASK_EVAL")
 ]
@@ -49,8 +50,9 @@ class ExchangeConfig(Checked):
       and the last all else.
     overlap_steps: a pod sends its parameters this many steps before they are
       merged, and trains meanwhile (tau).
-    merge_alpha: what a pod keeps of its own parameters at a sync; it takes
-      (1 - merge_alpha) of the outer parameters (alpha in arXiv:2501.18512).
+    merge_alpha: at a sync, a pod continues with merge_alpha times its own
+      parameters plus (1 - merge_alpha) times the outer parameters (alpha in
+      arXiv:2501.18512).
     outer_dtype: format in which pods send a fragment. "float32": parameters.
       Otherwise their changes since the last sync: "bfloat16", "int8", or
       "e3m0", 4 bits with a sign and 3 bits of exponent. Sums are float32.
@@ -88,7 +90,7 @@ class ExchangeConfig(Checked):
 
   @property
   def period(self) -> int:
-    """Steps from a sync to the next, which is of the next fragment."""
+    """Number of steps from the sync of a fragment to that of the next one."""
     return self.outer_steps // self.fragments
 
   def fragment_after(self, step: int) -> int | None:
@@ -97,7 +99,7 @@ class ExchangeConfig(Checked):
     return None if rest or not step else (number - 1) % self.fragments
 
   def can_save(self, step: int) -> bool:
-    """Returns whether no fragment is on its way after `step` steps."""
+    """Returns whether no fragment is being sent after `step` steps."""
     left = -step % self.period
     return not self.is_diloco or not 0 < left <= self.overlap_steps
 

@@ -32,10 +32,10 @@ class LearnersConfig(Checked):
     audit_share: if given, learners are volunteers, who are not trusted: they
       train in rounds (learners/rounds.py), and this share of their tasks is
       computed again.
-    audit_by: who does that: "client", or "volunteers" of other owners.
+    audit_by: who computes it again: "client", or "volunteers" of other owners.
     merge: how a round merges volunteers' work: "mean"; or "median" or "clipped"
       (learners/audit.py), for volunteers whose kernels round differently.
-    task_secs: a volunteer that takes longer for a round loses its task.
+    task_secs: a volunteer that takes longer for a task loses it.
   """
 
   learners: Annotated[
@@ -56,7 +56,7 @@ class LearnersConfig(Checked):
 # {macro: the only value with which learners train}
 _ONLY = {
   "EXCHANGE": "diloco",
-  "MERGE_ALPHA": 0.0,  # a learner keeps its steps since it sent a fragment
+  "MERGE_ALPHA": 0.0,  # a learner always keeps its unsent steps
   "PODS": "in_process",
   "ADAPTER": "none",
   "MODEL_FUNCTION": None,
@@ -75,7 +75,10 @@ _ONLY_OF_VOLUNTEERS = {"FRAGMENTS": 1, "OVERLAP_STEPS": 0, "QUORUM": None}
 def check_learners(
   own: LearnersConfig, run: RunConfig, values: Mapping[str, object]
 ) -> None:
-  """Raises UserError if a setting does not fit LEARNERS; `values` by macro."""
+  """Raises UserError if a setting does not fit LEARNERS.
+
+  `values` is {macro: value} of all settings of the run.
+  """
   if not own.learners:
     if own.audit_share is not None:
       raise UserError(

@@ -1,6 +1,6 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""What a model that attends to neighbours needs of its other settings."""
+"""Checks that other settings fit a model that attends to neighbours."""
 
 from palm_mtf.config.data import DataConfig
 from palm_mtf.config.model import ModelConfig
@@ -14,13 +14,13 @@ def num_neighbours(model: ModelConfig) -> int:
 
 
 def neighbour_tokens(model: ModelConfig) -> int:
-  """Returns how many tokens all neighbours of a row have; 0 for none."""
+  """Returns the number of tokens of all neighbours of a row; 0 for none."""
   chunks = model.sequence_length // model.chunk_length
   return chunks * num_neighbours(model) * 2 * model.chunk_length
 
 
 def refuse_neighbours(model: ModelConfig, what: str) -> None:
-  """Raises UserError if layers attend to neighbours, which `what` lacks."""
+  """Raises UserError if layers attend to neighbours; `what` finds none."""
   if count := num_neighbours(model):
     raise UserError(
       f"NEIGHBOURS = {count}: {what} finds no neighbours of a text, as only "

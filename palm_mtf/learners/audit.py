@@ -2,9 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Which contributions are audited, who has lied, and what an undo needs.
 
-An *audit* computes a contribution again, and compares hashes. Until a volunteer
-has passed an audit, its contributions since the last one are *unaudited*. If it
-lies, the run goes back to the outer parameters before the first of these.
+An *audit* computes a contribution again, and compares hashes. The contributions
+of a volunteer since the last audit that it passed are *unaudited*. If it lies,
+the run goes back to the outer parameters before the first of these.
 """
 
 import contextlib
@@ -46,7 +46,7 @@ def norm_of(arrays: Arrays) -> float:
 def merge_robustly(
   how: str, parts: Sequence[tuple[Arrays, int]]
 ) -> dict[str, np.ndarray]:
-  """Returns one contribution for those of several volunteers, [M] x {name: x}.
+  """Returns one contribution that combines those of several volunteers.
 
   Args:
     how: "median", of each element over the volunteers, without weights; it
@@ -81,11 +81,13 @@ def merge_robustly(
 
 
 class Audits:
-  """Draws audits, and keeps the ledger and old outer parameters in a folder.
+  """Draws audits; keeps its state and old outer parameters in a folder.
+
+  The ledger (ledger.json) has the bans, unaudited rounds and the last undo.
 
   Attributes:
-    undone: round to which the last undo went back, until `finish_undo`; None if
-      there is nothing to do.
+    undone: round to which the last undo went back. It becomes None at
+      `finish_undo`, when no checkpoint has the undone work any more.
   """
 
   def __init__(self, folder: str, share: float):
@@ -148,7 +150,7 @@ class Audits:
   def ban(self, member: str, why: str, round_: int) -> int:
     """Bans a liar of a round; returns the round that the run goes back to.
 
-    One write of the ledger says both, as this process may be killed.
+    Both are in one write of the ledger, because this process may be killed.
     """
     self.banned[member] = why
     first = self._first.pop(member, round_)

@@ -18,7 +18,7 @@ _PAUSE_SECS = 0.05
 
 @contextlib.contextmanager
 def auditing(config: Config, handler: DecoupledHandler) -> Iterator[None]:
-  """Audits in a thread while the body runs, if the client has to."""
+  """While the body runs, audits in a thread if AUDIT_BY is "client"."""
   rounds = handler.syncer
   if not isinstance(rounds, Rounds) or not rounds.has_auditor:
     yield
@@ -37,7 +37,7 @@ def auditing(config: Config, handler: DecoupledHandler) -> Iterator[None]:
         while not is_over.wait(_PAUSE_SECS):
           _audit(rounds, handler, learner)
     except BaseException as error:
-      rounds.failure = error  # `tick` raises it
+      rounds.failure = error  # `Rounds.tick` raises it
 
   thread = threading.Thread(target=run, daemon=True)
   thread.start()

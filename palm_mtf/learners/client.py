@@ -23,7 +23,7 @@ from palm_mtf.runtime.addresses import resolve, split_address
 from palm_mtf.runtime.manager.client import CHANNEL_OPTIONS, TLS_NAME
 
 _PAUSE_SECS = 1.0  # before a call is made again
-_CALL_SECS = 3600.0  # a message of a large model over a slow link
+_CALL_SECS = 3600.0  # enough for a large model over a slow link
 
 
 class NoRunError(UserError):
@@ -42,7 +42,7 @@ class LearnerClient:
       address: "host:port" of the run.
       certificate: path of the run's certificate, PREFIX.pem.
       token: what `add_member` returned.
-      wait_secs: a call to a run that does not answer is repeated for so long.
+      wait_secs: how long a call is repeated while the run does not answer.
     """
     host, _ = split_address("HOST:PORT", address)
     resolve("HOST:PORT", host)
@@ -88,7 +88,9 @@ class LearnerClient:
   def call(
     self, method: str, message: Message, check: Check | None = None
   ) -> Message:
-    """Calls a method of `Handler`; `check` is of the answer, default no arrays.
+    """Calls a method of `Handler`; `check` may refuse the answer.
+
+    Without `check`, an answer with arrays is refused.
 
     Raises UserError if the run refuses the call, NoRunError if none answers.
     """

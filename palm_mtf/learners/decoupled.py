@@ -3,9 +3,10 @@
 """The messages of decoupled learners and of the client that merges their work.
 
 The client's answer to `join` has what a learner needs to train. The header of a
-work is {"kind": "steps", "work", "step", "num_steps", "begins", "sends"}; its
-arrays are "rows/FEATURE", [num_steps, rows, length], and "outer/PARAMETER". The
-result has how far the parameters of the fragments in "sends" have moved.
+work (`Work` in syncer.py) is {"kind": "steps", "work": its number, "step": the
+first step, "num_steps", "begins", "sends"}; its arrays are "rows/FEATURE",
+[num_steps, rows, length], and "outer/PARAMETER". The result has how far the
+parameters of the fragments in "sends" have moved.
 """
 
 import math
@@ -38,7 +39,7 @@ _WIRE = {
   "int8": ("int8", 1),
   "e3m0": ("uint8", 2),
 }
-# Metrics that a learner may give; the client measures those left out.
+# Names of metrics that a learner may report. The client measures the others.
 _METRIC = re.compile(
   r"(?!validation_|unigram_|step$|(tokens|lag|last_sync)/)"
   r"[a-z0-9_]{1,40}(/[a-z0-9_]{1,40})?"
@@ -116,7 +117,7 @@ def unpack(
 
 
 class DecoupledLearner:
-  """Does the works of a run on a learner; keeps the slots between them."""
+  """Does the works of a run; optimizer slots stay from work to work."""
 
   def __init__(
     self, learner: Learner, fragments: Sequence[Sequence[str]], outer_dtype: str
@@ -161,7 +162,7 @@ class DecoupledLearner:
       self._learner.begin(outer)
     elif outer:
       local = self._learner.arrays.read(outer)
-      # Exactly `outer` if no step was taken since.
+      # Add the difference: 0, and so exactly `outer`, without further steps.
       kept = {x: y + (local[x] - self._sent[x]) for x, y in outer.items()}
       self._learner.arrays.set(kept)
     self._sent |= outer
@@ -171,7 +172,7 @@ class DecoupledHandler:
   """Answers decoupled learners (`Handler` in protocol.py).
 
   Attributes:
-    changed: lock of `syncer`, which is notified when a result has come.
+    changed: lock of `syncer`; it is notified when a result has arrived.
     features: names of the arrays of a batch.
   """
 
@@ -187,8 +188,8 @@ class DecoupledHandler:
     self.syncer, self.changed = syncer, threading.Condition()
     self._num_shares = config.pods.num_pods
     self._num_rows = config.run.batch_sizes.size(0) // self._num_shares
-    self._numbers: dict[str, int] = {}  # of the learners
-    self._tokens: dict[str, int] = {}  # of the rows of a learner's work
+    self._numbers: dict[str, int] = {}  # {member: number of its learner}
+    self._tokens: dict[str, int] = {}  # {member: tokens of its work}
     self._metrics: list[tuple[int, dict[str, float]]] = []
     self._num_bytes = 0
 
@@ -216,14 +217,14 @@ class DecoupledHandler:
     """Returns work, with its rows and the outer parameters that changed."""
     with self.changed:
       self._tick()
-      # Another process may have joined with the same token.
+      # If another process has joined with the same token, only that one works.
       is_same = header.get("learner") == self._numbers.get(member)
       if member not in self.syncer.members or not is_same:
         return Message({"kind": "join"})
       work = self.syncer.next(member, self._now())
       if work == DONE:
         self.syncer.leave(member)
-      outer = dict(self.syncer.outer.parameters)  # a merge replaces the values
+      outer = dict(self.syncer.outer.parameters)  # a merge makes new arrays
     if isinstance(work, str):
       secs = {"secs": _WAIT_SECS} if work == WAIT else {}
       return Message({"kind": WAIT if work == WAIT else DONE, **secs})
@@ -236,7 +237,7 @@ class DecoupledHandler:
     return message
 
   def _tick(self) -> None:
-    # Merge at once, because the client may be validating or saving.
+    # Merge now: the client's loop, which also merges, may be busy with saving.
     if isinstance(self.syncer, Syncer):
       self.syncer.tick(self._now())
 
@@ -256,7 +257,7 @@ class DecoupledHandler:
         for x in self.features
       }
     names = [x for i in work.takes for x in self.syncer.outer.fragments[i]]
-    if work.begins:  # frozen parameters, too
+    if work.begins:  # all parameters, frozen ones, too
       names = list(outer)
     arrays |= {f"outer/{x}": outer[x] for x in names}
     return Message(
@@ -307,11 +308,14 @@ class DecoupledHandler:
     return {x: outer.parameters[x].shape for x in names}
 
   def take_metrics(self) -> tuple[dict[str, float], int]:
-    """Returns means since the last call, by tokens, and the bytes sent."""
+    """Returns metrics and bytes in both directions since the last call.
+
+    The metrics are means over results, weighted by their tokens.
+    """
     found, self._metrics = [x for x in self._metrics if x[1]], []
     num_bytes, self._num_bytes = self._num_bytes, 0
     weights = [tokens for tokens, _ in found]
-    # A volunteer may send other names.
+    # Volunteers may report different metrics; take those that all report.
     names = set.intersection(*({*x} for _, x in found)) if found else set()
     means = {
       name: float(np.average([x[name] for _, x in found], weights=weights))

@@ -1,6 +1,6 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""A pod that trains on given batches, from and to arrays of its parameters."""
+"""A pod that trains on given batches; its parameters are given as arrays."""
 
 import contextlib
 import dataclasses
@@ -37,9 +37,9 @@ class PodArrays:
     *,
     sets_all: bool,
   ):
-    """Takes the slices by which `client` holds the variables `names`.
+    """Takes the slices in which `client` holds the variables `names`.
 
-    `sets_all`: whether a parameter can only be set with all others, as JAX
+    `sets_all`: whether all parameters have to be set together, because JAX
     stacks the parameters of layers in one array.
     """
     self._client, self._sets_all = client, sets_all
@@ -132,7 +132,10 @@ def _cut(part: Slice, arrays: Arrays) -> np.ndarray:
 def _join(
   parts: Sequence[Slice], values: Sequence[np.ndarray]
 ) -> Iterator[tuple[str, np.ndarray]]:
-  """Yields the variables whose slices are `parts`; `values` are of regions."""
+  """Yields the variables whose slices are `parts`.
+
+  `values` has one value per region that `parts` hold, not per slice.
+  """
   regions = [x for x in parts if x.is_first and x.spec is not None]
   ends = [
     [b + n for b, n in zip(x.begin, x.sizes, strict=True)] for x in regions
@@ -175,7 +178,7 @@ class Learner:
     )
 
   def save(self) -> tuple[Arrays, int]:
-    """Returns all variables, and the steps that the slots have seen."""
+    """Returns all variables, and how many steps the slots have seen."""
     return self._all.read(), self._slot_steps
 
   def load(self, state: tuple[Arrays, int]) -> None:
@@ -225,10 +228,10 @@ def open_learner(
   """Opens a learner on the devices of this process; MESH_LAYOUT chooses them.
 
   Args:
-    config: settings of the step; `pods` is ignored.
+    config: settings of the step; `config.pods` is ignored.
     num_rows: rows of each batch.
     seed: SEED of the initial weights and of dropout.
-    features: of every batch.
+    features: names of the features of every batch.
 
   Raises UserError if devices are missing, or the rows do not fit the mesh.
   """

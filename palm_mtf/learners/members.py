@@ -17,12 +17,12 @@ _LINE = re.compile(r"([\w.-]{1,100}(?:/[\w.-]{1,100})?) ([0-9a-f]{64})")
 
 
 def owner_of(member: str) -> str:
-  """Returns who has a learner."""
+  """Returns the owner of a learner."""
   return member.partition("/")[0]
 
 
 def _hash(token: str) -> str:
-  # A token has 256 random bits, so its hash needs neither salt nor time.
+  # A token has 256 random bits, so it needs neither a salt nor a slow hash.
   return hashlib.sha256(token.encode("utf-8", "surrogateescape")).hexdigest()
 
 
@@ -87,7 +87,8 @@ def add_member(path: str, name: str) -> str:
       "another name."
     )
   try:
-    # One write of a short line; others may not read who takes part.
+    # One write, so that lines of several processes do not mix; 0o600, so that
+    # other users cannot read who takes part.
     file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
     with open(file, "a", encoding="utf-8") as lines:
       lines.write(f"{line}\n")

@@ -28,11 +28,11 @@ from palm_mtf.errors import UserError, did_you_mean, shorten
 from palm_mtf.json_text import STRICT_DECODER, json_text
 from palm_mtf.runtime.manager.slices import WRONG_JSON
 
-# Learner and client refuse each other if their numbers differ. Raise it
-# whenever headers or the format of messages change.
+# Version of the protocol. Learner and client refuse each other if they have
+# different ones. Raise it whenever headers or the format of messages change.
 PROTOCOL = 1
 CHUNK_BYTES = 2**20  # no chunk is larger
-# bfloat16 crosses as its bits, in uint16; 4-bit numbers two per uint8.
+# bfloat16 is sent as its bits, in uint16; 4-bit numbers as two per uint8.
 DTYPES = ("float32", "int32", "uint16", "uint8", "int8", "bool")
 _MOST_ARRAYS, _MOST_DIMENSIONS = 100_000, 8
 # Fields of StepConfig that a learner gets.
@@ -60,7 +60,7 @@ class Handler(Protocol):
   """
 
   def join(self, member: str, header: dict[str, Any]) -> Message:
-    """Takes a learner's {"kernels": see `kernels_here`}; returns the program.
+    """Admits a learner; `header` has its "kernels" (`kernels_here`).
 
     The answer has {"program": see `program_of`, "seed": int} and what else the
     learner needs before its first work. A learner joins again after a pause.
@@ -136,10 +136,10 @@ def write_chunks(message: Message) -> Iterator[bytes]:
 
 
 class MessageReader:
-  """Makes a message of chunks; UserError if they are not as declared."""
+  """Joins chunks to a message; UserError if they are not as declared."""
 
   def __init__(self, first: bytes, check: Check):
-    """Reads the chunk that has the header; then takes the arrays' memory."""
+    """Reads the header from the first chunk; allocates the arrays."""
     try:
       header, declared = _read_first(first)
       specs = dict(map(_read_spec, declared))
@@ -211,7 +211,7 @@ def program_of(config: StepConfig) -> dict[str, Any]:
 
 
 def read_program(values: object) -> StepConfig:
-  """Reads `program_of`; its pods are the default, one pod in this process.
+  """Reads what `program_of` returned; the result has one pod, in this process.
 
   Raises UserError if a setting is unknown, missing or wrong, or would make this
   process read a file or import code.

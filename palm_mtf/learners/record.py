@@ -3,8 +3,8 @@
 """The record of a run of learners, merges.jsonl, and its replay.
 
 Speed and failures decide who does which task, and which merge has whose work.
-Whatever they decide is an event in the record, in order, and all else is a
-function of the events: a replay in one process computes the same bits, on
+Each such decision is an event in the record, in order. All bits of the run
+follow from the events: a replay in one process computes the same bits, on
 kernels that round like those of the learners.
 """
 
@@ -25,10 +25,13 @@ from palm_mtf.model_dir.json_lines import (
 
 
 class Record(contextlib.AbstractContextManager["Record"]):
-  """Appends events to a file; drops those after the checkpoint."""
+  """Appends events to a file.
+
+  Drops old events after the checkpoint, because the resumed run repeats them.
+  """
 
   def __init__(self, path: str, num_events: int):
-    """Keeps the first `num_events` events, which the checkpoint has seen."""
+    """Keeps the first `num_events` events, those before the checkpoint."""
     kept = list(read_json_lines(path))[:num_events]
     write_json_lines(path, kept)
     self.num_events = len(kept)
@@ -50,18 +53,18 @@ OpenLearner = Callable[
 
 
 class _Learners(contextlib.ExitStack):
-  """All learners of a record, on one pod of this process for each mesh."""
+  """All learners of a record; those with the same mesh take turns on a pod."""
 
   def __init__(self, handler: DecoupledHandler, open_learner: OpenLearner):
     super().__init__()
     self._handler, self._open = handler, open_learner
     self._pods: dict[str, Learner] = {}
-    self._held: dict[str, int] = {}  # number of the learner on a pod
+    self._held: dict[str, int] = {}  # number of the learner on each pod
     self._states: dict[int, Any] = {}  # of learners that are on no pod
     self._ends: dict[int, DecoupledLearner] = {}
 
   def find(self, number: int, mesh: Mapping[str, Any]) -> DecoupledLearner:
-    """Returns a learner, whose variables are on its pod."""
+    """Returns a learner, after its variables are set on its pod."""
     key = json_text(mesh)
     if key not in self._pods:
       self._pods[key] = self.enter_context(self._open(mesh))
@@ -84,14 +87,15 @@ def replay(
 ) -> Iterator[int]:
   """Computes a record again; yields the number of each merge.
 
-  `handler` is that of a run that has done nothing; it ends with the outer
-  parameters of the record.
+  `handler` is that of a run before its first step; afterwards it has the outer
+  parameters after the last event.
 
   Raises UserError if a merge has other bits than in the record.
   """
   syncer, meshes = handler.syncer, {}
   assert isinstance(syncer, Syncer)
-  works: dict[int, tuple[Work, Arrays]] = {}  # by learner
+  # {learner: its work, and the outer parameters when it got the work}
+  works: dict[int, tuple[Work, Arrays]] = {}
   with _Learners(handler, open_learner) as learners:
     for event in events:
       kind, moved = event["event"], {}

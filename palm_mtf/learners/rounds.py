@@ -1,12 +1,12 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Rounds: volunteers' work, of which no bit depends on who computes it.
+"""Rounds of volunteers' work, in which no bit depends on who computes it.
 
 Round v has a task per share of the batches of its OUTER_STEPS steps. All tasks
 start from the same outer parameters with a fresh optimizer, so a result is a
-function of the program, these parameters and the task. A task that is late,
-refused or a lie goes to another volunteer. A round ends when all tasks are
-done, and all audits of the round have ended.
+function of the program, these parameters and the task. If a result is late,
+refused or a lie, its task goes to another volunteer. A round ends when all its
+tasks and audits are done.
 """
 
 import collections
@@ -32,8 +32,8 @@ from palm_mtf.machine.processors import difference
 
 AUDITOR = "the client"  # no token has this name
 _MOST_MOVED = 1e4  # a parameter that moves further in a round is refused
-# A contribution is audited in any case if its L2 norm is so many times the
-# median of the round before, or there is no round before.
+# A contribution is always audited if its L2 norm is more than this many times
+# the median norm of the round before, or if there is no round before.
 _LARGE = 3.0
 _NUM_HASHES = 10_000  # of old contributions, to notice copies
 
@@ -58,19 +58,19 @@ class _Task:
 @dataclasses.dataclass
 class _Volunteer:
   number: int
-  has_kernels: bool  # those of the run, so that hashes can be compared
+  has_kernels: bool  # whether it rounds like the run, so hashes are comparable
   work: Work | None = None
-  given: float = 0.0
+  given: float = 0.0  # when it got `work`
   merged: int = 0
   tokens: int = 0
 
 
 class Rounds:
-  """Gives volunteers tasks, audits and merges; stands in for `Syncer`.
+  """Gives tasks to volunteers, audits and merges; has the methods of `Syncer`.
 
   Attributes:
     outer: the outer parameters.
-    quorum: number of volunteers without which no round ends.
+    quorum: number of volunteers that are needed to end a round.
     note: called with each event, a JSON object.
     audits: the ledger.
   """
@@ -90,13 +90,13 @@ class Rounds:
     """Begins or, with the `state` of a checkpoint, continues a run.
 
     Args:
-      num_tasks: of the run; a round has `num_shares`.
-      kernels: `kernels_here` and "threads" of those whose bits are compared.
-        If MERGE is not "mean", others are admitted, but not audited.
+      num_tasks: number of tasks of the run; a round has `num_shares` tasks.
+      kernels: `describe_kernels` of the run. Volunteers with other kernels are
+        refused if MERGE is "mean"; otherwise admitted, but not audited.
     """
     state = state or {}
     self.outer, self.audits, self.note = outer, audits, note
-    # An audit by volunteers needs a second one.
+    # If volunteers audit, a second volunteer has to compute the task.
     self.quorum = 1 + (config.audit_by == "volunteers")
     self._num_shares, self._num_rounds = num_shares, num_tasks // num_shares
     self._lost_secs, self._kernels = config.task_secs, kernels
@@ -110,13 +110,13 @@ class Rounds:
     self._late: collections.Counter[str] = collections.Counter()
     # {volunteer that was late: round in which it may take a task again}
     self._not_before: dict[str, int] = {}
-    # When a volunteer that was not late has taken a task, or could, last.
+    # When a volunteer that is not late last took a task, or became late.
     self._taken = -math.inf
     self._hashes: collections.deque[str] = collections.deque(maxlen=_NUM_HASHES)
     audits.forget(self._round if audits.undone is None else audits.undone)
-    self.failure: BaseException | None = None  # of the auditor
+    self.failure: BaseException | None = None  # of the client's audits
     self._begin()
-    if audits.undone is not None:  # the checkpoint may have lies
+    if audits.undone is not None:  # the checkpoint may contain lies
       self._restore(audits.undone)
 
   def _begin(self) -> None:
@@ -159,7 +159,7 @@ class Rounds:
     return self._round == self._num_rounds
 
   def figures(self) -> dict[str, tuple[int, int, int]]:
-    """Returns, by member, its last merge, how many came since, and tokens."""
+    """Returns {member: (last merge with its work, merges since, tokens)}."""
     now = self.outer.num_merges
     return {
       member: (x.merged, now - x.merged, x.tokens)
@@ -189,7 +189,7 @@ class Rounds:
         "takes it."
       )
     if member in self._volunteers and self._volunteers[member].work:
-      self._put_last(member, now)  # else it could hold a task forever
+      self._put_last(member, now)  # or it could keep a task by joins
     number = self._num_learners
     self._num_learners += 1
     if member not in self._volunteers:
@@ -206,7 +206,10 @@ class Rounds:
     return self._not_before.get(member, 0) > self._round
 
   def _put_last(self, member: str, now: float) -> None:
-    """Drops a volunteer that keeps others waiting, for longer each time."""
+    """Drops a volunteer that kept others waiting.
+
+    It has to let others go first for some rounds, for more each time.
+    """
     self.leave(member)
     self._taken = now
     self._late[member] += 1
@@ -217,11 +220,11 @@ class Rounds:
     """Returns a volunteer's next work, or WAIT or DONE."""
     volunteer = self._find(member)
     if volunteer.work:
-      return volunteer.work  # it asks again, because the answer got lost
+      return volunteer.work  # it asks again, because the answer was lost
     if self.is_done:
       return DONE
     is_late = self._is_late(member)
-    # Of the others, all may have gone without a word.
+    # A late volunteer lets others go first while one of them takes tasks.
     if is_late and now - self._taken <= self._lost_secs:
       if not all(map(self._is_late, self._volunteers)):
         return WAIT

@@ -1,6 +1,6 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""The client of a run of learners merges, measures and saves; others train."""
+"""The client of a run of learners: merges their work, validates and saves."""
 
 import contextlib
 import dataclasses
@@ -106,7 +106,7 @@ def _read_outer(job: TrainJob, parameters: Arrays) -> OuterParameters:
 def _state_of(job: TrainJob) -> dict[str, Any]:
   if not job.checkpoint:
     return {}
-  # A run of pods has done all tasks of the steps before.
+  # A checkpoint of pods counts no tasks: all tasks of its steps are done.
   tasks = job.step // job.config.exchange.period * job.config.pods.num_pods
   found = job.checkpoint.manifest.data.get(_STATE)
   if found is None:
@@ -180,9 +180,12 @@ def _run_once(
   audits: Audits | None,
   signal_name: Callable[[], str],
 ) -> Finished | Stopped:
-  """Raises UndoneError if work of a liar has to be undone."""
+  """Runs until the end or a stop signal.
+
+  Raises UndoneError if work of a liar has to be undone.
+  """
   state = _state_of(job)
-  # Only a replay needs a record without what was done twice.
+  # With audits there is no replay, so the record may have undone work.
   num_events = sys.maxsize if audits else state.get("events", 0)
   with (
     open_records(job) as records,
@@ -213,7 +216,7 @@ def serve_learners(
 def _open_weights(
   job: TrainJob, servers: PodServers
 ) -> Iterator[tuple["_Weights", Pods]]:
-  """Opens a pod of the client with the weights after `job.step` steps."""
+  """Opens the client's own pod, with the weights after `job.step` steps."""
   job = dataclasses.replace(job, config=_on_client(job.config))
   with connect_pods(job, servers) as pods, pods.cluster.client() as client:
     given = job, client, pods.cluster, pods.heartbeat
@@ -227,7 +230,7 @@ class UndoneError(Exception):
 
 
 class _Weights:
-  """The weights of a pod of the client, which validates them."""
+  """The weights on the client's own pod, which validates them."""
 
   def __init__(self, job: TrainJob, client: Client, session: TrainSession):
     run = job.config.run
@@ -250,7 +253,7 @@ class _Weights:
 
 
 class _Run:
-  """Merges, and does after some steps what a training loop does."""
+  """The client's loop: merges; logs, validates, samples and saves when due."""
 
   def __init__(
     self,
@@ -272,7 +275,8 @@ class _Run:
     syncer, snapshot, is_done = self._syncer, self._take(), False
     audits = syncer.audits if isinstance(syncer, Rounds) else None
     if audits and audits.undone is not None:
-      self._save(snapshot)  # before what an undo needs is removed
+      # Save first: after `finish_undo`, the undo cannot be repeated.
+      self._save(snapshot)
       self._writer.wait()
       audits.finish_undo()
     while not is_done and not signal_name():
@@ -288,7 +292,8 @@ class _Run:
       self._act(snapshot)
       if not is_done:
         self._say()
-    if is_done and math.isnan(self._validation_loss):  # no step was left
+    # The loop has not validated if the run began with no step left.
+    if is_done and math.isnan(self._validation_loss):
       self._measure(snapshot, {})
     self._save(snapshot)
     newest = self._writer.wait()
@@ -298,7 +303,7 @@ class _Run:
     return Finished(newest, self._validation_loss)
 
   def _wait_for_learners(self) -> None:
-    """Lets learners ask once more, so that they end, too."""
+    """Waits until learners have asked once more, and heard of the end."""
     end = time.monotonic() + _END_SECS
     while self._syncer.members and time.monotonic() < end:
       time.sleep(_TICK_SECS)
@@ -309,7 +314,7 @@ class _Run:
     return _Snapshot(
       rounds * self._job.config.exchange.period,
       syncer.is_done,
-      dict(outer.parameters),  # a merge replaces the values
+      dict(outer.parameters),  # a merge makes new arrays
       dict(outer.momentum),
       {**syncer.state, "events": self._record.num_events},
     )
@@ -345,7 +350,7 @@ class _Run:
     )
 
   def _log(self, step: int, metrics: dict[str, float]) -> None:
-    """Writes metrics: means over learners, and figures of each learner."""
+    """Writes metrics: means over learners, and numbers for each learner."""
     config, (last, since) = self._job.config, self._logged
     self._logged = step, time.monotonic()
     secs = (self._logged[1] - since) / (step - last)
@@ -353,7 +358,7 @@ class _Run:
     with self._handler.changed:
       means, num_bytes = self._handler.take_metrics()
       self._means = means = means or self._means
-      metrics = means | metrics  # what the client measures counts
+      metrics = means | metrics  # the client's own values win
       figures = self._syncer.figures()
       num_learners = len(self._syncer.members)
       merges = self._syncer.outer.num_merges

@@ -2,9 +2,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """The gRPC server of a run's learners, some of which may be malicious.
 
-Every call needs TLS and a token. A learner has one call at a time, and each
-call has a deadline, so that a learner holds at most the memory of the arrays
-that its work wants, for a limited time. Chunks are read one by one.
+Every call needs TLS and a token. A learner may make one call at a time, and
+each call has a deadline, so that a learner can use no more of this process's
+memory than the arrays of its result need, and only for a limited time. Chunks
+are read one by one.
 """
 
 import asyncio
@@ -39,9 +40,9 @@ _logger = logging.getLogger(__name__)
 SERVICE, TOKEN = "palm_mtf.Learners", "token"
 METHODS = ("join", "next", "contribute")
 _MOST_CONNECTIONS, _MOST_CALLS = 256, 256
-# A learner may make _CALLS_PER_SEC calls, and _BURST at once.
+# A learner may make _CALLS_PER_SEC calls on average, and _BURST at once.
 _CALLS_PER_SEC, _BURST = 5.0, 20.0
-# A message has _SECS, and the time that its bytes take at the slowest rate.
+# A message may take _SECS, and the time of its bytes at _BYTES_PER_SEC.
 _SECS, _BYTES_PER_SEC = 60.0, 2**16
 _NUM_THREADS = 16
 _MOST_CONNECTION_MS = 3_600_000
@@ -80,7 +81,7 @@ def serve(
   Args:
     ip: IPv4 address of this host; a loopback address admits only this user.
     port: TCP port; 0 is any free port.
-    tls: PREFIX of the key and certificate of the run; learners need the latter.
+    tls: PREFIX of the run's key and certificate; learners need the certificate.
     members: who may call.
     handler: answers the calls.
 
@@ -124,8 +125,9 @@ class _Calls:
     self._members, self._handler = members, handler
     self._threads = ThreadPoolExecutor(_NUM_THREADS)
     self._busy: set[str] = set()
-    self._said = ""  # why no learner is admitted
-    self._budgets: dict[str, tuple[float, float]] = {}  # calls left, at a time
+    self._said = ""  # the reason, already logged, why no learner is admitted
+    # {member: (calls left, when that was counted)}
+    self._budgets: dict[str, tuple[float, float]] = {}
 
   async def answer(
     self,
@@ -158,11 +160,11 @@ class _Calls:
       self._busy.discard(member)
 
   async def _find(self, token: str, context: grpc.aio.ServicerContext) -> str:
-    """Returns whose token it is, or ends the call."""
+    """Returns the name of the learner that has a token, or ends the call."""
     try:
       member = self._members.find(token)
     except UserError as error:
-      if str(error) != self._said:  # once, as strangers may call, too
+      if str(error) != self._said:  # once, or strangers could fill the log
         self._said = str(error)
         _logger.warning(f"no learner is admitted: {error}")
       # A learner tries again for some minutes.

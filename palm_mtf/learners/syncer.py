@@ -9,10 +9,10 @@ learners have sent it, and either all others have, too, or GRACE_SECS are over:
 
   mean  =  p + sum of tokens_i moved_i / sum of tokens_i      p: the fragment
 
-and `outer_step` (optim/outer.py) takes p to its next value. If a learner sends
-the fragment later, this is part of the fragment's next merge.
+and `outer_step` (optim/outer.py) computes the next p from p and the mean. If a
+learner sends the fragment after that, its change is part of the next merge.
 
-Nothing here knows a clock, a thread or a network: times are arguments, and the
+Nothing here uses a clock, a thread or a network: times are arguments, and the
 events, in their order, decide every bit (record.py).
 """
 
@@ -29,8 +29,9 @@ from palm_mtf.errors import UserError
 from palm_mtf.optim.outer import outer_step
 
 Arrays = Mapping[str, np.ndarray]  # {parameter: float32}
-# A learner counts as lost if it is silent for POD_TIMEOUT_SECS; while it has
-# work, for so many times its slowest task longer; at first, 10 times as long.
+# A learner is lost if it is silent for POD_TIMEOUT_SECS. While it has work, add
+# the time of its slowest task _SLOW_TASKS times; before it has done a task,
+# multiply by _SLOW_FACTOR.
 _SLOW_TASKS, _SLOW_FACTOR = 3, 10
 
 
@@ -63,7 +64,7 @@ class OuterParameters:
   def merge(self, fragment: int, parts: Sequence[tuple[Arrays, int]]) -> str:
     """Merges a fragment; returns a hash of its next values.
 
-    `parts` has how far each learner moved it, and the tokens, in their order.
+    `parts` has how far each learner moved the fragment, with its tokens.
     """
     digest = hashlib.blake2b(digest_size=16)
     total = sum(tokens for _, tokens in parts)
@@ -88,11 +89,11 @@ class Work:
   """What a learner does next.
 
   Attributes:
-    number: of the work in its run.
+    number: number of the work, unique in the run.
     learner: number of the learner.
-    task: the rows to train on (`Tasks.place`); None to send only what is left.
+    task: number of the task; None to train no more, and send what is left.
     sends: fragments that the learner sends afterwards.
-    takes: fragments whose outer parameters the learner takes before.
+    takes: fragments whose new outer parameters the learner gets first.
     begins: whether the learner's optimizer starts from scratch.
   """
 
@@ -112,15 +113,16 @@ class Work:
 @dataclasses.dataclass
 class _Learner:
   number: int
-  order: list[int]  # fragments, the next to send first
+  order: list[int]  # fragments in the order in which it sends them next
   turn: int  # number of merges that its next task waits for
   heard: float  # time of its last sign of life
   versions: list[int]  # of the outer parameters that it has
   tokens: list[int]  # by fragment, since it sent the fragment last
   work: Work | None = None
-  given: tuple[float, list[int]] = (0.0, [])  # when, and `outer.versions`
-  waits: bool = False  # whether it has asked for work in vain
-  last: Work | None = None  # whose result it has sent
+  # When it got its work, and `outer.versions` then.
+  given: tuple[float, list[int]] = (0.0, [])
+  waits: bool = False  # whether it has asked for work and got none
+  last: Work | None = None  # the last work whose result it has sent
   slowest: float | None = None  # seconds of a task
 
   @property
@@ -131,7 +133,7 @@ class _Learner:
 
 @dataclasses.dataclass
 class _Part:
-  """How far a learner has moved a fragment, not merged yet."""
+  """How far a learner has moved a fragment since its work was last merged."""
 
   member: str
   tokens: int = 0
@@ -218,22 +220,26 @@ class Syncer:
 
   @property
   def is_done(self) -> bool:
-    """Whether all tasks are merged, and what learners had left."""
+    """Whether all tasks are merged, and no learner has unsent changes."""
     left = any(x.work or x.unsent for x in self._learners.values())
     return (
       self.num_done == self._num_tasks and not left and not any(self._pools)
     )
 
   def figures(self) -> dict[str, tuple[int, int, int]]:
-    """Returns, by member, its last merge, how many came since, and tokens."""
+    """Returns {member: (last merge with its work, merges since, tokens)}."""
     now = self.outer.num_merges
     return {x: (last, now - last, y) for x, (last, y) in self._merged.items()}
 
   def join(self, member: str, now: float, **about: Any) -> int:
-    """Takes a learner, perhaps again; returns its number. `about` is noted."""
+    """Takes a learner, perhaps again; returns its number.
+
+    `about` goes into the event for the record.
+    """
     self.leave(member)
     count, turn = len(self.outer.fragments), self.outer.num_merges
-    # The others end this turn before a late learner ends its first task.
+    # A late learner begins with the fragment of the next turn, because the
+    # others end this turn before it ends its first task.
     first = turn + any(x.last is not None for x in self._learners.values())
     number = self._num_learners
     self._num_learners += 1
@@ -260,7 +266,7 @@ class Syncer:
     learner = self._find(member)
     learner.heard = now
     sends: tuple[int, ...] = (learner.order[0],)
-    if learner.work:  # it asks again, because the answer got lost
+    if learner.work:  # it asks again, because the answer was lost
       task, sends = learner.work.task, learner.work.sends
     elif self.is_done:
       return DONE
@@ -318,7 +324,7 @@ class Syncer:
     work, learner = self.find_work(member, number), self._learners[member]
     learner.heard = now
     if work is learner.last:
-      return  # it sends the result again, because the answer got lost
+      return  # it sends the result again, because the answer was lost
     for name, value in moved.items():
       if not np.isfinite(value).all():
         self.leave(member)
@@ -357,9 +363,10 @@ class Syncer:
     ]
 
   def repeat(self, event: Mapping[str, Any], moved: Arrays) -> str | None:
-    """Does what an event of a record says; `moved` is a work's result.
+    """Does what an event of a record says.
 
-    Returns the hash of a merge; otherwise None.
+    `moved` is the result of the work, if the event is a contribution. Returns
+    the hash of a merge; for other events None.
     """
     members = {x.number: member for member, x in self._learners.items()}
     match event["event"]:
@@ -399,8 +406,9 @@ class Syncer:
   def _must_wait(self, learner: _Learner) -> bool:
     if learner.turn <= self.outer.num_merges + self._ahead:
       return False
-    # If all wait for each other, because each has sent another fragment, none
-    # has to wait. But with fewer learners than the quorum, nothing is merged.
+    # If learners have sent different fragments, all could wait for each other
+    # forever; then none has to wait. But with fewer learners than the quorum,
+    # all wait, because nothing can be merged.
     all_wait = all(x.waits for x in self._learners.values() if x is not learner)
     is_due = any(x is not None for x in self._quorum_at)
     return not all_wait or is_due or len(self._learners) < self.quorum
@@ -419,7 +427,7 @@ class Syncer:
       return False
     if since is not None and now >= since + self._grace_secs:
       return True
-    # Nobody else will send it: all have, or the run ends.
+    # Otherwise merge if no other learner will still send the fragment.
     left = {
       x.number
       for x in self._learners.values()

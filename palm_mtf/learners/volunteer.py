@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The process of a learner: takes work from a run, and sends results.
 
-The learner does not trust the run with more than its CPU time: of what the run
-sends, only numbers and names of known settings are used.
+The learner gives the run only CPU time and memory: of what the run sends, it
+uses only numbers and names of known settings.
 """
 
 import contextlib
@@ -31,7 +31,7 @@ from palm_mtf.runtime.manager.slices import WRONG_JSON
 _logger = logging.getLogger(__name__)
 
 _MOST_ROWS, _MOST_FRAGMENTS, _MOST_WAIT_SECS = 2**16, 1000, 60.0
-# Parameters, gradients, two slots and the copy that is sent, float32.
+# Float32 parameters, gradients, two slots, and the copy that is sent.
 _BYTES_PER_PARAMETER = 20
 
 
@@ -43,7 +43,7 @@ def describe_kernels() -> dict[str, str]:
 
 @dataclasses.dataclass(frozen=True)
 class _Task:
-  """What a run has sent when a learner joined, checked."""
+  """What a run answers to `join`, after it was checked."""
 
   program: StepConfig
   seed: int
@@ -125,8 +125,8 @@ def take_part(
     mesh: {macro: value} of this learner's own mesh, in place of the run's.
     most_bytes: limit of the memory for parameters, and of a message.
 
-  Raises UserError if the run refuses the learner, does not answer, or sends
-  what a run does not send.
+  Raises UserError if the run refuses the learner, does not answer, or sends an
+  invalid message.
   """
 
   def join() -> dict[str, Any]:
@@ -136,7 +136,7 @@ def take_part(
   while about:
     task = _Task.read(about, mesh, most_bytes)
     with task.open() as learner:
-      # A run that has lost this learner lets it begin again.
+      # If the run has lost this learner, it joins again with the same programs.
       while about and _Task.read(about, mesh, most_bytes) == task:
         _logger.info("joined the run; waiting for work")
         number = about.get("learner")
@@ -150,7 +150,7 @@ def _do_works(
   learner: DecoupledLearner,
   most_bytes: float,
 ) -> bool:
-  """Does works until the run ends; returns False if it wants a new `join`."""
+  """Does works until the run ends; returns False if a new `join` is needed."""
   while True:
     work = client.next({"learner": number}, at_most(most_bytes))
     kind, secs = work.header.get("kind"), work.header.get("secs")
@@ -161,7 +161,7 @@ def _do_works(
       continue
     try:
       result = learner.do(work)
-    except UserError:  # it diverges
+    except UserError:  # training has diverged
       raise
     except (tf.errors.InvalidArgumentError, *WRONG_JSON) as error:
       raise UserError(

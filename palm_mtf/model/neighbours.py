@@ -3,19 +3,19 @@
 """Chunked cross-attention to neighbours of earlier text (RETRO).
 
 The inputs of a row are cut into chunks of m = CHUNK_LENGTH tokens. A chunk has
-NEIGHBOURS neighbours: texts of r = 2 m tokens. With x, the stream of the row,
-and e, that of its neighbours' tokens, a layer with NEIGHBOURS ends with
+NEIGHBOURS neighbours: texts of r = 2 m tokens. Let x be the activations of the
+row, and e those of its neighbours. A layer with NEIGHBOURS ends with
 
-  e = block(e)                      each neighbour for itself, both directions
+  e = block(e)                      each neighbour apart, without a causal mask
   e = e + attend(norm(e), norm(x))  each neighbour to all of its chunk
   x = x + attend(norm(x), norm(e))  each position to all of a chunk's neighbours
 
 A position attends to the neighbours of the last chunk that ends with it or
 before it, so that it depends on no later token; the first m - 1 positions
-attend to none (Borgeaud et al. 2022, 2.4 and listing 1). If rotary embedding
-rotates q and k, these positions count from the start of the chunk, and those of
-a neighbour from its start: its second half is at the places of the text after
-the chunk.
+attend to none (Borgeaud et al. 2022, 2.4 and listing 1). Positions for rotary
+embedding count from the start of the chunk for a row, and from the start of the
+neighbour for a neighbour. So the second half of a neighbour has the positions
+of the text after the chunk.
 """
 
 import functools
@@ -43,12 +43,12 @@ class Neighbours:
 
   def __init__(self, config: ModelConfig, tokens: mtf.Tensor):
     self.tokens, self._chunk = tokens, config.chunk_length
-    # Positions of a chunk's neighbours, and of what attends to them.
+    # Positions of all tokens of a chunk's neighbours, and of a chunk's tokens.
     of_all = np.tile(np.arange(2 * self._chunk), num_neighbours(config))
     self._at = of_all, np.arange(self._chunk)
 
   def split(self, stream: mtf.Tensor) -> list[mtf.Tensor]:
-    """Returns x and e, which layers pass on joined along `length`."""
+    """Returns x and e; `stream` has both, joined along `length`."""
     own = self.tokens.shape.dims[1].size
     first = stream.shape.dims[1].size - own
     parts = (0, first), (first, own)
@@ -88,8 +88,9 @@ class Neighbours:
 
 
 def _mix(at, scale, rotary, q, k, v, *tokens):
-  # Returns attention within chunks, shape of q, on a device's slices. `at` has
-  # the positions of q and k in a chunk; keys of negative `tokens` are hidden.
+  # Computes the attention within chunks on a device's slices, in the shape of
+  # q. `at` has the positions of q and k in a chunk. Keys are hidden where
+  # `tokens` are negative.
   def cut(x, positions):
     return tf.reshape(x, [-1, len(positions), *x.shape[2:]])
 

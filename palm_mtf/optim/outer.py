@@ -22,7 +22,7 @@ import numpy as np
 
 from palm_mtf._tf import tf
 
-# So many adjacent elements of a tensor share a scale.
+# Number of adjacent elements of a tensor that share a scale.
 GROUP = 256  # as in accounting/memory.py
 # Largest magnitude of an element, divided by its scale.
 _LARGEST = {"int8": 127.0, "e3m0": 1.0}
@@ -87,7 +87,7 @@ def outer_step(
   """Returns the next outer parameters and momentum, float32, of p's shape."""
   delta = p - mean
   momentum = mu * momentum + delta if mu else delta
-  # p - delta may differ from `mean` by its rounding.
+  # With lr = 1 use `mean`, because p - delta may be rounded differently.
   p = mean if lr == 1.0 else p - lr * delta
   return p - lr * mu * momentum if mu else p, momentum
 

@@ -1,16 +1,16 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""The programs of DiLoCo's syncs, which work on the slices of any executor.
+"""The programs of DiLoCo's syncs, on CPUs, GPUs and TPUs.
 
 The outer parameters and their momentum are float32 variables in the memory of
 the hosts, with equal values on all pods. A sync of a fragment has three calls:
 
-send      each pod: what it sends, from its own and the outer parameters
-exchange  each pod: the mean of what all pods have sent
-merge     each pod: the outer update; own parameters take the outer ones
+send      each pod encodes what it sends, from its own and outer parameters
+exchange  each pod computes the mean of what all pods have sent
+merge     each pod does the outer update, and takes the new outer parameters
 
-The calls hand tensors over by TensorFlow's Stage, so that `exchange` shares no
-state with training steps, which run meanwhile if OVERLAP_STEPS is above 0.
+A call hands its tensors to the next one in TensorFlow's Stage, not in variables
+of the pods, so that training steps can run during `exchange` (OVERLAP_STEPS).
 """
 
 import collections
@@ -34,7 +34,8 @@ from palm_mtf.optim.outer import (
 )
 from palm_mtf.runtime.program import Program, state_of
 
-_OUTER = frozenset({"outer parameters"})  # a state for the order of calls
+# A name by which the client orders calls that use the outer parameters.
+_OUTER = frozenset({"outer parameters"})
 
 
 def fragment_of(name: str, num_fragments: int) -> int:
@@ -51,7 +52,7 @@ class _Region(NamedTuple):
   holders: Sequence[Slice]  # of all devices that hold the region
   outer: tf.Variable
   momentum: tf.Variable
-  # Which parameters of a stack are meant, [rows]; None for all.
+  # The parameters of a stack that this stands for, [rows]; None for all.
   rows: Sequence[int] | None = None
 
   @property
@@ -63,19 +64,22 @@ class _Region(NamedTuple):
     return parse_name(self.holders[0].names[0]).is_state
 
   def begin(self) -> list[tf.Operation]:
-    """Returns the operations that begin from the pod's parameters."""
+    """Returns operations that copy the pod's parameters to the outer state."""
     with tf.device(self.near):
       own, zeros = self.holders[0].read(), tf.zeros_like(self.momentum)
       return [self.outer.assign(own).op, self.momentum.assign(zeros).op]
 
   def take(self, value: tf.Tensor) -> tf.Tensor:
-    """Returns the parameters that are meant, on the current device."""
+    """Returns the rows of `value` that this stands for."""
     return value if self.rows is None else tf.gather(value, self.rows)
 
   def put(
     self, variable: tf.Variable, before: tf.Tensor, value: tf.Tensor
   ) -> tf.Operation:
-    """Returns the operation that sets the parameters that are meant."""
+    """Returns the operation that sets these rows of a variable to `value`.
+
+    `before` is the whole variable's value, whose other rows stay.
+    """
     if self.rows is not None:
       rows = [[x] for x in self.rows]
       value = tf.tensor_scatter_nd_update(before, rows, value)
@@ -108,7 +112,8 @@ class OuterPrograms:
   def saved(self, num_pods: int) -> dict[str, list[Slice]]:
     """Returns all variables by their names in a checkpoint of `num_pods` pods.
 
-    Pods that the checkpoint lacks have the state of another pod in it.
+    A pod that the checkpoint lacks has the name of another pod, whose state it
+    takes.
     """
     found: dict[str, list[Slice]] = {
       key: [x for pod in self.equal for x in pod[key]] for key in self.equal[0]
@@ -117,7 +122,7 @@ class OuterPrograms:
       own, held = f"pods/{pod}/", f"pods/{pod % num_pods}/"
       for key, parts in slices.items():
         names = [x.replace(own, held, 1) for x in parts[0].names]
-        # Restoring programs are kept by keys, so keys differ where names do.
+        # Restoring programs are cached by key, so other names need other keys.
         found[key if own == held else f"{key} from {held}"] = [
           dataclasses.replace(x, names=names) for x in parts
         ]
@@ -220,7 +225,7 @@ class _Builder:
     return shown, hidden
 
   def _find_parts(self, pod: int, fragment: int) -> dict[str, list[_Region]]:
-    """Returns {device: the fragment's parts of regions whose state it has}."""
+    """Returns {device: parts of the fragment whose outer state it has}."""
     found = collections.defaultdict(list)
     for region in self._regions[pod]:
       names, count = region.holders[0].names, self._config.fragments
@@ -280,7 +285,8 @@ class _Builder:
     with tf.device(part.near):
       before = [x.value() for x in held]
       after = outer_step(*map(part.take, before), mean, *rates)
-      with tf.control_dependencies(after):  # both read the outer parameters
+      # Both of `after` have to be computed before the outer parameters change.
+      with tf.control_dependencies(after):
         done = [*map(part.put, held, before, after)]
     for x in part.holders:
       own = x.read()
@@ -302,7 +308,7 @@ def _make_variables(name: str, part: Slice) -> list[tf.Variable]:
 
 
 class _Handover:
-  """Keeps tensors on a device from one call to a later one.
+  """Keeps tensors on a device from one call of a sync to the next.
 
   Attributes:
     put: operation that keeps them.
@@ -314,7 +320,7 @@ class _Handover:
     flat = [x for x in tf.nest.flatten([*values]) if x is not None]
     held = {"dtypes": [x.dtype for x in flat], "shared_name": f"diloco_{name}"}
     with tf.device(device):
-      # A call whose successor never ran, before a rewind, left its tensors.
+      # Remove what a call has left if a rewind kept the next call from running.
       with tf.control_dependencies([tf.raw_ops.StageClear(**held)]):
         self.put = tf.raw_ops.Stage(
           values=flat, shared_name=held["shared_name"]

@@ -37,10 +37,11 @@ class Syncs:
     sent = self._config.fragment_sent(step)
     merged = self._config.fragment_after(step)
     if sent is None and not self._pending:
-      sent = merged  # training began after the step of the send
+      sent = merged  # training began after the step at which pods send
     if sent is not None:
       self._client.call(self._programs.send[sent])
-      # The exchange needs no turn: it waits for the network, not for devices.
+      # The exchange waits for the network, so it need not wait for its turn on
+      # the devices.
       exchange = self._programs.exchange[sent]
       self._pending = self._client.run(exchange, has_turn=True)
     if merged is not None:
@@ -49,11 +50,11 @@ class Syncs:
       self._client.call(self._programs.merge[merged])
 
   def begin(self) -> None:
-    """Takes the pods' parameters, which are equal, as outer parameters."""
+    """Sets the outer parameters to the pods' parameters, which are equal."""
     self._client.call(self._programs.begin)
 
   def drop(self) -> None:
-    """Drops a sync that a rewind has undone."""
+    """Waits for a sync that a rewind has undone, and ignores its result."""
     if self._pending:
       concurrent.futures.wait([self._pending])
       self._pending = None
@@ -83,8 +84,8 @@ class DilocoStep:
       batch_size=sum(x.programs.batch_size for x in steps),
       phases={k: y for x in steps for k, y in x.programs.phases.items()},
     )
-    # In one process, pods compile one after another, so that they find each
-    # other's code in XLA's cache.
+    # In one process, the first steps of pods run one after another, so that
+    # later pods find the code of the first one in XLA's cache.
     self._is_first = "/job:" not in devices.client
     self.showing_outer = syncs.showing_outer
 

@@ -5,14 +5,15 @@
 Documents are cut into chunks of CHUNK_LENGTH tokens. A neighbour of a chunk is
 a chunk of the index and as many tokens that follow it in its document. The
 neighbours are those with the largest sums of weights of the terms (tokens, and
-pairs of adjacent tokens) that are in both; a term in n of N chunks has the
-weight 16 log2(N / n), rounded, and none if n is more than N / 16 (and 64). This
-is BM25 without lengths and counts: all chunks are equally long. Sums of whole
-numbers are exact, so that a batch has the same bits on every machine.
+pairs of adjacent tokens) that are in both. A term in n of N chunks has the
+weight 16 log2(N / n), rounded; if n is above both N / 16 and 64, it has none.
+This is BM25 without lengths, because all chunks are equally long, and without
+counts. Sums of whole numbers are exact, so that a batch has the same bits on
+every machine.
 
-A row finds no neighbours in documents that it has parts of, nor in equal ones:
-a chunk would find itself, and the text to predict after it. Documents are known
-by a hash of their tokens.
+A row finds no neighbours in documents that it has parts of, nor in equal ones,
+because a chunk would find itself and the text to predict after it. Documents
+are identified by a hash of their tokens.
 """
 
 import functools
@@ -27,7 +28,8 @@ from palm_mtf.errors import UserError
 from palm_mtf.model_dir.foreign_files import open_folder, seal_folder
 
 _UNIT = 16  # of weights, per bit
-_FEW, _SHARE = 64, 16  # a term that more chunks have has no weight
+# A term has no weight if it is in more than _FEW chunks and 1 / _SHARE of all.
+_FEW, _SHARE = 64, 16
 # {array of an index: its dtype, rank, and sizes of further dimensions}
 _ARRAYS = {
   "tokens": ("<i4", 1),
@@ -48,7 +50,7 @@ def hash_tokens(ids: np.ndarray) -> int:
   return int.from_bytes(digest.digest(), "little")
 
 
-@functools.lru_cache(maxsize=1 << 12)  # all splits of a run with many sources
+@functools.lru_cache(maxsize=1 << 12)  # above the number of a run's splits
 def _spans(tokens: TokenArray) -> np.ndarray:
   return tokens.spans()[:, [0, 2]]
 
@@ -72,7 +74,10 @@ def find_documents(places: Iterable[Place]) -> set[int]:
 def _find_terms(
   tokens: np.ndarray, chunks: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
-  """Returns terms and their chunks, both sorted; `chunks` has each token's."""
+  """Returns pairs (term, chunk that has it) as two arrays, sorted by both.
+
+  `chunks` has the number of the chunk of each token.
+  """
   ids = tokens.astype(np.int64)
   (first,) = np.nonzero(chunks[1:] == chunks[:-1])
   pairs = (1 + ids[first] << 32) + ids[first + 1]
@@ -156,7 +161,7 @@ class NeighbourIndex:
   """An index on the disk, mapped into memory.
 
   Attributes:
-    given: the arguments, with which a server opens the index.
+    given: the arguments, with which another process can open the index.
     digest: hash of the content.
   """
 
@@ -208,7 +213,7 @@ class NeighbourIndex:
     return found.ravel()
 
   def _find_nearest(self, chunk: np.ndarray, hidden: list[int]) -> list[int]:
-    # Returns at most `count` chunks, none of the documents `hidden`.
+    # Returns at most NEIGHBOURS chunks, none from the documents `hidden`.
     known, total = self._held["terms"], len(self._held["chunks"])
     terms, _ = _find_terms(chunk, np.zeros(len(chunk), np.int64))
     at = np.searchsorted(known, terms)
@@ -228,7 +233,7 @@ class NeighbourIndex:
     for number in hidden:
       scores[self._firsts[number] : self._firsts[number + 1]] = 0
     (near,) = np.nonzero(scores)
-    ranks = near - scores[near] * total  # of equal sums, first chunks count
+    ranks = near - scores[near] * total  # of equal scores, first chunks win
     if len(near) > self._count:
       best = np.argpartition(ranks, self._count - 1)[: self._count]
       near, ranks = near[best], ranks[best]
