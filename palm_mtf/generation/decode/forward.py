@@ -18,6 +18,7 @@ from palm_mtf.architecture.block import (
   model_of,
 )
 from palm_mtf.errors import UserError
+from palm_mtf.generation.decode.kernels import can_be_unpacked
 from palm_mtf.generation.decode.rows import Cache, repeat, split_rows, write_row
 from palm_mtf.generation.decode.weights import DecodeModel
 from palm_mtf.model.layers import embed
@@ -27,6 +28,7 @@ from palm_mtf.model.projection import result_indices
 from palm_mtf.model.virtual import put_virtual
 from palm_mtf.model.weights import logits_dtype
 from palm_mtf.native import layers as native
+from palm_mtf.native.decoding import PackedKernel
 from palm_mtf.ops.placement import LaidOut
 from palm_mtf.ops.slicewise import native_threads
 
@@ -420,7 +422,15 @@ def reads_parts(model: DecodeModel) -> bool:
   mixers = [x.attention.mixer for x in model_of(config).layers]
   is_causal = not (config.has_prefix or config.adapter_length)
   # Only steps in C++ leave out rows whose prompts are not read whole.
-  return model.is_native and is_causal and all(map(native.attends, mixers))
+  if not (model.is_native and is_causal and all(map(native.attends, mixers))):
+    return False
+  # Parts are cut as the server's load allows, which may change no bit.
+  dtype = tf.as_dtype(config.activation_dtype)
+  return not any(
+    isinstance(x, PackedKernel) and can_be_unpacked(x, dtype)
+    for name, weights in model.weights.items()
+    for x in (weights.tensor_list if name != "to_logits" else ())
+  )
 
 
 def read_parts(

@@ -137,9 +137,16 @@ def multiply(
 
 
 def _is_faster_unpacked(xs: Sequence[tf.Tensor], w: PackedKernel) -> bool:
-  is_bfloat16 = xs[0].dtype == w.dtype == tf.bfloat16
   is_long = int(xs[0].shape[0]) >= _LEAST_ROWS_FOR_AMX
-  return is_bfloat16 and is_long and "amx_bf16" in bfloat16_flags()
+  return is_long and can_be_unpacked(w, xs[0].dtype)
+
+
+def can_be_unpacked(w: PackedKernel, dtype: tf.DType) -> bool:
+  """Returns whether oneDNN multiplies many rows of `dtype` by a kernel.
+
+  If so, the bits of a product depend on its number of rows.
+  """
+  return dtype == w.dtype == tf.bfloat16 and "amx_bf16" in bfloat16_flags()
 
 
 def _multiply_floats(x: tf.Tensor, w: tf.Tensor, is_step: bool) -> tf.Tensor:

@@ -16,6 +16,7 @@ from palm_mtf.generation.decode.forward import (
   build_palm,
   import_rows,
   prefill,
+  reads_parts,
   run_blocks,
   take_slices,
 )
@@ -289,6 +290,26 @@ def test_bfloat16_differs_only_by_its_rounding():
   # The logits themselves are not rounded (LOGITS_DTYPE).
   assert np.any(cached.astype(ml_dtypes.bfloat16) != cached)
   assert np.abs(cached - exact).max() < 1.5 * np.abs(full - exact).max()
+
+
+@pytest.mark.skipif(operations() is None, reason="there is no C++ compiler")
+@pytest.mark.parametrize(
+  ("cpu", "activation", "weights", "in_parts"),
+  [
+    (ZEN_4, "bfloat16", "activation", True),
+    (SAPPHIRE_RAPIDS, "bfloat16", "int8", True),
+    (SAPPHIRE_RAPIDS, "float32", "activation", True),
+    (SAPPHIRE_RAPIDS, "bfloat16", "activation", False),
+  ],
+)
+def test_prompts_are_read_whole_where_the_bits_depend_on_the_number_of_rows(
+  cpu, activation, weights, in_parts, tmp_path, monkeypatch
+):
+  pretend_cpu(cpu, tmp_path, monkeypatch)
+  config = small_config(activation_dtype=activation)
+  with tf.Graph().as_default():
+    model = build_decode_model(config, SINGLE, weights)
+  assert reads_parts(model) == in_parts
 
 
 @pytest.mark.skipif(operations() is None, reason="there is no C++ compiler")
