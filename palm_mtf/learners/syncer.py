@@ -176,7 +176,7 @@ class Syncer:
       quorum: number of learners that have to send a fragment.
       grace_secs: how long a merge waits for more than the quorum.
       lost_secs: a learner that is silent for longer may be lost (`_is_lost`).
-      overlaps: whether a learner gets a task before what it sent last is
+      overlaps: whether a learner gets a task before its last result is
         merged.
     """
     self.outer, self.note = outer, note

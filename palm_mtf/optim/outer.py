@@ -126,7 +126,7 @@ def encode(p: Any, local: Any, dtype: str) -> Sent:
 
 
 def decode(p: Any, sent: Sent, dtype: str) -> Any:
-  """Returns a pod's parameters, float32, of p's shape, from what it sent."""
+  """Returns a pod's parameters, float32, of p's shape, from its message."""
   if dtype == "float32":
     return sent.codes
   math_of, values = _math_of(p), sent.codes
