@@ -56,7 +56,7 @@ IMPORTS = {
   "runtime/server_info",
   "programs": "errors config _tf architecture steps ops runtime/program mesh "
   "model optim",
-  "generation/decode": "errors config machine _tf architecture adapters ops "
+  "generation/decode": "errors config _tf architecture adapters ops "
   "native runtime/program mesh model",
   "unitransformer": "errors config _tf architecture ops model "
   "generation/decode",
@@ -67,7 +67,8 @@ IMPORTS = {
   "runtime/scheduler runtime/server_info runtime/server runtime/manager",
   "executors/executor": "config runtime/program runtime/processes mesh "
   "programs generation/decode runtime/client",
-  "executors/host": "config _tf accounting native runtime/processes "
+  "executors/host": "__init__ json_text config machine _tf accounting native "
+  "runtime/program runtime/processes "
   "runtime/server_info mesh programs generation/decode runtime/client "
   "executors/executor",
   "executors/xla": "errors json_text config machine _tf architecture steps "

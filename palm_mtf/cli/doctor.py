@@ -202,6 +202,7 @@ def _describe(versions: Mapping[str, str], devices: Mapping[str, str]) -> dict:
     "cpu": processors.cpu_name(),
     "cores": len(processors.visible_cores()),
     "cpu features": " ".join(shown) or "none that matter",
+    **({"amx": amx} if (amx := processors.describe_amx()) else {}),
     "bfloat16": f'native ({bfloat16}): "auto" is "bfloat16"'
     if bfloat16
     else 'not native: "auto" is "float32"',

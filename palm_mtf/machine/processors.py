@@ -28,6 +28,9 @@ BFLOAT16_FLAGS = frozenset({"avx512_bf16", "amx_bf16", "bf16"})
 # Flags of CPUs that multiply int8, for int8 weights, and sum in 32 bits.
 INT8_FLAGS = frozenset({"avx512_vnni", "avx_vnni", "amx_int8", "i8mm"})
 
+# Flags of CPUs with AMX, whose registers, tiles, are matrices.
+AMX_FLAGS = frozenset({"amx_tile", "amx_bf16", "amx_int8"})
+
 # Flags of CPUs with 256-bit registers, which our operations in C++ use.
 AVX2_FLAGS = frozenset({"avx2"})
 
@@ -48,15 +51,49 @@ _LIMITS = {
   "AVX512_CORE_BF16": AVX2_FLAGS | {"avx512_vnni", "avx512_bf16"},
   "AVX512_CORE_FP16": AVX2_FLAGS | {"avx512_vnni", "avx512_bf16"},
 }
+_LIMITED = BFLOAT16_FLAGS | INT8_FLAGS | AVX2_FLAGS | AMX_FLAGS
+
+# Linux's number of the system call arch_prctl on x86-64; the request for a part
+# of a CPU's state; and the number of the part that has the tiles.
+_ARCH_PRCTL, _ARCH_REQ_XCOMP_PERM, _XFEATURE_XTILEDATA = 158, 0x1023, 18
 
 
 def cpu_flags() -> frozenset[str]:
-  """Returns the CPU's flags, without flags that ONEDNN_MAX_CPU_ISA excludes."""
+  """Returns the CPU's flags that this process may use.
+
+  Flags are left out that ONEDNN_MAX_CPU_ISA excludes, and those of AMX if Linux
+  gives this process no tiles.
+  """
   flags = frozenset(_entry("flags|Features").split())
   limit = os.environ.get(_LIMIT, "").upper()
   if limit in _LIMITS:
-    flags -= (BFLOAT16_FLAGS | INT8_FLAGS | AVX2_FLAGS) - _LIMITS[limit]
+    flags -= _LIMITED - _LIMITS[limit]
+  if flags & AMX_FLAGS and not may_use_tiles():
+    flags -= AMX_FLAGS
   return flags
+
+
+@functools.cache
+def may_use_tiles() -> bool:
+  """Asks Linux for tiles, for all threads; returns whether it gives them.
+
+  Without the request, the first instruction of AMX would end the process. Linux
+  before 5.16 and some sandboxes refuse. Child processes by fork have the tiles.
+  """
+  call = ctypes.CDLL(None).syscall
+  return call(_ARCH_PRCTL, _ARCH_REQ_XCOMP_PERM, _XFEATURE_XTILEDATA) == 0
+
+
+def describe_amx() -> str:
+  """Returns whether this process uses AMX, or why not; "" for a CPU without."""
+  if not AMX_FLAGS <= frozenset(_entry("flags").split()):
+    return ""
+  if AMX_FLAGS <= cpu_flags():
+    return "used by products in bfloat16 and int8"
+  limit = os.environ.get(_LIMIT, "")
+  if limit.upper() in _LIMITS:
+    return f"not used, because of {_LIMIT}={limit}"
+  return "not used: Linux gives no tiles; it needs 5.16, and no sandbox"
 
 
 def kernel_flags() -> list[str]:

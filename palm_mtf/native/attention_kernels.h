@@ -155,8 +155,11 @@ class Attention {
   size_t columns_size() const {
     return size_t(words_of<T>(sizes_.d_kv)) * padded_columns(sizes_.length);
   }
+  size_t row_words() const {
+    return words_of<T>(summed<T>(sizes_.length));
+  }
   size_t rows_size() const {
-    return size_t(words_of<T>(sizes_.length)) * padded_columns(sizes_.d_kv);
+    return row_words() * padded_columns(sizes_.d_kv);
   }
   size_t part_size() const {
     return size_t(sizes_.length) * padded_columns(sizes_.d_kv);
@@ -171,7 +174,7 @@ class Attention {
     auto rows = [&](std::vector<Word<T>>& x) {
       return Panels<Word<T>>{x.data() + head * rows_size(),
                              parts_of(sizes_.d_kv, kColumns),
-                             size_t(words_of<T>(sizes_.length)) * kColumns};
+                             row_words() * kColumns};
     };
     return {columns(memory_.keys), columns(memory_.values),
             rows(memory_.key_rows), rows(memory_.value_rows)};

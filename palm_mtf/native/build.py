@@ -25,7 +25,7 @@ from palm_mtf.machine.cache_folder import (
   partial_folder,
   warn_of,
 )
-from palm_mtf.machine.processors import cpu_flags
+from palm_mtf.machine.processors import AMX_FLAGS, cpu_flags
 
 _logger = logging.getLogger(__name__)
 
@@ -39,6 +39,8 @@ _LIBRARIES = ("-l:libtensorflow_cc.so.2", "-l:libtensorflow_framework.so.2")
 # CPU flags for the instruction sets of vectors.h on x86-64.
 _AVX2 = frozenset({"avx2", "fma"})
 _AVX512 = _AVX2 | {"avx512f", "avx512bw", "avx512_vnni"}
+_AMX = _AVX512 | AMX_FLAGS | {"avx512_bf16"}
+_TILES = ["-mamx-tile", "-mamx-bf16", "-mamx-int8"]
 _COMPILE_SECS = 300
 _MOST_KEPT = 16  # newest libraries to keep: one per CPU, compiler and version
 _OUTPUT = "operations.so"
@@ -58,7 +60,8 @@ def choose_instruction_flags(cpu: frozenset[str], machine: str) -> list[str]:
     return ["-march=x86-64"]
   if cpu >= _AVX512:
     options = ["-march=x86-64-v4", "-mavx512vnni"]
-    return options + ["-mavx512bf16"] * ("avx512_bf16" in cpu)
+    options += ["-mavx512bf16"] * ("avx512_bf16" in cpu)
+    return options + (_TILES if cpu >= _AMX else [])
   return ["-march=x86-64-v3"] + ["-mavxvnni"] * ("avx_vnni" in cpu)
 
 

@@ -54,6 +54,7 @@ struct StepKernel {
     model.embedding_scale = attrs.real("embedding_scale");
     model.format = model.experts.format = Format(attrs.number("format"));
     model.logits_format = Format(attrs.number("logits_format"));
+    model.tile_rows = attrs.number("tile_rows");
     threads = attrs.number("threads");
     num_kernels = attrs.number("num_kernels");
   }

@@ -50,6 +50,7 @@ struct Model {
   bool has_router_bias;
   float embedding_scale;
   Format format, logits_format;
+  int tile_rows;  // that of Rows (panels.h)
 
   int layers() const { return windows.size(); }
   int widest() const { return *std::max_element(d_ffs.begin(), d_ffs.end()); }
@@ -96,6 +97,7 @@ struct Step {
   size_t cache_row(int row) const { return cache_rows ? cache_rows[row] : row; }
 
   void run() {
+    inputs.tile_rows = expert_rows.copies.tile_rows = model.tile_rows;
     x.resize(size_t(num_rows) * model.d_model);
     wide.resize(size_t(num_rows) * std::max(wide_size(), model.d_model));
     inputs.resize(num_rows, std::max(model.d_model, q_size() + model.widest()));

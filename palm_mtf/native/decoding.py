@@ -67,6 +67,35 @@ def _mlps(layer: Layer) -> list[Mlp]:
   ]
 
 
+NEVER = 2**31 - 1  # rows
+
+
+class Products(NamedTuple):
+  """How packed kernels multiply: the least rows from which an executor does.
+
+  On CPUs with AMX, tiles multiply instead of AVX-512. In bfloat16, that changes
+  the last bits of a row, so the number is 1 or NEVER: then the other rows of a
+  product change no bit. In int8, no choice changes any bit. The defaults depend
+  on the CPU's flags only; executors/host/products.py measures others.
+  """
+
+  steps: int = 1  # tiles, in decoding steps in bfloat16
+  prompts: int = 1  # tiles, in prompts and scored texts in bfloat16
+  int8: int = 1  # tiles, in int8
+  # oneDNN, with unpacked kernels, in prompts in bfloat16. Bits then depend on
+  # the number of rows.
+  onednn: int = NEVER
+
+  def tile_rows(self, dtype: tf.DType | str, *, is_step: bool) -> int:
+    """Returns from how many rows on tiles multiply by a kernel of `dtype`."""
+    if dtype == tf.int8:
+      return self.int8
+    return self.steps if is_step else self.prompts
+
+
+BY_FLAGS = Products()
+
+
 @dataclasses.dataclass(frozen=True)
 class PackedKernel:
   """A constant weight matrix [inner, outer], in panels (panels.h).
@@ -78,6 +107,7 @@ class PackedKernel:
   panels: tf.Tensor  # [panels, bytes], uint8
   outer: int
   dtype: tf.DType | str  # one of FORMATS
+  products: Products = BY_FLAGS
 
 
 def pack(
@@ -160,7 +190,11 @@ _BYTES_FOR_A_THREAD = 250_000
 
 
 def multiply(
-  xs: Sequence[tf.Tensor], kernel: PackedKernel, dtype: tf.DType
+  xs: Sequence[tf.Tensor],
+  kernel: PackedKernel,
+  dtype: tf.DType,
+  *,
+  is_step: bool,
 ) -> tf.Tensor:
   """Multiplies rows by a packed kernel [inner, outer]; returns [rows, outer].
 
@@ -173,6 +207,7 @@ def multiply(
     Tout=dtype,
     outer=kernel.outer,
     format=FORMATS.index(kernel.dtype),
+    tile_rows=kernel.products.tile_rows(kernel.dtype, is_step=is_step),
     threads=count_threads([kernel]),
   )
   y.set_shape([xs[0].shape[0], kernel.outer])
@@ -206,6 +241,7 @@ def sum_experts(
     d_expert=inputs.outer // 2,
     activation=ACTIVATIONS.index(mixer.mlp.activation),
     format=FORMATS.index(output.dtype),
+    tile_rows=output.products.tile_rows(output.dtype, is_step=False),
     threads=count_threads(kernels),
   )
   y.set_shape(x.shape)
@@ -240,6 +276,8 @@ class StepWeights:
     is_sparse = [bool(x.sparse) for x in layers]
     form = attention.inputs[0].head_norm
     num_joined = len(kernels) - 2 * sum(is_sparse)
+    # Only these kernels are int8 if those of layers are int4.
+    logits = kernels[num_joined - 1]
     return {
       "table": self.table,
       "angles": self.angles,
@@ -280,7 +318,8 @@ class StepWeights:
       "activation": ACTIVATIONS.index(mlp.activation),
       "embedding_scale": config.embedding_scale,
       "format": FORMATS.index(kernels[0].dtype),
-      "logits_format": FORMATS.index(kernels[num_joined - 1].dtype),
+      "logits_format": FORMATS.index(logits.dtype),
+      "tile_rows": logits.products.tile_rows(logits.dtype, is_step=True),
       "threads": count_threads(kernels),
     }
 

@@ -18,10 +18,11 @@ namespace palm {
 
 struct ExpertsKernel {
   Experts experts;
-  int threads;
+  int threads, tile_rows;
 
   explicit ExpertsKernel(const Attributes& attrs)
-      : threads(attrs.number("threads")) {
+      : threads(attrs.number("threads")),
+        tile_rows(attrs.number("tile_rows")) {
     experts.count = attrs.number("experts");
     experts.d_expert = attrs.number("d_expert");
     experts.activation = Activation(attrs.number("activation"));
@@ -39,6 +40,7 @@ struct ExpertsKernel {
     const Matrix<T> y = call.allocate<T>(0, x.rows, x.columns);
     Shared& with = shared();
     std::lock_guard lock(with.mutex);
+    with.copies.tile_rows = with.inputs.tile_rows = tile_rows;
     ExpertRows rows = {with.team_of(threads), with.copies, with.inputs,
                        with.wide, experts};
     rows.experts.d_model = x.columns, rows.experts.per_row = gates.columns;

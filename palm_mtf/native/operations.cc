@@ -151,7 +151,8 @@ void register_decode_operations() {
                        "normalizes: bool", "router_scale: float",
                        "has_router_bias: bool", "is_serial: bool", "is_centered: bool",
                        "epsilon: float", "activation: int",
-                       "embedding_scale: float", "format: int", "logits_format: int", "threads: int"};
+                       "embedding_scale: float", "format: int", "logits_format: int",
+                       "tile_rows: int", "threads: int"};
   register_operation(step,
                      append({"tokens: int32", "positions: int32"}, weights),
                      {"logits: float", "key: float",
@@ -182,7 +183,8 @@ void register_decode_operations() {
                       "in_kernels: uint8", "out_kernels: uint8"},
                      {"y: T"},
                      {"T: {float, bfloat16}", "experts: int", "d_expert: int",
-                      "activation: int", "format: int", "threads: int"});
+                      "activation: int", "format: int", "tile_rows: int",
+                      "threads: int"});
   register_kernels<ExpertsKernel>(experts);
   register_kernels<StepKernel>(step);
   register_kernels<TextKernel>(texts);
@@ -202,7 +204,7 @@ void register_product_operations() {
                      {"y: Tout"},
                      {"T: {float, bfloat16}", "Tout: {float, bfloat16}",
                       "num_parts: int", "outer: int", "format: int",
-                      "threads: int"});
+                      "tile_rows: int", "threads: int"});
   register_kernel<PackKernel, float>(pack);
   register_kernel<UnpackKernel, uint16_t>(unpack);
   register_kernels<ProductKernel<float>>(product, TF_FLOAT);

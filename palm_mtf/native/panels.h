@@ -56,6 +56,7 @@ struct Rows {
   const float* scales;        // of `bytes`, [count]
   const int32_t* half_sums;   // of `bytes`, [count, padded(inner) / 16]
   const float* group_scales;  // for k-quants, [count, padded(inner) / kGroup]
+  int tile_rows;  // products of so many rows or more are by tiles (tiles.h)
 };
 
 // Prefetches the panel that a tile (products.h) reads, a little ahead of the

@@ -100,12 +100,13 @@ void read_parts(const std::vector<Matrix<const T>>& parts, int row, float* to) {
 
 template <class Out>
 struct ProductKernel {
-  int outer, threads;
+  int outer, threads, tile_rows;
   Format format;
 
   explicit ProductKernel(const Attributes& attrs)
       : outer(attrs.number("outer")),
         threads(attrs.number("threads")),
+        tile_rows(attrs.number("tile_rows")),
         format(Format(attrs.number("format"))) {}
 
   // A prompt may have many rows. Therefore the product is computed for kRows
@@ -125,6 +126,7 @@ struct ProductKernel {
     const uint8_t* kernel = call.next_data<uint8_t>();
     const Matrix<Out> y = call.allocate<Out>(0, num_rows, outer);
     PreparedRows& inputs = with.inputs;
+    inputs.tile_rows = tile_rows;
     WorkQueue queue;
     for (int first = 0; first < num_rows; first += kRows) {
       const int count = std::min(kRows, num_rows - first);

@@ -14,6 +14,7 @@
 
 #include "panels.h"
 #include "stretches.h"
+#include "tiles.h"
 
 namespace palm {
 
@@ -87,6 +88,30 @@ inline void add_block_group(const Rows& x, int first, int length, int group,
   }
 }
 
+// Sums of products of kRows rows with an int8 panel, from element k on, become
+// float32 products.
+template <int kRows, class Ahead>
+inline void finish_bytes(const Rows& x, int first, const uint8_t* panel,
+                         int length, int k, Ahead ahead,
+                         Ints totals[][kVectors], Floats sums[][kVectors]) {
+  const uint8_t* ends = panel + size_t(length) * kColumns;
+  for (panel += size_t(k) * kColumns; k < length; k += 4, panel += 4 * kColumns) {
+    ahead.prefetch();
+    for (int r = 0; r < kRows; ++r) {
+      Words value = splat_word(x.bytes + size_t(first + r) * length + k);
+      for (int v = 0; v < kVectors; ++v)
+        totals[r][v] = add_signed_bytes(
+          totals[r][v], value, load<Words>(panel + v * sizeof(Words)));
+    }
+  }
+  for (int r = 0; r < kRows; ++r)
+    for (int v = 0; v < kVectors; ++v) {
+      const Ints column = load<Ints>(ends + (kVectors + v) * sizeof(Ints));
+      sums[r][v] = to_floats(totals[r][v] - kByteOffset * column) *
+                   x.scales[first + r] * load<Floats>(ends + v * sizeof(Floats));
+    }
+}
+
 template <Format kFormat, int kRows, class Ahead>
 void tile(const Rows& x, int first, const uint8_t* panel, int inner,
           Ahead ahead, float out[][kColumns]) {
@@ -115,25 +140,8 @@ void tile(const Rows& x, int first, const uint8_t* panel, int inner,
         }
     }
   } else if constexpr (kFormat == kInt8) {
-    const uint8_t* ends = panel + size_t(length) * kColumns;
-    Ints totals[kRows][kVectors];
-    for (int v = 0; v < kVectors; ++v) {
-      Ints column = load<Ints>(ends + (kVectors + v) * sizeof(Ints));
-      for (int r = 0; r < kRows; ++r) totals[r][v] = -kByteOffset * column;
-    }
-    for (int k = 0; k < length; k += 4, panel += 4 * kColumns) {
-      ahead.prefetch();
-      for (int r = 0; r < kRows; ++r) {
-        Words value = splat_word(x.bytes + size_t(first + r) * length + k);
-        for (int v = 0; v < kVectors; ++v)
-          totals[r][v] = add_signed_bytes(
-            totals[r][v], value, load<Words>(panel + v * sizeof(Words)));
-      }
-    }
-    for (int r = 0; r < kRows; ++r)
-      for (int v = 0; v < kVectors; ++v)
-        sums[r][v] = to_floats(totals[r][v]) * x.scales[first + r] *
-                     load<Floats>(ends + v * sizeof(Floats));
+    Ints totals[kRows][kVectors] = {};
+    finish_bytes<kRows>(x, first, panel, length, 0, ahead, totals, sums);
   } else if constexpr (has_blocks(kFormat)) {
     const uint8_t* block = panel;
     for (int g = 0; g < length / kGroup; ++g) {
@@ -190,6 +198,61 @@ void tile_of(int rows, const Rows& x, int first, const uint8_t* panel,
     tile_of<kFormat, kRows - 1>(rows, x, first, panel, inner, ahead, out);
 }
 
+// Steps of a product by tiles (tiles.h) that are computed for all rows before the
+// next steps: 32 kB of a panel, which fit into the L1 cache.
+constexpr int kTileSteps = 8;
+
+// Does what `multiply_panels` does, by tiles; `inner` is above kGroup.
+template <Format kFormat, class Use>
+void multiply_by_tiles(const Rows& x, int num_rows, const uint8_t* panels,
+                       int inner, int begin, int end, const uint8_t* next,
+                       Use use) {
+  constexpr bool kIsBytes = kFormat == kInt8;
+  const int length = padded(inner);
+  const int words = length / (kIsBytes ? 4 : 2), steps = words / kTileSize;
+  const void* rows = x.halves;
+  if constexpr (kIsBytes) rows = x.bytes;
+  const size_t bytes = panel_bytes(kFormat, inner), stride = 4 * words;
+  const int num_tiles = (num_rows + kTileSize - 1) / kTileSize;
+  thread_local std::vector<TileSums> sums;
+  if (sums.size() < size_t(num_tiles)) sums.resize(num_tiles);
+  const Tiles tiles(num_rows);
+  for (int p = begin; p < end; ++p) {
+    const uint8_t* panel = panels + p * bytes;
+    const uint8_t* following = p + 1 < end ? panel + bytes : next;
+    const uint8_t* at = panel;
+    for (int step = 0; step < steps; step += kTileSteps) {
+      const int count = std::min(kTileSteps, steps - step);
+      const size_t size = size_t(count) * kTileSize * kPanelStride;
+      const bool is_last = step + count == steps;
+      for_tiles(num_rows, [&](int first, int row, int) {
+        const int i = row / kTileSize;
+        tiles.multiply<kIsBytes>(
+          static_cast<const uint8_t*>(rows) + first * stride +
+            step * kTileBytes,
+          stride, at, count, step == 0,
+          make_part(is_last ? following : at + size, size, i, 1, num_tiles,
+                    count),
+          sums[i].rows);
+      });
+      at += size;
+    }
+    for_tiles(num_rows, [&](int first, int row, int last) {
+      float(*found)[kColumns] = sums[row / kTileSize].rows + (row - first);
+      if constexpr (kIsBytes)
+        for (int r = row; r < last; ++r) {
+          Ints totals[1][kVectors];
+          Floats numbers[1][kVectors];
+          std::memcpy(totals, found[r - row], sizeof(totals));
+          finish_bytes<1>(x, r, panel, length, steps * kTileBytes, Part{},
+                          totals, numbers);
+          std::memcpy(found[r - row], numbers, sizeof(numbers));
+        }
+      use(row, last - row, p * kColumns, found);
+    });
+  }
+}
+
 // Multiplies all rows by the panels `begin` to `end` - 1. For each tile, calls
 // use(first row, number of rows, first column, the tile's results). `next` is
 // the panel that the thread probably reads next, to prefetch it.
@@ -197,6 +260,10 @@ template <Format kFormat, class Use>
 void multiply_panels(const Rows& x, int num_rows, const uint8_t* panels,
                      int inner, int begin, int end, const uint8_t* next,
                      Use use) {
+  if constexpr (kHasTiles && (kFormat == kBfloat16 || kFormat == kInt8))
+    if (num_rows >= x.tile_rows && padded(inner) > kGroup)
+      return multiply_by_tiles<kFormat>(x, num_rows, panels, inner, begin, end,
+                                        next, use);
   constexpr int kMost = kFormat >= kInt4 ? kTileRowsInt4 : kTileRows;
   alignas(64) float out[kMost][kColumns];
   const size_t bytes = panel_bytes(kFormat, inner);

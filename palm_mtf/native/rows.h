@@ -40,6 +40,8 @@ struct Group {
 
 class PreparedRows {
  public:
+  int tile_rows = 1;  // that of Rows (panels.h)
+
   // Makes room for rows of at most `inner` numbers; earlier rows are lost.
   void resize(int num_rows, int inner) {
     const size_t size = size_t(num_rows) * padded(inner);
@@ -129,7 +131,7 @@ class PreparedRows {
     const size_t at = size_t(first) * padded(inner);
     return {floats_.data() + at, halves_.data() + at, bytes_.data() + at,
             scales_.data() + first, half_sums_.data() + at / 16,
-            group_scales_.data() + at / kGroup};
+            group_scales_.data() + at / kGroup, tile_rows};
   }
 
   std::vector<float> floats_, scales_, group_scales_;

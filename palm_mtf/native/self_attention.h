@@ -156,7 +156,7 @@ class HeadGroup {
 
  private:
   // Consecutive positions from `begin` on, which see at most the first `keys`
-  // positions. A row is one head of the group at one position.
+  // positions, some of which (`summed`) may not exist. A row is one head of the group at one position.
   struct Block {
     int begin, rows, keys, width;  // `width` is `keys` with padding
 
@@ -169,7 +169,7 @@ class HeadGroup {
     const int step = std::max(1, kMost / count_);
     for (int begin = sizes_.first; begin < sizes_.length; begin += step) {
       const int end = std::min(begin + step, sizes_.length);
-      const int keys = masks_.prefix ? sizes_.length : end;
+      const int keys = summed<T>(masks_.prefix ? sizes_.length : end);
       use(Block{begin, (end - begin) * count_, keys, padded_columns(keys)});
     }
   }
@@ -274,7 +274,8 @@ class HeadGroup {
     Panels<W> panels = {at, width / kColumns, size_t(steps) * kColumns};
     auto numbers = reinterpret_cast<const Number<T>*>(rows.data());
     pack_rows(numbers, size, block.rows, size, panels);
-    multiply_words<W>({x, 1, size_t(block.width)}, block.keys, panels, steps,
+    const int keys = std::min(block.keys, sizes_.length);
+    multiply_words<W>({x, 1, size_t(block.width)}, keys, panels, steps,
                       [&](int r, int column, const Floats* sums) {
                         float* to = y + size_t(r) * width + column;
                         for (int v = 0; v < kVectors; ++v, to += kLanes)

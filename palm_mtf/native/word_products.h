@@ -11,8 +11,10 @@
 
 #include <algorithm>
 #include <type_traits>
+#include <vector>
 
 #include "arithmetic.h"
+#include "tiles.h"
 
 namespace palm {
 
@@ -31,6 +33,14 @@ inline int padded_columns(int size) {
 template <class T>
 int words_of(int size) {
   return parts_of(size, kTogether<T>);
+}
+
+// Returns how many positions a product over `size` positions sums: with tiles,
+// those that fill them. The last ones are 0 in the left operand.
+template <class T>
+int summed(int size) {
+  constexpr int kWhole = kHasTiles && kTogether<T> == 2 ? 2 * kTileSize : 1;
+  return parts_of(size, kWhole) * kWhole;
 }
 
 template <class W>
@@ -68,11 +78,41 @@ inline void word_tile(int rows, Left<W> x, const W* panel, int steps, Use use) {
   for (int r = 0; r < kRows; ++r) use(r, sums[r]);
 }
 
+// Does what `multiply_words` does, by tiles; `steps` is a multiple of kTileSize.
+template <class Use>
+inline void multiply_words_by_tiles(Left<uint32_t> x, int rows,
+                                    Panels<uint32_t> panels, int steps,
+                                    Use use) {
+  thread_local std::vector<uint32_t> copy;
+  if (x.step != 1) {  // tiles read rows whose words are adjacent
+    copy.resize(size_t(rows) * steps);
+    for (int first = 0; first < rows; first += kTileSize)
+      for (int k = 0; k < steps; ++k)
+        for (int r = first; r < std::min(first + kTileSize, rows); ++r)
+          copy[size_t(r) * steps + k] = x.at[r * x.row + k * x.step];
+    x = {copy.data(), size_t(steps), 1};
+  }
+  const Tiles tiles(rows);
+  TileSums sums;
+  for (int p = 0; p < panels.count; ++p)
+    for_tiles(rows, [&](int first, int row, int last) {
+      tiles.multiply<false>(x.at + first * x.row, 4 * x.row,
+                            panels.at + p * panels.size, steps / kTileSize, true,
+                            Part{}, sums.rows);
+      for (; row < last; ++row)
+        use(row, p * kColumns,
+            reinterpret_cast<const Floats*>(sums.rows[row - first]));
+    });
+}
+
 // Multiplies `rows` rows of x by each panel. Calls use(row, column, sums) with
 // the kVectors registers of sums from `column` on.
 template <class W, class Use>
 inline void multiply_words(Left<W> x, int rows, Panels<W> panels, int steps,
                            Use use) {
+  if constexpr (kHasTiles && std::is_same_v<W, uint32_t>)
+    if (steps % kTileSize == 0)
+      return multiply_words_by_tiles(x, rows, panels, steps, use);
   for (int p = 0; p < panels.count; ++p)
     for (int first = 0; first < rows; first += kTileRows)
       word_tile<kTileRows>(
@@ -101,15 +141,16 @@ void pack_columns(const T* x, size_t stride, int count, int size,
   }
 }
 
-// Packs x, [count, size], as a right operand whose rows are the rows of x, so
-// that products sum over `count`. `stride` is the row stride.
+// Packs x, [count, size], as a right operand whose rows are the rows of x, then
+// rows of 0, so that products sum over `count`. `stride` is the row stride.
 template <class T>
 void pack_rows(const T* x, size_t stride, int count, int size,
                Panels<Word<T>> to) {
   for (int p = 0; p < to.count; ++p)
-    for (int k = 0; k < words_of<T>(count); ++k) {
+    for (int k = 0; k < int(to.size / kColumns); ++k) {
       Word<T>* words = to.at + p * to.size + k * kColumns;
-      const int columns = std::min(kColumns, size - p * kColumns);
+      const int columns =
+        kTogether<T> * k < count ? std::min(kColumns, size - p * kColumns) : 0;
       const T* row = x + size_t(kTogether<T> * k) * stride + p * kColumns;
       if constexpr (kTogether<T> == 2) {
         const bool is_pair = 2 * k + 1 < count;

@@ -65,6 +65,19 @@ def test_a_limit_of_onednn_holds_here_too(
   assert processors.bfloat16_flags() == bfloat16
 
 
+def test_doctor_says_whether_amx_is_used_and_why_not(has_flags, monkeypatch):
+  has_flags(ZEN_4)
+  assert processors.describe_amx() == ""
+  has_flags(SAPPHIRE_RAPIDS)
+  assert processors.describe_amx() == "used by products in bfloat16 and int8"
+  monkeypatch.setattr(processors, "may_use_tiles", lambda: False)
+  assert processors.describe_amx().startswith("not used: Linux gives no tiles")
+  monkeypatch.setenv("ONEDNN_MAX_CPU_ISA", "avx2")
+  assert processors.describe_amx() == (
+    "not used, because of ONEDNN_MAX_CPU_ISA=avx2"
+  )
+
+
 def test_a_cpu_that_nothing_is_known_of_has_nothing(tmp_path, monkeypatch):
   monkeypatch.setattr(processors, "CPUINFO", tmp_path / "none")
   assert processors.bfloat16_flags() == []

@@ -14,6 +14,7 @@ from tests import processes
 from tests.cpus import (
   ALDER_LAKE,
   CASCADE_LAKE,
+  SAPPHIRE_RAPIDS,
   SKYLAKE_X,
   ZEN_3,
   ZEN_4,
@@ -30,6 +31,14 @@ from tests.cpus import (
     (ALDER_LAKE, ["-march=x86-64-v3", "-mavxvnni"], 32),
     (CASCADE_LAKE, ["-march=x86-64-v4", "-mavx512vnni"], 64),
     (ZEN_4, ["-march=x86-64-v4", "-mavx512vnni", "-mavx512bf16"], 64),
+    (
+      SAPPHIRE_RAPIDS,
+      [
+        *("-march=x86-64-v4", "-mavx512vnni", "-mavx512bf16"),
+        *("-mamx-tile", "-mamx-bf16", "-mamx-int8"),
+      ],
+      64,
+    ),
   ],
 )
 def test_no_instruction_is_used_that_the_cpu_lacks(

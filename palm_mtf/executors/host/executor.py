@@ -14,12 +14,14 @@ from palm_mtf.executors.executor import (
   OpenLoss,
   open_loss,
 )
+from palm_mtf.executors.host.products import fastest_products
 from palm_mtf.executors.host.starter import HostStarter
 from palm_mtf.executors.host.step_session import step_session_config
 from palm_mtf.generation.decode.functions import LocalPrograms
 from palm_mtf.generation.decode.weight_maker import build_decode_model
 from palm_mtf.generation.decode.weights import DecodeSettings
 from palm_mtf.mesh.session import session_config
+from palm_mtf.native.decoding import BY_FLAGS
 from palm_mtf.programs.forward_program import build_forward_program
 from palm_mtf.programs.train_program import build_program
 from palm_mtf.runtime.client.client import Client
@@ -60,9 +62,13 @@ class HostExecutor(HostStarter):
   ) -> Iterator[OpenDecoder]:
     """Opens a session of this process."""
     given = settings.model, settings.mesh_layout, settings.weight_dtype
+    is_one = settings.mesh_layout.num_devices == 1  # only one packs kernels
+    products = BY_FLAGS
+    if settings.is_measured and is_one:
+      products = fastest_products()
     graph = tf.Graph()
     with graph.as_default():
-      model = build_decode_model(*given)
+      model = build_decode_model(*given, products)
     model = dataclasses.replace(model, mix=settings.mix)
     config = session_config(settings.mesh_layout.num_devices)
     # For packed weights, leave the threads to C++ products, which limit theirs.

@@ -107,7 +107,7 @@ class StackedWeights:
     of_model = self.placement, self._adapted, self._dims
     merged = merging_reader(*of_model, read)
     given = self.placement, self._config, self._dims, merged
-    found = WeightMaker(*given, self._weight_dtype, is_packed=False).make(layer)
+    found = WeightMaker(*given, self._weight_dtype, products=None).make(layer)
     if not self._has_logits_kernel:
       found.pop("to_logits", None)
     return {

@@ -15,9 +15,8 @@ rounded up by one compiler and down by the other.
 from collections.abc import Sequence
 
 from palm_mtf._tf import tf
-from palm_mtf.machine.processors import bfloat16_flags
 from palm_mtf.native import decoding
-from palm_mtf.native.decoding import GROUP, PackedKernel
+from palm_mtf.native.decoding import GROUP, NEVER, PackedKernel
 from palm_mtf.ops.matmul import has_kernel, is_emulated, packed_matmul
 from palm_mtf.ops.xla import in_xla_computation
 
@@ -104,13 +103,6 @@ def round_to_int4(w: tf.Tensor) -> tf.Tensor:
   return tf.cast(numbers, tf.float32) * scale[: w.shape[0]]
 
 
-# With AMX, oneDNN multiplies bfloat16 several times as fast as the C++
-# operations, but needs an unpacked kernel. For inputs of fewer rows, unpacking
-# takes longer than oneDNN saves (estimated for Sapphire Rapids from its memory
-# bandwidth).
-_LEAST_ROWS_FOR_AMX = 64
-
-
 def multiply(
   xs: Sequence[tf.Tensor], w: tf.Tensor | PackedKernel, *, is_step: bool
 ) -> tf.Tensor:
@@ -126,19 +118,15 @@ def multiply(
   """
   dtype = xs[0].dtype
   if isinstance(w, PackedKernel):
-    if not is_step and _is_faster_unpacked(xs, w):
+    is_long = int(xs[0].shape[0]) >= w.products.onednn
+    if not is_step and is_long and can_be_unpacked(w, dtype):
       x = tf.concat(xs, 1) if len(xs) > 1 else xs[0]
       # Wait for `x`, so that only a few kernels are unpacked at a time.
       with tf.control_dependencies([x]):
         return tf.matmul(x, decoding.unpack(w, x.shape[1]))
-    return decoding.multiply(xs, w, dtype)
+    return decoding.multiply(xs, w, dtype, is_step=is_step)
   (x,) = xs
   return tf.cast(_multiply_floats(tf.cast(x, w.dtype), w, is_step), dtype)
-
-
-def _is_faster_unpacked(xs: Sequence[tf.Tensor], w: PackedKernel) -> bool:
-  is_long = int(xs[0].shape[0]) >= _LEAST_ROWS_FOR_AMX
-  return is_long and can_be_unpacked(w, xs[0].dtype)
 
 
 def can_be_unpacked(w: PackedKernel, dtype: tf.DType) -> bool:
@@ -146,7 +134,7 @@ def can_be_unpacked(w: PackedKernel, dtype: tf.DType) -> bool:
 
   If so, the bits of a product depend on its number of rows.
   """
-  return dtype == w.dtype == tf.bfloat16 and "amx_bf16" in bfloat16_flags()
+  return dtype == w.dtype == tf.bfloat16 and w.products.onednn < NEVER
 
 
 def _multiply_floats(x: tf.Tensor, w: tf.Tensor, is_step: bool) -> tf.Tensor:

@@ -38,8 +38,10 @@ from palm_mtf.model.positions import project_distances
 from palm_mtf.model.weights import logits_dtype, palm_variables
 from palm_mtf.native.decoding import (
   BLOCK_FORMATS,
+  BY_FLAGS,
   INT4,
   PackedKernel,
+  Products,
   find_missing_in_step,
   pack,
 )
@@ -61,10 +63,14 @@ _logger = logging.getLogger(__name__)
 
 
 def build_decode_model(
-  config: ModelConfig, mesh_layout: MeshLayout, weight_dtype: str
+  config: ModelConfig,
+  mesh_layout: MeshLayout,
+  weight_dtype: str,
+  products: Products = BY_FLAGS,
 ) -> DecodeModel:
   """Builds a checkpoint's variables and decoding weights in the current graph.
 
+  `products` says how packed kernels multiply.
   The caller has checked the layout rules of `mesh_layout` against `config`.
   """
   mesh = mtf.Mesh(mtf.Graph(), "pod")
@@ -86,7 +92,8 @@ def build_decode_model(
   merged = merging_reader(placement, config, dims, read)
   config = config.merged
   maker = WeightMaker(
-    placement, config, dims, merged, weight_dtype, is_packed=is_packed
+    *(placement, config, dims, merged, weight_dtype),
+    products=products if is_packed else None,
   )
   weights: dict[str, LaidOut] = {}
   for layer in (None, *range(config.num_layers)):
@@ -146,18 +153,19 @@ class WeightMaker:
     read: Callable[[str], LaidOut],
     weight_dtype: str,
     *,
-    is_packed: bool,
+    products: Products | None,
   ):
     """Takes the settings, and `read`, which returns a float32 parameter.
 
-    `dims` are for devices that each hold all of d_model. `is_packed` says
-    whether kernels are packed for C++ operations.
+    `dims` are for devices that each hold all of d_model. `products` says how
+    kernels multiply that are packed for C++ operations; None to pack none.
     """
     self._impl, self._config, self._read = placement, config, read
-    self._is_packed = is_packed
+    self._is_packed = products is not None
+    self._products = products or BY_FLAGS
     self._is_quantized = weight_dtype != "activation"
     self._has_blocks = weight_dtype in BLOCK_FORMATS
-    if self._has_blocks and not is_packed:
+    if self._has_blocks and not self._is_packed:
       nearest = "int4" if weight_dtype == "q4_k" else "int8"
       raise UserError(
         f"WEIGHT_DTYPE = {weight_dtype!r}: only decoding steps in C++ read its "
@@ -258,7 +266,8 @@ class WeightMaker:
       if in_xla_computation():
         return x
       if isinstance(x, PackedKernel):
-        return dataclasses.replace(x, panels=keep(x.panels))
+        panels = keep(x.panels)
+        return dataclasses.replace(x, panels=panels, products=self._products)
       kept = make_variable(x, f"decode/{name}")
       self._initializers[parse_name(name).layer].append(kept.initializer)
       return kept.value()

@@ -65,9 +65,11 @@ class LoadedDecoder(contextlib.AbstractContextManager):
     pods: PodsConfig | None = None,
     for_steps: bool = False,
     index: KeyIndex | None = None,
+    is_measured: bool = False,
   ):
     # `for_steps`: whether decoding steps, rather than forward passes, will take
     # most of the time. Then the session gets only the threads that steps use.
+    # `is_measured`: see `DecodeSettings`.
     free_garbage()  # so that an earlier LoadedDecoder takes no memory
     self.config = config.merged  # the model of the decoding weights
     self.index = index  # with an index of keys
@@ -82,6 +84,7 @@ class LoadedDecoder(contextlib.AbstractContextManager):
       mesh_layout=mesh,
       weight_dtype=weight_dtype,
       mix=index.mix if index and self._calls_python else None,
+      is_measured=is_measured,
     )
     executor = decoding_executor(mesh, pods)
     # If loading fails, `scope` closes the client, and the error names the
@@ -112,6 +115,7 @@ class LoadedDecoder(contextlib.AbstractContextManager):
       pods=config.pods,
       for_steps=for_steps,
       index=index,
+      is_measured=True,
     )
 
   def build(self, function: DecodeFunction, state: str) -> Program:

@@ -25,12 +25,11 @@ from palm_mtf.generation.decode.step import NativeStep, make_step
 from palm_mtf.generation.decode.weight_maker import build_decode_model
 from palm_mtf.mesh.session import session_config
 from palm_mtf.native.blocks import quantize
-from palm_mtf.native.decoding import find_missing_in_step
+from palm_mtf.native.decoding import BY_FLAGS, Products, find_missing_in_step
 from palm_mtf.native.operations import operations
 from tests import oracle, processes
 from tests.blocks import SETTINGS, block_config, fast_only
 from tests.cases import slow
-from tests.cpus import SAPPHIRE_RAPIDS, ZEN_4, pretend_cpu
 from tests.mtf_testing import (
   SINGLE,
   load_decode_model,
@@ -292,33 +291,33 @@ def test_bfloat16_differs_only_by_its_rounding():
   assert np.abs(cached - exact).max() < 1.5 * np.abs(full - exact).max()
 
 
+BY_ONEDNN = Products(onednn=64)
+
+
 @pytest.mark.skipif(operations() is None, reason="there is no C++ compiler")
 @pytest.mark.parametrize(
-  ("cpu", "activation", "weights", "in_parts"),
+  ("products", "activation", "weights", "in_parts"),
   [
-    (ZEN_4, "bfloat16", "activation", True),
-    (SAPPHIRE_RAPIDS, "bfloat16", "int8", True),
-    (SAPPHIRE_RAPIDS, "float32", "activation", True),
-    (SAPPHIRE_RAPIDS, "bfloat16", "activation", False),
+    (BY_FLAGS, "bfloat16", "activation", True),
+    (BY_ONEDNN, "bfloat16", "int8", True),
+    (BY_ONEDNN, "float32", "activation", True),
+    (BY_ONEDNN, "bfloat16", "activation", False),
   ],
 )
 def test_prompts_are_read_whole_where_the_bits_depend_on_the_number_of_rows(
-  cpu, activation, weights, in_parts, tmp_path, monkeypatch
+  products, activation, weights, in_parts
 ):
-  pretend_cpu(cpu, tmp_path, monkeypatch)
   config = small_config(activation_dtype=activation)
   with tf.Graph().as_default():
-    model = build_decode_model(config, SINGLE, weights)
+    model = build_decode_model(config, SINGLE, weights, products)
   assert reads_parts(model) == in_parts
 
 
 @pytest.mark.skipif(operations() is None, reason="there is no C++ compiler")
-def test_with_amx_steps_are_in_cpp_and_long_prompts_are_multiplied_by_onednn(
-  tmp_path, monkeypatch
-):
-  def prompts_logits(length):
+def test_where_onednn_is_faster_it_multiplies_long_prompts_but_no_steps():
+  def prompts_logits(length, products):
     with tf.Graph().as_default() as graph, tf.Session() as session:
-      model = build_decode_model(config, SINGLE, "activation")
+      model = build_decode_model(config, SINGLE, "activation", products)
       assert isinstance(make_step(model), NativeStep)
       mesh, shape, palm = build_palm(model, 1, length)
       tokens = import_rows(model, mesh, tf.constant(inputs[:, :length]), shape)
@@ -331,13 +330,11 @@ def test_with_amx_steps_are_in_cpp_and_long_prompts_are_multiplied_by_onednn(
   config = small_config(activation_dtype="bfloat16", sequence_length=80)
   params = oracle.random_parameters(config, seed=1)
   inputs = random_tokens(config, 1, seed=3)["inputs"]
-  pretend_cpu(ZEN_4, tmp_path, monkeypatch)
-  operations_in_cpp, in_cpp = prompts_logits(80)
-  pretend_cpu(SAPPHIRE_RAPIDS, tmp_path, monkeypatch)
-  operations_of_amx, by_onednn = prompts_logits(80)
-  operations_of_short, short = prompts_logits(8)
+  operations_in_cpp, in_cpp = prompts_logits(80, BY_FLAGS)
+  operations_of_onednn, by_onednn = prompts_logits(80, BY_ONEDNN)
+  operations_of_short, short = prompts_logits(8, BY_ONEDNN)
   assert operations_in_cpp == operations_of_short == {"PalmProduct"}
-  assert operations_of_amx == {"MatMul"}
+  assert operations_of_onednn == {"MatMul"}
   np.testing.assert_array_equal(short, in_cpp[:, :8])
   # Both sum in float32 and round to bfloat16; the order of a sum differs.
   error = by_onednn.astype(np.float64) - in_cpp
