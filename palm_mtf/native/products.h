@@ -95,7 +95,8 @@ inline void finish_bytes(const Rows& x, int first, const uint8_t* panel,
                          int length, int k, Ahead ahead,
                          Ints totals[][kVectors], Floats sums[][kVectors]) {
   const uint8_t* ends = panel + size_t(length) * kColumns;
-  for (panel += size_t(k) * kColumns; k < length; k += 4, panel += 4 * kColumns) {
+  panel += size_t(k) * kColumns;
+  for (; k < length; k += 4, panel += 4 * kColumns) {
     ahead.prefetch();
     for (int r = 0; r < kRows; ++r) {
       Words value = splat_word(x.bytes + size_t(first + r) * length + k);
@@ -106,9 +107,10 @@ inline void finish_bytes(const Rows& x, int first, const uint8_t* panel,
   }
   for (int r = 0; r < kRows; ++r)
     for (int v = 0; v < kVectors; ++v) {
+      const Floats scale = load<Floats>(ends + v * sizeof(Floats));
       const Ints column = load<Ints>(ends + (kVectors + v) * sizeof(Ints));
       sums[r][v] = to_floats(totals[r][v] - kByteOffset * column) *
-                   x.scales[first + r] * load<Floats>(ends + v * sizeof(Floats));
+                   x.scales[first + r] * scale;
     }
 }
 
@@ -198,8 +200,8 @@ void tile_of(int rows, const Rows& x, int first, const uint8_t* panel,
     tile_of<kFormat, kRows - 1>(rows, x, first, panel, inner, ahead, out);
 }
 
-// Steps of a product by tiles (tiles.h) that are computed for all rows before the
-// next steps: 32 kB of a panel, which fit into the L1 cache.
+// Steps of a product by tiles (tiles.h) that are computed for all rows before
+// the next steps: 32 kB of a panel, which fit into the L1 cache.
 constexpr int kTileSteps = 8;
 
 // Does what `multiply_panels` does, by tiles; `inner` is above kGroup.

@@ -156,7 +156,8 @@ class HeadGroup {
 
  private:
   // Consecutive positions from `begin` on, which see at most the first `keys`
-  // positions, some of which (`summed`) may not exist. A row is one head of the group at one position.
+  // positions; the last of these may not exist (`summed`). A row is one head of
+  // the group at one position.
   struct Block {
     int begin, rows, keys, width;  // `width` is `keys` with padding
 

@@ -4,9 +4,10 @@
 // Products by AMX, whose registers are tiles: 16 rows of 16 words each. A word
 // of a row of x, and one of a panel, are two bfloat16 numbers or four bytes.
 //
-// A panel has the layout that tiles read: 16 of its rows, and 16 of its columns,
+// A panel has the layout that tiles read: 16 of its rows and 16 of its columns
 // are one tile. Each of 16 x 16 sums depends on one row and one column only, so
-// a row has the same bits in any tile.
+// a row has the same bits in any tile. No CPU with AMX has run this file yet:
+// tests emulate the tiles, and read the instructions in the machine code.
 
 #pragma once
 
@@ -16,13 +17,13 @@
 
 namespace palm {
 
-constexpr int kTileSize = 16;                   // rows, and words in a row
-constexpr int kTileBytes = 4 * kTileSize;       // of a row
-constexpr int kPanelStride = 4 * kColumns;      // bytes of a panel's row
+constexpr int kTileSize = 16;               // rows, and words in a row
+constexpr int kTileBytes = 4 * kTileSize;   // of a row
+constexpr int kPanelStride = 4 * kColumns;  // bytes of a panel's row
 
-// Operations on the tiles of this thread. The first reads 64 bytes: the shapes of
-// all tiles. The last adds products of x and w to `kTo`; bytes of x are unsigned,
-// those of w signed.
+// Operations on the tiles of this thread. The first reads 64 bytes: the shapes
+// of all tiles. The last adds products of x and w to `kTo`; bytes of x are
+// unsigned, those of w signed.
 void configure_tiles(const uint8_t* config);
 void release_tiles();
 template <int kTile>
@@ -90,9 +91,9 @@ class Tiles {
   Tiles(const Tiles&) = delete;
   ~Tiles() { release_tiles(); }
 
-  // Multiplies rows of x, `stride` bytes apart, by a panel; adds the products to
-  // the sums [rows, kColumns], or (`begins`) replaces the sums. Rows of x and
-  // columns of the panel have `steps` times kTileSize words.
+  // Multiplies rows of x, `stride` bytes apart, by a panel; adds the products
+  // to the sums [rows, kColumns], or (`begins`) replaces the sums. Rows of x
+  // and columns of the panel have `steps` times kTileSize words.
   template <bool kIsBytes>
   void multiply(const void* x, size_t stride, const void* panel, int steps,
                 bool begins, Part ahead, void* sums) const {

@@ -78,7 +78,7 @@ inline void word_tile(int rows, Left<W> x, const W* panel, int steps, Use use) {
   for (int r = 0; r < kRows; ++r) use(r, sums[r]);
 }
 
-// Does what `multiply_words` does, by tiles; `steps` is a multiple of kTileSize.
+// Does what `multiply_words` does, by tiles; kTileSize divides `steps`.
 template <class Use>
 inline void multiply_words_by_tiles(Left<uint32_t> x, int rows,
                                     Panels<uint32_t> panels, int steps,

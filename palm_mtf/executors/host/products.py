@@ -27,7 +27,7 @@ from palm_mtf.machine.cache_folder import (
   open_cache,
   warn_of,
 )
-from palm_mtf.machine.processors import bfloat16_flags
+from palm_mtf.machine.processors import bfloat16_flags, gpu_capabilities
 from palm_mtf.mesh.session import session_config
 from palm_mtf.native import decoding
 from palm_mtf.native.decoding import BY_FLAGS, NEVER, PackedKernel, Products
@@ -54,7 +54,7 @@ class Case(NamedTuple):
 def fastest_products() -> Products:
   """Returns the products that are fastest on this machine, for any kernel."""
   built_with = operations_built_with()
-  if built_with == "none" or not bfloat16_flags():
+  if built_with == "none" or not bfloat16_flags() or gpu_capabilities():
     return BY_FLAGS  # there is only one executor
   versions = __version__, importlib.metadata.version("tensorflow")
   folder, name = os.path.split(cache_path("products", built_with, *versions))
