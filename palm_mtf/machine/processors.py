@@ -93,7 +93,7 @@ def describe_amx() -> str:
   limit = os.environ.get(_LIMIT, "")
   if limit.upper() in _LIMITS:
     return f"not used, because of {_LIMIT}={limit}"
-  return "not used: Linux gives no tiles; it needs 5.16, and no sandbox"
+  return "not used: Linux gives no tiles (before 5.16, or in a sandbox)"
 
 
 def kernel_flags() -> list[str]:

@@ -58,6 +58,7 @@ extern "C" void multiply_int8(const float* x, const float* w, int rows,
   multiply<kInt8>(x, w, rows, inner, outer, tile_rows, y);
 }
 
+#if defined(__AVX512BF16__)  // other CPUs multiply these numbers as float32
 // The same of bfloat16 numbers, as attention multiplies them. x is [rows, inner]
 // words of two numbers, or (is_transposed) [inner, rows].
 extern "C" void multiply_pairs(const uint32_t* x, const uint16_t* w, int rows,
@@ -78,3 +79,4 @@ extern "C" void multiply_pairs(const uint32_t* x, const uint16_t* w, int rows,
                        sums[i / kLanes][i % kLanes];
                  });
 }
+#endif

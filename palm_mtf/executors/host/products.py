@@ -57,11 +57,15 @@ def fastest_products() -> Products:
   if built_with == "none" or not bfloat16_flags() or gpu_capabilities():
     return BY_FLAGS  # there is only one executor
   versions = __version__, importlib.metadata.version("tensorflow")
-  folder, name = os.path.split(cache_path("products", built_with, *versions))
+  key = built_with, *versions, *Products._fields
+  folder, name = os.path.split(cache_path("products", *key))
   try:
     with open_cache(folder, make=True) as cache:
       # Of several processes, one measures, and the others wait for its choice.
-      fcntl.flock(cache.descriptor, fcntl.LOCK_EX)
+      try:
+        fcntl.flock(cache.descriptor, fcntl.LOCK_EX)
+      except OSError as error:  # a file system without locks
+        raise CacheError(f"{folder}: {error.strerror}") from None
       if kept := cache.load([name]):
         return Products(**json.loads(kept[name]))
       found = choose_products(measure_products("amx" in built_with))

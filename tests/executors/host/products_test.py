@@ -2,6 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The products of decoding are measured once per machine, then kept."""
 
+import errno
 import os
 
 import pytest
@@ -103,6 +104,17 @@ def test_products_are_measured_once_and_then_kept(cache, caplog):
   again = fastest_products()
   assert "removed and compiled again" in caplog.text
   assert fastest_products() == again
+
+
+@needs_choice
+def test_without_locks_the_flags_choose(cache, monkeypatch, caplog):
+  def refuse(*unused):
+    raise OSError(errno.ENOLCK, "No locks available")
+
+  monkeypatch.setattr(products.fcntl, "flock", refuse)
+  assert fastest_products() == BY_FLAGS
+  assert "the cache is not used" in caplog.text
+  assert "No locks available" in caplog.text
 
 
 @needs_choice
