@@ -146,15 +146,24 @@ def open_generator(
   The caller has resolved ACTIVATION_DTYPE = "auto", and has checked that the
   checkpoint has the weights of `config.model`.
   """
-  from palm_mtf.generation.inference.constrained import ConstrainedGenerator
   from palm_mtf.generation.inference.generator import Generator
-  from palm_mtf.generation.inference.sessions import LoadedDecoder
+  from palm_mtf.generation.inference.kept_decoder import KeptDecoder, can_keep
 
   passages = Passages(config.decode) if config.decode.retrieve else None
   make: Callable[..., Generator] = Generator
-  if grammar:
-    make = functools.partial(ConstrainedGenerator, grammar=grammar)
-  with LoadedDecoder.of_run(checkpoint, config, for_steps=True) as loaded:
+  with contextlib.ExitStack() as stack:
+    if not grammar and can_keep(config):
+      loaded = stack.enter_context(KeptDecoder(checkpoint, config))
+    else:
+      from palm_mtf.generation.inference.sessions import LoadedDecoder
+
+      loaded = stack.enter_context(
+        LoadedDecoder.of_run(checkpoint, config, for_steps=True)
+      )
+    if grammar:
+      from palm_mtf.generation.inference.constrained import ConstrainedGenerator
+
+      make = functools.partial(ConstrainedGenerator, grammar=grammar)
     yield make(
       loaded,
       vocabulary,
