@@ -96,7 +96,9 @@ def generate(
     warn_if_slow(
       model, mesh, step_session_config(model, mesh, decode.weight_dtype)
     )
-  with open_generator(checkpoint, config, vocabulary, grammar) as loaded:
+  with open_generator(
+    checkpoint, config, vocabulary, grammar, keeps=True
+  ) as loaded:
     # If there is only one continuation, print tokens as they are generated.
     is_one = decode.rows_per_prompt == 1 and not as_json
     if template:

@@ -138,10 +138,14 @@ def open_generator(
   config: Config,
   vocabulary: Vocabulary,
   grammar: "Grammar | None" = None,
+  *,
+  keeps: bool = False,
 ) -> Iterator["Generator"]:
   """Loads a checkpoint for decoding, and frees it after the `with` body.
 
-  `grammar` is the form of the continuations; None for any text.
+  `grammar` is the form of the continuations; None for any text. `keeps` says
+  whether to run kept graphs, and to keep new ones (kept_decoder.py): worth it
+  in a process that does not import TensorFlow's package anyway.
 
   The caller has resolved ACTIVATION_DTYPE = "auto", and has checked that the
   checkpoint has the weights of `config.model`.
@@ -152,7 +156,7 @@ def open_generator(
   passages = Passages(config.decode) if config.decode.retrieve else None
   make: Callable[..., Generator] = Generator
   with contextlib.ExitStack() as stack:
-    if not grammar and can_keep(config):
+    if keeps and not grammar and can_keep(config):
       loaded = stack.enter_context(KeptDecoder(checkpoint, config))
     else:
       from palm_mtf.generation.inference.sessions import LoadedDecoder
