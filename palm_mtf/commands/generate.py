@@ -168,8 +168,10 @@ def _read_grammar(
 
 
 def _print_stream(loaded: "Generator", prompt: str) -> None:
-  print(f"--- {prompt!r}\n{prompt}", end="", flush=True)
-  for piece in loaded.stream(prompt):
+  pieces = loaded.stream(prompt)
+  first = next(pieces, "")  # loads the weights; if that fails, prints nothing
+  print(f"--- {prompt!r}\n{prompt}{first}", end="", flush=True)
+  for piece in pieces:
     print(piece, end="", flush=True)
   print("\n", flush=True)
 
