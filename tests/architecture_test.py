@@ -101,7 +101,7 @@ IMPORTS = {
   "data/batches": "errors json_text config model_dir runtime/host_functions "
   "data/sources "
   "data/filters data/vocabulary data/tokens",
-  "checkpoints": "errors json_text config _tf architecture accounting "
+  "checkpoints": "errors json_text config machine _tf architecture accounting "
   "runtime/host_functions runtime/program runtime/processes mesh "
   "runtime/client model_dir data/vocabulary data/batches",
   "export/trained_model": "errors config data/vocabulary data/batches "
@@ -117,9 +117,10 @@ IMPORTS = {
   "compression": "errors user_text config _tf architecture accounting native "
   "runtime/program mesh model runtime/client programs data/vocabulary "
   "data/batches checkpoints",
-  "generation/inference": "errors user_text config machine architecture "
-  "adapters runtime/program mesh generation/decode runtime/client "
-  "executors/choose retrieval data/vocabulary data/batches checkpoints",
+  "generation/inference": "errors user_text json_text config machine _tf "
+  "architecture adapters native runtime/program mesh generation/decode "
+  "runtime/client executors/choose retrieval data/vocabulary data/batches "
+  "checkpoints",
   "generation/serving": "errors json_text config machine _tf assertions "
   "data/vocabulary data/batches checkpoints runtime/addresses retrieval "
   "generation/inference",
@@ -139,8 +140,8 @@ IMPORTS = {
   "generation/inference training",
   "sweep": "errors console config machine architecture accounting model_dir",
   "commands": "__init__ errors user_text console json_text config machine _tf "
-  "architecture adapters accounting mesh executors/host executors/choose "
-  "compilation "
+  "architecture adapters accounting native mesh executors/host "
+  "executors/choose compilation "
   "rates model_dir retrieval report data/sources data/ngrams data/filters "
   "assertions data/vocabulary "
   "data/tokens data/batches checkpoints export/trained_model "

@@ -25,6 +25,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import numpy as np
 
+from palm_mtf.checkpoints.known_hashes import hash_unless_known
 from palm_mtf.errors import UserError
 from palm_mtf.json_text import json_text
 from palm_mtf.model_dir.atomic_files import sync
@@ -354,6 +355,8 @@ def read_whole(path: str, *, hold: bool = False) -> Checkpoint:
 
   Args:
     hold: whether to keep the files open, because a trainer may remove them.
+      Large files that have not changed since an earlier call are not hashed
+      again.
 
   Raises:
     DamagedCheckpointError: a file is missing, truncated or changed.
@@ -367,8 +370,10 @@ def read_whole(path: str, *, hold: bool = False) -> Checkpoint:
   found = {}
   for name in checkpoint.files:
     with reading(path, name):
-      file = held.path(name) if hold else os.path.join(path, name)
-      found[name] = hash_file(file)
+      if hold:
+        found[name] = hash_unless_known(held.path(name))
+      else:
+        found[name] = hash_file(os.path.join(path, name))
   return verify(checkpoint, found)
 
 

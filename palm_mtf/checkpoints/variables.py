@@ -471,7 +471,7 @@ def build_restorer(
       # A process holds at most two parts, one being read and one being sent, so
       # a read waits until the part two before it is assigned.
       with tf.device(device), tf.control_dependencies(done[device][:-1]):
-        value = _read_slice(prefixes[device], parts[0])
+        value = read_slice(prefixes[device], parts[0])
       assigned = tf.group(
         [each.variable.assign(value, read_value=False) for each in parts]
       )
@@ -480,8 +480,11 @@ def build_restorer(
   return tf.group(assignments)
 
 
-def _read_slice(prefix: tf.Tensor, part: Slice) -> tf.Tensor:
-  """Reads a slice from files, and pads it to the shape of its variable."""
+def read_slice(prefix: tf.Tensor, part: Slice) -> tf.Tensor:
+  """Reads a slice from files, and pads it to the shape of its variable.
+
+  `prefix` is TensorFlow's prefix of the files, [] string.
+  """
   shape, dtype = part.variable.shape.as_list(), part.variable.dtype.base_dtype
   if part.spec is None:  # only padding, which no file has
     return tf.zeros(shape, dtype)

@@ -22,7 +22,8 @@ from palm_mtf.generation.inference.prompts import (
   warn_of_spaces,
 )
 from palm_mtf.json_text import STRICT_DECODER, json_text
-from palm_mtf.machine.activation_dtype import log_dtype, resolve_dtype
+from palm_mtf.machine import tensorflow_c
+from palm_mtf.machine.activation_dtype import is_slow, log_dtype, resolve_dtype
 from palm_mtf.model_dir.foreign_files import read_regular
 from palm_mtf.user_text import check_text, split_lines
 
@@ -48,6 +49,7 @@ def generate(
   as_json: bool = False,
 ) -> None:
   """Prints continuations of prompts, or answers in a conversation."""
+  tensorflow_c.preload()
   mesh, decode, run = config.mesh_layout, config.decode, config.run
   mesh_layout.check_layout(mesh, config.model)
   model = resolve_dtype(config.model, mesh)
@@ -87,13 +89,16 @@ def generate(
   check(given)
   log_dtype(model, mesh)
   warn(given)
-  from palm_mtf.executors.host.step_session import step_session_config
-  from palm_mtf.rates.measure import warn_if_slow
+  if is_slow(model, mesh):  # only then import TensorFlow, which takes seconds
+    from palm_mtf.executors.host.step_session import step_session_config
+    from palm_mtf.rates.measure import warn_if_slow
 
-  warn_if_slow(
-    model, mesh, step_session_config(model, mesh, decode.weight_dtype)
-  )
-  with open_generator(checkpoint, config, vocabulary, grammar) as loaded:
+    warn_if_slow(
+      model, mesh, step_session_config(model, mesh, decode.weight_dtype)
+    )
+  with open_generator(
+    checkpoint, config, vocabulary, grammar, keeps=True
+  ) as loaded:
     # If there is only one continuation, print tokens as they are generated.
     is_one = decode.rows_per_prompt == 1 and not as_json
     if template:
@@ -163,8 +168,10 @@ def _read_grammar(
 
 
 def _print_stream(loaded: "Generator", prompt: str) -> None:
-  print(f"--- {prompt!r}\n{prompt}", end="", flush=True)
-  for piece in loaded.stream(prompt):
+  pieces = loaded.stream(prompt)
+  first = next(pieces, "")  # loads the weights; if that fails, prints nothing
+  print(f"--- {prompt!r}\n{prompt}{first}", end="", flush=True)
+  for piece in pieces:
     print(piece, end="", flush=True)
   print("\n", flush=True)
 

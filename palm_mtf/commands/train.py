@@ -13,12 +13,14 @@ from palm_mtf.accounting.plan import plan_if_known
 from palm_mtf.checkpoints.writer import quarantine_damaged
 from palm_mtf.config import Config, RunConfig
 from palm_mtf.errors import StoppedError, UserError
+from palm_mtf.executors.choose import uses_accelerators
 from palm_mtf.json_text import json_text
 from palm_mtf.learners.members import Members
 from palm_mtf.learners.service import check_key
 from palm_mtf.model_dir.atomic_files import write_atomically
 from palm_mtf.model_dir.lock import training_lock
 from palm_mtf.model_dir.paths import ModelDir
+from palm_mtf.native.build import compile_soon
 from palm_mtf.report.plans import format_prediction
 from palm_mtf.runtime.addresses import split_address
 from palm_mtf.runtime.client.local_servers import PodServers
@@ -53,6 +55,8 @@ def train(
     if is_replay:
       _replay(prepare(model_dir, config, resumes=False))
       return
+    if not uses_accelerators(config.mesh_layout):
+      compile_soon()  # while texts are read, which also takes some 15 seconds
     job = prepare(model_dir, config)
     quarantine_damaged(model_dir, job.checkpoint)
     # config.gin keeps ACTIVATION_DTYPE = "auto", so that other commands choose

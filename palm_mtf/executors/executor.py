@@ -32,6 +32,9 @@ class OpenDecoder(NamedTuple):
   process: Process  # that reads the checkpoint
   layers: Sequence[LayerWeights]  # load them in turn, to save memory
   build: BuildProgram
+  # Serialized configuration of a session in which the saved graph of programs
+  # gives the same texts, without Python; b"" if there is none.
+  session: bytes = b""
 
 
 class OpenLoss(NamedTuple):

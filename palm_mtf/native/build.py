@@ -2,7 +2,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Compiles the C++ operations for this CPU once, and caches the library."""
 
+import atexit
+import contextlib
 import errno
+import functools
 import hashlib
 import importlib.metadata
 import importlib.util
@@ -15,6 +18,7 @@ import shutil
 import signal
 import subprocess
 import tempfile
+import threading
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -46,6 +50,9 @@ _MOST_KEPT = 16  # newest libraries to keep: one per CPU, compiler and version
 _OUTPUT = "operations.so"
 # A compiler's message about a full disk or an exceeded quota has one of these.
 _NO_SPACE = tuple(map(os.strerror, (errno.ENOSPC, errno.EDQUOT)))
+_compiling = threading.Lock()
+_starting = threading.Lock()  # held while a compiler starts
+_compilers: list[subprocess.Popen] = []  # that run
 _ADVICE = "install g++ 11 or newer, or name it by CXX"
 
 
@@ -90,6 +97,11 @@ def load_library() -> bytes:
   Raises:
     BuildError: if the library cannot be compiled.
   """
+  with _compiling:  # a second thread finds what the first has compiled
+    return _load_library()
+
+
+def _load_library() -> bytes:
   digest = hashlib.sha256()
   for part in sorted(_SOURCE.parent.glob("*.[ch]*")):
     digest.update(part.read_bytes())
@@ -122,6 +134,46 @@ def load_library() -> bytes:
   except CacheError as error:
     warn_of(error)
   return content
+
+
+def open_library() -> tuple[str, bytes]:
+  """Returns a path from which to load the library, and its content.
+
+  Raises BuildError, or OSError if the file is too large (ulimit -f).
+  """
+  content = load_library()
+  return _path_of(content), content
+
+
+@functools.cache  # TensorFlow refuses to load operations from a second path
+def _path_of(content: bytes) -> str:
+  # The library is loaded from a file in memory, because a change of a mapped
+  # file on disk would crash the process. The file stays open, because
+  # TensorFlow keeps its path.
+  file = os.memfd_create("palm_mtf_operations")
+  if os.write(file, content) < len(content):
+    raise OSError(errno.EFBIG, os.strerror(errno.EFBIG))
+  return f"/proc/self/fd/{file}"
+
+
+def compile_soon() -> None:
+  """Begins to compile the library, if none is cached, in another thread."""
+
+  def compile_it() -> None:
+    with contextlib.suppress(BuildError, OSError):  # raised again when needed
+      load_library()
+
+  atexit.unregister(_stop_compilers)  # once is enough
+  atexit.register(_stop_compilers)
+  threading.Thread(target=compile_it, daemon=True).start()
+
+
+def _stop_compilers() -> None:
+  """Ends the compilers that would outlive this process, after an error."""
+  _starting.acquire()  # for good: no other compiler starts
+  for process in [*_compilers]:
+    with contextlib.suppress(ProcessLookupError):
+      os.killpg(process.pid, signal.SIGKILL)
 
 
 def read_build_options(content: bytes) -> str:
@@ -220,16 +272,18 @@ def _call(command: Sequence[str], folder: int, said: int) -> int:
   # Runs a command in `folder`, with output to `said` (both are descriptors);
   # returns the exit status.
   try:
-    process = subprocess.Popen(
-      command,
-      cwd=f"/proc/self/fd/{folder}",  # works even if the folder is renamed
-      env={**os.environ, "TMPDIR": ".", "LC_ALL": "C"},
-      stdin=subprocess.DEVNULL,
-      stdout=said,
-      stderr=said,
-      umask=0o077,
-      start_new_session=True,  # so that killpg also ends child processes
-    )
+    with _starting:
+      process = subprocess.Popen(
+        command,
+        cwd=f"/proc/self/fd/{folder}",  # works even if the folder is renamed
+        env={**os.environ, "TMPDIR": ".", "LC_ALL": "C"},
+        stdin=subprocess.DEVNULL,
+        stdout=said,
+        stderr=said,
+        umask=0o077,
+        start_new_session=True,  # so that killpg also ends child processes
+      )
+      _compilers.append(process)
   except OSError as error:
     raise BuildError(f"{command[0]}: {error.strerror}; {_ADVICE}") from None
   try:
@@ -239,6 +293,7 @@ def _call(command: Sequence[str], folder: int, said: int) -> int:
       f"{command[0]} has not ended in {_COMPILE_SECS} seconds; {_ADVICE}"
     ) from None
   finally:
+    _compilers.remove(process)
     if process.returncode is None:
       os.killpg(process.pid, signal.SIGKILL)
       process.wait()

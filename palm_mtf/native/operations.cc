@@ -75,6 +75,9 @@ void register_operation(const char* name, const Names& inputs,
   for (auto each : outputs) TF_OpDefinitionBuilderAddOutput(op, each);
   for (auto each : attrs) TF_OpDefinitionBuilderAddAttr(op, each);
   TF_OpDefinitionBuilderSetIsStateful(op, writes_to_inputs);
+  // The C library imports no graph of operations without such a function.
+  TF_OpDefinitionBuilderSetShapeInferenceFunction(
+    op, &TF_ShapeInferenceContextSetUnknownShape);
   TF_Status* status = TF_NewStatus();
   TF_RegisterOpDefinition(op, status);
   TF_DeleteStatus(status);

@@ -4,16 +4,14 @@
 
 import ctypes
 import dataclasses
-import errno
 import functools
 import logging
-import os
 from collections.abc import Sequence
 from types import ModuleType
 
 from palm_mtf._tf import tf
 from palm_mtf.machine.processors import usable_cores
-from palm_mtf.native.build import BuildError, load_library, read_build_options
+from palm_mtf.native.build import BuildError, open_library, read_build_options
 
 _logger = logging.getLogger(__name__)
 
@@ -32,14 +30,7 @@ class _Loaded:
 @functools.cache
 def _load() -> _Loaded:
   try:
-    content = load_library()
-    # The library is loaded from a file in memory, because a change of a mapped
-    # file on disk would crash the process.
-    file = os.memfd_create("palm_mtf_operations")
-    if os.write(file, content) < len(content):  # file size limit (ulimit -f)
-      raise OSError(errno.EFBIG, os.strerror(errno.EFBIG))
-    # The file stays open, because TensorFlow keeps this path.
-    path = f"/proc/self/fd/{file}"
+    path, content = open_library()
     module = tf.load_op_library(path)
     options = read_build_options(content)
     return _Loaded(module, options, ctypes.CDLL(path))

@@ -232,3 +232,23 @@ def test_a_hanging_compiler_is_ended_with_all_its_processes(
   for file in tmp_path.glob("pid"):
     pid = file.read_text().strip()
     processes.wait_for(lambda pid=pid: not processes.is_running(pid))
+
+
+def test_a_library_is_compiled_while_a_command_does_other_work(
+  caches, compiler
+):
+  compiler()
+  build.compile_soon()
+  assert build.load_library().endswith(b"-mword (1)")
+  assert len(files(caches)) == 1
+
+
+def test_a_command_that_ends_ends_its_compiler(caches, compiler, tmp_path):
+  compiler(f"echo $$ > {tmp_path}/pid; sleep 600")
+  code = (
+    "from palm_mtf.native import build; import os, time; build.compile_soon()\n"
+    f"while not os.path.exists('{tmp_path}/pid'): time.sleep(0.01)"
+  )
+  assert processes.python("-c", code).returncode == 0
+  pid = int((tmp_path / "pid").read_text())
+  processes.wait_for(lambda: not processes.is_running(pid))

@@ -76,7 +76,10 @@ class HostExecutor(HostStarter):
       config = step_session_config(*given)
     with Client(tf.Session(graph=graph, config=config)) as client:
       build = LocalPrograms(model).build
-      yield OpenDecoder(client, _THIS_PROCESS, model.layers, build)
+      # Where C++ does not run the steps, XLA compiles parts of them, and its
+      # cache needs TensorFlow's Python package.
+      bare = config.SerializeToString() if model.is_native else b""
+      yield OpenDecoder(client, _THIS_PROCESS, model.layers, build, bare)
 
 
 EXECUTOR: Executor = HostExecutor()

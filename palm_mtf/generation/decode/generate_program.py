@@ -15,6 +15,7 @@ from palm_mtf.generation.decode.functions import (
   DecodeFunction,
   Effect,
 )
+from palm_mtf.generation.decode.prompt_batch import PromptBatch
 from palm_mtf.generation.decode.rows import State, join_rows, repeat, split_rows
 from palm_mtf.generation.decode.sampling import is_among, mask_logits
 from palm_mtf.generation.decode.step import make_step, repeat_step
@@ -32,21 +33,6 @@ from palm_mtf.runtime.program import Program
 # While beam search has too few prefixes or ended continuations, this number
 # replaces their log p or score. Every real log p or score is larger.
 _NEVER = -1e30
-
-
-@dataclasses.dataclass(frozen=True)
-class PromptBatch:
-  """Sizes of one batch of prompts."""
-
-  num_prompts: int  # divisible by the number of slices of `batch`
-  prompt_tokens: int  # length of padded prompts, with the start token
-  max_tokens: int  # maximum length of a continuation
-  num_tokens: int  # number of pieces in the vocabulary
-  # Tokens that end a continuation. After its end, a continuation is filled with
-  # the first of these tokens.
-  end_ids: tuple[int, ...]
-  # Number of tokens before a prompt's text: they are never penalized.
-  num_before: int = 1
 
 
 @dataclasses.dataclass(frozen=True)

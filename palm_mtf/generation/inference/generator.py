@@ -2,25 +2,28 @@
 # SPDX-License-Identifier: Apache-2.0
 """Generates continuations of prompts, up to [eod] or STOP_STRINGS."""
 
-import functools
 from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from palm_mtf.config import DecodeConfig
 from palm_mtf.data.vocabulary.vocabulary import Vocabulary
-from palm_mtf.generation.decode.generate_program import (
-  PromptBatch,
-  build_decode_programs,
-)
+from palm_mtf.generation.decode.prompt_batch import PromptBatch
 from palm_mtf.generation.inference.continuation import (
   Continuation,
   ContinuationReader,
   make_sampling_key,
 )
-from palm_mtf.generation.inference.sessions import LoadedDecoder
 from palm_mtf.retrieval.passages import Passages
-from palm_mtf.runtime.program import Program
+
+if TYPE_CHECKING:  # at run time, this import would load TensorFlow
+  from palm_mtf.generation.inference.kept_decoder import (
+    KeptDecoder,
+    KeptProgram,
+  )
+  from palm_mtf.generation.inference.sessions import LoadedDecoder
+  from palm_mtf.runtime.program import Program
 
 # The maximum number of rows per batch. With this many rows, reading the weights
 # costs little compared with the arithmetic.
@@ -38,7 +41,7 @@ class Generator:
 
   def __init__(
     self,
-    loaded: LoadedDecoder,
+    loaded: "LoadedDecoder | KeptDecoder",
     vocabulary: Vocabulary,
     decode: DecodeConfig,
     *,
@@ -59,9 +62,6 @@ class Generator:
     self._vocabulary, self._decode = vocabulary, decode
     self._sample_tokens, self._seed = sample_tokens, seed
     self._start_id, self._passages = start_id, passages
-    self._build = functools.cache(
-      lambda sizes: build_decode_programs(loaded.build, decode, sizes)
-    )
 
   @property
   def activation_dtype(self) -> str:
@@ -169,7 +169,8 @@ class Generator:
     # The first run of a program compiles the program. Pad prompts to a power of
     # two, so that few programs serve all lengths.
     most = self._loaded.config.sequence_length - self._sample_tokens + 1
-    programs = self._build(
+    programs = self._loaded.build_texts(
+      self._decode,
       PromptBatch(
         num_prompts=size,
         prompt_tokens=min(1 << (max(lengths) - 1).bit_length(), most),
@@ -177,7 +178,7 @@ class Generator:
         num_tokens=self._vocabulary.size,
         end_ids=self._vocabulary.end_ids,
         num_before=len(virtual) + len(first),
-      )
+      ),
     )
     client = self._client
     inputs = np.zeros(programs.start.inputs["prompts"].shape, np.int32)
@@ -211,7 +212,9 @@ class Generator:
       yield self._read(programs.read, readers)
 
   def _read(
-    self, program: Program, readers: Sequence[Sequence[ContinuationReader]]
+    self,
+    program: "Program | KeptProgram",
+    readers: Sequence[Sequence[ContinuationReader]],
   ) -> list[list[_Row]]:
     values = self._client.call(program)
     tokens, scores = values["tokens"], values.get("scores")

@@ -138,23 +138,36 @@ def open_generator(
   config: Config,
   vocabulary: Vocabulary,
   grammar: "Grammar | None" = None,
+  *,
+  keeps: bool = False,
 ) -> Iterator["Generator"]:
   """Loads a checkpoint for decoding, and frees it after the `with` body.
 
-  `grammar` is the form of the continuations; None for any text.
+  `grammar` is the form of the continuations; None for any text. `keeps` says
+  whether to run kept graphs, and to keep new ones (kept_decoder.py): worth it
+  in a process that does not import TensorFlow's package anyway.
 
   The caller has resolved ACTIVATION_DTYPE = "auto", and has checked that the
   checkpoint has the weights of `config.model`.
   """
-  from palm_mtf.generation.inference.constrained import ConstrainedGenerator
   from palm_mtf.generation.inference.generator import Generator
-  from palm_mtf.generation.inference.sessions import LoadedDecoder
+  from palm_mtf.generation.inference.kept_decoder import KeptDecoder, can_keep
 
   passages = Passages(config.decode) if config.decode.retrieve else None
   make: Callable[..., Generator] = Generator
-  if grammar:
-    make = functools.partial(ConstrainedGenerator, grammar=grammar)
-  with LoadedDecoder.of_run(checkpoint, config, for_steps=True) as loaded:
+  with contextlib.ExitStack() as stack:
+    if keeps and not grammar and can_keep(config):
+      loaded = stack.enter_context(KeptDecoder(checkpoint, config))
+    else:
+      from palm_mtf.generation.inference.sessions import LoadedDecoder
+
+      loaded = stack.enter_context(
+        LoadedDecoder.of_run(checkpoint, config, for_steps=True)
+      )
+    if grammar:
+      from palm_mtf.generation.inference.constrained import ConstrainedGenerator
+
+      make = functools.partial(ConstrainedGenerator, grammar=grammar)
     yield make(
       loaded,
       vocabulary,

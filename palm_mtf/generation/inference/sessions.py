@@ -9,7 +9,13 @@ import numpy as np
 
 from palm_mtf.checkpoints.manifest import Checkpoint
 from palm_mtf.checkpoints.variables import CheckpointProcesses, CheckpointReader
-from palm_mtf.config import Config, MeshLayout, ModelConfig, PodsConfig
+from palm_mtf.config import (
+  Config,
+  DecodeConfig,
+  MeshLayout,
+  ModelConfig,
+  PodsConfig,
+)
 from palm_mtf.data.batches.corpus import Batch
 from palm_mtf.errors import UserError
 from palm_mtf.executors.choose import (
@@ -17,6 +23,11 @@ from palm_mtf.executors.choose import (
   decoding_executor,
 )
 from palm_mtf.generation.decode.functions import DecodeFunction, Effect
+from palm_mtf.generation.decode.generate_program import (
+  DecodePrograms,
+  build_decode_programs,
+)
+from palm_mtf.generation.decode.prompt_batch import PromptBatch
 from palm_mtf.generation.decode.weights import DecodeSettings, LayerWeights
 from palm_mtf.machine.host_memory import free_garbage, release_file_pages
 from palm_mtf.mesh.slices import Slice
@@ -72,6 +83,7 @@ class LoadedDecoder(contextlib.AbstractContextManager):
     # `is_measured`: see `DecodeSettings`.
     free_garbage()  # so that an earlier LoadedDecoder takes no memory
     self.config = config.merged  # the model of the decoding weights
+    self._texts: dict[tuple[DecodeConfig, PromptBatch], DecodePrograms] = {}
     self.index = index  # with an index of keys
     # Tokens stand after the virtual positions of an adapter.
     self.num_virtual = config.adapter_length or 0
@@ -90,9 +102,11 @@ class LoadedDecoder(contextlib.AbstractContextManager):
     # If loading fails, `scope` closes the client, and the error names the
     # server that was lost, if any.
     with contextlib.ExitStack() as scope:
-      self.client, process, layers, self._build = scope.enter_context(
+      self.client, process, layers, self._build, session = scope.enter_context(
         executor.open_decoder(settings, pods, for_steps=for_steps)
       )
+      # What keep_programs.py keeps, besides programs.
+      self.layers, self.session_config = layers, session
       reader = CheckpointReader(self.client, CheckpointProcesses(process))
       parts = [[layer.slices] for layer in layers]
       with reader.open_model(checkpoint, parts) as restore:
@@ -131,6 +145,18 @@ class LoadedDecoder(contextlib.AbstractContextManager):
       )
     with self.client.graph.as_default():
       return self._build(function, state)
+
+  def build_texts(
+    self, decode: DecodeConfig, sizes: PromptBatch
+  ) -> DecodePrograms:
+    """Returns the programs that continue a batch of prompts; builds them once.
+
+    The first run of each program compiles the program.
+    """
+    if (decode, sizes) not in self._texts:
+      found = build_decode_programs(self.build, decode, sizes)
+      self._texts[decode, sizes] = found
+    return self._texts[decode, sizes]
 
   def close(self) -> None:
     """Closes the client, and frees the weights."""

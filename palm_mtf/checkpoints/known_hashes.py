@@ -1,0 +1,56 @@
+# Copyright 2026 The palm_mtf authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Remembers the hashes of large files that have not changed since.
+
+A command hashes a checkpoint before it uses the weights, and for a small model
+that takes as long as to load them. The cache of this user names the file by its
+device, inode, size and times of change, of which the kernel sets the last.
+"""
+
+import os
+import time
+
+from palm_mtf.machine.cache_folder import (
+  CacheError,
+  cache_path,
+  open_cache,
+  warn_of,
+)
+from palm_mtf.model_dir.foreign_files import hash_file
+
+_LARGE_BYTES = 2**24  # smaller files are hashed sooner than found
+# A file changed so recently may change again without another time of change.
+_SETTLED_SECS = 2.0
+_MOST_KEPT = 256  # newest hashes to keep
+
+
+def hash_unless_known(path: str) -> str:
+  """Returns `hash_file` of a file; does not read an unchanged file again.
+
+  A disk that loses bits is no change, and is not noticed.
+
+  Raises OSError if the file cannot be read.
+  """
+  before = os.stat(path)
+  if before.st_size < _LARGE_BYTES:
+    return hash_file(path)
+  folder, name = os.path.split(cache_path("hashes", *_identity(before)))
+  try:
+    with open_cache(folder, make=True) as cache:
+      if known := cache.load([name]).get(name):
+        return known.decode()
+      found = hash_file(path)
+      is_settled = time.time() - before.st_ctime > _SETTLED_SECS
+      if is_settled and _identity(os.stat(path)) == _identity(before):
+        cache.keep(name, found.encode())
+        for old in cache.names()[_MOST_KEPT:]:
+          cache.remove(old)
+      return found
+  except CacheError as error:
+    warn_of(error)
+    return hash_file(path)
+
+
+def _identity(status: os.stat_result) -> list[str]:
+  parts = "st_dev", "st_ino", "st_size", "st_mtime_ns", "st_ctime_ns"
+  return [f"{part} {getattr(status, part)}" for part in parts]
