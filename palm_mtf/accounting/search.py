@@ -17,7 +17,7 @@ from palm_mtf.accounting.step_time import StepTime, device_rates, predict_step
 from palm_mtf.accounting.work import AnyConfig
 from palm_mtf.config.mesh_layout import MeshLayout
 from palm_mtf.config.pods import MAX_PODS
-from palm_mtf.config.tpu_slice import tpu_slice
+from palm_mtf.config.tpu_slice import BOXES, tpu_slice
 from palm_mtf.errors import UserError
 
 # Dimensions that the mesh axis "model" may split.
@@ -173,20 +173,19 @@ def find_slice(name: str, num_devices: int) -> str | None:
   The TPU is of the kind in `name`, such as "v4-128". The result is "" if `name`
   is "" (no TPU), and None if no slice has so many devices.
 
-  Optical switches join cubes of 4 x 4 x 4 chips into a v4 slice, which may be
-  any box of cubes (Jouppi et al. 2023). If several boxes have the wanted size,
-  the result names the most cubic box.
+  A v4 or v5p slice may be any box of cubes of 4 x 4 x 4 chips. If several boxes
+  have the wanted size, the result names the most cubic box.
   """
   if not name or tpu_slice(name).num_devices == num_devices:
     return name
   kind = name.partition("-")[0]
-  # The number in the name of a v4 slice counts cores, two per device.
-  num_cores = num_devices * (2 if kind == "v4" else 1)
+  # The number in the name of a v4 or v5p slice counts cores, two per device.
+  num_cores = num_devices * (2 if kind in BOXES else 1)
   try:
     return tpu_slice(f"{kind}-{num_cores}").name
   except UserError:
     num_cubes, rest = divmod(num_devices, 4**3)
-  if kind != "v4" or rest:
+  if kind not in BOXES or rest:
     return None
   boxes = (
     (x, y, num_cubes // (x * y))
@@ -194,7 +193,7 @@ def find_slice(name: str, num_devices: int) -> str | None:
     for y in divisors(num_cubes // x)
     if x <= y <= num_cubes // (x * y)
   )
-  return "v4-" + "x".join(str(4 * n) for n in min(boxes, key=sum))
+  return f"{kind}-" + "x".join(str(4 * n) for n in min(boxes, key=sum))
 
 
 def _layouts(

@@ -49,11 +49,14 @@ from palm_mtf.json_text import named_text
 from palm_mtf.steps.plan import stage_layers
 
 # Clock of a TPU core in Hz, to turn the compiler's cycles into seconds:
-# Jouppi et al. 2020 (v2, v3) and 2023 (v4).
-_CLOCKS = {"v2": 700e6, "v3": 940e6, "v4": 1050e6}
+# Jouppi et al. 2020 (v2, v3) and 2023 (v4). The clock of v5p follows from its
+# peak: 8 units of 128 x 128 multiplications and additions. That of v6e is not
+# published, and does not follow in this way.
+_CLOCKS = {"v2": 700e6, "v3": 940e6, "v4": 1050e6, "v5p": 1750e6}
 
-# libtpu's name of the configuration in which a chip's two cores are one device.
-_ONE_DEVICE = "megacore"
+# libtpu's names of configurations in which a chip's two cores are one device;
+# of chips that are not listed, the default is right.
+_CONFIGURATIONS = {"v4": "megacore"}
 # libtpu reads these variables when JAX loads libtpu. The first variable lets
 # several processes load libtpu at once; this is safe, because none opens a TPU.
 # The other variables keep libtpu from querying a TPU VM's metadata server.
@@ -86,9 +89,9 @@ def compile_run(config: PlanConfig) -> dict[str, Any]:
   Bytes are per device. Traffic and time are those of a training step with the
   run's largest batch. "programs" and "decoding" list the programs of training
   and of decoding: each has its memory, and as "secs" the time to compile it.
-  The outermost "secs" has "compute" (not for GPUs), the TPU compiler's estimate
-  of cycles divided by the clock rate. It also has "collectives", the bytes that
-  a device sends divided by the bandwidth of its links.
+  The outermost "secs" has "compute" (not for GPUs and v6e), the TPU compiler's
+  estimate of cycles divided by the clock rate. It also has "collectives", the
+  bytes that a device sends divided by the bandwidth of its links.
 
   `config` has TPU, or one of GPU_CHIPS as CHIP. Raises UserError if the devices
   are unknown, or the training step does not fit.
@@ -155,8 +158,8 @@ def _compile_run(config: PlanConfig) -> dict[str, Any]:
     raise _TooLargeError(peak, rates.chip_memory_bytes)
   moved = _add_up(collectives, config)
   secs = {"collectives": sum(x["secs"] for x in moved)}
-  if layout.tpu:
-    secs = {"compute": cycles / _CLOCKS[_kind(config)], **secs}
+  if clock := _CLOCKS.get(_kind(config)):
+    secs = {"compute": cycles / clock, **secs}
   return {
     "target": layout.tpu or f"{layout.num_devices:,} {config.run.chip}",
     "compiler": _compiler(config),
@@ -342,7 +345,7 @@ def _describe_tpus(config: PlanConfig) -> Sequence[Any]:
   return topologies.get_topology_desc(
     platform="tpu",
     topology_name=f"{_kind(config)}:{'x'.join(map(str, where.chips))}",
-    chip_config_name=_ONE_DEVICE if where.devices_of_chip == 1 else "default",
+    chip_config_name=_CONFIGURATIONS.get(_kind(config), "default"),
   ).devices
 
 

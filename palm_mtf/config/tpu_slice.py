@@ -5,9 +5,10 @@
   TPU = "v3-8"           8 cores on 4 chips, the name in Google Cloud
   TPU = "v4-16"          16 cores on 8 chips
   TPU = "v4-12x16x16"    3,072 chips of this shape (each pod in PaLM's paper)
+  TPU = "v6e-256"        256 chips of one core each
 
-Chips lie on a torus with the coordinates x, y and z; each host has 2 x 2 x 1
-chips. A v2 or v3 chip is two devices, one per core; a v4 chip is one device.
+Chips lie on a torus with the coordinates x, y and z. A v2 or v3 chip is two
+devices, one per core; each later chip is one device.
 """
 
 import math
@@ -17,22 +18,30 @@ from typing import NamedTuple
 from palm_mtf.config.pods import PodsConfig
 from palm_mtf.errors import UserError, did_you_mean
 
-HOST_CHIPS = (2, 2, 1)  # along x, y and z (Cloud TPU's system architecture)
-_DEVICES_OF_CHIP = {"v2": 2, "v3": 2, "v4": 1}
+_HOST_CHIPS = (2, 2, 1)  # along x, y and z (Cloud TPU's system architecture)
+_DEVICES_OF_CHIP = {"v2": 2, "v3": 2, "v4": 1, "v5p": 1, "v6e": 1}
+# Optical switches join cubes of 4 x 4 x 4 of these chips into slices that may
+# be any box of cubes (Jouppi et al. 2023; Cloud TPU's page on v5p).
+BOXES = ("v4", "v5p")
 
-# {number of cores in a slice's name: chips along x, y and z}. A v4 slice has
-# half as many chips as cores, in a box that is as near to a cube as powers of 2
-# allow.
+# {number of cores in a slice's name: chips along x, y and z}. A v4 or v5p slice
+# has half as many chips as cores, in a box that is as near to a cube as powers
+# of 2 allow. A v6e chip has one core.
 _FLAT = {8: (2, 2, 1), 32: (4, 4, 1), 128: (8, 8, 1), 512: (16, 16, 1)}
+_CUBIC = {
+  8: (2, 2, 1),
+  **{
+    2 ** (n + 1): (2 ** (n // 3), 2 ** ((n + 1) // 3), 2 ** ((n + 2) // 3))
+    for n in range(3, 13)
+  },
+}
 _SHAPES = {
   "v2": {**_FLAT, 256: (8, 16, 1)},
   "v3": {**_FLAT, 64: (4, 8, 1), 1024: (16, 32, 1), 2048: (32, 32, 1)},
-  "v4": {
-    8: (2, 2, 1),
-    **{
-      2 ** (n + 1): (2 ** (n // 3), 2 ** ((n + 1) // 3), 2 ** ((n + 2) // 3))
-      for n in range(3, 13)
-    },
+  **dict.fromkeys(BOXES, _CUBIC),
+  "v6e": {
+    **{4: (2, 2, 1), 8: (2, 4, 1), 16: (4, 4, 1), 32: (4, 8, 1)},
+    **{64: (8, 8, 1), 128: (8, 16, 1), 256: (16, 16, 1)},
   },
 }
 
@@ -56,9 +65,14 @@ class TpuSlice(NamedTuple):
     return math.prod(self.chips) * self.devices_of_chip
 
   @property
+  def host_chips(self) -> tuple[int, int, int]:
+    """Numbers of chips of each host (Cloud TPU: a VM) along x, y and z."""
+    return self.chips if self.name == "v6e-8" else _HOST_CHIPS
+
+  @property
   def num_hosts(self) -> int:
     """Number of hosts; each has the same number of devices."""
-    return math.prod(self.chips) // math.prod(HOST_CHIPS)
+    return math.prod(self.chips) // math.prod(self.host_chips)
 
   @property
   def mesh_shape(self) -> tuple[int, int, int, int]:
@@ -76,22 +90,24 @@ def tpu_slice(name: str) -> TpuSlice:
   kind, _, size = str(name).partition("-")
   if kind in _SHAPES and size in map(str, _SHAPES[kind]):
     chips = _SHAPES[kind][int(size)]
-  elif kind == "v4" and re.fullmatch(r"[0-9]{1,3}x[0-9]{1,3}x[0-9]{1,3}", size):
+  elif kind in BOXES and re.fullmatch(
+    r"[0-9]{1,3}x[0-9]{1,3}x[0-9]{1,3}", size
+  ):
     x, y, z = map(int, size.split("x"))
     chips = (x, y, z)
     if 0 in chips or any(
-      n % by for n, by in zip(chips, HOST_CHIPS, strict=True)
+      n % by for n, by in zip(chips, _HOST_CHIPS, strict=True)
     ):
       raise UserError(
         f'TPU = "{name}": a host has 2 x 2 x 1 chips, so x and y must be even '
-        'numbers, as in "v4-4x4x8".'
+        f'numbers, as in "{kind}-4x4x8".'
       )
   else:
     known = [f"{x}-{n}" for x, shapes in _SHAPES.items() for n in shapes]
     raise UserError(
       f'TPU = "{name}": no such slice{did_you_mean(str(name), known)}. Name '
-      'a slice by its cores, as in "v3-8" or "v4-128", or a v4 slice by its '
-      'chips, as in "v4-4x4x8".'
+      'a slice by its cores, as in "v3-8" or "v4-128", or a v4 or v5p slice '
+      'by its chips, as in "v4-4x4x8".'
     )
   return TpuSlice(name, chips, _DEVICES_OF_CHIP[kind])
 

@@ -131,6 +131,10 @@ def test_a_number_of_tpus_that_no_slice_has_is_said():
     ("v4", 320, "v4-4x4x20"),
     ("v4", 96, None),  # no whole number of cubes of 64 chips
     ("v3", 96, None),
+    ("v5p", 64, "v5p-128"),
+    ("v5p", 1536, "v5p-8x12x16"),
+    ("v6e", 64, "v6e-64"),
+    ("v6e", 512, None),
   ],
 )
 def test_a_slice_is_found_by_its_devices(kind, devices, name):

@@ -8,6 +8,7 @@ import re
 import pytest
 
 from palm_mtf.accounting.plan import plan_of
+from palm_mtf.config.tpu_slice import chip_of
 from palm_mtf.errors import UserError
 from tests.planning import plan_config
 
@@ -17,9 +18,8 @@ pytestmark = pytest.mark.slow
 
 
 def quickstart(**macros):
-  return plan_config(
-    "recipes/quickstart.gin", "layouts/tpu_v4_8.gin", CHIP="tpu_v4", **macros
-  )
+  macros.setdefault("CHIP", "tpu_v4")
+  return plan_config("recipes/quickstart.gin", "layouts/tpu_v4_8.gin", **macros)
 
 
 @pytest.fixture(scope="module")
@@ -50,6 +50,19 @@ def test_weights_are_gathered_with_the_bytes_of_the_plan(compiled):
   # it is "none", so once per layer, and once more for the last norm.
   of_scales = 5 * 3 / 4 * 128 * 4
   assert moved(compiled)[gathers] == planned - of_scales
+
+
+@pytest.mark.parametrize(("tpu", "chips"), [("v5p-8", 4), ("v6e-8", 8)])
+def test_steps_compile_for_later_kinds_of_tpus(compile_run, tpu, chips):
+  config = quickstart(
+    NUM_PODS=1, TPU=tpu, MESH_SHAPE=f"data:{chips}", CHIP=chip_of(tpu)
+  )
+  found = compile_run(config)
+  planned = moved(plan_of(config))["all_gather", "data"]
+  of_scales = 5 * (1 - 1 / chips) * 128 * 4  # all-reduced, as above
+  assert moved(found)["all_gather", "data"] == planned - of_scales
+  # The clock of v6e is not published.
+  assert ("compute" in found["secs"]) == (tpu == "v5p-8")
 
 
 def test_gradients_are_reduce_scattered_with_the_bytes_of_the_plan(compiled):

@@ -21,6 +21,13 @@ from tests.refusals import message_of
     ("v4-8", 4, 1),
     ("v4-128", 64, 16),
     ("v4-12x16x16", 3072, 768),  # facts of PaLM's pod: 3,072 chips, 768 hosts
+    # Rows of the tables on Google's pages; v6e in VMs, which are its hosts.
+    ("v5p-128", 64, 16),
+    ("v5p-16x16x24", 6144, 1536),
+    ("v6e-4", 4, 1),
+    ("v6e-8", 8, 1),
+    ("v6e-16", 16, 4),
+    ("v6e-256", 256, 64),
   ],
 )
 def test_a_slice_has_the_devices_and_hosts_of_its_name(name, devices, hosts):
@@ -34,13 +41,18 @@ def test_a_slice_has_the_devices_and_hosts_of_its_name(name, devices, hosts):
     (
       lambda: tpu_slice("v3-16"),
       'TPU = "v3-16": no such slice (did you mean "v4-16"?). Name a slice by '
-      'its cores, as in "v3-8" or "v4-128", or a v4 slice by its chips, as in '
-      '"v4-4x4x8".',
+      'its cores, as in "v3-8" or "v4-128", or a v4 or v5p slice by its chips, '
+      'as in "v4-4x4x8".',
     ),
     (
       lambda: tpu_slice("v4-3x4x4"),
       'TPU = "v4-3x4x4": a host has 2 x 2 x 1 chips, so x and y must be even '
       'numbers, as in "v4-4x4x8".',
+    ),
+    (
+      lambda: tpu_slice("v5p-4x3x4"),
+      'TPU = "v5p-4x3x4": a host has 2 x 2 x 1 chips, so x and y must be even '
+      'numbers, as in "v5p-4x4x8".',
     ),
     (
       lambda: MeshLayout(mesh_shape="data:4", layout="batch:data", tpu="v3-8"),
@@ -58,8 +70,8 @@ def test_a_slice_has_the_devices_and_hosts_of_its_name(name, devices, hosts):
     (
       lambda: tpu_slice("v4-\u0668"),  # eight in Arabic-Indic digits
       'TPU = "v4-\u0668": no such slice (did you mean "v4-8"?). Name a slice '
-      'by its cores, as in "v3-8" or "v4-128", or a v4 slice by its chips, as '
-      'in "v4-4x4x8".',
+      'by its cores, as in "v3-8" or "v4-128", or a v4 or v5p slice by its '
+      'chips, as in "v4-4x4x8".',
     ),
     (
       lambda: MeshLayout(mesh_shape="", layout="", steps_per_loop=9),

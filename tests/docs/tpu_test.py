@@ -3,8 +3,11 @@
 
 import pytest
 
+from palm_mtf.accounting.plan import memory_parts, plan_of
+from palm_mtf.accounting.step_time import device_rates
 from palm_mtf.cli.main import main
 from tests.doc_pages import Page
+from tests.planning import plan_config
 
 PAGE = Page("docs/tpu.md")
 (GENERATE,) = (
@@ -27,6 +30,44 @@ def test_rehearsals_run_as_the_page_says(block, tmp_path, monkeypatch, capsys):
   own = [x.replace("runs/rehearsal", str(tmp_path / "run")) for x in GENERATE]
   assert main(own) == 0
   assert "--- 'def main('" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+  ("recipe", "layout", "settings", "macros"),
+  [
+    ("palm_8b", "tpu_v5p_128", "", {"CHIP": "tpu_v5p", "NUM_PODS": 1}),
+    ("palm_8b", "tpu_v6e_256", "", {"CHIP": "tpu_v6e", "NUM_PODS": 1}),
+    (
+      *("palm_62b", "tpu_v6e_256", ", 8 microbatches"),
+      {"CHIP": "tpu_v6e", "NUM_PODS": 1, "NUM_MICROBATCHES": 8},
+    ),
+    (
+      *("palm_62b_two_pods", None, ", 1 microbatch"),
+      {"TPU": "v5p-8x8x8", "CHIP": "tpu_v5p", "NUM_MICROBATCHES": 1},
+    ),
+    (
+      *("palm_540b_two_pods", None, ""),
+      {"TPU": "v5p-12x16x16", "CHIP": "tpu_v5p"},
+    ),
+  ],
+)
+def test_plans_for_later_tpus_are_those_of_the_page(
+  recipe, layout, settings, macros
+):
+  files = [f"recipes/{recipe}.gin"]
+  how = f'`TPU = "{macros.get("TPU")}"`, `CHIP = "{macros["CHIP"]}"`'
+  if layout:
+    files.append(f"layouts/{layout}.gin")
+    how = f"`{files[-1]}`"
+  config = plan_config(*files, **macros)
+  plan = plan_of(config)
+  size, memory = plan["batch_size"], device_rates(config).chip_memory_bytes
+  needed = sum(memory_parts(config, size).values())
+  assert plan["fits"]
+  assert (
+    f"| `{recipe}.gin` | {how}{settings} | {size:,} | {needed / 2**30:.2f} of "
+    f"{memory / 2**30:.2f} GiB | {plan['step_secs']:.2f} | {plan['mfu']:.1%} |"
+  ) in PAGE.text
 
 
 def test_every_block_is_tested():

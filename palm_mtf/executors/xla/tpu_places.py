@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from palm_mtf.config.tpu_slice import HOST_CHIPS, TpuSlice
+from palm_mtf.config.tpu_slice import TpuSlice
 
 
 class TpuPlace(NamedTuple):
@@ -52,10 +52,10 @@ def host_places(where: TpuSlice) -> list[list[TpuPlace]]:
   return [
     [
       TpuPlace(*(x + y for x, y in zip(corner, chip, strict=True)), core)
-      for chip in _box_corners(HOST_CHIPS)
+      for chip in _box_corners(where.host_chips)
       for core in range(where.devices_of_chip)
     ]
-    for corner in _box_corners(where.chips, HOST_CHIPS)
+    for corner in _box_corners(where.chips, where.host_chips)
   ]
 
 

@@ -9,7 +9,9 @@ from palm_mtf.config.tpu_slice import tpu_slice
 from palm_mtf.executors.xla.tpu_places import host_places, tpu_places
 
 
-@pytest.mark.parametrize("name", ["v2-256", "v3-32", "v4-16", "v4-4x4x8"])
+@pytest.mark.parametrize(
+  "name", ["v2-256", "v3-32", "v4-16", "v4-4x4x8", "v6e-8", "v6e-32"]
+)
 def test_devices_of_hosts_fill_the_torus_once(name):
   where = tpu_slice(name)
   coordinates = np.array(host_places(where))
@@ -20,7 +22,10 @@ def test_devices_of_hosts_fill_the_torus_once(name):
 
 @pytest.mark.parametrize(
   ("name", "model_size"),
-  [("v3-8", 8), ("v3-32", 8), ("v4-128", 16), ("v4-12x16x16", 12), ("v4-8", 1)],
+  [
+    *[("v3-8", 8), ("v3-32", 8), ("v4-128", 16), ("v4-12x16x16", 12)],
+    *[("v4-8", 1), ("v5p-128", 4), ("v6e-256", 4)],
+  ],
 )
 def test_devices_of_a_model_axis_lie_in_a_box_and_all_are_used(
   name, model_size
