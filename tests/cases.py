@@ -6,7 +6,7 @@ import importlib.util
 
 import pytest
 
-# Of a module. T5's import takes seconds, so only its tests import it.
+# T5's import takes seconds and a gigabyte, so only tests of T5 import it.
 needs_t5 = pytest.mark.skipif(
   importlib.util.find_spec("t5") is None,
   reason="T5 is not installed; `make test` installs it",

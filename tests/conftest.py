@@ -11,6 +11,7 @@ A run of the tests always ends: a test that takes too long ends its process
 """
 
 import contextlib
+import fcntl
 import functools
 import gc
 import os
@@ -122,12 +123,30 @@ def pytest_collection_finish() -> None:
   gc.enable()
 
 
+def _made_once(
+  factory: pytest.TempPathFactory, name: str, make: Callable[[Path], object]
+) -> Path:
+  """Returns a path that `make` writes to, in the first worker that needs it.
+
+  Otherwise each worker, and each that replaces one, would train the same run.
+  """
+  path = factory.getbasetemp() / "made_once" / name
+  made = path.with_name(f"{name}.made")
+  path.parent.mkdir(exist_ok=True)
+  with path.with_name(f"{name}.lock").open("w") as lock:
+    fcntl.flock(lock, fcntl.LOCK_EX)
+    if not made.exists():
+      make(path)
+      made.touch()
+  return path
+
+
 @pytest.fixture(scope="session")
 def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
   """The folder of `runs.write_corpus`; tests must not write into it."""
   from tests import runs
 
-  return runs.write_corpus(tmp_path_factory.mktemp("text") / "corpus")
+  return _made_once(tmp_path_factory, "corpus", runs.write_corpus)
 
 
 @pytest.fixture(scope="session")
@@ -135,9 +154,10 @@ def finished(corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
   """A run of 12 steps without a stop; tests may read or copy it."""
   from tests import runs
 
-  model_dir = tmp_path_factory.mktemp("finished")
-  assert runs.run("train", corpus, model_dir) == 0
-  return model_dir
+  def train(model_dir: Path) -> None:
+    assert runs.run("train", corpus, model_dir) == 0
+
+  return _made_once(tmp_path_factory, "finished", train)
 
 
 @pytest.fixture(scope="session")
@@ -153,13 +173,12 @@ def adapted(
   """Trains an adapter of each kind once; see KINDS in adapter_runs.py."""
   from tests import adapter_runs
 
-  @functools.cache
-  def train(kind: str) -> Path:
-    run = tmp_path_factory.mktemp(kind) / "run"
+  def train(kind: str, run: Path) -> None:
     assert adapter_runs.train(base, run, **adapter_runs.KINDS[kind]) == 0
-    return run
 
-  return train
+  return lambda kind: _made_once(
+    tmp_path_factory, kind, functools.partial(train, kind)
+  )
 
 
 @pytest.fixture

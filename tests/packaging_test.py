@@ -20,6 +20,8 @@ from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 from packaging.utils import canonicalize_name
 
+from tests.cases import needs_t5
+
 ROOT = Path(__file__).resolve().parent.parent
 GIN_FILES = sorted(
   str(path.relative_to(ROOT))
@@ -311,8 +313,8 @@ def test_no_extra_brings_a_package_that_writes_over_another(package_metadata):
     assert not names & (OVERLAYS | {"t5"}), extra
 
 
+@needs_t5  # without its import, which takes a gigabyte
 def test_the_extra_t5_has_all_else_that_t5_asks_for(package_metadata):
-  pytest.importorskip("t5", reason="t5 is not installed")
   of_t5 = _read_required(importlib.metadata.requires("t5"))
   assert of_t5 >= OVERLAYS, "pip could install t5 by itself"
   ours = _read_required(package_metadata.get_all("Requires-Dist"), "t5")

@@ -31,7 +31,7 @@ from tests import claims
 
 # A worker is replaced once it has grown by this many bytes. It begins with
 # 0.35 GB of imports, which all processes share.
-_MAX_KEPT_BYTES = 6 * 10**8
+_MAX_KEPT_BYTES = 4 * 10**8
 # The memory that a test may need; a slow test may need twice as much. Fixtures
 # count for the first test that uses them.
 _MAX_TEST_BYTES = 10**9

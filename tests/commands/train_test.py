@@ -29,6 +29,7 @@ from tests.processes import wait_until
 
 
 def copy_of(model_dir, tmp_path):
+  """Copies a run; training locks a run, which other workers read."""
   return shutil.copytree(model_dir, tmp_path / "copy")
 
 
@@ -204,8 +205,9 @@ def test_a_flipped_bit_is_named_and_the_steps_since_are_trained_again(
 
 @pytest.mark.slow
 def test_a_finished_run_trains_no_more_and_reports_what_evaluate_finds(
-  corpus, finished, palm_mtf
+  corpus, finished, tmp_path, palm_mtf
 ):
+  finished = copy_of(finished, tmp_path)
   before = runs.read_files(finished / "checkpoints")
   train = runs.arguments("train", corpus, finished)
   code, first, said = palm_mtf(*train)
@@ -401,8 +403,9 @@ WIDER = (
   ],
 )
 def test_model_dir_of_another_model_is_refused_and_left_as_it_was(
-  command, macros, message, corpus, finished, capsys
+  command, macros, message, corpus, finished, tmp_path, capsys
 ):
+  finished = copy_of(finished, tmp_path)
   before = runs.read_files(finished)
   assert runs.run(command, corpus, finished, **macros) == 2
   (line,) = capsys.readouterr().err.splitlines()
@@ -415,6 +418,7 @@ def test_model_dir_of_another_vocabulary_is_refused_and_left_as_it_was(
 ):
   other = runs.write_corpus(tmp_path / "other")
   (other / "0.txt").write_text("quite another text " * 100)
+  finished = copy_of(finished, tmp_path)
   vocabulary = str(tmp_path / "other.model")
   texts = (path.read_text() for path in other.iterdir())
   train_vocabulary(texts, 320, path=vocabulary)

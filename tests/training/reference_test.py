@@ -113,17 +113,6 @@ def test_validation_loss_is_that_of_the_paper(base, trained):
   assert last["validation_rewards/accuracies"] == (margins > 0).mean()
 
 
-def test_a_run_resumes_to_the_same_bits_without_its_reference(
-  base, train, trained, tmp_path
-):
-  copy = tmp_path / "base"
-  shutil.copytree(base, copy)
-  assert train(tmp_path / "run", copy, TRAIN_STEPS=4) == 0
-  shutil.rmtree(copy / "checkpoints")
-  assert train(tmp_path / "run", copy) == 0
-  runs.assert_same_tensors(tmp_path / "run", trained, 8)
-
-
 def test_a_run_keeps_one_reference(train, trained, tmp_path, capsys):
   """If pairs have changed, INIT_CHECKPOINT has to be the same."""
   run, pairs = tmp_path / "run", tmp_path / "pairs.jsonl"
@@ -138,9 +127,12 @@ def test_a_run_keeps_one_reference(train, trained, tmp_path, capsys):
     assert (run / name).read_bytes() == (trained / name).read_bytes()
 
 
-def test_a_killed_run_keeps_the_scores_of_its_reference(
-  train, trained, tmp_path, monkeypatch
+def test_a_killed_run_keeps_its_scores_and_resumes_without_its_reference(
+  base, train, trained, tmp_path, monkeypatch
 ):
+  """It is killed while it scores, and once more after four steps."""
+  copy = tmp_path / "base"
+  shutil.copytree(base, copy)
   scored, score = [], Scorer.log_likelihoods
 
   def log_likelihoods(self, examples):
@@ -152,16 +144,18 @@ def test_a_killed_run_keeps_the_scores_of_its_reference(
   monkeypatch.setattr(Scorer, "log_likelihoods", log_likelihoods)
   monkeypatch.setattr(reference, "_AT_ONCE", 16)
   monkeypatch.setattr(reference, "_SAVE_SECS", 0.0)
-  macros = {"TRAIN_STEPS": 1, "EVAL_STEPS": 1}
   with pytest.raises(RuntimeError, match="killed"):
-    train(tmp_path / "run", **macros)
+    train(tmp_path / "run", copy)
   scored.insert(0, 0)
-  assert train(tmp_path / "run", **macros) == 0
+  assert train(tmp_path / "run", copy, TRAIN_STEPS=4) == 0
   kept, expected = (
     json.loads((x / "reference.json").read_text())["log_ratios"]
     for x in (tmp_path / "run", trained)
   )
   assert sum(scored) == sum(map(len, expected)) and kept == expected
+  shutil.rmtree(copy / "checkpoints")
+  assert train(tmp_path / "run", copy) == 0
+  runs.assert_same_tensors(tmp_path / "run", trained, 8)
 
 
 @pytest.mark.slow

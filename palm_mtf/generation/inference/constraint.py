@@ -14,8 +14,9 @@ from palm_mtf.generation.decode.slot_program import num_mask_words
 from palm_mtf.machine.helper_process import HelperError, HelperProcess
 
 _PROCESS = "palm_mtf.generation.inference.grammar_process"
-_MOST_SECS = 10  # to compile a grammar, on a busy machine
-_MOST_START_SECS = 30
+# To start the process, and to compile a grammar. A busy machine must not refuse
+# a good grammar, and a bad one ends by the process's limit of processor time.
+_MOST_SECS = 60
 _MOST_FORCED = 32  # bytes of a draft, because a step reads few tokens
 _MOST_KEPT = 16  # compiled grammars, because clients repeat a schema
 
@@ -155,7 +156,7 @@ class Grammars:
     ends = self._vocabulary.end_ids
     tokens = [*map(self._read_token, range(self._vocabulary.size))]
     first = {"tokens": [x.hex() for x in tokens], "ends": ends}
-    process = HelperProcess(_PROCESS, first, _MOST_START_SECS)
+    process = HelperProcess(_PROCESS, first, _MOST_SECS)
     return make_tokenizer(tokens, ends), process
 
   def _read_token(self, i: int) -> bytes:

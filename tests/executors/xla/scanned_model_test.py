@@ -60,11 +60,10 @@ def lower_gradients(layers, num_layers):
   return sorted(int(x) for x in end.findall(text)), len(text.splitlines())
 
 
-# The first test, because it needs the most memory, and a process only grows.
 @pytest.mark.parametrize(
   ("name", "shape", "rules", "remat"),
   [
-    ("Mixtral", "data:2,model:2", "batch:data,experts:model", "none"),
+    slow("Mixtral", "data:2,model:2", "batch:data,experts:model", "none"),
     slow("Mixtral", "data:4", "batch:data", "layer"),
     slow("OLMoE", "data:4", "batch:data", "none"),
     slow("OLMoE", "data:2,model:2", "batch:data,d_ff:model", "layer"),

@@ -8,7 +8,6 @@ import importlib.util
 import json
 import re
 import threading
-import time
 
 import numpy as np
 import pytest
@@ -259,8 +258,16 @@ def test_a_client_that_leaves_during_a_compilation_leaves_no_row(monkeypatch):
 def test_a_compilation_that_takes_too_long_is_told_which_one_it_was(
   monkeypatch,
 ):
-  monkeypatch.setattr(constraint.Grammars, "start", lambda *_: time.sleep(1))
-  answers = run(form(SEVERAL), form(SEVERAL), most_secs=0.4)
+  event, _ = slow_compiler(monkeypatch)
+
+  async def ask_both():
+    async with serving(decoder=Drawing(), most_secs=2) as (_, address):
+      asked = (complete(address, form(SEVERAL)) for _ in range(2))
+      answers = await asyncio.gather(*asked)
+      event.set()
+      return answers
+
+  answers = asyncio.run(ask_both())
   assert {status for status, _ in answers} == {503}
   assert {answer["error"]["message"] for _, answer in answers} == {
     "the schema takes too long.",
@@ -271,14 +278,19 @@ def test_a_compilation_that_takes_too_long_is_told_which_one_it_was(
 def test_a_flood_of_schemas_does_not_stall_requests_without(monkeypatch):
   """Nobody waits for a schema but those who sent one."""
   bodies = [form({"enum": [f"{i}"]}, max_tokens=9) for i in range(20)]
-  # On a busy machine, one of twenty compilations may exceed its 10 seconds. So
-  # what they wait for is compiled before.
-  one = structure.read_grammar(bodies[0])
-  grammars = constraint.Grammars(small_vocabulary())
-  compiled = grammars.start(one)._compiled
+  # Twenty compilations take as long as the machine is busy. So all wait for one
+  # that is made here, without the process and its limits of time.
+  vocabulary = small_vocabulary()
+  grammars = constraint.Grammars(vocabulary)
+  tokenizer = grammar_process.make_tokenizer(
+    [*map(grammars._read_token, range(vocabulary.size))], vocabulary.end_ids
+  )
+  text = structure.read_grammar(bodies[0]).text
+  compiled = constraint._Compiled(
+    lambda: grammar_process.compile_grammar(tokenizer, text)
+  )
   event, begun = slow_compiler(
-    monkeypatch,
-    lambda *_: constraint.Constraint(compiled, small_vocabulary()),
+    monkeypatch, lambda *_: constraint.Constraint(compiled, vocabulary)
   )
 
   async def flood():
