@@ -287,8 +287,8 @@ void multiply_panels(const Rows& x, int num_rows, const uint8_t* panels,
     for (int i = 0; i < num_tiles; ++i) {
       const int first = i * kMost, rows = std::min(kMost, num_rows - first);
       if (num_tiles == 1) {
-        tile_of<kFormat, kMost>(rows, x, first, panel, inner, Stream{panel},
-                                out);
+        tile_of<kFormat, kMost>(rows, x, first, panel, inner,
+                                AheadOf<kFormat>(panel), out);
       } else {
         const Part part = make_part(following, bytes, first, rows, num_rows,
                                   steps);

@@ -97,7 +97,7 @@ class Program:
     line = self._process.stdout.readline()
     if not line:
       end = describe_end(self.name, self._process.wait(), doing)
-      raise UserError(f"{end}; see above.")
+      raise UserError(f"{end}; its messages, if any, are above.")
     return json.loads(line)
 
 
@@ -217,21 +217,21 @@ def race(
 
   Raises:
     UserError: if a program ended, or if its number of parameters differs from
-      that of the first program, so that speeds cannot be compared.
+      that of the first program that has any, so that speeds cannot be compared.
   """
   with contextlib.ExitStack() as stack:
     programs: list[Program] = []
     for key, command in commands.items():
       name = key if isinstance(key, str) else " ".join(key)
       programs.append(stack.enter_context(Program(name, command)))
-      first, own = (
-        x.facts.get("parameters", 0) for x in (programs[0], programs[-1])
-      )
-      if abs(own - first) > tolerance * first:
-        raise UserError(
-          f"{name} has {own:,} parameters, {programs[0].name} {first:,}: their "
-          "speed cannot be compared."
-        )
+      models = [x for x in programs if "parameters" in x.facts]
+      if models:
+        first, own = (models[i].facts["parameters"] for i in (0, -1))
+        if abs(own - first) > tolerance * first:
+          raise UserError(
+            f"{name} has {own:,} parameters, {models[0].name} {first:,}: their "
+            "speed cannot be compared."
+          )
       print(f"{name} is warm", file=sys.stderr, flush=True)
     turns = alternate(programs, rounds)
     return dict(zip(commands, turns.values(), strict=True))
@@ -298,16 +298,18 @@ def speed_records(
   return records
 
 
+# A case may have further columns between the two parts.
 SPEEDS_HEAD = (
-  f"{'program':<14} {'dtype':<9} {'tokens/s':>9} {'peak, MB':>9}"
-  "  ratio of ours to it"
+  f"{'program':<14} {'dtype':<9} {'tokens/s':>9} {'peak, MB':>9}",
+  "  ratio of ours to it",
 )
 
 
-def speeds_row(record: Mapping[str, Any]) -> str:
-  """Returns a line of the table of speeds."""
+def speeds_row(record: Mapping[str, Any], further: str = "") -> str:
+  """Returns a line of the table of speeds, with further columns."""
   line = (
     f"{record['program']:<14} {record['dtype']:<9} "
     f"{record['tokens_per_sec']:>9,.0f} {record['peak_bytes'] / 1e6:>9,.0f}"
+    f"{further}"
   )
   return f"{line}  {describe_ratio(record)}" if "ratio" in record else line

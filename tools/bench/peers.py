@@ -36,6 +36,9 @@ PEERS = {
   "train": {
     "torch": Peer("torch_peer.py --compile", ("torch",), _FLOATS),
     "torch_eager": Peer("torch_peer.py", ("torch",), _FLOATS),
+    "torchao": Peer(
+      "torch_peer.py --compile --int8", ("torch", "torchao"), _FLOATS
+    ),
     "jax": Peer("jax_peer.py", ("jax",), _FLOATS),
   },
   "decode": {
@@ -51,6 +54,11 @@ PEERS = {
       "onnx_decode.py",
       ("onnx", "onnxruntime"),
       {32: "float32", 8: "int8", 4: "int4"},
+    ),
+    "openvino": Peer(
+      "openvino_decode.py",
+      ("openvino",),
+      {**_FLOATS, 8: "int8", 4: "int4"},
     ),
   },
 }
@@ -94,6 +102,11 @@ def _check_module(peer: str, module: str, python: str) -> None:
       f"--peer = {peer!r}: {python} has no module {module}; install "
       "it there, or name another Python with --peer_python."
     )
+
+
+def memory_command() -> list[str]:
+  """Returns the command line that reads memory in turns."""
+  return [sys.executable, str(_FOLDER / "memory_rate.py")]
 
 
 def peer_command(

@@ -91,11 +91,14 @@ def main() -> None:
   llama_cpp.llama_log_set(ignore, ctypes.c_void_p(0))
   llama_cpp.llama_backend_init()
   decoder = Decoder(sizes, quantize(sizes.model, sizes.dtype))
-  count = llama_cpp.llama_model_n_params(decoder.model)
+  facts = [
+    count(decoder.model)
+    for count in (llama_cpp.llama_model_n_params, llama_cpp.llama_model_size)
+  ]
   prompts = np.random.default_rng(0).integers(
     sizes.vocab_size, size=[sizes.batch_size, sizes.prompt_tokens]
   )
-  continue_in_turns(decoder.read, prompts, sizes, count)
+  continue_in_turns(decoder.read, prompts, sizes, *facts)
 
 
 if __name__ == "__main__":

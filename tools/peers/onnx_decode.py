@@ -16,21 +16,30 @@ import tempfile
 
 import numpy as np
 import onnxruntime
-from onnx import TensorProto, helper, numpy_helper, save
+from onnx import StringStringEntryProto, TensorProto, helper, numpy_helper, save
 from turns import continue_in_turns, make_parser
 
 BITS = {"int8": 8, "int4": 4}
 BLOCK = 32
+MOST_INLINE_BYTES = 1024  # of a constant in the file of the graph
 OWN = "com.microsoft"
 
 
 class Graph:
-  """The graph of a step, and its weights."""
+  """The graph of a step; its weights are in a file.
 
-  def __init__(self, sizes):
+  A file of a graph holds at most 2 GB, so the weights have another file, which
+  ONNX Runtime maps into memory.
+  """
+
+  def __init__(self, sizes, folder):
     self.sizes, self.rng = sizes, np.random.default_rng(0)
-    self.nodes, self.weights, self.num_parameters = [], [], 0
-    self.build()
+    self.nodes, self.weights = [], []
+    self.num_parameters = self.step_bytes = 0
+    self.path = os.path.join(folder, "model.onnx")
+    with open(os.path.join(folder, "weights"), "wb") as self.file:
+      self.build()
+    self.save()
 
   def add(self, kind, inputs, outputs=None, domain="", **attributes):
     """Adds an operator; returns the name of its first output."""
@@ -41,19 +50,38 @@ class Graph:
 
   def weight(self, name, value):
     """Adds a constant; returns its name."""
-    self.weights.append(numpy_helper.from_array(value, name))
+    if value.nbytes <= MOST_INLINE_BYTES:
+      self.weights.append(numpy_helper.from_array(value, name))
+      return name
+    self.file.seek(-self.file.tell() % 4096, os.SEEK_CUR)  # as mmap needs
+    place = {"location": "weights", "offset": self.file.tell()}
+    self.file.write(value.data)
+    self.weights.append(
+      TensorProto(
+        name=name,
+        dims=value.shape,
+        data_type=helper.np_dtype_to_tensor_dtype(value.dtype),
+        data_location=TensorProto.EXTERNAL,
+        external_data=[
+          StringStringEntryProto(key=x, value=str(y))
+          for x, y in {**place, "length": value.nbytes}.items()
+        ],
+      )
+    )
     return name
 
   def product(self, x, name, inputs, outputs):
     """Multiplies x by a kernel, [inputs, outputs], in --dtype."""
     if self.sizes.dtype == "float32":
-      shape = [inputs, outputs]
-      kernel = self.rng.normal(0, 0.04, shape).astype(np.float32)
+      kernel = self.rng.standard_normal([inputs, outputs], np.float32)
+      kernel *= 0.04
+      self.step_bytes += kernel.nbytes
       return self.add("MatMul", [x, self.weight(name, kernel)])
     bits = BITS[self.sizes.dtype]
     shape = [outputs, inputs // BLOCK, BLOCK * bits // 8]
     numbers = self.rng.integers(256, size=shape, dtype=np.uint8)
     scales = np.full(outputs * inputs // BLOCK, 0.1 / 2**bits, np.float32)
+    self.step_bytes += numbers.nbytes + scales.nbytes
     parts = [self.weight(name, numbers), self.weight(f"{name}_scale", scales)]
     return self.add(
       "MatMulNBits",
@@ -83,7 +111,7 @@ class Graph:
     sin = self.weight("sin", np.sin(angle).astype(np.float32))
     widths = [heads, s.d_kv, s.d_kv, s.d_ff, s.d_ff]
     split = self.weight("widths", np.array(widths, np.int64))
-    table = self.rng.normal(size=[s.vocab_size, d]).astype(np.float32)
+    table = self.rng.standard_normal([s.vocab_size, d], np.float32)
     self.num_parameters += table.size
     x = self.add("Gather", [self.weight("table", table), "tokens"])
     for i in range(s.num_layers):
@@ -118,7 +146,7 @@ class Graph:
     )
     self.add("ArgMax", [logits], ["next"], axis=-1, keepdims=0)
 
-  def save(self, path):
+  def save(self):
     """Writes the model."""
     s = self.sizes
     rows = s.batch_size
@@ -152,7 +180,8 @@ class Graph:
       self.weights,
     )
     opsets = [helper.make_opsetid("", 21), helper.make_opsetid(OWN, 1)]
-    save(helper.make_model(graph, opset_imports=opsets, ir_version=10), path)
+    model = helper.make_model(graph, opset_imports=opsets, ir_version=10)
+    save(model, self.path)
 
 
 class Decoder:
@@ -196,15 +225,14 @@ class Decoder:
 def main() -> None:
   """Takes turns."""
   sizes = make_parser(__doc__.splitlines()[0], ["float32", *BITS]).parse_args()
-  graph = Graph(sizes)
   with tempfile.TemporaryDirectory() as folder:
-    path = os.path.join(folder, "model.onnx")
-    graph.save(path)
-    decoder = Decoder(sizes, path)
+    graph = Graph(sizes, folder)
+    decoder = Decoder(sizes, graph.path)
   prompts = np.random.default_rng(0).integers(
     sizes.vocab_size, size=[sizes.batch_size, sizes.prompt_tokens]
   )
-  continue_in_turns(decoder.read, prompts, sizes, graph.num_parameters)
+  facts = graph.num_parameters, graph.step_bytes
+  continue_in_turns(decoder.read, prompts, sizes, *facts)
 
 
 if __name__ == "__main__":

@@ -10,14 +10,25 @@ python torch_peer.py --dtype bfloat16 --compile
 #
 # A turn is a step. Autocast casts weights; --compile compiles the loss with its
 # gradients, and the step of PaLM's optimizer. It runs on a GPU if PyTorch finds
-# one, where float32 products are TF32, as XLA's are.
+# one, where float32 products are TF32, as XLA's are. --int8 rounds the operands
+# of a block's products, forward and backward, to 8 bits by torchao.
 #
-# Needs torch. tools/bench starts it.
+# Needs torch; for --int8, torchao. tools/bench starts it.
 
 from collections.abc import Iterable
 
 import torch
 from torch.nn import functional
+
+try:
+  from torchao.prototype.quantized_training.int8_mixed_precision import (
+    Int8MixedPrecisionTrainingConfig,
+  )
+  from torchao.prototype.quantized_training.int8_mixed_precision import (
+    _Int8MixedPrecisionTrainingLinearFunction as _MultiplyInInt8,
+  )
+except ImportError:  # only --int8 needs it
+  pass
 
 WARM_UP_STEPS = 2
 DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
@@ -81,9 +92,18 @@ def norm(x, scale):
   return functional.layer_norm(x, x.shape[-1:], scale, eps=1e-6)
 
 
+def multiply(x, kernel, sizes):
+  """Returns x times the transposed kernel of a block."""
+  if not sizes.int8:
+    return functional.linear(x, kernel)
+  return _MultiplyInInt8.apply(
+    x.to(DTYPES[sizes.dtype]), kernel, None, Int8MixedPrecisionTrainingConfig()
+  )
+
+
 def parallel_block(x, w, sizes, tables):
   """Returns x + Attention(LayerNorm(x)) + SwiGLU(LayerNorm(x)), multi-query."""
-  wide = functional.linear(norm(x, w["scale"]), w["into"])
+  wide = multiply(norm(x, w["scale"]), w["into"], sizes)
   q, k, v, gate, up = wide.split(widths(sizes), -1)
   q = rotate(q.unflatten(-1, (sizes.num_heads, -1)).transpose(1, 2), tables)
   k, v = rotate(k, tables).unsqueeze(1), v.unsqueeze(1)
@@ -92,9 +112,9 @@ def parallel_block(x, w, sizes, tables):
   heads = functional.scaled_dot_product_attention(
     q, k.expand(shared), v.expand(shared), is_causal=True
   )
-  attended = functional.linear(heads.transpose(1, 2).flatten(2), w["o"])
+  attended = multiply(heads.transpose(1, 2).flatten(2), w["o"], sizes)
   hidden = functional.silu(gate) * up
-  return (x + attended + functional.linear(hidden, w["wo"])).to(x.dtype)
+  return (x + attended + multiply(hidden, w["wo"], sizes)).to(x.dtype)
 
 
 def compute_loss(params, inputs, targets, sizes, tables):
@@ -202,6 +222,7 @@ def main() -> None:
   """Trains."""
   parser = make_parser(__doc__.splitlines()[0], DTYPES)
   parser.add_argument("--compile", action="store_true")
+  parser.add_argument("--int8", action="store_true")
   train(parser.parse_args())
 
 

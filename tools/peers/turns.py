@@ -56,7 +56,11 @@ def take_turns(
 
 
 def continue_in_turns(
-  read: Callable, prompts, sizes: argparse.Namespace, num_parameters: int
+  read: Callable,
+  prompts,
+  sizes: argparse.Namespace,
+  num_parameters: int,
+  step_bytes: int,
 ) -> None:
   """Takes turns: a continuation of all prompts each. Prompts are not timed.
 
@@ -67,14 +71,17 @@ def continue_in_turns(
     prompts: array of tokens, [batch, length].
     sizes: flags of `make_parser`.
     num_parameters: number of parameters of the model.
+    step_bytes: bytes of weights that a step reads.
   """
+  steps = range(sizes.prompt_tokens, sizes.sequence_length - 1)
 
   def turn() -> dict[str, float]:
     tokens = read(prompts, 0)
     start = time.perf_counter()
-    for place in range(sizes.prompt_tokens, sizes.sequence_length - 1):
+    for place in steps:
       tokens = read(tokens, place)
-    return {"secs": time.perf_counter() - start}
+    secs = time.perf_counter() - start
+    return {"secs": secs, "read_bytes": len(steps) * step_bytes}
 
   turn()  # warms up
   take_turns(turn, {"parameters": num_parameters})

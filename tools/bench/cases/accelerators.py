@@ -23,7 +23,7 @@ from tools.peers.turns import take_turns
 
 PROGRAMS = ("host", "xla")
 BATCH_SIZE = 8
-HEAD, row, BOUNDS = pairs.SPEEDS_HEAD, pairs.speeds_row, pairs.BOUNDS
+HEAD, row, BOUNDS = "".join(pairs.SPEEDS_HEAD), pairs.speeds_row, pairs.BOUNDS
 FLAGS = {
   "--size": Flag("26.6M", "of the model", [*models.SIZES]),
   "--dtype": Flag(

@@ -5,6 +5,7 @@
 python -m tools.bench decode
 python -m tools.bench decode --size 125M --bits 8,4
 python -m tools.bench decode --peer llama_cpp,onnx --peer_python PYTHON
+python -m tools.bench decode --size 1010M --sequence_length 32 --bits 16,8,4
 python -m tools.bench decode --attention --sequence_length 4096
 python -m tools.bench decode --block llama --size 125M --peer llama_cpp
 python -m tools.bench decode --experts --batch_size 16
@@ -13,6 +14,10 @@ python -m tools.bench decode --experts --batch_size 16
 # Every program decodes the same architecture with random weights, greedily,
 # after a prompt of a quarter of the sequence. A turn is one continuation;
 # reading the prompt is not timed.
+#
+# In each round, a loop reads memory, too (tools/peers/memory_rate.py). At batch
+# 1, a step that reads a large model's weights once at the loop's rate has the
+# share 1. Weights that a cache holds are read faster than memory gives them.
 #
 # --attention compares multi-query with multi-head attention, both in palm_mtf.
 # As in Shazeer (2019), "Fast Transformer Decoding", the two models have equally
@@ -25,12 +30,15 @@ import contextlib
 import dataclasses
 import math
 import os
+import statistics
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 from palm_mtf.config import DecodeConfig, MeshLayout, ModelConfig
 from palm_mtf.machine.process import own_process
+from palm_mtf.machine.processors import cpu_name, usable_cores
 from tools.bench import models, pairs, peers
 from tools.bench.command import Flag, choices, count, worker_command
 from tools.peers.turns import take_turns
@@ -42,7 +50,8 @@ _QUANTIZED = ("int8", "int4", *_BLOCKS)
 # D_FF of multi-head attention is a multiple of this, as fast products need. So
 # the numbers of parameters differ by up to 0.2% (at 4.8M they are equal).
 _D_FF_MULTIPLE, _TOLERANCE = 16, 0.002
-HEAD, row, BOUNDS = pairs.SPEEDS_HEAD, pairs.speeds_row, pairs.BOUNDS
+BOUNDS = {**pairs.BOUNDS, "memory_share": pairs.POSITIVE}
+_MEMORY = "memory"  # the loop's name among the programs
 
 
 @dataclasses.dataclass(frozen=True)
@@ -69,10 +78,14 @@ class Task:
     return self.sequence_length // 4
 
   @property
+  def timed_steps(self) -> int:
+    """Number of steps of a turn; the first token comes with the prompt."""
+    return self.sequence_length - self.prompt_tokens - 1
+
+  @property
   def timed_tokens(self) -> int:
-    """Number of tokens of a turn; the first token comes with the prompt."""
-    steps = self.sequence_length - self.prompt_tokens - 1
-    return self.batch_size * steps
+    """Number of tokens of a turn."""
+    return self.batch_size * self.timed_steps
 
   def config(self, dtype: str) -> ModelConfig:
     """Returns the architecture; int8 and int4 use the fast activation dtype."""
@@ -106,6 +119,25 @@ FLAGS = {
 }
 
 
+_SPEEDS, _RATIO = pairs.SPEEDS_HEAD
+HEAD = (
+  f"{cpu_name()}, {usable_cores()} cores\n{_SPEEDS} {'MB/step':>8} "
+  f"{'GB/s':>6} {'share':>6}{_RATIO}"
+)
+
+
+def row(record: Mapping[str, Any]) -> str:
+  """Returns a line of the table of speeds."""
+  if "memory_share" not in record:
+    return pairs.speeds_row(record, " " * 23)
+  return pairs.speeds_row(
+    record,
+    f" {record['step_bytes'] / 1e6:>8,.0f}"
+    f" {record['read_bytes_per_sec'] / 1e9:>6.1f}"
+    f" {record['memory_share']:>6.2f}",
+  )
+
+
 @contextlib.contextmanager
 def random_weights(config: ModelConfig, dtype: str) -> Iterator[tuple]:
   """Yields a client, and a model with random weights on it."""
@@ -137,7 +169,10 @@ def random_weights(config: ModelConfig, dtype: str) -> Iterator[tuple]:
 
 @contextlib.contextmanager
 def decoding(task: Task, dtype: str) -> Iterator[tuple]:
-  """Yields a client, programs with random weights, and inputs of `start`."""
+  """Yields a client, programs, inputs of `start`, and a step's bytes.
+
+  The weights are random. A step reads so many bytes of them, if it reads all.
+  """
   import numpy as np
 
   from palm_mtf.generation.decode.functions import LocalPrograms
@@ -145,6 +180,7 @@ def decoding(task: Task, dtype: str) -> Iterator[tuple]:
     PromptBatch,
     build_decode_programs,
   )
+  from palm_mtf.native.decoding import PackedKernel
 
   config = task.config(dtype)
   # [eod] is an id that is never chosen, so that no row ends early.
@@ -171,6 +207,12 @@ def decoding(task: Task, dtype: str) -> Iterator[tuple]:
         "lengths": [task.prompt_tokens] * task.batch_size,
         "keys": np.zeros([task.batch_size, 1, 2]),
       },
+      sum(
+        math.prod(part.panels.shape)
+        for weight in model.weights.values()
+        for part in weight.tensor_list
+        if isinstance(part, PackedKernel)
+      ),
     )
 
 
@@ -184,14 +226,15 @@ def work(dtype: str, **task: object) -> None:
   """Takes turns: a continuation of all prompts each."""
   own_process()  # as commands do
   task = Task(**task)
-  with decoding(task, dtype) as (client, programs, inputs):
+  with decoding(task, dtype) as (client, programs, inputs, step_bytes):
     to_the_end = {"limit": task.sequence_length - task.prompt_tokens}
 
     def turn() -> dict[str, float]:
       choose_first_tokens(client, programs, inputs)
       start = time.perf_counter()
       client.call(programs.advance, to_the_end)
-      return {"secs": time.perf_counter() - start}
+      secs = time.perf_counter() - start
+      return {"secs": secs, "read_bytes": task.timed_steps * step_bytes}
 
     turn()  # compiles
     take_turns(turn, {"parameters": models.num_parameters(task.config(dtype))})
@@ -222,7 +265,7 @@ def _write_gguf(task: Task, folder: str) -> str:
     {**make_model_metadata(config, own), "tokenizer.ggml.model": "no_vocab"},
     shapes,
     "float32",
-    lambda name: rng.normal(0, 0.04, shapes[name]).astype(np.float32),
+    lambda name: 0.04 * rng.standard_normal(shapes[name], np.float32),
   )
   return path
 
@@ -284,6 +327,37 @@ def measure(chosen: argparse.Namespace) -> Iterator[dict]:
     tolerance = math.inf  # one model has several times as many parameters
   with tempfile.TemporaryDirectory() as folder:
     for commands in _races(chosen, task, folder):
-      turns = pairs.race(commands, chosen.rounds, tolerance=tolerance)
-      for record in pairs.speed_records(turns, task.timed_tokens):
-        yield {**record, **dataclasses.asdict(task)}
+      # The loop starts first, while there are free pages of 2 MiB.
+      turns = pairs.race(
+        {_MEMORY: peers.memory_command(), **commands},
+        chosen.rounds,
+        tolerance=tolerance,
+      )
+      memory = turns.pop(_MEMORY)
+      for record, own in zip(
+        pairs.speed_records(turns, task.timed_tokens),
+        turns.values(),
+        strict=True,
+      ):
+        record |= dataclasses.asdict(task)
+        # A step reads the weights of the chosen experts only.
+        if task.config("float32").mlp != "experts" and not chosen.experts:
+          record |= memory_fields(task, own, memory)
+        yield record
+
+
+def memory_fields(
+  task: Task, turns: Sequence[pairs.Turn], memory: Sequence[pairs.Turn]
+) -> dict[str, float]:
+  """Returns a step's bytes, their rate, and that rate divided by memory's."""
+  own, loop = (
+    [dataclasses.replace(x, secs=x.secs / x.values["read_bytes"]) for x in some]
+    for some in (turns, memory)
+  )
+  rates = [1 / statistics.median(x.secs for x in some) for some in (own, loop)]
+  return {
+    "step_bytes": turns[0].values["read_bytes"] / task.timed_steps,
+    "read_bytes_per_sec": rates[0],
+    "memory_bytes_per_sec": rates[1],
+    "memory_share": pairs.ratio(loop, own).median,
+  }

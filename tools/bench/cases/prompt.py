@@ -23,7 +23,7 @@ from tools.bench.command import Flag, count, worker_command
 from tools.bench.peers import SPEED_FLAGS
 from tools.peers.turns import take_turns
 
-HEAD, row, BOUNDS = pairs.SPEEDS_HEAD, pairs.speeds_row, pairs.BOUNDS
+HEAD, row, BOUNDS = "".join(pairs.SPEEDS_HEAD), pairs.speeds_row, pairs.BOUNDS
 FLAGS = {
   **SPEED_FLAGS,
   "--tokens": Flag(1000, "length of the prompt", count(8)),
@@ -32,7 +32,7 @@ FLAGS = {
 
 def _read_prompts(task: decode.Task, dtype: str) -> None:
   """Takes turns: one prompt each, up to the first new token."""
-  with decode.decoding(task, dtype) as (client, programs, inputs):
+  with decode.decoding(task, dtype) as (client, programs, inputs, _):
 
     def turn() -> dict[str, float]:
       decode.choose_first_tokens(client, programs, inputs)

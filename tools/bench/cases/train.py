@@ -41,7 +41,7 @@ from tools.bench import models, pairs, peers
 from tools.bench.command import Flag, checkout, worker_command
 from tools.peers.turns import take_turns
 
-HEAD, row, BOUNDS = pairs.SPEEDS_HEAD, pairs.speeds_row, pairs.BOUNDS
+HEAD, row, BOUNDS = "".join(pairs.SPEEDS_HEAD), pairs.speeds_row, pairs.BOUNDS
 _MOST_KEPT = 2048  # positions for which attention is not recomputed
 # By default the dtype that this machine multiplies fast.
 FLAGS = {
