@@ -91,7 +91,7 @@ class _Completions:
       self._model.make_choices,
       asked,
       request[_CLIENT],
-      lambda: loop.call_soon_threadsafe(changed.set),
+      functools.partial(_set, changed, loop, threading.get_ident()),
     )
     is_long = sum(map(len, asked.prompts)) > _LONG
     if asked.grammar:
@@ -218,7 +218,6 @@ class _Completions:
           part = choice.read()
           if part:
             await send(json_text({**head, "choices": [part]}))
-          choice.row.num_sent = choice.num_tokens
           if part and part["finish_reason"]:
             self._batcher.cancel([choice.row])
             unfinished.remove(choice)
@@ -245,6 +244,16 @@ class _Completions:
       "created": int(time.time()),
       "model": asked.adapter.name if asked.adapter else self._model.name,
     }
+
+
+def _set(
+  event: asyncio.Event, loop: asyncio.AbstractEventLoop, thread: int
+) -> None:
+  # Sets an event of a loop, which runs in `thread`; may be called in any thread.
+  if threading.get_ident() == thread:
+    event.set()
+  else:
+    loop.call_soon_threadsafe(event.set)
 
 
 def _check_choice(choice: Choice) -> None:
@@ -331,6 +340,7 @@ class Server:
     accepting = asyncio.create_task(self._connections.accept(listening))
     thread = threading.Thread(target=self._run_batcher, args=[loop])
     thread.start()
+    loop.add_reader(self._batcher.feed, self._batcher.take_tokens)
     ready()
     await self._stopped.wait()
     accepting.cancel()
@@ -341,6 +351,7 @@ class Server:
     if self._model.assertions:
       self._model.assertions.close()
     await asyncio.to_thread(thread.join)
+    loop.remove_reader(self._batcher.feed)
     return self._signal
 
   def _make_app(self) -> web.Application:
