@@ -249,7 +249,7 @@ class _Completions:
 def _set(
   event: asyncio.Event, loop: asyncio.AbstractEventLoop, thread: int
 ) -> None:
-  # Sets an event of a loop, which runs in `thread`; may be called in any thread.
+  # Sets an event of a loop that runs in `thread`; for calls from any thread.
   if threading.get_ident() == thread:
     event.set()
   else:

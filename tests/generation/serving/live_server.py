@@ -38,7 +38,8 @@ def small_config(sequence_length: int = 32) -> Config:
   """Returns settings of a run with a sequence length."""
   macros = [
     *('MODEL_DIR="unused"', 'ACTIVATION_DTYPE="float32"', "SEED=0"),
-    *('PACKING="packed"', f"SEQUENCE_LENGTH={sequence_length}", "SAMPLE_TOKENS=5"),
+    *('PACKING="packed"', "SAMPLE_TOKENS=5"),
+    f"SEQUENCE_LENGTH={sequence_length}",
   ]
   _, config = load("serve", ["recipes/quickstart.gin"], macros).build()
   return config
