@@ -35,6 +35,7 @@ from palm_mtf.generation.serving.messages import (
 from palm_mtf.generation.serving.served_model import Choice, ServedModel
 from palm_mtf.json_text import json_text
 from palm_mtf.machine.process import handled_signals
+from palm_mtf.machine.wakeups import shorten_slice
 
 # request[_CLIENT] is the sender: its API key's index, or its network.
 _CLIENT = web.RequestKey("client", str)
@@ -341,6 +342,8 @@ class Server:
     thread = threading.Thread(target=self._run_batcher, args=[loop])
     thread.start()
     loop.add_reader(self._batcher.feed, self._batcher.take_tokens)
+    # The steps of the batcher use all cores, but tokens must not wait for one.
+    shorten_slice()
     ready()
     await self._stopped.wait()
     accepting.cancel()
