@@ -249,3 +249,9 @@ def test_the_end_of_a_text_inside_of_a_call_ends_the_call(run):
   run.end()
   assert batcher_test.tokens(long) == [*range(51, 141)]
   assert batcher_test.tokens(ends)[-1] == batcher_test.EOD
+
+
+def test_where_no_step_sends_tokens_a_call_for_a_stream_has_one_step(run):
+  run.decoder.most = 10**6
+  run.serve(run.row(10, max_tokens=64, stream=True))
+  assert run.decoder.counts == [1] * 64
