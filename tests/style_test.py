@@ -56,6 +56,7 @@ NOT_MIRRORED = {
   "docs/readme_test.py",
   "foreign_models/example_test.py",
   "generation/serving/prompt_parts_test.py",
+  "generation/serving/streams_test.py",
   "generation/inference/kept_space_test.py",
   "generation/inference/masked_lookup_test.py",
   "runtime/tracer/budgets_test.py",

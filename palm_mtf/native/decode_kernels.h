@@ -19,6 +19,7 @@
 #include "lookup.h"
 #include "sampling.h"
 #include "shared.h"
+#include "token_feed.h"
 
 namespace palm {
 
@@ -157,6 +158,7 @@ struct TextKernel : StepKernel {
   template <class T>
   void compute(Call& call) const {
     const int count = *call.next_data<int32_t>();
+    TokenFeed feed(*call.next_data<int32_t>());
     const std::vector<int32_t> ends = call.next_values<int32_t>();
     const std::vector<int32_t> tokens = call.next_values<int32_t>();
     const std::vector<int32_t> positions = call.next_values<int32_t>();
@@ -271,8 +273,13 @@ struct TextKernel : StepKernel {
         const int32_t* found = &rows.chosen[each.first_row];
         each.take(found);
         auto& all = chosen[each.row];
-        all.insert(all.end(), found, found + each.chosen);
+        for (int i = 0; i < each.chosen; ++i) {
+          feed.add(each.row, places[each.row] + int(all.size()), found[i]);
+          all.push_back(found[i]);
+        }
       }
+      feed.send();
+      if (feed.is_ended()) break;
       std::erase_if(texts, [&](const LookedUp& x) {
         return !x.limit || std::ranges::count(ends, x.tokens[x.size - 1]);
       });

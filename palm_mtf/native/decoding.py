@@ -433,6 +433,10 @@ class TextSettings(NamedTuple):
   keeps_logits: bool = False  # whether to return the last step's logits
   # Maximum number of steps; only XLA, whose shapes are constant, needs this.
   most_steps: int | None = None
+  # Descriptor of a socket, [] int32, for steps in C++ (native/token_feed.h):
+  # each step sends its tokens, as (row, `places` of the token, token), and the
+  # call ends after a step if its caller has sent anything. None for no socket.
+  socket: tf.Tensor | None = None
 
 
 class TextSteps(NamedTuple):
@@ -464,6 +468,7 @@ def run_text_steps(
   """
   chosen, logits, seen, history, drafts, after = operations().palm_text_steps(
     count=count,
+    socket=tf.constant(-1) if settings.socket is None else settings.socket,
     ends=tf.constant(list(settings.end_ids)),
     **texts._asdict(),
     cache=cache,

@@ -163,7 +163,7 @@ void register_decode_operations() {
                      true);
   register_operation(
     texts,
-    append({"count: int32", "ends: int32", "tokens: int32",
+    append({"count: int32", "socket: int32", "ends: int32", "tokens: int32",
                  "positions: int32", "places: int32", "is_over: bool", "keys: int32",
                  "temperature: float", "top_k: int32", "top_p: float",
                  "limits: int32", "seen: num_seen * bool",

@@ -58,6 +58,7 @@ class MakeSlots(DecodeFunction):
     most_drafted: [], int32: maximum number of tokens that a step can draft per
       text; 0 without prompt lookup.
     reads_parts: [], int32: 1 if `ReadParts` can read prompts, else 0.
+    sends_tokens: [], int32: 1 if `StepSlots` sends tokens to a socket, else 0.
   """
 
   num_slots: int  # divisible by `num_slices`
@@ -68,7 +69,8 @@ class MakeSlots(DecodeFunction):
 
   def output_dtypes(self) -> dict[str, tf.DType]:
     """Returns the dtype of each output."""
-    return {"most_drafted": tf.int32, "reads_parts": tf.int32}
+    names = "most_drafted", "reads_parts", "sends_tokens"
+    return dict.fromkeys(names, tf.int32)
 
   def __call__(
     self, model: DecodeModel, state: State, inputs: Mapping[str, tf.Tensor]
@@ -91,6 +93,7 @@ class MakeSlots(DecodeFunction):
     return [*cache, *history], {
       "most_drafted": tf.constant(MOST_DRAFTED * len(history)),
       "reads_parts": tf.constant(int(reads_parts(model))),
+      "sends_tokens": tf.constant(int(model.is_native)),
     }
 
 
@@ -184,8 +187,9 @@ class StepSlots(DecodeFunction):
   """Adds one or more tokens to the text in each of the first slots.
 
   Inputs:
-    count: [], int32: number of steps to run, at most MOST_STEPS. If log p is
-      computed, or there are masks, `count` is ignored, and there is one step.
+    call: [2], int32: number of steps to run, at most MOST_STEPS; descriptor of
+      a socket (`TextSettings.socket`), or -1. If log p is computed, or there
+      are masks, the first number is ignored, and there is one step.
     texts: [rows, 8 + drafted], int32, per text: last token; its position, from
       0; number of tokens already drawn; random key, two numbers; TOP_K, at
       least 1 (`num_tokens` keeps all tokens); maximum number of tokens to
@@ -199,8 +203,7 @@ class StepSlots(DecodeFunction):
 
   Outputs:
     tokens: [rows, columns], int32: the next tokens of each text, at least one
-      per step up to its limit; then -1. Columns are at least `count` unless all
-      texts reach their limits.
+      per step up to its limit; then -1.
     drafts: only if tokens are drafted: [rows, drafted], int32: what the next
       call should draft if all rows keep the chosen tokens, then -1.
     If `wants_log_probs`, also log p under the plain softmax, with no sampling
@@ -235,7 +238,7 @@ class StepSlots(DecodeFunction):
     columns = 8 + max(self.num_masks - 1, 0)
     # Few inputs, because to feed one takes 5% of the time of a small step.
     specs = {
-      "count": tf.TensorSpec([], tf.int32),
+      "call": tf.TensorSpec([2], tf.int32),
       "texts": tf.TensorSpec([self.num_rows, columns], tf.int32),
       "shares": tf.TensorSpec([self.num_rows, 2], tf.float32),
     }
@@ -272,8 +275,9 @@ class StepSlots(DecodeFunction):
     masks = [split_rows(impl, inputs["masks"])] if self.num_masks else []
     # A cache has pairs of tensors, keys and values.
     num_cache = len(state) - len(state) % 2
+    count, socket = tf.unstack(inputs["call"])
     steps = make_step(model).advance(
-      tf.constant(1) if is_single else inputs["count"],
+      tf.constant(1) if is_single else count,
       Texts(
         *(tokens, positions, places, is_over, keys),
         0.0 if self.is_greedy else temperature,
@@ -292,6 +296,7 @@ class StepSlots(DecodeFunction):
         end_ids=(-1,),
         keeps_logits=self.wants_log_probs,
         most_steps=1 if is_single else MOST_STEPS,
+        socket=socket,
       ),
     )
     outputs = {"tokens": join_rows(impl, steps.chosen)}

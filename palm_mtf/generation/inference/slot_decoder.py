@@ -32,6 +32,7 @@ from palm_mtf.generation.inference.adapters import (
   Factors,
 )
 from palm_mtf.generation.inference.sessions import LoadedDecoder
+from palm_mtf.generation.inference.token_feed import TokenFeed
 
 # A step computes only the first rows, up to the last slot in use. The number of
 # these rows grows by this factor, so that few programs are built.
@@ -111,6 +112,8 @@ class SlotDecoder:
     # Maximum number of tokens for a call of `read_prompts`; 0 if prompts can
     # only be read whole, by `insert`.
     self.part_tokens = _PART_SIZES[-1] * made["reads_parts"].item()
+    # Whether `steps` can send tokens before it returns.
+    self.sends_tokens = bool(made["sends_tokens"].item())
     self._drafts: dict[int, list[int]] = {}  # {slot: tokens to try}
 
   def can_add_adapters(self) -> bool:
@@ -195,7 +198,12 @@ class SlotDecoder:
     return self._drafts.get(slot, ()) if self._most_drafted else None
 
   def steps(
-    self, texts: Mapping[int, SlotText], count: int, *, wants_log_probs: bool
+    self,
+    texts: Mapping[int, SlotText],
+    count: int,
+    *,
+    wants_log_probs: bool,
+    feed: TokenFeed | None = None,
   ) -> dict[int, list[Chosen]]:
     """Chooses the next tokens of each text.
 
@@ -204,6 +212,8 @@ class SlotDecoder:
         more tokens in every text.
       wants_log_probs: whether to compute log p. If so, `count` is ignored, and
         one token per text is chosen. If a text has masks, there is one step.
+      feed: where each step sends its tokens, and through which another thread
+        can end the call; only if `sends_tokens`.
 
     Returns:
       {slot: tokens}: one per step, or more with prompt lookup, but at most the
@@ -250,7 +260,8 @@ class SlotDecoder:
       wants_log_probs=wants_log_probs,
       num_masks=num_masks,
     )
-    inputs = {"count": min(count, most), "texts": numbers, "shares": shares}
+    call = [min(count, most), feed.socket if feed else -1]
+    inputs = {"call": call, "texts": numbers, "shares": shares}
     if has_masks:
       inputs["masks"] = masks.reshape(-1, words)
     found = self._loaded.client.call(self._build(function), inputs)

@@ -26,6 +26,7 @@ from palm_mtf.generation.inference.slot_decoder import (
   SlotText,
   last_to_read,
 )
+from palm_mtf.generation.inference.token_feed import TokenFeed
 from palm_mtf.generation.serving.completion_request import CompletionRequest
 from palm_mtf.generation.serving.served_weights import ServedWeights
 
@@ -51,11 +52,6 @@ class Row:
   prompt_scores: Sequence[Chosen] = ()
   # New tokens so far, including the end token.
   chosen: list[Chosen] = dataclasses.field(default_factory=list)
-  # How many new tokens the server has read and, in a stream, sent.
-  num_sent: int = 0
-  # Whether a decoder call ended before the server had sent the tokens of the
-  # call before.
-  is_behind: bool = False
   # "" while the row continues; then "eod" (end token), "length" (max_tokens),
   # "time" (deadline), "complex" (the constraint), "cancelled" or "failed" (the
   # batcher gave up).
@@ -77,11 +73,18 @@ class Row:
     """Whether a decoder call that gives the row a token runs only one step."""
     return self.asked.wants_log_probs or self.constraint is not None
 
+  @property
+  def is_watched(self) -> bool:
+    """Whether the server needs each token as soon as it is there."""
+    return self.asked.stream or bool(self.asked.stop)
+
 
 # Maximum seconds of a decoder call, which runs several steps. Calls are short,
-# because rows join and streams get text only between calls, but 50 times as
-# long as the work between two calls, so that this work costs little.
+# because rows join only between calls, but 50 times as long as the work between
+# two calls, so that this work costs little.
 _MOST_SECS = 0.02
+# The same for a call with a feed, which ends when a row comes or ends.
+_MOST_FED_SECS = 0.25
 # Minimum tokens of prompts that are read between two decoder calls, if a slot
 # has text: fewer take as long, because all weights are read for them.
 _FEWEST_TOKENS = 16
@@ -197,7 +200,9 @@ class Batcher:
     self._unread: dict[int, int] = {}
     self._is_first_next = False
     self._token_secs = 0.0  # measured seconds per token of a prompt
-    self._stream_steps = 1  # most steps of a call, if a row is a stream
+    self._feed = TokenFeed()
+    self._fed: Mapping[int, Row] = {}  # rows of the call that uses the feed
+    self._appending = threading.Lock()  # for tokens of `_fed`, and `_fed`
     self._load: Callable[[], None] | None = None
     self._is_stopping = False
     # Measured seconds per step of calls that may run several steps.
@@ -225,6 +230,8 @@ class Batcher:
       ):
         raise FullError
       self._waiting += rows
+      if len(self._running) < self.engine.decoder.num_slots:
+        self._feed.end_call()
       self._changed.notify()
 
   def replace_weights(self, load: Callable[[], None]) -> None:
@@ -244,7 +251,27 @@ class Batcher:
         if not row.ended:
           row.ended = "cancelled"
           self._counters.cancelled += 1
+          self._feed.end_call()
       self._changed.notify()
+
+  @property
+  def feed(self) -> int:
+    """Descriptor that can be read when `take_tokens` should be called."""
+    return self._feed.fileno()
+
+  def take_tokens(self) -> None:
+    """Gives rows what the decoder call under way has chosen, in any thread."""
+    with self._appending:
+      found: dict[int, list[tuple[int, int]]] = {}
+      for slot, place, token in self._feed.read():
+        found.setdefault(slot, []).append((place, token))
+      for slot, tokens in found.items():
+        # The call before may have sent tokens while it ended.
+        if row := self._fed.get(slot):
+          chosen = [Chosen(token, None, {}) for _, token in tokens]
+          self._append(row, chosen, tokens[0][0])
+          if row.ended:
+            self._feed.end_call()
 
   def stop(self) -> None:
     """Refuses further rows, and makes `run` return when no row is left."""
@@ -282,6 +309,7 @@ class Batcher:
         if self._load:
           break
         self._changed.wait()
+      self._feed.begin_call()
       if self._load and not self._running:
         load, self._load = self._load, None
       while self._may_begin():
@@ -393,13 +421,21 @@ class Batcher:
     # all rows get equal time.
     is_mixed = bool(plain) and bool(single)
     is_plain = not single or (is_mixed and self._owed_plain_secs > 0)
-    count = self._count_steps(plain, single) if is_plain else 1
+    is_watched = is_plain and any(x.is_watched for x in plain.values())
+    is_fed = is_watched and self.engine.decoder.sends_tokens
+    count = 1
+    if is_plain and (is_fed or not is_watched):
+      count = self._count_steps(plain, single, is_fed=is_fed)
     begin = time.monotonic()
     ahead = {} if is_plain else self._look_ahead(single)
     rows = {i: x for i, x in rows.items() if x.ended != "complex"}
     if not rows:
       return
     taking = plain if is_plain else rows
+    before = {i: len(x.chosen) for i, x in taking.items()}
+    if is_fed:
+      with self._appending:
+        self._fed = taking
     # Feed all rows, even those that take no token from this call: for a missing
     # row, the decoder feeds zeros, which may overwrite its keys and values.
     found = self.engine.decoder.steps(
@@ -410,6 +446,7 @@ class Batcher:
       count,
       wants_log_probs=not is_plain
       and any(x.asked.wants_log_probs for x in single.values()),
+      feed=self._feed if is_fed else None,
     )
     secs = time.monotonic() - begin
     # With prompt lookup, a step may choose several tokens of a row.
@@ -421,13 +458,11 @@ class Batcher:
       self._owed_plain_secs -= secs
     elif is_mixed:
       self._owed_plain_secs = secs * len(plain) / len(single)
-    for slot, row in taking.items():
-      self._append(row, found[slot])
-    if is_plain:
-      streams = [x.is_behind for x in plain.values() if x.asked.stream]
-      is_slow = 2 * sum(streams) > len(streams)
-      steps = 2 * done if is_slow else self._stream_steps // 2
-      self._stream_steps = max(1, steps)
+    with self._appending:
+      self._fed = {}
+      self._feed.drop_tokens()
+      for slot, row in taking.items():
+        self._append(row, found[slot], before[slot])
 
   def _look_ahead(self, rows: Mapping[int, Row]) -> dict[int, tuple]:
     # Returns `Constraint.look_ahead` of rows with a constraint. Ends rows whose
@@ -442,11 +477,15 @@ class Batcher:
         self._end(row, "complex")
     return found
 
-  def _append(self, row: Row, found: Sequence[Chosen]) -> None:
+  def _append(self, row: Row, found: Sequence[Chosen], first: int) -> None:
+    # Adds tokens of a call to a row, but none twice, and none after its end.
+    # The first of `found` is the row's token number `first`, from 0.
+    found = found[len(row.chosen) - first :]
+    if row.ended or not found:
+      return
     tokens = [each.token for each in found]
     ends = [i for i, token in enumerate(tokens, 1) if token in self._end_ids]
     count = ends[0] if ends else len(tokens)
-    row.is_behind = row.num_sent < len(row.chosen)
     row.chosen += found[:count]
     if row.constraint:
       for token in tokens[:count]:
@@ -456,17 +495,17 @@ class Batcher:
       self._end(row, "eod")
     elif len(row.chosen) == row.asked.max_tokens:
       self._end(row, "length")
-    elif row.asked.stream or row.asked.stop:
+    elif row.is_watched:
       # Wake the event loop only if the text is needed before the row ends,
       # because waking the loop takes longer than a step of a small model.
       row.changed()
 
   def _count_steps(
-    self, plain: Mapping[int, Row], others: Mapping[int, Row]
+    self, plain: Mapping[int, Row], others: Mapping[int, Row], *, is_fed: bool
   ) -> int:
     # Returns the number of steps of a decoder call without log p or masks, for
     # the rows `plain`. The rows `others` need log p or masks.
-    secs = _MOST_SECS
+    secs = _MOST_FED_SECS if is_fed else _MOST_SECS
     has_free = len(self._running) < self.engine.decoder.num_slots
     if self._unread or (self._waiting and has_free):
       # A prompt can be read, so decode only for the time that is due before.
@@ -480,10 +519,6 @@ class Batcher:
     room = min(
       (length - _find_position(x) for x in others.values()), default=left
     )
-    # Send each token of a stream when it is there. If servers or clients are
-    # slower than steps, so that tokens wait, calls become longer.
-    if any(x.asked.stream for x in plain.values()):
-      left = min(left, self._stream_steps)
     return max(1, min(int(secs / max(self._step_secs, 1e-6)), left, room))
 
   def _remove_ended(self) -> None:

@@ -35,6 +35,7 @@ from palm_mtf.generation.serving.messages import (
 from palm_mtf.generation.serving.served_model import Choice, ServedModel
 from palm_mtf.json_text import json_text
 from palm_mtf.machine.process import handled_signals
+from palm_mtf.machine.wakeups import shorten_slice
 
 # request[_CLIENT] is the sender: its API key's index, or its network.
 _CLIENT = web.RequestKey("client", str)
@@ -91,7 +92,7 @@ class _Completions:
       self._model.make_choices,
       asked,
       request[_CLIENT],
-      lambda: loop.call_soon_threadsafe(changed.set),
+      functools.partial(_set, changed, loop, threading.get_ident()),
     )
     is_long = sum(map(len, asked.prompts)) > _LONG
     if asked.grammar:
@@ -218,7 +219,6 @@ class _Completions:
           part = choice.read()
           if part:
             await send(json_text({**head, "choices": [part]}))
-          choice.row.num_sent = choice.num_tokens
           if part and part["finish_reason"]:
             self._batcher.cancel([choice.row])
             unfinished.remove(choice)
@@ -245,6 +245,16 @@ class _Completions:
       "created": int(time.time()),
       "model": asked.adapter.name if asked.adapter else self._model.name,
     }
+
+
+def _set(
+  event: asyncio.Event, loop: asyncio.AbstractEventLoop, thread: int
+) -> None:
+  # Sets an event of a loop that runs in `thread`; for calls from any thread.
+  if threading.get_ident() == thread:
+    event.set()
+  else:
+    loop.call_soon_threadsafe(event.set)
 
 
 def _check_choice(choice: Choice) -> None:
@@ -331,6 +341,9 @@ class Server:
     accepting = asyncio.create_task(self._connections.accept(listening))
     thread = threading.Thread(target=self._run_batcher, args=[loop])
     thread.start()
+    loop.add_reader(self._batcher.feed, self._batcher.take_tokens)
+    # The steps of the batcher use all cores, but tokens must not wait for one.
+    shorten_slice()
     ready()
     await self._stopped.wait()
     accepting.cancel()
@@ -341,6 +354,7 @@ class Server:
     if self._model.assertions:
       self._model.assertions.close()
     await asyncio.to_thread(thread.join)
+    loop.remove_reader(self._batcher.feed)
     return self._signal
 
   def _make_app(self) -> web.Application:

@@ -33,7 +33,7 @@ class Recording(Repeating):
   def insert(self, slot, ids, adapter=0):
     self.read.append(adapter)
 
-  def steps(self, texts, count, *, wants_log_probs):
+  def steps(self, texts, count, *, wants_log_probs, feed=None):
     self.stepped.append({x.adapter for x in texts.values()})
     return super().steps(texts, 1, wants_log_probs=wants_log_probs)
 

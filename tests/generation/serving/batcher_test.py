@@ -38,6 +38,7 @@ class Counting:
 
   num_slots, sequence_length = SLOTS, 10**6
   part_tokens = 0  # prompts are read whole
+  sends_tokens = False  # before a call returns
 
   def __init__(self):
     self.clock = 0.0
@@ -90,7 +91,7 @@ class Counting:
       self.clock += self.secs
       yield {slot: text.token + i for slot, text in texts.items()}
 
-  def steps(self, texts, count, *, wants_log_probs):
+  def steps(self, texts, count, *, wants_log_probs, feed=None):
     for slot, text in texts.items():
       length = len(self.prompts[slot])
       assert text.position == length - 1 + text.place
@@ -226,7 +227,7 @@ def test_a_step_may_choose_several_tokens_of_a_row_up_to_its_end(run):
   run.decoder.most = 10**6
   limits = []
 
-  def steps(texts, count, *, wants_log_probs):
+  def steps(texts, count, *, wants_log_probs, feed=None):
     limits.append({slot: text.limit for slot, text in texts.items()})
     return {
       slot: [
@@ -407,7 +408,7 @@ def test_a_constraint_follows_all_tokens_of_a_step_up_to_the_end(run):
   """As steps with prompt lookup choose them."""
   given = []
 
-  def steps(texts, count, *, wants_log_probs):
+  def steps(texts, count, *, wants_log_probs, feed=None):
     ((slot, text),) = texts.items()
     given.append((text.draft, [x.tolist() for x in text.masks], text.limit))
     chosen = range(text.token + 1, text.token + 2 + len(text.draft))

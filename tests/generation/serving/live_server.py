@@ -34,11 +34,12 @@ def small_vocabulary() -> Vocabulary:
 
 
 @functools.cache
-def small_config() -> Config:
-  """Returns settings with a sequence length of 32."""
+def small_config(sequence_length: int = 32) -> Config:
+  """Returns settings of a run with a sequence length."""
   macros = [
     *('MODEL_DIR="unused"', 'ACTIVATION_DTYPE="float32"', "SEED=0"),
-    *('PACKING="packed"', "SEQUENCE_LENGTH=32", "SAMPLE_TOKENS=5"),
+    *('PACKING="packed"', "SAMPLE_TOKENS=5"),
+    f"SEQUENCE_LENGTH={sequence_length}",
   ]
   _, config = load("serve", ["recipes/quickstart.gin"], macros).build()
   return config
@@ -54,6 +55,7 @@ class Repeating:
 
   num_slots, sequence_length = 4, 32
   part_tokens = 0  # prompts are read whole
+  sends_tokens = False  # before a call returns
 
   def __init__(self, log_prob=-1.0):
     self.log_prob = log_prob
@@ -66,7 +68,7 @@ class Repeating:
   def draft(self, slot):
     return ()
 
-  def steps(self, texts, count, *, wants_log_probs):
+  def steps(self, texts, count, *, wants_log_probs, feed=None):
     assert self.may_step.wait(EVERY_SECS)
     return {
       slot: [Chosen(x.token, self.log_prob, {x.token: self.log_prob})] * count
@@ -97,9 +99,8 @@ async def serving(access=None, decoder=None, *, loads_adapters=False, **model):
   counters = Counters()
   batcher = Batcher(Weights(decoder), counters, end_ids=(1,), most_waiting=4)
   given = {"most_rows": batcher.most_rows, "most_secs": 60, **model}
-  served = ServedModel(
-    name="m", vocabulary=small_vocabulary(), config=small_config(), **given
-  )
+  given.setdefault("config", small_config())
+  served = ServedModel(name="m", vocabulary=small_vocabulary(), **given)
   listening = socket.create_server(("127.0.0.1", 0))
   address = listening.getsockname()
   server = Server(

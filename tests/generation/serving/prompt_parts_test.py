@@ -1,6 +1,6 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Prompts are read in parts, and streams get each token when it is there."""
+"""Prompts are read in parts, between the steps of other texts."""
 
 import threading
 import time
@@ -58,29 +58,6 @@ def test_all_prompts_are_read_however_many_short_ones_come(run):
   # Every second part is of the oldest prompt.
   first = next(i for i, step in enumerate(run.decoder.read) if 0 in step)
   assert first <= 2 * 10
-
-
-def test_each_token_of_a_stream_is_sent_when_it_is_there(run):
-  run.decoder.most, run.decoder.secs = 10**6, 0.0001
-  row = run.row(10, max_tokens=64, stream=True)
-  row.changed = lambda: setattr(row, "num_sent", len(row.chosen))
-  run.serve(row)
-  assert run.decoder.counts == [1] * 64
-
-
-def test_tokens_of_a_stream_that_is_slower_than_steps_come_together(run):
-  run.decoder.most, run.decoder.secs = 10**6, 0.0001
-  run.serve(run.row(10, max_tokens=64, stream=True))
-  assert run.decoder.counts == [1, 1, 2, 4, 8, 16, 32]
-
-
-def test_a_client_that_does_not_read_delays_no_other_stream(run):
-  run.decoder.most, run.decoder.num_slots = 10**6, 3
-  rows = [run.row(10 * i, max_tokens=64, stream=True) for i in range(3)]
-  for row in rows[1:]:
-    row.changed = lambda row=row: setattr(row, "num_sent", len(row.chosen))
-  run.serve(*rows)
-  assert run.decoder.counts == [1] * len(run.decoder.counts)
 
 
 @pytest.mark.parametrize("scores", [False, True])

@@ -36,7 +36,7 @@ def clock(monkeypatch):
 @STREAMS
 def test_a_text_ends_at_its_time_limit(clock, stream):
   class Slow(Repeating):
-    def steps(self, texts, count, *, wants_log_probs):
+    def steps(self, texts, count, *, wants_log_probs, feed=None):
       clock.now += 25
       return super().steps(texts, count, wants_log_probs=wants_log_probs)
 

@@ -36,7 +36,7 @@ class Drawing(Repeating):
     super().__init__()
     self.masked = []  # number of texts with a mask in each call
 
-  def steps(self, texts, count, *, wants_log_probs):
+  def steps(self, texts, count, *, wants_log_probs, feed=None):
     self.masked.append(sum(bool(x.masks) for x in texts.values()))
     found = super().steps(
       texts, 1 if self.masked[-1] else count, wants_log_probs=wants_log_probs

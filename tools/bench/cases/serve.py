@@ -4,7 +4,8 @@
 
   python -m tools.bench serve --model_dir runs/quickstart
   python -m tools.bench serve --model_dir runs/quickstart --weight_dtype int8 \
-    --llama_cpp llama-server --gguf model.gguf --before CHECKOUT
+    --llama_cpp llama-server --gguf model.gguf --vllm vllm --hf exported \
+    --before CHECKOUT
   python -m tools.bench serve --model_dir runs/quickstart --requests 4 --long 2
 
 All servers are up and take turns. In a turn, clients stream completions of
@@ -40,6 +41,7 @@ from tools.bench.streams import Stream, run_streams
 _MACROS = {"TEMPERATURE": 0.0, "STOP_STRINGS": [], "PROMPT_LOOKUP": False}
 _START_SECS = 1200  # on a busy machine
 _LONG_EVERY = 0.25  # seconds between the arrivals of long prompts
+_VLLM_CACHE_GIB = 1  # by default vllm takes a part of the machine's memory
 BOUNDS = dict.fromkeys(("*per_sec", "*_ms", "events", "*ratio"), POSITIVE)
 HEAD = (
   f"{'server':<10} {'requests':>8} {'tokens/s':>9} {'first, ms: 50%':>14} "
@@ -60,6 +62,8 @@ FLAGS = {
   "--before": Flag("", "another checkout of palm_mtf, as a server"),
   "--llama_cpp": Flag("", "path of llama-server; needs --gguf"),
   "--gguf": Flag("", "the run's model for llama-server"),
+  "--vllm": Flag("", "path of vllm, built for CPUs; needs --hf"),
+  "--hf": Flag("", "the run's export for vllm, which computes in bfloat16"),
 }
 
 
@@ -123,6 +127,16 @@ def _commands(
     command += ["--threads", usable_cores()]
     fields = {"ignore_eos": True, "cache_prompt": False}
     yield "llama_cpp", port, command, None, fields
+  if chosen.vllm:
+    port, folder = free_port(), str(Path(chosen.hf).resolve())
+    command = ["env", f"VLLM_CPU_KVCACHE_SPACE={_VLLM_CACHE_GIB}"]
+    command += [chosen.vllm, "serve", folder, "--host", "127.0.0.1"]
+    command += ["--port", port, "--dtype", "bfloat16", "--max-num-seqs", slots]
+    command += ["--max-model-len", length, "--no-enable-prefix-caching"]
+    # The folder of the export has no folders. In another one, vllm would take a
+    # folder with the name of one of its modules for the module.
+    fields = {"ignore_eos": True, "model": folder}
+    yield "vllm", port, command, folder, fields
 
 
 def _make_streams(
