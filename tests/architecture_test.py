@@ -134,10 +134,9 @@ IMPORTS = {
   "data/batches checkpoints compression generation/decode generation/inference "
   "evaluation",
   "learners": "__init__ errors json_text config machine _tf architecture "
-  "native "
-  "runtime/addresses runtime/manager runtime/program mesh optim runtime/client "
-  "executors/choose programs model_dir data/batches checkpoints "
-  "generation/inference training",
+  "accounting native runtime/addresses runtime/manager runtime/server "
+  "runtime/program mesh optim runtime/client executors/choose programs "
+  "model_dir data/batches checkpoints generation/inference training",
   "sweep": "errors console config machine architecture accounting model_dir",
   "commands": "__init__ errors user_text console json_text config machine _tf "
   "architecture adapters accounting native mesh executors/host "

@@ -11,8 +11,6 @@ import numpy as np
 import pytest
 
 from palm_mtf.checkpoints.manifest import newest_whole
-from palm_mtf.config import ExchangeConfig, RunConfig
-from palm_mtf.config.exchange import check_exchange
 from tests import runs
 from tests.processes import wait_until
 
@@ -339,13 +337,13 @@ def test_loads_of_experts_are_the_mean_of_the_pods(corpus, tmp_path):
       "inside a round of syncs; give a multiple of 4, such as 8.",
     ),
     (
-      {"DCN_DTYPE": "bfloat16"},
-      "EXCHANGE = \"diloco\" and DCN_DTYPE = 'bfloat16': that is of pods that "
-      "sum gradients in every step; set DCN_DTYPE = 'float32'.",
+      {"EXCHANGE": "gradients", "OUTER_DTYPE": "int8"},
+      "OUTER_STEPS = 4, OUTER_DTYPE = 'int8' and EXCHANGE = \"gradients\": has "
+      'no effect; leave it out, or set EXCHANGE = "diloco".',
     ),
     (
       {**VIRTUAL_TPU, "NUM_PODS": 1, "STEPS_PER_LOOP": 10},
-      "and STEPS_PER_LOOP = 10: that is",
+      "and STEPS_PER_LOOP = 10: a call of several steps could run beyond a ",
     ),
     (
       {"CHECKPOINT_STEPS": 6},
@@ -373,15 +371,3 @@ def test_settings_that_do_not_fit_are_one_line(
   said = [x for x in capsys.readouterr().err.splitlines() if "palm_mtf: " in x]
   assert len(said) == 1 and message in said[0]
   assert not (path / "config.gin").exists()
-
-
-def test_settings_of_syncs_have_no_effect_on_gradients(caplog):
-  """They are named, because a run without them would say nothing."""
-  given = ExchangeConfig(outer_steps=50, outer_dtype="int8")
-  check_exchange(given, RunConfig.__new__(RunConfig), {})
-  check_exchange(ExchangeConfig(), RunConfig.__new__(RunConfig), {})
-  (record,) = caplog.records
-  assert record.message == (
-    "OUTER_STEPS, OUTER_DTYPE: no effect, because pods sum gradients in every "
-    'step; to exchange parameters seldom, set EXCHANGE = "diloco"'
-  )

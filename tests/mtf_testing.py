@@ -282,7 +282,7 @@ def feed_of(
   made: StepPrograms, batch: Mapping[str, np.ndarray], step: int
 ) -> dict[tf.Tensor, object]:
   """Returns what the last call of a step is fed."""
-  values = {"step": step, "slot_step": step, "microbatch": 0}
+  values = {"step": step, "slot_step": step, "first_pod": 0, "microbatch": 0}
   for name in made.update.inputs.keys() - values.keys():
     feature, first, size = made.rows[name]
     values[name] = batch[feature][first : first + size]

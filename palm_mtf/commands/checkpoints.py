@@ -39,6 +39,8 @@ def list_all(*, model_dir: str, as_json: bool) -> None:
       written = datetime.datetime.fromtimestamp(secs)  # in local time
       row["written"] = written.isoformat(" ")
       row["bytes"] = sum(size for size, _ in checkpoint.files.values())
+      if checkpoint.manifest.settings.get("EXCHANGE") == "diloco":
+        row["weights"] = "outer"  # the mean of pods or learners
     except (manifest.RemovedCheckpointError, FileNotFoundError):
       continue  # a training run has just removed it
     except manifest.DamagedCheckpointError as error:
@@ -61,7 +63,7 @@ def list_all(*, model_dir: str, as_json: bool) -> None:
       f"{row['bytes'] / 1e6:,.1f}" if "bytes" in row else "-",
       f"{row['loss']:.4f}" if "loss" in row else "-",
       f"{row['validation_loss']:.4f}" if "validation_loss" in row else "-",
-      row["state"],
+      row["state"] + (", outer weights" if "weights" in row else ""),
     )
     for row in rows
   ]

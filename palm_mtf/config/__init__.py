@@ -15,6 +15,7 @@ from palm_mtf.config.config import (
   CorpusConfig,
   InspectionConfig,
   PlanConfig,
+  PodStepConfig,
   StepConfig,
   SweepConfig,
 )
@@ -56,6 +57,7 @@ __all__ = [
   "MuonConfig",
   "OptimizerConfig",
   "PlanConfig",
+  "PodStepConfig",
   "PodsConfig",
   "RunConfig",
   "StepConfig",

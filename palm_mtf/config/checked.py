@@ -14,7 +14,7 @@ value is wrong. Fields of other types are not checked here.
 import dataclasses
 import functools
 import types
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import (
   Annotated,
   Literal,
@@ -113,6 +113,27 @@ class Checked:
   def __post_init__(self) -> None:
     for name, macro, check in _checks_of(type(self)):  # type: ignore[arg-type]
       check(macro, getattr(self, name))
+
+
+def refuse_unused(
+  settings: Checked, names: Iterable[str], given: str, use: str
+) -> None:
+  """Raises UserError if fields `names` differ from their defaults.
+
+  `given` is the setting because of which they have no effect, and `use` the one
+  with which they have.
+  """
+  defaults = {x.name: x.default for x in dataclasses.fields(settings)}  # type: ignore[arg-type]
+  unused = [
+    f"{x.upper()} = {getattr(settings, x)!r}"
+    for x in names
+    if getattr(settings, x) != defaults[x]
+  ]
+  if unused:
+    raise UserError(
+      f"{', '.join(unused)} and {given}: has no effect; leave it out, or set "
+      f"{use}."
+    )
 
 
 # A search of layouts makes thousands of settings, so each class is read once.

@@ -139,14 +139,12 @@ class CacheConfig(CorpusConfig):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class StepConfig:
-  """The settings of the program of a training step.
+class PodStepConfig:
+  """The settings of a training step of one pod.
 
   Attributes:
     mesh_layout: mesh of devices in a pod, and layout rules.
     optimizer: one of the optimizers, with its schedule and clipping.
-    pods: number of pods, where they are, and how they exchange gradients.
-    exchange: whether pods exchange gradients or, seldom, parameters.
   """
 
   model: ModelConfig
@@ -155,6 +153,17 @@ class StepConfig:
     metadata={"choices": OPTIMIZERS}
   )
   loss: LossConfig
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class StepConfig(PodStepConfig):
+  """The settings of the program of a training step.
+
+  Attributes:
+    pods: number of pods, where they are, and how they exchange gradients.
+    exchange: whether pods exchange gradients or, seldom, parameters.
+  """
+
   pods: PodsConfig = dataclasses.field(default_factory=PodsConfig)
   exchange: ExchangeConfig = dataclasses.field(default_factory=ExchangeConfig)
 

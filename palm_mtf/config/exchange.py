@@ -13,19 +13,13 @@ Pods exchange parameters only at *syncs*, one fragment of the model at a time:
 """
 
 import dataclasses
-import logging
 from collections.abc import Mapping
 from typing import Annotated, Literal
 
-from palm_mtf.config.checked import Checked, Count, real, whole
+from palm_mtf.config.checked import Checked, Count, real, refuse_unused, whole
 from palm_mtf.config.run import RunConfig
 from palm_mtf.errors import UserError
 
-_logger = logging.getLogger(__name__)
-
-# {macro: the only value that fits EXCHANGE = "diloco"}: DCN_DTYPE is for
-# gradients, and a call of several steps could run beyond a sync.
-_ONLY = {"DCN_DTYPE": "float32", "STEPS_PER_LOOP": 1}
 # Numbers of steps after which the outer parameters are needed (saved, validated
 # and so on), so these steps have to be syncs.
 _AT_SYNCS = [
@@ -115,24 +109,16 @@ def check_exchange(
 
   `values` is {macro: value} of all settings of the run.
   """
-  if not exchange.is_diloco:
-    defaults = dataclasses.asdict(ExchangeConfig())
-    unused = [
-      x.upper() for x, y in defaults.items() if getattr(exchange, x) != y
-    ]
-    if unused:
-      _logger.warning(
-        f"{', '.join(unused)}: no effect, because pods sum gradients in every "
-        'step; to exchange parameters seldom, set EXCHANGE = "diloco"'
-      )
-    return
   given, count = 'EXCHANGE = "diloco"', exchange.fragments
-  for macro, value in _ONLY.items():
-    if values[macro] != value:
-      raise UserError(
-        f"{given} and {macro} = {values[macro]!r}: that is of pods that sum "
-        f"gradients in every step; set {macro} = {value!r}."
-      )
+  if not exchange.is_diloco:
+    names = [x.name for x in dataclasses.fields(exchange)]
+    refuse_unused(exchange, names, 'EXCHANGE = "gradients"', given)
+    return
+  if values["STEPS_PER_LOOP"] != 1:
+    raise UserError(
+      f"{given} and STEPS_PER_LOOP = {values['STEPS_PER_LOOP']!r}: a call of "
+      "several steps could run beyond a sync; set STEPS_PER_LOOP = 1."
+    )
   function = values.get("MODEL_FUNCTION")
   if function and count > 1:
     raise UserError(

@@ -12,7 +12,13 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Annotated, Literal
 
-from palm_mtf.config.checked import Checked, Count, real, text_or_empty
+from palm_mtf.config.checked import (
+  Checked,
+  Count,
+  real,
+  refuse_unused,
+  text_or_empty,
+)
 from palm_mtf.config.run import RunConfig
 from palm_mtf.errors import UserError
 
@@ -28,7 +34,8 @@ class LearnersConfig(Checked):
     learner_tokens: file of the learners' names and tokens.
     quorum: number of learners that have to send a fragment before the client
       merges it; None for all NUM_PODS.
-    grace_secs: how long a merge waits for more learners after the quorum.
+    grace_secs: how long a merge waits for more learners after the quorum; None
+      for half the median, over learners, of the time of their slowest tasks.
     audit_share: if given, learners are volunteers, who are not trusted: they
       train in rounds (learners/rounds.py), and this share of their tasks is
       computed again.
@@ -44,7 +51,9 @@ class LearnersConfig(Checked):
   learners_tls: Annotated[str, text_or_empty("PREFIX of a key")] = ""
   learner_tokens: Annotated[str, text_or_empty("a file of tokens")] = ""
   quorum: Count | None = None
-  grace_secs: Annotated[float, real(0.0, 1e6)] = 5.0
+  grace_secs: Annotated[
+    float | None, real(0.0, 1e6, none="for half the time of a task")
+  ] = 5.0
   audit_share: Annotated[
     float | None, real(0.0, 1.0, none="for learners that are trusted")
   ] = None
@@ -54,7 +63,7 @@ class LearnersConfig(Checked):
 
 
 # {macro: the only value with which learners train}
-_ONLY = {
+_ONLY: dict[str, object] = {
   "EXCHANGE": "diloco",
   "MERGE_ALPHA": 0.0,  # a learner always keeps its unsent steps
   "PODS": "in_process",
@@ -69,7 +78,13 @@ _ONLY = {
 
 
 # {macro: the only value with which volunteers train}
-_ONLY_OF_VOLUNTEERS = {"FRAGMENTS": 1, "OVERLAP_STEPS": 0, "QUORUM": None}
+_ONLY_OF_VOLUNTEERS: dict[str, object] = {
+  "FRAGMENTS": 1,
+  "OVERLAP_STEPS": 0,
+  "QUORUM": None,
+  "GRACE_SECS": 5.0,
+}
+_OF_VOLUNTEERS = "audit_by", "merge", "task_secs"
 
 
 def check_learners(
@@ -79,35 +94,25 @@ def check_learners(
 
   `values` is {macro: value} of all settings of the run.
   """
+  names = {x.name for x in dataclasses.fields(own)} - {"learners"}
   if not own.learners:
-    if own.audit_share is not None:
-      raise UserError(
-        f'AUDIT_SHARE = {own.audit_share} and LEARNERS = "": pods need no '
-        'audits; set LEARNERS = "host:port", or leave it out.'
-      )
-    if own.quorum is not None:
-      raise UserError(
-        f'QUORUM = {own.quorum} and LEARNERS = "": pods have no quorum; set '
-        'LEARNERS = "host:port", or leave it out.'
-      )
+    given, use = 'LEARNERS = ""', 'LEARNERS = "host:port"'
+    refuse_unused(own, sorted(names), given, use)
     return
-  for macro, value in _ONLY.items():
-    if (values[macro] or None) != (value or None):
-      raise UserError(
-        f"{macro} = {values[macro]!r} and LEARNERS = {own.learners!r}: "
-        f"learners train only with {macro} = {value!r}; set it."
-      )
+  if own.audit_share is None:
+    use = "AUDIT_SHARE, for volunteers"
+    refuse_unused(own, _OF_VOLUNTEERS, "AUDIT_SHARE = None", use)
+  fits = [(_ONLY, f"LEARNERS = {own.learners!r}", "learners")]
   if own.audit_share is not None:
-    for macro, value in _ONLY_OF_VOLUNTEERS.items():
-      if values[macro] != value:
+    given = f"AUDIT_SHARE = {own.audit_share}"
+    fits.append((_ONLY_OF_VOLUNTEERS, given, "volunteers"))
+  for only, given, who in fits:
+    for macro, value in only.items():
+      if (values[macro] or None) != (value or None):
         raise UserError(
-          f"{macro} = {values[macro]!r} and AUDIT_SHARE = {own.audit_share}: "
-          f"volunteers train only with {macro} = {value!r}; set it."
+          f"{macro} = {values[macro]!r} and {given}: {who} train only with "
+          f"{macro} = {value!r}; set it."
         )
-  elif own.merge != "mean":
-    raise UserError(
-      f"MERGE = {own.merge!r}: is for volunteers; set AUDIT_SHARE, too."
-    )
   num_pods = int(str(values["NUM_PODS"]))
   if own.quorum is not None and own.quorum > num_pods:
     raise UserError(

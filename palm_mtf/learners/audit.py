@@ -56,28 +56,19 @@ def merge_robustly(
       the norms (Karimireddy et al. 2021, arXiv:2012.10333, from v = 0).
     parts: contributions, float32, with their tokens.
   """
-  names, tokens = [*parts[0][0]], [x for _, x in parts]
+  stacked = {x: np.stack([y[x] for y, _ in parts]) for x in parts[0][0]}
   if how == "median":
-    return {
-      x: np.median([y[x] for y, _ in parts], axis=0).astype(np.float32)
-      for x in names
+    found = {x: np.median(y, axis=0) for x, y in stacked.items()}
+  else:
+    norms = np.array([norm_of(x) for x, _ in parts])
+    # A part that is all 0 stays 0.
+    factors = np.minimum(1.0, np.median(norms) / np.where(norms, norms, np.inf))
+    weights = factors * [x for _, x in parts] / sum(x for _, x in parts)
+    found = {
+      x: np.tensordot(weights, y.astype(np.float64), 1)
+      for x, y in stacked.items()
     }
-  norms = [norm_of(x) for x, _ in parts]
-  limit = np.median(norms)
-  weights = [
-    t * (min(1.0, limit / norm) if norm else 1.0) / sum(tokens)
-    for t, norm in zip(tokens, norms, strict=True)
-  ]
-  return {
-    x: np.asarray(
-      sum(
-        w * y[x].astype(np.float64)
-        for w, (y, _) in zip(weights, parts, strict=True)
-      ),
-      np.float32,
-    )
-    for x in names
-  }
+  return {x: y.astype(np.float32) for x, y in found.items()}
 
 
 class Audits:

@@ -2,31 +2,35 @@
 # SPDX-License-Identifier: Apache-2.0
 """The messages of decoupled learners and of the client that merges their work.
 
-The client's answer to `join` has what a learner needs to train. The header of a
-work (`Work` in syncer.py) is {"kind": "steps", "work": its number, "step": the
-first step, "num_steps", "begins", "sends"}; its arrays are "rows/FEATURE",
-[num_steps, rows, length], and "outer/PARAMETER". The result has how far the
-parameters of the fragments in "sends" have moved.
+The client's answer to `join` is a `Joined`, with the number of the "learner".
+The header of a work (`Work` in syncer.py) is {"kind": "steps", "work": its
+number, "step": the first step, "share", "num_steps", "begins", "sends"}; its
+arrays are "rows/FEATURE", [num_steps, rows, length], and "outer/PARAMETER". The
+result has how far the parameters of the fragments in "sends" have moved.
 """
 
+import contextlib
+import dataclasses
 import math
 import re
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Annotated, Any, Literal
 
 import numpy as np
 
 from palm_mtf.architecture.parameters import frozen_names, saved_shapes
 from palm_mtf.config import Config, ModelConfig
+from palm_mtf.config.checked import Checked, texts, whole
 from palm_mtf.data.batches.corpus import Batches
-from palm_mtf.errors import UserError
-from palm_mtf.learners.learner import Learner
-from palm_mtf.learners.protocol import Message, Spec, program_of
-from palm_mtf.learners.rounds import Rounds
+from palm_mtf.errors import UserError, check_choice
+from palm_mtf.learners.learner import Learner, open_learner
+from palm_mtf.learners.protocol import Message, Spec, program_of, read_program
+from palm_mtf.learners.rounds import AUDITOR, Rounds
 from palm_mtf.learners.syncer import DONE, WAIT, Arrays, Syncer, Work
 from palm_mtf.optim.outer import GROUP, Sent, decode, encode
+from palm_mtf.programs.features import FEATURE_DTYPES
 from palm_mtf.programs.outer import fragment_of
 from palm_mtf.training.step import NonFiniteStepError
 
@@ -116,6 +120,47 @@ def unpack(
   return found
 
 
+def _check_features(unused_name: str, value: object) -> None:
+  for each in value if isinstance(value, list) else [value]:
+    check_choice("feature", each, FEATURE_DTYPES)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Joined(Checked):
+  """What a learner needs to train.
+
+  Attributes:
+    program: {macro: value} of the step (`program_of`).
+    seed: SEED.
+    frozen: FROZEN, patterns of parameters that are not trained.
+    features: names of the arrays of a batch.
+    num_rows: rows of a share of a step's batch.
+    fragments, outer_dtype: FRAGMENTS and OUTER_DTYPE.
+  """
+
+  program: Mapping[str, Any]
+  seed: Annotated[int, whole(0)]
+  frozen: Annotated[list[str], texts("patterns")]
+  features: Annotated[list[str], _check_features]
+  num_rows: Annotated[int, whole(maximum=2**16)]
+  fragments: Annotated[int, whole(maximum=1000)]
+  outer_dtype: Literal["float32", "bfloat16", "int8", "e3m0"]
+
+  @contextlib.contextmanager
+  def open(self, mesh: Mapping[str, Any]) -> Iterator["DecoupledLearner"]:
+    """Opens a learner in this process; `mesh` has macros of its own mesh."""
+    program = read_program({**self.program, **mesh})
+    with open_learner(
+      program,
+      num_rows=self.num_rows,
+      seed=self.seed,
+      frozen=self.frozen,
+      features=self.features,
+    ) as learner:
+      fragments = list_fragments(program.model, self.frozen, self.fragments)
+      yield DecoupledLearner(learner, fragments, self.outer_dtype)
+
+
 class DecoupledLearner:
   """Does the works of a run; optimizer slots stay from work to work."""
 
@@ -143,7 +188,8 @@ class DecoupledLearner:
     metrics = {}
     try:
       if batches:
-        metrics = self._learner.train(batches, header["step"])
+        given = header["step"], header["share"]
+        metrics = self._learner.train(batches, *given)
     except NonFiniteStepError as bad:
       raise UserError(
         f"{bad.losses} at step {bad.step}: training has diverged; lower "
@@ -173,7 +219,8 @@ class DecoupledHandler:
 
   Attributes:
     changed: lock of `syncer`; it is notified when a result has arrived.
-    features: names of the arrays of a batch.
+    joined: what every learner gets.
+    failure: error of the client's own learner, if it has ended.
   """
 
   def __init__(
@@ -183,11 +230,20 @@ class DecoupledHandler:
     syncer: Syncer | Rounds,
     now: Callable[[], float] = time.monotonic,
   ):
-    self._config, self._batches, self._now = config, batches, now
-    self.features = list(batches.features)
+    self._batches, self._now = batches, now
     self.syncer, self.changed = syncer, threading.Condition()
+    self.failure: BaseException | None = None
+    self._period = config.exchange.period
     self._num_shares = config.pods.num_pods
-    self._num_rows = config.run.batch_sizes.size(0) // self._num_shares
+    self.joined = Joined(
+      program=program_of(config),
+      seed=config.run.seed,
+      frozen=list(config.run.frozen),
+      features=list(batches.features),
+      num_rows=config.run.batch_sizes.size(0) // self._num_shares,
+      fragments=config.exchange.fragments,
+      outer_dtype=config.exchange.outer_dtype,
+    )
     self._numbers: dict[str, int] = {}  # {member: number of its learner}
     self._tokens: dict[str, int] = {}  # {member: tokens of its work}
     self._metrics: list[tuple[int, dict[str, float]]] = []
@@ -199,27 +255,19 @@ class DecoupledHandler:
     with self.changed:
       number = self.syncer.join(member, self._now(), **about)
       self._numbers[member] = number
-    config = self._config
-    return Message(
-      {
-        "learner": number,
-        "program": program_of(config),
-        "seed": config.run.seed,
-        "frozen": list(config.run.frozen),
-        "features": self.features,
-        "num_rows": self._num_rows,
-        "fragments": config.exchange.fragments,
-        "outer_dtype": config.exchange.outer_dtype,
-      }
-    )
+    return Message({"learner": number, **dataclasses.asdict(self.joined)})
 
   def next(self, member: str, header: dict[str, Any]) -> Message:
     """Returns work, with its rows and the outer parameters that changed."""
     with self.changed:
       self._tick()
-      # If another process has joined with the same token, only that one works.
-      is_same = header.get("learner") == self._numbers.get(member)
-      if member not in self.syncer.members or not is_same:
+      number = self._numbers.get(member)
+      if number is not None and number != header.get("learner"):
+        raise UserError(
+          f"{member}: another process has joined with this token, so this one "
+          "ends; give each process a token, which `palm_mtf pods token` makes."
+        )
+      if not self.syncer.has(member):
         return Message({"kind": "join"})
       work = self.syncer.next(member, self._now())
       if work == DONE:
@@ -233,28 +281,30 @@ class DecoupledHandler:
     targets = message.arrays.get("rows/targets", np.zeros(0))
     tokens = targets.size if weights is None else np.count_nonzero(weights)
     self._tokens[member] = max(1, int(tokens)) if work.task is not None else 0
-    self._num_bytes += sum(x.nbytes for x in message.arrays.values())
+    if member != AUDITOR:
+      self._num_bytes += sum(x.nbytes for x in message.arrays.values())
     return message
 
   def _tick(self) -> None:
     # Merge now: the client's loop, which also merges, may be busy with saving.
-    if isinstance(self.syncer, Syncer):
+    if self.syncer.undone is None:  # the loop first removes the liar's work
       self.syncer.tick(self._now())
 
   def make_message(self, work: Work, outer: Arrays) -> Message:
     """Returns the message of a work; `outer` are all outer parameters."""
-    period, step = self._config.exchange.period, 0
-    arrays, num_steps = {}, 0
+    step = share = num_steps = 0
+    arrays = {}
     if work.task is not None:
       turn, share = divmod(work.task, self._num_shares)
-      step, num_steps = turn * period, period
+      num_steps = self._period
+      step = turn * num_steps
       batches = [
         self._batches.batch(step + i, share, self._num_shares)
-        for i in range(period)
+        for i in range(num_steps)
       ]
       arrays = {
         f"rows/{x}": np.stack([batch[x] for batch in batches])
-        for x in self.features
+        for x in self.joined.features
       }
     names = [x for i in work.takes for x in self.syncer.outer.fragments[i]]
     if work.begins:  # all parameters, frozen ones, too
@@ -265,6 +315,7 @@ class DecoupledHandler:
         "kind": "steps",
         "work": work.number,
         "step": step,
+        "share": share,
         "num_steps": num_steps,
         "begins": work.begins,
         "sends": list(work.sends),
@@ -276,7 +327,7 @@ class DecoupledHandler:
     """Returns the arrays of a result; UserError if its work is stale."""
     with self.changed:
       work = self.syncer.find_work(member, header.get("work"))
-    return specs_of_sent(self._shapes(work), self._config.exchange.outer_dtype)
+    return specs_of_sent(self._shapes(work), self.joined.outer_dtype)
 
   def contribute(self, member: str, message: Message) -> Message:
     """Takes a result; UserError if it is stale or not finite."""
@@ -288,19 +339,15 @@ class DecoupledHandler:
     with self.changed:
       self.syncer.contribute(member, number, moved, tokens, self._now())
       self._tick()
-      self._metrics.append((tokens, read_metrics(header.get("metrics"))))
-      self._num_bytes += sum(x.nbytes for x in arrays.values())
+      if member != AUDITOR:
+        self._metrics.append((tokens, read_metrics(header.get("metrics"))))
+        self._num_bytes += sum(x.nbytes for x in arrays.values())
       self.changed.notify_all()
     return Message({"accepted": True, "reason": ""})
 
   def unpack(self, work: Work, arrays: Arrays) -> dict[str, np.ndarray]:
     """Returns how far parameters moved, from the arrays of a work's result."""
-    return unpack(arrays, self._shapes(work), self._config.exchange.outer_dtype)
-
-  def make_learner(self, learner: Learner) -> DecoupledLearner:
-    """Returns a learner of this run in this process."""
-    dtype = self._config.exchange.outer_dtype
-    return DecoupledLearner(learner, self.syncer.outer.fragments, dtype)
+    return unpack(arrays, self._shapes(work), self.joined.outer_dtype)
 
   def _shapes(self, work: Work) -> dict[str, tuple[int, ...]]:
     outer = self.syncer.outer

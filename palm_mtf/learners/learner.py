@@ -13,8 +13,8 @@ from palm_mtf.architecture.parameters import saved_shapes
 from palm_mtf.config import PodsConfig, StepConfig
 from palm_mtf.config.mesh_layout import check_layout
 from palm_mtf.data.batches.corpus import Batch
-from palm_mtf.executors.choose import executor_of, uses_accelerators
-from palm_mtf.mesh.slices import Slice, names_of, variables_of
+from palm_mtf.executors.choose import executor_of
+from palm_mtf.mesh.slices import Slice, variables_of
 from palm_mtf.programs.features import REQUIRED_FEATURES
 from palm_mtf.programs.step_programs import StepPrograms
 from palm_mtf.programs.train_program import build_train_program
@@ -34,82 +34,55 @@ class PodArrays:
     client: Client,
     slices: Mapping[str, Sequence[Slice]],
     names: Sequence[str],
-    *,
-    sets_all: bool,
   ):
-    """Takes the slices in which `client` holds the variables `names`.
-
-    `sets_all`: whether all parameters have to be set together, because JAX
-    stacks the parameters of layers in one array.
-    """
-    self._client, self._sets_all = client, sets_all
-    self.names, wanted = list(names), {*names}
+    """Takes the slices in which `client` holds the variables `names`."""
+    self._client, self.names, wanted = client, list(names), {*names}
     self._slices = {
       key: parts
       for key, parts in slices.items()
       if not wanted.isdisjoint(parts[0].names)
     }
-    self._places = {
-      name: (key, row)
-      for key, parts in self._slices.items()
-      for row, name in enumerate(parts[0].names)
-    }
-    self._programs: dict[tuple[str, ...], tuple[Program, Program]] = {}
+    read, fed, assigned = [], {}, []
+    with client.graph.as_default():
+      for key, parts in self._slices.items():
+        read.append([x.read() for x in _regions(parts)])
+        for i, part in enumerate(parts):
+          variable = part.variable
+          with tf.device(part.near):
+            value = tf.placeholder(tf.float32, variable.shape)
+            fed[f"{key}/{i}"] = value
+            value = tf.cast(value, variable.dtype.base_dtype)
+          assigned.append(variable.assign(value).op)
+    state = state_of(x.variable for y in self._slices.values() for x in y)
+    self._read = Program(outputs=read, reads=state)
+    self._set = Program(fed, operations=assigned, writes=state)
 
   def read(self, names: Iterable[str] | None = None) -> dict[str, np.ndarray]:
     """Returns the values of parameters, float32; of all if `names` is None."""
-    wanted = self.names if names is None else list(names)
-    keys = self._keys_of(wanted)
-    values = self._client.call(self._build(keys)[0]) if keys else []
+    values = self._client.call(self._read)
     joined = {
       name: value
-      for key, parts in zip(keys, values, strict=True)
-      for name, value in _join(self._slices[key], parts)
+      for parts, of_key in zip(self._slices.values(), values, strict=True)
+      for name, value in _join(parts, of_key)
     }
-    return {name: joined[name] for name in wanted}
+    return {x: joined[x] for x in (self.names if names is None else names)}
 
   def set(self, arrays: Arrays) -> None:
     """Sets parameters, float32, by name; the others keep their values."""
-    if self._sets_all:
-      others = (x for x in self.names if x not in arrays)
-      arrays = {**self.read(others), **arrays}
-    keys = self._keys_of(arrays)
-    # Rows of a stack that are not given keep their values, too.
-    stacked = {x for key in keys for x in self._slices[key][0].names}
-    arrays = {**self.read(sorted(stacked - {*arrays})), **arrays}
+    if not arrays.keys() >= {*self.names}:
+      # Set all, because JAX stacks the parameters of layers in one array.
+      arrays = {**self.read(), **arrays}
     fed = {
       f"{key}/{i}": _cut(part, arrays)
-      for key in keys
-      for i, part in enumerate(self._slices[key])
+      for key, parts in self._slices.items()
+      for i, part in enumerate(parts)
     }
-    self._client.call(self._build(keys)[1], fed)
+    self._client.call(self._set, fed)
 
-  def _keys_of(self, names: Iterable[str]) -> tuple[str, ...]:
-    return tuple(dict.fromkeys(self._places[name][0] for name in names))
 
-  def _build(self, keys: tuple[str, ...]) -> tuple[Program, Program]:
-    """Returns the programs that read and that set the slices of some keys."""
-    if keys not in self._programs:
-      read, fed, assigned = [], {}, []
-      with self._client.graph.as_default():
-        for key in keys:
-          parts = self._slices[key]
-          read.append(
-            [x.read() for x in parts if x.is_first and x.spec is not None]
-          )
-          for i, part in enumerate(parts):
-            variable = part.variable
-            with tf.device(part.near):
-              value = tf.placeholder(tf.float32, variable.shape)
-              fed[f"{key}/{i}"] = value
-              value = tf.cast(value, variable.dtype.base_dtype)
-            assigned.append(variable.assign(value).op)
-      state = state_of(x.variable for key in keys for x in self._slices[key])
-      self._programs[keys] = (
-        Program(outputs=read, reads=state),
-        Program(fed, operations=assigned, writes=state),
-      )
-    return self._programs[keys]
+def _regions(parts: Sequence[Slice]) -> list[Slice]:
+  """Returns a slice per region that `parts` hold."""
+  return [x for x in parts if x.is_first and x.spec is not None]
 
 
 def _held(part: Slice) -> tuple[slice, ...]:
@@ -136,7 +109,7 @@ def _join(
 
   `values` has one value per region that `parts` hold, not per slice.
   """
-  regions = [x for x in parts if x.is_first and x.spec is not None]
+  regions = _regions(parts)
   ends = [
     [b + n for b, n in zip(x.begin, x.sizes, strict=True)] for x in regions
   ]
@@ -157,34 +130,19 @@ class Learner:
   """
 
   def __init__(
-    self,
-    client: Client,
-    programs: StepPrograms,
-    names: Sequence[str],
-    **more: bool,
+    self, client: Client, programs: StepPrograms, names: Sequence[str]
   ):
     """Takes the programs of one pod, in `client`; sets no variable.
 
-    `names` are the parameters; `more` is what `PodArrays` takes.
+    `names` are the parameters.
     """
-    self._client, self._programs = client, programs
+    self._client = client
     self._step = TrainStep(client, programs)
-    self.arrays = PodArrays(client, programs.slices, names, **more)
-    everything = names_of(programs.slices)
-    self._all = PodArrays(client, programs.slices, everything, **more)
+    self.arrays = PodArrays(client, programs.slices, names)
     slices = variables_of(programs.pod_slices)
     self._initialize = Program(
       operations=[programs.initialize], writes=state_of(slices)
     )
-
-  def save(self) -> tuple[Arrays, int]:
-    """Returns all variables, and how many steps the slots have seen."""
-    return self._all.read(), self._slot_steps
-
-  def load(self, state: tuple[Arrays, int]) -> None:
-    """Sets what `save` has returned."""
-    arrays, self._slot_steps = state
-    self._all.set(arrays)
 
   def begin(self, parameters: Arrays | None = None) -> None:
     """Sets all parameters; the optimizer starts from scratch.
@@ -196,19 +154,24 @@ class Learner:
     if parameters is not None:
       self.arrays.set(parameters)
 
-  def train(self, batches: Iterable[Batch], step: int) -> dict[str, float]:
+  def train(
+    self, batches: Iterable[Batch], step: int, share: int = 0
+  ) -> dict[str, float]:
     """Trains a step on each batch; returns the means of the steps' metrics.
 
     Args:
       batches: for each step, {feature: [rows, length]}.
-      step: number of steps done before, which decides the learning rate and the
-        dropout; the slots' decay depends on the steps since `begin`.
+      step: number of steps done before, which decides the learning rate; the
+        slots' decay depends on the steps since `begin`.
+      share: number of the share of a step's rows that the batches have. Step
+        and share decide the dropout, which is that of the pod of this number.
 
     Raises:
       NonFiniteStepError: the loss or the gradients are not finite; the steps
         before are done.
     """
     found: list[dict[str, float]] = []
+    self._step.first_pod = share
     for i, batch in enumerate(batches):
       self._step.slot_start = step + i - self._slot_steps
       found.append(self._step.run(batch, step + i))
@@ -249,9 +212,4 @@ def open_learner(
         devices=devices,
         build=executor.build_program,
       )
-    yield Learner(
-      client,
-      programs,
-      [*saved_shapes(config.model)],
-      sets_all=uses_accelerators(config.mesh_layout),
-    )
+    yield Learner(client, programs, [*saved_shapes(config.model)])

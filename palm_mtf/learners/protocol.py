@@ -8,7 +8,7 @@ arrays, one after another, little-endian. The receiver checks names, dtypes and
 shapes before it takes memory for the arrays.
 """
 
-import dataclasses
+import contextlib
 import math
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple, Protocol
@@ -16,27 +16,19 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 
 from palm_mtf import __version__
-from palm_mtf.config import StepConfig
-from palm_mtf.config.macros import (
-  MISSING,
-  choices_of,
-  from_macros,
-  macros_of,
-  values_of,
-)
+from palm_mtf.config import PodStepConfig, StepConfig
+from palm_mtf.config.macros import MISSING, from_macros, macros_of, values_of
 from palm_mtf.errors import UserError, did_you_mean, shorten
 from palm_mtf.json_text import STRICT_DECODER, json_text
 from palm_mtf.runtime.manager.slices import WRONG_JSON
 
 # Version of the protocol. Learner and client refuse each other if they have
 # different ones. Raise it whenever headers or the format of messages change.
-PROTOCOL = 1
+PROTOCOL = 2
 CHUNK_BYTES = 2**20  # no chunk is larger
 # bfloat16 is sent as its bits, in uint16; 4-bit numbers as two per uint8.
 DTYPES = ("float32", "int32", "uint16", "uint8", "int8", "bool")
 _MOST_ARRAYS, _MOST_DIMENSIONS = 100_000, 8
-# Fields of StepConfig that a learner gets.
-_PARTS = ("model", "mesh_layout", "optimizer", "loss")
 # Settings with which a step would read files or import code.
 _OF_FILES = ("MODEL_FUNCTION", "TEACHER", "TEACHER_CACHE")
 
@@ -81,6 +73,17 @@ class Handler(Protocol):
 
   def contribute(self, member: str, message: Message) -> Message:
     """Takes a result; returns {"accepted": bool, "reason": str}."""
+
+
+@contextlib.contextmanager
+def reading(wrong: str) -> Iterator[None]:
+  """Turns errors of the body, which reads a peer's JSON, into UserErrors."""
+  try:
+    yield
+  except UserError:
+    raise
+  except WRONG_JSON:
+    raise UserError(f"{wrong}.") from None
 
 
 def specs_of(arrays: Mapping[str, np.ndarray]) -> dict[str, Spec]:
@@ -140,15 +143,11 @@ class MessageReader:
 
   def __init__(self, first: bytes, check: Check):
     """Reads the header from the first chunk; allocates the arrays."""
-    try:
+    with reading("not a message of palm_mtf"):
       header, declared = _read_first(first)
       specs = dict(map(_read_spec, declared))
       if len(specs) < len(declared):
         raise ValueError(declared)
-    except UserError:
-      raise
-    except WRONG_JSON:
-      raise UserError("not a message of palm_mtf.") from None
     check(header, specs)
     arrays = {x: np.empty(shape, dtype) for x, (dtype, shape) in specs.items()}
     self.message = Message(header, arrays)
@@ -206,8 +205,8 @@ def _read_spec(declared: Any) -> tuple[str, Spec]:
 
 def program_of(config: StepConfig) -> dict[str, Any]:
   """Returns {macro: value} of the settings that make a learner's step."""
-  parts = (values_of(getattr(config, x)) for x in _PARTS)
-  return {x: y for part in parts for x, y in part.items()}
+  values = values_of(config)
+  return {x: values[x] for x in macros_of(PodStepConfig, values)}
 
 
 def read_program(values: object) -> StepConfig:
@@ -216,22 +215,17 @@ def read_program(values: object) -> StepConfig:
   Raises UserError if a setting is unknown, missing or wrong, or would make this
   process read a file or import code.
   """
-  try:
+  with reading("the run's program has a setting of a wrong type"):
     if not isinstance(values, dict):
       raise TypeError(values)
-    known = macros_of(StepConfig, values)
-    for field in dataclasses.fields(StepConfig):
-      for kind in choices_of(field) if field.name not in _PARTS else ():
-        for name in macros_of(kind):
-          known.pop(name, None)
+    known = macros_of(PodStepConfig, values)
     for name in values:
       if name not in known:
         raise UserError(
           f"the run's program has the setting {shorten(name)}"
           f"{did_you_mean(name, known)}, which a learner does not take."
         )
-    for name in _OF_FILES:
-      if values.get(name):
+      if name in _OF_FILES and values[name]:
         raise UserError(
           f"the run's program has {name} = {shorten(values[name])}: a learner "
           "reads no files and imports no code for a run."
@@ -240,9 +234,4 @@ def read_program(values: object) -> StepConfig:
       if default is MISSING and name not in values:
         raise UserError(f"the run's program lacks {name}.")
     return from_macros(StepConfig, values)
-  except UserError:
-    raise
-  except WRONG_JSON:
-    raise UserError(
-      "the run's program has a setting of a wrong type."
-    ) from None
+  raise AssertionError

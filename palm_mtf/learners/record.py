@@ -9,13 +9,11 @@ kernels that round like those of the learners.
 """
 
 import contextlib
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from palm_mtf.errors import UserError
-from palm_mtf.json_text import json_text
 from palm_mtf.learners.decoupled import DecoupledHandler, DecoupledLearner
-from palm_mtf.learners.learner import Learner
 from palm_mtf.learners.syncer import Arrays, Syncer, Work
 from palm_mtf.model_dir.json_lines import (
   JsonLinesWriter,
@@ -46,44 +44,8 @@ class Record(contextlib.AbstractContextManager["Record"]):
     self._lines.close()
 
 
-# Opens a learner whose mesh has these macros instead of the run's.
-OpenLearner = Callable[
-  [Mapping[str, Any]], contextlib.AbstractContextManager[Learner]
-]
-
-
-class _Learners(contextlib.ExitStack):
-  """All learners of a record; those with the same mesh take turns on a pod."""
-
-  def __init__(self, handler: DecoupledHandler, open_learner: OpenLearner):
-    super().__init__()
-    self._handler, self._open = handler, open_learner
-    self._pods: dict[str, Learner] = {}
-    self._held: dict[str, int] = {}  # number of the learner on each pod
-    self._states: dict[int, Any] = {}  # of learners that are on no pod
-    self._ends: dict[int, DecoupledLearner] = {}
-
-  def find(self, number: int, mesh: Mapping[str, Any]) -> DecoupledLearner:
-    """Returns a learner, after its variables are set on its pod."""
-    key = json_text(mesh)
-    if key not in self._pods:
-      self._pods[key] = self.enter_context(self._open(mesh))
-    pod, before = self._pods[key], self._held.get(key)
-    if before != number:
-      if before is not None:
-        self._states[before] = pod.save()
-      if number in self._states:
-        pod.load(self._states.pop(number))
-      self._held[key] = number
-    if number not in self._ends:
-      self._ends[number] = self._handler.make_learner(pod)
-    return self._ends[number]
-
-
 def replay(
-  events: Iterable[Mapping[str, Any]],
-  handler: DecoupledHandler,
-  open_learner: OpenLearner,
+  events: Iterable[Mapping[str, Any]], handler: DecoupledHandler
 ) -> Iterator[int]:
   """Computes a record again; yields the number of each merge.
 
@@ -92,20 +54,27 @@ def replay(
 
   Raises UserError if a merge has other bits than in the record.
   """
-  syncer, meshes = handler.syncer, {}
+  syncer = handler.syncer
   assert isinstance(syncer, Syncer)
-  # {learner: its work, and the outer parameters when it got the work}
+  # By number of the learner: the learner, and what closes it.
+  learners: dict[int, tuple[DecoupledLearner, contextlib.ExitStack]] = {}
+  # Its work, and the outer parameters when it got the work.
   works: dict[int, tuple[Work, Arrays]] = {}
-  with _Learners(handler, open_learner) as learners:
+  with contextlib.ExitStack() as every:
     for event in events:
-      kind, moved = event["event"], {}
+      kind, number, moved = event["event"], event.get("learner", -1), {}
       if kind == "join":
-        meshes[event["learner"]] = event.get("mesh") or {}
+        one = every.enter_context(contextlib.ExitStack())
+        learner = one.enter_context(
+          handler.joined.open(event.get("mesh") or {})
+        )
+        learners[number] = learner, one
+      if kind == "leave":
+        learners.pop(number)[1].close()
       if kind == "contribution":
-        work, outer = works.pop(event["learner"])
-        message = handler.make_message(work, outer)
-        learner = learners.find(work.learner, meshes[work.learner])
-        moved = handler.unpack(work, learner.do(message).arrays)
+        work, outer = works.pop(number)
+        result = learners[number][0].do(handler.make_message(work, outer))
+        moved = handler.unpack(work, result.arrays)
       found = syncer.repeat(event, moved)
       if kind == "work" and event["number"] == 0 and event["task"]:
         raise UserError(
@@ -113,10 +82,7 @@ def replay(
           "only a run that learners began is computed again."
         )
       if kind == "work":
-        works[event["learner"]] = (
-          Work.of(event),
-          dict(syncer.outer.parameters),
-        )
+        works[number] = Work.of(event), dict(syncer.outer.parameters)
       if kind == "merge":
         if found != event["blake2b"]:
           raise UserError(

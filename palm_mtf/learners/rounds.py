@@ -27,10 +27,12 @@ from palm_mtf.learners.audit import (
   norm_of,
 )
 from palm_mtf.learners.members import owner_of
-from palm_mtf.learners.syncer import DONE, WAIT, OuterParameters, Work
+from palm_mtf.learners.syncer import DONE, WAIT, Merger, OuterParameters, Work
 from palm_mtf.machine.processors import difference
 
-AUDITOR = "the client"  # no token has this name
+# The client's own learner, which computes audited tasks again. No token has
+# this name, and it is not one of `members`.
+AUDITOR = "the client"
 _MOST_MOVED = 1e4  # a parameter that moves further in a round is refused
 # A contribution is always audited if its L2 norm is more than this many times
 # the median norm of the round before, or if there is no round before.
@@ -61,18 +63,14 @@ class _Volunteer:
   has_kernels: bool  # whether it rounds like the run, so hashes are comparable
   work: Work | None = None
   given: float = 0.0  # when it got `work`
-  merged: int = 0
-  tokens: int = 0
 
 
-class Rounds:
+class Rounds(Merger):
   """Gives tasks to volunteers, audits and merges; has the methods of `Syncer`.
 
   Attributes:
-    outer: the outer parameters.
-    quorum: number of volunteers that are needed to end a round.
-    note: called with each event, a JSON object.
     audits: the ledger.
+    has_auditor: whether AUDITOR has to join.
   """
 
   def __init__(
@@ -94,19 +92,14 @@ class Rounds:
       kernels: `describe_kernels` of the run. Volunteers with other kernels are
         refused if MERGE is "mean"; otherwise admitted, but not audited.
     """
+    super().__init__(outer, state, note)
     state = state or {}
-    self.outer, self.audits, self.note = outer, audits, note
-    # If volunteers audit, a second volunteer has to compute the task.
-    self.quorum = 1 + (config.audit_by == "volunteers")
+    self.audits, self.has_auditor = audits, config.audit_by == "client"
     self._num_shares, self._num_rounds = num_shares, num_tasks // num_shares
     self._lost_secs, self._kernels = config.task_secs, kernels
-    self._audit_by, self._how = config.audit_by, config.merge
+    self._how = config.merge
     self._round: int = state.get("next_task", 0) // num_shares
-    self._num_works: int = state.get("works", 0)
-    self._num_learners: int = state.get("learners", 0)
     self._norm: float | None = state.get("norm")
-    self._volunteers: dict[str, _Volunteer] = {}
-    self._auditor = _Volunteer(-1, has_kernels=True)
     self._late: collections.Counter[str] = collections.Counter()
     # {volunteer that was late: round in which it may take a task again}
     self._not_before: dict[str, int] = {}
@@ -114,14 +107,13 @@ class Rounds:
     self._taken = -math.inf
     self._hashes: collections.deque[str] = collections.deque(maxlen=_NUM_HASHES)
     audits.forget(self._round if audits.undone is None else audits.undone)
-    self.failure: BaseException | None = None  # of the client's audits
     self._begin()
     if audits.undone is not None:  # the checkpoint may contain lies
       self._restore(audits.undone)
 
   def _begin(self) -> None:
     """Begins a round; what volunteers still compute becomes stale."""
-    for each in [*self._volunteers.values(), self._auditor]:
+    for each in self._learners.values():
       each.work = None
     self._tasks = [
       _Task(self.audits.draws(self._round, i)) for i in range(self._num_shares)
@@ -130,23 +122,12 @@ class Rounds:
   @property
   def members(self) -> list[str]:
     """The volunteers that take part now."""
-    return list(self._volunteers)
-
-  @property
-  def has_auditor(self) -> bool:
-    """Whether the client computes audited tasks again."""
-    return self._audit_by == "client"
+    return [x for x in self._learners if x != AUDITOR]
 
   @property
   def state(self) -> dict[str, Any]:
-    """What a checkpoint needs of this object besides the outer parameters."""
-    return {
-      "next_task": self.num_done,
-      "learners": self._num_learners,
-      "works": self._num_works,
-      "norm": self._norm,
-      "merges": self.outer.num_merges,
-    }
+    """As of Merger, and the norm of the last round."""
+    return {**super().state, "next_task": self.num_done, "norm": self._norm}
 
   @property
   def num_done(self) -> int:
@@ -158,13 +139,20 @@ class Rounds:
     """Whether all rounds are merged."""
     return self._round == self._num_rounds
 
-  def figures(self) -> dict[str, tuple[int, int, int]]:
-    """Returns {member: (last merge with its work, merges since, tokens)}."""
-    now = self.outer.num_merges
-    return {
-      member: (x.merged, now - x.merged, x.tokens)
-      for member, x in self._volunteers.items()
-    }
+  @property
+  def lack(self) -> str:
+    """Why no round can end, in a line for people; or ""."""
+    if not self.members:
+      return "no volunteer takes part"
+    for task in self._tasks if not self.has_auditor else ():
+      waits = bool(task.results) and not task.is_done
+      if waits and not any(self._may_take(x, task) for x in self._learners):
+        owners = sorted({owner_of(x.member) for x in task.results})
+        return (
+          f"an audit of {' and '.join(owners)} needs a volunteer of another "
+          "owner: `palm_mtf pods token OWNER/NAME` makes its token"
+        )
+    return ""
 
   def join(
     self, member: str, now: float, kernels: Any = None, mesh: Any = None
@@ -188,19 +176,14 @@ class Rounds:
         'its bits could not be compared; only MERGE = "median" or "clipped" '
         "takes it."
       )
-    if member in self._volunteers and self._volunteers[member].work:
+    if member in self._learners and self._learners[member].work:
       self._put_last(member, now)  # or it could keep a task by joins
     number = self._num_learners
     self._num_learners += 1
-    if member not in self._volunteers:
+    if member not in self._learners:
       self.note({"event": "join", "learner": number, "member": member})
-    self._volunteers[member] = _Volunteer(number, not differs)
+    self._learners[member] = _Volunteer(number, not differs)
     return number
-
-  def leave(self, member: str) -> None:
-    """Drops a volunteer, if it takes part; others do its task."""
-    if volunteer := self._volunteers.pop(member, None):
-      self.note({"event": "leave", "learner": volunteer.number})
 
   def _is_late(self, member: str) -> bool:
     return self._not_before.get(member, 0) > self._round
@@ -226,12 +209,11 @@ class Rounds:
     is_late = self._is_late(member)
     # A late volunteer lets others go first while one of them takes tasks.
     if is_late and now - self._taken <= self._lost_secs:
-      if not all(map(self._is_late, self._volunteers)):
+      if not all(map(self._is_late, self.members)):
         return WAIT
-    held = {x.work.task for x in self._holders() if x.work}
-    for i, task in enumerate(self._tasks):
-      index = self._round * self._num_shares + i
-      if index in held or not self._may_take(member, volunteer, task):
+    held = {x.work.task for x in self._learners.values() if x.work}
+    for index, task in enumerate(self._tasks, self.num_done):
+      if index in held or not self._may_take(member, task):
         continue
       volunteer.work = Work(
         number=self._num_works,
@@ -247,19 +229,17 @@ class Rounds:
       return volunteer.work
     return WAIT
 
-  def _holders(self) -> list[_Volunteer]:
-    return [*self._volunteers.values(), self._auditor]
-
-  def _may_take(self, member: str, volunteer: _Volunteer, task: _Task) -> bool:
+  def _may_take(self, member: str, task: _Task) -> bool:
     if not task.results:
       return member != AUDITOR
     if task.is_done or not task.is_audited:
       return False
-    if member == AUDITOR or self._audit_by == "client":
-      return member == AUDITOR and self._audit_by == "client"
+    if self.has_auditor:
+      return member == AUDITOR
     # A volunteer is not told that its task is an audit.
     owners = {owner_of(x.member) for x in task.results}
-    return volunteer.has_kernels and owner_of(member) not in owners
+    has_kernels = self._learners[member].has_kernels
+    return has_kernels and owner_of(member) not in owners
 
   def find_work(self, member: str, number: object) -> Work:
     """Returns the work whose result a volunteer sends; UserError if stale."""
@@ -269,12 +249,9 @@ class Rounds:
     raise UserError(f"{member}: the result of work {number!r:.50} is stale.")
 
   def _find(self, member: str) -> _Volunteer:
-    if member == AUDITOR:
-      return self._auditor
     self.audits.check(member)
-    if member not in self._volunteers:
-      raise UserError(f"{member}: does not take part, or was too slow; join.")
-    return self._volunteers[member]
+    found: _Volunteer = super()._find(member)
+    return found
 
   def contribute(
     self, member: str, number: object, moved: Arrays, tokens: int, now: float
@@ -303,8 +280,6 @@ class Rounds:
       self.note({"event": "copy", "member": member, "sha256": digest})
       for each in [task, *(x for x in known if not x.is_audited)]:
         each.is_audited, each.is_done = True, False
-    if member == AUDITOR:
-      tokens = task.results[0].tokens
     has_kernels = volunteer.has_kernels
     task.results.append(
       _Result(member, digest, moved, tokens, norm, has_kernels)
@@ -352,6 +327,11 @@ class Rounds:
     if self.audits.undone is not None:
       self._restore(self.audits.undone)
 
+  @property
+  def undone(self) -> int | None:
+    """Round to which the run goes back, because a liar's work came after it."""
+    return self.audits.undone
+
   def _restore(self, round_: int) -> None:
     self.outer.parameters, self.outer.momentum = self.audits.read(round_)
     self._round = self.outer.num_merges = round_
@@ -360,9 +340,8 @@ class Rounds:
 
   def tick(self, now: float) -> list[dict[str, Any]]:
     """Drops late volunteers, and merges a round that is done."""
-    if self.failure:
-      raise self.failure
-    for member, volunteer in [*self._volunteers.items()]:
+    for member in self.members:
+      volunteer = self._learners[member]
       if volunteer.work and now - volunteer.given > self._lost_secs:
         self._put_last(member, now)
     return [self._merge()] if all(x.is_done for x in self._tasks) else []
@@ -384,8 +363,7 @@ class Rounds:
     self._norm = float(np.median([x.norm for x in results]))
     for each in results:
       self._hashes.append(each.digest)
-      if volunteer := self._volunteers.get(each.member):
-        volunteer.merged = self._round
-        volunteer.tokens += each.tokens
+      if each.member != AUDITOR:
+        self._credit(each.member, each.tokens)
     self._begin()
     return event

@@ -26,19 +26,16 @@ from palm_mtf.config import (
   MeshLayout,
   PodsConfig,
 )
-from palm_mtf.config.macros import from_macros, values_of
+from palm_mtf.config.macros import values_of
 from palm_mtf.config.sgd import SgdConfig
 from palm_mtf.errors import UserError
-from palm_mtf.executors.choose import (
-  decodes_on_accelerators,
-  uses_accelerators,
-)
+from palm_mtf.executors.choose import decodes_on_accelerators
 from palm_mtf.generation.inference.sessions import mean_losses
 from palm_mtf.json_text import json_text
 from palm_mtf.learners.audit import Audits
 from palm_mtf.learners.auditor import auditing
 from palm_mtf.learners.decoupled import DecoupledHandler, list_fragments
-from palm_mtf.learners.learner import Learner, PodArrays, open_learner
+from palm_mtf.learners.learner import PodArrays
 from palm_mtf.learners.members import Members
 from palm_mtf.learners.protocol import Handler
 from palm_mtf.learners.record import Record, replay
@@ -62,7 +59,7 @@ _logger = logging.getLogger(__name__)
 
 _MOMENTUM = "outer_momentum"  # name of a slot, as in checkpoints of pods
 _STATE = "learners"  # key of `Syncer.state` in a manifest's `data`
-_TICK_SECS, _LINE_SECS, _END_SECS = 0.2, 30.0, 5.0
+_TICK_SECS, _END_SECS = 0.2, 5.0
 
 
 def _on_client(config: Config) -> Config:
@@ -195,11 +192,13 @@ def _run_once(
     outer = _read_outer(job, weights.arrays.read())
     handler = _make_handler(job, outer, audits, state=state, note=record.note)
     run = _Run(job, handler, record, weights, records)
+    own = job.config.learners
+    has_auditor = audits and own.audit_by == "client"
     with (
-      auditing(job.config, handler),
-      serve_learners(job.config.learners, handler),
+      auditing(handler) if has_auditor else contextlib.nullcontext(),
+      serve_learners(own, handler),
     ):
-      return run.run(signal_name)
+      return run.run(signal_name, audits)
 
 
 def serve_learners(
@@ -235,9 +234,8 @@ class _Weights:
   def __init__(self, job: TrainJob, client: Client, session: TrainSession):
     run = job.config.run
     step = session.make_step(run.batch_sizes.size(0))
-    slices, names = step.programs.slices, [*saved_shapes(job.config.model)]
-    is_xla = uses_accelerators(job.config.mesh_layout)
-    self.arrays = PodArrays(client, slices, names, sets_all=is_xla)
+    names = [*saved_shapes(job.config.model)]
+    self.arrays = PodArrays(client, step.programs.slices, names)
     self._losses, self._corpus, self._run = step.losses, job.corpus, run
 
   def validate(self, parameters: Arrays) -> dict[str, float]:
@@ -268,12 +266,13 @@ class _Run:
     self._metrics, self._progress, self._writer, self._watchdog = records
     self._step, self._validation_loss = job.step, math.nan
     self._means: dict[str, float] = {}  # of the last results
-    self._logged, self._said = (job.step, time.monotonic()), -math.inf
+    self._logged, self._said = (job.step, time.monotonic()), ""
 
-  def run(self, signal_name: Callable[[], str]) -> Finished | Stopped:
+  def run(
+    self, signal_name: Callable[[], str], audits: Audits | None
+  ) -> Finished | Stopped:
     """Merges until the run ends, or a signal has come."""
     syncer, snapshot, is_done = self._syncer, self._take(), False
-    audits = syncer.audits if isinstance(syncer, Rounds) else None
     if audits and audits.undone is not None:
       # Save first: after `finish_undo`, the undo cannot be repeated.
       self._save(snapshot)
@@ -282,6 +281,8 @@ class _Run:
     while not is_done and not signal_name():
       with self._handler.changed:
         self._handler.changed.wait(_TICK_SECS)
+        if self._handler.failure:
+          raise self._handler.failure
         if audits and audits.undone is not None:
           raise UndoneError
         syncer.tick(time.monotonic())
@@ -407,13 +408,13 @@ class _Run:
     self._writer.write(manifest, lambda: write)
 
   def _say(self) -> None:
-    count, quorum = len(self._syncer.members), self._syncer.quorum
-    if count < quorum and time.monotonic() - self._said > _LINE_SECS:
-      self._said = time.monotonic()
-      _logger.info(
-        f"{count} learners take part, and a merge needs {quorum} (QUORUM); "
-        f"waiting for more at {self._job.config.learners.learners}"
-      )
+    """Says once which learners the run waits for."""
+    with self._handler.changed:
+      lack = self._syncer.lack
+    if lack and lack != self._said:
+      where = self._job.config.learners.learners
+      _logger.info(f"{lack}; waiting for more at {where}")
+    self._said = lack
 
 
 class _Snapshot(NamedTuple):
@@ -431,21 +432,8 @@ def replay_run(job: TrainJob, servers: PodServers) -> Iterator[int]:
 
   Raises UserError if a merge has other bits than in the record.
   """
-  config = job.config
   job = dataclasses.replace(job, checkpoint=None)  # from the first step
   with _open_weights(job, servers) as (weights, _):
     outer = _read_outer(job, weights.arrays.read())
-  handler = _make_handler(job, outer, None)
-
-  def open_with(mesh: Mapping[str, Any]) -> AbstractContextManager[Learner]:
-    layout = from_macros(MeshLayout, values_of(config.mesh_layout) | {**mesh})
-    return open_learner(
-      dataclasses.replace(config, mesh_layout=layout),
-      num_rows=config.run.batch_sizes.size(0) // config.pods.num_pods,
-      seed=config.run.seed,
-      frozen=config.run.frozen,
-      features=handler.features,
-    )
-
   events = read_json_lines(ModelDir(job.model_dir).merges)
-  yield from replay(events, handler, open_with)
+  yield from replay(events, _make_handler(job, outer, None))

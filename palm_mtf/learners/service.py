@@ -12,6 +12,7 @@ import asyncio
 import contextlib
 import functools
 import logging
+import tempfile
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -20,6 +21,7 @@ from typing import Any
 import grpc
 
 from palm_mtf.errors import UserError
+from palm_mtf.learners.gate import open_gate
 from palm_mtf.learners.members import Members
 from palm_mtf.learners.protocol import (
   CHUNK_BYTES,
@@ -32,7 +34,7 @@ from palm_mtf.learners.protocol import (
   write_chunks,
 )
 from palm_mtf.runtime.manager.client import CHANNEL_OPTIONS, read_tls
-from palm_mtf.runtime.manager.service import event_loop, listen
+from palm_mtf.runtime.manager.service import event_loop
 from palm_mtf.runtime.manager.slices import WRONG_JSON
 
 _logger = logging.getLogger(__name__)
@@ -93,16 +95,21 @@ def serve(
     def run(coroutine: Any) -> Any:
       return asyncio.run_coroutine_threadsafe(coroutine, loop).result()
 
-    server, port = run(_start(ip, port, tls, _Calls(members, handler)))
-    try:
-      yield port
-    finally:
-      run(server.stop(2.0))
+    with tempfile.TemporaryDirectory() as folder:
+      socket = f"{folder}/learners"
+      server = run(_start(socket, tls, _Calls(members, handler)))
+      try:
+        gate = run(open_gate(socket, ip, port))
+        try:
+          yield gate.sockets[0].getsockname()[1]
+        finally:
+          loop.call_soon_threadsafe(gate.close)
+      finally:
+        run(server.stop(2.0))
 
 
-async def _start(
-  ip: str, port: int, tls: str, calls: "_Calls"
-) -> tuple[grpc.aio.Server, int]:
+async def _start(socket: str, tls: str, calls: "_Calls") -> grpc.aio.Server:
+  """Starts to answer at a Unix socket."""
   server = grpc.aio.server(
     options=_OPTIONS, maximum_concurrent_rpcs=_MOST_CALLS
   )
@@ -113,9 +120,10 @@ async def _start(
   server.add_generic_rpc_handlers(
     [grpc.method_handlers_generic_handler(SERVICE, handlers)]
   )
-  port = listen(server, ip, port, tls, needs_key=False)
+  key = grpc.ssl_server_credentials([read_tls(tls)])
+  server.add_secure_port(f"unix:{socket}", key)
   await server.start()
-  return server, port
+  return server
 
 
 class _Calls:

@@ -18,6 +18,7 @@ events, in their order, decide every bit (record.py).
 
 import dataclasses
 import hashlib
+import itertools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -117,7 +118,8 @@ class _Learner:
   turn: int  # number of merges that its next task waits for
   heard: float  # time of its last sign of life
   versions: list[int]  # of the outer parameters that it has
-  tokens: list[int]  # by fragment, since it sent the fragment last
+  # By fragment, {task: tokens} since it sent the fragment last.
+  since: list[dict[int, int]]
   work: Work | None = None
   # When it got its work, and `outer.versions` then.
   given: tuple[float, list[int]] = (0.0, [])
@@ -128,7 +130,7 @@ class _Learner:
   @property
   def unsent(self) -> tuple[int, ...]:
     """Fragments that have moved since it sent them."""
-    return tuple(i for i, tokens in enumerate(self.tokens) if tokens)
+    return tuple(i for i, tasks in enumerate(self.since) if tasks)
 
 
 @dataclasses.dataclass
@@ -136,26 +138,92 @@ class _Part:
   """How far a learner has moved a fragment since its work was last merged."""
 
   member: str
-  tokens: int = 0
-  tasks: list[int] = dataclasses.field(default_factory=list)
+  tasks: dict[int, int] = dataclasses.field(default_factory=dict)  # {: tokens}
   moved: dict[str, np.ndarray] = dataclasses.field(default_factory=dict)
 
-  def add(self, moved: Arrays) -> None:
+  @property
+  def tokens(self) -> int:
+    return sum(self.tasks.values())
+
+  def add(self, moved: Arrays, tasks: Mapping[int, int]) -> None:
     before = self.moved
     self.moved = {x: before[x] + y if before else y for x, y in moved.items()}
+    self.tasks |= tasks
 
 
 WAIT, DONE = "wait", "done"
 
 
-class Syncer:
-  """Gives learners their tasks, and merges what they send.
+class Merger:
+  """What Syncer and Rounds share: who takes part, and what was merged.
 
   Attributes:
     outer: the outer parameters.
-    quorum: number of learners that have to send a fragment before a merge.
     note: called with each event, a JSON object.
   """
+
+  def __init__(
+    self,
+    outer: OuterParameters,
+    state: Mapping[str, Any] | None,
+    note: Callable[[dict[str, Any]], None],
+  ):
+    """Begins or, with the `state` of a checkpoint, continues a run."""
+    state = state or {}
+    self.outer, self.note = outer, note
+    self._num_learners: int = state.get("learners", 0)
+    self._num_works: int = state.get("works", 0)
+    self._learners: dict[str, Any] = {}
+    # By member: the number of the last merge with its work, and all tokens.
+    self._merged: dict[str, tuple[int, int]] = {}
+
+  @property
+  def members(self) -> list[str]:
+    """The members that take part now."""
+    return list(self._learners)
+
+  def has(self, member: str) -> bool:
+    """Returns whether a member takes part."""
+    return member in self._learners
+
+  @property
+  def state(self) -> dict[str, Any]:
+    """What a checkpoint needs of this object besides the outer parameters."""
+    return {
+      "learners": self._num_learners,
+      "works": self._num_works,
+      "merges": self.outer.num_merges,
+    }
+
+  @property
+  def undone(self) -> int | None:
+    """See Rounds."""
+    return None
+
+  def figures(self) -> dict[str, tuple[int, int, int]]:
+    """Returns {member: (last merge with its work, merges since, tokens)}."""
+    now = self.outer.num_merges
+    return {x: (last, now - last, y) for x, (last, y) in self._merged.items()}
+
+  def leave(self, member: str) -> Any:
+    """Drops a learner, if it takes part; others do its task again."""
+    if learner := self._learners.pop(member, None):
+      self.note({"event": "leave", "learner": learner.number})
+    return learner
+
+  def _find(self, member: str) -> Any:
+    if member not in self._learners:
+      raise UserError(f"{member}: does not take part, or was too slow; join.")
+    return self._learners[member]
+
+  def _credit(self, member: str, tokens: int) -> None:
+    """Notes that a merge has work of a member."""
+    _, before = self._merged.get(member, (0, 0))
+    self._merged[member] = self.outer.num_merges, before + tokens
+
+
+class Syncer(Merger):
+  """Merges a fragment once enough learners have sent it."""
 
   def __init__(
     self,
@@ -163,24 +231,25 @@ class Syncer:
     *,
     num_tasks: int,
     quorum: int,
-    grace_secs: float,
+    grace_secs: float | None,
     lost_secs: float,
     overlaps: bool = False,
     state: Mapping[str, Any] | None = None,
     note: Callable[[dict[str, Any]], None] = lambda event: None,
   ):
-    """Begins or, with the `state` of a checkpoint, continues a run.
+    """Begins or continues a run.
 
     Args:
       num_tasks: number of tasks of the run.
-      quorum: number of learners that have to send a fragment.
-      grace_secs: how long a merge waits for more than the quorum.
+      quorum: number of learners that have to send a fragment before a merge.
+      grace_secs: how long a merge waits for more than the quorum; None for half
+        the median, over learners, of the time of their slowest tasks.
       lost_secs: a learner that is silent for longer may be lost (`_is_lost`).
       overlaps: whether a learner gets a task before its last result is
         merged.
     """
-    self.outer, self.note = outer, note
-    self._num_tasks, self.quorum = num_tasks, quorum
+    super().__init__(outer, state, note)
+    self._num_tasks, self._quorum = num_tasks, quorum
     self._grace_secs, self._lost_secs = grace_secs, lost_secs
     self._ahead = int(overlaps)
     if state:
@@ -188,48 +257,34 @@ class Syncer:
     state = state or {}
     self._next_task: int = state.get("next_task", 0)
     self._again: list[int] = list(state.get("again", ()))
-    self._num_learners: int = state.get("learners", 0)
-    self._num_works: int = state.get("works", 0)
-    self._learners: dict[str, _Learner] = {}
-    # By member: the number of the last merge with its work, and all tokens.
-    self._merged: dict[str, tuple[int, int]] = {}
     # {learner's number: its part}, for each fragment.
     self._pools: list[dict[int, _Part]] = [{} for _ in outer.fragments]
     self._quorum_at: list[float | None] = [None] * len(outer.fragments)
 
   @property
-  def members(self) -> list[str]:
-    """The members that take part now."""
-    return list(self._learners)
-
-  @property
   def state(self) -> dict[str, Any]:
-    """What a checkpoint needs of this object besides the outer parameters."""
-    return {
-      "next_task": self._next_task,
-      "again": sorted({*self._again, *self._pending()}),
-      "learners": self._num_learners,
-      "works": self._num_works,
-      "merges": self.outer.num_merges,
-    }
+    """As of Merger, and the tasks that a resumed run repeats."""
+    again = sorted({*self._again, *self._pending()})
+    return {**super().state, "next_task": self._next_task, "again": again}
 
   @property
   def num_done(self) -> int:
     """Number of tasks that are part of the outer parameters."""
-    return self._next_task - len(self._again) - len(self._pending())
+    return self._next_task - len({*self._again, *self._pending()})
 
   @property
   def is_done(self) -> bool:
-    """Whether all tasks are merged, and no learner has unsent changes."""
-    left = any(x.work or x.unsent for x in self._learners.values())
-    return (
-      self.num_done == self._num_tasks and not left and not any(self._pools)
-    )
+    """Whether all is merged that was trained."""
+    return self.num_done == self._num_tasks
 
-  def figures(self) -> dict[str, tuple[int, int, int]]:
-    """Returns {member: (last merge with its work, merges since, tokens)}."""
-    now = self.outer.num_merges
-    return {x: (last, now - last, y) for x, (last, y) in self._merged.items()}
+  @property
+  def lack(self) -> str:
+    """Why no merge can come, in a line for people; or ""."""
+    if (count := len(self._learners)) >= self._quorum:
+      return ""
+    return (
+      f"{count} learners take part, and a merge needs {self._quorum} (QUORUM)"
+    )
 
   def join(self, member: str, now: float, **about: Any) -> int:
     """Takes a learner, perhaps again; returns its number.
@@ -250,16 +305,16 @@ class Syncer:
       turn=turn,
       heard=now,
       versions=[-1] * count,
-      tokens=[0] * count,
+      since=[{} for _ in range(count)],
     )
     return number
 
-  def leave(self, member: str) -> None:
-    """Drops a learner, if it takes part; others do its task again."""
-    if learner := self._learners.pop(member, None):
-      self.note({"event": "leave", "learner": learner.number})
-      if learner.work and learner.work.task is not None:
-        self._again.append(learner.work.task)
+  def leave(self, member: str) -> _Learner | None:
+    """As of Merger."""
+    learner: _Learner | None = super().leave(member)
+    if learner and learner.work and learner.work.task is not None:
+      self._again.append(learner.work.task)
+    return learner
 
   def next(self, member: str, now: float) -> Work | str:
     """Returns a learner's next work, or WAIT or DONE."""
@@ -301,7 +356,7 @@ class Syncer:
 
   def find_work(self, member: str, number: object) -> Work:
     """Returns the work whose result a learner sends; UserError if stale."""
-    learner = self._find(member)
+    learner: _Learner = self._find(member)
     for work in (learner.work, learner.last):
       if work and work.number == number:
         return work
@@ -340,16 +395,15 @@ class Syncer:
     if work.task is not None:
       learner.slowest = max(learner.slowest or 0.0, now - given)
       learner.order.append(learner.order.pop(0))
-      learner.tokens = [x + tokens for x in learner.tokens]
+      for tasks in learner.since:
+        tasks[work.task] = tokens
     for fragment in work.sends:
       pool = self._pools[fragment]
       part = pool.setdefault(learner.number, _Part(member))
-      part.add({x: moved[x] for x in self.outer.fragments[fragment]})
-      part.tokens += learner.tokens[fragment]
-      learner.tokens[fragment] = 0
-      if work.task is not None:
-        part.tasks.append(work.task)
-      if len(pool) >= self.quorum and self._quorum_at[fragment] is None:
+      names = self.outer.fragments[fragment]
+      part.add({x: moved[x] for x in names}, learner.since[fragment])
+      learner.since[fragment] = {}
+      if len(pool) >= self._quorum and self._quorum_at[fragment] is None:
         self._quorum_at[fragment] = now
 
   def tick(self, now: float) -> list[dict[str, Any]]:
@@ -388,20 +442,15 @@ class Syncer:
         return str(self._merge(event["fragment"])["blake2b"])
     return None
 
-  def _find(self, member: str) -> _Learner:
-    if member not in self._learners:
-      raise UserError(
-        f"{member}: does not take part, or was silent for too long; join again."
-      )
-    return self._learners[member]
-
   def _pending(self) -> set[int]:
-    """Returns the tasks that learners have, or whose result is not merged."""
-    works = (x.work for x in self._learners.values())
-    parts = (x for pool in self._pools for x in pool.values())
-    return {x.task for x in works if x and x.task is not None} | {
-      task for part in parts for task in part.tasks
-    }
+    """Returns the tasks of which a learner has something that is not merged."""
+    learners = self._learners.values()
+    works = (x.work.task for x in learners if x.work)
+    parts = (x.tasks for pool in self._pools for x in pool.values())
+    tasks = itertools.chain(
+      works, *parts, *(y for x in learners for y in x.since)
+    )
+    return {x for x in tasks if x is not None}
 
   def _must_wait(self, learner: _Learner) -> bool:
     if learner.turn <= self.outer.num_merges + self._ahead:
@@ -411,7 +460,7 @@ class Syncer:
     # all wait, because nothing can be merged.
     all_wait = all(x.waits for x in self._learners.values() if x is not learner)
     is_due = any(x is not None for x in self._quorum_at)
-    return not all_wait or is_due or len(self._learners) < self.quorum
+    return not all_wait or is_due or bool(self.lack)
 
   def _is_lost(self, learner: _Learner, now: float) -> bool:
     patience, slowest = self._lost_secs, learner.slowest
@@ -421,11 +470,18 @@ class Syncer:
       patience += _SLOW_TASKS * slowest
     return now - learner.heard > patience
 
+  def _grace(self) -> float:
+    """Returns for how many seconds a merge waits after the quorum."""
+    if self._grace_secs is not None:
+      return self._grace_secs
+    slowest = [x.slowest for x in self._learners.values() if x.slowest]
+    return float(np.median(slowest)) / 2 if slowest else 0.0
+
   def _is_due(self, fragment: int, now: float) -> bool:
     pool, since = self._pools[fragment], self._quorum_at[fragment]
     if not pool:
       return False
-    if since is not None and now >= since + self._grace_secs:
+    if since is not None and now >= since + self._grace():
       return True
     # Otherwise merge if no other learner will still send the fragment.
     left = {
@@ -449,7 +505,5 @@ class Syncer:
     event |= {"merge": self.outer.num_merges, "blake2b": digest}
     self.note(event)
     for part in parts:
-      _, tokens = self._merged.get(part.member, (0, 0))
-      now = self.outer.num_merges, tokens + part.tokens
-      self._merged[part.member] = now
+      self._credit(part.member, part.tokens)
     return event

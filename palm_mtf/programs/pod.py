@@ -300,6 +300,10 @@ class PodBuilder:
       self.step = tf.placeholder_with_default(no_step, [], "step")
       # Number of steps since the optimizer's slots were 0, [], int64.
       self.slot_step = tf.placeholder_with_default(self.step, [], "slot_step")
+      # Number of the first pod among all pods of the run, [], int32.
+      self.first_pod = tf.placeholder_with_default(
+        devices.first_pod, [], "first_pod"
+      )
       # Index of the microbatch in the step, [], int32.
       self.microbatch = tf.placeholder_with_default(0, [], "microbatch")
       # JSON that describes the batches that servers read, [], string.
@@ -351,7 +355,7 @@ class PodBuilder:
       features = self._loss_function.features
       batch = import_features(mesh, placement, by_cpu, features)
       micro_rows = self._num_rows // self._mesh_layout.num_microbatches
-      first_row = (self._devices.first_pod + pod) * self._num_rows
+      first_row = (self.first_pod + pod) * self._num_rows
       first_row += self.microbatch * micro_rows
       numbers = {
         **find_rates(self._optimizer, self.step, self.slot_step),

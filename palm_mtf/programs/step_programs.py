@@ -50,6 +50,9 @@ class Inputs(NamedTuple):
   # Number of steps since the optimizer's slots were 0, [] int64; `step` if the
   # run began with them.
   slot_step: tf.Tensor
+  # Number of the first pod among all pods of the run, [] int32. Dropout counts
+  # the rows of a batch from the first row of the first of all pods.
+  first_pod: tf.Tensor
   microbatch: tf.Tensor  # index of the microbatch in the step, [] int32
   # JSON that describes the batches that servers read, [] string; None if the
   # client feeds all features.
@@ -60,7 +63,8 @@ class Inputs(NamedTuple):
   @property
   def scalars(self) -> dict[str, tf.Tensor]:
     """Placeholders that every call of a step feeds, by name."""
-    named = {x: getattr(self, x) for x in ("step", "slot_step", "microbatch")}
+    names = "step", "slot_step", "first_pod", "microbatch"
+    named = {x: getattr(self, x) for x in names}
     return named if self.batches is None else named | {"batches": self.batches}
 
 

@@ -144,6 +144,7 @@ def build_program(
   inputs = Inputs(
     builder.step,
     builder.slot_step,
+    builder.first_pod,
     builder.microbatch,
     builder.batches if read else None,
     rows,

@@ -175,7 +175,8 @@ def training_step(probe: Probe, dtype: str) -> Iterator[Callable[[], object]]:
 
     def step() -> None:
       number = next(steps)
-      scalars = {"microbatch": 0, "step": number, "slot_step": number}
+      scalars = {"step": number, "slot_step": number}
+      scalars |= {"first_pod": 0, "microbatch": 0}
       client.call(update, rows | scalars)
 
     for _ in range(_WARM_UP_STEPS):

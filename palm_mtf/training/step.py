@@ -38,6 +38,7 @@ class TrainStep:
     self._is_first = True
     # Step before which the optimizer's slots were 0.
     self.slot_start = 0
+    self.first_pod = programs.devices.first_pod
     # Pods that exchange gradients have no other parameters to validate.
     self.showing_outer: Callable[[], contextlib.AbstractContextManager[None]]
     self.showing_outer = contextlib.nullcontext
@@ -157,6 +158,7 @@ class TrainStep:
     program, rows = self.programs.programs[call.nodes], self.programs.rows
     values = {"step": step, "microbatch": call.microbatch, "batches": batch}
     values["slot_step"] = step - self.slot_start
+    values["first_pod"] = self.first_pod
     for name in program.inputs.keys() - values.keys():
       feature, first, size = rows[name]
       first += call.microbatch * size

@@ -13,7 +13,13 @@ import pytest
 from palm_mtf.checkpoints import manifest as manifest_module
 from palm_mtf.checkpoints.writer import write_checkpoint
 from palm_mtf.model_dir.lock import training_lock
-from tests.checkpoint_files import manifest, save_tensors, steps_of, write
+from tests.checkpoint_files import (
+  manifest,
+  save_tensors,
+  steps_of,
+  text_writer,
+  write,
+)
 
 
 @pytest.fixture
@@ -58,6 +64,18 @@ def test_list_shows_step_date_size_losses_and_state(
   assert head.split()[:4] == ["step", "written", "megabytes", "loss"]
   assert first.split()[:2] == ["1", "-"]
   assert second.endswith("0.0  2.5000           3.5000  whole")
+
+
+def test_list_names_the_weights_of_pods_that_exchange_seldom(
+  tmp_path, results, palm_mtf
+):
+  settings = {**manifest(1).settings, "EXCHANGE": "diloco", "NUM_PODS": 2}
+  made = dataclasses.replace(manifest(1), settings=settings)
+  write_checkpoint(str(tmp_path), made, text_writer("weights"), keep=1)
+  (row,) = results("list", tmp_path)
+  assert (row["weights"], row["state"]) == ("outer", "whole")
+  _, out, _ = palm_mtf("checkpoints", "list", tmp_path)
+  assert out.splitlines()[1].endswith("whole, outer weights")
 
 
 def test_verify_finds_a_flipped_bit_and_exits_with_two(

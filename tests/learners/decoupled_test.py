@@ -36,7 +36,8 @@ class Pod:
   def set(self, arrays):
     self.values |= arrays
 
-  def train(self, batches, step):
+  def train(self, batches, step, share):
+    del share
     for i, _ in enumerate(batches):
       for name in self.values:
         self.values[name] = self.values[name] + (step + i + 1)
@@ -48,7 +49,7 @@ def work(step, num_steps, sends, *, begins=False, **outer):
   arrays = {
     f"outer/{x}": np.full(SHAPE, y, np.float32) for x, y in outer.items()
   }
-  header = {"work": 0, "step": step, "num_steps": num_steps}
+  header = {"work": 0, "step": step, "share": 0, "num_steps": num_steps}
   return Message(header | {"sends": sends, "begins": begins}, rows | arrays)
 
 

@@ -12,7 +12,7 @@ from palm_mtf.config import MeshLayout
 from palm_mtf.learners.learner import open_learner
 from tests.cases import slow
 from tests.mtf_testing import SINGLE, random_tokens, small_config, train
-from tests.settings import ADAMW, step_config
+from tests.settings import ADAMW, PALM_LOSS, step_config
 
 XLA = MeshLayout(mesh_shape="data:4", layout="batch:data", tpu="v4-8")
 XLA_SPLIT = MeshLayout(
@@ -94,3 +94,21 @@ def test_the_first_update_of_slots_is_that_of_a_new_run(mesh):
     )
   kernel = updates[0]["layer_000/attention/q"]
   assert np.median(np.abs(kernel)) == pytest.approx(1e-2, rel=0.1)
+
+
+@pytest.mark.parametrize("mesh", [SINGLE, slow(XLA)], ids=["hosts", "XLA"])
+def test_each_share_of_a_step_has_other_dropout_masks(mesh):
+  """The same rows with the same masks have the same bits, as audits need."""
+  config = small_config(num_layers=1)
+  batch, found = random_tokens(config, batch_size=4, seed=0), []
+  step = step_config(
+    config, mesh, ADAMW, loss=dataclasses.replace(PALM_LOSS, dropout=0.3)
+  )
+  with open_learner(step, num_rows=4, seed=3) as learner:
+    for share in (0, 1, 0):
+      learner.begin()
+      metrics = learner.train([batch], 5, share)
+      found.append((metrics["loss"], learner.arrays.read()["final_norm/scale"]))
+  (first, one), (second, _), (third, again) = found
+  assert first == third != second
+  np.testing.assert_array_equal(one, again)

@@ -52,6 +52,8 @@ class Simulation:
       state=state,
       note=self.events.append,
     )
+    if self.rounds.has_auditor:
+      self.join(AUDITOR)
 
   def join(self, *members):
     for member in members:
@@ -538,10 +540,30 @@ def test_a_copy_that_nobody_can_audit_does_not_stop_the_round(tmp_path):
   assert simulation.rounds.tick(0.0)
 
 
-def test_audits_by_volunteers_need_two_of_them(tmp_path):
-  assert Simulation(tmp_path, 0.0).rounds.quorum == 1
-  more = {"audit_by": "volunteers"}
-  assert Simulation(tmp_path / "b", 0.0, **more).rounds.quorum == 2
+def test_a_run_says_whose_volunteers_its_audits_wait_for(tmp_path):
+  """Volunteers of one owner, or two owners whose results differ."""
+  simulation = Simulation(tmp_path, 1.0, audit_by="volunteers")
+  assert simulation.rounds.lack == "no volunteer takes part"
+  simulation.join("alice/1", "alice/2")
+  assert not simulation.rounds.lack
+  while simulation.turn("alice/1") is not None:
+    pass
+  assert simulation.turn("alice/2") is None
+  fix = (
+    "needs a volunteer of another owner: `palm_mtf pods token OWNER/NAME` "
+    "makes its token"
+  )
+  assert simulation.rounds.lack == f"an audit of alice {fix}"
+  simulation.join("mallory")
+  assert not simulation.rounds.lack
+  simulation.turn("mallory", flip)
+  while simulation.turn("mallory") is not None:
+    pass
+  assert simulation.rounds.lack == f"an audit of alice and mallory {fix}"
+  simulation.join("bob")
+  assert not simulation.rounds.lack
+  simulation.turn("bob")
+  assert [x["member"] for x in simulation.find("liar")] == ["mallory"]
 
 
 @pytest.mark.parametrize(

@@ -136,26 +136,27 @@ def test_learners_that_send_4_bits_in_fragments_learn_and_replay(
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-  "macros",
+  ("macros", "how"),
   [
-    {},
-    {"OUTER_DTYPE": "int8", "FROZEN": ["layers/0/attention/*"]},
-    {"MLP": "experts", "NUM_EXPERTS": 4, "EXPERTS_PER_TOKEN": 2},
+    ({"DROPOUT": 0.3}, "median"),  # of two, which is their mean
+    ({"OUTER_DTYPE": "int8", "FROZEN": ["layers/0/attention/*"]}, "mean"),
+    ({"MLP": "experts", "NUM_EXPERTS": 4, "EXPERTS_PER_TOKEN": 2}, "mean"),
   ],
   ids=str,
 )
 def test_volunteers_without_slots_take_the_steps_of_pods(
-  macros, train, corpus, tmp_path
+  macros, how, train, corpus, tmp_path
 ):
   """TensorFlow merges the work of pods, and NumPy that of volunteers.
 
-  Pods keep their optimizer's slots between rounds; this one has none.
+  Each share has the dropout masks of the pod with the same rows. Pods keep
+  their optimizer's slots between rounds; this one has none.
   """
   macros = macros | {"OPTIMIZER": "sgd", "BETA1": 0.0, "LEARNING_RATE": 0.05}
   macros |= {"TRAIN_STEPS": 8, "CHECKPOINT_STEPS": 8}
   volunteers, pods = tmp_path / "volunteers", tmp_path / "pods"
   volunteers.mkdir()
-  given = macros | {"AUDIT_SHARE": 0.3}
+  given = macros | {"AUDIT_SHARE": 0.3, "GRACE_SECS": 5.0, "MERGE": how}
   assert train({"a": {}, "b": {}}, volunteers, **given) == 0
   given = SETTINGS | macros | {"LEARNERS": "", "GRACE_SECS": 5.0}
   assert runs.run("train", corpus, pods, **given) == 0
@@ -199,6 +200,7 @@ def refusal(**macros):
   fit = {"EXCHANGE": "diloco", "PODS": "in_process", "ADAPTER": "none"}
   fit |= {"INIT_STATE": "weights", "NUM_PODS": 2, "MERGE_ALPHA": 0.0}
   fit |= {"FRAGMENTS": 1, "OVERLAP_STEPS": 0, "QUORUM": None}
+  fit |= {"GRACE_SECS": 5.0}
   others = dict.fromkeys(
     ("MODEL_FUNCTION", "TEACHER", "PREFERENCE_BETA", "TASK_EVAL_STEPS")
   )
@@ -227,12 +229,13 @@ def refusal(**macros):
     ),
     (
       {"MERGE": "median"},
-      "MERGE = 'median': is for volunteers; set AUDIT_SHARE, too.",
+      "MERGE = 'median' and AUDIT_SHARE = None: has no effect; leave it out, "
+      "or set AUDIT_SHARE, for volunteers.",
     ),
     (
       {"AUDIT_SHARE": 0.5, "LEARNERS": ""},
-      'AUDIT_SHARE = 0.5 and LEARNERS = "": pods need no audits; set '
-      'LEARNERS = "host:port", or leave it out.',
+      'AUDIT_SHARE = 0.5 and LEARNERS = "": has no effect; leave it out, or '
+      'set LEARNERS = "host:port".',
     ),
     (
       {"AUDIT_SHARE": 1.5},
@@ -246,8 +249,8 @@ def refusal(**macros):
     ),
     (
       {"QUORUM": 2, "LEARNERS": ""},
-      'QUORUM = 2 and LEARNERS = "": pods have no quorum; set LEARNERS = '
-      '"host:port", or leave it out.',
+      'QUORUM = 2 and LEARNERS = "": has no effect; leave it out, or set '
+      'LEARNERS = "host:port".',
     ),
     (
       {"EXCHANGE": "gradients"},

@@ -357,6 +357,24 @@ def test_connections_that_say_nothing_end_and_do_not_keep_learners_out(
     assert ended > 300
 
 
+def test_one_address_does_not_keep_learners_of_others_out(prefix, tmp_path):
+  """Connections are counted before TLS; more than 64 are closed at once."""
+  with Run(tmp_path, prefix, Echo()) as run, contextlib.ExitStack() as stack:
+    silent = []
+    for _ in range(300):
+      to, near = ("127.0.0.1", run.port), ("127.0.0.2", 0)
+      connection = socket.create_connection(to, 5, near)
+      silent.append(stack.enter_context(connection))
+    with run.connect() as client:  # from 127.0.0.1, without another try
+      assert client.join({})
+    ended = 0
+    for connection in silent:
+      connection.settimeout(0.01)
+      with contextlib.suppress(OSError):
+        ended += connection.recv(1) == b""
+    assert ended >= 300 - 64
+
+
 @pytest.mark.slow
 def test_a_flood_of_calls_without_a_token_leaves_room_for_learners(
   prefix, tmp_path

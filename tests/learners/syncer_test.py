@@ -143,7 +143,7 @@ def test_the_task_of_a_lost_learner_goes_to_another_and_its_result_is_refused():
   send(syncer, "a", 2.0)
   syncer.tick(11.5)
   assert syncer.members == ["a"]
-  with pytest.raises(UserError, match="b: does not take part, or was silent"):
+  with pytest.raises(UserError, match="b: does not take part, or was too slow"):
     syncer.contribute("b", lost.number, {}, TOKENS, 12.0)
   syncer.join("c", 12.0)
   assert syncer.next("c", 12.0).task == lost.task
@@ -214,6 +214,38 @@ def test_a_state_continues_and_repeats_what_was_not_merged():
   assert resumed.num_done == 0
   assert resumed.join("a", 0.0) == 3
   assert resumed.next("a", 0.0).task == 0
+
+
+def test_a_resumed_run_repeats_tasks_of_which_a_fragment_was_not_sent():
+  """A learner has these changes, and begins again from the outer parameters."""
+  syncer = make(quorum=1, grace_secs=0.0, num_tasks=4)
+  syncer.join("a", 0.0)
+  send(syncer, "a", 1.0)  # fragment 0
+  (merge,) = syncer.tick(1.0)
+  assert (merge["fragment"], syncer.num_done) == (0, 0)
+  state = syncer.state
+  assert (state["next_task"], state["again"]) == (1, [0])
+  resumed = make(quorum=1, grace_secs=0.0, num_tasks=4, state=state)
+  resumed.join("a", 0.0)
+  assert resumed.next("a", 0.0).task == 0
+  send(syncer, "a", 2.0)  # fragment 1, with the change of both tasks
+  syncer.tick(2.0)
+  assert syncer.num_done == 1
+  assert syncer.state["again"] == [1]
+
+
+def test_a_grace_window_may_follow_the_time_of_tasks():
+  """Half the median of the learners' slowest tasks, here of 2 and 6 seconds."""
+  syncer = make(ONE, grace_secs=None)
+  for member in "abc":
+    syncer.join(member, 0.0)
+  numbers = {x: syncer.next(x, 0.0).number for x in "abc"}
+  for member, secs in (("a", 2.0), ("b", 6.0)):
+    given = member, numbers[member], arrays(1), TOKENS, secs
+    syncer.contribute(*given)
+  assert not syncer.tick(7.9)
+  (merge,) = syncer.tick(8.0)
+  assert merge["learners"] == [0, 1]
 
 
 @pytest.mark.parametrize("quorum", [1, 2])

@@ -69,7 +69,8 @@ class Run:
   def join(self, name, *module, flags=()):
     """Starts a learner; `module` is what Python runs in place of palm_mtf."""
     token = self._tokens.with_name(name.replace("/", "_"))
-    token.write_text(add_member(str(self._tokens), name))
+    if not token.exists():
+      token.write_text(add_member(str(self._tokens), name))
     joining = processes.start(
       "-m",
       *(module or ["palm_mtf"]),
@@ -130,6 +131,24 @@ def test_a_run_with_a_liar_ends_with_the_bits_of_the_run_without_it(
 
 
 @pytest.mark.slow
+def test_of_two_processes_with_one_token_the_older_ends_and_says_why(
+  corpus, tmp_path
+):
+  # One learner of a quorum of two waits, so the run does not end before.
+  with Run(corpus, tmp_path, AUDIT_SHARE=None, QUORUM=2) as run:
+    older = run.join("alice")
+    processes.wait_until(lambda: run.find("contribution"), run.client)
+    newer = run.join("alice")
+    _, error = older.communicate(timeout=300)
+    assert older.returncode == 2
+    assert error.splitlines()[-1].endswith(
+      "alice: another process has joined with this token, so this one ends; "
+      "give each process a token, which `palm_mtf pods token` makes."
+    )
+    assert newer.poll() is None
+
+
+@pytest.mark.slow
 def test_a_volunteer_with_another_cpu_is_refused_in_one_line(corpus, tmp_path):
   with Run(corpus, tmp_path) as run:
     other = run.join("eve", "tests.learners.liar", "other_kernels")
@@ -139,6 +158,7 @@ def test_a_volunteer_with_another_cpu_is_refused_in_one_line(corpus, tmp_path):
 
 
 ANSWER = {
+  "learner": 0,
   "program": program_of(step_config(MODEL)),
   "seed": 1,
   "num_rows": 4,
@@ -164,15 +184,16 @@ class Answers:
 @pytest.mark.parametrize(
   ("changes", "message"),
   [
-    ({"num_rows": 2**40}, "num_rows = 1,099,511,627,776: give a whole number"),
-    ({"num_rows": "4"}, "num_rows = '4': give a whole number of at least 1."),
-    ({"seed": -1}, "seed = -1: give a whole number of at least 0."),
+    ({"num_rows": 2**40}, "NUM_ROWS = 1,099,511,627,776: give a whole number"),
+    ({"num_rows": "4"}, "NUM_ROWS = '4': give a whole number of at least 1."),
+    ({"seed": -1}, "SEED = -1: give a whole number of at least 0."),
     ({"features": ["/etc"]}, "feature = '/etc': choose one of 'inputs', "),
-    ({"features": 3}, "the run's answer is not one of palm_mtf."),
-    ({"frozen": [3]}, "the run's answer is not one of palm_mtf."),
+    ({"features": 3}, "feature = 3: choose one of 'inputs', "),
+    ({"more": 3}, "the run's answer is not one of palm_mtf."),
+    ({"frozen": [3]}, "FROZEN = [3]: give a list of patterns, or [] for none."),
     ({"frozen": ["*"]}, "FROZEN = ['*']: freezes all parameters, so nothing"),
-    ({"fragments": 0}, "fragments = 0: give a whole number of at least 1."),
-    ({"fragments": 10**18}, "fragments = 1,000,000,000,000,000,000: give a wh"),
+    ({"fragments": 0}, "FRAGMENTS = 0: give a whole number of at least 1."),
+    ({"fragments": 10**18}, "FRAGMENTS = 1,000,000,000,000,000,000: give a wh"),
     ({"outer_dtype": "x"}, "OUTER_DTYPE = 'x': choose one of 'float32', "),
     ({"program": 3}, "the run's answer is not one of palm_mtf."),
   ],
@@ -182,11 +203,19 @@ def test_what_a_run_answers_is_checked(changes, message):
   assert found.startswith(message)
 
 
-def test_a_model_that_is_too_large_is_refused():
-  large = program_of(step_config(MODEL)) | {"D_MODEL": 2**20, "D_FF": 2**20}
+@pytest.mark.parametrize(
+  ("changes", "gigabytes"),
+  [
+    ({"D_MODEL": 2**20, "D_FF": 2**20}, "182,524.6"),
+    ({"SEQUENCE_LENGTH": 2**22}, "140,876.7"),  # activations
+  ],
+  ids=str,
+)
+def test_a_model_that_is_too_large_is_refused(changes, gigabytes):
+  large = program_of(step_config(MODEL)) | changes
   assert message_of(take_part, Answers(program=large), {}, {}, 10**9) == (
-    "the run's model needs about 131,944.8 GB, and --most_gb allows 1.0; give "
-    "more, or join another run."
+    f"the run's step needs about {gigabytes} GB, and --most_gb allows 1.0; "
+    "give more, or join another run."
   )
 
 

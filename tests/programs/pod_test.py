@@ -190,7 +190,7 @@ def test_all_reduces_of_gradients_come_once_per_step():
     assert devices - {""} == {"/device:CPU:0"}, name
 
 
-SCALARS = "step", "slot_step", "microbatch"
+SCALARS = "step", "slot_step", "first_pod", "microbatch"
 
 
 def crossings(mesh, pods, frozen):

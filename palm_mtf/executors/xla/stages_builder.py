@@ -79,7 +79,7 @@ class StagesBuilder(StepBuilder):
     if goes == stage_arrays.AWAY:
       dtypes = [self._pod_step.model.stream.dtype] * self._devices.num_local
     with tf.device(self._devices.client):
-      first_row = (self._devices.first_pod + node.pod) * settings.num_rows
+      first_row = (self._first_pod + node.pod) * settings.num_rows
       first_row += self._microbatch * settings.micro_rows
       state = build_dropout_state(self._step, first_row)
     name, of_source, waits = "", "", []

@@ -74,6 +74,9 @@ class StepBuilder:
       no_step = tf.constant(-1, tf.int64)  # for a loss, which needs no step
       self._step = tf.placeholder_with_default(no_step, [], "step")
       self._slot_step = tf.placeholder_with_default(self._step, [], "slot_step")
+      self._first_pod = tf.placeholder_with_default(
+        devices.first_pod, [], "first_pod"
+      )
       self._microbatch = tf.placeholder_with_default(0, [], "microbatch")
       self._batches = tf.placeholder(tf.string, [], "batches")
 
@@ -128,7 +131,7 @@ class StepBuilder:
     nodes = *plan.nodes, *losses.nodes
     named = {x.name: rows[x.pod, x.stage or 0] for x in nodes}
     batches = self._batches if self._read else None
-    scalars = self._step, self._slot_step, self._microbatch
+    scalars = self._step, self._slot_step, self._first_pod, self._microbatch
     inputs = Inputs(*scalars, batches, named, settings.num_rows)
     pod_slices = [self._find_slices(x) for x in self._every_pod]
     drawn = [
@@ -207,9 +210,8 @@ class StepBuilder:
     with tf.device(self._devices.client):
       of_step = tf.stack([*rates.values()])
       num_rows = self._settings.num_rows
-      first = self._devices.first_pod
       states = [
-        build_dropout_state(self._step, (first + i) * num_rows)
+        build_dropout_state(self._step, (self._first_pod + i) * num_rows)
         for i in self._every_pod
       ]
     if len(states) > 1:

@@ -255,19 +255,17 @@ async def _start(
   healthy = health.aio.HealthServicer()  # health checks ask for "" or SERVICE
   health_pb2_grpc.add_HealthServicer_to_server(healthy, server)
   await healthy.set(SERVICE, health_pb2.HealthCheckResponse.SERVING)
-  port = listen(server, ip, port, tls, needs_key=True)
+  port = _listen(server, ip, port, tls)
   await server.start()
   calls.tick()
   return server, port
 
 
-def listen(
-  server: grpc.aio.Server, ip: str, port: int, tls: str, *, needs_key: bool
-) -> int:
+def _listen(server: grpc.aio.Server, ip: str, port: int, tls: str) -> int:
   """Makes a server listen on a port, with access only through `ip`.
 
-  `tls` is the PREFIX of its key and certificate, or "". If `needs_key`, clients
-  need both, too.
+  `tls` is the PREFIX of its key and certificate, which clients need, too; or
+  "".
   """
   both = read_tls(tls) if tls else None
   try:
@@ -278,10 +276,7 @@ def listen(
       if not both:
         return server.add_insecure_port(where)
       return server.add_secure_port(
-        where,
-        grpc.ssl_server_credentials(
-          [both], both[1] if needs_key else None, needs_key
-        ),
+        where, grpc.ssl_server_credentials([both], both[1], True)
       )
   except (OSError, RuntimeError) as error:
     raise explain_start_error(f"{ip}:{port}", error) from None
