@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from palm_mtf._tf import tf
 from palm_mtf.machine.processors import cpu_flags
+from palm_mtf.native.build import has_avx512_bf16
 from palm_mtf.native.operations import operations
 
 
@@ -22,8 +23,7 @@ def multiplies(x: tf.Tensor, inner: int | None, *, threads: int) -> bool:
   """
   if x.dtype != tf.bfloat16 or not threads or (inner and inner % 2):
     return False
-  flags = cpu_flags()
-  return "avx512_bf16" in flags and "amx_bf16" not in flags
+  return has_avx512_bf16() and "amx_bf16" not in cpu_flags()
 
 
 def matmul(

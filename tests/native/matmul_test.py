@@ -3,6 +3,7 @@
 """C++ products have the sums of float64, and bits that nothing else changes."""
 
 import functools
+import platform
 
 import ml_dtypes
 import numpy as np
@@ -10,6 +11,8 @@ import pytest
 
 from palm_mtf._tf import tf
 from palm_mtf.machine.processors import cpu_flags
+from palm_mtf.native import build
+from palm_mtf.native import matmul as native_matmul
 from palm_mtf.native.matmul import matmul, multiplies
 
 needs_avx512_bf16 = pytest.mark.skipif(
@@ -98,19 +101,31 @@ def test_a_number_that_is_not_finite_reaches_only_its_row():
   assert np.isfinite(np.delete(y, 3, 0).astype(np.float32)).all()
 
 
+# The flags of Zen 4, of Sapphire Rapids, whose tiles oneDNN uses, of a CPU
+# without AVX512-BF16, and of one without other instructions of the library.
+_ZEN_4 = frozenset(
+  {"avx2", "fma", "avx512f", "avx512bw", "avx512_vnni", "avx512_bf16"}
+)
+
+
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="flags of x86-64")
+@pytest.mark.parametrize(
+  ("flags", "is_chosen"),
+  [
+    (_ZEN_4, True),
+    (_ZEN_4 | {"amx_bf16"}, False),
+    (_ZEN_4 - {"avx512_bf16"}, False),
+    (_ZEN_4 - {"avx512_vnni"}, False),
+  ],
+)
 def test_the_cpu_flags_choose_between_this_product_and_that_of_onednn(
-  monkeypatch,
+  flags, is_chosen, monkeypatch
 ):
   # A choice by time could differ between two processes of a run.
-  of, flags = "palm_mtf.native.matmul.cpu_flags", {"avx512_bf16", "avx2"}
+  for module in (build, native_matmul):
+    monkeypatch.setattr(module, "cpu_flags", lambda: flags)
   x = tf.zeros([4, 6], tf.bfloat16)
-  for here, is_chosen in (
-    (flags, True),
-    (flags | {"amx_bf16"}, False),
-    ({"avx2"}, False),
-  ):
-    monkeypatch.setattr(of, lambda here=here: frozenset(here))
-    assert multiplies(x, 6, threads=2) == is_chosen
-    assert not multiplies(x, 6, threads=0)  # no C++ operations
-    assert not multiplies(x, 5, threads=2)
-    assert not multiplies(tf.cast(x, tf.float32), 6, threads=2)
+  assert multiplies(x, 6, threads=2) == is_chosen
+  assert not multiplies(x, 6, threads=0)  # no C++ operations
+  assert not multiplies(x, 5, threads=2)
+  assert not multiplies(tf.cast(x, tf.float32), 6, threads=2)
