@@ -13,8 +13,8 @@ from palm_mtf.native.operations import operations
 def multiplies(x: tf.Tensor, inner: int | None, *, threads: int) -> bool:
   """Returns whether `matmul` multiplies x, and faster than oneDNN.
 
-  oneDNN reaches 83 to 90% of the peak of AVX512-BF16, and `matmul` 91 to 96%
-  (docs/benchmarks.md). With AMX, oneDNN is faster.
+  With AVX512-BF16, `matmul` is 4% to 13% faster (docs/benchmarks.md). With AMX,
+  oneDNN is faster.
 
   Args:
     x: one of the operands.
