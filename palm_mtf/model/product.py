@@ -3,14 +3,15 @@
 """The product of activations with a kernel, and with its adapter."""
 
 import dataclasses
+import functools
 from collections.abc import Sequence
 
 from palm_mtf._tf import mtf, tf
 from palm_mtf.architecture.adapter import LowRank
 from palm_mtf.model.low_rank import LowRanks, join_firsts
-from palm_mtf.ops.matmul import matmul
+from palm_mtf.model.matmul import matmul
 from palm_mtf.ops.recompute import recompute
-from palm_mtf.ops.slicewise import WholeSlice
+from palm_mtf.ops.slicewise import ByDevice, WholeSlice
 
 _SPLITTABLE = ["batch", "length", "heads", "d_ff", "vocab"]
 
@@ -46,7 +47,13 @@ def product(
   output = kernel.shape.dims[0 if transpose else -1]
   low_rank, tensors = adapter or (None, [])
   of_weights = gradient_dtype or x.dtype
-  functions = _Product(transpose, dtype, of_weights, low_rank)
+
+  def by_device(function):
+    def native(threads, *given):
+      how = _Product(transpose, dtype, of_weights, low_rank, threads)
+      return function(how, *given)
+
+    return ByDevice(functools.partial(native, 0), native)
 
   def gradient(op, dy):
     x, *weights = op.inputs
@@ -54,7 +61,7 @@ def product(
       weights = [recompute(each, dy) for each in weights]
     kernel, *others = weights
     return WholeSlice(
-      functions.backward,
+      by_device(_Product.backward),
       [recompute(x, dy), kernel, dy, *others],
       [
         (x.shape, x.dtype),
@@ -66,7 +73,7 @@ def product(
     ).outputs
 
   return WholeSlice(
-    functions.forward,
+    by_device(_Product.forward),
     [x, kernel, *tensors],
     [(mtf.Shape([*x.shape.dims[:2], output]), dtype or x.dtype)],
     splittable=_SPLITTABLE,
@@ -83,6 +90,7 @@ class _Product:
   dtype: tf.DType | None
   gradient_dtype: tf.DType
   low_rank: LowRank | None
+  threads: int  # per C++ operation; 0 if the device has no C++ operations
 
   def forward(self, x, kernel, *adapter):
     y, _ = self._multiply(*self._matrices(x, kernel), adapter)
@@ -96,11 +104,12 @@ class _Product:
     of_adapter, of_x = [], 0
     if adapter:
       dy, of_x, of_adapter = self._adapter_gradients(rows, matrix, dy, adapter)
-    dx = matmul(dy, matrix, transpose_b=not self.transpose)
+    threads = self.threads
+    dx = matmul(dy, matrix, transpose_b=not self.transpose, threads=threads)
     if adapter:
       dx += of_x
     first, second = (dy, rows) if self.transpose else (rows, dy)
-    dkernel = matmul(first, second, transpose_a=True)
+    dkernel = matmul(first, second, transpose_a=True, threads=threads)
     dkernel = tf.reshape(dkernel, kernel.shape)
     dkernel = tf.cast(dkernel, self.gradient_dtype)
     return tf.reshape(dx, x.shape), dkernel, *of_adapter
@@ -113,7 +122,13 @@ class _Product:
 
   def _multiply(self, rows, matrix, adapter):
     # Returns x W + s (x A) B, and s (x A) if there is an adapter.
-    y = matmul(rows, matrix, transpose_b=self.transpose, dtype=self.dtype)
+    y = matmul(
+      rows,
+      matrix,
+      transpose_b=self.transpose,
+      dtype=self.dtype,
+      threads=self.threads,
+    )
     if not adapter:
       return y, None
     low = self._low_ranks(matrix).down(rows, adapter[:1])
@@ -130,11 +145,12 @@ class _Product:
       of_factors.append(tf.reduce_sum(found, 0))
       dy = _scale_columns(dy, factors)
     dlow = low_ranks.down_gradient(dy, adapter[1:2])
-    da = matmul(rows, dlow, transpose_a=True)
+    da = matmul(rows, dlow, transpose_a=True, threads=self.threads)
     found = [tf.reshape(da, adapter[0].shape)]
     found += low_ranks.up_gradients(low, dy)
     found = [tf.cast(x, self.gradient_dtype) for x in found]
-    of_x = matmul(dlow, join_firsts(adapter[:1]), transpose_b=True)
+    firsts = join_firsts(adapter[:1])
+    of_x = matmul(dlow, firsts, transpose_b=True, threads=self.threads)
     return dy, of_x, [*found, *of_factors]
 
   def _low_ranks(self, matrix):

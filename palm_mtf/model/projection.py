@@ -21,9 +21,14 @@ from palm_mtf.architecture.block import Mlp, Read
 from palm_mtf.model.activations import activate
 from palm_mtf.model.layers import normalize
 from palm_mtf.model.low_rank import LowRanks, join_firsts
+from palm_mtf.model.matmul import (
+  joined_input_gradient,
+  joined_kernel_gradients,
+  matmul_joined,
+)
 from palm_mtf.model.positions import Angles, rotate_pairs
 from palm_mtf.native import layers as native
-from palm_mtf.ops.matmul import is_emulated, matmul
+from palm_mtf.ops.matmul import matmul
 from palm_mtf.ops.recompute import delay_slices, recompute
 from palm_mtf.ops.slicewise import native_threads, split_axes
 from palm_mtf.ops.xla import fused, in_xla_computation
@@ -34,14 +39,8 @@ from palm_mtf.ops.xla import fused, in_xla_computation
 # that have the C++ operations; otherwise XLA compiles them.
 
 
-# The two functions below are not `fused`: TensorFlow copies faster than XLA.
-
-
-def _join_columns(rows, parts):
-  return tf.concat([tf.reshape(x, [rows, -1]) for x in parts], 1)
-
-
 def _split_columns(joined, rows, shapes):
+  # This is not `fused`: TensorFlow copies faster than XLA.
   parts = tf.split(joined, [math.prod(shape) for shape in shapes], 1)
   return [
     tf.reshape(part, [*rows, *shape])
@@ -147,21 +146,6 @@ def _fused_read(*how):
     return tf.gradients(parts, [wide, *vectors], gradients)
 
   return fused(read_parts), fused(read_parts_gradient)
-
-
-def kernel_gradient(
-  x: tf.Tensor, gradient: tf.Tensor, *, on_cpu: bool
-) -> tf.Tensor:
-  """Returns x^T gradient, the gradient of joined kernels.
-
-  x is [rows, d_model]; the gradient of its product is [rows, columns], dtype of
-  x. `on_cpu`: whether the device is a CPU that runs the operations of `native`.
-  """
-  if on_cpu and x.dtype == tf.bfloat16 and not is_emulated(x):
-    # In bfloat16, oneDNN's product is 3% to 16% faster with a transposed copy
-    # of x (cheap, because x has few columns); in float32 a copy is slower.
-    return matmul(tf.transpose(x), gradient)
-  return matmul(x, gradient, transpose_a=True)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -340,7 +324,8 @@ class _Projection(mtf.Operation):
       x, angles, weights = self.cut_inputs(inputs)
       *rows, d_model = x.shape.as_list()
       x = tf.reshape(x, [-1, d_model])
-      kept = [matmul(x, _join_columns(d_model, weights.kernels))]
+      threads = columns.threads
+      kept = [matmul_joined(x, weights.kernels, threads=threads)]
       if weights.firsts:
         kept.append(columns.low_ranks.down(x, weights.firsts))
         kept[0] += columns.low_ranks.up(kept[1], weights.seconds)
@@ -434,7 +419,7 @@ class _ProjectionGradient(mtf.Operation):
     )
     dxs = [
       _open_sum(impl, dx, over)
-      for dx, (over, _) in zip(values, groups, strict=False)
+      for dx, (over, *_) in zip(values, groups, strict=False)
     ]
     # Parts of dx with different mesh axes are all-reduced before the addition.
     dx = functools.reduce(
@@ -465,11 +450,12 @@ class _ProjectionGradient(mtf.Operation):
       wide, x.shape[:2], gradients, angles, weights.vectors
     )
     rows = tf.reshape(x, [-1, x.shape[2]])
-    joined = _join_columns(x.shape[2], weights.kernels)
-    dxs = [
-      matmul(gradient[:, own], joined[:, own], transpose_b=True)
-      for _, own in _columns_by_axes(axes, columns.shapes)
-    ]
+    groups = _columns_by_axes(axes, columns.shapes)
+    given, dxs, threads = iter(weights.kernels), [], columns.threads
+    for _, own, count in groups:
+      dy = gradient if len(groups) == 1 else gradient[:, own]
+      kernels = itertools.islice(given, count)
+      dxs.append(joined_input_gradient(dy, [*kernels], threads=threads))
     dweights = _kernel_gradients(rows, gradient, columns, forward.is_trained)
     if low:
       low_ranks = columns.low_ranks
@@ -477,11 +463,11 @@ class _ProjectionGradient(mtf.Operation):
       firsts = join_firsts(weights.firsts)
       # The same groups, as columns of the joined factors A.
       parts = _columns_by_axes(axes, [[rank] for rank in low_ranks.ranks])
-      for i, (_, own) in enumerate(parts):
+      for i, (_, own, _) in enumerate(parts):
         if own.start < own.stop:
           dxs[i] += matmul(dlow[:, own], firsts[:, own], transpose_b=True)
-      joined = kernel_gradient(rows, dlow, on_cpu=bool(columns.threads))
-      dweights += tf.split(joined, [*filter(None, low_ranks.ranks)], 1)
+      ranks = [[rank] for rank in low_ranks.ranks if rank]
+      dweights += joined_kernel_gradients(rows, dlow, ranks, threads=threads)
       dweights += low_ranks.up_gradients(*low, gradient)
     dxs = [tf.reshape(dx, x.shape) for dx in dxs]
     dtype = forward.gradient_dtype
@@ -498,7 +484,7 @@ def _kernel_gradients(
   if not in_xla_computation():
     # Adjacent kernels share a product if all are trained, or if all are frozen:
     # nothing reads a frozen kernel's gradient, so TensorFlow omits its product.
-    found, end, on_cpu = [], 0, bool(columns.threads)
+    found, end, threads = [], 0, columns.threads
     for _, run in itertools.groupby(
       zip(is_trained, columns.shapes, strict=True), key=lambda pair: pair[0]
     ):
@@ -507,8 +493,7 @@ def _kernel_gradients(
       own = (
         gradient if len(shapes) == len(is_trained) else gradient[:, begin:end]
       )
-      joined = kernel_gradient(rows, own, on_cpu=on_cpu)
-      found += _split_columns(joined, [rows.shape[1]], shapes)
+      found += joined_kernel_gradients(rows, own, shapes, threads=threads)
     return found
   # For XLA, compute one product per kernel. XLA would give the columns of a
   # joined product a layout in which it cannot reduce-scatter rows, and would
@@ -522,15 +507,16 @@ def _kernel_gradients(
 
 def _columns_by_axes(
   axes: Sequence[tuple[int, ...]], shapes: Sequence[Sequence[int]]
-) -> list[tuple[tuple[int, ...], slice]]:
+) -> list[tuple[tuple[int, ...], slice, int]]:
   # Groups adjacent kernels whose parts of dx are summed over equal mesh axes.
-  # Returns each group's axes, and its columns in a device's product.
+  # Returns each group's axes, its columns in a device's product, and its size.
   groups, end = [], 0
   for over, run in itertools.groupby(
     zip(axes, shapes, strict=True), key=lambda pair: pair[0]
   ):
-    begin, end = end, end + sum(math.prod(shape) for _, shape in run)
-    groups.append((over, slice(begin, end)))
+    sizes = [math.prod(shape) for _, shape in run]
+    begin, end = end, end + sum(sizes)
+    groups.append((over, slice(begin, end), len(sizes)))
   return groups
 
 

@@ -80,6 +80,11 @@ def count_panel_columns() -> int:
   return 32 if "-march=x86-64-v3" in options else 16
 
 
+def has_avx512_bf16() -> bool:
+  """Returns whether the library multiplies bfloat16 with AVX512-BF16."""
+  return "-mavx512bf16" in _choose_options()
+
+
 class BuildError(Exception):
   """C++ operations cannot be compiled; the message has the reason and a fix."""
 

@@ -11,6 +11,9 @@
 #include "decode_kernels.h"
 #include "experts_kernel.h"
 #include "product_kernel.h"
+#if defined(__AVX512BF16__)
+#include "matmul_kernel.h"
+#endif
 #include "row_kernels.h"
 #include "tensorflow/c/ops.h"
 
@@ -214,6 +217,18 @@ void register_product_operations() {
   register_kernels<ProductKernel<uint16_t>>(product, TF_BFLOAT16);
 }
 
+void register_matmul_operations() {
+  const char* product = "PalmMatmul";
+  register_operation(product, {"a: T", "bs: num_bs * T"}, {"ys: num_ys * Tout"},
+                     {"T: {bfloat16}", "Tout: {float, bfloat16}", "num_bs: int",
+                      "num_ys: int", "sizes: list(int)", "transpose_a: bool",
+                      "transpose_b: bool", "threads: int"});
+#if defined(__AVX512BF16__)
+  register_kernel<MatmulKernel<float>, uint16_t>(product, TF_FLOAT);
+  register_kernel<MatmulKernel<uint16_t>, uint16_t>(product, TF_BFLOAT16);
+#endif
+}
+
 void register_adapter_operations() {
   const char *keep = "PalmKeepAdapter", *add = "PalmAddAdapter";
   register_operation(keep, {"number: int32", "parts: int32", "numbers: float"},
@@ -235,6 +250,7 @@ void register_logits_operations() {
 
 __attribute__((constructor)) void register_all() {
   register_product_operations();
+  register_matmul_operations();
   register_norm_operations();
   register_read_operations();
   register_attention_operations();

@@ -12,7 +12,6 @@ from palm_mtf._tf import mtf, tf
 from palm_mtf.architecture.parameters import parse_name
 from palm_mtf.mesh.session import session_config
 from palm_mtf.model.product import product
-from palm_mtf.model.projection import kernel_gradient
 from palm_mtf.model.weights import initializer
 from palm_mtf.programs.train_program import build_train_program
 from tests.mtf_testing import (
@@ -154,26 +153,3 @@ def test_gradients_of_four_devices_are_added_up_in_the_dtype_that_is_asked(
   )
   is_exact = seen["gradient"] == 259
   assert is_exact.all() if gradient_dtype else not is_exact.any()
-
-
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize("on_cpu", [True, False])
-def test_the_gradient_of_joined_kernels_is_their_product(dtype, on_cpu):
-  # In bfloat16 a CPU multiplies by a copy of x, in the same sum of products.
-  rng = np.random.default_rng(0)
-  numpy_dtype, tolerance = (
-    (np.float32, 1e-5) if dtype == "float32" else (ml_dtypes.bfloat16, 2**-8)
-  )
-  x, dy = (
-    rng.normal(size=(40, n)).astype(numpy_dtype).astype(np.float64)
-    for n in (12, 70)
-  )
-  with tf.Graph().as_default(), tf.Session(config=session_config(1)) as session:
-    feeds = (tf.constant(each.astype(numpy_dtype)) for each in (x, dy))
-    found = session.run(kernel_gradient(*feeds, on_cpu=on_cpu))
-  expected = np.einsum("rd,rc->dc", x, dy)
-  largest = np.abs(expected).max()
-  assert found.dtype == numpy_dtype
-  np.testing.assert_allclose(
-    found.astype(np.float64), expected, rtol=0, atol=tolerance * largest
-  )
