@@ -91,7 +91,8 @@ def test_a_new_field_of_any_part_counts_by_default():
   copies = dict(extend_copies(load()))
   # Every class of settings that an evaluation has is extended.
   others = {"ConfigOfSweep", "CorpusConfig", "PlanConfig", "SweepConfig"}
-  others |= {"CacheConfig", "StepConfig", "OptimizerConfig", "OPTIMIZERS"}
+  others |= {"CacheConfig", "StepConfig", "PodStepConfig"}
+  others |= {"OptimizerConfig", "OPTIMIZERS"}
   others |= {x.__name__ for x in configs.OPTIMIZERS.values()}
   others -= {type(load().optimizer).__name__}
   assert copies.keys() == set(configs.__all__) - others
