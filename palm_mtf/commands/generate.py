@@ -49,7 +49,6 @@ def generate(
   as_json: bool = False,
 ) -> None:
   """Prints continuations of prompts, or answers in a conversation."""
-  tensorflow_c.preload()
   mesh, decode, run = config.mesh_layout, config.decode, config.run
   mesh_layout.check_layout(mesh, config.model)
   model = resolve_dtype(config.model, mesh)
@@ -72,6 +71,8 @@ def generate(
       "--prompt 'def main(', or --input FILE."
     )
   grammar = _read_grammar(json_schema, regex, decode)
+  # Only now, because a process that ends waits until the library is loaded.
+  tensorflow_c.preload()
   checkpoint, vocabulary = open_newest(model_dir, config)
   config, checkpoint = add_adapter(adapter, config, checkpoint)
   model = config.model

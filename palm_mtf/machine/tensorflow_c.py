@@ -7,10 +7,12 @@ which a saved graph is enough for. A process may import the package later: both
 are the same library.
 """
 
+import atexit
 import ctypes
 import functools
 import importlib.util
 import os
+import signal
 import sys
 import threading
 from collections.abc import Iterable, Mapping, Sequence
@@ -79,7 +81,21 @@ _FUNCTIONS: Mapping[str, tuple] = {
 def preload() -> None:
   """Begins to load the library, while this thread does other work."""
   if sys.platform == "linux":
-    threading.Thread(target=_load_silently, daemon=True).start()
+    loading = threading.Thread(target=_load_silently, daemon=True)
+    loading.start()
+    atexit.register(_await, loading)
+
+
+def _await(loading: threading.Thread) -> None:
+  """Lets a process end only once its library is loaded.
+
+  The process's end would destroy the library's objects while other code of the
+  library initializes and uses them, and some of that code would never end.
+  """
+  try:
+    loading.join()
+  except KeyboardInterrupt:
+    os._exit(128 + signal.SIGINT)
 
 
 def _load_silently() -> None:

@@ -98,3 +98,22 @@ def test_the_library_prints_nothing_while_other_threads_do():
   said = [x for x in done.stderr.splitlines() if x.startswith("said")]
   assert said == ["said meanwhile", "said after"]
   assert "oneDNN" not in done.stderr
+
+
+_ENDS = """
+import atexit, signal, sys, threading
+from palm_mtf.machine import tensorflow_c
+atexit.register(lambda: print(threading.active_count()))  # the last to run
+tensorflow_c.preload()
+signal.signal(signal.SIGALRM, signal.default_int_handler)
+signal.setitimer(signal.ITIMER_REAL, float(sys.argv[1]))
+sys.exit(2)
+"""
+
+
+def test_a_process_ends_once_the_library_is_loaded_or_is_interrupted():
+  # Otherwise one process of ten never ended.
+  done = processes.python("-c", _ENDS, "0")
+  assert (done.returncode, done.stdout) == (2, "1\n"), done.stderr
+  done = processes.python("-c", _ENDS, "0.05")
+  assert (done.returncode, done.stdout, done.stderr) == (130, "", "")

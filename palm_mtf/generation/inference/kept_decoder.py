@@ -106,30 +106,37 @@ def can_keep(config: Config) -> bool:
   )
 
 
-def kept_path(*settings: object) -> str | None:
-  """Returns the path of a graph in the cache, or None without C++ operations.
+def hash_code() -> str | None:
+  """Returns a hash of palm_mtf's code and of the compiled operations.
 
-  The path depends on all that a graph depends on: palm_mtf's code, packages,
-  the compiled operations, the number of threads, and the settings, dataclasses
-  of which `repr` tells all.
+  Returns None without C++ operations, or if a file cannot be read, such as an
+  editor's link.
   """
+  root = Path(palm_mtf.__file__).parent
   try:
     _, library = open_library()
+    code = hashlib.sha256(library)
+    for path in sorted(root.rglob("*.py")):
+      code.update(f"{path.relative_to(root)}\n".encode())
+      code.update(path.read_bytes())
   except (BuildError, OSError):
     return None
-  root = Path(palm_mtf.__file__).parent
-  code = hashlib.sha256(library)
-  for path in sorted(root.rglob("*.py")):
-    code.update(f"{path.relative_to(root)}\n".encode())
-    code.update(path.read_bytes())
+  return code.hexdigest()
+
+
+def kept_path(code: str, *settings: object) -> str:
+  """Returns the path of a graph in the cache.
+
+  The path depends on all that a graph depends on: `code` of `hash_code`,
+  packages, the number of threads, and the settings, dataclasses of which `repr`
+  tells all.
+  """
   versions = [
     importlib.metadata.version(x)
     for x in ("tensorflow", "mesh_tensorflow", "numpy")
   ]
   threads = usable_cores(), thread_count(os.environ)
-  return cache_path(
-    "texts", code.hexdigest(), *versions, *map(repr, (*settings, threads))
-  )
+  return cache_path("texts", code, *versions, *map(repr, (*settings, threads)))
 
 
 def read_kept(path: str) -> KeptGraph | None:
@@ -179,6 +186,9 @@ class KeptDecoder(contextlib.AbstractContextManager):
     """Takes a run's checkpoint; `can_keep` of `config` is true."""
     self._checkpoint, self._run = checkpoint, config
     self.config, self.client = config.model, self
+    # This process runs the code of its start, also once another version has
+    # been installed.
+    self._code = hash_code()
     self._session: tensorflow_c.Session | None = None
     self._whole: LoadedDecoder | None = None
     # {sizes: programs}; those of `_session` are KeptPrograms.
@@ -195,7 +205,9 @@ class KeptDecoder(contextlib.AbstractContextManager):
 
   def _path(self, sizes: PromptBatch) -> str | None:
     run = self._run
-    return kept_path(run.model, run.mesh_layout, run.decode, sizes)
+    return self._code and kept_path(
+      self._code, run.model, run.mesh_layout, run.decode, sizes
+    )
 
   def _find(self, sizes: PromptBatch) -> KeptPrograms | None:
     path = self._path(sizes)
@@ -264,7 +276,7 @@ class KeptDecoder(contextlib.AbstractContextManager):
     self._free()
     if not self._whole:
       return
-    if kind is None:
+    if kind is None and hash_code() == self._code:
       from palm_mtf.generation.inference.keep_programs import keep
 
       for sizes, programs in self._built.items():

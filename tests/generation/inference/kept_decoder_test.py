@@ -124,7 +124,10 @@ def test_a_damaged_graph_is_built_again(generate, kept):
 
 def test_a_graph_is_found_only_with_all_it_depends_on(tmp_path, monkeypatch):
   decode, sizes = DecodeConfig(), PromptBatch(1, 8, 4, 100, (0,))
-  find = kept_decoder.kept_path
+
+  def find(*settings):
+    return kept_decoder.kept_path(kept_decoder.hash_code(), *settings)
+
   paths = [
     find(decode, sizes),
     find(decode, dataclasses.replace(sizes, max_tokens=5)),
@@ -142,6 +145,19 @@ def test_a_graph_is_found_only_with_all_it_depends_on(tmp_path, monkeypatch):
   (code / "model.py").rename(code / "other.py")
   paths.append(find(decode, sizes))
   assert len({*paths}) == len(paths)
+  (code / ".#model.py").symlink_to("user@host.1")  # an editor's lock
+  assert kept_decoder.hash_code() is None
+
+
+def test_old_code_does_not_keep_a_graph_as_that_of_a_new_version(
+  generate, kept, monkeypatch
+):
+  first = generate(f"--prompt={SHORT}")
+  shutil.rmtree(kept)
+  codes = iter(["of the start", "of the end"])
+  monkeypatch.setattr(kept_decoder, "hash_code", lambda: next(codes))
+  assert generate(f"--prompt={SHORT}") == first
+  assert not kept.exists()
 
 
 def test_what_needs_the_package_is_not_kept(generate, kept):
