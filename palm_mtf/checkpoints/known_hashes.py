@@ -1,10 +1,11 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Remembers the hashes of large files that have not changed since.
+"""Remembers the hashes of large files, so that each is hashed only once.
 
 A command hashes a checkpoint before it uses the weights, and for a small model
-that takes as long as to load them. The cache of this user names the file by its
-device, inode, size and times of change, of which the kernel sets the last.
+that takes as long as to load them. The user's cache keeps each hash under the
+file's device, inode, size, mtime and ctime. Only the kernel can set the ctime,
+so a changed file has no known hash.
 """
 
 import os
@@ -18,8 +19,8 @@ from palm_mtf.machine.cache_folder import (
 )
 from palm_mtf.model_dir.foreign_files import hash_file
 
-_LARGE_BYTES = 2**24  # smaller files are hashed sooner than found
-# A file changed so recently may change again without another time of change.
+_LARGE_BYTES = 2**24  # hashing less is faster than a look-up
+# A file that has just changed may change again within one tick of its ctime.
 _SETTLED_SECS = 2.0
 _MOST_KEPT = 256  # newest hashes to keep
 
@@ -27,7 +28,7 @@ _MOST_KEPT = 256  # newest hashes to keep
 def hash_unless_known(path: str) -> str:
   """Returns `hash_file` of a file; does not read an unchanged file again.
 
-  A disk that loses bits is no change, and is not noticed.
+  Does not notice bits that a disk loses, because they change no time.
 
   Raises OSError if the file cannot be read.
   """

@@ -355,8 +355,8 @@ def read_whole(path: str, *, hold: bool = False) -> Checkpoint:
 
   Args:
     hold: whether to keep the files open, because a trainer may remove them.
-      Large files that have not changed since an earlier call are not hashed
-      again.
+      If so, large files that have not changed since an earlier call are not
+      hashed again.
 
   Raises:
     DamagedCheckpointError: a file is missing, truncated or changed.

@@ -71,7 +71,8 @@ def generate(
       "--prompt 'def main(', or --input FILE."
     )
   grammar = _read_grammar(json_schema, regex, decode)
-  # Only now, because a process that ends waits until the library is loaded.
+  # Not before the checks above: a process that has begun to load the library
+  # cannot end before the library is loaded.
   tensorflow_c.preload()
   checkpoint, vocabulary = open_newest(model_dir, config)
   config, checkpoint = add_adapter(adapter, config, checkpoint)

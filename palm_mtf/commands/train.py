@@ -56,7 +56,7 @@ def train(
       _replay(prepare(model_dir, config, resumes=False))
       return
     if not uses_accelerators(config.mesh_layout):
-      compile_soon()  # while texts are read, which also takes some 15 seconds
+      compile_soon()  # some 15 seconds, in which texts are read
     job = prepare(model_dir, config)
     quarantine_damaged(model_dir, job.checkpoint)
     # config.gin keeps ACTIVATION_DTYPE = "auto", so that other commands choose

@@ -54,8 +54,8 @@ from palm_mtf.steps.plan import stage_layers
 # published, and does not follow in this way.
 _CLOCKS = {"v2": 700e6, "v3": 940e6, "v4": 1050e6, "v5p": 1750e6}
 
-# libtpu's names of configurations in which a chip's two cores are one device;
-# of chips that are not listed, the default is right.
+# libtpu's names of configurations in which a chip's two cores are one device.
+# For other kinds of chips, libtpu's default is right.
 _CONFIGURATIONS = {"v4": "megacore"}
 # libtpu reads these variables when JAX loads libtpu. The first variable lets
 # several processes load libtpu at once; this is safe, because none opens a TPU.

@@ -120,8 +120,8 @@ def refuse_unused(
 ) -> None:
   """Raises UserError if fields `names` differ from their defaults.
 
-  `given` is the setting because of which they have no effect, and `use` the one
-  with which they have.
+  `given` is the setting because of which they have no effect, and `use` is the
+  setting with which they would have an effect.
   """
   defaults = {x.name: x.default for x in dataclasses.fields(settings)}  # type: ignore[arg-type]
   unused = [

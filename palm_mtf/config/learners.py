@@ -35,7 +35,8 @@ class LearnersConfig(Checked):
     quorum: number of learners that have to send a fragment before the client
       merges it; None for all NUM_PODS.
     grace_secs: how long a merge waits for more learners after the quorum; None
-      for half the median, over learners, of the time of their slowest tasks.
+      for half the median, over learners, of the time of each one's slowest
+      task.
     audit_share: if given, learners are volunteers, who are not trusted: they
       train in rounds (learners/rounds.py), and this share of their tasks is
       computed again.

@@ -32,8 +32,9 @@ class OpenDecoder(NamedTuple):
   process: Process  # that reads the checkpoint
   layers: Sequence[LayerWeights]  # load them in turn, to save memory
   build: BuildProgram
-  # Serialized configuration of a session in which the saved graph of programs
-  # gives the same texts, without Python; b"" if there is none.
+  # Serialized ConfigProto. A session with it runs the saved graph of programs
+  # without TensorFlow's Python package, and gives the same texts
+  # (generation/inference/kept_decoder.py). b"" if no session can.
   session: bytes = b""
 
 

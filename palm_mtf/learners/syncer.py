@@ -243,7 +243,7 @@ class Syncer(Merger):
       num_tasks: number of tasks of the run.
       quorum: number of learners that have to send a fragment before a merge.
       grace_secs: how long a merge waits for more than the quorum; None for half
-        the median, over learners, of the time of their slowest tasks.
+        the median, over learners, of the time of each one's slowest task.
       lost_secs: a learner that is silent for longer may be lost (`_is_lost`).
       overlaps: whether a learner gets a task before its last result is
         merged.

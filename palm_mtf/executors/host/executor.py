@@ -62,7 +62,7 @@ class HostExecutor(HostStarter):
   ) -> Iterator[OpenDecoder]:
     """Opens a session of this process."""
     given = settings.model, settings.mesh_layout, settings.weight_dtype
-    is_one = settings.mesh_layout.num_devices == 1  # only one packs kernels
+    is_one = settings.mesh_layout.num_devices == 1  # or no kernel is packed
     products = BY_FLAGS
     if settings.is_measured and is_one:
       products = fastest_products()
@@ -76,8 +76,8 @@ class HostExecutor(HostStarter):
       config = step_session_config(*given)
     with Client(tf.Session(graph=graph, config=config)) as client:
       build = LocalPrograms(model).build
-      # Where C++ does not run the steps, XLA compiles parts of them, and its
-      # cache needs TensorFlow's Python package.
+      # If C++ does not run the steps, XLA compiles parts of them, and the cache
+      # of what XLA compiles needs TensorFlow's Python package.
       bare = config.SerializeToString() if model.is_native else b""
       yield OpenDecoder(client, _THIS_PROCESS, model.layers, build, bare)
 

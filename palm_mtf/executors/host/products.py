@@ -1,6 +1,6 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Measures which executor multiplies by packed kernels fastest, and keeps that.
+"""Measures which executor multiplies fastest by packed kernels, once.
 
 In bfloat16, the choice changes the last bits of logits. Therefore a machine
 measures once, and all later processes read the choice from the cache, so that a
@@ -38,7 +38,7 @@ from palm_mtf.runtime.program import Program
 _INNER, _OUTER = 1024, 8192  # of a kernel of 16 MiB in bfloat16
 _STEP_ROWS, _PROMPT_ROWS = (1, 16), (64, 256)
 _REPEATS = 8
-# oneDNN has to be so many times as fast as the C++ products, because with
+# oneDNN has to be this many times as fast as the C++ products, because with
 # oneDNN a server reads each prompt whole, while the other texts wait.
 _ONEDNN_GAIN = 2.0
 
@@ -79,21 +79,23 @@ def fastest_products() -> Products:
 def choose_products(secs: Mapping[Case, float]) -> Products:
   """Chooses products by the seconds that each case takes.
 
-  `secs` has no tiles if there are none. Then no product may use them.
+  Without AMX, `secs` has no case with tiles, and the choice uses no tiles.
   """
 
   def fastest(rows: Sequence[int]) -> str:
     executors = [
       x for x in ("vectors", "tiles") if Case(x, "bfloat16", rows[0]) in secs
     ]
-    # In the product, the ratios at each number of rows count equally.
+    # A product of times, so that the ratio at each number of rows counts
+    # equally.
     return min(
       executors,
       key=lambda x: math.prod(secs[Case(x, "bfloat16", n)] for n in rows),
     )
 
   def least_rows(executor: str, other: str, dtype: str, gain: float) -> int:
-    # Returns from how many rows on `executor` is faster than `other`.
+    # Returns the least number of rows from which `executor` is at least `gain`
+    # times as fast as `other`.
     least = NEVER
     for rows in reversed((*_STEP_ROWS, *_PROMPT_ROWS)):
       took = secs.get(Case(executor, dtype, rows), math.inf)

@@ -70,7 +70,7 @@ def build_decode_model(
 ) -> DecodeModel:
   """Builds a checkpoint's variables and decoding weights in the current graph.
 
-  `products` says how packed kernels multiply.
+  `products` says which executors multiply by packed kernels.
   The caller has checked the layout rules of `mesh_layout` against `config`.
   """
   mesh = mtf.Mesh(mtf.Graph(), "pod")
@@ -157,8 +157,8 @@ class WeightMaker:
   ):
     """Takes the settings, and `read`, which returns a float32 parameter.
 
-    `dims` are for devices that each hold all of d_model. `products` says how
-    kernels multiply that are packed for C++ operations; None to pack none.
+    `dims` are for devices that each hold all of d_model. `products` says which
+    executors multiply by packed kernels; None to pack no kernels.
     """
     self._impl, self._config, self._read = placement, config, read
     self._is_packed = products is not None

@@ -49,8 +49,9 @@ class DecodeSettings:
   mesh_layout: MeshLayout  # the caller has checked it against `model`
   weight_dtype: str
   mix: Mix | None = None  # not on accelerators
-  # Whether products by packed kernels are those that are fastest here, or those
-  # that the CPU's flags choose, so that results are the same on all such CPUs.
+  # Whether this machine measures which products by packed kernels are fastest.
+  # If not, the CPU's flags choose the products, so that results are the same on
+  # all CPUs with these flags.
   is_measured: bool = False
 
 

@@ -14,8 +14,9 @@ from palm_mtf.generation.decode.slot_program import num_mask_words
 from palm_mtf.machine.helper_process import HelperError, HelperProcess
 
 _PROCESS = "palm_mtf.generation.inference.grammar_process"
-# To start the process, and to compile a grammar. A busy machine must not refuse
-# a good grammar, and a bad one ends by the process's limit of processor time.
+# To start the process, and to compile a grammar. This is long, because a busy
+# machine must not refuse a good grammar. The process's limit of processor time
+# stops a bad one.
 _MOST_SECS = 60
 _MOST_FORCED = 32  # bytes of a draft, because a step reads few tokens
 _MOST_KEPT = 16  # compiled grammars, because clients repeat a schema

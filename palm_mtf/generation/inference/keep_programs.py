@@ -16,7 +16,8 @@ from palm_mtf.runtime.program import Program
 
 _MOST_BYTES = 2**27  # of parameters that are read at the same time
 _MOST_KEPT = 64  # newest graphs to keep; a graph takes some 100 kB
-# These call Python, or code that XLA compiles and TensorFlow's package keeps.
+# Operations that need TensorFlow's package: they call Python, or code that XLA
+# compiles and the package keeps.
 _NEEDS_PACKAGE = {"PyFunc", "PyFuncStateless", "EagerPyFunc", "XlaLaunch"}
 _XLA = "_XlaMustCompile", "_XlaCompile"
 
@@ -38,8 +39,8 @@ def keep(loaded: LoadedDecoder, programs: DecodePrograms, path: str) -> None:
   found = nodes(whole, [*weights, *own])
   of_weights = {x.name for x in nodes(whole, weights).node}
   for node in found.node:
-    # Two graphs in a session share their weights by the variables' names, and
-    # nothing else.
+    # In a session, graphs share variables of the same name. Graphs must share
+    # only the weights, so all other variables get names with the graph's.
     if node.op == "VarHandleOp" and node.name not in of_weights:
       node.attr["shared_name"].s += os.path.basename(path).encode()
   every = [
@@ -74,7 +75,8 @@ def _read_parameters(
 ) -> tuple[tf.Tensor, dict[str, tf.Tensor]]:
   """Adds operations that read a checkpoint.
 
-  Returns the input for its prefix, and {variable's operation: value read}.
+  Returns the placeholder for the checkpoint's prefix, and {name of a variable's
+  operation: the value that is read}.
   """
   with loaded.client.graph.as_default(), tf.device("/device:cpu:0"):
     prefix = tf.placeholder(tf.string, [], "kept_prefix")
@@ -88,7 +90,7 @@ def _read_parameters(
 def _replace_variables(
   graph: tf.GraphDef, values: Mapping[str, tf.Tensor]
 ) -> None:
-  """Lets all that reads a parameter's variable read its value instead."""
+  """Replaces each read of a parameter's variable by the value in `values`."""
   for node in graph.node:
     if node.op == "ReadVariableOp" and node.input[0] in values:
       dtype = node.attr["dtype"].type
@@ -100,7 +102,10 @@ def _replace_variables(
 def _join_small(
   loaded: LoadedDecoder, values: Mapping[str, tf.Tensor]
 ) -> list[list[str]]:
-  """Returns the operations that make the weights, in parts of _MOST_BYTES."""
+  """Returns the operations that make the weights, in parts.
+
+  A part reads at most _MOST_BYTES of parameters, or has only one layer.
+  """
   parts, num_bytes = [], 0
   for layer in loaded.layers:
     own = [x.variable for (x,) in layer.slices.values()]
@@ -109,7 +114,8 @@ def _join_small(
     if not parts or num_bytes > _MOST_BYTES:
       parts.append([])
       num_bytes = more
-    # `prepare` frees the parameters after the weights are made.
+    # `prepare` waits for what frees the parameters, and that waits for the
+    # operations that make the weights.
     made = {
       y.name: y for x in layer.prepare.control_inputs for y in x.control_inputs
     }

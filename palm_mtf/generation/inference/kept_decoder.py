@@ -109,8 +109,8 @@ def can_keep(config: Config) -> bool:
 def hash_code() -> str | None:
   """Returns a hash of palm_mtf's code and of the compiled operations.
 
-  Returns None without C++ operations, or if a file cannot be read, such as an
-  editor's link.
+  Returns None without C++ operations, or if a file cannot be read, such as the
+  broken link by which an editor locks a file.
   """
   root = Path(palm_mtf.__file__).parent
   try:
@@ -127,9 +127,9 @@ def hash_code() -> str | None:
 def kept_path(code: str, *settings: object) -> str:
   """Returns the path of a graph in the cache.
 
-  The path depends on all that a graph depends on: `code` of `hash_code`,
-  packages, the number of threads, and the settings, dataclasses of which `repr`
-  tells all.
+  The path depends on all that a graph depends on: `code`, which `hash_code`
+  returns; the versions of packages; the number of threads; and `settings`,
+  dataclasses whose `repr` has all their values.
   """
   versions = [
     importlib.metadata.version(x)
@@ -186,12 +186,12 @@ class KeptDecoder(contextlib.AbstractContextManager):
     """Takes a run's checkpoint; `can_keep` of `config` is true."""
     self._checkpoint, self._run = checkpoint, config
     self.config, self.client = config.model, self
-    # This process runs the code of its start, also once another version has
-    # been installed.
+    # Hash the code at the start, because this process continues to run it even
+    # if another version is installed meanwhile.
     self._code = hash_code()
     self._session: tensorflow_c.Session | None = None
     self._whole: LoadedDecoder | None = None
-    # {sizes: programs}; those of `_session` are KeptPrograms.
+    # {sizes: programs}, which `_session` runs, or `_whole` has built.
     self._built: dict[PromptBatch, Any] = {}
 
   def build_texts(
@@ -217,7 +217,7 @@ class KeptDecoder(contextlib.AbstractContextManager):
     try:
       return self._load(kept)
     except (tensorflow_c.TensorFlowError, OSError) as error:
-      # TensorFlow's package then does the same, or says what is wrong.
+      # The caller then tries TensorFlow's package, whose errors users see.
       _logger.debug("%s cannot be used: %s", path, error)
       return None
 

@@ -144,8 +144,8 @@ def open_generator(
   """Loads a checkpoint for decoding, and frees it after the `with` body.
 
   `grammar` is the form of the continuations; None for any text. `keeps` says
-  whether to run kept graphs, and to keep new ones (kept_decoder.py): worth it
-  in a process that does not import TensorFlow's package anyway.
+  whether to run kept graphs, and to keep new ones (kept_decoder.py). That saves
+  time only in a process that does not import TensorFlow's package anyway.
 
   The caller has resolved ACTIVATION_DTYPE = "auto", and has checked that the
   checkpoint has the weights of `config.model`.

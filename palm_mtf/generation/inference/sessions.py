@@ -105,7 +105,7 @@ class LoadedDecoder(contextlib.AbstractContextManager):
       self.client, process, layers, self._build, session = scope.enter_context(
         executor.open_decoder(settings, pods, for_steps=for_steps)
       )
-      # What keep_programs.py keeps, besides programs.
+      # keep_programs.py needs these to keep a graph.
       self.layers, self.session_config = layers, session
       reader = CheckpointReader(self.client, CheckpointProcesses(process))
       parts = [[layer.slices] for layer in layers]

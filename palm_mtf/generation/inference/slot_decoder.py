@@ -212,8 +212,8 @@ class SlotDecoder:
         more tokens in every text.
       wants_log_probs: whether to compute log p. If so, `count` is ignored, and
         one token per text is chosen. If a text has masks, there is one step.
-      feed: where each step sends its tokens, and through which another thread
-        can end the call; only if `sends_tokens`.
+      feed: gets the tokens of each step, and lets another thread end the call;
+        allowed only if `sends_tokens`.
 
     Returns:
       {slot: tokens}: one per step, or more with prompt lookup, but at most the

@@ -11,23 +11,23 @@ _RECORD = struct.Struct("=3i")  # as in native/token_feed.h
 
 
 class TokenFeed:
-  """A pair of sockets, one for this process's Python, one for steps in C++."""
+  """A pair of sockets: steps in C++ hold one end, Python the other."""
 
   def __init__(self):
     self._ours, self._theirs = socket.socketpair()
     for each in (self._ours, self._theirs):
       each.setblocking(False)
     self.socket = self._theirs.fileno()  # for steps in C++
-    self._rest = b""  # of a record of which only a part has come
+    self._rest = b""  # bytes of a record that is not complete yet
 
   def fileno(self) -> int:
     """Returns a descriptor that can be read while tokens wait."""
     return self._ours.fileno()
 
   def read(self) -> Iterable[tuple[int, int, int]]:
-    """Returns tokens that wait, with their slots and numbers in their texts.
+    """Returns the tokens that wait, as (slot, number, token).
 
-    A tuple has slot, number of the token in the new text, from 0, and token.
+    `number` is the token's number in the new text, from 0.
     """
     try:
       content = self._rest + self._ours.recv(2**16)
@@ -39,12 +39,12 @@ class TokenFeed:
 
   def end_call(self) -> None:
     """Makes a call with this feed return after the current step."""
-    # If there is no room, enough has been sent.
+    # A full socket already has such a request.
     with contextlib.suppress(BlockingIOError):
       self._ours.send(b".")
 
   def drop_tokens(self) -> None:
-    """Drops the tokens that wait, after a call that returns them too."""
+    """Drops the tokens that wait, because the call has returned them too."""
     _empty(self._ours)
     self._rest = b""
 

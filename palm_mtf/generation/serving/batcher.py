@@ -75,7 +75,7 @@ class Row:
 
   @property
   def is_watched(self) -> bool:
-    """Whether the server needs each token as soon as it is there."""
+    """Whether the server needs each token as soon as it is chosen."""
     return self.asked.stream or bool(self.asked.stop)
 
 
@@ -83,7 +83,8 @@ class Row:
 # because rows join only between calls, but 50 times as long as the work between
 # two calls, so that this work costs little.
 _MOST_SECS = 0.02
-# The same for a call with a feed, which ends when a row comes or ends.
+# The same for a call with a feed. It may be longer, because it ends early when
+# a row comes or ends.
 _MOST_FED_SECS = 0.25
 # Minimum tokens of prompts that are read between two decoder calls, if a slot
 # has text: fewer take as long, because all weights are read for them.
@@ -202,7 +203,7 @@ class Batcher:
     self._token_secs = 0.0  # measured seconds per token of a prompt
     self._feed = TokenFeed()
     self._fed: Mapping[int, Row] = {}  # rows of the call that uses the feed
-    self._appending = threading.Lock()  # for tokens of `_fed`, and `_fed`
+    self._appending = threading.Lock()  # of `_fed` and its rows' tokens
     self._load: Callable[[], None] | None = None
     self._is_stopping = False
     # Measured seconds per step of calls that may run several steps.
@@ -260,13 +261,13 @@ class Batcher:
     return self._feed.fileno()
 
   def take_tokens(self) -> None:
-    """Gives rows what the decoder call under way has chosen, in any thread."""
+    """Gives rows the tokens of the current decoder call; for any thread."""
     with self._appending:
       found: dict[int, list[tuple[int, int]]] = {}
       for slot, place, token in self._feed.read():
         found.setdefault(slot, []).append((place, token))
       for slot, tokens in found.items():
-        # The call before may have sent tokens while it ended.
+        # Tokens that the previous call sent as it ended may have no row.
         if row := self._fed.get(slot):
           chosen = [Chosen(token, None, {}) for _, token in tokens]
           self._append(row, chosen, tokens[0][0])

@@ -342,7 +342,8 @@ class Server:
     thread = threading.Thread(target=self._run_batcher, args=[loop])
     thread.start()
     loop.add_reader(self._batcher.feed, self._batcher.take_tokens)
-    # The steps of the batcher use all cores, but tokens must not wait for one.
+    # The batcher's steps use all cores. Without this, the event loop would send
+    # tokens only when a core is free.
     shorten_slice()
     ready()
     await self._stopped.wait()
