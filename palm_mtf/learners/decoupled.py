@@ -4,9 +4,10 @@
 
 The client's answer to `join` is a `Joined`, with the number of the "learner".
 The header of a work (`Work` in syncer.py) is {"kind": "steps", "work": its
-number, "step": the first step, "share", "num_steps", "begins", "sends"}; its
-arrays are "rows/FEATURE", [num_steps, rows, length], and "outer/PARAMETER". The
-result has how far the parameters of the fragments in "sends" have moved.
+number, "step": the first step, "share": which rows of each step's batch it has,
+"num_steps", "begins", "sends"}; its arrays are "rows/FEATURE", [num_steps,
+rows, length], and "outer/PARAMETER". The result has how far the parameters of
+the fragments in "sends" have moved.
 """
 
 import contextlib
@@ -148,7 +149,7 @@ class Joined(Checked):
 
   @contextlib.contextmanager
   def open(self, mesh: Mapping[str, Any]) -> Iterator["DecoupledLearner"]:
-    """Opens a learner in this process; `mesh` has macros of its own mesh."""
+    """Opens a learner in this process; `mesh` has macros of its mesh."""
     program = read_program({**self.program, **mesh})
     with open_learner(
       program,
@@ -220,7 +221,7 @@ class DecoupledHandler:
   Attributes:
     changed: lock of `syncer`; it is notified when a result has arrived.
     joined: what every learner gets.
-    failure: error of the client's own learner, if it has ended.
+    failure: the error that ended the client's own learner, if any.
   """
 
   def __init__(
@@ -287,7 +288,7 @@ class DecoupledHandler:
 
   def _tick(self) -> None:
     # Merge now: the client's loop, which also merges, may be busy with saving.
-    if self.syncer.undone is None:  # the loop first removes the liar's work
+    if self.syncer.undone is None:  # else the loop removes lies first
       self.syncer.tick(self._now())
 
   def make_message(self, work: Work, outer: Arrays) -> Message:

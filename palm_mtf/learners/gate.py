@@ -1,6 +1,6 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""A limit of the connections from one address, before TLS, which gRPC lacks."""
+"""Limits the connections from one address before TLS begins, as gRPC cannot."""
 
 import asyncio
 import collections
@@ -14,9 +14,9 @@ _CHUNK_BYTES = 2**16
 
 
 async def open_gate(path: str, ip: str, port: int) -> asyncio.Server:
-  """Passes connections to a TCP port on to the Unix socket `path`.
+  """Listens on a TCP port; forwards each connection to the Unix socket `path`.
 
-  Only `ip` gives access; see `restricted_port`. 0 is any free port.
+  Only `ip` gives access; see `restricted_port`. `port` 0 is any free port.
 
   Raises UserError if the port is taken, or access cannot be limited.
   """
@@ -37,7 +37,7 @@ async def open_gate(path: str, ip: str, port: int) -> asyncio.Server:
       finally:
         counts[address] -= 1
 
-  is_shared = ip != ANY_ADDRESS  # with the guards of `restricted_port`
+  is_shared = ip != ANY_ADDRESS  # guards of `restricted_port` listen, too
   try:
     with contextlib.ExitStack() as stack:
       if is_shared:
@@ -52,7 +52,10 @@ async def open_gate(path: str, ip: str, port: int) -> asyncio.Server:
 async def _copy(
   reader: asyncio.StreamReader, writer: asyncio.StreamWriter
 ) -> None:
-  """Copies bytes until an end; then closes, which ends the other direction."""
+  """Copies bytes until one side ends; then closes `writer`.
+
+  This also ends the copy in the other direction.
+  """
   with contextlib.closing(writer), contextlib.suppress(OSError):
     while chunk := await reader.read(_CHUNK_BYTES):
       writer.write(chunk)

@@ -70,7 +70,7 @@ class PodArrays:
   def set(self, arrays: Arrays) -> None:
     """Sets parameters, float32, by name; the others keep their values."""
     if not arrays.keys() >= {*self.names}:
-      # Set all, because JAX stacks the parameters of layers in one array.
+      # Set all, because JAX stacks the parameters of all layers in one array.
       arrays = {**self.read(), **arrays}
     fed = {
       f"{key}/{i}": _cut(part, arrays)
@@ -81,7 +81,7 @@ class PodArrays:
 
 
 def _regions(parts: Sequence[Slice]) -> list[Slice]:
-  """Returns a slice per region that `parts` hold."""
+  """Returns one slice per region: copies of a region are left out."""
   return [x for x in parts if x.is_first and x.spec is not None]
 
 
@@ -163,8 +163,8 @@ class Learner:
       batches: for each step, {feature: [rows, length]}.
       step: number of steps done before, which decides the learning rate; the
         slots' decay depends on the steps since `begin`.
-      share: number of the share of a step's rows that the batches have. Step
-        and share decide the dropout, which is that of the pod of this number.
+      share: which share of each step's rows the batches are, from 0. Dropout
+        masks depend on step and share, and are those of pod number `share`.
 
     Raises:
       NonFiniteStepError: the loss or the gradients are not finite; the steps

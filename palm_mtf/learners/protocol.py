@@ -77,7 +77,10 @@ class Handler(Protocol):
 
 @contextlib.contextmanager
 def reading(wrong: str) -> Iterator[None]:
-  """Turns errors of the body, which reads a peer's JSON, into UserErrors."""
+  """Turns errors of a body that reads a peer's JSON into UserErrors.
+
+  `wrong` is the message, without a period.
+  """
   try:
     yield
   except UserError:

@@ -56,9 +56,9 @@ def replay(
   """
   syncer = handler.syncer
   assert isinstance(syncer, Syncer)
-  # By number of the learner: the learner, and what closes it.
+  # {learner's number: (learner, what closes the learner)}.
   learners: dict[int, tuple[DecoupledLearner, contextlib.ExitStack]] = {}
-  # Its work, and the outer parameters when it got the work.
+  # {learner's number: (its work, outer parameters when it got the work)}.
   works: dict[int, tuple[Work, Arrays]] = {}
   with contextlib.ExitStack() as every:
     for event in events:

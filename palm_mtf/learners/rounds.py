@@ -126,7 +126,7 @@ class Rounds(Merger):
 
   @property
   def state(self) -> dict[str, Any]:
-    """As of Merger, and the norm of the last round."""
+    """The state of Merger, and the median norm of the last round."""
     return {**super().state, "next_task": self.num_done, "norm": self._norm}
 
   @property
@@ -141,7 +141,7 @@ class Rounds(Merger):
 
   @property
   def lack(self) -> str:
-    """Why no round can end, in a line for people; or ""."""
+    """Why the round cannot end, in one line for the log; or ""."""
     if not self.members:
       return "no volunteer takes part"
     for task in self._tasks if not self.has_auditor else ():
@@ -329,7 +329,7 @@ class Rounds(Merger):
 
   @property
   def undone(self) -> int | None:
-    """Round to which the run goes back, because a liar's work came after it."""
+    """Round to which the run goes back, because of a liar's work; or None."""
     return self.audits.undone
 
   def _restore(self, round_: int) -> None:

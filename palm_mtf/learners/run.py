@@ -408,7 +408,7 @@ class _Run:
     self._writer.write(manifest, lambda: write)
 
   def _say(self) -> None:
-    """Says once which learners the run waits for."""
+    """Logs once for which learners the run waits."""
     with self._handler.changed:
       lack = self._syncer.lack
     if lack and lack != self._said:

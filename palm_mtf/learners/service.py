@@ -109,7 +109,7 @@ def serve(
 
 
 async def _start(socket: str, tls: str, calls: "_Calls") -> grpc.aio.Server:
-  """Starts to answer at a Unix socket."""
+  """Starts to answer calls at the Unix socket `socket`."""
   server = grpc.aio.server(
     options=_OPTIONS, maximum_concurrent_rpcs=_MOST_CALLS
   )

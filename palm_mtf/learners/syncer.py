@@ -118,7 +118,7 @@ class _Learner:
   turn: int  # number of merges that its next task waits for
   heard: float  # time of its last sign of life
   versions: list[int]  # of the outer parameters that it has
-  # By fragment, {task: tokens} since it sent the fragment last.
+  # Per fragment, {task: tokens} of the tasks since it last sent the fragment.
   since: list[dict[int, int]]
   work: Work | None = None
   # When it got its work, and `outer.versions` then.
@@ -138,7 +138,8 @@ class _Part:
   """How far a learner has moved a fragment since its work was last merged."""
 
   member: str
-  tasks: dict[int, int] = dataclasses.field(default_factory=dict)  # {: tokens}
+  # {task: tokens}
+  tasks: dict[int, int] = dataclasses.field(default_factory=dict)
   moved: dict[str, np.ndarray] = dataclasses.field(default_factory=dict)
 
   @property
@@ -197,7 +198,7 @@ class Merger:
 
   @property
   def undone(self) -> int | None:
-    """See Rounds."""
+    """Round to which the run goes back (see Rounds); None in a Syncer."""
     return None
 
   def figures(self) -> dict[str, tuple[int, int, int]]:
@@ -263,7 +264,7 @@ class Syncer(Merger):
 
   @property
   def state(self) -> dict[str, Any]:
-    """As of Merger, and the tasks that a resumed run repeats."""
+    """The state of Merger, and the tasks that a resumed run repeats."""
     again = sorted({*self._again, *self._pending()})
     return {**super().state, "next_task": self._next_task, "again": again}
 
@@ -274,12 +275,12 @@ class Syncer(Merger):
 
   @property
   def is_done(self) -> bool:
-    """Whether all is merged that was trained."""
+    """Whether all tasks of the run are merged in all fragments."""
     return self.num_done == self._num_tasks
 
   @property
   def lack(self) -> str:
-    """Why no merge can come, in a line for people; or ""."""
+    """Why no fragment can be merged, in one line for the log; or ""."""
     if (count := len(self._learners)) >= self._quorum:
       return ""
     return (
@@ -310,7 +311,7 @@ class Syncer(Merger):
     return number
 
   def leave(self, member: str) -> _Learner | None:
-    """As of Merger."""
+    """Drops a learner, as Merger does, and repeats its task."""
     learner: _Learner | None = super().leave(member)
     if learner and learner.work and learner.work.task is not None:
       self._again.append(learner.work.task)
@@ -443,7 +444,7 @@ class Syncer(Merger):
     return None
 
   def _pending(self) -> set[int]:
-    """Returns the tasks of which a learner has something that is not merged."""
+    """Returns the tasks that are under way, or not merged in all fragments."""
     learners = self._learners.values()
     works = (x.work.task for x in learners if x.work)
     parts = (x.tasks for pool in self._pools for x in pool.values())
@@ -471,7 +472,7 @@ class Syncer(Merger):
     return now - learner.heard > patience
 
   def _grace(self) -> float:
-    """Returns for how many seconds a merge waits after the quorum."""
+    """Returns how many seconds a merge waits after the quorum."""
     if self._grace_secs is not None:
       return self._grace_secs
     slowest = [x.slowest for x in self._learners.values() if x.slowest]

@@ -29,8 +29,8 @@ from palm_mtf.runtime.manager.slices import WRONG_JSON
 _logger = logging.getLogger(__name__)
 
 _MOST_WAIT_SECS = 60.0
-# In float32, besides what a step needs: the outer parameters, the parameters
-# when they were sent, and the message.
+# Float32 copies of the parameters besides what a step needs: the outer
+# parameters, the parameters when they were last sent, and the message.
 _COPIES = 3
 
 
