@@ -28,7 +28,7 @@ BFLOAT16_FLAGS = frozenset({"avx512_bf16", "amx_bf16", "bf16"})
 # Flags of CPUs that multiply int8, for int8 weights, and sum in 32 bits.
 INT8_FLAGS = frozenset({"avx512_vnni", "avx_vnni", "amx_int8", "i8mm"})
 
-# Flags of CPUs with AMX, whose registers, tiles, are matrices.
+# Flags of CPUs with AMX, whose registers are matrices, called tiles.
 AMX_FLAGS = frozenset({"amx_tile", "amx_bf16", "amx_int8"})
 
 # Flags of CPUs with 256-bit registers, which our operations in C++ use.
@@ -61,8 +61,8 @@ _ARCH_PRCTL, _ARCH_REQ_XCOMP_PERM, _XFEATURE_XTILEDATA = 158, 0x1023, 18
 def cpu_flags() -> frozenset[str]:
   """Returns the CPU's flags that this process may use.
 
-  Flags are left out that ONEDNN_MAX_CPU_ISA excludes, and those of AMX if Linux
-  gives this process no tiles.
+  The flags that ONEDNN_MAX_CPU_ISA excludes are left out, and those of AMX if
+  Linux gives this process no tiles.
   """
   flags = frozenset(_entry("flags|Features").split())
   limit = os.environ.get(_LIMIT, "").upper()
@@ -78,14 +78,14 @@ def may_use_tiles() -> bool:
   """Asks Linux for tiles, for all threads; returns whether it gives them.
 
   Without the request, the first instruction of AMX would end the process. Linux
-  before 5.16 and some sandboxes refuse. Child processes by fork have the tiles.
+  before 5.16 and some sandboxes refuse. Forked child processes keep the tiles.
   """
   call = ctypes.CDLL(None).syscall
   return call(_ARCH_PRCTL, _ARCH_REQ_XCOMP_PERM, _XFEATURE_XTILEDATA) == 0
 
 
 def describe_amx() -> str:
-  """Returns whether this process uses AMX, or why not; "" for a CPU without."""
+  """Returns whether this process uses AMX, or why not; "" without AMX."""
   if not AMX_FLAGS <= frozenset(_entry("flags").split()):
     return ""
   if AMX_FLAGS <= cpu_flags():

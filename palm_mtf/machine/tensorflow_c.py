@@ -2,9 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Sessions of TensorFlow's C library, without TensorFlow's Python package.
 
-The import of the package takes several times as long as that of the library,
-which a saved graph is enough for. A process may import the package later: both
-are the same library.
+To import the package takes several times as long as to load the library, and
+the library is enough to run a saved graph. A process may import the package
+later, which then uses the same library.
 """
 
 import atexit
@@ -31,7 +31,7 @@ _Text = ctypes.c_char_p
 
 
 class TensorFlowError(Exception):
-  """TensorFlow's C library reports an error; the message is its own."""
+  """TensorFlow's C library reports an error, with the library's message."""
 
 
 class _Output(ctypes.Structure):
@@ -89,8 +89,9 @@ def preload() -> None:
 def _await(loading: threading.Thread) -> None:
   """Lets a process end only once its library is loaded.
 
-  The process's end would destroy the library's objects while other code of the
-  library initializes and uses them, and some of that code would never end.
+  Otherwise the end of the process would destroy the library's objects while
+  other code of the library initializes and uses them, and some of that code
+  would never end.
   """
   try:
     loading.join()
@@ -99,12 +100,12 @@ def _await(loading: threading.Thread) -> None:
 
 
 def _load_silently() -> None:
-  # The thread gets its own table of open files, so that its stderr can be shut
-  # without losing what other threads print.
+  # The thread gets its own table of open files, so that only what the library
+  # prints to stderr is lost, and not what other threads print.
   libc = ctypes.CDLL(None)
   if libc.unshare(_CLONE_FILES) == 0:
     os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
-    # dlopen by libc, which unlike ctypes lets Python's other threads run.
+    # Unlike ctypes.CDLL(path), this call lets Python's other threads run.
     libc.dlopen.argtypes, libc.dlopen.restype = [_Text, _Int], _P
     for path in _paths():
       libc.dlopen(path.encode(), os.RTLD_NOW)
@@ -124,7 +125,7 @@ def _library() -> dict[str, ctypes._CFuncPtr]:
     framework, whole = map(ctypes.CDLL, _paths())
   found = {}
   for name, (result, *arguments) in _FUNCTIONS.items():
-    # Each function is in one of the two; which one depends on the version.
+    # Which of the two has a function depends on TensorFlow's version.
     function = getattr(whole if hasattr(whole, name) else framework, name)
     function.restype, function.argtypes = result, arguments
     found[name] = function
@@ -156,9 +157,10 @@ def load_operations(path: str) -> None:
 
 
 class Session:
-  """A session on this machine's CPUs, and its graph; the C library's names.
+  """A session on this machine's CPUs, and its graph.
 
-  A tensor's name is "operation:index". Several threads may call `run`.
+  Tensors have the C library's names, "operation:index". Several threads may
+  call `run`.
   """
 
   def __init__(self, config: bytes):

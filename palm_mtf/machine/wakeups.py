@@ -2,9 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """How soon a thread runs after it is woken while other threads use all cores.
 
-A thread that is woken waits until a thread has used its slice of time, some
-milliseconds, and leaves its core. If the slice of the woken thread is shorter,
-the woken thread gets the core at once.
+Then a woken thread waits until a running thread has used up its time slice,
+some milliseconds, and leaves its core. But if the slice of the woken thread is
+shorter than that of the running thread, the woken thread gets the core at once.
 """
 
 import ctypes
@@ -44,7 +44,7 @@ def shorten_slice() -> bool:
   """Gives the calling thread, and threads that it starts, the least slice.
 
   This gives no more processor time, and needs no privilege. Returns whether the
-  system can do it: Linux 6.12 or newer, for threads without another policy.
+  system can do it: Linux 6.12 or newer, for threads with the default policy.
   """
   try:
     attributes = _read_attributes()
@@ -64,7 +64,7 @@ def _read_attributes() -> _Attributes:
 
 
 def _call(which: int, *arguments: object) -> None:
-  # Calls a system call of _CALLS for the calling thread, number 0.
+  # Calls a system call of _CALLS; the thread number 0 is the calling thread.
   numbers = _CALLS.get(platform.machine())
   if not numbers or platform.system() != "Linux":
     raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))

@@ -22,7 +22,8 @@ def matmul(
 ) -> tf.Tensor:
   """Multiplies two matrices; see `matmul` of ops/matmul.py.
 
-  `threads` are those of a C++ operation; 0 if the device has none.
+  `threads` is their number per C++ operation; 0 if the device has no such
+  operations.
   """
   inner = None if transpose_a else a.shape[1]
   if not native.multiplies(a, inner, threads=threads):

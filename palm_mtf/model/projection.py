@@ -509,7 +509,8 @@ def _columns_by_axes(
   axes: Sequence[tuple[int, ...]], shapes: Sequence[Sequence[int]]
 ) -> list[tuple[tuple[int, ...], slice, int]]:
   # Groups adjacent kernels whose parts of dx are summed over equal mesh axes.
-  # Returns each group's axes, its columns in a device's product, and its size.
+  # Returns each group's axes, its columns in a device's product, and its number
+  # of kernels.
   groups, end = [], 0
   for over, run in itertools.groupby(
     zip(axes, shapes, strict=True), key=lambda pair: pair[0]

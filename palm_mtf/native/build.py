@@ -52,7 +52,7 @@ _OUTPUT = "operations.so"
 _NO_SPACE = tuple(map(os.strerror, (errno.ENOSPC, errno.EDQUOT)))
 _compiling = threading.Lock()
 _starting = threading.Lock()  # held while a compiler starts
-_compilers: list[subprocess.Popen] = []  # that run
+_compilers: list[subprocess.Popen] = []  # now running
 _ADVICE = "install g++ 11 or newer, or name it by CXX"
 
 
@@ -165,7 +165,7 @@ def compile_soon() -> None:
   """Begins to compile the library, if none is cached, in another thread."""
 
   def compile_it() -> None:
-    with contextlib.suppress(BuildError, OSError):  # raised again when needed
+    with contextlib.suppress(BuildError, OSError):  # a later use raises it
       load_library()
 
   atexit.unregister(_stop_compilers)  # once is enough
@@ -174,8 +174,8 @@ def compile_soon() -> None:
 
 
 def _stop_compilers() -> None:
-  """Ends the compilers that would outlive this process, after an error."""
-  _starting.acquire()  # for good: no other compiler starts
+  """Ends running compilers, which would outlive this process."""
+  _starting.acquire()  # never released, so that no other compiler starts
   for process in [*_compilers]:
     with contextlib.suppress(ProcessLookupError):
       os.killpg(process.pid, signal.SIGKILL)

@@ -67,16 +67,17 @@ def _mlps(layer: Layer) -> list[Mlp]:
   ]
 
 
-NEVER = 2**31 - 1  # rows
+NEVER = 2**31 - 1  # more rows than any product has
 
 
 class Products(NamedTuple):
-  """How packed kernels multiply: the least rows from which an executor does.
+  """Which executor multiplies by packed kernels: the least rows for each one.
 
-  On CPUs with AMX, tiles multiply instead of AVX-512. In bfloat16, that changes
-  the last bits of a row, so the number is 1 or NEVER: then the other rows of a
-  product change no bit. In int8, no choice changes any bit. The defaults depend
-  on the CPU's flags only; executors/host/products.py measures others.
+  On CPUs with AMX, tiles can multiply instead of AVX-512. In bfloat16, that
+  changes the last bits of a row. So there the number for tiles is 1 or NEVER,
+  because then a row's bits do not depend on the number of rows. In int8, no
+  choice changes any bit. With the defaults, the CPU's flags choose;
+  executors/host/products.py measures better numbers.
   """
 
   steps: int = 1  # tiles, in decoding steps in bfloat16
@@ -87,7 +88,7 @@ class Products(NamedTuple):
   onednn: int = NEVER
 
   def tile_rows(self, dtype: tf.DType | str, *, is_step: bool) -> int:
-    """Returns from how many rows on tiles multiply by a kernel of `dtype`."""
+    """Returns the least number of rows that tiles multiply, for `dtype`."""
     if dtype == tf.int8:
       return self.int8
     return self.steps if is_step else self.prompts
@@ -276,7 +277,8 @@ class StepWeights:
     is_sparse = [bool(x.sparse) for x in layers]
     form = attention.inputs[0].head_norm
     num_joined = len(kernels) - 2 * sum(is_sparse)
-    # Only these kernels are int8 if those of layers are int4.
+    # If the layers' kernels are int4, only the logits' kernel, which is int8,
+    # can use tiles. Otherwise all kernels have the same `tile_rows`.
     logits = kernels[num_joined - 1]
     return {
       "table": self.table,
