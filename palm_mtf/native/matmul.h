@@ -16,17 +16,18 @@
 namespace palm {
 
 constexpr int kLine = 64;  // bytes of a cache line
-// Packing reads so many rows ahead, because the CPU's own prefetching ends with
-// a page of memory.
+// Packing prefetches this many rows ahead, because the CPU's own prefetching
+// stops at the end of a page of memory.
 constexpr int kRowsAhead = 16;
 
 // --- The right operand -------------------------------------------------------
 
 // A strip is kColumns columns of the right operand, packed: for each pair of
-// rows a word of each column, with row k in the lower half and k + 1 above it.
-// `pack_rows` and `pack_transposed` write `count` rows of a matrix, or columns
-// of its transpose, from the strip's row `first` on; the strip has zeros
-// elsewhere. The matrix's rows are `step` numbers apart.
+// rows k and k + 1, one word per column, with row k in the word's lower half.
+// Both functions write `count` rows into a strip, from the strip's row `first`
+// on; the strip has zeros elsewhere. `pack_rows` reads the rows from a matrix,
+// and `pack_transposed` reads them from the columns of a matrix. The rows of
+// the matrix are `step` numbers apart.
 
 typedef uint16_t Pairs __attribute__((vector_size(4 * kLanes)));
 
@@ -107,9 +108,9 @@ inline void pack_transposed(const uint16_t* from, size_t step, int count,
 
 // --- The left operand --------------------------------------------------------
 
-// The left operand of a tile: rows of a matrix, `row_step` words apart, whose
-// words have the numbers 2k (lower half) and 2k + 1; or, if it is packed, these
-// words of kTileRows rows for one k after another.
+// The left operand of a tile. Word k of a row has the row's numbers 2k (lower
+// half) and 2k + 1. Rows are those of a matrix, `row_step` words apart; or, if
+// packed, word 0 of all kTileRows rows comes first, then word 1, and so on.
 template <bool kIsPacked>
 struct LeftTile {
   const uint32_t* at;
@@ -120,19 +121,20 @@ struct LeftTile {
   const uint32_t* word(int row) const {
     return at + row * (kIsPacked ? 1 : row_step);
   }
-  // Returns a line of this tile, one of kTileRows lines for every 16 pairs.
+  // Returns cache line i of the kTileRows lines that have the next 16 words.
   const uint32_t* line(int i) const {
     return at + i * (kIsPacked ? kLine / sizeof(uint32_t) : row_step);
   }
 };
 
-// Returns the words of a packed tile: [pairs, kTileRows], and some words
-// between two tiles, without which their lines would share sets of the cache.
+// Returns the number of words from a packed tile, [pairs, kTileRows], to the
+// next one. Without a gap, lines of different tiles would share sets of the
+// cache.
 inline size_t packed_tile_size(int pairs) {
   return size_t(pairs + 8) * kTileRows;
 }
 
-// Packs columns of a matrix, [count, ...], as rows of left operands, in tiles.
+// Packs `columns` columns of a matrix, [count, ...], as the rows of tiles.
 inline void pack_left(const uint16_t* from, size_t step, int count, int columns,
                       uint32_t* to) {
   constexpr int kSome = 16 * kTileRows;  // columns at a time
@@ -166,8 +168,8 @@ inline void pack_left(const uint16_t* from, size_t step, int count, int columns,
 // --- The product -------------------------------------------------------------
 
 // Multiplies a tile by `pairs` pairs of rows of a strip. Writes the products to
-// `sums`, [kRows, kColumns], or adds them unless `is_first`. Reads the tile
-// `next` into the cache, because the CPU does not foresee its rows.
+// `sums`, [kRows, kColumns], or adds them unless `is_first`. Prefetches the
+// tile `next`, because the CPU's own prefetching does not foresee its rows.
 template <int kRows, class Left>
 inline void multiply_tile(Left x, Left next, const uint16_t* strip, int pairs,
                           bool is_first, float* sums) {
@@ -222,7 +224,8 @@ template <class Left, class Out>
 void multiply_rows(int count, Left left, const uint16_t* strip, int pairs,
                    std::vector<float>& sums, int columns, Out* to,
                    size_t step) {
-  // With several runs of pairs, each tile keeps its sums.
+  // With several runs of kPairs pairs, each tile needs memory for its sums;
+  // otherwise all tiles use the same memory.
   const int kept = pairs > kPairs ? kColumns : 0;
   sums.resize(size_t(count + kTileRows) * kColumns);
   for (int k = 0; k < pairs; k += kPairs) {
@@ -234,8 +237,8 @@ void multiply_rows(int count, Left left, const uint16_t* strip, int pairs,
       const int rows = std::min(kTileRows, count - i);
       float* own = &sums[size_t(i) * kept];
       Out* y = to + i * step;
-      // The lines are in the cache when they are written; otherwise writes
-      // would wait, and reads of other lines would wait for the writes.
+      // Prefetch the lines of the results: otherwise writes would wait for
+      // these lines, and reads of other lines would wait for the writes.
       if (is_last)
         for (int r = 0; r < rows; ++r)
           for (int j = 0; j <= kColumns; j += kLine / sizeof(Out))

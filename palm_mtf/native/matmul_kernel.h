@@ -38,7 +38,7 @@ class Lines {
   size_t size_ = 0;
 };
 
-// The buffers of a thread, and the number of what it has packed in `packed`.
+// The buffers of a thread, and the number of the strip in `packed`, or -1.
 struct MatmulThread {
   Lines packed;
   std::vector<float> sums;
@@ -151,7 +151,7 @@ class MatmulRunner {
   }
 
  private:
-  // These outlive calls; a call that uses them holds the mutex of Shared.
+  // These buffers outlive calls; a call that uses them holds Shared's mutex.
   static std::deque<MatmulThread>& threads() {
     static auto& it = *new std::deque<MatmulThread>;
     return it;
@@ -197,8 +197,9 @@ class MatmulRunner {
     });
   }
 
-  // For a transposed left operand that is the larger one: all threads pack all
-  // strips first; then each packs a block of rows, and multiplies it by them.
+  // For a transposed left operand that is larger than the right one. First all
+  // threads pack all strips; then each thread packs blocks of rows, and
+  // multiplies each block by all strips.
   template <class Out>
   void run_by_rows(const Matmul<Out>& product) {
     constexpr int kBlock = 16 * kTileRows;

@@ -78,7 +78,8 @@ void register_operation(const char* name, const Names& inputs,
   for (auto each : outputs) TF_OpDefinitionBuilderAddOutput(op, each);
   for (auto each : attrs) TF_OpDefinitionBuilderAddAttr(op, each);
   TF_OpDefinitionBuilderSetIsStateful(op, writes_to_inputs);
-  // The C library imports no graph of operations without such a function.
+  // Without a shape function, the C library cannot import a graph with this
+  // operation.
   TF_OpDefinitionBuilderSetShapeInferenceFunction(
     op, &TF_ShapeInferenceContextSetUnknownShape);
   TF_Status* status = TF_NewStatus();

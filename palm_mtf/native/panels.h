@@ -57,7 +57,7 @@ struct Rows {
   const float* scales;        // of `bytes`, [count]
   const int32_t* half_sums;   // of `bytes`, [count, padded(inner) / 16]
   const float* group_scales;  // for k-quants, [count, padded(inner) / kGroup]
-  int tile_rows;  // products of so many rows or more are by tiles (tiles.h)
+  int tile_rows;  // tiles (tiles.h) compute products of at least so many rows
 };
 
 // Prefetches the panel that a tile (products.h) reads, a little ahead of the
@@ -77,11 +77,11 @@ struct Hardware {
   void prefetch() {}
 };
 
-// What prefetches in a product of few rows. On Zen 4, the hardware reads memory
-// at its full rate, but for k-quants, which are twice as fast with `Stream`.
-// `Stream` slows the other formats down: int4 weights by 1.3 to 1.6, and four
-// rows by 1.2 to 1.4. In pages of 4 KiB, it makes float32 and int8 1.07 times
-// as fast.
+// What prefetches in a product of few rows. On Zen 4, the hardware's own
+// prefetching reads memory at the full rate, except for k-quants, which are
+// twice as fast with `Stream`. With `Stream`, int4 weights take 1.3 to 1.6
+// times as long, and four rows in the other formats 1.2 to 1.4 times. In pages
+// of 4 KiB, `Stream` makes float32 and int8 1.07 times as fast.
 template <Format kFormat>
 using AheadOf = std::conditional_t<has_blocks(kFormat), Stream, Hardware>;
 

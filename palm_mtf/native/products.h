@@ -88,8 +88,8 @@ inline void add_block_group(const Rows& x, int first, int length, int group,
   }
 }
 
-// Sums of products of kRows rows with an int8 panel, from element k on, become
-// float32 products.
+// Adds the products of kRows rows with an int8 panel, from element k on, to
+// `totals`, and converts these sums to the float32 results `sums`.
 template <int kRows, class Ahead>
 inline void finish_bytes(const Rows& x, int first, const uint8_t* panel,
                          int length, int k, Ahead ahead,
@@ -200,8 +200,8 @@ void tile_of(int rows, const Rows& x, int first, const uint8_t* panel,
     tile_of<kFormat, kRows - 1>(rows, x, first, panel, inner, ahead, out);
 }
 
-// Steps of a product by tiles (tiles.h) that are computed for all rows before
-// the next steps: 32 kB of a panel, which fit into the L1 cache.
+// A product by tiles (tiles.h) computes this many steps for all rows before the
+// next steps: they read 32 kB of a panel, which fit into the L1 cache.
 constexpr int kTileSteps = 8;
 
 // Does what `multiply_panels` does, by tiles; `inner` is above kGroup.

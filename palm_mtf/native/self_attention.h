@@ -156,8 +156,8 @@ class HeadGroup {
 
  private:
   // Consecutive positions from `begin` on, which see at most the first `keys`
-  // positions; the last of these may not exist (`summed`). A row is one head of
-  // the group at one position.
+  // positions. With tiles, `keys` is rounded up (`summed`), even beyond the
+  // last position. A row is one head of the group at one position.
   struct Block {
     int begin, rows, keys, width;  // `width` is `keys` with padding
 

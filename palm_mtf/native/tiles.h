@@ -21,9 +21,9 @@ constexpr int kTileSize = 16;               // rows, and words in a row
 constexpr int kTileBytes = 4 * kTileSize;   // of a row
 constexpr int kPanelStride = 4 * kColumns;  // bytes of a panel's row
 
-// Operations on the tiles of this thread. The first reads 64 bytes: the shapes
-// of all tiles. The last adds products of x and w to `kTo`; bytes of x are
-// unsigned, those of w signed.
+// Operations on the tiles of this thread. `configure_tiles` reads 64 bytes: the
+// shapes of all tiles. `add_tile_product` adds the product of tiles kX and kW
+// to tile kTo; bytes of kX are unsigned, those of kW signed.
 void configure_tiles(const uint8_t* config);
 void release_tiles();
 template <int kTile>
@@ -41,7 +41,7 @@ constexpr bool kHasTiles = true;  // tests define the operations
   defined(__AVX512BF16__) && defined(__AVX512VNNI__)
 constexpr bool kHasTiles = true;
 
-// These are no intrinsics, because those of GCC take no template arguments.
+// Assembly, because GCC's intrinsics take no template arguments.
 inline void configure_tiles(const uint8_t* config) {
   asm volatile("ldtilecfg (%0)" ::"r"(config) : "memory");
 }
@@ -91,9 +91,9 @@ class Tiles {
   Tiles(const Tiles&) = delete;
   ~Tiles() { release_tiles(); }
 
-  // Multiplies rows of x, `stride` bytes apart, by a panel; adds the products
-  // to the sums [rows, kColumns], or (`begins`) replaces the sums. Rows of x
-  // and columns of the panel have `steps` times kTileSize words.
+  // Multiplies rows of x, `stride` bytes apart, by a panel. If `begins`, writes
+  // the products to the sums, [rows, kColumns]; else adds them. Rows of x and
+  // columns of the panel have `steps` times kTileSize words.
   template <bool kIsBytes>
   void multiply(const void* x, size_t stride, const void* panel, int steps,
                 bool begins, Part ahead, void* sums) const {
@@ -133,8 +133,9 @@ struct alignas(64) TileSums {
   float rows[kTileSize][kColumns];
 };
 
-// Calls use(first row of a tile, first row that earlier tiles lack, end). The
-// last tile ends at the last row, so that all tiles have one configuration.
+// Calls use(first row of a tile, its first row that no earlier tile has, its
+// end). The last tile ends at the last row, and may repeat rows of the tile
+// before, so that all tiles have the same size and need one configuration.
 template <class Use>
 inline void for_tiles(int num_rows, Use use) {
   for (int row = 0; row < num_rows; row += kTileSize)

@@ -15,7 +15,7 @@ namespace palm {
 
 class TokenFeed {
  public:
-  // `socket` does not block; the caller has its peer. -1 for no feed.
+  // `socket` does not block; the caller holds the other end. -1: no feed.
   explicit TokenFeed(int socket) : socket_(socket) {}
 
   // Adds a token to what `send` sends: three numbers, int32.
@@ -25,7 +25,7 @@ class TokenFeed {
       unsent_.append(reinterpret_cast<const char*>(numbers), sizeof(numbers));
   }
 
-  // Sends as much as the socket has room for; the next call sends the rest.
+  // Sends as much as the socket has room for; the next `send` sends the rest.
   void send() {
     if (unsent_.empty()) return;
     const ssize_t sent = write(socket_, unsent_.data(), unsent_.size());

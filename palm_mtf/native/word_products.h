@@ -36,7 +36,7 @@ int words_of(int size) {
 }
 
 // Returns how many positions a product over `size` positions sums: with tiles,
-// those that fill them. The last ones are 0 in the left operand.
+// `size` rounded up to whole tiles. The left operand is 0 at added positions.
 template <class T>
 int summed(int size) {
   constexpr int kWhole = kHasTiles && kTogether<T> == 2 ? 2 * kTileSize : 1;
