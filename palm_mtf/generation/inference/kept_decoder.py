@@ -110,15 +110,15 @@ def kept_path(*settings: object) -> str | None:
   """Returns the path of a graph in the cache, or None without C++ operations.
 
   The path depends on all that a graph depends on: palm_mtf's code, packages,
-  the compiled operations, the number of threads, and the settings, dataclasses
-  of which `repr` tells all.
+  the compiled operations, the number of threads, the measured choice of
+  products, and the settings, dataclasses of which `repr` tells all.
   """
   try:
     _, library = open_library()
   except (BuildError, OSError):
     return None
   root = Path(palm_mtf.__file__).parent
-  code = hashlib.sha256(library)
+  code = hashlib.sha256(library + _read_products())
   for path in sorted(root.rglob("*.py")):
     code.update(f"{path.relative_to(root)}\n".encode())
     code.update(path.read_bytes())
@@ -130,6 +130,16 @@ def kept_path(*settings: object) -> str | None:
   return cache_path(
     "texts", code.hexdigest(), *versions, *map(repr, (*settings, threads))
   )
+
+
+def _read_products() -> bytes:
+  """Returns the files of executors/host/products.py; they choose operations."""
+  folder = os.path.dirname(cache_path("products"))
+  try:
+    with open_cache(folder) as cache:
+      return b"".join(cache.read(x) or b"" for x in sorted(cache.names()))
+  except (FileNotFoundError, CacheError):
+    return b""  # nothing is measured, or not yet
 
 
 def read_kept(path: str) -> KeptGraph | None:
