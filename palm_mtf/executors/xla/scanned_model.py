@@ -335,8 +335,8 @@ class ScannedModel(DeviceModel):
       x, of_stage = self.run_forward(stage, *given, x)
       kept.append(of_stage)
     losses, gradients, gradient, of_head = self.run_head(*given, x)
-    # Without a barrier, XLA adds up the two gradients of the embedding before it
-    # reduces them, and keeps what makes the first one through the whole scan.
+    # Without a barrier, XLA adds up the embedding's two gradients before it
+    # reduces them, and keeps the operands of the first through the whole scan.
     gradient, of_head = jax.lax.optimization_barrier((gradient, of_head))
     for stage in reversed(self._scans_of):
       gradient, found = self.run_backward(
