@@ -7,6 +7,7 @@ import json
 import os
 import pathlib
 import socket
+import tempfile
 import threading
 import time
 
@@ -75,6 +76,18 @@ def test_arrays_cross_with_the_same_bits(run):
   member, message = run.handler.taken[-1]
   assert member == "alice/1"
   assert message.arrays["w"].tobytes() == ARRAYS["w"].tobytes()
+
+
+@pytest.mark.parametrize("name", ["a" * 120, "a%20b c?"])
+def test_a_run_serves_with_any_folder_for_temporary_files(
+  name, prefix, tmp_path, monkeypatch
+):
+  """A path of a Unix socket has at most 107 bytes, and gRPC takes it as URI."""
+  (tmp_path / name).mkdir()
+  monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / name))
+  with Run(tmp_path, prefix, Echo()) as run, run.connect() as client:
+    assert client.join({})
+  assert not [*(tmp_path / name).iterdir()]
 
 
 def test_only_a_token_of_the_file_gets_an_answer_and_its_line_revokes_it(
