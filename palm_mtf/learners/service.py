@@ -49,9 +49,17 @@ _CALLS_PER_SEC, _BURST = 5.0, 20.0
 _SECS, _BYTES_PER_SEC = 60.0, 2**16
 _NUM_THREADS = 16
 _MOST_CONNECTION_MS = 3_600_000
+# At _BYTES_PER_SEC, a ping may wait behind 4 MB in the buffers of both ends.
+_PONG_MS = 60_000
+_LINK = {
+  "grpc.max_receive_message_length": CHUNK_BYTES,
+  "grpc.keepalive_timeout_ms": _PONG_MS,
+  "grpc.http2.ping_timeout_ms": _PONG_MS,
+}
+# Options of both ends of a connection.
+LINK_OPTIONS = tuple((dict(CHANNEL_OPTIONS) | _LINK).items())
 _OPTIONS = (
-  *(x for x in CHANNEL_OPTIONS if x[0] != "grpc.max_receive_message_length"),
-  ("grpc.max_receive_message_length", CHUNK_BYTES),
+  *LINK_OPTIONS,
   ("grpc.max_metadata_size", 2**13),
   ("grpc.max_concurrent_streams", 4),
   ("grpc.max_allowed_incoming_connections", MOST_CONNECTIONS),

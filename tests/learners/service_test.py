@@ -327,6 +327,38 @@ def test_a_slow_loris_loses_its_call_and_its_work_of_arrays(
       assert client.join({})
 
 
+def pass_on(source, to, bytes_per_sec):
+  """Copies bytes until an end."""
+  with contextlib.suppress(OSError):
+    while chunk := source.recv(4096):
+      to.sendall(chunk)
+      time.sleep(len(chunk) / bytes_per_sec)
+
+
+def link(near, port):
+  """Connects the peer that connects to `near` with a port, at 64 KiB/s."""
+  with near.accept()[0] as learner, socket.socket() as far:
+    far.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 8192)
+    far.connect(("127.0.0.1", port))
+    up = threading.Thread(target=pass_on, args=(learner, far, 2**30))
+    up.start()
+    pass_on(far, learner, 2**16)
+    up.join()
+
+
+@pytest.mark.slow
+def test_a_learner_behind_a_slow_link_gets_its_work(prefix, tmp_path):
+  """Pings wait behind the work, longer than those of the manager may."""
+  with (
+    Run(tmp_path, prefix, Echo(w=numbers(2**9, 2**10))) as run,
+    socket.create_server(("127.0.0.1", 0)) as near,
+  ):
+    threading.Thread(target=link, args=(near, run.port), daemon=True).start()
+    address = f"127.0.0.1:{near.getsockname()[1]}"
+    with LearnerClient(address, f"{prefix}.pem", run.token, 0.0) as client:
+      assert client.next({}, at_most(10**7)).arrays["w"].shape == (2**9, 2**10)
+
+
 def test_a_learner_that_does_not_read_its_answer_loses_it(
   prefix, tmp_path, monkeypatch
 ):
