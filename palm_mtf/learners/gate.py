@@ -2,9 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Limits of the connections, before TLS.
 
-gRPC has no limit for one address. It has one for all, but behind this gate that
-would not spare the file descriptors of the gate itself, without which a run
-could write no checkpoint.
+gRPC has no limit for one address. It has one for all, but that would not spare
+the file descriptors of the gate, without which a run could write no checkpoint.
 """
 
 import asyncio

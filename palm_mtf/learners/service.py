@@ -49,7 +49,7 @@ _CALLS_PER_SEC, _BURST = 5.0, 20.0
 _SECS, _BYTES_PER_SEC = 60.0, 2**16
 _NUM_THREADS = 16
 _MOST_CONNECTION_MS = 3_600_000
-# At _BYTES_PER_SEC, a ping may wait behind 4 MB in the buffers of both ends.
+# At _BYTES_PER_SEC, a ping may wait for 4 MB in the buffers of both ends.
 _PONG_MS = 60_000
 _LINK = {
   "grpc.max_receive_message_length": CHUNK_BYTES,

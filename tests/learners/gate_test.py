@@ -18,7 +18,7 @@ CONTENT = os.urandom(4 * 2**20)
 
 @pytest.fixture(name="port")
 def open_port(tmp_path):
-  """Yields the port of a gate; the server behind it sends CONTENT, and ends."""
+  """Yields the port of a gate; its server sends CONTENT, and ends."""
   path = str(tmp_path / "inner")
 
   async def answer(reader, writer):
@@ -85,7 +85,7 @@ def test_connections_of_many_addresses_leave_descriptors_for_the_run(port):
 
 
 def test_a_peer_that_reads_nothing_loses_its_place(port, monkeypatch):
-  """Otherwise it would have the place, and a chunk in memory, for ever."""
+  """Otherwise it would have the place, and a chunk in memory, forever."""
   monkeypatch.setattr(gate, "_SECS", 0.5)
   before = count_descriptors()
   with contextlib.ExitStack() as stack:

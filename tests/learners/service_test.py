@@ -347,8 +347,8 @@ def link(near, port):
 
 
 @pytest.mark.slow
-def test_a_learner_behind_a_slow_link_gets_its_work(prefix, tmp_path):
-  """Pings wait behind the work, longer than those of the manager may."""
+def test_a_learner_with_a_slow_link_gets_its_work(prefix, tmp_path):
+  """Pings wait for the work, longer than those of the manager may."""
   with (
     Run(tmp_path, prefix, Echo(w=numbers(2**9, 2**10))) as run,
     socket.create_server(("127.0.0.1", 0)) as near,
