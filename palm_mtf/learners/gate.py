@@ -16,7 +16,7 @@ from palm_mtf.runtime.server.restricted_port import restricted_port
 MOST_CONNECTIONS = 256
 _MOST_OF_ADDRESS = 64
 _CHUNK_BYTES = 2**16
-_BACKLOG = 16  # asyncio accepts as many before it closes those beyond a limit
+_BACKLOG = 64  # asyncio accepts as many before it closes those beyond a limit
 # A peer that for so long reads nothing of a full buffer loses its connection.
 _SECS = 60.0
 
