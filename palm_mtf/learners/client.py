@@ -11,16 +11,15 @@ import grpc
 
 from palm_mtf.errors import UserError
 from palm_mtf.learners.protocol import (
-  CHUNK_BYTES,
   Check,
   Message,
   MessageReader,
   at_most,
   write_chunks,
 )
-from palm_mtf.learners.service import SERVICE, TOKEN
+from palm_mtf.learners.service import LINK_OPTIONS, SERVICE, TOKEN
 from palm_mtf.runtime.addresses import resolve, split_address
-from palm_mtf.runtime.manager.client import CHANNEL_OPTIONS, TLS_NAME
+from palm_mtf.runtime.manager.client import TLS_NAME
 
 _PAUSE_SECS = 1.0  # before a call is made again
 _CALL_SECS = 3600.0  # enough for a large model over a slow link
@@ -60,11 +59,7 @@ class LearnerClient:
     self._channel = grpc.secure_channel(
       address,
       grpc.ssl_channel_credentials(trusted),
-      (
-        *(x for x in CHANNEL_OPTIONS if "receive_message" not in x[0]),
-        ("grpc.max_receive_message_length", CHUNK_BYTES),
-        *TLS_NAME,
-      ),
+      (*LINK_OPTIONS, *TLS_NAME),
     )
 
   def __enter__(self) -> "LearnerClient":

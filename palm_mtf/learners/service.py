@@ -12,6 +12,7 @@ import asyncio
 import contextlib
 import functools
 import logging
+import os
 import tempfile
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
@@ -21,7 +22,7 @@ from typing import Any
 import grpc
 
 from palm_mtf.errors import UserError
-from palm_mtf.learners.gate import open_gate
+from palm_mtf.learners.gate import MOST_CONNECTIONS, open_gate
 from palm_mtf.learners.members import Members
 from palm_mtf.learners.protocol import (
   CHUNK_BYTES,
@@ -41,19 +42,27 @@ _logger = logging.getLogger(__name__)
 
 SERVICE, TOKEN = "palm_mtf.Learners", "token"
 METHODS = ("join", "next", "contribute")
-_MOST_CONNECTIONS, _MOST_CALLS = 256, 256
+_MOST_CALLS = 256
 # A learner may make _CALLS_PER_SEC calls on average, and _BURST at once.
 _CALLS_PER_SEC, _BURST = 5.0, 20.0
 # A message may take _SECS, and the time of its bytes at _BYTES_PER_SEC.
 _SECS, _BYTES_PER_SEC = 60.0, 2**16
 _NUM_THREADS = 16
 _MOST_CONNECTION_MS = 3_600_000
+# At _BYTES_PER_SEC, a ping may wait for 4 MB in the buffers of both ends.
+_PONG_MS = 60_000
+_LINK = {
+  "grpc.max_receive_message_length": CHUNK_BYTES,
+  "grpc.keepalive_timeout_ms": _PONG_MS,
+  "grpc.http2.ping_timeout_ms": _PONG_MS,
+}
+# Options of both ends of a connection.
+LINK_OPTIONS = tuple((dict(CHANNEL_OPTIONS) | _LINK).items())
 _OPTIONS = (
-  *(x for x in CHANNEL_OPTIONS if x[0] != "grpc.max_receive_message_length"),
-  ("grpc.max_receive_message_length", CHUNK_BYTES),
+  *LINK_OPTIONS,
   ("grpc.max_metadata_size", 2**13),
   ("grpc.max_concurrent_streams", 4),
-  ("grpc.max_allowed_incoming_connections", _MOST_CONNECTIONS),
+  ("grpc.max_allowed_incoming_connections", MOST_CONNECTIONS),
   ("grpc.max_connection_idle_ms", 30_000),
   ("grpc.max_connection_age_ms", _MOST_CONNECTION_MS),
   ("grpc.max_connection_age_grace_ms", _MOST_CONNECTION_MS),
@@ -95,8 +104,7 @@ def serve(
     def run(coroutine: Any) -> Any:
       return asyncio.run_coroutine_threadsafe(coroutine, loop).result()
 
-    with tempfile.TemporaryDirectory() as folder:
-      socket = f"{folder}/learners"
+    with _socket_path() as socket:
       server = run(_start(socket, tls, _Calls(members, handler)))
       try:
         gate = run(open_gate(socket, ip, port))
@@ -106,6 +114,20 @@ def serve(
           loop.call_soon_threadsafe(gate.close)
       finally:
         run(server.stop(2.0))
+
+
+@contextlib.contextmanager
+def _socket_path() -> Iterator[str]:
+  """Yields a path for a Unix socket, which only this user can reach.
+
+  The path is as short as that of a socket has to be, even if TMPDIR is long.
+  """
+  with tempfile.TemporaryDirectory() as folder:
+    number = os.open(folder, os.O_RDONLY)
+    try:
+      yield f"/proc/self/fd/{number}/learners"
+    finally:
+      os.close(number)
 
 
 async def _start(socket: str, tls: str, calls: "_Calls") -> grpc.aio.Server:

@@ -505,6 +505,6 @@ class Syncer(Merger):
     digest = self.outer.merge(fragment, [(x.moved, x.tokens) for x in parts])
     event |= {"merge": self.outer.num_merges, "blake2b": digest}
     self.note(event)
-    for part in parts:
-      self._credit(part.member, part.tokens)
+    for part in parts:  # each fragment has the tokens of all tasks
+      self._credit(part.member, 0 if fragment else part.tokens)
     return event

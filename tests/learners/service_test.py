@@ -7,6 +7,7 @@ import json
 import os
 import pathlib
 import socket
+import tempfile
 import threading
 import time
 
@@ -75,6 +76,18 @@ def test_arrays_cross_with_the_same_bits(run):
   member, message = run.handler.taken[-1]
   assert member == "alice/1"
   assert message.arrays["w"].tobytes() == ARRAYS["w"].tobytes()
+
+
+@pytest.mark.parametrize("name", ["a" * 120, "a%20b c?"])
+def test_a_run_serves_with_any_folder_for_temporary_files(
+  name, prefix, tmp_path, monkeypatch
+):
+  """A path of a Unix socket has at most 107 bytes, and gRPC takes it as URI."""
+  (tmp_path / name).mkdir()
+  monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / name))
+  with Run(tmp_path, prefix, Echo()) as run, run.connect() as client:
+    assert client.join({})
+  assert not [*(tmp_path / name).iterdir()]
 
 
 def test_only_a_token_of_the_file_gets_an_answer_and_its_line_revokes_it(
@@ -312,6 +325,38 @@ def test_a_slow_loris_loses_its_call_and_its_work_of_arrays(
       assert time.monotonic() - start < 6
     with run.connect() as client:  # its next call is answered
       assert client.join({})
+
+
+def pass_on(source, to, bytes_per_sec):
+  """Copies bytes until an end."""
+  with contextlib.suppress(OSError):
+    while chunk := source.recv(4096):
+      to.sendall(chunk)
+      time.sleep(len(chunk) / bytes_per_sec)
+
+
+def link(near, port):
+  """Connects the peer that connects to `near` with a port, at 64 KiB/s."""
+  with near.accept()[0] as learner, socket.socket() as far:
+    far.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 8192)
+    far.connect(("127.0.0.1", port))
+    up = threading.Thread(target=pass_on, args=(learner, far, 2**30))
+    up.start()
+    pass_on(far, learner, 2**16)
+    up.join()
+
+
+@pytest.mark.slow
+def test_a_learner_with_a_slow_link_gets_its_work(prefix, tmp_path):
+  """Pings wait for the work, longer than those of the manager may."""
+  with (
+    Run(tmp_path, prefix, Echo(w=numbers(2**9, 2**10))) as run,
+    socket.create_server(("127.0.0.1", 0)) as near,
+  ):
+    threading.Thread(target=link, args=(near, run.port), daemon=True).start()
+    address = f"127.0.0.1:{near.getsockname()[1]}"
+    with LearnerClient(address, f"{prefix}.pem", run.token, 0.0) as client:
+      assert client.next({}, at_most(10**7)).arrays["w"].shape == (2**9, 2**10)
 
 
 def test_a_learner_that_does_not_read_its_answer_loses_it(

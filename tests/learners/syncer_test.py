@@ -83,6 +83,8 @@ def test_merges_weight_by_tokens_and_keep_nesterovs_momentum_per_fragment():
       p[name] = p[name] - 0.7 * (delta + 0.9 * b[name])
     for member in "abc":
       since[member, fragment] = 0
+  # A learner's tokens count once, when the first fragment is merged.
+  assert syncer.figures()["a"] == (8, 0, sum(10 + x for x in range(7)))
   for name in NAMES:
     np.testing.assert_allclose(
       syncer.outer.parameters[name], p[name], 1e-5, 1e-6, err_msg=name

@@ -61,12 +61,15 @@ def fastest_products() -> Products:
   folder, name = os.path.split(cache_path("products", *key))
   try:
     with open_cache(folder, make=True) as cache:
-      # Of several processes, one measures, and the others wait for its choice.
-      try:
-        fcntl.flock(cache.descriptor, fcntl.LOCK_EX)
-      except OSError as error:  # a file system without locks
-        raise CacheError(f"{folder}: {error.strerror}") from None
-      if kept := cache.load([name]):
+      kept = cache.load([name])
+      if not kept:
+        # Of several processes, one measures; the others wait for its choice.
+        try:
+          fcntl.flock(cache.descriptor, fcntl.LOCK_EX)
+        except OSError as error:  # a file system without locks
+          raise CacheError(f"{folder}: {error.strerror}") from None
+        kept = cache.load([name])
+      if kept:
         return Products(**json.loads(kept[name]))
       found = choose_products(measure_products("amx" in built_with))
       cache.keep(name, json_text(found._asdict()).encode())

@@ -335,9 +335,9 @@ class ScannedModel(DeviceModel):
       x, of_stage = self.run_forward(stage, *given, x)
       kept.append(of_stage)
     losses, gradients, gradient, of_head = self.run_head(*given, x)
-    # The head gives the first of the embedding's two gradients. Without a
-    # barrier, XLA reduces only their sum, so that what the first gradient is
-    # computed from stays in memory through the whole backward scan.
+    # Without a barrier, XLA adds up the embedding's two gradients before it
+    # reduces them, and keeps the operands of the first in memory through the
+    # whole backward scan.
     gradient, of_head = jax.lax.optimization_barrier((gradient, of_head))
     for stage in reversed(self._scans_of):
       gradient, found = self.run_backward(

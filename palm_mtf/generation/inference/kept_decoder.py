@@ -128,15 +128,27 @@ def kept_path(code: str, *settings: object) -> str:
   """Returns the path of a graph in the cache.
 
   The path depends on all that a graph depends on: `code`, which `hash_code`
-  returns; the versions of packages; the number of threads; and `settings`,
-  dataclasses whose `repr` has all their values.
+  returns; the versions of packages; the number of threads; the measured choice
+  of products; and `settings`, dataclasses whose `repr` has all their values.
   """
   versions = [
     importlib.metadata.version(x)
     for x in ("tensorflow", "mesh_tensorflow", "numpy")
   ]
   threads = usable_cores(), thread_count(os.environ)
-  return cache_path("texts", code, *versions, *map(repr, (*settings, threads)))
+  products = hashlib.sha256(_read_products()).hexdigest()
+  settings = *settings, threads
+  return cache_path("texts", code, products, *versions, *map(repr, settings))
+
+
+def _read_products() -> bytes:
+  """Returns the files of executors/host/products.py; they choose operations."""
+  folder = os.path.dirname(cache_path("products"))
+  try:
+    with open_cache(folder) as cache:
+      return b"".join(cache.read(x) or b"" for x in sorted(cache.names()))
+  except (FileNotFoundError, CacheError):
+    return b""  # nothing is measured, or not yet
 
 
 def read_kept(path: str) -> KeptGraph | None:

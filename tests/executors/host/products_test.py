@@ -3,6 +3,7 @@
 """The products of decoding are measured once per machine, then kept."""
 
 import errno
+import fcntl
 import os
 
 import pytest
@@ -115,6 +116,18 @@ def test_without_locks_the_flags_choose(cache, monkeypatch, caplog):
   assert fastest_products() == BY_FLAGS
   assert "the cache is not used" in caplog.text
   assert "No locks available" in caplog.text
+
+
+@needs_choice
+def test_a_kept_choice_waits_for_no_other_process(cache):
+  fastest_products()
+  kept = Products(NEVER, 1, 16, 64)
+  folder = os.open(cache(kept).parent, os.O_RDONLY)
+  try:
+    fcntl.flock(folder, fcntl.LOCK_EX)  # as a process that is suspended
+    assert fastest_products() == kept
+  finally:
+    os.close(folder)
 
 
 @needs_choice
