@@ -13,8 +13,8 @@ from palm_mtf.native.operations import operations
 def multiplies(x: tf.Tensor, inner: int | None, *, threads: int) -> bool:
   """Returns whether `matmul` multiplies x, and faster than oneDNN.
 
-  With AVX512-BF16, `matmul` is 4% to 13% faster (docs/benchmarks.md). With AMX,
-  oneDNN is faster.
+  With AVX512-BF16, `matmul` is 4% to 13% faster (docs/benchmarks.md). On a CPU
+  with AMX, oneDNN multiplies, because it uses AMX and `matmul` does not.
 
   Args:
     x: one of the operands.

@@ -81,7 +81,7 @@ struct Hardware {
 // prefetching reads memory at the full rate, except for k-quants, which are
 // twice as fast with `Stream`. With `Stream`, int4 weights take 1.3 to 1.6
 // times as long, and four rows in the other formats 1.2 to 1.4 times. In pages
-// of 4 KiB, `Stream` makes float32 and int8 1.07 times as fast.
+// of 4 KiB, `Stream` makes float32 and int8 1.05 to 1.08 times as fast.
 template <Format kFormat>
 using AheadOf = std::conditional_t<has_blocks(kFormat), Stream, Hardware>;
 
