@@ -43,9 +43,7 @@ def hash_unless_known(path: str) -> str:
       found = hash_file(path)
       is_settled = time.time() - before.st_ctime > _SETTLED_SECS
       if is_settled and _identity(os.stat(path)) == _identity(before):
-        cache.keep(name, found.encode())
-        for old in cache.names()[_MOST_KEPT:]:
-          cache.remove(old)
+        cache.keep_newest(name, found.encode(), _MOST_KEPT)
       return found
   except CacheError as error:
     warn_of(error)

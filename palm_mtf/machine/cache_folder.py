@@ -287,6 +287,16 @@ class CacheFolder:
     """Writes a file and its hash, which `load` checks; may raise CacheError."""
     self.write(name, content + _seal(name, content))
 
+  def keep_newest(self, name: str, content: bytes, most: int) -> None:
+    """Writes a file as `keep` does, then keeps only the newest `most` files.
+
+    Files that killed processes did not complete are removed, too.
+    """
+    self.keep(name, content)
+    remove_abandoned(self.descriptor)
+    for old in self.names()[most:]:
+      self.remove(old)
+
 
 def _seal(name: str, content: bytes) -> bytes:
   return hashlib.sha256(name.encode() + b"\0" + content).digest()

@@ -133,9 +133,7 @@ def _load_library() -> bytes:
   content = _compile([*command, *_FLAGS, *options], folder)
   try:
     with open_cache(folder, make=True) as cache:
-      cache.keep(f"{key}_{identity}.so", content)
-      for name in cache.names()[_MOST_KEPT:]:
-        cache.remove(name)
+      cache.keep_newest(f"{key}_{identity}.so", content, _MOST_KEPT)
   except CacheError as error:
     warn_of(error)
   return content

@@ -206,6 +206,19 @@ def test_a_killed_writer_leaves_nothing_for_ever(folder):
   assert [x.name for x in folder.iterdir()] == [NAME]
 
 
+def test_only_the_newest_files_are_kept_and_no_partial_one(folder):
+  os.utime(folder / NAME, (0, 0))
+  with open_cache(str(folder), make=True) as cache:
+    partial = folder / ".palm_mtf_partial_x"
+    partial.touch()
+    os.utime(partial, (1, 1))
+    for i, name in enumerate("abcd", start=1):
+      cache.keep_newest(name, b"content", 5)
+      os.utime(folder / name, (i, i))
+    cache.keep_newest("e", b"content", 3)
+    assert {*os.listdir(folder)} == {"e", "d", "c"}
+
+
 def test_the_files_written_first_make_room(folder, monkeypatch):
   monkeypatch.setattr(cache_folder, "_MAX_BYTES", 2 * len(CONTENT) + 100)
   with open_cache(str(folder)) as cache:

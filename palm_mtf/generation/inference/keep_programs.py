@@ -63,9 +63,7 @@ def keep(loaded: LoadedDecoder, programs: DecodePrograms, path: str) -> None:
   folder, name = os.path.split(path)
   try:
     with open_cache(folder, make=True) as cache:
-      cache.keep(name, zlib.compress(content, 1))
-      for old in cache.names()[_MOST_KEPT:]:
-        cache.remove(old)
+      cache.keep_newest(name, zlib.compress(content, 1), _MOST_KEPT)
   except CacheError as error:
     warn_of(error)
 
