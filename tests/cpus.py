@@ -31,6 +31,7 @@ def pretend_cpu(
   path = folder / "cpuinfo"
   core = f"processor\t: 0\nmodel name\t: A CPU\n{label}\t\t: {flags}\n\n"
   path.write_text(core * 2)
+  cpu._read_once.cache_clear()
   monkeypatch.setattr(cpu, "CPUINFO", path)
   monkeypatch.setattr(cpu, "may_use_tiles", lambda: True)
   monkeypatch.delenv("ONEDNN_MAX_CPU_ISA", raising=False)

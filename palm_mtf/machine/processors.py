@@ -119,9 +119,14 @@ def bfloat16_flags() -> list[str]:
 
 def _entry(names: str) -> str:
   """Returns the field of CPUINFO with a name in `names` ("a|b"), or ""."""
-  text = read_or_empty(CPUINFO)
+  text = _read_once(CPUINFO)
   match = re.search(rf"^(?:{names})[ \t]*:[ \t]*(.*)$", text, re.MULTILINE)
   return match[1].strip() if match else ""
+
+
+@functools.cache  # each product of a graph asks for flags
+def _read_once(path: Path) -> str:
+  return read_or_empty(path)
 
 
 # Files with the CPU quota of a container: CPU_MAX for control groups version 2,
