@@ -6,6 +6,7 @@
 # first change its own settings.
 
 import contextlib
+import dataclasses
 import math
 from collections.abc import Iterator
 
@@ -22,6 +23,7 @@ from palm_mtf.config import (
 from palm_mtf.data.batches.corpus import Batches
 from palm_mtf.machine.activation_dtype import native_bfloat16
 from tests.settings import PALM_OPTIMIZER, step_config
+from tools.bench.command import train_config
 
 BATCH_SIZE = 8  # sequences in a step of one pod
 ONE_DEVICE = MeshLayout(mesh_shape="", layout="")
@@ -77,13 +79,9 @@ BLOCKS = {
     "num_experts": 4,
     "experts_per_token": _EXPERTS_PER_TOKEN,
   },
-  "gemma": {
-    "block": "serial",
-    "norm": "rms_norm_1p",
-    "mlp": "geglu_tanh",
-    "logits_scale": 1.0,
-  },
 }
+# Blocks that are files of gin/models.
+PRESETS = ("gemma3_270m",)
 # Two blocks whose tokens use equally many parameters, but for the routers.
 EXPERTS_AND_MLP = ("mistral", "mixtral")
 
@@ -96,13 +94,15 @@ def fast_dtype_here() -> str:
 def benchmark_config(
   dtype: str, size: str = "26.6M", block: str = "palm"
 ) -> ModelConfig:
-  """Returns the architecture of one of SIZES and BLOCKS.
+  """Returns the architecture of one of SIZES, and of BLOCKS or PRESETS.
 
   A block with its own size ignores `size`.
   """
+  if block in PRESETS:
+    files = ["recipes/quickstart.gin", f"models/{block}.gin"]
+    model = train_config(files, []).model
+    return dataclasses.replace(model, activation_dtype=dtype)
   settings = {**SIZES[size], **BLOCKS[block]}
-  if block == "gemma":
-    settings["embedding_scale"] = settings["d_model"] ** 0.5
   if block == "mixtral":
     settings["d_expert"] = settings["d_ff"] // _EXPERTS_PER_TOKEN
   return ModelConfig(activation_dtype=dtype, **settings)

@@ -63,7 +63,7 @@ class Task:
     sequence_length: number of tokens of prompt and continuation.
     batch_size: number of prompts.
     attention: "multi_query" or "multi_head"; None for the block's own.
-    block: one of BLOCKS in models.py.
+    block: one of BLOCKS or PRESETS in models.py.
   """
 
   size: str
@@ -107,7 +107,11 @@ FLAGS = {
   **peers.SPEED_FLAGS,
   **peers.peer_flags("decode"),
   "--batch_size": Flag(1, "number of prompts"),
-  "--block": Flag("palm", "of peers: only llama_cpp has all", models.BLOCKS),
+  "--block": Flag(
+    "palm",
+    "of peers: only llama_cpp has all",
+    (*models.BLOCKS, *models.PRESETS),
+  ),
   "--sequence_length": Flag(256, "a quarter is prompt", count(8)),
   "--bits": Flag("32,16,8,4", "bits per weight", choices([*map(str, OURS)])),
   "--attention": Flag(
