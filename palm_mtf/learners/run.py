@@ -28,7 +28,7 @@ from palm_mtf.config import (
   PodsConfig,
 )
 from palm_mtf.config.macros import values_of
-from palm_mtf.config.sgd import SgdConfig
+from palm_mtf.config.optimizer import SgdConfig
 from palm_mtf.errors import UserError
 from palm_mtf.executors.choose import decodes_on_accelerators
 from palm_mtf.generation.inference.sessions import mean_losses
