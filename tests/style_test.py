@@ -55,7 +55,6 @@ NOT_MIRRORED = {
   "commands/lineage_formats_test.py",
   "commands/passages_test.py",
   "export/rotary_scaling_test.py",
-  "data/sources/seqio_steps_test.py",
   "docs/readme_test.py",
   "foreign_models/example_test.py",
   "generation/serving/prompt_parts_test.py",
