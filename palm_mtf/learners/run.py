@@ -38,7 +38,7 @@ from palm_mtf.learners.client import LearnerClient
 from palm_mtf.learners.decoupled import DecoupledHandler, list_fragments
 from palm_mtf.learners.learner import PodArrays
 from palm_mtf.learners.members import Members
-from palm_mtf.learners.protocol import Check, Handler, Message
+from palm_mtf.learners.protocol import Check, Message
 from palm_mtf.learners.record import Record, replay
 from palm_mtf.learners.rounds import AUDITOR, Rounds
 from palm_mtf.learners.service import serve
@@ -203,7 +203,7 @@ def _run_once(
 
 
 def serve_learners(
-  config: LearnersConfig, handler: Handler
+  config: LearnersConfig, handler: DecoupledHandler
 ) -> AbstractContextManager[int]:
   """Answers learners while the body runs; yields the port."""
   host, port = split_address("LEARNERS", config.learners)
