@@ -230,8 +230,6 @@ _CONTEXT = {
   ).split()
 }
 
-_UNUSED = {"VOCABULARY": None, "VALIDATION_SHARE": 0.5}  # if settings lack them
-
 # A file, its SHA-256, and {field of its lines: whether it has messages}; or {}
 # if it is one text.
 _Described = tuple[TextFile, str, Mapping[str, bool]]
@@ -304,7 +302,7 @@ def _find_files(path: str, manifest: Manifest) -> Iterator[_Described]:
   settings = manifest.settings
   if settings.get("TASK") or not settings.get("TEXT_FILES"):
     return
-  data = from_macros(DataConfig, _UNUSED | settings)
+  data = from_macros(DataConfig, _NO_TEXT | settings)
   (source,) = open_sources(data)
   assert isinstance(source, TextFiles)
   folder = data.cache_folder or ModelDir(path).tokens
