@@ -265,8 +265,6 @@ def _run_case(name: str, arguments: Sequence[str]) -> int:
       print(case.HEAD, flush=True)
     records.append(record)
     print(json.dumps(record) if as_json else case.row(record), flush=True)
-  if getattr(chosen, "picture", None):
-    case.draw(records, chosen.picture)
   wrong = [y for x in records for y in find_impossible(x, case.BOUNDS)]
   if wrong:
     print(f"bench {name}: impossible: {'; '.join(wrong)}", file=sys.stderr)
