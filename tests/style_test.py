@@ -52,7 +52,6 @@ NOT_MIRRORED = {
   "commands/dtype_test.py",
   "commands/golden_test.py",
   "commands/imported_texts_test.py",
-  "commands/lineage_formats_test.py",
   "commands/passages_test.py",
   "export/rotary_scaling_test.py",
   "docs/readme_test.py",
