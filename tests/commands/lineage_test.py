@@ -174,8 +174,6 @@ def test_an_import_of_an_earlier_version_is_not_scored(exported, tmp_path):
 
 def test_a_gguf_file_names_the_checkpoint_and_the_base(finished, tmp_path):
   """The keys are those of llama.cpp's constants.py, general.base_model.*."""
-  from palm_mtf.cli.main import main
-
   name = "models--an-org--a.model"
   source = tmp_path / name / "snapshots" / "1234"
   flags = ("--model_dir", str(finished), "--output")
@@ -207,8 +205,6 @@ def test_a_gguf_file_names_the_checkpoint_and_the_base(finished, tmp_path):
 @pytest.fixture(scope="module")
 def chain(tmp_path_factory):
   """Runs `base`, `tuned` and `adapted`; `hf`, merged; `again`, its import."""
-  from palm_mtf.cli.main import main
-
   folder = tmp_path_factory.mktemp("chain")
   texts = runs.write_corpus(folder / "texts")
   other = runs.write_corpus(folder / "other")
@@ -335,8 +331,6 @@ def test_an_adapter_without_its_base_is_not_scored(chain, tmp_path, palm_mtf):
 def test_cards_of_adapted_models_name_the_base(
   chain, folder, relation, tmp_path
 ):
-  from palm_mtf.cli.main import main
-
   front, _ = read_front(chain / folder)
   base = find_newest(chain / "tuned")
   assert "base_model" not in front
