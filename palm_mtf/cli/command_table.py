@@ -350,7 +350,7 @@ COMMANDS = {
   ),
   "data report": Command(
     "print files, licences, duplicates, filters and batches of a run",
-    entry_point="palm_mtf.commands.data_report.data_report",
+    entry_point="palm_mtf.commands.data.data_report",
     config="Config",
     keeps_config=True,
     takes_functions=True,

@@ -1,6 +1,10 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""`palm_mtf data`: `cache` tokenizes and counts; `inspect` shows a batch."""
+"""`palm_mtf data`: `cache` tokenizes and counts; `inspect` shows a batch.
+
+`report` prints files, filters, duplicates and batches of a run. A run with the
+settings in the report's "gin" and the files in "files" reads the same batches.
+"""
 
 # A token store holds the tokens of one source. Training with the same CACHE_DIR
 # reads the stores, and encodes only sources without a store. A store's name has
@@ -11,14 +15,17 @@
 # the model reads but does not predict. A line "[eod]" ends a document.
 
 import collections
+import fnmatch
 import itertools
 import os
 import time
-from collections.abc import Container, Iterator, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
-from palm_mtf.config import CacheConfig, Config
+from palm_mtf.config import CacheConfig, Config, DataConfig, FilterConfig
+from palm_mtf.config.data import NEAR
 from palm_mtf.console import print_results
 from palm_mtf.data.batches.conversations import open_conversations
 from palm_mtf.data.batches.corpus import (
@@ -29,13 +36,24 @@ from palm_mtf.data.batches.corpus import (
 )
 from palm_mtf.data.batches.packing import Piece, WholeRows, make_objective
 from palm_mtf.data.batches.row_streams import BLOCK_ROWS, Mixture
-from palm_mtf.data.filters.filtered_source import open_filtered
+from palm_mtf.data.filters.decide import count_removed, decide
+from palm_mtf.data.filters.filtered_source import (
+  evaluation_examples,
+  open_filtered,
+  read_evaluation_sets,
+)
+from palm_mtf.data.ngrams import ContainedExamples
 from palm_mtf.data.sources.document import Source
+from palm_mtf.data.sources.files import FileDigests, find_files, writable_folder
+from palm_mtf.data.sources.text_files import open_sources
 from palm_mtf.data.tokens.store import TokenStore, cache_stores
 from palm_mtf.data.vocabulary.load import load_vocabulary
 from palm_mtf.data.vocabulary.text_reader import decode_after
 from palm_mtf.data.vocabulary.vocabulary import Vocabulary
+from palm_mtf.errors import UserError
 from palm_mtf.json_text import json_text
+from palm_mtf.model_dir.paths import ModelDir
+from palm_mtf.user_text import read_json_lines
 
 
 def data_cache(
@@ -66,7 +84,7 @@ def data_cache(
     print(f"secs  {secs:.1f}")
 
 
-def count_documents(store: TokenStore) -> dict[str, int]:
+def _count_documents(store: TokenStore) -> dict[str, int]:
   """Returns counts of documents and tokens, by filter and by split."""
   return {
     **(store.filter_counts or {}),
@@ -89,7 +107,7 @@ def _describe(path: str, store: TokenStore) -> dict[str, int | float]:
       "validation_trained_tokens": store.validation.counts.num_target_tokens,
     }
   return {
-    **count_documents(store),
+    **_count_documents(store),
     **answers,
     "text_bytes": counts.num_bytes,
     "text_bytes_per_token": counts.num_bytes / max(1, counts.num_tokens),
@@ -271,3 +289,149 @@ def _format_lines(result: dict) -> Iterator[str]:
       if piece["ends_document"]:
         yield "[eod]"
   yield ""
+
+
+_FORM = "give what `palm_mtf data report --json` printed"
+_COMPARED = ("vocabulary_sha256", "tokens", "batches")
+_MEASURED = ("contaminated", "exact_duplicates", "near_duplicates")
+
+
+def data_report(
+  *,
+  model_dir: str,
+  config: Config,
+  config_files: Callable[..., Mapping[str, str]],
+  against: str | None,
+  as_json: bool,
+) -> int:
+  """Prints the report; returns 1 if it differs from the report `against`."""
+  before = _read_report(against) if against else {}
+  files = _list_files(model_dir, config.data, config.model.sequence_length)
+  report: dict[str, Any] = {"files": files}
+  changed = [*_list_changes(before["files"], files)] if before else []
+  if not changed:  # other files would be encoded for nothing
+    report |= _describe_run(model_dir, config)
+    report["gin"] = config_files()["config.gin"]
+    differ = [x for x in _COMPARED if before and report[x] != before.get(x)]
+    changed = [f"{name} differ" for name in differ]
+  if as_json:
+    print(json_text(report | {"changed": changed}))
+    return int(bool(changed))
+  for path, file in files.items():
+    given = file["license"] or "no licence"
+    print(f"{file['blake2b']}  {file['bytes']:,} bytes  {given}  {path}")
+  for each in (*report.pop("sources", ()), report):
+    found = {x: y for x, y in each.items() if x not in ("files", "gin")}
+    print_results(found, as_json) if found else None
+  print("".join(f"{line}\n" for line in changed), end="")
+  return int(bool(changed))
+
+
+def _read_report(path: str) -> dict[str, Any]:
+  what = f"--against = {path!r}"
+  lines = read_json_lines(path, what, _FORM, needed=_FORM)
+  ((_, _, report), *others) = lines
+  files = report.get("files")
+  if others or not isinstance(files, dict):
+    raise UserError(f"{what}: is not one report with 'files'; {_FORM}.")
+  for path, file in files.items():
+    if not isinstance(file, dict) or type(file.get("blake2b")) is not str:
+      raise UserError(f"{what}: has no hash of {path}; {_FORM}.")
+  return report
+
+
+def _list_changes(
+  before: Mapping[str, Any], now: Mapping[str, Any]
+) -> Iterator[str]:
+  old, new = ({x: y["blake2b"] for x, y in z.items()} for z in (before, now))
+  changes = {}
+  for these, others, what in ((old, new, "is missing"), (new, old, "is new")):
+    # A file may have moved, so count how often each hash occurs.
+    more = collections.Counter(these.values())
+    more.subtract(others.values())
+    for path, digest in these.items():
+      if more[digest] > 0 and others.get(path) != digest:
+        more[digest] -= 1
+        changes[path] = "was changed" if path in others else what
+  return (f"{path} {what}" for path, what in changes.items())
+
+
+def _describe_run(model_dir: str, config: Config) -> dict[str, Any]:
+  """Returns hashes of tokens and batches, and counts of each source."""
+  data, run = config.data, config.run
+  vocabulary = load_vocabulary(
+    model_dir, data, vocab_size=config.model.vocab_size
+  )
+  corpus = corpus_of_run(model_dir, config, vocabulary)
+  batches = corpus.batches(run.batch_sizes, config.fault_tolerance.skips)
+  steps = {*config.inspection.inspect_steps, run.train_steps - 1}
+  tasks = config.evaluation.eval_tasks
+  examples = ContainedExamples(
+    itertools.chain(
+      read_evaluation_sets(data),
+      *(evaluation_examples(x, "EVAL_TASKS") for x in tasks),
+    )
+  )
+  # Count what filters would remove, also if the run does not remove it.
+  found = decide(
+    open_sources(data, config.model.sequence_length),
+    FilterConfig(remove_duplicates=NEAR),
+    examples if examples.num_examples else None,
+  )
+  sources = []
+  for source, store, decisions in zip(
+    corpus.sources, corpus.stores, found, strict=True
+  ):
+    counts = count_removed(decisions)
+    read = max(1, counts["documents_read"])
+    shares = {f"share_{x}": counts[f"removed_{x}"] / read for x in _MEASURED}
+    known = {"source": source.name, **_count_documents(store)}
+    sources.append(known | shares)
+  return {
+    "vocabulary_sha256": vocabulary.sha256,
+    "tokens": corpus.fingerprint,
+    "batches": {
+      str(step): batch_hash(batches.batch(step)) for step in sorted(steps)
+    },
+    "evaluation_examples": examples.num_examples,
+    "short_evaluation_examples": examples.num_short,  # not looked for
+    "sources": sources,
+  }
+
+
+def _list_files(
+  model_dir: str, data: DataConfig, sequence_length: int
+) -> dict[str, dict[str, object]]:
+  """Returns {path: source, size in bytes, BLAKE2b hash and licence}.
+
+  The licence is None if LICENSES has none for the path or the source. Remote
+  files, which only SeqIO reads, are left out.
+
+  Raises UserError if a file cannot be read.
+  """
+  found: dict[str, dict[str, object]] = {}
+  folder = writable_folder(data.cache_folder, ModelDir(model_dir).tokens)
+  with FileDigests(os.path.join(folder, "digests.json")) as digests:
+    sources = {x.name: x for x in open_sources(data, sequence_length)}
+    for name in [*sources, "DECONTAMINATE_FILES"]:
+      globs = data.filters.decontaminate_files
+      if name in sources:
+        sources[name].fingerprint(digests)  # which hashes all its files
+      elif globs:
+        digests.read(find_files(globs, name))
+      for path, (num_bytes, digest) in digests.take().items():
+        found[path] = {
+          **{"source": name, "bytes": num_bytes, "blake2b": digest},
+          "license": _find_license(data.licenses or {}, name, path),
+        }
+  return found
+
+
+def _find_license(
+  licenses: Mapping[str, str], name: str, path: str
+) -> str | None:
+  for pattern, given in licenses.items():
+    full = os.path.abspath(os.path.expanduser(pattern))
+    if pattern == name or fnmatch.fnmatch(path, full):
+      return given
+  return None

@@ -6,8 +6,6 @@ A field has the lower-case name of its macro: `num_layers` is NUM_LAYERS. Values
 are checked when a dataclass is made, before TensorFlow is imported.
 """
 
-from palm_mtf.config.adafactor import AdafactorConfig
-from palm_mtf.config.adamw import AdamwConfig
 from palm_mtf.config.config import (
   CacheConfig,
   Config,
@@ -27,9 +25,13 @@ from palm_mtf.config.learners import LearnersConfig
 from palm_mtf.config.loss import LossConfig
 from palm_mtf.config.mesh_layout import MeshLayout
 from palm_mtf.config.model import ModelConfig
-from palm_mtf.config.muon import MuonConfig
-from palm_mtf.config.optimizer import OptimizerConfig
-from palm_mtf.config.optimizers import OPTIMIZERS
+from palm_mtf.config.optimizer import (
+  OPTIMIZERS,
+  AdafactorConfig,
+  AdamwConfig,
+  MuonConfig,
+  OptimizerConfig,
+)
 from palm_mtf.config.pods import PodsConfig
 from palm_mtf.config.run import RunConfig
 from palm_mtf.config.task_eval import FewShotConfig, TaskEvalConfig

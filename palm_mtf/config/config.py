@@ -16,8 +16,7 @@ from palm_mtf.config.loss import LossConfig
 from palm_mtf.config.mesh_layout import MeshLayout
 from palm_mtf.config.model import ModelConfig
 from palm_mtf.config.neighbours import check_neighbours, refuse_neighbours
-from palm_mtf.config.optimizer import OptimizerConfig
-from palm_mtf.config.optimizers import OPTIMIZERS
+from palm_mtf.config.optimizer import OPTIMIZERS, OptimizerConfig
 from palm_mtf.config.pods import PodsConfig
 from palm_mtf.config.run import BatchSizes, RunConfig
 from palm_mtf.config.task_eval import TaskEvalConfig

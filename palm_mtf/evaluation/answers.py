@@ -12,7 +12,15 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 
 from palm_mtf.checkpoints.manifest import Checkpoint
-from palm_mtf.config import OPTIMIZERS, Config
+from palm_mtf.config import (
+  OPTIMIZERS,
+  Config,
+  ExchangeConfig,
+  FilterConfig,
+  HardwareConfig,
+  LearnersConfig,
+  WatchConfig,
+)
 from palm_mtf.config.macros import macros_of, values_of
 from palm_mtf.data.batches.packing import prompt_start, row_start
 from palm_mtf.data.vocabulary.vocabulary import Vocabulary
@@ -214,29 +222,25 @@ class AnswerJournal(contextlib.AbstractContextManager):
     self._answered()
 
 
+def _macros(*parts: type) -> str:
+  return " ".join({name: None for part in parts for name in macros_of(part)})
+
+
 # {reason: macros of settings that change no answer}. An evaluation with other
 # values of these settings uses the answers in a journal again.
 INDEPENDENT = {
-  "the hash of the checkpoint stands for the optimizer": " ".join(
-    {name: None for x in OPTIMIZERS.values() for name in macros_of(x)}
-  ),
-  "the hash of the checkpoint stands for what training made": """
+  "the hash of the checkpoint stands for what training made": f"""
+    {_macros(*OPTIMIZERS.values(), ExchangeConfig, LearnersConfig, WatchConfig)}
+    {_macros(FilterConfig)}
     OUTPUT_FAN_IN
     TEXT_FILES TASK TEXT_FIELD WEIGHT_FIELD VALIDATION_SHARE CACHE_DIR
-    NOISE_DENSITY MEAN_SPAN_LENGTH DECONTAMINATE_TASKS DECONTAMINATE_FILES
-    MIN_DOCUMENT_BYTES MAX_DOCUMENT_BYTES QUALITY_FIELD MIN_QUALITY
-    REMOVE_DUPLICATES ATTRIBUTE_FILTERS LICENSES
+    NOISE_DENSITY MEAN_SPAN_LENGTH LICENSES
     Z_LOSS DROPOUT
     TRAIN_STEPS GLOBAL_BATCH_SIZE NUM_MICROBATCHES GRADIENT_DTYPE STEPS_PER_LOOP
     INIT_CHECKPOINT INIT_STATE INIT_EXPERTS FROZEN PRUNE SPARSITY
     CONTEXT_LENGTH
     NUM_PODS MANAGER MANAGER_TLS DEVICE_BYTES SHARE
-    EXCHANGE OUTER_STEPS OUTER_LR OUTER_MOMENTUM FRAGMENTS OVERLAP_STEPS
-    MERGE_ALPHA OUTER_DTYPE
-    LEARNERS LEARNERS_TLS LEARNER_TOKENS QUORUM GRACE_SECS
-    AUDIT_SHARE AUDIT_BY MERGE TASK_SECS
-    DCN_DTYPE FINGERPRINT_STEPS ON_POD_FAILURE POD_WAIT_SECS
-    SKIP_STEPS SPIKE_POLICY SPIKE_SKIP_STEPS SPIKE_REWINDS WATCHDOG_SECS""",
+    DCN_DTYPE FINGERPRINT_STEPS ON_POD_FAILURE POD_WAIT_SECS""",
   "the hash of the vocabulary stands for its file": "VOCABULARY",
   "the fingerprint of the examples stands for their ids": """
     EVAL_TASKS EVAL_SPLIT EVAL_EXAMPLES NUM_SHOTS EXEMPLARS EXEMPLAR_FILES
@@ -251,12 +255,8 @@ INDEPENDENT = {
     LOG_STEPS EVAL_STEPS EVAL_BATCHES CHECKPOINT_STEPS KEEP_CHECKPOINTS
     KEEP_EVERY_STEPS SAMPLE_STEPS TRACE_STEPS PROMPTS
     INSPECT_STEPS INSPECT_ROWS""",
-  "plans and MFU are computed from the rates of devices": """
-    CHIP CHIP_BFLOAT16_FLOPS CHIP_FLOAT32_FLOPS CHIP_EFFICIENCY CHIP_DEVICES
-    CHIP_MEMORY_BYTES CHIP_MEMORY_BANDWIDTH CHIP_PASS_BANDWIDTHS
-    CHIP_PROCESS_BYTES CHIP_FUSED_ATTENTION CHIP_LINK_BANDWIDTH CHIP_LINK_DIMS
-    CHIP_LINK_CHIPS CHIP_DCN_BANDWIDTH CHIP_WATTS CHIP_HOUR_COST
-    CHIP_MTBI_HOURS CHIP_RESTART_SECS""",
+  "plans and MFU are computed from the rates of devices": f"""
+    CHIP {_macros(HardwareConfig)}""",
 }
 
 

@@ -30,7 +30,7 @@ class NoRunError(UserError):
 
 
 class LearnerClient:
-  """Calls the methods of `Handler`; a context manager, which disconnects."""
+  """Calls the methods of a run; a context manager, which disconnects."""
 
   def __init__(
     self, address: str, certificate: str, token: str, wait_secs: float = 60.0
@@ -83,7 +83,7 @@ class LearnerClient:
   def call(
     self, method: str, message: Message, check: Check | None = None
   ) -> Message:
-    """Calls a method of `Handler`; `check` may refuse the answer.
+    """Calls a method of `DecoupledHandler`; `check` may refuse the answer.
 
     Without `check`, an answer with arrays is refused.
 

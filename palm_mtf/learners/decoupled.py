@@ -216,7 +216,10 @@ class DecoupledLearner:
 
 
 class DecoupledHandler:
-  """Answers decoupled learners (`Handler` in protocol.py).
+  """Answers decoupled learners, of which several may call at once.
+
+  A `member` is the name of a learner's token. A learner gets the message of
+  any UserError.
 
   Attributes:
     changed: lock of `syncer`; it is notified when a result has arrived.
@@ -251,7 +254,11 @@ class DecoupledHandler:
     self._num_bytes = 0
 
   def join(self, member: str, header: dict[str, Any]) -> Message:
-    """Takes a learner; returns what it needs to train."""
+    """Takes a learner, perhaps again; returns what it needs to train.
+
+    `header` has its "kernels" (`describe_kernels`), and the "mesh" that it
+    uses in place of the run's.
+    """
     about = {x: header.get(x) for x in ("kernels", "mesh")}
     with self.changed:
       number = self.syncer.join(member, self._now(), **about)
@@ -259,7 +266,11 @@ class DecoupledHandler:
     return Message({"learner": number, **dataclasses.asdict(self.joined)})
 
   def next(self, member: str, header: dict[str, Any]) -> Message:
-    """Returns work, with its rows and the outer parameters that changed."""
+    """Returns work, with its rows and the outer parameters that changed.
+
+    The "kind" of the answer is "steps"; "wait", for "secs"; "join", again; or
+    "done".
+    """
     with self.changed:
       self._tick()
       number = self._numbers.get(member)
@@ -331,7 +342,10 @@ class DecoupledHandler:
     return specs_of_sent(self._shapes(work), self.joined.outer_dtype)
 
   def contribute(self, member: str, message: Message) -> Message:
-    """Takes a result; UserError if it is stale or not finite."""
+    """Takes a result; UserError if it is stale or not finite.
+
+    The answer is {"accepted": True, "reason": ""}.
+    """
     header, arrays = message
     number, tokens = header.get("work"), self._tokens.get(member, 0)
     with self.changed:

@@ -11,7 +11,7 @@ shapes before it takes memory for the arrays.
 import contextlib
 import math
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -42,37 +42,6 @@ class Message(NamedTuple):
 
   header: dict[str, Any]
   arrays: Mapping[str, np.ndarray] = {}
-
-
-class Handler(Protocol):
-  """Answers the learners of a run; methods run in several threads at once.
-
-  A `member` is the name of a learner's token. Each method may raise UserError,
-  whose message the learner gets.
-  """
-
-  def join(self, member: str, header: dict[str, Any]) -> Message:
-    """Admits a learner; `header` has its "kernels" (`kernels_here`).
-
-    The answer has {"program": see `program_of`, "seed": int} and what else the
-    learner needs before its first work. A learner joins again after a pause.
-    """
-
-  def next(self, member: str, header: dict[str, Any]) -> Message:
-    """Returns work, with its "kind".
-
-    "steps": {"work": id, "step", "num_steps", ...} and arrays, the rows of the
-    steps and the parameters; "wait": {"secs"}; "done": nothing more to do.
-    """
-
-  def expect(self, member: str, header: dict[str, Any]) -> Mapping[str, Spec]:
-    """Returns the arrays that `contribute` wants, given only the header.
-
-    Raises UserError if the member does not have header["work"].
-    """
-
-  def contribute(self, member: str, message: Message) -> Message:
-    """Takes a result; returns {"accepted": bool, "reason": str}."""
 
 
 @contextlib.contextmanager

@@ -7,6 +7,7 @@ import dataclasses
 import logging
 import math
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
@@ -27,22 +28,22 @@ from palm_mtf.config import (
   PodsConfig,
 )
 from palm_mtf.config.macros import values_of
-from palm_mtf.config.sgd import SgdConfig
+from palm_mtf.config.optimizer import SgdConfig
 from palm_mtf.errors import UserError
 from palm_mtf.executors.choose import decodes_on_accelerators
 from palm_mtf.generation.inference.sessions import mean_losses
 from palm_mtf.json_text import json_text
 from palm_mtf.learners.audit import Audits
-from palm_mtf.learners.auditor import auditing
+from palm_mtf.learners.client import LearnerClient
 from palm_mtf.learners.decoupled import DecoupledHandler, list_fragments
 from palm_mtf.learners.learner import PodArrays
 from palm_mtf.learners.members import Members
-from palm_mtf.learners.protocol import Handler
+from palm_mtf.learners.protocol import Check, Message
 from palm_mtf.learners.record import Record, replay
-from palm_mtf.learners.rounds import Rounds
+from palm_mtf.learners.rounds import AUDITOR, Rounds
 from palm_mtf.learners.service import serve
 from palm_mtf.learners.syncer import Arrays, OuterParameters, Syncer
-from palm_mtf.learners.volunteer import describe_kernels
+from palm_mtf.learners.volunteer import describe_kernels, take_part
 from palm_mtf.machine.host_memory import resident_bytes
 from palm_mtf.model_dir.json_lines import read_json_lines
 from palm_mtf.model_dir.paths import ModelDir
@@ -202,7 +203,7 @@ def _run_once(
 
 
 def serve_learners(
-  config: LearnersConfig, handler: Handler
+  config: LearnersConfig, handler: DecoupledHandler
 ) -> AbstractContextManager[int]:
   """Answers learners while the body runs; yields the port."""
   host, port = split_address("LEARNERS", config.learners)
@@ -437,3 +438,40 @@ def replay_run(job: TrainJob, servers: PodServers) -> Iterator[int]:
     outer = _read_outer(job, weights.arrays.read())
   events = read_json_lines(ModelDir(job.model_dir).merges)
   yield from replay(events, _make_handler(job, outer, None))
+
+
+class _Connection(LearnerClient):
+  """Calls the handler without a network, until `is_over`."""
+
+  def __init__(self, handler: DecoupledHandler):
+    self._handler, self.is_over = handler, False
+
+  def call(
+    self, method: str, message: Message, check: Check | None = None
+  ) -> Message:
+    del check
+    if method == "next" and self.is_over:
+      return Message({"kind": "done"})
+    given = message if method == "contribute" else message.header
+    answer: Message = getattr(self._handler, method)(AUDITOR, given)
+    return answer
+
+
+@contextlib.contextmanager
+def auditing(handler: DecoupledHandler) -> Iterator[None]:
+  """While the body runs, computes audited tasks in a thread."""
+  connection = _Connection(handler)
+
+  def run() -> None:
+    try:
+      take_part(connection, {"kernels": describe_kernels()}, {})
+    except BaseException as error:
+      handler.failure = error  # the client's loop raises it
+
+  thread = threading.Thread(target=run, daemon=True)
+  thread.start()
+  try:
+    yield
+  finally:
+    connection.is_over = True
+    thread.join()

@@ -17,7 +17,7 @@ import tempfile
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import grpc
 
@@ -26,7 +26,6 @@ from palm_mtf.learners.gate import MOST_CONNECTIONS, open_gate
 from palm_mtf.learners.members import Members
 from palm_mtf.learners.protocol import (
   CHUNK_BYTES,
-  Handler,
   Message,
   MessageReader,
   Spec,
@@ -37,6 +36,9 @@ from palm_mtf.learners.protocol import (
 from palm_mtf.runtime.manager.client import CHANNEL_OPTIONS, read_tls
 from palm_mtf.runtime.manager.service import event_loop
 from palm_mtf.runtime.manager.slices import WRONG_JSON
+
+if TYPE_CHECKING:  # the module imports TensorFlow
+  from palm_mtf.learners.decoupled import DecoupledHandler
 
 _logger = logging.getLogger(__name__)
 
@@ -85,7 +87,7 @@ def check_key(tls: str) -> None:
 
 @contextlib.contextmanager
 def serve(
-  ip: str, port: int, tls: str, members: Members, handler: Handler
+  ip: str, port: int, tls: str, members: Members, handler: "DecoupledHandler"
 ) -> Iterator[int]:
   """Answers learners while the body runs; yields the port.
 
@@ -151,7 +153,7 @@ async def _start(socket: str, tls: str, calls: "_Calls") -> grpc.aio.Server:
 class _Calls:
   """Answers calls in the event loop's thread; threads run the handler."""
 
-  def __init__(self, members: Members, handler: Handler):
+  def __init__(self, members: Members, handler: "DecoupledHandler"):
     self._members, self._handler = members, handler
     self._threads = ThreadPoolExecutor(_NUM_THREADS)
     self._busy: set[str] = set()

@@ -17,7 +17,7 @@ import math
 from typing import Any
 
 from palm_mtf._tf import tf
-from palm_mtf.config.adamw import AdamwConfig
+from palm_mtf.config.optimizer import AdamwConfig
 from palm_mtf.ops.xla import fused_sum
 from palm_mtf.optim.optimizer import Rule, clip_gradient
 from palm_mtf.optim.schedule import learning_rate

@@ -3,7 +3,7 @@
 """What every optimizer does: slots, sums of squares, and in-place updates.
 
 An optimizer is a `Rule` in a module of this folder, which the table of
-optimizers (config/optimizers.py) names. The update makes two passes over
+optimizers (config/optimizer.py) names. The update makes two passes over
 memory, one for sums of squares and one for the assignments. None can be a part
 of the backward pass, because the clip factor depends on all gradients.
 """

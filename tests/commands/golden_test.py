@@ -8,7 +8,7 @@ import stat
 
 import pytest
 
-from palm_mtf.commands import golden as golden_module
+from palm_mtf.commands import evaluate
 
 TEXTS = ["one two three four", "seven eight nine"]
 
@@ -114,7 +114,7 @@ def test_a_file_that_is_edited_while_texts_are_scored_keeps_the_edits(
     return [-1.0]
 
   path.write_text('{"text": "one"}\n')
-  monkeypatch.setattr(golden_module, "compute_log_likelihoods", score)
+  monkeypatch.setattr(evaluate, "compute_log_likelihoods", score)
   code, _, err = palm_mtf("evaluate", *flags)
   assert code == 2
   assert f"{path}: was changed while it was read" in err

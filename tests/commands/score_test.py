@@ -10,8 +10,7 @@ import types
 import numpy as np
 import pytest
 
-from palm_mtf.commands.against import open_other
-from palm_mtf.commands.score import read_items
+from palm_mtf.commands.score import open_other, read_items
 from palm_mtf.config import ModelConfig
 from palm_mtf.data.vocabulary.load import open_vocabulary
 from palm_mtf.generation.inference.scorer import _compare

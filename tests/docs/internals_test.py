@@ -129,7 +129,7 @@ def test_a_setting_is_a_macro_that_training_reads(block, changed, corpus):
 
 
 @slow
-@PAGE.shows("--- /dev/null\n+++ palm_mtf/config/lion.py")
+@PAGE.shows("--- /dev/null\n+++ palm_mtf/optim/lion.py")
 def test_an_optimizer_trains_saves_its_slots_and_is_planned(
   block, changed, corpus
 ):

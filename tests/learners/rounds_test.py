@@ -438,26 +438,6 @@ def test_owners_who_lie_together_fool_volunteers_but_not_the_client(
     assert ("alice" in simulation.rounds.audits.banned) == is_fooled
 
 
-def test_lies_that_remain_are_at_most_one_over_the_share(tmp_path):
-  """A liar at rate q leaves (1 - q)(1/s - 1) lies on average."""
-  generator, s = np.random.default_rng(0), 0.25
-  for q in (0.1, 0.5, 1.0):
-    remaining = []
-    for _ in range(800):
-      kept = pending = 0
-      while True:
-        lies, audited = generator.random(2) < (q, s)
-        if audited and lies:
-          break
-        if audited:
-          kept, pending = kept + pending, 0
-        else:
-          pending += lies
-      remaining.append(kept)
-    mean, error = np.mean(remaining), np.std(remaining) / np.sqrt(800)
-    assert abs(mean - (1 - q) * (1 / s - 1)) <= 4 * error
-
-
 def oracle_of_clipped(parts):
   flat = np.array([x[NAME].ravel() for x, _ in parts], np.float64)
   norms = np.linalg.norm(flat, axis=1)

@@ -17,10 +17,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from palm_mtf.cli import gin_files
-from palm_mtf.config import Config
 from palm_mtf.errors import UserError, check_choice, check_count
-from palm_mtf.machine.activation_dtype import resolve_dtype
 
 _FOLDER = Path(__file__).resolve().parent
 _ENOUGH_ROUNDS = 6
@@ -183,26 +180,6 @@ def measure_apart(case: str, **arguments: object) -> Any:
   return json.loads(done.stdout)
 
 
-def train_config(
-  files: Sequence[str], macros: Sequence[str], defaults: Sequence[str] = ()
-) -> Config:
-  """Returns the settings of `palm_mtf train`, ACTIVATION_DTYPE resolved.
-
-  Args:
-    files: gin files.
-    macros: texts "NAME=VALUE", which override the files.
-    defaults: further macros, which `macros` override.
-
-  Raises:
-    UserError: if a file or macro is wrong.
-  """
-  # A recipe leaves MODEL_DIR to the user, so set it; no case writes there.
-  macros = ["MODEL_DIR='none'", *defaults, *macros]
-  _, config = gin_files.load("train", files, macros).build()
-  model = resolve_dtype(config.model, config.mesh_layout)
-  return dataclasses.replace(config, model=model)
-
-
 def find_impossible(
   record: Mapping[str, Any], bounds: Mapping[str, tuple[float, float]]
 ) -> Iterator[str]:
@@ -255,7 +232,7 @@ def _read_flags(
   parser.add_argument("--json", action="store_true", help=json_help)
   takes_gin = hasattr(case, "RECIPE")
   if takes_gin:
-    gin_help = f"default: {case.RECIPE or 'a table'}"
+    gin_help = f"default: {case.RECIPE}"
     parser.add_argument("--gin_file", action="append", help=gin_help)
   chosen, rest = parser.parse_known_args(arguments)
   for flag_name, flag in case.FLAGS.items():
@@ -266,9 +243,9 @@ def _read_flags(
       hint = "; macros are --gin.NAME=VALUE" if takes_gin else ""
       raise UserError(f"{word}: no such flag{hint}.")
   if takes_gin:
-    recipe = [case.RECIPE] if case.RECIPE else []
     macros = [word.removeprefix("--gin.") for word in rest]
-    chosen.gin = {"files": chosen.gin_file or recipe, "macros": macros}
+    files = chosen.gin_file or [case.RECIPE]
+    chosen.gin = {"files": files, "macros": macros}
   return chosen
 
 
@@ -288,8 +265,6 @@ def _run_case(name: str, arguments: Sequence[str]) -> int:
       print(case.HEAD, flush=True)
     records.append(record)
     print(json.dumps(record) if as_json else case.row(record), flush=True)
-  if getattr(chosen, "picture", None):
-    case.draw(records, chosen.picture)
   wrong = [y for x in records for y in find_impossible(x, case.BOUNDS)]
   if wrong:
     print(f"bench {name}: impossible: {'; '.join(wrong)}", file=sys.stderr)

@@ -14,13 +14,11 @@ import numpy as np
 
 from palm_mtf.architecture.parameters import parameter_shapes, parse_name
 from palm_mtf.config import (
-  Config,
   MeshLayout,
   ModelConfig,
   OptimizerConfig,
   PodsConfig,
 )
-from palm_mtf.data.batches.corpus import Batches
 from palm_mtf.machine.activation_dtype import native_bfloat16
 from tests.settings import PALM_OPTIMIZER, step_config
 from tools.bench.command import train_config
@@ -159,32 +157,6 @@ def training_program(
     )
     session.run(program.initialize)
     yield session, program
-
-
-@contextlib.contextmanager
-def warm_training(config: Config, batches: Batches) -> Iterator:
-  """Yields the compiled TrainStep of a run with initial weights.
-
-  Args:
-    config: settings of the run, which has one pod and one batch size.
-    batches: batches of the run.
-  """
-  from palm_mtf.runtime.client.client import Client
-  from palm_mtf.training.step import TrainStep
-
-  with training_program(
-    config.model,
-    config.optimizer,
-    batch_size=config.run.batch_sizes.sizes[0],
-    mesh_layout=config.mesh_layout,
-    seed=config.run.seed,
-    features=batches.features,
-  ) as (session, program):
-    step = TrainStep(Client(session), program)
-    for _ in range(WARM_UP_STEPS):
-      step.run(batches.batch(0), 0)
-    session.run(program.initialize)
-    yield step
 
 
 @contextlib.contextmanager

@@ -29,11 +29,10 @@ from typing import Any
 from palm_mtf.data.sources.document import hash_parts
 from palm_mtf.data.vocabulary import byte_pair
 from palm_mtf.data.vocabulary.byte_pair import CONFIG, BytePairVocabulary
-from palm_mtf.data.vocabulary.chat_renderer import MOST_SECS, ChatRenderer
 from palm_mtf.data.vocabulary.vocabulary import Vocabulary
 from palm_mtf.errors import UserError, shorten
 from palm_mtf.json_text import json_text
-from palm_mtf.machine.helper_process import HelperError
+from palm_mtf.machine.helper_process import HelperError, HelperProcess
 from palm_mtf.model_dir.foreign_files import read_json_object, read_regular
 
 FILE_NAME = "chat_template.jinja"
@@ -200,6 +199,44 @@ def check_template(folder: str, what: str) -> None:
       f"write one to {os.path.join(folder, FILE_NAME)}, next to the "
       "vocabulary, or set VOCABULARY to that of an imported chat model."
     )
+
+
+# Default for a request: so long may a client wait, even on a busy machine. The
+# process itself limits its processor time to less.
+MOST_SECS = 5.0
+
+
+class ChatRenderer(HelperProcess):
+  """A template, and the process that renders it and can be killed.
+
+  Attributes:
+    fields: names of the fields that the template may read in a message.
+    variables: names of the variables that the template reads.
+  """
+
+  def __init__(self, template: str, most_secs: float = MOST_SECS):
+    """Starts the process, which compiles the template.
+
+    A rendering fails if it takes more than `most_secs` seconds. Raises
+    HelperError if the template is damaged.
+    """
+    module = "palm_mtf.data.vocabulary.chat_process"
+    super().__init__(module, {"template": template}, most_secs)
+    self._most_secs = most_secs
+    self.fields, self.variables = (
+      frozenset(self.first_answer[x]) for x in ("fields", "variables")
+    )
+
+  def render(self, values: Mapping[str, Any]) -> tuple[str, list[list[int]]]:
+    """Returns the rendered text, and its runs [origin, number of characters].
+
+    An origin (MESSAGE, TEMPLATE or UNKNOWN) says who wrote the characters.
+
+    Raises HelperError if the template raises an error, or needs too much time
+    or memory.
+    """
+    found = self.ask(values, self._most_secs)
+    return found["text"], found["origins"]
 
 
 class ChatTemplate:

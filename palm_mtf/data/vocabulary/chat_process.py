@@ -1,6 +1,6 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""The process that renders a chat template; chat_renderer.py starts it.
+"""The process that renders a chat template; chat.py starts it.
 
 A template is a stranger's program, which may run forever, or exhaust the host's
 memory. So this process limits its own memory and processor time.

@@ -12,7 +12,7 @@ import time
 
 import pytest
 
-from palm_mtf.data.vocabulary.chat_renderer import ChatRenderer
+from palm_mtf.data.vocabulary.chat import ChatRenderer
 from palm_mtf.machine.helper_process import HelperError
 
 pytestmark = pytest.mark.peers
@@ -90,7 +90,7 @@ def test_the_process_has_no_socket_and_no_tensorflow():
 def test_the_process_ends_with_its_parent(busy):
   code = (
     "import sys, threading, time\n"
-    "from palm_mtf.data.vocabulary.chat_renderer import ChatRenderer\n"
+    "from palm_mtf.data.vocabulary.chat import ChatRenderer\n"
     "renderer = ChatRenderer('{% for i in range(n) %}{% for j in range(n) %}"
     "{% endfor %}{% endfor %}')\n"
     "print(renderer._process.pid, flush=True)\n"

@@ -25,9 +25,7 @@ AT_LEAST_1 = "give a whole number of at least 1"
     ("bench decode", "--rounds=0", f"--rounds = 0: {AT_LEAST_1}"),
     ("bench dispatch", "--figures=8", "--figures = '8'"),
     ("bench gpu", "--chip=h1000", "--chip = 'h1000'"),
-    ("bench learning", "--minuts=1", f"--minuts=1: {NO_FLAG}"),
-    ("bench learning", "--gin.BETA3=1", "unknown macro BETA3"),
-    ("bench learning", "--learning_rates=high", "give numbers, as in"),
+    ("bench slow_links", "--stepps=1", f"--stepps=1: {NO_FLAG}"),
     ("bench manager", "--servers=9,few", f"--servers = few: {AT_LEAST_1}"),
     ("bench memory", "--times=9", "--times = 9: give a whole number of at le"),
     ("bench pods", "--microbatches=0", "--microbatches = 0: give a whole"),
@@ -73,10 +71,7 @@ def test_the_bench_lists_its_cases_with_a_line_each(run_bench):
 # Cases without a separate test, with their smallest sizes.
 _SMALL = ("--size=4.8M", "--rounds=1")
 SMALL = {
-  "adapters": (*_SMALL, "--bits=8", "--ranks=2", "--batch_size=2"),
   "decode": (*_SMALL, "--bits=8", "--sequence_length=16"),
-  "accelerators": (*_SMALL, "--dtype=float32"),
-  "data": ("--input={corpus}/*.txt", "--size=300", "--rounds=1"),
   "prompt": (*_SMALL, "--tokens=8"),
   "dispatch": ("--servers=1", "--rounds=1", "--length=8"),
   "train": (*_SMALL, "--dtype=float32"),
@@ -93,9 +88,8 @@ def test_every_case_has_a_test_and_bounds():
 
 @pytest.mark.slow  # each starts processes
 @pytest.mark.parametrize("case", SMALL)
-def test_a_case_gives_records_and_rows(case, measure, corpus):
-  flags = (x.format(corpus=corpus) for x in SMALL[case])
-  records = measure(case, *flags)
+def test_a_case_gives_records_and_rows(case, measure):
+  records = measure(case, *SMALL[case])
   own = importlib.import_module(f"tools.bench.cases.{case}")
   assert records and all(map(own.row, records))
   for record in (x for x in records if "program" in x):

@@ -31,11 +31,13 @@ from pathlib import Path
 
 from palm_mtf.accounting.communication import Link, dcn_bytes, step_secs
 from palm_mtf.accounting.work import Work
+from palm_mtf.cli import gin_files
 from palm_mtf.config import PodsConfig
 from palm_mtf.errors import check_real
+from palm_mtf.machine.activation_dtype import resolve_dtype
 from palm_mtf.runtime.client.local_servers import cores_of_pods
 from tools.bench import pairs
-from tools.bench.command import Flag, choices, numbers, train_config
+from tools.bench.command import Flag, choices, numbers
 from tools.linked_namespaces import ADDRESSES, LinkedNamespaces, end_with_parent
 
 PORT = 2222  # port of both servers, which are in different namespaces
@@ -200,7 +202,11 @@ def measure(chosen: argparse.Namespace) -> Iterator[dict]:
 
 def _record(dtype: str, link: Link, secs: float, compute_secs: float) -> dict:
   pods = PodsConfig(num_pods=2, dcn_dtype=dtype)
-  config = dataclasses.replace(train_config([_RECIPE], []), pods=pods)
+  # A recipe leaves MODEL_DIR to the user; nothing is written there.
+  loaded = gin_files.load("train", [_RECIPE], ["MODEL_DIR='none'"])
+  _, config = loaded.build()
+  model = resolve_dtype(config.model, config.mesh_layout)
+  config = dataclasses.replace(config, model=model, pods=pods)
   work = Work.of(config, config.run.batch_sizes.largest)
   predicted, sent = step_secs(work, compute_secs, link), dcn_bytes(work)
   is_limited = link.bits_per_sec < math.inf

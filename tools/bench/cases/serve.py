@@ -18,6 +18,7 @@ What is compiled at first use is not timed.
 import argparse
 import http.client
 import signal
+import socket
 import statistics
 import subprocess
 import sys
@@ -33,7 +34,6 @@ from palm_mtf.checkpoints.weights_to_load import open_newest
 from palm_mtf.cli.gin_files import load_run
 from palm_mtf.errors import UserError
 from palm_mtf.machine.processors import usable_cores
-from tools.bench.cases.served_adapters import free_port
 from tools.bench.command import REQUIRED, Flag, checkout, count
 from tools.bench.pairs import POSITIVE
 from tools.bench.streams import Stream, run_streams
@@ -103,6 +103,12 @@ def _is_ready(port: int) -> bool:
   return False
 
 
+def _free_port() -> int:
+  """Returns a port that no server has now."""
+  with socket.create_server(("127.0.0.1", 0)) as free:
+    return free.getsockname()[1]
+
+
 def _commands(
   chosen: argparse.Namespace, slots: int, length: int
 ) -> Iterator[tuple[str, int, list[object], str | None, dict]]:
@@ -113,14 +119,14 @@ def _commands(
     checkouts["before"] = str(folder)
   macros = {**_MACROS, "WEIGHT_DTYPE": chosen.weight_dtype}
   for name, folder in checkouts.items():
-    port = free_port()
+    port = _free_port()
     command = [sys.executable, "-m", "palm_mtf", "serve"]
     command += [f"--model_dir={Path(chosen.model_dir).resolve()}"]
     command += [f"--listen=127.0.0.1:{port}", f"--slots={slots}"]
     command += [f"--gin.{x}={y!r}" for x, y in macros.items()]
     yield name, port, command, folder, {}
   if chosen.llama_cpp:
-    port = free_port()
+    port = _free_port()
     command = [chosen.llama_cpp, "--model", chosen.gguf, "--no-warmup"]
     command += ["--host", "127.0.0.1", "--port", port, "--parallel", slots]
     command += ["--ctx-size", slots * length, "--log-verbosity", -1]
@@ -128,7 +134,7 @@ def _commands(
     fields = {"ignore_eos": True, "cache_prompt": False}
     yield "llama_cpp", port, command, None, fields
   if chosen.vllm:
-    port, folder = free_port(), str(Path(chosen.hf).resolve())
+    port, folder = _free_port(), str(Path(chosen.hf).resolve())
     command = ["env", f"VLLM_CPU_KVCACHE_SPACE={_VLLM_CACHE_GIB}"]
     command += [chosen.vllm, "serve", folder, "--host", "127.0.0.1"]
     command += ["--port", port, "--dtype", "bfloat16", "--max-num-seqs", slots]

@@ -60,7 +60,6 @@ FLAGS = {
   "--losses": Flag(
     "5,4.5,4.2,4", "validation losses to reach", numbers("5,4", float)
   ),
-  "--picture": Flag(None, "file for loss against time"),
 }
 _START_STEPS = 2  # left out: the first builds and compiles
 _END_SECS = 600  # limit for a step, an evaluation, or the start
@@ -152,23 +151,7 @@ def summarize(
     "bytes_per_step": (last - first) / len(secs),
     "validation_loss": curve[-1][1],
     "secs_to_loss": reached,
-    "curve": curve,
   }
-
-
-def draw(records: Sequence[dict], path: str) -> None:
-  """Draws validation loss against time, a line per form."""
-  from matplotlib.figure import Figure
-
-  figure = Figure(figsize=(6.5, 3.6), layout="constrained")
-  axes = figure.add_subplot()
-  for record in records:
-    axes.plot(*zip(*record["curve"], strict=True), label=record["form"])
-  axes.set_xlabel("seconds")
-  axes.set_ylabel("validation loss (nats/token)")
-  axes.spines[["top", "right"]].set_visible(False)
-  axes.legend(frameon=False)
-  figure.savefig(path, dpi=160)
 
 
 def row(record: dict) -> str:

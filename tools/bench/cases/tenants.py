@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Measures clients that share servers: throughput and shares of device time.
 
-  python -m tools.bench tenants --picture docs/pictures/tenants.png
+  python -m tools.bench tenants
   python -m tools.bench tenants --clients '' --weights 1:2:4:8
 
 Each client is a process that keeps eight programs submitted. A program computes
@@ -52,7 +52,6 @@ _SIDE = 256  # rows and columns of a product, which takes about 0.4 ms
 # Number of products in the program that is timed to choose the lengths of other
 # programs: so many that the program takes much longer than its dispatch.
 _TRIAL = 2000
-_TRACE_SECS = 0.6  # seconds that the picture shows
 BOUNDS = dict.fromkeys(("programs_per_sec", "ratio"), (0, math.inf))
 HEAD = "ms     clients  what                  programs per second   ratio"
 
@@ -74,7 +73,6 @@ FLAGS = {
   "--share_ms": Flag(5, "length of a program for the shares"),
   "--secs": Flag(5, "seconds of a measurement"),
   "--rounds": Flag(3, "turns of each kind"),
-  "--picture": Flag(None, "draw into this PNG file"),
 }
 
 
@@ -226,7 +224,6 @@ def _measure_shares(
       "kind": f"{weight} of {':'.join(map(str, weights))}",
       "programs_per_sec": statistics.median(map(len, of_rounds)) / chosen.secs,
       "ratio": statistics.median(x[i] / sum(x) / promised for x in times),
-      "spans": [x for x in of_rounds[0] if x[1] < _TRACE_SECS],
     }
 
 
@@ -264,43 +261,6 @@ def row(record: dict) -> str:
     f"{record['ms']:<7g}{record['clients']:<9}{record['kind']:<22}"
     f"{record['programs_per_sec']:19.1f}{record['ratio']:8.3f}"
   )
-
-
-def draw(records: Sequence[dict], path: str) -> None:
-  """Draws throughput by number of clients; below, when each client ran."""
-  from matplotlib.figure import Figure
-
-  lines, groups = collections.defaultdict(list), collections.defaultdict(list)
-  for each in records:
-    if each["figure"] == 8:
-      key = f"{each['kind']}, programs of {each['ms']:g} ms"
-      lines[key].append((each["clients"], each["programs_per_sec"]))
-    else:
-      groups[each["kind"].partition(" of ")[2]].append(each)
-  heights = [3.2, *[1.3] * len(groups)]
-  figure = Figure(figsize=(9.2, sum(heights)), layout="constrained")
-  throughput, *below = figure.subplots(
-    len(heights), height_ratios=heights, squeeze=False
-  )[:, 0]
-  for label, points in lines.items():
-    throughput.plot(*zip(*points, strict=True), "o-", label=label)
-  throughput.set(xlabel="clients", ylabel="programs per second", ylim=(0, None))
-  throughput.legend(frameon=False)
-  for axes, (weights, own) in zip(below, groups.items(), strict=True):
-    ends = sorted(
-      (end, i) for i, client in enumerate(own) for _, end in client["spans"]
-    )
-    for (begin, _), (end, i) in itertools.pairwise(ends):
-      axes.barh(i, end - begin, left=begin, height=0.9, color=f"C{i}")
-    axes.set_yticks(range(len(own)), weights.split(":"))
-    axes.set(ylim=(len(own) - 0.5, -0.5), ylabel="client's weight")
-  if below:
-    below[-1].set_xlabel(
-      "seconds; from the end of a program to the end of the next"
-    )
-  for axes in figure.axes:
-    axes.spines[["top", "right"]].set_visible(False)
-  figure.savefig(path, format="png", dpi=120)
 
 
 def _compute(products: int, x: tf.Tensor) -> tf.Tensor:

@@ -30,12 +30,10 @@ def test_a_record_has_bytes_and_seconds_per_step_and_times_to_losses():
 
 
 @pytest.mark.slow
-def test_pods_that_exchange_seldom_send_a_twentieth_of_the_bytes(tmp_path):
-  picture = tmp_path / "loss.png"
+def test_pods_that_exchange_seldom_send_a_twentieth_of_the_bytes():
   done = processes.python(
     *[processes.ROOT / "tools" / "bench", "slow_links", "--mbits=1000"],
     *["--forms=gradients,diloco", "--delay_ms=1", "--steps=40", "--json"],
-    f"--picture={picture}",
   )
   lacks = ("install iproute2", "takes the rights of root")
   if any(x in done.stderr for x in lacks):
@@ -46,4 +44,3 @@ def test_pods_that_exchange_seldom_send_a_twentieth_of_the_bytes(tmp_path):
   expected = 2 * 4 * 1_475_200
   assert 1 < gradients["bytes_per_step"] / expected < 1.05
   assert 20 * diloco["bytes_per_step"] < gradients["bytes_per_step"]
-  assert picture.stat().st_size > 1000

@@ -1,6 +1,6 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Clients share servers by their weights, and the bench draws who ran when."""
+"""Clients share servers by their weights."""
 
 import json
 
@@ -8,33 +8,6 @@ import pytest
 
 from tests import processes
 from tools.bench.cases import tenants
-
-
-def record(figure, kind, clients, **more):
-  return {
-    "figure": figure,
-    "ms": 2,
-    "clients": clients,
-    "kind": kind,
-    "programs_per_sec": 10.0,
-    "ratio": 1.0,
-    **more,
-  }
-
-
-def test_throughput_and_traces_are_drawn(tmp_path):
-  records = [
-    record(8, kind, clients)
-    for clients in (1, 4)
-    for kind in ("scheduled", "unscheduled")
-  ] + [
-    record(9, f"{x} of 1:2", 2, spans=[[0.0, 0.1 * x], [0.2, 0.3]])
-    for x in (1, 2)
-  ]
-  tenants.draw(records, str(tmp_path / "picture.png"))
-  assert (tmp_path / "picture.png").stat().st_size > 10_000
-  cells = ["2", "1", "scheduled", "10.0", "1.000"]
-  assert tenants.row(records[0]).split() == cells
 
 
 def test_programs_that_run_at_the_same_time_share_the_device_time():
