@@ -128,6 +128,35 @@ def write_index(
   return len(of)
 
 
+def _fit_together(
+  *, tokens, chunks, documents, firsts, terms, places, postings
+) -> bool:
+  """Returns whether arrays are as `write_index` writes them."""
+
+  def divide(bounds, parts, whole):  # into parts that are not empty
+    edges = [0, len(whole)]
+    is_all = len(bounds) == len(parts) + 1 and bounds[[0, -1]].tolist() == edges
+    return is_all and (np.diff(bounds) > 0).all()
+
+  given = tokens, chunks, documents, firsts, terms, places, postings
+  if [(x.dtype.str, x.ndim, *x.shape[1:]) for x in given] != [
+    *_ARRAYS.values()
+  ]:
+    return False
+  begins, ends = chunks.T
+  return bool(
+    divide(firsts, documents, chunks)
+    and divide(places, terms, postings)
+    and (np.diff(terms) > 0).all()
+    and 0 <= begins.min()
+    and (begins < ends).all()
+    and ends.max() <= len(tokens)
+    and 0 <= postings.min()
+    and postings.max() < len(chunks)
+    and tokens.min() >= 0
+  )
+
+
 class NeighbourIndex:
   """An index on the disk, mapped into memory.
 
@@ -156,9 +185,7 @@ class NeighbourIndex:
         fault = "has the tokens of another vocabulary"
       elif (length := manifest["chunk_length"]) != chunk:
         fault = f"has chunks of {length} tokens, not CHUNK_LENGTH = {chunk}"
-      elif [(x.dtype.str, x.ndim, *x.shape[1:]) for x in held.values()] == [
-        *_ARRAYS.values()
-      ]:
+      elif _fit_together(**held):
         fault = ""
     except (OSError, ValueError, LookupError, EOFError):
       pass
