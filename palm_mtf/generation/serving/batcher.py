@@ -28,6 +28,7 @@ from palm_mtf.generation.inference.slot_decoder import (
 )
 from palm_mtf.generation.inference.token_feed import TokenFeed
 from palm_mtf.generation.serving.completion_request import CompletionRequest
+from palm_mtf.generation.serving.counters import Counters
 from palm_mtf.generation.serving.served_weights import ServedWeights
 
 
@@ -89,10 +90,15 @@ _MOST_FED_SECS = 0.25
 # Minimum tokens of prompts that are read between two decoder calls, if a slot
 # has text: fewer take as long, because all weights are read for them.
 _FEWEST_TOKENS = 16
+# While no row has a token yet, steps wait for prompts, but at most for so many
+# tokens of them: rows that come together begin together, because a row with
+# tokens would stop for each further part of the other prompts.
+_MOST_TOKENS_AHEAD = 2048
+# Rows do not wait for a prompt of which more tokens than these are unread.
+_LONG_PROMPT = 256
 # The queue, which must not grow without limit, has room for one row per slot,
 # plus `most_waiting` rows for each of this many clients.
 _MOST_CLIENTS = 8
-_GAUGES = ("running", "waiting", "checkpoint_step")
 
 
 class FullError(Exception):
@@ -125,51 +131,6 @@ def take_row(waiting: list[Row], in_slots: Iterable[Row]) -> Row:
   return row
 
 
-@dataclasses.dataclass
-class Counters:
-  """Values for /metrics: counts since the server's start, and gauges."""
-
-  # {HTTP status: number of answers}.
-  requests: collections.Counter = dataclasses.field(
-    default_factory=collections.Counter
-  )
-  # {(assertion, what came of it): number of answers}
-  assertions: Mapping[tuple[str, str], int] = dataclasses.field(
-    default_factory=dict
-  )
-  prompt_tokens: int = 0  # number of prompt tokens that the model has read
-  generated_tokens: int = 0  # number of tokens that the model has generated
-  steps: int = 0  # number of decoding steps, each for all rows of the batch
-  # Number of completions whose client disconnected, or that a stop string
-  # ended.
-  cancelled: int = 0
-  request_secs: float = 0.0  # sum of seconds from request to answer's end
-  running: int = 0  # number of completions in slots now
-  waiting: int = 0  # number of completions that wait for a slot now
-  checkpoint_step: int = 0  # training step of the current weights
-
-  def format_page(self) -> str:
-    """Returns the counts in Prometheus' text format."""
-    lines = ["# TYPE palm_mtf_requests_total counter"]
-    lines += [
-      f'palm_mtf_requests_total{{code="{code}"}} {count}'
-      for code, count in sorted(self.requests.items())
-    ]
-    lines += ["# TYPE palm_mtf_assertions_total counter"]
-    lines += [
-      f'palm_mtf_assertions_total{{assertion="{x}",result="{y}"}} {count}'
-      for (x, y), count in self.assertions.items()
-    ]
-    for field in dataclasses.fields(self)[2:]:
-      is_gauge = field.name in _GAUGES
-      name = f"palm_mtf_{field.name}" + ("" if is_gauge else "_total")
-      lines += [
-        f"# TYPE {name} {'gauge' if is_gauge else 'counter'}",
-        f"{name} {getattr(self, field.name)}",
-      ]
-    return "\n".join(lines) + "\n"
-
-
 class Batcher:
   """Decodes completions (rows) in one batch, in the thread that calls `run`."""
 
@@ -200,6 +161,7 @@ class Batcher:
     # the client that has waited longest.
     self._unread: dict[int, int] = {}
     self._is_first_next = False
+    self._tokens_ahead = 0  # tokens of prompts read since the last step
     self._token_secs = 0.0  # measured seconds per token of a prompt
     self._feed = TokenFeed()
     self._fed: Mapping[int, Row] = {}  # rows of the call that uses the feed
@@ -323,7 +285,7 @@ class Batcher:
       self._counters.checkpoint_step = self.engine.step
     if self._unread and self._owed_secs <= 0:
       self._read_prompts()
-    if self._running:
+    if self._running and not self._reads_on():
       self._run_steps()
     return True
 
@@ -339,31 +301,35 @@ class Batcher:
     return bool(self._waiting) and has_free and not is_kept
 
   def _read_prompts(self) -> None:
-    # Between two decoder calls the batcher reads at most one part of prompts,
-    # or one prompt, so that no row waits for several. If another client has
-    # rows in slots, or if a prompt is scored, which is slow, the batcher does
-    # not read on before decoding has taken as much time.
+    # Reads a part of prompts, or one prompt. If another client has a row with
+    # tokens, or if the prompt is scored, which is slow, the batcher does not
+    # read on before decoding has taken as much time; or less, if more clients
+    # wait for their prompts than for the decoding.
     others = [x for i, x in self._running.items() if i not in self._unread]
+    begun = [x for x in others if x.chosen]
     begin, slot = time.monotonic(), next(iter(self._unread))
     row, decoder = self._running[slot], self.engine.decoder
-    is_owed, adapter = row.is_unscored, row.asked.adapter_number
-    if is_owed:
+    is_scored, adapter = row.is_unscored, row.asked.adapter_number
+    if is_scored:
       row.prompt_scores = self.engine.score(row.prompt, adapter)
     parts = [PromptPart(slot, row.prompt, 0)]
     if not row.asked.max_tokens:
       self._end(row, "length")
     elif decoder.part_tokens:
-      parts = self._take_part(bool(others))
+      parts = self._take_part(len(begun))
       start = time.monotonic()
       decoder.read_prompts(parts, adapter)
-      tokens = sum(len(x.ids) for x in parts)
+      tokens = max(_FEWEST_TOKENS, sum(len(x.ids) for x in parts))
       self._token_secs = (time.monotonic() - start) / tokens
     else:
       decoder.insert(slot, row.prompt, adapter)
     clients = {self._running[x.slot].client for x in parts}
-    is_owed |= any({x.client} != clients for x in others)
-    if others and is_owed:
-      self._owed_secs = time.monotonic() - begin
+    if is_scored or any({x.client} != clients for x in begun):
+      own = {x.client for x in (others if is_scored else begun)}
+      reading = {self._running[i].client for i in self._unread}
+      share = min(1.0, len(own) / len(reading))
+      self._owed_secs = (time.monotonic() - begin) * share
+    self._tokens_ahead += sum(len(x.ids) for x in parts)
     if parts[0].slot == slot:  # then another client comes first
       order = sorted(
         self._unread, key=lambda i: self._running[i].client == row.client
@@ -376,14 +342,28 @@ class Batcher:
         row = self._running[part.slot]
         self._counters.prompt_tokens += len(row.prompt) - row.num_start
 
-  def _take_part(self, has_others: bool) -> list[PromptPart]:
+  def _reads_on(self) -> bool:
+    # Returns whether steps wait for a further prompt. Once a row has tokens,
+    # none waits. A client's rows wait for rows of another client only as long
+    # as that client has no more of them.
+    read = [x for i, x in self._running.items() if i not in self._unread]
+    if self._owed_secs > 0 or any(x.chosen for x in read):
+      return False
+    counts = collections.Counter(x.client for x in read)
+    fewest = min(counts.values(), default=0)
+    coming = [(self._running[i], self._count_unread(i)) for i in self._unread]
+    if self._may_begin():
+      coming += [(x, last_to_read(x.prompt)) for x in self._waiting]
+    return self._tokens_ahead < _MOST_TOKENS_AHEAD and any(
+      count <= _LONG_PROMPT and counts[x.client] <= fewest and not x.is_unscored
+      for x, count in coming
+    )
+
+  def _take_part(self, num_begun: int) -> list[PromptPart]:
     # Returns parts to read, of the first prompt and those with its adapter. In
     # turns, the first and the shortest ones come first: short prompts need not
     # wait for a long one, which gets at least half of the tokens of its client.
     left, (first, *_) = self.engine.decoder.part_tokens, self._unread
-    if has_others and self._token_secs:
-      fitting = int(_MOST_SECS / self._token_secs)
-      left = min(left, max(_FEWEST_TOKENS, fitting))
     adapter = self._running[first].asked.adapter_number
     order = [first]
     for slot in self._unread:
@@ -394,6 +374,15 @@ class Batcher:
     if not self._is_first_next:
       order.sort(key=self._count_unread)
     self._is_first_next = not self._is_first_next
+    if num_begun and self._token_secs:
+      # Rows with tokens wait for the part: longer if more prompts than rows
+      # wait, or if that spares the first prompt a further, small part.
+      fitting = max(_FEWEST_TOKENS, int(_MOST_SECS / self._token_secs))
+      counts = [self._count_unread(i) for i in self._unread]
+      num_short = sum(x <= _LONG_PROMPT for x in counts)
+      rest = self._count_unread(order[0])
+      shared = int(fitting * max(1.0, num_short / num_begun))
+      left = min(left, max(shared, rest if rest <= 2 * fitting else 0))
     parts = []
     for slot in order:
       at = self._unread[slot]
@@ -437,6 +426,7 @@ class Batcher:
     if is_fed:
       with self._appending:
         self._fed = taking
+    self._tokens_ahead = 0
     # Feed all rows, even those that take no token from this call: for a missing
     # row, the decoder feeds zeros, which may overwrite its keys and values.
     found = self.engine.decoder.steps(
