@@ -38,8 +38,10 @@ from palm_mtf.generation.inference.token_feed import TokenFeed
 # these rows grows by this factor, so that few programs are built.
 _ROWS_GROW_BY = 4
 # Numbers of tokens that a program reads of prompts. Few programs serve all
-# numbers, because a program takes up to a second to build.
-_PART_SIZES = (16, 32, 64, 128)
+# numbers, because `prepare` takes up to a second for each. From 33 tokens on,
+# padding takes at most a third of a program's time; 16 take hardly longer than
+# one, because all weights are read for it.
+_PART_SIZES = (16, 32, 48, 64, 96, 128)
 # C++ keeps the adapters of all decoders in one table.
 _numbers = itertools.count(1)
 
@@ -208,12 +210,8 @@ class SlotDecoder:
     ]
     for part in parts:
       self._drafts.pop(part.slot, None)
-    # Read the tokens in the sizes that add up to their number, rounded up.
-    while columns:
-      missing = -len(columns) % _PART_SIZES[0]
-      size = max(x for x in _PART_SIZES if x <= len(columns) + missing)
-      self._read_columns(columns[:size], size, adapter)
-      columns = columns[size:]
+    size = next(x for x in _PART_SIZES if x >= len(columns))
+    self._read_columns(columns, size, adapter)
 
   def _read_columns(
     self, columns: Sequence[tuple[int, int, int]], size: int, adapter: int = 0

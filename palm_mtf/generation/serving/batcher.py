@@ -90,12 +90,15 @@ _MOST_FED_SECS = 0.25
 # Minimum tokens of prompts that are read between two decoder calls, if a slot
 # has text: fewer take as long, because all weights are read for them.
 _FEWEST_TOKENS = 16
-# While no row has a token yet, steps wait for prompts, but at most for so many
-# tokens of them: rows that come together begin together, because a row with
-# tokens would stop for each further part of the other prompts.
+# Maximum tokens of short prompts.
+_SHORT_PROMPT = 256
+# Maximum seconds of short prompts that are read between two decoder calls. Long
+# prompts get _MOST_SECS, because rows with tokens wait for more parts of them.
+_MOST_SHORT_SECS = 0.06
+# While no row has a token yet, steps wait for short prompts, but at most until
+# so many tokens are read: rows that come together begin together, because rows
+# with tokens would wait for each further part of the other prompts.
 _MOST_TOKENS_AHEAD = 2048
-# Rows do not wait for a prompt of which more tokens than these are unread.
-_LONG_PROMPT = 256
 # The queue, which must not grow without limit, has room for one row per slot,
 # plus `most_waiting` rows for each of this many clients.
 _MOST_CLIENTS = 8
@@ -162,6 +165,9 @@ class Batcher:
     self._unread: dict[int, int] = {}
     self._is_first_next = False
     self._tokens_ahead = 0  # tokens of prompts read since the last step
+    # Rows for which a step waits: those that came before the first of them was
+    # read; None if none is read.
+    self._together: Collection[Row] | None = None
     self._token_secs = 0.0  # measured seconds per token of a prompt
     self._feed = TokenFeed()
     self._fed: Mapping[int, Row] = {}  # rows of the call that uses the feed
@@ -316,7 +322,7 @@ class Batcher:
     if not row.asked.max_tokens:
       self._end(row, "length")
     elif decoder.part_tokens:
-      parts = self._take_part(len(begun))
+      parts = self._take_part(bool(begun))
       start = time.monotonic()
       decoder.read_prompts(parts, adapter)
       tokens = max(_FEWEST_TOKENS, sum(len(x.ids) for x in parts))
@@ -347,23 +353,28 @@ class Batcher:
     # none waits. A client's rows wait for rows of another client only as long
     # as that client has no more of them.
     read = [x for i, x in self._running.items() if i not in self._unread]
-    if self._owed_secs > 0 or any(x.chosen for x in read):
+    if not read or any(x.chosen for x in read) or self._owed_secs > 0:
       return False
-    counts = collections.Counter(x.client for x in read)
-    fewest = min(counts.values(), default=0)
-    coming = [(self._running[i], self._count_unread(i)) for i in self._unread]
+    unread = [self._running[i] for i in self._unread]
     if self._may_begin():
-      coming += [(x, last_to_read(x.prompt)) for x in self._waiting]
+      unread += self._waiting
+    if self._together is None:
+      self._together = unread
+    counts = collections.Counter(x.client for x in read)
+    fewest = min(counts.values())
     return self._tokens_ahead < _MOST_TOKENS_AHEAD and any(
-      count <= _LONG_PROMPT and counts[x.client] <= fewest and not x.is_unscored
-      for x, count in coming
+      len(x.prompt) <= _SHORT_PROMPT
+      and counts[x.client] <= fewest
+      and x in self._together
+      and not x.is_unscored
+      for x in unread
     )
 
-  def _take_part(self, num_begun: int) -> list[PromptPart]:
+  def _take_part(self, has_begun: bool) -> list[PromptPart]:
     # Returns parts to read, of the first prompt and those with its adapter. In
     # turns, the first and the shortest ones come first: short prompts need not
     # wait for a long one, which gets at least half of the tokens of its client.
-    left, (first, *_) = self.engine.decoder.part_tokens, self._unread
+    decoder, first = self.engine.decoder, next(iter(self._unread))
     adapter = self._running[first].asked.adapter_number
     order = [first]
     for slot in self._unread:
@@ -374,22 +385,19 @@ class Batcher:
     if not self._is_first_next:
       order.sort(key=self._count_unread)
     self._is_first_next = not self._is_first_next
-    if num_begun and self._token_secs:
-      # Rows with tokens wait for the part: longer if more prompts than rows
-      # wait, or if that spares the first prompt a further, small part.
-      fitting = max(_FEWEST_TOKENS, int(_MOST_SECS / self._token_secs))
-      counts = [self._count_unread(i) for i in self._unread]
-      num_short = sum(x <= _LONG_PROMPT for x in counts)
-      rest = self._count_unread(order[0])
-      shared = int(fitting * max(1.0, num_short / num_begun))
-      left = min(left, max(shared, rest if rest <= 2 * fitting else 0))
+    left = {is_short: decoder.part_tokens for is_short in (True, False)}
+    if has_begun and self._token_secs:
+      # Rows with tokens wait for the part.
+      for is_short, secs in ((True, _MOST_SHORT_SECS), (False, _MOST_SECS)):
+        fitting = max(_FEWEST_TOKENS, int(secs / self._token_secs))
+        left[is_short] = min(left[is_short], fitting)
     parts = []
     for slot in order:
-      at = self._unread[slot]
-      count = min(left, self._count_unread(slot))
-      ids = self._running[slot].prompt[at : at + count]
-      parts += [PromptPart(slot, ids, at)] if count else []
-      left -= count
+      prompt, at = self._running[slot].prompt, self._unread[slot]
+      count = left[len(prompt) <= _SHORT_PROMPT]
+      ids = prompt[at : at + max(0, min(count, self._count_unread(slot)))]
+      parts += [PromptPart(slot, ids, at)] if ids else []
+      left = {x: y - len(ids) for x, y in left.items()}
     return parts
 
   def _count_unread(self, slot: int) -> int:
@@ -426,7 +434,7 @@ class Batcher:
     if is_fed:
       with self._appending:
         self._fed = taking
-    self._tokens_ahead = 0
+    self._tokens_ahead, self._together = 0, None
     # Feed all rows, even those that take no token from this call: for a missing
     # row, the decoder feeds zeros, which may overwrite its keys and values.
     found = self.engine.decoder.steps(
