@@ -206,7 +206,8 @@ def _serve(
   from palm_mtf.executors.host.step_session import step_session_config
   from palm_mtf.generation.serving.access import make_url
   from palm_mtf.generation.serving.adapters import ServedAdapters
-  from palm_mtf.generation.serving.batcher import Batcher, Counters
+  from palm_mtf.generation.serving.batcher import Batcher
+  from palm_mtf.generation.serving.counters import Counters
   from palm_mtf.generation.serving.served_model import ServedModel
   from palm_mtf.generation.serving.served_weights import (
     NewerCheckpoint,

@@ -310,8 +310,8 @@ struct AttendToCacheKernel {
                                     d_kv, positions[begin]};
       Attention<T>(sizes, {keys + row, values + row, per_head, size_t(d_kv)},
                    threads, attention_memory<T>())
-        .run(with.team_of(threads, kNoPatience),
-             static_cast<const T*>(TF_TensorData(q)) + at, out + at);
+        .run(with.team_of(threads), static_cast<const T*>(TF_TensorData(q)) + at,
+             out + at);
     }
   }
 };

@@ -37,9 +37,11 @@ from palm_mtf.generation.inference.token_feed import TokenFeed
 # A step computes only the first rows, up to the last slot in use. The number of
 # these rows grows by this factor, so that few programs are built.
 _ROWS_GROW_BY = 4
-# Numbers of tokens that a program reads of prompts, so that few programs serve
-# all numbers, and padding takes at most a third of a program's time.
-_PART_SIZES = (8, 16, 24, 32, 48, 64, 96, 128)
+# Numbers of tokens that a program reads of prompts. Few programs serve all
+# numbers, because `prepare` takes up to a second for each. From 33 tokens on,
+# padding takes at most a third of a program's time; 16 take hardly longer than
+# one, because all weights are read for it.
+_PART_SIZES = (16, 32, 48, 64, 96, 128)
 # C++ keeps the adapters of all decoders in one table.
 _numbers = itertools.count(1)
 
@@ -143,6 +145,32 @@ class SlotDecoder:
       while self._unused:
         self._keep(self._unused.pop(), NOTHING)
 
+  def prepare(self) -> None:
+    """Builds programs, so that the first texts need not wait for them.
+
+    These are all programs of texts without an adapter, log p or masks. Does
+    nothing if prompts are read whole: there XLA may take seconds per program.
+    """
+    if not self.part_tokens:
+      return
+    last_slots = {self._count_rows(i): i for i in range(self.num_slots)}
+    key = np.zeros([2], np.int32)
+    texts = [
+      {slot: SlotText(0, 0, 0, key, temperature, None, top_p, limit=0)}
+      for slot in last_slots.values()
+      for temperature, top_p in ((0.0, 1.0), (1.0, 1.0), (1.0, 0.5))
+    ]
+    # Build all programs before the first call, because the session takes over
+    # all new operations in one call, which takes long for any number of them.
+    for size in _PART_SIZES:
+      self._build(ReadParts(size))
+    for each in texts:
+      self._build(self._step_function(each, wants_log_probs=False))
+    for size in _PART_SIZES:
+      self._read_columns([(0, 0, 0)], size)
+    for each in texts:
+      self.steps(each, 1, wants_log_probs=False)
+
   def insert(self, slot: int, ids: Sequence[int], adapter: int = 0) -> None:
     """Prefills a slot; the next step reads the last token again, for logits.
 
@@ -183,7 +211,12 @@ class SlotDecoder:
     for part in parts:
       self._drafts.pop(part.slot, None)
     size = next(x for x in _PART_SIZES if x >= len(columns))
-    padded = columns + columns[:1] * (size - len(columns))
+    self._read_columns(columns, size, adapter)
+
+  def _read_columns(
+    self, columns: Sequence[tuple[int, int, int]], size: int, adapter: int = 0
+  ) -> None:
+    padded = [*columns, *columns[:1] * (size - len(columns))]
     inputs = {"parts": np.transpose(padded), "count": len(columns)}
     inputs |= {"adapter": adapter} if adapter else {}
     program = self._build(ReadParts(size, bool(adapter)))
@@ -248,18 +281,7 @@ class SlotDecoder:
       for i, mask in enumerate(x.masks[:num_masks]):
         masks[row, i] = mask
       shares[row] = (x.temperature, x.top_p)
-    is_greedy = all(x.temperature <= MOST_GREEDY for x in texts.values())
-    has_limits = not is_greedy and any(
-      x.top_k is not None or x.top_p < 1 for x in texts.values()
-    )
-    function = StepSlots(
-      num_rows=num_rows,
-      num_tokens=self._num_tokens,
-      is_greedy=is_greedy,
-      has_limits=has_limits,
-      wants_log_probs=wants_log_probs,
-      num_masks=num_masks,
-    )
+    function = self._step_function(texts, wants_log_probs, num_masks)
     call = [min(count, most), feed.socket if feed else -1]
     inputs = {"call": call, "texts": numbers, "shares": shares}
     if has_masks:
@@ -273,6 +295,23 @@ class SlotDecoder:
       slot: _read_row({x: y[row] for x, y in found.items()}, texts[slot])
       for slot, row in places.items()
     }
+
+  def _step_function(
+    self,
+    texts: Mapping[int, SlotText],
+    wants_log_probs: bool,
+    num_masks: int = 0,
+  ) -> StepSlots:
+    is_greedy = all(x.temperature <= MOST_GREEDY for x in texts.values())
+    return StepSlots(
+      num_rows=self._count_rows(max(texts)),
+      num_tokens=self._num_tokens,
+      is_greedy=is_greedy,
+      has_limits=not is_greedy
+      and any(x.top_k is not None or x.top_p < 1 for x in texts.values()),
+      wants_log_probs=wants_log_probs,
+      num_masks=num_masks,
+    )
 
   def _count_rows(self, last_slot: int) -> int:
     rows = self._loaded.num_slices

@@ -28,6 +28,7 @@ from palm_mtf.generation.inference.slot_decoder import (
 )
 from palm_mtf.generation.inference.token_feed import TokenFeed
 from palm_mtf.generation.serving.completion_request import CompletionRequest
+from palm_mtf.generation.serving.counters import Counters
 from palm_mtf.generation.serving.served_weights import ServedWeights
 
 
@@ -89,10 +90,18 @@ _MOST_FED_SECS = 0.25
 # Minimum tokens of prompts that are read between two decoder calls, if a slot
 # has text: fewer take as long, because all weights are read for them.
 _FEWEST_TOKENS = 16
+# Maximum tokens of short prompts.
+_SHORT_PROMPT = 256
+# Maximum seconds of short prompts that are read between two decoder calls. Long
+# prompts get _MOST_SECS, because rows with tokens wait for more parts of them.
+_MOST_SHORT_SECS = 0.06
+# While no row has a token yet, steps wait for short prompts, but at most until
+# so many tokens are read: rows that come together begin together, because rows
+# with tokens would wait for each further part of the other prompts.
+_MOST_TOKENS_AHEAD = 2048
 # The queue, which must not grow without limit, has room for one row per slot,
 # plus `most_waiting` rows for each of this many clients.
 _MOST_CLIENTS = 8
-_GAUGES = ("running", "waiting", "checkpoint_step")
 
 
 class FullError(Exception):
@@ -125,51 +134,6 @@ def take_row(waiting: list[Row], in_slots: Iterable[Row]) -> Row:
   return row
 
 
-@dataclasses.dataclass
-class Counters:
-  """Values for /metrics: counts since the server's start, and gauges."""
-
-  # {HTTP status: number of answers}.
-  requests: collections.Counter = dataclasses.field(
-    default_factory=collections.Counter
-  )
-  # {(assertion, what came of it): number of answers}
-  assertions: Mapping[tuple[str, str], int] = dataclasses.field(
-    default_factory=dict
-  )
-  prompt_tokens: int = 0  # number of prompt tokens that the model has read
-  generated_tokens: int = 0  # number of tokens that the model has generated
-  steps: int = 0  # number of decoding steps, each for all rows of the batch
-  # Number of completions whose client disconnected, or that a stop string
-  # ended.
-  cancelled: int = 0
-  request_secs: float = 0.0  # sum of seconds from request to answer's end
-  running: int = 0  # number of completions in slots now
-  waiting: int = 0  # number of completions that wait for a slot now
-  checkpoint_step: int = 0  # training step of the current weights
-
-  def format_page(self) -> str:
-    """Returns the counts in Prometheus' text format."""
-    lines = ["# TYPE palm_mtf_requests_total counter"]
-    lines += [
-      f'palm_mtf_requests_total{{code="{code}"}} {count}'
-      for code, count in sorted(self.requests.items())
-    ]
-    lines += ["# TYPE palm_mtf_assertions_total counter"]
-    lines += [
-      f'palm_mtf_assertions_total{{assertion="{x}",result="{y}"}} {count}'
-      for (x, y), count in self.assertions.items()
-    ]
-    for field in dataclasses.fields(self)[2:]:
-      is_gauge = field.name in _GAUGES
-      name = f"palm_mtf_{field.name}" + ("" if is_gauge else "_total")
-      lines += [
-        f"# TYPE {name} {'gauge' if is_gauge else 'counter'}",
-        f"{name} {getattr(self, field.name)}",
-      ]
-    return "\n".join(lines) + "\n"
-
-
 class Batcher:
   """Decodes completions (rows) in one batch, in the thread that calls `run`."""
 
@@ -200,6 +164,10 @@ class Batcher:
     # the client that has waited longest.
     self._unread: dict[int, int] = {}
     self._is_first_next = False
+    self._tokens_ahead = 0  # tokens of prompts read since the last step
+    # Rows for which a step waits: those that came before the first of them was
+    # read; None if none is read.
+    self._together: Collection[Row] | None = None
     self._token_secs = 0.0  # measured seconds per token of a prompt
     self._feed = TokenFeed()
     self._fed: Mapping[int, Row] = {}  # rows of the call that uses the feed
@@ -323,7 +291,7 @@ class Batcher:
       self._counters.checkpoint_step = self.engine.step
     if self._unread and self._owed_secs <= 0:
       self._read_prompts()
-    if self._running:
+    if self._running and not self._reads_on():
       self._run_steps()
     return True
 
@@ -339,31 +307,35 @@ class Batcher:
     return bool(self._waiting) and has_free and not is_kept
 
   def _read_prompts(self) -> None:
-    # Between two decoder calls the batcher reads at most one part of prompts,
-    # or one prompt, so that no row waits for several. If another client has
-    # rows in slots, or if a prompt is scored, which is slow, the batcher does
-    # not read on before decoding has taken as much time.
+    # Reads a part of prompts, or one prompt. If another client has a row with
+    # tokens, or if the prompt is scored, which is slow, the batcher does not
+    # read on before decoding has taken as much time; or less, if more clients
+    # wait for their prompts than for the decoding.
     others = [x for i, x in self._running.items() if i not in self._unread]
+    begun = [x for x in others if x.chosen]
     begin, slot = time.monotonic(), next(iter(self._unread))
     row, decoder = self._running[slot], self.engine.decoder
-    is_owed, adapter = row.is_unscored, row.asked.adapter_number
-    if is_owed:
+    is_scored, adapter = row.is_unscored, row.asked.adapter_number
+    if is_scored:
       row.prompt_scores = self.engine.score(row.prompt, adapter)
     parts = [PromptPart(slot, row.prompt, 0)]
     if not row.asked.max_tokens:
       self._end(row, "length")
     elif decoder.part_tokens:
-      parts = self._take_part(bool(others))
+      parts = self._take_part(bool(begun))
       start = time.monotonic()
       decoder.read_prompts(parts, adapter)
-      tokens = sum(len(x.ids) for x in parts)
+      tokens = max(_FEWEST_TOKENS, sum(len(x.ids) for x in parts))
       self._token_secs = (time.monotonic() - start) / tokens
     else:
       decoder.insert(slot, row.prompt, adapter)
     clients = {self._running[x.slot].client for x in parts}
-    is_owed |= any({x.client} != clients for x in others)
-    if others and is_owed:
-      self._owed_secs = time.monotonic() - begin
+    if is_scored or any({x.client} != clients for x in begun):
+      own = {x.client for x in (others if is_scored else begun)}
+      reading = {self._running[i].client for i in self._unread}
+      share = min(1.0, len(own) / len(reading))
+      self._owed_secs = (time.monotonic() - begin) * share
+    self._tokens_ahead += sum(len(x.ids) for x in parts)
     if parts[0].slot == slot:  # then another client comes first
       order = sorted(
         self._unread, key=lambda i: self._running[i].client == row.client
@@ -376,14 +348,33 @@ class Batcher:
         row = self._running[part.slot]
         self._counters.prompt_tokens += len(row.prompt) - row.num_start
 
-  def _take_part(self, has_others: bool) -> list[PromptPart]:
+  def _reads_on(self) -> bool:
+    # Returns whether steps wait for a further prompt. Once a row has tokens,
+    # none waits. A client's rows wait for rows of another client only as long
+    # as that client has no more of them.
+    read = [x for i, x in self._running.items() if i not in self._unread]
+    if not read or any(x.chosen for x in read) or self._owed_secs > 0:
+      return False
+    unread = [self._running[i] for i in self._unread]
+    if self._may_begin():
+      unread += self._waiting
+    if self._together is None:
+      self._together = unread
+    counts = collections.Counter(x.client for x in read)
+    fewest = min(counts.values())
+    return self._tokens_ahead < _MOST_TOKENS_AHEAD and any(
+      len(x.prompt) <= _SHORT_PROMPT
+      and counts[x.client] <= fewest
+      and x in self._together
+      and not x.is_unscored
+      for x in unread
+    )
+
+  def _take_part(self, has_begun: bool) -> list[PromptPart]:
     # Returns parts to read, of the first prompt and those with its adapter. In
     # turns, the first and the shortest ones come first: short prompts need not
     # wait for a long one, which gets at least half of the tokens of its client.
-    left, (first, *_) = self.engine.decoder.part_tokens, self._unread
-    if has_others and self._token_secs:
-      fitting = int(_MOST_SECS / self._token_secs)
-      left = min(left, max(_FEWEST_TOKENS, fitting))
+    decoder, first = self.engine.decoder, next(iter(self._unread))
     adapter = self._running[first].asked.adapter_number
     order = [first]
     for slot in self._unread:
@@ -394,13 +385,19 @@ class Batcher:
     if not self._is_first_next:
       order.sort(key=self._count_unread)
     self._is_first_next = not self._is_first_next
+    left = {is_short: decoder.part_tokens for is_short in (True, False)}
+    if has_begun and self._token_secs:
+      # Rows with tokens wait for the part.
+      for is_short, secs in ((True, _MOST_SHORT_SECS), (False, _MOST_SECS)):
+        fitting = max(_FEWEST_TOKENS, int(secs / self._token_secs))
+        left[is_short] = min(left[is_short], fitting)
     parts = []
     for slot in order:
-      at = self._unread[slot]
-      count = min(left, self._count_unread(slot))
-      ids = self._running[slot].prompt[at : at + count]
-      parts += [PromptPart(slot, ids, at)] if count else []
-      left -= count
+      prompt, at = self._running[slot].prompt, self._unread[slot]
+      count = left[len(prompt) <= _SHORT_PROMPT]
+      ids = prompt[at : at + max(0, min(count, self._count_unread(slot)))]
+      parts += [PromptPart(slot, ids, at)] if ids else []
+      left = {x: y - len(ids) for x, y in left.items()}
     return parts
 
   def _count_unread(self, slot: int) -> int:
@@ -437,6 +434,7 @@ class Batcher:
     if is_fed:
       with self._appending:
         self._fed = taking
+    self._tokens_ahead, self._together = 0, None
     # Feed all rows, even those that take no token from this call: for a missing
     # row, the decoder feeds zeros, which may overwrite its keys and values.
     found = self.engine.decoder.steps(

@@ -12,7 +12,7 @@ import socket
 from aiohttp import http_exceptions, web
 
 from palm_mtf.errors import shorten
-from palm_mtf.generation.serving.batcher import Counters
+from palm_mtf.generation.serving.counters import Counters
 from palm_mtf.generation.serving.messages import (
   MALFORMED,
   WRONGLY_CODED,

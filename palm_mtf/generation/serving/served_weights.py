@@ -73,6 +73,7 @@ class ServedWeights(contextlib.AbstractContextManager):
         self._num_slots,
         prompt_lookup=self._config.decode.prompt_lookup,
       )
+      self.decoder.prepare()
     except tf.errors.ResourceExhaustedError:
       raise UserError(
         f"--slots = {self._num_slots:,}: there is too little memory for their "

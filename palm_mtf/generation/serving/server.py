@@ -20,12 +20,13 @@ from aiohttp import web
 from palm_mtf.errors import UserError
 from palm_mtf.generation.serving.access import Access
 from palm_mtf.generation.serving.adapters import NamedAdapter
-from palm_mtf.generation.serving.batcher import Batcher, Counters, FullError
+from palm_mtf.generation.serving.batcher import Batcher, FullError
 from palm_mtf.generation.serving.completion_request import CompletionRequest
 from palm_mtf.generation.serving.connections import (
   Connections,
   raise_connection_limit,
 )
+from palm_mtf.generation.serving.counters import Counters
 from palm_mtf.generation.serving.messages import (
   MOST_BODY_BYTES,
   RefusalError,

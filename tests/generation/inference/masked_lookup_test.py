@@ -16,10 +16,11 @@ from palm_mtf.data.vocabulary.text_reader import decode_after
 from palm_mtf.generation.decode import slot_program
 from palm_mtf.generation.inference.constraint import Grammars
 from palm_mtf.generation.inference.slot_decoder import SlotDecoder, SlotText
-from palm_mtf.generation.serving.batcher import Batcher, Counters, Row
+from palm_mtf.generation.serving.batcher import Batcher, Row
 from palm_mtf.generation.serving.completion_request import (
   read_completion_request,
 )
+from palm_mtf.generation.serving.counters import Counters
 from palm_mtf.native.operations import operations
 from tests.cases import slow
 from tests.generation.serving.live_server import Weights, small_vocabulary

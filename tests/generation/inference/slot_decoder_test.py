@@ -156,6 +156,29 @@ def test_one_call_with_many_steps_chooses_the_same_as_many_calls(
     assert [x.token for x in ours][: len(expected)] == expected
 
 
+@pytest.mark.parametrize("settings", [SETTINGS[:2], SETTINGS[:4]])
+def test_texts_of_a_prepared_decoder_wait_for_no_program(
+  settings, checkpoint, decoder
+):
+  """And are the same as without preparation."""
+  times = [(i, 0, MAX_TOKENS) for i, _ in enumerate(settings)]
+  expected = run(decoder, settings, times)
+  with LoadedDecoder(checkpoint, CONFIG, SINGLE) as loaded:
+    prepared = SlotDecoder(loaded, CONFIG.vocab_size, 6)
+    prepared.prepare()
+    loaded.build = lambda *_: pytest.fail("built a program")
+    prepared.read_prompts([PromptPart(5, [9] * 17, 0)])
+    for count in range(1, len(settings) + 1):
+      for i, prompt in enumerate(PROMPTS[:count]):
+        prepared.insert(i, [0, *prompt])
+      texts = {
+        i: text_of(i, [], x, MAX_TOKENS) for i, x in enumerate(settings[:count])
+      }
+      found = prepared.steps(texts, MAX_TOKENS, wants_log_probs=False)
+      for i, chosen in found.items():
+        assert [x.token for x in chosen] == [x.token for x in expected[i]]
+
+
 def read_whole(decoder, slot, ids, monkeypatch):
   with monkeypatch.context() as patch:
     patch.setattr(decoder, "part_tokens", 0)

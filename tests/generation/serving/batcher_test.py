@@ -16,7 +16,6 @@ from palm_mtf.generation.inference.constraint import ConstraintError
 from palm_mtf.generation.inference.slot_decoder import Chosen
 from palm_mtf.generation.serving.batcher import (
   Batcher,
-  Counters,
   FullError,
   Row,
   take_row,
@@ -24,6 +23,7 @@ from palm_mtf.generation.serving.batcher import (
 from palm_mtf.generation.serving.completion_request import (
   read_completion_request,
 )
+from palm_mtf.generation.serving.counters import Counters
 from tests.generation.serving.live_server import Weights
 
 EOD, OTHER_END, SLOTS, MOST_WAITING = 1, 1000, 2, 3
@@ -214,11 +214,10 @@ def test_steps_that_no_row_ends_in_are_one_call(run):
   run.decoder.most = 10**6
   rows = [run.row(10, max_tokens=9), run.row(20, max_tokens=7)]
   run.serve(*rows, run.row(30, max_tokens=2))
-  # While the second row waits for a free slot, the first takes one step. The
-  # third row gets the slot of the second, and ends together with the first.
-  assert run.decoder.counts[:2] == [1, 7]
-  assert sum(run.decoder.counts[2:]) == 2
-  assert [len(step) for step in run.decoder.read] == [1] + [2] * 7 + [2, 1]
+  # Before the first call, the time of a step is unknown. The third row gets the
+  # slot of the second, and ends together with the first.
+  assert run.decoder.counts == [1, 6, 2]
+  assert [len(step) for step in run.decoder.read] == [2] * 9
   assert [len(row.chosen) for row in rows] == [9, 7]
 
 
@@ -241,7 +240,7 @@ def test_a_step_may_choose_several_tokens_of_a_row_up_to_its_end(run):
   rows = [run.row(10, max_tokens=8), run.row(20, max_tokens=7)]
   run.serve(*rows)
   assert [tokens(x) for x in rows] == [[*range(11, 19)], [*range(21, 28)]]
-  assert limits == [{0: 8}, {0: 7, 1: 7}]
+  assert limits == [{0: 8, 1: 7}, {0: 7, 1: 3}, {0: 4}]
   assert run.counters.steps == 8
 
 

@@ -17,7 +17,8 @@ from palm_mtf.data.vocabulary.load import open_vocabulary
 from palm_mtf.data.vocabulary.training import train_vocabulary
 from palm_mtf.data.vocabulary.vocabulary import Vocabulary
 from palm_mtf.generation.inference.slot_decoder import Chosen
-from palm_mtf.generation.serving.batcher import Batcher, Counters
+from palm_mtf.generation.serving.batcher import Batcher
+from palm_mtf.generation.serving.counters import Counters
 from palm_mtf.generation.serving.served_model import ServedModel
 from tests import strict_json
 

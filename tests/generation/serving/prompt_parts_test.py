@@ -9,7 +9,7 @@ import pytest
 
 from tests.generation.serving import batcher_test
 
-run = batcher_test.run
+run, wait_for = batcher_test.run, batcher_test.wait_for
 
 
 @pytest.mark.parametrize("client", ["client", "other"])
@@ -87,3 +87,102 @@ def test_a_prompt_does_not_wait_for_all_prompts_of_another_client(run, scores):
   begun.wait()
   run.end()
   assert len(one.chosen) == 2 and unread[-1] >= 4
+
+
+def before_first_step(decoder):
+  """Returns the tokens of each part of prompts before the first step."""
+  return decoder.events[: decoder.events.index("s")]
+
+
+@pytest.mark.parametrize("clients", [1, 16])
+def test_16_short_prompts_are_read_in_4_parts_before_the_first_step(
+  run, clients
+):
+  """So that no text that has begun waits for the others' prompts."""
+  decoder = run.decoder
+  decoder.part_tokens, decoder.num_slots = 128, 16
+  run.batcher.most_rows = 16
+  for i in range(16):
+    name = f"{i % clients}"
+    run.batcher.submit([run.row(*[5000] * 31, max_tokens=2, client=name)])
+  run.thread.start()
+  run.end()
+  assert decoder.events == [128, 128, 128, 16 * 31 - 3 * 128, "s", "s"]
+  assert [len(step) for step in decoder.read] == [16, 16]
+
+
+def test_prompts_that_come_while_the_first_is_read_begin_with_it(run):
+  decoder = run.decoder
+  decoder.part_tokens, decoder.num_slots = 128, 4
+  run.batcher.most_rows = 4
+  read = decoder.read_prompts
+
+  def read_first(*args):
+    decoder.read_prompts = read
+    for _ in range(3):
+      run.batcher.submit([run.row(*[5000] * 31, max_tokens=2)])
+    return read(*args)
+
+  decoder.read_prompts = read_first
+  run.batcher.submit([run.row(*[5000] * 31, max_tokens=2)])
+  run.thread.start()
+  while not decoder.events:
+    time.sleep(0.001)
+  run.end()
+  assert decoder.events == [31, 93, "s", "s"]
+
+
+def test_texts_wait_for_at_most_2048_tokens_of_others(run):
+  decoder = run.decoder
+  decoder.part_tokens, decoder.num_slots = 128, 30
+  run.batcher.most_rows = 30
+  run.serve(*[run.row(*[5000] * 200, max_tokens=2) for _ in range(30)])
+  assert 2048 <= sum(before_first_step(decoder)) < 2048 + 128
+
+
+@pytest.mark.parametrize("part_tokens", [0, 128])
+def test_a_short_prompt_does_not_wait_for_a_long_one(run, part_tokens):
+  decoder = run.decoder
+  decoder.part_tokens, decoder.num_slots = part_tokens, 2
+  short, long = run.row(*[5000] * 31), run.row(*[5000] * 1000)
+  run.serve(short, long)
+  assert [[*step] for step in decoder.read[:1]] == [[0]]
+
+
+def test_parts_of_short_prompts_take_up_to_three_times_as_long(run):
+  """So that short prompts seldom wait for a step of others."""
+  decoder = run.decoder
+  decoder.part_tokens, decoder.num_slots = 128, 5
+  run.batcher.most_rows = 5
+  decoder.secs, decoder.token_secs = 0.001, 0.001
+  decoder.may_step = threading.Semaphore(1)
+  first = run.row(*[5000] * 31, max_tokens=90)
+  run.batcher.submit([first])
+  run.thread.start()
+  wait_for(first, 1)
+  short = [run.row(*[5000] * 31, max_tokens=2) for _ in range(3)]
+  run.batcher.submit([*short, run.row(*[5000] * 300, max_tokens=2)])
+  decoder.may_step.release(10**6)
+  run.end()
+  _, *parts = [x for x in decoder.events if x != "s"]
+  assert 58 <= parts[0] <= 60 and sum(parts[:2]) == 3 * 31
+  assert max(parts[2:]) <= 20 and sum(parts[2:]) == 300
+
+
+def test_prompts_of_many_clients_wait_less_for_the_texts_of_one(run):
+  """Four clients that wait have four times as much time as the one."""
+  decoder = run.decoder
+  decoder.part_tokens, decoder.num_slots = 128, 9
+  decoder.most, decoder.secs, decoder.token_secs = 10**6, 0.001, 0.001
+  decoder.may_step = threading.Semaphore(1)
+  first = run.row(*[5000] * 31, max_tokens=900)
+  run.batcher.submit([first])
+  run.thread.start()
+  wait_for(first, 1)
+  for i in range(4):
+    run.batcher.submit([run.row(*[5000] * 900, max_tokens=9, client=f"{i}")])
+  decoder.may_step.release(10**6)
+  run.end()
+  events = "".join(x if x == "s" else "p" for x in decoder.events)
+  between = [len(x) for x in events.split("p")[2:10]]
+  assert set(between) == {5}  # parts take 0.02 s
