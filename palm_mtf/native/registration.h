@@ -40,8 +40,8 @@ void register_kernels(const char* op, TF_DataType out = TF_DataType(0)) {
 using Names = std::vector<const char*>;
 
 inline void register_operation(const char* name, const Names& inputs,
-                        const Names& outputs, const Names& attrs,
-                        bool writes_to_inputs = false) {
+                               const Names& outputs, const Names& attrs,
+                               bool writes_to_inputs = false) {
   TF_OpDefinitionBuilder* op = TF_NewOpDefinitionBuilder(name);
   for (auto each : inputs) TF_OpDefinitionBuilderAddInput(op, each);
   for (auto each : outputs) TF_OpDefinitionBuilderAddOutput(op, each);
