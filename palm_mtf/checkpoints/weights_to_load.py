@@ -14,8 +14,8 @@ import dataclasses
 import json
 import logging
 import os
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 from palm_mtf.accounting.optimizer_state import (
   NEW_OPTIMIZER,
@@ -51,12 +51,14 @@ from palm_mtf.config import (
   RunConfig,
 )
 from palm_mtf.config.macros import MISSING, from_macros, macros_of
-from palm_mtf.data.batches.corpus import Corpus
 from palm_mtf.data.vocabulary.load import load_vocabulary
 from palm_mtf.data.vocabulary.vocabulary import Vocabulary
 from palm_mtf.errors import UserError
 from palm_mtf.json_text import json_text
 from palm_mtf.model_dir.paths import ModelDir
+
+if TYPE_CHECKING:  # commands without a corpus begin sooner
+  from palm_mtf.data.batches.corpus import Corpus
 
 _logger = logging.getLogger(__name__)
 
@@ -68,15 +70,20 @@ BEFORE = {"NORM_SCALE": "plain", "LOGITS_DTYPE": "activation"}
 
 
 def open_newest(
-  model_dir: str, config: CorpusConfig
+  model_dir: str,
+  config: CorpusConfig,
+  begin: Callable[[Checkpoint], object] = lambda checkpoint: None,
 ) -> tuple[Checkpoint, Vocabulary]:
   """Returns a run's newest whole checkpoint, held open, and its vocabulary.
+
+  Calls `begin` with the checkpoint before it reads the vocabulary.
 
   Raises UserError if there is no whole checkpoint, or if `config` has another
   model or vocabulary than the checkpoint.
   """
   shapes = saved_shapes(config.model)
   checkpoint = newest_checkpoint(model_dir, shapes)
+  begin(checkpoint)
   vocabulary = load_vocabulary(
     model_dir, config.data, vocab_size=config.model.vocab_size
   )
@@ -248,7 +255,7 @@ def _shape_text(shape: tuple[int, ...] | None) -> str:
 
 
 def warn_of_other_evaluation_text(
-  checkpoint: Checkpoint, corpus: Corpus, data: DataConfig
+  checkpoint: Checkpoint, corpus: "Corpus", data: DataConfig
 ) -> None:
   """Warns if validation documents differ from those held out in training."""
   if not _is_other(checkpoint, corpus):
@@ -282,7 +289,7 @@ def warn_of_larger_share(checkpoint: Checkpoint, data: DataConfig) -> None:
 
 
 def warn_of_other_split(
-  checkpoint: Checkpoint, corpus: Corpus, data: DataConfig
+  checkpoint: Checkpoint, corpus: "Corpus", data: DataConfig
 ) -> None:
   """Warns if a resumed run holds out other validation documents than before."""
   before, now = _share_before(checkpoint, data), data.validation_share
@@ -297,7 +304,7 @@ def warn_of_other_split(
   _logger.warning(f"VALIDATION_SHARE = {now}, but {before} until now: {what}")
 
 
-def _is_other(checkpoint: Checkpoint, corpus: Corpus) -> bool:
+def _is_other(checkpoint: Checkpoint, corpus: "Corpus") -> bool:
   """Returns whether the checkpoint's run had other text than `corpus`."""
   trained = checkpoint.manifest.data
   # A corpus's fingerprint depends on how documents are packed into rows, too.

@@ -141,6 +141,11 @@ def _run_configured(
         )
       _prepare_for_tensorflow()
       return pkgutil.resolve_name(path)(as_json=options.as_json)
+  _prepare_for_tensorflow()  # the user's modules may import TensorFlow
+  if name == "generate" and not options.print_config:
+    from palm_mtf.machine import tensorflow_c
+
+    tensorflow_c.preload()  # while this thread imports the rest
   from palm_mtf.cli import gin_files
 
   shown = shlex.join(x for x in arguments if x != "--print_config")
@@ -155,7 +160,6 @@ def _run_configured(
     model_dir=getattr(options, "model_dir", None),
     trust_config=getattr(options, "trust_config", False),
   )
-  _prepare_for_tensorflow()  # the user's modules may import TensorFlow
   if options.print_config:
     configuration.check_values()
     print(configuration.format_effective(), end="")

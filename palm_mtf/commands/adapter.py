@@ -21,7 +21,6 @@ from palm_mtf.checkpoints.weights_to_load import (
 )
 from palm_mtf.config import Config, ModelConfig, mesh_layout
 from palm_mtf.errors import UserError
-from palm_mtf.export.huggingface.peft import CONFIG, read_peft
 
 if TYPE_CHECKING:  # the module imports TensorFlow
   from palm_mtf.generation.inference.adapters import Factors
@@ -47,6 +46,8 @@ def add_adapter(
   """
   if path is None:
     return config, checkpoint
+  from palm_mtf.export.huggingface.peft import CONFIG  # slow to import
+
   given = f"{flag} = {path!r}"
   if config.model.adapter != "none":
     raise UserError(
@@ -108,6 +109,7 @@ def _read_peft_folder(
 ) -> _Opened:
   del flag  # messages name files
   from palm_mtf.checkpoints.variables import array_reader, write_arrays
+  from palm_mtf.export.huggingface.peft import read_peft
 
   found = read_peft(path, base, array_reader(of))
   with tempfile.TemporaryDirectory() as folder:

@@ -2,18 +2,20 @@
 # SPDX-License-Identifier: Apache-2.0
 """`palm_mtf generate`: continues texts with the newest checkpoint."""
 
+import contextlib
 import dataclasses
 import os
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
+from palm_mtf.checkpoints.manifest import Checkpoint
 from palm_mtf.checkpoints.weights_to_load import open_newest
 from palm_mtf.commands.adapter import add_adapter
 from palm_mtf.config import Config, DecodeConfig, RunConfig, mesh_layout
 from palm_mtf.data.batches.packing import prompt_start
-from palm_mtf.data.vocabulary.chat import ChatTemplate
 from palm_mtf.errors import UserError, check_library
+from palm_mtf.generation.inference.kept_decoder import KeptDecoder, can_keep
 from palm_mtf.generation.inference.prompts import (
   check_prompts,
   check_room,
@@ -22,12 +24,12 @@ from palm_mtf.generation.inference.prompts import (
   warn_of_spaces,
 )
 from palm_mtf.json_text import STRICT_DECODER, json_text
-from palm_mtf.machine import tensorflow_c
 from palm_mtf.machine.activation_dtype import is_slow, log_dtype, resolve_dtype
 from palm_mtf.model_dir.foreign_files import read_regular
 from palm_mtf.user_text import check_text, split_lines
 
 if TYPE_CHECKING:  # the modules import TensorFlow, which takes seconds
+  from palm_mtf.data.vocabulary.chat import ChatTemplate
   from palm_mtf.generation.inference.constraint import Grammar
   from palm_mtf.generation.inference.generator import Generator
 
@@ -71,46 +73,58 @@ def generate(
       "--prompt 'def main(', or --input FILE."
     )
   grammar = _read_grammar(json_schema, regex, decode)
-  # Not before the checks above: a process that has begun to load the library
-  # cannot end before the library is loaded.
-  tensorflow_c.preload()
-  checkpoint, vocabulary = open_newest(model_dir, config)
-  config, checkpoint = add_adapter(adapter, config, checkpoint)
-  model = config.model
-  check_room(model, run)
-  start_id = prompt_start(config.data, vocabulary)
-  template = ChatTemplate(vocabulary, start_id) if chat else None
+  with contextlib.ExitStack() as stack:
+    kept: list[KeptDecoder] = []
 
-  def check(texts):
-    check_prompts(texts, vocabulary, model, run, origin)
+    def begin(checkpoint: Checkpoint) -> None:
+      if not (adapter or grammar or is_slow(model, mesh)) and can_keep(config):
+        kept.append(stack.enter_context(KeptDecoder(checkpoint, config)))
 
-  def warn(texts):
-    warn_of_spaces(texts, vocabulary, origin)
+    checkpoint, vocabulary = open_newest(model_dir, config, begin)
+    config, checkpoint = add_adapter(adapter, config, checkpoint)
+    check_room(config.model, run)
+    start_id = prompt_start(config.data, vocabulary)
+    template = None
+    if chat:
+      from palm_mtf.data.vocabulary.chat import ChatTemplate
 
-  given = [] if asks else texts
-  check(given)
-  log_dtype(model, mesh)
-  warn(given)
-  if is_slow(model, mesh):  # only then import TensorFlow, which takes seconds
-    from palm_mtf.executors.host.step_session import step_session_config
-    from palm_mtf.rates.measure import warn_if_slow
+      template = ChatTemplate(vocabulary, start_id)
 
-    warn_if_slow(
-      model, mesh, step_session_config(model, mesh, decode.weight_dtype)
+    def check(texts):
+      check_prompts(texts, vocabulary, config.model, run, origin)
+
+    def warn(texts):
+      warn_of_spaces(texts, vocabulary, origin)
+
+    given = [] if asks else texts
+    check(given)
+    _log_speed(config)
+    warn(given)
+    loaded = stack.enter_context(
+      open_generator(checkpoint, config, vocabulary, grammar, *kept)
     )
-  with open_generator(
-    checkpoint, config, vocabulary, grammar, keeps=True
-  ) as loaded:
     # If there is only one continuation, print tokens as they are generated.
     is_one = decode.rows_per_prompt == 1 and not as_json
     if template:
-      _chat(loaded, template, model.text_length - run.sample_tokens)
+      _chat(loaded, template, config.model.text_length - run.sample_tokens)
     elif asks:
       _answer_stdin(loaded, check, warn, is_one, as_json)
     elif is_one and len(texts) == 1:
       _print_stream(loaded, texts[0])
     else:
       _print_all(loaded, texts, as_json)
+
+
+def _log_speed(config: Config) -> None:
+  model, mesh = config.model, config.mesh_layout
+  log_dtype(model, mesh)
+  if is_slow(model, mesh):  # only then import TensorFlow, which takes seconds
+    from palm_mtf.executors.host.step_session import step_session_config
+    from palm_mtf.rates.measure import warn_if_slow
+
+    warn_if_slow(
+      model, mesh, step_session_config(model, mesh, config.decode.weight_dtype)
+    )
 
 
 def _find_prompts(
@@ -239,7 +253,7 @@ def _answer_stdin(
 
 
 def _encode_message(
-  template: ChatTemplate,
+  template: "ChatTemplate",
   messages: Sequence[Mapping[str, str]],
   line: str,
   loaded: "Generator",
@@ -252,7 +266,7 @@ def _encode_message(
   return encode(loaded.put_passages(line, encode))
 
 
-def _chat(loaded: "Generator", template: ChatTemplate, most: int) -> None:
+def _chat(loaded: "Generator", template: "ChatTemplate", most: int) -> None:
   """Answers each line of stdin; the model reads the whole conversation first.
 
   A line is refused if the conversation then has more than `most` tokens.

@@ -8,6 +8,7 @@ later, which then uses the same library.
 """
 
 import atexit
+import contextlib
 import ctypes
 import functools
 import importlib.util
@@ -78,11 +79,15 @@ _FUNCTIONS: Mapping[str, tuple] = {
 }
 
 
+_loading: list[threading.Thread] = []  # the thread of `preload`, if any
+
+
 def preload() -> None:
   """Begins to load the library, while this thread does other work."""
-  if sys.platform == "linux":
+  if sys.platform == "linux" and not _loading:
     loading = threading.Thread(target=_load_silently, daemon=True)
     loading.start()
+    _loading.append(loading)
     atexit.register(_await, loading)
 
 
@@ -108,7 +113,7 @@ def _load_silently() -> None:
     # Unlike ctypes.CDLL(path), this call lets Python's other threads run.
     libc.dlopen.argtypes, libc.dlopen.restype = [_Text, _Int], _P
     for path in _paths():
-      libc.dlopen(path.encode(), os.RTLD_NOW)
+      libc.dlopen(path.encode(), os.RTLD_LAZY)
 
 
 def _paths() -> list[str]:
@@ -121,7 +126,11 @@ def _paths() -> list[str]:
 @functools.cache
 def _library() -> dict[str, ctypes._CFuncPtr]:
   """Returns the functions of the C library by name; may raise OSError."""
-  with silent_unless_it_fails():
+  # ctypes.CDLL does not let other threads run. A library that `preload` has
+  # loaded prints nothing more, and other threads may print meanwhile.
+  for loading in _loading:
+    loading.join()
+  with contextlib.nullcontext() if _loading else silent_unless_it_fails():
     framework, whole = map(ctypes.CDLL, _paths())
   found = {}
   for name, (result, *arguments) in _FUNCTIONS.items():

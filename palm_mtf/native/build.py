@@ -33,13 +33,17 @@ from palm_mtf.machine.processors import AMX_FLAGS, cpu_flags
 
 _logger = logging.getLogger(__name__)
 
-_SOURCE = Path(__file__).parent / "operations.cc"
+_SOURCES = Path(__file__).parent
 # None of these options reorders the terms of a sum, which would change bits.
 _FLAGS = (
-  *("-std=c++20", "-O3", "-shared", "-fPIC", "-pthread", "-Wno-psabi"),
+  *("-std=c++20", "-O3", "-fPIC", "-pthread", "-Wno-psabi"),
   *("-fno-math-errno", "-fno-trapping-math", "-ffp-contract=fast"),
 )
-_LIBRARIES = ("-l:libtensorflow_cc.so.2", "-l:libtensorflow_framework.so.2")
+_LIBRARIES = (
+  "-shared",
+  "-l:libtensorflow_cc.so.2",
+  "-l:libtensorflow_framework.so.2",
+)
 # CPU flags for the instruction sets of vectors.h on x86-64.
 _AVX2 = frozenset({"avx2", "fma"})
 _AVX512 = _AVX2 | {"avx512f", "avx512bw", "avx512_vnni"}
@@ -108,7 +112,7 @@ def load_library() -> bytes:
 
 def _load_library() -> bytes:
   digest = hashlib.sha256()
-  for part in sorted(_SOURCE.parent.glob("*.[ch]*")):
+  for part in sorted(_SOURCES.glob("*.[ch]*")):
     digest.update(part.read_bytes())
   version = importlib.metadata.version("tensorflow")
   options = _choose_options()
@@ -247,12 +251,15 @@ def _compile_in(above: int, command: Sequence[str]) -> bytes:
   said = os.memfd_create("said")  # in memory, because the disk may be full
   try:
     with partial_folder(above) as folder:
+      define = f"-DPALM_OPTIONS={_quote(' '.join(options))}"
+      compile_it = [*command, define, f"-I{package}/include", "-c"]
+      units = {f"{x.stem}.o": str(x) for x in sorted(_SOURCES.glob("*.cc"))}
       code = _call(
-        [
-          *(*command, f"-DPALM_OPTIONS={_quote(' '.join(options))}"),
-          *(f"-I{package}/include", str(_SOURCE)),
-          *("-o", _OUTPUT, f"-L{package}", *_LIBRARIES),
-        ],
+        [[*compile_it, unit, "-o", name] for name, unit in units.items()],
+        folder.descriptor,
+        said,
+      ) or _call(
+        [[*command, *units, "-o", _OUTPUT, f"-L{package}", *_LIBRARIES]],
         folder.descriptor,
         said,
       )
@@ -271,35 +278,39 @@ def _quote(text: str) -> str:  # returns a C++ string literal
   return '"' + text.replace("\\", "\\\\").replace('"', '\\"') + '"'
 
 
-def _call(command: Sequence[str], folder: int, said: int) -> int:
-  # Runs a command in `folder`, with output to `said` (both are descriptors);
-  # returns the exit status.
+def _call(commands: Sequence[Sequence[str]], folder: int, said: int) -> int:
+  # Runs commands at the same time in `folder`, with output to `said` (both are
+  # descriptors); returns the first exit status that is not 0, if any.
+  running = []
   try:
-    with _starting:
-      process = subprocess.Popen(
-        command,
-        cwd=f"/proc/self/fd/{folder}",  # works even if the folder is renamed
-        env={**os.environ, "TMPDIR": ".", "LC_ALL": "C"},
-        stdin=subprocess.DEVNULL,
-        stdout=said,
-        stderr=said,
-        umask=0o077,
-        start_new_session=True,  # so that killpg also ends child processes
-      )
-      _compilers.append(process)
+    for command in commands:
+      with _starting:
+        process = subprocess.Popen(
+          command,
+          cwd=f"/proc/self/fd/{folder}",  # works even if the folder is renamed
+          env={**os.environ, "TMPDIR": ".", "LC_ALL": "C"},
+          stdin=subprocess.DEVNULL,
+          stdout=said,
+          stderr=said,
+          umask=0o077,
+          start_new_session=True,  # so that killpg also ends child processes
+        )
+        _compilers.append(process)
+      running.append(process)
+    codes = [process.wait(_COMPILE_SECS) for process in running]
+    return next(filter(None, codes), 0)
   except OSError as error:
     raise BuildError(f"{command[0]}: {error.strerror}; {_ADVICE}") from None
-  try:
-    return process.wait(_COMPILE_SECS)
   except subprocess.TimeoutExpired:
     raise BuildError(
       f"{command[0]} has not ended in {_COMPILE_SECS} seconds; {_ADVICE}"
     ) from None
   finally:
-    _compilers.remove(process)
-    if process.returncode is None:
-      os.killpg(process.pid, signal.SIGKILL)
-      process.wait()
+    for process in running:
+      _compilers.remove(process)
+      if process.returncode is None:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
 
 
 def _make_error(compiler: str, code: int, said: str) -> BuildError:

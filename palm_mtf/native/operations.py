@@ -1,6 +1,6 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Loads the operations of operations.cc, if they can be compiled."""
+"""Loads the operations in C++, if they can be compiled."""
 
 import ctypes
 import dataclasses

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "call.h"
+#include "huge_pages.h"
 #include "packing.h"
 #include "shared.h"
 
@@ -50,6 +51,7 @@ struct PackKernel {
     const int num_panels = (outer + kColumns - 1) / kColumns;
     const Matrix<uint8_t> panels = call.allocate<uint8_t>(
       0, stack * num_panels, panel_bytes(format, inner));
+    use_huge_pages(panels.data, size_t(panels.rows) * panels.columns, true);
     Shared& with = shared();
     std::lock_guard lock(with.mutex);
     WorkQueue queue;

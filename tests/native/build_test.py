@@ -234,6 +234,20 @@ def test_a_hanging_compiler_is_ended_with_all_its_processes(
     processes.wait_for(lambda pid=pid: not processes.is_running(pid))
 
 
+def test_two_files_are_compiled_at_the_same_time(
+  caches, compiler, tmp_path, monkeypatch
+):
+  # Each compiler waits until the other one has begun.
+  wait = f"""
+case "$*" in *" -c "*)
+  touch {tmp_path}/$$.begun
+  until ls {tmp_path}/*.begun | grep -c . | grep 2; do sleep 0.01; done;;
+esac"""
+  compiler(wait + MADE)
+  monkeypatch.setattr(build, "_COMPILE_SECS", 60)
+  assert build.load_library().endswith(b"-mword (1)")
+
+
 def test_a_library_is_compiled_while_a_command_does_other_work(
   caches, compiler
 ):

@@ -50,7 +50,7 @@ def compile_products(options, folder):
   subprocess.run(
     [
       *("c++", "-std=c++20", "-O2", "-w", "-shared", "-fPIC", *options),
-      *(f"-I{build._SOURCE.parent}", FOLDER / "tiles.cc", "-o", library),
+      *(f"-I{build._SOURCES}", FOLDER / "tiles.cc", "-o", library),
     ],
     check=True,
   )

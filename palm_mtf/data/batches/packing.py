@@ -79,20 +79,18 @@ rows of 9 positions are
 import bisect
 import dataclasses
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
 from palm_mtf.config import DataConfig
 from palm_mtf.config.data import SpanCorruption
-from palm_mtf.data.batches.neighbours import (
-  NeighbourIndex,
-  Place,
-  find_documents,
-)
 from palm_mtf.data.batches.shuffle import shuffle
-from palm_mtf.data.tokens.shard import TokenArray
 from palm_mtf.data.vocabulary.vocabulary import Vocabulary
+
+if TYPE_CHECKING:  # commands that only need `prompt_start` begin sooner
+  from palm_mtf.data.batches.neighbours import NeighbourIndex, Place
+  from palm_mtf.data.tokens.shard import TokenArray
 
 
 class Example(NamedTuple):
@@ -272,12 +270,12 @@ class JoinedRows:
 
   def __init__(
     self,
-    tokens: TokenArray,
+    tokens: "TokenArray",
     length: int,
     *,
     eod_id: int | None,
     first: int = 0,
-    neighbours: NeighbourIndex | None = None,
+    neighbours: "NeighbourIndex | None" = None,
   ):
     """Cuts rows of `length` tokens; see `make_joined_row` for the rest."""
     self._tokens = tokens
@@ -318,9 +316,9 @@ def prompt_start(data: DataConfig, vocabulary: Vocabulary) -> int | None:
 
 
 def join_features(
-  sources: Sequence[TokenArray],
+  sources: Sequence["TokenArray"],
   eod_id: int | None,
-  neighbours: NeighbourIndex | None = None,
+  neighbours: "NeighbourIndex | None" = None,
 ) -> tuple[str, ...]:
   """Returns joined rows' feature names; no "segments" if `eod_id` is None."""
   features = ("inputs", "targets")
@@ -332,11 +330,11 @@ def join_features(
 
 
 def make_joined_row(
-  places: Sequence[Place],
+  places: Sequence["Place"],
   features: Sequence[str],
   eod_id: int | None,
   first: int = 0,
-  neighbours: NeighbourIndex | None = None,
+  neighbours: "NeighbourIndex | None" = None,
 ) -> Row:
   """Returns the features of one row of joined documents.
 
@@ -359,6 +357,8 @@ def make_joined_row(
   if "loss_weights" in features:
     row["loss_weights"] = is_target.astype(np.float32)
   if neighbours:
+    from palm_mtf.data.batches.neighbours import find_documents
+
     hidden = find_documents(places)
     row["neighbours"] = neighbours.find(row["inputs"], hidden)
   return row
@@ -369,7 +369,7 @@ class WholeRows:
 
   def __init__(
     self,
-    tokens: TokenArray,
+    tokens: "TokenArray",
     length: int,
     *,
     packed: bool,

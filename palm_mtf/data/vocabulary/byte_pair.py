@@ -113,9 +113,10 @@ class BytePairVocabulary(Vocabulary):
     self.is_byte = np.zeros(self.size, bool)
     for i in self._names.keys() - self._controls:
       name = self._names[i]
-      self._bytes[i] = name.encode() if i in added else to_bytes(name)
-      is_piece = bool(_BYTE.fullmatch(name))
-      self.is_byte[i] = is_piece or _is_part(self._bytes[i])
+      found = self._bytes[i] = name.encode() if i in added else to_bytes(name)
+      is_piece = name[:3] == "<0x" and _BYTE.fullmatch(name)
+      if is_piece or not (found.isascii() or _is_whole(found)):
+        self.is_byte[i] = True
     # Hash only what affects the ids of a text, on which checkpoints depend.
     kept = ("normalizer", "pre_tokenizer", "model", "added_tokens", "decoder")
     parts = [*map(described.get, kept), extra_ids, self.eod_id]
@@ -390,9 +391,9 @@ def _read_decoders(
   return read_fallback if is_fallback else read_byte_level, drops_space
 
 
-def _is_part(text: bytes) -> bool:
+def _is_whole(text: bytes) -> bool:
   try:
     text.decode()
   except UnicodeDecodeError:
-    return True
-  return False
+    return False
+  return True

@@ -4,20 +4,15 @@
 
 import logging
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 
 from palm_mtf.config import DataConfig
-from palm_mtf.data.filters.filtered_source import open_filtered
-from palm_mtf.data.sources.conversation import MESSAGES, PAIRS
-from palm_mtf.data.sources.document import TRAIN, Source, read_with_progress
 from palm_mtf.data.vocabulary.byte_pair import CONFIG, BytePairVocabulary
-from palm_mtf.data.vocabulary.chat import check_template
-from palm_mtf.data.vocabulary.sentencepiece_vocabulary import (
+from palm_mtf.data.vocabulary.vocabulary import (
+  GENERATION_CONFIG,
   TRAIN_ONE,
-  SentencePieceVocabulary,
+  Vocabulary,
 )
-from palm_mtf.data.vocabulary.training import train_vocabulary
-from palm_mtf.data.vocabulary.vocabulary import GENERATION_CONFIG, Vocabulary
 from palm_mtf.errors import UserError, shorten, suggest_name
 from palm_mtf.model_dir.foreign_files import read_json_object, read_regular
 from palm_mtf.model_dir.paths import ModelDir
@@ -69,7 +64,13 @@ def open_vocabulary(
     raise UserError(f"{what}: {error.strerror}.") from None
   # A SentencePiece model begins with the byte 0x0A, the tag of its first piece.
   is_json = content.lstrip()[:1] == b"{"
-  kind = BytePairVocabulary if is_json else SentencePieceVocabulary
+  kind: type[Vocabulary] = BytePairVocabulary
+  if not is_json:
+    from palm_mtf.data.vocabulary.sentencepiece_vocabulary import (
+      SentencePieceVocabulary,
+    )
+
+    kind = SentencePieceVocabulary
   folders = dict.fromkeys(
     [os.path.dirname(path), model_folder or os.path.dirname(path)]
   )
@@ -132,15 +133,9 @@ def load_vocabulary(
     # Do not train the vocabulary again if documents or VOCAB_SIZE change,
     # because checkpoints depend on its ids.
     if not os.path.exists(path):
-      sources = open_filtered(model_dir, data)
-      for source in sources:
-        source.check_vocabulary(None)
-        if source.form in (MESSAGES, PAIRS):
-          check_template(os.path.dirname(path), source.name)
-      _logger.info(f"training a vocabulary of {vocab_size:,} pieces: {path}")
-      train_vocabulary(
-        training_texts(sources), vocab_size - data.extra_ids, path=path
-      )
+      from palm_mtf.data.vocabulary.training import train_on_run
+
+      train_on_run(model_dir, data, vocab_size, path=path)
   path = os.path.expanduser(path)
   vocabulary = open_vocabulary(path, extra_ids=data.extra_ids)
   vocabulary.check_size(vocab_size)
@@ -152,16 +147,6 @@ def load_vocabulary(
       f"{', '.join(losses)}"
     )
   return vocabulary
-
-
-def training_texts(sources: Iterable[Source]) -> Iterator[str]:
-  """Yields texts and inputs of training documents, but skips token ids."""
-  for source in sources:
-    for split, document in read_with_progress(source, "Reading"):
-      if split == TRAIN:
-        for text in (document.inputs, document.text):
-          if isinstance(text, str):
-            yield text
 
 
 def _read_ends(folder: str) -> Iterator[str | int]:

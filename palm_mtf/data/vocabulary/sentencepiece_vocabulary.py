@@ -28,6 +28,7 @@ from google.protobuf.message import DecodeError
 from sentencepiece import sentencepiece_model_pb2
 
 from palm_mtf.data.vocabulary.vocabulary import (
+  TRAIN_ONE,
   Vocabulary,
   encode_parts,
   find_ends,
@@ -36,7 +37,6 @@ from palm_mtf.errors import UserError
 
 FILE_NAME = "vocabulary.model"
 SPACE_MARK = "\u2581"  # stands for a space in pieces
-TRAIN_ONE = "or train one (palm_mtf vocab)"
 
 
 class SentencePieceVocabulary(Vocabulary):

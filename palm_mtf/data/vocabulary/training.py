@@ -9,20 +9,32 @@ import collections
 import contextlib
 import hashlib
 import heapq
+import logging
 import os
 import pickle
 import re
 import subprocess
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import sentencepiece
 
+from palm_mtf.config import DataConfig
 from palm_mtf.console import progress_bar
-from palm_mtf.data.sources.document import cut_text
+from palm_mtf.data.filters.filtered_source import open_filtered
+from palm_mtf.data.sources.conversation import MESSAGES, PAIRS
+from palm_mtf.data.sources.document import (
+  TRAIN,
+  Source,
+  cut_text,
+  read_with_progress,
+)
+from palm_mtf.data.vocabulary.chat import check_template
 from palm_mtf.errors import UserError, check_count
 from palm_mtf.model_dir.atomic_files import write_atomically
+
+_logger = logging.getLogger(__name__)
 
 MIN_VOCAB_SIZE = 270  # control pieces, bytes, digits, and one learned piece
 
@@ -62,6 +74,35 @@ _SETTINGS = {
   # Constant, so that the model file, which holds this number, is reproducible.
   "num_threads": 1,
 }
+
+
+def train_on_run(
+  model_dir: str, data: DataConfig, vocab_size: int, *, path: str
+) -> None:
+  """Writes a vocabulary to `path`, learned from a run's training documents.
+
+  The vocabulary has `vocab_size` pieces less the EXTRA_IDS of `data`. Raises
+  UserError as `train_vocabulary` does, or if the documents need another one.
+  """
+  sources = open_filtered(model_dir, data)
+  for source in sources:
+    source.check_vocabulary(None)
+    if source.form in (MESSAGES, PAIRS):
+      check_template(os.path.dirname(path), source.name)
+  _logger.info(f"training a vocabulary of {vocab_size:,} pieces: {path}")
+  train_vocabulary(
+    training_texts(sources), vocab_size - data.extra_ids, path=path
+  )
+
+
+def training_texts(sources: Iterable[Source]) -> Iterator[str]:
+  """Yields texts and inputs of training documents, but skips token ids."""
+  for source in sources:
+    for split, document in read_with_progress(source, "Reading"):
+      if split == TRAIN:
+        for text in (document.inputs, document.text):
+          if isinstance(text, str):
+            yield text
 
 
 def train_vocabulary(

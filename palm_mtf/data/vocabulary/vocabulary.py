@@ -36,6 +36,7 @@ _PROBES = {
 # Each of these characters stands for a space in the token names of some
 # vocabularies: SentencePiece, byte level, others.
 SPACE_MARKS = "\u2581\u0120 "
+TRAIN_ONE = "or train one (palm_mtf vocab)"  # ends messages
 # The file of transformers that lists the tokens that end a text.
 GENERATION_CONFIG = "generation_config.json"
 _CHARACTERS = string.ascii_letters + string.digits + string.punctuation

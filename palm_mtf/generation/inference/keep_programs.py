@@ -22,44 +22,49 @@ _NEEDS_PACKAGE = {"PyFunc", "PyFuncStateless", "EagerPyFunc", "XlaLaunch"}
 _XLA = "_XlaMustCompile", "_XlaCompile"
 
 
-def keep(loaded: LoadedDecoder, programs: DecodePrograms, path: str) -> None:
-  """Writes the graph of `programs` and of the weights to the cache.
+def keep(
+  loaded: LoadedDecoder, weights_path: str, texts: Mapping[str, DecodePrograms]
+) -> None:
+  """Writes the graph of the weights, and those of texts, to the cache.
 
-  Does nothing if the graph needs TensorFlow's Python package.
+  `texts` is {path: programs}. A file says of a graph whether it needs
+  TensorFlow's Python package; then the file has no graph.
   """
   if not loaded.session_config:
+    for path in texts:
+      _write(path, {}, tf.GraphDef())
     return
   prefix, values = _read_parameters(loaded)
   whole = loaded.client.graph.as_graph_def()
   _replace_variables(whole, values)
   layers = _join_small(loaded, values)
-  own = [name for each in programs for name in _names(each)]
-  nodes = tf.graph_util.extract_sub_graph
-  weights = [name for names in layers for name in names]
-  found = nodes(whole, [*weights, *own])
-  of_weights = {x.name for x in nodes(whole, weights).node}
-  for node in found.node:
-    # In a session, graphs share variables of the same name. Graphs must share
-    # only the weights, so all other variables get names with the graph's.
-    if node.op == "VarHandleOp" and node.name not in of_weights:
-      node.attr["shared_name"].s += os.path.basename(path).encode()
-  every = [
-    *found.node,
-    *(y for x in found.library.function for y in x.node_def),
-  ]
+  names = [name for some in layers for name in some]
+  weights = tf.graph_util.extract_sub_graph(whole, names)
+  session = loaded.session_config.hex()
+  described = {"session": session, "prefix": prefix.name, "layers": layers}
+  _write(weights_path, described, weights)
+  of_weights = {x.name for x in weights.node}
+  for path, programs in texts.items():
+    names = [name for each in programs for name in _names(each)]
+    found = tf.graph_util.extract_sub_graph(whole, names)
+    for node in found.node:
+      # In a session, graphs share variables of the same name. Graphs must share
+      # only the weights, so all other variables get names with the graph's.
+      if node.op == "VarHandleOp" and node.name not in of_weights:
+        node.attr["shared_name"].s += os.path.basename(path).encode()
+    described = {x: _describe(y) for x, y in programs._asdict().items()}
+    _write(path, described, found)
+
+
+def _write(
+  path: str, described: Mapping[str, object], graph: tf.GraphDef
+) -> None:
+  functions = graph.library.function
+  every = [*graph.node, *(y for x in functions for y in x.node_def)]
   if any(x.op in _NEEDS_PACKAGE or {*_XLA} & {*x.attr} for x in every):
-    return
-  header = json_text(
-    {
-      "session": loaded.session_config.hex(),
-      "prefix": prefix.name,
-      "layers": layers,
-      "programs": {
-        name: _describe(each) for name, each in programs._asdict().items()
-      },
-    }
-  )
-  content = header.encode() + b"\n" + found.SerializeToString()
+    described, graph = {}, tf.GraphDef()
+  header = json_text(described).encode()
+  content = header + b"\n" + graph.SerializeToString()
   folder, name = os.path.split(path)
   try:
     with open_cache(folder, make=True) as cache:

@@ -16,19 +16,15 @@ import json
 import logging
 import os
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from concurrent import futures
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 import palm_mtf
-from palm_mtf.checkpoints.manifest import (
-  Checkpoint,
-  close_weights,
-  find_opened_prefix,
-  open_weights,
-)
+from palm_mtf.checkpoints.manifest import Checkpoint
 from palm_mtf.config import Config, DecodeConfig
 from palm_mtf.executors.choose import decodes_on_accelerators
 from palm_mtf.generation.decode.prompt_batch import PromptBatch
@@ -53,7 +49,7 @@ if TYPE_CHECKING:  # at run time, these imports would load TensorFlow
   from palm_mtf.runtime.program import Program
 
 _logger = logging.getLogger(__name__)
-_T = TypeVar("_T")
+_WEIGHTS = "weights"  # begins the names in the graph that makes the weights
 
 
 class KeptTensor(NamedTuple):
@@ -80,17 +76,6 @@ class KeptPrograms(NamedTuple):
   read: KeptProgram
 
 
-class KeptGraph(NamedTuple):
-  """A graph that makes the weights and texts of one model."""
-
-  graph: bytes  # serialized GraphDef
-  session: bytes  # serialized ConfigProto
-  prefix: str  # tensor to feed with TensorFlow's prefix of a checkpoint
-  # For each part of the weights, in turn: the operations that make it.
-  layers: Sequence[Sequence[str]]
-  programs: KeptPrograms
-
-
 def can_keep(config: Config) -> bool:
   """Whether programs of this model can run without TensorFlow's package.
 
@@ -103,6 +88,7 @@ def can_keep(config: Config) -> bool:
     and not gpu_capabilities()
     and config.model.adapter == "none"  # its base is a second checkpoint
     and not config.decode.knn_index
+    and config.decode.num_beams == 1  # XLA compiles steps of a beam search
   )
 
 
@@ -124,8 +110,8 @@ def hash_code() -> str | None:
   return code.hexdigest()
 
 
-def kept_path(code: str, *settings: object) -> str:
-  """Returns the path of a graph in the cache.
+def kept_path(kind: str, code: str, *settings: object) -> str:
+  """Returns the path of a graph in the cache's folder `kind`.
 
   The path depends on all that a graph depends on: `code`, which `hash_code`
   returns; the versions of packages; the number of threads; the measured choice
@@ -138,7 +124,7 @@ def kept_path(code: str, *settings: object) -> str:
   threads = usable_cores(), thread_count(os.environ)
   products = hashlib.sha256(_read_products()).hexdigest()
   settings = *settings, threads
-  return cache_path("texts", code, products, *versions, *map(repr, settings))
+  return cache_path(kind, code, products, *versions, *map(repr, settings))
 
 
 def _read_products() -> bytes:
@@ -151,8 +137,12 @@ def _read_products() -> bytes:
     return b""  # nothing is measured, or not yet
 
 
-def read_kept(path: str) -> KeptGraph | None:
-  """Returns a graph of the cache; None if it is missing or damaged."""
+def read_kept(path: str) -> tuple[dict[str, Any], bytes] | None:
+  """Returns the description of a graph of the cache, and its GraphDef.
+
+  Both are empty for a graph that needs TensorFlow's package. Returns None if
+  there is no file, or if it is damaged.
+  """
   folder, name = os.path.split(path)
   try:
     with open_cache(folder) as cache:
@@ -165,26 +155,11 @@ def read_kept(path: str) -> KeptGraph | None:
   if content is None:
     return None
   header, _, graph = zlib.decompress(content).partition(b"\n")
-  found = json.loads(header)
-  programs = {
-    name: KeptProgram(
-      {x: KeptTensor(*y) for x, y in each["inputs"].items()},
-      each["outputs"],
-      each["operations"],
-    )
-    for name, each in found["programs"].items()
-  }
-  return KeptGraph(
-    graph,
-    bytes.fromhex(found["session"]),
-    found["prefix"],
-    found["layers"],
-    KeptPrograms(**programs),
-  )
+  return json.loads(header), graph
 
 
 class KeptDecoder(contextlib.AbstractContextManager):
-  """Decoding weights and programs of texts, from a kept graph if there is one.
+  """Decoding weights and programs of texts, from kept graphs if there are any.
 
   Has what `Generator` needs of a `LoadedDecoder`. If a batch has no kept graph,
   a `LoadedDecoder` builds its programs, which are kept at the end. As a context
@@ -195,59 +170,81 @@ class KeptDecoder(contextlib.AbstractContextManager):
   num_virtual = 0
 
   def __init__(self, checkpoint: Checkpoint, config: Config):
-    """Takes a run's checkpoint; `can_keep` of `config` is true."""
+    """Begins to load a run's checkpoint, whose files are held open.
+
+    `can_keep` of `config` is true. Another thread loads the weights, so that
+    the caller can read the vocabulary meanwhile.
+    """
     self._checkpoint, self._run = checkpoint, config
     self.config, self.client = config.model, self
-    # Hash the code at the start, because this process continues to run it even
-    # if another version is installed meanwhile.
-    self._code = hash_code()
+    self._code: str | None = None
     self._session: tensorflow_c.Session | None = None
     self._whole: LoadedDecoder | None = None
     # {sizes: programs}, which `_session` runs, or `_whole` has built.
     self._built: dict[PromptBatch, Any] = {}
+    self._missing: set[PromptBatch] = set()  # to keep at the end
+    self._thread = futures.ThreadPoolExecutor(1)
+    self._loading = self._thread.submit(self._load_weights)
+
+  def _load_weights(self) -> None:
+    # Hash the code at the start, because this process continues to run it even
+    # if another version is installed meanwhile.
+    self._code = hash_code()
+    kept = self._code and read_kept(self._weights_path(self._code))
+    if not kept or not kept[0]:
+      return
+    described, graph = kept
+    path, _ = open_library()
+    self._session = tensorflow_c.Session(bytes.fromhex(described["session"]))
+    tensorflow_c.load_operations(path)
+    self._session.add_graph(graph, _WEIGHTS)
+    prefix = os.path.abspath(self._checkpoint.prefix).encode()
+    feeds = {f"{_WEIGHTS}/{described['prefix']}": prefix}
+    for names in described["layers"]:
+      targets = [f"{_WEIGHTS}/{x}" for x in names]
+      self._session.run(feeds, targets=targets)
+
+  def _weights_path(self, code: str) -> str:
+    run, dtype = self._run, self._run.decode.weight_dtype
+    return kept_path("weights", code, run.model, run.mesh_layout, dtype)
+
+  def _texts_path(self, code: str, sizes: PromptBatch) -> str:
+    run = self._run
+    return kept_path(
+      "texts", code, run.model, run.mesh_layout, run.decode, sizes
+    )
 
   def build_texts(
     self, decode: DecodeConfig, sizes: PromptBatch
   ) -> "DecodePrograms | KeptPrograms":
     """Returns the programs for batches of one size; `decode` is the run's."""
     if sizes not in self._built:
-      found = None if self._whole else self._find(sizes)
+      found = self._find(sizes)
       self._built[sizes] = found or self._build(decode, sizes)
     return self._built[sizes]
 
-  def _path(self, sizes: PromptBatch) -> str | None:
-    run = self._run
-    return self._code and kept_path(
-      self._code, run.model, run.mesh_layout, run.decode, sizes
-    )
-
   def _find(self, sizes: PromptBatch) -> KeptPrograms | None:
-    path = self._path(sizes)
-    kept = path and read_kept(path)
-    if not kept:
+    futures.wait([self._loading])
+    if not self._code:
+      return None
+    prefix = f"texts_{len(self._built)}"
+    kept = read_kept(self._texts_path(self._code, sizes))
+    if kept and not kept[0]:
       return None
     try:
-      return self._load(kept)
+      self._loading.result()
+      if kept and self._session:
+        described, graph = kept
+        self._session.add_graph(graph, prefix)
+        return KeptPrograms(
+          **{name: _prefixed(x, prefix) for name, x in described.items()}
+        )
     except (tensorflow_c.TensorFlowError, OSError) as error:
       # The caller then tries TensorFlow's package, whose errors users see.
-      _logger.debug("%s cannot be used: %s", path, error)
-      return None
-
-  def _load(self, kept: KeptGraph) -> KeptPrograms:
-    """Adds a graph to the session; makes the weights if it is the first."""
-    prefix = f"texts_{len(self._built)}"
-    is_first = self._session is None
-    if is_first:
-      path, _ = open_library()
-      self._session = tensorflow_c.Session(kept.session)
-      tensorflow_c.load_operations(path)
-    self._session.add_graph(kept.graph, prefix)
-    if is_first:
-      with _opened(self._checkpoint.prefix) as files:
-        feeds = {f"{prefix}/{kept.prefix}": files}
-        for names in kept.layers:
-          self._session.run(feeds, targets=[f"{prefix}/{x}" for x in names])
-    return KeptPrograms(*(_prefixed(x, prefix) for x in kept.programs))
+      _logger.debug("kept graphs cannot be used: %s", error)
+    if not (kept and self._whole):
+      self._missing.add(sizes)
+    return None
 
   def _build(
     self, decode: DecodeConfig, sizes: PromptBatch
@@ -280,6 +277,7 @@ class KeptDecoder(contextlib.AbstractContextManager):
     return dict(zip(program.outputs, found, strict=True))
 
   def _free(self) -> None:
+    self._thread.shutdown()
     if self._session:
       self._session.close()
       self._session = None
@@ -288,34 +286,22 @@ class KeptDecoder(contextlib.AbstractContextManager):
     self._free()
     if not self._whole:
       return
-    if kind is None and hash_code() == self._code:
+    code = self._code
+    if kind is None and code and self._missing and hash_code() == code:
       from palm_mtf.generation.inference.keep_programs import keep
 
-      for sizes, programs in self._built.items():
-        if path := self._path(sizes):
-          keep(self._whole, programs, path)
+      # Not the paths of the start, because building may measure products.
+      texts = {self._texts_path(code, x): self._built[x] for x in self._missing}
+      keep(self._whole, self._weights_path(code), texts)
     self._whole.__exit__(kind, *error)
 
 
-@contextlib.contextmanager
-def _opened(prefix: str) -> Iterator[bytes]:
-  """Holds a checkpoint's files open; yields TensorFlow's prefix of them."""
-  name = os.path.abspath(prefix).encode()
-  _, number = open_weights(name, [])
-  if number:
-    raise OSError(int(number), os.strerror(number), prefix)
-  try:
-    yield find_opened_prefix(name)
-  finally:
-    close_weights(name)
-
-
-def _prefixed(program: KeptProgram, prefix: str) -> KeptProgram:
+def _prefixed(described: Mapping[str, Any], prefix: str) -> KeptProgram:
   return KeptProgram(
     {
-      name: x._replace(name=f"{prefix}/{x.name}")
-      for name, x in program.inputs.items()
+      name: KeptTensor(f"{prefix}/{x}", *rest)
+      for name, (x, *rest) in described["inputs"].items()
     },
-    {name: f"{prefix}/{x}" for name, x in program.outputs.items()},
-    [f"{prefix}/{x}" for x in program.operations],
+    {name: f"{prefix}/{x}" for name, x in described["outputs"].items()},
+    [f"{prefix}/{x}" for x in described["operations"]],
   )

@@ -6,7 +6,7 @@ import contextlib
 import functools
 import logging
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from palm_mtf.checkpoints.manifest import Checkpoint
 from palm_mtf.config import Config, ModelConfig, RunConfig
@@ -24,6 +24,7 @@ from palm_mtf.user_text import (
 if TYPE_CHECKING:  # at run time, these imports would load TensorFlow
   from palm_mtf.generation.inference.constraint import Grammar
   from palm_mtf.generation.inference.generator import Generator
+  from palm_mtf.generation.inference.kept_decoder import KeptDecoder
 
 _logger = logging.getLogger(__name__)
 
@@ -138,27 +139,23 @@ def open_generator(
   config: Config,
   vocabulary: Vocabulary,
   grammar: "Grammar | None" = None,
-  *,
-  keeps: bool = False,
+  kept: "KeptDecoder | None" = None,
 ) -> Iterator["Generator"]:
   """Loads a checkpoint for decoding, and frees it after the `with` body.
 
-  `grammar` is the form of the continuations; None for any text. `keeps` says
-  whether to run kept graphs, and to keep new ones (kept_decoder.py). That saves
-  time only in a process that does not import TensorFlow's package anyway.
+  `grammar` is the form of the continuations; None for any text. `kept` is a
+  decoder that the caller has opened, and closes.
 
   The caller has resolved ACTIVATION_DTYPE = "auto", and has checked that the
   checkpoint has the weights of `config.model`.
   """
   from palm_mtf.generation.inference.generator import Generator
-  from palm_mtf.generation.inference.kept_decoder import KeptDecoder, can_keep
 
   passages = Passages(config.decode) if config.decode.retrieve else None
   make: Callable[..., Generator] = Generator
   with contextlib.ExitStack() as stack:
-    if keeps and not grammar and can_keep(config):
-      loaded = stack.enter_context(KeptDecoder(checkpoint, config))
-    else:
+    loaded: Any = kept
+    if not kept:
       from palm_mtf.generation.inference.sessions import LoadedDecoder
 
       loaded = stack.enter_context(

@@ -16,7 +16,7 @@ import palm_mtf
 from palm_mtf.cli.main import main
 from palm_mtf.config import DecodeConfig
 from palm_mtf.generation.decode.prompt_batch import PromptBatch
-from palm_mtf.generation.inference import kept_decoder
+from palm_mtf.generation.inference import keep_programs, kept_decoder
 from palm_mtf.machine.cache_folder import cache_path, write_cached
 from palm_mtf.native.operations import operations
 from tests import processes
@@ -126,7 +126,8 @@ def test_a_graph_is_found_only_with_all_it_depends_on(tmp_path, monkeypatch):
   decode, sizes = DecodeConfig(), PromptBatch(1, 8, 4, 100, (0,))
 
   def find(*settings):
-    return kept_decoder.kept_path(kept_decoder.hash_code(), *settings)
+    code = kept_decoder.hash_code()
+    return kept_decoder.kept_path("texts", code, *settings)
 
   paths = [
     find(decode, sizes),
@@ -165,7 +166,29 @@ def test_old_code_does_not_keep_a_graph_as_that_of_a_new_version(
   assert not kept.exists()
 
 
-def test_what_needs_the_package_is_not_kept(generate, kept):
+def test_that_a_graph_needs_the_package_is_found_out_once(
+  generate, kept, monkeypatch
+):
+  monkeypatch.setattr(keep_programs, "_NEEDS_PACKAGE", {"PalmTextSteps"})
+  first = generate(f"--prompt={SHORT}")
+  (path,) = kept.iterdir()
+  assert kept_decoder.read_kept(str(path)) == ({}, b"")
+  monkeypatch.setattr(keep_programs, "keep", None)
+  assert generate(f"--prompt={SHORT}") == first
+
+
+def test_without_its_weights_a_kept_text_is_built_and_kept_again(
+  finished, generate, kept
+):
+  first = generate(f"--prompt={SHORT}")
+  (path,) = (kept.parent / "weights").iterdir()
+  path.write_bytes(path.read_bytes()[:-1])
+  assert generate(f"--prompt={SHORT}") == first
+  done = without_package(finished, f"--prompt={SHORT}")
+  assert done.stdout == first
+
+
+def test_beam_searches_are_not_kept(generate, kept):
   # XLA compiles steps of a beam search.
   generate(f"--prompt={SHORT}", "--gin.NUM_BEAMS=2", "--gin.SAMPLE_TOKENS=2")
   assert not kept.exists()
