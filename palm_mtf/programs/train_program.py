@@ -141,15 +141,7 @@ def build_program(
   graphs, rows = _lower_passes(built, losses, lowering)
   graphs |= _lower_step(plan, built[0], updates, lowering)
   pod_slices = _find_slices(built, lowering)
-  inputs = Inputs(
-    builder.step,
-    builder.slot_step,
-    builder.first_pod,
-    builder.microbatch,
-    builder.batches if read else None,
-    rows,
-    batch_size // pods.num_pods,
-  )
+  inputs = Inputs(builder.scalars, rows, batch_size // pods.num_pods)
   plans = (
     plan,
     plan_losses(mesh_layout, pods.num_pods, mesh_layout.num_microbatches),
