@@ -77,34 +77,24 @@ def device_bytes(work: Work) -> DeviceBytes:
 
 @dataclasses.dataclass(frozen=True)
 class _BlockSizes:
-  """Sizes of a block's activations on one device, in elements per token.
+  """Sizes of a block's activations on one device, in elements per token."""
 
-  Attributes:
-    columns: products with the outputs of norms.
-    read: q, k, v and the hidden layer, which are made from `columns`; a gated
-      MLP makes the hidden layer from two products.
-    scores: attention scores. They are computed in blocks of queries: all blocks
-      are kept or moved, but working memory holds only the largest.
-    block_scores: scores of the largest block.
-    rows: copies of tokens for their experts, d_model elements per copy.
-    kept_rows: `rows` if they come from other devices, because the forward pass
-      keeps them for the backward pass; otherwise 0.
-    gates: float32 factors of the experts' results.
-    num_norms: number of norms that read the residual stream.
-    num_sums: number of sums that are added to it.
-    num_output_norms: number of norms of sums before they are added.
-  """
-
-  columns: float
+  columns: float  # products with the outputs of norms
+  # q, k, v and the hidden layer, which are made from `columns`; a gated MLP
+  # makes the hidden layer from two products.
   read: float
+  # Attention scores. They are computed in blocks of queries: all blocks are
+  # kept or moved, but working memory holds only the largest.
   scores: float
-  block_scores: float
-  rows: float
+  block_scores: float  # scores of the largest block
+  rows: float  # copies of tokens for their experts, d_model elements per copy
+  # `rows` if they come from other devices, because the forward pass keeps them
+  # for the backward pass; otherwise 0.
   kept_rows: float
-  gates: int
-  num_norms: int
-  num_sums: int
-  num_output_norms: int
+  gates: int  # float32 factors of the experts' results
+  num_norms: int  # number of norms that read the residual stream
+  num_sums: int  # number of sums that are added to it
+  num_output_norms: int  # number of norms of sums before they are added
 
 
 def _block_sizes(work: Work, layer: Layer) -> _BlockSizes:

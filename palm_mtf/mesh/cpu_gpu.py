@@ -380,18 +380,14 @@ class Devices(Protocol):
 
 @dataclasses.dataclass(frozen=True)
 class CpuGpuDevices:
-  """`Devices` that are CPUs or GPUs, of this process or of servers.
-
-  Attributes:
-    native_threads: threads per C++ operation; 0 if any process that has these
-      devices lacks the C++ operations.
-    first_pod: number of the first of `pods` among all pods of the run.
-  """
+  """`Devices` that are CPUs or GPUs, of this process or of servers."""
 
   client: str
   pods: Sequence[Sequence[str]]
+  # Threads per C++ operation; 0 if any process that has these devices lacks the
+  # C++ operations.
   native_threads: int = 0
-  first_pod: int = 0
+  first_pod: int = 0  # number of the first of `pods` among all pods of the run
 
   def of_pod(self, pod: int) -> "CpuGpuDevices":
     """Returns the devices of one pod."""

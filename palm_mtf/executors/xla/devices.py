@@ -55,41 +55,29 @@ class PodName:
   """Name of a pod's stage in its hosts' processes, which hold its arrays.
 
   A pod without stages has stage 0.
-
-  Attributes:
-    client: name of the client, which owns the arrays.
-    number: number of the stage among all stages of the client's pods that this
-      process holds.
-    num_hosts: number of hosts of the stage.
-    stage: number of the stage in its pod.
   """
 
-  client: str
+  client: str  # name of the client, which owns the arrays
+  # Number among all stages of the client's pods that this process holds.
   number: int
-  num_hosts: int
-  stage: int = 0
+  num_hosts: int  # of the stage
+  stage: int = 0  # number in its pod; 0 in a pod without stages
 
 
 @dataclasses.dataclass(frozen=True)
 class AcceleratorDevices:
-  """The accelerators of all pods; the client knows only their hosts.
+  """The accelerators of all pods; the client knows only their hosts."""
 
-  Attributes:
-    client: CPU of the client process.
-    hosts: processes of the hosts of each pod's stages, in the order of the
-      hosts; all stages of the first pod, then those of the second pod.
-    places: for each device of a mesh, the number of its host.
-    num_stages: number of stages of each pod.
-    before: `hosts` of the pods before the first of these.
-    name: name of the client, under which hosts keep its arrays; no two clients
-      of a host have the same name.
-  """
-
-  client: str
+  client: str  # CPU of the client process
+  # Processes of the hosts of each pod's stages, in the order of the hosts; all
+  # stages of the first pod, then those of the second pod.
   hosts: Sequence[Sequence[Process]]
-  places: Sequence[int]
-  num_stages: int = 1
+  places: Sequence[int]  # for each device of a mesh, the number of its host
+  num_stages: int = 1  # number of stages of each pod
+  # `hosts` of the pods before the first of these.
   before: Sequence[Sequence[Process]] = ()
+  # Name of the client, under which hosts keep its arrays; no two clients of a
+  # host have the same name.
   name: str = dataclasses.field(
     default_factory=lambda: f"client_{secrets.token_hex(4)}"
   )

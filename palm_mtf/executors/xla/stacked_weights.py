@@ -178,16 +178,11 @@ class StackedWeights:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class StackedModel(DecodeModel):
-  """A `DecodeModel` with one array ("stack") per weight, [periods, ...].
-
-  Attributes:
-    stacked: where the weights are from.
-    table: all of the embedding, gathered once for all steps of a loop.
-  """
+  """A `DecodeModel` with one array ("stack") per weight, [periods, ...]."""
 
   placement: XlaPlacement
-  stacked: StackedWeights
-  table: LaidOut
+  stacked: StackedWeights  # where the weights are from
+  table: LaidOut  # all of the embedding, gathered once for all steps of a loop
 
   has_stacks = True
 

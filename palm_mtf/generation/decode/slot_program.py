@@ -211,24 +211,18 @@ class StepSlots(DecodeFunction):
     of_chosen: [rows], float32: log p of the chosen tokens.
     likeliest: [rows, NUM_LIKELIEST], int32: the likeliest tokens.
     of_likeliest: [rows, NUM_LIKELIEST], float32: log p of these tokens.
-
-  Attributes:
-    num_rows: the step runs the first `num_rows` slots; divisible by the number
-      of slices. With s slices and n = num_rows / s rows per slice, row i is
-      slot `i % n * s + i // n`.
-    num_tokens: number of pieces in the vocabulary.
-    is_greedy: whether all texts take the likeliest token.
-    has_limits: whether TOP_K and TOP_P are applied; each takes 31 passes over
-      the logits.
-    wants_log_probs: whether to compute log p, for one token per text.
-    num_masks: masks per text, 1 more than drafted tokens; 0 for no masks.
   """
 
+  # The step runs the first `num_rows` slots; divisible by the number of slices.
+  # With s slices and n = num_rows / s rows per slice, row i is slot
+  # `i % n * s + i // n`.
   num_rows: int
-  num_tokens: int
-  is_greedy: bool
+  num_tokens: int  # number of pieces in the vocabulary
+  is_greedy: bool  # whether all texts take the likeliest token
+  # Whether TOP_K and TOP_P are applied; each takes 31 passes over the logits.
   has_limits: bool
-  wants_log_probs: bool
+  wants_log_probs: bool  # whether to compute log p, for one token per text
+  # Masks per text, 1 more than drafted tokens; 0 for no masks.
   num_masks: int = 0
 
   effect = Effect.CHANGES
