@@ -140,8 +140,7 @@ def recomputed_flops(
   config: ModelConfig, frozen: tuple[str, ...] = ()
 ) -> Mapping[str, int]:
   """Returns {matrix product: FLOPs per token that REMAT does a second time}."""
-  visited = parameters.count_visited(config, frozen)
-  forward = _sum_products(config, visited)
+  forward = _sum_products(config, parameters.count_visited(config, frozen))
   # The backward pass repeats a router's product and the first product with the
   # factors of an adapted output kernel. For the gradient of a magnitude, it
   # repeats all products of this kernel.

@@ -368,8 +368,7 @@ class Model(NamedTuple):
   @property
   def experts(self) -> Experts | None:
     """The experts, which are alike in all layers that have any."""
-    found = (x.sparse.experts for x in self.layers if x.sparse)
-    return next(found, None)
+    return next((x.sparse.experts for x in self.layers if x.sparse), None)
 
   @property
   def kinds(self) -> tuple[Kind, ...]:

@@ -52,8 +52,7 @@ class OpenLoss(NamedTuple):
 def open_loss(client: Client, process: Process, built: LossProgram) -> OpenLoss:
   """Returns the loss of a built program; `process` reads the checkpoint."""
   reads = state_of(variables_of([built.slices]))
-  outputs = [built.loss, built.weight_sum]
-  program = Program(built.features, outputs, reads=reads)
+  program = Program(built.features, [built.loss, built.weight_sum], reads=reads)
   return OpenLoss(client, process, built.slices, program)
 
 

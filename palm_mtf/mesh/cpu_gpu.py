@@ -144,8 +144,7 @@ class CpuGpuPlacement(mtf.placement_mesh_impl.PlacementMeshImpl):
       with tf.device(cpu):
         begin = self.slice_begin(shape, pnum)
         slices.append(tf.slice(tensors[cpu], begin, size))
-    laid_out = self.LaidOutTensor(slices)
-    return mtf.import_laid_out_tensor(mesh, laid_out, shape)
+    return mtf.import_laid_out_tensor(mesh, self.LaidOutTensor(slices), shape)
 
   def slicewise(self, fn: Callable, *inputs: object) -> object:
     """Applies `fn` to each device's slices of the inputs; returns slices."""

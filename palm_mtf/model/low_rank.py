@@ -48,8 +48,7 @@ class LowRanks:
     """Returns the gradient of each B, given `down`'s result."""
     whole, found = matmul(low, gradient, transpose_a=True), []
     for row, column, rank, shape in self._blocks():
-      width = math.prod(shape)
-      block = whole[row : row + rank, column : column + width]
+      block = whole[row : row + rank, column : column + math.prod(shape)]
       found.append(tf.reshape(block, [rank, *shape]))
     return found
 

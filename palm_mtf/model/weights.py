@@ -197,8 +197,7 @@ class TrainedWeights:
     result is [batch, length, d_model], activation dtype.
     """
     table = self._kernel("embedding", tokens)
-    scale = self._config.embedding_scale
-    x = embed(table, tokens, self._gradient_dtype, scale)
+    x = embed(table, tokens, self._gradient_dtype, self._config.embedding_scale)
     if self._config.adapter == "prompt":
       x = put_virtual(x, self._kernel(PROMPT, x), segments)
     if "position_embedding" not in self._variables:

@@ -398,8 +398,7 @@ def make_history(prompts: tf.Tensor, most_tokens: int) -> tf.Tensor:
     prompts: tokens that each text begins with, [rows, tokens] int32.
     most_tokens: maximum number of tokens in a text, prompt included.
   """
-  after = most_tokens - prompts.shape[1]
-  return tf.pad(prompts, [[0, 0], [_COUNTS, after]])
+  return tf.pad(prompts, [[0, 0], [_COUNTS, most_tokens - prompts.shape[1]]])
 
 
 def write_history(

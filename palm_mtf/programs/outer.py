@@ -298,8 +298,7 @@ def _make_variables(name: str, part: Slice) -> list[tf.Variable]:
     shape = part.variable.shape.as_list()
     return tf.raw_ops.Empty(shape=shape, dtype=tf.float32, init=True)
 
-  names = name, f"{name}/momentum"
-  return [keep_variable(x, part.near, make) for x in names]
+  return [keep_variable(x, part.near, make) for x in (name, f"{name}/momentum")]
 
 
 class _Handover:

@@ -62,8 +62,7 @@ class Scalars(NamedTuple):
 def make_scalars(devices: Devices, reads_batches: bool) -> Scalars:
   """Makes the placeholders; `reads_batches` is whether servers read batches."""
   with tf.device(devices.client):
-    no_step = tf.constant(-1, tf.int64)
-    step = tf.placeholder_with_default(no_step, [], "step")
+    step = tf.placeholder_with_default(tf.constant(-1, tf.int64), [], "step")
     return Scalars(
       step,
       tf.placeholder_with_default(step, [], "slot_step"),

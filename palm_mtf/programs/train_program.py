@@ -200,8 +200,7 @@ def _lower_passes(
   rows: dict[str, Rows] = {}
   for pod, means in zip(pods, losses, strict=True):
     values = dict(enumerate([*means, pod.losses.weight]))
-    measured = [*lowering.call(values)[0].values()]
-    _add_pod(pod, measured, lowering, graphs, rows)
+    _add_pod(pod, [*lowering.call(values)[0].values()], lowering, graphs, rows)
   return graphs, rows
 
 

@@ -34,8 +34,7 @@ def all_reduce(
 ) -> tf.Tensor:
   """All-reduces x over each group; `reduction` is "SUM", "MAX" or "MIN"."""
   region = _region(x, _REDUCTIONS[reduction])
-  shape = x.shape.as_list()
-  return _call("all_reduce", x, groups, channel, [], shape, region)
+  return _call("all_reduce", x, groups, channel, [], x.shape.as_list(), region)
 
 
 def reduce_scatter(
@@ -82,8 +81,7 @@ def permute(
   x: tf.Tensor, pairs: Sequence[tuple[int, int]], channel: int
 ) -> tf.Tensor:
   """Sends x of device i to device j for each (i, j); others get zeros."""
-  shape = x.shape.as_list()
-  return _call("collective_permute", x, pairs, channel, [], shape)
+  return _call("collective_permute", x, pairs, channel, [], x.shape.as_list())
 
 
 def _region(x: tf.Tensor, reduction: str) -> str:

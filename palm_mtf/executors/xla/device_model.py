@@ -63,8 +63,7 @@ class DeviceModel:
     batch = {name: x.outputs[0] for name, x in self.features.items()}
     self._dropout_state = None
     if loss_function.has_dropout:
-      shape = mtf.Shape([DROPOUT_STATE])
-      given = Given(self.mesh, "dropout", shape, tf.int32)
+      given = Given(self.mesh, "dropout", mtf.Shape([DROPOUT_STATE]), tf.int32)
       (self._dropout_state,) = given.outputs
     stage = Stage(
       self.mesh, self.placement, {}, [], {}, batch, self._dropout_state, []
