@@ -454,9 +454,7 @@ def _kind_of_sum(is_scattered: bool) -> str:
   return "reduce_scatter" if is_scattered else "all_reduce"
 
 
-def step_bytes(
-  work: Work,
-) -> collections.Counter[tuple[str, tuple[str, ...]]]:
+def step_bytes(work: Work) -> collections.Counter[tuple[str, tuple[str, ...]]]:
   """Returns the bytes that all devices of a pod send to each other per step.
 
   A key is a kind of collective ("all_reduce", "reduce_scatter", "all_gather" or

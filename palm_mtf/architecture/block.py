@@ -437,9 +437,7 @@ def _cross(config: ModelConfig, name: str) -> Sum:
   q, k, v, output = (
     Projection(f"{name}/{part}", *dims)
     for part, dims in zip(
-      "qkvo",
-      ((stream, _HEADS), memory, memory, (_HEADS, stream)),
-      strict=True,
+      "qkvo", ((stream, _HEADS), memory, memory, (_HEADS, stream)), strict=True
     )
   )
   reads = ("norm", (q,)), ("memory_norm", (k, v))

@@ -6,12 +6,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, NamedTuple, Protocol
 
-from palm_mtf.config import (
-  MeshLayout,
-  ModelConfig,
-  OptimizerConfig,
-  PodsConfig,
-)
+from palm_mtf.config import MeshLayout, ModelConfig, OptimizerConfig, PodsConfig
 from palm_mtf.config.device_mesh import DeviceMesh
 from palm_mtf.generation.decode.functions import BuildProgram
 from palm_mtf.generation.decode.weights import DecodeSettings, LayerWeights

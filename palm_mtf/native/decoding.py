@@ -147,10 +147,7 @@ def pack(
   )
   columns = count_panel_columns()
   panels.set_shape(
-    [
-      stack * -(-outer // columns),
-      _count_panel_bytes(dtype, inner, columns),
-    ]
+    [stack * -(-outer // columns), _count_panel_bytes(dtype, inner, columns)]
   )
   return PackedKernel(panels, outer, dtype)
 

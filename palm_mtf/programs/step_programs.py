@@ -10,14 +10,7 @@ from palm_mtf._tf import tf
 from palm_mtf.mesh.cpu_gpu import Devices
 from palm_mtf.mesh.slices import Pods, Slice, variables_of
 from palm_mtf.runtime.program import Program, state_of
-from palm_mtf.steps.plan import (
-  PARAMETERS,
-  ROWS,
-  SUMS,
-  Call,
-  Node,
-  StepPlan,
-)
+from palm_mtf.steps.plan import PARAMETERS, ROWS, SUMS, Call, Node, StepPlan
 
 # For each process that reads rows of a microbatch, {feature: placeholder}. A
 # client that feeds rows feeds all processes, so that no process sends rows.

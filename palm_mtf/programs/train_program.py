@@ -13,11 +13,7 @@ from typing import Any
 from palm_mtf._tf import mtf, tf
 from palm_mtf.config import OptimizerConfig, PodsConfig, StepConfig
 from palm_mtf.config.device_mesh import DeviceMesh
-from palm_mtf.mesh.cpu_gpu import (
-  CpuGpuDevices,
-  CpuGpuLowering,
-  local_devices,
-)
+from palm_mtf.mesh.cpu_gpu import CpuGpuDevices, CpuGpuLowering, local_devices
 from palm_mtf.mesh.session import ONE_BY_ONE
 from palm_mtf.mesh.slices import Slice
 from palm_mtf.mesh.stages import StagesLowering, find_parts

@@ -177,10 +177,7 @@ def plan_step(
     last = [*nodes, *updates]
   number = 0 if joins_microbatches else mesh.num_microbatches - 1
   plan = StepPlan(
-    (*nodes, *updates),
-    tuple(edges),
-    tuple(streams),
-    Call(_names(last), number),
+    (*nodes, *updates), tuple(edges), tuple(streams), Call(_names(last), number)
   )
   return _add_syncs(plan, exchange, number) if has_syncs else plan
 

@@ -222,10 +222,7 @@ ATTENTION = ("embedding", "layers/*/mlp/*", "final_norm/scale")
     case("padded vocab over three", slow=True),
     case("padded vocab over three", pods=2, slow=True),
     case(
-      "fully sharded",
-      microbatches=2,
-      slow=True,
-      activation_dtype="bfloat16",
+      "fully sharded", microbatches=2, slow=True, activation_dtype="bfloat16"
     ),
     case(TWO_D, microbatches=2, slow=True, remat="layer"),
     case(TWO_D, slow=True, remat="layer", **SERIAL, **MULTI_HEAD),

@@ -28,11 +28,7 @@ from tests.accounting.published_sizes import (
   preset,
 )
 from tests.cases import slow
-from tests.mtf_testing import (
-  SINGLE,
-  small_config,
-  without_compiler,
-)
+from tests.mtf_testing import SINGLE, small_config, without_compiler
 from tests.settings import hardware_of, step_config, work
 
 PALM_PEAK = 6144 * hardware_of("tpu_v4").chip_bfloat16_flops

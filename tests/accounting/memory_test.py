@@ -43,13 +43,7 @@ from tests.accounting.published_sizes import (
 from tests.blocks import SETTINGS, block_config
 from tests.cases import slow
 from tests.executors.xla.program_run import pod_step
-from tests.mtf_testing import (
-  LAYOUTS,
-  MOVED,
-  SINGLE,
-  mesh_layout,
-  small_config,
-)
+from tests.mtf_testing import LAYOUTS, MOVED, SINGLE, mesh_layout, small_config
 from tests.settings import step_config, work
 
 QUICK = "padded vocab over three"

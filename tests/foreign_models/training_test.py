@@ -301,10 +301,7 @@ def an_unused_variable(mesh, features):
   ("function", "message"),
   [
     (no_loss, "no_loss returns None: return the mean loss"),
-    (
-      a_loss_for_each_row,
-      "a_loss_for_each_row returns a tensor [batch=",
-    ),
+    (a_loss_for_each_row, "a_loss_for_each_row returns a tensor [batch="),
     (no_variable, "makes no variable that is trained"),
     (bfloat16_slices, "variable kernel is kept in bfloat16"),
     (an_unused_variable, "does not depend on the variable unused"),

@@ -13,11 +13,7 @@ from tests import oracle
 from tests.cases import slow
 from tests.executors.xla.frozen_test import MESHES
 from tests.model.preference_test import check_gradients, run
-from tests.mtf_testing import (
-  lowered_values,
-  random_documents,
-  small_config,
-)
+from tests.mtf_testing import lowered_values, random_documents, small_config
 
 KINDS = ("full", "top", "sampled")
 TOKENS = 5

@@ -160,8 +160,7 @@ THREE = MeshLayout(mesh_shape="model:3", layout="vocab:model")
 
 
 @pytest.mark.parametrize(
-  ("mesh", "vocab_size", "rows"),
-  [slow(EIGHT, 44, 6), (THREE, 4, 2)],
+  ("mesh", "vocab_size", "rows"), [slow(EIGHT, 44, 6), (THREE, 4, 2)]
 )
 def test_padding_stays_zero_and_no_checkpoint_holds_it(
   mesh, vocab_size, rows, tmp_path

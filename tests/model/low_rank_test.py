@@ -54,8 +54,7 @@ def check(case, result):
 
 
 @pytest.mark.parametrize(
-  ("block", "targets", "settings", "mesh"),
-  [*FAST, *(slow(*x) for x in SLOW)],
+  ("block", "targets", "settings", "mesh"), [*FAST, *(slow(*x) for x in SLOW)]
 )
 def test_logits_and_gradients_are_the_papers(block, targets, settings, mesh):
   """Only the adapter gets gradients."""

@@ -6,12 +6,7 @@ import pytest
 
 from tests.blocks import Z_LOSS, check_slopes
 from tests.cases import slow
-from tests.mtf_testing import (
-  SINGLE,
-  mesh_layout,
-  relative_error,
-  run_model,
-)
+from tests.mtf_testing import SINGLE, mesh_layout, relative_error, run_model
 from tests.virtual_oracle import make_case
 
 PARALLEL, SERIAL = (
@@ -39,8 +34,7 @@ SLOW += [
 
 
 @pytest.mark.parametrize(
-  ("block", "kind", "settings", "mesh"),
-  [*FAST, *(slow(*x) for x in SLOW)],
+  ("block", "kind", "settings", "mesh"), [*FAST, *(slow(*x) for x in SLOW)]
 )
 def test_logits_and_gradients_are_the_papers(block, kind, settings, mesh):
   """A packed document has the numbers that it has by itself."""

@@ -13,10 +13,7 @@ from palm_mtf._tf import tf
 from palm_mtf.config import MeshLayout
 from palm_mtf.optim import schedule
 from palm_mtf.optim.adafactor import one_minus_beta2
-from palm_mtf.optim.optimizer import (
-  is_decayed,
-  scale_groups,
-)
+from palm_mtf.optim.optimizer import is_decayed, scale_groups
 from tests import oracle
 from tests.cases import slow
 from tests.mtf_testing import (
@@ -152,8 +149,7 @@ def test_a_rate_of_zero_changes_no_parameter(schedule_name):
 
 
 @pytest.mark.parametrize(
-  ("form", "mesh", "center"),
-  [(PALM, "one device", 1.0), (PLAIN, "split", 0.0)],
+  ("form", "mesh", "center"), [(PALM, "one device", 1.0), (PLAIN, "split", 0.0)]
 )
 def test_without_gradients_a_norm_s_scale_decays_to_its_center(
   form, mesh, center, steps_of

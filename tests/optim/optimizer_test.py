@@ -7,12 +7,7 @@ import dataclasses
 import numpy as np
 import pytest
 
-from palm_mtf.config import (
-  AdafactorConfig,
-  AdamwConfig,
-  MeshLayout,
-  MuonConfig,
-)
+from palm_mtf.config import AdafactorConfig, AdamwConfig, MeshLayout, MuonConfig
 from palm_mtf.optim.optimizer import scale_groups
 from tests import optimizer_oracles, oracle
 from tests.cases import slow

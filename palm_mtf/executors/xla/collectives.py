@@ -59,11 +59,7 @@ def all_gather(
 
 
 def all_to_all(
-  x: tf.Tensor,
-  groups: Groups,
-  split_axis: int,
-  concat_axis: int,
-  channel: int,
+  x: tf.Tensor, groups: Groups, split_axis: int, concat_axis: int, channel: int
 ) -> tf.Tensor:
   """Sends part i along `split_axis` to device i; joins on `concat_axis`."""
   count, shape = len(groups[0]), x.shape.as_list()

@@ -21,11 +21,7 @@ from palm_mtf.config.device_mesh import DeviceMesh
 from palm_mtf.config.tpu_slice import tpu_slice
 from palm_mtf.errors import UserError
 from palm_mtf.executors.xla.host_calls import CoordinatorSettings, HostSettings
-from palm_mtf.executors.xla.tpu_places import (
-  TpuPlace,
-  host_places,
-  tpu_places,
-)
+from palm_mtf.executors.xla.tpu_places import TpuPlace, host_places, tpu_places
 from palm_mtf.json_text import dataclass_text
 from palm_mtf.machine.processors import is_rehearsal
 from palm_mtf.runtime.addresses import (

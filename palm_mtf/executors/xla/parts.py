@@ -273,10 +273,7 @@ def _inputs_of(operation: mtf.Operation) -> list[mtf.Tensor]:
   inner = {operation, *operation._cond_ops, *operation._body_ops}
   read = [operation._cond_output, *operation._body_outputs]
   read += [x for each in inner for x in each.inputs]
-  return [
-    *operation.inputs,
-    *(x for x in read if x.operation not in inner),
-  ]
+  return [*operation.inputs, *(x for x in read if x.operation not in inner)]
 
 
 def cut_graph(

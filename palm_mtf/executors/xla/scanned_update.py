@@ -20,10 +20,7 @@ from jax import lax
 from palm_mtf._tf import mtf
 from palm_mtf.executors.xla.device_model import Arrays
 from palm_mtf.executors.xla.device_update import DeviceUpdate
-from palm_mtf.executors.xla.layer_loops import (
-  LayerLoop,
-  unstacked,
-)
+from palm_mtf.executors.xla.layer_loops import LayerLoop, unstacked
 from palm_mtf.executors.xla.parts import DeviceFunction
 from palm_mtf.executors.xla.scanned_model import StepSettings
 from palm_mtf.executors.xla.xla_placement import XlaPlacement
@@ -119,10 +116,7 @@ class ScannedUpdate(DeviceUpdate):
     return [*self._settings.loops_in(stage), *([] if stage else [None])]
 
   def apply(
-    self,
-    variables: Arrays,
-    gradients: Arrays,
-    numbers: Mapping[str, jax.Array],
+    self, variables: Arrays, gradients: Arrays, numbers: Mapping[str, jax.Array]
   ) -> tuple[Arrays, Arrays]:
     """Returns the next variables, and the metrics in `fetched`, on one device.
 

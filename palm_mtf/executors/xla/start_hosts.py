@@ -153,11 +153,7 @@ def _make_settings(
 
 
 def _call(
-  hosts: PodHosts,
-  pod: int,
-  address: str,
-  function: _HostFunction,
-  text: str,
+  hosts: PodHosts, pod: int, address: str, function: _HostFunction, text: str
 ) -> str:
   info = hosts.infos[address]
   try:

@@ -219,10 +219,7 @@ class StepBuilder:
     return numbers[0]
 
   def _build_exchange(
-    self,
-    rows: Rows,
-    rates: tf.Tensor,
-    states: Sequence[tf.Tensor],
+    self, rows: Rows, rates: tf.Tensor, states: Sequence[tf.Tensor]
   ) -> tf.Tensor:
     """Like `_build_step`, for several pods, which exchange gradients."""
     dtypes = self._message_dtypes(self._pod_step.parameters)

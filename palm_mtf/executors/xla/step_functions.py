@@ -71,11 +71,7 @@ def compile_function(
     donated: numbers of the arguments whose memory results may reuse.
   """
   mapped = jax.shard_map(
-    function,
-    mesh=mesh,
-    in_specs=tuple(takes),
-    out_specs=gives,
-    check_vma=False,
+    function, mesh=mesh, in_specs=tuple(takes), out_specs=gives, check_vma=False
   )
   return jax.jit(mapped, donate_argnums=tuple(donated))
 

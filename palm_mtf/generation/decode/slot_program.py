@@ -16,11 +16,7 @@ import dataclasses
 from collections.abc import Mapping
 
 from palm_mtf._tf import tf
-from palm_mtf.generation.decode.forward import (
-  prefill,
-  read_parts,
-  reads_parts,
-)
+from palm_mtf.generation.decode.forward import prefill, read_parts, reads_parts
 from palm_mtf.generation.decode.functions import DecodeFunction, Effect
 from palm_mtf.generation.decode.rows import (
   State,

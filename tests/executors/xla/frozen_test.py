@@ -92,10 +92,7 @@ def is_frozen(name, patterns):
 
 @pytest.mark.parametrize(
   ("patterns", "mesh", "num_pods", "optimizer", "remat"),
-  [
-    *FAST,
-    *(slow(*x) for x in dict.fromkeys(SLOW) if x not in FAST),
-  ],
+  [*FAST, *(slow(*x) for x in dict.fromkeys(SLOW) if x not in FAST)],
 )
 def test_steps_follow_the_oracle_which_knows_no_frozen_parameter(
   patterns, mesh, num_pods, optimizer, remat

@@ -22,12 +22,7 @@ from palm_mtf.training.variable_checks import (
   build_finite_check,
 )
 from tests.executors.xla.program_run import BATCH_SIZE, run_of
-from tests.mtf_testing import (
-  SINGLE,
-  mesh_layout,
-  random_examples,
-  small_config,
-)
+from tests.mtf_testing import SINGLE, mesh_layout, random_examples, small_config
 from tests.settings import PALM_LOSS
 
 # The vocabulary is padded, because two devices split it.

@@ -27,8 +27,7 @@ on_one_host = functools.cache(functools.partial(run_steps, "hosts"))
 
 
 @pytest.mark.parametrize(
-  ("mesh", "num_pods"),
-  [slow(x, y) for x in MESHES for y in (1, 2)],
+  ("mesh", "num_pods"), [slow(x, y) for x in MESHES for y in (1, 2)]
 )
 def test_layouts_pods_and_stages_train_the_same(mesh, num_pods):
   """A pair is in one row, which no layout splits."""
@@ -43,8 +42,7 @@ def test_layouts_pods_and_stages_train_the_same(mesh, num_pods):
 
 
 @pytest.mark.parametrize(
-  ("mesh", "num_pods"),
-  [slow(x, y) for x in MESHES for y in (1, 2)],
+  ("mesh", "num_pods"), [slow(x, y) for x in MESHES for y in (1, 2)]
 )
 def test_validation_has_the_margins_and_the_accuracy_of_an_oracle(
   mesh, num_pods

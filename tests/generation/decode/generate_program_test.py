@@ -62,11 +62,7 @@ def greedy_tokens(**settings):
 
 
 @pytest.mark.parametrize(
-  "layout",
-  [
-    "all over data and model",
-    slow("two axes but no batch"),
-  ],
+  "layout", ["all over data and model", slow("two axes but no batch")]
 )
 def test_greedy_tokens_equal_full_recomputation(layout, expected):
   mesh = mesh_layout(layout)
@@ -146,10 +142,7 @@ def test_greedy_tokens_depend_on_neither_pauses_nor_earlier_batches(expected):
     assert not decoder.read().tokens.any()
 
 
-@pytest.mark.parametrize(
-  "layout",
-  [None, slow("all over data and model")],
-)
+@pytest.mark.parametrize("layout", [None, slow("all over data and model")])
 def test_greedy_tokens_are_pieces_of_the_vocabulary(
   layout, recomputed, expected
 ):

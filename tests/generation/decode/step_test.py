@@ -225,8 +225,7 @@ def test_layers_with_unlike_activations_are_computed_by_tensorflow():
 
 
 @pytest.mark.parametrize(
-  "dtype",
-  ["float32", slow("bfloat16"), slow("int8"), "int4", slow("q4_k")],
+  "dtype", ["float32", slow("bfloat16"), slow("int8"), "int4", slow("q4_k")]
 )
 def test_experts_of_a_row_do_not_depend_on_other_rows(dtype):
   is_float = dtype.endswith(("32", "16"))
