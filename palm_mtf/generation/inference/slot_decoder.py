@@ -16,10 +16,10 @@ from typing import NamedTuple
 import numpy as np
 
 from palm_mtf.config.decode import MOST_GREEDY
-from palm_mtf.generation.decode.adapter_program import KeepAdapter
 from palm_mtf.generation.decode.slot_program import (
   MOST_STEPS,
   InsertPrompts,
+  KeepAdapter,
   MakeSlots,
   ReadParts,
   StepSlots,
