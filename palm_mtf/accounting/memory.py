@@ -247,11 +247,8 @@ class Activations:
     self, block: _BlockSizes, *, has_backward: bool
   ) -> dict[str, float]:
     norms, stream, residual = block.num_norms, self._stream, self._residual
-    columns, read, of_results = (
-      block.columns,
-      block.read,
-      block.num_output_norms,
-    )
+    columns, read = block.columns, block.read
+    of_results = block.num_output_norms
     # The forward pass computes norms, residual sums and the softmax, and splits
     # the one product of a norm into q, k, v and the hidden layer.
     forward = {
@@ -423,10 +420,8 @@ def decode_weight_bytes(config: ModelConfig, weight_dtype: str) -> int:
 
 def cache_bytes_per_token(config: ModelConfig) -> int:
   """Returns the bytes of a token's keys and values in all layers."""
-  sizes, width = (
-    parameters.dimension_sizes(config),
-    DTYPE_BYTES[config.activation_dtype],
-  )
+  sizes = parameters.dimension_sizes(config)
+  width = DTYPE_BYTES[config.activation_dtype]
   return width * sum(
     kind.count * math.prod(sizes[dim] for dim in x.outputs)
     for kind in model_of(config).kinds

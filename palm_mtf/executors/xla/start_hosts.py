@@ -25,9 +25,8 @@ from palm_mtf.runtime.server_info import NoAnswerError, call_function
 # Seconds within which JAX has to start the accelerators of a host.
 _START_SECS = 300.0
 _HostFunction = Callable[[bytes], bytes]
-_Host = tuple[
-  int, str, HostSettings
-]  # number of the pod, address of the server
+# Number of the pod, address of the server.
+_Host = tuple[int, str, HostSettings]
 
 
 def start_hosts(

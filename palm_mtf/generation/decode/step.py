@@ -340,11 +340,8 @@ class TensorflowStep:
     first_cache, num_masks = 3 + len(texts.seen), len(texts.masks)
 
     def choose(i, logits, is_over, chosen, places, keys, *rest):
-      limits, masks, seen = (
-        rest[:3],
-        rest[3:][:num_masks],
-        rest[3 + num_masks :],
-      )
+      limits, rest = rest[:3], rest[3:]
+      masks, seen = rest[:num_masks], rest[num_masks:]
       for mask in masks:
         logits = forbid_tokens(logits, mask)
       token = choose_tokens(
