@@ -53,7 +53,7 @@ class _Stage:
     step = self._step
     state = step.abstract_state()
     variables = step.read(state)
-    rows, times = step.abstract_rows(), self._layout.num_microbatches
+    rows, times = step.rows, self._layout.num_microbatches
     dropout = self._everywhere([DROPOUT_STATE.size], jnp.int32)
     slots = device_bytes(state) - device_bytes(variables)
     given = variables, rows, dropout

@@ -15,7 +15,7 @@ from palm_mtf.accounting.communication import step_bytes
 from palm_mtf.accounting.flops import device_flops
 from palm_mtf.compilation.hlo_text import CompiledText
 from palm_mtf.config import LossConfig, MeshLayout
-from palm_mtf.executors.xla.step_functions import compile_function
+from palm_mtf.executors.xla.device_model import compile_function
 from tests import neighbours_cases
 from tests.blocks import Z_LOSS, block_config, make_case
 from tests.cases import slow
