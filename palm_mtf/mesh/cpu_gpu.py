@@ -404,8 +404,7 @@ class CpuGpuDevices:
 def local_devices(num_devices: int, num_pods: int = 1) -> CpuGpuDevices:
   """Returns devices of this process: `num_devices` for each pod.
 
-  Raises:
-    UserError: if this machine has GPUs, but fewer than the pods need.
+  Raises UserError if this machine has GPUs, but fewer than the pods need.
   """
   gpus = len(tf.config.list_physical_devices("GPU"))
   needed = num_devices * num_pods

@@ -130,10 +130,9 @@ def open_coordinator(given: CoordinatorSettings) -> int:
   every user: whoever reaches it can abort all hosts of the pod. Here only users
   of this process's TensorFlow server may connect to the service.
 
-  Raises:
-    UserError: the port is taken, the system cannot limit who may connect, or
-      this process has a coordinator at another port or of another pod size, or
-      is another host of a pod.
+  Raises UserError if the port is taken, the system cannot limit who may
+  connect, or this process has a coordinator at another port or of another pod
+  size, or is another host of a pod.
   """
   global _coordinator
   if _coordinator:
@@ -193,9 +192,8 @@ def check_host(host: HostSettings) -> bool:
 
   Starts nothing.
 
-  Raises:
-    UserError: this process is already another host of a pod, a host of another
-      pod size, or has joined other hosts.
+  Raises UserError if this process is already another host of a pod, a host of
+  another pod size, or has joined other hosts.
   """
   _check_role(host.number, host.num_hosts)
   if _started and host.coordinator != _joined:
@@ -210,9 +208,8 @@ def check_host(host: HostSettings) -> bool:
 def start_host(host: HostSettings) -> None:
   """Starts JAX on a host of a pod.
 
-  Raises:
-    UserError: `check_host` raises it, or the host does not have the devices
-      that the mesh needs.
+  Raises UserError as `check_host` does, and if the host does not have the
+  devices that the mesh needs.
   """
   global _started, _joined
   check_host(host)
@@ -263,9 +260,8 @@ def find_devices(
     pod: number of the stage among all stages of pods of this process, which
       share no devices.
 
-  Raises:
-    UserError: JAX has another version, or finds no devices of this kind, too
-      few devices, or another TPU slice.
+  Raises UserError if JAX has another version, or finds no devices of this kind,
+  too few devices, or another TPU slice.
   """
   if not jax.__version__.startswith(_JAX):
     raise UserError(
@@ -313,8 +309,7 @@ def find_devices(
 def order_tpus(mesh: DeviceMesh, found: Sequence[Any]) -> list[Any]:
   """Puts `found`, JAX's devices of a TPU slice, in the order of the mesh.
 
-  Raises:
-    UserError: `found` are not the devices of the slice.
+  Raises UserError if `found` are not the devices of the slice.
   """
   where = tpu_slice(mesh.tpu)
   by_place = {TpuPlace(*x.coords, x.core_on_chip): x for x in found}

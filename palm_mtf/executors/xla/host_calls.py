@@ -143,8 +143,7 @@ def start_host(text: bytes) -> bytes:
 def call_pod(function: bytes, *inputs: Any) -> Any:
   """Calls the `pod_function` that `name_of` names `function`.
 
-  Raises:
-    JaxFailedError: JAX failed, for example because a device lacks memory.
+  Raises JaxFailedError if JAX fails, for example because a device lacks memory.
   """
   name = function.decode()
   importlib.import_module(f"palm_mtf.executors.xla.{name.partition('.')[0]}")
