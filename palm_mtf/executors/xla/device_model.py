@@ -134,7 +134,7 @@ class DeviceModel:
 
   def abstract_features(self, mesh: Mesh, *first: int) -> Arrays:
     """Returns dtype, sharding and [*first, rows, ...] of each feature."""
-    found = {}
+    found: dict[str, Any] = {}
     for name, given in self.features.items():
       (x,) = given.outputs
       spec = PartitionSpec(*(None for _ in first), *self.spec(given))

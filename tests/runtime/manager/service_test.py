@@ -38,7 +38,8 @@ def connect(port, tls=""):
 
 def register(client, address, devices):
   sizes = {"num_devices": devices, "device_bytes": 10**9}
-  server = Server(address, "main", kind={"palm_mtf": "1"}, **sizes)
+  kind = {"palm_mtf": "1"}
+  server = Server(address=address, island="main", kind=kind, **sizes)
   client.call("register", server=dataclasses.asdict(server))
 
 
