@@ -386,8 +386,10 @@ def test_what_accelerators_cannot_run_is_one_line(function, operation, reason):
   ],
 )
 def test_settings_that_accelerators_do_not_take_are_one_line(settings, message):
-  made = training(lambda mesh, x: mean(affine(x)), "batch:a", **settings)
-  with pytest.raises(UserError) as error, made:
+  with (
+    pytest.raises(UserError) as error,
+    training(lambda mesh, x: mean(affine(x)), "batch:a", **settings),
+  ):
     pass
   assert str(error.value).startswith(message)
   assert "\n" not in str(error.value)
