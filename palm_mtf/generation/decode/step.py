@@ -475,7 +475,8 @@ class _Block:
         return y[:, 0]
 
       parts = columns.split(wide, positions.shape, angles, vectors)
-      return (*cache, *mix_products(read, parts, attend))
+      mixed = mix_products(read, parts, attend)  # `attend` changes `cache`
+      return (*cache, *mixed)
 
     wide = self._model.project_in(y, self._layer, read, is_step=True)
     found = self._impl.slicewise(apply, wide, *itertools.chain(*given))
