@@ -204,8 +204,11 @@ def test_xla_compiles_nothing_that_c_computes(settings, weight_dtype):
     build_decode_programs(build, settings, sizes)
     build(MakeSlots(2, 1), "slots")
     build(InsertPrompts(1, 4), "slots")
-    for wants in (False, True):
-      build(StepSlots(2, 25, *[wants] * 3), "slots")
+    for is_set in (False, True):
+      wants = dict.fromkeys(
+        ("is_greedy", "has_limits", "wants_log_probs"), is_set
+      )
+      build(StepSlots(num_rows=2, num_tokens=25, **wants), "slots")
     assert not graph.as_graph_def().library.function
 
 
